@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command natkit finds out why NAT on Linux is slow or lossy, proves it, and
+// cures it with a way back.
+//
+// This package is wiring: flags, output, exit codes. One file holds one group
+// of commands; the work is in the packages they call.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes, the same for every command.
+const (
+	exitOK       = 0
+	exitError    = 1
+	exitUsage    = 2
+	exitFindings = 3 // doctor found something of severity warning or above
+)
+
+// env is everything that a command may touch of the process it runs in; tests
+// run commands with buffers.
+type env struct {
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+
+	netns string // --netns, a reference as for netns.Open
+}
+
+func main() {
+	// SIGINT and SIGTERM end the command's context; what it made is removed on the
+	// way out. A second signal ends the process at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(run(ctx, os.Args[1:], &env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}))
+}
+
+// run executes one command line and returns the exit code.
+func run(ctx context.Context, args []string, e *env) int {
+	root := newRoot(e)
+	root.SetArgs(args)
+	root.SetIn(e.stdin)
+	root.SetOut(e.stdout)
+	root.SetErr(e.stderr)
+	err := root.ExecuteContext(ctx)
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errFindings):
+		return exitFindings
+	case errors.As(err, &usage):
+		fmt.Fprintf(e.stderr, "natkit: %v\n", err)
+		return exitUsage
+	default:
+		fmt.Fprintf(e.stderr, "natkit: %v\n", err)
+		return exitError
+	}
+}
+
+// errFindings makes natkit exit with 3; the findings are printed already.
+var errFindings = errors.New("findings of severity warning or above")
+
+// usageError is a mistake in the command line, as opposed to a command that failed.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// newRoot builds the command tree. Nouns show, verbs change.
+func newRoot(e *env) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "natkit",
+		Short: "Find out why NAT is slow or loses packets, prove it, cure it",
+		Long: `natkit finds out why NAT on this machine is slow or loses packets, proves it
+with the kernel's own evidence, and cures it with a way back.
+
+Start with "natkit doctor" on a machine that carries traffic, or with
+"natkit demo" to see a whole case in namespaces of its own.`,
+		Example: `  natkit doctor --for 10s      what is wrong here, with evidence and cure
+  natkit demo                  the published case, on this machine's kernel
+  natkit conntrack stats       what is in the connection tracking table`,
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          noArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.PersistentFlags().StringVar(&e.netns, "netns", "", "network namespace to work in: a name, a path, or pid:N")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usagef("%w (see %s --help)", err, cmd.CommandPath())
+	})
+	root.AddCommand(
+		newVersionCommand(e),
+	)
+	return root
+}
+
+// noArgs, exactArgs: cobra's argument checks, as usage errors.
+func noArgs(cmd *cobra.Command, args []string) error { return asUsage(cobra.NoArgs)(cmd, args) }
+
+func asUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usagef("%w (see %s --help)", err, cmd.CommandPath())
+		}
+		return nil
+	}
+}
+
+// outputFlag adds -o to a command and returns where its value will stand; check
+// it with checkOutput.
+func outputFlag(cmd *cobra.Command, formats ...string) *string {
+	if len(formats) == 0 {
+		formats = []string{"text", "json"}
+	}
+	value := cmd.Flags().StringP("output", "o", formats[0], "output format: "+joinOr(formats))
+	check := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		for _, f := range formats {
+			if *value == f {
+				if check != nil {
+					return check(cmd, args)
+				}
+				return nil
+			}
+		}
+		return usagef("--output %q: want %s", *value, joinOr(formats))
+	}
+	return value
+}
+
+func joinOr(words []string) string {
+	out := ""
+	for i, w := range words {
+		switch {
+		case i == 0:
+			out = w
+		case i == len(words)-1:
+			out += " or " + w
+		default:
+			out += ", " + w
+		}
+	}
+	return out
+}

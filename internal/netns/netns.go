@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netns opens, makes, lists and enters network namespaces.
+//
+// [Handle.Do] is the only place in natkit that locks an OS thread and moves it
+// to another namespace. Everything that must happen inside a namespace (a
+// socket, a netlink request, a sysctl, a child process) happens in a function
+// given to Do.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is where named namespaces are mounted, as ip-netns(8) does it.
+const Dir = "/run/netns"
+
+// Handle is an open network namespace. It keeps the namespace alive until
+// Close, whatever happens to its name. A nil *Handle means the namespace of
+// the caller.
+type Handle struct {
+	file  *os.File
+	name  string
+	inode uint64
+}
+
+// Open opens a namespace by reference:
+//
+//	""        the calling process's own
+//	"blue"    the name of a namespace in /run/netns
+//	"/path"   any namespace file, such as /proc/123/ns/net
+//	"pid:123" the namespace of a process
+func Open(ref string) (*Handle, error) {
+	path, name := "", ref
+	switch {
+	case ref == "":
+		path = "/proc/self/ns/net"
+	case strings.HasPrefix(ref, "pid:"):
+		pid, err := strconv.Atoi(ref[len("pid:"):])
+		if err != nil || pid <= 0 {
+			return nil, fmt.Errorf("network namespace %q: not a process number", ref)
+		}
+		path = fmt.Sprintf("/proc/%d/ns/net", pid)
+	case strings.HasPrefix(ref, "/"):
+		path = ref
+	case checkName(ref) != nil:
+		return nil, checkName(ref)
+	default:
+		path = filepath.Join(Dir, ref)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("network namespace %q: not found (looked for %s)", ref, path)
+		}
+		return nil, fmt.Errorf("open network namespace %q: %w", ref, err)
+	}
+	h := &Handle{file: f, name: name}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("stat network namespace %q: %w", ref, err)
+	}
+	h.inode = st.Ino
+	// A plain file under that name would make setns fail later with EINVAL.
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err == nil && fs.Type != unix.NSFS_MAGIC {
+		f.Close()
+		return nil, fmt.Errorf("network namespace %q: %s is not a namespace", ref, path)
+	}
+	return h, nil
+}
+
+// Name is the reference the handle was opened with; "" for the caller's own.
+func (h *Handle) Name() string {
+	if h == nil {
+		return ""
+	}
+	return h.name
+}
+
+// Inode is the number the kernel prints for the namespace, as in
+// "table full in netns 4026532322" and in struct net's ns.inum.
+func (h *Handle) Inode() uint64 {
+	if h == nil {
+		return inodeOf("/proc/thread-self/ns/net")
+	}
+	return h.inode
+}
+
+// Fd is the namespace's file descriptor, valid until Close.
+func (h *Handle) Fd() int { return int(h.file.Fd()) }
+
+// Close releases the handle.
+func (h *Handle) Close() error {
+	if h == nil {
+		return nil
+	}
+	return h.file.Close()
+}
+
+// Do runs fn on a thread that is in the namespace. Sockets and child processes
+// that fn makes stay there. fn must not start goroutines that expect to be in
+// the namespace, and must not call Do of another handle from another thread's
+// point of view: nesting is fine.
+//
+// Note for readers of /proc: /proc/net is the namespace of the process's first
+// thread; inside Do read /proc/thread-self/net. /proc/sys/net follows the thread.
+func (h *Handle) Do(fn func() error) error {
+	if h == nil {
+		return fn()
+	}
+	runtime.LockOSThread()
+	old, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer old.Close()
+	if err := unix.Setns(h.Fd(), unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter network namespace %q: %w", h.name, err)
+	}
+	defer func() {
+		// A thread that can't come back stays locked, so that the runtime ends it
+		// with its goroutine instead of giving it to somebody else.
+		if unix.Setns(int(old.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+	}()
+	return fn()
+}
+
+// Create makes a namespace and gives it a name, as `ip netns add` does. The
+// loopback device in it is down. It fails when the name exists.
+func Create(name string) (*Handle, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if err := prepareDir(); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(Dir, name)
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
+	}
+	f.Close()
+	err = onNewThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		return unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, "")
+	})
+	if err != nil {
+		os.Remove(path)
+		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
+	}
+	return Open(name)
+}
+
+// Delete takes the name away, as `ip netns del` does; the namespace itself ends
+// with its last process, socket and handle. A name that is gone is no error.
+func Delete(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	path := filepath.Join(Dir, name)
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete network namespace %q: %w", name, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("delete network namespace %q: %w", name, err)
+	}
+	return nil
+}
+
+// Named is a namespace with a name in /run/netns.
+type Named struct {
+	Name  string
+	Inode uint64
+}
+
+// List returns the named namespaces, sorted by name. A machine without
+// /run/netns has none.
+func List() ([]Named, error) {
+	entries, err := os.ReadDir(Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list network namespaces: %w", err)
+	}
+	var out []Named
+	for _, e := range entries {
+		if ino := inodeOf(filepath.Join(Dir, e.Name())); ino != 0 {
+			out = append(out, Named{Name: e.Name(), Inode: ino})
+		}
+	}
+	return out, nil
+}
+
+// checkName refuses what would leave /run/netns or confuse a shell.
+func checkName(name string) error {
+	if name == "" || name == "." || name == ".." || len(name) > 200 || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("network namespace %q: not a valid name", name)
+	}
+	return nil
+}
+
+// prepareDir makes /run/netns a shared mount point, so that a namespace made
+// here is seen, and can be deleted, from every mount namespace.
+func prepareDir() error {
+	if err := os.MkdirAll(Dir, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", Dir, err)
+	}
+	err := unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // not a mount point yet
+		if err = unix.Mount(Dir, Dir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("share mount %s: %w", Dir, err)
+	}
+	return nil
+}
+
+// onNewThread runs fn on a thread that is thrown away afterwards, whatever fn
+// did to it.
+func onNewThread(fn func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		done <- fn()
+	}()
+	return <-done
+}
+
+func inodeOf(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}

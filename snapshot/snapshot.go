@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package snapshot is the facts about one machine and one of its network
+// namespaces as plain values: what package probe reads, what package diagnose
+// judges and package tune plans from. It reads nothing itself; a Snapshot saved
+// on one machine is judged on another with the same result.
+//
+// Counters are deltas over the window unless a comment says otherwise. A nil
+// pointer or slice means "not known": the reason stands in Capabilities.
+package snapshot
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Version is the number of the saved form. A reader takes its own and all
+// earlier ones, and refuses later ones.
+const Version = 1
+
+// Snapshot is everything natkit knows about a machine at one moment, and what
+// happened there during the window that ended at that moment.
+type Snapshot struct {
+	Version       int          `json:"version"`
+	TakenAt       time.Time    `json:"taken_at"`
+	WindowSeconds float64      `json:"window_s"`
+	Host          Host         `json:"host"`
+	Netns         Netns        `json:"netns"`
+	Capabilities  []Capability `json:"capabilities"`
+
+	Conntrack  *Conntrack        `json:"conntrack,omitempty"`
+	Sysctls    map[string]string `json:"sysctls,omitempty"`  // dotted name -> value, as sysctl(8) prints it
+	Counters   map[string]uint64 `json:"counters,omitempty"` // "TcpExt.ListenOverflows" -> increase over the window
+	Drops      *Drops            `json:"drops,omitempty"`
+	Hooks      []Hook            `json:"hooks,omitempty"`
+	Chains     []Chain           `json:"chains,omitempty"`
+	Interfaces []Interface       `json:"interfaces,omitempty"`
+	Listeners  []Listener        `json:"listeners,omitempty"`
+	KernelLog  *KernelLog        `json:"kernel_log,omitempty"`
+	Owners     []Owner           `json:"owners,omitempty"`
+}
+
+// Host is what does not depend on the namespace.
+type Host struct {
+	Hostname    string `json:"hostname"`
+	Kernel      string `json:"kernel"` // uname -r
+	CPUs        int    `json:"cpus"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+}
+
+// Netns is the network namespace that was looked at.
+type Netns struct {
+	Name  string `json:"name"` // "" for the caller's own
+	Inode uint64 `json:"inode"`
+	Init  bool   `json:"init"` // it is the initial one, where the global limits are writable
+}
+
+// Capability is something natkit can or can't see here, and what that costs.
+type Capability struct {
+	Name   string `json:"name"` // kebab-case: "drop-tracing", "conntrack-dump", "kernel-log"
+	OK     bool   `json:"ok"`
+	Reason string `json:"reason,omitempty"` // why not, in a sentence
+	Costs  string `json:"costs,omitempty"`  // which part of the answer is missing
+}
+
+// Conntrack is the state of connection tracking in the namespace.
+type Conntrack struct {
+	Count      uint64 `json:"count"` // entries of this namespace now
+	CountStart uint64 `json:"count_start"`
+	Max        uint64 `json:"max"`     // nf_conntrack_max: one limit for the host, each namespace counts for itself
+	Buckets    uint64 `json:"buckets"` // one hash for all namespaces
+
+	// Size of one entry from slab information, of its extension as allocated for
+	// a translated flow, and of one bucket. Bytes; 0 when not readable.
+	ObjectBytes    uint64 `json:"object_bytes,omitempty"`
+	ExtensionBytes uint64 `json:"extension_bytes,omitempty"`
+	BucketBytes    uint64 `json:"bucket_bytes,omitempty"`
+	HostObjects    uint64 `json:"host_objects,omitempty"` // entries of all namespaces, from slab information
+
+	Stats map[string]uint64 `json:"stats,omitempty"` // /proc/net/stat/nf_conntrack column -> increase, summed over CPUs
+	Table *Table            `json:"table,omitempty"` // nil without a dump
+}
+
+// Table is one dump of the conntrack table, aggregated.
+type Table struct {
+	Entries      uint64            `json:"entries"`
+	DumpSeconds  float64           `json:"dump_s"`
+	Interrupted  bool              `json:"interrupted,omitempty"` // the table changed while it was read
+	ByProtocol   map[string]uint64 `json:"by_protocol,omitempty"`
+	ByState      map[string]uint64 `json:"by_state,omitempty"`  // TCP states
+	ByStatus     map[string]uint64 `json:"by_status,omitempty"` // ASSURED, UNREPLIED, OFFLOAD, SNAT, DNAT
+	Sources      []Talker          `json:"sources,omitempty"`   // most entries first, at most TopN
+	Destinations []Talker          `json:"destinations,omitempty"`
+	SNATPorts    []SNATUse         `json:"snat_ports,omitempty"` // fullest first, at most TopN
+}
+
+// TopN is how many rows the top lists of a Table hold.
+const TopN = 20
+
+// Talker is an address and its entries in the table.
+type Talker struct {
+	Addr      netip.Addr `json:"addr"`
+	Entries   uint64     `json:"entries"`
+	Unreplied uint64     `json:"unreplied"`
+}
+
+// SNATUse is how many ports one outside address uses towards one destination:
+// the tuple in which source translation must stay unique.
+type SNATUse struct {
+	Protocol string         `json:"protocol"`
+	Outside  netip.Addr     `json:"outside"`
+	Dest     netip.AddrPort `json:"dest"`
+	Used     uint64         `json:"used"`     // translated flows
+	MinPort  uint16         `json:"min_port"` // lowest and highest outside port seen
+	MaxPort  uint16         `json:"max_port"`
+}
+
+// Drops is what the kernel dropped during the window, by place and reason.
+type Drops struct {
+	Rows       []Drop `json:"rows"` // most first
+	LostEvents uint64 `json:"lost_events"`
+}
+
+// Drop is one row: packets of one namespace dropped at one place for one reason.
+type Drop struct {
+	Count     uint64   `json:"count"`
+	Location  string   `json:"location"` // "nf_hook_slow+0xa6"
+	Reason    string   `json:"reason"`   // the running kernel's name: "NETFILTER_DROP"
+	Netns     uint64   `json:"netns"`    // inode, 0 when not known
+	Interface string   `json:"interface,omitempty"`
+	Cause     NATCause `json:"cause,omitempty"`
+	Benign    bool     `json:"benign,omitempty"`  // ends of sockets and the like, no lost traffic
+	Samples   []string `json:"samples,omitempty"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
+	Stacks    []Stack  `json:"stacks,omitempty"`
+}
+
+// Stack is a kernel stack and how often it was seen; innermost function first.
+type Stack struct {
+	Count  uint64   `json:"count"`
+	Frames []string `json:"frames"`
+}
+
+// NATCause says what a drop means for NAT, where that can be told from the packet.
+type NATCause string
+
+const (
+	CauseNone           NATCause = ""
+	CauseTableFull      NATCause = "conntrack-table-full" // refused before it had an entry
+	CauseConfirm        NATCause = "nat-confirm"          // entry could not be inserted: ports exhausted, a race, or a full chain
+	CauseRule           NATCause = "firewall-rule"
+	CauseIPForwardOff   NATCause = "ip-forward-off"
+	CauseReversePath    NATCause = "rp-filter"
+	CauseNoRoute        NATCause = "no-route"
+	CauseTooBig         NATCause = "mtu"
+	CauseTTL            NATCause = "ttl-expired"
+	CauseQueue          NATCause = "queue-full"
+	CauseNeighbour      NATCause = "neighbour"
+	CauseListenOverflow NATCause = "listen-overflow"
+	CauseChecksum       NATCause = "checksum"
+	CauseFragment       NATCause = "fragment"
+	CauseBacklog        NATCause = "cpu-backlog"
+)
+
+// Hook is one function registered on a netfilter hook.
+type Hook struct {
+	Family   string `json:"family"` // ipv4, ipv6, bridge, arp, netdev, inet
+	Hook     string `json:"hook"`   // prerouting, input, forward, output, postrouting, ingress, egress
+	Priority int    `json:"priority"`
+	Function string `json:"function"`
+	Owner    string `json:"owner,omitempty"`  // nf_tables, bpf, flowtable, ""
+	Device   string `json:"device,omitempty"` // netdev family
+	Chain    string `json:"chain,omitempty"`  // "table/chain" where it can be told
+}
+
+// Chain is one chain of a packet filter, nftables' own or an iptables back end's.
+type Chain struct {
+	Backend  string `json:"backend"` // nft, iptables-legacy
+	Family   string `json:"family"`
+	Table    string `json:"table"`
+	Name     string `json:"name"`
+	Hook     string `json:"hook,omitempty"` // "" when it is not a base chain
+	Type     string `json:"type,omitempty"` // filter, nat, route
+	Priority int    `json:"priority"`
+	Policy   string `json:"policy,omitempty"` // accept, drop
+	Rules    int    `json:"rules"`
+	// NATRules is how many rules translate, by kind: masquerade, snat, dnat, redirect.
+	NATRules map[string]int `json:"nat_rules,omitempty"`
+	// SNATRanges are the port ranges that its source translations allow; an empty
+	// one means no range was given.
+	SNATRanges []PortRange `json:"snat_ranges,omitempty"`
+}
+
+// PortRange is an inclusive range of ports.
+type PortRange struct {
+	Min uint16 `json:"min"`
+	Max uint16 `json:"max"`
+}
+
+// Interface is one network device of the namespace.
+type Interface struct {
+	Name      string         `json:"name"`
+	Index     int            `json:"index"`
+	Kind      string         `json:"kind"` // veth, bridge, device, ...
+	Master    string         `json:"master,omitempty"`
+	MTU       int            `json:"mtu"`
+	Up        bool           `json:"up"`
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	RxDropped uint64         `json:"rx_dropped"` // increases over the window
+	TxDropped uint64         `json:"tx_dropped"`
+	RxPackets uint64         `json:"rx_packets"`
+	TxPackets uint64         `json:"tx_packets"`
+}
+
+// Listener is a listening TCP socket: how full its accept queue is.
+type Listener struct {
+	Addr    netip.AddrPort `json:"addr"`
+	Queue   uint32         `json:"queue"`   // connections waiting for accept
+	Backlog uint32         `json:"backlog"` // its limit
+	Inode   uint64         `json:"inode"`
+	Process string         `json:"process,omitempty"`
+}
+
+// KernelLog is what the kernel said about NAT during the window and before.
+type KernelLog struct {
+	TableFull       uint64   `json:"table_full"`       // "table full" lines in the window
+	TableFullBefore uint64   `json:"table_full_total"` // all that are still in the log
+	Suppressed      uint64   `json:"suppressed"`       // "callbacks suppressed" in the window: the true number is larger
+	Lines           []string `json:"lines,omitempty"`  // the last few, as evidence
+}
+
+// Owner is somebody besides natkit who sets a setting.
+type Owner struct {
+	Setting string `json:"setting"` // dotted name
+	Value   string `json:"value"`
+	Who     string `json:"who"`   // sysctl.d, tuned, kube-proxy, docker
+	Where   string `json:"where"` // file and line, or unit
+}
+
+// Setting is one change of one kernel setting: what a finding wants and what
+// tune plans, applies and takes back.
+type Setting struct {
+	Name  string `json:"name"`            // dotted: "net.netfilter.nf_conntrack_max"
+	Value string `json:"value"`           // as it is written
+	Netns string `json:"netns,omitempty"` // reference as for --netns; "" is the caller's own
+}
