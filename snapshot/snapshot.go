@@ -31,6 +31,7 @@ type Snapshot struct {
 	Conntrack  *Conntrack        `json:"conntrack,omitempty"`
 	Sysctls    map[string]string `json:"sysctls,omitempty"`  // dotted name -> value, as sysctl(8) prints it
 	Counters   map[string]uint64 `json:"counters,omitempty"` // "TcpExt.ListenOverflows" -> increase over the window
+	CPUs       []CPU             `json:"cpus,omitempty"`     // the host's, whatever the namespace
 	Drops      *Drops            `json:"drops,omitempty"`
 	Hooks      []Hook            `json:"hooks,omitempty"`
 	Chains     []Chain           `json:"chains,omitempty"`
@@ -61,6 +62,36 @@ type Capability struct {
 	OK     bool   `json:"ok"`
 	Reason string `json:"reason,omitempty"` // why not, in a sentence
 	Costs  string `json:"costs,omitempty"`  // which part of the answer is missing
+}
+
+// Names of capabilities, for those who must know whether a fact is absent or
+// was not looked for.
+const (
+	CanConntrack      = "conntrack"       // limits, counts and sizes
+	CanConntrackStats = "conntrack-stats" // the per-CPU counters of the table
+	CanConntrackDump  = "conntrack-dump"  // the entries themselves
+	CanSysctls        = "sysctls"
+	CanCounters       = "counters" // SNMP and netstat counters of the stack
+	CanCPUs           = "cpus"
+	CanInterfaces     = "interfaces"
+	CanNFTables       = "nftables"
+	CanIPTablesLegacy = "iptables-legacy"
+	CanListeners      = "listeners"
+	CanProcessNames   = "process-names" // whose socket a listener is
+	CanKernelLog      = "kernel-log"
+	CanDrops          = "drop-tracing"
+	CanHooks          = "hooks"
+	CanOwners         = "owners" // who else sets a setting
+)
+
+// Can says whether the named capability was there when the snapshot was taken.
+func (s *Snapshot) Can(name string) bool {
+	for _, c := range s.Capabilities {
+		if c.Name == name {
+			return c.OK
+		}
+	}
+	return false
 }
 
 // Conntrack is the state of connection tracking in the namespace.
@@ -183,6 +214,11 @@ type Chain struct {
 	Priority int    `json:"priority"`
 	Policy   string `json:"policy,omitempty"` // accept, drop
 	Rules    int    `json:"rules"`
+	// PolicyPackets is how many packets reached the policy during the window; nil
+	// where that is not counted (nftables counts only if the chain was made so).
+	PolicyPackets *uint64 `json:"policy_packets,omitempty"`
+	// DropRules are its rules that drop or reject, busiest first, at most TopN.
+	DropRules []DropRule `json:"drop_rules,omitempty"`
 	// NATRules is how many rules translate, by kind: masquerade, snat, dnat, redirect.
 	NATRules map[string]int `json:"nat_rules,omitempty"`
 	// SNATRanges are the port ranges that its source translations allow; an empty
@@ -190,10 +226,30 @@ type Chain struct {
 	SNATRanges []PortRange `json:"snat_ranges,omitempty"`
 }
 
+// DropRule is a rule that refuses packets.
+type DropRule struct {
+	Number  int     `json:"number"`            // place in its chain, from 1
+	Verdict string  `json:"verdict"`           // drop, reject
+	All     bool    `json:"all"`               // it has no condition: every packet that reaches it
+	Packets *uint64 `json:"packets,omitempty"` // in the window; nil without a counter
+}
+
 // PortRange is an inclusive range of ports.
 type PortRange struct {
 	Min uint16 `json:"min"`
 	Max uint16 `json:"max"`
+}
+
+// CPU is what one processor did during the window.
+type CPU struct {
+	Number  int     `json:"number"`
+	Busy    float64 `json:"busy"`    // share of the window, 0 to 1, softirq included
+	Softirq float64 `json:"softirq"` // share of the window
+	Steal   float64 `json:"steal"`   // share that the hypervisor kept
+	// From /proc/net/softnet_stat.
+	Packets        uint64 `json:"packets"`
+	BacklogDropped uint64 `json:"backlog_dropped"` // queue of netdev_max_backlog was full
+	Squeezed       uint64 `json:"squeezed"`        // poll ended by its budget with work left
 }
 
 // Interface is one network device of the namespace.
@@ -207,6 +263,8 @@ type Interface struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	RxDropped uint64         `json:"rx_dropped"` // increases over the window
 	TxDropped uint64         `json:"tx_dropped"`
+	RxErrors  uint64         `json:"rx_errors"`
+	TxErrors  uint64         `json:"tx_errors"`
 	RxPackets uint64         `json:"rx_packets"`
 	TxPackets uint64         `json:"tx_packets"`
 }
@@ -216,6 +274,7 @@ type Listener struct {
 	Addr    netip.AddrPort `json:"addr"`
 	Queue   uint32         `json:"queue"`   // connections waiting for accept
 	Backlog uint32         `json:"backlog"` // its limit
+	Drops   uint64         `json:"drops"`   // connections it refused in the window
 	Inode   uint64         `json:"inode"`
 	Process string         `json:"process,omitempty"`
 }
@@ -225,6 +284,7 @@ type KernelLog struct {
 	TableFull       uint64   `json:"table_full"`       // "table full" lines in the window
 	TableFullBefore uint64   `json:"table_full_total"` // all that are still in the log
 	Suppressed      uint64   `json:"suppressed"`       // "callbacks suppressed" in the window: the true number is larger
+	OtherTableFull  uint64   `json:"other_table_full"` // "table full" lines in the window that name another namespace, or none
 	Lines           []string `json:"lines,omitempty"`  // the last few, as evidence
 }
 
