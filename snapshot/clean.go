@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshot
+
+import (
+	"reflect"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Clean makes every string of s safe to print: control characters and what is
+// not UTF-8 become '?', a tab becomes a space. A process name, an interface name
+// or a line of a foreign file may hold anything, also what a terminal would obey.
+func Clean(s *Snapshot) { cleanValue(reflect.ValueOf(s).Elem()) }
+
+func cleanValue(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		if text := v.String(); !printable(text) {
+			v.SetString(cleanString(text))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				cleanValue(v.Field(i))
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			cleanValue(v.Index(i))
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			cleanValue(v.Elem())
+		}
+	case reflect.Map:
+		for iter := v.MapRange(); iter.Next(); {
+			key, value := iter.Key(), iter.Value()
+			if value.Kind() == reflect.String && !printable(value.String()) {
+				v.SetMapIndex(key, reflect.ValueOf(cleanString(value.String())).Convert(value.Type()))
+			}
+			if !printable(key.String()) {
+				value = v.MapIndex(key)
+				v.SetMapIndex(key, reflect.Value{})
+				v.SetMapIndex(reflect.ValueOf(cleanString(key.String())), value)
+			}
+		}
+	}
+}
+
+func printable(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unsafeRune) < 0
+}
+
+// unsafeRune: control characters, and the invisible ones that turn text around
+// or hide it.
+func unsafeRune(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }
+
+func cleanString(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\t':
+			return ' '
+		case unsafeRune(r) || r == utf8.RuneError:
+			return '?'
+		}
+		return r
+	}, s)
+}
