@@ -10,6 +10,7 @@ import (
 	"hash/fnv"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,7 +24,47 @@ func Missing(t testing.TB, format string, args ...any) {
 	if os.Getenv("CI") != "" {
 		t.Fatalf("needed on CI: "+format, args...)
 	}
-	t.Skipf(format, args...)
+	skip(t, fmt.Sprintf(format, args...))
+}
+
+// Unsupported skips the test, on CI too, because this kernel can't do what is
+// tested, and nobody can install it.
+func Unsupported(t testing.TB, format string, args ...any) {
+	t.Helper()
+	skip(t, fmt.Sprintf(format, args...))
+}
+
+// skip ends the test and adds a line "package.test <tab> reason" to the file
+// named by NATKIT_TEST_SKIPS, from which scripts/test.sh tells what was left out.
+func skip(t testing.TB, reason string) {
+	t.Helper()
+	if path := os.Getenv("NATKIT_TEST_SKIPS"); path != "" {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := fmt.Fprintf(f, "%s %s\t%s\n", packageDir(), t.Name(), reason); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Skip(reason)
+}
+
+// packageDir is the folder of the package under test, in which go test runs it,
+// as seen from the module's top.
+func packageDir() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "?"
+	}
+	for top := dir; top != "/"; top = filepath.Dir(top) {
+		if _, err := os.Stat(filepath.Join(top, "go.mod")); err == nil {
+			rel, _ := filepath.Rel(top, dir)
+			return rel
+		}
+	}
+	return filepath.Base(dir)
 }
 
 // Root requires root.

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# natkit is one static binary made by the go command; the targets that need more
+# than Go install it on Debian and Ubuntu (scripts/install-deps.sh).
+
+VERSION := $(shell git describe --always --dirty --tags 2>/dev/null)
+PREFIX  := /usr/local
+# The demo makes network namespaces, which needs root.
+SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
+
+.PHONY: help build demo test bench lint generate man test-kernels install clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+build: ## build ./natkit
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.release=$(VERSION)' -o natkit ./cmd/natkit
+
+demo: build ## build, then show the whole case on this machine, in namespaces of its own
+	$(SUDO) ./natkit demo
+
+test: ## run all tests; without root those that can, and say what was left out
+	@scripts/install-deps.sh test
+	@scripts/test.sh
+
+bench: ## run the benchmarks of the packages
+	go test -run '^$$' -bench . -benchmem ./...
+
+lint: ## check formatting, vet, staticcheck, scripts and C
+	@scripts/install-deps.sh lint
+	@scripts/lint.sh
+
+generate: ## rebuild the eBPF objects from bpf/ with the one compiler they are pinned to
+	@scripts/install-deps.sh generate
+	go generate ./...
+
+man: ## rewrite docs/natkit.8 from the command tree
+	go test ./cmd/natkit -run '^TestManPage$$' -update
+
+test-kernels: ## run the tests of the kernel parts on Linux 6.1 and 6.12 in qemu; rewrites docs/kernels.md
+	@scripts/install-deps.sh kernels
+	@scripts/test-kernels.sh
+
+install: build ## install natkit and its man page below PREFIX (/usr/local)
+	install -D -m 755 natkit $(DESTDIR)$(PREFIX)/bin/natkit
+	install -D -m 644 docs/natkit.8 $(DESTDIR)$(PREFIX)/share/man/man8/natkit.8
+
+clean: ## remove what the other targets left in this folder
+	rm -rf natkit dist .cache

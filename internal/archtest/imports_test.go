@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package archtest holds the tests about the repository as a whole: who may
+// import whom, licence lines, and that what tests need can be installed. It has
+// no code of its own.
+package archtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layers is the import rule: a package imports packages of lower layers, and of
+// its own layer only what siblings names. A package that stands here and does
+// not exist yet is no error; a package that exists and does not stand here is.
+var layers = [][]string{
+	1: {"nat", "snapshot", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild"},
+	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
+	3: {"bench", "control", "diagnose", "tune"},
+	4: {"story"},
+	5: {"report", "internal/tui"},
+	6: {"cmd/natkit"},
+}
+
+// siblings are the imports within one layer. datapath and nft do not know each
+// other, so that control can drive either.
+var siblings = map[string][]string{
+	"lab":   {"conntrack", "nft"},
+	"probe": {"conntrack", "observe"},
+}
+
+// onlyIn names what may be imported directly by the packages listed and by no
+// other: flags are parsed in one place, and natkit runs no program except where
+// a user asks for it.
+var onlyIn = map[string][]string{
+	"github.com/spf13/cobra": {"cmd/natkit"},
+	"github.com/spf13/pflag": {"cmd/natkit"},
+	"os/exec":                {"cmd/natkit", "internal/ktest", "lab"},
+	"testing":                {"internal/ktest"},
+	"natkit/internal/ktest":  {},
+}
+
+// pure packages are functions of their arguments: nothing of touchesKernel is
+// in their import closure, so they give the same answer on every machine.
+var (
+	pure          = []string{"diagnose", "nat", "snapshot"}
+	touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
+)
+
+// graph is import path -> what it imports directly, of natkit's packages and of
+// everything they reach. Imports of tests are not in it.
+type graph map[string][]string
+
+const module = "natkit/"
+
+// violations returns every import that breaks a rule, in words.
+func (g graph) violations() []string {
+	layerOf := map[string]int{}
+	for n, names := range layers {
+		for _, name := range names {
+			layerOf[name] = n
+		}
+	}
+	var out []string
+	report := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	for path, imports := range g {
+		name, ours := strings.CutPrefix(path, module)
+		if !ours || name == "internal/archtest" {
+			continue
+		}
+		layer := layerOf[name]
+		if layer == 0 {
+			report("%s: not in the table layers of internal/archtest; decide where it belongs", name)
+			continue
+		}
+		for _, imp := range imports {
+			if allowed, ruled := onlyIn[imp]; ruled && !slices.Contains(allowed, name) {
+				report("%s imports %s: only %v may", name, imp, allowed)
+			}
+			dep, ours := strings.CutPrefix(imp, module)
+			switch {
+			case !ours || layerOf[dep] < layer:
+			case layerOf[dep] > layer:
+				report("%s (layer %d) imports %s (layer %d): imports go down", name, layer, dep, layerOf[dep])
+			case !slices.Contains(siblings[name], dep):
+				report("%s imports %s: both are in layer %d, and siblings does not name the pair", name, dep, layer)
+			}
+		}
+	}
+	for _, name := range pure {
+		for _, bad := range touchesKernel {
+			if way := g.wayTo(module+name, bad); way != nil {
+				report("%s must be pure and reaches %s: %s", name, bad, strings.Join(way, " -> "))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// wayTo returns a shortest chain of imports between two packages, nil without one.
+func (g graph) wayTo(from, to string) []string {
+	ways := [][]string{{from}}
+	seen := map[string]bool{from: true}
+	for len(ways) > 0 {
+		way := ways[0]
+		ways = ways[1:]
+		last := way[len(way)-1]
+		if last == to {
+			return way
+		}
+		for _, next := range g[last] {
+			if !seen[next] {
+				seen[next] = true
+				ways = append(ways, append(slices.Clone(way), next))
+			}
+		}
+	}
+	return nil
+}
+
+func TestImports(t *testing.T) {
+	for _, v := range load(t).violations() {
+		t.Error(v)
+	}
+}
+
+// load asks the go command for the import graph of the whole module.
+func load(t *testing.T) graph {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Imports", module+"...")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	g := graph{}
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		g[p.ImportPath] = p.Imports
+	}
+	if len(g) < 10 {
+		t.Fatalf("go list gave %d packages", len(g))
+	}
+	return g
+}
+
+// The checker itself: each row breaks one rule, or none.
+func TestViolations(t *testing.T) {
+	tests := []struct {
+		name string
+		g    graph
+		want string // part of the only violation; "" for none
+	}{
+		{"down is allowed", graph{"natkit/tune": {"natkit/snapshot", "fmt"}}, ""},
+		{"named sibling", graph{"natkit/lab": {"natkit/conntrack", "os/exec"}}, ""},
+		{"archtest itself is free", graph{"natkit/internal/archtest": {"natkit/story"}}, ""},
+		{"up", graph{"natkit/conntrack": {"natkit/tune"}}, "conntrack (layer 2) imports tune (layer 3)"},
+		{"sibling", graph{"natkit/nft": {"natkit/datapath"}}, "nft imports datapath: both are in layer 2"},
+		{"named sibling backwards", graph{"natkit/conntrack": {"natkit/lab"}}, "conntrack imports lab"},
+		{"unknown package", graph{"natkit/helper": {"fmt"}}, "helper: not in the table layers"},
+		{"cobra outside cmd", graph{"natkit/report": {"github.com/spf13/cobra"}}, "report imports github.com/spf13/cobra"},
+		{"programs run", graph{"natkit/probe": {"os/exec"}}, "probe imports os/exec"},
+		{"ktest outside tests", graph{"natkit/lab": {"natkit/internal/ktest"}}, "lab imports natkit/internal/ktest"},
+		{"pure, directly", graph{"natkit/diagnose": {"net"}}, "diagnose must be pure and reaches net"},
+		{"pure, far away", graph{
+			"natkit/diagnose": {"natkit/snapshot", "example.org/x"},
+			"natkit/snapshot": {"fmt"},
+			"example.org/x":   {"example.org/y", "natkit/snapshot"},
+			"example.org/y":   {"golang.org/x/sys/unix"},
+		}, "diagnose must be pure and reaches golang.org/x/sys/unix: natkit/diagnose -> example.org/x -> example.org/y"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := tt.g.violations()
+			switch {
+			case tt.want == "" && len(got) == 0:
+			case tt.want != "" && len(got) == 1 && strings.Contains(got[0], tt.want):
+			default:
+				t.Errorf("violations %q, want %q", got, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Install what a make target needs and this machine lacks, on Debian and Ubuntu.
+#
+#   scripts/install-deps.sh test|lint|generate|kernels ...
+#
+# Only packages whose program is missing are installed. Without root (or sudo
+# that asks no password), or on another system, it names what is missing and
+# exits 0 all the same: whoever needs a program says so when it comes to it.
+set -euo pipefail
+
+# What each target needs: program, Debian package. Building and the demo need
+# nothing but Go; tests call these programs to compare natkit with them.
+needs() {
+    case $1 in
+    test)
+        cat <<-'END'
+		ip                  iproute2
+		nft                 nftables
+		iptables-legacy     iptables
+		iptables-nft        iptables
+		conntrack           conntrack
+		END
+        needs generate
+        ;;
+    lint)
+        cat <<-'END'
+		shellcheck          shellcheck
+		clang-format-19     clang-format-19
+		END
+        ;;
+    generate)
+        cat <<-'END'
+		clang-19            clang-19
+		llvm-strip-19       llvm-19
+		END
+        ;;
+    kernels)
+        cat <<-'END'
+		qemu-system-x86_64  qemu-system-x86
+		busybox             busybox-static
+		depmod              kmod
+		cpio                cpio
+		xz                  xz-utils
+		END
+        ;;
+    *)
+        echo "usage: $0 test|lint|generate|kernels ..." >&2
+        exit 2
+        ;;
+    esac
+}
+
+# missing prints the packages of the given targets whose program is not there.
+missing() {
+    local target program package
+    for target; do needs "$target"; done | while read -r program package; do
+        command -v "$program" >/dev/null || echo "$package"
+    done | sort -u
+}
+
+# Administrators' programs are not in every user's PATH.
+PATH=$PATH:/usr/sbin:/sbin
+
+[ $# -gt 0 ] || needs ""
+for target; do needs "$target" >/dev/null; done
+mapfile -t packages < <(missing "$@")
+[ ${#packages[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then
+    root=(env)
+elif sudo -n true 2>/dev/null; then
+    root=(sudo -n env)
+else
+    root=()
+fi
+if [ ${#root[@]} -gt 0 ] && command -v apt-get >/dev/null; then
+    echo "installing: ${packages[*]}"
+    apt() { "${root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" </dev/null; }
+    apt update || true
+    # One package that this release does not have must not cost the others.
+    apt install -y --no-install-recommends "${packages[@]}" >/dev/null ||
+        for package in "${packages[@]}"; do
+            apt install -y --no-install-recommends "$package" >/dev/null || true
+        done
+    mapfile -t packages < <(missing "$@")
+fi
+[ ${#packages[@]} -eq 0 ] || echo "not installed, and left out: ${packages[*]} (as root: apt-get install ${packages[*]})"

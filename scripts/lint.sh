@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Check everything that a reader would otherwise have to: formatting, vet,
+# staticcheck, go.mod, shell scripts, the C under bpf/. Prints every problem,
+# then fails when there was one. A checker that is not installed is named and,
+# where CI is set, is a failure.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+failed=
+check() { # TITLE COMMAND...: a check passes when it prints nothing and exits 0
+    local title=$1 output
+    shift
+    if ! output=$("$@" 2>&1) || [ -n "$output" ]; then
+        printf '%s:\n%s\n' "$title" "$output"
+        failed=1
+    fi
+}
+have() {
+    command -v "$1" >/dev/null && return
+    echo "$1 is not installed: left out"
+    [ -z "${CI:-}" ] || failed=1
+    return 1
+}
+
+mapfile -t shell < <(git ls-files '*.sh' .ci/run)
+mapfile -t c < <(git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/include')
+
+check gofmt gofmt -l .
+check "go vet" go vet ./...
+check staticcheck go run "$staticcheck" ./...
+check "go.mod is not tidy" go mod tidy -diff
+if have shellcheck; then check shellcheck shellcheck "${shell[@]}"; fi
+if [ ${#c[@]} -gt 0 ] && have clang-format-19; then
+    check clang-format clang-format-19 --dry-run --Werror "${c[@]}"
+fi
+
+[ -z "$failed" ] || exit 1
+echo "lint: nothing found"
