@@ -139,32 +139,135 @@ func (h *Handle) Do(fn func() error) error {
 	return fn()
 }
 
-// Create makes a namespace and gives it a name, as `ip netns add` does. The
-// loopback device in it is down. It fails when the name exists.
-func Create(name string) (*Handle, error) {
-	if err := checkName(name); err != nil {
-		return nil, err
-	}
-	if err := prepareDir(); err != nil {
-		return nil, err
-	}
-	path := filepath.Join(Dir, name)
-	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
-	if err != nil {
-		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
-	}
-	f.Close()
-	err = onNewThread(func() error {
+// New makes a namespace that has no name yet; unless Pin gives it one, it ends
+// with the handle, however the process dies. The loopback device in it is down.
+func New() (*Handle, error) {
+	h := &Handle{name: "(new)"}
+	err := onNewThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		return unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, "")
+		var err error
+		h.file, err = os.Open("/proc/thread-self/ns/net")
+		return err
 	})
 	if err != nil {
-		os.Remove(path)
-		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
+		return nil, fmt.Errorf("create network namespace: %w", err)
 	}
-	return Open(name)
+	var st unix.Stat_t
+	if err := unix.Fstat(h.Fd(), &st); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("create network namespace: stat: %w", err)
+	}
+	h.inode = st.Ino
+	return h, nil
+}
+
+// Pin gives the namespace of h a name in Dir. It fails when the name exists.
+//
+// Killed at any moment it leaves nothing that [Unpin] could take for somebody
+// else's: the mount point is first a file with a name only natkit uses, which
+// stays as a second link until the namespace is mounted.
+func (h *Handle) Pin(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if err := prepareDir(); err != nil {
+		return err
+	}
+	path, draft := filepath.Join(Dir, name), draftPath(h.inode)
+	// A draft with our number is from a killed process: the number is ours now.
+	if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("name network namespace %q: %w", name, err)
+	}
+	f, err := os.OpenFile(draft, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return fmt.Errorf("name network namespace %q: %w", name, err)
+	}
+	f.Close()
+	defer os.Remove(draft)
+	if err := os.Link(draft, path); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			err = os.ErrExist
+		}
+		return fmt.Errorf("name network namespace %q: %w", name, err)
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", h.Fd()), path, "none", unix.MS_BIND, ""); err != nil {
+		os.Remove(path)
+		return fmt.Errorf("name network namespace %q: mount: %w", name, err)
+	}
+	h.name = name
+	return nil
+}
+
+// ID tells a namespace from every other one, also from a later one that got the
+// same inode number. Cookie is 0 before Linux 5.14, which has none.
+type ID struct {
+	Inode  uint64 `json:"inode"`
+	Cookie uint64 `json:"cookie"`
+}
+
+// ID returns the identity of the namespace.
+func (h *Handle) ID() (ID, error) {
+	id := ID{Inode: h.Inode()}
+	err := h.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("identify network namespace %q: socket: %w", h.Name(), err)
+		}
+		defer unix.Close(fd)
+		id.Cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		if err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+			return fmt.Errorf("identify network namespace %q: %w", h.Name(), err)
+		}
+		return nil
+	})
+	return id, err
+}
+
+// Unpin takes the name away if it is that of namespace id, or what a killed Pin
+// of it left. Anything else of that name is somebody else's and stays.
+func Unpin(name string, id ID) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	draft := draftPath(id.Inode)
+	if mountPoint, err := os.Lstat(draft); err == nil {
+		if st, err := os.Lstat(filepath.Join(Dir, name)); err == nil && os.SameFile(st, mountPoint) {
+			if err := Delete(name); err != nil {
+				return err
+			}
+		}
+		if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("delete network namespace %q: %w", name, err)
+		}
+	}
+	h, err := Open(name)
+	if err != nil {
+		return nil // no namespace of that name
+	}
+	defer h.Close()
+	if got, err := h.ID(); err != nil || got != id {
+		return err
+	}
+	return Delete(name)
+}
+
+// draftPath is where Pin begins a mount point.
+func draftPath(inode uint64) string { return fmt.Sprintf("%s/.natkit-%d", Dir, inode) }
+
+// Create makes a namespace and gives it a name, as `ip netns add` does. The
+// loopback device in it is down. It fails when the name exists.
+func Create(name string) (*Handle, error) {
+	h, err := New()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.Pin(name); err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
 }
 
 // Delete takes the name away, as `ip netns del` does; the namespace itself ends
@@ -222,7 +325,17 @@ func prepareDir() error {
 	if err := os.MkdirAll(Dir, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", Dir, err)
 	}
-	err := unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	// Two processes that both find it no mount point would stack two mounts, and
+	// the second hide the first one's names. ip-netns takes the same lock.
+	lock, err := os.Open(Dir)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", Dir, err)
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", Dir, err)
+	}
+	err = unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, "")
 	if errors.Is(err, unix.EINVAL) { // not a mount point yet
 		if err = unix.Mount(Dir, Dir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
 			err = unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, "")

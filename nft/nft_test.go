@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft_test
+
+import (
+	"bytes"
+	"flag"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+	"natkit/nft"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func docker() nft.Docker {
+	return nft.Docker{
+		Bridge:  "docker0",
+		Network: netip.MustParsePrefix("172.17.0.1/16"),
+		Publish: []nft.Publish{
+			{Protocol: 6, HostPort: 8080, To: netip.MustParseAddrPort("172.17.0.2:80")},
+			{Protocol: 17, HostPort: 53, To: netip.MustParseAddrPort("172.17.0.3:5353")},
+		},
+	}
+}
+
+func gateway() nft.Gateway {
+	return nft.Gateway{Inside: netip.MustParsePrefix("192.168.0.0/24"), Outside: "eth0"}
+}
+
+func namespace(t *testing.T) *netns.Handle {
+	t.Helper()
+	ktest.Root(t)
+	name := ktest.Name(t)
+	h, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		h.Close()
+		if err := netns.Delete(name); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+func listRuleset(t *testing.T, h *netns.Handle) []byte {
+	t.Helper()
+	var list []byte
+	if err := h.Do(func() (err error) {
+		list, err = exec.Command(ktest.Tool(t, "nft"), "list", "ruleset").CombinedOutput()
+		return err
+	}); err != nil {
+		t.Fatalf("nft list ruleset: %v\n%s", err, list)
+	}
+	return list
+}
+
+// The native tool reads every rule back as the text a person would have written.
+func TestGolden(t *testing.T) {
+	for name, rules := range map[string]nft.Ruleset{
+		"docker":         docker().Compile(),
+		"docker-nothing": nft.Docker{Bridge: "docker0", Network: netip.MustParsePrefix("172.17.0.0/16")}.Compile(),
+		"gateway":        gateway().Compile(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := namespace(t)
+			for range 2 { // a second time replaces, it does not add
+				if err := rules.Apply(h); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := listRuleset(t, h)
+			golden := filepath.Join("testdata", name+".nft")
+			if *update {
+				if err := os.WriteFile(golden, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("nft list ruleset:\n%s\nwant:\n%s", got, want)
+			}
+		})
+	}
+}
+
+// A ruleset of which one rule is impossible leaves what was there, whole.
+func TestApplyIsAllOrNothing(t *testing.T) {
+	h := namespace(t)
+	if err := gateway().Compile().Apply(h); err != nil {
+		t.Fatal(err)
+	}
+	before := listRuleset(t, h)
+	bad := docker().Compile()
+	bad[1].Chains = bad[1].Chains[1:] // the chain the rules jump to
+	if err := bad.Apply(h); err == nil {
+		t.Fatal("a jump to a missing chain was accepted")
+	}
+	if after := listRuleset(t, h); !bytes.Equal(after, before) {
+		t.Errorf("ruleset after a refused one:\n%s\nbefore:\n%s", after, before)
+	}
+}
