@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Run the tests that work with the kernel on other Linux versions, in qemu, and
+# write the table of docs/kernels.md.
+#
+#   scripts/test-kernels.sh [PACKAGE...]
+#
+# Without arguments it takes every package whose tests use internal/ktest, and
+# rewrites the table; with arguments only these, and the table stays. Kernels are
+# Debian's packages, kept in .cache/kernels with the log of each run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+versions=(6.1 6.12)
+limit=600 # seconds for one package on one kernel; qemu without KVM is some 20 times slower
+cache=$PWD/.cache/kernels
+
+# fetch unpacks the newest kernel of a version below $cache and prints where.
+fetch() {
+    local package folder
+    package=$(apt-cache search --names-only "^linux-image-${1/./\\.}\.[0-9][0-9.+a-z-]*-cloud-amd64$" |
+        awk '{print $1}' | sort -V | tail -n 1)
+    [ -n "$package" ] || {
+        echo "no Debian package of Linux $1 here: is this Debian, and was 'apt-get update' run?" >&2
+        return 1
+    }
+    folder=$cache/$package
+    if [ ! -d "$folder/boot" ]; then
+        rm -rf "$folder"
+        mkdir -p "$folder"
+        (cd "$folder" && apt-get -qq download "$package" 2>/dev/null && dpkg -x ./*.deb unpacked &&
+            rm -- *.deb && mv unpacked/lib unpacked/boot . && rm -r unpacked) || {
+            rm -rf "$folder"
+            echo "cannot download $package" >&2
+            return 1
+        }
+    fi
+    echo "$folder"
+}
+
+# add copies a program of this machine and its libraries into the guest.
+add() {
+    local program library
+    program=$(command -v "$1") || return 0
+    install -D "$program" "$guest$program"
+    for library in $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*'); do
+        install -D "$library" "$guest$library"
+    done
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+guest=$work/guest
+mkdir -p "$guest"
+PATH=$PATH:/usr/sbin:/sbin
+for program in ip nft conntrack iptables-legacy iptables-nft; do add "$program"; done
+xtables=$(dirname "$(find /usr/lib -name libxt_conntrack.so -print -quit)")
+[ "$xtables" = . ] || { mkdir -p "$guest$xtables" && cp "$xtables"/*.so "$guest$xtables/"; }
+
+packages=("$@")
+[ $# -gt 0 ] || mapfile -t packages < <(
+    git grep -l '"natkit/internal/ktest"' -- '*_test.go' | xargs -n 1 dirname | sort -u)
+for package in "${packages[@]}"; do
+    mkdir -p "$guest/natkit/$package"
+    CGO_ENABLED=0 go test -c -o "$guest/natkit/$package/package.test" "./$package"
+    [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$guest/natkit/$package/"
+done
+
+# result says in a few words how a run ended, from its log and its exit status.
+result() {
+    awk -v status="$2" '
+        /^--- PASS: / { passed++ }
+        /^--- SKIP: / { skipped++ }
+        /^--- FAIL: / { failed = failed " " $3 }
+        END {
+            if (failed != "") print "FAILED:" failed
+            else if (status == 124) print "FAILED: over the time limit"
+            else if (status == 125) print "FAILED: the kernel died"
+            else if (status != 0) print "FAILED: exit status " status
+            else print passed + 0 " passed" (skipped ? ", " skipped " left out" : "")
+        }' "$1"
+}
+
+# reasons lists why tests of a log were left out.
+reasons() {
+    awk '
+        skip { sub(/^ *[a-z0-9_]*\.go:[0-9]*: /, ""); n[$0]++ }
+        { skip = /^ *--- SKIP: / }
+        END { for (reason in n) print "    left out: " n[reason] " x " reason }' "$1"
+}
+
+mkdir -p "$cache"
+head="| package |" rule="|---|" status=0
+declare -A row
+for version in "${versions[@]}"; do
+    kernel=$(fetch "$version")
+    release=$(ls "$kernel/lib/modules")
+    head+=" Linux $release |" rule+="---|"
+    for package in "${packages[@]}"; do
+        log=$cache/$version-${package//\//-}.log
+        run=0
+        # shellcheck disable=SC2016 # $0 is for the guest's shell
+        scripts/run-in-vm.sh -t "$limit" "$kernel" "$guest" \
+            sh -c 'cd "/natkit/$0" && exec ./package.test -test.v -test.timeout 0' "$package" >"$log" 2>&1 || run=$?
+        cell=$(result "$log" "$run")
+        [[ $cell != FAILED* ]] || status=1
+        row[$package]+=" $cell |"
+        printf '%-20s Linux %-28s %s\n' "$package" "$release" "$cell"
+        reasons "$log"
+    done
+done
+
+if [ $# = 0 ]; then
+    {
+        sed '/^<!-- results/q' docs/kernels.md
+        printf '%s\n%s\n' "$head" "$rule"
+        for package in "${packages[@]}"; do printf '| %s |%s\n' "$package" "${row[$package]}"; done
+        sed -n '/^<!-- end of results/,$p' docs/kernels.md
+    } >"$work/kernels.md"
+    cp "$work/kernels.md" docs/kernels.md
+fi
+exit "$status"
