@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+var update = flag.Bool("update", false, "rewrite generated files instead of comparing them")
+
+// docs/natkit.8 is the command tree as a manual page, so that it can't say
+// anything else than --help; `make man` rewrites it.
+func TestManPage(t *testing.T) {
+	const path = "../../docs/natkit.8"
+	want := manPage(newRoot(&env{}))
+	if *update {
+		if err := os.WriteFile(path, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is not what the commands say now; run make man", path)
+	}
+}
+
+// manPage renders the tree as one page for man(1).
+func manPage(root *cobra.Command) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, ".\\\" Generated from the command tree by make man; do not edit.\n")
+	fmt.Fprintf(&b, ".TH NATKIT 8\n.SH NAME\nnatkit \\- %s\n", roff(root.Short))
+	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B natkit\nCOMMAND [ARGUMENT...] [\\-\\-netns NAMESPACE]\n")
+	fmt.Fprintf(&b, ".SH DESCRIPTION\n")
+	paragraphs(&b, root.Long)
+	example(&b, root.Example)
+	fmt.Fprintf(&b, ".SH GLOBAL OPTIONS\n")
+	options(&b, root.PersistentFlags())
+	fmt.Fprintf(&b, ".SH COMMANDS\n")
+	commands(&b, root)
+	fmt.Fprintf(&b, ".SH EXIT STATUS\n")
+	for _, e := range []struct {
+		code int
+		says string
+	}{
+		{exitOK, "fine"},
+		{exitError, "the command failed; the reason is on standard error"},
+		{exitUsage, "the command line is wrong"},
+		{exitFindings, "doctor found something of severity warning or critical"},
+	} {
+		fmt.Fprintf(&b, ".TP\n.B %d\n%s\n", e.code, roff(e.says))
+	}
+	return b.Bytes()
+}
+
+// commands renders everything below parent that a user can run, depth first.
+func commands(b *bytes.Buffer, parent *cobra.Command) {
+	for _, cmd := range parent.Commands() {
+		if cmd.Hidden || cmd.Name() == "help" {
+			continue
+		}
+		if cmd.Runnable() {
+			fmt.Fprintf(b, ".SS %s\n", roff(strings.TrimPrefix(cmd.UseLine(), "natkit ")))
+			text := cmd.Long
+			if text == "" {
+				text = cmd.Short + "."
+			}
+			paragraphs(b, text)
+			options(b, cmd.NonInheritedFlags())
+			example(b, cmd.Example)
+		}
+		commands(b, cmd)
+	}
+}
+
+func options(b *bytes.Buffer, flags *pflag.FlagSet) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		name := "--" + f.Name
+		if f.Shorthand != "" {
+			name = "-" + f.Shorthand + ", " + name
+		}
+		value, usage := pflag.UnquoteUsage(f)
+		fmt.Fprintf(b, ".TP\n.B %s\n%s", roff(strings.TrimSpace(name+" "+value)), roff(usage))
+		if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "[]" && f.DefValue != "0s" {
+			fmt.Fprintf(b, " (default %s)", roff(f.DefValue))
+		}
+		fmt.Fprintln(b)
+	})
+}
+
+// paragraphs renders text: blank lines divide, indented lines stay as they are.
+func paragraphs(b *bytes.Buffer, text string) {
+	for block := range strings.SplitSeq(strings.Trim(text, "\n"), "\n\n") {
+		if strings.HasPrefix(block, " ") {
+			example(b, block)
+		} else {
+			fmt.Fprintf(b, ".PP\n%s\n", roff(block))
+		}
+	}
+}
+
+func example(b *bytes.Buffer, text string) {
+	if text != "" {
+		fmt.Fprintf(b, ".PP\n.nf\n%s\n.fi\n", roff(strings.Trim(text, "\n")))
+	}
+}
+
+// roff escapes what the formatter would take as its own.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
+			lines[i] = `\&` + line
+		}
+	}
+	return strings.Join(lines, "\n")
+}
