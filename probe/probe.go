@@ -59,7 +59,15 @@ type source struct {
 func sources(opts Options) []source {
 	return []source{
 		counters(),
+		conntrackLimits(),
+		conntrackStats(),
 		cpus(),
+		interfaces(),
+		listeners(),
+		iptablesLegacy(),
+		nftables(),
+		kernelLog(),
+		sysctls(),
 		host(),
 	}
 }

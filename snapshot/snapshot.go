@@ -28,17 +28,17 @@ type Snapshot struct {
 	Netns         Netns        `json:"netns"`
 	Capabilities  []Capability `json:"capabilities"`
 
-	Conntrack  *Conntrack        `json:"conntrack,omitempty"`
-	Sysctls    map[string]string `json:"sysctls,omitempty"`  // dotted name -> value, as sysctl(8) prints it
-	Counters   map[string]uint64 `json:"counters,omitempty"` // "TcpExt.ListenOverflows" -> increase over the window
-	CPUs       []CPU             `json:"cpus,omitempty"`     // the host's, whatever the namespace
-	Drops      *Drops            `json:"drops,omitempty"`
-	Hooks      []Hook            `json:"hooks,omitempty"`
-	Chains     []Chain           `json:"chains,omitempty"`
-	Interfaces []Interface       `json:"interfaces,omitempty"`
-	Listeners  []Listener        `json:"listeners,omitempty"`
-	KernelLog  *KernelLog        `json:"kernel_log,omitempty"`
-	Owners     []Owner           `json:"owners,omitempty"`
+	Conntrack  *Conntrack        `json:"conntrack,omitzero"`
+	Sysctls    map[string]string `json:"sysctls,omitzero"`  // dotted name -> value, as sysctl(8) prints it
+	Counters   map[string]uint64 `json:"counters,omitzero"` // "TcpExt.ListenOverflows" -> increase over the window
+	CPUs       []CPU             `json:"cpus,omitzero"`     // the host's, whatever the namespace
+	Drops      *Drops            `json:"drops,omitzero"`
+	Hooks      []Hook            `json:"hooks,omitzero"`
+	Chains     []Chain           `json:"chains,omitzero"`
+	Interfaces []Interface       `json:"interfaces,omitzero"`
+	Listeners  []Listener        `json:"listeners,omitzero"`
+	KernelLog  *KernelLog        `json:"kernel_log,omitzero"`
+	Owners     []Owner           `json:"owners,omitzero"`
 }
 
 // Host is what does not depend on the namespace.

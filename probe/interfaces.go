@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/snapshot"
+)
+
+// interfaces reads the network devices of the namespace and what they lost.
+func interfaces() source {
+	before := map[int]netlink.LinkStatistics{} // by index: a name may be used again
+	return source{
+		name:  snapshot.CanInterfaces,
+		costs: "differences of MTU, bridges and losses of devices are not judged",
+		live:  true,
+		start: func(*view) error {
+			links, err := netlink.LinkList()
+			if err != nil {
+				return fmt.Errorf("list interfaces: %w", err)
+			}
+			for _, l := range links {
+				if a := l.Attrs(); a.Statistics != nil {
+					before[a.Index] = *a.Statistics
+				}
+			}
+			return nil
+		},
+		end: func(_ *view, s *snapshot.Snapshot) error {
+			links, err := netlink.LinkList()
+			if err != nil {
+				return fmt.Errorf("list interfaces: %w", err)
+			}
+			addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+			if err != nil {
+				return fmt.Errorf("list addresses: %w", err)
+			}
+			names := map[int]string{}
+			for _, l := range links {
+				names[l.Attrs().Index] = l.Attrs().Name
+			}
+			prefixes := map[int][]netip.Prefix{}
+			for _, a := range addrs {
+				if p, ok := prefixOf(a.IPNet); ok {
+					prefixes[a.LinkIndex] = append(prefixes[a.LinkIndex], p)
+				}
+			}
+			for _, l := range links[:min(len(links), maxInterfaces)] {
+				a := l.Attrs()
+				i := snapshot.Interface{
+					Name:      a.Name,
+					Index:     a.Index,
+					Kind:      l.Type(),
+					Master:    names[a.MasterIndex],
+					MTU:       a.MTU,
+					Up:        a.Flags&net.FlagUp != 0,
+					Addresses: prefixes[a.Index],
+				}
+				// A device that is younger than the window has counted from zero.
+				if now := a.Statistics; now != nil {
+					was := before[a.Index]
+					i.RxPackets = increase(was.RxPackets, now.RxPackets)
+					i.TxPackets = increase(was.TxPackets, now.TxPackets)
+					i.RxDropped = increase(was.RxDropped, now.RxDropped)
+					i.TxDropped = increase(was.TxDropped, now.TxDropped)
+					i.RxErrors = increase(was.RxErrors, now.RxErrors)
+					i.TxErrors = increase(was.TxErrors, now.TxErrors)
+				}
+				s.Interfaces = append(s.Interfaces, i)
+			}
+			return nil
+		},
+	}
+}
+
+func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	addr, ok := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if !ok || bits == 0 {
+		return netip.Prefix{}, false
+	}
+	return netip.PrefixFrom(addr.Unmap(), ones), true
+}

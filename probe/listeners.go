@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// maxListeners is how many listening sockets a Snapshot tells of; the fullest
+// are always in.
+const maxListeners = 2000
+
+// listeners reads the listening TCP sockets and how full their accept queues
+// are, by sock_diag as ss(8) does: /proc/net/tcp does not have the limit.
+func listeners() source {
+	before := map[uint64]uint64{} // cookie -> drops
+	return source{
+		name:  snapshot.CanListeners,
+		costs: "which server's accept queue is full is not told",
+		live:  true,
+		start: func(*view) error {
+			list, err := readListeners()
+			for _, l := range list {
+				before[l.cookie] = l.Drops
+			}
+			return err
+		},
+		end: func(v *view, s *snapshot.Snapshot) error {
+			list, err := readListeners()
+			if err != nil {
+				return err
+			}
+			for i := range list {
+				list[i].Drops = increase(before[list[i].cookie], list[i].Drops)
+			}
+			slices.SortStableFunc(list, func(a, b listener) int {
+				return cmp.Or(cmp.Compare(b.Drops, a.Drops), cmp.Compare(b.Queue, a.Queue))
+			})
+			list = list[:min(len(list), maxListeners)]
+			names, err := processNames(v, list)
+			s.Capabilities = append(s.Capabilities, capability(snapshot.CanProcessNames, "which program some listeners belong to is not told", err))
+			s.Listeners = []snapshot.Listener{} // known, also when there is none
+			for _, l := range list {
+				l.Process = names[l.Inode]
+				s.Listeners = append(s.Listeners, l.Listener)
+			}
+			return nil
+		},
+	}
+}
+
+type listener struct {
+	snapshot.Listener        // its Drops are a total
+	cookie            uint64 // the kernel's own identity of the socket
+}
+
+// Layout of linux/inet_diag.h and sock_diag.h.
+const (
+	sockDiagByFamily = 20
+	tcpListen        = 10 // TCP_LISTEN
+
+	diagRequestLen  = 56
+	diagMessageLen  = 72
+	diagSkMeminfo   = 7 // INET_DIAG_SKMEMINFO, an array of uint32
+	skMeminfoDrops  = 8
+	diagCookie      = 44
+	diagQueue       = 56
+	diagBacklog     = 60
+	diagInode       = 68
+	diagSourcePort  = 4
+	diagSourceAddr  = 8
+	diagRequestExt  = 2
+	diagRequestMask = 4
+)
+
+func readListeners() ([]listener, error) {
+	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open socket diagnosis: %w", err)
+	}
+	defer conn.Close()
+	var out []listener
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		request := make([]byte, diagRequestLen)
+		request[0], request[1] = family, unix.IPPROTO_TCP
+		request[diagRequestExt] = 1 << (diagSkMeminfo - 1)
+		binary.NativeEndian.PutUint32(request[diagRequestMask:], 1<<tcpListen)
+		msgs, err := conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request | netlink.Dump},
+			Data:   request,
+		})
+		if errors.Is(err, unix.ENOENT) {
+			return nil, errors.New("this kernel has no TCP socket diagnosis (module tcp_diag)")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list listening sockets: %w", err)
+		}
+		for _, m := range msgs {
+			l, err := parseListener(m.Data)
+			if err != nil {
+				return nil, fmt.Errorf("list listening sockets: %w", err)
+			}
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}
+
+// parseListener reads a struct inet_diag_msg and its attributes.
+func parseListener(b []byte) (listener, error) {
+	if len(b) < diagMessageLen {
+		return listener{}, fmt.Errorf("message of %d bytes", len(b))
+	}
+	addr := netip.AddrFrom4([4]byte(b[diagSourceAddr:]))
+	if b[0] == unix.AF_INET6 {
+		addr = netip.AddrFrom16([16]byte(b[diagSourceAddr:]))
+	}
+	u32 := binary.NativeEndian.Uint32
+	l := listener{
+		Listener: snapshot.Listener{
+			Addr:    netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[diagSourcePort:])),
+			Queue:   u32(b[diagQueue:]),
+			Backlog: u32(b[diagBacklog:]),
+			Inode:   uint64(u32(b[diagInode:])),
+		},
+		cookie: binary.NativeEndian.Uint64(b[diagCookie:]),
+	}
+	ad, err := netlink.NewAttributeDecoder(b[diagMessageLen:])
+	if err != nil {
+		return listener{}, err
+	}
+	for ad.Next() {
+		if mem := ad.Bytes(); ad.Type() == diagSkMeminfo && len(mem) >= 4*(skMeminfoDrops+1) {
+			l.Drops = uint64(u32(mem[4*skMeminfoDrops:]))
+		}
+	}
+	return l, ad.Err()
+}
+
+// processNames finds the programs that hold the sockets, by their inodes. It
+// looks through /proc for half a second at most: on a host of many thousand
+// processes a name is not worth more.
+func processNames(v *view, list []listener) (map[uint64]string, error) {
+	missing := map[uint64]bool{}
+	for _, l := range list {
+		if l.Inode != 0 {
+			missing[l.Inode] = true
+		}
+	}
+	names := map[uint64]string{}
+	deadline := time.Now().Add(500 * time.Millisecond)
+	var denied error
+	folders, err := os.ReadDir(filepath.Join(v.root, "proc"))
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range folders {
+		if len(missing) == 0 {
+			return names, nil
+		}
+		if time.Now().After(deadline) {
+			return names, fmt.Errorf("too many processes to look through in half a second")
+		}
+		if _, err := strconv.Atoi(dir.Name()); err != nil {
+			continue
+		}
+		proc := filepath.Join(v.root, "proc", dir.Name())
+		files, err := os.ReadDir(filepath.Join(proc, "fd"))
+		if errors.Is(err, os.ErrPermission) {
+			denied = err
+		}
+		for _, fd := range files {
+			target, _ := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
+			inode, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]"), 10, 64)
+			if err != nil || !missing[inode] {
+				continue
+			}
+			comm, err := v.read(filepath.Join("proc", dir.Name(), "comm"))
+			if err != nil {
+				continue
+			}
+			names[inode] = strings.TrimSpace(comm)
+			delete(missing, inode)
+		}
+	}
+	if denied != nil && len(missing) > 0 {
+		return names, denied
+	}
+	return names, nil // what is left belongs to the kernel or to another PID namespace
+}

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// nftables reads the chains of nftables, those of iptables-nft among them:
+// policies, how many rules, what they translate and what they drop.
+//
+// The messages are read here and not by a library because the counter of a
+// policy is wanted, and all rules of all tables in one dump.
+func nftables() source {
+	var before []snapshot.Chain
+	return source{
+		name:  snapshot.CanNFTables,
+		costs: "policies and rules of nftables (and iptables-nft) that drop packets, and its NAT rules, are not seen",
+		live:  true,
+		start: func(v *view) (err error) {
+			before, err = readNFTables(v)
+			return err
+		},
+		end: func(v *view, s *snapshot.Snapshot) error {
+			after, err := readNFTables(v)
+			if err != nil {
+				return err
+			}
+			s.Chains = append(s.Chains, chainIncreases(before, after)...)
+			if s.Chains == nil {
+				s.Chains = []snapshot.Chain{} // known to be none
+			}
+			return nil
+		},
+	}
+}
+
+// nftFamilies are the names nft(8) uses for the families of its tables.
+var nftFamilies = map[uint8]string{
+	unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6",
+	unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev", unix.NFPROTO_BRIDGE: "bridge",
+}
+
+// hookName is a hook's name by its number, which means something else in the
+// families arp and netdev.
+func hookName(family string, number uint32) string {
+	names := []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
+	switch family {
+	case "arp":
+		names = []string{"input", "output", "forward"}
+	case "netdev":
+		names = []string{"ingress", "egress"}
+	}
+	if int64(number) < int64(len(names)) {
+		return names[number]
+	}
+	return fmt.Sprintf("hook %d", number)
+}
+
+// readNFTables returns the chains with the totals of their counters.
+func readNFTables(v *view) ([]snapshot.Chain, error) {
+	if !v.loaded("nf_tables") {
+		return nil, nil // and asking would load it
+	}
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open netfilter socket: %w", err)
+	}
+	defer conn.Close()
+	var set nftRuleset
+	err = whole(func() error {
+		set = nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}}
+		for _, get := range []struct {
+			message uint16
+			what    string
+			add     func(family uint8, attrs []byte) error
+		}{
+			{unix.NFT_MSG_GETTABLE, "tables", set.addTable},
+			{unix.NFT_MSG_GETCHAIN, "chains", set.addChain},
+			{unix.NFT_MSG_GETRULE, "rules", set.addRule},
+		} {
+			msgs, err := conn.Execute(netlink.Message{
+				Header: netlink.Header{
+					Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | get.message),
+					Flags: netlink.Request | netlink.Dump,
+				},
+				Data: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+			})
+			if err != nil {
+				return fmt.Errorf("list nftables %s: %w", get.what, err)
+			}
+			for _, m := range msgs {
+				if m.Header.Flags&netlink.DumpInterrupted != 0 {
+					return errInterrupted
+				}
+				if len(m.Data) < 4 {
+					return fmt.Errorf("list nftables %s: message of %d bytes", get.what, len(m.Data))
+				}
+				if err := get.add(m.Data[0], m.Data[4:]); err != nil {
+					return fmt.Errorf("list nftables %s: %w", get.what, err)
+				}
+			}
+		}
+		return nil
+	})
+	return set.out, err
+}
+
+// errInterrupted says that something changed while it was listed.
+var errInterrupted = errors.New("it changed again and again while it was read")
+
+// whole calls list until it was not interrupted, a few times.
+func whole(list func() error) error {
+	var err error
+	for range 5 {
+		if err = list(); !errors.Is(err, errInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
+type nftKey struct {
+	family      uint8
+	table, name string
+}
+
+// nftRuleset collects the messages of the three dumps.
+type nftRuleset struct {
+	out     []snapshot.Chain
+	chains  map[nftKey]int // -> index in out
+	dormant map[nftKey]bool
+}
+
+func (set *nftRuleset) addTable(family uint8, attrs []byte) error {
+	const dormant = 1 // NFT_TABLE_F_DORMANT: its chains are not registered on hooks
+	var name string
+	var flags uint32
+	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_TABLE_NAME:
+			name = ad.String()
+		case unix.NFTA_TABLE_FLAGS:
+			flags = ad.Uint32()
+		}
+	})
+	if flags&dormant != 0 {
+		set.dormant[nftKey{family, name, ""}] = true
+	}
+	return err
+}
+
+func (set *nftRuleset) addChain(family uint8, attrs []byte) error {
+	c := snapshot.Chain{Backend: "nft", Family: nftFamilies[family]}
+	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_CHAIN_TABLE:
+			c.Table = ad.String()
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = ad.String()
+		case unix.NFTA_CHAIN_TYPE:
+			c.Type = ad.String()
+		case unix.NFTA_CHAIN_POLICY:
+			c.Policy = verdictName(int32(ad.Uint32()))
+		case unix.NFTA_CHAIN_HOOK:
+			nested(ad, func(ad *netlink.AttributeDecoder) {
+				switch ad.Type() {
+				case unix.NFTA_HOOK_HOOKNUM:
+					c.Hook = hookName(c.Family, ad.Uint32())
+				case unix.NFTA_HOOK_PRIORITY:
+					c.Priority = int(int32(ad.Uint32()))
+				}
+			})
+		case unix.NFTA_CHAIN_COUNTERS:
+			c.PolicyPackets = new(counterPackets(ad))
+		}
+	})
+	if err != nil || set.dormant[nftKey{family, c.Table, ""}] {
+		return err
+	}
+	set.chains[nftKey{family, c.Table, c.Name}] = len(set.out)
+	set.out = append(set.out, c)
+	return nil
+}
+
+func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
+	var table, chain string
+	var rule nftRule
+	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_RULE_TABLE:
+			table = ad.String()
+		case unix.NFTA_RULE_CHAIN:
+			chain = ad.String()
+		case unix.NFTA_RULE_EXPRESSIONS:
+			nested(ad, func(ad *netlink.AttributeDecoder) { // a list: all of type NFTA_LIST_ELEM
+				nested(ad, rule.addExpression())
+			})
+		}
+	})
+	i, ok := set.chains[nftKey{family, table, chain}]
+	if err != nil || !ok { // the chain is in a dormant table, or newer than the dump of chains
+		return err
+	}
+	c := &set.out[i]
+	c.Rules++
+	if rule.nat != "" {
+		addNAT(c, rule.nat, rule.ports)
+	}
+	if rule.verdict != "" {
+		c.DropRules = append(c.DropRules, snapshot.DropRule{
+			Number: c.Rules, Verdict: rule.verdict, All: !rule.conditions, Packets: rule.packets,
+		})
+	}
+	return nil
+}
+
+// nftRule is what is of interest in the expressions of one rule.
+type nftRule struct {
+	registers  map[uint32][]byte // loaded with constants
+	packets    *uint64
+	verdict    string // drop, reject, or "" for everything else
+	nat        string // kind of translation
+	ports      snapshot.PortRange
+	conditions bool // there are expressions that not every packet passes
+}
+
+// addExpression returns a function for the attributes of one expression: its
+// name, which comes first, and what is in it.
+func (r *nftRule) addExpression() func(*netlink.AttributeDecoder) {
+	var name string
+	return func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_EXPR_NAME:
+			name = ad.String()
+			switch name {
+			case "counter", "immediate", "log", "nat", "masq", "redir", "target", "match":
+			case "reject":
+				r.verdict = "reject"
+			default:
+				r.conditions = true
+			}
+		case unix.NFTA_EXPR_DATA:
+			switch name {
+			case "counter":
+				r.packets = new(counterPackets(ad))
+			case "immediate":
+				r.immediate(ad)
+			case "nat":
+				r.translation(ad, unix.NFTA_NAT_TYPE, unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX)
+			case "masq":
+				r.nat = "masquerade"
+				r.translation(ad, unix.NFTA_MASQ_UNSPEC, unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX)
+			case "redir":
+				r.nat = "redirect"
+				r.translation(ad, unix.NFTA_REDIR_UNSPEC, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX)
+			case "match", "target":
+				r.compat(name, ad)
+			}
+		}
+	}
+}
+
+// immediate: a verdict, or a constant for a register that a translation uses.
+func (r *nftRule) immediate(ad *netlink.AttributeDecoder) {
+	var register uint32
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_IMMEDIATE_DREG:
+			register = ad.Uint32()
+		case unix.NFTA_IMMEDIATE_DATA:
+			nested(ad, func(ad *netlink.AttributeDecoder) {
+				switch ad.Type() {
+				case unix.NFTA_DATA_VALUE:
+					if r.registers == nil {
+						r.registers = map[uint32][]byte{}
+					}
+					r.registers[register] = ad.Bytes()
+				case unix.NFTA_DATA_VERDICT:
+					nested(ad, func(ad *netlink.AttributeDecoder) {
+						if ad.Type() == unix.NFTA_VERDICT_CODE && verdictName(int32(ad.Uint32())) == "drop" {
+							r.verdict = "drop"
+						}
+					})
+				}
+			})
+		}
+	})
+}
+
+// translation reads nat, masq and redir, which number their attributes
+// differently; kindAttr 0 is an attribute that does not occur.
+func (r *nftRule) translation(ad *netlink.AttributeDecoder, kindAttr, minAttr, maxAttr uint16) {
+	port := func(ad *netlink.AttributeDecoder) uint16 {
+		if b := r.registers[ad.Uint32()]; len(b) >= 2 {
+			return binary.BigEndian.Uint16(b)
+		}
+		return 0 // from the packet or a map
+	}
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case kindAttr:
+			r.nat = "snat"
+			if ad.Uint32() == unix.NFT_NAT_DNAT {
+				r.nat = "dnat"
+			}
+		case minAttr:
+			r.ports.Min = port(ad)
+			r.ports.Max = max(r.ports.Max, r.ports.Min)
+		case maxAttr:
+			r.ports.Max = port(ad)
+		}
+	})
+}
+
+// compat reads a match or target of iptables inside of nftables, as iptables-nft
+// makes them.
+func (r *nftRule) compat(kind string, ad *netlink.AttributeDecoder) {
+	var name string
+	var info []byte
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() { // matches have the same numbers
+		case unix.NFTA_TARGET_NAME:
+			name = ad.String()
+		case unix.NFTA_TARGET_INFO:
+			info = ad.Bytes()
+		}
+	})
+	switch {
+	case kind == "match":
+		r.conditions = r.conditions || name != "comment"
+	case name == "REJECT":
+		r.verdict = "reject"
+	case xtNATKinds[name] != "":
+		r.nat, r.ports = xtNATKinds[name], xtNATPorts(info)
+	}
+}
+
+// counterPackets reads the packets of a counter, of a chain or of a rule.
+func counterPackets(ad *netlink.AttributeDecoder) uint64 {
+	var n uint64
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_COUNTER_PACKETS {
+			n = ad.Uint64()
+		}
+	})
+	return n
+}
+
+func verdictName(code int32) string {
+	switch code {
+	case 0: // NF_DROP
+		return "drop"
+	case 1: // NF_ACCEPT
+		return "accept"
+	}
+	return ""
+}
+
+// decode calls fn for each attribute. Numbers of nftables are in network order.
+func decode(attrs []byte, fn func(*netlink.AttributeDecoder)) error {
+	ad, err := netlink.NewAttributeDecoder(attrs)
+	if err != nil {
+		return err
+	}
+	ad.ByteOrder = binary.BigEndian
+	for ad.Next() {
+		fn(ad)
+	}
+	return ad.Err()
+}
+
+// nested is decode for the attributes inside the current one.
+func nested(ad *netlink.AttributeDecoder, fn func(*netlink.AttributeDecoder)) {
+	ad.Nested(func(inner *netlink.AttributeDecoder) error {
+		for inner.Next() {
+			fn(inner)
+		}
+		return inner.Err()
+	})
+}
