@@ -107,8 +107,9 @@ func (h *Handle) Close() error {
 	return h.file.Close()
 }
 
-// Do runs fn on a thread that is in the namespace. Sockets and child processes
-// that fn makes stay there. fn must not start goroutines that expect to be in
+// Do runs fn on a thread that is in the namespace, and that belongs to fn until
+// it returns, also for a nil handle. Sockets and child processes that fn makes
+// stay in the namespace. fn must not start goroutines that expect to be in
 // the namespace, and must not call Do of another handle from another thread's
 // point of view: nesting is fine.
 //
