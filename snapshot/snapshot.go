@@ -116,13 +116,20 @@ type Conntrack struct {
 type Table struct {
 	Entries      uint64            `json:"entries"`
 	DumpSeconds  float64           `json:"dump_s"`
-	Interrupted  bool              `json:"interrupted,omitempty"` // the table changed while it was read
+	Interrupted  bool              `json:"interrupted,omitempty"` // the table changed while it was read: entries may be missing or counted twice
+	Malformed    uint64            `json:"malformed,omitempty"`   // entries that could not be read, not in Entries
 	ByProtocol   map[string]uint64 `json:"by_protocol,omitempty"`
 	ByState      map[string]uint64 `json:"by_state,omitempty"`  // TCP states
-	ByStatus     map[string]uint64 `json:"by_status,omitempty"` // ASSURED, UNREPLIED, OFFLOAD, SNAT, DNAT
+	ByStatus     map[string]uint64 `json:"by_status,omitempty"` // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
 	Sources      []Talker          `json:"sources,omitempty"`   // most entries first, at most TopN
 	Destinations []Talker          `json:"destinations,omitempty"`
+	DestPorts    []PortUse         `json:"dest_ports,omitempty"`
 	SNATPorts    []SNATUse         `json:"snat_ports,omitempty"` // fullest first, at most TopN
+
+	// MaxError is by how much a count in the four lists above may be too low,
+	// because more different addresses were seen than are counted exactly; 0 when
+	// all are exact. The other numbers always are.
+	MaxError uint64 `json:"max_error,omitempty"`
 }
 
 // TopN is how many rows the top lists of a Table hold.
@@ -133,6 +140,14 @@ type Talker struct {
 	Addr      netip.Addr `json:"addr"`
 	Entries   uint64     `json:"entries"`
 	Unreplied uint64     `json:"unreplied"`
+}
+
+// PortUse is a destination port and the entries that go to it.
+type PortUse struct {
+	Protocol  string `json:"protocol"`
+	Port      uint16 `json:"port"`
+	Entries   uint64 `json:"entries"`
+	Unreplied uint64 `json:"unreplied"`
 }
 
 // SNATUse is how many ports one outside address uses towards one destination:

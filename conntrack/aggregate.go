@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"io"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// Aggregate counts the flows of a table. Its memory is bounded (about 15 MB)
+// however large the table and however many addresses are in it: what it counts
+// by address is exact up to 32768 different ones; with more, the top lists
+// still have every address with more than 1/32768 of the entries, and counts
+// may be too low by Table.MaxError.
+type Aggregate struct {
+	entries uint64
+	protos  [256]uint64
+	states  [maxState]uint64
+
+	assured, unreplied, offload, hwOffload, snat, dnat uint64
+
+	sources, destinations tally[addrKey]
+	ports                 tally[portKey]
+	outside               tally[outsideKey]
+}
+
+// Keys without pointers, so that the garbage collector passes the tallies over.
+type (
+	addrKey [16]byte
+	portKey struct {
+		port  uint16
+		proto uint8
+	}
+	outsideKey struct {
+		outside, dest addrKey
+		port          uint16
+		proto         uint8
+	}
+)
+
+// NewAggregate returns an empty one.
+func NewAggregate() *Aggregate {
+	return &Aggregate{
+		sources:      newTally[addrKey](exactKeys),
+		destinations: newTally[addrKey](exactKeys),
+		ports:        newTally[portKey](exactKeys),
+		outside:      newTally[outsideKey](exactKeys),
+	}
+}
+
+// Add counts a flow.
+func (a *Aggregate) Add(f *Flow) {
+	a.entries++
+	a.protos[f.Proto]++
+	if f.Proto == unix.IPPROTO_TCP && f.Has&HasState != 0 {
+		a.states[f.State]++
+	}
+	unreplied := f.Unreplied()
+	count(&a.unreplied, unreplied)
+	count(&a.assured, f.Status&StatusAssured != 0)
+	count(&a.offload, f.Status&StatusOffload != 0)
+	count(&a.hwOffload, f.Status&StatusHWOffload != 0)
+	a.sources.add(f.Orig.Src.As16(), unreplied, 0)
+	a.destinations.add(f.Orig.Dst.As16(), unreplied, 0)
+	if f.hasPorts() && f.Proto != unix.IPPROTO_GRE {
+		a.ports.add(portKey{proto: f.Proto, port: f.Orig.DstPort}, unreplied, 0)
+	}
+	if f.DNAT() {
+		a.dnat++
+	}
+	if f.SNAT() {
+		a.snat++
+		k := outsideKey{proto: f.Proto, outside: f.Reply.Dst.As16(), dest: f.Reply.Src.As16()}
+		port := f.Reply.DstPort
+		if f.isICMP() {
+			port = f.Reply.SrcPort // its identifier is what is translated
+		} else {
+			k.port = f.Reply.SrcPort
+		}
+		a.outside.add(k, unreplied, port)
+	}
+}
+
+func count(n *uint64, yes bool) {
+	if yes {
+		*n++
+	}
+}
+
+// Table returns what was counted, with at most rows rows in each top list.
+func (a *Aggregate) Table(rows int) *snapshot.Table {
+	t := &snapshot.Table{
+		Entries:    a.entries,
+		ByProtocol: map[string]uint64{},
+		ByState:    map[string]uint64{},
+		ByStatus:   map[string]uint64{},
+		MaxError: max(a.sources.maxError(), a.destinations.maxError(),
+			a.ports.maxError(), a.outside.maxError()),
+	}
+	for proto, n := range a.protos {
+		if n > 0 {
+			t.ByProtocol[ProtoName(uint8(proto))] = n
+		}
+	}
+	for state, n := range a.states {
+		if n > 0 {
+			t.ByState[State(state).String()] += n
+		}
+	}
+	for name, n := range map[string]uint64{
+		"ASSURED": a.assured, "UNREPLIED": a.unreplied, "OFFLOAD": a.offload, "HW_OFFLOAD": a.hwOffload,
+		"SNAT": a.snat, "DNAT": a.dnat,
+	} {
+		if n > 0 {
+			t.ByStatus[name] = n
+		}
+	}
+	t.Sources = talkers(&a.sources, rows)
+	t.Destinations = talkers(&a.destinations, rows)
+	for _, r := range a.ports.top(rows, func(x, y portKey) int {
+		return cmp.Or(cmp.Compare(x.proto, y.proto), cmp.Compare(x.port, y.port))
+	}) {
+		t.DestPorts = append(t.DestPorts, snapshot.PortUse{
+			Protocol: ProtoName(r.key.proto), Port: r.key.port,
+			Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied),
+		})
+	}
+	for _, r := range a.outside.top(rows, func(x, y outsideKey) int {
+		return cmp.Or(bytes.Compare(x.outside[:], y.outside[:]), bytes.Compare(x.dest[:], y.dest[:]),
+			cmp.Compare(x.port, y.port), cmp.Compare(x.proto, y.proto))
+	}) {
+		t.SNATPorts = append(t.SNATPorts, snapshot.SNATUse{
+			Protocol: ProtoName(r.key.proto), Outside: r.key.outside.addr(),
+			Dest: netip.AddrPortFrom(r.key.dest.addr(), r.key.port),
+			Used: uint64(r.sure()), MinPort: r.minPort, MaxPort: r.maxPort,
+		})
+	}
+	return t
+}
+
+func talkers(t *tally[addrKey], rows int) []snapshot.Talker {
+	var out []snapshot.Talker
+	for _, r := range t.top(rows, func(x, y addrKey) int { return bytes.Compare(x[:], y[:]) }) {
+		out = append(out, snapshot.Talker{Addr: r.key.addr(), Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied)})
+	}
+	return out
+}
+
+func (k addrKey) addr() netip.Addr { return netip.AddrFrom16(k).Unmap() }
+
+// TableOptions says what Tabulate counts.
+type TableOptions struct {
+	Filter Filter
+	Rows   int // of each top list; snapshot.TopN by default
+}
+
+func (o TableOptions) rows() int {
+	if o.Rows <= 0 {
+		return snapshot.TopN
+	}
+	return o.Rows
+}
+
+// Tabulate counts the live table of the calling thread's namespace.
+func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
+	a := NewAggregate()
+	res, err := Dump(ctx, o.Filter, func(f *Flow) error {
+		a.Add(f)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	t := a.Table(o.rows())
+	t.DumpSeconds, t.Interrupted = res.Seconds, res.Interrupted
+	t.Malformed = res.Malformed
+	return t, nil
+}
+
+// TabulateText counts a text dump; bad gets the lines that can't be read.
+func TabulateText(ctx context.Context, r io.Reader, o TableOptions, bad func(*LineError)) (*snapshot.Table, TextResult, error) {
+	a := NewAggregate()
+	res, err := ReadText(ctx, r, o.Filter, func(f *Flow) error {
+		a.Add(f)
+		return nil
+	}, bad)
+	if err != nil {
+		return nil, res, err
+	}
+	t := a.Table(o.rows())
+	t.Malformed = res.Bad
+	return t, res, nil
+}

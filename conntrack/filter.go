@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Filter chooses flows. Its zero value chooses all; every field that is set
+// must match.
+type Filter struct {
+	Family    uint8        // unix.AF_INET or unix.AF_INET6
+	Proto     uint8        // unix.IPPROTO_TCP, ...
+	States    uint64       // bit n set: State n is wanted; see ParseStates
+	Unreplied bool         // only such as saw no reply
+	Src, Dst  netip.Prefix // of the original direction, as conntrack(8)'s -s and -d
+}
+
+// Match says whether the filter chooses f.
+func (w *Filter) Match(f *Flow) bool {
+	return (w.Family == 0 || w.Family == f.Family) &&
+		(w.Proto == 0 || w.Proto == f.Proto) &&
+		(w.States == 0 || f.Has&HasState != 0 && w.States>>f.State&1 != 0) &&
+		(!w.Unreplied || f.Unreplied()) &&
+		(!w.Src.IsValid() || w.Src.Contains(f.Orig.Src)) &&
+		(!w.Dst.IsValid() || w.Dst.Contains(f.Orig.Dst))
+}
+
+// ParseFamily reads "ipv4" or "ipv6"; "" is any.
+func ParseFamily(s string) (uint8, error) {
+	switch s {
+	case "":
+		return 0, nil
+	case "ipv4":
+		return unix.AF_INET, nil
+	case "ipv6":
+		return unix.AF_INET6, nil
+	}
+	return 0, fmt.Errorf("family %q: want ipv4 or ipv6", s)
+}
+
+// FamilyName is the inverse of ParseFamily.
+func FamilyName(family uint8) string {
+	switch family {
+	case unix.AF_INET:
+		return "ipv4"
+	case unix.AF_INET6:
+		return "ipv6"
+	}
+	return "unknown"
+}
+
+// ParseProto reads the name or number of a transport protocol; "" is any.
+func ParseProto(s string) (uint8, error) {
+	if s == "" {
+		return 0, nil
+	}
+	for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6,
+		unix.IPPROTO_GRE, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE} {
+		if s == protoName(p) {
+			return p, nil
+		}
+	}
+	if n, err := strconv.ParseUint(s, 10, 8); err == nil && n > 0 {
+		return uint8(n), nil
+	}
+	return 0, fmt.Errorf("protocol %q: want tcp, udp, icmp, icmpv6, gre, sctp, dccp, udplite or a number from 1 to 255", s)
+}
+
+// ParseStates reads names of states, separated by commas, for Filter.States. A
+// name that several protocols have means all of them; "" is any.
+func ParseStates(s string) (uint64, error) {
+	var mask uint64
+	if s == "" {
+		return 0, nil
+	}
+	for name := range strings.SplitSeq(s, ",") {
+		var bits uint64
+		for state, known := range stateNames {
+			if known != "" && strings.EqualFold(name, known) {
+				bits |= 1 << state
+			}
+		}
+		if bits == 0 {
+			return 0, fmt.Errorf("state %q: want one of %s, or a state of SCTP or DCCP", name, strings.Join(stateNames[:TCPSynSent2], ", "))
+		}
+		mask |= bits
+	}
+	return mask, nil
+}
+
+// ParsePrefix reads an address or a prefix; "" is any.
+func ParsePrefix(s string) (netip.Prefix, error) {
+	if s == "" {
+		return netip.Prefix{}, nil
+	}
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("address %q: want an address or a prefix such as 10.0.0.0/8", s)
+	}
+	return p, nil
+}
