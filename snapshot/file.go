@@ -76,64 +76,86 @@ func Load(r io.Reader) (*Snapshot, error) {
 }
 
 // validate refuses numbers that no machine has, so that those who calculate with
-// them need not think of overflow. It names every one.
+// them need not think of overflow. The error names the first.
 func (s *Snapshot) validate() error {
-	errs := checkNumbers(reflect.ValueOf(s).Elem(), "")
-	refuse := func(bad bool, what string, n any) {
-		if bad {
-			errs = append(errs, fmt.Errorf("%s is %v", what, n))
+	if path, n := absurdNumber(reflect.ValueOf(s).Elem()); path != "" {
+		return fmt.Errorf("%s is %d", strings.TrimPrefix(path, "."), n)
+	}
+	for _, v := range []struct {
+		path       string
+		n, highest float64
+	}{
+		{"window_s", s.WindowSeconds, 366 * 24 * 3600},
+		{"host.cpus", float64(s.Host.CPUs), math.MaxUint16},
+	} {
+		if v.n < 0 || v.n > v.highest {
+			return fmt.Errorf("%s is %v, want 0 to %v", v.path, v.n, v.highest)
 		}
 	}
-	refuse(s.WindowSeconds < 0 || s.WindowSeconds > 366*24*3600, "window_s", s.WindowSeconds)
-	refuse(s.Host.CPUs < 0 || s.Host.CPUs > math.MaxUint16, "host.cpus", s.Host.CPUs)
-	if ct := s.Conntrack; ct != nil { // 32 bits in the kernel
-		refuse(ct.Count > math.MaxUint32, "conntrack.count", ct.Count)
-		refuse(ct.CountStart > math.MaxUint32, "conntrack.count_start", ct.CountStart)
-		refuse(ct.Max > math.MaxUint32, "conntrack.max", ct.Max)
-		refuse(ct.Buckets > math.MaxUint32, "conntrack.buckets", ct.Buckets)
-		refuse(ct.HostObjects > math.MaxUint32, "conntrack.host_objects", ct.HostObjects)
-		refuse(ct.ObjectBytes > math.MaxUint16, "conntrack.object_bytes", ct.ObjectBytes)
-		refuse(ct.ExtensionBytes > math.MaxUint16, "conntrack.extension_bytes", ct.ExtensionBytes)
-		refuse(ct.BucketBytes > math.MaxUint16, "conntrack.bucket_bytes", ct.BucketBytes)
+	ct := s.Conntrack
+	if ct == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	for _, v := range []struct {
+		path       string
+		n, highest uint64
+	}{
+		{"count", ct.Count, math.MaxUint32}, // 32 bits in the kernel
+		{"count_start", ct.CountStart, math.MaxUint32},
+		{"max", ct.Max, math.MaxUint32},
+		{"buckets", ct.Buckets, math.MaxUint32},
+		{"host_objects", ct.HostObjects, math.MaxUint32},
+		{"object_bytes", ct.ObjectBytes, math.MaxUint16},
+		{"extension_bytes", ct.ExtensionBytes, math.MaxUint16},
+		{"bucket_bytes", ct.BucketBytes, math.MaxUint16},
+	} {
+		if v.n > v.highest {
+			return fmt.Errorf("conntrack.%s is %d, want at most %d", v.path, v.n, v.highest)
+		}
+	}
+	return nil
 }
 
-// checkNumbers finds every number below v that a float64, and so a JSON reader
-// of another language, can't hold.
-func checkNumbers(v reflect.Value, path string) []error {
-	const most = 1 << 53
-	var errs []error
+// absurdNumber finds a number below v that a float64, and so a JSON reader of
+// another language, can't hold, or an int beyond 32 bits. Its path is "" when
+// there is none.
+func absurdNumber(v reflect.Value) (path string, n any) {
 	switch v.Kind() {
-	case reflect.Uint, reflect.Uint32, reflect.Uint64:
-		if v.Uint() > most {
-			errs = append(errs, fmt.Errorf("%s is %d", path, v.Uint()))
+	case reflect.Uint64:
+		if v.Uint() > 1<<53 {
+			return " ", v.Uint()
 		}
-	case reflect.Int, reflect.Int64:
+	case reflect.Int:
 		if n := v.Int(); n > math.MaxInt32 || n < math.MinInt32 {
-			errs = append(errs, fmt.Errorf("%s is %d", path, n))
+			return " ", n
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
 			if f := v.Type().Field(i); f.IsExported() {
-				key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-				errs = append(errs, checkNumbers(v.Field(i), strings.TrimPrefix(path+"."+key, "."))...)
+				if path, n := absurdNumber(v.Field(i)); path != "" {
+					key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+					return strings.TrimSpace("." + key + path), n
+				}
 			}
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			errs = append(errs, checkNumbers(v.Index(i), fmt.Sprintf("%s[%d]", path, i))...)
+			if path, n := absurdNumber(v.Index(i)); path != "" {
+				return fmt.Sprintf("[%d]%s", i, path), n
+			}
 		}
 	case reflect.Map:
 		for iter := v.MapRange(); iter.Next(); {
-			errs = append(errs, checkNumbers(iter.Value(), fmt.Sprintf("%s[%q]", path, iter.Key()))...)
+			if path, n := absurdNumber(iter.Value()); path != "" {
+				return fmt.Sprintf("[%q]%s", iter.Key().String(), path), n
+			}
 		}
 	case reflect.Pointer:
 		if !v.IsNil() {
-			errs = append(errs, checkNumbers(v.Elem(), path)...)
+			return absurdNumber(v.Elem())
 		}
 	}
-	return errs
+	return "", nil
 }
 
 // placed adds line and column to an error of the JSON decoder.

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshot
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// full returns a Snapshot with something in every kind of field.
+func full() *Snapshot {
+	return &Snapshot{
+		Version:       Version,
+		TakenAt:       time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC),
+		WindowSeconds: 10.002,
+		Host:          Host{Hostname: "gw", Kernel: "6.18.0", CPUs: 2, MemoryBytes: 24 << 30},
+		Netns:         Netns{Name: "blue", Inode: 4026532322},
+		Capabilities:  []Capability{{Name: CanDrops, Reason: "no BPF", Costs: "places of drops"}},
+		Conntrack: &Conntrack{
+			Count: 1000, Max: 1000, Buckets: 65536, Stats: map[string]uint64{"drop": 17},
+			Table: &Table{
+				Entries: 1000, ByState: map[string]uint64{"TIME_WAIT": 900},
+				Sources:   []Talker{{Addr: netip.MustParseAddr("192.168.0.2"), Entries: 990}},
+				SNATPorts: []SNATUse{{Protocol: "tcp", Outside: netip.MustParseAddr("192.0.2.1"), Dest: netip.MustParseAddrPort("[2001:db8::1]:80"), Used: 4, MinPort: 5000, MaxPort: 5003}},
+			},
+		},
+		Sysctls:    map[string]string{"net.ipv4.ip_local_port_range": "32768 60999"},
+		Counters:   map[string]uint64{"TcpExt.ListenOverflows": 3},
+		CPUs:       []CPU{{Number: 1, Busy: 0.5, Softirq: 0.25}},
+		Drops:      &Drops{Rows: []Drop{{Count: 17, Location: "nf_hook_slow+0xa6", Reason: "NETFILTER_DROP", Cause: CauseTableFull}}},
+		Hooks:      []Hook{{Family: "ipv4", Hook: "prerouting", Priority: -200, Function: "ipv4_conntrack_in"}},
+		Chains:     []Chain{{Backend: "nft", Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", Policy: "drop", PolicyPackets: new(uint64(5)), DropRules: []DropRule{{Number: 1, Verdict: "drop", All: true}}}},
+		Interfaces: []Interface{{Name: "eth0", MTU: 1500, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}}},
+		Listeners:  []Listener{}, // known to be none
+		KernelLog:  &KernelLog{TableFull: 2, Lines: []string{"nf_conntrack: table full, dropping packet"}},
+	}
+}
+
+func TestSaveLoad(t *testing.T) {
+	want := full()
+	var b bytes.Buffer
+	if err := Save(&b, want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Load(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if got.Listeners == nil {
+		t.Error("an empty list became an unknown one")
+	}
+	if got.Owners != nil {
+		t.Error("an unknown list became an empty one")
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for _, c := range []struct{ name, in, want string }{
+		{"nothing", "", "unexpected end of JSON input"},
+		{"not JSON", "conntrack v1.4.7\n", "line 1, column 1: invalid character 'c'"},
+		{"cut", `{"version": 1, "sysctls": {"a"`, "line 1, column 30: unexpected end"},
+		{"more after it", "{\"version\": 1}\n{}", "line 2, column 1: invalid character '{' after top-level value"},
+		{"another file", `{"findings": []}`, "not a file of natkit doctor --save"},
+		{"a list", `[]`, "column 1: "},
+		{"null", `null`, "not a file of natkit doctor --save"},
+		{"later", `{"version": 2, "host": "of another type"}`, "version 2, this natkit knows up to 1: use a newer natkit"},
+		{"version zero", `{"version": 0}`, "version 0 does not exist"},
+		{"wrong type", "{\n \"version\": 1,\n \"conntrack\": {\"count\": \"many\"}\n}", "line 3, column 30: conntrack.count is a string, want uint64"},
+		{"negative count", `{"version": 1, "conntrack": {"count": -1}}`, "conntrack.count is a number -1, want uint64"},
+		{"bad address", `{"version": 1, "interfaces": [{"addresses": ["nonsense"]}]}`, "nonsense"},
+		{"bad time", `{"version": 1, "taken_at": "yesterday"}`, "yesterday"},
+		{"negative window", `{"version": 1, "window_s": -1}`, "window_s is -1"},
+		{"absurd table", `{"version": 1, "conntrack": {"max": 5000000000}}`, "conntrack.max is 5000000000, want at most 4294967295"},
+		{"absurd object", `{"version": 1, "conntrack": {"object_bytes": 70000}}`, "conntrack.object_bytes is 70000"},
+		{"absurd counter", `{"version": 1, "counters": {"Ip.InReceives": 18446744073709551615}}`, `counters["Ip.InReceives"] is 18446744073709551615`},
+		{"absurd drop", `{"version": 1, "drops": {"rows": [{}, {"count": 9223372036854775807}]}}`, "drops.rows[1].count is 9223372036854775807"},
+		{"absurd MTU", `{"version": 1, "interfaces": [{"mtu": 9223372036854775807}]}`, "interfaces[0].mtu is 9223372036854775807"},
+		{"too many values", `{"version": 1, "capabilities": [` + strings.Repeat("{},", maxValues) + `{}]}`, "more than 2097152 values"},
+		{"too long", `{"version": 1}` + strings.Repeat(" ", maxBytes), "longer than 64 MB"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := Load(strings.NewReader(c.in))
+			if err == nil {
+				t.Fatalf("accepted: %+v", s)
+			}
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %q\nwant   %q", err, c.want)
+			}
+		})
+	}
+}
+
+// What a snapshot holds is printed to terminals.
+func TestLoadMakesPrintable(t *testing.T) {
+	in := `{"version": 1, "host": {"hostname": "\u001b[2Jgw\u202e"},
+		"sysctls": {"net.\u0007": "1\t2\u0000"},
+		"kernel_log": {"lines": ["` + "\xff" + `full"]},
+		"drops": {"rows": [{"cause": "x\ny"}]},
+		"listeners": [{"process": "nginx\r"}], "later_key": {"a": [1, 2]}}`
+	s, err := Load(strings.NewReader(in))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for got, want := range map[string]string{
+		s.Host.Hostname:               "?[2Jgw?",
+		s.Sysctls["net.?"]:            "1 2?",
+		s.KernelLog.Lines[0]:          "\ufffdfull",
+		string(s.Drops.Rows[0].Cause): "x?y",
+		s.Listeners[0].Process:        "nginx?",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestCan(t *testing.T) {
+	s := Snapshot{Capabilities: []Capability{{Name: CanDrops}, {Name: CanHooks, OK: true}}}
+	for name, want := range map[string]bool{CanDrops: false, CanHooks: true, CanOwners: false} {
+		if got := s.Can(name); got != want {
+			t.Errorf("Can(%s) = %v", name, got)
+		}
+	}
+}
+
+func TestSysctlNames(t *testing.T) {
+	name := SysctlName("net", "ipv4", "conf", "eth0.100", "rp_filter")
+	if want := "net.ipv4.conf.eth0/100.rp_filter"; name != want {
+		t.Errorf("name %q, want %q", name, want)
+	}
+	if got, want := SysctlPath(name), "net/ipv4/conf/eth0.100/rp_filter"; got != want {
+		t.Errorf("path %q, want %q", got, want)
+	}
+}
+
+// Whatever Load accepts can be saved and loaded again with the same result.
+func FuzzLoad(f *testing.F) {
+	b, err := json.Marshal(full())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"version": 1}`))
+	f.Add([]byte(`{"version": 1, "conntrack": {"table": {"sources": [{"addr": ""}]}}, "chains": [{"policy_packets": null}]}`))
+	f.Add([]byte(`{"version": 1, "sysctls": {"\u0001": "a", "\u0002": "b", "?": "c"}}`))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		s, err := Load(bytes.NewReader(in))
+		if err != nil {
+			return
+		}
+		var b bytes.Buffer
+		if err := Save(&b, s); err != nil {
+			t.Fatalf("save of what was loaded: %v", err)
+		}
+		again, err := Load(&b)
+		if err != nil {
+			t.Fatalf("load of what was saved: %v", err)
+		}
+		if !reflect.DeepEqual(s, again) {
+			t.Errorf("first  %+v\nsecond %+v", s, again)
+		}
+	})
+}
