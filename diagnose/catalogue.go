@@ -2,11 +2,113 @@
 
 package diagnose
 
-import "natkit/snapshot"
+import (
+	"cmp"
+	"slices"
+
+	"natkit/snapshot"
+)
+
+// Cause is one entry of the catalogue: a reason for NAT to be slow or lossy
+// that natkit can tell from a Snapshot.
+type Cause struct {
+	Code       string // stable; its file is Code.go, its anchor in docs/causes.md #Code
+	Title      string // what is wrong, without numbers
+	Severities []Severity
+	// Explains are the codes that this cause brings about or takes along: their
+	// findings are folded under one of this cause that is at least as severe.
+	Explains []string
+	// Needs are the names of the capabilities that give the evidence. With some of
+	// them missing the cause is judged from the others.
+	Needs []string
+
+	// What docs/causes.md says about it: what a user notices, how natkit tells,
+	// which healthy machines look alike and why they are not reported, and what
+	// the cure does.
+	Symptom   string
+	Proof     string
+	Lookalike string
+	Cure      string
+
+	judge func(facts) *verdict
+}
+
+// verdict is a finding with what Judge orders findings of one severity by.
+type verdict struct {
+	Finding
+	explains []string
+	harm     float64 // packets or connections lost in the window, or how near the limit (0 to 1)
+}
+
+// catalogue in the order in which equal findings are shown.
+var catalogue = []Cause{
+	conntrackTableFull,
+	snatPortsExhausted,
+	ipForwardOff,
+	forwardPolicyDrop,
+	rpFilterDrop,
+	mtuDrop,
+	listenOverflow,
+	unrepliedFlood,
+	conntrackTableNearlyFull,
+	timeWaitHeavy,
+	conntrackHashTooSmall,
+	brNetfilterOverhead,
+}
+
+// Catalogue is every cause that Judge knows.
+func Catalogue() []Cause { return slices.Clone(catalogue) }
 
 // Judge returns what is wrong according to the facts in s: most severe first,
-// a cause before what it explains, then most harm first. A fact that is missing
-// costs the causes that need it and nothing else.
+// what is explained by another finding folded under it, then most harm first. A
+// fact that is missing costs the causes that need it and nothing else.
 func Judge(s *snapshot.Snapshot) []Finding {
-	return nil
+	if s == nil {
+		return nil
+	}
+	var found []*verdict
+	for _, c := range catalogue {
+		if v := c.judge(facts{s}); v != nil {
+			v.Code, v.explains = c.Code, c.Explains
+			found = append(found, v)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b *verdict) int {
+		if a.Severity != b.Severity {
+			return int(b.Severity - a.Severity)
+		}
+		return cmp.Compare(b.harm, a.harm)
+	})
+	return fold(found)
+}
+
+// fold puts each finding under the first one that explains it. A finding is
+// explained only by one at least as severe, so that nothing severe is hidden
+// under something mild; of two that explain each other the first is the cause.
+func fold(sorted []*verdict) []Finding {
+	children := map[*verdict][]*verdict{}
+	var causes []*verdict
+	for i, v := range sorted {
+		u := slices.IndexFunc(sorted, func(a *verdict) bool {
+			return a != v && a.Severity >= v.Severity && slices.Contains(a.explains, v.Code)
+		})
+		mutual := u > i && slices.Contains(v.explains, sorted[max(u, 0)].Code)
+		if u < 0 || mutual {
+			causes = append(causes, v)
+		} else {
+			children[sorted[u]] = append(children[sorted[u]], v)
+		}
+	}
+	var whole func(v *verdict) Finding
+	whole = func(v *verdict) Finding {
+		for _, c := range children[v] {
+			v.Consequences = append(v.Consequences, whole(c))
+		}
+		return v.Finding
+	}
+	var out []Finding
+	for _, v := range causes {
+		out = append(out, whole(v))
+	}
+	return out
 }

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"natkit/snapshot"
+)
+
+const (
+	// A FORWARD chain that drops by default is how Docker and every firewall do it.
+	// It is at fault when it drops a good part of what it is asked to forward: a
+	// firewall that does its work drops little beside the traffic that it lets by.
+	forwardFew     = 3
+	forwardShare   = 0.05 // of the packets to be forwarded, or of what one interface received
+	forwardMost    = 0.50 // as good as everything
+	forwardNothing = 5    // packets from which losing most of them is critical
+)
+
+var forwardPolicyDrop = Cause{
+	Code:       "forward-policy-drop",
+	Title:      "The FORWARD chain drops what no rule accepts",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"br-netfilter-overhead"},
+	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanCounters, snapshot.CanInterfaces},
+	Symptom:    "Virtual machines, a second network or a VPN behind this machine lose their way out, often since Docker was installed; the machine itself is fine.",
+	Proof: fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without condition, and packets met that in the window: by the chain's own counter, "+
+		"or dropped on the forward hook as the tracer saw. At least %s of what was to be forwarded, in all or of one interface's, is a warning, %s critical. "+
+		"With neither counter nor tracer, packets that were to be forwarded and never left are a warning.", percent(forwardShare), percent(forwardMost)),
+	Lookalike: "A policy of drop is normal, and so are single packets that meet it. What a rule with a condition drops was meant to be dropped.",
+	Cure:      "A rule that accepts these networks' traffic, before the policy: with Docker in DOCKER-USER, which Docker leaves alone.",
+	judge:     judgeForwardPolicy,
+}
+
+func judgeForwardPolicy(f facts) *verdict {
+	chains := f.droppingForwardChains()
+	if f.Chains != nil && len(chains) == 0 {
+		return nil
+	}
+	// What met the policy by the chains' own counters, where all of them count.
+	var counted uint64
+	counts := len(chains) > 0
+	for _, c := range chains {
+		n, ok := metPolicy(c)
+		counted, counts = saturate(counted, n), counts && ok
+	}
+	if counts && counted == 0 {
+		return nil
+	}
+	// What was dropped on the forward hook, less what rules with a condition did.
+	var traced uint64
+	var rows []snapshot.Drop
+	_, ruled, tracing := f.dropped(snapshot.CauseRule)
+	for _, row := range ruled {
+		if f.hookOf(row) == "forward" {
+			traced = saturate(traced, row.Count)
+			rows = append(rows, row)
+		}
+	}
+	traced -= min(traced, f.ruleDrops())
+	vanished := f.vanished()
+
+	lost, source := counted, ""
+	switch {
+	case counts:
+	case tracing:
+		lost = traced
+	default:
+		lost, source = vanished, "likely "
+	}
+	if lost == 0 {
+		return nil
+	}
+
+	forwarded, forwardedKnown := f.counter("Ip.ForwDatagrams") // counted before the hook
+	part := share(lost, forwarded)
+	if !forwardedKnown || lost > forwarded {
+		part = 1 // bridged frames are not counted there
+	}
+	if p, known := f.receivedShare(lost, rows, devices(rows)); known && len(rows) > 0 {
+		part = max(part, p)
+	}
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case lost >= forwardFew && part < forwardShare:
+		v.Severity = Advice
+	case lost < forwardFew && part < forwardMost:
+		return nil
+	case part >= forwardMost && lost >= forwardNothing && source == "" && len(chains) > 0:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	what := "the FORWARD chain"
+	if len(chains) > 0 {
+		what = fmt.Sprintf("chain %s of table %s %s", chains[0].Name, chains[0].Family, chains[0].Table)
+	}
+	v.Title = fmt.Sprintf("%s %sdropped %s %s that no rule accepted", what, source, number(lost, "forwarded packet"), f.window())
+
+	for _, c := range chains {
+		value := "policy drop"
+		if c.Policy != "drop" {
+			value = "last rule drops everything"
+		}
+		if n, ok := metPolicy(c); ok {
+			value += fmt.Sprintf(", met by %s", number(n, "packet"))
+		}
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), value, fromRules + " (" + c.Backend + ")"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped on the forward hook", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if forwardedKnown {
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, these included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+	}
+	if vanished > 0 && !tracing && !counts {
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded that never left", strconv.FormatUint(vanished, 10),
+			fromSnmp + ", netstat: Ip ForwDatagrams + OutRequests - OutTransmits"})
+	}
+	v.Why = "The chain drops what no rule accepts. Docker sets this policy so that containers can't be reached past their published ports; it also stops every other network that this machine forwards for."
+	v.Remedy = f.acceptForwarded(chains, rows)
+	if crossesBridge(rows) {
+		v.Remedy = append(v.Remedy, "# the packets are bridged, not routed; or keep the bridge out of the packet filter altogether:",
+			f.run("sysctl -w net.bridge.bridge-nf-call-iptables=0"))
+	}
+	v.Verify = f.look(f.natkit("drops --for 10s"))
+	return v
+}
+
+// droppingForwardChains are the base chains on the forward hook that end in a drop.
+func (f facts) droppingForwardChains() []snapshot.Chain {
+	var out []snapshot.Chain
+	for _, c := range f.Chains {
+		if c.Hook != "forward" || c.Family == "arp" || c.Family == "netdev" {
+			continue
+		}
+		if _, last := dropsAll(c); last || c.Policy == "drop" {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// dropsAll is a chain's rule that drops every packet that reaches it.
+func dropsAll(c snapshot.Chain) (snapshot.DropRule, bool) {
+	for _, r := range c.DropRules {
+		if r.All {
+			return r, true
+		}
+	}
+	return snapshot.DropRule{}, false
+}
+
+// metPolicy is how many packets the end of a chain dropped, if it counts them.
+func metPolicy(c snapshot.Chain) (uint64, bool) {
+	n := c.PolicyPackets
+	if r, ok := dropsAll(c); ok {
+		n = r.Packets
+	}
+	if n == nil || *n >= implausible {
+		return 0, false
+	}
+	return *n, true
+}
+
+// ruleDrops is what rules with a condition dropped on the forward hook, as far
+// as they count.
+func (f facts) ruleDrops() (n uint64) {
+	for _, c := range f.Chains {
+		if c.Hook != "forward" {
+			continue
+		}
+		for _, r := range c.DropRules {
+			if !r.All && r.Packets != nil && *r.Packets < implausible {
+				n = saturate(n, *r.Packets)
+			}
+		}
+	}
+	return n
+}
+
+// vanished is how many packets were to be forwarded and never left, when
+// nothing else accounts for them. (Linux 6.18 counts ForwDatagrams before the forward
+// hook and OutTransmits when a packet goes to its device.)
+func (f facts) vanished() uint64 {
+	forwarded, ok1 := f.counter("Ip.ForwDatagrams")
+	sent, ok2 := f.counter("Ip.OutTransmits")
+	own, ok3 := f.counter("Ip.OutRequests")
+	if !ok1 || !ok2 || !ok3 {
+		return 0
+	}
+	for _, name := range []string{"Ip.FragFails", "Ip.FragCreates", "Ip.OutNoRoutes", "Ip.OutDiscards"} {
+		if n, _ := f.counter(name); n > 0 {
+			return 0
+		}
+	}
+	if n, _ := f.stat("drop"); n > 0 {
+		return 0
+	}
+	return forwarded + own - min(forwarded+own, sent)
+}
+
+// acceptForwarded is rules that let the packets pass that were dropped, as far as
+// it was seen where they came from and where they wanted to go.
+func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []string {
+	in, out := f.direction(rows)
+	docker := false
+	for _, c := range f.Chains {
+		docker = docker || c.Name == "DOCKER-USER"
+	}
+	remedy := []string{"# if this traffic is wanted, accept it and its answers; put the rules where your firewall keeps its own:"}
+	if len(chains) == 0 {
+		return append(remedy, f.run("nft list ruleset"), f.run("iptables -nvL FORWARD"))
+	}
+	if in == "" {
+		remedy = append(remedy, "# which interfaces it takes can't be told from here; see the packets, then the chain:", f.natkit("drops --for 10s"))
+	}
+	for _, c := range chains {
+		tool := iptables(c)
+		switch {
+		case in == "":
+			remedy = append(remedy, f.run(listChain(c)))
+		case tool != "":
+			chain := c.Name
+			if docker {
+				chain = "DOCKER-USER"
+			}
+			insert := tool + " -I " + quote(chain)
+			remedy = append(remedy,
+				f.run(insert+iface(" -i ", in)+iface(" -o ", out)+" -j ACCEPT"),
+				f.run(insert+iface(" -i ", out)+iface(" -o ", in)+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"))
+		default:
+			insert := fmt.Sprintf("insert rule %s %s %s", c.Family, c.Table, c.Name)
+			remedy = append(remedy,
+				f.run("nft "+quote(insert+nftIface(" iifname ", in)+nftIface(" oifname ", out)+" accept")),
+				f.run("nft "+quote(insert+nftIface(" iifname ", out)+nftIface(" oifname ", in)+" ct state established,related accept")))
+		}
+	}
+	return remedy
+}
+
+// direction is the way that most of the dropped packets wanted to take; parts
+// that can't be told are "".
+func (f facts) direction(rows []snapshot.Drop) (in, out string) {
+	names := devices(rows)
+	if len(names) == 0 {
+		return "", ""
+	}
+	in = names[0]
+	for _, t := range samples(rows) {
+		if to, ok := f.linkTo(t.dest); ok && to.Name != in {
+			return in, to.Name
+		}
+	}
+	// Not for a network of ours: by the other interface, if there is just one.
+	var others []string
+	for _, l := range f.links() {
+		if l.Name != in && len(l.Addresses) > 0 {
+			others = append(others, l.Name)
+		}
+	}
+	if len(others) == 1 {
+		out = others[0]
+	}
+	return in, out
+}
+
+func iface(option, name string) string {
+	if name == "" {
+		return ""
+	}
+	return option + quote(name)
+}
+
+func nftIface(key, name string) string {
+	if name == "" {
+		return ""
+	}
+	return key + `"` + strings.ReplaceAll(name, `"`, "") + `"`
+}

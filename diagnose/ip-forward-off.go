@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/snapshot"
+)
+
+// strayShare is the share of all received packets that packets for other hosts
+// must be, on a machine without source translation, before it counts as a router
+// that does not route: a host now and then gets packets for an address that
+// moved away, among many of its own.
+const strayShare = 0.10
+
+var ipForwardOff = Cause{
+	Code:       "ip-forward-off",
+	Title:      "Forwarding is off",
+	Severities: []Severity{Advice, Warning, Critical},
+	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "Nothing comes through the router, or nothing that comes in by one of its interfaces; the rules are right.",
+	Proof: fmt.Sprintf("Packets for other hosts were dropped in the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors) while forwarding is off for the interface "+
+		"they came in by, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. "+
+		"With several networks and %s of all packets it is likely, a warning. Source translation with forwarding off and no such packet yet is advice.", percent(strayShare)),
+	Lookalike: "A host that does not forward has it off; now and then it gets a packet for an address that moved elsewhere. Redirecting a host's own traffic needs no forwarding.",
+	Cure:      "net.ipv4.ip_forward=1; or the one interface's forwarding, which overrides it.",
+	judge:     judgeIPForward,
+}
+
+func judgeIPForward(f facts) *verdict {
+	links := f.links()
+	var off, on []string // interfaces by their own setting, which is the one that counts
+	for _, l := range links {
+		switch value, known := f.conf(l.Name, "forwarding"); {
+		case known && value == 0:
+			off = append(off, l.Name)
+		case known:
+			on = append(on, l.Name)
+		}
+	}
+	global, globalKnown := f.sysctl("net.ipv4.ip_forward")
+	known := len(off)+len(on) > 0 || globalKnown
+	if known && len(off) == 0 && (len(on) > 0 || global != 0) {
+		return nil
+	}
+
+	_, rows, _ := f.dropped(snapshot.CauseIPForwardOff)
+	rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool { return slices.Contains(on, row.Interface) })
+	var traced uint64
+	for _, row := range rows {
+		traced = saturate(traced, row.Count)
+	}
+	counted, _ := f.counter("Ip.InAddrErrors")
+	lost := max(traced, counted)
+
+	networks := 0
+	for _, l := range links {
+		if len(l.Addresses) > 0 {
+			networks++
+		}
+	}
+	received, receivedKnown := f.counter("Ip.InReceives")
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case lost > 0 && (f.translatesSources() && networks >= 2 || f.meantForOtherLink(rows)):
+		v.Severity = Critical
+		v.Title = fmt.Sprintf("forwarding is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
+	case known && lost >= 3 && networks >= 2 && receivedKnown && share(lost, received) >= strayShare:
+		v.Severity = Warning
+		v.Title = fmt.Sprintf("forwarding is off, and likely should not be: %s for other hosts dropped %s", number(lost, "packet"), f.window())
+	case known && len(on) == 0 && f.translatesSources() && networks >= 2:
+		v.Severity = Advice
+		v.Title = "forwarding is off on a machine whose rules translate source addresses"
+	default:
+		return nil
+	}
+
+	if globalKnown {
+		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ip_forward", strconv.FormatInt(global, 10), fromSettings})
+	}
+	if len(off) > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"interfaces with forwarding off", strings.Join(off, ", "), fromSettings + ": net.ipv4.conf.*.forwarding"})
+	}
+	if counted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets for other hosts, dropped", strconv.FormatUint(counted, 10), fromSnmp + ": Ip InAddrErrors"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped at ip_error", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Why = "A packet for another host is forwarded only if forwarding is on for the interface that it came in by; otherwise it is dropped before any rule sees it. " +
+		"Writing net.ipv4.ip_forward sets all interfaces at once."
+
+	// Writing the global value sets every interface. Where some are on and some
+	// are off, somebody chose: touch only those that lost packets.
+	wrong := devices(rows)
+	if len(wrong) == 0 {
+		wrong = off
+	}
+	if globalKnown && global != 0 || len(on) > 0 {
+		for _, name := range wrong {
+			v.Settings = append(v.Settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "forwarding"), 1))
+		}
+	} else {
+		v.Settings = []snapshot.Setting{f.local("net.ipv4.ip_forward", 1)}
+	}
+	for _, s := range v.Settings {
+		v.Remedy = append(v.Remedy, f.set(s))
+	}
+	v.Remedy = append(v.Remedy, "# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist"))
+	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
+	return v
+}
+
+// meantForOtherLink says whether a dropped packet was for a network of another
+// interface than the one it came in by.
+func (f facts) meantForOtherLink(rows []snapshot.Drop) bool {
+	for _, row := range rows {
+		if row.Interface == "" {
+			continue
+		}
+		for _, t := range samples([]snapshot.Drop{row}) {
+			if to, ok := f.linkTo(t.dest); ok && to.Name != row.Interface && !f.own(t.dest) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// cameInBy names the interfaces of rows, for the end of a value.
+func cameInBy(rows []snapshot.Drop) string {
+	names := devices(rows)
+	if len(names) == 0 {
+		return ""
+	}
+	return ", in by " + strings.Join(names[:min(len(names), 5)], ", ")
+}
+
+// sampleEvidence is one packet of those dropped.
+func sampleEvidence(rows []snapshot.Drop) []Evidence {
+	for _, row := range rows {
+		if len(row.Samples) > 0 {
+			return []Evidence{{"one of them", row.Samples[0], fromTracer}}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"natkit/snapshot"
+)
+
+const (
+	// portsFullShare: the kernel tries 240 ports of a large range at random (128,
+	// then 64, 32 and 16: nf_nat_l4proto_unique_tuple) before it gives up, so that
+	// flows fail from about 97 % of the range on; flows that ended since the dump
+	// are the rest.
+	portsFullShare = 0.90
+
+	// fewPorts is a range so small that it may be meant: one service translated to
+	// one port is full from its first flow on, and well. It counts only when flows fail.
+	fewPorts = 16
+
+	// manyFailures is how many flows must have failed before ports are suspected
+	// without seeing how many are in use: now and then two processors choose the
+	// same port for two new flows, and one of them fails.
+	manyFailures = 10
+
+	allPorts = 65536 - 1024 // what the kernel chooses from without a range
+)
+
+var snatPortsExhausted = Cause{
+	Code:       "snat-ports-exhausted",
+	Title:      "Source translation has no free port left towards a destination",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops},
+	Symptom:    "New connections to one address and port fail, those to others work, and the table has room.",
+	Proof: fmt.Sprintf("One outside address uses at least %s of its ports towards one destination, and flows could not be inserted in the window "+
+		"(insert_failed; dropped with an entry that was not confirmed). Ports in use without failures are a warning; so are %d failures or more where "+
+		"the table could not be dumped.", percent(portsFullShare), manyFailures),
+	Lookalike: "Single failures while ports are free are two processors choosing the same port at the same time. Refused by a full table is conntrack-table-full, by a long chain conntrack-hash-too-small.",
+	Cure:      "The whole range of ports, more outside addresses, shorter time-outs for connections that are over, connections that are used again.",
+	judge:     judgeSNATPorts,
+}
+
+func judgeSNATPorts(f facts) *verdict {
+	failed, _ := f.stat("insert_failed")
+	tooLong, _ := f.stat("chaintoolong")
+	failed -= min(failed, tooLong)
+	traced, _, _ := f.dropped(snapshot.CauseConfirm)
+	if tooLong > 0 {
+		traced = 0 // they can't be told apart there
+	}
+	lost := max(failed, traced)
+
+	v := &verdict{harm: float64(lost)}
+	use, size, found := f.fullestPorts()
+	switch {
+	case found && lost > 0:
+		v.Severity = Critical
+		v.Title = fmt.Sprintf("no free port left on %s towards %s %s: %s failed %s", use.Outside, use.Protocol, use.Dest, number(lost, "new flow"), f.window())
+	case found && size >= fewPorts:
+		v.Severity = Warning
+		v.harm = share(use.Used, size)
+		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent(share(use.Used, size)), use.Outside, use.Protocol, use.Dest)
+	case !found && lost >= manyFailures && f.suspectPorts():
+		v.Severity = Warning
+		v.Title = fmt.Sprintf("source translation likely has no free port left: %s failed %s", number(lost, "new flow"), f.window())
+	default:
+		return nil
+	}
+	if found {
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ports of %s in use towards %s %s", use.Outside, use.Protocol, use.Dest),
+			fmt.Sprintf("%d of %d (%d-%d seen)", use.Used, size, use.MinPort, use.MaxPort), fromDump})
+	}
+	if c, r, ok := f.narrowRange(use, found); ok {
+		v.Evidence = append(v.Evidence, Evidence{"ports that the rule allows", fmt.Sprintf("%d-%d (%d)", r.Min, r.Max, rangeSize(r)),
+			fmt.Sprintf("%s: table %s %s, chain %s", fromRules, c.Family, c.Table, c.Name)})
+	}
+	if failed > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"flows that could not be inserted", strconv.FormatUint(failed, 10), fromStats + ": insert_failed"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped when their entry was to be confirmed", strconv.FormatUint(traced, 10), fromTracer})
+	}
+	if f.Conntrack != nil && f.Conntrack.Max > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"entries", fmt.Sprintf("%d of %d (%s): the table is not the limit", f.Conntrack.Count, f.Conntrack.Max,
+			percent(share(f.Conntrack.Count, f.Conntrack.Max))), fromSettings + ": nf_conntrack_count, nf_conntrack_max"})
+	}
+	v.Why = "Behind one address, flows to the same address and port differ only in their outside port. When all are in use, the first packet of the next flow is dropped; " +
+		"flows to other destinations are not touched, which makes it look like a fault of the destination."
+	v.Remedy, v.Settings = f.morePorts(use, found)
+	v.Verify = f.look(f.natkit("conntrack top --by nat"))
+	return v
+}
+
+// fullestPorts is the destination towards which most of the ports are in use,
+// and how many there are; found is false when none is near its end.
+func (f facts) fullestPorts() (use snapshot.SNATUse, size uint64, found bool) {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return use, 0, false
+	}
+	best := 0.0
+	for _, u := range f.Conntrack.Table.SNATPorts {
+		if u.Used == 0 || u.Used >= implausible || !u.Outside.IsValid() || !u.Dest.IsValid() {
+			continue
+		}
+		n := uint64(allPorts)
+		if _, r, ok := f.narrowRange(u, true); ok {
+			n = rangeSize(r)
+		}
+		if used := share(u.Used, n); used >= portsFullShare && used > best {
+			use, size, best, found = u, n, used, true
+		}
+	}
+	return use, size, found
+}
+
+// narrowRange is the smallest range of a source translation here that is not
+// the kernel's own; with one (known) only such as hold all ports that were seen.
+func (f facts) narrowRange(use snapshot.SNATUse, known bool) (chain snapshot.Chain, r snapshot.PortRange, ok bool) {
+	for _, c := range f.Chains {
+		for _, candidate := range c.SNATRanges {
+			switch n := rangeSize(candidate); {
+			case n == 0 || n >= allPorts || ok && n >= rangeSize(r):
+			case known && (use.MinPort < candidate.Min || use.MaxPort > candidate.Max):
+			default:
+				chain, r, ok = c, candidate, true
+			}
+		}
+	}
+	return chain, r, ok
+}
+
+func rangeSize(r snapshot.PortRange) uint64 {
+	if r.Max < r.Min || r.Max == 0 {
+		return 0
+	}
+	return uint64(r.Max) - uint64(r.Min) + 1
+}
+
+// suspectPorts says whether failures without a destination near its end can
+// still be ports: when the table was not dumped, or its list of destinations is
+// cut off and a rule allows few ports. Source addresses must be translated here.
+func (f facts) suspectPorts() bool {
+	if f.Chains != nil && !f.translatesSources() {
+		return false
+	}
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return true
+	}
+	_, r, narrow := f.narrowRange(snapshot.SNATUse{}, false)
+	return narrow && rangeSize(r) < allPorts/8 && len(f.Conntrack.Table.SNATPorts) >= snapshot.TopN
+}
+
+// morePorts is how to get more flows to that destination.
+func (f facts) morePorts(use snapshot.SNATUse, found bool) (remedy []string, settings []snapshot.Setting) {
+	if c, r, ok := f.narrowRange(use, found); ok {
+		if found {
+			remedy = append(remedy, fmt.Sprintf("# the rule allows %d ports; put one before it that allows all:", rangeSize(r)), f.run(widerRange(c, use)))
+		} else {
+			remedy = append(remedy, fmt.Sprintf("# a rule of table %s %s, chain %s allows only ports %d-%d; widen it:", c.Family, c.Table, c.Name, r.Min, r.Max),
+				f.run(listChain(c)))
+		}
+	} else {
+		remedy = append(remedy, "# all ports of the outside address are in use: translate to several (snat to FIRST-LAST), or use connections again (keep-alive)")
+	}
+	if !found || use.Protocol == "tcp" {
+		s := f.local("net.netfilter.nf_conntrack_tcp_timeout_time_wait", shortTimeWait)
+		if now, known := f.sysctl(s.Name); !known || now > shortTimeWait {
+			settings = append(settings, s)
+			remedy = append(remedy, "# give the ports of connections that are over back sooner:", f.set(s))
+		}
+	}
+	return remedy, settings
+}
+
+// widerRange is a rule that translates flows to use's destination to any port.
+func widerRange(c snapshot.Chain, use snapshot.SNATUse) string {
+	outside, dest := use.Outside.String(), use.Dest.Addr().String()
+	port := strconv.Itoa(int(use.Dest.Port()))
+	if use.Outside.Is6() {
+		outside = "[" + outside + "]"
+	}
+	target := outside + ":1024-65535"
+	if tool := iptables(c); tool != "" {
+		return strings.Join([]string{tool, "-t nat -I", quote(c.Name), "-p", quote(use.Protocol), "-d", dest, "--dport", port,
+			"-j SNAT --to-source", quote(target)}, " ")
+	}
+	ip, to := "ip", "snat to "
+	if use.Outside.Is6() {
+		ip = "ip6"
+	}
+	if c.Family == "inet" {
+		to = "snat " + ip + " to "
+	}
+	return "nft " + quote(fmt.Sprintf("insert rule %s %s %s %s daddr %s %s dport %s %s%s", c.Family, c.Table, c.Name, ip, dest, use.Protocol, port, to, target))
+}
+
+// listChain shows a chain with its rules.
+func listChain(c snapshot.Chain) string {
+	if tool := iptables(c); tool != "" {
+		return tool + " -t " + quote(c.Table) + " -S " + quote(c.Name)
+	}
+	return "nft -a list chain " + quote(c.Family) + " " + quote(c.Table) + " " + quote(c.Name)
+}
+
+// iptables is the program that keeps a chain, "" when that is nft. The chains of
+// iptables' nftables back end are known by their names; nft(8) can change them
+// too, but iptables could then not read them any more.
+func iptables(c snapshot.Chain) string {
+	name := "iptables"
+	switch c.Family {
+	case "ip", "":
+	case "ip6":
+		name = "ip6tables"
+	default:
+		return ""
+	}
+	if c.Backend == "iptables-legacy" {
+		return name + "-legacy"
+	}
+	builtin := map[string]string{"filter": "FORWARD", "nat": "POSTROUTING"}
+	if c.Name == builtin[c.Table] {
+		return name + "-nft"
+	}
+	return ""
+}
