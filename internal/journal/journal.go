@@ -63,6 +63,9 @@ func Open(path string) (*Journal, error) {
 	return j, syncDir(dir)
 }
 
+// Path is where the journal is.
+func (j *Journal) Path() string { return j.path }
+
 // Append writes v as one line and returns once it is on disk.
 func (j *Journal) Append(v any) error {
 	line, err := json.Marshal(v)

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/internal/journal"
+	"natkit/internal/netns"
+)
+
+// beforeStep lets a test make any step fail.
+var beforeStep func(what string) error
+
+// build makes what the plan says, in its order. What must be undone is in the
+// journal before it exists; links, routes and rules end with their namespaces.
+func (l *Lab) build(ctx context.Context, j *journal.Journal) error {
+	step := func(what string, do func() error) error {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if beforeStep != nil {
+			if err := beforeStep(what); err != nil {
+				return err
+			}
+		}
+		if err := do(); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return nil
+	}
+	p := l.plan
+	for _, n := range p.nodes {
+		if err := step("make node "+n.role, func() error { return l.addNode(n, j) }); err != nil {
+			return err
+		}
+	}
+	for _, b := range p.bridges {
+		if err := step("make bridge "+b.role+"/"+b.name, func() error { return l.addBridge(b) }); err != nil {
+			return err
+		}
+	}
+	for _, link := range p.links {
+		if err := step(fmt.Sprintf("make link %s -- %s", link.a, link.b), func() error { return l.addLink(link) }); err != nil {
+			return err
+		}
+	}
+	for _, r := range p.routes {
+		if err := step("route "+r.role, func() error { return l.addRoute(r) }); err != nil {
+			return err
+		}
+	}
+	if err := step("set NAT rules in "+p.natRole, func() error { return l.addRules(ctx) }); err != nil {
+		return err
+	}
+	if p.options.Server != ServerNone {
+		for _, at := range p.listen {
+			what := fmt.Sprintf("start web server in %s", at.role)
+			if err := step(what, func() error { return l.startServer(ctx, at, j) }); err != nil {
+				return err
+			}
+		}
+	}
+	return step("finish", func() error { return j.Append(record{Complete: true}) })
+}
+
+// addNode makes a namespace. It exists without a name first, so that the journal
+// knows exactly which one the name will stand for.
+func (l *Lab) addNode(n nodePlan, j *journal.Journal) error {
+	h, err := netns.New()
+	if err != nil {
+		return err
+	}
+	node := &Node{Role: n.role, Netns: netnsName(l.name, n.role), Addr: n.addr, handle: h, lab: l}
+	l.nodes = append(l.nodes, node) // closed by release from here on
+	id, err := h.ID()
+	if err != nil {
+		return err
+	}
+	if err := j.Append(record{Netns: &netnsRecord{Name: node.Netns, ID: id}}); err != nil {
+		return err
+	}
+	if err := h.Pin(node.Netns); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("network namespace %q exists and is not this lab's: choose another name", node.Netns)
+		}
+		return err
+	}
+	for _, s := range n.sysctls {
+		err := node.Sysctl(s.key, s.value)
+		if s.optional && errors.Is(err, os.ErrNotExist) {
+			if s.note != "" {
+				l.notes = append(l.notes, s.note)
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return node.Do(func() error { return setUp("lo", "", end{}.addr) })
+}
+
+func (l *Lab) addBridge(b bridgePlan) error {
+	return l.mustNode(b.role).Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = b.name
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+			return err
+		}
+		return setUp(b.name, "", b.addr)
+	})
+}
+
+func (l *Lab) addLink(p linkPlan) error {
+	a, b := l.mustNode(p.a.role), l.mustNode(p.b.role)
+	if err := a.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = p.a.name
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: p.b.name, PeerNamespace: netlink.NsFd(b.handle.Fd())}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		return setUp(p.a.name, p.a.master, p.a.addr)
+	}); err != nil {
+		return err
+	}
+	return b.Do(func() error { return setUp(p.b.name, p.b.master, p.b.addr) })
+}
+
+func (l *Lab) addRoute(r routePlan) error {
+	return l.mustNode(r.role).Do(func() error {
+		return netlink.RouteAdd(&netlink.Route{Gw: r.via.AsSlice()})
+	})
+}
+
+// addRules puts the NAT rules in. iptables' programs get them as one file, and no
+// lock file: theirs is outside the lab, and nobody else is in the namespace.
+func (l *Lab) addRules(ctx context.Context) error {
+	var program string
+	switch l.plan.options.Rules {
+	case RulesNone:
+		return nil
+	case RulesNft:
+		return l.plan.rules.nft.Apply(l.NATNode().Handle())
+	case RulesIPTables:
+		program = "iptables-nft-restore"
+	case RulesIPTablesLegacy:
+		program = "iptables-legacy-restore"
+	}
+	path, err := lookPath(program)
+	if err != nil {
+		return fmt.Errorf("%s is not installed: install iptables, or take --rules nft, which needs no program", program)
+	}
+	cmd := l.NATNode().Command(ctx, path)
+	cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/dev/null")
+	cmd.Stdin = strings.NewReader(l.plan.rules.restore)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// mustNode is for roles that the plan itself names.
+func (l *Lab) mustNode(role string) *Node {
+	for _, n := range l.nodes {
+		if n.Role == role {
+			return n
+		}
+	}
+	panic("lab: the plan names no node " + role)
+}
+
+// lookPath finds a program also where a user's PATH often does not lead.
+func lookPath(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return exec.LookPath("/usr/sbin/" + program)
+	}
+	return path, nil
+}

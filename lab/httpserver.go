@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/netns"
+)
+
+// HTTPServer answers every GET with the same small body and closes the
+// connection: the other end of the published case. It is one event loop over
+// epoll that never waits for a peer, so that thousands of connections, slow and
+// dead ones among them, cost no more than their sockets. It is there to be
+// measured against.
+type HTTPServer struct {
+	idle    uint32 // seconds
+	answers [4][]byte
+
+	listener, epoll int
+	paused          bool // the listener is not watched, for want of descriptors
+
+	conns []httpConn // by descriptor
+	tick  uint32     // seconds the loop has run
+
+	answered, refused, idled atomic.Uint64
+
+	mu      sync.Mutex // held while wake is written to or closed
+	wake    int        // an eventfd that ends the loop's wait; -1 once closed
+	closing atomic.Bool
+	done    chan struct{}
+	err     error // why the loop ended, nil after Close; read it after done
+}
+
+// HTTPServerOptions has defaults for its zero fields.
+type HTTPServerOptions struct {
+	Backlog int           // connections that may wait for accept; default 16384
+	Body    []byte        // default: a line of text
+	Idle    time.Duration // a connection silent for so long is closed; default 60 s, whole seconds
+}
+
+// HTTPServerStats counts since the start.
+type HTTPServerStats struct {
+	Answered uint64 `json:"answered"` // requests
+	Refused  uint64 `json:"refused"`  // what is no request, or none we answer
+	Idle     uint64 `json:"idle"`     // connections closed for their silence
+}
+
+const (
+	defaultBacklog = 16384
+	defaultBody    = "natkit lab: this line is as long as the answer to a health check often is.\n"
+
+	maxHead       = 16 << 10
+	lingerSeconds = 2
+)
+
+// httpConn is one connection. It has no buffer: a request is matched as it comes,
+// not kept.
+type httpConn struct {
+	state   connState
+	answer  uint8
+	newline bool    // the head so far ends with a line end
+	start   [5]byte // of the request: its method
+	seen    uint32  // bytes of the head so far
+	since   uint32  // tick of the last progress
+	sent    uint32  // bytes of the answer
+	watched uint32  // epoll events, 0 when not in the epoll set yet
+}
+
+type connState uint8
+
+const (
+	connNone    connState = iota
+	connReading           // the head is not complete
+	connWriting           // the answer is not all in the socket's buffer
+	connLinger            // answered and shut: what still comes is thrown away, or a reset would overtake the answer
+)
+
+// Indices of HTTPServer.answers.
+const (
+	answerGet = iota
+	answerHead
+	answerBad
+	answerTooLong
+)
+
+// ServeHTTP starts an HTTPServer in the namespace, on "ADDRESS:PORT" or ":PORT".
+// It serves until Close, the end of ctx or the end of the lab. Limits of the
+// namespace that would cut its backlog are raised.
+func (n *Node) ServeHTTP(ctx context.Context, addr string, o HTTPServerOptions) (*HTTPServer, error) {
+	s, err := listenHTTP(n.handle, addr, o)
+	if err != nil {
+		return nil, fmt.Errorf("serve HTTP in %s: %w", n.Netns, err)
+	}
+	go func() {
+		defer context.AfterFunc(ctx, s.stop)()
+		defer context.AfterFunc(n.lab.ctx, s.stop)()
+		s.loop()
+	}()
+	return s, nil
+}
+
+// listenHTTP makes the server's sockets in the namespace of h; loop does the rest.
+func listenHTTP(h *netns.Handle, addr string, o HTTPServerOptions) (*HTTPServer, error) {
+	if o.Backlog == 0 {
+		o.Backlog = defaultBacklog
+	}
+	if o.Body == nil {
+		o.Body = []byte(defaultBody)
+	}
+	if o.Idle == 0 {
+		o.Idle = time.Minute
+	}
+	if strings.HasPrefix(addr, ":") {
+		addr = "0.0.0.0" + addr
+	}
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil || !at.Addr().Is4() {
+		return nil, fmt.Errorf("listen on %q: want an IPv4 ADDRESS:PORT, or :PORT", addr)
+	}
+	s := &HTTPServer{
+		idle:     max(1, uint32(o.Idle/time.Second)),
+		listener: -1, epoll: -1, wake: -1,
+		done: make(chan struct{}),
+	}
+	head := httpHead("200 OK", len(o.Body))
+	s.answers = [...][]byte{
+		answerGet:     append(bytes.Clone(head), o.Body...),
+		answerHead:    head,
+		answerBad:     httpHead("400 Bad Request", 0),
+		answerTooLong: httpHead("431 Request Header Fields Too Large", 0),
+	}
+	if err := h.Do(func() error { return s.listen(at, o.Backlog) }); err != nil {
+		s.closeSockets()
+		return nil, fmt.Errorf("listen on %s: %w", at, err)
+	}
+	return s, nil
+}
+
+func httpHead(status string, length int) []byte {
+	return fmt.Appendf(nil, "HTTP/1.0 %s\r\nServer: natkit\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n",
+		status, length)
+}
+
+func (s *HTTPServer) listen(at netip.AddrPort, backlog int) (err error) {
+	for _, key := range []string{"net.core.somaxconn", "net.ipv4.tcp_max_syn_backlog"} {
+		if err := raiseSysctl(key, backlog); err != nil {
+			return err
+		}
+	}
+	if s.listener, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(s.listener, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return err
+	}
+	if err := unix.Bind(s.listener, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}); err != nil {
+		return err
+	}
+	if err := unix.Listen(s.listener, backlog); err != nil {
+		return err
+	}
+	if s.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return err
+	}
+	if s.wake, err = unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC); err != nil {
+		return err
+	}
+	return errors.Join(
+		s.control(unix.EPOLL_CTL_ADD, s.wake, unix.EPOLLIN),
+		s.control(unix.EPOLL_CTL_ADD, s.listener, unix.EPOLLIN))
+}
+
+// raiseSysctl raises a number among the settings of the current namespace to at
+// least value.
+func raiseSysctl(key string, value int) error {
+	data, err := os.ReadFile(sysctlPath(key))
+	if err != nil {
+		return fmt.Errorf("read sysctl %s: %w", key, err)
+	}
+	if have, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil && have >= value {
+		return nil
+	}
+	return writeSysctl(key, strconv.Itoa(value))
+}
+
+// Stats returns the counts so far.
+func (s *HTTPServer) Stats() HTTPServerStats {
+	return HTTPServerStats{s.answered.Load(), s.refused.Load(), s.idled.Load()}
+}
+
+// Close ends the server and its connections, and returns why it had ended before,
+// if it had.
+func (s *HTTPServer) Close() error {
+	s.stop()
+	<-s.done
+	return s.err
+}
+
+// stop asks the loop to end.
+func (s *HTTPServer) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closing.Store(true)
+	if s.wake >= 0 {
+		_, _ = unix.Write(s.wake, binary.NativeEndian.AppendUint64(nil, 1)) // fails only when it is awake anyway
+	}
+}
+
+func (s *HTTPServer) closeSockets() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for fd, c := range s.conns {
+		if c.state != connNone {
+			unix.Close(fd)
+		}
+	}
+	for _, fd := range []int{s.listener, s.epoll, s.wake} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	s.wake = -1
+}
+
+// loop is the server; nothing else touches the connections.
+func (s *HTTPServer) loop() {
+	defer close(s.done)
+	defer s.closeSockets()
+	events := make([]unix.EpollEvent, 512)
+	buf := make([]byte, 16<<10)
+	started := time.Now()
+	for {
+		n, err := unix.EpollWait(s.epoll, events, 1000)
+		if s.closing.Load() {
+			return
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			s.err = fmt.Errorf("wait for connections: %w", err)
+			return
+		}
+		for _, ev := range events[:max(n, 0)] {
+			switch fd := int(ev.Fd); fd {
+			case s.wake:
+			case s.listener:
+				s.accept(buf)
+			default:
+				s.serve(fd, buf)
+			}
+		}
+		if now := uint32(time.Since(started) / time.Second); now != s.tick {
+			s.tick = now
+			s.sweep()
+		}
+	}
+}
+
+// accept takes what waits, but not so much that those already here starve.
+func (s *HTTPServer) accept(buf []byte) {
+	for range 256 {
+		r, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(s.listener), 0, 0, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+		switch errno {
+		case 0:
+		case unix.EAGAIN:
+			return
+		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+			// The listener would wake us at once again. Until the next sweep watches
+			// it again, connections wait in the backlog.
+			s.paused = s.control(unix.EPOLL_CTL_DEL, s.listener, 0) == nil
+			return
+		default: // that connection is gone already
+			continue
+		}
+		fd := int(r)
+		if fd >= len(s.conns) {
+			s.conns = append(s.conns, make([]httpConn, fd+1024-len(s.conns))...)
+		}
+		s.conns[fd] = httpConn{state: connReading, since: s.tick}
+		s.serve(fd, buf)
+	}
+}
+
+// serve takes a connection as far as it goes without waiting, and has the rest of
+// it watched. An event of a connection that is gone may meet a new one with its
+// descriptor, or none: neither does harm.
+func (s *HTTPServer) serve(fd int, buf []byte) {
+	c := &s.conns[fd]
+	for {
+		switch c.state {
+		case connNone:
+			return
+		case connReading, connLinger:
+			n, errno := rawRecv(fd, buf)
+			switch {
+			case errno == unix.EAGAIN:
+				s.watch(fd, unix.EPOLLIN)
+				return
+			case errno != 0 || n == 0: // reset, or the peer's end
+				s.drop(fd)
+			case c.state == connReading:
+				c.since = s.tick
+				c.read(buf[:n])
+			}
+		case connWriting:
+			answer := s.answers[c.answer]
+			n, errno := rawSend(fd, answer[c.sent:])
+			switch {
+			case errno == unix.EAGAIN:
+				s.watch(fd, unix.EPOLLOUT)
+				return
+			case errno != 0:
+				s.drop(fd)
+			default:
+				c.since = s.tick
+				if c.sent += uint32(n); int(c.sent) == len(answer) {
+					s.finish(fd)
+				}
+			}
+		}
+	}
+}
+
+// read takes a part of the head, and decides on the answer when that is possible.
+func (c *httpConn) read(b []byte) {
+	if c.seen < uint32(len(c.start)) {
+		copy(c.start[c.seen:], b)
+	}
+	c.seen += uint32(len(b))
+	switch {
+	case c.start[0] < 'A' || c.start[0] > 'Z': // no method begins like this: why wait for more
+		c.state, c.answer = connWriting, answerBad
+	case c.endsHead(b):
+		c.state, c.answer = connWriting, answerBad
+		if bytes.HasPrefix(c.start[:], []byte("GET ")) {
+			c.answer = answerGet
+		} else if bytes.HasPrefix(c.start[:], []byte("HEAD ")) {
+			c.answer = answerHead
+		}
+	case c.seen > maxHead:
+		c.state, c.answer = connWriting, answerTooLong
+	}
+}
+
+// endsHead says whether an empty line ends the head within b. Lines may end with
+// a line feed alone.
+func (c *httpConn) endsHead(b []byte) bool {
+	if bytes.HasSuffix(b, []byte("\r\n\r\n")) { // nearly always
+		return true
+	}
+	for _, ch := range b {
+		switch {
+		case ch == '\n' && c.newline:
+			return true
+		case ch == '\n':
+			c.newline = true
+		case ch != '\r':
+			c.newline = false
+		}
+	}
+	return false
+}
+
+// finish is after the answer.
+func (s *HTTPServer) finish(fd int) {
+	c := &s.conns[fd]
+	if c.answer == answerGet || c.answer == answerHead {
+		s.answered.Add(1)
+		s.drop(fd)
+		return
+	}
+	s.refused.Add(1)
+	if unix.Shutdown(fd, unix.SHUT_WR) != nil {
+		s.drop(fd)
+		return
+	}
+	c.state = connLinger
+}
+
+// drop closes a connection, which takes it out of the epoll set too.
+func (s *HTTPServer) drop(fd int) {
+	s.conns[fd].state = connNone
+	unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+}
+
+// sweep closes connections without progress, once a second.
+func (s *HTTPServer) sweep() {
+	for fd := range s.conns {
+		c := &s.conns[fd]
+		limit := s.idle
+		if c.state == connLinger {
+			limit = lingerSeconds
+		}
+		if c.state != connNone && s.tick-c.since > limit {
+			if c.state != connLinger {
+				s.idled.Add(1)
+			}
+			s.drop(fd)
+		}
+	}
+	if s.paused {
+		s.paused = s.control(unix.EPOLL_CTL_ADD, s.listener, unix.EPOLLIN) != nil
+	}
+}
+
+// watch has the loop woken by the next such event of a connection.
+func (s *HTTPServer) watch(fd int, events uint32) {
+	c := &s.conns[fd]
+	op := unix.EPOLL_CTL_MOD
+	switch c.watched {
+	case events:
+		return
+	case 0:
+		op = unix.EPOLL_CTL_ADD
+	}
+	if s.control(op, fd, events) != nil {
+		s.drop(fd)
+		return
+	}
+	c.watched = events
+}
+
+func (s *HTTPServer) control(op, fd int, events uint32) error {
+	if err := unix.EpollCtl(s.epoll, op, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
+		return fmt.Errorf("watch socket: %w", err)
+	}
+	return nil
+}
+
+// rawRecv and rawSend do not tell the scheduler that they enter the kernel: they
+// never wait there, and a sleeping processor would be given away and fetched back
+// for each of them.
+func rawRecv(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+	return int(n), errno
+}
+
+func rawSend(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	return int(n), errno
+}
