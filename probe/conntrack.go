@@ -3,12 +3,17 @@
 package probe
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
+	"natkit/conntrack"
 	"natkit/snapshot"
 )
 
@@ -121,4 +126,53 @@ func parseConntrackStats(text string) ([]map[string]uint64, error) {
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// maxDump is how long a dump of the table may take; a million entries take some
+// one and a half seconds.
+const maxDump = 30 * time.Second
+
+// conntrackTable reads the entries themselves and counts them by state, source,
+// destination and use of outside ports.
+func conntrackTable(ctx context.Context, opts Options) source {
+	return source{
+		name:  snapshot.CanConntrackDump,
+		costs: "what fills the table, and how near source translation is to its last port, is not told",
+		live:  true,
+		start: func(*view) error {
+			if !opts.Dump {
+				return errors.New("not asked for")
+			}
+			return nil
+		},
+		end: func(v *view, s *snapshot.Snapshot) error {
+			if s.Conntrack == nil { // asking would load connection tracking
+				return errors.New("connection tracking is not loaded in this kernel")
+			}
+			// The dump belongs to a window that was ended early as well.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDump)
+			defer cancel()
+			var err error
+			s.Conntrack.Table, err = dumpTable(ctx, v)
+			return err
+		},
+	}
+}
+
+// dumpTable asks ctnetlink, or reads the file in /proc when ctnetlink is a module
+// that is not loaded: on old kernels, once loaded, it makes every flow larger.
+func dumpTable(ctx context.Context, v *view) (*snapshot.Table, error) {
+	if !v.loaded("nf_conntrack_netlink") {
+		if f, err := os.Open(filepath.Join(v.root, v.net, "nf_conntrack")); err == nil {
+			defer f.Close()
+			began := time.Now()
+			t, _, err := conntrack.TabulateText(ctx, f, conntrack.TableOptions{}, func(*conntrack.LineError) {})
+			if err != nil {
+				return nil, err
+			}
+			t.DumpSeconds = time.Since(began).Seconds()
+			return t, nil
+		}
+	}
+	return conntrack.Tabulate(ctx, conntrack.TableOptions{})
 }

@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,21 +55,25 @@ type source struct {
 	stop  func()
 }
 
-// sources in the order in which they are read: counters first, so that they
-// cover nearly the same window, what takes long last.
-func sources(opts Options) []source {
+// sources in the order in which they are read after the window; before it the
+// order is reversed. So what takes long, to start or to read, lies outside of the
+// window of the counters, which come first.
+func sources(ctx context.Context, opts Options) []source {
 	return []source{
 		counters(),
 		conntrackLimits(),
 		conntrackStats(),
 		cpus(),
 		interfaces(),
-		listeners(),
-		iptablesLegacy(),
 		nftables(),
+		iptablesLegacy(),
 		kernelLog(),
+		drops(opts),
+		listeners(),
+		conntrackTable(ctx, opts),
 		sysctls(),
 		host(),
+		owners(),
 	}
 }
 
@@ -81,7 +86,7 @@ func Take(ctx context.Context, opts Options) (*snapshot.Snapshot, error) {
 		progress = func(string, float64) {}
 	}
 	v := newView(opts.Root)
-	all := sources(opts)
+	all := sources(ctx, opts)
 	failed := make([]error, len(all))
 	for i, src := range all {
 		if src.live && !v.live {
@@ -98,7 +103,7 @@ func Take(ctx context.Context, opts Options) (*snapshot.Snapshot, error) {
 
 	progress("reading start values", 0)
 	err := opts.Netns.Do(func() error {
-		for i, src := range all {
+		for i, src := range slices.Backward(all) {
 			if src.start != nil && failed[i] == nil {
 				failed[i] = src.start(v)
 			}
