@@ -52,6 +52,9 @@ func (l *Lab) build(ctx context.Context, j *journal.Journal) error {
 			return err
 		}
 	}
+	if err := step("wait for links", func() error { return l.awaitLinks(ctx) }); err != nil {
+		return err
+	}
 	for _, r := range p.routes {
 		if err := step("route "+r.role, func() error { return l.addRoute(r) }); err != nil {
 			return err
@@ -133,6 +136,20 @@ func (l *Lab) addLink(p linkPlan) error {
 		return err
 	}
 	return b.Do(func() error { return setUp(p.b.name, p.b.master, p.b.addr) })
+}
+
+// awaitLinks waits until both ends of every link carry packets. A bridge does not
+// forward on a port before the kernel's link watch has seen its carrier, which
+// takes up to a second; a first packet lost there would cost a SYN retransmission.
+func (l *Lab) awaitLinks(ctx context.Context) error {
+	for _, p := range l.plan.links {
+		for _, e := range []end{p.a, p.b} {
+			if err := l.mustNode(e.role).Do(func() error { return awaitUp(ctx, e.name) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (l *Lab) addRoute(r routePlan) error {

@@ -3,9 +3,11 @@
 package lab
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -36,4 +38,24 @@ func setUp(name, master string, addr netip.Prefix) error {
 		return fmt.Errorf("set %s up: %w", name, err)
 	}
 	return nil
+}
+
+// awaitUp waits until an interface of the current namespace is operational.
+func awaitUp(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, fmt.Errorf("interface %s is not up after 10 s", name))
+	defer cancel()
+	for {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
 }
