@@ -116,12 +116,13 @@ func (h *Handle) Close() error {
 // Note for readers of /proc: /proc/net is the namespace of the process's first
 // thread; inside Do read /proc/thread-self/net. /proc/sys/net follows the thread.
 func (h *Handle) Do(fn func() error) error {
+	runtime.LockOSThread()
 	// A thread that is there already needs no privilege to stay: so natkit works
 	// in its own namespace without root.
 	if h == nil || h.inode == inodeOf("/proc/thread-self/ns/net") {
+		defer runtime.UnlockOSThread()
 		return fn()
 	}
-	runtime.LockOSThread()
 	old, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		runtime.UnlockOSThread()
