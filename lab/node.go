@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/conntrack"
 	"natkit/internal/netns"
 )
 
@@ -67,6 +68,24 @@ func sysctlPath(key string) string {
 		key = strings.ReplaceAll(key, ".", "/")
 	}
 	return filepath.Join("/proc/sys", key)
+}
+
+// FillConntrack adds assured entries to the namespace's connection tracking table
+// until only so many places are left of nf_conntrack_max. progress may be nil.
+func (n *Node) FillConntrack(ctx context.Context, leave int, progress func(done, total int)) (res conntrack.FillResult, err error) {
+	err = n.Do(func() error {
+		limits, err := conntrack.ReadLimits()
+		if err != nil {
+			return err
+		}
+		free := int64(limits.Max) - int64(limits.Count) - int64(leave)
+		if free <= 0 {
+			return nil
+		}
+		res, err = conntrack.Fill(ctx, conntrack.FillOptions{Count: int(free), Progress: progress})
+		return err
+	})
+	return res, err
 }
 
 // Command prepares a program to be run inside the namespace, with the namespace's
