@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"natkit/diagnose"
+	"natkit/internal/netns"
+	"natkit/probe"
+	"natkit/report"
+	"natkit/snapshot"
+)
+
+func newDoctorCommand(e *env) *cobra.Command {
+	var o doctorOptions
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what is wrong with NAT here, with evidence, and what cures it",
+		Long: `Say what makes NAT on this machine slow or lossy: the cause, the evidence with
+its source, why it matters, the commands that cure it, and how to check.
+
+The doctor reads the kernel's counters twice, --for apart, and judges what
+happened in between; totals since boot decide nothing. It changes nothing and
+runs no program. What follows from another finding is folded under it.
+
+Severities: critical is traffic lost now, a warning will be lost soon, advice is
+waste. With a finding of warning or above the exit code is 3.
+
+What it can't see, for lack of root, of BPF or of a part of the kernel, costs
+that part of the answer; the end of the output lists it. With --save the facts
+go to a file, which --from judges anywhere: send it with a bug report (it holds
+host name, addresses, settings and rules' names, no packet's content).`,
+		Example: `  natkit doctor
+  natkit doctor --for 1m -o json
+  natkit doctor --netns blue
+  natkit doctor --save facts.json
+  natkit doctor --from facts.json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.DurationVar(&o.window, "for", 10*time.Second, "how long to watch")
+	f.BoolVar(&o.noDump, "no-dump", false, "do not read the entries of the conntrack table, only its counters")
+	f.StringVar(&o.save, "save", "", "write the facts to `FILE`, too")
+	f.StringVar(&o.from, "from", "", "judge the facts in `FILE` (- is stdin) instead of this machine's")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.from != "" {
+			for _, name := range []string{"for", "no-dump", "save", "netns"} {
+				if cmd.Flags().Changed(name) {
+					return usagef("--%s and --from exclude each other: the facts in a file are what they are", name)
+				}
+			}
+		}
+		if o.window <= 0 {
+			return usagef("--for %v: want a time above zero", o.window)
+		}
+		s, err := o.facts(cmd.Context(), e)
+		if err != nil {
+			return err
+		}
+		findings := diagnose.Judge(s)
+		if *out == "json" {
+			err = report.JSON(e.stdout, report.Doctor(s, findings))
+		} else {
+			err = report.DoctorText(e.stdout, s, findings, colored(e.stdout))
+		}
+		if err != nil {
+			return err
+		}
+		for _, f := range findings {
+			if f.Severity >= diagnose.Warning {
+				return errFindings
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+type doctorOptions struct {
+	window     time.Duration
+	noDump     bool
+	save, from string
+}
+
+// facts takes a Snapshot of this machine, or of the file that was given.
+func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, error) {
+	switch o.from {
+	case "":
+	case "-":
+		return snapshot.Load(e.stdin)
+	default:
+		f, err := os.Open(o.from)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return snapshot.Load(f)
+	}
+
+	ns, err := netns.Open(e.netns)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	var file *os.File
+	if o.save != "" { // before the wait, not after it
+		if file, err = os.Create(o.save); err != nil {
+			return nil, err
+		}
+		defer file.Close()
+	}
+	line := newProgressLine(e)
+	s, err := probe.Take(ctx, probe.Options{
+		Netns: ns, Window: o.window, Dump: !o.noDump,
+		Progress: func(what string, part float64) {
+			const width = 30
+			done := int(part * width)
+			line.show("doctor: [%s%s] %s", strings.Repeat("#", done), strings.Repeat(".", width-done), what)
+		},
+	})
+	line.clear()
+	if err != nil || file == nil {
+		return s, err
+	}
+	if err := snapshot.Save(file, s); err != nil {
+		return nil, err
+	}
+	return s, file.Close()
+}
+
+// colored says whether to use colours on w: it is a terminal, and NO_COLOR is
+// not set (https://no-color.org).
+func colored(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""
+}

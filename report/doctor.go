@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"natkit/diagnose"
+	"natkit/snapshot"
+)
+
+// DoctorResult is what natkit doctor found and what it could see, as -o json
+// prints it.
+type DoctorResult struct {
+	Kernel        string                `json:"kernel"`
+	Hostname      string                `json:"hostname"`
+	Netns         snapshot.Netns        `json:"netns"`
+	TakenAt       time.Time             `json:"taken_at"`
+	WindowSeconds float64               `json:"window_s"`
+	Capabilities  []snapshot.Capability `json:"capabilities"`
+	Findings      []diagnose.Finding    `json:"findings"`
+}
+
+// Doctor is the result of judging s. Its lists are never null in JSON.
+func Doctor(s *snapshot.Snapshot, findings []diagnose.Finding) DoctorResult {
+	return DoctorResult{
+		Kernel:        s.Host.Kernel,
+		Hostname:      s.Host.Hostname,
+		Netns:         s.Netns,
+		TakenAt:       s.TakenAt,
+		WindowSeconds: s.WindowSeconds,
+		Capabilities:  append([]snapshot.Capability{}, s.Capabilities...),
+		Findings:      filled(findings),
+	}
+}
+
+func filled(findings []diagnose.Finding) []diagnose.Finding {
+	out := append([]diagnose.Finding{}, findings...)
+	for i := range out {
+		f := &out[i]
+		f.Evidence = append([]diagnose.Evidence{}, f.Evidence...)
+		f.Remedy = append([]string{}, f.Remedy...)
+		f.Verify = append([]string{}, f.Verify...)
+		if len(f.Consequences) > 0 {
+			f.Consequences = filled(f.Consequences)
+		}
+	}
+	return out
+}
+
+// DoctorText writes what the doctor found for people: most severe first, with the
+// evidence, the commands that cure it, and last what could not be seen. Text is
+// broken at 80 columns, commands never are.
+func DoctorText(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding, color bool) error {
+	p := page{color: color}
+	p.header(s, findings)
+	for _, f := range findings {
+		p.finding(f)
+	}
+	if len(findings) == 0 {
+		p.text("", "", "Nothing wrong was found. Looked at "+lookedAt(s)+".")
+	}
+	p.unseen(s.Capabilities)
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+const columns = 80
+
+// page is text that grows, in lines of at most columns.
+type page struct {
+	b     strings.Builder
+	color bool
+}
+
+// ANSI attributes.
+const (
+	bold   = "1"
+	red    = "1;31"
+	yellow = "1;33"
+	cyan   = "1;36"
+)
+
+func (p *page) style(attributes, text string) string {
+	if !p.color {
+		return text
+	}
+	return "\x1b[" + attributes + "m" + text + "\x1b[0m"
+}
+
+// text writes words, the first line after first, the others after next.
+func (p *page) text(first, next, words string) {
+	line, width := first, utf8.RuneCountInString(first)
+	empty := true
+	for _, word := range strings.Fields(words) {
+		n := utf8.RuneCountInString(word)
+		if !empty && width+1+n > columns {
+			p.b.WriteString(strings.TrimRight(line, " ") + "\n")
+			line, width, empty = next, utf8.RuneCountInString(next), true
+		}
+		if !empty {
+			line += " "
+			width++
+		}
+		line += word
+		width += n
+		empty = false
+	}
+	p.b.WriteString(strings.TrimRight(line, " ") + "\n")
+}
+
+func (p *page) header(s *snapshot.Snapshot, findings []diagnose.Finding) {
+	var about []string
+	if s.Host.Hostname != "" {
+		about = append(about, s.Host.Hostname)
+	}
+	if s.Host.Kernel != "" {
+		about = append(about, "Linux "+s.Host.Kernel)
+	}
+	if s.Netns.Name != "" {
+		about = append(about, "namespace "+s.Netns.Name)
+	}
+	about = append(about, "watched for "+seconds(s.WindowSeconds))
+	count := map[diagnose.Severity]int{}
+	for _, f := range findings {
+		count[f.Severity]++
+	}
+	var counts []string
+	for _, sev := range []diagnose.Severity{diagnose.Critical, diagnose.Warning, diagnose.Advice} {
+		if count[sev] > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", count[sev], sev))
+		}
+	}
+	if len(counts) > 0 {
+		about = append(about, strings.Join(counts, ", "))
+	}
+	p.text("", "  ", strings.Join(about, "; "))
+	p.b.WriteByte('\n')
+}
+
+func (p *page) finding(f diagnose.Finding) {
+	attributes := map[diagnose.Severity]string{diagnose.Critical: red, diagnose.Warning: yellow, diagnose.Advice: cyan}[f.Severity]
+	p.b.WriteString(p.style(attributes, strings.ToUpper(f.Severity.String())) + " [" + f.Code + "]\n")
+	p.paragraph(f.Title)
+	if len(f.Evidence) > 0 {
+		p.section("Evidence")
+		for _, e := range f.Evidence {
+			p.text("    ", "        ", fmt.Sprintf("%s: %s  (%s)", e.What, e.Value, e.Source))
+		}
+	}
+	if f.Why != "" {
+		p.section("Why it matters")
+		p.text("    ", "    ", f.Why)
+	}
+	p.commands("Cure", f.Remedy)
+	p.commands("Check", f.Verify)
+	if len(f.Consequences) > 0 {
+		p.section("Follows from it, and goes with it")
+		p.consequences("    ", f.Consequences)
+	}
+	p.b.WriteByte('\n')
+}
+
+// paragraph writes the title, which may take more than one line.
+func (p *page) paragraph(title string) {
+	var one page
+	one.text("", "", title)
+	for line := range strings.Lines(one.b.String()) {
+		p.b.WriteString(p.style(bold, strings.TrimSuffix(line, "\n")) + "\n")
+	}
+}
+
+func (p *page) section(name string) { p.b.WriteString("  " + name + "\n") }
+
+func (p *page) commands(name string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	p.section(name)
+	for _, line := range lines {
+		if remark, ok := strings.CutPrefix(line, "# "); ok {
+			p.text("    # ", "    # ", remark)
+		} else {
+			p.b.WriteString("    " + line + "\n")
+		}
+	}
+}
+
+func (p *page) consequences(indent string, findings []diagnose.Finding) {
+	for _, f := range findings {
+		p.text(indent, indent+"    ", fmt.Sprintf("%s (%s) [%s]", f.Title, f.Severity, f.Code))
+		p.consequences(indent+"  ", f.Consequences)
+	}
+}
+
+// unseen lists what the doctor could not look at.
+func (p *page) unseen(capabilities []snapshot.Capability) {
+	first := true
+	for _, c := range capabilities {
+		if c.OK {
+			continue
+		}
+		if first {
+			p.b.WriteString("\nCould not be seen:\n")
+			first = false
+		}
+		text := c.Name + ": " + c.Reason
+		if c.Costs != "" {
+			text += "; so " + c.Costs
+		}
+		p.text("  ", "    ", text)
+	}
+}
+
+// lookedAt says what a result without findings rests on.
+func lookedAt(s *snapshot.Snapshot) string {
+	var parts []string
+	add := func(known bool, format string, args ...any) {
+		if known {
+			parts = append(parts, fmt.Sprintf(format, args...))
+		}
+	}
+	if ct := s.Conntrack; ct != nil {
+		add(true, "the conntrack table (%d of %d entries)", ct.Count, ct.Max)
+	}
+	add(s.Drops != nil, "dropped packets")
+	add(s.Counters != nil, "the stack's counters")
+	add(s.Sysctls != nil, "%s", plural(len(s.Sysctls), "setting"))
+	add(s.Chains != nil, "%s of rules", plural(len(s.Chains), "chain"))
+	add(s.Interfaces != nil, "%s", plural(len(s.Interfaces), "interface"))
+	add(s.Listeners != nil, "%s", plural(len(s.Listeners), "listening socket"))
+	add(s.CPUs != nil, "%s", plural(len(s.CPUs), "processor"))
+	add(s.KernelLog != nil, "the kernel's log")
+	switch n := len(parts); n {
+	case 0:
+		return "nothing, for nothing could be seen"
+	case 1:
+		return parts[0]
+	default:
+		return strings.Join(parts[:n-1], ", ") + " and " + parts[n-1]
+	}
+}
+
+// seconds is a time in seconds with one decimal where it is short.
+func seconds(s float64) string {
+	if s < 100 {
+		return strconv.FormatFloat(s, 'f', 1, 64) + " s"
+	}
+	return strconv.FormatFloat(s, 'f', 0, 64) + " s"
+}
