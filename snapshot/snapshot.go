@@ -170,9 +170,10 @@ type Drops struct {
 // Drop is one row: packets of one namespace dropped at one place for one reason.
 type Drop struct {
 	Count     uint64   `json:"count"`
-	Location  string   `json:"location"` // "nf_hook_slow+0xa6"
-	Reason    string   `json:"reason"`   // the running kernel's name: "NETFILTER_DROP"
-	Netns     uint64   `json:"netns"`    // inode, 0 when not known
+	Location  string   `json:"location"`            // "nf_hook_slow+0xa6"
+	Reason    string   `json:"reason"`              // the running kernel's name: "NETFILTER_DROP"
+	Netns     uint64   `json:"netns"`               // inode, 0 when not known
+	Namespace string   `json:"namespace,omitempty"` // reference as for --netns; "" for the caller's own, or when not known
 	Interface string   `json:"interface,omitempty"`
 	Cause     NATCause `json:"cause,omitempty"`
 	Benign    bool     `json:"benign,omitempty"`  // ends of sockets and the like, no lost traffic

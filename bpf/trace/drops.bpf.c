@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Counts the packets that the kernel drops, by place, reason, namespace,
+ * interface and what conntrack knew of them. What a drop means for NAT is
+ * decided in user space, in package observe; here it is only counted.
+ *
+ * The kernel tells of a drop once (tracepoint kfree_skb), whoever drops it, and
+ * a flood of drops must not cost the packets that are forwarded beside it: the
+ * steady state is two look-ups and one increment, nothing leaves the kernel.
+ */
+#include "kernel.h"
+
+enum {
+	DROP_KEYS = 4096,       /* different keys in one window; more are counted in losses */
+	DROP_SAMPLES = 4,       /* packets kept of a key, for each CPU and window */
+	DROP_SAMPLE_BYTES = 64, /* from the network header on: IPv6 and TCP without options */
+	DROP_STACKS = 8192,
+	DROP_STACK_DEPTH = 32,
+};
+
+/* What the packet says about where in the NAT path it was: bits of drop_key.class. */
+enum drop_class {
+	DROP_TRACKED = 1,   /* has a conntrack entry */
+	DROP_UNTRACKED = 2, /* a rule said notrack */
+	DROP_CONFIRMED = 4, /* its entry is in the table */
+	DROP_SNAT_DONE = 8, /* its source translation is decided: only confirmation is left */
+	DROP_ROUTED = 16,   /* past the routing decision */
+	DROP_LOCAL = 32,    /* made here and not received from a device, loopback included */
+	DROP_SENT = 64,     /* received and on its way out: its device is another one already */
+};
+
+struct drop_key {
+	__u64 location;
+	__u32 reason;
+	__u32 netns;   /* inode number; 0: could not be told */
+	__u32 ifindex; /* in that namespace; 0: none */
+	enum drop_class class;
+	__u32 stack; /* 1 + id in stacks; 0: none */
+	__u32 zero;  /* no hole in a key */
+};
+
+struct drop_sample {
+	struct drop_key key;
+	__u64 ct_status; /* enum ip_conntrack_status; 0 without an entry */
+	/* The tuple of the entry's original direction: the packet before its translation. */
+	__u8 src[16], dst[16];
+	__be16 sport, dport;
+	__u8 protocol;
+	__u8 captured; /* bytes of packet */
+	__be16 ethertype;
+	__u8 packet[DROP_SAMPLE_BYTES];
+};
+
+/*
+ * Two equal tables, of which user space makes one the current window and, once no
+ * program can hold the other any more, reads and empties that: no drop is counted
+ * in two windows or in none. Written by count_drop only, emptied by user space only.
+ * Full: the drop is counted in losses.
+ */
+struct drop_counts {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, DROP_KEYS);
+	__type(key, struct drop_key);
+	__type(value, __u64);
+} counts_a SEC(".maps"), counts_b SEC(".maps");
+
+/* The current window. Written by user space; the kernel waits there for running programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct drop_counts);
+} windows SEC(".maps") = {.values = {&counts_a}};
+
+/* Drops that found no room in the window's table, since the program was loaded. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} losses SEC(".maps");
+
+/* Samples to user space. Full: the packet is counted all the same, only not shown. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+	__type(value, struct drop_sample);
+} samples SEC(".maps");
+
+/* Written with stacks only; user space makes it small otherwise. Full, or a hash
+ * collision: the drop is counted without its stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
+	__uint(max_entries, DROP_STACKS);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, DROP_STACK_DEPTH * sizeof(__u64));
+} stacks SEC(".maps");
+
+const volatile __u32 only_netns; /* 0: all namespaces */
+const volatile __u8 with_stacks;
+
+/* enum ip_conntrack_info, ip_conntrack_status: part of the kernel's user API. */
+enum {
+	CTINFO_MASK = 7,
+	IP_CT_UNTRACKED = 7,
+	IPS_CONFIRMED = 1 << 3,
+	IPS_SRC_NAT_DONE = 1 << 7,
+};
+
+static __always_inline struct nf_conn *packet_ct(struct sk_buff *skb)
+{
+	if (!bpf_core_field_exists(skb->_nfct))
+		return 0;
+	return (struct nf_conn *)(skb->_nfct & ~(unsigned long)CTINFO_MASK);
+}
+
+static __always_inline __u64 ct_status(struct nf_conn *ct)
+{
+	__u64 status = 0;
+
+	/* In a kernel with conntrack as a module the type is in the module's BTF. */
+	if (ct && bpf_core_field_exists(ct->status))
+		bpf_core_read(&status, sizeof(status), &ct->status);
+	return status;
+}
+
+/*
+ * Namespace and interface. skb->dev shares its memory with the links of socket
+ * queues and with UDP's scratch space, so it may point anywhere: it is a device if
+ * its namespace's loopback device agrees. Reading through a wild pointer gives 0.
+ */
+static __always_inline void locate(struct sk_buff *skb, struct drop_key *key)
+{
+	struct net_device *dev = skb->dev;
+	struct net *net = dev->nd_net.net;
+	struct dst_entry *dst;
+	struct sock *sk;
+
+	if (net && net->loopback_dev->nd_net.net == net) {
+		key->netns = net->ns.inum;
+		key->ifindex = dev->ifindex;
+		return;
+	}
+	/* Sent by this host and not yet given to a device: the route knows. */
+	dst = (struct dst_entry *)(skb->_skb_refdst & ~1UL);
+	if (dst) {
+		key->netns = BPF_CORE_READ(dst, dev, nd_net.net, ns.inum);
+		key->ifindex = BPF_CORE_READ(dst, dev, ifindex);
+	}
+	sk = skb->sk;
+	if (!key->netns && sk) {
+		key->netns = sk->__sk_common.skc_net.net->ns.inum;
+		key->ifindex = skb->skb_iif;
+	}
+}
+
+static __always_inline enum drop_class classify(struct sk_buff *skb, __u32 ifindex)
+{
+	struct nf_conn *ct = packet_ct(skb);
+	enum drop_class class = 0;
+
+	if (ct) {
+		__u64 status = ct_status(ct);
+
+		class |= DROP_TRACKED;
+		if (status & IPS_CONFIRMED)
+			class |= DROP_CONFIRMED;
+		if (status & IPS_SRC_NAT_DONE)
+			class |= DROP_SNAT_DONE;
+	} else if (bpf_core_field_exists(skb->_nfct) && skb->_nfct == IP_CT_UNTRACKED) {
+		class |= DROP_UNTRACKED;
+	}
+	if (skb->_skb_refdst & ~1UL)
+		class |= DROP_ROUTED;
+	if (!skb->skb_iif)
+		class |= DROP_LOCAL;
+	else if (ifindex != (__u32)skb->skb_iif)
+		class |= DROP_SENT;
+	return class;
+}
+
+/* Out of line: taken for the first packets of a key only. */
+static __noinline void sample(struct sk_buff *skb, struct drop_key *key)
+{
+	struct drop_sample *s = bpf_ringbuf_reserve(&samples, sizeof(*s), 0);
+	struct nf_conn *ct = packet_ct(skb);
+	__u32 captured = 0;
+
+	if (!s)
+		return;
+	__builtin_memset(s, 0, sizeof(*s));
+	s->key = *key;
+	s->ethertype = skb->protocol;
+	s->ct_status = ct_status(ct);
+	if (ct && bpf_core_field_exists(ct->tuplehash)) {
+		struct nf_conntrack_tuple *tuple = &ct->tuplehash[0].tuple;
+
+		bpf_core_read(s->src, sizeof(s->src), &tuple->src.u3);
+		bpf_core_read(s->dst, sizeof(s->dst), &tuple->dst.u3);
+		s->sport = BPF_CORE_READ(tuple, src.u.all);
+		s->dport = BPF_CORE_READ(tuple, dst.u.all);
+		s->protocol = BPF_CORE_READ(tuple, dst.protonum);
+	}
+	if (skb->tail > skb->network_header)
+		captured = skb->tail - skb->network_header;
+	if (captured > DROP_SAMPLE_BYTES)
+		captured = DROP_SAMPLE_BYTES;
+	if (captured &&
+	    !bpf_probe_read_kernel(s->packet, captured, skb->head + skb->network_header))
+		s->captured = captured;
+	/* User space looks when its window ends; nobody is to be woken for a drop. */
+	bpf_ringbuf_submit(s, BPF_RB_NO_WAKEUP);
+}
+
+SEC("tp_btf/kfree_skb")
+int BPF_PROG(count_drop, struct sk_buff *skb, void *location, __u32 reason)
+{
+	struct drop_key key = {.location = (__u64)location, .reason = reason};
+	__u32 zero = 0;
+	void *window;
+	__u64 *count;
+
+	locate(skb, &key);
+	if (only_netns && key.netns != only_netns)
+		return 0;
+	key.class = classify(skb, key.ifindex);
+	if (with_stacks) {
+		long id = bpf_get_stackid(ctx, &stacks, 0);
+
+		if (id >= 0)
+			key.stack = id + 1;
+	}
+
+	window = bpf_map_lookup_elem(&windows, &zero);
+	if (!window)
+		return 0;
+	count = bpf_map_lookup_elem(window, &key);
+	if (!count) {
+		__u64 none = 0;
+
+		/* Fails if another CPU was first, which is as good, or if it is full. */
+		bpf_map_update_elem(window, &key, &none, BPF_NOEXIST);
+		count = bpf_map_lookup_elem(window, &key);
+	}
+	if (!count) {
+		count = bpf_map_lookup_elem(&losses, &zero);
+		if (count)
+			*count += 1;
+		return 0;
+	}
+	*count += 1;
+	if (*count <= DROP_SAMPLES)
+		sample(skb, &key);
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

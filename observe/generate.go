@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+// The eBPF objects and their Go types are committed; a test compares them with
+// their source.
+//go:generate ../bpf/generate.sh -type drop_class drops ../bpf/trace/drops.bpf.c

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+// This file turns kernel addresses into function names.
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+)
+
+// symbols are the kernel's functions, sorted by address. Names stand in one
+// string, so that 200 000 of them cost a few megabytes and no garbage.
+type symbols struct {
+	table []symbol
+	names string
+}
+
+type symbol struct {
+	addr       uint64
+	start, end uint32 // its name is names[start:end]
+}
+
+// maxFunctionBytes: an address further from the nearest symbol belongs to
+// something that has none.
+const maxFunctionBytes = 1 << 20
+
+// kernelSymbols reads /proc/kallsyms once: it takes about 0.1 s, and what was
+// loaded later is shown by its address. Where the kernel hides addresses
+// (kptr_restrict) the table is empty, and so are all names.
+var kernelSymbols = sync.OnceValues(func() (*symbols, error) {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return &symbols{}, fmt.Errorf("read kernel symbols: %w", err)
+	}
+	defer f.Close()
+	return parseSymbols(f)
+})
+
+// parseSymbols reads the format of /proc/kallsyms: address, type, name and
+// perhaps a module.
+func parseSymbols(r io.Reader) (*symbols, error) {
+	s := &symbols{}
+	var names []byte
+	sc := bufio.NewScanner(bufio.NewReaderSize(r, 1<<18))
+	for sc.Scan() {
+		line := sc.Bytes()
+		hex, rest, ok := bytes.Cut(line, []byte{' '})
+		if !ok || len(rest) < 3 || rest[1] != ' ' || !bytes.ContainsRune([]byte("tTwW"), rune(rest[0])) {
+			continue // data, or not a symbol
+		}
+		addr, err := strconv.ParseUint(string(hex), 16, 64)
+		if err != nil || addr == 0 {
+			continue
+		}
+		name, _, _ := bytes.Cut(rest[2:], []byte{'\t'})
+		start := len(names)
+		names = append(names, name...)
+		s.table = append(s.table, symbol{addr, uint32(start), uint32(len(names))})
+	}
+	if err := sc.Err(); err != nil {
+		return &symbols{}, fmt.Errorf("read kernel symbols: %w", err)
+	}
+	s.names = string(names)
+	slices.SortStableFunc(s.table, func(a, b symbol) int {
+		if a.addr < b.addr {
+			return -1
+		} else if a.addr > b.addr {
+			return 1
+		}
+		return 0
+	})
+	return s, nil
+}
+
+// function returns the name of the function that holds addr and how far into it
+// addr is; "" when that is not known.
+func (s *symbols) function(addr uint64) (name string, offset uint64) {
+	i, found := slices.BinarySearchFunc(s.table, addr, func(sym symbol, addr uint64) int {
+		if sym.addr < addr {
+			return -1
+		} else if sym.addr > addr {
+			return 1
+		}
+		return 0
+	})
+	if !found {
+		if i == 0 {
+			return "", 0
+		}
+		i--
+	}
+	sym := s.table[i]
+	if addr-sym.addr >= maxFunctionBytes {
+		return "", 0
+	}
+	return s.names[sym.start:sym.end], addr - sym.addr
+}
+
+// place is addr as people write it: "nf_hook_slow+0xa6", or the bare address.
+func (s *symbols) place(addr uint64) string {
+	name, offset := s.function(addr)
+	if name == "" {
+		return fmt.Sprintf("0x%x", addr)
+	}
+	return fmt.Sprintf("%s+0x%x", name, offset)
+}
+
+// address returns where the function called name begins, 0 when it is not known.
+func (s *symbols) address(name string) uint64 {
+	for _, sym := range s.table {
+		if s.names[sym.start:sym.end] == name {
+			return sym.addr
+		}
+	}
+	return 0
+}
