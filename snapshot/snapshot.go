@@ -67,21 +67,22 @@ type Capability struct {
 // Names of capabilities, for those who must know whether a fact is absent or
 // was not looked for.
 const (
-	CanConntrack      = "conntrack"       // limits, counts and sizes
-	CanConntrackStats = "conntrack-stats" // the per-CPU counters of the table
-	CanConntrackDump  = "conntrack-dump"  // the entries themselves
-	CanSysctls        = "sysctls"
-	CanCounters       = "counters" // SNMP and netstat counters of the stack
-	CanCPUs           = "cpus"
-	CanInterfaces     = "interfaces"
-	CanNFTables       = "nftables"
-	CanIPTablesLegacy = "iptables-legacy"
-	CanListeners      = "listeners"
-	CanProcessNames   = "process-names" // whose socket a listener is
-	CanKernelLog      = "kernel-log"
-	CanDrops          = "drop-tracing"
-	CanHooks          = "hooks"
-	CanOwners         = "owners" // who else sets a setting
+	CanConntrack       = "conntrack"       // limits, counts and sizes
+	CanConntrackStats  = "conntrack-stats" // the per-CPU counters of the table
+	CanConntrackDump   = "conntrack-dump"  // the entries themselves
+	CanConntrackMemory = "conntrack-memory"
+	CanSysctls         = "sysctls"
+	CanCounters        = "counters" // SNMP and netstat counters of the stack
+	CanCPUs            = "cpus"
+	CanInterfaces      = "interfaces"
+	CanNFTables        = "nftables"
+	CanIPTablesLegacy  = "iptables-legacy"
+	CanListeners       = "listeners"
+	CanProcessNames    = "process-names" // whose socket a listener is
+	CanKernelLog       = "kernel-log"
+	CanDrops           = "drop-tracing"
+	CanHooks           = "hooks"
+	CanOwners          = "owners" // who else sets a setting
 )
 
 // Can says whether the named capability was there when the snapshot was taken.
@@ -108,7 +109,10 @@ type Conntrack struct {
 	BucketBytes    uint64 `json:"bucket_bytes,omitempty"`
 	HostObjects    uint64 `json:"host_objects,omitempty"` // entries of all namespaces, from slab information
 
-	Stats map[string]uint64 `json:"stats,omitempty"` // /proc/net/stat/nf_conntrack column -> increase, summed over CPUs
+	// Stats are the table's counters, by their names in conntrack -S (chaintoolong
+	// and clash_resolve are chainlength and clashres in /proc/net/stat/nf_conntrack)
+	// -> increase, summed over CPUs.
+	Stats map[string]uint64 `json:"stats,omitempty"`
 	Table *Table            `json:"table,omitempty"` // nil without a dump
 }
 
@@ -125,14 +129,11 @@ type Table struct {
 	Destinations []Talker          `json:"destinations,omitempty"`
 	DestPorts    []PortUse         `json:"dest_ports,omitempty"`
 	SNATPorts    []SNATUse         `json:"snat_ports,omitempty"` // fullest first, at most TopN
-
-	// MaxError is by how much a count in the four lists above may be too low,
-	// because more different addresses were seen than are counted exactly; 0 when
-	// all are exact. The other numbers always are.
-	MaxError uint64 `json:"max_error,omitempty"`
 }
 
-// TopN is how many rows the top lists of a Table hold.
+// TopN is how many rows the top lists of a Table hold. Their counts are never
+// too high; a row's Missed is by how much its count may be too low, because more
+// different addresses were seen than are counted exactly. It is 0 for nearly all.
 const TopN = 20
 
 // Talker is an address and its entries in the table.
@@ -140,6 +141,7 @@ type Talker struct {
 	Addr      netip.Addr `json:"addr"`
 	Entries   uint64     `json:"entries"`
 	Unreplied uint64     `json:"unreplied"`
+	Missed    uint64     `json:"missed,omitempty"`
 }
 
 // PortUse is a destination port and the entries that go to it.
@@ -148,6 +150,7 @@ type PortUse struct {
 	Port      uint16 `json:"port"`
 	Entries   uint64 `json:"entries"`
 	Unreplied uint64 `json:"unreplied"`
+	Missed    uint64 `json:"missed,omitempty"`
 }
 
 // SNATUse is how many ports one outside address uses towards one destination:
@@ -159,6 +162,7 @@ type SNATUse struct {
 	Used     uint64         `json:"used"`     // translated flows
 	MinPort  uint16         `json:"min_port"` // lowest and highest outside port seen
 	MaxPort  uint16         `json:"max_port"`
+	Missed   uint64         `json:"missed,omitempty"`
 }
 
 // Drops is what the kernel dropped during the window, by place and reason.
