@@ -98,9 +98,9 @@ func judgeHash(f facts) *verdict {
 	if want > ct.Buckets {
 		s := snapshot.Setting{Name: "net.netfilter.nf_conntrack_buckets", Value: strconv.FormatUint(want, 10)}
 		v.Settings = []snapshot.Setting{s}
-		remark := fmt.Sprintf("# one hash for all namespaces, %s for %d buckets:", bytes(want*bucket), want)
+		remark := fmt.Sprintf("# one hash for all namespaces, %s for %d buckets:", amount(want*bucket), want)
 		if !f.Netns.Init && f.Netns.Name == "" {
-			remark = fmt.Sprintf("# one hash for all namespaces, %s for %d buckets; on the host, not in this container:", bytes(want*bucket), want)
+			remark = fmt.Sprintf("# one hash for all namespaces, %s for %d buckets; on the host, not in this container:", amount(want*bucket), want)
 		}
 		v.Remedy = []string{remark, f.set(s), "# the same with memory cost, journal and a way back:", f.natkit("tune plan"), f.natkit("tune apply")}
 	} else {

@@ -120,22 +120,29 @@ func (f facts) refusalEvidence(traced, refused, logged uint64) []Evidence {
 
 // tableEvidence is how full the table is and with what.
 func (f facts) tableEvidence() []Evidence {
+	out := f.fillEvidence()
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return out
+	}
+	t := f.Conntrack.Table
+	if state, n := most(t.ByState); n > 0 {
+		out = append(out, Evidence{"most common TCP state", fmt.Sprintf("%s: %d entries (%s)", state, n, percent(share(n, t.Entries))), fromDump})
+	}
+	if len(t.Sources) > 0 {
+		s := t.Sources[0]
+		out = append(out, Evidence{"source with most entries", fmt.Sprintf("%s: %d entries (%s)", s.Addr, s.Entries, percent(share(s.Entries, t.Entries))), fromDump})
+	}
+	return out
+}
+
+// fillEvidence is how full the table is.
+func (f facts) fillEvidence() []Evidence {
 	ct := f.Conntrack
 	if ct == nil {
 		return nil
 	}
-	out := []Evidence{{"entries", fmt.Sprintf("%d of %d (%s)", ct.Count, ct.Max, percent(share(ct.Count, ct.Max))),
+	return []Evidence{{"entries", fmt.Sprintf("%d of %d (%s)", ct.Count, ct.Max, percent(share(ct.Count, ct.Max))),
 		fromSettings + ": nf_conntrack_count, nf_conntrack_max"}}
-	if t := ct.Table; t != nil && t.Entries > 0 {
-		if state, n := most(t.ByState); n > 0 {
-			out = append(out, Evidence{"most common TCP state", fmt.Sprintf("%s: %d entries (%s)", state, n, percent(share(n, t.Entries))), fromDump})
-		}
-		if len(t.Sources) > 0 {
-			s := t.Sources[0]
-			out = append(out, Evidence{"source with most entries", fmt.Sprintf("%s: %d entries (%s)", s.Addr, s.Entries, percent(share(s.Entries, t.Entries))), fromDump})
-		}
-	}
-	return out
 }
 
 // most is the key with the largest value; of equal ones the first by name.
@@ -226,7 +233,7 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 	}
 	if want <= limit {
 		g.remedy = append(g.remedy, fmt.Sprintf("# a larger table would take more than %s of this machine's %s of memory: make room instead",
-			percent(tableMemoryShare), bytes(f.Host.MemoryBytes)))
+			percent(tableMemoryShare), amount(f.Host.MemoryBytes)))
 		return
 	}
 	if ct.Buckets > 0 && want > ct.Buckets {
@@ -241,7 +248,7 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 	default:
 		where = "; one limit for all namespaces, written in the initial one"
 	}
-	g.remedy = append(g.remedy, fmt.Sprintf("# room for %d entries (%s when full)%s:", want, bytes(want*entry+want*bucket), where))
+	g.remedy = append(g.remedy, fmt.Sprintf("# room for %d entries (%s when full)%s:", want, amount(want*entry+want*bucket), where))
 	for _, s := range g.settings {
 		g.remedy = append(g.remedy, f.set(s))
 	}

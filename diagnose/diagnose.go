@@ -7,6 +7,8 @@
 // catalogue.go lists the causes that natkit knows; each cause is a file of its
 // own, named like its code. What is wrong *now* is decided from increases over
 // the window, never from totals since boot.
+//
+//go:generate go test -run TestDocs -update .
 package diagnose
 
 import (

@@ -359,8 +359,8 @@ func number(n uint64, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// bytes prints a size in the unit that suits it.
-func bytes(n uint64) string {
+// amount prints a size in the unit that suits it.
+func amount(n uint64) string {
 	switch {
 	case n >= 10<<30:
 		return fmt.Sprintf("%d GiB", n>>30)
@@ -380,9 +380,9 @@ func saturate(a, b uint64) uint64 {
 	return a + b
 }
 
-// sources joins where evidence came from.
+// Where evidence comes from.
 const (
-	fromTracer   = "packets dropped by the kernel, tracepoint skb:kfree_skb"
+	fromTracer   = "packets dropped, by tracepoint skb:kfree_skb"
 	fromStats    = "/proc/net/stat/nf_conntrack"
 	fromDump     = "dump of the connection tracking table"
 	fromLog      = "kernel log"

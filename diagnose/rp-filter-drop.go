@@ -14,9 +14,9 @@ const (
 	// Strict reverse-path filtering is right on many machines: it drops what claims
 	// to come from somewhere else. It is at fault when it drops a good part of what
 	// an interface receives; spoofed packets are a trickle beside real traffic.
-	rpFilterShare  = 0.05
-	rpFilterFew    = 2  // packets below which nothing is said
-	rpFilterSevere = 10 // packets from which it is critical
+	rpFilterShare = 0.05
+	rpFilterFew   = 2  // packets below which nothing is said
+	rpFilterMany  = 10 // packets from which it is critical, or at least worth advice
 )
 
 var rpFilterDrop = Cause{
@@ -26,7 +26,7 @@ var rpFilterDrop = Cause{
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "Packets from some networks vanish, in one direction only; a capture shows them coming in and nothing going out.",
 	Proof: fmt.Sprintf("Packets were dropped for their source's route (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: "+
-		"critical from %d packets, a warning from %d. A smaller share is advice.", percent(rpFilterShare), rpFilterSevere, rpFilterFew),
+		"critical from %d packets, a warning from %d. A smaller share of as many is advice.", percent(rpFilterShare), rpFilterMany, rpFilterFew),
 	Lookalike: "rp_filter=1 is the default of many distributions and harms nobody whose routes are symmetric. A few drops beside much traffic are the filter doing its work.",
 	Cure:      "Loose filtering (2) on that interface: the source must be reachable, by whatever way. The larger of the interface's and conf.all's value counts, so 2 on the interface is enough.",
 	judge:     judgeRPFilter,
@@ -61,11 +61,19 @@ func judgeRPFilter(f facts) *verdict {
 
 	v := &verdict{harm: float64(lost)}
 	part, known := f.receivedShare(lost, rows, wrong)
+	if !known {
+		received, _ := f.counter("Ip.InReceives")
+		part, known = share(lost, received), received > 0
+	}
 	switch {
+	case !known && lost < rpFilterMany:
+		return nil
+	case known && part < rpFilterShare && lost < rpFilterMany:
+		return nil
 	case known && part < rpFilterShare:
 		v.Severity = Advice
 		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s, %s of what came in", number(lost, "packet"), f.window(), percent(part))
-	case lost >= rpFilterSevere:
+	case known && lost >= rpFilterMany:
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
 	default:
@@ -80,7 +88,7 @@ func judgeRPFilter(f facts) *verdict {
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if known {
-		v.Evidence = append(v.Evidence, Evidence{"share of what came in there", percent(part), fromLinks})
+		v.Evidence = append(v.Evidence, Evidence{"share of what came in", percent(part), fromLinks})
 	}
 	loose := false
 	for _, name := range wrong {

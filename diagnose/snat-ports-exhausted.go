@@ -18,8 +18,10 @@ const (
 	portsFullShare = 0.90
 
 	// fewPorts is a range so small that it may be meant: one service translated to
-	// one port is full from its first flow on, and well. It counts only when flows fail.
-	fewPorts = 16
+	// one port is full from its first flow on, and well. It counts only when this
+	// many flows fail, since one or two may be a race elsewhere (manyFailures).
+	fewPorts    = 16
+	fewFailures = 3
 
 	// manyFailures is how many flows must have failed before ports are suspected
 	// without seeing how many are in use: now and then two processors choose the
@@ -56,7 +58,7 @@ func judgeSNATPorts(f facts) *verdict {
 	v := &verdict{harm: float64(lost)}
 	use, size, found := f.fullestPorts()
 	switch {
-	case found && lost > 0:
+	case found && (lost >= fewFailures || lost > 0 && size >= fewPorts):
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("no free port left on %s towards %s %s: %s failed %s", use.Outside, use.Protocol, use.Dest, number(lost, "new flow"), f.window())
 	case found && size >= fewPorts:

@@ -46,9 +46,8 @@ func judgeTimeWait(f facts) *verdict {
 	v := &verdict{harm: share(waiting, limit)}
 	v.Severity = Warning
 	v.Title = fmt.Sprintf("connections that are over hold %s of the connection tracking table", percent(share(waiting, limit)))
-	v.Evidence = append([]Evidence{
-		{"entries in TIME_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump},
-	}, f.tableEvidence()...)
+	v.Evidence = append(f.fillEvidence(),
+		Evidence{"entries in TIME_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump})
 	const timeout = "net.netfilter.nf_conntrack_tcp_timeout_time_wait"
 	if now, known := f.sysctl(timeout); known {
 		v.Evidence = append(v.Evidence, Evidence{"they stay for", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_time_wait"})

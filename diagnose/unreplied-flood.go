@@ -19,6 +19,10 @@ const (
 
 	// oneSource is the share of the unreplied entries that makes one address their author.
 	oneSource = 0.50
+
+	// guardRate is how many packets a second that address may go on sending: at the
+	// 30 s that an unanswered UDP flow stays, fewer entries than floodEntries.
+	guardRate = 100
 )
 
 var unrepliedFlood = Cause{
@@ -53,9 +57,8 @@ func judgeUnreplied(f facts) *verdict {
 		v.harm = float64(evicted)
 	}
 	v.Title = fmt.Sprintf("%d of %d entries never saw an answer", unreplied, t.Entries)
-	v.Evidence = append([]Evidence{
-		{"unreplied entries", fmt.Sprintf("%d of %d (%s)", unreplied, t.Entries, percent(share(unreplied, t.Entries))), fromDump},
-	}, f.tableEvidence()...)
+	v.Evidence = append(f.fillEvidence(),
+		Evidence{"unreplied entries", fmt.Sprintf("%d of %d (%s)", unreplied, t.Entries, percent(share(unreplied, t.Entries))), fromDump})
 	if evicted > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
 	}
@@ -69,15 +72,15 @@ func judgeUnreplied(f facts) *verdict {
 	if ok && share(author.Unreplied, unreplied) >= oneSource {
 		v.Title += fmt.Sprintf(", %s of them from %s", percent(share(author.Unreplied, unreplied)), author.Addr)
 		v.Evidence = append(v.Evidence, Evidence{"source of most of them", fmt.Sprintf("%s: %d", author.Addr, author.Unreplied), fromDump})
-		family, word := "ip", "ip"
+		family := "ip"
 		if author.Addr.Is6() {
-			family, word = "ip6", "ip6"
+			family = "ip6"
 		}
 		v.Remedy = []string{
-			fmt.Sprintf("# stop what %s sends; until then drop its packets before they cost an entry:", author.Addr),
+			fmt.Sprintf("# stop what %s sends; until then let few of its packets come so far that they cost an entry:", author.Addr),
 			f.run("nft add table " + family + " natkit-guard"),
 			f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
-			f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s saddr %s drop", family, word, author.Addr))),
+			f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s saddr %s limit rate over %d/second drop", family, family, author.Addr, guardRate))),
 			"# its entries expire by themselves; to remove them at once:",
 			f.run("conntrack -D -s " + author.Addr.String()),
 			"# and when it is over:",
