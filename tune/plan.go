@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"fmt"
+	"math/bits"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/snapshot"
+)
+
+// DefaultMemoryShare is how much of the machine's memory the connection tracking
+// table may take when it is full, unless the user says otherwise.
+const DefaultMemoryShare = 0.10
+
+// Sizes for a kernel whose slab information can't be read (only root may): the
+// largest entry seen on current kernels, a translated flow with its extension,
+// and one pointer.
+const (
+	assumedEntryBytes  = 512
+	assumedBucketBytes = 8
+)
+
+// Wanted is a setting that a finding asks for.
+type Wanted struct {
+	snapshot.Setting
+	Code   string // the finding's code
+	Reason string // why, in a sentence with this machine's numbers
+}
+
+// PlanOptions is what the user and the findings add to the facts.
+type PlanOptions struct {
+	Wanted      []Wanted // most important first: of two values for one setting the first counts, of two sizes the larger
+	MemoryShare float64  // 0 means DefaultMemoryShare
+}
+
+// MakePlan works out what to change on the machine that s describes: what the
+// findings want, and tune's own rules about the size of the connection tracking
+// table and its time-outs (rules.go). It reads nothing but s.
+//
+// The error is about the options. A change that is wanted but can't be made
+// stands in the plan's Refused with the reason.
+func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
+	if o.MemoryShare == 0 {
+		o.MemoryShare = DefaultMemoryShare
+	}
+	if !(o.MemoryShare > 0 && o.MemoryShare <= 1) {
+		return nil, fmt.Errorf("memory share %v: want more than 0 and at most 1", o.MemoryShare)
+	}
+	p := &planner{facts: s, plan: &Plan{TakenAt: s.TakenAt, Host: s.Host, Netns: s.Netns, Changes: []Change{}, Refused: []Refusal{}}}
+	for _, w := range o.Wanted {
+		p.want(w)
+	}
+	for _, w := range timeoutRules(s) {
+		if !p.has(w.Name) {
+			p.want(w)
+		}
+	}
+	if ct := s.Conntrack; ct != nil {
+		p.sizeTable(ct, o.MemoryShare)
+	} else {
+		p.refuseSizes("connection tracking could not be read: its sizes can't be planned")
+	}
+	inOrder(p.plan.Changes)
+	for i := range p.plan.Changes {
+		c := &p.plan.Changes[i]
+		// They all act in the initial namespace.
+		if c.Scope == ScopeHost || s.Netns.Init {
+			c.Owners = owners(s.Owners, *c)
+		}
+	}
+	return p.plan, nil
+}
+
+// inOrder puts the hash before the limit and both before everything else: they
+// cost most and fail first.
+func inOrder(changes []Change) {
+	rank := map[string]int{settingBuckets: -2, settingMax: -1}
+	slices.SortStableFunc(changes, func(a, b Change) int { return rank[a.Setting] - rank[b.Setting] })
+}
+
+type planner struct {
+	facts *snapshot.Snapshot
+	plan  *Plan
+}
+
+func (p *planner) index(name string) int {
+	return slices.IndexFunc(p.plan.Changes, func(c Change) bool { return c.Setting == name })
+}
+
+func (p *planner) has(name string) bool { return p.index(name) >= 0 }
+
+// want adds one change, unless the facts show that it is not needed.
+func (p *planner) want(w Wanted) {
+	k, err := find(w.Name)
+	if err != nil {
+		p.refuse(w, err.Error())
+		return
+	}
+	value, err := k.value(w.Value)
+	if err != nil {
+		p.refuse(w, err.Error())
+		return
+	}
+	old := p.present(k)
+	if k.fulfilled(old, value) {
+		return
+	}
+	c := Change{Setting: k.name, Scope: k.scope, Old: old, New: value, Code: w.Code, Reason: w.Reason, Owners: []Owner{}}
+	if k.scope == ScopeNamespace {
+		c.Netns = p.facts.Netns.Name
+	}
+	switch i := p.index(k.name); {
+	case i < 0:
+		p.plan.Changes = append(p.plan.Changes, c)
+	case k.size && !k.fulfilled(p.plan.Changes[i].New, value):
+		p.plan.Changes[i] = c
+	}
+}
+
+func (p *planner) refuse(w Wanted, why string) {
+	p.plan.Refused = append(p.plan.Refused, Refusal{Setting: w.Name, Value: w.Value, Code: w.Code, Why: why, Netns: p.facts.Netns.Name})
+}
+
+// present is a setting's value according to the facts, "" when they do not hold
+// a valid one.
+func (p *planner) present(k setting) string {
+	text, ok := p.facts.Sysctls[k.name]
+	if ct := p.facts.Conntrack; ct != nil {
+		switch k.name {
+		case settingMax:
+			text, ok = strconv.FormatUint(ct.Max, 10), true
+		case settingBuckets:
+			text, ok = strconv.FormatUint(ct.Buckets, 10), true
+		}
+	}
+	if !ok {
+		return ""
+	}
+	value, err := k.value(text)
+	if err != nil {
+		return ""
+	}
+	return value
+}
+
+// planned is the number that a setting will have.
+func (p *planner) planned(name string, now uint64) uint64 {
+	if i := p.index(name); i >= 0 {
+		n, _ := strconv.ParseUint(p.plan.Changes[i].New, 10, 64) // checked by want
+		return n
+	}
+	return now
+}
+
+// sizeTable completes the table's two sizes and weighs them against the memory.
+func (p *planner) sizeTable(ct *snapshot.Conntrack, share float64) {
+	m := &Memory{
+		RAMBytes:    p.facts.Host.MemoryBytes,
+		Share:       share,
+		EntryBytes:  ct.ObjectBytes + ct.ExtensionBytes,
+		BucketBytes: ct.BucketBytes,
+	}
+	// An object smaller than its two tuples is not true: 0 from a kernel that
+	// does not say, anything from a file that was tampered with.
+	if ct.ObjectBytes < 128 || ct.ObjectBytes > 1<<16 || ct.ExtensionBytes > 1<<16 {
+		m.EntryBytes, m.EntryAssumed = assumedEntryBytes, true
+	}
+	if ct.BucketBytes < 8 || ct.BucketBytes > 64 {
+		m.BucketBytes = assumedBucketBytes
+	}
+	p.plan.Memory = m
+	m.Now = m.table(ct.Max, ct.Buckets)
+
+	if w, ok := limitRule(ct); ok && !p.has(settingMax) {
+		p.want(w)
+	}
+	limit := p.planned(settingMax, ct.Max)
+	if w, ok := bucketsRule(ct, limit); ok && !p.has(settingBuckets) {
+		p.want(w)
+	}
+	m.Then = m.table(limit, p.planned(settingBuckets, ct.Buckets))
+
+	if m.Then != m.Now {
+		if why := m.tooMuch(); why != "" {
+			p.refuseSizes(why)
+			m.Then = m.Now
+		}
+	}
+	for i := range p.plan.Changes {
+		switch c := &p.plan.Changes[i]; c.Setting {
+		case settingMax:
+			c.MemoryBytes = int64(mul(m.Then.Max-m.Now.Max, m.EntryBytes))
+		case settingBuckets:
+			c.MemoryBytes = int64(mul(m.Then.Buckets-m.Now.Buckets, m.BucketBytes))
+		}
+	}
+}
+
+// refuseSizes moves the changes of the table's sizes to the refused ones.
+func (p *planner) refuseSizes(why string) {
+	var need uint64
+	if m := p.plan.Memory; m != nil {
+		need = m.Then.Bytes
+	}
+	inOrder(p.plan.Changes)
+	p.plan.Changes = slices.DeleteFunc(p.plan.Changes, func(c Change) bool {
+		if c.Setting != settingMax && c.Setting != settingBuckets {
+			return false
+		}
+		p.plan.Refused = append(p.plan.Refused, Refusal{Setting: c.Setting, Value: c.New, Code: c.Code, Why: why, NeedBytes: need})
+		return true
+	})
+}
+
+// table is the cost of a table with these limits.
+func (m *Memory) table(limit, buckets uint64) Table {
+	t := Table{Max: limit, Buckets: buckets, Bytes: mul(limit, m.EntryBytes) + mul(buckets, m.BucketBytes)}
+	if buckets > 0 {
+		t.Chain = 2 * float64(limit) / float64(buckets)
+	}
+	return t
+}
+
+// tooMuch says why the planned table would take too much memory, or "".
+func (m *Memory) tooMuch() string {
+	if m.RAMBytes == 0 {
+		return "the size of the machine's memory is not known, so the table must not grow"
+	}
+	allowed := uint64(float64(m.RAMBytes) * m.Share)
+	if m.Then.Bytes <= allowed {
+		return ""
+	}
+	need := float64(m.Then.Bytes) / float64(m.RAMBytes)
+	why := fmt.Sprintf("full, the table would need %s, %.1f %% of this machine's %s, and %.1f %% is allowed",
+		Bytes(m.Then.Bytes), 100*need, Bytes(m.RAMBytes), 100*m.Share)
+	// The largest power of two that fits, with as many buckets.
+	fits := uint64(1)
+	for mul(2*fits, m.EntryBytes+m.BucketBytes) <= allowed {
+		fits *= 2
+	}
+	if fits > m.Now.Max {
+		why += fmt.Sprintf("; a limit of %d would fit", fits)
+	}
+	if need < 1 {
+		why += fmt.Sprintf("; to allow it: --memory-share %.2f", need+0.005)
+	}
+	return why + "; otherwise shorten time-outs, or find what fills the table (natkit conntrack top)"
+}
+
+// mul multiplies and stays at the largest number instead of wrapping: sizes come
+// from files.
+func mul(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	if hi != 0 || lo > 1<<62 {
+		return 1 << 62
+	}
+	return lo
+}
+
+// Bytes writes an amount of memory for people.
+func Bytes(n uint64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// owners is who else sets the setting of a change, with what it means for it. An
+// owner may name a pattern, as sysctl.d(5) files do.
+func owners(all []snapshot.Owner, c Change) []Owner {
+	out := []Owner{}
+	for _, o := range all {
+		if o.Who == "natkit" {
+			continue
+		}
+		ok, err := path.Match(snapshot.SysctlPath(o.Setting), snapshot.SysctlPath(c.Setting))
+		if err != nil || !ok {
+			continue
+		}
+		own := Owner{Who: o.Who, Where: o.Where, Value: o.Value}
+		if strings.Join(strings.Fields(o.Value), " ") != c.New {
+			own.Warning = warning(o)
+		}
+		out = append(out, own)
+	}
+	return out
+}
+
+// warning says when an owner will write its own value back.
+func warning(o snapshot.Owner) string {
+	switch o.Who {
+	case "sysctl.d":
+		file, _, _ := strings.Cut(o.Where, ":")
+		if file == "/etc/sysctl.conf" || path.Base(file) > persistName {
+			return "sets it at boot, after natkit's own file: change it there too"
+		}
+		return "sets it at boot; natkit's own file (--persist) comes later and wins"
+	case "tuned":
+		return "tuned writes it when it starts or its profile is applied: change the profile too"
+	case "kube-proxy":
+		return "kube-proxy writes it when it starts: change its configuration too"
+	case "docker":
+		return "dockerd may write it when it starts or makes a network"
+	}
+	return o.Who + " may write it back"
+}

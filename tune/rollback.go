@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"natkit/internal/journal"
+)
+
+// Last names the apply that a rollback takes back when no other is named: an
+// interrupted one, otherwise the newest that stands.
+const Last = "last"
+
+// ErrNothing means that there is no apply to take back.
+var ErrNothing = errors.New("nothing to roll back")
+
+// RollbackOptions says how far a rollback may go.
+type RollbackOptions struct {
+	Place
+	Force bool // restore also what somebody else has changed since
+}
+
+// Rollback takes an apply back: the sysctl.d file, then each setting, newest
+// first. What has neither its old value nor the one that natkit wrote was changed
+// by somebody else since, and is kept unless o.Force is set; a namespace that is
+// no more is left alone, even when another one has its name. The record's
+// Restored says what came of each.
+//
+// It does not stop half way for ctx. When it is killed, or one setting can't be
+// restored, the next rollback goes on with the same apply.
+func Rollback(ctx context.Context, id string, o RollbackOptions) (*Record, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if accounts, err := readAccounts(o.Place); err != nil || len(accounts) == 0 {
+		return nil, cmpErr(err, id) // and no journal is made for nothing
+	}
+	j, err := openJournal(o.Place)
+	if err != nil {
+		return nil, err
+	}
+	defer j.Close()
+	accounts, err := readAccounts(o.Place)
+	if err != nil {
+		return nil, err
+	}
+	a, err := choose(accounts, id, o.Force)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	r := &rolling{account: a, o: o, journal: j, sameBoot: a.boot == boot}
+	return r.run()
+}
+
+func cmpErr(err error, id string) error {
+	switch {
+	case err != nil:
+		return err
+	case id == "" || id == Last:
+		return ErrNothing
+	}
+	return fmt.Errorf("apply %q: not in the history (natkit tune history)", id)
+}
+
+// choose finds the apply to take back.
+func choose(accounts []*account, id string, force bool) (*account, error) {
+	if id == "" || id == Last {
+		var found *account
+		for _, a := range accounts {
+			if a.State == StateInterrupted || (a.State == StateApplied && (found == nil || found.State != StateInterrupted)) {
+				found = a
+			}
+		}
+		if found == nil {
+			return nil, ErrNothing
+		}
+		return found, nil
+	}
+	i := slices.IndexFunc(accounts, func(a *account) bool { return a.ID == id })
+	if i < 0 {
+		return nil, cmpErr(nil, id)
+	}
+	a := accounts[i]
+	if a.undoable() || a.State == StateRebooted || (a.State == StateRolledBack && a.Kept() && force) {
+		return a, nil
+	}
+	if a.State == StateRolledBack && a.Kept() {
+		return nil, fmt.Errorf("apply %s is rolled back, except what somebody else had changed: --force restores that too", id)
+	}
+	return nil, fmt.Errorf("apply %s: nothing to take back, it is %s", id, a.State)
+}
+
+// rolling is one rollback in progress.
+type rolling struct {
+	*account
+	o        RollbackOptions
+	journal  *journal.Journal
+	sameBoot bool
+}
+
+func (r *rolling) append(e entry) error {
+	e.ID = r.ID
+	return r.journal.Append(e)
+}
+
+func (r *rolling) run() (*Record, error) {
+	if err := r.append(entry{Op: opRollback, Time: time.Now().UTC().Truncate(time.Second)}); err != nil {
+		return nil, err
+	}
+	r.Restored = nil
+	var failed error
+	note := func(x Restored, err error) {
+		if err == nil {
+			err = r.append(entry{Op: opRestored, Restored: &x})
+		}
+		r.Restored = append(r.Restored, x)
+		failed = errors.Join(failed, err)
+	}
+	if r.file != nil {
+		note(r.restoreFile())
+	}
+	for _, s := range slices.Backward(r.sets) {
+		note(r.restoreSetting(s))
+	}
+	if failed != nil {
+		return nil, fmt.Errorf("roll back %s: %w; the rest is restored, run natkit tune rollback again for this", r.ID, failed)
+	}
+	r.State = StateRolledBack
+	return &r.Record, r.append(entry{Op: opEnd, State: StateRolledBack})
+}
+
+func (r *rolling) restoreFile() (Restored, error) {
+	x := Restored{Setting: r.file.Path}
+	text, err := readFile(r.file.Path)
+	same := func(want *string) bool { return (text == nil) == (want == nil) && (text == nil || *text == *want) }
+	switch {
+	case err != nil:
+	case same(r.file.Old):
+		x.Outcome = OutcomeAlready
+	case same(&r.file.New) || r.o.Force:
+		x.Outcome = OutcomeRestored
+		err = writeFile(r.file.Path, r.file.Old)
+	default:
+		x.Outcome, x.Detail = OutcomeKept, "it was changed since: its values come back at the next boot"
+	}
+	return x, err
+}
+
+func (r *rolling) restoreSetting(s set) (Restored, error) {
+	x := Restored{Setting: s.Setting, Netns: s.Netns}
+	at, gone, err := r.find(s)
+	if err != nil {
+		return x, err
+	}
+	if at == nil {
+		x.Outcome, x.Detail = OutcomeGone, gone
+		return x, nil
+	}
+	defer at.close()
+	k, err := find(s.Setting)
+	if err != nil {
+		return x, err
+	}
+	present, err := at.read(s.Setting)
+	if errors.Is(err, fs.ErrNotExist) {
+		x.Outcome, x.Detail = OutcomeGone, "there is no such setting any more: its interface is gone, or its kernel module was unloaded"
+		return x, nil
+	}
+	if err != nil {
+		return x, err
+	}
+	switch {
+	case present == s.Old:
+		x.Outcome = OutcomeAlready
+		if r.restoring[s.Setting] { // a rollback was killed between it and those
+			err = restoreAlong(at, s)
+		}
+	case k.took(present, s.New) || r.o.Force:
+		x.Outcome, x.Detail = OutcomeRestored, fmt.Sprintf("%s -> %s", present, s.Old)
+		if err = r.append(entry{Op: opRestoring, Restored: &Restored{Setting: s.Setting, Netns: s.Netns}}); err == nil {
+			err = restore(at, s)
+		}
+	default:
+		x.Outcome, x.Detail = OutcomeKept, fmt.Sprintf("somebody set it to %s since (natkit: %s -> %s); --force restores it all the same", present, s.Old, s.New)
+	}
+	return x, err
+}
+
+// find opens the namespace that a setting was written in. Without an error and a
+// namespace it is gone, and the text says why.
+func (r *rolling) find(s set) (*space, string, error) {
+	if s.Initial { // it lives as long as the machine, whatever the boot
+		at, err := openInitial(r.o.procSys())
+		if err != nil {
+			return nil, "", fmt.Errorf("restore %s: %w", s.Setting, err)
+		}
+		return at, "", nil
+	}
+	if !r.sameBoot {
+		return nil, "the machine was started again since: its namespace is gone", nil
+	}
+	at, err := findSpace(s.Netns, s.Space, r.o.procSys())
+	if err != nil || at != nil {
+		return at, "", err
+	}
+	if other, err := openSpace(s.Netns, r.o.procSys()); err == nil && s.Netns != "" {
+		other.close()
+		return nil, fmt.Sprintf("the namespace is gone; %q is another one now and is left alone", s.Netns), nil
+	}
+	return nil, "its namespace is gone, and the setting with it", nil
+}

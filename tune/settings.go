@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"natkit/snapshot"
+)
+
+// The two settings that cost memory. Buckets are written first: a larger limit
+// on a hash that is still small would lengthen the chains for a moment. The
+// kernel keeps them apart: resizing the hash at run time does not touch the
+// limit (nf_conntrack_hash_resize, Linux 6.18); it rounds the number of buckets
+// up to whole pages.
+const (
+	settingMax     = "net.netfilter.nf_conntrack_max"
+	settingBuckets = "net.netfilter.nf_conntrack_buckets"
+)
+
+// setting is one thing natkit may write. A name with "*" has an interface, "all"
+// or "default" there.
+type setting struct {
+	name  string
+	scope Scope
+	// Each of the value's numbers lies in [min, max].
+	min, max int64
+	numbers  int  // how many numbers the value has; 0 means 1
+	size     bool // more is more room: a wish for less than there is, is fulfilled
+	// spreads names what the kernel changes along with it, as a pattern.
+	spreads []string
+}
+
+// Limits of the kernel: proc_dointvec_jiffies multiplies seconds by HZ (at most
+// 1000) in an int.
+const (
+	maxInt     = 1<<31 - 1
+	maxSeconds = maxInt / 1000
+)
+
+// settings is the whole list. What is not in it is never written, whatever a
+// finding or a snapshot says. Host settings are those that a namespace other
+// than the initial one does not have or has read-only (Linux 6.18).
+var settings = func() map[string]setting {
+	list := []setting{
+		{name: settingMax, scope: ScopeHost, min: 1, max: maxInt, size: true},
+		{name: settingBuckets, scope: ScopeHost, min: 1, max: maxInt, size: true},
+		{name: "net.netfilter.nf_conntrack_expect_max", scope: ScopeHost, min: 1, max: maxInt, size: true},
+		{name: "net.core.netdev_max_backlog", scope: ScopeHost, min: 1, max: maxInt, size: true},
+		{name: "net.core.netdev_budget", scope: ScopeHost, min: 1, max: maxInt, size: true},
+		{name: "net.core.netdev_budget_usecs", scope: ScopeHost, min: 1, max: maxInt, size: true},
+		{name: "net.ipv4.neigh.default.gc_thresh1", scope: ScopeHost, min: 0, max: maxInt, size: true},
+		{name: "net.ipv4.neigh.default.gc_thresh2", scope: ScopeHost, min: 0, max: maxInt, size: true},
+		{name: "net.ipv4.neigh.default.gc_thresh3", scope: ScopeHost, min: 0, max: maxInt, size: true},
+		{name: "net.ipv6.neigh.default.gc_thresh1", scope: ScopeHost, min: 0, max: maxInt, size: true},
+		{name: "net.ipv6.neigh.default.gc_thresh2", scope: ScopeHost, min: 0, max: maxInt, size: true},
+		{name: "net.ipv6.neigh.default.gc_thresh3", scope: ScopeHost, min: 0, max: maxInt, size: true},
+
+		{name: "net.core.somaxconn", min: 1, max: maxInt, size: true},
+		{name: "net.ipv4.tcp_max_syn_backlog", min: 1, max: maxInt, size: true},
+		{name: "net.ipv4.tcp_syncookies", max: 2},
+		{name: "net.ipv4.tcp_tw_reuse", max: 2},
+		{name: "net.ipv4.tcp_mtu_probing", max: 2},
+		{name: "net.ipv4.ip_no_pmtu_disc", max: 3},
+		{name: "net.ipv4.ip_local_port_range", min: 1, max: 65535, numbers: 2},
+		{name: "net.ipv4.ipfrag_high_thresh", min: 1, max: maxInt, size: true},
+		{name: "net.ipv4.ipfrag_low_thresh", min: 1, max: maxInt, size: true},
+
+		// Forwarding for the whole namespace is written to every interface as well,
+		// and switches the acceptance of redirects over (inet_forward_change,
+		// addrconf_fixup_forwarding).
+		{name: "net.ipv4.ip_forward", max: 1, spreads: []string{"net.ipv4.conf.*.forwarding", "net.ipv4.conf.all.accept_redirects"}},
+		{name: "net.ipv4.conf.all.forwarding", max: 1, spreads: []string{"net.ipv4.conf.*.forwarding", "net.ipv4.conf.all.accept_redirects"}},
+		{name: "net.ipv6.conf.all.forwarding", max: 1, spreads: []string{"net.ipv6.conf.*.forwarding"}},
+		{name: "net.ipv4.conf.*.forwarding", max: 1},
+		{name: "net.ipv6.conf.*.forwarding", max: 1},
+		{name: "net.ipv4.conf.*.rp_filter", max: 2},
+		{name: "net.ipv4.conf.*.route_localnet", max: 1},
+
+		{name: "net.bridge.bridge-nf-call-iptables", max: 1},
+		{name: "net.bridge.bridge-nf-call-ip6tables", max: 1},
+		{name: "net.bridge.bridge-nf-call-arptables", max: 1},
+
+		{name: "net.netfilter.nf_conntrack_acct", max: 1},
+		{name: "net.netfilter.nf_conntrack_timestamp", max: 1},
+		{name: "net.netfilter.nf_conntrack_events", max: 2},
+		{name: "net.netfilter.nf_conntrack_helper", max: 1},
+		{name: "net.netfilter.nf_conntrack_tcp_be_liberal", max: 1},
+		{name: "net.netfilter.nf_conntrack_tcp_loose", max: 1},
+	}
+	for _, t := range []string{
+		"tcp_timeout_syn_sent", "tcp_timeout_syn_recv", "tcp_timeout_established", "tcp_timeout_fin_wait",
+		"tcp_timeout_close_wait", "tcp_timeout_last_ack", "tcp_timeout_time_wait", "tcp_timeout_close",
+		"tcp_timeout_max_retrans", "tcp_timeout_unacknowledged",
+		"udp_timeout", "udp_timeout_stream", "icmp_timeout", "icmpv6_timeout", "generic_timeout",
+		"gre_timeout", "gre_timeout_stream",
+	} {
+		list = append(list, setting{name: "net.netfilter.nf_conntrack_" + t, min: 1, max: maxSeconds})
+	}
+	byName := make(map[string]setting, len(list))
+	for _, s := range list {
+		if s.scope == "" {
+			s.scope = ScopeNamespace
+		}
+		byName[s.name] = s
+	}
+	return byName
+}()
+
+// find returns what natkit knows about the setting called name, and refuses
+// everything else: this is what keeps a name such as "net.ipv4.conf.//.x"
+// ("../" on disk) from leading anywhere.
+func find(name string) (setting, error) {
+	if s, ok := settings[name]; ok && !strings.Contains(name, "*") {
+		return s, nil
+	}
+	parts := strings.Split(name, ".")
+	if len(parts) == 5 && parts[2] == "conf" && validInterface(strings.ReplaceAll(parts[3], "/", ".")) {
+		parts[3] = "*"
+		if s, ok := settings[strings.Join(parts, ".")]; ok {
+			s.name = name
+			return s, nil
+		}
+	}
+	return setting{}, fmt.Errorf("setting %q: not one of those that natkit changes", name)
+}
+
+// validInterface is stricter than the kernel (dev_valid_name): of the other
+// characters that a device's name may have, each means something in sysctl.d.
+func validInterface(name string) bool {
+	if name == "" || name == "." || name == ".." || len(name) > 15 {
+		return false
+	}
+	for _, r := range name {
+		if !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_.@+", r) {
+			return false
+		}
+	}
+	return true
+}
+
+// value checks a value and brings it into the form that the kernel prints, with
+// single spaces.
+func (s setting) value(text string) (string, error) {
+	fields := strings.Fields(text)
+	if want := max(s.numbers, 1); len(fields) != want {
+		return "", fmt.Errorf("setting %s: value %q: want %d number(s)", s.name, text, want)
+	}
+	last := s.min
+	for i, f := range fields {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil || n < s.min || n > s.max {
+			return "", fmt.Errorf("setting %s: value %q: want %d to %d", s.name, text, s.min, s.max)
+		}
+		if n < last { // the only pairs are ranges
+			return "", fmt.Errorf("setting %s: value %q: not in ascending order", s.name, text)
+		}
+		last = n
+		fields[i] = strconv.FormatInt(n, 10) // the kernel reads 010 as eight
+	}
+	return strings.Join(fields, " "), nil
+}
+
+// fulfilled says whether a setting at present needs no change to get to wanted.
+func (s setting) fulfilled(present, wanted string) bool {
+	if s.size {
+		p, errP := strconv.ParseInt(present, 10, 64)
+		w, errW := strconv.ParseInt(wanted, 10, 64)
+		return errP == nil && errW == nil && p >= w
+	}
+	return present == wanted
+}
+
+// bucketPage is the most buckets that one page holds (64 KiB pages, 8 bytes a
+// bucket): how far the kernel may round up.
+const bucketPage = 65536 / 8
+
+// took says whether a setting that reads present is what writing written gives.
+func (s setting) took(present, written string) bool {
+	if present == written {
+		return true
+	}
+	if s.name == settingBuckets {
+		p, errP := strconv.ParseInt(present, 10, 64)
+		w, errW := strconv.ParseInt(written, 10, 64)
+		return errP == nil && errW == nil && p > w && p < w+bucketPage && p%(4096/8) == 0
+	}
+	return false
+}
+
+// path is the setting's file below /proc/sys.
+func (s setting) path() string { return snapshot.SysctlPath(s.name) }
