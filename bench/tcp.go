@@ -82,8 +82,8 @@ func readTCPExt(ns *netns.Handle) (map[string]uint64, error) {
 // one address and port. Each connection needs one, and keeps it for a minute
 // after its end if the client closed it first.
 type Ports struct {
-	Range int `json:"ports_range"` // ip_local_port_range without ip_local_reserved_ports
-	Left  int `json:"ports_left"`  // of those, not used by a socket to the target, TIME_WAIT included
+	PortsRange int `json:"ports_range"` // ip_local_port_range without ip_local_reserved_ports
+	PortsLeft  int `json:"ports_left"`  // of those, not used by a socket to the target, TIME_WAIT included
 }
 
 // readPorts counts sockets in the kernel's table of TCP sockets. One local
@@ -118,7 +118,7 @@ func readPorts(ns *netns.Handle, target netip.AddrPort) (Ports, error) {
 	var ports Ports
 	for _, u := range usable {
 		if u {
-			ports.Range++
+			ports.PortsRange++
 		}
 	}
 
@@ -126,7 +126,7 @@ func readPorts(ns *netns.Handle, target netip.AddrPort) (Ports, error) {
 	if target.Addr().Is6() {
 		table = "/proc/thread-self/net/tcp6"
 	}
-	ports.Left = ports.Range
+	ports.PortsLeft = ports.PortsRange
 	remote := procAddrPort(target)
 	err = ns.Do(func() error {
 		f, err := os.Open(table)
@@ -143,7 +143,7 @@ func readPorts(ns *netns.Handle, target netip.AddrPort) (Ports, error) {
 			_, port, _ := strings.Cut(field[1], ":")
 			if p, err := strconv.ParseUint(port, 16, 16); err == nil && usable[p] {
 				usable[p] = false
-				ports.Left--
+				ports.PortsLeft--
 			}
 		}
 		return sockets.Err()

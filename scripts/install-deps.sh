@@ -21,6 +21,7 @@ needs() {
 		iptables-legacy     iptables
 		iptables-nft        iptables
 		conntrack           conntrack
+		ab                  apache2-utils
 		END
         needs generate
         ;;

@@ -100,6 +100,10 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		return usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.AddCommand(
+		newConntrackCommand(e),
+		newBenchCommand(e),
+		newLabCommand(e),
+		newDoctorCommand(e),
 		newVersionCommand(e),
 	)
 	return root
