@@ -322,4 +322,8 @@ type Setting struct {
 	Name  string `json:"name"`            // dotted: "net.netfilter.nf_conntrack_max"
 	Value string `json:"value"`           // as it is written
 	Netns string `json:"netns,omitempty"` // reference as for --netns; "" is the caller's own
+	// Code is that of the finding that wants it and Reason its one line; not filled
+	// within the finding itself.
+	Code   string `json:"code,omitempty"`
+	Reason string `json:"reason,omitempty"`
 }

@@ -23,6 +23,7 @@ type ApplyOptions struct {
 	// is not the initial one: they change every namespace of the machine.
 	NoHostWrite bool
 	Persist     bool // write the sysctl.d file too
+	By string // who asked for it, where that is not the user: stands in the history
 	DryRun      bool // read everything, write nothing
 
 	// step is called before each write, with what is written. Tests fail there.
@@ -234,8 +235,8 @@ func (a *applying) run(ctx context.Context) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.record.ID = newID(a.record.Time, a.accounts)
-	if err := a.append(entry{Op: opBegin, Time: a.record.Time, Boot: boot}); err != nil {
+	a.record.ID, a.record.By = newID(a.record.Time, a.accounts), a.o.By
+	if err := a.append(entry{Op: opBegin, Time: a.record.Time, Boot: boot, By: a.o.By}); err != nil {
 		return nil, err
 	}
 	for i := range a.steps {

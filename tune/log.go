@@ -56,6 +56,7 @@ type entry struct {
 	ID       string      `json:"id"`
 	Time     time.Time   `json:"time,omitzero"`
 	Boot     string      `json:"boot,omitempty"`
+	By       string      `json:"by,omitempty"`
 	Set      *set        `json:"set,omitempty"`
 	File     *fileChange `json:"file,omitempty"`
 	Restored *Restored   `json:"restored,omitempty"`
@@ -129,7 +130,7 @@ func readAccounts(p Place) ([]*account, error) {
 		a := byID[e.ID]
 		if e.Op == opBegin {
 			a = &account{boot: e.Boot, restoring: map[string]bool{}}
-			a.ID, a.Time, a.State, a.Changes = e.ID, e.Time, StateInterrupted, []Change{}
+			a.ID, a.Time, a.By, a.State, a.Changes = e.ID, e.Time, e.By, StateInterrupted, []Change{}
 			byID[e.ID] = a
 			list = append(list, a)
 			return nil

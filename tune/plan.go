@@ -25,17 +25,10 @@ const (
 	assumedBucketBytes = 8
 )
 
-// Wanted is a setting that a finding asks for.
-type Wanted struct {
-	snapshot.Setting
-	Code   string // the finding's code
-	Reason string // why, in a sentence with this machine's numbers
-}
-
 // PlanOptions is what the user and the findings add to the facts.
 type PlanOptions struct {
-	Wanted      []Wanted // most important first: of two values for one setting the first counts, of two sizes the larger
-	MemoryShare float64  // 0 means DefaultMemoryShare
+	Wanted      []snapshot.Setting // most important first: of two values for one setting the first counts, of two sizes the larger
+	MemoryShare float64            // 0 means DefaultMemoryShare
 }
 
 // MakePlan works out what to change on the machine that s describes: what the
@@ -95,7 +88,7 @@ func (p *planner) index(name string) int {
 func (p *planner) has(name string) bool { return p.index(name) >= 0 }
 
 // want adds one change, unless the facts show that it is not needed.
-func (p *planner) want(w Wanted) {
+func (p *planner) want(w snapshot.Setting) {
 	k, err := find(w.Name)
 	if err != nil {
 		p.refuse(w, err.Error())
@@ -122,7 +115,7 @@ func (p *planner) want(w Wanted) {
 	}
 }
 
-func (p *planner) refuse(w Wanted, why string) {
+func (p *planner) refuse(w snapshot.Setting, why string) {
 	p.plan.Refused = append(p.plan.Refused, Refusal{Setting: w.Name, Value: w.Value, Code: w.Code, Why: why, Netns: p.facts.Netns.Name})
 }
 

@@ -40,8 +40,8 @@ func machine(change func(*snapshot.Snapshot)) *snapshot.Snapshot {
 	return s
 }
 
-func want(name, value string) Wanted {
-	return Wanted{Setting: snapshot.Setting{Name: name, Value: value}, Code: "a-finding", Reason: "because."}
+func want(name, value string) snapshot.Setting {
+	return snapshot.Setting{Name: name, Value: value, Code: "a-finding", Reason: "because."}
 }
 
 // lines writes a plan down as short as can be: the changes, then "!" and the refusals.
@@ -67,23 +67,23 @@ func TestMakePlan(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		facts  *snapshot.Snapshot
-		wanted []Wanted
+		wanted []snapshot.Setting
 		share  float64
 		plan   string
 	}{
 		{"a healthy machine needs nothing", machine(nil), nil, 0, ""},
-		{"what is so already is no change", machine(nil), []Wanted{want("net.ipv4.ip_forward", "1"), want(settingMax, "1000")}, 0, ""},
+		{"what is so already is no change", machine(nil), []snapshot.Setting{want("net.ipv4.ip_forward", "1"), want(settingMax, "1000")}, 0, ""},
 		{"a size that a finding wants, the hash first", machine(full),
-			[]Wanted{want(settingMax, "524288"), want(settingBuckets, "524288"), want(timeWait, "30")}, 0,
+			[]snapshot.Setting{want(settingMax, "524288"), want(settingBuckets, "524288"), want(timeWait, "30")}, 0,
 			"netfilter.nf_conntrack_buckets 262144>524288 2097152\n" +
 				"netfilter.nf_conntrack_max 262144>524288 100663296\n" +
 				"netfilter.nf_conntrack_tcp_timeout_time_wait 120>30 0\n"},
-		{"the hash grows with the limit unasked", machine(full), []Wanted{want(settingMax, "524288")}, 0,
+		{"the hash grows with the limit unasked", machine(full), []snapshot.Setting{want(settingMax, "524288")}, 0,
 			"netfilter.nf_conntrack_buckets 262144>524288 2097152\nnetfilter.nf_conntrack_max 262144>524288 100663296\n"},
-		{"a hash that is large enough stays", machine(func(s *snapshot.Snapshot) { s.Conntrack.Max = 1000 }), []Wanted{want(settingMax, "131072")}, 0,
+		{"a hash that is large enough stays", machine(func(s *snapshot.Snapshot) { s.Conntrack.Max = 1000 }), []snapshot.Setting{want(settingMax, "131072")}, 0,
 			"netfilter.nf_conntrack_max 1000>131072 49947648\n"},
 		{"of two sizes the larger, of two values the first", machine(nil),
-			[]Wanted{want(settingBuckets, "524288"), want(settingBuckets, "1048576"), want(settingBuckets, "524288"), want(timeWait, "30"), want(timeWait, "60")}, 0,
+			[]snapshot.Setting{want(settingBuckets, "524288"), want(settingBuckets, "1048576"), want(settingBuckets, "524288"), want(timeWait, "30"), want(timeWait, "60")}, 0,
 			"netfilter.nf_conntrack_buckets 262144>1048576 6291456\nnetfilter.nf_conntrack_tcp_timeout_time_wait 120>30 0\n"},
 		{"nearly full with no finding: twice as many", machine(func(s *snapshot.Snapshot) { s.Conntrack.Count = 240000 }), nil, 0,
 			"netfilter.nf_conntrack_buckets 262144>524288 2097152\nnetfilter.nf_conntrack_max 262144>524288 100663296\n"},
@@ -92,19 +92,19 @@ func TestMakePlan(t *testing.T) {
 		{"the same when the user allows more", machine(func(s *snapshot.Snapshot) { full(s); s.Host.MemoryBytes = gib }), nil, 0.25,
 			"netfilter.nf_conntrack_buckets 262144>524288 2097152\nnetfilter.nf_conntrack_max 262144>524288 100663296\n"},
 		{"too little memory leaves the time-outs", machine(func(s *snapshot.Snapshot) { full(s); s.Host.MemoryBytes = gib }),
-			[]Wanted{want(settingMax, "524288"), want(timeWait, "30")}, 0,
+			[]snapshot.Setting{want(settingMax, "524288"), want(timeWait, "30")}, 0,
 			"netfilter.nf_conntrack_tcp_timeout_time_wait 120>30 0\n! netfilter.nf_conntrack_buckets 524288\n! netfilter.nf_conntrack_max 524288\n"},
 		{"memory not known", machine(func(s *snapshot.Snapshot) { full(s); s.Host.MemoryBytes = 0 }), nil, 0,
 			"! netfilter.nf_conntrack_buckets 524288\n! netfilter.nf_conntrack_max 524288\n"},
 		{"an entry's size not known: a large one is assumed", machine(func(s *snapshot.Snapshot) { full(s); s.Conntrack.ObjectBytes = 0 }),
-			[]Wanted{want(settingMax, "524288")}, 0,
+			[]snapshot.Setting{want(settingMax, "524288")}, 0,
 			"netfilter.nf_conntrack_buckets 262144>524288 2097152\nnetfilter.nf_conntrack_max 262144>524288 134217728\n"},
 		{"no conntrack: no sizes, the rest all the same", machine(func(s *snapshot.Snapshot) { s.Conntrack = nil }),
-			[]Wanted{want(settingMax, "524288"), want("net.ipv4.ip_forward", "0")}, 0,
+			[]snapshot.Setting{want(settingMax, "524288"), want("net.ipv4.ip_forward", "0")}, 0,
 			"ipv4.ip_forward 1>0 0\n! netfilter.nf_conntrack_max 524288\n"},
-		{"not natkit's to change", machine(nil), []Wanted{want("kernel.panic", "1"), want("net.ipv4.ip_forward", "7")}, 0,
+		{"not natkit's to change", machine(nil), []snapshot.Setting{want("kernel.panic", "1"), want("net.ipv4.ip_forward", "7")}, 0,
 			"! kernel.panic 1\n! ipv4.ip_forward 7\n"},
-		{"a setting that the facts do not hold", machine(nil), []Wanted{want("net.ipv4.conf.eth0/5.rp_filter", "2")}, 0,
+		{"a setting that the facts do not hold", machine(nil), []snapshot.Setting{want("net.ipv4.conf.eth0/5.rp_filter", "2")}, 0,
 			"ipv4.conf.eth0/5.rp_filter >2 0\n"},
 
 		{"TIME_WAIT in a table with room harms nobody", machine(states(100000, map[string]uint64{"TIME_WAIT": 90000})), nil, 0, ""},
@@ -120,7 +120,7 @@ func TestMakePlan(t *testing.T) {
 			states(200000, map[string]uint64{"TIME_WAIT": 190000})(s)
 			s.Sysctls[timeWait] = "10"
 		}), nil, 0, ""},
-		{"a finding's time-out goes before the rule's", machine(states(200000, map[string]uint64{"TIME_WAIT": 190000})), []Wanted{want(timeWait, "20")}, 0,
+		{"a finding's time-out goes before the rule's", machine(states(200000, map[string]uint64{"TIME_WAIT": 190000})), []snapshot.Setting{want(timeWait, "20")}, 0,
 			"netfilter.nf_conntrack_tcp_timeout_time_wait 120>20 0\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestRefusalNamesTheNeed(t *testing.T) {
 	s := machine(func(s *snapshot.Snapshot) {
 		s.Conntrack.Count, s.Conntrack.Max, s.Host.MemoryBytes = 60000, 65536, 2*gib
 	})
-	p, err := MakePlan(s, PlanOptions{Wanted: []Wanted{want(settingMax, "1048576")}})
+	p, err := MakePlan(s, PlanOptions{Wanted: []snapshot.Setting{want(settingMax, "1048576")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestRefusalNamesTheNeed(t *testing.T) {
 		t.Errorf("memory %+v", p.Memory)
 	}
 	// What the remedy names works.
-	if p, err = MakePlan(s, PlanOptions{Wanted: []Wanted{want(settingMax, "1048576")}, MemoryShare: 0.20}); err != nil || len(p.Refused) != 0 {
+	if p, err = MakePlan(s, PlanOptions{Wanted: []snapshot.Setting{want(settingMax, "1048576")}, MemoryShare: 0.20}); err != nil || len(p.Refused) != 0 {
 		t.Errorf("with --memory-share 0.20: %+v, %v", p.Refused, err)
 	}
 }
@@ -169,7 +169,7 @@ func TestMakePlanScope(t *testing.T) {
 			{Setting: timeWait, Value: "120", Who: "sysctl.d", Where: "/etc/sysctl.d/99-x.conf:2"},
 		}
 	})
-	p, err := MakePlan(s, PlanOptions{Wanted: []Wanted{want(settingMax, "524288"), want(timeWait, "30")}})
+	p, err := MakePlan(s, PlanOptions{Wanted: []snapshot.Setting{want(settingMax, "524288"), want(timeWait, "30")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func FuzzMakePlan(f *testing.F) {
 				Table: &snapshot.Table{Entries: count, ByState: map[string]uint64{"TIME_WAIT": count, "ESTABLISHED": limit}}}
 			s.Sysctls[timeWait] = timeout
 		})
-		p, err := MakePlan(s, PlanOptions{Wanted: []Wanted{want(name, value)}})
+		p, err := MakePlan(s, PlanOptions{Wanted: []snapshot.Setting{want(name, value)}})
 		if err != nil {
 			t.Fatal(err)
 		}

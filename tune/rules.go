@@ -26,10 +26,10 @@ const (
 // it should be: the doctor asks for nothing that would take more memory than it
 // thinks right, but the user may (PlanOptions.MemoryShare), and otherwise is
 // told what it would need.
-func limitRule(ct *snapshot.Conntrack) (Wanted, bool) {
+func limitRule(ct *snapshot.Conntrack) (snapshot.Setting, bool) {
 	count := max(ct.Count, ct.CountStart)
 	if ct.Max == 0 || float64(count) < nearlyFull*float64(ct.Max) {
-		return Wanted{}, false
+		return snapshot.Setting{}, false
 	}
 	return wanted(settingMax, powerOfTwo(mul(2, ct.Max)), fmt.Sprintf("%d of %d entries are in use: room for twice as many", count, ct.Max)), true
 }
@@ -37,9 +37,9 @@ func limitRule(ct *snapshot.Conntrack) (Wanted, bool) {
 // bucketsRule lets the hash grow with the limit, to as many buckets as entries:
 // the kernel's own proportion. Each flow stands in two buckets, so that a full
 // table then has two entries a bucket.
-func bucketsRule(ct *snapshot.Conntrack, limit uint64) (Wanted, bool) {
+func bucketsRule(ct *snapshot.Conntrack, limit uint64) (snapshot.Setting, bool) {
 	if ct.Buckets == 0 || limit <= ct.Buckets || limit <= ct.Max {
-		return Wanted{}, false
+		return snapshot.Setting{}, false
 	}
 	return wanted(settingBuckets, powerOfTwo(limit), fmt.Sprintf("the hash grows with the limit: %d entries in %d buckets would be %.1f in each",
 		limit, ct.Buckets, 2*float64(limit)/float64(ct.Buckets))), true
@@ -47,12 +47,12 @@ func bucketsRule(ct *snapshot.Conntrack, limit uint64) (Wanted, bool) {
 
 // timeoutRules says which TCP time-outs are too long for a table under pressure
 // and by how much. They need a dump of the table.
-func timeoutRules(s *snapshot.Snapshot) []Wanted {
+func timeoutRules(s *snapshot.Snapshot) []snapshot.Setting {
 	ct := s.Conntrack
 	if ct == nil || ct.Table == nil || ct.Table.Entries == 0 || float64(ct.Count) < pressed*float64(ct.Max) {
 		return nil
 	}
-	var out []Wanted
+	var out []snapshot.Setting
 	for _, r := range []struct {
 		state, timeout string
 		seconds        uint64
@@ -95,8 +95,8 @@ func establishedSeconds(s *snapshot.Snapshot) uint64 {
 	return min(max(day, alive+60), maxSeconds)
 }
 
-func wanted(name string, value uint64, reason string) Wanted {
-	return Wanted{Setting: snapshot.Setting{Name: name, Value: strconv.FormatUint(value, 10)}, Reason: reason}
+func wanted(name string, value uint64, reason string) snapshot.Setting {
+	return snapshot.Setting{Name: name, Value: strconv.FormatUint(value, 10), Reason: reason}
 }
 
 // powerOfTwo rounds up, within what the kernel takes.

@@ -11,8 +11,8 @@
 //	log.go       the journal of all of it, and what it says about each apply
 //	kernel.go    reading and writing settings in a network namespace
 //
-// What is wrong is decided elsewhere (package diagnose); its findings come in as
-// [Wanted]. Every value is on disk before it is changed, so that a rollback
+// What is wrong is decided elsewhere (package diagnose); what its findings want
+// comes in as [snapshot.Setting]. Every value is on disk before it is changed, so that a rollback
 // restores what a killed process left half done.
 package tune
 
@@ -133,6 +133,7 @@ type Restored struct {
 type Record struct {
 	ID       string     `json:"id"`
 	Time     time.Time  `json:"time"`
+	By       string     `json:"by,omitempty"` // who asked for it, "" for the user
 	State    State      `json:"state"`
 	Changes  []Change   `json:"changes"`
 	Skipped  []Refusal  `json:"skipped,omitempty"` // planned, but not possible here
