@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -63,22 +64,20 @@ func manPage(root *cobra.Command) []byte {
 	return b.Bytes()
 }
 
-// commands renders everything below parent that a user can run, depth first.
+// commands renders everything below parent, depth first.
 func commands(b *bytes.Buffer, parent *cobra.Command) {
 	for _, cmd := range parent.Commands() {
 		if cmd.Hidden || cmd.Name() == "help" {
 			continue
 		}
-		if cmd.Runnable() {
-			fmt.Fprintf(b, ".SS %s\n", roff(strings.TrimPrefix(cmd.UseLine(), "natkit ")))
-			text := cmd.Long
-			if text == "" {
-				text = cmd.Short + "."
-			}
-			paragraphs(b, text)
-			options(b, cmd.NonInheritedFlags())
-			example(b, cmd.Example)
+		usage := cmd.UseLine()
+		if cmd.HasSubCommands() {
+			usage = cmd.CommandPath()
 		}
+		fmt.Fprintf(b, ".SS %s\n", roff(strings.TrimPrefix(usage, "natkit ")))
+		paragraphs(b, cmp.Or(cmd.Long, cmd.Short+"."))
+		options(b, cmd.NonInheritedFlags())
+		example(b, cmd.Example)
 		commands(b, cmd)
 	}
 }
