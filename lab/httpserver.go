@@ -30,6 +30,7 @@ import (
 type HTTPServer struct {
 	idle    uint32 // seconds
 	answers [4][]byte
+	hold    int // milliseconds, see wait
 
 	listener, epoll int
 	paused          bool // the listener is not watched, for want of descriptors
@@ -245,7 +246,7 @@ func (s *HTTPServer) loop() {
 	buf := make([]byte, 16<<10)
 	started := time.Now()
 	for {
-		n, err := unix.EpollWait(s.epoll, events, 1000)
+		n, err := s.wait(events)
 		if s.closing.Load() {
 			return
 		}
@@ -267,6 +268,20 @@ func (s *HTTPServer) loop() {
 			s.sweep()
 		}
 	}
+}
+
+// wait waits for events, for at most a second.
+//
+// To let the Go scheduler know of each short wait costs about a fifth of all that
+// the server does at 100 connections. So the wait keeps its share of the scheduler
+// for up to hold milliseconds: none in a process that does other things too.
+func (s *HTTPServer) wait(events []unix.EpollEvent) (int, error) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(s.epoll),
+		uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(s.hold), 0, 0)
+	if errno == 0 && n > 0 {
+		return int(n), nil
+	}
+	return unix.EpollWait(s.epoll, events, 1000)
 }
 
 // accept takes what waits, but not so much that those already here starve.

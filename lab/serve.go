@@ -57,6 +57,7 @@ func Serve(ctx context.Context, args []string) error {
 				return err
 			}
 			status.Close()
+			s.hold = 2 // this process does nothing else
 			defer context.AfterFunc(ctx, s.stop)()
 			s.loop()
 			return s.err
