@@ -14,12 +14,27 @@ import (
 	"natkit/snapshot"
 )
 
+// Lists says which top lists an Aggregate makes, all by default. Each costs time
+// and memory.
+type Lists uint8
+
+const (
+	ListSources Lists = 1 << iota
+	ListDestinations
+	ListDestPorts
+	ListSNATPorts
+	NoLists // only the sums
+
+	allLists = ListSources | ListDestinations | ListDestPorts | ListSNATPorts
+)
+
 // Aggregate counts the flows of a table. Its memory is bounded (about 15 MB)
 // however large the table and however many addresses are in it: what it counts
 // by address is exact up to 32768 different ones; with more, the top lists
-// still have every address with more than 1/32768 of the entries, and counts
-// may be too low by Table.MaxError.
+// still have every address with more than 1/32768 of the entries, and each row
+// says by how much its count may be too low.
 type Aggregate struct {
+	lists   Lists
 	entries uint64
 	protos  [256]uint64
 	states  [maxState]uint64
@@ -45,9 +60,13 @@ type (
 	}
 )
 
-// NewAggregate returns an empty one.
-func NewAggregate() *Aggregate {
+// NewAggregate returns an empty one that makes these lists.
+func NewAggregate(lists Lists) *Aggregate {
+	if lists == 0 {
+		lists = allLists
+	}
 	return &Aggregate{
+		lists:        lists,
 		sources:      newTally[addrKey](exactKeys),
 		destinations: newTally[addrKey](exactKeys),
 		ports:        newTally[portKey](exactKeys),
@@ -67,9 +86,13 @@ func (a *Aggregate) Add(f *Flow) {
 	count(&a.assured, f.Status&StatusAssured != 0)
 	count(&a.offload, f.Status&StatusOffload != 0)
 	count(&a.hwOffload, f.Status&StatusHWOffload != 0)
-	a.sources.add(f.Orig.Src.As16(), unreplied, 0)
-	a.destinations.add(f.Orig.Dst.As16(), unreplied, 0)
-	if f.hasPorts() && f.Proto != unix.IPPROTO_GRE {
+	if a.lists&ListSources != 0 {
+		a.sources.add(f.Orig.Src.As16(), unreplied, 0)
+	}
+	if a.lists&ListDestinations != 0 {
+		a.destinations.add(f.Orig.Dst.As16(), unreplied, 0)
+	}
+	if a.lists&ListDestPorts != 0 && f.hasPorts() && f.Proto != unix.IPPROTO_GRE {
 		a.ports.add(portKey{proto: f.Proto, port: f.Orig.DstPort}, unreplied, 0)
 	}
 	if f.DNAT() {
@@ -77,6 +100,9 @@ func (a *Aggregate) Add(f *Flow) {
 	}
 	if f.SNAT() {
 		a.snat++
+		if a.lists&ListSNATPorts == 0 {
+			return
+		}
 		k := outsideKey{proto: f.Proto, outside: f.Reply.Dst.As16(), dest: f.Reply.Src.As16()}
 		port := f.Reply.DstPort
 		if f.isICMP() {
@@ -101,8 +127,6 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 		ByProtocol: map[string]uint64{},
 		ByState:    map[string]uint64{},
 		ByStatus:   map[string]uint64{},
-		MaxError: max(a.sources.maxError(), a.destinations.maxError(),
-			a.ports.maxError(), a.outside.maxError()),
 	}
 	for proto, n := range a.protos {
 		if n > 0 {
@@ -129,7 +153,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 	}) {
 		t.DestPorts = append(t.DestPorts, snapshot.PortUse{
 			Protocol: ProtoName(r.key.proto), Port: r.key.port,
-			Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied),
+			Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied), Missed: uint64(r.missed),
 		})
 	}
 	for _, r := range a.outside.top(rows, func(x, y outsideKey) int {
@@ -139,7 +163,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 		t.SNATPorts = append(t.SNATPorts, snapshot.SNATUse{
 			Protocol: ProtoName(r.key.proto), Outside: r.key.outside.addr(),
 			Dest: netip.AddrPortFrom(r.key.dest.addr(), r.key.port),
-			Used: uint64(r.sure()), MinPort: r.minPort, MaxPort: r.maxPort,
+			Used: uint64(r.sure()), MinPort: r.minPort, MaxPort: r.maxPort, Missed: uint64(r.missed),
 		})
 	}
 	return t
@@ -148,7 +172,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 func talkers(t *tally[addrKey], rows int) []snapshot.Talker {
 	var out []snapshot.Talker
 	for _, r := range t.top(rows, func(x, y addrKey) int { return bytes.Compare(x[:], y[:]) }) {
-		out = append(out, snapshot.Talker{Addr: r.key.addr(), Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied)})
+		out = append(out, snapshot.Talker{Addr: r.key.addr(), Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied), Missed: uint64(r.missed)})
 	}
 	return out
 }
@@ -158,7 +182,8 @@ func (k addrKey) addr() netip.Addr { return netip.AddrFrom16(k).Unmap() }
 // TableOptions says what Tabulate counts.
 type TableOptions struct {
 	Filter Filter
-	Rows   int // of each top list; snapshot.TopN by default
+	Lists  Lists
+	Rows   int   // of each list; snapshot.TopN by default
 }
 
 func (o TableOptions) rows() int {
@@ -170,7 +195,7 @@ func (o TableOptions) rows() int {
 
 // Tabulate counts the live table of the calling thread's namespace.
 func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
-	a := NewAggregate()
+	a := NewAggregate(o.Lists)
 	res, err := Dump(ctx, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil
@@ -186,7 +211,7 @@ func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 
 // TabulateText counts a text dump; bad gets the lines that can't be read.
 func TabulateText(ctx context.Context, r io.Reader, o TableOptions, bad func(*LineError)) (*snapshot.Table, TextResult, error) {
-	a := NewAggregate()
+	a := NewAggregate(o.Lists)
 	res, err := ReadText(ctx, r, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil

@@ -28,3 +28,66 @@ func Flush(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Delete removes the entries of the calling thread's namespace that w chooses,
+// and returns how many. Packets of a flow that go on after it make a new entry:
+// a translated connection may get another port and break.
+func Delete(ctx context.Context, w Filter) (deleted uint64, err error) {
+	s, err := openSocket(ctx, 0)
+	if err != nil {
+		return 0, fmt.Errorf("delete conntrack entries: %w", err)
+	}
+	defer s.close()
+	var m message
+	var pending uint64
+	flush := func() error {
+		if pending == 0 {
+			return nil
+		}
+		m.requestAck()
+		if err := s.send(m.b); err != nil {
+			return err
+		}
+		refused, err := s.answers(s.seq, func(errno unix.Errno) error {
+			if errno == unix.ENOENT { // it ended by itself
+				return nil
+			}
+			return explain(errno)
+		})
+		deleted += pending - uint64(refused)
+		m.b, pending = m.b[:0], 0
+		return err
+	}
+	_, err = Dump(ctx, w, func(f *Flow) error {
+		s.seq++
+		f.appendDelete(&m, s.seq)
+		if pending++; pending < fillBatch {
+			return nil
+		}
+		return flush()
+	})
+	if err == nil {
+		err = flush()
+	}
+	if err != nil {
+		return deleted, fmt.Errorf("delete conntrack entries: %w", err)
+	}
+	return deleted, nil
+}
+
+// appendDelete appends the message that removes exactly this entry: its
+// identifier is given too, so that one which took its place stays.
+func (f *Flow) appendDelete(m *message, seq uint32) {
+	m.begin(msgDelete, 0, seq, f.Family)
+	// A zone of the reply direction alone does not belong to the original tuple.
+	if f.Has&HasZoneOrig != 0 {
+		m.zonedTuple(ctaTupleOrig, f.Proto, &f.Orig, f.ZoneOrig)
+	} else {
+		m.tuple(ctaTupleOrig, f.Proto, &f.Orig)
+	}
+	if f.Has&HasZone != 0 {
+		m.attr16(ctaZone, f.Zone)
+	}
+	m.attr32(ctaID, f.ID)
+	m.end()
+}

@@ -194,13 +194,10 @@ func (o *FillOptions) defaultTimeout() time.Duration {
 func (o *FillOptions) fillBatch(s *socket, first, n int, res *FillResult) error {
 	m := message{b: make([]byte, 0, n*256)}
 	for i := first; i < first+n; i++ {
-		flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_EXCL)
-		if i == first+n-1 {
-			flags |= unix.NLM_F_ACK // errors come unasked; this says that all were done
-		}
 		s.seq++
-		o.entry(&m, flags, s.seq, i)
+		o.entry(&m, s.seq, i)
 	}
+	m.requestAck() // errors come unasked; this says that all were done
 	if err := s.send(m.b); err != nil {
 		return err
 	}
@@ -220,7 +217,7 @@ func (o *FillOptions) fillBatch(s *socket, first, n int, res *FillResult) error 
 }
 
 // entry appends the message that makes entry number i.
-func (o *FillOptions) entry(m *message, flags uint16, seq uint32, i int) {
+func (o *FillOptions) entry(m *message, seq uint32, i int) {
 	hosts := 1 << min(o.Sources.Addr().BitLen()-o.Sources.Bits(), 20)
 	orig := Tuple{
 		Src:     addToAddr(o.Sources.Addr(), i%hosts),
@@ -240,7 +237,7 @@ func (o *FillOptions) entry(m *message, flags uint16, seq uint32, i int) {
 	if orig.Src.Is6() {
 		family = unix.AF_INET6
 	}
-	m.begin(msgNew, flags, seq, family)
+	m.begin(msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, seq, family)
 	m.tuple(ctaTupleOrig, o.Protocol, &orig)
 	m.tuple(ctaTupleReply, o.Protocol, &reply) // before translation: the kernel does that, so that it knows
 	if o.Outside.IsValid() {

@@ -13,6 +13,7 @@
 package conntrack
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"strconv"
 
@@ -47,7 +48,7 @@ type Flow struct {
 	// returns.
 	Secctx []byte
 	Helper []byte
-	Labels []byte // the bit mask (netlink), as it is in memory: 32-bit words of the host's order
+	Labels []byte // the bit mask (netlink); see Label
 	Names  []byte // the labels by name, separated by commas (text)
 }
 
@@ -200,6 +201,13 @@ func (f *Flow) SNAT() bool {
 // DNAT says that the destination is translated.
 func (f *Flow) DNAT() bool {
 	return f.Reply.Src != f.Orig.Dst || f.hasPorts() && f.Reply.SrcPort != f.Orig.DstPort
+}
+
+// Label says whether the label with this number is set. The mask is 32-bit words
+// in the host's byte order.
+func (f *Flow) Label(bit int) bool {
+	word := bit / 32 * 4
+	return bit >= 0 && word+4 <= len(f.Labels) && binary.NativeEndian.Uint32(f.Labels[word:])>>(bit%32)&1 != 0
 }
 
 func (f *Flow) isICMP() bool { return f.Proto == unix.IPPROTO_ICMP || f.Proto == unix.IPPROTO_ICMPV6 }

@@ -71,7 +71,7 @@ func (f *Flow) AppendText(b []byte, show Fields) []byte {
 		b = field(b, "secmark=", uint64(f.Secmark))
 	}
 	if has&HasSecctx != 0 {
-		b = append(append(append(b, "secctx="...), f.Secctx...), ' ')
+		b = textField(b, "secctx=", f.Secctx)
 	}
 	if has&HasZone != 0 {
 		b = field(b, "zone=", uint64(f.Zone))
@@ -86,7 +86,7 @@ func (f *Flow) AppendText(b []byte, show Fields) []byte {
 		b = timeField(b, "[stop=", f.Stop)
 	}
 	if has&HasHelper != 0 {
-		b = append(append(append(b, "helper="...), f.Helper...), ' ')
+		b = textField(b, "helper=", f.Helper)
 	}
 	if has&HasUse != 0 {
 		b = field(b, "use=", uint64(f.Use))
@@ -95,7 +95,7 @@ func (f *Flow) AppendText(b []byte, show Fields) []byte {
 		b = field(b, "id=", uint64(f.ID))
 	}
 	if has&HasNames != 0 {
-		b = append(append(append(b, "labels="...), f.Names...), ' ')
+		b = textField(b, "labels=", f.Names)
 	}
 	return b[:len(b)-1]
 }
@@ -128,6 +128,19 @@ func keyField(b []byte, key string, n uint16) []byte {
 
 func addrField(b []byte, key string, a netip.Addr) []byte {
 	return append(a.AppendTo(append(b, key...)), ' ')
+}
+
+// textField replaces what a terminal would take for a command: the text may come
+// from somebody else's dump.
+func textField(b []byte, key string, value []byte) []byte {
+	b = append(b, key...)
+	for _, c := range value {
+		if c < ' ' || c == 0x7f {
+			c = '?'
+		}
+		b = append(b, c)
+	}
+	return append(b, ' ')
 }
 
 func timeField(b []byte, key string, ns int64) []byte {

@@ -184,6 +184,12 @@ func (m *message) begin(typ, flags uint16, seq uint32, family uint8) {
 	m.b = append(m.b, family, unix.NFNETLINK_V0, 0, 0)
 }
 
+// requestAck makes the kernel acknowledge the last message.
+func (m *message) requestAck() {
+	flags := m.b[m.start+6:]
+	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
+}
+
 func (m *message) end() {
 	binary.NativeEndian.PutUint32(m.b[m.start:], uint32(len(m.b)-m.start))
 }
@@ -229,6 +235,19 @@ func (m *message) attrAddr(v4, v6 uint16, a netip.Addr) {
 // tuple appends one direction of a flow.
 func (m *message) tuple(typ uint16, proto uint8, t *Tuple) {
 	at := m.nest(typ)
+	m.tupleParts(proto, t)
+	m.endNest(at)
+}
+
+// zonedTuple appends one direction of a flow that has a zone in it alone.
+func (m *message) zonedTuple(typ uint16, proto uint8, t *Tuple, zone uint16) {
+	at := m.nest(typ)
+	m.tupleParts(proto, t)
+	m.attr16(ctaTupleZone, zone)
+	m.endNest(at)
+}
+
+func (m *message) tupleParts(proto uint8, t *Tuple) {
 	ip := m.nest(ctaTupleIP)
 	m.attrAddr(ctaIPv4Src, ctaIPv6Src, t.Src)
 	m.attrAddr(ctaIPv4Dst, ctaIPv6Dst, t.Dst)
@@ -249,7 +268,6 @@ func (m *message) tuple(typ uint16, proto uint8, t *Tuple) {
 		m.attr16(ctaProtoDstPort, t.DstPort)
 	}
 	m.endNest(pr)
-	m.endNest(at)
 }
 
 // errorOf returns the seq and error of an NLMSG_ERROR message; errno 0 is an

@@ -270,7 +270,7 @@ func (f *Flow) textFlag(word, rest []byte) []byte {
 		if end < 0 {
 			return rest
 		}
-		text := string(word[bytes.IndexByte(word, '=')+1:]) + string(rest[:end])
+		text := string(word[bytes.IndexByte(word, '=')+1:]) + " " + string(rest[:end])
 		// conntrack(8) prints local time, without a zone.
 		if t, err := time.ParseInLocation(time.ANSIC, text, time.Local); err == nil {
 			if start {
@@ -380,7 +380,8 @@ func (f *Flow) finishText(seen *seenFields) error {
 		switch {
 		case !seen.src[dir] || !seen.dst[dir]:
 			return fmt.Errorf("no addresses of the %s direction", name)
-		case f.hasPorts() && (!seen.sport[dir] || !seen.dport[dir]):
+		// A kernel built without tracking of another protocol shows it without ports.
+		case (f.Proto == unix.IPPROTO_TCP || f.Proto == unix.IPPROTO_UDP) && (!seen.sport[dir] || !seen.dport[dir]):
 			return fmt.Errorf("no ports of the %s direction", name)
 		case f.isICMP() && !seen.icmp[dir]:
 			return fmt.Errorf("no ICMP type of the %s direction", name)

@@ -25,6 +25,7 @@ type tally[K comparable] struct {
 	rows  []tallyRow[K]
 	heap  []int32 // positions in rows, a heap with the rarest first; nil while exact
 	place []int32 // of a row in the heap
+	last  int32   // the row that was counted last: often it is the next one's, too
 }
 
 type tallyRow[K comparable] struct {
@@ -41,7 +42,10 @@ func newTally[K comparable](limit int) tally[K] {
 
 // add counts an entry; port is kept as lowest and highest.
 func (t *tally[K]) add(key K, unreplied bool, port uint16) {
-	i, ok := t.at[key]
+	i, ok := t.last, len(t.rows) > 0 && t.rows[t.last].key == key
+	if !ok {
+		i, ok = t.at[key]
+	}
 	switch {
 	case ok:
 		r := &t.rows[i]
@@ -61,6 +65,7 @@ func (t *tally[K]) add(key K, unreplied bool, port uint16) {
 		t.at[key] = i
 		*r = tallyRow[K]{key: key, count: r.count + 1, missed: r.count, minPort: port, maxPort: port}
 	}
+	t.last = i
 	if unreplied {
 		t.rows[i].unreplied++
 	}
@@ -100,15 +105,6 @@ func (t *tally[K]) sink(at int32) {
 		at = child
 	}
 	t.heap[at], t.place[row] = row, at
-}
-
-// maxError is by how much a row's count may be too low, and up to which count a
-// key may be missing. 0: all is exact.
-func (t *tally[K]) maxError() uint64 {
-	if t.heap == nil {
-		return 0
-	}
-	return uint64(t.rows[t.heap[0]].count)
 }
 
 // top returns the n rows with the most entries, most first; compare decides

@@ -100,10 +100,12 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		return usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.AddCommand(
+		newDemoCommand(e),
 		newConntrackCommand(e),
 		newBenchCommand(e),
 		newLabCommand(e),
 		newDoctorCommand(e),
+		newTuneCommand(e),
 		newVersionCommand(e),
 	)
 	return root
