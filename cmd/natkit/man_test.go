@@ -102,12 +102,24 @@ func options(b *bytes.Buffer, flags *pflag.FlagSet) {
 
 // paragraphs renders text: blank lines divide, indented lines stay as they are.
 func paragraphs(b *bytes.Buffer, text string) {
-	for block := range strings.SplitSeq(strings.Trim(text, "\n"), "\n\n") {
-		if strings.HasPrefix(block, " ") {
-			example(b, block)
-		} else {
-			fmt.Fprintf(b, ".PP\n%s\n", roff(block))
+	fmt.Fprintln(b, ".PP")
+	literal := false
+	for line := range strings.SplitSeq(strings.Trim(text, "\n"), "\n") {
+		indented := strings.HasPrefix(line, " ")
+		switch {
+		case line == "":
+			fmt.Fprintln(b, ".PP")
+			continue
+		case indented && !literal:
+			fmt.Fprintln(b, ".nf")
+		case !indented && literal:
+			fmt.Fprintln(b, ".fi")
 		}
+		literal = indented
+		fmt.Fprintln(b, roff(line))
+	}
+	if literal {
+		fmt.Fprintln(b, ".fi")
 	}
 }
 
