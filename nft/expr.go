@@ -9,6 +9,8 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
 )
 
 // The vocabulary of rules. Each word is the expressions the nft program makes of
@@ -100,3 +102,16 @@ func dnatTo(to netip.AddrPort) []expr.Any {
 
 // counter masquerade
 func masquerade() []expr.Any { return []expr.Any{&expr.Counter{}, &expr.Masq{}} }
+
+// counter masquerade to :MIN-MAX; any port for the zero range
+func masqueradeTo(ports snapshot.PortRange) []expr.Any {
+	if ports == (snapshot.PortRange{}) {
+		return masquerade()
+	}
+	return []expr.Any{
+		&expr.Counter{},
+		&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(ports.Min)},
+		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(ports.Max)},
+		&expr.Masq{ToPorts: true, RegProtoMin: 1, RegProtoMax: 2},
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
 	"natkit/nft"
+	"natkit/snapshot"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -31,6 +32,12 @@ func docker() nft.Docker {
 
 func gateway() nft.Gateway {
 	return nft.Gateway{Inside: netip.MustParsePrefix("192.168.0.0/24"), Outside: "eth0"}
+}
+
+func gatewayPorts() nft.Gateway {
+	g := gateway()
+	g.Table, g.Ports = "few", snapshot.PortRange{Min: 5000, Max: 5003}
+	return g
 }
 
 func namespace(t *testing.T) *netns.Handle {
@@ -68,6 +75,7 @@ func TestGolden(t *testing.T) {
 		"docker":         docker().Compile(),
 		"docker-nothing": nft.Docker{Bridge: "docker0", Network: netip.MustParsePrefix("172.17.0.0/16")}.Compile(),
 		"gateway":        gateway().Compile(),
+		"gateway-ports":  gatewayPorts().Compile(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := namespace(t)

@@ -22,9 +22,9 @@ type ApplyOptions struct {
 	// NoHostWrite leaves out host settings when the plan is about a namespace that
 	// is not the initial one: they change every namespace of the machine.
 	NoHostWrite bool
-	Persist     bool // write the sysctl.d file too
-	By string // who asked for it, where that is not the user: stands in the history
-	DryRun      bool // read everything, write nothing
+	Persist     bool   // write the sysctl.d file too
+	By          string // who asked for it, where that is not the user: stands in the history
+	DryRun      bool   // read everything, write nothing
 
 	// step is called before each write, with what is written. Tests fail there.
 	step func(what string) error
@@ -144,16 +144,21 @@ func (a *applying) prepareChange(p *Plan, c Change) error {
 	if c.New, err = k.value(c.New); err != nil {
 		return err
 	}
-	c.Scope, c.Netns = k.scope, ""
+	c.Scope, c.Netns, c.Does = k.scope, "", k.does
+	r := Refusal{Setting: c.Setting, Value: c.New, Code: c.Code}
 	skip := func(why string) error {
-		a.record.Skipped = append(a.record.Skipped, Refusal{Setting: c.Setting, Netns: c.Netns, Value: c.New, Code: c.Code, Why: why})
+		r.Netns, r.Why = c.Netns, why
+		a.record.Skipped = append(a.record.Skipped, r)
 		return nil
 	}
 	at := a.target
 	if k.scope == ScopeHost {
-		var why string
-		if at, why = a.hostSpace(); at == nil {
-			return skip(why)
+		if a.o.NoHostWrite && !at.initial() {
+			r.Chosen = true
+			return skip("it has one value for the whole machine, set in the initial network namespace, and that was forbidden (--no-host-write)")
+		}
+		if at, err = a.hostSpace(); err != nil {
+			return skip(err.Error())
 		}
 		if why := tooMuchHere(p.Memory, c, a.o.root); why != "" {
 			return skip(why)
@@ -197,21 +202,19 @@ func (a *applying) prepareChange(p *Plan, c Change) error {
 	return nil
 }
 
-// hostSpace is where host settings are written, or why they may not be.
-func (a *applying) hostSpace() (*space, string) {
-	switch {
-	case a.target.initial():
-		return a.target, ""
-	case a.o.NoHostWrite:
-		return nil, "has one value for the whole machine, set in the initial network namespace, and --no-host-write forbids that"
-	case a.host == nil:
+// hostSpace is where host settings are written.
+func (a *applying) hostSpace() (*space, error) {
+	if a.target.initial() {
+		return a.target, nil
+	}
+	if a.host == nil {
 		host, err := openInitial(a.o.procSys())
 		if err != nil {
-			return nil, err.Error()
+			return nil, err
 		}
 		a.host = host
 	}
-	return a.host, ""
+	return a.host, nil
 }
 
 // tooMuchHere weighs the plan's table against the memory of this machine: the

@@ -42,6 +42,7 @@ type Change struct {
 	New     string `json:"new"`
 	Code    string `json:"code,omitempty"` // of the finding that wants it; "" for a rule of tune's own
 	Reason  string `json:"reason"`
+	Does    string `json:"does"` // what the setting is, in a few words
 	// MemoryBytes is what the change adds when the table is as full as it can be.
 	MemoryBytes int64   `json:"memory_bytes"`
 	Owners      []Owner `json:"owners"`
@@ -62,7 +63,8 @@ type Refusal struct {
 	Netns     string `json:"netns"`
 	Value     string `json:"value"`
 	Code      string `json:"code,omitempty"`
-	Why       string `json:"why"` // names the remedy
+	Why       string `json:"why"`              // names the remedy
+	Chosen    bool   `json:"chosen,omitempty"` // the user said to leave it out
 	NeedBytes uint64 `json:"need_bytes,omitempty"`
 }
 

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"natkit/report"
+	"natkit/story"
+	"natkit/tune"
+)
+
+func newDemoCommand(e *env) *cobra.Command {
+	var o story.DemoOptions
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show the whole case on this machine: break it, find it, cure it",
+		Long: `Show a published case on this machine's own kernel, in network namespaces of the
+demo's own: a web server that answers thousands of requests a second, the same
+server collapsing behind a published port, the cause named with evidence, the
+cure, and the figures after it. It takes one to two minutes.
+
+The acts are baseline, collapse, diagnosis, cure and proof; each prints the
+command that does it alone.
+
+The cure raises nf_conntrack_max, one limit for all namespaces of the machine,
+and puts it back at the end: the first line says so. --no-host-write cures inside
+the namespace instead. After an interrupt, too, everything is put back; after
+SIGKILL by the next demo, or by "natkit tune rollback" and "natkit lab down --all".
+
+The table is filled to at most a share of the machine's memory. Where its limit is
+larger, the collapse is made by source ports that run out instead.`,
+		Example: `  natkit demo
+  natkit demo --no-host-write
+  natkit demo --site 2
+  natkit demo -o json > demo.json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.Site, "site", 1, "whose case: 1, a client of its own and 5000 connections; 2, a client on the host itself and 2000")
+	f.BoolVar(&o.NoHostWrite, "no-host-write", false, "change nothing outside the demo's namespaces")
+	f.Float64Var(&o.FillShare, "fill-share", story.DefaultFillShare, "how much of the memory the table may be filled to, 0 to 1")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.Site != 1 && o.Site != 2 {
+			return usagef("--site %d: want 1 or 2", o.Site)
+		}
+		if !(o.FillShare > 0 && o.FillShare <= 1) {
+			return usagef("--fill-share %v: want more than 0 and at most 1", o.FillShare)
+		}
+		if e.netns != "" {
+			return usagef("--netns %q: the demo has namespaces of its own", e.netns)
+		}
+		if os.Geteuid() != 0 {
+			return errors.New("the demo needs root: it makes network namespaces (sudo natkit demo)")
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find own program: %w", err)
+		}
+		o.ServeCommand = []string{self, "lab", "serve"}
+		o.Place = tune.Place{StateDir: os.Getenv("NATKIT_STATE_DIR")}
+		line := newProgressLine(e)
+		text := &report.DemoText{W: e.stdout, Color: colored(e.stdout)}
+		if *out == "json" {
+			text.W = e.stderr // the story goes where it does not mix with the result
+			text.Color = colored(e.stderr)
+		}
+		text.Line = func(s string) {
+			if s == "" {
+				line.clear()
+			} else {
+				line.show("%s", s)
+			}
+		}
+		o.Tell = text
+		res, err := story.Demo(cmd.Context(), o)
+		line.clear()
+		if res == nil {
+			return err
+		}
+		if *out == "json" {
+			return errors.Join(err, report.JSON(e.stdout, res))
+		}
+		return errors.Join(err, report.Demo(e.stdout, res, text.Color))
+	}
+	return cmd
+}
