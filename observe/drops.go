@@ -39,16 +39,14 @@ type Drops struct {
 	symbols    *symbols
 	namespaces *namespaces
 
-	reading  int       // which of the two tables the next Read reads: the current window
-	buffer   dropBatch // reused by every Read
-	lost     uint64    // as of the last Read
+	windows  [2]dropWindow
+	current  int    // the window that is being counted into
+	lost     uint64 // as of the last Read
 	refusals map[uint64]refusals
 }
 
-type dropBatch struct {
-	keys   []dropsDropKey
-	counts []uint64 // of each key, one count a possible CPU
-}
+// dropWindow is one window's tables, as bpf/trace/drops.bpf.c describes them.
+type dropWindow struct{ front, counts *ebpf.Map }
 
 // What a row shows of its packets and stacks.
 const (
@@ -80,13 +78,11 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if err := spec.LoadAndAssign(&d.objs, &ebpf.CollectionOptions{Programs: opts}); err != nil {
 		return nil, refused("trace drops", err)
 	}
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
+	d.windows = [2]dropWindow{{d.objs.FrontA, d.objs.CountsA}, {d.objs.FrontB, d.objs.CountsB}}
+	if err := d.nameSecond(); err != nil {
 		d.Close()
-		return nil, fmt.Errorf("count processors: %w", err)
+		return nil, err
 	}
-	keys := int(d.objs.CountsA.MaxEntries())
-	d.buffer = dropBatch{make([]dropsDropKey, keys), make([]uint64, keys*cpus)}
 	if d.samples, err = ringbuf.NewReader(d.objs.Samples); err != nil {
 		d.Close()
 		return nil, fmt.Errorf("read samples of drops: %w", err)
@@ -133,6 +129,22 @@ func configureDrops(spec *ebpf.CollectionSpec, o DropOptions) error {
 	return errors.Join(vars.OnlyNetns.Set(uint32(o.Netns)), vars.WithStacks.Set(stacks))
 }
 
+// nameSecond tells the second front, of every CPU, which table belongs to it.
+func (d *Drops) nameSecond() error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count processors: %w", err)
+	}
+	fronts := make([]dropsDropFront, cpus)
+	for i := range fronts {
+		fronts[i].Second = 1
+	}
+	if err := d.windows[1].front.Put(uint32(0), fronts); err != nil {
+		return fmt.Errorf("prepare counts of drops: %w", err)
+	}
+	return nil
+}
+
 // Close stops counting.
 func (d *Drops) Close() error {
 	var errs []error
@@ -165,26 +177,42 @@ func (d *Drops) Read() (snapshot.Drops, error) {
 	return out, nil
 }
 
-// nextWindow makes the other table current and empties the one that was. The
-// kernel comes back from changing the table only when no program that still
-// counts into the old one is running (as for every map of maps).
+// nextWindow makes the other window current and empties the one that was. The
+// kernel comes back from changing the map of maps only when no program is running
+// that may still count into the old one.
 func (d *Drops) nextWindow() (map[dropsDropKey]uint64, error) {
-	tables := [2]*ebpf.Map{d.objs.CountsA, d.objs.CountsB}
-	old := tables[d.reading]
-	d.reading = 1 - d.reading
-	if err := d.objs.Windows.Update(uint32(0), tables[d.reading], ebpf.UpdateAny); err != nil {
+	old := d.windows[d.current]
+	d.current = 1 - d.current
+	if err := d.objs.Windows.Update(uint32(0), d.windows[d.current].front, ebpf.UpdateAny); err != nil {
 		return nil, fmt.Errorf("begin a window of drops: %w", err)
 	}
 	counts := map[dropsDropKey]uint64{}
-	cpus := len(d.buffer.counts) / len(d.buffer.keys)
+	var fronts []dropsDropFront // of each possible CPU
+	if err := old.front.Lookup(uint32(0), &fronts); err != nil {
+		return nil, fmt.Errorf("read counts of drops: %w", err)
+	}
+	for i := range fronts {
+		for j := range fronts[i].Slots {
+			if slot := &fronts[i].Slots[j]; slot.Count != 0 {
+				counts[slot.Key] += slot.Count
+				*slot = dropsDropSlot{}
+			}
+		}
+	}
+	if err := old.front.Put(uint32(0), fronts); err != nil {
+		return nil, fmt.Errorf("empty counts of drops: %w", err)
+	}
+	cpus := len(fronts)
+	keys := make([]dropsDropKey, old.counts.MaxEntries())
+	values := make([]uint64, len(keys)*cpus)
 	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := old.BatchLookupAndDelete(&cursor, d.buffer.keys, d.buffer.counts, nil)
+		n, err := old.counts.BatchLookupAndDelete(&cursor, keys, values, nil)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil, fmt.Errorf("read counts of drops: %w", err)
 		}
-		for i, key := range d.buffer.keys[:n] {
-			for _, count := range d.buffer.counts[i*cpus : (i+1)*cpus] {
+		for i, key := range keys[:n] {
+			for _, count := range values[i*cpus : (i+1)*cpus] {
 				counts[key] += count
 			}
 		}

@@ -25,6 +25,12 @@ const (
 	dropsDropClassDROP_SENT      dropsDropClass = 64
 )
 
+type dropsDropFront struct {
+	_      structs.HostLayout
+	Second uint64
+	Slots  [64]dropsDropSlot
+}
+
 type dropsDropKey struct {
 	_        structs.HostLayout
 	Location uint64
@@ -50,12 +56,20 @@ type dropsDropSample struct {
 	Packet    [64]uint8
 }
 
+type dropsDropSlot struct {
+	_     structs.HostLayout
+	Key   dropsDropKey
+	Count uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	dropsMapCountsA    = "counts_a"
 	dropsMapCountsB    = "counts_b"
+	dropsMapFrontA     = "front_a"
+	dropsMapFrontB     = "front_b"
 	dropsMapLosses     = "losses"
 	dropsMapSamples    = "samples"
 	dropsMapStacks     = "stacks"
@@ -116,6 +130,8 @@ type dropsProgramSpecs struct {
 type dropsMapSpecs struct {
 	CountsA *ebpf.MapSpec `ebpf:"counts_a"`
 	CountsB *ebpf.MapSpec `ebpf:"counts_b"`
+	FrontA  *ebpf.MapSpec `ebpf:"front_a"`
+	FrontB  *ebpf.MapSpec `ebpf:"front_b"`
 	Losses  *ebpf.MapSpec `ebpf:"losses"`
 	Samples *ebpf.MapSpec `ebpf:"samples"`
 	Stacks  *ebpf.MapSpec `ebpf:"stacks"`
@@ -152,6 +168,8 @@ func (o *dropsObjects) Close() error {
 type dropsMaps struct {
 	CountsA *ebpf.Map `ebpf:"counts_a"`
 	CountsB *ebpf.Map `ebpf:"counts_b"`
+	FrontA  *ebpf.Map `ebpf:"front_a"`
+	FrontB  *ebpf.Map `ebpf:"front_b"`
 	Losses  *ebpf.Map `ebpf:"losses"`
 	Samples *ebpf.Map `ebpf:"samples"`
 	Stacks  *ebpf.Map `ebpf:"stacks"`
@@ -162,6 +180,8 @@ func (m *dropsMaps) Close() error {
 	return _DropsClose(
 		m.CountsA,
 		m.CountsB,
+		m.FrontA,
+		m.FrontB,
 		m.Losses,
 		m.Samples,
 		m.Stacks,

@@ -6,12 +6,13 @@
  *
  * The kernel tells of a drop once (tracepoint kfree_skb), whoever drops it, and
  * a flood of drops must not cost the packets that are forwarded beside it: the
- * steady state is two look-ups and one increment, nothing leaves the kernel.
+ * steady state is one comparison and one increment, nothing leaves the kernel.
  */
 #include "kernel.h"
 
 enum {
 	DROP_KEYS = 4096,       /* different keys in one window; more are counted in losses */
+	DROP_SLOTS = 64,        /* keys that a CPU counts without a look-up; a power of two */
 	DROP_SAMPLES = 4,       /* packets kept of a key, for each CPU and window */
 	DROP_SAMPLE_BYTES = 64, /* from the network header on: IPv6 and TCP without options */
 	DROP_STACKS = 8192,
@@ -52,11 +53,32 @@ struct drop_sample {
 };
 
 /*
- * Two equal tables, of which user space makes one the current window and, once no
- * program can hold the other any more, reads and empties that: no drop is counted
- * in two windows or in none. Written by count_drop only, emptied by user space only.
- * Full: the drop is counted in losses.
+ * What is counted goes into a window, of which there are two: user space makes one
+ * the current and, once no program can hold the other any more, reads and empties
+ * that. So no drop is counted in two windows or in none.
+ *
+ * A window has two parts. In front each CPU has a few slots of its own, in which
+ * the first key that hashes there stays until the window ends: a flood has few
+ * keys, and finds its slot in some 10 ns. All other keys go to a hash table. Full:
+ * the drop is counted in losses. Written by count_drop only, emptied by user space only.
  */
+struct drop_slot {
+	struct drop_key key;
+	__u64 count; /* 0: the slot is free */
+};
+
+struct drop_front {
+	__u64 second; /* set by user space: the table of this window is counts_b, not counts_a */
+	struct drop_slot slots[DROP_SLOTS];
+};
+
+struct drop_fronts {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct drop_front);
+} front_a SEC(".maps"), front_b SEC(".maps");
+
 struct drop_counts {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, DROP_KEYS);
@@ -69,8 +91,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__array(values, struct drop_counts);
-} windows SEC(".maps") = {.values = {&counts_a}};
+	__array(values, struct drop_fronts);
+} windows SEC(".maps") = {.values = {&front_a}};
 
 /* Drops that found no room in the window's table, since the program was loaded. */
 struct {
@@ -212,10 +234,40 @@ static __noinline void sample(struct sk_buff *skb, struct drop_key *key)
 	bpf_ringbuf_submit(s, BPF_RB_NO_WAKEUP);
 }
 
+/* Field by field: clang 19 compares structures of this size byte by byte. */
+static __always_inline int same(const struct drop_key *a, const struct drop_key *b)
+{
+	return a->location == b->location && a->reason == b->reason && a->netns == b->netns &&
+	       a->ifindex == b->ifindex && a->class == b->class && a->stack == b->stack;
+}
+
+static __always_inline struct drop_slot *slot_of(struct drop_front *front, struct drop_key *key)
+{
+	const __u32 golden = 0x9e3779b9; /* Fibonacci hashing: the high bits are the hash */
+	__u32 hash = (__u32)key->location ^ key->reason << 24 ^ key->netns << 8;
+
+	hash = (hash * golden ^ key->ifindex ^ key->class << 16 ^ key->stack << 8) * golden;
+	return &front->slots[hash / (0x100000000ULL / DROP_SLOTS)];
+}
+
+/* The key's count on this CPU in a table of the second part, made if need be. */
+static __always_inline __u64 *count_in(void *counts, struct drop_key *key)
+{
+	__u64 *count = bpf_map_lookup_elem(counts, key), none = 0;
+
+	if (count)
+		return count;
+	/* Fails if another CPU was first, which is as good, or if it is full. */
+	bpf_map_update_elem(counts, key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(counts, key);
+}
+
 SEC("tp_btf/kfree_skb")
 int BPF_PROG(count_drop, struct sk_buff *skb, void *location, __u32 reason)
 {
 	struct drop_key key = {.location = (__u64)location, .reason = reason};
+	struct drop_front *front;
+	struct drop_slot *slot;
 	__u32 zero = 0;
 	void *window;
 	__u64 *count;
@@ -234,14 +286,19 @@ int BPF_PROG(count_drop, struct sk_buff *skb, void *location, __u32 reason)
 	window = bpf_map_lookup_elem(&windows, &zero);
 	if (!window)
 		return 0;
-	count = bpf_map_lookup_elem(window, &key);
-	if (!count) {
-		__u64 none = 0;
+	front = bpf_map_lookup_elem(window, &zero);
+	if (!front)
+		return 0;
+	slot = slot_of(front, &key);
+	if (!slot->count)
+		slot->key = key;
+	if (same(&slot->key, &key))
+		count = &slot->count;
+	else if (front->second)
+		count = count_in(&counts_b, &key);
+	else
+		count = count_in(&counts_a, &key);
 
-		/* Fails if another CPU was first, which is as good, or if it is full. */
-		bpf_map_update_elem(window, &key, &none, BPF_NOEXIST);
-		count = bpf_map_lookup_elem(window, &key);
-	}
 	if (!count) {
 		count = bpf_map_lookup_elem(&losses, &zero);
 		if (count)
