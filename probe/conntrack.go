@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,9 +14,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"natkit/conntrack"
 	"natkit/snapshot"
 )
+
+var errNoConntrack = errors.New("connection tracking is not loaded in this kernel")
 
 const conntrackSysctls = "proc/sys/net/netfilter/nf_conntrack_"
 
@@ -26,7 +32,7 @@ func conntrackLimits() source {
 	count := func(v *view) (uint64, error) {
 		n, err := v.number(conntrackSysctls + "count")
 		if errors.Is(err, fs.ErrNotExist) {
-			return 0, errors.New("connection tracking is not loaded in this kernel")
+			return 0, errNoConntrack
 		}
 		return n, err
 	}
@@ -55,6 +61,31 @@ func conntrackLimits() source {
 	}
 }
 
+// conntrackMemory reads what the table takes: of one entry, of one bucket, and how
+// many entries there are in all namespaces, which share the hash.
+func conntrackMemory() source {
+	return source{
+		name:  snapshot.CanConntrackMemory,
+		costs: "what the table takes of memory, and how long the chains of its hash are, is estimated from this namespace alone",
+		live:  true,
+		end: func(_ *view, s *snapshot.Snapshot) error {
+			if s.Conntrack == nil {
+				return errNoConntrack
+			}
+			m, err := conntrack.ReadMemory()
+			if err != nil {
+				return err
+			}
+			s.Conntrack.ObjectBytes, s.Conntrack.ExtensionBytes, s.Conntrack.BucketBytes = m.ObjectBytes, m.ExtensionBytes, m.BucketBytes
+			s.Conntrack.HostObjects = m.HostEntries
+			if len(m.Unknown) > 0 {
+				return errors.New(strings.Join(m.Unknown, "; "))
+			}
+			return nil
+		},
+	}
+}
+
 // conntrackStats reads the table's counters. Beware of them: on today's kernels
 // insert does not count new flows, drop alone means a full table, drop together
 // with insert_failed means that no place or port was found for a flow.
@@ -62,6 +93,9 @@ func conntrackStats() source {
 	var before []map[string]uint64
 	read := func(v *view) ([]map[string]uint64, error) {
 		text, err := v.readNet("stat/nf_conntrack")
+		if errors.Is(err, fs.ErrNotExist) && v.live {
+			return askConntrackStats(v)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -96,6 +130,9 @@ func conntrackStats() source {
 	}
 }
 
+// procStatNames are the columns that conntrack -S calls otherwise.
+var procStatNames = map[string]string{"icmp_error": "error", "clashres": "clash_resolve", "chainlength": "chaintoolong"}
+
 // parseConntrackStats reads /proc/net/stat/nf_conntrack: a line of names, then a
 // line of hexadecimal values a processor. Columns came and went with the years,
 // so that only the names count. The column entries is the same on each line, a
@@ -121,7 +158,54 @@ func parseConntrackStats(text string) ([]map[string]uint64, error) {
 			if err != nil {
 				return nil, fmt.Errorf("line %d: %s is %q", i+2, name, short(fields[j]))
 			}
-			row[name] = n
+			row[cmp.Or(procStatNames[name], name)] = n
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// ctStatNames are ctnetlink's attributes for the same counters (CTA_STATS_*).
+var ctStatNames = map[uint16]string{
+	2: "found", 4: "invalid", 8: "insert", 9: "insert_failed", 10: "drop", 11: "early_drop",
+	12: "error", 13: "search_restart", 14: "clash_resolve", 15: "chaintoolong",
+}
+
+// askConntrackStats reads the counters by ctnetlink: kernels of Red Hat's family
+// are built without the file.
+func askConntrackStats(v *view) ([]map[string]uint64, error) {
+	if _, err := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil {
+		return nil, errNoConntrack
+	}
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open netfilter socket: %w", err)
+	}
+	defer conn.Close()
+	const getStatsCPU = 4 // IPCTNL_MSG_CT_GET_STATS_CPU
+	msgs, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{
+			Type:  unix.NFNL_SUBSYS_CTNETLINK<<8 | getStatsCPU,
+			Flags: netlink.Request | netlink.Dump,
+		},
+		Data: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read conntrack counters: %w", err)
+	}
+	var rows []map[string]uint64
+	for _, m := range msgs { // one a processor
+		if len(m.Data) < 4 {
+			return nil, fmt.Errorf("read conntrack counters: message of %d bytes", len(m.Data))
+		}
+		row := map[string]uint64{}
+		err := decode(m.Data[4:], func(ad *netlink.AttributeDecoder) {
+			if name := ctStatNames[ad.Type()]; name != "" {
+				row[name] = uint64(ad.Uint32())
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("read conntrack counters: %w", err)
 		}
 		rows = append(rows, row)
 	}
@@ -147,7 +231,7 @@ func conntrackTable(ctx context.Context, opts Options) source {
 		},
 		end: func(v *view, s *snapshot.Snapshot) error {
 			if s.Conntrack == nil { // asking would load connection tracking
-				return errors.New("connection tracking is not loaded in this kernel")
+				return errNoConntrack
 			}
 			// The dump belongs to a window that was ended early as well.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDump)

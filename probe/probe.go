@@ -71,6 +71,7 @@ func sources(ctx context.Context, opts Options) []source {
 		drops(opts),
 		listeners(),
 		conntrackTable(ctx, opts),
+		conntrackMemory(),
 		sysctls(),
 		host(),
 		owners(),
@@ -211,15 +212,15 @@ func (v *view) read(path string) (string, error) {
 // readNet is read for a file of /proc/net.
 func (v *view) readNet(name string) (string, error) { return v.read(filepath.Join(v.net, name)) }
 
-// number reads a file that holds one number, such as a sysctl.
+// number reads a file that holds one number of 32 bits, such as a sysctl.
 func (v *view) number(path string) (uint64, error) {
 	text, err := v.read(path)
 	if err != nil {
 		return 0, err
 	}
-	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 32)
 	if err != nil {
-		return 0, fmt.Errorf("read %s: %q is not a number", filepath.Join(v.root, path), short(text))
+		return 0, fmt.Errorf("read %s: %q is not a number of 32 bits", filepath.Join(v.root, path), short(text))
 	}
 	return n, nil
 }
