@@ -183,7 +183,7 @@ func (k addrKey) addr() netip.Addr { return netip.AddrFrom16(k).Unmap() }
 type TableOptions struct {
 	Filter Filter
 	Lists  Lists
-	Rows   int   // of each list; snapshot.TopN by default
+	Rows   int // of each list; snapshot.TopN by default
 }
 
 func (o TableOptions) rows() int {

@@ -5,6 +5,7 @@ package conntrack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -54,6 +55,15 @@ func conntrackTool(t testing.TB, args ...string) string {
 		t.Fatalf("conntrack %s: %v", strings.Join(args, " "), err)
 	}
 	return string(out)
+}
+
+// conntrackRun is conntrackTool for what may be refused.
+func conntrackRun(t testing.TB, args ...string) error {
+	t.Helper()
+	if out, err := exec.Command(ktest.Tool(t, "conntrack"), args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
 }
 
 func TestFill(t *testing.T) {

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// TestTallyAgainstMap: below its limit a tally is a map. Above, rows never
+// overstate, are off by no more than they say, and every frequent key is there.
+func TestTallyAgainstMap(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, tt := range []struct{ limit, keys, adds int }{
+		{100, 100, 5000}, // exact
+		{100, 101, 5000},
+		{64, 3000, 50000},
+		{1, 10, 100},
+	} {
+		tally, truth, unreplied := newTally[int](tt.limit), map[int]uint32{}, map[int]uint32{}
+		for range tt.adds {
+			// A few keys are much more frequent than the rest, as addresses are.
+			key := int(float64(tt.keys) * rng.Float64() * rng.Float64() * rng.Float64())
+			open := rng.IntN(3) == 0
+			tally.add(key, open, uint16(key))
+			truth[key]++
+			if open {
+				unreplied[key]++
+			}
+		}
+		rows := tally.top(tt.limit+1, func(a, b int) int { return cmp.Compare(a, b) })
+		if len(rows) > tt.limit {
+			t.Fatalf("%d rows, limit %d", len(rows), tt.limit)
+		}
+		there := map[int]bool{}
+		for i, r := range rows {
+			there[r.key] = true
+			if r.sure() > truth[r.key] || r.sure()+r.missed < truth[r.key] {
+				t.Errorf("limit %d: key %d has %d, row says %d to %d", tt.limit, r.key, truth[r.key], r.sure(), r.sure()+r.missed)
+			}
+			if r.unreplied > unreplied[r.key] {
+				t.Errorf("limit %d: key %d has %d unreplied, row says %d", tt.limit, r.key, unreplied[r.key], r.unreplied)
+			}
+			if r.minPort != uint16(r.key) || r.maxPort != uint16(r.key) {
+				t.Errorf("key %d: ports %d-%d", r.key, r.minPort, r.maxPort)
+			}
+			if i > 0 && r.sure() > rows[i-1].sure() {
+				t.Errorf("row %d has more than the one before", i)
+			}
+			if len(truth) <= tt.limit && r.missed != 0 {
+				t.Errorf("limit %d, %d keys: missed %d", tt.limit, len(truth), r.missed)
+			}
+		}
+		for key, n := range truth {
+			if int(n) > tt.adds/tt.limit && !there[key] {
+				t.Errorf("limit %d: key %d with %d of %d is missing", tt.limit, key, n, tt.adds)
+			}
+		}
+	}
+}
+
+func TestAggregate(t *testing.T) {
+	text := `tcp      6 7 TIME_WAIT src=10.0.0.1 dst=192.168.0.96 sport=1000 dport=8080 src=172.17.0.2 dst=10.0.0.1 sport=80 dport=1000 [ASSURED] use=1
+tcp      6 7 ESTABLISHED src=10.0.0.1 dst=1.1.1.1 sport=1000 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=5005 [ASSURED] use=1
+tcp      6 7 ESTABLISHED src=10.0.0.2 dst=1.1.1.1 sport=1000 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=5001 [HW_OFFLOAD] use=1
+udp      17 7 src=10.0.0.2 dst=1.1.1.1 sport=1000 dport=443 [UNREPLIED] src=1.1.1.1 dst=100.64.0.1 sport=443 dport=1000 use=1
+icmp     1 7 src=10.0.0.2 dst=1.1.1.1 type=8 code=0 id=5 src=1.1.1.1 dst=100.64.0.1 type=0 code=0 id=9 use=1
+sctp     132 7 ESTABLISHED src=2001:db8::1 dst=2001:db8::2 sport=1 dport=2 src=2001:db8::2 dst=2001:db8::1 sport=2 dport=1 use=1
+`
+	a := NewAggregate(0)
+	if _, err := ReadText(t.Context(), strings.NewReader(text), Filter{}, a.add, func(e *LineError) { t.Error(e) }); err != nil {
+		t.Fatal(err)
+	}
+	one, outside := netip.MustParseAddr("1.1.1.1"), netip.MustParseAddr("100.64.0.1")
+	want := &snapshot.Table{
+		Entries:    6,
+		ByProtocol: map[string]uint64{"tcp": 3, "udp": 1, "icmp": 1, "sctp": 1},
+		ByState:    map[string]uint64{"TIME_WAIT": 1, "ESTABLISHED": 2}, // of TCP
+		ByStatus:   map[string]uint64{"ASSURED": 2, "UNREPLIED": 1, "OFFLOAD": 1, "HW_OFFLOAD": 1, "SNAT": 4, "DNAT": 1},
+		Sources: []snapshot.Talker{
+			{Addr: netip.MustParseAddr("10.0.0.2"), Entries: 3, Unreplied: 1},
+			{Addr: netip.MustParseAddr("10.0.0.1"), Entries: 2},
+			{Addr: netip.MustParseAddr("2001:db8::1"), Entries: 1},
+		},
+		Destinations: []snapshot.Talker{
+			{Addr: one, Entries: 4, Unreplied: 1},
+			{Addr: netip.MustParseAddr("192.168.0.96"), Entries: 1},
+			{Addr: netip.MustParseAddr("2001:db8::2"), Entries: 1},
+		},
+		DestPorts: []snapshot.PortUse{
+			{Protocol: "tcp", Port: 443, Entries: 2}, {Protocol: "tcp", Port: 8080, Entries: 1},
+			{Protocol: "udp", Port: 443, Entries: 1, Unreplied: 1}, {Protocol: "sctp", Port: 2, Entries: 1},
+		},
+		SNATPorts: []snapshot.SNATUse{
+			{Protocol: "tcp", Outside: outside, Dest: netip.AddrPortFrom(one, 443), Used: 2, MinPort: 5001, MaxPort: 5005},
+			{Protocol: "icmp", Outside: outside, Dest: netip.AddrPortFrom(one, 0), Used: 1, MinPort: 9, MaxPort: 9},
+			{Protocol: "udp", Outside: outside, Dest: netip.AddrPortFrom(one, 443), Used: 1, MinPort: 1000, MaxPort: 1000},
+		},
+	}
+	if got := a.Table(snapshot.TopN); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if got := a.Table(1); len(got.Sources) != 1 || len(got.DestPorts) != 1 {
+		t.Errorf("one row: %+v", got)
+	}
+
+	sums := NewAggregate(NoLists)
+	if _, err := ReadText(t.Context(), strings.NewReader(text), Filter{}, sums.add, nil); err != nil {
+		t.Fatal(err)
+	}
+	got := sums.Table(snapshot.TopN)
+	if got.Sources != nil || got.Destinations != nil || got.DestPorts != nil || got.SNATPorts != nil {
+		t.Errorf("lists that were not asked for: %+v", got)
+	}
+	if !reflect.DeepEqual(got.ByStatus, want.ByStatus) {
+		t.Errorf("sums alone: %+v", got)
+	}
+}
+
+func TestFilter(t *testing.T) {
+	_, flows, _ := readAll(t, goodLine, Filter{})
+	f := &flows[0]
+	for _, tt := range []struct {
+		w    Filter
+		want bool
+	}{
+		{Filter{}, true},
+		{Filter{Family: unix.AF_INET}, true},
+		{Filter{Family: unix.AF_INET6}, false},
+		{Filter{Proto: unix.IPPROTO_UDP}, true},
+		{Filter{Proto: unix.IPPROTO_TCP}, false},
+		{Filter{States: 1}, false}, // it has no state, not even NONE
+		{Filter{Unreplied: true}, false},
+		{Filter{Src: netip.MustParsePrefix("10.0.0.0/8")}, true},
+		{Filter{Src: netip.MustParsePrefix("11.0.0.0/8")}, false},
+		{Filter{Dst: netip.MustParsePrefix("1.1.1.1/32")}, true},
+		{Filter{Dst: netip.MustParsePrefix("::/0")}, false},
+	} {
+		if got := tt.w.Match(f); got != tt.want {
+			t.Errorf("%+v: %v", tt.w, got)
+		}
+	}
+}
+
+func TestParseChoices(t *testing.T) {
+	for _, tt := range []struct {
+		parse func() (any, error)
+		want  any
+		err   string
+	}{
+		{func() (any, error) { return ParseFamily("ipv6") }, uint8(unix.AF_INET6), ""},
+		{func() (any, error) { return ParseFamily("ip6") }, nil, "want ipv4 or ipv6"},
+		{func() (any, error) { return ParseProto("icmpv6") }, uint8(unix.IPPROTO_ICMPV6), ""},
+		{func() (any, error) { return ParseProto("89") }, uint8(89), ""},
+		{func() (any, error) { return ParseProto("256") }, nil, "number from 1 to 255"},
+		{func() (any, error) { return ParseProto("0") }, nil, "number from 1 to 255"},
+		{func() (any, error) { return ParseStates("TIME_WAIT,established") }, uint64(1<<TCPTimeWait | 1<<TCPEstablished | 1<<(sctpStates+4)), ""},
+		{func() (any, error) { return ParseStates("TIMEWAIT,") }, nil, `state ""`},
+		{func() (any, error) { return ParseStates("FOO") }, nil, "want one of NONE, SYN_SENT"},
+		{func() (any, error) { return ParsePrefix("10.0.0.1") }, netip.MustParsePrefix("10.0.0.1/32"), ""},
+		{func() (any, error) { return ParsePrefix("2001:db8::/32") }, netip.MustParsePrefix("2001:db8::/32"), ""},
+		{func() (any, error) { return ParsePrefix("fe80::1%eth0") }, nil, "want an address or a prefix"},
+	} {
+		got, err := tt.parse()
+		switch {
+		case tt.err != "":
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("error %v, want %q", err, tt.err)
+			}
+		case err != nil || got != tt.want:
+			t.Errorf("got %v, %v, want %v", got, err, tt.want)
+		}
+	}
+}
