@@ -4,6 +4,7 @@ package observe
 
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -175,6 +176,34 @@ func (d *Drops) Read() (snapshot.Drops, error) {
 	out := snapshot.Drops{LostEvents: lost - d.lost, Rows: d.rows(d.judge(counts), samples)}
 	d.lost = lost
 	return out, nil
+}
+
+// Watch calls fn with what was dropped in each interval, until total has passed
+// (0: for ever) or ctx ends; the last interval may be shorter. The end of ctx is
+// no error.
+func (d *Drops) Watch(ctx context.Context, every, total time.Duration, fn func(at time.Time, interval time.Duration, drops snapshot.Drops) error) error {
+	if total > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, total)
+		defer stop()
+	}
+	ticks := time.NewTicker(every)
+	defer ticks.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+		case <-ticks.C:
+		}
+		drops, err := d.Read()
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		if err := fn(now, now.Sub(last), drops); err != nil || ctx.Err() != nil {
+			return err
+		}
+		last = now
+	}
 }
 
 // nextWindow makes the other window current and empties the one that was. The

@@ -102,8 +102,11 @@ func (n *namespaces) do(inode uint64, fn func() error) error {
 // device returns the name of an interface, or "if7" where its namespace can't be
 // entered or the interface is gone.
 func (n *namespaces) device(inode uint64, ifindex uint32) string {
-	if ifindex == 0 {
+	switch ifindex {
+	case 0:
 		return ""
+	case 1:
+		return "lo" // LOOPBACK_IFINDEX, in every namespace
 	}
 	key := deviceKey{inode, ifindex}
 	name, known := n.interfaces[key]

@@ -101,6 +101,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 	})
 	root.AddCommand(
 		newDemoCommand(e),
+		newDropsCommand(e),
 		newConntrackCommand(e),
 		newBenchCommand(e),
 		newLabCommand(e),
