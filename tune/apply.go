@@ -119,7 +119,7 @@ func (a *applying) close() {
 // prepare turns the plan into steps with the values that are there now, and
 // writes nothing.
 func (a *applying) prepare(p *Plan) error {
-	a.record = Record{Time: time.Now().UTC().Truncate(time.Second), Changes: []Change{}}
+	a.record = Record{Time: time.Now().UTC().Truncate(time.Second), Changes: []Change{}, Skipped: slices.Clone(p.Refused)}
 	for _, c := range p.Changes {
 		if err := a.prepareChange(p, c); err != nil {
 			return err

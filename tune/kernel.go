@@ -139,7 +139,7 @@ func openInitial(root string) (*space, error) {
 		}
 		s.close()
 	}
-	return nil, errors.New("has one value for the whole machine and is read-only in this network namespace: run natkit in the initial one")
+	return nil, errors.New("it has one value for the whole machine and is read-only in this network namespace: run natkit in the initial one")
 }
 
 // findSpace finds the namespace that a journal entry is about, whatever it is

@@ -44,7 +44,12 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 	if !(o.MemoryShare > 0 && o.MemoryShare <= 1) {
 		return nil, fmt.Errorf("memory share %v: want more than 0 and at most 1", o.MemoryShare)
 	}
-	p := &planner{facts: s, plan: &Plan{TakenAt: s.TakenAt, Host: s.Host, Netns: s.Netns, Changes: []Change{}, Refused: []Refusal{}}}
+	p := &planner{facts: s, plan: &Plan{TakenAt: s.TakenAt, Host: s.Host, Netns: s.Netns, Changes: []Change{}, Refused: []Refusal{}, Unseen: []snapshot.Capability{}}}
+	for _, c := range s.Capabilities {
+		if !c.OK {
+			p.plan.Unseen = append(p.plan.Unseen, c)
+		}
+	}
 	for _, w := range o.Wanted {
 		p.want(w)
 	}
@@ -103,7 +108,7 @@ func (p *planner) want(w snapshot.Setting) {
 	if k.fulfilled(old, value) {
 		return
 	}
-	c := Change{Setting: k.name, Scope: k.scope, Old: old, New: value, Code: w.Code, Reason: w.Reason, Owners: []Owner{}}
+	c := Change{Setting: k.name, Scope: k.scope, Old: old, New: value, Code: w.Code, Reason: w.Reason, Does: k.does, Owners: []Owner{}}
 	if k.scope == ScopeNamespace {
 		c.Netns = p.facts.Netns.Name
 	}

@@ -28,8 +28,9 @@ type setting struct {
 	scope Scope
 	// Each of the value's numbers lies in [min, max].
 	min, max int64
-	numbers  int  // how many numbers the value has; 0 means 1
-	size     bool // more is more room: a wish for less than there is, is fulfilled
+	numbers  int    // how many numbers the value has; 0 means 1
+	size     bool   // more is more room: a wish for less than there is, is fulfilled
+	does     string // in a few words, for who reads a plan
 	// spreads names what the kernel changes along with it, as a pattern.
 	spreads []string
 }
@@ -46,59 +47,72 @@ const (
 // than the initial one does not have or has read-only (Linux 6.18).
 var settings = func() map[string]setting {
 	list := []setting{
-		{name: settingMax, scope: ScopeHost, min: 1, max: maxInt, size: true},
-		{name: settingBuckets, scope: ScopeHost, min: 1, max: maxInt, size: true},
-		{name: "net.netfilter.nf_conntrack_expect_max", scope: ScopeHost, min: 1, max: maxInt, size: true},
-		{name: "net.core.netdev_max_backlog", scope: ScopeHost, min: 1, max: maxInt, size: true},
-		{name: "net.core.netdev_budget", scope: ScopeHost, min: 1, max: maxInt, size: true},
-		{name: "net.core.netdev_budget_usecs", scope: ScopeHost, min: 1, max: maxInt, size: true},
-		{name: "net.ipv4.neigh.default.gc_thresh1", scope: ScopeHost, min: 0, max: maxInt, size: true},
-		{name: "net.ipv4.neigh.default.gc_thresh2", scope: ScopeHost, min: 0, max: maxInt, size: true},
-		{name: "net.ipv4.neigh.default.gc_thresh3", scope: ScopeHost, min: 0, max: maxInt, size: true},
-		{name: "net.ipv6.neigh.default.gc_thresh1", scope: ScopeHost, min: 0, max: maxInt, size: true},
-		{name: "net.ipv6.neigh.default.gc_thresh2", scope: ScopeHost, min: 0, max: maxInt, size: true},
-		{name: "net.ipv6.neigh.default.gc_thresh3", scope: ScopeHost, min: 0, max: maxInt, size: true},
+		{name: settingMax, scope: ScopeHost, min: 1, max: maxInt, size: true, does: "room for more connections at once"},
+		{name: settingBuckets, scope: ScopeHost, min: 1, max: maxInt, size: true, does: "fewer entries in each bucket of the hash"},
+		{name: "net.netfilter.nf_conntrack_expect_max", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "room for more connections that helpers expect"},
+		{name: "net.core.netdev_max_backlog", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "longer queues of packets that wait for a processor"},
+		{name: "net.core.netdev_budget", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "more packets in one round of polling"},
+		{name: "net.core.netdev_budget_usecs", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "longer rounds of polling"},
+		{name: "net.ipv4.neigh.default.gc_thresh1", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "more neighbours are kept without looking for old ones"},
+		{name: "net.ipv4.neigh.default.gc_thresh2", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "more neighbours at once for longer than five seconds"},
+		{name: "net.ipv4.neigh.default.gc_thresh3", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "room for more neighbours, of all namespaces together"},
+		{name: "net.ipv6.neigh.default.gc_thresh1", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "more neighbours are kept without looking for old ones"},
+		{name: "net.ipv6.neigh.default.gc_thresh2", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "more neighbours at once for longer than five seconds"},
+		{name: "net.ipv6.neigh.default.gc_thresh3", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "room for more neighbours, of all namespaces together"},
 
-		{name: "net.core.somaxconn", min: 1, max: maxInt, size: true},
-		{name: "net.ipv4.tcp_max_syn_backlog", min: 1, max: maxInt, size: true},
-		{name: "net.ipv4.tcp_syncookies", max: 2},
-		{name: "net.ipv4.tcp_tw_reuse", max: 2},
-		{name: "net.ipv4.tcp_mtu_probing", max: 2},
-		{name: "net.ipv4.ip_no_pmtu_disc", max: 3},
-		{name: "net.ipv4.ip_local_port_range", min: 1, max: 65535, numbers: 2},
-		{name: "net.ipv4.ipfrag_high_thresh", min: 1, max: maxInt, size: true},
-		{name: "net.ipv4.ipfrag_low_thresh", min: 1, max: maxInt, size: true},
+		{name: "net.core.somaxconn", min: 1, max: maxInt, size: true, does: "longer accept queues for programs that ask for them, from their next listen on: restart them"},
+		{name: "net.ipv4.tcp_max_syn_backlog", min: 1, max: maxInt, size: true, does: "room for more connections that are being opened"},
+		{name: "net.ipv4.tcp_syncookies", max: 2, does: "how a full queue of connections that are being opened is met"},
+		{name: "net.ipv4.tcp_tw_reuse", max: 2, does: "when a port that is in TIME_WAIT is used again for a new connection out"},
+		{name: "net.ipv4.tcp_mtu_probing", max: 2, does: "whether TCP finds out by itself how large packets may be"},
+		{name: "net.ipv4.ip_no_pmtu_disc", max: 3, does: "whether packets carry the mark that they must not be fragmented"},
+		{name: "net.ipv4.ip_local_port_range", min: 1, max: 65535, numbers: 2, does: "which ports connections out from this machine use"},
+		{name: "net.ipv4.ipfrag_high_thresh", min: 1, max: maxInt, size: true, does: "more memory for fragments that wait for the rest of their packet"},
+		{name: "net.ipv4.ipfrag_low_thresh", min: 1, max: maxInt, size: true, does: "more memory for fragments that wait for the rest of their packet"},
 
 		// Forwarding for the whole namespace is written to every interface as well,
 		// and switches the acceptance of redirects over (inet_forward_change,
 		// addrconf_fixup_forwarding).
-		{name: "net.ipv4.ip_forward", max: 1, spreads: []string{"net.ipv4.conf.*.forwarding", "net.ipv4.conf.all.accept_redirects"}},
-		{name: "net.ipv4.conf.all.forwarding", max: 1, spreads: []string{"net.ipv4.conf.*.forwarding", "net.ipv4.conf.all.accept_redirects"}},
-		{name: "net.ipv6.conf.all.forwarding", max: 1, spreads: []string{"net.ipv6.conf.*.forwarding"}},
-		{name: "net.ipv4.conf.*.forwarding", max: 1},
-		{name: "net.ipv6.conf.*.forwarding", max: 1},
-		{name: "net.ipv4.conf.*.rp_filter", max: 2},
-		{name: "net.ipv4.conf.*.route_localnet", max: 1},
+		{name: "net.ipv4.ip_forward", max: 1, spreads: []string{"net.ipv4.conf.*.forwarding", "net.ipv4.conf.all.accept_redirects"}, does: "whether packets are forwarded"},
+		{name: "net.ipv4.conf.all.forwarding", max: 1, spreads: []string{"net.ipv4.conf.*.forwarding", "net.ipv4.conf.all.accept_redirects"}, does: "whether packets are forwarded"},
+		{name: "net.ipv6.conf.all.forwarding", max: 1, spreads: []string{"net.ipv6.conf.*.forwarding"}, does: "whether packets are forwarded"},
+		{name: "net.ipv4.conf.*.forwarding", max: 1, does: "whether packets that come in there are forwarded"},
+		{name: "net.ipv6.conf.*.forwarding", max: 1, does: "whether packets that come in there are forwarded"},
+		{name: "net.ipv4.conf.*.rp_filter", max: 2, does: "0: every source is taken; 1: only one that the route back goes to by the same interface; 2: any that has a route back"},
+		{name: "net.ipv4.conf.*.route_localnet", max: 1, does: "whether packets to 127.0.0.0/8 may come in there"},
 
-		{name: "net.bridge.bridge-nf-call-iptables", max: 1},
-		{name: "net.bridge.bridge-nf-call-ip6tables", max: 1},
-		{name: "net.bridge.bridge-nf-call-arptables", max: 1},
+		{name: "net.bridge.bridge-nf-call-iptables", max: 1, does: "whether bridged frames go through the rules for IPv4"},
+		{name: "net.bridge.bridge-nf-call-ip6tables", max: 1, does: "whether bridged frames go through the rules for IPv6"},
+		{name: "net.bridge.bridge-nf-call-arptables", max: 1, does: "whether bridged frames go through the rules for ARP"},
 
-		{name: "net.netfilter.nf_conntrack_acct", max: 1},
-		{name: "net.netfilter.nf_conntrack_timestamp", max: 1},
-		{name: "net.netfilter.nf_conntrack_events", max: 2},
-		{name: "net.netfilter.nf_conntrack_helper", max: 1},
-		{name: "net.netfilter.nf_conntrack_tcp_be_liberal", max: 1},
-		{name: "net.netfilter.nf_conntrack_tcp_loose", max: 1},
+		{name: "net.netfilter.nf_conntrack_acct", max: 1, does: "whether each entry counts packets and bytes, which costs memory"},
+		{name: "net.netfilter.nf_conntrack_timestamp", max: 1, does: "whether each entry notes when it began, which costs memory"},
+		{name: "net.netfilter.nf_conntrack_events", max: 2, does: "whether changes of entries are announced to programs"},
+		{name: "net.netfilter.nf_conntrack_helper", max: 1, does: "whether helpers are given to connections by port"},
+		{name: "net.netfilter.nf_conntrack_tcp_be_liberal", max: 1, does: "whether segments out of their window are still of the connection"},
+		{name: "net.netfilter.nf_conntrack_tcp_loose", max: 1, does: "whether connections are taken up that began unseen"},
 	}
-	for _, t := range []string{
-		"tcp_timeout_syn_sent", "tcp_timeout_syn_recv", "tcp_timeout_established", "tcp_timeout_fin_wait",
-		"tcp_timeout_close_wait", "tcp_timeout_last_ack", "tcp_timeout_time_wait", "tcp_timeout_close",
-		"tcp_timeout_max_retrans", "tcp_timeout_unacknowledged",
-		"udp_timeout", "udp_timeout_stream", "icmp_timeout", "icmpv6_timeout", "generic_timeout",
-		"gre_timeout", "gre_timeout_stream",
+	for timeout, entries := range map[string]string{
+		"tcp_timeout_syn_sent":       "connections that nobody answered",
+		"tcp_timeout_syn_recv":       "connections that were answered and not opened",
+		"tcp_timeout_established":    "open connections",
+		"tcp_timeout_fin_wait":       "connections that one side has closed",
+		"tcp_timeout_close_wait":     "connections that one side has closed",
+		"tcp_timeout_last_ack":       "connections that both sides have closed",
+		"tcp_timeout_time_wait":      "closed connections",
+		"tcp_timeout_close":          "reset connections",
+		"tcp_timeout_max_retrans":    "connections with unanswered retransmissions",
+		"tcp_timeout_unacknowledged": "connections with unacknowledged data",
+		"udp_timeout":                "UDP flows that were not answered",
+		"udp_timeout_stream":         "UDP flows in both directions",
+		"icmp_timeout":               "pings",
+		"icmpv6_timeout":             "IPv6 pings",
+		"generic_timeout":            "flows of other protocols",
+		"gre_timeout":                "GRE flows that were not answered",
+		"gre_timeout_stream":         "GRE flows in both directions",
 	} {
-		list = append(list, setting{name: "net.netfilter.nf_conntrack_" + t, min: 1, max: maxSeconds})
+		list = append(list, setting{name: "net.netfilter.nf_conntrack_" + timeout, min: 1, max: maxSeconds,
+			does: "how many seconds without a packet " + entries + " stay in the table"})
 	}
 	byName := make(map[string]setting, len(list))
 	for _, s := range list {

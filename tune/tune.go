@@ -95,6 +95,8 @@ type Plan struct {
 	Changes []Change       `json:"changes"`
 	Refused []Refusal      `json:"refused"`
 	Memory  *Memory        `json:"memory,omitempty"` // nil without facts on connection tracking
+	// Unseen is what could not be looked at, and what that costs the plan.
+	Unseen []snapshot.Capability `json:"unseen"`
 }
 
 // State is what became of an apply.
@@ -138,7 +140,7 @@ type Record struct {
 	By       string     `json:"by,omitempty"` // who asked for it, "" for the user
 	State    State      `json:"state"`
 	Changes  []Change   `json:"changes"`
-	Skipped  []Refusal  `json:"skipped,omitempty"` // planned, but not possible here
+	Skipped  []Refusal  `json:"skipped,omitempty"` // wanted, but refused by the plan or not possible here
 	File     string     `json:"file,omitempty"`    // the sysctl.d file, when it was written
 	Restored []Restored `json:"restored,omitempty"`
 }

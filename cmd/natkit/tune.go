@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"natkit/diagnose"
+	"natkit/report"
+	"natkit/tune"
+)
+
+func newTuneCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "tune",
+		Short: "Change kernel settings for NAT, with the reason, the cost and a way back",
+		Long: `Change the kernel settings that the doctor's findings ask for, with the reason,
+the memory that they cost, who else sets them, and a way back.
+
+Only settings of a fixed list below net are ever written. Every old value is in
+the journal in /var/lib/natkit before it is changed; NATKIT_STATE_DIR names
+another place. A process that was killed between two writes leaves an apply that
+the next rollback takes back as a whole.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newTunePlanCommand(e), newTuneApplyCommand(e), newTuneRollbackCommand(e), newTuneHistoryCommand(e))
+	return cmd
+}
+
+func newTunePlanCommand(e *env) *cobra.Command {
+	var in tuneInput
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Show what would be changed, why, and what it costs",
+		Long: `Show what would be changed, why, what it costs in memory at the kernel's true
+size of an entry, and who else sets it and may write it back (sysctl.d, tuned,
+kube-proxy, Docker). Nothing is changed.
+
+The facts are read from the kernel, --for apart, or from a file that "natkit
+doctor --save" wrote. A table that would take more than --memory-share of the
+memory is not planned; the plan says what it would need.
+
+The limit of the connection tracking table and the size of its hash are one for
+the whole machine: they are written in the initial network namespace, whichever
+namespace is looked at.`,
+		Example: `  natkit tune plan
+  natkit tune plan --netns blue --for 10s
+  natkit tune plan --from facts.json -o json`,
+		Args: noArgs,
+	}
+	in.flags(cmd)
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		plan, err := in.plan(cmd, e)
+		if err != nil {
+			return err
+		}
+		if *out == "json" {
+			return report.JSON(e.stdout, plan)
+		}
+		return report.TunePlanText(e.stdout, plan, in.applyCommand(cmd, plan))
+	}
+	return cmd
+}
+
+func newTuneApplyCommand(e *env) *cobra.Command {
+	var in tuneInput
+	var o tune.ApplyOptions
+	cmd := &cobra.Command{
+		Use:   "apply",
+		Short: "Make the plan's changes, journalled and read back",
+		Long: `Make the changes of the plan: note each old value in the journal, write, read
+back. When one step fails, those before it are put back. Applying again changes
+nothing. While an earlier apply stands half done it is refused: roll that back
+first.
+
+--persist also writes /etc/sysctl.d/90-natkit.conf, the only file that natkit
+writes below /etc, with every setting of the initial network namespace that
+natkit has applied and that still stands.`,
+		Example: `  natkit tune apply --dry-run
+  natkit tune apply --persist
+  natkit tune apply --netns blue --no-host-write
+  natkit tune apply --from facts.json`,
+		Args: noArgs,
+	}
+	in.flags(cmd)
+	f := cmd.Flags()
+	f.BoolVar(&o.Persist, "persist", false, "write a file in /etc/sysctl.d too, so that a reboot keeps the changes")
+	f.BoolVar(&o.DryRun, "dry-run", false, "show what would be written, write nothing")
+	f.BoolVar(&o.NoHostWrite, "no-host-write", false, "leave out settings of the whole machine unless it is the initial namespace that is tuned")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		plan, err := in.plan(cmd, e)
+		if err != nil {
+			return err
+		}
+		if err := in.meantForHere(plan, e); err != nil {
+			return err
+		}
+		o.Place = tunePlace()
+		record, err := tune.Apply(cmd.Context(), plan, o)
+		if err != nil {
+			return err
+		}
+		if *out == "json" {
+			err = report.JSON(e.stdout, record)
+		} else {
+			err = report.TuneApplyText(e.stdout, record, "natkit tune rollback "+record.ID)
+		}
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(record.Skipped, func(r tune.Refusal) bool { return !r.Chosen }) {
+			return errors.New("not every change of the plan could be made")
+		}
+		return nil
+	}
+	return cmd
+}
+
+func newTuneRollbackCommand(e *env) *cobra.Command {
+	o := tune.RollbackOptions{}
+	cmd := &cobra.Command{
+		Use:   "rollback [ID]",
+		Short: "Restore the values from before an apply",
+		Long: `Restore the values from before an apply, newest first: the apply named by ID (see
+natkit tune history), otherwise an interrupted one, otherwise the newest that
+stands.
+
+A setting that somebody else has changed since is kept, and said, unless --force
+is given. A namespace that is gone is left alone, even when another one has its
+name now.`,
+		Example: `  natkit tune rollback
+  natkit tune rollback last
+  natkit tune rollback 20260102-150405 --force`,
+		Args: asUsage(cobra.MaximumNArgs(1)),
+	}
+	cmd.Flags().BoolVar(&o.Force, "force", false, "restore also what somebody else has changed since")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if e.netns != "" {
+			return usagef("--netns: a rollback goes to the namespaces that the apply changed")
+		}
+		id := tune.Last
+		if len(args) > 0 {
+			id = args[0]
+		}
+		o.Place = tunePlace()
+		record, err := tune.Rollback(cmd.Context(), id, o)
+		nothing := errors.Is(err, tune.ErrNothing)
+		switch {
+		case err != nil && !nothing:
+			return err
+		case *out == "json" && nothing:
+			return report.JSON(e.stdout, tune.Record{State: tune.StateUnchanged, Changes: []tune.Change{}})
+		case *out == "json":
+			return report.JSON(e.stdout, record)
+		case nothing:
+			_, err = fmt.Fprintln(e.stdout, "Nothing to roll back.")
+			return err
+		}
+		return report.TuneRollbackText(e.stdout, record)
+	}
+	return cmd
+}
+
+func newTuneHistoryCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "history",
+		Short: "List what natkit has applied on this machine, and what became of it",
+		Long: `List every apply of this machine: when, which settings from what to what, and
+whether it stands, was rolled back, failed and was undone, ended by a reboot, or
+was interrupted and waits for a rollback.`,
+		Example: "  natkit tune history\n  natkit tune history -o json",
+		Args:    noArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		records, err := tune.History(tunePlace())
+		if err != nil {
+			return err
+		}
+		if *out == "json" {
+			return report.JSON(e.stdout, report.TuneHistory{Applies: records})
+		}
+		return report.TuneHistoryText(e.stdout, records)
+	}
+	return cmd
+}
+
+// tunePlace is where the journal is.
+func tunePlace() tune.Place { return tune.Place{StateDir: os.Getenv("NATKIT_STATE_DIR")} }
+
+// tuneInput is where a plan's facts come from.
+type tuneInput struct {
+	facts doctorOptions
+	share float64
+}
+
+func (in *tuneInput) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.DurationVar(&in.facts.window, "for", 2*time.Second, "how long to watch before planning")
+	f.StringVar(&in.facts.from, "from", "", "plan from the facts in `FILE` (- is stdin) instead of this machine's")
+	f.Float64Var(&in.share, "memory-share", tune.DefaultMemoryShare, "largest part of the memory that the full connection tracking table may take, 0 to 1")
+}
+
+// plan reads the facts, judges them, and plans what the findings ask for.
+func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
+	if in.facts.from != "" && cmd.Flags().Changed("for") {
+		return nil, usagef("--for and --from exclude each other: the facts in a file are what they are")
+	}
+	if in.facts.window <= 0 {
+		return nil, usagef("--for %v: want a time above zero", in.facts.window)
+	}
+	if !(in.share > 0 && in.share <= 1) {
+		return nil, usagef("--memory-share %v: want more than 0 and at most 1", in.share)
+	}
+	s, err := in.facts.facts(cmd.Context(), e)
+	if err != nil {
+		return nil, err
+	}
+	if err := context.Cause(cmd.Context()); err != nil {
+		return nil, err // half a window is no ground for a change
+	}
+	if in.facts.from != "" && e.netns != "" && e.netns != s.Netns.Name {
+		return nil, usagef("--netns %s: the facts in %s are of namespace %q", e.netns, in.facts.from, s.Netns.Name)
+	}
+	return tune.MakePlan(s, tune.PlanOptions{Wanted: diagnose.Settings(diagnose.Judge(s)), MemoryShare: in.share})
+}
+
+// applyCommand is the command line that applies a plan made with these flags.
+func (in *tuneInput) applyCommand(cmd *cobra.Command, plan *tune.Plan) string {
+	words := []string{"natkit", "tune", "apply"}
+	if plan.Netns.Name != "" {
+		words = append(words, "--netns", plan.Netns.Name)
+	}
+	for _, name := range []string{"for", "from", "memory-share"} {
+		if f := cmd.Flags().Lookup(name); f.Changed {
+			words = append(words, "--"+name, f.Value.String())
+		}
+	}
+	return report.Command(words...)
+}
+
+// meantForHere refuses to apply a plan from a file that is about another machine
+// or about a namespace that the command line does not name.
+func (in *tuneInput) meantForHere(plan *tune.Plan, e *env) error {
+	if in.facts.from == "" {
+		return nil
+	}
+	if host, err := os.Hostname(); err != nil || host != plan.Host.Hostname {
+		return fmt.Errorf("the facts in %s are of the machine %q, this is %q: apply there, or plan anew here", in.facts.from, plan.Host.Hostname, host)
+	}
+	if plan.Netns.Name != e.netns {
+		return usagef("the facts in %s are of namespace %q: add --netns %s", in.facts.from, plan.Netns.Name, plan.Netns.Name)
+	}
+	return nil
+}
