@@ -688,8 +688,10 @@ func TestIPv6(t *testing.T) {
 	}
 }
 
-// The client's sockets, its counters and its ports are those of its namespace.
-func TestNamespace(t *testing.T) {
+// newNamespace makes a namespace with a loopback device and settings of
+// /proc/sys/net.
+func newNamespace(t testing.TB, settings map[string]string) *netns.Handle {
+	t.Helper()
 	ktest.Root(t)
 	ip := ktest.Tool(t, "ip")
 	name := ktest.Name(t)
@@ -697,19 +699,33 @@ func TestNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { netns.Delete(name) })
-	defer ns.Close()
+	t.Cleanup(func() {
+		ns.Close()
+		netns.Delete(name)
+	})
 	if out, err := exec.Command(ip, "-n", name, "link", "set", "lo", "up").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	var l net.Listener
 	err = ns.Do(func() error {
-		// Ten ports, of which one is reserved.
-		for key, value := range map[string]string{"port_range": "40000 40009", "reserved_ports": "40003"} {
-			if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_"+key, []byte(value), 0); err != nil {
+		for key, value := range settings {
+			if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0); err != nil {
 				return err
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// The client's sockets, its counters and its ports are those of its namespace.
+func TestNamespace(t *testing.T) {
+	// Ten ports, of which one is reserved.
+	ns := newNamespace(t, map[string]string{"ipv4/ip_local_port_range": "40000 40009", "ipv4/ip_local_reserved_ports": "40003"})
+	var l net.Listener
+	err := ns.Do(func() (err error) {
 		l, err = net.Listen("tcp", "127.0.0.1:80")
 		return err
 	})
@@ -776,7 +792,16 @@ func TestAgainstAB(t *testing.T) {
 			t.Cleanup(func() { s.Close() })
 			return l.Addr().String()
 		},
-		"nginx": startNginx,
+		"nginx": func(t *testing.T) string {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			addr := l.Addr().String()
+			l.Close()
+			startNginx(t, nil, -1, addr)
+			return addr
+		},
 	}
 	for name, start := range servers {
 		t.Run(name, func(t *testing.T) {
@@ -820,46 +845,61 @@ func TestAgainstAB(t *testing.T) {
 	}
 }
 
-// startNginx is a server that people have, where it is installed; it is not
-// asked for, because Debian starts it as a service when it is installed.
-func startNginx(t *testing.T) string {
+// startNginx starts a server that people have, where it is installed, and waits
+// until it listens. It is not asked for, because Debian makes it a service of
+// the machine when it is installed.
+func startNginx(t testing.TB, ns *netns.Handle, cpu int, addr string) {
+	t.Helper()
 	nginx, err := exec.LookPath("nginx")
 	if err != nil {
 		t.Skip("nginx is not installed")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf(`daemon off; master_process off; pid %[1]s/pid; error_log stderr;
-events {}
+events { worker_connections 16000; }
 http {
 	access_log off; client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
-	server { listen %[2]s; location = / { return 200 "%[3]s"; } location / { return 404; } }
+	server { listen %[2]s backlog=16384; location = / { return 200 "%[3]s"; } location / { return 404; } }
 }
 `, dir, addr, strings.Repeat("natkit ", 10))
 	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(nginx, "-c", conf, "-p", dir)
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
+	if err := startOn(ns, cpu, cmd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	ktest.Wait(t, 5*time.Second, "nginx listens", func() bool {
-		c, err := net.Dial("tcp", addr)
-		if err == nil {
-			c.Close()
-		}
-		return err == nil
+		return ns.Do(func() error {
+			c, err := net.Dial("tcp", addr)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}) == nil
 	})
-	return addr
+}
+
+// startOn starts a command in a namespace and on one processor, or on any if
+// cpu is negative.
+func startOn(ns *netns.Handle, cpu int, cmd *exec.Cmd) error {
+	return ns.Do(func() error {
+		if cpu < 0 {
+			return cmd.Start()
+		}
+		var all, one unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &all); err != nil {
+			return err
+		}
+		one.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			return err
+		}
+		defer unix.SchedSetaffinity(0, &all)
+		return cmd.Start()
+	})
 }
 
 func TestProcAddrPort(t *testing.T) {
