@@ -56,6 +56,7 @@ const maxLine = 64 << 10
 func ReadText(ctx context.Context, r io.Reader, w Filter, fn func(*Flow) error, bad func(*LineError)) (TextResult, error) {
 	var res TextResult
 	var f Flow
+	var torn []byte // an entry's beginning that the announcement cut off
 	in := bufio.NewReaderSize(r, maxLine)
 	for line := uint64(1); ; line++ {
 		if line%4096 == 0 && ctx.Err() != nil {
@@ -67,11 +68,14 @@ func ReadText(ctx context.Context, r io.Reader, w Filter, fn func(*Flow) error, 
 		if err != nil && !last && !tooLong {
 			return res, fmt.Errorf("read conntrack dump: %w", err)
 		}
-		if last && len(b) == 0 {
+		if last && len(b) == 0 && torn == nil {
 			return res, nil
 		}
 		parsed := false
 		text := trimEnd(b)
+		if torn != nil {
+			text, torn = append(torn, text...), nil
+		}
 		switch {
 		case tooLong:
 			err = errLongLine
@@ -82,11 +86,17 @@ func ReadText(ctx context.Context, r io.Reader, w Filter, fn func(*Flow) error, 
 			}
 		case len(text) == 0:
 			continue
-		case bytes.HasPrefix(text, []byte("conntrack v")):
+		case bytes.HasPrefix(text, []byte(announcement)):
 			res.Announced, res.HasAnnounced = announced(text)
 			continue
 		default:
 			err = f.parseText(text)
+			if err != nil {
+				if beginning, n, ok := tornLine(text); ok {
+					torn, res.Announced, res.HasAnnounced = beginning, n, true
+					continue
+				}
+			}
 			res.Cut = last
 			if err == nil && last && f.Has&HasUse == 0 {
 				err = errCutLine // perhaps in the middle of an address or number
@@ -115,6 +125,22 @@ var (
 	errLongLine = errors.New("longer than any entry")
 	errCutLine  = errors.New("the last line ends in the middle of an entry")
 )
+
+// tornLine finds the announcement within a line: `conntrack -L >FILE 2>&1` writes
+// it, by way of stderr, before the last block of stdout. It returns what is
+// before it, the beginning of an entry that the next line ends.
+func tornLine(line []byte) (beginning []byte, n uint64, ok bool) {
+	at := bytes.LastIndex(line, []byte(announcement))
+	if at < 0 {
+		return nil, 0, false
+	}
+	if n, ok = announced(line[at:]); !ok {
+		return nil, 0, false
+	}
+	return bytes.Clone(line[:at]), n, true
+}
+
+const announcement = "conntrack v"
 
 // announced reads N from "conntrack v1.4.7 (conntrack-tools): N flow entries
 // have been shown."

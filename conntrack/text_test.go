@@ -239,9 +239,24 @@ func TestReadTextCut(t *testing.T) {
 }
 
 func TestReadTextAnnounced(t *testing.T) {
-	res, flows, bad := readAll(t, goodLine+"conntrack v1.4.4 (conntrack-tools): 13852 flow entries have been shown.\n"+goodLine, Filter{})
-	if len(flows) != 2 || len(bad) != 0 || !res.HasAnnounced || res.Announced != 13852 || res.Cut {
+	res, flows, bad := readAll(t, goodLine+"conntrack v1.4.4 (conntrack-tools): 13852 flow entries have been shown.\n"+goodLine+"bad\n", Filter{})
+	if len(flows) != 2 || len(bad) != 1 || !res.HasAnnounced || res.Announced != 13852 || res.Cut {
 		t.Errorf("%+v, %v", res, bad)
+	}
+}
+
+// `conntrack -L >FILE 2>&1` puts its last words into the middle of an entry.
+func TestReadTextTornLine(t *testing.T) {
+	const words = "conntrack v1.4.7 (conntrack-tools): 3 flow entries have been shown.\n"
+	for cut := 0; cut <= len(goodLine)-1; cut++ {
+		res, flows, bad := readAll(t, goodLine+goodLine[:cut]+words+goodLine[cut:]+goodLine, Filter{})
+		if want := (TextResult{Lines: 3, Entries: 3, Announced: 3, HasAnnounced: true}); res != want || len(flows) != 3 {
+			t.Fatalf("torn at %d: %+v, errors %v", cut, res, bad)
+		}
+	}
+	res, _, bad := readAll(t, goodLine+goodLine[:20]+words, Filter{})
+	if res.Entries != 1 || res.Bad != 1 || len(bad) != 1 || !strings.HasPrefix(bad[0], "line 3: ") {
+		t.Errorf("torn at the end: %+v, errors %v", res, bad)
 	}
 }
 
