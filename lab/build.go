@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -195,11 +196,13 @@ func (l *Lab) mustNode(role string) *Node {
 	panic("lab: the plan names no node " + role)
 }
 
-// lookPath finds a program also where a user's PATH often does not lead.
+// sbin is where a user's PATH often does not lead. A test points it elsewhere.
+var sbin = "/usr/sbin"
+
 func lookPath(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
-		return exec.LookPath("/usr/sbin/" + program)
+		return exec.LookPath(filepath.Join(sbin, program))
 	}
 	return path, nil
 }

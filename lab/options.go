@@ -120,7 +120,7 @@ func (o Options) fill(defaults Addresses) (Options, error) {
 	if a.Port == 0 {
 		a.Port = defaults.Port
 	}
-	return o, errors.Join(append(errs, a.check(o.Clients, o.LocalClient)...)...)
+	return o, errors.Join(append(errs, a.check(min(max(o.Clients, 1), maxClients), o.LocalClient)...)...)
 }
 
 // check reports every address that can't serve.

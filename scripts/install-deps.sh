@@ -22,6 +22,8 @@ needs() {
 		iptables-nft        iptables
 		conntrack           conntrack
 		ab                  apache2-utils
+		nginx               nginx
+		curl                curl
 		END
         needs generate
         ;;
