@@ -63,7 +63,8 @@ func DoctorText(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding, 
 		p.finding(f)
 	}
 	if len(findings) == 0 {
-		p.text("", "", "Nothing wrong was found. Looked at "+lookedAt(s)+".")
+		p.b.WriteByte('\n')
+		p.text("", "", nothingWrong(s))
 	}
 	p.unseen(s.Capabilities)
 	_, err := io.WriteString(w, p.b.String())
@@ -125,7 +126,11 @@ func (p *page) header(s *snapshot.Snapshot, findings []diagnose.Finding) {
 	if s.Netns.Name != "" {
 		about = append(about, "namespace "+s.Netns.Name)
 	}
-	about = append(about, "watched for "+seconds(s.WindowSeconds))
+	watched := "watched for " + seconds(s.WindowSeconds)
+	if !s.TakenAt.IsZero() {
+		watched += " until " + s.TakenAt.UTC().Format("2006-01-02 15:04:05 UTC")
+	}
+	about = append(about, watched)
 	count := map[diagnose.Severity]int{}
 	for _, f := range findings {
 		count[f.Severity]++
@@ -140,17 +145,17 @@ func (p *page) header(s *snapshot.Snapshot, findings []diagnose.Finding) {
 		about = append(about, strings.Join(counts, ", "))
 	}
 	p.text("", "  ", strings.Join(about, "; "))
-	p.b.WriteByte('\n')
 }
 
 func (p *page) finding(f diagnose.Finding) {
+	p.b.WriteByte('\n')
 	attributes := map[diagnose.Severity]string{diagnose.Critical: red, diagnose.Warning: yellow, diagnose.Advice: cyan}[f.Severity]
 	p.b.WriteString(p.style(attributes, strings.ToUpper(f.Severity.String())) + " [" + f.Code + "]\n")
 	p.paragraph(f.Title)
 	if len(f.Evidence) > 0 {
 		p.section("Evidence")
 		for _, e := range f.Evidence {
-			p.text("    ", "        ", fmt.Sprintf("%s: %s  (%s)", e.What, e.Value, e.Source))
+			p.evidence(e)
 		}
 	}
 	if f.Why != "" {
@@ -163,7 +168,17 @@ func (p *page) finding(f diagnose.Finding) {
 		p.section("Follows from it, and goes with it")
 		p.consequences("    ", f.Consequences)
 	}
-	p.b.WriteByte('\n')
+}
+
+// evidence writes a number, and where it was read beside it or below.
+func (p *page) evidence(e diagnose.Evidence) {
+	number, source := e.What+": "+e.Value, "("+e.Source+")"
+	if one := "    " + number + " " + source; utf8.RuneCountInString(one) <= columns {
+		p.b.WriteString(one + "\n")
+		return
+	}
+	p.text("    ", "      ", number)
+	p.text("        ", "         ", source)
 }
 
 // paragraph writes the title, which may take more than one line.
@@ -217,8 +232,8 @@ func (p *page) unseen(capabilities []snapshot.Capability) {
 	}
 }
 
-// lookedAt says what a result without findings rests on.
-func lookedAt(s *snapshot.Snapshot) string {
+// nothingWrong is the result without findings, and what it rests on.
+func nothingWrong(s *snapshot.Snapshot) string {
 	var parts []string
 	add := func(known bool, format string, args ...any) {
 		if known {
@@ -236,13 +251,14 @@ func lookedAt(s *snapshot.Snapshot) string {
 	add(s.Listeners != nil, "%s", plural(len(s.Listeners), "listening socket"))
 	add(s.CPUs != nil, "%s", plural(len(s.CPUs), "processor"))
 	add(s.KernelLog != nil, "the kernel's log")
+	const found = "Nothing wrong was found. Looked at "
 	switch n := len(parts); n {
 	case 0:
-		return "nothing, for nothing could be seen"
+		return "Nothing could be looked at, so nothing can be said."
 	case 1:
-		return parts[0]
+		return found + parts[0] + "."
 	default:
-		return strings.Join(parts[:n-1], ", ") + " and " + parts[n-1]
+		return found + strings.Join(parts[:n-1], ", ") + " and " + parts[n-1] + "."
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 )
 
 func newDoctorCommand(e *env) *cobra.Command {
-	var o doctorOptions
+	o := doctorOptions{window: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what is wrong with NAT here, with evidence, and what cures it",
@@ -46,7 +46,7 @@ host name, addresses, settings and rules' names, no packet's content).`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.DurationVar(&o.window, "for", 10*time.Second, "how long to watch")
+	f.Var((*secondsFlag)(&o.window), "for", "how long to watch, in `seconds` or with a unit")
 	f.BoolVar(&o.noDump, "no-dump", false, "do not read the entries of the conntrack table, only its counters")
 	f.StringVar(&o.save, "save", "", "write the facts to `FILE`, too")
 	f.StringVar(&o.from, "from", "", "judge the facts in `FILE` (- is stdin) instead of this machine's")
@@ -58,9 +58,6 @@ host name, addresses, settings and rules' names, no packet's content).`,
 					return usagef("--%s and --from exclude each other: the facts in a file are what they are", name)
 				}
 			}
-		}
-		if o.window <= 0 {
-			return usagef("--for %v: want a time above zero", o.window)
 		}
 		s, err := o.facts(cmd.Context(), e)
 		if err != nil {
