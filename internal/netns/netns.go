@@ -61,7 +61,7 @@ func Open(ref string) (*Handle, error) {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("network namespace %q: not found (looked for %s)", ref, path)
 		}
-		return nil, fmt.Errorf("open network namespace %q: %w", ref, err)
+		return nil, fmt.Errorf("open network namespace %q: %w", ref, needsRoot(err))
 	}
 	h := &Handle{file: f, name: name}
 	var st unix.Stat_t
@@ -131,7 +131,7 @@ func (h *Handle) Do(fn func() error) error {
 	defer old.Close()
 	if err := unix.Setns(h.Fd(), unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("enter network namespace %q: %w", h.name, err)
+		return fmt.Errorf("enter network namespace %q: %w", h.name, needsRoot(err))
 	}
 	defer func() {
 		// A thread that can't come back stays locked, so that the runtime ends it
@@ -360,6 +360,13 @@ func onNewThread(fn func() error) error {
 		done <- fn()
 	}()
 	return <-done
+}
+
+func needsRoot(err error) error {
+	if errors.Is(err, os.ErrPermission) && os.Geteuid() != 0 {
+		return fmt.Errorf("%w (needs root)", err)
+	}
+	return err
 }
 
 func inodeOf(path string) uint64 {
