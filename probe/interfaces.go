@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -20,7 +21,7 @@ func interfaces() source {
 		costs: "differences of MTU, bridges and losses of devices are not judged",
 		live:  true,
 		start: func(*view) error {
-			links, err := netlink.LinkList()
+			links, err := listWhole(netlink.LinkList)
 			if err != nil {
 				return fmt.Errorf("list interfaces: %w", err)
 			}
@@ -32,11 +33,11 @@ func interfaces() source {
 			return nil
 		},
 		end: func(_ *view, s *snapshot.Snapshot) error {
-			links, err := netlink.LinkList()
+			links, err := listWhole(netlink.LinkList)
 			if err != nil {
 				return fmt.Errorf("list interfaces: %w", err)
 			}
-			addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+			addrs, err := listWhole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 			if err != nil {
 				return fmt.Errorf("list addresses: %w", err)
 			}
@@ -76,6 +77,21 @@ func interfaces() source {
 			return nil
 		},
 	}
+}
+
+// listWhole lists until nothing changed meanwhile, a few times; on a host whose
+// containers come and go all the time, the last list has to do.
+func listWhole[T any](list func() ([]T, error)) (out []T, err error) {
+	err = whole(func() error {
+		if out, err = list(); errors.Is(err, netlink.ErrDumpInterrupted) {
+			return errInterrupted
+		}
+		return err
+	})
+	if errors.Is(err, errInterrupted) {
+		err = nil
+	}
+	return out, err
 }
 
 func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
