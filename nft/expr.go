@@ -15,7 +15,7 @@ import (
 
 // The vocabulary of rules. Each word is the expressions the nft program makes of
 // the words in its comment, so that `nft list ruleset` shows them as such; all
-// of them may use register 1, and a translation also register 2.
+// of them may use register 1, and a translation also registers 2 and 3.
 
 // rule joins words to a rule.
 func rule(words ...[]expr.Any) Rule { return slices.Concat(words...) }
@@ -51,14 +51,19 @@ func address(offset uint32, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	return append(words, &expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()})
 }
 
-// PROTOCOL dport PORT, where protocol is that of IP: tcp 6, udp 17
-func destPort(protocol uint8, port uint16) []expr.Any {
+// meta l4proto PROTOCOL, that of IP: tcp 6, udp 17
+func protocol(number uint8) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{number}},
 	}
+}
+
+// PROTOCOL dport PORT
+func destPort(number uint8, port uint16) []expr.Any {
+	return append(protocol(number),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)})
 }
 
 // fib daddr type local
@@ -103,15 +108,13 @@ func dnatTo(to netip.AddrPort) []expr.Any {
 // counter masquerade
 func masquerade() []expr.Any { return []expr.Any{&expr.Counter{}, &expr.Masq{}} }
 
-// counter masquerade to :MIN-MAX; any port for the zero range
-func masqueradeTo(ports snapshot.PortRange) []expr.Any {
-	if ports == (snapshot.PortRange{}) {
-		return masquerade()
-	}
+// counter snat to ADDRESS:MIN-MAX
+func snatTo(to netip.Addr, ports snapshot.PortRange) []expr.Any {
 	return []expr.Any{
 		&expr.Counter{},
-		&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(ports.Min)},
-		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(ports.Max)},
-		&expr.Masq{ToPorts: true, RegProtoMin: 1, RegProtoMax: 2},
+		&expr.Immediate{Register: 1, Data: to.AsSlice()},
+		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(ports.Min)},
+		&expr.Immediate{Register: 3, Data: binaryutil.BigEndian.PutUint16(ports.Max)},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, RegProtoMax: 3, Specified: true},
 	}
 }

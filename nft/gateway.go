@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/snapshot"
 )
 
@@ -13,16 +15,25 @@ import (
 type Gateway struct {
 	Inside  netip.Prefix // the network that is hidden
 	Outside string       // the interface towards everybody else: "eth0"
-	// Ports are those of the outside address that it may use; zero leaves the
-	// choice to the kernel, which keeps the source port where it can.
-	Ports snapshot.PortRange
+
+	// Address and Ports, where given, are the outside address and its ports that
+	// TCP and UDP are translated to. Without, the network is masqueraded: the
+	// interface's own address, and the source port kept where that is possible.
+	Address netip.Addr
+	Ports   snapshot.PortRange
+
 	Table string // name of the table, "" for "nat"
 }
 
-// Compile gives the one rule that takes.
+// Compile gives the one rule that takes, or one for each protocol with ports.
 func (g Gateway) Compile() Ruleset {
+	hidden := rule(source(g.Inside), out(g.Outside))
+	rules := []Rule{rule(hidden, masquerade())}
+	if g.Address.IsValid() {
+		to := snatTo(g.Address, g.Ports)
+		rules = []Rule{rule(hidden, protocol(unix.IPPROTO_TCP), to), rule(hidden, protocol(unix.IPPROTO_UDP), to)}
+	}
 	return Ruleset{{Name: cmp.Or(g.Table, "nat"), Chains: []Chain{{
-		Name: "POSTROUTING", Base: postroutingNAT(),
-		Rules: []Rule{rule(source(g.Inside), out(g.Outside), masqueradeTo(g.Ports))},
+		Name: "POSTROUTING", Base: postroutingNAT(), Rules: rules,
 	}}}}
 }

@@ -36,7 +36,7 @@ func gateway() nft.Gateway {
 
 func gatewayPorts() nft.Gateway {
 	g := gateway()
-	g.Table, g.Ports = "few", snapshot.PortRange{Min: 5000, Max: 5003}
+	g.Table, g.Address, g.Ports = "few", netip.MustParseAddr("203.0.113.1"), snapshot.PortRange{Min: 5000, Max: 5003}
 	return g
 }
 

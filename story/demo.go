@@ -481,17 +481,19 @@ func (d *demo) apply(ctx context.Context, a *DemoAct, wanted []snapshot.Setting,
 // portsExhausted makes the collapse with source translation instead: the host
 // hides its clients from the container behind too few ports.
 func (d *demo) portsExhausted() fault {
+	a := d.lab.Options().Addresses
 	rules := func(ports snapshot.PortRange) error {
 		return nft.Gateway{
-			Table: "natkit-demo", Inside: d.lab.Options().Addresses.Client.Masked(), Outside: "docker0", Ports: ports,
+			Table: "natkit-demo", Inside: a.Client.Masked(), Outside: "docker0",
+			Address: a.Far.Addr(), Ports: ports,
 		}.Compile().Apply(d.lab.NATNode().Handle())
 	}
-	few := snapshot.PortRange{Min: 40000, Max: 40049}
+	few := snapshot.PortRange{Min: 40000, Max: 40009}
 	return fault{
 		code:        "snat-ports-exhausted",
 		shows:       fmt.Sprintf("the same server behind the published port, its clients hidden behind ports %d to %d of the bridge", few.Min, few.Max),
 		cureShows:   "all ports from 1024 up instead",
-		cureCommand: "nft -f with the rule that the doctor names",
+		cureCommand: fmt.Sprintf("ip netns exec case-host nft 'insert rule ip natkit-demo POSTROUTING ip daddr %s meta l4proto tcp snat to %s:1024-65535'", a.Server, a.Far.Addr()),
 		make:        func(context.Context) error { return rules(few) },
 		cure:        func(context.Context, *DemoAct) error { return rules(snapshot.PortRange{Min: 1024, Max: 65535}) },
 	}
