@@ -18,7 +18,7 @@ import (
 // function registered there, and how far the packet had come tells which: see
 // netfilterCause.
 func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
-	function, _, _ = strings.Cut(function, ".") // the compiler's .isra.0, .cold
+	function = baseName(function)
 	switch reason {
 	case "NETFILTER_DROP":
 		if function != "nf_hook_slow" && function != "" {

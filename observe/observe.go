@@ -39,7 +39,12 @@ func (e *unavailableError) Error() string {
 	return e.what + ": " + ErrUnavailable.Error() + ": " + e.why
 }
 
-func (e *unavailableError) Unwrap() []error { return []error{ErrUnavailable, e.cause} }
+func (e *unavailableError) Unwrap() []error {
+	if e.cause == nil {
+		return []error{ErrUnavailable}
+	}
+	return []error{ErrUnavailable, e.cause}
+}
 
 // refused explains why the kernel did not let natkit do what (a verb and its
 // object), for errors that mean "not on this machine"; others pass through.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 )
 
@@ -32,16 +33,27 @@ type symbol struct {
 const maxFunctionBytes = 1 << 20
 
 // kernelSymbols reads /proc/kallsyms once: it takes about 0.1 s, and what was
-// loaded later is shown by its address. Where the kernel hides addresses
-// (kptr_restrict) the table is empty, and so are all names.
+// loaded later is shown by its address. The error wraps ErrUnavailable where the
+// kernel hides addresses; the table is then empty, and so are all names.
 var kernelSymbols = sync.OnceValues(func() (*symbols, error) {
+	const what = "read the kernel's symbols"
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
-		return &symbols{}, fmt.Errorf("read kernel symbols: %w", err)
+		return &symbols{}, refused(what, err)
 	}
 	defer f.Close()
-	return parseSymbols(f)
+	s, err := parseSymbols(f)
+	if err == nil && len(s.table) == 0 {
+		err = &unavailableError{what: what, why: "the kernel hides their addresses (kernel.kptr_restrict)"}
+	}
+	return s, err
 })
+
+// HasFunction says whether the running kernel has a function of that name.
+func HasFunction(name string) (bool, error) {
+	s, err := kernelSymbols()
+	return s.address(name) != 0, err
+}
 
 // parseSymbols reads the format of /proc/kallsyms: address, type, name and
 // perhaps a module.
@@ -101,6 +113,13 @@ func (s *symbols) function(addr uint64) (name string, offset uint64) {
 		return "", 0
 	}
 	return s.names[sym.start:sym.end], addr - sym.addr
+}
+
+// baseName is a function's name as in the source, without what the compiler puts
+// behind it: .isra.0, .constprop.0, .cold.
+func baseName(function string) string {
+	name, _, _ := strings.Cut(function, ".")
+	return name
 }
 
 // place is addr as people write it: "nf_hook_slow+0xa6", or the bare address.

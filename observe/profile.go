@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+)
+
+// ProfileOptions say how long and how often to look.
+type ProfileOptions struct {
+	For       time.Duration // until the context ends, if that is sooner
+	Frequency int           // looks a second at every CPU; DefaultFrequency if 0
+}
+
+// DefaultFrequency is no divisor of the kernel's timer frequencies, so that work
+// that a timer starts is not always, or never, seen.
+const DefaultFrequency = 499
+
+// MaxFrequency is where the kernel's own limits begin (perf_event_max_sample_rate).
+const MaxFrequency = 20000
+
+// Profile is where the kernel of the whole machine spent its time: what ran on
+// each CPU at the ticks of a clock. What runs with interrupts off is seen where
+// they come on again.
+type Profile struct {
+	Start     time.Time
+	Duration  time.Duration
+	Frequency int
+	CPUs      int
+
+	Samples uint64 // ticks: the sum of the four below
+	Kernel  uint64
+	User    uint64 // in user mode
+	Idle    uint64 // in the idle task, with no interrupt at work
+	Lost    uint64 // busy, but not looked at closer: there was no room
+
+	Stacks []ProfileStack // of Kernel; most frequent first
+}
+
+// ProfileStack is one way through the kernel and at how many ticks it was seen.
+type ProfileStack struct {
+	Count  uint64
+	Frames []Frame // innermost first
+}
+
+// Frame is one function that was running, or waiting for one it called.
+type Frame struct {
+	Function string // without the compiler's suffixes; the bare address if not known
+	Address  uint64
+}
+
+// readEvery bounds how long samples wait in the kernel's buffer.
+const readEvery = 100 * time.Millisecond
+
+// TakeProfile looks at all CPUs until o.For has passed or ctx ends. The error
+// wraps ErrUnavailable where the kernel does not allow it.
+func TakeProfile(ctx context.Context, o ProfileOptions) (*Profile, error) {
+	if o.Frequency == 0 {
+		o.Frequency = DefaultFrequency
+	}
+	_, opts, err := kernelTypes()
+	if err != nil {
+		return nil, err
+	}
+	var objs profileObjects
+	if err := loadProfileObjects(&objs, &ebpf.CollectionOptions{Programs: opts}); err != nil {
+		return nil, refused("sample the kernel's stacks", err)
+	}
+	defer objs.Close()
+	samples, err := ringbuf.NewReader(objs.Samples)
+	if err != nil {
+		return nil, fmt.Errorf("read stacks: %w", err)
+	}
+	defer samples.Close()
+
+	clocks, err := openClocks(o.Frequency)
+	defer func() {
+		for _, fd := range clocks {
+			unix.Close(fd)
+		}
+	}()
+	if err != nil {
+		return nil, refused("sample the kernel's stacks", err)
+	}
+	p := &Profile{Start: time.Now(), Frequency: o.Frequency, CPUs: len(clocks)}
+	for _, fd := range clocks {
+		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, objs.TakeSample.FD()); err != nil {
+			return nil, refused("sample the kernel's stacks", err)
+		}
+		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
+			return nil, refused("sample the kernel's stacks", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.For)
+	defer cancel()
+	stacks := map[string]uint64{}
+	for end := false; !end; {
+		end = ctx.Err() != nil
+		if end {
+			p.Duration = time.Since(p.Start)
+			for _, fd := range clocks {
+				_ = unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_DISABLE, 0) // closed in a moment
+			}
+		}
+		if err := p.readSamples(ctx, samples, stacks); err != nil {
+			return nil, err
+		}
+	}
+	var counts []profileProfileCount
+	if err := objs.Counts.Lookup(uint32(0), &counts); err != nil {
+		return nil, fmt.Errorf("read ticks: %w", err)
+	}
+	for _, c := range counts {
+		p.User += c.User
+		p.Lost += c.Lost
+	}
+	return p, p.finish(stacks)
+}
+
+// openClocks opens, on every CPU that is online, a clock that is not running yet.
+func openClocks(frequency int) (fds []int, err error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, err
+	}
+	attr := unix.PerfEventAttr{
+		Type:   unix.PERF_TYPE_SOFTWARE,
+		Config: unix.PERF_COUNT_SW_CPU_CLOCK,
+		Size:   uint32(binary.Size(unix.PerfEventAttr{})),
+		Sample: uint64(frequency),
+		Bits:   unix.PerfBitDisabled | unix.PerfBitFreq,
+	}
+	for cpu := range cpus {
+		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		switch {
+		case errors.Is(err, unix.ENODEV): // possible, not online
+		case errors.Is(err, unix.EINVAL) && frequency > 1000:
+			return fds, fmt.Errorf("%d ticks a second are more than kernel.perf_event_max_sample_rate: %w", frequency, err)
+		case err != nil:
+			return fds, err
+		default:
+			fds = append(fds, fd)
+		}
+	}
+	return fds, nil
+}
+
+// readSamples takes what is in the buffer, now or within readEvery, and adds it
+// to stacks, of which the key is the sample as it came.
+func (p *Profile) readSamples(ctx context.Context, samples *ringbuf.Reader, stacks map[string]uint64) error {
+	deadline := time.Now().Add(readEvery)
+	if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
+		deadline = end
+	}
+	samples.SetDeadline(deadline)
+	var record ringbuf.Record
+	for {
+		err := samples.ReadInto(&record)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read stacks: %w", err)
+		}
+		stacks[string(record.RawSample)]++
+	}
+}
+
+// finish names the functions, and tells idle ticks from those at work.
+func (p *Profile) finish(stacks map[string]uint64) error {
+	syms, err := kernelSymbols()
+	if err != nil {
+		return err
+	}
+	hooks := map[string]uint64{}
+	for _, name := range []string{"ipv4_conntrack_in", "ipv4_conntrack_local", "ipv6_conntrack_in", "ipv6_conntrack_local"} {
+		if addr := syms.address(name); addr != 0 {
+			hooks[name] = addr
+		}
+	}
+	byFunctions := map[string]int{} // index in p.Stacks
+	for raw, count := range stacks {
+		idleTask, frames := parseStack([]byte(raw), syms)
+		frames = restoreHooks(frames, hooks)
+		if idleTask && isIdle(frames) {
+			p.Idle += count
+			continue
+		}
+		p.Kernel += count
+		var key strings.Builder
+		for _, f := range frames {
+			key.WriteString(f.Function)
+			key.WriteByte('\n')
+		}
+		if i, ok := byFunctions[key.String()]; ok {
+			p.Stacks[i].Count += count
+			continue
+		}
+		byFunctions[key.String()] = len(p.Stacks)
+		p.Stacks = append(p.Stacks, ProfileStack{count, frames})
+	}
+	p.Samples = p.Kernel + p.User + p.Idle + p.Lost
+	slices.SortFunc(p.Stacks, func(a, b ProfileStack) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), slices.CompareFunc(a.Frames, b.Frames,
+			func(a, b Frame) int { return strings.Compare(a.Function, b.Function) }))
+	})
+	return nil
+}
+
+// parseStack reads a struct profile_sample, cut after its last frame.
+func parseStack(raw []byte, syms *symbols) (idleTask bool, frames []Frame) {
+	for i := 8; i+8 <= len(raw); i += 8 {
+		addr := binary.NativeEndian.Uint64(raw[i:])
+		// All but the innermost are return addresses, and a call may be the last
+		// thing in a function.
+		inside := addr
+		if len(frames) > 0 {
+			inside--
+		}
+		name, _ := syms.function(inside)
+		if name == "" {
+			name = fmt.Sprintf("0x%x", addr)
+		}
+		frames = append(frames, Frame{baseName(name), addr})
+	}
+	return binary.NativeEndian.Uint64(raw) != 0, frames
+}
+
+// restoreHooks puts conntrack's hook functions back. They end by jumping into
+// nf_conntrack_in, so they are not on the stack, but nf_hook_slow calls nothing
+// else that gets there; who called nf_hook_slow tells which one it was. hooks are
+// those that the kernel has, with their addresses.
+func restoreHooks(frames []Frame, hooks map[string]uint64) []Frame {
+	for i := 0; i+2 < len(frames); i++ {
+		if frames[i].Function != "nf_conntrack_in" || frames[i+1].Function != "nf_hook_slow" {
+			continue
+		}
+		caller, family, direction := frames[i+2].Function, "ipv4", "in"
+		if strings.HasPrefix(caller, "ip6") || strings.HasPrefix(caller, "ipv6") {
+			family = "ipv6"
+		}
+		if strings.Contains(caller, "local_out") || caller == "ip6_xmit" {
+			direction = "local"
+		}
+		hook := family + "_conntrack_" + direction
+		if addr, ok := hooks[hook]; ok {
+			frames = slices.Insert(frames, i+1, Frame{hook, addr})
+			i++
+		}
+	}
+	return frames
+}
+
+// isIdle says whether the idle task really idled: no interrupt, and no softirq
+// that it runs by itself, was at work.
+func isIdle(frames []Frame) bool {
+	return !slices.ContainsFunc(frames, func(f Frame) bool {
+		return strings.HasPrefix(f.Function, "asm_") || f.Function == "handle_softirqs" || f.Function == "__do_softirq"
+	})
+}
+
+// CallNode is a function in a tree of calls: at how many ticks it was on the
+// stack below its parents, and at how many of these it ran itself.
+type CallNode struct {
+	Function string      `json:"function"`
+	Samples  uint64      `json:"samples"`
+	Self     uint64      `json:"self"`
+	Callees  []*CallNode `json:"callees,omitempty"` // most samples first
+}
+
+// AllFunctions as a root is the whole kernel.
+const AllFunctions = "all"
+
+// Calls joins all stacks into one tree below the function root, from its
+// outermost call on; AllFunctions takes them whole. Without such calls the tree
+// is its root alone, with no samples.
+func (p *Profile) Calls(root string) *CallNode {
+	top := &CallNode{Function: root}
+	for _, stack := range p.Stacks {
+		from := len(stack.Frames) - 1
+		if root != AllFunctions {
+			for from >= 0 && stack.Frames[from].Function != root {
+				from--
+			}
+			if from--; from < -1 {
+				continue
+			}
+		}
+		node := top
+		node.Samples += stack.Count
+		for ; from >= 0; from-- {
+			node = node.callee(stack.Frames[from].Function)
+			node.Samples += stack.Count
+		}
+		node.Self += stack.Count
+	}
+	top.sort()
+	return top
+}
+
+func (n *CallNode) callee(function string) *CallNode {
+	for _, c := range n.Callees {
+		if c.Function == function {
+			return c
+		}
+	}
+	c := &CallNode{Function: function}
+	n.Callees = append(n.Callees, c)
+	return c
+}
+
+func (n *CallNode) sort() {
+	slices.SortFunc(n.Callees, func(a, b *CallNode) int {
+		return cmp.Or(cmp.Compare(b.Samples, a.Samples), strings.Compare(a.Function, b.Function))
+	})
+	for _, c := range n.Callees {
+		c.sort()
+	}
+}
+
+// Called returns the functions that root calls, wherever it is on the stack, and
+// at how many ticks each was on it; most first. One packet may pass root within
+// root (a bridge asks IP's hooks): both are counted, so the sum may be more than
+// root's own.
+func (p *Profile) Called(root string) []CallNode {
+	sums := map[string]*CallNode{}
+	for _, stack := range p.Stacks {
+		counted := map[string]bool{}
+		for i := 1; i < len(stack.Frames); i++ {
+			called := stack.Frames[i-1].Function
+			if stack.Frames[i].Function != root || counted[called] {
+				continue
+			}
+			counted[called] = true
+			if sums[called] == nil {
+				sums[called] = &CallNode{Function: called}
+			}
+			sums[called].Samples += stack.Count
+			if i == 1 {
+				sums[called].Self += stack.Count
+			}
+		}
+	}
+	out := make([]CallNode, 0, len(sums))
+	for _, n := range sums {
+		out = append(out, *n)
+	}
+	slices.SortFunc(out, func(a, b CallNode) int {
+		return cmp.Or(cmp.Compare(b.Samples, a.Samples), strings.Compare(a.Function, b.Function))
+	})
+	return out
+}
