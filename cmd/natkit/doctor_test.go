@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+	"natkit/snapshot"
+)
+
+// doctor runs a doctor's command line.
+func doctor(t *testing.T, ctx context.Context, stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(ctx, append([]string{"doctor"}, args...), &env{stdin: strings.NewReader(stdin), stdout: &out, stderr: &errs})
+	return code, out.String(), errs.String()
+}
+
+func saved(t *testing.T, s *snapshot.Snapshot) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := snapshot.Save(&b, s); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// healthyFacts are those of a gateway that works, fullFacts of one whose table
+// is full.
+func healthyFacts() *snapshot.Snapshot {
+	return &snapshot.Snapshot{
+		Version: snapshot.Version, TakenAt: time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC), WindowSeconds: 10,
+		Host:         snapshot.Host{Hostname: "gw1", Kernel: "6.18.44", CPUs: 2, MemoryBytes: 8 << 30},
+		Netns:        snapshot.Netns{Inode: 4026531833, Init: true},
+		Capabilities: []snapshot.Capability{{Name: snapshot.CanConntrack, OK: true}, {Name: snapshot.CanDrops, Reason: "no BPF here", Costs: "places are not told"}},
+		Conntrack: &snapshot.Conntrack{Count: 180, CountStart: 170, Max: 262144, Buckets: 262144, ObjectBytes: 256, ExtensionBytes: 128, BucketBytes: 8,
+			Stats: map[string]uint64{"drop": 0, "insert_failed": 0}},
+		Sysctls: map[string]string{"net.ipv4.ip_forward": "1"},
+	}
+}
+
+func fullFacts() *snapshot.Snapshot {
+	s := healthyFacts()
+	s.Conntrack.Count, s.Conntrack.CountStart, s.Conntrack.Max = 1000, 1000, 1000
+	s.Conntrack.Stats["drop"] = 5310
+	s.KernelLog = &snapshot.KernelLog{TableFull: 10, TableFullBefore: 10, Suppressed: 3939, Lines: []string{"nf_conntrack: table full, dropping packet"}}
+	return s
+}
+
+func TestDoctorFrom(t *testing.T) {
+	healthy, full := saved(t, healthyFacts()), saved(t, fullFacts())
+	for _, c := range []struct {
+		name, facts string
+		code        int
+		text        []string // in the output as text
+	}{
+		{"healthy", healthy, exitOK, []string{"gw1; Linux 6.18.44; watched for 10.0 s", "Nothing wrong was found.", "180 of 262144", "drop-tracing: no BPF here; so places are not told"}},
+		{"full", full, exitFindings, []string{"CRITICAL [conntrack-table-full]", "nf_conntrack_max"}},
+		{"nothing known", `{"version": 1}`, exitOK, []string{"nothing can be said"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			code, out, errs := doctor(t, t.Context(), c.facts, "--from", "-")
+			if code != c.code || errs != "" {
+				t.Errorf("exit code %d, want %d; stderr %q", code, c.code, errs)
+			}
+			for _, want := range c.text {
+				if !strings.Contains(out, want) {
+					t.Errorf("no %q in:\n%s", want, out)
+				}
+			}
+			file := filepath.Join(t.TempDir(), "facts.json")
+			if err := os.WriteFile(file, []byte(c.facts), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if code, same, _ := doctor(t, t.Context(), "", "--from", file); code != c.code || same != out {
+				t.Errorf("from a file, exit code %d:\n%s", code, same)
+			}
+
+			code, out, _ = doctor(t, t.Context(), c.facts, "--from", "-", "-o", "json")
+			var result struct {
+				Kernel       string
+				Window       float64 `json:"window_s"`
+				Capabilities []snapshot.Capability
+				Findings     []struct {
+					Code, Severity, Title, Why string
+					Evidence                   []struct{ What, Value, Source string }
+					Remedy, Verify             []string
+				}
+			}
+			if err := json.Unmarshal([]byte(out), &result); err != nil || code != c.code {
+				t.Fatalf("exit code %d, %v:\n%s", code, err, out)
+			}
+			if (len(result.Findings) > 0) != (c.code == exitFindings) {
+				t.Errorf("exit code %d with findings %+v", code, result.Findings)
+			}
+			for _, f := range result.Findings {
+				if f.Code == "" || f.Severity == "" || f.Title == "" || f.Why == "" || len(f.Evidence) == 0 || len(f.Remedy) == 0 || len(f.Verify) == 0 {
+					t.Errorf("finding %+v", f)
+				}
+			}
+		})
+	}
+}
+
+func TestDoctorRefuses(t *testing.T) {
+	for _, c := range []struct {
+		args  string
+		stdin string
+		code  int
+		want  string
+	}{
+		{"--from - --for 5s", "", exitUsage, "--for and --from exclude each other"},
+		{"--from - --save x", "", exitUsage, "--save and --from"},
+		{"--from - --netns x", "", exitUsage, "--netns and --from"},
+		{"--from - --no-dump", "", exitUsage, "--no-dump and --from"},
+		{"--for 0", "", exitUsage, "want more than 0"},
+		{"--for -1s", "", exitUsage, "--for"},
+		{"--for soon", "", exitUsage, "soon"},
+		{"-o yaml", "", exitUsage, "yaml"},
+		{"here", "", exitUsage, "here"},
+		{"--from /nowhere/facts.json", "", exitError, "no such file"},
+		{"--from .", "", exitError, "is a directory"},
+		{"--from -", "{", exitError, "unexpected end of JSON"},
+		{"--from -", `{"version": 99}`, exitError, "use a newer natkit"},
+		{"--for 10ms --netns no-such-namespace", "", exitError, "not found"},
+		{"--for 10ms --save /nowhere/facts.json", "", exitError, "/nowhere/facts.json"},
+	} {
+		code, out, errs := doctor(t, t.Context(), c.stdin, strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(errs, c.want) || out != "" {
+			t.Errorf("%s: exit code %d, stderr %q, stdout %q; want %d and %q", c.args, code, errs, out, c.code, c.want)
+		}
+	}
+}
+
+// What is saved gives the same answer later as at once, and an interrupt ends the
+// window, not the answer.
+func TestDoctorSave(t *testing.T) {
+	ktest.Root(t)
+	name := ktest.Name(t)
+	ns, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close(); netns.Delete(name) })
+	// A forward chain that drops, which is no fault without traffic.
+	nft := ktest.Tool(t, "nft")
+	if err := ns.Do(func() error {
+		cmd := exec.Command(nft, "-f", "-")
+		cmd.Stdin = strings.NewReader("table ip f { chain x { type filter hook forward priority 0; policy drop; }; }")
+		return cmd.Run()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, cancel)
+	file := filepath.Join(t.TempDir(), "facts.json")
+	began := time.Now()
+	code, now, errs := doctor(t, ctx, "", "--netns", name, "--for", "1h", "--save", file)
+	if code != exitOK || errs != "" || time.Since(began) > time.Minute {
+		t.Fatalf("exit code %d after %v, stderr %q:\n%s", code, time.Since(began), errs, now)
+	}
+	code, later, errs := doctor(t, t.Context(), "", "--from", file)
+	if code != exitOK || errs != "" || later != now {
+		t.Errorf("exit code %d, stderr %q; at once\n%s\nlater\n%s", code, errs, now, later)
+	}
+	if !strings.Contains(now, "namespace "+name) || !strings.Contains(now, "1 chain") {
+		t.Errorf("of another namespace?\n%s", now)
+	}
+}
