@@ -3,7 +3,8 @@
 #
 # Install what a make target needs and this machine lacks, on Debian and Ubuntu.
 #
-#   scripts/install-deps.sh test|lint|generate|kernels ...
+#   scripts/install-deps.sh test|compare|lint|generate|kernels ...
+#   scripts/install-deps.sh --list TARGET   only print the programs of a target
 #
 # Only packages whose program is missing are installed. Without root (or sudo
 # that asks no password), or on another system, it names what is missing and
@@ -11,21 +12,27 @@
 set -euo pipefail
 
 # What each target needs: program, Debian package. Building and the demo need
-# nothing but Go; tests call these programs to compare natkit with them.
+# nothing but Go. Tests compare natkit with the programs of the target compare.
 needs() {
     case $1 in
     test)
+        needs compare
+        needs generate
+        ;;
+    compare)
         cat <<-'END'
 		ip                  iproute2
+		ss                  iproute2
+		nstat               iproute2
+		sysctl              procps
 		nft                 nftables
 		iptables-legacy     iptables
 		iptables-nft        iptables
 		conntrack           conntrack
 		ab                  apache2-utils
-		nginx               nginx
 		curl                curl
+		nginx               nginx
 		END
-        needs generate
         ;;
     lint)
         cat <<-'END'
@@ -49,7 +56,7 @@ needs() {
 		END
         ;;
     *)
-        echo "usage: $0 test|lint|generate|kernels ..." >&2
+        echo "usage: $0 [--list] test|compare|lint|generate|kernels ..." >&2
         exit 2
         ;;
     esac
@@ -67,6 +74,10 @@ missing() {
 PATH=$PATH:/usr/sbin:/sbin
 
 [ $# -gt 0 ] || needs ""
+if [ "$1" = --list ]; then
+    needs "${2:-}" | awk '{print $1}'
+    exit
+fi
 for target; do needs "$target" >/dev/null; done
 mapfile -t packages < <(missing "$@")
 [ ${#packages[@]} -gt 0 ] || exit 0
@@ -82,11 +93,20 @@ if [ ${#root[@]} -gt 0 ] && command -v apt-get >/dev/null; then
     echo "installing: ${packages[*]}"
     apt() { "${root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" </dev/null; }
     apt update || true
+    # A server that the tests start by themselves must not begin to serve the machine.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        trap '"${root[@]}" rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' | "${root[@]}" install -m 755 /dev/stdin "$policy"
+    fi
     # One package that this release does not have must not cost the others.
     apt install -y --no-install-recommends "${packages[@]}" >/dev/null ||
         for package in "${packages[@]}"; do
             apt install -y --no-install-recommends "$package" >/dev/null || true
         done
+    if [[ " ${packages[*]} " = *" nginx "* ]] && command -v systemctl >/dev/null; then
+        "${root[@]}" systemctl disable -q nginx || true
+    fi
     mapfile -t packages < <(missing "$@")
 fi
 [ ${#packages[@]} -eq 0 ] || echo "not installed, and left out: ${packages[*]} (as root: apt-get install ${packages[*]})"

@@ -13,6 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 versions=(6.1 6.12)
+memory=5G # above 4 GB the kernel makes the connection tracking table as large as on a server
 limit=600 # seconds for one package on one kernel; qemu without KVM is some 20 times slower
 cache=$PWD/.cache/kernels
 
@@ -54,7 +55,11 @@ trap 'rm -rf "$work"' EXIT
 guest=$work/guest
 mkdir -p "$guest"
 PATH=$PATH:/usr/sbin:/sbin
-for program in ip nft conntrack iptables-legacy iptables-nft; do add "$program"; done
+for program in $(scripts/install-deps.sh --list compare); do add "$program"; done
+mkdir -p "$guest/etc"
+echo "127.0.0.1 localhost" >"$guest/etc/hosts"
+printf '%s\n' root:x:0:0::/:/bin/sh nobody:x:65534:65534::/:/bin/false >"$guest/etc/passwd"
+printf '%s\n' root:x:0: nogroup:x:65534: >"$guest/etc/group"
 xtables=$(dirname "$(find /usr/lib -name libxt_conntrack.so -print -quit)")
 [ "$xtables" = . ] || { mkdir -p "$guest$xtables" && cp "$xtables"/*.so "$guest$xtables/"; }
 
@@ -85,8 +90,8 @@ result() {
 # reasons lists why tests of a log were left out.
 reasons() {
     awk '
-        skip { sub(/^ *[a-z0-9_]*\.go:[0-9]*: /, ""); n[$0]++ }
-        { skip = /^ *--- SKIP: / }
+        /^ *--- SKIP: / { sub(/^ *[a-z0-9_]*\.go:[0-9]*: /, "", last); n[last]++ }
+        { last = $0 }
         END { for (reason in n) print "    left out: " n[reason] " x " reason }' "$1"
 }
 
@@ -101,7 +106,7 @@ for version in "${versions[@]}"; do
         log=$cache/$version-${package//\//-}.log
         run=0
         # shellcheck disable=SC2016 # $0 is for the guest's shell
-        scripts/run-in-vm.sh -t "$limit" "$kernel" "$guest" \
+        scripts/run-in-vm.sh -t "$limit" -m "$memory" "$kernel" "$guest" \
             sh -c 'cd "/natkit/$0" && exec ./package.test -test.v -test.timeout 0' "$package" >"$log" 2>&1 || run=$?
         cell=$(result "$log" "$run")
         [[ $cell != FAILED* ]] || status=1
