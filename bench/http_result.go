@@ -86,8 +86,8 @@ func (f HTTPFailed) Sum() int64 {
 
 // HTTPRate is how well an open load was kept up.
 type HTTPRate struct {
-	Requested  float64 `json:"requested"` // beginnings a second
-	Achieved   float64 `json:"achieved"`
+	Requested  float64 `json:"requested"`   // beginnings a second
+	Achieved   float64 `json:"achieved"`    // the same, from the start of the run to the last of them
 	LateStarts int64   `json:"late_starts"` // requests that began more than 1 ms late
 }
 
@@ -232,7 +232,6 @@ type httpTally struct {
 	bytes, body int64
 	server      string
 	begun       int
-	firstBegin  int64
 	lastBegin   int64
 	lastEnd     int64 // when its last request ended, well or not
 
@@ -257,7 +256,6 @@ func (r *httpRun) result() *HTTPResult {
 	var connect, processing, waiting, total distribution
 	var wall, processor time.Duration
 	var late, lastEnd, lastBegin int64
-	firstBegin := int64(never)
 	for _, w := range r.workers {
 		t := &w.tally
 		res.Begun += int64(t.begun)
@@ -285,10 +283,7 @@ func (r *httpRun) result() *HTTPResult {
 		processor += t.processor
 		late += t.late
 		lastEnd = max(lastEnd, t.lastEnd)
-		if t.begun > 0 {
-			firstBegin = min(firstBegin, t.firstBegin)
-			lastBegin = max(lastBegin, t.lastBegin)
-		}
+		lastBegin = max(lastBegin, t.lastBegin)
 	}
 
 	// A run that was cut short lasted until then; one that made all its requests
@@ -310,7 +305,7 @@ func (r *httpRun) result() *HTTPResult {
 	if r.Rate > 0 {
 		res.Rate = &HTTPRate{
 			Requested:  r.Rate,
-			Achieved:   round(ratio(float64(res.Begun-1), time.Duration(lastBegin-firstBegin).Seconds()), 2),
+			Achieved:   round(ratio(float64(res.Begun-1), time.Duration(lastBegin).Seconds()), 2),
 			LateStarts: late,
 		}
 	}

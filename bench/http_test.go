@@ -345,7 +345,7 @@ func TestMisbehavingServers(t *testing.T) {
 			behave:    func(c *testConn) { c.say(header, "Connection: keep-alive\r\n\r\nhello"); c.hold() },
 			completed: n, failures: map[string]int64{},
 			check: func(t *testing.T, r *HTTPResult) {
-				if r.LeftOpen != n || r.Seconds > 0.9 {
+				if r.LeftOpen != n {
 					t.Errorf("left open %d, want %d; %v s", r.LeftOpen, n, r.Seconds)
 				}
 			},
@@ -581,7 +581,7 @@ func TestRate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Completed != n || r.Rate == nil || r.Rate.Requested != rate || r.Rate.Achieved > rate*1.1 || r.Seconds < (n-1.0)/rate {
+	if r.Completed != n || r.Rate == nil || r.Rate.Requested != rate || r.Rate.Achieved > rate+1 || r.Seconds < (n-1.0)/rate {
 		t.Errorf("%+v %+v", r, r.Rate)
 	}
 

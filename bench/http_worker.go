@@ -90,8 +90,9 @@ const (
 )
 
 const (
-	// lingerTime bounds how long a connection waits for the server to close it.
-	lingerTime = time.Second
+	// lingerTime bounds how long a connection waits for the server to close it. One
+	// that means to does it along with the response.
+	lingerTime = 200 * time.Millisecond
 	// lateAfter is from when on a request counts as begun late.
 	lateAfter = time.Millisecond
 	// beginsPerRound and readsPerEvent keep one part of the loop from starving the
@@ -245,9 +246,6 @@ func (w *httpWorker) next() (at int64, ok bool) {
 		if now-at > int64(lateAfter) {
 			w.tally.late++
 		}
-	}
-	if w.begun == 0 {
-		w.tally.firstBegin = now
 	}
 	w.tally.lastBegin = now
 	w.begun++

@@ -37,7 +37,7 @@ func newBenchHTTPCommand(e *env) *cobra.Command {
 
 Every request has a connection of its own unless -k is given. The server closes
 it first, as with ab, so the client's ports do not run out; where it does not,
-natkit waits a second and says so.
+natkit waits 200 ms, does it itself and says so.
 
 Failed requests are counted under ab's names:
   Connect     no connection: refused, no route, no local port left
@@ -138,7 +138,7 @@ func (s *secondsFlag) Type() string { return "seconds" }
 
 func (s *secondsFlag) Set(text string) error {
 	if n, err := strconv.ParseFloat(text, 64); err == nil {
-		if n <= 0 || n > 1e6 {
+		if !(n > 0 && n <= 1e6) { // nor NaN
 			return errors.New("want more than 0 and at most a million seconds")
 		}
 		*s = secondsFlag(n * float64(time.Second))
