@@ -254,19 +254,26 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 	}
 }
 
-// whoFills names the source that holds most of the table, if one does.
+// whoFills names the source or the destination that holds most of the table, if
+// one does.
 func (g *tableGrowth) whoFills(f facts) {
 	if f.Conntrack == nil || f.Conntrack.Table == nil {
 		return
 	}
 	t := f.Conntrack.Table
-	if len(t.Sources) == 0 || !t.Sources[0].Addr.IsValid() || share(t.Sources[0].Entries, t.Entries) < 0.5 {
+	for _, end := range []struct {
+		talkers      []snapshot.Talker
+		what, option string
+	}{{t.Sources, "connections of %s are", "-s"}, {t.Destinations, "connections to %s are", "-d"}} {
+		if len(end.talkers) == 0 || !end.talkers[0].Addr.IsValid() || share(end.talkers[0].Entries, t.Entries) < 0.5 {
+			continue
+		}
+		who := end.talkers[0]
+		g.remedy = append(g.remedy,
+			fmt.Sprintf("# "+end.what+" %s of the entries; to have room at once, break them:", who.Addr, percent(share(who.Entries, t.Entries))),
+			f.run("conntrack -D "+end.option+" "+who.Addr.String()))
 		return
 	}
-	s := t.Sources[0]
-	g.remedy = append(g.remedy,
-		fmt.Sprintf("# %s holds %s of the entries; to have room at once, break its connections:", s.Addr, percent(share(s.Entries, t.Entries))),
-		f.run("conntrack -D -s "+s.Addr.String()))
 }
 
 // shortenTimeWait is a shorter time-out for TIME_WAIT, where that makes room.

@@ -171,9 +171,8 @@ func (f facts) translatesSources() bool {
 
 // tuple is what a sampled packet says: "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN".
 type tuple struct {
-	protocol string
-	source   netip.Addr
-	dest     netip.Addr
+	protocol     string
+	source, dest netip.AddrPort // port 0 where there is none
 }
 
 func parseSample(s string) (tuple, bool) {
@@ -186,12 +185,12 @@ func parseSample(s string) (tuple, bool) {
 	return tuple{fields[0], src, dst}, ok1 && ok2
 }
 
-func parseEnd(s string) (netip.Addr, bool) {
+func parseEnd(s string) (netip.AddrPort, bool) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
-		return ap.Addr().Unmap(), true
+		return ap, true
 	}
-	a, err := netip.ParseAddr(strings.Trim(s, "[]"))
-	return a.Unmap(), err == nil
+	a, err := netip.ParseAddr(s)
+	return netip.AddrPortFrom(a, 0), err == nil
 }
 
 // samples are the packets that the tracer kept of these rows, as far as they can be read.
@@ -237,11 +236,11 @@ func (f facts) hookOf(row snapshot.Drop) string {
 	// Without a stack: what is not for an address of ours was to be forwarded.
 	for _, t := range samples([]snapshot.Drop{row}) {
 		switch {
-		case f.own(t.dest):
+		case f.own(t.dest.Addr()):
 			return "input"
-		case f.own(t.source):
+		case f.own(t.source.Addr()):
 			return "output"
-		case len(f.Interfaces) > 0 && t.dest.Is4() && !t.dest.IsMulticast():
+		case len(f.Interfaces) > 0 && t.dest.Addr().Is4() && !t.dest.Addr().IsMulticast():
 			return "forward"
 		}
 	}

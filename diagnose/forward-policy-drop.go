@@ -252,7 +252,7 @@ func (f facts) direction(rows []snapshot.Drop) (in, out string) {
 	}
 	in = names[0]
 	for _, t := range samples(rows) {
-		if to, ok := f.linkTo(t.dest); ok && to.Name != in {
+		if to, ok := f.linkTo(t.dest.Addr()); ok && to.Name != in {
 			return in, to.Name
 		}
 	}

@@ -124,7 +124,7 @@ func (f facts) meantForOtherLink(rows []snapshot.Drop) bool {
 			continue
 		}
 		for _, t := range samples([]snapshot.Drop{row}) {
-			if to, ok := f.linkTo(t.dest); ok && to.Name != row.Interface && !f.own(t.dest) {
+			if to, ok := f.linkTo(t.dest.Addr()); ok && to.Name != row.Interface && !f.own(t.dest.Addr()) {
 				return true
 			}
 		}

@@ -106,7 +106,7 @@ func (f facts) tightLink(rows []snapshot.Drop) (name string, mtu int, found bool
 		largest = max(largest, l.MTU)
 	}
 	for _, t := range samples(rows) {
-		if l, ok := f.linkTo(t.dest); ok && l.MTU >= 68 && l.MTU < largest {
+		if l, ok := f.linkTo(t.dest.Addr()); ok && l.MTU >= 68 && l.MTU < largest {
 			return l.Name, l.MTU, true
 		}
 	}

@@ -49,22 +49,26 @@ func judgeSNATPorts(f facts) *verdict {
 	failed, _ := f.stat("insert_failed")
 	tooLong, _ := f.stat("chaintoolong")
 	failed -= min(failed, tooLong)
-	traced, _, _ := f.dropped(snapshot.CauseConfirm)
+	traced, rows, _ := f.dropped(snapshot.CauseConfirm)
 	if tooLong > 0 {
 		traced = 0 // they can't be told apart there
 	}
 	lost := max(failed, traced)
 
 	v := &verdict{harm: float64(lost)}
-	use, size, found := f.fullestPorts()
+	p, found := f.fullestPorts(lost, rows)
 	switch {
-	case found && (lost >= fewFailures || lost > 0 && size >= fewPorts):
+	case found && (lost >= fewFailures || lost > 0 && p.size >= fewPorts):
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("no free port left on %s towards %s %s: %s failed %s", use.Outside, use.Protocol, use.Dest, number(lost, "new flow"), f.window())
-	case found && size >= fewPorts:
+		v.Title = fmt.Sprintf("no free port left on %s towards %s %s: %s failed %s", p.use.Outside, p.use.Protocol, p.use.Dest, number(lost, "new flow"), f.window())
+		if p.mixed && !p.seen {
+			v.Severity = Warning
+			v.Title = fmt.Sprintf("likely no free port left on %s towards %s %s: %s failed %s", p.use.Outside, p.use.Protocol, p.use.Dest, number(lost, "new flow"), f.window())
+		}
+	case found && p.size >= fewPorts:
 		v.Severity = Warning
-		v.harm = share(use.Used, size)
-		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent(share(use.Used, size)), use.Outside, use.Protocol, use.Dest)
+		v.harm = share(p.use.Used, p.size)
+		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent(share(p.use.Used, p.size)), p.use.Outside, p.use.Protocol, p.use.Dest)
 	case !found && lost >= manyFailures && f.suspectPorts():
 		v.Severity = Warning
 		v.Title = fmt.Sprintf("source translation likely has no free port left: %s failed %s", number(lost, "new flow"), f.window())
@@ -72,12 +76,17 @@ func judgeSNATPorts(f facts) *verdict {
 		return nil
 	}
 	if found {
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ports of %s in use towards %s %s", use.Outside, use.Protocol, use.Dest),
-			fmt.Sprintf("%d of %d (%d-%d seen)", use.Used, size, use.MinPort, use.MaxPort), fromDump})
+		value := fmt.Sprintf("%d of %d (%d-%d seen)", p.use.Used, p.size, p.use.MinPort, p.use.MaxPort)
+		if p.mixed {
+			value = fmt.Sprintf("%d, some of them by a rule that allows only %d (%d-%d seen)", p.use.Used, p.size, p.use.MinPort, p.use.MaxPort)
+		}
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ports of %s in use towards %s %s", p.use.Outside, p.use.Protocol, p.use.Dest), value, fromDump})
+	} else {
+		p.chain, p.allowed, p.narrow = f.narrowest(func(snapshot.PortRange) bool { return true })
 	}
-	if c, r, ok := f.narrowRange(use, found); ok {
-		v.Evidence = append(v.Evidence, Evidence{"ports that the rule allows", fmt.Sprintf("%d-%d (%d)", r.Min, r.Max, rangeSize(r)),
-			fmt.Sprintf("%s: table %s %s, chain %s", fromRules, c.Family, c.Table, c.Name)})
+	if p.narrow {
+		v.Evidence = append(v.Evidence, Evidence{"ports that the rule allows", fmt.Sprintf("%d-%d (%d)", p.allowed.Min, p.allowed.Max, rangeSize(p.allowed)),
+			fmt.Sprintf("%s: table %s %s, chain %s", fromRules, p.chain.Family, p.chain.Table, p.chain.Name)})
 	}
 	if failed > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"flows that could not be inserted", strconv.FormatUint(failed, 10), fromStats + ": insert_failed"})
@@ -91,42 +100,81 @@ func judgeSNATPorts(f facts) *verdict {
 	}
 	v.Why = "Behind one address, flows to the same address and port differ only in their outside port. When all are in use, the first packet of the next flow is dropped; " +
 		"flows to other destinations are not touched, which makes it look like a fault of the destination."
-	v.Remedy, v.Settings = f.morePorts(use, found)
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Remedy, v.Settings = f.morePorts(p, found)
 	v.Verify = f.look(f.natkit("conntrack top --by nat"))
 	return v
 }
 
-// fullestPorts is the destination towards which most of the ports are in use,
-// and how many there are; found is false when none is near its end.
-func (f facts) fullestPorts() (use snapshot.SNATUse, size uint64, found bool) {
+// ports is a destination that the translation runs out of ports for.
+type ports struct {
+	use  snapshot.SNATUse
+	size uint64 // ports that there are
+
+	// The rule that allows few, where narrow says that there is one.
+	chain   snapshot.Chain
+	allowed snapshot.PortRange
+	narrow  bool
+
+	mixed bool // not all of the ports in use are of that rule
+	seen  bool // a packet that was dropped had a port of that rule
+}
+
+// fullestPorts is the destination towards which most of the ports are in use;
+// found is false when none is near its end.
+func (f facts) fullestPorts(lost uint64, rows []snapshot.Drop) (best ports, found bool) {
 	if f.Conntrack == nil || f.Conntrack.Table == nil {
-		return use, 0, false
+		return best, false
 	}
-	best := 0.0
+	var mixed ports
 	for _, u := range f.Conntrack.Table.SNATPorts {
 		if u.Used == 0 || u.Used >= implausible || !u.Outside.IsValid() || !u.Dest.IsValid() {
 			continue
 		}
-		n := uint64(allPorts)
-		if _, r, ok := f.narrowRange(u, true); ok {
-			n = rangeSize(r)
+		p := ports{use: u, size: allPorts}
+		p.chain, p.allowed, p.narrow = f.narrowest(func(r snapshot.PortRange) bool { return r.Min <= u.MinPort && u.MaxPort <= r.Max })
+		if p.narrow {
+			p.size = rangeSize(p.allowed)
 		}
-		if used := share(u.Used, n); used >= portsFullShare && used > best {
-			use, size, best, found = u, n, used, true
+		if used := share(u.Used, p.size); used >= portsFullShare && (!found || used > share(best.use.Used, best.size)) {
+			best, found = p, true
+		}
+		// Flows of other rules, or from before the rule was changed, go to the same
+		// destination: then it is as likely as the failures are many.
+		p.chain, p.allowed, p.narrow = f.narrowest(func(r snapshot.PortRange) bool {
+			return u.MinPort <= r.Max && r.Min <= u.MaxPort && u.Used >= rangeSize(r)
+		})
+		if p.narrow && lost >= manyFailures && !mixed.seen {
+			p.size, p.mixed, p.seen = rangeSize(p.allowed), true, refusedFrom(rows, u, p.allowed)
+			if p.seen || !mixed.mixed {
+				mixed = p
+			}
 		}
 	}
-	return use, size, found
+	if !found && mixed.mixed {
+		return mixed, true
+	}
+	return best, found
 }
 
-// narrowRange is the smallest range of a source translation here that is not
-// the kernel's own; with one (known) only such as hold all ports that were seen.
-func (f facts) narrowRange(use snapshot.SNATUse, known bool) (chain snapshot.Chain, r snapshot.PortRange, ok bool) {
+// refusedFrom says whether a packet dropped at confirmation went to use's
+// destination with a source port from r: it has been translated by then.
+func refusedFrom(rows []snapshot.Drop, use snapshot.SNATUse, r snapshot.PortRange) bool {
+	for _, t := range samples(rows) {
+		if t.dest == use.Dest && t.source.Addr() == use.Outside && r.Min <= t.source.Port() && t.source.Port() <= r.Max {
+			return true
+		}
+	}
+	return false
+}
+
+// narrowest is the smallest port range of the rules here that allows fewer ports
+// than there are and that is suitable.
+func (f facts) narrowest(suitable func(snapshot.PortRange) bool) (chain snapshot.Chain, r snapshot.PortRange, ok bool) {
 	for _, c := range f.Chains {
 		for _, candidate := range c.SNATRanges {
-			switch n := rangeSize(candidate); {
-			case n == 0 || n >= allPorts || ok && n >= rangeSize(r):
-			case known && (use.MinPort < candidate.Min || use.MaxPort > candidate.Max):
-			default:
+			n := rangeSize(candidate)
+			if n > 0 && n < allPorts && (!ok || n < rangeSize(r)) && suitable(candidate) {
 				chain, r, ok = c, candidate, true
 			}
 		}
@@ -151,23 +199,22 @@ func (f facts) suspectPorts() bool {
 	if f.Conntrack == nil || f.Conntrack.Table == nil {
 		return true
 	}
-	_, r, narrow := f.narrowRange(snapshot.SNATUse{}, false)
+	_, r, narrow := f.narrowest(func(snapshot.PortRange) bool { return true })
 	return narrow && rangeSize(r) < allPorts/8 && len(f.Conntrack.Table.SNATPorts) >= snapshot.TopN
 }
 
 // morePorts is how to get more flows to that destination.
-func (f facts) morePorts(use snapshot.SNATUse, found bool) (remedy []string, settings []snapshot.Setting) {
-	if c, r, ok := f.narrowRange(use, found); ok {
-		if found {
-			remedy = append(remedy, fmt.Sprintf("# the rule allows %d ports; put one before it that allows all:", rangeSize(r)), f.run(widerRange(c, use)))
-		} else {
-			remedy = append(remedy, fmt.Sprintf("# a rule of table %s %s, chain %s allows only ports %d-%d; widen it:", c.Family, c.Table, c.Name, r.Min, r.Max),
-				f.run(listChain(c)))
-		}
-	} else {
+func (f facts) morePorts(p ports, found bool) (remedy []string, settings []snapshot.Setting) {
+	switch c, r := p.chain, p.allowed; {
+	case p.narrow && found:
+		remedy = append(remedy, fmt.Sprintf("# the rule allows %s; put one before it that allows all:", number(rangeSize(r), "port")), f.run(widerRange(c, p.use)))
+	case p.narrow:
+		remedy = append(remedy, fmt.Sprintf("# a rule of table %s %s, chain %s allows only ports %d-%d; widen it:", c.Family, c.Table, c.Name, r.Min, r.Max),
+			f.run(listChain(c)))
+	default:
 		remedy = append(remedy, "# all ports of the outside address are in use: translate to several (snat to FIRST-LAST), or use connections again (keep-alive)")
 	}
-	if !found || use.Protocol == "tcp" {
+	if !found || p.use.Protocol == "tcp" {
 		s := f.local("net.netfilter.nf_conntrack_tcp_timeout_time_wait", shortTimeWait)
 		if now, known := f.sysctl(s.Name); !known || now > shortTimeWait {
 			settings = append(settings, s)

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"natkit/diagnose"
+	"natkit/lab"
+	"natkit/probe"
+	"natkit/snapshot"
+)
+
+// Fault is one cause of the doctor's catalogue, made to happen in a lab: first
+// something that looks like it and is healthy, then the fault, then the cure that
+// the doctor's finding gives. One file holds one of them.
+type Fault struct {
+	Code string // of the cause
+	// Healthy, Broken and Cured say what is done, a sentence each.
+	Healthy, Broken, Cured string
+	// Note says how the scenario differs from the real thing, "" where it does not.
+	Note string
+
+	topology string
+	// healthy and broken bring their state about and say which traffic flows while
+	// the doctor watches; cure does what the finding says. They are called in this
+	// order on one lab.
+	healthy, broken func(ctx context.Context, s *scene) error
+	cure            func(ctx context.Context, s *scene, f diagnose.Finding) error
+}
+
+// Faults are the scenarios, one for each cause, in the catalogue's order.
+func Faults() []Fault {
+	byCode := map[string]Fault{}
+	for _, f := range []Fault{
+		tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
+		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
+	} {
+		byCode[f.Code] = f
+	}
+	var out []Fault
+	for _, c := range diagnose.Catalogue() {
+		if f, ok := byCode[c.Code]; ok {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// FaultOptions is how a Fault is run.
+type FaultOptions struct {
+	Window time.Duration // how long the doctor watches each time; 0 means 2 s
+	// Begin, if not nil, is told the lab once it is up, and Step each step once it
+	// is done. Progress says what is going on, part from 0 to 1.
+	Begin    func(drawing string, notes []string)
+	Step     func(*FaultStep)
+	Progress func(what string, part float64)
+}
+
+// FaultResult is a scenario from beginning to end.
+type FaultResult struct {
+	Code  string      `json:"code"`
+	Note  string      `json:"note,omitempty"`
+	Steps []FaultStep `json:"steps"` // healthy, broken, cured
+}
+
+// FaultStep is one state of the lab and what the doctor says about it.
+type FaultStep struct {
+	Name     string             `json:"name"`
+	What     string             `json:"what"`
+	Commands []string           `json:"commands,omitempty"` // of the finding's remedy, as they were run
+	Netns    string             `json:"netns"`              // where the doctor looked
+	Findings []diagnose.Finding `json:"findings"`
+	Facts    *snapshot.Snapshot `json:"-"` // what the findings rest on
+}
+
+// Run plays the scenario in a lab of its own, which is gone when it returns. The
+// result holds the steps that were played. It is an error when the doctor does
+// not say what it should: nothing of severity warning or above about the first
+// and the last step, the fault's own code first about the second.
+func (f Fault) Run(ctx context.Context, o FaultOptions) (res *FaultResult, err error) {
+	if o.Window == 0 {
+		o.Window = 2 * time.Second
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, float64) {}
+	}
+	res = &FaultResult{Code: f.Code, Note: f.Note, Steps: []FaultStep{}}
+	l, err := lab.Up(ctx, f.topology, lab.Options{Owned: true})
+	if err != nil {
+		return res, err
+	}
+	defer func() { err = errors.Join(err, l.Down()) }()
+	if o.Begin != nil {
+		o.Begin(l.Drawing(), l.Notes())
+	}
+	s := &scene{lab: l, watched: l.NATNode(), options: o}
+	defer s.close()
+
+	healthy, err := s.step(ctx, "healthy", f.Healthy, f.healthy)
+	if err != nil {
+		return res, err
+	}
+	res.Steps = append(res.Steps, *healthy)
+	if wrong, ok := alarm(healthy); ok {
+		return res, fmt.Errorf("the doctor found %s where nothing is wrong", wrong)
+	}
+	broken, err := s.step(ctx, "broken", f.Broken, f.broken)
+	if err != nil {
+		return res, err
+	}
+	res.Steps = append(res.Steps, *broken)
+	if len(broken.Findings) == 0 || broken.Findings[0].Code != f.Code {
+		return res, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, codes(broken.Findings))
+	}
+	cured, err := s.step(ctx, "cured", f.Cured, func(ctx context.Context, s *scene) error {
+		return f.cure(ctx, s, broken.Findings[0])
+	})
+	if err != nil {
+		return res, err
+	}
+	res.Steps = append(res.Steps, *cured)
+	if wrong, ok := alarm(cured); ok {
+		return res, fmt.Errorf("the doctor still found %s after the cure", wrong)
+	}
+	return res, nil
+}
+
+// alarm is the first finding of severity warning or above, which come first.
+func alarm(step *FaultStep) (code string, ok bool) {
+	if len(step.Findings) == 0 || step.Findings[0].Severity < diagnose.Warning {
+		return "", false
+	}
+	return step.Findings[0].Code, true
+}
+
+func codes(findings []diagnose.Finding) string {
+	var out []string
+	for _, f := range findings {
+		out = append(out, f.Code)
+	}
+	if len(out) == 0 {
+		return "nothing"
+	}
+	return strings.Join(out, ", ")
+}
+
+// scene is the lab while a scenario plays in it.
+type scene struct {
+	lab     *lab.Lab
+	watched *lab.Node // where the doctor looks; the NAT node unless a step says otherwise
+	options FaultOptions
+
+	// traffic flows while the doctor watches, each function until its context ends.
+	traffic []func(ctx context.Context) error
+	// reads, if not nil, changes what the doctor is given to judge.
+	reads    func(*snapshot.Snapshot)
+	commands []string // run by the present step
+	closers  []func()
+}
+
+func (s *scene) close() {
+	for _, c := range s.closers {
+		c()
+	}
+}
+
+// step changes the lab and asks the doctor about it.
+func (s *scene) step(ctx context.Context, name, what string, change func(context.Context, *scene) error) (*FaultStep, error) {
+	s.options.Progress(what, 0)
+	s.commands = nil
+	if err := change(ctx, s); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	facts, err := s.watch(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	step := &FaultStep{Name: name, What: what, Commands: s.commands, Netns: s.watched.Netns,
+		Findings: append([]diagnose.Finding{}, diagnose.Judge(facts)...), Facts: facts}
+	if s.options.Step != nil {
+		s.options.Step(step)
+	}
+	return step, nil
+}
+
+// watch takes a Snapshot while the traffic flows.
+func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
+	flowing, stop := context.WithCancel(ctx)
+	failed := make([]error, len(s.traffic))
+	var wg sync.WaitGroup
+	for i, run := range s.traffic {
+		wg.Go(func() { failed[i] = run(flowing) })
+	}
+	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: s.options.Window, Dump: true, Progress: s.options.Progress})
+	stop()
+	wg.Wait()
+	for _, e := range failed {
+		if e != nil && !errors.Is(e, context.Canceled) {
+			err = errors.Join(err, fmt.Errorf("make traffic: %w", e))
+		}
+	}
+	if err = errors.Join(err, ctx.Err()); err != nil {
+		return nil, err
+	}
+	if s.reads != nil {
+		s.reads(facts)
+	}
+	return facts, nil
+}
+
+// follow runs those commands of a finding's remedy that contain one of the
+// words, in their order: exactly as the finding gives them.
+func (s *scene) follow(ctx context.Context, f diagnose.Finding, words ...string) error {
+	followed := 0
+	for _, line := range f.Remedy {
+		if strings.HasPrefix(line, "#") || !containsAny(line, words) {
+			continue
+		}
+		followed++
+		s.options.Progress(line, 0)
+		s.commands = append(s.commands, line)
+		var stderr bytes.Buffer
+		cmd := s.watched.Command(ctx, "sh", "-c", line)
+		cmd.Stderr = &stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("run %q: %w: %s", line, err, strings.TrimSpace(stderr.String()))
+		}
+	}
+	if followed == 0 {
+		return fmt.Errorf("the remedy of %s has no command with any of %q:\n%s", f.Code, words, strings.Join(f.Remedy, "\n"))
+	}
+	return nil
+}
+
+func containsAny(s string, words []string) bool {
+	for _, w := range words {
+		if strings.Contains(s, w) {
+			return true
+		}
+	}
+	return false
+}

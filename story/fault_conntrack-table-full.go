@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"net/netip"
+
+	"natkit/conntrack"
+	"natkit/diagnose"
+)
+
+var tableFullFault = Fault{
+	Code:    "conntrack-table-full",
+	Healthy: "a gateway with web traffic, its connection tracking table half full of established connections",
+	Broken:  "the same, with 100 places left in the table when the traffic begins",
+	Cured:   "the connections that fill the table are broken, as the finding proposes; nf_conntrack_max is left alone because it is one limit for the whole host",
+	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
+
+	topology: "routed",
+	healthy: func(ctx context.Context, s *scene) error {
+		if err := s.browse(ctx); err != nil {
+			return err
+		}
+		return s.fill(ctx, 0.5, 0, "198.18.0.0/24", conntrack.FillOptions{})
+	},
+	broken: func(ctx context.Context, s *scene) error {
+		return s.fill(ctx, 1, 100, "198.18.1.0/24", conntrack.FillOptions{})
+	},
+	cure: func(ctx context.Context, s *scene, f diagnose.Finding) error {
+		return s.empty(ctx, f, conntrack.Filter{Dst: netip.PrefixFrom(fillDest.Addr(), 32)})
+	},
+}

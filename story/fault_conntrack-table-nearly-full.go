@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"net/netip"
+
+	"natkit/conntrack"
+	"natkit/diagnose"
+)
+
+var tableNearlyFullFault = Fault{
+	Code:    "conntrack-table-nearly-full",
+	Healthy: "a gateway with web traffic, its connection tracking table half full",
+	Broken:  "the same, with the table 92 % full: nothing is lost yet",
+	Cured:   "the connections that fill the table are broken, as the finding proposes",
+	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
+
+	topology: "routed",
+	healthy: func(ctx context.Context, s *scene) error {
+		if err := s.browse(ctx); err != nil {
+			return err
+		}
+		return s.fill(ctx, 0.5, 0, "198.18.0.0/24", conntrack.FillOptions{})
+	},
+	broken: func(ctx context.Context, s *scene) error {
+		return s.fill(ctx, 0.42, 0, "198.18.1.0/24", conntrack.FillOptions{})
+	},
+	cure: func(ctx context.Context, s *scene, f diagnose.Finding) error {
+		return s.empty(ctx, f, conntrack.Filter{Dst: netip.PrefixFrom(fillDest.Addr(), 32)})
+	},
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/diagnose"
+	"natkit/internal/ktest"
+	"natkit/lab"
+)
+
+// Every cause has a scenario: the doctor is silent about what only looks like
+// it, names the fault first, and is silent after the finding's own commands were
+// run. Nothing of the lab is left.
+func TestFaults(t *testing.T) {
+	ktest.Root(t)
+	// The remedies are run as the findings give them.
+	ktest.Tool(t, "nft")
+	ktest.Tool(t, "iptables-nft")
+	ktest.Tool(t, "conntrack")
+	ktest.Tool(t, "ip")
+	ktest.Tool(t, "sysctl")
+	faults := Faults()
+	if len(faults) != len(diagnose.Catalogue()) {
+		t.Errorf("%d scenarios for %d causes", len(faults), len(diagnose.Catalogue()))
+	}
+	for _, f := range faults {
+		t.Run(f.Code, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			began := time.Now()
+			var steps []string
+			res, err := f.Run(ctx, FaultOptions{Window: time.Second, Step: func(s *FaultStep) {
+				steps = append(steps, s.Name)
+				t.Logf("%s after %v: %s", s.Name, time.Since(began).Round(10*time.Millisecond), titles(s.Findings))
+				for _, c := range s.Commands {
+					t.Logf("  %s", c)
+				}
+			}})
+			if err != nil {
+				for _, s := range res.Steps {
+					for _, c := range s.Facts.Capabilities {
+						if !c.OK {
+							t.Logf("%s: not seen: %s: %s", s.Name, c.Name, c.Reason)
+						}
+					}
+				}
+				t.Fatal(err)
+			}
+			if got := strings.Join(steps, " "); got != "healthy broken cured" {
+				t.Errorf("steps %q", got)
+			}
+		})
+	}
+	infos, err := lab.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range infos {
+		if i.State == lab.StateRemains {
+			t.Errorf("lab %s was left", i.Name)
+		}
+	}
+}
+
+func titles(findings []diagnose.Finding) string {
+	var out []string
+	for _, f := range findings {
+		out = append(out, f.Severity.String()+" "+f.Code+": "+f.Title)
+	}
+	if len(out) == 0 {
+		return "nothing"
+	}
+	return strings.Join(out, "\n    ")
+}
