@@ -166,7 +166,7 @@ func capability(name, costs string, err error) snapshot.Capability {
 		return snapshot.Capability{Name: name, OK: true}
 	}
 	reason := err.Error()
-	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 && !strings.Contains(reason, "root") {
 		reason += " (run as root to see it)"
 	}
 	return snapshot.Capability{Name: name, Reason: reason, Costs: costs}
