@@ -83,9 +83,6 @@ func (r *response) done() bool { return r.phase == readDone }
 // inBody tells that the header is complete.
 func (r *response) inBody() bool { return r.phase > readHeader }
 
-// begun tells that something of the response has come.
-func (r *response) begun() bool { return r.phase != readStatus || r.head > 0 || r.lineLen > 0 }
-
 // persistent tells whether the server means to keep the connection.
 func (r *response) persistent() bool {
 	return !r.saysClose && (r.http11 || r.saysKeepAlive)
