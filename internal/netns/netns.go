@@ -357,6 +357,13 @@ func onNewThread(fn func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread never ends: it would keep what fn did, and with it
+			// /proc/self. While this goroutine holds it, fn gets another one.
+			defer runtime.UnlockOSThread()
+			done <- onNewThread(fn)
+			return
+		}
 		done <- fn()
 	}()
 	return <-done

@@ -83,3 +83,23 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 }
+
+// The process's first thread, which /proc/self shows, never ends: a namespace
+// made on it would stay with the process and be taken for its own.
+func TestCreateSparesTheFirstThread(t *testing.T) {
+	ktest.Root(t)
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 50 { // which thread a goroutine gets is up to the scheduler
+		h, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Close()
+		if now, err := os.Readlink("/proc/self/ns/net"); err != nil || now != own {
+			t.Fatalf("the process is in %s now, it was in %s (%v)", now, own, err)
+		}
+	}
+}
