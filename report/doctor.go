@@ -247,6 +247,7 @@ func nothingWrong(s *snapshot.Snapshot) string {
 	add(s.Counters != nil, "the stack's counters")
 	add(s.Sysctls != nil, "%s", plural(len(s.Sysctls), "setting"))
 	add(s.Chains != nil, "%s of rules", plural(len(s.Chains), "chain"))
+	add(s.Hooks != nil, "%s", plural(len(s.Hooks), "netfilter hook"))
 	add(s.Interfaces != nil, "%s", plural(len(s.Interfaces), "interface"))
 	add(s.Listeners != nil, "%s", plural(len(s.Listeners), "listening socket"))
 	add(s.CPUs != nil, "%s", plural(len(s.CPUs), "processor"))

@@ -37,7 +37,11 @@ waste. With a finding of warning or above the exit code is 3.
 What it can't see, for lack of root, of BPF or of a part of the kernel, costs
 that part of the answer; the end of the output lists it. With --save the facts
 go to a file, which --from judges anywhere: send it with a bug report (it holds
-host name, addresses, settings and rules' names, no packet's content).`,
+host name, addresses, settings and names of rules, no packet's content).
+
+JSON: kernel, hostname, netns, taken_at, window_s; capabilities, a list of {name,
+ok, reason, costs}; findings, a list of {code, severity, title, evidence: [{what,
+value, source}], why, remedy, verify, settings, consequences}.`,
 		Example: `  natkit doctor
   natkit doctor --for 1m -o json
   natkit doctor --netns blue
