@@ -82,12 +82,7 @@ func judgeMTU(f facts) *verdict {
 			f.run("nft " + quote("add chain ip natkit-mss forward { type filter hook forward priority mangle; }")),
 			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" oifname ", out), mtu-headers))),
 			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" iifname ", out), mtu-headers))),
-			"# connections that exist keep their size; for other protocols than TCP give the inside networks this MTU:",
-		}
-		for _, l := range f.links() {
-			if l.MTU > mtu && len(l.Addresses) > 0 {
-				v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("ip link set %s mtu %d", quote(l.Name), mtu)))
-			}
+			"# connections that exist keep their size. Other protocols than TCP need the ICMP messages: let type 3 code 4 pass every firewall on the way",
 		}
 	} else {
 		v.Remedy = []string{"# all interfaces have the same MTU, so a route has a smaller one; see which:", f.run("ip route show table all"), f.natkit("drops --for 10s")}

@@ -63,38 +63,29 @@ type FaultOptions struct {
 	Progress func(what string, part float64)
 }
 
-// FaultResult is a scenario from beginning to end.
-type FaultResult struct {
-	Code  string      `json:"code"`
-	Note  string      `json:"note,omitempty"`
-	Steps []FaultStep `json:"steps"` // healthy, broken, cured
-}
-
 // FaultStep is one state of the lab and what the doctor says about it.
 type FaultStep struct {
-	Name     string             `json:"name"`
-	What     string             `json:"what"`
-	Commands []string           `json:"commands,omitempty"` // of the finding's remedy, as they were run
-	Netns    string             `json:"netns"`              // where the doctor looked
-	Findings []diagnose.Finding `json:"findings"`
-	Facts    *snapshot.Snapshot `json:"-"` // what the findings rest on
+	Name     string // healthy, broken, cured
+	What     string
+	Commands []string           // of the finding's remedy, as they were run
+	Facts    *snapshot.Snapshot // what the findings rest on
+	Findings []diagnose.Finding
 }
 
-// Run plays the scenario in a lab of its own, which is gone when it returns. The
-// result holds the steps that were played. It is an error when the doctor does
-// not say what it should: nothing of severity warning or above about the first
-// and the last step, the fault's own code first about the second.
-func (f Fault) Run(ctx context.Context, o FaultOptions) (res *FaultResult, err error) {
+// Run plays the scenario in a lab of its own, which is gone when it returns, and
+// returns the steps that were played. It is an error when the doctor does not say
+// what it should: nothing of severity warning or above about the first and the
+// last step, the fault's own code first about the second.
+func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err error) {
 	if o.Window == 0 {
 		o.Window = 2 * time.Second
 	}
 	if o.Progress == nil {
 		o.Progress = func(string, float64) {}
 	}
-	res = &FaultResult{Code: f.Code, Note: f.Note, Steps: []FaultStep{}}
 	l, err := lab.Up(ctx, f.topology, lab.Options{Owned: true})
 	if err != nil {
-		return res, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Down()) }()
 	if o.Begin != nil {
@@ -103,33 +94,38 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (res *FaultResult, err e
 	s := &scene{lab: l, watched: l.NATNode(), options: o}
 	defer s.close()
 
-	healthy, err := s.step(ctx, "healthy", f.Healthy, f.healthy)
-	if err != nil {
-		return res, err
+	play := func(name, what string, change func(context.Context, *scene) error) (*FaultStep, error) {
+		step, err := s.step(ctx, name, what, change)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		steps = append(steps, *step)
+		return step, nil
 	}
-	res.Steps = append(res.Steps, *healthy)
+	healthy, err := play("healthy", f.Healthy, f.healthy)
+	if err != nil {
+		return steps, err
+	}
 	if wrong, ok := alarm(healthy); ok {
-		return res, fmt.Errorf("the doctor found %s where nothing is wrong", wrong)
+		return steps, fmt.Errorf("the doctor found %s where nothing is wrong", wrong)
 	}
-	broken, err := s.step(ctx, "broken", f.Broken, f.broken)
+	broken, err := play("broken", f.Broken, f.broken)
 	if err != nil {
-		return res, err
+		return steps, err
 	}
-	res.Steps = append(res.Steps, *broken)
 	if len(broken.Findings) == 0 || broken.Findings[0].Code != f.Code {
-		return res, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, codes(broken.Findings))
+		return steps, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, codes(broken.Findings))
 	}
-	cured, err := s.step(ctx, "cured", f.Cured, func(ctx context.Context, s *scene) error {
+	cured, err := play("cured", f.Cured, func(ctx context.Context, s *scene) error {
 		return f.cure(ctx, s, broken.Findings[0])
 	})
 	if err != nil {
-		return res, err
+		return steps, err
 	}
-	res.Steps = append(res.Steps, *cured)
 	if wrong, ok := alarm(cured); ok {
-		return res, fmt.Errorf("the doctor still found %s after the cure", wrong)
+		return steps, fmt.Errorf("the doctor still found %s after the cure", wrong)
 	}
-	return res, nil
+	return steps, nil
 }
 
 // alarm is the first finding of severity warning or above, which come first.
@@ -176,14 +172,13 @@ func (s *scene) step(ctx context.Context, name, what string, change func(context
 	s.options.Progress(what, 0)
 	s.commands = nil
 	if err := change(ctx, s); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, err
 	}
 	facts, err := s.watch(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, err
 	}
-	step := &FaultStep{Name: name, What: what, Commands: s.commands, Netns: s.watched.Netns,
-		Findings: append([]diagnose.Finding{}, diagnose.Judge(facts)...), Facts: facts}
+	step := &FaultStep{Name: name, What: what, Commands: s.commands, Facts: facts, Findings: diagnose.Judge(facts)}
 	if s.options.Step != nil {
 		s.options.Step(step)
 	}

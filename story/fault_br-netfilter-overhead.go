@@ -12,8 +12,8 @@ import (
 
 var brNetfilterFault = Fault{
 	Code:    "br-netfilter-overhead",
-	Healthy: "a published port with little traffic: br_netfilter is on, and costs nothing worth a word",
-	Broken:  "the same port with a thousand requests a second",
+	Healthy: "a published port gets twenty requests a second: br_netfilter is on, and costs nothing worth a word",
+	Broken:  "a published port gets a thousand requests a second, and bridged frames go through the IP packet filter",
 	Cured:   "bridged frames no longer go through the IP packet filter",
 
 	topology: "published",

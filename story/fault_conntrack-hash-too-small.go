@@ -18,9 +18,9 @@ const smallHash = 4096
 
 var hashFault = Fault{
 	Code:    "conntrack-hash-too-small",
-	Healthy: "a gateway with web traffic and a tenth of its table in use, judged with the hash that this host has",
-	Broken:  fmt.Sprintf("the same, judged as if the hash had %d buckets", smallHash),
-	Cured:   "the same, judged with the number of buckets that the finding asks for",
+	Healthy: "web traffic through a gateway with a tenth of its table in use, judged with the hash that this host has",
+	Broken:  fmt.Sprintf("the same facts, judged as if the hash had %d buckets", smallHash),
+	Cured:   "the same facts, judged with the number of buckets that the finding asks for",
 	Note: "the hash is one for the whole host, so that it is not touched: the doctor is given what it read with another number of buckets, " +
 		"and the cure is shown, not run",
 

@@ -12,8 +12,8 @@ import (
 
 var tableFullFault = Fault{
 	Code:    "conntrack-table-full",
-	Healthy: "a gateway with web traffic, its connection tracking table half full of established connections",
-	Broken:  "the same, with 100 places left in the table when the traffic begins",
+	Healthy: "web traffic through a gateway whose connection tracking table is half full of established connections",
+	Broken:  "the table has 100 places left when the traffic begins",
 	Cured:   "the connections that fill the table are broken, as the finding proposes; nf_conntrack_max is left alone because it is one limit for the whole host",
 	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
 

@@ -12,8 +12,8 @@ import (
 
 var tableNearlyFullFault = Fault{
 	Code:    "conntrack-table-nearly-full",
-	Healthy: "a gateway with web traffic, its connection tracking table half full",
-	Broken:  "the same, with the table 92 % full: nothing is lost yet",
+	Healthy: "web traffic through a gateway whose connection tracking table is half full",
+	Broken:  "the table is 92 % full, and nothing is lost yet",
 	Cured:   "the connections that fill the table are broken, as the finding proposes",
 	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
 

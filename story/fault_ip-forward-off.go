@@ -10,8 +10,8 @@ import (
 
 var ipForwardFault = Fault{
 	Code:    "ip-forward-off",
-	Healthy: "the web server behind the gateway: a host with forwarding off, as hosts have it",
-	Broken:  "the gateway with forwarding off",
+	Healthy: "the doctor looks at the web server behind the gateway: a host with forwarding off, as hosts have it",
+	Broken:  "forwarding is off on the gateway",
 	Cured:   "forwarding is switched on",
 
 	topology: "routed",

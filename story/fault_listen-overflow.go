@@ -15,7 +15,7 @@ import (
 var listenFault = Fault{
 	Code:    "listen-overflow",
 	Healthy: "a web server with a long accept queue takes 300 connections at a time",
-	Broken:  "the same server restarted with room for one waiting connection",
+	Broken:  "the web server is started with room for one waiting connection, and 300 come at a time",
 	Cured:   "the server is started again with a backlog as the finding proposes",
 
 	topology: "routed",

@@ -19,7 +19,7 @@ var otherway = netip.MustParsePrefix("10.99.0.1/32")
 
 var rpFilterFault = Fault{
 	Code:    "rp-filter-drop",
-	Healthy: "a gateway with strict reverse-path filtering and symmetric routes",
+	Healthy: "the gateway filters strictly by reverse path, and routes are symmetric",
 	Broken:  "the client sends from an address whose way back leads by the gateway's other interface",
 	Cured:   "filtering is made loose on that interface",
 

@@ -14,7 +14,7 @@ import (
 var snatPortsFault = Fault{
 	Code:    "snat-ports-exhausted",
 	Healthy: "twenty programs of the client send to one port of the server through masquerading",
-	Broken:  "the same, with source translation restricted to four ports",
+	Broken:  "the rule that translates twenty flows to one destination allows four ports",
 	Cured:   "a rule before it allows all ports",
 
 	topology: "routed",

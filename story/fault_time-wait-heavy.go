@@ -11,8 +11,8 @@ import (
 
 var timeWaitFault = Fault{
 	Code:    "time-wait-heavy",
-	Healthy: "a gateway whose table holds nearly only connections that are over, and has plenty of room",
-	Broken:  "the same with over two fifths of the table taken by connections that are over",
+	Healthy: "nearly all entries of the gateway's table are connections that are over, and it has plenty of room",
+	Broken:  "connections that are over take more than two fifths of the table",
 	Cured:   "their time-out is shortened and those that are there are removed",
 	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
 

@@ -10,8 +10,8 @@ import (
 
 var unrepliedFault = Fault{
 	Code:    "unreplied-flood",
-	Healthy: "a client that sends to a few hundred ports that nobody answers at, as a monitor does",
-	Broken:  "the client scans: ten thousand ports, none of which answers",
+	Healthy: "a client sends to a few hundred ports where nobody answers, as a monitor does",
+	Broken:  "a client scans ten thousand ports, and none answers",
 	Cured:   "the gateway lets few of the client's packets come so far that they cost an entry, and drops the entries there are",
 
 	topology: "routed",

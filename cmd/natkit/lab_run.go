@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"natkit/report"
+	"natkit/story"
+)
+
+func newLabRunCommand(e *env) *cobra.Command {
+	var o story.FaultOptions
+	list := false
+	faults := story.Faults()
+	var codes []string
+	for _, f := range faults {
+		codes = append(codes, f.Code)
+	}
+	cmd := &cobra.Command{
+		Use:   "run [flags] CODE",
+		Short: "Make a fault in a lab, have the doctor find it, cure it",
+		Long: `Make one of the faults that the doctor knows, in a lab of its own, in three steps:
+something that looks like the fault and is healthy, the fault, and the cure that
+the doctor's finding gives, run as it stands there. After each step the doctor
+watches and says what it finds. The lab is gone afterwards.
+
+CODE is a finding's code: ` + strings.Join(codes, ", ") + `.
+
+The exit code is 0 when the doctor was silent about the first and the last step
+and named the fault first in between.`,
+		Example: `  natkit lab run --list
+  natkit lab run conntrack-table-full
+  natkit lab run mtu-drop -o json`,
+		ValidArgs: codes,
+	}
+	cmd.Flags().BoolVar(&list, "list", false, "show the faults there are, and make none")
+	cmd.Flags().DurationVar(&o.Window, "for", 2*time.Second, "how long the doctor watches after each step")
+	out := outputFlag(cmd)
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if list != (len(args) == 0) || len(args) > 1 {
+			return usagef("want one code, or --list (see %s --help)", cmd.CommandPath())
+		}
+		return nil
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if list {
+			if *out == "json" {
+				return report.JSON(e.stdout, report.Faults(faults))
+			}
+			return report.FaultList(e.stdout, faults)
+		}
+		i := slices.Index(codes, args[0])
+		if i < 0 {
+			return usagef("code %q: want one of %s", args[0], strings.Join(codes, ", "))
+		}
+		if o.Window <= 0 {
+			return usagef("--for %v: want a time above zero", o.Window)
+		}
+		if os.Geteuid() != 0 {
+			return errors.New("a lab needs root: it makes network namespaces (sudo natkit lab run " + args[0] + ")")
+		}
+		line := newProgressLine(e)
+		o.Progress = func(what string, part float64) { line.show("%3.0f %% %s", 100*part, what) }
+		text := &report.FaultText{W: e.stdout, Color: colored(e.stdout)}
+		var broken error // the output, gone
+		if *out != "json" {
+			o.Begin = func(drawing string, notes []string) {
+				broken = errors.Join(broken, text.Begin(faults[i], drawing, notes))
+			}
+			o.Step = func(s *story.FaultStep) {
+				line.clear()
+				broken = errors.Join(broken, text.Step(s))
+			}
+		}
+		steps, err := faults[i].Run(cmd.Context(), o)
+		line.clear()
+		if *out == "json" {
+			broken = report.JSON(e.stdout, report.Fault(faults[i], steps, err))
+		}
+		return errors.Join(err, broken)
+	}
+	return cmd
+}
