@@ -36,6 +36,11 @@ func TestTallyAgainstMap(t *testing.T) {
 				unreplied[key]++
 			}
 		}
+		for i := range tally.heap {
+			if up := tally.heap[max(i-1, 0)/2]; tally.rows[up].count > tally.rows[tally.heap[i]].count {
+				t.Fatalf("limit %d: the rarest is not on top of the heap", tt.limit)
+			}
+		}
 		rows := tally.top(tt.limit+1, func(a, b int) int { return cmp.Compare(a, b) })
 		if len(rows) > tt.limit {
 			t.Fatalf("%d rows, limit %d", len(rows), tt.limit)
