@@ -29,4 +29,4 @@ for program in "$clang" "$strip"; do
 done
 
 exec go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc "$clang" -strip "$strip" \
-    -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror -nostdinc -I$bpf/include -fdebug-prefix-map=$bpf=bpf" "$@"
+    -cflags "-O2 -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -nostdinc -I$bpf/include -fdebug-prefix-map=$bpf=bpf" "$@"

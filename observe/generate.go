@@ -6,3 +6,4 @@ package observe
 // their source.
 //go:generate ../bpf/generate.sh -type drop_class -type drop_slot drops ../bpf/trace/drops.bpf.c
 //go:generate ../bpf/generate.sh -type profile_sample profile ../bpf/trace/profile.bpf.c
+//go:generate ../bpf/generate.sh hooks ../bpf/trace/hooks.bpf.c

@@ -218,9 +218,12 @@ type Hook struct {
 	Hook     string `json:"hook"`   // prerouting, input, forward, output, postrouting, ingress, egress
 	Priority int    `json:"priority"`
 	Function string `json:"function"`
-	Owner    string `json:"owner,omitempty"`  // nf_tables, bpf, flowtable, ""
+	Owner    string `json:"owner,omitempty"`  // nf_tables, iptables, bpf, flowtable, ""
 	Device   string `json:"device,omitempty"` // netdev family
 	Chain    string `json:"chain,omitempty"`  // "table/chain" where it can be told
+	// Via is the function on the hook that calls this one, which is not on the hook
+	// itself: the chains that the NAT core asks about the first packet of a flow.
+	Via string `json:"via,omitempty"`
 }
 
 // Chain is one chain of a packet filter, nftables' own or an iptables back end's.

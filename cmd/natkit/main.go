@@ -102,6 +102,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 	root.AddCommand(
 		newDemoCommand(e),
 		newDropsCommand(e),
+		newHooksCommand(e),
 		newProfileCommand(e),
 		newConntrackCommand(e),
 		newBenchCommand(e),
