@@ -25,7 +25,8 @@ nothing from the host and change nothing on it, and are gone without a trace
 after "natkit lab down".`,
 		Example: `  natkit lab up published
   natkit lab exec published client -- curl http://192.168.0.96:8080/
-  natkit lab down published`,
+  natkit lab down published
+  natkit lab run mtu-drop`,
 		Args: noArgs,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if e.netns != "" {
@@ -40,6 +41,7 @@ after "natkit lab down".`,
 		newLabDownCommand(e),
 		newLabListCommand(e),
 		newLabExecCommand(e),
+		newLabRunCommand(e),
 		newLabServeCommand(),
 	)
 	return cmd
