@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 
+	"natkit/observe"
 	"natkit/snapshot"
 	"natkit/story"
 )
@@ -71,10 +72,13 @@ func (t *DemoText) Progress(what string, part float64) {
 	}
 }
 
-const factRows = 6
+const (
+	factRows = 6
+	hookRoot = "nf_hook_slow" // calls the functions registered on a hook, one after the other
+)
 
 // Facts shows the steps of the diagnosis, each with the command that shows more.
-func (t *DemoText) Facts(s *snapshot.Snapshot) {
+func (t *DemoText) Facts(s *snapshot.Snapshot, prof *observe.Profile) {
 	p := t.page()
 	step := func(what, command string) {
 		p.b.WriteString("\n  " + p.style(cyan, what) + "   $ " + command + "\n")
@@ -91,6 +95,17 @@ func (t *DemoText) Facts(s *snapshot.Snapshot) {
 		}
 		if rows == 0 {
 			p.text("    ", "    ", "none")
+		}
+	}
+	if prof != nil {
+		below := NewProfile(prof, hookRoot)
+		step(fmt.Sprintf("Kernel time in netfilter's hooks: %.0f %% of the kernel's", percent(below.Samples.Root, below.Samples.Kernel)),
+			"natkit profile --for 10s")
+		for i, c := range below.Called {
+			if i == factRows {
+				break
+			}
+			p.b.WriteString(fmt.Sprintf("  %7.1f %%  %s\n", 100*c.Share, c.Function))
 		}
 	}
 	if len(s.Hooks) > 0 {

@@ -22,6 +22,7 @@ import (
 	"natkit/internal/netns"
 	"natkit/lab"
 	"natkit/nft"
+	"natkit/observe"
 	"natkit/probe"
 	"natkit/snapshot"
 	"natkit/tune"
@@ -58,8 +59,9 @@ type Teller interface {
 	Say(format string, args ...any)
 	// Progress replaces itself; part is 0 to 1.
 	Progress(what string, part float64)
-	// Facts shows what the diagnosis looked at before the doctor spoke.
-	Facts(s *snapshot.Snapshot)
+	// Facts shows what the diagnosis looked at before the doctor spoke; p is nil
+	// where this kernel's stacks can't be sampled.
+	Facts(s *snapshot.Snapshot, p *observe.Profile)
 	// Done ends the act: its figures are in.
 	Done(act *DemoAct)
 }
@@ -324,12 +326,23 @@ func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
 		_, err := quiet.load(loading, d.lab.URL(), d.lab.ServerNode(), 4*watchTime)
 		ended <- err
 	}()
+	profiled := make(chan *observe.Profile, 1)
+	go func() {
+		// Without a profile the rest of the diagnosis goes on.
+		p, err := observe.TakeProfile(ctx, observe.ProfileOptions{For: watchTime})
+		if err != nil {
+			p = nil
+		}
+		profiled <- p
+	}()
+
 	node := d.lab.NATNode()
 	var err error
 	d.facts, err = probe.Take(ctx, probe.Options{
 		Netns: node.Handle(), Window: watchTime, Dump: true,
 		Progress: func(what string, part float64) { d.o.Tell.Progress(what, part) },
 	})
+	profile := <-profiled
 	stop()
 	if lerr := <-ended; lerr != nil && loading.Err() == nil {
 		err = errors.Join(err, lerr)
@@ -339,19 +352,19 @@ func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
 	}
 	d.found = diagnose.Judge(d.facts)
 	a.Facts, a.Findings = d.facts, d.found
-	d.o.Tell.Facts(d.facts)
+	d.o.Tell.Facts(d.facts, profile)
 	return nil
 }
 
 // silent is for a load that runs beside something else.
 type silent struct{}
 
-func (silent) Begin(*DemoResult, string, string) {}
-func (silent) Act(*DemoAct)                      {}
-func (silent) Say(string, ...any)                {}
-func (silent) Progress(string, float64)          {}
-func (silent) Facts(*snapshot.Snapshot)          {}
-func (silent) Done(*DemoAct)                     {}
+func (silent) Begin(*DemoResult, string, string)          {}
+func (silent) Act(*DemoAct)                               {}
+func (silent) Say(string, ...any)                         {}
+func (silent) Progress(string, float64)                   {}
+func (silent) Facts(*snapshot.Snapshot, *observe.Profile) {}
+func (silent) Done(*DemoAct)                              {}
 
 // fault is a way to make the published port collapse.
 type fault struct {
