@@ -38,12 +38,17 @@ const (
 // It returns when ctx ends, or with the reason why it does not serve; that has
 // been told to the parent already.
 func Serve(ctx context.Context, args []string) error {
-	unix.CloseOnExec(goPipe)
-	unix.CloseOnExec(statusPipe)
+	for _, fd := range []int{goPipe, statusPipe} {
+		var st unix.Stat_t
+		if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
+			return errors.New("serve: this is for natkit lab up to run, not for people")
+		}
+		unix.CloseOnExec(fd)
+	}
 	goahead, status := os.NewFile(goPipe, "go"), os.NewFile(statusPipe, "status")
 	var word [1]byte
 	if _, err := io.ReadFull(goahead, word[:]); err != nil {
-		return errors.New("this command is run by natkit lab up alone")
+		return errors.New("serve: natkit lab up ended before it said to go")
 	}
 	goahead.Close()
 	err := func() error {
