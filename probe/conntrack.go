@@ -177,7 +177,7 @@ func askConntrackStats(v *view) ([]map[string]uint64, error) {
 	if _, err := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil {
 		return nil, errNoConntrack
 	}
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &largeMessages)
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter socket: %w", err)
 	}

@@ -89,7 +89,7 @@ const (
 )
 
 func readListeners() ([]listener, error) {
-	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
+	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &largeMessages)
 	if err != nil {
 		return nil, fmt.Errorf("open socket diagnosis: %w", err)
 	}

@@ -69,7 +69,7 @@ func readNFTables(v *view) ([]snapshot.Chain, error) {
 	if !v.loaded("nf_tables") {
 		return nil, nil // and asking would load it
 	}
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &largeMessages)
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter socket: %w", err)
 	}
@@ -126,6 +126,10 @@ func whole(list func() error) error {
 	}
 	return err
 }
+
+// largeMessages lets the kernel answer in messages of 32 KiB, the most it makes,
+// and not of 4: each one begins with a walk to where the one before ended.
+var largeMessages = netlink.Config{MessageBufferSize: 64 << 10}
 
 type nftKey struct {
 	family      uint8

@@ -70,6 +70,7 @@ func sources(ctx context.Context, opts Options) []source {
 		kernelLog(),
 		drops(opts),
 		listeners(),
+		hooks(opts),
 		conntrackTable(ctx, opts),
 		conntrackMemory(),
 		sysctls(),

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"natkit/observe"
+	"natkit/snapshot"
+)
+
+// hooks reads which functions a packet of the namespace walks through.
+func hooks(opts Options) source {
+	return source{
+		name:  snapshot.CanHooks,
+		costs: "what each packet walks through, asked for or not, is not told",
+		live:  true,
+		end: func(_ *view, s *snapshot.Snapshot) (err error) {
+			s.Hooks, err = observe.Hooks(opts.Netns)
+			return err
+		},
+	}
+}
