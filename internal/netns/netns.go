@@ -308,7 +308,13 @@ func List() ([]Named, error) {
 	}
 	var out []Named
 	for _, e := range entries {
-		if ino := inodeOf(filepath.Join(Dir, e.Name())); ino != 0 {
+		// A plain file is one being made, or what a reboot left of one.
+		path := filepath.Join(Dir, e.Name())
+		var fs unix.Statfs_t
+		if unix.Statfs(path, &fs) != nil || fs.Type != unix.NSFS_MAGIC {
+			continue
+		}
+		if ino := inodeOf(path); ino != 0 {
 			out = append(out, Named{Name: e.Name(), Inode: ino})
 		}
 	}

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
@@ -100,6 +103,116 @@ func TestCreateSparesTheFirstThread(t *testing.T) {
 		h.Close()
 		if now, err := os.Readlink("/proc/self/ns/net"); err != nil || now != own {
 			t.Fatalf("the process is in %s now, it was in %s (%v)", now, own, err)
+		}
+	}
+}
+
+// What Pin makes Unpin takes back, at whatever moment Pin was killed; what is
+// somebody else's it leaves.
+func TestPinUnpin(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	id, err := h.ID()
+	if err != nil || id.Inode != h.Inode() {
+		t.Fatalf("ID %+v, %v, want inode %d", id, err, h.Inode())
+	}
+	name := ktest.Name(t)
+	path := filepath.Join(netns.Dir, name)
+	draft := fmt.Sprintf("%s/.natkit-%d", netns.Dir, id.Inode)
+	t.Cleanup(func() {
+		netns.Delete(name)
+		os.Remove(draft)
+	})
+	exists := func(path string) bool { _, err := os.Lstat(path); return err == nil }
+	touch := func(path string) {
+		t.Helper()
+		if err := os.WriteFile(path, nil, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		moment string
+		make   func() error
+		stays  bool
+	}{
+		{"not begun", func() error { return nil }, false},
+		{"drafted", func() error { touch(draft); return nil }, false},
+		{"linked", func() error { touch(draft); return os.Link(draft, path) }, false},
+		{"mounted", func() error {
+			touch(draft)
+			if err := os.Link(draft, path); err != nil {
+				return err
+			}
+			return unix.Mount(fmt.Sprintf("/proc/self/fd/%d", h.Fd()), path, "none", unix.MS_BIND, "")
+		}, false},
+		{"done", func() error { return h.Pin(name) }, false},
+		{"done, with the draft of one killed before", func() error { touch(draft); return h.Pin(name) }, false},
+		{"drafted, and another makes the name", func() error { touch(draft); touch(path); return nil }, true},
+		{"another namespace has the name", func() error {
+			other, err := netns.Create(name)
+			if err == nil {
+				err = other.Close()
+			}
+			return err
+		}, true},
+	} {
+		t.Run(c.moment, func(t *testing.T) {
+			if err := c.make(); err != nil {
+				t.Fatal(err)
+			}
+			if err := netns.Unpin(name, id); err != nil {
+				t.Fatal(err)
+			}
+			if exists(path) != c.stays || exists(draft) {
+				t.Errorf("name stays: %v, want %v; draft stays: %v", exists(path), c.stays, exists(draft))
+			}
+			if err := netns.Delete(name); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+
+	// The same inode number with another cookie is a later namespace.
+	if err := h.Pin(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Pin(name); !errors.Is(err, os.ErrExist) {
+		t.Errorf("second Pin: %v, want os.ErrExist", err)
+	}
+	if id.Cookie != 0 {
+		later := id
+		later.Cookie++
+		if err := netns.Unpin(name, later); err != nil || !exists(path) {
+			t.Errorf("Unpin of another namespace with the same inode: %v, name stays: %v", err, exists(path))
+		}
+	}
+}
+
+func TestListPassesOverPlainFiles(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.Create(ktest.Name(t)) // so that the directory is there
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete(h.Name())
+	defer h.Close()
+	plain := ktest.Name(t)
+	path := filepath.Join(netns.Dir, plain)
+	if err := os.WriteFile(path, nil, 0o444); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(path)
+	list, err := netns.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range list {
+		if n.Name == plain {
+			t.Errorf("a plain file is listed as namespace %d", n.Inode)
 		}
 	}
 }
