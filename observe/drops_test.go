@@ -5,11 +5,14 @@ package observe
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +21,7 @@ import (
 
 	"natkit/conntrack"
 	"natkit/internal/ktest"
+	"natkit/internal/netns"
 	"natkit/lab"
 	"natkit/snapshot"
 )
@@ -428,5 +432,192 @@ func fill(t testing.TB, node *lab.Node) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A reader that empties the windows all the time neither loses a drop nor counts
+// one twice while a flood goes on: the rule's own counter agrees.
+func TestDropsAreCountedOnce(t *testing.T) {
+	l := routed(t, lab.RulesNone)
+	gateway := l.NATNode()
+	run(t, gateway, "nft -f -", "table ip t {\ncounter refused { }\nchain c {\ntype filter hook prerouting priority -300;\nudp dport 9 counter name refused drop\n}\n}\n")
+	d, err := OpenDrops(DropOptions{Netns: gateway.Handle().Inode()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	stop := make(chan struct{})
+	var senders sync.WaitGroup
+	for port := range 2 {
+		senders.Go(func() {
+			flood(t, l.Node(lab.RoleClient).Handle(), &unix.SockaddrInet4{Port: 9, Addr: [4]byte{10, 1, 0, byte(2 + port)}}, stop)
+		})
+	}
+	counted, lost := uint64(0), uint64(0)
+	read := func() uint64 {
+		got, err := d.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := uint64(0)
+		for _, row := range got.Rows {
+			if row.Reason == "NETFILTER_DROP" {
+				n += row.Count
+			}
+		}
+		counted += n
+		lost += got.LostEvents
+		return n
+	}
+	busy := 0
+	for end := time.Now().Add(20 * time.Second); busy < 20 && time.Now().Before(end); {
+		if read() > 0 {
+			busy++
+		}
+	}
+	close(stop)
+	senders.Wait()
+	ktest.Wait(t, 10*time.Second, "end of the flood", func() bool { return read() == 0 })
+	want := nftCounter(t, gateway)
+	t.Logf("%d counted in %d windows, %d lost", counted, busy, lost)
+	// Lost are events of any kind; of these drops none may be missing without it.
+	if counted > want || counted+lost < want || busy < 20 {
+		t.Errorf("%d drops in %d windows and %d lost, the rule counted %d", counted, busy, lost, want)
+	}
+}
+
+// nftCounter reads the counter "refused" of table t.
+func nftCounter(t testing.TB, node *lab.Node) (packets uint64) {
+	t.Helper()
+	ktest.Tool(t, "nft")
+	err := node.Do(func() error {
+		out, err := exec.Command("nft", "list", "counter", "ip", "t", "refused").Output()
+		if err != nil {
+			return err
+		}
+		_, after, _ := strings.Cut(string(out), "packets ")
+		_, err = fmt.Sscan(after, &packets)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packets
+}
+
+// More different keys than there is room for: those without room are counted as
+// lost, and the others are right.
+func TestDropsWithoutRoom(t *testing.T) {
+	const devices = 150
+	ktest.Root(t)
+	name := ktest.Name(t)
+	ns, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete(name)
+	defer ns.Close()
+	addr := func(i, host int) string { return fmt.Sprintf("10.%d.%d.%d", 100+i/200, i%200, host) }
+	err = ns.Do(func() error {
+		// IPv6 would send, and lose, packets of its own.
+		err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		for i := range devices {
+			name := fmt.Sprintf("d%d", i)
+			if i%2 == 0 {
+				pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: fmt.Sprintf("d%d", i+1)}
+				if err := netlink.LinkAdd(pair); err != nil {
+					return err
+				}
+			}
+			dev, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			a, err := netlink.ParseAddr(addr(i, 1) + "/24")
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(netlink.AddrAdd(dev, a), netlink.LinkSetUp(dev)); err != nil {
+				return err
+			}
+		}
+		cmd := exec.Command(ktest.Tool(t, "nft"), "-f", "-")
+		cmd.Stdin = strings.NewReader("table ip t {\nchain c {\ntype filter hook postrouting priority 0;\nudp dport 9 drop\n}\n}\n")
+		return cmd.Run()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := OpenDrops(DropOptions{Netns: ns.Inode(), maxKeys: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for window := range 2 {
+		err = ns.Do(func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			for i := range devices {
+				to := &unix.SockaddrInet4{Port: 9, Addr: netip.MustParseAddr(addr(i, 2)).As4()}
+				if err := unix.Sendto(fd, []byte("x"), 0, to); !errors.Is(err, unix.EPERM) {
+					return fmt.Errorf("send to %v: %v, want it refused", to.Addr, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := d.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := 0
+		for _, row := range got.Rows {
+			if row.Reason != "NETFILTER_DROP" {
+				continue
+			}
+			rows++
+			if row.Count != 1 || !strings.HasPrefix(row.Interface, "d") {
+				t.Errorf("window %d: row %+v, want one drop on its own device", window, row)
+			}
+		}
+		if got.LostEvents == 0 || rows+int(got.LostEvents) != devices {
+			t.Errorf("window %d: %d rows and %d lost, want %d together and some of both", window, rows, got.LostEvents, devices)
+		}
+	}
+}
+
+// With stacks each row shows how the packet came to its end, from the function
+// that dropped it outwards.
+func TestDropStacks(t *testing.T) {
+	const n = 5
+	l := routed(t, lab.RulesNone)
+	run(t, l.NATNode(), "nft -f -", "table ip t {\nchain c {\ntype filter hook forward priority 0;\nudp dport 9 drop\n}\n}\n")
+	d, err := OpenDrops(DropOptions{Stacks: true}) // of all namespaces
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	datagrams{count: n, to: "10.1.0.2:9"}.send(t, l.Node(lab.RoleClient))
+	row := collect(t, d, n, "by the rule", func(row snapshot.Drop) bool {
+		return row.Netns == l.NATNode().Handle().Inode() && row.Cause == snapshot.CauseRule
+	})
+	sum := uint64(0)
+	for _, stack := range row.Stacks {
+		sum += stack.Count
+		if frames := strings.Join(stack.Frames, " "); stack.Frames[0] != row.Location || !strings.Contains(frames, " nf_hook_slow+") ||
+			!strings.Contains(frames, " ip_forward+") {
+			t.Errorf("stack %q, want from %s by nf_hook_slow and ip_forward", stack.Frames, row.Location)
+		}
+	}
+	if sum == 0 || sum > n {
+		t.Errorf("stacks of %d drops, want of %d", sum, n)
 	}
 }
