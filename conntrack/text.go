@@ -209,8 +209,8 @@ func (f *Flow) parseText(line []byte) error {
 }
 
 // commonTuple reads a whole tuple of the form that nearly all have,
-// "src=A dst=A sport=N dport=N " with IPv4 addresses, and returns its length. It
-// returns 0, and has read nothing, for any other; textField reads those.
+// "src=A dst=A sport=N dport=N ", and returns its length. It returns 0, and has
+// read nothing, for any other; textField reads those.
 func (f *Flow) commonTuple(b []byte, seen *seenFields) int {
 	dir, to := 0, &f.Orig
 	if seen.src[0] {
@@ -221,12 +221,12 @@ func (f *Flow) commonTuple(b []byte, seen *seenFields) int {
 	}
 	var t Tuple
 	rest := b[4:]
-	src, n := address4(rest)
+	src, n := addressPrefix(rest)
 	if n == 0 || !hasKey(rest, n, " dst=") {
 		return 0
 	}
 	rest = rest[n+5:]
-	dst, n := address4(rest)
+	dst, n := addressPrefix(rest)
 	if n == 0 || !hasKey(rest, n, " sport=") {
 		return 0
 	}
@@ -240,7 +240,7 @@ func (f *Flow) commonTuple(b []byte, seen *seenFields) int {
 	if n == 0 || n == len(rest) || rest[n] != ' ' {
 		return 0
 	}
-	t.Src, t.Dst, t.SrcPort, t.DstPort = netip.AddrFrom4(src), netip.AddrFrom4(dst), sport, dport
+	t.Src, t.Dst, t.SrcPort, t.DstPort = src, dst, sport, dport
 	*to = t
 	seen.reply = dir == 1
 	seen.src[dir], seen.dst[dir], seen.sport[dir], seen.dport[dir] = true, true, true, true
@@ -504,27 +504,93 @@ func hexadecimal(b []byte) (uint64, bool) {
 	}
 	var n uint64
 	for _, c := range b[2:] {
-		switch {
-		case c >= '0' && c <= '9':
-			n = n<<4 | uint64(c-'0')
-		case c >= 'a' && c <= 'f':
-			n = n<<4 | uint64(c-'a'+10)
-		default:
+		h := hexValue[c]
+		if h > 15 {
 			return 0, false
 		}
+		n = n<<4 | uint64(h)
 	}
 	return n, true
 }
 
 // address reads an address without a zone.
 func address(b []byte) (netip.Addr, bool) {
-	if a, n := address4(b); n > 0 && n == len(b) {
-		return netip.AddrFrom4(a), true
+	if a, n := addressPrefix(b); n > 0 && n == len(b) {
+		return a, true
 	}
 	a, err := netip.ParseAddr(stringOf(b))
 	// The error keeps the string, which is ours only for now: it is dropped here.
 	return a, err == nil && a.Is6() && a.Zone() == ""
 }
+
+// addressPrefix reads an address that b begins with, and returns its length; 0
+// when there is none. It leaves IPv6 with an IPv4 tail to netip.
+func addressPrefix(b []byte) (netip.Addr, int) {
+	if a, n := address4(b); n > 0 {
+		return netip.AddrFrom4(a), n
+	}
+	if a, n := address6(b); n > 0 {
+		return netip.AddrFrom16(a), n
+	}
+	return netip.Addr{}, 0
+}
+
+// address6 is address4 for IPv6.
+func address6(b []byte) (a [16]byte, n int) {
+	filled, gap := 0, -1 // bytes of a, and where among them the zeros of "::" belong
+	if len(b) >= 2 && b[0] == ':' && b[1] == ':' {
+		gap, n = 0, 2
+	}
+	for {
+		v, digits := uint16(0), 0
+		for ; n < len(b) && digits < 5 && hexValue[b[n]] < 16; n++ {
+			v = v<<4 | uint16(hexValue[b[n]])
+			digits++
+		}
+		if digits == 0 && gap == filled { // ends with "::"
+			break
+		}
+		if digits == 0 || digits > 4 {
+			return a, 0
+		}
+		a[filled], a[filled+1] = byte(v>>8), byte(v)
+		if filled += 2; filled == len(a) || n == len(b) || b[n] != ':' {
+			break
+		}
+		if n++; n < len(b) && b[n] == ':' {
+			if gap >= 0 {
+				return a, 0
+			}
+			gap = filled
+			n++
+		}
+	}
+	switch {
+	case n < len(b) && (b[n] == ':' || b[n] == '.'):
+		return a, 0
+	case gap < 0 && filled < len(a) || gap >= 0 && filled == len(a):
+		return a, 0
+	case gap >= 0:
+		tail := filled - gap
+		copy(a[len(a)-tail:], a[gap:filled])
+		clear(a[gap : len(a)-tail])
+	}
+	return a, n
+}
+
+// hexValue is what a hexadecimal digit is worth; above 15 for what is none.
+var hexValue = func() (v [256]uint8) {
+	for i := range v {
+		v[i] = 16
+	}
+	for i := range 10 {
+		v['0'+i] = uint8(i)
+	}
+	for i := range 6 {
+		v['a'+i], v['A'+i] = uint8(10+i), uint8(10+i)
+	}
+	return v
+}()
 
 // address4 reads an IPv4 address that b begins with, and returns its length; 0
 // when there is none.
