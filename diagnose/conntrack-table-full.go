@@ -221,7 +221,8 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 	}
 	demand := headRoom * (float64(max(ct.Count, ct.CountStart)) + f.perSecond(refused)*entrySeconds)
 	most := growAtMost * float64(max(limit, min(ct.Buckets, 1<<30)))
-	want := powerOfTwo(min(max(demand, 2*float64(limit)), most))
+	// At least one entry for each bucket, the kernel's own default: the hash is paid for.
+	want := powerOfTwo(min(max(demand, 2*float64(limit), float64(min(ct.Buckets, 1<<30))), most))
 	allowed := float64(f.Host.MemoryBytes) * tableMemoryShare
 	for want > limit && float64(want)*float64(entry+bucket) > allowed {
 		want /= 2

@@ -120,6 +120,7 @@ func TestGrowTable(t *testing.T) {
 			fill(s, 1000)
 			s.Conntrack.Max, s.Conntrack.Buckets, s.Conntrack.Stats["drop"] = 1000, 65536, 10031
 		}, "262144", "262144"},
+		{"a limit far below the hash", func(s *snapshot.Snapshot) { s.Conntrack.Max = 1000; fill(s, 1000) }, "262144", ""},
 		{"as many as fit the memory", func(s *snapshot.Snapshot) { s.Host.MemoryBytes = 3 << 30; s.Conntrack.Stats["drop"] = 20000 }, "524288", "524288"},
 		{"no memory left", func(s *snapshot.Snapshot) { s.Host.MemoryBytes = 1 << 30 }, "", ""},
 		{"memory not known", func(s *snapshot.Snapshot) { s.Host.MemoryBytes = 0 }, "", ""},
@@ -127,7 +128,7 @@ func TestGrowTable(t *testing.T) {
 			s.Conntrack.ObjectBytes, s.Conntrack.ExtensionBytes, s.Conntrack.BucketBytes = 0, 0, 0
 			s.Host.MemoryBytes = 2800 << 20 // 384 bytes an entry would fit
 		}, "524288", "524288"},
-		{"hash large enough", func(s *snapshot.Snapshot) { s.Conntrack.Buckets = 1 << 20 }, "524288", ""},
+		{"hash large enough", func(s *snapshot.Snapshot) { s.Conntrack.Buckets = 1 << 20 }, "1048576", ""},
 	} {
 		t.Run(r.name, func(t *testing.T) {
 			s := gateway()
@@ -230,7 +231,8 @@ func TestTimeWait(t *testing.T) {
 			waiting(150000, 170000)(s)
 			s.Sysctls["net.netfilter.nf_conntrack_tcp_timeout_time_wait"] = "30"
 		}, want},
-		{"most, in a table far from full", waiting(90000, 95000), ""},
+		{"most, and the table fills", waiting(90000, 95000), "advice time-wait-heavy"},
+		{"most, in a table far from full", waiting(45000, 46000), ""},
 		{"many, but not most", waiting(105000, 220000), ""},
 		{"no dump", func(s *snapshot.Snapshot) { waiting(150000, 170000)(s); s.Conntrack.Table = nil }, ""},
 		{"more of them than entries", waiting(200000, 100), ""},
@@ -333,6 +335,7 @@ func TestSNATPorts(t *testing.T) {
 		{"all ports in use", wide(60000), warn},
 		{"no dump, many refused", both(failed(50), func(s *snapshot.Snapshot) { s.Conntrack.Table = nil }), warn},
 		{"no dump, rules not known", both(failed(50), func(s *snapshot.Snapshot) { s.Conntrack.Table = nil; s.Chains = nil }), warn},
+		{"rules not known, many refused", both(failed(50), func(s *snapshot.Snapshot) { s.Chains = nil }), warn},
 		{"no facts but the tracer's", func(s *snapshot.Snapshot) {
 			s.Conntrack, s.Chains = nil, nil
 			s.Drops.Rows = []snapshot.Drop{drop(50, snapshot.CauseConfirm, "eth1")}

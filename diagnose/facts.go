@@ -247,18 +247,21 @@ func (f facts) hookOf(row snapshot.Drop) string {
 	return ""
 }
 
-// crossesBridge says whether bridged frames, not routed packets, were dropped.
-func crossesBridge(rows []snapshot.Drop) bool {
+// bridged is the bridge that the packets of rows, dropped on the forward hook,
+// were crossing, "" for routed ones. br_netfilter shows a frame to the IP rules
+// when its device is the port it is to leave by; a routed packet's is the bridge
+// that it came in by, never a port.
+func (f facts) bridged(rows []snapshot.Drop) string {
 	for _, row := range rows {
-		for _, st := range row.Stacks {
-			for _, frame := range st.Frames {
-				if strings.HasPrefix(frame, "br_nf_forward") {
-					return true
-				}
-			}
+		port, ok := f.link(row.Interface)
+		if !ok || port.Master == "" {
+			continue
+		}
+		if master, ok := f.link(port.Master); ok && master.Kind == "bridge" {
+			return master.Name
 		}
 	}
-	return false
+	return ""
 }
 
 // devices are the interfaces that rows name, most packets first, each once.

@@ -114,7 +114,7 @@ func judgeForwardPolicy(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped on the forward hook", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	if forwardedKnown {
+	if forwarded > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, these included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	if vanished > 0 && !tracing && !counts {
@@ -123,9 +123,10 @@ func judgeForwardPolicy(f facts) *verdict {
 	}
 	v.Why = "The chain drops what no rule accepts. Docker sets this policy so that containers can't be reached past their published ports; it also stops every other network that this machine forwards for."
 	v.Remedy = f.acceptForwarded(chains, rows)
-	if crossesBridge(rows) {
-		v.Remedy = append(v.Remedy, "# the packets are bridged, not routed; or keep the bridge out of the packet filter altogether:",
-			f.run("sysctl -w net.bridge.bridge-nf-call-iptables=0"))
+	if bridge := f.bridged(rows); bridge != "" {
+		v.Why += fmt.Sprintf(" These packets are not even routed: they cross the bridge %s, and br_netfilter shows them to the IP rules.", bridge)
+		v.Remedy = append(v.Remedy, "# or keep what is bridged out of the IP packet filter altogether; not under Kubernetes, whose rules must see it:",
+			f.set(f.local("net.bridge.bridge-nf-call-iptables", 0)))
 	}
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v
@@ -230,14 +231,16 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 				chain = "DOCKER-USER"
 			}
 			insert := tool + " -I " + quote(chain)
-			remedy = append(remedy,
-				f.run(insert+iface(" -i ", in)+iface(" -o ", out)+" -j ACCEPT"),
-				f.run(insert+iface(" -i ", out)+iface(" -o ", in)+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"))
+			remedy = append(remedy, f.run(insert+iface(" -i ", in)+iface(" -o ", out)+" -j ACCEPT"))
+			if in != out { // on one bridge answers take the same rule
+				remedy = append(remedy, f.run(insert+iface(" -i ", out)+iface(" -o ", in)+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"))
+			}
 		default:
 			insert := fmt.Sprintf("insert rule %s %s %s", c.Family, c.Table, c.Name)
-			remedy = append(remedy,
-				f.run("nft "+quote(insert+nftIface(" iifname ", in)+nftIface(" oifname ", out)+" accept")),
-				f.run("nft "+quote(insert+nftIface(" iifname ", out)+nftIface(" oifname ", in)+" ct state established,related accept")))
+			remedy = append(remedy, f.run("nft "+quote(insert+nftIface(" iifname ", in)+nftIface(" oifname ", out)+" accept")))
+			if in != out {
+				remedy = append(remedy, f.run("nft "+quote(insert+nftIface(" iifname ", out)+nftIface(" oifname ", in)+" ct state established,related accept")))
+			}
 		}
 	}
 	return remedy
@@ -246,6 +249,9 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 // direction is the way that most of the dropped packets wanted to take; parts
 // that can't be told are "".
 func (f facts) direction(rows []snapshot.Drop) (in, out string) {
+	if bridge := f.bridged(rows); bridge != "" {
+		return bridge, bridge
+	}
 	names := devices(rows)
 	if len(names) == 0 {
 		return "", ""

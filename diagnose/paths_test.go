@@ -269,9 +269,15 @@ func TestForwardPolicy(t *testing.T) {
 			c := chain(s, "FORWARD")
 			c.Family, c.Table, c.Name = "inet", "fw", "fwd"
 		}, `ip netns exec blue nft 'insert rule inet fw fwd iifname "eth1" oifname "eth0" accept'`},
-		{"bridged", func(s *snapshot.Snapshot) {
-			s.Drops.Rows[2].Stacks[0].Frames = []string{"nft_do_chain+0x1", "nf_hook_slow+0x1", "br_nf_forward+0x1"}
+		{"bridged: the switch", func(s *snapshot.Snapshot) {
+			examples["br-netfilter-overhead"](s)
+			s.Drops.Rows[2].Interface = "veth1"
 		}, "sysctl -w net.bridge.bridge-nf-call-iptables=0"},
+		{"bridged: the rule", func(s *snapshot.Snapshot) {
+			examples["br-netfilter-overhead"](s)
+			s.Chains = s.Chains[:2]
+			s.Drops.Rows[2].Interface = "veth1"
+		}, "iptables-nft -I FORWARD -i br0 -o br0 -j ACCEPT"},
 	} {
 		s := gateway()
 		full(s)

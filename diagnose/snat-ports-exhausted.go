@@ -39,7 +39,7 @@ var snatPortsExhausted = Cause{
 	Symptom:    "New connections to one address and port fail, those to others work, and the table has room.",
 	Proof: fmt.Sprintf("One outside address uses at least %s of its ports towards one destination, and flows could not be inserted in the window "+
 		"(insert_failed; dropped with an entry that was not confirmed). Ports in use without failures are a warning; so are %d failures or more where "+
-		"the table could not be dumped.", percent(portsFullShare), manyFailures),
+		"the table could not be dumped or the rules not be read.", percent(portsFullShare), manyFailures),
 	Lookalike: "Single failures while ports are free are two processors choosing the same port at the same time. Refused by a full table is conntrack-table-full, by a long chain conntrack-hash-too-small.",
 	Cure:      "The whole range of ports, more outside addresses, shorter time-outs for connections that are over, connections that are used again.",
 	judge:     judgeSNATPorts,
@@ -190,10 +190,13 @@ func rangeSize(r snapshot.PortRange) uint64 {
 }
 
 // suspectPorts says whether failures without a destination near its end can
-// still be ports: when the table was not dumped, or its list of destinations is
-// cut off and a rule allows few ports. Source addresses must be translated here.
+// still be ports: when the rules are not known, when the table was not dumped, or
+// when its list of destinations is cut off and a rule allows few ports.
 func (f facts) suspectPorts() bool {
-	if f.Chains != nil && !f.translatesSources() {
+	if f.Chains == nil {
+		return true
+	}
+	if !f.translatesSources() {
 		return false
 	}
 	if f.Conntrack == nil || f.Conntrack.Table == nil {

@@ -14,19 +14,21 @@ const (
 	// their time-out is what decides how full the table is.
 	timeWaitDominant = 0.50
 
-	// timeWaitRoom is the share of the limit that they must hold. Below it they
-	// harm nobody: the room that they take is not needed.
-	timeWaitRoom = 0.40
+	// timeWaitRoom is the share of the limit that they must hold for a warning; from
+	// timeWaitWaste on they are worth advice. Below it they harm nobody: the room
+	// that they take is not needed.
+	timeWaitRoom  = 0.40
+	timeWaitWaste = 0.20
 )
 
 var timeWaitHeavy = Cause{
 	Code:       "time-wait-heavy",
 	Title:      "Connections that are over fill the table",
-	Severities: []Severity{Warning},
+	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:    "The table fills although few connections are open: each short connection keeps its entry for two minutes after its end.",
-	Proof: fmt.Sprintf("TIME_WAIT is the state of at least %s of the entries and holds at least %s of nf_conntrack_max.",
-		percent(timeWaitDominant), percent(timeWaitRoom)),
+	Proof: fmt.Sprintf("TIME_WAIT is the state of at least %s of the entries and holds at least %s of nf_conntrack_max; from %s on it is advice.",
+		percent(timeWaitDominant), percent(timeWaitRoom), percent(timeWaitWaste)),
 	Lookalike: "Any number of TIME_WAIT entries in a table with room: they are what a web server's table looks like.",
 	Cure: fmt.Sprintf("A time-out of %d s instead of 120 s divides them by four. Keep-alive between proxy and server, or between client and server, makes fewer of them.",
 		shortTimeWait),
@@ -40,11 +42,14 @@ func judgeTimeWait(f facts) *verdict {
 	}
 	t := f.Conntrack.Table
 	waiting := t.ByState["TIME_WAIT"]
-	if waiting > t.Entries || share(waiting, t.Entries) < timeWaitDominant || share(waiting, limit) < timeWaitRoom {
+	if waiting > t.Entries || share(waiting, t.Entries) < timeWaitDominant || share(waiting, limit) < timeWaitWaste {
 		return nil
 	}
 	v := &verdict{harm: share(waiting, limit)}
-	v.Severity = Warning
+	v.Severity = Advice
+	if share(waiting, limit) >= timeWaitRoom {
+		v.Severity = Warning
+	}
 	v.Title = fmt.Sprintf("connections that are over hold %s of the connection tracking table", percent(share(waiting, limit)))
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{"entries in TIME_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump})

@@ -11,6 +11,7 @@ import (
 	"natkit/diagnose"
 	"natkit/internal/ktest"
 	"natkit/lab"
+	"natkit/snapshot"
 )
 
 // Every cause has a scenario: the doctor is silent about what only looks like
@@ -30,6 +31,7 @@ func TestFaults(t *testing.T) {
 	}
 	for _, f := range faults {
 		t.Run(f.Code, func(t *testing.T) {
+			t.Parallel() // most of the time is waiting
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			began := time.Now()
@@ -52,8 +54,27 @@ func TestFaults(t *testing.T) {
 			if len(steps) != 3 || len(steps[2].Commands) == 0 && f.Note == "" {
 				t.Errorf("%d steps, cured by %q", len(steps), steps[len(steps)-1].Commands)
 			}
+			for _, blind := range []struct {
+				what  string
+				close func(s *snapshot.Snapshot)
+			}{
+				{"the tracer", func(s *snapshot.Snapshot) { s.Drops = nil }},
+				{"the kernel log", func(s *snapshot.Snapshot) { s.KernelLog = nil }},
+				{"hooks", func(s *snapshot.Snapshot) { s.Hooks = nil }},
+				{"rules", func(s *snapshot.Snapshot) { s.Chains = nil }},
+			} {
+				facts := *steps[1].Facts
+				blind.close(&facts)
+				if found := diagnose.Judge(&facts); len(found) == 0 || found[0].Code != f.Code {
+					t.Errorf("without %s: %s", blind.what, titles(found))
+				}
+			}
 		})
 	}
+}
+
+// What the scenarios made is gone.
+func TestFaultsLeaveNothing(t *testing.T) {
 	infos, err := lab.List()
 	if err != nil {
 		t.Fatal(err)
