@@ -53,6 +53,17 @@ func dump(ctx context.Context, w Filter, fn func(*Flow) error) (DumpResult, erro
 		return res, err
 	}
 
+	if err := s.readDump(ctx, w, &res, fn); err != nil {
+		return res, err
+	}
+	if after, err := ReadLimits(); err == nil && beforeErr == nil && after.Buckets != before.Buckets {
+		res.Interrupted = true
+	}
+	return res, nil
+}
+
+// readDump reads the answer to the dump that message s.seq asked for, to its end.
+func (s *socket) readDump(ctx context.Context, w Filter, res *DumpResult, fn func(*Flow) error) error {
 	var f Flow
 	var failure error
 	now := time.Now().UnixNano()
@@ -85,24 +96,21 @@ func dump(ctx context.Context, w Filter, fn func(*Flow) error) (DumpResult, erro
 		b, err := s.receive()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return res, ctx.Err()
+			return ctx.Err()
 		case errors.Is(err, unix.ENOBUFS):
 			res.Interrupted = true
 			continue
 		case err != nil:
-			return res, err
+			return err
 		}
 		if err := eachMessage(b, each); err != nil {
-			return res, err
+			return err
 		}
 	}
-	if failure != errDone {
-		return res, failure
+	if failure == errDone {
+		return nil
 	}
-	if after, err := ReadLimits(); err == nil && beforeErr == nil && after.Buckets != before.Buckets {
-		res.Interrupted = true
-	}
-	return res, nil
+	return failure
 }
 
 var errDone = errors.New("end of dump")
