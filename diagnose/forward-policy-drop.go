@@ -29,7 +29,7 @@ var forwardPolicyDrop = Cause{
 	Symptom:    "Virtual machines, a second network or a VPN behind this machine lose their way out, often since Docker was installed; the machine itself is fine.",
 	Proof: fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without condition, and packets met that in the window: by the chain's own counter, "+
 		"or dropped on the forward hook as the tracer saw. At least %s of what was to be forwarded, in all or of one interface's, is a warning, %s critical. "+
-		"With neither counter nor tracer, packets that were to be forwarded and never left are a warning.", percent(forwardShare), percent(forwardMost)),
+		"With neither counter nor tracer, packets that were to be forwarded and never left are a warning; where the rules can't be read either, if they are most.", percent(forwardShare), percent(forwardMost)),
 	Lookalike: "A policy of drop is normal, and so are single packets that meet it. What a rule with a condition drops was meant to be dropped.",
 	Cure:      "A rule that accepts these networks' traffic, before the policy: with Docker in DOCKER-USER, which Docker leaves alone.",
 	judge:     judgeForwardPolicy,
@@ -61,13 +61,16 @@ func judgeForwardPolicy(f facts) *verdict {
 		}
 	}
 	traced -= min(traced, f.ruleDrops())
-	vanished := f.vanished()
+	forwarded, forwardedKnown := f.counter("Ip.ForwDatagrams") // counted before the hook
+	vanished := f.vanished(forwarded)
 
 	lost, source := counted, ""
 	switch {
 	case counts:
 	case tracing:
 		lost = traced
+	case f.Chains == nil && share(vanished, forwarded) < forwardMost:
+		return nil // not even known whether there is such a chain
 	default:
 		lost, source = vanished, "likely "
 	}
@@ -75,7 +78,6 @@ func judgeForwardPolicy(f facts) *verdict {
 		return nil
 	}
 
-	forwarded, forwardedKnown := f.counter("Ip.ForwDatagrams") // counted before the hook
 	part := share(lost, forwarded)
 	if !forwardedKnown || lost > forwarded {
 		part = 1 // bridged frames are not counted there
@@ -184,14 +186,13 @@ func (f facts) ruleDrops() (n uint64) {
 	return n
 }
 
-// vanished is how many packets were to be forwarded and never left, when
+// vanished is how many of the packets that were to be forwarded never left, when
 // nothing else accounts for them. (Linux 6.18 counts ForwDatagrams before the forward
 // hook and OutTransmits when a packet goes to its device.)
-func (f facts) vanished() uint64 {
-	forwarded, ok1 := f.counter("Ip.ForwDatagrams")
-	sent, ok2 := f.counter("Ip.OutTransmits")
-	own, ok3 := f.counter("Ip.OutRequests")
-	if !ok1 || !ok2 || !ok3 {
+func (f facts) vanished(forwarded uint64) uint64 {
+	sent, ok1 := f.counter("Ip.OutTransmits")
+	own, ok2 := f.counter("Ip.OutRequests")
+	if !ok1 || !ok2 {
 		return 0
 	}
 	for _, name := range []string{"Ip.FragFails", "Ip.FragCreates", "Ip.OutNoRoutes", "Ip.OutDiscards"} {
@@ -202,7 +203,12 @@ func (f facts) vanished() uint64 {
 	if n, _ := f.stat("drop"); n > 0 {
 		return 0
 	}
-	return forwarded + own - min(forwarded+own, sent)
+	for _, c := range f.Chains {
+		if (c.Hook == "output" || c.Hook == "postrouting") && (c.Policy == "drop" || len(c.DropRules) > 0) {
+			return 0 // what the machine itself sends may be dropped there
+		}
+	}
+	return min(forwarded, forwarded+own-min(forwarded+own, sent))
 }
 
 // acceptForwarded is rules that let the packets pass that were dropped, as far as

@@ -240,6 +240,21 @@ func TestForwardPolicy(t *testing.T) {
 			uncounted(s)
 			s.Drops.Rows[2] = drop(600, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 198.51.100.1:23 SYN"))
 		}, ""},
+		{"neither tracer nor counter, the output chain drops too", func(s *snapshot.Snapshot) {
+			uncounted(s)
+			s.Drops = nil
+			s.Counters["Ip.FragFails"] = 0
+			s.Chains = append(s.Chains, snapshot.Chain{Family: "ip", Table: "filter", Name: "OUTPUT", Hook: "output", Policy: "drop"})
+		}, ""},
+		{"host that forwards nothing and drops what it sends, rules not known", func(s *snapshot.Snapshot) {
+			s.Drops, s.Chains = nil, nil
+			s.Counters["Ip.ForwDatagrams"], s.Counters["Ip.OutRequests"], s.Counters["Ip.OutTransmits"], s.Counters["Ip.FragFails"] = 0, 500, 100, 0
+		}, ""},
+		{"a little is missing, rules not known", func(s *snapshot.Snapshot) {
+			s.Drops, s.Chains = nil, nil
+			s.Counters["Ip.OutTransmits"] -= 500
+			s.Counters["Ip.FragFails"] = 0
+		}, ""},
 		{"neither tracer nor counter, all left", func(s *snapshot.Snapshot) {
 			policyDrop(s, 0)
 			chain(s, "FORWARD").PolicyPackets = nil
