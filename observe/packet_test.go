@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+)
+
+// ipv6Packet has 2001:db8::1 as its source and 2001:db8::2 as its destination.
+func ipv6Packet(protocol byte, transport ...byte) []byte {
+	p := make([]byte, 40)
+	p[0], p[6] = 0x60, protocol
+	copy(p[8:], []byte{0x20, 1, 0xd, 0xb8, 15: 1})
+	copy(p[24:], []byte{0x20, 1, 0xd, 0xb8, 15: 2})
+	return append(p, transport...)
+}
+
+func TestDescribe(t *testing.T) {
+	tcp := []byte{0x9c, 0x40, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 5 << 4, 2, 0, 0, 0, 0, 0, 0}
+	ip := func(protocol byte, transport ...byte) []byte {
+		return rawPacket("10.0.0.2", "10.1.0.2", protocol, transport)
+	}
+	fragment := ip(unix.IPPROTO_UDP, 1, 2, 3, 4)
+	fragment[6], fragment[7] = 0, 185
+	options := ip(unix.IPPROTO_TCP, append([]byte{1, 1, 1, 1}, tcp...)...)
+	options[0] = 0x46
+	tests := []struct {
+		name      string
+		ethertype uint16
+		head      []byte
+		want      string
+	}{
+		{"tcp", unix.ETH_P_IP, ip(unix.IPPROTO_TCP, tcp...), "tcp 10.0.0.2:40000 -> 10.1.0.2:80 SYN"},
+		{"tcp behind options", unix.ETH_P_IP, options, "tcp 10.0.0.2:40000 -> 10.1.0.2:80 SYN"},
+		{"tcp, cut in its flags", unix.ETH_P_IP, ip(unix.IPPROTO_TCP, tcp[:13]...), "tcp 10.0.0.2:40000 -> 10.1.0.2:80"},
+		{"tcp, cut in its ports", unix.ETH_P_IP, ip(unix.IPPROTO_TCP, tcp[:3]...), "tcp 10.0.0.2 -> 10.1.0.2"},
+		{"udp", unix.ETH_P_IP, ip(unix.IPPROTO_UDP, 0x10, 0, 0, 53), "udp 10.0.0.2:4096 -> 10.1.0.2:53"},
+		{"icmp", unix.ETH_P_IP, ip(unix.IPPROTO_ICMP, 8, 0, 0, 0), "icmp 10.0.0.2 -> 10.1.0.2 type 8 code 0"},
+		{"fragment", unix.ETH_P_IP, fragment, "udp 10.0.0.2 -> 10.1.0.2 fragment at 1480"},
+		{"other protocol", unix.ETH_P_IP, ip(200), "ip-protocol-200 10.0.0.2 -> 10.1.0.2"},
+		{"header length beyond the end", unix.ETH_P_IP, append([]byte{0x4f}, ip(unix.IPPROTO_UDP, 1, 2, 3, 4)[1:]...), "udp 10.0.0.2 -> 10.1.0.2"},
+		{"ipv4 cut", unix.ETH_P_IP, ip(6)[:19], "ipv4, cut"},
+		{"tcp over ipv6", unix.ETH_P_IPV6, ipv6Packet(unix.IPPROTO_TCP, tcp...), "tcp [2001:db8::1]:40000 -> [2001:db8::2]:80 SYN"},
+		{"icmpv6", unix.ETH_P_IPV6, ipv6Packet(unix.IPPROTO_ICMPV6, 135, 0), "icmpv6 2001:db8::1 -> 2001:db8::2 type 135 code 0"},
+		{
+			"first fragment of ipv6", unix.ETH_P_IPV6,
+			ipv6Packet(unix.IPPROTO_FRAGMENT, 17, 0, 0, 1, 0, 0, 0, 9, 0x10, 0, 0, 53), "udp [2001:db8::1]:4096 -> [2001:db8::2]:53",
+		},
+		{
+			"later fragment of ipv6", unix.ETH_P_IPV6,
+			ipv6Packet(unix.IPPROTO_FRAGMENT, 17, 0, 5, 0xc9, 0, 0, 0, 9, 1, 2, 3, 4), "udp 2001:db8::1 -> 2001:db8::2 fragment at 1480",
+		},
+		{"ipv6 cut", unix.ETH_P_IPV6, ipv6Packet(6)[:39], "ipv6, cut"},
+		{"version does not fit", unix.ETH_P_IP, ipv6Packet(6), "ipv4, cut"},
+		{"arp", unix.ETH_P_ARP, nil, "arp"},
+		{"lldp", 0x88cc, []byte{1}, "ethertype 0x88cc"},
+		{"no packet", 0, nil, "not a network packet"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := describe(tt.ethertype, tt.head); got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func FuzzDescribe(f *testing.F) {
+	f.Add(uint16(unix.ETH_P_IP), rawPacket("10.0.0.2", "10.1.0.2", unix.IPPROTO_TCP, bytes.Repeat([]byte{2}, 20)))
+	f.Add(uint16(unix.ETH_P_IPV6), ipv6Packet(unix.IPPROTO_FRAGMENT, 6, 0, 0, 1, 0, 0, 0, 0))
+	f.Add(uint16(0), []byte{})
+	f.Fuzz(func(t *testing.T, ethertype uint16, head []byte) {
+		text := describe(ethertype, head)
+		if text == "" || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("described as %q", text)
+		}
+	})
+}
+
+// A sample names what the packet was before its translation, if that is not what
+// it is now.
+func TestSampleOfTranslated(t *testing.T) {
+	const snat = 1 << 4
+	s := dropsDropSample{
+		CtStatus: snat, Src: [16]uint8{192, 168, 0, 2}, Dst: [16]uint8{10, 1, 0, 2},
+		Sport: swap16(4000), Dport: swap16(9), Protocol: unix.IPPROTO_UDP, Ethertype: swap16(unix.ETH_P_IP),
+	}
+	s.Captured = uint8(copy(s.Packet[:], rawPacket("10.1.0.1", "10.1.0.2", unix.IPPROTO_UDP, []byte{0x13, 0x88, 0, 9, 0, 8, 0, 0})))
+	if got, want := s.String(), "udp 10.1.0.1:5000 -> 10.1.0.2:9 (first seen as 192.168.0.2:4000 -> 10.1.0.2:9)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	s.CtStatus = 0
+	if got, want := s.String(), "udp 10.1.0.1:5000 -> 10.1.0.2:9"; got != want {
+		t.Errorf("not translated: %q, want %q", got, want)
+	}
+}
