@@ -50,7 +50,13 @@ memory is not planned; the plan says what it would need.
 
 The limit of the connection tracking table and the size of its hash are one for
 the whole machine: they are written in the initial network namespace, whichever
-namespace is looked at.`,
+namespace is looked at.
+
+With -o json: taken_at, host, netns; changes (setting, netns, scope host or
+namespace, old, new, code of the finding, reason, does, memory_bytes, owners with
+who, where, value, warning) in the order in which they would be written; refused
+(setting, value, code, why, need_bytes); memory with the table now and then;
+unseen.`,
 		Example: `  natkit tune plan
   natkit tune plan --netns blue --for 10s
   natkit tune plan --from facts.json -o json`,
@@ -84,7 +90,11 @@ first.
 
 --persist also writes /etc/sysctl.d/90-natkit.conf, the only file that natkit
 writes below /etc, with every setting of the initial network namespace that
-natkit has applied and that still stands.`,
+natkit has applied and that still stands.
+
+With -o json: id, time, state (planned, unchanged, applied), changes as in the
+plan with the values that were found, skipped with the reason for each, file. The
+exit code is 1 when a change could not be made, unless --no-host-write left it out.`,
 		Example: `  natkit tune apply --dry-run
   natkit tune apply --persist
   natkit tune apply --netns blue --no-host-write
@@ -137,7 +147,10 @@ stands.
 
 A setting that somebody else has changed since is kept, and said, unless --force
 is given. A namespace that is gone is left alone, even when another one has its
-name now.`,
+name now.
+
+With -o json: the record, with restored (setting, netns, outcome restored,
+already, kept or gone, detail); state is unchanged when there was nothing to do.`,
 		Example: `  natkit tune rollback
   natkit tune rollback last
   natkit tune rollback 20260102-150405 --force`,
