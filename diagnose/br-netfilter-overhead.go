@@ -61,13 +61,12 @@ func judgeBrNetfilter(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"functions on the IPv4 hooks", strconv.Itoa(n), "registered netfilter hooks"})
 	}
 	v.Why = "A frame from one port of a bridge to another needs no packet filter, and one that is routed is filtered anyway. With br_netfilter it goes through connection tracking and the IP rules in the bridge."
-	s := f.local("net.bridge.bridge-nf-call-iptables", 0)
-	v.Settings = []snapshot.Setting{s}
+	// Not among the settings that tune writes: whether rules here count on it can't be told.
 	remark := "# unless rules here filter or translate what is bridged:"
 	if f.docker() {
 		remark = "# unless Docker runs with icc=false or userland-proxy=false, which filter and translate between containers of one bridge:"
 	}
-	v.Remedy = []string{remark, f.set(s)}
+	v.Remedy = []string{remark, f.set(f.local("net.bridge.bridge-nf-call-iptables", 0))}
 	v.Verify = []string{f.natkit("hooks"), f.natkit("profile --for 10s")}
 	return v
 }

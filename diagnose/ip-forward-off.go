@@ -101,17 +101,21 @@ func judgeIPForward(f facts) *verdict {
 	if len(wrong) == 0 {
 		wrong = off
 	}
+	var settings []snapshot.Setting
 	if globalKnown && global != 0 || len(on) > 0 {
 		for _, name := range wrong {
-			v.Settings = append(v.Settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "forwarding"), 1))
+			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "forwarding"), 1))
 		}
 	} else {
-		v.Settings = []snapshot.Setting{f.local("net.ipv4.ip_forward", 1)}
+		settings = append(settings, f.local("net.ipv4.ip_forward", 1))
 	}
-	for _, s := range v.Settings {
+	for _, s := range settings {
 		v.Remedy = append(v.Remedy, f.set(s))
 	}
-	v.Remedy = append(v.Remedy, "# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist"))
+	if v.Severity >= Warning { // nothing begins to forward unasked
+		v.Settings = settings
+		v.Remedy = append(v.Remedy, "# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist"))
+	}
 	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
 	return v
 }

@@ -410,3 +410,26 @@ func TestBrNetfilter(t *testing.T) {
 		{"ports of something that is no bridge", func(s *snapshot.Snapshot) { busy(s); link(s, "br0").Kind = "bond" }, ""},
 	})
 }
+
+// What opens a machine is not among the settings that tune writes as long as it
+// is only advice.
+func TestAdviceOpensNothing(t *testing.T) {
+	for code, change := range map[string]func(s *snapshot.Snapshot){
+		"ip-forward-off": func(s *snapshot.Snapshot) {
+			examples["ip-forward-off"](s)
+			s.Drops, s.Counters = nil, nil
+		},
+		"rp-filter-drop": func(s *snapshot.Snapshot) {
+			examples["rp-filter-drop"](s)
+			link(s, "eth0").RxPackets = 1_000_000
+		},
+		"br-netfilter-overhead": examples["br-netfilter-overhead"],
+	} {
+		s := gateway()
+		change(s)
+		f := Judge(s)[0]
+		if f.Code != code || f.Severity != Advice || f.Settings != nil || !strings.Contains(strings.Join(f.Remedy, "\n"), "sysctl -w") {
+			t.Errorf("%s: %v %s, settings %v, remedy %q", code, f.Severity, f.Code, f.Settings, f.Remedy)
+		}
+	}
+}

@@ -91,6 +91,7 @@ func judgeRPFilter(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"share of what came in", percent(part), fromLinks})
 	}
 	loose := false
+	var settings []snapshot.Setting
 	for _, name := range wrong {
 		m, ok := mode[name]
 		if !ok {
@@ -100,20 +101,23 @@ func judgeRPFilter(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"rp_filter of " + name, fmt.Sprintf("%d (%s)", m, word), fromSettings + ": the larger of conf.all and the interface"})
 		loose = loose || m == 2
 		if m == 1 {
-			v.Settings = append(v.Settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "rp_filter"), 2))
+			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "rp_filter"), 2))
 		}
 	}
 	v.Why = "A strict filter drops a packet whose answer would leave by another interface. With asymmetric routes, several providers or policy routing that is every packet of the flows concerned."
-	for _, s := range v.Settings {
-		v.Remedy = append(v.Remedy, f.set(s))
-	}
-	if len(v.Settings) > 0 {
-		v.Remedy = append([]string{"# loose: the source must be reachable, by whatever interface; or give it a route by the interface that it comes in by:"}, v.Remedy...)
-	} else if loose {
-		v.Remedy = append(v.Remedy, "# the filter is loose already, so there is no route at all back to these sources: add one")
-		v.Remedy = append(v.Remedy, f.run("ip route show table all"))
-	} else {
+	switch {
+	case len(settings) > 0:
+		v.Remedy = append(v.Remedy, "# loose: the source must be reachable, by whatever interface; or give it a route by the interface that it comes in by:")
+		for _, s := range settings {
+			v.Remedy = append(v.Remedy, f.set(s))
+		}
+	case loose:
+		v.Remedy = append(v.Remedy, "# the filter is loose already, so there is no route at all back to these sources: add one", f.run("ip route show table all"))
+	default:
 		v.Remedy = append(v.Remedy, "# find the interface, then loosen its filter:", f.run("sysctl -ar '\\.rp_filter$'"), f.natkit("drops --for 10s"))
+	}
+	if v.Severity >= Warning { // a filter that drops a trickle is not loosened unasked
+		v.Settings = settings
 	}
 	v.Verify = f.look(f.run("nstat -az TcpExtIPReversePathFilter"))
 	return v

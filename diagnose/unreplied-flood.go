@@ -93,10 +93,6 @@ func judgeUnreplied(f facts) *verdict {
 			f.set(f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_sent", 20)),
 			f.natkit("conntrack top --by destination"),
 		}
-		v.Settings = []snapshot.Setting{
-			f.local("net.netfilter.nf_conntrack_udp_timeout", 10),
-			f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_sent", 20),
-		}
 	}
 	v.Verify = f.look(f.natkit("conntrack top --by source"))
 	return v

@@ -57,9 +57,10 @@ func Faults() []Fault {
 type FaultOptions struct {
 	Window time.Duration // how long the doctor watches each time; 0 means 2 s
 	// Begin, if not nil, is told the lab once it is up, and Step each step once it
-	// is done. Progress says what is going on, part from 0 to 1.
-	Begin    func(drawing string, notes []string)
-	Step     func(*FaultStep)
+	// is done; their error ends the run. Progress says what is going on, part from 0
+	// to 1.
+	Begin    func(drawing string, notes []string) error
+	Step     func(*FaultStep) error
 	Progress func(what string, part float64)
 }
 
@@ -89,7 +90,9 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 	}
 	defer func() { err = errors.Join(err, l.Down()) }()
 	if o.Begin != nil {
-		o.Begin(l.Drawing(), l.Notes())
+		if err := o.Begin(l.Drawing(), l.Notes()); err != nil {
+			return nil, err
+		}
 	}
 	s := &scene{lab: l, watched: l.NATNode(), options: o}
 	defer s.close()
@@ -97,7 +100,7 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 	play := func(name, what string, change func(context.Context, *scene) error) (*FaultStep, error) {
 		step, err := s.step(ctx, name, what, change)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("step %s: %w", name, err)
 		}
 		steps = append(steps, *step)
 		return step, nil
@@ -180,7 +183,7 @@ func (s *scene) step(ctx context.Context, name, what string, change func(context
 	}
 	step := &FaultStep{Name: name, What: what, Commands: s.commands, Facts: facts, Findings: diagnose.Judge(facts)}
 	if s.options.Step != nil {
-		s.options.Step(step)
+		return step, s.options.Step(step)
 	}
 	return step, nil
 }

@@ -35,11 +35,12 @@ func TestFaults(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			began := time.Now()
-			steps, err := f.Run(ctx, FaultOptions{Window: time.Second, Step: func(s *FaultStep) {
+			steps, err := f.Run(ctx, FaultOptions{Window: time.Second, Step: func(s *FaultStep) error {
 				t.Logf("%s after %v: %s", s.Name, time.Since(began).Round(10*time.Millisecond), titles(s.Findings))
 				for _, c := range s.Commands {
 					t.Logf("  %s", c)
 				}
+				return nil
 			}})
 			if err != nil {
 				for _, s := range steps {

@@ -69,22 +69,19 @@ and named the fault first in between.`,
 		line := newProgressLine(e)
 		o.Progress = func(what string, part float64) { line.show("%3.0f %% %s", 100*part, what) }
 		text := &report.FaultText{W: e.stdout, Color: colored(e.stdout)}
-		var broken error // the output, gone
 		if *out != "json" {
-			o.Begin = func(drawing string, notes []string) {
-				broken = errors.Join(broken, text.Begin(faults[i], drawing, notes))
-			}
-			o.Step = func(s *story.FaultStep) {
+			o.Begin = func(drawing string, notes []string) error { return text.Begin(faults[i], drawing, notes) }
+			o.Step = func(s *story.FaultStep) error {
 				line.clear()
-				broken = errors.Join(broken, text.Step(s))
+				return text.Step(s)
 			}
 		}
 		steps, err := faults[i].Run(cmd.Context(), o)
 		line.clear()
 		if *out == "json" {
-			broken = report.JSON(e.stdout, report.Fault(faults[i], steps, err))
+			err = errors.Join(err, report.JSON(e.stdout, report.Fault(faults[i], steps, err)))
 		}
-		return errors.Join(err, broken)
+		return err
 	}
 	return cmd
 }
