@@ -270,7 +270,7 @@ func (m *message) tupleParts(proto uint8, t *Tuple) {
 	m.endNest(pr)
 }
 
-// errorOf returns the seq and error of an NLMSG_ERROR message; errno 0 is an
+// errorOf reads what NLMSG_ERROR and NLMSG_DONE begin with; errno 0 is an
 // acknowledgement.
 func errorOf(payload []byte) (unix.Errno, bool) {
 	if len(payload) < 4 {

@@ -216,7 +216,11 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 		line("", "+%d bytes if masqueraded, accounted, time-stamped, labelled or watched", m.ExtensionBytes)
 	}
 	line("hash", "%d buckets of %d bytes, one for all namespaces", m.Buckets, m.BucketBytes)
-	line("chain", "%.2f entries a bucket on average now, %.2f with a full table (an entry is in two chains)", m.ChainNow, m.ChainFull)
+	if m.Max > 0 {
+		line("chain", "%.2f entries a bucket on average now, %.2f with a full table (an entry is in two chains)", m.ChainNow, m.ChainFull)
+	} else {
+		line("chain", "%.2f entries a bucket on average now (an entry is in two chains)", m.ChainNow)
+	}
 	if m.ObjectBytes > 0 {
 		line("now", "%s with the hash, %s if all entries have the extension", megabytes(m.NowBytes), megabytes(m.NowMostBytes))
 		if m.Max > 0 {

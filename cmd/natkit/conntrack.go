@@ -101,6 +101,10 @@ func newConntrackStatsCommand(e *env) *cobra.Command {
 SNAT and DNAT count translated entries, told from their addresses and ports, so
 they are the same for the live table and for a dump. A dump does not show
 whether an offloaded entry is assured.
+
+With -o json: entries, max (live), dump_s, interrupted (the table changed while
+it was read), unreadable, cut (the dump has no end), by_protocol, by_state,
+by_status.
 ` + fromHelp,
 		Example: `  natkit conntrack stats
   natkit conntrack stats --dst 172.17.0.2 -o json
@@ -138,6 +142,10 @@ ports per destination, so the first row of nat is the one to look at.
 Counts are exact up to 32768 different addresses or ports. With more, every one
 that has more than 1/32768 of the entries is still found, no count is too high,
 and it is said by how much one may be too low (missed).
+
+With -o json: by, entries, interrupted, unreadable, rows; a row has entries,
+missed and, by source and destination, addr and unreplied; by dport, protocol,
+port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 ` + fromHelp,
 		Example: `  natkit conntrack top
   natkit conntrack top --by nat --proto tcp
@@ -183,7 +191,12 @@ The size of an entry is read from the kernel's slab information, which needs
 root. An entry has 128 bytes more when it is masqueraded, accounted,
 time-stamped, labelled or watched by events; which entries are is not told by
 any file, so both sums are shown. The limit is one number for the host, but each
-namespace counts for itself; the hash and its chains are shared by all.`,
+namespace counts for itself; the hash and its chains are shared by all.
+
+With -o json: count, max, buckets, host_entries, object_bytes, object_source,
+extension_bytes, bucket_bytes, chain_now, chain_full, now_bytes, full_bytes,
+now_with_extensions_bytes, full_with_extensions_bytes, slab_bytes, unknown (what
+can't be read here, and why).`,
 		Example: `  natkit conntrack memory
   natkit conntrack memory --netns gateway -o json`,
 		Args: noArgs,
@@ -213,12 +226,16 @@ func newConntrackWatchCommand(e *env) *cobra.Command {
 		Use:   "watch",
 		Short: "Show the rates of new and ended entries, live",
 		Long: `Show how many entries begin and end per second, and into which states TCP flows
-come, live from the kernel's events; with -o json one object an interval.
+come, live from the kernel's events.
 
 Events that the kernel could not deliver are counted as lost. Where
 net.netfilter.nf_conntrack_events is 2, today's default, only entries that begin
 while somebody watches have events; older ones leave without, and only the count
-of entries shows it.`,
+of entries shows it.
+
+With -o json an object a line for each interval: time, seconds, new_per_second,
+destroyed_per_second, entered_per_second and ended_per_second (by TCP state: the
+one come into, and the one destroyed in), lost_events, count, max.`,
 		Example: `  natkit conntrack watch
   natkit conntrack watch --interval 5s --for 1m --proto tcp
   natkit conntrack watch --netns gateway --for 10s -o json`,
