@@ -119,7 +119,11 @@ func TuneHistoryText(w io.Writer, records []tune.Record) error {
 	}
 	for i := len(records) - 1; i >= 0; i-- {
 		r := records[i]
-		p.text("", "    ", fmt.Sprintf("%s  %s  %s", r.ID, r.Time.UTC().Format(time.DateTime)+" UTC", tuneStates[r.State]))
+		state := tuneStates[r.State]
+		if r.By != "" {
+			state += " (by natkit " + r.By + ")"
+		}
+		p.text("", "    ", fmt.Sprintf("%s  %s UTC  %s", r.ID, r.Time.UTC().Format(time.DateTime), state))
 		for _, c := range r.Changes {
 			line := fmt.Sprintf("%s: %s -> %s (%s)", c.Setting, c.Old, c.New, tuneWhere(c))
 			for _, x := range r.Restored {

@@ -88,7 +88,7 @@ func TestTuneRecordTexts(t *testing.T) {
 	}
 	records := []tune.Record{
 		{ID: "20260102-150405", Time: at, State: tune.StateApplied, Changes: changes, Skipped: skipped},
-		{ID: "20260102-150405-2", Time: at, State: tune.StateRolledBack, Changes: changes, File: file, Restored: restored},
+		{ID: "20260102-150405-2", Time: at, State: tune.StateRolledBack, By: "demo", Changes: changes, File: file, Restored: restored},
 		{ID: "20260103-150405", Time: at.AddDate(0, 0, 1), State: tune.StateInterrupted, Changes: changes[:1]},
 		{State: tune.StatePlanned, Changes: changes, File: file},
 		{State: tune.StateUnchanged},

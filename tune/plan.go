@@ -127,19 +127,15 @@ func (p *planner) refuse(w snapshot.Setting, why string) {
 // present is a setting's value according to the facts, "" when they do not hold
 // a valid one.
 func (p *planner) present(k setting) string {
-	text, ok := p.facts.Sysctls[k.name]
 	if ct := p.facts.Conntrack; ct != nil {
 		switch k.name {
 		case settingMax:
-			text, ok = strconv.FormatUint(ct.Max, 10), true
+			return strconv.FormatUint(ct.Max, 10)
 		case settingBuckets:
-			text, ok = strconv.FormatUint(ct.Buckets, 10), true
+			return strconv.FormatUint(ct.Buckets, 10)
 		}
 	}
-	if !ok {
-		return ""
-	}
-	value, err := k.value(text)
+	value, err := k.value(p.facts.Sysctls[k.name])
 	if err != nil {
 		return ""
 	}

@@ -80,6 +80,7 @@ func TestMakePlan(t *testing.T) {
 				"netfilter.nf_conntrack_tcp_timeout_time_wait 120>30 0\n"},
 		{"the hash grows with the limit unasked", machine(full), []snapshot.Setting{want(settingMax, "524288")}, 0,
 			"netfilter.nf_conntrack_buckets 262144>524288 2097152\nnetfilter.nf_conntrack_max 262144>524288 100663296\n"},
+		{"no limit is more than any", machine(func(s *snapshot.Snapshot) { s.Conntrack.Max = 0 }), []snapshot.Setting{want(settingMax, "524288")}, 0, ""},
 		{"a hash that is large enough stays", machine(func(s *snapshot.Snapshot) { s.Conntrack.Max = 1000 }), []snapshot.Setting{want(settingMax, "131072")}, 0,
 			"netfilter.nf_conntrack_max 1000>131072 49947648\n"},
 		{"of two sizes the larger, of two values the first", machine(nil),

@@ -180,9 +180,12 @@ func (s setting) value(text string) (string, error) {
 
 // fulfilled says whether a setting at present needs no change to get to wanted.
 func (s setting) fulfilled(present, wanted string) bool {
+	if s.name == settingMax && present == "0" { // no limit at all
+		return true
+	}
 	if s.size {
-		p, errP := strconv.ParseInt(present, 10, 64)
-		w, errW := strconv.ParseInt(wanted, 10, 64)
+		p, errP := strconv.ParseUint(present, 10, 64)
+		w, errW := strconv.ParseUint(wanted, 10, 64)
 		return errP == nil && errW == nil && p >= w
 	}
 	return present == wanted
