@@ -91,6 +91,19 @@ func TestReadDump(t *testing.T) {
 	}
 }
 
+func TestLoaded(t *testing.T) {
+	root := t.TempDir()
+	if loaded(root) {
+		t.Error("loaded in an empty directory")
+	}
+	if err := os.MkdirAll(root+"/sys/module/nf_conntrack", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if !loaded(root) {
+		t.Error("the module is there, and not seen")
+	}
+}
+
 // TestAnswers: the errors of a batch, and an acknowledgement that never comes.
 func TestAnswers(t *testing.T) {
 	answer := func(seq uint32, errno unix.Errno) []byte {

@@ -29,8 +29,8 @@ func ReadLimits() (Limits, error) {
 		to   *uint64
 	}{{"nf_conntrack_count", &l.Count}, {"nf_conntrack_max", &l.Max}, {"nf_conntrack_buckets", &l.Buckets}} {
 		n, err := readNumber(sysctlDir + v.name)
-		if errors.Is(err, os.ErrNotExist) {
-			return Limits{}, fmt.Errorf("read conntrack limits: no %s (connection tracking is not loaded here: no rule needs it yet, or `modprobe nf_conntrack`)", sysctlDir+v.name)
+		if errors.Is(err, os.ErrNotExist) && !loaded("/") {
+			return Limits{}, fmt.Errorf("read conntrack limits: %w", errNotLoaded)
 		}
 		if err != nil {
 			return Limits{}, fmt.Errorf("read conntrack limits: %w", err)

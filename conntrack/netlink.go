@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -106,8 +107,12 @@ type socket struct {
 }
 
 // openSocket opens a socket whose reads end when ctx ends. groups is the bit
-// mask of multicast groups to join.
+// mask of multicast groups to join. Without connection tracking in the kernel
+// there is none: the first message would load it, and looking must not.
 func openSocket(ctx context.Context, groups uint32) (*socket, error) {
+	if !loaded("/") {
+		return nil, errNotLoaded
+	}
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, explain(os.NewSyscallError("socket", err))
@@ -125,6 +130,20 @@ func openSocket(ctx context.Context, groups uint32) (*socket, error) {
 	unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	s.stop = context.AfterFunc(ctx, func() { s.file.SetReadDeadline(time.Unix(1, 0)) })
 	return s, nil
+}
+
+var errNotLoaded = errors.New("connection tracking is not loaded in this kernel (the first rule that needs it loads it, or `modprobe nf_conntrack`)")
+
+// loaded looks for connection tracking below root. An old kernel hides the
+// sysctls from namespaces of unprivileged users, and one without sysfs has no
+// /sys/module.
+func loaded(root string) bool {
+	for _, path := range []string{sysctlDir + "nf_conntrack_count", "/sys/module/nf_conntrack", "/proc/thread-self/net/nf_conntrack"} {
+		if _, err := os.Stat(filepath.Join(root, path)); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *socket) close() {
