@@ -128,12 +128,21 @@ func (f facts) tableEvidence() []Evidence {
 	if state, n := most(t.ByState); n > 0 {
 		out = append(out, Evidence{"most common TCP state", fmt.Sprintf("%s: %d entries (%s)", state, n, percent(share(n, t.Entries))), fromDump})
 	}
-	if len(t.Sources) > 0 {
-		s := t.Sources[0]
-		out = append(out, Evidence{"source with most entries", fmt.Sprintf("%s: %d entries (%s)", s.Addr, s.Entries, percent(share(s.Entries, t.Entries))), fromDump})
+	for _, top := range []struct {
+		what    string
+		talkers []snapshot.Talker
+	}{{"source with most entries", t.Sources}, {"destination with most entries", t.Destinations}} {
+		if len(top.talkers) == 0 || share(top.talkers[0].Entries, t.Entries) < worthNaming {
+			continue
+		}
+		who := top.talkers[0]
+		out = append(out, Evidence{top.what, fmt.Sprintf("%s: %d entries (%s)", who.Addr, who.Entries, percent(share(who.Entries, t.Entries))), fromDump})
 	}
 	return out
 }
+
+// worthNaming is the share of the table from which an address is named.
+const worthNaming = 0.10
 
 // fillEvidence is how full the table is.
 func (f facts) fillEvidence() []Evidence {
@@ -201,6 +210,9 @@ func (f facts) growTable(refused uint64) tableGrowth {
 	if s, ok := f.shortenTimeWait(); ok {
 		g.settings = append(g.settings, s)
 		g.remedy = append(g.remedy, "# most entries are connections that are over; keep them for less long:", f.set(s))
+	}
+	if s, ok := f.shortenEstablished(); ok {
+		g.remedy = append(g.remedy, "# most entries are open connections; those whose ends have vanished stay for days, and one day is more than keepalive needs:", f.set(s))
 	}
 	g.whoFills(f)
 	if len(g.settings) > 0 {
@@ -286,6 +298,20 @@ func (f facts) shortenTimeWait() (snapshot.Setting, bool) {
 	s := f.local("net.netfilter.nf_conntrack_tcp_timeout_time_wait", shortTimeWait)
 	now, known := f.sysctl(s.Name)
 	return s, !known || now > shortTimeWait
+}
+
+// shortenEstablished is a shorter time-out for open connections where they are
+// most of the table. It is a proposal, no setting of the finding: tune knows what
+// this machine's keepalive needs.
+func (f facts) shortenEstablished() (snapshot.Setting, bool) {
+	const day = 86400
+	if f.Conntrack == nil || f.Conntrack.Table == nil ||
+		share(f.Conntrack.Table.ByState["ESTABLISHED"], f.Conntrack.Table.Entries) < 0.5 {
+		return snapshot.Setting{}, false
+	}
+	s := f.local("net.netfilter.nf_conntrack_tcp_timeout_established", day)
+	now, known := f.sysctl(s.Name)
+	return s, known && now > day
 }
 
 // powerOfTwo rounds up, within what the kernel takes.

@@ -57,7 +57,7 @@ func judgeTimeWait(f facts) *verdict {
 	if now, known := f.sysctl(timeout); known {
 		v.Evidence = append(v.Evidence, Evidence{"they stay for", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_time_wait"})
 	}
-	if len(t.Destinations) > 0 {
+	if len(t.Destinations) > 0 && share(t.Destinations[0].Entries, t.Entries) >= worthNaming {
 		d := t.Destinations[0]
 		v.Evidence = append(v.Evidence, Evidence{"destination with most entries", fmt.Sprintf("%s: %d", d.Addr, d.Entries), fromDump})
 	}
