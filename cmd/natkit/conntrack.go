@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -263,7 +262,7 @@ one come into, and the one destroyed in), lost_events, count, max.`,
 			return conntrack.Watch(cmd.Context(), o, func(r *conntrack.Rates) error {
 				rates := report.NewConntrackRates(time.Now(), r)
 				if *out == "json" {
-					return json.NewEncoder(e.stdout).Encode(rates)
+					return report.JSONLine(e.stdout, rates)
 				}
 				if header {
 					header = false

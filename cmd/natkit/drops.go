@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,7 +75,7 @@ that were left out for want of --all.`,
 		err = d.Watch(cmd.Context(), every, total, func(at time.Time, interval time.Duration, got snapshot.Drops) error {
 			r := report.NewDrops(at, interval, got, all)
 			if *out == "json" {
-				return json.NewEncoder(e.stdout).Encode(r)
+				return report.JSONLine(e.stdout, r)
 			}
 			totals.Add(r)
 			return r.Text(e.stdout, own)
