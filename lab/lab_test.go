@@ -282,7 +282,7 @@ func TestFailureAtEveryStep(t *testing.T) {
 	ktest.Root(t)
 	ktest.Tool(t, "nginx")
 	name := ktest.Name(t)
-	options := lab.Options{Name: name, Clients: 2, Server: lab.ServerNginx, ServeCommand: serveCommand(), Owned: true}
+	options := lab.Options{Name: name, Clients: 2, Server: lab.ServerNginx, ServeCommand: serveCommand(name), Owned: true}
 	var steps []string
 	lab.FailStep(t, func(what string) error { steps = append(steps, what); return nil })
 	l, err := lab.Up(t.Context(), "published", options)
@@ -511,7 +511,7 @@ func TestForeignNamespaces(t *testing.T) {
 func TestOwnedByTheDead(t *testing.T) {
 	ktest.Root(t)
 	name := ktest.Name(t)
-	owner := exec.Command(serveCommand()[0], "own", name)
+	owner := exec.Command(serveCommand(name)[0], "own", name)
 	out, err := owner.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -657,7 +657,7 @@ func TestMissingPrograms(t *testing.T) {
 		"iptables-legacy":        {Rules: lab.RulesIPTablesLegacy},
 		"nginx is not installed": {Server: lab.ServerNginx},
 	} {
-		o.Name, o.ServeCommand = name, serveCommand()
+		o.Name, o.ServeCommand = name, serveCommand(name)
 		if _, err := lab.Up(t.Context(), "routed", o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}

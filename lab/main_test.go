@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 		case "serve":
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 			defer stop()
-			if lab.Serve(ctx, os.Args[2:]) != nil {
+			if lab.Serve(ctx, os.Args[3:]) != nil {
 				os.Exit(1)
 			}
 			os.Exit(0)
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 // own makes a lab that belongs to this process, says so, and waits to be killed.
 func own(name string) {
 	var err error
-	owned, err = lab.Up(context.Background(), "routed", lab.Options{Name: name, Owned: true, Server: lab.ServerBuiltin, ServeCommand: serveCommand()})
+	owned, err = lab.Up(context.Background(), "routed", lab.Options{Name: name, Owned: true, Server: lab.ServerBuiltin, ServeCommand: serveCommand(name)})
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -57,12 +57,14 @@ func own(name string) {
 
 var owned *lab.Lab // what nobody refers to is collected, and its journal closed
 
-func serveCommand() []string {
+// serveCommand is this program as the background server of a lab; the name is
+// there for processesOf to find.
+func serveCommand(name string) []string {
 	self, err := os.Executable()
 	if err != nil {
 		panic(err)
 	}
-	return []string{self, "serve"}
+	return []string{self, "serve", name}
 }
 
 // up makes a lab for the test, with a name of its own, and removes it afterwards.
@@ -73,7 +75,7 @@ func up(t testing.TB, topology string, o lab.Options) *lab.Lab {
 		o.Name = ktest.Name(t)
 	}
 	if o.Server != "" && o.Server != lab.ServerNone {
-		o.ServeCommand = serveCommand()
+		o.ServeCommand = serveCommand(o.Name)
 	}
 	l, err := lab.Up(t.Context(), topology, o)
 	if err != nil {
@@ -114,8 +116,8 @@ func nothingLeft(t testing.TB, name string) {
 	}
 }
 
-// processesOf returns the background servers of labs whose run directory is this
-// test's and, for nginx, whose files have the lab's name.
+// processesOf returns the background servers of a lab: those of this test's run
+// directory that have the lab's name, or that of its files, in their command line.
 func processesOf(t testing.TB, name string) (out []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -129,7 +131,7 @@ func processesOf(t testing.TB, name string) (out []string) {
 			continue
 		}
 		cmdline, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
-		if args := strings.ReplaceAll(string(cmdline), "\x00", " "); strings.Contains(args, " serve ") || strings.Contains(args, name+".") {
+		if args := strings.ReplaceAll(string(cmdline), "\x00", " "); strings.Contains(args, " serve "+name+" ") || strings.Contains(args, name+".") {
 			out = append(out, filepath.Base(filepath.Dir(path))+" "+args)
 		}
 	}
