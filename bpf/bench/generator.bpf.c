@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// The packet generator: run by BPF_PROG_RUN with live frames, once a frame, it
+// turns the frame into the next packet of the load and sends it, or lets it go
+// (XDP_DROP) while the next packet is not due. Pacing is here and not in user
+// space, where a call for each burst would make bursts and holes.
+//
+// A frame that the kernel uses again is as the last receiver left it, so every
+// byte of the headers is written each time.
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "frame.h"
+
+// frame_kind is one length of frame, with the parts of its headers that depend
+// on the length: sums are one's complement sums of 16-bit words as they lie in
+// memory, not folded, without source, target, ports and stamp.
+struct frame_kind {
+	__u32 length;
+	__u32 ip_sum;
+	__u32 udp_sum;
+	__be16 ip_length;
+	__be16 udp_length;
+};
+
+// load is written by user space before a run and not touched during it.
+struct load {
+	__u64 start_ns;
+	__u64 end_ns;
+	__u64 interval; // between two frames of one CPU in 2^-16 ns; 0: as fast as it goes
+	__u32 catch_up; // frames that may follow at once after a delay; more are skipped
+	__u32 flows;
+	__u32 stride;      // from flow to flow, below flows and coprime to it
+	__u32 stamp_every; // one frame in so many carries its time; 0: none
+	__u32 source;      // first source address, host order
+	__u32 target;      // first target address, host order
+	__u32 ifindex;     // device to send by
+	__u32 longest;     // length that each frame comes with: the greatest of kinds[]
+	__u32 pattern;     // frames of kinds[] before they repeat
+	__u8 macs[12];     // destination, source
+	__be16 target_port;
+	__u16 outward; // 1: from sources to targets, 0: back
+	struct frame_kind kinds[BENCH_PATTERN];
+};
+
+// sender is the state of one CPU, read by user space after a run.
+struct sender {
+	__u64 due; // when the next frame is, in 2^-16 ns; 0 before the first
+	__u64 sent;
+	__u64 sent_bytes;
+	__u64 skipped; // slots that passed while the CPU was away
+	__u32 flow;
+	__u32 sequence;
+	__u32 in_pattern; // which frame of the mix is next
+	__u32 unused[5];  // a cache line of its own
+};
+
+struct load load;
+// No value of it is used: it brings the limits' names into the object, for Go.
+const volatile enum bench_limit limits;
+struct sender senders[BENCH_CPUS] __attribute__((aligned(64)));
+
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+// is_due moves the clock of s on by one frame if that is due at now.
+static __always_inline int is_due(struct sender *s, __u64 now)
+{
+	__u64 interval = load.interval, behind;
+
+	if (now < load.start_ns || now >= load.end_ns)
+		return 0;
+	if (!interval)
+		return 1;
+	if (!s->due)
+		s->due = load.start_ns << 16;
+	if (now < s->due >> 16)
+		return 0;
+	behind = (now << 16) - s->due;
+	if (behind > interval * load.catch_up) {
+		__u64 skip = behind / interval - load.catch_up;
+
+		s->skipped += skip;
+		s->due += skip * interval;
+	}
+	s->due += interval;
+	return 1;
+}
+
+// The headers as they are written, 2 bytes aligned.
+struct headers {
+	__u8 macs[12];
+	__be16 ether_type;
+	__u8 version, tos;
+	__be16 ip_length;
+	__u32 id_and_fragment;
+	__u8 ttl, protocol;
+	__u16 ip_check;
+	__be32 source, target;
+	__be16 source_port, target_port;
+	__be16 udp_length;
+	__u16 udp_check;
+	struct stamp stamp;
+} __attribute__((packed, aligned(2)));
+
+static __always_inline __u32 halves(__u32 word)
+{
+	return (word & 0xffff) + (word >> 16);
+}
+
+SEC("xdp")
+int generate(struct xdp_md *ctx)
+{
+	__u32 cpu = bpf_get_smp_processor_id(), flow, host, number, varying;
+	const struct frame_kind *kind;
+	struct headers *h;
+	struct sender *s;
+	__u64 now, sum;
+
+	if (cpu >= BENCH_CPUS)
+		return XDP_ABORTED;
+	s = &senders[cpu];
+	now = bpf_ktime_get_ns();
+	if (!is_due(s, now))
+		return XDP_DROP;
+
+	number = s->sequence++;
+	kind = &load.kinds[0];
+	if (load.pattern > 1) {
+		__u32 at = s->in_pattern;
+
+		s->in_pattern = at + 1 < load.pattern ? at + 1 : 0;
+		if (at >= BENCH_PATTERN)
+			return XDP_ABORTED;
+		kind = &load.kinds[at];
+		if (bpf_xdp_adjust_tail(ctx, (int)kind->length - (int)load.longest))
+			return XDP_ABORTED;
+	}
+	h = (void *)(long)ctx->data;
+	if ((void *)(h + 1) > (void *)(long)ctx->data_end)
+		return XDP_ABORTED;
+
+	flow = s->flow;
+	s->flow += load.stride;
+	if (s->flow >= load.flows)
+		s->flow -= load.flows;
+	host = flow / BENCH_PORTS;
+
+	__builtin_memcpy(h->macs, load.macs, sizeof(h->macs));
+	h->ether_type = bpf_htons(0x0800);
+	h->version = 0x45;
+	h->tos = 0;
+	h->ip_length = kind->ip_length;
+	h->id_and_fragment = 0;
+	h->ttl = 64;
+	h->protocol = 17;
+	h->udp_length = kind->udp_length;
+	{
+		__be32 source = bpf_htonl(load.source + host);
+		__be32 target = bpf_htonl(load.target + flow / BENCH_FLOWS_PER_TARGET);
+		__be16 port = bpf_htons(BENCH_FIRST_PORT + flow - host * BENCH_PORTS);
+
+		h->source = load.outward ? source : target;
+		h->target = load.outward ? target : source;
+		h->source_port = load.outward ? port : load.target_port;
+		h->target_port = load.outward ? load.target_port : port;
+		varying = halves(source) + halves(target);
+		h->ip_check = ~fold((__u64)kind->ip_sum + varying);
+		varying += port;
+	}
+	h->stamp.magic = BENCH_MAGIC;
+	h->stamp.flow = flow;
+	h->stamp.sequence = number;
+	h->stamp.sent_ns = load.stamp_every && number % load.stamp_every == 0 ? now : 0;
+	sum = (__u64)kind->udp_sum + varying + BENCH_MAGIC + halves(flow) + halves(number) +
+	      halves((__u32)h->stamp.sent_ns) + halves(h->stamp.sent_ns >> 32);
+	h->udp_check = ~fold(sum);
+	if (!h->udp_check)
+		h->udp_check = 0xffff;
+
+	s->sent++;
+	s->sent_bytes += kind->length;
+	return bpf_redirect(load.ifindex, 0);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
