@@ -297,6 +297,8 @@ func (w *httpWorker) watch(op int, i int32) error {
 func (w *httpWorker) handle(e *unix.EpollEvent) {
 	i := e.Fd
 	c := &w.conns[i]
+	// A closed socket is out of the epoll set at once, unless a process that is
+	// being forked elsewhere in this one still has it open.
 	if c.generation != e.Pad || c.fd < 0 {
 		return
 	}
