@@ -20,7 +20,7 @@ import (
 
 // Message types of the conntrack subsystem, linux/netfilter/nfnetlink_conntrack.h.
 const (
-	msgNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0
+	msgNew    = unix.NFNL_SUBSYS_CTNETLINK << 8 // | 0
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 )

@@ -53,7 +53,7 @@ func Serve(ctx context.Context, args []string) error {
 	goahead.Close()
 	err := func() error {
 		if len(args) < 2 {
-			return fmt.Errorf("serve %q: want http ADDRESS:PORT or exec PROGRAM ARG...", args)
+			return fmt.Errorf("serve %q: want http ADDRESS:PORT, or exec PROGRAM and its arguments", args)
 		}
 		switch args[0] {
 		case "http":

@@ -13,8 +13,8 @@ import (
 	"natkit/internal/ktest"
 )
 
-// The committed objects and their Go code are what the source gives: each
-// go:generate line is run again, into another folder.
+// The committed objects and their Go code are what the source gives: the
+// commands behind go:generate are run again, into another folder.
 func TestGeneratedFiles(t *testing.T) {
 	if _, err := os.Stat("../bpf/generate.sh"); err != nil {
 		t.Skip("not in the source tree")
