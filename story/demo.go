@@ -389,12 +389,12 @@ func (d *demo) chooseFault(s *snapshot.Snapshot) fault {
 		if object == 0 {
 			object = 512 // more than any kernel's; slab information is for root
 		}
-		need, allowed := float64(ct.Max*object), float64(s.Host.MemoryBytes)*d.o.FillShare
+		need, allowed := float64(ct.Max)*float64(object), float64(s.Host.MemoryBytes)*d.o.FillShare
 		if need <= allowed {
 			return d.tableFull(ct)
 		}
 		d.res.FaultReason = fmt.Sprintf("filling the table to its limit of %d entries would take %s of kernel memory, more than %.0f %% of this machine's %s",
-			ct.Max, tune.Bytes(ct.Max*object), 100*d.o.FillShare, tune.Bytes(s.Host.MemoryBytes))
+			ct.Max, tune.Bytes(uint64(min(need, 1<<62))), 100*d.o.FillShare, tune.Bytes(s.Host.MemoryBytes))
 	}
 	return d.portsExhausted()
 }
@@ -451,24 +451,13 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 
 // cureInside cures a full table without touching the limit that all namespaces share.
 func (d *demo) cureInside(ctx context.Context, a *DemoAct) error {
-	if err := d.apply(ctx, a, d.wanted(), func(c tune.Change) bool { return c.Scope == tune.ScopeNamespace }); err != nil {
+	if err := d.apply(ctx, a, diagnose.Settings(d.found), func(c tune.Change) bool { return c.Scope == tune.ScopeNamespace }); err != nil {
 		return err
 	}
 	return d.lab.NATNode().Do(func() (err error) {
 		a.Removed, err = conntrack.Delete(ctx, conntrack.Filter{Src: filled})
 		return err
 	})
-}
-
-// wanted is what the findings ask for.
-func (d *demo) wanted() (out []snapshot.Setting) {
-	for _, f := range d.found {
-		for _, s := range f.Settings {
-			s.Code, s.Reason = f.Code, f.Title
-			out = append(out, s)
-		}
-	}
-	return out
 }
 
 // apply makes those changes of the plan that are chosen.
