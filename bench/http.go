@@ -111,7 +111,7 @@ func HTTP(ctx context.Context, o HTTPOptions) (*HTTPResult, error) {
 	res := run.result()
 	res.TCP = after.since(before)
 	if res.Ports, err = readPorts(o.Netns, target.addr); err != nil {
-		return nil, err
+		return res, err
 	}
 	if run.halted != nil {
 		res.Stopped = run.halted.Error()
