@@ -40,7 +40,7 @@ func listeners() source {
 			}
 			return err
 		},
-		end: func(v *view, s *snapshot.Snapshot) error {
+		end: func(_ *view, s *snapshot.Snapshot) error {
 			list, err := readListeners()
 			if err != nil {
 				return err
@@ -52,14 +52,36 @@ func listeners() source {
 				return cmp.Or(cmp.Compare(b.Drops, a.Drops), cmp.Compare(b.Queue, a.Queue))
 			})
 			list = list[:min(len(list), maxListeners)]
-			names, err := processNames(v, list)
-			s.Capabilities = append(s.Capabilities, capability(snapshot.CanProcessNames, "which program some listeners belong to is not told", err))
 			s.Listeners = []snapshot.Listener{} // known, also when there is none
 			for _, l := range list {
-				l.Process = names[l.Inode]
 				s.Listeners = append(s.Listeners, l.Listener)
 			}
 			return nil
+		},
+	}
+}
+
+// processNames finds the programs that the listeners belong to.
+func processNames() source {
+	return source{
+		name:  snapshot.CanProcessNames,
+		costs: "which program some listeners belong to is not told",
+		live:  true,
+		end: func(v *view, s *snapshot.Snapshot) error {
+			if s.Listeners == nil {
+				return errors.New("no listener is known")
+			}
+			missing := map[uint64]bool{}
+			for _, l := range s.Listeners {
+				if l.Inode != 0 {
+					missing[l.Inode] = true
+				}
+			}
+			names, err := socketOwners(v, missing)
+			for i := range s.Listeners {
+				s.Listeners[i].Process = names[s.Listeners[i].Inode]
+			}
+			return err
 		},
 	}
 }
@@ -152,16 +174,10 @@ func parseListener(b []byte) (listener, error) {
 	return l, ad.Err()
 }
 
-// processNames finds the programs that hold the sockets, by their inodes. It
+// socketOwners finds the programs that hold sockets, by the sockets' inodes. It
 // looks through /proc for half a second at most: on a host of many thousand
 // processes a name is not worth more.
-func processNames(v *view, list []listener) (map[uint64]string, error) {
-	missing := map[uint64]bool{}
-	for _, l := range list {
-		if l.Inode != 0 {
-			missing[l.Inode] = true
-		}
-	}
+func socketOwners(v *view, missing map[uint64]bool) (map[uint64]string, error) {
 	names := map[uint64]string{}
 	deadline := time.Now().Add(500 * time.Millisecond)
 	var denied error
@@ -174,7 +190,7 @@ func processNames(v *view, list []listener) (map[uint64]string, error) {
 			return names, nil
 		}
 		if time.Now().After(deadline) {
-			return names, fmt.Errorf("too many processes to look through in half a second")
+			return names, errors.New("too many processes to look through in half a second")
 		}
 		if _, err := strconv.Atoi(dir.Name()); err != nil {
 			continue
