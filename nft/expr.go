@@ -17,6 +17,18 @@ import (
 // the words in its comment, so that `nft list ruleset` shows them as such; all
 // of them may use register 1, and a translation also registers 2 and 3.
 
+// Offsets in an IPv4 header, RFC 791.
+const (
+	checksumOffset = 10
+	sourceOffset   = 12
+	destOffset     = 16
+)
+
+const (
+	familyIPv4   = unix.NFPROTO_IPV4
+	pseudoHeader = 1 // NFT_PAYLOAD_L4CSUM_PSEUDOHDR: the transport checksum follows
+)
+
 // rule joins words to a rule.
 func rule(words ...[]expr.Any) Rule { return slices.Concat(words...) }
 
@@ -36,9 +48,9 @@ func device(key expr.MetaKey, op expr.CmpOp, name string) []expr.Any {
 }
 
 // ip saddr NET; ip daddr NET; ip daddr != NET
-func source(p netip.Prefix) []expr.Any  { return address(12, expr.CmpOpEq, p) }
-func dest(p netip.Prefix) []expr.Any    { return address(16, expr.CmpOpEq, p) }
-func notDest(p netip.Prefix) []expr.Any { return address(16, expr.CmpOpNeq, p) }
+func source(p netip.Prefix) []expr.Any  { return address(sourceOffset, expr.CmpOpEq, p) }
+func dest(p netip.Prefix) []expr.Any    { return address(destOffset, expr.CmpOpEq, p) }
+func notDest(p netip.Prefix) []expr.Any { return address(destOffset, expr.CmpOpNeq, p) }
 
 // address compares the IPv4 address at an offset of the network header.
 func address(offset uint32, op expr.CmpOp, p netip.Prefix) []expr.Any {
@@ -87,6 +99,7 @@ func established() []expr.Any {
 
 // counter, and the verdicts; every rule counts, as iptables' do.
 func accept() []expr.Any { return verdict(expr.VerdictAccept, "") }
+func drop() []expr.Any   { return verdict(expr.VerdictDrop, "") }
 func ret() []expr.Any    { return verdict(expr.VerdictReturn, "") }
 
 func jump(chain string) []expr.Any { return verdict(expr.VerdictJump, chain) }
@@ -101,7 +114,7 @@ func dnatTo(to netip.AddrPort) []expr.Any {
 		&expr.Counter{},
 		&expr.Immediate{Register: 1, Data: to.Addr().AsSlice()},
 		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(to.Port())},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: familyIPv4, RegAddrMin: 1, RegProtoMin: 2, Specified: true},
 	}
 }
 
@@ -115,6 +128,6 @@ func snatTo(to netip.Addr, ports snapshot.PortRange) []expr.Any {
 		&expr.Immediate{Register: 1, Data: to.AsSlice()},
 		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(ports.Min)},
 		&expr.Immediate{Register: 3, Data: binaryutil.BigEndian.PutUint16(ports.Max)},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, RegProtoMax: 3, Specified: true},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: familyIPv4, RegAddrMin: 1, RegProtoMin: 2, RegProtoMax: 3, Specified: true},
 	}
 }

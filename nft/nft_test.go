@@ -40,6 +40,8 @@ func gatewayPorts() nft.Gateway {
 	return g
 }
 
+var hosts = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")}
+
 func namespace(t *testing.T) *netns.Handle {
 	t.Helper()
 	ktest.Root(t)
@@ -76,6 +78,11 @@ func TestGolden(t *testing.T) {
 		"docker-nothing": nft.Docker{Bridge: "docker0", Network: netip.MustParsePrefix("172.17.0.0/16")}.Compile(),
 		"gateway":        gateway().Compile(),
 		"gateway-ports":  gatewayPorts().Compile(),
+		"empty-hooks":    nft.EmptyHooks(),
+		"distribution":   gateway().Distribution(),
+		"behind":         gateway().Behind(hosts, netip.MustParseAddr("203.0.113.1")),
+		"behind-map":     gateway().BehindMap(hosts, netip.MustParseAddr("203.0.113.1")),
+		"stateless":      nft.Stateless(netip.MustParsePrefix("198.18.0.0/16"), netip.MustParsePrefix("100.64.0.0/16"), "eth0"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := namespace(t)

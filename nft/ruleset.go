@@ -4,16 +4,19 @@
 // translate compiled to nftables, and put into a namespace over netlink in one
 // transaction. It runs no program.
 //
-// Compiling is pure: [Docker.Compile] and [Gateway.Compile] give a [Ruleset],
-// [Ruleset.Apply] is the only function that touches a kernel.
+// Compiling is pure: [Docker.Compile], [Gateway.Compile] and the functions of
+// measure.go give a [Ruleset], [Ruleset.Apply] is the only function that touches
+// a kernel.
 package nft
 
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/netns"
@@ -24,8 +27,25 @@ type Ruleset []Table
 
 // Table is one IPv4 table.
 type Table struct {
-	Name   string
-	Chains []Chain
+	Name       string
+	Maps       []Map
+	Flowtables []Flowtable
+	Chains     []Chain
+}
+
+// Map is a named map from addresses to addresses.
+type Map struct {
+	Name     string
+	Elements []MapElement
+}
+
+// MapElement is one entry of a Map.
+type MapElement struct{ Key, Value netip.Addr }
+
+// Flowtable is where the kernel keeps the flows that go past its hooks.
+type Flowtable struct {
+	Name    string
+	Devices []string
 }
 
 // Chain is a chain and its rules. Without Base it is reached by a jump alone, and
@@ -51,7 +71,10 @@ type Rule []expr.Any
 // that name there: all of them, or on an error none. Tables of other names stay.
 func (r Ruleset) Apply(h *netns.Handle) error {
 	return h.Do(func() error {
-		c, err := nftables.New()
+		// All of it is one message, and each part of it is answered.
+		c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+			return errors.Join(c.SetWriteBuffer(maxTransaction), c.SetReadBuffer(maxTransaction))
+		}))
 		if err != nil {
 			return fmt.Errorf("open nftables: %w", err)
 		}
@@ -61,6 +84,17 @@ func (r Ruleset) Apply(h *netns.Handle) error {
 			c.AddTable(table)
 			c.DelTable(table)
 			c.AddTable(table)
+			for _, f := range t.Flowtables {
+				c.AddFlowtable(&nftables.Flowtable{
+					Table: table, Name: f.Name, Devices: f.Devices,
+					Hooknum: nftables.FlowtableHookIngress, Priority: nftables.FlowtablePriorityFilter,
+				})
+			}
+			for _, m := range t.Maps {
+				if err := addMap(c, table, m); err != nil {
+					return fmt.Errorf("compile map %s: %w", m.Name, err)
+				}
+			}
 			for _, ch := range t.Chains {
 				chain := &nftables.Chain{Table: table, Name: ch.Name}
 				if b := ch.Base; b != nil {
@@ -74,12 +108,26 @@ func (r Ruleset) Apply(h *netns.Handle) error {
 		}
 		if err := c.Flush(); err != nil {
 			if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("apply nftables rules: %w (the kernel needs nf_tables, nft_chain_nat, nft_masq, nft_ct and nft_fib_ipv4)", err)
+				return fmt.Errorf("apply nftables rules: %w (the kernel needs nf_tables, nft_chain_nat, nft_masq, nft_ct and nft_fib_ipv4; a flowtable needs nft_flow_offload)", err)
 			}
 			return fmt.Errorf("apply nftables rules: %w", err)
 		}
 		return nil
 	})
+}
+
+// maxTransaction is the size of the largest ruleset in bytes of netlink: some
+// 200 000 rules.
+const maxTransaction = 128 << 20
+
+func addMap(c *nftables.Conn, table *nftables.Table, m Map) error {
+	elements := make([]nftables.SetElement, len(m.Elements))
+	for i, e := range m.Elements {
+		elements[i] = nftables.SetElement{Key: e.Key.AsSlice(), Val: e.Value.AsSlice()}
+	}
+	return c.AddSet(&nftables.Set{
+		Table: table, Name: m.Name, IsMap: true, KeyType: nftables.TypeIPAddr, DataType: nftables.TypeIPAddr,
+	}, elements)
 }
 
 // The base chains that NAT and its firewall use, at the priorities iptables gives them.

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+)
+
+// Rulesets that are measured beside a gateway's own: what costs what.
+
+// EmptyHooks registers chains without a rule where a gateway's packets pass: the
+// netfilter framework, and nothing that it calls does anything.
+func EmptyHooks() Ruleset {
+	return Ruleset{{Name: "empty", Chains: []Chain{
+		filterChain("PREROUTING", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
+		filterChain("FORWARD", nftables.ChainHookForward, nftables.ChainPriorityFilter),
+		filterChain("POSTROUTING", nftables.ChainHookPostrouting, nftables.ChainPriorityMangle),
+	}}}
+}
+
+// Distribution is the gateway with all that distributions and Docker register
+// besides: the tables raw, mangle, security and filter of iptables, the first
+// three without a rule, in the last established flows accepted behind a user's
+// empty chain.
+func (g Gateway) Distribution() Ruleset {
+	user := Chain{Name: "DOCKER-USER", Rules: []Rule{rule(ret())}}
+	forward := filterChain("FORWARD", nftables.ChainHookForward, nftables.ChainPriorityFilter)
+	forward.Rules = []Rule{rule(jump(user.Name)), rule(established(), accept()), rule(in(g.Outside), drop())}
+	return append(Ruleset{
+		{Name: "raw", Chains: []Chain{
+			filterChain("PREROUTING", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
+		}},
+		{Name: "mangle", Chains: []Chain{
+			filterChain("PREROUTING", nftables.ChainHookPrerouting, nftables.ChainPriorityMangle),
+			filterChain("FORWARD", nftables.ChainHookForward, nftables.ChainPriorityMangle),
+			filterChain("POSTROUTING", nftables.ChainHookPostrouting, nftables.ChainPriorityMangle),
+		}},
+		{Name: "security", Chains: []Chain{
+			filterChain("FORWARD", nftables.ChainHookForward, nftables.ChainPrioritySecurity),
+		}},
+		{Name: "filter", Chains: []Chain{user, forward}},
+	}, g.Compile()...)
+}
+
+// Offloaded is the gateway with a flowtable: flows that both sides have spoken in
+// go past the hooks, from one device to the other.
+func (g Gateway) Offloaded(inside string) Ruleset {
+	forward := filterChain("FORWARD", nftables.ChainHookForward, nftables.ChainPriorityFilter)
+	forward.Rules = []Rule{{&expr.FlowOffload{Name: "fast"}}}
+	return append(Ruleset{{
+		Name: "offload", Flowtables: []Flowtable{{Name: "fast", Devices: []string{inside, g.Outside}}},
+		Chains: []Chain{forward},
+	}}, g.Compile()...)
+}
+
+// Behind is the gateway with rules before its own: each translates one of the
+// hosts, which send nothing.
+func (g Gateway) Behind(hosts []netip.Addr, outside netip.Addr) Ruleset {
+	r := g.Compile()
+	chain := &r[0].Chains[0]
+	rules := make([]Rule, 0, len(hosts)+len(chain.Rules))
+	for _, h := range hosts {
+		rules = append(rules, rule(source(netip.PrefixFrom(h, 32)), out(g.Outside), snatAddress(outside)))
+	}
+	chain.Rules = append(rules, chain.Rules...)
+	return r
+}
+
+// BehindMap is Behind with a map instead of rules: one look-up for all hosts.
+func (g Gateway) BehindMap(hosts []netip.Addr, outside netip.Addr) Ruleset {
+	r := g.Compile()
+	m := Map{Name: "hosts", Elements: make([]MapElement, len(hosts))}
+	for i, h := range hosts {
+		m.Elements[i] = MapElement{Key: h, Value: outside}
+	}
+	r[0].Maps = []Map{m}
+	chain := &r[0].Chains[0]
+	chain.Rules = append([]Rule{rule(out(g.Outside), snatByMap(m.Name))}, chain.Rules...)
+	return r
+}
+
+// Stateless rewrites the addresses of a network to those of another of the same
+// length and back, without connection tracking: what leaves by the outside
+// device, and what comes in there.
+func Stateless(inside, outside netip.Prefix, device string) Ruleset {
+	postrouting := filterChain("POSTROUTING", nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+	postrouting.Rules = []Rule{rule(source(inside), out(device), rewrite(sourceOffset, outside))}
+	prerouting := filterChain("PREROUTING", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
+	prerouting.Rules = []Rule{rule(dest(outside), in(device), rewrite(destOffset, inside))}
+	return Ruleset{{Name: "stateless", Chains: []Chain{prerouting, postrouting}}}
+}
+
+func filterChain(name string, hook *nftables.ChainHook, priority *nftables.ChainPriority) Chain {
+	return Chain{Name: name, Base: &Base{nftables.ChainTypeFilter, hook, priority, nftables.ChainPolicyAccept}}
+}
+
+// counter snat to ADDRESS
+func snatAddress(to netip.Addr) []expr.Any {
+	return []expr.Any{
+		&expr.Counter{},
+		&expr.Immediate{Register: 1, Data: to.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: familyIPv4, RegAddrMin: 1},
+	}
+}
+
+// snat to ip saddr map @NAME
+func snatByMap(name string) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: sourceOffset, Len: 4},
+		&expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: name},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: familyIPv4, RegAddrMin: 1},
+	}
+}
+
+// counter ip saddr set ip saddr & HOSTMASK | NETWORK, or daddr
+func rewrite(offset uint32, network netip.Prefix) []expr.Any {
+	network = network.Masked()
+	hosts := ^(^uint32(0) << (32 - network.Bits()))
+	return []expr.Any{
+		&expr.Counter{},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
+		&expr.Bitwise{
+			SourceRegister: 1, DestRegister: 1, Len: 4,
+			Mask: binaryutil.BigEndian.PutUint32(hosts), Xor: network.Addr().AsSlice(),
+		},
+		&expr.Payload{
+			OperationType: expr.PayloadWrite, SourceRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4,
+			CsumType: expr.CsumTypeInet, CsumOffset: checksumOffset, CsumFlags: pseudoHeader,
+		},
+	}
+}
