@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,7 +93,16 @@ func readRecords(path string) (records, error) {
 		}
 		return nil
 	})
-	return r, err
+	return r, needsRoot(err)
+}
+
+// needsRoot says so where that is why something was refused: the run directory is
+// root's.
+func needsRoot(err error) error {
+	if errors.Is(err, os.ErrPermission) && os.Geteuid() != 0 {
+		return fmt.Errorf("%w (labs need root)", err)
+	}
+	return err
 }
 
 func (r records) thisBoot() bool {
@@ -254,7 +264,7 @@ func names() ([]string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list labs: %w", err)
+		return nil, fmt.Errorf("list labs: %w", needsRoot(err))
 	}
 	var out []string
 	for _, e := range entries {
@@ -297,6 +307,8 @@ func Down(name string) error {
 	}
 	if _, err := os.Stat(journalPath(name)); errors.Is(err, os.ErrNotExist) {
 		return notThere(name)
+	} else if err != nil {
+		return fmt.Errorf("lab %q: %w", name, needsRoot(err))
 	}
 	return downByName(name, whatever)
 }
@@ -308,6 +320,7 @@ func DownAll() (down, inUse []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	down, inUse = []string{}, []string{}
 	var errs []error
 	for _, name := range all {
 		err := downByName(name, whatever)
@@ -321,6 +334,37 @@ func DownAll() (down, inUse []string, err error) {
 		}
 	}
 	return down, inUse, errors.Join(errs...)
+}
+
+// PlanDown returns what taking down the labs of these names, or all, would remove,
+// one thing a line.
+func PlanDown(which []string) ([]string, error) {
+	infos, err := List()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range which {
+		if !slices.ContainsFunc(infos, func(i Info) bool { return i.Name == name }) {
+			return nil, notThere(name)
+		}
+	}
+	out := []string{}
+	for _, i := range infos {
+		switch {
+		case len(which) > 0 && !slices.Contains(which, i.Name):
+		case i.State == StateOwned || i.State == StateMaking:
+			out = append(out, fmt.Sprintf("lab %s: nothing, process %d uses it", i.Name, i.PID))
+		default:
+			out = append(out, fmt.Sprintf("lab %s", i.Name))
+			for _, n := range i.Nodes {
+				out = append(out, fmt.Sprintf("  network namespace %s", n.Netns))
+			}
+			if i.Server != ServerNone {
+				out = append(out, fmt.Sprintf("  web server (%s)", i.Server))
+			}
+		}
+	}
+	return out, nil
 }
 
 // State is what a lab is at the moment.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -72,22 +71,17 @@ func LabList(w io.Writer, infos []lab.Info) error {
 	return tab.Flush()
 }
 
-// LabDown says what taking down the labs of these names, or all, would remove.
-func LabDown(w io.Writer, infos []lab.Info, names []string) error {
-	for _, i := range infos {
-		if len(names) > 0 && !slices.Contains(names, i.Name) {
-			continue
-		}
-		if i.State == lab.StateOwned || i.State == lab.StateMaking {
-			fmt.Fprintf(w, "lab %s: nothing, process %d uses it\n", i.Name, i.PID)
-			continue
-		}
-		fmt.Fprintf(w, "lab %s\n", i.Name)
-		for _, n := range i.Nodes {
-			fmt.Fprintf(w, "  network namespace %s\n", n.Netns)
-		}
-		if i.Server != lab.ServerNone {
-			fmt.Fprintf(w, "  web server (%s)\n", i.Server)
+// LabsDown is what natkit lab down did.
+type LabsDown struct {
+	Down  []string `json:"down"`   // names
+	InUse []string `json:"in_use"` // why a lab was left alone
+}
+
+// Text names the labs that are down.
+func (r LabsDown) Text(w io.Writer) error {
+	for _, name := range r.Down {
+		if _, err := fmt.Fprintf(w, "lab %s is down\n", name); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -60,7 +60,9 @@ func newLabUpCommand(e *env) *cobra.Command {
              container, as Docker publishes it: DNAT, masquerading, a bridge with
              br_netfilter, a FORWARD chain that drops by default
 
-What labs of killed natkits left behind is removed first.`,
+What labs of killed natkits left behind is removed first.
+
+-o json: the lab as in "natkit lab list"; with --dry-run {"plan": [line...]}.`,
 		Example: `  natkit lab up published
   natkit lab up published --client local --rules iptables --server nginx
   natkit lab up routed --name two --clients 4 --client-addr 10.1.0.10/16 --near-addr 10.1.0.1
@@ -97,11 +99,7 @@ What labs of killed natkits left behind is removed first.`,
 			return usagef("%w", err)
 		}
 		if dryRun {
-			if *out == "json" {
-				return report.JSON(e.stdout, map[string][]string{"plan": plan})
-			}
-			_, err := fmt.Fprintln(e.stdout, strings.Join(plan, "\n"))
-			return err
+			return showPlan(e, *out, plan)
 		}
 		self, err := os.Executable()
 		if err != nil {
@@ -134,7 +132,9 @@ func newLabDownCommand(e *env) *cobra.Command {
 		Use:   "down [flags] NAME...",
 		Short: "Remove labs",
 		Long: `Remove labs: what their journals say natkit made, and nothing else. A lab that a
-running natkit owns or is just making is left alone; with --all that is no error.`,
+running natkit owns or is just making is left alone; with --all that is no error.
+
+-o json: {"down": [NAME...], "in_use": [why it was left alone...]}.`,
 		Example: "  natkit lab down published\n  natkit lab down --all",
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -145,35 +145,48 @@ running natkit owns or is just making is left alone; with --all that is no error
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "every lab, also what killed natkits left")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be removed, and remove nothing")
+	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if dryRun {
-			infos, err := lab.List()
+			plan, err := lab.PlanDown(args)
 			if err != nil {
 				return err
 			}
-			return report.LabDown(e.stdout, infos, args)
+			return showPlan(e, *out, plan)
 		}
+		r := report.LabsDown{Down: []string{}, InUse: []string{}}
+		var err error
 		if all {
-			down, inUse, err := lab.DownAll()
-			for _, name := range down {
-				fmt.Fprintf(e.stdout, "lab %s is down\n", name)
+			r.Down, r.InUse, err = lab.DownAll()
+		} else {
+			for _, name := range args {
+				downErr := lab.Down(name)
+				if downErr == nil {
+					r.Down = append(r.Down, name)
+				}
+				err = errors.Join(err, downErr)
 			}
-			for _, why := range inUse {
-				fmt.Fprintf(e.stderr, "natkit: left alone: %s\n", why)
-			}
-			return err
 		}
-		var errs []error
-		for _, name := range args {
-			err := lab.Down(name)
-			if err == nil {
-				fmt.Fprintf(e.stdout, "lab %s is down\n", name)
-			}
-			errs = append(errs, err)
+		if *out == "json" {
+			return errors.Join(err, report.JSON(e.stdout, r))
 		}
-		return errors.Join(errs...)
+		for _, why := range r.InUse {
+			fmt.Fprintf(e.stderr, "natkit: left alone: %s\n", why)
+		}
+		return errors.Join(err, r.Text(e.stdout))
 	}
 	return cmd
+}
+
+// showPlan prints what a dry run found.
+func showPlan(e *env, format string, plan []string) error {
+	if format == "json" {
+		return report.JSON(e.stdout, map[string][]string{"plan": plan})
+	}
+	for _, line := range plan {
+		fmt.Fprintln(e.stdout, line)
+	}
+	return nil
 }
 
 func newLabListCommand(e *env) *cobra.Command {
@@ -184,7 +197,10 @@ func newLabListCommand(e *env) *cobra.Command {
 
 States: up (until taken down), owned (ends with the process that made it), making
 (not complete yet), remains (what a killed process left; the next "natkit lab up"
-and "natkit lab down --all" remove it).`,
+and "natkit lab down --all" remove it).
+
+-o json: a list of {"name", "topology", "state", "pid", "rules", "server", "url",
+"direct_url", "nodes": [{"role", "netns", "addr"}]}.`,
 		Example: "  natkit lab list\n  natkit lab list -o json",
 		Args:    noArgs,
 	}

@@ -166,8 +166,14 @@ func TestLabCommands(t *testing.T) {
 	if out, _, code := try(t, natkit("lab", "down", "--all", "--dry-run")); code != exitOK || !strings.Contains(out, name+"-host") {
 		t.Errorf("lab down --dry-run: exit code %d:\n%s", code, out)
 	}
+	if out, errs, code := try(t, natkit("lab", "down", "nothing", "--dry-run")); code != exitError || out != "" {
+		t.Errorf("lab down --dry-run of none: exit code %d: %s%s", code, out, errs)
+	}
 	if out, errs, code := try(t, natkit("lab", "down", name)); code != exitOK || out != "lab "+name+" is down\n" {
 		t.Errorf("lab down: exit code %d: %s%s", code, out, errs)
+	}
+	if out, _, code := try(t, natkit("lab", "down", "--all", "-o", "json")); code != exitOK || strings.Join(strings.Fields(out), "") != `{"down":[],"in_use":[]}` {
+		t.Errorf("lab down --all -o json of none: exit code %d: %s", code, out)
 	}
 	if out, _, code := try(t, natkit("lab", "list")); code != exitOK || out != "no lab\n" {
 		t.Errorf("lab list after down: %s", out)
