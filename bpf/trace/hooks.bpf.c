@@ -175,48 +175,72 @@ static __always_inline __u32 walk_list(struct nf_hook_entries *list, __u8 family
 	return w.left_out;
 }
 
-/* Where in struct net a family has its lists; 0 if this kernel is built without it. */
-#define LISTS(field)                                                                               \
-	(bpf_core_field_exists(((struct net *)0)->nf.field)                                        \
-		 ? bpf_core_field_offset(struct net, nf.field)                                     \
-		 : 0)
-
-/* The lists of one family, an array of pointers. */
-static __always_inline __u32 walk_family(struct net *net, __u32 offset, __u8 family, __u8 hooks)
+/* A namespace, and how far the walk along its devices has come. */
+struct namespace
 {
-	struct nf_hook_entries **lists = (void *)net + offset, *list;
-	__u32 left_out = 0;
-
-	if (!offset)
-		return 0;
-	for (__u8 i = 0; i < hooks; i++) {
-		list = 0;
-		bpf_probe_read_kernel(&list, sizeof(list), &lists[i]);
-		left_out += walk_list(list, family, i, 0);
-	}
-	return left_out;
-}
-
-struct devices {
-	struct list_head *end, *at;
+	struct net *net;
+	struct list_head *device;
 	__u32 left_out;
 };
 
-static long emit_device(__u32 i, struct devices *d)
+/* Where in struct net a family has its lists; 0 if this kernel is built without it. */
+#define LISTS(net, field)                                                                          \
+	(bpf_core_field_exists(net->nf.field) ? bpf_core_field_offset(struct net, nf.field) : 0)
+
+enum { ALL_LISTS = 3 * NF_INET_HOOKS + NF_ARP_HOOKS };
+
+/* Every list in turn by one call each: Linux 6.1's verifier walks through all that
+ * is called once for each place that calls it, and gives up after a million steps. */
+static long emit_list(__u32 i, struct namespace *ns)
 {
-	struct list_head *at = d->at; /* BPF_CORE_READ(d->at, ..) would relocate d as well */
+	struct nf_hook_entries **lists, *list = 0;
+	struct net *net = ns->net;
+	__u32 offset;
+	__u8 family;
+
+	if (i < NF_INET_HOOKS) {
+		family = NFPROTO_IPV4;
+		offset = LISTS(net, hooks_ipv4);
+	} else if (i < 2 * NF_INET_HOOKS) {
+		family = NFPROTO_IPV6;
+		offset = LISTS(net, hooks_ipv6);
+		i -= NF_INET_HOOKS;
+	} else if (i < 3 * NF_INET_HOOKS) {
+		family = NFPROTO_BRIDGE;
+		offset = LISTS(net, hooks_bridge);
+		i -= 2 * NF_INET_HOOKS;
+	} else {
+		family = NFPROTO_ARP;
+		offset = LISTS(net, hooks_arp);
+		i -= 3 * NF_INET_HOOKS;
+	}
+	if (!offset)
+		return 0;
+	lists = (void *)net + offset;
+	bpf_probe_read_kernel(&list, sizeof(list), &lists[i]);
+	ns->left_out += walk_list(list, family, i, 0);
+	return 0;
+}
+
+/* Twice for each device: ingress, egress. */
+static long emit_device(__u32 i, struct namespace *ns)
+{
+	struct list_head *at = ns->device; /* BPF_CORE_READ(ns->device, ..) would relocate ns too */
+	struct nf_hook_entries *list = 0;
+	struct net *net = ns->net;
 	struct net_device *dev;
 
-	if (!at || at == d->end)
+	if (!at || at == (void *)net + bpf_core_field_offset(struct net, dev_base_head))
 		return 1;
 	dev = (void *)at - bpf_core_field_offset(struct net_device, dev_list);
-	if (bpf_core_field_exists(dev->nf_hooks_ingress))
-		d->left_out +=
-			walk_list(BPF_CORE_READ(dev, nf_hooks_ingress), NFPROTO_NETDEV, 0, dev);
-	if (bpf_core_field_exists(dev->nf_hooks_egress))
-		d->left_out +=
-			walk_list(BPF_CORE_READ(dev, nf_hooks_egress), NFPROTO_NETDEV, 1, dev);
-	d->at = BPF_CORE_READ(at, next);
+	if (i % 2) {
+		if (bpf_core_field_exists(dev->nf_hooks_egress))
+			list = BPF_CORE_READ(dev, nf_hooks_egress);
+		ns->device = BPF_CORE_READ(at, next);
+	} else if (bpf_core_field_exists(dev->nf_hooks_ingress)) {
+		list = BPF_CORE_READ(dev, nf_hooks_ingress);
+	}
+	ns->left_out += walk_list(list, NFPROTO_NETDEV, i % 2, dev);
 	return 0;
 }
 
@@ -226,17 +250,11 @@ int list_hooks(void *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct net *net = BPF_CORE_READ(task, nsproxy, net_ns);
-	struct devices devices = {
-		.end = (void *)net + bpf_core_field_offset(struct net, dev_base_head),
-		.at = BPF_CORE_READ(net, dev_base_head.next),
-	};
+	struct namespace ns = {.net = net, .device = BPF_CORE_READ(net, dev_base_head.next)};
 
-	devices.left_out += walk_family(net, LISTS(hooks_ipv4), NFPROTO_IPV4, NF_INET_HOOKS);
-	devices.left_out += walk_family(net, LISTS(hooks_ipv6), NFPROTO_IPV6, NF_INET_HOOKS);
-	devices.left_out += walk_family(net, LISTS(hooks_arp), NFPROTO_ARP, NF_ARP_HOOKS);
-	devices.left_out += walk_family(net, LISTS(hooks_bridge), NFPROTO_BRIDGE, NF_INET_HOOKS);
-	bpf_loop(HOOK_DEVICES, emit_device, &devices, 0);
-	return devices.left_out;
+	bpf_loop(ALL_LISTS, emit_list, &ns, 0);
+	bpf_loop(2 * HOOK_DEVICES, emit_device, &ns, 0);
+	return ns.left_out;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";
