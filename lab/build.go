@@ -159,31 +159,44 @@ func (l *Lab) addRoute(r routePlan) error {
 	})
 }
 
-// addRules puts the NAT rules in. iptables' programs get them as one file, and no
-// lock file: theirs is outside the lab, and nobody else is in the namespace.
+// addRules puts the NAT rules in.
 func (l *Lab) addRules(ctx context.Context) error {
-	var program string
-	switch l.plan.options.Rules {
+	switch r := l.plan.options.Rules; r {
 	case RulesNone:
 		return nil
 	case RulesNft:
 		return l.plan.rules.nft.Apply(l.NATNode().Handle())
-	case RulesIPTables:
-		program = "iptables-nft-restore"
-	case RulesIPTablesLegacy:
+	default:
+		return l.NATNode().RestoreIPTables(ctx, r, l.plan.rules.restore)
+	}
+}
+
+// RestoreIPTables puts rules in, in the form of iptables-save(8), by the programs
+// of a rule set, RulesIPTables or RulesIPTablesLegacy. They get them as one file,
+// and no lock file: theirs is outside the lab, and nobody else is in the namespace.
+func (n *Node) RestoreIPTables(ctx context.Context, by RuleSet, rules string) error {
+	program := "iptables-nft-restore"
+	if by == RulesIPTablesLegacy {
 		program = "iptables-legacy-restore"
 	}
 	path, err := lookPath(program)
 	if err != nil {
-		return fmt.Errorf("%s is not installed: install iptables, or take --rules nft, which needs no program", program)
+		return &MissingProgramError{program}
 	}
-	cmd := l.NATNode().Command(ctx, path)
+	cmd := n.Command(ctx, path)
 	cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/dev/null")
-	cmd.Stdin = strings.NewReader(l.plan.rules.restore)
+	cmd.Stdin = strings.NewReader(rules)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(string(out)))
 	}
 	return nil
+}
+
+// MissingProgramError is a rule set whose program is not on this machine.
+type MissingProgramError struct{ Program string }
+
+func (e *MissingProgramError) Error() string {
+	return e.Program + " is not installed: install iptables, or take --rules nft, which needs no program"
 }
 
 // mustNode is for roles that the plan itself names.

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strings"
 )
 
 // RuleSet is who puts the NAT rules into the lab. What they say is the same.
@@ -190,49 +189,4 @@ func clientRole(i int) string {
 		return RoleClient
 	}
 	return fmt.Sprintf("%s%d", RoleClient, i+1)
-}
-
-// draw puts boxes side by side and joins them by their third line, the one that
-// names their interfaces.
-func draw(boxes ...[]string) string {
-	const joint = 1
-	height := 0
-	for _, b := range boxes {
-		height = max(height, len(b))
-	}
-	rows := make([]strings.Builder, height+2)
-	for i, b := range boxes {
-		width := 0
-		for _, line := range b {
-			width = max(width, len([]rune(line)))
-		}
-		gap, line := "", ""
-		if i > 0 {
-			gap, line = "     ", "─────"
-		}
-		rows[0].WriteString(gap + "┌" + strings.Repeat("─", width+2) + "┐")
-		rows[height+1].WriteString(gap + "└" + strings.Repeat("─", width+2) + "┘")
-		for n := range height {
-			text := ""
-			if n < len(b) {
-				text = b[n]
-			}
-			left, right, before := "│", "│", gap
-			if n == joint {
-				before = line
-				if i > 0 {
-					left = "┤"
-				}
-				if i < len(boxes)-1 {
-					right = "├"
-				}
-			}
-			rows[n+1].WriteString(before + left + " " + text + strings.Repeat(" ", width-len([]rune(text))+1) + right)
-		}
-	}
-	var out strings.Builder
-	for i := range rows {
-		out.WriteString(rows[i].String() + "\n")
-	}
-	return out.String()
 }

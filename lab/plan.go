@@ -157,26 +157,7 @@ func (p *plan) addClients(natRole, natInterface string) {
 	}
 }
 
-// clientBoxes are the drawing's left side.
-func (p *plan) clientBoxes() [][]string {
-	a := p.options.Addresses
-	network := fmt.Sprintf("/%d", a.Client.Bits())
-	lan := []string{"lan", "br0", "(a switch)"}
-	if p.options.LocalClient {
-		return [][]string{lan}
-	}
-	clients := a.clients(p.options.Clients)
-	if len(clients) == 1 {
-		return [][]string{{"client", "eth0", clients[0].String() + network}}
-	}
-	end := len(clients) - 1
-	return [][]string{{
-		fmt.Sprintf("client ... %s", clientRole(end)), "eth0",
-		clients[0].String() + network, "... " + clients[end].String() + network,
-	}, lan}
-}
-
-// String is the plan as a list of what Up would make, for a dry run.
+// steps lists what Up would make, for a dry run.
 func (p plan) steps(name string) []string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }

@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -197,8 +195,7 @@ func lockJournal(name string) (*journal.Journal, records, error) {
 	}
 }
 
-// takeDown undoes what a journal says, the last thing first, then removes the
-// journal. When something can't be undone the journal stays, for another try. It
+// takeDown undoes what a journal says, programs first, then removes the journal. When something can't be undone the journal stays, for another try. It
 // closes the journal.
 func takeDown(j *journal.Journal) error {
 	r, err := readRecords(j.Path())
@@ -334,117 +331,4 @@ func DownAll() (down, inUse []string, err error) {
 		}
 	}
 	return down, inUse, errors.Join(errs...)
-}
-
-// PlanDown returns what taking down the labs of these names, or all, would remove,
-// one thing a line.
-func PlanDown(which []string) ([]string, error) {
-	infos, err := List()
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range which {
-		if !slices.ContainsFunc(infos, func(i Info) bool { return i.Name == name }) {
-			return nil, notThere(name)
-		}
-	}
-	out := []string{}
-	for _, i := range infos {
-		switch {
-		case len(which) > 0 && !slices.Contains(which, i.Name):
-		case i.State == StateOwned || i.State == StateMaking:
-			out = append(out, fmt.Sprintf("lab %s: nothing, process %d uses it", i.Name, i.PID))
-		default:
-			out = append(out, fmt.Sprintf("lab %s", i.Name))
-			for _, n := range i.Nodes {
-				out = append(out, fmt.Sprintf("  network namespace %s", n.Netns))
-			}
-			if i.Server != ServerNone {
-				out = append(out, fmt.Sprintf("  web server (%s)", i.Server))
-			}
-		}
-	}
-	return out, nil
-}
-
-// State is what a lab is at the moment.
-type State string
-
-const (
-	StateUp      State = "up"      // stays until it is taken down
-	StateOwned   State = "owned"   // ends with the process that made it
-	StateMaking  State = "making"  // not complete yet
-	StateRemains State = "remains" // left by a process that died
-)
-
-// Info is one lab as List shows it.
-type Info struct {
-	Name      string     `json:"name"`
-	Topology  string     `json:"topology"`
-	State     State      `json:"state"`
-	PID       int        `json:"pid"` // of the process that made it
-	Rules     RuleSet    `json:"rules"`
-	Server    Server     `json:"server"`
-	URL       string     `json:"url"`
-	DirectURL string     `json:"direct_url"`
-	Nodes     []NodeInfo `json:"nodes"`
-}
-
-// NodeInfo is one node of a lab as List shows it.
-type NodeInfo struct {
-	Role  string     `json:"role"`
-	Netns string     `json:"netns"`
-	Addr  netip.Addr `json:"addr"`
-}
-
-// List returns all labs that have a journal, sorted by name.
-func List() ([]Info, error) {
-	all, err := names()
-	if err != nil {
-		return nil, err
-	}
-	out := []Info{}
-	for _, name := range all {
-		r, err := readRecords(journalPath(name))
-		if errors.Is(err, os.ErrNotExist) || err == nil && r.header == nil {
-			continue // gone since, or just beginning
-		}
-		if err != nil {
-			return nil, err
-		}
-		p, err := newPlan(r.header.Topology, r.header.Options)
-		if err != nil {
-			return nil, fmt.Errorf("lab %q: %w", name, err)
-		}
-		out = append(out, p.info(name, r))
-	}
-	return out, nil
-}
-
-// Info describes the lab as List does.
-func (l *Lab) Info() (Info, error) {
-	r, err := readRecords(journalPath(l.name))
-	if err != nil {
-		return Info{}, err
-	}
-	return l.plan.info(l.name, r), nil
-}
-
-func (p plan) info(name string, r records) Info {
-	info := Info{
-		Name: name, Topology: p.topology, State: StateUp, PID: r.header.Maker.PID,
-		Rules: p.options.Rules, Server: p.options.Server, URL: p.url, DirectURL: p.directURL,
-	}
-	switch {
-	case r.remains():
-		info.State = StateRemains
-	case !r.complete:
-		info.State = StateMaking
-	case p.options.Owned:
-		info.State = StateOwned
-	}
-	for _, n := range p.nodes {
-		info.Nodes = append(info.Nodes, NodeInfo{Role: n.role, Netns: netnsName(name, n.role), Addr: n.addr})
-	}
-	return info
 }

@@ -229,19 +229,14 @@ and exit code are the program's own, and /sys shows the namespace's devices.`,
   natkit lab exec published host -- sh`,
 	}
 	cmd.Flags().SetInterspersed(false)
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 2 && args[2] == "--" {
-			args = append(args[:2:2], args[3:]...)
-		}
-		if len(args) < 3 {
-			return usagef("want the name of a lab, a role in it, and a command (see %s --help)", cmd.CommandPath())
-		}
-		return nil
-	}
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
+	cmd.Args = asUsage(cobra.MinimumNArgs(3))
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name, role, argv := args[0], args[1], args[2:]
 		if argv[0] == "--" {
 			argv = argv[1:]
+		}
+		if len(argv) == 0 {
+			return usagef("no command to run (see %s --help)", cmd.CommandPath())
 		}
 		l, err := lab.Open(name)
 		if err != nil {
