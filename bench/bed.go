@@ -23,7 +23,7 @@ import (
 //
 // The router has routes to Sources by way of the left end and to Targets by way
 // of the right end, with permanent neighbours, so that frames from and to any
-// address of these networks pass without ARP.
+// address of these networks pass without ARP; the ends own all of them.
 type Bed struct {
 	Left, Router, Right     *netns.Handle
 	LeftDev, RightDev       string // the ends'
@@ -67,7 +67,7 @@ func NewBed(ctx context.Context) (*Bed, error) {
 			leadTo(bed.InsideDev, bed.Sources, bed.LeftAddr, leftMAC),
 			leadTo(bed.OutsideDev, bed.Targets, bed.RightAddr, rightMAC),
 			receiveByNAPI(bed.InsideDev), receiveByNAPI(bed.OutsideDev))
-	}))
+	}), left.Do(func() error { return own(bed.Sources) }), right.Do(func() error { return own(bed.Targets) }))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare measuring bed: %w", err), l.Down())
 	}
@@ -92,6 +92,25 @@ func hardwareAddr(n *lab.Node, device string) (mac net.HardwareAddr, err error) 
 	return mac, err
 }
 
+// own makes every address of a network one of the calling thread's namespace, so
+// that sockets can have it.
+func own(network netip.Prefix) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.RouteReplace(&netlink.Route{
+		LinkIndex: lo.Attrs().Index, Dst: ipNet(network), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+	}); err != nil {
+		return fmt.Errorf("own %s: %w", network, err)
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}
+}
+
 // leadTo routes a network by way of a neighbour that needs no ARP.
 func leadTo(device string, to netip.Prefix, via netip.Addr, mac net.HardwareAddr) error {
 	l, err := netlink.LinkByName(device)
@@ -104,8 +123,7 @@ func leadTo(device string, to netip.Prefix, via netip.Addr, mac net.HardwareAddr
 	}); err != nil {
 		return fmt.Errorf("set neighbour %s: %w", via, err)
 	}
-	dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), 32)}
-	if err := netlink.RouteReplace(&netlink.Route{LinkIndex: index, Dst: dst, Gw: via.AsSlice()}); err != nil {
+	if err := netlink.RouteReplace(&netlink.Route{LinkIndex: index, Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
 		return fmt.Errorf("set route to %s: %w", to, err)
 	}
 	return nil

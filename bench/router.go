@@ -14,9 +14,10 @@ type Router interface {
 	Describe() string // one line: what it is made of
 	// NAT says whether packets come out translated.
 	NAT() bool
-	// Install makes the router in the bed; it returns an *UnsupportedError when
-	// this kernel or machine can't. Nothing of it is left after an error, or after
-	// the function that it returns.
+	// Install makes the router in the bed, which then is for routers of this name
+	// alone: what some register the kernel does not let go. It returns an
+	// *UnsupportedError when this kernel or machine can't. Its rules are gone after
+	// an error, and after the function that it returns.
 	Install(ctx context.Context, bed *Bed, o RouterOptions) (remove func() error, err error)
 }
 

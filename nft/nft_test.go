@@ -110,6 +110,27 @@ func TestGolden(t *testing.T) {
 }
 
 // A ruleset of which one rule is impossible leaves what was there, whole.
+// Remove takes away what Apply brought, also twice, and nothing else.
+func TestRemove(t *testing.T) {
+	h := namespace(t)
+	if err := gateway().Compile().Apply(h); err != nil {
+		t.Fatal(err)
+	}
+	before := listRuleset(t, h)
+	few := gatewayPorts().Compile()
+	if err := few.Apply(h); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := few.Remove(h); err != nil {
+			t.Fatal(err)
+		}
+		if after := listRuleset(t, h); !bytes.Equal(after, before) {
+			t.Errorf("ruleset after Remove:\n%s\nbefore:\n%s", after, before)
+		}
+	}
+}
+
 func TestApplyIsAllOrNothing(t *testing.T) {
 	h := namespace(t)
 	if err := gateway().Compile().Apply(h); err != nil {

@@ -5,8 +5,8 @@
 // transaction. It runs no program.
 //
 // Compiling is pure: [Docker.Compile], [Gateway.Compile] and the functions of
-// measure.go give a [Ruleset], [Ruleset.Apply] is the only function that touches
-// a kernel.
+// measure.go give a [Ruleset], [Ruleset.Apply] and [Ruleset.Remove] are the only
+// functions that touch a kernel.
 package nft
 
 import (
@@ -111,6 +111,26 @@ func (r Ruleset) Apply(h *netns.Handle) error {
 				return fmt.Errorf("apply nftables rules: %w (the kernel needs nf_tables, nft_chain_nat, nft_masq, nft_ct and nft_fib_ipv4; a flowtable needs nft_flow_offload)", err)
 			}
 			return fmt.Errorf("apply nftables rules: %w", err)
+		}
+		return nil
+	})
+}
+
+// Remove takes the tables of the ruleset out of the namespace of h. Tables that
+// are not there are no error.
+func (r Ruleset) Remove(h *netns.Handle) error {
+	return h.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return fmt.Errorf("open nftables: %w", err)
+		}
+		for _, t := range r {
+			table := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: t.Name}
+			c.AddTable(table) // deleting one that is not there would be an error
+			c.DelTable(table)
+		}
+		if err := c.Flush(); err != nil {
+			return fmt.Errorf("remove nftables rules: %w", err)
 		}
 		return nil
 	})

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/bench"
+	"natkit/lab"
+	"natkit/nft"
+)
+
+// Routers are the routers that natkit can measure, by name, in the order in which
+// tables show them: from nothing to all, then what replaces it.
+func Routers() []bench.Router {
+	return []bench.Router{
+		&rulesRouter{name: "none", describe: "forwarding by the stack, no netfilter hook",
+			rules: func(*bench.Bed, []netip.Addr) nft.Ruleset { return nil }},
+		&rulesRouter{name: "framework", describe: "netfilter with empty chains in prerouting, forward and postrouting, no tracking",
+			rules: func(*bench.Bed, []netip.Addr) nft.Ruleset { return nft.EmptyHooks() }},
+		&rulesRouter{name: "default", nat: true, describe: "connection tracking and nftables NAT, and the tables raw, mangle, security and filter that distributions and Docker register",
+			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return gateway(b).Distribution() }},
+		&rulesRouter{name: "trimmed", nat: true, describe: "connection tracking and one nftables NAT chain, nothing else",
+			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return gateway(b).Compile() }},
+		&rulesRouter{name: "nft", nat: true, takesRules: true, describe: "nftables masquerade, a rule for each host before it",
+			rules: func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset { return gateway(b).Behind(hosts, b.OutsideAddr) }},
+		&rulesRouter{name: "nft-map", nat: true, takesRules: true, describe: "nftables masquerade, all hosts before it in one map",
+			rules: func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset { return gateway(b).BehindMap(hosts, b.OutsideAddr) }},
+		&rulesRouter{name: "nft-flowtable", nat: true, describe: "nftables masquerade with a flowtable",
+			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return gateway(b).Offloaded(b.InsideDev) }},
+		&iptablesRouter{name: "iptables", by: lab.RulesIPTables, describe: "iptables' nftables back end: masquerade, a rule for each host before it"},
+		&iptablesRouter{name: "iptables-legacy", by: lab.RulesIPTablesLegacy, describe: "iptables' own tables: masquerade, a rule for each host before it"},
+		&rulesRouter{name: "stateless", nat: true, describe: "nftables rewriting the addresses of a whole network, no tracking, no ports",
+			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset {
+				return nft.Stateless(b.Sources, statelessOutside, b.OutsideDev)
+			}},
+	}
+}
+
+// statelessOutside is what the stateless router makes of the sources: RFC 6598.
+var statelessOutside = netip.MustParsePrefix("100.64.0.0/16")
+
+// FindRouters returns the routers of these names, in that order.
+func FindRouters(names []string) ([]bench.Router, error) {
+	byName := map[string]bench.Router{}
+	var known []string
+	for _, r := range Routers() {
+		byName[r.Name()] = r
+		known = append(known, r.Name())
+	}
+	var out []bench.Router
+	for _, name := range names {
+		r, ok := byName[name]
+		if !ok {
+			return nil, fmt.Errorf("router %q: want one of %s", name, strings.Join(known, ", "))
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func gateway(b *bench.Bed) nft.Gateway {
+	return nft.Gateway{Inside: b.Sources, Outside: b.OutsideDev}
+}
+
+// rulesRouter is a router of nftables rules, put in by netlink.
+type rulesRouter struct {
+	name, describe  string
+	nat, takesRules bool
+	rules           func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset
+}
+
+func (r *rulesRouter) Name() string     { return r.name }
+func (r *rulesRouter) Describe() string { return r.describe }
+func (r *rulesRouter) NAT() bool        { return r.nat }
+
+func (r *rulesRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+	if o.Rules > 0 && !r.takesRules {
+		return nil, &bench.UnsupportedError{Router: r.name, Reason: "it has no rules whose number could vary"}
+	}
+	set := r.rules(b, silentHosts(o.Rules))
+	if len(set) == 0 {
+		return func() error { return nil }, nil
+	}
+	switch err := set.Apply(b.Router); {
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT):
+		return nil, &bench.UnsupportedError{Router: r.name, Reason: err.Error()}
+	case err != nil:
+		return nil, fmt.Errorf("router %s: %w", r.name, err)
+	}
+	return func() error { return set.Remove(b.Router) }, nil
+}
+
+// silentHosts are addresses of the bed's sources that send nothing: the last ones,
+// so many that rules can be written about.
+func silentHosts(n int) []netip.Addr {
+	hosts := make([]netip.Addr, n)
+	for i := range hosts {
+		hosts[i] = netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+	}
+	return hosts
+}
+
+// iptablesRouter is a router of rules that iptables' programs put in.
+type iptablesRouter struct {
+	name, describe string
+	by             lab.RuleSet
+}
+
+func (r *iptablesRouter) Name() string     { return r.name }
+func (r *iptablesRouter) Describe() string { return r.describe }
+func (r *iptablesRouter) NAT() bool        { return true }
+
+func (r *iptablesRouter) Install(ctx context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+	var rules strings.Builder
+	rules.WriteString("*nat\n")
+	for _, h := range silentHosts(o.Rules) {
+		fmt.Fprintf(&rules, "-A POSTROUTING -s %s/32 -o %s -j SNAT --to-source %s\n", h, b.OutsideDev, b.OutsideAddr)
+	}
+	fmt.Fprintf(&rules, "-A POSTROUTING -s %s -o %s -j MASQUERADE\nCOMMIT\n", b.Sources, b.OutsideDev)
+	node := b.Node(lab.RoleGateway)
+	err := node.RestoreIPTables(ctx, r.by, rules.String())
+	var missing *lab.MissingProgramError
+	switch {
+	case errors.As(err, &missing):
+		return nil, &bench.UnsupportedError{Router: r.name, Reason: missing.Program + " is not installed"}
+	case err != nil:
+		return nil, fmt.Errorf("router %s: %w", r.name, err)
+	}
+	return func() error {
+		return node.RestoreIPTables(context.WithoutCancel(ctx), r.by, "*nat\nCOMMIT\n")
+	}, nil
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"errors"
+	"net/netip"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/bench"
+	"natkit/internal/ktest"
+)
+
+// Every router that this kernel can have forwards a datagram from any source to
+// any target, translated or not as it says; after its removal packets pass as
+// before it.
+func TestRouters(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "iptables-nft-restore")
+	bed, err := bench.NewBed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bed.Close() })
+	for _, r := range Routers() {
+		t.Run(r.Name(), func(t *testing.T) {
+			if r.Describe() == "" {
+				t.Error("no description")
+			}
+			for _, rules := range []int{0, 500} {
+				t.Run(strconv.Itoa(rules), func(t *testing.T) {
+					remove, err := r.Install(t.Context(), bed, bench.RouterOptions{Rules: rules})
+					if errors.As(err, new(*bench.UnsupportedError)) {
+						t.Skip(err) // says so to its user, too
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					from := exchange(t, bed)
+					if removeErr := remove(); removeErr != nil {
+						t.Error(removeErr)
+					}
+					if translated := !bed.Sources.Contains(from); translated != r.NAT() {
+						t.Errorf("the right end sees %s, NAT is %v", from, r.NAT())
+					}
+					if from := exchange(t, bed); !bed.Sources.Contains(from) {
+						t.Errorf("after the removal the right end sees %s", from)
+					}
+				})
+			}
+		})
+	}
+}
+
+// exchange sends a datagram from one of the bed's sources to one of its targets
+// and returns the source that arrives.
+func exchange(t *testing.T, bed *bench.Bed) (from netip.Addr) {
+	t.Helper()
+	var in, out int
+	source, target := bed.Sources.Addr().Next(), bed.Targets.Addr().Next()
+	if err := bed.Right.Do(func() (err error) {
+		in, err = udpSocket(netip.AddrPortFrom(target, 7000))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(in)
+	if err := bed.Left.Do(func() (err error) {
+		out, err = udpSocket(netip.AddrPortFrom(source, 0))
+		if err != nil {
+			return err
+		}
+		return unix.Sendto(out, []byte("x"), 0, &unix.SockaddrInet4{Addr: target.As4(), Port: 7000})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(out)
+	unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
+	var b [16]byte
+	_, sa, err := unix.Recvfrom(in, b[:], 0)
+	if err != nil {
+		t.Fatalf("nothing arrived: %v", err)
+	}
+	return netip.AddrFrom4(sa.(*unix.SockaddrInet4).Addr)
+}
+
+// udpSocket is a UDP socket bound to an address.
+func udpSocket(at netip.AddrPort) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}); err != nil {
+		unix.Close(fd)
+		return 0, err
+	}
+	return fd, nil
+}
