@@ -65,6 +65,7 @@ func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
 //	unconfirmed   sent on by routing, no NAT      confirmation
 //	unconfirmed   before that                     a rule
 //	confirmed, or notrack                         a rule
+//	not readable                                  not known
 //
 // A rule in iptables' raw table looks like the first line, one in its mangle
 // POSTROUTING like the third: drops that the kernel's own conntrack counters do
@@ -72,6 +73,8 @@ func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
 func netfilterCause(class dropsDropClass) snapshot.NATCause {
 	has := func(bit dropsDropClass) bool { return class&bit != 0 }
 	switch {
+	case has(dropsDropClassDROP_OPAQUE):
+		return snapshot.CauseNone
 	case has(dropsDropClassDROP_UNTRACKED), has(dropsDropClassDROP_CONFIRMED):
 		return snapshot.CauseRule
 	case !has(dropsDropClassDROP_TRACKED):

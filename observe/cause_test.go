@@ -16,6 +16,7 @@ const (
 	isRouted  = dropsDropClassDROP_ROUTED
 	isLocal   = dropsDropClassDROP_LOCAL
 	isSent    = dropsDropClassDROP_SENT
+	opaque    = dropsDropClassDROP_OPAQUE
 )
 
 func TestCauseOf(t *testing.T) {
@@ -40,6 +41,7 @@ func TestCauseOf(t *testing.T) {
 		{"rule of iptables, new flow", "nf_hook_slow", "NETFILTER_DROP", tracked | isRouted, snapshot.CauseRule},
 		{"rule of iptables, new flow before routing", "nf_hook_slow", "NETFILTER_DROP", tracked, snapshot.CauseRule},
 		{"rule of iptables, old flow", "nf_hook_slow", "NETFILTER_DROP", tracked | confirmed | snatDone | isRouted, snapshot.CauseRule},
+		{"entry not readable", "nf_hook_slow", "NETFILTER_DROP", tracked | opaque | isRouted | isSent, snapshot.CauseNone},
 		{"forwarding off", "ip_error", "IP_INADDRERRORS", isRouted, snapshot.CauseIPForwardOff},
 		{"another bad address", "ip_rcv", "IP_INADDRERRORS", 0, snapshot.CauseNone},
 		{"hops used up", "ip_forward", "IP_INHDR", isRouted, snapshot.CauseTTL},

@@ -88,11 +88,8 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 		d.Close()
 		return nil, fmt.Errorf("read samples of drops: %w", err)
 	}
-	// Names are looked up when the first drop is shown; without them places are
-	// shown by address, and the answer is worth something still.
-	if d.symbols, err = kernelSymbols(); err != nil {
-		d.symbols = &symbols{}
-	}
+	// Read needs them; their 0.1 s are better spent before than in the first window.
+	d.symbols, _ = kernelSymbols()
 	d.namespaces = newNamespaces()
 	for inode := range d.namespaces.refs {
 		if o.Netns == 0 || o.Netns == inode {
@@ -173,6 +170,8 @@ func (d *Drops) Read() (snapshot.Drops, error) {
 	if err != nil {
 		return snapshot.Drops{}, err
 	}
+	// Without symbols places are shown by address, and that is worth something still.
+	d.symbols, _ = kernelSymbols()
 	out := snapshot.Drops{LostEvents: lost - d.lost, Rows: d.rows(d.judge(counts), samples)}
 	d.lost = lost
 	return out, nil

@@ -23,6 +23,7 @@ const (
 	dropsDropClassDROP_ROUTED    dropsDropClass = 16
 	dropsDropClassDROP_LOCAL     dropsDropClass = 32
 	dropsDropClassDROP_SENT      dropsDropClass = 64
+	dropsDropClassDROP_OPAQUE    dropsDropClass = 128
 )
 
 type dropsDropFront struct {

@@ -32,10 +32,28 @@ type symbol struct {
 // something that has none.
 const maxFunctionBytes = 1 << 20
 
-// kernelSymbols reads /proc/kallsyms once: it takes about 0.1 s, and what was
-// loaded later is shown by its address. The error wraps ErrUnavailable where the
-// kernel hides addresses; the table is then empty, and so are all names.
-var kernelSymbols = sync.OnceValues(func() (*symbols, error) {
+// known are the symbols as of the modules that were loaded when they were read.
+var known struct {
+	sync.Mutex
+	symbols *symbols
+	err     error
+	modules string
+}
+
+// kernelSymbols reads /proc/kallsyms, which takes about 0.1 s: once, and again
+// when other modules are loaded. The error wraps ErrUnavailable where the kernel
+// hides addresses; the table is then empty, and so are all names.
+func kernelSymbols() (*symbols, error) {
+	known.Lock()
+	defer known.Unlock()
+	if modules := loadedModules(); known.symbols == nil || modules != known.modules {
+		known.symbols, known.err = readSymbols()
+		known.modules = modules
+	}
+	return known.symbols, known.err
+}
+
+func readSymbols() (*symbols, error) {
 	const what = "read the kernel's symbols"
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
@@ -47,7 +65,19 @@ var kernelSymbols = sync.OnceValues(func() (*symbols, error) {
 		err = &unavailableError{what: what, why: "the kernel hides their addresses (kernel.kptr_restrict)"}
 	}
 	return s, err
-})
+}
+
+// loadedModules is the names of the modules; "" for a kernel that has none.
+func loadedModules() string {
+	data, _ := os.ReadFile("/proc/modules")
+	var names strings.Builder
+	for line := range strings.Lines(string(data)) {
+		name, _, _ := strings.Cut(line, " ")
+		names.WriteString(name)
+		names.WriteByte(' ')
+	}
+	return names.String()
+}
 
 // HasFunction says whether the running kernel has a function of that name.
 func HasFunction(name string) (bool, error) {

@@ -28,6 +28,7 @@ enum drop_class {
 	DROP_ROUTED = 16,   /* past the routing decision */
 	DROP_LOCAL = 32,    /* made here and not received from a device, loopback included */
 	DROP_SENT = 64,     /* received and on its way out: its device is another one already */
+	DROP_OPAQUE = 128,  /* its entry can't be read: conntrack was loaded after this program */
 };
 
 struct drop_key {
@@ -185,6 +186,8 @@ static __always_inline enum drop_class classify(struct sk_buff *skb, __u32 ifind
 		__u64 status = ct_status(ct);
 
 		class |= DROP_TRACKED;
+		if (!bpf_core_field_exists(ct->status))
+			class |= DROP_OPAQUE;
 		if (status & IPS_CONFIRMED)
 			class |= DROP_CONFIRMED;
 		if (status & IPS_SRC_NAT_DONE)
