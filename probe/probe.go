@@ -167,7 +167,7 @@ func capability(name, costs string, err error) snapshot.Capability {
 	if err == nil {
 		return snapshot.Capability{Name: name, OK: true}
 	}
-	reason := err.Error()
+	reason := strings.ReplaceAll(err.Error(), "\n", "; ") // errors.Join breaks lines
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 && !strings.Contains(reason, "root") {
 		reason += " (run as root to see it)"
 	}

@@ -344,7 +344,7 @@ func TestCapabilityReason(t *testing.T) {
 	if c := capability("x", "y", nil); !c.OK || c.Reason != "" || c.Costs != "" {
 		t.Errorf("%+v", c)
 	}
-	if c := capability("x", "y", errors.New("no")); c.OK || c.Reason != "no" || c.Costs != "y" {
+	if c := capability("x", "y", errors.Join(errors.New("no"), errors.New("nor"))); c.OK || c.Reason != "no; nor" || c.Costs != "y" {
 		t.Errorf("%+v", c)
 	}
 }
