@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test bench lint generate man test-kernels install clean
+.PHONY: help build demo test race bench lint generate man test-kernels install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -22,6 +22,10 @@ demo: build ## build, then show the whole case on this machine, in namespaces of
 test: ## run all tests; without root those that can, and say what was left out
 	@scripts/install-deps.sh test
 	@scripts/test.sh
+
+race: ## the same under the race detector, which needs gcc
+	@scripts/install-deps.sh test race
+	@CGO_ENABLED=1 scripts/test.sh -race
 
 bench: ## run the benchmarks of the packages
 	go test -run '^$$' -bench . -benchmem ./...

@@ -3,7 +3,7 @@
 #
 # Install what a make target needs and this machine lacks, on Debian and Ubuntu.
 #
-#   scripts/install-deps.sh test|compare|lint|generate|kernels ...
+#   scripts/install-deps.sh test|compare|race|lint|generate|kernels ...
 #   scripts/install-deps.sh --list TARGET   only print the programs of a target
 #
 # Only packages whose program is missing are installed. Without root (or sudo
@@ -40,6 +40,12 @@ needs() {
 		clang-format-19     clang-format-19
 		END
         ;;
+    race)
+        cat <<-'END'
+		gcc                 gcc
+		gencat              libc6-dev
+		END
+        ;;
     generate)
         cat <<-'END'
 		clang-19            clang-19
@@ -56,7 +62,7 @@ needs() {
 		END
         ;;
     *)
-        echo "usage: $0 [--list] test|compare|lint|generate|kernels ..." >&2
+        echo "usage: $0 [--list] test|compare|race|lint|generate|kernels ..." >&2
         exit 2
         ;;
     esac
