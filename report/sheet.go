@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"natkit/bench"
+)
+
+// A sheet is all that was measured of one metric, put in order: what its texts,
+// tables and plots are made of.
+type sheet struct {
+	Metric  string
+	Measure measure
+	Unit    unit // of all values
+	// Axis is what the rows of a block go along, "" for nothing: then each name has
+	// one row, and they make bars; else each name has a curve.
+	Axis   axis
+	Blocks []block
+}
+
+// A block is rows that were measured under the same conditions and that may be
+// compared.
+type block struct {
+	Conditions string
+	Rows       []row
+}
+
+// A row is a figure beside others.
+type row struct {
+	X             float64 // along the axis
+	Name          string  // of the router
+	Series        int     // number of the router: its colour
+	N, Discarded  int
+	Median        float64
+	Min, Max      float64
+	Ratio         float64 // to the first name's at the same X; 0 where there is none
+	Label         string
+	PublishedBy   string // whose it is, when it is not natkit's
+	PublishedNote string
+}
+
+// An axis is a condition that took several values.
+type axis string
+
+const (
+	axisNone       axis = ""
+	axisOffered    axis = "offered"
+	axisRules      axis = "rules"
+	axisPercentile axis = "percentile"
+)
+
+// of takes the axis's value out of the conditions.
+func (a axis) of(p *bench.Params) float64 {
+	var x float64
+	switch a {
+	case axisOffered:
+		x, p.OfferedPPS = p.OfferedPPS, 0
+	case axisRules:
+		x, p.Rules = float64(p.Rules), 0
+	}
+	return x
+}
+
+// write is how a value on the axis is written.
+func (a axis) write(x float64) string {
+	switch a {
+	case axisOffered:
+		return measureOf("offered_pps").unit(x).with(x)
+	case axisPercentile:
+		return significant(x) + " %"
+	}
+	return fmt.Sprintf("%.0f", x)
+}
+
+// sheetsOf puts figures in order: one sheet a metric, one block a set of
+// conditions, both in the order in which they first appear; inside a block by the
+// axis, then by router. What the figures say of their values is not believed but
+// made anew from the values; figures without any are left out.
+func sheetsOf(routers []string, figures []bench.Figure, published []bench.Published) []sheet {
+	series := map[string]int{}
+	number := func(router string) int {
+		if _, ok := series[router]; !ok {
+			series[router] = len(series)
+		}
+		return series[router]
+	}
+	for _, r := range routers {
+		number(r)
+	}
+	var metrics []string
+	mine, theirs := map[string][]bench.Figure{}, map[string][]bench.Published{}
+	seen := func(metric string) {
+		if !slices.Contains(metrics, metric) {
+			metrics = append(metrics, metric)
+		}
+	}
+	for _, f := range figures {
+		number(f.Router)
+		if len(f.Values) > 0 {
+			seen(f.Metric)
+			mine[f.Metric] = append(mine[f.Metric], f)
+		}
+	}
+	for _, p := range published {
+		number(p.Router)
+		seen(p.Metric)
+		theirs[p.Metric] = append(theirs[p.Metric], p)
+	}
+
+	var sheets []sheet
+	for _, metric := range metrics {
+		s := sheet{Metric: metric, Measure: measureOf(metric), Axis: axisOfFigures(mine[metric])}
+		at := map[bench.Params]int{}
+		add := func(p bench.Params, r row) {
+			r.X = s.Axis.of(&p)
+			i, ok := at[p]
+			if !ok {
+				i = len(s.Blocks)
+				at[p] = i
+				s.Blocks = append(s.Blocks, block{Conditions: conditions(p)})
+			}
+			s.Blocks[i].Rows = append(s.Blocks[i].Rows, r)
+		}
+		for _, f := range mine[metric] {
+			f := rebuilt(f)
+			add(f.Params, row{Name: f.Router, Series: series[f.Router], N: len(f.Values), Discarded: f.Discarded,
+				Median: f.Median, Min: f.Min, Max: f.Max, Label: f.Label})
+		}
+		for _, p := range theirs[metric] {
+			name := p.Name
+			if name == "" {
+				name = p.Router
+			}
+			add(p.Params, row{Name: name, Series: series[p.Router], Median: p.Value, Min: p.Value, Max: p.Value,
+				PublishedBy: cmp.Or(p.Source, "a source that is not named"), PublishedNote: p.Note})
+		}
+		s.finish()
+		sheets = append(sheets, s)
+	}
+	return sheets
+}
+
+// finish puts rows in order and computes what is relative to others.
+func (s *sheet) finish() {
+	var largest float64
+	for i := range s.Blocks {
+		rows := s.Blocks[i].Rows
+		slices.SortStableFunc(rows, func(a, b row) int {
+			return cmp.Or(cmp.Compare(a.X, b.X), cmp.Compare(a.theirs(), b.theirs()), cmp.Compare(a.Series, b.Series))
+		})
+		first := -1
+		for j := range rows {
+			r := &rows[j]
+			largest = max(largest, abs(r.Median))
+			if r.theirs() == 1 {
+				continue
+			}
+			if first < 0 || rows[first].X != r.X {
+				first = j
+			}
+			if f := rows[first]; f.Series == s.first() && f.Median != 0 {
+				r.Ratio = r.Median / f.Median
+			}
+		}
+	}
+	s.Unit = s.Measure.unit(largest)
+}
+
+// first is the number of the first router that the sheet has.
+func (s *sheet) first() int {
+	n := -1
+	for _, b := range s.Blocks {
+		for _, r := range b.Rows {
+			if r.theirs() == 0 && (n < 0 || r.Series < n) {
+				n = r.Series
+			}
+		}
+	}
+	return n
+}
+
+// theirs is 1 for a published figure: natkit's own stand first.
+func (r row) theirs() int {
+	if r.PublishedBy != "" {
+		return 1
+	}
+	return 0
+}
+
+// remarks is what must be known beside the row's numbers.
+func (r row) remarks() string {
+	var words []string
+	add := func(s string) {
+		if s = strings.TrimSpace(s); s != "" {
+			words = append(words, s)
+		}
+	}
+	add(r.Label)
+	if r.Discarded > 0 {
+		add(fmt.Sprintf("%s repeated", plural(r.Discarded, "trial")))
+	}
+	if r.PublishedBy != "" {
+		add("published elsewhere")
+	}
+	add(r.PublishedNote)
+	return strings.Join(words, ", ")
+}
+
+// rebuilt is a figure with everything made from its values.
+func rebuilt(f bench.Figure) bench.Figure {
+	g := bench.NewFigure(f.Router, f.Metric, f.Params, f.Values...)
+	g.Label, g.Discarded = f.Label, f.Discarded
+	return g
+}
+
+// axisOfFigures is the condition that took several values with some router while
+// all others stayed the same.
+func axisOfFigures(figures []bench.Figure) axis {
+	type group struct {
+		router string
+		params bench.Params
+	}
+	for _, a := range []axis{axisOffered, axisRules} {
+		first := map[group]float64{}
+		for _, f := range figures {
+			p := f.Params
+			x := a.of(&p)
+			k := group{f.Router, p}
+			if old, ok := first[k]; ok && old != x {
+				return a
+			}
+			first[k] = x
+		}
+	}
+	return axisNone
+}
+
+// conditions says the parameters in words.
+func conditions(p bench.Params) string {
+	var words []string
+	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
+	if p.Setup != "" {
+		add("set-up %s", p.Setup)
+	}
+	if p.Protocol != "" {
+		add("%s", strings.ToUpper(p.Protocol))
+	}
+	if p.FrameBytes != 0 {
+		add("%d-byte frames", p.FrameBytes)
+	}
+	if p.Mix != "" {
+		add("%s", strings.ToUpper(p.Mix))
+	}
+	if p.Flows != 0 {
+		add("%s", plural(p.Flows, "flow"))
+	}
+	if p.Streams != 0 {
+		add("%s", plural(p.Streams, "stream"))
+	}
+	if p.Cores != 0 {
+		add("%s", plural(p.Cores, "core"))
+	}
+	if p.BothWays {
+		add("both ways")
+	}
+	switch p.Direction {
+	case "":
+	case "up":
+		add("client to server")
+	case "down":
+		add("server to client")
+	default:
+		add("%s", p.Direction)
+	}
+	if p.OfferedPPS != 0 {
+		add("%s offered", axisOffered.write(p.OfferedPPS))
+	}
+	if p.Rules != 0 {
+		add("%s before the one that matches", plural(p.Rules, "rule"))
+	}
+	return strings.Join(words, ", ")
+}
+
+func abs(x float64) float64 { return max(x, -x) }
