@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/netns"
@@ -41,25 +42,26 @@ const (
 // IMIX is the simple mix of lengths: 7 frames of 64 bytes, 4 of 570, 1 of 1518.
 var IMIX = []int{64, 570, 64, 64, 570, 64, 1518, 64, 570, 64, 64, 570}
 
-// frameLoad is one stream of frames, from one end of a bed to the other.
+// frameLoad is a stream of frames through a bed.
 type frameLoad struct {
-	frames     []int // lengths on the wire, in turn; at most maxPattern
-	flows      int
-	random     bool    // flows in pseudo-random order, each once before one comes again
-	pps        float64 // over all CPUs; 0: as fast as it goes
+	frames     []int   // lengths on the wire, in turn; at most maxPattern
+	flows      int     // each once, in pseudo-random order, before one comes again
+	pps        float64 // over all CPUs and both ways; 0: as fast as it goes
 	duration   time.Duration
+	bothWays   bool  // every other frame goes from right to left
 	stampEvery int   // one frame in so many is timed; 0: none
-	cpus       []int // that send, each its share
+	cpus       []int // that send, each its share of the flows
 }
 
 // sendCount is what a generator sent.
 type sendCount struct {
 	frames, bytes uint64
-	skipped       uint64 // slots that passed while no CPU of the generator ran
+	skipped       uint64        // slots that passed while no CPU of the generator ran
+	waited        time.Duration // that its threads were ready to run, and something else ran
 	elapsed       time.Duration
 }
 
-// generator sends frames from one end of a bed. Its program stays attached to a
+// generator sends frames from the ends of a bed. Its program stays attached to a
 // spare pair of devices for as long as it lives, because the kernel otherwise
 // takes 24 ms for each call to put it into the XDP dispatcher and out again.
 type generator struct {
@@ -74,46 +76,52 @@ type generator struct {
 // the frame, linux/bpf.h.
 const liveFrames = 1 << 1
 
-// newGenerator makes a generator on the bed's left end, or its right one when it
-// is to send back.
-func newGenerator(bed *Bed, back bool) (g *generator, err error) {
-	g = &generator{from: bed.Left}
-	device, routerNS, routerDevice := bed.LeftDev, bed.Router, bed.InsideDev
-	if back {
-		g.from, device, routerDevice = bed.Right, bed.RightDev, bed.OutsideDev
-	}
+// newGenerator makes a generator on the bed's ends. Frames from the right end are
+// addressed by translations, as the sink there has learned them.
+func newGenerator(bed *Bed, translations *ebpf.Map) (g *generator, err error) {
+	g = &generator{from: bed.Left, base: generatorLoad{
+		Source: ipv4(bed.Sources.Addr()), Target: ipv4(bed.Targets.Addr()), CatchUp: 64, TargetPort: htons(targetPort),
+	}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("make packet generator: %w", err), g.close())
 		}
 	}()
-	var router netlink.Link
-	if err := routerNS.Do(func() error {
-		router, err = netlink.LinkByName(routerDevice)
-		return err
-	}); err != nil {
+	_ = rlimit.RemoveMemlock() // needed below Linux 5.11 only, where a refusal shows as the load's
+	spec, err := loadGenerator()
+	if err != nil {
 		return g, err
 	}
-	rlimit.RemoveMemlock() // needed below Linux 5.11 only, where a refusal shows as the load's
-	if err := loadGeneratorObjects(&g.objects, nil); err != nil {
-		return g, explainBPF(err)
+	if err := loadWith(spec, translations, &g.objects); err != nil {
+		return g, err
 	}
-	return g, g.from.Do(func() error {
-		own, err := netlink.LinkByName(device)
-		if err != nil {
+	for way, end := range []struct {
+		ns, routerNS         *netns.Handle
+		device, routerDevice string
+	}{
+		{bed.Left, bed.Router, bed.LeftDev, bed.InsideDev},
+		{bed.Right, bed.Router, bed.RightDev, bed.OutsideDev},
+	} {
+		var router netlink.Link
+		if err := end.routerNS.Do(func() error {
+			router, err = netlink.LinkByName(end.routerDevice)
 			return err
+		}); err != nil {
+			return g, err
 		}
-		g.base = generatorLoad{
-			Source: ipv4(bed.Sources.Addr()), Target: ipv4(bed.Targets.Addr()),
-			Ifindex: uint32(own.Attrs().Index), CatchUp: 64, TargetPort: htons(targetPort),
+		if err := end.ns.Do(func() error {
+			own, err := netlink.LinkByName(end.device)
+			if err != nil {
+				return err
+			}
+			copy(g.base.Macs[way][:6], router.Attrs().HardwareAddr)
+			copy(g.base.Macs[way][6:], own.Attrs().HardwareAddr)
+			return g.objects.Ends.Put(uint32(way), uint32(own.Attrs().Index))
+		}); err != nil {
+			return g, err
 		}
-		if !back {
-			g.base.Outward = 1
-		}
-		copy(g.base.Macs[:6], router.Attrs().HardwareAddr)
-		copy(g.base.Macs[6:], own.Attrs().HardwareAddr)
-		return g.keepDispatched()
-	})
+	}
+	return g, g.from.Do(g.keepDispatched)
 }
 
 // keepDispatched attaches the program to a spare pair of devices.
@@ -154,38 +162,53 @@ func (g *generator) close() error {
 func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 	c := g.config(l)
 	var senders [maxCPUs]generatorSender
+	var firstDue [maxCPUs]uint64
 	for i, cpu := range l.cpus {
 		if cpu >= maxCPUs {
 			return sendCount{}, fmt.Errorf("send from CPU %d: the generator knows the first %d", cpu, maxCPUs)
 		}
-		// Each CPU begins elsewhere in the round of flows and of slots.
-		senders[cpu].Flow = uint32(uint64(l.flows) * uint64(i) / uint64(len(l.cpus)))
-		if c.Interval > 0 {
-			senders[cpu].Due = c.StartNs<<16 + c.Interval*uint64(i)/uint64(len(l.cpus))
+		// Each CPU has flows and slots of its own; where flows are too few, they share one.
+		first := min(l.flows*i/len(l.cpus), l.flows-1)
+		flows := uint32(max(l.flows*(i+1)/len(l.cpus)-first, 1))
+		firstDue[cpu] = c.Interval * uint64(i) / uint64(len(l.cpus))
+		senders[cpu] = generatorSender{
+			Due: firstDue[cpu], First: uint32(first), Flows: flows, Stride: stride(flows),
 		}
 	}
 	if err := errors.Join(g.objects.Senders.Set(&senders), g.objects.Load.Set(&c)); err != nil {
 		return sendCount{}, fmt.Errorf("set load of packet generator: %w", err)
 	}
-	done := make(chan error, len(l.cpus))
-	for _, cpu := range l.cpus {
-		go func() { done <- g.sendOn(ctx, cpu, int(c.Longest), c.EndNs) }()
+	var senderThreads errgroup.Group
+	waited := make([]time.Duration, len(l.cpus))
+	for i, cpu := range l.cpus {
+		senderThreads.Go(func() (err error) {
+			waited[i], err = g.sendOn(ctx, cpu, int(c.Longest), c.EndNs)
+			return err
+		})
 	}
-	var errs []error
-	for range l.cpus {
-		errs = append(errs, <-done)
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := senderThreads.Wait(); err != nil {
 		return sendCount{}, fmt.Errorf("send frames: %w", err)
 	}
 	if err := g.objects.Senders.Get(&senders); err != nil {
 		return sendCount{}, fmt.Errorf("read packet generator: %w", err)
 	}
-	count := sendCount{elapsed: time.Duration(min(c.EndNs, monotonic()) - c.StartNs)}
+	if err := context.Cause(ctx); err != nil {
+		return sendCount{}, err
+	}
+	count := sendCount{elapsed: l.duration}
+	for _, w := range waited {
+		count.waited += w
+	}
 	for i := range senders {
 		count.frames += senders[i].Sent
 		count.bytes += senders[i].SentBytes
-		count.skipped += senders[i].Skipped
+	}
+	if c.Interval > 0 {
+		var slots uint64
+		for _, cpu := range l.cpus {
+			slots += (uint64(l.duration)<<16-firstDue[cpu]-1)/c.Interval + 1
+		}
+		count.skipped = max(slots, count.frames) - count.frames
 	}
 	return count, nil
 }
@@ -201,9 +224,9 @@ func (g *generator) config(l frameLoad) generatorLoad {
 	if l.pps > 0 {
 		c.Interval = uint64(float64(len(l.cpus)) / l.pps * 1e9 * 65536)
 	}
-	c.Flows, c.Stride, c.StampEvery = uint32(l.flows), 1, uint32(l.stampEvery)
-	if l.random {
-		c.Stride = stride(uint32(l.flows))
+	c.StampEvery = uint32(l.stampEvery)
+	if l.bothWays {
+		c.BothWays = 1
 	}
 	c.Pattern, c.Longest = uint32(len(l.frames)), uint32(slices.Max(l.frames)-4)
 	for i, wire := range l.frames {
@@ -245,10 +268,11 @@ const (
 	idleTurn      = 50 * time.Nanosecond
 )
 
-// sendOn runs the program on one CPU until the load's end. The nice value keeps
-// other programs from making holes; a real-time class would be throttled.
-func (g *generator) sendOn(ctx context.Context, cpu, longest int, end uint64) error {
-	return g.from.Do(func() error {
+// sendOn runs the program on one CPU until the load's end, and returns how long
+// something else had that CPU. The nice value keeps other programs from making
+// holes; a real-time class would be throttled.
+func (g *generator) sendOn(ctx context.Context, cpu, longest int, end uint64) (waited time.Duration, err error) {
+	err = g.from.Do(func() error {
 		restore, err := pin(cpu, -20)
 		if err != nil {
 			return err
@@ -259,14 +283,17 @@ func (g *generator) sendOn(ctx context.Context, cpu, longest int, end uint64) er
 		binary.NativeEndian.PutUint32(md[4:], uint32(longest))
 		binary.NativeEndian.PutUint32(md[12:], uint32(g.spare.Attrs().Index))
 		run := &ebpf.RunOptions{Data: make([]byte, longest), Context: md, Flags: liveFrames, BatchSize: 64}
+		before := readSchedstat("thread-self")
 		for now := monotonic(); now < end && ctx.Err() == nil; now = monotonic() {
 			run.Repeat = uint32(min(framesPerCall, max(64, time.Duration(end-now)/idleTurn)))
 			if _, err := g.objects.Generate.Run(run); err != nil {
 				return explainBPF(err)
 			}
 		}
+		waited = readSchedstat("thread-self").waited - before.waited
 		return nil
 	})
+	return waited, err
 }
 
 // pin moves the calling thread, which must be locked, to a CPU and a nice value,

@@ -25,7 +25,7 @@ const (
 	generatorBenchLimitBENCH_FIRST_PORT       generatorBenchLimit = 1024
 	generatorBenchLimitBENCH_PATTERN          generatorBenchLimit = 12
 	generatorBenchLimitBENCH_MAGIC            generatorBenchLimit = 28267
-	generatorBenchLimitBENCH_BUCKETS          generatorBenchLimit = 1024
+	generatorBenchLimitBENCH_BUCKETS          generatorBenchLimit = 465
 )
 
 type generatorLoad struct {
@@ -34,17 +34,15 @@ type generatorLoad struct {
 	EndNs      uint64
 	Interval   uint64
 	CatchUp    uint32
-	Flows      uint32
-	Stride     uint32
 	StampEvery uint32
 	Source     uint32
 	Target     uint32
-	Ifindex    uint32
 	Longest    uint32
 	Pattern    uint32
-	Macs       [12]uint8
+	BothWays   uint32
 	TargetPort uint16
-	Outward    uint16
+	Unused     uint16
+	Macs       [2][12]uint8
 	Kinds      [12]struct {
 		_         structs.HostLayout
 		Length    uint32
@@ -53,7 +51,6 @@ type generatorLoad struct {
 		IpLength  uint16
 		UdpLength uint16
 	}
-	_ [4]byte
 }
 
 type generatorSender struct {
@@ -61,21 +58,32 @@ type generatorSender struct {
 	Due       uint64
 	Sent      uint64
 	SentBytes uint64
-	Skipped   uint64
-	Flow      uint32
+	First     uint32
+	Flows     uint32
+	Stride    uint32
+	At        uint32
 	Sequence  uint32
 	InPattern uint32
-	Unused    [5]uint32
+	Unused    [4]uint32
+}
+
+type generatorTranslation struct {
+	_       structs.HostLayout
+	Address uint32
+	Port    uint16
+	Known   uint16
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	generatorProgGenerate = "generate"
-	generatorVarLimits    = "limits"
-	generatorVarLoad      = "load"
-	generatorVarSenders   = "senders"
+	generatorMapEnds         = "ends"
+	generatorMapTranslations = "translations"
+	generatorProgGenerate    = "generate"
+	generatorVarLimits       = "limits"
+	generatorVarLoad         = "load"
+	generatorVarSenders      = "senders"
 )
 
 // loadGenerator returns the embedded CollectionSpec for generator.
@@ -127,6 +135,8 @@ type generatorProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type generatorMapSpecs struct {
+	Ends         *ebpf.MapSpec `ebpf:"ends"`
+	Translations *ebpf.MapSpec `ebpf:"translations"`
 }
 
 // generatorVariableSpecs contains global variables before they are loaded into the kernel.
@@ -158,10 +168,15 @@ func (o *generatorObjects) Close() error {
 //
 // It can be passed to loadGeneratorObjects or ebpf.CollectionSpec.LoadAndAssign.
 type generatorMaps struct {
+	Ends         *ebpf.Map `ebpf:"ends"`
+	Translations *ebpf.Map `ebpf:"translations"`
 }
 
 func (m *generatorMaps) Close() error {
-	return _GeneratorClose()
+	return _GeneratorClose(
+		m.Ends,
+		m.Translations,
+	)
 }
 
 // generatorVariables contains all global variables after they have been loaded into the kernel.

@@ -3,44 +3,408 @@
 package bench
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/ktest"
+	"natkit/internal/netns"
 )
 
-func TestDBG(t *testing.T) {
+// testBed is a bed with a generator, which end with the test.
+func testBed(t *testing.T, flows int) (*Bed, *stand) {
+	t.Helper()
 	ktest.Root(t)
 	bed, err := NewBed(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bed.Close()
-	g, err := newGenerator(bed, false)
+	t.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := newStand(bed, flows)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.close()
-	s, err := newSink(bed.Right, bed.RightDev)
+	t.Cleanup(func() {
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return bed, s
+}
+
+// capture is a packet socket on a device of a bed: a receiver that has nothing in
+// common with the generator and the sink.
+type capture int
+
+func newCapture(t *testing.T, ns *netns.Handle, device string) capture {
+	t.Helper()
+	var fd int
+	err := ns.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		ip := int(htons(unix.ETH_P_IP))
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, ip); err != nil {
+			return err
+		}
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: l.Attrs().Index}))
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
-	for _, l := range []frameLoad{
-		{frames: []int{64}, flows: 1, duration: time.Second, cpus: []int{0}},
-		{frames: []int{64}, flows: 1000, random: true, duration: time.Second, cpus: []int{0}, pps: 100000, stampEvery: 16},
-		{frames: IMIX, flows: 1000, random: true, duration: time.Second, cpus: []int{0}, pps: 10000, stampEvery: 16},
-		{frames: []int{64}, flows: 1000, random: true, duration: time.Second, cpus: []int{0, 1}, pps: 100000, stampEvery: 16},
-	} {
-		s.reset()
-		c, err := g.send(context.Background(), l)
+	t.Cleanup(func() { unix.Close(fd) })
+	return capture(fd)
+}
+
+// frames reads n frames, or what has come after a second without one.
+func (c capture) frames(t *testing.T, n int) (frames [][]byte) {
+	t.Helper()
+	buf := make([]byte, 4096)
+	last := time.Now()
+	for len(frames) < n && time.Since(last) < time.Second {
+		got, err := unix.Read(int(c), buf)
+		if errors.Is(err, unix.EAGAIN) {
+			unix.Poll([]unix.PollFd{{Fd: int32(c), Events: unix.POLLIN}}, 100)
+			continue
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(30 * time.Millisecond)
-		r, err := s.read()
-		t.Logf("%+v", c)
-		t.Logf("%d %d %d, %d p50 %v p99 %v max %v %v", r.frames, r.bytes, r.foreign, r.latency.count(), r.latency.quantile(0.5), r.latency.quantile(0.99), r.latency.quantile(1), err)
+		// The ends' stacks answer: there is no server.
+		if got >= 60 && buf[23] != unix.IPPROTO_UDP {
+			continue
+		}
+		last = time.Now()
+		frames = append(frames, bytes.Clone(buf[:got]))
+	}
+	return frames
+}
+
+// ones is the one's complement sum of RFC 1071 over data: 0xffff when it includes
+// a right checksum.
+func ones(data []byte, sum uint32) uint32 {
+	for i := 0; i+1 < len(data); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(data[i:]))
+	}
+	if len(data)%2 == 1 {
+		sum += uint32(data[len(data)-1]) << 8
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return sum
+}
+
+// checkFrame verifies a frame as it comes out of a router without NAT, and returns
+// its flow's tuple.
+func checkFrame(f []byte, wire int, from, to net.HardwareAddr) (string, error) {
+	var errs []error
+	want := func(what string, got, want any) {
+		if got != want {
+			errs = append(errs, fmt.Errorf("%s %v, want %v", what, got, want))
+		}
+	}
+	want("length", len(f), wire-4)
+	if len(f) < 60 {
+		return "", errors.Join(errs...)
+	}
+	ip, udp := f[14:34], f[34:]
+	want("destination", net.HardwareAddr(f[:6]).String(), to.String())
+	want("source", net.HardwareAddr(f[6:12]).String(), from.String())
+	want("type", binary.BigEndian.Uint16(f[12:]), uint16(0x0800))
+	want("version", ip[0], byte(0x45))
+	want("IP length", int(binary.BigEndian.Uint16(ip[2:])), len(f)-14)
+	want("fragment", binary.BigEndian.Uint16(ip[6:]), uint16(0))
+	want("TTL", ip[8], byte(63))
+	want("protocol", ip[9], byte(17))
+	want("IP sum", ones(ip, 0), uint32(0xffff))
+	want("UDP length", int(binary.BigEndian.Uint16(udp[4:])), len(udp))
+	if udp[6] == 0 && udp[7] == 0 {
+		errs = append(errs, errors.New("no UDP checksum"))
+	}
+	want("UDP sum", ones(udp, ones(ip[12:20], uint32(17+len(udp)))), uint32(0xffff))
+	want("magic", binary.NativeEndian.Uint16(udp[8:]), uint16(generatorBenchLimitBENCH_MAGIC))
+	source, _ := netip.AddrFromSlice(ip[12:16])
+	target, _ := netip.AddrFromSlice(ip[16:20])
+	return fmt.Sprintf("%s:%d %s:%d", source, binary.BigEndian.Uint16(udp), target, binary.BigEndian.Uint16(udp[2:])), errors.Join(errs...)
+}
+
+// tuple is the flow's that a frame must carry.
+func tuple(flow int, back bool) string {
+	source, target := bedSources.Addr(), bedTargets.Addr()
+	for range flow / 63 {
+		source = source.Next()
+	}
+	for range flow / 32768 {
+		target = target.Next()
+	}
+	forth, to := fmt.Sprintf("%s:%d", source, 1024+flow%63), fmt.Sprintf("%s:9", target)
+	if back {
+		return to + " " + forth
+	}
+	return forth + " " + to
+}
+
+func macOf(t *testing.T, ns *netns.Handle, device string) (mac net.HardwareAddr) {
+	t.Helper()
+	if err := ns.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err == nil {
+			mac = l.Attrs().HardwareAddr
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}
+
+// Every frame of a load is what it should be, byte for byte, as a packet socket
+// at the other end has it, and each flow comes once before one comes again.
+func TestFrames(t *testing.T) {
+	const flows = 40_000 // two targets
+	bed, s := testBed(t, flows)
+	right, left := newCapture(t, bed.Right, bed.RightDev), newCapture(t, bed.Left, bed.LeftDev)
+	routerOut, routerIn := macOf(t, bed.Router, bed.OutsideDev), macOf(t, bed.Router, bed.InsideDev)
+	rightMAC, leftMAC := macOf(t, bed.Right, bed.RightDev), macOf(t, bed.Left, bed.LeftDev)
+	cpus, err := allowedCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, l := range map[string]frameLoad{
+		"one flow":       {frames: []int{64}, flows: 1},
+		"many flows":     {frames: []int{64}, flows: flows, pps: 100_000, duration: 450 * time.Millisecond},
+		"longest frames": {frames: []int{1518}, flows: 100},
+		"odd length":     {frames: []int{129}, flows: 100},
+		"imix":           {frames: IMIX, flows: 100},
+		"both ways":      {frames: IMIX, flows: 100, bothWays: true},
+		"stamped":        {frames: []int{64}, flows: 100, stampEvery: 3},
+		"all CPUs":       {frames: []int{64}, flows: 100, cpus: cpus},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if l.pps == 0 {
+				l.pps, l.duration = 20_000, 50*time.Millisecond
+			}
+			if l.cpus == nil {
+				l.cpus = cpus[:1]
+			}
+			sent, err := s.generator.send(context.Background(), l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slots := uint64(l.pps * l.duration.Seconds())
+			if got := sent.frames + sent.skipped; got+1 < slots || got > slots+uint64(len(l.cpus)) {
+				t.Errorf("%d frames sent and %d skipped, want %d together", sent.frames, sent.skipped, slots)
+			}
+			forth, back := int(sent.frames), 0
+			if l.bothWays {
+				forth, back = (forth+1)/2, forth/2
+			}
+			var total uint64
+			check := func(c capture, n int, back bool, from, to net.HardwareAddr) {
+				seen, sequences := map[string]int{}, map[uint32]int{}
+				frames := c.frames(t, n)
+				if len(frames) != n {
+					t.Fatalf("%d frames came, want %d (back: %v)", len(frames), n, back)
+				}
+				for _, f := range frames {
+					total += uint64(len(f))
+					sequence := binary.NativeEndian.Uint32(f[48:])
+					sequences[sequence]++
+					wire := l.frames[int(sequence)%len(l.frames)]
+					if len(l.cpus) > 1 {
+						wire = l.frames[0]
+					}
+					got, err := checkFrame(f, wire, from, to)
+					if err != nil {
+						t.Fatalf("frame %d (back: %v): %v\n% x", sequence, back, err, f)
+					}
+					if want := tuple(int(binary.NativeEndian.Uint32(f[44:])), back); got != want {
+						t.Fatalf("frame %d is %s, want %s", sequence, got, want)
+					}
+					stamped := binary.NativeEndian.Uint64(f[52:]) != 0
+					if want := l.stampEvery > 0 && int(sequence)%max(l.stampEvery, 1) == 0; stamped != want {
+						t.Fatalf("frame %d has a time: %v, want %v", sequence, stamped, want)
+					}
+					seen[got]++
+				}
+				for sequence, times := range sequences {
+					if times > len(l.cpus) {
+						t.Fatalf("frame %d came %d times", sequence, times)
+					}
+				}
+				least, most := n, 0
+				for _, times := range seen {
+					least, most = min(least, times), max(most, times)
+				}
+				if len(l.cpus) == 1 && (len(seen) != min(n, l.flows) || most > least+1) {
+					t.Errorf("%d frames had %d of %d flows, each %d to %d times (back: %v)", n, len(seen), l.flows, least, most, back)
+				}
+			}
+			check(right, forth, false, routerOut, rightMAC)
+			if back > 0 {
+				check(left, back, true, routerIn, leftMAC)
+			}
+			if total != sent.bytes {
+				t.Errorf("%d bytes came, %d were counted as sent", total, sent.bytes)
+			}
+		})
+	}
+}
+
+// The kernel's UDP takes the frames, which it would not with a wrong checksum.
+func TestKernelTakesFrames(t *testing.T) {
+	bed, s := testBed(t, 100)
+	var conn *net.UDPConn
+	if err := bed.Right.Do(func() (err error) {
+		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: targetPort})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	sent, err := s.generator.send(context.Background(), frameLoad{
+		frames: IMIX, flows: 100, pps: 2000, duration: 20 * time.Millisecond, cpus: []int{s.generatorCPU}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 2048)
+	for i := range sent.frames {
+		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := conn.ReadFromUDP(buf); err != nil {
+			t.Fatalf("after %d of %d datagrams: %v", i, sent.frames, err)
+		}
+	}
+}
+
+// The generator's and the sink's counts are the devices' own, and the rate is the
+// one asked for unless slots are known to have been missed.
+func TestCountsAndRate(t *testing.T) {
+	bed, s := testBed(t, 1000)
+	if err := s.attachSinks(); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []frameLoad{
+		{frames: []int{64}, pps: 10_000},
+		{frames: []int{64}, pps: 100_000},
+		{frames: IMIX, pps: 100_000},
+		{frames: []int{64}, pps: 1_000_000},
+		{frames: []int{64}},
+		{frames: IMIX, bothWays: true},
+	} {
+		t.Run(fmt.Sprintf("%d sizes %.0f", len(l.frames), l.pps), func(t *testing.T) {
+			l.flows, l.duration, l.cpus = 1000, 200*time.Millisecond, []int{s.generatorCPU}
+			before := deviceCounts(t, bed)
+			tr, err := s.run(context.Background(), l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := deviceCounts(t, bed)
+			for k, v := range before {
+				got[k] -= v
+			}
+			if got["sent"]+got["refused"] != tr.sent.frames {
+				t.Errorf("%d frames sent; the devices took %d and refused %d", tr.sent.frames, got["sent"], got["refused"])
+			}
+			if got["received"] != tr.received.frames {
+				t.Errorf("%d frames received; the devices say %d", tr.received.frames, got["received"])
+			}
+			if l.pps == 0 {
+				return
+			}
+			if slots, all := l.pps*l.duration.Seconds(), float64(tr.sent.frames+tr.sent.skipped); math.Abs(all-slots) > 2 {
+				t.Errorf("%d frames and %d missed slots, want %.0f together", tr.sent.frames, tr.sent.skipped, slots)
+			}
+		})
+	}
+}
+
+func deviceCounts(t *testing.T, bed *Bed) map[string]uint64 {
+	t.Helper()
+	sums := map[string]uint64{}
+	for _, end := range []struct {
+		ns     *netns.Handle
+		device string
+	}{{bed.Left, bed.LeftDev}, {bed.Right, bed.RightDev}} {
+		if err := end.ns.Do(func() error {
+			l, err := netlink.LinkByName(end.device)
+			if err != nil {
+				return err
+			}
+			sums["received"] += l.Attrs().Statistics.RxPackets
+			return withEthtool(func(e *ethtool.Ethtool) error {
+				stats, err := e.Stats(end.device)
+				sums["sent"] += sumQueues(stats, "tx_queue_", "_xdp_xmit")
+				sums["refused"] += sumQueues(stats, "tx_queue_", "_xdp_xmit_errors")
+				return err
+			})
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return sums
+}
+
+func TestSendStops(t *testing.T) {
+	_, s := testBed(t, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	begun := time.Now()
+	_, err := s.generator.send(ctx, frameLoad{
+		frames: []int{64}, flows: 1, pps: 1000, duration: time.Minute, cpus: []int{s.generatorCPU}})
+	if !errors.Is(err, context.Canceled) || time.Since(begun) > 10*time.Second {
+		t.Errorf("after %v: %v, want canceled at once", time.Since(begun), err)
+	}
+}
+
+// Each stride visits all flows.
+func TestStride(t *testing.T) {
+	for n := uint32(1); n < 500; n++ {
+		if s := stride(n); gcd(s, n) != 1 || s > n {
+			t.Errorf("stride of %d flows is %d", n, s)
+		}
+	}
+	if s := stride(50_000); s < 20_000 || s > 40_000 {
+		t.Errorf("stride of 50000 flows is %d, want some way", s)
+	}
+}
+
+func TestLatencies(t *testing.T) {
+	// The lower edges are in order, and each is within 1/16 of the next.
+	for b := 1; b < latencyBuckets-1; b++ {
+		if lo, hi := floorOf(b), floorOf(b+1); hi <= lo || lo >= 32 && float64(hi-lo) > float64(lo)/15 {
+			t.Fatalf("buckets %d and %d begin at %v and %v", b, b+1, lo, hi)
+		}
+	}
+	var l latencies
+	if l.quantile(0.5) != 0 || l.quantile(1) != 0 {
+		t.Errorf("nothing timed: median %v, longest %v", l.quantile(0.5), l.quantile(1))
+	}
+	l.merge(&latencies{min: 10, max: 10})
+	l.buckets[10] = 99
+	l.merge(&latencies{min: 5, max: 1000})
+	l.buckets[5]++
+	if l.quantile(0) != 5 || l.quantile(0.5) != 10 || l.quantile(1) != 1000 || l.count() != 100 {
+		t.Errorf("%v %v %v of %d", l.quantile(0), l.quantile(0.5), l.quantile(1), l.count())
 	}
 }

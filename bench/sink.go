@@ -5,9 +5,9 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
@@ -27,16 +27,43 @@ type receiveCount struct {
 	latency       latencies
 }
 
+// newTranslations makes the map by which a sink tells a generator what the router
+// made of each flow.
+func newTranslations(flows int) (*ebpf.Map, error) {
+	spec, err := loadSink()
+	if err != nil {
+		return nil, err
+	}
+	m := spec.Maps["translations"]
+	m.MaxEntries = uint32(flows)
+	translations, err := ebpf.NewMap(m)
+	if err != nil {
+		return nil, fmt.Errorf("make map of %d translations: %w", flows, explainBPF(err))
+	}
+	return translations, nil
+}
+
+// loadWith loads a program that uses translations into objects.
+func loadWith(spec *ebpf.CollectionSpec, translations *ebpf.Map, objects any) error {
+	spec.Maps["translations"].MaxEntries = translations.MaxEntries()
+	return explainBPF(spec.LoadAndAssign(objects, &ebpf.CollectionOptions{
+		MapReplacements: map[string]*ebpf.Map{"translations": translations}}))
+}
+
 // newSink attaches a sink to a device.
-func newSink(ns *netns.Handle, device string) (s *sink, err error) {
+func newSink(ns *netns.Handle, device string, translations *ebpf.Map) (s *sink, err error) {
 	s = &sink{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("make packet sink on %s: %w", device, err), s.close())
 		}
 	}()
-	if err := loadSinkObjects(&s.objects, nil); err != nil {
-		return s, explainBPF(err)
+	spec, err := loadSink()
+	if err != nil {
+		return s, err
+	}
+	if err := loadWith(spec, translations, &s.objects); err != nil {
+		return s, err
 	}
 	return s, ns.Do(func() error {
 		l, err := netlink.LinkByName(device)
@@ -58,11 +85,17 @@ func (s *sink) close() error {
 	return errors.Join(append(errs, s.objects.Close())...)
 }
 
-// reset begins a new count.
-func (s *sink) reset() error {
+// reset begins a new count, in which the sink learns what the flows' sources were
+// made of, or does not.
+func (s *sink) reset(learn bool) error {
 	var receivers [maxCPUs]sinkReceiver
-	var buckets [maxCPUs]latencies
-	if err := errors.Join(s.objects.Receivers.Set(&receivers), s.objects.Latencies.Set(&buckets)); err != nil {
+	var buckets [maxCPUs][latencyBuckets]uint32
+	var learning uint32
+	if learn {
+		learning = 1
+	}
+	if err := errors.Join(s.objects.Receivers.Set(&receivers), s.objects.Latencies.Set(&buckets),
+		s.objects.Learn.Set(learning)); err != nil {
 		return fmt.Errorf("reset packet sink: %w", err)
 	}
 	return nil
@@ -71,36 +104,40 @@ func (s *sink) reset() error {
 // read returns the count so far.
 func (s *sink) read() (receiveCount, error) {
 	var receivers [maxCPUs]sinkReceiver
-	var buckets [maxCPUs]latencies
+	var buckets [maxCPUs][latencyBuckets]uint32
 	if err := errors.Join(s.objects.Receivers.Get(&receivers), s.objects.Latencies.Get(&buckets)); err != nil {
 		return receiveCount{}, fmt.Errorf("read packet sink: %w", err)
 	}
 	var c receiveCount
-	for i := range receivers {
-		c.frames += receivers[i].Frames
-		c.bytes += receivers[i].Bytes
-		c.foreign += receivers[i].Foreign
-		for b, n := range buckets[i] {
-			c.latency[b] += n
-		}
+	for i, r := range receivers {
+		c.frames += r.Frames
+		c.bytes += r.Bytes
+		c.foreign += r.Foreign
+		c.latency.merge(&latencies{
+			buckets: buckets[i], min: time.Duration(r.ShortestNs), max: time.Duration(r.LongestNs),
+		})
 	}
 	return c, nil
 }
 
-// latencies is the distribution of frames' times in the sink's buckets: exact
-// below 32 ns, then 16 for each power of two.
-type latencies [generatorBenchLimitBENCH_BUCKETS]uint32
+const latencyBuckets = int(sinkBenchLimitBENCH_BUCKETS)
 
-// bucketOf is the program's bucket_of.
-func bucketOf32(ns uint64) int {
-	if ns >= 1<<32 {
-		return len(latencies{}) - 1
+// latencies is the distribution of frames' times in the sink's buckets: exact
+// below 32 ns, then 16 for each power of two. min and max are exact, and 0 when
+// nothing was timed.
+type latencies struct {
+	buckets  [latencyBuckets]uint32
+	min, max time.Duration
+}
+
+func (l *latencies) merge(o *latencies) {
+	if l.min == 0 || o.min != 0 && o.min < l.min {
+		l.min = o.min
 	}
-	shift := bits.Len64(ns) - 1
-	if shift < 5 {
-		return int(ns)
+	l.max = max(l.max, o.max)
+	for b, n := range o.buckets {
+		l.buckets[b] += n
 	}
-	return (shift-3)*16 + int(ns>>(shift-4))&15
 }
 
 // floorOf is the least time of a bucket.
@@ -114,26 +151,21 @@ func floorOf(bucket int) time.Duration {
 
 // count is how many frames were timed.
 func (l *latencies) count() (n uint64) {
-	for _, c := range l {
+	for _, c := range l.buckets {
 		n += uint64(c)
 	}
 	return n
 }
 
-// quantile is the time below which the share q of the frames stayed: within 1/16,
-// and at q 0 and 1 the least and the greatest bucket. 0 when nothing was timed.
+// quantile is the time below which the share q of the frames stayed, at most 1/16
+// too short. 0 when nothing was timed.
 func (l *latencies) quantile(q float64) time.Duration {
 	rank := uint64(q * float64(l.count()))
 	var seen uint64
-	last := 0
-	for b, n := range l {
-		if n == 0 {
-			continue
-		}
-		last = b
+	for b, n := range l.buckets {
 		if seen += uint64(n); seen > rank {
-			return floorOf(b)
+			return max(floorOf(b), l.min)
 		}
 	}
-	return floorOf(last)
+	return l.max
 }

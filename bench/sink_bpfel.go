@@ -13,22 +13,48 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type sinkBenchLimit uint32
+
+const (
+	sinkBenchLimitBENCH_CPUS             sinkBenchLimit = 64
+	sinkBenchLimitBENCH_HEADER           sinkBenchLimit = 42
+	sinkBenchLimitBENCH_LEAST            sinkBenchLimit = 60
+	sinkBenchLimitBENCH_MOST             sinkBenchLimit = 1514
+	sinkBenchLimitBENCH_PORTS            sinkBenchLimit = 63
+	sinkBenchLimitBENCH_FLOWS_PER_TARGET sinkBenchLimit = 32768
+	sinkBenchLimitBENCH_FIRST_PORT       sinkBenchLimit = 1024
+	sinkBenchLimitBENCH_PATTERN          sinkBenchLimit = 12
+	sinkBenchLimitBENCH_MAGIC            sinkBenchLimit = 28267
+	sinkBenchLimitBENCH_BUCKETS          sinkBenchLimit = 465
+)
+
 type sinkReceiver struct {
+	_          structs.HostLayout
+	Frames     uint64
+	Bytes      uint64
+	Foreign    uint64
+	ShortestNs uint64
+	LongestNs  uint64
+	Unused     [3]uint64
+}
+
+type sinkTranslation struct {
 	_       structs.HostLayout
-	Frames  uint64
-	Bytes   uint64
-	Foreign uint64
-	Stamped uint64
-	Unused  [4]uint64
+	Address uint32
+	Port    uint16
+	Known   uint16
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sinkProgSink     = "sink"
-	sinkVarLatencies = "latencies"
-	sinkVarReceivers = "receivers"
+	sinkMapTranslations = "translations"
+	sinkProgSink        = "sink"
+	sinkVarLatencies    = "latencies"
+	sinkVarLearn        = "learn"
+	sinkVarLimits       = "limits"
+	sinkVarReceivers    = "receivers"
 )
 
 // loadSink returns the embedded CollectionSpec for sink.
@@ -80,6 +106,7 @@ type sinkProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sinkMapSpecs struct {
+	Translations *ebpf.MapSpec `ebpf:"translations"`
 }
 
 // sinkVariableSpecs contains global variables before they are loaded into the kernel.
@@ -87,6 +114,8 @@ type sinkMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sinkVariableSpecs struct {
 	Latencies *ebpf.VariableSpec `ebpf:"latencies"`
+	Learn     *ebpf.VariableSpec `ebpf:"learn"`
+	Limits    *ebpf.VariableSpec `ebpf:"limits"`
 	Receivers *ebpf.VariableSpec `ebpf:"receivers"`
 }
 
@@ -110,10 +139,13 @@ func (o *sinkObjects) Close() error {
 //
 // It can be passed to loadSinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sinkMaps struct {
+	Translations *ebpf.Map `ebpf:"translations"`
 }
 
 func (m *sinkMaps) Close() error {
-	return _SinkClose()
+	return _SinkClose(
+		m.Translations,
+	)
 }
 
 // sinkVariables contains all global variables after they have been loaded into the kernel.
@@ -121,6 +153,8 @@ func (m *sinkMaps) Close() error {
 // It can be passed to loadSinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sinkVariables struct {
 	Latencies *ebpf.Variable `ebpf:"latencies"`
+	Learn     *ebpf.Variable `ebpf:"learn"`
+	Limits    *ebpf.Variable `ebpf:"limits"`
 	Receivers *ebpf.Variable `ebpf:"receivers"`
 }
 

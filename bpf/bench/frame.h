@@ -18,7 +18,14 @@ enum bench_limit {
 	BENCH_FIRST_PORT = 1024,
 	BENCH_PATTERN = 12, // frames of a mix before it repeats
 	BENCH_MAGIC = 0x6e6b,
-	BENCH_BUCKETS = 1024, // of the latency: 16 for each power of two of nanoseconds
+	BENCH_BUCKETS = 465, // of the latency: 16 for each power of two of nanoseconds, up to 2^32
+};
+
+// translation is what a router made of a flow's source, as the wire has it.
+struct translation {
+	__u32 address;
+	__u16 port;
+	__u16 known; // 0: nobody has seen a packet of the flow
 };
 
 // stamp follows the UDP header.

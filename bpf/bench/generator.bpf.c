@@ -28,33 +28,52 @@ struct frame_kind {
 struct load {
 	__u64 start_ns;
 	__u64 end_ns;
-	__u64 interval; // between two frames of one CPU in 2^-16 ns; 0: as fast as it goes
-	__u32 catch_up; // frames that may follow at once after a delay; more are skipped
-	__u32 flows;
-	__u32 stride;      // from flow to flow, below flows and coprime to it
+	__u64 interval;    // between two frames of one CPU in 2^-16 ns; 0: as fast as it goes
+	__u32 catch_up;    // frames that may follow at once after a delay; more are skipped
 	__u32 stamp_every; // one frame in so many carries its time; 0: none
 	__u32 source;      // first source address, host order
 	__u32 target;      // first target address, host order
-	__u32 ifindex;     // device to send by
 	__u32 longest;     // length that each frame comes with: the greatest of kinds[]
 	__u32 pattern;     // frames of kinds[] before they repeat
-	__u8 macs[12];     // destination, source
+	__u32 both_ways;   // 1: every other frame goes from a target back to its source
 	__be16 target_port;
-	__u16 outward; // 1: from sources to targets, 0: back
+	__u16 unused;
+	__u8 macs[2][12]; // destination and source, of frames forth and back
 	struct frame_kind kinds[BENCH_PATTERN];
 };
 
-// sender is the state of one CPU, read by user space after a run.
+// sender is the state of one CPU, read by user space after a run. It sends the
+// flows from first up to first + flows, each once before one comes again.
 struct sender {
-	__u64 due; // when the next frame is, in 2^-16 ns; 0 before the first
+	__u64 due; // when the next frame is after start_ns, in 2^-16 ns: enough for 78 hours
 	__u64 sent;
 	__u64 sent_bytes;
-	__u64 skipped; // slots that passed while the CPU was away
-	__u32 flow;
+	__u32 first;
+	__u32 flows;
+	__u32 stride; // from flow to flow, below flows and coprime to it
+	__u32 at;     // the next flow, from first
 	__u32 sequence;
 	__u32 in_pattern; // which frame of the mix is next
-	__u32 unused[5];  // a cache line of its own
+	__u32 unused[4];  // a cache line of its own
 };
+
+// The devices to send by, forth and back. They may be in two namespaces, which a
+// device's number would not tell.
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u32);
+} ends SEC(".maps");
+
+// Where frames back must go, by flow: written by the sink at the right end while
+// it learns. User space sets the number of entries.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct translation);
+} translations SEC(".maps");
 
 struct load load;
 // No value of it is used: it brings the limits' names into the object, for Go.
@@ -78,17 +97,12 @@ static __always_inline int is_due(struct sender *s, __u64 now)
 		return 0;
 	if (!interval)
 		return 1;
-	if (!s->due)
-		s->due = load.start_ns << 16;
-	if (now < s->due >> 16)
+	now = (now - load.start_ns) << 16;
+	if (now < s->due)
 		return 0;
-	behind = (now << 16) - s->due;
-	if (behind > interval * load.catch_up) {
-		__u64 skip = behind / interval - load.catch_up;
-
-		s->skipped += skip;
-		s->due += skip * interval;
-	}
+	behind = now - s->due;
+	if (behind > interval * load.catch_up) // slots passed while the CPU was away
+		s->due += (behind / interval - load.catch_up) * interval;
 	s->due += interval;
 	return 1;
 }
@@ -117,7 +131,7 @@ static __always_inline __u32 halves(__u32 word)
 SEC("xdp")
 int generate(struct xdp_md *ctx)
 {
-	__u32 cpu = bpf_get_smp_processor_id(), flow, host, number, varying;
+	__u32 cpu = bpf_get_smp_processor_id(), back, flow, host, number, varying;
 	const struct frame_kind *kind;
 	struct headers *h;
 	struct sender *s;
@@ -146,13 +160,17 @@ int generate(struct xdp_md *ctx)
 	if ((void *)(h + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 
-	flow = s->flow;
-	s->flow += load.stride;
-	if (s->flow >= load.flows)
-		s->flow -= load.flows;
+	// A flow's frame back follows its frame forth.
+	back = load.both_ways & number;
+	flow = s->first + s->at;
+	if (back == load.both_ways) {
+		s->at += s->stride;
+		if (s->at >= s->flows)
+			s->at -= s->flows;
+	}
 	host = flow / BENCH_PORTS;
 
-	__builtin_memcpy(h->macs, load.macs, sizeof(h->macs));
+	__builtin_memcpy(h->macs, load.macs[back & 1], sizeof(h->macs));
 	h->ether_type = bpf_htons(0x0800);
 	h->version = 0x45;
 	h->tos = 0;
@@ -166,10 +184,23 @@ int generate(struct xdp_md *ctx)
 		__be32 target = bpf_htonl(load.target + flow / BENCH_FLOWS_PER_TARGET);
 		__be16 port = bpf_htons(BENCH_FIRST_PORT + flow - host * BENCH_PORTS);
 
-		h->source = load.outward ? source : target;
-		h->target = load.outward ? target : source;
-		h->source_port = load.outward ? port : load.target_port;
-		h->target_port = load.outward ? load.target_port : port;
+		if (back) {
+			struct translation *t = bpf_map_lookup_elem(&translations, &flow);
+
+			if (t && t->known) {
+				source = t->address;
+				port = t->port;
+			}
+			h->source = target;
+			h->target = source;
+			h->source_port = load.target_port;
+			h->target_port = port;
+		} else {
+			h->source = source;
+			h->target = target;
+			h->source_port = port;
+			h->target_port = load.target_port;
+		}
 		varying = halves(source) + halves(target);
 		h->ip_check = ~fold((__u64)kind->ip_sum + varying);
 		varying += port;
@@ -186,7 +217,7 @@ int generate(struct xdp_md *ctx)
 
 	s->sent++;
 	s->sent_bytes += kind->length;
-	return bpf_redirect(load.ifindex, 0);
+	return bpf_redirect_map(&ends, back & 1, 0);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

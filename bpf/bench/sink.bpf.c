@@ -13,10 +13,23 @@ struct receiver {
 	__u64 frames;
 	__u64 bytes;
 	__u64 foreign; // frames that are not the generator's
-	__u64 stamped;
-	__u64 unused[4]; // a cache line of its own
+	__u64 shortest_ns; // of the times under way; 0: none was measured
+	__u64 longest_ns;
+	__u64 unused[3]; // a cache line of its own
 };
 
+// The source of each flow as it comes in, while learn is set. User space sets the
+// number of entries.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct translation);
+} translations SEC(".maps");
+
+// No value of it is used: it brings the limits' names into the object, for Go.
+const volatile enum bench_limit limits;
+__u32 learn;
 struct receiver receivers[BENCH_CPUS] __attribute__((aligned(64)));
 __u32 latencies[BENCH_CPUS][BENCH_BUCKETS];
 
@@ -60,10 +73,24 @@ int sink(struct xdp_md *ctx)
 	}
 	r->frames++;
 	r->bytes += end - data;
-	if (t->sent_ns) {
-		__u32 bucket = bucket_of(bpf_ktime_get_ns() - t->sent_ns);
+	if (learn) {
+		__u32 flow = t->flow;
+		struct translation *seen = bpf_map_lookup_elem(&translations, &flow);
 
-		r->stamped++;
+		if (seen) {
+			__builtin_memcpy(&seen->address, data + 26, 4); // of the IPv4 header
+			__builtin_memcpy(&seen->port, data + 34, 2);	// of the UDP header
+			seen->known = 1;
+		}
+	}
+	if (t->sent_ns) {
+		__u64 ns = bpf_ktime_get_ns() - t->sent_ns;
+		__u32 bucket = bucket_of(ns);
+
+		if (ns > r->longest_ns)
+			r->longest_ns = ns;
+		if (ns < r->shortest_ns || !r->shortest_ns)
+			r->shortest_ns = ns;
 		if (bucket < BENCH_BUCKETS)
 			latencies[cpu][bucket]++;
 	}
