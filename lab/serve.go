@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -62,7 +63,10 @@ func Serve(ctx context.Context, args []string) error {
 				return err
 			}
 			status.Close()
-			s.hold = 2 // this process does nothing else
+			// This process does nothing else: its one loop shall not be moved from
+			// thread to thread, nor tell the scheduler of every short wait.
+			runtime.GOMAXPROCS(1)
+			s.hold = 2
 			defer context.AfterFunc(ctx, s.stop)()
 			s.loop()
 			return s.err
