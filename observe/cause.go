@@ -90,7 +90,8 @@ func netfilterCause(class dropsDropClass) snapshot.NATCause {
 
 // benign says that such drops are how things end or are sorted out, and no
 // traffic that somebody waits for.
-func benign(function, reason string) bool {
+func benign(function, reason string, class dropsDropClass) bool {
+	function = baseName(function)
 	switch reason {
 	case "SKB_CONSUMED", "CONSUMED", "NOT_DROPPED_YET", "QUEUE_PURGE", "OTHERHOST", "SOCKET_CLOSE",
 		"UNIX_DISCONNECT", "UNIX_SKIP_OOB", "TCP_RESET", "UNHANDLED_PROTO", "PACKET_SOCK_ERROR":
@@ -98,6 +99,9 @@ func benign(function, reason string) bool {
 	case "NO_SOCKET": // an echo reply that a raw socket got already
 		return strings.HasPrefix(function, "ping_") || strings.HasPrefix(function, "icmp")
 	case "NOT_SPECIFIED":
+		if function == "tcp_v4_rcv" || function == "tcp_v6_rcv" { // the last FIN finds TIME_WAIT
+			return class&dropsDropClassDROP_TCP_END != 0
+		}
 		for _, prefix := range []string{"netlink_", "unix_", "ip6_mc_input", "mld_", "igmp_", "ndisc_", "packet_"} {
 			if strings.HasPrefix(function, prefix) {
 				return true

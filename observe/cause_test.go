@@ -17,6 +17,7 @@ const (
 	isLocal   = dropsDropClassDROP_LOCAL
 	isSent    = dropsDropClassDROP_SENT
 	opaque    = dropsDropClassDROP_OPAQUE
+	ending    = dropsDropClassDROP_TCP_END
 )
 
 func TestCauseOf(t *testing.T) {
@@ -60,7 +61,7 @@ func TestCauseOf(t *testing.T) {
 			if got := causeOf(tt.function, tt.reason, tt.class); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
-			if tt.want != snapshot.CauseNone && benign(tt.function, tt.reason) {
+			if tt.want != snapshot.CauseNone && benign(tt.function, tt.reason, tt.class) {
 				t.Error("it has a cause and is called benign")
 			}
 		})
@@ -70,18 +71,22 @@ func TestCauseOf(t *testing.T) {
 func TestBenign(t *testing.T) {
 	for _, tt := range []struct {
 		function, reason string
+		class            dropsDropClass
 		want             bool
 	}{
-		{"skb_queue_purge_reason", "QUEUE_PURGE", true},
-		{"ip6_mc_input", "NOT_SPECIFIED", true},
-		{"unix_stream_connect", "NOT_SPECIFIED", true},
-		{"netlink_broadcast_filtered", "NOT_SPECIFIED", true},
-		{"ping_rcv", "NO_SOCKET", true},
-		{"tcp_v4_rcv", "NO_SOCKET", false},
-		{"tcp_v4_rcv", "NOT_SPECIFIED", false},
-		{"unix_function", "NETFILTER_DROP", false},
+		{"skb_queue_purge_reason", "QUEUE_PURGE", 0, true},
+		{"ip6_mc_input", "NOT_SPECIFIED", 0, true},
+		{"unix_stream_connect", "NOT_SPECIFIED", 0, true},
+		{"netlink_broadcast_filtered", "NOT_SPECIFIED", 0, true},
+		{"ping_rcv", "NO_SOCKET", 0, true},
+		{"tcp_v4_rcv", "NO_SOCKET", 0, false},
+		{"tcp_v4_rcv", "NOT_SPECIFIED", tracked, false},
+		{"tcp_v4_rcv", "NOT_SPECIFIED", tracked | ending, true},
+		{"tcp_v6_rcv.cold", "NOT_SPECIFIED", ending, true},
+		{"ip_forward", "NOT_SPECIFIED", ending, false}, // of no meaning there
+		{"unix_function", "NETFILTER_DROP", 0, false},
 	} {
-		if got := benign(tt.function, tt.reason); got != tt.want {
+		if got := benign(tt.function, tt.reason, tt.class); got != tt.want {
 			t.Errorf("%s %s: %v, want %v", tt.function, tt.reason, got, tt.want)
 		}
 	}

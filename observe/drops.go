@@ -73,7 +73,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := configureDrops(spec, o); err != nil {
+	if err := configureDrops(spec, o, d.reasons); err != nil {
 		return nil, err
 	}
 	if err := spec.LoadAndAssign(&d.objs, &ebpf.CollectionOptions{Programs: opts}); err != nil {
@@ -106,7 +106,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 }
 
 // configureDrops writes the options into the program's constants and maps.
-func configureDrops(spec *ebpf.CollectionSpec, o DropOptions) error {
+func configureDrops(spec *ebpf.CollectionSpec, o DropOptions, r reasons) error {
 	if o.Netns > 1<<32-1 {
 		return fmt.Errorf("trace drops: %d is not the inode of a network namespace", o.Netns)
 	}
@@ -123,6 +123,13 @@ func configureDrops(spec *ebpf.CollectionSpec, o DropOptions) error {
 	if o.maxKeys != 0 {
 		spec.Maps[dropsMapCountsA].MaxEntries = o.maxKeys
 		spec.Maps[dropsMapCountsB].MaxEntries = o.maxKeys
+	}
+	for number, name := range r.core {
+		if name == "NOT_SPECIFIED" {
+			if err := vars.NotSpecified.Set(number); err != nil {
+				return err
+			}
+		}
 	}
 	return errors.Join(vars.OnlyNetns.Set(uint32(o.Netns)), vars.WithStacks.Set(stacks))
 }
@@ -389,10 +396,12 @@ func (d *Drops) rows(all []judged, samples map[dropsDropKey][]string) []snapshot
 		reason   uint32
 		device   deviceKey
 		cause    snapshot.NATCause
+		benign   bool
 	}
 	rows := map[look]*row{}
 	for _, j := range all {
-		key := look{j.Location, j.Reason, deviceKey{uint64(j.Netns), j.Ifindex}, j.cause}
+		benign := benign(j.function, j.reason, j.Class)
+		key := look{j.Location, j.Reason, deviceKey{uint64(j.Netns), j.Ifindex}, j.cause, benign}
 		r := rows[key]
 		if r == nil {
 			r = &row{stacks: map[uint32]uint64{}}
@@ -402,7 +411,7 @@ func (d *Drops) rows(all []judged, samples map[dropsDropKey][]string) []snapshot
 				Netns:     uint64(j.Netns),
 				Interface: d.namespaces.device(uint64(j.Netns), j.Ifindex),
 				Cause:     j.cause,
-				Benign:    benign(j.function, j.reason),
+				Benign:    benign,
 			}
 			r.drop.Namespace, _ = d.namespaces.ref(r.drop.Netns)
 			rows[key] = r

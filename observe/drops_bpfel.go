@@ -24,6 +24,7 @@ const (
 	dropsDropClassDROP_LOCAL     dropsDropClass = 32
 	dropsDropClassDROP_SENT      dropsDropClass = 64
 	dropsDropClassDROP_OPAQUE    dropsDropClass = 128
+	dropsDropClassDROP_TCP_END   dropsDropClass = 256
 )
 
 type dropsDropFront struct {
@@ -67,17 +68,18 @@ type dropsDropSlot struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	dropsMapCountsA    = "counts_a"
-	dropsMapCountsB    = "counts_b"
-	dropsMapFrontA     = "front_a"
-	dropsMapFrontB     = "front_b"
-	dropsMapLosses     = "losses"
-	dropsMapSamples    = "samples"
-	dropsMapStacks     = "stacks"
-	dropsMapWindows    = "windows"
-	dropsProgCountDrop = "count_drop"
-	dropsVarOnlyNetns  = "only_netns"
-	dropsVarWithStacks = "with_stacks"
+	dropsMapCountsA      = "counts_a"
+	dropsMapCountsB      = "counts_b"
+	dropsMapFrontA       = "front_a"
+	dropsMapFrontB       = "front_b"
+	dropsMapLosses       = "losses"
+	dropsMapSamples      = "samples"
+	dropsMapStacks       = "stacks"
+	dropsMapWindows      = "windows"
+	dropsProgCountDrop   = "count_drop"
+	dropsVarNotSpecified = "not_specified"
+	dropsVarOnlyNetns    = "only_netns"
+	dropsVarWithStacks   = "with_stacks"
 )
 
 // loadDrops returns the embedded CollectionSpec for drops.
@@ -143,8 +145,9 @@ type dropsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropsVariableSpecs struct {
-	OnlyNetns  *ebpf.VariableSpec `ebpf:"only_netns"`
-	WithStacks *ebpf.VariableSpec `ebpf:"with_stacks"`
+	NotSpecified *ebpf.VariableSpec `ebpf:"not_specified"`
+	OnlyNetns    *ebpf.VariableSpec `ebpf:"only_netns"`
+	WithStacks   *ebpf.VariableSpec `ebpf:"with_stacks"`
 }
 
 // dropsObjects contains all objects after they have been loaded into the kernel.
@@ -194,8 +197,9 @@ func (m *dropsMaps) Close() error {
 //
 // It can be passed to loadDropsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropsVariables struct {
-	OnlyNetns  *ebpf.Variable `ebpf:"only_netns"`
-	WithStacks *ebpf.Variable `ebpf:"with_stacks"`
+	NotSpecified *ebpf.Variable `ebpf:"not_specified"`
+	OnlyNetns    *ebpf.Variable `ebpf:"only_netns"`
+	WithStacks   *ebpf.Variable `ebpf:"with_stacks"`
 }
 
 // dropsPrograms contains all programs after they have been loaded into the kernel.

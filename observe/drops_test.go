@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -619,5 +620,49 @@ func TestDropStacks(t *testing.T) {
 	}
 	if sum == 0 || sum > n {
 		t.Errorf("stacks of %d drops, want of %d", sum, n)
+	}
+}
+
+// Connections that begin and end well through NAT lose nothing that is not
+// called benign.
+func TestDropsOfHealthyTraffic(t *testing.T) {
+	l := routed(t, lab.RulesNft)
+	server, err := l.ServerNode().ServeHTTP(context.Background(), ":80", lab.HTTPServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	d, err := OpenDrops(DropOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for range 200 {
+		err := l.Node(lab.RoleClient).Do(func() error {
+			conn, err := net.Dial("tcp4", "10.1.0.2:80")
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if _, err := fmt.Fprint(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+				return err
+			}
+			_, err = io.Copy(io.Discard, conn)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := d.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range got.Rows {
+		for _, node := range l.Nodes() {
+			if row.Netns == node.Handle().Inode() && (row.Cause != snapshot.CauseNone || !row.Benign) {
+				t.Errorf("in %s: %+v", node.Role, row)
+			}
+		}
 	}
 }

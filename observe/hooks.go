@@ -34,7 +34,7 @@ func Hooks(ns *netns.Handle) ([]snapshot.Hook, error) {
 	if err != nil {
 		hooks, netlinkErr := netlinkHooks(ns)
 		if netlinkErr != nil {
-			return nil, errors.Join(err, netlinkErr)
+			return nil, fmt.Errorf("%w; %w", err, netlinkErr)
 		}
 		return hooks, nil
 	}

@@ -37,7 +37,7 @@ func netlinkHooks(ns *netns.Handle) (hooks []snapshot.Hook, err error) {
 	err = ns.Do(func() error {
 		conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		if err != nil {
-			return refused("list netfilter hooks by netlink", err)
+			return fmt.Errorf("list netfilter hooks by netlink: %w", err)
 		}
 		defer conn.Close()
 		devices, err := net.Interfaces()
@@ -71,8 +71,10 @@ func netlinkHooks(ns *netns.Handle) (hooks []snapshot.Hook, err error) {
 			case errors.Is(err, unix.EINVAL):
 				return &unavailableError{"list netfilter hooks by netlink",
 					"the kernel has no nfnetlink_hook (CONFIG_NETFILTER_NETLINK_HOOK)", err}
+			case errors.Is(err, unix.EPERM):
+				return &unavailableError{"list netfilter hooks by netlink", "it needs root, or the capability CAP_NET_ADMIN", err}
 			case err != nil:
-				return refused("list netfilter hooks by netlink", err)
+				return fmt.Errorf("list netfilter hooks by netlink: %w", err)
 			}
 			for _, m := range messages {
 				h, err := parseHook(m.Data, l.family, l.hook, l.device)

@@ -28,8 +28,8 @@ type ProfileOptions struct {
 // that a timer starts is not always, or never, seen.
 const DefaultFrequency = 499
 
-// MaxFrequency is where the kernel's own limits begin (perf_event_max_sample_rate).
-const MaxFrequency = 20000
+// MaxFrequency is as often as makes sense: above it the looking is what is seen.
+const MaxFrequency = 10000
 
 // Profile is where the kernel of the whole machine spent its time: what ran on
 // each CPU at the ticks of a clock. What runs with interrupts off is seen where
