@@ -17,6 +17,10 @@ const (
 	floodEntries  = 4096
 	floodRoom     = 0.01 // of nf_conntrack_max
 
+	// In a small table fewer are many.
+	floodSmall     = 200
+	floodSmallRoom = 0.25
+
 	// oneSource is the share of the unreplied entries that makes one address their author.
 	oneSource = 0.50
 
@@ -32,8 +36,8 @@ var unrepliedFlood = Cause{
 	Explains:   []string{"conntrack-table-full", "conntrack-table-nearly-full"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats},
 	Symptom:    "The table grows by scans, spoofed packets, or requests to something that is gone; half-open connections of others are thrown out.",
-	Proof: fmt.Sprintf("Entries that never saw an answer are at least %d, %s of all and %s of nf_conntrack_max. Critical when the kernel threw out "+
-		"half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom)),
+	Proof: fmt.Sprintf("Entries that never saw an answer are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical when the kernel threw out "+
+		"half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom), floodSmall, percent(floodSmallRoom)),
 	Lookalike: "One-way traffic in small numbers (syslog, statsd, probes of a monitor), and a quiet table in which a few unanswered packets are the majority.",
 	Cure:      "A limit on new flows of the source, before connection tracking sees them; and ending what sends them.",
 	judge:     judgeUnreplied,
@@ -46,7 +50,9 @@ func judgeUnreplied(f facts) *verdict {
 	}
 	t := f.Conntrack.Table
 	unreplied := t.ByStatus["UNREPLIED"]
-	if unreplied > t.Entries || unreplied < floodEntries || share(unreplied, t.Entries) < floodMajority || share(unreplied, limit) < floodRoom {
+	many := unreplied >= floodEntries && share(unreplied, limit) >= floodRoom ||
+		unreplied >= floodSmall && share(unreplied, limit) >= floodSmallRoom
+	if !many || unreplied > t.Entries || share(unreplied, t.Entries) < floodMajority {
 		return nil
 	}
 	evicted, _ := f.stat("early_drop")

@@ -26,7 +26,7 @@ type FaultResult struct {
 type FaultStep struct {
 	Name     string       `json:"name"`
 	What     string       `json:"what"`
-	Commands []string     `json:"commands"` // of the finding's remedy, as they were run
+	Commands []string     `json:"commands"` // of the finding's remedy, that the cure consists of
 	Doctor   DoctorResult `json:"doctor"`
 }
 

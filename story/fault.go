@@ -68,7 +68,7 @@ type FaultOptions struct {
 type FaultStep struct {
 	Name     string // healthy, broken, cured
 	What     string
-	Commands []string           // of the finding's remedy, as they were run
+	Commands []string           // of the finding's remedy, that the cure consists of
 	Facts    *snapshot.Snapshot // what the findings rest on
 	Findings []diagnose.Finding
 }
@@ -164,10 +164,12 @@ type scene struct {
 	closers  []func()
 }
 
+// close ends the servers.
 func (s *scene) close() {
 	for _, c := range s.closers {
 		c()
 	}
+	s.closers = nil
 }
 
 // step changes the lab and asks the doctor about it.

@@ -22,7 +22,7 @@ var brNetfilterFault = Fault{
 		if _, err := s.watched.SysctlValue(key); err != nil {
 			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): bridged frames do not meet the packet filter")
 		}
-		if _, err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
+		if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 			return err
 		}
 		s.traffic = append(s.traffic, s.requests(s.lab.URL(), 20))

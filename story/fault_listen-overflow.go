@@ -44,10 +44,6 @@ var listenFault = Fault{
 
 // restart puts a web server with other options in the place of the present one.
 func (s *scene) restart(ctx context.Context, o lab.HTTPServerOptions) error {
-	for _, c := range s.closers {
-		c()
-	}
-	s.closers = nil
-	_, err := s.serve(ctx, o)
-	return err
+	s.close()
+	return s.serve(ctx, o)
 }

@@ -139,21 +139,20 @@ func (s *scene) swallow(node *lab.Node, port uint16) error {
 	return nil
 }
 
-// serve answers HTTP behind the NAT, where the lab's URL leads, until the end of
-// the scene or until close.
-func (s *scene) serve(ctx context.Context, o lab.HTTPServerOptions) (stop func() error, err error) {
+// serve answers HTTP behind the NAT, where the lab's URL leads, until close.
+func (s *scene) serve(ctx context.Context, o lab.HTTPServerOptions) error {
 	server, err := s.lab.ServerNode().ServeHTTP(ctx, ":80", o)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.closers = append(s.closers, func() { server.Close() })
-	return server.Close, nil
+	return nil
 }
 
 // browse is a web server and a client that asks it a little, through the NAT: a
 // network at work.
 func (s *scene) browse(ctx context.Context) error {
-	if _, err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
+	if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 		return err
 	}
 	s.traffic = append(s.traffic, s.requests(s.lab.URL(), 200))

@@ -22,7 +22,7 @@ var mtuFault = Fault{
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *scene) error {
-		if _, err := s.serve(ctx, lab.HTTPServerOptions{Body: bytes.Repeat([]byte("natkit lab\n"), 1000)}); err != nil {
+		if err := s.serve(ctx, lab.HTTPServerOptions{Body: bytes.Repeat([]byte("natkit lab\n"), 1000)}); err != nil {
 			return err
 		}
 		s.traffic = append(s.traffic, s.requests(s.lab.URL(), 100))

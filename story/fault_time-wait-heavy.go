@@ -13,7 +13,7 @@ var timeWaitFault = Fault{
 	Code:    "time-wait-heavy",
 	Healthy: "nearly all entries of the gateway's table are connections that are over, and it has plenty of room",
 	Broken:  "connections that are over take more than two fifths of the table",
-	Cured:   "their time-out is shortened and those that are there are removed",
+	Cured:   "their time-out is shortened and those that are there are removed, by netlink in place of the conntrack program",
 	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
 
 	topology: "routed",
