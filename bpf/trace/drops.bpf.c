@@ -29,6 +29,7 @@ enum drop_class {
 	DROP_LOCAL = 32,    /* made here and not received from a device, loopback included */
 	DROP_SENT = 64,     /* received and on its way out: its device is another one already */
 	DROP_OPAQUE = 128,  /* its entry can't be read: conntrack was loaded after this program */
+	DROP_TCP_END = 256, /* if it is TCP: FIN or RST. Looked at only without a reason */
 };
 
 struct drop_key {
@@ -121,6 +122,7 @@ struct {
 
 const volatile __u32 only_netns; /* 0: all namespaces */
 const volatile __u8 with_stacks;
+const volatile __u32 not_specified = ~0U; /* SKB_DROP_REASON_NOT_SPECIFIED in this kernel */
 
 /* enum ip_conntrack_info, ip_conntrack_status: part of the kernel's user API. */
 enum {
@@ -204,6 +206,19 @@ static __always_inline enum drop_class classify(struct sk_buff *skb, __u32 ifind
 	return class;
 }
 
+/*
+ * The last FIN of a connection that is in TIME_WAIT is freed as a drop without a
+ * reason, at the place where a full accept queue shows, on older kernels, too.
+ */
+static __always_inline int ends_tcp(struct sk_buff *skb)
+{
+	const __u8 fin_rst = 1 | 4;
+	__u8 flags = 0;
+
+	bpf_probe_read_kernel(&flags, sizeof(flags), skb->head + skb->transport_header + 13);
+	return flags & fin_rst;
+}
+
 /* Out of line: taken for the first packets of a key only. */
 static __noinline void sample(struct sk_buff *skb, struct drop_key *key)
 {
@@ -279,6 +294,8 @@ int BPF_PROG(count_drop, struct sk_buff *skb, void *location, __u32 reason)
 	if (only_netns && key.netns != only_netns)
 		return 0;
 	key.class = classify(skb, key.ifindex);
+	if (reason == not_specified && ends_tcp(skb))
+		key.class |= DROP_TCP_END;
 	if (with_stacks) {
 		long id = bpf_get_stackid(ctx, &stacks, 0);
 

@@ -74,6 +74,7 @@ struct sk_buff {
 	unsigned long _nfct;       /* struct nf_conn *, lowest three bits: enum ip_conntrack_info */
 	int skb_iif;
 	__be16 protocol;
+	__u16 transport_header;
 	__u16 network_header;
 	unsigned int tail;
 	unsigned char *head;
