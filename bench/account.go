@@ -139,25 +139,25 @@ func hexadecimal(text string) int64 {
 	return n
 }
 
-// activity is what the CPUs and threads of a stand have done; minus turns two of
-// them into shares.
+// activity is what the CPUs and threads of a stand have done so far.
 type activity struct {
 	total, stolen int64         // ticks, of all CPUs in use
-	own, ownIdle  int64         // of the router's CPU
-	waited        time.Duration // the router's threads, ready to run
-	softirq       time.Duration // ran: ksoftirqd on the CPUs in use
+	router        schedstat     // of its threads
+	softirq       time.Duration // ran: ksoftirqd on the generator's CPUs
 }
 
+// activityShares is what they did between two readings.
 type activityShares struct {
-	steal, busy     float64
-	waited, softirq time.Duration
+	steal   float64 // of the ticks
+	router  schedstat
+	softirq time.Duration
 }
 
 func (a activity) minus(b activity) activityShares {
 	return activityShares{
-		steal:  ratio(float64(a.stolen-b.stolen), float64(a.total-b.total)),
-		busy:   1 - min(1, ratio(float64(a.ownIdle-b.ownIdle), float64(a.own-b.own))),
-		waited: a.waited - b.waited, softirq: a.softirq - b.softirq,
+		steal:   ratio(float64(a.stolen-b.stolen), float64(a.total-b.total)),
+		router:  schedstat{ran: a.router.ran - b.router.ran, waited: a.router.waited - b.router.waited},
+		softirq: a.softirq - b.softirq,
 	}
 }
 
@@ -176,20 +176,18 @@ func (s *stand) readActivity(cpus []int) (a activity, err error) {
 			continue
 		}
 		// user nice system idle iowait irq softirq steal
-		var ticks [8]int64
-		var sum int64
-		for i := range ticks {
-			ticks[i], _ = strconv.ParseInt(f[i+1], 10, 64)
-			sum += ticks[i]
-		}
-		a.total += sum
-		a.stolen += ticks[7]
-		if cpu == s.routerCPU {
-			a.own, a.ownIdle = sum, ticks[3]+ticks[4]
+		for i, ticks := range f[1:9] {
+			n, _ := strconv.ParseInt(ticks, 10, 64)
+			a.total += n
+			if i == 7 {
+				a.stolen += n
+			}
 		}
 	}
 	for _, pid := range s.threads {
-		a.waited += readSchedstat(pid).waited
+		t := readSchedstat(pid)
+		a.router.ran += t.ran
+		a.router.waited += t.waited
 	}
 	for _, cpu := range cpus {
 		if pid := s.softirq[cpu]; pid != "" && (s.threads == nil || cpu != s.routerCPU) {

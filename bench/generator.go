@@ -182,7 +182,7 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 	waited := make([]time.Duration, len(l.cpus))
 	for i, cpu := range l.cpus {
 		senderThreads.Go(func() (err error) {
-			waited[i], err = g.sendOn(ctx, cpu, int(c.Longest), c.EndNs)
+			waited[i], err = g.sendOn(ctx, cpu, &c)
 			return err
 		})
 	}
@@ -260,18 +260,24 @@ func gcd(a, b uint32) uint32 {
 	return a
 }
 
-// A call makes a page pool and takes it down; one of this many frames is long
-// enough to make that not matter, and a turn without a frame to send takes about
-// 50 ns, so that the last call ends soon after the load does.
+// A call makes a page pool and takes it down; one of this many turns is long
+// enough to make that not matter. A turn takes about 50 ns without a frame to
+// send, and more than 100 ns with one through a router, so that the last call
+// ends soon after the load does.
 const (
-	framesPerCall = 200_000
-	idleTurn      = 50 * time.Nanosecond
+	turnsPerCall = 200_000
+	idleTurn     = 50 * time.Nanosecond
+	busyTurn     = 500 * time.Nanosecond
 )
 
 // sendOn runs the program on one CPU until the load's end, and returns how long
 // something else had that CPU. The nice value keeps other programs from making
 // holes; a real-time class would be throttled.
-func (g *generator) sendOn(ctx context.Context, cpu, longest int, end uint64) (waited time.Duration, err error) {
+func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (waited time.Duration, err error) {
+	turn := idleTurn
+	if c.Interval == 0 {
+		turn = busyTurn
+	}
 	err = g.from.Do(func() error {
 		restore, err := pin(cpu, -20)
 		if err != nil {
@@ -280,12 +286,12 @@ func (g *generator) sendOn(ctx context.Context, cpu, longest int, end uint64) (w
 		defer restore()
 		// struct xdp_md: data, data_end, data_meta, ingress_ifindex, ...
 		md := make([]byte, 24)
-		binary.NativeEndian.PutUint32(md[4:], uint32(longest))
+		binary.NativeEndian.PutUint32(md[4:], c.Longest)
 		binary.NativeEndian.PutUint32(md[12:], uint32(g.spare.Attrs().Index))
-		run := &ebpf.RunOptions{Data: make([]byte, longest), Context: md, Flags: liveFrames, BatchSize: 64}
+		run := &ebpf.RunOptions{Data: make([]byte, c.Longest), Context: md, Flags: liveFrames, BatchSize: 64}
 		before := readSchedstat("thread-self")
-		for now := monotonic(); now < end && ctx.Err() == nil; now = monotonic() {
-			run.Repeat = uint32(min(framesPerCall, max(64, time.Duration(end-now)/idleTurn)))
+		for now := monotonic(); now < c.EndNs && ctx.Err() == nil; now = monotonic() {
+			run.Repeat = uint32(min(turnsPerCall, max(64, time.Duration(c.EndNs-now)/turn)))
 			if _, err := g.objects.Generate.Run(run); err != nil {
 				return explainBPF(err)
 			}

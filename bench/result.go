@@ -78,6 +78,10 @@ type Figure struct {
 	// "generator-limited", "below range".
 	Label string `json:"label,omitempty"`
 
+	// Lost is where the frames went that a loss figure counts, over all its trials:
+	// frames by place, one of which is what no counter explains.
+	Lost map[string]int64 `json:"lost,omitempty"`
+
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`

@@ -230,7 +230,8 @@ type trial struct {
 	sent       sendCount
 	received   receiveCount
 	lost       map[string]int64 // by place; Unexplained is the rest
-	routerBusy float64          // share of its own CPU's time; 0 without one
+	foreign    time.Duration    // that other programs had the generator's CPUs
+	routerBusy float64          // share of the time that its threads ran; 0 without any
 	noise      []string         // what makes the trial no measure of the router
 	late       bool             // the generator missed slots
 }
@@ -340,11 +341,14 @@ func (s *stand) judge(t *trial, l frameLoad, before, after activity) {
 	seconds := t.sent.elapsed.Seconds()
 	note(d.steal, maxSteal, "the hypervisor kept %.1f %% of the CPUs")
 	// ksoftirqd on a sender's CPU does the router's work, not another program's.
-	foreign := (t.sent.waited - d.softirq).Seconds() / seconds / float64(len(l.cpus))
-	note(foreign, maxForeign, "other programs had %.1f %% of the generator's CPU")
+	t.foreign = min(max(t.sent.waited-d.softirq, 0), t.sent.elapsed*time.Duration(len(l.cpus)))
+	note(t.foreign.Seconds()/seconds/float64(len(l.cpus)), maxForeign, "other programs had %.1f %% of the generator's CPU")
 	if s.threads != nil {
-		t.routerBusy = d.busy
-		note(d.waited.Seconds()/seconds, maxForeign, "other programs had %.1f %% of the router's CPU")
+		t.routerBusy = min(1, d.router.ran.Seconds()/seconds)
+		note(d.router.waited.Seconds()/seconds, maxForeign, "other programs had %.1f %% of the router's CPU")
+	}
+	if t.sent.frames == 0 {
+		t.noise = append(t.noise, "the generator had no time to send a frame")
 	}
 	slots := float64(t.sent.frames + t.sent.skipped)
 	skipped := ratio(float64(t.sent.skipped), slots)

@@ -40,6 +40,7 @@ func Routers() []bench.Router {
 			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset {
 				return nft.Stateless(b.Sources, statelessOutside, b.OutsideDev)
 			}},
+		bench.Forwarder{},
 	}
 }
 

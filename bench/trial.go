@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// lane is one router in a bed of its own, ready to be measured.
+type lane struct {
+	router Router
+	stand  *stand
+	undo   []func() error
+
+	warmed      time.Time // when each flow last went through, with warmedFlows of them
+	warmedFlows int
+	lost        map[string]int64 // frames of all trials that count, by place
+	sent        uint64
+}
+
+// newLane makes a bed and the router in it, for loads of at most so many flows.
+func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU bool) (l *lane, err error) {
+	l = &lane{router: r, lost: map[string]int64{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	bed, err := NewBed(ctx)
+	if err != nil {
+		return l, err
+	}
+	l.undo = append(l.undo, bed.Close)
+	if l.stand, err = newStand(bed, flows); err != nil {
+		return l, err
+	}
+	l.undo = append(l.undo, l.stand.close)
+	// After the rings are there, which cannot change under XDP; before the sinks.
+	remove, err := r.Install(ctx, bed, o)
+	if err != nil {
+		return l, err
+	}
+	l.undo = append(l.undo, remove)
+	if err := l.stand.attachSinks(); err != nil {
+		return l, err
+	}
+	if ownCPU {
+		return l, l.stand.giveRouterACPU()
+	}
+	return l, nil
+}
+
+// close undoes what was made, the last first.
+func (l *lane) close() error {
+	var errs []error
+	for i := len(l.undo) - 1; i >= 0; i-- {
+		errs = append(errs, l.undo[i]())
+	}
+	l.undo = nil
+	return errors.Join(errs...)
+}
+
+const (
+	warmPPS     = 200_000
+	warmFor     = 15 * time.Second // less than the time-out of a UDP connection that had no answer
+	warmAttempts = 5
+)
+
+// warm sends every flow through the router once, so that a trial meets flows that
+// the router knows; and for frames back it learns what the router made of them.
+func (l *lane) warm(ctx context.Context, load frameLoad) error {
+	if l.warmedFlows == load.flows && time.Since(l.warmed) < warmFor {
+		return nil
+	}
+	through := frameLoad{frames: []int{MinFrame}, flows: load.flows, cpus: []int{l.stand.generatorCPU},
+		pps: warmPPS, duration: 20*time.Millisecond + time.Duration(load.flows)*time.Second/warmPPS}
+	for attempt := 1; ; attempt++ {
+		t, err := l.stand.runLearning(ctx, through, true)
+		if err != nil {
+			return err
+		}
+		missing := max(0, load.flows-int(t.sent.frames))
+		if load.bothWays {
+			if missing, err = l.stand.unknownFlows(load.flows); err != nil {
+				return err
+			}
+		}
+		switch {
+		case t.sent.frames > 0 && t.received.frames == 0:
+			return l.forwardsNothing(t)
+		case missing == 0:
+			l.warmed, l.warmedFlows = time.Now(), load.flows
+			return nil
+		case attempt == warmAttempts:
+			return fmt.Errorf("router %s: %d of %d flows did not come through after %d attempts (%s)",
+				l.router.Name(), missing, load.flows, attempt, placesOf(t.lost))
+		}
+		through.duration *= 2 // the generator may have missed slots
+	}
+}
+
+func (l *lane) forwardsNothing(t *trial) error {
+	return fmt.Errorf("router %s forwards nothing: of %d frames none came through (%s)", l.router.Name(), t.sent.frames, placesOf(t.lost))
+}
+
+// unknownFlows counts flows of which the right sink has seen no frame.
+func (s *stand) unknownFlows(flows int) (unknown int, err error) {
+	var t sinkTranslation
+	for flow := range uint32(flows) {
+		if err := s.translations.Lookup(flow, &t); err != nil {
+			return 0, fmt.Errorf("read translation of flow %d: %w", flow, err)
+		}
+		if t.Known == 0 {
+			unknown++
+		}
+	}
+	return unknown, nil
+}
+
+// run warms the router up and runs one trial.
+func (l *lane) run(ctx context.Context, load frameLoad) (*trial, error) {
+	if err := l.warm(ctx, load); err != nil {
+		return nil, err
+	}
+	t, err := l.stand.run(ctx, load)
+	if err != nil {
+		return nil, err
+	}
+	l.warmed = time.Now()
+	if t.sent.frames > 0 && t.received.frames == 0 {
+		return nil, l.forwardsNothing(t)
+	}
+	return t, nil
+}
+
+// series is the trials of one lane under one set of conditions.
+type series struct {
+	trials    []*trial
+	discarded int
+	noise     []string // of trials that were kept all the same
+	late      bool     // among them are such whose generator missed slots
+}
+
+// label is the series' Figure.Label.
+func (s *series) label() string {
+	switch {
+	case s.late:
+		return "generator-limited"
+	case len(s.noise) > 0:
+		return "noisy"
+	}
+	return ""
+}
+
+// values are one quantity of all trials.
+func (s *series) values(of func(*trial) float64) []float64 {
+	v := make([]float64, len(s.trials))
+	for i, t := range s.trials {
+		v[i] = of(t)
+	}
+	return v
+}
+
+// interleave runs n rounds, in each of which every lane has one trial: A B C A B C.
+// What disturbs the machine for a while so disturbs all alike. A trial that was
+// disturbed is repeated at once, n times at most over all of a lane's; then it is
+// kept and labelled.
+func interleave(ctx context.Context, lanes []*lane, n int, run func(context.Context, *lane) (*trial, error)) ([]series, error) {
+	all := make([]series, len(lanes))
+	for range n {
+		for i, l := range lanes {
+			s := &all[i]
+			for {
+				t, err := run(ctx, l)
+				if err != nil {
+					return nil, err
+				}
+				if len(t.noise) > 0 && s.discarded < n {
+					s.discarded++
+					continue
+				}
+				s.trials = append(s.trials, t)
+				s.noise = append(s.noise, t.noise...)
+				s.late = s.late || t.late
+				l.count(t)
+				break
+			}
+		}
+	}
+	return all, nil
+}
+
+// count adds a trial that counts to the lane's account of lost frames.
+func (l *lane) count(t *trial) {
+	l.sent += t.sent.frames
+	for place, n := range t.lost {
+		l.lost[place] += n
+	}
+}
+
+// places are all of them, from the sender on.
+var places = []string{LostBeforeRouter, LostOnRouter, LostBacklog, LostInTable, LostInStack, LostAfterRouter, LostBeforeSink, Unexplained}
+
+// placesOf writes where frames were lost.
+func placesOf(lost map[string]int64) string {
+	var words []string
+	for _, place := range places {
+		if n := lost[place]; n != 0 {
+			words = append(words, fmt.Sprintf("%s %d", place, n))
+		}
+	}
+	if words == nil {
+		return "no counter moved"
+	}
+	return strings.Join(words, ", ")
+}

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// FrameSize is the length of a load's frames.
+type FrameSize struct {
+	Bytes int // on the wire, with the checksum; 0 with Mix
+	Mix   string
+}
+
+// FrameSizes are the lengths of RFC 2544, section 9.1.
+var FrameSizes = []int{64, 128, 256, 512, 1024, 1280, 1518}
+
+// ParseFrameSize reads a length such as "64", or "imix".
+func ParseFrameSize(text string) (FrameSize, error) {
+	if text == "imix" {
+		return FrameSize{Mix: text}, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < MinFrame || n > MaxFrame {
+		return FrameSize{}, fmt.Errorf("frame size %q: want %d to %d, or imix", text, MinFrame, MaxFrame)
+	}
+	return FrameSize{Bytes: n}, nil
+}
+
+func (s FrameSize) String() string {
+	if s.Mix != "" {
+		return s.Mix
+	}
+	return strconv.Itoa(s.Bytes) + " bytes"
+}
+
+func (s FrameSize) frames() []int {
+	if s.Mix != "" {
+		return IMIX
+	}
+	return []int{s.Bytes}
+}
+
+// Rate is an offered rate: in frames a second, or as a share of what the router
+// forwards under overload.
+type Rate struct {
+	PPS   float64
+	Share float64
+}
+
+// MaxPPS is more than any generator here sends.
+const MaxPPS = 1e9
+
+// ParseRate reads a rate such as "1Mpps", "500kpps", "20000" or "50%".
+func ParseRate(text string) (Rate, error) {
+	refused := fmt.Errorf("rate %q: want frames a second such as 500kpps or 1.5Mpps, at most 1Gpps, or a share such as 50%%, at most 200%%", text)
+	if number, ok := strings.CutSuffix(text, "%"); ok {
+		n, err := strconv.ParseFloat(number, 64)
+		if err != nil || !(n > 0 && n <= 200) {
+			return Rate{}, refused
+		}
+		return Rate{Share: n / 100}, nil
+	}
+	number, scale := strings.TrimSuffix(text, "pps"), 1.0
+	for suffix, by := range map[string]float64{"k": 1e3, "M": 1e6, "G": 1e9} {
+		if n, ok := strings.CutSuffix(number, suffix); ok {
+			number, scale = n, by
+			break
+		}
+	}
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(n*scale >= 1 && n*scale <= MaxPPS) {
+		return Rate{}, refused
+	}
+	return Rate{PPS: n * scale}, nil
+}
+
+// UDPOptions is a measurement of routers with UDP frames. With neither Rates nor
+// Goals, the generator, the router and the sink share the CPUs and go as fast as
+// they can: nothing can be lost, and the time a frame takes is its cost. With
+// them the router has one CPU of its own and the generator another.
+type UDPOptions struct {
+	Routers  []Router
+	Sizes    []FrameSize
+	Flows    []int
+	Cores    []int // without Rates and Goals; with them the router has one
+	BothWays bool  // half of the frames go back, to what the router made of each flow
+	Rates    []Rate
+	Goals    []SearchGoal
+	Duration time.Duration // of a trial
+	Trials   int           // of each set of conditions
+
+	Command  string
+	Natkit   string                           // version
+	Progress func(format string, args ...any) // what is being done now
+}
+
+// complete checks the options; an *OptionError names the one that cannot be.
+func (o *UDPOptions) complete() error {
+	refuse := func(option, format string, args ...any) error {
+		return &OptionError{option, fmt.Sprintf(format, args...)}
+	}
+	cpus, err := allowedCPUs()
+	if err != nil {
+		return err
+	}
+	for _, n := range o.Flows {
+		if n < 1 || n > MaxFlows {
+			return refuse("--flows", "%d: want 1 to %d", n, MaxFlows)
+		}
+	}
+	for _, n := range o.Cores {
+		switch {
+		case n < 1 || n > len(cpus):
+			return refuse("--cores", "%d: want 1 to %d, the CPUs that natkit may use", n, len(cpus))
+		case n > 1 && o.ownCPU():
+			return refuse("--cores", "%d: at a given rate the router has one CPU of its own", n)
+		}
+	}
+	switch {
+	case len(o.Routers) == 0 || len(o.Sizes) == 0 || len(o.Flows) == 0 || len(o.Cores) == 0:
+		return refuse("--router, --size, --flows, --cores", "want one at least")
+	case o.Trials < 1 || o.Trials > 10_000:
+		return refuse("--trials", "%d: want 1 to 10000", o.Trials)
+	case o.Duration < 10*time.Millisecond || o.Duration > time.Hour:
+		return refuse("--duration", "%v: want 10ms to 1h", o.Duration)
+	case o.ownCPU() && len(cpus) < 2:
+		return refuse("--rate", "the generator and the router want a CPU each, and natkit may use one only")
+	}
+	return nil
+}
+
+// ownCPU tells whether the router has a CPU of its own.
+func (o *UDPOptions) ownCPU() bool { return len(o.Rates) > 0 || len(o.Goals) > 0 }
+
+// udpRun is a measurement under way.
+type udpRun struct {
+	UDPOptions
+	res   *Result
+	lanes []*lane
+}
+
+// UDP measures routers. A router that this machine can't have is named in the
+// result with the reason, and the others are measured.
+func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	r := &udpRun{UDPOptions: o, res: &Result{
+		Version: ResultVersion, Kind: "udp", Command: o.Command, Started: begun.UTC(), Environment: ReadEnvironment(o.Natkit),
+	}}
+	defer func() {
+		for _, l := range r.lanes {
+			if e := l.close(); e != nil {
+				res, err = nil, errors.Join(err, e)
+			}
+		}
+	}()
+	for _, router := range o.Routers {
+		o.Progress("%s: making the router", router.Name())
+		use := RouterUse{Name: router.Name(), Describe: router.Describe()}
+		l, err := newLane(ctx, router, RouterOptions{}, slices.Max(o.Flows), o.ownCPU())
+		var unsupported *UnsupportedError
+		switch {
+		case errors.As(err, &unsupported):
+			use.Unsupported = unsupported.Reason
+		case err != nil:
+			return nil, err
+		default:
+			r.lanes = append(r.lanes, l)
+		}
+		r.res.Routers = append(r.res.Routers, use)
+	}
+	for _, size := range o.Sizes {
+		for _, flows := range o.Flows {
+			for _, cores := range o.Cores {
+				p := Params{FrameBytes: size.Bytes, Mix: size.Mix, Flows: flows, Cores: cores, BothWays: o.BothWays, Protocol: "udp"}
+				load := frameLoad{frames: size.frames(), flows: flows, bothWays: o.BothWays, duration: o.Duration}
+				measure := r.cost
+				if o.ownCPU() {
+					measure = r.atRates
+				}
+				if err := measure(ctx, p, load); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	for _, l := range r.lanes {
+		if len(l.lost) > 0 {
+			r.note("Of %d frames through %s were lost: %s.", l.sent, l.router.Name(), placesOf(l.lost))
+		}
+	}
+	r.res.Seconds = time.Since(begun).Seconds()
+	return r.res, nil
+}
+
+func (r *udpRun) note(format string, args ...any) {
+	r.res.Notes = append(r.res.Notes, fmt.Sprintf(format, args...))
+}
+
+// figure adds one quantity of a series.
+func (r *udpRun) figure(l *lane, s *series, metric string, p Params, of func(*trial) float64) {
+	f := NewFigure(l.router.Name(), metric, p, s.values(of)...)
+	f.Discarded, f.Label = s.discarded, s.label()
+	if metric == "loss_ratio" {
+		f.Lost = map[string]int64{}
+		for _, t := range s.trials {
+			for place, n := range t.lost {
+				f.Lost[place] += n
+			}
+		}
+	}
+	r.res.Figures = append(r.res.Figures, f)
+}
+
+// maxCostLoss is how many frames of a flat-out trial may be lost: more, and the
+// time was not spent on forwarding.
+const maxCostLoss = 0.01
+
+// cost measures what a frame costs all CPUs: generator, router and sink together,
+// without the time that other programs had them.
+func (r *udpRun) cost(ctx context.Context, p Params, load frameLoad) error {
+	round := 0
+	all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+		r.Progress("%s: %s, %d flows, %d cores: trial %d", l.router.Name(), lengths(load.frames), p.Flows, p.Cores, round+1)
+		load := load
+		// The last CPUs: the first ones of many machines do the housekeeping.
+		load.cpus = l.stand.cpus[len(l.stand.cpus)-p.Cores:]
+		round++
+		return l.run(ctx, load)
+	})
+	if err != nil {
+		return err
+	}
+	for i, l := range r.lanes {
+		s := &all[i]
+		r.figure(l, s, "cost_ns", p, func(t *trial) float64 {
+			return ratio(float64(t.sent.elapsed*time.Duration(p.Cores)-t.foreign), float64(t.received.frames))
+		})
+		if slices.Max(s.values((*trial).lossRatio)) > maxCostLoss {
+			r.res.Figures[len(r.res.Figures)-1].Label = "lossy"
+		}
+		r.figure(l, s, "received_pps", p, (*trial).receivedPPS)
+	}
+	return nil
+}
+
+func (t *trial) receivedPPS() float64 {
+	return float64(t.received.frames) / t.sent.elapsed.Seconds()
+}
+
+// timedShare of the frames carry their time: one in so many. It is a prime, so
+// that it does not fall in step with flows or lengths.
+const timedShare = 31
+
+// atRates measures routers that have a CPU of their own.
+func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
+	load.cpus = []int{r.generatorCPU()}
+	byShare := len(r.Goals) > 0
+	for _, rate := range r.Rates {
+		byShare = byShare || rate.Share > 0
+	}
+	overload := make([]float64, len(r.lanes)) // received under it, frames a second
+	if byShare {
+		for i, l := range r.lanes {
+			s, err := r.overload(ctx, l, load)
+			if err != nil {
+				return err
+			}
+			r.figure(l, s, "mrr_pps", p, (*trial).receivedPPS)
+			overload[i] = r.res.Figures[len(r.res.Figures)-1].Median
+		}
+	}
+	load.stampEvery = timedShare
+	for _, rate := range r.Rates {
+		offered := func(i int) float64 {
+			if rate.PPS > 0 {
+				return rate.PPS
+			}
+			return significant(rate.Share * overload[i])
+		}
+		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+			load := load
+			load.pps = offered(slices.Index(r.lanes, l))
+			r.Progress("%s: %s, %d flows, %.0f frames/s", l.router.Name(), lengths(load.frames), p.Flows, load.pps)
+			return l.run(ctx, load)
+		})
+		if err != nil {
+			return err
+		}
+		for i, l := range r.lanes {
+			p, s := p, &all[i]
+			p.OfferedPPS = offered(i)
+			r.figure(l, s, "loss_ratio", p, (*trial).lossRatio)
+			r.figure(l, s, "received_pps", p, (*trial).receivedPPS)
+			r.figure(l, s, "cpu_share", p, func(t *trial) float64 { return t.routerBusy })
+			for _, at := range []struct {
+				metric string
+				share  float64
+			}{{"latency_min_ns", 0}, {"latency_median_ns", 0.5}, {"latency_p99_ns", 0.99}, {"latency_max_ns", 1}} {
+				r.figure(l, s, at.metric, p, func(t *trial) float64 { return float64(t.received.latency.quantile(at.share)) })
+			}
+		}
+	}
+	load.stampEvery = 0
+	for _, goal := range r.Goals {
+		for i, l := range r.lanes {
+			if err := r.search(ctx, l, goal, p, load, overload[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *udpRun) generatorCPU() int {
+	if len(r.lanes) == 0 {
+		return 0
+	}
+	return r.lanes[0].stand.generatorCPU
+}
+
+// overload measures what a router forwards of more than it can. A flood without
+// pacing lowers what an XDP router forwards, so the overload is paced a fifth above
+// what came through the flood, and again above what came through that.
+func (r *udpRun) overload(ctx context.Context, l *lane, load frameLoad) (*series, error) {
+	received := 0.0
+	for range 3 { // the flood, and two approaches
+		r.Progress("%s: %s, %d flows, overload", l.router.Name(), lengths(load.frames), load.flows)
+		t, err := l.run(ctx, load)
+		if err != nil {
+			return nil, err
+		}
+		received = max(received, t.receivedPPS())
+		load.pps = 1.2 * received
+	}
+	all, err := interleave(ctx, []*lane{l}, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+		r.Progress("%s: %s, %d flows, overload", l.router.Name(), lengths(load.frames), load.flows)
+		return l.run(ctx, load)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &all[0], nil
+}
+
+func lengths(frames []int) FrameSize {
+	if len(frames) > 1 {
+		return FrameSize{Mix: "imix"}
+	}
+	return FrameSize{Bytes: frames[0]}
+}
+
+// Range of a search, as shares of what the router forwards under overload.
+const (
+	searchLeast = 0.02
+	searchMost  = 1.2
+)
+
+// search finds the highest rate of a router that fulfils the goal.
+func (r *udpRun) search(ctx context.Context, l *lane, goal SearchGoal, p Params, load frameLoad, overload float64) error {
+	metric := goal.Name + "_pps"
+	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, d time.Duration) (float64, error) {
+		r.Progress("%s: %s, %d flows, search for %s: %.0f frames/s", l.router.Name(), lengths(load.frames), p.Flows, strings.ToUpper(goal.Name), pps)
+		load := load
+		load.pps, load.duration = pps, d
+		t, err := l.run(ctx, load)
+		if err != nil {
+			return 0, err
+		}
+		if len(t.noise) > 0 {
+			return 0, fmt.Errorf("%w: %s", ErrInvalidTrial, strings.Join(t.noise, "; "))
+		}
+		l.count(t)
+		return t.lossRatio(), nil
+	})
+	var f Figure
+	switch {
+	case errors.Is(err, ErrInvalidTrial):
+		f = NewFigure(l.router.Name(), metric, p)
+		f.Label = "noisy"
+		r.note("%s of %s was not found: %v.", strings.ToUpper(goal.Name), l.router.Name(), err)
+	case err != nil:
+		return err
+	default:
+		f = NewFigure(l.router.Name(), metric, p, found.Lower)
+		f.Label = found.Label()
+	}
+	f.Discarded = found.Invalid
+	r.res.Figures = append(r.res.Figures, f)
+	return nil
+}
+
+// significant rounds to three figures.
+func significant(v float64) float64 {
+	if v <= 0 {
+		return 1
+	}
+	scale := math.Pow10(int(math.Floor(math.Log10(v))) - 2)
+	return max(1, math.Round(v/scale)*scale)
+}
+
+// CurveRates are the rates of a curve of loss against load.
+func CurveRates() (rates []Rate) {
+	for step := 1; step <= 12; step++ {
+		rates = append(rates, Rate{Share: float64(step) / 10})
+	}
+	return rates
+}
+
+// SearchGoals are the goals of a search as the command line names them: zero loss,
+// a partial loss such as "0.5%" unless empty, RFC 2544's. Their trials last as
+// RFC 2544 and MLRsearch have it, or d where that is given.
+func SearchGoals(ndr bool, pdr string, rfc2544 bool, d time.Duration, given bool) (goals []SearchGoal, err error) {
+	if ndr {
+		goals = append(goals, GoalNDR)
+	}
+	if pdr != "" {
+		goal := GoalPDR
+		percent, err := strconv.ParseFloat(strings.TrimSuffix(pdr, "%"), 64)
+		if err != nil || !strings.HasSuffix(pdr, "%") || !(percent > 0 && percent < 100) {
+			return nil, fmt.Errorf("loss %q: want a share above 0%% and below 100%%, such as 0.5%%", pdr)
+		}
+		goal.LossRatio = percent / 100
+		goals = append(goals, goal)
+	}
+	if rfc2544 {
+		goals = append(goals, GoalRFC2544)
+	}
+	if given {
+		for i := range goals {
+			g := &goals[i]
+			g.Sum = g.Sum / g.Trial * d
+			g.Trial = d
+		}
+	}
+	return goals, nil
+}
