@@ -28,6 +28,8 @@ needs() {
 		nft                 nftables
 		iptables-legacy     iptables
 		iptables-nft        iptables
+		iptables-legacy-restore  iptables
+		iptables-nft-restore     iptables
 		conntrack           conntrack
 		ab                  apache2-utils
 		curl                curl

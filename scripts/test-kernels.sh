@@ -55,9 +55,7 @@ trap 'rm -rf "$work"' EXIT
 guest=$work/guest
 mkdir -p "$guest"
 PATH=$PATH:/usr/sbin:/sbin
-for program in $(scripts/install-deps.sh --list compare) iptables-{nft,legacy}-{save,restore}; do
-    add "$program"
-done
+for program in $(scripts/install-deps.sh --list compare); do add "$program"; done
 mkdir -p "$guest/etc"
 echo "127.0.0.1 localhost" >"$guest/etc/hosts"
 printf '%s\n' root:x:0:0::/:/bin/sh nobody:x:65534:65534::/:/bin/false >"$guest/etc/passwd"

@@ -26,9 +26,12 @@ go test "${args[@]}" "$@" ./... || status=$?
 left_out=$(wc -l <"$NATKIT_TEST_SKIPS")
 if [ "$left_out" -gt 0 ]; then
     printf '\n%d tests left out:\n' "$left_out"
-    sort "$NATKIT_TEST_SKIPS" | awk -F '\t' '
-        { if (!($2 in n)) order[++reasons] = $2; n[$2]++; names[$2] = names[$2] "\n    " $1 }
-        END { for (i = 1; i <= reasons; i++) printf "  %s: %d%s\n", order[i], n[order[i]], names[order[i]] }'
+    # From lines "package test <tab> reason": how many for each reason and package.
+    awk -F '\t' '{ split($1, name, " "); n[$2 FS name[1]]++ } END { for (k in n) print k FS n[k] }' "$NATKIT_TEST_SKIPS" |
+        sort | awk -F '\t' '
+            $1 != reason { printf "%s  %s:", end, $1; reason = $1; end = "\n"; comma = "" }
+            { printf "%s %s %d", comma, $2, $3; comma = "," }
+            END { print "" }'
 fi
 if [ "$status" = 0 ]; then echo "tests: all that ran passed"; else echo "tests: FAILED"; fi
 exit "$status"

@@ -76,6 +76,7 @@ func TestFaults(t *testing.T) {
 
 // What the scenarios made is gone.
 func TestFaultsLeaveNothing(t *testing.T) {
+	ktest.Root(t)
 	infos, err := lab.List()
 	if err != nil {
 		t.Fatal(err)
