@@ -30,26 +30,20 @@ import (
 // CONFIG_NETFILTER_NETLINK_HOOK), which does not tell the chains inside the NAT
 // core. The error wraps ErrUnavailable where neither is possible.
 func Hooks(ns *netns.Handle) ([]snapshot.Hook, error) {
-	entries, err := walkHooks(ns)
+	hooks, err := walkHooks(ns)
 	if err != nil {
-		hooks, netlinkErr := netlinkHooks(ns)
-		if netlinkErr != nil {
+		var netlinkErr error
+		if hooks, netlinkErr = netlinkHooks(ns); netlinkErr != nil {
 			return nil, fmt.Errorf("%w; %w", err, netlinkErr)
 		}
-		return hooks, nil
-	}
-	// Without names the addresses are shown, and the chains tell much still.
-	syms, _ := kernelSymbols()
-	hooks := make([]snapshot.Hook, 0, len(entries))
-	for i := range entries {
-		hooks = append(hooks, entries[i].hook(syms))
 	}
 	sortHooks(hooks)
+	snapshot.Clean(&snapshot.Snapshot{Hooks: hooks}) // a chain may be called anything
 	return hooks, nil
 }
 
 // walkHooks runs the program in the namespace and returns what it found.
-func walkHooks(ns *netns.Handle) ([]hooksHookEntry, error) {
+func walkHooks(ns *netns.Handle) ([]snapshot.Hook, error) {
 	const what = "list netfilter hooks"
 	_, opts, err := kernelTypes()
 	if err != nil {
@@ -60,7 +54,7 @@ func walkHooks(ns *netns.Handle) ([]hooksHookEntry, error) {
 		return nil, refused(what, err)
 	}
 	defer objs.Close()
-	syms, _ := kernelSymbols()
+	syms, _ := kernelSymbols() // without, addresses are shown, and the chains tell much still
 	for name, kind := range hookKinds {
 		if addr := syms.address(name); addr != 0 {
 			if err := objs.Kinds.Put(addr, kind); err != nil {
@@ -85,11 +79,11 @@ func walkHooks(ns *netns.Handle) ([]hooksHookEntry, error) {
 		return nil, fmt.Errorf("%s: %d more than there is room for", what, leftOut)
 	}
 	reader.SetDeadline(time.Now())
-	var entries []hooksHookEntry
+	hooks := []snapshot.Hook{}
 	for {
 		record, err := reader.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return entries, nil
+			return hooks, nil
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", what, err)
@@ -98,7 +92,7 @@ func walkHooks(ns *netns.Handle) ([]hooksHookEntry, error) {
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
 			return nil, fmt.Errorf("%s: %w", what, err)
 		}
-		entries = append(entries, e)
+		hooks = append(hooks, e.hook(syms))
 	}
 }
 

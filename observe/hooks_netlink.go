@@ -34,6 +34,7 @@ const (
 
 // netlinkHooks lists the hooks of a namespace; see Hooks.
 func netlinkHooks(ns *netns.Handle) (hooks []snapshot.Hook, err error) {
+	hooks = []snapshot.Hook{}
 	err = ns.Do(func() error {
 		conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		if err != nil {
@@ -86,7 +87,6 @@ func netlinkHooks(ns *netns.Handle) (hooks []snapshot.Hook, err error) {
 		}
 		return nil
 	})
-	sortHooks(hooks)
 	return hooks, err
 }
 

@@ -145,6 +145,7 @@ type dropRow struct {
 	location, reason, netInterface string
 	netns                          uint64
 	cause                          snapshot.NATCause
+	benign                         bool
 }
 
 // Add adds an interval.
@@ -158,7 +159,7 @@ func (t *DropTotals) Add(r *Drops) {
 	t.total.LostEvents += r.LostEvents
 	t.total.BenignPackets += r.BenignPackets
 	for _, row := range r.Rows {
-		key := dropRow{row.Location, row.Reason, row.Interface, row.Netns, row.Cause}
+		key := dropRow{row.Location, row.Reason, row.Interface, row.Netns, row.Cause, row.Benign}
 		if sum := t.rows[key]; sum != nil {
 			sum.Count += row.Count
 			continue
