@@ -61,7 +61,7 @@ var dimensions = []dimension{
 // decimal writes a unit with the prefixes of thousands.
 func decimal(name string) []unit {
 	if len(name) > 0 && (strings.HasPrefix(name, "connections") || strings.HasPrefix(name, "requests") || name == "/s") {
-		return []unit{{name, 1}, {"thousand " + name, 1e3}, {"million " + name, 1e6}}
+		return []unit{{name, 1}, {"million " + name, 1e6}}
 	}
 	return []unit{{name, 1}, {"k" + name, 1e3}, {"M" + name, 1e6}, {"G" + name, 1e9}}
 }
@@ -77,38 +77,36 @@ func scaled(units []unit, n float64) []unit {
 
 // metricTitles says known metrics in words; others are read from their name.
 var metricTitles = map[string]string{
-	"cost_ns":                       "Cost of a packet",
-	"loss_ratio":                    "Packets lost",
-	"ndr_pps":                       "Zero-loss rate (NDR)",
-	"pdr_pps":                       "Partial-drop rate (PDR)",
-	"mrr_pps":                       "Rate received under overload",
-	"cpu_share":                     "Processor time of the router",
-	"ndr_mbit_s":                    "Zero-loss rate",
-	"connect_mean_ms":               "Time to connect, mean",
-	"time_per_request_mean_ms":      "Time for a request, mean",
-	"requests_per_second":           "Requests answered",
-	"completed_total":               "Requests completed",
-	"establishment_cps":             "New connections",
-	"first_packet_ns":               "First packet of a connection",
-	"load_seconds":                  "Time to load the rules",
-	"memory_bytes":                  "Kernel memory of the rules",
-	"throughput_bits_per_second":    "Throughput",
-	"cpu_seconds_per_gbit":          "Processor time for a Gbit",
-	"syn_retransmits_total":         "SYNs sent again",
-	"failed_total":                  "Requests failed",
-	"session_bytes":                 "Kernel memory of a session",
-	"latency_median_ns":             "Latency, median",
-	"latency_p99_ns":                "Latency, 99th percentile",
-	"established_pps":               "Packets of open connections",
-	"new_connections_per_second":    "New connections",
-	"connections_per_second":        "New connections",
-	"latency_min_ns":                "Latency, least",
-	"latency_max_ns":                "Latency, longest",
-	"transfer_kb_s":                 "Transfer",
-	"transfer_seconds":              "Time of a transfer",
-	"received_pps":                  "Rate received",
-	"sent_pps":                      "Rate sent",
-	"connection_table_capacity_sum": "Table capacity",
+	"cost_ns":                    "Cost of a packet",
+	"loss_ratio":                 "Packets lost",
+	"ndr_pps":                    "Zero-loss rate (NDR)",
+	"pdr_pps":                    "Partial-drop rate (PDR)",
+	"mrr_pps":                    "Rate received under overload",
+	"cpu_share":                  "Processor time of the router",
+	"connect_mean_ms":            "Time to connect, mean",
+	"time_per_request_mean_ms":   "Time for a request, mean",
+	"requests_per_second":        "Requests answered",
+	"completed_total":            "Requests completed",
+	"first_packet_ns":            "First packet of a connection",
+	"load_seconds":               "Time to load the rules",
+	"memory_bytes":               "Kernel memory of the rules",
+	"throughput_bits_per_second": "Throughput",
+	"cpu_seconds_per_gbit":       "Processor time for a Gbit",
+	"syn_retransmits_total":      "SYNs sent again",
+	"retransmits_total":          "Segments sent again",
+	"failed_total":               "Requests failed",
+	"session_bytes":              "Kernel memory of a session",
+	"latency_median_ns":          "Latency, median",
+	"latency_p99_ns":             "Latency, 99th percentile",
+	"established_pps":            "Packets of open connections",
+	"new_connections_per_second": "New connections",
+	"connections_per_second":     "New connections",
+	"latency_min_ns":             "Latency, least",
+	"latency_max_ns":             "Latency, longest",
+	"transfer_kb_s":              "Transfer",
+	"transfer_seconds":           "Time of a transfer",
+	"received_pps":               "Rate received",
+	"sent_pps":                   "Rate sent",
 }
 
 // measure is how a metric is presented.
@@ -130,7 +128,7 @@ func measureOf(metric string) measure {
 		}
 	}
 	for _, bad := range []string{"loss", "lost", "drop", "skipped", "error", "failed", "retransmit"} {
-		if m.better > 0 && strings.Contains(metric, bad) && !strings.Contains(metric, "ndr") && !strings.Contains(metric, "pdr") {
+		if strings.Contains(metric, bad) {
 			m.better = -1
 		}
 	}

@@ -65,7 +65,7 @@ func (p *page) result(r *bench.Result) {
 			p.text(fmt.Sprintf("  %-*s  ", width, printable(u.Name)), strings.Repeat(" ", width+4), printable(what))
 		}
 	}
-	p.sheets(sheetsOf(routerNames(r), r.Figures, r.Published))
+	p.sheets(sheetsOf(routerNames(r), r.Figures, r.Published), "router")
 	if empty := withoutValues(r); empty != "" {
 		p.b.WriteByte('\n')
 		p.text("", "  ", "Without a value: "+printable(empty)+".")
@@ -76,8 +76,8 @@ func (p *page) result(r *bench.Result) {
 	}
 }
 
-// sheets writes each sheet as a table.
-func (p *page) sheets(sheets []sheet) {
+// sheets writes each sheet as a table; who is what stands in the place of a router.
+func (p *page) sheets(sheets []sheet, who string) {
 	var sources []string
 	for _, s := range sheets {
 		p.b.WriteString("\n" + printable(s.heading()) + "\n")
@@ -85,7 +85,7 @@ func (p *page) sheets(sheets []sheet) {
 			if b.Conditions != "" {
 				p.text("  ", "    ", printable(b.Conditions))
 			}
-			p.rows(&s, b.Rows, &sources)
+			p.rows(&s, b.Rows, who, &sources)
 		}
 	}
 	for i, source := range sources {
@@ -98,23 +98,20 @@ func (p *page) sheets(sheets []sheet) {
 
 // heading names the metric, its unit and which way is better.
 func (s *sheet) heading() string {
-	about := []string{}
+	heading := s.Measure.Title
 	if s.Unit.Name != "" {
-		about = append(about, s.Unit.Name)
+		heading += ", " + s.Unit.Name
 	}
 	if b := s.Measure.Better(); b != "" {
-		about = append(about, b)
+		heading += " (" + b + ")"
 	}
-	if len(about) == 0 {
-		return s.Measure.Title
-	}
-	return s.Measure.Title + " (" + strings.Join(about, ", ") + ")"
+	return heading
 }
 
 // rows writes the table of a block. A published row carries the number of its
 // source.
-func (p *page) rows(s *sheet, rows []row, sources *[]string) {
-	names := 6 // "router"
+func (p *page) rows(s *sheet, rows []row, who string, sources *[]string) {
+	names := len(who)
 	xs := 0
 	for _, r := range rows {
 		names = max(names, utf8.RuneCountInString(r.Name)+4*r.theirs())
@@ -133,7 +130,7 @@ func (p *page) rows(s *sheet, rows []row, sources *[]string) {
 		fmt.Fprintf(&b, " %4s %9s %9s %9s %6s  %s", n, median, low, high, ratio, remarks)
 		p.b.WriteString(strings.TrimRight(b.String(), " ") + "\n")
 	}
-	line(string(s.Axis), "router", "n", "median", "min", "max", "ratio", "")
+	line(string(s.Axis), who, "n", "median", "min", "max", "ratio", "")
 	for i, r := range rows {
 		x := ""
 		if s.Axis != axisNone && (i == 0 || rows[i-1].X != r.X) {

@@ -16,6 +16,7 @@ import (
 
 func newDemoCommand(e *env) *cobra.Command {
 	var o story.DemoOptions
+	var reportFile string
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show the whole case on this machine: break it, find it, cure it",
@@ -37,6 +38,7 @@ larger, the collapse is made by source ports that run out instead.`,
 		Example: `  natkit demo
   natkit demo --no-host-write
   natkit demo --site 2
+  natkit demo --report demo.html
   natkit demo -o json > demo.json`,
 		Args: noArgs,
 	}
@@ -44,8 +46,9 @@ larger, the collapse is made by source ports that run out instead.`,
 	f.IntVar(&o.Site, "site", 1, "whose case: 1, a client of its own and 5000 connections; 2, a client on the host itself and 2000")
 	f.BoolVar(&o.NoHostWrite, "no-host-write", false, "change nothing outside the demo's namespaces")
 	f.Float64Var(&o.FillShare, "fill-share", story.DefaultFillShare, "how much of the memory the table may be filled to, 0 to 1")
+	f.StringVar(&reportFile, "report", "", "write the result as a web page, too, to this `file`")
 	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if o.Site != 1 && o.Site != 2 {
 			return usagef("--site %d: want 1 or 2", o.Site)
 		}
@@ -61,6 +64,13 @@ larger, the collapse is made by source ports that run out instead.`,
 		self, err := os.Executable()
 		if err != nil {
 			return fmt.Errorf("find own program: %w", err)
+		}
+		var page *os.File // opened first: better no demo than one whose report can't be written
+		if reportFile != "" {
+			if page, err = os.Create(reportFile); err != nil {
+				return fmt.Errorf("write report: %w", err)
+			}
+			defer func() { err = errors.Join(err, page.Close()) }()
 		}
 		o.ServeCommand = []string{self, "lab", "serve"}
 		o.Place = tune.Place{StateDir: os.Getenv("NATKIT_STATE_DIR")}
@@ -82,6 +92,9 @@ larger, the collapse is made by source ports that run out instead.`,
 		line.clear()
 		if res == nil {
 			return err
+		}
+		if page != nil {
+			err = errors.Join(err, report.HTML(page, []*report.Saved{{Name: "natkit demo", Demo: res}}))
 		}
 		if *out == "json" {
 			return errors.Join(err, report.JSON(e.stdout, res))

@@ -109,6 +109,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		newLabCommand(e),
 		newDoctorCommand(e),
 		newTuneCommand(e),
+		newReportCommand(e),
 		newVersionCommand(e),
 	)
 	return root

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"natkit/report"
+)
+
+func newReportCommand(e *env) *cobra.Command {
+	var compare bool
+	cmd := &cobra.Command{
+		Use:   "report [flags] FILE...",
+		Short: "Show saved measurements as text, as a web page, or two of them compared",
+		Long: `Show what "natkit bench" and "natkit demo" saved with -o json. What a file holds
+is recognised by its content; "-" is the standard input. Everything shown is made
+anew from the raw values in the files.
+
+With -o html the page is one file that needs no network and no script: bars with
+their spread, curves of loss and latency against the load, cost against the number
+of rules, distributions of times, and tables to copy. Figures that other people
+published are marked as such.
+
+With --compare the two files are compared, figure by figure: those of the same
+router, metric and conditions. It says for each change whether it is outside the
+noise, and states the rule by which it judges.`,
+		Example: `  natkit report udp.json
+  natkit report -o html udp.json rules.json > report.html
+  natkit report --compare before.json after.json
+  natkit report --compare -o html before.json after.json > change.html`,
+		Args: asUsage(cobra.MinimumNArgs(1)),
+	}
+	cmd.Flags().BoolVar(&compare, "compare", false, "compare two files")
+	out := outputFlag(cmd, "text", "html", "json")
+	cmd.RunE = func(_ *cobra.Command, files []string) error {
+		if compare && len(files) != 2 {
+			return usagef("--compare: want two files, got %d", len(files))
+		}
+		if e.netns != "" {
+			return usagef("--netns %q: a report is made from files alone", e.netns)
+		}
+		var saved []*report.Saved
+		for _, name := range files {
+			s, err := e.load(name)
+			if err != nil {
+				return err
+			}
+			saved = append(saved, s)
+		}
+		if compare {
+			c, err := report.Compare(saved[0], saved[1])
+			if err != nil {
+				return err
+			}
+			switch *out {
+			case "html":
+				return report.ComparedHTML(e.stdout, c)
+			case "json":
+				return report.JSON(e.stdout, c)
+			}
+			return report.Compared(e.stdout, c)
+		}
+		switch *out {
+		case "html":
+			return report.HTML(e.stdout, saved)
+		case "json":
+			return report.JSON(e.stdout, struct {
+				Results []*report.Saved `json:"results"`
+			}{saved})
+		}
+		return report.Text(e.stdout, saved)
+	}
+	return cmd
+}
+
+// load reads a saved result from a file, or from the standard input.
+func (e *env) load(name string) (*report.Saved, error) {
+	var from io.Reader = e.stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, fmt.Errorf("read result: %w", err)
+		}
+		defer f.Close()
+		from = f
+	}
+	return report.Load(name, from)
+}

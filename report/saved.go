@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"io"
+	"strings"
+)
+
+// Text writes saved results for people, one after the other.
+func Text(w io.Writer, saved []*Saved) error {
+	for i, s := range saved {
+		p := &page{}
+		if i > 0 {
+			p.b.WriteString("\n\n")
+		}
+		if len(saved) > 1 {
+			p.b.WriteString(printable(s.Name) + "\n\n")
+		}
+		switch {
+		case s.Result != nil:
+			p.result(s.Result)
+		case s.HTTP != nil:
+			var b strings.Builder
+			if err := HTTP(&b, s.HTTP); err != nil {
+				return err
+			}
+			for line := range strings.SplitSeq(strings.TrimSuffix(b.String(), "\n"), "\n") {
+				p.b.WriteString(printable(line) + "\n") // a file may hold anything
+			}
+		default:
+			p.demo(s)
+		}
+		if _, err := io.WriteString(w, p.b.String()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// demo is the acts and what they gave.
+func (p *page) demo(s *Saved) {
+	section := demoSection(s.Demo)
+	p.b.WriteString(section.Title + "\n")
+	for _, line := range section.About {
+		p.text("", "  ", printable(line))
+	}
+	for _, a := range section.Story {
+		p.b.WriteByte('\n')
+		p.text(printable(strings.ToUpper(a.Name))+": ", "  ", printable(a.Shows))
+		if a.Command != "" {
+			p.text("  $ ", "      ", printable(a.Command))
+		}
+		for _, f := range a.Findings {
+			p.text("  found ", "    ", printable(f))
+		}
+		for _, c := range a.Changes {
+			p.text("  changed ", "    ", printable(c))
+		}
+	}
+	if runs := httpRuns(s.Demo); len(runs) > 0 {
+		p.sheets(httpSheets(runs), "act")
+	}
+	for _, note := range section.Notes {
+		p.b.WriteByte('\n')
+		p.text("Note: ", "      ", printable(note))
+	}
+}
