@@ -41,8 +41,9 @@ type Drops struct {
 	namespaces *namespaces
 
 	windows  [2]dropWindow
-	current  int    // the window that is being counted into
-	lost     uint64 // as of the last Read
+	current  int                       // the window that is being counted into
+	early    map[dropsDropKey][]string // samples of that window, which were in the ring already
+	lost     uint64                    // as of the last Read
 	refusals map[uint64]refusals
 }
 
@@ -65,7 +66,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if err := checkDropArguments(kernel); err != nil {
 		return nil, refused("trace drops", err)
 	}
-	d := &Drops{stacks: o.Stacks, refusals: map[uint64]refusals{}}
+	d := &Drops{stacks: o.Stacks, refusals: map[uint64]refusals{}, early: map[dropsDropKey][]string{}}
 	if d.reasons, err = loadReasons(kernel); err != nil {
 		return nil, err
 	}
@@ -276,15 +277,17 @@ func (d *Drops) readLost() (uint64, error) {
 	return lost, nil
 }
 
-// readSamples takes all samples out of the ring, by key.
+// readSamples takes all samples out of the ring, and returns those of the window
+// that has just ended, by key.
 func (d *Drops) readSamples() (map[dropsDropKey][]string, error) {
-	out := map[dropsDropKey][]string{}
+	ended := d.early
+	d.early = map[dropsDropKey][]string{}
 	d.samples.SetDeadline(time.Now())
 	var record ringbuf.Record
 	for {
 		err := d.samples.ReadInto(&record)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return out, nil
+			return ended, nil
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read samples of drops: %w", err)
@@ -293,7 +296,11 @@ func (d *Drops) readSamples() (map[dropsDropKey][]string, error) {
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &s); err != nil {
 			return nil, fmt.Errorf("read samples of drops: %w", err)
 		}
-		out[s.Key] = append(out[s.Key], s.String())
+		samples := ended
+		if int(s.Second) == d.current {
+			samples = d.early
+		}
+		samples[s.Key] = append(samples[s.Key], s.String())
 	}
 }
 

@@ -55,6 +55,7 @@ type dropsDropSample struct {
 	Protocol  uint8
 	Captured  uint8
 	Ethertype uint16
+	Second    uint64
 	Packet    [64]uint8
 }
 

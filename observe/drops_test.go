@@ -366,6 +366,18 @@ func TestDropsOfFaults(t *testing.T) {
 			send: toServer, reason: "QDISC_DROP", cause: snapshot.CauseQueue, in: "10.1.0.1",
 		},
 		{
+			name: "neighbour that does not answer",
+			fault: func(t *testing.T, l *lab.Lab) {
+				dev := device(t, l.NATNode(), "10.1.0.1")
+				sysctl("net/ipv4/neigh/"+dev.Name+"/mcast_solicit", "1")(t, l)
+				sysctl("net/ipv4/neigh/"+dev.Name+"/retrans_time_ms", "100")(t, l)
+			},
+			send: func(t *testing.T, l *lab.Lab) {
+				datagrams{count: n, to: "10.1.0.77:9"}.send(t, l.Node(lab.RoleClient))
+			},
+			reason: "NEIGH_FAILED", cause: snapshot.CauseNeighbour, in: "10.1.0.1",
+		},
+		{
 			name: "checksum",
 			send: func(t *testing.T, l *lab.Lab) {
 				for range n {

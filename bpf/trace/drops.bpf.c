@@ -51,6 +51,7 @@ struct drop_sample {
 	__u8 protocol;
 	__u8 captured; /* bytes of packet */
 	__be16 ethertype;
+	__u64 second; /* of the window: see struct drop_front */
 	__u8 packet[DROP_SAMPLE_BYTES];
 };
 
@@ -220,7 +221,7 @@ static __always_inline int ends_tcp(struct sk_buff *skb)
 }
 
 /* Out of line: taken for the first packets of a key only. */
-static __noinline void sample(struct sk_buff *skb, struct drop_key *key)
+static __noinline void sample(struct sk_buff *skb, struct drop_key *key, __u64 second)
 {
 	struct drop_sample *s = bpf_ringbuf_reserve(&samples, sizeof(*s), 0);
 	struct nf_conn *ct = packet_ct(skb);
@@ -230,6 +231,7 @@ static __noinline void sample(struct sk_buff *skb, struct drop_key *key)
 		return;
 	__builtin_memset(s, 0, sizeof(*s));
 	s->key = *key;
+	s->second = second;
 	s->ethertype = skb->protocol;
 	s->ct_status = ct_status(ct);
 	if (ct && bpf_core_field_exists(ct->tuplehash)) {
@@ -327,7 +329,7 @@ int BPF_PROG(count_drop, struct sk_buff *skb, void *location, __u32 reason)
 	}
 	*count += 1;
 	if (*count <= DROP_SAMPLES)
-		sample(skb, &key);
+		sample(skb, &key, front->second);
 	return 0;
 }
 
