@@ -107,6 +107,15 @@ func snatAddress(to netip.Addr) []expr.Any {
 	}
 }
 
+// counter dnat to ADDRESS
+func dnatAddress(to netip.Addr) []expr.Any {
+	return []expr.Any{
+		&expr.Counter{},
+		&expr.Immediate{Register: 1, Data: to.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: familyIPv4, RegAddrMin: 1},
+	}
+}
+
 // snat to ip saddr map @NAME
 func snatByMap(name string) []expr.Any {
 	return []expr.Any{
@@ -116,20 +125,24 @@ func snatByMap(name string) []expr.Any {
 	}
 }
 
-// counter ip saddr set ip saddr & HOSTMASK | NETWORK, or daddr
+// counter ip saddr set ip saddr & HOSTMASK | NETWORK, or daddr; a single address
+// is set as it is
 func rewrite(offset uint32, network netip.Prefix) []expr.Any {
 	network = network.Masked()
-	hosts := ^(^uint32(0) << (32 - network.Bits()))
-	return []expr.Any{
-		&expr.Counter{},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
-		&expr.Bitwise{
-			SourceRegister: 1, DestRegister: 1, Len: 4,
-			Mask: binaryutil.BigEndian.PutUint32(hosts), Xor: network.Addr().AsSlice(),
-		},
-		&expr.Payload{
-			OperationType: expr.PayloadWrite, SourceRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4,
-			CsumType: expr.CsumTypeInet, CsumOffset: checksumOffset, CsumFlags: pseudoHeader,
-		},
+	words := []expr.Any{&expr.Counter{}, &expr.Immediate{Register: 1, Data: network.Addr().AsSlice()}}
+	if !network.IsSingleIP() {
+		hosts := ^(^uint32(0) << (32 - network.Bits()))
+		words = []expr.Any{
+			&expr.Counter{},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
+			&expr.Bitwise{
+				SourceRegister: 1, DestRegister: 1, Len: 4,
+				Mask: binaryutil.BigEndian.PutUint32(hosts), Xor: network.Addr().AsSlice(),
+			},
+		}
 	}
+	return append(words, &expr.Payload{
+		OperationType: expr.PayloadWrite, SourceRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4,
+		CsumType: expr.CsumTypeInet, CsumOffset: checksumOffset, CsumFlags: pseudoHeader,
+	})
 }

@@ -82,7 +82,13 @@ func TestGolden(t *testing.T) {
 		"distribution":   gateway().Distribution(),
 		"behind":         gateway().Behind(hosts, netip.MustParseAddr("203.0.113.1")),
 		"behind-map":     gateway().BehindMap(hosts, netip.MustParseAddr("203.0.113.1")),
-		"stateless":      nft.Stateless(netip.MustParsePrefix("198.18.0.0/16"), netip.MustParsePrefix("100.64.0.0/16"), "eth0"),
+		"idle-nat":       nft.IdleNAT(),
+		"one-to-one":     nft.OneToOne(hosts[0], netip.MustParseAddr("203.0.113.9"), "eth0"),
+		"double": nft.Double{
+			Host: hosts[0], Middle: netip.MustParseAddr("198.51.100.1"), SeenAs: netip.MustParseAddr("203.0.113.9"),
+			Inside: "eth1", Outside: "eth0", Idle: hosts[1:],
+		}.Compile(),
+		"stateless": nft.Stateless(netip.MustParsePrefix("198.18.0.0/16"), netip.MustParsePrefix("100.64.0.0/16"), "eth0"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := namespace(t)

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+)
+
+// bareRouter forwards, or can't be had.
+type bareRouter struct {
+	name        string
+	unsupported bool
+	maxRules    int
+
+	installed []RouterOptions
+	bed       string // name of the last one's namespace
+}
+
+func (r *bareRouter) Name() string     { return r.name }
+func (r *bareRouter) Describe() string { return "a router of the test" }
+func (r *bareRouter) NAT() bool        { return false }
+
+func (r *bareRouter) Install(_ context.Context, b *Bed, o RouterOptions) (func() error, error) {
+	if r.unsupported || o.Rules > r.maxRules {
+		return nil, &UnsupportedError{Router: r.name, Reason: "of the test"}
+	}
+	r.installed = append(r.installed, o)
+	r.bed = b.Router.Name()
+	return func() error { return nil }, nil
+}
+
+func figuresOf(r *Result, router, metric string) (out []Figure) {
+	for _, f := range r.Figures {
+		if f.Router == router && f.Metric == metric {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func TestBulk(t *testing.T) {
+	ktest.Root(t)
+	var said []string
+	a := &bareRouter{name: "a"}
+	res, err := Bulk(t.Context(), BulkOptions{
+		Routers: []Router{a, &bareRouter{name: "missing", unsupported: true}},
+		Streams: []int{1, 3}, Directions: []string{DirectionUp, DirectionDown}, Duration: 50 * time.Millisecond, Trials: 2,
+		About: About{Progress: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, metric := range []string{MetricThroughput, MetricCPUPerGbit, MetricRetransmits} {
+		figures := figuresOf(res, "a", metric)
+		if len(figures) != 4 {
+			t.Errorf("%s: %d figures, want one for each direction and number of streams", metric, len(figures))
+		}
+		for _, f := range figures {
+			if len(f.Values) != 2 || metric == MetricThroughput && f.Min < 1e6 {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	if len(res.Routers) != 2 || res.Routers[1].Unsupported != "of the test" || len(figuresOf(res, "missing", MetricThroughput)) > 0 {
+		t.Errorf("routers %+v", res.Routers)
+	}
+	if len(said) != 8 || !strings.HasPrefix(said[7], "8 of 8, ") {
+		t.Errorf("progress %q", said)
+	}
+	if h, err := netns.Open(a.bed); err == nil {
+		h.Close()
+		t.Errorf("the bed's namespace %s is left", a.bed)
+	}
+}
+
+// A transfer carries what it is told to, whichever way; with a limit in bytes
+// exactly those.
+func TestTransfer(t *testing.T) {
+	ktest.Root(t)
+	bed, err := NewBed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bed.Close() })
+	s := &site{bed: bed}
+	for _, down := range []bool{false, true} {
+		source, target := s.endpoints(bulkPort)
+		got, err := transfer{source: source, target: target, streams: 2, down: down, bytes: 300_001}.run(t.Context(), bed)
+		if err != nil || got.bytes != 600_002 || got.elapsed <= 0 {
+			t.Errorf("down %v: %+v, %v", down, got, err)
+		}
+	}
+
+	// An interrupt ends it, wherever its threads wait.
+	ctx, cancel := context.WithCancelCause(t.Context())
+	interrupt := errors.New("interrupted by the test")
+	time.AfterFunc(100*time.Millisecond, func() { cancel(interrupt) })
+	source, target := s.endpoints(bulkPort)
+	start := time.Now()
+	if _, err := (transfer{source: source, target: target, streams: 1, duration: time.Minute}).run(ctx, bed); !errors.Is(err, interrupt) {
+		t.Errorf("%v, want the interrupt", err)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %v to end", took)
+	}
+}
+
+func TestBulkRefuses(t *testing.T) {
+	good := func() BulkOptions {
+		return BulkOptions{Routers: []Router{&bareRouter{}}, Streams: []int{1}, Directions: []string{DirectionUp}, Duration: time.Second, Trials: 1}
+	}
+	for option, spoil := range map[string]func(*BulkOptions){
+		"--router":    func(o *BulkOptions) { o.Routers = nil },
+		"--streams":   func(o *BulkOptions) { o.Streams = []int{1, 0} },
+		"--direction": func(o *BulkOptions) { o.Directions = []string{"sideways"} },
+		"--seconds":   func(o *BulkOptions) { o.Duration = time.Hour },
+		"--trials":    func(o *BulkOptions) { o.Trials = 0 },
+	} {
+		o := good()
+		spoil(&o)
+		_, err := Bulk(t.Context(), o)
+		var refused *OptionError
+		if !errors.As(err, &refused) || refused.Option != option {
+			t.Errorf("%s: %v", option, err)
+		}
+	}
+}
+
+func TestParseIPerf3(t *testing.T) {
+	for _, c := range []struct {
+		report           string
+		bps, retransmits float64
+		err              string
+	}{
+		{`{"end":{"sum_sent":{"bits_per_second":2e9,"retransmits":7},"sum_received":{"bits_per_second":1.5e9}}}`, 1.5e9, 7, ""},
+		{`{"end":{},"error":"unable to connect to server: Connection refused"}`, 0, 0, "Connection refused"},
+		{`{"end":{}}`, 0, 0, "no throughput"},
+		{``, 0, 0, "read its report"},
+	} {
+		bps, retransmits, err := parseIPerf3([]byte(c.report))
+		if bps != c.bps || retransmits != c.retransmits || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v, %v, %v", c.report, bps, retransmits, err)
+		}
+	}
+}

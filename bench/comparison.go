@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// comparison is a measurement of several routers in turns, each in a bed of its
+// own for as long as it lasts, and the result that comes of it.
+type comparison struct {
+	sites  []*site
+	result *Result
+
+	order  []figureKey
+	values map[figureKey][]float64
+	trials map[figureKey]*trialCounts
+}
+
+// About is what a result tells of the program that made it, and how that is told
+// what it does.
+type About struct {
+	Command  string                           // the command line
+	Natkit   string                           // version
+	Progress func(format string, args ...any) // what is done now; nil for nobody
+}
+
+// site is a router that this machine can have, and its bed.
+type site struct {
+	router Router
+	bed    *Bed
+	number int // of trials begun, which tells their addresses apart
+}
+
+// figureKey is what figures differ in.
+type figureKey struct {
+	router, metric string
+	params         Params
+}
+
+// trialCounts is how many trials were disturbed: repeated, or kept all the same.
+type trialCounts struct{ discarded, noisy int }
+
+// newComparison makes a bed for each router.
+func newComparison(ctx context.Context, kind string, routers []Router, about About) (c *comparison, err error) {
+	c = &comparison{
+		result: &Result{
+			Version: ResultVersion, Kind: kind, Command: about.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(about.Natkit),
+		},
+		values: map[figureKey][]float64{}, trials: map[figureKey]*trialCounts{},
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close())
+		}
+	}()
+	for _, r := range routers {
+		c.result.Routers = append(c.result.Routers, RouterUse{Name: r.Name(), Describe: r.Describe()})
+		bed, err := NewBed(ctx)
+		if err != nil {
+			return c, err
+		}
+		c.sites = append(c.sites, &site{router: r, bed: bed})
+	}
+	return c, nil
+}
+
+func (c *comparison) close() error {
+	var errs []error
+	for _, s := range c.sites {
+		errs = append(errs, s.bed.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// exclude notes that this machine can't have a router. Any other error it returns.
+func (c *comparison) exclude(router string, err error) error {
+	var unsupported *UnsupportedError
+	if !errors.As(err, &unsupported) {
+		return err
+	}
+	for i := range c.result.Routers {
+		if c.result.Routers[i].Name == router {
+			c.result.Routers[i].Unsupported = unsupported.Reason
+		}
+	}
+	return nil
+}
+
+// add adds a trial's value to a figure.
+func (c *comparison) add(router, metric string, p Params, value float64) {
+	k := figureKey{router, metric, p}
+	if c.values[k] == nil {
+		c.order = append(c.order, k)
+	}
+	c.values[k] = append(c.values[k], value)
+}
+
+// trialsOf counts the trials of a router under these conditions.
+func (c *comparison) trialsOf(s *site, p Params) *trialCounts {
+	k := figureKey{router: s.router.Name(), params: p}
+	if c.trials[k] == nil {
+		c.trials[k] = &trialCounts{}
+	}
+	return c.trials[k]
+}
+
+// finish makes the figures of the values.
+func (c *comparison) finish() *Result {
+	for _, k := range c.order {
+		f := NewFigure(k.router, k.metric, k.params, c.values[k]...)
+		if n := c.trials[figureKey{router: k.router, params: k.params}]; n != nil {
+			f.Discarded = n.discarded
+			if n.noisy > 0 {
+				f.Label = "noisy"
+			}
+		}
+		c.result.Figures = append(c.result.Figures, f)
+	}
+	c.result.Seconds = time.Since(c.result.Started).Seconds()
+	return c.result
+}
+
+// steps counts the trials of a measurement for its progress and its duration.
+type steps struct {
+	done, total int
+	started     time.Time
+	expected    time.Duration // of all, until enough of them are done to tell
+	show        func(format string, args ...any)
+}
+
+// next announces a trial.
+func (s *steps) next(format string, args ...any) {
+	if s.show == nil {
+		return
+	}
+	if s.started.IsZero() {
+		s.started = time.Now()
+	}
+	left := s.expected
+	if s.done > 0 {
+		left = time.Since(s.started) / time.Duration(s.done) * time.Duration(s.total-s.done)
+	}
+	s.done++
+	s.show("%d of %d, about %v left: %s", s.done, s.total, left.Round(time.Second), fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"natkit/bench"
+	"natkit/report"
+	"natkit/story"
+)
+
+func newBenchBulkCommand(e *env) *cobra.Command {
+	o := bench.BulkOptions{Duration: time.Second}
+	var routers []string
+	var direction string
+	var paper bool
+	cmd := &cobra.Command{
+		Use:   "bulk",
+		Short: "Measure TCP bulk transfer through NAT routers",
+		Long: `Measure TCP connections that carry as much as they can, through one router after
+the other, in network namespaces of its own.
+
+Trials take turns: every router once, then every router again. A trial that other
+programs or the hypervisor disturbed is repeated once; where the second was
+disturbed, too, the figure is labelled "noisy". The defaults take about two
+minutes, twice that on a busy machine.
+
+Processor time is that of the whole machine: both ends, the router, and whatever
+else runs. The left end of a connection runs on one processor, the right end on
+the next, as with "iperf3 -A 0,1"; --iperf3 makes each transfer once more with
+iperf3, in whole seconds, to compare with.
+
+--paper repeats an experiment of 1997 in its five set-ups, 20 MB six times each
+way, and prints its tables beside those that were published.`,
+		Example: `  natkit bench bulk
+  natkit bench bulk --router none,nft --streams 1,2,4 --seconds 3 --iperf3
+  natkit bench bulk --paper
+  natkit bench bulk -o json > bulk.json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&routers, "router", []string{"none", "default", "nft", "iptables", "iptables-legacy", "stateless"}, "routers to compare")
+	f.IntSliceVar(&o.Streams, "streams", []int{1, 4}, "connections at a time")
+	f.StringVar(&direction, "direction", "both", "up (client to server), down or both")
+	f.Var((*secondsFlag)(&o.Duration), "seconds", "`seconds` that a trial sends for")
+	f.IntVar(&o.Trials, "trials", 3, "trials of each router under each condition")
+	f.BoolVar(&o.IPerf3, "iperf3", false, "compare with iperf3, which must be installed")
+	f.BoolVar(&paper, "paper", false, "repeat the published experiment of 1997")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if e.netns != "" {
+			return usagef("--netns %q: bench bulk measures in namespaces that it makes", e.netns)
+		}
+		line := newProgressLine(e)
+		defer line.clear()
+		about := bench.About{Command: calledAs(), Natkit: version(), Progress: line.show}
+		if paper {
+			for _, name := range []string{"router", "streams", "direction", "seconds", "trials", "iperf3"} {
+				if f.Changed(name) {
+					return usagef("--%s: not with --paper, whose set-ups are given", name)
+				}
+			}
+			res, err := bench.BulkPaper(cmd.Context(), bench.PaperOptions{Setups: story.PaperSetups(), About: about})
+			return showResult(e, line, *out, report.BulkPaper, res, err)
+		}
+		var err error
+		if o.Routers, err = story.FindRouters(routers); err != nil {
+			return usagef("--router: %w", err)
+		}
+		if o.Directions, err = bench.ParseDirection(direction); err != nil {
+			return usagef("%w", err)
+		}
+		o.About = about
+		res, err := bench.Bulk(cmd.Context(), o)
+		return showResult(e, line, *out, report.Result, res, err)
+	}
+	return cmd
+}
+
+// calledAs is how natkit was called.
+func calledAs() string { return strings.Join(append([]string{"natkit"}, os.Args[1:]...), " ") }
+
+// showResult writes what a measurement of routers gave, if it gave anything.
+func showResult(e *env, line *progressLine, format string, text func(io.Writer, *bench.Result) error, res *bench.Result, err error) error {
+	line.clear()
+	var option *bench.OptionError
+	switch {
+	case errors.As(err, &option):
+		return usagef("%w", err)
+	case err != nil:
+		return err
+	case format == "json":
+		return report.JSON(e.stdout, res)
+	}
+	return text(e.stdout, res)
+}
