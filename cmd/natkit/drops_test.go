@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/pprof/profile"
+
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+	"natkit/report"
+)
+
+// observed runs drops, hooks or profile. The tests of all three are in this file.
+func observed(ctx context.Context, args string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	e := &env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs}
+	code = run(ctx, strings.Fields(args), e)
+	return code, out.String(), errs.String()
+}
+
+func TestObserverUsage(t *testing.T) {
+	for _, tt := range []struct{ args, says string }{
+		{"drops --interval 1ms", "--interval 1ms: want 100ms or more"},
+		{"drops --for -1s", "--for -1s"},
+		{"drops extra", "extra"},
+		{"drops -o xml", "want text or json"},
+		{"profile --for 0s", "--for 0s"},
+		{"profile --frequency 0", "--frequency 0: want 1 to"},
+		{"profile --frequency 1000000", "--frequency 1000000: want 1 to"},
+		{"profile --min 101", "--min 101"},
+		{"profile --netns some", "of the whole machine"},
+		{"profile -o xml", "want text, json or pprof"},
+		{"hooks extra", "extra"},
+	} {
+		code, stdout, stderr := observed(t.Context(), tt.args)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {
+			t.Errorf("%s: exit %d, %q, %q; want %d and %q", tt.args, code, stdout, stderr, exitUsage, tt.says)
+		}
+	}
+}
+
+func TestDropsCommand(t *testing.T) {
+	ktest.Root(t)
+	name := ktest.Name(t)
+	ns, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete(name)
+	defer ns.Close()
+
+	code, stdout, stderr := observed(t.Context(), "drops --netns "+name+" --for 300ms --interval 100ms -o json")
+	if code != exitOK || stderr != "" {
+		t.Fatalf("exit %d, %q", code, stderr)
+	}
+	intervals := 0
+	for line := range strings.Lines(stdout) {
+		var r report.Drops
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if r.Seconds <= 0 || r.Rows == nil || len(r.Rows) > 0 || r.LostEvents > 0 {
+			t.Errorf("of a silent namespace: %s", line)
+		}
+		intervals++
+	}
+	if intervals == 0 {
+		t.Error("no interval")
+	}
+	// Until interrupted: what was counted so far is shown, and that is no error.
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	code, stdout, stderr = observed(ctx, "drops --netns "+name+" --interval 1h")
+	if code != exitOK || stderr != "" || !strings.Contains(stdout, "0 packets dropped") {
+		t.Errorf("interrupted: exit %d, %q, %q", code, stdout, stderr)
+	}
+}
+
+func TestHooksCommand(t *testing.T) {
+	ktest.Root(t)
+	code, stdout, stderr := observed(t.Context(), "hooks -o json")
+	var r report.Hooks
+	if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
+		t.Fatalf("exit %d, %q, %v: %q", code, stderr, err, stdout)
+	}
+	if r.Netns != (*netns.Handle)(nil).Inode() || r.Hooks == nil {
+		t.Errorf("%+v", r)
+	}
+	if code, _, stderr := observed(t.Context(), "hooks --netns no-such-namespace"); code != exitError || !strings.Contains(stderr, "not found") {
+		t.Errorf("of no namespace: exit %d, %q", code, stderr)
+	}
+}
+
+func TestProfileCommand(t *testing.T) {
+	ktest.Root(t)
+	code, stdout, stderr := observed(t.Context(), "profile --for 200ms --root all -o json")
+	var r report.Profile
+	if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
+		t.Fatalf("exit %d, %q, %v", code, stderr, err)
+	}
+	if r.Samples.Total == 0 || r.Tree == nil || r.Samples.Root != r.Samples.Kernel {
+		t.Errorf("%+v", r.Samples)
+	}
+	file := filepath.Join(t.TempDir(), "kernel.pb.gz")
+	if code, _, stderr := observed(t.Context(), "profile --for 200ms -o pprof --file "+file); code != exitOK {
+		t.Fatalf("exit %d, %q", code, stderr)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := profile.ParseData(data); err != nil {
+		t.Error(err)
+	}
+	code, _, stderr = observed(t.Context(), "profile --root no_such_function")
+	if code != exitUsage || !strings.Contains(stderr, "no function of that name") {
+		t.Errorf("of no function: exit %d, %q", code, stderr)
+	}
+}
