@@ -64,7 +64,7 @@ func newCapture(t *testing.T, ns *netns.Handle, device string) capture {
 			return err
 		}
 		return errors.Join(
-			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 128<<20),
 			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: l.Attrs().Index}))
 	})
 	if err != nil {

@@ -65,9 +65,9 @@ func (l *lane) close() error {
 }
 
 const (
-	warmPPS     = 200_000
-	warmFor     = 15 * time.Second // less than the time-out of a UDP connection that had no answer
-	warmAttempts = 5
+	warmPPS      = 200_000
+	warmFor      = 15 * time.Second // less than the time-out of a UDP connection that had no answer
+	warmAttempts = 6
 )
 
 // warm sends every flow through the router once, so that a trial meets flows that
@@ -96,10 +96,10 @@ func (l *lane) warm(ctx context.Context, load frameLoad) error {
 			l.warmed, l.warmedFlows = time.Now(), load.flows
 			return nil
 		case attempt == warmAttempts:
-			return fmt.Errorf("router %s: %d of %d flows did not come through after %d attempts (%s)",
-				l.router.Name(), missing, load.flows, attempt, placesOf(t.lost))
+			return fmt.Errorf("router %s: %d of %d flows did not come through after %d attempts (%d frames sent in %v; %s)",
+				l.router.Name(), missing, load.flows, attempt, t.sent.frames, through.duration, placesOf(t.lost))
 		}
-		through.duration *= 2 // the generator may have missed slots
+		through.duration = max(2*through.duration, 200*time.Millisecond) // the generator may have missed slots
 	}
 }
 
