@@ -41,7 +41,7 @@ var siblings = map[string][]string{
 var onlyIn = map[string][]string{
 	"github.com/spf13/cobra": {"cmd/natkit"},
 	"github.com/spf13/pflag": {"cmd/natkit"},
-	"os/exec":                {"cmd/natkit", "internal/ktest", "lab"},
+	"os/exec":                {"bench", "cmd/natkit", "internal/ktest", "lab"},
 	"testing":                {"internal/ktest"},
 	"natkit/internal/ktest":  {},
 }
