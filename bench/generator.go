@@ -57,7 +57,8 @@ type frameLoad struct {
 type sendCount struct {
 	frames, bytes uint64
 	skipped       uint64        // slots that passed while no CPU of the generator ran
-	waited        time.Duration // that its threads were ready to run, and something else ran
+	ran           time.Duration // of its threads, with what the kernel did in their place
+	waited        time.Duration // that they were ready to run, and something else ran
 	elapsed       time.Duration
 }
 
@@ -179,10 +180,10 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 		return sendCount{}, fmt.Errorf("set load of packet generator: %w", err)
 	}
 	var senderThreads errgroup.Group
-	waited := make([]time.Duration, len(l.cpus))
+	ran, waited := make([]time.Duration, len(l.cpus)), make([]time.Duration, len(l.cpus))
 	for i, cpu := range l.cpus {
 		senderThreads.Go(func() (err error) {
-			waited[i], err = g.sendOn(ctx, cpu, &c)
+			ran[i], waited[i], err = g.sendOn(ctx, cpu, &c)
 			return err
 		})
 	}
@@ -196,8 +197,9 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 		return sendCount{}, err
 	}
 	count := sendCount{elapsed: l.duration}
-	for _, w := range waited {
-		count.waited += w
+	for i := range l.cpus {
+		count.ran += ran[i]
+		count.waited += waited[i]
 	}
 	for i := range senders {
 		count.frames += senders[i].Sent
@@ -213,13 +215,16 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 	return count, nil
 }
 
-// lead is the time between the set-up of a load and its first frame.
+// lead is the time between the set-up of a paced load and its first slot.
 const lead = 2 * time.Millisecond
 
 // config is the load as the program has it.
 func (g *generator) config(l frameLoad) generatorLoad {
 	c := g.base
-	c.StartNs = monotonic() + uint64(lead)
+	c.StartNs = monotonic()
+	if l.pps > 0 {
+		c.StartNs += uint64(lead)
+	}
 	c.EndNs = c.StartNs + uint64(l.duration)
 	if l.pps > 0 {
 		c.Interval = uint64(float64(len(l.cpus)) / l.pps * 1e9 * 65536)
@@ -260,23 +265,23 @@ func gcd(a, b uint32) uint32 {
 	return a
 }
 
-// A call makes a page pool and takes it down; one of this many turns is long
-// enough to make that not matter. A turn takes about 50 ns without a frame to
-// send, and more than 100 ns with one through a router, so that the last call
-// ends soon after the load does.
+// A call makes a page pool and takes it down; one of some thousand turns is long
+// enough to make that not matter. Calls get shorter towards the load's end, where
+// turns without a frame to send take about 50 ns each.
 const (
-	turnsPerCall = 200_000
-	idleTurn     = 50 * time.Nanosecond
-	busyTurn     = 500 * time.Nanosecond
+	pacedTurns = 200_000 // a pool more often makes holes
+	pacedTurn  = 50 * time.Nanosecond
+	floodTurns = 20_000
+	floodTurn  = 1500 * time.Nanosecond
 )
 
-// sendOn runs the program on one CPU until the load's end, and returns how long
-// something else had that CPU. The nice value keeps other programs from making
+// sendOn runs the program on one CPU until the load's end, and returns how long it
+// ran, and how long something else had that CPU. The nice value keeps other programs from making
 // holes; a real-time class would be throttled.
-func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (waited time.Duration, err error) {
-	turn := idleTurn
+func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (ran, waited time.Duration, err error) {
+	turns, turn := pacedTurns, pacedTurn
 	if c.Interval == 0 {
-		turn = busyTurn
+		turns, turn = floodTurns, floodTurn
 	}
 	err = g.from.Do(func() error {
 		restore, err := pin(cpu, -20)
@@ -289,17 +294,18 @@ func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (wait
 		binary.NativeEndian.PutUint32(md[4:], c.Longest)
 		binary.NativeEndian.PutUint32(md[12:], uint32(g.spare.Attrs().Index))
 		run := &ebpf.RunOptions{Data: make([]byte, c.Longest), Context: md, Flags: liveFrames, BatchSize: 64}
-		before := readSchedstat("thread-self")
+		begun, before := monotonic(), readSchedstat("thread-self")
 		for now := monotonic(); now < c.EndNs && ctx.Err() == nil; now = monotonic() {
-			run.Repeat = uint32(min(turnsPerCall, max(64, time.Duration(c.EndNs-now)/turn)))
+			run.Repeat = uint32(min(turns, max(64, int(time.Duration(c.EndNs-now)/turn))))
 			if _, err := g.objects.Generate.Run(run); err != nil {
 				return explainBPF(err)
 			}
 		}
 		waited = readSchedstat("thread-self").waited - before.waited
+		ran = time.Duration(monotonic()-begun) - waited
 		return nil
 	})
-	return waited, err
+	return ran, waited, err
 }
 
 // pin moves the calling thread, which must be locked, to a CPU and a nice value,

@@ -230,7 +230,7 @@ type trial struct {
 	sent       sendCount
 	received   receiveCount
 	lost       map[string]int64 // by place; Unexplained is the rest
-	foreign    time.Duration    // that other programs had the generator's CPUs
+	spent      time.Duration    // of the generator's CPUs, on the generator and all that followed from it
 	routerBusy float64          // share of the time that its threads ran; 0 without any
 	noise      []string         // what makes the trial no measure of the router
 	late       bool             // the generator missed slots
@@ -341,8 +341,10 @@ func (s *stand) judge(t *trial, l frameLoad, before, after activity) {
 	seconds := t.sent.elapsed.Seconds()
 	note(d.steal, maxSteal, "the hypervisor kept %.1f %% of the CPUs")
 	// ksoftirqd on a sender's CPU does the router's work, not another program's.
-	t.foreign = min(max(t.sent.waited-d.softirq, 0), t.sent.elapsed*time.Duration(len(l.cpus)))
-	note(t.foreign.Seconds()/seconds/float64(len(l.cpus)), maxForeign, "other programs had %.1f %% of the generator's CPU")
+	softirq := min(d.softirq, t.sent.waited)
+	t.spent = t.sent.ran + softirq
+	note(ratio(float64(t.sent.waited-softirq), float64(t.sent.ran+t.sent.waited)), maxForeign,
+		"other programs had %.1f %% of the generator's CPU")
 	if s.threads != nil {
 		t.routerBusy = min(1, d.router.ran.Seconds()/seconds)
 		note(d.router.waited.Seconds()/seconds, maxForeign, "other programs had %.1f %% of the router's CPU")

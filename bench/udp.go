@@ -111,6 +111,11 @@ func (o *UDPOptions) complete() error {
 	if err != nil {
 		return err
 	}
+	for i, router := range o.Routers {
+		if slices.ContainsFunc(o.Routers[:i], func(r Router) bool { return r.Name() == router.Name() }) {
+			return refuse("--router", "%s is named twice", router.Name())
+		}
+	}
 	for _, n := range o.Flows {
 		if n < 1 || n > MaxFlows {
 			return refuse("--flows", "%d: want 1 to %d", n, MaxFlows)
@@ -244,7 +249,7 @@ func (r *udpRun) cost(ctx context.Context, p Params, load frameLoad) error {
 	for i, l := range r.lanes {
 		s := &all[i]
 		r.figure(l, s, "cost_ns", p, func(t *trial) float64 {
-			return ratio(float64(t.sent.elapsed*time.Duration(p.Cores)-t.foreign), float64(t.received.frames))
+			return ratio(float64(t.spent), float64(t.received.frames))
 		})
 		if slices.Max(s.values((*trial).lossRatio)) > maxCostLoss {
 			r.res.Figures[len(r.res.Figures)-1].Label = "lossy"
@@ -428,7 +433,7 @@ func SearchGoals(ndr bool, pdr string, rfc2544 bool, d time.Duration, given bool
 		goal := GoalPDR
 		percent, err := strconv.ParseFloat(strings.TrimSuffix(pdr, "%"), 64)
 		if err != nil || !strings.HasSuffix(pdr, "%") || !(percent > 0 && percent < 100) {
-			return nil, fmt.Errorf("loss %q: want a share above 0%% and below 100%%, such as 0.5%%", pdr)
+			return nil, fmt.Errorf("--pdr %q: want a share above 0%% and below 100%%, such as 0.5%%", pdr)
 		}
 		goal.LossRatio = percent / 100
 		goals = append(goals, goal)

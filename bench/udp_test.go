@@ -131,10 +131,10 @@ func TestJudge(t *testing.T) {
 		after activity
 		want  string
 	}{
-		"quiet":       {t: trial{sent: sendCount{frames: 1000, skipped: 5, waited: 20 * time.Millisecond}}, after: activity{total: 200, stolen: 4}},
+		"quiet":       {t: trial{sent: sendCount{frames: 1000, skipped: 5, ran: second, waited: 20 * time.Millisecond}}, after: activity{total: 200, stolen: 4}},
 		"steal":       {t: trial{sent: sendCount{frames: 1}}, after: activity{total: 200, stolen: 5}, want: "the hypervisor kept 2.5 % of the CPUs"},
-		"foreign":     {t: trial{sent: sendCount{frames: 1, waited: second / 10}}, want: "other programs had 10.0 % of the generator's CPU"},
-		"ksoftirqd":   {t: trial{sent: sendCount{frames: 1, waited: second / 10}}, after: activity{softirq: second / 10}},
+		"foreign":     {t: trial{sent: sendCount{frames: 1, ran: second * 9 / 10, waited: second / 10}}, want: "other programs had 10.0 % of the generator's CPU"},
+		"ksoftirqd":   {t: trial{sent: sendCount{frames: 1, ran: second * 9 / 10, waited: second / 10}}, after: activity{softirq: second / 10}},
 		"router":      {t: trial{sent: sendCount{frames: 1}}, after: activity{router: schedstat{ran: second / 2, waited: second / 4}}, want: "other programs had 25.0 % of the router's CPU"},
 		"slots":       {t: trial{sent: sendCount{frames: 99, skipped: 1}}, want: "the generator missed 1.0 % of its slots"},
 		"nothing ran": {want: "the generator had no time to send a frame"},
@@ -145,6 +145,9 @@ func TestJudge(t *testing.T) {
 			s.judge(&c.t, frameLoad{cpus: []int{0}}, activity{}, c.after)
 			if got := strings.Join(c.t.noise, "; "); got != c.want {
 				t.Errorf("%q, want %q", got, c.want)
+			}
+			if name == "ksoftirqd" && c.t.spent != second {
+				t.Errorf("spent %v, want the time of ksoftirqd too", c.t.spent)
 			}
 			if name == "router" && c.t.routerBusy != 0.5 {
 				t.Errorf("router busy %v, want 0.5", c.t.routerBusy)
