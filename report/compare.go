@@ -79,7 +79,7 @@ const (
 // noiseRule is what verdict does, in words.
 const noiseRule = "A change is outside the noise when the ranges from the least to the largest trial do not touch, the medians differ by more " +
 	"than the wider of the two ranges, neither figure is labelled noisy, and there are so many trials that ranges without " +
-	"overlap come about by chance in at most 5 % of cases: 2 / C(nA+nB, nA), which 4 and 4 trials meet, or 3 and 8. The two runs were " +
+	"overlap come about by chance in at most 5 % of cases: 2 / C(nA+nB, nA), which 4 and 4 trials meet, or 3 and 5. The two runs were " +
 	"not interleaved: what changed on the machine between them counts as change, too."
 
 // mostChance is how often ranges of equal routers may be apart by chance.

@@ -57,10 +57,6 @@ var errForeign = errors.New("no result of a measurement: want what natkit bench 
 func parse(data []byte) (*Saved, error) {
 	var keys map[string]json.RawMessage
 	if err := decode(data, &keys); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) {
-			return nil, errForeign
-		}
 		return nil, err
 	}
 	has := func(names ...string) bool {
@@ -73,7 +69,9 @@ func parse(data []byte) (*Saved, error) {
 	}
 	switch {
 	case has("version", "kind", "figures"):
-		var version struct{ Version int }
+		var version struct {
+			Version int `json:"version"`
+		}
 		if err := decode(data, &version); err != nil {
 			return nil, err
 		}
@@ -121,6 +119,8 @@ func decode(data []byte, v any) error {
 	switch {
 	case errors.As(err, &syntax):
 		return fmt.Errorf("%s: not JSON: %w", place(data, syntax.Offset), err)
+	case errors.As(err, &wrong) && wrong.Field == "":
+		return errForeign // all of it is something else
 	case errors.As(err, &wrong):
 		return fmt.Errorf("%s: %s is a %s, want %s", place(data, wrong.Offset), wrong.Field, wrong.Value, wrong.Type)
 	case errors.As(err, &day):

@@ -6,6 +6,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // A unit is how the values of a metric are written: divided by Scale, followed by
@@ -140,7 +142,8 @@ func measureOf(metric string) measure {
 		if rest == "" {
 			rest = "(no name)"
 		}
-		m.Title = strings.ToUpper(rest[:1]) + rest[1:]
+		first, n := utf8.DecodeRuneInString(rest)
+		m.Title = string(unicode.ToUpper(first)) + rest[n:]
 	}
 	return m
 }

@@ -46,7 +46,7 @@ func drawSVG(width, height vg.Length, class, title string, paint func(draw.Canva
 	c := &svgCanvas{height: height}
 	c.now = svgState{ink: "fg", width: 1, m: [6]float64{1, 0, 0, 1, 0, 0}}
 	fmt.Fprintf(&c.b, `<svg class="%s" viewBox="0 0 %s %s" width="%s" height="%s" role="img" aria-label="%s">`,
-		class, length(width), length(height), length(width), length(height), html.EscapeString(title))
+		class, length(width), length(height), length(width), length(height), escaped(title))
 	c.b.WriteByte('\n')
 	paint(draw.NewCanvas(c, width, height))
 	c.b.WriteString("</svg>")
@@ -167,7 +167,7 @@ func (c *svgCanvas) FillString(f font.Face, p vg.Point, text string) {
 		turn = fmt.Sprintf(` transform="rotate(%s %s %s)"`, length(vg.Length(-angle*180/math.Pi)), xy[0], xy[1])
 	}
 	fmt.Fprintf(&c.b, `<text class="i-%s" x="%s" y="%s" font-size="%s" textLength="%s" lengthAdjust="spacingAndGlyphs"%s>%s</text>`+"\n",
-		c.now.ink, xy[0], xy[1], length(f.Font.Size), length(f.Width(text)), turn, html.EscapeString(text))
+		c.now.ink, xy[0], xy[1], length(f.Font.Size), length(f.Width(text)), turn, escaped(text))
 }
 
 // DrawImage is what vg.Canvas wants; no plot has an image.
@@ -177,3 +177,6 @@ func (c *svgCanvas) DrawImage(vg.Rectangle, image.Image) {}
 func length(l vg.Length) string {
 	return strconv.FormatFloat(math.Round(float64(l)*100)/100, 'f', -1, 64)
 }
+
+// escaped is a text as XML allows it.
+func escaped(s string) string { return html.EscapeString(printable(s)) }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestReport(t *testing.T) {
+	const udp, later, rules = "../../report/testdata/saved-udp.json", "../../report/testdata/saved-udp-later.json", "../../report/testdata/saved-rules.json"
+	bad := filepath.Join(t.TempDir(), "bad.json")
+	if err := os.WriteFile(bad, []byte(`{"version": 1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args  string
+		code  int
+		out   string // that stdout holds
+		error string // that stderr holds
+	}{
+		{"report " + udp, exitOK, "Zero-loss rate (NDR), Mpps (more is better)", ""},
+		{"report -o html " + udp + " " + rules, exitOK, "<!DOCTYPE html>", ""},
+		{"report -o json " + udp, exitOK, `"results": [`, ""},
+		{"report --compare " + udp + " " + later, exitOK, "outside the noise, better", ""},
+		{"report --compare -o html " + udp + " " + later, exitOK, "<!DOCTYPE html>", ""},
+		{"report --compare -o json " + udp + " " + later, exitOK, `"verdict": "outside the noise"`, ""},
+		{"report", exitUsage, "", "requires at least 1 arg"},
+		{"report --compare " + udp, exitUsage, "", "--compare: want two files, got 1"},
+		{"report -o pdf " + udp, exitUsage, "", `--output "pdf": want text, html or json`},
+		{"report --netns x " + udp, exitUsage, "", "made from files alone"},
+		{"report no-such-file", exitError, "", "no-such-file: no such file"},
+		{"report " + bad, exitError, "", "no result of a measurement"},
+		{"report -", exitError, "", `read "-": empty`},
+		{"report --compare " + udp + " " + rules, exitError, "", "one is of kind udp, the other of kind rules"},
+	} {
+		var out, errs bytes.Buffer
+		code := run(context.Background(), strings.Fields(c.args), &env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs})
+		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(errs.String(), c.error) {
+			t.Errorf("natkit %s: exit code %d, want %d\n%.300s\n%s", c.args, code, c.code, out.String(), errs.String())
+		}
+		if c.code != exitOK && out.Len() > 0 {
+			t.Errorf("natkit %s: failed, but printed %.300s", c.args, out.String())
+		}
+	}
+}
+
+// A demo whose report can't be written does not begin.
+func TestDemoReportFile(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the demo asks for root first")
+	}
+	var out, errs bytes.Buffer
+	code := run(context.Background(), []string{"demo", "--report", filepath.Join(t.TempDir(), "no", "demo.html")},
+		&env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs})
+	if code != exitError || !strings.Contains(errs.String(), "write report: ") || out.Len() > 0 {
+		t.Errorf("exit code %d\n%s\n%s", code, out.String(), errs.String())
+	}
+}
