@@ -102,7 +102,10 @@ func benign(function, reason string, class dropsDropClass) bool {
 		if function == "tcp_v4_rcv" || function == "tcp_v6_rcv" { // the last FIN finds TIME_WAIT
 			return class&dropsDropClassDROP_TCP_END != 0
 		}
-		for _, prefix := range []string{"netlink_", "unix_", "ip6_mc_input", "mld_", "igmp_", "ndisc_", "packet_"} {
+		for _, prefix := range []string{
+			"netlink_", "unix_", "ip6_mc_input", "mld_", "igmp_", "ndisc_", "packet_", // no traffic of users'
+			"sk_stream_kill_queues", "skb_queue_purge", "skb_rbtree_purge", // QUEUE_PURGE of newer kernels
+		} {
 			if strings.HasPrefix(function, prefix) {
 				return true
 			}

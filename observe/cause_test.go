@@ -78,6 +78,7 @@ func TestBenign(t *testing.T) {
 		{"ip6_mc_input", "NOT_SPECIFIED", 0, true},
 		{"unix_stream_connect", "NOT_SPECIFIED", 0, true},
 		{"netlink_broadcast_filtered", "NOT_SPECIFIED", 0, true},
+		{"sk_stream_kill_queues", "NOT_SPECIFIED", 0, true}, // Linux 6.1
 		{"ping_rcv", "NO_SOCKET", 0, true},
 		{"tcp_v4_rcv", "NO_SOCKET", 0, false},
 		{"tcp_v4_rcv", "NOT_SPECIFIED", tracked, false},

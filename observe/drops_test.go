@@ -638,6 +638,7 @@ func TestDropStacks(t *testing.T) {
 // Connections that begin and end well through NAT lose nothing that is not
 // called benign.
 func TestDropsOfHealthyTraffic(t *testing.T) {
+	const connections = 200
 	l := routed(t, lab.RulesNft)
 	server, err := l.ServerNode().ServeHTTP(context.Background(), ":80", lab.HTTPServerOptions{})
 	if err != nil {
@@ -649,7 +650,7 @@ func TestDropsOfHealthyTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	for range 200 {
+	for range connections {
 		err := l.Node(lab.RoleClient).Do(func() error {
 			conn, err := net.Dial("tcp4", "10.1.0.2:80")
 			if err != nil {
@@ -672,7 +673,12 @@ func TestDropsOfHealthyTraffic(t *testing.T) {
 	}
 	for _, row := range got.Rows {
 		for _, node := range l.Nodes() {
-			if row.Netns == node.Handle().Inode() && (row.Cause != snapshot.CauseNone || !row.Benign) {
+			if row.Netns != node.Handle().Inode() {
+				continue
+			}
+			// A late ACK that finds TIME_WAIT looks like other drops without a reason.
+			late := row.Reason == "NOT_SPECIFIED" && strings.HasPrefix(row.Location, "tcp_v4_rcv+") && row.Count < connections/20
+			if row.Cause != snapshot.CauseNone || !row.Benign && !late {
 				t.Errorf("in %s: %+v", node.Role, row)
 			}
 		}
