@@ -338,15 +338,16 @@ func (r *udpRun) generatorCPU() int {
 // pacing lowers what an XDP router forwards, so the overload is paced a fifth above
 // what came through the flood, and again above what came through that.
 func (r *udpRun) overload(ctx context.Context, l *lane, load frameLoad) (*series, error) {
-	received := 0.0
+	flood := 0.0
 	for range 3 { // the flood, and two approaches
 		r.Progress("%s: %s, %d flows, overload", l.router.Name(), lengths(load.frames), load.flows)
 		t, err := l.run(ctx, load)
 		if err != nil {
 			return nil, err
 		}
-		received = max(received, t.receivedPPS())
-		load.pps = 1.2 * received
+		// Of the time that the generator had: with less it would be no overload.
+		flood = max(flood, ratio(float64(t.received.frames), t.sent.ran.Seconds()), 1)
+		load.pps = min(1.2*flood, MaxPPS)
 	}
 	all, err := interleave(ctx, []*lane{l}, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
 		r.Progress("%s: %s, %d flows, overload", l.router.Name(), lengths(load.frames), load.flows)
