@@ -90,7 +90,7 @@ printf '%q ' "$@" >"$work/run/command"
     archive "$work/run"
 } >"$work/initramfs"
 
-timeout -k 5 "$limit" qemu-system-x86_64 -M pc -accel tcg -cpu max -m "$memory" -nodefaults -no-user-config \
+timeout -k 5 "$limit" qemu-system-x86_64 -M pc -accel tcg -cpu max -smp 2 -m "$memory" -nodefaults -no-user-config \
     -display none -no-reboot -serial "file:$work/console" \
     -chardev stdio,id=output,signal=off -serial chardev:output -serial "file:$work/status" \
     -kernel "$kernel"/boot/vmlinuz-* -initrd "$work/initramfs" \

@@ -6,9 +6,10 @@
 #
 #   scripts/test-kernels.sh [PACKAGE...]
 #
-# Without arguments it takes every package whose tests use internal/ktest, and
-# rewrites the table; with arguments only these, and the table stays. Kernels are
-# Debian's packages, kept in .cache/kernels with the log of each run.
+# Without arguments it takes every package whose tests use internal/ktest, but
+# for those that need the source tree or the go command, and rewrites the table;
+# with arguments only these, and the table stays. Kernels are Debian's packages,
+# kept in .cache/kernels with the log of each run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -65,7 +66,7 @@ xtables=$(dirname "$(find /usr/lib -name libxt_conntrack.so -print -quit)")
 
 packages=("$@")
 [ $# -gt 0 ] || mapfile -t packages < <(
-    git grep -l '"natkit/internal/ktest"' -- '*_test.go' ':!internal/archtest' | xargs -n 1 dirname | sort -u)
+    git grep -l '"natkit/internal/ktest"' -- '*_test.go' ':!internal/archtest' ':!cmd' | xargs -n 1 dirname | sort -u)
 for package in "${packages[@]}"; do
     mkdir -p "$guest/natkit/$package"
     CGO_ENABLED=0 go test -c -o "$guest/natkit/$package/package.test" "./$package"
