@@ -23,7 +23,7 @@ import (
 // DropOptions say which dropped packets to count and how closely.
 type DropOptions struct {
 	Netns  uint64 // inode of the namespace; 0 for all of the host
-	Stacks bool   // count kernel stacks too, which costs some 0.5 us a drop
+	Stacks bool   // count kernel stacks too, which costs some 5 us a drop instead of 0.03
 
 	maxKeys uint32 // for tests: size of a window's table, 0 for the program's own
 }
@@ -304,7 +304,8 @@ func (d *Drops) readSamples() (map[dropsDropKey][]string, error) {
 	}
 }
 
-// String writes the packet, and what it was before its translation.
+// String writes the packet, and which flow it is of where its addresses do not
+// tell: what the flow's first packet was before its translation.
 func (s *dropsDropSample) String() string {
 	const translated = 1<<4 | 1<<5 // IPS_SRC_NAT, IPS_DST_NAT: part of the kernel's user API
 	ethertype := swap16(s.Ethertype)
@@ -325,7 +326,7 @@ func (s *dropsDropSample) String() string {
 	if was.ends() == now.ends() {
 		return text
 	}
-	return text + " (first seen as " + was.ends() + ")"
+	return text + " (flow " + was.ends() + ")"
 }
 
 // swap16 reads a field in network order.

@@ -82,8 +82,7 @@ func FuzzDescribe(f *testing.F) {
 	})
 }
 
-// A sample names what the packet was before its translation, if that is not what
-// it is now.
+// A sample names the flow of a translated packet, if that is not what it says.
 func TestSampleOfTranslated(t *testing.T) {
 	const snat = 1 << 4
 	s := dropsDropSample{
@@ -91,7 +90,7 @@ func TestSampleOfTranslated(t *testing.T) {
 		Sport: swap16(4000), Dport: swap16(9), Protocol: unix.IPPROTO_UDP, Ethertype: swap16(unix.ETH_P_IP),
 	}
 	s.Captured = uint8(copy(s.Packet[:], rawPacket("10.1.0.1", "10.1.0.2", unix.IPPROTO_UDP, []byte{0x13, 0x88, 0, 9, 0, 8, 0, 0})))
-	if got, want := s.String(), "udp 10.1.0.1:5000 -> 10.1.0.2:9 (first seen as 192.168.0.2:4000 -> 10.1.0.2:9)"; got != want {
+	if got, want := s.String(), "udp 10.1.0.1:5000 -> 10.1.0.2:9 (flow 192.168.0.2:4000 -> 10.1.0.2:9)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	s.CtStatus = 0
