@@ -19,7 +19,7 @@ import (
 // before it.
 func TestRouters(t *testing.T) {
 	ktest.Root(t)
-	ktest.Tool(t, "iptables-nft-restore")
+	ktest.Tool(t, "iptables-nft")
 	bed, err := bench.NewBed(t.Context())
 	if err != nil {
 		t.Fatal(err)
