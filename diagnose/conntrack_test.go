@@ -346,7 +346,7 @@ func TestSNATPorts(t *testing.T) {
 		{"a narrow rule beside a wide one, seen", both(narrow, func(s *snapshot.Snapshot) {
 			s.Conntrack.Table.SNATPorts[0].Used, s.Conntrack.Table.SNATPorts[0].MaxPort = 24, 60547
 			s.Conntrack.Stats["insert_failed"], s.Conntrack.Stats["drop"] = 600, 600
-			s.Drops.Rows = []snapshot.Drop{drop(600, snapshot.CauseConfirm, "eth0", sample("udp 198.51.100.1:5003 -> 203.0.113.53:53 (first seen as 192.168.1.2:42306 -> 203.0.113.53:53)"))}
+			s.Drops.Rows = []snapshot.Drop{drop(600, snapshot.CauseConfirm, "eth0", sample("udp 198.51.100.1:5003 -> 203.0.113.53:53 (flow 192.168.1.2:42306 -> 203.0.113.53:53)"))}
 		}), full},
 		{"a narrow rule beside a wide one, not seen", both(narrow, quiet, failed(600), func(s *snapshot.Snapshot) {
 			s.Conntrack.Table.SNATPorts[0].Used, s.Conntrack.Table.SNATPorts[0].MaxPort = 24, 60547
