@@ -99,7 +99,7 @@ type UDPOptions struct {
 
 	Command  string
 	Natkit   string                           // version
-	Progress func(format string, args ...any) // what is being done now
+	Progress func(format string, args ...any) // what is being done now; nil for nobody
 }
 
 // complete checks the options; an *OptionError names the one that cannot be.
@@ -157,6 +157,9 @@ type udpRun struct {
 func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
 	}
 	begun := time.Now()
 	r := &udpRun{UDPOptions: o, res: &Result{

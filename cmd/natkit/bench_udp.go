@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -98,7 +97,7 @@ the note below the tables says where they went, and what stays unexplained.
 		if o.Goals, err = bench.SearchGoals(ndr, pdr, rfc2544, o.Duration, f.Changed("duration")); err != nil {
 			return usagef("%w", err)
 		}
-		o.Command = "natkit " + strings.Join(os.Args[1:], " ")
+		o.Command = calledAs()
 		progress := newProgressLine(e)
 		o.Progress = progress.show
 		res, err := bench.UDP(cmd.Context(), o)
