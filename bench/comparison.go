@@ -32,7 +32,10 @@ type About struct {
 type site struct {
 	router Router
 	bed    *Bed
-	number int // of trials begun, which tells their addresses apart
+	number int            // of trials begun, which tells their addresses apart
+	port   uint16         // of the last timed flow
+	works  bool           // it could be made at least once
+	stop   []func() error // what serves at its right end
 }
 
 // figureKey is what figures differ in.
@@ -71,6 +74,9 @@ func newComparison(ctx context.Context, kind string, routers []Router, about Abo
 func (c *comparison) close() error {
 	var errs []error
 	for _, s := range c.sites {
+		for _, stop := range s.stop {
+			errs = append(errs, stop())
+		}
 		errs = append(errs, s.bed.Close())
 	}
 	return errors.Join(errs...)
@@ -144,6 +150,6 @@ func (s *steps) next(format string, args ...any) {
 	if s.done > 0 {
 		left = time.Since(s.started) / time.Duration(s.done) * time.Duration(s.total-s.done)
 	}
-	s.done++
+	s.done = min(s.done+1, s.total) // repeated trials are none of the plan's
 	s.show("%d of %d, about %v left: %s", s.done, s.total, left.Round(time.Second), fmt.Sprintf(format, args...))
 }

@@ -152,3 +152,18 @@ func TestApplyIsAllOrNothing(t *testing.T) {
 		t.Errorf("ruleset after a refused one:\n%s\nbefore:\n%s", after, before)
 	}
 }
+
+// A map of more elements than one message can carry gets all of them.
+func TestLargeMap(t *testing.T) {
+	h := namespace(t)
+	many := make([]netip.Addr, 2500)
+	for i := range many {
+		many[i] = netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+	}
+	if err := gateway().BehindMap(many, netip.MustParseAddr("203.0.113.1")).Apply(h); err != nil {
+		t.Fatal(err)
+	}
+	if got := bytes.Count(listRuleset(t, h), []byte(" : 203.0.113.1")); got != len(many) {
+		t.Errorf("%d elements, want %d", got, len(many))
+	}
+}

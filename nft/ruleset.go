@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -140,14 +141,27 @@ func (r Ruleset) Remove(h *netns.Handle) error {
 // 200 000 rules.
 const maxTransaction = 128 << 20
 
+// mapElementsPerMessage keeps a message's list of elements, some 50 bytes each,
+// below the 64 KiB that a netlink attribute can have.
+const mapElementsPerMessage = 1000
+
 func addMap(c *nftables.Conn, table *nftables.Table, m Map) error {
-	elements := make([]nftables.SetElement, len(m.Elements))
-	for i, e := range m.Elements {
-		elements[i] = nftables.SetElement{Key: e.Key.AsSlice(), Val: e.Value.AsSlice()}
-	}
-	return c.AddSet(&nftables.Set{
+	set := &nftables.Set{
 		Table: table, Name: m.Name, IsMap: true, KeyType: nftables.TypeIPAddr, DataType: nftables.TypeIPAddr,
-	}, elements)
+	}
+	if err := c.AddSet(set, nil); err != nil {
+		return err
+	}
+	for part := range slices.Chunk(m.Elements, mapElementsPerMessage) {
+		elements := make([]nftables.SetElement, len(part))
+		for i, e := range part {
+			elements[i] = nftables.SetElement{Key: e.Key.AsSlice(), Val: e.Value.AsSlice()}
+		}
+		if err := c.SetAddElements(set, elements); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // The base chains that NAT and its firewall use, at the priorities iptables gives them.
