@@ -27,9 +27,11 @@ kernel spends its time below one function: by default nf_hook_slow, through whic
 the kernel calls everything that hangs on the netfilter hooks.
 
 The first table is what that function calls, wherever it is on the stack; the
-second the tree of calls from its outermost call on. Functions that the compiler
-jumps to instead of calling are not on the stack; conntrack's hook functions,
-which end that way, are put back.
+second the tree of calls from its outermost call on. A function's samples hold
+those of all it calls: a bridge's hook functions (br_nf_pre_routing,
+ip_sabotage_in) carry the packet on themselves, so what follows is theirs too.
+Functions that the compiler jumps to instead of calling are not on the stack;
+conntrack's hook functions, which end that way, are put back.
 
 The whole machine is looked at: which namespace a packet is in is not on the
 stack, so --netns does not apply. What runs with interrupts off is seen where
