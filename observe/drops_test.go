@@ -287,14 +287,6 @@ func TestDropsOfFaults(t *testing.T) {
 			reason: "NETFILTER_DROP", cause: snapshot.CauseRule, sample: "tcp 10.0.0.2:1024 -> 10.1.0.2:80 RST",
 		},
 		{
-			name: "table full",
-			fault: func(t *testing.T, l *lab.Lab) {
-				nft("filter hook forward priority 0", "ct state new accept")(t, l)
-				fill(t, l.NATNode())
-			},
-			send: toServer, reason: "NETFILTER_DROP", cause: snapshot.CauseTableFull, sample: "udp 10.0.0.2:",
-		},
-		{
 			name:  "ports of source translation exhausted",
 			fault: nft("nat hook postrouting priority 100", "udp dport 9 masquerade to :5000-5003"),
 			send: func(t *testing.T, l *lab.Lab) {
@@ -427,6 +419,61 @@ func TestDropsOfFaults(t *testing.T) {
 			}
 			if row.Benign {
 				t.Error("it is called benign")
+			}
+		})
+	}
+}
+
+// A full table refuses what comes by and what the gateway itself sends; the rule
+// beside it, in a chain that looks the same to the tracer, keeps its own name.
+func TestDropsOfFullTable(t *testing.T) {
+	const n = 7
+	l := routed(t, lab.RulesNone)
+	gateway := l.NATNode()
+	run(t, gateway, "iptables-legacy -A FORWARD -m conntrack --ctstate NEW -j ACCEPT", "")
+	run(t, gateway, "iptables-legacy -t raw -A PREROUTING -p udp --dport 10 -j DROP", "")
+	fill(t, gateway)
+	d, err := OpenDrops(DropOptions{Netns: gateway.Handle().Inode()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for _, tt := range []struct {
+		name  string
+		send  func()
+		cause snapshot.NATCause
+		in    string
+	}{
+		{"received", func() {
+			datagrams{count: n, to: "10.1.0.2:9"}.send(t, l.Node(lab.RoleClient))
+		}, snapshot.CauseTableFull, "10.0.0.1"},
+		{"sent by the gateway", func() {
+			for range n {
+				err := gateway.Do(func() error {
+					conn, err := net.Dial("udp4", "10.1.0.2:9")
+					if err != nil {
+						return err
+					}
+					defer conn.Close()
+					if _, err = conn.Write([]byte("x")); !errors.Is(err, unix.EPERM) {
+						return fmt.Errorf("send: %v, want it refused", err)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}, snapshot.CauseTableFull, "10.1.0.1"},
+		{"by a rule before conntrack", func() {
+			datagrams{count: n, to: "10.1.0.2:10"}.send(t, l.Node(lab.RoleClient))
+		}, snapshot.CauseRule, "10.0.0.1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.send()
+			row := collect(t, d, n, "by netfilter", func(row snapshot.Drop) bool { return row.Reason == "NETFILTER_DROP" })
+			if dev := device(t, gateway, tt.in); row.Cause != tt.cause || row.Interface != dev.Name {
+				t.Errorf("%+v, want cause %q on %s", row, tt.cause, dev.Name)
 			}
 		})
 	}
