@@ -23,7 +23,6 @@ type sink struct {
 // receiveCount is what a sink saw since its last reset.
 type receiveCount struct {
 	frames, bytes uint64
-	foreign       uint64 // other frames, which went to the stack
 	latency       latencies
 }
 
@@ -112,7 +111,6 @@ func (s *sink) read() (receiveCount, error) {
 	for i, r := range receivers {
 		c.frames += r.Frames
 		c.bytes += r.Bytes
-		c.foreign += r.Foreign
 		c.latency.merge(&latencies{
 			buckets: buckets[i], min: time.Duration(r.ShortestNs), max: time.Duration(r.LongestNs),
 		})

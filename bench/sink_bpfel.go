@@ -32,10 +32,9 @@ type sinkReceiver struct {
 	_          structs.HostLayout
 	Frames     uint64
 	Bytes      uint64
-	Foreign    uint64
 	ShortestNs uint64
 	LongestNs  uint64
-	Unused     [3]uint64
+	Unused     [4]uint64
 }
 
 type sinkTranslation struct {

@@ -321,7 +321,6 @@ func (s *stand) awaitLast(ctx context.Context, t *trial) error {
 		t.received = forth
 		t.received.frames += back.frames
 		t.received.bytes += back.bytes
-		t.received.foreign += back.foreign
 		t.received.latency.merge(&back.latency)
 		if t.received.frames == last {
 			return nil
