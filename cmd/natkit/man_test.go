@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -49,17 +50,30 @@ func manPage(root *cobra.Command) []byte {
 	options(&b, root.PersistentFlags())
 	fmt.Fprintf(&b, ".SH COMMANDS\n")
 	commands(&b, root)
-	fmt.Fprintf(&b, ".SH EXIT STATUS\n")
-	for _, e := range []struct {
-		code int
-		says string
+	for _, section := range []struct {
+		title string
+		terms [][2]string
 	}{
-		{exitOK, "fine"},
-		{exitError, "the command failed; the reason is on standard error"},
-		{exitUsage, "the command line is wrong"},
-		{exitFindings, "doctor found something of severity warning or critical"},
+		{"EXIT STATUS", [][2]string{
+			{strconv.Itoa(exitOK), "fine"},
+			{strconv.Itoa(exitError), "the command failed; the reason is on standard error"},
+			{strconv.Itoa(exitUsage), "the command line is wrong"},
+			{strconv.Itoa(exitFindings), "doctor found something of severity warning or critical"},
+		}},
+		{"FILES", [][2]string{
+			{"/run/natkit/lab", "what each lab consists of, while it is up"},
+			{"/var/lib/natkit/tune", "the old and new value of every setting that tune changed"},
+			{"/etc/sysctl.d/90-natkit.conf", "settings for the next boot; written by tune apply --persist only"},
+		}},
+		{"ENVIRONMENT", [][2]string{
+			{"NATKIT_RUN_DIR, NATKIT_STATE_DIR", "other folders than /run/natkit and /var/lib/natkit"},
+			{"NO_COLOR", "not empty: no colours on a terminal"},
+		}},
 	} {
-		fmt.Fprintf(&b, ".TP\n.B %d\n%s\n", e.code, roff(e.says))
+		fmt.Fprintf(&b, ".SH %s\n", section.title)
+		for _, term := range section.terms {
+			fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(term[0]), roff(term[1]))
+		}
 	}
 	return b.Bytes()
 }
