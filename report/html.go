@@ -4,6 +4,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
@@ -75,6 +76,7 @@ type htmlBlock struct {
 	Conditions string
 	Plots      template.HTML
 	Legend     []htmlLegend
+	Labelled   string // what bars say beside themselves, and curves don't
 }
 
 type htmlLegend struct {
@@ -217,7 +219,7 @@ func (out *htmlSection) cards(sheets []sheet, who string) {
 		card := htmlCard{Title: s.heading(), Table: s.table(who)}
 		for i := range s.Blocks {
 			b := &s.Blocks[i]
-			card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, template.HTML(s.plots(b)), s.legend(b)})
+			card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, template.HTML(s.plots(b)), s.legend(b), s.labelled(b)})
 			for _, r := range b.Rows {
 				if r.PublishedBy != "" && !slices.Contains(out.Sources, r.PublishedBy) {
 					out.Sources = append(out.Sources, r.PublishedBy)
@@ -233,8 +235,12 @@ func (s *sheet) legend(b *block) []htmlLegend {
 	if s.Axis == axisNone {
 		return nil
 	}
+	rows := slices.Clone(b.Rows)
+	slices.SortStableFunc(rows, func(a, b row) int {
+		return cmp.Or(cmp.Compare(a.theirs(), b.theirs()), cmp.Compare(a.Series, b.Series))
+	})
 	var out []htmlLegend
-	for _, r := range b.Rows {
+	for _, r := range rows {
 		name := r.Name
 		if r.PublishedBy != "" {
 			name += ", published elsewhere"
@@ -244,6 +250,30 @@ func (s *sheet) legend(b *block) []htmlLegend {
 		}
 	}
 	return out
+}
+
+// labelled counts the labels of the points on curves.
+func (s *sheet) labelled(b *block) string {
+	if s.Axis == axisNone {
+		return ""
+	}
+	var words []string
+	of := map[string]int{}
+	for _, r := range b.Rows {
+		if r.Label == "" {
+			continue
+		}
+		if of[r.Label]++; of[r.Label] == 1 {
+			words = append(words, r.Label)
+		}
+	}
+	for i, label := range words {
+		words[i] = fmt.Sprintf("%d %s", of[label], label)
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("Of %d points: %s; which, says the table.", len(b.Rows), strings.Join(words, ", "))
 }
 
 // table is a sheet as a table that stands for itself when it is copied: each row

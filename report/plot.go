@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"image/color"
 	"math"
@@ -241,6 +242,7 @@ func (s *sheet) curves(b *block, f format, title string) string {
 		c.curves[i].points = append(c.curves[i].points, pt)
 		xs, lows, highs = append(xs, pt.x), append(lows, pt.low), append(highs, pt.high)
 	}
+	slices.SortStableFunc(c.curves, func(a, b curve) int { return cmp.Compare(a.key.series, b.key.series) })
 	narrow := f.width < 500
 	switch s.Axis {
 	case axisRules:

@@ -214,6 +214,59 @@ func TestHostileResult(t *testing.T) {
 	}
 }
 
+// Results in which nothing happened are shown, too.
+func TestEmptyResults(t *testing.T) {
+	for _, in := range []string{
+		`{"version": 1, "kind": "udp", "figures": []}`,
+		`{"version": 1, "kind": "new", "figures": [{"metric": "m", "values": []}], "published": [{"metric": "n", "value": 1}]}`,
+		`{"acts": [], "restored": true}`,
+		`{"acts": [{"name": "a", "http": {}}, {"http": {"completed": 1}}], "restored": false, "left": ["x"]}`,
+		`{"requests_per_second": 0, "percentiles_ms": {}}`,
+		`{"requests_per_second": 1, "completed": 5, "percentiles_ms": {}}`,
+	} {
+		s, err := Load("f", strings.NewReader(in))
+		if err != nil {
+			t.Errorf("%s: %v", in, err)
+			continue
+		}
+		checkPage(t, in, func(w io.Writer) error { return HTML(w, []*Saved{s}) })
+		if err := Text(io.Discard, []*Saved{s}); err != nil {
+			t.Error(err)
+		}
+		c, err := Compare(s, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkPage(t, in, func(w io.Writer) error { return ComparedHTML(w, c) })
+	}
+}
+
+// Rows stand by the axis where routers have points in common, else router by
+// router; published ones come last, and a ratio is to the first router.
+func TestSheetOrder(t *testing.T) {
+	at := func(router string, offered, value float64) bench.Figure {
+		return bench.NewFigure(router, "received_pps", bench.Params{OfferedPPS: offered}, value)
+	}
+	order := func(figures ...bench.Figure) string {
+		sheets := sheetsOf([]string{"a", "b"}, figures, []bench.Published{{Source: "s", Router: "a", Metric: "received_pps", Params: bench.Params{OfferedPPS: 1}, Value: 9}})
+		var words []string
+		for _, r := range sheets[0].Blocks[0].Rows {
+			words = append(words, fmt.Sprintf("%s%.0f=%.0f/%s", r.Name, r.X, r.Median, ratio(r.Ratio)))
+		}
+		return strings.Join(words, " ")
+	}
+	for _, c := range []struct {
+		got, want string
+	}{
+		{order(at("b", 2, 8), at("a", 2, 4), at("b", 1, 1), at("a", 1, 2)), "a1=2/1.00 b1=1/0.50 a1=9/- a2=4/1.00 b2=8/2.00"},
+		{order(at("b", 5, 8), at("a", 2, 4), at("b", 3, 1), at("a", 1, 2)), "a1=2/1.00 a2=4/1.00 b3=1/- b5=8/- a1=9/-"},
+	} {
+		if c.got != c.want {
+			t.Errorf("got  %s\nwant %s", c.got, c.want)
+		}
+	}
+}
+
 func TestLoadRefuses(t *testing.T) {
 	result := func(rest string) string { return `{"version": 1, "kind": "udp", "figures": [` + rest + `]}` }
 	for _, c := range []struct{ in, want string }{
@@ -399,6 +452,7 @@ func FuzzLoad(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(data)
+	f.Add([]byte(`{"acts":[{"name":"a","http":{"completed":1}}],"restored":true}`))
 	f.Add([]byte(`{"version":1,"kind":"rules","figures":[{"metric":"a_ns","params":{"rules":1},"values":[1]},{"metric":"a_ns","params":{"rules":9},"values":[9e17]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := Load("f", bytes.NewReader(data))

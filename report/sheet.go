@@ -150,9 +150,14 @@ func (s *sheet) finish() {
 	var largest float64
 	for i := range s.Blocks {
 		rows := s.Blocks[i].Rows
-		slices.SortStableFunc(rows, func(a, b row) int {
-			return cmp.Or(cmp.Compare(a.X, b.X), cmp.Compare(a.theirs(), b.theirs()), cmp.Compare(a.Series, b.Series))
-		})
+		byX := func(a, b row) int { return cmp.Compare(a.X, b.X) }
+		byName := func(a, b row) int {
+			return cmp.Or(cmp.Compare(a.theirs(), b.theirs()), cmp.Compare(a.Series, b.Series))
+		}
+		slices.SortStableFunc(rows, func(a, b row) int { return cmp.Or(byX(a, b), byName(a, b)) })
+		if !sharedX(rows) { // nothing to compare at one X: each router's curve by itself
+			slices.SortStableFunc(rows, func(a, b row) int { return cmp.Or(byName(a, b), byX(a, b)) })
+		}
 		first := -1
 		for j := range rows {
 			r := &rows[j]
@@ -161,7 +166,7 @@ func (s *sheet) finish() {
 				continue
 			}
 			if first < 0 || rows[first].X != r.X {
-				first = j
+				first = j // with the least number of those at this X
 			}
 			if f := rows[first]; f.Series == s.first() && f.Median != 0 {
 				r.Ratio = r.Median / f.Median
@@ -169,6 +174,16 @@ func (s *sheet) finish() {
 		}
 	}
 	s.Unit = s.Measure.unit(largest)
+}
+
+// sharedX tells whether two of natkit's own rows, in order, have the same X.
+func sharedX(rows []row) bool {
+	for i := 1; i < len(rows); i++ {
+		if rows[i-1].X == rows[i].X && rows[i-1].theirs()+rows[i].theirs() == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // first is the number of the first router that the sheet has.
