@@ -5,7 +5,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -15,7 +14,7 @@ import (
 	"time"
 
 	"natkit/internal/ktest"
-	"natkit/internal/netns"
+	"natkit/lab"
 )
 
 func TestParseRate(t *testing.T) {
@@ -205,14 +204,19 @@ func byMetric(r *Result) map[string]Figure {
 	return out
 }
 
-// namespaces are those that exist by name, to see that none is left.
-func namespaces(t *testing.T) []netns.Named {
+// ownLabs are the beds that this process has now.
+func ownLabs(t *testing.T) (names []string) {
 	t.Helper()
-	list, err := netns.List()
+	list, err := lab.List()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.DeleteFunc(list, func(n netns.Named) bool { return !strings.HasPrefix(n.Name, "natkit-") })
+	for _, l := range list {
+		if l.PID == os.Getpid() {
+			names = append(names, l.Name)
+		}
+	}
+	return names
 }
 
 func TestUDPCost(t *testing.T) {
@@ -334,13 +338,14 @@ func TestUDPRefuses(t *testing.T) {
 // An interrupt or a router that fails leaves nothing behind.
 func TestUDPLeavesNothing(t *testing.T) {
 	ktest.Root(t)
-	before := namespaces(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	o := udpOptions(stubRouter{"plain", plain})
 	o.Duration, o.Trials = time.Minute, 1
+	most := 0
 	o.Progress = func(format string, _ ...any) {
 		if strings.Contains(format, "trial") {
+			most = len(ownLabs(t))
 			time.AfterFunc(20*time.Millisecond, cancel)
 		}
 	}
@@ -351,8 +356,8 @@ func TestUDPLeavesNothing(t *testing.T) {
 	if _, err := UDP(context.Background(), o); !errors.Is(err, os.ErrInvalid) {
 		t.Errorf("%v, want the router's error", err)
 	}
-	if after := namespaces(t); fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("namespaces %v, before %v", after, before)
+	if left := ownLabs(t); left != nil || most != 1 {
+		t.Errorf("beds %q are left; during the run there were %d", left, most)
 	}
 	if left, _ := filepath.Glob("/sys/class/net/spare*"); left != nil {
 		t.Errorf("devices %q are left", left)
