@@ -25,13 +25,40 @@ var ipForwardOff = Cause{
 	Symptom:    "Nothing comes through the router, or nothing that comes in by one of its interfaces; the rules are right.",
 	Proof: fmt.Sprintf("Packets for other hosts were dropped in the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors) while forwarding is off for the interface "+
 		"they came in by, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. "+
-		"With several networks and %s of all packets it is likely, a warning. Source translation with forwarding off and no such packet yet is advice.", percent(strayShare)),
+		"With several networks and %s of all packets it is likely, a warning. Source translation with forwarding off and no such packet yet is advice. "+
+		"IPv6 has one setting for all interfaces and is judged by its dropped packets alone (IP_INADDRERRORS at ip6_forward), where one was for a network of another interface.", percent(strayShare)),
 	Lookalike: "A host that does not forward has it off; now and then it gets a packet for an address that moved elsewhere. Redirecting a host's own traffic needs no forwarding.",
-	Cure:      "net.ipv4.ip_forward=1; or the one interface's forwarding, which overrides it.",
+	Cure:      "net.ipv4.ip_forward=1; or the one interface's forwarding, which overrides it. For IPv6 net.ipv6.conf.all.forwarding=1, where accept_ra=2 keeps what router advertisements give.",
 	judge:     judgeIPForward,
 }
 
+// judgeIPForward judges each family by its own settings and packets. Where both
+// are wrong the graver one has the title.
 func judgeIPForward(f facts) *verdict {
+	_, rows, _ := f.dropped(snapshot.CauseIPForwardOff)
+	var rows4, rows6 []snapshot.Drop
+	for _, row := range rows {
+		if strings.HasPrefix(row.Location, "ip6_") {
+			rows6 = append(rows6, row)
+		} else {
+			rows4 = append(rows4, row)
+		}
+	}
+	v, other := judgeForward4(f, rows4), judgeForward6(f, rows6)
+	if v == nil || other != nil && other.Severity > v.Severity {
+		v, other = other, v
+	}
+	if other != nil {
+		v.harm += other.harm
+		v.Evidence = append(v.Evidence, other.Evidence...)
+		v.Remedy = append(v.Remedy, other.Remedy...)
+		v.Settings = append(v.Settings, other.Settings...)
+		v.Verify = append(v.Verify, other.Verify[1:]...) // the doctor is asked once
+	}
+	return v
+}
+
+func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 	links := f.links()
 	var off, on []string // interfaces by their own setting, which is the one that counts
 	for _, l := range links {
@@ -48,7 +75,6 @@ func judgeIPForward(f facts) *verdict {
 		return nil
 	}
 
-	_, rows, _ := f.dropped(snapshot.CauseIPForwardOff)
 	rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool { return slices.Contains(on, row.Interface) })
 	var traced uint64
 	for _, row := range rows {
@@ -117,6 +143,37 @@ func judgeIPForward(f facts) *verdict {
 		v.Remedy = append(v.Remedy, "# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist"))
 	}
 	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
+	return v
+}
+
+// judgeForward6 knows of IPv6 what the tracer saw. The setting of all interfaces
+// decides; an interface's own makes it a router's only in what it advertises and
+// accepts. Nothing is planned for it: a machine that gets its default route from
+// router advertisements would lose it with forwarding on, and that is for its
+// owner to see.
+func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
+	const setting = "net.ipv6.conf.all.forwarding"
+	if value, known := f.sysctl(setting); !known || value != 0 || !f.meantForOtherLink(rows) {
+		return nil
+	}
+	var lost uint64
+	for _, row := range rows {
+		lost = saturate(lost, row.Count)
+	}
+	v := &verdict{harm: float64(lost)}
+	v.Severity = Critical
+	v.Title = fmt.Sprintf("forwarding of IPv6 is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
+	v.Evidence = append([]Evidence{
+		{setting, "0", fromSettings},
+		{"packets dropped at ip6_forward", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer},
+	}, sampleEvidence(rows)...)
+	v.Why = "A packet for another host is forwarded only if forwarding is on; IPv6 has a setting of its own, which net.ipv4.ip_forward does not touch."
+	v.Remedy = []string{
+		"# with forwarding on, addresses and routes from router advertisements are taken only where",
+		"# net.ipv6.conf.INTERFACE.accept_ra=2; set that first where this machine has its own from there:",
+		f.set(f.local(setting, 1)),
+	}
+	v.Verify = f.look(f.run("sysctl "+setting), f.natkit("drops --for 10s"))
 	return v
 }
 

@@ -57,6 +57,46 @@ func policyDrop(s *snapshot.Snapshot, met uint64) {
 		Policy: "drop", PolicyPackets: &met, Rules: 7}
 }
 
+// off6 is a gateway with networks of IPv6 that forwards IPv4 only.
+func off6(s *snapshot.Snapshot) {
+	s.Sysctls["net.ipv6.conf.all.forwarding"] = "0"
+	link(s, "eth0").Addresses = append(link(s, "eth0").Addresses, prefixes("2001:db8:2::1/64")...)
+	link(s, "eth1").Addresses = append(link(s, "eth1").Addresses, prefixes("2001:db8:1::1/64")...)
+	row := drop(70, snapshot.CauseIPForwardOff, "eth1", sample("tcp [2001:db8:1::20]:4000 -> [2001:db8:2::80]:443 SYN"))
+	row.Location = "ip6_forward+0x642"
+	s.Drops.Rows = append([]snapshot.Drop{row}, s.Drops.Rows...)
+}
+
+// Each family has its own setting, and a cure of one is none for the other.
+func TestIPForwardFamilies(t *testing.T) {
+	for _, r := range []struct {
+		name   string
+		change func(s *snapshot.Snapshot)
+		want   []string // commands of the remedy
+	}{
+		{"IPv4", examples["ip-forward-off"], []string{"sysctl -w net.ipv4.ip_forward=1", "natkit tune apply --persist"}},
+		{"IPv6", off6, []string{"sysctl -w net.ipv6.conf.all.forwarding=1"}},
+		{"both", func(s *snapshot.Snapshot) { examples["ip-forward-off"](s); off6(s) },
+			[]string{"sysctl -w net.ipv4.ip_forward=1", "natkit tune apply --persist", "sysctl -w net.ipv6.conf.all.forwarding=1"}},
+		{"IPv4 without packets", func(s *snapshot.Snapshot) {
+			s.Sysctls["net.ipv4.ip_forward"], s.Sysctls["net.ipv4.conf.eth0.forwarding"], s.Sysctls["net.ipv4.conf.eth1.forwarding"] = "0", "0", "0"
+			off6(s)
+		}, []string{"sysctl -w net.ipv6.conf.all.forwarding=1", "sysctl -w net.ipv4.ip_forward=1"}},
+	} {
+		s := gateway()
+		r.change(s)
+		found := Judge(s)
+		if len(found) == 0 || found[0].Code != "ip-forward-off" || found[0].Severity != Critical {
+			t.Errorf("%s: found %v", r.name, found)
+			continue
+		}
+		got := slices.DeleteFunc(slices.Clone(found[0].Remedy), func(line string) bool { return strings.HasPrefix(line, "#") })
+		if !slices.Equal(got, r.want) {
+			t.Errorf("%s: remedy %q, want %q", r.name, got, r.want)
+		}
+	}
+}
+
 func TestIPForward(t *testing.T) {
 	off := func(s *snapshot.Snapshot) { examples["ip-forward-off"](s) }
 	counterOnly := func(n uint64) func(s *snapshot.Snapshot) {
@@ -102,6 +142,17 @@ func TestIPForward(t *testing.T) {
 			s.Chains[0].NATRules = map[string]int{"redirect": 2}
 		}, ""},
 		{"one network only", func(s *snapshot.Snapshot) { counterOnly(20)(s); s.Interfaces = s.Interfaces[:2] }, ""},
+
+		{"IPv6 alone is off", func(s *snapshot.Snapshot) { off6(s) }, full},
+		{"IPv6 on, a packet with an address that is nobody's", func(s *snapshot.Snapshot) {
+			off6(s)
+			s.Sysctls["net.ipv6.conf.all.forwarding"] = "1"
+		}, ""},
+		{"IPv6 off, a stray of the same network", func(s *snapshot.Snapshot) {
+			off6(s)
+			s.Drops.Rows[0].Samples = []string{"tcp [2001:db8:1::20]:4000 -> [2001:db8:1::9]:443 SYN"}
+		}, ""},
+		{"IPv6 off, settings not known", func(s *snapshot.Snapshot) { off6(s); s.Sysctls = nil }, ""},
 	})
 
 	for _, r := range []struct {
