@@ -168,6 +168,9 @@ func placed(b []byte, err error) error {
 		offset = syntax.Offset
 	case errors.As(err, &wrong):
 		offset = wrong.Offset
+		if wrong.Field == "" { // all of it: the type would be a whole struct
+			return fmt.Errorf("not a file of natkit doctor --save: a JSON %s", wrong.Value)
+		}
 		err = fmt.Errorf("%s is a %s, want %s", wrong.Field, wrong.Value, wrong.Type)
 	}
 	if offset < 0 || offset > int64(len(b)) {

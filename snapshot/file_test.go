@@ -69,7 +69,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"cut", `{"version": 1, "sysctls": {"a"`, "line 1, column 30: unexpected end"},
 		{"more after it", "{\"version\": 1}\n{}", "line 2, column 1: invalid character '{' after top-level value"},
 		{"another file", `{"findings": []}`, "not a file of natkit doctor --save"},
-		{"a list", `[]`, "column 1: "},
+		{"a list", `[]`, "not a file of natkit doctor --save: a JSON array"},
 		{"null", `null`, "not a file of natkit doctor --save"},
 		{"later", `{"version": 2, "host": "of another type"}`, "version 2, this natkit knows up to 1: use a newer natkit"},
 		{"version zero", `{"version": 0}`, "version 0 does not exist"},
