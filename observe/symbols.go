@@ -62,7 +62,7 @@ func readSymbols() (*symbols, error) {
 	defer f.Close()
 	s, err := parseSymbols(f)
 	if err == nil && len(s.table) == 0 {
-		err = &unavailableError{what: what, why: "the kernel hides their addresses: run as root, and see kernel.kptr_restrict"}
+		err = &unavailableError{what: what, why: "the kernel hides their addresses: run as root or with the capability CAP_SYSLOG, and see kernel.kptr_restrict"}
 	}
 	return s, err
 }

@@ -33,6 +33,10 @@ can stay on during a flood; with --stacks some 5 us. All namespaces of the host
 are watched unless --netns names one. Packets dropped by a network card, or by
 XDP, never were the stack's and are not seen.
 
+It needs root, or CAP_BPF and CAP_PERFMON; without CAP_SYSLOG places are shown by
+their addresses, and without CAP_SYS_ADMIN interfaces of other namespaces by
+their numbers.
+
 With -o json each interval is one object in a line of its own: at, interval_s,
 rows (count, location, reason, netns, namespace, interface, cause, benign,
 samples, stacks), lost_events and benign_packets, which is the packets in rows
