@@ -28,8 +28,9 @@ namespaces of their own. Nothing outside these namespaces is touched.
 
 Without --rate, --curve, --ndr, --pdr and --rfc2544 the generator, the router and
 the sink share the CPUs that --cores counts, and go as fast as they can. Nothing
-can be lost then; the time a frame takes is its cost, generator and sink included,
-which are the same for all routers.
+can be lost then; the CPU time a frame takes is its cost, generator and sink
+included, which are the same for all routers. What other programs had of the CPUs
+is left out of the cost, but not of the rate received.
 
 With them the router has one CPU of its own, and the generator another. A rate is
 frames a second (250000, 500kpps, 1.5Mpps) or a share of what the router forwards
