@@ -69,16 +69,16 @@ type Spread struct {
 type Verdict string
 
 const (
-	VerdictOutside Verdict = "outside the noise"
-	VerdictInside  Verdict = "inside the noise"
-	VerdictFew     Verdict = "apart, too few trials" // would be outside with more of them
-	VerdictNoisy   Verdict = "noisy"                 // the figure's own label says so
-	VerdictSame    Verdict = "the same"
+	VerdictOutside  Verdict = "outside the noise"
+	VerdictInside   Verdict = "inside the noise"
+	VerdictFew      Verdict = "apart, too few trials" // would be outside with more of them
+	VerdictLabelled Verdict = "apart, but labelled"   // what the label says may be the cause
+	VerdictSame     Verdict = "the same"
 )
 
 // noiseRule is what verdict does, in words.
 const noiseRule = "A change is outside the noise when the ranges from the least to the largest trial do not touch, the medians differ by more " +
-	"than the wider of the two ranges, neither figure is labelled noisy, and there are so many trials that ranges without " +
+	"than the wider of the two ranges, neither figure has a label such as noisy or generator-limited, and there are so many trials that ranges without " +
 	"overlap come about by chance in at most 5 % of cases: 2 / C(nA+nB, nA), which 4 and 4 trials meet, or 3 and 5. The two runs were " +
 	"not interleaved: what changed on the machine between them counts as change, too."
 
@@ -209,14 +209,13 @@ func compareFigures(a, b bench.Figure) ComparedFigure {
 func verdict(a, b Spread) Verdict {
 	apart := a.Max < b.Min || b.Max < a.Min
 	widest := max(a.Max-a.Min, b.Max-b.Min)
-	noisy := strings.Contains(a.Label, "noisy") || strings.Contains(b.Label, "noisy")
 	switch {
 	case a.Min == a.Max && b.Min == b.Max && a.Median == b.Median:
 		return VerdictSame
 	case !apart || abs(b.Median-a.Median) <= widest:
 		return VerdictInside
-	case noisy:
-		return VerdictNoisy
+	case a.Label != "" || b.Label != "":
+		return VerdictLabelled
 	case chanceApart(a.N, b.N) > mostChance:
 		return VerdictFew
 	}
@@ -257,7 +256,7 @@ func Compared(w io.Writer, c *Comparison) error {
 		}
 		u := c.unit(r.Metric)
 		fmt.Fprintf(&p.b, "    %s  %9s  %9s  %8s  %-7s %s\n", padRight(clip(printable(r.Router), routers), routers),
-			u.number(r.A.Median), u.number(r.B.Median), r.change(), fmt.Sprintf("%d, %d", r.A.N, r.B.N), r.words())
+			u.number(r.A.Median), u.number(r.B.Median), r.change(), fmt.Sprintf("%d, %d", r.A.N, r.B.N), printable(r.words()))
 	}
 	if len(c.Rows) == 0 {
 		p.b.WriteString("\nNo figure is in both.\n")
@@ -324,6 +323,10 @@ func (f ComparedFigure) words() string {
 		return string(f.Verdict) + ", better"
 	case f.Worse:
 		return string(f.Verdict) + ", worse"
+	case f.Verdict == VerdictLabelled:
+		labels := []string{f.A.Label, f.B.Label}
+		labels = slices.Compact(slices.DeleteFunc(labels, func(l string) bool { return l == "" }))
+		return string(f.Verdict) + " " + strings.Join(labels, " and ")
 	}
 	return string(f.Verdict)
 }
@@ -370,7 +373,7 @@ func ComparedHTML(w io.Writer, c *Comparison) error {
 			i = len(h.Metrics)
 			at[r.Metric] = i
 			h.Metrics = append(h.Metrics, htmlComparedMetric{comparedHeading(c, r.Metric), htmlTable{Open: true,
-				Head: []string{"conditions", "router", "A", "min to max", "B", "min to max", "n", "change", "verdict"}}})
+				Head: []string{"conditions", "router", "change", "verdict", "A", "min to max", "B", "min to max", "n"}}})
 		}
 		u := c.unit(r.Metric)
 		of := func(s Spread) (median, spread string) {
@@ -387,8 +390,8 @@ func ComparedHTML(w io.Writer, c *Comparison) error {
 		}
 		t := &h.Metrics[i].Table
 		t.Rows = append(t.Rows, htmlRow{Cells: []htmlCell{
-			{conditions(r.Params), "wrap"}, {r.Router, ""}, {a, "num"}, {spreadA, "num"}, {b, "num"}, {spreadB, "num"},
-			{fmt.Sprintf("%d, %d", r.A.N, r.B.N), "num"}, {r.change(), "num " + class}, {r.words(), "wrap " + class}}})
+			{conditions(r.Params), "wrap"}, {r.Router, ""}, {r.change(), "num " + class}, {r.words(), "wrap " + class},
+			{a, "num"}, {spreadA, "num"}, {b, "num"}, {spreadB, "num"}, {fmt.Sprintf("%d, %d", r.A.N, r.B.N), "num"}}})
 	}
 	page := htmlPage{Title: "Two measurements compared", Sections: []htmlSection{{Title: "Two measurements compared", Compared: h}}}
 	return page.write(w)

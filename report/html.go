@@ -273,7 +273,7 @@ func (s *sheet) labelled(b *block) string {
 	if len(words) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("Of %d points: %s; which, says the table.", len(b.Rows), strings.Join(words, ", "))
+	return fmt.Sprintf("Labels, of %d points: %s. The table says which.", len(b.Rows), strings.Join(words, ", "))
 }
 
 // table is a sheet as a table that stands for itself when it is copied: each row

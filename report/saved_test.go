@@ -359,7 +359,7 @@ func TestVerdict(t *testing.T) {
 		{"downwards", spread(2, 2.1, 2.2, 2.3), spread(1, 1.1, 1.2, 1.3), VerdictOutside},
 		{"ranges touch", spread(1, 1.1, 1.2, 2), spread(2, 2.1, 2.2, 2.3), VerdictInside},
 		{"apart, but less than the spread", spread(1, 2, 3, 4), spread(4.1, 4.2, 4.3, 4.4), VerdictInside},
-		{"noisy", spread(1, 1.1, 1.2, 1.3), noisy, VerdictNoisy},
+		{"noisy", spread(1, 1.1, 1.2, 1.3), noisy, VerdictLabelled},
 	} {
 		if got := verdict(c.a, c.b); got != c.want {
 			t.Errorf("%s: %s, want %s", c.what, got, c.want)

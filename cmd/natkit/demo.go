@@ -65,12 +65,12 @@ larger, the collapse is made by source ports that run out instead.`,
 		if err != nil {
 			return fmt.Errorf("find own program: %w", err)
 		}
-		var page *os.File // opened first: better no demo than one whose report can't be written
+		var page *resultFile
 		if reportFile != "" {
-			if page, err = os.Create(reportFile); err != nil {
+			if page, err = openResultFile(reportFile); err != nil {
 				return fmt.Errorf("write report: %w", err)
 			}
-			defer func() { err = errors.Join(err, page.Close()) }()
+			defer func() { err = errors.Join(err, page.close()) }()
 		}
 		o.ServeCommand = []string{self, "lab", "serve"}
 		o.Place = tune.Place{StateDir: os.Getenv("NATKIT_STATE_DIR")}
@@ -94,7 +94,7 @@ larger, the collapse is made by source ports that run out instead.`,
 			return err
 		}
 		if page != nil {
-			err = errors.Join(err, report.HTML(page, []*report.Saved{{Name: "natkit demo", Demo: res}}))
+			err = errors.Join(err, report.HTML(&page.content, []*report.Saved{{Name: "natkit demo", Demo: res}}))
 		}
 		if *out == "json" {
 			return errors.Join(err, report.JSON(e.stdout, res))

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -90,4 +91,34 @@ func (e *env) load(name string) (*report.Saved, error) {
 		from = f
 	}
 	return report.Load(name, from)
+}
+
+// resultFile is a file that a long command writes at its end. It is opened before,
+// so that one which can't be written is known in time; what it held stays until
+// there is something to write.
+type resultFile struct {
+	name    string
+	created bool
+	content bytes.Buffer
+}
+
+func openResultFile(name string) (*resultFile, error) {
+	_, err := os.Lstat(name)
+	r := &resultFile{name: name, created: os.IsNotExist(err)}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	return r, f.Close()
+}
+
+// close writes the content. Without any it leaves no file that was not there.
+func (r *resultFile) close() error {
+	switch {
+	case r.content.Len() > 0:
+		return os.WriteFile(r.name, r.content.Bytes(), 0o666)
+	case r.created:
+		return os.Remove(r.name)
+	}
+	return nil
 }

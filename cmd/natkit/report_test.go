@@ -61,3 +61,33 @@ func TestDemoReportFile(t *testing.T) {
 		t.Errorf("exit code %d\n%s\n%s", code, out.String(), errs.String())
 	}
 }
+
+func TestResultFile(t *testing.T) {
+	dir := t.TempDir()
+	fresh, old := filepath.Join(dir, "fresh"), filepath.Join(dir, "old")
+	if err := os.WriteFile(old, []byte("of yesterday"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, content, want string }{
+		{fresh, "", "(none)"},
+		{fresh, "page", "page"},
+		{old, "", "of yesterday"},
+		{old, "page", "page"},
+	} {
+		r, err := openResultFile(c.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.content.WriteString(c.content)
+		if err := r.close(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(c.name)
+		if os.IsNotExist(err) {
+			got = []byte("(none)")
+		}
+		if string(got) != c.want {
+			t.Errorf("%s with %q: %q, want %q", filepath.Base(c.name), c.content, got, c.want)
+		}
+	}
+}
