@@ -76,7 +76,7 @@ int sink(struct xdp_md *ctx)
 
 		if (seen) {
 			__builtin_memcpy(&seen->address, data + 26, 4); // of the IPv4 header
-			__builtin_memcpy(&seen->port, data + 34, 2);	// of the UDP header
+			__builtin_memcpy(&seen->port, data + 34, 2);    // of the UDP header
 			seen->known = 1;
 		}
 	}
