@@ -121,10 +121,13 @@ func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 			}
 		}
 	}
+	var open []Figure
 	for _, count := range o.Counts {
-		if err := c.established(ctx, count, o, trials); err != nil {
+		figures, err := c.established(ctx, count, o, trials)
+		if err != nil {
 			return nil, err
 		}
+		open = append(open, figures...)
 	}
 	for _, s := range c.sites {
 		if why := limited[s.router.Name()]; why != "" {
@@ -141,23 +144,26 @@ func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 				"other allocations of that moment included; it is read for %d rules and more.", leastRulesForMemory))
 	}
 	c.dropHiddenMemory()
-	return c.finish(), nil
+	res = c.finish()
+	res.Figures = append(res.Figures, open...)
+	return res, nil
 }
 
 // dropHiddenMemory leaves out figures of memory that other allocations hid.
 func (c *comparison) dropHiddenMemory() {
+	var hidden []string
 	c.order = slices.DeleteFunc(c.order, func(k figureKey) bool {
-		if k.metric != MetricMemory {
+		v := c.values[k]
+		if k.metric != MetricMemory || slices.Min(v) > (1-maxMemorySpread)*max(slices.Max(v), 0) {
 			return false
 		}
-		least, most := slices.Min(c.values[k]), slices.Max(c.values[k])
-		hidden := least <= 0 || most-least > maxMemorySpread*most
-		if hidden {
-			c.result.Notes = append(c.result.Notes, fmt.Sprintf(
-				"The kernel memory of %s behind %d rules was left out: other allocations hid it.", k.router, k.params.Rules))
-		}
-		return hidden
+		hidden = append(hidden, fmt.Sprintf("%s behind %d rules", k.router, k.params.Rules))
+		return true
 	})
+	if len(hidden) > 0 {
+		c.result.Notes = append(c.result.Notes,
+			"Kernel memory was left out where other allocations of the machine hid it: "+strings.Join(hidden, ", ")+".")
+	}
 }
 
 // maxMemorySpread of a figure's values, as a share of the largest.
@@ -172,7 +178,7 @@ const (
 // established measures frames of flows that the router knows behind so many rules.
 // Its ends are XDP programs, which sockets can't have beside them: so it has beds
 // of its own.
-func (c *comparison) established(ctx context.Context, count int, o RulesOptions, trials *steps) (err error) {
+func (c *comparison) established(ctx context.Context, count int, o RulesOptions, trials *steps) (figures []Figure, err error) {
 	var lanes []*lane
 	defer func() {
 		for _, l := range lanes {
@@ -184,7 +190,7 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 		switch {
 		case errors.As(err, new(*UnsupportedError)): // said already
 		case err != nil:
-			return fmt.Errorf("open connections: %w", err)
+			return nil, fmt.Errorf("open connections: %w", err)
 		default:
 			lanes = append(lanes, l)
 		}
@@ -195,7 +201,7 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 		return l.run(ctx, frameLoad{frames: []int{MinFrame}, flows: establishedFlows, duration: establishedFor, cpus: cpus})
 	})
 	if err != nil {
-		return fmt.Errorf("open connections: %w", err)
+		return nil, fmt.Errorf("open connections: %w", err)
 	}
 	for i, l := range lanes {
 		s := &all[i]
@@ -203,9 +209,9 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 			return ratio(float64(t.received.frames), t.spent.Seconds())
 		})...)
 		f.Discarded, f.Label = s.discarded, s.label()
-		c.result.Figures = append(c.result.Figures, f)
+		figures = append(figures, f)
 	}
-	return nil
+	return figures, nil
 }
 
 // serve makes the right end answer: HTTP, and an echo of datagrams; what the left

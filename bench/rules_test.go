@@ -17,7 +17,7 @@ func TestRules(t *testing.T) {
 	many, few := &bareRouter{name: "many", maxRules: MaxRules}, &bareRouter{name: "few"}
 	res, err := Rules(t.Context(), RulesOptions{
 		Routers: []Router{many, few, &bareRouter{name: "missing", unsupported: true}},
-		Counts:  []int{leastRulesForMemory, 0}, Load: 30 * time.Millisecond, Flows: 20, Trials: 2,
+		Counts:  []int{leastRulesForMemory, 0}, Load: 300 * time.Millisecond, Flows: 20, Trials: 2,
 	})
 	if err != nil {
 		t.Fatal(err)

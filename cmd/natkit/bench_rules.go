@@ -33,7 +33,7 @@ rules:
   Kernel memory       of 5000 rules and more
 
 Trials take turns: every router once, then every router again; each loads its
-rules anew. The defaults take about three minutes, more on a busy machine.
+rules anew. The defaults take two to three minutes, four on a busy machine.
 
 A router that has no rules whose number could vary is measured without them.`,
 		Example: `  natkit bench rules

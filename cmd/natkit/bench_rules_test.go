@@ -20,7 +20,7 @@ func TestBenchRouters(t *testing.T) {
 		metric string
 	}{
 		{[]string{"bulk", "--router", "none,nft", "--streams", "2", "--direction", "down", "--seconds", "30ms", "--trials", "1"}, bench.MetricThroughput},
-		{[]string{"rules", "--router", "nft,nft-map", "--counts", "50", "--seconds", "30ms", "--flows", "10", "--trials", "1"}, bench.MetricFirstPacket},
+		{[]string{"rules", "--router", "nft,nft-map", "--counts", "50", "--seconds", "300ms", "--flows", "10", "--trials", "1"}, bench.MetricFirstPacket},
 	} {
 		var out, errs bytes.Buffer
 		if code := run(t.Context(), append(append([]string{"bench"}, c.args...), "-o", "json"), &env{stdout: &out, stderr: &errs}); code != exitOK {
