@@ -169,8 +169,7 @@ func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
 	}, sampleEvidence(rows)...)
 	v.Why = "A packet for another host is forwarded only if forwarding is on; IPv6 has a setting of its own, which net.ipv4.ip_forward does not touch."
 	v.Remedy = []string{
-		"# with forwarding on, addresses and routes from router advertisements are taken only where",
-		"# net.ipv6.conf.INTERFACE.accept_ra=2; set that first where this machine has its own from there:",
+		"# with forwarding on, addresses and routes from router advertisements are taken only by interfaces with accept_ra=2: set that first where this machine has its own from there",
 		f.set(f.local(setting, 1)),
 	}
 	v.Verify = f.look(f.run("sysctl "+setting), f.natkit("drops --for 10s"))
