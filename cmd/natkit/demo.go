@@ -93,7 +93,7 @@ larger, the collapse is made by source ports that run out instead.`,
 		if res == nil {
 			return err
 		}
-		if page != nil {
+		if page != nil && cmd.Context().Err() == nil { // half a story is no report
 			err = errors.Join(err, report.HTML(&page.content, []*report.Saved{{Name: "natkit demo", Demo: res}}))
 		}
 		if *out == "json" {
