@@ -335,7 +335,7 @@ func settledMemory(ctx context.Context) (bytes int64, err error) {
 		small = 64 << 10
 	)
 	last := int64(-1)
-	for range 20 {
+	for range 10 {
 		if bytes, err = kernelMemory(); err != nil {
 			return 0, err
 		}

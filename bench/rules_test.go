@@ -17,13 +17,13 @@ func TestRules(t *testing.T) {
 	many, few := &bareRouter{name: "many", maxRules: MaxRules}, &bareRouter{name: "few"}
 	res, err := Rules(t.Context(), RulesOptions{
 		Routers: []Router{many, few, &bareRouter{name: "missing", unsupported: true}},
-		Counts:  []int{leastRulesForMemory, 0}, Load: 300 * time.Millisecond, Flows: 20, Trials: 2,
+		Counts:  []int{500, 0}, Load: 300 * time.Millisecond, Flows: 20, Trials: 2,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Twice for the trials, once for those of open connections.
-	if want := []RouterOptions{{0}, {0}, {leastRulesForMemory}, {leastRulesForMemory}, {0}, {leastRulesForMemory}}; !slices.Equal(many.installed, want) {
+	if want := []RouterOptions{{0}, {0}, {500}, {500}, {0}, {500}}; !slices.Equal(many.installed, want) {
 		t.Errorf("installed with %v, want %v", many.installed, want)
 	}
 	for _, c := range []struct {
