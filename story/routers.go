@@ -3,6 +3,7 @@
 package story
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,7 @@ func Routers() []bench.Router {
 			rules: func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset { return gateway(b).Behind(hosts, b.OutsideAddr) }},
 		&rulesRouter{name: "nft-map", nat: true, takesRules: true, describe: "nftables masquerade, all hosts before it in one map",
 			rules: func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset { return gateway(b).BehindMap(hosts, b.OutsideAddr) }},
-		&rulesRouter{name: "nft-flowtable", nat: true, describe: "nftables masquerade with a flowtable",
+		&rulesRouter{name: "nft-flowtable", nat: true, describe: "nftables masquerade with a flowtable", needs: "a flowtable (CONFIG_NF_FLOW_TABLE, CONFIG_NFT_FLOW_OFFLOAD)",
 			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return gateway(b).Offloaded(b.InsideDev) }},
 		&iptablesRouter{name: "iptables", by: lab.RulesIPTables, describe: "iptables' nftables back end: masquerade, a rule for each host before it"},
 		&iptablesRouter{name: "iptables-legacy", by: lab.RulesIPTablesLegacy, describe: "iptables' own tables: masquerade, a rule for each host before it"},
@@ -73,6 +74,7 @@ func gateway(b *bench.Bed) nft.Gateway {
 // rulesRouter is a router of nftables rules, put in by netlink.
 type rulesRouter struct {
 	name, describe  string
+	needs           string // of the kernel, besides NAT by nftables
 	nat, takesRules bool
 	rules           func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset
 }
@@ -91,7 +93,7 @@ func (r *rulesRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOpt
 	}
 	switch err := set.Apply(b.Router); {
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT):
-		return nil, &bench.UnsupportedError{Router: r.name, Reason: err.Error()}
+		return nil, &bench.UnsupportedError{Router: r.name, Reason: "this kernel lacks " + cmp.Or(r.needs, "NAT by nftables (nf_tables, nft_chain_nat, nft_masq, nft_ct)")}
 	case err != nil:
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
