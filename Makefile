@@ -14,7 +14,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 build: ## build ./natkit
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.release=$(VERSION)' -o natkit ./cmd/natkit
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.release=$(VERSION)' -o natkit ./cmd/natkit
 
 demo: build ## build, then show the whole case on this machine, in namespaces of its own
 	$(SUDO) ./natkit demo
