@@ -161,7 +161,7 @@ func (s *site) endpoints(port uint16) (source, target netip.AddrPort) {
 
 // bulkTrial makes one transfer that counts.
 func (c *comparison) bulkTrial(ctx context.Context, s *site, p Params, duration time.Duration) error {
-	done, err := c.undisturbed(ctx, s, p, duration)
+	done, err := c.undisturbed(ctx, s, p, duration, MetricThroughput, MetricCPUPerGbit, MetricRetransmits)
 	if err != nil {
 		return err
 	}
@@ -172,12 +172,13 @@ func (c *comparison) bulkTrial(ctx context.Context, s *site, p Params, duration 
 	return nil
 }
 
-// undisturbed makes a transfer, and once more when something disturbed it.
-func (c *comparison) undisturbed(ctx context.Context, s *site, p Params, duration time.Duration) (done transferred, err error) {
+// undisturbed makes a transfer, and once more when something disturbed it. Its
+// values will be those of the metrics.
+func (c *comparison) undisturbed(ctx context.Context, s *site, p Params, duration time.Duration, metrics ...string) (done transferred, err error) {
 	noisy := true
 	for attempt := 0; attempt < 2 && noisy; attempt++ {
 		if attempt > 0 {
-			c.trialsOf(s, p).discarded++
+			c.disturbed(s, p, trialCounts{discarded: 1}, metrics...)
 		}
 		source, target := s.endpoints(bulkPort)
 		t := transfer{source: source, target: target, streams: p.Streams, down: p.Direction == DirectionDown, duration: duration}
@@ -190,7 +191,7 @@ func (c *comparison) undisturbed(ctx context.Context, s *site, p Params, duratio
 		noisy = done.cpu.noisy(done.elapsed)
 	}
 	if noisy {
-		c.trialsOf(s, p).noisy++
+		c.disturbed(s, p, trialCounts{noisy: 1}, metrics...)
 	}
 	return done, nil
 }

@@ -151,3 +151,21 @@ func TestParseIPerf3(t *testing.T) {
 		}
 	}
 }
+
+// Only the figures that a disturbed trial gave a value to are labelled.
+func TestDisturbed(t *testing.T) {
+	c := &comparison{result: &Result{}, values: map[figureKey][]float64{}, trials: map[figureKey]*trialCounts{}}
+	s := &site{router: &bareRouter{name: "a"}}
+	for _, metric := range []string{MetricTransferSeconds, MetricCPUPerGbit} {
+		c.add("a", metric, Params{}, 1)
+	}
+	c.disturbed(s, Params{}, trialCounts{discarded: 1}, MetricCPUPerGbit)
+	c.disturbed(s, Params{}, trialCounts{noisy: 1}, MetricCPUPerGbit)
+	res := c.finish()
+	if f := res.Figures[0]; f.Label != "" || f.Discarded != 0 {
+		t.Errorf("%+v", f)
+	}
+	if f := res.Figures[1]; f.Label != "noisy" || f.Discarded != 1 {
+		t.Errorf("%+v", f)
+	}
+}

@@ -105,20 +105,24 @@ func (c *comparison) add(router, metric string, p Params, value float64) {
 	c.values[k] = append(c.values[k], value)
 }
 
-// trialsOf counts the trials of a router under these conditions.
-func (c *comparison) trialsOf(s *site, p Params) *trialCounts {
-	k := figureKey{router: s.router.Name(), params: p}
-	if c.trials[k] == nil {
-		c.trials[k] = &trialCounts{}
+// disturbed counts trials of a router under these conditions, whose values are
+// those of the metrics.
+func (c *comparison) disturbed(s *site, p Params, n trialCounts, metrics ...string) {
+	for _, metric := range metrics {
+		k := figureKey{s.router.Name(), metric, p}
+		if c.trials[k] == nil {
+			c.trials[k] = &trialCounts{}
+		}
+		c.trials[k].discarded += n.discarded
+		c.trials[k].noisy += n.noisy
 	}
-	return c.trials[k]
 }
 
 // finish makes the figures of the values.
 func (c *comparison) finish() *Result {
 	for _, k := range c.order {
 		f := NewFigure(k.router, k.metric, k.params, c.values[k]...)
-		if n := c.trials[figureKey{router: k.router, params: k.params}]; n != nil {
+		if n := c.trials[k]; n != nil {
 			f.Discarded = n.discarded
 			if n.noisy > 0 {
 				f.Label = "noisy"

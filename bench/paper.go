@@ -134,7 +134,7 @@ func (c *comparison) paperTransfer(ctx context.Context, s *site, p Params, bytes
 
 // paperCPU measures the processor time of a set-up.
 func (c *comparison) paperCPU(ctx context.Context, s *site, p Params, duration time.Duration) error {
-	done, err := c.undisturbed(ctx, s, p, duration)
+	done, err := c.undisturbed(ctx, s, p, duration, MetricCPUPerGbit)
 	if err != nil {
 		return err
 	}

@@ -283,7 +283,7 @@ func (c *comparison) rulesTrial(ctx context.Context, s *site, count int, o Rules
 		return errors.New("new connections: none was made")
 	}
 	if after.since(before).noisy(time.Duration(http.Seconds * float64(time.Second))) {
-		c.trialsOf(s, p).noisy++
+		c.disturbed(s, p, trialCounts{noisy: 1}, MetricNewConnections)
 	}
 	first, err := s.firstPacket(ctx, o.Flows)
 	if err != nil {
