@@ -49,6 +49,7 @@ type frameLoad struct {
 	pps        float64 // over all CPUs and both ways; 0: as fast as it goes
 	duration   time.Duration
 	bothWays   bool  // every other frame goes from right to left
+	once       bool  // ends, before its duration, when each flow was sent; not both ways
 	stampEvery int   // one frame in so many is timed; 0: none
 	cpus       []int // that send, each its share of the flows
 }
@@ -201,14 +202,21 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 		count.ran += ran[i]
 		count.waited += waited[i]
 	}
+	var last uint64
 	for i := range senders {
 		count.frames += senders[i].Sent
 		count.bytes += senders[i].SentBytes
+		last = max(last, senders[i].LastNs)
+	}
+	if l.once && count.frames >= uint64(l.flows) {
+		count.elapsed = time.Duration(last - c.StartNs + 1)
+		// Without what the threads did before the first frame and after the last.
+		count.ran = max(0, count.elapsed*time.Duration(len(l.cpus))-count.waited)
 	}
 	if c.Interval > 0 {
 		var slots uint64
 		for _, cpu := range l.cpus {
-			slots += (uint64(l.duration)<<16-firstDue[cpu]-1)/c.Interval + 1
+			slots += (uint64(count.elapsed)<<16-firstDue[cpu]-1)/c.Interval + 1
 		}
 		count.skipped = max(slots, count.frames) - count.frames
 	}
@@ -232,6 +240,9 @@ func (g *generator) config(l frameLoad) generatorLoad {
 	c.StampEvery = uint32(l.stampEvery)
 	if l.bothWays {
 		c.BothWays = 1
+	}
+	if l.once {
+		c.Once = 1
 	}
 	c.Pattern, c.Longest = uint32(len(l.frames)), uint32(slices.Max(l.frames)-4)
 	for i, wire := range l.frames {
@@ -299,6 +310,16 @@ func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (ran,
 			run.Repeat = uint32(min(turns, max(64, int(time.Duration(c.EndNs-now)/turn))))
 			if _, err := g.objects.Generate.Run(run); err != nil {
 				return explainBPF(err)
+			}
+			if c.Once == 0 {
+				continue
+			}
+			var senders [maxCPUs]generatorSender
+			if err := g.objects.Senders.Get(&senders); err != nil {
+				return err
+			}
+			if s := &senders[cpu]; s.Sent >= uint64(s.Flows) {
+				break
 			}
 		}
 		waited = readSchedstat("thread-self").waited - before.waited

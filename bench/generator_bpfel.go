@@ -40,6 +40,7 @@ type generatorLoad struct {
 	Longest    uint32
 	Pattern    uint32
 	BothWays   uint32
+	Once       uint32
 	TargetPort uint16
 	Unused     uint16
 	Macs       [2][12]uint8
@@ -51,6 +52,7 @@ type generatorLoad struct {
 		IpLength  uint16
 		UdpLength uint16
 	}
+	_ [4]byte
 }
 
 type generatorSender struct {
@@ -64,7 +66,8 @@ type generatorSender struct {
 	At        uint32
 	Sequence  uint32
 	InPattern uint32
-	Unused    [4]uint32
+	LastNs    uint64
+	Unused    [2]uint32
 }
 
 type generatorTranslation struct {

@@ -196,6 +196,7 @@ func TestFrames(t *testing.T) {
 		"odd length":     {frames: []int{129}, flows: 100},
 		"imix":           {frames: IMIX, flows: 100},
 		"both ways":      {frames: IMIX, flows: 100, bothWays: true},
+		"each flow once": {frames: []int{64}, flows: 5000, pps: 100_000, duration: 10 * time.Second, once: true},
 		"stamped":        {frames: []int{64}, flows: 100, stampEvery: 3},
 		"all CPUs":       {frames: []int{64}, flows: 100, cpus: cpus},
 	} {
@@ -210,7 +211,10 @@ func TestFrames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			slots := uint64(l.pps * l.duration.Seconds())
+			slots := uint64(l.pps * sent.elapsed.Seconds())
+			if l.once && (sent.frames != uint64(l.flows) || sent.elapsed > l.duration/2) {
+				t.Fatalf("%d frames sent in %v, want each of %d flows once, at %.0f a second", sent.frames, sent.elapsed, l.flows, l.pps)
+			}
 			if got := sent.frames + sent.skipped; got+1 < slots || got > slots+uint64(len(l.cpus)) {
 				t.Errorf("%d frames sent and %d skipped, want %d together", sent.frames, sent.skipped, slots)
 			}

@@ -36,6 +36,7 @@ struct load {
 	__u32 longest;     // length that each frame comes with: the greatest of kinds[]
 	__u32 pattern;     // frames of kinds[] before they repeat
 	__u32 both_ways;   // 1: every other frame goes from a target back to its source
+	__u32 once;	   // 1: a CPU ends when it has sent each of its flows
 	__be16 target_port;
 	__u16 unused;
 	__u8 macs[2][12]; // destination and source, of frames forth and back
@@ -54,7 +55,8 @@ struct sender {
 	__u32 at;     // the next flow, from first
 	__u32 sequence;
 	__u32 in_pattern; // which frame of the mix is next
-	__u32 unused[4];  // a cache line of its own
+	__u64 last_ns;	  // when the last frame was sent
+	__u32 unused[2];  // a cache line of its own
 };
 
 // The devices to send by, forth and back. They may be in two namespaces, which a
@@ -140,6 +142,8 @@ int generate(struct xdp_md *ctx)
 	if (cpu >= BENCH_CPUS)
 		return XDP_ABORTED;
 	s = &senders[cpu];
+	if (load.once && s->sent >= s->flows)
+		return XDP_DROP;
 	now = bpf_ktime_get_ns();
 	if (!is_due(s, now))
 		return XDP_DROP;
@@ -215,6 +219,7 @@ int generate(struct xdp_md *ctx)
 	if (!h->udp_check)
 		h->udp_check = 0xffff;
 
+	s->last_ns = now;
 	s->sent++;
 	s->sent_bytes += kind->length;
 	return bpf_redirect_map(&ends, back & 1, 0);
