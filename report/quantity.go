@@ -57,6 +57,7 @@ var dimensions = []dimension{
 	{"_kb_s", []unit{{"kB/s", 1}}, 1},
 	{"_per_second", decimal("/s"), 1},
 	{"_bytes", decimal("B"), -1},
+	{"_sessions", []unit{{"", 1}}, 1},
 	{"_total", []unit{{"", 1}}, 0},
 }
 
@@ -109,6 +110,11 @@ var metricTitles = map[string]string{
 	"transfer_seconds":           "Time of a transfer",
 	"received_pps":               "Rate received",
 	"sent_pps":                   "Rate sent",
+	"new_flow_cost_ns":           "Cost of a connection's first packet",
+	"establishment_cps":          "New connections",
+	"establishment_ndr_cps":      "New connections without loss (NDR)",
+	"establishment_pdr_cps":      "New connections with little loss (PDR)",
+	"capacity_sessions":          "Connections in the table",
 }
 
 // measure is how a metric is presented.

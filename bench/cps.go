@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"natkit/conntrack"
+)
+
+// CPSOptions is a measurement of routers with new UDP sessions, in the manner of
+// RFC 9693. Without Goals the generator, the router and the sink share a CPU and
+// go as fast as they can; with them the router has one CPU of its own and the
+// generator another, and the highest rates are searched at which no more first
+// packets are lost than the goals allow.
+type CPSOptions struct {
+	Routers  []Router
+	Sessions int           // of a trial
+	Duration time.Duration // of a trial with established sessions
+	Trials   int           // of each set of conditions
+	Goals    []SearchGoal
+
+	About
+}
+
+// fewSessions are not enough for figures to which it matters what buffers hold: a
+// router's rings some hundreds of frames, each processor some hundreds of freed
+// objects.
+const fewSessions = 10_000
+
+// complete checks the options; an *OptionError names the one that cannot be.
+func (o *CPSOptions) complete() error {
+	refuse := func(option, format string, args ...any) error {
+		return &OptionError{option, fmt.Sprintf(format, args...)}
+	}
+	cpus, err := allowedCPUs()
+	switch {
+	case err != nil:
+		return err
+	case len(o.Routers) == 0:
+		return refuse("--router", "want one at least")
+	case o.Sessions < 1 || o.Sessions > MaxFlows:
+		return refuse("--sessions", "%d: want 1 to %d", o.Sessions, MaxFlows)
+	case o.Trials < 1 || o.Trials > MaxTrials:
+		return refuse("--trials", "%d: want 1 to %d", o.Trials, MaxTrials)
+	case o.Duration < 10*time.Millisecond || o.Duration > MaxDuration:
+		return refuse("--duration", "%v: want 10ms to %v", o.Duration, MaxDuration)
+	case o.searches() && o.Sessions < fewSessions:
+		return refuse("--sessions", "%d: too few for a search, many would wait in rings: want %d at least", o.Sessions, fewSessions)
+	case o.searches() && len(cpus) < 2:
+		return refuse("--ndr, --pdr", "the generator and the router want a CPU each, and natkit may use one only")
+	}
+	return nil
+}
+
+func (o *CPSOptions) searches() bool { return len(o.Goals) > 0 }
+
+// cpsRun is a measurement under way.
+type cpsRun struct {
+	CPSOptions
+	res   *Result
+	lanes []*lane
+	fills map[*trial]fill
+}
+
+// fill is what a trial with new sessions left behind.
+type fill struct {
+	sessions uint64            // in the router's connection tracking table
+	objects  map[string]object // that a session took of the kernel's memory, by the name of their cache
+}
+
+// CPS measures how fast routers take new sessions, what established ones cost
+// with all of them in the table, and how many the table took. A router that this
+// machine can't have is named in the result with the reason, and the others are
+// measured.
+func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
+	}
+	r := &cpsRun{CPSOptions: o, fills: map[*trial]fill{}, res: &Result{
+		Version: ResultVersion, Kind: "cps", Command: o.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(o.Natkit),
+	}}
+	defer func() {
+		for _, l := range r.lanes {
+			if e := l.close(); e != nil {
+				res, err = nil, errors.Join(err, e)
+			}
+		}
+	}()
+	for _, router := range o.Routers {
+		if err := r.addLane(ctx, router); err != nil {
+			return nil, err
+		}
+	}
+	measure := r.atFullSpeed
+	if r.searches() {
+		measure = r.search
+	}
+	if err := measure(ctx); err != nil {
+		return nil, err
+	}
+	r.conditions()
+	r.res.Seconds = time.Since(r.res.Started).Seconds()
+	return r.res, nil
+}
+
+// addLane makes a router in a bed of its own, whose table must be large enough.
+func (r *cpsRun) addLane(ctx context.Context, router Router) error {
+	r.Progress("%s: making the router", router.Name())
+	use := RouterUse{Name: router.Name(), Describe: router.Describe()}
+	l, err := newLane(ctx, router, RouterOptions{}, r.Sessions, r.searches())
+	var unsupported *UnsupportedError
+	switch {
+	case errors.As(err, &unsupported):
+		use.Unsupported = unsupported.Reason
+	case err != nil:
+		return err
+	default:
+		r.lanes = append(r.lanes, l)
+		limits, err := l.table()
+		if err != nil {
+			return err
+		}
+		if limits.Max > 0 && uint64(r.Sessions) > limits.Max {
+			return &OptionError{"--sessions", fmt.Sprintf(
+				"%d: the table takes %d (sysctl net.netfilter.nf_conntrack_max): want no more, or raise that", r.Sessions, limits.Max)}
+		}
+	}
+	r.res.Routers = append(r.res.Routers, use)
+	return nil
+}
+
+// conntrackSysctls is where a namespace with connection tracking has its settings.
+const conntrackSysctls = "/proc/sys/net/netfilter/nf_conntrack_"
+
+// table reads how full the router's connection tracking table is; all is 0 where
+// the kernel has none.
+func (l *lane) table() (limits conntrack.Limits, err error) {
+	err = l.stand.bed.Router.Do(func() error {
+		if _, err := os.Stat(conntrackSysctls + "count"); errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		limits, err = conntrack.ReadLimits()
+		return err
+	})
+	return limits, err
+}
+
+// emptyTable removes all sessions from the router's table.
+func (l *lane) emptyTable(ctx context.Context) error {
+	l.warmedFlows = 0
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		limits, err := l.table()
+		switch {
+		case err != nil:
+			return err
+		case limits.Count == 0:
+			return context.Cause(ctx)
+		case time.Now().After(deadline):
+			return fmt.Errorf("empty the table of router %s: %d entries are left after 5 s", l.router.Name(), limits.Count)
+		}
+		if err := l.stand.bed.Router.Do(func() error { return conntrack.Flush(ctx) }); err != nil {
+			return err
+		}
+	}
+}
+
+// fill sends the first packet of each session through a router without sessions.
+// Its trial ends with the last of them.
+func (r *cpsRun) fill(ctx context.Context, l *lane, pps float64) (*trial, error) {
+	load := frameLoad{frames: []int{MinFrame}, flows: r.Sessions, pps: pps, once: true}
+	if r.searches() {
+		load.cpus = []int{l.stand.generatorCPU}
+	} else {
+		load.cpus = l.stand.cpus[len(l.stand.cpus)-1:]
+	}
+	// Long enough also for a generator that misses half of its slots, and without
+	// pacing for the slowest router.
+	load.duration = time.Second + 100*time.Microsecond*time.Duration(r.Sessions)
+	if pps > 0 {
+		load.duration = 100*time.Millisecond + time.Duration(2*float64(r.Sessions)/pps*1e9)
+	}
+	if err := l.emptyTable(ctx); err != nil {
+		return nil, err
+	}
+	before, err := readSlabs()
+	if err != nil {
+		return nil, err
+	}
+	t, err := l.stand.run(ctx, load)
+	if err != nil {
+		return nil, err
+	}
+	after, err := readSlabs()
+	if err != nil {
+		return nil, err
+	}
+	limits, err := l.table()
+	if err != nil {
+		return nil, err
+	}
+	if t.sent.frames > 0 && t.received.frames == 0 {
+		return nil, l.forwardsNothing(t)
+	}
+	if t.sent.frames < uint64(r.Sessions) {
+		t.late = true
+		t.noise = append(t.noise, fmt.Sprintf("the generator began %d of %d sessions", t.sent.frames, r.Sessions))
+	}
+	r.fills[t] = fill{limits.Count, objectsPerSession(before, after, limits.Count)}
+	return t, nil
+}
+
+// atFullSpeed measures with generator, router and sink on one CPU.
+func (r *cpsRun) atFullSpeed(ctx context.Context) error {
+	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: "udp"}
+
+	// 1) New sessions.
+	round := 0
+	fills, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+		round++
+		r.Progress("%s: %d new sessions: trial %d", l.router.Name(), r.Sessions, round)
+		return r.fill(ctx, l, 0)
+	})
+	if err != nil {
+		return err
+	}
+	for i, l := range r.lanes {
+		s := &fills[i]
+		label := s.label()
+		if slices.Max(s.values((*trial).lossRatio)) > maxCostLoss {
+			label = "lossy"
+		}
+		r.figure(l, s, "new_flow_cost_ns", p, label, func(t *trial) float64 {
+			return ratio(float64(t.spent), float64(t.received.frames))
+		})
+		if r.tracks(s) {
+			r.figure(l, s, "establishment_cps", p, label, func(t *trial) float64 { return t.rate(r.fills[t].sessions) })
+		}
+	}
+
+	// 2) Established sessions: one, then all of them.
+	for _, flows := range slices.Compact([]int{1, r.Sessions}) {
+		p.Flows = flows
+		load := frameLoad{frames: []int{MinFrame}, flows: flows, duration: r.Duration}
+		round := 0
+		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+			round++
+			r.Progress("%s: %d established sessions: trial %d", l.router.Name(), flows, round)
+			if l.warmedFlows != flows {
+				if err := l.emptyTable(ctx); err != nil {
+					return nil, err
+				}
+			}
+			load := load
+			load.cpus = l.stand.cpus[len(l.stand.cpus)-1:]
+			return l.run(ctx, load)
+		})
+		if err != nil {
+			return err
+		}
+		for i, l := range r.lanes {
+			r.figure(l, &all[i], "established_pps", p, all[i].label(), func(t *trial) float64 { return t.rate(t.received.frames) })
+		}
+	}
+
+	// 3) What the table took, in the trials of 1).
+	p.Flows = r.Sessions
+	for i, l := range r.lanes {
+		s := &fills[i]
+		if !r.tracks(s) {
+			continue
+		}
+		// A count is right also when it took longer than it should.
+		r.figure(l, s, "capacity_sessions", p, "", func(t *trial) float64 { return float64(r.fills[t].sessions) })
+		r.missing(l, s)
+		if r.fills[s.trials[0]].sessions < fewSessions {
+			continue
+		}
+		r.memory(l, s, p)
+	}
+	return nil
+}
+
+// memory says what a session takes of the kernel's memory. The caches are those of
+// the whole machine, so that only trials count in which a session took one entry.
+func (r *cpsRun) memory(l *lane, s *series, p Params) {
+	var values []float64
+	var took map[string]object
+	for _, t := range s.trials {
+		if objects := r.fills[t].objects; objects[entryCache].count == 1 {
+			bytes := 0.0
+			for _, o := range objects {
+				bytes += float64(o.count * o.bytes)
+			}
+			values, took = append(values, bytes), objects
+		}
+	}
+	if values == nil {
+		r.note("What a session of %s takes of the kernel's memory was not to be seen: other programs made or ended sessions, too.", l.router.Name())
+		return
+	}
+	r.res.Figures = append(r.res.Figures, NewFigure(l.router.Name(), "session_bytes", p, values...))
+	r.note("A session of %s takes of the kernel's caches, besides the table's own buckets: %s.", l.router.Name(), objectNames(took))
+}
+
+// rate is so many a second of the time that a trial had its one CPU.
+func (t *trial) rate(n uint64) float64 { return ratio(float64(n), t.spent.Seconds()) }
+
+// tracks tells whether the router had a session in its table after each trial.
+func (r *cpsRun) tracks(s *series) bool {
+	return len(s.trials) > 0 && !slices.ContainsFunc(s.trials, func(t *trial) bool { return r.fills[t].sessions == 0 })
+}
+
+// missing says which sessions were not in the table.
+func (r *cpsRun) missing(l *lane, s *series) {
+	lost := map[string]int64{}
+	var offered, took uint64
+	for _, t := range s.trials {
+		offered += t.sent.frames
+		took += r.fills[t].sessions
+		for place, n := range t.lost {
+			lost[place] += n
+		}
+	}
+	if took != offered {
+		r.note("Of %d sessions offered to %s, %d were in its table: %d are missing. Packets were lost: %s.",
+			offered, l.router.Name(), took, int64(offered-took), placesOf(lost))
+	}
+}
+
+// search finds the highest rates at which a router with a CPU of its own fulfils
+// the goals.
+func (r *cpsRun) search(ctx context.Context) error {
+	for _, l := range r.lanes {
+		received, pps := 0.0, 0.0
+		for range 3 { // a flood, and two approaches from above
+			r.Progress("%s: %d new sessions, overload", l.router.Name(), r.Sessions)
+			t, err := r.fill(ctx, l, pps)
+			if err != nil {
+				return err
+			}
+			received = max(received, t.receivedPPS())
+			pps = 1.2 * received
+		}
+		for _, goal := range r.Goals {
+			if err := r.searchGoal(ctx, l, goal, received); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// searchGoal searches around what the router took under overload. Trials end with
+// their sessions, whatever the goal says of their duration.
+func (r *cpsRun) searchGoal(ctx context.Context, l *lane, goal SearchGoal, overload float64) error {
+	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: "udp"}
+	name := strings.ToUpper(goal.Name)
+	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, _ time.Duration) (float64, error) {
+		r.Progress("%s: %d new sessions, search for %s: %.0f a second", l.router.Name(), r.Sessions, name, pps)
+		t, err := r.fill(ctx, l, pps)
+		if err != nil {
+			return 0, err
+		}
+		if len(t.noise) > 0 {
+			return 0, fmt.Errorf("%w: %s", ErrInvalidTrial, strings.Join(t.noise, "; "))
+		}
+		return t.lossRatio(), nil
+	})
+	f := NewFigure(l.router.Name(), "establishment_"+goal.Name+"_cps", p)
+	switch {
+	case errors.Is(err, ErrInvalidTrial):
+		f.Label = "noisy"
+		r.note("%s of %s was not found: %v.", name, l.router.Name(), err)
+	case err != nil:
+		return err
+	default:
+		f = NewFigure(f.Router, f.Metric, p, found.Lower)
+		f.Label = found.Label()
+	}
+	f.Discarded = found.Invalid
+	r.res.Figures = append(r.res.Figures, f)
+	return nil
+}
+
+// conditions notes how the table was filled, and when sessions end.
+func (r *cpsRun) conditions() {
+	r.note("Each trial with new sessions begins with an empty table, flushed in the router's namespace, and sends one UDP packet of each of %d sessions "+
+		"(%d ports a source address) in pseudo-random order. Nothing answers: their entries are unreplied.", r.Sessions, flowsPerSource)
+	for _, l := range r.lanes {
+		var seconds string
+		if err := l.stand.bed.Router.Do(func() error {
+			text, err := os.ReadFile(conntrackSysctls + "udp_timeout")
+			seconds = strings.TrimSpace(string(text))
+			return err
+		}); err == nil {
+			r.note("The routers forget such a session after %s s without a packet (sysctl net.netfilter.nf_conntrack_udp_timeout). "+
+				"A trial with established sessions begins with a packet of each of them, unless the last ones are less than %v old.", seconds, warmFor)
+			return
+		}
+	}
+}
+
+func (r *cpsRun) note(format string, args ...any) {
+	r.res.Notes = append(r.res.Notes, fmt.Sprintf(format, args...))
+}
+
+// figure adds one quantity of a series.
+func (r *cpsRun) figure(l *lane, s *series, metric string, p Params, label string, of func(*trial) float64) {
+	f := NewFigure(l.router.Name(), metric, p, s.values(of)...)
+	f.Discarded, f.Label = s.discarded, label
+	r.res.Figures = append(r.res.Figures, f)
+}
+
+// entryCache is the cache of the table's entries.
+const entryCache = "nf_conntrack"
+
+// object is a number of objects of one of the kernel's caches, and what each takes.
+type object struct{ count, bytes uint64 }
+
+// readSlabs reads the objects in use of the kernel's caches, by their names.
+func readSlabs() (map[string]object, error) {
+	text, err := os.ReadFile("/proc/slabinfo")
+	if err != nil {
+		return nil, fmt.Errorf("read the kernel's caches: %w", err)
+	}
+	return parseSlabs(string(text)), nil
+}
+
+// parseSlabs reads /proc/slabinfo: name, objects in use, objects, size of one,
+// objects in a slab, pages in a slab. An object takes its share of the slab.
+func parseSlabs(text string) map[string]object {
+	caches := map[string]object{}
+	for line := range strings.Lines(text) {
+		w := strings.Fields(line)
+		if len(w) < 6 || w[0] == "#" || w[0] == "slabinfo" {
+			continue
+		}
+		var n [5]uint64
+		for i := range n {
+			n[i], _ = strconv.ParseUint(w[i+1], 10, 64)
+		}
+		if inUse, inSlab, pages := n[0], n[3], n[4]; inSlab > 0 {
+			caches[w[0]] = object{inUse, pages * uint64(os.Getpagesize()) / inSlab}
+		}
+	}
+	return caches
+}
+
+// objectsPerSession is what each of so many sessions took: whole objects, since
+// other programs take and give back some meanwhile.
+func objectsPerSession(before, after map[string]object, sessions uint64) map[string]object {
+	took := map[string]object{}
+	for name, o := range after {
+		if b := before[name]; sessions > 0 && o.count > b.count {
+			if n := uint64(math.Round(float64(o.count-b.count) / float64(sessions))); n > 0 {
+				took[name] = object{n, o.bytes}
+			}
+		}
+	}
+	return took
+}
+
+// objectNames writes objects and their sizes.
+func objectNames(objects map[string]object) string {
+	var names []string
+	for name, o := range objects {
+		names = append(names, fmt.Sprintf("%d of %s (%d bytes)", o.count, name, o.bytes))
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/conntrack"
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+)
+
+// textRouter is a router of the rules of nft(8).
+type textRouter struct{ name, rules string }
+
+func (r textRouter) Name() string     { return r.name }
+func (r textRouter) Describe() string { return "a router of the test" }
+func (r textRouter) NAT() bool        { return true }
+
+func (r textRouter) Install(ctx context.Context, b *Bed, _ RouterOptions) (func() error, error) {
+	run := func(ctx context.Context, rules string) error {
+		return b.Router.Do(func() error {
+			cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(rules)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("nft: %w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	err := run(ctx, "table ip t { chain c { type nat hook postrouting priority srcnat\n"+r.rules+"\n}\n}\n")
+	return func() error { return run(context.WithoutCancel(ctx), "delete table ip t") }, err
+}
+
+var (
+	masquerading = textRouter{"masquerading", `oifname "eth0" masquerade`}
+	// Sources have the ports from 1024 on, of which it has none to give.
+	limited = textRouter{"limited", `oifname "eth0" ip protocol udp masquerade to :20000-20099`}
+)
+
+// The table has each session that was sent once, a second pass adds none, and a
+// new fill begins with an empty table.
+func TestFillTable(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "nft")
+	r := &cpsRun{CPSOptions: CPSOptions{Sessions: 2000}, fills: map[*trial]fill{}}
+	l, err := newLane(t.Context(), masquerading, RouterOptions{}, r.Sessions, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	counted := func(want int) {
+		t.Helper()
+		sources := map[string]bool{}
+		if err := l.stand.bed.Router.Do(func() error {
+			_, err := conntrack.Dump(t.Context(), conntrack.Filter{}, func(f *conntrack.Flow) error {
+				sources[fmt.Sprint(f.Orig)] = true
+				return nil
+			})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if len(sources) != want {
+			t.Errorf("%d sessions are in the table, want %d", len(sources), want)
+		}
+	}
+	filled, err := r.fill(t.Context(), l, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if filled.sent.frames != 2000 || filled.received.frames != 2000 || r.fills[filled].sessions != 2000 {
+		t.Errorf("%d frames sent, %d received, %d sessions; want 2000", filled.sent.frames, filled.received.frames, r.fills[filled].sessions)
+	}
+	if filled.sent.elapsed <= 0 || filled.sent.elapsed > time.Second {
+		t.Errorf("took %v", filled.sent.elapsed)
+	}
+	counted(2000)
+	if _, err := l.run(t.Context(), frameLoad{frames: []int{MinFrame}, flows: 2000, duration: 20 * time.Millisecond, cpus: []int{l.stand.generatorCPU}}); err != nil {
+		t.Fatal(err)
+	}
+	counted(2000)
+	r.Sessions = 500
+	if _, err := r.fill(t.Context(), l, 0); err != nil {
+		t.Fatal(err)
+	}
+	counted(500)
+}
+
+func TestCPS(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "nft")
+	bare := &bareRouter{name: "bare"}
+	res, err := CPS(t.Context(), CPSOptions{
+		Routers:  []Router{bare, masquerading, limited, &bareRouter{name: "missing", unsupported: true}},
+		Sessions: fewSessions, Duration: 50 * time.Millisecond, Trials: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Kind != "cps" || len(res.Routers) != 4 || res.Routers[3].Unsupported != "of the test" {
+		t.Errorf("%s %+v", res.Kind, res.Routers)
+	}
+	for _, want := range []struct {
+		router, metric string
+		figures        int
+	}{
+		{"bare", "new_flow_cost_ns", 1}, {"bare", "establishment_cps", 0}, {"bare", "established_pps", 2}, {"bare", "capacity_sessions", 0},
+		{"masquerading", "new_flow_cost_ns", 1}, {"masquerading", "establishment_cps", 1}, {"masquerading", "established_pps", 2},
+		{"masquerading", "capacity_sessions", 1},
+		{"limited", "capacity_sessions", 1}, {"limited", "session_bytes", 0},
+	} {
+		figures := figuresOf(res, want.router, want.metric)
+		if len(figures) != want.figures {
+			t.Errorf("%s %s: %d figures, want %d", want.router, want.metric, len(figures), want.figures)
+		}
+		for _, f := range figures {
+			if len(f.Values) != 1 || f.Min <= 0 && f.Label == "" {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	for router, sessions := range map[string]float64{"masquerading": fewSessions, "limited": 100} {
+		if f := figuresOf(res, router, "capacity_sessions"); len(f) == 1 && f[0].Median != sessions {
+			t.Errorf("%s has %.0f sessions, want %.0f", router, f[0].Median, sessions)
+		}
+	}
+	// Other programs' sessions may hide how much one takes, but not change it.
+	if f := figuresOf(res, "masquerading", "session_bytes"); len(f) > 0 && (f[0].Min < 256 || f[0].Max > 2048) {
+		t.Errorf("a session takes %v bytes", f[0].Values)
+	}
+	notes := strings.Join(res.Notes, "\n")
+	if !strings.Contains(notes, "offered to limited, 100 were in its table: 9900 are missing. Packets were lost: connection tracking table 9900.") ||
+		strings.Contains(notes, "offered to masquerading") || !strings.Contains(notes, "30 s without a packet") {
+		t.Errorf("notes:\n%s", notes)
+	}
+}
+
+// A search that is interrupted ends at once, and leaves no bed behind.
+func TestCPSInterrupted(t *testing.T) {
+	ktest.Root(t)
+	if cpus, err := allowedCPUs(); err != nil || len(cpus) < 2 {
+		t.Skip("one CPU")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var interrupted time.Time
+	bare := &bareRouter{name: "bare"}
+	res, err := CPS(ctx, CPSOptions{
+		Routers: []Router{bare}, Sessions: fewSessions, Duration: time.Second, Trials: 1, Goals: []SearchGoal{GoalNDR},
+		About: About{Progress: func(format string, args ...any) {
+			if interrupted.IsZero() && strings.Contains(fmt.Sprintf(format, args...), "bare: 10000 new sessions, search for NDR: ") {
+				interrupted = time.Now()
+				cancel()
+			}
+		}}})
+	if res != nil || !errors.Is(err, context.Canceled) || interrupted.IsZero() || time.Since(interrupted) > 20*time.Second {
+		t.Errorf("interrupted at %v, at %v: %v", interrupted, time.Now(), err)
+	}
+	if h, err := netns.Open(bare.bed); err == nil {
+		h.Close()
+		t.Errorf("the bed's namespace %s is left", bare.bed)
+	}
+}
+
+func TestCPSRefuses(t *testing.T) {
+	good := CPSOptions{Routers: []Router{&bareRouter{name: "bare"}}, Sessions: 1000, Duration: time.Second, Trials: 1}
+	for what, change := range map[string]func(*CPSOptions){
+		"no router":          func(o *CPSOptions) { o.Routers = nil },
+		"no session":         func(o *CPSOptions) { o.Sessions = 0 },
+		"too many sessions":  func(o *CPSOptions) { o.Sessions = MaxFlows + 1 },
+		"no trial":           func(o *CPSOptions) { o.Trials = 0 },
+		"no time":            func(o *CPSOptions) { o.Duration = 0 },
+		"few for the search": func(o *CPSOptions) { o.Goals = []SearchGoal{GoalNDR} },
+	} {
+		o := good
+		change(&o)
+		if _, err := CPS(t.Context(), o); !errors.As(err, new(*OptionError)) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+
+	ktest.Root(t)
+	ktest.Tool(t, "nft")
+	limits, err := conntrack.ReadLimits()
+	if err != nil || limits.Max == 0 || limits.Max >= uint64(MaxFlows) {
+		t.Skipf("no limit to go beyond: %+v, %v", limits, err)
+	}
+	o := good
+	o.Routers, o.Sessions = []Router{masquerading}, int(limits.Max)+1
+	if _, err := CPS(t.Context(), o); !errors.As(err, new(*OptionError)) || !strings.Contains(err.Error(), "nf_conntrack_max") {
+		t.Errorf("%d sessions: %v", o.Sessions, err)
+	}
+}
+
+func TestObjectsPerSession(t *testing.T) {
+	const head = "slabinfo - version: 2.1\n# name            <active_objs> <num_objs> <objsize> <objperslab> <pagesperslab> : tunables <limit> <batchcount> <sharedfactor> : slabdata <active_slabs> <num_slabs> <sharedavail>\n"
+	before := parseSlabs(head + `nf_conntrack         352    352    256   16    1 : tunables    0    0    0 : slabdata     22     22      0
+kmalloc-128        19143  35936    128   32    1 : tunables    0    0    0 : slabdata   1123   1123      0
+kmalloc-64          5248   5248     64   64    1 : tunables    0    0    0 : slabdata     82     82      0
+`)
+	after := parseSlabs(head + `nf_conntrack       20396  20400    256   16    1 : tunables    0    0    0 : slabdata   1275   1275      0
+kmalloc-128        38950  38952    128   32    1 : tunables    0    0    0 : slabdata   1217   1217      0
+kmalloc-64          8000   8000     64   64    1 : tunables    0    0    0 : slabdata    125    125      0
+nf_new             40000  40000    300   13    1 : tunables    0    0    0 : slabdata   3077   3077      0
+`)
+	got := objectNames(objectsPerSession(before, after, 20_000))
+	if want := "1 of kmalloc-128 (128 bytes), 1 of nf_conntrack (256 bytes), 2 of nf_new (315 bytes)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := objectsPerSession(before, after, 0); len(got) != 0 {
+		t.Errorf("without sessions %v", got)
+	}
+}

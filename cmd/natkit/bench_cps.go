@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"natkit/bench"
+	"natkit/report"
+	"natkit/story"
+)
+
+func newBenchCPSCommand(e *env) *cobra.Command {
+	var o bench.CPSOptions
+	var routers []string
+	var ndr bool
+	var pdr string
+	cmd := &cobra.Command{
+		Use:   "cps",
+		Short: "Measure new sessions a second, established ones, and the table's capacity",
+		Long: `Measure how fast routers take new sessions, in the manner of RFC 9693: UDP, one
+way, made in the kernel by XDP and sent through namespaces of their own. Nothing
+outside these namespaces is touched. TCP connections are not measured here;
+natkit bench http makes them.
+
+Without --ndr and --pdr the generator, the router and the sink share one CPU and
+go as fast as they can, so that nothing waits or is lost:
+  1. New sessions. The router's table is emptied, in its namespace; then each frame
+     is the first packet of another session, in pseudo-random order, 63 ports a
+     source address. The time that one takes is its cost, generator and sink
+     included, which are the same for all routers. Sessions a second are those in
+     the table by the time it took. The time that other programs had the CPU is
+     left out.
+  2. Established sessions. Packets a second with one session, and with all of them
+     in the table.
+  3. Capacity. How many of the sessions offered were in the table after 1, and what
+     one took of the kernel's memory by /proc/slabinfo, from 10000 sessions on. A
+     note says which are missing and where their packets were lost.
+
+With them the router has one CPU of its own, and the generator another. The highest
+rate of new sessions is searched at which no first packet is lost, or at most that
+share of them, by MLRsearch as in natkit bench udp, with a table emptied before
+each trial. It takes some minutes a router.
+
+--sessions is at most what one table takes, sysctl net.netfilter.nf_conntrack_max.
+CSIT's grid is 64512, 129024, 258048 and so on: 1024 source addresses and more.
+Routers without a table (none, xdp-forward) show what the frames cost alone.
+
+Trials of several routers are interleaved. A trial that was disturbed, by the
+hypervisor or other programs, is repeated; what could not be had undisturbed is
+labelled.
+
+` + routerList(),
+		Example: `  natkit bench cps
+  natkit bench cps --router none,nft,trimmed --sessions 258048 --trials 11
+  natkit bench cps --router nft --sessions 20000 --trials 3 --duration 200ms -o json
+  natkit bench cps --router nft,iptables --ndr`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&routers, "router", []string{"none", "nft", "xdp-forward"}, "routers to measure, by `name`")
+	f.IntVar(&o.Sessions, "sessions", 64512, "new sessions of a trial")
+	f.DurationVar(&o.Duration, "duration", time.Second, "of a trial with established sessions")
+	f.IntVar(&o.Trials, "trials", 7, "trials under each set of conditions")
+	f.BoolVar(&ndr, "ndr", false, "search the highest rate of new sessions without loss")
+	f.StringVar(&pdr, "pdr", "", "search the highest rate with at most this `loss`, as in 0.5%")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if e.netns != "" {
+			return usagef("--netns %q: bench cps measures in namespaces that it makes", e.netns)
+		}
+		var err error
+		if o.Goals, err = bench.SearchGoals(ndr, pdr, false, 0, false); err != nil {
+			return usagef("--pdr: %w", err)
+		}
+		for _, name := range []string{"duration", "trials"} {
+			if len(o.Goals) > 0 && f.Changed(name) {
+				return usagef("--%s: not with --ndr or --pdr, whose trials end with their sessions and are as many as the search needs", name)
+			}
+		}
+		if o.Routers, err = story.FindRouters(routers); err != nil {
+			return usagef("--router: %w", err)
+		}
+		line := newProgressLine(e)
+		defer line.clear()
+		o.About = bench.About{Command: calledAs(), Natkit: version(), Progress: line.show}
+		res, err := bench.CPS(cmd.Context(), o)
+		return showResult(e, line, *out, report.Result, res, err)
+	}
+	return cmd
+}
