@@ -199,9 +199,9 @@ func NewConntrackMemory(m *conntrack.Memory) *ConntrackMemory {
 
 // Text writes the sizes with what they are made of.
 func (m *ConntrackMemory) Text(w io.Writer) error {
-	var b strings.Builder
+	var p page
 	line := func(label, format string, args ...any) {
-		fmt.Fprintf(&b, "%-10s %s\n", label, fmt.Sprintf(format, args...))
+		p.text(fmt.Sprintf("%-11s", label), strings.Repeat(" ", 11), fmt.Sprintf(format, args...))
 	}
 	if m.Max > 0 {
 		line("entries", "%d of at most %d (%.1f %%) in this namespace", m.Count, m.Max, percent(m.Count, m.Max))
@@ -233,7 +233,7 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 	for _, u := range m.Unknown {
 		line("unknown", "%s", u)
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, p.b.String())
 	return err
 }
 

@@ -77,12 +77,15 @@ func TestConntrackMemoryText(t *testing.T) {
 		{"all known", `entries    200000 of at most 262144 (76.3 %) in this namespace
            200064 on the host, by its slab
 entry      256 bytes (/proc/slabinfo)
-           +128 bytes if masqueraded, accounted, time-stamped, labelled or watched
+           +128 bytes if masqueraded, accounted, time-stamped, labelled or
+           watched
 hash       262144 buckets of 8 bytes, one for all namespaces
-chain      1.53 entries a bucket on average now, 2.00 with a full table (an entry is in two chains)
+chain      1.53 entries a bucket on average now, 2.00 with a full table (an
+           entry is in two chains)
 now        53.3 MB with the hash, 78.9 MB if all entries have the extension
 full       69.2 MB with the hash, 102.8 MB if all entries have the extension
-slab       51.2 MB held now for the entries of all namespaces, free ones included
+slab       51.2 MB held now for the entries of all namespaces, free ones
+           included
 `, func() {}},
 		{"no limit, no root", `entries    200000 in this namespace, without a limit (nf_conntrack_max is 0)
 hash       262144 buckets of 8 bytes, one for all namespaces

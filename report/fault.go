@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"natkit/diagnose"
 	"natkit/story"
@@ -114,11 +113,16 @@ func Faults(faults []story.Fault) []FaultInfo {
 	return out
 }
 
-// FaultList is one line for each scenario.
+// FaultList writes the code of each scenario and, beside it, what is broken.
 func FaultList(w io.Writer, faults []story.Fault) error {
-	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	width := 0
 	for _, f := range faults {
-		fmt.Fprintf(tab, "%s\t%s\n", f.Code, f.Broken)
+		width = max(width, len(f.Code)+2)
 	}
-	return tab.Flush()
+	var p page
+	for _, f := range faults {
+		p.text(fmt.Sprintf("%-*s", width, f.Code), strings.Repeat(" ", width), f.Broken)
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
 }
