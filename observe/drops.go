@@ -201,6 +201,11 @@ func (d *Drops) Watch(ctx context.Context, every, total time.Duration, fn func(a
 		select {
 		case <-ctx.Done():
 		case <-ticks.C:
+			// The last tick and the end are due at once, and either may come first:
+			// together they are one interval, not one and a sliver.
+			if end, ok := ctx.Deadline(); ok && time.Until(end) < every/10 {
+				<-ctx.Done()
+			}
 		}
 		drops, err := d.Read()
 		if err != nil {
