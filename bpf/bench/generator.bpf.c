@@ -36,7 +36,7 @@ struct load {
 	__u32 longest;     // length that each frame comes with: the greatest of kinds[]
 	__u32 pattern;     // frames of kinds[] before they repeat
 	__u32 both_ways;   // 1: every other frame goes from a target back to its source
-	__u32 once;	   // 1: a CPU ends when it has sent each of its flows
+	__u32 once;        // 1: a CPU ends when it has sent each of its flows
 	__be16 target_port;
 	__u16 unused;
 	__u8 macs[2][12]; // destination and source, of frames forth and back
@@ -55,7 +55,7 @@ struct sender {
 	__u32 at;     // the next flow, from first
 	__u32 sequence;
 	__u32 in_pattern; // which frame of the mix is next
-	__u64 last_ns;	  // when the last frame was sent
+	__u64 last_ns;    // when the last frame was sent
 	__u32 unused[2];  // a cache line of its own
 };
 
