@@ -52,7 +52,7 @@ func TestBulk(t *testing.T) {
 	a := &bareRouter{name: "a"}
 	res, err := Bulk(t.Context(), BulkOptions{
 		Routers: []Router{a, &bareRouter{name: "missing", unsupported: true}},
-		Streams: []int{1, 3}, Directions: []string{DirectionUp, DirectionDown}, Duration: 50 * time.Millisecond, Trials: 2,
+		Streams: []int{1, 3}, Directions: []string{DirectionUp, DirectionDown}, Duration: 150 * time.Millisecond, Trials: 2,
 		About: About{Progress: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }},
 	})
 	if err != nil {
