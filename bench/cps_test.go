@@ -197,7 +197,7 @@ func TestCPSRefuses(t *testing.T) {
 		t.Skipf("no limit to go beyond: %+v, %v", limits, err)
 	}
 	o := good
-	o.Routers, o.Sessions = []Router{masquerading}, int(limits.Max)+1
+	o.Routers, o.Sessions = []Router{masquerading}, MaxFlows
 	if _, err := CPS(t.Context(), o); !errors.As(err, new(*OptionError)) || !strings.Contains(err.Error(), "nf_conntrack_max") {
 		t.Errorf("%d sessions: %v", o.Sessions, err)
 	}
