@@ -57,6 +57,9 @@ guest=$work/guest
 mkdir -p "$guest"
 PATH=$PATH:/usr/sbin:/sbin
 for program in $(scripts/install-deps.sh --list compare); do add "$program"; done
+# busybox's shell would run its own ip and sysctl instead of these.
+add dash
+install -D "$(command -v dash)" "$guest/bin/sh"
 mkdir -p "$guest/etc"
 echo "127.0.0.1 localhost" >"$guest/etc/hosts"
 cp /etc/protocols /etc/services "$guest/etc/" 2>/dev/null || true
