@@ -5,6 +5,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"natkit/observe"
@@ -178,8 +179,14 @@ func (t *DemoText) Done(a *story.DemoAct) {
 func Demo(w io.Writer, d *story.DemoResult, color bool) error {
 	p := &page{color: color}
 	p.b.WriteString("\n" + p.style(bold, "RESULT") + "\n")
-	p.b.WriteString("              this machine                           published elsewhere *\n")
-	p.b.WriteString("  act         completed  req/s mean ms connect ms   completed req/s  mean connect\n")
+	// The second site published what it saw, and no figures of its load.
+	published := slices.ContainsFunc(d.Acts, func(a story.DemoAct) bool { return a.Published != nil })
+	over, heads := "              this machine", "  act         completed  req/s mean ms connect ms"
+	if published {
+		over = fmt.Sprintf("%-53s%s", over, "published elsewhere *")
+		heads += "   completed req/s  mean connect"
+	}
+	p.b.WriteString(over + "\n" + heads + "\n")
 	for _, a := range d.Acts {
 		r := a.HTTP
 		if r == nil {
@@ -193,7 +200,9 @@ func Demo(w io.Writer, d *story.DemoResult, color bool) error {
 		}
 		p.b.WriteString(row + "\n")
 	}
-	p.text("  * ", "    ", "other people's measurement of the same case, on other machines and an older kernel")
+	if published {
+		p.text("  * ", "    ", "other people's measurement of the same case, on other machines and an older kernel")
+	}
 	p.b.WriteByte('\n')
 	switch {
 	case d.Restored:

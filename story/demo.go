@@ -437,7 +437,7 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 		return f
 	}
 	d.res.HostWrite = true
-	f.hostWrite = fmt.Sprintf("for the cure nf_conntrack_max, one limit for the whole machine, is raised from %d to %d and put back at the end", ct.Max, limit)
+	f.hostWrite = fmt.Sprintf("for the cure nf_conntrack_max, one limit for the whole machine, is raised from %d to %d and put back at the end (should natkit be killed: natkit tune rollback)", ct.Max, limit)
 	f.cureShows = "the limit of the table raised to fit, with the old value kept in a journal"
 	f.cureCommand = "natkit tune apply --netns case-host"
 	f.cure = func(ctx context.Context, a *DemoAct) error {
