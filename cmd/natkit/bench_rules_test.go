@@ -19,7 +19,7 @@ func TestBenchRouters(t *testing.T) {
 		args   []string
 		metric string
 	}{
-		{[]string{"bulk", "--router", "none,nft", "--streams", "2", "--direction", "down", "--seconds", "30ms", "--trials", "1"}, bench.MetricThroughput},
+		{[]string{"bulk", "--router", "none,nft", "--streams", "2", "--direction", "down", "--seconds", "500ms", "--trials", "1"}, bench.MetricThroughput},
 		{[]string{"rules", "--router", "nft,nft-map", "--counts", "50", "--seconds", "300ms", "--flows", "10", "--trials", "1"}, bench.MetricFirstPacket},
 	} {
 		var out, errs bytes.Buffer
