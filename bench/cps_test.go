@@ -48,6 +48,9 @@ var (
 // new fill begins with an empty table.
 func TestFillTable(t *testing.T) {
 	ktest.Root(t)
+	if testing.Short() {
+		ktest.Unsupported(t, "needs a machine that takes a hundred thousand frames a second (-short)")
+	}
 	ktest.Tool(t, "nft")
 	r := &cpsRun{CPSOptions: CPSOptions{Sessions: 2000}, fills: map[*trial]fill{}}
 	l, err := newLane(t.Context(), masquerading, RouterOptions{}, r.Sessions, false)
@@ -99,6 +102,9 @@ func TestFillTable(t *testing.T) {
 
 func TestCPS(t *testing.T) {
 	ktest.Root(t)
+	if testing.Short() {
+		ktest.Unsupported(t, "needs a machine that takes a hundred thousand frames a second (-short)")
+	}
 	ktest.Tool(t, "nft")
 	bare := &bareRouter{name: "bare"}
 	res, err := CPS(t.Context(), CPSOptions{

@@ -95,8 +95,9 @@ result() {
 # reasons lists why tests of a log were left out.
 reasons() {
     awk '
-        /^ *--- SKIP: / { sub(/^ *[a-z0-9_]*\.go:[0-9]*: /, "", last); n[last]++ }
-        { last = $0 }
+        /^=== / { test = $3 }
+        /^ +[a-z0-9_]+\.go:[0-9]+: / { said[test] = $0; sub(/^ *[a-z0-9_]+\.go:[0-9]+: /, "", said[test]) }
+        /^ *--- SKIP: / { n[said[$3]]++ }
         END { for (reason in n) print "    left out: " n[reason] " x " reason }' "$1"
 }
 
