@@ -847,15 +847,10 @@ func TestAgainstAB(t *testing.T) {
 	}
 }
 
-// startNginx starts a server that people have, where it is installed, and waits
-// until it listens. It is not asked for, because Debian makes it a service of
-// the machine when it is installed.
+// startNginx starts a server that people have, and waits until it listens.
 func startNginx(t testing.TB, ns *netns.Handle, cpu int, addr string) {
 	t.Helper()
-	nginx, err := exec.LookPath("nginx")
-	if err != nil {
-		t.Skip("nginx is not installed")
-	}
+	nginx := ktest.Tool(t, "nginx")
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf(`daemon off; master_process off; pid %[1]s/pid; error_log stderr;
