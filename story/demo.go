@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -509,7 +510,10 @@ func (d *demo) restore() error {
 		_, err := tune.Rollback(context.Background(), d.applied.ID, tune.RollbackOptions{Place: d.o.Place})
 		errs = append(errs, err)
 	}
-	name := d.lab.Name()
+	var made []netns.Named
+	for _, n := range d.lab.Nodes() {
+		made = append(made, netns.Named{Name: n.Netns, Inode: n.Handle().Inode()})
+	}
 	errs = append(errs, d.lab.Down())
 	after, err := readHostValues()
 	errs = append(errs, err)
@@ -520,7 +524,7 @@ func (d *demo) restore() error {
 	list, err := netns.List()
 	errs = append(errs, err)
 	for _, n := range list {
-		if len(n.Name) > len(name) && n.Name[:len(name)+1] == name+"-" {
+		if slices.Contains(made, n) {
 			d.res.Left = append(d.res.Left, "network namespace "+n.Name)
 		}
 	}
