@@ -25,7 +25,7 @@ test: ## run all tests; without root those that can, and say what was left out
 
 race: ## the same under the race detector, which needs gcc
 	@scripts/install-deps.sh test race
-	@CGO_ENABLED=1 scripts/test.sh -race
+	@CGO_ENABLED=1 scripts/test.sh -race -short
 
 bench: ## run the benchmarks of the packages
 	go test -run '^$$' -bench . -benchmem ./...
