@@ -29,6 +29,8 @@ type Cause struct {
 	Proof     string
 	Lookalike string
 	Cure      string
+	// NoLab is why `natkit lab run` can't make it happen, a clause; "" where it does.
+	NoLab string
 
 	judge func(facts) *verdict
 }

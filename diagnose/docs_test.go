@@ -37,7 +37,7 @@ func docs() []byte {
 
 Each cause has a stable code. %[1]snatkit doctor%[1]s prints it with the evidence it found, %[1]snatkit doctor -o json%[1]s
 carries it in %[1]sfindings[].code%[1]s, and %[1]snatkit lab run CODE%[1]s makes it happen in network namespaces of its own,
-shows the finding, cures it, and shows that it is gone.
+shows the finding, cures it, and shows that it is gone; what a lab can't show says why.
 
 What is lost now is **critical**; what will be lost soon, or is lost in small part, is a **warning**; what is merely
 wasted is **advice**. Whether something is wrong is decided by what happened during the window, never by totals since boot.
@@ -60,7 +60,11 @@ Evidence that can't be had costs its part of the answer: the cause is judged fro
 			fmt.Fprintf(&b, "- **Takes along:** %s.\n", links(c.Explains))
 		}
 		fmt.Fprintf(&b, "- **Evidence from:** %s.\n", strings.Join(c.Needs, ", "))
-		fmt.Fprintf(&b, "- **See it:** `natkit lab run %s`\n", c.Code)
+		if c.NoLab == "" {
+			fmt.Fprintf(&b, "- **See it:** `natkit lab run %s`\n", c.Code)
+		} else {
+			fmt.Fprintf(&b, "- **Not in the lab:** %s.\n", c.NoLab)
+		}
 	}
 	return b.Bytes()
 }

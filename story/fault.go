@@ -35,7 +35,8 @@ type Fault struct {
 	cure            func(ctx context.Context, s *scene, f diagnose.Finding) error
 }
 
-// Faults are the scenarios, one for each cause, in the catalogue's order.
+// Faults are the scenarios, one for each cause that a lab can show, in the
+// catalogue's order.
 func Faults() []Fault {
 	byCode := map[string]Fault{}
 	for _, f := range []Fault{

@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,8 +27,11 @@ func TestFaults(t *testing.T) {
 	ktest.Tool(t, "ip")
 	ktest.Tool(t, "sysctl")
 	faults := Faults()
-	if len(faults) != len(diagnose.Catalogue()) {
-		t.Errorf("%d scenarios for %d causes", len(faults), len(diagnose.Catalogue()))
+	for _, c := range diagnose.Catalogue() {
+		shown := slices.ContainsFunc(faults, func(f Fault) bool { return f.Code == c.Code })
+		if shown != (c.NoLab == "") {
+			t.Errorf("%s has a scenario: %v, and is said to have none because %q", c.Code, shown, c.NoLab)
+		}
 	}
 	for _, f := range faults {
 		t.Run(f.Code, func(t *testing.T) {
