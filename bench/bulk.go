@@ -72,6 +72,7 @@ const (
 	MetricRetransmits = "retransmits_total"
 
 	metricIPerf3Throughput  = "iperf3_throughput_bits_per_second"
+	metricIPerf3CPUPerGbit  = "iperf3_cpu_seconds_per_gbit"
 	metricIPerf3Retransmits = "iperf3_retransmits_total"
 )
 

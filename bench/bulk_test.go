@@ -6,9 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
@@ -81,6 +84,28 @@ func TestBulk(t *testing.T) {
 	}
 }
 
+// Both ends' sockets are as the kernel makes them, so that a transfer compares with
+// that of other programs: Go's would send without Nagle's algorithm.
+func TestTransferSockets(t *testing.T) {
+	ktest.Root(t)
+	bed, err := NewBed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bed.Close() })
+	source, target := (&site{bed: bed}).endpoints(bulkPort)
+	clients, servers, err := transfer{source: source, target: target, streams: 1}.connect(t.Context(), bed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]*os.File{"client": clients[0], "server": servers[0]} {
+		t.Cleanup(func() { f.Close() })
+		if on, err := unix.GetsockoptInt(int(f.Fd()), unix.IPPROTO_TCP, unix.TCP_NODELAY); err != nil || on != 0 {
+			t.Errorf("TCP_NODELAY of the %s: %d, %v", name, on, err)
+		}
+	}
+}
+
 // A transfer carries what it is told to, whichever way; with a limit in bytes
 // exactly those.
 func TestTransfer(t *testing.T) {
@@ -136,18 +161,18 @@ func TestBulkRefuses(t *testing.T) {
 
 func TestParseIPerf3(t *testing.T) {
 	for _, c := range []struct {
-		report           string
-		bps, retransmits float64
-		err              string
+		report string
+		want   iperf3Report
+		err    string
 	}{
-		{`{"end":{"sum_sent":{"bits_per_second":2e9,"retransmits":7},"sum_received":{"bits_per_second":1.5e9}}}`, 1.5e9, 7, ""},
-		{`{"end":{},"error":"unable to connect to server: Connection refused"}`, 0, 0, "Connection refused"},
-		{`{"end":{}}`, 0, 0, "no throughput"},
-		{``, 0, 0, "read its report"},
+		{`{"end":{"sum_sent":{"bytes":9,"bits_per_second":2e9,"retransmits":7},"sum_received":{"bytes":8,"bits_per_second":1.5e9}}}`, iperf3Report{1.5e9, 8, 7}, ""},
+		{`{"end":{},"error":"unable to connect to server: Connection refused"}`, iperf3Report{}, "Connection refused"},
+		{`{"end":{}}`, iperf3Report{}, "no throughput"},
+		{``, iperf3Report{}, "read its report"},
 	} {
-		bps, retransmits, err := parseIPerf3([]byte(c.report))
-		if bps != c.bps || retransmits != c.retransmits || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: %v, %v, %v", c.report, bps, retransmits, err)
+		got, err := parseIPerf3([]byte(c.report))
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %+v, %v", c.report, got, err)
 		}
 	}
 }

@@ -32,36 +32,41 @@ func iperf3Version(ctx context.Context) (string, error) {
 // iperf3Trial makes the transfer of bulkTrial with iperf3, and as that once more
 // when something disturbed it.
 func (c *comparison) iperf3Trial(ctx context.Context, s *site, p Params, duration time.Duration) error {
-	var bps, retransmits float64
+	metrics := []string{metricIPerf3Throughput, metricIPerf3CPUPerGbit, metricIPerf3Retransmits}
+	var done iperf3Report
+	var cpu machineTime
 	noisy := true
 	for attempt := 0; attempt < 2 && noisy; attempt++ {
 		if attempt > 0 {
-			c.disturbed(s, p, trialCounts{discarded: 1}, metricIPerf3Throughput, metricIPerf3Retransmits)
+			c.disturbed(s, p, trialCounts{discarded: 1}, metrics...)
 		}
 		before, err := readMachineTime()
 		if err != nil {
 			return err
 		}
 		start := time.Now()
-		if bps, retransmits, err = s.iperf3(ctx, p, duration); err != nil {
+		if done, err = s.iperf3(ctx, p, duration); err != nil {
 			return err
 		}
 		after, err := readMachineTime()
 		if err != nil {
 			return err
 		}
-		noisy = after.since(before).noisy(time.Since(start))
+		cpu = after.since(before)
+		noisy = cpu.noisy(time.Since(start))
 	}
 	if noisy {
-		c.disturbed(s, p, trialCounts{noisy: 1}, metricIPerf3Throughput, metricIPerf3Retransmits)
+		c.disturbed(s, p, trialCounts{noisy: 1}, metrics...)
 	}
-	c.add(s.router.Name(), metricIPerf3Throughput, p, bps)
-	c.add(s.router.Name(), metricIPerf3Retransmits, p, retransmits)
+	name := s.router.Name()
+	c.add(name, metricIPerf3Throughput, p, done.bps)
+	c.add(name, metricIPerf3CPUPerGbit, p, cpu.busy.Seconds()/(done.bytes*8/1e9))
+	c.add(name, metricIPerf3Retransmits, p, done.retransmits)
 	return nil
 }
 
 // iperf3 runs its server and its client, on the processors of transfer.
-func (s *site) iperf3(ctx context.Context, p Params, duration time.Duration) (bps, retransmits float64, err error) {
+func (s *site) iperf3(ctx context.Context, p Params, duration time.Duration) (report iperf3Report, err error) {
 	source, target := s.endpoints(bulkPort)
 	ctx, cancel := context.WithTimeoutCause(ctx, duration+stallLimit, errors.New("stalled"))
 	defer cancel()
@@ -69,10 +74,10 @@ func (s *site) iperf3(ctx context.Context, p Params, duration time.Duration) (bp
 		"-B", target.Addr().String(), "-p", strconv.Itoa(bulkPort), "-s", "-1", "--forceflush")
 	said, err := server.StdoutPipe()
 	if err != nil {
-		return 0, 0, fmt.Errorf("run iperf3 server: %w", err)
+		return report, fmt.Errorf("run iperf3 server: %w", err)
 	}
 	if err := server.Start(); err != nil {
-		return 0, 0, fmt.Errorf("run iperf3 server: %w", err)
+		return report, fmt.Errorf("run iperf3 server: %w", err)
 	}
 	defer func() {
 		cancel() // a server that did not get its one client
@@ -93,19 +98,23 @@ func (s *site) iperf3(ctx context.Context, p Params, duration time.Duration) (bp
 	}
 	out, err := s.bed.Node(lab.RoleClient).Command(ctx, "iperf3", args...).Output()
 	if ctx.Err() != nil {
-		return 0, 0, fmt.Errorf("run iperf3: %w", context.Cause(ctx))
+		return report, fmt.Errorf("run iperf3: %w", context.Cause(ctx))
 	}
-	bps, retransmits, reportErr := parseIPerf3(out)
+	report, reportErr := parseIPerf3(out)
 	if err := errors.Join(reportErr, err); err != nil {
-		return 0, 0, fmt.Errorf("run iperf3 %s: %w", strings.Join(args, " "), err)
+		return report, fmt.Errorf("run iperf3 %s: %w", strings.Join(args, " "), err)
 	}
 	for lines.Scan() { // the server's own report, until its end
 	}
-	return bps, retransmits, nil
+	return report, nil
 }
 
+// iperf3Report is what a client reports: bytes and bits a second as the receiver
+// counted them.
+type iperf3Report struct{ bps, bytes, retransmits float64 }
+
 // parseIPerf3 reads the report of a client, in iperf3's JSON.
-func parseIPerf3(report []byte) (bps, retransmits float64, err error) {
+func parseIPerf3(report []byte) (iperf3Report, error) {
 	var r struct {
 		Error string `json:"error"`
 		End   struct {
@@ -113,18 +122,19 @@ func parseIPerf3(report []byte) (bps, retransmits float64, err error) {
 				Retransmits float64 `json:"retransmits"`
 			} `json:"sum_sent"`
 			Received struct {
+				Bytes         float64 `json:"bytes"`
 				BitsPerSecond float64 `json:"bits_per_second"`
 			} `json:"sum_received"`
 		} `json:"end"`
 	}
 	if err := json.Unmarshal(report, &r); err != nil {
-		return 0, 0, fmt.Errorf("read its report: %w", err)
+		return iperf3Report{}, fmt.Errorf("read its report: %w", err)
 	}
 	if r.Error != "" {
-		return 0, 0, errors.New(r.Error)
+		return iperf3Report{}, errors.New(r.Error)
 	}
-	if r.End.Received.BitsPerSecond <= 0 {
-		return 0, 0, errors.New("its report has no throughput")
+	if r.End.Received.BitsPerSecond <= 0 || r.End.Received.Bytes <= 0 {
+		return iperf3Report{}, errors.New("its report has no throughput")
 	}
-	return r.End.Received.BitsPerSecond, r.End.Sent.Retransmits, nil
+	return iperf3Report{r.End.Received.BitsPerSecond, r.End.Received.Bytes, r.End.Sent.Retransmits}, nil
 }

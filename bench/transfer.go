@@ -148,7 +148,9 @@ func (t transfer) connect(ctx context.Context, bed *Bed) (clients, servers []*os
 	return clients, servers, nil
 }
 
-// blockingSocket takes a connection's socket from Go's poller.
+// blockingSocket takes a connection's socket from Go's poller, and what Go set on
+// it from the socket: with TCP_NODELAY one stream carries a quarter more than
+// iperf3's, whose sockets are as the kernel makes them.
 func blockingSocket(ns *netns.Handle, open func() (net.Conn, error)) (f *os.File, err error) {
 	err = ns.Do(func() error {
 		conn, err := open()
@@ -156,7 +158,11 @@ func blockingSocket(ns *netns.Handle, open func() (net.Conn, error)) (f *os.File
 			return err
 		}
 		defer conn.Close()
-		f, err = conn.(*net.TCPConn).File()
+		tcp := conn.(*net.TCPConn)
+		if err := tcp.SetNoDelay(false); err != nil {
+			return err
+		}
+		f, err = tcp.File()
 		return err
 	})
 	if err != nil {
