@@ -61,6 +61,8 @@ func interfaces() source {
 					MTU:       a.MTU,
 					Up:        a.Flags&net.FlagUp != 0,
 					Addresses: prefixes[a.Index],
+
+					QueueLength: a.TxQLen,
 				}
 				// A device that is younger than the window has counted from zero.
 				if now := a.Statistics; now != nil {
@@ -71,12 +73,18 @@ func interfaces() source {
 					i.TxDropped = increase(was.TxDropped, now.TxDropped)
 					i.RxErrors = increase(was.RxErrors, now.RxErrors)
 					i.TxErrors = increase(was.TxErrors, now.TxErrors)
+					i.RxMissed = increase(missed(was), missed(*now))
 				}
 				s.Interfaces = append(s.Interfaces, i)
 			}
 			return nil
 		},
 	}
+}
+
+// missed is what a device had no room for. Drivers count it in one of these.
+func missed(s netlink.LinkStatistics) uint64 {
+	return s.RxMissedErrors + s.RxFifoErrors + s.RxOverErrors
 }
 
 // listWhole lists until nothing changed meanwhile, a few times; on a host whose

@@ -36,6 +36,8 @@ type Snapshot struct {
 	Hooks      []Hook            `json:"hooks,omitzero"`
 	Chains     []Chain           `json:"chains,omitzero"`
 	Interfaces []Interface       `json:"interfaces,omitzero"`
+	Neighbours []Neighbours      `json:"neighbours,omitzero"`
+	Routes     []RouteAnswer     `json:"routes,omitzero"`
 	Listeners  []Listener        `json:"listeners,omitzero"`
 	KernelLog  *KernelLog        `json:"kernel_log,omitzero"`
 	Owners     []Owner           `json:"owners,omitzero"`
@@ -74,7 +76,12 @@ const (
 	CanSysctls         = "sysctls"
 	CanCounters        = "counters" // SNMP and netstat counters of the stack
 	CanCPUs            = "cpus"
+	CanSoftirqWait     = "softirq-wait" // how long ksoftirqd waited for its processor
 	CanInterfaces      = "interfaces"
+	CanQdiscs          = "qdiscs"     // queues of the interfaces
+	CanNICs            = "nics"       // rings, queues and counters of network cards
+	CanNeighbours      = "neighbours" // how full the host's neighbour tables are
+	CanRoutes          = "routes"     // where dropped packets would go
 	CanNFTables        = "nftables"
 	CanIPTablesLegacy  = "iptables-legacy"
 	CanListeners       = "listeners"
@@ -273,6 +280,11 @@ type CPU struct {
 	Packets        uint64 `json:"packets"`
 	BacklogDropped uint64 `json:"backlog_dropped"` // queue of netdev_max_backlog was full
 	Squeezed       uint64 `json:"squeezed"`        // poll ended by its budget with work left
+	// KsoftirqdRuns is how often ksoftirqd, which does what softirqs leave undone,
+	// was given the processor, and KsoftirqdWait how long it waited for that in
+	// all. Nil where the kernel does not say.
+	KsoftirqdRuns *uint64  `json:"ksoftirqd_runs,omitempty"`
+	KsoftirqdWait *float64 `json:"ksoftirqd_wait_s,omitempty"`
 }
 
 // Interface is one network device of the namespace.
@@ -290,7 +302,80 @@ type Interface struct {
 	TxErrors  uint64         `json:"tx_errors"`
 	RxPackets uint64         `json:"rx_packets"`
 	TxPackets uint64         `json:"tx_packets"`
+	// RxMissed is packets that the device had no room for (missed, FIFO and ring
+	// buffer overruns): they never reached the stack.
+	RxMissed    uint64 `json:"rx_missed,omitempty"`
+	QueueLength int    `json:"queue_length,omitempty"` // txqueuelen
+	Qdisc       *Qdisc `json:"qdisc,omitempty"`        // nil when it has none, or that is not known
+	NIC         *NIC   `json:"nic,omitempty"`          // of the busiest interfaces
 }
+
+// Qdisc is the root queue of an interface: what waits there to be sent.
+type Qdisc struct {
+	Kind       string `json:"kind"`
+	Packets    uint64 `json:"packets"` // increases over the window
+	Dropped    uint64 `json:"dropped"`
+	Overlimits uint64 `json:"overlimits"`
+	// LimitPackets or LimitBytes is its length, RateBytes what it lets go a second,
+	// BurstBytes what it lets go at once; 0 where it has none or that is not known.
+	LimitPackets uint64 `json:"limit_packets,omitempty"`
+	LimitBytes   uint64 `json:"limit_bytes,omitempty"`
+	RateBytes    uint64 `json:"rate_bytes,omitempty"`
+	BurstBytes   uint64 `json:"burst_bytes,omitempty"`
+}
+
+// NIC is what the driver of an interface says, and how the packets that it
+// receives are spread over processors. Zero is not known.
+type NIC struct {
+	Driver      string `json:"driver,omitempty"`
+	RxRing      uint32 `json:"rx_ring,omitempty"`
+	RxRingMax   uint32 `json:"rx_ring_max,omitempty"`
+	Channels    uint32 `json:"channels,omitempty"` // receive queues in use, as ethtool -l counts them
+	ChannelsMax uint32 `json:"channels_max,omitempty"`
+	RxQueues    int    `json:"rx_queues,omitempty"`
+	RPSQueues   int    `json:"rps_queues,omitempty"` // of them with processors in rps_cpus
+	Threaded    bool   `json:"threaded,omitempty"`   // polled by threads of their own, not in softirq
+	// Lost are the driver's own counters of packets that never reached the stack ->
+	// increase; only those that increased.
+	Lost map[string]uint64 `json:"lost,omitempty"`
+}
+
+// Neighbours is the table of one family's neighbours (ARP or neighbour
+// discovery). It is one for all namespaces of the host, and so are its limits.
+type Neighbours struct {
+	Family     string `json:"family"`            // ipv4, ipv6
+	Entries    uint64 `json:"entries"`           // of all namespaces, permanent ones included
+	Here       uint64 `json:"here"`              // entries of this namespace
+	Busiest    string `json:"busiest,omitempty"` // interface of this namespace with most of them
+	Thresh2    uint64 `json:"gc_thresh2"`
+	Thresh3    uint64 `json:"gc_thresh3"`
+	TableFulls uint64 `json:"table_fulls"`    // increases: no room for a new one
+	ForcedRuns uint64 `json:"forced_gc_runs"` // had to be cleared on the spot
+	Failed     uint64 `json:"res_failed"`     // that did not answer
+}
+
+// RouteAnswer is what the routing tables said at the end of the window about a
+// packet that was dropped in it.
+type RouteAnswer struct {
+	In     string     `json:"in"` // interface that it came in by
+	Source netip.Addr `json:"source"`
+	Dest   netip.Addr `json:"dest"`
+	Answer RouteKind  `json:"answer"`
+	Out    string     `json:"out,omitempty"` // of a route: by which interface, and to which router
+	Via    netip.Addr `json:"via,omitzero"`
+}
+
+// RouteKind is how a look-up of a route ends.
+type RouteKind string
+
+// The ends of a look-up.
+const (
+	RouteFound       RouteKind = "route"
+	RouteNone        RouteKind = "none"        // no route matches
+	RouteUnreachable RouteKind = "unreachable" // a route or rule of that type matches
+	RouteBlackhole   RouteKind = "blackhole"
+	RouteProhibited  RouteKind = "prohibit"
+)
 
 // Listener is a listening TCP socket: how full its accept queue is.
 type Listener struct {

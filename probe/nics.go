@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// maxNICs is how many interfaces are asked for more than what every interface
+// has: a host of a thousand containers has few that matter, the busiest.
+const maxNICs = 32
+
+// nics reads what the drivers of the busiest interfaces say: receive ring,
+// queues, counters of loss; and how received packets are spread over processors.
+// It adds to what interfaces read.
+func nics(opts Options) source {
+	before := map[string]map[string]uint64{}
+	return source{
+		name:  snapshot.CanNICs,
+		costs: "packets that network cards lost before the stack saw them, and how their queues are spread, are not told",
+		live:  true,
+		start: func(*view) error {
+			names, err := os.ReadFile("/proc/thread-self/net/dev")
+			if err != nil {
+				return err
+			}
+			return withEthtool(func(fd int) error {
+				for _, name := range parseDevices(string(names)) {
+					if len(before) >= maxInterfaces {
+						break
+					}
+					// A driver without counters has none.
+					if stats, err := ethtoolStats(fd, name); err == nil {
+						before[name] = stats
+					}
+				}
+				return nil
+			})
+		},
+		end: func(_ *view, s *snapshot.Snapshot) error {
+			var busy []*snapshot.Interface
+			for i := range s.Interfaces {
+				if l := &s.Interfaces[i]; l.Up && l.Name != "lo" {
+					busy = append(busy, l)
+				}
+			}
+			slices.SortStableFunc(busy, func(a, b *snapshot.Interface) int {
+				return cmp.Or(cmp.Compare(b.RxMissed, a.RxMissed), cmp.Compare(b.RxPackets, a.RxPackets))
+			})
+			busy = busy[:min(len(busy), maxNICs)]
+			err := withEthtool(func(fd int) error {
+				for _, l := range busy {
+					nic := askDriver(fd, l.Name)
+					if now, err := ethtoolStats(fd, l.Name); err == nil {
+						nic.Lost = lostCounters(before[l.Name], now)
+					}
+					l.NIC = &nic
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			// /sys shows the devices of the namespace that it was mounted in.
+			return opts.Netns.DoWithSys(func() error {
+				for _, l := range busy {
+					readQueues("/sys/class/net", l.Name, l.NIC)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// parseDevices are the names in /proc/net/dev, without loopback.
+func parseDevices(text string) (names []string) {
+	for line := range strings.Lines(text) {
+		name, _, ok := strings.Cut(line, ":")
+		if name = strings.TrimSpace(name); ok && name != "lo" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// readQueues reads how an interface's receive queues are spread over processors.
+// What is not there is not known.
+func readQueues(dir, name string, nic *snapshot.NIC) {
+	queues, _ := filepath.Glob(filepath.Join(escapeGlob(filepath.Join(dir, name)), "queues", "rx-*"))
+	nic.RxQueues, nic.RPSQueues = len(queues), 0
+	for _, q := range queues {
+		mask, err := os.ReadFile(filepath.Join(q, "rps_cpus"))
+		if err == nil && strings.Trim(string(mask), "0,\n") != "" {
+			nic.RPSQueues++
+		}
+	}
+	threaded, err := os.ReadFile(filepath.Join(dir, name, "threaded"))
+	nic.Threaded = err == nil && strings.TrimSpace(string(threaded)) != "0"
+}
+
+// Drivers call what they had no room for by many names. Totals are wanted and
+// not each queue's share of them; what an XDP program dropped was meant to be.
+var (
+	lostCounter  = regexp.MustCompile(`(?i)missed|no_?buf|out_of_buf|no_dma|no_desc|alloc_fail|rx.*(fifo|overrun|discards_phy|steer_missed)|^rx_drop(s|ped)?$|allowance_exceeded`)
+	queueCounter = regexp.MustCompile(`(?i)xdp|(rx|tx|queue|ring|q|ch)[_\[]?\d|^tx`)
+)
+
+func lostCounters(before, after map[string]uint64) map[string]uint64 {
+	out := map[string]uint64{}
+	for name, n := range after {
+		if !lostCounter.MatchString(name) || queueCounter.MatchString(name) {
+			continue
+		}
+		if d := increase(before[name], n); d > 0 {
+			out[name] = d
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// withEthtool calls fn with a socket of the thread's namespace, on which drivers
+// can be asked.
+func withEthtool(fn func(fd int) error) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("ask drivers: %w", err)
+	}
+	defer unix.Close(fd)
+	return fn(fd)
+}
+
+// The kernel's ethtool.h.
+const (
+	ethtoolNameBytes = 32 // ETH_GSTRING_LEN
+	ethtoolStatsSet  = 1  // ETH_SS_STATS
+	maxDriverStats   = 16384
+)
+
+type (
+	ethtoolRing     struct{ cmd, rxMax, miniMax, jumboMax, txMax, rx, mini, jumbo, tx uint32 }
+	ethtoolChannels struct{ cmd, rxMax, txMax, otherMax, combinedMax, rx, tx, other, combined uint32 }
+	ethtoolSets     struct {
+		cmd, reserved uint32
+		mask          uint64
+		size          uint32
+		_             uint32
+	}
+)
+
+// ethtool makes one request of a driver; data begins with the command.
+func ethtool(fd int, name string, data unsafe.Pointer) error {
+	var request struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte // struct ifreq is longer
+	}
+	copy(request.name[:unix.IFNAMSIZ-1], name)
+	request.data = data
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	runtime.KeepAlive(&request)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// askDriver reads what a driver has; what it has not stays zero.
+func askDriver(fd int, name string) (nic snapshot.NIC) {
+	if info, err := unix.IoctlGetEthtoolDrvinfo(fd, name); err == nil {
+		nic.Driver = string(bytes.TrimRight(info.Driver[:], "\x00"))
+	}
+	ring := ethtoolRing{cmd: unix.ETHTOOL_GRINGPARAM}
+	if ethtool(fd, name, unsafe.Pointer(&ring)) == nil {
+		nic.RxRing, nic.RxRingMax = ring.rx, ring.rxMax
+	}
+	ch := ethtoolChannels{cmd: unix.ETHTOOL_GCHANNELS}
+	if ethtool(fd, name, unsafe.Pointer(&ch)) == nil {
+		nic.Channels, nic.ChannelsMax = ch.rx+ch.combined, max(ch.rxMax, ch.combinedMax)
+	}
+	return nic
+}
+
+// ethtoolStats reads a driver's own counters, as ethtool -S shows them.
+func ethtoolStats(fd int, name string) (map[string]uint64, error) {
+	sets := ethtoolSets{cmd: unix.ETHTOOL_GSSET_INFO, mask: 1 << ethtoolStatsSet}
+	if err := ethtool(fd, name, unsafe.Pointer(&sets)); err != nil {
+		return nil, err
+	}
+	n := sets.size
+	if sets.mask == 0 || n == 0 || n > maxDriverStats {
+		return nil, errors.New("no counters")
+	}
+	// A command, a set, a length, then the names; a command, a length, the numbers.
+	// In words of 8 bytes, which the numbers must be aligned to. The number of
+	// counters may have grown meanwhile: the kernel writes as many as it has
+	// (ethtool_get_strings), so there is room for more.
+	room := 2*n + 64
+	words := make([]uint64, 2+room*ethtoolNameBytes/8)
+	head := (*[3]uint32)(unsafe.Pointer(&words[0]))
+	head[0], head[1], head[2] = unix.ETHTOOL_GSTRINGS, ethtoolStatsSet, room
+	if err := ethtool(fd, name, unsafe.Pointer(&words[0])); err != nil {
+		return nil, err
+	}
+	numbers := make([]uint64, 1+room)
+	request := (*[2]uint32)(unsafe.Pointer(&numbers[0]))
+	request[0], request[1] = unix.ETHTOOL_GSTATS, room
+	if err := ethtool(fd, name, unsafe.Pointer(&numbers[0])); err != nil {
+		return nil, err
+	}
+	names := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), 8*len(words))[12:]
+	out := map[string]uint64{}
+	for i := range min(head[2], request[1], room) {
+		name := names[i*ethtoolNameBytes : (i+1)*ethtoolNameBytes]
+		name, _, _ = bytes.Cut(name, []byte{0})
+		out[strings.TrimSpace(string(name))] = numbers[1+i]
+	}
+	return out, nil
+}
