@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Every map of the engine: its key, who writes it, who reads it, what full means.
+ * "Packets" are the programs at the hooks, "sweep" the timer of nat_sweep.bpf.c,
+ * "natkit" user space. max_entries given here are for tests of the C code; package
+ * datapath puts in those of the rule file's limits before it loads.
+ *
+ * State maps are plain preallocated hashes, never LRU: a live session or mapping is
+ * not thrown away for a new one (RFC 6888 REQ-11). Memory of a removed element is
+ * used again at once by any other key, so:
+ *  - a session is removed only by the sweep, NAT_DEAD_TICKS after it was marked
+ *    NAT_FLOW_DEAD, and a packet that finds it dead does not use it (it may revive it);
+ *  - a reference on a mapping, source or contact is taken by compare-and-exchange
+ *    and its identity checked after that.
+ */
+#ifndef NATKIT_MAPS_H
+#define NATKIT_MAPS_H
+
+#include "nat.h"
+#include <bpf/bpf_helpers.h>
+
+/* --- state ------------------------------------------------------------------- */
+
+/* Both directions of every session. Packets create and write; the sweep removes.
+ * Full: the new session is refused, NAT_DROP_SESSIONS_FULL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_flow_key);
+	__type(value, struct nat_flow);
+	__uint(max_entries, 2 * 65536);
+} flows SEC(".maps");
+
+/* The owner's key of every session once, for the sweep to go round. As large as
+ * there can be sessions, so it is never full when flows is not. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__type(value, struct nat_flow_key);
+	__uint(max_entries, 65536);
+} session_queue SEC(".maps");
+
+/* Inside endpoint -> outside endpoint. Packets create; the sweep removes when no
+ * session has used it for the time that its port rests. Full: NAT_DROP_MAPPINGS_FULL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_mapping_key);
+	__type(value, struct nat_mapping);
+	__uint(max_entries, 65536);
+} mappings SEC(".maps");
+
+/* Mappings whose last session ended, oldest first; and, with class's port rest, the
+ * ports of ended sessions without mapping (APDM: realm set, port's slot is SESSION). */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__type(value, struct nat_resting);
+	__uint(max_entries, 65536);
+} mapping_queue SEC(".maps");
+
+/* Inside hosts. Packets create, the sweep removes those without sessions. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_source_key);
+	__type(value, struct nat_source);
+	__uint(max_entries, 65536);
+} sources SEC(".maps");
+
+/* For rules that filter by address only. refs (enum nat_refs) counts sessions. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_contact_key);
+	__type(value, __u32);
+	__uint(max_entries, 65536);
+} contacts SEC(".maps");
+
+/* Packets write on tc, the sweep removes. Full: NAT_DROP_FRAGMENTS_FULL. Only packets
+ * of a session make entries, so a flood from outside can't fill it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_fragment_key);
+	__type(value, struct nat_fragment);
+	__uint(max_entries, NAT_MAX_FRAGMENTS);
+} fragments SEC(".maps");
+
+/* --- outside addresses ------------------------------------------------------- */
+
+/* By index. natkit writes; packets move a masquerade address on Linux 6.7 and later. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_address);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+} addresses SEC(".maps");
+
+/* Address -> index, of every address that natkit translates to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_addr);
+	__type(value, __u32);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+} outside SEC(".maps");
+
+/* By index of the address: who has which port. Three spaces, one a class. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_ARRAY);
+		__uint(map_flags, BPF_F_INNER_MAP);
+		__type(key, __u32);
+		__type(value, struct nat_slot);
+		__uint(max_entries, 1);
+	});
+} slots SEC(".maps");
+
+/* By index of the address: which ports are free. Key of the inner map: enum nat_class. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_ARRAY);
+		__type(key, __u32);
+		__type(value, struct nat_ports);
+		__uint(max_entries, NAT_PORT_CLASSES);
+	});
+} free_ports SEC(".maps");
+
+/* For pools without ports: key 0, bit = index of the address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_ports);
+	__uint(max_entries, 1);
+} free_addresses SEC(".maps");
+
+/* --- links ------------------------------------------------------------------- */
+
+/* By index. natkit writes, nobody else. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_link);
+	__uint(max_entries, NAT_MAX_LINKS);
+} links SEC(".maps");
+
+/* ifindex -> index in links. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, NAT_MAX_LINKS);
+} link_indices SEC(".maps");
+
+/* By index in links: where XDP transmits. natkit fills it from inside the devices'
+ * namespace. A link without NAT_LINK_XDP has none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, NAT_MAX_LINKS);
+} transmit SEC(".maps");
+
+/* Per neighbour (hash of MAC and link): when a packet last went through the stack's
+ * neighbour table, which keeps the entry confirmed. A collision only delays. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 4096);
+} probed SEC(".maps");
+
+/* --- rules and configuration -------------------------------------------------- */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_control);
+	__uint(max_entries, 1);
+} control SEC(".maps");
+
+/* By generation % NAT_GENERATIONS, like all that follow. natkit fills the slot that
+ * is not in use, then flips control.generation: all or nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_config);
+	__uint(max_entries, NAT_GENERATIONS);
+} config SEC(".maps");
+
+#define NAT_GENERATION_MAP(name, inner_type, inner_flags, key_type, value_type)                    \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                          \
+		__type(key, __u32);                                                                \
+		__uint(max_entries, NAT_GENERATIONS);                                              \
+		__array(values, struct {                                                           \
+			__uint(type, inner_type);                                                  \
+			__uint(map_flags, inner_flags);                                            \
+			__type(key, key_type);                                                     \
+			__type(value, value_type);                                                 \
+			__uint(max_entries, 1);                                                    \
+		});                                                                                \
+	} name SEC(".maps")
+
+NAT_GENERATION_MAP(rules, BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP, __u32, struct nat_rule);
+NAT_GENERATION_MAP(targets, BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP, __u32, struct nat_target);
+NAT_GENERATION_MAP(exact, BPF_MAP_TYPE_HASH, 0, struct nat_exact_key, __u32);
+NAT_GENERATION_MAP(destinations, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC,
+		   struct nat_destination_key, __u32);
+NAT_GENERATION_MAP(origins, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_origin_key, __u32);
+NAT_GENERATION_MAP(exclude_src, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_prefix_key,
+		   __u32);
+NAT_GENERATION_MAP(exclude_dst, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_prefix_key,
+		   __u32);
+NAT_GENERATION_MAP(excludes, BPF_MAP_TYPE_HASH, 0, struct nat_exclude_key, __u32);
+
+/* --- what is told ------------------------------------------------------------- */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_stats);
+	__uint(max_entries, 1);
+} stats SEC(".maps");
+
+/* struct nat_event. Full: the event is lost and counted by the reader's gap (lost_events). */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} events SEC(".maps");
+
+#endif

@@ -1,0 +1,478 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The contract of the NAT engine: limits, enums, keys and values of its maps,
+ * configuration. What user space or a pinned map of another version sees is here
+ * and begins with nat_; a change of any of it raises NAT_ABI. No code.
+ *
+ * Addresses and ports in shared structs are in network order, addresses as
+ * struct nat_addr, so that Go sees octets and not an integer of unknown order.
+ * Time is counted in ticks of 2^20 ns (1.05 ms) of CLOCK_MONOTONIC, 32 bits wide:
+ * differences are right for 26 days, and every stored tick is looked at sooner.
+ */
+#ifndef NATKIT_NAT_H
+#define NATKIT_NAT_H
+
+#include <linux/types.h>
+
+#define NAT_ABI 1
+
+enum nat_limit {
+	NAT_TICK_SHIFT = 20,
+	NAT_MAX_LINKS = 256,	   /* interfaces that packets come in or leave by */
+	NAT_MAX_ADDRESSES = 65536, /* indices of outside addresses, struct nat_address */
+	NAT_MAX_REALMS = 255,	   /* pools and masquerading links */
+	NAT_MAX_RULES = 1 << 20,
+	NAT_GENERATIONS = 2, /* one in use, one being filled */
+	NAT_PORTS = 65536,
+	NAT_WORDS = NAT_PORTS / 64,
+	NAT_SUMMARY = NAT_WORDS / 64,
+	NAT_MAX_FRAGMENTS = 16384,
+	NAT_DEAD_TICKS = 2000, /* between the end of a session and the reuse of its memory */
+};
+
+/* Which way a packet comes from. Part of every flow key: a packet from outside
+ * that pretends an inside source never meets the flow of the real one. */
+enum nat_side { NAT_INSIDE, NAT_OUTSIDE };
+
+/* What shares a space of port numbers. UDP-Lite lives in UDP's, ICMP queries use
+ * their identifier, everything else has no ports and is translated by address. */
+enum nat_class { NAT_TCP, NAT_UDP, NAT_ICMP, NAT_PORT_CLASSES, NAT_OTHER = NAT_PORT_CLASSES };
+
+/* RFC 4787 section 4.1 and 5. */
+enum nat_mapping_mode { NAT_ENDPOINT_INDEPENDENT, NAT_ADDRESS_AND_PORT_DEPENDENT };
+enum nat_filtering_mode {
+	NAT_FILTER_ENDPOINT_INDEPENDENT,
+	NAT_FILTER_ADDRESS,
+	NAT_FILTER_ADDRESS_AND_PORT,
+};
+
+/* Which time-out a flow is under: an index into nat_config.timeouts. */
+enum nat_timeout {
+	NAT_TIMEOUT_UDP,
+	NAT_TIMEOUT_TCP_OPENING,     /* SYN of one side only */
+	NAT_TIMEOUT_TCP_ESTABLISHED, /* SYN of both sides */
+	NAT_TIMEOUT_TCP_CLOSING,     /* FIN of both sides */
+	NAT_TIMEOUT_TCP_RESET,	     /* RST seen: RFC 7857 section 2.2 */
+	NAT_TIMEOUT_ICMP,
+	NAT_TIMEOUT_OTHER,
+	NAT_TIMEOUT_FRAGMENT,
+	NAT_TIMEOUT_PORT_REST, /* RFC 6888 REQ-8: how long a freed port rests */
+	NAT_TIMEOUTS,
+};
+
+/*
+ * What the engine did with a packet it did not simply translate; the index of its
+ * counter in nat_stats. A drop is counted once, where its verdict is given.
+ */
+enum nat_reason {
+	/* not ours: to the stack, untouched */
+	NAT_PASS_NOT_IPV4,
+	NAT_PASS_NO_RULE,
+	NAT_PASS_EXCLUDED,
+	NAT_PASS_LOCAL,	    /* for the gateway itself */
+	NAT_PASS_TTL,	    /* outbound, the stack answers its sender */
+	NAT_PASS_TOO_BIG,   /* outbound with DF, likewise */
+	NAT_PASS_NO_ROUTE,  /* outbound, likewise */
+	NAT_PASS_MULTICAST, /* and broadcast */
+	NAT_PASS_TO_TC,	    /* XDP can't finish it, tc will */
+	/* translated */
+	NAT_TRANSLATED_IN,
+	NAT_TRANSLATED_OUT,
+	NAT_CREATED,  /* sessions */
+	NAT_EXPIRED,
+	NAT_MAPPED,   /* mappings made */
+	NAT_UNMAPPED,
+	NAT_HAIRPINNED,
+	NAT_MSS_CLAMPED,
+	NAT_ICMP_TRANSLATED, /* errors, with the packet inside */
+	NAT_ICMP_SENT,	     /* errors made by the engine */
+	/* drops */
+	NAT_DROP_MALFORMED,	 /* lengths that contradict each other, a truncated header */
+	NAT_DROP_BAD_CHECKSUM,	 /* of an ICMP error or the IPv4 header inside it */
+	NAT_DROP_SPOOFED,	 /* an inside source that does not route back where it came from, land */
+	NAT_DROP_FILTERED,	 /* mapping exists, this sender may not use it */
+	NAT_DROP_NO_MAPPING,	 /* to a pool address that nothing maps */
+	NAT_DROP_NO_SESSION,	 /* an ICMP error about a packet we did not translate; TCP that opens nothing */
+	NAT_DROP_NO_PORT,	 /* every port of the address is in use or rests */
+	NAT_DROP_NO_ADDRESS,	 /* every address of a pool without ports is in use */
+	NAT_DROP_SESSIONS_FULL,
+	NAT_DROP_MAPPINGS_FULL,
+	NAT_DROP_SOURCE_LIMIT,	 /* sessions_per_source reached */
+	NAT_DROP_SOURCES_FULL,
+	NAT_DROP_TTL,		 /* inbound: the engine answers */
+	NAT_DROP_TOO_BIG,	 /* inbound with DF: the engine answers */
+	NAT_DROP_NO_ROUTE,
+	NAT_DROP_NO_NEIGHBOUR,
+	NAT_DROP_UNSUPPORTED,	 /* a protocol or ICMP type that can't be translated by this rule */
+	NAT_DROP_FRAGMENT,	 /* of a datagram whose first fragment is unknown */
+	NAT_DROP_FRAGMENTS_FULL,
+	NAT_DROP_RACE,		 /* lost against another CPU or the sweep; the sender repeats */
+	NAT_DROP_REWRITE,	 /* a helper refused to write; cannot happen */
+	NAT_DROP_BYPASS,	 /* cannot happen: a rule of the program's own tables is missing */
+	NAT_REASONS,
+};
+
+struct nat_addr {
+	__u8 octet[4];
+} __attribute__((aligned(4)));
+
+/*
+ * A flow is one direction of a session; a session is two flows. The key is what
+ * the packet looks like when it arrives. ICMP queries have their identifier in
+ * sport and 0 in dport, the replies the other way round; protocols without ports
+ * have zeros.
+ */
+struct nat_flow_key {
+	struct nat_addr src, dst;
+	__be16 sport, dport;
+	__u8 protocol;
+	__u8 side; /* enum nat_side */
+	__u16 zero;
+};
+
+/*
+ * Bits of nat_flow.state. The *owner* is the flow of the packet that opened the
+ * session; only its word decides over life, and TCP bits are gathered there.
+ * Changed by compare-and-exchange only.
+ */
+enum nat_flow_state {
+	NAT_FLOW_TIMEOUT = 0x0000000f,	/* enum nat_timeout */
+	NAT_FLOW_OWNER = 0x00000010,
+	NAT_FLOW_PEER_OUTSIDE = 0x00000020, /* side of the other flow's key */
+	NAT_FLOW_MAPPED = 0x00000040,	/* holds a reference on a mapping (EIM, NAPT or dynamic 1:1) */
+	NAT_FLOW_PORT = 0x00000080,	/* owns an outside port without a mapping (APDM) */
+	NAT_FLOW_SOURCE = 0x00000100,	/* counted in nat_source */
+	NAT_FLOW_CONTACT = 0x00000200,	/* holds a reference on a contact (address-dependent filtering) */
+	NAT_FLOW_OUTBOUND = 0x00000400,	/* this direction leaves an inside host: it refreshes (RFC 4787 REQ-6) */
+	NAT_FLOW_HAIRPIN = 0x00000800,
+	NAT_FLOW_CLAMP = 0x00001000,	/* clamp MSS of SYNs */
+	NAT_FLOW_MASQUERADE = 0x00002000, /* outside address may change: see hop_checked */
+	NAT_FLOW_TCP_SYN_OWNER = 0x00010000,
+	NAT_FLOW_TCP_SYN_PEER = 0x00020000,
+	NAT_FLOW_TCP_FIN_OWNER = 0x00040000,
+	NAT_FLOW_TCP_FIN_PEER = 0x00080000,
+	NAT_FLOW_TCP_RST = 0x00100000,
+	NAT_FLOW_DEAD = 0x40000000, /* expired; may be revived until GONE */
+	NAT_FLOW_GONE = 0x80000000, /* being removed: as if not there */
+};
+
+/*
+ * 64 bytes, one cache line: the kernel puts them behind a 48-byte header and the
+ * 16-byte key of a preallocated hash element. The hot path writes only the flow of
+ * the packet's own direction.
+ *
+ * hop holds the next hop in one word, so that it is read and replaced whole: the
+ * low 48 bits are the neighbour's MAC as it lies in memory, the high 16 the index
+ * of the link it is behind plus 1; 0 is none yet. After a second (hop_checked) a packet of the flow asks
+ * the FIB again, and a masquerading flow whether its address is still ours.
+ */
+struct nat_flow {
+	struct nat_addr src, dst; /* what the packet becomes */
+	__be16 sport, dport;
+	__u16 l3_delta; /* to add to the complement of the IPv4 checksum, TTL not included */
+	__u16 l4_delta; /* likewise of TCP, UDP: addresses and ports; ICMP: identifier only */
+	__u64 hop;
+	__u32 hop_checked; /* ticks */
+	__u32 seen;	   /* ticks: last packet of this direction */
+	__u64 packets;
+	__u64 bytes;	/* of IPv4 */
+	__u32 rule;	/* nat_rule.id that made the session */
+	__u32 created;	/* ticks */
+	__u16 mtu;	/* of the way out, 0 unknown */
+	__u16 in_link;	/* link this direction's packets must come from, plus 1; 0 any of the side */
+	__u32 state;	/* enum nat_flow_state */
+};
+
+/*
+ * RFC 4787 REQ-1: an inside endpoint and the outside endpoint that it has for as
+ * long as the mapping lives. refs counts sessions in its low 24 bits. The inside
+ * endpoint is repeated in the value: memory of a removed element is used again at
+ * once, so who takes a reference checks afterwards that it is the right one.
+ */
+struct nat_mapping_key {
+	struct nat_addr addr;
+	__be16 port;
+	__u8 class; /* enum nat_class; NAT_OTHER: the whole address (dynamic one-to-one) */
+	__u8 realm;
+};
+
+enum nat_refs {
+	NAT_REFS_COUNT = 0x00ffffff,
+	NAT_REFS_FILTERING = 0x03000000, /* enum nat_filtering_mode << 24 */
+	NAT_REFS_QUEUED = 0x40000000,	 /* is in mapping_queue: its port rests or will */
+	NAT_REFS_GONE = 0x80000000,	 /* being removed: as if not there */
+};
+
+struct nat_mapping {
+	struct nat_mapping_key inside;
+	__u16 address; /* index of the outside address */
+	__be16 port;
+	__u32 refs; /* enum nat_refs */
+};
+
+/* One outside port of one class: who has it. All zero is nobody. Written whole, by
+ * whoever holds the port's bit. Index: class * (ports of the address) + port - port_first. */
+struct nat_slot {
+	struct nat_addr addr;
+	__be16 port;
+	__u8 realm;
+	__u8 used; /* 0 free, enum nat_slot_use */
+};
+
+enum nat_slot_use { NAT_SLOT_FREE, NAT_SLOT_MAPPING, NAT_SLOT_SESSION };
+
+/* Free outside ports of one address and class: bit set = free. summary has a bit
+ * for each word that may have one. Ports outside the pool's range, reserved by port
+ * forwards or bound by sockets at start are never set. */
+struct nat_ports {
+	__u64 summary[NAT_SUMMARY];
+	__u64 words[NAT_WORDS];
+	__u64 free; /* how many, kept by atomic addition; for status and the choice of an address */
+};
+
+/* An outside address. Index is for life: mappings hold it. */
+enum nat_address_flag {
+	NAT_ADDRESS_OWNED = 1,	    /* the gateway's own: what nothing maps is the stack's */
+	NAT_ADDRESS_MASQUERADE = 2, /* follows the address of link */
+	NAT_ADDRESS_STATIC = 4,	    /* belongs to static rules only: no ports to give */
+	NAT_ADDRESS_LEAVING = 8,    /* removed from the rules: nothing new */
+};
+
+struct nat_address {
+	struct nat_addr addr;
+	__u16 flags;
+	__u16 link; /* index plus 1 of the link it is on, 0 none */
+	__u16 port_first, port_count; /* host order; count 0 = no ports; 65536 does not occur: port 0 is never given */
+	__u8 realm;
+	__u8 zero[3];
+};
+
+/* An inside host in a realm: how many sessions it has, and which outside address
+ * (RFC 4787 REQ-2, paired pooling). */
+struct nat_source_key {
+	struct nat_addr addr;
+	__u32 realm;
+};
+
+struct nat_source {
+	struct nat_addr addr; /* repeated, as in nat_mapping */
+	__u16 realm;
+	__u16 address; /* index, valid if the realm is a pool */
+	__u32 refs;    /* enum nat_refs */
+	__u32 zero;
+};
+
+/* Address-dependent filtering: this outside endpoint has sent to that address. */
+struct nat_contact_key {
+	struct nat_addr remote;
+	__u16 address; /* index */
+	__be16 port;
+	__u32 class;
+};
+
+/* An interface. Index is for life of the instance; ifindex 0: gone. */
+enum nat_link_flag {
+	NAT_LINK_INSIDE = 1,
+	NAT_LINK_OUTSIDE = 2,
+	NAT_LINK_XDP = 4, /* XDP may transmit here */
+	NAT_LINK_NO_ETHERNET = 8,
+};
+
+struct nat_link {
+	__u32 ifindex;
+	__u16 flags;
+	__u16 mtu;
+	__u8 mac[6];
+	__u16 realm;   /* masquerading behind this link */
+	__u16 address; /* index of the address it masquerades behind, plus 1; 0 none */
+	__u16 zero;
+};
+
+/*
+ * Rules. The compiler (package datapath) turns the rule file into look-ups whose
+ * cost does not depend on how many there are:
+ *
+ *   excluded      class of the source and of the destination prefix (two LPM),
+ *                 then the pair in a hash
+ *   destination   exact (protocol, address, port) in a hash, then port ranges, then
+ *                 prefixes, both in one LPM; at each step first bound to the way in
+ *   source        LPM of the address under (way in, way out), (any, out), (in, any), (any, any)
+ *
+ * nat_config.lookups says which of them this rule set needs at all.
+ */
+enum nat_rule_kind {
+	NAT_RULE_NAPT = 1,   /* source: pool or masquerade, with ports */
+	NAT_RULE_ONE_TO_ONE, /* source: pool without ports */
+	NAT_RULE_MAP,	     /* source or destination: prefix to prefix, with sessions */
+	NAT_RULE_STATELESS,  /* likewise without */
+	NAT_RULE_FORWARD,    /* destination: to targets */
+};
+
+enum nat_rule_flag {
+	NAT_RULE_MASQUERADE = 1, /* address of the way out */
+	NAT_RULE_CLAMP_MSS = 2,
+	NAT_RULE_KEEP_PORT = 4,	 /* FORWARD: the port of the packet stays; else to_port + (port - from_port) */
+};
+
+struct nat_rule {
+	__u32 id; /* the same for the same rule in the next generation */
+	__u8 kind, flags;
+	__u8 mapping[NAT_PORT_CLASSES];	  /* enum nat_mapping_mode */
+	__u8 filtering[NAT_PORT_CLASSES]; /* enum nat_filtering_mode */
+	__u8 prefix;  /* MAP, STATELESS: length */
+	__u8 realm;   /* NAPT, ONE_TO_ONE */
+	__u16 from_port; /* FORWARD: first of the range, host order */
+	struct nat_addr to; /* MAP, STATELESS: the other prefix */
+	__u32 pool_first;   /* index of the pool's first address */
+	__u32 pool_count;
+	__u32 targets;	     /* FORWARD: first of target_count entries of nat_target */
+	__u32 target_count;  /* 1, or a prime for the balanced table (consistent hash) */
+};
+
+struct nat_target {
+	struct nat_addr addr;
+	__be16 port; /* of from_port; 0 with KEEP_PORT */
+	__u16 zero;
+};
+
+struct nat_exact_key {
+	struct nat_addr addr;
+	__be16 port;
+	__u8 protocol;
+	__u8 zero;
+	__u32 link; /* way in, plus 1; 0 any */
+};
+
+enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX };
+
+/* bits: 16 link (plus 1, network order), 8 kind, 8 protocol (0 any), 32 address, 16 port.
+ * NAT_BY_RANGE has the full address and a prefix of the port, NAT_BY_PREFIX a prefix of the address. */
+struct nat_destination_key {
+	__u32 prefixlen;
+	__be16 link;
+	__u8 kind, protocol;
+	struct nat_addr addr;
+	__be16 port;
+	__u16 zero;
+};
+
+/* bits: 16 way in, 16 way out (plus 1, 0 any, network order), 32 address */
+struct nat_origin_key {
+	__u32 prefixlen;
+	__be16 in, out;
+	struct nat_addr addr;
+};
+
+struct nat_prefix_key {
+	__u32 prefixlen;
+	struct nat_addr addr;
+};
+
+struct nat_exclude_key {
+	__u32 src, dst; /* classes */
+	__be16 port;	/* destination's; 0 any */
+	__u8 protocol;	/* 0 any */
+	__u8 zero;
+};
+
+enum nat_lookup {
+	NAT_LOOKUP_EXCLUDE = 1,
+	NAT_LOOKUP_EXCLUDE_PORT = 2,
+	NAT_LOOKUP_EXACT = 4,
+	NAT_LOOKUP_EXACT_LINK = 8,
+	NAT_LOOKUP_RANGE = 16,
+	NAT_LOOKUP_RANGE_LINK = 32,
+	NAT_LOOKUP_PREFIX = 64,	       /* any protocol */
+	NAT_LOOKUP_PREFIX_LINK = 128,
+	NAT_LOOKUP_PREFIX_PROTOCOL = 256, /* bound to a protocol */
+	NAT_LOOKUP_PREFIX_PROTOCOL_LINK = 512,
+	NAT_LOOKUP_SOURCE = 1024,
+	NAT_LOOKUP_SOURCE_IN = 2048,
+	NAT_LOOKUP_SOURCE_OUT = 4096,
+	NAT_LOOKUP_SOURCE_IN_OUT = 8192,
+};
+
+enum nat_config_flag {
+	NAT_CONFIG_INBOUND_REFRESH = 1, /* RFC 4787 REQ-6: packets from outside keep a session alive too */
+	NAT_CONFIG_EVENTS = 2,		/* somebody reads the events */
+	NAT_CONFIG_PARITY = 4,		/* RFC 4787 REQ-4 */
+};
+
+/* One generation's configuration, in a slot of the map config. */
+struct nat_config {
+	__u32 timeouts[NAT_TIMEOUTS]; /* ticks, by enum nat_timeout */
+	__u32 lookups;		      /* enum nat_lookup */
+	__u32 flags;		      /* enum nat_config_flag */
+	__u32 sessions_per_source;    /* 0 no limit */
+	__u32 icmp_per_second;	      /* errors the engine may send, of all CPUs together */
+};
+
+/* The one word that apply flips, and what upgrade looks at. */
+struct nat_control {
+	__u32 abi;	  /* NAT_ABI of who made the maps */
+	__u32 generation; /* config and rules in use: slot generation % NAT_GENERATIONS */
+	__u32 swept;	  /* ticks: last run of the sweep */
+	__u32 icmp_tick, icmp_sent; /* rate limit of errors: the second, and how many in it */
+	__u32 zero;
+};
+
+struct nat_stats {
+	__u64 packets[NAT_REASONS];
+	__u64 bytes_in, bytes_out; /* translated, IPv4 bytes */
+	__u64 sweep_ns, sweep_looked; /* time the sweep took, sessions it looked at */
+};
+
+/* An entry of mapping_queue: a mapping without sessions, whose port rests. */
+struct nat_resting {
+	struct nat_mapping_key inside;
+	__u16 address;
+	__be16 port;
+	__u32 since; /* ticks */
+};
+
+/* A fragmented datagram whose first fragment was translated. */
+struct nat_fragment_key {
+	struct nat_addr src, dst;
+	__be16 id;
+	__u8 protocol;
+	__u8 side;
+};
+
+struct nat_fragment {
+	struct nat_addr src, dst; /* what its later fragments become */
+	__u32 seen;
+	__u32 flags; /* enum nat_flow_state of the flow, for direction and hairpin */
+};
+
+enum nat_event_kind { NAT_EVENT_CREATE = 1, NAT_EVENT_DELETE, NAT_EVENT_REFUSED };
+
+/* What natkit events shows. For a refusal only key and reason are set. */
+struct nat_event {
+	__u64 time_ns; /* CLOCK_MONOTONIC */
+	struct nat_flow_key key; /* as the owner's packet arrived */
+	struct nat_addr src, dst; /* as it left */
+	__be16 sport, dport;
+	__u32 rule;
+	__u8 kind;   /* enum nat_event_kind */
+	__u8 reason; /* enum nat_reason of a refusal */
+	__u8 zero[6];
+	__u64 packets[2], bytes[2]; /* of a deletion: owner's direction, the other */
+};
+
+#define NAT_ASSERT(condition) _Static_assert(condition, #condition)
+NAT_ASSERT(sizeof(struct nat_flow_key) == 16);
+NAT_ASSERT(sizeof(struct nat_flow) == 64);
+NAT_ASSERT(sizeof(struct nat_mapping_key) == 8);
+NAT_ASSERT(sizeof(struct nat_mapping) == 16);
+NAT_ASSERT(sizeof(struct nat_slot) == 8);
+NAT_ASSERT(sizeof(struct nat_source) == 16);
+NAT_ASSERT(sizeof(struct nat_contact_key) == 12);
+NAT_ASSERT(sizeof(struct nat_address) == 16);
+NAT_ASSERT(sizeof(struct nat_link) == 20);
+NAT_ASSERT(sizeof(struct nat_rule) == 36);
+NAT_ASSERT(sizeof(struct nat_destination_key) == 16);
+NAT_ASSERT(sizeof(struct nat_origin_key) == 12);
+NAT_ASSERT(sizeof(struct nat_resting) == 16);
+NAT_ASSERT(NAT_TIMEOUTS <= NAT_FLOW_TIMEOUT + 1);
+
+#endif
