@@ -101,6 +101,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 	})
 	root.AddCommand(
 		newDemoCommand(e),
+		newTopCommand(e),
 		newDropsCommand(e),
 		newHooksCommand(e),
 		newProfileCommand(e),

@@ -23,7 +23,7 @@ var layers = [][]string{
 	1: {"nat", "snapshot", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild"},
 	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
 	3: {"bench", "control", "diagnose", "tune"},
-	4: {"story"},
+	4: {"live", "story"},
 	5: {"report", "internal/tui"},
 	6: {"cmd/natkit"},
 }

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"natkit/internal/netns"
+	"natkit/internal/tui"
+	"natkit/live"
+	"natkit/report"
+)
+
+func newTopCommand(e *env) *cobra.Command {
+	o := live.Options{}
+	var total time.Duration
+	var once, noDump, noEvents bool
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Watch it all on one live screen: table, flows, drops, top talkers, findings",
+		Long: `Watch a namespace on one live screen: how full the connection tracking table is,
+where that leads and when it is full, flows that begin and end, who has most
+entries, the ports that source translation has used, drops by cause, processors,
+and what the doctor finds, as it appears. Keys: h shows them.
+
+What is cheap is read every --interval. The entries of the table, and the facts
+that findings rest on, are read once a --window, and less often where one reading
+takes more than a twentieth of it; the fourth line shows how long it took. With
+--no-dump the entries are left alone. Flows are counted by the kernel's events,
+which cost some time a flow while somebody watches: --no-events does without.
+
+Where no screen can be drawn (a pipe, TERM=dumb) use --once, which waits for one
+short window and prints everything as text, or -o json. It needs root; without,
+the screen shows less. NO_COLOR is obeyed.
+
+With -o json each interval is one object in a line of its own: at, interval_s,
+host, netns; table (entries, max, per_second, full_in_s), flows (new_per_second,
+ended_per_second, lost_events), drops and cpus of the interval; judged, of the
+last window: at, window_s, table, snat_ports, findings, unseen; unseen. What is
+not known is left out.`,
+		Example: `  natkit top
+  natkit top --netns gateway --window 1m
+  natkit top --once --no-dump
+  natkit top --for 1m -o json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.DurationVar(&o.Interval, "interval", time.Second, "time between two readings of what is cheap")
+	f.DurationVar(&o.Window, "window", 10*time.Second, "time that findings are judged from, and between two readings of the table")
+	f.BoolVar(&noDump, "no-dump", false, "do not read the entries of the conntrack table")
+	f.BoolVar(&noEvents, "no-events", false, "do not count flows by events")
+	f.BoolVar(&once, "once", false, "print once, as text, and end")
+	f.DurationVar(&total, "for", 0, "with -o json: how long to watch (default until interrupted)")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch {
+		case o.Interval < 100*time.Millisecond:
+			return usagef("--interval %v: want 100ms or more", o.Interval)
+		case o.Window < o.Interval:
+			return usagef("--window %v: want at least the interval, %v", o.Window, o.Interval)
+		case total < 0 || total > 0 && (*out != "json" || once):
+			return usagef("--for %v: want a time, with -o json and without --once", total)
+		}
+		o.Dump, o.Events = !noDump, !noEvents
+		watch := func(ctx context.Context, ref string, fn func(*live.Moment) error) error {
+			h, err := netns.Open(ref)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			in := o
+			in.Netns = h
+			return live.Watch(ctx, in, fn)
+		}
+		switch {
+		case once:
+			return topOnce(cmd.Context(), e, watch, *out)
+		case *out == "json":
+			ctx := cmd.Context()
+			if total > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, total)
+				defer cancel()
+			}
+			return unlessPipeClosed(watch(ctx, e.netns, func(m *live.Moment) error { return report.JSONLine(e.stdout, m) }))
+		case !isTerminal(e.stdout):
+			return usagef("natkit top draws on a terminal, which standard output is not: use --once or -o json")
+		}
+		h, err := netns.Open(e.netns) // its name may be wrong: say so before the screen is taken
+		if err != nil {
+			return err
+		}
+		h.Close()
+		screen, err := tui.Open()
+		if errors.Is(err, tui.ErrTerminal) {
+			return usagef("%w: use --once or -o json", err)
+		}
+		if err != nil {
+			return err
+		}
+		// Besides those that end every command: without, the terminal would stay as it is.
+		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGQUIT)
+		defer stop()
+		return tui.Run(ctx, screen, tui.Options{Netns: e.netns, Watch: watch, Namespaces: namespaceNames})
+	}
+	return cmd
+}
+
+// topOnce waits for the first window that was judged.
+func topOnce(ctx context.Context, e *env, watch func(context.Context, string, func(*live.Moment) error) error, out string) error {
+	var last *live.Moment
+	done := errors.New("seen")
+	line := newProgressLine(e)
+	line.show("watching ...")
+	err := watch(ctx, e.netns, func(m *live.Moment) error {
+		if last = m; m.Judged != nil {
+			return done
+		}
+		return nil
+	})
+	line.clear()
+	if err != nil && !errors.Is(err, done) {
+		return err
+	}
+	if last == nil {
+		return ctx.Err()
+	}
+	if out == "json" {
+		return unlessPipeClosed(report.JSON(e.stdout, last))
+	}
+	_, err = io.WriteString(e.stdout, tui.Text(last, 80))
+	return unlessPipeClosed(err)
+}
+
+func namespaceNames() ([]string, error) {
+	named, err := netns.List()
+	var names []string
+	for _, n := range named {
+		names = append(names, n.Name)
+	}
+	return names, err
+}

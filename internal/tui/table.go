@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tui
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// table is one panel of the screen: rows under a title.
+type table struct {
+	title   string
+	columns []column
+	rows    []row
+	empty   string // what stands in the place of no rows
+	text    bool   // rows are lines of a text, which are not sorted
+	few     bool   // rows are always the same few, which are not filtered
+}
+
+type column struct {
+	name  string
+	right bool // numbers
+	zoom  bool // shown only where the panel has the screen for itself
+}
+
+type row struct {
+	cells []string
+	nums  []float64 // of the columns that are numbers, to sort by
+	style style
+}
+
+// arrange sorts by a column, numbers from the largest on, and leaves out the rows
+// without the filter's text.
+func (t *table) arrange(by int, filter string) {
+	if t.text {
+		return
+	}
+	if filter != "" && !t.few {
+		if len(t.rows) > 0 {
+			t.empty = "no row has " + filter
+		}
+		t.rows = slices.DeleteFunc(t.rows, func(r row) bool {
+			return !strings.Contains(strings.ToLower(strings.Join(r.cells, " ")), strings.ToLower(filter))
+		})
+	}
+	if by < 0 || by >= len(t.columns) {
+		return // as it came: most first
+	}
+	slices.SortStableFunc(t.rows, func(a, b row) int {
+		if t.columns[by].right {
+			return cmp.Compare(b.nums[by], a.nums[by])
+		}
+		return strings.Compare(a.cells[by], b.cells[by])
+	})
+}
+
+// draw writes the panel into a part of the canvas: title, names of the columns
+// where there is room for them, rows from the one numbered from on.
+func (t *table) draw(c *canvas, x, y, w, h int, focus, zoomed bool, by, from int) {
+	title := "─ " + t.title + " "
+	if by >= 0 && by < len(t.columns) {
+		title += "by " + t.columns[by].name + " "
+	}
+	st := dim
+	if focus {
+		st = bold
+		title = "▸ " + strings.TrimPrefix(title, "─ ")
+	}
+	end := c.text(x, y, w, st, title)
+	c.text(end, y, x+w-end, dim, strings.Repeat("─", max(0, x+w-end)))
+	y, h = y+1, h-1
+	if len(t.rows) == 0 {
+		c.text(x, y, w, dim, t.empty)
+		return
+	}
+	from = max(0, min(from, len(t.rows)-1))
+	widths := t.widths(w, zoomed)
+	if zoomed || h > 4 {
+		c.line(x, y, t.columns, widths, nil, dim)
+		y, h = y+1, h-1
+	}
+	for i := range min(h, len(t.rows)-from) {
+		c.line(x, y+i, t.columns, widths, t.rows[from+i].cells, t.rows[from+i].style)
+	}
+}
+
+// widths shares w out: numbers get what they need, the first column the rest. A
+// column that is not shown has none.
+func (t *table) widths(w int, zoomed bool) []int {
+	widths := make([]int, len(t.columns))
+	rest := w
+	for i, col := range t.columns {
+		if i == 0 || col.zoom && !zoomed {
+			continue
+		}
+		widths[i] = utf8.RuneCountInString(col.name)
+		for _, r := range t.rows {
+			widths[i] = max(widths[i], utf8.RuneCountInString(r.cells[i]))
+		}
+		if !col.right { // words may be cut
+			widths[i] = min(widths[i], w/3)
+		}
+		rest -= widths[i] + 1
+	}
+	first := utf8.RuneCountInString(t.columns[0].name)
+	for _, r := range t.rows {
+		first = max(first, utf8.RuneCountInString(r.cells[0]))
+	}
+	widths[0] = max(0, rest)
+	if zoomed && !t.text {
+		widths[0] = max(0, min(rest, first))
+	}
+	return widths
+}
+
+// line writes the cells, or the columns' names.
+func (c *canvas) line(x, y int, columns []column, widths []int, cells []string, st style) {
+	for i, col := range columns {
+		if widths[i] == 0 {
+			continue
+		}
+		text := col.name
+		if cells != nil {
+			text = cells[i]
+		}
+		text = clip(text, widths[i])
+		at := x
+		if col.right {
+			at += widths[i] - utf8.RuneCountInString(text)
+		}
+		c.text(at, y, widths[i], st, text)
+		x += widths[i] + 1
+	}
+}

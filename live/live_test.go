@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/conntrack"
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+	"natkit/snapshot"
+)
+
+func TestTrend(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		name   string
+		counts []uint64 // one a second
+		max    uint64
+		rate   float64
+		fullIn float64 // -1: never
+	}{
+		{"two are no trend", []uint64{0, 100}, 1000, math.NaN(), -1},
+		{"rising", []uint64{100, 200, 300, 400}, 1000, 100, 6},
+		{"a jagged rise", []uint64{0, 120, 180, 320, 400}, 1000, 100, 6},
+		{"falling", []uint64{400, 300, 200}, 1000, -100, -1},
+		{"no limit", []uint64{100, 200, 300}, 0, 100, -1},
+		{"above a limit that was lowered", []uint64{100, 200, 300}, 50, 100, 0},
+		{"a burst longer ago than a trend", append([]uint64{0, 50000}, make([]uint64, 40)...), 100000, 0, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var tr trend
+			var f *Fill
+			for i, n := range c.counts {
+				f = tr.add(at.Add(time.Duration(i)*time.Second), conntrack.Limits{Count: n, Max: c.max})
+			}
+			rate, fullIn := math.NaN(), -1.0
+			if f.PerSecond != nil {
+				rate = *f.PerSecond
+			}
+			if f.FullIn != nil {
+				fullIn = *f.FullIn
+			}
+			if math.IsNaN(rate) != math.IsNaN(c.rate) || math.Abs(rate-c.rate) > 2 || math.Abs(fullIn-c.fullIn) > 0.3 {
+				t.Errorf("%g/s, full in %g; want %g/s, %g", rate, fullIn, c.rate, c.fullIn)
+			}
+		})
+	}
+}
+
+func TestPortsFor(t *testing.T) {
+	chains := []snapshot.Chain{
+		{SNATRanges: []snapshot.PortRange{{}, {Min: 5000, Max: 5999}}},
+		{SNATRanges: []snapshot.PortRange{{Min: 4000, Max: 9999}}},
+	}
+	for _, c := range []struct {
+		low, high uint16
+		want      int
+	}{{5000, 5003, 1000}, {4500, 5003, 6000}, {1024, 65535, allPorts}} {
+		u := snapshot.SNATUse{Outside: netip.MustParseAddr("192.0.2.1"), MinPort: c.low, MaxPort: c.high}
+		if got := portsFor(chains, u); got != c.want {
+			t.Errorf("%d-%d: of %d ports, want %d", c.low, c.high, got, c.want)
+		}
+	}
+}
+
+// One namespace with one flow: counted, judged, and no moment after the end.
+func TestWatch(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if err := h.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	seen := errors.New("seen")
+	var m *Moment
+	err = Watch(ctx, Options{Netns: h, Interval: 100 * time.Millisecond, Window: 200 * time.Millisecond, Dump: true, Events: true}, func(now *Moment) error {
+		if m = now; m.Judged != nil {
+			return seen
+		}
+		return nil
+	})
+	if !errors.Is(err, seen) {
+		t.Fatalf("%v; last %+v", err, m)
+	}
+	if m.Netns.Inode != h.Inode() || m.Host.Kernel == "" || len(m.CPUs) == 0 || m.Seconds <= 0 {
+		t.Errorf("%+v", m)
+	}
+	if m.Drops == nil && len(m.Unseen) == 0 {
+		t.Error("drops are neither there nor said to be missing")
+	}
+	for _, f := range m.Judged.Findings {
+		t.Errorf("found %s in an empty namespace", f.Code)
+	}
+
+	// The end of the context is no error, without conntrack's clock either.
+	ctx, cancel = context.WithCancel(ctx)
+	n := 0
+	err = Watch(ctx, Options{Netns: h, Interval: 100 * time.Millisecond, Window: time.Second}, func(*Moment) error {
+		if n++; n == 2 {
+			cancel()
+		}
+		return nil
+	})
+	if err != nil || n != 2 {
+		t.Errorf("%d moments, %v", n, err)
+	}
+}
