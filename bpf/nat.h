@@ -14,7 +14,7 @@
 
 #include <linux/types.h>
 
-#define NAT_ABI 1
+
 
 enum nat_limit {
 	NAT_TICK_SHIFT = 20,
