@@ -33,6 +33,15 @@ func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
 		return snapshot.CauseReversePath
 	case "IP_INNOROUTES", "IP_OUTNOROUTES":
 		return snapshot.CauseNoRoute
+	case "IP_LOCAL_SOURCE", "IP_INVALID_SOURCE", "IP_LOCALNET", "IP_INVALID_DEST":
+		return snapshot.CauseMartian
+	case "NOT_SPECIFIED":
+		switch function {
+		case "ip_error": // routes of type blackhole, unreachable and prohibit (Linux 6.18)
+			return snapshot.CauseNoRoute
+		case "ip_rcv_finish_core": // martians before Linux 6.14, which has reasons for them
+			return snapshot.CauseMartian
+		}
 	case "PKT_TOO_BIG":
 		return snapshot.CauseTooBig
 	case "IP_INHDR":

@@ -177,6 +177,9 @@ func TestDevices(t *testing.T) {
 			if err != nil || got.Answer != want {
 				t.Errorf("%s: %+v, %v, want %q", dst, got, err, want)
 			}
+			if _, refuses := refusingRoutes[want]; refuses && (got.Match != netip.PrefixFrom(got.Dest, 16).Masked() || got.Table != 254) {
+				t.Errorf("%s: said by %v of table %d", dst, got.Match, got.Table)
+			}
 			if want == snapshot.RouteFound && (got.Out != "veth0" || got.Via != netip.MustParseAddr("10.9.0.7")) {
 				t.Errorf("%s: %+v", dst, got)
 			}

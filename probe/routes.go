@@ -97,5 +97,36 @@ func askRoute(q snapshot.RouteAnswer) (snapshot.RouteAnswer, error) {
 			q.Via = via.Unmap()
 		}
 	}
+	if kind, ok := refusingRoutes[q.Answer]; ok {
+		q.Match, q.Table = refusingRoute(kind, q.Dest)
+	}
 	return q, nil
+}
+
+var refusingRoutes = map[snapshot.RouteKind]int{
+	snapshot.RouteUnreachable: unix.RTN_UNREACHABLE,
+	snapshot.RouteBlackhole:   unix.RTN_BLACKHOLE,
+	snapshot.RouteProhibited:  unix.RTN_PROHIBIT,
+}
+
+// refusingRoute finds the most specific route of a type that matches. It is asked
+// for only when a packet met one: the kernel walks all its routes for it.
+func refusingRoute(kind int, dest netip.Addr) (match netip.Prefix, table int) {
+	family := netlink.FAMILY_V4
+	if dest.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	filter := &netlink.Route{Type: kind, Table: unix.RT_TABLE_UNSPEC}
+	// An interrupted list has still most of them.
+	_ = netlink.RouteListFilteredIter(family, filter, netlink.RT_FILTER_TYPE|netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+		p, ok := prefixOf(r.Dst)
+		if r.Dst == nil {
+			p, ok = netip.PrefixFrom(dest, 0).Masked(), true
+		}
+		if ok && p.Contains(dest) && (!match.IsValid() || p.Bits() > match.Bits()) {
+			match, table = p, r.Table
+		}
+		return true
+	})
+	return match, table
 }

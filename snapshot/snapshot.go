@@ -208,7 +208,8 @@ const (
 	CauseRule           NATCause = "firewall-rule"
 	CauseIPForwardOff   NATCause = "ip-forward-off"
 	CauseReversePath    NATCause = "rp-filter"
-	CauseNoRoute        NATCause = "no-route"
+	CauseNoRoute        NATCause = "no-route" // or one of type blackhole, unreachable or prohibit
+	CauseMartian        NATCause = "martian"  // an address that no packet may have that comes in there
 	CauseTooBig         NATCause = "mtu"
 	CauseTTL            NATCause = "ttl-expired"
 	CauseQueue          NATCause = "queue-full"
@@ -363,6 +364,10 @@ type RouteAnswer struct {
 	Answer RouteKind  `json:"answer"`
 	Out    string     `json:"out,omitempty"` // of a route: by which interface, and to which router
 	Via    netip.Addr `json:"via,omitzero"`
+	// Match is the route that an answer of unreachable, blackhole or prohibit comes
+	// from, and Table where it stands; not valid where a rule says it.
+	Match netip.Prefix `json:"match,omitzero"`
+	Table int          `json:"table,omitempty"`
 }
 
 // RouteKind is how a look-up of a route ends.
