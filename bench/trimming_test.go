@@ -4,6 +4,7 @@ package bench
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +49,9 @@ func TestTrimming(t *testing.T) {
 	for _, pub := range res.Published {
 		if pub.Params.Cores == 1 && !has(pub.Metric, pub.Params) {
 			t.Errorf("published %s of %q stands beside no figure", pub.Metric, pub.Name)
+		}
+		if pub.Params.Cores == 2 && !strings.HasSuffix(pub.Note, "no counterpart here") {
+			t.Errorf("published %s of %q on two cores: note %q", pub.Metric, pub.Name, pub.Note)
 		}
 		if pub.Source == "" {
 			t.Errorf("published %s of %q has no source", pub.Metric, pub.Name)

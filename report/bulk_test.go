@@ -18,7 +18,7 @@ func TestBulkPaper(t *testing.T) {
 	noisy := bench.NewFigure("nat-one", bench.MetricCPUPerGbit, down, 0.1, 0.125, 0.2)
 	noisy.Label = "noisy"
 	var b strings.Builder
-	if err := BulkPaper(&b, &bench.Result{
+	if err := Result(&b, &bench.Result{
 		Kind: "bulk", Command: "natkit bench bulk --paper",
 		Routers: []bench.RouterUse{{Name: "nat-one", Describe: "one rule"}, {Name: "lost", Unsupported: "no such kernel"}},
 		Figures: []bench.Figure{

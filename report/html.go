@@ -68,6 +68,7 @@ type htmlSection struct {
 // htmlCard is a metric: plots, then a table of everything in them.
 type htmlCard struct {
 	Title  string
+	Text   string // below the title
 	Blocks []htmlBlock
 	Table  htmlTable
 }
@@ -97,7 +98,7 @@ type htmlRow struct {
 
 type htmlCell struct {
 	Text  string
-	Class string // of the style sheet: num, wrap, good, bad
+	Class string // of the style sheet: num, wrap, good, bad, theirs
 }
 
 type htmlPair struct{ Name, Value string }
@@ -132,7 +133,11 @@ func resultSection(r *bench.Result) htmlSection {
 		Notes:         r.Notes,
 		Environment:   environment(r.Environment),
 	}
-	out.cards(sheetsOf(routerNames(r), r.Figures, r.Published), "router")
+	if isPaper(r) {
+		out.paperCards(r)
+	} else {
+		out.cards(sheetsOf(routerNames(r), r.Figures, r.Published), "router")
+	}
 	return out
 }
 
@@ -140,15 +145,12 @@ func demoSection(d *story.DemoResult) htmlSection {
 	out := htmlSection{
 		Title:   "A published port that collapses under load, and its cure",
 		About:   []string{"Linux " + d.Kernel, fmt.Sprintf("case of site %d, cause made: %s", d.Site, d.Fault)},
-		Command: "natkit demo",
+		Command: d.Command,
 		Environment: []htmlPair{
 			{"kernel", d.Kernel},
 			{"nf_conntrack_max before and after", fmt.Sprintf("%d, %d", d.Before.ConntrackMax, d.After.ConntrackMax)},
 			{"nf_conntrack_buckets before and after", fmt.Sprintf("%d, %d", d.Before.ConntrackBuckets, d.After.ConntrackBuckets)},
 		},
-	}
-	if d.Site != 1 {
-		out.Command = fmt.Sprintf("natkit demo --site %d", d.Site)
 	}
 	if d.FaultReason != "" {
 		out.Notes = append(out.Notes, "The collapse was not made by a full table: "+d.FaultReason+".")

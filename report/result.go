@@ -13,7 +13,7 @@ import (
 )
 
 // Result writes a measurement of routers for people: what was measured on what,
-// then a table a metric.
+// then a table a metric. The experiment of 1997 has its own form.
 func Result(w io.Writer, r *bench.Result) error {
 	p := &page{}
 	p.result(r)
@@ -46,6 +46,10 @@ func routerNames(r *bench.Result) []string {
 }
 
 func (p *page) result(r *bench.Result) {
+	if isPaper(r) {
+		p.paper(r)
+		return
+	}
 	p.b.WriteString(resultTitle(r) + "\n")
 	p.text("", "  ", printable(machine(r.Environment)))
 	p.text("", "  ", when(r))

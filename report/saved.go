@@ -45,6 +45,9 @@ func (p *page) demo(s *Saved) {
 	for _, line := range section.About {
 		p.text("", "  ", printable(line))
 	}
+	if section.Command != "" {
+		p.text("$ ", "    ", printable(section.Command))
+	}
 	for _, a := range section.Story {
 		p.b.WriteByte('\n')
 		p.text(printable(strings.ToUpper(a.Name))+": ", "  ", printable(a.Shows))

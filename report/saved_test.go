@@ -22,7 +22,7 @@ import (
 )
 
 // savedFiles are results as natkit saves them, one of each kind and more.
-var savedFiles = []string{"saved-udp.json", "saved-udp-later.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-demo.json", "http.json"}
+var savedFiles = []string{"saved-udp.json", "saved-udp-later.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-paper.json", "saved-demo.json", "http.json"}
 
 func loadFile(t testing.TB, name string) *Saved {
 	t.Helper()
@@ -38,7 +38,7 @@ func loadFile(t testing.TB, name string) *Saved {
 }
 
 func TestText(t *testing.T) {
-	for _, name := range []string{"saved-udp.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-demo.json"} {
+	for _, name := range []string{"saved-udp.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-paper.json", "saved-demo.json"} {
 		var b bytes.Buffer
 		if err := Text(&b, []*Saved{loadFile(t, name)}); err != nil {
 			t.Fatal(err)
@@ -66,8 +66,8 @@ func TestHTML(t *testing.T) {
 	}
 	page := checkPage(t, "all", func(w io.Writer) error { return HTML(w, all) })
 	for _, want := range []string{
-		"UDP through a NAT router", "What the number of rules costs", "A published port that collapses under load",
-		"natkit bench rules -o json", "not measured:", "noisy", "published elsewhere", "6.18.0", "prefers-color-scheme: dark",
+		"UDP through a NAT router", "The rule-count experiment of 1997", "published kB/s", "What the number of rules costs", "A published port that collapses under load",
+		"natkit bench rules -o json", "natkit demo --no-host-write --report demo.html", "not measured:", "noisy", "published elsewhere", "6.18.0", "prefers-color-scheme: dark",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not say %q", want)

@@ -92,29 +92,39 @@ func sheetsOf(routers []string, figures []bench.Figure, published []bench.Publis
 	for _, r := range routers {
 		number(r)
 	}
-	var metrics []string
-	mine, theirs := map[string][]bench.Figure{}, map[string][]bench.Published{}
-	seen := func(metric string) {
-		if !slices.Contains(metrics, metric) {
-			metrics = append(metrics, metric)
+	// A load without a given rate is no point on the axis of rates.
+	type key struct {
+		metric string
+		paced  bool
+	}
+	var keys []key
+	mine, theirs := map[key][]bench.Figure{}, map[key][]bench.Published{}
+	seen := func(metric string, p bench.Params) key {
+		k := key{metric, p.OfferedPPS > 0}
+		if !slices.Contains(keys, k) {
+			keys = append(keys, k)
 		}
+		return k
 	}
 	for _, f := range figures {
 		number(f.Router)
 		if len(f.Values) > 0 {
-			seen(f.Metric)
-			mine[f.Metric] = append(mine[f.Metric], f)
+			k := seen(f.Metric, f.Params)
+			mine[k] = append(mine[k], f)
 		}
 	}
 	for _, p := range published {
 		number(p.Router)
-		seen(p.Metric)
-		theirs[p.Metric] = append(theirs[p.Metric], p)
+		k := seen(p.Metric, p.Params)
+		theirs[k] = append(theirs[k], p)
 	}
 
 	var sheets []sheet
-	for _, metric := range metrics {
-		s := sheet{Metric: metric, Measure: measureOf(metric), Axis: axisOfFigures(mine[metric])}
+	for _, k := range keys {
+		s := sheet{Metric: k.metric, Measure: measureOf(k.metric), Axis: axisOfFigures(mine[k])}
+		if !k.paced && slices.Contains(keys, key{k.metric, true}) {
+			s.Measure.Title += " without a given rate"
+		}
 		at := map[bench.Params]int{}
 		add := func(p bench.Params, r row) {
 			r.X = s.Axis.of(&p)
@@ -126,12 +136,12 @@ func sheetsOf(routers []string, figures []bench.Figure, published []bench.Publis
 			}
 			s.Blocks[i].Rows = append(s.Blocks[i].Rows, r)
 		}
-		for _, f := range mine[metric] {
+		for _, f := range mine[k] {
 			f := rebuilt(f)
 			add(f.Params, row{Name: f.Router, Series: series[f.Router], N: len(f.Values), Discarded: f.Discarded,
 				Median: f.Median, Min: f.Min, Max: f.Max, Label: f.Label})
 		}
-		for _, p := range theirs[metric] {
+		for _, p := range theirs[k] {
 			name := p.Name
 			if name == "" {
 				name = p.Router

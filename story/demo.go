@@ -41,6 +41,7 @@ type DemoOptions struct {
 	FillShare float64
 	Requests  int // 0 means the site's number
 
+	Command      string     // the command line, for the result
 	ServeCommand []string   // as lab.Options.ServeCommand
 	Place        tune.Place // where tune keeps its journal
 	Tell         Teller
@@ -111,6 +112,7 @@ var published = map[string]Published{
 
 // DemoResult is a whole demo.
 type DemoResult struct {
+	Command     string    `json:"command"` // that made it
 	Kernel      string    `json:"kernel"`
 	Site        int       `json:"site"`
 	Fault       string    `json:"fault"` // code of the cause that was made
@@ -186,7 +188,7 @@ func Demo(ctx context.Context, o DemoOptions) (*DemoResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &demo{o: o, size: size, lab: l, res: &DemoResult{Site: o.Site, Before: before, Acts: []DemoAct{}}}
+	d := &demo{o: o, size: size, lab: l, res: &DemoResult{Command: o.Command, Site: o.Site, Before: before, Acts: []DemoAct{}}}
 	err = d.run(ctx)
 	return d.res, errors.Join(err, d.restore())
 }

@@ -68,7 +68,7 @@ way, and prints its tables beside those that were published.`,
 				}
 			}
 			res, err := bench.BulkPaper(cmd.Context(), bench.PaperOptions{Setups: story.PaperSetups(), About: about})
-			return showResult(e, line, *out, report.BulkPaper, res, err)
+			return showResult(e, line, *out, report.Result, res, err)
 		}
 		var err error
 		if o.Routers, err = story.FindRouters(routers); err != nil {

@@ -72,6 +72,7 @@ larger, the collapse is made by source ports that run out instead.`,
 			}
 			defer func() { err = errors.Join(err, page.close()) }()
 		}
+		o.Command = calledAs()
 		o.ServeCommand = []string{self, "lab", "serve"}
 		o.Place = tune.Place{StateDir: os.Getenv("NATKIT_STATE_DIR")}
 		line := newProgressLine(e)
