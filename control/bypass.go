@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/netns"
+	"natkit/snapshot"
+)
+
+// Bypassed is something that the machine does with packets it forwards, and that
+// packets of engine ebpf do not meet: they leave before routing.
+type Bypassed struct {
+	What   string `json:"what"`   // "chain ip filter/FORWARD"
+	Effect string `json:"effect"` // what no longer happens
+}
+
+// bypassed lists what engine ebpf would go past on packets between these
+// interfaces. chains are those of a snapshot of the namespace; the rest is asked.
+func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([]Bypassed, error) {
+	out := bypassedChains(chains)
+	err := ns.Do(func() error {
+		rules, err1 := netlink.RuleList(unix.AF_INET)
+		policies, err2 := netlink.XfrmPolicyList(unix.AF_INET)
+		if errors.Is(err2, unix.EPROTONOSUPPORT) || errors.Is(err2, unix.EAFNOSUPPORT) {
+			err2 = nil // a kernel without IPsec
+		}
+		out = append(out, bypassedRules(rules)...)
+		if len(policies) > 0 {
+			out = append(out, Bypassed{fmt.Sprintf("%d IPsec policies", len(policies)), "packets of the flows are neither encrypted nor checked against them"})
+		}
+		qdiscs, err3 := bypassedQdiscs(interfaces)
+		out = append(out, qdiscs...)
+		return errors.Join(err1, err2, err3)
+	})
+	return out, err
+}
+
+// bypassedChains finds the chains that forwarded packets walk through and that do
+// more than let pass: those at forward, and what mangles or filters at prerouting
+// and postrouting. Chains of type nat are what the engine replaces.
+func bypassedChains(chains []snapshot.Chain) (out []Bypassed) {
+	for _, c := range chains {
+		if c.Family != "ip" && c.Family != "inet" || c.Type == "nat" || c.Table == "nat" {
+			continue
+		}
+		if c.Hook != "forward" && c.Hook != "prerouting" && c.Hook != "postrouting" {
+			continue
+		}
+		name := fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name)
+		switch {
+		case c.Policy == "drop":
+			out = append(out, Bypassed{name, "its policy drop no longer stops what a rule of natkit translates"})
+		case c.Rules > 0:
+			out = append(out, Bypassed{name, fmt.Sprintf("its %d rules no longer see packets that natkit translates", c.Rules)})
+		}
+	}
+	return out
+}
+
+// bypassedRules finds policy routing that asks for what only the stack knows: a
+// mark. Other rules are asked by the FIB look-up of the engine as well.
+func bypassedRules(rules []netlink.Rule) (out []Bypassed) {
+	for _, r := range rules {
+		if r.Mark != 0 {
+			out = append(out, Bypassed{
+				fmt.Sprintf("routing rule %d (fwmark %#x, table %d)", r.Priority, r.Mark, r.Table),
+				"no chain marks the packets any more, so they are routed without it",
+			})
+		}
+	}
+	return out
+}
+
+// shaping names the queueing disciplines that treat packets by what the stack knows
+// of them. The others only queue, and packets of the engine queue as well: on tc; XDP
+// goes past every one.
+var shaping = []string{"htb", "hfsc", "tbf", "cbq", "drr", "prio", "cake", "dsmark", "multiq"}
+
+func bypassedQdiscs(interfaces []string) (out []Bypassed, err error) {
+	for _, name := range interfaces {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return nil, fmt.Errorf("interface %q: %w", name, err)
+		}
+		qdiscs, err := netlink.QdiscList(l)
+		if err != nil {
+			return nil, fmt.Errorf("list queueing disciplines of %q: %w", name, err)
+		}
+		for _, q := range qdiscs {
+			if slices.Contains(shaping, q.Type()) {
+				out = append(out, Bypassed{
+					fmt.Sprintf("qdisc %s on %s", q.Type(), name),
+					"classes by mark or socket no longer match; on XDP packets are not queued there at all",
+				})
+			}
+		}
+	}
+	return out, nil
+}
+
+// BypassError refuses to bring engine ebpf up on a machine where packets would go
+// past what somebody set up.
+type BypassError struct{ Bypassed []Bypassed }
+
+func (e *BypassError) Error() string {
+	var b strings.Builder
+	b.WriteString("packets of engine ebpf do not go through the stack, and here that means:\n")
+	for _, p := range e.Bypassed {
+		fmt.Fprintf(&b, "  %s: %s\n", p.What, p.Effect)
+	}
+	b.WriteString("accept it with --bypass, or use --engine nft")
+	return b.String()
+}

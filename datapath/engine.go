@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Engine is one NAT engine: the maps and programs of one network namespace. It is
+// not a process: what Create made works on when the program that made it has ended.
+type Engine struct {
+	dir      string
+	maps     map[string]*ebpf.Map
+	programs map[string]*ebpf.Program
+}
+
+// Programs of the hooks, by name: hook and side.
+const (
+	xdpInside  = "xdp_inside"
+	xdpOutside = "xdp_outside"
+	tcInside   = "tc_inside"
+	tcOutside  = "tc_outside"
+	sweepStart = "sweep_start"
+)
+
+// ABIError says that an instance was made by a natkit whose maps this one does not know.
+type ABIError struct {
+	Dir        string
+	Have, Want uint32
+}
+
+func (e *ABIError) Error() string {
+	return fmt.Sprintf("the engine at %s was made with data structures of version %d, this natkit has version %d: "+
+		"take it down with the natkit that made it, or with `natkit down --force`; its sessions end", e.Dir, e.Have, e.Want)
+}
+
+// ErrExists says that the namespace has an engine already.
+var ErrExists = errors.New("an engine is up already: `natkit apply` changes its rules, `natkit down` removes it")
+
+// Create loads an engine of that size, with no rules, and starts its sweep. It is
+// pinned as dir, whole or not at all: everything is pinned beside first and then
+// renamed. Nothing is attached yet.
+func Create(dir string, size Size) (_ *Engine, err error) {
+	if _, err := os.Stat(dir); err == nil {
+		return nil, ErrExists
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, err
+	}
+	e := &Engine{dir: dir, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("make NAT engine: %w", err), e.Close())
+		}
+	}()
+	if err := e.load(size); err != nil {
+		return nil, err
+	}
+	if err := e.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi}); err != nil {
+		return nil, err
+	}
+	if err := e.startSweep(); err != nil {
+		return nil, err
+	}
+	return e, e.pin()
+}
+
+const abi = uint32(abiNatLimitNAT_ABI)
+
+// load puts the maps and then each object's programs on them into the kernel.
+func (e *Engine) load(size Size) error {
+	for _, object := range objects {
+		spec, err := object.load()
+		if err != nil {
+			return err
+		}
+		resize(spec, size)
+		if err := object.adapt(spec); err != nil {
+			return err
+		}
+		known := map[string]*ebpf.Map{}
+		for name := range spec.Maps {
+			if m := e.maps[name]; m != nil {
+				known[name] = m
+			}
+		}
+		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
+		if err != nil {
+			return fmt.Errorf("load %s: %w", object.name, err)
+		}
+		for name, m := range coll.Maps {
+			if e.maps[name] == nil {
+				e.maps[name] = m
+			} else {
+				m.Close()
+			}
+		}
+		maps.Copy(e.programs, coll.Programs)
+	}
+	return nil
+}
+
+// pin writes the instance into the BPF file system: into a folder beside first,
+// which a crash leaves without effect and the next Create removes.
+func (e *Engine) pin() (err error) {
+	draft := e.dir + draftSuffix
+	if err := removePins(draft); err != nil {
+		return err
+	}
+	for _, sub := range []string{mapsDir, programsDir, linksDir} {
+		if err := os.MkdirAll(filepath.Join(draft, sub), 0o700); err != nil {
+			return err
+		}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, removePins(draft))
+		}
+	}()
+	for _, name := range slices.Sorted(maps.Keys(e.maps)) {
+		if err := e.maps[name].Pin(filepath.Join(draft, mapsDir, name)); err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.programs)) {
+		if err := e.programs[name].Pin(filepath.Join(draft, programsDir, name)); err != nil {
+			return fmt.Errorf("pin program %s: %w", name, err)
+		}
+	}
+	return os.Rename(draft, e.dir)
+}
+
+// A bpffs refuses names with dots.
+const draftSuffix = "-draft"
+
+// Open opens the engine that is pinned as dir. The error is os.ErrNotExist when
+// there is none, and an *ABIError when it is of another make.
+func Open(dir string) (_ *Engine, err error) {
+	e := &Engine{dir: dir, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}()
+	if _, err := os.Stat(dir); err != nil {
+		return nil, err
+	}
+	control, err := ebpf.LoadPinnedMap(filepath.Join(dir, mapsDir, "control"), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open NAT engine: %w", err)
+	}
+	e.maps["control"] = control
+	var c abiNatControl
+	if err := control.Lookup(uint32(0), &c); err != nil || c.Abi != abi {
+		return nil, &ABIError{Dir: dir, Have: c.Abi, Want: abi}
+	}
+	err = eachPin(filepath.Join(dir, mapsDir), func(name, path string) error {
+		if e.maps[name] != nil {
+			return nil
+		}
+		m, err := ebpf.LoadPinnedMap(path, nil)
+		e.maps[name] = m
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open NAT engine: %w", err)
+	}
+	err = eachPin(filepath.Join(dir, programsDir), func(name, path string) error {
+		p, err := ebpf.LoadPinnedProgram(path, nil)
+		e.programs[name] = p
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open NAT engine: %w", err)
+	}
+	return e, nil
+}
+
+func eachPin(dir string, fn func(name, path string) error) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := fn(entry.Name(), filepath.Join(dir, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close lets go of the engine. What is pinned works on.
+func (e *Engine) Close() error {
+	var errs []error
+	for _, p := range e.programs {
+		if p != nil {
+			errs = append(errs, p.Close())
+		}
+	}
+	for _, m := range e.maps {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Unload ends the engine that is pinned as dir: its links are detached, sessions
+// are lost. It needs nothing of what is pinned to be of this version.
+func Unload(dir string) error {
+	return errors.Join(removePins(dir+draftSuffix), removePins(dir))
+}
