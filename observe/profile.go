@@ -22,6 +22,11 @@ import (
 type ProfileOptions struct {
 	For       time.Duration // until the context ends, if that is sooner
 	Frequency int           // looks a second at every CPU; DefaultFrequency if 0
+	CPUs      []int         // only these; all if nil
+	// Netns is the inode of a namespace: only what its tasks have the kernel do in
+	// system calls. Interrupts and softirqs, where packets are forwarded, belong to
+	// no task. 0 is the whole machine.
+	Netns uint64
 }
 
 // DefaultFrequency is no divisor of the kernel's timer frequencies, so that work
@@ -46,7 +51,11 @@ type Profile struct {
 	Idle    uint64 // in the idle task, with no interrupt at work
 	Lost    uint64 // busy, but not looked at closer: there was no room
 
-	Stacks []ProfileStack // of Kernel; most frequent first
+	// Of Kernel, where only one namespace was asked for: what was another's, and
+	// what belongs to none.
+	OtherNetns, NoNetns uint64
+
+	Stacks []ProfileStack // of Kernel, without the two above; most frequent first
 }
 
 // ProfileStack is one way through the kernel and at how many ticks it was seen.
@@ -58,6 +67,7 @@ type ProfileStack struct {
 // Frame is one function that was running, or waiting for one it called.
 type Frame struct {
 	Function string // without the compiler's suffixes; the bare address if not known
+	Module   string // "" for the kernel proper, "bpf" for an eBPF program
 	Address  uint64
 }
 
@@ -85,7 +95,7 @@ func TakeProfile(ctx context.Context, o ProfileOptions) (*Profile, error) {
 	}
 	defer samples.Close()
 
-	clocks, err := openClocks(o.Frequency)
+	clocks, err := openClocks(o.Frequency, o.CPUs)
 	defer func() {
 		for _, fd := range clocks {
 			unix.Close(fd)
@@ -126,11 +136,12 @@ func TakeProfile(ctx context.Context, o ProfileOptions) (*Profile, error) {
 		p.User += c.User
 		p.Lost += c.Lost
 	}
-	return p, p.finish(stacks)
+	return p, p.finish(stacks, o.Netns)
 }
 
-// openClocks opens, on every CPU that is online, a clock that is not running yet.
-func openClocks(frequency int) (fds []int, err error) {
+// openClocks opens, on every CPU that is online and among those asked for, a clock
+// that is not running yet.
+func openClocks(frequency int, only []int) (fds []int, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return nil, err
@@ -142,7 +153,15 @@ func openClocks(frequency int) (fds []int, err error) {
 		Sample: uint64(frequency),
 		Bits:   unix.PerfBitDisabled | unix.PerfBitFreq,
 	}
+	for _, cpu := range only {
+		if cpu < 0 || cpu >= cpus {
+			return nil, fmt.Errorf("CPU %d: this machine has at most %d", cpu, cpus)
+		}
+	}
 	for cpu := range cpus {
+		if only != nil && !slices.Contains(only, cpu) {
+			continue
+		}
 		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		switch {
 		case errors.Is(err, unix.ENODEV): // possible, not online
@@ -153,6 +172,9 @@ func openClocks(frequency int) (fds []int, err error) {
 		default:
 			fds = append(fds, fd)
 		}
+	}
+	if len(fds) == 0 {
+		return nil, errors.New("none of these CPUs is online")
 	}
 	return fds, nil
 }
@@ -178,9 +200,10 @@ func (p *Profile) readSamples(ctx context.Context, samples *ringbuf.Reader, stac
 	}
 }
 
-// finish names the functions, and tells idle ticks from those at work.
-func (p *Profile) finish(stacks map[string]uint64) error {
-	syms, err := kernelSymbols()
+// finish names the functions, and tells idle ticks from those at work and, if netns
+// is not 0, the namespace's from all others.
+func (p *Profile) finish(stacks map[string]uint64, netns uint64) error {
+	syms, err := freshSymbols()
 	if err != nil {
 		return err
 	}
@@ -192,13 +215,22 @@ func (p *Profile) finish(stacks map[string]uint64) error {
 	}
 	byFunctions := map[string]int{} // index in p.Stacks
 	for raw, count := range stacks {
-		idleTask, frames := parseStack([]byte(raw), syms)
+		task, frames := parseStack([]byte(raw), syms)
 		frames = restoreHooks(frames, hooks)
-		if idleTask && isIdle(frames) {
+		if task.idle && !interrupted(frames) {
 			p.Idle += count
 			continue
 		}
 		p.Kernel += count
+		switch {
+		case netns == 0:
+		case interrupted(frames):
+			p.NoNetns += count
+			continue
+		case task.netns != netns:
+			p.OtherNetns += count
+			continue
+		}
 		var key strings.Builder
 		for _, f := range frames {
 			key.WriteString(f.Function)
@@ -219,8 +251,14 @@ func (p *Profile) finish(stacks map[string]uint64) error {
 	return nil
 }
 
+// profileTask is on top of which task a sample was taken.
+type profileTask struct {
+	idle  bool
+	netns uint64 // inode
+}
+
 // parseStack reads a struct profile_sample, cut after its last frame.
-func parseStack(raw []byte, syms *symbols) (idleTask bool, frames []Frame) {
+func parseStack(raw []byte, syms *symbols) (task profileTask, frames []Frame) {
 	for i := 8; i+8 <= len(raw); i += 8 {
 		addr := binary.NativeEndian.Uint64(raw[i:])
 		// All but the innermost are return addresses, and a call may be the last
@@ -233,9 +271,11 @@ func parseStack(raw []byte, syms *symbols) (idleTask bool, frames []Frame) {
 		if name == "" {
 			name = fmt.Sprintf("0x%x", addr)
 		}
-		frames = append(frames, Frame{baseName(name), addr})
+		frames = append(frames, Frame{baseName(name), syms.module(inside), addr})
 	}
-	return binary.NativeEndian.Uint64(raw) != 0, frames
+	task.idle = binary.NativeEndian.Uint32(raw) != 0
+	task.netns = uint64(binary.NativeEndian.Uint32(raw[4:]))
+	return task, frames
 }
 
 // restoreHooks puts conntrack's hook functions back. They end by jumping into
@@ -256,18 +296,19 @@ func restoreHooks(frames []Frame, hooks map[string]uint64) []Frame {
 		}
 		hook := family + "_conntrack_" + direction
 		if addr, ok := hooks[hook]; ok {
-			frames = slices.Insert(frames, i+1, Frame{hook, addr})
+			frames = slices.Insert(frames, i+1, Frame{hook, frames[i].Module, addr})
 			i++
 		}
 	}
 	return frames
 }
 
-// isIdle says whether the idle task really idled: no interrupt, and no softirq
-// that it runs by itself, was at work.
-func isIdle(frames []Frame) bool {
-	return !slices.ContainsFunc(frames, func(f Frame) bool {
-		return strings.HasPrefix(f.Function, "asm_") || f.Function == "handle_softirqs" || f.Function == "__do_softirq"
+// interrupted says whether an interrupt, or a softirq that a task runs by itself,
+// was at work on top of the task.
+func interrupted(frames []Frame) bool {
+	return slices.ContainsFunc(frames, func(f Frame) bool {
+		return strings.HasPrefix(f.Function, "asm_sysvec_") || strings.HasPrefix(f.Function, "asm_common_interrupt") ||
+			f.Function == "handle_softirqs" || f.Function == "__do_softirq"
 	})
 }
 
@@ -289,14 +330,9 @@ const AllFunctions = "all"
 func (p *Profile) Calls(root string) *CallNode {
 	top := &CallNode{Function: root}
 	for _, stack := range p.Stacks {
-		from := len(stack.Frames) - 1
-		if root != AllFunctions {
-			for from >= 0 && stack.Frames[from].Function != root {
-				from--
-			}
-			if from--; from < -1 {
-				continue
-			}
+		from := stack.Below(root)
+		if from < -1 {
+			continue
 		}
 		node := top
 		node.Samples += stack.Count
@@ -308,6 +344,20 @@ func (p *Profile) Calls(root string) *CallNode {
 	}
 	top.sort()
 	return top
+}
+
+// Below is the index of the frame that the outermost call of root called: -1 where
+// root was running itself, -2 where it is not on the stack. Below AllFunctions is
+// the outermost frame.
+func (s *ProfileStack) Below(root string) int {
+	from := len(s.Frames) - 1
+	if root == AllFunctions {
+		return from
+	}
+	for from >= 0 && s.Frames[from].Function != root {
+		from--
+	}
+	return from - 1
 }
 
 func (n *CallNode) callee(function string) *CallNode {

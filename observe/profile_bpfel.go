@@ -21,7 +21,8 @@ type profileProfileCount struct {
 
 type profileProfileSample struct {
 	_      structs.HostLayout
-	Idle   uint64
+	Idle   uint32
+	Netns  uint32
 	Frames [127]uint64
 }
 

@@ -20,7 +20,7 @@ import (
 func stackOf(count uint64, functions string) ProfileStack {
 	s := ProfileStack{Count: count}
 	for i, name := range strings.Fields(functions) {
-		s.Frames = append(s.Frames, Frame{name, uint64(0x1000 + i)})
+		s.Frames = append(s.Frames, Frame{name, "", uint64(0x1000 + i)})
 	}
 	return s
 }
@@ -88,13 +88,13 @@ func TestRestoreHooks(t *testing.T) {
 	}
 }
 
-func TestIsIdle(t *testing.T) {
+func TestInterrupted(t *testing.T) {
 	for stack, want := range map[string]bool{
-		"pv_native_safe_halt default_idle do_idle cpu_startup_entry":                             true,
-		"ip_rcv net_rx_action handle_softirqs irq_exit_rcu asm_sysvec_apic default_idle do_idle": false,
-		"ip_rcv net_rx_action __do_softirq do_softirq do_idle":                                   false,
+		"pv_native_safe_halt default_idle do_idle cpu_startup_entry":                             false,
+		"ip_rcv net_rx_action handle_softirqs irq_exit_rcu asm_sysvec_apic default_idle do_idle": true,
+		"ip_rcv net_rx_action __do_softirq do_softirq do_idle":                                   true,
 	} {
-		if got := isIdle(stackOf(1, stack).Frames); got != want {
+		if got := interrupted(stackOf(1, stack).Frames); got != want {
 			t.Errorf("%q: %v, want %v", stack, got, want)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -19,13 +20,15 @@ import (
 // symbols are the kernel's functions, sorted by address. Names stand in one
 // string, so that 200 000 of them cost a few megabytes and no garbage.
 type symbols struct {
-	table []symbol
-	names string
+	table   []symbol
+	names   string
+	modules []string // "" for the kernel proper, "bpf" for programs and what leads into them
 }
 
 type symbol struct {
 	addr       uint64
 	start, end uint32 // its name is names[start:end]
+	module     uint16 // index in modules
 }
 
 // maxFunctionBytes: an address further from the nearest symbol belongs to
@@ -46,6 +49,19 @@ var known struct {
 func kernelSymbols() (*symbols, error) {
 	known.Lock()
 	defer known.Unlock()
+	return symbolsNow()
+}
+
+// freshSymbols reads them again whatever is known: eBPF programs come and go, and
+// no list of modules tells.
+func freshSymbols() (*symbols, error) {
+	known.Lock()
+	defer known.Unlock()
+	known.symbols = nil
+	return symbolsNow()
+}
+
+func symbolsNow() (*symbols, error) {
 	if modules := loadedModules(); known.symbols == nil || modules != known.modules {
 		known.symbols, known.err = readSymbols()
 		known.modules = modules
@@ -88,7 +104,8 @@ func HasFunction(name string) (bool, error) {
 // parseSymbols reads the format of /proc/kallsyms: address, type, name and
 // perhaps a module.
 func parseSymbols(r io.Reader) (*symbols, error) {
-	s := &symbols{}
+	s := &symbols{modules: []string{""}}
+	byModule := map[string]uint16{"": 0}
 	var names []byte
 	sc := bufio.NewScanner(bufio.NewReaderSize(r, 1<<18))
 	for sc.Scan() {
@@ -101,10 +118,17 @@ func parseSymbols(r io.Reader) (*symbols, error) {
 		if err != nil || addr == 0 {
 			continue
 		}
-		name, _, _ := bytes.Cut(rest[2:], []byte{'\t'})
+		name, module, _ := bytes.Cut(rest[2:], []byte{'\t'})
+		module = bytes.Trim(module, "[]")
+		number, ok := byModule[string(module)]
+		if !ok && len(s.modules) < math.MaxUint16 {
+			number = uint16(len(s.modules))
+			s.modules = append(s.modules, string(module))
+			byModule[string(module)] = number
+		}
 		start := len(names)
 		names = append(names, name...)
-		s.table = append(s.table, symbol{addr, uint32(start), uint32(len(names))})
+		s.table = append(s.table, symbol{addr, uint32(start), uint32(len(names)), number})
 	}
 	if err := sc.Err(); err != nil {
 		return &symbols{}, fmt.Errorf("read kernel symbols: %w", err)
@@ -124,6 +148,22 @@ func parseSymbols(r io.Reader) (*symbols, error) {
 // function returns the name of the function that holds addr and how far into it
 // addr is; "" when that is not known.
 func (s *symbols) function(addr uint64) (name string, offset uint64) {
+	if sym := s.find(addr); sym != nil {
+		return s.names[sym.start:sym.end], addr - sym.addr
+	}
+	return "", 0
+}
+
+// module returns the module that holds addr; "" for the kernel proper.
+func (s *symbols) module(addr uint64) string {
+	if sym := s.find(addr); sym != nil {
+		return s.modules[sym.module]
+	}
+	return ""
+}
+
+// find returns the symbol that holds addr, nil when there is none.
+func (s *symbols) find(addr uint64) *symbol {
 	i, found := slices.BinarySearchFunc(s.table, addr, func(sym symbol, addr uint64) int {
 		if sym.addr < addr {
 			return -1
@@ -134,15 +174,14 @@ func (s *symbols) function(addr uint64) (name string, offset uint64) {
 	})
 	if !found {
 		if i == 0 {
-			return "", 0
+			return nil
 		}
 		i--
 	}
-	sym := s.table[i]
-	if addr-sym.addr >= maxFunctionBytes {
-		return "", 0
+	if sym := &s.table[i]; addr-sym.addr < maxFunctionBytes {
+		return sym
 	}
-	return s.names[sym.start:sym.end], addr - sym.addr
+	return nil
 }
 
 // baseName is a function's name as in the source, without what the compiler puts

@@ -40,6 +40,11 @@ func TestSymbols(t *testing.T) {
 	if got := s.address("nft_do_chain"); got != 0xffffffffc0000000 {
 		t.Errorf("address of nft_do_chain: %#x", got)
 	}
+	for addr, want := range map[uint64]string{0xffffffffc0000010: "nf_tables", 0xffffffff81000100: "", 0: ""} {
+		if got := s.module(addr); got != want {
+			t.Errorf("%#x is in module %q, want %q", addr, got, want)
+		}
+	}
 	if got := s.address("absent"); got != 0 {
 		t.Errorf("address of a function that is absent: %#x", got)
 	}

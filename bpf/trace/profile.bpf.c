@@ -11,7 +11,8 @@ enum {
 };
 
 struct profile_sample {
-	__u64 idle; /* the CPU's idle task ran; an interrupt on top of it may be at work */
+	__u32 idle; /* the CPU's idle task ran; an interrupt on top of it may be at work */
+	__u32 netns; /* of the task that ran: the inode of /proc/PID/ns/net */
 	__u64 frames[PROFILE_DEPTH]; /* return addresses, innermost first */
 };
 
@@ -50,6 +51,7 @@ int take_sample(void *ctx)
 	__u32 zero = 0;
 	struct profile_sample *s = bpf_map_lookup_elem(&drafts, &zero);
 	struct profile_count *count = bpf_map_lookup_elem(&counts, &zero);
+	struct task_struct *task = (void *)bpf_get_current_task();
 	long bytes;
 
 	if (!s || !count)
@@ -60,6 +62,7 @@ int take_sample(void *ctx)
 		return 0;
 	}
 	s->idle = (__u32)bpf_get_current_pid_tgid() == 0;
+	s->netns = BPF_CORE_READ(task, nsproxy, net_ns, ns.inum);
 	if (bytes > (long)sizeof(s->frames)) /* never; the verifier wants to know */
 		return 0;
 	if (bpf_ringbuf_output(&samples, s, header + bytes, BPF_RB_NO_WAKEUP))

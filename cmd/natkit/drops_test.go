@@ -37,8 +37,12 @@ func TestObserverUsage(t *testing.T) {
 		{"profile --frequency 0", "--frequency 0: want 1 to"},
 		{"profile --frequency 1000000", "--frequency 1000000: want 1 to"},
 		{"profile --min 101", "--min 101"},
-		{"profile --netns some", "of the whole machine"},
-		{"profile -o xml", "want text, json or pprof"},
+		{"profile --cpu 0-", "--cpu \"0-\": want numbers and ranges"},
+		{"profile --cpu 3-1", "want numbers and ranges"},
+		{"profile --cpu 0-99999", "want numbers and ranges"},
+		{"profile --from x --netns some", "--netns and --from exclude each other"},
+		{"profile --diff x -o pprof", "holds one profile"},
+		{"profile -o xml", "want text, json, html, svg, folded or pprof"},
 		{"hooks extra", "extra"},
 	} {
 		code, stdout, stderr := observed(t.Context(), tt.args)

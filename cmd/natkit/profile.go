@@ -6,19 +6,20 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"natkit/internal/netns"
 	"natkit/observe"
 	"natkit/report"
 )
 
 func newProfileCommand(e *env) *cobra.Command {
-	o := observe.ProfileOptions{}
-	var root, file string
-	var least float64
+	o := profileOptions{}
 	cmd := &cobra.Command{
 		Use:   "profile",
 		Short: "Show where the kernel spends its time below nf_hook_slow",
@@ -34,49 +35,54 @@ Functions that the compiler jumps to instead of calling are not on the stack;
 conntrack's hook functions, which end that way, are put back.
 
 The whole machine is looked at: which namespace a packet is in is not on the
-stack, so --netns does not apply. What runs with interrupts off is seen where
-they come on again.
+stack. With --netns only what that namespace's tasks have the kernel do in system
+calls is shown; interrupts and softirqs, where packets are forwarded, belong to no
+task, and how much of that was left out is said. What runs with interrupts off is
+seen where they come on again.
+
+-o html and -o svg draw a flame graph in one file that needs nothing besides
+itself: a click zooms, / searches, colours say what a function does for a packet
+(tracking, NAT, rules, bridge, driver, the rest of the stack). -o folded is a line
+a stack for other programs that draw. These and -o pprof, which is for "go tool
+pprof", hold all kernel stacks unless --root is given (-o pprof always).
+
+--from takes a profile that -o pprof wrote instead of looking; --diff compares
+with one: shares of all time, before and after, as text, json, html or svg.
 
 -o json is one object: root, interval_s, frequency_hz, cpus, samples (total,
-kernel, user, idle, lost, root), called and tree. -o pprof holds all kernel
-stacks, whatever the root, for "go tool pprof".`,
+kernel, user, idle, lost, root), called and tree; with --diff root, before, after
+(samples), functions (function, before, after).`,
 		Example: `  natkit profile --for 10s
   natkit profile --root net_rx_action --min 2
-  natkit profile --root all --for 3s -o json
-  natkit profile --for 30s -o pprof --file kernel.pb.gz && go tool pprof -top kernel.pb.gz`,
+  natkit profile --for 10s -o html --file flame.html
+  natkit profile --cpu 0,2-3 --root all --for 3s -o json
+  natkit profile --for 30s -o pprof --file before.pb.gz
+  natkit profile --for 30s --diff before.pb.gz -o html --file change.html`,
 		Args: noArgs,
 	}
-	cmd.Flags().DurationVar(&o.For, "for", 10*time.Second, "how long to look")
-	cmd.Flags().IntVar(&o.Frequency, "frequency", observe.DefaultFrequency, "looks a second at every CPU")
-	cmd.Flags().StringVar(&root, "root", "nf_hook_slow", `kernel function to start from, or "all"`)
-	cmd.Flags().Float64Var(&least, "min", 1, "leave out branches below so many `percent` of the root")
-	cmd.Flags().StringVar(&file, "file", "", "write to this file instead of standard output")
-	out := outputFlag(cmd, "text", "json", "pprof")
+	f := cmd.Flags()
+	f.DurationVar(&o.For, "for", 10*time.Second, "how long to look")
+	f.IntVar(&o.Frequency, "frequency", observe.DefaultFrequency, "looks a second at every CPU")
+	f.StringVar(&o.cpus, "cpu", "", "only these CPUs, as in `0,2-3`")
+	f.StringVar(&o.root, "root", "nf_hook_slow", `kernel function to start from, or "all"`)
+	f.Float64Var(&o.least, "min", 1, "leave out branches below so many `percent` of the root, in text")
+	f.StringVar(&o.file, "file", "", "write to this file instead of standard output")
+	f.StringVar(&o.from, "from", "", "show the profile in `FILE`, that -o pprof wrote, instead of looking")
+	f.StringVar(&o.diff, "diff", "", "compare with the profile in `FILE`, that -o pprof wrote")
+	out := outputFlag(cmd, "text", "json", "html", "svg", "folded", "pprof")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		switch {
-		case e.netns != "":
-			return usagef("--netns %q: a profile is of the whole machine", e.netns)
-		case o.For <= 0:
-			return usagef("--for %v: want a time", o.For)
-		case o.Frequency < 1 || o.Frequency > observe.MaxFrequency:
-			return usagef("--frequency %d: want 1 to %d", o.Frequency, observe.MaxFrequency)
-		case least < 0 || least > 100:
-			return usagef("--min %g: want 0 to 100", least)
-		case *out == "pprof" && file == "" && isTerminal(e.stdout):
-			return usagef("--output pprof is not for a terminal: give --file, or pipe it")
+		if err := o.check(cmd, e, *out); err != nil {
+			return err
 		}
-		if root != observe.AllFunctions {
-			known, err := observe.HasFunction(root)
-			if err != nil {
+		var before *observe.Profile
+		if o.diff != "" {
+			if before, err = readProfile(o.diff); err != nil {
 				return err
-			}
-			if !known {
-				return usagef("--root %q: this kernel has no function of that name (see /proc/kallsyms)", root)
 			}
 		}
 		w := e.stdout
-		if file != "" {
-			f, err := os.Create(file)
+		if o.file != "" { // before the wait, not after it
+			f, err := os.Create(o.file)
 			if err != nil {
 				return fmt.Errorf("write profile: %w", err)
 			}
@@ -87,22 +93,138 @@ stacks, whatever the root, for "go tool pprof".`,
 			}()
 			w = f
 		}
-		progress := newProgressLine(e)
-		progress.show("looking for %v ...", o.For)
-		p, err := observe.TakeProfile(cmd.Context(), o)
-		progress.clear()
+		p, err := o.take(cmd, e)
 		if err != nil {
 			return err
 		}
-		switch *out {
-		case "pprof":
-			return unlessPipeClosed(report.WriteProfile(w, p))
-		case "json":
-			return unlessPipeClosed(report.JSON(w, report.NewProfile(p, root)))
-		}
-		return unlessPipeClosed(report.NewProfile(p, root).Text(w, least))
+		return unlessPipeClosed(o.write(w, p, before, *out))
 	}
 	return cmd
+}
+
+type profileOptions struct {
+	observe.ProfileOptions
+	cpus, root, file, from, diff string
+	least                        float64
+}
+
+// check refuses what makes no sense, and fits the root to the output.
+func (o *profileOptions) check(cmd *cobra.Command, e *env, out string) (err error) {
+	set := cmd.Flags().Changed
+	if o.from != "" {
+		for _, name := range []string{"for", "frequency", "cpu", "netns"} {
+			if set(name) {
+				return usagef("--%s and --from exclude each other: the profile in a file is what it is", name)
+			}
+		}
+	}
+	if o.CPUs, err = parseCPUs(o.cpus); err != nil {
+		return err
+	}
+	pictures := out == "html" || out == "svg" || out == "folded" || out == "pprof"
+	switch {
+	case o.For <= 0:
+		return usagef("--for %v: want a time", o.For)
+	case o.Frequency < 1 || o.Frequency > observe.MaxFrequency:
+		return usagef("--frequency %d: want 1 to %d", o.Frequency, observe.MaxFrequency)
+	case o.least < 0 || o.least > 100:
+		return usagef("--min %g: want 0 to 100", o.least)
+	case o.diff != "" && (out == "folded" || out == "pprof"):
+		return usagef("--diff: %s holds one profile; want text, json, html or svg", out)
+	case (out == "pprof" || out == "html" || out == "svg") && o.file == "" && isTerminal(e.stdout):
+		return usagef("--output %s is not for a terminal: give --file, or pipe it", out)
+	case pictures && !set("root"):
+		o.root = observe.AllFunctions
+	case o.from == "" && o.root != observe.AllFunctions:
+		known, err := observe.HasFunction(o.root)
+		if err != nil {
+			return err
+		}
+		if !known {
+			return usagef("--root %q: this kernel has no function of that name (see /proc/kallsyms)", o.root)
+		}
+	}
+	return nil
+}
+
+// take reads the profile, or takes one.
+func (o *profileOptions) take(cmd *cobra.Command, e *env) (*observe.Profile, error) {
+	if o.from != "" {
+		return readProfile(o.from)
+	}
+	if e.netns != "" {
+		h, err := netns.Open(e.netns)
+		if err != nil {
+			return nil, err
+		}
+		defer h.Close()
+		o.Netns = h.Inode()
+	}
+	progress := newProgressLine(e)
+	progress.show("looking for %v ...", o.For)
+	defer progress.clear()
+	return observe.TakeProfile(cmd.Context(), o.ProfileOptions)
+}
+
+func (o *profileOptions) write(w io.Writer, p, before *observe.Profile, out string) error {
+	title := "Kernel time, whole"
+	if o.root != observe.AllFunctions {
+		title = "Kernel time below " + o.root
+	}
+	flame := report.Flame{Title: title, Root: o.root, After: p, Before: before}
+	switch {
+	case out == "html":
+		return flame.HTML(w)
+	case out == "svg":
+		return flame.SVG(w)
+	case out == "folded":
+		return report.WriteFolded(w, p, o.root)
+	case out == "pprof":
+		return report.WriteProfile(w, p)
+	case before != nil && out == "json":
+		return report.JSON(w, report.NewProfileDiff(before, p, o.root))
+	case before != nil:
+		return report.NewProfileDiff(before, p, o.root).Text(w)
+	case out == "json":
+		return report.JSON(w, report.NewProfile(p, o.root))
+	}
+	return report.NewProfile(p, o.root).Text(w, o.least)
+}
+
+func readProfile(name string) (*observe.Profile, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	p, err := report.ReadProfile(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return p, nil
+}
+
+// parseCPUs reads a list as the kernel writes them: 0,2-3.
+func parseCPUs(list string) (cpus []int, err error) {
+	const most = 1 << 14
+	for part := range strings.SplitSeq(list, ",") {
+		if list == "" {
+			return nil, nil
+		}
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		a, err1 := strconv.ParseUint(first, 10, 16)
+		b, err2 := strconv.ParseUint(last, 10, 16)
+		if err1 != nil || err2 != nil || a > b || b >= most {
+			return nil, usagef("--cpu %q: want numbers and ranges, as in 0,2-3", list)
+		}
+		for n := a; n <= b; n++ {
+			cpus = append(cpus, int(n))
+		}
+	}
+	return cpus, nil
 }
 
 // isTerminal says whether people, and no program, read what is written to w.
