@@ -25,6 +25,7 @@ const (
 	LostBacklog      = "CPU backlog (whole machine)"
 	LostAfterRouter  = "ring from the router full"
 	LostBeforeSink   = "the sinks' devices, on receipt"
+	LostAstray       = "translated to no connection"
 	Unexplained      = "unexplained"
 )
 

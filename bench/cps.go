@@ -16,20 +16,24 @@ import (
 	"natkit/conntrack"
 )
 
-// CPSOptions is a measurement of routers with new UDP sessions, in the manner of
-// RFC 9693. Without Goals the generator, the router and the sink share a CPU and
-// go as fast as they can; with them the router has one CPU of its own and the
-// generator another, and the highest rates are searched at which no more first
-// packets are lost than the goals allow.
+// CPSOptions is a measurement of routers with new sessions, in the manner of RFC
+// 9693: the first packets of UDP sessions, or whole TCP connections. Without Goals
+// the generator, the router and the sink share a CPU and go as fast as they can;
+// with them the router has one CPU of its own and the generator another, and the
+// highest rates are searched at which no more sessions fail than the goals allow.
 type CPSOptions struct {
-	Routers  []Router
-	Sessions int           // of a trial
-	Duration time.Duration // of a trial with established sessions
-	Trials   int           // of each set of conditions
-	Goals    []SearchGoal
+	Routers   []Router
+	Protocols []string      // of Protocols
+	Sessions  int           // of a trial
+	Duration  time.Duration // of a trial with established sessions
+	Trials    int           // of each set of conditions
+	Goals     []SearchGoal
 
 	About
 }
+
+// Protocols are those of sessions.
+var Protocols = []string{"udp", "tcp"}
 
 // fewSessions are not enough for figures to which it matters what buffers hold: a
 // router's rings some hundreds of frames, each processor some hundreds of freed
@@ -42,11 +46,16 @@ func (o *CPSOptions) complete() error {
 		return &OptionError{option, fmt.Sprintf(format, args...)}
 	}
 	cpus, err := allowedCPUs()
+	for i, name := range o.Protocols {
+		if !slices.Contains(Protocols, name) || slices.Contains(o.Protocols[:i], name) {
+			return refuse("--protocol", "%q: want %s, each once", name, strings.Join(Protocols, ", "))
+		}
+	}
 	switch {
 	case err != nil:
 		return err
-	case len(o.Routers) == 0:
-		return refuse("--router", "want one at least")
+	case len(o.Routers) == 0 || len(o.Protocols) == 0:
+		return refuse("--router, --protocol", "want one at least")
 	case o.Sessions < 1 || o.Sessions > MaxFlows:
 		return refuse("--sessions", "%d: want 1 to %d", o.Sessions, MaxFlows)
 	case o.Trials < 1 || o.Trials > MaxTrials:
@@ -107,10 +116,12 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 	if r.searches() {
 		measure = r.search
 	}
-	if err := measure(ctx); err != nil {
-		return nil, err
+	for _, protocol := range o.Protocols {
+		if err := measure(ctx, protocol); err != nil {
+			return nil, err
+		}
+		r.conditions(protocol)
 	}
-	r.conditions()
 	r.res.Seconds = time.Since(r.res.Started).Seconds()
 	return r.res, nil
 }
@@ -119,7 +130,12 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 func (r *cpsRun) addLane(ctx context.Context, router Router) error {
 	r.Progress("%s: making the router", router.Name())
 	use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-	l, err := newLane(ctx, router, RouterOptions{}, r.Sessions, r.searches())
+	l, err := newLane(ctx, router, RouterOptions{}, r.Sessions, false)
+	if err == nil && r.searches() {
+		if err = l.stand.giveRouterAThread(); err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}
 	var unsupported *UnsupportedError
 	switch {
 	case errors.As(err, &unsupported):
@@ -176,10 +192,13 @@ func (l *lane) emptyTable(ctx context.Context) error {
 	}
 }
 
-// fill sends the first packet of each session through a router without sessions.
-// Its trial ends with the last of them.
-func (r *cpsRun) fill(ctx context.Context, l *lane, pps float64) (*trial, error) {
+// fill begins each session once, through a router without sessions. Its trial ends
+// with the last of them.
+func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64) (*trial, error) {
 	load := frameLoad{frames: []int{MinFrame}, flows: r.Sessions, pps: pps, once: true}
+	if protocol == "tcp" {
+		load.traffic = connections
+	}
 	if r.searches() {
 		load.cpus = []int{l.stand.generatorCPU}
 	} else {
@@ -222,15 +241,15 @@ func (r *cpsRun) fill(ctx context.Context, l *lane, pps float64) (*trial, error)
 }
 
 // atFullSpeed measures with generator, router and sink on one CPU.
-func (r *cpsRun) atFullSpeed(ctx context.Context) error {
-	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: "udp"}
+func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
+	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol}
 
 	// 1) New sessions.
 	round := 0
 	fills, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
 		round++
-		r.Progress("%s: %d new sessions: trial %d", l.router.Name(), r.Sessions, round)
-		return r.fill(ctx, l, 0)
+		r.Progress("%s: %d new %s sessions: trial %d", l.router.Name(), r.Sessions, protocol, round)
+		return r.fill(ctx, l, protocol, 0)
 	})
 	if err != nil {
 		return err
@@ -241,10 +260,17 @@ func (r *cpsRun) atFullSpeed(ctx context.Context) error {
 		if slices.Max(s.values((*trial).lossRatio)) > maxCostLoss {
 			label = "lossy"
 		}
-		r.figure(l, s, "new_flow_cost_ns", p, label, func(t *trial) float64 {
+		cost := "new_flow_cost_ns"
+		if protocol == "tcp" {
+			cost = "connection_cost_ns"
+		}
+		r.figure(l, s, cost, p, label, func(t *trial) float64 {
 			return ratio(float64(t.spent), float64(t.received.frames))
 		})
-		if r.tracks(s) {
+		// A connection is established when both ends say so, a session of UDP when it is in the table.
+		if protocol == "tcp" {
+			r.figure(l, s, "establishment_cps", p, label, func(t *trial) float64 { return t.rate(t.received.frames) })
+		} else if r.tracks(s) {
 			r.figure(l, s, "establishment_cps", p, label, func(t *trial) float64 { return t.rate(r.fills[t].sessions) })
 		}
 	}
@@ -253,10 +279,13 @@ func (r *cpsRun) atFullSpeed(ctx context.Context) error {
 	for _, flows := range slices.Compact([]int{1, r.Sessions}) {
 		p.Flows = flows
 		load := frameLoad{frames: []int{MinFrame}, flows: flows, duration: r.Duration}
+		if protocol == "tcp" {
+			load.traffic = segments
+		}
 		round := 0
 		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
 			round++
-			r.Progress("%s: %d established sessions: trial %d", l.router.Name(), flows, round)
+			r.Progress("%s: %d established %s sessions: trial %d", l.router.Name(), flows, protocol, round)
 			if l.warmedFlows != flows {
 				if err := l.emptyTable(ctx); err != nil {
 					return nil, err
@@ -283,7 +312,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context) error {
 		}
 		// A count is right also when it took longer than it should.
 		r.figure(l, s, "capacity_sessions", p, "", func(t *trial) float64 { return float64(r.fills[t].sessions) })
-		r.missing(l, s)
+		r.missing(l, s, protocol)
 		if r.fills[s.trials[0]].sessions < fewSessions {
 			continue
 		}
@@ -323,38 +352,51 @@ func (r *cpsRun) tracks(s *series) bool {
 }
 
 // missing says which sessions were not in the table.
-func (r *cpsRun) missing(l *lane, s *series) {
+func (r *cpsRun) missing(l *lane, s *series, protocol string) {
 	lost := map[string]int64{}
-	var offered, took uint64
+	var offered, complete, took uint64
 	for _, t := range s.trials {
 		offered += t.sent.frames
+		complete += t.received.frames
 		took += r.fills[t].sessions
 		for place, n := range t.lost {
 			lost[place] += n
 		}
 	}
-	if took != offered {
-		r.note("Of %d sessions offered to %s, %d were in its table: %d are missing. Packets were lost: %s.",
-			offered, l.router.Name(), took, int64(offered-took), placesOf(lost))
+	switch {
+	case took == offered:
+	case protocol == "tcp" && complete == offered:
+		r.note("All of %d TCP connections through %s were completed, and %d were in its table: masquerading ends an entry in TIME_WAIT "+
+			"when another connection needs its outside port (Linux 6.18).", offered, l.router.Name(), took)
+	default:
+		r.note("Of %d %s sessions offered to %s, %d were in its table: %d are missing. Packets were lost: %s.",
+			offered, strings.ToUpper(protocol), l.router.Name(), took, int64(offered-took), placesOf(lost))
 	}
 }
 
 // search finds the highest rates at which a router with a CPU of its own fulfils
 // the goals.
-func (r *cpsRun) search(ctx context.Context) error {
+func (r *cpsRun) search(ctx context.Context, protocol string) error {
 	for _, l := range r.lanes {
 		received, pps := 0.0, 0.0
-		for range 3 { // a flood, and two approaches from above
-			r.Progress("%s: %d new sessions, overload", l.router.Name(), r.Sessions)
-			t, err := r.fill(ctx, l, pps)
+		// A flood, and two approaches from above; of a flood of SYNs few become
+		// connections, so that an approach begins from below.
+		for approaches, tries := 3, 20; approaches > 0 && tries > 0; tries-- {
+			r.Progress("%s: %d new %s sessions, overload", l.router.Name(), r.Sessions, protocol)
+			t, err := r.fill(ctx, l, protocol, pps)
 			if err != nil {
 				return err
 			}
 			received = max(received, t.receivedPPS())
+			if pps > 0 && t.lossRatio() <= maxCostLoss {
+				pps = 1.5 * received
+				continue
+			}
 			pps = 1.2 * received
+			approaches--
 		}
 		for _, goal := range r.Goals {
-			if err := r.searchGoal(ctx, l, goal, received); err != nil {
+			if err := r.searchGoal(ctx, l, protocol, goal, received); err != nil {
 				return err
 			}
 		}
@@ -364,12 +406,12 @@ func (r *cpsRun) search(ctx context.Context) error {
 
 // searchGoal searches around what the router took under overload. Trials end with
 // their sessions, whatever the goal says of their duration.
-func (r *cpsRun) searchGoal(ctx context.Context, l *lane, goal SearchGoal, overload float64) error {
-	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: "udp"}
+func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal SearchGoal, overload float64) error {
+	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol}
 	name := strings.ToUpper(goal.Name)
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, _ time.Duration) (float64, error) {
-		r.Progress("%s: %d new sessions, search for %s: %.0f a second", l.router.Name(), r.Sessions, name, pps)
-		t, err := r.fill(ctx, l, pps)
+		r.Progress("%s: %d new %s sessions, search for %s: %.0f a second", l.router.Name(), r.Sessions, protocol, name, pps)
+		t, err := r.fill(ctx, l, protocol, pps)
 		if err != nil {
 			return 0, err
 		}
@@ -395,20 +437,36 @@ func (r *cpsRun) searchGoal(ctx context.Context, l *lane, goal SearchGoal, overl
 }
 
 // conditions notes how the table was filled, and when sessions end.
-func (r *cpsRun) conditions() {
-	r.note("Each trial with new sessions begins with an empty table, flushed in the router's namespace, and sends one UDP packet of each of %d sessions "+
-		"(%d ports a source address) in pseudo-random order. Nothing answers: their entries are unreplied.", r.Sessions, flowsPerSource)
+func (r *cpsRun) conditions(protocol string) {
+	const begin = "Each trial with new %s begins with an empty table, flushed in the router's namespace, and "
+	sessions := fmt.Sprintf("%d sessions (%d ports a source address) in pseudo-random order", r.Sessions, flowsPerSource)
+	timeouts := []string{"udp_timeout"}
+	if protocol == "udp" {
+		r.note(begin+"sends one UDP packet of each of %s. Nothing answers: their entries are unreplied.", "UDP sessions", sessions)
+	} else {
+		timeouts = []string{"tcp_timeout_time_wait", "tcp_timeout_established"}
+		r.note(begin+"makes a TCP connection for each of %s: SYN, SYN-ACK, ACK, the server's FIN, the client's, the last ACK. "+
+			"A connection counts when the last has come; a segment is never sent again. Their entries are in TIME_WAIT.", "TCP connections", sessions)
+	}
 	for _, l := range r.lanes {
-		var seconds string
-		if err := l.stand.bed.Router.Do(func() error {
-			text, err := os.ReadFile(conntrackSysctls + "udp_timeout")
-			seconds = strings.TrimSpace(string(text))
+		seconds := make([]any, len(timeouts))
+		if err := l.stand.bed.Router.Do(func() (err error) {
+			for i, name := range timeouts {
+				text, e := os.ReadFile(conntrackSysctls + name)
+				seconds[i], err = strings.TrimSpace(string(text)), errors.Join(err, e)
+			}
 			return err
-		}); err == nil {
-			r.note("The routers forget such a session after %s s without a packet (sysctl net.netfilter.nf_conntrack_udp_timeout). "+
-				"A trial with established sessions begins with a packet of each of them, unless the last ones are less than %v old.", seconds, warmFor)
-			return
+		}); err != nil {
+			continue // a router without a table
 		}
+		if protocol == "udp" {
+			r.note("The routers forget such a session after %s s without a packet (sysctl net.netfilter.nf_conntrack_udp_timeout). "+
+				"A trial with established sessions begins with a packet of each of them, unless the last ones are less than %v old.", append(seconds, warmFor)...)
+		} else {
+			r.note("The routers forget such a connection after %s s (sysctl net.netfilter.nf_conntrack_tcp_timeout_time_wait), and an open one after %s s "+
+				"(nf_conntrack_tcp_timeout_established). Those of the trials with established sessions were opened before them and stay open.", seconds...)
+		}
+		return
 	}
 }
 

@@ -4,12 +4,15 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/conntrack"
 	"natkit/internal/ktest"
@@ -78,7 +81,7 @@ func TestFillTable(t *testing.T) {
 			t.Errorf("%d sessions are in the table, want %d", len(sources), want)
 		}
 	}
-	filled, err := r.fill(t.Context(), l, 0)
+	filled, err := r.fill(t.Context(), l, "udp", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,10 +97,161 @@ func TestFillTable(t *testing.T) {
 	}
 	counted(2000)
 	r.Sessions = 500
-	if _, err := r.fill(t.Context(), l, 0); err != nil {
+	if _, err := r.fill(t.Context(), l, "udp", 0); err != nil {
 		t.Fatal(err)
 	}
 	counted(500)
+}
+
+// A TCP connection through a router with NAT is made and closed as the router's
+// connection tracking expects it, segment by segment: the right checksums and
+// numbers, each connection with a source of its own.
+func TestTCPConnections(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "nft")
+	const flows = 500
+	rules := masquerading
+	rules.rules += "\n}\nchain f { type filter hook forward priority filter\nct state invalid counter name \"invalid\"\n}\ncounter invalid {"
+	l, err := newLane(t.Context(), rules, RouterOptions{}, flows, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	states := func() string {
+		t.Helper()
+		count := map[string]int{}
+		if err := l.stand.bed.Router.Do(func() error {
+			_, err := conntrack.Dump(t.Context(), conntrack.Filter{}, func(f *conntrack.Flow) error {
+				count[fmt.Sprint(f.State, " assured ", f.Status&conntrack.StatusAssured != 0)]++
+				return nil
+			})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(count)
+	}
+	invalid := func() string {
+		t.Helper()
+		var out []byte
+		if err := l.stand.bed.Router.Do(func() (err error) {
+			out, err = exec.CommandContext(t.Context(), "nft", "list", "counter", "ip", "t", "invalid").CombinedOutput()
+			return err
+		}); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	load := frameLoad{frames: []int{MinFrame}, flows: flows, pps: 5000, duration: 10 * time.Second, once: true, cpus: []int{l.stand.generatorCPU}}
+	for _, c := range []struct {
+		traffic traffic
+		states  string
+	}{{connections, "map[TIME_WAIT assured true:500]"}, {openings, "map[ESTABLISHED assured true:500]"}, {segments, "map[ESTABLISHED assured true:500]"}} {
+		if c.traffic != segments {
+			if err := l.emptyTable(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		load.traffic = c.traffic
+		tr, err := l.stand.runLearning(t.Context(), load, c.traffic == openings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tr.sent.frames != flows || tr.received.frames != flows || tr.received.strays != 0 {
+			t.Errorf("%s: %d sent, %d completed, %d astray, lost %s", c.states, tr.sent.frames, tr.received.frames, tr.received.strays, placesOf(tr.lost))
+		}
+		if got := states(); got != c.states {
+			t.Errorf("the table has %s, want %s", got, c.states)
+		}
+	}
+	if got := invalid(); !strings.Contains(got, "packets 0 ") {
+		t.Errorf("connection tracking found segments invalid: %s", got)
+	}
+	// What a router gets wrong is not taken for a connection: data of which the
+	// addresses have changed, since the table forgot them.
+	if err := l.emptyTable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.stand.bed.Router.Do(func() error {
+		return exec.CommandContext(t.Context(), "nft", "flush", "chain", "ip", "t", "c").Run()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := l.stand.run(t.Context(), load)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tr.received.frames != 0 || tr.received.strays != flows || tr.lost[LostAstray] != flows || tr.lost[Unexplained] != 0 {
+		t.Errorf("%d segments without translation: %d taken, %d astray, lost %s", tr.sent.frames, tr.received.frames, tr.received.strays, placesOf(tr.lost))
+	}
+}
+
+// segment is a TCP segment as a packet socket has it.
+func segment(t *testing.T, f []byte) string {
+	t.Helper()
+	if len(f) < 54 || f[23] != unix.IPPROTO_TCP {
+		t.Fatalf("no TCP segment: % x", f)
+	}
+	end := 14 + int(binary.BigEndian.Uint16(f[16:]))
+	ip, tcp := f[14:34], f[34:end]
+	if ones(ip, 0) != 0xffff || ones(tcp, ones(ip[12:20], uint32(6+len(tcp)))) != 0xffff {
+		t.Errorf("wrong checksum: % x", f)
+	}
+	return fmt.Sprintf("%#x %d", tcp[13], end-54)
+}
+
+// The segments of one connection are those of tcp.h, with right checksums and
+// numbers that follow from each other.
+func TestTCPSegments(t *testing.T) {
+	ktest.Root(t)
+	l, err := newLane(t.Context(), stubRouter{"plain", plain}, RouterOptions{}, 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c := newCapture(t, l.stand.bed.Router, l.stand.bed.InsideDev)
+	c.protocol = unix.IPPROTO_TCP
+	load := frameLoad{frames: []int{MinFrame}, flows: 1, pps: 1000, duration: time.Second, once: true, cpus: []int{l.stand.generatorCPU}}
+	for _, step := range []struct {
+		traffic traffic
+		want    []string // flags and payload
+	}{
+		{connections, []string{"0x2 0", "0x12 0", "0x10 0", "0x11 0", "0x11 0", "0x10 0"}},
+		{openings, []string{"0x2 0", "0x12 0", "0x10 0"}},
+		{segments, []string{"0x10 6"}},
+	} {
+		load.traffic = step.traffic
+		if _, err := l.stand.runLearning(t.Context(), load, true); err != nil {
+			t.Fatal(err)
+		}
+		frames := c.frames(t, len(step.want)+1)
+		if len(frames) != len(step.want) {
+			t.Fatalf("%d segments, want %q", len(frames), step.want)
+		}
+		var next [2]uint32 // what each end is to acknowledge
+		for i, f := range frames {
+			if got := segment(t, f); got != step.want[i] {
+				t.Errorf("segment %d: %s, want %s", i, got, step.want[i])
+			}
+			number, acknowledged, flags := binary.BigEndian.Uint32(f[38:]), binary.BigEndian.Uint32(f[42:]), f[47]
+			from := i % 2
+			if next[1-from] != 0 && acknowledged != next[1-from] {
+				t.Errorf("segment %d acknowledges %d, want %d", i, acknowledged, next[1-from])
+			}
+			if next[from] != 0 && number != next[from] {
+				t.Errorf("segment %d is number %d, want %d", i, number, next[from])
+			}
+			next[from] = number + uint32(flags&1+flags>>1&1)
+		}
+	}
 }
 
 func TestCPS(t *testing.T) {
@@ -108,7 +262,7 @@ func TestCPS(t *testing.T) {
 	ktest.Tool(t, "nft")
 	bare := &bareRouter{name: "bare"}
 	res, err := CPS(t.Context(), CPSOptions{
-		Routers:  []Router{bare, masquerading, limited, &bareRouter{name: "missing", unsupported: true}},
+		Protocols: []string{"udp"}, Routers: []Router{bare, masquerading, limited, &bareRouter{name: "missing", unsupported: true}},
 		Sessions: fewSessions, Duration: 50 * time.Millisecond, Trials: 1,
 	})
 	if err != nil {
@@ -163,9 +317,9 @@ func TestCPSInterrupted(t *testing.T) {
 	var interrupted time.Time
 	bare := &bareRouter{name: "bare"}
 	res, err := CPS(ctx, CPSOptions{
-		Routers: []Router{bare}, Sessions: fewSessions, Duration: time.Second, Trials: 1, Goals: []SearchGoal{GoalNDR},
+		Routers: []Router{bare}, Protocols: []string{"udp"}, Sessions: fewSessions, Duration: time.Second, Trials: 1, Goals: []SearchGoal{GoalNDR},
 		About: About{Progress: func(format string, args ...any) {
-			if interrupted.IsZero() && strings.Contains(fmt.Sprintf(format, args...), "bare: 10000 new sessions, search for NDR: ") {
+			if interrupted.IsZero() && strings.Contains(fmt.Sprintf(format, args...), "bare: 10000 new udp sessions, search for NDR: ") {
 				interrupted = time.Now()
 				cancel()
 			}
@@ -180,7 +334,7 @@ func TestCPSInterrupted(t *testing.T) {
 }
 
 func TestCPSRefuses(t *testing.T) {
-	good := CPSOptions{Routers: []Router{&bareRouter{name: "bare"}}, Sessions: 1000, Duration: time.Second, Trials: 1}
+	good := CPSOptions{Routers: []Router{&bareRouter{name: "bare"}}, Protocols: []string{"udp"}, Sessions: 1000, Duration: time.Second, Trials: 1}
 	for what, change := range map[string]func(*CPSOptions){
 		"no router":          func(o *CPSOptions) { o.Routers = nil },
 		"no session":         func(o *CPSOptions) { o.Sessions = 0 },

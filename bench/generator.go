@@ -42,16 +42,29 @@ const (
 // IMIX is the simple mix of lengths: 7 frames of 64 bytes, 4 of 570, 1 of 1518.
 var IMIX = []int{64, 570, 64, 64, 570, 64, 1518, 64, 570, 64, 64, 570}
 
+// What the frames of a load are.
+type traffic int
+
+const (
+	datagrams   traffic = iota // UDP
+	connections                // TCP connections, which the server closes as soon as they are open
+	openings                   // TCP connections that stay open
+	segments                   // data on the connections of the last openings
+)
+
 // frameLoad is a stream of frames through a bed.
 type frameLoad struct {
+	traffic    traffic
 	frames     []int   // lengths on the wire, in turn; at most maxPattern
 	flows      int     // each once, in pseudo-random order, before one comes again
 	pps        float64 // over all CPUs and both ways; 0: as fast as it goes
 	duration   time.Duration
 	bothWays   bool  // every other frame goes from right to left
 	once       bool  // ends, before its duration, when each flow was sent; not both ways
-	stampEvery int   // one frame in so many is timed; 0: none
+	stampEvery int   // one frame in so many is timed; 0: none. Datagrams only
 	cpus       []int // that send, each its share of the flows
+
+	salt uint32 // of TCP's cookies; the stand's
 }
 
 // sendCount is what a generator sent.
@@ -244,6 +257,13 @@ func (g *generator) config(l frameLoad) generatorLoad {
 	if l.once {
 		c.Once = 1
 	}
+	switch l.traffic {
+	case connections, openings:
+		c.Segment = uint32(generatorBenchSegmentBENCH_CONNECT)
+	case segments:
+		c.Segment = uint32(generatorBenchSegmentBENCH_DATA)
+	}
+	c.Salt = l.salt
 	c.Pattern, c.Longest = uint32(len(l.frames)), uint32(slices.Max(l.frames)-4)
 	for i, wire := range l.frames {
 		length := wire - 4

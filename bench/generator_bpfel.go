@@ -25,7 +25,16 @@ const (
 	generatorBenchLimitBENCH_FIRST_PORT       generatorBenchLimit = 1024
 	generatorBenchLimitBENCH_PATTERN          generatorBenchLimit = 12
 	generatorBenchLimitBENCH_MAGIC            generatorBenchLimit = 28267
+	generatorBenchLimitBENCH_COOKIE_BITS      generatorBenchLimit = 10
 	generatorBenchLimitBENCH_BUCKETS          generatorBenchLimit = 465
+)
+
+type generatorBenchSegment uint32
+
+const (
+	generatorBenchSegmentBENCH_NO_SEGMENT generatorBenchSegment = 0
+	generatorBenchSegmentBENCH_CONNECT    generatorBenchSegment = 1
+	generatorBenchSegmentBENCH_DATA       generatorBenchSegment = 2
 )
 
 type generatorLoad struct {
@@ -41,6 +50,8 @@ type generatorLoad struct {
 	Pattern    uint32
 	BothWays   uint32
 	Once       uint32
+	Segment    uint32
+	Salt       uint32
 	TargetPort uint16
 	Unused     uint16
 	Macs       [2][12]uint8
@@ -86,6 +97,7 @@ const (
 	generatorProgGenerate    = "generate"
 	generatorVarLimits       = "limits"
 	generatorVarLoad         = "load"
+	generatorVarSegments     = "segments"
 	generatorVarSenders      = "senders"
 )
 
@@ -146,9 +158,10 @@ type generatorMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type generatorVariableSpecs struct {
-	Limits  *ebpf.VariableSpec `ebpf:"limits"`
-	Load    *ebpf.VariableSpec `ebpf:"load"`
-	Senders *ebpf.VariableSpec `ebpf:"senders"`
+	Limits   *ebpf.VariableSpec `ebpf:"limits"`
+	Load     *ebpf.VariableSpec `ebpf:"load"`
+	Segments *ebpf.VariableSpec `ebpf:"segments"`
+	Senders  *ebpf.VariableSpec `ebpf:"senders"`
 }
 
 // generatorObjects contains all objects after they have been loaded into the kernel.
@@ -186,9 +199,10 @@ func (m *generatorMaps) Close() error {
 //
 // It can be passed to loadGeneratorObjects or ebpf.CollectionSpec.LoadAndAssign.
 type generatorVariables struct {
-	Limits  *ebpf.Variable `ebpf:"limits"`
-	Load    *ebpf.Variable `ebpf:"load"`
-	Senders *ebpf.Variable `ebpf:"senders"`
+	Limits   *ebpf.Variable `ebpf:"limits"`
+	Load     *ebpf.Variable `ebpf:"load"`
+	Segments *ebpf.Variable `ebpf:"segments"`
+	Senders  *ebpf.Variable `ebpf:"senders"`
 }
 
 // generatorPrograms contains all programs after they have been loaded into the kernel.

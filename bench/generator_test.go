@@ -49,7 +49,10 @@ func testBed(t *testing.T, flows int) (*Bed, *stand) {
 
 // capture is a packet socket on a device of a bed: a receiver that has nothing in
 // common with the generator and the sink.
-type capture int
+type capture struct {
+	fd       int
+	protocol byte // of the packets it is after
+}
 
 func newCapture(t *testing.T, ns *netns.Handle, device string) capture {
 	t.Helper()
@@ -59,19 +62,19 @@ func newCapture(t *testing.T, ns *netns.Handle, device string) capture {
 		if err != nil {
 			return err
 		}
-		ip := int(htons(unix.ETH_P_IP))
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, ip); err != nil {
+		both := htons(unix.ETH_P_ALL) // ways: what the device sends, too
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(both)); err != nil {
 			return err
 		}
 		return errors.Join(
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 128<<20),
-			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: l.Attrs().Index}))
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: both, Ifindex: l.Attrs().Index}))
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	return capture(fd)
+	return capture{fd, unix.IPPROTO_UDP}
 }
 
 // frames reads n frames, or what has come after a second without one.
@@ -80,16 +83,16 @@ func (c capture) frames(t *testing.T, n int) (frames [][]byte) {
 	buf := make([]byte, 4096)
 	last := time.Now()
 	for len(frames) < n && time.Since(last) < time.Second {
-		got, err := unix.Read(int(c), buf)
+		got, err := unix.Read(c.fd, buf)
 		if errors.Is(err, unix.EAGAIN) {
-			unix.Poll([]unix.PollFd{{Fd: int32(c), Events: unix.POLLIN}}, 100)
+			unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLIN}}, 100)
 			continue
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		// The ends' stacks answer: there is no server.
-		if got >= 60 && buf[23] != unix.IPPROTO_UDP {
+		if got < 24 || binary.BigEndian.Uint16(buf[12:]) != unix.ETH_P_IP || buf[23] != c.protocol {
 			continue
 		}
 		last = time.Now()

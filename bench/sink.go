@@ -22,7 +22,8 @@ type sink struct {
 
 // receiveCount is what a sink saw since its last reset.
 type receiveCount struct {
-	frames, bytes uint64
+	frames, bytes uint64 // of TCP: segments of open connections; at a client, complete connections
+	strays        uint64 // segments that are of no connection
 	latency       latencies
 }
 
@@ -84,6 +85,15 @@ func (s *sink) close() error {
 	return errors.Join(append(errs, s.objects.Close())...)
 }
 
+// attend makes the sink one of these programs of its own, which it stays: Sink, or
+// for TCP connections Server or Client.
+func (s *sink) attend(program *ebpf.Program, c sinkConnections) error {
+	if err := errors.Join(s.objects.Connections.Set(c), s.attach.Update(program)); err != nil {
+		return fmt.Errorf("change packet sink: %w", explainBPF(err))
+	}
+	return nil
+}
+
 // reset begins a new count, in which the sink learns what the flows' sources were
 // made of, or does not.
 func (s *sink) reset(learn bool) error {
@@ -111,6 +121,7 @@ func (s *sink) read() (receiveCount, error) {
 	for i, r := range receivers {
 		c.frames += r.Frames
 		c.bytes += r.Bytes
+		c.strays += r.Strays
 		c.latency.merge(&latencies{
 			buckets: buckets[i], min: time.Duration(r.ShortestNs), max: time.Duration(r.LongestNs),
 		})

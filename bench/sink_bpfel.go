@@ -25,8 +25,19 @@ const (
 	sinkBenchLimitBENCH_FIRST_PORT       sinkBenchLimit = 1024
 	sinkBenchLimitBENCH_PATTERN          sinkBenchLimit = 12
 	sinkBenchLimitBENCH_MAGIC            sinkBenchLimit = 28267
+	sinkBenchLimitBENCH_COOKIE_BITS      sinkBenchLimit = 10
 	sinkBenchLimitBENCH_BUCKETS          sinkBenchLimit = 465
 )
+
+type sinkConnections struct {
+	_          structs.HostLayout
+	Source     uint32
+	Target     uint32
+	Salt       uint32
+	Close      uint32
+	TargetPort uint16
+	Unused     uint16
+}
 
 type sinkReceiver struct {
 	_          structs.HostLayout
@@ -34,7 +45,8 @@ type sinkReceiver struct {
 	Bytes      uint64
 	ShortestNs uint64
 	LongestNs  uint64
-	Unused     [4]uint64
+	Strays     uint64
+	Unused     [3]uint64
 }
 
 type sinkTranslation struct {
@@ -49,7 +61,10 @@ type sinkTranslation struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	sinkMapTranslations = "translations"
+	sinkProgClient      = "client"
+	sinkProgServer      = "server"
 	sinkProgSink        = "sink"
+	sinkVarConnections  = "connections"
 	sinkVarLatencies    = "latencies"
 	sinkVarLearn        = "learn"
 	sinkVarLimits       = "limits"
@@ -98,7 +113,9 @@ type sinkSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sinkProgramSpecs struct {
-	Sink *ebpf.ProgramSpec `ebpf:"sink"`
+	Client *ebpf.ProgramSpec `ebpf:"client"`
+	Server *ebpf.ProgramSpec `ebpf:"server"`
+	Sink   *ebpf.ProgramSpec `ebpf:"sink"`
 }
 
 // sinkMapSpecs contains maps before they are loaded into the kernel.
@@ -112,10 +129,11 @@ type sinkMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sinkVariableSpecs struct {
-	Latencies *ebpf.VariableSpec `ebpf:"latencies"`
-	Learn     *ebpf.VariableSpec `ebpf:"learn"`
-	Limits    *ebpf.VariableSpec `ebpf:"limits"`
-	Receivers *ebpf.VariableSpec `ebpf:"receivers"`
+	Connections *ebpf.VariableSpec `ebpf:"connections"`
+	Latencies   *ebpf.VariableSpec `ebpf:"latencies"`
+	Learn       *ebpf.VariableSpec `ebpf:"learn"`
+	Limits      *ebpf.VariableSpec `ebpf:"limits"`
+	Receivers   *ebpf.VariableSpec `ebpf:"receivers"`
 }
 
 // sinkObjects contains all objects after they have been loaded into the kernel.
@@ -151,21 +169,26 @@ func (m *sinkMaps) Close() error {
 //
 // It can be passed to loadSinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sinkVariables struct {
-	Latencies *ebpf.Variable `ebpf:"latencies"`
-	Learn     *ebpf.Variable `ebpf:"learn"`
-	Limits    *ebpf.Variable `ebpf:"limits"`
-	Receivers *ebpf.Variable `ebpf:"receivers"`
+	Connections *ebpf.Variable `ebpf:"connections"`
+	Latencies   *ebpf.Variable `ebpf:"latencies"`
+	Learn       *ebpf.Variable `ebpf:"learn"`
+	Limits      *ebpf.Variable `ebpf:"limits"`
+	Receivers   *ebpf.Variable `ebpf:"receivers"`
 }
 
 // sinkPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadSinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sinkPrograms struct {
-	Sink *ebpf.Program `ebpf:"sink"`
+	Client *ebpf.Program `ebpf:"client"`
+	Server *ebpf.Program `ebpf:"server"`
+	Sink   *ebpf.Program `ebpf:"sink"`
 }
 
 func (p *sinkPrograms) Close() error {
 	return _SinkClose(
+		p.Client,
+		p.Server,
 		p.Sink,
 	)
 }

@@ -27,6 +27,7 @@ type stand struct {
 	translations *ebpf.Map
 	generator    *generator
 	left, right  *sink
+	salt         uint32 // of the cookies of the last TCP connections
 
 	cpus         []int          // that this process may use
 	generatorCPU int            // the first of them
@@ -131,10 +132,42 @@ func (s *stand) eachDevice(fn func(e *ethtool.Ethtool, device string) error) err
 // delays them. The sinks' devices are not, so that they run within the same
 // threads. It lasts as long as the bed.
 func (s *stand) giveRouterACPU() error {
+	return s.giveRouterThreads(s.bed.InsideDev, s.bed.OutsideDev)
+}
+
+// giveRouterAThread does the same with one thread, that of a single ring from the
+// left, within which all else runs. So what the ends answer waits in one line with
+// what the generator sends: of several threads of the same real-time class, one
+// with frames to no end would keep the others from ever running.
+func (s *stand) giveRouterAThread() error {
+	// First the side that sends into the other's rings.
+	for _, d := range []bedDevice{{s.bed.Left, s.bed.LeftDev}, {s.bed.Router, s.bed.InsideDev}} {
+		if err := d.ns.Do(func() error {
+			return withEthtool(func(e *ethtool.Ethtool) error {
+				rings, err := e.GetChannels(d.name)
+				if err != nil {
+					return err
+				}
+				if d.ns == s.bed.Left {
+					rings.TxCount = 1
+				} else {
+					rings.RxCount = 1
+				}
+				_, err = e.SetChannels(d.name, rings)
+				return err
+			})
+		}); err != nil {
+			return fmt.Errorf("give the router a CPU: one ring from %s: %w", s.bed.LeftDev, err)
+		}
+	}
+	return s.giveRouterThreads(s.bed.InsideDev)
+}
+
+func (s *stand) giveRouterThreads(devices ...string) error {
 	if s.routerCPU == s.generatorCPU {
 		return fmt.Errorf("give the router a CPU: this process may use CPU %d only, and the generator needs one", s.routerCPU)
 	}
-	for _, device := range []string{s.bed.InsideDev, s.bed.OutsideDev} {
+	for _, device := range devices {
 		threads, err := threadedNAPI(s.bed.Router, device)
 		if err != nil {
 			return fmt.Errorf("give the router a CPU: %w", err)
@@ -257,6 +290,9 @@ func (s *stand) run(ctx context.Context, l frameLoad) (*trial, error) {
 }
 
 func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*trial, error) {
+	if err := s.attend(&l); err != nil {
+		return nil, err
+	}
 	if err := errors.Join(s.left.reset(false), s.right.reset(learn)); err != nil {
 		return nil, err
 	}
@@ -287,8 +323,10 @@ func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*tria
 	if err != nil {
 		return nil, err
 	}
+	// A connection of which a segment was lost sends no more.
 	rest := int64(t.sent.frames) - int64(t.received.frames)
 	t.lost = map[string]int64{}
+	placesBefore[LostAstray], places[LostAstray] = 0, int64(t.received.strays)
 	for place, n := range places {
 		if n -= placesBefore[place]; n != 0 {
 			t.lost[place] = n
@@ -300,6 +338,24 @@ func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*tria
 	}
 	s.judge(t, l, before, after)
 	return t, nil
+}
+
+// attend makes the ends take what the load sends.
+func (s *stand) attend(l *frameLoad) error {
+	c := sinkConnections{Source: s.generator.base.Source, Target: s.generator.base.Target, TargetPort: s.generator.base.TargetPort}
+	right, left := s.right.objects.Server, s.left.objects.Client
+	switch l.traffic {
+	case datagrams:
+		right, left = s.right.objects.Sink, s.left.objects.Sink
+	case connections, openings:
+		// Late segments of earlier connections are not taken for these.
+		s.salt++
+	}
+	if l.traffic == connections {
+		c.Close = 1
+	}
+	l.salt, c.Salt = s.salt, s.salt
+	return errors.Join(s.right.attend(right, c), s.left.attend(left, c))
 }
 
 // awaitLast reads the sinks when nothing has come in for some time.
@@ -321,6 +377,7 @@ func (s *stand) awaitLast(ctx context.Context, t *trial) error {
 		t.received = forth
 		t.received.frames += back.frames
 		t.received.bytes += back.bytes
+		t.received.strays += back.strays
 		t.received.latency.merge(&back.latency)
 		if t.received.frames == last {
 			return nil

@@ -73,6 +73,9 @@ const (
 // warm sends every flow through the router once, so that a trial meets flows that
 // the router knows; and for frames back it learns what the router made of them.
 func (l *lane) warm(ctx context.Context, load frameLoad) error {
+	if load.traffic == segments {
+		return l.open(ctx, load.flows)
+	}
 	if l.warmedFlows == load.flows && time.Since(l.warmed) < warmFor {
 		return nil
 	}
@@ -100,6 +103,39 @@ func (l *lane) warm(ctx context.Context, load frameLoad) error {
 				l.router.Name(), missing, load.flows, attempt, t.sent.frames, through.duration, placesOf(t.lost))
 		}
 		through.duration = max(2*through.duration, 200*time.Millisecond) // the generator may have missed slots
+	}
+}
+
+// openCPS leaves slow machines time for the three segments of each.
+const openCPS = 50_000
+
+// open opens so many TCP connections, which then last: a router forgets one after
+// days. Those that were opened before must be gone if they were not as many.
+func (l *lane) open(ctx context.Context, flows int) error {
+	if l.warmedFlows == flows {
+		return nil
+	}
+	load := frameLoad{traffic: openings, frames: []int{MinFrame}, flows: flows, once: true, pps: openCPS, cpus: []int{l.stand.generatorCPU}}
+	for attempt := 1; ; attempt++ {
+		load.duration = time.Second + time.Duration(4*float64(flows)/load.pps*1e9)
+		t, err := l.stand.runLearning(ctx, load, true)
+		if err != nil {
+			return err
+		}
+		switch {
+		case t.sent.frames > 0 && t.received.frames == 0:
+			return l.forwardsNothing(t)
+		case t.received.frames == uint64(flows):
+			l.warmed, l.warmedFlows = time.Now(), flows
+			return nil
+		case attempt == warmAttempts:
+			return fmt.Errorf("router %s: of %d TCP connections %d were opened, in %d attempts (%s)",
+				l.router.Name(), flows, t.received.frames, attempt, placesOf(t.lost))
+		}
+		if err := l.emptyTable(ctx); err != nil {
+			return err
+		}
+		load.pps /= 2
 	}
 }
 
@@ -203,7 +239,7 @@ func (l *lane) count(t *trial) {
 }
 
 // places are all of them, from the sender on.
-var places = []string{LostBeforeRouter, LostOnRouter, LostBacklog, LostInTable, LostInStack, LostAfterRouter, LostBeforeSink, Unexplained}
+var places = []string{LostBeforeRouter, LostOnRouter, LostBacklog, LostInTable, LostInStack, LostAfterRouter, LostBeforeSink, LostAstray, Unexplained}
 
 // placesOf writes where frames were lost.
 func placesOf(lost map[string]int64) string {

@@ -114,6 +114,7 @@ var metricTitles = map[string]string{
 	"received_pps":                      "Rate received",
 	"sent_pps":                          "Rate sent",
 	"new_flow_cost_ns":                  "Cost of a connection's first packet",
+	"connection_cost_ns":                "Cost of a connection, opened and closed",
 	"establishment_cps":                 "New connections",
 	"establishment_ndr_cps":             "New connections without loss (NDR)",
 	"establishment_pdr_cps":             "New connections with little loss (PDR)",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
 // What the generator and the sink agree on: the frame that travels. Ethernet,
-// IPv4 without options, UDP, and a stamp; zeros up to the frame's length.
+// IPv4 without options, UDP, and a stamp; zeros up to the frame's length. Frames of
+// TCP are in tcp.h.
 #ifndef BENCH_FRAME_H
 #define BENCH_FRAME_H
 
@@ -18,6 +19,7 @@ enum bench_limit {
 	BENCH_FIRST_PORT = 1024,
 	BENCH_PATTERN = 12, // frames of a mix before it repeats
 	BENCH_MAGIC = 0x6e6b,
+	BENCH_COOKIE_BITS = 10, // of a TCP sequence number, beside the 22 of the flow
 	BENCH_BUCKETS = 465, // of the latency: 16 for each power of two of nanoseconds, up to 2^32
 };
 

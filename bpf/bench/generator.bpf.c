@@ -12,10 +12,12 @@
 #include <bpf/bpf_helpers.h>
 
 #include "frame.h"
+#include "tcp.h"
 
 // frame_kind is one length of frame, with the parts of its headers that depend
 // on the length: sums are one's complement sums of 16-bit words as they lie in
-// memory, not folded, without source, target, ports and stamp.
+// memory, not folded, without source, target, ports and stamp. Loads of TCP use the
+// length alone.
 struct frame_kind {
 	__u32 length;
 	__u32 ip_sum;
@@ -37,6 +39,8 @@ struct load {
 	__u32 pattern;     // frames of kinds[] before they repeat
 	__u32 both_ways;   // 1: every other frame goes from a target back to its source
 	__u32 once;        // 1: a CPU ends when it has sent each of its flows
+	__u32 segment;     // what is sent of TCP: enum bench_segment
+	__u32 salt;        // of the cookies
 	__be16 target_port;
 	__u16 unused;
 	__u8 macs[2][12]; // destination and source, of frames forth and back
@@ -78,17 +82,10 @@ struct {
 } translations SEC(".maps");
 
 struct load load;
-// No value of it is used: it brings the limits' names into the object, for Go.
+// No value of these is used: they bring names into the object, for Go.
 const volatile enum bench_limit limits;
+const volatile enum bench_segment segments;
 struct sender senders[BENCH_CPUS] __attribute__((aligned(64)));
-
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
-}
 
 // is_due moves the clock of s on by one frame if that is due at now.
 static __always_inline int is_due(struct sender *s, __u64 now)
@@ -125,9 +122,44 @@ struct headers {
 	struct stamp stamp;
 } __attribute__((packed, aligned(2)));
 
-static __always_inline __u32 halves(__u32 word)
+// write_segment makes a frame the SYN of a flow, or data on the connection that
+// came of it. Data is numbered as if it were sent again and again, so that no state
+// is needed; its window varies, or connection tracking would take it for that and
+// give the connection five minutes at most (nf_conntrack_tcp_timeout_max_retrans).
+static __always_inline int write_segment(struct xdp_md *ctx, __u32 flow, __u32 number, __u32 length)
 {
-	return (word & 0xffff) + (word >> 16);
+	struct segment *s = (void *)(long)ctx->data;
+	__u32 host = flow / BENCH_PORTS, cookie = client_cookie(flow, load.salt);
+	__u32 payload = 0;
+
+	if ((void *)s + BENCH_LEAST > (void *)(long)ctx->data_end)
+		return 0;
+	__builtin_memcpy(s->macs, load.macs[0], sizeof(s->macs));
+	s->source = bpf_htonl(load.source + host);
+	s->target = bpf_htonl(load.target + flow / BENCH_FLOWS_PER_TARGET);
+	s->source_port = bpf_htons(BENCH_FIRST_PORT + flow - host * BENCH_PORTS);
+	s->target_port = load.target_port;
+	__builtin_memset(s + 1, 0, BENCH_LEAST - sizeof(*s));
+	if (load.segment == BENCH_DATA) {
+		struct translation *t = bpf_map_lookup_elem(&translations, &flow);
+		__u32 server;
+
+		if (!t)
+			return 0;
+		server = server_cookie(t->address, t->port, s->target, load.salt);
+		payload = length - sizeof(*s);
+		s->number = bpf_htonl(cookie + 1);
+		s->acknowledged = bpf_htonl(server + 1);
+		s->flags = TCP_ACK;
+		s->window = bpf_htons(0x8000 | (number & 0x7fff));
+	} else {
+		s->number = bpf_htonl(cookie);
+		s->acknowledged = 0;
+		s->flags = TCP_SYN;
+		s->window = bpf_htons(0xffff);
+	}
+	seal(s, payload);
+	return 1;
 }
 
 SEC("xdp")
@@ -171,6 +203,11 @@ int generate(struct xdp_md *ctx)
 		s->at += s->stride;
 		if (s->at >= s->flows)
 			s->at -= s->flows;
+	}
+	if (load.segment) {
+		if (!write_segment(ctx, flow, number, kind->length))
+			return XDP_ABORTED;
+		goto send;
 	}
 	host = flow / BENCH_PORTS;
 
@@ -219,6 +256,7 @@ int generate(struct xdp_md *ctx)
 	if (!h->udp_check)
 		h->udp_check = 0xffff;
 
+send:
 	s->last_ns = now;
 	s->sent++;
 	s->sent_bytes += kind->length;

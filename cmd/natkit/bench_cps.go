@@ -20,29 +20,35 @@ func newBenchCPSCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cps",
 		Short: "Measure new sessions a second, established ones, and the table's capacity",
-		Long: `Measure how fast routers take new sessions, in the manner of RFC 9693: UDP, one
-way, made in the kernel by XDP and sent through namespaces of their own. Nothing
-outside these namespaces is touched. TCP connections are not measured here;
-natkit bench http makes them.
+		Long: `Measure how fast routers take new sessions, in the manner of RFC 9693: UDP or TCP,
+made in the kernel by XDP and sent through namespaces of their own. Nothing outside
+these namespaces is touched.
+
+A session of UDP is one packet from the left to the right. One of TCP is a whole
+connection: SYN, SYN-ACK, ACK, the server's FIN, the client's, the last ACK. Client
+and server are XDP programs without state: they answer the segment that arrives.
+Its sequence numbers are cookies of the connection, so that a segment that was
+translated to where it does not belong is found and counted. Nothing is sent twice;
+a connection of which one segment is lost is not completed.
 
 Without --ndr and --pdr the generator, the router and the sink share one CPU and
 go as fast as they can, so that nothing waits or is lost:
   1. New sessions. The router's table is emptied, in its namespace; then each frame
-     is the first packet of another session, in pseudo-random order, 63 ports a
-     source address. The time that one takes is its cost, generator and sink
-     included, which are the same for all routers. Sessions a second are those in
-     the table by the time it took. The time that other programs had the CPU is
-     left out.
+     begins another session, in pseudo-random order, 63 ports a source address. The
+     time that one takes is its cost, with that of the generator and the ends, which
+     is the same for all routers. Sessions a second are by the time it took: those in
+     the table with UDP, those completed with TCP. The time that other programs had
+     the CPU is left out.
   2. Established sessions. Packets a second with one session, and with all of them
-     in the table.
+     in the table; with TCP, data on open connections.
   3. Capacity. How many of the sessions offered were in the table after 1, and what
      one took of the kernel's memory by /proc/slabinfo, from 10000 sessions on. A
      note says which are missing and where their packets were lost.
 
 With them the router has one CPU of its own, and the generator another. The highest
-rate of new sessions is searched at which no first packet is lost, or at most that
-share of them, by MLRsearch as in natkit bench udp, with a table emptied before
-each trial. It takes some minutes a router.
+rate of new sessions is searched at which no session fails, or at most that share
+of them, by MLRsearch as in natkit bench udp, with a table emptied before each
+trial. It takes some minutes a router.
 
 --sessions is at most what one table takes, sysctl net.netfilter.nf_conntrack_max.
 CSIT's grid is 64512, 129024, 258048 and so on: 1024 source addresses and more.
@@ -54,13 +60,15 @@ labelled.
 
 ` + routerList(),
 		Example: `  natkit bench cps
+  natkit bench cps --protocol udp,tcp --router none,nft,stateless
   natkit bench cps --router none,nft,trimmed --sessions 258048 --trials 11
   natkit bench cps --router nft --sessions 20000 --trials 3 --duration 200ms -o json
-  natkit bench cps --router nft,iptables --ndr`,
+  natkit bench cps --router nft,iptables --protocol tcp --ndr`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&routers, "router", []string{"none", "nft", "xdp-forward"}, "routers to measure, by `name`")
+	f.StringSliceVar(&o.Protocols, "protocol", []string{"udp"}, "`names` of protocols: udp, tcp")
 	f.IntVar(&o.Sessions, "sessions", 64512, "new sessions of a trial")
 	f.DurationVar(&o.Duration, "duration", time.Second, "of a trial with established sessions")
 	f.IntVar(&o.Trials, "trials", 7, "trials under each set of conditions")

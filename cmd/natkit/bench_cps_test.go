@@ -20,7 +20,7 @@ func TestBenchCPS(t *testing.T) {
 	}
 	for _, args := range []string{
 		"--sessions 0", "--sessions 4128769", "--sessions x", "--trials 0", "--duration 1ms", "--router x", "--pdr 0.5", "--ndr --trials 3",
-		"--ndr --sessions 100", "--netns x", "more", "-o xml",
+		"--ndr --sessions 100", "--protocol sctp", "--protocol tcp,tcp", "--protocol=", "--netns x", "more", "-o xml",
 	} {
 		if code, stdout, stderr := cps(args); code != exitUsage || stdout != "" || stderr == "" {
 			t.Errorf("%q: exit %d\n%s%s", args, code, stdout, stderr)
@@ -28,18 +28,21 @@ func TestBenchCPS(t *testing.T) {
 	}
 
 	ktest.Root(t)
-	code, stdout, stderr := cps("--router none,nft --sessions 1000 --trials 1 --duration 20ms -o json")
+	code, stdout, stderr := cps("--router none,nft --protocol udp,tcp --sessions 1000 --trials 1 --duration 20ms -o json")
 	var res bench.Result
 	if err := json.Unmarshal([]byte(stdout), &res); err != nil || code != exitOK || stderr != "" {
 		t.Fatalf("exit %d, %v\n%s%s", code, err, stdout, stderr)
 	}
-	capacity := map[string]float64{}
+	capacity, connections := map[string]float64{}, 0
 	for _, f := range res.Figures {
-		if f.Metric == "capacity_sessions" {
+		if f.Metric == "establishment_cps" && f.Params.Protocol == "tcp" && f.Median > 0 {
+			connections++
+		}
+		if f.Metric == "capacity_sessions" && f.Params.Protocol == "udp" {
 			capacity[f.Router] = f.Median
 		}
 	}
-	if res.Kind != "cps" || !strings.HasPrefix(res.Command, "natkit") || len(capacity) != 1 || capacity["nft"] != 1000 {
+	if res.Kind != "cps" || !strings.HasPrefix(res.Command, "natkit") || len(capacity) != 1 || capacity["nft"] != 1000 || connections != 2 {
 		t.Errorf("%+v", res)
 	}
 }
