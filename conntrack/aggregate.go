@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"maps"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +29,7 @@ const (
 	allLists = ListSources | ListDestinations | ListDestPorts | ListSNATPorts
 )
 
-// Aggregate counts the flows of a table. Its memory is bounded (about 15 MB)
+// Aggregate counts the flows of a table. Its memory is bounded (about 17 MB)
 // however large the table and however many addresses are in it: what it counts
 // by address is exact up to 32768 different ones; with more, the top lists
 // still have every address with more than 1/32768 of the entries, and each row
@@ -44,6 +45,15 @@ type Aggregate struct {
 	sources, destinations tally[addrKey]
 	ports                 tally[portKey]
 	outside               tally[outsideKey]
+
+	// Timeouts, where known, tell from the time that a flow has left when it had its
+	// last packet.
+	Timeouts Timeouts
+
+	oneWay, idle uint64
+	outsides     tally[addrKey]
+	unanswered   tally[unansweredKey]
+	helpers      map[string]uint64
 }
 
 // Keys without pointers, so that the garbage collector passes the tallies over.
@@ -58,6 +68,12 @@ type (
 		port          uint16
 		proto         uint8
 	}
+	unansweredKey struct {
+		source, dest, target addrKey
+		destPort, targetPort uint16
+		proto                uint8
+		snat                 bool
+	}
 )
 
 // NewAggregate returns an empty one that makes these lists.
@@ -71,6 +87,9 @@ func NewAggregate(lists Lists) *Aggregate {
 		destinations: newTally[addrKey](exactKeys),
 		ports:        newTally[portKey](exactKeys),
 		outside:      newTally[outsideKey](exactKeys),
+		outsides:     newTally[addrKey](exactKeys / 8),
+		unanswered:   newTally[unansweredKey](exactKeys / 8),
+		helpers:      map[string]uint64{},
 	}
 }
 
@@ -98,8 +117,13 @@ func (a *Aggregate) Add(f *Flow) {
 	if f.DNAT() {
 		a.dnat++
 	}
+	recent := a.Timeouts.recent(f)
+	a.judge(f, unreplied, recent)
 	if f.SNAT() {
 		a.snat++
+		if a.lists&ListSNATPorts != 0 && f.Reply.Dst != f.Orig.Src {
+			a.outsides.add(f.Reply.Dst.As16(), recent, 0)
+		}
 		if a.lists&ListSNATPorts == 0 {
 			return
 		}
@@ -113,6 +137,30 @@ func (a *Aggregate) Add(f *Flow) {
 		a.outside.add(k, unreplied, port)
 	}
 }
+
+// judge counts what the doctor asks about beyond numbers of entries.
+func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
+	tcp := f.Proto == unix.IPPROTO_TCP && f.Has&HasState != 0
+	switch {
+	case tcp && f.State == TCPEstablished && unreplied:
+		a.oneWay++
+	case tcp && f.State == TCPEstablished && a.Timeouts.idle(f) >= snapshot.IdleSeconds:
+		a.idle++
+	}
+	if f.Has&HasHelper != 0 && len(a.helpers) < maxHelpers {
+		a.helpers[string(f.Helper)]++
+	}
+	if a.lists&ListDestinations == 0 || !unreplied || !(f.Proto == unix.IPPROTO_UDP || tcp && f.State == TCPSynSent) {
+		return
+	}
+	a.unanswered.add(unansweredKey{
+		proto: f.Proto, source: f.Orig.Src.As16(), dest: f.Orig.Dst.As16(), destPort: f.Orig.DstPort,
+		target: f.Reply.Src.As16(), targetPort: f.Reply.SrcPort, snat: f.SNAT(),
+	}, recent, 0)
+}
+
+// maxHelpers is more than the kernel has; a text dump may name any.
+const maxHelpers = 64
 
 func count(n *uint64, yes bool) {
 	if yes {
@@ -166,7 +214,26 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 			Used: uint64(r.sure()), MinPort: r.minPort, MaxPort: r.maxPort, Missed: uint64(r.missed),
 		})
 	}
+	t.OneWay, t.Idle = a.oneWay, a.idle
+	for _, r := range a.outsides.top(rows, func(x, y addrKey) int { return bytes.Compare(x[:], y[:]) }) {
+		t.Outsides = append(t.Outsides, snapshot.OutsideUse{Addr: r.key.addr(), Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed)})
+	}
+	for _, r := range a.unanswered.top(rows, unansweredKey.compare) {
+		t.Unanswered = append(t.Unanswered, snapshot.UnansweredUse{
+			Protocol: ProtoName(r.key.proto), Source: r.key.source.addr(), SNAT: r.key.snat,
+			Dest: netip.AddrPortFrom(r.key.dest.addr(), r.key.destPort), Target: netip.AddrPortFrom(r.key.target.addr(), r.key.targetPort),
+			Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed),
+		})
+	}
+	if len(a.helpers) > 0 {
+		t.ByHelper = maps.Clone(a.helpers)
+	}
 	return t
+}
+
+func (k unansweredKey) compare(l unansweredKey) int {
+	return cmp.Or(bytes.Compare(k.source[:], l.source[:]), bytes.Compare(k.dest[:], l.dest[:]), bytes.Compare(k.target[:], l.target[:]),
+		cmp.Compare(k.destPort, l.destPort), cmp.Compare(k.targetPort, l.targetPort), cmp.Compare(k.proto, l.proto))
 }
 
 func talkers(t *tally[addrKey], rows int) []snapshot.Talker {
@@ -184,6 +251,8 @@ type TableOptions struct {
 	Filter Filter
 	Lists  Lists
 	Rows   int // of each list; snapshot.TopN by default
+	// Timeouts under which a text dump was made; Tabulate reads those of the kernel.
+	Timeouts Timeouts
 }
 
 func (o TableOptions) rows() int {
@@ -196,6 +265,7 @@ func (o TableOptions) rows() int {
 // Tabulate counts the live table of the calling thread's namespace.
 func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 	a := NewAggregate(o.Lists)
+	a.Timeouts = ReadTimeouts()
 	res, err := Dump(ctx, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil
@@ -212,6 +282,7 @@ func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 // TabulateText counts a text dump; bad gets the lines that can't be read.
 func TabulateText(ctx context.Context, r io.Reader, o TableOptions, bad func(*LineError)) (*snapshot.Table, TextResult, error) {
 	a := NewAggregate(o.Lists)
+	a.Timeouts = o.Timeouts
 	res, err := ReadText(ctx, r, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil

@@ -109,6 +109,8 @@ sctp     132 7 ESTABLISHED src=2001:db8::1 dst=2001:db8::2 sport=1 dport=2 src=2
 			{Protocol: "icmp", Outside: outside, Dest: netip.AddrPortFrom(one, 0), Used: 1, MinPort: 9, MaxPort: 9},
 			{Protocol: "udp", Outside: outside, Dest: netip.AddrPortFrom(one, 443), Used: 1, MinPort: 1000, MaxPort: 1000},
 		},
+		Outsides:   []snapshot.OutsideUse{{Addr: outside, Entries: 4}},
+		Unanswered: []snapshot.UnansweredUse{{Protocol: "udp", Source: netip.MustParseAddr("10.0.0.2"), Dest: netip.AddrPortFrom(one, 443), Target: netip.AddrPortFrom(one, 443), SNAT: true, Entries: 1}},
 	}
 	if got := a.Table(snapshot.TopN); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -122,11 +124,50 @@ sctp     132 7 ESTABLISHED src=2001:db8::1 dst=2001:db8::2 sport=1 dport=2 src=2
 		t.Fatal(err)
 	}
 	got := sums.Table(snapshot.TopN)
-	if got.Sources != nil || got.Destinations != nil || got.DestPorts != nil || got.SNATPorts != nil {
+	if got.Sources != nil || got.Outsides != nil || got.Unanswered != nil || got.Destinations != nil || got.DestPorts != nil || got.SNATPorts != nil {
 		t.Errorf("lists that were not asked for: %+v", got)
 	}
 	if !reflect.DeepEqual(got.ByStatus, want.ByStatus) {
 		t.Errorf("sums alone: %+v", got)
+	}
+}
+
+// What the doctor asks of the entries: how long they have been idle, who was
+// answered, which helper they have.
+func TestAggregateJudges(t *testing.T) {
+	text := `tcp 6 431999 ESTABLISHED src=10.0.0.1 dst=1.1.1.1 sport=1 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=1 [ASSURED] use=1
+tcp 6 400000 ESTABLISHED src=10.0.0.1 dst=1.1.1.1 sport=2 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=2 [ASSURED] use=1
+tcp 6 290 ESTABLISHED src=10.0.0.1 dst=1.1.1.1 sport=3 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=3 [ASSURED] use=1
+tcp 6 200 ESTABLISHED src=10.0.0.1 dst=1.1.1.1 sport=4 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=4 [ASSURED] use=1
+tcp 6 500000 ESTABLISHED src=10.0.0.1 dst=1.1.1.1 sport=5 dport=443 src=1.1.1.1 dst=10.0.0.1 sport=443 dport=5 [ASSURED] use=1
+tcp 6 431990 ESTABLISHED src=10.0.0.1 dst=1.1.1.1 sport=6 dport=443 [UNREPLIED] src=1.1.1.1 dst=10.0.0.1 sport=443 dport=6 use=1
+tcp 6 115 SYN_SENT src=192.168.0.2 dst=1.2.3.4 sport=7 dport=80 [UNREPLIED] src=192.168.0.9 dst=192.168.0.2 sport=8080 dport=7 use=1
+tcp 6 20 SYN_SENT src=192.168.0.2 dst=1.2.3.4 sport=8 dport=80 [UNREPLIED] src=192.168.0.9 dst=192.168.0.2 sport=8080 dport=8 use=1
+udp 17 25 src=192.168.0.3 dst=1.2.3.4 sport=7 dport=53 [UNREPLIED] src=192.168.0.8 dst=100.64.0.2 sport=53 dport=7 use=1
+udp 17 100 src=192.168.0.3 dst=1.2.3.4 sport=8 dport=53 src=192.168.0.8 dst=100.64.0.2 sport=53 dport=8 [ASSURED] helper=sip use=1
+`
+	a := NewAggregate(0)
+	a.Timeouts = Timeouts{TCPEstablished: 432000, TCPSynSent: 120, TCPUnacknowledged: 300, TCPMaxRetrans: 300, UDP: 30, UDPStream: 120}
+	if _, err := ReadText(t.Context(), strings.NewReader(text), Filter{}, a.add, func(e *LineError) { t.Error(e) }); err != nil {
+		t.Fatal(err)
+	}
+	got := a.Table(snapshot.TopN)
+	if got.Idle != 1 || got.OneWay != 1 {
+		t.Errorf("idle %d, one way %d; want 1, 1", got.Idle, got.OneWay)
+	}
+	addr, ap := netip.MustParseAddr, netip.MustParseAddrPort
+	if want := []snapshot.OutsideUse{{Addr: addr("100.64.0.1"), Entries: 4, Recent: 2}, {Addr: addr("100.64.0.2"), Entries: 2, Recent: 1}}; !reflect.DeepEqual(got.Outsides, want) {
+		t.Errorf("outside addresses %+v\nwant %+v", got.Outsides, want)
+	}
+	want := []snapshot.UnansweredUse{
+		{Protocol: "tcp", Source: addr("192.168.0.2"), Dest: ap("1.2.3.4:80"), Target: ap("192.168.0.9:8080"), Entries: 2, Recent: 1},
+		{Protocol: "udp", Source: addr("192.168.0.3"), Dest: ap("1.2.3.4:53"), Target: ap("192.168.0.8:53"), SNAT: true, Entries: 1, Recent: 1},
+	}
+	if !reflect.DeepEqual(got.Unanswered, want) {
+		t.Errorf("unanswered %+v\nwant %+v", got.Unanswered, want)
+	}
+	if want := map[string]uint64{"sip": 1}; !reflect.DeepEqual(got.ByHelper, want) {
+		t.Errorf("helpers %v, want %v", got.ByHelper, want)
 	}
 }
 

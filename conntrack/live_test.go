@@ -331,6 +331,8 @@ func TestTabulateLive(t *testing.T) {
 				Protocol: "tcp", Outside: netip.MustParseAddr("100.64.0.1"), Dest: netip.MustParseAddrPort("10.9.9.9:443"),
 				Used: 40, MinPort: 5000, MaxPort: 5039,
 			}},
+			Outsides:   []snapshot.OutsideUse{{Addr: netip.MustParseAddr("100.64.0.1"), Entries: 40, Recent: 40}},
+			Unanswered: []snapshot.UnansweredUse{{Protocol: "udp", Source: netip.MustParseAddr("10.1.1.1"), Dest: netip.MustParseAddrPort("10.9.9.9:53"), Target: netip.MustParseAddrPort("10.9.9.9:53"), Entries: 30, Recent: 30}},
 		}
 		if g, w := fmt.Sprintf("%+v", table), fmt.Sprintf("%+v", want); g != w {
 			t.Errorf("got  %s\nwant %s", g, w)

@@ -32,7 +32,7 @@ type tallyRow[K comparable] struct {
 	key              K
 	count            uint32 // for sure since the key took its row, plus missed
 	missed           uint32 // at most so many before that
-	unreplied        uint32
+	unreplied        uint32 // of these, flows with the mark that add was given
 	minPort, maxPort uint16
 }
 

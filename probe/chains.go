@@ -8,7 +8,10 @@ package probe
 import (
 	"cmp"
 	"encoding/binary"
+	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/snapshot"
 )
@@ -73,15 +76,52 @@ func base(c snapshot.Chain) int {
 	return 1
 }
 
-// addNAT notes a rule that translates, with the ports its source translation allows.
-func addNAT(c *snapshot.Chain, kind string, ports snapshot.PortRange) {
+// natRule is a rule that translates, as far as its kind needs.
+type natRule struct {
+	kind  string             // masquerade, snat, dnat, redirect, netmap
+	ports snapshot.PortRange // that it translates to; empty where it gives none
+	addrs snapshot.AddrRange // the same; not valid where it gives none that can be read
+	// Its conditions, as far as they are of the plain form; not set otherwise.
+	protocol  string
+	destPorts snapshot.PortRange
+	dest      netip.Addr
+}
+
+// addNAT notes a rule that translates, with what its translation allows.
+func addNAT(c *snapshot.Chain, r natRule) {
 	if c.NATRules == nil {
 		c.NATRules = map[string]int{}
 	}
-	c.NATRules[kind]++
-	if (kind == "snat" || kind == "masquerade") && !slices.Contains(c.SNATRanges, ports) {
-		c.SNATRanges = append(c.SNATRanges, ports)
+	c.NATRules[r.kind]++
+	if (r.kind == "snat" || r.kind == "masquerade") && !slices.Contains(c.SNATRanges, r.ports) {
+		c.SNATRanges = append(c.SNATRanges, r.ports)
 	}
+	switch r.kind {
+	case "snat":
+		switch {
+		case r.addrs.First.IsValid() && slices.Contains(c.SNATTo, r.addrs):
+		case r.addrs.First.IsValid() && len(c.SNATTo) < snapshot.MaxTargets:
+			c.SNATTo = append(c.SNATTo, r.addrs)
+		default:
+			c.SNATUnknown = true
+		}
+	case "netmap": // of sources or of destinations, by the hook
+		c.SNATUnknown, c.DNATUnknown = true, true
+	case "dnat":
+		t := snapshot.Target{AddrRange: r.addrs, Ports: r.ports, Protocol: r.protocol, DestPorts: r.destPorts, Dest: r.dest}
+		switch {
+		case r.addrs.First.IsValid() && slices.Contains(c.DNATTo, t):
+		case r.addrs.First.IsValid() && len(c.DNATTo) < snapshot.MaxTargets:
+			c.DNATTo = append(c.DNATTo, t)
+		default:
+			c.DNATUnknown = true
+		}
+	}
+}
+
+// protocolName is the transport protocol of a rule's condition.
+func protocolName(number uint8) string {
+	return map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[number]
 }
 
 // xtNATKinds are the targets of iptables that translate.
@@ -89,21 +129,32 @@ var xtNATKinds = map[string]string{
 	"MASQUERADE": "masquerade", "SNAT": "snat", "DNAT": "dnat", "REDIRECT": "redirect", "NETMAP": "netmap",
 }
 
-// xtNATPorts reads the port range from the private part of such a target. IPv4
-// targets of revision 0 have a struct nf_nat_ipv4_multi_range_compat (20 bytes
-// and padding), all others a struct nf_nat_range (40) or one that begins so.
-func xtNATPorts(info []byte) snapshot.PortRange {
-	const protoSpecified = 1 << 1 // NF_NAT_RANGE_PROTO_SPECIFIED
+// xtNATRange reads addresses and ports from the private part of such a target.
+// IPv4 targets of revision 0 have a struct nf_nat_ipv4_multi_range_compat (20
+// bytes and padding), all others a struct nf_nat_range (40) or one that begins so.
+// A masquerade has no addresses, whatever stands there.
+func xtNATRange(family string, info []byte) (addrs snapshot.AddrRange, ports snapshot.PortRange) {
+	const (
+		mapIPs         = 1 << 0 // NF_NAT_RANGE_MAP_IPS
+		protoSpecified = 1 << 1 // NF_NAT_RANGE_PROTO_SPECIFIED
+	)
 	var flags uint32
-	var ports []byte
+	var first, last, raw []byte
 	switch {
 	case len(info) >= 40:
-		flags, ports = binary.NativeEndian.Uint32(info), info[36:]
+		flags, first, last, raw = binary.NativeEndian.Uint32(info), info[4:20], info[20:36], info[36:]
+		if family == "ip" {
+			first, last = first[:4], last[:4]
+		}
 	case len(info) >= 20:
-		flags, ports = binary.NativeEndian.Uint32(info[4:]), info[16:]
+		flags, first, last, raw = binary.NativeEndian.Uint32(info[4:]), info[8:12], info[12:16], info[16:]
 	}
-	if flags&protoSpecified == 0 {
-		return snapshot.PortRange{}
+	if flags&mapIPs != 0 {
+		addrs.First, _ = netip.AddrFromSlice(first)
+		addrs.Last, _ = netip.AddrFromSlice(last)
 	}
-	return snapshot.PortRange{Min: binary.BigEndian.Uint16(ports), Max: binary.BigEndian.Uint16(ports[2:])}
+	if flags&protoSpecified != 0 {
+		ports = snapshot.PortRange{Min: binary.BigEndian.Uint16(raw), Max: binary.BigEndian.Uint16(raw[2:])}
+	}
+	return addrs, ports
 }

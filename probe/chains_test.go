@@ -4,6 +4,7 @@ package probe
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -90,6 +91,8 @@ func ruleOf(t testing.TB, table, chain string, expressions ...encoder) []byte {
 func natRange(flags uint32, low, high uint16) []byte {
 	b := make([]byte, 40)
 	binary.NativeEndian.PutUint32(b, flags)
+	copy(b[4:], []byte{10, 0, 0, 7})
+	copy(b[20:], []byte{10, 0, 0, 9})
 	binary.BigEndian.PutUint16(b[36:], low)
 	binary.BigEndian.PutUint16(b[38:], high)
 	return b
@@ -99,6 +102,8 @@ func compatRange(flags uint32, low, high uint16) []byte {
 	b := make([]byte, 24) // 20 and padding
 	b[0] = 1
 	binary.NativeEndian.PutUint32(b[4:], flags)
+	copy(b[8:], []byte{10, 0, 0, 7})
+	copy(b[12:], []byte{10, 0, 0, 9})
 	binary.BigEndian.PutUint16(b[16:], low)
 	binary.BigEndian.PutUint16(b[18:], high)
 	return b
@@ -168,6 +173,8 @@ func TestNFTablesMessages(t *testing.T) {
 		Policy: "drop", PolicyPackets: new(uint64(77)), Rules: 13,
 		NATRules:   map[string]int{"snat": 2, "masquerade": 2, "dnat": 1, "redirect": 1},
 		SNATRanges: []snapshot.PortRange{{Min: 10, Max: 20}, {Min: 30, Max: 40}, {Min: 5000, Max: 5003}, {}},
+		SNATTo:     []snapshot.AddrRange{sevenToNine, {First: netip.MustParseAddr("10.0.0.1"), Last: netip.MustParseAddr("10.0.0.1")}},
+		DNATTo:     []snapshot.Target{{AddrRange: sevenToNine, Ports: snapshot.PortRange{Min: 80, Max: 80}}},
 		DropRules: []snapshot.DropRule{
 			{Number: 1, Verdict: "drop", Packets: new(uint64(5))},
 			{Number: 4, Verdict: "drop", All: true},
@@ -197,23 +204,31 @@ func TestHookName(t *testing.T) {
 	}
 }
 
-func TestXTNATPorts(t *testing.T) {
+var sevenToNine = snapshot.AddrRange{First: netip.MustParseAddr("10.0.0.7"), Last: netip.MustParseAddr("10.0.0.9")}
+
+func TestXTNATRange(t *testing.T) {
+	some, none := snapshot.PortRange{Min: 1000, Max: 2000}, snapshot.AddrRange{}
 	for _, c := range []struct {
-		name string
-		info []byte
-		want snapshot.PortRange
+		name  string
+		info  []byte
+		addrs snapshot.AddrRange
+		ports snapshot.PortRange
 	}{
-		{"range", natRange(2, 1000, 2000), snapshot.PortRange{Min: 1000, Max: 2000}},
-		{"range, addresses only", natRange(1, 1000, 2000), snapshot.PortRange{}},
-		{"old range", compatRange(3, 1000, 2000), snapshot.PortRange{Min: 1000, Max: 2000}},
-		{"old range, addresses only", compatRange(1, 1000, 2000), snapshot.PortRange{}},
-		{"newest, with a base port", append(natRange(2, 7, 8), make([]byte, 8)...), snapshot.PortRange{Min: 7, Max: 8}},
-		{"nothing", nil, snapshot.PortRange{}},
-		{"cut", natRange(2, 1, 2)[:19], snapshot.PortRange{}},
+		{"range", natRange(3, 1000, 2000), sevenToNine, some},
+		{"range, ports only", natRange(2, 1000, 2000), none, some},
+		{"range, addresses only", natRange(1, 1000, 2000), sevenToNine, snapshot.PortRange{}},
+		{"old range", compatRange(3, 1000, 2000), sevenToNine, some},
+		{"old range, addresses only", compatRange(1, 1000, 2000), sevenToNine, snapshot.PortRange{}},
+		{"newest, with a base port", append(natRange(2, 7, 8), make([]byte, 8)...), none, snapshot.PortRange{Min: 7, Max: 8}},
+		{"nothing", nil, none, snapshot.PortRange{}},
+		{"cut", natRange(2, 1, 2)[:19], none, snapshot.PortRange{}},
 	} {
-		if got := xtNATPorts(c.info); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		if addrs, ports := xtNATRange("ip", c.info); addrs != c.addrs || ports != c.ports {
+			t.Errorf("%s: %v %v, want %v %v", c.name, addrs, ports, c.addrs, c.ports)
 		}
+	}
+	if addrs, _ := xtNATRange("ip6", natRange(1, 0, 0)); addrs.First != netip.MustParseAddr("a00:7::") {
+		t.Errorf("IPv6 address %v", addrs.First)
 	}
 }
 
@@ -297,6 +312,7 @@ func TestParseIPTable(t *testing.T) {
 	forward.Rules = 5
 	forward.NATRules = map[string]int{"snat": 1}
 	forward.SNATRanges = []snapshot.PortRange{{Min: 1000, Max: 2000}}
+	forward.SNATTo = []snapshot.AddrRange{sevenToNine}
 	forward.DropRules = []snapshot.DropRule{
 		{Number: 1, Verdict: "drop", Packets: new(uint64(3))},
 		{Number: 2, Verdict: "drop", All: true, Packets: new(uint64(4))},

@@ -31,24 +31,25 @@ func host() source {
 			if err != nil {
 				return err
 			}
-			s.Host.MemoryBytes, err = parseMemTotal(text)
+			s.Host.AvailableBytes, _ = parseMeminfo(text, "MemAvailable") // not there before Linux 3.14
+			s.Host.MemoryBytes, err = parseMeminfo(text, "MemTotal")
 			return err
 		},
 	}
 }
 
-// parseMemTotal returns the MemTotal of /proc/meminfo in bytes.
-func parseMemTotal(meminfo string) (uint64, error) {
+// parseMeminfo returns one of the sizes of /proc/meminfo in bytes.
+func parseMeminfo(meminfo, name string) (uint64, error) {
 	for line := range strings.Lines(meminfo) {
-		rest, ok := strings.CutPrefix(line, "MemTotal:")
+		rest, ok := strings.CutPrefix(line, name+":")
 		if !ok {
 			continue
 		}
 		kb, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
 		if err != nil || kb > 1<<50 {
-			return 0, fmt.Errorf("read /proc/meminfo: MemTotal is %q", short(rest))
+			return 0, fmt.Errorf("read /proc/meminfo: %s is %q", name, short(rest))
 		}
 		return kb << 10, nil
 	}
-	return 0, fmt.Errorf("read /proc/meminfo: no MemTotal")
+	return 0, fmt.Errorf("read /proc/meminfo: no %s", name)
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"runtime"
 	"strings"
 	"unsafe"
@@ -75,6 +76,11 @@ const (
 	iptGetEntriesLen = 40 // name[32] size, padding
 	iptEntryLen      = 112
 	iptEntryIP       = 84 // struct ipt_ip; the condition on addresses, interfaces, protocol
+	iptDest          = 4  // within it: destination, its mask, protocol, what is inverted
+	iptDestMask      = 12
+	iptProtocol      = 80
+	iptInverted      = 83
+	iptInvertDest    = 1 << 4 // IPT_INV_DSTIP
 	iptTargetOffset  = 88
 	iptNextOffset    = 90
 	iptCounters      = 96 // packets, bytes
@@ -198,7 +204,9 @@ func parseIPTable(table string, info iptInfo, entries []byte) ([]snapshot.Chain,
 				})
 			}
 			if kind := xtNATKinds[e.target]; kind != "" {
-				addNAT(chain, kind, xtNATPorts(e.info))
+				e.nat.kind = kind
+				e.nat.addrs, e.nat.ports = xtNATRange(chain.Family, e.info)
+				addNAT(chain, e.nat)
 			}
 		}
 		off += e.size
@@ -230,6 +238,7 @@ type iptEntry struct {
 	packets uint64
 	target  string
 	info    []byte // the target's private part
+	nat     natRule
 }
 
 // verdict is what the entry does with a packet, "" for anything but accept, drop
@@ -262,6 +271,10 @@ func parseIPTEntry(b []byte) (iptEntry, error) {
 		target:  cString(b[target+xtNameOffset:][:xtNameLen]),
 		info:    b[target+xtTargetLen : size],
 	}
+	e.nat.protocol = protocolName(uint8(binary.NativeEndian.Uint16(b[iptProtocol:])))
+	if mask := binary.NativeEndian.Uint32(b[iptDestMask:]); mask == ^uint32(0) && b[iptInverted]&iptInvertDest == 0 {
+		e.nat.dest = netip.AddrFrom4([4]byte(b[iptDest:]))
+	}
 	for m := iptEntryLen; m < target; { // the matches; a comment is no condition
 		length := 0
 		if m+xtTargetLen <= target {
@@ -270,7 +283,14 @@ func parseIPTEntry(b []byte) (iptEntry, error) {
 		if length < xtTargetLen || m+length > target {
 			return iptEntry{}, fmt.Errorf("match at %d of %d bytes", m, length)
 		}
-		if cString(b[m+xtNameOffset:][:xtNameLen]) != "comment" {
+		switch name := cString(b[m+xtNameOffset:][:xtNameLen]); name {
+		case "comment":
+		case "tcp", "udp": // ports of the source and of the destination come first in both
+			if ports := b[m+xtTargetLen : m+length]; len(ports) >= 8 {
+				e.nat.destPorts = snapshot.PortRange{Min: binary.NativeEndian.Uint16(ports[4:]), Max: binary.NativeEndian.Uint16(ports[6:])}
+			}
+			fallthrough
+		default:
 			e.all = false
 		}
 		m += length

@@ -171,6 +171,11 @@ var (
 	// any namespace but the initial one: "table full in netns 4026532322, dropping packet".
 	tableFull  = regexp.MustCompile(`\b(?:nf|ip)_conntrack: table full(?: in netns (\d+))?, dropping packet`)
 	suppressed = regexp.MustCompile(`\bnet_ratelimit: (\d+) callbacks suppressed`)
+
+	// What the allocators of pages and of slabs say (warn_alloc, slab_out_of_memory),
+	// and a helper that refuses a packet (nf_ct_helper_log).
+	noMemory   = regexp.MustCompile(`page allocation failure: order:|\bSLUB: Unable to allocate memory on `)
+	helperDrop = regexp.MustCompile(`\bnf_ct_\w+: dropping packet`)
 )
 
 // maxLogLines is how many lines a Snapshot quotes.
@@ -198,6 +203,15 @@ func judgeLog(before, during []string, ns snapshot.Netns) *snapshot.KernelLog {
 	all := append(before[:len(before):len(before)], during...)
 	for i, line := range all {
 		inWindow := i >= len(before)
+		switch {
+		case !inWindow:
+		case noMemory.MatchString(line):
+			out.NoMemory++
+			quote(line)
+		case helperDrop.MatchString(line):
+			out.HelperDrops++
+			quote(line)
+		}
 		if full, ours := isOurs(line); full {
 			switch {
 			case ours && inWindow:

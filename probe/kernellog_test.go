@@ -59,6 +59,22 @@ func TestJudgeLog(t *testing.T) {
 	}
 }
 
+// Lines about memory and from helpers count in the window only.
+func TestJudgeLogOfOthers(t *testing.T) {
+	lines := []string{
+		"ksoftirqd/1: page allocation failure: order:0, mode:0x820(GFP_ATOMIC), nodemask=(null)",
+		"SLUB: Unable to allocate memory on CPU 1 (of node 0) on node -1, gfp=0x820(GFP_ATOMIC)",
+		"nf_ct_sip: dropping packet: invalid SDP IN=eth0 OUT=",
+		"nf_ct_ftp: registered",
+	}
+	if got := judgeLog(lines, lines, snapshot.Netns{Init: true}); got.NoMemory != 2 || got.HelperDrops != 1 || len(got.Lines) != 3 {
+		t.Errorf("%+v, want 2 lines about memory and 1 of a helper", got)
+	}
+	if got := judgeLog(lines, nil, snapshot.Netns{Init: true}); got.NoMemory != 0 || got.HelperDrops != 0 || got.Lines != nil {
+		t.Errorf("old lines: %+v", got)
+	}
+}
+
 func TestParseLogLines(t *testing.T) {
 	for _, c := range []struct {
 		parse    func(string) (string, bool)

@@ -278,6 +278,9 @@ func TestLiveNFTables(t *testing.T) {
 		chain pre {
 			type nat hook prerouting priority dstnat
 			tcp dport 8080 dnat to 10.72.0.2:80
+			ip daddr 10.1.1.1 udp dport 53-54 dnat to 10.72.0.3-10.72.0.4
+			udp dport { 55, 56 } dnat to 10.72.0.5
+			dnat to ip saddr map { 10.1.1.2 : 10.72.0.6 }
 			tcp dport 8081 redirect to :80
 		}
 	}
@@ -325,8 +328,12 @@ func TestLiveNFTables(t *testing.T) {
 		}
 	}
 	details := map[string]snapshot.Chain{
-		"post": {NATRules: map[string]int{"masquerade": 2, "snat": 1}, SNATRanges: []snapshot.PortRange{{}, {Min: 5000, Max: 5003}, {Min: 7000, Max: 7100}}},
-		"pre":  {NATRules: map[string]int{"dnat": 1, "redirect": 1}},
+		"post": {NATRules: map[string]int{"masquerade": 2, "snat": 1}, SNATRanges: []snapshot.PortRange{{}, {Min: 5000, Max: 5003}, {Min: 7000, Max: 7100}}, SNATTo: []snapshot.AddrRange{addrRange("10.72.0.1", "10.72.0.1")}},
+		"pre": {NATRules: map[string]int{"dnat": 4, "redirect": 1}, DNATUnknown: true, DNATTo: []snapshot.Target{
+			{AddrRange: addrRange("10.72.0.2", "10.72.0.2"), Ports: snapshot.PortRange{Min: 80, Max: 80}, Protocol: "tcp", DestPorts: snapshot.PortRange{Min: 8080, Max: 8080}},
+			{AddrRange: addrRange("10.72.0.3", "10.72.0.4"), Protocol: "udp", DestPorts: snapshot.PortRange{Min: 53, Max: 54}, Dest: netip.MustParseAddr("10.1.1.1")},
+			{AddrRange: addrRange("10.72.0.5", "10.72.0.5"), Protocol: "udp"},
+		}},
 		"output": {DropRules: []snapshot.DropRule{
 			{Number: 5, Verdict: "drop", All: true, Packets: new(uint64(5))},
 			{Number: 3, Verdict: "reject", Packets: new(uint64(4))},
@@ -336,6 +343,7 @@ func TestLiveNFTables(t *testing.T) {
 	for i := range want {
 		d := details[want[i].Name]
 		want[i].NATRules, want[i].SNATRanges, want[i].DropRules = d.NATRules, d.SNATRanges, d.DropRules
+		want[i].SNATTo, want[i].DNATTo, want[i].DNATUnknown = d.SNATTo, d.DNATTo, d.DNATUnknown
 	}
 	slices.SortStableFunc(want, func(a, b snapshot.Chain) int { return base(b) - base(a) })
 	if !reflect.DeepEqual(s.Chains, want) {
@@ -375,6 +383,7 @@ func TestLiveIPTables(t *testing.T) {
 				"-t nat -A POSTROUTING -p tcp -j MASQUERADE --to-ports 3000-4000",
 				"-t nat -A POSTROUTING -j MASQUERADE",
 				"-t nat -A PREROUTING -p tcp --dport 99 -j DNAT --to-destination 10.72.0.2:80",
+				"-t nat -A PREROUTING -p udp --dport 53:54 -d 10.1.1.1 -j DNAT --to-destination 10.72.0.3-10.72.0.4",
 			} {
 				output(t, h, "", backend, append([]string{"-w"}, strings.Fields(args)...)...)
 			}
@@ -424,11 +433,23 @@ func TestLiveIPTables(t *testing.T) {
 				!reflect.DeepEqual(post.NATRules, map[string]int{"snat": 1, "masquerade": 2}) {
 				t.Errorf("POSTROUTING %+v", post)
 			}
-			if pre := chains["nat PREROUTING"]; pre.Priority != -100 || !reflect.DeepEqual(pre.NATRules, map[string]int{"dnat": 1}) {
+			if want := []snapshot.AddrRange{addrRange("10.72.0.1", "10.72.0.1")}; !slices.Equal(post.SNATTo, want) || post.SNATUnknown {
+				t.Errorf("sources are translated to %v, want %v", post.SNATTo, want)
+			}
+			pre := chains["nat PREROUTING"]
+			wantTargets := []snapshot.Target{
+				{AddrRange: addrRange("10.72.0.2", "10.72.0.2"), Ports: snapshot.PortRange{Min: 80, Max: 80}, Protocol: "tcp", DestPorts: snapshot.PortRange{Min: 99, Max: 99}},
+				{AddrRange: addrRange("10.72.0.3", "10.72.0.4"), Protocol: "udp", DestPorts: snapshot.PortRange{Min: 53, Max: 54}, Dest: netip.MustParseAddr("10.1.1.1")},
+			}
+			if pre.Priority != -100 || !reflect.DeepEqual(pre.NATRules, map[string]int{"dnat": 2}) || !slices.Equal(pre.DNATTo, wantTargets) {
 				t.Errorf("PREROUTING %+v", pre)
 			}
 		})
 	}
+}
+
+func addrRange(first, last string) snapshot.AddrRange {
+	return snapshot.AddrRange{First: netip.MustParseAddr(first), Last: netip.MustParseAddr(last)}
 }
 
 // To look must not make the kernel load a table, or conntrack.

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -196,7 +198,7 @@ func (set *nftRuleset) addChain(family uint8, attrs []byte) error {
 
 func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
 	var table, chain string
-	var rule nftRule
+	rule := nftRule{family: nftFamilies[family]}
 	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.NFTA_RULE_TABLE:
@@ -215,8 +217,8 @@ func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
 	}
 	c := &set.out[i]
 	c.Rules++
-	if rule.nat != "" {
-		addNAT(c, rule.nat, rule.ports)
+	if rule.nat.kind != "" {
+		addNAT(c, rule.nat)
 	}
 	if rule.verdict != "" {
 		c.DropRules = append(c.DropRules, snapshot.DropRule{
@@ -231,10 +233,23 @@ type nftRule struct {
 	registers  map[uint32][]byte // loaded with constants
 	packets    *uint64
 	verdict    string // drop, reject, or "" for everything else
-	nat        string // kind of translation
-	ports      snapshot.PortRange
+	nat        natRule
 	conditions bool // there are expressions that not every packet passes
+
+	family  string
+	loaded  nftField // what was put into a register last
+	atLeast []byte   // and what it was compared with
 }
+
+// nftField is a part of the packet that a plain condition compares.
+type nftField int
+
+const (
+	otherField nftField = iota
+	fieldProtocol
+	fieldDest // IPv4 only
+	fieldDestPort
+)
 
 // addExpression returns a function for the attributes of one expression: its
 // name, which comes first, and what is in it.
@@ -260,16 +275,113 @@ func (r *nftRule) addExpression() func(*netlink.AttributeDecoder) {
 			case "nat":
 				r.translation(ad, unix.NFTA_NAT_TYPE, unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX)
 			case "masq":
-				r.nat = "masquerade"
+				r.nat.kind = "masquerade"
 				r.translation(ad, unix.NFTA_MASQ_UNSPEC, unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX)
 			case "redir":
-				r.nat = "redirect"
+				r.nat.kind = "redirect"
 				r.translation(ad, unix.NFTA_REDIR_UNSPEC, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX)
+			case "meta", "payload":
+				r.load(name, ad)
+			case "cmp":
+				r.compare(ad)
+			case "range":
+				r.between(ad)
+			case "lookup", "ct", "fib", "bitwise":
+				r.loaded = otherField
 			case "match", "target":
 				r.compat(name, ad)
 			}
 		}
 	}
+}
+
+// load notes which part of the packet the next expression compares.
+func (r *nftRule) load(name string, ad *netlink.AttributeDecoder) {
+	var key, base, offset, length uint32
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch {
+		case name == "meta" && ad.Type() == unix.NFTA_META_KEY:
+			key = ad.Uint32()
+		case name == "meta":
+		case ad.Type() == unix.NFTA_PAYLOAD_BASE:
+			base = ad.Uint32()
+		case ad.Type() == unix.NFTA_PAYLOAD_OFFSET:
+			offset = ad.Uint32()
+		case ad.Type() == unix.NFTA_PAYLOAD_LEN:
+			length = ad.Uint32()
+		}
+	})
+	r.loaded, r.atLeast = otherField, nil
+	switch {
+	case name == "meta" && key == unix.NFT_META_L4PROTO:
+		r.loaded = fieldProtocol
+	case name == "meta":
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == 16 && length == 4 && r.family != "ip6":
+		r.loaded = fieldDest
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && offset == 2 && length == 2:
+		r.loaded = fieldDestPort
+	}
+}
+
+// compare reads the condition that a part of the packet is one value.
+func (r *nftRule) compare(ad *netlink.AttributeDecoder) {
+	op, data := uint32(unix.NFT_CMP_EQ), []byte(nil)
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_CMP_OP:
+			op = ad.Uint32()
+		case unix.NFTA_CMP_DATA:
+			data = dataValue(ad)
+		}
+	})
+	switch op {
+	case unix.NFT_CMP_EQ:
+		r.condition(data, data)
+	case unix.NFT_CMP_GTE: // nft(8) writes a range as two comparisons
+		r.atLeast = data
+	case unix.NFT_CMP_LTE:
+		if len(r.atLeast) == len(data) {
+			r.condition(r.atLeast, data)
+		}
+	}
+}
+
+// between reads the condition that a part of the packet lies between two values.
+func (r *nftRule) between(ad *netlink.AttributeDecoder) {
+	op, from, to := uint32(unix.NFT_RANGE_EQ), []byte(nil), []byte(nil)
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_RANGE_OP:
+			op = ad.Uint32()
+		case unix.NFTA_RANGE_FROM_DATA:
+			from = dataValue(ad)
+		case unix.NFTA_RANGE_TO_DATA:
+			to = dataValue(ad)
+		}
+	})
+	if op == unix.NFT_RANGE_EQ {
+		r.condition(from, to)
+	}
+}
+
+func (r *nftRule) condition(from, to []byte) {
+	switch {
+	case r.loaded == fieldProtocol && len(from) == 1 && from[0] == to[0]:
+		r.nat.protocol = protocolName(from[0])
+	case r.loaded == fieldDest && len(from) == 4 && slices.Equal(from, to):
+		r.nat.dest = netip.AddrFrom4([4]byte(from))
+	case r.loaded == fieldDestPort && len(from) == 2 && len(to) == 2:
+		r.nat.destPorts = snapshot.PortRange{Min: binary.BigEndian.Uint16(from), Max: binary.BigEndian.Uint16(to)}
+	}
+}
+
+func dataValue(ad *netlink.AttributeDecoder) (value []byte) {
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_DATA_VALUE {
+			value = ad.Bytes()
+		}
+	})
+	return value
 }
 
 // immediate: a verdict, or a constant for a register that a translation uses.
@@ -302,6 +414,10 @@ func (r *nftRule) immediate(ad *netlink.AttributeDecoder) {
 // translation reads nat, masq and redir, which number their attributes
 // differently; kindAttr 0 is an attribute that does not occur.
 func (r *nftRule) translation(ad *netlink.AttributeDecoder, kindAttr, minAttr, maxAttr uint16) {
+	address := func(ad *netlink.AttributeDecoder) netip.Addr {
+		a, _ := netip.AddrFromSlice(r.registers[ad.Uint32()]) // otherwise from the packet or a map
+		return a
+	}
 	port := func(ad *netlink.AttributeDecoder) uint16 {
 		if b := r.registers[ad.Uint32()]; len(b) >= 2 {
 			return binary.BigEndian.Uint16(b)
@@ -311,15 +427,24 @@ func (r *nftRule) translation(ad *netlink.AttributeDecoder, kindAttr, minAttr, m
 	nested(ad, func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case kindAttr:
-			r.nat = "snat"
+			r.nat.kind = "snat"
 			if ad.Uint32() == unix.NFT_NAT_DNAT {
-				r.nat = "dnat"
+				r.nat.kind = "dnat"
 			}
 		case minAttr:
-			r.ports.Min = port(ad)
-			r.ports.Max = max(r.ports.Max, r.ports.Min)
+			r.nat.ports.Min = port(ad)
+			r.nat.ports.Max = max(r.nat.ports.Max, r.nat.ports.Min)
 		case maxAttr:
-			r.ports.Max = port(ad)
+			r.nat.ports.Max = port(ad)
+		case unix.NFTA_NAT_REG_ADDR_MIN:
+			if kindAttr != 0 { // the others have no addresses
+				r.nat.addrs.First = address(ad)
+				r.nat.addrs.Last = r.nat.addrs.First
+			}
+		case unix.NFTA_NAT_REG_ADDR_MAX:
+			if kindAttr != 0 {
+				r.nat.addrs.Last = address(ad)
+			}
 		}
 	})
 }
@@ -343,7 +468,8 @@ func (r *nftRule) compat(kind string, ad *netlink.AttributeDecoder) {
 	case name == "REJECT":
 		r.verdict = "reject"
 	case xtNATKinds[name] != "":
-		r.nat, r.ports = xtNATKinds[name], xtNATPorts(info)
+		r.nat.kind = xtNATKinds[name]
+		r.nat.addrs, r.nat.ports = xtNATRange(r.family, info)
 	}
 }
 

@@ -70,6 +70,7 @@ func sources(ctx context.Context, opts Options) []source {
 		nics(opts),
 		neighbours(),
 		listeners(),
+		eventSockets(),
 		nftables(),
 		iptablesLegacy(),
 		kernelLog(),

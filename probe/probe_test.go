@@ -108,7 +108,7 @@ func TestTakeFromFiles(t *testing.T) {
 		t.Errorf("processors %+v", s.CPUs)
 	}
 	// What asks the kernel is left out, and nothing of this machine is mixed in.
-	wantMissing := []string{"conntrack-dump", "conntrack-memory", "drop-tracing", "hooks", "interfaces", "iptables-legacy", "kernel-log", "listeners", "neighbours",
+	wantMissing := []string{"conntrack-dump", "conntrack-memory", "drop-tracing", "event-sockets", "hooks", "interfaces", "iptables-legacy", "kernel-log", "listeners", "neighbours",
 		"nftables", "nics", "process-names", "qdiscs", "routes", "softirq-wait"}
 	if got := names(s, false); !slices.Equal(got, wantMissing) {
 		t.Errorf("could not see %v, want %v", got, wantMissing)
@@ -367,7 +367,7 @@ func FuzzReaders(f *testing.F) {
 				t.Errorf("processor %d", n)
 			}
 		}
-		if n, err := parseMemTotal(text); err == nil && n > 1<<60 {
+		if n, err := parseMeminfo(text, "MemTotal"); err == nil && n > 1<<60 {
 			t.Errorf("%d bytes of memory", n)
 		}
 	})

@@ -35,6 +35,7 @@ var sysctlPatterns = []string{
 	"net/ipv4/ipfrag_low_thresh",
 	"net/ipv4/ipfrag_time",
 	"net/ipv4/tcp_max_syn_backlog",
+	"net/ipv4/tcp_keepalive_*",
 	"net/ipv4/tcp_syncookies",
 	"net/ipv4/tcp_abort_on_overflow",
 	"net/ipv4/tcp_max_tw_buckets",

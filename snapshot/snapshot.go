@@ -28,19 +28,20 @@ type Snapshot struct {
 	Netns         Netns        `json:"netns"`
 	Capabilities  []Capability `json:"capabilities"`
 
-	Conntrack  *Conntrack        `json:"conntrack,omitzero"`
-	Sysctls    map[string]string `json:"sysctls,omitzero"`  // dotted name -> value, as sysctl(8) prints it
-	Counters   map[string]uint64 `json:"counters,omitzero"` // "TcpExt.ListenOverflows" -> increase over the window
-	CPUs       []CPU             `json:"cpus,omitzero"`     // the host's, whatever the namespace
-	Drops      *Drops            `json:"drops,omitzero"`
-	Hooks      []Hook            `json:"hooks,omitzero"`
-	Chains     []Chain           `json:"chains,omitzero"`
-	Interfaces []Interface       `json:"interfaces,omitzero"`
-	Neighbours []Neighbours      `json:"neighbours,omitzero"`
-	Routes     []RouteAnswer     `json:"routes,omitzero"`
-	Listeners  []Listener        `json:"listeners,omitzero"`
-	KernelLog  *KernelLog        `json:"kernel_log,omitzero"`
-	Owners     []Owner           `json:"owners,omitzero"`
+	Conntrack    *Conntrack        `json:"conntrack,omitzero"`
+	Sysctls      map[string]string `json:"sysctls,omitzero"`  // dotted name -> value, as sysctl(8) prints it
+	Counters     map[string]uint64 `json:"counters,omitzero"` // "TcpExt.ListenOverflows" -> increase over the window
+	CPUs         []CPU             `json:"cpus,omitzero"`     // the host's, whatever the namespace
+	Drops        *Drops            `json:"drops,omitzero"`
+	Hooks        []Hook            `json:"hooks,omitzero"`
+	Chains       []Chain           `json:"chains,omitzero"`
+	Interfaces   []Interface       `json:"interfaces,omitzero"`
+	Neighbours   []Neighbours      `json:"neighbours,omitzero"`
+	Routes       []RouteAnswer     `json:"routes,omitzero"`
+	Listeners    []Listener        `json:"listeners,omitzero"`
+	KernelLog    *KernelLog        `json:"kernel_log,omitzero"`
+	Owners       []Owner           `json:"owners,omitzero"`
+	EventSockets []EventSocket     `json:"event_sockets,omitzero"`
 }
 
 // Host is what does not depend on the namespace.
@@ -49,6 +50,9 @@ type Host struct {
 	Kernel      string `json:"kernel"` // uname -r
 	CPUs        int    `json:"cpus"`
 	MemoryBytes uint64 `json:"memory_bytes"`
+	// AvailableBytes is what programs could still have at the end of the window, 0
+	// when not known.
+	AvailableBytes uint64 `json:"available_bytes,omitempty"`
 }
 
 // Netns is the network namespace that was looked at.
@@ -86,6 +90,7 @@ const (
 	CanIPTablesLegacy  = "iptables-legacy"
 	CanListeners       = "listeners"
 	CanProcessNames    = "process-names" // whose socket a listener is
+	CanEventSockets    = "event-sockets" // who listens to events of connection tracking
 	CanKernelLog       = "kernel-log"
 	CanDrops           = "drop-tracing"
 	CanHooks           = "hooks"
@@ -136,6 +141,45 @@ type Table struct {
 	Destinations []Talker          `json:"destinations,omitempty"`
 	DestPorts    []PortUse         `json:"dest_ports,omitempty"`
 	SNATPorts    []SNATUse         `json:"snat_ports,omitempty"` // fullest first, at most TopN
+
+	// OneWay is TCP entries taken up in the middle of a connection of which only one
+	// direction was ever seen.
+	OneWay uint64 `json:"one_way,omitempty"`
+	// Idle is ESTABLISHED TCP entries without a packet for IdleSeconds, as far as
+	// the time that they have left tells.
+	Idle       uint64            `json:"idle,omitempty"`
+	Outsides   []OutsideUse      `json:"outsides,omitempty"`   // most entries first, at most TopN
+	Unanswered []UnansweredUse   `json:"unanswered,omitempty"` // the same
+	ByHelper   map[string]uint64 `json:"by_helper,omitempty"`
+}
+
+// IdleSeconds is longer than the default keepalive needs to show that both ends
+// of a connection are alive (7200 s, then 9 probes at intervals of 75 s), and
+// RecentSeconds how young a packet is that counts as sent just now.
+const (
+	IdleSeconds   = 3 * 3600
+	RecentSeconds = 10
+)
+
+// OutsideUse is an address that sources are translated to, and the flows behind it.
+type OutsideUse struct {
+	Addr    netip.Addr `json:"addr"`
+	Entries uint64     `json:"entries"`
+	Recent  uint64     `json:"recent"` // with a packet in the last RecentSeconds, where that can be told
+	Missed  uint64     `json:"missed,omitempty"`
+}
+
+// UnansweredUse is UDP flows and opening TCP connections of one source to one
+// destination that nobody has answered.
+type UnansweredUse struct {
+	Protocol string         `json:"protocol"`
+	Source   netip.Addr     `json:"source"`
+	Dest     netip.AddrPort `json:"dest"`
+	Target   netip.AddrPort `json:"target"` // where they really go: Dest, unless it is translated
+	SNAT     bool           `json:"snat"`   // their source is translated
+	Entries  uint64         `json:"entries"`
+	Recent   uint64         `json:"recent"`
+	Missed   uint64         `json:"missed,omitempty"`
 }
 
 // TopN is how many rows the top lists of a Table hold. Their counts are never
@@ -255,6 +299,33 @@ type Chain struct {
 	// SNATRanges are the port ranges that its source translations allow; an empty
 	// one means no range was given.
 	SNATRanges []PortRange `json:"snat_ranges,omitempty"`
+	// SNATTo are the addresses that its rules give to sources, DNATTo the addresses
+	// and ports that they give to destinations, at most MaxTargets of each. Unknown
+	// says that there are others, from a map or the packet.
+	SNATTo      []AddrRange `json:"snat_to,omitempty"`
+	DNATTo      []Target    `json:"dnat_to,omitempty"`
+	SNATUnknown bool        `json:"snat_unknown,omitempty"`
+	DNATUnknown bool        `json:"dnat_unknown,omitempty"`
+}
+
+// MaxTargets bounds the targets that are listed of one chain.
+const MaxTargets = 64
+
+// AddrRange is an inclusive range of addresses.
+type AddrRange struct {
+	First netip.Addr `json:"first"`
+	Last  netip.Addr `json:"last"`
+}
+
+// Target is where a destination translation leads: addresses, and ports where it
+// says so. Protocol and DestPorts are its rule's conditions, where it has these
+// in the plain form; Dest is that on the address, not valid where there is none.
+type Target struct {
+	AddrRange
+	Ports     PortRange  `json:"ports"`
+	Protocol  string     `json:"protocol,omitempty"`
+	DestPorts PortRange  `json:"dest_ports"`
+	Dest      netip.Addr `json:"dest,omitzero"`
 }
 
 // DropRule is a rule that refuses packets.
@@ -394,11 +465,22 @@ type Listener struct {
 
 // KernelLog is what the kernel said about NAT during the window and before.
 type KernelLog struct {
-	TableFull       uint64   `json:"table_full"`       // "table full" lines in the window
-	TableFullBefore uint64   `json:"table_full_total"` // all that are still in the log
-	Suppressed      uint64   `json:"suppressed"`       // "callbacks suppressed" in the window: the true number is larger
-	OtherTableFull  uint64   `json:"other_table_full"` // "table full" lines in the window that name another namespace, or none
-	Lines           []string `json:"lines,omitempty"`  // the last few, as evidence
+	TableFull       uint64   `json:"table_full"`             // "table full" lines in the window
+	TableFullBefore uint64   `json:"table_full_total"`       // all that are still in the log
+	Suppressed      uint64   `json:"suppressed"`             // "callbacks suppressed" in the window: the true number is larger
+	OtherTableFull  uint64   `json:"other_table_full"`       // "table full" lines in the window that name another namespace, or none
+	NoMemory        uint64   `json:"no_memory,omitempty"`    // lines in the window about kernel memory that could not be had
+	HelperDrops     uint64   `json:"helper_drops,omitempty"` // "nf_ct_sip: dropping packet" and the like in the window
+	Lines           []string `json:"lines,omitempty"`        // the last few, as evidence
+}
+
+// EventSocket is a netlink socket that gets the events of connection tracking.
+type EventSocket struct {
+	PortID     uint32 `json:"port_id"` // mostly the process's number
+	QueueBytes uint64 `json:"queue_bytes"`
+	Drops      uint64 `json:"drops"` // events in the window that it had no room for
+	Inode      uint64 `json:"inode"`
+	Process    string `json:"process,omitempty"`
 }
 
 // Owner is somebody besides natkit who sets a setting.

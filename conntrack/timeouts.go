@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+// How long ago a flow had its last packet, told from the time it has left: each
+// packet sets the flow's timer anew.
+
+import (
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// Timeouts are those of a namespace that tell when a flow had its last packet, in
+// seconds; 0 where one is not known.
+type Timeouts struct {
+	TCPEstablished, TCPSynSent uint64
+	// An open connection has one of these two instead of TCPEstablished while data
+	// is not acknowledged.
+	TCPUnacknowledged, TCPMaxRetrans uint64
+	UDP, UDPStream                   uint64
+}
+
+// ReadTimeouts reads those of the calling thread's namespace. What can't be read
+// is not known.
+func ReadTimeouts() Timeouts {
+	var t Timeouts
+	for name, to := range map[string]*uint64{
+		"tcp_timeout_established": &t.TCPEstablished, "tcp_timeout_syn_sent": &t.TCPSynSent,
+		"tcp_timeout_unacknowledged": &t.TCPUnacknowledged, "tcp_timeout_max_retrans": &t.TCPMaxRetrans,
+		"udp_timeout": &t.UDP, "udp_timeout_stream": &t.UDPStream,
+	} {
+		if n, err := readNumber(sysctlDir + "nf_conntrack_" + name); err == nil {
+			*to = n
+		}
+	}
+	return t
+}
+
+// idle is how many seconds an open TCP connection has been without a packet; 0
+// when that can't be told.
+func (t Timeouts) idle(f *Flow) uint64 {
+	left := uint64(f.Timeout)
+	if f.Has&HasTimeout == 0 || left <= max(t.TCPUnacknowledged, t.TCPMaxRetrans, 300) || left > t.TCPEstablished {
+		return 0
+	}
+	return t.TCPEstablished - left
+}
+
+// recent says that a flow had a packet in the last seconds, and false when that
+// can't be told.
+func (t Timeouts) recent(f *Flow) bool {
+	if f.Has&HasTimeout == 0 {
+		return false
+	}
+	var set []uint64
+	switch {
+	case f.Proto == unix.IPPROTO_UDP && f.Status&StatusAssured != 0:
+		set = []uint64{t.UDPStream}
+	case f.Proto == unix.IPPROTO_UDP:
+		set = []uint64{t.UDP}
+	case f.Proto == unix.IPPROTO_TCP && f.State == TCPSynSent:
+		set = []uint64{t.TCPSynSent}
+	case f.Proto == unix.IPPROTO_TCP && f.State == TCPEstablished:
+		set = []uint64{t.TCPEstablished, t.TCPUnacknowledged, t.TCPMaxRetrans}
+	}
+	for _, timeout := range set {
+		left := uint64(f.Timeout)
+		if timeout > snapshot.RecentSeconds && left <= timeout && timeout-left <= snapshot.RecentSeconds {
+			return true
+		}
+	}
+	return false
+}
