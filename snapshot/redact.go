@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshot
+
+import (
+	"cmp"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Redact replaces what tells whose machine this is: addresses, hardware addresses
+// and the names of the host and of namespaces and containers, in every field and
+// every text of s. The same is replaced by the same everywhere in s, and nothing
+// links it with another redacted snapshot: the key is thrown away.
+//
+// Two addresses of one network stay in one network, private ones private, and what
+// means the same on every machine (loopback, multicast, unspecified) stays, so
+// that the snapshot is judged as before.
+func Redact(s *Snapshot) {
+	var key [32]byte
+	rand.Read(key[:]) // never fails
+	redact(s, key[:])
+}
+
+func redact(s *Snapshot, key []byte) {
+	r := &redactor{key: key, addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}}
+	r.collect(reflect.ValueOf(s).Elem())
+	if s.Netns.Name != "" {
+		r.name("Namespace", s.Netns.Name)
+	}
+	r.longest = slices.SortedFunc(func(yield func(string) bool) {
+		for name := range r.names {
+			if !yield(name) {
+				return
+			}
+		}
+	}, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
+	r.value(reflect.ValueOf(s).Elem())
+}
+
+type redactor struct {
+	key     []byte
+	addrs   map[netip.Addr]netip.Addr
+	names   map[string]string
+	longest []string // names, long ones first
+}
+
+// nameFields are the fields that hold a name, and what stands for it.
+var nameFields = map[string]string{"Hostname": "host", "Namespace": "netns", "Container": "container", "Pod": "pod"}
+
+// collect finds the names, wherever they stand.
+func (r *redactor) collect(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			if !f.IsExported() {
+				continue
+			}
+			if nameFields[f.Name] != "" && v.Field(i).Kind() == reflect.String {
+				r.name(f.Name, v.Field(i).String())
+			}
+			r.collect(v.Field(i))
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			r.collect(v.Index(i))
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			r.collect(v.Elem())
+		}
+	}
+}
+
+// name gives a name its stand-in. References by process number name nobody.
+func (r *redactor) name(field, name string) {
+	if name == "" || r.names[name] != "" || strings.HasPrefix(name, "pid:") || name == "localhost" {
+		return
+	}
+	kind, n := nameFields[field], 1
+	for _, given := range r.names {
+		if strings.HasPrefix(given, kind+"-") {
+			n++
+		}
+	}
+	r.names[name] = fmt.Sprintf("%s-%d", kind, n)
+	if short, _, cut := strings.Cut(name, "."); cut && field == "Hostname" && r.names[short] == "" {
+		r.names[short] = r.names[name]
+	}
+}
+
+var (
+	addrType     = reflect.TypeFor[netip.Addr]()
+	prefixType   = reflect.TypeFor[netip.Prefix]()
+	addrPortType = reflect.TypeFor[netip.AddrPort]()
+)
+
+// value replaces in all of v.
+func (r *redactor) value(v reflect.Value) {
+	switch v.Type() {
+	case addrType:
+		v.Set(reflect.ValueOf(r.addr(v.Interface().(netip.Addr))))
+		return
+	case prefixType:
+		if p := v.Interface().(netip.Prefix); p.IsValid() {
+			v.Set(reflect.ValueOf(netip.PrefixFrom(r.addr(p.Addr()), p.Bits())))
+		}
+		return
+	case addrPortType:
+		if a := v.Interface().(netip.AddrPort); a.IsValid() {
+			v.Set(reflect.ValueOf(netip.AddrPortFrom(r.addr(a.Addr()), a.Port())))
+		}
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(r.text(v.String()))
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				r.value(v.Field(i))
+			}
+		}
+		// A range stays one: what is replaced bit by bit may turn round.
+		first, last := v.FieldByName("First"), v.FieldByName("Last")
+		if first.IsValid() && last.IsValid() && first.Type() == addrType && last.Type() == addrType {
+			if a, b := first.Interface().(netip.Addr), last.Interface().(netip.Addr); b.Less(a) {
+				first.Set(reflect.ValueOf(b))
+				last.Set(reflect.ValueOf(a))
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			r.value(v.Index(i))
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			r.value(v.Elem())
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			value := reflect.New(v.Type().Elem()).Elem()
+			value.Set(v.MapIndex(key))
+			r.value(value)
+			to := key
+			if key.Kind() == reflect.String {
+				to = reflect.ValueOf(r.text(key.String())).Convert(key.Type())
+			}
+			if to.Interface() != key.Interface() {
+				v.SetMapIndex(key, reflect.Value{})
+			}
+			v.SetMapIndex(to, value)
+		}
+	}
+}
+
+// token is what may be an address: hardware, IPv6 perhaps with an IPv4 end, IPv4.
+var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*|[0-9]{1,3}(?:\.[0-9]{1,3}){3}`)
+
+// text replaces the names, then the addresses of a text.
+func (r *redactor) text(s string) string {
+	for _, name := range r.longest {
+		s = replaceWord(s, name, r.names[name])
+	}
+	var b strings.Builder
+	end := 0
+	for _, at := range token.FindAllStringIndex(s, -1) {
+		word := s[at[0]:at[1]]
+		if at[0] > 0 && wordByte(s[at[0]-1]) || at[1] < len(s) && wordByte(s[at[1]]) && strings.Contains(word, ".") {
+			continue // part of a longer word
+		}
+		b.WriteString(s[end:at[0]])
+		b.WriteString(r.address(word))
+		end = at[1]
+	}
+	if end == 0 {
+		return s
+	}
+	return b.String() + s[end:]
+}
+
+func wordByte(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
+}
+
+// replaceWord replaces a name where it stands for itself. In a text, a name of one
+// letter is left: it is more likely to be something else.
+func replaceWord(s, name, by string) string {
+	if s == name {
+		return by
+	}
+	if len(name) < 2 {
+		return s
+	}
+	var b strings.Builder
+	for rest := s; ; {
+		i := strings.Index(rest, name)
+		if i < 0 {
+			b.WriteString(rest)
+			return b.String()
+		}
+		after := i + len(name)
+		alone := (i == 0 || !wordByte(rest[i-1])) && (after == len(rest) || !wordByte(rest[after]))
+		b.WriteString(rest[:i])
+		if alone {
+			b.WriteString(by)
+		} else {
+			b.WriteString(name)
+		}
+		rest = rest[after:]
+	}
+}
+
+// address replaces a word that is an address, with what stands behind it.
+func (r *redactor) address(word string) string {
+	if len(word) == 17 && (strings.Count(word, ":") == 5 || strings.Count(word, "-") == 5) {
+		return r.mac(word)
+	}
+	for end := len(word); end > 0; end-- {
+		if a, err := netip.ParseAddr(word[:end]); err == nil {
+			return r.addr(a).String() + word[end:]
+		}
+		if c := word[end-1]; c != ':' && c != '.' { // only what a sentence puts there
+			break
+		}
+	}
+	return word
+}
+
+// mac replaces a hardware address. Those of all stations, of none and of groups
+// stay.
+func (r *redactor) mac(word string) string {
+	separator := word[2:3]
+	plain := strings.ToLower(strings.ReplaceAll(word, separator, ""))
+	if plain == "000000000000" || plain[1]&1 == 1 && plain[1] < 'a' || strings.ContainsRune("bdf", rune(plain[1])) {
+		return word
+	}
+	sum := r.sum([]byte("mac" + plain))
+	parts := make([]string, 6)
+	for i := range parts {
+		parts[i] = fmt.Sprintf("%02x", sum[i])
+	}
+	parts[0] = "02" // locally administered
+	return strings.Join(parts, separator)
+}
+
+func (r *redactor) sum(b []byte) []byte {
+	h := hmac.New(sha256.New, r.key)
+	h.Write(b)
+	return h.Sum(nil)
+}
+
+// kept are networks that stay what they are, with how many leading bits: all of
+// them, where an address says nothing about the machine.
+var kept = []struct {
+	network netip.Prefix
+	bits    int
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), 32}, {netip.MustParsePrefix("127.0.0.0/8"), 32},
+	{netip.MustParsePrefix("224.0.0.0/3"), 32}, // groups, broadcast, masks
+	{netip.MustParsePrefix("10.0.0.0/8"), 8}, {netip.MustParsePrefix("172.16.0.0/12"), 12}, {netip.MustParsePrefix("192.168.0.0/16"), 16},
+	{netip.MustParsePrefix("100.64.0.0/10"), 10}, {netip.MustParsePrefix("169.254.0.0/16"), 16},
+	{netip.MustParsePrefix("::/127"), 128}, {netip.MustParsePrefix("ff00::/8"), 128},
+	{netip.MustParsePrefix("fe80::/10"), 64}, {netip.MustParsePrefix("fc00::/7"), 8}, {netip.MustParsePrefix("2000::/3"), 3},
+}
+
+func keptBits(a netip.Addr) int {
+	for _, k := range kept {
+		if k.network.Contains(a) {
+			return k.bits
+		}
+	}
+	return 0
+}
+
+// addr replaces an address: each bit behind those that are kept is turned or not by
+// all bits before it, so that addresses with a common prefix keep one of its
+// length. What falls into another kind of network is replaced again.
+func (r *redactor) addr(a netip.Addr) netip.Addr {
+	if !a.IsValid() {
+		return a
+	}
+	if a.Is4In6() {
+		return netip.AddrFrom16(r.addr(a.Unmap()).As16())
+	}
+	zone := a.Zone()
+	a = a.WithZone("")
+	to, known := r.addrs[a]
+	if !known {
+		bits := keptBits(a)
+		for to = r.turn(a, bits); keptBits(to) != bits; {
+			to = r.turn(to, bits)
+		}
+		r.addrs[a] = to
+	}
+	if to.Is6() {
+		to = to.WithZone(zone)
+	}
+	return to
+}
+
+func (r *redactor) turn(a netip.Addr, from int) netip.Addr {
+	in := a.AsSlice()
+	out := slices.Clone(in)
+	for bit := from; bit < a.BitLen(); bit++ {
+		prefix, err := a.Prefix(bit)
+		if err != nil {
+			return a // bit is within the address: never
+		}
+		b, _ := prefix.MarshalBinary()
+		out[bit/8] ^= r.sum(b)[0] & 1 << (7 - bit%8)
+	}
+	to, _ := netip.AddrFromSlice(out)
+	return to
+}
