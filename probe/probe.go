@@ -124,13 +124,16 @@ func Take(ctx context.Context, opts Options) (*snapshot.Snapshot, error) {
 	}
 
 	began := time.Now()
+	stopSeries := watchSeries(opts, v)
 	wait(ctx, opts.Window, progress)
+	series := stopSeries()
 
 	s := &snapshot.Snapshot{
 		Version:       snapshot.Version,
 		TakenAt:       time.Now().UTC().Truncate(time.Millisecond),
 		WindowSeconds: time.Since(began).Seconds(),
 		Netns:         snapshot.Netns{Name: opts.Netns.Name(), Inode: opts.Netns.Inode()},
+		Series:        series,
 	}
 	progress("reading end values", 1)
 	err = opts.Netns.Do(func() error {

@@ -42,6 +42,7 @@ type Snapshot struct {
 	KernelLog    *KernelLog        `json:"kernel_log,omitzero"`
 	Owners       []Owner           `json:"owners,omitzero"`
 	EventSockets []EventSocket     `json:"event_sockets,omitzero"`
+	Series       *Series           `json:"series,omitzero"`
 }
 
 // Host is what does not depend on the namespace.
