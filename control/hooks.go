@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Attach says where the engine meets packets.
+type Attach string
+
+// Every interface has tc in any case: it finishes what XDP can't.
+const (
+	AttachAuto Attach = "auto" // XDP on physical interfaces whose driver has it, tc elsewhere
+	AttachXDP  Attach = "xdp"
+	AttachTC   Attach = "tc"
+)
+
+// ParseAttach reads the value of a flag.
+func ParseAttach(s string) (Attach, error) {
+	switch a := Attach(s); a {
+	case AttachAuto, AttachXDP, AttachTC:
+		return a, nil
+	}
+	return "", fmt.Errorf("attach %q: want auto, xdp or tc", s)
+}
+
+// Placement is where the engine meets the packets of one interface, and why there.
+type Placement struct {
+	Interface string `json:"interface"`
+	XDP       bool   `json:"xdp"`
+	Transmit  bool   `json:"xdp_transmit"` // XDP may send here, too
+	Reason    string `json:"reason"`
+}
+
+// Features of a driver, Linux include/uapi/linux/netdev.h (6.3).
+const (
+	xdpBasic    = 1 << 0
+	xdpRedirect = 1 << 1
+	xdpTransmit = 1 << 2
+)
+
+// softwareKinds are devices whose packets are already (or still) the stack's own:
+// segmentation offload is lost and partial checksums break when XDP takes them.
+var softwareKinds = map[string]string{
+	"veth":   "veth loses segmentation offload under XDP, and packets that its own end made have no checksum yet",
+	"bridge": "a bridge has no XDP of its own", "tun": "a tunnel or tap device hands over unfinished packets",
+	"dummy": "no packet comes in here", "vlan": "a VLAN device has no XDP of its own", "macvlan": "macvlan has no XDP of its own",
+	"ipvlan": "ipvlan has no XDP of its own", "bond": "XDP on a bond depends on all its ports", "wireguard": "no Ethernet frames",
+	"gre": "no Ethernet frames", "ipip": "no Ethernet frames", "sit": "no Ethernet frames", "vxlan": "a tunnel's packets come through another device",
+	"geneve": "a tunnel's packets come through another device", "ppp": "no Ethernet frames", "team": "XDP on a team depends on all its ports",
+}
+
+// place decides for one interface. The calling thread is in its namespace.
+func place(l netlink.Link, attach Attach) Placement {
+	p := Placement{Interface: l.Attrs().Name}
+	features, known := xdpFeatures(l.Attrs().Index)
+	p.Transmit = !known || features&xdpTransmit != 0
+	software := softwareKinds[l.Type()]
+	switch {
+	case attach == AttachTC:
+		p.Reason = "tc was asked for"
+	case attach == AttachXDP && known && features&xdpBasic == 0:
+		p.Reason = "tc: the driver has no native XDP, which was asked for"
+	case attach == AttachXDP:
+		p.XDP, p.Reason = true, "XDP was asked for"
+		// A veth sends for XDP when its other end polls, which the kernel's flags say
+		// only while that is so; to try costs nothing.
+		p.Transmit = p.Transmit || l.Type() == "veth"
+	case software != "":
+		p.Reason = "tc: " + software
+	case known && features&xdpBasic == 0:
+		p.Reason = "tc: the driver has no native XDP"
+	case !known:
+		p.Reason = "tc: this kernel does not say what its drivers can (Linux 6.3 does); --attach xdp tries"
+	case features&xdpRedirect == 0:
+		p.Reason = "tc: the driver's XDP does not redirect"
+	default:
+		p.XDP, p.Reason = true, "XDP: the driver has it natively"
+	}
+	return p
+}
+
+// xdpFeatures asks the kernel what a device's driver can do; false below Linux 6.3.
+func xdpFeatures(ifindex int) (features uint64, known bool) {
+	const (
+		getDevice    = 1 // NETDEV_CMD_DEV_GET
+		attrIfindex  = 1 // NETDEV_A_DEV_IFINDEX
+		attrFeatures = 3 // NETDEV_A_DEV_XDP_FEATURES
+	)
+	family, err := netlink.GenlFamilyGet("netdev")
+	if err != nil {
+		return 0, false
+	}
+	request := nl.NewNetlinkRequest(int(family.ID), 0)
+	request.AddData(&nl.Genlmsg{Command: getDevice, Version: 1})
+	request.AddData(nl.NewRtAttr(attrIfindex, nl.Uint32Attr(uint32(ifindex))))
+	messages, err := request.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil {
+		return 0, false
+	}
+	for _, m := range messages {
+		if len(m) < nl.SizeofGenlmsg {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
+		if err != nil {
+			continue
+		}
+		for _, a := range attrs {
+			if a.Attr.Type == attrFeatures && len(a.Value) == 8 {
+				return binary.NativeEndian.Uint64(a.Value), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// errNotEthernet refuses what has no frames with addresses.
+var errNotEthernet = errors.New("the engine needs Ethernet frames")
+
+func checkEthernet(l netlink.Link) error {
+	if len(l.Attrs().HardwareAddr) != 6 {
+		return fmt.Errorf("interface %q (%s): %w; use --engine nft", l.Attrs().Name, l.Type(), errNotEthernet)
+	}
+	return nil
+}
