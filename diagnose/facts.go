@@ -393,6 +393,11 @@ const (
 	fromRules    = "packet filter rules"
 	fromSettings = "/proc/sys"
 	fromLinks    = "interfaces"
+	fromCPUs     = "/proc/stat"
+	fromSoftnet  = "/proc/net/softnet_stat"
+	fromDrivers  = "drivers, by ethtool"
+	fromQdiscs   = "queues of the interfaces"
+	fromRoutes   = "routing tables, asked at the end"
 	fromSockets  = "listening sockets"
 	fromSlab     = "/proc/slabinfo"
 )

@@ -173,7 +173,7 @@ func TestDevices(t *testing.T) {
 			"10.68.0.1": snapshot.RouteProhibited, "10.70.0.1": snapshot.RouteFound,
 		} {
 			q := snapshot.RouteAnswer{In: "veth0", Source: netip.MustParseAddr("10.9.0.9"), Dest: netip.MustParseAddr(dst)}
-			got, err := askRoute(q)
+			got, err := askRoute(q, true)
 			if err != nil || got.Answer != want {
 				t.Errorf("%s: %+v, %v, want %q", dst, got, err, want)
 			}
@@ -183,6 +183,10 @@ func TestDevices(t *testing.T) {
 			if want == snapshot.RouteFound && (got.Out != "veth0" || got.Via != netip.MustParseAddr("10.9.0.7")) {
 				t.Errorf("%s: %+v", dst, got)
 			}
+		}
+		q := snapshot.RouteAnswer{In: "veth0", Source: netip.MustParseAddr("10.9.0.1"), Dest: netip.MustParseAddr("10.70.0.1")}
+		if got, err := askRoute(q, false); err != nil || got.Answer != snapshot.RouteFound || got.Out != "veth0" {
+			t.Errorf("from this machine itself: %+v, %v", got, err)
 		}
 		return nil
 	})

@@ -33,7 +33,7 @@ func routes() source {
 			s.Routes = []snapshot.RouteAnswer{}
 			asked := map[snapshot.RouteAnswer]bool{}
 			for _, row := range s.Drops.Rows {
-				if row.Cause != snapshot.CauseNoRoute && row.Cause != snapshot.CauseTTL || row.Interface == "" ||
+				if !routeCauses[row.Cause] || row.Interface == "" ||
 					row.Netns != 0 && s.Netns.Inode != 0 && row.Netns != s.Netns.Inode {
 					continue
 				}
@@ -43,7 +43,8 @@ func routes() source {
 						continue
 					}
 					asked[question] = true
-					if answer, err := askRoute(question); err == nil {
+					answer, err := askRoute(question, row.Cause != snapshot.CauseMartian)
+					if err == nil {
 						s.Routes = append(s.Routes, answer)
 					}
 				}
@@ -53,6 +54,10 @@ func routes() source {
 	}
 }
 
+// routeCauses are the drops that routes have to do with. Of a martian it is asked
+// where this machine would send it: it may be its own, come back.
+var routeCauses = map[snapshot.NATCause]bool{snapshot.CauseNoRoute: true, snapshot.CauseTTL: true, snapshot.CauseMartian: true}
+
 // routeQuestion reads "udp 10.0.0.2:53 -> 10.0.1.2:53 ...".
 func routeQuestion(sample, in string) (q snapshot.RouteAnswer, ok bool) {
 	fields := strings.Fields(sample)
@@ -61,7 +66,7 @@ func routeQuestion(sample, in string) (q snapshot.RouteAnswer, ok bool) {
 	}
 	source, ok1 := hostOf(fields[1])
 	dest, ok2 := hostOf(fields[3])
-	return snapshot.RouteAnswer{In: in, Source: source, Dest: dest}, ok1 && ok2 && !dest.IsMulticast()
+	return snapshot.RouteAnswer{In: in, Source: source, Dest: dest}, ok1 && ok2 && !dest.IsMulticast() && !dest.IsLoopback()
 }
 
 func hostOf(s string) (netip.Addr, bool) {
@@ -72,9 +77,14 @@ func hostOf(s string) (netip.Addr, bool) {
 	return a, err == nil
 }
 
-// askRoute answers a question as the kernel does for a packet that comes in.
-func askRoute(q snapshot.RouteAnswer) (snapshot.RouteAnswer, error) {
-	found, err := netlink.RouteGetWithOptions(q.Dest.AsSlice(), &netlink.RouteGetOptions{Iif: q.In, SrcAddr: q.Source.AsSlice()})
+// askRoute answers a question as the kernel does for a packet that comes in, or
+// for one that this machine sends.
+func askRoute(q snapshot.RouteAnswer, comesIn bool) (snapshot.RouteAnswer, error) {
+	o := &netlink.RouteGetOptions{SrcAddr: q.Source.AsSlice()}
+	if comesIn {
+		o.Iif = q.In
+	}
+	found, err := netlink.RouteGetWithOptions(q.Dest.AsSlice(), o)
 	switch {
 	case errors.Is(err, unix.ENETUNREACH):
 		q.Answer = snapshot.RouteNone

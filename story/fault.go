@@ -42,6 +42,7 @@ func Faults() []Fault {
 	for _, f := range []Fault{
 		tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
 		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
+		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
 	} {
 		byCode[f.Code] = f
 	}
@@ -227,15 +228,23 @@ func (s *scene) follow(ctx context.Context, f diagnose.Finding, words ...string)
 		followed++
 		s.options.Progress(line, 0)
 		s.commands = append(s.commands, line)
-		var stderr bytes.Buffer
-		cmd := s.watched.Command(ctx, "sh", "-c", line)
-		cmd.Stderr = &stderr
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("run %q: %w: %s", line, err, strings.TrimSpace(stderr.String()))
+		if err := s.shell(ctx, line); err != nil {
+			return err
 		}
 	}
 	if followed == 0 {
 		return fmt.Errorf("the remedy of %s has no command with any of %q:\n%s", f.Code, words, strings.Join(f.Remedy, "\n"))
+	}
+	return nil
+}
+
+// shell runs a command in the watched namespace.
+func (s *scene) shell(ctx context.Context, line string) error {
+	var stderr bytes.Buffer
+	cmd := s.watched.Command(ctx, "sh", "-c", line)
+	cmd.Stderr = &stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("run %q: %w: %s", line, err, strings.TrimSpace(stderr.String()))
 	}
 	return nil
 }

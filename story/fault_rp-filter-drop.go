@@ -36,13 +36,7 @@ var rpFilterFault = Fault{
 		if err := s.swallow(server, port); err != nil {
 			return err
 		}
-		if err := s.lab.Node(lab.RoleClient).Do(func() error {
-			lo, err := netlink.LinkByName("lo")
-			if err != nil {
-				return err
-			}
-			return netlink.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(otherway)})
-		}); err != nil {
+		if err := addLoopback(s.lab.Node(lab.RoleClient), otherway); err != nil {
 			return err
 		}
 		if err := s.watched.Do(func() error {

@@ -15,6 +15,9 @@ import (
 	"natkit/snapshot"
 )
 
+// onlyTraced are the causes that no counter of a namespace tells of.
+var onlyTraced = map[string]bool{"martian-drop": true}
+
 // Every cause has a scenario: the doctor is silent about what only looks like
 // it, names the fault first, and is silent after the finding's own commands were
 // run. Nothing of the lab is left.
@@ -68,6 +71,9 @@ func TestFaults(t *testing.T) {
 				{"hooks", func(s *snapshot.Snapshot) { s.Hooks = nil }},
 				{"rules", func(s *snapshot.Snapshot) { s.Chains = nil }},
 			} {
+				if blind.what == "the tracer" && onlyTraced[f.Code] {
+					continue
+				}
 				facts := *steps[1].Facts
 				blind.close(&facts)
 				if found := diagnose.Judge(&facts); len(found) == 0 || found[0].Code != f.Code {

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"natkit/snapshot"
+)
+
+const (
+	// traceroute and mtr let packets expire on purpose, a few a second for each that
+	// runs. A loop uses up the hops of everything that is sent into it.
+	ttlFew       = 3    // packets whose route leads back, from which it is a loop
+	ttlMany      = 10   // the same, critical
+	ttlPerSecond = 10.0 // without the route, packets a second that no traceroute makes
+	ttlShare     = 0.01 // and of those forwarded; a looping packet is forwarded up to 32 times by each of two routers
+)
+
+var routingLoop = Cause{
+	Code:       "routing-loop",
+	Title:      "Packets go in circles between two routers",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"qdisc-drop"},
+	Needs:      []string{snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanCounters},
+	Symptom:    "Some addresses can't be reached, traceroute shows the same two routers by turns, and a little traffic to them fills the line between.",
+	Proof: fmt.Sprintf("Packets had no hop left (IP_INHDR at ip_forward, Ip.InHdrErrors) and the route of one of them leads out by the interface that it came in by: a loop, critical from %d packets. "+
+		"The same where packets come back by the interface that their route leads out by, with one of this machine's own addresses as source (IP_LOCAL_SOURCE): what a gateway has masqueraded ends so, with all its hops. "+
+		"Where routes can't be asked, %.0f packets a second without a hop and %s of what is forwarded are a warning. Of two routers in a loop packets expire at the one whose turn it is, which depends on the sender's "+
+		"first TTL: ask the doctor on the other one as well.", ttlMany, ttlPerSecond, percent(ttlShare)),
+	Lookalike: "traceroute and mtr, some probes a second; one packet now and then from far away.",
+	Cure:      "A route, on one of the two, that leads on or ends: unused parts of a network that is routed to a gateway get a route of type unreachable there.",
+	judge:     judgeTTL,
+}
+
+func judgeTTL(f facts) *verdict {
+	expired, rows, tracing := f.dropped(snapshot.CauseTTL)
+	counted, _ := f.counter("Ip.InHdrErrors") // broken headers included
+	_, martians, _ := f.dropped(snapshot.CauseMartian)
+	back := slices.DeleteFunc(martians, func(row snapshot.Drop) bool { return !f.cameBack(row) })
+	lost := expired
+	if !tracing {
+		lost = counted
+	}
+	lost = saturate(lost, total(back))
+	if lost < ttlFew {
+		return nil
+	}
+	rows = append(rows, back...)
+	var loop []snapshot.RouteAnswer
+	for _, r := range f.Routes {
+		sampled := slices.ContainsFunc(samples(rows), func(t tuple) bool { return t.dest.Addr() == r.Dest })
+		if sampled && r.Answer == snapshot.RouteFound && r.Out != "" && r.Out == r.In {
+			loop = append(loop, r)
+		}
+	}
+	forwarded, known := f.counter("Ip.ForwDatagrams")
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case len(loop) > 0 && lost >= ttlMany:
+		v.Severity = Critical
+	case len(loop) > 0:
+		v.Severity = Warning
+	case f.perSecond(lost) < ttlPerSecond:
+		return nil
+	case known && share(lost, forwarded) < ttlShare:
+		v.Severity = Advice
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s%s had no hop left %s", number(lost, "packet"), destinations(rows), f.window())
+	if len(loop) > 0 {
+		v.Title = fmt.Sprintf("routing loop: packets to %s come in by %s, where their route leads out again; %s lost %s", loop[0].Dest, loop[0].In, number(lost, "packet"), f.window())
+	}
+	if expired > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped with no hop left", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer})
+	}
+	if len(back) > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets that came back to their sender", strconv.FormatUint(total(back), 10) + cameInBy(back), fromTracer})
+	}
+	if counted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets with no hop left or a broken header", strconv.FormatUint(counted, 10), fromSnmp + ": Ip InHdrErrors"})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if known {
+		v.Evidence = append(v.Evidence, Evidence{"packets forwarded, each turn of a loop included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+	}
+	for _, r := range loop {
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, in by %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
+	}
+	v.Why = "Two routers that each think the other one leads there hand a packet to and fro until its hops are used up: it is lost, and takes the room of dozens on the line between them."
+	if len(loop) > 0 {
+		r := loop[0]
+		v.Remedy = []string{
+			"# who thinks what; on the other router, ask the same:",
+			f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(r.Dest), r.Dest, r.Source, quote(r.In))),
+			fmt.Sprintf("# correct the route to %s where it is wrong. If nothing has this address, end the circle here:", r.Dest),
+			f.run(fmt.Sprintf("ip%s route add unreachable %s", sixFlag(r.Dest), r.Dest)),
+		}
+	} else {
+		v.Remedy = []string{"# see which packets, and where they come from and want to go:", f.natkit("drops --for 10s"), f.run("ip route show")}
+	}
+	v.Verify = f.look(f.run("nstat -az IpInHdrErrors"))
+	return v
+}
+
+// cameBack says whether packets of row, dropped for their source, are this
+// machine's own that a router sent back.
+func (f facts) cameBack(row snapshot.Drop) bool {
+	for _, t := range samples([]snapshot.Drop{row}) {
+		if !f.own(t.source.Addr()) || f.own(t.dest.Addr()) {
+			continue
+		}
+		for _, r := range f.Routes {
+			if r.Dest == t.dest.Addr() && r.In == row.Interface && r.Answer == snapshot.RouteFound && r.Out == r.In {
+				return true
+			}
+		}
+	}
+	return false
+}
