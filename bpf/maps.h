@@ -17,6 +17,7 @@
 #define NATKIT_MAPS_H
 
 #include "nat.h"
+#include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 /* --- state ------------------------------------------------------------------- */
@@ -63,11 +64,12 @@ struct {
 	__uint(max_entries, 65536);
 } sources SEC(".maps");
 
-/* For rules that filter by address only. refs (enum nat_refs) counts sessions. */
+/* For rules that filter by address only. Packets create, the sweep removes those
+ * without sessions. Full: NAT_DROP_MAPPINGS_FULL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct nat_contact_key);
-	__type(value, __u32);
+	__type(value, struct nat_contact);
 	__uint(max_entries, 65536);
 } contacts SEC(".maps");
 
@@ -222,7 +224,7 @@ struct {
 	__uint(max_entries, 1);
 } stats SEC(".maps");
 
-/* struct nat_event. Full: the event is lost and counted by the reader's gap (lost_events). */
+/* struct nat_event. Full: the event is lost and counted in nat_stats.events_lost. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);

@@ -26,6 +26,7 @@ enum nat_limit {
 	NAT_WORDS = NAT_PORTS / 64,
 	NAT_SUMMARY = NAT_WORDS / 64,
 	NAT_MAX_FRAGMENTS = 16384,
+	NAT_FLOW_REALM_SHIFT = 21,
 	NAT_DEAD_TICKS = 2000, /* between the end of a session and the reuse of its memory */
 };
 
@@ -132,7 +133,9 @@ struct nat_flow_key {
 /*
  * Bits of nat_flow.state. The *owner* is the flow of the packet that opened the
  * session; only its word decides over life, and TCP bits are gathered there.
- * Changed by compare-and-exchange only.
+ * MAPPED, PORT, SOURCE, CONTACT and REALM say what the inside endpoint that this
+ * direction comes from holds: an outbound session's are in the owner's word, an
+ * inbound one's in its peer's, hairpin has both. Changed by compare-and-exchange only.
  */
 enum nat_flow_state {
 	NAT_FLOW_TIMEOUT = 0x0000000f,	/* enum nat_timeout */
@@ -151,6 +154,7 @@ enum nat_flow_state {
 	NAT_FLOW_TCP_FIN_OWNER = 0x00040000,
 	NAT_FLOW_TCP_FIN_PEER = 0x00080000,
 	NAT_FLOW_TCP_RST = 0x00100000,
+	NAT_FLOW_REALM = 0x1fe00000, /* of what it holds; NAT_FLOW_REALM_SHIFT */
 	NAT_FLOW_DEAD = 0x40000000, /* expired; may be revived until GONE */
 	NAT_FLOW_GONE = 0x80000000, /* being removed: as if not there */
 };
@@ -176,7 +180,7 @@ struct nat_flow {
 	__u64 packets;
 	__u64 bytes;	/* of IPv4 */
 	__u32 rule;	/* nat_rule.id that made the session */
-	__u32 created;	/* ticks */
+	__u32 created;	/* owner: ticks. Peer: index of the outside address of the owner's source */
 	__u16 mtu;	/* of the way out, 0 unknown */
 	__u16 in_link;	/* link this direction's packets must come from, plus 1; 0 any of the side */
 	__u32 state;	/* enum nat_flow_state */
@@ -198,6 +202,7 @@ struct nat_mapping_key {
 enum nat_refs {
 	NAT_REFS_COUNT = 0x00ffffff,
 	NAT_REFS_FILTERING = 0x03000000, /* enum nat_filtering_mode << 24 */
+	NAT_REFS_AGAIN = 0x10000000,	 /* in use again since it was queued: its rest begins anew */
 	NAT_REFS_QUEUED = 0x40000000,	 /* is in mapping_queue: its port rests or will */
 	NAT_REFS_GONE = 0x80000000,	 /* being removed: as if not there */
 };
@@ -267,6 +272,11 @@ struct nat_contact_key {
 	__u16 address; /* index */
 	__be16 port;
 	__u32 class;
+};
+
+struct nat_contact {
+	struct nat_contact_key key; /* repeated, as in nat_mapping */
+	__u32 refs;		    /* enum nat_refs */
 };
 
 /* An interface. Index is for life of the instance; ifindex 0: gone. */
@@ -419,6 +429,7 @@ struct nat_stats {
 	__u64 packets[NAT_REASONS];
 	__u64 bytes_in, bytes_out; /* translated, IPv4 bytes */
 	__u64 sweep_ns, sweep_looked; /* time the sweep took, sessions it looked at */
+	__u64 events_lost;	      /* no room in the ring buffer */
 };
 
 /* An entry of mapping_queue: a mapping without sessions, whose port rests. */
@@ -466,6 +477,7 @@ NAT_ASSERT(sizeof(struct nat_mapping) == 16);
 NAT_ASSERT(sizeof(struct nat_slot) == 8);
 NAT_ASSERT(sizeof(struct nat_source) == 16);
 NAT_ASSERT(sizeof(struct nat_contact_key) == 12);
+NAT_ASSERT(sizeof(struct nat_contact) == 16);
 NAT_ASSERT(sizeof(struct nat_address) == 16);
 NAT_ASSERT(sizeof(struct nat_link) == 20);
 NAT_ASSERT(sizeof(struct nat_rule) == 36);

@@ -36,6 +36,7 @@ NAT_NAME_TYPE(struct, nat_address);
 NAT_NAME_TYPE(struct, nat_source_key);
 NAT_NAME_TYPE(struct, nat_source);
 NAT_NAME_TYPE(struct, nat_contact_key);
+NAT_NAME_TYPE(struct, nat_contact);
 NAT_NAME_TYPE(struct, nat_link);
 NAT_NAME_TYPE(struct, nat_rule);
 NAT_NAME_TYPE(struct, nat_target);

@@ -65,6 +65,12 @@ const (
 	abiNatConfigFlagNAT_CONFIG_PARITY          abiNatConfigFlag = 4
 )
 
+type abiNatContact struct {
+	_    structs.HostLayout
+	Key  abiNatContactKey
+	Refs uint32
+}
+
 type abiNatContactKey struct {
 	_       structs.HostLayout
 	Remote  abiNatAddr
@@ -201,6 +207,7 @@ const (
 	abiNatFlowStateNAT_FLOW_TCP_FIN_OWNER abiNatFlowState = 262144
 	abiNatFlowStateNAT_FLOW_TCP_FIN_PEER  abiNatFlowState = 524288
 	abiNatFlowStateNAT_FLOW_TCP_RST       abiNatFlowState = 1048576
+	abiNatFlowStateNAT_FLOW_REALM         abiNatFlowState = 534773760
 	abiNatFlowStateNAT_FLOW_DEAD          abiNatFlowState = 1073741824
 	abiNatFlowStateNAT_FLOW_GONE          abiNatFlowState = 2147483648
 )
@@ -225,18 +232,19 @@ type abiNatFragmentKey struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI           abiNatLimit = 1
-	abiNatLimitNAT_TICK_SHIFT    abiNatLimit = 20
-	abiNatLimitNAT_MAX_LINKS     abiNatLimit = 256
-	abiNatLimitNAT_MAX_ADDRESSES abiNatLimit = 65536
-	abiNatLimitNAT_MAX_REALMS    abiNatLimit = 255
-	abiNatLimitNAT_MAX_RULES     abiNatLimit = 1048576
-	abiNatLimitNAT_GENERATIONS   abiNatLimit = 2
-	abiNatLimitNAT_PORTS         abiNatLimit = 65536
-	abiNatLimitNAT_WORDS         abiNatLimit = 1024
-	abiNatLimitNAT_SUMMARY       abiNatLimit = 16
-	abiNatLimitNAT_MAX_FRAGMENTS abiNatLimit = 16384
-	abiNatLimitNAT_DEAD_TICKS    abiNatLimit = 2000
+	abiNatLimitNAT_ABI              abiNatLimit = 1
+	abiNatLimitNAT_TICK_SHIFT       abiNatLimit = 20
+	abiNatLimitNAT_MAX_LINKS        abiNatLimit = 256
+	abiNatLimitNAT_MAX_ADDRESSES    abiNatLimit = 65536
+	abiNatLimitNAT_MAX_REALMS       abiNatLimit = 255
+	abiNatLimitNAT_MAX_RULES        abiNatLimit = 1048576
+	abiNatLimitNAT_GENERATIONS      abiNatLimit = 2
+	abiNatLimitNAT_PORTS            abiNatLimit = 65536
+	abiNatLimitNAT_WORDS            abiNatLimit = 1024
+	abiNatLimitNAT_SUMMARY          abiNatLimit = 16
+	abiNatLimitNAT_MAX_FRAGMENTS    abiNatLimit = 16384
+	abiNatLimitNAT_FLOW_REALM_SHIFT abiNatLimit = 21
+	abiNatLimitNAT_DEAD_TICKS       abiNatLimit = 2000
 )
 
 type abiNatLink struct {
@@ -374,6 +382,7 @@ type abiNatRefs uint32
 const (
 	abiNatRefsNAT_REFS_COUNT     abiNatRefs = 16777215
 	abiNatRefsNAT_REFS_FILTERING abiNatRefs = 50331648
+	abiNatRefsNAT_REFS_AGAIN     abiNatRefs = 268435456
 	abiNatRefsNAT_REFS_QUEUED    abiNatRefs = 1073741824
 	abiNatRefsNAT_REFS_GONE      abiNatRefs = 2147483648
 )
@@ -466,6 +475,7 @@ type abiNatStats struct {
 	BytesOut    uint64
 	SweepNs     uint64
 	SweepLooked uint64
+	EventsLost  uint64
 }
 
 type abiNatTarget struct {
@@ -500,6 +510,7 @@ const (
 	abiVarUnusedNatClass           = "unused_nat_class"
 	abiVarUnusedNatConfig          = "unused_nat_config"
 	abiVarUnusedNatConfigFlag      = "unused_nat_config_flag"
+	abiVarUnusedNatContact         = "unused_nat_contact"
 	abiVarUnusedNatContactKey      = "unused_nat_contact_key"
 	abiVarUnusedNatControl         = "unused_nat_control"
 	abiVarUnusedNatDestinationKey  = "unused_nat_destination_key"
@@ -600,6 +611,7 @@ type abiVariableSpecs struct {
 	UnusedNatClass           *ebpf.VariableSpec `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.VariableSpec `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.VariableSpec `ebpf:"unused_nat_config_flag"`
+	UnusedNatContact         *ebpf.VariableSpec `ebpf:"unused_nat_contact"`
 	UnusedNatContactKey      *ebpf.VariableSpec `ebpf:"unused_nat_contact_key"`
 	UnusedNatControl         *ebpf.VariableSpec `ebpf:"unused_nat_control"`
 	UnusedNatDestinationKey  *ebpf.VariableSpec `ebpf:"unused_nat_destination_key"`
@@ -676,6 +688,7 @@ type abiVariables struct {
 	UnusedNatClass           *ebpf.Variable `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.Variable `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.Variable `ebpf:"unused_nat_config_flag"`
+	UnusedNatContact         *ebpf.Variable `ebpf:"unused_nat_contact"`
 	UnusedNatContactKey      *ebpf.Variable `ebpf:"unused_nat_contact_key"`
 	UnusedNatControl         *ebpf.Variable `ebpf:"unused_nat_control"`
 	UnusedNatDestinationKey  *ebpf.Variable `ebpf:"unused_nat_destination_key"`

@@ -41,7 +41,7 @@ func (s Size) entries() map[string]uint32 {
 // depend on the number of outside addresses (AddressBytes) and rules.
 func (s Size) MemoryBytes() int64 {
 	return hashBytes(2*s.Sessions, 16, 64) + hashBytes(s.Mappings, 8, 16) + hashBytes(s.Sources, 8, 16) +
-		hashBytes(s.Contacts, 12, 4) + int64(s.Sessions)*16 + int64(s.Sessions+s.Mappings)*16
+		hashBytes(s.Contacts, 12, 16) + int64(s.Sessions)*16 + int64(s.Sessions+s.Mappings)*16
 }
 
 // AddressBytes is what one outside address with that many ports takes.

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What every file of the core uses: the verdict of a step, words of addresses,
+ * the configuration in use, the hash that balances.
+ */
+#ifndef NATKIT_BASE_H
+#define NATKIT_BASE_H
+
+#include "maps.h"
+#include <bpf/bpf_endian.h>
+
+/* A step that doesn't end the packet; what ends it is an enum nat_reason. */
+#define GO_ON (-1)
+
+static __always_inline __be32 addr_word(struct nat_addr addr)
+{
+	__be32 word;
+
+	__builtin_memcpy(&word, &addr, sizeof(word));
+	return word;
+}
+
+static __always_inline struct nat_addr addr_of(__be32 word)
+{
+	struct nat_addr addr;
+
+	__builtin_memcpy(&addr, &word, sizeof(addr));
+	return addr;
+}
+
+static __always_inline int addr_equal(struct nat_addr a, struct nat_addr b)
+{
+	return addr_word(a) == addr_word(b);
+}
+
+/* The configuration of the generation in use, and which slot of the rule maps goes
+ * with it. Only one of the two slots is ever written, and not the one in use. */
+static __always_inline const struct nat_config *config_get(__u32 *slot)
+{
+	__u32 zero = 0;
+	struct nat_control *c = bpf_map_lookup_elem(&control, &zero);
+
+	if (!c)
+		return NULL;
+	*slot = *(volatile __u32 *)&c->generation % NAT_GENERATIONS;
+	return bpf_map_lookup_elem(&config, slot);
+}
+
+/* Spreads addresses over the entries of a table. Package datapath has it too: the
+ * finaliser of MurmurHash3 over the address as a number. */
+static __always_inline __u32 addr_hash(struct nat_addr addr)
+{
+	__u32 h = bpf_ntohl(addr_word(addr));
+
+	h ^= h >> 16;
+	h *= 0x85ebca6b;
+	h ^= h >> 13;
+	h *= 0xc2b2ae35;
+	return h ^ h >> 16;
+}
+
+#endif
