@@ -28,14 +28,18 @@ func watchSeries(opts Options, v *view) (stop func() *snapshot.Series) {
 		return func() *snapshot.Series { return nil }
 	}
 	end, result := make(chan struct{}), make(chan *snapshot.Series)
+	step := max(seriesStep, opts.Window/seriesMost)
 	go func() {
 		r := recorder{began: time.Now(), series: snapshot.Series{Lines: map[string][]float64{}}}
-		ticks := time.NewTicker(max(seriesStep, opts.Window/seriesMost))
+		ticks := time.NewTicker(step)
 		defer ticks.Stop()
-		for {
-			_ = opts.Netns.Do(func() error { r.look(v); return nil }) // Take reports a namespace that can't be entered
+		look := func() { _ = opts.Netns.Do(func() error { r.look(v); return nil }) } // Take reports a namespace that can't be entered
+		for look(); ; look() {
 			select {
 			case <-end:
+				if time.Since(r.last) >= step/2 || len(r.series.Times) == 0 { // a sliver's rates mean nothing
+					look()
+				}
 				result <- r.finish()
 				return
 			case <-ticks.C:
@@ -51,6 +55,7 @@ func watchSeries(opts Options, v *view) (stop func() *snapshot.Series) {
 // recorder turns levels and totals into lines.
 type recorder struct {
 	began  time.Time
+	last   time.Time
 	before map[string]uint64
 	times  map[int]cpuTimes
 	series snapshot.Series
@@ -84,7 +89,7 @@ func (r *recorder) look(v *view) {
 		times = parseCPUTimes(text)
 	}
 	before, timesBefore := r.before, r.times
-	r.before, r.times = totals, times
+	r.before, r.times, r.last = totals, times, time.Now()
 	if before == nil || len(r.series.Times) == snapshot.MaxSeries {
 		return
 	}

@@ -28,7 +28,6 @@ func TestRecorder(t *testing.T) {
 func TestWatchSeries(t *testing.T) {
 	ns := newNetns(t)
 	stop := watchSeries(Options{Netns: ns, Window: time.Second}, newView(""))
-	time.Sleep(seriesStep + seriesStep/2) // what is watched is time
 	s := stop()
 	if s == nil || len(s.Times) == 0 {
 		t.Fatalf("%+v", s)

@@ -37,7 +37,13 @@ waste. With a finding of warning or above the exit code is 3.
 What it can't see, for lack of root, of BPF or of a part of the kernel, costs
 that part of the answer; the end of the output lists it. With --save the facts
 go to a file, which --from judges anywhere: send it with a bug report (it holds
-host name, addresses, settings and names of rules, no packet's content).
+host name, addresses, settings and names of rules, no packet's content). --redact
+replaces addresses, hardware addresses and the names of the host and of namespaces
+and containers, the same by the same everywhere, before anything is judged, saved
+or printed; networks stay networks, and private addresses private.
+
+-o html is one page that needs nothing besides itself, to attach to a ticket: the
+findings with curves of the window, the facts, and what could not be seen.
 
 JSON: kernel, hostname, netns, taken_at, window_s; capabilities, a list of {name,
 ok, reason, costs}; findings, a list of {code, severity, title, evidence: [{what,
@@ -46,7 +52,8 @@ value, source}], why, remedy, verify, settings, consequences}.`,
   natkit doctor --for 1m -o json
   natkit doctor --netns blue
   natkit doctor --save facts.json
-  natkit doctor --from facts.json`,
+  natkit doctor --from facts.json
+  natkit doctor --redact -o html > ticket.html`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
@@ -54,7 +61,8 @@ value, source}], why, remedy, verify, settings, consequences}.`,
 	f.BoolVar(&o.noDump, "no-dump", false, "do not read the entries of the conntrack table, only its counters")
 	f.StringVar(&o.save, "save", "", "write the facts to `FILE`, too")
 	f.StringVar(&o.from, "from", "", "judge the facts in `FILE` (- is stdin) instead of this machine's")
-	out := outputFlag(cmd)
+	f.BoolVar(&o.redact, "redact", false, "replace addresses and names, everywhere alike")
+	out := outputFlag(cmd, "text", "json", "html")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.from != "" {
 			for _, name := range []string{"for", "no-dump", "save", "netns"} {
@@ -68,9 +76,12 @@ value, source}], why, remedy, verify, settings, consequences}.`,
 			return err
 		}
 		findings := diagnose.Judge(s)
-		if *out == "json" {
+		switch *out {
+		case "json":
 			err = report.JSON(e.stdout, report.Doctor(s, findings))
-		} else {
+		case "html":
+			err = report.DoctorHTML(e.stdout, s, findings)
+		default:
 			err = report.DoctorText(e.stdout, s, findings, colored(e.stdout))
 		}
 		if err != nil {
@@ -89,22 +100,18 @@ value, source}], why, remedy, verify, settings, consequences}.`,
 type doctorOptions struct {
 	window     time.Duration
 	noDump     bool
+	redact     bool
 	save, from string
 }
 
 // facts takes a Snapshot of this machine, or of the file that was given.
 func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, error) {
-	switch o.from {
-	case "":
-	case "-":
-		return snapshot.Load(e.stdin)
-	default:
-		f, err := os.Open(o.from)
-		if err != nil {
-			return nil, err
+	if o.from != "" {
+		s, err := o.load(e)
+		if err == nil && o.redact {
+			snapshot.Redact(s)
 		}
-		defer f.Close()
-		return snapshot.Load(f)
+		return s, err
 	}
 
 	ns, err := netns.Open(e.netns)
@@ -129,6 +136,9 @@ func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, 
 		},
 	})
 	line.clear()
+	if err == nil && o.redact {
+		snapshot.Redact(s)
+	}
 	if err != nil || file == nil {
 		return s, err
 	}
@@ -136,6 +146,18 @@ func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, 
 		return nil, err
 	}
 	return s, file.Close()
+}
+
+func (o *doctorOptions) load(e *env) (*snapshot.Snapshot, error) {
+	if o.from == "-" {
+		return snapshot.Load(e.stdin)
+	}
+	f, err := os.Open(o.from)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return snapshot.Load(f)
 }
 
 // colored says whether to use colours on w: it is a terminal, and NO_COLOR is

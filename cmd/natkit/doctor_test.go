@@ -177,3 +177,28 @@ func TestDoctorSave(t *testing.T) {
 		t.Errorf("of another namespace?\n%s", now)
 	}
 }
+
+// A redacted ticket names the same causes and nobody's machine.
+func TestDoctorRedact(t *testing.T) {
+	s := fullFacts()
+	s.Netns.Name = "customer"
+	s.KernelLog.Lines = append(s.KernelLog.Lines, "gw1: from 192.0.2.7")
+	for _, format := range []string{"text", "json", "html"} {
+		code, plain, _ := doctor(t, t.Context(), saved(t, s), "--from", "-", "-o", format)
+		redactedCode, redacted, stderr := doctor(t, t.Context(), saved(t, s), "--from", "-", "--redact", "-o", format)
+		if code != exitFindings || redactedCode != code || stderr != "" {
+			t.Errorf("%s: exit %d, redacted %d, %q", format, code, redactedCode, stderr)
+		}
+		if !strings.Contains(plain, "gw1") || !strings.Contains(plain, "customer") {
+			t.Errorf("%s lacks the names", format)
+		}
+		for _, secret := range []string{"gw1", "customer", "192.0.2.7"} {
+			if strings.Contains(redacted, secret) {
+				t.Errorf("%s: %q is left", format, secret)
+			}
+		}
+		if !strings.Contains(redacted, "conntrack-table-full") {
+			t.Errorf("%s: the cause is not found any more", format)
+		}
+	}
+}

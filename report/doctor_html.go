@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"natkit/diagnose"
+	"natkit/snapshot"
+)
+
+//go:embed doctor.tmpl
+var doctorPage string
+
+// doctorTemplate shares the style sheet of the other reports.
+var doctorTemplate = template.Must(template.New("doctor").Funcs(template.FuncMap{
+	"style": func() template.CSS {
+		_, style, _ := strings.Cut(htmlText, "<style>")
+		style, _, _ = strings.Cut(style, "</style>")
+		return template.CSS(style)
+	},
+	"upper":  func(s diagnose.Severity) string { return strings.ToUpper(s.String()) },
+	"remark": func(s string) bool { return strings.HasPrefix(s, "#") },
+}).Parse(doctorPage))
+
+// DoctorHTML writes what the doctor found as one page that needs nothing besides
+// itself: the findings with curves of the window, the facts that they rest on, and
+// what could not be seen.
+func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding) error {
+	var header page
+	header.header(s, findings)
+	d := doctorHTML{
+		Title: "natkit doctor: " + cmp.Or(s.Host.Hostname, "a machine"),
+		About: strings.Join(strings.Fields(header.b.String()), " "),
+	}
+	curves := curvesOf(s)
+	for _, f := range findings {
+		h := doctorFinding{Finding: f}
+		for _, c := range curves {
+			if c.speaksFor(f.Code) {
+				h.Plots = append(h.Plots, template.HTML(c.svg()))
+			}
+		}
+		d.Findings = append(d.Findings, h)
+	}
+	if len(findings) == 0 {
+		d.Nothing = nothingWrong(s)
+	}
+	for _, c := range curves {
+		d.Window = append(d.Window, template.HTML(c.svg()))
+	}
+	d.Facts = factsOf(s)
+	for _, c := range s.Capabilities {
+		if !c.OK {
+			d.Unseen = append(d.Unseen, c)
+		}
+	}
+	var b bytes.Buffer
+	if err := doctorTemplate.Execute(&b, d); err != nil {
+		return fmt.Errorf("write findings: %w", err)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+type doctorHTML struct {
+	Title, About, Nothing string
+	Findings              []doctorFinding
+	Window                []template.HTML
+	Facts                 []doctorFacts
+	Unseen                []snapshot.Capability
+}
+
+type doctorFinding struct {
+	diagnose.Finding
+	Plots []template.HTML
+}
+
+// doctorFacts is a table of facts; a row's Share, 0 to 1, is drawn as a bar.
+type doctorFacts struct {
+	Title string
+	Rows  []doctorFact
+}
+
+type doctorFact struct {
+	Cells []string
+	Share float64
+}
+
+// Percent is the length of the bar.
+func (f doctorFact) Percent() string { return digits(100 * max(0, min(1, f.Share))) }
+
+// windowCurve is a small plot: some lines of the Series.
+type windowCurve struct {
+	title string
+	times []float64
+	names []string
+	lines [][]float64
+	codes []string // parts of the codes of findings that it speaks for
+}
+
+func (c *windowCurve) speaksFor(code string) bool {
+	return slices.ContainsFunc(c.codes, func(part string) bool { return strings.Contains(code, part) })
+}
+
+// mostCurves is how many lines one plot can show apart.
+const mostCurves = 8
+
+// curvesOf joins the lines of the window into plots, those without a line left out.
+func curvesOf(s *snapshot.Snapshot) []windowCurve {
+	if s.Series == nil || len(s.Series.Times) < 2 || !plottable(s.Series.Times) || !slices.IsSorted(s.Series.Times) {
+		return nil
+	}
+	plots := []struct {
+		title   string
+		perTime bool // increases: shown by the second
+		match   func(name string) bool
+		codes   []string
+	}{
+		{"entries of the conntrack table", false, func(n string) bool { return n == "conntrack.count" }, []string{"conntrack", "table", "unreplied", "time-wait", "snat"}},
+		{"refused by the table, per second", true, func(n string) bool {
+			return n == "conntrack.drop" || n == "conntrack.early_drop" || n == "conntrack.insert_failed" || n == "conntrack.chaintoolong"
+		}, []string{"conntrack", "table", "snat", "hash", "unreplied"}},
+		{"invalid packets and clashes, per second", true, func(n string) bool {
+			return n == "conntrack.invalid" || n == "conntrack.clash_resolve" || n == "conntrack.error"
+		}, []string{"invalid", "clash", "checksum"}},
+		{"softirq, % of each processor", false, func(n string) bool { return strings.HasSuffix(n, ".softirq") }, []string{"cpu", "softirq", "backlog", "netfilter", "rules", "hook"}},
+		{"connections refused by full queues, per second", true, func(n string) bool { return strings.HasPrefix(n, "TcpExt.Listen") || n == "TcpExt.TCPBacklogDrop" }, []string{"listen"}},
+		{"retransmitted and failed, per second", true, func(n string) bool { return n == "Tcp.RetransSegs" || n == "Tcp.AttemptFails" }, []string{"table-full", "snat", "listen", "drop"}},
+		{"discarded by IP, per second", true, func(n string) bool {
+			return strings.HasPrefix(n, "Ip.") || n == "TcpExt.IPReversePathFilter" || n == "Icmp.OutTimeExcds"
+		}, []string{"rp-filter", "forward", "mtu", "fragment", "route"}},
+	}
+	var out []windowCurve
+	for _, p := range plots {
+		c := windowCurve{title: p.title, times: s.Series.Times, codes: p.codes}
+		for _, name := range sortedKeys(keysOf(s.Series.Lines)) {
+			line := s.Series.Lines[name]
+			if !p.match(name) || len(line) != len(c.times) || !plottable(line) || len(c.lines) == mostCurves {
+				continue
+			}
+			values := slices.Clone(line)
+			for i := range values {
+				before := 0.0
+				if i > 0 {
+					before = c.times[i-1]
+				}
+				if p.perTime && c.times[i] > before {
+					values[i] /= c.times[i] - before
+				}
+				if strings.HasSuffix(name, ".softirq") {
+					values[i] *= 100
+				}
+			}
+			_, short, _ := strings.Cut(name, ".")
+			if strings.HasSuffix(name, ".softirq") {
+				short, _, _ = strings.Cut(name, ".")
+			}
+			c.names, c.lines = append(c.names, short), append(c.lines, values)
+		}
+		if len(c.lines) > 0 {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// plottable says whether a file's numbers are such as a machine has.
+func plottable(values []float64) bool {
+	return !slices.ContainsFunc(values, func(v float64) bool { return v < 0 || v > 1e15 })
+}
+
+func keysOf(m map[string][]float64) map[string]string {
+	out := map[string]string{}
+	for name := range m {
+		out[name] = ""
+	}
+	return out
+}
+
+// A window's plots stand side by side, or one below the other.
+const (
+	curveWidth  = 300
+	curveHeight = 130
+)
+
+func (c *windowCurve) svg() string {
+	p := newPlot()
+	p.X.Min, p.X.Max = 0, c.times[len(c.times)-1]
+	if p.X.Max <= 0 {
+		p.X.Max = 1
+	}
+	p.X.Tick.Marker = thinned{fits: 4}
+	most := 0.0
+	for _, line := range c.lines {
+		most = max(most, slices.Max(line))
+	}
+	p.Y.Min, p.Y.Max = 0, upTo(most)
+	p.Y.Tick.Marker = thinned{fits: 3}
+	p.X.Tick.Label.Font, p.Y.Tick.Label.Font = sans(textSize-2), sans(textSize-2)
+	lines := &curvePlotter{}
+	for i, line := range c.lines {
+		k := curve{key: curveKey{series: i, name: c.names[i]}}
+		for j, v := range line {
+			k.points = append(k.points, point{x: c.times[j], y: v, low: v, high: v})
+		}
+		lines.curves = append(lines.curves, k)
+	}
+	p.Add(grid{horizontal: true}, &windowPlotter{lines})
+	picture := drawSVG(curveWidth, curveHeight, "window", c.title, func(dc draw.Canvas) { p.Draw(draw.Crop(dc, 1, -6, 0, -6)) })
+	var legend strings.Builder
+	for i, name := range c.names {
+		fmt.Fprintf(&legend, `<li><span class="key i-%s"></span>%s</li>`, inks[i%len(inks)], escaped(name))
+	}
+	return fmt.Sprintf(`<figure class="window"><figcaption>%s</figcaption>%s<ul class="legend">%s</ul></figure>`, escaped(c.title), picture, legend.String())
+}
+
+// windowPlotter draws curves without the marks of their points, which are many.
+type windowPlotter struct{ *curvePlotter }
+
+// Plot draws the lines, and a single point as a dot.
+func (w *windowPlotter) Plot(c draw.Canvas, p *plot.Plot) {
+	for _, k := range w.curves {
+		line, _ := styleOf(k.key.series, false)
+		var path []vg.Point
+		for _, pt := range k.points {
+			path = append(path, vg.Point{X: c.X(p.X.Norm(pt.x)), Y: c.Y(p.Y.Norm(pt.y))})
+		}
+		line.Width = 1.5
+		c.StrokeLines(line, path)
+	}
+}
+
+// factsOf are the facts of the snapshot as tables.
+func factsOf(s *snapshot.Snapshot) []doctorFacts {
+	var out []doctorFacts
+	add := func(f doctorFacts) {
+		if len(f.Rows) > 0 {
+			out = append(out, f)
+		}
+	}
+	if ct := s.Conntrack; ct != nil {
+		f := doctorFacts{Title: "Connection tracking"}
+		f.Rows = append(f.Rows, doctorFact{[]string{"entries", fmt.Sprintf("%d of %d", ct.Count, ct.Max)}, ratioOf(ct.Count, ct.Max)},
+			doctorFact{Cells: []string{"buckets of the hash", fmt.Sprint(ct.Buckets)}})
+		for _, name := range byCount(ct.Stats) {
+			if n := ct.Stats[name]; n > 0 {
+				f.Rows = append(f.Rows, doctorFact{Cells: []string{name + " in the window", fmt.Sprint(n)}})
+			}
+		}
+		add(f)
+		if t := ct.Table; t != nil {
+			f := doctorFacts{Title: fmt.Sprintf("Its entries, read in %.2f s", t.DumpSeconds)}
+			for _, rows := range []map[string]uint64{t.ByProtocol, t.ByState, t.ByStatus} {
+				for _, name := range byCount(rows) {
+					f.Rows = append(f.Rows, doctorFact{[]string{name, fmt.Sprint(rows[name])}, ratioOf(rows[name], t.Entries)})
+				}
+			}
+			add(f)
+			for _, list := range []struct {
+				title string
+				rows  []snapshot.Talker
+			}{{"Sources with most entries", t.Sources}, {"Destinations with most entries", t.Destinations}} {
+				f := doctorFacts{Title: list.title}
+				for _, r := range list.rows[:min(len(list.rows), 10)] {
+					f.Rows = append(f.Rows, doctorFact{[]string{r.Addr.String(), fmt.Sprint(r.Entries)}, ratioOf(r.Entries, t.Entries)})
+				}
+				add(f)
+			}
+			f = doctorFacts{Title: "Ports of source translation in use, towards one destination"}
+			for _, r := range t.SNATPorts[:min(len(t.SNATPorts), 10)] {
+				f.Rows = append(f.Rows, doctorFact{[]string{fmt.Sprintf("%s %s to %s", r.Protocol, r.Outside, r.Dest), fmt.Sprint(r.Used)}, ratioOf(r.Used, 65536-1024)})
+			}
+			add(f)
+		}
+	}
+	if s.Drops != nil {
+		f := doctorFacts{Title: "Dropped packets"}
+		most := uint64(0)
+		for _, r := range s.Drops.Rows {
+			if r.Benign {
+				continue
+			}
+			most = max(most, r.Count)
+			f.Rows = append(f.Rows, doctorFact{[]string{strings.Join(strings.Fields(fmt.Sprintf("%s %s %s %s", r.Location, r.Reason, r.Cause, r.Interface)), " "), fmt.Sprint(r.Count)}, ratioOf(r.Count, most)})
+		}
+		f.Rows = f.Rows[:min(len(f.Rows), 20)]
+		add(f)
+	}
+	f := doctorFacts{Title: "Processors"}
+	for _, c := range s.CPUs {
+		f.Rows = append(f.Rows, doctorFact{[]string{fmt.Sprintf("CPU %d", c.Number), fmt.Sprintf("%.0f %%, %.0f %%", 100*c.Busy, 100*c.Softirq)}, c.Busy})
+	}
+	add(f)
+	f = doctorFacts{Title: "Interfaces"}
+	for _, i := range s.Interfaces {
+		f.Rows = append(f.Rows, doctorFact{Cells: []string{strings.TrimSpace(fmt.Sprintf("%s %s %s", i.Name, i.Kind, prefixes(i))),
+			fmt.Sprintf("%d, %d; %d, %d", i.RxPackets, i.TxPackets, i.RxDropped, i.TxDropped)}})
+	}
+	add(f)
+	f = doctorFacts{Title: "Counters of the stack that moved"}
+	for _, name := range byCount(s.Counters) {
+		if n := s.Counters[name]; n > 0 {
+			f.Rows = append(f.Rows, doctorFact{Cells: []string{name, fmt.Sprint(n)}})
+		}
+	}
+	add(f)
+	f = doctorFacts{Title: "Rules"}
+	for _, c := range s.Chains {
+		name := strings.Join(strings.Fields(fmt.Sprintf("%s %s %s %s %s", c.Backend, c.Family, c.Table, c.Name, c.Hook)), " ")
+		f.Rows = append(f.Rows, doctorFact{Cells: []string{name, fmt.Sprint(c.Rules)}})
+	}
+	add(f)
+	f = doctorFacts{Title: "Settings"}
+	for _, name := range sortedKeys(s.Sysctls) {
+		f.Rows = append(f.Rows, doctorFact{Cells: []string{name, s.Sysctls[name]}})
+	}
+	add(f)
+	if s.KernelLog != nil {
+		f = doctorFacts{Title: "Kernel log"}
+		for _, line := range s.KernelLog.Lines {
+			f.Rows = append(f.Rows, doctorFact{Cells: []string{line, ""}})
+		}
+		add(f)
+	}
+	return out
+}
+
+func prefixes(i snapshot.Interface) string {
+	var words []string
+	for _, a := range i.Addresses {
+		words = append(words, a.String())
+	}
+	return strings.Join(words, " ")
+}
+
+func ratioOf(part, whole uint64) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return float64(part) / float64(whole)
+}
