@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the core may do to a packet on tc: the names of ctx_xdp.h for an skb. Direct
+ * writes are right for whatever keeps the sum over the packet (an address or a TTL
+ * together with the IPv4 checksum); all else goes through the helpers, which know
+ * whether the skb's checksum is full, partial (the device adds it) or complete (the
+ * device has summed the whole packet).
+ */
+#ifndef NATKIT_CTX_H
+#define NATKIT_CTX_H
+
+#include <linux/bpf.h>
+#include "base.h"
+
+/* Renames the parameter as well as the type: struct ctx *ctx is the hook's context. */
+#define ctx __sk_buff
+
+enum ctx_hook {
+	CTX_TC = 1,
+	CTX_PASS = -1, /* TC_ACT_UNSPEC, TCX_NEXT: what else is attached here, then the stack */
+	CTX_DROP = 2,  /* TC_ACT_SHOT */
+};
+
+static __always_inline void *ctx_data(struct ctx *ctx)
+{
+	return (void *)(long)ctx->data;
+}
+
+static __always_inline void *ctx_data_end(struct ctx *ctx)
+{
+	return (void *)(long)ctx->data_end;
+}
+
+static __always_inline __u32 ctx_length(struct ctx *ctx)
+{
+	return ctx->len;
+}
+
+static __always_inline __u32 ctx_ifindex(struct ctx *ctx)
+{
+	return ctx->ifindex;
+}
+
+/* An IPv4 packet for this machine: pkt_type 0 is PACKET_HOST. A tagged frame is its
+ * VLAN device's, whose own ingress meets it; tag 0 is only a priority. */
+static __always_inline int ctx_is_ours(struct ctx *ctx, __u32 l3)
+{
+	return ctx->protocol == bpf_htons(0x0800) && ctx->pkt_type == 0 &&
+	       !(ctx->vlan_present && ctx->vlan_tci & 0xfff);
+}
+
+/* Makes the first bytes of the packet, or all there are, readable in one piece.
+ * Packet pointers from before are void. */
+static __always_inline int ctx_pull(struct ctx *ctx, __u32 bytes)
+{
+	__u32 linear = ctx->data_end - ctx->data;
+
+	if (linear >= bytes || linear >= ctx->len)
+		return 0;
+	return bpf_skb_pull_data(ctx, bytes < ctx->len ? bytes : ctx->len);
+}
+
+static __always_inline __u32 ctx_gso_size(struct ctx *ctx)
+{
+	return ctx->gso_size;
+}
+
+static __always_inline __u32 ctx_segments(struct ctx *ctx)
+{
+	return ctx->gso_segs ? ctx->gso_segs : 1;
+}
+
+/*
+ * Adds to the complement of a transport checksum, which lies at offset: addresses is
+ * the pseudo-header's part, the only one that concerns a partial checksum, payload the
+ * rest. udp: zero means that there is none, and none may become zero. Packet pointers
+ * from before are void.
+ */
+static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 offset, __u32 addresses,
+					__u32 payload, int udp)
+{
+	__u64 flags = udp ? BPF_F_MARK_MANGLED_0 : 0;
+
+	if (addresses &&
+	    bpf_l4_csum_replace(ctx, offset, 0, addresses, flags | BPF_F_PSEUDO_HDR) < 0)
+		return NAT_DROP_REWRITE;
+	if (payload && bpf_l4_csum_replace(ctx, offset, 0, payload, flags) < 0)
+		return NAT_DROP_REWRITE;
+	return GO_ON;
+}
+
+static __always_inline long ctx_fib_lookup(struct ctx *ctx, struct bpf_fib_lookup *fib, __u32 flags)
+{
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
+}
+
+/* Out by that link; the frame has its MACs. A priority tag ends here. */
+static __always_inline int ctx_transmit(struct ctx *ctx, __u32 index, const struct nat_link *link)
+{
+	if (ctx->vlan_present)
+		bpf_skb_vlan_pop(ctx);
+	return bpf_redirect(link->ifindex, 0);
+}
+
+static __always_inline int ctx_can_transmit(const struct nat_link *link)
+{
+	return 1;
+}
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the core may do to a packet on XDP. ctx_skb.h has the same names for tc; no
+ * other file knows the hook.
+ *
+ * XDP has no skb: no metadata, no neighbour output, no clone. What needs one is a
+ * stub that sends the packet on to tc, untranslated, which does it all again.
+ */
+#ifndef NATKIT_CTX_H
+#define NATKIT_CTX_H
+
+#include <linux/bpf.h>
+#include "base.h"
+
+/* Renames the parameter as well as the type: struct ctx *ctx is the hook's context. */
+#define ctx xdp_md
+
+enum ctx_hook {
+	CTX_TC = 0,
+	CTX_PASS = XDP_PASS,
+	CTX_DROP = XDP_DROP,
+};
+
+static __always_inline void *ctx_data(struct ctx *ctx)
+{
+	return (void *)(long)ctx->data;
+}
+
+static __always_inline void *ctx_data_end(struct ctx *ctx)
+{
+	return (void *)(long)ctx->data_end;
+}
+
+static __always_inline __u32 ctx_length(struct ctx *ctx)
+{
+	return ctx->data_end - ctx->data;
+}
+
+static __always_inline __u32 ctx_ifindex(struct ctx *ctx)
+{
+	return ctx->ingress_ifindex;
+}
+
+/* An IPv4 packet for this machine. A tagged frame is its VLAN device's, whose own
+ * ingress meets it; broadcast and multicast frames are the stack's. */
+static __always_inline int ctx_is_ours(struct ctx *ctx, __u32 l3)
+{
+	__u8 *frame = ctx_data(ctx);
+
+	if ((void *)(frame + 14) > ctx_data_end(ctx))
+		return 0;
+	return *(__be16 *)(frame + 12) == bpf_htons(0x0800) && !(frame[0] & 1);
+}
+
+/* Everything is in one piece already. */
+static __always_inline int ctx_pull(struct ctx *ctx, __u32 bytes)
+{
+	return 0;
+}
+
+static __always_inline __u32 ctx_gso_size(struct ctx *ctx)
+{
+	return 0;
+}
+
+static __always_inline __u32 ctx_segments(struct ctx *ctx)
+{
+	return 1;
+}
+
+/*
+ * Adds to the complement of a transport checksum, which lies at check: addresses is
+ * the pseudo-header's part, payload the rest. udp: zero means that there is none, and
+ * none may become zero. offset is check's, for tc.
+ */
+static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 offset, __u32 addresses,
+					__u32 payload, int udp)
+{
+	__u32 sum;
+
+	if (udp && !*check)
+		return GO_ON;
+	sum = (__u16)~*check + addresses + payload;
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = ~(sum + (sum >> 16)) & 0xffff;
+	*check = udp && !sum ? 0xffff : sum;
+	return GO_ON;
+}
+
+static __always_inline long ctx_fib_lookup(struct ctx *ctx, struct bpf_fib_lookup *fib, __u32 flags)
+{
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
+}
+
+/* Out by that link; the frame has its MACs. */
+static __always_inline int ctx_transmit(struct ctx *ctx, __u32 index, const struct nat_link *link)
+{
+	return bpf_redirect_map(&transmit, index, XDP_DROP);
+}
+
+static __always_inline int ctx_can_transmit(const struct nat_link *link)
+{
+	return link->flags & NAT_LINK_XDP;
+}
+
+#endif
