@@ -67,6 +67,12 @@ var catalogue = []Cause{
 	conntrackTableNearlyFull,
 	timeWaitHeavy,
 	conntrackHashTooSmall,
+	synFlood,
+	conntrackEarlyDrop,
+	conntrackChainTooLong,
+	establishedTimeoutLong,
+	closeWaitHeavy,
+	conntrackAccounting,
 	brNetfilterOverhead,
 }
 

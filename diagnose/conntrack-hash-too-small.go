@@ -30,7 +30,7 @@ var conntrackHashTooSmall = Cause{
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats},
 	Symptom:    "Packets cost more the more connections there are; processors are busy in __nf_conntrack_find_get; at worst new flows are dropped in a table with room.",
 	Proof: fmt.Sprintf("Twice the entries of all namespaces by the number of buckets is the mean chain. From %.0f it is a warning; "+
-		"refused entries (chaintoolong) are critical; a limit at which the mean chain would be over %.0f is advice.", longChain, longChainAtLimit),
+		"refused entries (chaintoolong) are critical where chance alone makes chains that long; a limit at which the mean chain would be over %.0f is advice.", longChain, longChainAtLimit),
 	Lookalike: "A full table with as many buckets as entries has chains of 2, one with a quarter as many buckets chains of 8: " +
 		"both are sizes that kernels choose themselves. Without slab information only this namespace's entries are counted.",
 	Cure:  "More buckets, at 8 bytes each. The kernel moves the entries to the new hash while it runs.",
@@ -56,7 +56,7 @@ func judgeHash(f facts) *verdict {
 
 	v := &verdict{}
 	switch {
-	case tooLong > 0:
+	case tooLong > 0 && chain >= evenChain:
 		v.Severity = Critical
 		v.harm = float64(tooLong)
 		v.Title = fmt.Sprintf("%s refused %s because their hash chain is too long", number(tooLong, "entry"), f.window())

@@ -19,7 +19,7 @@ var conntrackTableFull = Cause{
 	Code:       "conntrack-table-full",
 	Title:      "The connection tracking table is full",
 	Severities: []Severity{Warning, Critical},
-	Explains:   []string{"unreplied-flood", "time-wait-heavy"},
+	Explains:   []string{"unreplied-flood", "time-wait-heavy", "close-wait-heavy", "established-timeout-long", "conntrack-early-drop"},
 	Needs: []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanKernelLog,
 		snapshot.CanConntrackDump},
 	Symptom: "New connections time out or take seconds, those that exist go on; the kernel log says \"nf_conntrack: table full, dropping packet\".",

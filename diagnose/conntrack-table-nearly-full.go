@@ -26,7 +26,7 @@ var conntrackTableNearlyFull = Cause{
 	Code:       "conntrack-table-nearly-full",
 	Title:      "The connection tracking table is nearly full",
 	Severities: []Severity{Warning},
-	Explains:   []string{"time-wait-heavy"},
+	Explains:   []string{"time-wait-heavy", "close-wait-heavy", "established-timeout-long"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump},
 	Symptom:    "Nothing yet. With the next burst new connections will time out while those that exist go on.",
 	Proof: fmt.Sprintf("At least %s of nf_conntrack_max is in use; or %s, and it grows so that it is full within %v.",

@@ -42,6 +42,7 @@ func Faults() []Fault {
 	for _, f := range []Fault{
 		tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
 		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
+		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
 	} {
 		byCode[f.Code] = f
