@@ -26,11 +26,15 @@ const (
 	LostAfterRouter  = "ring from the router full"
 	LostBeforeSink   = "the sinks' devices, on receipt"
 	LostAstray       = "translated to no connection"
+	LostElsewhere    = "between the two interfaces"
 	Unexplained      = "unexplained"
 )
 
 // lossPlaces reads the kernel's counters of lost frames, by place.
 func (s *stand) lossPlaces() (map[string]int64, error) {
+	if s.bed.elsewhere() {
+		return s.wirePlaces()
+	}
 	places := map[string]int64{}
 	b := s.bed
 	for _, d := range s.devices() {

@@ -32,7 +32,8 @@ type Bed struct {
 	LeftAddr, RightAddr     netip.Addr
 	InsideAddr, OutsideAddr netip.Addr // the router's
 
-	lab *lab.Lab
+	lab      *lab.Lab
+	toRouter [2]net.HardwareAddr // the router's, towards left and right; nil: nothing is sent from there
 
 	Sources netip.Prefix // 198.18.0.0/16, RFC 2544: hosts that the left end plays
 	Targets netip.Prefix // 198.19.0.0/16: servers that the right end plays
@@ -60,9 +61,12 @@ func NewBed(ctx context.Context) (*Bed, error) {
 		LeftAddr: left.Addr, RightAddr: right.Addr, InsideAddr: a.Near, OutsideAddr: a.Far.Addr(),
 		Sources: bedSources, Targets: bedTargets, lab: l,
 	}
+	toLeft, err3 := hardwareAddr(router, bed.InsideDev)
+	toRight, err4 := hardwareAddr(router, bed.OutsideDev)
+	bed.toRouter = [2]net.HardwareAddr{toLeft, toRight}
 	leftMAC, err1 := hardwareAddr(left, bed.LeftDev)
 	rightMAC, err2 := hardwareAddr(right, bed.RightDev)
-	err = errors.Join(err1, err2, router.Do(func() error {
+	err = errors.Join(err1, err2, err3, err4, router.Do(func() error {
 		return errors.Join(
 			leadTo(bed.InsideDev, bed.Sources, bed.LeftAddr, leftMAC),
 			leadTo(bed.OutsideDev, bed.Targets, bed.RightAddr, rightMAC),
@@ -76,6 +80,10 @@ func NewBed(ctx context.Context) (*Bed, error) {
 
 // Close removes the bed and all that is in it.
 func (b *Bed) Close() error { return b.lab.Down() }
+
+// elsewhere tells whether the router between the ends is none of natkit's: there is
+// no namespace of it, and the ends are other people's.
+func (b *Bed) elsewhere() bool { return b.lab == nil }
 
 // Node is the bed's namespace of that role, for routers that run programs in it.
 func (b *Bed) Node(role string) *lab.Node { return b.lab.Node(role) }

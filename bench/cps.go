@@ -184,7 +184,7 @@ func (l *lane) emptyTable(ctx context.Context) error {
 		case limits.Count == 0:
 			return context.Cause(ctx)
 		case time.Now().After(deadline):
-			return fmt.Errorf("empty the table of router %s: %d entries are left after 5 s", l.router.Name(), limits.Count)
+			return fmt.Errorf("empty the table of router %s: %d entries are left after 5 s", l.name, limits.Count)
 		}
 		if err := l.stand.bed.Router.Do(func() error { return conntrack.Flush(ctx) }); err != nil {
 			return err
@@ -248,7 +248,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 	round := 0
 	fills, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
 		round++
-		r.Progress("%s: %d new %s sessions: trial %d", l.router.Name(), r.Sessions, protocol, round)
+		r.Progress("%s: %d new %s sessions: trial %d", l.name, r.Sessions, protocol, round)
 		return r.fill(ctx, l, protocol, 0)
 	})
 	if err != nil {
@@ -285,7 +285,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 		round := 0
 		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
 			round++
-			r.Progress("%s: %d established %s sessions: trial %d", l.router.Name(), flows, protocol, round)
+			r.Progress("%s: %d established %s sessions: trial %d", l.name, flows, protocol, round)
 			if l.warmedFlows != flows {
 				if err := l.emptyTable(ctx); err != nil {
 					return nil, err
@@ -336,11 +336,11 @@ func (r *cpsRun) memory(l *lane, s *series, p Params) {
 		}
 	}
 	if values == nil {
-		r.note("What a session of %s takes of the kernel's memory was not to be seen: other programs made or ended sessions, too.", l.router.Name())
+		r.note("What a session of %s takes of the kernel's memory was not to be seen: other programs made or ended sessions, too.", l.name)
 		return
 	}
-	r.res.Figures = append(r.res.Figures, NewFigure(l.router.Name(), "session_bytes", p, values...))
-	r.note("A session of %s takes of the kernel's caches, besides the table's own buckets: %s.", l.router.Name(), objectNames(took))
+	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, values...))
+	r.note("A session of %s takes of the kernel's caches, besides the table's own buckets: %s.", l.name, objectNames(took))
 }
 
 // rate is so many a second of the time that a trial had its one CPU.
@@ -367,10 +367,10 @@ func (r *cpsRun) missing(l *lane, s *series, protocol string) {
 	case took == offered:
 	case protocol == "tcp" && complete == offered:
 		r.note("All of %d TCP connections through %s were completed, and %d were in its table: masquerading ends an entry in TIME_WAIT "+
-			"when another connection needs its outside port (Linux 6.18).", offered, l.router.Name(), took)
+			"when another connection needs its outside port (Linux 6.18).", offered, l.name, took)
 	default:
 		r.note("Of %d %s sessions offered to %s, %d were in its table: %d are missing. Packets were lost: %s.",
-			offered, strings.ToUpper(protocol), l.router.Name(), took, int64(offered-took), placesOf(lost))
+			offered, strings.ToUpper(protocol), l.name, took, int64(offered-took), placesOf(lost))
 	}
 }
 
@@ -382,7 +382,7 @@ func (r *cpsRun) search(ctx context.Context, protocol string) error {
 		// A flood, and two approaches from above; of a flood of SYNs few become
 		// connections, so that an approach begins from below.
 		for approaches, tries := 3, 20; approaches > 0 && tries > 0; tries-- {
-			r.Progress("%s: %d new %s sessions, overload", l.router.Name(), r.Sessions, protocol)
+			r.Progress("%s: %d new %s sessions, overload", l.name, r.Sessions, protocol)
 			t, err := r.fill(ctx, l, protocol, pps)
 			if err != nil {
 				return err
@@ -410,7 +410,7 @@ func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal 
 	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol}
 	name := strings.ToUpper(goal.Name)
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, _ time.Duration) (float64, error) {
-		r.Progress("%s: %d new %s sessions, search for %s: %.0f a second", l.router.Name(), r.Sessions, protocol, name, pps)
+		r.Progress("%s: %d new %s sessions, search for %s: %.0f a second", l.name, r.Sessions, protocol, name, pps)
 		t, err := r.fill(ctx, l, protocol, pps)
 		if err != nil {
 			return 0, err
@@ -420,11 +420,11 @@ func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal 
 		}
 		return t.lossRatio(), nil
 	})
-	f := NewFigure(l.router.Name(), "establishment_"+goal.Name+"_cps", p)
+	f := NewFigure(l.name, "establishment_"+goal.Name+"_cps", p)
 	switch {
 	case errors.Is(err, ErrInvalidTrial):
 		f.Label = "noisy"
-		r.note("%s of %s was not found: %v.", name, l.router.Name(), err)
+		r.note("%s of %s was not found: %v.", name, l.name, err)
 	case err != nil:
 		return err
 	default:
@@ -476,7 +476,7 @@ func (r *cpsRun) note(format string, args ...any) {
 
 // figure adds one quantity of a series.
 func (r *cpsRun) figure(l *lane, s *series, metric string, p Params, label string, of func(*trial) float64) {
-	f := NewFigure(l.router.Name(), metric, p, s.values(of)...)
+	f := NewFigure(l.name, metric, p, s.values(of)...)
 	f.Discarded, f.Label = s.discarded, label
 	r.res.Figures = append(r.res.Figures, f)
 }

@@ -78,10 +78,11 @@ type sendCount struct {
 
 // generator sends frames from the ends of a bed. Its program stays attached to a
 // spare pair of devices for as long as it lives, because the kernel otherwise
-// takes 24 ms for each call to put it into the XDP dispatcher and out again.
+// takes 24 ms for each call to put it into the XDP dispatcher and out again. They
+// are in a namespace of their own, which ends with the process.
 type generator struct {
 	objects generatorObjects
-	from    *netns.Handle
+	home    *netns.Handle
 	spare   netlink.Link
 	attach  link.Link
 	base    generatorLoad // the addresses
@@ -94,7 +95,7 @@ const liveFrames = 1 << 1
 // newGenerator makes a generator on the bed's ends. Frames from the right end are
 // addressed by translations, as the sink there has learned them.
 func newGenerator(bed *Bed, translations *ebpf.Map) (g *generator, err error) {
-	g = &generator{from: bed.Left, base: generatorLoad{
+	g = &generator{base: generatorLoad{
 		Source: ipv4(bed.Sources.Addr()), Target: ipv4(bed.Targets.Addr()), CatchUp: 64, TargetPort: htons(targetPort),
 	}}
 	defer func() {
@@ -110,33 +111,26 @@ func newGenerator(bed *Bed, translations *ebpf.Map) (g *generator, err error) {
 	if err := loadWith(spec, translations, &g.objects); err != nil {
 		return g, err
 	}
-	for way, end := range []struct {
-		ns, routerNS         *netns.Handle
-		device, routerDevice string
-	}{
-		{bed.Left, bed.Router, bed.LeftDev, bed.InsideDev},
-		{bed.Right, bed.Router, bed.RightDev, bed.OutsideDev},
-	} {
-		var router netlink.Link
-		if err := end.routerNS.Do(func() error {
-			router, err = netlink.LinkByName(end.routerDevice)
-			return err
-		}); err != nil {
-			return g, err
+	for way, end := range []bedDevice{{bed.Left, bed.LeftDev}, {bed.Right, bed.RightDev}} {
+		if bed.toRouter[way] == nil {
+			continue
 		}
 		if err := end.ns.Do(func() error {
-			own, err := netlink.LinkByName(end.device)
+			own, err := netlink.LinkByName(end.name)
 			if err != nil {
 				return err
 			}
-			copy(g.base.Macs[way][:6], router.Attrs().HardwareAddr)
+			copy(g.base.Macs[way][:6], bed.toRouter[way])
 			copy(g.base.Macs[way][6:], own.Attrs().HardwareAddr)
 			return g.objects.Ends.Put(uint32(way), uint32(own.Attrs().Index))
 		}); err != nil {
 			return g, err
 		}
 	}
-	return g, g.from.Do(g.keepDispatched)
+	if g.home, err = netns.New(); err != nil {
+		return g, err
+	}
+	return g, g.home.Do(g.keepDispatched)
 }
 
 // keepDispatched attaches the program to a spare pair of devices.
@@ -166,8 +160,8 @@ func (g *generator) close() error {
 	if g.attach != nil {
 		errs = append(errs, g.attach.Close())
 	}
-	if g.spare != nil {
-		errs = append(errs, g.from.Do(func() error { return netlink.LinkDel(g.spare) }))
+	if g.home != nil {
+		errs = append(errs, g.home.Close())
 	}
 	return errors.Join(append(errs, g.objects.Close())...)
 }
@@ -314,7 +308,7 @@ func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (ran,
 	if c.Interval == 0 {
 		turns, turn = floodTurns, floodTurn
 	}
-	err = g.from.Do(func() error {
+	err = g.home.Do(func() error {
 		restore, err := pin(cpu, -20)
 		if err != nil {
 			return err

@@ -196,7 +196,7 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 		}
 	}
 	all, err := interleave(ctx, lanes, o.Trials, func(ctx context.Context, l *lane) (*trial, error) {
-		trials.next("%s behind %d rules, open connections", l.router.Name(), count)
+		trials.next("%s behind %d rules, open connections", l.name, count)
 		cpus := l.stand.cpus[len(l.stand.cpus)-1:]
 		return l.run(ctx, frameLoad{frames: []int{MinFrame}, flows: establishedFlows, duration: establishedFor, cpus: cpus})
 	})
@@ -205,7 +205,7 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 	}
 	for i, l := range lanes {
 		s := &all[i]
-		f := NewFigure(l.router.Name(), MetricEstablished, Params{Rules: count}, s.values(func(t *trial) float64 {
+		f := NewFigure(l.name, MetricEstablished, Params{Rules: count}, s.values(func(t *trial) float64 {
 			return ratio(float64(t.received.frames), t.spent.Seconds())
 		})...)
 		f.Discarded, f.Label = s.discarded, s.label()

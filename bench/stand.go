@@ -54,9 +54,23 @@ func newStand(bed *Bed, flows int) (s *stand, err error) {
 			s.softirq[cpu] = pid
 		}
 	}
-	// A ring for each CPU that may send, at both ends of each pair.
+	if !bed.elsewhere() {
+		if err := s.makeRings(); err != nil {
+			return s, err
+		}
+	}
+	if s.translations, err = newTranslations(flows); err != nil {
+		return s, err
+	}
+	s.generator, err = newGenerator(bed, s.translations)
+	return s, err
+}
+
+// makeRings gives the bed's devices a ring for each CPU that may send, at both ends
+// of each pair.
+func (s *stand) makeRings() error {
 	rings := s.cpus[len(s.cpus)-1] + 1
-	if err := s.eachDevice(func(e *ethtool.Ethtool, device string) error {
+	return s.eachDevice(func(e *ethtool.Ethtool, device string) error {
 		have, err := e.GetChannels(device)
 		if err != nil {
 			return fmt.Errorf("read rings of %s: %w", device, err)
@@ -70,14 +84,7 @@ func newStand(bed *Bed, flows int) (s *stand, err error) {
 			return fmt.Errorf("set rings of %s to %d: %w", device, n, err)
 		}
 		return nil
-	}); err != nil {
-		return s, err
-	}
-	if s.translations, err = newTranslations(flows); err != nil {
-		return s, err
-	}
-	s.generator, err = newGenerator(bed, s.translations)
-	return s, err
+	})
 }
 
 // attachSinks makes both ends take the frames.
@@ -111,8 +118,12 @@ type bedDevice struct {
 	name string
 }
 
+// devices are the ends', and between them the router's where it is in the bed.
 func (s *stand) devices() []bedDevice {
 	b := s.bed
+	if b.elsewhere() {
+		return []bedDevice{{b.Left, b.LeftDev}, {b.Right, b.RightDev}}
+	}
 	return []bedDevice{{b.Left, b.LeftDev}, {b.Router, b.InsideDev}, {b.Router, b.OutsideDev}, {b.Right, b.RightDev}}
 }
 
@@ -333,7 +344,9 @@ func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*tria
 			rest -= n
 		}
 	}
-	if rest != 0 {
+	if rest != 0 && s.bed.elsewhere() {
+		t.lost[LostElsewhere] = rest
+	} else if rest != 0 {
 		t.lost[Unexplained] = rest
 	}
 	s.judge(t, l, before, after)

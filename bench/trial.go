@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// lane is one router in a bed of its own, ready to be measured.
+// lane is one router in a bed of its own, or elsewhere, ready to be measured.
 type lane struct {
-	router Router
-	stand  *stand
-	undo   []func() error
+	name  string // the router's
+	stand *stand
+	undo  []func() error
 
 	warmed      time.Time // when each flow last went through, with warmedFlows of them
 	warmedFlows int
@@ -24,7 +24,7 @@ type lane struct {
 
 // newLane makes a bed and the router in it, for loads of at most so many flows.
 func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU bool) (l *lane, err error) {
-	l = &lane{router: r, lost: map[string]int64{}}
+	l = &lane{name: r.Name(), lost: map[string]int64{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
@@ -100,7 +100,7 @@ func (l *lane) warm(ctx context.Context, load frameLoad) error {
 			return nil
 		case attempt == warmAttempts:
 			return fmt.Errorf("router %s: %d of %d flows did not come through after %d attempts (%d frames sent in %v; %s)",
-				l.router.Name(), missing, load.flows, attempt, t.sent.frames, through.duration, placesOf(t.lost))
+				l.name, missing, load.flows, attempt, t.sent.frames, through.duration, placesOf(t.lost))
 		}
 		through.duration = max(2*through.duration, 200*time.Millisecond) // the generator may have missed slots
 	}
@@ -130,7 +130,7 @@ func (l *lane) open(ctx context.Context, flows int) error {
 			return nil
 		case attempt == warmAttempts:
 			return fmt.Errorf("router %s: of %d TCP connections %d were opened, in %d attempts (%s)",
-				l.router.Name(), flows, t.received.frames, attempt, placesOf(t.lost))
+				l.name, flows, t.received.frames, attempt, placesOf(t.lost))
 		}
 		if err := l.emptyTable(ctx); err != nil {
 			return err
@@ -140,7 +140,7 @@ func (l *lane) open(ctx context.Context, flows int) error {
 }
 
 func (l *lane) forwardsNothing(t *trial) error {
-	return fmt.Errorf("router %s forwards nothing: of %d frames none came through (%s)", l.router.Name(), t.sent.frames, placesOf(t.lost))
+	return fmt.Errorf("router %s forwards nothing: of %d frames none came through (%s)", l.name, t.sent.frames, placesOf(t.lost))
 }
 
 // unknownFlows counts flows of which the right sink has seen no frame.
@@ -239,7 +239,7 @@ func (l *lane) count(t *trial) {
 }
 
 // places are all of them, from the sender on.
-var places = []string{LostBeforeRouter, LostOnRouter, LostBacklog, LostInTable, LostInStack, LostAfterRouter, LostBeforeSink, LostAstray, Unexplained}
+var places = []string{LostBeforeRouter, LostOnRouter, LostBacklog, LostInTable, LostInStack, LostAfterRouter, LostBeforeSink, LostAstray, LostElsewhere, Unexplained}
 
 // placesOf writes where frames were lost.
 func placesOf(lost map[string]int64) string {

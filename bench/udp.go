@@ -85,9 +85,12 @@ func ParseRate(text string) (Rate, error) {
 // UDPOptions is a measurement of routers with UDP frames. With neither Rates nor
 // Goals, the generator, the router and the sink share the CPUs and go as fast as
 // they can: nothing can be lost, and the time a frame takes is its cost. With
-// them the router has one CPU of its own and the generator another.
+// them the router has one CPU of its own and the generator another. Of a router
+// elsewhere neither is known; without Rates and Goals it is what it forwards under
+// overload.
 type UDPOptions struct {
 	Routers  []Router
+	Wire     *Wire // instead of Routers: one elsewhere
 	Sizes    []FrameSize
 	Flows    []int
 	Cores    []int // without Rates and Goals; with them the router has one
@@ -111,6 +114,20 @@ func (o *UDPOptions) complete() error {
 	if err != nil {
 		return err
 	}
+	if o.Wire != nil {
+		switch {
+		case len(o.Routers) > 0:
+			return refuse("--router", "not with --tx: the router is elsewhere")
+		case o.BothWays:
+			return refuse("--both-ways", "not with --tx, whose frames go one way")
+		case len(o.Flows) == 0:
+			return refuse("--flows", "want one at least")
+		}
+		if err := o.Wire.complete(slices.Max(o.Flows)); err != nil {
+			return err
+		}
+		o.Cores = []int{0} // not to be known
+	}
 	for i, router := range o.Routers {
 		if slices.ContainsFunc(o.Routers[:i], func(r Router) bool { return r.Name() == router.Name() }) {
 			return refuse("--router", "%s is named twice", router.Name())
@@ -123,6 +140,7 @@ func (o *UDPOptions) complete() error {
 	}
 	for _, n := range o.Cores {
 		switch {
+		case o.Wire != nil:
 		case n < 1 || n > len(cpus):
 			return refuse("--cores", "%d: want 1 to %d, the CPUs that natkit may use", n, len(cpus))
 		case n > 1 && o.ownCPU():
@@ -130,20 +148,20 @@ func (o *UDPOptions) complete() error {
 		}
 	}
 	switch {
-	case len(o.Routers) == 0 || len(o.Sizes) == 0 || len(o.Flows) == 0 || len(o.Cores) == 0:
+	case len(o.Routers) == 0 && o.Wire == nil || len(o.Sizes) == 0 || len(o.Flows) == 0 || len(o.Cores) == 0:
 		return refuse("--router, --size, --flows, --cores", "want one at least")
 	case o.Trials < 1 || o.Trials > 10_000:
 		return refuse("--trials", "%d: want 1 to 10000", o.Trials)
 	case o.Duration < 10*time.Millisecond || o.Duration > time.Hour:
 		return refuse("--duration", "%v: want 10ms to 1h", o.Duration)
-	case o.ownCPU() && len(cpus) < 2:
+	case o.ownCPU() && o.Wire == nil && len(cpus) < 2:
 		return refuse("--rate", "the generator and the router want a CPU each, and natkit may use one only")
 	}
 	return nil
 }
 
 // ownCPU tells whether the router has a CPU of its own.
-func (o *UDPOptions) ownCPU() bool { return len(o.Rates) > 0 || len(o.Goals) > 0 }
+func (o *UDPOptions) ownCPU() bool { return len(o.Rates) > 0 || len(o.Goals) > 0 || o.Wire != nil }
 
 // udpRun is a measurement under way.
 type udpRun struct {
@@ -187,6 +205,15 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 		}
 		r.res.Routers = append(r.res.Routers, use)
 	}
+	if o.Wire != nil {
+		o.Progress("looking for the router between %s and %s", o.Wire.TX.Device, o.Wire.RX.Device)
+		l, describe, err := newWireLane(ctx, o.Wire, slices.Max(o.Flows))
+		if err != nil {
+			return nil, err
+		}
+		r.lanes = append(r.lanes, l)
+		r.res.Routers = append(r.res.Routers, RouterUse{Name: l.name, Describe: describe})
+	}
 	for _, size := range o.Sizes {
 		for _, flows := range o.Flows {
 			for _, cores := range o.Cores {
@@ -204,7 +231,7 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 	}
 	for _, l := range r.lanes {
 		if len(l.lost) > 0 {
-			r.note("Of %d frames through %s were lost: %s.", l.sent, l.router.Name(), placesOf(l.lost))
+			r.note("Of %d frames through %s were lost: %s.", l.sent, l.name, placesOf(l.lost))
 		}
 	}
 	r.res.Seconds = time.Since(begun).Seconds()
@@ -217,7 +244,7 @@ func (r *udpRun) note(format string, args ...any) {
 
 // figure adds one quantity of a series.
 func (r *udpRun) figure(l *lane, s *series, metric string, p Params, of func(*trial) float64) {
-	f := NewFigure(l.router.Name(), metric, p, s.values(of)...)
+	f := NewFigure(l.name, metric, p, s.values(of)...)
 	f.Discarded, f.Label = s.discarded, s.label()
 	if metric == "loss_ratio" {
 		f.Lost = map[string]int64{}
@@ -239,7 +266,7 @@ const maxCostLoss = 0.01
 func (r *udpRun) cost(ctx context.Context, p Params, load frameLoad) error {
 	round := 0
 	all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
-		r.Progress("%s: %s, %d flows, %d cores: trial %d", l.router.Name(), lengths(load.frames), p.Flows, p.Cores, round+1)
+		r.Progress("%s: %s, %d flows, %d cores: trial %d", l.name, lengths(load.frames), p.Flows, p.Cores, round+1)
 		load := load
 		// The last CPUs: the first ones of many machines do the housekeeping.
 		load.cpus = l.stand.cpus[len(l.stand.cpus)-p.Cores:]
@@ -273,7 +300,7 @@ const timedShare = 31
 // atRates measures routers that have a CPU of their own.
 func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 	load.cpus = []int{r.generatorCPU()}
-	byShare := len(r.Goals) > 0
+	byShare := len(r.Goals) > 0 || len(r.Rates) == 0
 	for _, rate := range r.Rates {
 		byShare = byShare || rate.Share > 0
 	}
@@ -299,7 +326,7 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
 			load := load
 			load.pps = offered(slices.Index(r.lanes, l))
-			r.Progress("%s: %s, %d flows, %.0f frames/s", l.router.Name(), lengths(load.frames), p.Flows, load.pps)
+			r.Progress("%s: %s, %d flows, %.0f frames/s", l.name, lengths(load.frames), p.Flows, load.pps)
 			return l.run(ctx, load)
 		})
 		if err != nil {
@@ -310,7 +337,9 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 			p.OfferedPPS = offered(i)
 			r.figure(l, s, "loss_ratio", p, (*trial).lossRatio)
 			r.figure(l, s, "received_pps", p, (*trial).receivedPPS)
-			r.figure(l, s, "cpu_share", p, func(t *trial) float64 { return t.routerBusy })
+			if r.Wire == nil {
+				r.figure(l, s, "cpu_share", p, func(t *trial) float64 { return t.routerBusy })
+			}
 			for _, at := range []struct {
 				metric string
 				share  float64
@@ -343,7 +372,7 @@ func (r *udpRun) generatorCPU() int {
 func (r *udpRun) overload(ctx context.Context, l *lane, load frameLoad) (*series, error) {
 	flood := 0.0
 	for range 3 { // the flood, and two approaches
-		r.Progress("%s: %s, %d flows, overload", l.router.Name(), lengths(load.frames), load.flows)
+		r.Progress("%s: %s, %d flows, overload", l.name, lengths(load.frames), load.flows)
 		t, err := l.run(ctx, load)
 		if err != nil {
 			return nil, err
@@ -353,7 +382,7 @@ func (r *udpRun) overload(ctx context.Context, l *lane, load frameLoad) (*series
 		load.pps = min(1.2*flood, MaxPPS)
 	}
 	all, err := interleave(ctx, []*lane{l}, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
-		r.Progress("%s: %s, %d flows, overload", l.router.Name(), lengths(load.frames), load.flows)
+		r.Progress("%s: %s, %d flows, overload", l.name, lengths(load.frames), load.flows)
 		return l.run(ctx, load)
 	})
 	if err != nil {
@@ -379,7 +408,7 @@ const (
 func (r *udpRun) search(ctx context.Context, l *lane, goal SearchGoal, p Params, load frameLoad, overload float64) error {
 	metric := goal.Name + "_pps"
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, d time.Duration) (float64, error) {
-		r.Progress("%s: %s, %d flows, search for %s: %.0f frames/s", l.router.Name(), lengths(load.frames), p.Flows, strings.ToUpper(goal.Name), pps)
+		r.Progress("%s: %s, %d flows, search for %s: %.0f frames/s", l.name, lengths(load.frames), p.Flows, strings.ToUpper(goal.Name), pps)
 		load := load
 		load.pps, load.duration = pps, d
 		t, err := l.run(ctx, load)
@@ -395,13 +424,13 @@ func (r *udpRun) search(ctx context.Context, l *lane, goal SearchGoal, p Params,
 	var f Figure
 	switch {
 	case errors.Is(err, ErrInvalidTrial):
-		f = NewFigure(l.router.Name(), metric, p)
+		f = NewFigure(l.name, metric, p)
 		f.Label = "noisy"
-		r.note("%s of %s was not found: %v.", strings.ToUpper(goal.Name), l.router.Name(), err)
+		r.note("%s of %s was not found: %v.", strings.ToUpper(goal.Name), l.name, err)
 	case err != nil:
 		return err
 	default:
-		f = NewFigure(l.router.Name(), metric, p, found.Lower)
+		f = NewFigure(l.name, metric, p, found.Lower)
 		f.Label = found.Label()
 	}
 	f.Discarded = found.Invalid

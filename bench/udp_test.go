@@ -82,14 +82,14 @@ func TestSignificant(t *testing.T) {
 // repetitions is used up; then it is kept and labelled.
 func TestInterleave(t *testing.T) {
 	lanes := []*lane{
-		{router: stubRouter{name: "quiet"}, lost: map[string]int64{}},
-		{router: stubRouter{name: "once"}, lost: map[string]int64{}},
-		{router: stubRouter{name: "always"}, lost: map[string]int64{}},
+		{name: "quiet", lost: map[string]int64{}},
+		{name: "once", lost: map[string]int64{}},
+		{name: "always", lost: map[string]int64{}},
 	}
 	var order []string
 	runs := map[string]int{}
 	all, err := interleave(context.Background(), lanes, 2, func(_ context.Context, l *lane) (*trial, error) {
-		name := l.router.Name()
+		name := l.name
 		order = append(order, name)
 		runs[name]++
 		t := &trial{sent: sendCount{frames: 10}, lost: map[string]int64{LostInStack: 1}}
@@ -109,10 +109,10 @@ func TestInterleave(t *testing.T) {
 		label     string
 	}{{0, ""}, {1, ""}, {2, "noisy"}} {
 		if s := all[i]; len(s.trials) != 2 || s.discarded != want.discarded || s.label() != want.label {
-			t.Errorf("%s: %d trials, %d repeated, %q", lanes[i].router.Name(), len(s.trials), s.discarded, s.label())
+			t.Errorf("%s: %d trials, %d repeated, %q", lanes[i].name, len(s.trials), s.discarded, s.label())
 		}
 		if l := lanes[i]; l.sent != 20 || l.lost[LostInStack] != 2 {
-			t.Errorf("%s: account of %d frames, lost %v: want that of two trials", l.router.Name(), l.sent, l.lost)
+			t.Errorf("%s: account of %d frames, lost %v: want that of two trials", l.name, l.sent, l.lost)
 		}
 	}
 	if _, err := interleave(context.Background(), lanes, 1, func(context.Context, *lane) (*trial, error) {

@@ -3,14 +3,17 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"natkit/bench"
+	"natkit/internal/netns"
 	"natkit/report"
 	"natkit/story"
 )
@@ -20,11 +23,13 @@ func newBenchUDPCommand(e *env) *cobra.Command {
 	var routers, sizes, rates []string
 	var curve, ndr, rfc2544 bool
 	var pdr string
+	var wire wireFlags
 	cmd := &cobra.Command{
 		Use:   "udp",
 		Short: "Measure what routers make of UDP frames: cost, loss at a rate, zero-loss rate",
 		Long: `Measure routers with UDP frames, made in the kernel by XDP and sent through
-namespaces of their own. Nothing outside these namespaces is touched.
+namespaces of their own. Nothing outside these namespaces is touched, unless --tx
+and --rx name two interfaces with a router elsewhere between them.
 
 Without --rate, --curve, --ndr, --pdr and --rfc2544 the generator, the router and
 the sink share the CPUs that --cores counts, and go as fast as they can. Nothing
@@ -47,13 +52,35 @@ hypervisor, other programs or missed slots, is repeated; what could not be had
 undisturbed is labelled. Every lost frame is looked for in the kernel's counters:
 the note below the tables says where they went, and what stays unexplained.
 
+Two interfaces. With --tx and --rx frames leave by the one, addressed to the router,
+and are counted at the other:
+
+  --tx ── router ── --rx
+
+The router's MAC is that of the next hop to --target through --tx, by the routing
+and neighbour tables, or what --router-mac says. Flows are UDP to port 9 of --target,
+from 63 ports of each address of --source; 32768 flows go to one target address. The
+router must lead --target to an address of --rx, forward from --source, and know who
+is there; --rx needs no route. --netns is where both interfaces are, --rx-netns where
+--rx is if that is another namespace.
+  ip route add 198.19.0.0/16 via ADDRESS-OF-RX    on the router
+  ip route add 198.19.0.0/16 via ROUTER dev TX    here, or --router-mac
+Without a rate or a search it is measured what comes through under overload. Costs
+and processor time of the router are not known. Both interfaces get an XDP program,
+which takes natkit's frames alone, and lose it when natkit ends, however it ends;
+nothing else of them is changed. They need native XDP, and --tx a driver that sends
+for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
+--force.
+
 ` + routerList(),
 		Example: `  natkit bench udp --router none,nft,xdp-forward
   natkit bench udp --router none,nft --flows 1,1000,50000 --size 64,imix --cores 1,2
   natkit bench udp --router nft --both-ways --trials 3 --duration 200ms
   natkit bench udp --router none,nft --rate 500kpps -o json
   natkit bench udp --router nft --curve --trials 3
-  natkit bench udp --router none,nft --ndr --pdr 0.5%`,
+  natkit bench udp --router none,nft --ndr --pdr 0.5%
+  natkit bench udp --tx eth1 --rx eth2 --rate 100kpps,1Mpps
+  natkit bench udp --tx eth1 --rx eth2 --router-mac 02:00:00:00:00:01 --ndr`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
@@ -69,14 +96,39 @@ the note below the tables says where they went, and what stays unexplained.
 	f.BoolVar(&rfc2544, "rfc2544", false, "search the highest rate without loss by RFC 2544, which takes long")
 	f.DurationVar(&o.Duration, "duration", time.Second, "of a trial")
 	f.IntVar(&o.Trials, "trials", 7, "trials under each set of conditions")
+	f.StringVar(&wire.tx, "tx", "", "`interface` to send from, to a router elsewhere")
+	f.StringVar(&wire.rx, "rx", "", "`interface` where that router's frames arrive")
+	f.StringVar(&wire.rxNetns, "rx-netns", "", "the network namespace of --rx, if not that of --tx")
+	f.StringVar(&wire.source, "source", bench.DefaultSources.String(), "`network` that frames between interfaces come from")
+	f.StringVar(&wire.target, "target", bench.DefaultTargets.String(), "`network` that they go to")
+	f.StringVar(&wire.routerMAC, "router-mac", "", "`MAC` of the router towards --tx (default by the route to --target)")
+	f.BoolVar(&wire.force, "force", false, "use also an interface that has a default route")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if e.netns != "" {
-			return usagef("--netns %q: bench udp measures in namespaces that it makes", e.netns)
-		}
 		var err error
-		if o.Routers, err = story.FindRouters(routers); err != nil {
-			return usagef("--router: %w", err)
+		if f.Changed("tx") || f.Changed("rx") {
+			for _, name := range []string{"router", "cores", "both-ways"} {
+				if f.Changed(name) {
+					return usagef("--%s: not with --tx and --rx, between which the router is elsewhere and frames go one way", name)
+				}
+			}
+			if o.Wire, err = wire.open(e.netns); err != nil {
+				return err
+			}
+			defer o.Wire.TX.Netns.Close()
+			defer o.Wire.RX.Netns.Close()
+		} else {
+			for _, name := range []string{"rx-netns", "source", "target", "router-mac", "force"} {
+				if f.Changed(name) {
+					return usagef("--%s: only with --tx and --rx", name)
+				}
+			}
+			if e.netns != "" {
+				return usagef("--netns %q: bench udp measures in namespaces that it makes, but for --tx and --rx", e.netns)
+			}
+			if o.Routers, err = story.FindRouters(routers); err != nil {
+				return usagef("--router: %w", err)
+			}
 		}
 		for _, text := range sizes {
 			size, err := bench.ParseFrameSize(text)
@@ -117,6 +169,39 @@ the note below the tables says where they went, and what stays unexplained.
 		return show(e.stdout, res)
 	}
 	return cmd
+}
+
+// wireFlags name two interfaces and what goes between them.
+type wireFlags struct {
+	tx, rx, rxNetns           string
+	source, target, routerMAC string
+	force                     bool
+}
+
+// open reads the flags and opens the namespaces, of which ref is that of both
+// interfaces where no other is named.
+func (w *wireFlags) open(ref string) (*bench.Wire, error) {
+	wire := &bench.Wire{TX: bench.Port{Device: w.tx}, RX: bench.Port{Device: w.rx}, Force: w.force}
+	var err error
+	if wire.Sources, err = bench.ParsePlayed(w.source); err != nil {
+		return nil, usagef("--source %w", err)
+	}
+	if wire.Targets, err = bench.ParsePlayed(w.target); err != nil {
+		return nil, usagef("--target %w", err)
+	}
+	if w.routerMAC != "" {
+		if wire.RouterMAC, err = net.ParseMAC(w.routerMAC); err != nil || len(wire.RouterMAC) != 6 {
+			return nil, usagef("--router-mac %q: want a MAC such as 02:00:00:00:00:01", w.routerMAC)
+		}
+	}
+	if wire.TX.Netns, err = netns.Open(ref); err != nil {
+		return nil, err
+	}
+	if wire.RX.Netns, err = netns.Open(cmp.Or(w.rxNetns, ref)); err != nil {
+		wire.TX.Netns.Close()
+		return nil, err
+	}
+	return wire, nil
 }
 
 // routerList says which routers there are.

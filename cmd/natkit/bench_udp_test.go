@@ -65,6 +65,16 @@ func TestBenchUDPUsage(t *testing.T) {
 		{"--trials 0", "--trials"},
 		{"--duration 1ns", "--duration"},
 		{"--netns pid:1", "--netns"},
+		{"--tx a", "--rx"},
+		{"--tx a --rx a", "two interfaces"},
+		{"--tx a --rx b --router none", "--router"},
+		{"--tx a --rx b --cores 1", "--cores"},
+		{"--tx a --rx b --both-ways", "--both-ways"},
+		{"--tx a --rx b --source x", "--source"},
+		{"--tx a --rx b --target ::/0", "--target"},
+		{"--tx a --rx b --router-mac x", "--router-mac"},
+		{"--source 192.0.2.0/24", "only with --tx"},
+		{"--force", "only with --tx"},
 		{"-o html", "--output"},
 		{"more", "unknown command"},
 	} {
@@ -72,6 +82,17 @@ func TestBenchUDPUsage(t *testing.T) {
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, c.want) {
 			t.Errorf("%s: exit %d, %q, want %q", c.args, code, stderr, c.want)
 		}
+	}
+}
+
+// An interface that is not there is no mistake in the command.
+func TestBenchUDPNoInterface(t *testing.T) {
+	args := []string{"bench", "udp", "--tx", "natkit-none0", "--rx", "natkit-none1"}
+	if code, stdout, stderr := runCommand(t.Context(), args...); code != exitError || stdout != "" || !strings.Contains(stderr, `"natkit-none0": not found`) {
+		t.Errorf("exit %d\n%s%s", code, stdout, stderr)
+	}
+	if code, _, stderr := runCommand(t.Context(), append(args, "--rx-netns", "natkit-none")...); code != exitError || !strings.Contains(stderr, `"natkit-none": not found`) {
+		t.Errorf("exit %d\n%s", code, stderr)
 	}
 }
 
