@@ -41,8 +41,8 @@ func NewConntrackStats(t *snapshot.Table) *ConntrackStats {
 	}
 }
 
-// Text writes the sums as tables, most first.
-func (s *ConntrackStats) Text(w io.Writer) error {
+// Text writes the sums as tables, most first, with bars of their shares.
+func (s *ConntrackStats) Text(w io.Writer, bars Bars) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d entries", s.Entries)
 	if s.Max > 0 {
@@ -58,7 +58,8 @@ func (s *ConntrackStats) Text(w io.Writer) error {
 		}
 		fmt.Fprintf(&b, "\n%-14s %10s\n", part.title, "entries")
 		for _, name := range byCount(part.rows) {
-			fmt.Fprintf(&b, "%-14s %10d %5.1f %%\n", name, part.rows[name], percent(part.rows[name], s.Entries))
+			line := fmt.Sprintf("%-14s %10d %5.1f %%  %s", name, part.rows[name], percent(part.rows[name], s.Entries), bars.draw(part.rows[name], s.Entries, 20))
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
 	}
 	_, err := io.WriteString(w, b.String())
@@ -132,9 +133,19 @@ func NewConntrackTop(t *snapshot.Table, by string) *ConntrackTop {
 	return top
 }
 
-// Text writes the rows as a table.
-func (t *ConntrackTop) Text(w io.Writer) error {
+// Text writes the rows as a table, with bars of their shares of the most.
+func (t *ConntrackTop) Text(w io.Writer, bars Bars) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	most := uint64(0)
+	for _, r := range t.Rows {
+		most = max(most, r.Entries)
+	}
+	bar := func(r ConntrackRow) string {
+		if bars == NoBars {
+			return ""
+		}
+		return "\t" + bars.draw(r.Entries, most, 10)
+	}
 	switch t.By {
 	case "nat":
 		fmt.Fprintln(tw, "ENTRIES\tSHARE\tPROTOCOL\tOUTSIDE\tTO\tPORTS SEEN")
@@ -149,11 +160,11 @@ func (t *ConntrackTop) Text(w io.Writer) error {
 		fmt.Fprintf(tw, "%d\t%.1f %%\t", r.Entries, percent(r.Entries, t.Entries))
 		switch t.By {
 		case "nat":
-			fmt.Fprintf(tw, "%s\t%v\t%v\t%d-%d\n", r.Protocol, r.Outside, r.Dest, *r.MinPort, *r.MaxPort)
+			fmt.Fprintf(tw, "%s\t%v\t%v\t%d-%d%s\n", r.Protocol, r.Outside, r.Dest, *r.MinPort, *r.MaxPort, bar(r))
 		case "dport":
-			fmt.Fprintf(tw, "%d\t%d/%s\n", *r.Unreplied, *r.Port, r.Protocol)
+			fmt.Fprintf(tw, "%d\t%d/%s%s\n", *r.Unreplied, *r.Port, r.Protocol, bar(r))
 		default:
-			fmt.Fprintf(tw, "%d\t%v\n", *r.Unreplied, r.Addr)
+			fmt.Fprintf(tw, "%d\t%v%s\n", *r.Unreplied, r.Addr, bar(r))
 		}
 	}
 	if missed > 0 {

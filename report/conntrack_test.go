@@ -4,6 +4,7 @@ package report
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -61,6 +62,25 @@ func TestAppendConntrackFlow(t *testing.T) {
 	buf := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(100, func() { AppendConntrackFlow(buf, f) }); n > 0 {
 		t.Errorf("%.0f allocations an entry", n)
+	}
+}
+
+func TestConntrackBars(t *testing.T) {
+	port := uint16(443)
+	top := ConntrackTop{By: "dport", Entries: 100, Rows: []ConntrackRow{{Protocol: "tcp", Port: &port, Entries: 50, Unreplied: new(uint64)}, {Protocol: "udp", Port: &port, Entries: 3, Unreplied: new(uint64)}}}
+	stats := ConntrackStats{Entries: 1000, ByProtocol: map[string]uint64{"tcp": 990, "udp": 1}}
+	for bars, want := range map[Bars]string{
+		NoBars: "ENTRIES  SHARE   UNREPLIED  PORT\n50       50.0 %  0          443/tcp\n3        3.0 %   0          443/udp\n" +
+			"1000 entries\n\nprotocol          entries\ntcp                   990  99.0 %\nudp                     1   0.1 %\n",
+		PlainBars: "ENTRIES  SHARE   UNREPLIED  PORT\n50       50.0 %  0          443/tcp  ##########\n3        3.0 %   0          443/udp  #\n" +
+			"1000 entries\n\nprotocol          entries\ntcp                   990  99.0 %  ####################\nudp                     1   0.1 %  #\n",
+		BlockBars: "ENTRIES  SHARE   UNREPLIED  PORT\n50       50.0 %  0          443/tcp  ██████████\n3        3.0 %   0          443/udp  ▋\n" +
+			"1000 entries\n\nprotocol          entries\ntcp                   990  99.0 %  ███████████████████▊\nudp                     1   0.1 %  ▏\n",
+	} {
+		var b strings.Builder
+		if err := errors.Join(top.Text(&b, bars), stats.Text(&b, bars)); err != nil || b.String() != want {
+			t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
+		}
 	}
 }
 

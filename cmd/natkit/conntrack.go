@@ -4,11 +4,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -122,7 +124,7 @@ by_status.
 		if *out == "json" {
 			return report.JSON(e.stdout, s)
 		}
-		return s.Text(e.stdout)
+		return s.Text(e.stdout, barsFor(e.stdout))
 	}
 	return cmd
 }
@@ -175,7 +177,7 @@ port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 		if *out == "json" {
 			return report.JSON(e.stdout, top)
 		}
-		return top.Text(e.stdout)
+		return top.Text(e.stdout, barsFor(e.stdout))
 	}
 	return cmd
 }
@@ -275,6 +277,19 @@ one come into, and the one destroyed in), lost_events, count, max.`,
 		}))
 	}
 	return cmd
+}
+
+// barsFor says which bars w can show: none but on a terminal, which is asked by its
+// locale whether it has the signs for fine ones.
+func barsFor(w io.Writer) report.Bars {
+	if !isTerminal(w) || os.Getenv("TERM") == "dumb" {
+		return report.NoBars
+	}
+	locale := cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG"))
+	if locale = strings.ToUpper(strings.ReplaceAll(locale, "-", "")); strings.Contains(locale, "UTF8") {
+		return report.BlockBars
+	}
+	return report.PlainBars
 }
 
 // inNetns runs fn in the namespace of --netns.
