@@ -31,6 +31,9 @@ type Cause struct {
 	Cure      string
 	// NoLab is why `natkit lab run` can't make it happen, a clause; "" where it does.
 	NoLab string
+	// Host says that the cause lies in what all namespaces of a machine share: it is
+	// told once, however many were looked at.
+	Host bool
 
 	judge func(facts) *verdict
 }
@@ -100,6 +103,38 @@ func Judge(s *snapshot.Snapshot) []Finding {
 		return cmp.Compare(b.harm, a.harm)
 	})
 	return fold(found)
+}
+
+// JudgeAll is Judge for several namespaces of one machine, the findings of each.
+// What they share and one of them shows is left out of those after it.
+func JudgeAll(all []*snapshot.Snapshot) [][]Finding {
+	shared := map[string]bool{}
+	for _, c := range catalogue {
+		shared[c.Code] = c.Host
+	}
+	told := map[string]bool{}
+	var untold func(findings []Finding, here map[string]bool) []Finding
+	untold = func(findings []Finding, here map[string]bool) (out []Finding) {
+		for _, f := range findings {
+			f.Consequences = untold(f.Consequences, here)
+			if shared[f.Code] && told[f.Code] {
+				out = append(out, f.Consequences...) // not the machine's, or it would be untold as well
+				continue
+			}
+			here[f.Code] = true
+			out = append(out, f)
+		}
+		return out
+	}
+	var out [][]Finding
+	for _, s := range all {
+		here := map[string]bool{}
+		out = append(out, untold(Judge(s), here))
+		for code := range here {
+			told[code] = true
+		}
+	}
+	return out
 }
 
 // fold puts each finding under the first one that explains it. A finding is

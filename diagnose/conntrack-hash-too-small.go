@@ -34,6 +34,7 @@ var conntrackHashTooSmall = Cause{
 	Lookalike: "A full table with as many buckets as entries has chains of 2, one with a quarter as many buckets chains of 8: " +
 		"both are sizes that kernels choose themselves. Without slab information only this namespace's entries are counted.",
 	Cure:  "More buckets, at 8 bytes each. The kernel moves the entries to the new hash while it runs.",
+	Host:  true,
 	judge: judgeHash,
 }
 

@@ -27,6 +27,7 @@ var cpuBacklogFull = Cause{
 		"In another namespace than the initial one only drops of its own packets count, as the tracer saw them. Cards that poll (NAPI) pass this queue by; veth, tunnels and RPS use it.", "0.1 %", percent(backlogMost)),
 	Lookalike: "A few drops in a burst beside millions of packets. Total numbers since boot, however large.",
 	Cure:      "A longer queue, net.core.netdev_max_backlog, lets bursts by. If a processor has no time left it only makes packets wait: then other processors must help (softirq-one-cpu).",
+	Host:      true,
 	NoLab:     "the queue is each processor's, for all namespaces, and its length the host's: a lab would lose everybody's packets",
 	judge:     judgeBacklog,
 }

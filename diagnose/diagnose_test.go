@@ -347,3 +347,25 @@ func TestFolding(t *testing.T) {
 		})
 	}
 }
+
+// What all namespaces share is told once, with the first that shows it; what
+// followed from it in another one is that one's own.
+func TestJudgeAll(t *testing.T) {
+	host, pod, quiet := gateway(), gateway(), gateway()
+	examples["neighbour-table-full"](host)
+	examples["neighbour-table-full"](pod)
+	examples["ip-forward-off"](pod)
+	examples["conntrack-hash-too-small"](quiet)
+	var got []string
+	for _, findings := range JudgeAll([]*snapshot.Snapshot{host, pod, quiet, quiet}) {
+		line := ""
+		for _, f := range findings {
+			line += f.Code + " "
+		}
+		got = append(got, strings.TrimSpace(line))
+	}
+	want := []string{"neighbour-table-full", "ip-forward-off", "conntrack-hash-too-small", ""}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

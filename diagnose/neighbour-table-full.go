@@ -24,6 +24,7 @@ var neighbourTableFull = Cause{
 		"Permanent entries are in the count and not in the limit, so that the count alone proves nothing.", percent(neighbourNear)),
 	Lookalike: "Many entries with nothing cleared or refused; clearing on the spot far below the limit, which gc_thresh2 asks for.",
 	Cure:      "gc_thresh1 to 3 as large as the networks on all interfaces and namespaces need, on the host.",
+	Host:      true,
 	NoLab:     "the table is one for all namespaces of the host: filling it would cut off everything else there. Shown by snapshots",
 	judge:     judgeNeighbours,
 }

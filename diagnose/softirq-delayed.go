@@ -27,6 +27,7 @@ var softirqDelayed = Cause{
 		"Softirqs that are held off within the kernel (interrupts or softirqs disabled for long) are not seen this way.", percent(delayShare), delayMean*1000, percent(delayMost), manyPackets),
 	Lookalike: "Short waits on every machine that runs programs. A processor whose time all goes to packets.",
 	Cure:      "Moving programs away from the processors that receive (taskset, cpuset, AllowedCPUs= of their service), or the card's interrupts away from them; threaded NAPI, whose threads can be given a priority.",
+	Host:      true,
 	NoLab:     "it takes programs that fight the machine's processors for their time, and everything else there would feel it",
 	judge:     judgeDelayed,
 }

@@ -31,6 +31,7 @@ var softirqOneCPU = Cause{
 	Lookalike: "All processors busy alike: the machine is at its limit. One that is busy with programs. A machine with one processor.",
 	Cure: "More receive queues where the card has them, its interrupts spread (irqbalance); otherwise RPS, which hands packets to other processors by flow. A single flow stays on one " +
 		"processor, whatever is set.",
+	Host:  true,
 	NoLab: "processors belong to the whole machine: a lab that saturates one takes it from everything else there",
 	judge: judgeOneCPU,
 }

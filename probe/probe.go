@@ -40,6 +40,10 @@ type Options struct {
 	// Progress, if not nil, is called now and then with what is being done, and
 	// how much of the window is over, 0 to 1.
 	Progress func(what string, part float64)
+
+	// Drops of several namespaces are counted by one tracer, whose rows this gives;
+	// nil counts those of Netns alone.
+	sharedDrops func() (*snapshot.Drops, error)
 }
 
 // source is one kind of fact. start and end run on a thread that is in the
@@ -94,55 +98,73 @@ func Take(ctx context.Context, opts Options) (*snapshot.Snapshot, error) {
 	if progress == nil {
 		progress = func(string, float64) {}
 	}
-	v := newView(opts.Root)
-	all := sources(ctx, opts)
-	failed := make([]error, len(all))
-	for i, src := range all {
-		if src.live && !v.live {
-			failed[i] = fmt.Errorf("not asked: the facts are from the files in %s", v.root)
+	progress("reading start values", 0)
+	r, err := begin(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	defer r.stop()
+	stopSeries := watchSeries(opts, r.view)
+	wait(ctx, opts.Window, progress)
+	series := stopSeries()
+	progress("reading end values", 1)
+	s, err := r.finish()
+	if err != nil {
+		return nil, err
+	}
+	s.Series = series
+	return s, nil
+}
+
+// reading is a Snapshot under way: its start values are read.
+type reading struct {
+	opts    Options
+	view    *view
+	sources []source
+	failed  []error // of each source
+	began   time.Time
+}
+
+// begin reads the start values. stop must be called, also when finish was not.
+func begin(ctx context.Context, opts Options) (*reading, error) {
+	r := &reading{opts: opts, view: newView(opts.Root), sources: sources(ctx, opts)}
+	r.failed = make([]error, len(r.sources))
+	for i, src := range r.sources {
+		if src.live && !r.view.live {
+			r.failed[i] = fmt.Errorf("not asked: the facts are from the files in %s", r.view.root)
 		}
 	}
-	defer func() {
-		for _, src := range all {
-			if src.stop != nil {
-				src.stop()
-			}
-		}
-	}()
-
-	progress("reading start values", 0)
 	err := opts.Netns.Do(func() error {
-		for i, src := range slices.Backward(all) {
-			if src.start != nil && failed[i] == nil {
-				failed[i] = src.start(v)
+		for i, src := range slices.Backward(r.sources) {
+			if src.start != nil && r.failed[i] == nil {
+				r.failed[i] = src.start(r.view)
 			}
 		}
 		return nil
 	})
 	if err != nil {
+		r.stop()
 		return nil, err
 	}
+	r.began = time.Now()
+	return r, nil
+}
 
-	began := time.Now()
-	stopSeries := watchSeries(opts, v)
-	wait(ctx, opts.Window, progress)
-	series := stopSeries()
-
+// finish reads the end values.
+func (r *reading) finish() (*snapshot.Snapshot, error) {
 	s := &snapshot.Snapshot{
 		Version:       snapshot.Version,
 		TakenAt:       time.Now().UTC().Truncate(time.Millisecond),
-		WindowSeconds: time.Since(began).Seconds(),
-		Netns:         snapshot.Netns{Name: opts.Netns.Name(), Inode: opts.Netns.Inode()},
-		Series:        series,
+		WindowSeconds: time.Since(r.began).Seconds(),
+		Netns:         snapshot.Netns{Name: r.opts.Netns.Name(), Inode: r.opts.Netns.Inode()},
 	}
-	progress("reading end values", 1)
-	err = opts.Netns.Do(func() error {
-		s.Netns.Init = v.initialNetns()
-		for i, src := range all {
-			if src.end != nil && failed[i] == nil {
-				failed[i] = src.end(v, s)
+	err := r.opts.Netns.Do(func() error {
+		s.Netns.Init = r.view.initialNetns()
+		for i, src := range r.sources {
+			if src.end != nil && r.failed[i] == nil {
+				r.failed[i] = src.end(r.view, s)
 			}
-			s.Capabilities = append(s.Capabilities, capability(src.name, src.costs, failed[i]))
+			s.Capabilities = append(s.Capabilities, capability(src.name, src.costs, r.failed[i]))
 		}
 		return nil
 	})
@@ -151,6 +173,14 @@ func Take(ctx context.Context, opts Options) (*snapshot.Snapshot, error) {
 	}
 	snapshot.Clean(s)
 	return s, nil
+}
+
+func (r *reading) stop() {
+	for _, src := range r.sources {
+		if src.stop != nil {
+			src.stop()
+		}
+	}
 }
 
 // wait sleeps for the window or until ctx ends.

@@ -124,7 +124,7 @@ func (p *page) header(s *snapshot.Snapshot, findings []diagnose.Finding) {
 		about = append(about, "Linux "+s.Host.Kernel)
 	}
 	if s.Netns.Name != "" {
-		about = append(about, "namespace "+s.Netns.Name)
+		about = append(about, "namespace "+namespaceTitle(s.Netns))
 	}
 	watched := "watched for " + seconds(s.WindowSeconds)
 	if !s.TakenAt.IsZero() {

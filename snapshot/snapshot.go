@@ -61,6 +61,9 @@ type Netns struct {
 	Name  string `json:"name"` // "" for the caller's own
 	Inode uint64 `json:"inode"`
 	Init  bool   `json:"init"` // it is the initial one, where the global limits are writable
+	// Container is what the namespace belongs to, where a process in it tells:
+	// "docker web1", "pod shop/cart-5d8f", "podman 3f2a9c0d1e2b", "service nginx".
+	Container string `json:"container,omitempty"`
 }
 
 // Capability is something natkit can or can't see here, and what that costs.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,15 +43,23 @@ replaces addresses, hardware addresses and the names of the host and of namespac
 and containers, the same by the same everywhere, before anything is judged, saved
 or printed; networks stay networks, and private addresses private.
 
+--all-netns looks into every network namespace that a name or a process leads to,
+in one window: the host's, and those of containers and pods, which it calls by
+their names where their engine tells. What all share is told once. Namespaces with
+no interface but loopback are left out. It needs root.
+
 -o html is one page that needs nothing besides itself, to attach to a ticket: the
 findings with curves of the window, the facts, and what could not be seen.
 
 JSON: kernel, hostname, netns, taken_at, window_s; capabilities, a list of {name,
 ok, reason, costs}; findings, a list of {code, severity, title, evidence: [{what,
-value, source}], why, remedy, verify, settings, consequences}.`,
+value, source}], why, remedy, verify, settings, consequences}. With --all-netns:
+namespaces, a list of such objects; idle, how many were left out; skipped, why
+others were.`,
 		Example: `  natkit doctor
   natkit doctor --for 1m -o json
   natkit doctor --netns blue
+  natkit doctor --all-netns
   natkit doctor --save facts.json
   natkit doctor --from facts.json
   natkit doctor --redact -o html > ticket.html`,
@@ -58,6 +67,7 @@ value, source}], why, remedy, verify, settings, consequences}.`,
 	}
 	f := cmd.Flags()
 	f.Var((*secondsFlag)(&o.window), "for", "how long to watch, in `seconds` or with a unit")
+	f.BoolVar(&o.allNetns, "all-netns", false, "look into every network namespace of the machine")
 	f.BoolVar(&o.noDump, "no-dump", false, "do not read the entries of the conntrack table, only its counters")
 	f.StringVar(&o.save, "save", "", "write the facts to `FILE`, too")
 	f.StringVar(&o.from, "from", "", "judge the facts in `FILE` (- is stdin) instead of this machine's")
@@ -65,11 +75,22 @@ value, source}], why, remedy, verify, settings, consequences}.`,
 	out := outputFlag(cmd, "text", "json", "html")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.from != "" {
-			for _, name := range []string{"for", "no-dump", "save", "netns"} {
+			for _, name := range []string{"for", "no-dump", "save", "netns", "all-netns"} {
 				if cmd.Flags().Changed(name) {
 					return usagef("--%s and --from exclude each other: the facts in a file are what they are", name)
 				}
 			}
+		}
+		if o.allNetns {
+			for _, name := range []string{"netns", "save", "redact"} {
+				if cmd.Flags().Changed(name) {
+					return usagef("--%s and --all-netns exclude each other: use --netns for the one namespace", name)
+				}
+			}
+			if *out == "html" {
+				return usagef("-o html is a page about one namespace: use --netns for it instead of --all-netns")
+			}
+			return o.everywhere(cmd.Context(), e, *out)
 		}
 		s, err := o.facts(cmd.Context(), e)
 		if err != nil {
@@ -87,20 +108,55 @@ value, source}], why, remedy, verify, settings, consequences}.`,
 		if err != nil {
 			return err
 		}
-		for _, f := range findings {
-			if f.Severity >= diagnose.Warning {
-				return errFindings
-			}
-		}
-		return nil
+		return alarm(findings)
 	}
 	return cmd
+}
+
+// alarm is errFindings when one of them is of severity warning or above.
+func alarm(findings []diagnose.Finding) error {
+	for _, f := range findings {
+		if f.Severity >= diagnose.Warning {
+			return errFindings
+		}
+	}
+	return nil
+}
+
+// everywhere is the doctor for all namespaces.
+func (o *doctorOptions) everywhere(ctx context.Context, e *env, out string) error {
+	line := newProgressLine(e)
+	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Progress: doctorProgress(line)})
+	line.clear()
+	if err != nil {
+		return err
+	}
+	findings := diagnose.JudgeAll(all.Snapshots)
+	if out == "json" {
+		err = report.JSON(e.stdout, report.DoctorAll(all.Snapshots, findings, all.Idle, all.Skipped))
+	} else {
+		err = report.DoctorAllText(e.stdout, all.Snapshots, findings, all.Idle, all.Skipped, colored(e.stdout))
+	}
+	if err != nil {
+		return err
+	}
+	return alarm(slices.Concat(findings...))
+}
+
+// doctorProgress shows how much of the window is over.
+func doctorProgress(line *progressLine) func(what string, part float64) {
+	return func(what string, part float64) {
+		const width = 30
+		done := int(part * width)
+		line.show("doctor: [%s%s] %s", strings.Repeat("#", done), strings.Repeat(".", width-done), what)
+	}
 }
 
 type doctorOptions struct {
 	window     time.Duration
 	noDump     bool
 	redact     bool
+	allNetns   bool
 	save, from string
 }
 
@@ -129,11 +185,7 @@ func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, 
 	line := newProgressLine(e)
 	s, err := probe.Take(ctx, probe.Options{
 		Netns: ns, Window: o.window, Dump: !o.noDump,
-		Progress: func(what string, part float64) {
-			const width = 30
-			done := int(part * width)
-			line.show("doctor: [%s%s] %s", strings.Repeat("#", done), strings.Repeat(".", width-done), what)
-		},
+		Progress: doctorProgress(line),
 	})
 	line.clear()
 	if err == nil && o.redact {

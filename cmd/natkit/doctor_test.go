@@ -202,3 +202,62 @@ func TestDoctorRedact(t *testing.T) {
 		}
 	}
 }
+
+// --all-netns is about all of a machine: what is about one of its namespaces is
+// refused beside it.
+func TestDoctorAllNetnsUsage(t *testing.T) {
+	for _, args := range [][]string{
+		{"--all-netns", "--netns", "blue"}, {"--all-netns", "--save", "x"}, {"--all-netns", "--from", "x"},
+		{"--all-netns", "--redact"}, {"--all-netns", "-o", "html"},
+	} {
+		if code, _, stderr := doctor(t, t.Context(), "", args...); code != 2 || !strings.Contains(stderr, "--all-netns") && !strings.Contains(stderr, "one namespace") {
+			t.Errorf("%q: exit code %d, %q", args, code, stderr)
+		}
+	}
+}
+
+// A fault in a namespace that only a process leads to is found from outside.
+func TestDoctorAllNetns(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	shell := func(script string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), ktest.Tool(t, "sh"), "-ec", script)
+		cmd.Stderr = os.Stderr
+		if err := h.Do(cmd.Run); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sleep := exec.CommandContext(t.Context(), "sleep", "60")
+	if err := h.Do(sleep.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sleep.Process.Kill(); sleep.Wait() })
+	// A gateway whose forwarding is off: nothing comes, which is worth advice.
+	shell("ip link add eth0 type veth peer name eth1; ip link set eth0 up; ip link set eth1 up; " +
+		"ip addr add 10.1.0.1/24 dev eth0; ip addr add 10.2.0.1/24 dev eth1; sysctl -qw net.ipv4.ip_forward=0; " +
+		"nft add table ip nat; nft add chain ip nat post '{ type nat hook postrouting priority 100; }'; nft add rule ip nat post oifname eth0 masquerade")
+	_, stdout, stderr := doctor(t, t.Context(), "", "--all-netns", "--for", "0.2s", "-o", "json")
+	var got struct {
+		Namespaces []struct {
+			Netns    snapshot.Netns
+			Findings []struct{ Code string }
+		}
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	for _, n := range got.Namespaces {
+		if n.Netns.Inode == h.Inode() {
+			if len(n.Findings) == 0 || n.Findings[0].Code != "ip-forward-off" {
+				t.Errorf("found %+v", n)
+			}
+			return
+		}
+	}
+	t.Errorf("namespace %d is not among %+v", h.Inode(), got.Namespaces)
+}

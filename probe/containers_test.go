@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Each engine's way to write a container into the tree of control groups, and
+// what people call it.
+func TestContainerOf(t *testing.T) {
+	id := strings.Repeat("3f2a9c0d1e2b4455", 4)
+	const uid = "6f7a1b2c-1111-2222-3333-444455556666"
+	escaped := strings.ReplaceAll(uid, "-", "_")
+	dockerConfig := map[string]string{"var/lib/docker/containers/" + id + "/config.v2.json": `{"ID":"x","Name":"/web1"}`}
+	containerdConfig := map[string]string{"run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/config.json": `{"annotations":{"io.kubernetes.cri.sandbox-namespace":"shop","io.kubernetes.cri.sandbox-name":"cart-5d8f"}}`}
+	crioConfig := map[string]string{"run/containers/storage/overlay-containers/" + id + "/userdata/config.json": `{"annotations":{"io.kubernetes.pod.namespace":"shop","io.kubernetes.pod.name":"cart-5d8f"}}`}
+	named := map[string]string{"proc/7/root/etc/hostname": "cart-5d8f\n"}
+	for _, r := range []struct {
+		name, groups string
+		files        map[string]string
+		want         string
+	}{
+		{"docker, systemd", "0::/system.slice/docker-" + id + ".scope\n", dockerConfig, "docker web1"},
+		{"docker, cgroupfs of version 1", "12:cpu:/docker/" + id + "\n11:memory:/docker/" + id + "\n", dockerConfig, "docker web1"},
+		{"docker, its files not readable", "0::/system.slice/docker-" + id + ".scope\n", nil, "docker 3f2a9c0d1e2b"},
+		{"docker, its own name is its number", "0::/system.slice/docker-" + id + ".scope\n", map[string]string{"proc/7/root/etc/hostname": "3f2a9c0d1e2b\n"}, "docker 3f2a9c0d1e2b"},
+		{"pod of containerd", "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", containerdConfig, "pod shop/cart-5d8f"},
+		{"pod of cri-o", "0::/kubepods.slice/kubepods-pod" + escaped + ".slice/crio-" + id + ".scope\n", crioConfig, "pod shop/cart-5d8f"},
+		{"pod, cgroupfs", "3:cpu:/kubepods/besteffort/pod" + uid + "/" + id + "\n", containerdConfig, "pod shop/cart-5d8f"},
+		{"pod, known by its own name", "3:cpu:/kubepods/besteffort/pod" + uid + "/" + id + "\n", named, "pod cart-5d8f"},
+		{"pod, known by number", "0::/kubepods.slice/kubepods-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", nil, "pod " + uid},
+		{"podman", "0::/machine.slice/libpod-" + id + ".scope/container\n", named, "podman cart-5d8f"},
+		{"containerd alone", "0::/system.slice/cri-containerd-" + id + ".scope\n", nil, "containerd 3f2a9c0d1e2b"},
+		{"lxc", "0::/lxc.payload.mail/init.scope\n", nil, "lxc mail"},
+		{"nspawn", "0::/machine.slice/machine-old\\x2ddb.scope/payload\n", nil, "machine old-db"},
+		{"a service with a network of its own", "0::/system.slice/openvpn.service\n", nil, "service openvpn"},
+		{"damaged files", "0::/system.slice/docker-" + id + ".scope\n", map[string]string{"var/lib/docker/containers/" + id + "/config.v2.json": `{"Name":5`}, "docker 3f2a9c0d1e2b"},
+		{"a login", "0::/user.slice/user-0.slice/session-3.scope\n", nil, ""},
+		{"nothing", "0::/\n", nil, ""},
+	} {
+		t.Run(r.name, func(t *testing.T) {
+			files := map[string]string{"proc/7/cgroup": r.groups}
+			maps.Copy(files, r.files)
+			v := &view{root: tree(t, files), net: "proc/net"}
+			if got := containerOf(v, []string{"6", "7"}); got != r.want {
+				t.Errorf("got %q, want %q", got, r.want)
+			}
+		})
+	}
+}
+
+// A container's files are its own: what they lead to outside is not read.
+func TestHostnameIn(t *testing.T) {
+	root := tree(t, map[string]string{"etc/secret": "secret\n", "proc/7/root/etc/x": "", "proc/8/root/etc/hostname": strings.Repeat("x", 300)})
+	for _, target := range []string{"/etc/secret", "../../../../etc/secret"} {
+		link := filepath.Join(root, "proc/7/root/etc/hostname")
+		os.Remove(link)
+		if err := os.Symlink(target, link); err != nil {
+			t.Fatal(err)
+		}
+		if got := hostnameIn(&view{root: root}, "7"); got != "" {
+			t.Errorf("through a link to %s: %q", target, got)
+		}
+	}
+	if got := hostnameIn(&view{root: root}, "8"); got != "" {
+		t.Errorf("300 characters are a name: %q", got)
+	}
+}
