@@ -9,8 +9,32 @@
 #include "maps.h"
 #include <bpf/bpf_endian.h>
 
+/* A function that stays one: the program is smaller, and its stack is freed between
+ * two calls. Not every object that includes a header calls all that is in it. */
+#define SUBPROGRAM static __noinline __attribute__((unused))
+
+/* The same, and checked by the verifier once by itself instead of at every call, for
+ * any arguments: what has loops must be one, or a million instructions are not enough
+ * (Linux 6.18: "BPF program is too large"). Its pointers may be null. */
+#define GLOBAL __noinline __attribute__((unused))
+
+/* What bpf_map_update_elem answers; the kernel's headers for it are not for BPF. */
+enum { E_TOO_BIG = -7, E_EXIST = -17 };
+
 /* A step that doesn't end the packet; what ends it is an enum nat_reason. */
 #define GO_ON (-1)
+
+#define unlikely(condition) __builtin_expect(!!(condition), 0)
+
+/* RFC 1624, equation 3: the checksum after a change that adds delta to its complement.
+ * delta may be a sum of several. */
+static __always_inline __u16 checksum_add(__u16 check, __u32 delta)
+{
+	__u32 sum = (__u16)~check + delta;
+
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~(sum + (sum >> 16));
+}
 
 static __always_inline __be32 addr_word(struct nat_addr addr)
 {

@@ -71,20 +71,19 @@ static __always_inline __u32 ctx_segments(struct ctx *ctx)
 }
 
 /*
- * Adds to the complement of a transport checksum, which lies at offset: addresses is
- * the pseudo-header's part, the only one that concerns a partial checksum, payload the
- * rest. udp: zero means that there is none, and none may become zero. Packet pointers
- * from before are void.
+ * Adds to the complement of a transport checksum, which lies at offset: l3_delta is for
+ * the addresses in the pseudo-header, the only part that concerns a partial checksum,
+ * l4_delta for the ports. udp: zero means that there is no checksum, and none may become
+ * zero. Packet pointers from before are void.
  */
-static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 offset, __u32 addresses,
-					__u32 payload, int udp)
+static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 offset, __u16 l3_delta,
+					__u16 l4_delta, int udp)
 {
 	__u64 flags = udp ? BPF_F_MARK_MANGLED_0 : 0;
 
-	if (addresses &&
-	    bpf_l4_csum_replace(ctx, offset, 0, addresses, flags | BPF_F_PSEUDO_HDR) < 0)
+	if (l3_delta && bpf_l4_csum_replace(ctx, offset, 0, l3_delta, flags | BPF_F_PSEUDO_HDR) < 0)
 		return NAT_DROP_REWRITE;
-	if (payload && bpf_l4_csum_replace(ctx, offset, 0, payload, flags) < 0)
+	if (l4_delta && bpf_l4_csum_replace(ctx, offset, 0, l4_delta, flags) < 0)
 		return NAT_DROP_REWRITE;
 	return GO_ON;
 }
@@ -100,6 +99,17 @@ static __always_inline int ctx_transmit(struct ctx *ctx, __u32 index, const stru
 	if (ctx->vlan_present)
 		bpf_skb_vlan_pop(ctx);
 	return bpf_redirect(link->ifindex, 0);
+}
+
+/* Out by the stack's neighbour output, which writes the frame's header. gateway 0: it
+ * looks the next hop up itself. */
+static __always_inline int ctx_transmit_neighbour(struct ctx *ctx, __u32 ifindex, __be32 gateway)
+{
+	struct bpf_redir_neigh hop = {.nh_family = 2 /* AF_INET */, .ipv4_nh = gateway};
+
+	if (ctx->vlan_present)
+		bpf_skb_vlan_pop(ctx);
+	return bpf_redirect_neigh(ifindex, gateway ? &hop : NULL, gateway ? sizeof(hop) : 0, 0);
 }
 
 static __always_inline int ctx_can_transmit(const struct nat_link *link)

@@ -69,20 +69,18 @@ static __always_inline __u32 ctx_segments(struct ctx *ctx)
 }
 
 /*
- * Adds to the complement of a transport checksum, which lies at check: addresses is
- * the pseudo-header's part, payload the rest. udp: zero means that there is none, and
- * none may become zero. offset is check's, for tc.
+ * Adds to the complement of a transport checksum, which lies at check: l3_delta is for
+ * the addresses in the pseudo-header, l4_delta for the ports. udp: zero means that there
+ * is no checksum, and none may become zero. offset is for tc.
  */
-static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 offset, __u32 addresses,
-					__u32 payload, int udp)
+static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 offset, __u16 l3_delta,
+					__u16 l4_delta, int udp)
 {
-	__u32 sum;
+	__u16 sum;
 
 	if (udp && !*check)
 		return GO_ON;
-	sum = (__u16)~*check + addresses + payload;
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = ~(sum + (sum >> 16)) & 0xffff;
+	sum = checksum_add(*check, l3_delta + l4_delta);
 	*check = udp && !sum ? 0xffff : sum;
 	return GO_ON;
 }
@@ -96,6 +94,11 @@ static __always_inline long ctx_fib_lookup(struct ctx *ctx, struct bpf_fib_looku
 static __always_inline int ctx_transmit(struct ctx *ctx, __u32 index, const struct nat_link *link)
 {
 	return bpf_redirect_map(&transmit, index, XDP_DROP);
+}
+
+static __always_inline int ctx_transmit_neighbour(struct ctx *ctx, __u32 ifindex, __be32 gateway)
+{
+	return CTX_DROP; /* asked for on tc only */
 }
 
 static __always_inline int ctx_can_transmit(const struct nat_link *link)

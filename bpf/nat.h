@@ -172,8 +172,8 @@ enum nat_flow_state {
 struct nat_flow {
 	struct nat_addr src, dst; /* what the packet becomes */
 	__be16 sport, dport;
-	__u16 l3_delta; /* to add to the complement of the IPv4 checksum, TTL not included */
-	__u16 l4_delta; /* likewise of TCP, UDP: addresses and ports; ICMP: identifier only */
+	__u16 l3_delta; /* addresses: to add to the complement of the IPv4, TCP and UDP checksum */
+	__u16 l4_delta; /* ports or identifier: likewise of TCP, UDP, ICMP. 0 is none, not 0xffff */
 	__u64 hop;
 	__u32 hop_checked; /* ticks */
 	__u32 seen;	   /* ticks: last packet of this direction */

@@ -36,6 +36,8 @@ struct tcp {
 	__be16 urgent;
 };
 
+enum tcp_option_kind { TCP_MSS = 2 };
+
 enum tcp_flag { TCP_FIN = 1, TCP_SYN = 2, TCP_RST = 4, TCP_ACK = 16 };
 
 struct udp {
@@ -69,8 +71,10 @@ enum icmp_types {
 
 enum packet_limit {
 	PACKET_HEADERS = 14 + 60 + 60, /* Ethernet, IPv4, TCP: what parse reads at most */
-	/* l4 <= 14 + 60; a mask, because the verifier forgets the bounds of a 16-bit
-	 * number that went through memory (Linux 6.1). */
+	/* l3 <= 14, l4 <= 14 + 60. The masks are for the verifier, which forgets the
+	 * bounds of a 16-bit number that went through memory (Linux 6.1 to 6.18: "R5
+	 * offset is outside of the packet"). */
+	PACKET_L3_MASK = 15,
 	PACKET_L4_MASK = 127,
 };
 

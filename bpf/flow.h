@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The fast path: one look-up of the packet's flow, rewrite, out. Whatever needs more
+ * (no flow, a flow that is dying, TCP flags that move its state, a second gone by
+ * since its route was asked) goes through a subprogram first and then comes back.
+ */
+#ifndef NATKIT_FLOW_H
+#define NATKIT_FLOW_H
+
+#include "rewrite.h"
+#include "route.h"
+#include "session.h"
+
+enum flow_limit {
+	/* Time-out classes in which a packet without SYN, FIN or RST changes nothing. */
+	FLOW_STEADY = 1 << NAT_TIMEOUT_UDP | 1 << NAT_TIMEOUT_TCP_ESTABLISHED |
+		      1 << NAT_TIMEOUT_ICMP | 1 << NAT_TIMEOUT_OTHER,
+};
+
+static __always_inline __u32 flow_state(const struct nat_flow *flow)
+{
+	return *(const volatile __u32 *)&flow->state;
+}
+
+/* A packet of the flow is about to leave. Counters are plain additions: two CPUs at
+ * once with packets of one direction may lose a count. */
+static __always_inline void flow_seen(const struct packet *packet, struct nat_flow *flow)
+{
+	flow->seen = packet->now;
+	flow->packets += packet->segments;
+	flow->bytes += packet->bytes;
+}
+
+static __always_inline int flow_translated(const struct packet *packet)
+{
+	return packet->key.side == NAT_INSIDE ? NAT_TRANSLATED_OUT : NAT_TRANSLATED_IN;
+}
+
+static __always_inline int flow_too_big(const struct packet *packet, __u16 mtu)
+{
+	if (!mtu || packet->length <= mtu)
+		return GO_ON;
+	return packet->key.side == NAT_INSIDE ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
+}
+
+/*
+ * The way out for a packet whose next hop's MAC isn't known, or should be confirmed:
+ * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile.
+ */
+static __noinline int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	struct route route;
+	int reason;
+
+	if (!CTX_TC)
+		return NAT_PASS_TO_TC;
+	reason = route_find(ctx, packet, packet->key.src, flow->dst, &route);
+	if (reason == GO_ON && !route.link)
+		reason = NAT_DROP_NO_ROUTE;
+	if (reason == GO_ON)
+		reason = flow_too_big(packet, route.mtu);
+	if (reason != GO_ON)
+		return reason;
+	flow_seen(packet, flow);
+	reason = rewrite(ctx, packet, flow, 0, NULL);
+	if (reason != GO_ON)
+		return reason;
+	packet->action = ctx_transmit_neighbour(ctx, route.ifindex, route.gateway);
+	return flow_translated(packet);
+}
+
+/* Rewrites and sends. Everything that can end the packet is asked before the first
+ * byte is written. */
+static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	__u64 hop = *(volatile __u64 *)&flow->hop;
+	__u32 index = (hop >> ROUTE_LINK_SHIFT) - 1;
+	struct nat_link *link;
+	int reason;
+
+	if (unlikely(packet->ttl <= 1))
+		return packet->key.side == NAT_INSIDE ? NAT_PASS_TTL : NAT_DROP_TTL;
+	reason = flow_too_big(packet, flow->mtu);
+	if (unlikely(reason != GO_ON))
+		return reason;
+	link = bpf_map_lookup_elem(&links, &index);
+	if (unlikely(!link || !packet->l3 || packet->flags & PACKET_PROBE))
+		return flow_neighbour(ctx, packet, flow);
+	if (unlikely(!ctx_can_transmit(link)))
+		return NAT_PASS_TO_TC;
+	flow_seen(packet, flow);
+	reason = rewrite(ctx, packet, flow, hop, link);
+	if (unlikely(reason != GO_ON))
+		return reason;
+	packet->action = ctx_transmit(ctx, index, link);
+	return flow_translated(packet);
+}
+
+/*
+ * Asks the FIB again, once a second or as long as there is no next hop. From XDP, a
+ * neighbour that no packet has gone through the neighbour table for in that time is
+ * left to tc, whose packet does.
+ */
+static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
+					struct nat_flow *flow)
+{
+	struct route route;
+	__u32 *probed = route_probed(flow->hop);
+	int reason;
+
+	if (!CTX_TC && (!probed || packet->now - *probed >= ROUTE_CHECK_TICKS))
+		return NAT_PASS_TO_TC;
+	reason = route_find(ctx, packet, packet->key.src, flow->dst, &route);
+	if (reason == GO_ON && !route.link)
+		reason = NAT_DROP_NO_ROUTE;
+	if (reason != GO_ON) {
+		flow->hop = 0; /* the next packet asks again */
+		return reason;
+	}
+	flow->mtu = route.mtu;
+	*(volatile __u64 *)&flow->hop = route.hop;
+	flow->hop_checked = packet->now;
+	probed = route_probed(route.hop);
+	if (CTX_TC && probed && packet->now - *probed >= ROUTE_CHECK_TICKS) {
+		*probed = packet->now;
+		packet->flags |= PACKET_PROBE;
+	}
+	return GO_ON;
+}
+
+/* Whether a packet may be more than one of many: checked in one place, on every packet. */
+static __always_inline int flow_needs_attention(const struct packet *packet,
+						const struct nat_flow *flow)
+{
+	__u32 state = flow_state(flow);
+
+	return state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ||
+	       packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
+	       !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1) ||
+	       packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS;
+}
+
+/* A SYN: lowers its MSS to what fits the links on both sides, so that it holds for
+ * what comes back as well. */
+static __always_inline int flow_clamp(struct ctx *ctx, const struct packet *packet, __u16 mtu)
+{
+	struct nat_link *in = link_get(link_find(packet->ifindex));
+
+	if (in && in->mtu && (!mtu || in->mtu < mtu))
+		mtu = in->mtu;
+	return mtu ? rewrite_mss(ctx, packet, mtu - sizeof(struct ipv4) - sizeof(struct tcp)) : GO_ON;
+}
+
+/* What a packet of an existing flow may need besides the rewriting. */
+static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	__u32 state = flow_state(flow);
+	int reason = GO_ON;
+
+	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
+		reason = session_revive(ctx, packet, flow);
+	else if (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
+		 !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1))
+		reason = state_packet(packet, flow);
+	if (reason == GO_ON &&
+	    (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
+		reason = flow_reroute(ctx, packet, flow);
+	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
+		reason = flow_clamp(ctx, packet, flow->mtu);
+	return reason;
+}
+
+static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
+{
+	struct nat_flow flow;
+	int reason = session_open(ctx, packet, &flow);
+
+	if (reason != GO_ON)
+		return reason;
+	if (packet->tcp_flags & TCP_SYN && flow.state & NAT_FLOW_CLAMP) {
+		reason = flow_clamp(ctx, packet, flow.mtu);
+		if (reason != GO_ON)
+			return reason;
+	}
+	return flow_forward(ctx, packet, &flow);
+}
+
+static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)
+{
+	struct nat_flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
+	struct nat_link *in;
+	int reason;
+
+	if (unlikely(!flow))
+		return flow_open(ctx, packet);
+	if (flow->in_link) {
+		in = link_get(flow->in_link);
+		if (unlikely(!in || in->ifindex != packet->ifindex))
+			return NAT_DROP_SPOOFED;
+	}
+	if (unlikely(flow_needs_attention(packet, flow))) {
+		reason = flow_attend(ctx, packet, flow);
+		if (reason != GO_ON)
+			return reason;
+	}
+	return flow_forward(ctx, packet, flow);
+}
+
+#endif

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// The engine at the XDP hook: one program for each side.
+#include "nat.h"
+#include "maps.h"
+#include "ctx_xdp.h"
+#include "pipeline.h"
+
+SEC("xdp")
+int xdp_inside(struct ctx *ctx)
+{
+	return nat_process(ctx, NAT_INSIDE, 14);
+}
+
+SEC("xdp")
+int xdp_outside(struct ctx *ctx)
+{
+	return nat_process(ctx, NAT_OUTSIDE, 14);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

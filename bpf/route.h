@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Where a packet goes: the kernel's routes and neighbours, asked when a session is
+ * made and once a second after that. Policy routing by source, incoming interface
+ * and protocol is obeyed, as the stack would for the same packet: with the
+ * destination translated and the source not yet.
+ */
+#ifndef NATKIT_ROUTE_H
+#define NATKIT_ROUTE_H
+
+#include "parse.h"
+
+enum route_limit {
+	ROUTE_CHECK_TICKS = 953, /* a second, rounded down: how long a next hop is trusted */
+	ROUTE_LINK_SHIFT = 48,	 /* in nat_flow.hop */
+	ROUTE_AF_INET = 2,
+	ROUTE_PROBED = 4096, /* entries of the map */
+};
+
+struct route {
+	__u64 hop;	/* as nat_flow.hop; 0: the neighbour is not resolved */
+	__u32 ifindex;	/* of the way out */
+	__be32 gateway; /* IPv4 address of the neighbour; 0: it is not IPv4, the stack knows */
+	__u16 link;	/* index of the way out plus 1; 0: not an interface of the rule file */
+	__u16 mtu;
+};
+
+/* Index of an interface plus 1; 0 if it is none of the rule file's. */
+static __always_inline __u16 link_find(__u32 ifindex)
+{
+	__u32 *index = bpf_map_lookup_elem(&link_indices, &ifindex);
+
+	return index ? *index + 1 : 0;
+}
+
+static __always_inline struct nat_link *link_get(__u16 link)
+{
+	__u32 index = link - 1;
+
+	return bpf_map_lookup_elem(&links, &index);
+}
+
+/* A packet that has no way: from inside the stack says so to its sender, unless it
+ * might find one that we can't take, and let the packet out untranslated. */
+static __always_inline int route_none(const struct packet *packet, long answer)
+{
+	if (answer == BPF_FIB_LKUP_RET_UNSUPP_LWT || packet->key.side == NAT_OUTSIDE)
+		return NAT_DROP_NO_ROUTE;
+	return NAT_PASS_NO_ROUTE;
+}
+
+/*
+ * The way from src to dst for a packet that came in by packet->ifindex. GO_ON: *route
+ * is set, with hop 0 if only the neighbour is missing. NAT_PASS_LOCAL: dst is an
+ * address of the gateway, or broadcast.
+ */
+static __noinline int route_find(struct ctx *ctx, const struct packet *packet, struct nat_addr src,
+				 struct nat_addr dst, struct route *route)
+{
+	struct bpf_fib_lookup fib = {
+		.family = ROUTE_AF_INET,
+		.l4_protocol = packet->key.protocol,
+		.tot_len = sizeof(struct ipv4), /* not 0: then the answer has the route's MTU */
+		.ifindex = packet->ifindex,
+		.tos = packet->tos,
+		.ipv4_src = addr_word(src),
+		.ipv4_dst = addr_word(dst),
+	};
+	long answer = ctx_fib_lookup(ctx, &fib, 0);
+	struct nat_link *link;
+	__u16 low, middle, high;
+
+	if (answer == BPF_FIB_LKUP_RET_NOT_FWDED)
+		return NAT_PASS_LOCAL;
+	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return route_none(packet, answer);
+	route->hop = 0;
+	route->ifindex = fib.ifindex;
+	route->gateway = fib.family == ROUTE_AF_INET ? fib.ipv4_dst : 0;
+	route->mtu = 0;
+	route->link = link_find(fib.ifindex);
+	link = link_get(route->link);
+	if (!link)
+		return GO_ON;
+	/* Without a neighbour the answer does not say the MTU. */
+	route->mtu = answer == BPF_FIB_LKUP_RET_SUCCESS ? fib.mtu_result : link->mtu;
+	if (link->flags & NAT_LINK_NO_ETHERNET) {
+		route->hop = (__u64)route->link << ROUTE_LINK_SHIFT;
+	} else if (answer == BPF_FIB_LKUP_RET_SUCCESS) {
+		low = *(__u16 *)&fib.dmac[0];
+		middle = *(__u16 *)&fib.dmac[2];
+		high = *(__u16 *)&fib.dmac[4];
+		route->hop = (__u64)route->link << ROUTE_LINK_SHIFT | (__u64)high << 32 |
+			     (__u64)middle << 16 | low;
+	}
+	return GO_ON;
+}
+
+/* Whether a packet should go through the neighbour table, because none has for a
+ * second: that is what makes the kernel confirm an entry, and notice a new MAC. */
+static __always_inline __u32 *route_probed(__u64 hop)
+{
+	__u32 key = (hop ^ hop >> 24 ^ hop >> 44) % ROUTE_PROBED;
+
+	return bpf_map_lookup_elem(&probed, &key);
+}
+
+#endif
