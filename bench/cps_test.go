@@ -109,7 +109,7 @@ func TestFillTable(t *testing.T) {
 func TestTCPConnections(t *testing.T) {
 	ktest.Root(t)
 	ktest.Tool(t, "nft")
-	const flows = 500
+	const flows = 200
 	rules := masquerading
 	rules.rules += "\n}\nchain f { type filter hook forward priority filter\nct state invalid counter name \"invalid\"\n}\ncounter invalid {"
 	l, err := newLane(t.Context(), rules, RouterOptions{}, flows, false)
@@ -146,20 +146,24 @@ func TestTCPConnections(t *testing.T) {
 		}
 		return string(out)
 	}
-	load := frameLoad{frames: []int{MinFrame}, flows: flows, pps: 5000, duration: 10 * time.Second, once: true, cpus: []int{l.stand.generatorCPU}}
+	load := frameLoad{frames: []int{MinFrame}, flows: flows, pps: 500, duration: 10 * time.Second, once: true, cpus: []int{l.stand.generatorCPU}}
 	for _, c := range []struct {
 		traffic traffic
 		states  string
-	}{{connections, "map[TIME_WAIT assured true:500]"}, {openings, "map[ESTABLISHED assured true:500]"}, {segments, "map[ESTABLISHED assured true:500]"}} {
+	}{{connections, "map[TIME_WAIT assured true:200]"}, {openings, "map[ESTABLISHED assured true:200]"}, {segments, "map[ESTABLISHED assured true:200]"}} {
 		if c.traffic != segments {
 			if err := l.emptyTable(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		load.traffic = c.traffic
+		salt := l.stand.salt
 		tr, err := l.stand.runLearning(t.Context(), load, c.traffic == openings)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if (l.stand.salt == salt) != (c.traffic == segments) {
+			t.Errorf("%s: the cookies' salt was %d and is %d", c.states, salt, l.stand.salt)
 		}
 		if tr.sent.frames != flows || tr.received.frames != flows || tr.received.strays != 0 {
 			t.Errorf("%s: %d sent, %d completed, %d astray, lost %s", c.states, tr.sent.frames, tr.received.frames, tr.received.strays, placesOf(tr.lost))

@@ -219,7 +219,13 @@ func TestWireRefuses(t *testing.T) {
 		{name: "both ways", change: func(o *UDPOptions) { o.BothWays = true }, wantOption: "--both-ways"},
 		{name: "no flows", change: func(o *UDPOptions) { o.Flows = nil }, wantOption: "--flows"},
 		{name: "down", prepare: in(w.RX.Netns, "eth2", netlink.LinkSetDown), undo: in(w.RX.Netns, "eth2", netlink.LinkSetUp), want: "ip link set dev eth2 up"},
-		{name: "no carrier", prepare: in(router, "in0", netlink.LinkSetDown), undo: in(router, "in0", netlink.LinkSetUp), want: "no carrier"},
+		{name: "no carrier", prepare: func() {
+			in(router, "in0", netlink.LinkSetDown)()
+			ktest.Wait(t, 10*time.Second, "no carrier of eth1", func() bool {
+				_, err := w.TX.check(true)
+				return err != nil
+			})
+		}, undo: in(router, "in0", netlink.LinkSetUp), want: "no carrier"},
 		{name: "default route",
 			prepare: in(w.TX.Netns, "eth1", func(netlink.Link) error { return netlink.RouteAdd(byDefault) }),
 			undo:    in(w.TX.Netns, "eth1", func(netlink.Link) error { return netlink.RouteDel(byDefault) }), want: "--force"},

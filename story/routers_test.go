@@ -5,8 +5,10 @@ package story
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,6 +57,37 @@ func TestRouters(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// Every router lets whole TCP connections through, of which those that track know
+// the end.
+func TestRoutersTCP(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "iptables-nft")
+	if testing.Short() {
+		ktest.Unsupported(t, "needs a machine that takes a hundred thousand frames a second (-short)")
+	}
+	const sessions = 500
+	res, err := bench.CPS(t.Context(), bench.CPSOptions{
+		Routers: Routers(), Protocols: []string{"tcp"}, Sessions: sessions, Duration: 20 * time.Millisecond, Trials: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	figures := map[string]float64{}
+	for _, f := range res.Figures {
+		figures[f.Router+" "+f.Metric] = f.Median
+	}
+	for _, r := range res.Routers {
+		if r.Unsupported != "" {
+			continue
+		}
+		if figures[r.Name+" establishment_cps"] <= 0 || figures[r.Name+" established_pps"] <= 0 {
+			t.Errorf("%s: no connection, or no data on it: %v", r.Name, figures)
+		}
+		if slices.Contains([]string{"default", "trimmed", "nft", "nft-map", "iptables", "iptables-legacy"}, r.Name) && figures[r.Name+" capacity_sessions"] <= 0 {
+			t.Errorf("%s: no connection is in its table: %v", r.Name, figures)
+		}
 	}
 }
 

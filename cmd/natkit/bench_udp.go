@@ -98,7 +98,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 	f.IntVar(&o.Trials, "trials", 7, "trials under each set of conditions")
 	f.StringVar(&wire.tx, "tx", "", "`interface` to send from, to a router elsewhere")
 	f.StringVar(&wire.rx, "rx", "", "`interface` where that router's frames arrive")
-	f.StringVar(&wire.rxNetns, "rx-netns", "", "the network namespace of --rx, if not that of --tx")
+	f.StringVar(&wire.rxNetns, "rx-netns", "", "the network `namespace` of --rx, if not that of --tx")
 	f.StringVar(&wire.source, "source", bench.DefaultSources.String(), "`network` that frames between interfaces come from")
 	f.StringVar(&wire.target, "target", bench.DefaultTargets.String(), "`network` that they go to")
 	f.StringVar(&wire.routerMAC, "router-mac", "", "`MAC` of the router towards --tx (default by the route to --target)")
