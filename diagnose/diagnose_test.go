@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -368,4 +369,69 @@ func TestJudgeAll(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
+}
+
+// Two faults on one machine: both are told, the graver one first. Pairs of which
+// one example overwrites facts of the other are left out: the order in which they
+// are made shows it.
+func TestPairs(t *testing.T) {
+	// The second is not told beside the first, and why not.
+	apart := map[[2]string]string{
+		{"conntrack-chain-too-long", "snat-ports-exhausted"}:     "refused entries whose chain is too long are not those that found no port",
+		{"conntrack-hash-too-small", "conntrack-chain-too-long"}: "long chains in a small hash are chance, no attack",
+		{"established-timeout-long", "br-netfilter-overhead"}:    "the example has kube-proxy, which needs br_netfilter",
+		{"close-wait-heavy", "br-netfilter-overhead"}:            "the same",
+	}
+	pairs := 0
+	for i, a := range catalogue {
+		for _, b := range catalogue[i+1:] {
+			ab, ba := gateway(), gateway()
+			examples[a.Code](ab)
+			examples[b.Code](ab)
+			examples[b.Code](ba)
+			examples[a.Code](ba)
+			found := Judge(ab)
+			said := codesOf(found)
+			together := !overwritten(ab, ba)
+			for k := 1; k < len(found); k++ {
+				if found[k].Severity > found[k-1].Severity {
+					t.Errorf("%s and %s: %s stands before %s, which is graver", a.Code, b.Code, found[k-1].Code, found[k].Code)
+				}
+			}
+			for other, code := range map[string]string{a.Code: b.Code, b.Code: a.Code} {
+				if !slices.Contains(said, code) && together && apart[[2]string{other, code}] == "" {
+					t.Errorf("%s and %s: %s is not told", a.Code, b.Code, code)
+				}
+			}
+			if together {
+				pairs++
+			}
+		}
+	}
+	if pairs < 150 {
+		t.Errorf("only %d pairs of causes can stand together", pairs)
+	}
+}
+
+// overwritten says whether two machines differ otherwise than in the order of
+// their rows.
+func overwritten(a, b *snapshot.Snapshot) bool {
+	for _, s := range []*snapshot.Snapshot{a, b} {
+		slices.SortFunc(s.Drops.Rows, func(x, y snapshot.Drop) int { return strings.Compare(fmt.Sprint(x), fmt.Sprint(y)) })
+		slices.SortFunc(s.Routes, func(x, y snapshot.RouteAnswer) int { return strings.Compare(fmt.Sprint(x), fmt.Sprint(y)) })
+		slices.SortFunc(s.Interfaces, func(x, y snapshot.Interface) int { return strings.Compare(x.Name, y.Name) })
+		slices.SortFunc(s.Chains, func(x, y snapshot.Chain) int { return strings.Compare(fmt.Sprint(x), fmt.Sprint(y)) })
+	}
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX != nil || errY != nil || !bytes.Equal(x, y)
+}
+
+// codesOf are the codes of all findings, those folded under others included.
+func codesOf(findings []Finding) (codes []string) {
+	for _, f := range findings {
+		codes = append(codes, f.Code)
+		codes = append(codes, codesOf(f.Consequences)...)
+	}
+	return codes
 }

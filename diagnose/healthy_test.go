@@ -5,6 +5,7 @@ package diagnose
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -68,6 +69,59 @@ var healthy = map[string]func(s *snapshot.Snapshot){
 			Dest: netip.MustParseAddrPort("203.0.113.5:5060"), Used: 1, MinPort: 5060, MaxPort: 5060})
 		s.Conntrack.Stats["insert_failed"], s.Conntrack.Stats["drop"] = 2, 2
 	},
+	"gateway at 80 % of all its limits": func(s *snapshot.Snapshot) {
+		fill(s, 209_000)
+		s.Conntrack.CountStart = 208_000
+		s.Conntrack.Table.ByState = map[string]uint64{"ESTABLISHED": 120_000, "TIME_WAIT": 60_000, "SYN_SENT": 4000, "CLOSE_WAIT": 3000}
+		s.Conntrack.Table.SNATPorts[0].Used = 51_000
+		for n := range 4 {
+			s.CPUs = append(s.CPUs, snapshot.CPU{Number: n, Busy: 0.8, Softirq: 0.7, Packets: 400_000, Squeezed: 30, BacklogDropped: 1,
+				KsoftirqdRuns: ptr(uint64(900)), KsoftirqdWait: ptr(0.9)})
+		}
+		s.Sysctls["net.core.netdev_budget"], s.Sysctls["net.core.netdev_max_backlog"] = "300", "1000"
+		s.Neighbours = []snapshot.Neighbours{{Family: "ipv4", Entries: 820, Here: 800, Busiest: "eth1", Thresh2: 512, Thresh3: 1024, ForcedRuns: 2, Failed: 40}}
+		link(s, "eth0").Qdisc = &snapshot.Qdisc{Kind: "fq_codel", Packets: 990_000, Dropped: 9000, Overlimits: 0, LimitPackets: 10240}
+		link(s, "eth1").Qdisc = &snapshot.Qdisc{Kind: "tbf", Packets: 1_000_000, Dropped: 4000, Overlimits: 500_000, LimitBytes: 1 << 20, RateBytes: 125_000_000}
+		link(s, "eth0").RxMissed = 40
+		link(s, "eth0").NIC = &snapshot.NIC{Driver: "mlx5_core", RxRing: 1024, RxRingMax: 8192, Channels: 4, ChannelsMax: 4, RxQueues: 4, Lost: map[string]uint64{"rx_out_of_buffer": 40}}
+		s.Counters["Ip.InHdrErrors"], s.Counters["IpExt.InNoRoutes"] = 30, 60
+		s.Counters["Ip.ReasmFails"], s.Counters["Ip.ReasmTimeout"], s.Counters["Ip.ReasmOKs"] = 12, 12, 3000
+		s.Counters["Tcp.InCsumErrors"] = 40
+		s.Drops.Rows = append(s.Drops.Rows, drop(30, snapshot.CauseTTL, "eth1", sample("udp 192.168.1.20:4000 -> 203.0.113.80:33434")),
+			drop(60, snapshot.CauseNoRoute, "eth1", sample("tcp 192.168.1.20:4000 -> 10.65.0.1:443 SYN")),
+			drop(80, snapshot.CauseMartian, "eth0", sample("udp 10.0.0.1:53 -> 127.0.0.1:53")), drop(9000, snapshot.CauseQueue, "eth0"), drop(4000, snapshot.CauseQueue, "eth1"))
+		s.Routes = []snapshot.RouteAnswer{{In: "eth1", Source: addr("192.168.1.20"), Dest: addr("203.0.113.80"), Answer: snapshot.RouteFound, Out: "eth0"}}
+		s.Listeners[0].Queue = 100
+	},
+	"Kubernetes node with 5000 rules": func(s *snapshot.Snapshot) {
+		examples["br-netfilter-overhead"](s)
+		for n := range 1600 {
+			s.Chains = append(s.Chains,
+				snapshot.Chain{Backend: "nft", Family: "ip", Table: "nat", Name: fmt.Sprintf("KUBE-SVC-%016d", n), Rules: 2},
+				snapshot.Chain{Backend: "nft", Family: "ip", Table: "nat", Name: fmt.Sprintf("KUBE-SEP-%016d", n), Rules: 1, NATRules: map[string]int{"dnat": 1}})
+		}
+		s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "ip", Table: "nat", Name: "KUBE-SERVICES", Rules: 1600},
+			snapshot.Chain{Backend: "nft", Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", Type: "filter", Policy: "accept", Rules: 4,
+				DropRules: []snapshot.DropRule{{Number: 1, Verdict: "drop", Packets: ptr(uint64(200))}}})
+		s.Sysctls["net.ipv4.conf.all.route_localnet"], s.Sysctls["net.netfilter.nf_conntrack_tcp_timeout_close_wait"] = "1", "3600"
+		s.Owners = []snapshot.Owner{{Setting: "net.netfilter.nf_conntrack_max", Value: "262144", Who: "kube-proxy", Where: "process 7 (kube-proxy)"}}
+		s.Drops.Rows = append(s.Drops.Rows, drop(40, snapshot.CauseNoRoute, "eth1", sample("tcp 192.168.1.20:4000 -> 10.244.3.9:443 SYN")),
+			drop(200, snapshot.CauseRule, "eth1", forwardStack))
+		s.Routes = []snapshot.RouteAnswer{{In: "eth1", Source: addr("192.168.1.20"), Dest: addr("10.244.3.9"), Answer: snapshot.RouteBlackhole,
+			Match: netip.MustParsePrefix("10.244.3.0/26"), Table: 254}}
+		s.Neighbours = []snapshot.Neighbours{{Family: "ipv4", Entries: 980, Here: 60, Thresh2: 512, Thresh3: 1024}} // most of them permanent
+	},
+	"web server without NAT or connection tracking": func(s *snapshot.Snapshot) {
+		s.Conntrack, s.Chains, s.Hooks = nil, []snapshot.Chain{}, []snapshot.Hook{}
+		s.Sysctls = map[string]string{"net.ipv4.ip_forward": "0", "net.ipv4.conf.eth0.rp_filter": "2", "net.core.somaxconn": "4096"}
+		s.Interfaces = s.Interfaces[:2]
+		link(s, "eth0").Qdisc = &snapshot.Qdisc{Kind: "mq", Packets: 900_000, Dropped: 7}
+		link(s, "eth0").NIC = &snapshot.NIC{Driver: "virtio_net", RxRing: 256, RxRingMax: 256, RxQueues: 1}
+		s.CPUs = []snapshot.CPU{{Number: 0, Busy: 0.7, Softirq: 0.3, Packets: 900_000}, {Number: 1, Busy: 0.6, Softirq: 0.02, Packets: 20_000}}
+		s.Counters = map[string]uint64{"Ip.InReceives": 900_000, "Ip.InDelivers": 900_000, "Ip.ForwDatagrams": 0, "Tcp.PassiveOpens": 80_000, "TcpExt.ListenOverflows": 2,
+			"TcpExt.TCPSynRetrans": 60, "Tcp.InCsumErrors": 3, "Ip.InAddrErrors": 5}
+		s.Drops.Rows = s.Drops.Rows[:1]
+	},
 	"neighbour of a namespace whose table is full": func(s *snapshot.Snapshot) {
 		s.KernelLog.OtherTableFull, s.KernelLog.TableFull, s.KernelLog.Suppressed = 11, 0, 3000
 		d := drop(9000, snapshot.CauseTableFull, "veth1")
@@ -105,6 +159,8 @@ func TestMissingFacts(t *testing.T) {
 		func(s *snapshot.Snapshot) { s.Interfaces = nil },
 		func(s *snapshot.Snapshot) { s.Listeners = nil },
 		func(s *snapshot.Snapshot) { s.KernelLog = nil },
+		func(s *snapshot.Snapshot) { s.CPUs = nil },
+		func(s *snapshot.Snapshot) { s.Neighbours, s.Routes = nil, nil },
 		func(s *snapshot.Snapshot) { s.WindowSeconds = 0 },
 		func(s *snapshot.Snapshot) { s.Host = snapshot.Host{} },
 	}

@@ -25,8 +25,9 @@ where that can be told from the packet and from conntrack's counters.
 
 Causes: conntrack-table-full, nat-confirm (an entry could not be put into the
 table: source ports used up, or a race for one), firewall-rule, ip-forward-off,
-rp-filter, no-route, mtu, ttl-expired, queue-full, neighbour, listen-overflow,
-checksum, fragment, cpu-backlog.
+rp-filter, no-route, martian (an address that no packet may have there), mtu,
+ttl-expired, queue-full, neighbour, listen-overflow, checksum, fragment,
+cpu-backlog.
 
 Counting happens in the kernel and costs less than 0.1 us a packet, so that it
 can stay on during a flood; with --stacks some 5 us. All namespaces of the host
