@@ -44,6 +44,9 @@ func TestObserverUsage(t *testing.T) {
 		{"profile --diff x -o pprof", "holds one profile"},
 		{"profile -o xml", "want text, json, html, svg, folded or pprof"},
 		{"hooks extra", "extra"},
+		{"hooks --measure", "--measure goes with --cost"},
+		{"hooks --for 1s", "--for goes with --cost"},
+		{"hooks --cost --for 0s", "--for 0s"},
 	} {
 		code, stdout, stderr := observed(t.Context(), tt.args)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {

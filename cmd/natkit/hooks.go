@@ -3,14 +3,22 @@
 package main
 
 import (
+	"context"
+	"time"
+
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"natkit/internal/netns"
 	"natkit/observe"
+	"natkit/probe"
 	"natkit/report"
+	"natkit/snapshot"
+	"natkit/story"
 )
 
 func newHooksCommand(e *env) *cobra.Command {
+	var cost hookCostOptions
 	cmd := &cobra.Command{
 		Use:   "hooks",
 		Short: "List what every packet walks through: the functions on the netfilter hooks",
@@ -24,19 +32,56 @@ asks these chains about the first packet of a flow.
 The kernel's own lists are read by a program, which needs root or CAP_BPF and
 CAP_PERFMON; without, the kernel is asked by netlink, if it was built for that
 (CONFIG_NETFILTER_NETLINK_HOOK). With -o json the answer is one object: netns and
-hooks (family, hook, priority, function, owner, device, chain, via).`,
+hooks (family, hook, priority, function, owner, device, chain, via).
+
+With --cost natkit looks for a while what share of the processors' time each takes,
+how many packets came to each hook, and which of it no rule in use needs, with the
+commands that remove it: empty chains, legacy tables, br_netfilter, tracking of what
+nothing translates, helpers. Time is sampled on the whole machine. What removing
+would save depends on the kernel: --measure compares routers in namespaces of its
+own, which keeps the processors busy for some twenty seconds.
+
+JSON then: netns, interval_s, samples, whole, framework, hooks (as above, and rules,
+packets, samples, share, shared), needless (kind, what, why, hooks, commands,
+saves_ns), measured (figures, notes, seconds, parts), unseen.`,
 		Example: `  natkit hooks
+  natkit hooks --cost --for 10s
   natkit hooks --netns gateway
   natkit hooks --netns pid:1234 -o json`,
 		Args: noArgs,
 	}
+	f := cmd.Flags()
+	f.BoolVar(&cost.on, "cost", false, "what each takes of the time, and what is needless")
+	f.DurationVar(&cost.window, "for", 10*time.Second, "with --cost: how long to look")
+	f.BoolVar(&cost.noDump, "no-dump", false, "with --cost: do not read the entries of the conntrack table")
+	f.BoolVar(&cost.measure, "measure", false, "with --cost: measure in a lab what removing saves")
 	out := outputFlag(cmd)
-	cmd.RunE = func(*cobra.Command, []string) error {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if !cost.on {
+			for _, name := range []string{"for", "no-dump", "measure"} {
+				if cmd.Flags().Changed(name) {
+					return usagef("--%s goes with --cost", name)
+				}
+			}
+		}
+		if cost.window <= 0 {
+			return usagef("--for %v: want a time", cost.window)
+		}
 		h, err := netns.Open(e.netns)
 		if err != nil {
 			return err
 		}
 		defer h.Close()
+		if cost.on {
+			r, err := cost.look(cmd.Context(), e, h)
+			if err != nil {
+				return err
+			}
+			if *out == "json" {
+				return unlessPipeClosed(report.JSON(e.stdout, r))
+			}
+			return unlessPipeClosed(r.Text(e.stdout))
+		}
 		hooks, err := observe.Hooks(h)
 		if err != nil {
 			return err
@@ -48,4 +93,40 @@ hooks (family, hook, priority, function, owner, device, chain, via).`,
 		return unlessPipeClosed(r.Text(e.stdout))
 	}
 	return cmd
+}
+
+type hookCostOptions struct {
+	on, noDump, measure bool
+	window              time.Duration
+}
+
+// look reads the facts and takes a profile of the same time, and measures then.
+func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*report.HookCost, error) {
+	line := newProgressLine(e)
+	defer line.clear()
+	line.show("looking for %v ...", o.window)
+	var s *snapshot.Snapshot
+	var p *observe.Profile
+	g, inner := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		s, err = probe.Take(inner, probe.Options{Netns: h, Window: o.window, Dump: !o.noDump})
+		return err
+	})
+	g.Go(func() (err error) {
+		p, err = observe.TakeProfile(inner, observe.ProfileOptions{For: o.window})
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	r := report.NewHookCost(s, p)
+	if !o.measure || ctx.Err() != nil {
+		return r, ctx.Err()
+	}
+	var err error
+	if r.Measured, err = story.MeasureHooks(ctx, version(), line.show); err != nil {
+		return nil, err
+	}
+	r.Measured.Fill(r.Needless)
+	return r, nil
 }

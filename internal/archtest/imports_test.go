@@ -22,7 +22,7 @@ import (
 var layers = [][]string{
 	1: {"nat", "snapshot", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild"},
 	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
-	3: {"bench", "control", "diagnose", "tune"},
+	3: {"bench", "control", "diagnose", "trim", "tune"},
 	4: {"live", "story"},
 	5: {"report", "internal/tui"},
 	6: {"cmd/natkit"},
@@ -49,7 +49,7 @@ var onlyIn = map[string][]string{
 // pure packages are functions of their arguments: nothing of touchesKernel is
 // in their import closure, so they give the same answer on every machine.
 var (
-	pure          = []string{"diagnose", "nat", "snapshot"}
+	pure          = []string{"diagnose", "nat", "snapshot", "trim"}
 	touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
 )
 
