@@ -18,6 +18,11 @@
  * (Linux 6.18: "BPF program is too large"). Its pointers may be null. */
 #define GLOBAL __noinline __attribute__((unused))
 
+/* Makes the compiler forget what it knows of a number. clang leaves out a mask that
+ * can't matter after a byte swap, of whose result the verifier knows nothing (Linux
+ * 6.18: "invalid access to map value"). */
+#define OPAQUE(number) asm volatile("" : "+r"(number))
+
 /* What bpf_map_update_elem answers; the kernel's headers for it are not for BPF. */
 enum { E_TOO_BIG = -7, E_EXIST = -17 };
 

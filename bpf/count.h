@@ -44,7 +44,7 @@ static __always_inline struct nat_event *event_begin(enum nat_event_kind kind)
 
 /* A session was made or has ended: its owner's key and flow, and how much went the
  * other way. */
-static __noinline void event_session(enum nat_event_kind kind, const struct nat_flow_key *key,
+SUBPROGRAM void event_session(enum nat_event_kind kind, const struct nat_flow_key *key,
 				     const struct nat_flow *owner, const struct nat_flow *peer)
 {
 	struct nat_event *e = event_begin(kind);
@@ -68,7 +68,7 @@ static __noinline void event_session(enum nat_event_kind kind, const struct nat_
 	bpf_ringbuf_submit(e, 0);
 }
 
-static __noinline void event_refused(const struct nat_flow_key *key, __u32 reason)
+SUBPROGRAM void event_refused(const struct nat_flow_key *key, __u32 reason)
 {
 	struct nat_event *e = event_begin(NAT_EVENT_REFUSED);
 

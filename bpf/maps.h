@@ -230,4 +230,22 @@ struct {
 	__uint(max_entries, 1 << 20);
 } events SEC(".maps");
 
+/* clang 19 leaves a type that only inner maps name as a forward declaration, and loaders
+ * need its size ("type is unsized"). A parameter's type is written down whole. Never
+ * called, so never loaded. */
+struct map_types {
+	struct nat_slot slot;
+	struct nat_ports ports;
+	struct nat_rule rule;
+	struct nat_target target;
+	struct nat_exact_key exact;
+	struct nat_destination_key destination;
+	struct nat_origin_key origin;
+	struct nat_prefix_key prefix;
+	struct nat_exclude_key exclude;
+};
+__attribute__((used)) static void map_types(struct map_types *types)
+{
+}
+
 #endif

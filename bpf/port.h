@@ -33,40 +33,35 @@ enum port_limit {
 #define PORT_NONE (-1)
 #define PORT_EVEN 0x5555555555555555ULL
 
-/* Index of the lowest bit that is set. BPF has no instruction for it. */
+/* Index of the lowest bit that is set: the number of ones below it. BPF has no
+ * instruction for it, and branches would cost the verifier a path each. */
 static __always_inline __u32 bit_lowest(__u64 word)
 {
-	__u32 n = 0;
+	__u64 ones = (word & -word) - 1;
 
-	if (!(word & 0xffffffff)) {
-		n += 32;
-		word >>= 32;
-	}
-	if (!(word & 0xffff)) {
-		n += 16;
-		word >>= 16;
-	}
-	if (!(word & 0xff)) {
-		n += 8;
-		word >>= 8;
-	}
-	if (!(word & 0xf)) {
-		n += 4;
-		word >>= 4;
-	}
-	if (!(word & 0x3)) {
-		n += 2;
-		word >>= 2;
-	}
-	return n + !(word & 1);
+	ones -= ones >> 1 & 0x5555555555555555ULL;
+	ones = (ones & 0x3333333333333333ULL) + (ones >> 2 & 0x3333333333333333ULL);
+	ones = (ones + (ones >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+	return ones * 0x0101010101010101ULL >> 56;
+}
+
+static __always_inline __u64 *bit_word(struct nat_ports *ports, __u32 n)
+{
+	OPAQUE(n);
+	return &ports->words[n / 64 & (NAT_WORDS - 1)];
+}
+
+static __always_inline __u64 *bit_summary(struct nat_ports *ports, __u32 n)
+{
+	OPAQUE(n);
+	return &ports->summary[n / 4096 & (NAT_SUMMARY - 1)];
 }
 
 /* Takes that bit if it is free: steps 1 to 3 of take above. */
 static __always_inline int bit_take(struct nat_ports *ports, __u32 n)
 {
 	__u64 bit = 1ULL << (n & 63), word_bit = 1ULL << (n / 64 & 63), left;
-	__u64 *word = &ports->words[n / 64 & (NAT_WORDS - 1)];
-	__u64 *summary = &ports->summary[n / 4096 & (NAT_SUMMARY - 1)];
+	__u64 *word = bit_word(ports, n), *summary = bit_summary(ports, n);
 
 	left = __sync_fetch_and_and(word, ~bit);
 	if (!(left & bit))
@@ -83,20 +78,23 @@ static __always_inline void bit_give(struct nat_ports *ports, __u32 n)
 {
 	__u64 bit = 1ULL << (n & 63), word_bit = 1ULL << (n / 64 & 63);
 
-	if (__sync_fetch_and_or(&ports->words[n / 64 & (NAT_WORDS - 1)], bit) & bit)
+	if (__sync_fetch_and_or(bit_word(ports, n), bit) & bit)
 		return; /* cannot happen: it was free */
-	__sync_fetch_and_or(&ports->summary[n / 4096 & (NAT_SUMMARY - 1)], word_bit);
+	__sync_fetch_and_or(bit_summary(ports, n), word_bit);
 	__sync_fetch_and_add(&ports->free, 1);
 }
 
 /* The first of the words from..to that may have a free bit. */
-static __always_inline int word_find(const struct nat_ports *ports, __u32 from, __u32 to)
+GLOBAL int word_find(const struct nat_ports *ports, __u32 from, __u32 to)
 {
 	__u32 n, i;
 	__u64 found;
 
+	if (!ports)
+		return PORT_NONE;
 	for (n = 0; n < NAT_SUMMARY; n++) {
 		i = from / 64 + n;
+		OPAQUE(i);
 		if (i > to / 64 || i >= NAT_SUMMARY)
 			return PORT_NONE;
 		found = ports->summary[i];
@@ -117,7 +115,7 @@ static __always_inline int word_find(const struct nat_ports *ports, __u32 from, 
  * range exclude (two words of a range at most), or has been made stale; a caller that
  * masks asks once more without.
  */
-static __noinline int bits_take(struct nat_ports *ports, __u32 lo, __u32 hi, __u64 mask)
+GLOBAL int bits_take(struct nat_ports *ports, __u32 lo, __u32 hi, __u64 mask)
 {
 	__u32 random = bpf_get_prandom_u32(), start, from, n, try;
 	__u64 free, turned;
@@ -134,8 +132,7 @@ static __noinline int bits_take(struct nat_ports *ports, __u32 lo, __u32 hi, __u
 			word = word_find(ports, lo / 64, hi / 64);
 		if (word < 0)
 			return PORT_NONE;
-		word &= NAT_WORDS - 1;
-		free = *(volatile __u64 *)&ports->words[word] & mask;
+		free = *(volatile __u64 *)bit_word(ports, word * 64) & mask;
 		if (word == lo / 64)
 			free &= ~0ULL << (lo & 63);
 		if (word == hi / 64)
@@ -194,7 +191,7 @@ static __always_inline struct nat_slot slot_read(const struct nat_slot *slot)
 
 /* Whether a socket of the gateway listens on the port or talks from it to the
  * packet's destination. */
-static __noinline int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
+SUBPROGRAM int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
 				      __be32 address, __be16 port)
 {
 	struct bpf_sock_tuple tuple = {};
@@ -249,16 +246,17 @@ static __always_inline int port_search(struct nat_ports *ports, __u32 first, __u
  * until port_give: the packet's own if that is free, another otherwise. The result is
  * in host order; PORT_NONE if all are taken.
  */
-static __noinline int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
+GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
 				__u32 index, __u32 parity)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
 	struct nat_ports *ports = port_bits(index, class);
-	__u32 wanted = bpf_ntohs(key->sport), try;
 	int port = PORT_NONE, passed = PORT_NONE;
+	__u32 wanted, try;
 
-	if (!address || !ports || !address->port_count)
+	if (!key || !address || !ports || !address->port_count)
 		return PORT_NONE;
+	wanted = bpf_ntohs(key->sport);
 	if (bit_take(ports, wanted))
 		port = wanted;
 	for (try = 0; try < PORT_SOCKET_TRIES; try++) {

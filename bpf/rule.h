@@ -38,12 +38,15 @@ static __always_inline const struct nat_rule *rule_get(__u32 slot, int index)
  * hash, with the compiler having added the pairs that shorter prefixes imply. A port
  * always comes with its protocol.
  */
-static __noinline int rule_excluded(const struct nat_flow_key *key, __u32 lookups, __u32 slot)
+GLOBAL int rule_excluded(const struct nat_flow_key *key, __u32 lookups, __u32 slot)
 {
-	struct nat_prefix_key prefix = {.prefixlen = 32, .addr = key->src};
+	struct nat_prefix_key prefix = {.prefixlen = 32};
 	struct nat_exclude_key pair = {};
 	int class;
 
+	if (!key)
+		return 0;
+	prefix.addr = key->src;
 	class = rule_lookup(&exclude_src, slot, &prefix);
 	if (class == RULE_NONE)
 		return 0;
@@ -68,14 +71,18 @@ static __noinline int rule_excluded(const struct nat_flow_key *key, __u32 lookup
  * The destination rule for a packet, as an index of rules. link is the way in, plus
  * 1. ICMP queries and protocols without ports ask with port 0.
  */
-static __noinline int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lookups,
+GLOBAL int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lookups,
 				       __u32 slot)
 {
-	struct nat_exact_key point = {
-		.addr = key->dst, .port = key->dport, .protocol = key->protocol};
-	struct nat_destination_key k = {.addr = key->dst};
+	struct nat_destination_key k = {};
+	struct nat_exact_key point = {};
 	int found;
 
+	if (!key)
+		return RULE_NONE;
+	point.addr = key->dst;
+	point.port = key->dport;
+	point.protocol = key->protocol;
 	if (lookups & NAT_LOOKUP_EXACT_LINK) {
 		point.link = link;
 		found = rule_lookup(&exact, slot, &point);
@@ -89,6 +96,7 @@ static __noinline int rule_destination(const struct nat_flow_key *key, __u32 lin
 			return found;
 	}
 
+	k.addr = key->dst;
 	k.kind = NAT_BY_RANGE;
 	k.prefixlen = 80; /* link, kind, protocol, address, port */
 	k.protocol = key->protocol;
@@ -138,10 +146,9 @@ static __noinline int rule_destination(const struct nat_flow_key *key, __u32 lin
 
 /* The source rule for a packet from that address, as an index of rules. in and out
  * are the links of its way, plus 1. */
-static __noinline int rule_source(struct nat_addr src, __u32 in, __u32 out, __u64 where)
+GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slot)
 {
-	__u32 lookups = where >> 32, slot = (__u32)where;
-	struct nat_origin_key k = {.prefixlen = 64, .addr = src};
+	struct nat_origin_key k = {.prefixlen = 64, .addr = addr_of(src)};
 	int found;
 
 	if (lookups & NAT_LOOKUP_SOURCE_IN_OUT) {

@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Mappings: inside endpoint -> outside endpoint (RFC 4787 section 4.1), the hosts
+ * they belong to (paired pooling, limits) and whom they let in (section 5).
+ *
+ * All three are counted by reference, and live as long as a session holds one. A
+ * reference is taken by compare-and-exchange, so never from what is being removed;
+ * since the memory of a removed element may be another one's by then, the identity in
+ * the value is compared after that, and a wrong one is put back.
+ *
+ * Removal is one CPU's: hosts and contacts by whoever changes 0 to GONE, mappings only
+ * by the sweep, because their port rests first. A removed element stays in its hash,
+ * marked GONE, until it is deleted by its key, and nobody can insert the same key
+ * before: so the delete can't meet another one's element.
+ */
+#ifndef NATKIT_MAPPING_H
+#define NATKIT_MAPPING_H
+
+#include "count.h"
+#include "port.h"
+
+enum mapping_limit {
+	REFS_TRIES = 16,	/* lost compare-and-exchanges before the packet is given up */
+	POOL_TRIES = 8,		/* addresses of a pool looked at for a new host */
+	MAPPING_TRIES = 2,	/* the second after another CPU made the same mapping */
+};
+
+/* What the inside endpoint at one end of a session holds. */
+struct hold {
+	struct nat_mapping_key inside;
+	__u16 address; /* outside: index */
+	__be16 port;   /* outside */
+	__u32 flags;   /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_CONTACT */
+	__u32 filtering; /* of the mapping */
+};
+
+static __always_inline __u32 refs_read(const __u32 *refs)
+{
+	return *(const volatile __u32 *)refs;
+}
+
+static __always_inline int refs_take(__u32 *refs, __u32 limit)
+{
+	__u32 try, old, new;
+
+	for (try = 0; try < REFS_TRIES; try++) {
+		old = refs_read(refs);
+		if (old & NAT_REFS_GONE)
+			return NAT_DROP_RACE;
+		if ((old & NAT_REFS_COUNT) >= limit)
+			return NAT_DROP_SOURCE_LIMIT;
+		new = old + 1;
+		if (!(old & NAT_REFS_COUNT) && old & NAT_REFS_QUEUED)
+			new |= NAT_REFS_AGAIN;
+		if (__sync_val_compare_and_swap(refs, old, new) == old)
+			return GO_ON;
+	}
+	return NAT_DROP_RACE;
+}
+
+/* Puts a reference back. True for the one who thereby must see to the end: nobody
+ * held it any more, and mark was set. When the exchange fails somebody has taken one
+ * since, and putting that back comes here again. */
+static __always_inline int refs_put(__u32 *refs, __u32 mark)
+{
+	__u32 left = __sync_fetch_and_add(refs, -1) - 1;
+
+	return !(left & (NAT_REFS_COUNT | mark)) &&
+	       __sync_val_compare_and_swap(refs, left, left | mark) == left;
+}
+
+static __always_inline int key_equal(const struct nat_mapping_key *a,
+				     const struct nat_mapping_key *b)
+{
+	return addr_equal(a->addr, b->addr) && a->port == b->port && a->class == b->class &&
+	       a->realm == b->realm;
+}
+
+/* --- mappings ---------------------------------------------------------------- */
+
+/* The port of a mapping, or of a session without one, rests from now on. The queue
+ * has room for every mapping and every session. Were it full nevertheless, the mapping
+ * would stay until it is used and left again. */
+static __always_inline int port_rest(const struct nat_mapping_key *inside, __u16 address,
+				     __be16 port, __u32 now)
+{
+	struct nat_resting resting = {
+		.inside = *inside, .address = address, .port = port, .since = now};
+
+	return bpf_map_push_elem(&mapping_queue, &resting, 0);
+}
+
+/*
+ * A mapping without sessions goes into the queue once; QUEUED says that it is there.
+ * Who takes it out of rest leaves AGAIN, so that the sweep, when it meets the entry,
+ * knows that the rest began later than the entry says.
+ */
+static __always_inline void mapping_put(struct nat_mapping *m, __u32 now)
+{
+	struct nat_mapping_key inside = m->inside;
+	__u16 address = m->address;
+	__be16 port = m->port;
+
+	if (refs_put(&m->refs, NAT_REFS_QUEUED) && port_rest(&inside, address, port, now))
+		__sync_fetch_and_and(&m->refs, ~NAT_REFS_QUEUED);
+}
+
+static __always_inline int mapping_ref(struct nat_mapping *m, const struct nat_mapping_key *inside,
+				       __u32 now)
+{
+	int reason = refs_take(&m->refs, NAT_REFS_COUNT);
+
+	if (reason != GO_ON)
+		return NAT_DROP_RACE;
+	if (key_equal(&m->inside, inside))
+		return GO_ON;
+	mapping_put(m, now);
+	return NAT_DROP_RACE;
+}
+
+/* Holds the mapping of h->inside, if there is one; NAT_DROP_NO_MAPPING if not. */
+GLOBAL int mapping_find(struct hold *h, __u32 now)
+{
+	struct nat_mapping_key inside;
+	struct nat_mapping *m;
+	int reason;
+
+	if (!h)
+		return NAT_DROP_BYPASS;
+	inside = h->inside;
+	m = bpf_map_lookup_elem(&mappings, &inside);
+	if (!m)
+		return NAT_DROP_NO_MAPPING;
+	reason = mapping_ref(m, &inside, now);
+	if (reason != GO_ON)
+		return reason;
+	h->address = m->address;
+	h->port = m->port;
+	h->filtering = refs_read(&m->refs) & NAT_REFS_FILTERING;
+	h->flags |= NAT_FLOW_MAPPED;
+	return GO_ON;
+}
+
+/* Makes the mapping of h->inside with the outside endpoint h->address, h->port, which
+ * the caller took; E_EXIST if another CPU was faster. */
+static __always_inline int mapping_insert(struct hold *h)
+{
+	struct nat_mapping m = {.inside = h->inside,
+				.address = h->address,
+				.port = h->port,
+				.refs = 1 | h->filtering};
+	struct nat_mapping_key inside = h->inside;
+	int error = bpf_map_update_elem(&mappings, &inside, &m, BPF_NOEXIST);
+
+	if (!error) {
+		h->flags |= NAT_FLOW_MAPPED;
+		count_add(NAT_MAPPED);
+	}
+	return error;
+}
+
+/* Says whose the port is. Until then a packet to it finds nobody, as before. */
+static __always_inline void port_name(const struct hold *h, __u8 use)
+{
+	__u32 index = h->address;
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	struct nat_slot *slot, value = {.addr = h->inside.addr,
+					.port = h->inside.port,
+					.realm = h->inside.realm,
+					.used = use};
+
+	slot = address ? port_slot(index, address, h->inside.class, bpf_ntohs(h->port)) : NULL;
+	if (slot)
+		slot_write(slot, value);
+}
+
+/*
+ * Endpoint-independent: makes the mapping of h->inside with the port of h->address that
+ * the caller took. Two CPUs may do it at once: both took a port, one inserts; the
+ * other gives its port back and holds the winner's mapping. A port is named after its
+ * mapping is in, which is safe from the sweep by the reference that came with it.
+ */
+GLOBAL int mapping_make(struct hold *h, __u32 now)
+{
+	int error;
+
+	if (!h)
+		return NAT_DROP_BYPASS;
+	error = mapping_insert(h);
+	if (!error) {
+		port_name(h, NAT_SLOT_MAPPING);
+		return GO_ON;
+	}
+	port_give(h->address, h->inside.class, bpf_ntohs(h->port));
+	if (error == E_TOO_BIG)
+		return NAT_DROP_MAPPINGS_FULL;
+	return mapping_find(h, now) == GO_ON ? GO_ON : NAT_DROP_RACE;
+}
+
+/* For a pool without ports, whose addresses are first and the next: the mapping of the
+ * host, or a new one with an address of its own. */
+GLOBAL int mapping_take_address(struct hold *h, __u32 first, __u32 count, __u32 now)
+{
+	__u32 zero = 0, try;
+	struct nat_ports *ports = bpf_map_lookup_elem(&free_addresses, &zero);
+	int index, reason, error;
+
+	if (!h)
+		return NAT_DROP_BYPASS;
+	for (try = 0; try < MAPPING_TRIES; try++) {
+		reason = mapping_find(h, now);
+		if (reason != NAT_DROP_NO_MAPPING)
+			return reason;
+		index = bits_take(ports, first, first + count - 1, ~0ULL);
+		if (index == PORT_NONE)
+			return NAT_DROP_NO_ADDRESS;
+		h->address = index;
+		h->port = 0;
+		error = mapping_insert(h);
+		if (!error) {
+			port_name(h, NAT_SLOT_MAPPING);
+			return GO_ON;
+		}
+		bit_give(ports, index);
+		if (error == E_TOO_BIG)
+			return NAT_DROP_MAPPINGS_FULL;
+	}
+	return NAT_DROP_RACE;
+}
+
+/*
+ * Who has an outside endpoint: GO_ON and the inside one; NAT_PASS_NO_RULE if the
+ * address is none of ours, and if nobody has it NAT_PASS_LOCAL where the gateway
+ * itself does, NAT_DROP_NO_MAPPING where it doesn't.
+ */
+GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class,
+			      struct nat_mapping_key *inside)
+{
+	struct nat_addr key = addr_of(outside_addr);
+	__u32 *index = bpf_map_lookup_elem(&outside, &key);
+	struct nat_address *address;
+	struct nat_slot *slot, value;
+	__u32 i;
+
+	if (!index || !inside)
+		return NAT_PASS_NO_RULE;
+	i = *index;
+	address = bpf_map_lookup_elem(&addresses, &i);
+	if (!address)
+		return NAT_PASS_NO_RULE;
+	slot = port_slot(i, address, class, bpf_ntohs(port));
+	if (slot) {
+		value = slot_read(slot);
+		if (value.used) {
+			inside->addr = value.addr;
+			inside->port = value.port;
+			inside->class = address->port_count ? class : NAT_OTHER;
+			inside->realm = value.realm;
+			return GO_ON;
+		}
+	}
+	return address->flags & NAT_ADDRESS_OWNED ? NAT_PASS_LOCAL : NAT_DROP_NO_MAPPING;
+}
+
+/* --- contacts ---------------------------------------------------------------- */
+
+static __always_inline int contact_equal(const struct nat_contact_key *a,
+					 const struct nat_contact_key *b)
+{
+	return addr_equal(a->remote, b->remote) && a->address == b->address &&
+	       a->port == b->port && a->class == b->class;
+}
+
+static __always_inline struct nat_contact_key contact_key(const struct hold *h,
+							  struct nat_addr remote)
+{
+	struct nat_contact_key key = {.remote = remote,
+				      .address = h->address,
+				      .port = h->port,
+				      .class = h->inside.class};
+
+	return key;
+}
+
+static __always_inline void contact_put(struct nat_contact *c)
+{
+	struct nat_contact_key key = c->key;
+
+	if (refs_put(&c->refs, NAT_REFS_GONE))
+		bpf_map_delete_elem(&contacts, &key);
+}
+
+/* The inside endpoint sends to that address: from now on it may answer from any port. */
+GLOBAL int contact_take(struct hold *h, __be32 remote)
+{
+	struct nat_contact new = {.refs = 1}, *c;
+	struct nat_contact_key key;
+	int try, error;
+
+	if (!h)
+		return NAT_DROP_BYPASS;
+	key = contact_key(h, addr_of(remote));
+	new.key = key;
+	for (try = 0; try < MAPPING_TRIES; try++) {
+		c = bpf_map_lookup_elem(&contacts, &key);
+		if (c) {
+			if (refs_take(&c->refs, NAT_REFS_COUNT) != GO_ON)
+				return NAT_DROP_RACE;
+			h->flags |= NAT_FLOW_CONTACT;
+			if (contact_equal(&c->key, &key))
+				return GO_ON;
+			h->flags &= ~NAT_FLOW_CONTACT;
+			contact_put(c);
+			return NAT_DROP_RACE;
+		}
+		error = bpf_map_update_elem(&contacts, &key, &new, BPF_NOEXIST);
+		if (!error) {
+			h->flags |= NAT_FLOW_CONTACT;
+			return GO_ON;
+		}
+		if (error == E_TOO_BIG)
+			return NAT_DROP_MAPPINGS_FULL;
+	}
+	return NAT_DROP_RACE;
+}
+
+/* Whether the mapping that h holds lets a stranger in: a packet that no session
+ * expects, from that address. */
+GLOBAL int mapping_admits(const struct hold *h, __be32 remote)
+{
+	struct nat_contact_key key;
+	struct nat_contact *c;
+
+	if (!h)
+		return NAT_DROP_BYPASS;
+	key = contact_key(h, addr_of(remote));
+	if (h->filtering == NAT_FILTER_ENDPOINT_INDEPENDENT << 24)
+		return GO_ON;
+	if (h->filtering != NAT_FILTER_ADDRESS << 24)
+		return NAT_DROP_FILTERED;
+	c = bpf_map_lookup_elem(&contacts, &key);
+	return c && refs_read(&c->refs) & NAT_REFS_COUNT ? GO_ON : NAT_DROP_FILTERED;
+}
+
+/* --- inside hosts ------------------------------------------------------------- */
+
+static __always_inline void source_put(struct nat_source *s)
+{
+	struct nat_source_key key = {.addr = s->addr, .realm = s->realm};
+
+	if (refs_put(&s->refs, NAT_REFS_GONE))
+		bpf_map_delete_elem(&sources, &key);
+}
+
+/* An address of the pool for a host that has none: by the host's own, so that it comes
+ * back to the same; another one if no port of the class is left there. */
+GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
+{
+	__u32 start = addr_hash(addr_of(host)), try, index;
+	struct nat_address *address;
+	struct nat_ports *ports;
+
+	for (try = 0; try < POOL_TRIES && try < count; try++) {
+		index = first + (start + try) % count;
+		address = bpf_map_lookup_elem(&addresses, &index);
+		if (!address || address->flags & NAT_ADDRESS_LEAVING)
+			continue;
+		if (class >= NAT_PORT_CLASSES)
+			return index;
+		ports = port_bits(index, class);
+		if (ports && *(volatile __u64 *)&ports->free)
+			return index;
+	}
+	return first + start % count;
+}
+
+/*
+ * Counts a session for the inside host of h, if it has fewer than limit (0: no limit).
+ * A pool's address is the host's for as long as it has sessions (RFC 4787 REQ-2).
+ */
+GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
+{
+	struct nat_source new = {.refs = 1}, *s;
+	struct nat_source_key key = {};
+	int try, reason, error;
+
+	if (!h)
+		return NAT_DROP_BYPASS;
+	key.addr = new.addr = h->inside.addr;
+	key.realm = new.realm = h->inside.realm;
+	for (try = 0; try < MAPPING_TRIES; try++) {
+		s = bpf_map_lookup_elem(&sources, &key);
+		if (s) {
+			reason = refs_take(&s->refs, limit ? limit : NAT_REFS_COUNT);
+			if (reason != GO_ON)
+				return reason;
+			if (!addr_equal(s->addr, key.addr) || s->realm != key.realm) {
+				source_put(s);
+				return NAT_DROP_RACE;
+			}
+			h->flags |= NAT_FLOW_SOURCE;
+			if (count)
+				h->address = s->address;
+			return GO_ON;
+		}
+		if (count)
+			new.address = pool_choose(addr_word(key.addr), first, count, h->inside.class);
+		error = bpf_map_update_elem(&sources, &key, &new, BPF_NOEXIST);
+		if (!error) {
+			h->flags |= NAT_FLOW_SOURCE;
+			if (count)
+				h->address = new.address;
+			return GO_ON;
+		}
+		if (error == E_TOO_BIG)
+			return NAT_DROP_SOURCES_FULL;
+	}
+	return NAT_DROP_RACE;
+}
+
+/* --- both ends ---------------------------------------------------------------- */
+
+/*
+ * Gives back what h holds; remote is whom a contact was made with. Everything is found
+ * by its key again: while the reference is held the element is there and the right one.
+ */
+GLOBAL int hold_drop(const struct hold *h, __be32 remote, __u32 now)
+{
+	struct nat_source_key host = {};
+	struct nat_contact_key contact;
+	struct nat_mapping_key inside;
+	struct nat_mapping *m;
+	struct nat_contact *c;
+	struct nat_source *s;
+
+	if (!h)
+		return NAT_DROP_BYPASS;
+	inside = h->inside;
+	host.addr = inside.addr;
+	host.realm = inside.realm;
+	contact = contact_key(h, addr_of(remote));
+	if (h->flags & NAT_FLOW_MAPPED) {
+		m = bpf_map_lookup_elem(&mappings, &inside);
+		if (m) {
+			contact.address = m->address;
+			contact.port = m->port;
+		}
+		if (h->flags & NAT_FLOW_CONTACT) {
+			c = bpf_map_lookup_elem(&contacts, &contact);
+			if (c)
+				contact_put(c);
+		}
+		if (m)
+			mapping_put(m, now);
+	}
+	if (h->flags & NAT_FLOW_PORT)
+		port_rest(&inside, h->address, h->port, now);
+	if (h->flags & NAT_FLOW_SOURCE) {
+		s = bpf_map_lookup_elem(&sources, &host);
+		if (s)
+			source_put(s);
+	}
+	return GO_ON;
+}
+
+#endif

@@ -1,0 +1,644 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * On a miss: finds what a packet is to become and makes the session, two flows; and
+ * brings a session back that had died.
+ *
+ *   1) exclusions                     nothing more
+ *   2) destination                    a rule, or who has the outside endpoint; else it stays
+ *   3) the way to that
+ *   4) source                         a rule for that way; a port or an address from it
+ *   5) filtering                      of the mapping found in 2
+ *   6) both flows, the peer's first
+ *
+ * Sources are checked against the routes only here: the flow remembers the link that
+ * its packets must come from.
+ */
+#ifndef NATKIT_SESSION_H
+#define NATKIT_SESSION_H
+
+#include "mapping.h"
+#include "route.h"
+#include "rule.h"
+#include "state.h"
+
+/* What is known of the session that a packet opens. */
+struct opening {
+	__u32 lookups, config, limit; /* of nat_config: lookups, flags, sessions_per_source */
+	__u32 slot;		      /* of the maps of rules */
+	__u32 in;		      /* link, plus 1 */
+	struct route route;
+	struct hold source; /* the packet's sender */
+	struct hold target; /* its receiver, if it has the mapping that was addressed */
+	__u32 flags;	    /* enum nat_flow_state, of the owner */
+	__u8 by_rule;	    /* the destination is translated by a rule */
+	__u8 by_mapping;    /* ... by the mapping that has it */
+	__u8 sessions;	    /* some rule wants a session: not all are stateless */
+	__u8 side;	    /* of the way out */
+	/* The answers' flow. */
+	struct nat_flow_key other;
+	struct nat_flow peer;
+};
+
+/* It doesn't fit on the stack beside the rest, which is 512 bytes for the whole chain
+ * of calls. A CPU opens one session at a time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct opening);
+	__uint(max_entries, 1);
+} openings SEC(".maps");
+
+/* --- 2) destination ----------------------------------------------------------- */
+
+/* Whether a packet without session may open one; its sender's side decides. */
+static __always_inline int session_opens(const struct packet *p)
+{
+	if (p->class == NAT_ICMP)
+		return p->flags & PACKET_QUERY ? GO_ON : NAT_DROP_NO_SESSION;
+	if (p->class != NAT_TCP)
+		return GO_ON;
+	if (p->tcp_flags & (TCP_RST | TCP_FIN))
+		return NAT_DROP_NO_SESSION;
+	if (p->key.side == NAT_INSIDE) /* or takes up one that was there before the engine */
+		return (p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)
+			       ? NAT_DROP_NO_SESSION
+			       : GO_ON;
+	return (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN ? GO_ON : NAT_DROP_NO_SESSION;
+}
+
+static __always_inline void session_rule(const struct packet *p, struct nat_flow *out,
+					 struct opening *o, const struct nat_rule *rule)
+{
+	out->rule = rule->id;
+	if (rule->kind != NAT_RULE_STATELESS)
+		o->sessions = 1;
+	if (rule->flags & NAT_RULE_CLAMP_MSS && p->class == NAT_TCP)
+		o->flags |= NAT_FLOW_CLAMP;
+}
+
+/* The outside endpoint that was addressed belongs to an inside one, which is held. */
+static __always_inline int session_to_mapping(const struct packet *p, struct nat_flow *out,
+					      struct opening *o)
+{
+	int query = p->flags & PACKET_QUERY, reason;
+	struct nat_mapping_key *inside = &o->target.inside;
+
+	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport, p->class,
+				    inside);
+	if (reason == NAT_PASS_NO_RULE)
+		return GO_ON; /* not one of ours */
+	if (reason != GO_ON)
+		return reason;
+	reason = session_opens(p);
+	if (reason != GO_ON)
+		return reason;
+	reason = mapping_find(&o->target, p->now);
+	if (reason != GO_ON) /* none: the port is a session's, which others can't use */
+		return reason == NAT_DROP_NO_MAPPING ? NAT_DROP_FILTERED : reason;
+	o->by_mapping = 1;
+	o->sessions = 1;
+	out->dst = inside->addr;
+	if (inside->class == NAT_OTHER)
+		return GO_ON;
+	if (query)
+		out->sport = inside->port;
+	else
+		out->dport = inside->port;
+	return GO_ON;
+}
+
+SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out, struct opening *o)
+{
+	int index = rule_destination(&p->key, o->in, o->lookups, o->slot);
+	const struct nat_rule *rule;
+
+	if (index == RULE_NONE)
+		return session_to_mapping(p, out, o);
+	rule = rule_get(o->slot, index);
+	if (!rule)
+		return NAT_DROP_BYPASS;
+	o->by_rule = 1;
+	session_rule(p, out, o, rule);
+	if (rule->kind == NAT_RULE_FORWARD)
+		return rule_forward(rule, o->slot, p->key.src, &out->dst, &out->dport);
+	out->dst = rule_map_address(rule, p->key.dst);
+	return GO_ON;
+}
+
+/* --- 3) the way ---------------------------------------------------------------- */
+
+/* What no NAT may translate: RFC 1122 section 3.2.1.3. */
+static __always_inline int session_martian(const struct nat_flow_key *key)
+{
+	__u8 src = key->src.octet[0], dst = key->dst.octet[0];
+
+	if (addr_equal(key->src, key->dst))
+		return NAT_DROP_SPOOFED; /* a land attack */
+	if (dst >= 224)
+		return NAT_PASS_MULTICAST;
+	if (!src || !dst || src == 127 || dst == 127 || src >= 224)
+		return NAT_PASS_NO_RULE;
+	return GO_ON;
+}
+
+static __always_inline int session_route(struct ctx *ctx, const struct packet *p,
+					 const struct nat_flow *out, struct opening *o)
+{
+	int translated = o->by_rule || o->by_mapping;
+	int reason = route_find(ctx, p, p->key.src, out->dst, &o->route);
+	struct nat_link *link;
+
+	if (reason == NAT_PASS_LOCAL && translated)
+		return NAT_DROP_UNSUPPORTED; /* to the gateway: can't be handed up translated */
+	if (reason != GO_ON)
+		return reason;
+	link = link_get(o->route.link);
+	if (!link) /* answers would not meet us */
+		return translated ? NAT_DROP_NO_ROUTE : NAT_PASS_NO_RULE;
+	o->side = link->flags & NAT_LINK_INSIDE ? NAT_INSIDE : NAT_OUTSIDE;
+	if (translated && p->key.side == NAT_INSIDE && o->side == NAT_INSIDE)
+		o->flags |= NAT_FLOW_HAIRPIN;
+	return GO_ON;
+}
+
+/* An inside source must route back to where the packet came from. */
+SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const struct opening *o)
+{
+	struct route back = {};
+
+	if (route_find(ctx, p, p->key.dst, p->key.src, &back) == GO_ON && back.link == o->in)
+		return GO_ON;
+	return NAT_DROP_SPOOFED;
+}
+
+/* --- 4) source ----------------------------------------------------------------- */
+
+/*
+ * The link whose source rules a packet meets: the way out, or for hairpin the link
+ * that it would have left by, had its receiver not been inside: the one that the
+ * addressed outside address is on, or the way to that.
+ */
+SUBPROGRAM __u32 session_way_out(struct ctx *ctx, const struct packet *p, const struct opening *o)
+{
+	struct nat_addr key = p->key.dst;
+	struct nat_address *address;
+	struct route route = {};
+	__u32 *index;
+
+	if (!(o->flags & NAT_FLOW_HAIRPIN))
+		return o->route.link;
+	index = bpf_map_lookup_elem(&outside, &key);
+	address = index ? bpf_map_lookup_elem(&addresses, index) : NULL;
+	if (address && address->link)
+		return address->link;
+	return route_find(ctx, p, p->key.src, p->key.dst, &route) == GO_ON ? route.link : 0;
+}
+
+/* The pool of the rule, or the one address of the link for masquerade. */
+static __always_inline int session_pool(struct opening *o, const struct nat_rule *rule, __u32 out)
+{
+	struct hold *h = &o->source;
+	struct nat_link *link;
+
+	if (!(rule->flags & NAT_RULE_MASQUERADE)) {
+		h->inside.realm = rule->realm;
+		h->address = rule->pool_first;
+		return GO_ON;
+	}
+	link = link_get(out);
+	if (!link || !link->address)
+		return NAT_DROP_NO_ADDRESS;
+	h->inside.realm = link->realm;
+	h->address = link->address - 1;
+	o->flags |= NAT_FLOW_MASQUERADE;
+	return GO_ON;
+}
+
+/* One mapping serves all protocols of a host with an address of its own: the strictest
+ * of the rule's modes is its. */
+static __always_inline __u32 rule_strictest(const struct nat_rule *rule)
+{
+	__u32 class, mode = 0;
+
+	for (class = 0; class < NAT_PORT_CLASSES; class++)
+		if (rule->filtering[class] > mode)
+			mode = rule->filtering[class];
+	return mode;
+}
+
+/* Takes an outside endpoint for the packet's sender. */
+static __always_inline int session_take(struct ctx *ctx, const struct packet *p, struct opening *o,
+			    const struct nat_rule *rule)
+{
+	__u32 limit = o->limit, count = 0, class = p->class;
+	struct hold *h = &o->source;
+	int reason, port, independent;
+
+	if (rule->kind == NAT_RULE_NAPT && rule->pool_count > 1)
+		count = rule->pool_count;
+	if (limit || count) {
+		reason = source_take(h, rule->pool_first, count, limit);
+		if (reason != GO_ON)
+			return reason;
+	}
+	if (rule->kind == NAT_RULE_ONE_TO_ONE) {
+		h->inside.class = NAT_OTHER;
+		h->filtering = rule_strictest(rule) << 24;
+		reason = mapping_take_address(h, rule->pool_first, rule->pool_count, p->now);
+	} else if (class >= NAT_PORT_CLASSES) {
+		/* By address: the flows are only let in if no other host talks so with
+		 * that receiver. ICMP that is neither query nor error has no owner. */
+		return p->key.protocol == ICMP ? NAT_DROP_UNSUPPORTED : GO_ON;
+	} else {
+		h->inside.port = p->key.sport;
+		h->filtering = (__u32)rule->filtering[class] << 24;
+		independent = rule->mapping[class] == NAT_ENDPOINT_INDEPENDENT;
+		reason = independent ? mapping_find(h, p->now) : NAT_DROP_NO_MAPPING;
+		if (reason == NAT_DROP_NO_MAPPING) {
+			port = port_take(ctx, &p->key, class, h->address,
+					 o->config & NAT_CONFIG_PARITY);
+			if (port == PORT_NONE)
+				return NAT_DROP_NO_PORT;
+			h->port = bpf_htons(port);
+			if (!independent) {
+				h->flags |= NAT_FLOW_PORT;
+				port_name(h, NAT_SLOT_SESSION);
+				return GO_ON;
+			}
+			reason = mapping_make(h, p->now);
+		}
+	}
+	if (reason == GO_ON && h->filtering == NAT_FILTER_ADDRESS << 24)
+		reason = contact_take(h, addr_word(p->key.dst));
+	return reason;
+}
+
+static __always_inline int session_source(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
+			      struct opening *o, const struct nat_rule *rule)
+{
+	struct nat_address *address;
+	struct hold *h = &o->source;
+	__u32 index;
+	int reason;
+
+	reason = session_take(ctx, p, o, rule);
+	if (reason != GO_ON)
+		return reason;
+	index = h->address;
+	address = bpf_map_lookup_elem(&addresses, &index);
+	if (!address)
+		return NAT_DROP_BYPASS;
+	if (address->flags & NAT_ADDRESS_LEAVING)
+		return NAT_DROP_NO_ADDRESS;
+	out->src = address->addr;
+	if (h->inside.class < NAT_PORT_CLASSES)
+		out->sport = h->port;
+	return GO_ON;
+}
+
+/* --- 6) both flows -------------------------------------------------------------- */
+
+/* What changing one 16-bit word adds to the complement of a checksum over it, all as
+ * they lie in memory (RFC 1624). */
+static __always_inline __u32 delta_word(__u16 old, __u16 new)
+{
+	return (__u16)~old + (__u32)new;
+}
+
+static __always_inline __u32 delta_address(struct nat_addr old, struct nat_addr new)
+{
+	__u32 a = addr_word(old), b = addr_word(new);
+
+	return delta_word(a, b) + delta_word(a >> 16, b >> 16);
+}
+
+/* Of the two zeros of one's complement the one that changes nothing. */
+static __always_inline __u16 delta_fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff ? 0 : sum;
+}
+
+/* The deltas of a packet with that key, for rewrite.h. l3_delta is for the IPv4 header;
+ * l4_delta for TCP and UDP, whose pseudo-header has the addresses too, and for ICMP,
+ * where only the identifier counts. */
+static __always_inline void session_deltas(const struct nat_flow_key *key, __u32 class,
+					   struct nat_flow *flow)
+{
+	__u32 addresses = delta_address(key->src, flow->src) + delta_address(key->dst, flow->dst);
+	__u32 ports = delta_word(key->sport, flow->sport) + delta_word(key->dport, flow->dport);
+
+	flow->l3_delta = delta_fold(addresses);
+	if (class < NAT_PORT_CLASSES)
+		flow->l4_delta = delta_fold(class == NAT_ICMP ? ports : addresses + ports);
+}
+
+static __always_inline __u32 session_held(const struct hold *h)
+{
+	return h->flags | (__u32)h->inside.realm << NAT_FLOW_REALM_SHIFT;
+}
+
+/* The flow of the answers: everything the other way round. Its next hop is found by
+ * its first packet. */
+static __always_inline void session_peer(const struct packet *p, const struct nat_flow *owner,
+					 struct opening *o)
+{
+	struct nat_flow_key *key = &o->other;
+	struct nat_flow *peer = &o->peer;
+
+	state_other_key(&p->key, owner, key);
+	peer->src = p->key.dst;
+	peer->dst = p->key.src;
+	peer->sport = p->key.dport;
+	peer->dport = p->key.sport;
+	session_deltas(key, p->class, peer);
+	peer->seen = p->now;
+	peer->rule = owner->rule;
+	peer->created = o->source.address;
+	peer->state = state_open(p) & NAT_FLOW_TIMEOUT;
+	peer->state |= o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP);
+	peer->state |= session_held(&o->target);
+	if (p->key.side == NAT_OUTSIDE)
+		peer->state |= NAT_FLOW_PEER_OUTSIDE;
+	if (o->side == NAT_INSIDE)
+		peer->state |= NAT_FLOW_OUTBOUND;
+}
+
+static __always_inline void session_owner(const struct packet *p, struct nat_flow *owner,
+					  const struct opening *o)
+{
+	session_deltas(&p->key, p->class, owner);
+	owner->hop = o->route.hop;
+	owner->mtu = o->route.mtu;
+	owner->hop_checked = p->now;
+	owner->seen = p->now;
+	owner->created = p->now;
+	owner->packets = p->segments;
+	owner->bytes = p->bytes;
+	owner->state = state_open(p) | NAT_FLOW_OWNER | o->flags | session_held(&o->source);
+	if (p->key.side == NAT_INSIDE) {
+		owner->in_link = o->in;
+		owner->state |= NAT_FLOW_OUTBOUND;
+	}
+	if (o->side == NAT_OUTSIDE)
+		owner->state |= NAT_FLOW_PEER_OUTSIDE;
+}
+
+/* Another CPU has made this session, a moment ago: its flow is as good. If the flow is
+ * not there (yet), or dying, the sender's next packet will know more. */
+static __always_inline int session_adopt(const struct nat_flow_key *key, struct nat_flow *out)
+{
+	struct nat_flow *flow = bpf_map_lookup_elem(&flows, key);
+
+	if (!flow || state_read(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
+		return NAT_DROP_RACE;
+	*out = *flow;
+	return E_EXIST;
+}
+
+/*
+ * Puts the session into flows: the peer's first, so that when the owner's is seen the
+ * answers find their way. Of two CPUs that open the same session one inserts each
+ * flow; who fails takes back what it inserted, and adopts. The peer's key can also
+ * belong to another session: another client's to the same receiver by the same
+ * outside endpoint (protocols without ports), or by another destination rule. That is
+ * a port that is not to be had.
+ *
+ * What is taken back was in the hash for some nanoseconds, not for NAT_DEAD_TICKS: an
+ * answer that came in between could meet memory that is used again. But nobody was
+ * sent anything that it could be an answer to.
+ *
+ * E_EXIST: *out is another CPU's flow.
+ */
+SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, struct opening *o)
+{
+	struct nat_flow_key key = p->key;
+	int error, reason;
+
+	session_owner(p, out, o);
+	session_peer(p, out, o);
+	error = bpf_map_update_elem(&flows, &o->other, &o->peer, BPF_NOEXIST);
+	if (error == E_EXIST) {
+		reason = session_adopt(&key, out);
+		return reason == E_EXIST ? reason : NAT_DROP_NO_PORT;
+	}
+	if (error)
+		return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
+	error = bpf_map_update_elem(&flows, &key, out, BPF_NOEXIST);
+	if (!error && bpf_map_push_elem(&session_queue, &key, 0)) {
+		bpf_map_delete_elem(&flows, &key); /* cannot happen: the queue is as long */
+		error = E_TOO_BIG;
+	}
+	if (!error)
+		return GO_ON;
+	bpf_map_delete_elem(&flows, &o->other);
+	if (error == E_EXIST)
+		return session_adopt(&key, out);
+	return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
+}
+
+/* --- a packet without session --------------------------------------------------- */
+
+/* Steps 1 to 5 for a packet: what it becomes, and what its session holds. */
+static __always_inline int session_find(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
+					struct opening *o)
+{
+	const struct nat_rule *rule = NULL;
+	int reason, index = RULE_NONE;
+	__u32 way_out;
+
+	reason = session_martian(&p->key);
+	if (reason != GO_ON)
+		return reason;
+	if (o->lookups & NAT_LOOKUP_EXCLUDE && rule_excluded(&p->key, o->lookups, o->slot))
+		return NAT_PASS_EXCLUDED;
+	reason = session_destination(p, out, o);
+	if (reason != GO_ON)
+		return reason;
+	if (p->key.side == NAT_OUTSIDE && !o->by_rule && !o->by_mapping)
+		return NAT_PASS_NO_RULE;
+	reason = session_route(ctx, p, out, o);
+	if (reason != GO_ON)
+		return reason;
+
+	/* A stranger who uses a mapping keeps his address. */
+	if (p->key.side == NAT_INSIDE || o->by_rule) {
+		way_out = session_way_out(ctx, p, o);
+		index = rule_source(addr_word(p->key.src), o->in, way_out, o->lookups, o->slot);
+		if (index != RULE_NONE) {
+			rule = rule_get(o->slot, index);
+			if (!rule)
+				return NAT_DROP_BYPASS;
+			session_rule(p, out, o, rule);
+		}
+	}
+	if (!rule && !o->by_rule && !o->by_mapping)
+		return NAT_PASS_NO_RULE;
+	if (p->key.side == NAT_INSIDE) {
+		reason = session_spoofed(ctx, p, o);
+		if (reason != GO_ON)
+			return reason;
+	}
+	if (o->sessions) {
+		reason = session_opens(p);
+		if (reason != GO_ON)
+			return reason;
+	}
+	if (rule && (rule->kind == NAT_RULE_MAP || rule->kind == NAT_RULE_STATELESS)) {
+		out->src = rule_map_address(rule, p->key.src);
+	} else if (rule) {
+		o->source.inside.addr = p->key.src;
+		o->source.inside.class = p->class;
+		reason = session_pool(o, rule, way_out);
+		if (reason == GO_ON)
+			reason = session_source(ctx, p, out, o, rule);
+		if (reason != GO_ON)
+			return reason;
+	}
+	return o->by_mapping ? mapping_admits(&o->target, addr_word(out->src)) : GO_ON;
+}
+
+/* The remote of the contact that the session's owner made. */
+static __always_inline void session_drop(const struct packet *p, const struct opening *o)
+{
+	hold_drop(&o->source, addr_word(p->key.dst), p->now);
+	hold_drop(&o->target, addr_word(p->key.dst), p->now);
+}
+
+/*
+ * A packet that no flow knows. GO_ON: *out is what it becomes and where it goes, the
+ * session is made (or none is needed) and has counted the packet.
+ */
+SUBPROGRAM int session_open(struct ctx *ctx, struct packet *p, struct nat_flow *out)
+{
+	const struct nat_config *c;
+	__u32 zero = 0, slot;
+	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	int reason;
+
+	c = config_get(&slot);
+	if (!c || !o)
+		return NAT_DROP_BYPASS;
+	__builtin_memset(o, 0, sizeof(*o));
+	o->slot = slot;
+	o->lookups = c->lookups;
+	o->config = c->flags;
+	o->limit = c->sessions_per_source;
+	o->in = link_find(p->ifindex);
+	__builtin_memset(out, 0, sizeof(*out));
+	out->src = p->key.src;
+	out->dst = p->key.dst;
+	out->sport = p->key.sport;
+	out->dport = p->key.dport;
+
+	reason = session_find(ctx, p, out, o);
+	if (reason == GO_ON && !o->sessions) {
+		session_owner(p, out, o);
+		return GO_ON;
+	}
+	if (reason == GO_ON) {
+		reason = session_insert(p, out, o);
+		if (reason == GO_ON) {
+			count_add(NAT_CREATED);
+			if (o->flags & NAT_FLOW_HAIRPIN)
+				count_add(NAT_HAIRPINNED);
+			if (o->config & NAT_CONFIG_EVENTS)
+				event_session(NAT_EVENT_CREATE, &p->key, out, NULL);
+			return GO_ON;
+		}
+	}
+	session_drop(p, o);
+	if (reason == E_EXIST)
+		return GO_ON;
+	if (reason >= NAT_DROP_MALFORMED && o->config & NAT_CONFIG_EVENTS)
+		event_refused(&p->key, reason);
+	return reason;
+}
+
+/* --- a packet of a session that has died ------------------------------------------ */
+
+/* Whether a new packet from outside would be let in: a rule forwards it, or the mapping
+ * admits its sender. */
+static __always_inline int session_admits(const struct packet *p, const struct nat_config *config,
+					  __u32 slot)
+{
+	int query = p->flags & PACKET_QUERY, reason;
+	struct hold h = {};
+
+	reason = session_opens(p);
+	if (reason != GO_ON)
+		return reason;
+	if (rule_destination(&p->key, link_find(p->ifindex), config->lookups, slot) != RULE_NONE)
+		return GO_ON;
+	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
+				    p->class, &h.inside);
+	if (reason != GO_ON)
+		return reason == NAT_PASS_NO_RULE ? NAT_DROP_NO_MAPPING : reason;
+	reason = mapping_find(&h, p->now);
+	if (reason != GO_ON)
+		return reason == NAT_DROP_NO_MAPPING ? NAT_DROP_FILTERED : reason;
+	reason = mapping_admits(&h, addr_word(p->key.src));
+	hold_drop(&h, addr_word(p->key.src), p->now);
+	return reason;
+}
+
+/*
+ * A packet whose flow is DEAD, or has been silent for longer than its time-out. GO_ON:
+ * the session lives, with everything it holds; its time begins anew. A packet from
+ * outside must be one that could open it. Who finds GONE came too late: the sweep is
+ * removing the session, and the sender's next packet makes another.
+ */
+SUBPROGRAM int session_revive(struct ctx *ctx, struct packet *p, struct nat_flow *hit)
+{
+	struct nat_flow *other = state_other(&p->key, hit), *owner, *peer;
+	const struct nat_config *config;
+	__u32 slot, old, state;
+	struct nat_addr src;
+	int reason;
+
+	config = config_get(&slot);
+	if (!config)
+		return NAT_DROP_BYPASS;
+	if (!other)
+		return NAT_DROP_RACE;
+	state = state_read(hit);
+	owner = state & NAT_FLOW_OWNER ? hit : other;
+	peer = state & NAT_FLOW_OWNER ? other : hit;
+	old = state_read(owner);
+	if (old & NAT_FLOW_GONE)
+		return NAT_DROP_RACE;
+	if (old & NAT_FLOW_DEAD || state_expired(owner, peer, config, p->now)) {
+		src = owner->src;
+		if (old & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src))
+			return NAT_DROP_RACE; /* the address moved: made anew, when this one is removed */
+		reason = state & NAT_FLOW_OUTBOUND ? session_opens(p)
+						   : session_admits(p, config, slot);
+		if (reason != GO_ON)
+			return reason;
+		owner->seen = p->now;
+		peer->seen = p->now;
+		state = (old & ~(STATE_TCP | NAT_FLOW_TIMEOUT | NAT_FLOW_DEAD)) | state_open(p);
+		if (!(state_read(hit) & NAT_FLOW_OWNER) && p->class == NAT_TCP)
+			state = state_tcp(state & ~STATE_TCP, p->tcp_flags, 0, 1);
+		if (!state_replace(owner, old, state) &&
+		    state_read(owner) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
+			return NAT_DROP_RACE; /* else another packet has revived it */
+		state_copy_timeout(owner, peer);
+	}
+	__sync_fetch_and_and(&peer->state, ~NAT_FLOW_DEAD);
+	return GO_ON;
+}
+
+/* Ends the session of a flow whose outside address is no longer the gateway's. */
+SUBPROGRAM void session_kill(const struct packet *p, struct nat_flow *hit)
+{
+	struct nat_flow *other = state_other(&p->key, hit);
+
+	if (state_read(hit) & NAT_FLOW_OWNER)
+		state_kill(hit, other, p->now);
+	else if (other)
+		state_kill(other, hit, p->now);
+}
+
+#endif
