@@ -121,7 +121,7 @@ func (a *Aggregate) Add(f *Flow) {
 	a.judge(f, unreplied, recent)
 	if f.SNAT() {
 		a.snat++
-		if a.lists&ListSNATPorts != 0 && f.Reply.Dst != f.Orig.Src {
+		if a.lists&ListSNATPorts != 0 && f.Reply.Dst != f.Orig.Src && !f.zoned() {
 			a.outsides.add(f.Reply.Dst.As16(), recent, 0)
 		}
 		if a.lists&ListSNATPorts == 0 {
@@ -150,7 +150,7 @@ func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
 	if f.Has&HasHelper != 0 && len(a.helpers) < maxHelpers {
 		a.helpers[string(f.Helper)]++
 	}
-	if a.lists&ListDestinations == 0 || !unreplied || !(f.Proto == unix.IPPROTO_UDP || tcp && f.State == TCPSynSent) {
+	if a.lists&ListDestinations == 0 || !unreplied || f.zoned() || !(f.Proto == unix.IPPROTO_UDP || tcp && f.State == TCPSynSent) {
 		return
 	}
 	a.unanswered.add(unansweredKey{
@@ -158,6 +158,10 @@ func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
 		target: f.Reply.Src.As16(), targetPort: f.Reply.SrcPort, snat: f.SNAT(),
 	}, recent, 0)
 }
+
+// zoned says that a flow is in a zone of its own: what its addresses mean, and who
+// translates them (Open vSwitch, a VRF), is not this namespace's to tell.
+func (f *Flow) zoned() bool { return f.Has&(HasZone|HasZoneOrig|HasZoneReply) != 0 }
 
 // maxHelpers is more than the kernel has; a text dump may name any.
 const maxHelpers = 64

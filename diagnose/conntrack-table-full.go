@@ -304,7 +304,6 @@ func (f facts) shortenTimeWait() (snapshot.Setting, bool) {
 // most of the table. It is a proposal, no setting of the finding: tune knows what
 // this machine's keepalive needs.
 func (f facts) shortenEstablished() (snapshot.Setting, bool) {
-	const day = 86400
 	if f.Conntrack == nil || f.Conntrack.Table == nil ||
 		share(f.Conntrack.Table.ByState["ESTABLISHED"], f.Conntrack.Table.Entries) < 0.5 {
 		return snapshot.Setting{}, false

@@ -28,6 +28,7 @@ type Fault struct {
 	Note string
 
 	topology string
+	clients  int // of the topology, 0 for one
 	// healthy and broken bring their state about and say which traffic flows while
 	// the doctor watches; cure does what the finding says. They are called in this
 	// order on one lab.
@@ -43,6 +44,7 @@ func Faults() []Fault {
 		tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
 		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
 		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
+		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
 	} {
 		byCode[f.Code] = f
@@ -87,7 +89,7 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 	if o.Progress == nil {
 		o.Progress = func(string, float64) {}
 	}
-	l, err := lab.Up(ctx, f.topology, lab.Options{Owned: true})
+	l, err := lab.Up(ctx, f.topology, lab.Options{Owned: true, Clients: f.clients})
 	if err != nil {
 		return nil, err
 	}

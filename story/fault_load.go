@@ -3,6 +3,7 @@
 package story
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -136,6 +137,55 @@ func (s *scene) swallow(node *lab.Node, port uint16) error {
 		}
 	}()
 	s.closers = append(s.closers, func() { c.Close() })
+	return nil
+}
+
+// background lets traffic flow from now on until close, so that its flows outlive
+// the steps.
+func (s *scene) background(ctx context.Context, traffic func(context.Context) error) {
+	flowing, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = traffic(flowing) // what fails is not seen by the doctor either, who is asked
+	}()
+	s.closers = append(s.closers, func() { stop(); <-ended })
+}
+
+// echo answers datagrams in the namespace of a node with themselves.
+func (s *scene) echo(node *lab.Node, port uint16) error {
+	var c *net.UDPConn
+	err := node.Do(func() (err error) {
+		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("listen in %s: %w", node.Netns, err)
+	}
+	go func() {
+		buf := make([]byte, 2048)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	s.closers = append(s.closers, func() { c.Close() })
+	return nil
+}
+
+// run runs commands in the namespace of a node, in the order given.
+func (s *scene) run(ctx context.Context, node *lab.Node, commands ...string) error {
+	for _, line := range commands {
+		var out bytes.Buffer
+		cmd := node.Command(ctx, "sh", "-c", line)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("run %q in %s: %w: %s", line, node.Netns, err, strings.TrimSpace(out.String()))
+		}
+	}
 	return nil
 }
 

@@ -55,7 +55,7 @@ func (s segment) packet() []byte {
 }
 
 // segments sends what next makes from a node, so many a second, until the
-// context ends.
+// context ends. A segment to nowhere is not sent.
 func (s *scene) segments(node *lab.Node, perSecond int, next func(n int) segment) func(context.Context) error {
 	return func(ctx context.Context) error {
 		fd := -1
@@ -67,12 +67,15 @@ func (s *scene) segments(node *lab.Node, perSecond int, next func(n int) segment
 			return fmt.Errorf("open raw socket: %w", err)
 		}
 		defer unix.Close(fd)
-		const ticks = 50 // a second
-		tick := time.NewTicker(time.Second / ticks)
+		ticks := min(perSecond, 50) // a second
+		tick := time.NewTicker(time.Second / time.Duration(ticks))
 		defer tick.Stop()
 		for n := 0; ; {
-			for range max(1, perSecond/ticks) {
+			for range perSecond / ticks {
 				seg := next(n)
+				if !seg.to.IsValid() {
+					continue
+				}
 				// A queue that is full on the way is part of a flood.
 				_ = unix.Sendto(fd, seg.packet(), 0, &unix.SockaddrInet4{Addr: seg.to.Addr().As4()})
 				n++

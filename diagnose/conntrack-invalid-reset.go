@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/snapshot"
+)
+
+const (
+	// A connection that has ended gets a late packet now and then, which is answered
+	// by a reset and harms nobody. At fault is what resets many, beside the
+	// connections that end: those in TIME_WAIT tell how many that are.
+	resetFew      = 10
+	resetOfEnded  = 0.10
+	resetCritical = 0.50
+	resetOfAll    = 0.001 // of all packets received, where no dump tells of the ended
+)
+
+var conntrackInvalidReset = Cause{
+	Code:       "conntrack-invalid-reset",
+	Title:      "Connections through NAT are reset for segments that conntrack takes for invalid",
+	Severities: []Severity{Advice, Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
+	Symptom:    "Long transfers break with \"connection reset by peer\", at random, on fast or lossy paths; short ones are fine.",
+	Proof: fmt.Sprintf("Segments were invalid to connection tracking (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts), at least %d of both, "+
+		"and %s of the connections that end in that time; from %s on it is critical. The tracer saw segments with ACK alone that reached this machine and found no socket; where it saw only others, "+
+		"such as those of a scan, it is not this.", resetFew, percent(resetOfEnded), percent(resetCritical)),
+	Lookalike: "Late FINs of connections that are over, and scans with odd flags, which are invalid and answered by a reset as well. With nf_conntrack_tcp_be_liberal=1 windows are not looked at.",
+	Cure: "Being liberal: segments out of their window stay in their connection, and its ends decide. Or dropping what is invalid before it reaches this machine's own stack; then the segment is lost and sent again. " +
+		"One report has a table filled up under be_liberal, by connections that a reset no longer ended: watch the table.",
+	judge: judgeInvalidReset,
+}
+
+func judgeInvalidReset(f facts) *verdict {
+	invalid, known := f.stat("invalid")
+	sent, sentKnown := f.counter("Tcp.OutRsts")
+	resets := min(invalid, sent)
+	if !known || !sentKnown || resets < resetFew || f.Chains != nil && !f.translatesSources() {
+		return nil
+	}
+	liberal := f.local("net.netfilter.nf_conntrack_tcp_be_liberal", 1)
+	if n, _ := f.sysctl(liberal.Name); n == 1 {
+		return nil
+	}
+	strays, rows := f.strays()
+	if f.Drops != nil && strays == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(resets)}
+	switch part := f.ofEnded(resets); {
+	case part < resetOfEnded:
+		v.Severity = Advice
+	case part >= resetCritical && strays > 0:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s likely reset %s for segments that connection tracking takes for invalid", number(resets, "connection"), f.window())
+	v.Evidence = []Evidence{
+		{"packets that were invalid (the resets themselves are among them)", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+		{"resets that this machine sent", strconv.FormatUint(sent, 10), fromSnmp + ": Tcp OutRsts"},
+	}
+	if strays > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"segments for nobody here (NO_SOCKET)", strconv.FormatUint(strays, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if ended, ok := f.ended(); ok {
+		v.Evidence = append(v.Evidence, Evidence{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT by its time-out"})
+	}
+	v.Evidence = append(v.Evidence, Evidence{liberal.Name, "0", fromSettings})
+	v.Why = "A segment outside of what connection tracking takes for the window is not translated back. It is then for an address of this machine, where no socket waits for it, and the answer is a reset, " +
+		"with numbers that end the connection at its sender."
+	v.Remedy = []string{
+		"# leave windows to the ends of the connection:", f.set(liberal),
+		"# or, instead, drop such segments before they are answered (they are then sent again):",
+		"# nft add table ip natkit-invalid",
+		"# nft " + quote("add chain ip natkit-invalid input { type filter hook input priority filter; }"),
+		"# nft " + quote("add rule ip natkit-invalid input ct state invalid drop"),
+	}
+	if v.Severity >= Warning { // late packets of a busy gateway are no reason
+		v.Settings = []snapshot.Setting{liberal}
+	}
+	v.Verify = f.look(f.run("conntrack -S"), f.run("nstat -az TcpOutRsts"))
+	return v
+}
+
+// strays are dropped segments in the middle of a connection, with no more than
+// ACK and PSH set, that reached this machine's own stack and found no socket.
+func (f facts) strays() (n uint64, out []snapshot.Drop) {
+	if f.Drops == nil {
+		return 0, nil
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Reason != "NO_SOCKET" || row.Count >= implausible || !f.here(row.Netns) {
+			continue
+		}
+		if slices.ContainsFunc(row.Samples, midStream) {
+			n = saturate(n, row.Count)
+			out = append(out, row)
+		}
+	}
+	return n, out
+}
+
+// midStream says whether a sampled packet is a segment of a connection that both
+// ends take for open.
+func midStream(sample string) bool {
+	fields := strings.Fields(sample)
+	if len(fields) < 5 || fields[0] != "tcp" {
+		return false
+	}
+	return fields[4] == "ACK" || fields[4] == "PSH,ACK"
+}
+
+// ended is how many connections end in a second: each is in TIME_WAIT for its
+// time-out.
+func (f facts) ended() (perSecond float64, known bool) {
+	timeout, ok := f.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait")
+	if !ok || timeout <= 0 || f.Conntrack == nil || f.Conntrack.Table == nil {
+		return 0, false
+	}
+	return float64(f.Conntrack.Table.ByState["TIME_WAIT"]) / float64(timeout), true
+}
+
+// ofEnded is what share of the connections that ended in the window n is, at most
+// 1; without a dump n is held against all packets.
+func (f facts) ofEnded(n uint64) float64 {
+	if ended, known := f.ended(); known {
+		return min(1, f.perSecond(n)/max(ended, 1))
+	}
+	received, known := f.counter("Ip.InReceives")
+	if !known || share(n, received) >= resetOfAll {
+		return resetOfEnded
+	}
+	return 0
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"natkit/snapshot"
+)
+
+var hairpinMissing = Cause{
+	Code:       "hairpin-missing",
+	Title:      "Clients can't reach a published service of their own network by its outside address",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "From outside the service answers, from its own network the same name times out.",
+	Proof: fmt.Sprintf("At least %d TCP connections are open for a client that never saw an answer (SYN_SENT), whose destination is translated to an address on the client's own network, and whose source is not translated. "+
+		"Critical when their client tried in the last %d s.", fewFailures, snapshot.RecentSeconds),
+	Lookalike: "A service elsewhere that does not answer, and flows whose source is translated as well. UDP is not told: much of it expects no answer. On a bridge of containers it is bridge-nf-missing.",
+	Cure:      "Translating the source of these connections too, so that the answer comes back this way.",
+	judge:     judgeHairpin,
+}
+
+// hairpin is connections from a network back into it, by way of a destination translation.
+type hairpin struct {
+	link             snapshot.Interface
+	network          netip.Prefix
+	example          snapshot.UnansweredUse
+	entries, recents uint64
+}
+
+// hairpins are the unanswered TCP connections between two addresses of one
+// network, of the interfaces for which wanted says so.
+func (f facts) hairpins(wanted func(snapshot.Interface) bool) (h hairpin, found bool) {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return h, false
+	}
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol != "tcp" || u.SNAT || !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() ||
+			u.Target.Addr() == u.Dest.Addr() || u.Entries >= implausible || u.Recent > u.Entries {
+			continue
+		}
+		from, ok1 := f.linkTo(u.Source)
+		to, ok2 := f.linkTo(u.Target.Addr())
+		if !ok1 || !ok2 || from.Name != to.Name || f.own(u.Source) || f.own(u.Target.Addr()) || !wanted(from) {
+			continue
+		}
+		if !found {
+			h = hairpin{link: from, example: u}
+			for _, p := range from.Addresses {
+				if p.IsValid() && p.Masked().Contains(u.Target.Addr()) {
+					h.network = p.Masked()
+				}
+			}
+		}
+		h.entries, h.recents = saturate(h.entries, u.Entries), saturate(h.recents, u.Recent)
+		found = true
+	}
+	return h, found && h.entries >= fewFailures
+}
+
+// evidence is what hairpin-missing and bridge-nf-missing have in common.
+func (h hairpin) evidence() []Evidence {
+	return []Evidence{
+		{"connections within one network that saw no answer", strconv.FormatUint(h.entries, 10), fromDump + ": SYN_SENT"},
+		{fmt.Sprintf("of these, tried in the last %d s", snapshot.RecentSeconds), strconv.FormatUint(h.recents, 10), fromDump + ": by the time they have left"},
+		{"one of them", fmt.Sprintf("%s to %s, translated to %s", h.example.Source, h.example.Dest, h.example.Target), fromDump},
+		{"both ends are on", fmt.Sprintf("%s, %s", h.link.Name, h.network), fromLinks},
+	}
+}
+
+func (h hairpin) severity() Severity {
+	if h.recents >= fewFailures {
+		return Critical
+	}
+	return Warning
+}
+
+func judgeHairpin(f facts) *verdict {
+	h, found := f.hairpins(func(l snapshot.Interface) bool { return !f.containerBridge(l) })
+	if !found {
+		return nil
+	}
+	v := &verdict{harm: float64(h.entries)}
+	v.Severity = h.severity()
+	v.Title = fmt.Sprintf("%s from %s to %s saw no answer: %s is in their own network", number(h.entries, "connection"), h.network, h.example.Dest, h.example.Target.Addr())
+	v.Evidence = h.evidence()
+	v.Why = "The service sees the client's own address and answers directly, past this machine. The client gets an answer from an address that it never asked, and refuses it."
+	v.Remedy = append([]string{"# translate the source of what goes from this network back into it:"}, f.masqueradeWithin(h)...)
+	v.Remedy = append(v.Remedy, "# connections that were tried before keep their old translation:",
+		f.run(fmt.Sprintf("conntrack -D -p tcp -d %s --dport %d --state SYN_SENT", h.example.Dest.Addr(), h.example.Dest.Port())))
+	v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
+	return v
+}
+
+// masqueradeWithin is a rule that hides clients from a server of their own network.
+func (f facts) masqueradeWithin(h hairpin) []string {
+	server, port := h.example.Target.Addr(), h.example.Target.Port()
+	for _, c := range f.Chains {
+		if tool := iptables(c); tool != "" && c.Table == "nat" && c.Hook == "postrouting" && (c.Family == "ip6") == server.Is6() {
+			return []string{f.run(fmt.Sprintf("%s -t nat -I %s -s %s -d %s -p tcp --dport %d -j MASQUERADE", tool, quote(c.Name), h.network, server, port))}
+		}
+	}
+	family := "ip"
+	if server.Is6() {
+		family = "ip6"
+	}
+	return []string{
+		f.run("nft add table " + family + " natkit-hairpin"),
+		f.run("nft " + quote("add chain "+family+" natkit-hairpin postrouting { type nat hook postrouting priority srcnat - 1; }")),
+		f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-hairpin postrouting %s saddr %s %s daddr %s tcp dport %d masquerade", family, family, h.network, family, server, port))),
+	}
+}
+
+// containerBridge says whether an interface is a bridge of containers, whose
+// engine counts on bridged frames meeting the rules. Without the rules every
+// bridge is taken for one.
+func (f facts) containerBridge(l snapshot.Interface) bool {
+	return l.Kind == "bridge" && (f.Chains == nil || f.kubernetes() || f.docker())
+}

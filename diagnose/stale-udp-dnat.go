@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"natkit/snapshot"
+)
+
+var staleUDPDNAT = Cause{
+	Code:       "stale-udp-dnat",
+	Title:      "UDP flows go on to where a service no longer is",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops},
+	Symptom:    "After a container, pod or backend was replaced, some clients get no answer any more, and others that start anew do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or is restarted.",
+	Proof: fmt.Sprintf("UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
+		"today, and found no socket. From %d on critical.", snapshot.RecentSeconds, fewFailures),
+	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged.",
+	Cure:      "Removing exactly these entries. Whoever changes the rules has to do that each time: kube-proxy and Docker mean to, hand-made rules do not.",
+	judge:     judgeStaleDNAT,
+}
+
+func judgeStaleDNAT(f facts) *verdict {
+	if f.Conntrack == nil || f.Conntrack.Table == nil || f.Interfaces == nil {
+		return nil
+	}
+	var stale []snapshot.UnansweredUse
+	var flows uint64
+	untranslated := false
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() {
+			continue
+		}
+		if u.Target == u.Dest {
+			if !f.own(u.Dest.Addr()) || !f.wouldTranslate(u.Dest) || !f.nobodyListens(u.Dest) {
+				continue
+			}
+			untranslated = true
+		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target) {
+			continue
+		}
+		stale = append(stale, u)
+		flows = saturate(flows, u.Recent)
+	}
+	if len(stale) == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(flows)}
+	v.Severity = Warning
+	if flows >= fewFailures {
+		v.Severity = Critical
+	}
+	first := stale[0]
+	if first.Target == first.Dest {
+		v.Title = fmt.Sprintf("%s to %s untranslated, as before the rule for it was there", goesOn(flows), first.Dest)
+	} else {
+		v.Title = fmt.Sprintf("%s to %s by way of %s, which no rule names any more", goesOn(flows), first.Dest, first.Target)
+	}
+	v.Evidence = []Evidence{{fmt.Sprintf("such flows with a packet in the last %d s, none answered", snapshot.RecentSeconds), strconv.FormatUint(flows, 10), fromDump}}
+	for _, u := range stale[:min(len(stale), 3)] {
+		v.Evidence = append(v.Evidence, Evidence{"from " + u.Source.String(), fmt.Sprintf("%s, goes to %s", u.Dest, u.Target), fromDump})
+	}
+	if n, _ := f.counter("Udp.NoPorts"); untranslated && n > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"UDP packets for which there was no socket", strconv.FormatUint(n, 10), fromSnmp + ": Udp NoPorts"})
+	}
+	v.Why = "Rules are asked about the first packet of a flow only; the entry keeps what they said. UDP has no end that the entry could see: while the client goes on sending, each packet renews the entry, and it goes where nobody is."
+	v.Remedy = []string{"# remove these entries; the next packet asks the rules anew:"}
+	seen := map[string]bool{}
+	for _, u := range stale {
+		command := fmt.Sprintf("conntrack -D -p udp -d %s --dport %d", u.Dest.Addr(), u.Dest.Port())
+		if u.Target != u.Dest {
+			command += fmt.Sprintf(" -r %s", u.Target.Addr())
+		}
+		if !seen[command] {
+			seen[command] = true
+			v.Remedy = append(v.Remedy, f.run(command))
+		}
+	}
+	v.Verify = f.look(f.natkit("conntrack list --proto udp --unreplied"))
+	return v
+}
+
+func goesOn(flows uint64) string {
+	if flows == 1 {
+		return "1 UDP flow goes on"
+	}
+	return fmt.Sprintf("%d UDP flows go on", flows)
+}
+
+// targetGone says whether surely no rule leads to a target any more.
+func (f facts) targetGone(target netip.AddrPort) bool {
+	if f.Chains == nil {
+		return false
+	}
+	for _, c := range f.Chains {
+		if c.DNATUnknown {
+			return false
+		}
+		for _, t := range c.DNATTo {
+			ports := t.Ports == (snapshot.PortRange{}) || t.Ports.Min <= target.Port() && target.Port() <= t.Ports.Max
+			if t.First.Compare(target.Addr()) <= 0 && target.Addr().Compare(t.Last) <= 0 && ports {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// wouldTranslate says whether a rule with plain conditions translates UDP packets for dest.
+func (f facts) wouldTranslate(dest netip.AddrPort) bool {
+	for _, c := range f.Chains {
+		for _, t := range c.DNATTo {
+			if t.Protocol == "udp" && t.DestPorts.Min > 0 && t.DestPorts.Min <= dest.Port() && dest.Port() <= t.DestPorts.Max &&
+				(!t.Dest.IsValid() || t.Dest == dest.Addr()) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// nobodyListens says whether UDP packets for dest met no socket: as the tracer
+// saw, or, without it, by the counter of all such packets.
+func (f facts) nobodyListens(dest netip.AddrPort) bool {
+	if f.Drops == nil {
+		n, _ := f.counter("Udp.NoPorts")
+		return n > 0
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Reason != "NO_SOCKET" || !f.here(row.Netns) {
+			continue
+		}
+		for _, t := range samples([]snapshot.Drop{row}) {
+			if t.protocol == "udp" && t.dest == dest {
+				return true
+			}
+		}
+	}
+	return false
+}

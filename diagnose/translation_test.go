@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+// Causes in what is translated, and where to.
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"natkit/snapshot"
+)
+
+// all makes several changes.
+func all(changes ...func(s *snapshot.Snapshot)) func(s *snapshot.Snapshot) {
+	return func(s *snapshot.Snapshot) {
+		for _, change := range changes {
+			change(s)
+		}
+	}
+}
+
+func one(a string) snapshot.AddrRange { return snapshot.AddrRange{First: addr(a), Last: addr(a)} }
+
+func unanswered(protocol, source, dest, target string, entries, recent uint64) snapshot.UnansweredUse {
+	return snapshot.UnansweredUse{Protocol: protocol, Source: addr(source), Dest: netip.MustParseAddrPort(dest), Target: netip.MustParseAddrPort(target), Entries: entries, Recent: recent}
+}
+
+// publish makes a rule of s lead packets for 198.51.100.1 to a target.
+func publish(s *snapshot.Snapshot, protocol string, port uint16, target string, targetPort uint16) {
+	s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "ip", Table: "nat", Name: "prerouting", Hook: "prerouting", Type: "nat", Policy: "accept", Rules: 1,
+		NATRules: map[string]int{"dnat": 1}, DNATTo: []snapshot.Target{{AddrRange: one(target), Ports: snapshot.PortRange{Min: targetPort, Max: targetPort},
+			Protocol: protocol, DestPorts: snapshot.PortRange{Min: port, Max: port}}}})
+}
+
+func init() {
+	examples["conntrack-invalid-reset"] = func(s *snapshot.Snapshot) {
+		s.Conntrack.Stats["invalid"], s.Counters["Tcp.OutRsts"] = 1600, 800
+		d := drop(800, snapshot.CauseNone, "eth0", sample("tcp 203.0.113.80:443 -> 198.51.100.1:40112 ACK"))
+		d.Reason = "NO_SOCKET"
+		s.Drops.Rows = append(s.Drops.Rows, d)
+	}
+	examples["stale-snat"] = func(s *snapshot.Snapshot) {
+		s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("198.51.100.1"), Entries: 18000, Recent: 900}, {Addr: addr("198.51.100.7"), Entries: 40, Recent: 12}}
+	}
+	examples["stale-udp-dnat"] = func(s *snapshot.Snapshot) {
+		publish(s, "udp", 53, "192.168.1.54", 53)
+		s.Conntrack.Table.Unanswered = []snapshot.UnansweredUse{
+			unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 6, 5), unanswered("udp", "203.0.113.10", "198.51.100.1:53", "192.168.1.53:53", 1, 1),
+		}
+	}
+	examples["hairpin-missing"] = func(s *snapshot.Snapshot) {
+		publish(s, "tcp", 443, "192.168.1.80", 8443)
+		s.Conntrack.Table.Unanswered = []snapshot.UnansweredUse{
+			unanswered("tcp", "192.168.1.20", "198.51.100.1:443", "192.168.1.80:8443", 9, 4), unanswered("tcp", "192.168.1.21", "198.51.100.1:443", "192.168.1.80:8443", 3, 1),
+		}
+	}
+	examples["bridge-nf-missing"] = func(s *snapshot.Snapshot) {
+		s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "cni0", Index: 7, Kind: "bridge", MTU: 1500, Up: true, Addresses: prefixes("10.244.0.1/24"), RxPackets: 5000, TxPackets: 5000})
+		s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "ip", Table: "nat", Name: "KUBE-SERVICES", Rules: 20})
+		s.Sysctls["net.bridge.bridge-nf-call-iptables"] = "0"
+		s.Conntrack.Table.Unanswered = []snapshot.UnansweredUse{unanswered("tcp", "10.244.0.9", "10.96.0.10:80", "10.244.0.4:8080", 12, 6)}
+	}
+	examples["asymmetric-routing"] = func(s *snapshot.Snapshot) {
+		t := s.Conntrack.Table
+		t.OneWay, t.ByState["SYN_SENT"] = 400, 3000
+		s.Conntrack.Stats["invalid"] = 2500
+		t.Unanswered = []snapshot.UnansweredUse{unanswered("tcp", "192.168.1.20", "10.50.0.9:5432", "10.50.0.9:5432", 900, 40)}
+	}
+	examples["established-timeout-short"] = func(s *snapshot.Snapshot) {
+		examples["conntrack-invalid-reset"](s)
+		s.Conntrack.Stats["invalid"] = 0
+		s.Sysctls["net.netfilter.nf_conntrack_tcp_timeout_established"] = "600"
+	}
+}
+
+func TestInvalidReset(t *testing.T) {
+	const code = "conntrack-invalid-reset"
+	resets := func(n uint64, samples ...string) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Conntrack.Stats["invalid"], s.Counters["Tcp.OutRsts"] = 2*n, n
+			d := drop(n, snapshot.CauseNone, "eth0")
+			d.Reason, d.Samples = "NO_SOCKET", samples
+			s.Drops.Rows = append(s.Drops.Rows, d)
+		}
+	}
+	const late = "tcp 203.0.113.80:443 -> 198.51.100.1:40112 ACK"
+	run(t, []row{
+		{"most of what ends is reset", also(code), "critical " + code},
+		{"a fifth of it", resets(200, late), "warning " + code},
+		{"with data", resets(800, "tcp 203.0.113.80:443 -> 198.51.100.1:40112 PSH,ACK"), "critical " + code},
+		{"no tracer", all(resets(800), func(s *snapshot.Snapshot) { s.Drops = nil }), "warning " + code},
+		{"no tracer and no dump, one in a thousand packets", all(resets(4000), func(s *snapshot.Snapshot) { s.Drops, s.Conntrack.Table = nil, nil }), "warning " + code},
+		{"late segments of connections that are over", resets(40, late), "advice " + code},
+		{"late FINs", resets(800, "tcp 203.0.113.80:443 -> 198.51.100.1:40112 FIN,ACK"), ""},
+		{"a scan with odd flags", resets(800, "tcp 203.0.113.66:443 -> 198.51.100.1:1 FIN,PSH,URG"), ""},
+		{"a few", resets(9, late), ""},
+		{"invalid, and no reset", func(s *snapshot.Snapshot) { s.Conntrack.Stats["invalid"] = 5000 }, ""},
+		{"a server that translates nothing", also(code, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
+		{"liberal already", also(code, func(s *snapshot.Snapshot) { s.Sysctls["net.netfilter.nf_conntrack_tcp_be_liberal"] = "1" }), ""},
+	})
+}
+
+func TestStaleSNAT(t *testing.T) {
+	const code = "stale-snat"
+	last := func(recent uint64) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) { s.Conntrack.Table.Outsides[1].Recent = recent }
+	}
+	run(t, []row{
+		{"flows that go on", also(code), "critical " + code},
+		{"one that goes on", also(code, last(1)), "warning " + code},
+		{"nothing goes on", also(code, last(0)), "advice " + code},
+		{"a pool that is routed here", also(code, func(s *snapshot.Snapshot) {
+			s.Chains[0].SNATTo = []snapshot.AddrRange{{First: addr("198.51.100.5"), Last: addr("198.51.100.8")}}
+		}), ""},
+		{"addresses from a map", also(code, func(s *snapshot.Snapshot) { s.Chains[0].SNATUnknown = true }), ""},
+		{"rules not known", also(code, func(s *snapshot.Snapshot) { s.Chains = nil }), ""},
+		{"interfaces not known", also(code, func(s *snapshot.Snapshot) { s.Interfaces = nil }), ""},
+		{"an address of an interface that is down", also(code, func(s *snapshot.Snapshot) {
+			s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "wan2", Addresses: prefixes("198.51.100.7/30")})
+		}), ""},
+	})
+}
+
+func TestStaleUDPDNAT(t *testing.T) {
+	const code = "stale-udp-dnat"
+	only := func(u ...snapshot.UnansweredUse) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) { s.Conntrack.Table.Unanswered = u }
+	}
+	own := unanswered("udp", "203.0.113.9", "198.51.100.1:53", "198.51.100.1:53", 5, 5)
+	noSocket := func(dest string) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			d := drop(9, snapshot.CauseNone, "eth0", sample("udp 203.0.113.9:999 -> "+dest))
+			d.Reason = "NO_SOCKET"
+			s.Drops.Rows = append(s.Drops.Rows, d)
+		}
+	}
+	run(t, []row{
+		{"to a backend that is gone", also(code), "critical " + code},
+		{"one flow", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 1, 1))), "warning " + code},
+		{"the same backend, another port", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.54:5300", 4, 4))), "critical " + code},
+		{"from before there was a rule", also(code, only(own), noSocket("198.51.100.1:53")), "critical " + code},
+		{"the same by the counter", also(code, only(own), func(s *snapshot.Snapshot) { s.Drops = nil; s.Counters["Udp.NoPorts"] = 9 }), "critical " + code},
+
+		{"the rule's backend is dead", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.54:53", 5, 5))), ""},
+		{"nothing sent of late", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 5, 0))), ""},
+		{"TCP", also(code, only(unanswered("tcp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 5, 5))), ""},
+		{"redirected to here", also(code, only(unanswered("udp", "192.168.1.9", "203.0.113.1:53", "192.168.1.1:5353", 5, 5))), ""},
+		{"a resolver here beside the rule for outside", also(code, only(own)), ""},
+		{"no rule for that port", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:99", "198.51.100.1:99", 5, 5)), noSocket("198.51.100.1:99")), ""},
+		{"targets from a map", also(code, func(s *snapshot.Snapshot) { s.Chains[0].DNATUnknown = true }), ""},
+		{"rules not known", also(code, func(s *snapshot.Snapshot) { s.Chains = nil }), ""},
+		{"absurd", also(code, only(snapshot.UnansweredUse{Protocol: "udp", Recent: 1 << 60}, snapshot.UnansweredUse{Protocol: "udp", Recent: 5})), ""},
+	})
+}
+
+func TestHairpin(t *testing.T) {
+	const code = "hairpin-missing"
+	first := func(change func(u *snapshot.UnansweredUse)) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.Unanswered = s.Conntrack.Table.Unanswered[:1]
+			change(&s.Conntrack.Table.Unanswered[0])
+		}
+	}
+	run(t, []row{
+		{"tried now", also(code), "critical " + code},
+		{"tried a minute ago", also(code, first(func(u *snapshot.UnansweredUse) { u.Recent = 0 })), "warning " + code},
+		{"a bridge without containers", also(code, func(s *snapshot.Snapshot) { link(s, "eth1").Kind = "bridge" }), "critical " + code},
+		{"source translated", also(code, first(func(u *snapshot.UnansweredUse) { u.SNAT = true })), ""},
+		{"not translated at all", also(code, first(func(u *snapshot.UnansweredUse) { u.Dest = u.Target })), ""},
+		{"from elsewhere to a dead server", also(code, first(func(u *snapshot.UnansweredUse) { u.Source = addr("203.0.113.4") })), ""},
+		{"one being opened", also(code, first(func(u *snapshot.UnansweredUse) { u.Entries, u.Recent = 1, 1 })), ""},
+		{"syslog to the outside address", also(code, first(func(u *snapshot.UnansweredUse) { u.Protocol = "udp"; u.Recent = 0 })), ""},
+		{"absurd", also(code, first(func(u *snapshot.UnansweredUse) { u.Entries, u.Recent = 1<<60, 1<<61 })), ""},
+	})
+	s := gateway()
+	examples[code](s)
+	s.Chains[0].Name = "POSTROUTING"
+	want := "iptables-nft -t nat -I POSTROUTING -s 192.168.1.0/24 -d 192.168.1.80 -p tcp --dport 8443 -j MASQUERADE"
+	if got := strings.Join(Judge(s)[0].Remedy, "\n"); !strings.Contains(got, want) {
+		t.Errorf("no %q in\n%s", want, got)
+	}
+}
+
+func TestBridgeNF(t *testing.T) {
+	const code, key = "bridge-nf-missing", "net.bridge.bridge-nf-call-iptables"
+	run(t, []row{
+		{"off", also(code), "critical " + code},
+		{"not loaded", also(code, func(s *snapshot.Snapshot) { delete(s.Sysctls, key) }), "critical " + code},
+		{"on, and the backend is dead", also(code, func(s *snapshot.Snapshot) { s.Sysctls[key] = "1" }), ""},
+		{"off, and all is answered", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table.Unanswered = nil }), ""},
+		{"settings not known", also(code, func(s *snapshot.Snapshot) { s.Sysctls = nil }), ""},
+	})
+}
+
+func TestAsymmetric(t *testing.T) {
+	const code = "asymmetric-routing"
+	run(t, []row{
+		{"half of the flows", also(code), "warning " + code},
+		{"dropped by a rule", also(code, func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(300, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.20:4000 -> 10.50.0.9:5432 ACK")))
+		}), "critical " + code},
+		{"nothing is translated or refused", also(code, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), "advice " + code},
+		{"taken up in the middle alone", also(code, func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.OneWay, s.Conntrack.Stats["invalid"] = 2000, 0
+		}), "warning " + code},
+		{"a scan", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table.OneWay, s.Conntrack.Stats["invalid"] = 0, 3 }), ""},
+		{"a few after a restart", func(s *snapshot.Snapshot) { s.Conntrack.Table.OneWay = 40 }, ""},
+		{"more than entries", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table.OneWay = 1 << 50 }), ""},
+	})
+}
+
+func TestEstablishedTimeoutShort(t *testing.T) {
+	const code, name = "established-timeout-short", "net.netfilter.nf_conntrack_tcp_timeout_established"
+	run(t, []row{
+		{"resets", also(code), "critical " + code},
+		{"resets, and FINs that follow are invalid", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Stats["invalid"] = 1600 }), "critical " + code},
+		{"a few resets", also(code, func(s *snapshot.Snapshot) { s.Drops.Rows[2].Count = 5 }), "warning " + code},
+		{"the setting alone", func(s *snapshot.Snapshot) { s.Sysctls[name] = "600" }, "advice " + code},
+		{"resets of a scan", also(code, func(s *snapshot.Snapshot) {
+			s.Drops.Rows[2].Samples = []string{"tcp 203.0.113.80:443 -> 198.51.100.1:22 SYN"}
+		}), "advice " + code},
+		{"as long as RFC 5382 asks", also(code, func(s *snapshot.Snapshot) { s.Sysctls[name] = "7440" }), ""},
+		{"a host that translates nothing", also(code, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
+	})
+}
