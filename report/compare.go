@@ -4,6 +4,7 @@ package report
 
 import (
 	"fmt"
+	"html/template"
 	"io"
 	"math"
 	"slices"
@@ -20,7 +21,7 @@ type Comparison struct {
 	Rule string       `json:"rule"` // when a change counts as outside the noise
 	// Environment names what was different about the machines.
 	Environment []EnvironmentChange `json:"environment"`
-	Rows        []ComparedFigure    `json:"rows"` // as in A
+	Rows        []ComparedFigure    `json:"rows"` // metric by metric, then by their conditions, as these come in A
 	OnlyA       []bench.Figure      `json:"only_a"`
 	OnlyB       []bench.Figure      `json:"only_b"`
 }
@@ -110,6 +111,7 @@ func Compare(a, b *Saved) (*Comparison, error) {
 			c.OnlyA = append(c.OnlyA, rebuilt(f))
 		}
 	}
+	c.Rows = gathered(gathered(c.Rows, func(r ComparedFigure) string { return conditions(r.Params) }), func(r ComparedFigure) string { return r.Metric })
 	matched := map[figureKey]bool{}
 	for _, r := range c.Rows {
 		matched[figureKey{r.Router, r.Metric, r.Params}] = true
@@ -121,6 +123,18 @@ func Compare(a, b *Saved) (*Comparison, error) {
 		}
 	}
 	return c, nil
+}
+
+// gathered puts rows with the same key behind the first of them.
+func gathered(rows []ComparedFigure, key func(ComparedFigure) string) []ComparedFigure {
+	place := map[string]int{}
+	for _, r := range rows {
+		if _, ok := place[key(r)]; !ok {
+			place[key(r)] = len(place)
+		}
+	}
+	slices.SortStableFunc(rows, func(a, b ComparedFigure) int { return place[key(a)] - place[key(b)] })
+	return rows
 }
 
 type figureKey struct {
@@ -233,6 +247,16 @@ func chanceApart(n, m int) float64 {
 	return min(chance, 1)
 }
 
+// tooFew says that no change of this comparison can be outside the noise, where
+// that is so.
+func (c *Comparison) tooFew() string {
+	enough := func(r ComparedFigure) bool { return chanceApart(r.A.N, r.B.N) <= mostChance }
+	if len(c.Rows) == 0 || slices.ContainsFunc(c.Rows, enough) {
+		return ""
+	}
+	return "TOO FEW TRIALS: no figure has so many that a change could be told from noise; four in each file do."
+}
+
 // Compared writes a comparison for people.
 func Compared(w io.Writer, c *Comparison) error {
 	p := &page{}
@@ -273,6 +297,9 @@ func Compared(w io.Writer, c *Comparison) error {
 		}
 	}
 	p.b.WriteByte('\n')
+	if few := c.tooFew(); few != "" {
+		p.text("", "", few)
+	}
 	p.text("", "", c.Rule)
 	_, err := io.WriteString(w, p.b.String())
 	return err
@@ -349,17 +376,19 @@ type htmlCompared struct {
 	Metrics     []htmlComparedMetric
 	OnlyA       []string
 	OnlyB       []string
+	TooFew      string
 	Rule        string
 }
 
 type htmlComparedMetric struct {
-	Title string
-	Table htmlTable
+	Title  string
+	Blocks []htmlBlock
+	Table  htmlTable
 }
 
 // ComparedHTML writes a comparison as a page like HTML's.
 func ComparedHTML(w io.Writer, c *Comparison) error {
-	h := &htmlCompared{A: c.A.about(), B: c.B.about(), Environment: c.Environment, Rule: c.Rule}
+	h := &htmlCompared{A: c.A.about(), B: c.B.about(), Environment: c.Environment, TooFew: c.tooFew(), Rule: c.Rule}
 	for _, f := range c.OnlyA {
 		h.OnlyA = append(h.OnlyA, onlyWords(f))
 	}
@@ -372,7 +401,7 @@ func ComparedHTML(w io.Writer, c *Comparison) error {
 		if !ok {
 			i = len(h.Metrics)
 			at[r.Metric] = i
-			h.Metrics = append(h.Metrics, htmlComparedMetric{comparedHeading(c, r.Metric), htmlTable{Open: true,
+			h.Metrics = append(h.Metrics, htmlComparedMetric{Title: comparedHeading(c, r.Metric), Table: htmlTable{Open: true,
 				Head: []string{"conditions", "router", "change", "verdict", "A", "min to max", "B", "min to max", "n"}}})
 		}
 		u := c.unit(r.Metric)
@@ -392,6 +421,14 @@ func ComparedHTML(w io.Writer, c *Comparison) error {
 		t.Rows = append(t.Rows, htmlRow{Cells: []htmlCell{
 			{conditions(r.Params), "wrap"}, {r.Router, ""}, {r.change(), "num " + class}, {r.words(), "wrap " + class},
 			{a, "num"}, {spreadA, "num"}, {b, "num"}, {spreadB, "num"}, {fmt.Sprintf("%d, %d", r.A.N, r.B.N), "num"}}})
+	}
+	for metric, i := range at {
+		rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r ComparedFigure) bool { return r.Metric != metric })
+		for _, b := range blocksOf(rows) {
+			words := conditions(b[0].Params)
+			plots := c.comparedPlots(b, strings.TrimSuffix(h.Metrics[i].Title+": "+words, ": "))
+			h.Metrics[i].Blocks = append(h.Metrics[i].Blocks, htmlBlock{Conditions: words, Plots: template.HTML(plots)})
+		}
 	}
 	page := htmlPage{Title: "Two measurements compared", Sections: []htmlSection{{Title: "Two measurements compared", Compared: h}}}
 	return page.write(w)

@@ -197,32 +197,49 @@ func (b *barPlotter) room() vg.Length {
 
 // Plot draws the bars; natkit's own are filled, published ones an outline.
 func (b *barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
-	at := func(v float64) vg.Length { return c.X(p.X.Norm(v)) }
+	scale := b.sheet.Unit.Scale
 	for i, r := range b.rows {
-		y := c.Y(p.Y.Norm(float64(len(b.rows) - 1 - i)))
-		half := vg.Length(barHeight)/2 - 5
-		scale := b.sheet.Unit.Scale
-		x0, x1 := at(0), at(r.Median/scale)
-		corners := []vg.Point{{X: x0, Y: y - half}, {X: x1, Y: y - half}, {X: x1, Y: y + half}, {X: x0, Y: y + half}, {X: x0, Y: y - half}}
-		colour := color.Color(inks[r.Series%len(inks)])
-		if r.PublishedBy != "" {
-			c.StrokeLines(draw.LineStyle{Color: colour, Width: 1.5, Dashes: []vg.Length{3, 3}}, corners)
-		} else {
-			c.FillPolygon(colour, corners)
-		}
-		end := max(x0, x1)
-		if r.Min < r.Max {
-			low, high := at(r.Min/scale), at(r.Max/scale)
-			for _, line := range []draw.LineStyle{{Color: ink("bg"), Width: 3.5}, {Color: ink("fg"), Width: 1.3}} {
-				c.StrokeLine2(line, low, y, high, y)
-				c.StrokeLine2(line, low, y-4, low, y+4)
-				c.StrokeLine2(line, high, y-4, high, y+4)
-			}
-			end = max(end, high)
-		}
-		c.FillText(b.style, vg.Point{X: end + 5, Y: y}, b.words(r))
+		bar{r.Median / scale, r.Min / scale, r.Max / scale, inks[r.Series%len(inks)], r.PublishedBy != "", b.words(r)}.
+			draw(c, p, c.Y(p.Y.Norm(float64(len(b.rows)-1-i))), barHeight/2-5, b.style)
 	}
-	c.StrokeLine2(draw.LineStyle{Color: ink("dim"), Width: 1}, at(0), c.Min.Y, at(0), c.Max.Y)
+	drawZero(c, p)
+}
+
+// A bar reaches from 0 to its median, in the unit of the axis, with a whisker from
+// the least to the largest value and words at its end.
+type bar struct {
+	median, min, max float64
+	colour           color.Color
+	outline          bool
+	words            string
+}
+
+func (b bar) draw(c draw.Canvas, p *plot.Plot, y, half vg.Length, style draw.TextStyle) {
+	at := func(v float64) vg.Length { return c.X(p.X.Norm(v)) }
+	x0, x1 := at(0), at(b.median)
+	corners := []vg.Point{{X: x0, Y: y - half}, {X: x1, Y: y - half}, {X: x1, Y: y + half}, {X: x0, Y: y + half}, {X: x0, Y: y - half}}
+	if b.outline {
+		c.StrokeLines(draw.LineStyle{Color: b.colour, Width: 1.5, Dashes: []vg.Length{3, 3}}, corners)
+	} else {
+		c.FillPolygon(b.colour, corners)
+	}
+	end := max(x0, x1)
+	if b.min < b.max {
+		low, high := at(b.min), at(b.max)
+		for _, line := range []draw.LineStyle{{Color: ink("bg"), Width: 3.5}, {Color: ink("fg"), Width: 1.3}} {
+			c.StrokeLine2(line, low, y, high, y)
+			c.StrokeLine2(line, low, y-4, low, y+4)
+			c.StrokeLine2(line, high, y-4, high, y+4)
+		}
+		end = max(end, high)
+	}
+	c.FillText(style, vg.Point{X: end + 5, Y: y}, b.words)
+}
+
+// drawZero draws the line that bars stand on.
+func drawZero(c draw.Canvas, p *plot.Plot) {
+	zero := c.X(p.X.Norm(0))
+	c.StrokeLine2(draw.LineStyle{Color: ink("dim"), Width: 1}, zero, c.Min.Y, zero, c.Max.Y)
 }
 
 // curves draws a curve a router along the sheet's axis.
