@@ -109,6 +109,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		newBenchCommand(e),
 		newLabCommand(e),
 		newDoctorCommand(e),
+		newKconfigCommand(e),
 		newTuneCommand(e),
 		newReportCommand(e),
 		newVersionCommand(e),

@@ -20,7 +20,7 @@ import (
 // its own layer only what siblings names. A package that stands here and does
 // not exist yet is no error; a package that exists and does not stand here is.
 var layers = [][]string{
-	1: {"nat", "snapshot", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild"},
+	1: {"kconfig", "nat", "snapshot", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild"},
 	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
 	3: {"bench", "control", "diagnose", "trim", "tune"},
 	4: {"live", "story"},
@@ -31,8 +31,9 @@ var layers = [][]string{
 // siblings are the imports within one layer. datapath and nft do not know each
 // other, so that control can drive either.
 var siblings = map[string][]string{
-	"lab":   {"conntrack", "nft"},
-	"probe": {"conntrack", "observe"},
+	"diagnose": {"trim"},
+	"lab":      {"conntrack", "nft"},
+	"probe":    {"conntrack", "observe"},
 }
 
 // onlyIn names what may be imported directly by the packages listed and by no
@@ -49,7 +50,7 @@ var onlyIn = map[string][]string{
 // pure packages are functions of their arguments: nothing of touchesKernel is
 // in their import closure, so they give the same answer on every machine.
 var (
-	pure          = []string{"diagnose", "nat", "snapshot", "trim"}
+	pure          = []string{"diagnose", "kconfig", "nat", "snapshot", "trim"}
 	touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
 )
 
