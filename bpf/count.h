@@ -45,7 +45,7 @@ static __always_inline struct nat_event *event_begin(enum nat_event_kind kind)
 /* A session was made or has ended: its owner's key and flow, and how much went the
  * other way. */
 SUBPROGRAM void event_session(enum nat_event_kind kind, const struct nat_flow_key *key,
-				     const struct nat_flow *owner, const struct nat_flow *peer)
+			      const struct nat_flow *owner, const struct nat_flow *peer)
 {
 	struct nat_event *e = event_begin(kind);
 

@@ -20,17 +20,17 @@
 #include "port.h"
 
 enum mapping_limit {
-	REFS_TRIES = 16,	/* lost compare-and-exchanges before the packet is given up */
-	POOL_TRIES = 8,		/* addresses of a pool looked at for a new host */
-	MAPPING_TRIES = 2,	/* the second after another CPU made the same mapping */
+	REFS_TRIES = 16,   /* lost compare-and-exchanges before the packet is given up */
+	POOL_TRIES = 8,    /* addresses of a pool looked at for a new host */
+	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
 };
 
 /* What the inside endpoint at one end of a session holds. */
 struct hold {
 	struct nat_mapping_key inside;
-	__u16 address; /* outside: index */
-	__be16 port;   /* outside */
-	__u32 flags;   /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_CONTACT */
+	__u16 address;   /* outside: index */
+	__be16 port;     /* outside */
+	__u32 flags;     /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_CONTACT */
 	__u32 filtering; /* of the mapping */
 };
 
@@ -267,17 +267,15 @@ GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class,
 static __always_inline int contact_equal(const struct nat_contact_key *a,
 					 const struct nat_contact_key *b)
 {
-	return addr_equal(a->remote, b->remote) && a->address == b->address &&
-	       a->port == b->port && a->class == b->class;
+	return addr_equal(a->remote, b->remote) && a->address == b->address && a->port == b->port &&
+	       a->class == b->class;
 }
 
 static __always_inline struct nat_contact_key contact_key(const struct hold *h,
 							  struct nat_addr remote)
 {
-	struct nat_contact_key key = {.remote = remote,
-				      .address = h->address,
-				      .port = h->port,
-				      .class = h->inside.class};
+	struct nat_contact_key key = {
+		.remote = remote, .address = h->address, .port = h->port, .class = h->inside.class};
 
 	return key;
 }
@@ -404,7 +402,8 @@ GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
 			return GO_ON;
 		}
 		if (count)
-			new.address = pool_choose(addr_word(key.addr), first, count, h->inside.class);
+			new.address =
+				pool_choose(addr_word(key.addr), first, count, h->inside.class);
 		error = bpf_map_update_elem(&sources, &key, &new, BPF_NOEXIST);
 		if (!error) {
 			h->flags |= NAT_FLOW_SOURCE;

@@ -82,6 +82,14 @@ struct {
 	__uint(max_entries, NAT_MAX_FRAGMENTS);
 } fragments SEC(".maps");
 
+/* Keys of fragments, oldest first. Who makes an entry of fragments puts its key here;
+ * the sweep takes it out. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__type(value, struct nat_fragment_key);
+	__uint(max_entries, NAT_MAX_FRAGMENTS);
+} fragment_queue SEC(".maps");
+
 /* --- outside addresses ------------------------------------------------------- */
 
 /* By index. natkit writes; packets move a masquerade address on Linux 6.7 and later. */

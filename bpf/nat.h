@@ -148,6 +148,7 @@ enum nat_flow_state {
 	NAT_FLOW_OUTBOUND = 0x00000400,	/* this direction leaves an inside host: it refreshes (RFC 4787 REQ-6) */
 	NAT_FLOW_HAIRPIN = 0x00000800,
 	NAT_FLOW_CLAMP = 0x00001000,	/* clamp MSS of SYNs */
+	NAT_FLOW_WHOLE = 0x00004000,	/* the mapping is of a whole address (dynamic 1:1) */
 	NAT_FLOW_MASQUERADE = 0x00002000, /* outside address may change: see hop_checked */
 	NAT_FLOW_TCP_SYN_OWNER = 0x00010000,
 	NAT_FLOW_TCP_SYN_PEER = 0x00020000,

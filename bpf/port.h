@@ -25,7 +25,7 @@
 #include "base.h"
 
 enum port_limit {
-	PORT_TRIES = 8,	       /* words looked into; each is lost only to another CPU or to parity */
+	PORT_TRIES = 8, /* words looked into; each is lost only to another CPU or to parity */
 	PORT_SOCKET_TRIES = 4, /* ports with sockets passed over */
 	PORT_SYSTEM = 1024,    /* ports below are kept among themselves: RFC 4787 REQ-3a */
 };
@@ -192,7 +192,7 @@ static __always_inline struct nat_slot slot_read(const struct nat_slot *slot)
 /* Whether a socket of the gateway listens on the port or talks from it to the
  * packet's destination. */
 SUBPROGRAM int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
-				      __be32 address, __be16 port)
+			       __be32 address, __be16 port)
 {
 	struct bpf_sock_tuple tuple = {};
 	void *socket;
@@ -202,7 +202,8 @@ SUBPROGRAM int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, 
 	tuple.ipv4.daddr = address;
 	tuple.ipv4.dport = port;
 	if (class == NAT_TCP) {
-		socket = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+		socket =
+			bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 		if (socket)
 			bpf_sk_release(socket);
 		return socket != NULL;
@@ -246,8 +247,8 @@ static __always_inline int port_search(struct nat_ports *ports, __u32 first, __u
  * until port_give: the packet's own if that is free, another otherwise. The result is
  * in host order; PORT_NONE if all are taken.
  */
-GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
-				__u32 index, __u32 parity)
+GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 class, __u32 index,
+		     __u32 parity)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
 	struct nat_ports *ports = port_bits(index, class);

@@ -71,8 +71,7 @@ GLOBAL int rule_excluded(const struct nat_flow_key *key, __u32 lookups, __u32 sl
  * The destination rule for a packet, as an index of rules. link is the way in, plus
  * 1. ICMP queries and protocols without ports ask with port 0.
  */
-GLOBAL int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lookups,
-				       __u32 slot)
+GLOBAL int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lookups, __u32 slot)
 {
 	struct nat_destination_key k = {};
 	struct nat_exact_key point = {};
@@ -178,7 +177,7 @@ GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slo
 
 /* Prefix to prefix: the host's bits stay. */
 static __always_inline struct nat_addr rule_map_address(const struct nat_rule *rule,
-							 struct nat_addr addr)
+							struct nat_addr addr)
 {
 	__u32 mask = rule->prefix ? ~0U << (32 - (rule->prefix & 31)) : 0;
 

@@ -24,16 +24,16 @@
 /* What is known of the session that a packet opens. */
 struct opening {
 	__u32 lookups, config, limit; /* of nat_config: lookups, flags, sessions_per_source */
-	__u32 slot;		      /* of the maps of rules */
-	__u32 in;		      /* link, plus 1 */
+	__u32 slot;                   /* of the maps of rules */
+	__u32 in;                     /* link, plus 1 */
 	struct route route;
 	struct hold source; /* the packet's sender */
 	struct hold target; /* its receiver, if it has the mapping that was addressed */
-	__u32 flags;	    /* enum nat_flow_state, of the owner */
-	__u8 by_rule;	    /* the destination is translated by a rule */
+	__u32 flags;        /* enum nat_flow_state, of the owner */
+	__u8 by_rule;       /* the destination is translated by a rule */
 	__u8 by_mapping;    /* ... by the mapping that has it */
-	__u8 sessions;	    /* some rule wants a session: not all are stateless */
-	__u8 side;	    /* of the way out */
+	__u8 sessions;      /* some rule wants a session: not all are stateless */
+	__u8 side;          /* of the way out */
 	/* The answers' flow. */
 	struct nat_flow_key other;
 	struct nat_flow peer;
@@ -83,8 +83,8 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	int query = p->flags & PACKET_QUERY, reason;
 	struct nat_mapping_key *inside = &o->target.inside;
 
-	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport, p->class,
-				    inside);
+	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
+				    p->class, inside);
 	if (reason == NAT_PASS_NO_RULE)
 		return GO_ON; /* not one of ours */
 	if (reason != GO_ON)
@@ -218,17 +218,17 @@ static __always_inline int session_pool(struct opening *o, const struct nat_rule
  * of the rule's modes is its. */
 static __always_inline __u32 rule_strictest(const struct nat_rule *rule)
 {
-	__u32 class, mode = 0;
+	__u32 i, mode = 0;
 
-	for (class = 0; class < NAT_PORT_CLASSES; class++)
-		if (rule->filtering[class] > mode)
-			mode = rule->filtering[class];
+	for (i = 0; i < NAT_PORT_CLASSES; i++)
+		if (rule->filtering[i] > mode)
+			mode = rule->filtering[i];
 	return mode;
 }
 
 /* Takes an outside endpoint for the packet's sender. */
 static __always_inline int session_take(struct ctx *ctx, const struct packet *p, struct opening *o,
-			    const struct nat_rule *rule)
+					const struct nat_rule *rule)
 {
 	__u32 limit = o->limit, count = 0, class = p->class;
 	struct hold *h = &o->source;
@@ -273,8 +273,9 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 	return reason;
 }
 
-static __always_inline int session_source(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
-			      struct opening *o, const struct nat_rule *rule)
+static __always_inline int session_source(struct ctx *ctx, const struct packet *p,
+					  struct nat_flow *out, struct opening *o,
+					  const struct nat_rule *rule)
 {
 	struct nat_address *address;
 	struct hold *h = &o->source;
@@ -302,7 +303,7 @@ static __always_inline int session_source(struct ctx *ctx, const struct packet *
  * they lie in memory (RFC 1624). */
 static __always_inline __u32 delta_word(__u16 old, __u16 new)
 {
-	return (__u16)~old + (__u32)new;
+	return (__u16)~old + (__u32) new;
 }
 
 static __always_inline __u32 delta_address(struct nat_addr old, struct nat_addr new)
@@ -336,7 +337,9 @@ static __always_inline void session_deltas(const struct nat_flow_key *key, __u32
 
 static __always_inline __u32 session_held(const struct hold *h)
 {
-	return h->flags | (__u32)h->inside.realm << NAT_FLOW_REALM_SHIFT;
+	__u32 whole = h->flags & NAT_FLOW_MAPPED && h->inside.class == NAT_OTHER ? NAT_FLOW_WHOLE : 0;
+
+	return h->flags | whole | (__u32)h->inside.realm << NAT_FLOW_REALM_SHIFT;
 }
 
 /* The flow of the answers: everything the other way round. Its next hop is found by
@@ -441,8 +444,8 @@ SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, stru
 /* --- a packet without session --------------------------------------------------- */
 
 /* Steps 1 to 5 for a packet: what it becomes, and what its session holds. */
-static __always_inline int session_find(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
-					struct opening *o)
+static __always_inline int session_find(struct ctx *ctx, const struct packet *p,
+					struct nat_flow *out, struct opening *o)
 {
 	const struct nat_rule *rule = NULL;
 	int reason, index = RULE_NONE;
@@ -611,7 +614,8 @@ SUBPROGRAM int session_revive(struct ctx *ctx, struct packet *p, struct nat_flow
 	if (old & NAT_FLOW_DEAD || state_expired(owner, peer, config, p->now)) {
 		src = owner->src;
 		if (old & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src))
-			return NAT_DROP_RACE; /* the address moved: made anew, when this one is removed */
+			return NAT_DROP_RACE; /* the address moved: made anew, when this one is
+						 removed */
 		reason = state & NAT_FLOW_OUTBOUND ? session_opens(p)
 						   : session_admits(p, config, slot);
 		if (reason != GO_ON)

@@ -175,7 +175,8 @@ SUBPROGRAM int state_packet(const struct packet *p, struct nat_flow *flow)
 static __always_inline int state_expired(const struct nat_flow *owner, const struct nat_flow *peer,
 					 const struct nat_config *config, __u32 now)
 {
-	__u32 state = state_read(owner), other = state_read(peer), timeout = state & NAT_FLOW_TIMEOUT;
+	__u32 state = state_read(owner), other = state_read(peer),
+	      timeout = state & NAT_FLOW_TIMEOUT;
 	int all = config->flags & NAT_CONFIG_INBOUND_REFRESH ||
 		  !((state | other) & NAT_FLOW_OUTBOUND);
 	__s32 limit;

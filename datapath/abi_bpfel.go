@@ -201,6 +201,7 @@ const (
 	abiNatFlowStateNAT_FLOW_OUTBOUND      abiNatFlowState = 1024
 	abiNatFlowStateNAT_FLOW_HAIRPIN       abiNatFlowState = 2048
 	abiNatFlowStateNAT_FLOW_CLAMP         abiNatFlowState = 4096
+	abiNatFlowStateNAT_FLOW_WHOLE         abiNatFlowState = 16384
 	abiNatFlowStateNAT_FLOW_MASQUERADE    abiNatFlowState = 8192
 	abiNatFlowStateNAT_FLOW_TCP_SYN_OWNER abiNatFlowState = 65536
 	abiNatFlowStateNAT_FLOW_TCP_SYN_PEER  abiNatFlowState = 131072

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Removes what has expired: sessions, ports that have rested, fragments. Called by a
+ * timer, a slice of work at a time: the packets of this CPU wait meanwhile.
+ *
+ * The three queues have one reader, this one, so what is looked at (peek) is what is
+ * taken out next (pop). Sessions go round: taken out at the head, put back at the tail;
+ * the other two are in order of time, so the head says whether there is anything to do.
+ */
+#ifndef NATKIT_SWEEP_H
+#define NATKIT_SWEEP_H
+
+#include "mapping.h"
+#include "state.h"
+
+enum sweep_limit {
+	SWEEP_SLICE_NS = 25000,	      /* work at a time, as long as sessions are left to look at */
+	SWEEP_BUSY_NS = 1000000,      /* until the next slice then */
+	SWEEP_IDLE_NS = 10000000,     /* and otherwise */
+	SWEEP_ROUND_TICKS = 953,      /* a second: no session is looked at more often */
+	SWEEP_LOOK_AT_CLOCK = 8,      /* sessions between two looks at the clock */
+	SWEEP_SESSIONS = 1024,	      /* at most in a slice */
+	SWEEP_QUEUED = 64,	      /* ports, and fragments, at most in a slice */
+};
+
+/* The timer, and where it is on its round. */
+struct sweep {
+	struct bpf_timer timer;
+	struct nat_flow_key first; /* of the round; protocol 0: the next one will be */
+	__u32 began;		   /* ticks: the round */
+	__u32 resumes;		   /* ticks: not before, the last round was short */
+	__u32 paused;		   /* the round is over, wait for resumes */
+	__u32 zero;
+};
+
+/* One slice. */
+struct slice {
+	struct sweep *sweep;
+	const struct nat_config *config;
+	__u64 began_ns;
+	__u32 now;
+	__u32 looked;
+	__u32 more; /* time was over before the sessions were */
+};
+
+/* --- sessions --------------------------------------------------------------------- */
+
+static __always_inline __u8 sweep_class(__u8 protocol)
+{
+	switch (protocol) {
+	case TCP:
+		return NAT_TCP;
+	case UDP:
+	case UDPLITE:
+		return NAT_UDP;
+	case ICMP:
+		return NAT_ICMP;
+	default:
+		return NAT_OTHER;
+	}
+}
+
+/* What the sender of the packets with that key held, by its flow's word. */
+static __always_inline void sweep_hold(const struct nat_flow_key *key, __u32 state, struct hold *h)
+{
+	h->inside.addr = key->src;
+	h->inside.realm = (state & NAT_FLOW_REALM) >> NAT_FLOW_REALM_SHIFT;
+	h->inside.class = NAT_OTHER;
+	h->inside.port = 0;
+	h->flags = state & (NAT_FLOW_MAPPED | NAT_FLOW_PORT | NAT_FLOW_SOURCE | NAT_FLOW_CONTACT);
+	if (state & NAT_FLOW_WHOLE)
+		return;
+	h->inside.class = sweep_class(key->protocol);
+	/* An ICMP identifier is in dport of the replies. */
+	h->inside.port = h->inside.class == NAT_ICMP ? key->sport | key->dport : key->sport;
+}
+
+/*
+ * Removes a session that this CPU has made GONE. The peer's flow first: while the
+ * owner's is there, nobody can make the same session anew and have its peer deleted
+ * here. What it held comes last: until then the mapping and its port are spoken for.
+ */
+SUBPROGRAM void sweep_remove(struct slice *s, const struct nat_flow_key *key,
+			     struct nat_flow *owner, struct nat_flow *peer)
+{
+	struct nat_flow_key other = {};
+	struct hold source = {}, target = {};
+
+	state_other_key(key, owner, &other);
+	sweep_hold(key, state_read(owner), &source);
+	source.port = owner->sport;
+	if (peer) {
+		source.address = peer->created;
+		sweep_hold(&other, state_read(peer), &target);
+	}
+	if (s->config->flags & NAT_CONFIG_EVENTS)
+		event_session(NAT_EVENT_DELETE, key, owner, peer);
+	if (peer)
+		bpf_map_delete_elem(&flows, &other);
+	bpf_map_delete_elem(&flows, key);
+	hold_drop(&source, addr_word(key->dst), s->now);
+	hold_drop(&target, addr_word(key->dst), s->now);
+	count_add(NAT_EXPIRED);
+}
+
+/* The peer's flow, if it is of this session: where the second flow of a session could
+ * not be inserted, the key may have become another one's. */
+static __always_inline struct nat_flow *sweep_peer(const struct nat_flow_key *key,
+						   const struct nat_flow *owner)
+{
+	struct nat_flow *peer = state_other(key, owner);
+
+	if (peer && addr_equal(peer->src, key->dst) && addr_equal(peer->dst, key->src) &&
+	    peer->sport == key->dport && peer->dport == key->sport)
+		return peer;
+	return NULL;
+}
+
+/* One session a step further; see state.h. False: it is removed, or was never there. */
+static __always_inline int sweep_session(struct slice *s, const struct nat_flow_key *key)
+{
+	struct nat_flow *owner = bpf_map_lookup_elem(&flows, key), *peer;
+	__u32 state;
+
+	if (!owner)
+		return 0;
+	state = state_read(owner);
+	peer = sweep_peer(key, owner);
+	if (!(state & NAT_FLOW_DEAD)) {
+		if (!peer || state_expired(owner, peer, s->config, s->now))
+			state_kill(owner, peer, s->now);
+		return 1;
+	}
+	if (peer && !(state_read(peer) & NAT_FLOW_DEAD)) {
+		/* A revival and a death crossed: packets may have used the peer until now. */
+		state_kill(owner, peer, s->now);
+		return 1;
+	}
+	if ((__s32)(s->now - owner->hop_checked) <= NAT_DEAD_TICKS ||
+	    !state_replace(owner, state, state | NAT_FLOW_GONE))
+		return 1;
+	if (peer)
+		__sync_fetch_and_or(&peer->state, NAT_FLOW_GONE);
+	sweep_remove(s, key, owner, peer);
+	return 0;
+}
+
+static __always_inline int sweep_key_equal(const struct nat_flow_key *a,
+					   const struct nat_flow_key *b)
+{
+	return addr_equal(a->src, b->src) && addr_equal(a->dst, b->dst) && a->sport == b->sport &&
+	       a->dport == b->dport && a->protocol == b->protocol && a->side == b->side;
+}
+
+/* The next session of the round; 1 ends the slice. The queue can't be full when the
+ * session is put back: it has room for all, and this one was just in it. */
+static long sweep_next(__u32 n, struct slice *s)
+{
+	struct sweep *sweep = s->sweep;
+	struct nat_flow_key key = {};
+	int last;
+
+	if (n % SWEEP_LOOK_AT_CLOCK == SWEEP_LOOK_AT_CLOCK - 1 &&
+	    bpf_ktime_get_ns() - s->began_ns > SWEEP_SLICE_NS) {
+		s->more = 1;
+		return 1;
+	}
+	if (bpf_map_pop_elem(&session_queue, &key))
+		return 1;
+	s->looked++;
+	last = sweep->first.protocol && sweep_key_equal(&key, &sweep->first);
+	if (!sweep->first.protocol) {
+		sweep->first = key;
+		sweep->began = s->now;
+	}
+	if (sweep_session(s, &key))
+		bpf_map_push_elem(&session_queue, &key, 0);
+	else if (sweep_key_equal(&key, &sweep->first))
+		sweep->first.protocol = 0;
+	if (!last)
+		return 0;
+	sweep->paused = 1;
+	sweep->resumes = sweep->began + SWEEP_ROUND_TICKS;
+	sweep->began = s->now;
+	return 1;
+}
+
+static __always_inline void sweep_sessions(struct slice *s)
+{
+	if (s->sweep->paused) {
+		if ((__s32)(s->now - s->sweep->resumes) < 0)
+			return;
+		s->sweep->paused = 0;
+		s->sweep->began = s->now;
+	}
+	if (bpf_loop(SWEEP_SESSIONS, sweep_next, s, 0) == SWEEP_SESSIONS)
+		s->more = 1;
+}
+
+/* --- ports that rest ---------------------------------------------------------------- */
+
+enum sweep_rest { REST_OVER, REST_AGAIN, REST_ENDED };
+
+/*
+ * What becomes of a mapping whose entry comes out of the queue. In use: it will be
+ * queued anew when it is left. Used since it was queued, and left: its rest has begun
+ * later, it goes to the end. Neither: it is over, and nobody can take it any more.
+ */
+static __always_inline enum sweep_rest sweep_mapping(struct nat_mapping *m)
+{
+	__u32 try, old, new;
+
+	for (try = 0; try < REFS_TRIES; try++) {
+		old = refs_read(&m->refs);
+		new = old & ~NAT_REFS_AGAIN;
+		if (old & NAT_REFS_COUNT)
+			new &= ~NAT_REFS_QUEUED;
+		else if (!(old & NAT_REFS_AGAIN))
+			new |= NAT_REFS_GONE;
+		if (__sync_val_compare_and_swap(&m->refs, old, new) != old)
+			continue;
+		if (old & NAT_REFS_COUNT)
+			return REST_ENDED;
+		return old & NAT_REFS_AGAIN ? REST_AGAIN : REST_OVER;
+	}
+	return REST_AGAIN; /* fought over, so in use */
+}
+
+static __always_inline void sweep_give(const struct nat_resting *r)
+{
+	struct nat_address *address;
+	struct nat_slot *slot, nobody = {};
+	struct nat_ports *ports;
+	__u32 index = r->address, zero = 0;
+
+	if (r->inside.class < NAT_PORT_CLASSES) {
+		port_give(index, r->inside.class, bpf_ntohs(r->port));
+		return;
+	}
+	address = bpf_map_lookup_elem(&addresses, &index);
+	slot = address ? port_slot(index, address, NAT_OTHER, 0) : NULL;
+	ports = bpf_map_lookup_elem(&free_addresses, &zero);
+	if (!slot || !ports)
+		return;
+	slot_write(slot, nobody);
+	bit_give(ports, index);
+}
+
+/* The head of the queue, if it has rested; 1 ends. */
+static long sweep_rested(__u32 n, struct slice *s)
+{
+	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], index;
+	struct nat_resting r = {};
+	struct nat_mapping *m;
+	struct nat_address *address;
+	struct nat_slot *slot;
+	enum sweep_rest end = REST_OVER;
+
+	if (rest < NAT_DEAD_TICKS)
+		rest = NAT_DEAD_TICKS;
+	if (bpf_map_peek_elem(&mapping_queue, &r) || (__s32)(s->now - r.since) <= (__s32)rest)
+		return 1;
+	bpf_map_pop_elem(&mapping_queue, &r);
+	index = r.address;
+	address = bpf_map_lookup_elem(&addresses, &index);
+	slot = address ? port_slot(index, address, r.inside.class, bpf_ntohs(r.port)) : NULL;
+	if (!slot || slot_read(slot).used != NAT_SLOT_SESSION) {
+		m = bpf_map_lookup_elem(&mappings, &r.inside);
+		if (!m)
+			return 0; /* cannot happen: it is removed only here */
+		end = sweep_mapping(m);
+		if (end == REST_AGAIN) {
+			r.since = s->now;
+			bpf_map_push_elem(&mapping_queue, &r, 0);
+			return 0;
+		}
+		if (end == REST_ENDED)
+			return 0;
+		bpf_map_delete_elem(&mappings, &r.inside);
+		count_add(NAT_UNMAPPED);
+	}
+	sweep_give(&r);
+	return 0;
+}
+
+/* --- fragments ---------------------------------------------------------------------- */
+
+/* The oldest datagram, if it is too old; 1 ends. Packets don't use an entry older than
+ * the time-out; it stays for as long again, so none still does when it is deleted. */
+static long sweep_fragment(__u32 n, struct slice *s)
+{
+	__u32 limit = 2 * s->config->timeouts[NAT_TIMEOUT_FRAGMENT];
+	struct nat_fragment_key key = {};
+	struct nat_fragment *f;
+
+	if (bpf_map_peek_elem(&fragment_queue, &key))
+		return 1;
+	f = bpf_map_lookup_elem(&fragments, &key);
+	if (f && (__s32)(s->now - f->seen) <= (__s32)limit)
+		return 1;
+	bpf_map_pop_elem(&fragment_queue, &key);
+	bpf_map_delete_elem(&fragments, &key);
+	return 0;
+}
+
+/* --- the timer ---------------------------------------------------------------------- */
+
+static int sweep_tick(void *map, __u32 *index, struct sweep *sweep)
+{
+	__u64 began_ns = bpf_ktime_get_ns();
+	struct slice s = {.sweep = sweep, .began_ns = began_ns, .now = began_ns >> NAT_TICK_SHIFT};
+	struct nat_control *c;
+	struct nat_stats *st = count_stats();
+	__u32 slot = 0, zero = 0;
+
+	s.config = config_get(&slot);
+	c = bpf_map_lookup_elem(&control, &zero);
+	if (s.config && c) {
+		bpf_loop(SWEEP_QUEUED, sweep_rested, &s, 0);
+		bpf_loop(SWEEP_QUEUED, sweep_fragment, &s, 0);
+		sweep_sessions(&s);
+		c->swept = s.now;
+	}
+	if (st) {
+		st->sweep_ns += bpf_ktime_get_ns() - began_ns;
+		st->sweep_looked += s.looked;
+	}
+	bpf_timer_start(&sweep->timer, s.more ? SWEEP_BUSY_NS : SWEEP_IDLE_NS, 0);
+	return 0;
+}
+
+#endif

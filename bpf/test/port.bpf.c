@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// Calls port.h alone, for its tests: many ports in one run, so that CPUs meet. The
+// frame is a list of 16-bit ports; mark is the class, priority the address, cb[0] how
+// many, cb[1] the port that is wished for, cb[2] whether its parity matters.
+#include "../ctx_skb.h"
+#include "../parse.h"
+#include "../port.h"
+
+struct test {
+	struct ctx *ctx;
+	struct nat_flow_key key;
+	__u32 class, address, parity, done;
+};
+
+static long take_one(__u32 n, struct test *t)
+{
+	int port = port_take(t->ctx, &t->key, t->class, t->address, t->parity);
+	__u16 out = port;
+
+	if (port == PORT_NONE || bpf_skb_store_bytes(t->ctx, n * sizeof(out), &out, sizeof(out), 0))
+		return 1;
+	t->done++;
+	return 0;
+}
+
+static long give_one(__u32 n, struct test *t)
+{
+	__u16 port;
+
+	if (bpf_skb_load_bytes(t->ctx, n * sizeof(port), &port, sizeof(port)))
+		return 1;
+	port_give(t->address, t->class, port);
+	t->done++;
+	return 0;
+}
+
+/* Returns how many it got; the list has them in host order. */
+SEC("tc")
+int take(struct ctx *ctx)
+{
+	struct test t = {
+		.ctx = ctx, .class = ctx->mark, .address = ctx->priority, .parity = ctx->cb[2]};
+
+	t.key.protocol = UDP;
+	t.key.sport = bpf_htons(ctx->cb[1]);
+	bpf_loop(ctx->cb[0], take_one, &t, 0);
+	return t.done;
+}
+
+SEC("tc")
+int give(struct ctx *ctx)
+{
+	struct test t = {.ctx = ctx, .class = ctx->mark, .address = ctx->priority};
+
+	bpf_loop(ctx->cb[0], give_one, &t, 0);
+	return t.done;
+}
+
+/* Takes a port and gives it back: for the benchmark. */
+SEC("tc")
+int churn(struct ctx *ctx)
+{
+	struct nat_flow_key key = {.protocol = UDP};
+	int port;
+
+	key.sport = bpf_htons(ctx->cb[1]);
+	port = port_take(ctx, &key, ctx->mark, ctx->priority, ctx->cb[2]);
+	if (port == PORT_NONE)
+		return 0;
+	port_give(ctx->priority, ctx->mark, port);
+	return port;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
