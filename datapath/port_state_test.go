@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/ktest"
+)
+
+// ports is one address with a range of ports, and the allocator of bpf/port.h over it.
+type ports struct {
+	maps        map[string]*ebpf.Map
+	programs    map[string]*ebpf.Program
+	first, last int
+}
+
+// newPorts makes an address that has the ports first..last, all of them free.
+func newPorts(t testing.TB, first, last int) *ports {
+	t.Helper()
+	ktest.Root(t)
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	spec, err := loadPortTest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		t.Fatalf("load: %+v", err)
+	}
+	t.Cleanup(coll.Close)
+	p := &ports{maps: coll.Maps, programs: coll.Programs, first: first, last: last}
+	addAddress(t, p.maps, 0, abiNatAddress{PortFirst: uint16(first), PortCount: uint16(last - first + 1)})
+	return p
+}
+
+// addAddress makes an outside address with all its ports free.
+func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatAddress) {
+	t.Helper()
+	count := max(3*uint32(a.PortCount), 1)
+	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: count, Flags: unix.BPF_F_INNER_MAP})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	free, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8328, MaxEntries: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free.Close()
+	for class := range uint32(3) {
+		if err := free.Put(class, freePorts(int(a.PortFirst), int(a.PortCount))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := maps["slots"].Put(index, inner); err != nil {
+		t.Fatal(err)
+	}
+	if err := maps["free_ports"].Put(index, free); err != nil {
+		t.Fatal(err)
+	}
+	if err := maps["addresses"].Put(index, &a); err != nil {
+		t.Fatal(err)
+	}
+	if err := maps["outside"].Put(&a.Addr, index); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// freePorts is a bitmap with count bits from first on.
+func freePorts(first, count int) *abiNatPorts {
+	p := &abiNatPorts{Free: uint64(count)}
+	for n := first; n < first+count; n++ {
+		p.Words[n/64] |= 1 << (n % 64)
+		p.Summary[n/4096] |= 1 << (n / 64 % 64)
+	}
+	return p
+}
+
+func (p *ports) run(t testing.TB, program string, n, wanted int, parity bool, list []byte) int {
+	t.Helper()
+	ctx := struct {
+		_        [8]byte
+		Mark     uint32
+		_        [20]byte
+		Priority uint32
+		_        [12]byte
+		CB       [5]uint32
+		_        [124]byte
+	}{Mark: uint32(abiNatClassNAT_TCP), CB: [5]uint32{uint32(n), uint32(wanted)}}
+	if parity {
+		ctx.CB[2] = 1
+	}
+	opts := &ebpf.RunOptions{Data: list, DataOut: make([]byte, len(list)), Context: &ctx}
+	got, err := p.programs[program].Run(opts)
+	if err != nil {
+		t.Fatalf("run %s: %v", program, err)
+	}
+	copy(list, opts.DataOut)
+	return int(got)
+}
+
+// take takes n ports, as many as there are.
+func (p *ports) take(t testing.TB, n, wanted int, parity bool) []int {
+	t.Helper()
+	var out []int
+	for n > 0 {
+		list := make([]byte, 2*min(max(n, 16), 1024))
+		got := p.run(t, "take", min(n, 1024), wanted, parity, list)
+		for i := range got {
+			out = append(out, int(binary.LittleEndian.Uint16(list[2*i:])))
+		}
+		if got < min(n, 1024) {
+			break
+		}
+		n -= got
+	}
+	return out
+}
+
+func (p *ports) give(t testing.TB, ports []int) {
+	t.Helper()
+	for len(ports) > 0 {
+		n := min(len(ports), 1024)
+		list := make([]byte, 2*max(n, 16))
+		for i, port := range ports[:n] {
+			binary.LittleEndian.PutUint16(list[2*i:], uint16(port))
+		}
+		if got := p.run(t, "give", n, 0, false, list); got != n {
+			t.Fatalf("gave %d of %d", got, n)
+		}
+		ports = ports[n:]
+	}
+}
+
+// state reads the bitmap and checks that its three parts agree; nobody may be at work.
+func (p *ports) state(t testing.TB) map[int]bool {
+	t.Helper()
+	var inner *ebpf.Map
+	if err := p.maps["free_ports"].Lookup(uint32(0), &inner); err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	var v abiNatPorts
+	if err := inner.Lookup(uint32(abiNatClassNAT_TCP), &v); err != nil {
+		t.Fatal(err)
+	}
+	free := map[int]bool{}
+	for w, word := range v.Words {
+		if (word != 0) != (v.Summary[w/64]>>(w%64)&1 == 1) {
+			t.Errorf("word %d is %#x, its summary bit says otherwise", w, word)
+		}
+		for b := range 64 {
+			if word>>b&1 == 1 {
+				free[w*64+b] = true
+			}
+		}
+	}
+	if v.Free != uint64(len(free)) {
+		t.Errorf("%d ports are free, the count says %d", len(free), v.Free)
+	}
+	return free
+}
+
+// Every port of a range can be had, each once, and what is given back comes back.
+func TestPortsAll(t *testing.T) {
+	for _, r := range [][2]int{{1024, 65535}, {1, 65535}, {2000, 2000}, {2000, 2063}, {1000, 1100}, {40000, 49999}, {63, 64}, {65535, 65535}} {
+		for _, parity := range []bool{false, true} {
+			p := newPorts(t, r[0], r[1])
+			count := r[1] - r[0] + 1
+			taken := map[int]bool{}
+			got := p.take(t, count+1, 2001, parity)
+			for _, port := range got {
+				if port < r[0] || port > r[1] {
+					t.Fatalf("range %v: got port %d", r, port)
+				}
+				if taken[port] {
+					t.Fatalf("range %v: port %d given twice", r, port)
+				}
+				taken[port] = true
+			}
+			if len(got) != count {
+				t.Fatalf("range %v, parity %v: got %d of %d ports", r, parity, len(got), count)
+			}
+			if free := p.state(t); len(free) != 0 {
+				t.Fatalf("range %v: %d ports are free, none should be", r, len(free))
+			}
+			back := got[:(count+1)/2]
+			p.give(t, back)
+			free := p.state(t)
+			for _, port := range back {
+				if !free[port] {
+					t.Fatalf("range %v: port %d was given back and is not free", r, port)
+				}
+			}
+			again := p.take(t, count, 0, parity)
+			if len(again) != len(back) || len(free) != len(back) {
+				t.Fatalf("range %v: gave back %d, %d are free, got %d", r, len(back), len(free), len(again))
+			}
+			for _, port := range again {
+				if !free[port] {
+					t.Fatalf("range %v: got port %d, which was not free", r, port)
+				}
+				delete(free, port)
+			}
+		}
+	}
+}
+
+// The port that is wished for is given if it can be, and another like it if not.
+func TestPortsLike(t *testing.T) {
+	p := newPorts(t, 512, 65535)
+	for _, wanted := range []int{512, 600, 1023, 1024, 5000, 5001, 65535} {
+		got := p.take(t, 3, wanted, true)
+		if got[0] != wanted {
+			t.Errorf("wanted %d, got %d", wanted, got[0])
+		}
+		for _, port := range got[1:] {
+			if port%2 != wanted%2 || (port < 1024) != (wanted < 1024) {
+				t.Errorf("wanted %d or one like it, got %d", wanted, port)
+			}
+		}
+	}
+	p.take(t, 512, 1000, false) // the system's ports are gone
+	if got := p.take(t, 1, 1000, true); len(got) != 1 || got[0] < 1024 {
+		t.Errorf("no system port is left: got %v, want another", got)
+	}
+}
+
+// A port that is chosen is hard to guess (RFC 6056): all parts of the range are hit.
+func TestPortsSpread(t *testing.T) {
+	p := newPorts(t, 1024, 65535)
+	var tenth [10]int
+	for _, port := range p.take(t, 2000, 1, false) {
+		tenth[(port-1024)*10/64512]++
+	}
+	for i, n := range tenth {
+		if n < 100 || n > 300 {
+			t.Errorf("%d of 2000 ports are in tenth %d of the range, want about 200", n, i)
+		}
+	}
+}
+
+// All CPUs take and give at once, in a range that is nearly used up, so that they meet
+// in the same words: no port has two owners at any time, and none is lost.
+func TestPortsRace(t *testing.T) {
+	p := newPorts(t, 3000, 3199)
+	var (
+		mu    sync.Mutex
+		owner = map[int]int{}
+		wg    sync.WaitGroup
+		runs  int
+	)
+	claim := func(worker int, ports []int) {
+		mu.Lock()
+		defer mu.Unlock()
+		runs++
+		for _, port := range ports {
+			if other, ok := owner[port]; ok {
+				t.Errorf("port %d belongs to %d and %d", port, other, worker)
+			}
+			owner[port] = worker
+		}
+	}
+	release := func(ports []int) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, port := range ports {
+			delete(owner, port)
+		}
+	}
+	workers := max(runtime.NumCPU(), 2)
+	end := time.Now().Add(time.Second)
+	for w := range workers {
+		wg.Go(func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			pin(t, w%runtime.NumCPU())
+			random := rand.New(rand.NewPCG(1, uint64(w)))
+			for time.Now().Before(end) {
+				got := p.take(t, 1+random.IntN(150), random.IntN(65536), random.IntN(2) == 0)
+				claim(w, got)
+				random.Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
+				release(got)
+				p.give(t, got)
+			}
+		})
+	}
+	wg.Wait()
+	if free := p.state(t); len(free) != 200 {
+		t.Errorf("%d of 200 ports are free at the end", len(free))
+	}
+	t.Logf("%d workers, %d runs", workers, runs)
+}
+
+// pin keeps the calling thread on one CPU.
+func pin(t testing.TB, cpu int) {
+	t.Helper()
+	var set unix.CPUSet
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		t.Error(err)
+	}
+}
+
+// A port taken and given back, at several fills; it is searched, none is wished for. The cost must not depend on the fill.
+func BenchmarkPort(b *testing.B) {
+	for _, fill := range []float64{0, 10, 50, 99, 99.9} {
+		b.Run(fmt.Sprint(fill), func(b *testing.B) {
+			p := newPorts(b, 1024, 65535)
+			p.take(b, int(64512*fill/100), 1, false)
+			b.ResetTimer()
+			_, took, err := p.programs["churn"].Benchmark(make([]byte, 64), b.N, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(took.Nanoseconds()), "ns/port")
+		})
+	}
+}
