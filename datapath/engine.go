@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -83,9 +84,6 @@ func (e *Engine) load(size Size) error {
 			return err
 		}
 		resize(spec, size)
-		if err := object.adapt(spec); err != nil {
-			return err
-		}
 		known := map[string]*ebpf.Map{}
 		for name := range spec.Maps {
 			if m := e.maps[name]; m != nil {
@@ -97,7 +95,8 @@ func (e *Engine) load(size Size) error {
 			return fmt.Errorf("load %s: %w", object.name, err)
 		}
 		for name, m := range coll.Maps {
-			if e.maps[name] == nil {
+			// Names with a dot are sections of global variables, which their programs hold.
+			if e.maps[name] == nil && !strings.HasPrefix(name, ".") {
 				e.maps[name] = m
 			} else {
 				m.Close()

@@ -10,13 +10,13 @@ import (
 
 // object is one compiled file of bpf/.
 type object struct {
-	name  string
-	load  func() (*ebpf.CollectionSpec, error)
-	adapt func(*ebpf.CollectionSpec) error // to this kernel
+	name string
+	load func() (*ebpf.CollectionSpec, error)
 }
 
-// objects in the order in which they are loaded: the first brings the maps.
-var objects []object
+// objects in the order in which they are loaded. The maps that an object does not
+// share with those before it are its own.
+var objects = []object{{"nat_tc", loadTc}, {"nat_xdp", loadXdp}, {"nat_sweep", loadSweep}}
 
 // startSweep arms the timer that expires sessions. It lives as long as its map is pinned.
 func (e *Engine) startSweep() error {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/ktest"
+)
+
+var smallSize = Size{Sessions: 1000, Mappings: 1000, Sources: 100, Contacts: 100}
+
+// testDir is a place for an engine of this test alone.
+func testDir(t *testing.T) string {
+	t.Helper()
+	ktest.Root(t)
+	own := t.TempDir()
+	root, err := Root(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(root, ktest.Name(t))
+	t.Cleanup(func() {
+		if err := Unload(dir); err != nil {
+			t.Errorf("unload: %v", err)
+		}
+		if root == filepath.Join(own, "bpf") {
+			if err := unix.Unmount(root, 0); err != nil {
+				t.Errorf("unmount %s: %v", root, err)
+			}
+		}
+	})
+	return dir
+}
+
+// An engine is there for whoever opens its folder, and gone without a trace after Unload.
+func TestCreateOpenUnload(t *testing.T) {
+	dir := testDir(t)
+	if _, err := Open(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("before: %v, want %v", err, os.ErrNotExist)
+	}
+	e, err := Create(dir, smallSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(dir, smallSize); !errors.Is(err, ErrExists) {
+		t.Errorf("second engine: %v, want %v", err, ErrExists)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	e, err = Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{xdpInside, xdpOutside, tcInside, tcOutside} {
+		if e.programs[name] == nil {
+			t.Errorf("program %s is not there", name)
+		}
+	}
+	if got := e.maps["flows"].MaxEntries(); got != 2000 {
+		t.Errorf("room for %d flows, want 2000", got)
+	}
+	// The sweep runs with nobody looking.
+	var before, after abiNatControl
+	if err := e.maps["control"].Lookup(uint32(0), &before); err != nil {
+		t.Fatal(err)
+	}
+	ktest.Wait(t, 5*time.Second, "the sweep to run", func() bool {
+		return e.maps["control"].Lookup(uint32(0), &after) == nil && after.Swept != before.Swept
+	})
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := Unload(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after: %v", err)
+	}
+}
+
+// Maps of another version are refused, and can be taken down all the same.
+func TestOpenRefusesOtherABI(t *testing.T) {
+	dir := testDir(t)
+	e, err := Create(dir, smallSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := e.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi + 1}); err != nil {
+		t.Fatal(err)
+	}
+	var other *ABIError
+	if _, err := Open(dir); !errors.As(err, &other) || other.Have != abi+1 {
+		t.Errorf("got %v, want an *ABIError", err)
+	}
+}
