@@ -84,6 +84,7 @@ var catalogue = []Cause{
 	closeWaitHeavy,
 	conntrackAccounting,
 	brNetfilterOverhead,
+	needlessHooks,
 }
 
 // Catalogue is every cause that Judge knows.

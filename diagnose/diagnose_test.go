@@ -91,7 +91,7 @@ func gateway() *snapshot.Snapshot {
 		Chains: []snapshot.Chain{
 			{Backend: "nft", Family: "ip", Table: "nat", Name: "postrouting", Hook: "postrouting", Type: "nat", Priority: 100, Policy: "accept",
 				Rules: 1, NATRules: map[string]int{"masquerade": 1}, SNATRanges: []snapshot.PortRange{{}}},
-			{Backend: "nft", Family: "inet", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Policy: "accept", Rules: 0},
+			{Backend: "nft", Family: "inet", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Policy: "accept", Rules: 2},
 		},
 		Interfaces: []snapshot.Interface{
 			{Name: "lo", Index: 1, Kind: "device", MTU: 65536, Up: true, Addresses: prefixes("127.0.0.1/8")},

@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	squeezedPerSecond = 10.0 // rounds a second of one processor
-	squeezedPart      = 0.20 // of its packets came in such rounds: worth advice
-	squeezedMost      = 0.50 // a warning, if the processor has time left
+	squeezedPerSecond = 10.0   // rounds a second of one processor
+	squeezedPart      = 0.20   // of its packets came in such rounds: worth advice
+	squeezedMost      = 0.50   // a warning, if the processor has time left
+	squeezedPackets   = 20_000 // a second of that processor: with fewer its rounds end for want of time, as on a slow or shared machine
 	defaultBudget     = 300
 	budgetRoom        = 600
 	budgetMicros      = 8000
@@ -25,7 +26,7 @@ var napiBudget = Cause{
 	Needs:      []string{snapshot.CanCPUs, snapshot.CanSysctls},
 	Symptom:    "Latency in waves under load, though processors have time left; the third column of /proc/net/softnet_stat rises.",
 	Proof: fmt.Sprintf("A processor broke off %.0f rounds a second or more with packets left, for its budget of packets or of time (third column of /proc/net/softnet_stat), and at least %s "+
-		"of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that the time ends has fewer packets, so that the share is an upper bound.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost)),
+		"of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that the time ends has fewer packets, so that the share is an upper bound; below %d packets a second nothing is said.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost), squeezedPackets),
 	Lookalike: "Some such rounds a minute are normal on every machine. A processor that is busy all the time breaks off its rounds as well: there a larger budget gains nothing, and softirq-one-cpu is the cause.",
 	Cure:      "net.core.netdev_budget and netdev_budget_usecs, twice as large: packets are done at once instead of in the next round. Programs on that processor wait longer for it.",
 	Host:      true,
@@ -48,7 +49,7 @@ func judgeBudget(f facts) *verdict {
 		}
 	}
 	part := min(1, float64(worst.Squeezed)*float64(budget)/max(1, float64(worst.Packets)))
-	if f.perSecond(worst.Squeezed) < squeezedPerSecond || part < squeezedPart {
+	if f.perSecond(worst.Squeezed) < squeezedPerSecond || f.perSecond(worst.Packets) < squeezedPackets || part < squeezedPart {
 		return nil
 	}
 	v := &verdict{harm: part}

@@ -266,6 +266,11 @@ func TestQdisc(t *testing.T) {
 		}, full},
 		{"queue only", func(s *snapshot.Snapshot) { examples["qdisc-drop"](s); s.Drops = nil }, full},
 
+		{"an interface without carrier", func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(220, snapshot.CauseQueue, "eth0", sample("arp")))
+			s.Capabilities = []snapshot.Capability{{Name: snapshot.CanQdiscs, OK: true}}
+			link(s, "eth0").TxPackets = 0
+		}, ""},
 		{"TCP that uses a line fully", queue("fq_codel", 9000, 900_000), ""},
 		{"a burst", queue("pfifo_fast", 9, 20), ""},
 		{"absurd", queue("tbf", 1<<60, 5), ""},

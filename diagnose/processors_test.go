@@ -192,6 +192,7 @@ func TestBudget(t *testing.T) {
 			s.Netns.Init = false
 			link(s, "eth0").RxPackets, link(s, "eth1").RxPackets = 50_000, 50_000
 		}, ""},
+		{"a slow machine whose rounds the time ends", like(func(c *snapshot.CPU) { c.Squeezed, c.Packets = 200, 15_000 }), ""},
 		{"window not known", func(s *snapshot.Snapshot) { examples["napi-budget"](s); s.WindowSeconds = 0 }, ""},
 		{"absurd", like(func(c *snapshot.CPU) { c.Squeezed = 1 << 60 }), ""},
 	})

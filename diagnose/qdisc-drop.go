@@ -47,6 +47,9 @@ func judgeQdisc(f facts) *verdict {
 	var worst snapshot.Interface
 	var lost uint64
 	for _, l := range f.links() {
+		if l.Qdisc == nil && f.Can(snapshot.CanQdiscs) {
+			continue // no queue to be full: what is dropped there finds no carrier
+		}
 		n := tracedBy[l.Name]
 		if l.Qdisc != nil && l.Qdisc.Dropped < implausible {
 			n = max(n, l.Qdisc.Dropped)

@@ -46,6 +46,7 @@ func Faults() []Fault {
 		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
+		needlessFault,
 	} {
 		byCode[f.Code] = f
 	}
