@@ -53,7 +53,7 @@ type redactor struct {
 }
 
 // nameFields are the fields that hold a name, and what stands for it.
-var nameFields = map[string]string{"Hostname": "host", "Namespace": "netns", "Container": "container", "Pod": "pod"}
+var nameFields = map[string]string{"Hostname": "host", "Namespace": "netns", "Container": "container"}
 
 // collect finds the names, wherever they stand.
 func (r *redactor) collect(v reflect.Value) {
@@ -86,12 +86,21 @@ func (r *redactor) name(field, name string) {
 		return
 	}
 	kind, n := nameFields[field], 1
+	if field == "Container" { // "docker web1", "pod shop/cart-5d8f"; services are called alike everywhere
+		engine, own, _ := strings.Cut(name, " ")
+		if kind, name = engine, own; name == "" || engine == "service" || r.names[name] != "" {
+			return
+		}
+	}
 	for _, given := range r.names {
 		if strings.HasPrefix(given, kind+"-") {
 			n++
 		}
 	}
 	r.names[name] = fmt.Sprintf("%s-%d", kind, n)
+	if _, last, cut := strings.Cut(name, "/"); cut && field == "Container" && r.names[last] == "" { // a pod without its namespace
+		r.names[last] = r.names[name]
+	}
 	if short, _, cut := strings.Cut(name, "."); cut && field == "Hostname" && r.names[short] == "" {
 		r.names[short] = r.names[name]
 	}

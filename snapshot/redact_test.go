@@ -103,7 +103,12 @@ func TestRedact(t *testing.T) {
 	s.KernelLog.Lines = append(s.KernelLog.Lines, "gw kernel: martian source 192.0.2.1 from 52:54:00:12:34:56")
 	s.Owners = []Owner{{Setting: "x", Where: "/run/customer-a/1"}}
 	s.Sysctls["net.ipv4.conf.192.0.2.1"] = "192.0.2.1"
+	s.Netns.Container = "pod shop/cart-5d8f"
+	s.Owners = append(s.Owners, Owner{Where: "cart-5d8f of shop/cart-5d8f"})
 	Redact(s)
+	if want := "pod-1 of pod-1"; s.Owners[1].Where != want || s.Netns.Container != "pod pod-1" {
+		t.Errorf("%q, %q", s.Owners[1].Where, s.Netns.Container)
+	}
 	var b bytes.Buffer
 	if err := Save(&b, s); err != nil {
 		t.Fatal(err)

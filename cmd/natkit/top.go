@@ -108,7 +108,7 @@ not known is left out.`,
 		// Besides those that end every command: without, the terminal would stay as it is.
 		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGQUIT)
 		defer stop()
-		return tui.Run(ctx, screen, tui.Options{Netns: e.netns, Watch: watch, Namespaces: namespaceNames})
+		return tui.Run(ctx, screen, tui.Options{Netns: e.netns, Watch: watch, Namespaces: live.Namespaces})
 	}
 	return cmd
 }
@@ -137,13 +137,4 @@ func topOnce(ctx context.Context, e *env, watch func(context.Context, string, fu
 	}
 	_, err = io.WriteString(e.stdout, tui.Text(last, 80))
 	return unlessPipeClosed(err)
-}
-
-func namespaceNames() ([]string, error) {
-	named, err := netns.List()
-	var names []string
-	for _, n := range named {
-		names = append(names, n.Name)
-	}
-	return names, err
 }

@@ -237,15 +237,17 @@ func (s *state) drawChoice(c *canvas) {
 	c.text(0, headerLines, c.w, bold, "namespaces")
 	rows := c.h - 2 - headerLines
 	first := max(0, s.choice.at-rows+1)
-	for i := range min(rows, len(s.choice.names)-first) {
-		name, st := s.choice.names[first+i], plain
-		if name == "" {
-			name = "(natkit's own)"
-		}
+	for i := range min(rows, len(s.choice.list)-first) {
+		n, st := s.choice.list[first+i], plain
 		if first+i == s.choice.at {
 			st = inverse
 		}
-		c.text(2, headerLines+1+i, c.w-2, st, name)
+		ref := n.Ref
+		if ref == "" {
+			ref = "(natkit's own)"
+		}
+		end := c.text(2, headerLines+1+i, c.w-2, st, ref)
+		c.text(max(end+2, 24), headerLines+1+i, c.w, dim, n.About)
 	}
 }
 

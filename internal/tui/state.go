@@ -46,10 +46,10 @@ const dropsOver = 10 * time.Second
 // mostLevels is more than a screen is wide.
 const mostLevels = 512
 
-// choice is the list of namespaces to choose from; "" is natkit's own.
+// choice is the list of namespaces to choose from.
 type choice struct {
-	names []string
-	at    int
+	list []live.Namespace
+	at   int
 }
 
 func newState() *state {
@@ -91,7 +91,7 @@ const (
 	suspend
 	redraw
 	listNamespaces
-	enterNamespace // s.choice.names[s.choice.at]
+	enterNamespace // s.choice.list[s.choice.at]
 )
 
 // key obeys a key.
@@ -195,7 +195,7 @@ func (s *state) choose(k tcell.Key, r rune) action {
 	c := s.choice
 	switch {
 	case k == tcell.KeyDown || r == 'j' || r == 'n':
-		c.at = min(c.at+1, len(c.names)-1)
+		c.at = min(c.at+1, len(c.list)-1)
 	case k == tcell.KeyUp || r == 'k':
 		c.at = max(c.at-1, 0)
 	case k == tcell.KeyEnter:

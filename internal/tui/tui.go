@@ -27,8 +27,8 @@ type Options struct {
 	Netns string // reference as for netns.Open
 	// Watch gives moments of a namespace until its context ends.
 	Watch func(ctx context.Context, netns string, fn func(*live.Moment) error) error
-	// Namespaces are the references that can be chosen from.
-	Namespaces func() ([]string, error)
+	// Namespaces are those that can be chosen from.
+	Namespaces func() ([]live.Namespace, error)
 }
 
 // ErrTerminal is wrapped by errors about a terminal that no screen can be drawn on.
@@ -155,25 +155,25 @@ func (r *runner) obey(s *state, event tcell.Event) (done bool, err error) {
 		case suspend:
 			return false, r.suspend()
 		case listNamespaces:
-			names, err := r.Namespaces()
+			list, err := r.Namespaces()
 			if err != nil {
 				s.refused = err.Error()
 				return false, nil
 			}
-			s.choice = &choice{names: append([]string{""}, names...)}
-			for i, name := range s.choice.names {
-				if name == r.netns {
+			s.choice = &choice{list: list}
+			for i, n := range list {
+				if n.Ref == r.netns {
 					s.choice.at = i
 				}
 			}
 		case enterNamespace:
-			name := s.choice.names[s.choice.at]
+			ref := s.choice.list[s.choice.at].Ref
 			s.choice = nil
-			if name != r.netns {
+			if ref != r.netns {
 				before := r.netns
 				r.before = &before
 				s.forget()
-				r.watch(name)
+				r.watch(ref)
 			}
 		}
 	}

@@ -126,6 +126,12 @@ func TestScreens(t *testing.T) {
 			Unseen: []snapshot.Capability{{Name: snapshot.CanConntrackDump, Reason: "not asked for"}}}})
 		golden(t, "blind", screen(t, s, 80, 24, "UTF-8"))
 	})
+	t.Run("namespaces", func(t *testing.T) {
+		s := newState()
+		s.add(busy())
+		s.choice = &choice{list: []live.Namespace{{}, {Ref: "blue"}, {Ref: "pid:4321", About: "docker web1"}}, at: 1}
+		golden(t, "namespaces", screen(t, s, 80, 24, "UTF-8"))
+	})
 	t.Run("text", func(t *testing.T) { golden(t, "text", Text(busy(), 80)) })
 }
 
@@ -237,7 +243,9 @@ func TestNamespaces(t *testing.T) {
 				}
 			}
 		},
-		Namespaces: func() ([]string, error) { return []string{"blue", "gone"}, nil },
+		Namespaces: func() ([]live.Namespace, error) {
+			return []live.Namespace{{}, {Ref: "blue"}, {Ref: "gone", About: "docker web1"}}, nil
+		},
 	}
 	sim, result := run(t, o)
 	want := func(name string) {
