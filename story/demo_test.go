@@ -4,10 +4,13 @@ package story
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,6 +39,14 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	os.Setenv("NATKIT_RUN_DIR", dir) // labs of others are none of these tests' business
+	// Faults and healthy machines mostly wait for the doctor's windows: more of them
+	// at once than there are processors.
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
+	}
 	code := m.Run()
 	os.RemoveAll(dir)
 	os.Exit(code)
