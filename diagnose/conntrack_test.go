@@ -356,7 +356,7 @@ func TestSNATPorts(t *testing.T) {
 			s.Conntrack.Table.SNATPorts[0].Used, s.Conntrack.Table.SNATPorts[0].MaxPort = 24, 60547
 		}), ""},
 		{"two processors chose the same port", failed(3), ""},
-		{"many such races, ports free", failed(300), ""},
+		{"many such races, ports free", failed(300), "critical snat-port-race"},
 		{"one service on one port", both(narrow, quiet, func(s *snapshot.Snapshot) {
 			chain(s, "postrouting").SNATRanges = []snapshot.PortRange{{Min: 5060, Max: 5060}}
 			s.Conntrack.Table.SNATPorts[0] = snapshot.SNATUse{Protocol: "udp", Outside: addr("198.51.100.1"), Dest: netip.MustParseAddrPort("203.0.113.5:5060"), Used: 1, MinPort: 5060, MaxPort: 5060}
@@ -367,7 +367,7 @@ func TestSNATPorts(t *testing.T) {
 		{"absurd use", func(s *snapshot.Snapshot) {
 			s.Conntrack.Table.SNATPorts = []snapshot.SNATUse{{Used: 1 << 60, MinPort: 9, MaxPort: 3}, {}}
 			failed(50)(s)
-		}, ""},
+		}, "warning snat-port-race"},
 	})
 
 	// The rule that cures, by who keeps the chain.

@@ -382,6 +382,7 @@ func TestPairs(t *testing.T) {
 		{"established-timeout-long", "br-netfilter-overhead"}:     "the example has kube-proxy, which needs br_netfilter",
 		{"close-wait-heavy", "br-netfilter-overhead"}:             "the same",
 		{"established-timeout-short", "established-timeout-long"}: "one time-out can't be both",
+		{"conntrack-early-drop", "conntrack-no-memory"}:           "what a full table refuses it refuses for want of room",
 	}
 	pairs := 0
 	for i, a := range catalogue {

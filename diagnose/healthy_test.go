@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"natkit/snapshot"
@@ -181,7 +182,9 @@ func TestMissingFacts(t *testing.T) {
 					parts[min(i, j)](s)
 				}
 				for _, f := range Judge(s) {
-					if f.Severity >= Warning && f.Code != code && !explained(code, f.Code) {
+					// Without dump or tracer it is not known whether ports are free, or for whom.
+					blind := strings.HasSuffix(code, "-race") && strings.HasPrefix(f.Code, "snat-port")
+					if f.Severity >= Warning && f.Code != code && !explained(code, f.Code) && !blind {
 						t.Errorf("%s without parts %d and %d: found %s", code, i, j, f.Code)
 					}
 				}

@@ -22,7 +22,7 @@ func TestNeedlessHooks(t *testing.T) {
 		{"empty chains", examples["needless-hooks"], advice},
 		{"both back ends", func(s *snapshot.Snapshot) {
 			s.Chains = append(s.Chains, snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", Policy: "accept", Rules: 3})
-		}, advice},
+		}, "advice iptables-two-backends"},
 		{"tracking of flows that nothing translates", func(s *snapshot.Snapshot) {
 			s.Hooks = append(s.Hooks, snapshot.Hook{Family: "ipv4", Hook: "prerouting", Priority: -200, Function: "ipv4_conntrack_in"})
 			s.Chains[0].NATRules, s.Conntrack.Table.ByStatus["SNAT"] = nil, 0

@@ -69,7 +69,7 @@ func judgeSNATPorts(f facts) *verdict {
 		v.Severity = Warning
 		v.harm = share(p.use.Used, p.size)
 		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent(share(p.use.Used, p.size)), p.use.Outside, p.use.Protocol, p.use.Dest)
-	case !found && lost >= manyFailures && f.suspectPorts():
+	case !found && lost >= manyFailures && f.suspectPorts() && !mostlyDNS(rows):
 		v.Severity = Warning
 		v.Title = fmt.Sprintf("source translation likely has no free port left: %s failed %s", number(lost, "new flow"), f.window())
 	default:

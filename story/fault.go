@@ -45,6 +45,7 @@ func Faults() []Fault {
 		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
 		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
+		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
 		needlessFault,
 	} {

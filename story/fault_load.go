@@ -199,13 +199,27 @@ func (s *scene) serve(ctx context.Context, o lab.HTTPServerOptions) error {
 	return nil
 }
 
+// nft gives a text to the program nft in the watched namespace.
+func (s *scene) nft(ctx context.Context, text string) error {
+	var out bytes.Buffer
+	cmd := s.watched.Command(ctx, "nft", "-f", "-")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(text), &out, &out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("run nft in %s: %w: %s", s.watched.Netns, err, strings.TrimSpace(out.String()))
+	}
+	return nil
+}
+
 // browse is a web server and a client that asks it a little, through the NAT: a
 // network at work.
-func (s *scene) browse(ctx context.Context) error {
+func (s *scene) browse(ctx context.Context) error { return s.browseAt(ctx, 200) }
+
+// browseAt is browse with so many connections a second.
+func (s *scene) browseAt(ctx context.Context, perSecond float64) error {
 	if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 		return err
 	}
-	s.traffic = append(s.traffic, s.requests(s.lab.URL(), 200))
+	s.traffic = append(s.traffic, s.requests(s.lab.URL(), perSecond))
 	return nil
 }
 

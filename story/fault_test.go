@@ -29,6 +29,7 @@ func TestFaults(t *testing.T) {
 	// The remedies are run as the findings give them.
 	ktest.Tool(t, "nft")
 	ktest.Tool(t, "iptables-nft")
+	ktest.Tool(t, "iptables-legacy")
 	ktest.Tool(t, "conntrack")
 	ktest.Tool(t, "ip")
 	ktest.Tool(t, "sysctl")
