@@ -93,6 +93,7 @@ var catalogue = []Cause{
 	conntrackAccounting,
 	brNetfilterOverhead,
 	needlessHooks,
+	ipsecPoliciesMany,
 }
 
 // Catalogue is every cause that Judge knows.

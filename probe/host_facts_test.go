@@ -147,7 +147,13 @@ func TestDevices(t *testing.T) {
 	if err := h.DoWithSys(func() error { return os.WriteFile("/sys/class/net/veth0/queues/rx-0/rps_cpus", []byte("1"), 0) }); err != nil {
 		t.Fatal(err)
 	}
+	for _, policy := range []string{"src 10.1.0.0/24 dst 10.2.0.0/24 dir out", "src 10.1.0.1 dst 10.2.0.1 dir fwd", "src 10.2.0.0/24 dst 10.1.0.0/24 dir in"} {
+		output(t, h, "", "ip", strings.Fields("xfrm policy add "+policy+" tmpl src 10.9.0.1 dst 10.9.0.2 proto esp mode tunnel")...)
+	}
 	s := take(t, Options{Netns: h})
+	if s.Xfrm == nil || *s.Xfrm != (snapshot.Xfrm{Policies: 2, Prefixes: 1}) {
+		t.Errorf("policies of IPsec: %+v", s.Xfrm)
+	}
 	for _, name := range []string{snapshot.CanQdiscs, snapshot.CanNICs, snapshot.CanNeighbours, snapshot.CanRoutes} {
 		if !s.Can(name) {
 			t.Errorf("could not see %s: %v", name, s.Capabilities)

@@ -80,6 +80,7 @@ func sources(ctx context.Context, opts Options) []source {
 		kernelLog(),
 		drops(opts),
 		routes(),
+		xfrm(),
 		processNames(),
 		hooks(opts),
 		conntrackTable(ctx, opts),

@@ -37,6 +37,7 @@ type Snapshot struct {
 	Chains       []Chain           `json:"chains,omitzero"`
 	Interfaces   []Interface       `json:"interfaces,omitzero"`
 	Neighbours   []Neighbours      `json:"neighbours,omitzero"`
+	Xfrm         *Xfrm             `json:"xfrm,omitzero"`
 	Routes       []RouteAnswer     `json:"routes,omitzero"`
 	Listeners    []Listener        `json:"listeners,omitzero"`
 	KernelLog    *KernelLog        `json:"kernel_log,omitzero"`
@@ -89,6 +90,7 @@ const (
 	CanQdiscs          = "qdiscs"     // queues of the interfaces
 	CanNICs            = "nics"       // rings, queues and counters of network cards
 	CanNeighbours      = "neighbours" // how full the host's neighbour tables are
+	CanXfrm            = "ipsec"      // policies of IPsec
 	CanRoutes          = "routes"     // where dropped packets would go
 	CanNFTables        = "nftables"
 	CanIPTablesLegacy  = "iptables-legacy"
@@ -428,6 +430,14 @@ type Neighbours struct {
 	TableFulls uint64 `json:"table_fulls"`    // increases: no room for a new one
 	ForcedRuns uint64 `json:"forced_gc_runs"` // had to be cleared on the spot
 	Failed     uint64 `json:"res_failed"`     // that did not answer
+}
+
+// Xfrm is how many policies and states of IPsec the namespace has.
+type Xfrm struct {
+	// Policies are those that packets on their way out are compared with, Prefixes
+	// those of them whose ends are networks and no single addresses.
+	Policies int `json:"policies"`
+	Prefixes int `json:"prefixes"`
 }
 
 // RouteAnswer is what the routing tables said at the end of the window about a

@@ -47,7 +47,7 @@ func Faults() []Fault {
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
 		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
-		needlessFault,
+		needlessFault, policiesFault,
 	} {
 		byCode[f.Code] = f
 	}
