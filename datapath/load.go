@@ -16,7 +16,7 @@ type object struct {
 
 // objects in the order in which they are loaded. The maps that an object does not
 // share with those before it are its own.
-var objects = []object{{"nat_tc", loadTc}, {"nat_xdp", loadXdp}, {"nat_sweep", loadSweep}}
+var objects = []object{{"nat_tc", loadTc}, {"nat_xdp", loadXdp}, {"nat_sweep", loadSweep}, {"nat_ports", loadPorts}}
 
 // startSweep arms the timer that expires sessions. It lives as long as its map is pinned.
 func (e *Engine) startSweep() error {

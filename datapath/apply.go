@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"github.com/cilium/ebpf"
+)
+
+// Apply makes the tables the engine's rules: all of them at once, between two
+// packets. What is refused changes nothing: the generation in use is not touched
+// before the last step. The calling thread must be in the interfaces' namespace.
+//
+//  1. addresses that are new: their ports, then themselves
+//  2. links
+//  3. the maps of rules of the generation not in use
+//  4. its configuration
+//  5. the generation
+//  6. addresses that no rule wants any more: nothing new is given from them
+func (e *Engine) Apply(t *Tables) error {
+	var control abiNatControl
+	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+		return fmt.Errorf("read generation: %w", err)
+	}
+	slot := (control.Generation + 1) % uint32(abiNatLimitNAT_GENERATIONS)
+	for _, a := range t.Addresses {
+		if a.Leaving {
+			continue
+		}
+		if err := e.putAddress(a); err != nil {
+			return fmt.Errorf("outside address %s: %w", a.Addr, err)
+		}
+	}
+	for _, l := range t.Links {
+		if err := e.putLink(l, t.Masks); err != nil {
+			return fmt.Errorf("interface %s: %w", l.Name, err)
+		}
+	}
+	if err := e.putRules(slot, t); err != nil {
+		return err
+	}
+	if err := e.maps["config"].Put(slot, &t.Config); err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	// One word of the map is ours to write; the sweep and packets write the others.
+	if err := e.flip(control.Generation + 1); err != nil {
+		return err
+	}
+	for _, a := range t.Addresses {
+		if a.Leaving {
+			if err := e.putAddress(a); err != nil {
+				return fmt.Errorf("outside address %s: %w", a.Addr, err)
+			}
+		}
+	}
+	return nil
+}
+
+// putRules fills the maps of one generation. They are made anew with as much room as
+// they need; the kernel frees those they replace when no packet looks into them.
+func (e *Engine) putRules(slot uint32, t *Tables) error {
+	return errors.Join(
+		putList(e, "rules", slot, t.Rules),
+		putList(e, "targets", slot, t.Targets),
+		putTable(e, "exact", slot, t.Exact),
+		putTable(e, "destinations", slot, t.Destinations),
+		putTable(e, "origins", slot, t.Origins),
+		putTable(e, "exclude_src", slot, t.ExcludeSrc),
+		putTable(e, "exclude_dst", slot, t.ExcludeDst),
+		putTable(e, "excludes", slot, t.Excludes),
+	)
+}
+
+func putList[V any](e *Engine, name string, slot uint32, values []V) error {
+	keys := make([]uint32, len(values))
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	return fill(e, name, slot, keys, values)
+}
+
+func putTable[K comparable](e *Engine, name string, slot uint32, table map[K]uint32) error {
+	keys := make([]K, 0, len(table))
+	values := make([]uint32, 0, len(table))
+	for k, v := range table {
+		keys, values = append(keys, k), append(values, v)
+	}
+	return fill(e, name, slot, keys, values)
+}
+
+// fill makes the inner map of a slot and puts it in place.
+func fill[K, V any](e *Engine, name string, slot uint32, keys []K, values []V) error {
+	outer := e.maps[name]
+	inner, err := e.newInner(name, max(len(keys), 1))
+	if err != nil {
+		return fmt.Errorf("make map %s: %w", name, err)
+	}
+	defer inner.Close()
+	if len(keys) > 0 {
+		if _, err := inner.BatchUpdate(keys, values, nil); err != nil {
+			return fmt.Errorf("fill map %s with %d entries: %w", name, len(keys), err)
+		}
+	}
+	if err := outer.Put(slot, inner); err != nil {
+		return fmt.Errorf("replace map %s: %w", name, err)
+	}
+	return nil
+}
+
+// newInner makes a map that may stand in the outer map of that name.
+func (e *Engine) newInner(name string, entries int) (*ebpf.Map, error) {
+	specs, err := loadTc()
+	if err != nil {
+		return nil, err
+	}
+	spec := specs.Maps[name].InnerMap.Copy()
+	spec.MaxEntries = uint32(entries)
+	return ebpf.NewMap(spec)
+}
+
+// flip makes a generation the one in use. Whoever reads the word meanwhile sees the
+// old one or the new: only its lowest bit counts. What the sweep and packets write
+// beside it may be set back by a moment, which costs nothing.
+func (e *Engine) flip(generation uint32) error {
+	var control abiNatControl
+	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+		return fmt.Errorf("read generation: %w", err)
+	}
+	control.Generation = generation
+	if err := e.maps["control"].Put(uint32(0), &control); err != nil {
+		return fmt.Errorf("switch to generation %d: %w", generation, err)
+	}
+	return nil
+}
+
+// putLink writes an interface: first what it is, then how it is found.
+func (e *Engine) putLink(l Link, masks []Masking) error {
+	index := uint32(l.Index)
+	v := abiNatLink{Ifindex: uint32(l.Ifindex), Mtu: uint16(min(l.MTU, 65535)), Mac: l.MAC}
+	flag := func(f abiNatLinkFlag, on bool) {
+		if on {
+			v.Flags |= uint16(f)
+		}
+	}
+	flag(abiNatLinkFlagNAT_LINK_INSIDE, l.Inside)
+	flag(abiNatLinkFlagNAT_LINK_OUTSIDE, !l.Inside)
+	flag(abiNatLinkFlagNAT_LINK_XDP, l.Transmit)
+	flag(abiNatLinkFlagNAT_LINK_NO_ETHERNET, !l.Ethernet)
+	for _, m := range masks {
+		if m.Link == l.Index {
+			v.Realm, v.Address = uint16(m.Realm), uint16(m.Address+1)
+		}
+	}
+	if l.Transmit {
+		if err := e.maps["transmit"].Put(index, uint32(l.Ifindex)); err != nil {
+			return fmt.Errorf("let XDP send there: %w", err)
+		}
+	}
+	return errors.Join(e.maps["links"].Put(index, &v), e.maps["link_indices"].Put(uint32(l.Ifindex), index))
+}
+
+// putAddress writes an outside address: a new one with all its ports free, of one
+// that is there only what it is for.
+func (e *Engine) putAddress(a OutsideAddress) error {
+	index := uint32(a.Index)
+	v := abiNatAddress{Addr: abiNatAddr{Octet: a.Addr.As4()}, Link: uint16(a.Link + 1), Realm: a.Realm}
+	if a.Ports[0] > 0 {
+		v.PortFirst, v.PortCount = a.Ports[0], a.Ports[1]-a.Ports[0]+1
+	}
+	flag := func(f abiNatAddressFlag, on bool) {
+		if on {
+			v.Flags |= uint16(f)
+		}
+	}
+	flag(abiNatAddressFlagNAT_ADDRESS_OWNED, a.Owned)
+	flag(abiNatAddressFlagNAT_ADDRESS_MASQUERADE, a.Masquerade)
+	flag(abiNatAddressFlagNAT_ADDRESS_STATIC, v.PortCount == 0 && !a.OneToOne)
+	flag(abiNatAddressFlagNAT_ADDRESS_LEAVING, a.Leaving)
+	var have abiNatAddress
+	known := e.maps["addresses"].Lookup(index, &have) == nil && have.Addr == v.Addr
+	if !known && v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0 {
+		if err := e.putPorts(index, v, a.Reserved); err != nil {
+			return err
+		}
+	}
+	if err := e.maps["addresses"].Put(index, &v); err != nil {
+		return err
+	}
+	if !known && a.OneToOne {
+		if err := e.freeAddress(index); err != nil {
+			return err
+		}
+	}
+	return e.maps["outside"].Put(&v.Addr, index)
+}
+
+// putPorts makes the two maps of an address with ports, or of one that is given whole
+// and needs only a slot that says to whom.
+func (e *Engine) putPorts(index uint32, v abiNatAddress, reserved []uint16) error {
+	slots, err := e.newInner("slots", max(int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES), 1))
+	if err != nil {
+		return err
+	}
+	defer slots.Close()
+	if err := e.maps["slots"].Put(index, slots); err != nil {
+		return err
+	}
+	if v.PortCount == 0 {
+		return nil
+	}
+	free, err := e.newInner("free_ports", int(abiNatClassNAT_PORT_CLASSES))
+	if err != nil {
+		return err
+	}
+	defer free.Close()
+	ports := portBits(v.PortFirst, v.PortCount, reserved)
+	for class := range uint32(abiNatClassNAT_PORT_CLASSES) {
+		if err := free.Put(class, ports); err != nil {
+			return err
+		}
+	}
+	return e.maps["free_ports"].Put(index, free)
+}
+
+// portBits gives the bits of a range without those that are reserved.
+func portBits(first, count uint16, reserved []uint16) *abiNatPorts {
+	ports := &abiNatPorts{}
+	for port := uint32(first); port < uint32(first)+uint32(count); port++ {
+		ports.Words[port/64] |= 1 << (port % 64)
+	}
+	for _, port := range reserved {
+		ports.Words[port/64] &^= 1 << (port % 64)
+	}
+	for i, word := range ports.Words {
+		if word != 0 {
+			ports.Summary[i/64] |= 1 << (i % 64)
+			ports.Free += uint64(bits.OnesCount64(word))
+		}
+	}
+	return ports
+}

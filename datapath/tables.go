@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import "net/netip"
+
+// Facts are what compiling a rule file needs to know of the machine and of an
+// engine that is up.
+type Facts struct {
+	// Links are the interfaces that the rule file names and that are there, with the
+	// index that each has, or is to get, in the engine.
+	Links []Link
+	// Addresses are those that the engine has had an index for. An index is for life:
+	// mappings hold it.
+	Addresses []OutsideAddress
+	// LocalPorts are what the gateway's own connections take their ports from:
+	// net.ipv4.ip_local_port_range, both included.
+	LocalPorts [2]uint16
+	// ReservedPorts are those of net.ipv4.ip_local_reserved_ports already.
+	ReservedPorts []uint16
+}
+
+// Link is an interface of the rule file.
+type Link struct {
+	Name      string
+	Index     int // in the engine's map of links
+	Ifindex   int
+	MAC       [6]byte
+	MTU       int
+	Inside    bool
+	Transmit  bool           // XDP may send here
+	Ethernet  bool           // frames have MACs
+	Addresses []netip.Prefix // IPv4, the primary one first
+}
+
+// OutsideAddress is an address that inside endpoints are translated to.
+type OutsideAddress struct {
+	Index      int
+	Addr       netip.Addr
+	Ports      [2]uint16 // that may be given, both included; {0, 0}: none
+	Reserved   []uint16  // of these, what rules or sockets of the gateway have
+	Owned      bool      // the gateway's own
+	Masquerade bool      // follows the address of Link
+	OneToOne   bool      // given whole, to one inside host
+	Leaving    bool      // no rule wants it any more; it goes when its last mapping does
+	Link       int       // index of the interface it is on, -1 none
+	Realm      uint8
+}
+
+// Tables are what a rule file becomes: the contents of the engine's maps of rules and
+// configuration, for one generation, in the maps' own types. Compile makes them,
+// Engine.Apply puts them into the kernel.
+type Tables struct {
+	Config       abiNatConfig
+	Rules        []abiNatRule
+	Targets      []abiNatTarget
+	Exact        map[abiNatExactKey]uint32
+	Destinations map[abiNatDestinationKey]uint32
+	Origins      map[abiNatOriginKey]uint32
+	ExcludeSrc   map[abiNatPrefixKey]uint32
+	ExcludeDst   map[abiNatPrefixKey]uint32
+	Excludes     map[abiNatExcludeKey]uint32
+
+	Links     []Link // with the realm and address each masquerades behind
+	Masks     []Masking
+	Addresses []OutsideAddress
+
+	// ReservePorts are to be put into ip_local_reserved_ports before packets flow, so
+	// that the gateway's own connections leave them alone.
+	ReservePorts []uint16
+	// ProxyNeighbours are addresses to be answered for on the interface of that name.
+	ProxyNeighbours []ProxyNeighbour
+}
+
+// Masking says what a link's masqueraded packets get.
+type Masking struct {
+	Link    int // index
+	Realm   uint8
+	Address int // index of an outside address
+}
+
+// ProxyNeighbour is an address that the gateway answers ARP for though it is not its own.
+type ProxyNeighbour struct {
+	Link string
+	Addr netip.Addr
+}
