@@ -71,7 +71,8 @@ static __noinline int flow_neighbour(struct ctx *ctx, struct packet *packet, str
 
 /* Rewrites and sends. Everything that can end the packet is asked before the first
  * byte is written. */
-static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
+					struct nat_flow *flow)
 {
 	__u64 hop = *(volatile __u64 *)&flow->hop;
 	__u32 index = (hop >> ROUTE_LINK_SHIFT) - 1;
@@ -148,7 +149,8 @@ static __always_inline int flow_clamp(struct ctx *ctx, const struct packet *pack
 
 	if (in && in->mtu && (!mtu || in->mtu < mtu))
 		mtu = in->mtu;
-	return mtu ? rewrite_mss(ctx, packet, mtu - sizeof(struct ipv4) - sizeof(struct tcp)) : GO_ON;
+	return mtu ? rewrite_mss(ctx, packet->l4, mtu - sizeof(struct ipv4) - sizeof(struct tcp))
+		   : GO_ON;
 }
 
 /* What a packet of an existing flow may need besides the rewriting. */
@@ -158,12 +160,11 @@ static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct
 	int reason = GO_ON;
 
 	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
-		reason = session_revive(ctx, packet, flow);
+		reason = session_revive(packet);
 	else if (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
 		 !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1))
 		reason = state_packet(packet, flow);
-	if (reason == GO_ON &&
-	    (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
+	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
 		reason = flow_reroute(ctx, packet, flow);
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
 		reason = flow_clamp(ctx, packet, flow->mtu);

@@ -103,10 +103,10 @@ static __always_inline __u32 tcp_option(struct tcp *tcp, void *end, __u8 kind)
 }
 
 /* Lowers the MSS that a SYN tells its receiver. A SYN that tells none gets none. */
-static __noinline int rewrite_mss(struct ctx *ctx, const struct packet *packet, __u32 most)
+GLOBAL int rewrite_mss(struct ctx *ctx, __u32 l4, __u32 most)
 {
 	void *end = ctx_data_end(ctx);
-	__u32 at = packet->l4 & PACKET_L4_MASK;
+	__u32 at = l4 & PACKET_L4_MASK;
 	struct tcp *tcp = ctx_data(ctx) + at;
 	__u32 option = tcp_option(tcp, end, TCP_MSS), delta;
 	__u8 *mss = (void *)tcp + (option & 63);

@@ -21,8 +21,9 @@
 #include "rule.h"
 #include "state.h"
 
-/* What is known of the session that a packet opens. */
+/* The packet at hand, and what is known of the session that it opens. */
 struct opening {
+	struct packet packet;         /* without inner */
 	__u32 lookups, config, limit; /* of nat_config: lookups, flags, sessions_per_source */
 	__u32 slot;                   /* of the maps of rules */
 	__u32 in;                     /* link, plus 1 */
@@ -34,13 +35,14 @@ struct opening {
 	__u8 by_mapping;    /* ... by the mapping that has it */
 	__u8 sessions;      /* some rule wants a session: not all are stateless */
 	__u8 side;          /* of the way out */
-	/* The answers' flow. */
-	struct nat_flow_key other;
+	struct nat_flow owner;
+	struct nat_flow_key other; /* of the answers */
 	struct nat_flow peer;
 };
 
 /* It doesn't fit on the stack beside the rest, which is 512 bytes for the whole chain
- * of calls. A CPU opens one session at a time. */
+ * of calls; and functions that the verifier checks by themselves find here what they
+ * work on. A CPU has one packet at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -337,7 +339,8 @@ static __always_inline void session_deltas(const struct nat_flow_key *key, __u32
 
 static __always_inline __u32 session_held(const struct hold *h)
 {
-	__u32 whole = h->flags & NAT_FLOW_MAPPED && h->inside.class == NAT_OTHER ? NAT_FLOW_WHOLE : 0;
+	__u32 whole =
+		h->flags & NAT_FLOW_MAPPED && h->inside.class == NAT_OTHER ? NAT_FLOW_WHOLE : 0;
 
 	return h->flags | whole | (__u32)h->inside.realm << NAT_FLOW_REALM_SHIFT;
 }
@@ -509,27 +512,45 @@ static __always_inline void session_drop(const struct packet *p, const struct op
 	hold_drop(&o->target, addr_word(p->key.dst), p->now);
 }
 
-/*
- * A packet that no flow knows. GO_ON: *out is what it becomes and where it goes, the
- * session is made (or none is needed) and has counted the packet.
- */
-SUBPROGRAM int session_open(struct ctx *ctx, struct packet *p, struct nat_flow *out)
+/* Puts the packet where the functions below find it. */
+static __always_inline struct opening *session_begin(const struct packet *p)
 {
-	const struct nat_config *c;
+	__u32 zero = 0;
+	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+
+	if (!o)
+		return NULL;
+	__builtin_memset(o, 0, sizeof(*o));
+	o->packet.key = p->key;
+	o->packet.now = p->now;
+	o->packet.ifindex = p->ifindex;
+	o->packet.bytes = p->bytes;
+	o->packet.segments = p->segments;
+	o->packet.class = p->class;
+	o->packet.tos = p->tos;
+	o->packet.tcp_flags = p->tcp_flags;
+	o->packet.flags = p->flags;
+	return o;
+}
+
+GLOBAL int session_make(struct ctx *ctx)
+{
 	__u32 zero = 0, slot;
 	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	const struct nat_config *c = config_get(&slot);
+	struct nat_flow *out;
+	const struct packet *p;
 	int reason;
 
-	c = config_get(&slot);
-	if (!c || !o)
+	if (!o || !c)
 		return NAT_DROP_BYPASS;
-	__builtin_memset(o, 0, sizeof(*o));
+	p = &o->packet;
+	out = &o->owner;
 	o->slot = slot;
 	o->lookups = c->lookups;
 	o->config = c->flags;
 	o->limit = c->sessions_per_source;
 	o->in = link_find(p->ifindex);
-	__builtin_memset(out, 0, sizeof(*out));
 	out->src = p->key.src;
 	out->dst = p->key.dst;
 	out->sport = p->key.sport;
@@ -556,6 +577,23 @@ SUBPROGRAM int session_open(struct ctx *ctx, struct packet *p, struct nat_flow *
 		return GO_ON;
 	if (reason >= NAT_DROP_MALFORMED && o->config & NAT_CONFIG_EVENTS)
 		event_refused(&p->key, reason);
+	return reason;
+}
+
+/*
+ * A packet that no flow knows. GO_ON: *out is what it becomes and where it goes, the
+ * session is made (or none is needed) and has counted the packet.
+ */
+static __always_inline int session_open(struct ctx *ctx, const struct packet *p,
+					struct nat_flow *out)
+{
+	struct opening *o = session_begin(p);
+	int reason;
+
+	if (!o)
+		return NAT_DROP_BYPASS;
+	reason = session_make(ctx);
+	*out = o->owner;
 	return reason;
 }
 
@@ -586,23 +624,21 @@ static __always_inline int session_admits(const struct packet *p, const struct n
 	return reason;
 }
 
-/*
- * A packet whose flow is DEAD, or has been silent for longer than its time-out. GO_ON:
- * the session lives, with everything it holds; its time begins anew. A packet from
- * outside must be one that could open it. Who finds GONE came too late: the sweep is
- * removing the session, and the sender's next packet makes another.
- */
-SUBPROGRAM int session_revive(struct ctx *ctx, struct packet *p, struct nat_flow *hit)
+GLOBAL int session_wake(void)
 {
-	struct nat_flow *other = state_other(&p->key, hit), *owner, *peer;
-	const struct nat_config *config;
-	__u32 slot, old, state;
+	__u32 zero = 0, slot, old, state;
+	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	const struct nat_config *config = config_get(&slot);
+	struct nat_flow *hit, *other, *owner, *peer;
+	const struct packet *p;
 	struct nat_addr src;
 	int reason;
 
-	config = config_get(&slot);
-	if (!config)
+	if (!o || !config)
 		return NAT_DROP_BYPASS;
+	p = &o->packet;
+	hit = bpf_map_lookup_elem(&flows, &p->key);
+	other = hit ? state_other(&p->key, hit) : NULL;
 	if (!other)
 		return NAT_DROP_RACE;
 	state = state_read(hit);
@@ -614,17 +650,17 @@ SUBPROGRAM int session_revive(struct ctx *ctx, struct packet *p, struct nat_flow
 	if (old & NAT_FLOW_DEAD || state_expired(owner, peer, config, p->now)) {
 		src = owner->src;
 		if (old & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src))
-			return NAT_DROP_RACE; /* the address moved: made anew, when this one is
-						 removed */
+			return NAT_DROP_RACE; /* the address moved: anew, when this is removed */
 		reason = state & NAT_FLOW_OUTBOUND ? session_opens(p)
 						   : session_admits(p, config, slot);
 		if (reason != GO_ON)
 			return reason;
 		owner->seen = p->now;
 		peer->seen = p->now;
-		state = (old & ~(STATE_TCP | NAT_FLOW_TIMEOUT | NAT_FLOW_DEAD)) | state_open(p);
-		if (!(state_read(hit) & NAT_FLOW_OWNER) && p->class == NAT_TCP)
-			state = state_tcp(state & ~STATE_TCP, p->tcp_flags, 0, 1);
+		state = state_open(p);
+		if (owner != hit && p->class == NAT_TCP)
+			state = state_tcp(0, p->tcp_flags, 0, 1);
+		state |= old & ~(STATE_TCP | NAT_FLOW_TIMEOUT | NAT_FLOW_DEAD);
 		if (!state_replace(owner, old, state) &&
 		    state_read(owner) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
 			return NAT_DROP_RACE; /* else another packet has revived it */
@@ -632,6 +668,17 @@ SUBPROGRAM int session_revive(struct ctx *ctx, struct packet *p, struct nat_flow
 	}
 	__sync_fetch_and_and(&peer->state, ~NAT_FLOW_DEAD);
 	return GO_ON;
+}
+
+/*
+ * A packet whose flow is DEAD, or has been silent for longer than its time-out. GO_ON:
+ * the session lives, with everything it holds; its time begins anew. A packet from
+ * outside must be one that could open it. Who finds GONE came too late: the sweep is
+ * removing the session, and the sender's next packet makes another.
+ */
+static __always_inline int session_revive(const struct packet *p)
+{
+	return session_begin(p) ? session_wake() : NAT_DROP_BYPASS;
 }
 
 /* Ends the session of a flow whose outside address is no longer the gateway's. */

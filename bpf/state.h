@@ -135,28 +135,19 @@ static __always_inline void state_copy_timeout(struct nat_flow *owner, struct na
 	}
 }
 
-/*
- * A packet of a session that may change its state: flow is its own direction. For
- * TCP's SYN, FIN and RST, and every packet while the session is not established.
- */
-SUBPROGRAM int state_packet(const struct packet *p, struct nat_flow *flow)
+/* One step of the table, for a packet of the owner's direction or the other. */
+GLOBAL int state_step(struct nat_flow *owner, struct nat_flow *peer, __u32 flags, __u32 is_owner,
+		      __u32 begins)
 {
-	struct nat_flow *other, *owner, *peer;
-	__u32 try, old, new, own = state_read(flow);
-	int is_owner = !!(own & NAT_FLOW_OWNER);
+	__u32 try, old, new;
 
-	if (p->class != NAT_TCP)
-		return GO_ON;
-	other = state_other(&p->key, flow);
-	if (!other)
+	if (!owner || !peer)
 		return NAT_DROP_RACE;
-	owner = is_owner ? flow : other;
-	peer = is_owner ? other : flow;
 	for (try = 0; try < STATE_TRIES; try++) {
 		old = state_read(owner);
 		if (old & NAT_FLOW_GONE)
 			return NAT_DROP_RACE;
-		new = state_tcp(old, p->tcp_flags, is_owner, is_owner || own & NAT_FLOW_OUTBOUND);
+		new = state_tcp(old, flags, is_owner, begins);
 		if (new == old)
 			return GO_ON;
 		if (state_replace(owner, old, new)) {
@@ -165,6 +156,25 @@ SUBPROGRAM int state_packet(const struct packet *p, struct nat_flow *flow)
 		}
 	}
 	return NAT_DROP_RACE;
+}
+
+/*
+ * A packet of a session that may change its state: flow is its own direction. For
+ * TCP's SYN, FIN and RST, and every packet while the session is not established.
+ */
+static __always_inline int state_packet(const struct packet *p, struct nat_flow *flow)
+{
+	__u32 own = state_read(flow);
+	struct nat_flow *other;
+
+	if (p->class != NAT_TCP)
+		return GO_ON;
+	other = state_other(&p->key, flow);
+	if (!other)
+		return NAT_DROP_RACE;
+	if (own & NAT_FLOW_OWNER)
+		return state_step(flow, other, p->tcp_flags, 1, 1);
+	return state_step(other, flow, p->tcp_flags, 0, own & NAT_FLOW_OUTBOUND);
 }
 
 /*
