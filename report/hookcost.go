@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"natkit/nft"
 	"natkit/observe"
 	"natkit/snapshot"
 	"natkit/story"
@@ -22,10 +23,16 @@ type HookCost struct {
 	Samples   uint64           `json:"samples"`   // of all processors
 	Whole     float64          `json:"whole"`     // share of time below nf_hook_slow, 0 to 1
 	Framework float64          `json:"framework"` // of that, nf_hook_slow itself
-	Hooks     []trim.Cost      `json:"hooks"`
+	Hooks     []HookCostRow    `json:"hooks"`
 	Needless  []trim.Needless  `json:"needless"`
 	Measured  *story.HookCosts `json:"measured,omitzero"`
 	Unseen    []trimUnseen     `json:"unseen"`
+}
+
+// HookCostRow is a function on a hook, with the rules of the chain behind it.
+type HookCostRow struct {
+	trim.Cost
+	RuleUse []nft.RuleUse `json:"rule_use,omitzero"` // packets in the window
 }
 
 type trimUnseen struct {
@@ -33,8 +40,8 @@ type trimUnseen struct {
 	Reason string `json:"reason"`
 }
 
-// NewHookCost joins facts and a profile of the same time.
-func NewHookCost(s *snapshot.Snapshot, p *observe.Profile) *HookCost {
+// NewHookCost joins facts, a profile and the use of rules of the same time.
+func NewHookCost(s *snapshot.Snapshot, p *observe.Profile, rules map[nft.ChainName][]nft.RuleUse) *HookCost {
 	stacks := make([]snapshot.Stack, 0, len(p.Stacks))
 	for _, stack := range p.Stacks {
 		frames := make([]string, len(stack.Frames))
@@ -43,8 +50,15 @@ func NewHookCost(s *snapshot.Snapshot, p *observe.Profile) *HookCost {
 		}
 		stacks = append(stacks, snapshot.Stack{Count: stack.Count, Frames: frames})
 	}
-	r := &HookCost{Netns: s.Netns.Inode, Seconds: s.WindowSeconds, Samples: p.Samples, Hooks: trim.Costs(s, stacks, p.Samples),
+	r := &HookCost{Netns: s.Netns.Inode, Seconds: s.WindowSeconds, Samples: p.Samples, Hooks: []HookCostRow{},
 		Needless: append([]trim.Needless{}, trim.Find(s)...), Unseen: []trimUnseen{}}
+	for _, c := range trim.Costs(s, stacks, p.Samples) {
+		row := HookCostRow{Cost: c}
+		if chain := trim.ChainOf(s, c.Hook); chain != nil && chain.Backend == "nft" {
+			row.RuleUse = rules[nft.ChainName{Family: chain.Family, Table: chain.Table, Chain: chain.Name}]
+		}
+		r.Hooks = append(r.Hooks, row)
+	}
 	r.Framework, r.Whole = trim.Framework(stacks, p.Samples)
 	for _, c := range s.Capabilities {
 		switch c.Name {
@@ -56,6 +70,9 @@ func NewHookCost(s *snapshot.Snapshot, p *observe.Profile) *HookCost {
 	}
 	return r
 }
+
+// mostRules is how many rules of a chain are shown as text.
+const mostRules = 10
 
 // Text writes the hooks with their shares, then what is needless and how it goes.
 func (r *HookCost) Text(w io.Writer) error {
@@ -85,6 +102,17 @@ func (r *HookCost) Text(w io.Writer) error {
 		}
 		name := strings.TrimSpace(functionCell(c.Hook) + "  " + strings.TrimSpace(c.Owner+" "+c.Chain))
 		fmt.Fprintf(&p.b, "%6.2f%%%s%9s %6s    %s\n", 100*c.Share, mark, packets, rules, name)
+		for i, use := range c.RuleUse {
+			if i == mostRules {
+				fmt.Fprintf(&p.b, "%27s%d more rules: -o json\n", "", len(c.RuleUse)-mostRules)
+				break
+			}
+			counted := "-"
+			if use.Packets != nil {
+				counted = strconv.FormatUint(*use.Packets, 10)
+			}
+			fmt.Fprintf(&p.b, "%7s %9s %6s    %srule handle %d\n", "", counted, "", map[bool]string{true: "  "}[c.Via != ""], use.Handle)
+		}
 	}
 	if shared {
 		p.text("", "  ", "* of all functions of that name on the hook together: a stack does not tell chains apart")

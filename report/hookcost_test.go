@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"testing"
 
+	"natkit/nft"
 	"natkit/observe"
 	"natkit/snapshot"
 	"natkit/story"
@@ -22,11 +23,14 @@ func TestHookCostText(t *testing.T) {
 			{Family: "ipv4", Hook: "prerouting", Function: "nf_nat_ipv4_pre_routing"},
 			{Family: "ipv4", Hook: "prerouting", Function: "nft_nat_do_chain", Owner: "nf_tables", Chain: "nat/PRE", Via: "nf_nat_ipv4_pre_routing"},
 		},
-		Chains: []snapshot.Chain{{Backend: "nft", Family: "ip", Table: "raw", Name: "PREROUTING", Hook: "prerouting", Policy: "accept"}},
+		Chains: []snapshot.Chain{{Backend: "nft", Family: "ip", Table: "raw", Name: "PREROUTING", Hook: "prerouting", Policy: "accept"},
+			{Backend: "nft", Family: "ip", Table: "nat", Name: "PRE", Hook: "prerouting", Policy: "accept", Rules: 2}},
 	}
 	p := someProfile()
 	var out bytes.Buffer
-	r := NewHookCost(s, p)
+	r := NewHookCost(s, p, map[nft.ChainName][]nft.RuleUse{
+		{Family: "ip", Table: "nat", Chain: "PRE"}: {{Handle: 4, Packets: new(uint64)}, {Handle: 9}},
+	})
 	if err := r.Text(&out); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +42,7 @@ func TestHookCostText(t *testing.T) {
 	if err := r.Text(&out); err != nil {
 		t.Fatal(err)
 	}
-	if err := NewHookCost(&snapshot.Snapshot{}, &observe.Profile{}).Text(&out); err != nil {
+	if err := NewHookCost(&snapshot.Snapshot{}, &observe.Profile{}, nil).Text(&out); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "hookcost.txt", out.Bytes())

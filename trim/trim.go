@@ -129,8 +129,9 @@ func placeOf(above []string) (family, hook string) {
 	return "", ""
 }
 
-// chainOf is the chain of nftables or the table of iptables behind a hook.
-func chainOf(s *snapshot.Snapshot, h snapshot.Hook) *snapshot.Chain {
+// ChainOf is the chain of nftables or the table of iptables behind a hook, nil where there
+// is none or it is not known.
+func ChainOf(s *snapshot.Snapshot, h snapshot.Hook) *snapshot.Chain {
 	table, name, ok := strings.Cut(h.Chain, "/")
 	if !ok {
 		return nil
@@ -149,7 +150,7 @@ func chainOf(s *snapshot.Snapshot, h snapshot.Hook) *snapshot.Chain {
 }
 
 func rulesOf(s *snapshot.Snapshot, h snapshot.Hook) int {
-	if c := chainOf(s, h); c != nil {
+	if c := ChainOf(s, h); c != nil {
 		return c.Rules
 	}
 	return -1

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
+	"natkit/nft"
 	"natkit/report"
 )
 
@@ -131,5 +133,59 @@ func TestProfileCommand(t *testing.T) {
 	code, _, stderr = observed(t.Context(), "profile --root no_such_function")
 	if code != exitUsage || !strings.Contains(stderr, "no function of that name") {
 		t.Errorf("of no function: exit %d, %q", code, stderr)
+	}
+}
+
+func TestHooksCostCommand(t *testing.T) {
+	ktest.Root(t)
+	name := ktest.Name(t)
+	ns, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete(name)
+	defer ns.Close()
+	if err := nft.EmptyHooks().Apply(ns); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := observed(t.Context(), "hooks --cost --for 200ms --no-dump -o json --netns "+name)
+	var r report.HookCost
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
+		t.Fatalf("exit %d, %q, %v\n%s", code, stderr, err, stdout)
+	}
+	if r.Netns != ns.Inode() || r.Samples == 0 || len(r.Hooks) != 3 || len(r.Needless) != 3 || r.Measured != nil {
+		t.Errorf("%+v", r)
+	}
+	code, stdout, stderr = observed(t.Context(), "hooks --cost --for 200ms --netns "+name)
+	if code != exitOK || !strings.Contains(stdout, "ip netns exec "+name+" nft delete chain ip empty FORWARD") {
+		t.Errorf("exit %d, %q\n%s", code, stderr, stdout)
+	}
+}
+
+// Pictures and folded stacks come from a profile of a file as from one that is taken.
+func TestProfilePictures(t *testing.T) {
+	ktest.Root(t)
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	if code, _, stderr := observed(t.Context(), "profile --cpu 0 --for 200ms -o pprof --file "+file); code != exitOK {
+		t.Fatalf("exit %d, %q", code, stderr)
+	}
+	for args, want := range map[string]string{
+		"-o html":                   "<!DOCTYPE html>",
+		"-o svg":                    "<?xml",
+		"-o html --diff " + file:    "Red boxes grew",
+		"-o folded":                 ";",
+		"--root all":                "1 CPUs",
+		"--root all --diff " + file: "function, with all it calls",
+	} {
+		code, stdout, stderr := observed(t.Context(), "profile --from "+file+" "+args)
+		if code != exitOK || stderr != "" || !strings.Contains(stdout, want) {
+			t.Errorf("%s: exit %d, %q\n%.300s", args, code, stderr, stdout)
+		}
+	}
+	if code, _, stderr := observed(t.Context(), "profile --for 200ms --root all --netns pid:"+strconv.Itoa(os.Getpid())); code != exitOK {
+		t.Errorf("--netns: exit %d, %q", code, stderr)
+	}
+	if code, _, stderr := observed(t.Context(), "profile --from /dev/null"); code != exitError || !strings.Contains(stderr, "/dev/null: read profile") {
+		t.Errorf("an empty file: exit %d, %q", code, stderr)
 	}
 }

@@ -4,12 +4,14 @@ package main
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"natkit/internal/netns"
+	"natkit/nft"
 	"natkit/observe"
 	"natkit/probe"
 	"natkit/report"
@@ -42,7 +44,7 @@ would save depends on the kernel: --measure compares routers in namespaces of it
 own, which keeps the processors busy for some twenty seconds.
 
 JSON then: netns, interval_s, samples, whole, framework, hooks (as above, and rules,
-packets, samples, share, shared), needless (kind, what, why, hooks, commands,
+packets, samples, share, shared, rule_use), needless (kind, what, why, hooks, commands,
 saves_ns), measured (figures, notes, seconds, parts), unseen.`,
 		Example: `  natkit hooks
   natkit hooks --cost --for 10s
@@ -107,6 +109,7 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 	line.show("looking for %v ...", o.window)
 	var s *snapshot.Snapshot
 	var p *observe.Profile
+	rulesBefore, rulesErr := baseRules(h)
 	g, inner := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
 		s, err = probe.Take(inner, probe.Options{Netns: h, Window: o.window, Dump: !o.noDump})
@@ -119,7 +122,13 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	r := report.NewHookCost(s, p)
+	var rules map[nft.ChainName][]nft.RuleUse
+	if rulesErr == nil { // the facts say what is missing
+		if rules, rulesErr = baseRules(h); rulesErr == nil {
+			nft.Since(rulesBefore, rules)
+		}
+	}
+	r := report.NewHookCost(s, p, rules)
 	if !o.measure || ctx.Err() != nil {
 		return r, ctx.Err()
 	}
@@ -129,4 +138,14 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 	}
 	r.Measured.Fill(r.Needless)
 	return r, nil
+}
+
+// baseRules are the rules of the chains on hooks. Without such a chain nobody is
+// asked: the question would load nftables where it is not.
+func baseRules(h *netns.Handle) (map[nft.ChainName][]nft.RuleUse, error) {
+	hooks, err := observe.Hooks(h)
+	if err != nil || !slices.ContainsFunc(hooks, func(h snapshot.Hook) bool { return h.Owner == "nf_tables" }) {
+		return nil, err
+	}
+	return nft.BaseRules(h)
 }
