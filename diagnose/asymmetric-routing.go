@@ -14,7 +14,13 @@ const (
 	// the TCP entries. Single ones are picked up in the middle after a restart.
 	oneWayFew   = 10
 	oneWayShare = 0.05
+
+	// Unanswered SYNs have other reasons as well: they must be more.
+	silentShare = 0.20
 )
+
+// synSentSeconds is the kernel's time-out of an unanswered SYN.
+const synSentSeconds = 120
 
 var asymmetricRouting = Cause{
 	Code:       "asymmetric-routing",
@@ -22,8 +28,8 @@ var asymmetricRouting = Cause{
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "Connections open and then hang, or work only as long as no firewall rule asks for their state; the answers take another way.",
-	Proof: fmt.Sprintf("Connections taken up in the middle that never saw an answer (ESTABLISHED and UNREPLIED), or unanswered SYNs (SYN_SENT) together with packets that are invalid: in both cases at least %d, and %s of the TCP entries. "+
-		"Critical when packets in the middle of a connection were dropped by rules in the window; advice where no rule here translates or drops.", oneWayFew, percent(oneWayShare)),
+	Proof: fmt.Sprintf("Connections taken up in the middle that never saw an answer (ESTABLISHED and UNREPLIED), or unanswered SYNs (SYN_SENT) together with packets that are invalid: at least %d, and %s of the TCP entries, of SYNs %s. "+
+		"Critical when packets in the middle of a connection were dropped by rules in the window; advice where no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
 	Lookalike: "A scan leaves SYNs without answer, but sends nothing after them that could be invalid. Connections that were there before connection tracking are taken up in the middle, and see an answer soon.",
 	Cure:      "Routes by which both directions pass here. Where that is not wanted, no connection tracking for these networks; translation needs both directions.",
 	judge:     judgeAsymmetric,
@@ -41,8 +47,10 @@ func judgeAsymmetric(f facts) *verdict {
 	if t.OneWay >= oneWayFew && share(t.OneWay, tcp) >= oneWayShare {
 		n = t.OneWay
 	}
-	// The ACK that follows an answer which was not seen is invalid.
-	if unanswered := min(silent, invalid); unanswered >= oneWayFew && share(unanswered, tcp) >= oneWayShare {
+	// The ACK that follows an answer which was not seen is invalid; the SYN's entry
+	// stays for two minutes.
+	followed := min(uint64(f.perSecond(invalid)*synSentSeconds), implausible)
+	if unanswered := min(silent, followed); invalid >= oneWayFew && unanswered >= oneWayFew && share(unanswered, tcp) >= silentShare {
 		n = saturate(n, unanswered)
 	}
 	if n == 0 || n > t.Entries || judgeInvalidReset(f) != nil {

@@ -12,14 +12,18 @@ import (
 	"natkit/snapshot"
 )
 
+// helperDropsMany is how many lines about dropped packets are more than a scanner's
+// broken requests.
+const helperDropsMany = 10
+
 var conntrackHelper = Cause{
 	Code:       "conntrack-helper",
 	Title:      "Connection tracking helpers read and rewrite what connections carry",
 	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanConntrackStats, snapshot.CanKernelLog},
 	Symptom:    "SIP calls without sound, FTP that breaks on its data connection, ports opened that nobody asked for; processors busy in nf_nat_sip or nf_nat_ftp.",
-	Proof: "The kernel logged that a helper dropped packets in the window (nf_ct_sip: dropping packet): a warning. Connections that have a helper, or nf_conntrack_helper=1, by which every connection to a helper's port gets one, are advice. " +
-		"That setting is gone from new kernels (it is not there on 6.18), which give helpers by rules alone.",
+	Proof: fmt.Sprintf("The kernel logged in the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines on a warning, fewer are advice. Connections that have a helper, or nf_conntrack_helper=1, by which every connection to a helper's port gets one, are advice. "+
+		"That setting is gone from new kernels (it is not there on 6.18), which give helpers by rules alone.", helperDropsMany),
 	Lookalike: "Active FTP, PPTP or TFTP through NAT needs its helper. Helpers that are in the kernel and given to nobody cost nothing.",
 	Cure:      "Helpers only by a rule for the servers that need one; for SIP mostly none, the ends have their own means.",
 	judge:     judgeHelper,
@@ -48,9 +52,11 @@ func judgeHelper(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(saturate(drops, helped))}
 	v.Severity = Advice
+	if drops >= helperDropsMany {
+		v.Severity = Warning
+	}
 	switch {
 	case drops > 0:
-		v.Severity = Warning
 		v.Title = fmt.Sprintf("a connection tracking helper dropped packets %s", f.window())
 		v.Evidence = append(v.Evidence, Evidence{`"nf_ct_...: dropping packet"`, number(drops, "time"), fromLog})
 		for _, line := range f.KernelLog.Lines {

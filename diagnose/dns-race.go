@@ -15,7 +15,7 @@ var dnsRace = Cause{
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "Looking up a name takes 5 seconds now and then, above all in containers whose resolver is a translated service address.",
-	Proof: fmt.Sprintf("At least %d flows could not be inserted in the window, and they were UDP to port 53: the tracer's samples say so; without it, no TCP flow was the cause when port 53 holds most of the table's UDP and nothing translates sources. "+
+	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window, and they were UDP to port 53: the tracer's samples say so; without it, no TCP flow was the cause when port 53 holds most of the table's UDP and nothing translates sources. "+
 		"From %.0f a second on it is critical.", manyFailures, raceMany),
 	Lookalike: "Clashes that the kernel resolves (clash_resolve): nothing is lost. Linux 6.18 resolved all of 28 000 that were made on purpose, with and without translation to two backends.",
 	Cure:      "A newer kernel; a resolver on the node that needs no translation; queries one after the other (single-request-reopen) or by TCP (use-vc).",
@@ -25,7 +25,7 @@ var dnsRace = Cause{
 
 func judgeDNSRace(f facts) *verdict {
 	lost, rows, ok := f.raced()
-	if !ok || lost < manyFailures || judgeSNATPorts(f) != nil {
+	if !ok || lost < manyFailures || f.perSecond(lost) < raceSome || judgeSNATPorts(f) != nil {
 		return nil
 	}
 	switch {

@@ -13,15 +13,14 @@ import (
 var iptablesTwoBackends = Cause{
 	Code:       "iptables-two-backends",
 	Title:      "Rules of iptables-legacy and of nftables are both in force",
-	Severities: []Severity{Advice, Warning},
+	Severities: []Severity{Advice},
 	Explains:   []string{"needless-hooks"},
 	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "A rule seems to have no effect, or a packet is dropped although the list of rules accepts it: there are two lists, and each program shows one.",
-	Proof: "Both back ends have rules that filter or translate IPv4 on the same hook. A warning when packets met a drop of the one in the window while the other has rules on that hook that are meant to accept; " +
-		"otherwise it is advice.",
-	Lookalike: "Empty tables of iptables-legacy, which a program loaded by asking for them, and nftables' own tables beside iptables-nft: that is one back end.",
-	Cure:      "One of the two: iptables-legacy-save, iptables-nft-restore, then the legacy tables emptied, and the programs that write them switched over (update-alternatives).",
-	judge:     judgeTwoBackends,
+	Proof:      "Both back ends have rules or policies that filter or translate IPv4 on the same hook. It is advice, never more; what a chain drops that the other accepts is forward-policy-drop.",
+	Lookalike:  "Empty tables of iptables-legacy, which a program loaded by asking for them, and nftables' own tables beside iptables-nft: that is one back end.",
+	Cure:       "One of the two: iptables-legacy-save, iptables-nft-restore, then the legacy tables emptied, and the programs that write them switched over (update-alternatives).",
+	judge:      judgeTwoBackends,
 }
 
 func judgeTwoBackends(f facts) *verdict {
@@ -44,20 +43,12 @@ func judgeTwoBackends(f facts) *verdict {
 		}
 	}
 	var both []string
-	var dropped uint64
-	v := &verdict{harm: 1}
-	for p, old := range legacy {
+	v := &verdict{harm: 1000} // before what is merely walked through in vain
+	for p := range legacy {
 		if len(nft[p]) == 0 {
 			continue
 		}
 		both = append(both, p.hook+" ("+p.kind+")")
-		for _, side := range [][]snapshot.Chain{old, nft[p]} {
-			for _, c := range side {
-				if n, ok := metPolicy(c); ok && (c.Policy == "drop" || hasDropAll(c)) {
-					dropped = saturate(dropped, n)
-				}
-			}
-		}
 	}
 	if len(both) == 0 {
 		return nil
@@ -65,11 +56,6 @@ func judgeTwoBackends(f facts) *verdict {
 	slices.Sort(both)
 	v.Severity = Advice
 	v.Title = "rules of iptables-legacy and of nftables are both in force on " + strings.Join(both, ", ")
-	if dropped >= forwardNothing {
-		v.Severity = Warning
-		v.harm = float64(dropped)
-		v.Title += fmt.Sprintf(": %s met a drop %s", number(dropped, "packet"), f.window())
-	}
 	for _, side := range []map[place][]snapshot.Chain{legacy, nft} {
 		var texts []string
 		backend := ""
@@ -109,9 +95,4 @@ func judgeTwoBackends(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("iptables-legacy-save"), f.natkit("hooks"))
 	return v
-}
-
-func hasDropAll(c snapshot.Chain) bool {
-	_, all := dropsAll(c)
-	return all
 }

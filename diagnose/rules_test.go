@@ -69,6 +69,7 @@ func TestPortRace(t *testing.T) {
 		{"a few a second", also(code), "warning " + code},
 		{"many a second", also(code, failed(300)), "critical " + code},
 		{"now and then", also(code, failed(4)), ""},
+		{"many in an hour", also(code, failed(300), func(s *snapshot.Snapshot) { s.WindowSeconds = 3600 }), ""},
 		{"no tracer", also(code, func(s *snapshot.Snapshot) { s.Drops = nil }), "warning " + code},
 		{"no translation", also(code, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 		{"no port left", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table.SNATPorts[0].Used = 64000 }), "critical snat-ports-exhausted"},
@@ -127,7 +128,7 @@ func TestTwoBackends(t *testing.T) {
 			legacy(snapshot.Chain{Name: "INPUT", Hook: "input", Type: "filter", Policy: "drop", PolicyPackets: new(uint64(400))}),
 			func(s *snapshot.Snapshot) {
 				s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "inet", Table: "f", Name: "in", Hook: "input", Type: "filter", Policy: "accept", Rules: 9})
-			}), "warning " + code},
+			}), "advice " + code},
 		{"empty legacy tables", legacy(snapshot.Chain{Name: "FORWARD", Hook: "forward", Type: "filter", Policy: "accept"}), "advice needless-hooks"},
 		{"on different hooks", legacy(snapshot.Chain{Name: "INPUT", Hook: "input", Type: "filter", Policy: "accept", Rules: 5}), "advice needless-hooks"},
 		{"nftables beside iptables-nft", func(s *snapshot.Snapshot) {
@@ -154,8 +155,9 @@ func TestHelper(t *testing.T) {
 	run(t, []row{
 		{"at work", also(code), "advice " + code},
 		{"drops", also(code, func(s *snapshot.Snapshot) {
-			s.KernelLog.HelperDrops, s.KernelLog.Lines = 2, []string{"nf_ct_sip: dropping packet: cannot mangle packet"}
+			s.KernelLog.HelperDrops, s.KernelLog.Lines = 20, []string{"nf_ct_sip: dropping packet: cannot mangle packet"}
 		}), "warning " + code},
+		{"drops one packet of a scanner", also(code, func(s *snapshot.Snapshot) { s.KernelLog.HelperDrops = 1 }), "advice " + code},
 		{"by port, on an old kernel", func(s *snapshot.Snapshot) { s.Sysctls["net.netfilter.nf_conntrack_helper"] = "1" }, "advice " + code},
 		{"given to nobody", func(s *snapshot.Snapshot) { s.Sysctls["net.netfilter.nf_conntrack_helper"] = "0" }, ""},
 	})

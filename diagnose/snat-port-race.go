@@ -13,13 +13,16 @@ import (
 // when looked for and taken when wanted, for it to be critical.
 const raceMany = 10.0
 
+// raceSome is from how many a second on it is a warning.
+const raceSome = 0.5
+
 var snatPortRace = Cause{
 	Code:       "snat-port-race",
 	Title:      "Two processors choose the same outside port, and one of the flows is dropped",
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "Some connections take 1 or 3 seconds longer to open, more of them the more are opened at the same time to one destination; ports are free.",
-	Proof: fmt.Sprintf("At least %d flows could not be inserted in the window (insert_failed, or dropped with an entry that was not confirmed), sources are translated, and the dump shows free ports towards every destination. "+
+	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window (insert_failed, or dropped with an entry that was not confirmed), sources are translated, and the dump shows free ports towards every destination. "+
 		"From %.0f a second on it is critical.", manyFailures, raceMany),
 	Lookalike: "Single failures. Ports that are used up are snat-ports-exhausted; chains that are too long have a counter of their own; DNS queries that race for one tuple are dns-race.",
 	Cure:      "Ports chosen at random from the beginning (--random-fully), which makes the same choice rare; more outside addresses.",
@@ -29,7 +32,7 @@ var snatPortRace = Cause{
 
 func judgePortRace(f facts) *verdict {
 	lost, rows, ok := f.raced()
-	if !ok || lost < manyFailures || f.Chains != nil && !f.translatesSources() || f.Conntrack == nil || f.Conntrack.Table == nil ||
+	if !ok || lost < manyFailures || f.perSecond(lost) < raceSome || f.Chains != nil && !f.translatesSources() || f.Conntrack == nil || f.Conntrack.Table == nil ||
 		judgeSNATPorts(f) != nil || judgeDNSRace(f) != nil {
 		return nil
 	}

@@ -15,7 +15,7 @@ var staleSNAT = Cause{
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "After the outside address changed, or the way out did, some flows stay dead until they pause for minutes: VPNs, SIP registrations, games, DNS forwarders; others work.",
-	Proof: fmt.Sprintf("Entries translate sources to an address that no interface here has and no rule gives: flows of it that sent in the last %d s are critical from %d on, fewer are a warning; without any it is advice.",
+	Proof: fmt.Sprintf("Entries translate sources to an IPv4 address that no interface here has and no rule gives: flows of it that sent in the last %d s are critical from %d on, fewer are a warning; without any it is advice.",
 		snapshot.RecentSeconds, fewFailures),
 	Lookalike: "A pool of addresses that is routed here without being on an interface: its rule names it. Rules whose addresses can't be read (maps) are not judged, nor are flows in zones. " +
 		"Masquerading cleans up by itself when an address goes (it does on Linux 6.18; flows translated by a fixed address stay, and those of a masquerade that became a fixed address).",
@@ -24,13 +24,13 @@ var staleSNAT = Cause{
 }
 
 func judgeStaleSNAT(f facts) *verdict {
-	if f.Conntrack == nil || f.Conntrack.Table == nil || f.Interfaces == nil || f.Chains == nil {
+	if f.Conntrack == nil || f.Conntrack.Table == nil || f.Interfaces == nil || len(f.Interfaces) >= snapshot.MaxInterfaces || !f.rulesKnown() {
 		return nil
 	}
 	var flows, recent uint64
 	var gone []snapshot.OutsideUse
 	for _, u := range f.Conntrack.Table.Outsides {
-		if u.Entries >= implausible || u.Recent > u.Entries || !u.Addr.IsValid() || f.own(u.Addr) || f.given(u.Addr) {
+		if u.Entries >= implausible || u.Recent > u.Entries || !u.Addr.Is4() || f.own(u.Addr) || f.given(u.Addr) {
 			continue
 		}
 		gone = append(gone, u)
@@ -68,6 +68,19 @@ func judgeStaleSNAT(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("conntrack -L -q " + gone[0].Addr.String()))
 	return v
+}
+
+// rulesKnown says whether surely all rules for IPv4 were read.
+func (f facts) rulesKnown() bool {
+	if f.Chains == nil || len(f.Chains) >= snapshot.MaxChains {
+		return false
+	}
+	for _, c := range f.Capabilities {
+		if !c.OK && (c.Name == snapshot.CanNFTables || c.Name == snapshot.CanIPTablesLegacy) {
+			return false
+		}
+	}
+	return true
 }
 
 // given says whether a rule here may give sources an address.

@@ -5,7 +5,9 @@ package diagnose
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 
 	"natkit/snapshot"
 )
@@ -16,22 +18,22 @@ var staleUDPDNAT = Cause{
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops},
 	Symptom:    "After a container, pod or backend was replaced, some clients get no answer any more, and others that start anew do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or is restarted.",
-	Proof: fmt.Sprintf("UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
+	Proof: fmt.Sprintf("IPv4 UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
 		"today, and found no socket. From %d on critical.", snapshot.RecentSeconds, fewFailures),
-	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged.",
+	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged, nor is what IPVS translates.",
 	Cure:      "Removing exactly these entries. Whoever changes the rules has to do that each time: kube-proxy and Docker mean to, hand-made rules do not.",
 	judge:     judgeStaleDNAT,
 }
 
 func judgeStaleDNAT(f facts) *verdict {
-	if f.Conntrack == nil || f.Conntrack.Table == nil || f.Interfaces == nil {
+	if f.Conntrack == nil || f.Conntrack.Table == nil || f.Interfaces == nil || !f.rulesKnown() {
 		return nil
 	}
 	var stale []snapshot.UnansweredUse
 	var flows uint64
 	untranslated := false
 	for _, u := range f.Conntrack.Table.Unanswered {
-		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() {
+		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.Addr().Is4() || !u.Target.IsValid() {
 			continue
 		}
 		if u.Target == u.Dest {
@@ -39,7 +41,7 @@ func judgeStaleDNAT(f facts) *verdict {
 				continue
 			}
 			untranslated = true
-		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target) {
+		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target) || !f.wouldTranslate(u.Dest) && !f.onlyRulesTranslate() {
 			continue
 		}
 		stale = append(stale, u)
@@ -92,9 +94,6 @@ func goesOn(flows uint64) string {
 
 // targetGone says whether surely no rule leads to a target any more.
 func (f facts) targetGone(target netip.AddrPort) bool {
-	if f.Chains == nil {
-		return false
-	}
 	for _, c := range f.Chains {
 		if c.DNATUnknown {
 			return false
@@ -109,12 +108,20 @@ func (f facts) targetGone(target netip.AddrPort) bool {
 	return true
 }
 
-// wouldTranslate says whether a rule with plain conditions translates UDP packets for dest.
+// onlyRulesTranslate says whether destinations are translated by rules here, and
+// surely not by IPVS, which leaves the same entries without a rule.
+func (f facts) onlyRulesTranslate() bool {
+	return f.translatesDestinations() && f.Hooks != nil &&
+		!slices.ContainsFunc(f.Hooks, func(h snapshot.Hook) bool { return strings.HasPrefix(h.Function, "ip_vs_") })
+}
+
+// wouldTranslate says whether a rule with plain conditions translates UDP packets
+// for dest: one that names the address, or any of this machine's own.
 func (f facts) wouldTranslate(dest netip.AddrPort) bool {
 	for _, c := range f.Chains {
 		for _, t := range c.DNATTo {
 			if t.Protocol == "udp" && t.DestPorts.Min > 0 && t.DestPorts.Min <= dest.Port() && dest.Port() <= t.DestPorts.Max &&
-				(!t.Dest.IsValid() || t.Dest == dest.Addr()) {
+				(t.Dest == dest.Addr() || !t.Dest.IsValid() && f.own(dest.Addr())) {
 				return true
 			}
 		}

@@ -64,7 +64,7 @@ func init() {
 	}
 	examples["asymmetric-routing"] = func(s *snapshot.Snapshot) {
 		t := s.Conntrack.Table
-		t.OneWay, t.ByState["SYN_SENT"] = 400, 3000
+		t.OneWay, t.ByState["SYN_SENT"] = 400, 5000
 		s.Conntrack.Stats["invalid"] = 2500
 		t.Unanswered = []snapshot.UnansweredUse{unanswered("tcp", "192.168.1.20", "10.50.0.9:5432", "10.50.0.9:5432", 900, 40)}
 	}
@@ -151,6 +151,13 @@ func TestStaleUDPDNAT(t *testing.T) {
 		{"no rule for that port", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:99", "198.51.100.1:99", 5, 5)), noSocket("198.51.100.1:99")), ""},
 		{"targets from a map", also(code, func(s *snapshot.Snapshot) { s.Chains[0].DNATUnknown = true }), ""},
 		{"rules not known", also(code, func(s *snapshot.Snapshot) { s.Chains = nil }), ""},
+		{"some of the rules not known", also(code, func(s *snapshot.Snapshot) {
+			s.Capabilities = []snapshot.Capability{{Name: snapshot.CanIPTablesLegacy}}
+		}), ""},
+		{"a service of IPVS", also(code, only(unanswered("udp", "203.0.113.9", "10.96.0.10:53", "10.244.0.4:53", 5, 5)), func(s *snapshot.Snapshot) {
+			s.Hooks = append(s.Hooks, snapshot.Hook{Family: "ipv4", Hook: "input", Function: "ip_vs_in_hook"})
+		}), ""},
+		{"a service of kube-proxy's rules", also(code, only(unanswered("udp", "203.0.113.9", "10.96.0.10:53", "10.244.0.4:53", 5, 5))), "critical " + code},
 		{"absurd", also(code, only(snapshot.UnansweredUse{Protocol: "udp", Recent: 1 << 60}, snapshot.UnansweredUse{Protocol: "udp", Recent: 5})), ""},
 	})
 }
@@ -205,6 +212,10 @@ func TestAsymmetric(t *testing.T) {
 		{"taken up in the middle alone", also(code, func(s *snapshot.Snapshot) {
 			s.Conntrack.Table.OneWay, s.Conntrack.Stats["invalid"] = 2000, 0
 		}), "warning " + code},
+		{"a few dead hosts, and late packets over an hour", func(s *snapshot.Snapshot) {
+			s.WindowSeconds = 3600
+			s.Conntrack.Table.ByProtocol["tcp"], s.Conntrack.Table.ByState["SYN_SENT"], s.Conntrack.Stats["invalid"] = 150, 40, 500
+		}, ""},
 		{"a scan", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table.OneWay, s.Conntrack.Stats["invalid"] = 0, 3 }), ""},
 		{"a few after a restart", func(s *snapshot.Snapshot) { s.Conntrack.Table.OneWay = 40 }, ""},
 		{"more than entries", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table.OneWay = 1 << 50 }), ""},

@@ -16,9 +16,9 @@ import (
 	"natkit/snapshot"
 )
 
-// maxChains is how many chains of one back end a Snapshot tells of. Kubernetes
-// makes a few a service; base chains come first and are always in.
-const maxChains = 20000
+// maxChains is how many chains of one back end a Snapshot tells of; base chains
+// come first and are always in.
+const maxChains = snapshot.MaxChains
 
 // chainIncreases turns the totals in after's counters to increases since before.
 func chainIncreases(before, after []snapshot.Chain) []snapshot.Chain {

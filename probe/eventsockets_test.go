@@ -6,6 +6,9 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"natkit/conntrack"
 	"natkit/snapshot"
 )
 
@@ -27,6 +30,37 @@ func TestParseEventSockets(t *testing.T) {
 		if got, err := parseEventSockets(bad); err == nil {
 			t.Errorf("%q gives %+v", bad, got)
 		}
+	}
+}
+
+// A listener that does not read is seen with what it lost, and by its program's name.
+func TestLiveEventSockets(t *testing.T) {
+	h := newNetns(t)
+	if got := takeWhile(t, Options{Netns: h}, func() {}).EventSockets; got == nil || len(got) != 0 {
+		t.Errorf("listeners of an empty namespace: %v", got)
+	}
+	fd := -1
+	in(t, h, func() (err error) {
+		if fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER); err != nil {
+			return err
+		}
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4096); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: conntrackGroups})
+	})
+	t.Cleanup(func() { unix.Close(fd) })
+	s := takeWhile(t, Options{Netns: h}, func() {
+		in(t, h, func() error {
+			_, err := conntrack.Fill(t.Context(), conntrack.FillOptions{Count: 1000})
+			return err
+		})
+	})
+	if len(s.EventSockets) != 1 {
+		t.Fatalf("listeners: %+v", s.EventSockets)
+	}
+	if l := s.EventSockets[0]; l.Drops == 0 || l.Drops > 1000 || l.QueueBytes == 0 || l.Process != comm(t) {
+		t.Errorf("listener %+v of %q, want lost events", l, comm(t))
 	}
 }
 

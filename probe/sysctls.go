@@ -55,9 +55,8 @@ var sysctlPatterns = []string{
 	"net/ipv6/conf/*/forwarding",
 }
 
-// maxInterfaces is how many interfaces a Snapshot tells of, with their settings:
-// a host of many thousand containers has as many, all alike.
-const maxInterfaces = 2000
+// maxInterfaces is how many interfaces a Snapshot tells of, with their settings.
+const maxInterfaces = snapshot.MaxInterfaces
 
 // sysctls reads the settings of the namespace, and of the host where they are
 // the host's.

@@ -43,6 +43,16 @@ func redact(s *Snapshot, key []byte) {
 		}
 	}, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
 	r.value(reflect.ValueOf(s).Elem())
+	for i := range s.Chains { // what lay between two addresses lies elsewhere now
+		c := &s.Chains[i]
+		several := func(a AddrRange) bool { return a.First != a.Last }
+		if slices.ContainsFunc(c.SNATTo, several) {
+			c.SNATTo, c.SNATUnknown = slices.DeleteFunc(c.SNATTo, several), true
+		}
+		if slices.ContainsFunc(c.DNATTo, func(t Target) bool { return several(t.AddrRange) }) {
+			c.DNATTo, c.DNATUnknown = slices.DeleteFunc(c.DNATTo, func(t Target) bool { return several(t.AddrRange) }), true
+		}
+	}
 }
 
 type redactor struct {

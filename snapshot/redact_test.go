@@ -136,6 +136,21 @@ func TestRedact(t *testing.T) {
 	}
 }
 
+// A range of addresses holds other ones after they were replaced: it is not known
+// any more.
+func TestRedactRanges(t *testing.T) {
+	first, last := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.9")
+	s := &Snapshot{Chains: []Chain{{
+		SNATTo: []AddrRange{{First: first, Last: last}, {First: last, Last: last}},
+		DNATTo: []Target{{AddrRange: AddrRange{First: first, Last: last}}, {AddrRange: AddrRange{First: first, Last: first}}},
+	}}}
+	Redact(s)
+	c := s.Chains[0]
+	if len(c.SNATTo) != 1 || !c.SNATUnknown || len(c.DNATTo) != 1 || !c.DNATUnknown || c.SNATTo[0].First != c.SNATTo[0].Last {
+		t.Errorf("%+v", c)
+	}
+}
+
 func FuzzRedactText(f *testing.F) {
 	f.Add("tcp 192.0.2.7:4000 -> [2001:db8::1]:80 52:54:00:12:34:56 ::ffff:192.0.2.1 fe80::1%eth0")
 	f.Add("....::::1.2.3.4::")

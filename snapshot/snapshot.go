@@ -314,8 +314,14 @@ type Chain struct {
 	DNATUnknown bool        `json:"dnat_unknown,omitempty"`
 }
 
-// MaxTargets bounds the targets that are listed of one chain.
-const MaxTargets = 64
+// What a Snapshot holds at most: targets of one chain, chains of one back end
+// (Kubernetes makes a few a service), and interfaces (a host of many thousand
+// containers has as many, all alike).
+const (
+	MaxTargets    = 64
+	MaxChains     = 20000
+	MaxInterfaces = 2000
+)
 
 // AddrRange is an inclusive range of addresses.
 type AddrRange struct {
