@@ -119,7 +119,7 @@ const mostCurves = 8
 
 // curvesOf joins the lines of the window into plots, those without a line left out.
 func curvesOf(s *snapshot.Snapshot) []windowCurve {
-	if s.Series == nil || len(s.Series.Times) < 2 || !plottable(s.Series.Times) || !slices.IsSorted(s.Series.Times) {
+	if s.Series == nil || len(s.Series.Times) < 2 || len(s.Series.Times) > snapshot.MaxSeries || !plottable(s.Series.Times) || !slices.IsSorted(s.Series.Times) {
 		return nil
 	}
 	plots := []struct {

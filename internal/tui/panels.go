@@ -255,7 +255,6 @@ func (s *state) findingsList() table {
 func (s *state) findingsText(width int) table {
 	t := s.findingsList()
 	t.rows = nil
-	t.columns[0].name = ""
 	add := func(st style, indent, text string) {
 		for _, line := range wrap(text, width-len(indent)) {
 			t.add(st, indent+line)
@@ -272,6 +271,9 @@ func (s *state) findingsText(width int) table {
 		add(dim, "  ", f.Why)
 		for _, c := range f.Remedy {
 			add(good, "    ", c)
+		}
+		for _, c := range f.Verify {
+			add(plain, "    check: ", c)
 		}
 		for _, c := range f.Consequences {
 			add(plain, "  ", fmt.Sprintf("follows from it: [%s] %s", c.Code, c.Title))
