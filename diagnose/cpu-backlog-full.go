@@ -28,7 +28,7 @@ var cpuBacklogFull = Cause{
 	Lookalike: "A few drops in a burst beside millions of packets. Total numbers since boot, however large.",
 	Cure:      "A longer queue, net.core.netdev_max_backlog, lets bursts by. If a processor has no time left it only makes packets wait: then other processors must help (softirq-one-cpu).",
 	Host:      true,
-	NoLab:     "the queue is each processor's, for all namespaces, and its length the host's: a lab would lose everybody's packets",
+	NoLab:     "the queue is each processor's, for all namespaces, and its length the host's: a lab would lose everybody's packets. It was made, and found from the host and from the namespace that lost packets, in a virtual machine (Linux 6.12)",
 	judge:     judgeBacklog,
 }
 

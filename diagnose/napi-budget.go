@@ -30,7 +30,7 @@ var napiBudget = Cause{
 	Lookalike: "Some such rounds a minute are normal on every machine. A processor that is busy all the time breaks off its rounds as well: there a larger budget gains nothing, and softirq-one-cpu is the cause.",
 	Cure:      "net.core.netdev_budget and netdev_budget_usecs, twice as large: packets are done at once instead of in the next round. Programs on that processor wait longer for it.",
 	Host:      true,
-	NoLab:     "the budget is the host's, and using it up takes a processor's whole time",
+	NoLab:     "the budget is the host's, and using it up takes a processor's whole time. Shown by snapshots alone",
 	judge:     judgeBudget,
 }
 

@@ -25,7 +25,7 @@ var neighbourTableFull = Cause{
 	Lookalike: "Many entries with nothing cleared or refused; clearing on the spot far below the limit, which gc_thresh2 asks for.",
 	Cure:      "gc_thresh1 to 3 as large as the networks on all interfaces and namespaces need, on the host.",
 	Host:      true,
-	NoLab:     "the table is one for all namespaces of the host: filling it would cut off everything else there. Shown by snapshots",
+	NoLab:     "the table is one for all namespaces of the host: filling it would cut off everything else there. It was made, and found from two namespaces, in a virtual machine of its own (Linux 6.12)",
 	judge:     judgeNeighbours,
 }
 

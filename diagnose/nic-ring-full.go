@@ -29,7 +29,7 @@ var nicRingFull = Cause{
 	Lookalike: "A few lost while an interface came up; what an XDP program drops; numbers since boot.",
 	Cure: "A longer receive ring, where the card has one (ethtool -G); more processors that empty it, if the one that does has no time left. " +
 		"Limits of a cloud's network are raised by another kind of machine, and nothing on it helps.",
-	NoLab: "it needs a network card: virtual interfaces have no ring to overflow",
+	NoLab: "it needs a network card: virtual interfaces have no ring to overflow. Shown by snapshots alone",
 	judge: judgeRing,
 }
 
