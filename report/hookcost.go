@@ -27,6 +27,8 @@ type HookCost struct {
 	Needless  []trim.Needless  `json:"needless"`
 	Measured  *story.HookCosts `json:"measured,omitzero"`
 	Unseen    []trimUnseen     `json:"unseen"`
+
+	known bool // what hangs on the hooks
 }
 
 // HookCostRow is a function on a hook, with the rules of the chain behind it.
@@ -51,7 +53,7 @@ func NewHookCost(s *snapshot.Snapshot, p *observe.Profile, rules map[nft.ChainNa
 		stacks = append(stacks, snapshot.Stack{Count: stack.Count, Frames: frames})
 	}
 	r := &HookCost{Netns: s.Netns.Inode, Seconds: s.WindowSeconds, Samples: p.Samples, Hooks: []HookCostRow{},
-		Needless: append([]trim.Needless{}, trim.Find(s)...), Unseen: []trimUnseen{}}
+		Needless: append([]trim.Needless{}, trim.Find(s)...), Unseen: []trimUnseen{}, known: s.Hooks != nil}
 	for _, c := range trim.Costs(s, stacks, p.Samples) {
 		row := HookCostRow{Cost: c}
 		if chain := trim.ChainOf(s, c.Hook); chain != nil && chain.Backend == "nft" {
@@ -71,17 +73,28 @@ func NewHookCost(s *snapshot.Snapshot, p *observe.Profile, rules map[nft.ChainNa
 	return r
 }
 
+// Miss notes what could not be seen.
+func (r *HookCost) Miss(what string, err error) {
+	r.Unseen = append(r.Unseen, trimUnseen{what, err.Error()})
+}
+
 // mostRules is how many rules of a chain are shown as text.
 const mostRules = 10
 
 // Text writes the hooks with their shares, then what is needless and how it goes.
 func (r *HookCost) Text(w io.Writer) error {
 	var p page
-	p.text("", "", fmt.Sprintf("%.1f s, %d samples of all processors: %.2f %% of the time below nf_hook_slow, %.2f %% in it itself. "+
-		"Samples are of the whole machine; packets are this namespace's.", r.Seconds, r.Samples, 100*r.Whole, 100*r.Framework))
-	if len(r.Hooks) == 0 {
+	head := fmt.Sprintf("%.1f s; time was not sampled.", r.Seconds)
+	if r.Samples > 0 {
+		head = fmt.Sprintf("%.1f s, %d samples of all processors: %.2f %% of the time below nf_hook_slow, %.2f %% in it itself. "+
+			"Samples are of the whole machine; packets are this namespace's.", r.Seconds, r.Samples, 100*r.Whole, 100*r.Framework)
+	}
+	p.text("", "", head)
+	switch {
+	case !r.known:
+	case len(r.Hooks) == 0:
 		p.text("", "", "No function hangs on a netfilter hook here: packets walk through none.")
-	} else {
+	default:
 		fmt.Fprintf(&p.b, "\n%7s %9s %6s  hook\n", "of time", "packets", "rules")
 	}
 	place, shared := "", false
@@ -101,7 +114,11 @@ func (r *HookCost) Text(w io.Writer) error {
 			mark, shared = "*", true
 		}
 		name := strings.TrimSpace(functionCell(c.Hook) + "  " + strings.TrimSpace(c.Owner+" "+c.Chain))
-		fmt.Fprintf(&p.b, "%6.2f%%%s%9s %6s    %s\n", 100*c.Share, mark, packets, rules, name)
+		share := "-"
+		if r.Samples > 0 {
+			share = fmt.Sprintf("%.2f%%", 100*c.Share)
+		}
+		fmt.Fprintf(&p.b, "%7s%s%9s %6s    %s\n", share, mark, packets, rules, name)
 		for i, use := range c.RuleUse {
 			if i == mostRules {
 				fmt.Fprintf(&p.b, "%27s%d more rules: -o json\n", "", len(c.RuleUse)-mostRules)

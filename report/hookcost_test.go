@@ -45,5 +45,8 @@ func TestHookCostText(t *testing.T) {
 	if err := NewHookCost(&snapshot.Snapshot{}, &observe.Profile{}, nil).Text(&out); err != nil {
 		t.Fatal(err)
 	}
+	if err := NewHookCost(&snapshot.Snapshot{Hooks: []snapshot.Hook{}}, &observe.Profile{}, nil).Text(&out); err != nil {
+		t.Fatal(err)
+	}
 	golden(t, "hookcost.txt", out.Bytes())
 }

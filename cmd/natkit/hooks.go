@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -108,15 +109,21 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 	defer line.clear()
 	line.show("looking for %v ...", o.window)
 	var s *snapshot.Snapshot
-	var p *observe.Profile
+	p := &observe.Profile{}
+	var unsampled error
 	rulesBefore, rulesErr := baseRules(h)
 	g, inner := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
 		s, err = probe.Take(inner, probe.Options{Netns: h, Window: o.window, Dump: !o.noDump})
 		return err
 	})
-	g.Go(func() (err error) {
-		p, err = observe.TakeProfile(inner, observe.ProfileOptions{For: o.window})
+	g.Go(func() error {
+		taken, err := observe.TakeProfile(inner, observe.ProfileOptions{For: o.window})
+		if errors.Is(err, observe.ErrUnavailable) { // the rest can be told
+			unsampled = err
+			return nil
+		}
+		p = taken
 		return err
 	})
 	if err := g.Wait(); err != nil {
@@ -129,8 +136,11 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 		}
 	}
 	r := report.NewHookCost(s, p, rules)
-	if !o.measure || ctx.Err() != nil {
-		return r, ctx.Err()
+	if unsampled != nil {
+		r.Miss("shares of time", unsampled)
+	}
+	if !o.measure {
+		return r, nil
 	}
 	var err error
 	if r.Measured, err = story.MeasureHooks(ctx, version(), line.show); err != nil {
