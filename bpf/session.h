@@ -323,18 +323,14 @@ static __always_inline __u16 delta_fold(__u32 sum)
 	return sum == 0xffff ? 0 : sum;
 }
 
-/* The deltas of a packet with that key, for rewrite.h. l3_delta is for the IPv4 header;
- * l4_delta for TCP and UDP, whose pseudo-header has the addresses too, and for ICMP,
- * where only the identifier counts. */
-static __always_inline void session_deltas(const struct nat_flow_key *key, __u32 class,
-					   struct nat_flow *flow)
+/* The deltas of a packet with that key, for rewrite.h: l3_delta for the IPv4 header and
+ * the pseudo-header, l4_delta for ports or the identifier. */
+static __always_inline void session_deltas(const struct nat_flow_key *key, struct nat_flow *flow)
 {
-	__u32 addresses = delta_address(key->src, flow->src) + delta_address(key->dst, flow->dst);
-	__u32 ports = delta_word(key->sport, flow->sport) + delta_word(key->dport, flow->dport);
-
-	flow->l3_delta = delta_fold(addresses);
-	if (class < NAT_PORT_CLASSES)
-		flow->l4_delta = delta_fold(class == NAT_ICMP ? ports : addresses + ports);
+	flow->l3_delta =
+		delta_fold(delta_address(key->src, flow->src) + delta_address(key->dst, flow->dst));
+	flow->l4_delta =
+		delta_fold(delta_word(key->sport, flow->sport) + delta_word(key->dport, flow->dport));
 }
 
 static __always_inline __u32 session_held(const struct hold *h)
@@ -358,7 +354,7 @@ static __always_inline void session_peer(const struct packet *p, const struct na
 	peer->dst = p->key.src;
 	peer->sport = p->key.dport;
 	peer->dport = p->key.sport;
-	session_deltas(key, p->class, peer);
+	session_deltas(key, peer);
 	peer->seen = p->now;
 	peer->rule = owner->rule;
 	peer->created = o->source.address;
@@ -374,7 +370,7 @@ static __always_inline void session_peer(const struct packet *p, const struct na
 static __always_inline void session_owner(const struct packet *p, struct nat_flow *owner,
 					  const struct opening *o)
 {
-	session_deltas(&p->key, p->class, owner);
+	session_deltas(&p->key, owner);
 	owner->hop = o->route.hop;
 	owner->mtu = o->route.mtu;
 	owner->hop_checked = p->now;

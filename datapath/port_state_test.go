@@ -46,25 +46,36 @@ func newPorts(t testing.TB, first, last int) *ports {
 	return p
 }
 
-// addAddress makes an outside address with all its ports free.
-func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatAddress) {
+// addAddress makes an outside address with all its ports free. The function that it
+// returns takes all back.
+func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatAddress) (reset func()) {
 	t.Helper()
 	count := max(3*uint32(a.PortCount), 1)
 	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: count, Flags: unix.BPF_F_INNER_MAP})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer inner.Close()
+	t.Cleanup(func() { inner.Close() })
 	free, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8328, MaxEntries: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer free.Close()
-	for class := range uint32(3) {
-		if err := free.Put(class, freePorts(int(a.PortFirst), int(a.PortCount))); err != nil {
+	t.Cleanup(func() { free.Close() })
+	indices := make([]uint32, count)
+	for i := range indices {
+		indices[i] = uint32(i)
+	}
+	reset = func() {
+		for class := range uint32(3) {
+			if err := free.Put(class, freePorts(int(a.PortFirst), int(a.PortCount))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := inner.BatchUpdate(indices, make([]abiNatSlot, count), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
+	reset()
 	if err := maps["slots"].Put(index, inner); err != nil {
 		t.Fatal(err)
 	}
@@ -77,6 +88,7 @@ func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatA
 	if err := maps["outside"].Put(&a.Addr, index); err != nil {
 		t.Fatal(err)
 	}
+	return reset
 }
 
 // freePorts is a bitmap with count bits from first on.

@@ -1,0 +1,703 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/pktbuild"
+)
+
+// gateway is a rig with one rule of every kind, and the sweep's programs; packets
+// enter at one hook.
+type gateway struct {
+	*rig
+	hook      hook
+	addresses []func() // reset each
+}
+
+// Outside addresses of the gateway's rules, by index.
+const (
+	ownAddress   = iota // the gateway's own: masquerade, port forwards
+	fullAddress         // pool of two: full cone
+	fullAddress2        //
+	knownAddress        // address-dependent filtering
+	apdmAddress         // address-and-port-dependent mapping
+	wholeAddress        // without ports
+	wholeAddress2
+	tinyAddress // a pool with four ports
+	addressCount
+)
+
+// rules of the gateway: each has the inside prefix 192.168.N.0/24 to itself.
+const (
+	masqueradeRule = iota + 1 // 192.168.1.0/24
+	fullRule                  // 2
+	knownRule                 // 3
+	apdmRule                  // 4
+	wholeRule                 // 5
+	mapRule                   // 6 <-> 198.18.6.0/24
+	statelessRule             // 7 <-> 198.18.7.0/24
+	tinyRule                  // 8
+	forwardRule               // tcp 203.0.113.1:8080 -> 192.168.1.2:80
+	rangeRule                 // udp 203.0.113.1:7000-7099 -> 192.168.1.2:9000-9099
+	balanceRule               // tcp 203.0.113.1:443 -> 192.168.2.1..3:4430
+	mapBackRule
+	statelessBackRule
+	keepRule // udp 203.0.113.1:6600-6009 -> 192.168.1.2, port kept
+	ruleCount
+)
+
+var outsideAddresses = [addressCount]string{"203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.18", "203.0.113.19", "203.0.113.20", "203.0.113.21", "203.0.113.22"}
+
+// newGateway makes the gateway. Its ports are 1024-9999.
+func newGateway(t testing.TB) *gateway {
+	t.Helper()
+	g := &gateway{rig: newRig(t), hook: hooks[1]}
+	g.do(t, func() error {
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: g.in.ifindex, Gw: insideHost.AsSlice(),
+			Dst: &net.IPNet{IP: net.IP{192, 168, 0, 0}, Mask: net.CIDRMask(16, 32)}})
+	})
+	g.put(t, "links", uint32(g.out.link), &abiNatLink{Ifindex: uint32(g.out.ifindex), Mtu: outsideMTU, Mac: [6]uint8(g.out.mac),
+		Flags: uint16(abiNatLinkFlagNAT_LINK_OUTSIDE | abiNatLinkFlagNAT_LINK_XDP), Realm: 1, Address: ownAddress + 1})
+
+	const (
+		independent = uint8(abiNatFilteringModeNAT_FILTER_ENDPOINT_INDEPENDENT)
+		known       = uint8(abiNatFilteringModeNAT_FILTER_ADDRESS)
+		session     = uint8(abiNatFilteringModeNAT_FILTER_ADDRESS_AND_PORT)
+		napt        = uint8(abiNatRuleKindNAT_RULE_NAPT)
+		each        = uint8(abiNatMappingModeNAT_ADDRESS_AND_PORT_DEPENDENT)
+	)
+	prefix := func(s string) abiNatAddr { return addr(netip.MustParseAddr(s)) }
+	all := func(n uint8) [3]uint8 { return [3]uint8{n, n, n} }
+	rules := [ruleCount]abiNatRule{
+		masqueradeRule:    {Kind: napt, Flags: uint8(abiNatRuleFlagNAT_RULE_MASQUERADE), Filtering: all(session)},
+		fullRule:          {Kind: napt, Filtering: all(independent), Realm: fullAddress + 1, PoolFirst: fullAddress, PoolCount: 2},
+		knownRule:         {Kind: napt, Filtering: all(known), Realm: knownAddress + 1, PoolFirst: knownAddress, PoolCount: 1},
+		apdmRule:          {Kind: napt, Mapping: all(each), Filtering: all(session), Realm: apdmAddress + 1, PoolFirst: apdmAddress, PoolCount: 1},
+		wholeRule:         {Kind: uint8(abiNatRuleKindNAT_RULE_ONE_TO_ONE), Filtering: all(independent), Realm: wholeAddress + 1, PoolFirst: wholeAddress, PoolCount: 2},
+		mapRule:           {Kind: uint8(abiNatRuleKindNAT_RULE_MAP), Prefix: 24, To: prefix("198.18.6.0")},
+		statelessRule:     {Kind: uint8(abiNatRuleKindNAT_RULE_STATELESS), Prefix: 24, To: prefix("198.18.7.0")},
+		tinyRule:          {Kind: napt, Filtering: all(session), Realm: tinyAddress + 1, PoolFirst: tinyAddress, PoolCount: 1},
+		forwardRule:       {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 8080, Targets: 0, TargetCount: 1},
+		rangeRule:         {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 7000, Targets: 1, TargetCount: 1},
+		balanceRule:       {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 443, Targets: 2, TargetCount: 3},
+		mapBackRule:       {Kind: uint8(abiNatRuleKindNAT_RULE_MAP), Prefix: 24, To: prefix("192.168.6.0")},
+		statelessBackRule: {Kind: uint8(abiNatRuleKindNAT_RULE_STATELESS), Prefix: 24, To: prefix("192.168.7.0")},
+		keepRule:          {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 6000, Targets: 5, TargetCount: 1, Flags: uint8(abiNatRuleFlagNAT_RULE_KEEP_PORT)},
+	}
+	for i := range rules {
+		rules[i].Id = uint32(i)
+	}
+	g.fill(t, "rules", &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 36, Flags: unix.BPF_F_INNER_MAP}, indexed(rules[:]))
+	g.fill(t, "targets", &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, Flags: unix.BPF_F_INNER_MAP}, indexed([]abiNatTarget{
+		{Addr: addr(insideHost), Port: be(80)},
+		{Addr: addr(insideHost), Port: be(9000)},
+		{Addr: prefix("192.168.2.1"), Port: be(4430)}, {Addr: prefix("192.168.2.2"), Port: be(4430)}, {Addr: prefix("192.168.2.3"), Port: be(4430)},
+		{Addr: addr(insideHost)},
+	}))
+	own := addr(gatewayOut)
+	g.fill(t, "exact", &ebpf.MapSpec{Type: ebpf.Hash, KeySize: 12, ValueSize: 4}, []entry{
+		{&abiNatExactKey{Addr: own, Port: be(8080), Protocol: unix.IPPROTO_TCP}, uint32(forwardRule)},
+		{&abiNatExactKey{Addr: own, Port: be(443), Protocol: unix.IPPROTO_TCP}, uint32(balanceRule)},
+	})
+	destinations := []entry{
+		{&abiNatDestinationKey{Prefixlen: 56, Kind: uint8(abiNatDestinationKindNAT_BY_PREFIX), Addr: prefix("198.18.6.0")}, uint32(mapBackRule)},
+		{&abiNatDestinationKey{Prefixlen: 56, Kind: uint8(abiNatDestinationKindNAT_BY_PREFIX), Addr: prefix("198.18.7.0")}, uint32(statelessBackRule)},
+	}
+	for _, r := range []struct {
+		first, last uint16
+		rule        uint32
+	}{{7000, 7099, rangeRule}, {6000, 6009, keepRule}} {
+		for port := r.first; port <= r.last; port++ {
+			destinations = append(destinations, entry{&abiNatDestinationKey{Prefixlen: 80, Kind: uint8(abiNatDestinationKindNAT_BY_RANGE),
+				Protocol: unix.IPPROTO_UDP, Addr: own, Port: be(port)}, r.rule})
+		}
+	}
+	g.fill(t, "destinations", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 16, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, destinations)
+	var origins []entry
+	for rule := masqueradeRule; rule <= tinyRule; rule++ {
+		origins = append(origins, entry{&abiNatOriginKey{Prefixlen: 56, Out: be(g.out.link + 1), Addr: prefix(fmt.Sprintf("192.168.%d.0", rule))}, uint32(rule)})
+	}
+	g.fill(t, "origins", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 12, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, origins)
+	g.fill(t, "exclude_src", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, []entry{
+		{&abiNatPrefixKey{Prefixlen: 16, Addr: prefix("192.168.0.0")}, uint32(1)},
+	})
+	g.fill(t, "exclude_dst", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, []entry{
+		{&abiNatPrefixKey{Prefixlen: 8, Addr: prefix("10.0.0.0")}, uint32(1)},
+		{&abiNatPrefixKey{Prefixlen: 32, Addr: prefix("198.51.100.22")}, uint32(2)},
+	})
+	g.fill(t, "excludes", &ebpf.MapSpec{Type: ebpf.Hash, KeySize: 12, ValueSize: 4}, []entry{
+		{&abiNatExcludeKey{Src: 1, Dst: 1}, uint32(1)},
+		{&abiNatExcludeKey{Src: 1, Dst: 2, Port: be(22), Protocol: unix.IPPROTO_TCP}, uint32(1)},
+	})
+	g.addAddresses(t)
+	g.reset(t)
+	return g
+}
+
+// addAddresses makes the outside addresses.
+func (g *gateway) addAddresses(t testing.TB) {
+	t.Helper()
+	for i, s := range outsideAddresses {
+		a := abiNatAddress{Addr: addr(netip.MustParseAddr(s)), PortFirst: 1024, PortCount: 8976, Realm: uint8(i + 1)}
+		switch i {
+		case ownAddress:
+			a.Flags = uint16(abiNatAddressFlagNAT_ADDRESS_OWNED | abiNatAddressFlagNAT_ADDRESS_MASQUERADE)
+			a.Link = g.out.link + 1
+		case wholeAddress, wholeAddress2:
+			a.PortFirst, a.PortCount = 0, 0
+		case tinyAddress:
+			a.PortFirst, a.PortCount = 4000, 4
+		}
+		g.addresses = append(g.addresses, addAddress(t, g.maps, uint32(i), a))
+	}
+}
+
+// configure writes the configuration: time-outs of a minute and all look-ups, but for
+// what change changes.
+func (g *gateway) configure(t testing.TB, change func(*abiNatConfig)) {
+	c := abiNatConfig{Lookups: 1<<14 - 1}
+	for i := range c.Timeouts {
+		c.Timeouts[i] = ticks(60)
+	}
+	change(&c)
+	g.put(t, "config", uint32(0), &c)
+}
+
+type entry struct{ key, value any }
+
+func indexed[T any](values []T) []entry {
+	var out []entry
+	for i := range values {
+		out = append(out, entry{uint32(i), &values[i]})
+	}
+	return out
+}
+
+// fill makes the inner map of a rule map, for the generation in use.
+func (g *gateway) fill(t testing.TB, name string, spec *ebpf.MapSpec, entries []entry) {
+	t.Helper()
+	spec.MaxEntries = uint32(len(entries))
+	inner, err := ebpf.NewMap(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	for _, e := range entries {
+		if err := inner.Put(e.key, e.value); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	g.put(t, name, uint32(0), inner)
+}
+
+func (g *gateway) put(t testing.TB, name string, key, value any) {
+	t.Helper()
+	if err := g.maps[name].Put(key, value); err != nil {
+		t.Fatalf("put %s: %v", name, err)
+	}
+}
+
+// What is counted beside a packet's end.
+var sideCounters = []abiNatReason{abiNatReasonNAT_CREATED, abiNatReasonNAT_EXPIRED, abiNatReasonNAT_MAPPED,
+	abiNatReasonNAT_UNMAPPED, abiNatReasonNAT_HAIRPINNED, abiNatReasonNAT_MSS_CLAMPED}
+
+const (
+	sent   = abiNatReasonNAT_TRANSLATED_OUT
+	back   = abiNatReasonNAT_TRANSLATED_IN
+	inside = abiNatSideNAT_INSIDE
+	outer  = abiNatSideNAT_OUTSIDE
+)
+
+// packet makes an IPv4 packet between endpoints: "udp", "tcp" with flags, "ping" or
+// "pong" with sport as identifier, or "gre" without ports.
+func packet(kind string, flags uint8, e endpoints) pktbuild.IPv4 {
+	ip := pktbuild.IPv4{Src: e.src, Dst: e.dst, TTL: 64}
+	switch kind {
+	case "udp":
+		ip.Payload = pktbuild.UDP{Src: e.sport, Dst: e.dport, Data: []byte("data")}
+	case "tcp":
+		ip.Payload = pktbuild.TCP{Src: e.sport, Dst: e.dport, Seq: 1, Flags: flags, Window: 1000}
+	case "ping":
+		ip.Payload = pktbuild.Echo(8, e.sport, 1, []byte("data"))
+	case "pong":
+		ip.Payload = pktbuild.Echo(0, e.sport, 1, []byte("data"))
+	default:
+		ip.Protocol, ip.Payload = 47, pktbuild.Bytes("0123456789")
+	}
+	return ip
+}
+
+// send lets a packet come in from that side and returns how it ended and, if it was
+// translated, the endpoints that it left with. Every byte that left is checked: it must
+// be the same packet with those endpoints, right checksums and a smaller TTL.
+func (g *gateway) send(t testing.TB, side abiNatSide, kind string, flags uint8, e endpoints) (abiNatReason, endpoints) {
+	t.Helper()
+	way := g.in
+	if side == outer {
+		way = g.out
+	}
+	frame := way.arriving(packet(kind, flags, e))
+	verdict, got, reason := g.enter(t, g.hook, side, way, frame.Bytes())
+	if reason == abiNatReasonNAT_PASS_TO_TC {
+		verdict, got, reason = g.enter(t, hooks[1], side, way, got)
+	}
+	if reason != sent && reason != back {
+		if verdict == xdpRedirect || verdict == tcRedirect {
+			t.Errorf("a packet that was not translated (%v) leaves", reason)
+		}
+		return reason, endpoints{}
+	}
+	out := endpoints{src: netip.AddrFrom4([4]byte(got[26:30])), dst: netip.AddrFrom4([4]byte(got[30:34]))}
+	switch kind {
+	case "udp", "tcp":
+		out.sport, out.dport = binary.BigEndian.Uint16(got[34:]), binary.BigEndian.Uint16(got[36:])
+	case "ping", "pong":
+		out.sport = binary.BigEndian.Uint16(got[38:])
+	}
+	leaves := g.out
+	if netip.MustParsePrefix("192.168.0.0/16").Contains(out.dst) {
+		leaves = g.in
+	}
+	want := leaves.leaving(packet(kind, flags, out))
+	want.IP.TTL--
+	copy(got, want.Bytes()[:12]) // MACs are not this test's; the kernel writes those of new neighbours
+	if !bytes.Equal(got, want.Bytes()) {
+		t.Errorf("%v -> %v: the frame is not as it should be:\n%s", e, out, differ(got, want.Bytes()))
+	}
+	return reason, out
+}
+
+// enter lets a frame in at a hook.
+func (g *gateway) enter(t testing.TB, h hook, side abiNatSide, way port, frame []byte) (uint32, []byte, abiNatReason) {
+	t.Helper()
+	verdict, got, err := g.run(t, h, side, way, frame, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reason := abiNatReason(255)
+	for r := range g.counted(t) {
+		if !slices.Contains(sideCounters, r) {
+			reason = r
+		}
+	}
+	return verdict, got, reason
+}
+
+// want sends a packet and checks its end and its endpoints.
+func (g *gateway) want(t testing.TB, side abiNatSide, kind string, flags uint8, in endpoints, reason abiNatReason, out endpoints) {
+	t.Helper()
+	gotReason, got := g.send(t, side, kind, flags, in)
+	if gotReason != reason || got != out {
+		t.Errorf("%s %v: %v %v, want %v %v", kind, in, gotReason, got, reason, out)
+	}
+}
+
+// refused sends a packet that must end with that reason.
+func (g *gateway) refused(t testing.TB, side abiNatSide, kind string, flags uint8, in endpoints, reason abiNatReason) {
+	t.Helper()
+	g.want(t, side, kind, flags, in, reason, endpoints{})
+}
+
+// ends builds endpoints from "address:port" twice.
+func ends(src, dst string) endpoints {
+	s, d := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
+	return endpoints{s.Addr(), d.Addr(), s.Port(), d.Port()}
+}
+
+// answer is the other way round.
+func (e endpoints) answer() endpoints { return endpoints{e.dst, e.src, e.dport, e.sport} }
+
+// entries counts what a map holds.
+func entries[K, V any](t testing.TB, m *ebpf.Map) map[any]V {
+	t.Helper()
+	out := map[any]V{}
+	var key K
+	var value V
+	iter := m.Iterate()
+	for iter.Next(&key, &value) {
+		out[key] = value
+	}
+	if err := iter.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// What a gateway does with packets, at both hooks; each test begins with none known.
+func TestSession(t *testing.T) {
+	g := newGateway(t)
+	for _, h := range hooks {
+		g.hook = h
+		for _, test := range []struct {
+			name string
+			run  func(*testing.T, *gateway)
+		}{
+			{"outbound", testOutbound},
+			{"forward", testForward},
+			{"hairpin", testHairpin},
+			{"refused", testRefused},
+			{"limits", testLimits},
+		} {
+			t.Run(h.name+"/"+test.name, func(t *testing.T) {
+				g.reset(t)
+				test.run(t, g)
+			})
+		}
+	}
+}
+
+// reset forgets all sessions and what they held.
+func (g *gateway) reset(t testing.TB) {
+	t.Helper()
+	g.configure(t, func(*abiNatConfig) {})
+	for _, name := range []string{"flows", "mappings", "sources", "contacts"} {
+		m := g.maps[name]
+		var keys [][]byte
+		key := make([]byte, m.KeySize())
+		value := make([]byte, m.ValueSize())
+		for iter := m.Iterate(); iter.Next(&key, &value); {
+			keys = append(keys, bytes.Clone(key))
+		}
+		for _, key := range keys {
+			if err := m.Delete(key); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, name := range []string{"session_queue", "mapping_queue"} {
+		value := make([]byte, g.maps[name].ValueSize())
+		for g.maps[name].LookupAndDelete(nil, &value) == nil {
+		}
+	}
+	for _, reset := range g.addresses {
+		reset()
+	}
+	g.put(t, "free_addresses", uint32(0), freePorts(wholeAddress, 2))
+}
+
+// Sessions that inside hosts open, their answers, and what others get.
+func testOutbound(t *testing.T, g *gateway) {
+	// Masquerade: the port is kept, and the same for every receiver.
+	g.want(t, inside, "udp", 0, ends("192.168.1.2:5000", "198.51.100.9:53"), sent, ends("203.0.113.1:5000", "198.51.100.9:53"))
+	g.want(t, inside, "udp", 0, ends("192.168.1.2:5000", "198.51.100.8:54"), sent, ends("203.0.113.1:5000", "198.51.100.8:54"))
+	g.want(t, outer, "udp", 0, ends("198.51.100.9:53", "203.0.113.1:5000"), back, ends("198.51.100.9:53", "192.168.1.2:5000"))
+	g.refused(t, outer, "udp", 0, ends("198.51.100.9:54", "203.0.113.1:5000"), abiNatReasonNAT_DROP_FILTERED)
+	g.refused(t, outer, "udp", 0, ends("198.51.100.9:53", "203.0.113.1:5001"), abiNatReasonNAT_PASS_LOCAL)
+	// Another host with the same port gets another; both are answered.
+	_, out := g.send(t, inside, "udp", 0, ends("192.168.1.3:5000", "198.51.100.9:53"))
+	if out.sport == 5000 || out.src != gatewayOut {
+		t.Errorf("the second host has %v", out)
+	}
+	g.want(t, outer, "udp", 0, out.answer(), back, ends("198.51.100.9:53", "192.168.1.3:5000"))
+	// UDP's ports are not TCP's, nor ICMP's identifiers.
+	g.want(t, inside, "tcp", pktbuild.SYN, ends("192.168.1.4:5000", "198.51.100.9:53"), sent, ends("203.0.113.1:5000", "198.51.100.9:53"))
+	g.want(t, inside, "ping", 0, ends("192.168.1.5:5000", "198.51.100.9:0"), sent, ends("203.0.113.1:5000", "198.51.100.9:0"))
+	g.want(t, outer, "pong", 0, ends("198.51.100.9:5000", "203.0.113.1:0"), back, ends("198.51.100.9:5000", "192.168.1.5:0"))
+	_, out = g.send(t, inside, "ping", 0, ends("192.168.1.6:5000", "198.51.100.9:0"))
+	if out.sport == 5000 {
+		t.Error("two hosts have one identifier")
+	}
+	pong := ends("198.51.100.9:0", "203.0.113.1:0")
+	pong.sport = out.sport
+	g.want(t, outer, "pong", 0, pong, back, ends("198.51.100.9:5000", "192.168.1.6:0"))
+
+	// A protocol without ports: by address, one host a receiver.
+	g.want(t, inside, "gre", 0, ends("192.168.1.2:0", "198.51.100.9:0"), sent, ends("203.0.113.1:0", "198.51.100.9:0"))
+	g.want(t, outer, "gre", 0, ends("198.51.100.9:0", "203.0.113.1:0"), back, ends("198.51.100.9:0", "192.168.1.2:0"))
+	g.refused(t, inside, "gre", 0, ends("192.168.1.3:0", "198.51.100.9:0"), abiNatReasonNAT_DROP_NO_PORT)
+	g.want(t, inside, "gre", 0, ends("192.168.1.3:0", "198.51.100.8:0"), sent, ends("203.0.113.1:0", "198.51.100.8:0"))
+
+	// Full cone: strangers come in, and keep their address. Paired: a host keeps its.
+	_, out = g.send(t, inside, "udp", 0, ends("192.168.2.9:700", "198.51.100.9:53"))
+	if out.sport < 1024 {
+		t.Errorf("port %d is not in the pool's range", out.sport)
+	}
+	stranger := endpoints{netip.MustParseAddr("198.51.100.77"), out.src, 7, out.sport}
+	g.want(t, outer, "udp", 0, stranger, back, ends("198.51.100.77:7", "192.168.2.9:700"))
+	g.want(t, inside, "udp", 0, ends("192.168.2.9:700", "198.51.100.77:7"), sent, stranger.answer())
+	first := out.src
+	for port := range 8 {
+		e := ends("192.168.2.9:2000", "198.51.100.9:53")
+		e.sport += uint16(port)
+		if _, out = g.send(t, inside, "udp", 0, e); out.src != first || out.sport != e.sport {
+			t.Errorf("the host of %v left as %v", first, out)
+		}
+	}
+	used := map[netip.Addr]bool{}
+	for host := range 16 {
+		_, out = g.send(t, inside, "udp", 0, ends(fmt.Sprintf("192.168.2.%d:1", 20+host), "198.51.100.9:53"))
+		used[out.src] = true
+	}
+	if len(used) != 2 {
+		t.Errorf("16 hosts share %v of two addresses", used)
+	}
+
+	// By address: any port of a receiver that was sent to.
+	g.want(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"), sent, ends("203.0.113.18:5000", "198.51.100.9:53"))
+	g.want(t, outer, "udp", 0, ends("198.51.100.9:99", "203.0.113.18:5000"), back, ends("198.51.100.9:99", "192.168.3.2:5000"))
+	g.refused(t, outer, "udp", 0, ends("198.51.100.8:53", "203.0.113.18:5000"), abiNatReasonNAT_DROP_FILTERED)
+	g.refused(t, outer, "udp", 0, ends("198.51.100.9:53", "203.0.113.18:5001"), abiNatReasonNAT_DROP_NO_MAPPING)
+
+	// Address-and-port-dependent: a port for each receiver.
+	g.want(t, inside, "udp", 0, ends("192.168.4.2:5000", "198.51.100.9:53"), sent, ends("203.0.113.19:5000", "198.51.100.9:53"))
+	_, out = g.send(t, inside, "udp", 0, ends("192.168.4.2:5000", "198.51.100.9:54"))
+	if out.sport == 5000 {
+		t.Error("two receivers see one port")
+	}
+	g.want(t, outer, "udp", 0, out.answer(), back, ends("198.51.100.9:54", "192.168.4.2:5000"))
+	g.refused(t, outer, "udp", 0, ends("198.51.100.9:99", "203.0.113.19:5000"), abiNatReasonNAT_DROP_FILTERED)
+
+	// A pool without ports: whole addresses, until there are no more.
+	_, out = g.send(t, inside, "tcp", pktbuild.SYN, ends("192.168.5.2:5000", "198.51.100.9:53"))
+	if out.sport != 5000 {
+		t.Errorf("the port became %d", out.sport)
+	}
+	whole := out.src
+	if _, out = g.send(t, inside, "gre", 0, ends("192.168.5.2:0", "198.51.100.9:0")); out.src != whole {
+		t.Errorf("the host of %v left as %v", whole, out.src)
+	}
+	g.want(t, outer, "udp", 0, endpoints{world, whole, 9, 12345}, back, ends("198.51.100.9:9", "192.168.5.2:12345"))
+	if _, out = g.send(t, inside, "gre", 0, ends("192.168.5.3:0", "198.51.100.9:0")); out.src == whole || !out.src.IsValid() {
+		t.Errorf("the second host has %v", out.src)
+	}
+	g.refused(t, inside, "gre", 0, ends("192.168.5.4:0", "198.51.100.9:0"), abiNatReasonNAT_DROP_NO_ADDRESS)
+
+	// Prefix to prefix, both ways, with sessions and without.
+	for rule, kind := range map[int]string{6: "udp", 7: "udp"} {
+		in, out := fmt.Sprintf("192.168.%d.77:53", rule), fmt.Sprintf("198.18.%d.77:53", rule)
+		before := len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"]))
+		g.want(t, inside, kind, 0, ends(in, "198.51.100.9:9"), sent, ends(out, "198.51.100.9:9"))
+		g.want(t, outer, kind, 0, ends("198.51.100.7:9", out), back, ends("198.51.100.7:9", in))
+		made := len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])) - before
+		if want := map[int]int{6: 4, 7: 0}[rule]; made != want {
+			t.Errorf("prefix rule %d made %d flows, want %d", rule, made, want)
+		}
+	}
+	// Without sessions everything is translated, whatever it is.
+	g.want(t, outer, "tcp", pktbuild.ACK, ends("198.51.100.7:9", "198.18.7.1:9"), back, ends("198.51.100.7:9", "192.168.7.1:9"))
+}
+
+// Port forwards: exact, ranges, several targets.
+func testForward(t *testing.T, g *gateway) {
+	g.want(t, outer, "tcp", pktbuild.SYN, ends("198.51.100.9:1234", "203.0.113.1:8080"), back, ends("198.51.100.9:1234", "192.168.1.2:80"))
+	g.want(t, inside, "tcp", pktbuild.SYN|pktbuild.ACK, ends("192.168.1.2:80", "198.51.100.9:1234"), sent, ends("203.0.113.1:8080", "198.51.100.9:1234"))
+	g.refused(t, outer, "udp", 0, ends("198.51.100.9:1234", "203.0.113.1:8080"), abiNatReasonNAT_PASS_LOCAL)
+	g.want(t, outer, "udp", 0, ends("198.51.100.9:1", "203.0.113.1:7042"), back, ends("198.51.100.9:1", "192.168.1.2:9042"))
+	g.want(t, outer, "udp", 0, ends("198.51.100.9:1", "203.0.113.1:6007"), back, ends("198.51.100.9:1", "192.168.1.2:6007"))
+	g.refused(t, outer, "udp", 0, ends("198.51.100.9:1", "203.0.113.1:7100"), abiNatReasonNAT_PASS_LOCAL)
+
+	targets := map[netip.Addr]int{}
+	for host := range 60 {
+		client := endpoints{netip.AddrFrom4([4]byte{198, 51, 100, byte(host + 1)}), gatewayOut, 1000, 443}
+		_, out := g.send(t, outer, "tcp", pktbuild.SYN, client)
+		if out.src != client.src || out.sport != 1000 || out.dport != 4430 {
+			t.Fatalf("%v became %v", client, out)
+		}
+		targets[out.dst]++
+		client.sport++
+		if _, again := g.send(t, outer, "tcp", pktbuild.SYN, client); again.dst != out.dst {
+			t.Errorf("client %v met %v, then %v", client.src, out.dst, again.dst)
+		}
+		if want := netip.AddrFrom4([4]byte{192, 168, 2, byte(1 + addressHash(client.src)%3)}); out.dst != want {
+			t.Errorf("client %v met %v, the table says %v", client.src, out.dst, want)
+		}
+	}
+	if len(targets) != 3 {
+		t.Errorf("60 clients met %v, want all three targets", targets)
+	}
+}
+
+// Inside hosts that address each other by outside endpoints: both sides see those.
+func testHairpin(t *testing.T, g *gateway) {
+	// By a port forward.
+	g.want(t, inside, "tcp", pktbuild.SYN, ends("192.168.1.3:5000", "203.0.113.1:8080"), sent, ends("203.0.113.1:5000", "192.168.1.2:80"))
+	g.want(t, inside, "tcp", pktbuild.SYN|pktbuild.ACK, ends("192.168.1.2:80", "203.0.113.1:5000"), sent, ends("203.0.113.1:8080", "192.168.1.3:5000"))
+	// By a mapping, filtered as anybody from outside would be.
+	_, out := g.send(t, inside, "udp", 0, ends("192.168.2.9:5000", "198.51.100.9:53"))
+	to := endpoints{netip.MustParseAddr("192.168.1.3"), out.src, 6600, 5000}
+	want := ends("203.0.113.1:6600", "192.168.2.9:5000")
+	g.want(t, inside, "udp", 0, to, sent, want)
+	g.want(t, inside, "udp", 0, want.answer(), sent, to.answer())
+	g.send(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"))
+	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.18:5000"), abiNatReasonNAT_DROP_FILTERED)
+	g.want(t, inside, "udp", 0, ends("192.168.3.2:5000", "203.0.113.1:6600"), abiNatReasonNAT_DROP_FILTERED, endpoints{})
+	// To the gateway itself: the stack's.
+	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.1:53"), abiNatReasonNAT_PASS_LOCAL)
+	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.18:53"), abiNatReasonNAT_DROP_NO_MAPPING)
+}
+
+// Packets that are not translated, and why; each leaves no trace behind.
+func testRefused(t *testing.T, g *gateway) {
+	for _, row := range []struct {
+		name   string
+		side   abiNatSide
+		kind   string
+		flags  uint8
+		e      endpoints
+		reason abiNatReason
+	}{
+		{"excluded prefix", inside, "udp", 0, ends("192.168.1.2:1", "10.1.2.3:1"), abiNatReasonNAT_PASS_EXCLUDED},
+		{"excluded port", inside, "tcp", pktbuild.SYN, ends("192.168.1.2:1", "198.51.100.22:22"), abiNatReasonNAT_PASS_EXCLUDED},
+		{"no rule for the source", inside, "udp", 0, ends("192.168.99.2:1", "198.51.100.9:1"), abiNatReasonNAT_PASS_NO_RULE},
+		{"transit", outer, "udp", 0, ends("198.51.100.9:1", "192.168.1.2:1"), abiNatReasonNAT_PASS_NO_RULE},
+		{"to the gateway", inside, "udp", 0, ends("192.168.1.2:1", "192.168.1.1:1"), abiNatReasonNAT_PASS_LOCAL},
+		{"multicast", inside, "udp", 0, ends("192.168.1.2:1", "224.0.0.251:5353"), abiNatReasonNAT_PASS_MULTICAST},
+		{"from loopback", inside, "udp", 0, ends("127.0.0.1:1", "198.51.100.9:1"), abiNatReasonNAT_PASS_NO_RULE},
+		{"from nowhere", inside, "udp", 0, ends("0.0.0.0:68", "198.51.100.9:67"), abiNatReasonNAT_PASS_NO_RULE},
+		{"land", inside, "tcp", pktbuild.SYN, ends("192.168.1.2:1", "192.168.1.2:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"a source that lives elsewhere", inside, "udp", 0, ends("192.168.1.1:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"FIN opens nothing", inside, "tcp", pktbuild.FIN | pktbuild.ACK, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"RST opens nothing", inside, "tcp", pktbuild.RST, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"SYN ACK opens nothing", inside, "tcp", pktbuild.SYN | pktbuild.ACK, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"ACK opens no forward", outer, "tcp", pktbuild.ACK, ends("198.51.100.9:1", "203.0.113.1:8080"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"an echo reply opens nothing", inside, "pong", 0, ends("192.168.1.2:1", "198.51.100.9:0"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"pool address that nobody has", outer, "tcp", pktbuild.SYN, ends("198.51.100.9:1", "203.0.113.16:1024"), abiNatReasonNAT_DROP_NO_MAPPING},
+		{"pool address below its range", outer, "tcp", pktbuild.SYN, ends("198.51.100.9:1", "203.0.113.16:80"), abiNatReasonNAT_DROP_NO_MAPPING},
+		{"whole address that nobody has", outer, "gre", 0, ends("198.51.100.9:0", "203.0.113.20:0"), abiNatReasonNAT_DROP_NO_MAPPING},
+		{"the gateway's own ping", outer, "pong", 0, ends("198.51.100.9:5", "203.0.113.1:0"), abiNatReasonNAT_PASS_LOCAL},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			g.refused(t, row.side, row.kind, row.flags, row.e, row.reason)
+		})
+	}
+	for name, n := range map[string]int{
+		"flows":    len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])),
+		"mappings": len(entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"])),
+		"sources":  len(entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"])),
+	} {
+		if n != 0 {
+			t.Errorf("%d %s are left", n, name)
+		}
+	}
+}
+
+// Limits refuse what is new and leave alone what is there.
+func testLimits(t *testing.T, g *gateway) {
+	g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 3 })
+	e := ends("192.168.1.2:5000", "198.51.100.9:53")
+	for range 3 {
+		e.dport++
+		g.send(t, inside, "udp", 0, e)
+	}
+	e.dport++
+	g.refused(t, inside, "udp", 0, e, abiNatReasonNAT_DROP_SOURCE_LIMIT)
+	e.dport--
+	g.want(t, inside, "udp", 0, e, sent, endpoints{gatewayOut, world, 5000, e.dport})
+	g.want(t, inside, "udp", 0, ends("192.168.1.3:1234", "198.51.100.9:53"), sent, ends("203.0.113.1:1234", "198.51.100.9:53"))
+	g.configure(t, func(c *abiNatConfig) {})
+
+	// Four ports: one is left for nobody.
+	e = ends("192.168.8.2:4000", "198.51.100.9:53")
+	seen := map[uint16]bool{}
+	for range 4 {
+		_, out := g.send(t, inside, "udp", 0, e)
+		seen[out.sport] = true
+		e.sport += 2
+	}
+	g.refused(t, inside, "udp", 0, e, abiNatReasonNAT_DROP_NO_PORT)
+	if len(seen) != 4 || seen[0] {
+		t.Errorf("four hosts have the ports %v", seen)
+	}
+	e.sport = 4000
+	g.want(t, inside, "udp", 0, e, sent, endpoints{netip.MustParseAddr("203.0.113.22"), world, 4000, 53})
+}
+
+// A session that cannot be made gives back everything it had taken.
+func TestSessionFull(t *testing.T) {
+	g := newGateway(t)
+	for _, row := range []struct {
+		full   string
+		reason abiNatReason
+	}{
+		{"flows", abiNatReasonNAT_DROP_SESSIONS_FULL},
+		{"mappings", abiNatReasonNAT_DROP_MAPPINGS_FULL},
+		{"contacts", abiNatReasonNAT_DROP_MAPPINGS_FULL},
+		{"sources", abiNatReasonNAT_DROP_SOURCES_FULL},
+	} {
+		t.Run(row.full, func(t *testing.T) {
+			g.reset(t)
+			g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 1000 })
+			key := make([]byte, g.maps[row.full].KeySize())
+			value := make([]byte, g.maps[row.full].ValueSize())
+			for n := range g.maps[row.full].MaxEntries() {
+				key[len(key)-1] = 0xff
+				binary.LittleEndian.PutUint32(key, n)
+				if err := g.maps[row.full].Put(key, value); err != nil {
+					t.Fatal(err)
+				}
+			}
+			free := g.freePorts(t, knownAddress, abiNatClassNAT_UDP)
+			g.refused(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"), row.reason)
+			for n := range uint32(2) {
+				binary.LittleEndian.PutUint32(key, n)
+				if err := g.maps[row.full].Delete(key); err != nil {
+					t.Fatal(err)
+				}
+			}
+			refs := g.held(t)
+			if refs.sources+refs.contacts+refs.mappings != 0 {
+				t.Errorf("still held: %+v", refs)
+			}
+			// What is left is a mapping that rests with its port, if it came to that.
+			if now := g.freePorts(t, knownAddress, abiNatClassNAT_UDP); now < free-1 {
+				t.Errorf("%d ports are free, %d were", now, free)
+			}
+			g.want(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"), sent, ends("203.0.113.18:5000", "198.51.100.9:53"))
+		})
+	}
+}
+
+// references counts what sessions hold. Elements that a test put in have none.
+type references struct{ mappings, sources, contacts int }
+
+func (g *gateway) held(t testing.TB) references {
+	t.Helper()
+	var r references
+	for _, m := range entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"]) {
+		r.mappings += int(m.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
+	}
+	for _, s := range entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"]) {
+		r.sources += int(s.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
+	}
+	for _, c := range entries[abiNatContactKey, abiNatContact](t, g.maps["contacts"]) {
+		r.contacts += int(c.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
+	}
+	return r
+}
+
+func (g *gateway) freePorts(t testing.TB, address uint32, class abiNatClass) int {
+	t.Helper()
+	var inner *ebpf.Map
+	if err := g.maps["free_ports"].Lookup(address, &inner); err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	var p abiNatPorts
+	if err := inner.Lookup(uint32(class), &p); err != nil {
+		t.Fatal(err)
+	}
+	return int(p.Free)
+}
+
+// addressHash is addr_hash of bpf/base.h.
+func addressHash(a netip.Addr) uint32 {
+	b := a.As4()
+	h := binary.BigEndian.Uint32(b[:])
+	h ^= h >> 16
+	h *= 0x85ebca6b
+	h ^= h >> 13
+	h *= 0xc2b2ae35
+	return h ^ h>>16
+}
