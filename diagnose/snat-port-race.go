@@ -26,7 +26,6 @@ var snatPortRace = Cause{
 		"From %.0f a second on it is critical.", manyFailures, raceMany),
 	Lookalike: "Single failures. Ports that are used up are snat-ports-exhausted; chains that are too long have a counter of their own; DNS queries that race for one tuple are dns-race.",
 	Cure:      "Ports chosen at random from the beginning (--random-fully), which makes the same choice rare; more outside addresses.",
-	NoLab:     "two processors must choose within the same microsecond; what was tried on two processors gave too few failures to count on",
 	judge:     judgePortRace,
 }
 

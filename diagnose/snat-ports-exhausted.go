@@ -249,9 +249,10 @@ func widerRange(c snapshot.Chain, use snapshot.SNATUse) string {
 	return "nft " + quote(fmt.Sprintf("insert rule %s %s %s %s daddr %s %s dport %s %s%s", c.Family, c.Table, c.Name, ip, dest, use.Protocol, port, to, target))
 }
 
-// listChain shows a chain with its rules.
+// listChain shows a chain with its rules. What iptables-nft keeps nft shows as well,
+// and iptables-nft refuses to show chains that only look like its own.
 func listChain(c snapshot.Chain) string {
-	if tool := iptables(c); tool != "" {
+	if tool := iptables(c); strings.HasSuffix(tool, "-legacy") {
 		return tool + " -t " + quote(c.Table) + " -S " + quote(c.Name)
 	}
 	return "nft -a list chain " + quote(c.Family) + " " + quote(c.Table) + " " + quote(c.Name)

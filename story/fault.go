@@ -45,7 +45,7 @@ func Faults() []Fault {
 		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
 		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
-		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault,
+		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault, portRaceFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
 		needlessFault, policiesFault,
 	} {

@@ -19,7 +19,8 @@ import (
 var onlyTraced = map[string]bool{"martian-drop": true}
 
 // onlyByRules are the causes that can't be told without the rules.
-var onlyByRules = map[string]bool{"needless-hooks": true, "stale-udp-dnat": true, "stale-snat": true, "rule-chain-long": true, "iptables-two-backends": true}
+var onlyByRules = map[string]bool{"needless-hooks": true, "stale-udp-dnat": true, "stale-snat": true, "rule-chain-long": true, "iptables-two-backends": true,
+	"snat-port-race": true}
 
 // Every cause has a scenario: the doctor is silent about what only looks like
 // it, names the fault first, and is silent after the finding's own commands were

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/diagnose"
+	"natkit/lab"
+)
+
+var portRaceFault = Fault{
+	Code:    "snat-port-race",
+	Healthy: "two clients on two processors open connections to one server at the same time, from different source ports",
+	Broken:  "they open them from the same source ports, which masquerading would keep",
+	Cured:   "masquerading chooses ports at random from the beginning",
+	Note:    "the clients are two threads, each on a processor of its own, that wait for each other before each SYN; the rule that the finding shows is replaced by hand",
+
+	topology: "routed", clients: 2,
+	healthy: func(_ context.Context, s *scene) error {
+		if runtime.NumCPU() < 2 {
+			return errors.New("this machine has one processor: two flows can't choose a port at the same time")
+		}
+		s.traffic = append(s.traffic, s.pairs(20000))
+		return nil
+	},
+	broken: func(_ context.Context, s *scene) error {
+		s.traffic = append(s.traffic[:0], s.pairs(0))
+		return nil
+	},
+	cure: func(ctx context.Context, s *scene, f diagnose.Finding) error {
+		if err := s.follow(ctx, f, "list chain"); err != nil {
+			return err
+		}
+		return s.run(ctx, s.watched, "nft flush chain ip nat POSTROUTING",
+			fmt.Sprintf("nft add rule ip nat POSTROUTING ip saddr %s oifname eth0 masquerade fully-random", s.lab.Options().Addresses.Client.Masked()))
+	},
+}
+
+// pairs sends SYNs to one port of the server from two clients at the same time, three
+// thousand pairs a second in bursts. apart is by how much their source ports differ.
+func (s *scene) pairs(apart int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		const burst = 60
+		to := netip.AddrPortFrom(s.lab.ServerNode().Addr, 81)
+		var sent [2]atomic.Int64 // how many each is ready to have sent
+		var failed [2]error
+		var wg sync.WaitGroup
+		for k, role := range []string{lab.RoleClient, lab.RoleClient + "2"} {
+			wg.Go(func() {
+				// Never unlocked: the thread with its processor ends with the goroutine.
+				runtime.LockOSThread()
+				node, fd := s.lab.Node(role), -1
+				if failed[k] = node.Do(func() (err error) {
+					fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+					return err
+				}); failed[k] != nil {
+					return
+				}
+				defer unix.Close(fd)
+				failed[k] = pin(k)
+				tick := time.NewTicker(20 * time.Millisecond)
+				defer tick.Stop()
+				for n := 0; ctx.Err() == nil && failed[k] == nil; n++ {
+					seg := segment{from: netip.AddrPortFrom(node.Addr, uint16(2000+(n+k*apart)%40000)), to: to, flags: tcpSYN}
+					packet := seg.packet()
+					if n%burst == 0 {
+						<-tick.C
+					}
+					sent[k].Store(int64(n))
+					for spin := 0; sent[1-k].Load() < int64(n) && spin < 2_000_000; spin++ { // the other may have ended
+					}
+					_ = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+				}
+			})
+		}
+		wg.Wait()
+		return errors.Join(failed[:]...)
+	}
+}
+
+// pin keeps the calling thread on the nth of the processors that it may use.
+func pin(n int) error {
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("ask for processors: %w", err)
+	}
+	for cpu := range 8 * len(allowed) * 8 {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		if n == 0 {
+			one.Set(cpu)
+			return unix.SchedSetaffinity(0, &one)
+		}
+		n--
+	}
+	return errors.New("only one processor may be used here")
+}
