@@ -13,6 +13,8 @@ type Facts struct {
 	// Addresses are those that the engine has had an index for. An index is for life:
 	// mappings hold it.
 	Addresses []OutsideAddress
+	// Local are the gateway's own addresses, of all its interfaces.
+	Local []netip.Addr
 	// LocalPorts are what the gateway's own connections take their ports from:
 	// net.ipv4.ip_local_port_range, both included.
 	LocalPorts [2]uint16
@@ -38,7 +40,7 @@ type OutsideAddress struct {
 	Index      int
 	Addr       netip.Addr
 	Ports      [2]uint16 // that may be given, both included; {0, 0}: none
-	Reserved   []uint16  // of these, what rules or sockets of the gateway have
+	Reserved   []uint16  `json:",omitempty"` // of these, what port forwards and the gateway's own connections have
 	Owned      bool      // the gateway's own
 	Masquerade bool      // follows the address of Link
 	OneToOne   bool      // given whole, to one inside host

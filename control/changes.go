@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/journal"
+	"natkit/internal/netns"
+	"natkit/snapshot"
+)
+
+// Change is something that an instance changes in its namespace besides its own maps
+// and rules. It is in the journal before it is made, and undone by Down.
+type Change struct {
+	Kind string `json:"kind"` // setting, neighbour
+
+	Setting string `json:"setting,omitempty"` // "net.ipv4.ip_forward"
+	Old     string `json:"old,omitempty"`
+	New     string `json:"new,omitempty"`
+
+	Interface string     `json:"interface,omitempty"`
+	Address   netip.Addr `json:"address,omitzero"`
+
+	Reason string `json:"reason"`
+}
+
+const (
+	changeSetting   = "setting"
+	changeNeighbour = "neighbour"
+)
+
+func (c Change) String() string {
+	if c.Kind == changeNeighbour {
+		return fmt.Sprintf("answer ARP for %s on %s: %s", c.Address, c.Interface, c.Reason)
+	}
+	return fmt.Sprintf("%s: %q -> %q: %s", c.Setting, c.Old, c.New, c.Reason)
+}
+
+// settingChange is the change of a setting to a value, nil if it has it. The calling
+// thread is in the namespace.
+func settingChange(name, value, reason string) (*Change, error) {
+	old, err := readSetting(name)
+	if err != nil {
+		return nil, err
+	}
+	if old == value {
+		return nil, nil
+	}
+	return &Change{Kind: changeSetting, Setting: name, Old: old, New: value, Reason: reason}, nil
+}
+
+func readSetting(name string) (string, error) {
+	data, err := os.ReadFile(settingFile(name))
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", name, err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+// do makes changes, each written down first. On error those that were made stay in the
+// journal, for undo.
+func do(ns *netns.Handle, j *journal.Journal, changes []Change) error {
+	for _, c := range changes {
+		if err := j.Append(c); err != nil {
+			return fmt.Errorf("write journal: %w", err)
+		}
+		if err := ns.Do(c.make); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c Change) make() error {
+	switch c.Kind {
+	case changeSetting:
+		return writeSetting(c.Setting, c.New)
+	case changeNeighbour:
+		n, err := c.neighbour()
+		if err != nil {
+			return err
+		}
+		if err := netlink.NeighSet(n); err != nil {
+			return fmt.Errorf("answer for %s on %s: %w", c.Address, c.Interface, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("change of unknown kind %q", c.Kind)
+}
+
+// undo puts everything in the journal back, the last change first. What somebody else
+// has changed since is left, and told.
+func undo(ns *netns.Handle, j *journal.Journal) (kept []string, err error) {
+	var changes []Change
+	err = j.Read(func(line json.RawMessage) error {
+		var c Change
+		if err := json.Unmarshal(line, &c); err != nil {
+			return err
+		}
+		changes = append(changes, c)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", j.Path(), err)
+	}
+	var errs []error
+	for i := len(changes) - 1; i >= 0; i-- {
+		err := ns.Do(func() error {
+			why, err := changes[i].unmake()
+			if why != "" {
+				kept = append(kept, why)
+			}
+			return err
+		})
+		errs = append(errs, err)
+	}
+	return kept, errors.Join(errs...)
+}
+
+func (c Change) unmake() (kept string, err error) {
+	switch c.Kind {
+	case changeSetting:
+		value, err := readSetting(c.Setting)
+		switch {
+		case err != nil:
+			return "", err
+		case value == c.Old: // never made
+			return "", nil
+		case value != c.New:
+			return fmt.Sprintf("%s is %q, which is not natkit's: it stays", c.Setting, value), nil
+		}
+		return "", writeSetting(c.Setting, c.Old)
+	case changeNeighbour:
+		n, err := c.neighbour()
+		if err != nil {
+			return "", nil // the interface is gone, and its neighbours with it
+		}
+		if err := netlink.NeighDel(n); err != nil && !errors.Is(err, unix.ENOENT) {
+			return "", fmt.Errorf("stop answering for %s on %s: %w", c.Address, c.Interface, err)
+		}
+		return "", nil
+	}
+	return "", fmt.Errorf("change of unknown kind %q", c.Kind)
+}
+
+func (c Change) neighbour() (*netlink.Neigh, error) {
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("interface %q: %w", c.Interface, err)
+	}
+	return &netlink.Neigh{LinkIndex: l.Attrs().Index, Flags: netlink.NTF_PROXY, IP: net.IP(c.Address.AsSlice())}, nil
+}
+
+func writeSetting(name, value string) error {
+	if err := os.WriteFile(settingFile(name), []byte(value), 0); err != nil {
+		return fmt.Errorf("set %s to %q: %w", name, value, err)
+	}
+	return nil
+}
+
+func settingFile(name string) string { return "/proc/sys/" + snapshot.SysctlPath(name) }

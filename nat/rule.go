@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What a rule is: an action, and what holds for every kind of rule.
+
+package nat
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Rule is one rule: what it does, and under which conditions and modes.
+type Rule struct {
+	Action Action
+	// In and Out bind the rule to the interface that packets come in or leave by; "" is
+	// any. For a Map they are meant as inside hosts see it: Out is the interface that its
+	// outside addresses are reached by.
+	In, Out   string
+	Mapping   PerClass[MappingMode]
+	Filtering PerClass[FilteringMode]
+	MSS       MSSMode
+	// Silent is `arp: none`: nobody answers for the rule's outside addresses on a
+	// connected network. A pool has its own.
+	Silent   bool
+	Position Position
+}
+
+// Action is one of Masquerade, SNAT, DNAT, Map and Exclude.
+type Action interface {
+	// kind is the rule's first key in a rule file.
+	kind() string
+	// match is that key's value: what the rule is for.
+	match() string
+}
+
+// Masquerade translates sources to the address of the interface that packets leave
+// by, with ports. Without Out it holds for every outside interface.
+type Masquerade struct {
+	Source netip.Prefix
+	Ports  PortRange // to be given; zero: what is left beside the gateway's own
+}
+
+// SNAT translates sources to a pool or to one address.
+type SNAT struct {
+	Source  netip.Prefix
+	Pool    string     // a name, or
+	Address netip.Addr // an address
+	Ports   PortRange  // with Address: to be given; zero as in Pool
+}
+
+// DNAT sends what is for an address, or for ports of it, to an inside host, or to one
+// of several that the client's address chooses.
+type DNAT struct {
+	Protocol Protocol
+	Address  netip.Addr
+	Ports    PortRange // zero: the whole address
+	Targets  []Target
+}
+
+// Target is where a DNAT rule sends to. With Ports zero the port stays; otherwise there
+// are as many as the rule matches, and the first becomes the first.
+type Target struct {
+	Address netip.Addr
+	Ports   PortRange
+}
+
+// Map is static NAT, both ways: an inside prefix is seen outside as another of equal
+// length. Stateless: by rewriting alone, no session is kept.
+type Map struct {
+	Inside, Outside netip.Prefix
+	Stateless       bool
+}
+
+// Exclude keeps packets from being translated by any rule.
+type Exclude struct {
+	Protocol            Protocol
+	Source, Destination netip.Prefix
+	Ports               PortRange // of the destination; zero: all
+}
+
+// Everywhere is the prefix of all addresses, `any` in a rule file.
+var Everywhere = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+
+func (Masquerade) kind() string { return "masquerade" }
+func (SNAT) kind() string       { return "snat" }
+func (DNAT) kind() string       { return "dnat" }
+func (Map) kind() string        { return "map" }
+func (Exclude) kind() string    { return "exclude" }
+
+var ruleKinds = []string{"masquerade", "snat", "dnat", "map", "exclude"}
+
+func (a Masquerade) match() string { return prefixText(a.Source) }
+func (a SNAT) match() string       { return prefixText(a.Source) }
+func (a DNAT) match() string       { return protocolText(a.Protocol) + endpointText(a.Address, a.Ports) }
+func (a Map) match() string        { return prefixText(a.Inside) + " <-> " + prefixText(a.Outside) }
+
+func (a Exclude) match() string {
+	text := protocolText(a.Protocol) + prefixText(a.Source) + " -> " + prefixText(a.Destination)
+	if !a.Ports.IsZero() {
+		text += ":" + a.Ports.String()
+	}
+	return text
+}
+
+func (t Target) String() string { return endpointText(t.Address, t.Ports) }
+
+func prefixText(p netip.Prefix) string {
+	switch p.Bits() {
+	case 0:
+		return "any"
+	case 32:
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+func protocolText(p Protocol) string {
+	if p == AnyProtocol {
+		return ""
+	}
+	return p.String() + " "
+}
+
+func endpointText(a netip.Addr, ports PortRange) string {
+	if ports.IsZero() {
+		return a.String()
+	}
+	return a.String() + ":" + ports.String()
+}
+
+// Kind is the rule's kind as the rule file calls it.
+func (r *Rule) Kind() string { return r.Action.kind() }
+
+// Match is what the rule is for, the value of its first key.
+func (r *Rule) Match() string { return r.Action.match() }
+
+// Key tells what the rule claims: its kind, match and interfaces. No two rules of a
+// file have the same, and a rule that keeps its key from one file to the next is the
+// same rule, perhaps changed.
+func (r *Rule) Key() string {
+	return r.Kind() + " " + r.Match() + " in " + r.In + " out " + r.Out
+}
+
+// String is the rule in one line, as the rule file has it between braces. Rules with
+// the same text are the same rule.
+func (r *Rule) String() string {
+	var b strings.Builder
+	for i, field := range r.fields() {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(field[0] + ": " + field[1])
+	}
+	return b.String()
+}
+
+// fields are the rule's keys and values, in the order in which they are written.
+func (r *Rule) fields() [][2]string {
+	fields := [][2]string{{r.Kind(), r.Match()}}
+	add := func(key, value string) {
+		if value != "" {
+			fields = append(fields, [2]string{key, value})
+		}
+	}
+	switch a := r.Action.(type) {
+	case Masquerade:
+		add("ports", a.Ports.String())
+	case SNAT:
+		if a.Pool != "" {
+			add("to", a.Pool)
+		} else {
+			add("to", a.Address.String())
+		}
+		add("ports", a.Ports.String())
+	case DNAT:
+		add("to", targetsText(a.Targets))
+	case Map:
+		if a.Stateless {
+			add("stateless", "true")
+		}
+	}
+	add("in", quoteName(r.In))
+	add("out", quoteName(r.Out))
+	add("mapping", perClassText(r.Mapping))
+	add("filtering", perClassText(r.Filtering))
+	add("mss", r.MSS.String())
+	if r.Silent {
+		add("arp", "none")
+	}
+	return fields
+}
+
+func targetsText(targets []Target) string {
+	if len(targets) == 1 {
+		return targets[0].String()
+	}
+	texts := make([]string, len(targets))
+	for i, t := range targets {
+		texts[i] = t.String()
+	}
+	return "[" + strings.Join(texts, ", ") + "]"
+}
+
+// perClassText writes one value if it is the same for all, the classes that are set
+// otherwise, nothing if none is.
+func perClassText[T interface {
+	comparable
+	String() string
+}](modes PerClass[T]) string {
+	if modes[0] == modes[1] && modes[1] == modes[2] {
+		return modes[0].String()
+	}
+	var parts []string
+	for class, mode := range modes {
+		if text := mode.String(); text != "" {
+			parts = append(parts, Class(class).String()+": "+text)
+		}
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}
+
+// OutsideAddresses are those of the rule itself, for which somebody has to answer on a
+// connected network. A pool's are not among them.
+func (r *Rule) OutsideAddresses() []AddressRange {
+	switch a := r.Action.(type) {
+	case SNAT:
+		if a.Pool == "" {
+			return []AddressRange{{a.Address, a.Address}}
+		}
+	case DNAT:
+		return []AddressRange{{a.Address, a.Address}}
+	case Map:
+		return []AddressRange{RangeOf(a.Outside)}
+	}
+	return nil
+}
+
+// IsInside and IsOutside tell on which side an interface is; neither, if the file does
+// not name it.
+func (f *File) IsInside(link string) bool { return slices.Contains(f.Inside, link) }
+
+// IsOutside is described at IsInside.
+func (f *File) IsOutside(link string) bool { return slices.Contains(f.Outside, link) }
