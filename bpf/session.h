@@ -329,8 +329,8 @@ static __always_inline void session_deltas(const struct nat_flow_key *key, struc
 {
 	flow->l3_delta =
 		delta_fold(delta_address(key->src, flow->src) + delta_address(key->dst, flow->dst));
-	flow->l4_delta =
-		delta_fold(delta_word(key->sport, flow->sport) + delta_word(key->dport, flow->dport));
+	flow->l4_delta = delta_fold(delta_word(key->sport, flow->sport) +
+				    delta_word(key->dport, flow->dport));
 }
 
 static __always_inline __u32 session_held(const struct hold *h)
@@ -387,16 +387,28 @@ static __always_inline void session_owner(const struct packet *p, struct nat_flo
 		owner->state |= NAT_FLOW_PEER_OUTSIDE;
 }
 
-/* Another CPU has made this session, a moment ago: its flow is as good. If the flow is
- * not there (yet), or dying, the sender's next packet will know more. */
-static __always_inline int session_adopt(const struct nat_flow_key *key, struct nat_flow *out)
+/*
+ * A flow with a key of this session is there already. E_EXIST: another CPU has made the
+ * session, a moment ago, and *out is its flow. If that is not there yet, or dying, the
+ * sender's next packet will know more. NAT_DROP_NO_PORT: the answers' key is another
+ * session's.
+ */
+static __always_inline int session_adopt(const struct packet *p, struct nat_flow *out,
+					 struct opening *o)
 {
-	struct nat_flow *flow = bpf_map_lookup_elem(&flows, key);
+	struct nat_flow *flow = bpf_map_lookup_elem(&flows, &p->key);
 
-	if (!flow || state_read(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
-		return NAT_DROP_RACE;
-	*out = *flow;
-	return E_EXIST;
+	if (flow) {
+		if (state_read(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
+			return NAT_DROP_RACE;
+		*out = *flow;
+		return E_EXIST;
+	}
+	flow = bpf_map_lookup_elem(&flows, &o->other);
+	if (flow && (!addr_equal(flow->src, o->peer.src) || !addr_equal(flow->dst, o->peer.dst) ||
+		     flow->sport != o->peer.sport || flow->dport != o->peer.dport))
+		return NAT_DROP_NO_PORT;
+	return NAT_DROP_RACE;
 }
 
 /*
@@ -416,15 +428,13 @@ static __always_inline int session_adopt(const struct nat_flow_key *key, struct 
 SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, struct opening *o)
 {
 	struct nat_flow_key key = p->key;
-	int error, reason;
+	int error;
 
 	session_owner(p, out, o);
 	session_peer(p, out, o);
 	error = bpf_map_update_elem(&flows, &o->other, &o->peer, BPF_NOEXIST);
-	if (error == E_EXIST) {
-		reason = session_adopt(&key, out);
-		return reason == E_EXIST ? reason : NAT_DROP_NO_PORT;
-	}
+	if (error == E_EXIST)
+		return session_adopt(p, out, o);
 	if (error)
 		return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
 	error = bpf_map_update_elem(&flows, &key, out, BPF_NOEXIST);
@@ -436,7 +446,7 @@ SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, stru
 		return GO_ON;
 	bpf_map_delete_elem(&flows, &o->other);
 	if (error == E_EXIST)
-		return session_adopt(&key, out);
+		return session_adopt(p, out, o);
 	return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
 }
 

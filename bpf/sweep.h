@@ -14,22 +14,22 @@
 #include "state.h"
 
 enum sweep_limit {
-	SWEEP_SLICE_NS = 25000,	      /* work at a time, as long as sessions are left to look at */
-	SWEEP_BUSY_NS = 1000000,      /* until the next slice then */
-	SWEEP_IDLE_NS = 10000000,     /* and otherwise */
-	SWEEP_ROUND_TICKS = 953,      /* a second: no session is looked at more often */
-	SWEEP_LOOK_AT_CLOCK = 8,      /* sessions between two looks at the clock */
-	SWEEP_SESSIONS = 1024,	      /* at most in a slice */
-	SWEEP_QUEUED = 64,	      /* ports, and fragments, at most in a slice */
+	SWEEP_SLICE_NS = 25000,   /* work at a time, as long as sessions are left to look at */
+	SWEEP_BUSY_NS = 1000000,  /* until the next slice then */
+	SWEEP_IDLE_NS = 10000000, /* and otherwise */
+	SWEEP_ROUND_TICKS = 953,  /* a second: no session is looked at more often */
+	SWEEP_LOOK_AT_CLOCK = 8,  /* sessions between two looks at the clock */
+	SWEEP_SESSIONS = 1024,    /* at most in a slice */
+	SWEEP_QUEUED = 64,        /* ports, and fragments, at most in a slice */
 };
 
 /* The timer, and where it is on its round. */
 struct sweep {
 	struct bpf_timer timer;
 	struct nat_flow_key first; /* of the round; protocol 0: the next one will be */
-	__u32 began;		   /* ticks: the round */
-	__u32 resumes;		   /* ticks: not before, the last round was short */
-	__u32 paused;		   /* the round is over, wait for resumes */
+	__u32 began;               /* ticks: the round */
+	__u32 resumes;             /* ticks: not before, the last round was short */
+	__u32 paused;              /* the round is over, wait for resumes */
 	__u32 zero;
 };
 
