@@ -130,7 +130,7 @@ type Conntrack struct {
 	// Stats are the table's counters, by their names in conntrack -S (chaintoolong
 	// and clash_resolve are chainlength and clashres in /proc/net/stat/nf_conntrack)
 	// -> increase, summed over CPUs.
-	Stats map[string]uint64 `json:"stats,omitempty"`
+	Stats map[string]uint64 `json:"stats,omitzero"`
 	Table *Table            `json:"table,omitempty"` // nil without a dump
 }
 
@@ -140,13 +140,13 @@ type Table struct {
 	DumpSeconds  float64           `json:"dump_s"`
 	Interrupted  bool              `json:"interrupted,omitempty"` // the table changed while it was read: entries may be missing or counted twice
 	Malformed    uint64            `json:"malformed,omitempty"`   // entries that could not be read, not in Entries
-	ByProtocol   map[string]uint64 `json:"by_protocol,omitempty"`
-	ByState      map[string]uint64 `json:"by_state,omitempty"`  // TCP states
-	ByStatus     map[string]uint64 `json:"by_status,omitempty"` // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
-	Sources      []Talker          `json:"sources,omitempty"`   // most entries first, at most TopN
-	Destinations []Talker          `json:"destinations,omitempty"`
-	DestPorts    []PortUse         `json:"dest_ports,omitempty"`
-	SNATPorts    []SNATUse         `json:"snat_ports,omitempty"` // fullest first, at most TopN
+	ByProtocol   map[string]uint64 `json:"by_protocol,omitzero"`
+	ByState      map[string]uint64 `json:"by_state,omitzero"`  // TCP states
+	ByStatus     map[string]uint64 `json:"by_status,omitzero"` // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
+	Sources      []Talker          `json:"sources,omitzero"`   // most entries first, at most TopN
+	Destinations []Talker          `json:"destinations,omitzero"`
+	DestPorts    []PortUse         `json:"dest_ports,omitzero"`
+	SNATPorts    []SNATUse         `json:"snat_ports,omitzero"` // fullest first, at most TopN
 
 	// OneWay is TCP entries taken up in the middle of a connection of which only one
 	// direction was ever seen.
@@ -154,9 +154,9 @@ type Table struct {
 	// Idle is ESTABLISHED TCP entries without a packet for IdleSeconds, as far as
 	// the time that they have left tells.
 	Idle       uint64            `json:"idle,omitempty"`
-	Outsides   []OutsideUse      `json:"outsides,omitempty"`   // most entries first, at most TopN
-	Unanswered []UnansweredUse   `json:"unanswered,omitempty"` // the same
-	ByHelper   map[string]uint64 `json:"by_helper,omitempty"`
+	Outsides   []OutsideUse      `json:"outsides,omitzero"`   // most entries first, at most TopN
+	Unanswered []UnansweredUse   `json:"unanswered,omitzero"` // the same
+	ByHelper   map[string]uint64 `json:"by_helper,omitzero"`
 }
 
 // IdleSeconds is longer than the default keepalive needs to show that both ends
@@ -238,8 +238,8 @@ type Drop struct {
 	Interface string   `json:"interface,omitempty"`
 	Cause     NATCause `json:"cause,omitempty"`
 	Benign    bool     `json:"benign,omitempty"`  // ends of sockets and the like, no lost traffic
-	Samples   []string `json:"samples,omitempty"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
-	Stacks    []Stack  `json:"stacks,omitempty"`
+	Samples   []string `json:"samples,omitzero"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
+	Stacks    []Stack  `json:"stacks,omitzero"`
 }
 
 // Stack is a kernel stack and how often it was seen; innermost function first.
@@ -299,17 +299,17 @@ type Chain struct {
 	// where that is not counted (nftables counts only if the chain was made so).
 	PolicyPackets *uint64 `json:"policy_packets,omitempty"`
 	// DropRules are its rules that drop or reject, busiest first, at most TopN.
-	DropRules []DropRule `json:"drop_rules,omitempty"`
+	DropRules []DropRule `json:"drop_rules,omitzero"`
 	// NATRules is how many rules translate, by kind: masquerade, snat, dnat, redirect.
-	NATRules map[string]int `json:"nat_rules,omitempty"`
+	NATRules map[string]int `json:"nat_rules,omitzero"`
 	// SNATRanges are the port ranges that its source translations allow; an empty
 	// one means no range was given.
-	SNATRanges []PortRange `json:"snat_ranges,omitempty"`
+	SNATRanges []PortRange `json:"snat_ranges,omitzero"`
 	// SNATTo are the addresses that its rules give to sources, DNATTo the addresses
 	// and ports that they give to destinations, at most MaxTargets of each. Unknown
 	// says that there are others, from a map or the packet.
-	SNATTo      []AddrRange `json:"snat_to,omitempty"`
-	DNATTo      []Target    `json:"dnat_to,omitempty"`
+	SNATTo      []AddrRange `json:"snat_to,omitzero"`
+	DNATTo      []Target    `json:"dnat_to,omitzero"`
 	SNATUnknown bool        `json:"snat_unknown,omitempty"`
 	DNATUnknown bool        `json:"dnat_unknown,omitempty"`
 }
@@ -379,7 +379,7 @@ type Interface struct {
 	Master    string         `json:"master,omitempty"`
 	MTU       int            `json:"mtu"`
 	Up        bool           `json:"up"`
-	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	Addresses []netip.Prefix `json:"addresses,omitzero"`
 	RxDropped uint64         `json:"rx_dropped"` // increases over the window
 	TxDropped uint64         `json:"tx_dropped"`
 	RxErrors  uint64         `json:"rx_errors"`
@@ -421,7 +421,7 @@ type NIC struct {
 	Threaded    bool   `json:"threaded,omitempty"`   // polled by threads of their own, not in softirq
 	// Lost are the driver's own counters of packets that never reached the stack ->
 	// increase; only those that increased.
-	Lost map[string]uint64 `json:"lost,omitempty"`
+	Lost map[string]uint64 `json:"lost,omitzero"`
 }
 
 // Neighbours is the table of one family's neighbours (ARP or neighbour
@@ -491,7 +491,7 @@ type KernelLog struct {
 	OtherTableFull  uint64   `json:"other_table_full"`       // "table full" lines in the window that name another namespace, or none
 	NoMemory        uint64   `json:"no_memory,omitempty"`    // lines in the window about kernel memory that could not be had
 	HelperDrops     uint64   `json:"helper_drops,omitempty"` // "nf_ct_sip: dropping packet" and the like in the window
-	Lines           []string `json:"lines,omitempty"`        // the last few, as evidence
+	Lines           []string `json:"lines,omitzero"`        // the last few, as evidence
 }
 
 // EventSocket is a netlink socket that gets the events of connection tracking.
