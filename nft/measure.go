@@ -73,11 +73,14 @@ func (g Gateway) Behind(hosts []netip.Addr, outside netip.Addr) Ruleset {
 // BehindMap is Behind with a map instead of rules: one look-up for all hosts.
 func (g Gateway) BehindMap(hosts []netip.Addr, outside netip.Addr) Ruleset {
 	r := g.Compile()
-	m := Map{Name: "hosts", Elements: make([]MapElement, len(hosts))}
-	for i, h := range hosts {
-		m.Elements[i] = MapElement{Key: h, Value: outside}
+	m := Set{
+		Name: "hosts", Key: []nftables.SetDatatype{nftables.TypeIPAddr}, Data: []nftables.SetDatatype{nftables.TypeIPAddr},
+		Elements: make([]Element, len(hosts)),
 	}
-	r[0].Maps = []Map{m}
+	for i, h := range hosts {
+		m.Elements[i] = Element{Key: h.AsSlice(), Value: outside.AsSlice()}
+	}
+	r[0].Sets = []Set{m}
 	chain := &r[0].Chains[0]
 	chain.Rules = append([]Rule{rule(out(g.Outside), snatByMap(m.Name))}, chain.Rules...)
 	return r

@@ -12,10 +12,10 @@ package nft
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -29,19 +29,41 @@ type Ruleset []Table
 // Table is one IPv4 table.
 type Table struct {
 	Name       string
-	Maps       []Map
+	Sets       []Set
+	Timeouts   []Timeout
 	Flowtables []Flowtable
 	Chains     []Chain
 }
 
-// Map is a named map from addresses to addresses.
-type Map struct {
+// Set is a named set, or with Data a map. Several types of Key are a concatenation, as
+// are several of Data; each part takes a multiple of four bytes.
+type Set struct {
 	Name     string
-	Elements []MapElement
+	Key      []nftables.SetDatatype
+	Data     []nftables.SetDatatype
+	Interval bool   // keys are ranges; they must not overlap
+	Dynamic  bool   // rules add elements
+	Counter  bool   // each element counts
+	Size     uint32 // of a dynamic set
+	Elements []Element
 }
 
-// MapElement is one entry of a Map.
-type MapElement struct{ Key, Value netip.Addr }
+// Element is one of a Set: a key, or with End the range from Key to End, both
+// included; and in a map what it leads to, a value or a verdict.
+type Element struct {
+	Key, End []byte
+	Value    []byte
+	Verdict  *expr.Verdict
+	Rule     int // of the rule file that the element was compiled from, by index
+}
+
+// Timeout is a named policy of time-outs, in seconds by conntrack's number of the
+// state, for connections of one protocol.
+type Timeout struct {
+	Name     string
+	Protocol uint8
+	Policy   expr.CtStatePolicyTimeout
+}
 
 // Flowtable is where the kernel keeps the flows that go past its hooks.
 type Flowtable struct {
@@ -49,8 +71,7 @@ type Flowtable struct {
 	Devices []string
 }
 
-// Chain is a chain and its rules. Without Base it is reached by a jump alone, and
-// stands before the chains that jump to it.
+// Chain is a chain and its rules. Without Base it is reached by a jump alone.
 type Chain struct {
 	Name  string
 	Base  *Base
@@ -91,17 +112,27 @@ func (r Ruleset) Apply(h *netns.Handle) error {
 					Hooknum: nftables.FlowtableHookIngress, Priority: nftables.FlowtablePriorityFilter,
 				})
 			}
-			for _, m := range t.Maps {
-				if err := addMap(c, table, m); err != nil {
-					return fmt.Errorf("compile map %s: %w", m.Name, err)
-				}
+			for _, o := range t.Timeouts {
+				c.AddObj(&nftables.NamedObj{
+					Table: table, Name: o.Name, Type: nftables.ObjTypeCtTimeout,
+					Obj: &expr.CtTimeout{L3Proto: unix.NFPROTO_IPV4, L4Proto: o.Protocol, Policy: o.Policy},
+				})
 			}
+			// Elements name chains, rules name chains and sets.
 			for _, ch := range t.Chains {
 				chain := &nftables.Chain{Table: table, Name: ch.Name}
 				if b := ch.Base; b != nil {
 					chain.Type, chain.Hooknum, chain.Priority, chain.Policy = b.Type, b.Hook, b.Priority, &b.Policy
 				}
 				c.AddChain(chain)
+			}
+			for _, s := range t.Sets {
+				if err := addSet(c, table, s); err != nil {
+					return fmt.Errorf("compile set %s: %w", s.Name, err)
+				}
+			}
+			for _, ch := range t.Chains {
+				chain := &nftables.Chain{Table: table, Name: ch.Name}
 				for _, rule := range ch.Rules {
 					c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
 				}
@@ -141,27 +172,67 @@ func (r Ruleset) Remove(h *netns.Handle) error {
 // 200 000 rules.
 const maxTransaction = 128 << 20
 
-// mapElementsPerMessage keeps a message's list of elements, some 50 bytes each,
-// below the 64 KiB that a netlink attribute can have.
-const mapElementsPerMessage = 1000
+// elementsPerMessage keeps a message's list of elements, some 100 bytes each, below
+// the 64 KiB that a netlink attribute can have.
+const elementsPerMessage = 400
 
-func addMap(c *nftables.Conn, table *nftables.Table, m Map) error {
+func addSet(c *nftables.Conn, table *nftables.Table, s Set) error {
 	set := &nftables.Set{
-		Table: table, Name: m.Name, IsMap: true, KeyType: nftables.TypeIPAddr, DataType: nftables.TypeIPAddr,
+		Table: table, Name: s.Name, IsMap: s.Data != nil, Interval: s.Interval,
+		Dynamic: s.Dynamic, Counter: s.Counter, Size: s.Size,
+		KeyType: concatenation(s.Key), DataType: concatenation(s.Data),
+		Concatenation: len(s.Key) > 1,
+	}
+	if s.Key[0].Name == nftables.TypeIFName.Name {
+		set.KeyByteOrder = binaryutil.NativeEndian // names are shown the right way round
 	}
 	if err := c.AddSet(set, nil); err != nil {
 		return err
 	}
-	for part := range slices.Chunk(m.Elements, mapElementsPerMessage) {
-		elements := make([]nftables.SetElement, len(part))
-		for i, e := range part {
-			elements[i] = nftables.SetElement{Key: e.Key.AsSlice(), Val: e.Value.AsSlice()}
+	for part := range slices.Chunk(s.Elements, elementsPerMessage) {
+		elements := make([]nftables.SetElement, 0, 2*len(part))
+		for _, e := range part {
+			element := nftables.SetElement{Key: e.Key, Val: e.Value, VerdictData: e.Verdict}
+			switch {
+			case !s.Interval:
+				elements = append(elements, element)
+			case set.Concatenation: // which has ends in the element
+				element.KeyEnd = e.End
+				elements = append(elements, element)
+			default: // an end is an element of its own, the first key behind
+				elements = append(elements, element)
+				if end, ok := following(e.End); ok {
+					elements = append(elements, nftables.SetElement{Key: end, IntervalEnd: true})
+				}
+			}
 		}
 		if err := c.SetAddElements(set, elements); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func concatenation(types []nftables.SetDatatype) nftables.SetDatatype {
+	switch len(types) {
+	case 0:
+		return nftables.SetDatatype{}
+	case 1:
+		return types[0]
+	}
+	return nftables.MustConcatSetType(types...)
+}
+
+// following is the number after key; none follows the largest.
+func following(key []byte) ([]byte, bool) {
+	next := slices.Clone(key)
+	for i := len(next) - 1; i >= 0; i-- {
+		next[i]++
+		if next[i] != 0 {
+			return next, true
+		}
+	}
+	return nil, false
 }
 
 // The base chains that NAT and its firewall use, at the priorities iptables gives them.

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+
+	"natkit/nat"
+)
+
+// rulesTable is the one table that a rule file is compiled to.
+const rulesTable = "natkit"
+
+// Facts are what a kernel must be asked before a rule file is compiled for it.
+type Facts struct {
+	TimeoutPolicies bool // it has policies of time-outs for single connections
+}
+
+// Warning is something that a rule file asks for and the kernel's NAT does otherwise.
+type Warning struct {
+	Position nat.Position // of the rule; zero: the whole file
+	Text     string
+}
+
+func (w Warning) String() string {
+	if w.Position.Line == 0 {
+		return w.Text
+	}
+	return fmt.Sprintf("line %d: %s", w.Position.Line, w.Text)
+}
+
+// CompileRules gives the table that does what the rule file says, as near as the
+// kernel's NAT comes to it; the warnings are what it does otherwise. Which rule a
+// packet meets is the same as everywhere (see nat.Explain).
+//
+//	prerouting    excluded? > time-outs, limit > destination rule > nobody's address? drop
+//	output        excluded? > destination rule, for the gateway's own connections
+//	postrouting   excluded? > source rule: hairpin, or out by an outside interface
+//	forward       clamp the MSS, if the file wants it
+//	raw           addresses of stateless maps, before connection tracking
+//
+// Chains of type nat see the first packet of a connection only. They look up what it
+// is in maps, one for each kind of rule and of binding to interfaces, from the most
+// special to the least, so their length does not depend on the number of rules.
+func CompileRules(f *nat.File, facts Facts) (Ruleset, []Warning, error) {
+	c := compiler{file: f, table: Table{Name: rulesTable}, chains: map[string]bool{}}
+	if len(f.Inside) == 0 || len(f.Outside) == 0 {
+		return nil, nil, fmt.Errorf("compile %q: it names no inside or no outside interface", f.Name)
+	}
+	c.set(Set{Name: setInside, Key: datatypes([]part{partIn}), Elements: linkElements(f.Inside)})
+	c.set(Set{Name: setOutside, Key: datatypes([]part{partIn}), Elements: linkElements(f.Outside)})
+	c.set(Set{Name: setLinks, Key: datatypes([]part{partIn}), Elements: linkElements(slices.Concat(f.Inside, f.Outside))})
+
+	excluded := c.exclusions()
+	excludedOut := excluded // what is sent to an inside host by a rule is not what was excluded
+	if excluded != nil {
+		excludedOut = []Rule{slices.Concat(destNotTranslated(), excluded[0])}
+	}
+	destinations, err := c.destinations()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := c.sources(len(destinations.Rules) > 0); err != nil {
+		return nil, nil, err
+	}
+	first := c.timeouts(facts)
+	first = append(first, c.limits()...)
+	c.modes()
+
+	prerouting := Chain{Name: "prerouting", Base: preroutingNAT(), Rules: slices.Concat(excluded, first)}
+	if len(destinations.Rules) > 0 {
+		prerouting.Rules = append(prerouting.Rules, rule(inSet(setLinks, partIn), jumpTo(destinations.Name)))
+		c.base(Chain{Name: "output", Base: outputNAT(), Rules: append(slices.Clone(excluded), rule(jumpTo(destinations.Name)))})
+	}
+	prerouting.Rules = append(prerouting.Rules, c.nobody()...)
+	c.base(prerouting)
+	c.base(c.postrouting(excludedOut, len(destinations.Rules) > 0))
+	c.stateless()
+	c.clamp()
+	c.table.Chains = append(c.table.Chains, c.bases...)
+	return Ruleset{c.table}, c.warnings, nil
+}
+
+// The sets of interfaces, by side and all.
+const (
+	setInside  = "inside"
+	setOutside = "outside"
+	setLinks   = "links"
+)
+
+// compiler collects the table. Base chains stand behind the others, for readers.
+type compiler struct {
+	file     *nat.File
+	table    Table
+	chains   map[string]bool // by name, those that are in the table
+	bases    []Chain
+	warnings []Warning
+	anywhere Chain // source rules for whatever way out
+	bound    bool  // some source rule is bound to one of several ways out
+}
+
+func (c *compiler) set(s Set) { c.table.Sets = append(c.table.Sets, s) }
+
+func (c *compiler) base(ch Chain) {
+	if len(ch.Rules) > 0 {
+		c.bases = append(c.bases, ch)
+	}
+}
+
+// chain adds a chain once and gives its name.
+func (c *compiler) chain(name string, rules ...Rule) string {
+	if !c.chains[name] {
+		c.chains[name] = true
+		c.table.Chains = append(c.table.Chains, Chain{Name: name, Rules: rules})
+	}
+	return name
+}
+
+func (c *compiler) warn(at nat.Position, format string, args ...any) {
+	c.warnings = append(c.warnings, Warning{at, fmt.Sprintf(format, args...)})
+}
+
+func linkElements(names []string) []Element {
+	elements := make([]Element, len(names))
+	for i, n := range names {
+		elements[i] = Element{Key: keyLink(n), Rule: noRule}
+	}
+	return elements
+}
+
+// noRule marks elements that no rule of the file is counted by.
+const noRule = -1
+
+// setExclude has what is excluded, by the parts partsExclude.
+const setExclude = "exclude"
+
+var partsExclude = []part{partProtocol, partSource, partDest, partDestPort}
+
+// exclusions accept a packet before any rule translates it.
+func (c *compiler) exclusions() []Rule {
+	var boxes []box
+	for i, r := range c.file.Rules {
+		if a, ok := r.Action.(nat.Exclude); ok {
+			boxes = append(boxes, exclusionBox(i, a))
+		}
+	}
+	if boxes == nil {
+		return nil
+	}
+	s := Set{Name: setExclude, Key: datatypes(partsExclude), Interval: true, Counter: true}
+	for _, b := range disjoint(boxes) {
+		s.Elements = append(s.Elements, Element{Key: cornerKey(b.low), End: cornerKey(b.high), Rule: b.rule})
+	}
+	c.set(s)
+	return []Rule{rule(inSet(s.Name, partsExclude...), verdictWord(expr.VerdictAccept))}
+}
+
+func cornerKey(corner [boxSides]uint32) []byte {
+	return key([]byte{byte(corner[boxProtocol])}, binaryutil.BigEndian.PutUint32(corner[boxSource]),
+		binaryutil.BigEndian.PutUint32(corner[boxDest]), keyPort(uint16(corner[boxPort])))
+}
+
+func verdictWord(kind expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: kind}} }
+
+func jumpTo(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
+}
+
+// step is one question of a chain: the rules of a kind, found by a key. What they lead
+// to is an address, an address with a port, or a chain; each has a map of its own, and
+// a key is in one of them only.
+type step struct {
+	name     string
+	kind     expr.NATType
+	parts    []part
+	interval bool
+
+	addresses, endpoints, verdicts []Element
+}
+
+// add leads to a value of four bytes, of eight, or to a chain.
+func (s *step) add(e Element) {
+	switch {
+	case e.Verdict != nil:
+		s.verdicts = append(s.verdicts, e)
+	case len(e.Value) == 4:
+		s.addresses = append(s.addresses, e)
+	default:
+		s.endpoints = append(s.endpoints, e)
+	}
+}
+
+// emit puts the step's maps into the table and its rules behind those of the chain.
+func (c *compiler) emit(ch *Chain, s *step) {
+	add := func(suffix string, elements []Element, data []nftables.SetDatatype) string {
+		set := Set{
+			Name: s.name + suffix, Key: datatypes(s.parts), Data: data,
+			Interval: s.interval, Counter: true, Elements: elements,
+		}
+		c.set(set)
+		return set.Name
+	}
+	if len(s.addresses) > 0 {
+		name := add("", s.addresses, []nftables.SetDatatype{nftables.TypeIPAddr})
+		ch.Rules = append(ch.Rules, rule(mapped(name, s.parts...), translate(s.kind, false)))
+	}
+	if len(s.endpoints) > 0 {
+		name := add("_port", s.endpoints, []nftables.SetDatatype{nftables.TypeIPAddr, nftables.TypeInetService})
+		ch.Rules = append(ch.Rules, rule(mapped(name, s.parts...), translate(s.kind, true)))
+	}
+	if len(s.verdicts) > 0 {
+		name := add("_to", s.verdicts, []nftables.SetDatatype{nftables.TypeVerdict})
+		ch.Rules = append(ch.Rules, rule(verdictMapped(name, s.parts...)))
+	}
+}
+
+// nobody drops what is sent to an outside address for which no rule has a use: routed
+// on, it would come back again and again. Addresses of the gateway are its own.
+func (c *compiler) nobody() []Rule {
+	var spans []span
+	add := func(ranges []nat.AddressRange) {
+		for _, r := range ranges {
+			spans = append(spans, span{first: number(r.First), last: number(r.Last)})
+		}
+	}
+	for _, p := range c.file.Pools {
+		add(p.Addresses)
+	}
+	for i := range c.file.Rules {
+		if !isStateless(&c.file.Rules[i]) {
+			add(c.file.Rules[i].OutsideAddresses())
+		}
+	}
+	if spans == nil {
+		return nil
+	}
+	set := c.addresses("outside_addresses", partDest, spans)
+	return []Rule{rule(inSet(setLinks, partIn), inSet(set, partDest), destIsNotLocal(), drop())}
+}
+
+// clamp is for the whole table: a chain at forward sees no rule of the file.
+func (c *compiler) clamp() {
+	clamps, keeps := c.file.Defaults.MSS == nat.MSSClamp, false
+	for i := range c.file.Rules {
+		r := &c.file.Rules[i]
+		clamps = clamps || c.file.ClampsMSS(r)
+		keeps = keeps || r.MSS == nat.MSSKeep
+	}
+	if !clamps {
+		return
+	}
+	if keeps {
+		c.warn(nat.Position{}, "mss: keep of single rules is not kept: the kernel clamps what is forwarded by the outside interfaces, whatever rule translated it")
+	}
+	c.base(Chain{
+		Name: "forward",
+		Base: &Base{nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle, nftables.ChainPolicyAccept},
+		Rules: []Rule{
+			rule(inSet(setOutside, partOut), clampMSS()),
+			rule(inSet(setOutside, partIn), clampMSS()),
+		},
+	})
+}
+
+// timeouts are policies that connections get with their first packet.
+func (c *compiler) timeouts(facts Facts) []Rule {
+	if !facts.TimeoutPolicies {
+		c.warn(nat.Position{}, "time-outs are those of the kernel's settings nf_conntrack_*_timeout: this kernel has no policies for single connections (CONFIG_NF_CONNTRACK_TIMEOUT)")
+		return nil
+	}
+	seconds := func(t nat.Timeout) uint32 { return uint32(c.file.Defaults.Timeouts[t].Seconds()) }
+	opening, established := seconds(nat.TimeoutTCPOpening), seconds(nat.TimeoutTCPEstablished)
+	closing := seconds(nat.TimeoutTCPClosing)
+	udp := expr.CtStatePolicyTimeout{expr.CtStateUDPUNREPLIED: seconds(nat.TimeoutUDP), expr.CtStateUDPREPLIED: seconds(nat.TimeoutUDP)}
+	policies := []Timeout{
+		{"tcp", uint8(nat.TCP), expr.CtStatePolicyTimeout{
+			expr.CtStateTCPSYNSENT: opening, expr.CtStateTCPSYNRECV: opening, expr.CtStateTCPSYNSENT2: opening,
+			expr.CtStateTCPESTABLISHED: established, expr.CtStateTCPRETRANS: established, expr.CtStateTCPUNACK: established,
+			expr.CtStateTCPFINWAIT: closing, expr.CtStateTCPCLOSEWAIT: closing, expr.CtStateTCPLASTACK: closing,
+			expr.CtStateTCPTIMEWAIT: closing, expr.CtStateTCPCLOSE: seconds(nat.TimeoutTCPReset),
+		}},
+		{"udp", uint8(nat.UDP), udp},
+	}
+	var rules []Rule
+	for _, p := range policies {
+		c.table.Timeouts = append(c.table.Timeouts, p)
+		rules = append(rules, rule(inSet(setLinks, partIn), protocol(p.Protocol), setTimeout(p.Name)))
+	}
+	if t := c.file.Defaults.Timeouts; t[nat.TimeoutICMP] != nat.DefaultTimeouts()[nat.TimeoutICMP] || t[nat.TimeoutOther] != nat.DefaultTimeouts()[nat.TimeoutOther] {
+		c.warn(nat.Position{}, "time-outs icmp and other are those of the kernel's settings nf_conntrack_icmp_timeout and nf_conntrack_generic_timeout")
+	}
+	return rules
+}
+
+// limits: of all that a file can limit, the kernel counts the connections of a source.
+func (c *compiler) limits() []Rule {
+	l := c.file.Limits
+	if l.Sessions != nat.DefaultLimits().Sessions || l.Mappings != 0 {
+		c.warn(nat.Position{}, "limits sessions and mappings are not kept: the kernel's limit is nf_conntrack_max (see natkit tune)")
+	}
+	if l.SessionsPerSource == 0 {
+		return nil
+	}
+	c.set(Set{Name: "connections", Key: datatypes([]part{partSource}), Dynamic: true, Size: uint32(l.Sources)})
+	return []Rule{rule(inSet(setInside, partIn), overLimit("connections", l.SessionsPerSource))}
+}
+
+// modes says which modes the kernel does not have.
+func (c *compiler) modes() {
+	var independent, open bool
+	for i := range c.file.Rules {
+		r := &c.file.Rules[i]
+		switch r.Action.(type) {
+		case nat.Masquerade, nat.SNAT:
+		default:
+			continue
+		}
+		for class := range nat.Class(nat.PortClasses) {
+			independent = independent || c.file.MappingMode(r, class) == nat.EndpointIndependent
+			open = open || c.file.FilteringMode(r, class) != nat.FilterAddressAndPort
+		}
+	}
+	if independent {
+		c.warn(nat.Position{}, "mapping endpoint-independent is not kept: the kernel maps an endpoint anew for each remote endpoint, to the same port where that is free")
+	}
+	if open {
+		c.warn(nat.Position{}, "filtering endpoint-independent and address-dependent are not kept: the kernel lets in answers only")
+	}
+	if c.file.Defaults.PortParity {
+		c.warn(nat.Position{}, "port parity is not kept: the kernel chooses ports without it")
+	}
+}
+
+func isStateless(r *nat.Rule) bool {
+	m, ok := r.Action.(nat.Map)
+	return ok && m.Stateless
+}
+
+func singleHost(p netip.Prefix) bool { return p.Bits() == 32 }
