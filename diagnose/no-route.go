@@ -110,19 +110,19 @@ func judgeNoRoute(f facts) *verdict {
 		}
 	}
 	if !deliberate {
-		example := ""
+		example, six := "", ""
 		for _, t := range samples(rows) {
 			if t.dest.Addr().IsMulticast() {
 				continue
 			}
-			example = t.dest.Addr().String()
+			example, six = t.dest.Addr().String(), sixFlag(t.dest.Addr())
 			if rows[0].Interface != "" {
 				v.Remedy = append(v.Remedy, "# what the routing tables say about one of them:",
 					f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(t.dest.Addr()), t.dest.Addr(), t.source.Addr(), quote(rows[0].Interface))))
 			}
 			break
 		}
-		v.Remedy = append(v.Remedy, "# the routes there are, a default route among them or not:", f.run("ip route show"))
+		v.Remedy = append(v.Remedy, "# the routes there are, a default route among them or not:", f.run("ip"+six+" route show"))
 		if example != "" {
 			v.Remedy = append(v.Remedy, "# add what is missing, by the router that leads there: ip route add "+example+" via ROUTER; or for all that is unknown: ip route add default via ROUTER")
 		} else {

@@ -29,6 +29,9 @@ func DoctorAll(all []*snapshot.Snapshot, findings [][]diagnose.Finding, idle int
 	return out
 }
 
+// maxQuiet is how many namespaces are named in which nothing was found.
+const maxQuiet = 20
+
 // DoctorAllText writes the namespaces in which something was found, the worst
 // first, then in a line those in which nothing was.
 func DoctorAllText(w io.Writer, all []*snapshot.Snapshot, findings [][]diagnose.Finding, idle int, skipped []string, color bool) error {
@@ -62,12 +65,16 @@ func DoctorAllText(w io.Writer, all []*snapshot.Snapshot, findings [][]diagnose.
 			p.finding(f)
 		}
 	}
+	names := strings.Join(quiet[:min(len(quiet), maxQuiet)], ", ")
+	if n := len(quiet) - maxQuiet; n > 0 {
+		names += fmt.Sprintf(" and %d more", n)
+	}
 	p.b.WriteByte('\n')
 	switch {
 	case len(quiet) > 0 && len(quiet) == len(all):
-		p.text("", "  ", "Nothing wrong was found in any of them: "+strings.Join(quiet, ", ")+".")
+		p.text("", "  ", "Nothing wrong was found in any of them: "+names+".")
 	case len(quiet) > 0:
-		p.text("", "  ", fmt.Sprintf("Nothing wrong was found in %d more: %s.", len(quiet), strings.Join(quiet, ", ")))
+		p.text("", "  ", fmt.Sprintf("Nothing wrong was found in %d more: %s.", len(quiet), names))
 	}
 	if idle > 0 {
 		p.text("", "  ", fmt.Sprintf("Left out: %s with no interface but loopback.", plural(idle, "namespace")))
