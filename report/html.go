@@ -91,6 +91,21 @@ type htmlTable struct {
 	Rows []htmlRow
 }
 
+// Size is how many rows it has, in words.
+func (t htmlTable) Size() string { return plural(len(t.Rows), "row") }
+
+// Heads are the heads, above numbers as these are.
+func (t htmlTable) Heads() (out []htmlCell) {
+	for i, h := range t.Head {
+		class := ""
+		if len(t.Rows) > 0 && strings.HasPrefix(t.Rows[0].Cells[i].Class, "num") {
+			class = "num"
+		}
+		out = append(out, htmlCell{h, class})
+	}
+	return out
+}
+
 type htmlRow struct {
 	Theirs bool
 	Cells  []htmlCell
@@ -221,7 +236,11 @@ func (out *htmlSection) cards(sheets []sheet, who string) {
 		card := htmlCard{Title: s.heading(), Table: s.table(who)}
 		for i := range s.Blocks {
 			b := &s.Blocks[i]
-			card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, template.HTML(s.plots(b)), s.legend(b), s.labelled(b)})
+			if slices.ContainsFunc(b.Rows, func(r row) bool { return r.theirs() == 0 }) {
+				card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, template.HTML(s.plots(b)), s.legend(b), s.labelled(b)})
+			} else { // nothing that the published figures could be compared with
+				card.Blocks = append(card.Blocks, htmlBlock{Conditions: b.Conditions, Labelled: "Nothing of natkit's own: the published figures stand in the table."})
+			}
 			for _, r := range b.Rows {
 				if r.PublishedBy != "" && !slices.Contains(out.Sources, r.PublishedBy) {
 					out.Sources = append(out.Sources, r.PublishedBy)
