@@ -37,7 +37,15 @@ func gather(file *nat.File, rec *record, attach Attach) (datapath.Facts, []Place
 		facts.Links = append(facts.Links, link)
 		placements = append(placements, p)
 	}
-	var err error
+	local, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return facts, nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range local {
+		if addr, ok := netip.AddrFromSlice(a.IP.To4()); ok {
+			facts.Local = append(facts.Local, addr)
+		}
+	}
 	facts.LocalPorts, facts.ReservedPorts, err = localPorts()
 	return facts, placements, err
 }

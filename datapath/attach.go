@@ -37,7 +37,7 @@ const (
 // it lasts until Detach or Unload. To attach what is attached is no error.
 func (e *Engine) Attach(ifindex int, inside bool, hook Hook) error {
 	pin := e.linkPin(ifindex, hook)
-	if _, err := os.Stat(pin); err == nil {
+	if _, err := os.Stat(pin); e.dir != "" && err == nil {
 		return nil
 	}
 	program := e.programs[programName(hook, inside)]
@@ -54,6 +54,10 @@ func (e *Engine) Attach(ifindex int, inside bool, hook Hook) error {
 	if err != nil {
 		return fmt.Errorf("attach %s to interface %d: %w", hook, ifindex, err)
 	}
+	if e.dir == "" {
+		e.links = append(e.links, l)
+		return nil
+	}
 	defer l.Close()
 	return l.Pin(pin)
 }
@@ -62,7 +66,7 @@ func (e *Engine) Attach(ifindex int, inside bool, hook Hook) error {
 func (e *Engine) Detach(ifindex int, hook Hook) error {
 	err := os.Remove(e.linkPin(ifindex, hook))
 	if errors.Is(err, os.ErrNotExist) && hook == HookTC {
-		return detachFilter(ifindex)
+		return DetachFilter(ifindex)
 	}
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -120,7 +124,9 @@ func attachFilter(ifindex int, program *ebpf.Program) error {
 	return nil
 }
 
-func detachFilter(ifindex int) error {
+// DetachFilter takes natkit's tc filter off an interface, if one is there: Linux 6.5
+// and older, where there is no link whose pin Unload could remove.
+func DetachFilter(ifindex int) error {
 	filters, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, netlink.HANDLE_MIN_INGRESS)
 	if err != nil {
 		return fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)

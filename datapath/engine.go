@@ -12,15 +12,17 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 )
 
 // Engine is one NAT engine: the maps and programs of one network namespace. It is
 // not a process: what Create made works on when the program that made it has ended.
 type Engine struct {
-	dir      string
+	dir      string // of its pins; "" lives as long as it is open
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
+	links    []link.Link // of an engine without pins
 }
 
 // Programs of the hooks, by name: hook and side.
@@ -47,17 +49,31 @@ func (e *ABIError) Error() string {
 // ErrExists says that the namespace has an engine already.
 var ErrExists = errors.New("an engine is up already: `natkit apply` changes its rules, `natkit down` removes it")
 
-// Create loads an engine of that size, with no rules, and starts its sweep. It is
+// Create makes an engine of that size, with no rules, and starts its sweep. It is
 // pinned as dir, whole or not at all: everything is pinned beside first and then
 // renamed. Nothing is attached yet.
-func Create(dir string, size Size) (_ *Engine, err error) {
+func Create(dir string, size Size) (*Engine, error) {
 	if _, err := os.Stat(dir); err == nil {
 		return nil, ErrExists
 	}
+	e, err := New(size)
+	if err != nil {
+		return nil, err
+	}
+	e.dir = dir
+	if err := e.pin(); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// New is Create without pins: the engine, and what it is attached to, ends with Close
+// or with the process.
+func New(size Size) (_ *Engine, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
 	}
-	e := &Engine{dir: dir, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	e := &Engine{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("make NAT engine: %w", err), e.Close())
@@ -69,10 +85,7 @@ func Create(dir string, size Size) (_ *Engine, err error) {
 	if err := e.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi}); err != nil {
 		return nil, err
 	}
-	if err := e.startSweep(); err != nil {
-		return nil, err
-	}
-	return e, e.pin()
+	return e, e.startSweep()
 }
 
 const abi = uint32(abiNatLimitNAT_ABI)
@@ -197,9 +210,24 @@ func eachPin(dir string, fn func(name, path string) error) error {
 	return nil
 }
 
+// Size is how much the engine can hold.
+func (e *Engine) Size() Size {
+	s := Size{
+		Sessions: int(e.maps["flows"].MaxEntries()) / 2, Mappings: int(e.maps["mappings"].MaxEntries()),
+		Sources: int(e.maps["sources"].MaxEntries()), Contacts: int(e.maps["contacts"].MaxEntries()),
+	}
+	if s.Contacts == 1 { // a map has one entry at least
+		s.Contacts = 0
+	}
+	return s
+}
+
 // Close lets go of the engine. What is pinned works on.
 func (e *Engine) Close() error {
 	var errs []error
+	for _, l := range e.links {
+		errs = append(errs, l.Close())
+	}
 	for _, p := range e.programs {
 		if p != nil {
 			errs = append(errs, p.Close())

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/bench"
+	"natkit/control"
 	"natkit/lab"
 	"natkit/nft"
 )
@@ -42,6 +43,8 @@ func Routers() []bench.Router {
 				return nft.Stateless(b.Sources, statelessOutside, b.OutsideDev)
 			}},
 		bench.Forwarder{},
+		&engineRouter{name: "ebpf", attach: control.AttachXDP, describe: "natkit's engine at XDP: masquerade with sessions, counters and expiry"},
+		&engineRouter{name: "ebpf-tc", attach: control.AttachTC, describe: "natkit's engine at tc, likewise"},
 	}
 }
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"natkit/bench"
+	"natkit/control"
+	"natkit/nat"
+)
+
+// engineRouter is natkit's own engine, masquerading as the kernel's routers do.
+type engineRouter struct {
+	name, describe string
+	attach         control.Attach
+}
+
+func (r *engineRouter) Name() string     { return r.name }
+func (r *engineRouter) Describe() string { return r.describe }
+func (r *engineRouter) NAT() bool        { return true }
+
+func (r *engineRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+	plan, err := control.MakePlan(engineRules(b, o.Rules), "", control.Options{Namespace: b.Router, Attach: r.attach})
+	if err != nil {
+		return nil, fmt.Errorf("router %s: %w", r.name, err)
+	}
+	end, err := control.Temporary(plan, b.Router)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, &bench.UnsupportedError{Router: r.name, Reason: err.Error()}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("router %s: %w", r.name, err)
+	}
+	return end, nil
+}
+
+// engineSessions is what the engine of a measurement has room for.
+const engineSessions = 1 << 20
+
+// engineRules are masquerade for the bed's sources, and rules about hosts that send
+// nothing.
+func engineRules(b *bench.Bed, silent int) *nat.File {
+	file := nat.New()
+	file.Name = "bench"
+	file.Inside, file.Outside = []string{b.InsideDev}, []string{b.OutsideDev}
+	file.Limits.Sessions = engineSessions
+	ports := nat.PortRange{First: 1024, Last: 65535} // as many as the kernel's NAT has
+	file.Rules = append(file.Rules, nat.Rule{Action: nat.Masquerade{Source: b.Sources, Ports: ports}})
+	for _, host := range silentHosts(silent) {
+		file.Rules = append(file.Rules, nat.Rule{Action: nat.SNAT{Source: netip.PrefixFrom(host, 32), Address: b.OutsideAddr, Ports: ports}})
+	}
+	return file
+}
