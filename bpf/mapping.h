@@ -205,7 +205,7 @@ GLOBAL int mapping_take_address(struct hold *h, __u32 first, __u32 count, __u32 
 	struct nat_ports *ports = bpf_map_lookup_elem(&free_addresses, &zero);
 	int index, reason, error;
 
-	if (!h)
+	if (!h || !ports)
 		return NAT_DROP_BYPASS;
 	for (try = 0; try < MAPPING_TRIES; try++) {
 		reason = mapping_find(h, now);

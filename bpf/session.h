@@ -253,6 +253,9 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 		return p->key.protocol == ICMP ? NAT_DROP_UNSUPPORTED : GO_ON;
 	} else {
 		h->inside.port = p->key.sport;
+		/* Linux 6.1 forgets what class was compared with ("max value is outside"). */
+		OPAQUE(class);
+		class &= 3;
 		h->filtering = (__u32)rule->filtering[class] << 24;
 		independent = rule->mapping[class] == NAT_ENDPOINT_INDEPENDENT;
 		reason = independent ? mapping_find(h, p->now) : NAT_DROP_NO_MAPPING;
