@@ -53,7 +53,10 @@ func judgeAsymmetric(f facts) *verdict {
 	if unanswered := min(silent, followed); invalid >= oneWayFew && unanswered >= oneWayFew && share(unanswered, tcp) >= silentShare {
 		n = saturate(n, unanswered)
 	}
-	if n == 0 || n > t.Entries || judgeInvalidReset(f) != nil {
+	if n == 0 || n > t.Entries {
+		return nil
+	}
+	if reset := judgeInvalidReset(f); reset != nil && reset.Severity > Advice {
 		return nil
 	}
 	var lost uint64

@@ -29,7 +29,8 @@ var conntrackInvalidReset = Cause{
 	Symptom:    "Long transfers break with \"connection reset by peer\", at random, on fast or lossy paths; short ones are fine.",
 	Proof: fmt.Sprintf("Segments were invalid to connection tracking (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts), at least %d of both, "+
 		"and %s of the connections that end in that time; from %s on it is critical. The tracer saw segments with ACK alone that reached this machine and found no socket; where it saw only others, "+
-		"such as those of a scan, it is not this.", resetFew, percent(resetOfEnded), percent(resetCritical)),
+		"such as those of a scan, it is not this. "+
+		"Where destinations are translated and no reset is sent from here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
 	Lookalike: "Late FINs of connections that are over, and scans with odd flags, which are invalid and answered by a reset as well. With nf_conntrack_tcp_be_liberal=1 windows are not looked at.",
 	Cure: "Being liberal: segments out of their window stay in their connection, and its ends decide. Or dropping what is invalid before it reaches this machine's own stack; then the segment is lost and sent again. " +
 		"One report has a table filled up under be_liberal, by connections that a reset no longer ended: watch the table.",
@@ -38,18 +39,15 @@ var conntrackInvalidReset = Cause{
 
 func judgeInvalidReset(f facts) *verdict {
 	invalid, known := f.stat("invalid")
+	liberal := f.local("net.netfilter.nf_conntrack_tcp_be_liberal", 1)
+	if n, _ := f.sysctl(liberal.Name); !known || n == 1 {
+		return nil
+	}
 	sent, sentKnown := f.counter("Tcp.OutRsts")
 	resets := min(invalid, sent)
-	if !known || !sentKnown || resets < resetFew || f.Chains != nil && !f.translatesSources() {
-		return nil
-	}
-	liberal := f.local("net.netfilter.nf_conntrack_tcp_be_liberal", 1)
-	if n, _ := f.sysctl(liberal.Name); n == 1 {
-		return nil
-	}
 	strays, rows := f.strays()
-	if f.Drops != nil && strays == 0 {
-		return nil
+	if !sentKnown || resets < resetFew || f.Chains != nil && !f.translatesSources() || f.Drops != nil && strays == 0 {
+		return f.judgeInvalidForwarded(invalid, liberal)
 	}
 	v := &verdict{harm: float64(resets)}
 	switch part := f.ofEnded(resets); {
@@ -86,6 +84,36 @@ func judgeInvalidReset(f facts) *verdict {
 		v.Settings = []snapshot.Setting{liberal}
 	}
 	v.Verify = f.look(f.run("conntrack -S"), f.run("nstat -az TcpOutRsts"))
+	return v
+}
+
+// judgeInvalidForwarded is for destinations that are translated: there an invalid
+// answer goes on to the client with the server's own address, and the client
+// resets it. This machine sees no more of it than the number of invalid packets.
+func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *verdict {
+	ended, known := f.ended()
+	if !known || !f.translatesDestinations() || invalid < resetFew || f.perSecond(invalid) < max(1, resetOfEnded*ended) {
+		return nil
+	}
+	v := &verdict{}
+	v.Severity = Advice
+	v.Title = fmt.Sprintf("%s %s, which no rule translates", number(invalid, "invalid packet"), f.window())
+	v.Evidence = []Evidence{
+		{"packets that were invalid", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+		{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT by its time-out"},
+		{liberal.Name, "0", fromSettings},
+	}
+	v.Why = "An answer that connection tracking takes for invalid is not translated back. It reaches the client with the server's own address, and the client, which knows of no such connection, answers with a reset."
+	v.Remedy = []string{
+		"# see which packets they are, in the kernel's log (6 is TCP; 0 switches it off again):",
+		f.set(f.local("net.netfilter.nf_conntrack_log_invalid", 6)),
+		"# where they are of open connections, leave windows to the ends:", f.set(liberal),
+		"# or drop them, so that they are sent again:",
+		"# nft add table ip natkit-invalid",
+		"# nft " + quote("add chain ip natkit-invalid forward { type filter hook forward priority filter; }"),
+		"# nft " + quote("add rule ip natkit-invalid forward ct state invalid drop"),
+	}
+	v.Verify = f.look(f.run("conntrack -S"))
 	return v
 }
 

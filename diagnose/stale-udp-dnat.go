@@ -19,8 +19,8 @@ var staleUDPDNAT = Cause{
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops},
 	Symptom:    "After a container, pod or backend was replaced, some clients get no answer any more, and others that start anew do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or is restarted.",
 	Proof: fmt.Sprintf("IPv4 UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
-		"today, and found no socket. From %d on critical.", snapshot.RecentSeconds, fewFailures),
-	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged, nor is what IPVS translates.",
+		"today, and found no socket; or the tracer saw packets of such flows, answered once or not, that found no neighbour or route where they were translated to. From %d flows or lost packets on critical.", snapshot.RecentSeconds, fewFailures),
+	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered and whose packets are not seen to be lost: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged, nor is what IPVS translates.",
 	Cure:      "Removing exactly these entries. Whoever changes the rules has to do that each time: kube-proxy and Docker mean to, hand-made rules do not.",
 	judge:     judgeStaleDNAT,
 }
@@ -47,12 +47,22 @@ func judgeStaleDNAT(f facts) *verdict {
 		stale = append(stale, u)
 		flows = saturate(flows, u.Recent)
 	}
+	lost, rows, traced := f.lostOnTheWay()
+	for _, u := range traced {
+		same := func(o snapshot.UnansweredUse) bool {
+			return o.Source == u.Source && o.Dest == u.Dest && o.Target == u.Target
+		}
+		if !slices.ContainsFunc(stale, same) {
+			stale = append(stale, u)
+			flows = saturate(flows, 1)
+		}
+	}
 	if len(stale) == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(flows)}
+	v := &verdict{harm: float64(max(flows, lost))}
 	v.Severity = Warning
-	if flows >= fewFailures {
+	if max(flows, lost) >= fewFailures {
 		v.Severity = Critical
 	}
 	first := stale[0]
@@ -61,7 +71,11 @@ func judgeStaleDNAT(f facts) *verdict {
 	} else {
 		v.Title = fmt.Sprintf("%s to %s by way of %s, which no rule names any more", goesOn(flows), first.Dest, first.Target)
 	}
-	v.Evidence = []Evidence{{fmt.Sprintf("such flows with a packet in the last %d s, none answered", snapshot.RecentSeconds), strconv.FormatUint(flows, 10), fromDump}}
+	v.Evidence = []Evidence{{"such flows at least", strconv.FormatUint(flows, 10), fmt.Sprintf("%s: unanswered, with a packet in the last %d s; samples of the tracer", fromDump, snapshot.RecentSeconds)}}
+	if lost > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets that found no neighbour or route there", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	}
 	for _, u := range stale[:min(len(stale), 3)] {
 		v.Evidence = append(v.Evidence, Evidence{"from " + u.Source.String(), fmt.Sprintf("%s, goes to %s", u.Dest, u.Target), fromDump})
 	}
@@ -81,8 +95,48 @@ func judgeStaleDNAT(f facts) *verdict {
 			v.Remedy = append(v.Remedy, f.run(command))
 		}
 	}
-	v.Verify = f.look(f.natkit("conntrack list --proto udp --unreplied"))
+	v.Verify = f.look(f.natkit("conntrack list --proto udp --dst " + first.Dest.Addr().String()))
 	return v
+}
+
+// lostOnTheWay is UDP packets that were translated to a target that no rule names any
+// more and found no neighbour or no route there, and their flows: those that
+// were answered once are seen in no other way.
+func (f facts) lostOnTheWay() (lost uint64, rows []snapshot.Drop, flows []snapshot.UnansweredUse) {
+	for _, cause := range []snapshot.NATCause{snapshot.CauseNeighbour, snapshot.CauseNoRoute} {
+		_, dropped, _ := f.dropped(cause)
+		for _, row := range dropped {
+			stale := false
+			for _, sample := range row.Samples {
+				packet, ok1 := parseSample(sample)
+				flow, ok2 := parseFlow(sample)
+				target, dest := packet.dest, flow.dest
+				if !ok1 || !ok2 || packet.protocol != "udp" || !dest.Addr().Is4() || target == dest ||
+					f.own(target.Addr()) || !f.targetGone(target) || !f.wouldTranslate(dest) && !f.onlyRulesTranslate() {
+					continue
+				}
+				stale = true
+				flows = append(flows, snapshot.UnansweredUse{Protocol: "udp", Source: flow.source.Addr(), Dest: dest, Target: target})
+			}
+			if stale {
+				lost = saturate(lost, row.Count)
+				rows = append(rows, row)
+			}
+		}
+	}
+	return lost, rows, flows
+}
+
+// parseFlow reads the flow, as it began, that a sampled packet belongs to:
+// "udp 10.0.0.2:4000 -> 172.17.0.2:53 (flow 10.0.0.2:4000 -> 10.0.0.1:53)".
+func parseFlow(sample string) (tuple, bool) {
+	protocol, _, _ := strings.Cut(sample, " ")
+	_, flow, ok := strings.Cut(sample, "(flow ")
+	flow, _, closed := strings.Cut(flow, ")")
+	if !ok || !closed {
+		return tuple{}, false
+	}
+	return parseSample(protocol + " " + flow)
 }
 
 func goesOn(flows uint64) string {

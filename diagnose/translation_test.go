@@ -97,6 +97,14 @@ func TestInvalidReset(t *testing.T) {
 		{"a scan with odd flags", resets(800, "tcp 203.0.113.66:443 -> 198.51.100.1:1 FIN,PSH,URG"), ""},
 		{"a few", resets(9, late), ""},
 		{"invalid, and no reset", func(s *snapshot.Snapshot) { s.Conntrack.Stats["invalid"] = 5000 }, ""},
+		{"invalid beside published ports", func(s *snapshot.Snapshot) {
+			publish(s, "tcp", 80, "192.168.1.80", 80)
+			s.Conntrack.Stats["invalid"] = 5000
+		}, "advice " + code},
+		{"a few invalid beside published ports", func(s *snapshot.Snapshot) {
+			publish(s, "tcp", 80, "192.168.1.80", 80)
+			s.Conntrack.Stats["invalid"] = 50
+		}, ""},
 		{"a server that translates nothing", also(code, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 		{"liberal already", also(code, func(s *snapshot.Snapshot) { s.Sysctls["net.netfilter.nf_conntrack_tcp_be_liberal"] = "1" }), ""},
 	})
@@ -136,13 +144,21 @@ func TestStaleUDPDNAT(t *testing.T) {
 			s.Drops.Rows = append(s.Drops.Rows, d)
 		}
 	}
+	gone := func(target, dest string) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(70, snapshot.CauseNeighbour, "eth1", sample("udp 203.0.113.9:999 -> "+target+" (flow 203.0.113.9:999 -> "+dest+")")))
+		}
+	}
 	run(t, []row{
 		{"to a backend that is gone", also(code), "critical " + code},
 		{"one flow", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 1, 1))), "warning " + code},
 		{"the same backend, another port", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.54:5300", 4, 4))), "critical " + code},
 		{"from before there was a rule", also(code, only(own), noSocket("198.51.100.1:53")), "critical " + code},
 		{"the same by the counter", also(code, only(own), func(s *snapshot.Snapshot) { s.Drops = nil; s.Counters["Udp.NoPorts"] = 9 }), "critical " + code},
+		{"answered once, and its neighbour is gone", also(code, only(), gone("192.168.1.53:53", "198.51.100.1:53")), "critical " + code},
 
+		{"the rule's backend is gone", also(code, only(), gone("192.168.1.54:53", "198.51.100.1:53")), ""},
+		{"a neighbour that is gone, without translation", also(code, only(), gone("192.168.1.53:53", "192.168.1.53:53")), ""},
 		{"the rule's backend is dead", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.54:53", 5, 5))), ""},
 		{"nothing sent of late", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 5, 0))), ""},
 		{"TCP", also(code, only(unanswered("tcp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 5, 5))), ""},

@@ -237,7 +237,7 @@ type Drop struct {
 	Namespace string   `json:"namespace,omitempty"` // reference as for --netns; "" for the caller's own, or when not known
 	Interface string   `json:"interface,omitempty"`
 	Cause     NATCause `json:"cause,omitempty"`
-	Benign    bool     `json:"benign,omitempty"`  // ends of sockets and the like, no lost traffic
+	Benign    bool     `json:"benign,omitempty"` // ends of sockets and the like, no lost traffic
 	Samples   []string `json:"samples,omitzero"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
 	Stacks    []Stack  `json:"stacks,omitzero"`
 }
@@ -491,7 +491,7 @@ type KernelLog struct {
 	OtherTableFull  uint64   `json:"other_table_full"`       // "table full" lines in the window that name another namespace, or none
 	NoMemory        uint64   `json:"no_memory,omitempty"`    // lines in the window about kernel memory that could not be had
 	HelperDrops     uint64   `json:"helper_drops,omitempty"` // "nf_ct_sip: dropping packet" and the like in the window
-	Lines           []string `json:"lines,omitzero"`        // the last few, as evidence
+	Lines           []string `json:"lines,omitzero"`         // the last few, as evidence
 }
 
 // EventSocket is a netlink socket that gets the events of connection tracking.
