@@ -73,13 +73,7 @@ func judgeInvalidReset(f facts) *verdict {
 	v.Evidence = append(v.Evidence, Evidence{liberal.Name, "0", fromSettings})
 	v.Why = "A segment outside of what connection tracking takes for the window is not translated back. It is then for an address of this machine, where no socket waits for it, and the answer is a reset, " +
 		"with numbers that end the connection at its sender."
-	v.Remedy = []string{
-		"# leave windows to the ends of the connection:", f.set(liberal),
-		"# or, instead, drop such segments before they are answered (they are then sent again):",
-		"# nft add table ip natkit-invalid",
-		"# nft " + quote("add chain ip natkit-invalid input { type filter hook input priority filter; }"),
-		"# nft " + quote("add rule ip natkit-invalid input ct state invalid drop"),
-	}
+	v.Remedy = append([]string{"# leave windows to the ends of the connection:", f.set(liberal)}, f.dropInvalid("input")...)
 	if v.Severity >= Warning { // late packets of a busy gateway are no reason
 		v.Settings = []snapshot.Setting{liberal}
 	}
@@ -108,13 +102,20 @@ func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *
 		"# see which packets they are, in the kernel's log (6 is TCP; 0 switches it off again):",
 		f.set(f.local("net.netfilter.nf_conntrack_log_invalid", 6)),
 		"# where they are of open connections, leave windows to the ends:", f.set(liberal),
-		"# or drop them, so that they are sent again:",
-		"# nft add table ip natkit-invalid",
-		"# nft " + quote("add chain ip natkit-invalid forward { type filter hook forward priority filter; }"),
-		"# nft " + quote("add rule ip natkit-invalid forward ct state invalid drop"),
 	}
+	v.Remedy = append(v.Remedy, f.dropInvalid("forward")...)
 	v.Verify = f.look(f.run("conntrack -S"))
 	return v
+}
+
+// dropInvalid is the other way: what is invalid goes no further than a hook.
+func (f facts) dropInvalid(hook string) []string {
+	return []string{
+		"# or, instead, drop such segments before they are answered; they are then sent again:",
+		f.run("nft add table inet natkit-invalid"),
+		f.run("nft " + quote("add chain inet natkit-invalid "+hook+" { type filter hook "+hook+" priority filter; }")),
+		f.run("nft " + quote("add rule inet natkit-invalid "+hook+" ct state invalid drop")),
+	}
 }
 
 // strays are dropped segments in the middle of a connection, with no more than

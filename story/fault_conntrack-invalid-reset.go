@@ -19,8 +19,8 @@ import (
 
 var invalidResetFault = Fault{
 	Code:    "conntrack-invalid-reset",
-	Healthy: "ten connections through masquerading, and one late segment a second that belongs to none",
-	Broken:  "segments of these connections arrive that lie outside of their windows, as after reordering or with offloads that conntrack does not follow",
+	Healthy: "ten connections through masquerading, and one segment a second that lies outside of its connection's window",
+	Broken:  "two hundred such segments a second, as after reordering or with offloads that conntrack does not follow",
 	Cured:   "connection tracking takes such segments for what they are, and the ends decide",
 	Note:    "the segments are made with the server's own acknowledgement numbers and sequence numbers far ahead",
 
