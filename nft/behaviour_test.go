@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -528,5 +529,37 @@ func BenchmarkLoad50000(b *testing.B) {
 		if err := r.Apply(h); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// What the kernel counted is told by the rules of the file.
+func TestUses(t *testing.T) {
+	b := newBench(t)
+	facts, err := nft.ReadFacts(b.router.ns)
+	if err != nil || !facts.TimeoutPolicies {
+		t.Fatalf("%+v, %v", facts, err)
+	}
+	if list := listRuleset(t, b.router.ns); len(list) > 0 {
+		t.Errorf("asking left\n%s", list)
+	}
+	r := compile(t, files["source"])
+	if err := r.Apply(b.router.ns); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []crossing{
+		{"in", "udp 192.168.1.1:25000 > 198.51.100.9:53", "out", "udp 203.0.113.1:25000 > 198.51.100.9:53"},
+		{"in", "udp 192.168.200.1:25000 > 198.51.100.9:54", "out", "udp 203.0.113.1:25000 > 198.51.100.9:54"},
+		{"in", "udp 192.168.7.9:5000 > 198.51.100.9:53", "out", "udp 100.100.100.100:5000 > 198.51.100.9:53"},
+	} {
+		b.cross(t, c)
+	}
+	uses, err := r.Uses(b.router.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const first = 34 // bytes of the packets above
+	want := map[int]nft.Use{0: {2, 2 * first}, 1: {}, 2: {1, first}, 3: {}, 4: {}, 5: {}, 6: {}, 7: {}}
+	if !maps.Equal(uses, want) {
+		t.Errorf("%v, want %v", uses, want)
 	}
 }

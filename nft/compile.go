@@ -240,8 +240,11 @@ func (c *compiler) nobody() []Rule {
 	if spans == nil {
 		return nil
 	}
-	set := c.addresses("outside_addresses", partDest, spans)
-	return []Rule{rule(inSet(setLinks, partIn), inSet(set, partDest), destIsNotLocal(), drop())}
+	var rules []Rule
+	for _, set := range c.addresses("outside_addresses", partDest, spans) {
+		rules = append(rules, rule(inSet(setLinks, partIn), inSet(set, partDest), destIsNotLocal(), drop()))
+	}
+	return rules
 }
 
 // clamp is for the whole table: a chain at forward sees no rule of the file.

@@ -34,8 +34,10 @@ func (c *compiler) stateless() {
 		return
 	}
 	raw := filterChain("stateless_in", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
-	raw.Rules = append(c.trackedAnyway(),
-		rule(inSet(setInside, partIn), inSet(c.statelessSources(rules), partSource), leavesBy(setOutside), notrack()))
+	raw.Rules = c.trackedAnyway()
+	for _, set := range c.statelessSources(rules) {
+		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partSource), leavesBy(setOutside), notrack()))
+	}
 	for _, r := range c.rewriting("stateless_outside", partDest, destOffset, rules,
 		func(m nat.Map) (from, to netip.Prefix) { return m.Outside, m.Inside }, notrack()) {
 		raw.Rules = append(raw.Rules, rule(inSet(setLinks, partIn), r))
@@ -72,13 +74,13 @@ func (c *compiler) trackedAnyway() []Rule {
 	if excluded {
 		rules = append(rules, rule(inSet(setExclude, partsExclude...), verdictWord(expr.VerdictAccept)))
 	}
-	if spans != nil {
-		rules = append(rules, rule(inSet(c.addresses("tracked", partDest, spans), partDest), verdictWord(expr.VerdictAccept)))
+	for _, set := range c.addresses("tracked", partDest, spans) {
+		rules = append(rules, rule(inSet(set, partDest), verdictWord(expr.VerdictAccept)))
 	}
 	return rules
 }
 
-func (c *compiler) statelessSources(rules []int) string {
+func (c *compiler) statelessSources(rules []int) []string {
 	var spans []span
 	for _, i := range rules {
 		r := nat.RangeOf(c.file.Rules[i].Action.(nat.Map).Inside)
@@ -87,16 +89,27 @@ func (c *compiler) statelessSources(rules []int) string {
 	return c.addresses("stateless", partSource, spans)
 }
 
-// addresses adds a set of all addresses of the spans, and gives its name.
-func (c *compiler) addresses(name string, p part, spans []span) string {
-	s := Set{Name: name, Key: datatypes([]part{p}), Interval: true}
+// addresses adds sets of all addresses of the spans, and gives their names: one of
+// ranges, and one of single addresses: many load faster into a hash than into a tree.
+func (c *compiler) addresses(name string, p part, spans []span) []string {
+	hosts := Set{Name: name, Key: datatypes([]part{p})}
+	nets := Set{Name: name + "_nets", Key: datatypes([]part{p}), Interval: true}
 	for _, piece := range flatten(spans) {
-		s.Elements = append(s.Elements, Element{
-			Key: binaryutil.BigEndian.PutUint32(piece.first), End: binaryutil.BigEndian.PutUint32(piece.last), Rule: noRule,
-		})
+		e := Element{Key: binaryutil.BigEndian.PutUint32(piece.first), End: binaryutil.BigEndian.PutUint32(piece.last), Rule: noRule}
+		if piece.first == piece.last {
+			hosts.Elements = append(hosts.Elements, e)
+		} else {
+			nets.Elements = append(nets.Elements, e)
+		}
 	}
-	c.set(s)
-	return name
+	var names []string
+	for _, s := range []Set{hosts, nets} {
+		if s.Elements != nil {
+			c.set(s)
+			names = append(names, s.Name)
+		}
+	}
+	return names
 }
 
 // rewriting gives the rules that write what the maps say over a part of each packet:

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/netns"
+	"natkit/nat"
+)
+
+// ReadFacts asks the kernel of the namespace of h.
+func ReadFacts(h *netns.Handle) (Facts, error) {
+	// The table is there for a moment; it has no chain that a packet could meet.
+	probe := Ruleset{{Name: "natkit_probe", Timeouts: []Timeout{{"probe", uint8(nat.UDP), nil}}}}
+	err := probe.Apply(h)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
+		return Facts{}, nil
+	}
+	if err != nil {
+		return Facts{}, fmt.Errorf("ask for time-out policies: %w", err)
+	}
+	return Facts{TimeoutPolicies: true}, probe.Remove(h)
+}
+
+// Use is how often a rule was chosen: the first packets of connections, or every packet
+// of a stateless map.
+type Use struct{ Packets, Bytes uint64 }
+
+// Uses reads what the rules of a compiled rule file were used for since it was applied,
+// by their index in the file. A rule that is not in it has no element of its own,
+// because others have all of what it is for.
+func (r Ruleset) Uses(h *netns.Handle) (map[int]Use, error) {
+	uses := map[int]Use{}
+	err := h.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return fmt.Errorf("open nftables: %w", err)
+		}
+		for _, t := range r {
+			table := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: t.Name}
+			for _, s := range t.Sets {
+				if !s.Counter {
+					continue
+				}
+				rules := make(map[string]int, len(s.Elements))
+				for _, e := range s.Elements {
+					rules[string(e.Key)] = e.Rule
+				}
+				elements, err := c.GetSetElements(&nftables.Set{Table: table, Name: s.Name})
+				if err != nil {
+					return fmt.Errorf("read set %s of table %s: %w", s.Name, t.Name, err)
+				}
+				for _, e := range elements {
+					rule, ok := rules[string(e.Key)]
+					if !ok || rule == noRule || e.IntervalEnd {
+						continue
+					}
+					u := uses[rule]
+					if e.Counter != nil {
+						u.Packets += e.Counter.Packets
+						u.Bytes += e.Counter.Bytes
+					}
+					uses[rule] = u
+				}
+			}
+		}
+		return nil
+	})
+	return uses, err
+}
