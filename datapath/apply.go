@@ -42,7 +42,11 @@ func (e *Engine) Apply(t *Tables) error {
 	if err := e.putRules(slot, t); err != nil {
 		return err
 	}
-	if err := e.maps["config"].Put(slot, &t.Config); err != nil {
+	config := t.Config
+	if have, err := e.config(); err == nil { // whether somebody reads events is not the file's to say
+		config.Flags |= have.Flags & uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
+	}
+	if err := e.maps["config"].Put(slot, &config); err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
 	// One word of the map is ours to write; the sweep and packets write the others.
