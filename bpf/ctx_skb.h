@@ -109,7 +109,11 @@ static __always_inline int ctx_transmit_neighbour(struct ctx *ctx, __u32 ifindex
 
 	if (ctx->vlan_present)
 		bpf_skb_vlan_pop(ctx);
-	return bpf_redirect_neigh(ifindex, gateway ? &hop : NULL, gateway ? sizeof(hop) : 0, 0);
+	/* Two calls: Linux 6.1 does not see that pointer and size go together. */
+	if (!gateway)
+		return bpf_redirect_neigh(ifindex, NULL, 0, 0);
+	OPAQUE(ifindex);
+	return bpf_redirect_neigh(ifindex, &hop, sizeof(hop), 0);
 }
 
 static __always_inline int ctx_can_transmit(const struct nat_link *link)

@@ -31,7 +31,8 @@ static __always_inline void rewrite_macs(void *frame, __u64 hop, const struct na
  * neighbour output's. Packet pointers from before are void.
  */
 static __always_inline int rewrite(struct ctx *ctx, const struct packet *packet,
-				   const struct nat_flow *flow, __u64 hop, const struct nat_link *link)
+				   const struct nat_flow *flow, __u64 hop,
+				   const struct nat_link *link)
 {
 	void *data = ctx_data(ctx), *end = ctx_data_end(ctx);
 	__u32 at = packet->l4 & PACKET_L4_MASK;
@@ -79,26 +80,27 @@ static __always_inline int rewrite(struct ctx *ctx, const struct packet *packet,
 	return GO_ON;
 }
 
-/* Where the option of that kind lies in a TCP header, from its start; 0 if it is not
- * there. Reads no further than end. */
-static __always_inline __u32 tcp_option(struct tcp *tcp, void *end, __u8 kind)
-{
-	__u32 at = sizeof(*tcp), header, i;
-	__u8 *option;
+/* A walk over the options of a TCP header; offsets are from the start of the frame. */
+struct option_walk {
+	struct ctx *ctx;
+	__u32 at, end; /* the option at hand, and where the header ends */
+	__u32 kind;
+	__u32 found; /* 0: not there */
+};
 
-	if ((void *)(tcp + 1) > end)
-		return 0;
-	header = (tcp->offset >> 4) * 4;
-	for (i = 0; i < 40; i++) { /* no option is shorter than a byte */
-		option = (void *)tcp + (at & 63);
-		if (at + 4 > header || (void *)(option + 4) > end || *option == 0)
-			return 0;
-		if (*option == kind)
-			return at;
-		if (*option != 1 && option[1] < 2)
-			return 0;
-		at += *option == 1 ? 1 : option[1];
+static long option_next(__u32 n, struct option_walk *walk)
+{
+	__u8 *option = ctx_data(walk->ctx) + (walk->at & 255);
+
+	if (walk->at + 4 > walk->end || (void *)(option + 4) > ctx_data_end(walk->ctx) || !*option)
+		return 1;
+	if (*option == walk->kind) {
+		walk->found = walk->at;
+		return 1;
 	}
+	if (*option != 1 && option[1] < 2)
+		return 1;
+	walk->at += *option == 1 ? 1 : option[1];
 	return 0;
 }
 
@@ -106,13 +108,18 @@ static __always_inline __u32 tcp_option(struct tcp *tcp, void *end, __u8 kind)
 GLOBAL int rewrite_mss(struct ctx *ctx, __u32 l4, __u32 most)
 {
 	void *end = ctx_data_end(ctx);
-	__u32 at = l4 & PACKET_L4_MASK;
+	__u32 at = l4 & PACKET_L4_MASK, delta;
 	struct tcp *tcp = ctx_data(ctx) + at;
-	__u32 option = tcp_option(tcp, end, TCP_MSS), delta;
-	__u8 *mss = (void *)tcp + (option & 63);
+	struct option_walk walk = {.ctx = ctx, .at = at + sizeof(*tcp), .kind = TCP_MSS};
 	__u16 old, new = most;
+	__u8 *mss;
 
-	if (!option || (void *)(tcp + 1) > end || (void *)(mss + 4) > end)
+	if ((void *)(tcp + 1) > end)
+		return GO_ON;
+	walk.end = at + (tcp->offset >> 4) * 4;
+	bpf_loop(40, option_next, &walk, 0); /* no option is shorter than a byte */
+	mss = ctx_data(ctx) + (walk.found & 255);
+	if (!walk.found || (void *)(mss + 4) > end)
 		return GO_ON;
 	old = mss[2] << 8 | mss[3];
 	if (mss[1] != 4 || old <= new)
@@ -120,14 +127,15 @@ GLOBAL int rewrite_mss(struct ctx *ctx, __u32 l4, __u32 most)
 	mss[2] = new >> 8;
 	mss[3] = new;
 	/* In the order in which the checksum's words lie in memory. */
-	if (!(option & 1)) {
+	if (!(walk.found & 1)) {
 		old = bpf_htons(old);
 		new = bpf_htons(new);
 	}
 	delta = (__u16)~old + new;
 	delta = (delta & 0xffff) + (delta >> 16);
 	count_add(NAT_MSS_CLAMPED);
-	return ctx_checksum(ctx, &tcp->check, at + __builtin_offsetof(struct tcp, check), 0, delta, 0);
+	return ctx_checksum(ctx, &tcp->check, at + __builtin_offsetof(struct tcp, check), 0, delta,
+			    0);
 }
 
 #endif

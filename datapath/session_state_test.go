@@ -5,7 +5,9 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -319,20 +321,35 @@ func ends(src, dst string) endpoints {
 // answer is the other way round.
 func (e endpoints) answer() endpoints { return endpoints{e.dst, e.src, e.dport, e.sport} }
 
-// entries counts what a map holds.
-func entries[K, V any](t testing.TB, m *ebpf.Map) map[any]V {
+// entries reads what a map holds.
+func entries[K comparable, V any](t testing.TB, m *ebpf.Map) map[K]V {
 	t.Helper()
-	out := map[any]V{}
-	var key K
-	var value V
-	iter := m.Iterate()
-	for iter.Next(&key, &value) {
-		out[key] = value
+	out := map[K]V{}
+	keys, values := make([]K, 4096), make([]V, 4096)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			out[keys[i]] = values[i]
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return out
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := iter.Err(); err != nil {
+}
+
+func deleteAll[K comparable, V any](t testing.TB, m *ebpf.Map) {
+	t.Helper()
+	keys := slices.Collect(maps.Keys(entries[K, V](t, m)))
+	if len(keys) == 0 {
+		return
+	}
+	if _, err := m.BatchDelete(keys, nil); err != nil {
 		t.Fatal(err)
 	}
-	return out
 }
 
 // What a gateway does with packets, at both hooks; each test begins with none known.
@@ -362,20 +379,10 @@ func TestSession(t *testing.T) {
 func (g *gateway) reset(t testing.TB) {
 	t.Helper()
 	g.configure(t, func(*abiNatConfig) {})
-	for _, name := range []string{"flows", "mappings", "sources", "contacts"} {
-		m := g.maps[name]
-		var keys [][]byte
-		key := make([]byte, m.KeySize())
-		value := make([]byte, m.ValueSize())
-		for iter := m.Iterate(); iter.Next(&key, &value); {
-			keys = append(keys, bytes.Clone(key))
-		}
-		for _, key := range keys {
-			if err := m.Delete(key); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	deleteAll[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])
+	deleteAll[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"])
+	deleteAll[abiNatSourceKey, abiNatSource](t, g.maps["sources"])
+	deleteAll[abiNatContactKey, abiNatContact](t, g.maps["contacts"])
 	for _, name := range []string{"session_queue", "mapping_queue"} {
 		value := make([]byte, g.maps[name].ValueSize())
 		for g.maps[name].LookupAndDelete(nil, &value) == nil {
@@ -619,33 +626,21 @@ func TestSessionFull(t *testing.T) {
 	g := newGateway(t)
 	for _, row := range []struct {
 		full   string
+		fill   func(testing.TB, *ebpf.Map) func()
 		reason abiNatReason
 	}{
-		{"flows", abiNatReasonNAT_DROP_SESSIONS_FULL},
-		{"mappings", abiNatReasonNAT_DROP_MAPPINGS_FULL},
-		{"contacts", abiNatReasonNAT_DROP_MAPPINGS_FULL},
-		{"sources", abiNatReasonNAT_DROP_SOURCES_FULL},
+		{"flows", fillUp[[16]byte, abiNatFlow], abiNatReasonNAT_DROP_SESSIONS_FULL},
+		{"mappings", fillUp[[8]byte, abiNatMapping], abiNatReasonNAT_DROP_MAPPINGS_FULL},
+		{"contacts", fillUp[[12]byte, abiNatContact], abiNatReasonNAT_DROP_MAPPINGS_FULL},
+		{"sources", fillUp[[8]byte, abiNatSource], abiNatReasonNAT_DROP_SOURCES_FULL},
 	} {
 		t.Run(row.full, func(t *testing.T) {
 			g.reset(t)
 			g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 1000 })
-			key := make([]byte, g.maps[row.full].KeySize())
-			value := make([]byte, g.maps[row.full].ValueSize())
-			for n := range g.maps[row.full].MaxEntries() {
-				key[len(key)-1] = 0xff
-				binary.LittleEndian.PutUint32(key, n)
-				if err := g.maps[row.full].Put(key, value); err != nil {
-					t.Fatal(err)
-				}
-			}
+			empty := row.fill(t, g.maps[row.full])
 			free := g.freePorts(t, knownAddress, abiNatClassNAT_UDP)
 			g.refused(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"), row.reason)
-			for n := range uint32(2) {
-				binary.LittleEndian.PutUint32(key, n)
-				if err := g.maps[row.full].Delete(key); err != nil {
-					t.Fatal(err)
-				}
-			}
+			empty()
 			refs := g.held(t)
 			if refs.sources+refs.contacts+refs.mappings != 0 {
 				t.Errorf("still held: %+v", refs)
@@ -656,6 +651,26 @@ func TestSessionFull(t *testing.T) {
 			}
 			g.want(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"), sent, ends("203.0.113.18:5000", "198.51.100.9:53"))
 		})
+	}
+}
+
+// fillUp fills a map with keys that no packet has. The function that it returns makes
+// room for one session.
+func fillUp[K ~[8]byte | ~[12]byte | ~[16]byte, V any](t testing.TB, m *ebpf.Map) (empty func()) {
+	t.Helper()
+	keys, values := make([]K, m.MaxEntries()), make([]V, m.MaxEntries())
+	for i := range keys {
+		keys[i][0], keys[i][1], keys[i][2], keys[i][3] = byte(i), byte(i>>8), byte(i>>16), 0xff
+	}
+	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		for _, key := range keys[:2] {
+			if err := m.Delete(key); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 
