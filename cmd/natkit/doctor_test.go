@@ -219,6 +219,9 @@ func TestDoctorAllNetnsUsage(t *testing.T) {
 // A fault in a namespace that only a process leads to is found from outside.
 func TestDoctorAllNetns(t *testing.T) {
 	ktest.Root(t)
+	ktest.Tool(t, "ip")
+	ktest.Tool(t, "nft")
+	ktest.Tool(t, "sysctl")
 	h, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +229,7 @@ func TestDoctorAllNetns(t *testing.T) {
 	defer h.Close()
 	shell := func(script string) {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), ktest.Tool(t, "sh"), "-ec", script)
+		cmd := exec.CommandContext(t.Context(), "sh", "-ec", script)
 		cmd.Stderr = os.Stderr
 		if err := h.Do(cmd.Run); err != nil {
 			t.Fatal(err)
