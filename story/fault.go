@@ -60,6 +60,16 @@ func Faults() []Fault {
 	return out
 }
 
+// NoFault is why no lab can show a cause, "" where one does or there is no such cause.
+func NoFault(code string) string {
+	for _, c := range diagnose.Catalogue() {
+		if c.Code == code {
+			return c.NoLab
+		}
+	}
+	return ""
+}
+
 // FaultOptions is how a Fault is run.
 type FaultOptions struct {
 	Window time.Duration // how long the doctor watches each time; 0 means 2 s

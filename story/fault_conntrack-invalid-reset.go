@@ -20,7 +20,7 @@ import (
 var invalidResetFault = Fault{
 	Code:    "conntrack-invalid-reset",
 	Healthy: "ten connections through masquerading, and one segment a second that lies outside of its connection's window",
-	Broken:  "two hundred such segments a second, as after reordering or with offloads that conntrack does not follow",
+	Broken:  "two hundred segments a second lie outside of their connection's window, as after reordering or with offloads that conntrack does not follow",
 	Cured:   "connection tracking takes such segments for what they are, and the ends decide",
 	Note:    "the segments are made with the server's own acknowledgement numbers and sequence numbers far ahead",
 

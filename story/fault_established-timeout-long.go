@@ -14,7 +14,7 @@ import (
 var establishedLongFault = Fault{
 	Code:    "established-timeout-long",
 	Healthy: "a tenth of the gateway's table is connections that were idle for a day",
-	Broken:  "half of the table is such connections",
+	Broken:  "half of the gateway's table is connections that were idle for a day",
 	Cured:   "their time-out is shortened and those that are there are removed, by netlink in place of the conntrack program",
 	Note:    "the entries are made by netlink, not by packets, with the time left that a day without a packet leaves them",
 

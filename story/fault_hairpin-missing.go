@@ -13,7 +13,7 @@ import (
 var hairpinFault = Fault{
 	Code:    "hairpin-missing",
 	Healthy: "a port of the gateway's outside address leads to a server in the clients' network; a client of that network uses the server's own address",
-	Broken:  "the client uses the outside address",
+	Broken:  "a client of the server's own network uses the gateway's outside address",
 	Cured:   "the source of what comes back into this network is translated as well",
 
 	topology: "routed", clients: 2,

@@ -13,7 +13,7 @@ import (
 var ruleChainFault = Fault{
 	Code:    "rule-chain-long",
 	Healthy: "three hundred connections a second through a firewall with one rule and a set of two thousand addresses",
-	Broken:  "the same addresses, a rule for each",
+	Broken:  "the firewall has a rule for each of two thousand addresses",
 	Cured:   "the set again, in place of the rules",
 
 	topology: "routed",

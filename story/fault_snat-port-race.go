@@ -21,7 +21,7 @@ import (
 var portRaceFault = Fault{
 	Code:    "snat-port-race",
 	Healthy: "two clients on two processors open connections to one server at the same time, from different source ports",
-	Broken:  "they open them from the same source ports, which masquerading would keep",
+	Broken:  "two clients on two processors open connections from the same source ports, which masquerading would keep",
 	Cured:   "masquerading chooses ports at random from the beginning",
 	Note:    "the clients are two threads, each on a processor of its own, that wait for each other before each SYN; the rule that the finding shows is replaced by hand",
 

@@ -13,7 +13,7 @@ import (
 var staleDNATFault = Fault{
 	Code:    "stale-udp-dnat",
 	Healthy: "clients send UDP to the gateway, whose rule leads on to a server; it never answers, and the rule names it",
-	Broken:  "the rule leads to another server now; the clients that began before go on",
+	Broken:  "the rule for a UDP service leads to another server now; clients that began before go on",
 	Cured:   "their entries are removed, and the rules are asked anew",
 
 	topology: "routed",

@@ -57,6 +57,9 @@ and named the fault first in between.`,
 			return report.FaultList(e.stdout, faults)
 		}
 		i := slices.Index(codes, args[0])
+		if why := story.NoFault(args[0]); why != "" {
+			return usagef("code %q: not in a lab: %s", args[0], why)
+		}
 		if i < 0 {
 			return usagef("code %q: want one of %s", args[0], strings.Join(codes, ", "))
 		}
