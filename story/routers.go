@@ -42,6 +42,7 @@ func Routers() []bench.Router {
 			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset {
 				return nft.Stateless(b.Sources, statelessOutside, b.OutsideDev)
 			}},
+		actionRouter{},
 		bench.Forwarder{},
 		&engineRouter{name: "ebpf", attach: control.AttachXDP, describe: "natkit's engine at XDP: masquerade with sessions, counters and expiry"},
 		&engineRouter{name: "ebpf-tc", attach: control.AttachTC, describe: "natkit's engine at tc, likewise"},
