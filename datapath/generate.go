@@ -10,3 +10,4 @@ package datapath
 //go:generate ../bpf/generate.sh -no-global-types sweep ../bpf/nat_sweep.bpf.c
 //go:generate ../bpf/generate.sh -no-global-types -output-suffix _test portTest ../bpf/test/port.bpf.c
 //go:generate ../bpf/generate.sh ports ../bpf/nat_ports.bpf.c
+//go:generate ../bpf/generate.sh -no-global-types -output-suffix _test sessionTest ../bpf/test/session.bpf.c
