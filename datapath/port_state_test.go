@@ -316,6 +316,26 @@ func TestPortsRace(t *testing.T) {
 	t.Logf("%d workers, %d runs", workers, runs)
 }
 
+// All CPUs take and give the same two ports, so that a word becomes empty and is filled
+// again all the time: its summary bit must not be lost on the way.
+func TestPortsStorm(t *testing.T) {
+	p := newPorts(t, 3000, 3001)
+	var wg sync.WaitGroup
+	for w := range max(runtime.NumCPU(), 2) {
+		wg.Go(func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			pin(t, w%runtime.NumCPU())
+			for range 20 {
+				p.run(t, "storm", 50000, 0, false, make([]byte, 64))
+			}
+		})
+	}
+	wg.Wait()
+	if free := p.state(t); len(free) != 2 {
+		t.Errorf("%d of 2 ports are free at the end", len(free))
+	}
+}
+
 // pin keeps the calling thread on one CPU.
 func pin(t testing.TB, cpu int) {
 	t.Helper()

@@ -47,6 +47,7 @@ const (
 	portTestMapTransmit      = "transmit"
 	portTestProgChurn        = "churn"
 	portTestProgGive         = "give"
+	portTestProgStorm        = "storm"
 	portTestProgTake         = "take"
 )
 
@@ -94,6 +95,7 @@ type portTestSpecs struct {
 type portTestProgramSpecs struct {
 	Churn *ebpf.ProgramSpec `ebpf:"churn"`
 	Give  *ebpf.ProgramSpec `ebpf:"give"`
+	Storm *ebpf.ProgramSpec `ebpf:"storm"`
 	Take  *ebpf.ProgramSpec `ebpf:"take"`
 }
 
@@ -235,6 +237,7 @@ type portTestVariables struct {
 type portTestPrograms struct {
 	Churn *ebpf.Program `ebpf:"churn"`
 	Give  *ebpf.Program `ebpf:"give"`
+	Storm *ebpf.Program `ebpf:"storm"`
 	Take  *ebpf.Program `ebpf:"take"`
 }
 
@@ -242,6 +245,7 @@ func (p *portTestPrograms) Close() error {
 	return _PortTestClose(
 		p.Churn,
 		p.Give,
+		p.Storm,
 		p.Take,
 	)
 }

@@ -72,4 +72,25 @@ int churn(struct ctx *ctx)
 	return port;
 }
 
+static long churn_one(__u32 n, struct test *t)
+{
+	int port = port_take(t->ctx, &t->key, t->class, t->address, t->parity);
+
+	if (port == PORT_NONE)
+		return 0;
+	port_give(t->address, t->class, port);
+	t->done++;
+	return 0;
+}
+
+/* The same many times over: CPUs meet between any two instructions. */
+SEC("tc")
+int storm(struct ctx *ctx)
+{
+	struct test t = {.ctx = ctx, .class = ctx->mark, .address = ctx->priority};
+
+	bpf_loop(ctx->cb[0], churn_one, &t, 0);
+	return t.done;
+}
+
 char _license[] SEC("license") = "Dual BSD/GPL";
