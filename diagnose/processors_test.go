@@ -65,6 +65,10 @@ func TestOneCPU(t *testing.T) {
 		{"has time left", like(func(s *snapshot.Snapshot) { s.CPUs[1].Busy = 0.7 }), ""},
 		{"few packets", like(func(s *snapshot.Snapshot) { s.CPUs[1].Packets, s.CPUs[1].Squeezed = 500, 0 }), ""},
 		{"one processor", like(func(s *snapshot.Snapshot) { s.CPUs = s.CPUs[1:2] }), ""},
+		{"a gateway between two other namespaces", like(func(s *snapshot.Snapshot) {
+			s.Netns.Init = false
+			link(s, "eth0").RxPackets, link(s, "eth1").RxPackets = 480_000, 480_000
+		}), ""},
 		{"a namespace beside others", like(func(s *snapshot.Snapshot) {
 			s.Netns.Init = false
 			link(s, "eth0").RxPackets, link(s, "eth1").RxPackets = 50_000, 50_000

@@ -27,7 +27,7 @@ var softirqOneCPU = Cause{
 	Symptom:    "Throughput stops at what one core can do; top shows one core at 100 % si, the others idle; latency grows with the load.",
 	Proof: fmt.Sprintf("One processor was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning; "+
 		"critical when packets were lost besides (its backlog, the card's ring); from %s busy it is advice. Processors belong to the machine: in another namespace than the initial one it is said only if "+
-		"most of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+		"two thirds of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
 	Lookalike: "All processors busy alike: the machine is at its limit. One that is busy with programs. A machine with one processor.",
 	Cure: "More receive queues where the card has them, its interrupts spread (irqbalance); otherwise RPS, which hands packets to other processors by flow. A single flow stays on one " +
 		"processor, whatever is set.",
@@ -137,7 +137,8 @@ func cpuMask(cpus []snapshot.CPU, but int) string {
 }
 
 // ownsCPUs says whether what the machine's processors do with packets is this
-// namespace's affair: it is the initial one, or most of the packets are its own.
+// namespace's affair: it is the initial one, or two thirds of the packets are its
+// own. A gateway between two other namespaces has half of them.
 func (f facts) ownsCPUs() bool {
 	if f.Netns.Init {
 		return true
@@ -153,7 +154,7 @@ func (f facts) ownsCPUs() bool {
 			here = saturate(here, l.RxPackets)
 		}
 	}
-	return all > 0 && here >= all/2
+	return all > 0 && here/2 >= all/3
 }
 
 // plausibleShare is false for what no share of a time can be, NaN included.
