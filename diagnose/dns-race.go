@@ -15,9 +15,9 @@ var dnsRace = Cause{
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "Looking up a name takes 5 seconds now and then, above all in containers whose resolver is a translated service address.",
-	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window, and they were UDP to port 53: the tracer's samples say so; without it, no TCP flow was the cause when port 53 holds most of the table's UDP and nothing translates sources. "+
+	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window, and they were UDP to port 53: the tracer's samples say so; without samples, port 53 must hold most of the table's UDP flows while nothing translates sources, which could be the reason as well. "+
 		"From %.0f a second on it is critical.", manyFailures, raceMany),
-	Lookalike: "Clashes that the kernel resolves (clash_resolve): nothing is lost. Linux 6.18 resolved all of 28 000 that were made on purpose, with and without translation to two backends.",
+	Lookalike: "Clashes that the kernel resolves (clash_resolve): nothing is lost. Linux 6.18 resolved all of 11 000 that were made on purpose, with and without translation to two backends.",
 	Cure:      "A newer kernel; a resolver on the node that needs no translation; queries one after the other (single-request-reopen) or by TCP (use-vc).",
 	NoLab:     "Linux 6.18 resolves such clashes without loss; the counters of a kernel that loses them are tested",
 	judge:     judgeDNSRace,

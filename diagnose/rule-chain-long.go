@@ -22,7 +22,7 @@ var ruleChainLong = Cause{
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces},
 	Symptom:    "Nothing breaks. Packets a second sink as rules are added; processors are busy in nft_do_chain or ipt_do_table.",
-	Proof: fmt.Sprintf("A chain that is on a hook, or is reached from one, has at least %d rules, while at least %d packets a second come in. It is advice, never more.",
+	Proof: fmt.Sprintf("A chain has at least %d rules, while at least %d packets a second come in; whether a packet gets to it is not looked at. It is advice, never more.",
 		longRuleChain, busyRules),
 	Lookalike: "Many rules in many chains of which a packet meets few (Kubernetes has one chain a service), sets and maps, which cost one look-up however large, and a quiet machine.",
 	Cure:      "One rule with a set or map in place of many; the rule that accepts known connections first; what natkit bench rules measures here.",

@@ -21,7 +21,7 @@ var snatPortRace = Cause{
 	Title:      "Two processors choose the same outside port, and one of the flows is dropped",
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Some connections take 1 or 3 seconds longer to open, more of them the more are opened at the same time to one destination; ports are free.",
+	Symptom:    "Some connections take 1 or 3 seconds longer to open, more of them the more are opened at the same time to one destination; ports are free. Clients that use the same source port at the same moment meet it most (so it is made in the lab, on Linux 6.18 as well).",
 	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window (insert_failed, or dropped with an entry that was not confirmed), sources are translated, and the dump shows free ports towards every destination. "+
 		"From %.0f a second on it is critical.", manyFailures, raceMany),
 	Lookalike: "Single failures. Ports that are used up are snat-ports-exhausted; chains that are too long have a counter of their own; DNS queries that race for one tuple are dns-race.",
