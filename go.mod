@@ -12,6 +12,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/vishvananda/netlink v1.3.1
+	go.yaml.in/yaml/v4 v4.0.0
 	golang.org/x/net v0.53.0
 	golang.org/x/sync v0.24.0
 	golang.org/x/sys v0.49.0

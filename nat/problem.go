@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Problems of a rule file: all at once, each with its place.
+
+package nat
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Problem is something in a rule file that is wrong, or that its author should know.
+type Problem struct {
+	File string `json:"file"`
+	Position
+	Message string `json:"message"`
+}
+
+// String is the form that compilers and editors know: file:line:column: message.
+func (p Problem) String() string {
+	if p.Line == 0 {
+		return p.File + ": " + p.Message
+	}
+	return fmt.Sprintf("%s:%d:%d: %s", p.File, p.Line, p.Column, p.Message)
+}
+
+// Problems is the error of Parse: everything that is wrong with a file, in its order.
+type Problems []Problem
+
+func (p Problems) Error() string {
+	lines := make([]string, len(p))
+	for i, one := range p {
+		lines[i] = one.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// maxProblems are told of one file; who has more starts with these.
+const maxProblems = 100
+
+// collector gathers the problems of one file.
+type collector struct {
+	name     string
+	problems Problems
+}
+
+func (c *collector) add(at Position, format string, args ...any) {
+	c.problems = append(c.problems, Problem{c.name, at, fmt.Sprintf(format, args...)})
+}
+
+// sorted gives them in the order of the file.
+func (c *collector) sorted() Problems {
+	slices.SortStableFunc(c.problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	if more := len(c.problems) - maxProblems; more > 0 {
+		c.problems = append(c.problems[:maxProblems], Problem{File: c.name, Message: fmt.Sprintf("and %d more problems", more)})
+	}
+	return c.problems
+}
