@@ -51,15 +51,8 @@ func newPorts(t testing.TB, first, last int) *ports {
 func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatAddress) (reset func()) {
 	t.Helper()
 	count := max(3*uint32(a.PortCount), 1)
-	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: count, Flags: unix.BPF_F_INNER_MAP})
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner, free := newInner(t, "slots", int(count)), newInner(t, "free_ports", 3)
 	t.Cleanup(func() { inner.Close() })
-	free, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8328, MaxEntries: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { free.Close() })
 	indices := make([]uint32, count)
 	for i := range indices {
@@ -90,6 +83,24 @@ func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatA
 	}
 	return reset
 }
+
+// newInner makes a map as that map of maps wants it: Linux 6.1 compares even their BTF.
+func newInner(t testing.TB, name string, entries int) *ebpf.Map {
+	t.Helper()
+	specs, err := portTestSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := specs.Maps[name].InnerMap.Copy()
+	spec.MaxEntries = uint32(entries)
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+var portTestSpec = sync.OnceValues(loadPortTest)
 
 // freePorts is a bitmap with count bits from first on.
 func freePorts(first, count int) *abiNatPorts {

@@ -102,15 +102,15 @@ func newGateway(t testing.TB) *gateway {
 	for i := range rules {
 		rules[i].Id = uint32(i)
 	}
-	g.fill(t, "rules", &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 36, Flags: unix.BPF_F_INNER_MAP}, indexed(rules[:]))
-	g.fill(t, "targets", &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, Flags: unix.BPF_F_INNER_MAP}, indexed([]abiNatTarget{
+	g.fill(t, "rules", indexed(rules[:]))
+	g.fill(t, "targets", indexed([]abiNatTarget{
 		{Addr: addr(insideHost), Port: be(80)},
 		{Addr: addr(insideHost), Port: be(9000)},
 		{Addr: prefix("192.168.2.1"), Port: be(4430)}, {Addr: prefix("192.168.2.2"), Port: be(4430)}, {Addr: prefix("192.168.2.3"), Port: be(4430)},
 		{Addr: addr(insideHost)},
 	}))
 	own := addr(gatewayOut)
-	g.fill(t, "exact", &ebpf.MapSpec{Type: ebpf.Hash, KeySize: 12, ValueSize: 4}, []entry{
+	g.fill(t, "exact", []entry{
 		{&abiNatExactKey{Addr: own, Port: be(8080), Protocol: unix.IPPROTO_TCP}, uint32(forwardRule)},
 		{&abiNatExactKey{Addr: own, Port: be(443), Protocol: unix.IPPROTO_TCP}, uint32(balanceRule)},
 	})
@@ -127,20 +127,20 @@ func newGateway(t testing.TB) *gateway {
 				Protocol: unix.IPPROTO_UDP, Addr: own, Port: be(port)}, r.rule})
 		}
 	}
-	g.fill(t, "destinations", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 16, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, destinations)
+	g.fill(t, "destinations", destinations)
 	var origins []entry
 	for rule := masqueradeRule; rule <= tinyRule; rule++ {
 		origins = append(origins, entry{&abiNatOriginKey{Prefixlen: 56, Out: be(g.out.link + 1), Addr: prefix(fmt.Sprintf("192.168.%d.0", rule))}, uint32(rule)})
 	}
-	g.fill(t, "origins", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 12, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, origins)
-	g.fill(t, "exclude_src", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, []entry{
+	g.fill(t, "origins", origins)
+	g.fill(t, "exclude_src", []entry{
 		{&abiNatPrefixKey{Prefixlen: 16, Addr: prefix("192.168.0.0")}, uint32(1)},
 	})
-	g.fill(t, "exclude_dst", &ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 4, Flags: unix.BPF_F_NO_PREALLOC}, []entry{
+	g.fill(t, "exclude_dst", []entry{
 		{&abiNatPrefixKey{Prefixlen: 8, Addr: prefix("10.0.0.0")}, uint32(1)},
 		{&abiNatPrefixKey{Prefixlen: 32, Addr: prefix("198.51.100.22")}, uint32(2)},
 	})
-	g.fill(t, "excludes", &ebpf.MapSpec{Type: ebpf.Hash, KeySize: 12, ValueSize: 4}, []entry{
+	g.fill(t, "excludes", []entry{
 		{&abiNatExcludeKey{Src: 1, Dst: 1}, uint32(1)},
 		{&abiNatExcludeKey{Src: 1, Dst: 2, Port: be(22), Protocol: unix.IPPROTO_TCP}, uint32(1)},
 	})
@@ -189,13 +189,9 @@ func indexed[T any](values []T) []entry {
 }
 
 // fill makes the inner map of a rule map, for the generation in use.
-func (g *gateway) fill(t testing.TB, name string, spec *ebpf.MapSpec, entries []entry) {
+func (g *gateway) fill(t testing.TB, name string, entries []entry) {
 	t.Helper()
-	spec.MaxEntries = uint32(len(entries))
-	inner, err := ebpf.NewMap(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := newInner(t, name, len(entries))
 	defer inner.Close()
 	for _, e := range entries {
 		if err := inner.Put(e.key, e.value); err != nil {
