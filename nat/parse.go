@@ -415,6 +415,9 @@ func (r *reader) rules(n *yaml.Node) {
 	if !r.plain(n) {
 		return
 	}
+	if n.Kind == yaml.ScalarNode && n.Value == "" {
+		return // all of them may be commented out
+	}
 	if n.Kind != yaml.SequenceNode {
 		r.fail(n, "rules must be a list, each rule behind a dash")
 		return
@@ -431,7 +434,9 @@ func (r *reader) rule(n *yaml.Node) {
 	entries := r.entries(n, "a rule")
 	kinds := slices.IndexFunc(entries, func(e entry) bool { return ruleKeys[e.name] != nil })
 	if kinds < 0 {
-		if len(r.problems) == before {
+		if len(entries) > 0 {
+			r.fail(entries[0].key, "a rule needs one of the keys %s: %q alone is none", strings.Join(ruleKinds, ", "), entries[0].name)
+		} else if len(r.problems) == before {
 			r.fail(n, "a rule needs one of the keys %s", strings.Join(ruleKinds, ", "))
 		}
 		return
@@ -584,7 +589,7 @@ func (r *reader) target(n *yaml.Node, a *DNAT, t Target) {
 	case a.Ports.IsZero():
 		r.fail(n, "target %s names ports, but the rule is for all of %s", t, a.Address)
 	case t.Ports.Count() != a.Ports.Count():
-		r.fail(n, "target %s has %d ports for the %d of the rule; without ports they stay as they are", t, t.Ports.Count(), a.Ports.Count())
+		r.fail(n, "target %s must have as many ports as the rule, %d; named without ports, they stay as they are", t, a.Ports.Count())
 	}
 }
 

@@ -100,7 +100,7 @@ func TestParseEveryKey(t *testing.T) {
 		{Action: Exclude{Source: prefix("10.8.0.0/16"), Destination: prefix("10.0.0.0/8")}},
 		{Action: Exclude{Protocol: UDP, Source: Everywhere, Destination: prefix("10.0.0.0/8"), Ports: PortRange{53, 53}}},
 	}
-	if f.Rules[2].Position != (Position{24, 5}) || f.Pools[1].Position != (Position{5, 3}) {
+	if f.Rules[2].Position != (Position{25, 5}) || f.Pools[1].Position != (Position{5, 3}) {
 		t.Errorf("positions: rule %v, pool %v", f.Rules[2].Position, f.Pools[1].Position)
 	}
 	if got := withoutPositions(f); !reflect.DeepEqual(got, want) {

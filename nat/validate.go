@@ -7,6 +7,7 @@ package nat
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -18,6 +19,17 @@ const (
 	MaxRealms    = 255   // pools, addresses of snat rules, and interfaces masqueraded behind
 	MaxAddresses = 65536 // outside
 )
+
+// Validate tells what does not fit together in a file that was not parsed; of one that
+// was, all does. Single values it does not look at. An error is of type Problems.
+func (f *File) Validate() error {
+	r := &reader{collector: collector{name: f.Name}, file: f}
+	r.validate()
+	if found := r.sorted(); len(found) > 0 {
+		return found
+	}
+	return nil
+}
 
 func (r *reader) validate() {
 	r.sides()
@@ -33,14 +45,22 @@ func (r *reader) validate() {
 // at is where a key of the file is.
 func (f *File) at(key string) Position { return f.positions[key] }
 
+// inLine names the line in a message, if it is known.
+func (p Position) inLine() string {
+	if p.Line == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" in line %d", p.Line)
+}
+
 // --- interfaces ----------------------------------------------------------------------
 
 func (r *reader) sides() {
 	f := r.file
-	if f.at("inside").Line == 0 {
+	if len(f.Inside) == 0 && f.at("inside").Line == 0 {
 		r.add(Position{1, 1}, "key inside is missing: the interfaces of the hosts to be translated")
 	}
-	if f.at("outside").Line == 0 {
+	if len(f.Outside) == 0 && f.at("outside").Line == 0 {
 		r.add(Position{1, 1}, "key outside is missing: the interfaces towards the world")
 	}
 	inside := map[string]bool{}
@@ -140,7 +160,7 @@ func (r *reader) poolsApart() {
 			if b.at.Line < a.at.Line {
 				a, b = b, a
 			}
-			r.add(b.at, "%s of %s overlaps %s of %s in line %d", b.AddressRange, b.what, a.AddressRange, a.what, a.at.Line)
+			r.add(b.at, "%s of %s overlaps %s of %s%s", b.AddressRange, b.what, a.AddressRange, a.what, a.at.inLine())
 		}
 	}
 	r.mappedApart(all)
@@ -163,7 +183,7 @@ func (r *reader) mappedApart(given []claimed) {
 		next, _ := slices.BinarySearchFunc(given, outside.First, func(c claimed, first netip.Addr) int { return c.Last.Compare(first) })
 		if next < len(given) && given[next].First.Compare(outside.Last) <= 0 {
 			g := given[next]
-			r.add(rule.Position, "%s is mapped, and %s of %s in line %d is given to other hosts", outside, g.AddressRange, g.what, g.at.Line)
+			r.add(rule.Position, "%s is mapped, and %s of %s%s is given to other hosts", outside, g.AddressRange, g.what, g.at.inLine())
 		}
 	}
 }
@@ -180,7 +200,7 @@ func firstOf[K comparable](claims map[K]*Rule, key K, rule *Rule) *Rule {
 }
 
 func (r *reader) tie(rule, first *Rule) {
-	r.add(rule.Position, "rule %q ties with %q in line %d: both would meet the same packets", rule.Kind()+" "+rule.Match(), first.Kind()+" "+first.Match(), first.Position.Line)
+	r.add(rule.Position, "rule %q ties with %q%s: both would meet the same packets", rule.Kind()+" "+rule.Match(), first.Kind()+" "+first.Match(), first.Position.inLine())
 }
 
 // sourceTies: a packet's source rule is found by interfaces and the longest prefix.
@@ -338,7 +358,7 @@ func (r *reader) givenPorts() {
 	masquerades := map[string]*Rule{} // by way out, "" is all outside
 	check := func(rule, first *Rule, ports, before PortRange) {
 		if first != nil && first != rule && ports != before {
-			r.add(rule.Position, "the rule in line %d gives %s of the same address, this one %s", first.Position.Line, givenText(before), givenText(ports))
+			r.add(rule.Position, "the rule %q%s gives %s of the same address, this one %s", first.Kind()+" "+first.Match(), first.Position.inLine(), givenText(before), givenText(ports))
 		}
 	}
 	masquerade := func(rule, first *Rule) {

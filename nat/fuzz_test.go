@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// Whatever a file says, Parse answers: with problems that name a line of it, or with a
+// file that is written and read back as the same.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(whole))
+	for _, name := range must(filepath.Glob("testdata/*.yaml")) {
+		f.Add(must(os.ReadFile(name)))
+	}
+	for _, text := range []string{"", "a: &x [*x]", "? [a]\n: b", "{a: b", "---\n---\n", "!!binary x: y", "<<: {inside: a}", "inside: eth1\noutside: eth0\nrules: []\n"} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := Parse("f", data)
+		if err != nil {
+			problems, ok := err.(Problems)
+			if !ok || len(problems) == 0 {
+				t.Fatalf("%T %v", err, err)
+			}
+			for _, p := range problems {
+				if lines := strings.Count(string(data), "\n") + 2; p.Line > lines && !strings.ContainsAny(string(data), "\r\u0085\u2028\u2029") {
+					t.Errorf("line %d of %d: %s", p.Line, lines, p)
+				}
+			}
+			return
+		}
+		file.Warnings()
+		text := file.Text()
+		again, err := Parse("f", []byte(text))
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if file, again = withoutPositions(file), withoutPositions(again); len(file.Rules) == 0 {
+			again.Rules = file.Rules
+		}
+		if !reflect.DeepEqual(file, again) {
+			t.Fatalf("%+v\n%+v\n%s", file, again, text)
+		}
+	})
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
