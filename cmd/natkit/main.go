@@ -111,6 +111,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		newDoctorCommand(e),
 		newKconfigCommand(e),
 		newTuneCommand(e),
+		newImportCommand(e),
 		newReportCommand(e),
 		newVersionCommand(e),
 	)

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"natkit/internal/ktest"
+	"natkit/nft"
+)
+
+var importOptions = nft.ImportOptions{
+	Outside: []string{"eth0"}, Inside: []string{"eth1"}, Local: []netip.Addr{addr("203.0.113.5")},
+}
+
+func importText(name string, data []byte) string {
+	o := importOptions
+	o.Name = filepath.Base(name)
+	got, err := nft.Import(bytes.NewReader(data), o)
+	if err != nil {
+		return fmt.Sprintf("error: %v\n", err)
+	}
+	var b strings.Builder
+	for i := range got.File.Rules {
+		fmt.Fprintf(&b, "%s\n", &got.File.Rules[i])
+	}
+	for _, p := range got.File.Pools {
+		fmt.Fprintf(&b, "pool %s %v ports %s\n", p.Name, p.Addresses, p.Ports)
+	}
+	fmt.Fprintf(&b, "inside %v outside %v\n", got.File.Inside, got.File.Outside)
+	for _, n := range got.Notes {
+		fmt.Fprintf(&b, "%d lost=%v %s: %s\n", n.Line, n.Lost, n.Rule, n.Why)
+	}
+	return b.String()
+}
+
+// What other programs' rules become: testdata/import has their rules, and behind the
+// name .want what is made of them. Sets of nftables are read as the native tool prints
+// those of the file.
+func TestImport(t *testing.T) {
+	names, err := filepath.Glob("testdata/import/*.*tables")
+	if err != nil || len(names) == 0 {
+		t.Fatal(names, err)
+	}
+	for _, name := range names {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			data, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(name, ".nftables") {
+				data = asJSON(t, data)
+			}
+			got := importText(name, data)
+			if *update {
+				if err := os.WriteFile(name+".want", []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(name + ".want")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+// asJSON loads rules in a namespace of their own and lists them.
+func asJSON(t *testing.T, rules []byte) []byte {
+	t.Helper()
+	h := namespace(t)
+	var list []byte
+	if err := h.Do(func() error {
+		cmd := exec.Command(ktest.Tool(t, "nft"), "-f", "-")
+		cmd.Stdin = bytes.NewReader(rules)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("nft -f: %w: %s", err, out)
+		}
+		var err error
+		list, err = exec.Command(ktest.Tool(t, "nft"), "-j", "list", "ruleset").Output()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func TestImportRefuses(t *testing.T) {
+	for _, test := range []struct{ in, want string }{
+		{"", "empty"},
+		{"hello", "x:1: \"hello\" is in no table"},
+		{"*nat\n-A", "x:2: \"-A\" is no rule"},
+		{"*nat\n:PREROUTING ACCEPT\n-A PREROUTING -j NOWHERE", "x:3: chain \"PREROUTING\" jumps to \"NOWHERE\""},
+		{"*nat\n\n-A PREROUTING -s 1.2.3 -j ACCEPT", "x:3: \"1.2.3\" is no IPv4 address"},
+		{"*nat\n-A PREROUTING -p tcp --dport 70000 -j ACCEPT", "x:2: \"70000\" are no ports"},
+		{"*nat\n-A PREROUTING -j DNAT", "x:2: DNAT has no --to-destination"},
+		{"*nat\n-A POSTROUTING -s", "x:2: -s wants 1 words"},
+		{"*nat\n-A POSTROUTING -m comment --comment \"x -j ACCEPT", "x:2: a quotation mark is not closed"},
+		{"table ip nat {\n}", "nft -j list ruleset"},
+		{"{\"nftables\": [\n{\"rule\":\n{\"expr\": 7}}]}", "x:"},
+		{"{\"nftables\": [\n{}, nonsense]}", "x:2: invalid character"},
+		{"{\"other\": []}", "x:1:"},
+		{"{\"nftables\": [\n{}", "x:2:"},
+		{`{"nftables":[{"chain":{"family":"ip","table":"t","name":"c","type":"nat","hook":"prerouting","prio":0}},
+{"rule":{"family":"ip","table":"t","chain":"c","handle":4,"expr":[{"jump":{"target":"x"}}]}}]}`, "x:2: rule 4 of chain ip t c: leads to chain \"x\""},
+	} {
+		_, err := nft.Import(strings.NewReader(test.in), nft.ImportOptions{Name: "x"})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: %v, want %q", test.in, err, test.want)
+		}
+	}
+}
+
+func FuzzImport(f *testing.F) {
+	names, _ := filepath.Glob("testdata/import/*.iptables")
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Add([]byte(`{"nftables":[{"metainfo":{}},{"map":{"family":"ip","table":"t","name":"m","elem":[[{"concat":["10.0.0.1","tcp",80]},{"goto":{"target":"d"}}]]}},
+{"chain":{"family":"ip","table":"t","name":"d"}},{"chain":{"family":"ip","table":"t","name":"c","type":"nat","hook":"prerouting","prio":-100}},
+{"rule":{"family":"ip","table":"t","chain":"c","handle":4,"expr":[{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.0.0.0","len":8}}}},{"vmap":{"key":{"concat":[{"payload":{"protocol":"ip","field":"daddr"}},{"meta":{"key":"l4proto"}},{"payload":{"protocol":"th","field":"dport"}}]},"data":"@m"}}]}},
+{"rule":{"family":"ip","table":"t","chain":"d","handle":5,"expr":[{"dnat":{"addr":{"map":{"key":{"numgen":{"mod":2}},"data":{"set":[[0,"10.0.0.1"],[1,{"concat":["10.0.0.2",80]}]]}}}}},{"masquerade":{"port":{"range":[1,2]}}},{"snat":{"addr":{"range":["10.0.0.1","10.0.0.9"]}}}]}}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_, err := nft.Import(bytes.NewReader(data), importOptions)
+		var syntax *nft.SyntaxError
+		if errors.As(err, &syntax) && (syntax.Line < 1 || syntax.Line > bytes.Count(data, []byte("\n"))+1) {
+			t.Errorf("line %d: %v", syntax.Line, err)
+		}
+	})
+}
