@@ -160,9 +160,13 @@ func (r *cpsRun) addLane(ctx context.Context, router Router) error {
 // conntrackSysctls is where a namespace with connection tracking has its settings.
 const conntrackSysctls = "/proc/sys/net/netfilter/nf_conntrack_"
 
-// table reads how full the router's connection tracking table is; all is 0 where
-// the kernel has none.
+// table reads how full the router's table is, its own or connection tracking; all is
+// 0 where there is none.
 func (l *lane) table() (limits conntrack.Limits, err error) {
+	if l.own != nil {
+		limits.Count, limits.Max, err = l.own.Sessions()
+		return limits, err
+	}
 	err = l.stand.bed.Router.Do(func() error {
 		if _, err := os.Stat(conntrackSysctls + "count"); errors.Is(err, os.ErrNotExist) {
 			return nil
@@ -176,6 +180,9 @@ func (l *lane) table() (limits conntrack.Limits, err error) {
 // emptyTable removes all sessions from the router's table.
 func (l *lane) emptyTable(ctx context.Context) error {
 	l.warmedFlows = 0
+	if l.own != nil {
+		return l.own.Empty(ctx)
+	}
 	for deadline := time.Now().Add(5 * time.Second); ; {
 		limits, err := l.table()
 		switch {
@@ -324,6 +331,10 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 // memory says what a session takes of the kernel's memory. The caches are those of
 // the whole machine, so that only trials count in which a session took one entry.
 func (r *cpsRun) memory(l *lane, s *series, p Params) {
+	if l.own != nil {
+		r.ownMemory(l, p)
+		return
+	}
 	var values []float64
 	var took map[string]object
 	for _, t := range s.trials {
@@ -341,6 +352,18 @@ func (r *cpsRun) memory(l *lane, s *series, p Params) {
 	}
 	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, values...))
 	r.note("A session of %s takes of the kernel's caches, besides the table's own buckets: %s.", l.name, objectNames(took))
+}
+
+// ownMemory says the same of a table that is not the kernel's: its maps are there from
+// the start, so it is their memory by the sessions that they have room for.
+func (r *cpsRun) ownMemory(l *lane, p Params) {
+	bytes, err := l.own.SessionBytes()
+	if err != nil {
+		r.note("What a session of %s takes of the kernel's memory was not to be seen: %v.", l.name, err)
+		return
+	}
+	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, bytes))
+	r.note("A session of %s takes its share of all maps of sessions, mappings and queues, hash buckets included, when they are full.", l.name)
 }
 
 // rate is so many a second of the time that a trial had its one CPU.

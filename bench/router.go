@@ -21,6 +21,25 @@ type Router interface {
 	Install(ctx context.Context, bed *Bed, o RouterOptions) (remove func() error, err error)
 }
 
+// TableKeeper is a Router whose sessions are in a table of its own, and not in the
+// kernel's connection tracking.
+type TableKeeper interface {
+	Router
+	// Table tells of the table of the router in the bed, once it is installed.
+	Table(bed *Bed) Table
+}
+
+// Table is a router's own table of sessions.
+type Table interface {
+	// Sessions counts those in it, and tells how many there can be.
+	Sessions() (count, limit uint64, err error)
+	// SessionBytes is the kernel memory that a session takes when the table is full,
+	// everything included.
+	SessionBytes() (bytes float64, err error)
+	// Empty ends all sessions.
+	Empty(ctx context.Context) error
+}
+
 // RouterOptions is what a measurement varies about a router.
 type RouterOptions struct {
 	Rules int // that match nothing, before the one that matches

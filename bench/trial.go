@@ -15,6 +15,7 @@ type lane struct {
 	name  string // the router's
 	stand *stand
 	undo  []func() error
+	own   Table // nil: sessions are in connection tracking, or nowhere
 
 	warmed      time.Time // when each flow last went through, with warmedFlows of them
 	warmedFlows int
@@ -45,6 +46,9 @@ func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU b
 		return l, err
 	}
 	l.undo = append(l.undo, remove)
+	if keeper, ok := r.(TableKeeper); ok {
+		l.own = keeper.Table(bed)
+	}
 	if err := l.stand.attachSinks(); err != nil {
 		return l, err
 	}

@@ -217,10 +217,10 @@ func attach(e *datapath.Engine, p *Plan, ns *netns.Handle) error {
 	})
 }
 
-// Temporary runs a file on an engine that ends with the function it returns, or with
-// the process however that ends: for labs and measurements. Only the settings of the
+// Temporary runs a file on an engine that ends with its Close, or with the process
+// however that ends: for labs and measurements. Only the settings of the
 // namespace that the plan changes stay.
-func Temporary(p *Plan, ns *netns.Handle) (end func() error, err error) {
+func Temporary(p *Plan, ns *netns.Handle) (_ *datapath.Engine, err error) {
 	e, err := datapath.New(p.size)
 	if err != nil {
 		return nil, err
@@ -239,7 +239,7 @@ func Temporary(p *Plan, ns *netns.Handle) (end func() error, err error) {
 	if err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
-	return e.Close, nil
+	return e, nil
 }
 
 func enginesDir(inode uint64) (string, error) {

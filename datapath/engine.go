@@ -222,6 +222,26 @@ func (e *Engine) Size() Size {
 	return s
 }
 
+// SessionBytes is the kernel memory that a session takes when the engine is full:
+// both flows, its mapping, and its places in the queues of the sweep and in the table
+// of ports.
+func (e *Engine) SessionBytes() (float64, error) {
+	total := 0.0
+	for _, name := range []string{"flows", "session_queue", "mappings", "mapping_queue"} {
+		info, err := e.maps[name].Info()
+		if err != nil {
+			return 0, fmt.Errorf("memory of map %s: %w", name, err)
+		}
+		bytes, known := info.Memlock()
+		if !known {
+			return 0, fmt.Errorf("memory of map %s: the kernel does not say", name)
+		}
+		total += float64(bytes)
+	}
+	const slot = 8 // struct nat_slot
+	return total/float64(e.Size().Sessions) + slot, nil
+}
+
 // Close lets go of the engine. What is pinned works on.
 func (e *Engine) Close() error {
 	var errs []error

@@ -12,6 +12,7 @@ import (
 
 	"natkit/bench"
 	"natkit/control"
+	"natkit/datapath"
 	"natkit/nat"
 )
 
@@ -19,6 +20,7 @@ import (
 type engineRouter struct {
 	name, describe string
 	attach         control.Attach
+	tables         map[*bench.Bed]*engineTable
 }
 
 func (r *engineRouter) Name() string     { return r.name }
@@ -30,14 +32,56 @@ func (r *engineRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOp
 	if err != nil {
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
-	end, err := control.Temporary(plan, b.Router)
+	table := &engineTable{plan: plan, bed: b}
+	err = table.begin()
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		return nil, &bench.UnsupportedError{Router: r.name, Reason: err.Error()}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
-	return end, nil
+	if r.tables == nil {
+		r.tables = map[*bench.Bed]*engineTable{}
+	}
+	r.tables[b] = table
+	return func() error {
+		delete(r.tables, b)
+		return table.engine.Close()
+	}, nil
+}
+
+// Table is the engine's in the bed.
+func (r *engineRouter) Table(b *bench.Bed) bench.Table { return r.tables[b] }
+
+// engineTable is the engine of one bed.
+type engineTable struct {
+	plan   *control.Plan
+	bed    *bench.Bed
+	engine *datapath.Engine
+}
+
+func (t *engineTable) begin() (err error) {
+	t.engine, err = control.Temporary(t.plan, t.bed.Router)
+	return err
+}
+
+func (t *engineTable) Sessions() (count, limit uint64, err error) {
+	stats, err := t.engine.Stats()
+	if err != nil {
+		return 0, 0, err
+	}
+	return uint64(stats.Sessions), uint64(t.engine.Size().Sessions), nil
+}
+
+func (t *engineTable) SessionBytes() (float64, error) { return t.engine.SessionBytes() }
+
+// Empty puts a new engine in the place of the old: sessions that have ended keep their
+// ports for a while, as they must, and trials would not begin alike.
+func (t *engineTable) Empty(context.Context) error {
+	if err := t.engine.Close(); err != nil {
+		return err
+	}
+	return t.begin()
 }
 
 // engineSessions is what the engine of a measurement has room for.
