@@ -80,7 +80,7 @@ func MakePlan(file *nat.File, text string, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.size = sizeOf(file)
+	p.size = sizeOf(file, p.tables.Addresses)
 	p.MemoryBytes = p.size.MemoryBytes()
 	for _, a := range p.tables.Addresses {
 		p.Addresses++
@@ -91,12 +91,21 @@ func MakePlan(file *nat.File, text string, o Options) (*Plan, error) {
 	return p, nil
 }
 
-func sizeOf(file *nat.File) datapath.Size {
+func sizeOf(file *nat.File, addresses []datapath.OutsideAddress) datapath.Size {
 	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources}
+	ports := 0
+	for _, a := range addresses {
+		if a.Ports[0] > 0 {
+			ports += nat.PortClasses * (int(a.Ports[1]) - int(a.Ports[0]) + 1)
+		}
+	}
 	for i := range file.Rules {
 		for class := range nat.Class(nat.PortClasses) {
 			if file.FilteringMode(&file.Rules[i], class) == nat.FilterAddress {
 				size.Contacts = file.Limits.Sessions
+			}
+			if file.MappingMode(&file.Rules[i], class) == nat.AddressAndPortDependent {
+				size.Resting = ports
 			}
 		}
 	}
@@ -266,7 +275,11 @@ func Apply(p *Plan, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	if have := e.Size(); have != p.size {
+	have, want := e.Size(), p.size
+	if have.Resting > want.Resting {
+		want.Resting = have.Resting // room that is not needed any more
+	}
+	if have != want {
 		return fmt.Errorf("the limits fix the size of the engine's tables (now %+v, wanted %+v): take it down and up for that; its sessions end", have, p.size)
 	}
 	if err := do(o.Namespace, j, p.Changes); err != nil {

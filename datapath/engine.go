@@ -216,6 +216,7 @@ func (e *Engine) Size() Size {
 		Sessions: int(e.maps["flows"].MaxEntries()) / 2, Mappings: int(e.maps["mappings"].MaxEntries()),
 		Sources: int(e.maps["sources"].MaxEntries()), Contacts: int(e.maps["contacts"].MaxEntries()),
 	}
+	s.Resting = int(e.maps["mapping_queue"].MaxEntries()) - s.Mappings
 	if s.Contacts == 1 { // a map has one entry at least
 		s.Contacts = 0
 	}

@@ -15,6 +15,7 @@ type Size struct {
 	Mappings int // inside endpoints with an outside port
 	Sources  int // inside hosts
 	Contacts int // endpoints and addresses they have sent to, for address-dependent filtering
+	Resting  int // ports that rest without a mapping: all there are, where mapping depends on the address and port
 }
 
 // What the kernel adds to an element of a preallocated hash map (struct htab_elem
@@ -31,7 +32,7 @@ func (s Size) entries() map[string]uint32 {
 		"flows":         uint32(2 * s.Sessions),
 		"session_queue": uint32(s.Sessions),
 		"mappings":      uint32(s.Mappings),
-		"mapping_queue": uint32(s.Sessions + s.Mappings),
+		"mapping_queue": uint32(s.Mappings + s.Resting),
 		"sources":       uint32(s.Sources),
 		"contacts":      uint32(s.Contacts),
 	}
@@ -41,7 +42,7 @@ func (s Size) entries() map[string]uint32 {
 // depend on the number of outside addresses (AddressBytes) and rules.
 func (s Size) MemoryBytes() int64 {
 	return hashBytes(2*s.Sessions, 16, 64) + hashBytes(s.Mappings, 8, 16) + hashBytes(s.Sources, 8, 16) +
-		hashBytes(s.Contacts, 12, 16) + int64(s.Sessions)*16 + int64(s.Sessions+s.Mappings)*16
+		hashBytes(s.Contacts, 12, 16) + int64(s.Sessions)*16 + int64(s.Mappings+s.Resting)*16
 }
 
 // AddressBytes is what one outside address with that many ports takes.
