@@ -246,7 +246,7 @@ func (l ruleLists) toFile(o ImportOptions) (*Imported, error) {
 	i.sides()
 	i.order()
 	if len(i.file.Rules) == 0 {
-		i.note(Note{Why: "no rule of the input could be taken over"})
+		i.note(Note{Why: "no rule of the input could be taken over", Lost: true})
 	}
 	i.file.Name = o.Name
 	slices.SortStableFunc(i.notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })

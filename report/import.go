@@ -5,7 +5,6 @@ package report
 import (
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 
 	"natkit/nft"
@@ -32,40 +31,9 @@ func ImportYAML(w io.Writer, i *nft.Imported) error {
 			}
 		}
 	}
-	fmt.Fprintf(&b, "\ninside: [%s]\noutside: [%s]\n", quotedList(i.File.Inside), quotedList(i.File.Outside))
-	if len(i.File.Pools) > 0 {
-		b.WriteString("pools:\n")
-		for _, p := range i.File.Pools {
-			var ranges []string
-			for _, r := range p.Addresses {
-				ranges = append(ranges, r.String())
-			}
-			fmt.Fprintf(&b, "  %s: {addresses: [%s]", p.Name, strings.Join(ranges, ", "))
-			if !p.Ports.IsZero() {
-				fmt.Fprintf(&b, ", ports: %s", p.Ports)
-			}
-			b.WriteString("}\n")
-		}
-	}
-	b.WriteString("rules:\n")
-	for k := range i.File.Rules {
-		fmt.Fprintf(&b, "  - {%s}\n", &i.File.Rules[k])
-	}
+	b.WriteString("\n" + i.File.Text())
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// quotedList quotes names only where YAML could read them as something else.
-func quotedList(names []string) string {
-	quoted := make([]string, len(names))
-	for k, name := range names {
-		quoted[k] = name
-		letters := strings.IndexFunc(name, func(r rune) bool { return !(r >= 'a' && r <= 'z') }) // eth0, br0
-		if letters < 2 || strings.Trim(name[letters:], "0123456789") != "" {
-			quoted[k] = strconv.Quote(name)
-		}
-	}
-	return strings.Join(quoted, ", ")
 }
 
 // oneLine keeps a comment a comment.
