@@ -54,6 +54,18 @@ func file(rules []nat.Rule, change ...func(*nat.File)) *nat.File {
 	return f
 }
 
+// linkRules are bound in every way.
+var linkRules = []nat.Rule{
+	{Action: nat.Masquerade{Source: prefix("10.0.0.1/32")}},
+	{Action: nat.SNAT{Source: prefix("10.0.0.0/8"), Address: addr("100.64.0.1")}, In: "eth1"},
+	{Action: nat.SNAT{Source: prefix("10.0.0.0/16"), Address: addr("100.64.0.2")}, Out: "eth0"},
+	{Action: nat.SNAT{Source: prefix("10.0.0.0/24"), Address: addr("100.64.0.3")}, In: "eth1", Out: "eth0"},
+	{Action: nat.Masquerade{Source: prefix("192.168.0.0/16")}},
+	{Action: nat.DNAT{Protocol: nat.TCP, Address: addr("100.64.9.1"), Ports: ports(80, 80), Targets: []nat.Target{target("10.0.0.9")}}, In: "eth0"},
+	{Action: nat.DNAT{Protocol: nat.TCP, Address: addr("100.64.9.1"), Ports: ports(1, 1000), Targets: []nat.Target{target("10.0.0.8")}}},
+	{Action: nat.Map{Inside: prefix("10.6.0.0/24"), Outside: prefix("100.64.6.0/24")}, Out: "eth0"},
+}
+
 // files has every kind of rule, alone and against others.
 var files = map[string]*nat.File{
 	"masquerade": file(rules(nat.Masquerade{Source: prefix("192.168.0.0/16")})),
@@ -91,6 +103,8 @@ var files = map[string]*nat.File{
 		{Action: nat.DNAT{Protocol: nat.TCP, Address: addr("100.64.0.1"), Ports: ports(80, 80), Targets: []nat.Target{target("10.0.0.1")}}, In: "eth0"},
 		{Action: nat.Map{Inside: prefix("10.3.0.0/24"), Outside: prefix("100.65.0.0/24")}, Out: "eth0"},
 	}, func(f *nat.File) { f.Outside = []string{"eth0", "ppp0"} }),
+	"links":        file(linkRules),
+	"links-of-two": file(linkRules, func(f *nat.File) { f.Outside = []string{"eth0", "ppp0"} }),
 	"balance": file(rules(
 		nat.Masquerade{Source: prefix("192.168.0.0/16")},
 		nat.DNAT{Protocol: nat.TCP, Address: addr("100.64.0.1"), Ports: ports(80, 80), Targets: []nat.Target{target("10.0.0.1", 8080), target("10.0.0.2", 80), target("10.0.0.3")}},

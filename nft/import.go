@@ -217,7 +217,7 @@ type importer struct {
 }
 
 // maxSteps bounds the walk, which a hostile input could make exponential.
-const maxSteps = 2_000_000
+const maxSteps = 1_000_000
 
 var errTooLong = errors.New("the chains lead into each other too often to follow every way")
 

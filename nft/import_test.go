@@ -122,6 +122,18 @@ func TestImportRefuses(t *testing.T) {
 	}
 }
 
+// Chains that lead into each other along more ways than can be followed are refused.
+func TestImportEnds(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("*nat\n:PREROUTING ACCEPT\n:C0 -\n-A PREROUTING -j C0\n")
+	for i := range 40 {
+		fmt.Fprintf(&b, ":C%d -\n-A C%d -s 10.0.0.0/8 -j C%d\n-A C%d -d 10.0.0.0/8 -j C%d\n", i+1, i, i+1, i, i+1)
+	}
+	if _, err := nft.Import(strings.NewReader(b.String()), importOptions); err == nil || !strings.Contains(err.Error(), "too often") {
+		t.Errorf("%v", err)
+	}
+}
+
 func FuzzImport(f *testing.F) {
 	names, _ := filepath.Glob("testdata/import/*.iptables")
 	for _, name := range names {
