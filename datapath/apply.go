@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -19,7 +20,8 @@ import (
 //  3. the maps of rules of the generation not in use
 //  4. its configuration
 //  5. the generation
-//  6. addresses that no rule wants any more: nothing new is given from them
+//  6. addresses that no rule wants any more: nothing new is given from them;
+//     interfaces that the rules do not name are no way out any more
 func (e *Engine) Apply(t *Tables) error {
 	var control abiNatControl
 	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
@@ -60,7 +62,22 @@ func (e *Engine) Apply(t *Tables) error {
 			}
 		}
 	}
-	return nil
+	return e.forgetLinks(t.Links)
+}
+
+// forgetLinks removes interfaces that are not among these from what packets find.
+func (e *Engine) forgetLinks(keep []Link) error {
+	var gone []uint32
+	err := eachEntry(e.maps["link_indices"], func(ifindex, _ *uint32) bool {
+		if !slices.ContainsFunc(keep, func(l Link) bool { return uint32(l.Ifindex) == *ifindex }) {
+			gone = append(gone, *ifindex)
+		}
+		return true
+	})
+	for _, ifindex := range gone {
+		err = errors.Join(err, e.maps["link_indices"].Delete(ifindex))
+	}
+	return err
 }
 
 // putRules fills the maps of one generation. They are made anew with as much room as
@@ -184,8 +201,12 @@ func (e *Engine) putAddress(a OutsideAddress) error {
 	flag(abiNatAddressFlagNAT_ADDRESS_STATIC, v.PortCount == 0 && !a.OneToOne)
 	flag(abiNatAddressFlagNAT_ADDRESS_LEAVING, a.Leaving)
 	var have abiNatAddress
-	known := e.maps["addresses"].Lookup(index, &have) == nil && have.Addr == v.Addr
-	if !known && v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0 {
+	known := e.maps["addresses"].Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount
+	if !known && a.Before > 0 {
+		if err := e.sharePorts(index, uint32(a.Before-1)); err != nil {
+			return err
+		}
+	} else if !known && v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0 {
 		if err := e.putPorts(index, v, a.Reserved); err != nil {
 			return err
 		}
@@ -199,6 +220,26 @@ func (e *Engine) putAddress(a OutsideAddress) error {
 		}
 	}
 	return e.maps["outside"].Put(&v.Addr, index)
+}
+
+// sharePorts gives an address that has got a new index the maps of its old one:
+// mappings hold that, and both are the same address from now on.
+func (e *Engine) sharePorts(index, before uint32) error {
+	for _, name := range []string{"slots", "free_ports"} {
+		var id ebpf.MapID
+		if err := e.maps[name].Lookup(before, &id); err != nil {
+			return fmt.Errorf("map %s of index %d: %w", name, before, err)
+		}
+		inner, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return fmt.Errorf("map %s of index %d: %w", name, before, err)
+		}
+		err = e.maps[name].Put(index, inner)
+		if err = errors.Join(err, inner.Close()); err != nil {
+			return fmt.Errorf("map %s of index %d: %w", name, index, err)
+		}
+	}
+	return nil
 }
 
 // putPorts makes the two maps of an address with ports, or of one that is given whole

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -54,8 +53,10 @@ type compiler struct {
 	ids    map[uint32]bool
 
 	addresses map[netip.Addr]*OutsideAddress // wanted, by address
-	next      int                            // first index that was never given
-	pools     map[string]pool                // by what poolKey says
+	had       map[netip.Addr]*OutsideAddress // of the engine as it runs, likewise
+	proxies   map[ProxyNeighbour]bool
+	next      int             // first index that was never given
+	pools     map[string]pool // by what poolKey says
 	sources   []source
 }
 
@@ -108,8 +109,13 @@ func Ticks(d time.Duration) uint32 {
 func (c *compiler) outside() {
 	c.addresses = map[netip.Addr]*OutsideAddress{}
 	c.pools = map[string]pool{}
-	for _, a := range c.facts.Addresses {
+	c.had = make(map[netip.Addr]*OutsideAddress, len(c.facts.Addresses))
+	c.proxies = map[ProxyNeighbour]bool{}
+	for i, a := range c.facts.Addresses {
 		c.next = max(c.next, a.Index+1)
+		if c.had[a.Addr] == nil {
+			c.had[a.Addr] = &c.facts.Addresses[i]
+		}
 	}
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
@@ -163,6 +169,12 @@ func (c *compiler) masquerade(r *nat.Rule, a nat.Masquerade, l *Link) {
 		}
 		return
 	}
+	for name, p := range c.pools {
+		if a := c.addresses[addr]; a != nil && p.count > 1 && p.first <= a.Index && a.Index < p.first+p.count {
+			c.fail(r, "the address %s of interface %s is in %s too: use snat to the pool there", addr, l.Name, name)
+			return
+		}
+	}
 	p = pool{count: 1, realm: c.realm([]netip.Addr{addr})}
 	p.first = c.address(r, OutsideAddress{Addr: addr, Ports: c.portsOf(addr, a.Ports), Masquerade: true, Link: l.Index, Realm: p.realm}, -1)
 	c.pools[key] = p
@@ -209,10 +221,11 @@ func (c *compiler) pool(r *nat.Rule, a nat.SNAT) {
 		if !oneToOne {
 			wanted.Ports = c.portsOf(addr, ports)
 		}
-		if index := c.address(r, wanted, p.first+i); index != p.first+i {
-			c.fail(r, "address %s of %s is given by another rule too: in one pool of its own both can use it", addr, key)
+		if other := c.addresses[addr]; other != nil && len(addrs) > 1 {
+			c.fail(r, "address %s of %s is given by another rule too, on its own: use the pool in both", addr, key)
 			return
 		}
+		c.address(r, wanted, p.first+i)
 	}
 	c.pools[key] = p
 	if !silent {
@@ -245,10 +258,7 @@ func (c *compiler) known(addr netip.Addr) *OutsideAddress {
 	if a := c.addresses[addr]; a != nil {
 		return a
 	}
-	if i := slices.IndexFunc(c.facts.Addresses, func(a OutsideAddress) bool { return a.Addr == addr }); i >= 0 {
-		return &c.facts.Addresses[i]
-	}
-	return nil
+	return c.had[addr]
 }
 
 // address wants an outside address, with the index that it has or else this one (-1:
@@ -264,7 +274,14 @@ func (c *compiler) address(r *nat.Rule, a OutsideAddress, index int) int {
 		a.Index = index
 	default:
 		a.Index = have.Index
-		if have.Ports != a.Ports || have.OneToOne != a.OneToOne {
+		if index >= 0 && index != have.Index && c.addresses[a.Addr] == nil { // its pool has grown
+			a.Index, a.Before = index, have.Index+1
+			if a.OneToOne {
+				c.fail(r, "the addresses of a pool without ports can't become more or others while it is up: take the engine down and up again for that")
+			}
+		}
+		static := have.Ports[0] == 0 && !have.OneToOne
+		if !static && (have.Ports != a.Ports || have.OneToOne != a.OneToOne) {
 			c.fail(r, "%s gives ports %s, but had %s before: take the engine down and up again for that",
 				a.Addr, portsText(a), portsText(*have))
 		}
@@ -384,6 +401,9 @@ func (c *compiler) linkOf(addr netip.Addr) int {
 
 // proxy wants ARP answered for addresses on a connected network that nobody has.
 func (c *compiler) proxy(r nat.AddressRange) {
+	if r.Count() > maxProxies && c.linkOf(r.First) >= 0 {
+		c.fail(nil, "%s on a connected network are %d addresses to answer ARP for, of at most %d: route them here, and say arp: none", r, r.Count(), maxProxies)
+	}
 	for i := range min(r.Count(), maxProxies) {
 		addr := r.At(i)
 		index := c.linkOf(addr)
@@ -392,7 +412,8 @@ func (c *compiler) proxy(r nat.AddressRange) {
 		}
 		link := c.t.Links[slices.IndexFunc(c.t.Links, func(l Link) bool { return l.Index == index })]
 		n := ProxyNeighbour{Link: link.Name, Addr: addr}
-		if !link.Inside && !slices.Contains(c.t.ProxyNeighbours, n) {
+		if !link.Inside && !c.proxies[n] {
+			c.proxies[n] = true
 			c.t.ProxyNeighbours = append(c.t.ProxyNeighbours, n)
 		}
 	}
@@ -725,6 +746,7 @@ func (c *compiler) excludes() {
 		number(dst, c.t.ExcludeDst, a.Destination)
 		all = append(all, exclusion{a, r})
 	}
+	inSrc, inDst := within(src), within(dst)
 	for _, a := range all {
 		c.t.Config.Lookups |= uint32(abiNatLookupNAT_LOOKUP_EXCLUDE)
 		if a.Protocol != nat.AnyProtocol {
@@ -734,9 +756,9 @@ func (c *compiler) excludes() {
 			c.fail(a.rule, "a range of %d ports in an exclusion, of at most %d", n, maxExcludePorts)
 			continue
 		}
-		for s := range within(src, a.Source) {
-			for d := range within(dst, a.Destination) {
-				key := abiNatExcludeKey{Src: src[s], Dst: dst[d], Protocol: uint8(a.Protocol)}
+		for _, s := range inSrc[a.Source] {
+			for _, d := range inDst[a.Destination] {
+				key := abiNatExcludeKey{Src: s, Dst: d, Protocol: uint8(a.Protocol)}
 				if a.Ports.IsZero() {
 					c.t.Excludes[key] = 0
 				}
@@ -753,12 +775,16 @@ func (c *compiler) excludes() {
 	}
 }
 
-// within gives the prefixes of a set that lie in p, p among them.
-func within(set map[netip.Prefix]uint32, p netip.Prefix) map[netip.Prefix]bool {
-	out := map[netip.Prefix]bool{}
-	for q := range maps.Keys(set) {
-		if q.Bits() >= p.Bits() && p.Contains(q.Addr()) {
-			out[q] = true
+// within gives for each prefix of a set the numbers of those that lie in it, its own
+// among them: every prefix is told to the at most 33 that are around it.
+func within(set map[netip.Prefix]uint32) map[netip.Prefix][]uint32 {
+	out := make(map[netip.Prefix][]uint32, len(set))
+	for p, n := range set {
+		for b := range p.Bits() + 1 {
+			around := netip.PrefixFrom(p.Addr(), b).Masked()
+			if _, ok := set[around]; ok {
+				out[around] = append(out[around], n)
+			}
 		}
 	}
 	return out

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -271,6 +272,24 @@ func TestIndicesAreForLife(t *testing.T) {
 	narrow := gatewayFile(nat.Rule{Action: nat.Masquerade{Source: netip.MustParsePrefix("192.168.1.0/24"), Ports: nat.PortRange{First: 2000, Last: 3000}}})
 	if _, err := Compile(narrow, facts); err == nil || !strings.Contains(err.Error(), "down and up") {
 		t.Errorf("other ports of a known address: %v", err)
+	}
+}
+
+// A pool that grows gets new indices for all its addresses; those it had know which
+// index they had, and share its ports.
+func TestPoolGrows(t *testing.T) {
+	rule := nat.Rule{Action: nat.SNAT{Source: netip.MustParsePrefix("192.168.2.0/24"), Pool: "office"}}
+	small := gatewayFile(rule)
+	small.Pools[0].Addresses = []nat.AddressRange{nat.RangeOf(netip.MustParsePrefix("203.0.113.16/31"))}
+	facts := machine()
+	facts.Addresses = mustCompile(t, small, facts).Addresses
+	var got []string
+	for _, a := range mustCompile(t, gatewayFile(rule), facts).Addresses[:3] {
+		got = append(got, fmt.Sprint(a.Addr, " ", a.Index, " before ", a.Before))
+	}
+	want := []string{"203.0.113.16 2 before 1", "203.0.113.17 3 before 2", "203.0.113.18 4 before 0"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

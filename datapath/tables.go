@@ -44,6 +44,7 @@ type OutsideAddress struct {
 	Owned      bool      // the gateway's own
 	Masquerade bool      // follows the address of Link
 	OneToOne   bool      // given whole, to one inside host
+	Before     int       `json:",omitempty"` // the index that it had in a smaller pool, plus 1: both are it from now on
 	Leaving    bool      // no rule wants it any more; it goes when its last mapping does
 	Link       int       // index of the interface it is on, -1 none
 	Realm      uint8
