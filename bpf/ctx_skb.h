@@ -81,6 +81,10 @@ static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 off
 {
 	__u64 flags = udp ? BPF_F_MARK_MANGLED_0 : 0;
 
+	if (udp && !*check) {
+		bpf_csum_update(ctx, l4_delta); /* the ports, if the device has summed them */
+		return GO_ON;
+	}
 	if (l3_delta && bpf_l4_csum_replace(ctx, offset, 0, l3_delta, flags | BPF_F_PSEUDO_HDR) < 0)
 		return NAT_DROP_REWRITE;
 	if (l4_delta && bpf_l4_csum_replace(ctx, offset, 0, l4_delta, flags) < 0)
@@ -119,6 +123,39 @@ static __always_inline int ctx_transmit_neighbour(struct ctx *ctx, __u32 ifindex
 static __always_inline int ctx_can_transmit(const struct nat_link *link)
 {
 	return 1;
+}
+
+/* Bytes of the frame, wherever they lie. The sum over the packet must stay the same. */
+static __always_inline long ctx_load(struct ctx *ctx, __u32 offset, void *to, __u32 bytes)
+{
+	return bpf_skb_load_bytes(ctx, offset, to, bytes);
+}
+
+static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void *from, __u32 bytes)
+{
+	return bpf_skb_store_bytes(ctx, offset, from, bytes, 0);
+}
+
+/* Cuts the IPv4 packet at l3 to that many bytes and makes room for a header before it. */
+static __always_inline long ctx_answer(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
+{
+	return bpf_skb_change_tail(ctx, l3 + quoted, 0) ?:
+	       bpf_skb_adjust_room(ctx, header, BPF_ADJ_ROOM_MAC, 0);
+}
+
+/* Back to who sent the frame, by the way it came. */
+static __always_inline int ctx_return(struct ctx *ctx, __u32 l3)
+{
+	__u8 macs[12], turned[12];
+
+	if (l3) {
+		if (bpf_skb_load_bytes(ctx, 0, macs, sizeof(macs)))
+			return CTX_DROP;
+		__builtin_memcpy(turned, macs + 6, 6);
+		__builtin_memcpy(turned + 6, macs, 6);
+		bpf_skb_store_bytes(ctx, 0, turned, sizeof(turned), 0);
+	}
+	return bpf_redirect(ctx->ifindex, 0);
 }
 
 #endif

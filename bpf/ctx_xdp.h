@@ -106,4 +106,25 @@ static __always_inline int ctx_can_transmit(const struct nat_link *link)
 	return link->flags & NAT_LINK_XDP;
 }
 
+/* Asked for on tc only. */
+static __always_inline long ctx_load(struct ctx *ctx, __u32 offset, void *to, __u32 bytes)
+{
+	return -1;
+}
+
+static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void *from, __u32 bytes)
+{
+	return -1;
+}
+
+static __always_inline long ctx_answer(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
+{
+	return -1;
+}
+
+static __always_inline int ctx_return(struct ctx *ctx, __u32 l3)
+{
+	return CTX_DROP;
+}
+
 #endif

@@ -7,6 +7,7 @@
 #ifndef NATKIT_FLOW_H
 #define NATKIT_FLOW_H
 
+#include "fragment.h"
 #include "rewrite.h"
 #include "route.h"
 #include "session.h"
@@ -36,10 +37,11 @@ static __always_inline int flow_translated(const struct packet *packet)
 	return packet->key.side == NAT_INSIDE ? NAT_TRANSLATED_OUT : NAT_TRANSLATED_IN;
 }
 
-static __always_inline int flow_too_big(const struct packet *packet, __u16 mtu)
+static __always_inline int flow_too_big(struct packet *packet, __u16 mtu)
 {
 	if (!mtu || packet->length <= mtu)
 		return GO_ON;
+	packet->mtu = mtu;
 	return packet->key.side == NAT_INSIDE ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
 }
 
@@ -84,6 +86,11 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	reason = flow_too_big(packet, flow->mtu);
 	if (unlikely(reason != GO_ON))
 		return reason;
+	if (CTX_TC && unlikely(packet->flags & PACKET_FRAGMENT_FIRST)) {
+		reason = fragment_first(packet, flow);
+		if (reason != GO_ON)
+			return reason;
+	}
 	link = bpf_map_lookup_elem(&links, &index);
 	if (unlikely(!link || !packet->l3 || packet->flags & PACKET_PROBE))
 		return flow_neighbour(ctx, packet, flow);
@@ -107,8 +114,13 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 {
 	struct route route;
 	__u32 *probed = route_probed(flow->hop);
+	struct nat_addr src = flow->src;
 	int reason;
 
+	if (flow_state(flow) & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src)) {
+		session_kill(packet, flow);
+		return NAT_DROP_RACE; /* made anew when this one is removed */
+	}
 	if (!CTX_TC && (!probed || packet->now - *probed >= ROUTE_CHECK_TICKS))
 		return NAT_PASS_TO_TC;
 	reason = route_find(ctx, packet, packet->key.src, flow->dst, &route);
@@ -153,13 +165,24 @@ static __always_inline int flow_clamp(struct ctx *ctx, const struct packet *pack
 		   : GO_ON;
 }
 
+/* Whether the flow has been silent for longer than its time-out. The session lives on
+ * if the other direction has not. */
+static __always_inline int flow_silent(const struct packet *packet, const struct nat_flow *flow,
+				       __u32 state)
+{
+	__u32 slot, timeout = state & NAT_FLOW_TIMEOUT;
+	const struct nat_config *c = config_get(&slot);
+
+	return c && timeout < NAT_TIMEOUTS && packet->now - flow->seen > c->timeouts[timeout];
+}
+
 /* What a packet of an existing flow may need besides the rewriting. */
 static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
 	__u32 state = flow_state(flow);
 	int reason = GO_ON;
 
-	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
+	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) || flow_silent(packet, flow, state))
 		reason = session_revive(packet);
 	else if (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
 		 !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1))
@@ -169,6 +192,12 @@ static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
 		reason = flow_clamp(ctx, packet, flow->mtu);
 	return reason;
+}
+
+/* flow_forward for packets that are few. */
+static __noinline int flow_send(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	return flow_forward(ctx, packet, flow);
 }
 
 static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
@@ -183,7 +212,16 @@ static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 		if (reason != GO_ON)
 			return reason;
 	}
-	return flow_forward(ctx, packet, &flow);
+	return flow_send(ctx, packet, &flow);
+}
+
+/* A later fragment: its first one's session translates it, and is not kept alive by it. */
+static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
+{
+	struct nat_flow flow;
+	int reason = fragment_later(packet, &flow);
+
+	return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
 }
 
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)

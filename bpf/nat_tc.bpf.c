@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// The engine at the tc hook: one program for each side.
+// The engine at the tc hook: one program for each side, and
+// for links with and without Ethernet.
 #include "nat.h"
 #include "maps.h"
 #include "ctx_skb.h"
@@ -9,13 +10,25 @@
 SEC("tc")
 int tc_inside(struct ctx *ctx)
 {
-	return nat_process(ctx, NAT_INSIDE, 14);
+	return nat_process(ctx, NAT_INSIDE, NAT_ETHERNET);
 }
 
 SEC("tc")
 int tc_outside(struct ctx *ctx)
 {
-	return nat_process(ctx, NAT_OUTSIDE, 14);
+	return nat_process(ctx, NAT_OUTSIDE, NAT_ETHERNET);
+}
+
+SEC("tc")
+int tc_inside_raw(struct ctx *ctx)
+{
+	return nat_process(ctx, NAT_INSIDE, NAT_RAW);
+}
+
+SEC("tc")
+int tc_outside_raw(struct ctx *ctx)
+{
+	return nat_process(ctx, NAT_OUTSIDE, NAT_RAW);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

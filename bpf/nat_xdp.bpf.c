@@ -9,13 +9,13 @@
 SEC("xdp")
 int xdp_inside(struct ctx *ctx)
 {
-	return nat_process(ctx, NAT_INSIDE, 14);
+	return nat_process(ctx, NAT_INSIDE, NAT_ETHERNET);
 }
 
 SEC("xdp")
 int xdp_outside(struct ctx *ctx)
 {
-	return nat_process(ctx, NAT_OUTSIDE, 14);
+	return nat_process(ctx, NAT_OUTSIDE, NAT_ETHERNET);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -82,9 +82,10 @@ enum packet_flag {
 	PACKET_DF = 1,
 	PACKET_FRAGMENT_FIRST = 2,
 	PACKET_FRAGMENT_LATER = 4, /* no ports: key has zeros */
-	PACKET_ICMP_ERROR = 8,	   /* inner is set, key has zeros for ports */
+	PACKET_ICMP_ERROR = 8,	   /* key has zeros for ports */
 	PACKET_QUERY = 16,	   /* ICMP request: the identifier is sport */
 	PACKET_PROBE = 32,	   /* this one goes through the neighbour table */
+	PACKET_FOR_TC = PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER | PACKET_ICMP_ERROR,
 };
 
 struct packet {
@@ -101,11 +102,8 @@ struct packet {
 	__u8 flags;	/* enum packet_flag */
 	__u8 icmp_type;
 	__be16 id;
+	__u16 mtu;  /* of the way out, if the packet is too big for it */
 	int action; /* the hook's verdict, once translated */
-	/* ICMP error only: the packet inside, turned round: the key of the flow whose
-	 * packet it answers; and its offsets. */
-	struct nat_flow_key inner;
-	__u16 inner_l3, inner_l4;
 };
 
 static __always_inline int parse_tcp(struct packet *packet, void *l4, void *end, __u32 bytes)
@@ -181,6 +179,9 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	void *data, *end, *l4;
 	int reason = GO_ON;
 
+	packet->flags = 0; /* what a drop looks at */
+	packet->bytes = 0;
+	packet->key.side = side;
 	if (!ctx_is_ours(ctx, l3))
 		return NAT_PASS_NOT_IPV4;
 	if (ctx_pull(ctx, PACKET_HEADERS))
@@ -203,7 +204,6 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	packet->key.sport = 0;
 	packet->key.dport = 0;
 	packet->key.protocol = ip->protocol;
-	packet->key.side = side;
 	packet->key.zero = 0;
 	packet->now = bpf_ktime_get_coarse_ns() >> NAT_TICK_SHIFT;
 	packet->ifindex = ctx_ifindex(ctx);
@@ -215,6 +215,7 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	packet->ttl = ip->ttl;
 	packet->tos = ip->tos;
 	packet->tcp_flags = 0;
+	packet->icmp_type = 0;
 	packet->id = ip->id;
 	fragment = bpf_ntohs(ip->fragment);
 	packet->flags = fragment & IPV4_DF ? PACKET_DF : 0;

@@ -3,12 +3,15 @@
  * START HERE. The life of a packet: nat_process is called at the ingress of every
  * interface of the rule file, and its verdict is the hook's.
  *
- *   1) parse.h     headers -> struct packet
- *   2) flow.h      the flow that this packet belongs to; on a miss
- *   3) session.h     rules (rule.h), mapping (mapping.h), port (port.h), both flows
- *   4) route.h       where it goes
- *   5) rewrite.h   addresses, ports, checksums, MACs
- *   6) ctx_*.h     out
+ *   1) parse.h       headers -> struct packet
+ *   2) flow.h        the flow that this packet belongs to; on a miss
+ *   3)   session.h   rules (rule.h), mapping (mapping.h), port (port.h), both flows
+ *   4)   route.h     where it goes
+ *   5) rewrite.h     addresses, ports, checksums, MACs
+ *   6) ctx_*.h       out
+ *
+ * ICMP errors leave this at 2 for icmp.h, fragments without ports for fragment.h; XDP
+ * leaves both to tc.
  *
  * Every step returns GO_ON or the reason that ends the packet: enum nat_reason.
  */
@@ -17,28 +20,64 @@
 
 #include "count.h"
 #include "flow.h"
+#include "icmp.h"
 
-/* Counts the packet once and turns its end into the hook's verdict. */
-static __always_inline int nat_verdict(struct packet *packet, int reason)
+enum nat_process {
+	NAT_ETHERNET = 14, /* where IPv4 begins in a frame */
+	NAT_RAW = 0,	   /* on links without Ethernet: tunnels, PPP */
+};
+
+/* Counts the packet, once. */
+static __always_inline void nat_count(const struct packet *packet, int reason)
 {
-	count_add(reason);
-	if (reason < NAT_TRANSLATED_IN)
-		return CTX_PASS;
-	if (reason >= NAT_DROP_MALFORMED)
-		return CTX_DROP;
-	return packet->action;
+	struct nat_stats *s = count_stats();
+
+	if (!s)
+		return;
+	if (reason == NAT_TRANSLATED_OUT)
+		s->bytes_out += packet->bytes;
+	else if (reason == NAT_TRANSLATED_IN)
+		s->bytes_in += packet->bytes;
+	if ((__u32)reason < NAT_REASONS)
+		s->packets[reason]++;
 }
 
-/* l3 is where IPv4 begins in a frame: 14, or 0 on links without Ethernet. */
+/* A drop may be answered by an ICMP error: by tc, to which XDP leaves as many packets as
+ * may be answered. */
+static __noinline int nat_drop(struct ctx *ctx, struct packet *packet, int reason)
+{
+	__u32 answer = icmp_answer(packet, reason);
+
+	if (!CTX_TC && answer && icmp_allowed(packet, 0))
+		reason = NAT_PASS_TO_TC;
+	nat_count(packet, reason);
+	if (reason == NAT_PASS_TO_TC)
+		return CTX_PASS;
+	return CTX_TC && answer && icmp_send(ctx, packet, answer) == GO_ON ? packet->action
+									   : CTX_DROP;
+}
+
 static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u32 l3)
 {
 	struct packet packet;
 	int reason;
 
 	reason = parse(ctx, side, l3, &packet);
-	if (reason == GO_ON)
+	if (unlikely(reason != GO_ON))
+		; /* counted below */
+	else if (!CTX_TC && unlikely(packet.flags & PACKET_FOR_TC))
+		reason = NAT_PASS_TO_TC;
+	else if (CTX_TC && unlikely(packet.flags & PACKET_FRAGMENT_LATER))
+		reason = flow_fragment(ctx, &packet);
+	else if (CTX_TC && unlikely(packet.flags & PACKET_ICMP_ERROR))
+		reason = icmp_error(ctx, &packet);
+	else
 		reason = flow_translate(ctx, &packet);
-	return nat_verdict(&packet, reason);
+
+	if (unlikely(reason >= NAT_DROP_MALFORMED))
+		return nat_drop(ctx, &packet, reason);
+	nat_count(&packet, reason);
+	return reason < NAT_TRANSLATED_IN ? CTX_PASS : packet.action;
 }
 
 #endif

@@ -13,6 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type tcIcmpRoom struct {
+	_     structs.HostLayout
+	Bytes [1536]uint8
+}
+
 type tcNatAddr struct {
 	_     structs.HostLayout
 	Octet [4]uint8
@@ -196,10 +201,9 @@ type tcOpening struct {
 		Flags    uint8
 		IcmpType uint8
 		Id       uint16
+		Mtu      uint16
+		_        [2]byte
 		Action   int32
-		Inner    tcNatFlowKey
-		InnerL3  uint16
-		InnerL4  uint16
 	}
 	Lookups uint32
 	Config  uint32
@@ -260,6 +264,7 @@ const (
 	tcMapFragments     = "fragments"
 	tcMapFreeAddresses = "free_addresses"
 	tcMapFreePorts     = "free_ports"
+	tcMapIcmpRooms     = "icmp_rooms"
 	tcMapLinkIndices   = "link_indices"
 	tcMapLinks         = "links"
 	tcMapMappingQueue  = "mapping_queue"
@@ -276,7 +281,9 @@ const (
 	tcMapTargets       = "targets"
 	tcMapTransmit      = "transmit"
 	tcProgTcInside     = "tc_inside"
+	tcProgTcInsideRaw  = "tc_inside_raw"
 	tcProgTcOutside    = "tc_outside"
+	tcProgTcOutsideRaw = "tc_outside_raw"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -321,8 +328,10 @@ type tcSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcProgramSpecs struct {
-	TcInside  *ebpf.ProgramSpec `ebpf:"tc_inside"`
-	TcOutside *ebpf.ProgramSpec `ebpf:"tc_outside"`
+	TcInside     *ebpf.ProgramSpec `ebpf:"tc_inside"`
+	TcInsideRaw  *ebpf.ProgramSpec `ebpf:"tc_inside_raw"`
+	TcOutside    *ebpf.ProgramSpec `ebpf:"tc_outside"`
+	TcOutsideRaw *ebpf.ProgramSpec `ebpf:"tc_outside_raw"`
 }
 
 // tcMapSpecs contains maps before they are loaded into the kernel.
@@ -344,6 +353,7 @@ type tcMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	IcmpRooms     *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
@@ -402,6 +412,7 @@ type tcMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	IcmpRooms     *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
@@ -436,6 +447,7 @@ func (m *tcMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
@@ -464,14 +476,18 @@ type tcVariables struct {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcPrograms struct {
-	TcInside  *ebpf.Program `ebpf:"tc_inside"`
-	TcOutside *ebpf.Program `ebpf:"tc_outside"`
+	TcInside     *ebpf.Program `ebpf:"tc_inside"`
+	TcInsideRaw  *ebpf.Program `ebpf:"tc_inside_raw"`
+	TcOutside    *ebpf.Program `ebpf:"tc_outside"`
+	TcOutsideRaw *ebpf.Program `ebpf:"tc_outside_raw"`
 }
 
 func (p *tcPrograms) Close() error {
 	return _TcClose(
 		p.TcInside,
+		p.TcInsideRaw,
 		p.TcOutside,
+		p.TcOutsideRaw,
 	)
 }
 

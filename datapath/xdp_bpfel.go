@@ -13,6 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type xdpIcmpRoom struct {
+	_     structs.HostLayout
+	Bytes [1536]uint8
+}
+
 type xdpNatAddr struct {
 	_     structs.HostLayout
 	Octet [4]uint8
@@ -196,10 +201,9 @@ type xdpOpening struct {
 		Flags    uint8
 		IcmpType uint8
 		Id       uint16
+		Mtu      uint16
+		_        [2]byte
 		Action   int32
-		Inner    xdpNatFlowKey
-		InnerL3  uint16
-		InnerL4  uint16
 	}
 	Lookups uint32
 	Config  uint32
@@ -260,6 +264,7 @@ const (
 	xdpMapFragments     = "fragments"
 	xdpMapFreeAddresses = "free_addresses"
 	xdpMapFreePorts     = "free_ports"
+	xdpMapIcmpRooms     = "icmp_rooms"
 	xdpMapLinkIndices   = "link_indices"
 	xdpMapLinks         = "links"
 	xdpMapMappingQueue  = "mapping_queue"
@@ -344,6 +349,7 @@ type xdpMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	IcmpRooms     *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
@@ -402,6 +408,7 @@ type xdpMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	IcmpRooms     *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
@@ -436,6 +443,7 @@ func (m *xdpMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,

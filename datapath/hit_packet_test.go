@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"maps"
+	"testing"
+
+	"natkit/internal/pktbuild"
+)
+
+// end is how a packet ends at a hook: the reason that is counted, and with a
+// translation the frame that leaves.
+type end struct {
+	reason abiNatReason
+	frame  *pktbuild.Frame
+}
+
+// A packet of an established session, through both hooks: every byte that leaves is
+// compared with a frame built from nothing.
+func TestHit(t *testing.T) {
+	type row struct {
+		name     string
+		side     abiNatSide
+		protocol uint8
+		from, to endpoints
+		change   func(*abiNatFlow) // of the flow as putFlow makes it
+		packet   pktbuild.IPv4     // Src, Dst are set from from
+		frame    func(*pktbuild.Frame)
+		xdp, tc  abiNatReason         // how it ends
+		out      func(*pktbuild.IPv4) // what changes besides addresses and TTL; nil: not translated
+	}
+	const (
+		inside  = abiNatSideNAT_INSIDE
+		outside = abiNatSideNAT_OUTSIDE
+		sent    = abiNatReasonNAT_TRANSLATED_OUT
+		back    = abiNatReasonNAT_TRANSLATED_IN
+		toTC    = abiNatReasonNAT_PASS_TO_TC
+	)
+	udp := func(sport, dport uint16, data string) pktbuild.UDP {
+		return pktbuild.UDP{Src: sport, Dst: dport, Data: []byte(data)}
+	}
+	out := endpoints{insideHost, world, 5000, 53}
+	outside1 := endpoints{gatewayOut, world, 40000, 53}
+	in := endpoints{world, gatewayOut, 53, 40000}
+	inside1 := endpoints{world, insideHost, 53, 5000}
+	ports := func(sport, dport uint16) func(*pktbuild.IPv4) {
+		return func(ip *pktbuild.IPv4) {
+			switch p := ip.Payload.(type) {
+			case pktbuild.UDP:
+				p.Src, p.Dst = sport, dport
+				ip.Payload = p
+			case pktbuild.TCP:
+				p.Src, p.Dst = sport, dport
+				ip.Payload = p
+			}
+		}
+	}
+	same := func(*pktbuild.IPv4) {}
+	tcp := pktbuild.TCP{Src: 5000, Dst: 53, Seq: 1, Ack: 2, Flags: pktbuild.ACK | pktbuild.PSH, Window: 3, Data: []byte("hello")}
+	rows := []row{
+		{name: "UDP out", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, ID: 77, TOS: 0x2e, Payload: udp(5000, 53, "hello")}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "UDP out, odd length, DF", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 2, Fragment: pktbuild.DF, Payload: udp(5000, 53, "hell")}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "UDP back", side: outside, protocol: pktbuild.UDPProtocol, from: in, to: inside1,
+			packet: pktbuild.IPv4{TTL: 255, Payload: udp(53, 40000, "world")}, xdp: back, tc: back, out: ports(53, 5000)},
+		{name: "UDP, port kept", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: endpoints{gatewayOut, world, 5000, 53},
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "hello")}, xdp: sent, tc: sent, out: same},
+		{name: "UDP, only the port", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: endpoints{insideHost, world, 5000, 5353},
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "hello")}, xdp: sent, tc: sent, out: ports(5000, 5353)},
+		{name: "UDP, source and destination", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: endpoints{poolFirst, router, 1, 2},
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "hello")}, xdp: sent, tc: sent, out: ports(1, 2)},
+		{name: "UDP without checksum", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Payload: pktbuild.UDP{Src: 5000, Dst: 53, NoChecksum: true, Data: []byte("x")}}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "UDP whose checksum becomes zero", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, zeroSum(outside1))}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "UDP with IPv4 options", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Options: []byte{7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0}, Payload: udp(5000, 53, "hello")}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "UDP in a padded frame", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, frame: func(f *pktbuild.Frame) { f.Pad = 18 }, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "UDP-Lite, all covered", side: inside, protocol: pktbuild.UDPLiteProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Payload: pktbuild.UDP{Lite: true, Src: 5000, Dst: 53, Data: []byte("hello")}}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "UDP-Lite, header covered", side: inside, protocol: pktbuild.UDPLiteProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Payload: pktbuild.UDP{Lite: true, Length: 8, Src: 5000, Dst: 53, Data: []byte("hello")}}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "TCP", side: inside, protocol: pktbuild.TCPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Fragment: pktbuild.DF, Payload: tcp}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "TCP with both kinds of options", side: inside, protocol: pktbuild.TCPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 64, Options: bytes.Repeat([]byte{1}, 40), Payload: pktbuild.TCP{Src: 5000, Dst: 53, Flags: pktbuild.ACK, Options: bytes.Repeat([]byte{1}, 40), Data: []byte("abc")}},
+			xdp:    sent, tc: sent, out: ports(40000, 53)},
+		{name: "echo request", side: inside, protocol: pktbuild.ICMPProtocol, from: endpoints{insideHost, world, 7, 0}, to: endpoints{gatewayOut, world, 9000, 0},
+			packet: pktbuild.IPv4{TTL: 64, Payload: pktbuild.Echo(8, 7, 1, []byte("ping"))}, xdp: sent, tc: sent,
+			out: func(ip *pktbuild.IPv4) { ip.Payload = pktbuild.Echo(8, 9000, 1, []byte("ping")) }},
+		{name: "echo reply", side: outside, protocol: pktbuild.ICMPProtocol, from: endpoints{world, gatewayOut, 0, 9000}, to: endpoints{world, insideHost, 0, 7},
+			packet: pktbuild.IPv4{TTL: 64, Payload: pktbuild.Echo(0, 9000, 1, []byte("ping"))}, xdp: back, tc: back,
+			out: func(ip *pktbuild.IPv4) { ip.Payload = pktbuild.Echo(0, 7, 1, []byte("ping")) }},
+		{name: "timestamp request", side: inside, protocol: pktbuild.ICMPProtocol, from: endpoints{insideHost, world, 7, 0}, to: endpoints{gatewayOut, world, 9000, 0},
+			packet: pktbuild.IPv4{TTL: 64, Payload: pktbuild.Echo(13, 7, 1, make([]byte, 12))}, xdp: sent, tc: sent,
+			out: func(ip *pktbuild.IPv4) { ip.Payload = pktbuild.Echo(13, 9000, 1, make([]byte, 12)) }},
+		{name: "a protocol without ports", side: inside, protocol: 253, from: endpoints{src: insideHost, dst: world}, to: endpoints{src: gatewayOut, dst: world},
+			packet: pktbuild.IPv4{TTL: 64, Payload: pktbuild.Bytes("whatever")}, xdp: sent, tc: sent, out: same},
+		{name: "TTL 1 out is the stack's", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1,
+			packet: pktbuild.IPv4{TTL: 1, Payload: udp(5000, 53, "")}, xdp: abiNatReasonNAT_PASS_TTL, tc: abiNatReasonNAT_PASS_TTL},
+		{name: "too big out with DF is the stack's", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Mtu = 1400 },
+			packet: pktbuild.IPv4{TTL: 64, Fragment: pktbuild.DF, Payload: udp(5000, 53, string(make([]byte, 1373)))}, xdp: abiNatReasonNAT_PASS_TOO_BIG, tc: abiNatReasonNAT_PASS_TOO_BIG},
+		{name: "as big as the MTU", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Mtu = 1400 },
+			packet: pktbuild.IPv4{TTL: 64, Fragment: pktbuild.DF, Payload: udp(5000, 53, string(make([]byte, 1372)))}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "from another link than the session's", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.InLink = 6 },
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: abiNatReasonNAT_DROP_SPOOFED, tc: abiNatReasonNAT_DROP_SPOOFED},
+		{name: "from the session's link", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.InLink = 4 },
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: sent, tc: sent, out: ports(40000, 53)},
+		{name: "no neighbour yet", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Hop = 0 },
+			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: toTC, tc: sent, out: ports(40000, 53)},
+	}
+	r := newRig(t)
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			arrives, leaves := r.in, r.out
+			if row.side == outside {
+				arrives, leaves = leaves, arrives
+			}
+			row.packet.Src, row.packet.Dst = row.from.src, row.from.dst
+			frame := arrives.arriving(row.packet)
+			if row.frame != nil {
+				row.frame(&frame)
+			}
+			want := frame
+			if row.out != nil {
+				want.To, want.From = leaves.neighbor, leaves.mac
+				want.IP.Src, want.IP.Dst = row.to.src, row.to.dst
+				want.IP.TTL--
+				row.out(&want.IP)
+			}
+			for _, h := range hooks {
+				r.putFlow(t, row.side, row.protocol, row.from, row.to, leaves, row.change)
+				reason := row.xdp
+				want := want
+				if h.name == "tc" {
+					reason = row.tc
+					if row.xdp == toTC { // by the neighbour output, which writes the MACs later
+						want.To, want.From = frame.To, frame.From
+					}
+				}
+				r.expect(t, h, row.side, arrives, frame, 0, end{reason, &want}, nil)
+			}
+		})
+	}
+}
+
+// zeroSum is data for a UDP datagram between those endpoints whose checksum is zero,
+// to be sent as 0xffff.
+func zeroSum(e endpoints) string {
+	for n := range 0x10000 {
+		data := []byte{byte(n >> 8), byte(n)}
+		raw := pktbuild.IPv4{Src: e.src, Dst: e.dst, Payload: pktbuild.UDP{Src: e.sport, Dst: e.dport, Data: data}}.Bytes()
+		if raw[26] == 0xff && raw[27] == 0xff {
+			return string(data)
+		}
+	}
+	panic("no such data")
+}
+
+// expect sends a frame in and compares how it ends: verdict, counters (also: what is
+// counted besides the end itself), and the bytes that leave, or for a packet that is
+// passed those that came.
+func (r *rig) expect(t *testing.T, h hook, side abiNatSide, p port, in pktbuild.Frame, gso uint32, want end, also map[abiNatReason]uint64) {
+	t.Helper()
+	sent := in.Bytes()
+	verdict, got, err := r.run(t, h, side, p, sent, gso)
+	if err != nil {
+		t.Fatalf("%s: %v", h.name, err)
+	}
+	counts := map[abiNatReason]uint64{want.reason: 1}
+	maps.Copy(counts, also)
+	if counted := r.counted(t); !maps.Equal(counted, counts) {
+		t.Errorf("%s: counted %v, want %v", h.name, counted, counts)
+	}
+	wantVerdict, wantBytes := h.redirect, sent
+	switch {
+	case want.reason < abiNatReasonNAT_TRANSLATED_IN:
+		wantVerdict = h.pass
+	case want.reason >= abiNatReasonNAT_DROP_MALFORMED:
+		wantVerdict = h.drop
+	default:
+		wantBytes = want.frame.Bytes()
+	}
+	if verdict != wantVerdict {
+		t.Errorf("%s: verdict %d, want %d", h.name, int32(verdict), int32(wantVerdict))
+	}
+	if wantVerdict != h.drop && !bytes.Equal(got, wantBytes) {
+		t.Errorf("%s: the frame is not as it should be:\n%s", h.name, differ(got, wantBytes))
+	}
+}
