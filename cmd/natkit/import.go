@@ -22,7 +22,7 @@ func newImportCommand(e *env) *cobra.Command {
 	var o nft.ImportOptions
 	var local []string
 	cmd := &cobra.Command{
-		Use:   "import --from SOURCE",
+		Use:   "import",
 		Short: "Read the NAT rules of iptables or nftables into a rule file",
 		Long: `Read the NAT rules of iptables or nftables into a rule file for natkit, and name
 each that it can't express, with its line and why.
