@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -32,6 +33,7 @@ type Change struct {
 	Address   netip.Addr `json:"address,omitzero"`
 
 	Reason string `json:"reason"`
+	Undone bool   `json:"undone,omitempty"` // in the journal: the change before it of that kind was taken back
 }
 
 const (
@@ -98,26 +100,40 @@ func (c Change) make() error {
 	return fmt.Errorf("change of unknown kind %q", c.Kind)
 }
 
-// undo puts everything in the journal back, the last change first. What somebody else
-// has changed since is left, and told.
-func undo(ns *netns.Handle, j *journal.Journal) (kept []string, err error) {
-	var changes []Change
-	err = j.Read(func(line json.RawMessage) error {
+// standing reads the changes of a journal that were not taken back, oldest first.
+func standing(path string) (changes []Change, err error) {
+	err = journal.Read(path, func(line json.RawMessage) error {
 		var c Change
 		if err := json.Unmarshal(line, &c); err != nil {
 			return err
 		}
-		changes = append(changes, c)
+		if !c.Undone {
+			changes = append(changes, c)
+			return nil
+		}
+		c.Undone = false
+		for i := len(changes) - 1; i >= 0; i-- {
+			if changes[i] == c {
+				changes = slices.Delete(changes, i, i+1)
+				break
+			}
+		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", j.Path(), err)
+		return nil, err
 	}
+	return changes, nil
+}
+
+// undo puts changes back, the last one first. What somebody else has changed since is
+// kept, and told.
+func undo(ns *netns.Handle, changes []Change) (kept []string, err error) {
 	var errs []error
-	for i := len(changes) - 1; i >= 0; i-- {
+	for _, c := range slices.Backward(changes) {
 		err := ns.Do(func() error {
-			why, err := changes[i].unmake()
-			if why != "" {
+			why, err := c.unmake()
+			if why != "" && !slices.Contains(kept, why) {
 				kept = append(kept, why)
 			}
 			return err
@@ -125,6 +141,21 @@ func undo(ns *netns.Handle, j *journal.Journal) (kept []string, err error) {
 		errs = append(errs, err)
 	}
 	return kept, errors.Join(errs...)
+}
+
+// takeBack undoes changes and writes that down: the instance goes on without them.
+func takeBack(ns *netns.Handle, j *journal.Journal, changes []Change) error {
+	_, err := undo(ns, changes)
+	if err != nil {
+		return err
+	}
+	for _, c := range slices.Backward(changes) {
+		c.Undone = true
+		if err := j.Append(c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c Change) unmake() (kept string, err error) {
@@ -162,7 +193,7 @@ func (c Change) neighbour() (*netlink.Neigh, error) {
 }
 
 func writeSetting(name, value string) error {
-	if err := os.WriteFile(settingFile(name), []byte(value), 0); err != nil {
+	if err := os.WriteFile(settingFile(name), []byte(value+"\n"), 0); err != nil {
 		return fmt.Errorf("set %s to %q: %w", name, value, err)
 	}
 	return nil

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"natkit/datapath"
+	"natkit/internal/netns"
+	"natkit/nat"
 )
 
 // Engine is what carries rules out.
@@ -25,24 +27,45 @@ const (
 	EngineNFT  Engine = "nft"
 )
 
+// ParseEngine reads the value of a flag.
+func ParseEngine(s string) (Engine, error) {
+	switch e := Engine(s); e {
+	case EngineEBPF, EngineNFT:
+		return e, nil
+	}
+	return "", fmt.Errorf("engine %q: want ebpf or nft", s)
+}
+
 // record is what natkit remembers of an instance: what the kernel can't tell. It is
 // one file, replaced whole.
 type record struct {
-	Engine    Engine    `json:"engine"`
-	Namespace string    `json:"namespace"`
-	File      string    `json:"file"`  // the rule file's name
-	Rules     string    `json:"rules"` // and text
-	Attach    Attach    `json:"attach,omitempty"`
-	Since     time.Time `json:"since"`
+	Engine    Engine     `json:"engine"`
+	Namespace string     `json:"namespace"` // as it was named
+	ID        netns.ID   `json:"id"`
+	Attach    Attach     `json:"attach,omitempty"`
+	Accepted  []Bypassed `json:"accepted,omitempty"` // by --bypass
+	Since     time.Time  `json:"since"`
+	Whole     bool       `json:"whole"` // false: being brought up, or who did was killed
 
-	Links      []linkRecord              `json:"links,omitempty"` // indices are for life
-	Addresses  []datapath.OutsideAddress `json:"addresses,omitempty"`
-	Placements []Placement               `json:"placements,omitempty"`
+	Rules ruleText  `json:"rules"`
+	Next  *ruleText `json:"next,omitempty"` // being applied: in use if the engine has its generation
+
+	Make      string                    `json:"make,omitempty"` // datapath.Make of the programs
+	Links     []linkRecord              `json:"links,omitempty"`
+	Addresses []datapath.OutsideAddress `json:"addresses,omitempty"` // indices are for life
+}
+
+// ruleText is a rule file as it was applied.
+type ruleText struct {
+	File       string      `json:"file"`
+	Text       string      `json:"text"`
+	Generation uint32      `json:"generation"` // of the engine, that it was to become
+	Placements []Placement `json:"placements,omitempty"`
 }
 
 type linkRecord struct {
 	Name    string `json:"name"`
-	Index   int    `json:"index"`
+	Index   int    `json:"index"` // for life
 	Ifindex int    `json:"ifindex"`
 }
 
@@ -56,10 +79,25 @@ func (r *record) linkIndex(name string) int {
 	return index
 }
 
+// settle makes the rules that were being applied the rules, if the engine has them: who
+// applied them was killed before it could write that down. Of engine nft nobody knows.
+func (r *record) settle(generation uint32) {
+	if r.Engine == EngineNFT || r.Next == nil {
+		return
+	}
+	if generation >= r.Next.Generation {
+		r.Rules = *r.Next
+	}
+	r.Next = nil
+}
+
+// rules is the file that is in use.
+func (r *record) rules() (*nat.File, error) { return nat.Parse(r.Rules.File, []byte(r.Rules.Text)) }
+
 // runDir is natkit's folder of what ends with the next boot.
 func runDir() string { return cmp.Or(os.Getenv("NATKIT_RUN_DIR"), "/run/natkit") }
 
-// place of the files of a namespace's instance.
+// instancePath is the place of the files of a namespace's instance.
 func instancePath(inode uint64, suffix string) string {
 	return filepath.Join(runDir(), "nat", strconv.FormatUint(inode, 10)+suffix)
 }
@@ -90,7 +128,17 @@ func (r *record) write(inode uint64) error {
 	}
 	draft := path + ".draft"
 	if err := os.WriteFile(draft, data, 0o600); err != nil {
-		return err
+		return errors.Join(fmt.Errorf("remember the instance: %w", err), os.Remove(draft))
 	}
 	return os.Rename(draft, path)
+}
+
+func removeRecord(inode uint64) error {
+	var errs []error
+	for _, suffix := range []string{".json", ".json.draft"} {
+		if err := os.Remove(instancePath(inode, suffix)); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -32,62 +30,152 @@ const (
 	filterName     = "natkit"
 )
 
-// Attach puts the engine's program for that side on the interface's ingress; the
-// calling thread must be in the interface's namespace. The attachment is pinned:
-// it lasts until Detach or Unload. To attach what is attached is no error.
-func (e *Engine) Attach(ifindex int, inside bool, hook Hook) error {
-	pin := e.linkPin(ifindex, hook)
-	if _, err := os.Stat(pin); e.dir != "" && err == nil {
-		return nil
+// Attachment is a hook of an interface, and the side that the interface is on.
+type Attachment struct {
+	Ifindex int
+	Inside  bool
+	Hook    Hook
+}
+
+// Attach puts the engine's programs on the ingress of interfaces; the calling thread
+// must be in their namespace. Attachments are pinned: they last until DetachOthers or
+// Unload. Those that are there are kept, with the program they ought to have. On an
+// error, and by undo, everything is as before.
+func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
+	var undos []func() error
+	undo = func() error {
+		var errs []error
+		for i := len(undos) - 1; i >= 0; i-- {
+			errs = append(errs, undos[i]())
+		}
+		return errors.Join(errs...)
 	}
-	program := e.programs[programName(hook, inside)]
+	for _, a := range want {
+		back, err := e.attach(a)
+		if err != nil {
+			return nil, errors.Join(err, undo())
+		}
+		undos = append(undos, back)
+	}
+	return undo, nil
+}
+
+func (e *Engine) attach(a Attachment) (undo func() error, err error) {
+	program := e.programs[programName(a.Hook, a.Inside)]
+	pin := e.linkPin(a.Ifindex, a.Hook)
+	if e.dir != "" {
+		undo, err := e.keep(pin, a.Ifindex, program)
+		if undo != nil || err != nil {
+			return undo, err
+		}
+	}
 	var l link.Link
-	var err error
-	if hook == HookXDP {
-		l, err = link.AttachXDP(link.XDPOptions{Program: program, Interface: ifindex, Flags: link.XDPDriverMode})
+	if a.Hook == HookXDP {
+		l, err = link.AttachXDP(link.XDPOptions{Program: program, Interface: a.Ifindex, Flags: link.XDPDriverMode})
 	} else {
-		l, err = link.AttachTCX(link.TCXOptions{Program: program, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			return attachFilter(ifindex, program) // Linux 6.5 and older
+		l, err = link.AttachTCX(link.TCXOptions{Program: program, Interface: a.Ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		if errors.Is(err, ebpf.ErrNotSupported) { // Linux 6.5 and older
+			return func() error { return DetachFilter(a.Ifindex) }, attachFilter(a.Ifindex, program)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("attach %s to interface %d: %w", hook, ifindex, err)
+		return nil, fmt.Errorf("attach %s to interface %d: %w", a.Hook, a.Ifindex, err)
 	}
 	if e.dir == "" {
 		e.links = append(e.links, l)
-		return nil
+		return l.Close, nil
 	}
 	defer l.Close()
-	return l.Pin(pin)
+	if err := l.Pin(pin); err != nil {
+		return nil, fmt.Errorf("pin %s of interface %d: %w", a.Hook, a.Ifindex, err)
+	}
+	return func() error { return os.Remove(pin) }, nil
 }
 
-// Detach takes the engine's program off an interface.
-func (e *Engine) Detach(ifindex int, hook Hook) error {
-	err := os.Remove(e.linkPin(ifindex, hook))
-	if errors.Is(err, os.ErrNotExist) && hook == HookTC {
-		return DetachFilter(ifindex)
-	}
+// keep gives the link that is pinned there the program, and says how to give it back
+// the one it had. A link whose interface is gone holds nothing: its pin is removed, and
+// undo is nil as if there were none.
+func (e *Engine) keep(pin string, ifindex int, program *ebpf.Program) (undo func() error, err error) {
+	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
-	return err
+	if err != nil {
+		return nil, fmt.Errorf("open pinned link %s: %w", pin, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return nil, fmt.Errorf("read pinned link %s: %w", pin, err)
+	}
+	if linkIfindex(info) != ifindex {
+		return nil, os.Remove(pin)
+	}
+	old, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return nil, fmt.Errorf("program of pinned link %s: %w", pin, err)
+	}
+	if err := l.Update(program); err != nil {
+		return nil, errors.Join(fmt.Errorf("replace program of interface %d: %w", ifindex, err), old.Close())
+	}
+	return func() error {
+		defer old.Close()
+		l, err := link.LoadPinnedLink(pin, nil)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		return l.Update(old)
+	}, nil
 }
 
-// Attached lists the interfaces that carry links of the engine, by index. Filters
-// of old kernels are not among them: the kernel has no link of theirs to pin.
-func (e *Engine) Attached() (map[int][]Hook, error) {
-	out := map[int][]Hook{}
-	err := eachPin(filepath.Join(e.dir, linksDir), func(name, _ string) error {
-		hook, index, _ := strings.Cut(name, "-")
-		n, err := strconv.Atoi(index)
-		if err != nil {
-			return fmt.Errorf("pinned link %q: not natkit's", name)
+// linkIfindex is the interface that a link is on, 0 when that is gone.
+func linkIfindex(info *link.Info) int {
+	if tcx := info.TCX(); tcx != nil {
+		return int(tcx.Ifindex)
+	}
+	if xdp := info.XDP(); xdp != nil {
+		return int(xdp.Ifindex)
+	}
+	return 0
+}
+
+// DetachOthers takes the engine's programs off everything that is not wanted any more.
+func (e *Engine) DetachOthers(want []Attachment) error {
+	keep := map[string]bool{}
+	for _, a := range want {
+		keep[filepath.Base(e.linkPin(a.Ifindex, a.Hook))] = true
+	}
+	return eachPin(filepath.Join(e.dir, linksDir), func(name, path string) error {
+		if keep[name] {
+			return nil
 		}
-		out[n] = append(out[n], Hook(hook))
+		return os.Remove(path)
+	})
+}
+
+// Hold is what the links pinned in an instance's folder hold on to.
+func Hold(dir string) (links, alive int, err error) {
+	err = eachPin(filepath.Join(dir, linksDir), func(_, path string) error {
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		info, err := l.Info()
+		if err != nil {
+			return err
+		}
+		links++
+		if linkIfindex(info) != 0 {
+			alive++
+		}
 		return nil
 	})
-	return out, err
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return links, alive, err
 }
 
 func (e *Engine) linkPin(ifindex int, hook Hook) string {

@@ -262,6 +262,9 @@ func (e *Engine) Close() error {
 	return errors.Join(errs...)
 }
 
+// RemoveDraft removes what a crash has left of pinning an engine as dir.
+func RemoveDraft(dir string) error { return removePins(dir + draftSuffix) }
+
 // Unload ends the engine that is pinned as dir: its links are detached, sessions
 // are lost. It needs nothing of what is pinned to be of this version.
 func Unload(dir string) error {

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +19,7 @@ import (
 //
 //	maps/NAME       every map of bpf/maps.h, and the sweep's timers
 //	programs/NAME   the programs, for interfaces that come later
-//	links/KIND-INDEX what is attached: tcx or xdp, and the interface's index
+//	links/HOOK-INDEX what is attached: tc or xdp, and the interface's index
 const (
 	mapsDir     = "maps"
 	programsDir = "programs"
@@ -57,6 +59,23 @@ func isBPFFS(path string) bool {
 // named by the namespace's inode.
 func InstanceDir(root string, namespace uint64) string {
 	return filepath.Join(root, strconv.FormatUint(namespace, 10))
+}
+
+// Instances lists the namespaces, by inode, that have pins under root: engines, or what
+// a crash has left of making one.
+func Instances(root string) ([]uint64, error) {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, err
+	}
+	var out []uint64
+	for _, e := range entries {
+		inode, err := strconv.ParseUint(strings.TrimSuffix(e.Name(), draftSuffix), 10, 64)
+		if err == nil && !slices.Contains(out, inode) {
+			out = append(out, inode)
+		}
+	}
+	return out, nil
 }
 
 // removePins ends what is pinned under dir: links first, so that no program runs

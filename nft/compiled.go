@@ -27,6 +27,10 @@ func ReadFacts(h *netns.Handle) (Facts, error) {
 	return Facts{TimeoutPolicies: true}, probe.Remove(h)
 }
 
+// RemoveRules takes the table of a compiled rule file out of the namespace of h; that it
+// is not there is no error.
+func RemoveRules(h *netns.Handle) error { return Ruleset{{Name: rulesTable}}.Remove(h) }
+
 // Use is how often a rule was chosen: the first packets of connections, or every packet
 // of a stateless map.
 type Use struct{ Packets, Bytes uint64 }

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/datapath"
+	"natkit/internal/journal"
+	"natkit/internal/netns"
+	"natkit/nft"
+)
+
+// instance is what natkit has in a namespace, held against other processes that would
+// change it: its journal is the lock.
+//
+// What is where, and who removes it after a crash at any moment:
+//
+//	RUN/nat/INODE.journal  changes of the namespace, each before it is made: Down, or the next Up
+//	RUN/nat/INODE.json     the record; Whole when Up has ended: as above
+//	BPFFS/natkit/INODE     maps, programs, links: as above
+//	…-draft                an engine half pinned: the next Up, Down or Clean
+type instance struct {
+	ns    *netns.Handle
+	inode uint64
+	dir   string // of its pins
+	j     *journal.Journal
+	pins  *os.File
+}
+
+// hold takes the instance of a namespace, whether there is one or not.
+func hold(ns *netns.Handle) (_ *instance, err error) {
+	in := &instance{ns: ns, inode: ns.Inode()}
+	if in.pins, in.dir, err = holdPins(in.inode, unix.LOCK_SH); err != nil {
+		return nil, err
+	}
+	if in.j, err = journal.Open(instancePath(in.inode, ".journal")); err != nil {
+		return nil, errors.Join(err, in.pins.Close())
+	}
+	return in, nil
+}
+
+// holdPins locks the folder of pins: shared by those who make and remove their own,
+// exclusive by Clean, which removes what nobody is making.
+func holdPins(inode uint64, how int) (lock *os.File, dir string, err error) {
+	root, err := datapath.Root(runDir())
+	if err != nil {
+		return nil, "", err
+	}
+	if lock, err = os.Open(root); err != nil {
+		return nil, "", err
+	}
+	if err := unix.Flock(int(lock.Fd()), how); err != nil {
+		return nil, "", errors.Join(fmt.Errorf("lock %s: %w", root, err), lock.Close())
+	}
+	return lock, datapath.InstanceDir(root, inode), nil
+}
+
+// release lets others have the instance, which goes on.
+func (in *instance) release() error { return errors.Join(in.j.Close(), in.pins.Close()) }
+
+// remove lets others have the namespace, in which nothing is left.
+func (in *instance) remove() error { return errors.Join(in.j.Remove(), in.pins.Close()) }
+
+// pinned tells whether an engine is there.
+func (in *instance) pinned() bool {
+	_, err := os.Stat(in.dir)
+	return err == nil
+}
+
+// record reads what is known of the instance, ErrDown if there is nothing. What an
+// earlier namespace of the same number has left is removed: it died with everything
+// that was changed in it.
+func (in *instance) record() (*record, error) {
+	rec, err := readRecord(in.inode)
+	if err != nil {
+		return nil, err
+	}
+	id, err := in.ns.ID()
+	if err != nil {
+		return nil, err
+	}
+	if rec.ID == id {
+		return rec, nil
+	}
+	if err := errors.Join(datapath.Unload(in.dir), removeRecord(in.inode), in.j.Remove()); err != nil {
+		return nil, err
+	}
+	if in.j, err = journal.Open(instancePath(in.inode, ".journal")); err != nil {
+		return nil, err
+	}
+	return nil, ErrDown
+}
+
+// takeDown removes everything of the instance, whole or not, and puts the namespace
+// back. What somebody else has changed since is kept, and told.
+func (in *instance) takeDown(rec *record) (kept []string, err error) {
+	if rec != nil && rec.Engine == EngineNFT {
+		err = nft.RemoveRules(in.ns)
+	} else if rec != nil {
+		err = in.detachFilters(rec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := datapath.Unload(in.dir); err != nil {
+		return nil, err
+	}
+	changes, err := standing(in.j.Path())
+	if err != nil {
+		return nil, err
+	}
+	if kept, err = undo(in.ns, changes); err != nil {
+		return kept, err
+	}
+	return kept, removeRecord(in.inode)
+}
+
+// detachFilters takes off what is not a pinned link: tc filters of old kernels.
+func (in *instance) detachFilters(rec *record) error {
+	return in.ns.Do(func() error {
+		var errs []error
+		for _, l := range rec.Links {
+			if have, err := netlink.LinkByIndex(l.Ifindex); err == nil && have.Attrs().Name == l.Name {
+				errs = append(errs, datapath.DetachFilter(l.Ifindex))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// Clean removes what is left of namespaces that are gone: their engines carry nothing,
+// and hold memory. It leaves alone what it can't be sure of, and does nothing while
+// somebody makes or changes an engine. It tells how many it removed.
+func Clean() (removed int, err error) {
+	lock, dir, err := holdPins(0, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	inodes, err := datapath.Instances(filepath.Dir(dir))
+	if err != nil {
+		return 0, err
+	}
+	places, err := netns.All()
+	if err != nil {
+		return 0, err
+	}
+	for _, inode := range append(inodes, recorded(inodes)...) {
+		dir := datapath.InstanceDir(filepath.Dir(dir), inode)
+		if err := datapath.RemoveDraft(dir); err != nil {
+			return removed, err
+		}
+		gone, err := isGone(inode, dir, places)
+		if err != nil {
+			return removed, err
+		}
+		if !gone {
+			continue
+		}
+		if err := errors.Join(datapath.Unload(dir), removeRecord(inode), removeJournal(inode)); err != nil {
+			return removed, err
+		}
+		removed++
+	}
+	return removed, nil
+}
+
+// isGone tells whether the namespace of an instance has ended. One that neither a name
+// nor a process leads to may be held by a socket or a mount: it has ended if there are
+// links, and none of them has an interface any more.
+func isGone(inode uint64, dir string, places []netns.Place) (bool, error) {
+	rec, err := readRecord(inode)
+	if err != nil && !errors.Is(err, ErrDown) {
+		return false, err
+	}
+	i := slices.IndexFunc(places, func(p netns.Place) bool { return p.Inode == inode })
+	if i < 0 {
+		links, alive, err := datapath.Hold(dir)
+		return err == nil && alive == 0 && (links > 0 || rec == nil || !rec.Whole), err
+	}
+	ns, err := netns.Open(places[i].Ref)
+	if err != nil || rec == nil {
+		return false, nil // it is there, or has just ended
+	}
+	id, err := ns.ID()
+	return err == nil && id != rec.ID, errors.Join(err, ns.Close())
+}
+
+// recorded lists the inodes of instances that have a record or a journal, and are not
+// among those known.
+func recorded(known []uint64) (out []uint64) {
+	entries, err := os.ReadDir(filepath.Join(runDir(), "nat"))
+	if err != nil {
+		return nil // there was none yet
+	}
+	for _, e := range entries {
+		name, _, _ := strings.Cut(e.Name(), ".")
+		inode, err := strconv.ParseUint(name, 10, 64)
+		if err == nil && !slices.Contains(known, inode) && !slices.Contains(out, inode) {
+			out = append(out, inode)
+		}
+	}
+	return out
+}
+
+func removeJournal(inode uint64) error {
+	if err := os.Remove(instancePath(inode, ".journal")); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

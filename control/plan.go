@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/datapath"
+	"natkit/internal/netns"
+	"natkit/nat"
+	"natkit/nft"
+	"natkit/snapshot"
+)
+
+// Options says how to run a rule file.
+type Options struct {
+	Namespace *netns.Handle
+	Engine    Engine // "" is EngineEBPF; Apply keeps the one that is up
+	Attach    Attach // "" is AttachAuto, or with Apply what it was
+	Bypass    bool   // go past what the stack does with forwarded packets
+	// Chains are the filter chains of the namespace, to tell what is gone past.
+	Chains []snapshot.Chain
+}
+
+// Plan is what Up or Apply would do, and why.
+type Plan struct {
+	Engine      Engine      `json:"engine"`
+	Rules       int         `json:"rules"`
+	Added       []string    `json:"added,omitempty"`   // rules that are not in use
+	Removed     []string    `json:"removed,omitempty"` // rules in use that are not in the file
+	Placements  []Placement `json:"interfaces,omitempty"`
+	Detached    []string    `json:"detached,omitempty"` // interfaces in use that are not in the file
+	Addresses   int         `json:"outside_addresses,omitempty"`
+	MemoryBytes int64       `json:"memory_bytes,omitempty"` // of the kernel, for the limits of the file
+	Changes     []Change    `json:"changes,omitempty"`
+	Undone      []Change    `json:"undone,omitempty"`  // changes of before that are not needed any more
+	Upgrade     bool        `json:"upgrade,omitempty"` // programs of another natkit are replaced
+	Bypassed    []Bypassed  `json:"bypassed,omitempty"`
+	Warnings    []string    `json:"warnings,omitempty"`
+
+	tables  *datapath.Tables
+	size    datapath.Size
+	ruleset nft.Ruleset
+	record  *record // as it is to be
+}
+
+// MakePlan plans what Up would do in a namespace that has no engine, and changes nothing.
+func MakePlan(file *nat.File, text string, o Options) (*Plan, error) {
+	rec, err := newRecord(o)
+	if err != nil {
+		return nil, err
+	}
+	return makePlan(rec, file, text, o, nil)
+}
+
+// PlanApply plans what Apply would do, and changes nothing.
+func PlanApply(file *nat.File, text string, o Options) (*Plan, error) {
+	inode := o.Namespace.Inode()
+	rec, err := readRecord(inode)
+	if err != nil {
+		return nil, err
+	}
+	if rec.Engine == EngineEBPF {
+		e, err := Open(o.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		generation, err := e.Generation()
+		if err := errors.Join(err, e.Close()); err != nil {
+			return nil, err
+		}
+		rec.settle(generation)
+	}
+	made, err := standing(instancePath(inode, ".journal"))
+	if err != nil {
+		return nil, err
+	}
+	return makePlan(rec, file, text, o, made)
+}
+
+// makePlan plans to go on from what the record says, with the changes of the namespace
+// that the instance has made.
+func makePlan(rec *record, file *nat.File, text string, o Options, made []Change) (_ *Plan, err error) {
+	p := &Plan{Engine: rec.Engine, record: rec, Rules: len(file.Rules)}
+	if o.Attach != "" {
+		rec.Attach = o.Attach
+	}
+	if rec.Whole {
+		p.compare(file)
+	}
+	rec.Next = &ruleText{File: file.Name, Text: text}
+	for _, w := range file.Warnings() {
+		p.Warnings = append(p.Warnings, w.String())
+	}
+	err = o.Namespace.Do(func() error {
+		if p.Engine == EngineNFT {
+			return p.planNFT(file, o, made)
+		}
+		return p.planEBPF(file, made)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if p.Engine == EngineNFT {
+		return p, nil
+	}
+	links := append(slices.Clone(file.Inside), file.Outside...)
+	if p.Bypassed, err = bypassed(o.Namespace, o.Chains, links); err != nil {
+		return nil, err
+	}
+	p.size = sizeOf(file)
+	p.MemoryBytes = p.size.MemoryBytes()
+	for _, a := range p.tables.Addresses {
+		if a.Leaving {
+			continue
+		}
+		p.Addresses++
+		if a.Ports[0] > 0 {
+			p.MemoryBytes += datapath.AddressBytes(int(a.Ports[1]) - int(a.Ports[0]) + 1)
+		}
+	}
+	return p, nil
+}
+
+func newRecord(o Options) (*record, error) {
+	id, err := o.Namespace.ID()
+	if err != nil {
+		return nil, err
+	}
+	rec := &record{Engine: o.Engine, Namespace: o.Namespace.Name(), ID: id, Attach: AttachAuto, Since: time.Now()}
+	if rec.Engine == "" {
+		rec.Engine = EngineEBPF
+	}
+	return rec, nil
+}
+
+// compare says which rules come and go. A rule is its text.
+func (p *Plan) compare(file *nat.File) {
+	used, err := p.record.rules()
+	if err != nil {
+		return // of another natkit's language: everything is new
+	}
+	texts := func(f *nat.File) (out []string) {
+		for i := range f.Rules {
+			out = append(out, f.Rules[i].String())
+		}
+		return out
+	}
+	p.Added, p.Removed = without(texts(file), texts(used)), without(texts(used), texts(file))
+}
+
+// without gives those of a that are not in b.
+func without(a, b []string) (out []string) {
+	have := make(map[string]bool, len(b))
+	for _, s := range b {
+		have[s] = true
+	}
+	for _, s := range a {
+		if !have[s] {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (p *Plan) planEBPF(file *nat.File, made []Change) error {
+	rec := p.record
+	facts, placements, err := gather(file, rec, rec.Attach)
+	if err != nil {
+		return err
+	}
+	if p.tables, err = datapath.Compile(file, facts); err != nil {
+		return err
+	}
+	p.Placements = placements
+	for i, l := range facts.Links {
+		rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })].Ifindex = l.Ifindex
+		if !l.Transmit && placements[i].XDP {
+			p.Warnings = append(p.Warnings, l.Name+": the driver's XDP can't send: packets that leave here take tc")
+		}
+	}
+	for _, old := range rec.Rules.Placements {
+		if !slices.ContainsFunc(placements, func(n Placement) bool { return n.Interface == old.Interface }) {
+			p.Detached = append(p.Detached, old.Interface)
+		}
+	}
+	p.Upgrade = rec.Whole && rec.Make != datapath.Make()
+	rec.Addresses, rec.Next.Placements = p.tables.Addresses, placements
+	return p.planChanges(p.tables.ReservePorts, p.tables.ProxyNeighbours, facts.ReservedPorts, made)
+}
+
+func sizeOf(file *nat.File) datapath.Size {
+	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources}
+	for i := range file.Rules {
+		for class := range nat.Class(nat.PortClasses) {
+			if file.FilteringMode(&file.Rules[i], class) == nat.FilterAddress {
+				size.Contacts = file.Limits.Sessions
+			}
+		}
+	}
+	return size
+}
+
+// planChanges plans what an instance needs of its namespace besides what it has made,
+// and what it does not need any more. The calling thread is in the namespace.
+func (p *Plan) planChanges(reserve []uint16, proxies []datapath.ProxyNeighbour, reserved []uint16, made []Change) error {
+	var errs []error
+	add := func(name, value, reason string) {
+		c, err := settingChange(name, value, reason)
+		errs = append(errs, err)
+		if c != nil {
+			p.Changes = append(p.Changes, *c)
+		}
+	}
+	add(settingForward, "1", "without it the kernel's routes are not for forwarding, and its answers to senders are not given")
+	// Ports that an earlier file of this instance wanted left alone need not be any more.
+	others := reserved
+	if i := slices.IndexFunc(made, func(c Change) bool { return c.Setting == settingReservedPorts }); i >= 0 {
+		before, err := parsePorts(made[i].Old)
+		errs = append(errs, err)
+		others = before
+	}
+	if want := formatPorts(append(slices.Clone(others), reserve...)); want != formatPorts(reserved) {
+		add(settingReservedPorts, want, "the gateway's own connections leave alone the ports that the rules give away")
+	}
+	have, err := proxied()
+	errs = append(errs, err)
+	for _, n := range proxies {
+		if !slices.Contains(have, n) {
+			p.Changes = append(p.Changes, Change{Kind: changeNeighbour, Interface: n.Link, Address: n.Addr, Reason: "nobody else has the address on that network"})
+		}
+	}
+	for _, c := range made {
+		if c.Kind == changeNeighbour && !slices.Contains(proxies, datapath.ProxyNeighbour{Link: c.Interface, Addr: c.Address}) {
+			p.Undone = append(p.Undone, c)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// proxied lists the addresses that are answered for already.
+func proxied() (out []datapath.ProxyNeighbour, err error) {
+	neighbours, err := netlink.NeighListExecute(netlink.Ndmsg{Family: netlink.FAMILY_V4, Flags: netlink.NTF_PROXY})
+	if err != nil {
+		return nil, fmt.Errorf("list proxy neighbours: %w", err)
+	}
+	for _, n := range neighbours {
+		l, err := netlink.LinkByIndex(n.LinkIndex)
+		if err != nil {
+			continue
+		}
+		if addr, ok := netip.AddrFromSlice(n.IP.To4()); ok {
+			out = append(out, datapath.ProxyNeighbour{Link: l.Attrs().Name, Addr: addr})
+		}
+	}
+	return out, nil
+}
+
+// refusal is the error for what a plan goes past and nobody has accepted.
+func (p *Plan) refusal(o Options) error {
+	var open []Bypassed
+	for _, b := range p.Bypassed {
+		if !slices.Contains(p.record.Accepted, b) {
+			open = append(open, b)
+		}
+	}
+	if len(open) > 0 && !o.Bypass {
+		return &BypassError{open}
+	}
+	p.record.Accepted = p.Bypassed
+	return nil
+}
+
+// attachments are where the programs go: tc before XDP, so that nothing that XDP
+// passes up meets the stack untranslated.
+func (p *Plan) attachments() (out []datapath.Attachment) {
+	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
+		for i, l := range p.tables.Links {
+			if hook == datapath.HookTC || p.Placements[i].XDP {
+				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Hook: hook})
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// Make tells the programs of this natkit from those of another: a hash of its objects.
+func Make() string {
+	h := sha256.New()
+	for _, object := range [][]byte{_TcBytes, _XdpBytes, _SweepBytes, _PortsBytes} {
+		h.Write(object)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+// Upgrade puts this natkit's programs in place of those that a pinned engine runs, on
+// the same maps: no session is lost, and each packet meets the old program or the new.
+// Interfaces get them by the next Attach. The calling thread may be in any namespace.
+//
+//  1. every program is loaded; a kernel that refuses one has changed nothing
+//  2. the sweep's timer gets its new code
+//  3. pins are replaced one by one, each by a rename
+func (e *Engine) Upgrade() error {
+	fresh := &Engine{maps: maps.Clone(e.maps), programs: map[string]*ebpf.Program{}}
+	if err := fresh.load(e.Size()); err != nil {
+		return errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
+	}
+	draft := e.dir + draftSuffix
+	if err := removePins(draft); err != nil {
+		return errors.Join(err, closePrograms(fresh.programs))
+	}
+	if err := fresh.startSweep(); err != nil {
+		return errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
+	}
+	old := e.programs
+	e.programs = fresh.programs
+	err := closePrograms(old)
+	if err := os.MkdirAll(filepath.Join(draft, programsDir), 0o700); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.programs)) {
+		made, pin := filepath.Join(draft, programsDir, name), filepath.Join(e.dir, programsDir, name)
+		if err := e.programs[name].Pin(made); err != nil {
+			return errors.Join(fmt.Errorf("pin program %s: %w", name, err), removePins(draft))
+		}
+		if err := os.Rename(made, pin); err != nil {
+			return errors.Join(fmt.Errorf("pin program %s: %w", name, err), removePins(draft))
+		}
+	}
+	return errors.Join(err, removePins(draft))
+}
+
+func closePrograms(programs map[string]*ebpf.Program) error {
+	var errs []error
+	for _, p := range programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Generation counts the rule sets that the engine has had.
+func (e *Engine) Generation() (uint32, error) {
+	var control abiNatControl
+	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+		return 0, fmt.Errorf("read generation: %w", err)
+	}
+	return control.Generation, nil
+}
