@@ -2,7 +2,7 @@
 
 // Package nft is the kernel's NAT as an engine: descriptions of what to
 // translate compiled to nftables, and put into a namespace over netlink in one
-// transaction. Only ReadRules runs a program.
+// transaction. It runs no program.
 //
 // Compiling is pure: [Docker.Compile], [Gateway.Compile] and the functions of
 // measure.go give a [Ruleset], [Ruleset.Apply] and [Ruleset.Remove] are the only

@@ -4,11 +4,14 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -16,6 +19,29 @@ import (
 	"natkit/nft"
 	"natkit/report"
 )
+
+// listers are the programs that can be asked for the rules of a namespace, and how.
+var listers = map[string][]string{
+	"iptables": {"iptables-save", "-t", "nat"},
+	"nft":      {"nft", "-j", "list", "ruleset"},
+}
+
+// listRules runs one of the listers in the namespace of h.
+func listRules(ctx context.Context, h *netns.Handle, command []string) ([]byte, error) {
+	var out, complaint bytes.Buffer
+	err := h.Do(func() error {
+		cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+		cmd.Stdout, cmd.Stderr = &out, &complaint
+		return cmd.Run()
+	})
+	if errors.Is(err, exec.ErrNotFound) {
+		return nil, fmt.Errorf("list rules: %w (or give its output from elsewhere with --from FILE)", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w: %s", strings.Join(command, " "), err, strings.TrimSpace(complaint.String()))
+	}
+	return out.Bytes(), nil
+}
 
 func newImportCommand(e *env) *cobra.Command {
 	var from string
@@ -65,13 +91,13 @@ the rule file does not do what the rule did.`,
 		switch {
 		case from == "":
 			return usagef("--from is missing: name a file, - for stdin, iptables or nft")
-		case nft.Listers[from] != nil:
+		case listers[from] != nil:
 			h, err := netns.Open(e.netns)
 			if err != nil {
 				return err
 			}
 			defer h.Close()
-			data, err := nft.ReadRules(cmd.Context(), h, from)
+			data, err := listRules(cmd.Context(), h, listers[from])
 			if err != nil {
 				return err
 			}
