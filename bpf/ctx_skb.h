@@ -125,7 +125,7 @@ static __always_inline int ctx_can_transmit(const struct nat_link *link)
 	return 1;
 }
 
-/* Bytes of the frame, wherever they lie. The sum over the packet must stay the same. */
+/* Bytes of the frame, wherever they lie. */
 static __always_inline long ctx_load(struct ctx *ctx, __u32 offset, void *to, __u32 bytes)
 {
 	return bpf_skb_load_bytes(ctx, offset, to, bytes);
@@ -133,7 +133,7 @@ static __always_inline long ctx_load(struct ctx *ctx, __u32 offset, void *to, __
 
 static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void *from, __u32 bytes)
 {
-	return bpf_skb_store_bytes(ctx, offset, from, bytes, 0);
+	return bpf_skb_store_bytes(ctx, offset, from, bytes, BPF_F_RECOMPUTE_CSUM);
 }
 
 /* Cuts the IPv4 packet at l3 to that many bytes and makes room for a header before it. */

@@ -166,29 +166,55 @@ func zeroSum(e endpoints) string {
 // passed those that came.
 func (r *rig) expect(t *testing.T, h hook, side abiNatSide, p port, in pktbuild.Frame, gso uint32, want end, also map[abiNatReason]uint64) {
 	t.Helper()
-	sent := in.Bytes()
-	verdict, got, err := r.run(t, h, side, p, sent, gso)
+	var out []byte
+	if want.frame != nil {
+		out = want.frame.Bytes()
+	}
+	r.expectBytes(t, h, side, p, in.Bytes(), gso, want.reason, out, also)
+}
+
+func (r *rig) expectBytes(t *testing.T, h hook, side abiNatSide, p port, in []byte, gso uint32, reason abiNatReason, out []byte, also map[abiNatReason]uint64) {
+	t.Helper()
+	verdict, got, err := r.run(t, h, side, p, in, gso)
 	if err != nil {
 		t.Fatalf("%s: %v", h.name, err)
 	}
-	counts := map[abiNatReason]uint64{want.reason: 1}
+	counts := map[abiNatReason]uint64{reason: 1}
 	maps.Copy(counts, also)
 	if counted := r.counted(t); !maps.Equal(counted, counts) {
 		t.Errorf("%s: counted %v, want %v", h.name, counted, counts)
 	}
-	wantVerdict, wantBytes := h.redirect, sent
+	wantVerdict := h.redirect
 	switch {
-	case want.reason < abiNatReasonNAT_TRANSLATED_IN:
-		wantVerdict = h.pass
-	case want.reason >= abiNatReasonNAT_DROP_MALFORMED:
-		wantVerdict = h.drop
-	default:
-		wantBytes = want.frame.Bytes()
+	case reason < abiNatReasonNAT_TRANSLATED_IN:
+		wantVerdict, out = h.pass, in
+	case reason >= abiNatReasonNAT_DROP_MALFORMED:
+		wantVerdict, out = h.drop, got
 	}
 	if verdict != wantVerdict {
 		t.Errorf("%s: verdict %d, want %d", h.name, int32(verdict), int32(wantVerdict))
 	}
-	if wantVerdict != h.drop && !bytes.Equal(got, wantBytes) {
-		t.Errorf("%s: the frame is not as it should be:\n%s", h.name, differ(got, wantBytes))
+	if !bytes.Equal(got, out) {
+		t.Errorf("%s: the frame is not as it should be:\n%s", h.name, differ(got, out))
 	}
+}
+
+// sidePort is the port by which packets of that side come in.
+func (r *rig) sidePort(side abiNatSide) port {
+	if side == abiNatSideNAT_INSIDE {
+		return r.in
+	}
+	return r.out
+}
+
+// putSession makes both directions of a session that an inside host opened; change is
+// applied to each.
+func (r *rig) putSession(t testing.TB, protocol uint8, from, to endpoints, change func(*abiNatFlow)) {
+	t.Helper()
+	r.putFlow(t, abiNatSideNAT_INSIDE, protocol, from, to, r.out, func(f *abiNatFlow) {
+		f.State |= uint32(abiNatFlowStateNAT_FLOW_OWNER | abiNatFlowStateNAT_FLOW_PEER_OUTSIDE | abiNatFlowStateNAT_FLOW_OUTBOUND |
+			abiNatFlowStateNAT_FLOW_TCP_SYN_OWNER | abiNatFlowStateNAT_FLOW_TCP_SYN_PEER)
+		change(f)
+	})
+	r.putFlow(t, abiNatSideNAT_OUTSIDE, protocol, endpoints{to.dst, to.src, to.dport, to.sport}, endpoints{from.dst, from.src, from.dport, from.sport}, r.in, change)
 }

@@ -35,6 +35,7 @@ type rig struct {
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
 	in, out  port
+	flags    uint32 // of test runs of tc: checksumComplete or 0
 }
 
 // port is an interface of the gateway, and the neighbour behind it.
@@ -78,7 +79,7 @@ func newRig(t testing.TB) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ns.Close() })
-	r := &rig{ns: ns, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	r := &rig{ns: ns, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, flags: checksumComplete}
 	r.do(t, func() error { return r.build(t) })
 	return r
 }
@@ -281,7 +282,7 @@ func (r *rig) run(t testing.TB, h hook, side abiNatSide, p port, frame []byte, g
 		opts.Context = &xdpContext{DataEnd: uint32(len(frame)), Ifindex: uint32(p.ifindex)}
 	} else {
 		opts.Context = &skbContext{Ifindex: uint32(p.ifindex), GSOSize: gso}
-		opts.Flags = checksumComplete
+		opts.Flags = r.flags
 	}
 	var verdict uint32
 	err := r.ns.Do(func() (err error) {
