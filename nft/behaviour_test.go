@@ -578,3 +578,48 @@ func TestUses(t *testing.T) {
 		t.Errorf("%v, want %v", uses, want)
 	}
 }
+
+// A SYN that offers more than the way out carries is made to offer less, in both
+// directions.
+func TestClampMSS(t *testing.T) {
+	b := newBench(t)
+	if err := compile(t, files["options"]).Apply(b.router.ns); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.router.ns.Do(func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(l, 1400)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, way := range []struct {
+		from, to *host
+		src, dst string
+		flags    uint8
+	}{
+		{b.inside, b.outside, "192.168.1.1:5000", "198.51.100.9:80", pktbuild.SYN},
+		{b.outside, b.inside, "198.51.100.9:80", "203.0.113.1:5000", pktbuild.SYN | pktbuild.ACK},
+	} {
+		src, dst := netip.MustParseAddrPort(way.src), netip.MustParseAddrPort(way.dst)
+		syn := pktbuild.IPv4{Src: src.Addr(), Dst: dst.Addr(), TTL: 64, Payload: pktbuild.TCP{
+			Src: src.Port(), Dst: dst.Port(), Flags: way.flags, Seq: 9, Ack: 1, Window: 1000, Options: []byte{2, 4, 1460 >> 8, 1460 & 0xff},
+		}}
+		if way.flags == pktbuild.SYN {
+			syn.Payload = pktbuild.TCP{Src: src.Port(), Dst: dst.Port(), Flags: way.flags, Window: 1000, Options: []byte{2, 4, 1460 >> 8, 1460 & 0xff}}
+		}
+		if err := unix.Sendto(way.from.send, syn.Bytes(), 0, &unix.SockaddrInet4{Addr: dst.Addr().As4()}); err != nil {
+			t.Fatal(err)
+		}
+		packet := make([]byte, 2048)
+		n, _, err := unix.Recvfrom(way.to.receive, packet, 0)
+		if err != nil || n < 44 {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+		if mss := binary.BigEndian.Uint16(packet[42:]); mss != 1360 {
+			t.Errorf("%s > %s offers %d, want 1360", way.src, way.dst, mss)
+		}
+	}
+}
