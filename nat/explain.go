@@ -111,8 +111,8 @@ const (
 	StageResult      Stage = "result"      // what becomes of it
 )
 
-// Step is an answer, or a rule that was near to being one. Of each stage it is the
-// rule that applies first, if there is one, then those that do not, with the reason.
+// Step is an answer, or a rule that was near to being one. Of each stage the rule that
+// applies comes first, or that there is none, then those that do not, with the reason.
 type Step struct {
 	Stage   Stage  `json:"stage"`
 	Rule    *Rule  `json:"-"`
@@ -265,11 +265,13 @@ func (e *explanation) choose(stage Stage, ask func(*Rule) verdict) *Rule {
 		}
 		add(a.rule, false, fmt.Sprintf("%s: less special", a.what))
 	}
+	if len(hold) == 0 {
+		e.say(stage, "no rule")
+	}
 	for _, a := range not {
 		add(a.rule, false, a.not)
 	}
 	if len(hold) == 0 {
-		e.say(stage, "no rule")
 		return nil
 	}
 	return hold[0].rule
@@ -404,7 +406,7 @@ func (e *explanation) target(r *Rule) (netip.Addr, string) {
 		if len(texts) == 1 {
 			return a.Targets[0].Address, texts[0]
 		}
-		return a.Targets[0].Address, "one of " + strings.Join(texts, ", ") + ", by the client's address,"
+		return a.Targets[0].Address, "one of " + strings.Join(texts, ", ") + " (the client's address chooses)"
 	case Map:
 		to := moved(e.p.Destination, a.Inside)
 		return to, to.String()
