@@ -49,6 +49,21 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+func FuzzParsePacket(f *testing.F) {
+	f.Add("tcp 192.168.0.5:40000 -> 192.0.2.1:80 in eth1")
+	f.Add("192.168.0.5 -> 192.0.2.1 in eth1")
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := ParsePacket(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParsePacket(p.String()); err != nil || again != p {
+			t.Errorf("%q: %v, %q: %v, %v", text, p, p.String(), again, err)
+		}
+		Explain(must(Parse("f", []byte(explained))), p, network{})
+	})
+}
+
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

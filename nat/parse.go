@@ -22,11 +22,21 @@ import (
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 )
 
-// Bounds of a rule file's text.
+// Bounds of a rule file's text. A value takes YAML about 700 bytes of memory, and of
+// what is between commas and ends of lines there are two, a key and a value.
 const (
-	maxFileBytes = 16 << 20 // about 250 000 rules
-	maxDepth     = 16       // of lists and maps in each other; a sound file has 6
+	maxFileBytes = 16 << 20
+	maxItems     = 600000 // commas and ends of lines: 250 000 rules
+	maxDepth     = 16     // of lists and maps in each other; a sound file has 6
 )
+
+// items counts what separates values.
+func items(data []byte) (n int) {
+	for _, separator := range []string{",", "\n", "\r", "\u0085", "\u2028", "\u2029"} {
+		n += bytes.Count(data, []byte(separator))
+	}
+	return n
+}
 
 // ParseFile reads a rule file.
 func ParseFile(path string) (*File, error) {
@@ -74,6 +84,10 @@ func position(n *yaml.Node) Position { return Position{n.Line, n.Column} }
 func (r *reader) load(data []byte) *yaml.Node {
 	if len(data) > maxFileBytes {
 		r.add(Position{}, "the file is larger than %d MiB", maxFileBytes>>20)
+		return nil
+	}
+	if n := items(data); n > maxItems {
+		r.add(Position{}, "the file has %d lines and commas, of at most %d", n, maxItems)
 		return nil
 	}
 	loader, err := yaml.NewLoader(bytes.NewReader(data), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
@@ -368,15 +382,15 @@ func (r *reader) limits(n *yaml.Node) {
 		r.file.positions["limits."+e.name] = position(e.key)
 		switch e.name {
 		case "sessions":
-			l.Sessions = r.count(e, 1, MaxSessions)
+			l.Sessions = r.number(e, 1, MaxSessions)
 		case "mappings":
-			l.Mappings = r.count(e, 1, MaxSessions)
+			l.Mappings = r.number(e, 1, MaxSessions)
 		case "sources":
-			l.Sources = r.count(e, 1, MaxSessions)
+			l.Sources = r.number(e, 1, MaxSessions)
 		case "sessions_per_source":
-			l.SessionsPerSource = r.count(e, 0, MaxSessions)
+			l.SessionsPerSource = r.number(e, 0, MaxSessions)
 		case "icmp_errors_per_second":
-			l.ICMPErrorsPerSecond = r.count(e, 0, 1000000)
+			l.ICMPErrorsPerSecond = r.number(e, 0, 1000000)
 		default:
 			r.unknown(e, "limits", "sessions", "mappings", "sources", "sessions_per_source", "icmp_errors_per_second")
 		}
@@ -430,13 +444,13 @@ func (r *reader) rules(n *yaml.Node) {
 
 // rule reads one rule; one that is wrong does not get into the file.
 func (r *reader) rule(n *yaml.Node) {
-	before := len(r.problems)
+	before := r.count
 	entries := r.entries(n, "a rule")
 	kinds := slices.IndexFunc(entries, func(e entry) bool { return ruleKeys[e.name] != nil })
 	if kinds < 0 {
 		if len(entries) > 0 {
 			r.fail(entries[0].key, "a rule needs one of the keys %s: %q alone is none", strings.Join(ruleKinds, ", "), entries[0].name)
-		} else if len(r.problems) == before {
+		} else if r.count == before {
 			r.fail(n, "a rule needs one of the keys %s", strings.Join(ruleKinds, ", "))
 		}
 		return
@@ -458,7 +472,7 @@ func (r *reader) rule(n *yaml.Node) {
 		}
 	}
 	rule.Action = r.action(first, rest)
-	if len(r.problems) == before {
+	if r.count == before {
 		r.file.Rules = append(r.file.Rules, rule)
 	}
 }

@@ -252,7 +252,7 @@ func (r *reader) silent(n *yaml.Node) bool {
 	return s == "none"
 }
 
-func (r *reader) count(e entry, least, most int) int {
+func (r *reader) number(e entry, least, most int) int {
 	s := r.word(e.value, e.name)
 	n, err := strconv.ParseUint(s, 10, 63)
 	if s != "" && (err != nil || n < uint64(least) || n > uint64(most)) {

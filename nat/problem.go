@@ -37,17 +37,24 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxProblems are told of one file; who has more starts with these.
-const maxProblems = 100
+// maxProblems are told of one file; who has more starts with these. Of a file that is
+// something else altogether no more than maxKept are kept to choose from.
+const (
+	maxProblems = 100
+	maxKept     = 10000
+)
 
 // collector gathers the problems of one file.
 type collector struct {
 	name     string
 	problems Problems
+	count    int // of all, kept or not
 }
 
 func (c *collector) add(at Position, format string, args ...any) {
-	c.problems = append(c.problems, Problem{c.name, at, fmt.Sprintf(format, args...)})
+	if c.count++; c.count <= maxKept {
+		c.problems = append(c.problems, Problem{c.name, at, fmt.Sprintf(format, args...)})
+	}
 }
 
 // sorted gives them in the order of the file.
@@ -55,7 +62,7 @@ func (c *collector) sorted() Problems {
 	slices.SortStableFunc(c.problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
-	if more := len(c.problems) - maxProblems; more > 0 {
+	if more := c.count - maxProblems; more > 0 {
 		c.problems = append(c.problems[:maxProblems], Problem{File: c.name, Message: fmt.Sprintf("and %d more problems", more)})
 	}
 	return c.problems

@@ -105,6 +105,7 @@ func TestHostileFiles(t *testing.T) {
 		"empty":            {"", "f:1:1: the file is empty"},
 		"comment":          {"# nothing\n", "f:1:1: the file is empty"},
 		"large":            {many("#", maxFileBytes+1), "f: the file is larger than 16 MiB"},
+		"many values":      {"[" + many("a,", maxItems+1), "f: the file has 600001 lines and commas, of at most 600000"},
 		"deep":             {"rules: " + many("[", 100000), "this is no YAML"},
 		"deep blocks":      {"rules:\n" + many("- ", 100000), "this is no YAML"},
 		"billion laughs":   {"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\ninside: *c\n", "f:4:9: an alias"},
