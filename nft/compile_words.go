@@ -71,13 +71,9 @@ func concat(parts ...part) []expr.Any {
 	return words
 }
 
-// PARTS @SET; PARTS != @SET
+// PARTS @SET
 func inSet(set string, parts ...part) []expr.Any {
 	return append(concat(parts...), &expr.Lookup{SourceRegister: register0, SetName: set})
-}
-
-func notInSet(set string, parts ...part) []expr.Any {
-	return append(concat(parts...), &expr.Lookup{SourceRegister: register0, SetName: set, Invert: true})
 }
 
 // PARTS map @MAP, into the first registers; with a map to verdicts: PARTS vmap @MAP

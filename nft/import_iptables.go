@@ -159,7 +159,7 @@ func parseIPTablesRule(words []string) (listed, error) {
 		k += n
 	}
 	if not {
-		return r, errors.New("nothing follows the last !")
+		return r, errors.New("nothing follows the last exclamation mark")
 	}
 	return r, r.finish()
 }
