@@ -23,7 +23,7 @@ import (
 // Change is something that an instance changes in its namespace besides its own maps
 // and rules. It is in the journal before it is made, and undone by Down.
 type Change struct {
-	Kind string `json:"kind"` // setting, neighbour
+	Kind string `json:"kind"` // setting, neighbour, route
 
 	Setting string `json:"setting,omitempty"` // "net.ipv4.ip_forward"
 	Old     string `json:"old,omitempty"`
@@ -38,12 +38,19 @@ type Change struct {
 
 const (
 	changeSetting   = "setting"
-	changeNeighbour = "neighbour"
+	changeNeighbour = "neighbour" // a proxy neighbour: ARP for the address is answered
+	changeRoute     = "route"     // the address by lo: the kernel answers only for what is not on the same interface
 )
 
+// routeProtocol marks natkit's routes; `ip route` shows it.
+const routeProtocol = 110
+
 func (c Change) String() string {
-	if c.Kind == changeNeighbour {
+	switch c.Kind {
+	case changeNeighbour:
 		return fmt.Sprintf("answer ARP for %s on %s: %s", c.Address, c.Interface, c.Reason)
+	case changeRoute:
+		return fmt.Sprintf("route %s to %s: %s", c.Address, c.Interface, c.Reason)
 	}
 	return fmt.Sprintf("%s: %q -> %q: %s", c.Setting, c.Old, c.New, c.Reason)
 }
@@ -94,6 +101,15 @@ func (c Change) make() error {
 		}
 		if err := netlink.NeighSet(n); err != nil {
 			return fmt.Errorf("answer for %s on %s: %w", c.Address, c.Interface, err)
+		}
+		return nil
+	case changeRoute:
+		r, err := c.route()
+		if err != nil {
+			return err
+		}
+		if err := netlink.RouteAdd(r); err != nil {
+			return fmt.Errorf("route %s to %s, which must be up: %w", c.Address, c.Interface, err)
 		}
 		return nil
 	}
@@ -180,6 +196,15 @@ func (c Change) unmake() (kept string, err error) {
 			return "", fmt.Errorf("stop answering for %s on %s: %w", c.Address, c.Interface, err)
 		}
 		return "", nil
+	case changeRoute:
+		r, err := c.route()
+		if err != nil {
+			return "", err
+		}
+		if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
+			return "", fmt.Errorf("remove route of %s: %w", c.Address, err)
+		}
+		return "", nil
 	}
 	return "", fmt.Errorf("change of unknown kind %q", c.Kind)
 }
@@ -190,6 +215,17 @@ func (c Change) neighbour() (*netlink.Neigh, error) {
 		return nil, fmt.Errorf("interface %q: %w", c.Interface, err)
 	}
 	return &netlink.Neigh{LinkIndex: l.Attrs().Index, Flags: netlink.NTF_PROXY, IP: net.IP(c.Address.AsSlice())}, nil
+}
+
+func (c Change) route() (*netlink.Route, error) {
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("interface %q: %w", c.Interface, err)
+	}
+	return &netlink.Route{
+		LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK, Protocol: routeProtocol,
+		Dst: &net.IPNet{IP: c.Address.AsSlice(), Mask: net.CIDRMask(32, 32)},
+	}, nil
 }
 
 func writeSetting(name, value string) error {

@@ -231,13 +231,21 @@ func (p *Plan) planChanges(reserve []uint16, proxies []datapath.ProxyNeighbour, 
 	}
 	have, err := proxied()
 	errs = append(errs, err)
+	routes, err := hostRoutes()
+	errs = append(errs, err)
 	for _, n := range proxies {
+		if !routes[n.Addr] {
+			p.Changes = append(p.Changes, Change{Kind: changeRoute, Interface: "lo", Address: n.Addr, Reason: "the kernel answers ARP only for what it would not find on " + n.Link + " itself"})
+		}
 		if !slices.Contains(have, n) {
 			p.Changes = append(p.Changes, Change{Kind: changeNeighbour, Interface: n.Link, Address: n.Addr, Reason: "nobody else has the address on that network"})
 		}
 	}
 	for _, c := range made {
-		if c.Kind == changeNeighbour && !slices.Contains(proxies, datapath.ProxyNeighbour{Link: c.Interface, Addr: c.Address}) {
+		wanted := slices.ContainsFunc(proxies, func(n datapath.ProxyNeighbour) bool {
+			return n.Addr == c.Address && (n.Link == c.Interface || c.Kind == changeRoute)
+		})
+		if c.Kind != changeSetting && !wanted {
 			p.Undone = append(p.Undone, c)
 		}
 	}
@@ -257,6 +265,24 @@ func proxied() (out []datapath.ProxyNeighbour, err error) {
 		}
 		if addr, ok := netip.AddrFromSlice(n.IP.To4()); ok {
 			out = append(out, datapath.ProxyNeighbour{Link: l.Attrs().Name, Addr: addr})
+		}
+	}
+	return out, nil
+}
+
+// hostRoutes lists the addresses that have a route of their own.
+func hostRoutes() (map[netip.Addr]bool, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	out := map[netip.Addr]bool{}
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		if addr, ok := netip.AddrFromSlice(r.Dst.IP.To4()); ok && len(r.Dst.Mask) == 4 && r.Dst.Mask[3] == 255 {
+			out[addr] = true
 		}
 	}
 	return out, nil

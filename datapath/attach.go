@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -154,28 +155,43 @@ func (e *Engine) DetachOthers(want []Attachment) error {
 	})
 }
 
-// Hold is what the links pinned in an instance's folder hold on to.
+// Hold counts the links pinned in an instance's folder, and those whose interface is
+// there.
 func Hold(dir string) (links, alive int, err error) {
-	err = eachPin(filepath.Join(dir, linksDir), func(_, path string) error {
+	attached, err := Attached(dir)
+	for ifindex, hooks := range attached {
+		links += len(hooks)
+		if ifindex != 0 {
+			alive += len(hooks)
+		}
+	}
+	return links, alive, err
+}
+
+// Attached lists the interfaces that carry links of an instance, by index; 0 are those
+// that are gone. Filters of old kernels are not among them: the kernel has no link of
+// theirs to pin.
+func Attached(dir string) (map[int][]Hook, error) {
+	out := map[int][]Hook{}
+	err := eachPin(filepath.Join(dir, linksDir), func(name, path string) error {
 		l, err := link.LoadPinnedLink(path, nil)
 		if err != nil {
-			return err
+			return fmt.Errorf("open pinned link %s: %w", path, err)
 		}
 		defer l.Close()
 		info, err := l.Info()
 		if err != nil {
-			return err
+			return fmt.Errorf("read pinned link %s: %w", path, err)
 		}
-		links++
-		if linkIfindex(info) != 0 {
-			alive++
-		}
+		hook, _, _ := strings.Cut(name, "-")
+		ifindex := linkIfindex(info)
+		out[ifindex] = append(out[ifindex], Hook(hook))
 		return nil
 	})
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	return links, alive, err
+	return out, err
 }
 
 func (e *Engine) linkPin(ifindex int, hook Hook) string {

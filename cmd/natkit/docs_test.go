@@ -50,6 +50,7 @@ var (
 	inText      = regexp.MustCompile("`(?:sudo )?natkit( [^`]*)?`")
 	// What follows a command line: a pipe, a redirection, a remark.
 	afterwards = regexp.MustCompile(`  .*| [|<>#&;].*`)
+	quoted     = regexp.MustCompile(`'[^']*'`)
 )
 
 // checkCommandLines finds the natkit command lines in a text, on a line of their
@@ -57,7 +58,7 @@ var (
 func checkCommandLines(t *testing.T, where, text string) {
 	t.Helper()
 	check := func(words string, complete bool) {
-		for _, args := range alternatives(strings.Fields(afterwards.ReplaceAllString(words, ""))) {
+		for _, args := range alternatives(strings.Fields(afterwards.ReplaceAllString(quoted.ReplaceAllString(words, "quoted"), ""))) {
 			if err := parse(args, complete); err != nil {
 				t.Errorf("%s: natkit %s: %v", where, strings.Join(args, " "), err)
 			}

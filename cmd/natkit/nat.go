@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"natkit/control"
+	"natkit/internal/netns"
+	"natkit/nat"
+	"natkit/probe"
+	"natkit/report"
+)
+
+// natFlags are what up and apply have in common.
+type natFlags struct {
+	file, engine, attach string
+	bypass, dryRun       bool
+}
+
+func (f *natFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.file, "file", "f", "", "rule `FILE` (- is stdin)")
+	cmd.Flags().StringVar(&f.attach, "attach", "", "where engine ebpf meets packets: auto, xdp or tc")
+	cmd.Flags().BoolVar(&f.bypass, "bypass", false, "accept that packets of engine ebpf go past filters, marks and shaping that are set up here")
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what would be done, and change nothing")
+}
+
+// read reads the rule file and the options for it.
+func (f *natFlags) read(e *env) (file *nat.File, text string, o control.Options, err error) {
+	if f.file == "" {
+		return nil, "", o, usagef("which rules? give --file FILE")
+	}
+	if f.engine != "" {
+		if o.Engine, err = control.ParseEngine(f.engine); err != nil {
+			return nil, "", o, usagef("--engine: %w", err)
+		}
+	}
+	if f.attach != "" {
+		if o.Attach, err = control.ParseAttach(f.attach); err != nil {
+			return nil, "", o, usagef("--attach: %w", err)
+		}
+	}
+	o.Bypass = f.bypass
+	if f.file == "-" {
+		data, err := io.ReadAll(e.stdin)
+		if err != nil {
+			return nil, "", o, fmt.Errorf("read rule file: %w", err)
+		}
+		file, err = nat.Parse("stdin", data)
+		return file, string(data), o, err
+	}
+	path, err := filepath.Abs(f.file) // the record is read in other folders
+	if err != nil {
+		return nil, "", o, err
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, "", o, fmt.Errorf("read rule file: %w", err)
+	}
+	file, err = nat.Parse(path, data)
+	return file, string(data), o, err
+}
+
+// run plans, or does, what a rule file says.
+func (f *natFlags) run(ctx context.Context, e *env, output string,
+	plan func(*nat.File, string, control.Options) (*control.Plan, error),
+	do func(context.Context, *nat.File, string, control.Options) (*control.Plan, error),
+) error {
+	file, text, o, err := f.read(e)
+	if err != nil {
+		return err
+	}
+	if o.Namespace, err = netns.Open(e.netns); err != nil {
+		return err
+	}
+	defer o.Namespace.Close()
+	if o.Chains, err = probe.Chains(o.Namespace); err != nil {
+		return fmt.Errorf("look for filters that packets would go past: %w", err)
+	}
+	var p *control.Plan
+	if f.dryRun {
+		p, err = plan(file, text, o)
+	} else {
+		if _, err := control.Clean(); err != nil {
+			return err
+		}
+		p, err = do(ctx, file, text, o)
+	}
+	if err != nil {
+		return err
+	}
+	r := &report.NATPlan{File: f.file, Done: !f.dryRun, Plan: p}
+	if output == "json" {
+		return report.JSON(e.stdout, r)
+	}
+	return r.Text(e.stdout)
+}
+
+func newUpCommand(e *env) *cobra.Command {
+	f := &natFlags{}
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Make this machine, or a namespace, a NAT gateway by a rule file",
+		Long: `Make a network namespace a NAT gateway that does what a rule file says.
+
+Engine ebpf translates and forwards packets where they come in, before the stack
+sees them: by XDP on network cards whose drivers have it, by tc elsewhere and for
+what XDP can't finish. No process stays: programs and tables are pinned. Engine
+nft has the kernel's NAT do it, by one nftables table of the name natkit. The
+same file runs on both; what an engine does otherwise than the file says is told.
+
+Packets of engine ebpf do not meet the chain FORWARD, IPsec, routing by mark, or
+shaping. What of these is set up is listed, and nothing is done without --bypass.
+
+All is done or nothing. What is changed of the namespace (forwarding, ports kept
+from the gateway's own connections, proxy neighbours) is written down before, and
+put back by natkit down, also after natkit was killed at any moment.
+
+With -o json: file, done (false with --dry-run), engine, rules, interfaces
+(interface, xdp, xdp_transmit, reason), outside_addresses, memory_bytes, changes,
+bypassed (what, effect), warnings.`,
+		Example: `  natkit up -f nat.yaml --dry-run
+  natkit up -f nat.yaml
+  natkit up -f nat.yaml --engine nft --netns gateway`,
+		Args: noArgs,
+	}
+	f.add(cmd)
+	cmd.Flags().StringVar(&f.engine, "engine", "ebpf", "what carries the rules out: ebpf or nft")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return f.run(cmd.Context(), e, *out, control.MakePlan, control.Up)
+	}
+	return cmd
+}
+
+func newApplyCommand(e *env) *cobra.Command {
+	f := &natFlags{}
+	cmd := &cobra.Command{
+		Use:   "apply",
+		Short: "Change the rules of the NAT that is up, without losing sessions",
+		Long: `Put a rule file in place of the rules in use: all of it, between two packets, or
+nothing. Sessions of mappings that the new file still allows go on. Interfaces
+are looked at anew: applying the rules in use attaches one that was made again,
+and follows an address that has changed.
+
+The programs of another natkit are replaced by this one's on the way, if both
+have the same data structures; no session is lost.
+
+With -o json: as natkit up, and added, removed (rules), detached (interfaces),
+undone (changes that are taken back), upgrade.`,
+		Example: `  natkit apply -f nat.yaml --dry-run
+  natkit apply -f nat.yaml
+  natkit apply -f nat.yaml --netns gateway -o json`,
+		Args: noArgs,
+	}
+	f.add(cmd)
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return f.run(cmd.Context(), e, *out, control.PlanApply, control.Apply)
+	}
+	return cmd
+}
+
+func newDownCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Take the NAT down, and put the namespace back as it was",
+		Long: `Take down what natkit up has made, whole or not, by this natkit or another: its
+sessions end. Settings get their old values, unless somebody else has changed
+them since: that is said, and they stay.
+
+What is left of namespaces that are gone, and holds memory, is removed as well.
+
+With -o json: kept (what was changed by somebody else), cleaned (how many engines
+of namespaces that are gone).`,
+		Example: "  natkit down\n  natkit down --netns gateway",
+		Args:    noArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		ns, err := netns.Open(e.netns)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		d := &report.NATDown{Kept: []string{}}
+		if d.Cleaned, err = control.Clean(); err != nil {
+			return err
+		}
+		kept, err := control.Down(ns)
+		if err != nil {
+			return err
+		}
+		d.Kept = append(d.Kept, kept...)
+		if *out == "json" {
+			return report.JSON(e.stdout, d)
+		}
+		return d.Text(e.stdout)
+	}
+	return cmd
+}

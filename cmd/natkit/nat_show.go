@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"natkit/control"
+	"natkit/datapath"
+	"natkit/internal/netns"
+	"natkit/nat"
+	"natkit/report"
+)
+
+func newStatusCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what NAT of natkit's is up here, what it holds, and what is wrong",
+		Long: `Show the engine that is up in a namespace: its rules, interfaces with where it
+meets their packets and why there, sessions, free ports of each outside address,
+and what became of packets since it was brought up. Lines with ! say what has
+changed on the machine that a pinned program can't notice, and what to do.
+
+With -o json: engine, since, file, rules, interfaces (name, side, hooks, reason),
+outside_addresses (address, first_port, last_port, free_tcp, free_udp, free_icmp,
+masquerade, one_to_one, leaving), sessions_limit, stats (reasons, bytes_in,
+bytes_out, sessions, mappings, sweep_age_ns, sweep_time_ns, sweep_looked,
+events_lost), changes, problems.`,
+		Example: "  natkit status\n  natkit status --netns gateway -o json",
+		Args:    noArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		ns, err := netns.Open(e.netns)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		cleaned, err := control.Clean()
+		if err != nil {
+			return err
+		}
+		if cleaned > 0 {
+			fmt.Fprintf(e.stderr, "natkit: removed %d engines of namespaces that are gone\n", cleaned)
+		}
+		s, err := control.ReadStatus(ns)
+		if err != nil {
+			return err
+		}
+		if *out == "json" {
+			return report.JSON(e.stdout, s)
+		}
+		return unlessPipeClosed(report.NATStatusText(e.stdout, s))
+	}
+	return cmd
+}
+
+func newRulesCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rules",
+		Short: "List the rules in use, and how much each is used",
+		Long: `List the rules in use with the number by which sessions name them, and, of engine
+ebpf, how many sessions each has now; of engine nft, how many connections it has
+translated since it was applied.
+
+With -o json a list of: id, rule, line, sessions or uses.`,
+		Example: "  natkit rules\n  natkit rules --netns gateway -o json",
+		Args:    noArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		ns, err := netns.Open(e.netns)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		rules, err := control.Rules(ns)
+		if err != nil {
+			return err
+		}
+		if *out == "json" {
+			return report.JSON(e.stdout, rules)
+		}
+		return unlessPipeClosed(report.NATRulesText(e.stdout, rules))
+	}
+	return cmd
+}
+
+func newMappingsCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "mappings",
+		Short: "List which inside endpoint has which outside endpoint (engine ebpf)",
+		Long: `List the mappings of engine ebpf: the inside endpoint, the outside address and
+port that it has for all its sessions, how many they are, and whom it lets in. A
+mapping without sessions rests: the same inside endpoint gets it back, until the
+time for that is over.
+
+With -o json each is an object in a line of its own: class, inside, outside,
+sessions, filtering, resting.`,
+		Example: "  natkit mappings\n  natkit mappings --netns gateway -o json",
+		Args:    noArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return e.withEngine(func(r *datapath.Engine) error {
+			w := bufio.NewWriterSize(e.stdout, 64<<10)
+			var failed error
+			err := r.Mappings(func(m *nat.Mapping) bool {
+				if *out == "json" {
+					failed = report.JSONLine(w, m)
+				} else {
+					failed = report.NATMappingText(w, m)
+				}
+				return failed == nil && cmd.Context().Err() == nil
+			})
+			return unlessPipeClosed(errors.Join(err, failed, w.Flush()))
+		})
+	}
+	return cmd
+}
+
+// sessionFilter chooses sessions.
+type sessionFilter struct {
+	source, destination, protocol, state, rule string
+
+	sources, destinations netip.Prefix
+	number                nat.Protocol
+	id                    uint32
+}
+
+func (f *sessionFilter) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.source, "source", "", "address or prefix of the source, before or after translation")
+	cmd.Flags().StringVar(&f.destination, "destination", "", "address or prefix of the destination, before or after translation")
+	cmd.Flags().StringVar(&f.protocol, "protocol", "", "tcp, udp, icmp, or another's name or number")
+	cmd.Flags().StringVar(&f.state, "state", "", "state, as natkit sessions shows it: udp, tcp_established, ...")
+	cmd.Flags().StringVar(&f.rule, "rule", "", "rule's number, as natkit rules shows it")
+}
+
+// parse reads the flags.
+func (f *sessionFilter) parse() (err error) {
+	prefix := func(flag, text string) (p netip.Prefix) {
+		if text == "" || err != nil {
+			return p
+		}
+		if a, e := netip.ParseAddr(text); e == nil && a.Is4() {
+			return netip.PrefixFrom(a, 32)
+		}
+		p, e := netip.ParsePrefix(text)
+		if e != nil || !p.Addr().Is4() {
+			err = usagef("--%s %q: want an IPv4 address or prefix", flag, text)
+		}
+		return p
+	}
+	f.sources, f.destinations = prefix("source", f.source), prefix("destination", f.destination)
+	if err == nil && f.protocol != "" {
+		if f.number, err = nat.ParseProtocol(f.protocol); err != nil {
+			return usagef("--protocol: %w", err)
+		}
+	}
+	if err == nil && f.rule != "" {
+		id, e := strconv.ParseUint(f.rule, 16, 32)
+		if e != nil {
+			return usagef("--rule %q: want a number as natkit rules shows it", f.rule)
+		}
+		f.id = uint32(id)
+	}
+	if states := sessionStates(); err == nil && f.state != "" && !slices.Contains(states, f.state) {
+		return usagef("--state %q: want %s", f.state, joinOr(states))
+	}
+	return err
+}
+
+// sessionStates are the time-outs that a session can be under, and dead.
+func sessionStates() (out []string) {
+	for t := nat.TimeoutUDP; t <= nat.TimeoutOther; t++ {
+		out = append(out, t.String())
+	}
+	return append(out, "dead")
+}
+
+func (f *sessionFilter) wants(s *nat.Session) bool {
+	in := func(p netip.Prefix, a, b netip.AddrPort) bool {
+		return !p.IsValid() || p.Contains(a.Addr()) || p.Contains(b.Addr())
+	}
+	return in(f.sources, s.Source, s.SourceAfter) && in(f.destinations, s.Destination, s.DestinationAfter) &&
+		(f.number == nat.AnyProtocol || s.Protocol == f.number) && (f.state == "" || s.State == f.state) &&
+		(f.rule == "" || s.Rule == f.id)
+}
+
+func newSessionsCommand(e *env) *cobra.Command {
+	f := &sessionFilter{}
+	cmd := &cobra.Command{
+		Use:   "sessions",
+		Short: "List the sessions that are translated (engine ebpf)",
+		Long: `List the sessions of engine ebpf, as the table is read: nothing is kept, so a
+table of any size takes the same memory, and sessions that come or go meanwhile
+may be missed. Addresses are the opener's: as its packets arrive, and what is
+changed of them. Packets and bytes are the opener's and the answers'.
+
+With -o json each is an object in a line of its own: protocol (number), from, state,
+source, destination, source_translated, destination_translated, rule, age_ns,
+idle_ns, expires_ns, packets, bytes (two numbers each).`,
+		Example: `  natkit sessions
+  natkit sessions --source 192.168.0.0/24 --protocol tcp --state tcp_established
+  natkit sessions --rule 1f3a9c02 -o json`,
+		Args: noArgs,
+	}
+	f.flags(cmd)
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.parse(); err != nil {
+			return err
+		}
+		return e.withEngine(func(r *datapath.Engine) error {
+			w := bufio.NewWriterSize(e.stdout, 64<<10)
+			var failed error
+			var line []byte
+			err := r.Sessions(func(s *nat.Session) bool {
+				switch {
+				case !f.wants(s):
+				case *out == "json":
+					failed = report.JSONLine(w, s)
+				default:
+					line = append(report.AppendNATSession(line[:0], s), '\n')
+					_, failed = w.Write(line)
+				}
+				return failed == nil && cmd.Context().Err() == nil
+			})
+			return unlessPipeClosed(errors.Join(err, failed, w.Flush()))
+		})
+	}
+	return cmd
+}
+
+func newEventsCommand(e *env) *cobra.Command {
+	f := &sessionFilter{}
+	var kinds string
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Tell of sessions as they begin, end, or are refused (engine ebpf)",
+		Long: `Tell of sessions of engine ebpf as they begin, end, or are refused, with the
+reason, until interrupted. The engine makes events only while somebody reads
+them; two readers share them. Events that found no room are counted by natkit
+status (events_lost).
+
+With -o json each is an object in a line of its own: time, kind (created, ended,
+refused), reason, session as natkit sessions has it.`,
+		Example: `  natkit events
+  natkit events --kind refused
+  natkit events --source 192.168.0.7 -o json`,
+		Args: noArgs,
+	}
+	f.flags(cmd)
+	cmd.Flags().StringVar(&kinds, "kind", "", "only these: created, ended, refused, or several with commas")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.parse(); err != nil {
+			return err
+		}
+		var wanted []string
+		if kinds != "" {
+			wanted = strings.Split(kinds, ",")
+		}
+		for _, k := range wanted {
+			if !slices.Contains([]string{"created", "ended", "refused"}, k) {
+				return usagef("--kind %q: want created, ended or refused", k)
+			}
+		}
+		return e.withEngine(func(r *datapath.Engine) error {
+			var failed error
+			err := r.Events(cmd.Context(), func(ev *nat.Event) bool {
+				switch {
+				case wanted != nil && !slices.Contains(wanted, ev.Kind) || !f.wants(&ev.Session):
+				case *out == "json":
+					failed = report.JSONLine(e.stdout, ev)
+				default:
+					failed = report.NATEventText(e.stdout, ev)
+				}
+				return failed == nil
+			})
+			return unlessPipeClosed(errors.Join(err, failed))
+		})
+	}
+	return cmd
+}
+
+// withEngine calls fn with the engine of the namespace.
+func (e *env) withEngine(fn func(*datapath.Engine) error) error {
+	ns, err := netns.Open(e.netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	engine, err := control.Open(ns)
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(engine), engine.Close())
+}
+
+func newExplainCommand(e *env) *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "explain PACKET",
+		Short: "Tell which rules a packet meets, and why, without sending it",
+		Long: `Tell which rules the first packet of a session meets, which do not apply though
+they are about its addresses, and what becomes of it. The rules are those in use,
+or those of --file; routes and addresses are the namespace's. Nothing is sent.
+
+PACKET is [PROTOCOL] SOURCE[:PORT] -> DESTINATION[:PORT] in INTERFACE, in one
+argument or several; the arrow needs quotes in a shell. Without protocol it is
+tcp if it has a port, icmp otherwise.
+
+With -o json: packet, steps (stage, rule, line, applies, why).`,
+		Example: `  natkit explain 'tcp 192.168.0.5:40000 -> 192.0.2.1:80 in eth1'
+  natkit explain -f nat.yaml '192.168.0.5 -> 192.0.2.1 in eth1'`,
+		Args: asUsage(cobra.MinimumNArgs(1)),
+	}
+	cmd.Flags().StringVarP(&path, "file", "f", "", "rules of this `FILE` instead of those in use")
+	out := outputFlag(cmd)
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		p, err := nat.ParsePacket(strings.Join(args, " "))
+		if err != nil {
+			return usageError{err}
+		}
+		ns, err := netns.Open(e.netns)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		file, err := control.RulesOf(ns, path)
+		if err != nil {
+			return err
+		}
+		steps, err := control.Explain(ns, file, p)
+		if err != nil {
+			return err
+		}
+		x := &report.NATExplanation{Packet: p.String(), Steps: steps}
+		if *out == "json" {
+			return report.JSON(e.stdout, x)
+		}
+		return x.Text(e.stdout)
+	}
+	return cmd
+}
