@@ -309,6 +309,9 @@ func (e *explanation) destines(r *Rule) verdict {
 		v := verdict{about: a.Outside.Contains(e.p.Destination), what: fmt.Sprintf("its prefix has %d bits", a.Outside.Bits())}
 		bound := r.In != "" || r.Out != ""
 		v.rank = [4]int{byPrefix, truthRank(bound), 0, a.Outside.Bits()}
+		if bound {
+			v.what += ", bound to interfaces"
+		}
 		if on := e.mapBinding(r); on != "" && on != e.p.In {
 			v.not = fmt.Sprintf("it is bound to %s", on)
 		}
