@@ -346,14 +346,13 @@ func (c *compiler) namesPorts(r *nat.Rule) bool {
 	return false
 }
 
-// forwarded takes the ports of a forward out of those that are given, and makes the
-// address known if it is nobody's, so that packets to its other ports end here.
+// forwarded takes the ports of a forward out of those that are given. Of another
+// address it makes known on which interface it is, for inside hosts that use it; and
+// packets to its other ports end here, unless it is the gateway's own.
 func (c *compiler) forwarded(r *nat.Rule, a nat.DNAT) {
 	have := c.addresses[a.Address]
 	if have == nil {
-		if !slices.Contains(c.facts.Local, a.Address) {
-			c.address(r, OutsideAddress{Addr: a.Address, Link: c.linkOf(a.Address)}, -1)
-		}
+		c.address(r, OutsideAddress{Addr: a.Address, Link: c.linkOf(a.Address)}, -1)
 		return
 	}
 	if a.Ports.IsZero() {
