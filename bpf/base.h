@@ -41,6 +41,22 @@ static __always_inline __u16 checksum_add(__u16 check, __u32 delta)
 	return ~(sum + (sum >> 16));
 }
 
+/*
+ * Length of a jiffy, and what to add to the jiffies since boot to get CLOCK_MONOTONIC, in
+ * nanoseconds. Package datapath measures both before it loads a program (clock.go). With 0
+ * the clock is asked by a helper, which takes a sixth of the time that a packet may.
+ */
+const volatile __u64 clock_jiffy_ns = 0;
+const volatile __u64 clock_offset_ns = 0;
+
+/* Ticks, see nat.h. */
+static __always_inline __u32 clock_now(void)
+{
+	if (clock_jiffy_ns)
+		return (bpf_jiffies64() * clock_jiffy_ns + clock_offset_ns) >> NAT_TICK_SHIFT;
+	return bpf_ktime_get_coarse_ns() >> NAT_TICK_SHIFT;
+}
+
 static __always_inline __be32 addr_word(struct nat_addr addr)
 {
 	__be32 word;

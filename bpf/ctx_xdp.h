@@ -71,10 +71,10 @@ static __always_inline __u32 ctx_segments(struct ctx *ctx)
 /*
  * Adds to the complement of a transport checksum, which lies at check: l3_delta is for
  * the addresses in the pseudo-header, l4_delta for the ports. udp: zero means that there
- * is no checksum, and none may become zero. offset is for tc.
+ * is no checksum, and none may become zero. offset and partial are for tc.
  */
 static __always_inline int ctx_checksum(struct ctx *ctx, __u16 *check, __u32 offset, __u16 l3_delta,
-					__u16 l4_delta, int udp)
+					__u16 l4_delta, int udp, int partial)
 {
 	__u16 sum;
 

@@ -27,6 +27,23 @@ static __always_inline void rewrite_macs(void *frame, __u64 hop, const struct na
 }
 
 /*
+ * Whether a transport checksum may be partial: only the sum of the pseudo-header, to which
+ * a device adds the rest when it sends. One of 65536 full checksums looks so too. The sum
+ * that the kernel puts into a packet of several segments is not relied on.
+ */
+static __always_inline int rewrite_partial(const struct packet *packet, __u16 check)
+{
+	__u32 src = addr_word(packet->key.src), dst = addr_word(packet->key.dst);
+	__u32 sum = (src & 0xffff) + (src >> 16) + (dst & 0xffff) + (dst >> 16);
+
+	sum += bpf_htons(packet->key.protocol);
+	sum += bpf_htons(packet->bytes - (packet->l4 - packet->l3));
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return packet->flags & PACKET_GSO || check == sum;
+}
+
+/*
  * All of it, in a packet whose transport header is there. No link: the MACs are the
  * neighbour output's. Packet pointers from before are void.
  */
@@ -58,7 +75,8 @@ static __always_inline int rewrite(struct ctx *ctx, const struct packet *packet,
 		udp->sport = flow->sport;
 		udp->dport = flow->dport;
 		return ctx_checksum(ctx, &udp->check, at + __builtin_offsetof(struct udp, check),
-				    flow->l3_delta, flow->l4_delta, 1);
+				    flow->l3_delta, flow->l4_delta, 1,
+				    rewrite_partial(packet, udp->check));
 	}
 	if (packet->class == NAT_TCP) {
 		tcp = l4;
@@ -67,7 +85,8 @@ static __always_inline int rewrite(struct ctx *ctx, const struct packet *packet,
 		tcp->sport = flow->sport;
 		tcp->dport = flow->dport;
 		return ctx_checksum(ctx, &tcp->check, at + __builtin_offsetof(struct tcp, check),
-				    flow->l3_delta, flow->l4_delta, 0);
+				    flow->l3_delta, flow->l4_delta, 0,
+				    rewrite_partial(packet, tcp->check));
 	}
 	if (packet->class == NAT_ICMP) {
 		icmp = l4;
@@ -135,7 +154,7 @@ GLOBAL int rewrite_mss(struct ctx *ctx, __u32 l4, __u32 most)
 	delta = (delta & 0xffff) + (delta >> 16);
 	count_add(NAT_MSS_CLAMPED);
 	return ctx_checksum(ctx, &tcp->check, at + __builtin_offsetof(struct tcp, check), 0, delta,
-			    0);
+			    0, 1);
 }
 
 #endif

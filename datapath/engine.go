@@ -98,6 +98,9 @@ func (e *Engine) load(size Size) error {
 			return err
 		}
 		resize(spec, size)
+		if err := setClock(spec); err != nil {
+			return err
+		}
 		known := map[string]*ebpf.Map{}
 		for name := range spec.Maps {
 			if m := e.maps[name]; m != nil {

@@ -112,7 +112,9 @@ func newModelRig(t *testing.T) *modelRig {
 	}
 	known := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
-		known[name] = r.maps[name]
+		if m := r.maps[name]; m != nil {
+			known[name] = m
+		}
 	}
 	change, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
 	if err != nil {
@@ -316,7 +318,7 @@ func (r *modelRig) packet() modelPacket {
 		p.ttl = 1
 	case 1:
 		p.length = pick(r.random, 1400, 1401, 1500)
-	case 2:
+	case 2, 6, 7, 8:
 		p.link = pick(r.random, "in", "in2", "out") // spoofed, or from the wrong side
 		p.inside = p.link != "out"
 	case 3:

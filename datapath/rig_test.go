@@ -97,9 +97,12 @@ func (r *rig) build(t testing.TB) error {
 		if err != nil {
 			return err
 		}
+		if err := setClock(spec); err != nil {
+			return err
+		}
 		known := map[string]*ebpf.Map{}
 		for n := range spec.Maps {
-			if m := r.maps[n]; m != nil && !strings.HasPrefix(n, ".") {
+			if m := r.maps[n]; m != nil {
 				known[n] = m
 			}
 		}
@@ -110,7 +113,7 @@ func (r *rig) build(t testing.TB) error {
 		t.Cleanup(coll.Close)
 		maps.Copy(r.programs, coll.Programs)
 		for n, m := range coll.Maps {
-			if r.maps[n] == nil {
+			if r.maps[n] == nil && !strings.HasPrefix(n, ".") { // each object has its own global variables
 				r.maps[n] = m
 			}
 		}

@@ -284,6 +284,8 @@ const (
 	tcProgTcInsideRaw  = "tc_inside_raw"
 	tcProgTcOutside    = "tc_outside"
 	tcProgTcOutsideRaw = "tc_outside_raw"
+	tcVarClockJiffyNs  = "clock_jiffy_ns"
+	tcVarClockOffsetNs = "clock_offset_ns"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -375,6 +377,8 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
+	ClockJiffyNs  *ebpf.VariableSpec `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.VariableSpec `ebpf:"clock_offset_ns"`
 }
 
 // tcObjects contains all objects after they have been loaded into the kernel.
@@ -470,6 +474,8 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
+	ClockJiffyNs  *ebpf.Variable `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.Variable `ebpf:"clock_offset_ns"`
 }
 
 // tcPrograms contains all programs after they have been loaded into the kernel.

@@ -282,6 +282,8 @@ const (
 	xdpMapTransmit      = "transmit"
 	xdpProgXdpInside    = "xdp_inside"
 	xdpProgXdpOutside   = "xdp_outside"
+	xdpVarClockJiffyNs  = "clock_jiffy_ns"
+	xdpVarClockOffsetNs = "clock_offset_ns"
 )
 
 // loadXdp returns the embedded CollectionSpec for xdp.
@@ -371,6 +373,8 @@ type xdpMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type xdpVariableSpecs struct {
+	ClockJiffyNs  *ebpf.VariableSpec `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.VariableSpec `ebpf:"clock_offset_ns"`
 }
 
 // xdpObjects contains all objects after they have been loaded into the kernel.
@@ -466,6 +470,8 @@ func (m *xdpMaps) Close() error {
 //
 // It can be passed to loadXdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type xdpVariables struct {
+	ClockJiffyNs  *ebpf.Variable `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.Variable `ebpf:"clock_offset_ns"`
 }
 
 // xdpPrograms contains all programs after they have been loaded into the kernel.
