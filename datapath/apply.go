@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 )
@@ -131,9 +132,12 @@ func fill[K, V any](e *Engine, name string, slot uint32, keys []K, values []V) e
 	return nil
 }
 
+// tcSpec is the object that has every map, read once.
+var tcSpec = sync.OnceValues(loadTc)
+
 // newInner makes a map that may stand in the outer map of that name.
 func (e *Engine) newInner(name string, entries int) (*ebpf.Map, error) {
-	specs, err := loadTc()
+	specs, err := tcSpec()
 	if err != nil {
 		return nil, err
 	}

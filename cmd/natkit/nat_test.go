@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/control"
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+	"natkit/nat"
+	"natkit/report"
+)
+
+func TestNATUsage(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "nat.yaml")
+	if err := os.WriteFile(rules, []byte("inside: [a]\noutside: [b]\nrules:\n  - masquerade: 10.0.0.0/8\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ args, says string }{
+		{"up", "give --file"},
+		{"up -f " + rules + " --engine magic", `engine "magic": want ebpf or nft`},
+		{"up -f " + rules + " --attach wall", `attach "wall": want auto, xdp or tc`},
+		{"apply", "give --file"},
+		{"up -f " + rules + " -o xml", "want text or json"},
+		{"sessions --source here", `--source "here": want an IPv4 address or prefix`},
+		{"sessions --protocol 300", "unknown protocol"},
+		{"sessions --state odd", `--state "odd": want udp, tcp_opening`},
+		{"sessions --rule xyz", `--rule "xyz"`},
+		{"events --kind born", `--kind "born": want created, ended or refused`},
+		{"explain nonsense", "is not of the form"},
+		{"explain", "requires at least 1 arg"},
+	} {
+		code, stdout, stderr := observed(t.Context(), tt.args)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {
+			t.Errorf("%s: exit %d, %q, %q; want %d and %q", tt.args, code, stdout, stderr, exitUsage, tt.says)
+		}
+	}
+}
+
+// The life of a gateway by its commands: dry run, up, what shows it, apply, down.
+func TestNATCommands(t *testing.T) {
+	ktest.Root(t)
+	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	name := ktest.Name(t)
+	ns, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete(name)
+	defer ns.Close()
+	if err := ns.Do(func() error {
+		var errs []error
+		for i, link := range []string{"in", "out"} {
+			errs = append(errs, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: link}, PeerName: link + "-peer"}))
+			l, err := netlink.LinkByName(link)
+			peer, err2 := netlink.LinkByName(link + "-peer")
+			address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 0, byte(i), 1).To4(), Mask: net.CIDRMask(24, 32)}}
+			errs = append(errs, err, err2, netlink.AddrAdd(l, address), netlink.LinkSetUp(l), netlink.LinkSetUp(peer))
+		}
+		return errors.Join(errs...)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "nat.yaml")
+	write := func(rule string) {
+		text := "inside: [in]\noutside: [out]\nlimits: {sessions: 1000, sources: 100}\nrules:\n  - " + rule + "\n"
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	natkit := func(want int, args string) string {
+		t.Helper()
+		code, stdout, stderr := observed(t.Context(), args+" --netns "+name)
+		if code != want || (want == exitOK) != (stderr == "") {
+			t.Fatalf("natkit %s: exit %d, want %d: %s%s", args, code, want, stdout, stderr)
+		}
+		return stdout + stderr
+	}
+	says := func(got, want string) {
+		t.Helper()
+		if !strings.Contains(got, want) {
+			t.Errorf("got %q, want %q in it", got, want)
+		}
+	}
+	for _, command := range []string{"status", "rules", "sessions", "mappings", "down", "events"} {
+		says(natkit(exitError, command), "no NAT of natkit's is up here")
+	}
+	write("masquerade: 10.0.0.0/24")
+	says(natkit(exitError, "apply -f "+path), "no NAT of natkit's is up here")
+	says(natkit(exitError, "up -f "+path+".gone"), "read rule file")
+	says(natkit(exitOK, "up --dry-run -f "+path), "Would be up")
+	says(natkit(exitError, "status"), "no NAT of natkit's is up here")
+	var out strings.Builder
+	packet := []string{"explain", "--netns", name, "-f", path, "tcp 10.0.0.9:1 -> 10.0.1.9:80 in in"}
+	if code := run(t.Context(), packet, &env{stdout: &out, stderr: &out}); code != exitOK {
+		t.Errorf("explain: exit %d", code)
+	}
+	says(out.String(), "masquerade: 10.0.0.0/24 (line 5)")
+
+	var plan report.NATPlan
+	if err := json.Unmarshal([]byte(natkit(exitOK, "up -o json -f "+path)), &plan); err != nil || !plan.Done || len(plan.Placements) != 2 {
+		t.Errorf("plan %+v, %v", plan, err)
+	}
+	says(natkit(exitError, "up -f "+path), "is up already")
+	says(natkit(exitOK, "status"), "engine ebpf")
+	var status control.Status
+	if err := json.Unmarshal([]byte(natkit(exitOK, "status -o json")), &status); err != nil || status.Rules != 1 || len(status.Interfaces) != 2 || status.Stats == nil {
+		t.Errorf("status %+v, %v", status, err)
+	}
+	says(natkit(exitOK, "rules"), "masquerade: 10.0.0.0/24")
+	if out := natkit(exitOK, "sessions") + natkit(exitOK, "mappings -o json"); out != "" {
+		t.Errorf("sessions and mappings of nobody: %q", out)
+	}
+	write("masquerade: 10.0.0.0/25")
+	for _, dry := range []string{" --dry-run", ""} {
+		out := natkit(exitOK, "apply -f "+path+dry)
+		says(out, "+ masquerade: 10.0.0.0/25")
+		says(out, "- masquerade: 10.0.0.0/24")
+	}
+	write("masquerade: 10.0.0.0/25\n  - nonsense: 1")
+	says(natkit(exitError, "apply -f "+path), "nat.yaml:6:")
+	says(natkit(exitOK, "rules -o json"), "masquerade: 10.0.0.0/25")
+	says(natkit(exitOK, "down"), "Down; the namespace is as it was.")
+
+	write("masquerade: 10.0.0.0/24")
+	says(natkit(exitOK, "up --engine nft -f "+path), "Up on engine nft")
+	says(natkit(exitError, "sessions"), "natkit conntrack list")
+	says(natkit(exitOK, "rules"), "uses")
+	says(natkit(exitOK, "down -o json"), `"kept": []`)
+}
+
+var endpoint = netip.MustParseAddrPort
+
+func TestSessionFilter(t *testing.T) {
+	s := nat.Session{Protocol: nat.TCP, State: "tcp_established", Rule: 0xab}
+	s.Source, s.SourceAfter = endpoint("10.0.0.1:5"), endpoint("192.0.2.1:5")
+	s.Destination, s.DestinationAfter = endpoint("198.51.100.1:80"), endpoint("198.51.100.1:80")
+	for _, tt := range []struct {
+		f    sessionFilter
+		want bool
+	}{
+		{sessionFilter{}, true},
+		{sessionFilter{source: "10.0.0.0/8", protocol: "tcp", state: "tcp_established", rule: "ab"}, true},
+		{sessionFilter{source: "192.0.2.1"}, true},
+		{sessionFilter{source: "192.0.2.2"}, false},
+		{sessionFilter{destination: "198.51.100.0/24"}, true},
+		{sessionFilter{destination: "10.0.0.1"}, false},
+		{sessionFilter{protocol: "udp"}, false},
+		{sessionFilter{state: "dead"}, false},
+		{sessionFilter{rule: "ac"}, false},
+	} {
+		if err := tt.f.parse(); err != nil {
+			t.Fatal(err)
+		}
+		if got := tt.f.wants(&s); got != tt.want {
+			t.Errorf("%+v: %v", tt.f, got)
+		}
+	}
+}

@@ -1,0 +1,598 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"natkit/datapath"
+	"natkit/internal/journal"
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+	"natkit/nat"
+)
+
+// The test binary is also the natkit that is killed while it brings an engine up.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 3 && os.Args[1] == "up" {
+		ns, err := netns.Open(os.Args[2])
+		if err == nil {
+			var file *nat.File
+			if file, err = nat.Parse("killed", []byte(os.Args[3])); err == nil {
+				_, err = Up(context.Background(), file, os.Args[3], Options{Namespace: ns, Attach: AttachTC})
+			}
+		}
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// bed is a client and a server with a gateway between them.
+//
+//	client 10.0.0.2 ── in 10.0.0.1 │ gateway │ 198.51.100.1 out ── 198.51.100.9 server
+type bed struct {
+	t                       *testing.T
+	name                    string
+	client, gateway, server *netns.Handle
+}
+
+const baseRules = `
+inside: [in]
+outside: [out]
+limits: {sessions: 4096, sources: 256}
+rules:
+  - masquerade: 10.0.0.0/24
+  - dnat: tcp 198.51.100.1:8080
+    to: 10.0.0.2:80
+  - map: 10.0.0.77 <-> 198.51.100.77
+`
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	ktest.Root(t)
+	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	b := &bed{t: t, name: ktest.Name(t)}
+	for _, h := range []**netns.Handle{&b.client, &b.gateway, &b.server} {
+		ns, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		*h = ns
+		t.Cleanup(func() { ns.Close() })
+		b.in(ns, func() error {
+			lo, err := netlink.LinkByName("lo")
+			return errors.Join(err, netlink.LinkSetUp(lo))
+		})
+	}
+	if err := b.gateway.Pin(b.name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := Down(b.gateway); err != nil && !errors.Is(err, ErrDown) {
+			t.Errorf("down: %v", err)
+		}
+		if err := netns.Delete(b.name); err != nil {
+			t.Error(err)
+		}
+	})
+	b.join("in", "10.0.0.1/24", b.client, "10.0.0.2/24")
+	b.join("out", "198.51.100.1/24", b.server, "198.51.100.9/24")
+	b.in(b.client, func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(10, 0, 0, 1)})
+	})
+	return b
+}
+
+// join connects an interface of the gateway with eth0 of a neighbour.
+func (b *bed) join(name, addr string, peer *netns.Handle, peerAddr string) {
+	b.t.Helper()
+	b.in(b.gateway, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(peer.Fd())})
+	})
+	set := func(ns *netns.Handle, name, addr string) {
+		b.in(ns, func() error {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			a, err := netlink.ParseAddr(addr)
+			return errors.Join(err, netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
+		})
+	}
+	set(b.gateway, name, addr)
+	set(peer, "eth0", peerAddr)
+}
+
+func (b *bed) in(ns *netns.Handle, fn func() error) {
+	b.t.Helper()
+	if err := ns.Do(fn); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) parse(text string) *nat.File {
+	b.t.Helper()
+	file, err := nat.Parse("test.yaml", []byte(text))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return file
+}
+
+func (b *bed) options() Options { return Options{Namespace: b.gateway, Attach: AttachTC} }
+
+func (b *bed) up(text string, o Options) *Plan {
+	b.t.Helper()
+	p, err := Up(b.t.Context(), b.parse(text), text, o)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+// echo answers every line of TCP at an address of a namespace with whom it came from.
+func (b *bed) echo(ns *netns.Handle, at string) {
+	b.t.Helper()
+	var l net.Listener
+	b.in(ns, func() (err error) { l, err = net.Listen("tcp4", at); return err })
+	b.t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprintln(c, c.RemoteAddr())
+			c.Close()
+		}
+	}()
+}
+
+// ask connects and returns whom the other end saw.
+func (b *bed) ask(ns *netns.Handle, to string) (seen netip.AddrPort) {
+	b.t.Helper()
+	b.in(ns, func() error {
+		c, err := net.DialTimeout("tcp4", to, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		line, err := bufio.NewReader(c).ReadString('\n')
+		if err != nil {
+			return err
+		}
+		seen, err = netip.ParseAddrPort(strings.TrimSpace(line))
+		return err
+	})
+	return seen
+}
+
+// ping sends an ICMP echo and waits for its answer.
+func (b *bed) ping(ns *netns.Handle, to string) {
+	b.t.Helper()
+	b.in(ns, func() error {
+		c, err := net.Dial("ip4:icmp", to)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		request := []byte{8, 0, 0, 0, 0x12, 0x34, 0, 1}
+		sum := ^uint16(0x0800 + 0x1234 + 1)
+		request[2], request[3] = byte(sum>>8), byte(sum)
+		if _, err := c.Write(request); err != nil {
+			return err
+		}
+		c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		answer := make([]byte, 1500)
+		n, err := c.Read(answer)
+		if err == nil && (n < 8 || answer[n-8] != 0) {
+			err = fmt.Errorf("answer of type %d", answer[n-8])
+		}
+		return err
+	})
+}
+
+// state is what an instance could leave behind in the gateway.
+func (b *bed) state() string {
+	b.t.Helper()
+	var s strings.Builder
+	b.in(b.gateway, func() error {
+		forward, err1 := readSetting(settingForward)
+		reserved, err2 := readSetting(settingReservedPorts)
+		fmt.Fprintf(&s, "forward %s, reserved %q\n", forward, reserved)
+		have, err3 := proxied()
+		routes, err4 := netlink.RouteList(nil, netlink.FAMILY_V4)
+		fmt.Fprintln(&s, have, len(routes))
+		links, err5 := netlink.LinkList()
+		for _, l := range links {
+			qdiscs, err := netlink.QdiscList(l)
+			err5 = errors.Join(err5, err)
+			for _, q := range qdiscs {
+				fmt.Fprint(&s, l.Attrs().Name, " ", q.Type(), " ")
+			}
+			if result, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress}); err == nil {
+				fmt.Fprint(&s, len(result.Programs), " programs\n")
+			}
+		}
+		return errors.Join(err1, err2, err3, err4, err5)
+	})
+	root, err := datapath.Root(runDir())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	pins, err1 := filepath.Glob(datapath.InstanceDir(root, b.gateway.Inode()) + "*")
+	files, err2 := filepath.Glob(instancePath(b.gateway.Inode(), "") + "*")
+	if err := errors.Join(err1, err2); err != nil {
+		b.t.Fatal(err)
+	}
+	fmt.Fprintln(&s, pins, files)
+	return s.String()
+}
+
+// Both engines translate what the same file says, and down leaves nothing behind.
+func TestGateway(t *testing.T) {
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		t.Run(string(engine), func(t *testing.T) {
+			b := newBed(t)
+			before := b.state()
+			o := b.options()
+			o.Engine = engine
+			b.up(baseRules, o)
+			b.echo(b.server, "198.51.100.9:7")
+			b.echo(b.client, "10.0.0.2:80")
+			outside := netip.MustParseAddr("198.51.100.1")
+			if seen := b.ask(b.client, "198.51.100.9:7"); seen.Addr() != outside {
+				t.Errorf("the server saw %s, want %s", seen, outside)
+			}
+			if seen := b.ask(b.server, "198.51.100.1:8080"); seen.Addr().String() != "198.51.100.9" {
+				t.Errorf("dnat: the inside server saw %s", seen)
+			}
+			if seen := b.ask(b.client, "198.51.100.1:8080"); seen.Addr() != outside {
+				t.Errorf("hairpin: the inside server saw %s, want %s", seen, outside)
+			}
+			b.ping(b.client, "198.51.100.9")
+			// The second address of the client is another one outside, for which the gateway
+			// answers ARP.
+			b.in(b.client, func() error {
+				l, err := netlink.LinkByName("eth0")
+				a, _ := netlink.ParseAddr("10.0.0.77/24")
+				return errors.Join(err, netlink.AddrAdd(l, a))
+			})
+			b.ping(b.server, "198.51.100.77")
+
+			s, err := ReadStatus(b.gateway)
+			if err != nil || len(s.Problems) > 0 || s.Rules != 3 || s.Engine != engine {
+				t.Errorf("status %+v, %v", s, err)
+			}
+			rules, err := Rules(b.gateway)
+			if err != nil || len(rules) != 3 {
+				t.Fatalf("rules %+v, %v", rules, err)
+			}
+			for _, r := range rules {
+				if r.Sessions != nil && *r.Sessions == 0 || r.Uses != nil && *r.Uses == 0 || r.Sessions == nil && r.Uses == nil {
+					t.Errorf("rule %s was not used", r.Rule)
+				}
+			}
+			if _, err := Up(t.Context(), b.parse(baseRules), baseRules, o); !errors.Is(err, datapath.ErrExists) {
+				t.Errorf("second up: %v", err)
+			}
+			if kept, err := Down(b.gateway); err != nil || kept != nil {
+				t.Errorf("down: kept %q, %v", kept, err)
+			}
+			if after := b.state(); after != before {
+				t.Errorf("after down:\n%s\nbefore up:\n%s", after, before)
+			}
+			if _, err := Down(b.gateway); !errors.Is(err, ErrDown) {
+				t.Errorf("second down: %v", err)
+			}
+		})
+	}
+}
+
+// Numbered datagrams flow while rules, and programs, are replaced: none is lost, and
+// all come from the same outside endpoint.
+func TestApplyDuringTraffic(t *testing.T) {
+	b := newBed(t)
+	b.up(baseRules, b.options())
+	var server, client net.PacketConn
+	b.in(b.server, func() (err error) { server, err = net.ListenPacket("udp4", "198.51.100.9:9"); return err })
+	b.in(b.client, func() (err error) { client, err = net.ListenPacket("udp4", "10.0.0.2:5000"); return err })
+	defer server.Close()
+	defer client.Close()
+	sources := make(chan string, 1)
+	go func() {
+		data := make([]byte, 100)
+		was := ""
+		for {
+			n, from, err := server.ReadFrom(data)
+			if err != nil {
+				close(sources)
+				return
+			}
+			if from.String() != was {
+				was = from.String()
+				sources <- was
+			}
+			server.WriteTo(data[:n], from)
+		}
+	}()
+	applies := make(chan error, 1)
+	go func() {
+		applies <- func() error {
+			for i := range 12 {
+				text := baseRules
+				if i%2 == 0 {
+					text += fmt.Sprintf("  - dnat: udp 198.51.100.1:%d\n    to: 10.0.0.3\n", 7000+i)
+				}
+				if i%10 == 9 { // as after an upgrade of natkit
+					rec, err := readRecord(b.gateway.Inode())
+					if err != nil {
+						return err
+					}
+					rec.Make = "another"
+					if err := rec.write(b.gateway.Inode()); err != nil {
+						return err
+					}
+				}
+				p, err := Apply(t.Context(), b.parse(text), text, Options{Namespace: b.gateway})
+				if err != nil {
+					return fmt.Errorf("apply %d: %w", i, err)
+				}
+				if p.Upgrade != (i%10 == 9) {
+					return fmt.Errorf("apply %d: upgrade %v", i, p.Upgrade)
+				}
+			}
+			return nil
+		}()
+	}()
+	to := net.UDPAddrFromAddrPort(netip.MustParseAddrPort("198.51.100.9:9"))
+	sent, done := 0, false
+	for !done || sent < 1000 {
+		select {
+		case err := <-applies:
+			if err != nil {
+				t.Fatal(err)
+			}
+			done = true
+		default:
+		}
+		want := fmt.Sprint(sent)
+		if _, err := client.WriteTo([]byte(want), to); err != nil {
+			t.Fatal(err)
+		}
+		sent++
+		client.SetReadDeadline(time.Now().Add(5 * time.Second))
+		data := make([]byte, 100)
+		n, from, err := client.ReadFrom(data)
+		if err != nil || string(data[:n]) != want || from.String() != to.String() {
+			t.Fatalf("datagram %s: %q from %v, %v", want, data[:n], from, err)
+		}
+	}
+	if source := <-sources; source != "198.51.100.1:5000" {
+		t.Errorf("the server saw %s", source)
+	}
+	server.Close()
+	if source, more := <-sources; more {
+		t.Errorf("and then %s", source)
+	}
+}
+
+// Whenever natkit is killed while it brings an engine up, down puts everything back,
+// and so does an up that finds the remains.
+func TestKilled(t *testing.T) {
+	b := newBed(t)
+	before := b.state()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := 0
+	for i := range 6 {
+		var out strings.Builder
+		cmd := exec.Command(self, "up", b.name, baseRules)
+		cmd.Stdout = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// From before the first pin to about the end.
+		wait := time.AfterFunc(time.Duration(i)*500*time.Millisecond, func() { cmd.Process.Kill() })
+		err := cmd.Wait()
+		wait.Stop()
+		if err != nil && out.Len() > 0 {
+			t.Fatalf("up said %s", out.String())
+		}
+		rec, _ := readRecord(b.gateway.Inode())
+		if err != nil && b.state() != before {
+			half++
+		}
+		if rec != nil && !rec.Whole && i%2 == 1 {
+			b.up(baseRules, b.options())
+			b.ping(b.client, "198.51.100.9")
+		}
+		if _, err := Down(b.gateway); err != nil && !errors.Is(err, ErrDown) {
+			t.Fatalf("killed after %d x 500 ms: down: %v", i, err)
+		}
+		if after := b.state(); after != before {
+			t.Fatalf("killed after %d x 500 ms, after down:\n%s\nbefore:\n%s", i, after, before)
+		}
+		if err == nil { // it had ended before it was to be killed
+			break
+		}
+	}
+	t.Logf("%d times something was left", half)
+}
+
+// Whoever changes an instance has it alone.
+func TestTwoAtOnce(t *testing.T) {
+	b := newBed(t)
+	in, err := hold(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Up(t.Context(), b.parse(baseRules), baseRules, b.options()); !errors.Is(err, journal.ErrLocked) {
+		t.Errorf("up: %v, want %v", err, journal.ErrLocked)
+	}
+	if _, err := Down(b.gateway); !errors.Is(err, journal.ErrLocked) {
+		t.Errorf("down: %v, want %v", err, journal.ErrLocked)
+	}
+	if err := in.remove(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An apply that fails halfway, because an interface can't be attached, changes nothing.
+func TestApplyNothing(t *testing.T) {
+	b := newBed(t)
+	for i, name := range []string{"more", "last"} {
+		ns, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		b.join(name, fmt.Sprintf("10.0.%d.1/24", i+1), ns, fmt.Sprintf("10.0.%d.2/24", i+1))
+	}
+	b.up(baseRules, b.options())
+	before, rules := b.state(), func() []RuleUse { r, _ := Rules(b.gateway); return r }()
+	// Somebody else has the XDP of the last interface.
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pass.Close()
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("last")
+		if err != nil {
+			return err
+		}
+		other, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: l.Attrs().Index})
+		if err == nil {
+			t.Cleanup(func() { other.Close() })
+		}
+		return err
+	})
+	text := strings.Replace(baseRules, "[in]", "[in, more, last]", 1) + "  - snat: 10.0.1.0/24\n    to: 198.51.100.50\n"
+	o := b.options()
+	o.Attach = AttachXDP
+	if _, err := Apply(t.Context(), b.parse(text), text, o); err == nil {
+		t.Fatal("no error though XDP is somebody else's")
+	}
+	if after := b.state(); after != before {
+		t.Errorf("after:\n%s\nbefore:\n%s", after, before)
+	}
+	if r, err := Rules(b.gateway); err != nil || len(r) != len(rules) {
+		t.Errorf("rules %v, %v", r, err)
+	}
+	b.ping(b.client, "198.51.100.9")
+	// The same without XDP goes, and an interface that is no longer named is let go.
+	o.Attach = AttachTC
+	if _, err := Apply(t.Context(), b.parse(text), text, o); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := Apply(t.Context(), b.parse(baseRules), baseRules, o); err != nil || len(p.Detached) != 2 || len(p.Removed) != 1 {
+		t.Errorf("plan %+v, %v", p, err)
+	}
+	if after := b.state(); after != before {
+		t.Errorf("after:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// An interface that was made anew is told of, and attached by an apply of the same file.
+func TestInterfaceMadeAnew(t *testing.T) {
+	b := newBed(t)
+	b.up(baseRules, b.options())
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("out")
+		return errors.Join(err, netlink.LinkDel(l))
+	})
+	problem := func() string {
+		s, err := ReadStatus(b.gateway)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(s.Problems, "; ")
+	}
+	if p := problem(); !strings.Contains(p, "out is gone") {
+		t.Errorf("problems %q", p)
+	}
+	if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway}); err == nil || !strings.Contains(err.Error(), `interface "out"`) {
+		t.Errorf("apply without the interface: %v", err)
+	}
+	b.join("out", "198.51.100.1/24", b.server, "198.51.100.9/24")
+	if p := problem(); !strings.Contains(p, "out was made anew") {
+		t.Errorf("problems %q", p)
+	}
+	if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway}); err != nil {
+		t.Fatal(err)
+	}
+	if p := problem(); p != "" {
+		t.Errorf("problems %q", p)
+	}
+	b.ping(b.client, "198.51.100.9")
+}
+
+// An engine of a namespace that is gone holds memory until somebody looks.
+func TestNamespaceGone(t *testing.T) {
+	b := newBed(t)
+	b.up(baseRules, b.options())
+	dir := func() string {
+		root, _ := datapath.Root(runDir())
+		return datapath.InstanceDir(root, b.gateway.Inode())
+	}()
+	if removed, err := Clean(); err != nil || removed != 0 {
+		t.Fatalf("while it is there: removed %d, %v", removed, err)
+	}
+	inode := b.gateway.Inode()
+	if err := errors.Join(netns.Delete(b.name), b.gateway.Close()); err != nil {
+		t.Fatal(err)
+	}
+	ktest.Wait(t, 20*time.Second, "the remains to be removed", func() bool {
+		_, err := Clean()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = os.Stat(dir)
+		return errors.Is(err, os.ErrNotExist)
+	})
+	if _, err := readRecord(inode); !errors.Is(err, ErrDown) {
+		t.Errorf("record: %v", err)
+	}
+	ns, err := netns.Create(b.name) // for the bed's own removal
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.gateway = ns
+}
+
+func TestPorts(t *testing.T) {
+	for _, text := range []string{"", "80", "80,443", "1000-2000,3000"} {
+		ports, err := parsePorts(text)
+		if got := formatPorts(ports); err != nil || got != text {
+			t.Errorf("%q: %q, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"x", "5-", "9-3", "70000"} {
+		if _, err := parsePorts(text); err == nil {
+			t.Errorf("%q: no error", text)
+		}
+	}
+}
