@@ -144,10 +144,12 @@ func newModel(file *nat.File, facts Facts, route func(netip.Addr) string) *model
 	}
 	for _, r := range file.Rules {
 		if a, ok := r.Action.(nat.DNAT); ok {
-			if m.addresses[a.Address] == nil && !slices.Contains(facts.Local, a.Address) {
-				m.addresses[a.Address] = &modelAddress{}
+			have := m.addresses[a.Address]
+			if have == nil {
+				have = &modelAddress{local: slices.Contains(facts.Local, a.Address), reserved: map[uint16]bool{}}
+				m.addresses[a.Address] = have
 			}
-			if have := m.addresses[a.Address]; have != nil && !a.Ports.IsZero() {
+			if !a.Ports.IsZero() {
 				for p := int(a.Ports.First); p <= int(a.Ports.Last); p++ {
 					have.reserved[uint16(p)] = true
 				}

@@ -193,8 +193,8 @@ func (r *modelRig) file() *nat.File {
 		{Action: nat.Exclude{Source: prefix("192.168.0.0/16"), Destination: prefix("198.51.100.22/32")}},
 		{Action: nat.Exclude{Source: nat.Everywhere, Destination: prefix("198.51.100.8/32"), Protocol: nat.TCP, Ports: point(53)}},
 	}
-	for i, rule := range rules {
-		if i == 0 || r.random.IntN(6) > 0 {
+	for _, rule := range rules {
+		if r.random.IntN(6) > 0 {
 			f.Rules = append(f.Rules, modes(rule))
 		}
 	}
@@ -223,6 +223,11 @@ func (r *modelRig) forget(t *testing.T, f *nat.File) {
 	for i := range uint32(16) {
 		if err := r.maps["addresses"].Put(i, &abiNatAddress{}); err != nil {
 			t.Fatal(err)
+		}
+		for _, name := range []string{"slots", "free_ports"} {
+			if err := r.maps[name].Delete(i); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatal(err)
+			}
 		}
 	}
 	if err := r.maps["free_addresses"].Put(uint32(0), &abiNatPorts{}); err != nil {
