@@ -43,7 +43,7 @@ type ABIError struct {
 
 func (e *ABIError) Error() string {
 	return fmt.Sprintf("the engine at %s was made with data structures of version %d, this natkit has version %d: "+
-		"take it down with the natkit that made it, or with `natkit down --force`; its sessions end", e.Dir, e.Have, e.Want)
+		"`natkit down` and `natkit up` for that; its sessions end", e.Dir, e.Have, e.Want)
 }
 
 // ErrExists says that the namespace has an engine already.
