@@ -147,8 +147,8 @@ static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void 
 /* Cuts the IPv4 packet at l3 to that many bytes and makes room for a header before it. */
 static __always_inline long ctx_answer(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
 {
-	return bpf_skb_change_tail(ctx, l3 + quoted, 0) ?:
-	       bpf_skb_adjust_room(ctx, header, BPF_ADJ_ROOM_MAC, 0);
+	return bpf_skb_change_tail(ctx, l3 + quoted, 0)
+		       ?: bpf_skb_adjust_room(ctx, header, BPF_ADJ_ROOM_MAC, 0);
 }
 
 /* Back to who sent the frame, by the way it came. */

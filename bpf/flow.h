@@ -37,12 +37,15 @@ static __always_inline int flow_translated(const struct packet *packet)
 	return packet->key.side == NAT_INSIDE ? NAT_TRANSLATED_OUT : NAT_TRANSLATED_IN;
 }
 
+/* Only with DF is a packet from inside the stack's, which refuses it then. Without, the
+ * stack would cut it and send the pieces out with their inside source. */
 static __always_inline int flow_too_big(struct packet *packet, __u16 mtu)
 {
 	if (!mtu || packet->length <= mtu)
 		return GO_ON;
 	packet->mtu = mtu;
-	return packet->key.side == NAT_INSIDE ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
+	return packet->key.side == NAT_INSIDE && packet->flags & PACKET_DF ? NAT_PASS_TOO_BIG
+									   : NAT_DROP_TOO_BIG;
 }
 
 /*
@@ -184,8 +187,8 @@ static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct
 
 	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) || flow_silent(packet, flow, state))
 		reason = session_revive(packet);
-	else if (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
-		 !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1))
+	if (reason == GO_ON && (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
+				!(FLOW_STEADY >> (flow_state(flow) & NAT_FLOW_TIMEOUT) & 1)))
 		reason = state_packet(packet, flow);
 	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
 		reason = flow_reroute(ctx, packet, flow);

@@ -113,13 +113,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
 	__uint(max_entries, NAT_MAX_ADDRESSES);
-	__array(values, struct {
-		__uint(type, BPF_MAP_TYPE_ARRAY);
-		__uint(map_flags, BPF_F_INNER_MAP);
-		__type(key, __u32);
-		__type(value, struct nat_slot);
-		__uint(max_entries, 1);
-	});
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_ARRAY);
+			__uint(map_flags, BPF_F_INNER_MAP);
+			__type(key, __u32);
+			__type(value, struct nat_slot);
+			__uint(max_entries, 1);
+		});
 } slots SEC(".maps");
 
 /* By index of the address: which ports are free. Key of the inner map: enum nat_class. */
@@ -127,12 +128,13 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
 	__uint(max_entries, NAT_MAX_ADDRESSES);
-	__array(values, struct {
-		__uint(type, BPF_MAP_TYPE_ARRAY);
-		__type(key, __u32);
-		__type(value, struct nat_ports);
-		__uint(max_entries, NAT_PORT_CLASSES);
-	});
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_ARRAY);
+			__type(key, __u32);
+			__type(value, struct nat_ports);
+			__uint(max_entries, NAT_PORT_CLASSES);
+		});
 } free_ports SEC(".maps");
 
 /* For pools without ports: key 0, bit = index of the address. */
@@ -202,13 +204,14 @@ struct {
 		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                          \
 		__type(key, __u32);                                                                \
 		__uint(max_entries, NAT_GENERATIONS);                                              \
-		__array(values, struct {                                                           \
-			__uint(type, inner_type);                                                  \
-			__uint(map_flags, inner_flags);                                            \
-			__type(key, key_type);                                                     \
-			__type(value, value_type);                                                 \
-			__uint(max_entries, 1);                                                    \
-		});                                                                                \
+		__array(                                                                           \
+			values, struct {                                                           \
+				__uint(type, inner_type);                                          \
+				__uint(map_flags, inner_flags);                                    \
+				__type(key, key_type);                                             \
+				__type(value, value_type);                                         \
+				__uint(max_entries, 1);                                            \
+			});                                                                        \
 	} name SEC(".maps")
 
 NAT_GENERATION_MAP(rules, BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP, __u32, struct nat_rule);

@@ -17,9 +17,9 @@
 enum nat_limit {
 	NAT_ABI = 1, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
-	NAT_MAX_LINKS = 256,	   /* interfaces that packets come in or leave by */
+	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of outside addresses, struct nat_address */
-	NAT_MAX_REALMS = 255,	   /* pools and masquerading links */
+	NAT_MAX_REALMS = 255,      /* pools and masquerading links */
 	NAT_MAX_RULES = 1 << 20,
 	NAT_GENERATIONS = 2, /* one in use, one being filled */
 	NAT_PORTS = 65536,
@@ -52,7 +52,7 @@ enum nat_timeout {
 	NAT_TIMEOUT_TCP_OPENING,     /* SYN of one side only */
 	NAT_TIMEOUT_TCP_ESTABLISHED, /* SYN of both sides */
 	NAT_TIMEOUT_TCP_CLOSING,     /* FIN of both sides */
-	NAT_TIMEOUT_TCP_RESET,	     /* RST seen: RFC 7857 section 2.2 */
+	NAT_TIMEOUT_TCP_RESET,       /* RST seen: RFC 7857 section 2.2 */
 	NAT_TIMEOUT_ICMP,
 	NAT_TIMEOUT_OTHER,
 	NAT_TIMEOUT_FRAGMENT,
@@ -69,46 +69,47 @@ enum nat_reason {
 	NAT_PASS_NOT_IPV4,
 	NAT_PASS_NO_RULE,
 	NAT_PASS_EXCLUDED,
-	NAT_PASS_LOCAL,	    /* for the gateway itself */
-	NAT_PASS_TTL,	    /* outbound, the stack answers its sender */
+	NAT_PASS_LOCAL,     /* for the gateway itself */
+	NAT_PASS_TTL,       /* outbound, the stack answers its sender */
 	NAT_PASS_TOO_BIG,   /* outbound with DF, likewise */
 	NAT_PASS_NO_ROUTE,  /* outbound, likewise */
 	NAT_PASS_MULTICAST, /* and broadcast */
-	NAT_PASS_TO_TC,	    /* XDP can't finish it, tc will */
+	NAT_PASS_TO_TC,     /* XDP can't finish it, tc will */
 	/* translated */
 	NAT_TRANSLATED_IN,
 	NAT_TRANSLATED_OUT,
-	NAT_CREATED,  /* sessions */
+	NAT_CREATED, /* sessions */
 	NAT_EXPIRED,
-	NAT_MAPPED,   /* mappings made */
+	NAT_MAPPED, /* mappings made */
 	NAT_UNMAPPED,
 	NAT_HAIRPINNED,
 	NAT_MSS_CLAMPED,
 	NAT_ICMP_TRANSLATED, /* errors, with the packet inside */
-	NAT_ICMP_SENT,	     /* errors made by the engine */
+	NAT_ICMP_SENT,       /* errors made by the engine */
 	/* drops */
-	NAT_DROP_MALFORMED,	 /* lengths that contradict each other, a truncated header */
-	NAT_DROP_BAD_CHECKSUM,	 /* of an ICMP error or the IPv4 header inside it */
-	NAT_DROP_SPOOFED,	 /* an inside source that does not route back where it came from, land */
-	NAT_DROP_FILTERED,	 /* mapping exists, this sender may not use it */
-	NAT_DROP_NO_MAPPING,	 /* to a pool address that nothing maps */
-	NAT_DROP_NO_SESSION,	 /* an ICMP error about a packet we did not translate; TCP that opens nothing */
-	NAT_DROP_NO_PORT,	 /* every port of the address is in use or rests */
-	NAT_DROP_NO_ADDRESS,	 /* every address of a pool without ports is in use */
+	NAT_DROP_MALFORMED,    /* lengths that contradict each other, a truncated header */
+	NAT_DROP_BAD_CHECKSUM, /* of an ICMP error or the IPv4 header inside it */
+	NAT_DROP_SPOOFED,  /* an inside source that does not route back where it came from, land */
+	NAT_DROP_FILTERED, /* mapping exists, this sender may not use it */
+	NAT_DROP_NO_MAPPING, /* to a pool address that nothing maps */
+	NAT_DROP_NO_SESSION, /* an ICMP error about a packet we did not translate; TCP that opens
+				nothing */
+	NAT_DROP_NO_PORT,    /* every port of the address is in use or rests */
+	NAT_DROP_NO_ADDRESS, /* every address of a pool without ports is in use */
 	NAT_DROP_SESSIONS_FULL,
 	NAT_DROP_MAPPINGS_FULL,
-	NAT_DROP_SOURCE_LIMIT,	 /* sessions_per_source reached */
+	NAT_DROP_SOURCE_LIMIT, /* sessions_per_source reached */
 	NAT_DROP_SOURCES_FULL,
-	NAT_DROP_TTL,		 /* inbound: the engine answers */
-	NAT_DROP_TOO_BIG,	 /* inbound with DF: the engine answers */
+	NAT_DROP_TTL,     /* inbound: the engine answers */
+	NAT_DROP_TOO_BIG, /* inbound, and outbound without DF: the engine answers */
 	NAT_DROP_NO_ROUTE,
 	NAT_DROP_NO_NEIGHBOUR,
-	NAT_DROP_UNSUPPORTED,	 /* a protocol or ICMP type that can't be translated by this rule */
-	NAT_DROP_FRAGMENT,	 /* of a datagram whose first fragment is unknown */
+	NAT_DROP_UNSUPPORTED, /* a protocol or ICMP type that can't be translated by this rule */
+	NAT_DROP_FRAGMENT,    /* of a datagram whose first fragment is unknown */
 	NAT_DROP_FRAGMENTS_FULL,
-	NAT_DROP_RACE,		 /* lost against another CPU or the sweep; the sender repeats */
-	NAT_DROP_REWRITE,	 /* a helper refused to write; cannot happen */
-	NAT_DROP_BYPASS,	 /* cannot happen: a rule of the program's own tables is missing */
+	NAT_DROP_RACE,    /* lost against another CPU or the sweep; the sender repeats */
+	NAT_DROP_REWRITE, /* a helper refused to write; cannot happen */
+	NAT_DROP_BYPASS,  /* cannot happen: a rule of the program's own tables is missing */
 	NAT_REASONS,
 };
 
@@ -138,17 +139,20 @@ struct nat_flow_key {
  * inbound one's in its peer's, hairpin has both. Changed by compare-and-exchange only.
  */
 enum nat_flow_state {
-	NAT_FLOW_TIMEOUT = 0x0000000f,	/* enum nat_timeout */
+	NAT_FLOW_TIMEOUT = 0x0000000f, /* enum nat_timeout */
 	NAT_FLOW_OWNER = 0x00000010,
 	NAT_FLOW_PEER_OUTSIDE = 0x00000020, /* side of the other flow's key */
-	NAT_FLOW_MAPPED = 0x00000040,	/* holds a reference on a mapping (EIM, NAPT or dynamic 1:1) */
-	NAT_FLOW_PORT = 0x00000080,	/* owns an outside port without a mapping (APDM) */
-	NAT_FLOW_SOURCE = 0x00000100,	/* counted in nat_source */
-	NAT_FLOW_CONTACT = 0x00000200,	/* holds a reference on a contact (address-dependent filtering) */
-	NAT_FLOW_OUTBOUND = 0x00000400,	/* this direction leaves an inside host: it refreshes (RFC 4787 REQ-6) */
+	NAT_FLOW_MAPPED =
+		0x00000040,         /* holds a reference on a mapping (EIM, NAPT or dynamic 1:1) */
+	NAT_FLOW_PORT = 0x00000080, /* owns an outside port without a mapping (APDM) */
+	NAT_FLOW_SOURCE = 0x00000100, /* counted in nat_source */
+	NAT_FLOW_CONTACT =
+		0x00000200, /* holds a reference on a contact (address-dependent filtering) */
+	NAT_FLOW_OUTBOUND = 0x00000400, /* this direction leaves an inside host: it refreshes (RFC
+					   4787 REQ-6) */
 	NAT_FLOW_HAIRPIN = 0x00000800,
-	NAT_FLOW_CLAMP = 0x00001000,	/* clamp MSS of SYNs */
-	NAT_FLOW_WHOLE = 0x00004000,	/* the mapping is of a whole address (dynamic 1:1) */
+	NAT_FLOW_CLAMP = 0x00001000,      /* clamp MSS of SYNs */
+	NAT_FLOW_WHOLE = 0x00004000,      /* the mapping is of a whole address (dynamic 1:1) */
 	NAT_FLOW_MASQUERADE = 0x00002000, /* outside address may change: see hop_checked */
 	NAT_FLOW_TCP_SYN_OWNER = 0x00010000,
 	NAT_FLOW_TCP_SYN_PEER = 0x00020000,
@@ -156,8 +160,8 @@ enum nat_flow_state {
 	NAT_FLOW_TCP_FIN_PEER = 0x00080000,
 	NAT_FLOW_TCP_RST = 0x00100000,
 	NAT_FLOW_REALM = 0x1fe00000, /* of what it holds; NAT_FLOW_REALM_SHIFT */
-	NAT_FLOW_DEAD = 0x40000000, /* expired; may be revived until GONE */
-	NAT_FLOW_GONE = 0x80000000, /* being removed: as if not there */
+	NAT_FLOW_DEAD = 0x40000000,  /* expired; may be revived until GONE */
+	NAT_FLOW_GONE = 0x80000000,  /* being removed: as if not there */
 };
 
 /*
@@ -167,8 +171,8 @@ enum nat_flow_state {
  *
  * hop holds the next hop in one word, so that it is read and replaced whole: the
  * low 48 bits are the neighbour's MAC as it lies in memory, the high 16 the index
- * of the link it is behind plus 1; 0 is none yet. After a second (hop_checked) a packet of the flow asks
- * the FIB again, and a masquerading flow whether its address is still ours.
+ * of the link it is behind plus 1; 0 is none yet. After a second (hop_checked) a packet of the flow
+ * asks the FIB again, and a masquerading flow whether its address is still ours.
  */
 struct nat_flow {
 	struct nat_addr src, dst; /* what the packet becomes */
@@ -177,14 +181,14 @@ struct nat_flow {
 	__u16 l4_delta; /* ports or identifier: likewise of TCP, UDP, ICMP. 0 is none, not 0xffff */
 	__u64 hop;
 	__u32 hop_checked; /* ticks */
-	__u32 seen;	   /* ticks: last packet of this direction */
+	__u32 seen;        /* ticks: last packet of this direction */
 	__u64 packets;
-	__u64 bytes;	/* of IPv4 */
-	__u32 rule;	/* nat_rule.id that made the session */
-	__u32 created;	/* owner: ticks. Peer: index of the outside address of the owner's source */
-	__u16 mtu;	/* of the way out, 0 unknown */
-	__u16 in_link;	/* link this direction's packets must come from, plus 1; 0 any of the side */
-	__u32 state;	/* enum nat_flow_state */
+	__u64 bytes;   /* of IPv4 */
+	__u32 rule;    /* nat_rule.id that made the session */
+	__u32 created; /* owner: ticks. Peer: index of the outside address of the owner's source */
+	__u16 mtu;     /* of the way out, 0 unknown */
+	__u16 in_link; /* link this direction's packets must come from, plus 1; 0 any of the side */
+	__u32 state;   /* enum nat_flow_state */
 };
 
 /*
@@ -203,9 +207,9 @@ struct nat_mapping_key {
 enum nat_refs {
 	NAT_REFS_COUNT = 0x00ffffff,
 	NAT_REFS_FILTERING = 0x03000000, /* enum nat_filtering_mode << 24 */
-	NAT_REFS_AGAIN = 0x10000000,	 /* in use again since it was queued: its rest begins anew */
-	NAT_REFS_QUEUED = 0x40000000,	 /* is in mapping_queue: its port rests or will */
-	NAT_REFS_GONE = 0x80000000,	 /* being removed: as if not there */
+	NAT_REFS_AGAIN = 0x10000000,  /* in use again since it was queued: its rest begins anew */
+	NAT_REFS_QUEUED = 0x40000000, /* is in mapping_queue: its port rests or will */
+	NAT_REFS_GONE = 0x80000000,   /* being removed: as if not there */
 };
 
 struct nat_mapping {
@@ -237,17 +241,18 @@ struct nat_ports {
 
 /* An outside address. Index is for life: mappings hold it. */
 enum nat_address_flag {
-	NAT_ADDRESS_OWNED = 1,	    /* the gateway's own: what nothing maps is the stack's */
+	NAT_ADDRESS_OWNED = 1,      /* the gateway's own: what nothing maps is the stack's */
 	NAT_ADDRESS_MASQUERADE = 2, /* follows the address of link */
-	NAT_ADDRESS_STATIC = 4,	    /* belongs to static rules only: no ports to give */
+	NAT_ADDRESS_STATIC = 4,     /* belongs to static rules only: no ports to give */
 	NAT_ADDRESS_LEAVING = 8,    /* removed from the rules: nothing new */
 };
 
 struct nat_address {
 	struct nat_addr addr;
 	__u16 flags;
-	__u16 link; /* index plus 1 of the link it is on, 0 none */
-	__u16 port_first, port_count; /* host order; count 0 = no ports; 65536 does not occur: port 0 is never given */
+	__u16 link;                   /* index plus 1 of the link it is on, 0 none */
+	__u16 port_first, port_count; /* host order; count 0 = no ports; 65536 does not occur: port
+					 0 is never given */
 	__u8 realm;
 	__u8 zero[3];
 };
@@ -277,7 +282,7 @@ struct nat_contact_key {
 
 struct nat_contact {
 	struct nat_contact_key key; /* repeated, as in nat_mapping */
-	__u32 refs;		    /* enum nat_refs */
+	__u32 refs;                 /* enum nat_refs */
 };
 
 /* An interface. Index is for life of the instance; ifindex 0: gone. */
@@ -313,7 +318,7 @@ struct nat_link {
 enum nat_rule_kind {
 	NAT_RULE_NAPT = 1,   /* source: pool or masquerade, with ports */
 	NAT_RULE_ONE_TO_ONE, /* source: pool without ports */
-	NAT_RULE_MAP,	     /* source or destination: prefix to prefix, with sessions */
+	NAT_RULE_MAP,        /* source or destination: prefix to prefix, with sessions */
 	NAT_RULE_STATELESS,  /* likewise without */
 	NAT_RULE_FORWARD,    /* destination: to targets */
 };
@@ -321,22 +326,23 @@ enum nat_rule_kind {
 enum nat_rule_flag {
 	NAT_RULE_MASQUERADE = 1, /* address of the way out */
 	NAT_RULE_CLAMP_MSS = 2,
-	NAT_RULE_KEEP_PORT = 4,	 /* FORWARD: the port of the packet stays; else to_port + (port - from_port) */
+	NAT_RULE_KEEP_PORT =
+		4, /* FORWARD: the port of the packet stays; else to_port + (port - from_port) */
 };
 
 struct nat_rule {
 	__u32 id; /* the same for the same rule in the next generation */
 	__u8 kind, flags;
-	__u8 mapping[NAT_PORT_CLASSES];	  /* enum nat_mapping_mode */
+	__u8 mapping[NAT_PORT_CLASSES];   /* enum nat_mapping_mode */
 	__u8 filtering[NAT_PORT_CLASSES]; /* enum nat_filtering_mode */
-	__u8 prefix;  /* MAP, STATELESS: length */
-	__u8 realm;   /* NAPT, ONE_TO_ONE */
-	__u16 from_port; /* FORWARD: first of the range, host order */
-	struct nat_addr to; /* MAP, STATELESS: the other prefix */
-	__u32 pool_first;   /* index of the pool's first address */
+	__u8 prefix;                      /* MAP, STATELESS: length */
+	__u8 realm;                       /* NAPT, ONE_TO_ONE */
+	__u16 from_port;                  /* FORWARD: first of the range, host order */
+	struct nat_addr to;               /* MAP, STATELESS: the other prefix */
+	__u32 pool_first;                 /* index of the pool's first address */
 	__u32 pool_count;
-	__u32 targets;	     /* FORWARD: first of target_count entries of nat_target */
-	__u32 target_count;  /* 1, or a prime for the balanced table (consistent hash) */
+	__u32 targets;      /* FORWARD: first of target_count entries of nat_target */
+	__u32 target_count; /* 1, or a prime for the balanced table (consistent hash) */
 };
 
 struct nat_target {
@@ -356,7 +362,8 @@ struct nat_exact_key {
 enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX };
 
 /* bits: 16 link (plus 1, network order), 8 kind, 8 protocol (0 any), 32 address, 16 port.
- * NAT_BY_RANGE has the full address and a prefix of the port, NAT_BY_PREFIX a prefix of the address. */
+ * NAT_BY_RANGE has the full address and a prefix of the port, NAT_BY_PREFIX a prefix of the
+ * address. */
 struct nat_destination_key {
 	__u32 prefixlen;
 	__be16 link;
@@ -380,8 +387,8 @@ struct nat_prefix_key {
 
 struct nat_exclude_key {
 	__u32 src, dst; /* classes */
-	__be16 port;	/* destination's; 0 any */
-	__u8 protocol;	/* 0 any */
+	__be16 port;    /* destination's; 0 any */
+	__u8 protocol;  /* 0 any */
 	__u8 zero;
 };
 
@@ -392,7 +399,7 @@ enum nat_lookup {
 	NAT_LOOKUP_EXACT_LINK = 8,
 	NAT_LOOKUP_RANGE = 16,
 	NAT_LOOKUP_RANGE_LINK = 32,
-	NAT_LOOKUP_PREFIX = 64,	       /* any protocol */
+	NAT_LOOKUP_PREFIX = 64, /* any protocol */
 	NAT_LOOKUP_PREFIX_LINK = 128,
 	NAT_LOOKUP_PREFIX_PROTOCOL = 256, /* bound to a protocol */
 	NAT_LOOKUP_PREFIX_PROTOCOL_LINK = 512,
@@ -403,34 +410,35 @@ enum nat_lookup {
 };
 
 enum nat_config_flag {
-	NAT_CONFIG_INBOUND_REFRESH = 1, /* RFC 4787 REQ-6: packets from outside keep a session alive too */
-	NAT_CONFIG_EVENTS = 2,		/* somebody reads the events */
-	NAT_CONFIG_PARITY = 4,		/* RFC 4787 REQ-4 */
+	NAT_CONFIG_INBOUND_REFRESH =
+		1,             /* RFC 4787 REQ-6: packets from outside keep a session alive too */
+	NAT_CONFIG_EVENTS = 2, /* somebody reads the events */
+	NAT_CONFIG_PARITY = 4, /* RFC 4787 REQ-4 */
 };
 
 /* One generation's configuration, in a slot of the map config. */
 struct nat_config {
 	__u32 timeouts[NAT_TIMEOUTS]; /* ticks, by enum nat_timeout */
-	__u32 lookups;		      /* enum nat_lookup */
-	__u32 flags;		      /* enum nat_config_flag */
+	__u32 lookups;                /* enum nat_lookup */
+	__u32 flags;                  /* enum nat_config_flag */
 	__u32 sessions_per_source;    /* 0 no limit */
-	__u32 icmp_per_second;	      /* errors the engine may send, of all CPUs together */
+	__u32 icmp_per_second;        /* errors the engine may send, of all CPUs together */
 };
 
 /* The one word that apply flips, and what upgrade looks at. */
 struct nat_control {
-	__u32 abi;	  /* NAT_ABI of who made the maps */
-	__u32 generation; /* config and rules in use: slot generation % NAT_GENERATIONS */
-	__u32 swept;	  /* ticks: last run of the sweep */
+	__u32 abi;                  /* NAT_ABI of who made the maps */
+	__u32 generation;           /* config and rules in use: slot generation % NAT_GENERATIONS */
+	__u32 swept;                /* ticks: last run of the sweep */
 	__u32 icmp_tick, icmp_sent; /* rate limit of errors: the second, and how many in it */
 	__u32 zero;
 };
 
 struct nat_stats {
 	__u64 packets[NAT_REASONS];
-	__u64 bytes_in, bytes_out; /* translated, IPv4 bytes */
+	__u64 bytes_in, bytes_out;    /* translated, IPv4 bytes */
 	__u64 sweep_ns, sweep_looked; /* time the sweep took, sessions it looked at */
-	__u64 events_lost;	      /* no room in the ring buffer */
+	__u64 events_lost;            /* no room in the ring buffer */
 };
 
 /* An entry of mapping_queue: a mapping without sessions, whose port rests. */
@@ -459,8 +467,8 @@ enum nat_event_kind { NAT_EVENT_CREATE = 1, NAT_EVENT_DELETE, NAT_EVENT_REFUSED 
 
 /* What natkit events shows. For a refusal only key and reason are set. */
 struct nat_event {
-	__u64 time_ns; /* CLOCK_MONOTONIC */
-	struct nat_flow_key key; /* as the owner's packet arrived */
+	__u64 time_ns;            /* CLOCK_MONOTONIC */
+	struct nat_flow_key key;  /* as the owner's packet arrived */
 	struct nat_addr src, dst; /* as it left */
 	__be16 sport, dport;
 	__u32 rule;

@@ -49,7 +49,7 @@ struct udp {
 struct icmp {
 	__u8 type, code;
 	__u16 check;
-	__be16 id; /* of a query */
+	__be16 id;   /* of a query */
 	__be16 rest; /* MTU of "fragmentation needed" */
 };
 
@@ -65,8 +65,7 @@ enum icmp_type {
 enum icmp_types {
 	ICMP_REQUESTS = 1 << ICMP_ECHO | 1 << 13 | 1 << 15 | 1 << 17,
 	ICMP_REPLIES = 1 << ICMP_ECHO_REPLY | 1 << 14 | 1 << 16 | 1 << 18,
-	ICMP_ERRORS = 1 << ICMP_UNREACHABLE | 1 << ICMP_TIME_EXCEEDED |
-		      1 << ICMP_PARAMETER_PROBLEM,
+	ICMP_ERRORS = 1 << ICMP_UNREACHABLE | 1 << ICMP_TIME_EXCEEDED | 1 << ICMP_PARAMETER_PROBLEM,
 };
 
 enum packet_limit {
@@ -82,25 +81,25 @@ enum packet_flag {
 	PACKET_DF = 1,
 	PACKET_FRAGMENT_FIRST = 2,
 	PACKET_FRAGMENT_LATER = 4, /* no ports: key has zeros */
-	PACKET_ICMP_ERROR = 8,	   /* key has zeros for ports */
-	PACKET_QUERY = 16,	   /* ICMP request: the identifier is sport */
-	PACKET_GSO = 64, /* stands for several frames */
-	PACKET_PROBE = 32,	   /* this one goes through the neighbour table */
+	PACKET_ICMP_ERROR = 8,     /* key has zeros for ports */
+	PACKET_QUERY = 16,         /* ICMP request: the identifier is sport */
+	PACKET_GSO = 64,           /* stands for several frames */
+	PACKET_PROBE = 32,         /* this one goes through the neighbour table */
 	PACKET_FOR_TC = PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER | PACKET_ICMP_ERROR,
 };
 
 struct packet {
 	struct nat_flow_key key; /* as it arrived */
-	__u32 now;		 /* ticks */
-	__u32 ifindex;		 /* way in */
-	__u32 bytes;		 /* of IPv4; a GSO packet: of all its segments' payload and one header */
-	__u16 segments;		 /* frames on the wire; 1 but for GSO */
-	__u16 length;		 /* of IPv4, of one segment */
-	__u16 l3, l4;		 /* offsets from the start of the frame */
-	__u8 class;		 /* enum nat_class */
+	__u32 now;               /* ticks */
+	__u32 ifindex;           /* way in */
+	__u32 bytes;    /* of IPv4; a GSO packet: of all its segments' payload and one header */
+	__u16 segments; /* frames on the wire; 1 but for GSO */
+	__u16 length;   /* of IPv4, of one segment */
+	__u16 l3, l4;   /* offsets from the start of the frame */
+	__u8 class;     /* enum nat_class */
 	__u8 ttl, tos;
 	__u8 tcp_flags; /* 0 for others */
-	__u8 flags;	/* enum packet_flag */
+	__u8 flags;     /* enum packet_flag */
 	__u8 icmp_type;
 	__be16 id;
 	__u16 mtu;  /* of the way out, if the packet is too big for it */

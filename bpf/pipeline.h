@@ -24,7 +24,7 @@
 
 enum nat_process {
 	NAT_ETHERNET = 14, /* where IPv4 begins in a frame */
-	NAT_RAW = 0,	   /* on links without Ethernet: tunnels, PPP */
+	NAT_RAW = 0,       /* on links without Ethernet: tunnels, PPP */
 };
 
 /* Counts the packet, once. */

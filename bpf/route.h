@@ -12,16 +12,16 @@
 
 enum route_limit {
 	ROUTE_CHECK_TICKS = 953, /* a second, rounded down: how long a next hop is trusted */
-	ROUTE_LINK_SHIFT = 48,	 /* in nat_flow.hop */
+	ROUTE_LINK_SHIFT = 48,   /* in nat_flow.hop */
 	ROUTE_AF_INET = 2,
 	ROUTE_PROBED = 4096, /* entries of the map */
 };
 
 struct route {
-	__u64 hop;	/* as nat_flow.hop; 0: the neighbour is not resolved */
-	__u32 ifindex;	/* of the way out */
+	__u64 hop;      /* as nat_flow.hop; 0: the neighbour is not resolved */
+	__u32 ifindex;  /* of the way out */
 	__be32 gateway; /* IPv4 address of the neighbour; 0: it is not IPv4, the stack knows */
-	__u16 link;	/* index of the way out plus 1; 0: not an interface of the rule file */
+	__u16 link;     /* index of the way out plus 1; 0: not an interface of the rule file */
 	__u16 mtu;
 };
 

@@ -211,6 +211,8 @@ const (
 	portsMapTargets       = "targets"
 	portsMapTransmit      = "transmit"
 	portsProgPortsChange  = "ports_change"
+	portsVarClockJiffyNs  = "clock_jiffy_ns"
+	portsVarClockOffsetNs = "clock_offset_ns"
 )
 
 // loadPorts returns the embedded CollectionSpec for ports.
@@ -297,6 +299,8 @@ type portsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type portsVariableSpecs struct {
+	ClockJiffyNs  *ebpf.VariableSpec `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.VariableSpec `ebpf:"clock_offset_ns"`
 }
 
 // portsObjects contains all objects after they have been loaded into the kernel.
@@ -388,6 +392,8 @@ func (m *portsMaps) Close() error {
 //
 // It can be passed to loadPortsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type portsVariables struct {
+	ClockJiffyNs  *ebpf.Variable `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.Variable `ebpf:"clock_offset_ns"`
 }
 
 // portsPrograms contains all programs after they have been loaded into the kernel.

@@ -49,6 +49,8 @@ const (
 	portTestProgGive         = "give"
 	portTestProgStorm        = "storm"
 	portTestProgTake         = "take"
+	portTestVarClockJiffyNs  = "clock_jiffy_ns"
+	portTestVarClockOffsetNs = "clock_offset_ns"
 )
 
 // loadPortTest returns the embedded CollectionSpec for portTest.
@@ -138,6 +140,8 @@ type portTestMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type portTestVariableSpecs struct {
+	ClockJiffyNs  *ebpf.VariableSpec `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.VariableSpec `ebpf:"clock_offset_ns"`
 }
 
 // portTestObjects contains all objects after they have been loaded into the kernel.
@@ -229,6 +233,8 @@ func (m *portTestMaps) Close() error {
 //
 // It can be passed to loadPortTestObjects or ebpf.CollectionSpec.LoadAndAssign.
 type portTestVariables struct {
+	ClockJiffyNs  *ebpf.Variable `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.Variable `ebpf:"clock_offset_ns"`
 }
 
 // portTestPrograms contains all programs after they have been loaded into the kernel.

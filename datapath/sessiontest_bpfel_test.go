@@ -47,6 +47,8 @@ const (
 	sessionTestMapTargets       = "targets"
 	sessionTestMapTransmit      = "transmit"
 	sessionTestProgOpen         = "open"
+	sessionTestVarClockJiffyNs  = "clock_jiffy_ns"
+	sessionTestVarClockOffsetNs = "clock_offset_ns"
 )
 
 // loadSessionTest returns the embedded CollectionSpec for sessionTest.
@@ -134,6 +136,8 @@ type sessionTestMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sessionTestVariableSpecs struct {
+	ClockJiffyNs  *ebpf.VariableSpec `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.VariableSpec `ebpf:"clock_offset_ns"`
 }
 
 // sessionTestObjects contains all objects after they have been loaded into the kernel.
@@ -227,6 +231,8 @@ func (m *sessionTestMaps) Close() error {
 //
 // It can be passed to loadSessionTestObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sessionTestVariables struct {
+	ClockJiffyNs  *ebpf.Variable `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.Variable `ebpf:"clock_offset_ns"`
 }
 
 // sessionTestPrograms contains all programs after they have been loaded into the kernel.

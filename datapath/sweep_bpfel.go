@@ -48,6 +48,8 @@ const (
 	sweepMapTransmit      = "transmit"
 	sweepProgSweepStart   = "sweep_start"
 	sweepProgSweepStop    = "sweep_stop"
+	sweepVarClockJiffyNs  = "clock_jiffy_ns"
+	sweepVarClockOffsetNs = "clock_offset_ns"
 )
 
 // loadSweep returns the embedded CollectionSpec for sweep.
@@ -136,6 +138,8 @@ type sweepMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sweepVariableSpecs struct {
+	ClockJiffyNs  *ebpf.VariableSpec `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.VariableSpec `ebpf:"clock_offset_ns"`
 }
 
 // sweepObjects contains all objects after they have been loaded into the kernel.
@@ -229,6 +233,8 @@ func (m *sweepMaps) Close() error {
 //
 // It can be passed to loadSweepObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sweepVariables struct {
+	ClockJiffyNs  *ebpf.Variable `ebpf:"clock_jiffy_ns"`
+	ClockOffsetNs *ebpf.Variable `ebpf:"clock_offset_ns"`
 }
 
 // sweepPrograms contains all programs after they have been loaded into the kernel.

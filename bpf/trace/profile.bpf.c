@@ -11,7 +11,7 @@ enum {
 };
 
 struct profile_sample {
-	__u32 idle; /* the CPU's idle task ran; an interrupt on top of it may be at work */
+	__u32 idle;  /* the CPU's idle task ran; an interrupt on top of it may be at work */
 	__u32 netns; /* of the task that ran: the inode of /proc/PID/ns/net */
 	__u64 frames[PROFILE_DEPTH]; /* return addresses, innermost first */
 };
