@@ -46,7 +46,7 @@ way, and prints its tables beside those that were published.`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&routers, "router", []string{"none", "default", "nft", "iptables", "iptables-legacy", "stateless", "act-nat"}, "routers to compare")
+	f.StringSliceVar(&routers, "router", []string{"none", "default", "nft", "iptables", "iptables-legacy", "stateless", "act-nat", "ebpf-tc"}, "routers to compare")
 	f.IntSliceVar(&o.Streams, "streams", []int{1, 4}, "connections at a time")
 	f.StringVar(&direction, "direction", "both", "up (client to server), down or both")
 	f.Var((*secondsFlag)(&o.Duration), "seconds", "`seconds` that a trial sends for")

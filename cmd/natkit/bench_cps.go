@@ -67,7 +67,7 @@ labelled.
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&routers, "router", []string{"none", "nft", "xdp-forward"}, "routers to measure, by `name`")
+	f.StringSliceVar(&routers, "router", []string{"none", "nft", "xdp-forward", "ebpf"}, "routers to measure, by `name`")
 	f.StringSliceVar(&o.Protocols, "protocol", []string{"udp"}, "`names` of protocols: udp, tcp")
 	f.IntVar(&o.Sessions, "sessions", 64512, "new sessions of a trial")
 	f.DurationVar(&o.Duration, "duration", time.Second, "of a trial with established sessions")

@@ -84,7 +84,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&routers, "router", []string{"none", "nft", "xdp-forward"}, "routers to measure, by `name`")
+	f.StringSliceVar(&routers, "router", []string{"none", "nft", "xdp-forward", "ebpf"}, "routers to measure, by `name`")
 	f.StringSliceVar(&sizes, "size", []string{"64"}, "`lengths` of frames on the wire: 64 to 1518, or imix")
 	f.IntSliceVar(&o.Flows, "flows", []int{1000}, "`numbers` of flows")
 	f.IntSliceVar(&o.Cores, "cores", []int{1}, "`numbers` of CPUs that generator, router and sink share")
