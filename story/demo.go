@@ -39,7 +39,8 @@ type DemoOptions struct {
 	// 0 means DefaultFillShare. Where the table could grow larger, the demo makes
 	// the collapse another way.
 	FillShare float64
-	Requests  int // 0 means the site's number
+	Requests  int           // 0 means the site's number
+	Window    time.Duration // how long the diagnosis watches; 0 means 6 s
 
 	Command      string     // the command line, for the result
 	ServeCommand []string   // as lab.Options.ServeCommand
@@ -139,8 +140,7 @@ const (
 	leave        = 1000             // places left in the table: the case's nf_conntrack_max
 	collapseTime = 15 * time.Second // enough to see it; all requests would take a minute of time-outs
 	loadTime     = 60 * time.Second // a slow machine shows fewer requests, not a longer demo
-	watchTime    = 6 * time.Second
-	demoName     = "demo" // whose the changes are, in tune's history
+	demoName     = "demo"           // whose the changes are, in tune's history
 )
 
 type site struct{ concurrency, requests int }
@@ -169,6 +169,9 @@ func Demo(ctx context.Context, o DemoOptions) (*DemoResult, error) {
 	}
 	if o.FillShare == 0 {
 		o.FillShare = DefaultFillShare
+	}
+	if o.Window == 0 {
+		o.Window = 6 * time.Second
 	}
 	lock, err := o.lock()
 	if err != nil {
@@ -326,13 +329,13 @@ func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
 	go func() {
 		quiet := *d
 		quiet.o.Tell = silent{}
-		_, err := quiet.load(loading, d.lab.URL(), d.lab.ServerNode(), 4*watchTime)
+		_, err := quiet.load(loading, d.lab.URL(), d.lab.ServerNode(), 4*d.o.Window)
 		ended <- err
 	}()
 	profiled := make(chan *observe.Profile, 1)
 	go func() {
 		// Without a profile the rest of the diagnosis goes on.
-		p, err := observe.TakeProfile(ctx, observe.ProfileOptions{For: watchTime})
+		p, err := observe.TakeProfile(ctx, observe.ProfileOptions{For: d.o.Window})
 		if err != nil {
 			p = nil
 		}
@@ -342,7 +345,7 @@ func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
 	node := d.lab.NATNode()
 	var err error
 	d.facts, err = probe.Take(ctx, probe.Options{
-		Netns: node.Handle(), Window: watchTime, Dump: true,
+		Netns: node.Handle(), Window: d.o.Window, Dump: true,
 		Progress: func(what string, part float64) { d.o.Tell.Progress(what, part) },
 	})
 	profile := <-profiled

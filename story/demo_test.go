@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"natkit/conntrack"
 	"natkit/diagnose"
@@ -81,7 +82,7 @@ func demoOptions(t *testing.T) (DemoOptions, *heard) {
 	}
 	h := &heard{}
 	return DemoOptions{
-		Site: 2, Requests: 2500, NoHostWrite: true, Tell: h,
+		Site: 2, Requests: 2500, NoHostWrite: true, Tell: h, Window: 2 * time.Second,
 		ServeCommand: []string{self, "serve"}, Place: tune.Place{StateDir: t.TempDir()},
 	}, h
 }
@@ -122,6 +123,9 @@ func checkDemo(t *testing.T, res *DemoResult, h *heard, fault string) map[string
 }
 
 func TestDemoTableFull(t *testing.T) {
+	if testing.Short() {
+		ktest.Unsupported(t, "fills the table of connections (-short)")
+	}
 	o, h := demoOptions(t)
 	res, err := Demo(t.Context(), o)
 	if err != nil {
@@ -162,6 +166,10 @@ func TestDemoPortsExhausted(t *testing.T) {
 func TestDemoInterrupted(t *testing.T) {
 	for _, act := range []string{ActBaseline, ActCollapse, ActDiagnosis, ActCure} {
 		t.Run(act, func(t *testing.T) {
+			if testing.Short() && act != ActBaseline && act != ActCollapse {
+				t.Skip("fills the table: left out with -short")
+			}
+			t.Parallel() // nothing is compared with another act's figures
 			o, h := demoOptions(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

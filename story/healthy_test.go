@@ -74,7 +74,7 @@ func TestHealthyMachines(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Down()
-			s := &scene{lab: l, watched: l.NATNode(), options: FaultOptions{Window: time.Second, Progress: func(string, float64) {}}}
+			s := &scene{lab: l, watched: l.NATNode(), options: FaultOptions{Window: 500 * time.Millisecond, Progress: func(string, float64) {}}}
 			if m.watch != nil {
 				s.watched = m.watch(l)
 			}
