@@ -181,6 +181,9 @@ func (l *lane) table() (limits conntrack.Limits, err error) {
 func (l *lane) emptyTable(ctx context.Context) error {
 	l.warmedFlows = 0
 	if l.own != nil {
+		if count, _, err := l.own.Sessions(); err != nil || count == 0 {
+			return err
+		}
 		return l.own.Empty(ctx)
 	}
 	for deadline := time.Now().Add(5 * time.Second); ; {
