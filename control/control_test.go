@@ -188,7 +188,9 @@ func (b *bed) ask(ns *netns.Handle, to string) (seen netip.AddrPort) {
 }
 
 // ping sends an ICMP echo and waits for its answer.
-func (b *bed) ping(ns *netns.Handle, to string) {
+func (b *bed) ping(ns *netns.Handle, to string) { b.t.Helper(); b.pingAs(ns, to, 0x34) }
+
+func (b *bed) pingAs(ns *netns.Handle, to string, id byte) {
 	b.t.Helper()
 	b.in(ns, func() error {
 		c, err := net.Dial("ip4:icmp", to)
@@ -196,8 +198,8 @@ func (b *bed) ping(ns *netns.Handle, to string) {
 			return err
 		}
 		defer c.Close()
-		request := []byte{8, 0, 0, 0, 0x12, 0x34, 0, 1}
-		sum := ^uint16(0x0800 + 0x1234 + 1)
+		request := []byte{8, 0, 0, 0, 0x12, id, 0, 1}
+		sum := ^(uint16(0x0800+0x1200+1) + uint16(id))
 		request[2], request[3] = byte(sum>>8), byte(sum)
 		if _, err := c.Write(request); err != nil {
 			return err
@@ -581,6 +583,41 @@ func TestNamespaceGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.gateway = ns
+}
+
+// Who reads events hears of a session, and stops when it is to.
+func TestEventsEnd(t *testing.T) {
+	b := newBed(t)
+	b.up(baseRules, b.options())
+	e, err := Open(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	heard, ended := make(chan nat.Event, 10), make(chan error, 1)
+	go func() { ended <- e.Events(ctx, func(ev *nat.Event) bool { heard <- *ev; return true }) }()
+	for id := byte(1); ; id++ { // the first may come before anybody listens
+		b.pingAs(b.client, "198.51.100.9", id)
+		select {
+		case ev := <-heard:
+			if ev.Kind != "created" || ev.Session.Protocol != nat.ICMP {
+				t.Errorf("event %+v", ev)
+			}
+		case <-time.After(100 * time.Millisecond):
+			continue
+		}
+		break
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("events go on though nobody wants them")
+	}
 }
 
 func TestPorts(t *testing.T) {

@@ -37,6 +37,8 @@ type Placement struct {
 	XDP       bool   `json:"xdp"`
 	Transmit  bool   `json:"xdp_transmit"` // XDP may send here, too
 	Reason    string `json:"reason"`
+
+	kind string // of the device
 }
 
 // Features of a driver, Linux include/uapi/linux/netdev.h (6.3).
@@ -59,7 +61,7 @@ var softwareKinds = map[string]string{
 
 // place decides for one interface. The calling thread is in its namespace.
 func place(l netlink.Link, attach Attach) Placement {
-	p := Placement{Interface: l.Attrs().Name}
+	p := Placement{Interface: l.Attrs().Name, kind: l.Type()}
 	features, known := xdpFeatures(l.Attrs().Index)
 	p.Transmit = !known || features&xdpTransmit != 0
 	software := softwareKinds[l.Type()]

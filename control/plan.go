@@ -181,6 +181,9 @@ func (p *Plan) planEBPF(file *nat.File, made []Change) error {
 	p.Placements = placements
 	for i, l := range facts.Links {
 		rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })].Ifindex = l.Ifindex
+		if softwareKinds[placements[i].kind] != "" && placements[i].XDP {
+			p.Warnings = append(p.Warnings, l.Name+": what XDP sends to a "+placements[i].kind+" is lost unless its other end runs XDP or has GRO on")
+		}
 		if !l.Transmit && placements[i].XDP {
 			p.Warnings = append(p.Warnings, l.Name+": the driver's XDP can't send: packets that leave here take tc")
 		}

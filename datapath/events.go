@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
@@ -34,11 +33,11 @@ func (e *Engine) Events(ctx context.Context, fn func(*nat.Event) bool) (err erro
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { reader.SetDeadline(time.Unix(0, 1)) })
+	stop := context.AfterFunc(ctx, func() { reader.Flush() }) // a deadline would wait for the reader
 	defer stop()
 	for {
 		record, err := reader.Read()
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		if errors.Is(err, ringbuf.ErrFlushed) {
 			return nil
 		}
 		if err != nil {
