@@ -41,6 +41,16 @@ static __always_inline __u16 checksum_add(__u16 check, __u32 delta)
 	return ~(sum + (sum >> 16));
 }
 
+/* The sum of the pseudo-header of TCP or UDP over IPv4, folded. Words as they lie in memory. */
+static __always_inline __u16 checksum_pseudo(__u32 src, __u32 dst, __u8 protocol, __u32 bytes)
+{
+	__u32 sum = (src & 0xffff) + (src >> 16) + (dst & 0xffff) + (dst >> 16) +
+		    bpf_htons(protocol) + bpf_htons(bytes);
+
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
 /*
  * Length of a jiffy, and what to add to the jiffies since boot to get CLOCK_MONOTONIC, in
  * nanoseconds. Package datapath measures both before it loads a program (clock.go). With 0

@@ -166,4 +166,22 @@ static __always_inline int ctx_return(struct ctx *ctx, __u32 l3)
 	return bpf_redirect(ctx->ifindex, 0);
 }
 
+/* Makes the frame that long, at its end. */
+static __always_inline long ctx_resize(struct ctx *ctx, __u32 bytes)
+{
+	return bpf_skb_change_tail(ctx, bytes, 0);
+}
+
+/* Takes away bytes between the Ethernet header and what follows. */
+static __always_inline long ctx_shrink(struct ctx *ctx, __u32 bytes)
+{
+	return bpf_skb_adjust_room(ctx, -(__s32)bytes, BPF_ADJ_ROOM_MAC, 0);
+}
+
+/* Sends a copy of the frame. */
+static __always_inline long ctx_copy(struct ctx *ctx, __u32 ifindex)
+{
+	return bpf_clone_redirect(ctx, ifindex, 0);
+}
+
 #endif

@@ -127,4 +127,19 @@ static __always_inline int ctx_return(struct ctx *ctx, __u32 l3)
 	return CTX_DROP;
 }
 
+static __always_inline long ctx_resize(struct ctx *ctx, __u32 bytes)
+{
+	return -1;
+}
+
+static __always_inline long ctx_shrink(struct ctx *ctx, __u32 bytes)
+{
+	return -1;
+}
+
+static __always_inline long ctx_copy(struct ctx *ctx, __u32 ifindex)
+{
+	return -1;
+}
+
 #endif

@@ -37,20 +37,25 @@ static __always_inline int flow_translated(const struct packet *packet)
 	return packet->key.side == NAT_INSIDE ? NAT_TRANSLATED_OUT : NAT_TRANSLATED_IN;
 }
 
-/* Only with DF is a packet from inside the stack's, which refuses it then. Without, the
- * stack would cut it and send the pieces out with their inside source. */
+/* With DF a packet from inside is the stack's, which refuses it; from outside it is ours
+ * to refuse. Without, tc cuts it. What stands for several frames is never cut. */
 static __always_inline int flow_too_big(struct packet *packet, __u16 mtu)
 {
 	if (!mtu || packet->length <= mtu)
 		return GO_ON;
 	packet->mtu = mtu;
-	return packet->key.side == NAT_INSIDE && packet->flags & PACKET_DF ? NAT_PASS_TOO_BIG
-									   : NAT_DROP_TOO_BIG;
+	if (packet->flags & PACKET_DF)
+		return packet->key.side == NAT_INSIDE ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
+	if (packet->flags & PACKET_GSO)
+		return NAT_DROP_TOO_BIG;
+	packet->flags |= PACKET_CUT;
+	return CTX_TC ? GO_ON : NAT_PASS_TO_TC;
 }
 
 /*
  * The way out for a packet whose next hop's MAC isn't known, or should be confirmed:
- * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile.
+ * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile. One
+ * to be cut goes whole, and is lost: it was only of use to ask.
  */
 static __noinline int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
@@ -95,7 +100,8 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 			return reason;
 	}
 	link = bpf_map_lookup_elem(&links, &index);
-	if (unlikely(!link || !packet->l3 || packet->flags & PACKET_PROBE))
+	if (unlikely(!link || !packet->l3 ||
+		     (packet->flags & (PACKET_PROBE | PACKET_CUT)) == PACKET_PROBE))
 		return flow_neighbour(ctx, packet, flow);
 	if (unlikely(!ctx_can_transmit(link)))
 		return NAT_PASS_TO_TC;
@@ -103,6 +109,11 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	reason = rewrite(ctx, packet, flow, hop, link);
 	if (unlikely(reason != GO_ON))
 		return reason;
+	if (CTX_TC && unlikely(packet->flags & PACKET_CUT)) {
+		reason = fragment_cut(ctx, packet, packet->mtu, link->ifindex);
+		if (reason != GO_ON)
+			return reason;
+	}
 	packet->action = ctx_transmit(ctx, index, link);
 	return flow_translated(packet);
 }
@@ -218,13 +229,48 @@ static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 	return flow_send(ctx, packet, &flow);
 }
 
-/* A later fragment: its first one's session translates it, and is not kept alive by it. */
+/*
+ * What becomes of a packet that belongs to no session and can't open one. GO_ON: *out is
+ * what a stateless rule makes of it. NAT_DROP_NO_SESSION: a rule would want a session.
+ * Else it is none of ours, or dropped for another reason.
+ */
+static __always_inline int flow_stateless(struct ctx *ctx, struct packet *packet,
+					  const struct nat_flow_key *key, struct nat_flow *out)
+{
+	struct nat_flow_key own = packet->key;
+	__u8 class = packet->class;
+	int reason;
+
+	packet->key = *key;
+	packet->class = NAT_ICMP; /* without PACKET_QUERY it opens none */
+	reason = session_open(ctx, packet, out);
+	packet->key = own;
+	packet->class = class;
+	return reason;
+}
+
+/*
+ * A later fragment: as its first one, whose session is not kept alive by it. If there was
+ * none it is perhaps the stack's, like its first.
+ */
 static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
+	struct route route;
 	int reason = fragment_later(packet, &flow);
 
-	return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
+	if (reason != GO_ON) {
+		reason = flow_stateless(ctx, packet, &packet->key, &flow);
+		return reason == GO_ON		       ? flow_send(ctx, packet, &flow)
+		       : reason == NAT_DROP_NO_SESSION ? NAT_DROP_FRAGMENT
+						       : reason;
+	}
+	reason = route_find(ctx, packet, packet->key.src, flow.dst, &route);
+	if (reason != GO_ON)
+		return reason;
+	flow.hop = route.hop;
+	flow.mtu = route.mtu;
+	return flow_send(ctx, packet, &flow);
 }
 
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)

@@ -115,28 +115,16 @@ static __always_inline int icmp_parse(struct ctx *ctx, const struct packet *pack
 	return GO_ON;
 }
 
-/*
- * What the packet inside becomes. Without a flow, a stateless rule may know: it is
- * asked as for a packet with that key that can't open a session.
- */
+/* What the packet inside becomes. */
 static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
 				     const struct nat_flow_key *key, struct nat_flow *out)
 {
 	struct nat_flow *flow = bpf_map_lookup_elem(&flows, key);
-	struct nat_flow_key own = packet->key;
-	int reason;
 
-	if (flow) {
-		*out = *flow;
-		return flow_state(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION
-									  : GO_ON;
-	}
-	packet->key = *key;
-	packet->class = NAT_ICMP; /* without PACKET_QUERY it opens none */
-	reason = session_open(ctx, packet, out);
-	packet->key = own;
-	packet->class = NAT_OTHER;
-	return reason;
+	if (!flow)
+		return flow_stateless(ctx, packet, key, out);
+	*out = *flow;
+	return flow_state(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
 }
 
 /* Changes a checksum inside the error, and says what that adds to the error's own. */

@@ -33,14 +33,11 @@ static __always_inline void rewrite_macs(void *frame, __u64 hop, const struct na
  */
 static __always_inline int rewrite_partial(const struct packet *packet, __u16 check)
 {
-	__u32 src = addr_word(packet->key.src), dst = addr_word(packet->key.dst);
-	__u32 sum = (src & 0xffff) + (src >> 16) + (dst & 0xffff) + (dst >> 16);
+	__u32 bytes = packet->bytes - (packet->l4 - packet->l3);
 
-	sum += bpf_htons(packet->key.protocol);
-	sum += bpf_htons(packet->bytes - (packet->l4 - packet->l3));
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return packet->flags & PACKET_GSO || check == sum;
+	return packet->flags & PACKET_GSO ||
+	       check == checksum_pseudo(addr_word(packet->key.src), addr_word(packet->key.dst),
+					packet->key.protocol, bytes);
 }
 
 /*

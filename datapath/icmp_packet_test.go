@@ -4,7 +4,6 @@ package datapath
 
 import (
 	"bytes"
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"testing"
@@ -260,46 +259,4 @@ func TestMSS(t *testing.T) {
 			r.expect(t, h, abiNatSideNAT_OUTSIDE, r.out, r.out.arriving(packet), 0, end{abiNatReasonNAT_TRANSLATED_IN, &want}, map[abiNatReason]uint64{abiNatReasonNAT_MSS_CLAMPED: 1})
 		}
 	})
-}
-
-// Fragments take the tc path; those without ports go as their first one did.
-func TestFragments(t *testing.T) {
-	r := newRig(t)
-	r.putFlow(t, abiNatSideNAT_INSIDE, pktbuild.UDPProtocol, endpoints{insideHost, world, 5000, 53}, endpoints{gatewayOut, world, 40000, 53}, r.out, nil)
-	whole := func(src netip.Addr, port uint16) []byte {
-		return pktbuild.IPv4{Src: src, Dst: world, Payload: pktbuild.UDP{Src: port, Dst: 53, Data: make([]byte, 1016)}}.Bytes()[20:]
-	}
-	fragment := func(src netip.Addr, port, id, at uint16, ttl uint8) pktbuild.IPv4 {
-		payload := whole(src, port)
-		p := pktbuild.IPv4{Src: src, Dst: world, TTL: ttl, ID: id, Fragment: at / 8, Protocol: pktbuild.UDPProtocol, Payload: pktbuild.Bytes(payload[at:min(int(at)+512, len(payload))])}
-		if at < 512 {
-			p.Fragment |= pktbuild.MF
-		}
-		return p
-	}
-	tc := hooks[1]
-	inside := abiNatSideNAT_INSIDE
-	for _, at := range []uint16{512, 0} { // before its first one, and that
-		frame := r.in.arriving(fragment(insideHost, 5000, 77, at, 64))
-		r.expect(t, hooks[0], inside, r.in, frame, 0, end{abiNatReasonNAT_PASS_TO_TC, nil}, nil)
-		reason := abiNatReasonNAT_DROP_FRAGMENT
-		if at == 0 {
-			reason = abiNatReasonNAT_TRANSLATED_OUT
-		}
-		want := r.out.leaving(fragment(gatewayOut, 40000, 77, at, 63))
-		r.expect(t, tc, inside, r.in, frame, 0, end{reason, &want}, nil)
-	}
-	for range 2 { // a repeated one too
-		frame := r.in.arriving(fragment(insideHost, 5000, 77, 512, 64))
-		want := frame // the neighbour output writes the MACs later
-		want.IP = fragment(gatewayOut, 40000, 77, 512, 63)
-		r.expect(t, tc, inside, r.in, frame, 0, end{abiNatReasonNAT_TRANSLATED_OUT, &want}, nil)
-	}
-	other := r.in.arriving(fragment(insideHost, 5000, 78, 512, 64))
-	r.expect(t, tc, inside, r.in, other, 0, end{abiNatReasonNAT_DROP_FRAGMENT, nil}, nil)
-	tiny := r.in.arriving(pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, ID: 79, Fragment: pktbuild.MF, Protocol: pktbuild.TCPProtocol,
-		Payload: pktbuild.Bytes(binary.BigEndian.AppendUint64(nil, 0x1388_0035_0000_0001))})
-	for _, h := range hooks {
-		r.expect(t, h, inside, r.in, tiny, 0, end{abiNatReasonNAT_DROP_MALFORMED, nil}, nil)
-	}
 }

@@ -13,6 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type tcFragmentRoom struct {
+	_     structs.HostLayout
+	Bytes [24576]uint8
+}
+
 type tcIcmpRoom struct {
 	_     structs.HostLayout
 	Bytes [1536]uint8
@@ -261,6 +266,7 @@ const (
 	tcMapExcludes      = "excludes"
 	tcMapFlows         = "flows"
 	tcMapFragmentQueue = "fragment_queue"
+	tcMapFragmentRooms = "fragment_rooms"
 	tcMapFragments     = "fragments"
 	tcMapFreeAddresses = "free_addresses"
 	tcMapFreePorts     = "free_ports"
@@ -352,6 +358,7 @@ type tcMapSpecs struct {
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
+	FragmentRooms *ebpf.MapSpec `ebpf:"fragment_rooms"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
@@ -413,6 +420,7 @@ type tcMaps struct {
 	Excludes      *ebpf.Map `ebpf:"excludes"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
+	FragmentRooms *ebpf.Map `ebpf:"fragment_rooms"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
@@ -448,6 +456,7 @@ func (m *tcMaps) Close() error {
 		m.Excludes,
 		m.Flows,
 		m.FragmentQueue,
+		m.FragmentRooms,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,

@@ -13,6 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type xdpFragmentRoom struct {
+	_     structs.HostLayout
+	Bytes [24576]uint8
+}
+
 type xdpIcmpRoom struct {
 	_     structs.HostLayout
 	Bytes [1536]uint8
@@ -261,6 +266,7 @@ const (
 	xdpMapExcludes      = "excludes"
 	xdpMapFlows         = "flows"
 	xdpMapFragmentQueue = "fragment_queue"
+	xdpMapFragmentRooms = "fragment_rooms"
 	xdpMapFragments     = "fragments"
 	xdpMapFreeAddresses = "free_addresses"
 	xdpMapFreePorts     = "free_ports"
@@ -348,6 +354,7 @@ type xdpMapSpecs struct {
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
+	FragmentRooms *ebpf.MapSpec `ebpf:"fragment_rooms"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
@@ -409,6 +416,7 @@ type xdpMaps struct {
 	Excludes      *ebpf.Map `ebpf:"excludes"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
+	FragmentRooms *ebpf.Map `ebpf:"fragment_rooms"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
@@ -444,6 +452,7 @@ func (m *xdpMaps) Close() error {
 		m.Excludes,
 		m.Flows,
 		m.FragmentQueue,
+		m.FragmentRooms,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,

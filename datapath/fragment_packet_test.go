@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/pktbuild"
+)
+
+// fragmentOf is the part of a UDP datagram with 1016 bytes of data that begins at that
+// byte of its payload, at most 512 bytes long.
+func fragmentOf(src netip.Addr, port, id, at uint16, ttl uint8) pktbuild.IPv4 {
+	payload := pktbuild.IPv4{Src: src, Dst: world, Payload: pktbuild.UDP{Src: port, Dst: 53, Data: make([]byte, 1016)}}.Bytes()[20:]
+	p := pktbuild.IPv4{Src: src, Dst: world, TTL: ttl, ID: id, Fragment: at / 8, Protocol: pktbuild.UDPProtocol, Payload: pktbuild.Bytes(payload[at:min(int(at)+512, len(payload))])}
+	if at < 512 {
+		p.Fragment |= pktbuild.MF
+	}
+	return p
+}
+
+// Fragments take the tc path; those without ports go as their first one did.
+func TestFragments(t *testing.T) {
+	g := newGateway(t)
+	const inside = abiNatSideNAT_INSIDE
+	enter := func(in pktbuild.IPv4, reason abiNatReason, out pktbuild.IPv4) {
+		t.Helper()
+		frame, want := g.in.arriving(in), g.out.leaving(out)
+		g.expect(t, hooks[0], inside, g.in, frame, 0, end{abiNatReasonNAT_PASS_TO_TC, nil}, nil)
+		g.expect(t, hooks[1], inside, g.in, frame, 0, end{reason, &want}, nil)
+	}
+	part := func(src netip.Addr, id, at uint16, ttl uint8) pktbuild.IPv4 {
+		return fragmentOf(src, 5000, id, at, ttl)
+	}
+	const sent, dropped = abiNatReasonNAT_TRANSLATED_OUT, abiNatReasonNAT_DROP_FRAGMENT
+
+	g.run(t, hooks[1], inside, g.in, g.in.arriving(part(insideHost, 1, 0, 64)).Bytes(), 0) // asks for the neighbour
+	g.counted(t)
+	enter(part(insideHost, 77, 512, 64), dropped, pktbuild.IPv4{Src: world, Dst: world})
+	enter(part(insideHost, 77, 0, 64), sent, part(gatewayOut, 77, 0, 63))
+	for range 2 { // a repeated one too
+		enter(part(insideHost, 77, 512, 64), sent, part(gatewayOut, 77, 512, 63))
+	}
+	enter(part(insideHost, 78, 512, 64), dropped, pktbuild.IPv4{Src: world, Dst: world})
+
+	stateless, outside := netip.MustParseAddr("192.168.7.3"), netip.MustParseAddr("198.18.7.3")
+	enter(part(stateless, 79, 512, 64), sent, part(outside, 79, 512, 63))
+
+	own := part(insideHost, 80, 512, 64)
+	own.Dst = gatewayIn
+	enter(own, abiNatReasonNAT_PASS_LOCAL, own)
+
+	tiny := g.in.arriving(pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, ID: 81, Fragment: pktbuild.MF, Protocol: pktbuild.TCPProtocol,
+		Payload: pktbuild.Bytes(binary.BigEndian.AppendUint64(nil, 0x1388_0035_0000_0001))})
+	for _, h := range hooks {
+		g.expect(t, h, inside, g.in, tiny, 0, end{abiNatReasonNAT_DROP_MALFORMED, nil}, nil)
+	}
+}
+
+// A packet without DF that is too big for the way out is cut (RFC 4787 REQ-13): what
+// leaves, put together, is the translated packet.
+func TestCut(t *testing.T) {
+	g := newGateway(t)
+	tests := []struct {
+		name     string
+		in       func(src netip.Addr) pktbuild.IPv4 // with the TTL of 64
+		pieces   int
+		fragment uint16 // of the packet itself
+	}{
+		{"one byte too long", func(src netip.Addr) pktbuild.IPv4 {
+			return pktbuild.IPv4{Src: src, Dst: world, ID: 5, Payload: pktbuild.UDP{Src: 5000, Dst: 53, Data: counting(outsideMTU - 27)}}
+		}, 2, 0},
+		{"three pieces, odd, with options", func(src netip.Addr) pktbuild.IPv4 {
+			return pktbuild.IPv4{Src: src, Dst: world, ID: 6, Options: []byte{1, 1, 1, 1}, Payload: pktbuild.UDP{Src: 5000, Dst: 53, Data: counting(3333)}}
+		}, 3, 0},
+		{"TCP", func(src netip.Addr) pktbuild.IPv4 {
+			return pktbuild.IPv4{Src: src, Dst: world, ID: 7, Payload: pktbuild.TCP{Src: 5000, Dst: 53, Flags: pktbuild.SYN, Data: counting(1460)}}
+		}, 2, 0},
+		{"a first fragment", func(src netip.Addr) pktbuild.IPv4 {
+			whole := pktbuild.IPv4{Src: src, Dst: world, Payload: pktbuild.UDP{Src: 5000, Dst: 53, Data: counting(1472)}}.Bytes()[20:]
+			return pktbuild.IPv4{Src: src, Dst: world, ID: 8, Fragment: pktbuild.MF, Protocol: pktbuild.UDPProtocol, Payload: pktbuild.Bytes(whole)}
+		}, 2, pktbuild.MF},
+		{"the fragment after it", func(src netip.Addr) pktbuild.IPv4 {
+			return pktbuild.IPv4{Src: src, Dst: world, ID: 8, Fragment: 185, Protocol: pktbuild.UDPProtocol, Payload: pktbuild.Bytes(counting(1400))}
+		}, 2, 185},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			packet := test.in(insideHost)
+			packet.TTL = 64
+			frame := g.in.arriving(packet).Bytes()
+			small := packet // opens the session, and asks for the neighbour
+			small.ID, small.Fragment, small.Options, small.Payload = 99, 0, nil, pktbuild.UDP{Src: 5000, Dst: 53}
+			if _, tcp := packet.Payload.(pktbuild.TCP); tcp {
+				small.Payload = pktbuild.TCP{Src: 5000, Dst: 53, Flags: pktbuild.SYN}
+			}
+			for range 2 {
+				if _, _, err := g.run(t, hooks[1], abiNatSideNAT_INSIDE, g.in, g.in.arriving(small).Bytes(), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			g.counted(t)
+			g.flags = 0 // the kernel would compare the sum over what was cut off
+			pieces := g.captured(t, "out-peer", test.pieces-1, func() []byte {
+				verdict, last, err := g.run(t, hooks[1], abiNatSideNAT_INSIDE, g.in, frame, 0)
+				if err != nil || verdict != tcRedirect {
+					t.Fatalf("verdict %d, error %v, counted %v", int32(verdict), err, g.counted(t))
+				}
+				return last
+			})
+			want := test.in(gatewayOut)
+			want.TTL = 63
+			whole := want.Bytes()
+			header := int(whole[0]&15) * 4
+			at := 0
+			for i, piece := range pieces {
+				p := want
+				p.Fragment = test.fragment + uint16(at/8)
+				size := (outsideMTU - header) / 8 * 8
+				if i < test.pieces-1 {
+					p.Fragment |= pktbuild.MF
+				} else {
+					size = len(whole) - header - at
+				}
+				p.Protocol = whole[9]
+				p.Payload = pktbuild.Bytes(whole[header+at : header+at+size])
+				if wanted := g.out.leaving(p).Bytes(); !bytes.Equal(piece, wanted) {
+					t.Errorf("piece %d is not as it should be:\n%s", i, differ(piece, wanted))
+				}
+				at += size
+			}
+		})
+	}
+}
+
+// counting is data of which every byte tells its place.
+func counting(n int) []byte {
+	data := make([]byte, n)
+	for i := range data {
+		data[i] = byte(i * 7)
+	}
+	return data
+}
+
+// captured returns the n frames that arrive at an interface while send runs, and then
+// the one that send returns.
+func (r *rig) captured(t *testing.T, device string, n int, send func() []byte) (frames [][]byte) {
+	t.Helper()
+	var socket int
+	r.do(t, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}); err != nil {
+			return err
+		}
+		return unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: be(unix.ETH_P_IP), Ifindex: l.Attrs().Index})
+	})
+	defer unix.Close(socket)
+	last := send()
+	for range n {
+		frame := make([]byte, 65536)
+		length, _, err := unix.Recvfrom(socket, frame, 0)
+		if err != nil {
+			t.Fatalf("%d of %d frames came: %v", len(frames), n, err)
+		}
+		frames = append(frames, frame[:length])
+	}
+	return append(frames, last)
+}
