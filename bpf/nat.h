@@ -101,7 +101,7 @@ enum nat_reason {
 	NAT_DROP_SOURCE_LIMIT, /* sessions_per_source reached */
 	NAT_DROP_SOURCES_FULL,
 	NAT_DROP_TTL,     /* inbound: the engine answers */
-	NAT_DROP_TOO_BIG, /* inbound, and outbound without DF: the engine answers */
+	NAT_DROP_TOO_BIG, /* inbound with DF: the engine answers. Without it tc cuts */
 	NAT_DROP_NO_ROUTE,
 	NAT_DROP_NO_NEIGHBOUR,
 	NAT_DROP_UNSUPPORTED, /* a protocol or ICMP type that can't be translated by this rule */

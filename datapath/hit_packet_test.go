@@ -107,8 +107,6 @@ func TestHit(t *testing.T) {
 			packet: pktbuild.IPv4{TTL: 1, Payload: udp(5000, 53, "")}, xdp: abiNatReasonNAT_PASS_TTL, tc: abiNatReasonNAT_PASS_TTL},
 		{name: "too big out with DF is the stack's", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Mtu = 1400 },
 			packet: pktbuild.IPv4{TTL: 64, Fragment: pktbuild.DF, Payload: udp(5000, 53, string(make([]byte, 1373)))}, xdp: abiNatReasonNAT_PASS_TOO_BIG, tc: abiNatReasonNAT_PASS_TOO_BIG},
-		{name: "too big out without DF never leaves untranslated", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Mtu = 1400 },
-			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, string(make([]byte, 1373)))}, xdp: abiNatReasonNAT_DROP_TOO_BIG, tc: abiNatReasonNAT_DROP_TOO_BIG},
 		{name: "as big as the MTU", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Mtu = 1400 },
 			packet: pktbuild.IPv4{TTL: 64, Fragment: pktbuild.DF, Payload: udp(5000, 53, string(make([]byte, 1372)))}, xdp: sent, tc: sent, out: ports(40000, 53)},
 		{name: "from another link than the session's", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.InLink = 6 },

@@ -98,7 +98,7 @@ var Reasons = []ReasonInfo{
 	{"source-limit", "dropped", "its inside host has as many sessions as it may (limits.sessions_per_source)"},
 	{"sources-full", "dropped", "the table of inside hosts is full (limits.sources)"},
 	{"inbound-ttl", "dropped", "its time to live ends here; the engine answers its outside sender"},
-	{"too-big", "dropped", "longer than the way out's MTU: from outside, or from inside without DF; the engine does not cut packets, and tells the sender the MTU"},
+	{"too-big", "dropped", "longer than the way out's MTU, from outside with DF: the engine tells the sender the MTU"},
 	{"no-route", "dropped", "there is no route to where it was translated to, or not by an interface of the rule file"},
 	{"no-neighbour", "dropped", "the next hop does not answer"},
 	{"unsupported", "dropped", "a protocol or ICMP type that its rule can't translate, or a translation to the gateway itself"},
