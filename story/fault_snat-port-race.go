@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,30 +56,33 @@ func (s *scene) pairs(apart int) func(context.Context) error {
 		var wg sync.WaitGroup
 		for k, role := range []string{lab.RoleClient, lab.RoleClient + "2"} {
 			wg.Go(func() {
-				// Never unlocked: the thread with its processor ends with the goroutine.
-				runtime.LockOSThread()
-				node, fd := s.lab.Node(role), -1
-				if failed[k] = node.Do(func() (err error) {
-					fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-					return err
-				}); failed[k] != nil {
-					return
-				}
-				defer unix.Close(fd)
-				failed[k] = pin(k)
-				tick := time.NewTicker(20 * time.Millisecond)
-				defer tick.Stop()
-				for n := 0; ctx.Err() == nil && failed[k] == nil; n++ {
-					seg := segment{from: netip.AddrPortFrom(node.Addr, uint16(2000+(n+k*apart)%40000)), to: to, flags: tcpSYN}
-					packet := seg.packet()
-					if n%burst == 0 {
-						<-tick.C
+				node := s.lab.Node(role)
+				failed[k] = node.Do(func() error { // on one thread, until it ends
+					fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+					if err != nil {
+						return err
 					}
-					sent[k].Store(int64(n))
-					for spin := 0; sent[1-k].Load() < int64(n) && spin < 2_000_000; spin++ { // the other may have ended
+					defer unix.Close(fd)
+					unpin, err := pin(k)
+					if err != nil {
+						return err
 					}
-					_ = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
-				}
+					defer unpin()
+					tick := time.NewTicker(20 * time.Millisecond)
+					defer tick.Stop()
+					for n := 0; ctx.Err() == nil; n++ {
+						seg := segment{from: netip.AddrPortFrom(node.Addr, uint16(2000+(n+k*apart)%40000)), to: to, flags: tcpSYN}
+						packet := seg.packet()
+						if n%burst == 0 {
+							<-tick.C
+						}
+						sent[k].Store(int64(n))
+						for spin := 0; sent[1-k].Load() < int64(n) && spin < 2_000_000; spin++ { // the other may have ended
+						}
+						_ = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+					}
+					return nil
+				})
 			})
 		}
 		wg.Wait()
@@ -88,11 +90,12 @@ func (s *scene) pairs(apart int) func(context.Context) error {
 	}
 }
 
-// pin keeps the calling thread on the nth of the processors that it may use.
-func pin(n int) error {
+// pin keeps the calling thread, which must be locked, on the nth of the processors that
+// it may use, until unpin.
+func pin(n int) (unpin func(), err error) {
 	var allowed, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return fmt.Errorf("ask for processors: %w", err)
+		return nil, fmt.Errorf("ask for processors: %w", err)
 	}
 	for cpu := range 8 * len(allowed) * 8 {
 		if !allowed.IsSet(cpu) {
@@ -100,9 +103,9 @@ func pin(n int) error {
 		}
 		if n == 0 {
 			one.Set(cpu)
-			return unix.SchedSetaffinity(0, &one)
+			return func() { unix.SchedSetaffinity(0, &allowed) }, unix.SchedSetaffinity(0, &one)
 		}
 		n--
 	}
-	return errors.New("only one processor may be used here")
+	return nil, errors.New("only one processor may be used here")
 }
