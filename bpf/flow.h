@@ -229,24 +229,48 @@ static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 	return flow_send(ctx, packet, &flow);
 }
 
+/* To keep a key aside would take stack that Linux 6.1 doesn't have. */
+static __always_inline void flow_swap(struct nat_flow_key *a, struct nat_flow_key *b)
+{
+	struct nat_flow_key c = *a;
+
+	*a = *b;
+	*b = c;
+}
+
 /*
  * What becomes of a packet that belongs to no session and can't open one. GO_ON: *out is
  * what a stateless rule makes of it. NAT_DROP_NO_SESSION: a rule would want a session.
  * Else it is none of ours, or dropped for another reason.
  */
 static __always_inline int flow_stateless(struct ctx *ctx, struct packet *packet,
-					  const struct nat_flow_key *key, struct nat_flow *out)
+					  struct nat_flow_key *key, struct nat_flow *out)
 {
-	struct nat_flow_key own = packet->key;
 	__u8 class = packet->class;
 	int reason;
 
-	packet->key = *key;
+	flow_swap(&packet->key, key);
 	packet->class = NAT_ICMP; /* without PACKET_QUERY it opens none */
 	reason = session_open(ctx, packet, out);
-	packet->key = own;
 	packet->class = class;
+	flow_swap(&packet->key, key);
 	return reason;
+}
+
+/* What a later fragment becomes and where it goes, if its first one is known. */
+static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet,
+					  struct nat_flow *out)
+{
+	struct route route;
+	int reason = fragment_later(packet, out);
+
+	if (reason == GO_ON)
+		reason = route_find(ctx, packet, packet->key.src, out->dst, &route);
+	if (reason != GO_ON)
+		return reason;
+	out->hop = route.hop;
+	out->mtu = route.mtu;
+	return GO_ON;
 }
 
 /*
@@ -256,21 +280,14 @@ static __always_inline int flow_stateless(struct ctx *ctx, struct packet *packet
 static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
-	struct route route;
-	int reason = fragment_later(packet, &flow);
+	int reason = flow_fragment_known(ctx, packet, &flow);
 
-	if (reason != GO_ON) {
+	if (reason == NAT_DROP_FRAGMENT) {
 		reason = flow_stateless(ctx, packet, &packet->key, &flow);
-		return reason == GO_ON		       ? flow_send(ctx, packet, &flow)
-		       : reason == NAT_DROP_NO_SESSION ? NAT_DROP_FRAGMENT
-						       : reason;
+		if (reason == NAT_DROP_NO_SESSION)
+			reason = NAT_DROP_FRAGMENT;
 	}
-	reason = route_find(ctx, packet, packet->key.src, flow.dst, &route);
-	if (reason != GO_ON)
-		return reason;
-	flow.hop = route.hop;
-	flow.mtu = route.mtu;
-	return flow_send(ctx, packet, &flow);
+	return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
 }
 
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)

@@ -117,10 +117,15 @@ static long fragment_next(__u32 n, struct cut *cut)
 	cut->reason = NAT_DROP_REWRITE;
 	OPAQUE(header);
 	OPAQUE(from);
+	bytes--; /* Linux 6.1 does not see from "not 0" that a number is at least 1 */
 	OPAQUE(bytes);
-	if (!room || header < sizeof(*ip) || header > 60 || from > FRAGMENT_PACKET || !bytes ||
-	    bytes > FRAGMENT_MOST)
+	if (!room || header < sizeof(*ip) || from > FRAGMENT_PACKET || bytes >= FRAGMENT_MOST)
 		return 1;
+	OPAQUE(header); /* nor that one comparison may stand for two */
+	if (header > 60)
+		return 1;
+	bytes++;
+	OPAQUE(bytes);
 	word = cut->fragment + cut->at / 8;
 	if (bytes < left)
 		word |= IPV4_MF;
@@ -160,7 +165,10 @@ GLOBAL int fragment_checksum(__u32 header, __u32 total, __u32 offset)
 	OPAQUE(offset);
 	if (!room || header > 60 || total > FRAGMENT_PACKET || offset > 60 + sizeof(struct tcp))
 		return NAT_DROP_REWRITE;
-	for (at = 0; at < FRAGMENT_PACKET && header + at < total; at += FRAGMENT_CHUNK) {
+	for (at = 0; at < FRAGMENT_PACKET; at += FRAGMENT_CHUNK) {
+		OPAQUE(total); /* or clang leaves the loop's own end out */
+		if (header + at >= total)
+			break;
 		bytes = (total - header - at + 3) & ~3U;
 		if (bytes > FRAGMENT_CHUNK)
 			bytes = FRAGMENT_CHUNK;
@@ -198,7 +206,10 @@ static __noinline int fragment_cut(struct ctx *ctx, struct packet *packet, __u32
 	int reason = GO_ON;
 
 	OPAQUE(total);
-	if (!room || total > FRAGMENT_PACKET - 4 || total <= 128 || mtu < header + 8)
+	if (!room || total > FRAGMENT_PACKET - 4 || mtu < header + 8)
+		return NAT_DROP_TOO_BIG;
+	OPAQUE(total);
+	if (total <= 128)
 		return NAT_DROP_TOO_BIG;
 	if (cut.size > FRAGMENT_MOST)
 		cut.size = FRAGMENT_MOST;

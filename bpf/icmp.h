@@ -41,15 +41,18 @@ GLOBAL int icmp_sum(struct ctx *ctx, __u32 offset, __u32 bytes)
 	struct icmp_room *room = bpf_map_lookup_elem(&icmp_rooms, &zero);
 	__s64 sum = 0;
 
-	if (!room)
+	if (!room || bytes < sizeof(struct icmp))
 		return -1;
-	OPAQUE(bytes);
-	if (!bytes || bytes > ICMP_SUMMED - 4)
+	OPAQUE(bytes); /* two comparisons: of one made of both Linux 6.1 learns nothing */
+	if (bytes > ICMP_SUMMED - 4)
 		return -1;
 	*(__u32 *)(room->bytes + (bytes & ~3U)) = 0; /* an odd end is filled up with zeros */
 	if (ctx_load(ctx, offset, room->bytes, bytes))
 		return -1;
-	for (at = 0; at < ICMP_SUMMED && at < bytes; at += ICMP_CHUNK) {
+	for (at = 0; at < ICMP_SUMMED; at += ICMP_CHUNK) {
+		OPAQUE(bytes); /* or clang leaves the loop's own end out */
+		if (at >= bytes)
+			break;
 		chunk = (bytes - at + 3) & ~3U;
 		if (chunk > ICMP_CHUNK)
 			chunk = ICMP_CHUNK;
@@ -67,9 +70,10 @@ struct inner {
 	__u32 bytes; /* that there are of its transport header and payload */
 };
 
-/* Reads the packet inside. Its length field may say more than is there. */
-static __always_inline int icmp_parse(struct ctx *ctx, const struct packet *packet,
-				      struct inner *inner)
+/* Reads the packet inside. Its length field may say more than is there. A subprogram for
+ * the sake of the stack. */
+static __noinline int icmp_parse(struct ctx *ctx, const struct packet *packet,
+				 struct inner *inner)
 {
 	__u32 l4 = packet->l4 & PACKET_L4_MASK, total = packet->bytes + packet->l3;
 	__u32 l3 = l4 + sizeof(struct icmp), header, type;
@@ -117,7 +121,7 @@ static __always_inline int icmp_parse(struct ctx *ctx, const struct packet *pack
 
 /* What the packet inside becomes. */
 static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
-				     const struct nat_flow_key *key, struct nat_flow *out)
+				     struct nat_flow_key *key, struct nat_flow *out)
 {
 	struct nat_flow *flow = bpf_map_lookup_elem(&flows, key);
 
