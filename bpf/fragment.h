@@ -70,9 +70,9 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 
 enum fragment_limit {
 	FRAGMENT_PACKET = 16384, /* longest packet that is cut */
-	FRAGMENT_MOST = 8192,	 /* payload of one fragment */
-	FRAGMENT_PIECES = 256,	 /* of the longest packet, for an MTU of 84 */
-	FRAGMENT_CHUNK = 512,	 /* bpf_csum_diff: not more at once */
+	FRAGMENT_MOST = 8192,    /* payload of one fragment */
+	FRAGMENT_PIECES = 256,   /* of the longest packet, for an MTU of 84 */
+	FRAGMENT_CHUNK = 512,    /* bpf_csum_diff: not more at once */
 };
 
 /* A packet from its IPv4 header on, and room to read past its end. A per-CPU value has
@@ -98,10 +98,10 @@ static __always_inline struct fragment_room *fragment_room(void)
 struct cut {
 	struct ctx *ctx;
 	__u32 l3, header; /* where IPv4 begins, how long its header is */
-	__u32 at, end;	  /* of the payload: what is next, and all */
-	__u32 size;	  /* payload of a fragment */
-	__u32 fragment;	  /* the packet's own word: it may be a fragment itself */
-	__u32 ifindex;	  /* way out */
+	__u32 at, end;    /* of the payload: what is next, and all */
+	__u32 size;       /* payload of a fragment */
+	__u32 fragment;   /* the packet's own word: it may be a fragment itself */
+	__u32 ifindex;    /* way out */
 	int reason;
 };
 

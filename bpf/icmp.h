@@ -72,8 +72,7 @@ struct inner {
 
 /* Reads the packet inside. Its length field may say more than is there. A subprogram for
  * the sake of the stack. */
-static __noinline int icmp_parse(struct ctx *ctx, const struct packet *packet,
-				 struct inner *inner)
+static __noinline int icmp_parse(struct ctx *ctx, const struct packet *packet, struct inner *inner)
 {
 	__u32 l4 = packet->l4 & PACKET_L4_MASK, total = packet->bytes + packet->l3;
 	__u32 l3 = l4 + sizeof(struct icmp), header, type;

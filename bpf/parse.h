@@ -84,7 +84,7 @@ enum packet_flag {
 	PACKET_ICMP_ERROR = 8,     /* key has zeros for ports */
 	PACKET_QUERY = 16,         /* ICMP request: the identifier is sport */
 	PACKET_GSO = 64,           /* stands for several frames */
-	PACKET_CUT = 128, /* too big for the way out, may be fragmented */
+	PACKET_CUT = 128,          /* too big for the way out, may be fragmented */
 	PACKET_PROBE = 32,         /* this one goes through the neighbour table */
 	PACKET_FOR_TC = PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER | PACKET_ICMP_ERROR,
 };
