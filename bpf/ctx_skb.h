@@ -49,6 +49,12 @@ static __always_inline int ctx_is_ours(struct ctx *ctx, __u32 l3)
 	       !(ctx->vlan_present && ctx->vlan_tci & 0xfff);
 }
 
+/* ctx_is_ours has seen to it. */
+static __always_inline int ctx_is_addressed(struct ctx *ctx, const struct nat_link *link)
+{
+	return 1;
+}
+
 /* Makes the first bytes of the packet, or all there are, readable in one piece.
  * Packet pointers from before are void. */
 static __always_inline int ctx_pull(struct ctx *ctx, __u32 bytes)

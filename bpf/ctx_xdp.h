@@ -52,6 +52,18 @@ static __always_inline int ctx_is_ours(struct ctx *ctx, __u32 l3)
 	return *(__be16 *)(frame + 12) == bpf_htons(0x0800) && !(frame[0] & 1);
 }
 
+/* Whether a frame is to that link's address: not, if the card takes in what is for others.
+ * Asked before a session is made; a stranger's frame with the addresses and ports of a
+ * session of ours does not occur. */
+static __always_inline int ctx_is_addressed(struct ctx *ctx, const struct nat_link *link)
+{
+	__u8 *frame = ctx_data(ctx);
+
+	return link && (void *)(frame + 6) <= ctx_data_end(ctx) &&
+	       *(__u32 *)frame == *(__u32 *)link->mac &&
+	       *(__u16 *)(frame + 4) == *(__u16 *)(link->mac + 4);
+}
+
 /* Everything is in one piece already. */
 static __always_inline int ctx_pull(struct ctx *ctx, __u32 bytes)
 {

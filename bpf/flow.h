@@ -217,8 +217,11 @@ static __noinline int flow_send(struct ctx *ctx, struct packet *packet, struct n
 static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
-	int reason = session_open(ctx, packet, &flow);
+	int reason;
 
+	if (!ctx_is_addressed(ctx, link_get(link_find(packet->ifindex))))
+		return NAT_PASS_NOT_IPV4;
+	reason = session_open(ctx, packet, &flow);
 	if (reason != GO_ON)
 		return reason;
 	if (packet->tcp_flags & TCP_SYN && flow.state & NAT_FLOW_CLAMP) {
