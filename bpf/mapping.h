@@ -5,8 +5,8 @@
  *
  * All three are counted by reference, and live as long as a session holds one. A
  * reference is taken by compare-and-exchange, so never from what is being removed;
- * since the memory of a removed element may be another one's by then, the identity in
- * the value is compared after that, and a wrong one is put back.
+ * since the memory of a removed element may be another one's by then, its identity is
+ * compared after that, and a wrong one is put back.
  *
  * Removal is one CPU's: hosts and contacts by whoever changes 0 to GONE, mappings only
  * by the sweep, because their port rests first. A removed element stays in its hash,
@@ -20,7 +20,8 @@
 #include "port.h"
 
 enum mapping_limit {
-	REFS_TRIES = 16,   /* lost compare-and-exchanges before the packet is given up */
+	REFS_TRIES = 16, /* lost compare-and-exchanges before the packet is given up */
+	REFS_CLASS = NAT_REFS_CLASS & -NAT_REFS_CLASS, /* its lowest bit */
 	POOL_TRIES = 8,    /* addresses of a pool looked at for a new host */
 	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
 };
@@ -69,23 +70,15 @@ static __always_inline int refs_put(__u32 *refs, __u32 mark)
 	       __sync_val_compare_and_swap(refs, left, left | mark) == left;
 }
 
-static __always_inline int key_equal(const struct nat_mapping_key *a,
-				     const struct nat_mapping_key *b)
-{
-	return addr_equal(a->addr, b->addr) && a->port == b->port && a->class == b->class &&
-	       a->realm == b->realm;
-}
-
 /* --- mappings ---------------------------------------------------------------- */
 
 /* The port of a mapping, or of a session without one, rests from now on. The queue
  * has room for every mapping and every session. Were it full nevertheless, the mapping
  * would stay until it is used and left again. */
-static __always_inline int port_rest(const struct nat_mapping_key *inside, __u16 address,
-				     __be16 port, __u32 now)
+static __always_inline int port_rest(__u32 class, __u16 address, __be16 port, __u32 now)
 {
 	struct nat_resting resting = {
-		.inside = *inside, .address = address, .port = port, .since = now};
+		.address = address, .port = port, .since = (now & ~3) | class};
 
 	return bpf_map_push_elem(&mapping_queue, &resting, 0);
 }
@@ -97,11 +90,11 @@ static __always_inline int port_rest(const struct nat_mapping_key *inside, __u16
  */
 static __always_inline void mapping_put(struct nat_mapping *m, __u32 now)
 {
-	struct nat_mapping_key inside = m->inside;
+	__u32 class = (refs_read(&m->refs) & NAT_REFS_CLASS) / REFS_CLASS;
 	__u16 address = m->address;
 	__be16 port = m->port;
 
-	if (refs_put(&m->refs, NAT_REFS_QUEUED) && port_rest(&inside, address, port, now))
+	if (refs_put(&m->refs, NAT_REFS_QUEUED) && port_rest(class, address, port, now))
 		__sync_fetch_and_and(&m->refs, ~NAT_REFS_QUEUED);
 }
 
@@ -109,11 +102,20 @@ static __always_inline int mapping_ref(struct nat_mapping *m, const struct nat_m
 				       __u32 now)
 {
 	int reason = refs_take(&m->refs, NAT_REFS_COUNT);
+	__u32 class = (refs_read(&m->refs) & NAT_REFS_CLASS) / REFS_CLASS, index = m->address;
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	struct nat_slot *slot, value;
 
 	if (reason != GO_ON)
 		return NAT_DROP_RACE;
-	if (key_equal(&m->inside, inside))
-		return GO_ON;
+	slot = address ? port_slot(index, address, class, bpf_ntohs(m->port)) : NULL;
+	if (slot) {
+		value = slot_read(slot);
+		if (value.used == NAT_SLOT_MAPPING && class == inside->class &&
+		    addr_equal(value.addr, inside->addr) && value.port == inside->port &&
+		    value.realm == inside->realm)
+			return GO_ON;
+	}
 	mapping_put(m, now);
 	return NAT_DROP_RACE;
 }
@@ -141,25 +143,7 @@ GLOBAL int mapping_find(struct hold *h, __u32 now)
 	return GO_ON;
 }
 
-/* Makes the mapping of h->inside with the outside endpoint h->address, h->port, which
- * the caller took; E_EXIST if another CPU was faster. */
-static __always_inline int mapping_insert(struct hold *h)
-{
-	struct nat_mapping m = {.inside = h->inside,
-				.address = h->address,
-				.port = h->port,
-				.refs = 1 | h->filtering};
-	struct nat_mapping_key inside = h->inside;
-	int error = bpf_map_update_elem(&mappings, &inside, &m, BPF_NOEXIST);
-
-	if (!error) {
-		h->flags |= NAT_FLOW_MAPPED;
-		count_add(NAT_MAPPED);
-	}
-	return error;
-}
-
-/* Says whose the port is. Until then a packet to it finds nobody, as before. */
+/* Says whose the port is, for packets to it and for whoever finds its mapping. */
 static __always_inline void port_name(const struct hold *h, __u8 use)
 {
 	__u32 index = h->address;
@@ -174,11 +158,29 @@ static __always_inline void port_name(const struct hold *h, __u8 use)
 		slot_write(slot, value);
 }
 
+/* Makes the mapping of h->inside with the outside endpoint h->address, h->port, which
+ * the caller took and named; E_EXIST if another CPU was faster. */
+static __always_inline int mapping_insert(struct hold *h)
+{
+	struct nat_mapping m = {.address = h->address,
+				.port = h->port,
+				.refs = 1 | h->filtering | h->inside.class * REFS_CLASS};
+	struct nat_mapping_key inside = h->inside;
+	int error = bpf_map_update_elem(&mappings, &inside, &m, BPF_NOEXIST);
+
+	if (!error) {
+		h->flags |= NAT_FLOW_MAPPED;
+		count_add(NAT_MAPPED);
+	}
+	return error;
+}
+
 /*
  * Endpoint-independent: makes the mapping of h->inside with the port of h->address that
  * the caller took. Two CPUs may do it at once: both took a port, one inserts; the
- * other gives its port back and holds the winner's mapping. A port is named after its
- * mapping is in, which is safe from the sweep by the reference that came with it.
+ * other gives its port back and holds the winner's mapping. A port is named before its
+ * mapping is in: whoever finds that looks at the name. Packets to the port find no
+ * mapping meanwhile, and are refused.
  */
 GLOBAL int mapping_make(struct hold *h, __u32 now)
 {
@@ -186,15 +188,30 @@ GLOBAL int mapping_make(struct hold *h, __u32 now)
 
 	if (!h)
 		return NAT_DROP_BYPASS;
+	port_name(h, NAT_SLOT_MAPPING);
 	error = mapping_insert(h);
-	if (!error) {
-		port_name(h, NAT_SLOT_MAPPING);
+	if (!error)
 		return GO_ON;
-	}
 	port_give(h->address, h->inside.class, bpf_ntohs(h->port));
 	if (error == E_TOO_BIG)
 		return NAT_DROP_MAPPINGS_FULL;
 	return mapping_find(h, now) == GO_ON ? GO_ON : NAT_DROP_RACE;
+}
+
+/* The caller's whole address is free again: port_give for pools without ports. */
+static __always_inline void address_give(__u32 index)
+{
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	struct nat_slot *slot = address ? port_slot(index, address, NAT_OTHER, 0) : NULL;
+	struct nat_slot nobody = {};
+	struct nat_ports *ports;
+	__u32 zero = 0;
+
+	ports = bpf_map_lookup_elem(&free_addresses, &zero);
+	if (!slot || !ports)
+		return;
+	slot_write(slot, nobody);
+	bit_give(ports, index);
 }
 
 /* For a pool without ports, whose addresses are first and the next: the mapping of the
@@ -216,12 +233,11 @@ GLOBAL int mapping_take_address(struct hold *h, __u32 first, __u32 count, __u32 
 			return NAT_DROP_NO_ADDRESS;
 		h->address = index;
 		h->port = 0;
+		port_name(h, NAT_SLOT_MAPPING);
 		error = mapping_insert(h);
-		if (!error) {
-			port_name(h, NAT_SLOT_MAPPING);
+		if (!error)
 			return GO_ON;
-		}
-		bit_give(ports, index);
+		address_give(index);
 		if (error == E_TOO_BIG)
 			return NAT_DROP_MAPPINGS_FULL;
 	}
@@ -453,7 +469,7 @@ GLOBAL int hold_drop(const struct hold *h, __be32 remote, __u32 now)
 			mapping_put(m, now);
 	}
 	if (h->flags & NAT_FLOW_PORT)
-		port_rest(&inside, h->address, h->port, now);
+		port_rest(inside.class, h->address, h->port, now);
 	if (h->flags & NAT_FLOW_SOURCE) {
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)

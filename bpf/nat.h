@@ -15,7 +15,7 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 1, /* number of this contract */
+	NAT_ABI = 2, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of outside addresses, struct nat_address */
@@ -193,9 +193,10 @@ struct nat_flow {
 
 /*
  * RFC 4787 REQ-1: an inside endpoint and the outside endpoint that it has for as
- * long as the mapping lives. refs counts sessions in its low 24 bits. The inside
- * endpoint is repeated in the value: memory of a removed element is used again at
- * once, so who takes a reference checks afterwards that it is the right one.
+ * long as the mapping lives. refs counts sessions in its low 24 bits. Memory of a
+ * removed element is used again at once, so who takes a reference checks afterwards
+ * that it is the right one: by the slot of the outside endpoint, which names the
+ * inside one.
  */
 struct nat_mapping_key {
 	struct nat_addr addr;
@@ -207,13 +208,13 @@ struct nat_mapping_key {
 enum nat_refs {
 	NAT_REFS_COUNT = 0x00ffffff,
 	NAT_REFS_FILTERING = 0x03000000, /* enum nat_filtering_mode << 24 */
+	NAT_REFS_CLASS = 0x0c000000,     /* of a mapping: enum nat_class << 26 */
 	NAT_REFS_AGAIN = 0x10000000,  /* in use again since it was queued: its rest begins anew */
 	NAT_REFS_QUEUED = 0x40000000, /* is in mapping_queue: its port rests or will */
 	NAT_REFS_GONE = 0x80000000,   /* being removed: as if not there */
 };
 
 struct nat_mapping {
-	struct nat_mapping_key inside;
 	__u16 address; /* index of the outside address */
 	__be16 port;
 	__u32 refs; /* enum nat_refs */
@@ -265,7 +266,7 @@ struct nat_source_key {
 };
 
 struct nat_source {
-	struct nat_addr addr; /* repeated, as in nat_mapping */
+	struct nat_addr addr; /* repeated, to be compared by who takes a reference */
 	__u16 realm;
 	__u16 address; /* index, valid if the realm is a pool */
 	__u32 refs;    /* enum nat_refs */
@@ -281,7 +282,7 @@ struct nat_contact_key {
 };
 
 struct nat_contact {
-	struct nat_contact_key key; /* repeated, as in nat_mapping */
+	struct nat_contact_key key; /* repeated, as in nat_source */
 	__u32 refs;                 /* enum nat_refs */
 };
 
@@ -441,12 +442,12 @@ struct nat_stats {
 	__u64 events_lost;            /* no room in the ring buffer */
 };
 
-/* An entry of mapping_queue: a mapping without sessions, whose port rests. */
+/* An entry of mapping_queue: a port that rests, of a mapping without sessions (which its
+ * slot leads to) or of a session that had it without one. */
 struct nat_resting {
-	struct nat_mapping_key inside;
 	__u16 address;
 	__be16 port;
-	__u32 since; /* ticks */
+	__u32 since; /* ticks, with enum nat_class in the place of the low two bits */
 };
 
 /* A fragmented datagram whose first fragment was translated. */
@@ -482,7 +483,7 @@ struct nat_event {
 NAT_ASSERT(sizeof(struct nat_flow_key) == 16);
 NAT_ASSERT(sizeof(struct nat_flow) == 64);
 NAT_ASSERT(sizeof(struct nat_mapping_key) == 8);
-NAT_ASSERT(sizeof(struct nat_mapping) == 16);
+NAT_ASSERT(sizeof(struct nat_mapping) == 8);
 NAT_ASSERT(sizeof(struct nat_slot) == 8);
 NAT_ASSERT(sizeof(struct nat_source) == 16);
 NAT_ASSERT(sizeof(struct nat_contact_key) == 12);
@@ -492,7 +493,8 @@ NAT_ASSERT(sizeof(struct nat_link) == 20);
 NAT_ASSERT(sizeof(struct nat_rule) == 36);
 NAT_ASSERT(sizeof(struct nat_destination_key) == 16);
 NAT_ASSERT(sizeof(struct nat_origin_key) == 12);
-NAT_ASSERT(sizeof(struct nat_resting) == 16);
+NAT_ASSERT(sizeof(struct nat_resting) == 8);
+NAT_ASSERT(NAT_OTHER < 4);
 NAT_ASSERT(NAT_TIMEOUTS <= NAT_FLOW_TIMEOUT + 1);
 
 #endif

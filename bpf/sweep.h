@@ -226,60 +226,53 @@ static __always_inline enum sweep_rest sweep_mapping(struct nat_mapping *m)
 	return REST_AGAIN; /* fought over, so in use */
 }
 
-static __always_inline void sweep_give(const struct nat_resting *r)
-{
-	struct nat_address *address;
-	struct nat_slot *slot, nobody = {};
-	struct nat_ports *ports;
-	__u32 index = r->address, zero = 0;
-
-	if (r->inside.class < NAT_PORT_CLASSES) {
-		port_give(index, r->inside.class, bpf_ntohs(r->port));
-		return;
-	}
-	address = bpf_map_lookup_elem(&addresses, &index);
-	slot = address ? port_slot(index, address, NAT_OTHER, 0) : NULL;
-	ports = bpf_map_lookup_elem(&free_addresses, &zero);
-	if (!slot || !ports)
-		return;
-	slot_write(slot, nobody);
-	bit_give(ports, index);
-}
-
 /* The head of the queue, if it has rested; 1 ends. */
 static long sweep_rested(__u32 n, struct slice *s)
 {
-	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], index;
+	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], index, class;
+	struct nat_mapping_key inside = {};
 	struct nat_resting r = {};
 	struct nat_mapping *m;
 	struct nat_address *address;
-	struct nat_slot *slot;
+	struct nat_slot *slot, value;
 	enum sweep_rest end = REST_OVER;
 
 	if (rest < NAT_DEAD_TICKS)
 		rest = NAT_DEAD_TICKS;
+	rest += 3; /* what since may be too early */
 	if (bpf_map_peek_elem(&mapping_queue, &r) || (__s32)(s->now - r.since) <= (__s32)rest)
 		return 1;
 	bpf_map_pop_elem(&mapping_queue, &r);
 	index = r.address;
+	class = r.since & 3;
 	address = bpf_map_lookup_elem(&addresses, &index);
-	slot = address ? port_slot(index, address, r.inside.class, bpf_ntohs(r.port)) : NULL;
-	if (!slot || slot_read(slot).used != NAT_SLOT_SESSION) {
-		m = bpf_map_lookup_elem(&mappings, &r.inside);
+	slot = address ? port_slot(index, address, class, bpf_ntohs(r.port)) : NULL;
+	if (!slot)
+		return 0; /* cannot happen: indices are for life */
+	value = slot_read(slot);
+	if (value.used == NAT_SLOT_MAPPING) {
+		inside.addr = value.addr;
+		inside.port = value.port;
+		inside.class = class;
+		inside.realm = value.realm;
+		m = bpf_map_lookup_elem(&mappings, &inside);
 		if (!m)
 			return 0; /* cannot happen: it is removed only here */
 		end = sweep_mapping(m);
 		if (end == REST_AGAIN) {
-			r.since = s->now;
+			r.since = (s->now & ~3) | class;
 			bpf_map_push_elem(&mapping_queue, &r, 0);
 			return 0;
 		}
 		if (end == REST_ENDED)
 			return 0;
-		bpf_map_delete_elem(&mappings, &r.inside);
+		bpf_map_delete_elem(&mappings, &inside);
 		count_add(NAT_UNMAPPED);
 	}
-	sweep_give(&r);
+	if (class < NAT_PORT_CLASSES)
+		port_give(index, class, bpf_ntohs(r.port));
+	else
+		address_give(index);
 	return 0;
 }
 

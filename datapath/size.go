@@ -41,8 +41,8 @@ func (s Size) entries() map[string]uint32 {
 // MemoryBytes is what the maps of this size take in the kernel, without those that
 // depend on the number of outside addresses (AddressBytes) and rules.
 func (s Size) MemoryBytes() int64 {
-	return hashBytes(2*s.Sessions, 16, 64) + hashBytes(s.Mappings, 8, 16) + hashBytes(s.Sources, 8, 16) +
-		hashBytes(s.Contacts, 12, 16) + int64(s.Sessions)*16 + int64(s.Mappings+s.Resting)*16
+	return hashBytes(2*s.Sessions, 16, 64) + hashBytes(s.Mappings, 8, 8) + hashBytes(s.Sources, 8, 16) +
+		hashBytes(s.Contacts, 12, 16) + int64(s.Sessions)*16 + int64(s.Mappings+s.Resting)*8
 }
 
 // AddressBytes is what one outside address with that many ports takes.
