@@ -61,12 +61,14 @@ func judgeBrNetfilter(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"functions on the IPv4 hooks", strconv.Itoa(n), "registered netfilter hooks"})
 	}
 	v.Why = "A frame from one port of a bridge to another needs no packet filter, and one that is routed is filtered anyway. With br_netfilter it goes through connection tracking and the IP rules in the bridge."
-	// Not among the settings that tune writes: whether rules here count on it can't be told.
-	remark := "# unless rules here filter or translate what is bridged:"
+	remark, condition := "# unless rules here filter or translate what is bridged:", "no rule here filters or translates what is bridged"
 	if f.docker() {
 		remark = "# unless Docker runs with icc=false or userland-proxy=false, which filter and translate between containers of one bridge:"
+		condition = "Docker runs with neither icc=false nor userland-proxy=false"
 	}
-	v.Remedy = []string{remark, f.set(f.local("net.bridge.bridge-nf-call-iptables", 0))}
+	off := f.local("net.bridge.bridge-nf-call-iptables", 0)
+	v.Remedy = []string{remark, f.set(off)}
+	v.Settings = []snapshot.Setting{provided(off, condition)}
 	v.Verify = []string{f.natkit("hooks"), f.natkit("profile --for 10s")}
 	return v
 }
@@ -79,7 +81,7 @@ func (f facts) kubernetes() bool {
 		}
 	}
 	for _, o := range f.Owners {
-		if o.Who == "kube-proxy" {
+		if o.Who == "kube-proxy" || o.Who == "k3s" || o.Who == "rke2" {
 			return true
 		}
 	}

@@ -37,6 +37,7 @@ func judgeAccounting(f facts) *verdict {
 			on = append(on, "nf_conntrack_"+key)
 			v.Evidence = append(v.Evidence, Evidence{s.Name, "1", fromSettings})
 			v.Remedy = append(v.Remedy, f.set(s))
+			v.Settings = append(v.Settings, provided(s, "no program here reads what entries count"))
 		}
 	}
 	if len(on) == 0 {

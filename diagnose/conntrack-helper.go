@@ -86,6 +86,7 @@ func judgeHelper(f facts) *verdict {
 		"and what it does not understand it may drop."
 	if on == 1 {
 		v.Remedy = append(v.Remedy, "# helpers by rules alone; rules for servers that need one come first:", f.set(automatic))
+		v.Settings = []snapshot.Setting{provided(automatic, "no server here needs a helper, or a rule gives it to those that do")}
 	}
 	v.Remedy = append(v.Remedy, "# see which rules give helpers, and delete those that no server needs; flows that have one keep it until they end:",
 		f.run("nft -a list ruleset"), f.run("iptables-save -t raw"))

@@ -74,8 +74,9 @@ func judgeInvalidReset(f facts) *verdict {
 	v.Why = "A segment outside of what connection tracking takes for the window is not translated back. It is then for an address of this machine, where no socket waits for it, and the answer is a reset, " +
 		"with numbers that end the connection at its sender."
 	v.Remedy = append([]string{"# leave windows to the ends of the connection:", f.set(liberal)}, f.dropInvalid("input")...)
-	if v.Severity >= Warning { // late packets of a busy gateway are no reason
-		v.Settings = []snapshot.Setting{liberal}
+	v.Settings = []snapshot.Setting{liberal}
+	if v.Severity < Warning { // late packets of a busy gateway are no reason
+		v.Settings[0].If = openConnections
 	}
 	v.Verify = f.look(f.run("conntrack -S"), f.run("nstat -az TcpOutRsts"))
 	return v
@@ -98,15 +99,23 @@ func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *
 		{liberal.Name, "0", fromSettings},
 	}
 	v.Why = "An answer that connection tracking takes for invalid is not translated back. It reaches the client with the server's own address, and the client, which knows of no such connection, answers with a reset."
+	log := f.local("net.netfilter.nf_conntrack_log_invalid", 6)
+	v.Settings = []snapshot.Setting{
+		provided(log, "the kernel's log may take a line for each invalid packet, until this is rolled back"),
+		provided(liberal, openConnections),
+	}
 	v.Remedy = []string{
 		"# see which packets they are, in the kernel's log (6 is TCP; 0 switches it off again):",
-		f.set(f.local("net.netfilter.nf_conntrack_log_invalid", 6)),
+		f.set(log),
 		"# where they are of open connections, leave windows to the ends:", f.set(liberal),
 	}
 	v.Remedy = append(v.Remedy, f.dropInvalid("forward")...)
 	v.Verify = f.look(f.run("conntrack -S"))
 	return v
 }
+
+// openConnections is what makes a liberal window the cure.
+const openConnections = "a capture or the kernel's log shows that these packets are of open connections"
 
 // dropInvalid is the other way: what is invalid goes no further than a hook.
 func (f facts) dropInvalid(hook string) []string {

@@ -55,8 +55,9 @@ func judgeNoMemory(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"memory available", fmt.Sprintf("%s of %s", amount(f.Host.AvailableBytes), amount(f.Host.MemoryBytes)), "/proc/meminfo"})
 	}
 	v.Why = "An entry is allocated while a packet is being received, where the kernel can't wait for memory to become free. When its reserve is used up, the packet is dropped."
-	v.Remedy = []string{"# a larger reserve for what can't wait (1 % of the memory, at most 512 MiB):",
-		fmt.Sprintf("sysctl -w vm.min_free_kbytes=%d", min(max(f.Host.MemoryBytes/100, 64<<20), 512<<20)>>10),
+	reserve := snapshot.Setting{Name: "vm.min_free_kbytes", Value: strconv.FormatUint(min(max(f.Host.MemoryBytes/100, 64<<20), 512<<20)>>10, 10)}
+	v.Settings = []snapshot.Setting{provided(reserve, "the programs here leave that much memory free: what the reserve takes they lose")}
+	v.Remedy = []string{"# a larger reserve for what can't wait (1 % of the memory, at most 512 MiB):", f.set(reserve),
 		"# and see what takes the memory:", "slabtop -o -s c", "ps aux --sort=-rss"}
 	v.Verify = f.look(f.run("conntrack -S"), "grep -E 'MemAvailable|MemFree' /proc/meminfo")
 	return v

@@ -62,8 +62,9 @@ func judgeEstablishedShort(f facts) *verdict {
 	}
 	v.Why = "When the entry of a translated connection is gone, a packet from outside is for this machine itself, which knows nothing of it and answers with a reset. Programs count on two hours and more, " +
 		"keepalive begins after two."
-	if v.Severity >= Warning { // a time-out that hurts nobody was somebody's choice
-		v.Settings = []snapshot.Setting{s}
+	v.Settings = []snapshot.Setting{s}
+	if v.Severity < Warning { // a time-out that hurts nobody was somebody's choice
+		v.Settings[0].If = "nobody chose the short time-out on purpose"
 	}
 	v.Remedy = []string{f.set(s), "# or let the programs that stay connected send keepalives more often than that (TCP_KEEPIDLE, ServerAliveInterval of ssh)"}
 	v.Verify = f.look(f.run("sysctl " + s.Name))

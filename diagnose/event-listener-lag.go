@@ -60,9 +60,11 @@ func judgeEventListener(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"net.netfilter.nf_conntrack_events", strconv.FormatInt(n, 10), fromSettings})
 	}
 	v.Why = "Each connection that begins, changes its state or ends is a message to every listener. What does not fit into a listener's buffer is lost to it; a listener that asked for reliable delivery keeps ended connections in the table until it reads."
+	room := snapshot.Setting{Name: "net.core.rmem_max", Value: "16777216"} // the host's
+	v.Settings = []snapshot.Setting{room}
 	v.Remedy = []string{
 		"# allow a larger buffer, then let the program ask for it (conntrackd: NetlinkBufferSize and NetlinkBufferSizeMaxGrowth; others: a restart after raising the default):",
-		"sysctl -w net.core.rmem_max=16777216",
+		f.set(room),
 		"# or make fewer events: only beginnings and ends, by a rule for new connections:",
 		f.run("nft add table inet natkit-events"),
 		f.run("nft " + quote("add chain inet natkit-events prerouting { type filter hook prerouting priority mangle; }")),

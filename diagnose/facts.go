@@ -313,6 +313,13 @@ func (f facts) local(name string, value uint64) snapshot.Setting {
 	return snapshot.Setting{Name: name, Value: strconv.FormatUint(value, 10), Netns: f.Netns.Name}
 }
 
+// provided is a setting that is right only if a condition holds which the facts
+// can't show.
+func provided(s snapshot.Setting, condition string) snapshot.Setting {
+	s.If = condition
+	return s
+}
+
 // look are the commands that show whether the cure worked.
 func (f facts) look(more ...string) []string {
 	return append([]string{f.natkit("doctor --for 10s")}, more...)

@@ -138,8 +138,12 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 	for _, s := range settings {
 		v.Remedy = append(v.Remedy, f.set(s))
 	}
-	if v.Severity >= Warning { // nothing begins to forward unasked
-		v.Settings = settings
+	v.Settings = settings
+	if v.Severity < Warning { // nothing begins to forward unasked
+		for i := range v.Settings {
+			v.Settings[i].If = "this machine is to forward packets"
+		}
+	} else {
 		v.Remedy = append(v.Remedy, "# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist"))
 	}
 	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
@@ -148,8 +152,8 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 
 // judgeForward6 knows of IPv6 what the tracer saw. The setting of all interfaces
 // decides; an interface's own makes it a router's only in what it advertises and
-// accepts. Nothing is planned for it: a machine that gets its default route from
-// router advertisements would lose it with forwarding on, and that is for its
+// accepts. Nothing is planned for it unasked: a machine that gets its default route
+// from router advertisements would lose it with forwarding on, and that is for its
 // owner to see.
 func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
 	const setting = "net.ipv6.conf.all.forwarding"
@@ -172,6 +176,7 @@ func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
 		"# with forwarding on, addresses and routes from router advertisements are taken only by interfaces with accept_ra=2: set that first where this machine has its own from there",
 		f.set(f.local(setting, 1)),
 	}
+	v.Settings = []snapshot.Setting{provided(f.local(setting, 1), "this machine takes no route of its own from router advertisements, or by an interface with accept_ra=2")}
 	v.Verify = f.look(f.run("sysctl "+setting), f.natkit("drops --for 10s"))
 	return v
 }

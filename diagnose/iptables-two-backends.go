@@ -36,6 +36,7 @@ func judgeTwoBackends(f facts) *verdict {
 		}
 		p := place{c.Hook, kind}
 		switch {
+		case c.Family == "ip6": // it has tables and programs of its own
 		case c.Backend == "iptables-legacy":
 			legacy[p] = append(legacy[p], c)
 		case c.Family == "ip" || c.Family == "inet":

@@ -81,9 +81,10 @@ func (f facts) judgeLocalnet(rows []snapshot.Drop) *verdict {
 		if known {
 			v.Evidence = append(v.Evidence, Evidence{"route_localnet of " + name, strconv.FormatInt(max(all, value), 10), fromSettings})
 		}
-		// No setting for tune, which makes no rules: without the rule before it, all
-		// that listens on 127.0.0.1 would be open to the network.
+		// Without the rule before it, all that listens on 127.0.0.1 would be open to the
+		// network, and tune makes no rules.
 		s := f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "route_localnet"), 1)
+		v.Settings = append(v.Settings, provided(s, "a rule drops before that what is sent to 127.0.0.0/8 directly, as in this finding's remedy"))
 		v.Remedy = append(v.Remedy,
 			"# keep out what is sent to 127.0.0.0/8 directly, before anything is translated:",
 			f.run("nft add table ip natkit-localnet"),
@@ -128,8 +129,10 @@ func (f facts) judgeOwnSource(rows []snapshot.Drop) *verdict {
 			v.Remedy = append(v.Remedy, "# whose they are: the sender's hardware address stands first:",
 				f.run(fmt.Sprintf("tcpdump -c 5 -eni %s src %s", quote(name), source)))
 		}
+		self := f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "accept_local"), 1)
+		v.Settings = append(v.Settings, provided(self, "this machine hands packets to itself on purpose"))
 		v.Remedy = append(v.Remedy, "# take the address away from the other machine, or stop what leads packets back. Only where this machine hands packets to itself on purpose, accept them:",
-			"# sysctl -w "+snapshot.SysctlName("net", "ipv4", "conf", name, "accept_local")+"=1")
+			"# "+f.set(self))
 	}
 	if len(v.Remedy) == 0 {
 		v.Remedy = []string{f.natkit("drops --for 10s")}

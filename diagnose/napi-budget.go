@@ -79,8 +79,11 @@ func judgeBudget(f facts) *verdict {
 	for _, s := range settings {
 		v.Remedy = append(v.Remedy, f.set(s))
 	}
-	if v.Severity >= Warning {
-		v.Settings = settings
+	v.Settings = settings
+	if v.Severity < Warning {
+		for i := range v.Settings {
+			v.Settings[i].If = "programs here may wait longer for a processor that receives"
+		}
 	}
 	v.Verify = f.look("cat /proc/net/softnet_stat")
 	return v

@@ -116,8 +116,11 @@ func judgeRPFilter(f facts) *verdict {
 	default:
 		v.Remedy = append(v.Remedy, "# find the interface, then loosen its filter:", f.run("sysctl -ar '\\.rp_filter$'"), f.natkit("drops --for 10s"))
 	}
-	if v.Severity >= Warning { // a filter that drops a trickle is not loosened unasked
-		v.Settings = settings
+	v.Settings = settings
+	if v.Severity < Warning { // a filter that drops a trickle is not loosened unasked
+		for i := range v.Settings {
+			v.Settings[i].If = "packets from there are meant to come in by this interface"
+		}
 	}
 	v.Verify = f.look(f.run("nstat -az TcpExtIPReversePathFilter"))
 	return v

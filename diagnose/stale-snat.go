@@ -15,7 +15,7 @@ var staleSNAT = Cause{
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "After the outside address changed, or the way out did, some flows stay dead until they pause for minutes: VPNs, SIP registrations, games, DNS forwarders; others work.",
-	Proof: fmt.Sprintf("Entries translate sources to an IPv4 address that no interface here has and no rule gives: flows of it that sent in the last %d s are critical from %d on, fewer are a warning; without any it is advice.",
+	Proof: fmt.Sprintf("Entries translate sources to an address that no interface here has and no rule gives: flows of it that sent in the last %d s are critical from %d on, fewer are a warning; without any it is advice.",
 		snapshot.RecentSeconds, fewFailures),
 	Lookalike: "A pool of addresses that is routed here without being on an interface: its rule names it. Rules whose addresses can't be read (maps) are not judged, nor are flows in zones. " +
 		"Masquerading cleans up by itself when an address goes (it does on Linux 6.18; flows translated by a fixed address stay, and those of a masquerade that became a fixed address).",
@@ -30,7 +30,7 @@ func judgeStaleSNAT(f facts) *verdict {
 	var flows, recent uint64
 	var gone []snapshot.OutsideUse
 	for _, u := range f.Conntrack.Table.Outsides {
-		if u.Entries >= implausible || u.Recent > u.Entries || !u.Addr.Is4() || f.own(u.Addr) || f.given(u.Addr) {
+		if u.Entries >= implausible || u.Recent > u.Entries || !u.Addr.IsValid() || f.own(u.Addr) || f.given(u.Addr) {
 			continue
 		}
 		gone = append(gone, u)
@@ -64,13 +64,27 @@ func judgeStaleSNAT(f facts) *verdict {
 	v.Why = "The translation of a flow is decided with its first packet. Answers to the old address do not come here any more, while the flow's own packets renew its entry."
 	v.Remedy = []string{"# remove these entries; the next packet asks the rules anew:"}
 	for _, u := range gone {
-		v.Remedy = append(v.Remedy, f.run("conntrack -D -q "+u.Addr.String()))
+		v.Remedy = append(v.Remedy, f.run("conntrack -D"+conntrackFamily(u.Addr)+" -q "+u.Addr.String()))
 	}
-	v.Verify = f.look(f.run("conntrack -L -q " + gone[0].Addr.String()))
+	v.Verify = f.look(f.run("conntrack -L" + conntrackFamily(gone[0].Addr) + " -q " + gone[0].Addr.String()))
 	return v
 }
 
-// rulesKnown says whether surely all rules for IPv4 were read.
+// conntrackFamily is the option of conntrack(8) for entries with such an address;
+// without one it takes those of IPv4.
+func conntrackFamily(a netip.Addr) string {
+	if a.Is6() {
+		return " -f ipv6"
+	}
+	return ""
+}
+
+// concerns says whether packets with such an address meet a chain.
+func concerns(c snapshot.Chain, a netip.Addr) bool {
+	return c.Family != "ip" && a.Is6() || c.Family != "ip6" && a.Is4()
+}
+
+// rulesKnown says whether surely all rules were read.
 func (f facts) rulesKnown() bool {
 	if f.Chains == nil || len(f.Chains) >= snapshot.MaxChains {
 		return false
@@ -86,7 +100,7 @@ func (f facts) rulesKnown() bool {
 // given says whether a rule here may give sources an address.
 func (f facts) given(addr netip.Addr) bool {
 	for _, c := range f.Chains {
-		if c.SNATUnknown {
+		if c.SNATUnknown && concerns(c, addr) {
 			return true
 		}
 		for _, r := range c.SNATTo {

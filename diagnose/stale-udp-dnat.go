@@ -18,7 +18,7 @@ var staleUDPDNAT = Cause{
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops},
 	Symptom:    "After a container, pod or backend was replaced, some clients get no answer any more, and others that start anew do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or is restarted.",
-	Proof: fmt.Sprintf("IPv4 UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
+	Proof: fmt.Sprintf("UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
 		"today, and found no socket; or the tracer saw packets of such flows, answered once or not, that found no neighbour or route where they were translated to. From %d flows or lost packets on critical.", snapshot.RecentSeconds, fewFailures),
 	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered and whose packets are not seen to be lost: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged, nor is what IPVS translates.",
 	Cure:      "Removing exactly these entries. Whoever changes the rules has to do that each time: kube-proxy and Docker mean to, hand-made rules do not.",
@@ -33,7 +33,7 @@ func judgeStaleDNAT(f facts) *verdict {
 	var flows uint64
 	untranslated := false
 	for _, u := range f.Conntrack.Table.Unanswered {
-		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.Addr().Is4() || !u.Target.IsValid() {
+		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() {
 			continue
 		}
 		if u.Target == u.Dest {
@@ -86,7 +86,7 @@ func judgeStaleDNAT(f facts) *verdict {
 	v.Remedy = []string{"# remove these entries; the next packet asks the rules anew:"}
 	seen := map[string]bool{}
 	for _, u := range stale {
-		command := fmt.Sprintf("conntrack -D -p udp -d %s --dport %d", u.Dest.Addr(), u.Dest.Port())
+		command := fmt.Sprintf("conntrack -D%s -p udp -d %s --dport %d", conntrackFamily(u.Dest.Addr()), u.Dest.Addr(), u.Dest.Port())
 		if u.Target != u.Dest {
 			command += fmt.Sprintf(" -r %s", u.Target.Addr())
 		}
@@ -111,7 +111,7 @@ func (f facts) lostOnTheWay() (lost uint64, rows []snapshot.Drop, flows []snapsh
 				packet, ok1 := parseSample(sample)
 				flow, ok2 := parseFlow(sample)
 				target, dest := packet.dest, flow.dest
-				if !ok1 || !ok2 || packet.protocol != "udp" || !dest.Addr().Is4() || target == dest ||
+				if !ok1 || !ok2 || packet.protocol != "udp" || target == dest ||
 					f.own(target.Addr()) || !f.targetGone(target) || !f.wouldTranslate(dest) && !f.onlyRulesTranslate() {
 					continue
 				}
@@ -149,7 +149,7 @@ func goesOn(flows uint64) string {
 // targetGone says whether surely no rule leads to a target any more.
 func (f facts) targetGone(target netip.AddrPort) bool {
 	for _, c := range f.Chains {
-		if c.DNATUnknown {
+		if c.DNATUnknown && concerns(c, target.Addr()) {
 			return false
 		}
 		for _, t := range c.DNATTo {
@@ -175,7 +175,7 @@ func (f facts) wouldTranslate(dest netip.AddrPort) bool {
 	for _, c := range f.Chains {
 		for _, t := range c.DNATTo {
 			if t.Protocol == "udp" && t.DestPorts.Min > 0 && t.DestPorts.Min <= dest.Port() && dest.Port() <= t.DestPorts.Max &&
-				(t.Dest == dest.Addr() || !t.Dest.IsValid() && f.own(dest.Addr())) {
+				(t.Dest == dest.Addr() || !t.Dest.IsValid() && t.First.Is6() == dest.Addr().Is6() && f.own(dest.Addr())) {
 				return true
 			}
 		}

@@ -95,7 +95,8 @@ func judgeSYNFlood(f facts) *verdict {
 		v.Remedy = append(v.Remedy, f.run("conntrack -D -p tcp --state SYN_SENT"))
 	}
 	if hasDest {
-		v.Remedy = append(v.Remedy, f.synproxy(dest.Addr)...)
+		proxy, settings := f.synproxy(dest.Addr)
+		v.Remedy, v.Settings = append(v.Remedy, proxy...), append(v.Settings, settings...)
 	} else {
 		v.Remedy = append(v.Remedy, "# no single destination: see which service it is for, then put SYNPROXY before it:", f.natkit("conntrack top --by destination"))
 	}
@@ -106,7 +107,7 @@ func judgeSYNFlood(f facts) *verdict {
 // synproxy is the kernel's SYNPROXY before the TCP services of an address. A
 // service that is published by a destination translation can't have it here: the
 // proxy would answer before the translation.
-func (f facts) synproxy(service netip.Addr) []string {
+func (f facts) synproxy(service netip.Addr) (remedy []string, settings []snapshot.Setting) {
 	family, hook := "ip", "forward"
 	if service.Is6() {
 		family = "ip6"
@@ -117,7 +118,7 @@ func (f facts) synproxy(service netip.Addr) []string {
 				f.run("nft add table " + family + " natkit-guard"),
 				f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
 				f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s daddr %s tcp flags & (fin|syn|rst|ack) == syn limit rate over 1000/second drop", family, family, service))),
-			}
+			}, nil
 		}
 		hook = "input"
 	}
@@ -136,7 +137,7 @@ func (f facts) synproxy(service netip.Addr) []string {
 		rule(hook, "ct state invalid drop"),
 		"# and when it is over:",
 		f.run("nft delete table " + family + " natkit-synproxy"),
-	}
+	}, []snapshot.Setting{provided(loose, "the rules of SYNPROXY in this finding's remedy are made as well")}
 }
 
 // translatesDestinations says whether a rule here leads packets to another address.

@@ -112,6 +112,10 @@ func TestInvalidReset(t *testing.T) {
 
 func TestStaleSNAT(t *testing.T) {
 	const code = "stale-snat"
+	six := func(s *snapshot.Snapshot) {
+		link(s, "eth0").Addresses = append(link(s, "eth0").Addresses, prefixes("2001:db8:1::1/64")...)
+		s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("2001:db8:1::1"), Entries: 900, Recent: 90}, {Addr: addr("2001:db8::7"), Entries: 40, Recent: 12}}
+	}
 	last := func(recent uint64) func(s *snapshot.Snapshot) {
 		return func(s *snapshot.Snapshot) { s.Conntrack.Table.Outsides[1].Recent = recent }
 	}
@@ -123,6 +127,16 @@ func TestStaleSNAT(t *testing.T) {
 			s.Chains[0].SNATTo = []snapshot.AddrRange{{First: addr("198.51.100.5"), Last: addr("198.51.100.8")}}
 		}), ""},
 		{"addresses from a map", also(code, func(s *snapshot.Snapshot) { s.Chains[0].SNATUnknown = true }), ""},
+		{"of IPv6", also(code, six), "critical " + code},
+		{"of IPv6, a pool that is routed here", also(code, six, func(s *snapshot.Snapshot) {
+			s.Chains[0].SNATTo = []snapshot.AddrRange{{First: addr("2001:db8::1"), Last: addr("2001:db8::ff")}}
+		}), ""},
+		{"of IPv6, IPv4 addresses from a map", also(code, six, func(s *snapshot.Snapshot) {
+			s.Chains[0].Family, s.Chains[0].SNATUnknown = "ip", true
+		}), "critical " + code},
+		{"of IPv6, addresses from a map", also(code, six, func(s *snapshot.Snapshot) {
+			s.Chains[0].Family, s.Chains[0].SNATUnknown = "inet", true
+		}), ""},
 		{"rules not known", also(code, func(s *snapshot.Snapshot) { s.Chains = nil }), ""},
 		{"interfaces not known", also(code, func(s *snapshot.Snapshot) { s.Interfaces = nil }), ""},
 		{"an address of an interface that is down", also(code, func(s *snapshot.Snapshot) {
@@ -137,6 +151,12 @@ func TestStaleUDPDNAT(t *testing.T) {
 		return func(s *snapshot.Snapshot) { s.Conntrack.Table.Unanswered = u }
 	}
 	own := unanswered("udp", "203.0.113.9", "198.51.100.1:53", "198.51.100.1:53", 5, 5)
+	six := func(s *snapshot.Snapshot) {
+		link(s, "eth0").Addresses = append(link(s, "eth0").Addresses, prefixes("2001:db8:1::1/64")...)
+		c := &s.Chains[len(s.Chains)-1] // the example's rule
+		c.Family, c.DNATTo[0].AddrRange = "ip6", one("fd00::54")
+		only(unanswered("udp", "2001:db8:9::9", "[2001:db8:1::1]:53", "[fd00::53]:53", 5, 5))(s)
+	}
 	noSocket := func(dest string) func(s *snapshot.Snapshot) {
 		return func(s *snapshot.Snapshot) {
 			d := drop(9, snapshot.CauseNone, "eth0", sample("udp 203.0.113.9:999 -> "+dest))
@@ -174,6 +194,16 @@ func TestStaleUDPDNAT(t *testing.T) {
 			s.Hooks = append(s.Hooks, snapshot.Hook{Family: "ipv4", Hook: "input", Function: "ip_vs_in_hook"})
 		}), ""},
 		{"a service of kube-proxy's rules", also(code, only(unanswered("udp", "203.0.113.9", "10.96.0.10:53", "10.244.0.4:53", 5, 5))), "critical " + code},
+		{"of IPv6", also(code, six), "critical " + code},
+		{"of IPv6, beside a rule for IPv4 from a map", also(code, six, func(s *snapshot.Snapshot) { s.Chains[0].Family, s.Chains[0].DNATUnknown = "ip", true }), "critical " + code},
+		{"of IPv6, a rule from a map", also(code, six, func(s *snapshot.Snapshot) { s.Chains[0].Family, s.Chains[0].DNATUnknown = "ip6", true }), ""},
+		{"of IPv6, the rule's backend is dead", also(code, six, only(unanswered("udp", "2001:db8:9::9", "[2001:db8:1::1]:53", "[fd00::54]:53", 5, 5))), ""},
+		{"of IPv6, from before there was a rule", also(code, six, only(unanswered("udp", "2001:db8:9::9", "[2001:db8:1::1]:53", "[2001:db8:1::1]:53", 5, 5)), noSocket("[2001:db8:1::1]:53")), "critical " + code},
+		{"of IPv6, a rule for IPv4 is no rule for it", also(code, six, func(s *snapshot.Snapshot) { s.Chains[len(s.Chains)-1].DNATTo[0].AddrRange = one("192.168.1.54") },
+			only(unanswered("udp", "2001:db8:9::9", "[2001:db8:1::1]:53", "[2001:db8:1::1]:53", 5, 5)), noSocket("[2001:db8:1::1]:53")), ""},
+		{"of IPv6, answered once, and its neighbour is gone", also(code, six, only(), func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(70, snapshot.CauseNeighbour, "eth1", sample("udp [2001:db8:9::9]:999 -> [fd00::53]:53 (flow [2001:db8:9::9]:999 -> [2001:db8:1::1]:53)")))
+		}), "critical " + code},
 		{"absurd", also(code, only(snapshot.UnansweredUse{Protocol: "udp", Recent: 1 << 60}, snapshot.UnansweredUse{Protocol: "udp", Recent: 5})), ""},
 	})
 }

@@ -247,9 +247,9 @@ func standard(verdict int32) []byte {
 }
 
 func (r iptRule) bytes() []byte {
-	b := make([]byte, iptEntryLen)
+	b := make([]byte, ipt4.entry)
 	b[0] = r.source
-	binary.NativeEndian.PutUint64(b[iptCounters:], r.packets)
+	binary.NativeEndian.PutUint64(b[ipt4.counters:], r.packets)
 	extension := func(name string, info []byte) {
 		e := make([]byte, xtTargetLen, xtTargetLen+len(info)+8)
 		copy(e[xtNameOffset:], name)
@@ -263,9 +263,9 @@ func (r iptRule) bytes() []byte {
 	for _, m := range r.matches {
 		extension(m, make([]byte, 16))
 	}
-	binary.NativeEndian.PutUint16(b[iptTargetOffset:], uint16(len(b)))
+	binary.NativeEndian.PutUint16(b[ipt4.target:], uint16(len(b)))
 	extension(r.target, r.info)
-	binary.NativeEndian.PutUint16(b[iptNextOffset:], uint16(len(b)))
+	binary.NativeEndian.PutUint16(b[ipt4.next:], uint16(len(b)))
 	return b
 }
 
@@ -301,7 +301,7 @@ func iptTable() (iptInfo, []byte) {
 
 func TestParseIPTable(t *testing.T) {
 	info, entries := iptTable()
-	got, err := parseIPTable("filter", info, entries)
+	got, err := ipt4.parse("filter", info, entries)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,12 +335,12 @@ func TestParseIPTableRefuses(t *testing.T) {
 		want   string
 	}{
 		{"cut", func(b []byte) []byte { return b[:len(b)-20] }, "left"},
-		{"no next", func(b []byte) []byte { b[iptNextOffset], b[iptNextOffset+1] = 0, 0; return b }, "target at"},
-		{"target before the entry", func(b []byte) []byte { b[iptTargetOffset] = 4; return b }, "target at 4"},
+		{"no next", func(b []byte) []byte { b[ipt4.next], b[ipt4.next+1] = 0, 0; return b }, "target at"},
+		{"target before the entry", func(b []byte) []byte { b[ipt4.target] = 4; return b }, "target at 4"},
 		{"starts outside of a chain", func(b []byte) []byte { return iptRule{info: standard(-2)}.bytes() }, "in no chain"},
 		{"match without length", func([]byte) []byte {
 			b := iptRule{matches: []string{"x"}, info: standard(-2)}.bytes()
-			b[iptEntryLen], b[iptEntryLen+1] = 0, 0
+			b[ipt4.entry], b[ipt4.entry+1] = 0, 0
 			return b
 		}, "match at 112"},
 	} {
@@ -348,11 +348,11 @@ func TestParseIPTableRefuses(t *testing.T) {
 		if c.name == "starts outside of a chain" {
 			where = iptInfo{}
 		}
-		if _, err := parseIPTable("filter", where, c.damage(append([]byte{}, entries...))); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := ipt4.parse("filter", where, c.damage(append([]byte{}, entries...))); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
 	}
-	if got, err := parseIPTable("filter", iptInfo{}, nil); err != nil || len(got) != 0 {
+	if got, err := ipt4.parse("filter", iptInfo{}, nil); err != nil || len(got) != 0 {
 		t.Errorf("empty table: %v, %v", got, err)
 	}
 }
@@ -384,7 +384,9 @@ func FuzzChains(f *testing.F) {
 	f.Add(entries, info.hookEntry[2], info.underflow[2])
 	f.Add(ruleOf(f, "filter", "forward", counter(5), verdict(0), compatTarget("SNAT", natRange(2, 1, 2))), uint32(0), uint32(0))
 	f.Fuzz(func(t *testing.T, b []byte, entry, underflow uint32) {
-		parseIPTable("nat", iptInfo{validHooks: 4, hookEntry: [5]uint32{2: entry}, underflow: [5]uint32{2: underflow}}, b)
+		for _, l := range []*iptLayout{&ipt4, &ipt6} {
+			l.parse("nat", iptInfo{validHooks: 4, hookEntry: [5]uint32{2: entry}, underflow: [5]uint32{2: underflow}}, b)
+		}
 		set := nftRuleset{chains: map[nftKey]int{{2, "filter", "forward"}: 0}, dormant: map[nftKey]bool{}, out: make([]snapshot.Chain, 1)}
 		set.addRule(2, b)
 		set.addChain(2, b)

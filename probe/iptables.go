@@ -42,48 +42,71 @@ func iptablesLegacy() source {
 	}
 }
 
-// readIPTables returns the IPv4 chains with the totals of their counters.
+// readIPTables returns the chains, of IPv4 and then of IPv6, with the totals of
+// their counters.
 func readIPTables(v *view) ([]snapshot.Chain, error) {
-	names, err := v.readNet("ip_tables_names")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // ip_tables is not there
-	}
-	if err != nil {
-		return nil, err
-	}
 	var out []snapshot.Chain
-	for _, table := range strings.Fields(names) {
-		info, entries, err := getIPTable(table)
-		if err != nil {
-			return nil, fmt.Errorf("read iptables-legacy table %q: %w", table, err)
+	for _, l := range []*iptLayout{&ipt4, &ipt6} {
+		names, err := v.readNet(l.names)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // ip_tables or ip6_tables is not there
 		}
-		chains, err := parseIPTable(table, info, entries)
 		if err != nil {
-			return nil, fmt.Errorf("read iptables-legacy table %q: %w", table, err)
+			return nil, err
 		}
-		out = append(out, chains...)
+		for _, table := range strings.Fields(names) {
+			info, entries, err := l.get(table)
+			if err != nil {
+				return nil, fmt.Errorf("read %s table %q: %w", l.program, table, err)
+			}
+			chains, err := l.parse(table, info, entries)
+			if err != nil {
+				return nil, fmt.Errorf("read %s table %q: %w", l.program, table, err)
+			}
+			out = append(out, chains...)
+		}
 	}
 	return out, nil
 }
 
-// Layout of linux/netfilter_ipv4/ip_tables.h and x_tables.h. Fields of fixed
+// iptLayout is what differs between linux/netfilter_ipv4/ip_tables.h and
+// linux/netfilter_ipv6/ip6_tables.h: where an entry has what. Fields of fixed
 // size: it is the same on every 64-bit machine.
+type iptLayout struct {
+	program, family, names string
+	domain, level          int // of the socket that is asked
+
+	entry    int // length of an entry
+	ip       int // of its first part: the condition on addresses, interfaces, protocol
+	address  int // of an address
+	dest     int // within that: destination, its mask, protocol, what is inverted
+	destMask int
+	protocol int
+	inverted int
+	target   int // offsets of the target and of the next entry
+	next     int
+	counters int // packets, bytes
+}
+
+var (
+	ipt4 = iptLayout{
+		program: "iptables-legacy", family: "ip", names: "ip_tables_names", domain: unix.AF_INET, level: unix.SOL_IP,
+		entry: 112, ip: 84, address: 4, dest: 4, destMask: 12, protocol: 80, inverted: 83, target: 88, next: 90, counters: 96,
+	}
+	ipt6 = iptLayout{
+		program: "ip6tables-legacy", family: "ip6", names: "ip6_tables_names", domain: unix.AF_INET6, level: unix.SOL_IPV6,
+		entry: 168, ip: 136, address: 16, dest: 16, destMask: 48, protocol: 128, inverted: 132, target: 140, next: 142, counters: 152,
+	}
+)
+
+// What both have alike, and x_tables.h.
 const (
 	iptSoGetInfo    = 64
 	iptSoGetEntries = 65
 
 	iptInfoLen       = 84 // name[32] valid_hooks hook_entry[5] underflow[5] num_entries size
 	iptGetEntriesLen = 40 // name[32] size, padding
-	iptEntryLen      = 112
-	iptEntryIP       = 84 // struct ipt_ip; the condition on addresses, interfaces, protocol
-	iptDest          = 4  // within it: destination, its mask, protocol, what is inverted
-	iptDestMask      = 12
-	iptProtocol      = 80
-	iptInverted      = 83
-	iptInvertDest    = 1 << 4 // IPT_INV_DSTIP
-	iptTargetOffset  = 88
-	iptNextOffset    = 90
-	iptCounters      = 96 // packets, bytes
+	iptInvertDest    = 1 << 4
 	xtTargetLen      = 32 // size, name[29], revision
 	xtNameOffset     = 2
 	xtNameLen        = 29
@@ -99,10 +122,10 @@ type iptInfo struct {
 	size       uint32
 }
 
-// getIPTable asks for a table that exists. It may be replaced between the two
+// get asks for a table that exists. It may be replaced between the two
 // questions, which the kernel answers with EAGAIN.
-func getIPTable(table string) (iptInfo, []byte, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+func (l *iptLayout) get(table string) (iptInfo, []byte, error) {
+	fd, err := unix.Socket(l.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return iptInfo{}, nil, err
 	}
@@ -110,7 +133,7 @@ func getIPTable(table string) (iptInfo, []byte, error) {
 	for range 5 {
 		var raw [iptInfoLen]byte
 		copy(raw[:31], table)
-		if err := getsockopt(fd, iptSoGetInfo, raw[:]); err != nil {
+		if err := getsockopt(fd, l.level, iptSoGetInfo, raw[:]); err != nil {
 			return iptInfo{}, nil, err
 		}
 		info := parseIPTInfo(raw[:])
@@ -120,7 +143,7 @@ func getIPTable(table string) (iptInfo, []byte, error) {
 		b := make([]byte, iptGetEntriesLen+int(info.size))
 		copy(b[:31], table)
 		binary.NativeEndian.PutUint32(b[32:], info.size)
-		switch err := getsockopt(fd, iptSoGetEntries, b); err {
+		switch err := getsockopt(fd, l.level, iptSoGetEntries, b); err {
 		case nil:
 			return info, b[iptGetEntriesLen:], nil
 		case unix.EAGAIN:
@@ -131,9 +154,9 @@ func getIPTable(table string) (iptInfo, []byte, error) {
 	return iptInfo{}, nil, errInterrupted
 }
 
-func getsockopt(fd, option int, b []byte) error {
+func getsockopt(fd, level, option int, b []byte) error {
 	size := uint32(len(b))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_IP, uintptr(option),
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
 		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
 	runtime.KeepAlive(b)
 	if errno != 0 {
@@ -157,11 +180,11 @@ var iptHooks = [5]struct{ chain, hook string }{
 	{"PREROUTING", "prerouting"}, {"INPUT", "input"}, {"FORWARD", "forward"}, {"OUTPUT", "output"}, {"POSTROUTING", "postrouting"},
 }
 
-// parseIPTable reads the entries of a table. They are one list: a built-in chain
+// parse reads the entries of a table. They are one list: a built-in chain
 // begins at the offset of its hook and ends with its policy; a chain of the user
 // begins with an entry whose target is ERROR and holds the chain's name, and
 // ends with an entry that returns; one more ERROR ends the list.
-func parseIPTable(table string, info iptInfo, entries []byte) ([]snapshot.Chain, error) {
+func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapshot.Chain, error) {
 	begins, policies := map[int]int{}, map[int]bool{} // offset -> hook; offsets of policies
 	for h := range iptHooks {
 		if info.validHooks&(1<<h) != 0 {
@@ -172,11 +195,11 @@ func parseIPTable(table string, info iptInfo, entries []byte) ([]snapshot.Chain,
 	var out []snapshot.Chain
 	var chain *snapshot.Chain
 	begin := func(name string) {
-		out = append(out, snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: table, Name: name})
+		out = append(out, snapshot.Chain{Backend: "iptables-legacy", Family: l.family, Table: table, Name: name})
 		chain = &out[len(out)-1]
 	}
 	for off := 0; off < len(entries); {
-		e, err := parseIPTEntry(entries[off:])
+		e, err := l.parseEntry(entries[off:])
 		if err != nil {
 			return nil, fmt.Errorf("entry at %d: %w", off, err)
 		}
@@ -198,6 +221,7 @@ func parseIPTable(table string, info iptInfo, entries []byte) ([]snapshot.Chain,
 			chain.PolicyPackets = new(e.packets)
 		default:
 			chain.Rules++
+			addPerPacket(chain, e.perPacket)
 			if v := e.verdict(); v == "drop" || v == "reject" {
 				chain.DropRules = append(chain.DropRules, snapshot.DropRule{
 					Number: chain.Rules, Verdict: v, All: e.all, Packets: new(e.packets),
@@ -231,7 +255,7 @@ func iptPlace(table, hook string) (string, int) {
 	return "filter", 0
 }
 
-// iptEntry is struct ipt_entry with its target.
+// iptEntry is struct ipt_entry or ip6t_entry with its target.
 type iptEntry struct {
 	size    int
 	all     bool // it has no condition
@@ -239,6 +263,8 @@ type iptEntry struct {
 	target  string
 	info    []byte // the target's private part
 	nat     natRule
+
+	perPacket []string
 }
 
 // verdict is what the entry does with a packet, "" for anything but accept, drop
@@ -255,27 +281,30 @@ func (e iptEntry) verdict() string {
 	return ""
 }
 
-func parseIPTEntry(b []byte) (iptEntry, error) {
-	if len(b) < iptEntryLen+xtTargetLen {
+func (l *iptLayout) parseEntry(b []byte) (iptEntry, error) {
+	if len(b) < l.entry+xtTargetLen {
 		return iptEntry{}, fmt.Errorf("%d bytes left", len(b))
 	}
-	target := int(binary.NativeEndian.Uint16(b[iptTargetOffset:]))
-	size := int(binary.NativeEndian.Uint16(b[iptNextOffset:]))
-	if target < iptEntryLen || target+xtTargetLen > size || size > len(b) {
+	target := int(binary.NativeEndian.Uint16(b[l.target:]))
+	size := int(binary.NativeEndian.Uint16(b[l.next:]))
+	if target < l.entry || target+xtTargetLen > size || size > len(b) {
 		return iptEntry{}, fmt.Errorf("target at %d of %d bytes, %d are left", target, size, len(b))
 	}
 	e := iptEntry{
 		size:    size,
-		all:     bytes.Count(b[:iptEntryIP], []byte{0}) == iptEntryIP,
-		packets: binary.NativeEndian.Uint64(b[iptCounters:]),
+		all:     bytes.Count(b[:l.ip], []byte{0}) == l.ip,
+		packets: binary.NativeEndian.Uint64(b[l.counters:]),
 		target:  cString(b[target+xtNameOffset:][:xtNameLen]),
 		info:    b[target+xtTargetLen : size],
 	}
-	e.nat.protocol = protocolName(uint8(binary.NativeEndian.Uint16(b[iptProtocol:])))
-	if mask := binary.NativeEndian.Uint32(b[iptDestMask:]); mask == ^uint32(0) && b[iptInverted]&iptInvertDest == 0 {
-		e.nat.dest = netip.AddrFrom4([4]byte(b[iptDest:]))
+	e.nat.protocol = protocolName(uint8(binary.NativeEndian.Uint16(b[l.protocol:])))
+	if one := bytes.Count(b[l.destMask:][:l.address], []byte{0xff}) == l.address; one && b[l.inverted]&iptInvertDest == 0 {
+		e.nat.dest, _ = netip.AddrFromSlice(b[l.dest:][:l.address])
 	}
-	for m := iptEntryLen; m < target; { // the matches; a comment is no condition
+	if xtPerPacket[e.target] {
+		e.perPacket = append(e.perPacket, e.target)
+	}
+	for m := l.entry; m < target; { // the matches; a comment is no condition
 		length := 0
 		if m+xtTargetLen <= target {
 			length = int(binary.NativeEndian.Uint16(b[m:]))
@@ -283,7 +312,11 @@ func parseIPTEntry(b []byte) (iptEntry, error) {
 		if length < xtTargetLen || m+length > target {
 			return iptEntry{}, fmt.Errorf("match at %d of %d bytes", m, length)
 		}
-		switch name := cString(b[m+xtNameOffset:][:xtNameLen]); name {
+		name := cString(b[m+xtNameOffset:][:xtNameLen])
+		if xtPerPacket[name] {
+			e.perPacket = append(e.perPacket, name)
+		}
+		switch name {
 		case "comment":
 		case "tcp", "udp": // ports of the source and of the destination come first in both
 			if ports := b[m+xtTargetLen : m+length]; len(ports) >= 8 {

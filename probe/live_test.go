@@ -448,6 +448,48 @@ func TestLiveIPTables(t *testing.T) {
 	}
 }
 
+// IPv6 has tables and programs of its own.
+func TestLiveIP6Tables(t *testing.T) {
+	for _, backend := range []string{"ip6tables-legacy", "ip6tables-nft"} {
+		t.Run(backend, func(t *testing.T) {
+			h := newNetns(t)
+			ktest.Tool(t, backend)
+			for _, args := range []string{
+				"-P FORWARD DROP",
+				"-A FORWARD -s 2001:db8::/32 -m comment --comment hello -j DROP",
+				"-A FORWARD -j DROP",
+				"-t nat -A POSTROUTING -p tcp -j SNAT --to-source 2001:db8::1-2001:db8::9",
+				"-t nat -A PREROUTING -p tcp --dport 99 -j DNAT --to-destination [2001:db8::2]:80",
+				"-t nat -A PREROUTING -p udp --dport 53:54 -d 2001:db8:1::1 -j DNAT --to-destination 2001:db8::3",
+			} {
+				output(t, h, "", backend, append([]string{"-w"}, strings.Fields(args)...)...)
+			}
+			s := takeWhile(t, Options{Netns: h}, func() {})
+			chains := map[string]snapshot.Chain{}
+			for _, c := range s.Chains {
+				if c.Family == "ip6" {
+					chains[c.Table+" "+c.Name] = c
+				}
+			}
+			zero := new(uint64(0))
+			wantDrops := []snapshot.DropRule{{Number: 1, Verdict: "drop", Packets: zero}, {Number: 2, Verdict: "drop", All: true, Packets: zero}}
+			if f := chains["filter FORWARD"]; f.Hook != "forward" || f.Policy != "drop" || !reflect.DeepEqual(f.DropRules, wantDrops) {
+				t.Errorf("FORWARD %+v", f)
+			}
+			if want := []snapshot.AddrRange{addrRange("2001:db8::1", "2001:db8::9")}; !slices.Equal(chains["nat POSTROUTING"].SNATTo, want) {
+				t.Errorf("POSTROUTING %+v", chains["nat POSTROUTING"])
+			}
+			wantTargets := []snapshot.Target{
+				{AddrRange: addrRange("2001:db8::2", "2001:db8::2"), Ports: snapshot.PortRange{Min: 80, Max: 80}, Protocol: "tcp", DestPorts: snapshot.PortRange{Min: 99, Max: 99}},
+				{AddrRange: addrRange("2001:db8::3", "2001:db8::3"), Protocol: "udp", DestPorts: snapshot.PortRange{Min: 53, Max: 54}, Dest: netip.MustParseAddr("2001:db8:1::1")},
+			}
+			if !slices.Equal(chains["nat PREROUTING"].DNATTo, wantTargets) {
+				t.Errorf("PREROUTING %+v", chains["nat PREROUTING"])
+			}
+		})
+	}
+}
+
 func addrRange(first, last string) snapshot.AddrRange {
 	return snapshot.AddrRange{First: netip.MustParseAddr(first), Last: netip.MustParseAddr(last)}
 }

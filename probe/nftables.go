@@ -217,6 +217,7 @@ func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
 	}
 	c := &set.out[i]
 	c.Rules++
+	addPerPacket(c, rule.perPacket)
 	if rule.nat.kind != "" {
 		addNAT(c, rule.nat)
 	}
@@ -235,6 +236,7 @@ type nftRule struct {
 	verdict    string // drop, reject, or "" for everything else
 	nat        natRule
 	conditions bool // there are expressions that not every packet passes
+	perPacket  []string
 
 	family  string
 	loaded  nftField // what was put into a register last
@@ -247,7 +249,7 @@ type nftField int
 const (
 	otherField nftField = iota
 	fieldProtocol
-	fieldDest // IPv4 only
+	fieldDest
 	fieldDestPort
 )
 
@@ -267,6 +269,9 @@ func (r *nftRule) addExpression() func(*netlink.AttributeDecoder) {
 				r.conditions = true
 			}
 		case unix.NFTA_EXPR_DATA:
+			if nftPerPacket[name] && (name != "payload" && name != "exthdr" || writes(name, ad)) {
+				r.perPacket = append(r.perPacket, name)
+			}
 			switch name {
 			case "counter":
 				r.packets = new(counterPackets(ad))
@@ -295,6 +300,16 @@ func (r *nftRule) addExpression() func(*netlink.AttributeDecoder) {
 	}
 }
 
+// writes tells whether an expression that can load a part of the packet changes it.
+func writes(name string, ad *netlink.AttributeDecoder) (source bool) {
+	attr := uint16(unix.NFTA_PAYLOAD_SREG)
+	if name == "exthdr" {
+		attr = unix.NFTA_EXTHDR_SREG
+	}
+	nested(ad, func(ad *netlink.AttributeDecoder) { source = source || ad.Type() == attr })
+	return source
+}
+
 // load notes which part of the packet the next expression compares.
 func (r *nftRule) load(name string, ad *netlink.AttributeDecoder) {
 	var key, base, offset, length uint32
@@ -317,6 +332,8 @@ func (r *nftRule) load(name string, ad *netlink.AttributeDecoder) {
 		r.loaded = fieldProtocol
 	case name == "meta":
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == 16 && length == 4 && r.family != "ip6":
+		r.loaded = fieldDest
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == 24 && length == 16 && r.family != "ip":
 		r.loaded = fieldDest
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && offset == 2 && length == 2:
 		r.loaded = fieldDestPort
@@ -368,8 +385,8 @@ func (r *nftRule) condition(from, to []byte) {
 	switch {
 	case r.loaded == fieldProtocol && len(from) == 1 && from[0] == to[0]:
 		r.nat.protocol = protocolName(from[0])
-	case r.loaded == fieldDest && len(from) == 4 && slices.Equal(from, to):
-		r.nat.dest = netip.AddrFrom4([4]byte(from))
+	case r.loaded == fieldDest && slices.Equal(from, to):
+		r.nat.dest, _ = netip.AddrFromSlice(from) // of no other length than an address
 	case r.loaded == fieldDestPort && len(from) == 2 && len(to) == 2:
 		r.nat.destPorts = snapshot.PortRange{Min: binary.BigEndian.Uint16(from), Max: binary.BigEndian.Uint16(to)}
 	}
@@ -462,6 +479,9 @@ func (r *nftRule) compat(kind string, ad *netlink.AttributeDecoder) {
 			info = ad.Bytes()
 		}
 	})
+	if xtPerPacket[name] {
+		r.perPacket = append(r.perPacket, name)
+	}
 	switch {
 	case kind == "match":
 		r.conditions = r.conditions || name != "comment"

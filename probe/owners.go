@@ -6,9 +6,9 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/json"
-	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -34,7 +34,8 @@ func owners() source {
 }
 
 // readOwners finds who besides natkit sets settings below net on this machine:
-// sysctl.d files, a tuned profile, kube-proxy, Docker. For each of them it
+// sysctl.d files, a tuned profile, kube-proxy, alone or inside of k3s, Docker,
+// and what configures firewall and interfaces (ownersnet.go). For each of them it
 // names each setting once, with the value that wins. A setting may hold a "*", as
 // in a sysctl.d file. What can't be read is passed over: most machines have none
 // of these.
@@ -47,7 +48,12 @@ func readOwners(root string, cpus int) []snapshot.Owner {
 		sysctlFiles(root),
 		tunedProfile(root),
 		kubeProxy(root, processes, cpus),
+		k3s(root, processes, cpus),
 		docker(root, processes),
+		ufw(root),
+		firewalld(root, processes),
+		networkManager(root, processes),
+		networkd(root, processes),
 	)
 }
 
@@ -59,19 +65,8 @@ var sysctlDirs = []string{"etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.
 // their names, whatever their directory, and /etc/sysctl.conf after all; the last
 // one to name a setting wins.
 func sysctlFiles(root string) []snapshot.Owner {
-	files := map[string]string{}
-	for _, dir := range sysctlDirs {
-		entries, _ := os.ReadDir(filepath.Join(root, dir))
-		for _, e := range entries {
-			if _, taken := files[e.Name()]; !taken && strings.HasSuffix(e.Name(), ".conf") {
-				files[e.Name()] = filepath.Join(dir, e.Name())
-			}
-		}
-	}
 	var paths []string
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		paths = append(paths, files[name])
-	}
+	forFiles(root, sysctlDirs, ".conf", func(path string) { paths = append(paths, path) })
 	const last = "etc/sysctl.conf"
 	paths = append(paths, last)
 
@@ -99,11 +94,14 @@ func sysctlFiles(root string) []snapshot.Owner {
 			if filepath.Base(path) == "90-natkit.conf" {
 				who = "natkit"
 			}
-			out.put(snapshot.Owner{Setting: name, Value: value, Who: who, Where: "/" + path + ":" + strconv.Itoa(n)})
+			out.put(snapshot.Owner{Setting: name, Value: value, Who: who, Where: place("/"+path, n)})
 		})
 	}
 	return out
 }
+
+// place names a line of a file.
+func place(path string, line int) string { return path + ":" + strconv.Itoa(line) }
 
 // sysctlLine reads a line of a sysctl.d file: "net.ipv4.ip_forward = 1", with
 // slashes for dots if the first separator is one, with "-" before it where an
@@ -163,7 +161,7 @@ func tunedProfile(root string) []snapshot.Owner {
 					if name, value, ok := sysctlLine(line); ok {
 						// ">1024" means: at least that.
 						value = strings.TrimLeft(value, "<>=")
-						own = append(own, snapshot.Owner{Setting: name, Value: value, Who: "tuned", Where: "/" + path + ":" + strconv.Itoa(n)})
+						own = append(own, snapshot.Owner{Setting: name, Value: value, Who: "tuned", Where: place("/"+path, n)})
 					}
 				}
 			})
@@ -185,8 +183,23 @@ type process struct {
 	args []string
 }
 
-// name is the program's name.
-func (p process) name() string { return filepath.Base(p.args[0]) }
+// name is the program's name, whether it is a binary, a script that Python runs,
+// or has written a line of its own where its arguments were ("/usr/bin/k3s server").
+func (p process) name() string {
+	first := strings.Fields(p.args[0])
+	if len(first) == 0 {
+		return ""
+	}
+	name := filepath.Base(first[0])
+	if strings.HasPrefix(name, "python") {
+		for _, a := range p.args[1:] {
+			if !strings.HasPrefix(a, "-") {
+				return filepath.Base(a)
+			}
+		}
+	}
+	return name
+}
 
 // flag returns the value of --name, given as one argument or two.
 func (p process) flag(name string) (string, bool) {
@@ -205,7 +218,7 @@ func (p process) flag(name string) (string, bool) {
 	return "", false
 }
 
-// readProcesses finds the kube-proxy and dockerd processes.
+// readProcesses finds the processes that own settings, or are asked what they do.
 func readProcesses(root string) []process {
 	paths, _ := filepath.Glob(filepath.Join(root, "proc/[0-9]*/cmdline"))
 	var out []process
@@ -215,7 +228,8 @@ func readProcesses(root string) []process {
 			continue
 		}
 		p := process{filepath.Base(filepath.Dir(path)), strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")}
-		if n := p.name(); n == "kube-proxy" || n == "dockerd" {
+		switch p.name() {
+		case "kube-proxy", "k3s", "rke2", "dockerd", "firewalld", "NetworkManager", "systemd-networkd":
 			out = append(out, p)
 		}
 	}
@@ -248,10 +262,15 @@ func kubeProxy(root string, processes []process, cpus int) []snapshot.Owner {
 		v, _ := p.flag(flag)
 		return cmp.Or(v, otherwise)
 	}
+	return kubeProxySettings("kube-proxy", where, cpus, get)
+}
 
+// kubeProxySettings is what the conntrack part of kube-proxy's configuration comes
+// to; get gives it by flag or by key.
+func kubeProxySettings(who, where string, cpus int, get func(flag, key, otherwise string) string) []snapshot.Owner {
 	var out ownerList
 	put := func(setting, value string) {
-		out.put(snapshot.Owner{Setting: "net.netfilter." + setting, Value: value, Who: "kube-proxy", Where: where})
+		out.put(snapshot.Owner{Setting: "net.netfilter." + setting, Value: value, Who: who, Where: where})
 	}
 	perCore, _ := strconv.ParseUint(get("conntrack-max-per-core", "maxPerCore", "32768"), 10, 32)
 	least, _ := strconv.ParseUint(get("conntrack-min", "min", "131072"), 10, 32)
@@ -272,6 +291,58 @@ func kubeProxy(root string, processes []process, cpus int) []snapshot.Owner {
 		put("nf_conntrack_tcp_be_liberal", "1")
 	}
 	return out
+}
+
+// conntrackArg is an argument for the kube-proxy inside of k3s, wherever it stands:
+// a line of YAML, of a unit file, or the command line.
+var conntrackArg = regexp.MustCompile(`(conntrack-[a-z-]+)=([0-9a-z]+)`)
+
+// k3s is what k3s, or RKE2 which is made of it, writes when it starts: forwarding,
+// bridged frames to the rules, and in the place of the kube-proxy inside of it the
+// conntrack settings of that. It hides its arguments from others, so that its
+// configuration and its unit are read.
+func k3s(root string, processes []process, cpus int) []snapshot.Owner {
+	i := slices.IndexFunc(processes, func(p process) bool {
+		words := strings.Fields(strings.Join(p.args, " "))
+		return (p.name() == "k3s" || p.name() == "rke2") && len(words) > 1 && (words[1] == "server" || words[1] == "agent")
+	})
+	if i < 0 {
+		return nil
+	}
+	p := processes[i]
+	who := p.name()
+	where := "process " + p.pid + " (" + who + ")"
+	given := map[string]string{}
+	note := func(line string) {
+		if strings.HasPrefix(strings.TrimSpace(line), "#") {
+			return
+		}
+		for _, m := range conntrackArg.FindAllStringSubmatch(line, -1) {
+			given[m[1]] = m[2]
+		}
+	}
+	files := []string{"etc/rancher/" + who + "/config.yaml"}
+	more, _ := filepath.Glob(filepath.Join(escapeGlob(root), "etc/rancher/"+who+"/config.yaml.d/*.yaml"))
+	for _, path := range more {
+		files = append(files, strings.TrimPrefix(path, root))
+	}
+	for _, unit := range []string{who, who + "-server", who + "-agent"} {
+		files = append(files, "etc/systemd/system/"+unit+".service")
+	}
+	for _, path := range files {
+		known := len(given)
+		forLines(filepath.Join(root, path), func(_ int, line string) { note(line) })
+		if len(given) > known {
+			where += ", " + filepath.Clean("/"+path)
+		}
+	}
+	note(strings.Join(p.args, " "))
+
+	var out ownerList
+	for _, setting := range []string{"net.ipv4.conf.all.forwarding", "net.ipv4.conf.default.forwarding", "net.bridge.bridge-nf-call-iptables"} {
+		out.put(snapshot.Owner{Setting: setting, Value: "1", Who: who, Where: where})
+	}
+	return append(out, kubeProxySettings(who, where, cpus, func(flag, _, otherwise string) string { return cmp.Or(given[flag], otherwise) })...)
 }
 
 // yamlSection reads the "key: value" lines of one top-level section of a YAML
@@ -308,6 +379,7 @@ func docker(root string, processes []process) []snapshot.Owner {
 	var config struct {
 		IPForward *bool `json:"ip-forward"`
 		IPTables  *bool `json:"iptables"`
+		Proxy     *bool `json:"userland-proxy"`
 	}
 	if data, err := os.ReadFile(filepath.Join(root, path)); err == nil {
 		_ = json.Unmarshal(data, &config) // dockerd would not run with a broken one
@@ -328,6 +400,10 @@ func docker(root string, processes []process) []snapshot.Owner {
 	if on("iptables", config.IPTables) {
 		put("net.bridge.bridge-nf-call-iptables")
 		put("net.bridge.bridge-nf-call-ip6tables")
+		if !on("userland-proxy", config.Proxy) { // published ports on 127.0.0.1 are then translated
+			put("net.ipv4.conf.docker0.route_localnet")
+			put("net.ipv4.conf.br-*.route_localnet")
+		}
 	}
 	return out
 }

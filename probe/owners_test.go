@@ -38,6 +38,7 @@ func tree(t *testing.T, files map[string]string) string {
 
 func TestReadOwners(t *testing.T) {
 	const max = "net.netfilter.nf_conntrack_max"
+	const k3sWhere = "process 7 (k3s), /etc/rancher/k3s/config.yaml, /etc/systemd/system/k3s.service"
 	args := func(words ...string) string { return strings.Join(words, "\x00") + "\x00" }
 	own := func(who, setting, value, where string) snapshot.Owner {
 		return snapshot.Owner{Setting: setting, Value: value, Who: who, Where: where}
@@ -132,6 +133,69 @@ func TestReadOwners(t *testing.T) {
 			own("docker", "net.ipv4.ip_forward", "1", "process 9 (dockerd)"),
 			own("docker", "net.bridge.bridge-nf-call-iptables", "1", "process 9 (dockerd)"),
 			own("docker", "net.bridge.bridge-nf-call-ip6tables", "1", "process 9 (dockerd)"),
+		}},
+		{"docker without its proxy", map[string]string{
+			"proc/9/cmdline":         args("dockerd"),
+			"etc/docker/daemon.json": `{"userland-proxy": false, "ip-forward": false}`,
+		}, []snapshot.Owner{
+			own("docker", "net.bridge.bridge-nf-call-iptables", "1", "process 9 (dockerd)"),
+			own("docker", "net.bridge.bridge-nf-call-ip6tables", "1", "process 9 (dockerd)"),
+			own("docker", "net.ipv4.conf.docker0.route_localnet", "1", "process 9 (dockerd)"),
+			own("docker", "net.ipv4.conf.br-*.route_localnet", "1", "process 9 (dockerd)"),
+		}},
+		{"k3s, which hides its arguments", map[string]string{
+			"proc/7/cmdline":                  args("/usr/local/bin/k3s server", "", ""),
+			"proc/8/cmdline":                  args("k3s", "kubectl", "get", "pods"),
+			"etc/rancher/k3s/config.yaml":     "kube-proxy-arg:\n  - \"conntrack-max-per-core=0\"\n# - conntrack-tcp-timeout-established=7s\n",
+			"etc/systemd/system/k3s.service":  "ExecStart=/usr/local/bin/k3s \\\n    server \\\n\t'--kube-proxy-arg' \\\n\t'conntrack-tcp-timeout-close-wait=60s' \\\n",
+			"etc/rancher/rke2/config.yaml":    "kube-proxy-arg: conntrack-tcp-timeout-established=1h\n",
+			"etc/systemd/system/rke2.service": "",
+		}, []snapshot.Owner{
+			own("k3s", "net.ipv4.conf.all.forwarding", "1", k3sWhere),
+			own("k3s", "net.ipv4.conf.default.forwarding", "1", k3sWhere),
+			own("k3s", "net.bridge.bridge-nf-call-iptables", "1", k3sWhere),
+			own("k3s", "net.netfilter.nf_conntrack_tcp_timeout_established", "86400", k3sWhere),
+			own("k3s", "net.netfilter.nf_conntrack_tcp_timeout_close_wait", "60", k3sWhere),
+		}},
+		{"ufw", map[string]string{
+			"etc/ufw/ufw.conf":    "ENABLED=yes\n",
+			"etc/default/ufw":     "# x\nIPT_SYSCTL=/etc/ufw/sysctl.conf\n",
+			"etc/ufw/sysctl.conf": "#net/ipv4/ip_forward=1\nnet/ipv4/conf/all/rp_filter=1\n",
+		}, []snapshot.Owner{own("ufw", "net.ipv4.conf.all.rp_filter", "1", "/etc/ufw/sysctl.conf:2")}},
+		{"ufw that is off", map[string]string{
+			"etc/ufw/ufw.conf":    "ENABLED=no\n",
+			"etc/default/ufw":     "IPT_SYSCTL=/etc/ufw/sysctl.conf\n",
+			"etc/ufw/sysctl.conf": "net/ipv4/conf/all/rp_filter=1\n",
+		}, nil},
+		{"firewalld that masquerades", map[string]string{
+			"proc/5/cmdline":                    args("/usr/bin/python3", "-s", "/usr/sbin/firewalld", "--nofork", "--nopid"),
+			"etc/firewalld/zones/home.xml":      "<zone>\n</zone>\n",
+			"etc/firewalld/zones/public.xml":    "<zone>\n  <forward-port port=\"80\" to-port=\"8080\"/>\n</zone>\n",
+			"etc/firewalld/policies/egress.xml": "<policy>\n  <masquerade/>\n</policy>\n",
+		}, []snapshot.Owner{own("firewalld", "net.ipv4.ip_forward", "1", "/etc/firewalld/policies/egress.xml:2")}},
+		{"firewalld that is not running", map[string]string{"etc/firewalld/zones/public.xml": "<masquerade/>\n"}, nil},
+		{"NetworkManager", map[string]string{
+			"proc/5/cmdline": args("/usr/sbin/NetworkManager", "--no-daemon"),
+			"etc/NetworkManager/system-connections/a.nmconnection": "[connection]\ninterface-name=eth1\n[ipv4]\nmethod=shared\n",
+			"run/NetworkManager/system-connections/b.nmconnection": "[ipv4]\nforwarding=no\nmethod=auto\n[connection]\ninterface-name=eth0.7\n",
+		}, []snapshot.Owner{
+			own("NetworkManager", "net.ipv4.ip_forward", "1", "/etc/NetworkManager/system-connections/a.nmconnection:4"),
+			own("NetworkManager", "net.ipv4.conf.eth0/7.forwarding", "0", "/run/NetworkManager/system-connections/b.nmconnection:2"),
+		}},
+		{"systemd-networkd", map[string]string{
+			"proc/5/cmdline":                                args("/usr/lib/systemd/systemd-networkd"),
+			"etc/systemd/networkd.conf":                     "[Network]\nIPv6Forwarding=yes\n",
+			"etc/systemd/network/10-a.network":              "[Match]\nName=eth0 en*\n[Network]\nIPv4ReversePathFilter=loose\n",
+			"usr/lib/systemd/network/10-a.network":          "[Match]\nName=hidden\n[Network]\nIPForward=yes\n",
+			"usr/lib/systemd/network/10-a.network.d/x.conf": "[Network]\nIPv4Forwarding=no\n",
+			"usr/lib/systemd/network/80-vz.network":         "[Match]\nName=vz-*\n[Network]\nIPMasquerade=both\n",
+		}, []snapshot.Owner{
+			own("systemd-networkd", "net.ipv6.conf.all.forwarding", "1", "/etc/systemd/networkd.conf:2"),
+			own("systemd-networkd", "net.ipv4.conf.eth0.rp_filter", "2", "/etc/systemd/network/10-a.network:4"),
+			own("systemd-networkd", "net.ipv4.conf.en*.rp_filter", "2", "/etc/systemd/network/10-a.network:4"),
+			own("systemd-networkd", "net.ipv4.conf.eth0.forwarding", "0", "/usr/lib/systemd/network/10-a.network.d/x.conf:2"),
+			own("systemd-networkd", "net.ipv4.conf.en*.forwarding", "0", "/usr/lib/systemd/network/10-a.network.d/x.conf:2"),
+			own("systemd-networkd", "net.ipv4.conf.vz-*.forwarding", "1", "/usr/lib/systemd/network/80-vz.network:4"),
 		}},
 		{"docker told not to", map[string]string{
 			"proc/9/cmdline":         args("dockerd", "--ip-forward=false"),

@@ -22,6 +22,14 @@ type TuneHistory struct {
 // the command that makes it so.
 func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 	var p page
+	var refused, asked []tune.Refusal
+	for _, r := range plan.Refused {
+		if r.If != "" {
+			asked = append(asked, r)
+		} else {
+			refused = append(refused, r)
+		}
+	}
 	var about []string
 	if plan.Host.Hostname != "" {
 		about = append(about, plan.Host.Hostname)
@@ -45,10 +53,13 @@ func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 		}
 	case len(plan.Refused) == 0:
 		p.text("", "", "Nothing to change: no finding asks for another setting, and nothing presses the connection tracking table.")
+	case len(refused) == 0:
+		p.text("", "", "Nothing is changed unasked.")
 	default:
 		p.text("", "", "Nothing can be changed.")
 	}
-	p.tuneRefused("Not planned", plan.Refused)
+	p.tuneRefused("Not planned", refused)
+	p.tuneRefused("Planned only at your word", asked)
 	p.tuneMemory(plan.Memory)
 	p.unseen(plan.Unseen)
 	if len(plan.Changes) > 0 {
@@ -211,26 +222,51 @@ func (p *page) tuneMemory(m *tune.Memory) {
 	if m == nil {
 		return
 	}
-	p.b.WriteString("\nThe connection tracking table when it is full\n")
-	rows := [][]string{{"", "entries", "buckets", "entries in each", "memory", ""}}
+	changed := m.Then.Max != m.Now.Max || m.Then.Buckets != m.Now.Buckets || m.Then.Entries != m.Now.Entries
+	p.b.WriteString("\nThe connection tracking table\n")
+	rows := [][]string{{"", "entries", "full in", "limit", "buckets", "chain when full", "memory when full", ""}}
 	row := func(name string, t tune.Table) {
 		share := ""
 		if m.RAMBytes > 0 {
 			share = fmt.Sprintf("%.1f %% of %s", 100*float64(t.Bytes)/float64(m.RAMBytes), tune.Bytes(m.RAMBytes))
 		}
-		rows = append(rows, []string{name, fmt.Sprint(t.Max), fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), tune.Bytes(t.Bytes), share})
+		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), fmt.Sprint(t.Max), fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), tune.Bytes(t.Bytes), share})
 	}
 	row("now", m.Now)
-	if m.Then != m.Now {
+	if changed {
 		row("then", m.Then)
 	}
-	p.table("lrrrrl", rows)
+	p.table("lrrrrrrl", rows)
+	switch {
+	case m.Growth > 0:
+		p.text("  ", "  ", fmt.Sprintf("Full in: with %.3g entries more a second, as in the time looked at; what a full table refuses counts as well.", m.Growth))
+	case m.Growth < 0:
+		p.text("  ", "  ", fmt.Sprintf("In the time looked at it lost %.3g entries a second.", -m.Growth))
+	}
+	if m.Then.Entries != m.Now.Entries {
+		p.text("  ", "  ", "Entries then: once the shorter time-outs hold for all of them, with as many new ones as now.")
+	}
 	entry := fmt.Sprintf("An entry takes %d bytes", m.EntryBytes)
 	if m.EntryAssumed {
 		entry = fmt.Sprintf("An entry is assumed to take %d bytes (only root can read the true size)", m.EntryBytes)
 	}
 	p.text("  ", "  ", fmt.Sprintf("%s, a bucket %d; the table may take at most %.1f %% of the memory. All namespaces share the hash, and each may fill its table to the limit.",
 		entry, m.BucketBytes, 100*m.Share))
+}
+
+// fullIn is how long a table takes to fill, in words.
+func fullIn(t tune.Table) string {
+	switch {
+	case t.FullSeconds == nil:
+		return "-"
+	case *t.FullSeconds == 0:
+		return "is full"
+	case *t.FullSeconds > 365*86400:
+		return "years"
+	case *t.FullSeconds > 2*86400:
+		return fmt.Sprintf("%.0f days", *t.FullSeconds/86400)
+	}
+	return time.Duration(*t.FullSeconds * float64(time.Second)).Round(time.Second).String()
 }
 
 // table writes rows in columns, aligned left (l) or right (r).

@@ -53,6 +53,10 @@ func TestTunePlanText(t *testing.T) {
 			s.Host.MemoryBytes = 1 << 30
 			s.Conntrack.ObjectBytes = 0 // not root
 		}), append(full[:1:1], snapshot.Setting{Name: "kernel.panic", Value: "1", Code: "odd"})},
+		{"tune-plan-asked.txt", tuneFacts(func(s *snapshot.Snapshot) {
+			s.Conntrack.Count, s.Conntrack.CountStart, s.WindowSeconds = 12000, 11000, 10
+		}), []snapshot.Setting{{Name: "net.netfilter.nf_conntrack_acct", Value: "0", Code: "conntrack-accounting", Reason: "each of 12000 entries carries what nf_conntrack_acct counts",
+			If: "no program here reads what entries count"}}},
 		{"tune-plan-nothing.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 10, 10 }), nil},
 		{"tune-plan-blind.txt", tuneFacts(func(s *snapshot.Snapshot) {
 			*s = snapshot.Snapshot{TakenAt: s.TakenAt, Capabilities: []snapshot.Capability{

@@ -27,6 +27,8 @@ needs() {
 		sysctl              procps
 		nft                 nftables
 		iptables-legacy     iptables
+		ip6tables-legacy    iptables
+		ip6tables-nft       iptables
 		iptables-nft        iptables
 		iptables-legacy-restore  iptables
 		iptables-nft-restore     iptables
@@ -34,6 +36,12 @@ needs() {
 		ab                  apache2-utils
 		curl                curl
 		nginx               nginx
+		iperf3              iperf3
+		ping                iputils-ping
+		traceroute          traceroute
+		vsftpd              vsftpd
+		turnserver          coturn
+		turnutils_natdiscovery   coturn
 		END
         ;;
     lint)
@@ -112,9 +120,11 @@ if [ ${#root[@]} -gt 0 ] && command -v apt-get >/dev/null; then
         for package in "${packages[@]}"; do
             apt install -y --no-install-recommends "$package" >/dev/null || true
         done
-    if [[ " ${packages[*]} " = *" nginx "* ]] && command -v systemctl >/dev/null; then
-        "${root[@]}" systemctl disable -q nginx || true
-    fi
+    for server in nginx vsftpd coturn; do
+        if [[ " ${packages[*]} " = *" $server "* ]] && command -v systemctl >/dev/null; then
+            "${root[@]}" systemctl disable -q "$server" || true
+        fi
+    done
     mapfile -t packages < <(missing "$@")
 fi
 [ ${#packages[@]} -eq 0 ] || echo "not installed, and left out: ${packages[*]} (as root: apt-get install ${packages[*]})"

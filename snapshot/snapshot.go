@@ -300,6 +300,9 @@ type Chain struct {
 	PolicyPackets *uint64 `json:"policy_packets,omitempty"`
 	// DropRules are its rules that drop or reject, busiest first, at most TopN.
 	DropRules []DropRule `json:"drop_rules,omitzero"`
+	// PerPacket are what of its rules must see each packet of a flow, by the names that
+	// nftables and iptables give them: limit, quota, NFQUEUE.
+	PerPacket []string `json:"per_packet,omitzero"`
 	// NATRules is how many rules translate, by kind: masquerade, snat, dnat, redirect.
 	NATRules map[string]int `json:"nat_rules,omitzero"`
 	// SNATRanges are the port ranges that its source translations allow; an empty
@@ -507,7 +510,7 @@ type EventSocket struct {
 type Owner struct {
 	Setting string `json:"setting"` // dotted name
 	Value   string `json:"value"`
-	Who     string `json:"who"`   // sysctl.d, tuned, kube-proxy, docker
+	Who     string `json:"who"`   // sysctl.d, tuned, kube-proxy, k3s, docker, firewalld, ...
 	Where   string `json:"where"` // file and line, or unit
 }
 
@@ -517,6 +520,9 @@ type Setting struct {
 	Name  string `json:"name"`            // dotted: "net.netfilter.nf_conntrack_max"
 	Value string `json:"value"`           // as it is written
 	Netns string `json:"netns,omitempty"` // reference as for --netns; "" is the caller's own
+	// If is what must be so for it to be right and the facts can't show, a clause: it
+	// is planned only when the user says that it is so. "" asks for nothing.
+	If string `json:"if,omitempty"`
 	// Code is that of the finding that wants it and Reason its one line; not filled
 	// within the finding itself.
 	Code   string `json:"code,omitempty"`

@@ -145,7 +145,9 @@ func legacy(s *snapshot.Snapshot) []Needless {
 	for _, t := range order {
 		module := map[string]string{"ip": "iptable_", "ip6": "ip6table_", "arp": "arptable_", "bridge": "ebtable_"}[t.family] + t.name
 		if rules[t] > 0 || drops[t] {
-			used += rules[t]
+			if t.family != "ip6" { // it has programs of its own
+				used += rules[t]
+			}
 			continue
 		}
 		out = append(out, Needless{

@@ -25,10 +25,17 @@ const (
 	assumedBucketBytes = 8
 )
 
+// maxEntries is more than any table counts: 32 bits.
+const maxEntries = 1 << 32
+
 // PlanOptions is what the user and the findings add to the facts.
 type PlanOptions struct {
 	Wanted      []snapshot.Setting // most important first: of two values for one setting the first counts, of two sizes the larger
 	MemoryShare float64            // 0 means DefaultMemoryShare
+	// Confirmed are the codes of findings whose conditions (snapshot.Setting.If) hold,
+	// as the user says. Without that the plan refuses such a change and says what it
+	// depends on.
+	Confirmed []string
 }
 
 // MakePlan works out what to change on the machine that s describes: what the
@@ -44,7 +51,7 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 	if !(o.MemoryShare > 0 && o.MemoryShare <= 1) {
 		return nil, fmt.Errorf("memory share %v: want more than 0 and at most 1", o.MemoryShare)
 	}
-	p := &planner{facts: s, plan: &Plan{TakenAt: s.TakenAt, Host: s.Host, Netns: s.Netns, Changes: []Change{}, Refused: []Refusal{}, Unseen: []snapshot.Capability{}}}
+	p := &planner{facts: s, confirmed: o.Confirmed, plan: &Plan{TakenAt: s.TakenAt, Host: s.Host, Netns: s.Netns, Changes: []Change{}, Refused: []Refusal{}, Unseen: []snapshot.Capability{}}}
 	for _, c := range s.Capabilities {
 		if !c.OK {
 			p.plan.Unseen = append(p.plan.Unseen, c)
@@ -58,6 +65,8 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 			p.want(w)
 		}
 	}
+	// What one finding wants only on a condition another one may want anyway.
+	p.plan.Refused = slices.DeleteFunc(p.plan.Refused, func(r Refusal) bool { return r.If != "" && p.has(r.Setting) })
 	if ct := s.Conntrack; ct != nil {
 		p.sizeTable(ct, o.MemoryShare)
 	} else {
@@ -66,6 +75,10 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 	inOrder(p.plan.Changes)
 	for i := range p.plan.Changes {
 		c := &p.plan.Changes[i]
+		if old, err := strconv.ParseInt(c.Old, 10, 64); err == nil && c.Setting == settingReserve {
+			now, _ := strconv.ParseInt(c.New, 10, 64) // checked by want
+			c.MemoryBytes = (now - old) << 10
+		}
 		// They all act in the initial namespace.
 		if c.Scope == ScopeHost || s.Netns.Init {
 			c.Owners = owners(s.Owners, *c)
@@ -82,8 +95,9 @@ func inOrder(changes []Change) {
 }
 
 type planner struct {
-	facts *snapshot.Snapshot
-	plan  *Plan
+	facts     *snapshot.Snapshot
+	confirmed []string
+	plan      *Plan
 }
 
 func (p *planner) index(name string) int {
@@ -106,6 +120,11 @@ func (p *planner) want(w snapshot.Setting) {
 	}
 	old := p.present(k)
 	if k.fulfilled(old, value) {
+		return
+	}
+	if w.If != "" && !slices.Contains(p.confirmed, w.Code) {
+		p.plan.Refused = append(p.plan.Refused, Refusal{Setting: k.name, Value: value, Code: w.Code, Netns: p.facts.Netns.Name,
+			Why: fmt.Sprintf("right only if %s: --confirm %s says so", w.If, w.Code), Chosen: true, If: w.If})
 		return
 	}
 	c := Change{Setting: k.name, Scope: k.scope, Old: old, New: value, Code: w.Code, Reason: w.Reason, Does: k.does, Owners: []Owner{}}
@@ -168,6 +187,7 @@ func (p *planner) sizeTable(ct *snapshot.Conntrack, share float64) {
 		m.BucketBytes = assumedBucketBytes
 	}
 	p.plan.Memory = m
+	m.Growth = growth(p.facts)
 	m.Now = m.table(ct.Max, ct.Buckets)
 
 	if w, ok := limitRule(ct); ok && !p.has(settingMax) {
@@ -185,6 +205,8 @@ func (p *planner) sizeTable(ct *snapshot.Conntrack, share float64) {
 			m.Then = m.Now
 		}
 	}
+	m.Now.fill(ct.Count, m.Growth)
+	m.Then.fill(p.settled(ct), m.Growth)
 	for i := range p.plan.Changes {
 		switch c := &p.plan.Changes[i]; c.Setting {
 		case settingMax:
@@ -218,6 +240,72 @@ func (m *Memory) table(limit, buckets uint64) Table {
 		t.Chain = 2 * float64(limit) / float64(buckets)
 	}
 	return t
+}
+
+// fill says how many entries are in the table, and when it is full if as many come
+// as now.
+func (t *Table) fill(entries uint64, growth float64) {
+	t.Entries = entries
+	if t.Max == 0 { // no limit
+		return
+	}
+	seconds := 0.0
+	if entries < t.Max {
+		if growth <= 0 {
+			return
+		}
+		seconds = float64(t.Max-entries) / growth
+	}
+	t.FullSeconds = &seconds
+}
+
+// growth is how many entries a second the table gained in the window, or would
+// have if it had room: those that were refused want one as well.
+func growth(s *snapshot.Snapshot) float64 {
+	ct := s.Conntrack
+	if !(s.WindowSeconds > 0) || s.WindowSeconds > maxInt || ct.Count > maxEntries || ct.CountStart > maxEntries {
+		return 0
+	}
+	gained := float64(ct.Count) - float64(ct.CountStart)
+	// The column counts as well what could not be inserted for another reason.
+	if drop, failed := ct.Stats["drop"], ct.Stats["insert_failed"]; drop > failed && drop < maxEntries {
+		gained += float64(drop - failed)
+	}
+	return gained / s.WindowSeconds
+}
+
+// settled is how many entries the table will hold with the planned time-outs.
+// Entries of a state that ends by its time-out are as many as come in that time.
+// Entries that are there keep theirs until their next packet.
+func (p *planner) settled(ct *snapshot.Conntrack) uint64 {
+	if ct.Table == nil || ct.Count > maxEntries {
+		return ct.Count
+	}
+	var gone uint64
+	for state, timeout := range endingStates {
+		i := p.index("net.netfilter.nf_conntrack_" + timeout)
+		entries := ct.Table.ByState[state]
+		if i < 0 || entries > ct.Count {
+			continue
+		}
+		before, err1 := strconv.ParseFloat(p.plan.Changes[i].Old, 64)
+		after, err2 := strconv.ParseFloat(p.plan.Changes[i].New, 64)
+		if err1 != nil || err2 != nil || !(before > after) {
+			continue
+		}
+		gone += uint64(float64(entries) * (1 - after/before))
+	}
+	return ct.Count - min(ct.Count, gone)
+}
+
+// endingStates are the states of TCP that entries leave by their time-out.
+var endingStates = map[string]string{
+	"SYN_SENT":   "tcp_timeout_syn_sent",
+	"SYN_RECV":   "tcp_timeout_syn_recv",
+	"FIN_WAIT":   "tcp_timeout_fin_wait",
+	"CLOSE_WAIT": "tcp_timeout_close_wait",
+	"LAST_ACK":   "tcp_timeout_last_ack",
+	"TIME_WAIT":  "tcp_timeout_time_wait",
 }
 
 // tooMuch says why the planned table would take too much memory, or "".
@@ -277,7 +365,7 @@ func owners(all []snapshot.Owner, c Change) []Owner {
 		if o.Who == "natkit" {
 			continue
 		}
-		ok, err := path.Match(snapshot.SysctlPath(o.Setting), snapshot.SysctlPath(c.Setting))
+		ok, err := path.Match(snapshot.SysctlPath(oneName(o.Setting)), snapshot.SysctlPath(oneName(c.Setting)))
 		if err != nil || !ok {
 			continue
 		}
@@ -288,6 +376,14 @@ func owners(all []snapshot.Owner, c Change) []Owner {
 		out = append(out, own)
 	}
 	return out
+}
+
+// oneName is the one name of a setting that has two.
+func oneName(name string) string {
+	if name == "net.ipv4.conf.all.forwarding" {
+		return "net.ipv4.ip_forward"
+	}
+	return name
 }
 
 // warning says when an owner will write its own value back.
@@ -303,6 +399,16 @@ func warning(o snapshot.Owner) string {
 		return "tuned writes it when it starts or its profile is applied: change the profile too"
 	case "kube-proxy":
 		return "kube-proxy writes it when it starts: change its configuration too"
+	case "k3s", "rke2":
+		return o.Who + " writes it when it starts: change its kube-proxy-arg too, or its unit"
+	case "ufw":
+		return "ufw writes it when it starts or is reloaded: change its file too"
+	case "firewalld":
+		return "firewalld writes it when it starts or is reloaded, as long as a zone or policy masquerades or forwards a port"
+	case "NetworkManager":
+		return "NetworkManager writes it when the connection comes up: change the connection too"
+	case "systemd-networkd":
+		return "systemd-networkd writes it when the interface comes up or is configured anew: change its file too"
 	case "docker":
 		return "dockerd may write it when it starts or makes a network"
 	}

@@ -5,6 +5,7 @@ package tune
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -196,6 +197,10 @@ func TestOwners(t *testing.T) {
 		{snapshot.Owner{Setting: "net.ipv4.conf.eth0/1.rp_filter", Value: "0", Who: "tuned"}, "profile"},
 		{snapshot.Owner{Setting: "net.ipv4.conf.eth0/1.rp_filter", Value: "0", Who: "kube-proxy"}, "starts"},
 		{snapshot.Owner{Setting: "net.ipv4.conf.eth0/1.rp_filter", Value: "0", Who: "docker"}, "dockerd"},
+		{snapshot.Owner{Setting: "net.ipv4.conf.eth0/1.rp_filter", Value: "0", Who: "k3s"}, "kube-proxy-arg"},
+		{snapshot.Owner{Setting: "net.ipv4.conf.eth0/1.rp_filter", Value: "0", Who: "ufw"}, "reloaded"},
+		{snapshot.Owner{Setting: "net.ipv4.conf.eth0/1.rp_filter", Value: "0", Who: "NetworkManager"}, "connection"},
+		{snapshot.Owner{Setting: "net.ipv4.conf.*.rp_filter", Value: "0", Who: "systemd-networkd"}, "interface comes up"},
 		{snapshot.Owner{Setting: "net.ipv4.conf.eth0.rp_filter", Value: "1", Who: "tuned"}, "-"},
 		{snapshot.Owner{Setting: "net.*.rp_filter", Value: "1", Who: "tuned"}, "-"}, // a star is one part
 		{snapshot.Owner{Setting: "net.[", Value: "1", Who: "tuned"}, "-"},
@@ -211,12 +216,99 @@ func TestOwners(t *testing.T) {
 			t.Errorf("%+v: %+v, want a warning with %q", c.owner, got, c.warning)
 		}
 	}
+	// Two names of one setting.
+	k3s := snapshot.Owner{Setting: "net.ipv4.conf.all.forwarding", Value: "1", Who: "k3s"}
+	if got := owners([]snapshot.Owner{k3s}, Change{Setting: "net.ipv4.ip_forward", New: "0"}); len(got) != 1 || got[0].Warning == "" {
+		t.Errorf("who forwards: %+v", got)
+	}
 }
 
 func TestMemoryShare(t *testing.T) {
 	for _, share := range []float64{-0.1, 1.01, math.NaN(), math.Inf(1)} {
 		if _, err := MakePlan(machine(nil), PlanOptions{MemoryShare: share}); err == nil {
 			t.Errorf("share %v accepted", share)
+		}
+	}
+}
+
+// What is right only on a condition waits for the user's word, unless somebody
+// wants the same without one or it is so already.
+func TestConditions(t *testing.T) {
+	only := func(name, value string) snapshot.Setting {
+		return snapshot.Setting{Name: name, Value: value, Code: "an-advice", If: "the moon is full"}
+	}
+	for _, c := range []struct {
+		name      string
+		wanted    []snapshot.Setting
+		confirmed []string
+		plan      string
+	}{
+		{"not said", []snapshot.Setting{only(timeWait, "30")}, []string{"another"}, "! netfilter.nf_conntrack_tcp_timeout_time_wait 30\n"},
+		{"said", []snapshot.Setting{only(timeWait, "30")}, []string{"another", "an-advice"}, "netfilter.nf_conntrack_tcp_timeout_time_wait 120>30 0\n"},
+		{"so already", []snapshot.Setting{only(timeWait, "120")}, nil, ""},
+		{"wanted by another finding without", []snapshot.Setting{only(timeWait, "30"), want(timeWait, "60")}, nil, "netfilter.nf_conntrack_tcp_timeout_time_wait 120>60 0\n"},
+		{"not natkit's to change", []snapshot.Setting{only("kernel.panic", "1")}, []string{"an-advice"}, "! kernel.panic 1\n"},
+	} {
+		p, err := MakePlan(machine(nil), PlanOptions{Wanted: c.wanted, Confirmed: c.confirmed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := lines(p); got != c.plan {
+			t.Errorf("%s: plan\n%swant\n%s", c.name, got, c.plan)
+		}
+		for _, r := range p.Refused {
+			if r.If != "" && (!r.Chosen || !strings.Contains(r.Why, "only if the moon is full: --confirm an-advice")) {
+				t.Errorf("%s: refused %+v", c.name, r)
+			}
+		}
+	}
+}
+
+// A plan says how the table will be: how long its chains, when it is full at the
+// present rate.
+func TestTableToCome(t *testing.T) {
+	seconds := func(n float64) *float64 { return &n }
+	for _, c := range []struct {
+		name      string
+		change    func(s *snapshot.Snapshot)
+		wanted    []snapshot.Setting
+		growth    float64
+		now, then Table
+	}{
+		{"at rest", func(s *snapshot.Snapshot) { s.Conntrack.CountStart = 1000 }, nil, 0,
+			Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 1000}, Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 1000}},
+		{"emptying", func(s *snapshot.Snapshot) { s.Conntrack.CountStart = 3000 }, nil, -200,
+			Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 1000}, Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 1000}},
+		{"growing, a larger limit", func(s *snapshot.Snapshot) { s.Conntrack.CountStart, s.Conntrack.Count = 240000, 242144 }, []snapshot.Setting{want(settingMax, "524288")}, 214.4,
+			Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 242144, FullSeconds: seconds(20000 / 214.4)},
+			Table{Max: 524288, Buckets: 524288, Chain: 2, Entries: 242144, FullSeconds: seconds(282144 / 214.4)}},
+		{"full and refusing", func(s *snapshot.Snapshot) {
+			s.Conntrack.Count, s.Conntrack.CountStart = 262144, 262144
+			s.Conntrack.Stats = map[string]uint64{"drop": 5100, "insert_failed": 100}
+		}, []snapshot.Setting{want(settingMax, "524288")}, 500,
+			Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 262144, FullSeconds: seconds(0)},
+			Table{Max: 524288, Buckets: 524288, Chain: 2, Entries: 262144, FullSeconds: seconds(262144.0 / 500)}},
+		{"shorter time-outs", func(s *snapshot.Snapshot) {
+			s.Conntrack.Count, s.Conntrack.CountStart = 120000, 120000
+			s.Conntrack.Table = &snapshot.Table{Entries: 120000, ByState: map[string]uint64{"TIME_WAIT": 80000, "ESTABLISHED": 40000}}
+		}, []snapshot.Setting{want(timeWait, "30")}, 0,
+			Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 120000}, Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 60000}},
+		{"no limit", func(s *snapshot.Snapshot) { s.Conntrack.Max = 0 }, nil, 100, Table{Buckets: 262144, Entries: 1000}, Table{Buckets: 262144, Entries: 1000}},
+		{"a window of no length", func(s *snapshot.Snapshot) { s.WindowSeconds = 0 }, nil, 0,
+			Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 1000}, Table{Max: 262144, Buckets: 262144, Chain: 2, Entries: 1000}},
+	} {
+		s := machine(c.change)
+		if c.name != "a window of no length" {
+			s.WindowSeconds = 10
+		}
+		p, err := MakePlan(s, PlanOptions{Wanted: c.wanted})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := p.Memory
+		m.Now.Bytes, m.Then.Bytes = 0, 0
+		if math.Abs(m.Growth-c.growth) > 1e-9 || !reflect.DeepEqual(m.Now, c.now) || !reflect.DeepEqual(m.Then, c.then) {
+			t.Errorf("%s: growth %v, now %+v, then %+v", c.name, m.Growth, m.Now, m.Then)
 		}
 	}
 }

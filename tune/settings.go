@@ -21,6 +21,10 @@ const (
 	settingBuckets = "net.netfilter.nf_conntrack_buckets"
 )
 
+// settingReserve is the one setting that is not of the network: entries are
+// allocated where the kernel can't wait for memory.
+const settingReserve = "vm.min_free_kbytes"
+
 // setting is one thing natkit may write. A name with "*" has an interface, "all"
 // or "default" there.
 type setting struct {
@@ -53,6 +57,8 @@ var settings = func() map[string]setting {
 		{name: "net.core.netdev_max_backlog", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "longer queues of packets that wait for a processor"},
 		{name: "net.core.netdev_budget", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "more packets in one round of polling"},
 		{name: "net.core.netdev_budget_usecs", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "longer rounds of polling"},
+		{name: "net.core.rmem_max", scope: ScopeHost, min: 1, max: maxInt, size: true, does: "larger receive buffers for programs that ask for them"},
+		{name: settingReserve, scope: ScopeHost, min: 1, max: maxInt, size: true, does: "a larger reserve of memory for what can't wait, such as entries"},
 		{name: "net.ipv4.neigh.default.gc_thresh1", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "more neighbours are kept without looking for old ones"},
 		{name: "net.ipv4.neigh.default.gc_thresh2", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "more neighbours at once for longer than five seconds"},
 		{name: "net.ipv4.neigh.default.gc_thresh3", scope: ScopeHost, min: 0, max: maxInt, size: true, does: "room for more neighbours, of all namespaces together"},
@@ -79,6 +85,7 @@ var settings = func() map[string]setting {
 		{name: "net.ipv4.conf.*.forwarding", max: 1, does: "whether packets that come in there are forwarded"},
 		{name: "net.ipv6.conf.*.forwarding", max: 1, does: "whether packets that come in there are forwarded"},
 		{name: "net.ipv4.conf.*.rp_filter", max: 2, does: "0: every source is taken; 1: only one that the route back goes to by the same interface; 2: any that has a route back"},
+		{name: "net.ipv4.conf.*.accept_local", max: 1, does: "whether packets from this machine's own addresses may come in there"},
 		{name: "net.ipv4.conf.*.route_localnet", max: 1, does: "whether packets to 127.0.0.0/8 may come in there"},
 
 		{name: "net.bridge.bridge-nf-call-iptables", max: 1, does: "whether bridged frames go through the rules for IPv4"},
@@ -89,6 +96,7 @@ var settings = func() map[string]setting {
 		{name: "net.netfilter.nf_conntrack_timestamp", max: 1, does: "whether each entry notes when it began, which costs memory"},
 		{name: "net.netfilter.nf_conntrack_events", max: 2, does: "whether changes of entries are announced to programs"},
 		{name: "net.netfilter.nf_conntrack_helper", max: 1, does: "whether helpers are given to connections by port"},
+		{name: "net.netfilter.nf_conntrack_log_invalid", max: 255, does: "of which protocol invalid packets are noted in the kernel's log"},
 		{name: "net.netfilter.nf_conntrack_tcp_be_liberal", max: 1, does: "whether segments out of their window are still of the connection"},
 		{name: "net.netfilter.nf_conntrack_tcp_loose", max: 1, does: "whether connections are taken up that began unseen"},
 	}

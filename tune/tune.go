@@ -64,7 +64,8 @@ type Refusal struct {
 	Value     string `json:"value"`
 	Code      string `json:"code,omitempty"`
 	Why       string `json:"why"`              // names the remedy
-	Chosen    bool   `json:"chosen,omitempty"` // the user said to leave it out
+	Chosen    bool   `json:"chosen,omitempty"` // the user's word: said to be left out, or not said to hold
+	If        string `json:"if,omitempty"`     // what the user has to say for it (PlanOptions.Confirmed)
 	NeedBytes uint64 `json:"need_bytes,omitempty"`
 }
 
@@ -74,6 +75,12 @@ type Table struct {
 	Buckets uint64  `json:"buckets"`
 	Bytes   uint64  `json:"bytes"` // when it is full
 	Chain   float64 `json:"chain"` // mean entries a bucket when it is full; each flow stands in two
+	// Entries is how many are in it: now as the facts say, then when shorter
+	// time-outs have taken effect at the rate at which entries come now.
+	Entries uint64 `json:"entries"`
+	// FullSeconds is how long it takes to fill at the present rate, 0 when it is
+	// full; nil when it is not growing, or has no limit.
+	FullSeconds *float64 `json:"full_s,omitempty"`
 }
 
 // Memory is what the table costs now and with the plan.
@@ -83,8 +90,11 @@ type Memory struct {
 	EntryBytes   uint64  `json:"entry_bytes"` // object and extension
 	EntryAssumed bool    `json:"entry_assumed,omitempty"`
 	BucketBytes  uint64  `json:"bucket_bytes"`
-	Now          Table   `json:"now"`
-	Then         Table   `json:"then"`
+	// Growth is how many entries a second come and stay, those among them that a full
+	// table refused; below zero it empties.
+	Growth float64 `json:"growth"`
+	Now    Table   `json:"now"`
+	Then   Table   `json:"then"`
 }
 
 // Plan is what tune would change, in the order in which it would write.

@@ -24,7 +24,8 @@ func newTuneCommand(e *env) *cobra.Command {
 		Long: `Change the kernel settings that the doctor's findings ask for, with the reason,
 the memory that they cost, who else sets them, and a way back.
 
-Only settings of a fixed list below net are ever written. Every old value is in
+Only settings of a fixed list are ever written, all of the network but
+vm.min_free_kbytes. Every old value is in
 the journal in /var/lib/natkit before it is changed; NATKIT_STATE_DIR names
 another place. A process that was killed between two writes leaves an apply that
 the next rollback takes back as a whole.`,
@@ -42,11 +43,18 @@ func newTunePlanCommand(e *env) *cobra.Command {
 		Short: "Show what would be changed, why, and what it costs",
 		Long: `Show what would be changed, why, what it costs in memory at the kernel's true
 size of an entry, and who else sets it and may write it back (sysctl.d, tuned,
-kube-proxy, Docker). Nothing is changed.
+ufw, kube-proxy, also that of k3s, Docker, firewalld, NetworkManager,
+systemd-networkd). Nothing is changed.
 
 The facts are read from the kernel, --for apart, or from a file that "natkit
 doctor --save" wrote. A table that would take more than --memory-share of the
 memory is not planned; the plan says what it would need.
+
+What is right only if something holds that can't be seen from here (no program
+reads the counters, a link may go down) is planned at your word: --confirm with
+the finding's code, as the plan says. The plan also shows the table as it will
+be: its memory at the limit, the mean length of a chain then, and when it is full
+at the rate at which it grows.
 
 The limit of the connection tracking table and the size of its hash are one for
 the whole machine: they are written in the initial network namespace, whichever
@@ -55,10 +63,11 @@ namespace is looked at.
 With -o json: taken_at, host, netns; changes (setting, netns, scope host or
 namespace, old, new, code of the finding, reason, does, memory_bytes, owners with
 who, where, value, warning) in the order in which they would be written; refused
-(setting, value, code, why, need_bytes); memory with the table now and then;
-unseen.`,
+(setting, value, code, why, chosen, if, need_bytes); memory: growth, now and then
+(max, buckets, bytes, chain, entries, full_s unless it is not growing); unseen.`,
 		Example: `  natkit tune plan
   natkit tune plan --netns blue --for 10s
+  natkit tune plan --confirm conntrack-accounting
   natkit tune plan --from facts.json -o json`,
 		Args: noArgs,
 	}
@@ -94,7 +103,8 @@ natkit has applied and that still stands.
 
 With -o json: id, time, state (planned, unchanged, applied), changes as in the
 plan with the values that were found, skipped with the reason for each, file. The
-exit code is 1 when a change could not be made, unless --no-host-write left it out.`,
+exit code is 1 when a change could not be made that was neither left out by
+--no-host-write nor waits for a --confirm.`,
 		Example: `  natkit tune apply --dry-run
   natkit tune apply --persist
   natkit tune apply --netns blue --no-host-write
@@ -214,8 +224,9 @@ func tunePlace() tune.Place { return tune.Place{StateDir: os.Getenv("NATKIT_STAT
 
 // tuneInput is where a plan's facts come from.
 type tuneInput struct {
-	facts doctorOptions
-	share float64
+	facts     doctorOptions
+	share     float64
+	confirmed []string
 }
 
 func (in *tuneInput) flags(cmd *cobra.Command) {
@@ -223,6 +234,7 @@ func (in *tuneInput) flags(cmd *cobra.Command) {
 	f.DurationVar(&in.facts.window, "for", 2*time.Second, "how long to watch before planning")
 	f.StringVar(&in.facts.from, "from", "", "plan from the facts in `FILE` (- is stdin) instead of this machine's")
 	f.Float64Var(&in.share, "memory-share", tune.DefaultMemoryShare, "largest part of the memory that the full connection tracking table may take, 0 to 1")
+	f.StringSliceVar(&in.confirmed, "confirm", nil, "what the plan says that the change for finding `CODE` depends on is so; may be repeated")
 }
 
 // plan reads the facts, judges them, and plans what the findings ask for.
@@ -236,6 +248,11 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 	if !(in.share > 0 && in.share <= 1) {
 		return nil, usagef("--memory-share %v: want more than 0 and at most 1", in.share)
 	}
+	for _, code := range in.confirmed {
+		if !slices.ContainsFunc(diagnose.Catalogue(), func(c diagnose.Cause) bool { return c.Code == code }) {
+			return nil, usagef("--confirm %s: not the code of a finding, as the plan names it", code)
+		}
+	}
 	s, err := in.facts.facts(cmd.Context(), e)
 	if err != nil {
 		return nil, err
@@ -246,7 +263,7 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 	if in.facts.from != "" && e.netns != "" && e.netns != s.Netns.Name {
 		return nil, usagef("--netns %s: the facts in %s are of namespace %q", e.netns, in.facts.from, s.Netns.Name)
 	}
-	return tune.MakePlan(s, tune.PlanOptions{Wanted: diagnose.Settings(diagnose.Judge(s)), MemoryShare: in.share})
+	return tune.MakePlan(s, tune.PlanOptions{Wanted: diagnose.Settings(diagnose.Judge(s)), MemoryShare: in.share, Confirmed: in.confirmed})
 }
 
 // applyCommand is the command line that applies a plan made with these flags.
@@ -259,6 +276,9 @@ func (in *tuneInput) applyCommand(cmd *cobra.Command, plan *tune.Plan) string {
 		if f := cmd.Flags().Lookup(name); f.Changed {
 			words = append(words, "--"+name, f.Value.String())
 		}
+	}
+	for _, code := range in.confirmed {
+		words = append(words, "--confirm", code)
 	}
 	return report.Command(words...)
 }

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"natkit/snapshot"
+	"natkit/tune"
+)
+
+// moreExamples are machines on which the remedy of a cause is another one than on
+// the one in examples.
+var moreExamples = map[string]func(s *snapshot.Snapshot){
+	"ip-forward-off, advice":          func(s *snapshot.Snapshot) { forwarding(s, "0") },
+	"established-timeout-short, bare": func(s *snapshot.Snapshot) { s.Sysctls["net.netfilter.nf_conntrack_tcp_timeout_established"] = "600" },
+	"conntrack-helper, by port":       func(s *snapshot.Snapshot) { s.Sysctls["net.netfilter.nf_conntrack_helper"] = "1" },
+	"conntrack-invalid-reset, elsewhere": func(s *snapshot.Snapshot) {
+		publish(s, "tcp", 80, "192.168.1.80", 80)
+		s.Conntrack.Stats["invalid"] = 5000
+	},
+	"martian-drop, own source": func(s *snapshot.Snapshot) {
+		s.Drops.Rows = append(s.Drops.Rows, drop(900_000, snapshot.CauseMartian, "eth1", sample("udp 198.51.100.1:53 -> 192.168.1.20:53")))
+	},
+	"qdisc-drop, pfifo_fast": func(s *snapshot.Snapshot) {
+		link(s, "eth0").Qdisc = &snapshot.Qdisc{Kind: "pfifo_fast", Packets: 900_000, Dropped: 300_000}
+	},
+}
+
+func forwarding(s *snapshot.Snapshot, value string) {
+	for name := range s.Sysctls {
+		if strings.HasSuffix(name, "forward") || strings.HasSuffix(name, "forwarding") {
+			s.Sysctls[name] = value
+		}
+	}
+}
+
+// inRemedy finds the settings among a remedy's commands: their names and values as
+// tune knows them.
+func inRemedy(commands []string) map[string]string {
+	sysctl := regexp.MustCompile(`^(?:# )?sysctl -w ([^ =]+)=([^ ]+)$`)
+	out := map[string]string{}
+	for _, c := range commands {
+		if m := sysctl.FindStringSubmatch(c); m != nil {
+			out[m[1]] = m[2]
+		}
+	}
+	return out
+}
+
+func flat(findings []Finding) (out []Finding) {
+	for _, f := range findings {
+		out = append(append(out, f), flat(f.Consequences)...)
+	}
+	return out
+}
+
+// Each setting in a remedy is one that tune plans, unasked or at the user's word.
+func TestRemediesArePlanned(t *testing.T) {
+	var codes []string
+	for _, c := range Catalogue() {
+		codes = append(codes, c.Code)
+	}
+	cases := maps.Clone(examples)
+	maps.Copy(cases, moreExamples)
+	for _, name := range slices.Sorted(maps.Keys(cases)) {
+		t.Run(name, func(t *testing.T) {
+			s := gateway()
+			cases[name](s)
+			findings := Judge(s)
+			code, _, _ := strings.Cut(name, ",")
+			if !slices.ContainsFunc(flat(findings), func(f Finding) bool { return f.Code == code }) {
+				t.Fatalf("not found: %s", titles(findings))
+			}
+			wanted := Settings(findings)
+			plan := func(o tune.PlanOptions) *tune.Plan {
+				o.Wanted = wanted
+				p, err := tune.MakePlan(s, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p
+			}
+			unasked, confirmed := plan(tune.PlanOptions{}), plan(tune.PlanOptions{Confirmed: codes})
+			planned := func(p *tune.Plan, setting, value string) bool {
+				return slices.ContainsFunc(p.Changes, func(c tune.Change) bool { return c.Setting == setting && c.New == value })
+			}
+			for _, w := range wanted {
+				asks := slices.ContainsFunc(unasked.Refused, func(r tune.Refusal) bool {
+					return r.Setting == w.Name && r.If == w.If && strings.Contains(r.Why, w.If) && strings.Contains(r.Why, "--confirm "+w.Code)
+				})
+				if w.If == "" && !planned(unasked, w.Name, w.Value) || w.If != "" && !asks {
+					t.Errorf("%s=%s (if %q) is not in the plan: %+v", w.Name, w.Value, w.If, unasked.Refused)
+				}
+				if !planned(confirmed, w.Name, w.Value) {
+					t.Errorf("%s=%s is not in the plan although its condition holds: %+v", w.Name, w.Value, confirmed.Refused)
+				}
+			}
+			for _, f := range flat(findings) {
+				for setting, value := range inRemedy(f.Remedy) {
+					if !planned(confirmed, setting, value) {
+						t.Errorf("the remedy of %s sets %s=%s, which is not planned", f.Code, setting, value)
+					}
+				}
+			}
+			for _, c := range confirmed.Changes {
+				if c.Does == "" || c.Scope == "" || c.Reason == "" {
+					t.Errorf("a change without words: %+v", c)
+				}
+			}
+		})
+	}
+}
+
+func titles(findings []Finding) string {
+	var out []string
+	for _, f := range flat(findings) {
+		out = append(out, fmt.Sprintf("%v %s: %s", f.Severity, f.Code, f.Title))
+	}
+	return strings.Join(out, "; ")
+}
