@@ -101,7 +101,8 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	}
 	link = bpf_map_lookup_elem(&links, &index);
 	if (unlikely(!link || !packet->l3 ||
-		     (packet->flags & (PACKET_PROBE | PACKET_CUT)) == PACKET_PROBE))
+		     (packet->flags & (PACKET_PROBE | PACKET_CUT | PACKET_FRAGMENT_FIRST)) ==
+			     PACKET_PROBE))
 		return flow_neighbour(ctx, packet, flow);
 	if (unlikely(!ctx_can_transmit(link)))
 		return NAT_PASS_TO_TC;
@@ -113,6 +114,11 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 		reason = fragment_cut(ctx, packet, packet->mtu, link->ifindex);
 		if (reason != GO_ON)
 			return reason;
+	}
+	if (CTX_TC && unlikely(packet->flags & PACKET_FRAGMENT_FIRST) &&
+	    !(packet->flags & PACKET_CUT) && fragment_release(ctx, packet, flow, link->ifindex)) {
+		packet->action = CTX_DROP;
+		return flow_translated(packet);
 	}
 	packet->action = ctx_transmit(ctx, index, link);
 	return flow_translated(packet);
@@ -278,7 +284,8 @@ static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet
 
 /*
  * A later fragment: as its first one, whose session is not kept alive by it. If there was
- * none it is perhaps the stack's, like its first.
+ * none, a rule says whether it may be ours: then it is kept, and for an address that is
+ * the gateway's own too, where the stack gets it as well.
  */
 static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
@@ -287,8 +294,15 @@ static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 
 	if (reason == NAT_DROP_FRAGMENT) {
 		reason = flow_stateless(ctx, packet, &packet->key, &flow);
-		if (reason == NAT_DROP_NO_SESSION)
-			reason = NAT_DROP_FRAGMENT;
+		if (reason == NAT_DROP_NO_SESSION) {
+			packet->action = CTX_DROP; /* if only kept */
+			return fragment_hold(ctx, packet);
+		}
+		if (reason < NAT_TRANSLATED_IN && reason != GO_ON &&
+		    packet->key.side == NAT_OUTSIDE &&
+		    bpf_map_lookup_elem(&outside, &packet->key.dst) &&
+		    fragment_hold(ctx, packet) == NAT_FRAGMENT_HELD)
+			count_add(NAT_FRAGMENT_HELD);
 	}
 	return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Fragments, on tc. The first one has the ports, is translated like any packet, and
- * leaves a note for those that come after it. One that comes before it is dropped: to
- * keep it would let strangers fill memory.
+ * leaves a note for those that come after it. Those that come before it are kept, a few,
+ * and sent when it has gone.
  *
  * A packet that is too big for the way out and may be fragmented is cut here, because
  * nothing behind a redirect does it (RFC 4787 REQ-13).
@@ -64,6 +64,72 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 	out->dst = first->dst;
 	session_deltas(&packet->key, out);
 	return GO_ON;
+}
+
+/* --- keeping ---------------------------------------------------------------------- */
+
+enum held_limit {
+	HELD_PLACES = 4,    /* of one datagram */
+	HELD_PACKET = 1788, /* longest that is kept, whole */
+	HELD_DATAGRAMS = 512,
+};
+
+struct held_key {
+	struct nat_fragment_key datagram;
+	__u32 place;
+};
+
+struct held {
+	__u32 seen; /* ticks */
+	__u32 bytes;
+	__u8 packet[HELD_PACKET]; /* from the IPv4 header on */
+};
+
+/* Fragments without their first one. Nobody takes out what is never asked for: it is the
+ * one map of the engine that forgets its oldest entries, so a flood costs other such
+ * fragments their place, and nothing else. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct held_key);
+	__type(value, struct held);
+	__uint(max_entries, HELD_DATAGRAMS);
+} held_fragments SEC(".maps");
+
+/* Room to put one together. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct held);
+	__uint(max_entries, 1);
+} held_rooms SEC(".maps");
+
+/* Keeps a copy of a fragment, if there is a place. */
+static __noinline int fragment_hold(struct ctx *ctx, const struct packet *packet)
+{
+	__u32 zero = 0, bytes = packet->bytes, place;
+	struct held *room = bpf_map_lookup_elem(&held_rooms, &zero), *old;
+	const struct nat_config *c = config_get(&zero);
+	struct held_key key;
+
+	OPAQUE(bytes);
+	if (!room || !c || bytes > HELD_PACKET)
+		return NAT_DROP_FRAGMENT;
+	OPAQUE(bytes);
+	if (bytes < sizeof(struct ipv4) || ctx_load(ctx, packet->l3, room->packet, bytes))
+		return NAT_DROP_FRAGMENT;
+	room->seen = packet->now;
+	room->bytes = bytes;
+	fragment_key(packet, &key.datagram);
+	for (place = 0; place < HELD_PLACES; place++) {
+		key.place = place;
+		old = bpf_map_lookup_elem(&held_fragments, &key);
+		if (old && packet->now - old->seen <= c->timeouts[NAT_TIMEOUT_FRAGMENT])
+			continue;
+		return bpf_map_update_elem(&held_fragments, &key, room, BPF_ANY)
+			       ? NAT_DROP_FRAGMENT
+			       : NAT_FRAGMENT_HELD;
+	}
+	return NAT_DROP_FRAGMENT;
 }
 
 /* --- cutting ---------------------------------------------------------------------- */
@@ -229,6 +295,77 @@ static __noinline int fragment_cut(struct ctx *ctx, struct packet *packet, __u32
 		return NAT_DROP_REWRITE;
 	bpf_loop(FRAGMENT_PIECES, fragment_next, &cut, 0);
 	return cut.reason;
+}
+
+/* --- sending what was kept ----------------------------------------------------------- */
+
+struct release {
+	struct ctx *ctx;
+	const struct nat_flow *flow;
+	struct held_key key;
+	__u32 now, limit; /* time-out */
+	__u32 l3, mtu, ifindex;
+};
+
+/* Makes the frame the fragment in that place, translated, and sends a copy of it. */
+static long fragment_release_next(__u32 place, struct release *r)
+{
+	struct held *held;
+	struct ipv4 ip;
+	__u32 bytes;
+
+	r->key.place = place;
+	held = bpf_map_lookup_elem(&held_fragments, &r->key);
+	if (!held)
+		return 0;
+	bytes = held->bytes;
+	OPAQUE(bytes);
+	if (bytes < sizeof(ip))
+		return 0;
+	OPAQUE(bytes);
+	if (bytes > HELD_PACKET || r->now - held->seen > r->limit || (r->mtu && bytes > r->mtu))
+		return 0;
+	__builtin_memcpy(&ip, held->packet, sizeof(ip));
+	if (ip.ttl <= 1 || ctx_resize(r->ctx, r->l3 + bytes) ||
+	    ctx_store(r->ctx, r->l3, held->packet, bytes))
+		return 0;
+	ip.src = r->flow->src;
+	ip.dst = r->flow->dst;
+	rewrite_ttl(&ip, r->flow->l3_delta);
+	if (ctx_store(r->ctx, r->l3, &ip, sizeof(ip)))
+		return 0;
+	/* Not sent if another datagram has got the place meanwhile, and perhaps its bytes here. */
+	if (bpf_map_lookup_elem(&held_fragments, &r->key) != held)
+		return 0;
+	bpf_map_delete_elem(&held_fragments, &r->key);
+	ctx_copy(r->ctx, r->ifindex);
+	return 0;
+}
+
+/* Sends a first fragment, which has been translated and has its MACs, and after it those
+ * that wait for it. True: the frame itself is of no more use. */
+static __noinline int fragment_release(struct ctx *ctx, const struct packet *packet,
+				       const struct nat_flow *flow, __u32 ifindex)
+{
+	struct release r = {.ctx = ctx,
+			    .flow = flow,
+			    .now = packet->now,
+			    .l3 = packet->l3,
+			    .mtu = flow->mtu,
+			    .ifindex = ifindex};
+	const struct nat_config *c;
+	__u32 slot;
+
+	c = config_get(&slot);
+	if (!c)
+		return 0;
+	fragment_key(packet, &r.key.datagram);
+	if (!bpf_map_lookup_elem(&held_fragments, &r.key)) /* in place 0 is the first to come */
+		return 0;
+	r.limit = c->timeouts[NAT_TIMEOUT_FRAGMENT];
+	ctx_copy(ctx, ifindex);
+	bpf_loop(HELD_PLACES, fragment_release_next, &r, 0);
+	return 1;
 }
 
 #endif

@@ -86,6 +86,7 @@ enum nat_reason {
 	NAT_MSS_CLAMPED,
 	NAT_ICMP_TRANSLATED, /* errors, with the packet inside */
 	NAT_ICMP_SENT,       /* errors made by the engine */
+	NAT_FRAGMENT_HELD,   /* fragments kept until their first one comes */
 	/* drops */
 	NAT_DROP_MALFORMED,    /* lengths that contradict each other, a truncated header */
 	NAT_DROP_BAD_CHECKSUM, /* of an ICMP error or the IPv4 header inside it */

@@ -13,39 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type abiNatAccelReason uint32
-
-const (
-	abiNatAccelReasonNAT_ACCEL_FORWARDED  abiNatAccelReason = 0
-	abiNatAccelReasonNAT_ACCEL_NOT_IPV4   abiNatAccelReason = 1
-	abiNatAccelReasonNAT_ACCEL_PROTOCOL   abiNatAccelReason = 2
-	abiNatAccelReasonNAT_ACCEL_SPECIAL    abiNatAccelReason = 3
-	abiNatAccelReasonNAT_ACCEL_TTL        abiNatAccelReason = 4
-	abiNatAccelReasonNAT_ACCEL_TOO_BIG    abiNatAccelReason = 5
-	abiNatAccelReasonNAT_ACCEL_TCP_STRICT abiNatAccelReason = 6
-	abiNatAccelReasonNAT_ACCEL_TCP_FLAGS  abiNatAccelReason = 7
-	abiNatAccelReasonNAT_ACCEL_PROBE      abiNatAccelReason = 8
-	abiNatAccelReasonNAT_ACCEL_WAITING    abiNatAccelReason = 9
-	abiNatAccelReasonNAT_ACCEL_OTHER_LINK abiNatAccelReason = 10
-	abiNatAccelReasonNAT_ACCEL_UNKNOWN    abiNatAccelReason = 11
-	abiNatAccelReasonNAT_ACCEL_UNANSWERED abiNatAccelReason = 12
-	abiNatAccelReasonNAT_ACCEL_UNSTEADY   abiNatAccelReason = 13
-	abiNatAccelReasonNAT_ACCEL_HELPER     abiNatAccelReason = 14
-	abiNatAccelReasonNAT_ACCEL_OFFLOADED  abiNatAccelReason = 15
-	abiNatAccelReasonNAT_ACCEL_TIMEOUT    abiNatAccelReason = 16
-	abiNatAccelReasonNAT_ACCEL_LOCAL      abiNatAccelReason = 17
-	abiNatAccelReasonNAT_ACCEL_NO_WAY     abiNatAccelReason = 18
-	abiNatAccelReasonNAT_ACCEL_OTHER_WAY  abiNatAccelReason = 19
-	abiNatAccelReasonNAT_ACCEL_NO_ROOM    abiNatAccelReason = 20
-	abiNatAccelReasonNAT_ACCEL_REASONS    abiNatAccelReason = 21
-)
-
-type abiNatAccelStats struct {
-	_       structs.HostLayout
-	Packets [21]uint64
-	Bytes   uint64
-}
-
 type abiNatAddr struct {
 	_     structs.HostLayout
 	Octet [4]uint8
@@ -385,29 +352,30 @@ const (
 	abiNatReasonNAT_MSS_CLAMPED         abiNatReason = 16
 	abiNatReasonNAT_ICMP_TRANSLATED     abiNatReason = 17
 	abiNatReasonNAT_ICMP_SENT           abiNatReason = 18
-	abiNatReasonNAT_DROP_MALFORMED      abiNatReason = 19
-	abiNatReasonNAT_DROP_BAD_CHECKSUM   abiNatReason = 20
-	abiNatReasonNAT_DROP_SPOOFED        abiNatReason = 21
-	abiNatReasonNAT_DROP_FILTERED       abiNatReason = 22
-	abiNatReasonNAT_DROP_NO_MAPPING     abiNatReason = 23
-	abiNatReasonNAT_DROP_NO_SESSION     abiNatReason = 24
-	abiNatReasonNAT_DROP_NO_PORT        abiNatReason = 25
-	abiNatReasonNAT_DROP_NO_ADDRESS     abiNatReason = 26
-	abiNatReasonNAT_DROP_SESSIONS_FULL  abiNatReason = 27
-	abiNatReasonNAT_DROP_MAPPINGS_FULL  abiNatReason = 28
-	abiNatReasonNAT_DROP_SOURCE_LIMIT   abiNatReason = 29
-	abiNatReasonNAT_DROP_SOURCES_FULL   abiNatReason = 30
-	abiNatReasonNAT_DROP_TTL            abiNatReason = 31
-	abiNatReasonNAT_DROP_TOO_BIG        abiNatReason = 32
-	abiNatReasonNAT_DROP_NO_ROUTE       abiNatReason = 33
-	abiNatReasonNAT_DROP_NO_NEIGHBOUR   abiNatReason = 34
-	abiNatReasonNAT_DROP_UNSUPPORTED    abiNatReason = 35
-	abiNatReasonNAT_DROP_FRAGMENT       abiNatReason = 36
-	abiNatReasonNAT_DROP_FRAGMENTS_FULL abiNatReason = 37
-	abiNatReasonNAT_DROP_RACE           abiNatReason = 38
-	abiNatReasonNAT_DROP_REWRITE        abiNatReason = 39
-	abiNatReasonNAT_DROP_BYPASS         abiNatReason = 40
-	abiNatReasonNAT_REASONS             abiNatReason = 41
+	abiNatReasonNAT_FRAGMENT_HELD       abiNatReason = 19
+	abiNatReasonNAT_DROP_MALFORMED      abiNatReason = 20
+	abiNatReasonNAT_DROP_BAD_CHECKSUM   abiNatReason = 21
+	abiNatReasonNAT_DROP_SPOOFED        abiNatReason = 22
+	abiNatReasonNAT_DROP_FILTERED       abiNatReason = 23
+	abiNatReasonNAT_DROP_NO_MAPPING     abiNatReason = 24
+	abiNatReasonNAT_DROP_NO_SESSION     abiNatReason = 25
+	abiNatReasonNAT_DROP_NO_PORT        abiNatReason = 26
+	abiNatReasonNAT_DROP_NO_ADDRESS     abiNatReason = 27
+	abiNatReasonNAT_DROP_SESSIONS_FULL  abiNatReason = 28
+	abiNatReasonNAT_DROP_MAPPINGS_FULL  abiNatReason = 29
+	abiNatReasonNAT_DROP_SOURCE_LIMIT   abiNatReason = 30
+	abiNatReasonNAT_DROP_SOURCES_FULL   abiNatReason = 31
+	abiNatReasonNAT_DROP_TTL            abiNatReason = 32
+	abiNatReasonNAT_DROP_TOO_BIG        abiNatReason = 33
+	abiNatReasonNAT_DROP_NO_ROUTE       abiNatReason = 34
+	abiNatReasonNAT_DROP_NO_NEIGHBOUR   abiNatReason = 35
+	abiNatReasonNAT_DROP_UNSUPPORTED    abiNatReason = 36
+	abiNatReasonNAT_DROP_FRAGMENT       abiNatReason = 37
+	abiNatReasonNAT_DROP_FRAGMENTS_FULL abiNatReason = 38
+	abiNatReasonNAT_DROP_RACE           abiNatReason = 39
+	abiNatReasonNAT_DROP_REWRITE        abiNatReason = 40
+	abiNatReasonNAT_DROP_BYPASS         abiNatReason = 41
+	abiNatReasonNAT_REASONS             abiNatReason = 42
 )
 
 type abiNatRefs uint32
@@ -463,28 +431,6 @@ const (
 	abiNatRuleKindNAT_RULE_FORWARD    abiNatRuleKind = 5
 )
 
-type abiNatShortcut struct {
-	_       structs.HostLayout
-	Src     abiNatAddr
-	Dst     abiNatAddr
-	Sport   uint16
-	Dport   uint16
-	L3Delta uint16
-	L4Delta uint16
-	Hop     uint64
-	LeftHop uint64
-	Left    uint32
-	Until   uint32
-	Probed  uint32
-	Mtu     uint16
-	InLink  uint16
-	Packets uint64
-	Reason  uint8
-	Hook    uint8
-	Carried uint8
-	Zero    [5]uint8
-}
-
 type abiNatSide uint32
 
 const (
@@ -525,7 +471,7 @@ type abiNatSourceKey struct {
 
 type abiNatStats struct {
 	_           structs.HostLayout
-	Packets     [41]uint64
+	Packets     [42]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64
@@ -559,8 +505,6 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	abiVarUnusedNatAccelReason     = "unused_nat_accel_reason"
-	abiVarUnusedNatAccelStats      = "unused_nat_accel_stats"
 	abiVarUnusedNatAddr            = "unused_nat_addr"
 	abiVarUnusedNatAddress         = "unused_nat_address"
 	abiVarUnusedNatAddressFlag     = "unused_nat_address_flag"
@@ -598,7 +542,6 @@ const (
 	abiVarUnusedNatRule            = "unused_nat_rule"
 	abiVarUnusedNatRuleFlag        = "unused_nat_rule_flag"
 	abiVarUnusedNatRuleKind        = "unused_nat_rule_kind"
-	abiVarUnusedNatShortcut        = "unused_nat_shortcut"
 	abiVarUnusedNatSide            = "unused_nat_side"
 	abiVarUnusedNatSlot            = "unused_nat_slot"
 	abiVarUnusedNatSlotUse         = "unused_nat_slot_use"
@@ -663,8 +606,6 @@ type abiMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiVariableSpecs struct {
-	UnusedNatAccelReason     *ebpf.VariableSpec `ebpf:"unused_nat_accel_reason"`
-	UnusedNatAccelStats      *ebpf.VariableSpec `ebpf:"unused_nat_accel_stats"`
 	UnusedNatAddr            *ebpf.VariableSpec `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.VariableSpec `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.VariableSpec `ebpf:"unused_nat_address_flag"`
@@ -702,7 +643,6 @@ type abiVariableSpecs struct {
 	UnusedNatRule            *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
-	UnusedNatShortcut        *ebpf.VariableSpec `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.VariableSpec `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
 	UnusedNatSlotUse         *ebpf.VariableSpec `ebpf:"unused_nat_slot_use"`
@@ -743,8 +683,6 @@ func (m *abiMaps) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiVariables struct {
-	UnusedNatAccelReason     *ebpf.Variable `ebpf:"unused_nat_accel_reason"`
-	UnusedNatAccelStats      *ebpf.Variable `ebpf:"unused_nat_accel_stats"`
 	UnusedNatAddr            *ebpf.Variable `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.Variable `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.Variable `ebpf:"unused_nat_address_flag"`
@@ -782,7 +720,6 @@ type abiVariables struct {
 	UnusedNatRule            *ebpf.Variable `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
-	UnusedNatShortcut        *ebpf.Variable `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.Variable `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.Variable `ebpf:"unused_nat_slot"`
 	UnusedNatSlotUse         *ebpf.Variable `ebpf:"unused_nat_slot_use"`

@@ -5,6 +5,7 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -38,16 +39,14 @@ func TestFragments(t *testing.T) {
 	part := func(src netip.Addr, id, at uint16, ttl uint8) pktbuild.IPv4 {
 		return fragmentOf(src, 5000, id, at, ttl)
 	}
-	const sent, dropped = abiNatReasonNAT_TRANSLATED_OUT, abiNatReasonNAT_DROP_FRAGMENT
+	const sent = abiNatReasonNAT_TRANSLATED_OUT
 
 	g.run(t, hooks[1], inside, g.in, g.in.arriving(part(insideHost, 1, 0, 64)).Bytes(), 0) // asks for the neighbour
 	g.counted(t)
-	enter(part(insideHost, 77, 512, 64), dropped, pktbuild.IPv4{Src: world, Dst: world})
 	enter(part(insideHost, 77, 0, 64), sent, part(gatewayOut, 77, 0, 63))
 	for range 2 { // a repeated one too
 		enter(part(insideHost, 77, 512, 64), sent, part(gatewayOut, 77, 512, 63))
 	}
-	enter(part(insideHost, 78, 512, 64), dropped, pktbuild.IPv4{Src: world, Dst: world})
 
 	stateless, outside := netip.MustParseAddr("192.168.7.3"), netip.MustParseAddr("198.18.7.3")
 	enter(part(stateless, 79, 512, 64), sent, part(outside, 79, 512, 63))
@@ -60,6 +59,69 @@ func TestFragments(t *testing.T) {
 		Payload: pktbuild.Bytes(binary.BigEndian.AppendUint64(nil, 0x1388_0035_0000_0001))})
 	for _, h := range hooks {
 		g.expect(t, h, inside, g.in, tiny, 0, end{abiNatReasonNAT_DROP_MALFORMED, nil}, nil)
+	}
+}
+
+// Fragments that come before their first one are kept, and follow it.
+func TestFragmentsOutOfOrder(t *testing.T) {
+	g := newGateway(t)
+	g.flags = 0 // the kernel would compare the sum over what was there before
+	send := func(side abiNatSide, way port, p pktbuild.IPv4, verdict uint32, counted abiNatReason, also ...abiNatReason) {
+		t.Helper()
+		got, _, err := g.run(t, hooks[1], side, way, way.arriving(p).Bytes(), 0)
+		if err != nil || got != verdict {
+			t.Fatalf("verdict %d, error %v, want verdict %d", int32(got), err, int32(verdict))
+		}
+		want := map[abiNatReason]uint64{counted: 1}
+		for _, reason := range also {
+			want[reason]++
+		}
+		if counts := g.counted(t); !maps.Equal(counts, want) {
+			t.Fatalf("counted %v, want %v", counts, want)
+		}
+	}
+	const (
+		inside, outside = abiNatSideNAT_INSIDE, abiNatSideNAT_OUTSIDE
+		held, full      = abiNatReasonNAT_FRAGMENT_HELD, abiNatReasonNAT_DROP_FRAGMENT
+		sent, back      = abiNatReasonNAT_TRANSLATED_OUT, abiNatReasonNAT_TRANSLATED_IN
+	)
+	part := func(src, dst netip.Addr, at uint16, ttl uint8) pktbuild.IPv4 {
+		p := pktbuild.IPv4{Src: src, Dst: dst, TTL: ttl, ID: 9, Fragment: at/8 | pktbuild.MF, Protocol: pktbuild.UDPProtocol, Payload: pktbuild.Bytes(counting(600))}
+		if at == 0 {
+			whole := pktbuild.IPv4{Src: src, Dst: dst, Payload: pktbuild.UDP{Src: 5000, Dst: 5000, Length: 3000, Data: counting(592)}}.Bytes()
+			p.Payload = pktbuild.Bytes(whole[20:])
+		}
+		return p
+	}
+	open := pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: pktbuild.UDP{Src: 5000, Dst: 5000}}
+	send(inside, g.in, open, tcRedirect, sent, abiNatReasonNAT_CREATED, abiNatReasonNAT_MAPPED)
+
+	for i := range uint16(4) {
+		send(inside, g.in, part(insideHost, world, 600*(4-i), 64), tcShot, held)
+	}
+	send(inside, g.in, part(insideHost, world, 3000, 64), tcShot, full) // the fifth
+	frames := g.captured(t, "out-peer", 5, func() []byte {
+		send(inside, g.in, part(insideHost, world, 0, 64), tcShot, sent)
+		return nil
+	})
+	for i, at := range []uint16{0, 2400, 1800, 1200, 600} {
+		if want := g.out.leaving(part(gatewayOut, world, at, 63)).Bytes(); !bytes.Equal(frames[i], want) {
+			t.Errorf("frame %d is not as it should be:\n%s", i, differ(frames[i], want))
+		}
+	}
+	send(inside, g.in, part(insideHost, world, 600, 64), tcRedirect, sent) // late, not kept
+
+	// To an address that is the gateway's own it may be the stack's: that gets it too.
+	send(outside, g.out, part(world, gatewayOut, 600, 64), tcNext, abiNatReasonNAT_PASS_LOCAL, held)
+	first := part(world, gatewayOut, 0, 64)
+	frames = g.captured(t, "in-peer", 2, func() []byte {
+		send(outside, g.out, first, tcShot, back)
+		return nil
+	})
+	for i, at := range []uint16{0, 600} {
+		if want := g.in.leaving(part(world, insideHost, at, 63)).Bytes(); !bytes.Equal(frames[i], want) {
+			t.Errorf("frame %d is not as it should be:\n%s", i, differ(frames[i], want))
+		}
 	}
 }
 

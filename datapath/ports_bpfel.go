@@ -123,7 +123,6 @@ type portsNatLink struct {
 
 type portsNatMapping struct {
 	_       structs.HostLayout
-	Inside  portsNatMappingKey
 	Address uint16
 	Port    uint16
 	Refs    uint32
@@ -146,7 +145,6 @@ type portsNatPorts struct {
 
 type portsNatResting struct {
 	_       structs.HostLayout
-	Inside  portsNatMappingKey
 	Address uint16
 	Port    uint16
 	Since   uint32
@@ -169,7 +167,7 @@ type portsNatSourceKey struct {
 
 type portsNatStats struct {
 	_           structs.HostLayout
-	Packets     [41]uint64
+	Packets     [42]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64

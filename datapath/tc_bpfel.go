@@ -18,6 +18,19 @@ type tcFragmentRoom struct {
 	Bytes [24576]uint8
 }
 
+type tcHeld struct {
+	_      structs.HostLayout
+	Seen   uint32
+	Bytes  uint32
+	Packet [1788]uint8
+}
+
+type tcHeldKey struct {
+	_        structs.HostLayout
+	Datagram tcNatFragmentKey
+	Place    uint32
+}
+
 type tcIcmpRoom struct {
 	_     structs.HostLayout
 	Bytes [1536]uint8
@@ -133,7 +146,6 @@ type tcNatLink struct {
 
 type tcNatMapping struct {
 	_       structs.HostLayout
-	Inside  tcNatMappingKey
 	Address uint16
 	Port    uint16
 	Refs    uint32
@@ -156,7 +168,6 @@ type tcNatPorts struct {
 
 type tcNatResting struct {
 	_       structs.HostLayout
-	Inside  tcNatMappingKey
 	Address uint16
 	Port    uint16
 	Since   uint32
@@ -179,7 +190,7 @@ type tcNatSourceKey struct {
 
 type tcNatStats struct {
 	_           structs.HostLayout
-	Packets     [41]uint64
+	Packets     [42]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64
@@ -270,6 +281,8 @@ const (
 	tcMapFragments     = "fragments"
 	tcMapFreeAddresses = "free_addresses"
 	tcMapFreePorts     = "free_ports"
+	tcMapHeldFragments = "held_fragments"
+	tcMapHeldRooms     = "held_rooms"
 	tcMapIcmpRooms     = "icmp_rooms"
 	tcMapLinkIndices   = "link_indices"
 	tcMapLinks         = "links"
@@ -362,6 +375,8 @@ type tcMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
+	HeldRooms     *ebpf.MapSpec `ebpf:"held_rooms"`
 	IcmpRooms     *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
@@ -424,6 +439,8 @@ type tcMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
+	HeldRooms     *ebpf.Map `ebpf:"held_rooms"`
 	IcmpRooms     *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
@@ -460,6 +477,8 @@ func (m *tcMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.HeldFragments,
+		m.HeldRooms,
 		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,

@@ -18,6 +18,19 @@ type xdpFragmentRoom struct {
 	Bytes [24576]uint8
 }
 
+type xdpHeld struct {
+	_      structs.HostLayout
+	Seen   uint32
+	Bytes  uint32
+	Packet [1788]uint8
+}
+
+type xdpHeldKey struct {
+	_        structs.HostLayout
+	Datagram xdpNatFragmentKey
+	Place    uint32
+}
+
 type xdpIcmpRoom struct {
 	_     structs.HostLayout
 	Bytes [1536]uint8
@@ -133,7 +146,6 @@ type xdpNatLink struct {
 
 type xdpNatMapping struct {
 	_       structs.HostLayout
-	Inside  xdpNatMappingKey
 	Address uint16
 	Port    uint16
 	Refs    uint32
@@ -156,7 +168,6 @@ type xdpNatPorts struct {
 
 type xdpNatResting struct {
 	_       structs.HostLayout
-	Inside  xdpNatMappingKey
 	Address uint16
 	Port    uint16
 	Since   uint32
@@ -179,7 +190,7 @@ type xdpNatSourceKey struct {
 
 type xdpNatStats struct {
 	_           structs.HostLayout
-	Packets     [41]uint64
+	Packets     [42]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64
@@ -270,6 +281,8 @@ const (
 	xdpMapFragments     = "fragments"
 	xdpMapFreeAddresses = "free_addresses"
 	xdpMapFreePorts     = "free_ports"
+	xdpMapHeldFragments = "held_fragments"
+	xdpMapHeldRooms     = "held_rooms"
 	xdpMapIcmpRooms     = "icmp_rooms"
 	xdpMapLinkIndices   = "link_indices"
 	xdpMapLinks         = "links"
@@ -358,6 +371,8 @@ type xdpMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
+	HeldRooms     *ebpf.MapSpec `ebpf:"held_rooms"`
 	IcmpRooms     *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
@@ -420,6 +435,8 @@ type xdpMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
+	HeldRooms     *ebpf.Map `ebpf:"held_rooms"`
 	IcmpRooms     *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
@@ -456,6 +473,8 @@ func (m *xdpMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.HeldFragments,
+		m.HeldRooms,
 		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,
