@@ -88,6 +88,28 @@ static __always_inline int addr_equal(struct nat_addr a, struct nat_addr b)
 	return addr_word(a) == addr_word(b);
 }
 
+/* What changing one 16-bit word adds to the complement of a checksum over it, all as
+ * they lie in memory (RFC 1624). */
+static __always_inline __u32 delta_word(__u16 old, __u16 new)
+{
+	return (__u16)~old + (__u32) new;
+}
+
+static __always_inline __u32 delta_address(struct nat_addr old, struct nat_addr new)
+{
+	__u32 a = addr_word(old), b = addr_word(new);
+
+	return delta_word(a, b) + delta_word(a >> 16, b >> 16);
+}
+
+/* Of the two zeros of one's complement the one that changes nothing. */
+static __always_inline __u16 delta_fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff ? 0 : sum;
+}
+
 /* The configuration of the generation in use, and which slot of the rule maps goes
  * with it. Only one of the two slots is ever written, and not the one in use. */
 static __always_inline const struct nat_config *config_get(__u32 *slot)

@@ -134,6 +134,18 @@ static __always_inline int ctx_transmit_neighbour(struct ctx *ctx, __u32 ifindex
 	return bpf_redirect_neigh(ifindex, &hop, sizeof(hop), 0);
 }
 
+/* A word that goes with the packet to the egress of the device it is sent to, and that
+ * the stack clears where it takes a packet in. */
+static __always_inline void ctx_tag(struct ctx *ctx, __u32 tag)
+{
+	ctx->cb[0] = tag;
+}
+
+static __always_inline __u32 ctx_tagged(struct ctx *ctx)
+{
+	return ctx->cb[0];
+}
+
 static __always_inline int ctx_can_transmit(const struct nat_link *link)
 {
 	return 1;

@@ -113,6 +113,11 @@ static __always_inline int ctx_transmit_neighbour(struct ctx *ctx, __u32 ifindex
 	return CTX_DROP; /* asked for on tc only */
 }
 
+/* What XDP sends passes no egress. */
+static __always_inline void ctx_tag(struct ctx *ctx, __u32 tag)
+{
+}
+
 static __always_inline int ctx_can_transmit(const struct nat_link *link)
 {
 	return link->flags & NAT_LINK_XDP;

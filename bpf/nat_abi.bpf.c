@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Names the types of nat.h that Go needs, so that bpf2go writes them down from the
+// Names the types of nat.h and shortcut.h that Go needs, so that bpf2go writes them down from the
 // object's BTF. No program: the hook objects are generated without types, and Go
 // has each type once.
 #include "nat.h"
+#include "shortcut.h"
 
 #define NAT_NAME_TYPE(kind, name) const kind name *unused_##name __attribute__((unused))
 
@@ -52,3 +53,6 @@ NAT_NAME_TYPE(struct, nat_resting);
 NAT_NAME_TYPE(struct, nat_fragment_key);
 NAT_NAME_TYPE(struct, nat_fragment);
 NAT_NAME_TYPE(struct, nat_event);
+NAT_NAME_TYPE(enum, nat_accel_reason);
+NAT_NAME_TYPE(struct, nat_shortcut);
+NAT_NAME_TYPE(struct, nat_accel_stats);

@@ -304,28 +304,6 @@ static __always_inline int session_source(struct ctx *ctx, const struct packet *
 
 /* --- 6) both flows -------------------------------------------------------------- */
 
-/* What changing one 16-bit word adds to the complement of a checksum over it, all as
- * they lie in memory (RFC 1624). */
-static __always_inline __u32 delta_word(__u16 old, __u16 new)
-{
-	return (__u16)~old + (__u32) new;
-}
-
-static __always_inline __u32 delta_address(struct nat_addr old, struct nat_addr new)
-{
-	__u32 a = addr_word(old), b = addr_word(new);
-
-	return delta_word(a, b) + delta_word(a >> 16, b >> 16);
-}
-
-/* Of the two zeros of one's complement the one that changes nothing. */
-static __always_inline __u16 delta_fold(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum == 0xffff ? 0 : sum;
-}
-
 /* The deltas of a packet with that key, for rewrite.h: l3_delta for the IPv4 header and
  * the pseudo-header, l4_delta for ports or the identifier. */
 static __always_inline void session_deltas(const struct nat_flow_key *key, struct nat_flow *flow)

@@ -13,6 +13,39 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type abiNatAccelReason uint32
+
+const (
+	abiNatAccelReasonNAT_ACCEL_FORWARDED  abiNatAccelReason = 0
+	abiNatAccelReasonNAT_ACCEL_NOT_IPV4   abiNatAccelReason = 1
+	abiNatAccelReasonNAT_ACCEL_PROTOCOL   abiNatAccelReason = 2
+	abiNatAccelReasonNAT_ACCEL_SPECIAL    abiNatAccelReason = 3
+	abiNatAccelReasonNAT_ACCEL_TTL        abiNatAccelReason = 4
+	abiNatAccelReasonNAT_ACCEL_TOO_BIG    abiNatAccelReason = 5
+	abiNatAccelReasonNAT_ACCEL_TCP_STRICT abiNatAccelReason = 6
+	abiNatAccelReasonNAT_ACCEL_TCP_FLAGS  abiNatAccelReason = 7
+	abiNatAccelReasonNAT_ACCEL_PROBE      abiNatAccelReason = 8
+	abiNatAccelReasonNAT_ACCEL_WAITING    abiNatAccelReason = 9
+	abiNatAccelReasonNAT_ACCEL_OTHER_LINK abiNatAccelReason = 10
+	abiNatAccelReasonNAT_ACCEL_UNKNOWN    abiNatAccelReason = 11
+	abiNatAccelReasonNAT_ACCEL_UNANSWERED abiNatAccelReason = 12
+	abiNatAccelReasonNAT_ACCEL_UNSTEADY   abiNatAccelReason = 13
+	abiNatAccelReasonNAT_ACCEL_HELPER     abiNatAccelReason = 14
+	abiNatAccelReasonNAT_ACCEL_OFFLOADED  abiNatAccelReason = 15
+	abiNatAccelReasonNAT_ACCEL_TIMEOUT    abiNatAccelReason = 16
+	abiNatAccelReasonNAT_ACCEL_LOCAL      abiNatAccelReason = 17
+	abiNatAccelReasonNAT_ACCEL_NO_WAY     abiNatAccelReason = 18
+	abiNatAccelReasonNAT_ACCEL_OTHER_WAY  abiNatAccelReason = 19
+	abiNatAccelReasonNAT_ACCEL_NO_ROOM    abiNatAccelReason = 20
+	abiNatAccelReasonNAT_ACCEL_REASONS    abiNatAccelReason = 21
+)
+
+type abiNatAccelStats struct {
+	_       structs.HostLayout
+	Packets [21]uint64
+	Bytes   uint64
+}
+
 type abiNatAddr struct {
 	_     structs.HostLayout
 	Octet [4]uint8
@@ -431,6 +464,28 @@ const (
 	abiNatRuleKindNAT_RULE_FORWARD    abiNatRuleKind = 5
 )
 
+type abiNatShortcut struct {
+	_       structs.HostLayout
+	Src     abiNatAddr
+	Dst     abiNatAddr
+	Sport   uint16
+	Dport   uint16
+	L3Delta uint16
+	L4Delta uint16
+	Hop     uint64
+	LeftHop uint64
+	Left    uint32
+	Until   uint32
+	Probed  uint32
+	Mtu     uint16
+	InLink  uint16
+	Packets uint64
+	Reason  uint8
+	Hook    uint8
+	Carried uint8
+	Zero    [5]uint8
+}
+
 type abiNatSide uint32
 
 const (
@@ -505,6 +560,8 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	abiVarUnusedNatAccelReason     = "unused_nat_accel_reason"
+	abiVarUnusedNatAccelStats      = "unused_nat_accel_stats"
 	abiVarUnusedNatAddr            = "unused_nat_addr"
 	abiVarUnusedNatAddress         = "unused_nat_address"
 	abiVarUnusedNatAddressFlag     = "unused_nat_address_flag"
@@ -542,6 +599,7 @@ const (
 	abiVarUnusedNatRule            = "unused_nat_rule"
 	abiVarUnusedNatRuleFlag        = "unused_nat_rule_flag"
 	abiVarUnusedNatRuleKind        = "unused_nat_rule_kind"
+	abiVarUnusedNatShortcut        = "unused_nat_shortcut"
 	abiVarUnusedNatSide            = "unused_nat_side"
 	abiVarUnusedNatSlot            = "unused_nat_slot"
 	abiVarUnusedNatSlotUse         = "unused_nat_slot_use"
@@ -606,6 +664,8 @@ type abiMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiVariableSpecs struct {
+	UnusedNatAccelReason     *ebpf.VariableSpec `ebpf:"unused_nat_accel_reason"`
+	UnusedNatAccelStats      *ebpf.VariableSpec `ebpf:"unused_nat_accel_stats"`
 	UnusedNatAddr            *ebpf.VariableSpec `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.VariableSpec `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.VariableSpec `ebpf:"unused_nat_address_flag"`
@@ -643,6 +703,7 @@ type abiVariableSpecs struct {
 	UnusedNatRule            *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
+	UnusedNatShortcut        *ebpf.VariableSpec `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.VariableSpec `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
 	UnusedNatSlotUse         *ebpf.VariableSpec `ebpf:"unused_nat_slot_use"`
@@ -683,6 +744,8 @@ func (m *abiMaps) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiVariables struct {
+	UnusedNatAccelReason     *ebpf.Variable `ebpf:"unused_nat_accel_reason"`
+	UnusedNatAccelStats      *ebpf.Variable `ebpf:"unused_nat_accel_stats"`
 	UnusedNatAddr            *ebpf.Variable `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.Variable `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.Variable `ebpf:"unused_nat_address_flag"`
@@ -720,6 +783,7 @@ type abiVariables struct {
 	UnusedNatRule            *ebpf.Variable `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
+	UnusedNatShortcut        *ebpf.Variable `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.Variable `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.Variable `ebpf:"unused_nat_slot"`
 	UnusedNatSlotUse         *ebpf.Variable `ebpf:"unused_nat_slot_use"`

@@ -18,10 +18,11 @@ import (
 // Hook is a place where the engine can meet packets.
 type Hook string
 
-// Every interface has tc; XDP may run before it.
+// Every interface has tc; XDP may run before it. Acceleration also looks at what leaves.
 const (
-	HookTC  Hook = "tc"
-	HookXDP Hook = "xdp"
+	HookTC     Hook = "tc"
+	HookXDP    Hook = "xdp"
+	HookEgress Hook = "egress"
 )
 
 // filterPriority and filterHandle are natkit's tc filter where there are no tcx links.
@@ -52,7 +53,7 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 		return errors.Join(errs...)
 	}
 	for _, a := range want {
-		back, err := e.attach(a)
+		back, err := e.attach(a.Ifindex, a.Hook, programName(a.Hook, a.Inside))
 		if err != nil {
 			return nil, errors.Join(err, undo())
 		}
@@ -61,26 +62,30 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 	return undo, nil
 }
 
-func (e *Engine) attach(a Attachment) (undo func() error, err error) {
-	program := e.programs[programName(a.Hook, a.Inside)]
-	pin := e.linkPin(a.Ifindex, a.Hook)
+func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error, err error) {
+	program := e.programs[name]
+	pin := e.linkPin(ifindex, hook)
 	if e.dir != "" {
-		undo, err := e.keep(pin, a.Ifindex, program)
+		undo, err := e.keep(pin, ifindex, program)
 		if undo != nil || err != nil {
 			return undo, err
 		}
 	}
 	var l link.Link
-	if a.Hook == HookXDP {
-		l, err = link.AttachXDP(link.XDPOptions{Program: program, Interface: a.Ifindex, Flags: link.XDPDriverMode})
+	if hook == HookXDP {
+		l, err = link.AttachXDP(link.XDPOptions{Program: program, Interface: ifindex, Flags: link.XDPDriverMode})
 	} else {
-		l, err = link.AttachTCX(link.TCXOptions{Program: program, Interface: a.Ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		options := link.TCXOptions{Program: program, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()}
+		if hook == HookEgress { // after those that might not let a packet out
+			options.Attach, options.Anchor = ebpf.AttachTCXEgress, link.Tail()
+		}
+		l, err = link.AttachTCX(options)
 		if errors.Is(err, ebpf.ErrNotSupported) { // Linux 6.5 and older
-			return func() error { return DetachFilter(a.Ifindex) }, attachFilter(a.Ifindex, program)
+			return func() error { return DetachFilter(ifindex) }, attachFilter(ifindex, hook, program)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach %s to interface %d: %w", a.Hook, a.Ifindex, err)
+		return nil, fmt.Errorf("attach %s to interface %d: %w", hook, ifindex, err)
 	}
 	if e.dir == "" {
 		e.links = append(e.links, l)
@@ -88,7 +93,7 @@ func (e *Engine) attach(a Attachment) (undo func() error, err error) {
 	}
 	defer l.Close()
 	if err := l.Pin(pin); err != nil {
-		return nil, fmt.Errorf("pin %s of interface %d: %w", a.Hook, a.Ifindex, err)
+		return nil, fmt.Errorf("pin %s of interface %d: %w", hook, ifindex, err)
 	}
 	return func() error { return os.Remove(pin) }, nil
 }
@@ -213,14 +218,17 @@ func programName(hook Hook, inside bool) string {
 
 // attachFilter is tc without links: a clsact qdisc and a filter, known again by its
 // priority, handle and name. The qdisc may serve others and stays.
-func attachFilter(ifindex int, program *ebpf.Program) error {
+func attachFilter(ifindex int, hook Hook, program *ebpf.Program) error {
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}
 	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
 	}
-	filter := ingressFilter(ifindex)
+	filter := filterOf(ifindex, netlink.HANDLE_MIN_INGRESS)
+	if hook == HookEgress {
+		filter = filterOf(ifindex, netlink.HANDLE_MIN_EGRESS)
+	}
 	filter.Fd = program.FD()
 	if err := netlink.FilterReplace(filter); err != nil {
 		return fmt.Errorf("attach tc filter to interface %d: %w", ifindex, err)
@@ -228,25 +236,28 @@ func attachFilter(ifindex int, program *ebpf.Program) error {
 	return nil
 }
 
-// DetachFilter takes natkit's tc filter off an interface, if one is there: Linux 6.5
+// DetachFilter takes natkit's tc filters off an interface, if there are some: Linux 6.5
 // and older, where there is no link whose pin Unload could remove.
 func DetachFilter(ifindex int) error {
-	filters, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, netlink.HANDLE_MIN_INGRESS)
-	if err != nil {
-		return fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)
-	}
-	for _, f := range filters {
-		if f, ok := f.(*netlink.BpfFilter); ok && f.Handle == filterHandle && f.Name == filterName {
-			return netlink.FilterDel(ingressFilter(ifindex))
+	var errs []error
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
+		if err != nil {
+			return fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)
+		}
+		for _, f := range filters {
+			if f, ok := f.(*netlink.BpfFilter); ok && f.Handle == filterHandle && f.Name == filterName {
+				errs = append(errs, netlink.FilterDel(filterOf(ifindex, parent)))
+			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-func ingressFilter(ifindex int) *netlink.BpfFilter {
+func filterOf(ifindex int, parent uint32) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_INGRESS,
+			LinkIndex: ifindex, Parent: parent,
 			Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
 		},
 		Name: filterName, DirectAction: true,

@@ -101,26 +101,34 @@ func (e *Engine) load(size Size) error {
 		if err := setClock(spec); err != nil {
 			return err
 		}
-		known := map[string]*ebpf.Map{}
-		for name := range spec.Maps {
-			if m := e.maps[name]; m != nil {
-				known[name] = m
-			}
+		if err := e.loadSpec(object.name, spec); err != nil {
+			return err
 		}
-		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
-		if err != nil {
-			return fmt.Errorf("load %s: %w", object.name, err)
-		}
-		for name, m := range coll.Maps {
-			// Names with a dot are sections of global variables, which their programs hold.
-			if e.maps[name] == nil && !strings.HasPrefix(name, ".") {
-				e.maps[name] = m
-			} else {
-				m.Close()
-			}
-		}
-		maps.Copy(e.programs, coll.Programs)
 	}
+	return nil
+}
+
+// loadSpec puts an object into the kernel, on those of its maps that are there already.
+func (e *Engine) loadSpec(object string, spec *ebpf.CollectionSpec) error {
+	known := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if m := e.maps[name]; m != nil {
+			known[name] = m
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
+	if err != nil {
+		return fmt.Errorf("load %s: %w", object, err)
+	}
+	for name, m := range coll.Maps {
+		// Names with a dot are sections of global variables, which their programs hold.
+		if e.maps[name] == nil && !strings.HasPrefix(name, ".") {
+			e.maps[name] = m
+		} else {
+			m.Close()
+		}
+	}
+	maps.Copy(e.programs, coll.Programs)
 	return nil
 }
 

@@ -16,9 +16,11 @@ import (
 )
 
 // Make tells the programs of this natkit from those of another: a hash of its objects.
-func Make() string {
+func Make() string { return hashOf(_TcBytes, _XdpBytes, _SweepBytes, _PortsBytes) }
+
+func hashOf(objects ...[]byte) string {
 	h := sha256.New()
-	for _, object := range [][]byte{_TcBytes, _XdpBytes, _SweepBytes, _PortsBytes} {
+	for _, object := range objects {
 		h.Write(object)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:8])

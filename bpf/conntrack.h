@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The kernel's connection tracking as accel sees it: which entry a packet belongs to,
+ * whether it can be accelerated, and what it makes of the packet. Nothing else knows
+ * the kernel's types. Fields are found by their names in the running kernel's BTF
+ * (CO-RE), or in that of the module nf_conntrack.
+ *
+ * The look-up by kfunc is of Linux 6.1 for XDP and tc alike, for TCP and UDP, in the
+ * namespace of the device, in the default zone, and finds nothing that has timed out.
+ */
+#ifndef NATKIT_CONNTRACK_H
+#define NATKIT_CONNTRACK_H
+
+#include <bpf/bpf_core_read.h>
+#include "shortcut.h"
+#include "parse.h"
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct nf_conntrack_tuple {
+	struct {
+		struct {
+			__be32 ip;
+		} u3;
+		struct {
+			__be16 all;
+		} u;
+	} src, dst;
+};
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+};
+
+struct nf_ct_ext {
+	__u8 offset[1];
+};
+
+struct ip_ct_tcp {
+	__u8 state;
+};
+
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+};
+
+struct nf_conn {
+	__u32 timeout; /* the jiffy of its end */
+	struct nf_conntrack_tuple_hash tuplehash[2];
+	unsigned long status;
+	struct nf_ct_ext *ext;
+	union nf_conntrack_proto proto;
+};
+
+#pragma clang attribute pop
+
+enum nf_ct_ext_id { NF_CT_EXT_HELPER, NF_CT_EXT_SEQADJ, NF_CT_EXT_TIMEOUT, NF_CT_EXT_SYNPROXY };
+
+/* Linux include/uapi/linux/netfilter/nf_conntrack_common.h and _tcp.h: never renumbered. */
+enum conntrack_status {
+	IPS_EXPECTED = 1 << 0,
+	IPS_SEEN_REPLY = 1 << 1,
+	IPS_CONFIRMED = 1 << 3,
+	IPS_SEQ_ADJUST = 1 << 6,
+	IPS_DYING = 1 << 9,
+	IPS_TEMPLATE = 1 << 11,
+	IPS_HELPER = 1 << 13,
+	IPS_OFFLOAD = 1 << 14,
+};
+
+enum conntrack_limit {
+	TCP_CONNTRACK_ESTABLISHED = 3,
+	CONNTRACK_THIS_NAMESPACE = -1,
+	CONNTRACK_SECONDS = 3, /* of life that an entry must have: it is asked for once a second */
+};
+
+/* As it was when the kfuncs were new (12 bytes), which every later kernel takes. */
+struct bpf_ct_opts___short {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+
+/* bpf_xdp_ct_lookup or bpf_skb_ct_lookup: the object says which, before it includes this. */
+extern struct nf_conn *CONNTRACK_LOOKUP(struct ctx *ctx, struct bpf_sock_tuple *tuple,
+					__u32 tuple_bytes, struct bpf_ct_opts___short *opts,
+					__u32 opts_bytes) __ksym;
+extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 milliseconds) __ksym;
+extern void bpf_ct_release(struct nf_conn *ct) __ksym;
+
+/* The entry of packets with that key; to be released. *reply: they are its answers. */
+static __always_inline struct nf_conn *conntrack_find(struct ctx *ctx,
+						      const struct nat_flow_key *key, __u8 *reply)
+{
+	struct bpf_ct_opts___short opts = {
+		.netns_id = CONNTRACK_THIS_NAMESPACE,
+		.l4proto = key->protocol,
+	};
+	struct bpf_sock_tuple tuple = {};
+	struct nf_conn *ct;
+
+	tuple.ipv4.saddr = addr_word(key->src);
+	tuple.ipv4.daddr = addr_word(key->dst);
+	tuple.ipv4.sport = key->sport;
+	tuple.ipv4.dport = key->dport;
+	ct = CONNTRACK_LOOKUP(ctx, &tuple, sizeof(tuple.ipv4), &opts, sizeof(opts));
+	*reply = opts.dir;
+	return ct;
+}
+
+/* Whether an entry has an extension, by its number in this kernel. */
+static __always_inline int conntrack_extended(const struct nf_conn *ct, __u32 extension)
+{
+	const struct nf_ct_ext *ext = ct->ext;
+
+	return ext && *(ext->offset + extension);
+}
+
+#define CONNTRACK_HAS(ct, name)                                                                    \
+	(bpf_core_enum_value_exists(enum nf_ct_ext_id, name) &&                                    \
+	 conntrack_extended(ct, bpf_core_enum_value(enum nf_ct_ext_id, name)))
+
+/* Jiffies of life that an entry has. */
+static __always_inline __s32 conntrack_life(const struct nf_conn *ct)
+{
+	return ct->timeout - (__u32)bpf_jiffies64();
+}
+
+/* Whether the stack may be left out for packets of the entry: 0, or why not. */
+static __always_inline int conntrack_unfit(const struct nf_conn *ct, __u8 protocol)
+{
+	unsigned long status = ct->status;
+
+	if (status & (IPS_DYING | IPS_TEMPLATE) || !(status & IPS_CONFIRMED))
+		return NAT_ACCEL_UNKNOWN;
+	if (!(status & IPS_SEEN_REPLY))
+		return NAT_ACCEL_UNANSWERED;
+	if (protocol == TCP && ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED)
+		return NAT_ACCEL_UNSTEADY;
+	if (status & (IPS_EXPECTED | IPS_SEQ_ADJUST | IPS_HELPER) ||
+	    CONNTRACK_HAS(ct, NF_CT_EXT_HELPER) || CONNTRACK_HAS(ct, NF_CT_EXT_SEQADJ) ||
+	    CONNTRACK_HAS(ct, NF_CT_EXT_SYNPROXY))
+		return NAT_ACCEL_HELPER;
+	if (status & IPS_OFFLOAD)
+		return NAT_ACCEL_OFFLOADED;
+	if (CONNTRACK_HAS(ct, NF_CT_EXT_TIMEOUT) ||
+	    conntrack_life(ct) * (__s64)clock_jiffy_ns < CONNTRACK_SECONDS * 1000000000LL)
+		return NAT_ACCEL_TIMEOUT;
+	return 0;
+}
+
+/* What the entry makes of packets that arrive as the one direction: the other turned
+ * round. */
+static __always_inline void conntrack_translate(const struct nf_conntrack_tuple *other,
+						struct nat_shortcut *to)
+{
+	to->src = addr_of(other->dst.u3.ip);
+	to->dst = addr_of(other->src.u3.ip);
+	to->sport = other->dst.u.all;
+	to->dport = other->src.u.all;
+}
+
+/* What becomes of the packet, by connection tracking: 0 and the addresses and ports of
+ * *to, or why it is the stack's alone. */
+static __noinline int conntrack_ask(struct ctx *ctx, const struct packet *packet,
+				    struct nat_shortcut *to)
+{
+	__u8 reply;
+	struct nf_conn *ct = conntrack_find(ctx, &packet->key, &reply);
+	int reason;
+
+	if (!ct)
+		return NAT_ACCEL_UNKNOWN;
+	reason = conntrack_unfit(ct, packet->key.protocol);
+	/* Not tuplehash[!reply]: the verifier wants constant offsets. */
+	if (reply)
+		conntrack_translate(&ct->tuplehash[0].tuple, to);
+	else
+		conntrack_translate(&ct->tuplehash[1].tuple, to);
+	bpf_ct_release(ct);
+	return reason;
+}
+
+/*
+ * Gives a TCP entry the life that it has when idle. Of a flow of which connection
+ * tracking has missed packets it believes that data is unacknowledged, perhaps for
+ * ever, and lets it live for five minutes only (nf_conntrack_tcp_timeout_unacknowledged).
+ */
+SUBPROGRAM int conntrack_keep(struct ctx *ctx, const struct nat_flow_key *key, __u32 milliseconds)
+{
+	__u8 reply;
+	struct nf_conn *ct = conntrack_find(ctx, key, &reply);
+
+	if (!ct)
+		return 0;
+	if (ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED)
+		bpf_ct_change_timeout(ct, milliseconds);
+	bpf_ct_release(ct);
+	return 0;
+}
+
+#endif

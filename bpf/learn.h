@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The life of a packet under `natkit accel`. The kernel's NAT decides and goes on
+ * seeing; the packets in between take a shortcut past the stack, with the translation
+ * that connection tracking holds. START HERE: learn_process at the ingress of every
+ * accelerated interface, learn_leaving at its egress.
+ *
+ *   1) a packet without a shortcut asks connection tracking and the routes; if both
+ *      know what becomes of it, shortcuts of both directions are made, and wait
+ *   2) a packet of the direction goes up to the stack and is seen leaving by it, to the
+ *      next hop and by the link that the routes say: what netfilter, IPsec, policy routing
+ *      by mark or a foreign program would do otherwise shows here
+ *   3) then, if connection tracking still says the same, the direction is trusted for
+ *      LEARN_TRUST
+ *   4) after that the next packet goes up again (2). Those after it still take the
+ *      shortcut for LEARN_GRACE, in which it must have been seen leaving
+ *
+ * So whatever changes in the kernel ends a shortcut within a second, with no process
+ * running; and as every direction in use shows the stack a packet a second, the
+ * kernel's own time-outs go on as they would.
+ */
+#ifndef NATKIT_LEARN_H
+#define NATKIT_LEARN_H
+
+#include "conntrack.h"
+#include "rewrite.h"
+#include "route.h"
+
+enum learn_limit {
+	/* Ticks. The first three together, the second twice, are how long a change may go
+	 * unnoticed: a second. */
+	LEARN_TRUST = 600,
+	LEARN_GRACE = 100,      /* and as long may pass before the next packet comes */
+	LEARN_EVIDENCE = 150,   /* how long ago a packet may have been seen leaving */
+	LEARN_PATIENCE = 50,    /* how long XDP waits for a small packet to send up */
+	LEARN_SMALL = 100,      /* bytes: an acknowledgement, which may be overtaken */
+	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
+	LEARN_UNANSWERED = 100, /* one that may be answered at any moment */
+	LEARN_OWN = 0x6e61746b, /* in skb->cb, from our ingress to our egress: not the stack's */
+	LEARN_SILENT = -2,      /* the other hook's packet, which counts it */
+};
+
+/* Packets write. Full: the least recently used is forgotten. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct nat_flow_key); /* side is 0 */
+	__type(value, struct nat_shortcut);
+	__uint(max_entries, 65536);
+} shortcuts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_accel_stats);
+	__uint(max_entries, 1);
+} accel_stats SEC(".maps");
+
+/* Time-out of an established TCP connection. 0: TCP is not accelerated, because
+ * connection tracking takes packets for invalid that follow some it has not seen. */
+const volatile __u32 learn_tcp_milliseconds = 0;
+
+static __always_inline int learn_trusted(const struct nat_shortcut *s, __u32 now)
+{
+	/* One comparison. Of an entry forgotten for 52 days the clock says nothing: at worst it
+	 * is trusted for as long as the longest of these. */
+	return s->until - now - 1 < LEARN_REFUSED;
+}
+
+/* How packets of the other direction arrive. */
+static __always_inline struct nat_flow_key learn_other_key(const struct packet *packet,
+							   const struct nat_shortcut *s)
+{
+	struct nat_flow_key key = {
+		.src = s->dst,
+		.dst = s->src,
+		.sport = s->dport,
+		.dport = s->sport,
+		.protocol = packet->key.protocol,
+	};
+
+	return key;
+}
+
+static __always_inline struct nat_shortcut *learn_other(const struct packet *packet,
+							const struct nat_shortcut *s)
+{
+	struct nat_flow_key key = learn_other_key(packet, s);
+
+	return bpf_map_lookup_elem(&shortcuts, &key);
+}
+
+static __always_inline int learn_same(const struct nat_shortcut *a, const struct nat_shortcut *b)
+{
+	return addr_equal(a->src, b->src) && addr_equal(a->dst, b->dst) && a->sport == b->sport &&
+	       a->dport == b->dport;
+}
+
+static __always_inline void learn_deltas(const struct nat_flow_key *key, struct nat_shortcut *s)
+{
+	s->l3_delta = delta_fold(delta_address(key->src, s->src) + delta_address(key->dst, s->dst));
+	s->l4_delta =
+		delta_fold(delta_word(key->sport, s->sport) + delta_word(key->dport, s->dport));
+}
+
+/* Trusted no more: packets go up, and one of them must be seen leaving after this. */
+static __always_inline void learn_wait(struct nat_shortcut *s, __u32 now)
+{
+	s->until = now;
+	s->probed = now ? now : 1;
+}
+
+/* What the kernel says now becomes of the packet, into *to: connection tracking, then the
+ * routes. 0, or why it is the stack's. */
+static __noinline int learn_ask(struct ctx *ctx, const struct packet *packet,
+				struct nat_shortcut *to)
+{
+	struct nat_link *in, *out;
+	struct route route;
+	int reason;
+
+	to->in_link = link_find(packet->ifindex);
+	in = link_get(to->in_link);
+	if (!in || !ctx_is_addressed(ctx, in))
+		return NAT_ACCEL_NOT_IPV4;
+	reason = conntrack_ask(ctx, packet, to);
+	if (reason)
+		return reason;
+	learn_deltas(&packet->key, to);
+	reason = route_find(ctx, packet, packet->key.src, to->dst, &route);
+	if (reason != GO_ON)
+		return reason == NAT_PASS_LOCAL ? NAT_ACCEL_LOCAL : NAT_ACCEL_NO_WAY;
+	out = link_get(route.link);
+	if (!out || !route.hop)
+		return NAT_ACCEL_NO_WAY;
+	to->hop = route.hop;
+	to->mtu = route.mtu;
+	to->hook = in->flags & NAT_LINK_XDP && out->flags & NAT_LINK_XDP ? NAT_ACCEL_XDP
+									 : NAT_ACCEL_TC;
+	return 0;
+}
+
+static __always_inline int learn_refuse(const struct packet *packet, struct nat_shortcut *s,
+					int reason)
+{
+	s->reason = reason;
+	s->until =
+		packet->now + (reason == NAT_ACCEL_UNANSWERED ? LEARN_UNANSWERED : LEARN_REFUSED);
+	return reason;
+}
+
+/* Makes, or makes anew, the shortcuts of both directions. They wait. */
+static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
+{
+	struct nat_shortcut made = {.left = packet->now - 1}, *other;
+	struct nat_flow_key key = packet->key;
+	int reason = learn_ask(ctx, packet, &made), silent;
+
+	if (reason == NAT_ACCEL_UNKNOWN || reason == NAT_ACCEL_NOT_IPV4)
+		return reason; /* a flood of new flows must not push out those in use */
+	if (reason) {
+		if (!CTX_TC)
+			made.hook = NAT_ACCEL_XDP;
+		learn_refuse(packet, &made, reason);
+	} else {
+		learn_wait(&made, packet->now);
+	}
+	if (bpf_map_update_elem(&shortcuts, &key, &made, BPF_ANY))
+		return NAT_ACCEL_NO_ROOM;
+	if (reason)
+		return reason;
+	silent = !CTX_TC && made.hook == NAT_ACCEL_TC;
+	key = learn_other_key(packet, &made);
+	made.src = packet->key.dst;
+	made.dst = packet->key.src;
+	made.sport = packet->key.dport;
+	made.dport = packet->key.sport;
+	learn_deltas(&key, &made);
+	made.hook = NAT_ACCEL_ANY;
+	other = bpf_map_lookup_elem(&shortcuts, &key);
+	if (!(other && !other->reason && learn_same(other, &made)) &&
+	    bpf_map_update_elem(&shortcuts, &key, &made, BPF_ANY))
+		return NAT_ACCEL_NO_ROOM;
+	return silent ? LEARN_SILENT : NAT_ACCEL_WAITING;
+}
+
+/* The flow changes, or has changed: both directions wait. */
+static __always_inline void learn_stop(const struct packet *packet, struct nat_shortcut *s)
+{
+	struct nat_shortcut *other = learn_other(packet, s);
+
+	learn_wait(s, packet->now);
+	if (other && !other->reason)
+		learn_wait(other, packet->now);
+}
+
+/* Whether the kernel still says what the shortcut does; its way is set to what the
+ * kernel says. 0, or why the packet goes up. */
+static __noinline int learn_again(struct ctx *ctx, struct packet *packet, struct nat_shortcut *s)
+{
+	struct nat_shortcut now = {};
+	int reason = learn_ask(ctx, packet, &now);
+
+	if (!reason && !learn_same(&now, s))
+		return learn_make(ctx, packet);
+	if (reason) {
+		learn_stop(packet, s);
+		return reason == NAT_ACCEL_NOT_IPV4 ? reason : learn_refuse(packet, s, reason);
+	}
+	s->hop = now.hop;
+	s->mtu = now.mtu;
+	s->in_link = now.in_link;
+	s->hook = now.hook;
+	return 0;
+}
+
+/* Sends the packet up, to be seen leaving. */
+static __always_inline int learn_probe(const struct packet *packet, struct nat_shortcut *s)
+{
+	s->probed = packet->now ? packet->now : 1;
+	return NAT_ACCEL_PROBE;
+}
+
+/* A packet whose shortcut is not trusted. 0: it is from now on. */
+static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struct nat_shortcut *s)
+{
+	__u32 now = packet->now, silent = now - s->until;
+	struct nat_shortcut *other;
+	int reason;
+
+	if (s->reason)
+		return learn_make(ctx, packet);
+	if (!s->probed) {
+		if (!CTX_TC && packet->class == NAT_TCP && packet->length > LEARN_SMALL &&
+		    silent < LEARN_PATIENCE)
+			return 0;
+		reason = learn_again(ctx, packet, s);
+		if (reason)
+			return reason;
+		if (silent < LEARN_GRACE)
+			s->until = now + LEARN_GRACE;
+		return learn_probe(packet, s);
+	}
+	other = learn_other(packet, s);
+	if (!other)
+		return learn_make(ctx, packet);
+	if ((__s32)(other->left - s->probed) < 0)
+		return NAT_ACCEL_WAITING;
+	if (now - other->left > LEARN_EVIDENCE)
+		return learn_probe(packet, s);
+	reason = learn_again(ctx, packet, s);
+	if (reason)
+		return reason;
+	if (other->left_hop != s->hop)
+		return learn_refuse(packet, s, NAT_ACCEL_OTHER_WAY);
+	s->probed = 0;
+	s->until = now + LEARN_TRUST;
+	s->carried = 1;
+	other->carried = 1;
+	return 0;
+}
+
+/* Rewrites and sends. */
+static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
+					 struct nat_shortcut *s)
+{
+	struct nat_flow flow = {
+		.src = s->src,
+		.dst = s->dst,
+		.sport = s->sport,
+		.dport = s->dport,
+		.l3_delta = s->l3_delta,
+		.l4_delta = s->l4_delta,
+	};
+	__u64 hop = *(volatile __u64 *)&s->hop;
+	__u32 index = (hop >> ROUTE_LINK_SHIFT) - 1;
+	struct nat_link *in = link_get(s->in_link), *out = bpf_map_lookup_elem(&links, &index);
+
+	if (unlikely(!in || in->ifindex != packet->ifindex || !ctx_is_addressed(ctx, in)))
+		return NAT_ACCEL_OTHER_LINK;
+	if (unlikely(packet->ttl <= 1))
+		return NAT_ACCEL_TTL;
+	if (unlikely(packet->length > s->mtu))
+		return NAT_ACCEL_TOO_BIG;
+	if (unlikely(!out || rewrite(ctx, packet, &flow, hop, out) != GO_ON))
+		return NAT_ACCEL_NO_WAY;
+	s->packets += packet->segments;
+	ctx_tag(ctx, LEARN_OWN);
+	packet->action = ctx_transmit(ctx, index, out);
+	return NAT_ACCEL_FORWARDED;
+}
+
+static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, int after_xdp)
+{
+	struct nat_shortcut *s;
+	int reason;
+
+	reason = parse(ctx, 0, 14, packet);
+	if (unlikely(reason == NAT_PASS_NOT_IPV4))
+		return NAT_ACCEL_NOT_IPV4;
+	if (unlikely(reason != GO_ON))
+		return NAT_ACCEL_SPECIAL;
+	if (unlikely(packet->key.protocol != TCP && packet->key.protocol != UDP))
+		return NAT_ACCEL_PROTOCOL;
+	if (unlikely(packet->flags & (PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER) ||
+		     packet->l4 - packet->l3 != sizeof(struct ipv4)))
+		return NAT_ACCEL_SPECIAL;
+	if (packet->class == NAT_TCP && !learn_tcp_milliseconds)
+		return NAT_ACCEL_TCP_STRICT;
+	s = bpf_map_lookup_elem(&shortcuts, &packet->key);
+	if (unlikely(s && s->hook && s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP)))
+		return LEARN_SILENT;
+	if (after_xdp && unlikely(!s || !s->hook))
+		return LEARN_SILENT;
+	if (unlikely(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))) {
+		if (s && !s->reason)
+			learn_stop(packet, s);
+		return NAT_ACCEL_TCP_FLAGS;
+	}
+	if (unlikely(!s))
+		return learn_make(ctx, packet);
+	if (unlikely(!learn_trusted(s, packet->now))) {
+		reason = learn_attend(ctx, packet, s);
+		if (reason)
+			return reason;
+		if (s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP))
+			return LEARN_SILENT;
+	} else if (unlikely(s->reason)) {
+		return s->reason;
+	}
+	return learn_forward(ctx, packet, s);
+}
+
+/* after_xdp: XDP has met the packet here before, and passed it up on purpose, but for
+ * those whose way out is none of XDP's. */
+static __always_inline int learn_process(struct ctx *ctx, int after_xdp)
+{
+	__u32 zero = 0;
+	struct nat_accel_stats *stats;
+	struct packet packet;
+	int reason = learn_packet(ctx, &packet, after_xdp);
+
+	stats = bpf_map_lookup_elem(&accel_stats, &zero);
+	if (stats && (__u32)reason < NAT_ACCEL_REASONS) {
+		stats->packets[reason]++;
+		if (reason == NAT_ACCEL_FORWARDED)
+			stats->bytes += packet.bytes;
+	}
+	return reason == NAT_ACCEL_FORWARDED ? packet.action : CTX_PASS;
+}
+
+#endif

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"natkit/bench"
+	"natkit/report"
+	"natkit/story"
+)
+
+func newBenchExpiryCommand(e *env) *cobra.Command {
+	var o bench.ExpiryOptions
+	var routers []string
+	var rate string
+	cmd := &cobra.Command{
+		Use:   "expiry",
+		Short: "Measure the delay of packets while many other sessions expire",
+		Long: `Measure what the end of many sessions does to the packets of others. A table is
+filled with sessions of one packet each. Then the packets of some flows are timed,
+every one of them: median, 99th and 99.99th percentile and the longest, in turn
+with the sessions in the table and while they expire. The router has one CPU of its
+own, the generator another. It is measured in namespaces of their own.
+
+Connection tracking removes sessions some time after they are over, up to a minute:
+"Sessions that expired meanwhile" says how many were removed while packets were
+timed. natkit's engine does it within seconds.
+
+Trials take turns. One that was disturbed is repeated; what could not be had
+undisturbed is labelled. The defaults take about three minutes.
+
+` + routerList(),
+		Example: `  natkit bench expiry
+  natkit bench expiry --router ebpf,ebpf-tc --sessions 250000 --trials 3
+  natkit bench expiry --sessions 20000 --rate 20kpps --trials 1 -o json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&routers, "router", []string{"ebpf"}, "routers to measure, by `name`")
+	f.IntVar(&o.Sessions, "sessions", 1_000_000, "`number` of sessions that expire")
+	f.IntVar(&o.Flows, "flows", 1000, "`number` of flows whose packets are timed")
+	f.StringVar(&rate, "rate", "100kpps", "their `rate`")
+	f.IntVar(&o.Trials, "trials", 5, "trials with and without expiry")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if e.netns != "" {
+			return usagef("--netns %q: bench expiry measures in namespaces that it makes", e.netns)
+		}
+		r, err := bench.ParseRate(rate)
+		if err != nil || r.PPS == 0 {
+			return usagef("--rate %q: want packets a second such as 100kpps", rate)
+		}
+		o.Rate = r.PPS
+		if o.Routers, err = story.FindRouters(routers); err != nil {
+			return usagef("--router: %w", err)
+		}
+		line := newProgressLine(e)
+		defer line.clear()
+		o.About = bench.About{Command: calledAs(), Natkit: version(), Progress: line.show}
+		res, err := bench.Expiry(cmd.Context(), o)
+		return showResult(e, line, *out, report.Result, res, err)
+	}
+	return cmd
+}
