@@ -18,29 +18,41 @@ struct change {
 	__u32 give; /* 1: free; 0: not to be given */
 };
 
-/* How many were changed: a port that is in use can't be taken, nor a free one given. */
+/* The n-th change. 1: made; 0: not, since a port that is in use can't be taken, nor a
+ * free one given; negative: there are no more. */
+GLOBAL int port_change(struct ctx *ctx, __u32 n)
+{
+	struct nat_ports *ports;
+	struct change c;
+	__u32 zero = 0;
+
+	if (bpf_skb_load_bytes(ctx, 14 + n * sizeof(c), &c, sizeof(c)))
+		return -1;
+	if (c.class < NAT_PORT_CLASSES)
+		ports = port_bits(c.index, c.class);
+	else
+		ports = bpf_map_lookup_elem(&free_addresses, &zero);
+	if (!ports || c.port >= NAT_PORTS)
+		return 0;
+	if (!c.give)
+		return bit_take(ports, c.port);
+	if (*(volatile __u64 *)bit_word(ports, c.port) & 1ULL << (c.port & 63))
+		return 0;
+	bit_give(ports, c.port);
+	return 1;
+}
+
+/* How many were changed. */
 SEC("tc")
 int ports_change(struct ctx *ctx)
 {
-	__u32 n, zero = 0, done = 0;
-	struct nat_ports *ports;
-	struct change c;
+	int n, change, done = 0;
 
 	for (n = 0; n < PORTS_CHANGES; n++) {
-		if (bpf_skb_load_bytes(ctx, 14 + n * sizeof(c), &c, sizeof(c)))
+		change = port_change(ctx, n);
+		if (change < 0)
 			break;
-		if (c.class < NAT_PORT_CLASSES)
-			ports = port_bits(c.index, c.class);
-		else
-			ports = bpf_map_lookup_elem(&free_addresses, &zero);
-		if (!ports || c.port >= NAT_PORTS)
-			continue;
-		if (!c.give) {
-			done += bit_take(ports, c.port);
-		} else if (!(*(volatile __u64 *)bit_word(ports, c.port) & 1ULL << (c.port & 63))) {
-			bit_give(ports, c.port);
-			done++;
-		}
+		done += change;
 	}
 	return done;
 }
