@@ -189,6 +189,21 @@ static __noinline int icmp_rewrite(struct ctx *ctx, const struct inner *inner,
 }
 
 /*
+ * Whether an error about a packet that is none of ours may go on as it is. From inside not
+ * if that packet's receiver is not where the error comes from: then it was invented, to get
+ * an inside address out untranslated.
+ */
+static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
+				  const struct inner *inner)
+{
+	struct route back = {};
+
+	return packet->key.side == NAT_OUTSIDE ||
+	       (route_find(ctx, packet, packet->key.dst, inner->key.src, &back) == GO_ON &&
+		back.ifindex == packet->ifindex);
+}
+
+/*
  * An error from somebody else, to the sender of a packet that we have translated. Its
  * source is translated if it is the receiver of that packet; and from inside always, to
  * the address that the receiver has outside (RFC 5508 REQ-5): routers there have none.
@@ -209,6 +224,8 @@ static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
 	    icmp_sum(ctx, packet->l4, packet->bytes - (packet->l4 - packet->l3)) != 0xffff)
 		return NAT_DROP_BAD_CHECKSUM;
 	reason = icmp_find(ctx, packet, &inner.key, &flow);
+	if (reason == NAT_PASS_NO_RULE && !icmp_passes(ctx, packet, &inner))
+		return NAT_DROP_SPOOFED;
 	if (reason != GO_ON)
 		return reason;
 	if (packet->ttl <= 1)

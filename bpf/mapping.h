@@ -390,7 +390,8 @@ GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
 
 /*
  * Counts a session for the inside host of h, if it has fewer than limit (0: no limit).
- * A pool's address is the host's for as long as it has sessions (RFC 4787 REQ-2).
+ * A pool's address is the host's for as long as it has sessions (RFC 4787 REQ-2); count 0:
+ * h has it.
  */
 GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
 {
@@ -417,6 +418,7 @@ GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
 				h->address = s->address;
 			return GO_ON;
 		}
+		new.address = h->address;
 		if (count)
 			new.address =
 				pool_choose(addr_word(key.addr), first, count, h->inside.class);

@@ -90,13 +90,13 @@ enum nat_reason {
 	/* drops */
 	NAT_DROP_MALFORMED,    /* lengths that contradict each other, a truncated header */
 	NAT_DROP_BAD_CHECKSUM, /* of an ICMP error or the IPv4 header inside it */
-	NAT_DROP_SPOOFED,  /* an inside source that does not route back where it came from, land */
-	NAT_DROP_FILTERED, /* mapping exists, this sender may not use it */
-	NAT_DROP_NO_MAPPING, /* to a pool address that nothing maps */
-	NAT_DROP_NO_SESSION, /* an ICMP error about a packet we did not translate; TCP that opens
-				nothing */
-	NAT_DROP_NO_PORT,    /* every port of the address is in use or rests */
-	NAT_DROP_NO_ADDRESS, /* every address of a pool without ports is in use */
+	NAT_DROP_SPOOFED,      /* a source that is not where the packet came from, land */
+	NAT_DROP_FILTERED,     /* mapping exists, this sender may not use it */
+	NAT_DROP_NO_MAPPING,   /* to a pool address that nothing maps */
+	NAT_DROP_NO_SESSION,   /* an ICMP error about a packet we did not translate; TCP that opens
+				  nothing */
+	NAT_DROP_NO_PORT,      /* every port of the address is in use or rests */
+	NAT_DROP_NO_ADDRESS,   /* every address of a pool without ports is in use */
 	NAT_DROP_SESSIONS_FULL,
 	NAT_DROP_MAPPINGS_FULL,
 	NAT_DROP_SOURCE_LIMIT, /* sessions_per_source reached */
@@ -104,7 +104,6 @@ enum nat_reason {
 	NAT_DROP_TTL,     /* inbound: the engine answers */
 	NAT_DROP_TOO_BIG, /* inbound with DF: the engine answers. Without it tc cuts */
 	NAT_DROP_NO_ROUTE,
-	NAT_DROP_NO_NEIGHBOUR,
 	NAT_DROP_UNSUPPORTED, /* a protocol or ICMP type that can't be translated by this rule */
 	NAT_DROP_FRAGMENT,    /* of a datagram whose first fragment is unknown */
 	NAT_DROP_FRAGMENTS_FULL,

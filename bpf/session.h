@@ -10,8 +10,8 @@
  *   5) filtering                      of the mapping found in 2
  *   6) both flows, the peer's first
  *
- * Sources are checked against the routes only here: the flow remembers the link that
- * its packets must come from.
+ * Sources are checked against the routes only here: the flow of an inside host remembers
+ * the link that its packets must come from.
  */
 #ifndef NATKIT_SESSION_H
 #define NATKIT_SESSION_H
@@ -100,13 +100,12 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	o->by_mapping = 1;
 	o->sessions = 1;
 	out->dst = inside->addr;
-	if (inside->class == NAT_OTHER)
-		return GO_ON;
-	if (query)
+	if (query && inside->class != NAT_OTHER)
 		out->sport = inside->port;
-	else
+	else if (inside->class != NAT_OTHER)
 		out->dport = inside->port;
-	return GO_ON;
+	/* What strangers open is the host's as well: they fill its share, not the table. */
+	return o->limit ? source_take(&o->target, 0, 0, o->limit) : GO_ON;
 }
 
 SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out, struct opening *o)
@@ -129,16 +128,22 @@ SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out,
 
 /* --- 3) the way ---------------------------------------------------------------- */
 
-/* What no NAT may translate: RFC 1122 section 3.2.1.3. */
+static __always_inline int session_to_many(struct nat_addr addr)
+{
+	return addr.octet[0] >> 4 == 14 || addr_word(addr) == 0xffffffff;
+}
+
+/* What no NAT may translate: RFC 1122 section 3.2.1.3. The reserved addresses from
+ * 240.0.0.0 on are like any others, because the stack forwards to them. */
 static __always_inline int session_martian(const struct nat_flow_key *key)
 {
 	__u8 src = key->src.octet[0], dst = key->dst.octet[0];
 
 	if (addr_equal(key->src, key->dst))
 		return NAT_DROP_SPOOFED; /* a land attack */
-	if (dst >= 224)
+	if (session_to_many(key->dst))
 		return NAT_PASS_MULTICAST;
-	if (!src || !dst || src == 127 || dst == 127 || src >= 224)
+	if (!src || !dst || src == 127 || dst == 127 || session_to_many(key->src))
 		return NAT_PASS_NO_RULE;
 	return GO_ON;
 }
@@ -163,14 +168,22 @@ static __always_inline int session_route(struct ctx *ctx, const struct packet *p
 	return GO_ON;
 }
 
-/* An inside source must route back to where the packet came from. */
+/*
+ * Whether the packet can be from where it came. An inside source must route back to that
+ * link. One from outside must not be the gateway's or behind an inside link: a session of
+ * it would translate what inside hosts say to each other.
+ */
 SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const struct opening *o)
 {
 	struct route back = {};
+	int reason = route_find(ctx, p, p->key.dst, p->key.src, &back);
+	struct nat_link *link = reason == GO_ON ? link_get(back.link) : NULL;
 
-	if (route_find(ctx, p, p->key.dst, p->key.src, &back) == GO_ON && back.link == o->in)
-		return GO_ON;
-	return NAT_DROP_SPOOFED;
+	if (p->key.side == NAT_INSIDE)
+		return reason == GO_ON && back.link == o->in ? GO_ON : NAT_DROP_SPOOFED;
+	if (reason == NAT_PASS_LOCAL || (link && link->flags & NAT_LINK_INSIDE))
+		return NAT_DROP_SPOOFED;
+	return GO_ON;
 }
 
 /* --- 4) source ----------------------------------------------------------------- */
@@ -468,11 +481,9 @@ static __always_inline int session_find(struct ctx *ctx, const struct packet *p,
 	}
 	if (!rule && !o->by_rule && !o->by_mapping)
 		return NAT_PASS_NO_RULE;
-	if (p->key.side == NAT_INSIDE) {
-		reason = session_spoofed(ctx, p, o);
-		if (reason != GO_ON)
-			return reason;
-	}
+	reason = session_spoofed(ctx, p, o);
+	if (reason != GO_ON)
+		return reason;
 	if (o->sessions) {
 		reason = session_opens(p);
 		if (reason != GO_ON)

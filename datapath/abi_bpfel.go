@@ -401,14 +401,13 @@ const (
 	abiNatReasonNAT_DROP_TTL            abiNatReason = 32
 	abiNatReasonNAT_DROP_TOO_BIG        abiNatReason = 33
 	abiNatReasonNAT_DROP_NO_ROUTE       abiNatReason = 34
-	abiNatReasonNAT_DROP_NO_NEIGHBOUR   abiNatReason = 35
-	abiNatReasonNAT_DROP_UNSUPPORTED    abiNatReason = 36
-	abiNatReasonNAT_DROP_FRAGMENT       abiNatReason = 37
-	abiNatReasonNAT_DROP_FRAGMENTS_FULL abiNatReason = 38
-	abiNatReasonNAT_DROP_RACE           abiNatReason = 39
-	abiNatReasonNAT_DROP_REWRITE        abiNatReason = 40
-	abiNatReasonNAT_DROP_BYPASS         abiNatReason = 41
-	abiNatReasonNAT_REASONS             abiNatReason = 42
+	abiNatReasonNAT_DROP_UNSUPPORTED    abiNatReason = 35
+	abiNatReasonNAT_DROP_FRAGMENT       abiNatReason = 36
+	abiNatReasonNAT_DROP_FRAGMENTS_FULL abiNatReason = 37
+	abiNatReasonNAT_DROP_RACE           abiNatReason = 38
+	abiNatReasonNAT_DROP_REWRITE        abiNatReason = 39
+	abiNatReasonNAT_DROP_BYPASS         abiNatReason = 40
+	abiNatReasonNAT_REASONS             abiNatReason = 41
 )
 
 type abiNatRefs uint32
@@ -526,7 +525,7 @@ type abiNatSourceKey struct {
 
 type abiNatStats struct {
 	_           structs.HostLayout
-	Packets     [42]uint64
+	Packets     [41]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64

@@ -28,7 +28,7 @@ func fragmentOf(src netip.Addr, port, id, at uint16, ttl uint8) pktbuild.IPv4 {
 
 // Fragments take the tc path; those without ports go as their first one did.
 func TestFragments(t *testing.T) {
-	g := newGateway(t)
+	g := aGateway(t)
 	const inside = abiNatSideNAT_INSIDE
 	enter := func(in pktbuild.IPv4, reason abiNatReason, out pktbuild.IPv4) {
 		t.Helper()
@@ -64,7 +64,7 @@ func TestFragments(t *testing.T) {
 
 // Fragments that come before their first one are kept, and follow it.
 func TestFragmentsOutOfOrder(t *testing.T) {
-	g := newGateway(t)
+	g := aGateway(t)
 	g.flags = 0 // the kernel would compare the sum over what was there before
 	send := func(side abiNatSide, way port, p pktbuild.IPv4, verdict uint32, counted abiNatReason, also ...abiNatReason) {
 		t.Helper()
@@ -128,7 +128,7 @@ func TestFragmentsOutOfOrder(t *testing.T) {
 // A packet without DF that is too big for the way out is cut (RFC 4787 REQ-13): what
 // leaves, put together, is the translated packet.
 func TestCut(t *testing.T) {
-	g := newGateway(t)
+	g := aGateway(t)
 	tests := []struct {
 		name     string
 		in       func(src netip.Addr) pktbuild.IPv4 // with the TTL of 64

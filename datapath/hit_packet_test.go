@@ -116,7 +116,7 @@ func TestHit(t *testing.T) {
 		{name: "no neighbour yet", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Hop = 0 },
 			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: toTC, tc: sent, out: ports(40000, 53)},
 	}
-	r := newRig(t)
+	r := aRig(t)
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			arrives, leaves := r.in, r.out

@@ -47,7 +47,7 @@ func TestICMPErrors(t *testing.T) {
 	}
 	request := func(src, dst uint16) pktbuild.Payload { return pktbuild.Echo(8, src, 1, []byte("ping")) }
 	reply := func(src, dst uint16) pktbuild.Payload { return pktbuild.Echo(0, dst, 1, []byte("ping")) }
-	r := newRig(t)
+	r := aRig(t)
 	for _, protocol := range []uint8{pktbuild.UDPProtocol, pktbuild.UDPLiteProtocol, pktbuild.TCPProtocol} {
 		r.putFlow(t, outside, protocol, endpoints{world, gatewayOut, 53, 40000}, endpoints{world, insideHost, 53, 5000}, r.in, nil)
 		r.putFlow(t, inside, protocol, endpoints{insideHost, world, 5000, 53}, endpoints{gatewayOut, world, 40000, 53}, r.out, nil)
@@ -148,10 +148,51 @@ func TestICMPErrors(t *testing.T) {
 	}
 }
 
+// Errors between two inside hosts that know each other by outside endpoints (RFC 5508
+// REQ-7), and errors that an inside host invents to get its address out.
+func TestICMPInside(t *testing.T) {
+	g := aGateway(t)
+	g.hook = hooks[1]
+	enter := func(from, to netip.Addr, about pktbuild.IPv4) (abiNatReason, []byte) {
+		t.Helper()
+		frame := g.in.arriving(pktbuild.IPv4{Src: from, Dst: to, TTL: 64, Payload: icmpError(3, 3, 0, about, 0, nil)}).Bytes()
+		_, got, reason := g.enter(t, g.hook, abiNatSideNAT_INSIDE, g.in, frame)
+		return reason, got
+	}
+	host, server := netip.MustParseAddr("192.168.1.3"), insideHost
+	const forward = abiNatReasonNAT_TRANSLATED_OUT
+	open := ends("192.168.1.3:5000", "203.0.113.1:7042")
+	if reason, out := g.send(t, abiNatSideNAT_INSIDE, "udp", 0, open); reason != forward || out != ends("203.0.113.1:5000", "192.168.1.2:9042") {
+		t.Fatalf("hairpin: %v %v", reason, out)
+	}
+	about := packet("udp", 0, ends("203.0.113.1:5000", "192.168.1.2:9042"))
+	reason, got := enter(server, gatewayOut, about)
+	want := g.in.leaving(pktbuild.IPv4{Src: gatewayOut, Dst: host, TTL: 63, Payload: icmpError(3, 3, 0, packet("udp", 0, open), 0, nil)}).Bytes()
+	copy(got, want[:12]) // the kernel writes the MACs of new neighbours
+	if reason != forward || !bytes.Equal(got, want) {
+		t.Errorf("an error about a hairpinned packet: %v\n%s", reason, differ(got, want))
+	}
+
+	for _, test := range []struct {
+		name   string
+		inner  endpoints // as it would have come
+		reason abiNatReason
+	}{
+		{"about a host that lives elsewhere", ends("198.51.100.9:53", "10.77.7.7:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"about the receiver itself", ends("198.51.100.9:53", "198.51.100.9:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"about itself, which no session knows", ends("198.51.100.9:53", "192.168.1.2:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"about a neighbour without NAT", ends("198.51.100.9:53", "192.168.99.2:1"), abiNatReasonNAT_PASS_NO_RULE},
+	} {
+		if reason, _ := enter(server, world, packet("udp", 0, test.inner)); reason != test.reason {
+			t.Errorf("%s: %v, want %v", test.name, reason, test.reason)
+		}
+	}
+}
+
 // The engine's own errors: what the stack could not answer rightly, in the name of the
 // address that was addressed, not more than so many a second.
 func TestICMPSent(t *testing.T) {
-	r := newRig(t)
+	r := aRig(t)
 	var config abiNatConfig
 	if err := r.maps["config"].Lookup(uint32(0), &config); err != nil {
 		t.Fatal(err)
@@ -209,7 +250,7 @@ func TestICMPSent(t *testing.T) {
 
 // MSS is lowered to what fits the links of both sides.
 func TestMSS(t *testing.T) {
-	r := newRig(t)
+	r := aRig(t)
 	clamp := func(f *abiNatFlow) {
 		f.State |= uint32(abiNatFlowStateNAT_FLOW_CLAMP)
 		f.Mtu = outsideMTU

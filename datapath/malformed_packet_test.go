@@ -12,7 +12,7 @@ import (
 // Packets that contradict themselves end at both hooks, although a session is there for
 // them; a frame cut short anywhere is never translated.
 func TestMalformed(t *testing.T) {
-	r := newRig(t)
+	r := aRig(t)
 	const inside = abiNatSideNAT_INSIDE
 	from, to := endpoints{insideHost, world, 5000, 53}, endpoints{gatewayOut, world, 40000, 53}
 	for _, protocol := range []uint8{pktbuild.UDPProtocol, pktbuild.TCPProtocol, pktbuild.UDPLiteProtocol} {
@@ -81,7 +81,7 @@ func TestMalformed(t *testing.T) {
 	})
 
 	t.Run("to another machine", func(t *testing.T) {
-		g := newGateway(t) // no session yet: the neighbour's frame is not to open one
+		g := aGateway(t) // no session yet: the neighbour's frame is not to open one
 		frame := g.in.arriving(packet(pktbuild.UDP{Src: 5000, Dst: 53}))
 		frame.To = g.out.mac
 		for _, h := range hooks {
@@ -93,7 +93,7 @@ func TestMalformed(t *testing.T) {
 // An skb that stands for several frames stays whole; what counts for the MTU is one of
 // them, and all are counted.
 func TestGSO(t *testing.T) {
-	r := newRig(t)
+	r := aRig(t)
 	from, to := endpoints{insideHost, world, 5000, 80}, endpoints{gatewayOut, world, 40000, 80}
 	tcp := hooks[1]
 	segment := func(src endpoints, ttl uint8) pktbuild.IPv4 {

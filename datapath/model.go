@@ -449,9 +449,9 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	switch {
 	case src == dst:
 		return refused(abiNatReasonNAT_DROP_SPOOFED)
-	case dst[0] >= 224:
+	case dst[0]>>4 == 14 || dst == [4]byte{255, 255, 255, 255}:
 		return refused(abiNatReasonNAT_PASS_MULTICAST)
-	case src[0] == 0 || src[0] == 127 || src[0] >= 224 || dst[0] == 0 || dst[0] == 127:
+	case src[0] == 0 || src[0] == 127 || src[0]>>4 == 14 || src == [4]byte{255, 255, 255, 255} || dst[0] == 0 || dst[0] == 127:
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
 	case m.excluded(p):
 		return refused(abiNatReasonNAT_PASS_EXCLUDED)
@@ -515,7 +515,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	if hide == nil && !moved {
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
 	}
-	if p.inside && (slices.Contains(m.facts.Local, p.src.Addr()) || m.route(p.src.Addr()) != p.link) {
+	if from := m.route(p.src.Addr()); slices.Contains(m.facts.Local, p.src.Addr()) || from != p.link && (p.inside || m.file.IsInside(from)) {
 		return refused(abiNatReasonNAT_DROP_SPOOFED)
 	}
 	session = session || hide != nil && !isStateless(hide)

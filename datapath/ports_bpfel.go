@@ -167,7 +167,7 @@ type portsNatSourceKey struct {
 
 type portsNatStats struct {
 	_           structs.HostLayout
-	Packets     [42]uint64
+	Packets     [41]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64

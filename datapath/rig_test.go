@@ -84,6 +84,29 @@ func newRig(t testing.TB) *rig {
 	return r
 }
 
+// keeper makes what is built for a test outlive it.
+type keeper struct{ testing.TB }
+
+func (keeper) Cleanup(func()) {}
+
+var theRig *rig
+
+// aRig is a rig without flows, for tests that run one after the other: they all have the
+// same, because to load the programs takes longer than most tests.
+func aRig(t *testing.T) *rig {
+	t.Helper()
+	if theRig == nil {
+		theRig = newRig(keeper{t})
+	}
+	theRig.flags = checksumComplete
+	deleteAll[abiNatFlowKey, abiNatFlow](t, theRig.maps["flows"])
+	if err := theRig.configure(); err != nil {
+		t.Fatal(err)
+	}
+	theRig.counted(t)
+	return theRig
+}
+
 func (r *rig) do(t testing.TB, fn func() error) {
 	t.Helper()
 	if err := r.ns.Do(fn); err != nil {
@@ -134,14 +157,19 @@ func (r *rig) build(t testing.TB) error {
 	if err != nil {
 		return err
 	}
+	if err := r.configure(); err != nil {
+		return err
+	}
+	return r.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi})
+}
+
+// configure writes a configuration without rules.
+func (r *rig) configure() error {
 	config := abiNatConfig{}
 	for i := range config.Timeouts {
 		config.Timeouts[i] = ticks(60)
 	}
-	if err := r.maps["config"].Put(uint32(0), &config); err != nil {
-		return err
-	}
-	return r.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi})
+	return r.maps["config"].Put(uint32(0), &config)
 }
 
 // ticks converts seconds to the engine's unit of time.

@@ -149,6 +149,20 @@ func newGateway(t testing.TB) *gateway {
 	return g
 }
 
+var theGateway *gateway
+
+// aGateway is a gateway that knows nobody, for tests that run one after the other: see aRig.
+func aGateway(t *testing.T) *gateway {
+	t.Helper()
+	if theGateway == nil {
+		theGateway = newGateway(keeper{t})
+	}
+	theGateway.hook, theGateway.flags = hooks[1], checksumComplete
+	theGateway.reset(t)
+	theGateway.counted(t)
+	return theGateway
+}
+
 // addAddresses makes the outside addresses.
 func (g *gateway) addAddresses(t testing.TB) {
 	t.Helper()
@@ -210,7 +224,7 @@ func (g *gateway) put(t testing.TB, name string, key, value any) {
 
 // What is counted beside a packet's end.
 var sideCounters = []abiNatReason{abiNatReasonNAT_CREATED, abiNatReasonNAT_EXPIRED, abiNatReasonNAT_MAPPED,
-	abiNatReasonNAT_UNMAPPED, abiNatReasonNAT_HAIRPINNED, abiNatReasonNAT_MSS_CLAMPED}
+	abiNatReasonNAT_UNMAPPED, abiNatReasonNAT_HAIRPINNED, abiNatReasonNAT_MSS_CLAMPED, abiNatReasonNAT_ICMP_TRANSLATED, abiNatReasonNAT_ICMP_SENT}
 
 const (
 	sent   = abiNatReasonNAT_TRANSLATED_OUT
@@ -351,7 +365,7 @@ func deleteAll[K comparable, V any](t testing.TB, m *ebpf.Map) {
 
 // What a gateway does with packets, at both hooks; each test begins with none known.
 func TestSession(t *testing.T) {
-	g := newGateway(t)
+	g := aGateway(t)
 	for _, h := range hooks {
 		g.hook = h
 		for _, test := range []struct {
@@ -422,6 +436,10 @@ func testOutbound(t *testing.T, g *gateway) {
 	g.want(t, outer, "gre", 0, ends("198.51.100.9:0", "203.0.113.1:0"), back, ends("198.51.100.9:0", "192.168.1.2:0"))
 	g.refused(t, inside, "gre", 0, ends("192.168.1.3:0", "198.51.100.9:0"), abiNatReasonNAT_DROP_NO_PORT)
 	g.want(t, inside, "gre", 0, ends("192.168.1.3:0", "198.51.100.8:0"), sent, ends("203.0.113.1:0", "198.51.100.8:0"))
+
+	// Reserved addresses are hosts as any others, for the stack would let their packets out.
+	g.want(t, inside, "udp", 0, ends("192.168.1.2:5000", "240.1.2.3:53"), sent, ends("203.0.113.1:5000", "240.1.2.3:53"))
+	g.want(t, outer, "udp", 0, ends("240.1.2.3:53", "203.0.113.1:5000"), back, ends("240.1.2.3:53", "192.168.1.2:5000"))
 
 	// Full cone: strangers come in, and keep their address. Paired: a host keeps its.
 	_, out = g.send(t, inside, "udp", 0, ends("192.168.2.9:700", "198.51.100.9:53"))
@@ -560,8 +578,15 @@ func testRefused(t *testing.T, g *gateway) {
 		{"multicast", inside, "udp", 0, ends("192.168.1.2:1", "224.0.0.251:5353"), abiNatReasonNAT_PASS_MULTICAST},
 		{"from loopback", inside, "udp", 0, ends("127.0.0.1:1", "198.51.100.9:1"), abiNatReasonNAT_PASS_NO_RULE},
 		{"from nowhere", inside, "udp", 0, ends("0.0.0.0:68", "198.51.100.9:67"), abiNatReasonNAT_PASS_NO_RULE},
+		{"broadcast", inside, "udp", 0, ends("192.168.1.2:1", "255.255.255.255:67"), abiNatReasonNAT_PASS_MULTICAST},
+		{"from multicast", inside, "udp", 0, ends("224.0.0.5:1", "198.51.100.9:1"), abiNatReasonNAT_PASS_NO_RULE},
 		{"land", inside, "tcp", pktbuild.SYN, ends("192.168.1.2:1", "192.168.1.2:1"), abiNatReasonNAT_DROP_SPOOFED},
 		{"a source that lives elsewhere", inside, "udp", 0, ends("192.168.1.1:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"from outside, an inside source, to a forward", outer, "udp", 0, ends("192.168.1.3:1", "203.0.113.1:7042"), abiNatReasonNAT_DROP_SPOOFED},
+		{"from outside, an inside source, to a prefix", outer, "udp", 0, ends("192.168.1.3:1", "198.18.6.7:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"from outside, an inside source, without sessions", outer, "udp", 0, ends("192.168.1.3:1", "198.18.7.7:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"from outside, the gateway's own source", outer, "udp", 0, ends("203.0.113.1:9", "198.18.6.7:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"from outside, land", outer, "tcp", pktbuild.SYN, ends("203.0.113.1:8080", "203.0.113.1:8080"), abiNatReasonNAT_DROP_SPOOFED},
 		{"FIN opens nothing", inside, "tcp", pktbuild.FIN | pktbuild.ACK, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
 		{"RST opens nothing", inside, "tcp", pktbuild.RST, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
 		{"SYN ACK opens nothing", inside, "tcp", pktbuild.SYN | pktbuild.ACK, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
@@ -600,6 +625,24 @@ func testLimits(t *testing.T, g *gateway) {
 	e.dport--
 	g.want(t, inside, "udp", 0, e, sent, endpoints{gatewayOut, world, 5000, e.dport})
 	g.want(t, inside, "udp", 0, ends("192.168.1.3:1234", "198.51.100.9:53"), sent, ends("203.0.113.1:1234", "198.51.100.9:53"))
+	g.want(t, inside, "udp", 0, ends("192.168.1.3:1234", "198.51.100.8:53"), sent, ends("203.0.113.1:1234", "198.51.100.8:53"))
+
+	// What strangers open through a host's mapping is the host's, and its address stays.
+	cone := ends("192.168.2.2:5000", "198.51.100.9:53")
+	_, out := g.send(t, inside, "udp", 0, cone)
+	stranger := endpoints{netip.MustParseAddr("198.51.100.70"), out.src, 7, 5000}
+	for range 2 {
+		stranger.sport++
+		g.want(t, outer, "udp", 0, stranger, back, endpoints{stranger.src, cone.src, stranger.sport, 5000})
+	}
+	stranger.sport++
+	g.refused(t, outer, "udp", 0, stranger, abiNatReasonNAT_DROP_SOURCE_LIMIT)
+	stranger.sport--
+	g.want(t, outer, "udp", 0, stranger, back, endpoints{stranger.src, cone.src, stranger.sport, 5000})
+	g.want(t, outer, "udp", 0, out.answer(), back, cone.answer())
+	if held := g.held(t); held.sources != 3+2+3 {
+		t.Errorf("%d sessions are counted to hosts, want 8", held.sources)
+	}
 	g.configure(t, func(c *abiNatConfig) {})
 
 	// Four ports: one is left for nobody.
@@ -620,7 +663,7 @@ func testLimits(t *testing.T, g *gateway) {
 
 // A session that cannot be made gives back everything it had taken.
 func TestSessionFull(t *testing.T) {
-	g := newGateway(t)
+	g := aGateway(t)
 	for _, row := range []struct {
 		full   string
 		fill   func(testing.TB, *ebpf.Map) func()

@@ -190,7 +190,7 @@ type tcNatSourceKey struct {
 
 type tcNatStats struct {
 	_           structs.HostLayout
-	Packets     [42]uint64
+	Packets     [41]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64

@@ -190,7 +190,7 @@ type xdpNatSourceKey struct {
 
 type xdpNatStats struct {
 	_           structs.HostLayout
-	Packets     [42]uint64
+	Packets     [41]uint64
 	BytesIn     uint64
 	BytesOut    uint64
 	SweepNs     uint64

@@ -187,13 +187,16 @@ func (e *explanation) untranslatable() string {
 		return fmt.Sprintf("%s is not an interface of the rule file", e.p.In)
 	case src == dst:
 		return "its source is its destination: dropped"
-	case dst[0] >= 224:
-		return "multicast, broadcast and reserved destinations are not translated"
-	case src[0] == 0 || src[0] == 127 || src[0] >= 224 || dst[0] == 0 || dst[0] == 127:
+	case isMany(dst):
+		return "multicast and broadcast are not translated"
+	case src[0] == 0 || src[0] == 127 || isMany(src) || dst[0] == 0 || dst[0] == 127:
 		return "these addresses are not of hosts on a network: not translated"
 	}
 	return ""
 }
+
+// isMany tells whether an address is of multicast or broadcast.
+func isMany(a [4]byte) bool { return a[0]>>4 == 14 || a == [4]byte{255, 255, 255, 255} }
 
 func (e *explanation) noWay(way string, to netip.Addr, translated bool) {
 	switch {

@@ -187,7 +187,7 @@ packet: eth9 is not an interface of the rule file`},
 		{"tcp 192.168.0.7:4000 -> 192.168.0.7:80 in eth1", `
 packet: its source is its destination: dropped`},
 		{"udp 192.168.0.7:4000 -> 224.0.0.251:5353 in eth1", `
-packet: multicast, broadcast and reserved destinations are not translated`},
+packet: multicast and broadcast are not translated`},
 		{"udp 127.0.0.1:4000 -> 9.9.9.9:5353 in eth1", `
 packet: these addresses are not of hosts on a network: not translated`},
 	} {
