@@ -25,6 +25,7 @@ type CPSOptions struct {
 	Routers   []Router
 	Protocols []string      // of Protocols
 	Sessions  int           // of a trial
+	Held      int           // in the table before each trial with new ones
 	Duration  time.Duration // of a trial with established sessions
 	Trials    int           // of each set of conditions
 	Goals     []SearchGoal
@@ -58,6 +59,10 @@ func (o *CPSOptions) complete() error {
 		return refuse("--router, --protocol", "want one at least")
 	case o.Sessions < 1 || o.Sessions > MaxFlows:
 		return refuse("--sessions", "%d: want 1 to %d", o.Sessions, MaxFlows)
+	case o.Held < 0 || o.Held > MaxFlows-o.Sessions:
+		return refuse("--held", "%d: want 0 to %d, which are %d with those of a trial", o.Held, MaxFlows-o.Sessions, MaxFlows)
+	case o.Held > 0 && !slices.Equal(o.Protocols, []string{"udp"}):
+		return refuse("--held", "%d: only with sessions of UDP alone", o.Held)
 	case o.Trials < 1 || o.Trials > MaxTrials:
 		return refuse("--trials", "%d: want 1 to %d", o.Trials, MaxTrials)
 	case o.Duration < 10*time.Millisecond || o.Duration > MaxDuration:
@@ -130,7 +135,7 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 func (r *cpsRun) addLane(ctx context.Context, router Router) error {
 	r.Progress("%s: making the router", router.Name())
 	use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-	l, err := newLane(ctx, router, RouterOptions{}, r.Sessions, false)
+	l, err := newLane(ctx, router, RouterOptions{Sessions: r.Sessions + r.Held}, r.Sessions+r.Held, false)
 	if err == nil && r.searches() {
 		if err = l.stand.giveRouterAThread(); err != nil {
 			err = errors.Join(err, l.close())
@@ -148,13 +153,19 @@ func (r *cpsRun) addLane(ctx context.Context, router Router) error {
 		if err != nil {
 			return err
 		}
-		if limits.Max > 0 && uint64(r.Sessions) > limits.Max {
-			return &OptionError{"--sessions", fmt.Sprintf(
-				"%d: the table takes %d (sysctl net.netfilter.nf_conntrack_max): want no more, or raise that", r.Sessions, limits.Max)}
+		if want := r.Sessions + r.Held; limits.Max > 0 && uint64(want) > limits.Max {
+			return tooSmall(want, limits.Max)
 		}
 	}
 	r.res.Routers = append(r.res.Routers, use)
 	return nil
+}
+
+// tooSmall says that a table has no room for so many sessions, and what would give it.
+func tooSmall(sessions int, limit uint64) error {
+	return &OptionError{"--sessions", fmt.Sprintf("%d in all: the table takes %d: want no more, or for the time being "+
+		"sysctl -w net.netfilter.nf_conntrack_max=%d net.netfilter.nf_conntrack_buckets=%[3]d, which hold for the whole machine",
+		sessions, limit, sessions+sessions/20)}
 }
 
 // conntrackSysctls is where a namespace with connection tracking has its settings.
@@ -202,8 +213,8 @@ func (l *lane) emptyTable(ctx context.Context) error {
 	}
 }
 
-// fill begins each session once, through a router without sessions. Its trial ends
-// with the last of them.
+// fill begins each session once, through a router without sessions but those held. Its
+// trial ends with the last of them.
 func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64) (*trial, error) {
 	load := frameLoad{frames: []int{MinFrame}, flows: r.Sessions, pps: pps, once: true}
 	if protocol == "tcp" {
@@ -214,13 +225,15 @@ func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64
 	} else {
 		load.cpus = l.stand.cpus[len(l.stand.cpus)-1:]
 	}
-	// Long enough also for a generator that misses half of its slots, and without
-	// pacing for the slowest router.
-	load.duration = time.Second + 100*time.Microsecond*time.Duration(r.Sessions)
-	if pps > 0 {
+	load.duration = fillTime(r.Sessions)
+	if pps > 0 { // long enough also for a generator that misses half of its slots
 		load.duration = 100*time.Millisecond + time.Duration(2*float64(r.Sessions)/pps*1e9)
 	}
 	if err := l.emptyTable(ctx); err != nil {
+		return nil, err
+	}
+	held, err := r.hold(ctx, l, load)
+	if err != nil {
 		return nil, err
 	}
 	before, err := readSlabs()
@@ -239,6 +252,7 @@ func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64
 	if err != nil {
 		return nil, err
 	}
+	limits.Count -= min(limits.Count, held)
 	if t.sent.frames > 0 && t.received.frames == 0 {
 		return nil, l.forwardsNothing(t)
 	}
@@ -247,12 +261,36 @@ func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64
 		t.noise = append(t.noise, fmt.Sprintf("the generator began %d of %d sessions", t.sent.frames, r.Sessions))
 	}
 	r.fills[t] = fill{limits.Count, objectsPerSession(before, after, limits.Count)}
+	if protocol == "udp" && !t.late {
+		l.warmed, l.warmedFlows = time.Now(), r.Sessions
+	}
 	return t, nil
+}
+
+// hold begins the sessions that are to be in the table already, and returns how many
+// it has.
+func (r *cpsRun) hold(ctx context.Context, l *lane, load frameLoad) (uint64, error) {
+	if r.Held == 0 {
+		return 0, nil
+	}
+	load.first, load.flows, load.duration = r.Sessions, r.Held, fillTime(r.Held)
+	if load.pps > 0 {
+		load.pps = warmPPS
+	}
+	t, err := l.stand.run(ctx, load)
+	if err != nil {
+		return 0, err
+	}
+	if t.received.frames == 0 {
+		return 0, l.forwardsNothing(t)
+	}
+	limits, err := l.table()
+	return limits.Count, err
 }
 
 // atFullSpeed measures with generator, router and sink on one CPU.
 func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
-	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol}
+	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol, Held: r.Held}
 
 	// 1) New sessions.
 	round := 0
@@ -285,9 +323,12 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 		}
 	}
 
-	// 2) Established sessions: one, then all of them.
-	for _, flows := range slices.Compact([]int{1, r.Sessions}) {
+	// 2) Established sessions: all of them, which the table has from 1), then one.
+	for _, flows := range slices.Compact([]int{r.Sessions, 1}) {
 		p.Flows = flows
+		if flows == 1 {
+			p.Held = 0
+		}
 		load := frameLoad{frames: []int{MinFrame}, flows: flows, duration: r.Duration}
 		if protocol == "tcp" {
 			load.traffic = segments
@@ -314,7 +355,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 	}
 
 	// 3) What the table took, in the trials of 1).
-	p.Flows = r.Sessions
+	p.Flows, p.Held = r.Sessions, r.Held
 	for i, l := range r.lanes {
 		s := &fills[i]
 		if !r.tracks(s) {
@@ -342,7 +383,7 @@ func (r *cpsRun) memory(l *lane, s *series, p Params) {
 	var took map[string]object
 	for _, t := range s.trials {
 		if objects := r.fills[t].objects; objects[entryCache].count == 1 {
-			bytes := 0.0
+			bytes := l.bucketBytes()
 			for _, o := range objects {
 				bytes += float64(o.count * o.bytes)
 			}
@@ -354,7 +395,20 @@ func (r *cpsRun) memory(l *lane, s *series, p Params) {
 		return
 	}
 	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, values...))
-	r.note("A session of %s takes of the kernel's caches, besides the table's own buckets: %s.", l.name, objectNames(took))
+	r.note("A session of %s takes of the kernel's caches: %s; and its share of the buckets of a full table, %.0f bytes.",
+		l.name, objectNames(took), l.bucketBytes())
+}
+
+// bucketBytes is an entry's share of connection tracking's two hash tables when as
+// many entries are in them as there can be: one of tuples, one of NAT's sources, each
+// of nf_conntrack_buckets pointers.
+func (l *lane) bucketBytes() float64 {
+	const pointer, tables = 8, 2
+	limits, err := l.table()
+	if err != nil {
+		return 0
+	}
+	return ratio(tables*pointer*float64(limits.Buckets), float64(limits.Max))
 }
 
 // ownMemory says the same of a table that is not the kernel's: its maps are there from
@@ -466,6 +520,9 @@ func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal 
 func (r *cpsRun) conditions(protocol string) {
 	const begin = "Each trial with new %s begins with an empty table, flushed in the router's namespace, and "
 	sessions := fmt.Sprintf("%d sessions (%d ports a source address) in pseudo-random order", r.Sessions, flowsPerSource)
+	if r.Held > 0 {
+		sessions += fmt.Sprintf(", beside %d that the table has", r.Held)
+	}
 	timeouts := []string{"udp_timeout"}
 	if protocol == "udp" {
 		r.note(begin+"sends one UDP packet of each of %s. Nothing answers: their entries are unreplied.", "UDP sessions", sessions)
@@ -487,7 +544,7 @@ func (r *cpsRun) conditions(protocol string) {
 		}
 		if protocol == "udp" {
 			r.note("The routers forget such a session after %s s without a packet (sysctl net.netfilter.nf_conntrack_udp_timeout). "+
-				"A trial with established sessions begins with a packet of each of them, unless the last ones are less than %v old.", append(seconds, warmFor)...)
+				"A trial with established sessions begins with a packet of each of them, unless the last ones are less than %v old.", append(seconds, l.sessionsLast)...)
 		} else {
 			r.note("The routers forget such a connection after %s s (sysctl net.netfilter.nf_conntrack_tcp_timeout_time_wait), and an open one after %s s "+
 				"(nf_conntrack_tcp_timeout_established). Those of the trials with established sessions were opened before them and stay open.", seconds...)

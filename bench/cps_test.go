@@ -101,6 +101,16 @@ func TestFillTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	counted(500)
+	// Beside others that are there already.
+	r.Sessions, r.Held = 300, 1200
+	filled, err = r.fill(t.Context(), l, "udp", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted(1500)
+	if filled.sent.frames != 300 || r.fills[filled].sessions != 300 {
+		t.Errorf("%d frames sent, %d sessions; want 300 beside 1200", filled.sent.frames, r.fills[filled].sessions)
+	}
 }
 
 // A TCP connection through a router with NAT is made and closed as the router's
@@ -305,7 +315,7 @@ func TestCPS(t *testing.T) {
 	}
 	notes := strings.Join(res.Notes, "\n")
 	if !strings.Contains(notes, "offered to limited, 100 were in its table: 9900 are missing. Packets were lost: connection tracking table 9900.") ||
-		strings.Contains(notes, "offered to masquerading") || !strings.Contains(notes, "30 s without a packet") {
+		strings.Contains(notes, "offered to masquerading") || !strings.Contains(notes, "300 s without a packet") {
 		t.Errorf("notes:\n%s", notes)
 	}
 }
@@ -343,6 +353,8 @@ func TestCPSRefuses(t *testing.T) {
 		"no router":          func(o *CPSOptions) { o.Routers = nil },
 		"no session":         func(o *CPSOptions) { o.Sessions = 0 },
 		"too many sessions":  func(o *CPSOptions) { o.Sessions = MaxFlows + 1 },
+		"too many held":      func(o *CPSOptions) { o.Held = MaxFlows },
+		"held with TCP":      func(o *CPSOptions) { o.Held, o.Protocols = 1, []string{"udp", "tcp"} },
 		"no trial":           func(o *CPSOptions) { o.Trials = 0 },
 		"no time":            func(o *CPSOptions) { o.Duration = 0 },
 		"few for the search": func(o *CPSOptions) { o.Goals = []SearchGoal{GoalNDR} },

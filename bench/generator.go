@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -56,10 +57,14 @@ const (
 type frameLoad struct {
 	traffic    traffic
 	frames     []int   // lengths on the wire, in turn; at most maxPattern
+	first      int     // flow: those before it are not sent
 	flows      int     // each once, in pseudo-random order, before one comes again
+	shares     []share // of each CPU; nil: an equal one of the flows
 	pps        float64 // over all CPUs and both ways; 0: as fast as it goes
 	duration   time.Duration
 	bothWays   bool  // every other frame goes from right to left
+	waysApart  bool  // with bothWays, on two CPUs: one sends all frames forth, one all frames back
+	oneTarget  bool  // all datagrams go to one address
 	once       bool  // ends, before its duration, when each flow was sent; not both ways
 	stampEvery int   // one frame in so many is timed; 0: none. Datagrams only
 	cpus       []int // that send, each its share of the flows
@@ -67,13 +72,18 @@ type frameLoad struct {
 	salt uint32 // of TCP's cookies; the stand's
 }
 
+// share is a range of flows.
+type share struct{ first, flows int }
+
 // sendCount is what a generator sent.
 type sendCount struct {
 	frames, bytes uint64
+	each          []uint64      // frames, by CPU in the load's order
 	skipped       uint64        // slots that passed while no CPU of the generator ran
 	ran           time.Duration // of its threads, with what the kernel did in their place
 	waited        time.Duration // that they were ready to run, and something else ran
 	elapsed       time.Duration
+	served        time.Duration // once, of one CPU: from the first frame until the last batch of 64 was through
 }
 
 // generator sends frames from the ends of a bed. Its program stays attached to a
@@ -85,7 +95,8 @@ type generator struct {
 	home    *netns.Handle
 	spare   netlink.Link
 	attach  link.Link
-	base    generatorLoad // the addresses
+	base    generatorLoad   // the addresses
+	at      [maxCPUs]uint32 // where the last load of each CPU ended in its flows
 }
 
 // liveFrames is BPF_F_TEST_XDP_LIVE_FRAMES: what the program returns is done to
@@ -176,12 +187,14 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 		if cpu >= maxCPUs {
 			return sendCount{}, fmt.Errorf("send from CPU %d: the generator knows the first %d", cpu, maxCPUs)
 		}
-		// Each CPU has flows and slots of its own; where flows are too few, they share one.
-		first := min(l.flows*i/len(l.cpus), l.flows-1)
-		flows := uint32(max(l.flows*(i+1)/len(l.cpus)-first, 1))
+		own := l.share(i)
 		firstDue[cpu] = c.Interval * uint64(i) / uint64(len(l.cpus))
 		senders[cpu] = generatorSender{
-			Due: firstDue[cpu], First: uint32(first), Flows: flows, Stride: stride(flows),
+			Due: firstDue[cpu], First: uint32(own.first), Flows: uint32(own.flows), Stride: stride(uint32(own.flows)),
+			At: g.at[cpu] % uint32(own.flows), // short loads of many flows come to all of them
+		}
+		if l.waysApart {
+			senders[cpu].Way = uint32(1 + i%2)
 		}
 	}
 	if err := errors.Join(g.objects.Senders.Set(&senders), g.objects.Load.Set(&c)); err != nil {
@@ -214,6 +227,15 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 		count.frames += senders[i].Sent
 		count.bytes += senders[i].SentBytes
 		last = max(last, senders[i].LastNs)
+		if senders[i].Flows > 0 {
+			g.at[i] = senders[i].At
+		}
+	}
+	for _, cpu := range l.cpus {
+		count.each = append(count.each, senders[cpu].Sent)
+	}
+	if s := &senders[l.cpus[0]]; s.DoneNs > 0 {
+		count.served = time.Duration(s.DoneNs - s.FirstNs)
 	}
 	if l.once && count.frames >= uint64(l.flows) {
 		count.elapsed = time.Duration(last - c.StartNs + 1)
@@ -228,6 +250,20 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 		count.skipped = max(slots, count.frames) - count.frames
 	}
 	return count, nil
+}
+
+// share is the flows that the i-th CPU sends: each has some of its own; where
+// they are too few, or the ways are apart, several send the same.
+func (l *frameLoad) share(i int) share {
+	n := len(l.cpus)
+	if l.shares != nil {
+		return l.shares[i]
+	}
+	if l.waysApart {
+		i, n = i/2, (n+1)/2
+	}
+	first := min(l.flows*i/n, l.flows-1)
+	return share{l.first + first, max(l.flows*(i+1)/n-first, 1)}
 }
 
 // lead is the time between the set-up of a paced load and its first slot.
@@ -250,6 +286,9 @@ func (g *generator) config(l frameLoad) generatorLoad {
 	}
 	if l.once {
 		c.Once = 1
+	}
+	if !l.oneTarget {
+		c.Targets = math.MaxUint32
 	}
 	switch l.traffic {
 	case connections, openings:

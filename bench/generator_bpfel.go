@@ -52,6 +52,7 @@ type generatorLoad struct {
 	Once       uint32
 	Segment    uint32
 	Salt       uint32
+	Targets    uint32
 	TargetPort uint16
 	Unused     uint16
 	Macs       [2][12]uint8
@@ -63,7 +64,6 @@ type generatorLoad struct {
 		IpLength  uint16
 		UdpLength uint16
 	}
-	_ [4]byte
 }
 
 type generatorSender struct {
@@ -78,7 +78,11 @@ type generatorSender struct {
 	Sequence  uint32
 	InPattern uint32
 	LastNs    uint64
-	Unused    [2]uint32
+	Way       uint32
+	Unused    uint32
+	FirstNs   uint64
+	DoneNs    uint64
+	Unused2   [6]uint64
 }
 
 type generatorTranslation struct {

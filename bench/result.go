@@ -16,7 +16,7 @@ const ResultVersion = 1
 // changed.
 type Result struct {
 	Version     int         `json:"version"`
-	Kind        string      `json:"kind"`    // udp, cps, bulk, rules, trimming
+	Kind        string      `json:"kind"`    // udp, cps, bulk, rules, trimming, ports, expiry
 	Command     string      `json:"command"` // that made it
 	Started     time.Time   `json:"started"`
 	Seconds     float64     `json:"seconds"`
@@ -57,12 +57,16 @@ type Params struct {
 	Flows      int     `json:"flows,omitempty"`
 	Cores      int     `json:"cores,omitempty"` // of the router
 	BothWays   bool    `json:"both_ways,omitempty"`
+	WaysApart  bool    `json:"ways_apart,omitempty"` // each on a core of its own
 	OfferedPPS float64 `json:"offered_pps,omitempty"`
 	Rules      int     `json:"rules"` // that match nothing, before the one that matches
 	Streams    int     `json:"streams,omitempty"`
-	Direction  string  `json:"direction,omitempty"` // up: client to server, down: back
-	Protocol   string  `json:"protocol,omitempty"`  // udp, tcp
-	Setup      string  `json:"setup,omitempty"`     // a published experiment's name for it
+	Direction  string  `json:"direction,omitempty"`  // up: client to server, down: back
+	Protocol   string  `json:"protocol,omitempty"`   // udp, tcp
+	Setup      string  `json:"setup,omitempty"`      // a published experiment's name for it
+	Held       int     `json:"held,omitempty"`       // sessions in the table besides
+	PortsUsed  float64 `json:"ports_used,omitempty"` // share of the outside ports that are taken
+	Beside     string  `json:"beside,omitempty"`     // what goes on meanwhile
 }
 
 // Figure is one quantity of one router under one set of conditions, with all
@@ -85,6 +89,12 @@ type Figure struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
+}
+
+func newResult(kind string, about About) *Result {
+	return &Result{
+		Version: ResultVersion, Kind: kind, Command: about.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(about.Natkit),
+	}
 }
 
 // NewFigure makes a figure of the values, which are kept as they are.

@@ -5,6 +5,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"time"
 )
 
 // Router is one way from the left of a Bed to its right. Sources are translated
@@ -43,7 +44,27 @@ type Table interface {
 // RouterOptions is what a measurement varies about a router.
 type RouterOptions struct {
 	Rules int // that match nothing, before the one that matches
+	// Sessions are how many it must have room for: with more than an address has ports
+	// it gets several addresses. 0: as many as a measurement needs that says nothing.
+	Sessions int
+	// UDPTimeout of a table of the router's own; 0: its default. Connection tracking's
+	// is the bed's.
+	UDPTimeout time.Duration
+	// Sockets: the ends are sockets of this machine, which leave checksums and
+	// segmentation to the device. On veth, XDP loses both.
+	Sockets bool
 }
+
+// RefuseSockets is the *UnsupportedError of a router in XDP where the ends are sockets.
+func (o RouterOptions) RefuseSockets(router string) error {
+	if !o.Sockets {
+		return nil
+	}
+	return &UnsupportedError{Router: router, Reason: "XDP on veth devices loses the checksums that sockets leave to the device"}
+}
+
+// PortsOfAddress is how many ports of an outside address routers give: those from 1024 on.
+const PortsOfAddress = 65536 - 1024
 
 // UnsupportedError says that this machine can't have a router, and why.
 type UnsupportedError struct {

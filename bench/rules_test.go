@@ -23,7 +23,7 @@ func TestRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Twice for the trials, once for those of open connections.
-	if want := []RouterOptions{{0}, {0}, {500}, {500}, {0}, {500}}; !slices.Equal(many.installed, want) {
+	if want := []RouterOptions{{Sockets: true}, {Sockets: true}, {Rules: 500, Sockets: true}, {Rules: 500, Sockets: true}, {}, {Rules: 500}}; !slices.Equal(many.installed, want) {
 		t.Errorf("installed with %v, want %v", many.installed, want)
 	}
 	for _, c := range []struct {

@@ -3,9 +3,12 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -17,6 +20,8 @@ type lane struct {
 	undo  []func() error
 	own   Table // nil: sessions are in connection tracking, or nowhere
 
+	sessionsLast time.Duration // less than the time-out of a UDP session that had no answer
+
 	warmed      time.Time // when each flow last went through, with warmedFlows of them
 	warmedFlows int
 	lost        map[string]int64 // frames of all trials that count, by place
@@ -25,7 +30,7 @@ type lane struct {
 
 // newLane makes a bed and the router in it, for loads of at most so many flows.
 func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU bool) (l *lane, err error) {
-	l = &lane{name: r.Name(), lost: map[string]int64{}}
+	l = &lane{name: r.Name(), lost: map[string]int64{}, sessionsLast: bedTimeout / 2}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
@@ -49,6 +54,9 @@ func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU b
 	if keeper, ok := r.(TableKeeper); ok {
 		l.own = keeper.Table(bed)
 	}
+	if err := l.setUDPTimeout(cmp.Or(o.UDPTimeout, bedTimeout)); err != nil {
+		return l, err
+	}
 	if err := l.stand.attachSinks(); err != nil {
 		return l, err
 	}
@@ -56,6 +64,54 @@ func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU b
 		return l, l.stand.giveRouterACPU()
 	}
 	return l, nil
+}
+
+// addLanes makes the routers that this machine can have, and names the others in the
+// result. Those made before an error come with it.
+func addLanes(ctx context.Context, res *Result, routers []Router, o RouterOptions, flows int, progress func(string, ...any)) (lanes []*lane, err error) {
+	for _, router := range routers {
+		progress("%s: making the router", router.Name())
+		use := RouterUse{Name: router.Name(), Describe: router.Describe()}
+		l, err := newLane(ctx, router, o, flows, false)
+		var unsupported *UnsupportedError
+		switch {
+		case errors.As(err, &unsupported):
+			use.Unsupported = unsupported.Reason
+		case err != nil:
+			return lanes, err
+		default:
+			lanes = append(lanes, l)
+		}
+		res.Routers = append(res.Routers, use)
+	}
+	return lanes, nil
+}
+
+func closeLanes(lanes []*lane) error {
+	var errs []error
+	for _, l := range lanes {
+		errs = append(errs, l.close())
+	}
+	return errors.Join(errs...)
+}
+
+// bedTimeout is when routers forget a session of UDP: what RFC 4787 recommends, and
+// long enough for a table of millions to be filled and measured.
+const bedTimeout = 5 * time.Minute
+
+// setUDPTimeout sets connection tracking's time-outs in the router's namespace, if it
+// has any.
+func (l *lane) setUDPTimeout(d time.Duration) error {
+	seconds := strconv.Itoa(int(d.Seconds()))
+	return l.stand.bed.Router.Do(func() error {
+		for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
+			err := os.WriteFile(conntrackSysctls+name, []byte(seconds), 0)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("set time-out of sessions: %w", err)
+			}
+		}
+		return nil
+	})
 }
 
 // close undoes what was made, the last first.
@@ -70,7 +126,7 @@ func (l *lane) close() error {
 
 const (
 	warmPPS      = 200_000
-	warmFor      = 15 * time.Second // less than the time-out of a UDP connection that had no answer
+	wireFor      = 15 * time.Second // less than the time-out that connection tracking has by default
 	warmAttempts = 6
 )
 
@@ -80,11 +136,15 @@ func (l *lane) warm(ctx context.Context, load frameLoad) error {
 	if load.traffic == segments {
 		return l.open(ctx, load.flows)
 	}
-	if l.warmedFlows == load.flows && time.Since(l.warmed) < warmFor {
+	if l.warmedFlows == load.flows && time.Since(l.warmed) < l.sessionsLast {
 		return nil
 	}
 	through := frameLoad{frames: []int{MinFrame}, flows: load.flows, cpus: []int{l.stand.generatorCPU},
 		pps: warmPPS, duration: 20*time.Millisecond + time.Duration(load.flows)*time.Second/warmPPS}
+	if l.stand.threads == nil && !l.stand.bed.elsewhere() && load.flows > manyFlows {
+		// On the generator's CPU the router can't be overrun.
+		through.pps, through.once, through.duration = 0, true, fillTime(load.flows)
+	}
 	for attempt := 1; ; attempt++ {
 		t, err := l.stand.runLearning(ctx, through, true)
 		if err != nil {
@@ -108,6 +168,15 @@ func (l *lane) warm(ctx context.Context, load frameLoad) error {
 		}
 		through.duration = max(2*through.duration, 200*time.Millisecond) // the generator may have missed slots
 	}
+}
+
+// manyFlows take long to warm up by a paced load.
+const manyFlows = 100_000
+
+// fillTime is enough for the slowest router to take so many sessions, which the
+// generator sends as fast as it goes.
+func fillTime(sessions int) time.Duration {
+	return time.Second + 100*time.Microsecond*time.Duration(sessions)
 }
 
 // openCPS leaves slow machines time for the three segments of each.
@@ -194,6 +263,13 @@ func (s *series) label() string {
 		return "noisy"
 	}
 	return ""
+}
+
+// figure is one quantity of the trials, with what must be known beside.
+func (s *series) figure(router, metric string, p Params, of func(*trial) float64) Figure {
+	f := NewFigure(router, metric, p, s.values(of)...)
+	f.Discarded, f.Label = s.discarded, s.label()
+	return f
 }
 
 // values are one quantity of all trials.

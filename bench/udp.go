@@ -95,6 +95,7 @@ type UDPOptions struct {
 	Flows    []int
 	Cores    []int // without Rates and Goals; with them the router has one
 	BothWays bool  // half of the frames go back, to what the router made of each flow
+	Apart    bool  // with BothWays, where Cores are even: each CPU sends one way only
 	Rates    []Rate
 	Goals    []SearchGoal
 	Duration time.Duration // of a trial
@@ -143,11 +144,15 @@ func (o *UDPOptions) complete() error {
 		case o.Wire != nil:
 		case n < 1 || n > len(cpus):
 			return refuse("--cores", "%d: want 1 to %d, the CPUs that natkit may use", n, len(cpus))
+		case n > 1 && n%2 == 1 && o.Apart:
+			return refuse("--apart", "%d cores: want an even number, half of them for each way, or one to compare with", n)
 		case n > 1 && o.ownCPU():
 			return refuse("--cores", "%d: at a given rate the router has one CPU of its own", n)
 		}
 	}
 	switch {
+	case o.Apart && (!o.BothWays || o.ownCPU()):
+		return refuse("--apart", "only with --both-ways, and without a rate or a search")
 	case len(o.Routers) == 0 && o.Wire == nil || len(o.Sizes) == 0 || len(o.Flows) == 0 || len(o.Cores) == 0:
 		return refuse("--router, --size, --flows, --cores", "want one at least")
 	case o.Trials < 1 || o.Trials > 10_000:
@@ -219,6 +224,8 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 			for _, cores := range o.Cores {
 				p := Params{FrameBytes: size.Bytes, Mix: size.Mix, Flows: flows, Cores: cores, BothWays: o.BothWays, Protocol: "udp"}
 				load := frameLoad{frames: size.frames(), flows: flows, bothWays: o.BothWays, duration: o.Duration}
+				load.waysApart = o.Apart && cores > 1
+				p.WaysApart = load.waysApart
 				measure := r.cost
 				if o.ownCPU() {
 					measure = r.atRates

@@ -321,6 +321,8 @@ func TestUDPRefuses(t *testing.T) {
 		"--flows 2":  func(o *UDPOptions) { o.Flows = []int{MaxFlows + 1} },
 		"--cores":    func(o *UDPOptions) { o.Cores = []int{1, 1000} },
 		"--cores 2":  func(o *UDPOptions) { o.Cores, o.Rates = []int{2}, []Rate{{PPS: 1}} },
+		"--apart":    func(o *UDPOptions) { o.Apart, o.BothWays = true, false },
+		"--apart 2":  func(o *UDPOptions) { o.Apart, o.BothWays, o.Rates = true, true, []Rate{{PPS: 1}} },
 		"--trials":   func(o *UDPOptions) { o.Trials = 0 },
 		"--duration": func(o *UDPOptions) { o.Duration = time.Nanosecond },
 		"--router":   func(o *UDPOptions) { o.Routers = nil },

@@ -80,7 +80,7 @@ func (w *Wire) complete(flows int) error {
 // newWireLane equips both interfaces, for loads of at most so many flows, and says
 // what they are.
 func newWireLane(ctx context.Context, w *Wire, flows int) (l *lane, describe string, err error) {
-	l = &lane{name: "external", lost: map[string]int64{}}
+	l = &lane{name: "external", lost: map[string]int64{}, sessionsLast: wireFor}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/nat"
 	"natkit/snapshot"
 )
 
@@ -22,6 +23,9 @@ type Gateway struct {
 	Address netip.Addr
 	Ports   snapshot.PortRange
 
+	// Pool, where given, are the outside addresses instead: a host keeps one of them.
+	Pool netip.Prefix
+
 	Table string // name of the table, "" for "nat"
 }
 
@@ -32,6 +36,9 @@ func (g Gateway) Compile() Ruleset {
 	if g.Address.IsValid() {
 		to := snatTo(g.Address, g.Ports)
 		rules = []Rule{rule(hidden, protocol(unix.IPPROTO_TCP), to), rule(hidden, protocol(unix.IPPROTO_UDP), to)}
+	}
+	if g.Pool.IsValid() {
+		rules = []Rule{rule(hidden, snatRange(nat.RangeOf(g.Pool), nat.PortRange{}))}
 	}
 	return Ruleset{{Name: cmp.Or(g.Table, "nat"), Chains: []Chain{{
 		Name: "POSTROUTING", Base: postroutingNAT(), Rules: rules,

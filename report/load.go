@@ -147,19 +147,7 @@ func checkResult(r *bench.Result) error {
 	}
 	c := checker{}
 	c.number("seconds", r.Seconds)
-	for i, f := range r.Figures {
-		at := fmt.Sprintf("figures[%d]", i)
-		if len(f.Values) > maxValues {
-			return fmt.Errorf("%s.values: more than %d", at, maxValues)
-		}
-		if f.Metric == "" {
-			c.problem("%s.metric is missing", at)
-		}
-		for j, v := range f.Values {
-			c.number(fmt.Sprintf("%s.values[%d]", at, j), v)
-		}
-		c.params(at, f.Params)
-	}
+	c.figures("", r.Figures)
 	for i, p := range r.Published {
 		at := fmt.Sprintf("published[%d]", i)
 		if p.Metric == "" {
@@ -169,6 +157,27 @@ func checkResult(r *bench.Result) error {
 		c.params(at, p.Params)
 	}
 	return c.err
+}
+
+func (c *checker) figures(under string, figures []bench.Figure) {
+	if len(figures) > maxFigures {
+		c.problem("%sfigures: more than %d", under, maxFigures)
+		return
+	}
+	for i, f := range figures {
+		at := fmt.Sprintf("%sfigures[%d]", under, i)
+		if len(f.Values) > maxValues {
+			c.problem("%s.values: more than %d", at, maxValues)
+			return
+		}
+		if f.Metric == "" {
+			c.problem("%s.metric is missing", at)
+		}
+		for j, v := range f.Values {
+			c.number(fmt.Sprintf("%s.values[%d]", at, j), v)
+		}
+		c.params(at, f.Params)
+	}
 }
 
 func checkDemo(d *story.DemoResult) error {
@@ -182,14 +191,15 @@ func checkDemo(d *story.DemoResult) error {
 				return err
 			}
 		}
+		var c checker
+		c.figures(at+".", a.Figures)
 		if p := a.Published; p != nil {
-			var c checker
 			c.number(at+".published.requests_per_second", p.RequestsPerSecond)
 			c.number(at+".published.time_per_request_ms", p.TimePerRequestMS)
 			c.number(at+".published.connect_ms", p.ConnectMS)
-			if c.err != nil {
-				return c.err
-			}
+		}
+		if c.err != nil {
+			return c.err
 		}
 	}
 	return nil
@@ -200,6 +210,7 @@ func checkHTTP(at string, h *bench.HTTPResult) error {
 	c.number(at+"requests_per_second", h.RequestsPerSecond)
 	c.number(at+"time_per_request_ms", h.TimePerRequestMS)
 	c.number(at+"client_cpu_share", h.ClientCPUShare)
+	c.number(at+"machine_cpu_seconds", h.MachineCPUSeconds)
 	for _, t := range timesOf(h) {
 		for _, v := range []float64{t.Min, t.Mean, t.SD, t.Median, t.Max} {
 			c.number(at+strings.ToLower(t.Name)+"_ms", v)
@@ -233,6 +244,7 @@ func (c *checker) params(at string, p bench.Params) {
 	}{
 		{"frame_bytes", float64(p.FrameBytes)}, {"flows", float64(p.Flows)}, {"cores", float64(p.Cores)},
 		{"offered_pps", p.OfferedPPS}, {"rules", float64(p.Rules)}, {"streams", float64(p.Streams)},
+		{"held", float64(p.Held)}, {"ports_used", p.PortsUsed},
 	} {
 		if !(n.value >= 0 && n.value <= maxMagnitude) {
 			c.problem("%s.params.%s is %g: want 0 to %g", at, n.name, n.value, maxMagnitude)

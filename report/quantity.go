@@ -101,6 +101,8 @@ var metricTitles = map[string]string{
 	"syn_retransmits_total":             "SYNs sent again",
 	"retransmits_total":                 "Segments sent again",
 	"failed_total":                      "Requests failed",
+	"timeouts_total":                    "Requests timed out",
+	"cpu_per_request_us":                "Processor time for a request, client and server included",
 	"session_bytes":                     "Kernel memory of a session",
 	"latency_median_ns":                 "Latency, median",
 	"latency_p99_ns":                    "Latency, 99th percentile",
@@ -111,7 +113,7 @@ var metricTitles = map[string]string{
 	"latency_max_ns":                    "Latency, longest",
 	"transfer_kb_s":                     "Transfer",
 	"transfer_seconds":                  "Time of a transfer",
-	"received_pps":                      "Rate received",
+	"received_pps":                      "Packets forwarded",
 	"sent_pps":                          "Rate sent",
 	"new_flow_cost_ns":                  "Cost of a connection's first packet",
 	"connection_cost_ns":                "Cost of a connection, opened and closed",
@@ -119,6 +121,12 @@ var metricTitles = map[string]string{
 	"establishment_ndr_cps":             "New connections without loss (NDR)",
 	"establishment_pdr_cps":             "New connections with little loss (PDR)",
 	"capacity_sessions":                 "Connections in the table",
+	"new_flow_ns":                       "A new flow's first packet",
+	"refused_cost_ns":                   "Cost of a packet without a port",
+	"mixed_pps":                         "Packets dealt with, most of them without a port",
+	"forwarded_share":                   "Of these forwarded",
+	"latency_p9999_ns":                  "Latency, 99.99th percentile",
+	"expired_sessions":                  "Sessions that expired meanwhile",
 }
 
 // measure is how a metric is presented.
@@ -139,7 +147,7 @@ func measureOf(metric string) measure {
 			break
 		}
 	}
-	for _, bad := range []string{"loss", "lost", "drop", "skipped", "error", "failed", "retransmit"} {
+	for _, bad := range []string{"loss", "lost", "drop", "skipped", "error", "failed", "retransmit", "timeouts"} {
 		if strings.Contains(metric, bad) {
 			m.better = -1
 		}

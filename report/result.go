@@ -27,6 +27,8 @@ var kindTitles = map[string]string{
 	"cps":      "New connections through a NAT router",
 	"bulk":     "TCP bulk transfer through a NAT router",
 	"rules":    "What the number of rules costs",
+	"ports":    "Outside ports of a NAT router that run out",
+	"expiry":   "Delay of packets while sessions expire",
 	"trimming": "NAT with netfilter whole, trimmed and absent",
 }
 

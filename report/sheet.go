@@ -293,6 +293,9 @@ func conditions(p bench.Params) string {
 	if p.BothWays {
 		add("both ways")
 	}
+	if p.WaysApart {
+		add("each on its core")
+	}
 	switch p.Direction {
 	case "":
 	case "up":
@@ -307,6 +310,15 @@ func conditions(p bench.Params) string {
 	}
 	if p.Rules != 0 {
 		add("%s before the one that matches", plural(p.Rules, "rule"))
+	}
+	if p.Held != 0 {
+		add("%d others in the table", p.Held)
+	}
+	if p.PortsUsed != 0 {
+		add("%.4g %% of the ports in use", 100*p.PortsUsed)
+	}
+	if p.Beside != "" {
+		add("beside %s", p.Beside)
 	}
 	return strings.Join(words, ", ")
 }

@@ -15,7 +15,7 @@ func PaperSetups() []bench.PaperSetup {
 	setup := func(name, router, describe string, nat bool, rules func(*bench.Bed) nft.Ruleset) bench.PaperSetup {
 		return bench.PaperSetup{Setup: name, Router: &rulesRouter{
 			name: router, describe: describe, nat: nat,
-			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return rules(b) },
+			rules: func(b *bench.Bed, _ bench.RouterOptions) nft.Ruleset { return rules(b) },
 		}}
 	}
 	return []bench.PaperSetup{

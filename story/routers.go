@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"natkit/bench"
 	"natkit/control"
 	"natkit/lab"
+	"natkit/nat"
 	"natkit/nft"
 )
 
@@ -23,30 +25,41 @@ import (
 func Routers() []bench.Router {
 	return []bench.Router{
 		&rulesRouter{name: "none", describe: "forwarding by the stack, no netfilter hook",
-			rules: func(*bench.Bed, []netip.Addr) nft.Ruleset { return nil }},
+			rules: func(*bench.Bed, bench.RouterOptions) nft.Ruleset { return nil }},
 		&rulesRouter{name: "framework", describe: "netfilter with empty chains in prerouting, forward and postrouting, no tracking",
-			rules: func(*bench.Bed, []netip.Addr) nft.Ruleset { return nft.EmptyHooks() }},
+			rules: func(*bench.Bed, bench.RouterOptions) nft.Ruleset { return nft.EmptyHooks() }},
 		&rulesRouter{name: "default", nat: true, describe: "connection tracking and nftables NAT, and the tables raw, mangle, security and filter that distributions and Docker register",
-			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return gateway(b).Distribution() }},
+			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Distribution() }},
 		&rulesRouter{name: "trimmed", nat: true, describe: "connection tracking and one nftables NAT chain, nothing else",
-			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return gateway(b).Compile() }},
+			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Compile() }},
 		&rulesRouter{name: "nft", nat: true, takesRules: true, describe: "nftables masquerade, a rule for each host before it",
-			rules: func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset { return gateway(b).Behind(hosts, b.OutsideAddr) }},
+			rules: behind},
 		&rulesRouter{name: "nft-map", nat: true, takesRules: true, describe: "nftables masquerade, all hosts before it in one map",
-			rules: func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset { return gateway(b).BehindMap(hosts, b.OutsideAddr) }},
+			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset {
+				return gateway(b, o).BehindMap(silentHosts(o.Rules), b.OutsideAddr)
+			}},
 		&rulesRouter{name: "nft-flowtable", nat: true, describe: "nftables masquerade with a flowtable", needs: "a flowtable (CONFIG_NF_FLOW_TABLE, CONFIG_NFT_FLOW_OFFLOAD)",
-			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset { return gateway(b).Offloaded(b.InsideDev) }},
+			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Offloaded(b.InsideDev) }},
 		&iptablesRouter{name: "iptables", by: lab.RulesIPTables, describe: "iptables' nftables back end: masquerade, a rule for each host before it"},
 		&iptablesRouter{name: "iptables-legacy", by: lab.RulesIPTablesLegacy, describe: "iptables' own tables: masquerade, a rule for each host before it"},
 		&rulesRouter{name: "stateless", nat: true, describe: "nftables rewriting the addresses of a whole network, no tracking, no ports",
-			rules: func(b *bench.Bed, _ []netip.Addr) nft.Ruleset {
+			rules: func(b *bench.Bed, _ bench.RouterOptions) nft.Ruleset {
 				return nft.Stateless(b.Sources, statelessOutside, b.OutsideDev)
 			}},
 		actionRouter{},
 		bench.Forwarder{},
+		&accelRouter{attach: control.AttachXDP, rulesRouter: rulesRouter{name: "accel", nat: true, takesRules: true, rules: behind,
+			describe: "the rules of nft, accelerated by natkit at XDP"}},
+		&accelRouter{attach: control.AttachTC, rulesRouter: rulesRouter{name: "accel-tc", nat: true, takesRules: true, rules: behind,
+			describe: "likewise at tc"}},
 		&engineRouter{name: "ebpf", attach: control.AttachXDP, describe: "natkit's engine at XDP: masquerade with sessions, counters and expiry"},
 		&engineRouter{name: "ebpf-tc", attach: control.AttachTC, describe: "natkit's engine at tc, likewise"},
 	}
+}
+
+// behind masquerades, with a rule for each host before.
+func behind(b *bench.Bed, o bench.RouterOptions) nft.Ruleset {
+	return gateway(b, o).Behind(silentHosts(o.Rules), b.OutsideAddr)
 }
 
 // statelessOutside is what the stateless router makes of the sources: RFC 6598.
@@ -71,8 +84,19 @@ func FindRouters(names []string) ([]bench.Router, error) {
 	return out, nil
 }
 
-func gateway(b *bench.Bed) nft.Gateway {
-	return nft.Gateway{Inside: b.Sources, Outside: b.OutsideDev}
+func gateway(b *bench.Bed, o bench.RouterOptions) nft.Gateway {
+	return nft.Gateway{Inside: b.Sources, Outside: b.OutsideDev, Pool: outsidePool(o.Sessions)}
+}
+
+// outsidePool are the outside addresses of a router for so many sessions: not valid, if
+// the interface's own has ports for them. Of several every second port would do, so that
+// no host comes to an address whose ports are taken.
+func outsidePool(sessions int) netip.Prefix {
+	if sessions <= bench.PortsOfAddress {
+		return netip.Prefix{}
+	}
+	addresses := (2*sessions - 1) / bench.PortsOfAddress // one less
+	return netip.PrefixFrom(statelessOutside.Addr(), 32-bits.Len(uint(addresses)))
 }
 
 // rulesRouter is a router of nftables rules, put in by netlink.
@@ -80,7 +104,7 @@ type rulesRouter struct {
 	name, describe  string
 	needs           string // of the kernel, besides NAT by nftables
 	nat, takesRules bool
-	rules           func(b *bench.Bed, hosts []netip.Addr) nft.Ruleset
+	rules           func(*bench.Bed, bench.RouterOptions) nft.Ruleset
 }
 
 func (r *rulesRouter) Name() string     { return r.name }
@@ -91,7 +115,7 @@ func (r *rulesRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOpt
 	if o.Rules > 0 && !r.takesRules {
 		return nil, &bench.UnsupportedError{Router: r.name, Reason: "it has no rules whose number could vary"}
 	}
-	set := r.rules(b, silentHosts(o.Rules))
+	set := r.rules(b, o)
 	if len(set) == 0 {
 		return func() error { return nil }, nil
 	}
@@ -130,7 +154,12 @@ func (r *iptablesRouter) Install(ctx context.Context, b *bench.Bed, o bench.Rout
 	for _, h := range silentHosts(o.Rules) {
 		fmt.Fprintf(&rules, "-A POSTROUTING -s %s/32 -o %s -j SNAT --to-source %s\n", h, b.OutsideDev, b.OutsideAddr)
 	}
-	fmt.Fprintf(&rules, "-A POSTROUTING -s %s -o %s -j MASQUERADE\nCOMMIT\n", b.Sources, b.OutsideDev)
+	last := "MASQUERADE"
+	if pool := outsidePool(o.Sessions); pool.IsValid() {
+		r := nat.RangeOf(pool)
+		last = fmt.Sprintf("SNAT --to-source %s-%s --persistent", r.First, r.Last)
+	}
+	fmt.Fprintf(&rules, "-A POSTROUTING -s %s -o %s -j %s\nCOMMIT\n", b.Sources, b.OutsideDev, last)
 	node := b.Node(lab.RoleGateway)
 	err := node.RestoreIPTables(ctx, r.by, rules.String())
 	var missing *lab.MissingProgramError

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -28,7 +29,12 @@ func (r *engineRouter) Describe() string { return r.describe }
 func (r *engineRouter) NAT() bool        { return true }
 
 func (r *engineRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
-	plan, err := control.MakePlan(engineRules(b, o.Rules), "", control.Options{Namespace: b.Router, Attach: r.attach})
+	if r.attach == control.AttachXDP {
+		if err := o.RefuseSockets(r.name); err != nil {
+			return nil, err
+		}
+	}
+	plan, err := control.MakePlan(engineRules(b, o), "", control.Options{Namespace: b.Router, Attach: r.attach})
 	if err != nil {
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
@@ -84,19 +90,27 @@ func (t *engineTable) Empty(context.Context) error {
 	return t.begin()
 }
 
-// engineSessions is what the engine of a measurement has room for.
+// engineSessions is what the engine of a measurement has room for, at least.
 const engineSessions = 1 << 20
 
-// engineRules are masquerade for the bed's sources, and rules about hosts that send
-// nothing.
-func engineRules(b *bench.Bed, silent int) *nat.File {
+// engineRules are masquerade for the bed's sources, or a pool, and rules about hosts that
+// send nothing.
+func engineRules(b *bench.Bed, o bench.RouterOptions) *nat.File {
 	file := nat.New()
 	file.Name = "bench"
 	file.Inside, file.Outside = []string{b.InsideDev}, []string{b.OutsideDev}
-	file.Limits.Sessions = engineSessions
+	file.Limits.Sessions = max(engineSessions, 1<<bits.Len(uint(max(o.Sessions-1, 0))))
+	if o.UDPTimeout > 0 {
+		file.Defaults.Timeouts[nat.TimeoutUDP] = o.UDPTimeout
+	}
 	ports := nat.PortRange{First: 1024, Last: 65535} // as many as the kernel's NAT has
-	file.Rules = append(file.Rules, nat.Rule{Action: nat.Masquerade{Source: b.Sources, Ports: ports}})
-	for _, host := range silentHosts(silent) {
+	rule := nat.Rule{Action: nat.Masquerade{Source: b.Sources, Ports: ports}}
+	if pool := outsidePool(o.Sessions); pool.IsValid() {
+		file.Pools = []nat.Pool{{Name: "bench", Addresses: []nat.AddressRange{nat.RangeOf(pool)}, Ports: ports}}
+		rule.Action = nat.SNAT{Source: b.Sources, Pool: "bench"}
+	}
+	file.Rules = append(file.Rules, rule)
+	for _, host := range silentHosts(o.Rules) {
 		file.Rules = append(file.Rules, nat.Rule{Action: nat.SNAT{Source: netip.PrefixFrom(host, 32), Address: b.OutsideAddr, Ports: ports}})
 	}
 	return file

@@ -41,6 +41,7 @@ struct load {
 	__u32 once;        // 1: a CPU ends when it has sent each of its flows
 	__u32 segment;     // what is sent of TCP: enum bench_segment
 	__u32 salt;        // of the cookies
+	__u32 targets;     // of datagrams: which bits of a flow's target count; 0: all have one
 	__be16 target_port;
 	__u16 unused;
 	__u8 macs[2][12]; // destination and source, of frames forth and back
@@ -60,7 +61,11 @@ struct sender {
 	__u32 sequence;
 	__u32 in_pattern; // which frame of the mix is next
 	__u64 last_ns;    // when the last frame was sent
-	__u32 unused[2];  // a cache line of its own
+	__u32 way;        // 0: what both_ways says; 1 forth only, 2 back only
+	__u32 unused;
+	__u64 first_ns;   // when the first frame was sent
+	__u64 done_ns;    // once: when its turn came again after the last
+	__u64 unused2[6]; // cache lines of its own
 };
 
 // The devices to send by, forth and back. They may be in two namespaces, which a
@@ -174,8 +179,11 @@ int generate(struct xdp_md *ctx)
 	if (cpu >= BENCH_CPUS)
 		return XDP_ABORTED;
 	s = &senders[cpu];
-	if (load.once && s->sent >= s->flows)
+	if (load.once && s->sent >= s->flows) {
+		if (!s->done_ns)
+			s->done_ns = bpf_ktime_get_ns();
 		return XDP_DROP;
+	}
 	now = bpf_ktime_get_ns();
 	if (!is_due(s, now))
 		return XDP_DROP;
@@ -196,10 +204,10 @@ int generate(struct xdp_md *ctx)
 	if ((void *)(h + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 
-	// A flow's frame back follows its frame forth.
-	back = load.both_ways & number;
+	// A flow's frame back follows its frame forth, or another CPU sends it.
+	back = s->way ? s->way - 1 : load.both_ways & number;
 	flow = s->first + s->at;
-	if (back == load.both_ways) {
+	if (s->way || back == load.both_ways) {
 		s->at += s->stride;
 		if (s->at >= s->flows)
 			s->at -= s->flows;
@@ -222,7 +230,8 @@ int generate(struct xdp_md *ctx)
 	h->udp_length = kind->udp_length;
 	{
 		__be32 source = bpf_htonl(load.source + host);
-		__be32 target = bpf_htonl(load.target + flow / BENCH_FLOWS_PER_TARGET);
+		__be32 target =
+			bpf_htonl(load.target + (flow / BENCH_FLOWS_PER_TARGET & load.targets));
 		__be16 port = bpf_htons(BENCH_FIRST_PORT + flow - host * BENCH_PORTS);
 
 		if (back) {
@@ -257,6 +266,8 @@ int generate(struct xdp_md *ctx)
 		h->udp_check = 0xffff;
 
 send:
+	if (!s->sent)
+		s->first_ns = now;
 	s->last_ns = now;
 	s->sent++;
 	s->sent_bytes += kind->length;

@@ -23,7 +23,7 @@ func newBenchCommand(e *env) *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchHTTPCommand(e), newBenchUDPCommand(e), newBenchProbeCommand(e), newBenchBulkCommand(e), newBenchRulesCommand(e), newBenchCPSCommand(e), newBenchTrimmingCommand(e))
+	cmd.AddCommand(newBenchHTTPCommand(e), newBenchUDPCommand(e), newBenchProbeCommand(e), newBenchBulkCommand(e), newBenchRulesCommand(e), newBenchCPSCommand(e), newBenchTrimmingCommand(e), newBenchPortsCommand(e), newBenchExpiryCommand(e))
 	return cmd
 }
 

@@ -76,6 +76,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 		Example: `  natkit bench udp --router none,nft,xdp-forward
   natkit bench udp --router none,nft --flows 1,1000,50000 --size 64,imix --cores 1,2
   natkit bench udp --router nft --both-ways --trials 3 --duration 200ms
+  natkit bench udp --router nft,ebpf --flows 10000 --cores 1,2 --both-ways --apart
   natkit bench udp --router none,nft --rate 500kpps -o json
   natkit bench udp --router nft --curve --trials 3
   natkit bench udp --router none,nft --ndr --pdr 0.5%
@@ -89,6 +90,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 	f.IntSliceVar(&o.Flows, "flows", []int{1000}, "`numbers` of flows")
 	f.IntSliceVar(&o.Cores, "cores", []int{1}, "`numbers` of CPUs that generator, router and sink share")
 	f.BoolVar(&o.BothWays, "both-ways", false, "send half of the frames back, on the same flows")
+	f.BoolVar(&o.Apart, "apart", false, "with --both-ways on several cores: each sends one way, so that a flow's two ways meet no core twice")
 	f.StringSliceVar(&rates, "rate", nil, "offered `rates`: 500kpps, 1.5Mpps, 50%")
 	f.BoolVar(&curve, "curve", false, "offer 10% to 120% in twelve steps")
 	f.BoolVar(&ndr, "ndr", false, "search the highest rate without loss")
@@ -107,7 +109,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if f.Changed("tx") || f.Changed("rx") {
-			for _, name := range []string{"router", "cores", "both-ways"} {
+			for _, name := range []string{"router", "cores", "both-ways", "apart"} {
 				if f.Changed(name) {
 					return usagef("--%s: not with --tx and --rx, between which the router is elsewhere and frames go one way", name)
 				}
