@@ -169,4 +169,17 @@ limits: {sessions: 10, mappings: 20, sessions_per_source: 30}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
+	f = must(Parse("f", []byte(`inside: eth1
+outside: eth0
+pools: {whole: {addresses: 100.64.0.0/28, ports: none}}
+defaults: {mapping: {udp: address-and-port-dependent}, filtering: address-dependent}
+rules:
+  - masquerade: 10.0.0.0/8
+  - {masquerade: 10.1.0.0/16, filtering: address-and-port-dependent}
+  - {masquerade: 10.2.0.0/16, mapping: endpoint-independent}
+  - {snat: 10.3.0.0/16, to: whole}
+`)))
+	if w := f.Warnings(); len(w) != 1 || w[0].String() != "f:6:5: filtering address-dependent of udp is address-and-port-dependent, as mapping is: such a port serves one remote address and port" {
+		t.Errorf("modes: %v", w)
+	}
 }

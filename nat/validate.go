@@ -442,6 +442,7 @@ func (f *File) Warnings() []Problem {
 		if a, ok := f.Rules[i].Action.(SNAT); ok {
 			used[a.Pool] = true
 		}
+		f.checkModes(&w, &f.Rules[i])
 	}
 	for i := range f.Pools {
 		p := &f.Pools[i]
@@ -463,6 +464,24 @@ func (f *File) Warnings() []Problem {
 		w.add(f.at("timeouts."+TimeoutPortRest.String()), "ports rest for %s: so long they can't be given to others", durationText(rest))
 	}
 	return w.sorted()
+}
+
+// checkModes warns of filtering that a rule's mapping makes stricter.
+func (f *File) checkModes(w *collector, r *Rule) {
+	switch a := r.Action.(type) {
+	case Masquerade:
+	case SNAT:
+		if p := f.Pool(a.Pool); p != nil && p.OneToOne {
+			return
+		}
+	default:
+		return
+	}
+	for c := range Class(PortClasses) {
+		if filtering := f.FilteringMode(r, c); f.MappingMode(r, c) == AddressAndPortDependent && filtering != FilterAddressAndPort {
+			w.add(r.Position, "filtering %s of %s is address-and-port-dependent, as mapping is: such a port serves one remote address and port", filtering, c)
+		}
+	}
 }
 
 const (
