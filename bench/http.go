@@ -102,7 +102,15 @@ func HTTP(ctx context.Context, o HTTPOptions) (*HTTPResult, error) {
 		return nil, err
 	}
 	defer run.close()
+	busy, err := readMachineTime()
+	if err != nil {
+		return nil, err
+	}
 	run.work(ctx)
+	busyAfter, err := readMachineTime()
+	if err != nil {
+		return nil, err
+	}
 
 	after, err := readTCPCounters(o.Netns, o.ServerNetns)
 	if err != nil {
@@ -110,6 +118,7 @@ func HTTP(ctx context.Context, o HTTPOptions) (*HTTPResult, error) {
 	}
 	res := run.result()
 	res.TCP = after.since(before)
+	res.MachineCPUSeconds = busyAfter.since(busy).busy.Seconds()
 	if res.Ports, err = readPorts(o.Netns, target.addr); err != nil {
 		return res, err
 	}

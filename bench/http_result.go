@@ -66,6 +66,10 @@ type HTTPResult struct {
 	// ClientCPUShare is the processor time of the workers' threads over the time
 	// they ran: near 1 means that the client is the limit.
 	ClientCPUShare float64 `json:"client_cpu_share"`
+	// MachineCPUSeconds is for how long the processors of this machine were busy
+	// meanwhile, all together and with whatever: the client and, where they are here,
+	// the server and what is between.
+	MachineCPUSeconds float64 `json:"machine_cpu_seconds"`
 	Ports
 	Stopped string `json:"stopped,omitempty"` // why the run ended before its time
 }

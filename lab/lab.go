@@ -20,6 +20,7 @@ import (
 
 	"natkit/internal/journal"
 	"natkit/internal/netns"
+	"natkit/nft"
 )
 
 // The roles of nodes. Further clients are client2, client3 ...
@@ -209,6 +210,15 @@ func (l *Lab) Options() Options { return l.plan.options }
 // Notes are sentences for the user: what this kernel lacks of the real case, and
 // what was cleaned up on the way.
 func (l *Lab) Notes() []string { return l.notes }
+
+// Rules are the NAT node's rules where natkit put them in (RulesNft): none where
+// somebody's programs did, or nobody.
+func (l *Lab) Rules() nft.Ruleset {
+	if l.plan.options.Rules != RulesNft {
+		return nil
+	}
+	return slices.Clone(l.plan.rules.nft)
+}
 
 // Drawing is the topology with its addresses in box characters, with a newline at
 // its end.

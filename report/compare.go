@@ -172,6 +172,9 @@ func (s *Saved) figures() []bench.Figure {
 		for _, r := range httpRuns(s.Demo) {
 			out = append(out, httpFigures(r.name, r.http)...)
 		}
+		for _, a := range s.Demo.Acts {
+			out = append(out, a.Figures...)
+		}
 		return out
 	}
 	return httpFigures("http", s.HTTP)

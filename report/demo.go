@@ -7,7 +7,9 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
+	"natkit/bench"
 	"natkit/observe"
 	"natkit/snapshot"
 	"natkit/story"
@@ -56,6 +58,13 @@ func (t *DemoText) Act(a *story.DemoAct) {
 	p.b.WriteString("\n" + p.style(bold, strings.ToUpper(a.Name)) + "\n")
 	p.text("  ", "  ", "Shows: "+a.Shows+".")
 	p.b.WriteString("  $ " + a.Command + "\n")
+	if a.RuleFile != "" {
+		p.b.WriteString("\n")
+		for line := range strings.Lines(a.RuleFile) {
+			p.b.WriteString("    " + line)
+		}
+		p.b.WriteString("\n")
+	}
 	t.write(p)
 }
 
@@ -171,7 +180,44 @@ func (t *DemoText) Done(a *story.DemoAct) {
 	if a.Removed > 0 {
 		p.text("  ", "  ", fmt.Sprintf("%d idle entries removed from the table", a.Removed))
 	}
+	if a.NotRun != "" {
+		p.text("  ", "  ", "The load was not run: "+a.NotRun+".")
+	}
+	p.sideBySide(a.Figures)
 	t.write(p)
+}
+
+// sideBySide writes figures of treatments, a few lines each: the median, how far the
+// trials were apart, and what it is of the first.
+func (p *page) sideBySide(figures []bench.Figure) {
+	sheets := sheetsOf(nil, figures, nil)
+	if len(sheets) == 0 {
+		return
+	}
+	p.b.WriteString("\n  Side by side: the median of n trials (least to most), and what it is of the first\n")
+	names := 0
+	for _, f := range figures {
+		names = max(names, utf8.RuneCountInString(f.Router))
+	}
+	for _, s := range sheets {
+		for _, b := range s.Blocks {
+			heading := s.heading()
+			if b.Conditions != "" {
+				heading += "; " + b.Conditions
+			}
+			p.text("  ", "    ", heading)
+			for _, r := range b.Rows {
+				line := fmt.Sprintf("    %-*s %9s  (%s to %s, n %d)", names, r.Name, s.Unit.number(r.Median), s.Unit.number(r.Min), s.Unit.number(r.Max), r.N)
+				if r.Ratio != 0 && r.Ratio != 1 {
+					line += "  x " + ratio(r.Ratio)
+				}
+				if r.Label != "" {
+					line += "  " + r.Label
+				}
+				p.b.WriteString(line + "\n")
+			}
+		}
+	}
 }
 
 // Demo writes what a demo ends with: the acts beside the published figures,

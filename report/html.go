@@ -119,9 +119,10 @@ type htmlCell struct {
 type htmlPair struct{ Name, Value string }
 
 type htmlAct struct {
-	Name, Shows, Command string
-	Findings             []string
-	Changes              []string
+	Name, Shows, Command, RuleFile string
+	Findings                       []string
+	Changes                        []string
+	NotRun                         string
 }
 
 func (s *Saved) section() htmlSection {
@@ -176,9 +177,9 @@ func demoSection(d *story.DemoResult) htmlSection {
 	for _, l := range d.Left {
 		out.Notes = append(out.Notes, "Left behind: "+l)
 	}
-	out.Notes = append(out.Notes, "Each act ran once: the bars have no spread.")
+	out.Notes = append(out.Notes, "Each act ran once: its bars have no spread. What stands side by side ran in turns.")
 	for _, a := range d.Acts {
-		act := htmlAct{Name: a.Name, Shows: a.Shows, Command: a.Command}
+		act := htmlAct{Name: a.Name, Shows: a.Shows, Command: a.Command, RuleFile: a.RuleFile, NotRun: a.NotRun}
 		for _, f := range a.Findings {
 			act.Findings = append(act.Findings, fmt.Sprintf("%s %s: %s", f.Severity, f.Code, f.Title))
 		}
@@ -187,9 +188,9 @@ func demoSection(d *story.DemoResult) htmlSection {
 		}
 		out.Story = append(out.Story, act)
 	}
-	if runs := httpRuns(d); len(runs) > 0 {
-		out.cards(httpSheets(runs), "act")
-	}
+	acts, sideBySide := demoSheets(d)
+	out.cards(acts, "act")
+	out.cards(sideBySide, "treatment")
 	return out
 }
 

@@ -54,6 +54,12 @@ func (p *page) demo(s *Saved) {
 		if a.Command != "" {
 			p.text("  $ ", "      ", printable(a.Command))
 		}
+		for line := range strings.Lines(a.RuleFile) {
+			p.b.WriteString("    " + printable(strings.TrimSuffix(line, "\n")) + "\n")
+		}
+		if a.NotRun != "" {
+			p.text("  the load was not run: ", "    ", printable(a.NotRun))
+		}
 		for _, f := range a.Findings {
 			p.text("  found ", "    ", printable(f))
 		}
@@ -61,9 +67,9 @@ func (p *page) demo(s *Saved) {
 			p.text("  changed ", "    ", printable(c))
 		}
 	}
-	if runs := httpRuns(s.Demo); len(runs) > 0 {
-		p.sheets(httpSheets(runs), "act")
-	}
+	acts, sideBySide := demoSheets(s.Demo)
+	p.sheets(acts, "act")
+	p.sheets(sideBySide, "treatment")
 	for _, note := range section.Notes {
 		p.b.WriteByte('\n')
 		p.text("Note: ", "      ", printable(note))

@@ -63,6 +63,20 @@ func httpSheets(runs []httpRun) []sheet {
 	return sheets
 }
 
+// demoSheets is the acts' loads, then what was measured of treatments side by side.
+func demoSheets(d *story.DemoResult) (acts, sideBySide []sheet) {
+	if runs := httpRuns(d); len(runs) > 0 {
+		acts = httpSheets(runs)
+	}
+	for _, a := range d.Acts {
+		for _, s := range sheetsOf(nil, a.Figures, nil) {
+			s.Measure.Title += ", side by side"
+			sideBySide = append(sideBySide, s)
+		}
+	}
+	return acts, sideBySide
+}
+
 // httpFigures is a load's main figures, in the form of figures of routers.
 func httpFigures(name string, h *bench.HTTPResult) []bench.Figure {
 	var out []bench.Figure

@@ -76,6 +76,7 @@ const (
 	ActDiagnosis = "diagnosis"
 	ActCure      = "cure"
 	ActProof     = "proof"
+	ActReplace   = "replace"
 )
 
 // DemoAct is one act. Which of HTTP, Findings and Changes it has depends on what
@@ -91,6 +92,9 @@ type DemoAct struct {
 	Changes   []tune.Change      `json:"changes,omitempty"`
 	Removed   uint64             `json:"removed_entries,omitempty"` // from the conntrack table, by a cure without host-wide write
 	Facts     *snapshot.Snapshot `json:"facts,omitempty"`           // what the findings rest on
+	RuleFile  string             `json:"rule_file,omitempty"`       // that the load ran on
+	Figures   []bench.Figure     `json:"figures,omitempty"`         // of treatments side by side, by their names
+	NotRun    string             `json:"not_run,omitempty"`         // why the act was left out here
 }
 
 // Published is what the case's authors measured, elsewhere and on other
@@ -191,7 +195,7 @@ func Demo(ctx context.Context, o DemoOptions) (*DemoResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &demo{o: o, size: size, lab: l, res: &DemoResult{Command: o.Command, Site: o.Site, Before: before, Acts: []DemoAct{}}}
+	d := &demo{o: o, size: size, lab: l, rules: l.Rules(), res: &DemoResult{Command: o.Command, Site: o.Site, Before: before, Acts: []DemoAct{}}}
 	err = d.run(ctx)
 	return d.res, errors.Join(err, d.restore())
 }
@@ -236,6 +240,8 @@ type demo struct {
 	applied *tune.Record       // what the cure changed, nil before
 	facts   *snapshot.Snapshot // what the diagnosis saw
 	found   []diagnose.Finding
+	rules   nft.Ruleset // of the kernel's NAT in the lab
+	bridged string      // net.bridge.bridge-nf-call-iptables with them
 }
 
 func (d *demo) run(ctx context.Context) error {
@@ -261,6 +267,8 @@ func (d *demo) run(ctx context.Context) error {
 			Command: fault.cureCommand}, func(ctx context.Context, a *DemoAct) error { return fault.cure(ctx, a) }},
 		{DemoAct{Name: ActProof, Shows: "the same load on the same published port, after the cure",
 			Command: d.benchCommand(d.lab.URL(), loadTime)}, d.proof},
+		{DemoAct{Name: ActReplace, Shows: "the same load on natkit's own engine in the place of the kernel's NAT; then both in turns",
+			Command: "natkit up --netns case-host -f nat.yaml --bypass", RuleFile: d.engineFile().Text()}, d.replace},
 	}
 	for i := range acts {
 		act := &acts[i].DemoAct
@@ -491,10 +499,12 @@ func (d *demo) apply(ctx context.Context, a *DemoAct, wanted []snapshot.Setting,
 func (d *demo) portsExhausted() fault {
 	a := d.lab.Options().Addresses
 	rules := func(ports snapshot.PortRange) error {
-		return nft.Gateway{
+		set := nft.Gateway{
 			Table: "natkit-demo", Inside: a.Client.Masked(), Outside: "docker0",
 			Address: a.Far.Addr(), Ports: ports,
-		}.Compile().Apply(d.lab.NATNode().Handle())
+		}.Compile()
+		d.rules = append(d.lab.Rules(), set...)
+		return set.Apply(d.lab.NATNode().Handle())
 	}
 	few := snapshot.PortRange{Min: 40000, Max: 40009}
 	return fault{

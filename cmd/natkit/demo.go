@@ -19,14 +19,15 @@ func newDemoCommand(e *env) *cobra.Command {
 	var reportFile string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show the whole case on this machine: break it, find it, cure it",
+		Short: "Show the whole case on this machine: break it, find it, cure it, beat it",
 		Long: `Show a published case on this machine's own kernel, in network namespaces of the
 demo's own: a web server that answers thousands of requests a second, the same
 server collapsing behind a published port, the cause named with evidence, the
-cure, and the figures after it. It takes one to two minutes.
+cure, the figures after it, and the same load on natkit's own engine in the
+place of the kernel's NAT, beside it. It takes one to two minutes.
 
-The acts are baseline, collapse, diagnosis, cure and proof; each prints the
-command that does it alone.
+The acts are baseline, collapse, diagnosis, cure, proof and replace; each prints
+the command that does it alone.
 
 The cure raises nf_conntrack_max, one limit for all namespaces of the machine,
 and puts it back at the end: the first line says so. --no-host-write cures inside
