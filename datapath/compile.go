@@ -352,7 +352,7 @@ func (c *compiler) namesPorts(r *nat.Rule) bool {
 func (c *compiler) forwarded(r *nat.Rule, a nat.DNAT) {
 	have := c.addresses[a.Address]
 	if have == nil {
-		c.address(r, OutsideAddress{Addr: a.Address, Link: c.linkOf(a.Address)}, -1)
+		c.locate(r, a.Address)
 		return
 	}
 	if a.Ports.IsZero() {
@@ -360,6 +360,14 @@ func (c *compiler) forwarded(r *nat.Rule, a nat.DNAT) {
 	}
 	for p := uint32(max(a.Ports.First, have.Ports[0])); p <= uint32(min(a.Ports.Last, have.Ports[1])); p++ {
 		have.Reserved = append(have.Reserved, uint16(p))
+	}
+}
+
+// locate makes known on which interface an address is that gives no ports, for inside
+// hosts that use it. One that has given ports is known until its sessions have ended.
+func (c *compiler) locate(r *nat.Rule, addr netip.Addr) {
+	if have := c.known(addr); have == nil || have.Ports[0] == 0 && !have.OneToOne {
+		c.address(r, OutsideAddress{Addr: addr, Link: c.linkOf(addr)}, -1)
 	}
 }
 
@@ -411,7 +419,12 @@ func (c *compiler) proxy(r nat.AddressRange) {
 		}
 		link := c.t.Links[slices.IndexFunc(c.t.Links, func(l Link) bool { return l.Index == index })]
 		n := ProxyNeighbour{Link: link.Name, Addr: addr}
-		if !link.Inside && !c.proxies[n] {
+		if link.Inside {
+			continue
+		}
+		// For the sake of ARP it is routed to lo: the routes do not tell where it is.
+		c.locate(nil, addr)
+		if !c.proxies[n] {
 			c.proxies[n] = true
 			c.t.ProxyNeighbours = append(c.t.ProxyNeighbours, n)
 		}

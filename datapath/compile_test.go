@@ -329,3 +329,34 @@ func BenchmarkCompile50000(b *testing.B) {
 		}
 	}
 }
+
+// Where the outside address of a map is, is known from the tables: the routes lead to lo.
+func TestCompileLocatesMaps(t *testing.T) {
+	file := gatewayFile(nat.Rule{Action: nat.Map{Inside: netip.MustParsePrefix("192.168.1.9/32"), Outside: netip.MustParsePrefix("198.51.100.9/32")}})
+	tables := mustCompile(t, file, machine())
+	want := netip.MustParseAddr("198.51.100.9")
+	i := slices.IndexFunc(tables.Addresses, func(a OutsideAddress) bool { return a.Addr == want })
+	if i < 0 || tables.Addresses[i].Link != 3 {
+		t.Errorf("addresses %+v, want %s on link 3", tables.Addresses, want)
+	}
+}
+
+// When an interface has another address than the one it was masqueraded behind, rules for
+// that one are no error: it leaves as it would without them.
+func TestCompileForwardOfFormerAddress(t *testing.T) {
+	rules := []nat.Rule{
+		{Action: nat.Masquerade{Source: netip.MustParsePrefix("192.168.0.0/16")}},
+		{Action: nat.DNAT{Protocol: nat.TCP, Address: netip.MustParseAddr("203.0.113.1"), Ports: nat.PortRange{First: 8080, Last: 8080}, Targets: []nat.Target{{Address: netip.MustParseAddr("192.168.1.2")}}}},
+	}
+	facts := machine()
+	facts.Addresses = mustCompile(t, gatewayFile(rules...), facts).Addresses
+	now := netip.MustParsePrefix("203.0.113.2/24")
+	facts.Links[2].Addresses = []netip.Prefix{now}
+	facts.Local[2] = now.Addr()
+	tables := mustCompile(t, gatewayFile(rules...), facts)
+	for _, a := range tables.Addresses {
+		if a.Addr == netip.MustParseAddr("203.0.113.1") && !a.Leaving || a.Addr == now.Addr() && (a.Leaving || !a.Masquerade) {
+			t.Errorf("%+v", a)
+		}
+	}
+}
