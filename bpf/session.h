@@ -133,17 +133,21 @@ static __always_inline int session_to_many(struct nat_addr addr)
 	return addr.octet[0] >> 4 == 14 || addr_word(addr) == 0xffffffff;
 }
 
-/* What no NAT may translate: RFC 1122 section 3.2.1.3. The reserved addresses from
- * 240.0.0.0 on are like any others, because the stack forwards to them. */
+/* No address of a host on a network. */
+static __always_inline int session_nobody(struct nat_addr addr)
+{
+	return !addr_word(addr) || addr.octet[0] == 127 || session_to_many(addr);
+}
+
+/* What no NAT may translate: RFC 1122 section 3.2.1.3. What else is reserved there, of
+ * 0.0.0.0/8 and 240.0.0.0/4, is like any other address, because the stack forwards it. */
 static __always_inline int session_martian(const struct nat_flow_key *key)
 {
-	__u8 src = key->src.octet[0], dst = key->dst.octet[0];
-
 	if (addr_equal(key->src, key->dst))
 		return NAT_DROP_SPOOFED; /* a land attack */
 	if (session_to_many(key->dst))
 		return NAT_PASS_MULTICAST;
-	if (!src || !dst || src == 127 || dst == 127 || session_to_many(key->src))
+	if (session_nobody(key->src) || session_nobody(key->dst))
 		return NAT_PASS_NO_RULE;
 	return GO_ON;
 }

@@ -449,9 +449,9 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	switch {
 	case src == dst:
 		return refused(abiNatReasonNAT_DROP_SPOOFED)
-	case dst[0]>>4 == 14 || dst == [4]byte{255, 255, 255, 255}:
+	case toMany(dst):
 		return refused(abiNatReasonNAT_PASS_MULTICAST)
-	case src[0] == 0 || src[0] == 127 || src[0]>>4 == 14 || src == [4]byte{255, 255, 255, 255} || dst[0] == 0 || dst[0] == 127:
+	case src == [4]byte{} || src[0] == 127 || toMany(src) || dst == [4]byte{} || dst[0] == 127:
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
 	case m.excluded(p):
 		return refused(abiNatReasonNAT_PASS_EXCLUDED)
@@ -569,6 +569,8 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	}
 	return m.forward(p, to, s)
 }
+
+func toMany(a [4]byte) bool { return a[0]>>4 == 14 || a == [4]byte{255, 255, 255, 255} }
 
 func isStateless(r *nat.Rule) bool {
 	a, ok := r.Action.(nat.Map)

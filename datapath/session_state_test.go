@@ -441,6 +441,8 @@ func testOutbound(t *testing.T, g *gateway) {
 	g.want(t, inside, "udp", 0, ends("192.168.1.2:5000", "240.1.2.3:53"), sent, ends("203.0.113.1:5000", "240.1.2.3:53"))
 	g.want(t, outer, "udp", 0, ends("240.1.2.3:53", "203.0.113.1:5000"), back, ends("240.1.2.3:53", "192.168.1.2:5000"))
 
+	g.want(t, inside, "udp", 0, ends("192.168.1.2:5000", "0.1.2.3:53"), sent, ends("203.0.113.1:5000", "0.1.2.3:53"))
+
 	// Full cone: strangers come in, and keep their address. Paired: a host keeps its.
 	_, out = g.send(t, inside, "udp", 0, ends("192.168.2.9:700", "198.51.100.9:53"))
 	if out.sport < 1024 {

@@ -189,11 +189,14 @@ func (e *explanation) untranslatable() string {
 		return "its source is its destination: dropped"
 	case isMany(dst):
 		return "multicast and broadcast are not translated"
-	case src[0] == 0 || src[0] == 127 || isMany(src) || dst[0] == 0 || dst[0] == 127:
+	case isNobody(src) || isNobody(dst):
 		return "these addresses are not of hosts on a network: not translated"
 	}
 	return ""
 }
+
+// isNobody tells whether an address is none of a host on a network.
+func isNobody(a [4]byte) bool { return a == [4]byte{} || a[0] == 127 || isMany(a) }
 
 // isMany tells whether an address is of multicast or broadcast.
 func isMany(a [4]byte) bool { return a[0]>>4 == 14 || a == [4]byte{255, 255, 255, 255} }
