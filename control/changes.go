@@ -136,10 +136,10 @@ func standing(path string) (changes []Change, err error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
 	}
-	return changes, nil
+	return changes, err
 }
 
 // undo puts changes back, the last one first. What somebody else has changed since is

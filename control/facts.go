@@ -3,6 +3,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,37 +18,75 @@ import (
 
 // gather reads what compiling the file for engine ebpf needs to know of the namespace
 // that the calling thread is in. Indices that the record has given stay as they are.
-func gather(file *nat.File, rec *record, attach Attach) (datapath.Facts, []Placement, error) {
+// Whether interfaces that are not there, or have no address, are waited for, or an error.
+func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement, error) {
 	facts := datapath.Facts{Addresses: rec.Addresses}
 	var placements []Placement
-	for _, name := range append(slices.Clone(file.Inside), file.Outside...) {
+	for _, name := range interfacesOf(file) {
 		l, err := netlink.LinkByName(name)
+		var missing netlink.LinkNotFoundError
+		if wait && errors.As(err, &missing) {
+			facts.Links = append(facts.Links, datapath.Link{Name: name, Index: rec.linkIndex(name), Inside: file.IsInside(name), Ethernet: true, Awaited: true})
+			placements = append(placements, Placement{Interface: name, Reason: "not there: it is waited for"})
+			continue
+		}
 		if err != nil {
 			return facts, nil, fmt.Errorf("interface %q: %w", name, err)
 		}
 		if err := checkEthernet(l); err != nil {
 			return facts, nil, err
 		}
-		p := place(l, attach)
+		p := place(l, rec.Attach)
 		link, err := describe(l, file.IsInside(name), p)
 		if err != nil {
 			return facts, nil, err
 		}
 		link.Index = rec.linkIndex(name)
+		link.Awaited = wait && len(link.Addresses) == 0
 		facts.Links = append(facts.Links, link)
 		placements = append(placements, p)
 	}
-	local, err := netlink.AddrList(nil, netlink.FAMILY_V4)
-	if err != nil {
-		return facts, nil, fmt.Errorf("list addresses: %w", err)
+	var err error
+	if facts.Local, err = localAddresses(); err != nil {
+		return facts, nil, err
 	}
-	for _, a := range local {
-		if addr, ok := netip.AddrFromSlice(a.IP.To4()); ok {
-			facts.Local = append(facts.Local, addr)
-		}
+	for i := range facts.Links {
+		remember(&facts, &facts.Links[i])
 	}
 	facts.LocalPorts, facts.ReservedPorts, err = localPorts()
 	return facts, placements, err
+}
+
+// interfacesOf are the interfaces that a file names.
+func interfacesOf(file *nat.File) []string { return append(slices.Clone(file.Inside), file.Outside...) }
+
+// localAddresses are the namespace's own.
+func localAddresses() (out []netip.Addr, err error) {
+	local, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range local {
+		if addr, ok := netip.AddrFromSlice(a.IP.To4()); ok {
+			out = append(out, addr)
+		}
+	}
+	return out, nil
+}
+
+// remember gives a link that has lost its address the one that was masqueraded behind,
+// as long as nobody else has it: the sessions go on when it is back.
+func remember(facts *datapath.Facts, l *datapath.Link) {
+	if !l.Awaited {
+		return
+	}
+	for _, a := range facts.Addresses {
+		if a.Masquerade && !a.Leaving && a.Link == l.Index && !slices.Contains(facts.Local, a.Addr) {
+			l.Addresses = []netip.Prefix{netip.PrefixFrom(a.Addr, 32)}
+			facts.Local = append(facts.Local, a.Addr)
+			return
+		}
+	}
 }
 
 func describe(l netlink.Link, inside bool, p Placement) (datapath.Link, error) {

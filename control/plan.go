@@ -24,8 +24,14 @@ type Options struct {
 	Engine    Engine // "" is EngineEBPF; Apply keeps the one that is up
 	Attach    Attach // "" is AttachAuto, or with Apply what it was
 	Bypass    bool   // go past what the stack does with forwarded packets
+	// Wait for interfaces of engine ebpf that are not there, or have no address to
+	// masquerade behind, instead of refusing the file: Serve does.
+	Wait bool
 	// Chains are the filter chains of the namespace, to tell what is gone past.
 	Chains []snapshot.Chain
+
+	serve  *serving // whose instance it is; nil is nobody's
+	follow bool     // the same rules on a machine that has changed: what they go past was accepted
 }
 
 // Plan is what Up or Apply would do, and why.
@@ -40,14 +46,16 @@ type Plan struct {
 	MemoryBytes int64       `json:"memory_bytes,omitempty"` // of the kernel, for the limits of the file
 	Changes     []Change    `json:"changes,omitempty"`
 	Undone      []Change    `json:"undone,omitempty"`  // changes of before that are not needed any more
+	Awaited     []string    `json:"awaited,omitempty"` // interfaces that are not there, or without an address
 	Upgrade     bool        `json:"upgrade,omitempty"` // programs of another natkit are replaced
 	Bypassed    []Bypassed  `json:"bypassed,omitempty"`
 	Warnings    []string    `json:"warnings,omitempty"`
 
-	tables  *datapath.Tables
-	size    datapath.Size
-	ruleset nft.Ruleset
-	record  *record // as it is to be
+	tables    *datapath.Tables
+	size      datapath.Size
+	ruleset   nft.Ruleset
+	record    *record                   // as it is to be
+	forgotten []datapath.OutsideAddress // that had left, and are idle
 }
 
 // MakePlan plans what Up would do in a namespace that has no engine, and changes nothing.
@@ -71,11 +79,10 @@ func PlanApply(file *nat.File, text string, o Options) (*Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		generation, err := e.Generation()
+		_, err = rec.refresh(e)
 		if err := errors.Join(err, e.Close()); err != nil {
 			return nil, err
 		}
-		rec.settle(generation)
 	}
 	made, err := standing(instancePath(inode, ".journal"))
 	if err != nil {
@@ -102,7 +109,7 @@ func makePlan(rec *record, file *nat.File, text string, o Options, made []Change
 		if p.Engine == EngineNFT {
 			return p.planNFT(file, o, made)
 		}
-		return p.planEBPF(file, made)
+		return p.planEBPF(file, o, made)
 	})
 	if err != nil {
 		return nil, err
@@ -110,9 +117,11 @@ func makePlan(rec *record, file *nat.File, text string, o Options, made []Change
 	if p.Engine == EngineNFT {
 		return p, nil
 	}
-	links := append(slices.Clone(file.Inside), file.Outside...)
-	if p.Bypassed, err = bypassed(o.Namespace, o.Chains, links); err != nil {
-		return nil, err
+	if !o.follow {
+		there := without(interfacesOf(file), p.Awaited)
+		if p.Bypassed, err = bypassed(o.Namespace, o.Chains, there); err != nil {
+			return nil, err
+		}
 	}
 	p.size = sizeOf(file)
 	p.MemoryBytes = p.size.MemoryBytes()
@@ -169,9 +178,9 @@ func without(a, b []string) (out []string) {
 	return out
 }
 
-func (p *Plan) planEBPF(file *nat.File, made []Change) error {
+func (p *Plan) planEBPF(file *nat.File, o Options, made []Change) error {
 	rec := p.record
-	facts, placements, err := gather(file, rec, rec.Attach)
+	facts, placements, err := gather(file, rec, o.Wait)
 	if err != nil {
 		return err
 	}
@@ -180,7 +189,11 @@ func (p *Plan) planEBPF(file *nat.File, made []Change) error {
 	}
 	p.Placements = placements
 	for i, l := range facts.Links {
-		rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })].Ifindex = l.Ifindex
+		known := &rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })]
+		known.Ifindex, known.Awaited = l.Ifindex, l.Awaited
+		if l.Awaited {
+			p.Awaited = append(p.Awaited, l.Name)
+		}
 		if softwareKinds[placements[i].kind] != "" && placements[i].XDP {
 			p.Warnings = append(p.Warnings, l.Name+": what XDP sends to a "+placements[i].kind+" is lost unless its other end runs XDP or has GRO on")
 		}
@@ -293,6 +306,9 @@ func hostRoutes() (map[netip.Addr]bool, error) {
 
 // refusal is the error for what a plan goes past and nobody has accepted.
 func (p *Plan) refusal(o Options) error {
+	if o.follow {
+		return nil
+	}
 	var open []Bypassed
 	for _, b := range p.Bypassed {
 		if !slices.Contains(p.record.Accepted, b) {
@@ -311,7 +327,7 @@ func (p *Plan) refusal(o Options) error {
 func (p *Plan) attachments() (out []datapath.Attachment) {
 	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
 		for i, l := range p.tables.Links {
-			if hook == datapath.HookTC || p.Placements[i].XDP {
+			if l.Ifindex != 0 && (hook == datapath.HookTC || p.Placements[i].XDP) {
 				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Hook: hook})
 			}
 		}

@@ -65,8 +65,9 @@ type ruleText struct {
 
 type linkRecord struct {
 	Name    string `json:"name"`
-	Index   int    `json:"index"` // for life
-	Ifindex int    `json:"ifindex"`
+	Index   int    `json:"index"`             // for life
+	Ifindex int    `json:"ifindex"`           // 0: it is not there
+	Awaited bool   `json:"awaited,omitempty"` // it, or its address, was not there
 }
 
 // linkIndex gives the index that an interface of that name has had, or a new one.
@@ -89,6 +90,32 @@ func (r *record) settle(generation uint32) {
 		r.Rules = *r.Next
 	}
 	r.Next = nil
+}
+
+// refresh makes the record what the engine says that has happened since it was written,
+// and takes out of it the addresses that have left and are idle.
+func (r *record) refresh(e *datapath.Engine) (forgotten []datapath.OutsideAddress, err error) {
+	generation, err := e.Generation()
+	if err != nil {
+		return nil, err
+	}
+	r.settle(generation)
+	var keep []datapath.OutsideAddress
+	for _, a := range r.Addresses {
+		idle := false
+		if a.Leaving {
+			if idle, err = e.Idle(a); err != nil {
+				return nil, err
+			}
+		}
+		if idle {
+			forgotten = append(forgotten, a)
+		} else {
+			keep = append(keep, a)
+		}
+	}
+	r.Addresses = keep
+	return forgotten, nil
 }
 
 // rules is the file that is in use.

@@ -10,7 +10,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"natkit/datapath"
 	"natkit/internal/netns"
@@ -29,8 +31,9 @@ type Status struct {
 	Limits     nat.Limits        `json:"-"`
 	Sessions   int               `json:"sessions_limit,omitempty"` // there can be at once
 	Stats      *nat.Stats        `json:"stats,omitempty"`
-	Changes    []Change          `json:"changes"`  // of the namespace, that Down puts back
-	Problems   []string          `json:"problems"` // each with what to do
+	Serve      *ServeState       `json:"serve,omitempty"` // the natkit serve that keeps it
+	Changes    []Change          `json:"changes"`         // of the namespace, that Down puts back
+	Problems   []string          `json:"problems"`        // each with what to do
 }
 
 // InterfaceStatus is an interface of the rules in use.
@@ -68,12 +71,20 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		return nil, ErrDown // of an earlier namespace with that number
 	}
 	s := &Status{Engine: rec.Engine, Since: rec.Since, Problems: []string{}, Changes: []Change{}}
+	if s.Serve, err = served(ns.Inode()); err != nil {
+		return nil, err
+	}
 	if !rec.Whole {
 		s.Problems = append(s.Problems, errHalf.Error())
 		return s, nil
 	}
+	var e *datapath.Engine
 	if rec.Engine == EngineEBPF {
-		if err := s.readEngine(ns, rec); err != nil {
+		if e, err = Open(ns); err != nil {
+			return nil, err
+		}
+		defer e.Close()
+		if err := s.readEngine(e, rec); err != nil {
 			return nil, err
 		}
 	} else if rec.Next != nil {
@@ -84,27 +95,43 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		return nil, fmt.Errorf("read the rules in use: %w", err)
 	}
 	s.File, s.Rules, s.Limits, s.Sessions = rec.Rules.File, len(file.Rules), file.Limits, file.Limits.Sessions
-	if made, err := standing(instancePath(ns.Inode(), ".journal")); err == nil {
-		s.Changes = append(s.Changes, made...)
-	} else if !errors.Is(err, os.ErrNotExist) {
+	made, err := standing(instancePath(ns.Inode(), ".journal"))
+	if err != nil {
 		return nil, err
 	}
+	s.Changes = append(s.Changes, made...)
+	drift, err := driftOf(ns, rec, file, e, made)
+	if err != nil {
+		return nil, err
+	}
+	s.tell(drift)
 	return s, ns.Do(func() error { return s.readLinks(ns, file, rec) })
+}
+
+// tell makes problems of what has changed on the machine, with who does something about it.
+func (s *Status) tell(drift []Drift) {
+	for _, d := range drift {
+		switch {
+		case s.Serve == nil && d.Waits:
+			s.problem("%s: when it is back, `natkit apply -f %s` follows; `natkit serve` does so by itself", d.What, s.File)
+		case s.Serve == nil:
+			s.problem("%s: `natkit apply -f %s` follows; `natkit serve` does so by itself", d.What, s.File)
+		case d.Waits:
+			s.problem("%s: natkit serve waits for it", d.What)
+		default:
+			s.problem("%s: natkit serve follows", d.What)
+		}
+	}
+	if s.Serve != nil && s.Serve.Error != "" {
+		s.problem("natkit serve keeps the rules as they were: %s", s.Serve.Error)
+	}
 }
 
 func (s *Status) problem(format string, args ...any) {
 	s.Problems = append(s.Problems, fmt.Sprintf(format, args...))
 }
 
-// staleSweep is how old the last run of expiry may be. It comes several times a second.
-const staleSweep = 5 * time.Second
-
-func (s *Status) readEngine(ns *netns.Handle, rec *record) (err error) {
-	e, err := Open(ns)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, e.Close()) }()
+func (s *Status) readEngine(e *datapath.Engine, rec *record) (err error) {
 	generation, err := e.Generation()
 	if err != nil {
 		return err
@@ -113,12 +140,13 @@ func (s *Status) readEngine(ns *netns.Handle, rec *record) (err error) {
 	if s.Stats, err = e.Stats(); err != nil {
 		return err
 	}
-	if s.Stats.SweepAge > staleSweep {
-		s.problem("expiry has not run for %v: `natkit apply` of the rules in use starts it again", s.Stats.SweepAge.Round(time.Second))
-	}
-	if rec.Make != datapath.Make() {
-		s.problem("the programs are another natkit's: `natkit apply` replaces them, and no session is lost")
-	}
+	s.Addresses, err = readAddresses(e, rec)
+	return err
+}
+
+// readAddresses reads what the outside addresses have left. One that is just being
+// added, or forgotten, is left out.
+func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err error) {
 	for _, a := range rec.Addresses {
 		out := AddressStatus{
 			Address: a.Addr, FirstPort: a.Ports[0], LastPort: a.Ports[1],
@@ -126,18 +154,20 @@ func (s *Status) readEngine(ns *netns.Handle, rec *record) (err error) {
 		}
 		if a.Ports[0] > 0 {
 			free, err := e.FreePorts(a.Index)
+			if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, os.ErrNotExist) {
+				continue
+			}
 			if err != nil {
-				return err
+				return nil, err
 			}
 			out.FreeTCP, out.FreeUDP, out.FreeICMP = free[nat.ClassTCP], free[nat.ClassUDP], free[nat.ClassICMP]
 		}
-		s.Addresses = append(s.Addresses, out)
+		all = append(all, out)
 	}
-	return nil
+	return all, nil
 }
 
-// readLinks tells where the engine meets packets, and what has changed since it was
-// told about the interfaces. The calling thread is in the namespace.
+// readLinks tells where the engine meets packets. The calling thread is in the namespace.
 func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error {
 	var attached map[int][]datapath.Hook
 	if rec.Engine == EngineEBPF {
@@ -149,57 +179,24 @@ func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error 
 			return err
 		}
 	}
-	again := "`natkit apply` of the rules in use does"
-	for _, name := range append(slices.Clone(file.Inside), file.Outside...) {
+	for _, name := range interfacesOf(file) {
 		out := InterfaceStatus{Name: name, Side: "outside"}
 		if file.IsInside(name) {
 			out.Side = "inside"
 		}
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			s.problem("interface %s is gone; when it is back, it needs attaching: %s", name, again)
-			s.Interfaces = append(s.Interfaces, out)
-			continue
-		}
-		for _, h := range attached[l.Attrs().Index] {
-			out.Hooks = append(out.Hooks, string(h))
-		}
-		slices.Sort(out.Hooks)
 		if i := slices.IndexFunc(rec.Rules.Placements, func(p Placement) bool { return p.Interface == name }); i >= 0 {
 			out.Reason = rec.Rules.Placements[i].Reason
 		}
-		known := slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == name })
-		switch {
-		case rec.Engine != EngineEBPF:
-		case known >= 0 && rec.Links[known].Ifindex != l.Attrs().Index:
-			s.problem("interface %s was made anew and carries no program: %s", name, again)
-		case l.Attrs().Flags&1 == 0:
-			s.problem("interface %s is down", name)
-		}
-		if rec.Engine == EngineEBPF {
-			if err := s.checkMasquerade(l, rec); err != nil {
-				return err
+		if l, err := netlink.LinkByName(name); err == nil {
+			for _, h := range attached[l.Attrs().Index] {
+				out.Hooks = append(out.Hooks, string(h))
+			}
+			slices.Sort(out.Hooks)
+			if l.Attrs().RawFlags&unix.IFF_UP == 0 {
+				s.problem("interface %s is down", name)
 			}
 		}
 		s.Interfaces = append(s.Interfaces, out)
-	}
-	return nil
-}
-
-// checkMasquerade finds an address that an interface no longer has.
-func (s *Status) checkMasquerade(l netlink.Link, rec *record) error {
-	known := slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Attrs().Name })
-	for _, a := range rec.Addresses {
-		if !a.Masquerade || a.Leaving || known < 0 || a.Link != rec.Links[known].Index {
-			continue
-		}
-		have, err := netlink.AddrList(l, netlink.FAMILY_V4)
-		if err != nil {
-			return fmt.Errorf("addresses of %q: %w", l.Attrs().Name, err)
-		}
-		if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return h.IP.Equal(a.Addr.AsSlice()) }) {
-			s.problem("interface %s no longer has the address %s that it masquerades behind: `natkit apply` of the rules in use follows it", l.Attrs().Name, a.Addr)
-		}
 	}
 	return nil
 }

@@ -23,6 +23,9 @@ import (
 //  4. rules, then the interfaces
 //  5. the record: whole
 func Up(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, err error) {
+	if err := refuseServed(o.Namespace, o.serve); err != nil {
+		return nil, err
+	}
 	in, err := hold(o.Namespace)
 	if err != nil {
 		return nil, err
@@ -105,6 +108,9 @@ func (in *instance) createEngine(p *Plan) (err error) {
 // Sessions of mappings that the file still allows go on. Programs of another natkit
 // are replaced by this one's, if they can work on the same maps.
 func Apply(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, err error) {
+	if err := refuseServed(o.Namespace, o.serve); err != nil {
+		return nil, err
+	}
 	in, err := hold(o.Namespace)
 	if err != nil {
 		return nil, err
@@ -131,11 +137,6 @@ func Apply(ctx context.Context, file *nat.File, text string, o Options) (p *Plan
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	generation, err := e.Generation()
-	if err != nil {
-		return nil, err
-	}
-	rec.settle(generation)
 	return in.apply(ctx, rec, file, text, o, e)
 }
 
@@ -144,7 +145,7 @@ var errHalf = errors.New("an engine is half up here, whose maker was killed: `na
 // apply does what Apply says. The order is such that what can be refused comes before
 // what can't be taken back, and that a later run can tell how far this one came:
 //
-//  1. programs of this natkit, if it is another
+//  1. programs of this natkit, if it is another; taken back if 2 to 4 fail
 //  2. changes of the namespace, each journalled
 //  3. the record, with the indices that are new and the rules that come
 //  4. interfaces that are new, which do by the old rules for a moment
@@ -156,17 +157,25 @@ func (in *instance) apply(ctx context.Context, rec *record, file *nat.File, text
 	if err != nil {
 		return nil, err
 	}
+	var forgotten []datapath.OutsideAddress
+	if e != nil {
+		if forgotten, err = rec.refresh(e); err != nil {
+			return nil, err
+		}
+	}
 	before := *rec
 	rec.Links = slices.Clone(rec.Links)
 	p, err := makePlan(rec, file, text, o, made)
 	if err != nil {
 		return nil, err
 	}
+	p.forgotten = forgotten
 	if err := errors.Join(p.refusal(o), context.Cause(ctx)); err != nil {
 		return nil, err
 	}
+	undo := func() error { return nil }
 	if e != nil {
-		if err := p.prepare(e); err != nil {
+		if undo, err = p.prepare(e); err != nil {
 			return nil, err
 		}
 	}
@@ -177,29 +186,39 @@ func (in *instance) apply(ctx context.Context, rec *record, file *nat.File, text
 		if err2 == nil {
 			err2 = takeBack(in.ns, in.j, changes[len(made):])
 		}
-		return nil, errors.Join(err, err2)
+		return nil, errors.Join(err, err2, undo())
 	}
 	rec.Rules, rec.Next = *rec.Next, nil
 	return p, errors.Join(takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
 }
 
-// prepare makes the engine one that the plan's tables can be put into.
-func (p *Plan) prepare(e *datapath.Engine) error {
+// prepare makes the engine one that the plan's tables can be put into. Undo takes that
+// back.
+func (p *Plan) prepare(e *datapath.Engine) (undo func() error, err error) {
+	undo = func() error { return nil }
 	if have := e.Size(); have != p.size {
-		return fmt.Errorf("limits, and filtering by address, fix the size of the engine's tables (now %+v, wanted %+v): `natkit down` and `natkit up` for that; sessions end", have, p.size)
+		return nil, fmt.Errorf("limits, and filtering by address, fix the size of the engine's tables (now %+v, wanted %+v): `natkit down` and `natkit up` for that; sessions end", have, p.size)
 	}
 	generation, err := e.Generation()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.record.Next.Generation = generation + 1
+	if err := e.Forget(p.forgotten); err != nil {
+		return nil, err
+	}
 	if p.Upgrade {
-		if err := e.Upgrade(); err != nil {
-			return err
+		if undo, err = e.Upgrade(); err != nil {
+			return nil, err
 		}
 		p.record.Make = datapath.Make()
+		return undo, nil
 	}
-	return nil
+	stats, err := e.Stats()
+	if err == nil && stats.SweepAge > staleSweep {
+		err = e.StartSweep()
+	}
+	return undo, err
 }
 
 // change puts the plan's rules in place, or nothing but changes of the namespace, which
@@ -228,7 +247,12 @@ func (in *instance) change(p *Plan, intent *record, e *datapath.Engine) error {
 
 // Down takes the engine off the namespace and puts back what it changed there. What
 // somebody else has changed since is kept, and told.
-func Down(ns *netns.Handle) (kept []string, err error) {
+func Down(ns *netns.Handle) (kept []string, err error) { return down(ns, nil) }
+
+func down(ns *netns.Handle, by *serving) (kept []string, err error) {
+	if err := refuseServed(ns, by); err != nil {
+		return nil, err
+	}
 	in, err := hold(ns)
 	if err != nil {
 		return nil, err

@@ -21,7 +21,8 @@ import (
 //  3. the maps of rules of the generation not in use
 //  4. its configuration
 //  5. the generation
-//  6. addresses that no rule wants any more: nothing new is given from them;
+//  6. addresses that no rule wants any more: nothing new is given from them, and
+//     sessions masqueraded behind one that the gateway has lost end;
 //     interfaces that the rules do not name are no way out any more
 func (e *Engine) Apply(t *Tables) error {
 	var control abiNatControl
@@ -58,7 +59,7 @@ func (e *Engine) Apply(t *Tables) error {
 	}
 	for _, a := range t.Addresses {
 		if a.Leaving {
-			if err := e.putAddress(a); err != nil {
+			if err := e.leaveAddress(a); err != nil {
 				return fmt.Errorf("outside address %s: %w", a.Addr, err)
 			}
 		}
@@ -179,6 +180,9 @@ func (e *Engine) putLink(l Link, masks []Masking) error {
 			v.Realm, v.Address = uint16(m.Realm), uint16(m.Address+1)
 		}
 	}
+	if l.Ifindex == 0 {
+		return e.maps["links"].Put(index, &v)
+	}
 	if l.Transmit {
 		if err := e.maps["transmit"].Put(index, uint32(l.Ifindex)); err != nil {
 			return fmt.Errorf("let XDP send there: %w", err)
@@ -224,6 +228,22 @@ func (e *Engine) putAddress(a OutsideAddress) error {
 		}
 	}
 	return e.maps["outside"].Put(&v.Addr, index)
+}
+
+// leaveAddress keeps an address for the sessions that it has. A masqueraded one that is
+// not the gateway's any more is no outside address: the sessions behind it are asked
+// once a second (flow_reroute of bpf/flow.h), and end.
+func (e *Engine) leaveAddress(a OutsideAddress) error {
+	if err := e.putAddress(a); err != nil {
+		return err
+	}
+	if !a.Masquerade || a.Owned {
+		return nil
+	}
+	if err := e.maps["outside"].Delete(abiNatAddr{Octet: a.Addr.As4()}); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
 }
 
 // sharePorts gives an address that has got a new index the maps of its old one:

@@ -145,7 +145,7 @@ func (c *compiler) outside() {
 	}
 	for _, a := range c.facts.Addresses {
 		if c.addresses[a.Addr] == nil {
-			a.Leaving = true
+			a.Leaving, a.Owned = true, slices.Contains(c.facts.Local, a.Addr)
 			c.t.Addresses = append(c.t.Addresses, a)
 		}
 	}
@@ -156,6 +156,9 @@ func (c *compiler) outside() {
 
 // masquerade gives a link the realm and address of what leaves by it.
 func (c *compiler) masquerade(r *nat.Rule, a nat.Masquerade, l *Link) {
+	if len(l.Addresses) == 0 && l.Awaited {
+		return
+	}
 	if len(l.Addresses) == 0 {
 		c.fail(r, "interface %s has no IPv4 address to masquerade behind", l.Name)
 		return

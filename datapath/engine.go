@@ -22,7 +22,8 @@ type Engine struct {
 	dir      string // of its pins; "" lives as long as it is open
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
-	links    []link.Link // of an engine without pins
+	before   map[string]*ebpf.Program // replaced by Upgrade, until Close
+	links    []link.Link              // of an engine without pins
 }
 
 // Programs of the hooks, by name: hook and side.
@@ -85,7 +86,7 @@ func New(size Size) (_ *Engine, err error) {
 	if err := e.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi}); err != nil {
 		return nil, err
 	}
-	return e, e.startSweep()
+	return e, e.StartSweep()
 }
 
 const abi = uint32(abiNatLimitNAT_ABI)
@@ -265,6 +266,7 @@ func (e *Engine) Close() error {
 			errs = append(errs, p.Close())
 		}
 	}
+	errs = append(errs, closePrograms(e.before))
 	for _, m := range e.maps {
 		if m != nil {
 			errs = append(errs, m.Close())

@@ -18,8 +18,9 @@ type object struct {
 // share with those before it are its own.
 var objects = []object{{"nat_tc", loadTc}, {"nat_xdp", loadXdp}, {"nat_sweep", loadSweep}, {"nat_ports", loadPorts}}
 
-// startSweep arms the timer that expires sessions. It lives as long as its map is pinned.
-func (e *Engine) startSweep() error {
+// StartSweep arms the timer that expires sessions, with the code that the engine has now.
+// It lives as long as its map is pinned.
+func (e *Engine) StartSweep() error {
 	code, err := e.programs[sweepStart].Run(&ebpf.RunOptions{Data: make([]byte, 64)})
 	if err == nil && code != 0 {
 		err = fmt.Errorf("verdict %d", int32(code))

@@ -26,12 +26,13 @@ type Facts struct {
 type Link struct {
 	Name      string
 	Index     int // in the engine's map of links
-	Ifindex   int
+	Ifindex   int // 0: it is not there
 	MAC       [6]byte
 	MTU       int
 	Inside    bool
 	Transmit  bool           // XDP may send here
 	Ethernet  bool           // frames have MACs
+	Awaited   bool           // it, or its address, is not there: nothing is masqueraded behind it for now
 	Addresses []netip.Prefix // IPv4, the primary one first
 }
 

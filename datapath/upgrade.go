@@ -28,26 +28,39 @@ func hashOf(objects ...[]byte) string {
 
 // Upgrade puts this natkit's programs in place of those that a pinned engine runs, on
 // the same maps: no session is lost, and each packet meets the old program or the new.
-// Interfaces get them by the next Attach. The calling thread may be in any namespace.
+// Interfaces get them by the next Attach. On an error, and by undo, everything is as
+// before. The calling thread may be in any namespace.
 //
 //  1. every program is loaded; a kernel that refuses one has changed nothing
 //  2. the sweep's timer gets its new code
 //  3. pins are replaced one by one, each by a rename
-func (e *Engine) Upgrade() error {
+func (e *Engine) Upgrade() (undo func() error, err error) {
 	fresh := &Engine{maps: maps.Clone(e.maps), programs: map[string]*ebpf.Program{}}
 	if err := fresh.load(e.Size()); err != nil {
-		return errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
-	}
-	draft := e.dir + draftSuffix
-	if err := removePins(draft); err != nil {
-		return errors.Join(err, closePrograms(fresh.programs))
-	}
-	if err := fresh.startSweep(); err != nil {
-		return errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
+		return nil, errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
 	}
 	old := e.programs
-	e.programs = fresh.programs
-	err := closePrograms(old)
+	undo = func() error {
+		err := closePrograms(e.programs)
+		e.programs, e.before = old, nil
+		return errors.Join(err, e.usePrograms())
+	}
+	e.programs, e.before = fresh.programs, old
+	if err := e.usePrograms(); err != nil {
+		return nil, errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), undo())
+	}
+	return undo, nil
+}
+
+// usePrograms makes the programs the ones that expire sessions and that are pinned.
+func (e *Engine) usePrograms() error {
+	draft := e.dir + draftSuffix
+	if err := removePins(draft); err != nil {
+		return err
+	}
+	if err := e.StartSweep(); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(filepath.Join(draft, programsDir), 0o700); err != nil {
 		return err
 	}
@@ -60,7 +73,7 @@ func (e *Engine) Upgrade() error {
 			return errors.Join(fmt.Errorf("pin program %s: %w", name, err), removePins(draft))
 		}
 	}
-	return errors.Join(err, removePins(draft))
+	return removePins(draft)
 }
 
 func closePrograms(programs map[string]*ebpf.Program) error {

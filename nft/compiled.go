@@ -5,6 +5,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
@@ -30,6 +31,24 @@ func ReadFacts(h *netns.Handle) (Facts, error) {
 // RemoveRules takes the table of a compiled rule file out of the namespace of h; that it
 // is not there is no error.
 func RemoveRules(h *netns.Handle) error { return Ruleset{{Name: rulesTable}}.Remove(h) }
+
+// RulesThere tells whether the table of a compiled rule file is in the namespace of h.
+// Others may remove it: flushing the whole rule set is how firewalls start.
+func RulesThere(h *netns.Handle) (there bool, err error) {
+	err = h.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return fmt.Errorf("open nftables: %w", err)
+		}
+		tables, err := c.ListTablesOfFamily(nftables.TableFamilyIPv4)
+		if err != nil {
+			return fmt.Errorf("list nftables tables: %w", err)
+		}
+		there = slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == rulesTable })
+		return nil
+	})
+	return there, err
+}
 
 // Use is how often a rule was chosen: the first packets of connections, or every packet
 // of a stateless map.

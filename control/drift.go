@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/datapath"
+	"natkit/internal/netns"
+	"natkit/nat"
+	"natkit/nft"
+)
+
+// Drift is how the machine has moved away from what an engine was told of it: status
+// names it, an apply of the rules in use follows it, and Serve does that by itself.
+type Drift struct {
+	What  string
+	Waits bool // nothing can be done before more happens on the machine
+}
+
+// staleSweep is how old the last run of expiry may be. It comes several times a second.
+const staleSweep = 5 * time.Second
+
+// driftOf compares. The engine is nil for engine nft; made are the changes of the
+// namespace that the instance has made.
+func driftOf(ns *netns.Handle, rec *record, file *nat.File, e *datapath.Engine, made []Change) (out []Drift, err error) {
+	d := &drifting{rec: rec, file: file, engine: e}
+	if e == nil {
+		there, err := nft.RulesThere(ns)
+		if err != nil {
+			return nil, err
+		}
+		if !there {
+			d.add("somebody has removed the nftables table natkit: nothing is translated")
+		}
+	} else if err := d.programs(); err != nil {
+		return nil, err
+	}
+	err = ns.Do(func() error {
+		if e != nil {
+			if err := d.interfaces(ns.Inode()); err != nil {
+				return err
+			}
+		}
+		return d.changes(made)
+	})
+	return d.out, err
+}
+
+type drifting struct {
+	rec    *record
+	file   *nat.File
+	engine *datapath.Engine
+	out    []Drift
+}
+
+func (d *drifting) add(format string, args ...any) {
+	d.out = append(d.out, Drift{What: fmt.Sprintf(format, args...)})
+}
+
+func (d *drifting) wait(format string, args ...any) {
+	d.out = append(d.out, Drift{What: fmt.Sprintf(format, args...), Waits: true})
+}
+
+func (d *drifting) programs() error {
+	stats, err := d.engine.Stats()
+	if err != nil {
+		return err
+	}
+	if stats.SweepAge > staleSweep {
+		d.add("expiry has not run for %v", stats.SweepAge.Round(time.Second))
+	}
+	if d.rec.Make != datapath.Make() {
+		d.add("the programs are another natkit's; no session is lost when they are replaced")
+	}
+	return nil
+}
+
+// interfaces compares what the engine knows of interfaces and addresses. The calling
+// thread is in the namespace.
+func (d *drifting) interfaces(inode uint64) error {
+	root, err := datapath.Root(runDir())
+	if err != nil {
+		return err
+	}
+	attached, err := datapath.Attached(datapath.InstanceDir(root, inode))
+	if err != nil {
+		return err
+	}
+	local, err := localAddresses()
+	if err != nil {
+		return err
+	}
+	for _, name := range interfacesOf(d.file) {
+		i := slices.IndexFunc(d.rec.Links, func(l linkRecord) bool { return l.Name == name })
+		if i < 0 {
+			continue // a record that is older than its rules: its apply was killed, and settled since
+		}
+		known := d.rec.Links[i]
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			d.wait("interface %s is gone", name)
+			continue
+		}
+		if err := d.device(l, known, attached); err != nil {
+			return err
+		}
+		if err := d.masquerade(l, known); err != nil {
+			return err
+		}
+	}
+	for _, a := range d.rec.Addresses {
+		if has := slices.Contains(local, a.Addr); has != a.Owned && !a.Leaving && !a.Masquerade {
+			d.add("%s is %s the gateway's own address", a.Addr, map[bool]string{true: "now", false: "no longer"}[has])
+		}
+	}
+	return nil
+}
+
+// device compares the interface itself.
+func (d *drifting) device(l netlink.Link, known linkRecord, attached map[int][]datapath.Hook) error {
+	is := l.Attrs()
+	was, err := d.engine.Link(known.Index)
+	if err != nil {
+		return err
+	}
+	switch {
+	case was.Ifindex == 0:
+		d.add("interface %s is there now", is.Name)
+	case was.Ifindex != is.Index:
+		d.add("interface %s was made anew and carries no program", is.Name)
+	case len(attached[is.Index]) == 0 && len(attached) > 0:
+		d.add("somebody has taken the program off interface %s", is.Name)
+	case string(was.MAC[:]) != string(is.HardwareAddr):
+		d.add("interface %s has another MAC address, %s", is.Name, is.HardwareAddr)
+	case was.MTU != min(is.MTU, 65535):
+		d.add("interface %s has another MTU, %d", is.Name, is.MTU)
+	}
+	return nil
+}
+
+// masquerade compares the address that packets get which leave by an interface.
+func (d *drifting) masquerade(l netlink.Link, known linkRecord) error {
+	have, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("addresses of %q: %w", l.Attrs().Name, err)
+	}
+	var now netip.Addr
+	if len(have) > 0 {
+		now, _ = netip.AddrFromSlice(have[0].IP.To4())
+	}
+	i := slices.IndexFunc(d.rec.Addresses, func(a datapath.OutsideAddress) bool {
+		return a.Masquerade && !a.Leaving && a.Link == known.Index
+	})
+	name := l.Attrs().Name
+	switch {
+	case i < 0 && known.Awaited && now.IsValid():
+		d.add("interface %s has an address now, %s", name, now)
+	case i < 0:
+	case !now.IsValid():
+		d.wait("interface %s no longer has the address %s that it masquerades behind, nor another", name, d.rec.Addresses[i].Addr)
+	case now != d.rec.Addresses[i].Addr:
+		d.add("interface %s no longer has the address %s that it masquerades behind, but %s", name, d.rec.Addresses[i].Addr, now)
+	}
+	return nil
+}
+
+// changes finds what of the instance's own changes of the namespace is not there any
+// more: an interface that goes down forgets whom it answers ARP for. The calling thread
+// is in the namespace.
+func (d *drifting) changes(made []Change) error {
+	proxies, err := proxied()
+	if err != nil {
+		return err
+	}
+	routes, err := hostRoutes()
+	if err != nil {
+		return err
+	}
+	seen := map[Change]bool{}
+	for _, c := range made {
+		c.Old, c.Reason = "", ""
+		if seen[c] {
+			continue
+		}
+		seen[c] = true
+		switch c.Kind {
+		case changeNeighbour:
+			_, err := netlink.LinkByName(c.Interface)
+			if err == nil && !slices.Contains(proxies, datapath.ProxyNeighbour{Link: c.Interface, Addr: c.Address}) {
+				d.add("ARP for %s is no longer answered on %s", c.Address, c.Interface)
+			}
+		case changeRoute:
+			if !routes[c.Address] {
+				d.add("the route of %s, for which ARP is answered, is gone", c.Address)
+			}
+		case changeSetting:
+			if c.Setting != settingForward {
+				continue // others may add ports to those that are kept
+			}
+			if now, err := readSetting(c.Setting); err != nil {
+				return err
+			} else if now != c.New {
+				d.add("somebody has set %s to %s", c.Setting, now)
+			}
+		}
+	}
+	return nil
+}
+
+// readDrift opens what driftOf needs. ErrDown says that nothing is up, or not whole.
+func readDrift(ns *netns.Handle, file *nat.File) ([]Drift, error) {
+	rec, err := readRecord(ns.Inode())
+	if err != nil {
+		return nil, err
+	}
+	if !rec.Whole {
+		return nil, ErrDown
+	}
+	made, err := standing(instancePath(ns.Inode(), ".journal"))
+	if err != nil {
+		return nil, err
+	}
+	if rec.Engine == EngineNFT {
+		return driftOf(ns, rec, file, nil, made)
+	}
+	e, err := Open(ns)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	generation, err := e.Generation()
+	if err != nil {
+		return nil, err
+	}
+	rec.settle(generation)
+	return driftOf(ns, rec, file, e, made)
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// What an engine believes of the machine it runs on: natkit tells it, and packets don't
+// find out by themselves.
+
+// Link reads what the engine knows of the interface of an index. Ifindex 0: it is not
+// there. Name, addresses and Ethernet are not in the engine.
+func (e *Engine) Link(index int) (Link, error) {
+	var v abiNatLink
+	if err := e.maps["links"].Lookup(uint32(index), &v); err != nil {
+		return Link{}, fmt.Errorf("read interface %d: %w", index, err)
+	}
+	return Link{
+		Index: index, Ifindex: int(v.Ifindex), MAC: v.Mac, MTU: int(v.Mtu),
+		Inside:   v.Flags&uint16(abiNatLinkFlagNAT_LINK_INSIDE) != 0,
+		Transmit: v.Flags&uint16(abiNatLinkFlagNAT_LINK_XDP) != 0,
+	}, nil
+}
+
+// Idle tells whether no mapping and no session has a port of an outside address. Of one
+// that is leaving it stays so. An address that is given whole is never idle.
+func (e *Engine) Idle(a OutsideAddress) (bool, error) {
+	if a.OneToOne || a.Ports[0] == 0 {
+		return !a.OneToOne, nil
+	}
+	var id ebpf.MapID
+	err := e.maps["slots"].Lookup(uint32(a.Index), &id)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return true, nil // forgotten, by a natkit that was killed then
+	}
+	if err != nil {
+		return false, fmt.Errorf("ports of %s: %w", a.Addr, err)
+	}
+	slots, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return false, fmt.Errorf("ports of %s: %w", a.Addr, err)
+	}
+	defer slots.Close()
+	idle := true
+	err = eachEntry(slots, func(_ *uint32, s *abiNatSlot) bool {
+		idle = s.Used == uint8(abiNatSlotUseNAT_SLOT_FREE)
+		return idle
+	})
+	return idle, err
+}
+
+// Forget gives back the room of addresses that are leaving and idle. Their indices may be
+// given to others.
+func (e *Engine) Forget(addresses []OutsideAddress) error {
+	missing := func(err error) error {
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		return err
+	}
+	for _, a := range addresses {
+		index := uint32(a.Index)
+		err := errors.Join(
+			missing(e.maps["outside"].Delete(abiNatAddr{Octet: a.Addr.As4()})),
+			e.maps["addresses"].Put(index, &abiNatAddress{}),
+			missing(e.maps["slots"].Delete(index)),
+			missing(e.maps["free_ports"].Delete(index)),
+		)
+		if err != nil {
+			return fmt.Errorf("forget outside address %s: %w", a.Addr, err)
+		}
+	}
+	return nil
+}
