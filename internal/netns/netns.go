@@ -42,7 +42,9 @@ func Open(ref string) (*Handle, error) {
 	path, name := "", ref
 	switch {
 	case ref == "":
-		path = "/proc/self/ns/net"
+		// Not /proc/self: that is the first thread, which may be somewhere else just
+		// now for another goroutine's Do.
+		path = "/proc/thread-self/ns/net"
 	case strings.HasPrefix(ref, "pid:"):
 		pid, err := strconv.Atoi(ref[len("pid:"):])
 		if err != nil || pid <= 0 {

@@ -3,11 +3,13 @@
 package netns_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -71,6 +73,39 @@ func TestCreateDoDelete(t *testing.T) {
 	}
 	if _, err := netns.Open(name); err == nil {
 		t.Error("Open after Delete succeeded")
+	}
+}
+
+// The caller's own namespace is told while other goroutines are in another one, also
+// when one of them has the process's first thread.
+func TestOpenOwnBesideDo(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	own := (*netns.Handle)(nil).Inode()
+	ctx, cancel := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	defer func() { cancel(); others.Wait() }()
+	for range 8 {
+		others.Go(func() {
+			for ctx.Err() == nil {
+				_ = h.Do(func() error { _, err := os.ReadFile("/proc/thread-self/stat"); return err })
+			}
+		})
+	}
+	for range 2000 {
+		o, err := netns.Open("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		inode := o.Inode()
+		o.Close()
+		if inode != own {
+			t.Fatalf("opened %d, own is %d", inode, own)
+		}
 	}
 }
 
