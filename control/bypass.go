@@ -13,6 +13,7 @@ import (
 
 	"natkit/internal/netns"
 	"natkit/snapshot"
+	"natkit/trim"
 )
 
 // Bypassed is something that the machine does with packets it forwards, and that
@@ -25,7 +26,10 @@ type Bypassed struct {
 // bypassed lists what engine ebpf would go past on packets between these
 // interfaces. chains are those of a snapshot of the namespace; the rest is asked.
 func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([]Bypassed, error) {
-	out := bypassedChains(chains)
+	var out []Bypassed
+	for _, p := range trim.PastChains(chains) {
+		out = append(out, Bypassed(p))
+	}
 	err := ns.Do(func() error {
 		rules, err1 := netlink.RuleList(unix.AF_INET)
 		policies, err2 := netlink.XfrmPolicyList(unix.AF_INET)
@@ -43,28 +47,6 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([
 	return out, err
 }
 
-// bypassedChains finds the chains that forwarded packets walk through and that do
-// more than let pass: those at forward, and what mangles or filters at prerouting
-// and postrouting. Chains of type nat are what the engine replaces.
-func bypassedChains(chains []snapshot.Chain) (out []Bypassed) {
-	for _, c := range chains {
-		if c.Family != "ip" && c.Family != "inet" || c.Type == "nat" || c.Table == "nat" {
-			continue
-		}
-		if c.Hook != "forward" && c.Hook != "prerouting" && c.Hook != "postrouting" {
-			continue
-		}
-		name := fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name)
-		switch {
-		case c.Policy == "drop":
-			out = append(out, Bypassed{name, "its policy drop no longer stops what a rule of natkit translates"})
-		case c.Rules > 0:
-			out = append(out, Bypassed{name, fmt.Sprintf("its %d rules no longer see packets that natkit translates", c.Rules)})
-		}
-	}
-	return out
-}
-
 // bypassedRules finds policy routing that asks for what only the stack knows: a
 // mark. Other rules are asked by the FIB look-up of the engine as well.
 func bypassedRules(rules []netlink.Rule) (out []Bypassed) {
@@ -79,11 +61,7 @@ func bypassedRules(rules []netlink.Rule) (out []Bypassed) {
 	return out
 }
 
-// shaping names the queueing disciplines that treat packets by what the stack knows
-// of them. The others only queue, and packets of the engine queue as well: on tc; XDP
-// goes past every one.
-var shaping = []string{"htb", "hfsc", "tbf", "cbq", "drr", "prio", "cake", "dsmark", "multiq"}
-
+// bypassedQdiscs finds those that shape.
 func bypassedQdiscs(interfaces []string) (out []Bypassed, err error) {
 	for _, name := range interfaces {
 		l, err := netlink.LinkByName(name)
@@ -95,7 +73,7 @@ func bypassedQdiscs(interfaces []string) (out []Bypassed, err error) {
 			return nil, fmt.Errorf("list queueing disciplines of %q: %w", name, err)
 		}
 		for _, q := range qdiscs {
-			if slices.Contains(shaping, q.Type()) {
+			if slices.Contains(trim.Shaping, q.Type()) {
 				out = append(out, Bypassed{
 					fmt.Sprintf("qdisc %s on %s", q.Type(), name),
 					"classes by mark or socket no longer match; on XDP packets are not queued there at all",

@@ -61,6 +61,7 @@ var catalogue = []Cause{
 	checksumErrors,
 	qdiscDrop,
 	softirqOneCPU,
+	softirqAllCPUs,
 	nicRingFull,
 	cpuBacklogFull,
 	napiBudget,

@@ -60,11 +60,11 @@ func TestOneCPU(t *testing.T) {
 			for i := range s.CPUs {
 				s.CPUs[i].Busy, s.CPUs[i].Softirq = 1, 0.95
 			}
-		}), ""},
+		}), "warning softirq-all-cpus"},
 		{"busy with programs", like(func(s *snapshot.Snapshot) { s.CPUs[1].Softirq = 0.3 }), ""},
 		{"has time left", like(func(s *snapshot.Snapshot) { s.CPUs[1].Busy = 0.7 }), ""},
 		{"few packets", like(func(s *snapshot.Snapshot) { s.CPUs[1].Packets, s.CPUs[1].Squeezed = 500, 0 }), ""},
-		{"one processor", like(func(s *snapshot.Snapshot) { s.CPUs = s.CPUs[1:2] }), ""},
+		{"one processor", like(func(s *snapshot.Snapshot) { s.CPUs = s.CPUs[1:2] }), "warning softirq-all-cpus"},
 		{"a gateway between two other namespaces", like(func(s *snapshot.Snapshot) {
 			s.Netns.Init = false
 			link(s, "eth0").RxPackets, link(s, "eth1").RxPackets = 480_000, 480_000

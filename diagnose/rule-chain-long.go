@@ -71,6 +71,9 @@ func judgeRuleChain(f facts) *verdict {
 		v.Remedy = append(v.Remedy, "# and let a rule before them accept what is known already: ct state established,related accept")
 	}
 	v.Remedy = append(v.Remedy, "# what that saves on this machine:", "natkit bench rules")
+	if f.perPacketCost() {
+		v.Remedy = append(v.Remedy, f.replacement()...)
+	}
 	v.Verify = []string{f.natkit("profile --for 10s")}
 	return v
 }

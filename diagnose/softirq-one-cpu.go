@@ -30,7 +30,7 @@ var softirqOneCPU = Cause{
 		"two thirds of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
 	Lookalike: "All processors busy alike: the machine is at its limit. One that is busy with programs. A machine with one processor.",
 	Cure: "More receive queues where the card has them, its interrupts spread (irqbalance); otherwise RPS, which hands packets to other processors by flow. A single flow stays on one " +
-		"processor, whatever is set.",
+		"processor, whatever is set: for it only cheaper packets help, as in softirq-all-cpus.",
 	Host:  true,
 	NoLab: "processors belong to the whole machine: a lab that saturates one takes it from everything else there. It was made, and found, in a virtual machine of two processors (Linux 6.12)",
 	judge: judgeOneCPU,
@@ -81,7 +81,7 @@ func judgeOneCPU(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets lost for it, in its backlog or the card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
 	}
 	v.Why = "A receive queue is served by one processor, and forwarding, translation and filtering are done there and then. When it has no time left packets wait, and are lost when their queue is full, however idle the others are."
-	v.Remedy = f.spreadPackets(hot.Number, &v.Evidence)
+	v.Remedy = append(f.spreadPackets(hot.Number, &v.Evidence), f.cheaperPackets()...)
 	v.Verify = f.look("cat /proc/net/softnet_stat")
 	return v
 }

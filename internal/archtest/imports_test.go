@@ -31,6 +31,7 @@ var layers = [][]string{
 // siblings are the imports within one layer. datapath and nft do not know each
 // other, so that control can drive either.
 var siblings = map[string][]string{
+	"control":  {"trim"},
 	"diagnose": {"trim"},
 	"lab":      {"conntrack", "nft"},
 	"probe":    {"conntrack", "observe"},
