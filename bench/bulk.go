@@ -139,7 +139,7 @@ const bulkNote = "Processor time is the whole machine's: both ends, the router a
 // They go with their beds.
 func (c *comparison) installAll(ctx context.Context) (sites []*site, err error) {
 	for _, s := range c.sites {
-		_, err := s.router.Install(ctx, s.bed, RouterOptions{})
+		_, err := s.router.Install(ctx, s.bed, RouterOptions{Sockets: true})
 		if err == nil {
 			sites = append(sites, s)
 		} else if err := c.exclude(s.router.Name(), err); err != nil {

@@ -27,6 +27,9 @@ func (f Forwarder) Install(_ context.Context, bed *Bed, o RouterOptions) (remove
 	if o.Rules > 0 {
 		return nil, &UnsupportedError{Router: f.Name(), Reason: "it has no rules"}
 	}
+	if err := o.RefuseSockets(f.Name()); err != nil {
+		return nil, err
+	}
 	var objects forwardObjects
 	if err := loadForwardObjects(&objects, nil); err != nil {
 		return nil, fmt.Errorf("router %s: %w", f.Name(), explainBPF(err))

@@ -246,7 +246,7 @@ func (c *comparison) rulesTrial(ctx context.Context, s *site, count int, o Rules
 		}
 	}
 	start := time.Now()
-	remove, err := s.router.Install(ctx, s.bed, RouterOptions{Rules: count})
+	remove, err := s.router.Install(ctx, s.bed, RouterOptions{Rules: count, Sockets: true})
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ A router that has no rules whose number could vary is measured without them.`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&routers, "router", []string{"nft", "nft-map", "iptables", "iptables-legacy", "ebpf"}, "routers to compare, by `name`")
+	f.StringSliceVar(&routers, "router", []string{"nft", "nft-map", "iptables", "iptables-legacy", "ebpf-tc"}, "routers to compare, by `name`")
 	f.IntSliceVar(&o.Counts, "counts", bench.DefaultRuleCounts, "`numbers` of rules that match nothing")
 	f.Var((*secondsFlag)(&o.Load), "seconds", "`seconds` of new connections in a trial")
 	f.IntVar(&o.Flows, "flows", 300, "flows whose first packet is timed in a trial")
