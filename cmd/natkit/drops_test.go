@@ -8,8 +8,10 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -111,6 +113,7 @@ func TestHooksCommand(t *testing.T) {
 
 func TestProfileCommand(t *testing.T) {
 	ktest.Root(t)
+	defer keepBusy(t)()
 	code, stdout, stderr := observed(t.Context(), "profile --for 200ms --root all -o json")
 	var r report.Profile
 	if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
@@ -162,10 +165,26 @@ func TestHooksCostCommand(t *testing.T) {
 	}
 }
 
+// keepBusy gives every CPU system calls to sample until stop is called.
+func keepBusy(t *testing.T) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for range runtime.NumCPU() {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				os.ReadFile("/proc/self/stat")
+			}
+		})
+	}
+	return func() { cancel(); all.Wait() }
+}
+
 // Pictures and folded stacks come from a profile of a file as from one that is taken.
 func TestProfilePictures(t *testing.T) {
 	ktest.Root(t)
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	defer keepBusy(t)()
 	if code, _, stderr := observed(t.Context(), "profile --cpu 0 --for 200ms -o pprof --file "+file); code != exitOK {
 		t.Fatalf("exit %d, %q", code, stderr)
 	}
@@ -173,7 +192,7 @@ func TestProfilePictures(t *testing.T) {
 		"-o html":                   "<!DOCTYPE html>",
 		"-o svg":                    "<?xml",
 		"-o html --diff " + file:    "Red boxes grew",
-		"-o folded":                 ";",
+		"--root all -o folded":      ";",
 		"--root all":                "1 CPUs",
 		"--root all --diff " + file: "function, with all it calls",
 	} {
