@@ -28,14 +28,16 @@ import (
 	"natkit/nat"
 )
 
-// The test binary is also the natkit that is killed while it brings an engine up.
+// The test binary is also the natkit that is killed while it brings an engine up, or
+// changes its rules.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 3 && os.Args[1] == "up" {
+	change := map[string]func(context.Context, *nat.File, string, Options) (*Plan, error){"up": Up, "apply": Apply}
+	if len(os.Args) > 3 && change[os.Args[1]] != nil {
 		ns, err := netns.Open(os.Args[2])
 		if err == nil {
 			var file *nat.File
 			if file, err = nat.Parse("killed", []byte(os.Args[3])); err == nil {
-				_, err = Up(context.Background(), file, os.Args[3], Options{Namespace: ns, Attach: AttachTC})
+				_, err = change[os.Args[1]](context.Background(), file, os.Args[3], Options{Namespace: ns, Attach: AttachTC})
 			}
 		}
 		if err != nil {
@@ -71,19 +73,13 @@ func newBed(t *testing.T) *bed {
 	t.Helper()
 	ktest.Root(t)
 	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	return makeBed(t)
+}
+
+func makeBed(t *testing.T) *bed {
+	t.Helper()
 	b := &bed{t: t, name: ktest.Name(t)}
-	for _, h := range []**netns.Handle{&b.client, &b.gateway, &b.server} {
-		ns, err := netns.New()
-		if err != nil {
-			t.Fatal(err)
-		}
-		*h = ns
-		t.Cleanup(func() { ns.Close() })
-		b.in(ns, func() error {
-			lo, err := netlink.LinkByName("lo")
-			return errors.Join(err, netlink.LinkSetUp(lo))
-		})
-	}
+	b.client, b.gateway, b.server = b.namespace(), b.namespace(), b.namespace()
 	if err := b.gateway.Pin(b.name); err != nil {
 		t.Fatal(err)
 	}
@@ -103,11 +99,32 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
+// namespace makes one that ends with the test.
+func (b *bed) namespace() *netns.Handle {
+	b.t.Helper()
+	ns, err := netns.New()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { ns.Close() })
+	b.in(ns, func() error {
+		lo, err := netlink.LinkByName("lo")
+		return errors.Join(err, netlink.LinkSetUp(lo))
+	})
+	return ns
+}
+
 // join connects an interface of the gateway with eth0 of a neighbour.
 func (b *bed) join(name, addr string, peer *netns.Handle, peerAddr string) {
 	b.t.Helper()
-	b.in(b.gateway, func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(peer.Fd())})
+	b.link(b.gateway, name, addr, peer, "eth0", peerAddr)
+}
+
+// link connects two namespaces.
+func (b *bed) link(ns *netns.Handle, name, addr string, peer *netns.Handle, peerName, peerAddr string) {
+	b.t.Helper()
+	b.in(ns, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: peerName, PeerNamespace: netlink.NsFd(peer.Fd())})
 	})
 	set := func(ns *netns.Handle, name, addr string) {
 		b.in(ns, func() error {
@@ -119,8 +136,8 @@ func (b *bed) join(name, addr string, peer *netns.Handle, peerAddr string) {
 			return errors.Join(err, netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
 		})
 	}
-	set(b.gateway, name, addr)
-	set(peer, "eth0", peerAddr)
+	set(ns, name, addr)
+	set(peer, peerName, peerAddr)
 }
 
 func (b *bed) in(ns *netns.Handle, fn func() error) {
@@ -308,94 +325,6 @@ func TestGateway(t *testing.T) {
 				t.Errorf("second down: %v", err)
 			}
 		})
-	}
-}
-
-// Numbered datagrams flow while rules, and programs, are replaced: none is lost, and
-// all come from the same outside endpoint.
-func TestApplyDuringTraffic(t *testing.T) {
-	b := newBed(t)
-	b.up(baseRules, b.options())
-	var server, client net.PacketConn
-	b.in(b.server, func() (err error) { server, err = net.ListenPacket("udp4", "198.51.100.9:9"); return err })
-	b.in(b.client, func() (err error) { client, err = net.ListenPacket("udp4", "10.0.0.2:5000"); return err })
-	defer server.Close()
-	defer client.Close()
-	sources := make(chan string, 1)
-	go func() {
-		data := make([]byte, 100)
-		was := ""
-		for {
-			n, from, err := server.ReadFrom(data)
-			if err != nil {
-				close(sources)
-				return
-			}
-			if from.String() != was {
-				was = from.String()
-				sources <- was
-			}
-			server.WriteTo(data[:n], from)
-		}
-	}()
-	applies := make(chan error, 1)
-	go func() {
-		applies <- func() error {
-			for i := range 12 {
-				text := baseRules
-				if i%2 == 0 {
-					text += fmt.Sprintf("  - dnat: udp 198.51.100.1:%d\n    to: 10.0.0.3\n", 7000+i)
-				}
-				if i%10 == 9 { // as after an upgrade of natkit
-					rec, err := readRecord(b.gateway.Inode())
-					if err != nil {
-						return err
-					}
-					rec.Make = "another"
-					if err := rec.write(b.gateway.Inode()); err != nil {
-						return err
-					}
-				}
-				p, err := Apply(t.Context(), b.parse(text), text, Options{Namespace: b.gateway})
-				if err != nil {
-					return fmt.Errorf("apply %d: %w", i, err)
-				}
-				if p.Upgrade != (i%10 == 9) {
-					return fmt.Errorf("apply %d: upgrade %v", i, p.Upgrade)
-				}
-			}
-			return nil
-		}()
-	}()
-	to := net.UDPAddrFromAddrPort(netip.MustParseAddrPort("198.51.100.9:9"))
-	sent, done := 0, false
-	for !done || sent < 1000 {
-		select {
-		case err := <-applies:
-			if err != nil {
-				t.Fatal(err)
-			}
-			done = true
-		default:
-		}
-		want := fmt.Sprint(sent)
-		if _, err := client.WriteTo([]byte(want), to); err != nil {
-			t.Fatal(err)
-		}
-		sent++
-		client.SetReadDeadline(time.Now().Add(5 * time.Second))
-		data := make([]byte, 100)
-		n, from, err := client.ReadFrom(data)
-		if err != nil || string(data[:n]) != want || from.String() != to.String() {
-			t.Fatalf("datagram %s: %q from %v, %v", want, data[:n], from, err)
-		}
-	}
-	if source := <-sources; source != "198.51.100.1:5000" {
-		t.Errorf("the server saw %s", source)
-	}
-	server.Close()
-	if source, more := <-sources; more {
-		t.Errorf("and then %s", source)
 	}
 }
 
