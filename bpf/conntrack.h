@@ -188,7 +188,8 @@ static __noinline int conntrack_ask(struct ctx *ctx, const struct packet *packet
  * tracking has missed packets it believes that data is unacknowledged, perhaps for
  * ever, and lets it live for five minutes only (nf_conntrack_tcp_timeout_unacknowledged).
  */
-SUBPROGRAM int conntrack_keep(struct ctx *ctx, const struct nat_flow_key *key, __u32 milliseconds)
+static __noinline int conntrack_keep(struct ctx *ctx, const struct nat_flow_key *key,
+				     __u32 milliseconds)
 {
 	__u8 reply;
 	struct nf_conn *ct = conntrack_find(ctx, key, &reply);

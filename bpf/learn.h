@@ -10,8 +10,8 @@
  *   2) a packet of the direction goes up to the stack and is seen leaving by it, to the
  *      next hop and by the link that the routes say: what netfilter, IPsec, policy routing
  *      by mark or a foreign program would do otherwise shows here
- *   3) then, if connection tracking still says the same, the direction is trusted for
- *      LEARN_TRUST
+ *   3) then, if connection tracking still says the same, the direction is trusted until
+ *      LEARN_TRUST after that
  *   4) after that the next packet goes up again (2). Those after it still take the
  *      shortcut for LEARN_GRACE, in which it must have been seen leaving
  *
@@ -27,11 +27,11 @@
 #include "route.h"
 
 enum learn_limit {
-	/* Ticks. The first three together, the second twice, are how long a change may go
-	 * unnoticed: a second. */
-	LEARN_TRUST = 600,
-	LEARN_GRACE = 100,      /* and as long may pass before the next packet comes */
-	LEARN_EVIDENCE = 150,   /* how long ago a packet may have been seen leaving */
+	/* Ticks. How long a direction is trusted after one of its packets was seen leaving; the
+	 * next packet may come LEARN_GRACE after that, and waits as long to be seen: a second
+	 * in all, in which a change may go unnoticed. */
+	LEARN_TRUST = 750,
+	LEARN_GRACE = 100,
 	LEARN_PATIENCE = 50,    /* how long XDP waits for a small packet to send up */
 	LEARN_SMALL = 100,      /* bytes: an acknowledgement, which may be overtaken */
 	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
@@ -245,15 +245,17 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 		return learn_make(ctx, packet);
 	if ((__s32)(other->left - s->probed) < 0)
 		return NAT_ACCEL_WAITING;
-	if (now - other->left > LEARN_EVIDENCE)
+	if (now - other->left >= LEARN_TRUST)
 		return learn_probe(packet, s);
 	reason = learn_again(ctx, packet, s);
 	if (reason)
 		return reason;
 	if (other->left_hop != s->hop)
 		return learn_refuse(packet, s, NAT_ACCEL_OTHER_WAY);
+	if (packet->class == NAT_TCP && !s->carried)
+		conntrack_keep(ctx, &packet->key, learn_tcp_milliseconds);
 	s->probed = 0;
-	s->until = now + LEARN_TRUST;
+	s->until = other->left + LEARN_TRUST;
 	s->carried = 1;
 	other->carried = 1;
 	return 0;

@@ -31,6 +31,9 @@ import (
 // The test binary is also the natkit that is killed while it brings an engine up, or
 // changes its rules.
 func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "accel" {
+		accelChild(os.Args[2])
+	}
 	change := map[string]func(context.Context, *nat.File, string, Options) (*Plan, error){"up": Up, "apply": Apply}
 	if len(os.Args) > 3 && change[os.Args[1]] != nil {
 		ns, err := netns.Open(os.Args[2])

@@ -70,7 +70,7 @@ func MakePlan(file *nat.File, text string, o Options) (*Plan, error) {
 // PlanApply plans what Apply would do, and changes nothing.
 func PlanApply(file *nat.File, text string, o Options) (*Plan, error) {
 	inode := o.Namespace.Inode()
-	rec, err := readRecord(inode)
+	rec, err := ofEngine(readRecord(inode))
 	if err != nil {
 		return nil, err
 	}

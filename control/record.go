@@ -50,6 +50,8 @@ type record struct {
 	Rules ruleText  `json:"rules"`
 	Next  *ruleText `json:"next,omitempty"` // being applied: in use if the engine has its generation
 
+	Accel *accelRecord `json:"accel,omitempty"` // instead of rules
+
 	Make      string                    `json:"make,omitempty"` // datapath.Make of the programs
 	Links     []linkRecord              `json:"links,omitempty"`
 	Addresses []datapath.OutsideAddress `json:"addresses,omitempty"` // indices are for life

@@ -59,7 +59,7 @@ type AddressStatus struct {
 
 // ReadStatus reads what is up in a namespace.
 func ReadStatus(ns *netns.Handle) (*Status, error) {
-	rec, err := readRecord(ns.Inode())
+	rec, err := ofEngine(readRecord(ns.Inode()))
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +261,7 @@ func countNFT(ns *netns.Handle, file *nat.File, out []RuleUse) error {
 
 // InUse is the file whose rules are in use, and the engine.
 func InUse(ns *netns.Handle) (*nat.File, Engine, error) {
-	rec, err := readRecord(ns.Inode())
+	rec, err := ofEngine(readRecord(ns.Inode()))
 	if err != nil {
 		return nil, "", err
 	}

@@ -35,7 +35,7 @@ func Up(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, e
 		return nil, errors.Join(err, in.release())
 	}
 	if rec != nil && rec.Whole && (rec.Engine == EngineNFT || in.pinned()) {
-		return nil, errors.Join(datapath.ErrExists, in.release())
+		return nil, errors.Join(rec.exists(), in.release())
 	}
 	if _, err := in.takeDown(rec); err != nil {
 		return nil, errors.Join(fmt.Errorf("remove what an earlier run left: %w", err), in.release())
@@ -116,7 +116,7 @@ func Apply(ctx context.Context, file *nat.File, text string, o Options) (p *Plan
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, in.release()) }()
-	rec, err := in.record()
+	rec, err := ofEngine(in.record())
 	if err == nil && !rec.Whole {
 		err = errHalf
 	}
@@ -257,7 +257,7 @@ func down(ns *netns.Handle, by *serving) (kept []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, err := in.record()
+	rec, err := ofEngine(in.record())
 	if err != nil && !errors.Is(err, ErrDown) {
 		return nil, errors.Join(err, in.release())
 	}
@@ -276,7 +276,7 @@ func down(ns *netns.Handle, by *serving) (kept []string, err error) {
 
 // Open opens the engine ebpf of a namespace, for reading what it does.
 func Open(ns *netns.Handle) (*datapath.Engine, error) {
-	rec, err := readRecord(ns.Inode())
+	rec, err := ofEngine(readRecord(ns.Inode()))
 	if err != nil {
 		return nil, err
 	}

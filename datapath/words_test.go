@@ -15,7 +15,12 @@ import (
 // counts them.
 func enumOf(t *testing.T, name string) []string {
 	t.Helper()
-	header, err := os.ReadFile("../bpf/nat.h")
+	return enumIn(t, "../bpf/nat.h", name)
+}
+
+func enumIn(t *testing.T, path, name string) []string {
+	t.Helper()
+	header, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

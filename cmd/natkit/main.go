@@ -121,6 +121,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		newEventsCommand(e),
 		newExplainCommand(e),
 		newImportCommand(e),
+		newAccelCommand(e),
 		newReportCommand(e),
 		newVersionCommand(e),
 	)

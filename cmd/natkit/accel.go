@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"natkit/control"
+	"natkit/internal/netns"
+	"natkit/probe"
+	"natkit/report"
+)
+
+func newAccelCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "accel",
+		Short: "Accelerate the NAT that the kernel does already, its rules untouched",
+		Long: `Accelerate the NAT that is there: rules of Docker, Kubernetes, firewalld or your
+own, with their filters and their connection tracking, stay as they are and go on
+deciding. The first packets of a flow go through them. When both ends have sent, and
+a packet was seen leaving through the stack, those that follow are translated and
+forwarded where they come in, by XDP or tc, as connection tracking has it.
+
+Once a second one packet of each direction goes through the stack again, and
+connection tracking is asked. So a new rule, a deleted connection, another route, link
+or neighbour takes effect within a second, with no process running, and the kernel's
+time-outs are as before. SYN, FIN, RST, fragments, IP options, a TTL that ends, what
+is too big, ICMP, and flows with a helper always go through the stack.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newAccelOnCommand(e), newAccelOffCommand(e), newAccelStatusCommand(e))
+	return cmd
+}
+
+func newAccelOnCommand(e *env) *cobra.Command {
+	var o control.AccelOptions
+	var attach string
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "on INTERFACE...",
+		Short: "Accelerate flows between these interfaces",
+		Long: `Accelerate flows that come in and leave by these interfaces. For containers name
+the bridge, not its ports: eth0 docker0.
+
+TCP is accelerated if connection tracking does not check TCP windows, because it does
+not see every packet any more: --tcp-liberal sets nf_conntrack_tcp_be_liberal to 1
+until natkit accel off. Without it TCP goes through the stack as before.
+
+What the rules and the machine do with each packet of a flow, they do with one a
+second. Shaping, limits, quotas, queues, packets changed by rules, accounting, and
+programs of others at these interfaces are looked for; if there are some they are
+listed, and nothing is done without --bypass. What decides for a whole flow is
+obeyed: filters, routing by mark, IPsec.
+
+All is done or nothing. The setting is written down before it is changed, and put
+back by natkit accel off, also after natkit was killed at any moment.
+
+With -o json: done (false with --dry-run), interfaces (interface, xdp, xdp_transmit,
+reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
+		Example: `  natkit accel on eth0 docker0 --dry-run
+  natkit accel on eth0 docker0 --tcp-liberal
+  natkit accel on eth0 eth1 --tcp-liberal --attach xdp --netns gateway`,
+		Args: asUsage(cobra.MinimumNArgs(1)),
+	}
+	f := cmd.Flags()
+	f.StringVar(&attach, "attach", "auto", "where packets are met: auto, xdp or tc")
+	f.BoolVar(&o.TCPLiberal, "tcp-liberal", false, "accelerate TCP too, and have connection tracking not check its windows")
+	f.BoolVar(&o.Bypass, "bypass", false, "accept that packets go past what is set up here for each of them")
+	f.IntVar(&o.Flows, "flows", 0, "`number` of flows to remember (default nf_conntrack_max, at most 262144)")
+	f.BoolVar(&dryRun, "dry-run", false, "show what would be done, and change nothing")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var err error
+		if o.Attach, err = control.ParseAttach(attach); err != nil {
+			return usagef("--attach: %w", err)
+		}
+		if f.Changed("flows") && (o.Flows < control.MinAccelFlows || o.Flows > control.MaxAccelFlows) {
+			return usagef("--flows %d: want %d to %d", o.Flows, control.MinAccelFlows, control.MaxAccelFlows)
+		}
+		o.Interfaces = args
+		if o.Namespace, err = netns.Open(e.netns); err != nil {
+			return err
+		}
+		defer o.Namespace.Close()
+		if o.Chains, err = probe.Chains(o.Namespace); err != nil {
+			return fmt.Errorf("look for rules that packets would go past: %w", err)
+		}
+		r := &report.AccelPlan{Done: !dryRun}
+		if dryRun {
+			r.AccelPlan, err = control.PlanAccel(o)
+		} else {
+			if _, err := control.Clean(); err != nil {
+				return err
+			}
+			r.AccelPlan, err = control.AccelOn(cmd.Context(), o)
+		}
+		if err != nil {
+			return err
+		}
+		if *out == "json" {
+			return report.JSON(e.stdout, r)
+		}
+		return r.Text(e.stdout)
+	}
+	return cmd
+}
+
+func newAccelOffCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "off",
+		Short: "End acceleration; no connection and no packet is lost",
+		Long: `End acceleration. Packets go through the stack again, which has known of every flow
+all the time. What was changed of the namespace is put back, unless somebody else has
+changed it since: that is said, and it stays.
+
+With XDP the driver may reset the card's queues when its program is taken off, and
+packets that were in them are lost: the driver decides.
+
+With -o json: kept (what was changed by somebody else).`,
+		Example: "  natkit accel off\n  natkit accel off --netns gateway",
+		Args:    noArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		ns, err := netns.Open(e.netns)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		kept, err := control.AccelOff(ns)
+		if err != nil {
+			return err
+		}
+		r := &report.AccelOff{Kept: append([]string{}, kept...)}
+		if *out == "json" {
+			return report.JSON(e.stdout, r)
+		}
+		return r.Text(e.stdout)
+	}
+	return cmd
+}
+
+func newAccelStatusCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what is accelerated, how much of it, and why the rest is not",
+		Long: `Show what is accelerated, how many packets went past the stack, and how many went
+through it for which reason. Counters begin when acceleration is turned on.
+
+With -o json: since, interfaces (name, hooks, reason), tcp, flows_limit, stats
+(reasons by name, bytes, trusted, known), share, changes, problems.`,
+		Example: "  natkit accel status\n  natkit accel status -o json",
+		Args:    noArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		ns, err := netns.Open(e.netns)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		status, err := control.ReadAccelStatus(ns)
+		if err != nil {
+			return err
+		}
+		r := report.NewAccelStatus(status)
+		if *out == "json" {
+			return report.JSON(e.stdout, r)
+		}
+		return r.Text(e.stdout)
+	}
+	return cmd
+}

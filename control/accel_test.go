@@ -1,0 +1,689 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
+	"natkit/nat"
+	"natkit/snapshot"
+)
+
+// accelRules are the kernel's own NAT and filter, as somebody may have set them up.
+const accelRules = `
+table ip nat {
+  chain pre { type nat hook prerouting priority -100; iifname "out" tcp dport 8080 dnat to 10.0.0.2:80; iifname "out" udp dport 8080 dnat to 10.0.0.2:80; }
+  chain post { type nat hook postrouting priority 100; oifname "out" masquerade; }
+}
+table ip filter {
+  chain forward { type filter hook forward priority 0; policy drop
+    ct state invalid drop
+    ct state established,related accept
+    iifname "in" accept
+    ct status dnat accept
+  }
+}
+`
+
+// newAccelBed is a bed whose gateway is one by the kernel's means.
+func newAccelBed(t *testing.T) *bed {
+	t.Helper()
+	b := newBed(t)
+	b.in(b.gateway, func() error { return writeSetting(settingForward, "1") })
+	b.nft(accelRules)
+	return b
+}
+
+func (b *bed) run(stdin, name string, args ...string) {
+	b.t.Helper()
+	b.in(b.gateway, func() error {
+		cmd := exec.Command(ktest.Tool(b.t, name), args...)
+		cmd.Stdin = strings.NewReader(stdin)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
+		}
+		return nil
+	})
+}
+
+func (b *bed) nft(rules string) { b.t.Helper(); b.run(rules, ktest.Tool(b.t, "nft"), "-f", "-") }
+
+func (b *bed) accelOptions() AccelOptions {
+	return AccelOptions{Namespace: b.gateway, Interfaces: []string{"in", "out"}, Attach: AttachTC, Flows: MinAccelFlows, TCPLiberal: true}
+}
+
+func (b *bed) accelOn(o AccelOptions) *AccelPlan {
+	b.t.Helper()
+	p, err := AccelOn(b.t.Context(), o)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		if _, err := AccelOff(b.gateway); err != nil && !errors.Is(err, ErrAccelOff) {
+			b.t.Errorf("accel off: %v", err)
+		}
+	})
+	return p
+}
+
+func (b *bed) accelStats() *nat.AccelStats {
+	b.t.Helper()
+	s, err := ReadAccelStatus(b.gateway)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, p := range s.Problems {
+		b.t.Error(p)
+	}
+	return s.Stats
+}
+
+// parrot answers datagrams with what they say and whom they came from.
+func (b *bed) parrot(ns *netns.Handle, at string) {
+	b.t.Helper()
+	var c net.PacketConn
+	b.in(ns, func() (err error) { c, err = net.ListenPacket("udp4", at); return err })
+	b.t.Cleanup(func() { c.Close() })
+	go func() {
+		p := make([]byte, 2048)
+		for {
+			n, from, err := c.ReadFrom(p)
+			if err != nil {
+				return
+			}
+			c.WriteTo(append(p[:n:n], from.String()...), from)
+		}
+	}()
+}
+
+// dialogue is one end of a flow of numbered datagrams.
+type dialogue struct {
+	conn   net.Conn
+	number uint64
+}
+
+func (b *bed) dialogue(ns *netns.Handle, from, to string) *dialogue {
+	b.t.Helper()
+	d := net.Dialer{}
+	if from != "" {
+		d.LocalAddr = net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from))
+	}
+	var c net.Conn
+	b.in(ns, func() (err error) { c, err = d.DialContext(b.t.Context(), "udp4", to); return err })
+	b.t.Cleanup(func() { c.Close() })
+	return &dialogue{conn: c}
+}
+
+// ask sends the next number and returns whom the parrot saw, "" if no answer comes in
+// time.
+func (k *dialogue) ask(limit time.Duration) string {
+	k.number++
+	p := make([]byte, 2048)
+	binary.BigEndian.PutUint64(p, k.number)
+	if _, err := k.conn.Write(p[:8]); err != nil {
+		return ""
+	}
+	k.conn.SetReadDeadline(time.Now().Add(limit))
+	for {
+		n, err := k.conn.Read(p)
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			continue
+		}
+		if err != nil {
+			return ""
+		}
+		if n > 8 && binary.BigEndian.Uint64(p) == k.number {
+			return string(p[8:n])
+		}
+	}
+}
+
+// accelerated talks until the gateway has both directions of that many flows on the
+// shortcut, and returns whom the parrot saw each time.
+func (b *bed) accelerated(flows int, talks ...*dialogue) (seen string) {
+	b.t.Helper()
+	ktest.Wait(b.t, 30*time.Second, "flows take the shortcut", func() bool {
+		for range 20 {
+			for _, k := range talks {
+				answer := k.ask(10 * time.Second)
+				if answer == "" {
+					b.t.Fatal("no answer")
+				}
+				if seen != "" && len(talks) == 1 && answer != seen {
+					b.t.Fatalf("the server saw %s, before %s", answer, seen)
+				}
+				seen = answer
+			}
+		}
+		return b.accelStats().Trusted >= 2*flows
+	})
+	return seen
+}
+
+// A flow is translated as before, once it takes the shortcut; off puts everything back.
+func TestAccelUDP(t *testing.T) {
+	b := newAccelBed(t)
+	before := b.state()
+	b.parrot(b.server, "198.51.100.9:7000")
+	b.parrot(b.client, "10.0.0.2:80")
+	out, in := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000"), b.dialogue(b.server, "198.51.100.9:6000", "198.51.100.1:8080")
+	p := b.accelOn(b.accelOptions())
+	if len(p.Changes) != 1 || p.Changes[0].Setting != settingLiberal || !p.TCP {
+		t.Errorf("changes %v", p.Changes)
+	}
+	if seen := b.accelerated(1, out); seen != "198.51.100.1:6000" {
+		t.Errorf("the server sees %s", seen)
+	}
+	if seen := b.accelerated(2, in); seen != "198.51.100.9:6000" {
+		t.Errorf("the client sees %s", seen)
+	}
+	if s := b.accelStats(); s.Reasons["forwarded"] < 20 || s.Bytes < 20*36 || s.Known < 4 {
+		t.Errorf("%+v", s)
+	}
+	err := Shortcuts(b.gateway, func(s *nat.Shortcut) bool {
+		if s.Trusted && s.SourceAfter == s.Source && s.DestinationAfter == s.Destination {
+			t.Errorf("no translation: %+v", s)
+		}
+		return true
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if _, err := AccelOn(t.Context(), b.accelOptions()); err == nil || !strings.Contains(err.Error(), "accel off") {
+		t.Errorf("on twice: %v", err)
+	}
+	if _, err := Up(t.Context(), b.parse(baseRules), baseRules, b.options()); err == nil || !strings.Contains(err.Error(), "accel off") {
+		t.Errorf("up: %v", err)
+	}
+	for what, err := range map[string]error{"down": second(Down(b.gateway)), "status": second(ReadStatus(b.gateway)), "open": second(Open(b.gateway))} {
+		if !errors.Is(err, errAccelOn) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if kept, err := AccelOff(b.gateway); err != nil || len(kept) > 0 {
+		t.Errorf("off: %v, kept %v", err, kept)
+	}
+	if after := b.state(); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	for _, k := range []*dialogue{out, in} {
+		if k.ask(10*time.Second) == "" {
+			t.Error("no answer after off")
+		}
+	}
+	for what, err := range map[string]error{"off": second(AccelOff(b.gateway)), "status": second(ReadAccelStatus(b.gateway))} {
+		if !errors.Is(err, ErrAccelOff) {
+			t.Errorf("%s when off: %v", what, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// Bulk data arrives whole both ways, with segments that the devices have merged; the
+// entry's life is that of an idle connection though connection tracking has missed what
+// was acknowledged; and the end of the connection is the stack's.
+func TestAccelTCP(t *testing.T) {
+	b := newAccelBed(t)
+	for _, liberal := range []bool{false, true} {
+		t.Run(fmt.Sprintf("liberal=%v", liberal), func(t *testing.T) {
+			o := b.accelOptions()
+			o.TCPLiberal = liberal
+			p := b.accelOn(o)
+			if p.TCP != liberal || (len(p.Warnings) > 0) == liberal {
+				t.Errorf("%+v", p)
+			}
+			b.transfer(t, b.client, b.server, "198.51.100.9:0", func() {
+				stats := b.accelStats()
+				if liberal && stats.Reasons["forwarded"] < 100 || !liberal && stats.Reasons["forwarded"] > 0 {
+					t.Errorf("%v", stats.Reasons)
+				}
+				if !liberal && stats.Reasons["tcp-strict"] < 100 {
+					t.Errorf("%v", stats.Reasons)
+				}
+				ktest.Wait(t, 20*time.Second, "the entry has the life of an idle connection", func() bool {
+					return slices.ContainsFunc(b.entries(), func(f *netlink.ConntrackFlow) bool {
+						return f.Forward.Protocol == unix.IPPROTO_TCP && f.TimeOut > 100000
+					})
+				})
+			})
+			ktest.Wait(t, 20*time.Second, "the entry ends with its connection", func() bool {
+				return !slices.ContainsFunc(b.entries(), func(f *netlink.ConntrackFlow) bool {
+					return f.Forward.Protocol == unix.IPPROTO_TCP && f.TimeOut > 121
+				})
+			})
+			if _, err := AccelOff(b.gateway); err != nil {
+				t.Fatal(err)
+			}
+			b.in(b.gateway, func() error {
+				value, err := readSetting(settingLiberal)
+				if value != "0" {
+					t.Errorf("%s is %s after off", settingLiberal, value)
+				}
+				return err
+			})
+		})
+	}
+}
+
+func (b *bed) entries() []*netlink.ConntrackFlow {
+	b.t.Helper()
+	var out []*netlink.ConntrackFlow
+	b.in(b.gateway, func() (err error) {
+		out, err = netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		return err
+	})
+	return out
+}
+
+// transfer sends some megabytes there, and what came of them back, and compares. Then
+// is called while the connection is idle.
+func (b *bed) transfer(t *testing.T, from, to *netns.Handle, at string, then func()) {
+	t.Helper()
+	var l net.Listener
+	b.in(to, func() (err error) { l, err = net.Listen("tcp4", at); return err })
+	defer l.Close()
+	data := make([]byte, 8<<20)
+	rand.Read(data)
+	var c net.Conn
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		got := make([]byte, len(data))
+		if _, err := io.ReadFull(c, got); err == nil {
+			c.Write(got)
+		}
+		io.Copy(io.Discard, c)
+	}()
+	b.in(from, func() (err error) { c, err = net.DialTimeout("tcp4", l.Addr().String(), 10*time.Second); return err })
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(60 * time.Second))
+	go c.Write(data)
+	got := make([]byte, len(data))
+	if _, err := io.ReadFull(c, got); err != nil {
+		t.Fatal(err)
+	}
+	if sha256.Sum256(got) != sha256.Sum256(data) {
+		t.Error("other data came back")
+	}
+	then()
+}
+
+// What changes in the kernel takes effect though packets go past it: within a second when
+// the machine is not busy, which is printed.
+func TestAccelObeys(t *testing.T) {
+	b := newAccelBed(t)
+	b.parrot(b.server, "198.51.100.9:7000")
+	b.accelOn(b.accelOptions())
+	stops := func(name string, change, back func()) {
+		t.Run(name, func(t *testing.T) {
+			k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
+			b.accelerated(1, k)
+			change()
+			begin := time.Now()
+			last := begin
+			ktest.Wait(t, 30*time.Second, "the change takes effect", func() bool {
+				if k.ask(300*time.Millisecond) != "" {
+					last = time.Now()
+				}
+				return time.Since(last) > time.Second
+			})
+			t.Logf("the last packet came through %v after the change", last.Sub(begin).Round(time.Millisecond))
+			back()
+			ktest.Wait(t, 30*time.Second, "packets come through again", func() bool { return k.ask(300*time.Millisecond) != "" })
+			k.conn.Close()
+		})
+	}
+	stops("new rule", func() { b.nft("insert rule ip filter forward udp dport 7000 drop") }, func() { b.nft("flush chain ip filter forward; add rule ip filter forward accept") })
+	stops("rule for answers", func() { b.nft("insert rule ip filter forward udp sport 7000 drop") }, func() { b.nft("flush chain ip filter forward; add rule ip filter forward accept") })
+	route := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(198, 51, 100, 9), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE}
+	stops("route", func() { b.in(b.gateway, func() error { return netlink.RouteAdd(route) }) },
+		func() { b.in(b.gateway, func() error { return netlink.RouteDel(route) }) })
+	stops("neighbour", func() { b.neighbour("02:00:00:00:00:99") }, func() { b.neighbour("") })
+	stops("forwarding off", func() { b.in(b.gateway, func() error { return writeSetting(settingForward, "0") }) },
+		func() { b.in(b.gateway, func() error { return writeSetting(settingForward, "1") }) })
+
+	for _, name := range []string{"deleted entry", "flushed table"} {
+		t.Run(name, func(t *testing.T) {
+			k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
+			b.accelerated(1, k)
+			// What the next entry is to look like tells it from the one that is deleted.
+			b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :50000-50100`)
+			args := []string{"-D", "-p", "udp", "--dport", "7000"}
+			if name == "flushed table" {
+				args = []string{"-F"}
+			}
+			b.run("", "conntrack", args...)
+			begin := time.Now()
+			ktest.Wait(t, 30*time.Second, "packets are the new entry's", func() bool {
+				return strings.HasPrefix(k.ask(300*time.Millisecond), "198.51.100.1:50")
+			})
+			t.Logf("the first packet of the new entry came through %v after the change", time.Since(begin).Round(time.Millisecond))
+			if seen := b.accelerated(1, k); !strings.HasPrefix(seen, "198.51.100.1:50") {
+				t.Errorf("the server sees %s", seen)
+			}
+			k.conn.Close()
+			b.nft("flush chain ip nat post; add rule ip nat post oifname \"out\" masquerade")
+			b.run("", "conntrack", "-F")
+		})
+	}
+}
+
+// neighbour makes the gateway believe that the server has another MAC; "" ends that.
+func (b *bed) neighbour(mac string) {
+	b.t.Helper()
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("out")
+		if err != nil {
+			return err
+		}
+		n := &netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_INET, IP: net.IPv4(198, 51, 100, 9), State: netlink.NUD_PERMANENT}
+		if mac == "" {
+			return netlink.NeighDel(n)
+		}
+		n.HardwareAddr, _ = net.ParseMAC(mac)
+		return netlink.NeighSet(n)
+	})
+}
+
+// A port published by a container's bridge: the bridge is named, its ports are not.
+func TestAccelBridge(t *testing.T) {
+	b := newAccelBed(t)
+	container := b.namespace()
+	b.in(b.gateway, func() error {
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "docker0"}}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr("172.17.0.1/16")
+		return errors.Join(err, netlink.AddrAdd(bridge, addr), netlink.LinkSetUp(bridge))
+	})
+	b.link(b.gateway, "veth1", "169.254.9.9/32", container, "eth0", "172.17.0.2/16")
+	b.in(b.gateway, func() error {
+		port, err1 := netlink.LinkByName("veth1")
+		bridge, err2 := netlink.LinkByName("docker0")
+		return errors.Join(err1, err2, netlink.LinkSetMaster(port, bridge))
+	})
+	b.in(container, func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(172, 17, 0, 1)})
+	})
+	b.nft(`insert rule ip nat pre iifname "out" udp dport 8081 dnat to 172.17.0.2:81
+insert rule ip nat pre iifname "out" tcp dport 8082 dnat to 172.17.0.2:82
+insert rule ip filter forward iifname "docker0" accept`)
+	o := b.accelOptions()
+	o.Interfaces = []string{"veth1", "out"}
+	if _, err := PlanAccel(o); err == nil || !strings.Contains(err.Error(), "docker0") {
+		t.Errorf("a port of the bridge: %v", err)
+	}
+	o.Interfaces = []string{"docker0", "out"}
+	b.accelOn(o)
+	b.parrot(container, "172.17.0.2:81")
+	b.parrot(b.server, "198.51.100.9:7000")
+	if seen := b.accelerated(1, b.dialogue(b.server, "198.51.100.9:6000", "198.51.100.1:8081")); seen != "198.51.100.9:6000" {
+		t.Errorf("the container sees %s", seen)
+	}
+	if seen := b.accelerated(2, b.dialogue(container, "172.17.0.2:6000", "198.51.100.9:7000")); seen != "198.51.100.1:6000" {
+		t.Errorf("the server sees %s", seen)
+	}
+	before := b.accelStats().Reasons["forwarded"]
+	b.transfer(t, container, b.server, "198.51.100.9:0", func() {
+		if n := b.accelStats().Reasons["forwarded"]; n < before+100 {
+			t.Errorf("%d packets forwarded of a transfer", n-before)
+		}
+	})
+}
+
+// A table that is too small costs speed: every datagram is answered all the same.
+func TestAccelFull(t *testing.T) {
+	b := newAccelBed(t)
+	b.parrot(b.server, "198.51.100.9:7000")
+	b.accelOn(b.accelOptions())
+	var talks []*dialogue
+	for range MinAccelFlows + MinAccelFlows/2 {
+		talks = append(talks, b.dialogue(b.client, "", "198.51.100.9:7000"))
+	}
+	for range 4 {
+		for _, k := range talks {
+			if k.ask(10*time.Second) == "" {
+				t.Fatal("no answer")
+			}
+		}
+	}
+	if s := b.accelStats(); s.Known > 2*MinAccelFlows || s.Known < MinAccelFlows {
+		t.Errorf("%d remembered of %d", s.Known, 2*MinAccelFlows)
+	}
+}
+
+// Turned on and off again and again under a flow, nothing is lost or out of order.
+func TestAccelToggled(t *testing.T) {
+	b := newAccelBed(t)
+	b.parrot(b.server, "198.51.100.9:7000")
+	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
+	forwarded := uint64(0)
+	for range 3 {
+		b.accelOn(b.accelOptions())
+		b.accelerated(1, k)
+		done := make(chan error)
+		forwarded += b.accelStats().Reasons["forwarded"]
+		go func() { done <- second(AccelOff(b.gateway)) }()
+		for ended := false; !ended; {
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Fatal(err)
+				}
+				ended = true
+			default:
+			}
+			if k.ask(10*time.Second) == "" {
+				t.Fatalf("number %d was lost", k.number)
+			}
+		}
+	}
+	t.Logf("%d of %d packets took the shortcut", forwarded, 2*k.number)
+}
+
+// A flow with packets now and then outlives its time-out, and one without does not.
+func TestAccelTimeouts(t *testing.T) {
+	b := newAccelBed(t)
+	b.in(b.gateway, func() error {
+		return errors.Join(writeSetting("net.netfilter.nf_conntrack_udp_timeout", "4"), writeSetting("net.netfilter.nf_conntrack_udp_timeout_stream", "4"))
+	})
+	b.parrot(b.server, "198.51.100.9:7000")
+	b.accelOn(b.accelOptions())
+	busy, silent := b.dialogue(b.client, "10.0.0.2:6001", "198.51.100.9:7000"), b.dialogue(b.client, "10.0.0.2:6002", "198.51.100.9:7000")
+	b.accelerated(2, busy, silent)
+	// Another entry of the busy one would have another port from now on.
+	b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :50000-50100`)
+	ktest.Wait(t, 40*time.Second, "the entry of the silent flow times out", func() bool {
+		if seen := busy.ask(10 * time.Second); seen != "198.51.100.1:6001" {
+			t.Fatalf("the server sees %s: the busy flow's entry has timed out", seen)
+		}
+		return !slices.ContainsFunc(b.entries(), func(f *netlink.ConntrackFlow) bool { return f.Forward.SrcPort == 6002 })
+	})
+	if seen := silent.ask(10 * time.Second); !strings.HasPrefix(seen, "198.51.100.1:50") {
+		t.Errorf("the server sees %s: the silent flow's entry has not timed out", seen)
+	}
+}
+
+// The same port again, after the connection before has ended, with another translation.
+func TestAccelPortReused(t *testing.T) {
+	b := newAccelBed(t)
+	b.accelOn(b.accelOptions())
+	b.echo(b.server, "198.51.100.9:7000")
+	connect := func() (seen string) {
+		b.in(b.client, func() error {
+			d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.0.2:6000")), Timeout: 10 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
+				c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+				return err
+			}}
+			c, err := d.Dial("tcp4", "198.51.100.9:7000")
+			if err != nil {
+				return err
+			}
+			line, err := io.ReadAll(c)
+			seen = strings.TrimSpace(string(line))
+			c.(*net.TCPConn).SetLinger(0) // no TIME_WAIT here
+			return errors.Join(err, c.Close())
+		})
+		return seen
+	}
+	if seen := connect(); seen != "198.51.100.1:6000" {
+		t.Errorf("the server sees %s", seen)
+	}
+	b.nft(`insert rule ip nat post oifname "out" tcp dport 7000 masquerade to :50000-50100`)
+	b.run("", "conntrack", "-F")
+	if seen := connect(); !strings.HasPrefix(seen, "198.51.100.1:50") {
+		t.Errorf("the server sees %s", seen)
+	}
+}
+
+// A flow that a helper follows, and others that connection tracking does not forward.
+func TestAccelLeavesAlone(t *testing.T) {
+	b := newAccelBed(t)
+	b.accelOn(b.accelOptions())
+	b.parrot(b.gateway, "10.0.0.1:7000")
+	k := b.dialogue(b.client, "10.0.0.2:6000", "10.0.0.1:7000")
+	reason := func(name string, ask func()) {
+		t.Helper()
+		ktest.Wait(t, 20*time.Second, "packets are counted as "+name, func() bool {
+			ask()
+			return b.accelStats().Reasons[name] > 0
+		})
+	}
+	reason("local", func() { k.ask(10 * time.Second) })
+	reason("protocol", func() { b.ping(b.client, "198.51.100.9") })
+	large := b.dialogue(b.client, "10.0.0.2:6001", "198.51.100.9:7000")
+	b.parrot(b.server, "198.51.100.9:7000")
+	reason("special", func() { large.conn.Write(make([]byte, 3000)) })
+	if n := b.accelStats().Reasons["forwarded"]; n > 0 {
+		t.Errorf("%d packets took a shortcut", n)
+	}
+
+	helper := `
+table ip helper {
+  ct helper tftp { type "tftp" protocol udp; }
+  chain pre { type filter hook prerouting priority 0
+    udp dport 69 ct helper set "tftp"
+  }
+}
+`
+	b.in(b.gateway, func() error {
+		cmd := exec.Command(ktest.Tool(t, "nft"), "-f", "-")
+		cmd.Stdin = strings.NewReader(helper)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			ktest.Unsupported(t, "no helper for TFTP: %s", bytes.TrimSpace(out))
+		}
+		return nil
+	})
+	b.parrot(b.server, "198.51.100.9:69")
+	tftp := b.dialogue(b.client, "10.0.0.2:6002", "198.51.100.9:69")
+	reason("helper", func() { tftp.ask(10 * time.Second) })
+}
+
+// What is done with each packet is not gone past unless that is accepted.
+func TestAccelBypass(t *testing.T) {
+	b := newAccelBed(t)
+	b.run("", "tc", "qdisc", "add", "dev", "out", "root", "tbf", "rate", "100mbit", "burst", "100k", "latency", "1s")
+	o := b.accelOptions()
+	o.Chains = []snapshot.Chain{
+		{Family: "ip", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Rules: 3, PerPacket: []string{"limit", "quota"}},
+		{Family: "ip", Table: "filter", Name: "chain-of-it", Rules: 1, PerPacket: []string{"LOG"}},
+		{Family: "ip", Table: "filter", Name: "plain", Hook: "postrouting", Type: "filter", Rules: 9},
+		{Family: "ip", Table: "nat", Name: "KUBE-SVC", Rules: 1, PerPacket: []string{"statistic"}},
+		{Family: "ip", Table: "other", Name: "input", Hook: "input", Type: "filter", Rules: 1, PerPacket: []string{"limit"}},
+		{Family: "netdev", Table: "early", Name: "eth0", Hook: "ingress", Rules: 1},
+	}
+	var refused *AccelBypassError
+	if _, err := AccelOn(t.Context(), o); !errors.As(err, &refused) {
+		t.Fatalf("not refused: %v", err)
+	}
+	var got []string
+	for _, p := range refused.Bypassed {
+		got = append(got, p.What)
+	}
+	want := []string{"chain ip filter/forward", "chain ip filter/chain-of-it", "chain netdev early/eth0", "qdisc tbf on out"}
+	if !slices.Equal(got, want) {
+		t.Errorf("bypassed %q, want %q", got, want)
+	}
+	o.Bypass = true
+	if p := b.accelOn(o); len(p.Bypassed) != len(want) {
+		t.Errorf("accepted %+v", p.Bypassed)
+	}
+}
+
+// Killed at any moment of turning it on, off puts everything back, and on begins anew.
+func TestAccelKilled(t *testing.T) {
+	b := newAccelBed(t)
+	before := b.state()
+	b.parrot(b.server, "198.51.100.9:7000")
+	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
+	begin := time.Now()
+	b.accelOn(b.accelOptions())
+	takes := time.Since(begin)
+	if _, err := AccelOff(b.gateway); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		cmd := exec.Command("/proc/self/exe", "accel", b.name)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		timer := time.AfterFunc(takes*time.Duration(i+1)/6, func() { cmd.Process.Kill() })
+		cmd.Wait()
+		timer.Stop()
+		if k.ask(10*time.Second) == "" {
+			t.Fatal("no answer after a kill")
+		}
+		if i%2 == 0 {
+			if _, err := AccelOff(b.gateway); err != nil && !errors.Is(err, ErrAccelOff) {
+				t.Fatal(err)
+			}
+		} else if status, err := ReadAccelStatus(b.gateway); err != nil || len(status.Problems) > 0 {
+			b.accelOn(b.accelOptions()) // half on, or off
+		}
+	}
+	if _, err := AccelOff(b.gateway); err != nil {
+		t.Fatal(err)
+	}
+	if after := b.state(); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// accelChild is the natkit that is killed while it turns acceleration on.
+func accelChild(name string) {
+	ns, err := netns.Open(name)
+	if err == nil {
+		_, err = AccelOn(context.Background(), AccelOptions{Namespace: ns, Interfaces: []string{"in", "out"}, Attach: AttachTC, Flows: MinAccelFlows, TCPLiberal: true})
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
