@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 )
 
 // Apply makes the tables the engine's rules: all of them at once, between two
@@ -30,13 +31,16 @@ func (e *Engine) Apply(t *Tables) error {
 		return fmt.Errorf("read generation: %w", err)
 	}
 	slot := (control.Generation + 1) % uint32(abiNatLimitNAT_GENERATIONS)
+	var wanted, leaving []OutsideAddress
 	for _, a := range t.Addresses {
 		if a.Leaving {
-			continue
+			leaving = append(leaving, a)
+		} else {
+			wanted = append(wanted, a)
 		}
-		if err := e.putAddress(a); err != nil {
-			return fmt.Errorf("outside address %s: %w", a.Addr, err)
-		}
+	}
+	if err := e.putAddresses(wanted); err != nil {
+		return err
 	}
 	for _, l := range t.Links {
 		if err := e.putLink(l, t.Masks); err != nil {
@@ -57,12 +61,8 @@ func (e *Engine) Apply(t *Tables) error {
 	if err := e.flip(control.Generation + 1); err != nil {
 		return err
 	}
-	for _, a := range t.Addresses {
-		if a.Leaving {
-			if err := e.leaveAddress(a); err != nil {
-				return fmt.Errorf("outside address %s: %w", a.Addr, err)
-			}
-		}
+	if err := e.leaveAddresses(leaving); err != nil {
+		return err
 	}
 	return e.forgetLinks(t.Links)
 }
@@ -83,18 +83,19 @@ func (e *Engine) forgetLinks(keep []Link) error {
 }
 
 // putRules fills the maps of one generation. They are made anew with as much room as
-// they need; the kernel frees those they replace when no packet looks into them.
+// they need; the kernel frees those they replace when no packet looks into them. All at
+// once, since for each of them it waits for a grace period of RCU.
 func (e *Engine) putRules(slot uint32, t *Tables) error {
-	return errors.Join(
-		putList(e, "rules", slot, t.Rules),
-		putList(e, "targets", slot, t.Targets),
-		putTable(e, "exact", slot, t.Exact),
-		putTable(e, "destinations", slot, t.Destinations),
-		putTable(e, "origins", slot, t.Origins),
-		putTable(e, "exclude_src", slot, t.ExcludeSrc),
-		putTable(e, "exclude_dst", slot, t.ExcludeDst),
-		putTable(e, "excludes", slot, t.Excludes),
-	)
+	var puts errgroup.Group
+	puts.Go(func() error { return putList(e, "rules", slot, t.Rules) })
+	puts.Go(func() error { return putList(e, "targets", slot, t.Targets) })
+	puts.Go(func() error { return putTable(e, "exact", slot, t.Exact) })
+	puts.Go(func() error { return putTable(e, "destinations", slot, t.Destinations) })
+	puts.Go(func() error { return putTable(e, "origins", slot, t.Origins) })
+	puts.Go(func() error { return putTable(e, "exclude_src", slot, t.ExcludeSrc) })
+	puts.Go(func() error { return putTable(e, "exclude_dst", slot, t.ExcludeDst) })
+	puts.Go(func() error { return putTable(e, "excludes", slot, t.Excludes) })
+	return puts.Wait()
 }
 
 func putList[V any](e *Engine, name string, slot uint32, values []V) error {
@@ -191,10 +192,65 @@ func (e *Engine) putLink(l Link, masks []Masking) error {
 	return errors.Join(e.maps["links"].Put(index, &v), e.maps["link_indices"].Put(uint32(l.Ifindex), index))
 }
 
-// putAddress writes an outside address: a new one with all its ports free, of one
-// that is there only what it is for.
-func (e *Engine) putAddress(a OutsideAddress) error {
-	index := uint32(a.Index)
+// addressesAtOnce bounds the file descriptors that putAddresses has open.
+const addressesAtOnce = 256
+
+// putAddresses writes outside addresses: new ones with all their ports free, of those
+// that are there only what they are for. Many at once: for every change of an outer map
+// the kernel waits as in putRules.
+func (e *Engine) putAddresses(all []OutsideAddress) error {
+	for some := range slices.Chunk(all, addressesAtOnce) {
+		if err := e.putSome(some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *Engine) putSome(some []OutsideAddress) (err error) {
+	slots, free := inners{name: "slots"}, inners{name: "free_ports"}
+	defer func() { err = errors.Join(err, slots.close(), free.close()) }()
+	indices := make([]uint32, len(some))
+	values := make([]abiNatAddress, len(some))
+	addrs := make([]abiNatAddr, len(some))
+	var whole []uint32
+	for i, a := range some {
+		index, v := uint32(a.Index), addressOf(a)
+		indices[i], values[i], addrs[i] = index, v, v.Addr
+		var have abiNatAddress
+		if e.maps["addresses"].Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount {
+			continue
+		}
+		switch {
+		case a.Before > 0:
+			err = errors.Join(e.sharePorts(&slots, index, uint32(a.Before-1)), e.sharePorts(&free, index, uint32(a.Before-1)))
+		case v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0:
+			err = e.makePorts(&slots, &free, index, v, a.Reserved)
+		}
+		if err != nil {
+			return fmt.Errorf("outside address %s: %w", a.Addr, err)
+		}
+		if a.OneToOne {
+			whole = append(whole, index)
+		}
+	}
+	if err := errors.Join(slots.put(e), free.put(e)); err != nil {
+		return err
+	}
+	if _, err := e.maps["addresses"].BatchUpdate(indices, values, nil); err != nil {
+		return fmt.Errorf("write outside addresses: %w", err)
+	}
+	if err := e.freeAddresses(whole); err != nil {
+		return err
+	}
+	if _, err := e.maps["outside"].BatchUpdate(addrs, indices, nil); err != nil {
+		return fmt.Errorf("write outside addresses: %w", err)
+	}
+	return nil
+}
+
+// addressOf is an outside address as the map of them has it.
+func addressOf(a OutsideAddress) abiNatAddress {
 	v := abiNatAddress{Addr: abiNatAddr{Octet: a.Addr.As4()}, Link: uint16(a.Link + 1), Realm: a.Realm}
 	if a.Ports[0] > 0 {
 		v.PortFirst, v.PortCount = a.Ports[0], a.Ports[1]-a.Ports[0]+1
@@ -208,90 +264,97 @@ func (e *Engine) putAddress(a OutsideAddress) error {
 	flag(abiNatAddressFlagNAT_ADDRESS_MASQUERADE, a.Masquerade)
 	flag(abiNatAddressFlagNAT_ADDRESS_STATIC, v.PortCount == 0 && !a.OneToOne)
 	flag(abiNatAddressFlagNAT_ADDRESS_LEAVING, a.Leaving)
-	var have abiNatAddress
-	known := e.maps["addresses"].Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount
-	if !known && a.Before > 0 {
-		if err := e.sharePorts(index, uint32(a.Before-1)); err != nil {
-			return err
-		}
-	} else if !known && v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0 {
-		if err := e.putPorts(index, v, a.Reserved); err != nil {
-			return err
-		}
-	}
-	if err := e.maps["addresses"].Put(index, &v); err != nil {
-		return err
-	}
-	if !known && a.OneToOne {
-		if err := e.freeAddress(index); err != nil {
-			return err
-		}
-	}
-	return e.maps["outside"].Put(&v.Addr, index)
+	return v
 }
 
-// leaveAddress keeps an address for the sessions that it has. A masqueraded one that is
-// not the gateway's any more is no outside address: the sessions behind it are asked
+// leaveAddresses keeps addresses for the sessions that they have. A masqueraded one that
+// is not the gateway's any more is no outside address: the sessions behind it are asked
 // once a second (flow_reroute of bpf/flow.h), and end.
-func (e *Engine) leaveAddress(a OutsideAddress) error {
-	if err := e.putAddress(a); err != nil {
+func (e *Engine) leaveAddresses(leaving []OutsideAddress) error {
+	if err := e.putAddresses(leaving); err != nil {
 		return err
 	}
-	if !a.Masquerade || a.Owned {
+	for _, a := range leaving {
+		if !a.Masquerade || a.Owned {
+			continue
+		}
+		if err := e.maps["outside"].Delete(abiNatAddr{Octet: a.Addr.As4()}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("outside address %s: %w", a.Addr, err)
+		}
+	}
+	return nil
+}
+
+// inners are maps to be put into an outer one, by that one's name.
+type inners struct {
+	name string
+	keys []uint32
+	maps []*ebpf.Map
+}
+
+func (in *inners) add(key uint32, m *ebpf.Map) {
+	in.keys, in.maps = append(in.keys, key), append(in.maps, m)
+}
+
+func (in *inners) put(e *Engine) error {
+	if len(in.keys) == 0 {
 		return nil
 	}
-	if err := e.maps["outside"].Delete(abiNatAddr{Octet: a.Addr.As4()}); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
+	files := make([]uint32, len(in.maps))
+	for i, m := range in.maps {
+		files[i] = uint32(m.FD())
+	}
+	if _, err := e.maps[in.name].BatchUpdate(in.keys, files, nil); err != nil {
+		return fmt.Errorf("fill map %s: %w", in.name, err)
 	}
 	return nil
 }
 
-// sharePorts gives an address that has got a new index the maps of its old one:
-// mappings hold that, and both are the same address from now on.
-func (e *Engine) sharePorts(index, before uint32) error {
-	for _, name := range []string{"slots", "free_ports"} {
-		var id ebpf.MapID
-		if err := e.maps[name].Lookup(before, &id); err != nil {
-			return fmt.Errorf("map %s of index %d: %w", name, before, err)
-		}
-		inner, err := ebpf.NewMapFromID(id)
-		if err != nil {
-			return fmt.Errorf("map %s of index %d: %w", name, before, err)
-		}
-		err = e.maps[name].Put(index, inner)
-		if err = errors.Join(err, inner.Close()); err != nil {
-			return fmt.Errorf("map %s of index %d: %w", name, index, err)
-		}
+func (in *inners) close() error {
+	var errs []error
+	for _, m := range in.maps {
+		errs = append(errs, m.Close())
 	}
+	return errors.Join(errs...)
+}
+
+// sharePorts gives an address that has got a new index the map of its old one: mappings
+// hold that, and both are the same address from now on.
+func (e *Engine) sharePorts(in *inners, index, before uint32) error {
+	var id ebpf.MapID
+	if err := e.maps[in.name].Lookup(before, &id); err != nil {
+		return fmt.Errorf("map %s of index %d: %w", in.name, before, err)
+	}
+	inner, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return fmt.Errorf("map %s of index %d: %w", in.name, before, err)
+	}
+	in.add(index, inner)
 	return nil
 }
 
-// putPorts makes the two maps of an address with ports, or of one that is given whole
+// makePorts makes the two maps of an address with ports, or of one that is given whole
 // and needs only a slot that says to whom.
-func (e *Engine) putPorts(index uint32, v abiNatAddress, reserved []uint16) error {
-	slots, err := e.newInner("slots", max(int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES), 1))
+func (e *Engine) makePorts(slots, free *inners, index uint32, v abiNatAddress, reserved []uint16) error {
+	m, err := e.newInner("slots", max(int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES), 1))
 	if err != nil {
 		return err
 	}
-	defer slots.Close()
-	if err := e.maps["slots"].Put(index, slots); err != nil {
-		return err
-	}
+	slots.add(index, m)
 	if v.PortCount == 0 {
 		return nil
 	}
-	free, err := e.newInner("free_ports", int(abiNatClassNAT_PORT_CLASSES))
-	if err != nil {
+	if m, err = e.newInner("free_ports", int(abiNatClassNAT_PORT_CLASSES)); err != nil {
 		return err
 	}
-	defer free.Close()
+	free.add(index, m)
 	ports := portBits(v.PortFirst, v.PortCount, reserved)
 	for class := range uint32(abiNatClassNAT_PORT_CLASSES) {
-		if err := free.Put(class, ports); err != nil {
+		if err := m.Put(class, ports); err != nil {
 			return err
 		}
 	}
-	return e.maps["free_ports"].Put(index, free)
+	return nil
 }
 
 // portBits gives the bits of a range without those that are reserved.

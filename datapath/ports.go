@@ -38,7 +38,11 @@ func (e *Engine) changePorts(changes []portChange) error {
 	return nil
 }
 
-// freeAddress lets an address be given whole.
-func (e *Engine) freeAddress(index uint32) error {
-	return e.changePorts([]portChange{{Index: index, Class: anAddress, Port: index, Give: 1}})
+// freeAddresses lets addresses be given whole.
+func (e *Engine) freeAddresses(indices []uint32) error {
+	changes := make([]portChange, len(indices))
+	for i, index := range indices {
+		changes[i] = portChange{Index: index, Class: anAddress, Port: index, Give: 1}
+	}
+	return e.changePorts(changes)
 }
