@@ -8,10 +8,12 @@ import (
 	"maps"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/ktest"
 	"natkit/internal/pktbuild"
 )
 
@@ -240,4 +242,48 @@ func (r *rig) captured(t *testing.T, device string, n int, send func() []byte) (
 		frames = append(frames, frame[:length])
 	}
 	return append(frames, last)
+}
+
+// What a first fragment has told holds for as long as the time-out, and is removed after
+// that, so that its place is another's.
+func TestFragmentsExpire(t *testing.T) {
+	g := aGateway(t)
+	deleteAll[[12]byte, [16]byte](t, g.maps["fragments"])
+	for g.maps["fragment_queue"].LookupAndDelete(nil, new([12]byte)) == nil {
+	}
+	g.flags = 0
+	later := func(id uint16) abiNatReason {
+		t.Helper()
+		_, _, reason := g.enter(t, g.hook, abiNatSideNAT_INSIDE, g.in, g.in.arriving(fragmentOf(insideHost, 5000, id, 512, 64)).Bytes())
+		return reason
+	}
+	for id := range uint16(2) {
+		g.enter(t, g.hook, abiNatSideNAT_INSIDE, g.in, g.in.arriving(fragmentOf(insideHost, 5000, 950+id, 0, 64)).Bytes())
+	}
+	seen := func(seconds int) { // all of them, so long ago
+		for key, value := range entries[[12]byte, [16]byte](t, g.maps["fragments"]) {
+			binary.NativeEndian.PutUint32(value[8:], now()-ticks(seconds))
+			g.put(t, "fragments", &key, &value)
+		}
+	}
+	seen(58) // time-outs are a minute
+	if reason := later(950); reason != abiNatReasonNAT_TRANSLATED_OUT {
+		t.Errorf("just before the time-out: %v", reason)
+	}
+	seen(61)
+	if reason := later(951); reason != abiNatReasonNAT_FRAGMENT_HELD {
+		t.Errorf("after the time-out: %v", reason)
+	}
+	defer g.startSweep(t)()
+	seen(118)
+	if n := len(entries[[12]byte, [16]byte](t, g.maps["fragments"])); n != 2 {
+		t.Errorf("%d datagrams are known, want 2: packets may still look at them", n)
+	}
+	seen(121)
+	ktest.Wait(t, 20*time.Second, "they are forgotten", func() bool {
+		return len(entries[[12]byte, [16]byte](t, g.maps["fragments"])) == 0
+	})
+	if g.maps["fragment_queue"].LookupAndDelete(nil, new([12]byte)) == nil {
+		t.Error("the queue still knows them")
+	}
 }
