@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -81,6 +82,55 @@ func (r *modelRig) meets(t *testing.T, p modelPacket, reason abiNatReason, want 
 	if err != nil || saw.reason != reason || isTranslated(saw) && saw.ends != want {
 		t.Errorf("%v: %v, want %v %v (%v)", p, saw, nat.Reason(reason), want, err)
 	}
+}
+
+// When the outside interface has another address, sessions behind the old one end within
+// a second, and what comes next is behind the new one.
+func TestMasqueradeMoves(t *testing.T) {
+	r := aModelRig(t)
+	r.seed(1)
+	r.forget(t, parseFile(t, "rules: []\n"))
+	f := parseFile(t, "rules:\n  - masquerade: any\n")
+	r.model = newModel(f, r.facts, r.route)
+	facts := r.facts
+	facts.Links = slices.Clone(facts.Links)
+	apply := func() *Tables {
+		t.Helper()
+		tables, err := Compile(f, facts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.do(t, func() error { return r.engine.Apply(tables) })
+		return tables
+	}
+	tables := apply()
+	behind := func(a string) modelEnds {
+		return modelEnds{netip.AddrPortFrom(netip.MustParseAddr(a), 5000), udpOut.dst}
+	}
+	r.meets(t, udpOut, sent, behind("203.0.113.1"))
+
+	// The rule goes, the address stays: so does what there is.
+	f.Rules = nil
+	facts.Addresses = tables.Addresses
+	tables = apply()
+	r.pass(t, 2*time.Second)
+	r.meets(t, udpOut, sent, behind("203.0.113.1"))
+
+	f = parseFile(t, "rules:\n  - masquerade: any\n")
+	facts.Addresses = tables.Addresses
+	facts.Local = []netip.Addr{netip.MustParseAddr("203.0.113.9"), gatewayIn}
+	facts.Links[len(facts.Links)-1].Addresses = []netip.Prefix{netip.MustParsePrefix("203.0.113.9/24")}
+	apply()
+	r.pass(t, 2*time.Second)
+	r.meets(t, udpOut, abiNatReasonNAT_DROP_RACE, modelEnds{})
+	for key, flow := range entries[abiNatFlowKey, abiNatFlow](t, r.maps["flows"]) {
+		if flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD) == 0 {
+			t.Errorf("%v is not dead", key)
+		}
+	}
+	r.meets(t, udpOut, abiNatReasonNAT_DROP_RACE, modelEnds{}) // nor does it come back
+	deleteAll[abiNatFlowKey, abiNatFlow](t, r.maps["flows"])   // as the sweep will
+	r.meets(t, udpOut, sent, behind("203.0.113.9"))
 }
 
 // Sessions live as long as the rule file says, and no longer.
