@@ -26,6 +26,7 @@
 
 enum port_limit {
 	PORT_TRIES = 8, /* words looked into; each is lost only to another CPU or to parity */
+	PORT_DRAWS = 8, /* words drawn at random, before the next that has one is taken */
 	PORT_SOCKET_TRIES = 4, /* ports with sockets passed over */
 	PORT_SYSTEM = 1024,    /* ports below are kept among themselves: RFC 4787 REQ-3a */
 };
@@ -109,8 +110,10 @@ GLOBAL int word_find(const struct nat_ports *ports, __u32 from, __u32 to)
 }
 
 /*
- * Takes a free bit of lo..hi, of those that mask allows in each word: the first at or
- * after a random one, round the range. Every step but the last looks at a word that
+ * Takes a free bit of lo..hi, of those that mask allows in each word: in a random word that
+ * has any, or if a few draws find none, the first after a random one, round the range.
+ * (The first at once would be easy to guess behind ports that are never given, as those
+ * of the gateway's own connections.) Every step but the last looks at a word that
  * had what was wanted and lost it to another CPU, has it only in bits that mask or
  * range exclude (two words of a range at most), or has been made stale; a caller that
  * masks asks once more without.
@@ -123,7 +126,12 @@ GLOBAL int bits_take(struct nat_ports *ports, __u32 lo, __u32 hi, __u64 mask)
 
 	if (!ports || hi >= NAT_PORTS || lo > hi)
 		return PORT_NONE;
-	start = lo + (__u32)((__u64)random * (hi - lo + 1) >> 32);
+	for (try = 0; try < PORT_DRAWS; try++) {
+		start = lo + (__u32)((__u64)random * (hi - lo + 1) >> 32);
+		if (*(volatile __u64 *)bit_summary(ports, start) >> (start / 64 & 63) & 1)
+			break;
+		random = random * 1664525 + 1013904223;
+	}
 	random &= 63;
 	from = start / 64;
 	for (try = 0; try < PORT_TRIES; try++) {

@@ -299,6 +299,35 @@ func TestPortsSpread(t *testing.T) {
 			t.Errorf("%d of 2000 ports are in tenth %d of the range, want about 200", n, i)
 		}
 	}
+
+	// Nor is it one of the first behind a gap: the gateway's own connections take half of
+	// the range.
+	p = newPorts(t, 1024, 65535)
+	var free *ebpf.Map
+	if err := p.maps["free_ports"].Lookup(uint32(0), &free); err != nil {
+		t.Fatal(err)
+	}
+	defer free.Close()
+	some, rest := freePorts(1024, 32768-1024), freePorts(61000, 65536-61000)
+	some.Free += rest.Free
+	for i := range some.Words {
+		some.Words[i] |= rest.Words[i]
+	}
+	for i := range some.Summary {
+		some.Summary[i] |= rest.Summary[i]
+	}
+	if err := free.Put(uint32(abiNatClassNAT_TCP), some); err != nil {
+		t.Fatal(err)
+	}
+	behind := 0
+	for _, port := range p.take(t, 2000, 1, false) {
+		if port >= 61000 && port < 61200 {
+			behind++
+		}
+	}
+	if behind > 60 {
+		t.Errorf("%d of 2000 ports are the 200 behind the gap, of 36280 in all", behind)
+	}
 }
 
 // All CPUs take and give at once, in a range that is nearly used up, so that they meet
