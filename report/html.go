@@ -146,7 +146,7 @@ func resultSection(r *bench.Result) htmlSection {
 		Command:       r.Command,
 		Routers:       r.Routers,
 		WithoutValues: withoutValues(r),
-		Notes:         r.Notes,
+		Notes:         append(labelNotes(r.Figures), r.Notes...),
 		Environment:   environment(r.Environment),
 	}
 	if isPaper(r) {
@@ -188,7 +188,7 @@ func demoSection(d *story.DemoResult) htmlSection {
 		}
 		out.Story = append(out.Story, act)
 	}
-	acts, sideBySide := demoSheets(d)
+	acts, sideBySide := demoSheets(d, true)
 	out.cards(acts, "act")
 	out.cards(sideBySide, "treatment")
 	return out
@@ -223,6 +223,7 @@ func httpSection(h *bench.HTTPResult) htmlSection {
 		r := &parts.Blocks[0].Rows[i]
 		r.N, r.Ratio = int(h.Completed), 0
 	}
+	parts.Base = "" // parts of one thing are no rivals
 	sheets := []sheet{parts}
 	if p := percentileSheet([]httpRun{{"requests", h, nil}}); len(p.Blocks[0].Rows) > 0 {
 		sheets = append(sheets, p)
@@ -313,7 +314,7 @@ func (s *sheet) table(who string) htmlTable {
 	if s.Unit.Name != "" {
 		of = ", " + s.Unit.Name
 	}
-	t.Head = append(t.Head, who, "n", "median"+of, "min", "max", "ratio to first", "remarks")
+	t.Head = append(t.Head, who, "n", "median"+of, "min", "max", strings.TrimSpace("ratio to "+s.Base), "remarks")
 	for _, b := range s.Blocks {
 		for _, r := range b.Rows {
 			var cells []htmlCell

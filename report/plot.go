@@ -143,7 +143,7 @@ func (s *sheet) bars(b *block, f format, title string) string {
 		}
 	}
 	p.Y.Tick.Marker = plot.ConstantTicks(names)
-	values := &barPlotter{sheet: s, rows: b.Rows, style: p.X.Tick.Label, label: f.label}
+	values := &barPlotter{sheet: s, rows: b.Rows, style: p.X.Tick.Label, format: f}
 	values.style.XAlign, values.style.YAlign = draw.XLeft, draw.YCenter
 	p.Add(grid{vertical: true}, values)
 	height := vg.Length(len(b.Rows)*barHeight + 24)
@@ -169,17 +169,23 @@ type barPlotter struct {
 	sheet *sheet
 	rows  []row
 	style draw.TextStyle
-	label int // characters of a label
+	format
 }
 
 // words stand at the end of a bar.
 func (b *barPlotter) words(r row) string {
 	words := b.sheet.Unit.number(r.Median)
+	if base, _, _ := strings.Cut(b.sheet.Base, " ("); r.Ratio != 0 && r.Name != b.sheet.Base {
+		words += "  " + ratio(r.Ratio) + " ×"
+		if b.format.class == "wide" { // on a telephone there is no room to say it each time
+			words += " " + clip(printable(base), b.format.name)
+		}
+	}
 	switch {
 	case r.PublishedBy != "":
 		words += " published"
 	case r.Label != "":
-		words += " " + clip(printable(r.Label), b.label)
+		words += " " + clip(printable(r.Label), b.format.label)
 	}
 	return words
 }

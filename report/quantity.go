@@ -86,7 +86,7 @@ var metricTitles = map[string]string{
 	"pdr_pps":                           "Partial-drop rate (PDR)",
 	"mrr_pps":                           "Rate received under overload",
 	"cpu_share":                         "Processor time of the router",
-	"connect_mean_ms":                   "Time to connect, mean",
+	"connect_mean_ms":                   "Time to connect, mean of completed requests",
 	"time_per_request_mean_ms":          "Time for a request, mean",
 	"requests_per_second":               "Requests answered",
 	"completed_total":                   "Requests completed",

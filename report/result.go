@@ -76,10 +76,29 @@ func (p *page) result(r *bench.Result) {
 		p.b.WriteByte('\n')
 		p.text("", "  ", "Without a value: "+printable(empty)+".")
 	}
-	for _, note := range r.Notes {
+	for _, note := range append(labelNotes(r.Figures), r.Notes...) {
 		p.b.WriteByte('\n')
 		p.text("Note: ", "      ", printable(note))
 	}
+}
+
+// labelMeanings say in a sentence what labels of figures mean for who reads them.
+var labelMeanings = []struct{ label, means string }{
+	{"noisy", "something else used the machine's processors meanwhile, also when trials were repeated"},
+	{"generator-limited", "the generator could not send as fast as it was asked to, so that the router may do better"},
+	{"lossy", "packets were lost, so that this is the cost of those that came through"},
+	{"below range", "it was not reached even at the lowest rate that was tried"},
+	{"at the generator's limit", "it was reached at the highest rate that the generator can send, so that the router may do better"},
+}
+
+// labelNotes explain the labels that figures have.
+func labelNotes(figures []bench.Figure) (notes []string) {
+	for _, m := range labelMeanings {
+		if slices.ContainsFunc(figures, func(f bench.Figure) bool { return f.Label == m.label }) {
+			notes = append(notes, fmt.Sprintf("%q: %s.", m.label, m.means))
+		}
+	}
+	return notes
 }
 
 // sheets writes each sheet as a table; who is what stands in the place of a router.
@@ -136,7 +155,7 @@ func (p *page) rows(s *sheet, rows []row, who string, sources *[]string) {
 		fmt.Fprintf(&b, " %4s %9s %9s %9s %6s  %s", n, median, low, high, ratio, remarks)
 		p.b.WriteString(strings.TrimRight(b.String(), " ") + "\n")
 	}
-	line(string(s.Axis), who, "n", "median", "min", "max", "ratio", "")
+	line(string(s.Axis), who, "n", "median", "min", "max", "ratio", "to "+printable(clip(s.Base, names)))
 	for i, r := range rows {
 		x := ""
 		if s.Axis != axisNone && (i == 0 || rows[i-1].X != r.X) {
@@ -159,7 +178,7 @@ func (p *page) rows(s *sheet, rows []row, who string, sources *[]string) {
 	}
 }
 
-// ratio writes a ratio to the first router.
+// ratio writes a ratio.
 func ratio(v float64) string {
 	switch {
 	case v == 0:

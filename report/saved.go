@@ -67,7 +67,7 @@ func (p *page) demo(s *Saved) {
 			p.text("  changed ", "    ", printable(c))
 		}
 	}
-	acts, sideBySide := demoSheets(s.Demo)
+	acts, sideBySide := demoSheets(s.Demo, false)
 	p.sheets(acts, "act")
 	p.sheets(sideBySide, "treatment")
 	for _, note := range section.Notes {

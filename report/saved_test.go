@@ -242,7 +242,8 @@ func TestEmptyResults(t *testing.T) {
 }
 
 // Rows stand by the axis where routers have points in common, else router by
-// router; published ones come last, and a ratio is to the first router.
+// router; published ones come last, and a ratio is to the kernel's NAT or else to the
+// first router. Two points are no curve.
 func TestSheetOrder(t *testing.T) {
 	at := func(router string, offered, value float64) bench.Figure {
 		return bench.NewFigure(router, "received_pps", bench.Params{OfferedPPS: offered}, value)
@@ -250,16 +251,23 @@ func TestSheetOrder(t *testing.T) {
 	order := func(figures ...bench.Figure) string {
 		sheets := sheetsOf([]string{"a", "b"}, figures, []bench.Published{{Source: "s", Router: "a", Metric: "received_pps", Params: bench.Params{OfferedPPS: 1}, Value: 9}})
 		var words []string
-		for _, r := range sheets[0].Blocks[0].Rows {
-			words = append(words, fmt.Sprintf("%s%.0f=%.0f/%s", r.Name, r.X, r.Median, ratio(r.Ratio)))
+		for i, b := range sheets[0].Blocks {
+			if i > 0 {
+				words = append(words, "|")
+			}
+			for _, r := range b.Rows {
+				words = append(words, fmt.Sprintf("%s%.0f=%.0f/%s", r.Name, r.X, r.Median, ratio(r.Ratio)))
+			}
 		}
 		return strings.Join(words, " ")
 	}
 	for _, c := range []struct {
 		got, want string
 	}{
-		{order(at("b", 2, 8), at("a", 2, 4), at("b", 1, 1), at("a", 1, 2)), "a1=2/1.00 b1=1/0.50 a1=9/- a2=4/1.00 b2=8/2.00"},
-		{order(at("b", 5, 8), at("a", 2, 4), at("b", 3, 1), at("a", 1, 2)), "a1=2/1.00 a2=4/1.00 b3=1/- b5=8/- a1=9/-"},
+		{order(at("b", 2, 8), at("a", 2, 4), at("b", 1, 1), at("a", 1, 2), at("a", 3, 5)), "a1=2/1.00 b1=1/0.50 a1=9/- a2=4/1.00 b2=8/2.00 a3=5/1.00"},
+		{order(at("b", 5, 8), at("a", 2, 4), at("b", 3, 1), at("a", 1, 2), at("a", 4, 6)), "a1=2/1.00 a2=4/1.00 a4=6/1.00 b3=1/- b5=8/- a1=9/-"},
+		{order(at("b", 2, 8), at("a", 2, 4), at("b", 1, 1), at("a", 1, 2)), "a0=4/1.00 b0=8/2.00 | a0=2/1.00 b0=1/0.50 a0=9/-"},
+		{order(at("a", 1, 2), at("nft", 1, 4), at("b", 1, 1)), "a0=2/0.50 b0=1/0.25 nft0=4/1.00 a0=9/-"},
 	} {
 		if c.got != c.want {
 			t.Errorf("got  %s\nwant %s", c.got, c.want)

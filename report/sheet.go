@@ -21,6 +21,9 @@ type sheet struct {
 	// one row, and they make bars; else each name has a curve.
 	Axis   axis
 	Blocks []block
+	// Base is the router that ratios are to: the kernel's NAT where it was measured,
+	// otherwise the first.
+	Base string
 }
 
 // A block is rows that were measured under the same conditions and that may be
@@ -38,7 +41,7 @@ type row struct {
 	N, Discarded  int
 	Median        float64
 	Min, Max      float64
-	Ratio         float64 // to the first name's at the same X; 0 where there is none
+	Ratio         float64 // to the base's at the same X; 0 where there is none
 	Label         string
 	PublishedBy   string // whose it is, when it is not natkit's
 	PublishedNote string
@@ -157,6 +160,7 @@ func sheetsOf(routers []string, figures []bench.Figure, published []bench.Publis
 
 // finish puts rows in order and computes what is relative to others.
 func (s *sheet) finish() {
+	base := s.base()
 	var largest float64
 	for i := range s.Blocks {
 		rows := s.Blocks[i].Rows
@@ -168,18 +172,16 @@ func (s *sheet) finish() {
 		if !sharedX(rows) { // nothing to compare at one X: each router's curve by itself
 			slices.SortStableFunc(rows, func(a, b row) int { return cmp.Or(byName(a, b), byX(a, b)) })
 		}
-		first := -1
-		for j := range rows {
-			r := &rows[j]
+		medians := map[float64]float64{} // the base's, by X
+		for _, r := range rows {
 			largest = max(largest, abs(r.Median))
-			if r.theirs() == 1 {
-				continue
+			if r.theirs() == 0 && r.Series == base {
+				medians[r.X] = r.Median
 			}
-			if first < 0 || rows[first].X != r.X {
-				first = j // with the least number of those at this X
-			}
-			if f := rows[first]; f.Series == s.first() && f.Median != 0 {
-				r.Ratio = r.Median / f.Median
+		}
+		for j := range rows {
+			if r := &rows[j]; r.theirs() == 0 && medians[r.X] != 0 {
+				r.Ratio = r.Median / medians[r.X]
 			}
 		}
 	}
@@ -196,13 +198,24 @@ func sharedX(rows []row) bool {
 	return false
 }
 
-// first is the number of the first router that the sheet has.
-func (s *sheet) first() int {
+// kernelNAT is the router that is what a machine does without natkit, rules as few as
+// can be.
+const kernelNAT = "nft"
+
+// base finds the Base, and returns its number.
+func (s *sheet) base() int {
 	n := -1
 	for _, b := range s.Blocks {
 		for _, r := range b.Rows {
-			if r.theirs() == 0 && (n < 0 || r.Series < n) {
-				n = r.Series
+			if r.theirs() == 1 {
+				continue
+			}
+			if r.Name == kernelNAT {
+				s.Base = r.Name
+				return r.Series
+			}
+			if n < 0 || r.Series < n {
+				n, s.Base = r.Series, r.Name
 			}
 		}
 	}
@@ -243,6 +256,9 @@ func rebuilt(f bench.Figure) bench.Figure {
 	return g
 }
 
+// leastPoints make a curve: between two nobody knows where a line should bend.
+const leastPoints = 3
+
 // axisOfFigures is the condition that took several values with some router while
 // all others stayed the same.
 func axisOfFigures(figures []bench.Figure) axis {
@@ -251,15 +267,17 @@ func axisOfFigures(figures []bench.Figure) axis {
 		params bench.Params
 	}
 	for _, a := range []axis{axisOffered, axisRules} {
-		first := map[group]float64{}
+		values := map[group][]float64{}
 		for _, f := range figures {
 			p := f.Params
 			x := a.of(&p)
 			k := group{f.Router, p}
-			if old, ok := first[k]; ok && old != x {
+			if slices.Contains(values[k], x) {
+				continue
+			}
+			if values[k] = append(values[k], x); len(values[k]) == leastPoints {
 				return a
 			}
-			first[k] = x
 		}
 	}
 	return axisNone

@@ -19,6 +19,11 @@ type httpRun struct {
 	published *story.Published
 }
 
+// carriers say who carries the load of an act.
+var carriers = map[string]string{
+	story.ActBaseline: "no NAT", story.ActCollapse: "kernel, broken", story.ActProof: "kernel, cured", story.ActReplace: "natkit's engine",
+}
+
 func httpRuns(d *story.DemoResult) []httpRun {
 	var runs []httpRun
 	for _, a := range d.Acts {
@@ -64,8 +69,14 @@ func httpSheets(runs []httpRun) []sheet {
 }
 
 // demoSheets is the acts' loads, then what was measured of treatments side by side.
-func demoSheets(d *story.DemoResult) (acts, sideBySide []sheet) {
+// Where there is room the acts say who carried their load.
+func demoSheets(d *story.DemoResult, room bool) (acts, sideBySide []sheet) {
 	if runs := httpRuns(d); len(runs) > 0 {
+		for i := range runs {
+			if by := carriers[runs[i].name]; by != "" && room {
+				runs[i].name += " (" + by + ")"
+			}
+		}
 		acts = httpSheets(runs)
 	}
 	for _, a := range d.Acts {
