@@ -123,38 +123,6 @@ func Judge(s *snapshot.Snapshot) []Finding {
 	return fold(found)
 }
 
-// JudgeAll is Judge for several namespaces of one machine, the findings of each.
-// What they share and one of them shows is left out of those after it.
-func JudgeAll(all []*snapshot.Snapshot) [][]Finding {
-	shared := map[string]bool{}
-	for _, c := range catalogue {
-		shared[c.Code] = c.Host
-	}
-	told := map[string]bool{}
-	var untold func(findings []Finding, here map[string]bool) []Finding
-	untold = func(findings []Finding, here map[string]bool) (out []Finding) {
-		for _, f := range findings {
-			f.Consequences = untold(f.Consequences, here)
-			if shared[f.Code] && told[f.Code] {
-				out = append(out, f.Consequences...) // not the machine's, or it would be untold as well
-				continue
-			}
-			here[f.Code] = true
-			out = append(out, f)
-		}
-		return out
-	}
-	var out [][]Finding
-	for _, s := range all {
-		here := map[string]bool{}
-		out = append(out, untold(Judge(s), here))
-		for code := range here {
-			told[code] = true
-		}
-	}
-	return out
-}
-
 // fold puts each finding under the first one that explains it. A finding is
 // explained only by one at least as severe, so that nothing severe is hidden
 // under something mild; of two that explain each other the first is the cause.

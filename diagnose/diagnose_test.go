@@ -351,16 +351,17 @@ func TestFolding(t *testing.T) {
 
 // What all namespaces share is told once, with the first that shows it; what
 // followed from it in another one is that one's own.
-func TestJudgeAll(t *testing.T) {
+func TestMachine(t *testing.T) {
 	host, pod, quiet := gateway(), gateway(), gateway()
 	examples["neighbour-table-full"](host)
 	examples["neighbour-table-full"](pod)
 	examples["ip-forward-off"](pod)
 	examples["conntrack-hash-too-small"](quiet)
 	var got []string
-	for _, findings := range JudgeAll([]*snapshot.Snapshot{host, pod, quiet, quiet}) {
+	var m Machine
+	for _, s := range []*snapshot.Snapshot{host, pod, quiet, quiet} {
 		line := ""
-		for _, f := range findings {
+		for _, f := range m.Judge(s) {
 			line += f.Code + " "
 		}
 		got = append(got, strings.TrimSpace(line))

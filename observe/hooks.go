@@ -30,7 +30,70 @@ import (
 // CONFIG_NETFILTER_NETLINK_HOOK), which does not tell the chains inside the NAT
 // core. The error wraps ErrUnavailable where neither is possible.
 func Hooks(ns *netns.Handle) ([]snapshot.Hook, error) {
-	hooks, err := walkHooks(ns)
+	l := OpenHooks()
+	defer l.Close()
+	return l.List(ns)
+}
+
+// HookLister is Hooks for several namespaces: its program is loaded once, which
+// takes far longer than to run it.
+type HookLister struct {
+	objs   hooksObjects
+	reader *ringbuf.Reader
+	syms   *symbols
+	err    error // the program can't be loaded: netlink has to do
+}
+
+const listHooks = "list netfilter hooks"
+
+// OpenHooks loads the program. Where that is not possible List says why, unless
+// netlink answers. Close must be called.
+func OpenHooks() *HookLister {
+	l := &HookLister{}
+	if l.err = l.load(); l.err != nil {
+		l.Close()
+	}
+	return l
+}
+
+func (l *HookLister) load() error {
+	_, opts, err := kernelTypes()
+	if err != nil {
+		return err
+	}
+	if err := loadHooksObjects(&l.objs, &ebpf.CollectionOptions{Programs: opts}); err != nil {
+		l.objs = hooksObjects{}
+		return refused(listHooks, err)
+	}
+	l.syms, _ = kernelSymbols() // without, addresses are shown, and the chains tell much still
+	for name, kind := range hookKinds {
+		if addr := l.syms.address(name); addr != 0 {
+			if err := l.objs.Kinds.Put(addr, kind); err != nil {
+				return fmt.Errorf("%s: %w", listHooks, err)
+			}
+		}
+	}
+	if l.reader, err = ringbuf.NewReader(l.objs.Entries); err != nil {
+		return fmt.Errorf("%s: %w", listHooks, err)
+	}
+	return nil
+}
+
+// Close releases the program.
+func (l *HookLister) Close() {
+	if l.reader != nil {
+		l.reader.Close()
+		l.reader = nil
+	}
+	if l.objs.ListHooks != nil {
+		l.objs.Close()
+		l.objs = hooksObjects{}
+	}
+}
+
+// List is Hooks for one namespace.
+func (l *HookLister) List(ns *netns.Handle) ([]snapshot.Hook, error) {
+	hooks, err := l.walk(ns)
 	if err != nil {
 		var netlinkErr error
 		if hooks, netlinkErr = netlinkHooks(ns); netlinkErr != nil {
@@ -42,58 +105,39 @@ func Hooks(ns *netns.Handle) ([]snapshot.Hook, error) {
 	return hooks, nil
 }
 
-// walkHooks runs the program in the namespace and returns what it found.
-func walkHooks(ns *netns.Handle) ([]snapshot.Hook, error) {
-	const what = "list netfilter hooks"
-	_, opts, err := kernelTypes()
-	if err != nil {
-		return nil, err
+// walk runs the program in the namespace and returns what it found.
+func (l *HookLister) walk(ns *netns.Handle) ([]snapshot.Hook, error) {
+	if l.err != nil {
+		return nil, l.err
 	}
-	var objs hooksObjects
-	if err := loadHooksObjects(&objs, &ebpf.CollectionOptions{Programs: opts}); err != nil {
-		return nil, refused(what, err)
-	}
-	defer objs.Close()
-	syms, _ := kernelSymbols() // without, addresses are shown, and the chains tell much still
-	for name, kind := range hookKinds {
-		if addr := syms.address(name); addr != 0 {
-			if err := objs.Kinds.Put(addr, kind); err != nil {
-				return nil, fmt.Errorf("%s: %w", what, err)
-			}
-		}
-	}
-	reader, err := ringbuf.NewReader(objs.Entries)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	defer reader.Close()
 	var leftOut uint32
-	err = ns.Do(func() error {
-		leftOut, err = objs.ListHooks.Run(&ebpf.RunOptions{})
+	err := ns.Do(func() (err error) {
+		leftOut, err = l.objs.ListHooks.Run(&ebpf.RunOptions{})
 		return err
 	})
 	if err != nil {
-		return nil, refused(what, err)
+		return nil, refused(listHooks, err)
 	}
-	if leftOut > 0 {
-		return nil, fmt.Errorf("%s: %d more than there is room for", what, leftOut)
-	}
-	reader.SetDeadline(time.Now())
+	l.reader.SetDeadline(time.Now())
 	hooks := []snapshot.Hook{}
 	for {
-		record, err := reader.Read()
+		record, err := l.reader.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return hooks, nil
+			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", what, err)
+			return nil, fmt.Errorf("%s: %w", listHooks, err)
 		}
 		var e hooksHookEntry
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
-			return nil, fmt.Errorf("%s: %w", what, err)
+			return nil, fmt.Errorf("%s: %w", listHooks, err)
 		}
-		hooks = append(hooks, e.hook(syms))
+		hooks = append(hooks, e.hook(l.syms))
 	}
+	if leftOut > 0 { // what there was room for is read, so that it is not the next one's
+		return nil, fmt.Errorf("%s: %d more than there is room for", listHooks, leftOut)
+	}
+	return hooks, nil
 }
 
 // hookKinds are the hook functions whose private pointer the program can follow.

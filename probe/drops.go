@@ -14,9 +14,9 @@ func drops(opts Options) source {
 		costs: "where the kernel drops packets and why is not told; counters tell of some of it",
 		live:  true,
 	}
-	if opts.sharedDrops != nil {
+	if opts.shared != nil {
 		out.end = func(_ *view, s *snapshot.Snapshot) (err error) {
-			s.Drops, err = opts.sharedDrops()
+			s.Drops, err = opts.shared.drops.of(s.Netns.Inode, opts.Netns.Name() == "")
 			return err
 		}
 		return out

@@ -14,7 +14,11 @@ func hooks(opts Options) source {
 		costs: "what each packet walks through, asked for or not, is not told",
 		live:  true,
 		end: func(_ *view, s *snapshot.Snapshot) (err error) {
-			s.Hooks, err = observe.Hooks(opts.Netns)
+			if opts.shared != nil {
+				s.Hooks, err = opts.shared.hooks.List(opts.Netns)
+			} else {
+				s.Hooks, err = observe.Hooks(opts.Netns)
+			}
 			return err
 		},
 	}

@@ -17,30 +17,52 @@ import (
 
 // kernelLog reads what the kernel said about a full conntrack table: what is in
 // its log when the window begins, and what comes in the window.
-func kernelLog() source {
-	log := &kmsg{fd: -1}
-	var before []string
-	return source{
+func kernelLog(opts Options) source {
+	out := source{
 		name:  snapshot.CanKernelLog,
 		costs: "\"table full\" lines of the kernel are not counted",
 		live:  true,
-		start: func(*view) (err error) {
-			if err = log.open(); err != nil {
-				return err
-			}
-			before, err = log.read()
-			return err
-		},
-		end: func(_ *view, s *snapshot.Snapshot) error {
-			during, err := log.read()
-			if err != nil {
-				return err
-			}
-			s.KernelLog = judgeLog(before, during, s.Netns)
-			return nil
-		},
-		stop: log.close,
 	}
+	log := &logReader{kmsg: kmsg{fd: -1}}
+	if opts.shared != nil {
+		log = &opts.shared.log
+	} else {
+		out.start = func(*view) error { return log.begin() }
+		out.stop = log.close
+	}
+	out.end = func(_ *view, s *snapshot.Snapshot) error {
+		if err := log.goOn(); err != nil {
+			return err
+		}
+		s.KernelLog = judgeLog(log.before, log.during, s.Netns)
+		return nil
+	}
+	return out
+}
+
+// logReader is the log before a window and in it.
+type logReader struct {
+	kmsg
+	before, during []string
+	err            error
+}
+
+// begin reads what is there when the window begins.
+func (l *logReader) begin() error {
+	if l.err = l.open(); l.err == nil {
+		l.before, l.err = l.read()
+	}
+	return l.err
+}
+
+// goOn reads what has come since.
+func (l *logReader) goOn() error {
+	if l.err != nil {
+		return l.err
+	}
+	more, err := l.read()
+	l.during = append(l.during, more...)
+	return err
 }
 
 // kmsg is a place in the kernel's log: each read gives the lines that came after

@@ -19,7 +19,7 @@ import (
 )
 
 // owners finds who besides natkit sets a setting: they may write it back.
-func owners() source {
+func owners(opts Options) source {
 	return source{
 		name:  snapshot.CanOwners,
 		costs: "a plan does not say who else sets a setting",
@@ -27,7 +27,12 @@ func owners() source {
 			if _, err := os.Stat(filepath.Join(v.root, "etc")); err != nil {
 				return err
 			}
-			s.Owners = readOwners(v.root, cmp.Or(s.Host.CPUs, runtime.NumCPU()))
+			read := func() []snapshot.Owner { return readOwners(v.root, cmp.Or(s.Host.CPUs, runtime.NumCPU())) }
+			if opts.shared != nil {
+				s.Owners = opts.shared.ownersOf(read)
+			} else {
+				s.Owners = read()
+			}
 			return nil
 		},
 	}

@@ -41,9 +41,7 @@ type Options struct {
 	// how much of the window is over, 0 to 1.
 	Progress func(what string, part float64)
 
-	// Drops of several namespaces are counted by one tracer, whose rows this gives;
-	// nil counts those of Netns alone.
-	sharedDrops func() (*snapshot.Drops, error)
+	shared *sharedSources // of several namespaces that are looked at in one window
 }
 
 // source is one kind of fact. start and end run on a thread that is in the
@@ -77,7 +75,7 @@ func sources(ctx context.Context, opts Options) []source {
 		eventSockets(),
 		nftables(),
 		iptablesLegacy(),
-		kernelLog(),
+		kernelLog(opts),
 		drops(opts),
 		routes(),
 		xfrm(),
@@ -87,7 +85,7 @@ func sources(ctx context.Context, opts Options) []source {
 		conntrackMemory(),
 		sysctls(),
 		host(),
-		owners(),
+		owners(opts),
 	}
 }
 

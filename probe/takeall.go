@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 
 	"natkit/internal/netns"
+	"natkit/observe"
 	"natkit/snapshot"
 )
 
@@ -18,20 +20,44 @@ import (
 // milliseconds to read, and holds its start values during the window.
 const maxNamespaces = 500
 
-// All is what TakeAll found: a Snapshot of each namespace that was watched, the
-// caller's own first.
+// All is what TakeAll left out.
 type All struct {
-	Snapshots []*snapshot.Snapshot
 	// Idle have no interface but loopback, so that no packet of others comes there.
 	// Skipped could not be entered or were too many, with the reason.
 	Idle    int
 	Skipped []string
 }
 
+// sharedSources are those that the namespaces of one window have in common: what
+// would be read, loaded or traced again for each of them, and is the same.
+type sharedSources struct {
+	drops  *dropTracer
+	hooks  *observe.HookLister
+	log    logReader
+	owners []snapshot.Owner
+	known  bool // owners were read
+}
+
+// ownersOf reads the owners once.
+func (s *sharedSources) ownersOf(read func() []snapshot.Owner) []snapshot.Owner {
+	if !s.known {
+		s.owners, s.known = read(), true
+	}
+	return slices.Clone(s.owners)
+}
+
+func (s *sharedSources) close() {
+	s.drops.close()
+	s.hooks.Close()
+	s.log.close()
+}
+
 // TakeAll is Take for every namespace of the machine that can be found, in one
-// window. opts.Netns is not looked at. A namespace that is gone at the end of the
-// window is left out.
-func TakeAll(ctx context.Context, opts Options) (*All, error) {
+// window. opts.Netns is not looked at. found, if not nil, is told before the window
+// what is watched, the caller's own first; each gets their Snapshots in this order
+// after it, one by one, so that no more than one has to be in memory, and ends
+// TakeAll by an error. A namespace that is gone at the end of the window is left out.
+func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns), each func(*snapshot.Snapshot) error) (*All, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("look into all network namespaces: needs root")
 	}
@@ -43,18 +69,22 @@ func TakeAll(ctx context.Context, opts Options) (*All, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for network namespaces: %w", err)
 	}
-	tracer := traceAll()
-	defer tracer.close()
+	opts.shared = &sharedSources{drops: traceAll(), hooks: observe.OpenHooks(), log: logReader{kmsg: kmsg{fd: -1}}}
+	defer opts.shared.close()
+	_ = opts.shared.log.begin() // each namespace's Snapshot says what failed
 
 	out := &All{}
 	var readings []*reading
-	processes := map[uint64][]int{}
+	release := func(r *reading) {
+		r.stop()
+		r.opts.Netns.Close()
+	}
 	defer func() {
 		for _, r := range readings {
-			r.stop()
-			r.opts.Netns.Close()
+			release(r)
 		}
 	}()
+	var watched []snapshot.Netns
 	for i, place := range places {
 		if ctx.Err() != nil {
 			break
@@ -75,7 +105,7 @@ func TakeAll(ctx context.Context, opts Options) (*All, error) {
 			continue
 		}
 		o := opts
-		o.Netns, o.sharedDrops = h, func() (*snapshot.Drops, error) { return tracer.of(place.Inode, i == 0) }
+		o.Netns = h
 		r, err := begin(ctx, o)
 		if err != nil {
 			out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %v", place.Ref, err))
@@ -83,28 +113,48 @@ func TakeAll(ctx context.Context, opts Options) (*All, error) {
 			continue
 		}
 		readings = append(readings, r)
-		processes[place.Inode] = place.Processes
+		watched = append(watched, netnsOf(r, place))
+	}
+	if found != nil {
+		found(watched)
 	}
 
 	wait(ctx, opts.Window, progress)
-	progress("reading end values", 1)
-	for _, r := range readings {
+	for i := 0; len(readings) > 0; i++ {
+		progress("reading end values", 1)
+		r := readings[0]
+		readings = readings[1:]
 		s, err := r.finish()
+		release(r)
 		if err != nil {
 			out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %v", r.opts.Netns.Name(), err))
 			continue
 		}
-		if !s.Netns.Init {
-			var pids []string
-			for _, pid := range processes[s.Netns.Inode] {
-				pids = append(pids, strconv.Itoa(pid))
-			}
-			s.Netns.Container = containerOf(r.view, pids)
-			snapshot.Clean(s)
+		s.Netns.Container = watched[i].Container
+		if err := each(s); err != nil {
+			return nil, err
 		}
-		out.Snapshots = append(out.Snapshots, s)
 	}
 	return out, nil
+}
+
+// netnsOf says what a namespace is and what it belongs to, safe to print.
+func netnsOf(r *reading, place netns.Place) snapshot.Netns {
+	s := snapshot.Snapshot{Netns: snapshot.Netns{Name: r.opts.Netns.Name(), Inode: place.Inode}}
+	initial := false
+	_ = r.opts.Netns.Do(func() error { // entered a moment ago
+		initial = r.view.initialNetns()
+		return nil
+	})
+	if s.Netns.Init = initial; !initial {
+		var pids []string
+		for _, pid := range place.Processes {
+			pids = append(pids, strconv.Itoa(pid))
+		}
+		s.Netns.Container = containerOf(r.view, pids)
+	}
+	snapshot.Clean(&s)
+	return s.Netns
 }
 
 // openPlace opens a namespace, by another of its processes when the first has

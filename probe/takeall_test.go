@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os/exec"
@@ -35,38 +36,43 @@ func TestTakeAll(t *testing.T) {
 		output(t, h, "", "nft", "add chain ip t output { type filter hook output priority 0; }")
 		output(t, h, "", "nft", "add rule ip t output udp dport 9 drop")
 	}
-	sent := make(chan error, 1)
-	go func() {
-		// The drop rule's EPERM is what is wanted.
-		sent <- nameless.Do(func() error {
+	const sends = 20
+	var watched []snapshot.Netns
+	// Every start value is read: what is sent now is in the window.
+	found := func(all []snapshot.Netns) {
+		watched = all
+		in(t, nameless, func() error {
 			c, err := net.Dial("udp4", "127.0.0.1:9")
 			if err != nil {
 				return err
 			}
 			defer c.Close()
-			for range 40 {
-				_, _ = c.Write([]byte("x"))
-				time.Sleep(50 * time.Millisecond) // in the window, however long it takes to begin
+			for range sends {
+				_, _ = c.Write([]byte("x")) // the drop rule's EPERM is what is wanted
 			}
 			return nil
 		})
-	}()
-	all, err := TakeAll(t.Context(), Options{Window: time.Second})
-	if err := <-sent; err != nil {
-		t.Fatal(err)
 	}
+	var snapshots []*snapshot.Snapshot
+	all, err := TakeAll(t.Context(), Options{Window: 200 * time.Millisecond}, found, func(s *snapshot.Snapshot) error {
+		snapshots = append(snapshots, s)
+		return nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	find := func(h *netns.Handle) *snapshot.Snapshot {
-		i := slices.IndexFunc(all.Snapshots, func(s *snapshot.Snapshot) bool { return s.Netns.Inode == h.Inode() })
+		i := slices.IndexFunc(snapshots, func(s *snapshot.Snapshot) bool { return s.Netns.Inode == h.Inode() })
 		if i < 0 {
 			return nil
 		}
-		return all.Snapshots[i]
+		return snapshots[i]
 	}
-	if s := all.Snapshots[0]; s.Netns.Name != "" || s.Netns.Inode != (*netns.Handle)(nil).Inode() {
+	if s := snapshots[0]; s.Netns.Name != "" || s.Netns.Inode != (*netns.Handle)(nil).Inode() {
 		t.Errorf("the first is %+v, not the caller's own", s.Netns)
+	}
+	if len(watched) < len(snapshots) || watched[0] != snapshots[0].Netns || !slices.Contains(watched, find(named).Netns) {
+		t.Errorf("watched are %+v", watched)
 	}
 	if s := find(idle); s != nil || all.Idle == 0 {
 		t.Errorf("a namespace without interfaces: %+v, %d left out", s, all.Idle)
@@ -78,10 +84,10 @@ func TestTakeAll(t *testing.T) {
 	if s == nil || s.Netns.Name != fmt.Sprintf("pid:%d", cmd.Process.Pid) {
 		t.Fatalf("the namespace of a process: %+v", s)
 	}
-	if d := lost(s); len(d) != 1 || d[0].Cause != snapshot.CauseRule || d[0].Count < 5 || d[0].Count > 40 {
+	if d := lost(s); len(d) != 1 || d[0].Cause != snapshot.CauseRule || d[0].Count != sends {
 		t.Errorf("dropped there: %+v, not known: %v", s.Drops, names(s, false))
 	}
-	if s.WindowSeconds < 1 || !strings.HasPrefix(s.Interfaces[1].Name, "veth") {
+	if s.WindowSeconds < 0.2 || !strings.HasPrefix(s.Interfaces[1].Name, "veth") {
 		t.Errorf("a window of %v s, interfaces %+v", s.WindowSeconds, s.Interfaces)
 	}
 }
@@ -94,4 +100,18 @@ func lost(s *snapshot.Snapshot) (out []snapshot.Drop) {
 		}
 	}
 	return out
+}
+
+// Who gets the Snapshots may end it, and nothing stays open.
+func TestTakeAllEnds(t *testing.T) {
+	newNetns(t)
+	stop := errors.New("enough")
+	n := 0
+	all, err := TakeAll(t.Context(), Options{Window: time.Millisecond}, nil, func(*snapshot.Snapshot) error {
+		n++
+		return stop
+	})
+	if all != nil || err != stop || n != 1 {
+		t.Errorf("%d were given, %+v, %v", n, all, err)
+	}
 }

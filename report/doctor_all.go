@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -12,79 +13,135 @@ import (
 	"natkit/snapshot"
 )
 
-// DoctorAllResult is what natkit doctor found in all namespaces of a machine.
+// DoctorAllResult is what natkit doctor found in all namespaces of a machine, as
+// -o json prints it.
 type DoctorAllResult struct {
 	Namespaces []DoctorResult `json:"namespaces"`
 	Idle       int            `json:"idle"`    // left out: they have no interface but loopback
 	Skipped    []string       `json:"skipped"` // left out for the reason that stands there
 }
 
-// DoctorAll is the result of judging several snapshots; findings are those of
-// each.
-func DoctorAll(all []*snapshot.Snapshot, findings [][]diagnose.Finding, idle int, skipped []string) DoctorAllResult {
-	out := DoctorAllResult{Namespaces: []DoctorResult{}, Idle: idle, Skipped: append([]string{}, skipped...)}
-	for i, s := range all {
-		out.Namespaces = append(out.Namespaces, Doctor(s, findings[i]))
+// DoctorAll collects what was found in the namespaces of a machine, one after the
+// other, and keeps of each Snapshot only what is shown.
+type DoctorAll struct {
+	// Facts keeps the tables of facts of namespaces with findings, which the page of
+	// HTML shows.
+	Facts bool
+
+	results []DoctorResult
+	facts   [][]doctorFacts
+}
+
+// Add takes the findings of the next namespace.
+func (d *DoctorAll) Add(s *snapshot.Snapshot, findings []diagnose.Finding) {
+	d.results = append(d.results, Doctor(s, findings))
+	var facts []doctorFacts
+	if d.Facts && len(findings) > 0 {
+		facts = factsOf(s)
 	}
-	return out
+	d.facts = append(d.facts, facts)
+}
+
+// Result is the whole of it. Its lists are never null in JSON.
+func (d *DoctorAll) Result(left snapshot.LeftOut) DoctorAllResult {
+	return DoctorAllResult{Namespaces: append([]DoctorResult{}, d.results...), Idle: left.Idle, Skipped: append([]string{}, left.Skipped...)}
+}
+
+func (r *DoctorResult) worst() diagnose.Severity {
+	if len(r.Findings) == 0 {
+		return 0
+	}
+	return r.Findings[0].Severity
+}
+
+// order is the namespaces in which something was found, the worst first, and the
+// names of the others.
+func (d *DoctorAll) order() (found []int, quiet []string) {
+	for i := range d.results {
+		if d.results[i].worst() == 0 {
+			quiet = append(quiet, namespaceTitle(d.results[i].Netns))
+		} else {
+			found = append(found, i)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b int) int { return int(d.results[b].worst() - d.results[a].worst()) })
+	return found, quiet
+}
+
+// about says of what machine and time it is.
+func (d *DoctorAll) about() string {
+	if len(d.results) == 0 {
+		return "no network namespace was watched"
+	}
+	r := d.results[0]
+	return fmt.Sprintf("%s; Linux %s; %s watched for %s until %s", r.Hostname, r.Kernel,
+		plural(len(d.results), "network namespace"), seconds(r.WindowSeconds), r.TakenAt.UTC().Format("2006-01-02 15:04:05 UTC"))
 }
 
 // maxQuiet is how many namespaces are named in which nothing was found.
 const maxQuiet = 20
 
-// DoctorAllText writes the namespaces in which something was found, the worst
-// first, then in a line those in which nothing was.
-func DoctorAllText(w io.Writer, all []*snapshot.Snapshot, findings [][]diagnose.Finding, idle int, skipped []string, color bool) error {
-	worst := func(i int) diagnose.Severity {
-		if len(findings[i]) == 0 {
-			return 0
-		}
-		return findings[i][0].Severity
-	}
-	var order []int
-	for i := range all {
-		order = append(order, i)
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return int(worst(b) - worst(a)) })
-
-	p := page{color: color}
-	if len(all) > 0 {
-		s := all[0]
-		p.text("", "  ", fmt.Sprintf("%s; Linux %s; %s watched for %s until %s", s.Host.Hostname, s.Host.Kernel,
-			plural(len(all), "network namespace"), seconds(s.WindowSeconds), s.TakenAt.UTC().Format("2006-01-02 15:04:05 UTC")))
-	}
-	var quiet []string
-	for _, i := range order {
-		if worst(i) == 0 {
-			quiet = append(quiet, namespaceTitle(all[i].Netns))
-			continue
-		}
-		p.b.WriteByte('\n')
-		p.text("", "    ", p.style(bold, "== "+namespaceTitle(all[i].Netns)))
-		for _, f := range findings[i] {
-			p.finding(f)
-		}
-	}
+// closing says where nothing was found, and what was left out.
+func closing(quiet []string, all int, left snapshot.LeftOut) (lines []string) {
 	names := strings.Join(quiet[:min(len(quiet), maxQuiet)], ", ")
 	if n := len(quiet) - maxQuiet; n > 0 {
 		names += fmt.Sprintf(" and %d more", n)
 	}
-	p.b.WriteByte('\n')
 	switch {
-	case len(quiet) > 0 && len(quiet) == len(all):
-		p.text("", "  ", "Nothing wrong was found in any of them: "+names+".")
+	case len(quiet) > 0 && len(quiet) == all:
+		lines = append(lines, "Nothing wrong was found in any of them: "+names+".")
 	case len(quiet) > 0:
-		p.text("", "  ", fmt.Sprintf("Nothing wrong was found in %d more: %s.", len(quiet), names))
+		lines = append(lines, fmt.Sprintf("Nothing wrong was found in %d more: %s.", len(quiet), names))
 	}
-	if idle > 0 {
-		p.text("", "  ", fmt.Sprintf("Left out: %s with no interface but loopback.", plural(idle, "namespace")))
+	if left.Idle > 0 {
+		lines = append(lines, fmt.Sprintf("Left out: %s with no interface but loopback.", plural(left.Idle, "namespace")))
 	}
-	for _, text := range skipped {
-		p.text("", "  ", "Left out: "+text+".")
+	for _, text := range left.Skipped {
+		lines = append(lines, "Left out: "+text+".")
 	}
-	p.unseen(missingSomewhere(all))
+	return lines
+}
+
+// Text writes the namespaces in which something was found, the worst first, then
+// in a line those in which nothing was.
+func (d *DoctorAll) Text(w io.Writer, left snapshot.LeftOut, color bool) error {
+	p := page{color: color}
+	p.text("", "  ", d.about())
+	found, quiet := d.order()
+	for _, i := range found {
+		p.b.WriteByte('\n')
+		p.text("", "    ", p.style(bold, "== "+namespaceTitle(d.results[i].Netns)))
+		for _, f := range d.results[i].Findings {
+			p.finding(f)
+		}
+	}
+	p.b.WriteByte('\n')
+	for _, line := range closing(quiet, len(d.results), left) {
+		p.text("", "  ", line)
+	}
+	p.unseen(missingSomewhere(d.results))
 	_, err := io.WriteString(w, p.b.String())
 	return err
+}
+
+// HTML writes the same as one page that needs nothing besides itself, with the
+// facts of the namespaces in which something was found.
+func (d *DoctorAll) HTML(w io.Writer, left snapshot.LeftOut) error {
+	found, quiet := d.order()
+	page := doctorHTML{Title: "natkit doctor", About: d.about(), Unseen: missingSomewhere(d.results)}
+	if len(d.results) > 0 {
+		page.Title = "natkit doctor: " + cmp.Or(d.results[0].Hostname, "a machine")
+	}
+	for n, i := range found {
+		r := d.results[i]
+		ns := doctorNamespace{ID: fmt.Sprintf("namespace-%d", n+1), Title: namespaceTitle(r.Netns), Worst: r.worst(), Facts: d.facts[i]}
+		for _, f := range r.Findings {
+			ns.Findings = append(ns.Findings, doctorFinding{Finding: f, ID: ns.ID + "-" + f.Code})
+		}
+		page.Namespaces = append(page.Namespaces, ns)
+	}
+	page.Closing = closing(quiet, len(d.results), left)
+	return page.write(w)
 }
 
 // namespaceTitle is how a namespace is spoken of: what it belongs to, then how it
@@ -104,7 +161,7 @@ func namespaceTitle(n snapshot.Netns) string {
 
 // missingSomewhere are the capabilities that were missing, each once, with the
 // first namespace where it was if others have it.
-func missingSomewhere(all []*snapshot.Snapshot) []snapshot.Capability {
+func missingSomewhere(all []DoctorResult) []snapshot.Capability {
 	var out []snapshot.Capability
 	for _, s := range all {
 		for _, c := range s.Capabilities {

@@ -9,11 +9,10 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"natkit/diagnose"
 	"natkit/snapshot"
 )
 
-func TestDoctorAllText(t *testing.T) {
+func TestDoctorAll(t *testing.T) {
 	host, findings := doctored()
 	host.Netns = snapshot.Netns{Inode: 1, Init: true}
 	pod := *host
@@ -21,10 +20,13 @@ func TestDoctorAllText(t *testing.T) {
 	pod.Capabilities = append(pod.Capabilities[:2:2], snapshot.Capability{Name: snapshot.CanHooks, Reason: "not here", Costs: "hooks are not told"})
 	blue := *host
 	blue.Netns = snapshot.Netns{Name: "blue", Inode: 3}
-	all := []*snapshot.Snapshot{host, &blue, &pod}
-	found := [][]diagnose.Finding{nil, findings[1:], findings[:1]} // advice, then critical
+	d := DoctorAll{Facts: true}
+	d.Add(host, nil)
+	d.Add(&blue, findings[1:]) // advice
+	d.Add(&pod, findings[:1])  // critical
+	left := snapshot.LeftOut{Idle: 3, Skipped: []string{"pid:7: gone"}}
 	var b bytes.Buffer
-	if err := DoctorAllText(&b, all, found, 3, []string{"pid:7: gone"}, false); err != nil {
+	if err := d.Text(&b, left, false); err != nil {
 		t.Fatal(err)
 	}
 	text := b.String()
@@ -49,12 +51,33 @@ func TestDoctorAllText(t *testing.T) {
 		}
 	}
 
-	js, err := json.Marshal(DoctorAll(nil, nil, 0, nil))
+	b.Reset()
+	if err := d.HTML(&b, left); err != nil {
+		t.Fatal(err)
+	}
+	html := b.String()
+	last = -1
+	for _, want := range []string{
+		"<h1>natkit doctor: gw1</h1>", "3 network namespaces watched for 10.0 s",
+		`<a href="#namespace-1">pod shop/cart-5d8f (--netns cni-1234)</a>: conntrack-table-full`, `<a href="#namespace-2">blue</a>: br-netfilter-overhead`,
+		`<section id="namespace-1">`, `id="namespace-1-conntrack-table-full"`, "The facts of pod shop/cart-5d8f", `<section id="namespace-2">`,
+		"Nothing wrong was found in 1 more: the host.", "Left out: pid:7: gone.", "Could not be seen",
+	} {
+		i := strings.Index(html, want)
+		if i <= last {
+			t.Errorf("%q is missing or in the wrong place in the page", want)
+		}
+		last = i
+	}
+
+	js, err := json.Marshal(new(DoctorAll).Result(snapshot.LeftOut{}))
 	if err != nil || strings.Contains(string(js), "null") {
 		t.Errorf("JSON of nothing: %s, %v", js, err)
 	}
 	b.Reset()
-	if err := DoctorAllText(&b, all[:1], [][]diagnose.Finding{nil}, 0, nil, false); err != nil || !strings.Contains(b.String(), "Nothing wrong was found in any of them: the host.") {
+	well := DoctorAll{}
+	well.Add(host, nil)
+	if err := well.Text(&b, snapshot.LeftOut{}, false); err != nil || !strings.Contains(b.String(), "Nothing wrong was found in any of them: the host.") {
 		t.Errorf("all is well: %v\n%s", err, b.String())
 	}
 }

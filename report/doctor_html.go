@@ -46,7 +46,7 @@ func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding) 
 	}
 	curves := curvesOf(s)
 	for _, f := range findings {
-		h := doctorFinding{Finding: f}
+		h := doctorFinding{Finding: f, ID: f.Code}
 		for _, c := range curves {
 			if c.speaksFor(f.Code) {
 				h.Plots = append(h.Plots, template.HTML(c.svg()))
@@ -66,6 +66,10 @@ func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding) 
 			d.Unseen = append(d.Unseen, c)
 		}
 	}
+	return d.write(w)
+}
+
+func (d *doctorHTML) write(w io.Writer) error {
 	var b bytes.Buffer
 	if err := doctorTemplate.Execute(&b, d); err != nil {
 		return fmt.Errorf("write findings: %w", err)
@@ -74,16 +78,29 @@ func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding) 
 	return err
 }
 
+// doctorHTML is a page about one namespace, or about several, which are then in
+// Namespaces.
 type doctorHTML struct {
 	Title, About, Nothing string
 	Findings              []doctorFinding
+	Namespaces            []doctorNamespace
+	Closing               []string
 	Window                []template.HTML
 	Facts                 []doctorFacts
 	Unseen                []snapshot.Capability
 }
 
+// doctorNamespace is one of several on a page.
+type doctorNamespace struct {
+	ID, Title string
+	Worst     diagnose.Severity
+	Findings  []doctorFinding
+	Facts     []doctorFacts
+}
+
 type doctorFinding struct {
 	diagnose.Finding
+	ID    string // of its place on the page
 	Plots []template.HTML
 }
 

@@ -45,6 +45,11 @@ func Load(r io.Reader) (*Snapshot, error) {
 	if len(b) > maxBytes {
 		return nil, fmt.Errorf("load snapshot: longer than %d MB", maxBytes>>20)
 	}
+	return parse(b)
+}
+
+// parse is Load for what is in memory.
+func parse(b []byte) (*Snapshot, error) {
 	// An empty object of three bytes becomes a struct of some hundred.
 	if n := bytes.Count(b, []byte{','}); n > maxValues {
 		return nil, fmt.Errorf("load snapshot: more than %d values", maxValues)
@@ -57,6 +62,8 @@ func Load(r io.Reader) (*Snapshot, error) {
 		return nil, fmt.Errorf("load snapshot: %w", placed(b, err))
 	}
 	switch {
+	case head.Version == nil && ofAll(b):
+		return nil, errors.New("load snapshot: it is of all namespaces of a machine (natkit doctor --all-netns): natkit doctor --from judges it; for one namespace save that alone")
 	case head.Version == nil:
 		return nil, errors.New(`load snapshot: no "version": not a file of natkit doctor --save`)
 	case *head.Version > Version:
@@ -64,6 +71,11 @@ func Load(r io.Reader) (*Snapshot, error) {
 	case *head.Version < 1:
 		return nil, fmt.Errorf("load snapshot: version %d does not exist", *head.Version)
 	}
+	return decode(b)
+}
+
+// decode reads a snapshot of a version that is known.
+func decode(b []byte) (*Snapshot, error) {
 	s := &Snapshot{}
 	if err := json.Unmarshal(b, s); err != nil {
 		return nil, fmt.Errorf("load snapshot: %w", placed(b, err))

@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"regexp"
@@ -23,25 +24,45 @@ import (
 // Two addresses of one network stay in one network, private ones private, and what
 // means the same on every machine (loopback, multicast, unspecified) stays, so
 // that the snapshot is judged as before.
-func Redact(s *Snapshot) {
-	var key [32]byte
-	rand.Read(key[:]) // never fails
-	redact(s, key[:])
+func Redact(s *Snapshot) { NewRedactor().Redact(s) }
+
+// Redactor is Redact for several snapshots of one machine: the same is replaced by
+// the same in all of them.
+type Redactor struct {
+	key     []byte
+	addrs   map[netip.Addr]netip.Addr
+	names   map[string]string
+	longest []string // names, long ones first
 }
 
-func redact(s *Snapshot, key []byte) {
-	r := &redactor{key: key, addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}}
+// NewRedactor makes one with a key of its own.
+func NewRedactor() *Redactor {
+	key := make([]byte, 32)
+	rand.Read(key) // never fails
+	return &Redactor{key: key, addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}}
+}
+
+// Know gives namespaces and their containers stand-ins before they are met: what is
+// redacted before them may speak of them.
+func (r *Redactor) Know(namespaces []Netns) {
+	for _, n := range namespaces {
+		r.name("Namespace", n.Name)
+		r.name("Container", n.Container)
+	}
+	r.sort()
+}
+
+// Text replaces in a text what it knows of: names of snapshots that were redacted, and
+// addresses.
+func (r *Redactor) Text(s string) string { return r.text(s) }
+
+// Redact is the function of this name, with what this Redactor replaced before.
+func (r *Redactor) Redact(s *Snapshot) {
 	r.collect(reflect.ValueOf(s).Elem())
 	if s.Netns.Name != "" {
 		r.name("Namespace", s.Netns.Name)
 	}
-	r.longest = slices.SortedFunc(func(yield func(string) bool) {
-		for name := range r.names {
-			if !yield(name) {
-				return
-			}
-		}
-	}, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
+	r.sort()
 	r.value(reflect.ValueOf(s).Elem())
 	for i := range s.Chains { // what lay between two addresses lies elsewhere now
 		c := &s.Chains[i]
@@ -55,18 +76,16 @@ func redact(s *Snapshot, key []byte) {
 	}
 }
 
-type redactor struct {
-	key     []byte
-	addrs   map[netip.Addr]netip.Addr
-	names   map[string]string
-	longest []string // names, long ones first
+// sort puts the names in the order in which they are looked for.
+func (r *Redactor) sort() {
+	r.longest = slices.SortedFunc(maps.Keys(r.names), func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
 }
 
 // nameFields are the fields that hold a name, and what stands for it.
 var nameFields = map[string]string{"Hostname": "host", "Namespace": "netns", "Container": "container"}
 
 // collect finds the names, wherever they stand.
-func (r *redactor) collect(v reflect.Value) {
+func (r *Redactor) collect(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
@@ -91,7 +110,7 @@ func (r *redactor) collect(v reflect.Value) {
 }
 
 // name gives a name its stand-in. References by process number name nobody.
-func (r *redactor) name(field, name string) {
+func (r *Redactor) name(field, name string) {
 	if name == "" || r.names[name] != "" || strings.HasPrefix(name, "pid:") || name == "localhost" {
 		return
 	}
@@ -123,7 +142,7 @@ var (
 )
 
 // value replaces in all of v.
-func (r *redactor) value(v reflect.Value) {
+func (r *Redactor) value(v reflect.Value) {
 	switch v.Type() {
 	case addrType:
 		v.Set(reflect.ValueOf(r.addr(v.Interface().(netip.Addr))))
@@ -185,7 +204,7 @@ func (r *redactor) value(v reflect.Value) {
 var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*|[0-9]{1,3}(?:\.[0-9]{1,3}){3}`)
 
 // text replaces the names, then the addresses of a text.
-func (r *redactor) text(s string) string {
+func (r *Redactor) text(s string) string {
 	for _, name := range r.longest {
 		s = replaceWord(s, name, r.names[name])
 	}
@@ -239,7 +258,7 @@ func replaceWord(s, name, by string) string {
 }
 
 // address replaces a word that is an address, with what stands behind it.
-func (r *redactor) address(word string) string {
+func (r *Redactor) address(word string) string {
 	if len(word) == 17 && (strings.Count(word, ":") == 5 || strings.Count(word, "-") == 5) {
 		return r.mac(word)
 	}
@@ -256,7 +275,7 @@ func (r *redactor) address(word string) string {
 
 // mac replaces a hardware address. Those of all stations, of none and of groups
 // stay.
-func (r *redactor) mac(word string) string {
+func (r *Redactor) mac(word string) string {
 	separator := word[2:3]
 	plain := strings.ToLower(strings.ReplaceAll(word, separator, ""))
 	if plain == "000000000000" || plain[1]&1 == 1 && plain[1] < 'a' || strings.ContainsRune("bdf", rune(plain[1])) {
@@ -271,7 +290,7 @@ func (r *redactor) mac(word string) string {
 	return strings.Join(parts, separator)
 }
 
-func (r *redactor) sum(b []byte) []byte {
+func (r *Redactor) sum(b []byte) []byte {
 	h := hmac.New(sha256.New, r.key)
 	h.Write(b)
 	return h.Sum(nil)
@@ -303,7 +322,7 @@ func keptBits(a netip.Addr) int {
 // addr replaces an address: each bit behind those that are kept is turned or not by
 // all bits before it, so that addresses with a common prefix keep one of its
 // length. What falls into another kind of network is replaced again.
-func (r *redactor) addr(a netip.Addr) netip.Addr {
+func (r *Redactor) addr(a netip.Addr) netip.Addr {
 	if !a.IsValid() {
 		return a
 	}
@@ -326,7 +345,7 @@ func (r *redactor) addr(a netip.Addr) netip.Addr {
 	return to
 }
 
-func (r *redactor) turn(a netip.Addr, from int) netip.Addr {
+func (r *Redactor) turn(a netip.Addr, from int) netip.Addr {
 	in := a.AsSlice()
 	out := slices.Clone(in)
 	for bit := from; bit < a.BitLen(); bit++ {

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-func newRedactor(key string) *redactor {
-	return &redactor{key: []byte(key), addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}}
+func newRedactor(key string) *Redactor {
+	return &Redactor{key: []byte(key), addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}}
 }
 
 // Addresses with a common prefix keep one of the same length, different ones stay

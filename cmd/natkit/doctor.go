@@ -3,10 +3,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
-	"slices"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -46,7 +47,8 @@ or printed; networks stay networks, and private addresses private.
 --all-netns looks into every network namespace that a name or a process leads to,
 in one window: the host's, and those of containers and pods, which it calls by
 their names where their engine tells. What all share is told once. Namespaces with
-no interface but loopback are left out. It needs root.
+no interface but loopback are left out. It needs root. --save makes one file of
+them all, which --from judges, and --redact replaces the same by the same in all.
 
 -o html is one page that needs nothing besides itself, to attach to a ticket: the
 findings with curves of the window, the facts, and what could not be seen.
@@ -60,6 +62,7 @@ others were.`,
   natkit doctor --for 1m -o json
   natkit doctor --netns blue
   natkit doctor --all-netns
+  natkit doctor --all-netns --redact --save all.json -o html > ticket.html
   natkit doctor --save facts.json
   natkit doctor --from facts.json
   natkit doctor --redact -o html > ticket.html`,
@@ -81,36 +84,40 @@ others were.`,
 				}
 			}
 		}
-		if o.allNetns {
-			for _, name := range []string{"netns", "save", "redact"} {
-				if cmd.Flags().Changed(name) {
-					return usagef("--%s and --all-netns exclude each other: use --netns for the one namespace", name)
-				}
-			}
-			if *out == "html" {
-				return usagef("-o html is a page about one namespace: use --netns for it instead of --all-netns")
-			}
+		if o.allNetns && cmd.Flags().Changed("netns") {
+			return usagef("--netns and --all-netns exclude each other: use --netns for the one namespace")
+		}
+		switch {
+		case o.allNetns:
 			return o.everywhere(cmd.Context(), e, *out)
+		case o.from != "":
+			return o.saved(e, *out)
 		}
 		s, err := o.facts(cmd.Context(), e)
 		if err != nil {
 			return err
 		}
-		findings := diagnose.Judge(s)
-		switch *out {
-		case "json":
-			err = report.JSON(e.stdout, report.Doctor(s, findings))
-		case "html":
-			err = report.DoctorHTML(e.stdout, s, findings)
-		default:
-			err = report.DoctorText(e.stdout, s, findings, colored(e.stdout))
-		}
-		if err != nil {
-			return err
-		}
-		return alarm(findings)
+		return showDoctor(e, s, *out)
 	}
 	return cmd
+}
+
+// showDoctor prints what is wrong in one namespace.
+func showDoctor(e *env, s *snapshot.Snapshot, out string) error {
+	findings := diagnose.Judge(s)
+	var err error
+	switch out {
+	case "json":
+		err = report.JSON(e.stdout, report.Doctor(s, findings))
+	case "html":
+		err = report.DoctorHTML(e.stdout, s, findings)
+	default:
+		err = report.DoctorText(e.stdout, s, findings, colored(e.stdout))
+	}
+	if err != nil {
+		return err
+	}
+	return alarm(findings)
 }
 
 // alarm is errFindings when one of them is of severity warning or above.
@@ -123,24 +130,118 @@ func alarm(findings []diagnose.Finding) error {
 	return nil
 }
 
+// namespaces takes the Snapshots of a machine's namespaces one by one, and keeps
+// what was found.
+type namespaces struct {
+	redactor *snapshot.Redactor // nil: nothing is replaced
+	file     *snapshot.Writer   // nil: nothing is saved
+	machine  diagnose.Machine
+	page     report.DoctorAll
+	alarm    error
+}
+
+func (n *namespaces) add(s *snapshot.Snapshot) error {
+	if n.redactor != nil {
+		n.redactor.Redact(s)
+	}
+	if n.file != nil {
+		if err := n.file.Add(s); err != nil {
+			return err
+		}
+	}
+	findings := n.machine.Judge(s)
+	n.page.Add(s, findings)
+	n.alarm = cmp.Or(n.alarm, alarm(findings))
+	return nil
+}
+
+func (n *namespaces) show(e *env, left snapshot.LeftOut, out string) error {
+	var err error
+	switch out {
+	case "json":
+		err = report.JSON(e.stdout, n.page.Result(left))
+	case "html":
+		err = n.page.HTML(e.stdout, left)
+	default:
+		err = n.page.Text(e.stdout, left, colored(e.stdout))
+	}
+	if err != nil {
+		return err
+	}
+	return n.alarm
+}
+
+func (o *doctorOptions) namespaces(out string) *namespaces {
+	n := &namespaces{page: report.DoctorAll{Facts: out == "html"}}
+	if o.redact {
+		n.redactor = snapshot.NewRedactor()
+	}
+	return n
+}
+
 // everywhere is the doctor for all namespaces.
 func (o *doctorOptions) everywhere(ctx context.Context, e *env, out string) error {
+	// Some hundred namespaces are read one after the other: what each leaves behind
+	// is to be gone before it is as much again.
+	defer debug.SetGCPercent(debug.SetGCPercent(50))
+	n := o.namespaces(out)
+	var file *os.File
+	if o.save != "" { // before the wait, not after it
+		var err error
+		if file, err = os.Create(o.save); err != nil {
+			return err
+		}
+		defer file.Close()
+		n.file = snapshot.NewWriter(file)
+	}
+	found := func(all []snapshot.Netns) {
+		if n.redactor != nil {
+			n.redactor.Know(all)
+		}
+	}
 	line := newProgressLine(e)
-	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Progress: doctorProgress(line)})
+	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Progress: doctorProgress(line)}, found, n.add)
 	line.clear()
 	if err != nil {
 		return err
 	}
-	findings := diagnose.JudgeAll(all.Snapshots)
-	if out == "json" {
-		err = report.JSON(e.stdout, report.DoctorAll(all.Snapshots, findings, all.Idle, all.Skipped))
-	} else {
-		err = report.DoctorAllText(e.stdout, all.Snapshots, findings, all.Idle, all.Skipped, colored(e.stdout))
+	left := snapshot.LeftOut{Idle: all.Idle, Skipped: all.Skipped}
+	if n.redactor != nil {
+		for i := range left.Skipped {
+			left.Skipped[i] = n.redactor.Text(left.Skipped[i])
+		}
 	}
+	if file != nil {
+		if err := n.file.End(left); err != nil {
+			return err
+		}
+		if err := file.Close(); err != nil {
+			return err
+		}
+	}
+	return n.show(e, left, out)
+}
+
+// saved is the doctor for a file of one namespace or of all.
+func (o *doctorOptions) saved(e *env, out string) error {
+	in, err := o.open(e)
 	if err != nil {
 		return err
 	}
-	return alarm(slices.Concat(findings...))
+	defer in.Close()
+	n := o.namespaces(out)
+	var last *snapshot.Snapshot
+	left, all, err := snapshot.LoadEach(in, func(s *snapshot.Snapshot) error {
+		last = s
+		return n.add(s)
+	})
+	switch {
+	case err != nil:
+		return err
+	case !all:
+		return showDoctor(e, last, out)
+	}
+	return n.show(e, left, out)
 }
 
 // doctorProgress shows how much of the window is over.
@@ -201,15 +302,20 @@ func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, 
 }
 
 func (o *doctorOptions) load(e *env) (*snapshot.Snapshot, error) {
-	if o.from == "-" {
-		return snapshot.Load(e.stdin)
-	}
-	f, err := os.Open(o.from)
+	in, err := o.open(e)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return snapshot.Load(f)
+	defer in.Close()
+	return snapshot.Load(in)
+}
+
+// open opens the file that the facts are in.
+func (o *doctorOptions) open(e *env) (io.ReadCloser, error) {
+	if o.from == "-" {
+		return io.NopCloser(e.stdin), nil
+	}
+	return os.Open(o.from)
 }
 
 // colored says whether to use colours on w: it is a terminal, and NO_COLOR is
