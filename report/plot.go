@@ -183,9 +183,9 @@ func (b *barPlotter) words(r row) string {
 	}
 	switch {
 	case r.PublishedBy != "":
-		words += " published"
+		words += ", published"
 	case r.Label != "":
-		words += " " + clip(printable(r.Label), b.format.label)
+		words += ", " + clip(printable(r.Label), b.format.label)
 	}
 	return words
 }
