@@ -226,10 +226,11 @@ func TestInboundRefresh(t *testing.T) {
 			if owner {
 				flows[who] = key
 			}
+			flow.Seen = now() - ticks(50)
 			if who == "silent" || owner == (who == "heard") {
 				flow.Seen = long
-				g.put(t, "flows", &key, &flow)
 			}
+			g.put(t, "flows", &key, &flow)
 		}
 	}
 	dead := func(who string) bool {
