@@ -111,11 +111,19 @@ static __always_inline long ctx_fib_lookup(struct ctx *ctx, struct bpf_fib_looku
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
 }
 
-/* Out by that link; the frame has its MACs. A priority tag ends here. */
+/*
+ * Out by that link; the frame has its MACs. A priority tag ends here.
+ *
+ * Of a frame that came by no known queue (veth), the kernel would dissect the headers and
+ * hash them for which queue to send it by: a tenth of what the way through takes. Each CPU
+ * has one instead. That field is the queue plus 1, and counted round where there are fewer.
+ */
 static __always_inline int ctx_transmit(struct ctx *ctx, __u32 index, const struct nat_link *link)
 {
 	if (ctx->vlan_present)
 		bpf_skb_vlan_pop(ctx);
+	if (!ctx->queue_mapping)
+		ctx->queue_mapping = bpf_get_smp_processor_id() + 1;
 	return bpf_redirect(link->ifindex, 0);
 }
 

@@ -37,21 +37,6 @@ static __always_inline int flow_translated(const struct packet *packet)
 	return packet->key.side == NAT_INSIDE ? NAT_TRANSLATED_OUT : NAT_TRANSLATED_IN;
 }
 
-/* With DF a packet from inside is the stack's, which refuses it; from outside it is ours
- * to refuse. Without, tc cuts it. What stands for several frames is never cut. */
-static __always_inline int flow_too_big(struct packet *packet, __u16 mtu)
-{
-	if (!mtu || packet->length <= mtu)
-		return GO_ON;
-	packet->mtu = mtu;
-	if (packet->flags & PACKET_DF)
-		return packet->key.side == NAT_INSIDE ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
-	if (packet->flags & PACKET_GSO)
-		return NAT_DROP_TOO_BIG;
-	packet->flags |= PACKET_CUT;
-	return CTX_TC ? GO_ON : NAT_PASS_TO_TC;
-}
-
 /*
  * The way out for a packet whose next hop's MAC isn't known, or should be confirmed:
  * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile. One
@@ -68,7 +53,7 @@ static __noinline int flow_neighbour(struct ctx *ctx, struct packet *packet, str
 	if (reason == GO_ON && !route.link)
 		reason = NAT_DROP_NO_ROUTE;
 	if (reason == GO_ON)
-		reason = flow_too_big(packet, route.mtu);
+		reason = route_carries(packet, route.mtu);
 	if (reason != GO_ON)
 		return reason;
 	flow_seen(packet, flow);
@@ -89,9 +74,7 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	struct nat_link *link;
 	int reason;
 
-	if (unlikely(packet->ttl <= 1))
-		return packet->key.side == NAT_INSIDE ? NAT_PASS_TTL : NAT_DROP_TTL;
-	reason = flow_too_big(packet, flow->mtu);
+	reason = route_carries(packet, flow->mtu);
 	if (unlikely(reason != GO_ON))
 		return reason;
 	if (CTX_TC && unlikely(packet->flags & PACKET_FRAGMENT_FIRST)) {
@@ -225,8 +208,6 @@ static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 	struct nat_flow flow;
 	int reason;
 
-	if (!ctx_is_addressed(ctx, link_get(link_find(packet->ifindex))))
-		return NAT_PASS_NOT_IPV4;
 	reason = session_open(ctx, packet, &flow);
 	if (reason != GO_ON)
 		return reason;

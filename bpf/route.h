@@ -15,6 +15,7 @@ enum route_limit {
 	ROUTE_LINK_SHIFT = 48,   /* in nat_flow.hop */
 	ROUTE_AF_INET = 2,
 	ROUTE_PROBED = 4096, /* entries of the map */
+	ROUTE_WAYS = 2048,   /* likewise */
 };
 
 struct route {
@@ -23,7 +24,27 @@ struct route {
 	__be32 gateway; /* IPv4 address of the neighbour; 0: it is not IPv4, the stack knows */
 	__u16 link;     /* index of the way out plus 1; 0: not an interface of the rule file */
 	__u16 mtu;
+	__u32 found; /* ticks: when the kernel was asked */
 };
+
+/* A way that was found, and all that the answer depends on. */
+struct way {
+	struct nat_addr src, dst;
+	__u32 ifindex; /* way in; 0: nothing here */
+	__u8 protocol, tos;
+	__u16 zero;
+	struct route route;
+};
+
+/* The ways of the last second, by hash: what opens a session asks for two, and hosts open
+ * several at a time, to few receivers. One a CPU, so that nobody reads what is half
+ * written. What collides is asked for again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct way);
+	__uint(max_entries, ROUTE_WAYS);
+} ways SEC(".maps");
 
 /* Index of an interface plus 1; 0 if it is none of the rule file's. */
 static __always_inline __u16 link_find(__u32 ifindex)
@@ -78,6 +99,7 @@ static __noinline int route_find(struct ctx *ctx, const struct packet *packet, s
 	route->ifindex = fib.ifindex;
 	route->gateway = fib.family == ROUTE_AF_INET ? fib.ipv4_dst : 0;
 	route->mtu = 0;
+	route->found = packet->now;
 	route->link = link_find(fib.ifindex);
 	link = link_get(route->link);
 	if (!link)
@@ -94,6 +116,56 @@ static __noinline int route_find(struct ctx *ctx, const struct packet *packet, s
 			     (__u64)middle << 16 | low;
 	}
 	return GO_ON;
+}
+
+/*
+ * route_find with an answer that may be a second old: for new sessions. A flow's next hop
+ * is asked for again when that second is over, so a route that changes has its effect on
+ * them as soon as on others.
+ */
+SUBPROGRAM int route_recent(struct ctx *ctx, const struct packet *packet, struct nat_addr src,
+			    struct nat_addr dst, struct route *route)
+{
+	__u32 key = addr_hash(addr_of(addr_word(src) * 31 + addr_word(dst))) % ROUTE_WAYS;
+	struct way *way = bpf_map_lookup_elem(&ways, &key);
+	int reason;
+
+	if (way && way->ifindex == packet->ifindex && addr_equal(way->src, src) &&
+	    addr_equal(way->dst, dst) && way->protocol == packet->key.protocol &&
+	    way->tos == packet->tos && packet->now - way->route.found < ROUTE_CHECK_TICKS) {
+		*route = way->route;
+		return GO_ON;
+	}
+	reason = route_find(ctx, packet, src, dst, route);
+	if (reason != GO_ON || !route->hop || !way)
+		return reason;
+	way->src = src;
+	way->dst = dst;
+	way->ifindex = packet->ifindex;
+	way->protocol = packet->key.protocol;
+	way->tos = packet->tos;
+	way->route = *route;
+	return GO_ON;
+}
+
+/*
+ * Whether a packet can be sent by a way with that MTU. From inside, the stack answers its
+ * sender if not; from outside we do. Without DF tc cuts what is too big, but never what
+ * stands for several frames.
+ */
+static __always_inline int route_carries(struct packet *packet, __u16 mtu)
+{
+	if (unlikely(packet->ttl <= 1))
+		return packet->key.side == NAT_INSIDE ? NAT_PASS_TTL : NAT_DROP_TTL;
+	if (!mtu || packet->length <= mtu)
+		return GO_ON;
+	packet->mtu = mtu;
+	if (packet->flags & PACKET_DF)
+		return packet->key.side == NAT_INSIDE ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
+	if (packet->flags & PACKET_GSO)
+		return NAT_DROP_TOO_BIG;
+	packet->flags |= PACKET_CUT;
+	return CTX_TC ? GO_ON : NAT_PASS_TO_TC;
 }
 
 /* Whether a packet should go through the neighbour table, because none has for a

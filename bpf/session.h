@@ -156,7 +156,7 @@ static __always_inline int session_route(struct ctx *ctx, const struct packet *p
 					 const struct nat_flow *out, struct opening *o)
 {
 	int translated = o->by_rule || o->by_mapping;
-	int reason = route_find(ctx, p, p->key.src, out->dst, &o->route);
+	int reason = route_recent(ctx, p, p->key.src, out->dst, &o->route);
 	struct nat_link *link;
 
 	if (reason == NAT_PASS_LOCAL && translated)
@@ -180,7 +180,7 @@ static __always_inline int session_route(struct ctx *ctx, const struct packet *p
 SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const struct opening *o)
 {
 	struct route back = {};
-	int reason = route_find(ctx, p, p->key.dst, p->key.src, &back);
+	int reason = route_recent(ctx, p, p->key.dst, p->key.src, &back);
 	struct nat_link *link = reason == GO_ON ? link_get(back.link) : NULL;
 
 	if (p->key.side == NAT_INSIDE)
@@ -371,7 +371,7 @@ static __always_inline void session_owner(const struct packet *p, struct nat_flo
 	session_deltas(&p->key, owner);
 	owner->hop = o->route.hop;
 	owner->mtu = o->route.mtu;
-	owner->hop_checked = p->now;
+	owner->hop_checked = o->route.found;
 	owner->seen = p->now;
 	owner->created = p->now;
 	owner->packets = p->segments;
@@ -451,11 +451,11 @@ SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, stru
 /* --- a packet without session --------------------------------------------------- */
 
 /* Steps 1 to 5 for a packet: what it becomes, and what its session holds. */
-static __always_inline int session_find(struct ctx *ctx, const struct packet *p,
-					struct nat_flow *out, struct opening *o)
+static __always_inline int session_find(struct ctx *ctx, struct packet *p, struct nat_flow *out,
+					struct opening *o)
 {
 	const struct nat_rule *rule = NULL;
-	int reason, index = RULE_NONE;
+	int reason, index = RULE_NONE, takes = 0;
 	__u32 way_out;
 
 	reason = session_martian(&p->key);
@@ -493,17 +493,30 @@ static __always_inline int session_find(struct ctx *ctx, const struct packet *p,
 		if (reason != GO_ON)
 			return reason;
 	}
-	if (rule && (rule->kind == NAT_RULE_MAP || rule->kind == NAT_RULE_STATELESS)) {
+	if (rule && (rule->kind == NAT_RULE_MAP || rule->kind == NAT_RULE_STATELESS))
 		out->src = rule_map_address(rule, p->key.src);
-	} else if (rule) {
-		o->source.inside.addr = p->key.src;
-		o->source.inside.class = p->class;
-		reason = session_pool(o, rule, way_out);
-		if (reason == GO_ON)
-			reason = session_source(ctx, p, out, o, rule);
+	else if (rule)
+		takes = 1;
+	/* Before anything is taken, unless the sender's outside address must be known. */
+	if (o->by_mapping && !(takes && o->target.filtering == NAT_FILTER_ADDRESS << 24)) {
+		reason = mapping_admits(&o->target, addr_word(out->src));
 		if (reason != GO_ON)
 			return reason;
 	}
+	if (o->sessions) {
+		reason = route_carries(p, o->route.mtu);
+		if (reason != GO_ON)
+			return reason;
+	}
+	if (!takes)
+		return GO_ON;
+	o->source.inside.addr = p->key.src;
+	o->source.inside.class = p->class;
+	reason = session_pool(o, rule, way_out);
+	if (reason == GO_ON)
+		reason = session_source(ctx, p, out, o, rule);
+	if (reason != GO_ON)
+		return reason;
 	return o->by_mapping ? mapping_admits(&o->target, addr_word(out->src)) : GO_ON;
 }
 
@@ -528,7 +541,9 @@ static __always_inline struct opening *session_begin(const struct packet *p)
 	o->packet.ifindex = p->ifindex;
 	o->packet.bytes = p->bytes;
 	o->packet.segments = p->segments;
+	o->packet.length = p->length;
 	o->packet.class = p->class;
+	o->packet.ttl = p->ttl;
 	o->packet.tos = p->tos;
 	o->packet.tcp_flags = p->tcp_flags;
 	o->packet.flags = p->flags;
@@ -541,7 +556,7 @@ GLOBAL int session_make(struct ctx *ctx)
 	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
 	const struct nat_config *c = config_get(&slot);
 	struct nat_flow *out;
-	const struct packet *p;
+	struct packet *p;
 	int reason;
 
 	if (!o || !c)
@@ -553,6 +568,8 @@ GLOBAL int session_make(struct ctx *ctx)
 	o->config = c->flags;
 	o->limit = c->sessions_per_source;
 	o->in = link_find(p->ifindex);
+	if (!ctx_is_addressed(ctx, link_get(o->in)))
+		return NAT_PASS_NOT_IPV4;
 	out->src = p->key.src;
 	out->dst = p->key.dst;
 	out->sport = p->key.sport;
@@ -586,8 +603,7 @@ GLOBAL int session_make(struct ctx *ctx)
  * A packet that no flow knows. GO_ON: *out is what it becomes and where it goes, the
  * session is made (or none is needed) and has counted the packet.
  */
-static __always_inline int session_open(struct ctx *ctx, const struct packet *p,
-					struct nat_flow *out)
+static __always_inline int session_open(struct ctx *ctx, struct packet *p, struct nat_flow *out)
 {
 	struct opening *o = session_begin(p);
 	int reason;
@@ -595,6 +611,7 @@ static __always_inline int session_open(struct ctx *ctx, const struct packet *p,
 	if (!o)
 		return NAT_DROP_BYPASS;
 	reason = session_make(ctx);
+	p->mtu = o->packet.mtu; /* if it is too big */
 	*out = o->owner;
 	return reason;
 }

@@ -47,6 +47,7 @@ const (
 	accelTcMapStats                = "stats"
 	accelTcMapTargets              = "targets"
 	accelTcMapTransmit             = "transmit"
+	accelTcMapWays                 = "ways"
 	accelTcProgAccelEgress         = "accel_egress"
 	accelTcProgAccelTc             = "accel_tc"
 	accelTcProgAccelTcRest         = "accel_tc_rest"
@@ -137,6 +138,7 @@ type accelTcMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // accelTcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -199,6 +201,7 @@ type accelTcMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *accelTcMaps) Close() error {
@@ -234,6 +237,7 @@ func (m *accelTcMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.Ways,
 	)
 }
 

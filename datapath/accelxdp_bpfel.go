@@ -47,6 +47,7 @@ const (
 	accelXdpMapStats                = "stats"
 	accelXdpMapTargets              = "targets"
 	accelXdpMapTransmit             = "transmit"
+	accelXdpMapWays                 = "ways"
 	accelXdpProgAccelXdp            = "accel_xdp"
 	accelXdpVarClockJiffyNs         = "clock_jiffy_ns"
 	accelXdpVarClockOffsetNs        = "clock_offset_ns"
@@ -133,6 +134,7 @@ type accelXdpMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // accelXdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -195,6 +197,7 @@ type accelXdpMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *accelXdpMaps) Close() error {
@@ -230,6 +233,7 @@ func (m *accelXdpMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.Ways,
 	)
 }
 

@@ -238,22 +238,30 @@ const translated = abiNatReasonNAT_REASONS
 
 // forward is what is asked of every packet that would be sent.
 func (m *model) forward(p modelPacket, to modelEnds, s *modelSession) (modelOutcome, error) {
-	out := m.link(m.route(to.dst.Addr()))
-	switch {
-	case p.ttl <= 1 && p.inside:
-		return refused(abiNatReasonNAT_PASS_TTL)
-	case p.ttl <= 1:
-		return refused(abiNatReasonNAT_DROP_TTL)
-	case p.length > out.MTU && p.inside:
-		return refused(abiNatReasonNAT_PASS_TOO_BIG)
-	case p.length > out.MTU:
-		return refused(abiNatReasonNAT_DROP_TOO_BIG)
+	if reason := m.carries(p, to); reason != translated {
+		return refused(reason)
 	}
 	s.seen = m.now
 	if p.inside {
 		return modelOutcome{abiNatReasonNAT_TRANSLATED_OUT, to}, nil
 	}
 	return modelOutcome{abiNatReasonNAT_TRANSLATED_IN, to}, nil
+}
+
+// carries tells whether a packet can be sent to where it would go.
+func (m *model) carries(p modelPacket, to modelEnds) abiNatReason {
+	out := m.link(m.route(to.dst.Addr()))
+	switch {
+	case p.ttl <= 1 && p.inside:
+		return abiNatReasonNAT_PASS_TTL
+	case p.ttl <= 1:
+		return abiNatReasonNAT_DROP_TTL
+	case p.length > out.MTU && p.inside:
+		return abiNatReasonNAT_PASS_TOO_BIG
+	case p.length > out.MTU:
+		return abiNatReasonNAT_DROP_TOO_BIG
+	}
+	return translated
 }
 
 func (m *model) link(name string) *Link {
@@ -522,6 +530,24 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	if session && !opens(p) {
 		return refused(abiNatReasonNAT_DROP_NO_SESSION)
 	}
+	// Refused before anything is taken, unless the sender's outside address must be known.
+	from, takes := p.src.Addr(), hide != nil
+	if takes {
+		if a, ok := hide.Action.(nat.Map); ok {
+			from, takes = mapAddress(from, a.Outside), false
+		}
+	}
+	late := target != nil && takes && target.filtering == nat.FilterAddress
+	if target != nil && !late {
+		if reason := target.admits(from); reason != translated {
+			return refused(reason)
+		}
+	}
+	if session {
+		if reason := m.carries(p, to); reason != translated {
+			return refused(reason)
+		}
+	}
 	var own *modelMapping
 	if hide != nil {
 		var reason abiNatReason
@@ -531,9 +557,9 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 			return modelOutcome{reason: reason}, err
 		}
 	}
-	if target != nil {
+	if late {
 		// What a host sends to its own outside address, it has sent to that.
-		own := target == own && target.filtering == nat.FilterAddress && to.src.Addr() == p.dst.Addr()
+		own := target == own && to.src.Addr() == p.dst.Addr()
 		if reason := target.admits(to.src.Addr()); !own && reason != translated {
 			return refused(reason)
 		}

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -557,6 +558,13 @@ func testHairpin(t *testing.T, g *gateway) {
 	g.send(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"))
 	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.18:5000"), abiNatReasonNAT_DROP_FILTERED)
 	g.want(t, inside, "udp", 0, ends("192.168.3.2:5000", "203.0.113.1:6600"), abiNatReasonNAT_DROP_FILTERED, endpoints{})
+	// Refused before a port is taken.
+	g.send(t, inside, "udp", 0, ends("192.168.1.9:7700", "198.51.100.9:53"))
+	free := g.freePorts(t, ownAddress, abiNatClassNAT_UDP)
+	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6601", "203.0.113.1:7700"), abiNatReasonNAT_DROP_FILTERED)
+	if now := g.freePorts(t, ownAddress, abiNatClassNAT_UDP); now != free {
+		t.Errorf("%d ports are free after a packet that was refused, %d before", now, free)
+	}
 	// To the gateway itself: the stack's.
 	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.1:53"), abiNatReasonNAT_PASS_LOCAL)
 	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.18:53"), abiNatReasonNAT_DROP_NO_MAPPING)
@@ -601,6 +609,27 @@ func testRefused(t *testing.T, g *gateway) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			g.refused(t, row.side, row.kind, row.flags, row.e, row.reason)
+		})
+	}
+	for _, row := range []struct {
+		name   string
+		side   abiNatSide
+		e      endpoints
+		ttl    uint8
+		bytes  int
+		reason abiNatReason
+	}{
+		{"TTL 1 out", inside, ends("192.168.1.2:1", "198.51.100.9:1"), 1, 10, abiNatReasonNAT_PASS_TTL},
+		{"TTL 1 in", outer, ends("198.51.100.9:1", "203.0.113.1:7000"), 1, 10, abiNatReasonNAT_DROP_TTL},
+		{"too big out", inside, ends("192.168.1.2:1", "198.51.100.9:1"), 64, outsideMTU, abiNatReasonNAT_PASS_TOO_BIG},
+		{"too big in", outer, ends("198.51.100.9:1", "203.0.113.1:7000"), 64, insideMTU, abiNatReasonNAT_DROP_TOO_BIG},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			frame := g.sidePort(row.side).arriving(pktbuild.IPv4{Src: row.e.src, Dst: row.e.dst, TTL: row.ttl, Fragment: pktbuild.DF,
+				Payload: pktbuild.UDP{Src: row.e.sport, Dst: row.e.dport, Data: make([]byte, row.bytes)}})
+			if _, _, reason := g.enter(t, g.hook, row.side, g.sidePort(row.side), frame.Bytes()); reason != row.reason {
+				t.Errorf("%v, want %v", reason, row.reason)
+			}
 		})
 	}
 	for name, n := range map[string]int{
@@ -661,6 +690,28 @@ func testLimits(t *testing.T, g *gateway) {
 	}
 	e.sport = 4000
 	g.want(t, inside, "udp", 0, e, sent, endpoints{netip.MustParseAddr("203.0.113.22"), world, 4000, 53})
+}
+
+// New sessions may go by a route that is a second old, not by an older one.
+func TestRouteOfNewSessions(t *testing.T) {
+	g := newGateway(t)
+	e := ends("192.168.1.2:5000", "198.51.100.9:53")
+	g.want(t, inside, "udp", 0, e, sent, ends("203.0.113.1:5000", "198.51.100.9:53"))
+	g.do(t, func() error {
+		all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+		return errors.Join(netlink.RouteDel(&netlink.Route{LinkIndex: g.out.ifindex, Gw: router.AsSlice()}),
+			netlink.RouteAdd(&netlink.Route{Dst: all, Type: unix.RTN_UNREACHABLE}))
+	})
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		e.dport++ // the mapping stays
+		reason, _ := g.send(t, inside, "udp", 0, e)
+		if reason == abiNatReasonNAT_PASS_NO_ROUTE {
+			break
+		}
+		if reason != sent || time.Now().After(deadline) {
+			t.Fatalf("%v, want %v", reason, abiNatReasonNAT_PASS_NO_ROUTE)
+		}
+	}
 }
 
 // A session that cannot be made gives back everything it had taken.

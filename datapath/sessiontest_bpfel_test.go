@@ -46,6 +46,7 @@ const (
 	sessionTestMapStats         = "stats"
 	sessionTestMapTargets       = "targets"
 	sessionTestMapTransmit      = "transmit"
+	sessionTestMapWays          = "ways"
 	sessionTestProgOpen         = "open"
 	sessionTestVarClockJiffyNs  = "clock_jiffy_ns"
 	sessionTestVarClockOffsetNs = "clock_offset_ns"
@@ -130,6 +131,7 @@ type sessionTestMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // sessionTestVariableSpecs contains global variables before they are loaded into the kernel.
@@ -190,6 +192,7 @@ type sessionTestMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *sessionTestMaps) Close() error {
@@ -224,6 +227,7 @@ func (m *sessionTestMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.Ways,
 	)
 }
 

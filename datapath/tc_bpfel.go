@@ -233,7 +233,7 @@ type tcOpening struct {
 		Gateway uint32
 		Link    uint16
 		Mtu     uint16
-		_       [4]byte
+		Found   uint32
 	}
 	Source struct {
 		_         structs.HostLayout
@@ -259,6 +259,25 @@ type tcOpening struct {
 	Owner     tcNatFlow
 	Other     tcNatFlowKey
 	Peer      tcNatFlow
+}
+
+type tcWay struct {
+	_        structs.HostLayout
+	Src      tcNatAddr
+	Dst      tcNatAddr
+	Ifindex  uint32
+	Protocol uint8
+	Tos      uint8
+	Zero     uint16
+	Route    struct {
+		_       structs.HostLayout
+		Hop     uint64
+		Ifindex uint32
+		Gateway uint32
+		Link    uint16
+		Mtu     uint16
+		Found   uint32
+	}
 }
 
 // Names of all BPF objects in the ELF.
@@ -299,6 +318,7 @@ const (
 	tcMapStats         = "stats"
 	tcMapTargets       = "targets"
 	tcMapTransmit      = "transmit"
+	tcMapWays          = "ways"
 	tcProgTcInside     = "tc_inside"
 	tcProgTcInsideRaw  = "tc_inside_raw"
 	tcProgTcOutside    = "tc_outside"
@@ -393,6 +413,7 @@ type tcMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -457,6 +478,7 @@ type tcMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *tcMaps) Close() error {
@@ -495,6 +517,7 @@ func (m *tcMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.Ways,
 	)
 }
 

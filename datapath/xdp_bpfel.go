@@ -233,7 +233,7 @@ type xdpOpening struct {
 		Gateway uint32
 		Link    uint16
 		Mtu     uint16
-		_       [4]byte
+		Found   uint32
 	}
 	Source struct {
 		_         structs.HostLayout
@@ -259,6 +259,25 @@ type xdpOpening struct {
 	Owner     xdpNatFlow
 	Other     xdpNatFlowKey
 	Peer      xdpNatFlow
+}
+
+type xdpWay struct {
+	_        structs.HostLayout
+	Src      xdpNatAddr
+	Dst      xdpNatAddr
+	Ifindex  uint32
+	Protocol uint8
+	Tos      uint8
+	Zero     uint16
+	Route    struct {
+		_       structs.HostLayout
+		Hop     uint64
+		Ifindex uint32
+		Gateway uint32
+		Link    uint16
+		Mtu     uint16
+		Found   uint32
+	}
 }
 
 // Names of all BPF objects in the ELF.
@@ -299,6 +318,7 @@ const (
 	xdpMapStats         = "stats"
 	xdpMapTargets       = "targets"
 	xdpMapTransmit      = "transmit"
+	xdpMapWays          = "ways"
 	xdpProgXdpInside    = "xdp_inside"
 	xdpProgXdpOutside   = "xdp_outside"
 	xdpVarClockJiffyNs  = "clock_jiffy_ns"
@@ -389,6 +409,7 @@ type xdpMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // xdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -453,6 +474,7 @@ type xdpMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *xdpMaps) Close() error {
@@ -491,6 +513,7 @@ func (m *xdpMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.Ways,
 	)
 }
 

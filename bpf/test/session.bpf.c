@@ -34,6 +34,7 @@ int open(struct ctx *ctx)
 	t.packet.key.dport = bpf_htons(53);
 	t.packet.key.protocol = UDP;
 	t.packet.class = NAT_UDP;
+	t.packet.ttl = 64;
 	t.packet.ifindex = ctx->ifindex;
 	t.packet.segments = 1;
 	t.packet.bytes = 28;
