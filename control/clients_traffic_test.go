@@ -272,6 +272,93 @@ func clientHairpin(w *world) {
 	}
 }
 
+// What the gateway itself serves is there from both sides, and what it asks for comes back
+// to it, though a client has the same port. The kernel gives it another one then.
+func clientGateway(w *world) {
+	w.whoami(w.gateway, "0.0.0.0:7")
+	w.whoami(w.server, serverAddr+":7")
+	for _, c := range []struct {
+		ns       *netns.Handle
+		from, to string
+	}{
+		{w.client, clientAddr, "10.0.0.1"}, {w.client, clientAddr, gatewayAddr}, {w.server, serverAddr, gatewayAddr},
+	} {
+		at, seen := w.who(c.ns, c.from+":0", c.to+":7")
+		if at.Addr().String() != c.to || seen.Addr().String() != c.from {
+			w.t.Errorf("%s asked %s: %s saw %s", c.from, c.to, at, seen)
+		}
+	}
+	if _, seen := w.who(w.client, clientAddr+":40000", serverAddr+":7"); seen.Addr().String() != gatewayAddr {
+		w.t.Errorf("the server saw the client as %s", seen)
+	}
+	if _, seen := w.who(w.gateway, gatewayAddr+":40000", serverAddr+":7"); seen.Addr().String() != gatewayAddr || (seen.Port() == 40000) != by(w, true, false) {
+		w.t.Errorf("the server saw the gateway as %s", seen)
+	}
+	w.pings(w.gateway, serverAddr, 3)
+	w.pings(w.server, gatewayAddr, 3)
+}
+
+// Two hosts with the same port, to the same server, at the same time.
+func clientSamePort(w *world) {
+	l := w.listen(w.server, serverAddr+":7")
+	seen := map[string]bool{}
+	for _, from := range []struct {
+		ns   *netns.Handle
+		addr string
+	}{{w.client, clientAddr}, {w.peer, peerAddr}} {
+		inside := w.dial(from.ns, from.addr+":20100", l.Addr().String())
+		outside, err := l.Accept()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		defer outside.Close()
+		seen[outside.RemoteAddr().String()] = true
+		outside.SetDeadline(time.Now().Add(patience))
+		if err := errors.Join(say(inside, outside, from.addr), say(outside, inside, "to "+from.addr)); err != nil {
+			w.t.Error(err)
+		}
+	}
+	if len(seen) != 2 || !seen[gatewayAddr+":20100"] {
+		w.t.Errorf("the server saw %v", seen)
+	}
+}
+
+// Who refuses is heard: a reset, and ICMP errors of the host and of routers, both ways.
+func clientRefused(w *world) {
+	w.in(w.isp, func() error {
+		to := &net.IPNet{IP: net.IPv4(203, 0, 113, 66).To4(), Mask: net.CIDRMask(32, 32)}
+		return netlink.RouteAdd(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE})
+	})
+	for _, tt := range []struct {
+		ns          *netns.Handle
+		network, to string
+		want        error
+	}{
+		{w.client, "tcp4", serverAddr + ":9", unix.ECONNREFUSED},
+		{w.client, "tcp4", "203.0.113.66:9", unix.EHOSTUNREACH},
+		{w.client, "udp4", serverAddr + ":9", unix.ECONNREFUSED},
+		{w.server, "tcp4", "198.51.100.77:9", unix.ECONNREFUSED},
+		{w.server, "udp4", "198.51.100.77:9", unix.ECONNREFUSED},
+	} {
+		err := tt.ns.Do(func() error {
+			c, err := net.DialTimeout(tt.network, tt.to, patience)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(patience))
+			if _, err := c.Write([]byte("hello")); err != nil {
+				return err
+			}
+			_, err = c.Read(make([]byte, 1))
+			return err
+		})
+		if !errors.Is(err, tt.want) {
+			w.t.Errorf("%s to %s: %v, want %v", tt.network, tt.to, err, tt.want)
+		}
+	}
+}
+
 // Both ends connect, and neither listens (RFC 5382 REQ-2a). The client's SYN is lost
 // behind the gateway, which so sees a SYN from either side. On a busy machine the client
 // may repeat its own too early, and is refused: then once more.
@@ -790,7 +877,7 @@ rules:
 // A server with two addresses and two ports tells what the NAT does (RFC 5780): what the
 // rule of the host says, on engine ebpf; but a port that serves one remote endpoint lets
 // in nobody else. The kernel keeps a lone host's port, and lets in answers only, whatever
-// the rule.
+// the rule; nor is there a way from inside to a port that a mapping has.
 func clientDiscovery(w *world) {
 	t := w.t
 	turnserver, discovery := ktest.Tool(t, "turnserver"), ktest.Tool(t, "turnutils_natdiscovery")
@@ -818,5 +905,11 @@ func clientDiscovery(w *world) {
 			}
 		})
 	}
+	all.Go(func() {
+		out, err := w.try(w.client, discovery, "-H", "-L", "10.1.0.11", serverAddr)
+		if hairpinned := strings.Contains(out, "successful hairpinning"); err != nil || hairpinned != by(w, true, false) {
+			t.Errorf("hairpin: %v:\n%s", err, out)
+		}
+	})
 	all.Wait()
 }
