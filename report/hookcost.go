@@ -155,6 +155,9 @@ func (r *HookCost) Text(w io.Writer) error {
 		if n.SavesNS != nil {
 			what += fmt.Sprintf("; without it %.0f ns less a forwarded packet, by the measurement above", *n.SavesNS)
 		}
+		if n.Unmeasured != "" {
+			what += "; what that saves was not measured: " + n.Unmeasured
+		}
 		p.text("- ", "  ", what)
 		p.text("    ", "    ", n.Why)
 		for _, line := range n.Commands {

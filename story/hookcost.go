@@ -3,12 +3,17 @@
 package story
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"natkit/bench"
+	"natkit/lab"
 	"natkit/trim"
 )
 
@@ -20,6 +25,8 @@ type HookCosts struct {
 	Seconds float64        `json:"seconds"`
 	// Parts is the measured cost of each part, in nanoseconds a frame.
 	Parts []HookPart `json:"parts"`
+	// Unmeasured is why there is no figure, by kind of what package trim finds.
+	Unmeasured map[string]string `json:"unmeasured,omitzero"`
 }
 
 // HookPart is one difference of two routers.
@@ -55,13 +62,13 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 	idle := PaperSetups()[1].Router // tracking and NAT chains, and nothing translated
 	begun := time.Now()
 	res, err := bench.UDP(ctx, bench.UDPOptions{
-		Routers: append(routers, idle), Sizes: []bench.FrameSize{{Bytes: bench.MinFrame}}, Flows: []int{hookFlows}, Cores: []int{1},
+		Routers: append(routers, idle, emptyLegacy{}), Sizes: []bench.FrameSize{{Bytes: bench.MinFrame}}, Flows: []int{hookFlows}, Cores: []int{1},
 		Duration: duration, Trials: trials, Command: "natkit hooks --cost --measure", Natkit: version, Progress: progress,
 	})
 	if err != nil {
 		return nil, err
 	}
-	out := &HookCosts{Notes: res.Notes, Seconds: time.Since(begun).Seconds()}
+	out := &HookCosts{Notes: res.Notes, Seconds: time.Since(begun).Seconds(), Unmeasured: maps.Clone(unmeasurable)}
 	cost := map[string]bench.Figure{}
 	for _, f := range res.Figures {
 		if f.Metric == "cost_ns" && len(f.Values) > 0 {
@@ -71,6 +78,7 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 	}
 	for _, p := range []HookPart{
 		{Name: "three empty chains on prerouting, forward and postrouting", More: "framework", Less: "none", Kind: trim.EmptyChain, PerHook: 3},
+		{Name: "an empty table of iptables-legacy with chains on these three", More: emptyLegacy{}.Name(), Less: "none", Kind: trim.LegacyTable, PerHook: 3},
 		{Name: "tracking of flows that nothing translates", More: idle.Name(), Less: "none", Kind: trim.IdleTracking},
 		{Name: "tracking and translation", More: "trimmed", Less: "none"},
 		{Name: "the tables raw, mangle, security and filter besides", More: "default", Less: "trimmed"},
@@ -79,6 +87,9 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 		less, ok2 := cost[p.Less]
 		if !ok1 || !ok2 {
 			out.Notes = append(out.Notes, fmt.Sprintf("%s: not measured", p.Name))
+			if p.Kind != "" {
+				out.without(p.Kind, "one of the two routers could not be set up here: "+strings.Join(res.Notes, "; "))
+			}
 			continue
 		}
 		p.NS = more.Median - less.Median
@@ -88,6 +99,40 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 	return out, nil
 }
 
+// unmeasurable are the kinds that this lab has no figure for, and why.
+var unmeasurable = map[string]string{
+	trim.BridgeHooks:   "the lab's routers route frames, and have no bridge that they could cross",
+	trim.HelperEnabled: "helpers read the packets of a few protocols only, which the lab's frames are not, and are looked for with the first packet of a flow",
+	trim.LegacyBeside:  "it depends on the rules: natkit bench rules compares both back ends with many",
+}
+
+func (h *HookCosts) without(kind, why string) {
+	if h.Unmeasured == nil {
+		h.Unmeasured = map[string]string{}
+	}
+	h.Unmeasured[kind] = why
+}
+
+// emptyLegacy is a router without netfilter but for a table of iptables-legacy that
+// has no rule: mangle, which has chains on every hook.
+type emptyLegacy struct{}
+
+func (emptyLegacy) Name() string     { return "legacy-empty" }
+func (emptyLegacy) Describe() string { return "the table mangle of iptables-legacy, without a rule" }
+func (emptyLegacy) NAT() bool        { return false }
+
+func (r emptyLegacy) Install(ctx context.Context, b *bench.Bed, _ bench.RouterOptions) (func() error, error) {
+	err := b.Node(lab.RoleGateway).RestoreIPTables(ctx, lab.RulesIPTablesLegacy, "*mangle\nCOMMIT\n")
+	var missing *lab.MissingProgramError
+	switch {
+	case errors.As(err, &missing):
+		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: missing.Program + " is not installed"}
+	case err != nil:
+		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "this kernel has no iptables-legacy: " + err.Error()}
+	}
+	return func() error { return nil }, nil // the table goes with the namespace
+}
+
 // middleHalf is how far the quartiles of some values are apart.
 func middleHalf(values []float64) float64 {
 	v := slices.Sorted(slices.Values(values))
@@ -95,7 +140,7 @@ func middleHalf(values []float64) float64 {
 }
 
 // Fill writes what was measured to what is needless, where the difference is more
-// than noise.
+// than noise, and to the rest why there is no figure.
 func (h *HookCosts) Fill(needless []trim.Needless) {
 	for i := range needless {
 		n := &needless[i]
@@ -105,9 +150,12 @@ func (h *HookCosts) Fill(needless []trim.Needless) {
 			}
 			saves := p.NS
 			if p.PerHook > 0 {
-				saves = p.NS / float64(p.PerHook)
+				saves = p.NS / float64(p.PerHook) * float64(max(1, n.OnPath))
 			}
 			n.SavesNS = &saves
+		}
+		if n.SavesNS == nil {
+			n.Unmeasured = cmp.Or(h.Unmeasured[n.Kind], "the difference is within the noise")
 		}
 	}
 }

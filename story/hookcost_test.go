@@ -3,6 +3,7 @@
 package story
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +19,11 @@ func TestMeasureHooks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(h.Parts) != 4 || len(h.Figures) != 5 {
+	parts := 5
+	if h.Unmeasured[trim.LegacyTable] != "" { // a kernel without iptables-legacy
+		parts = 4
+	}
+	if len(h.Parts) != parts || len(h.Figures) != parts+1 {
 		t.Fatalf("%d parts, %d figures: %v", len(h.Parts), len(h.Figures), h.Notes)
 	}
 	for _, f := range h.Figures {
@@ -33,9 +38,18 @@ func TestFillSavings(t *testing.T) {
 		{Kind: trim.EmptyChain, PerHook: 3, NS: 300, Noise: 20},
 		{Kind: trim.IdleTracking, NS: 300, Noise: 400},
 		{NS: 900},
-	}}
-	needless := []trim.Needless{{Kind: trim.EmptyChain}, {Kind: trim.IdleTracking}, {Kind: trim.LegacyTable}}
+		{Kind: trim.LegacyTable, PerHook: 3, NS: 60, Noise: 10},
+	}, Unmeasured: unmeasurable}
+	needless := []trim.Needless{{Kind: trim.EmptyChain}, {Kind: trim.IdleTracking}, {Kind: trim.BridgeHooks}, {Kind: trim.LegacyTable, OnPath: 2}}
 	h.Fill(needless)
+	for i, part := range []string{"", "noise", "no bridge", ""} {
+		if why := needless[i].Unmeasured; !strings.Contains(why, part) || (why == "") != (needless[i].SavesNS != nil) {
+			t.Errorf("%s: saves %v, not measured %q", needless[i].Kind, needless[i].SavesNS, why)
+		}
+	}
+	if s := needless[3].SavesNS; s == nil || *s != 40 {
+		t.Errorf("two chains of a legacy table save %v, want 40", s)
+	}
 	if s := needless[0].SavesNS; s == nil || *s != 100 {
 		t.Errorf("an empty chain saves %v, want 100", s)
 	}

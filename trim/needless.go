@@ -26,11 +26,15 @@ type Needless struct {
 	What  string `json:"what"`
 	Why   string `json:"why"`
 	Hooks int    `json:"hooks"` // functions on hooks that go with it
+	// OnPath is how many of them a forwarded packet meets; 0 where it is not counted.
+	OnPath int `json:"on_path,omitzero"`
 	// Commands remove it; a line that begins with "# " is a remark.
 	Commands []string `json:"commands"`
 	// SavesNS is what a forwarded packet would save, measured in the lab on this
 	// kernel; nil where it was not measured.
 	SavesNS *float64 `json:"saves_ns,omitzero"`
+	// Unmeasured is why a measurement in the lab left it out.
+	Unmeasured string `json:"unmeasured,omitzero"`
 }
 
 // Find lists what is needless, as far as the facts tell. It says nothing where they
@@ -121,7 +125,7 @@ func ownerOf(chain, table string) string {
 func legacy(s *snapshot.Snapshot) []Needless {
 	type table struct{ family, name string }
 	rules := map[table]int{}
-	base := map[table]int{}
+	base, onPath := map[table]int{}, map[table]int{}
 	drops := map[table]bool{}
 	var order []table
 	nft := 0
@@ -138,6 +142,9 @@ func legacy(s *snapshot.Snapshot) []Needless {
 		if c.Hook != "" {
 			base[t]++
 		}
+		if slices.Contains([]string{"prerouting", "forward", "postrouting"}, c.Hook) {
+			onPath[t]++
+		}
 		drops[t] = drops[t] || strings.EqualFold(c.Policy, "drop")
 	}
 	var out []Needless
@@ -151,7 +158,7 @@ func legacy(s *snapshot.Snapshot) []Needless {
 			continue
 		}
 		out = append(out, Needless{
-			Kind: LegacyTable, What: fmt.Sprintf("legacy table %s %s: no rule", t.family, t.name), Hooks: base[t],
+			Kind: LegacyTable, What: fmt.Sprintf("legacy table %s %s: no rule", t.family, t.name), Hooks: base[t], OnPath: onPath[t],
 			Why:      "Its chains are on the hooks, and each packet walks through their policies.",
 			Commands: []string{"# where it is a module; one that is built in stays until the namespace ends:", "modprobe -r " + module},
 		})

@@ -42,11 +42,13 @@ how many packets came to each hook, and which of it no rule in use needs, with t
 commands that remove it: empty chains, legacy tables, br_netfilter, tracking of what
 nothing translates, helpers. Time is sampled on the whole machine. What removing
 would save depends on the kernel: --measure compares routers in namespaces of its
-own, which keeps the processors busy for some twenty seconds.
+own, which keeps the processors busy for some twenty seconds. What the lab has no
+figure for it says: br_netfilter, helpers, and rules of both back ends.
 
 JSON then: netns, interval_s, samples, whole, framework, hooks (as above, and rules,
-packets, samples, share, shared, rule_use), needless (kind, what, why, hooks, commands,
-saves_ns), measured (figures, notes, seconds, parts), unseen.`,
+packets, samples, share, shared, rule_use), needless (kind, what, why, hooks, on_path,
+commands, saves_ns, unmeasured), measured (figures, notes, seconds, parts, unmeasured),
+unseen.`,
 		Example: `  natkit hooks
   natkit hooks --cost --for 10s
   natkit hooks --netns gateway
