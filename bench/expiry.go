@@ -21,7 +21,7 @@ type ExpiryOptions struct {
 
 	About
 
-	spare, tail time.Duration // of tests; 0: expirySpare and expiryTail
+	spare, window time.Duration // of tests; 0: expirySpare and expiryWindow
 }
 
 const (
@@ -30,9 +30,8 @@ const (
 	expiryFill = 150_000
 	// expirySpare is what a session lives longer than it takes to begin them all.
 	expirySpare = 2 * time.Second
-	// expiryTail is how long packets are timed after the last session is over: tables
-	// remove sessions later than they end.
-	expiryTail = 5 * time.Second
+	// expiryWindow is how long packets are timed, from the end of the first session on.
+	expiryWindow = 10 * time.Second
 )
 
 // MetricExpired is how many sessions left the table during a trial.
@@ -62,12 +61,10 @@ func (o *ExpiryOptions) check() error {
 	return nil
 }
 
-// lifetime of the sessions that expire, and how long that is looked at.
+// lifetime of the sessions that expire.
 func (o *ExpiryOptions) lifetime() time.Duration {
 	return (time.Duration(float64(o.Sessions)/expiryFill*1e9) + o.spare).Round(time.Second)
 }
-
-func (o *ExpiryOptions) window() time.Duration { return o.lifetime() - o.spare + o.tail }
 
 // expiryRun is a measurement under way.
 type expiryRun struct {
@@ -87,7 +84,7 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	o.spare, o.tail = cmp.Or(o.spare, expirySpare), cmp.Or(o.tail, expiryTail)
+	o.spare, o.window = cmp.Or(o.spare, expirySpare), cmp.Or(o.window, expiryWindow)
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}
 	}
@@ -124,7 +121,7 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 	}
 	r.note("The router has a CPU of its own. %d flows send %.0f packets a second, each of which is timed from the generator to the sink, beside %d sessions of one packet. "+
 		"Those that expire do so %v after that packet; %d a second were begun. Trials with and without expiry take turns and last %v.",
-		o.Flows, o.Rate, o.Sessions, o.lifetime(), expiryFill, o.window())
+		o.Flows, o.Rate, o.Sessions, o.lifetime(), expiryFill, o.window)
 	r.note("Delays above 32 ns are in buckets of a sixteenth: a median or percentile is the least of its bucket. The longest is exact.")
 	r.res.Seconds = time.Since(r.res.Started).Seconds()
 	return r.res, nil
@@ -169,7 +166,7 @@ func (r *expiryRun) measure(ctx context.Context) error {
 // expires. Sessions that last are begun anew before they are over.
 func (r *expiryRun) trial(ctx context.Context, l *lane, expiring bool) (*trial, error) {
 	begun := time.Now()
-	if expiring || time.Since(r.filled[l])+2*r.window() > l.sessionsLast {
+	if expiring || time.Since(r.filled[l])+2*r.window > l.sessionsLast {
 		r.Progress("%s: %d sessions", l.name, r.Sessions)
 		if err := r.fill(ctx, l); err != nil {
 			return nil, err
@@ -191,7 +188,7 @@ func (r *expiryRun) trial(ctx context.Context, l *lane, expiring bool) (*trial, 
 		}
 	}
 	r.Progress("%s: packets while %s", l.name, what)
-	load.once, load.duration, load.stampEvery = false, r.window(), 1
+	load.once, load.duration, load.stampEvery = false, r.window, 1
 	before, err := l.table()
 	if err != nil {
 		return nil, err

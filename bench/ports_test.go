@@ -121,7 +121,7 @@ func TestExpiry(t *testing.T) {
 		ktest.Missing(t, "needs two CPUs")
 	}
 	o := ExpiryOptions{Routers: []Router{masquerading, &bareRouter{name: "missing", unsupported: true}},
-		Sessions: 300, Flows: 10, Rate: 2000, Trials: 1, spare: time.Second, tail: 100 * time.Millisecond}
+		Sessions: 300, Flows: 10, Rate: 2000, Trials: 1, spare: time.Second, window: 100 * time.Millisecond}
 	res, err := Expiry(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -3,10 +3,12 @@
 #
 # Run one command as root on another Linux kernel, in qemu, without KVM.
 #
-#   scripts/run-in-vm.sh [-t SECONDS] [-m MEMORY] KERNEL FILES COMMAND [ARGUMENT...]
+#   scripts/run-in-vm.sh [-c] [-t SECONDS] [-m MEMORY] KERNEL FILES COMMAND [ARGUMENT...]
 #
 #   KERNEL   an unpacked Debian kernel package: has boot/ and lib/modules/
 #   FILES    a folder that is laid over the guest's root; COMMAND is a path in it
+#   -c       a clock that counts instructions: each takes the guest's one processor a
+#            nanosecond of its time
 #   -t       time limit in seconds, 300 without
 #   -m       memory of the guest, 1G without
 #
@@ -16,9 +18,10 @@
 # limit passed, 125 that the guest died, with the end of its kernel log on stderr.
 set -euo pipefail
 
-limit=300 memory=1G
-while getopts t:m: option; do
+limit=300 memory=1G clock=(-smp 2)
+while getopts ct:m: option; do
     case $option in
+    c) clock=(-smp 1 -icount "shift=0,sleep=off") ;;
     t) limit=$OPTARG ;;
     m) memory=$OPTARG ;;
     *) exit 2 ;;
@@ -90,7 +93,7 @@ printf '%q ' "$@" >"$work/run/command"
     archive "$work/run"
 } >"$work/initramfs"
 
-timeout -k 5 "$limit" qemu-system-x86_64 -M pc -accel tcg -cpu max -smp 2 -m "$memory" -nodefaults -no-user-config \
+timeout -k 5 "$limit" qemu-system-x86_64 -M pc -accel tcg -cpu max "${clock[@]}" -m "$memory" -nodefaults -no-user-config \
     -display none -no-reboot -serial "file:$work/console" \
     -chardev stdio,id=output,signal=off -serial chardev:output -serial "file:$work/status" \
     -kernel "$kernel"/boot/vmlinuz-* -initrd "$work/initramfs" \

@@ -18,29 +18,6 @@ memory=5G # above 4 GB the kernel makes the connection tracking table as large a
 limit=600 # seconds for one package on one kernel; qemu without KVM is some 20 times slower
 cache=$PWD/.cache/kernels
 
-# fetch unpacks the newest kernel of a version below $cache and prints where.
-fetch() {
-    local package folder
-    package=$(apt-cache search --names-only "^linux-image-${1/./\\.}\.[0-9][0-9.+a-z-]*-cloud-amd64$" |
-        awk '{print $1}' | sort -V | tail -n 1)
-    [ -n "$package" ] || {
-        echo "no Debian package of Linux $1 here: is this Debian, and was 'apt-get update' run?" >&2
-        return 1
-    }
-    folder=$cache/$package
-    if [ ! -d "$folder/boot" ]; then
-        rm -rf "$folder"
-        mkdir -p "$folder"
-        (cd "$folder" && apt-get -qq download "$package" 2>/dev/null && dpkg -x ./*.deb unpacked &&
-            rm -- *.deb && mv unpacked/lib unpacked/boot . && rm -r unpacked) || {
-            rm -rf "$folder"
-            echo "cannot download $package" >&2
-            return 1
-        }
-    fi
-    echo "$folder"
-}
-
 # add copies a program of this machine and its libraries into the guest.
 add() {
     local program library
@@ -105,7 +82,7 @@ mkdir -p "$cache"
 head="| package |" rule="|---|" status=0
 declare -A row
 for version in "${versions[@]}"; do
-    kernel=$(fetch "$version")
+    kernel=$(scripts/fetch-kernel.sh "$version")
     release=$(ls "$kernel/lib/modules")
     head+=" Linux $release |" rule+="---|"
     for package in "${packages[@]}"; do

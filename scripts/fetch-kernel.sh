@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Unpack Debian's newest kernel package of a version below .cache/kernels, unless it
+# is there, and print where.
+#
+#   scripts/fetch-kernel.sh VERSION
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=${1:?which version, such as 6.12}
+cache=$PWD/.cache/kernels
+
+package=$(apt-cache search --names-only "^linux-image-${version/./\\.}\.[0-9][0-9.+a-z-]*-cloud-amd64$" |
+    awk '{print $1}' | sort -V | tail -n 1)
+[ -n "$package" ] || {
+    echo "no Debian package of Linux $version here: is this Debian, and was 'apt-get update' run?" >&2
+    exit 1
+}
+folder=$cache/$package
+if [ ! -d "$folder/boot" ]; then
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    (cd "$folder" && apt-get -qq download "$package" 2>/dev/null && dpkg -x ./*.deb unpacked &&
+        rm -- *.deb && mv unpacked/lib unpacked/boot . && rm -r unpacked) || {
+        rm -rf "$folder"
+        echo "cannot download $package" >&2
+        exit 1
+    }
+fi
+echo "$folder"
