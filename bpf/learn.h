@@ -213,6 +213,16 @@ static __noinline int learn_again(struct ctx *ctx, struct packet *packet, struct
 	return 0;
 }
 
+/* Whether connection tracking has the flow as it was: packets that follow the probe must
+ * not have a translation that it alone has no more. */
+static __noinline int learn_known(struct ctx *ctx, struct packet *packet,
+				  const struct nat_shortcut *s)
+{
+	struct nat_shortcut now = {};
+
+	return !conntrack_ask(ctx, packet, &now) && learn_same(&now, s);
+}
+
 /* Sends the packet up, to be seen leaving. */
 static __always_inline int learn_probe(const struct packet *packet, struct nat_shortcut *s)
 {
@@ -233,9 +243,8 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 		if (!CTX_TC && packet->class == NAT_TCP && packet->length > LEARN_SMALL &&
 		    silent < LEARN_PATIENCE)
 			return 0;
-		reason = learn_again(ctx, packet, s);
-		if (reason)
-			return reason;
+		if (!learn_known(ctx, packet, s))
+			return learn_again(ctx, packet, s) ?: NAT_ACCEL_WAITING;
 		if (silent < LEARN_GRACE)
 			s->until = now + LEARN_GRACE;
 		return learn_probe(packet, s);
@@ -243,7 +252,8 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 	other = learn_other(packet, s);
 	if (!other)
 		return learn_make(ctx, packet);
-	if ((__s32)(other->left - s->probed) < 0)
+	/* Another's packet, with this flow's addresses from elsewhere, proves nothing. */
+	if ((__s32)(other->left - s->probed) < 0 || other->left_ifindex != packet->ifindex)
 		return NAT_ACCEL_WAITING;
 	if (now - other->left >= LEARN_TRUST)
 		return learn_probe(packet, s);

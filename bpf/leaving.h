@@ -48,6 +48,7 @@ static __always_inline void learn_leaving(struct ctx *ctx)
 	hop = leaving_hop(ctx);
 	if (hop) {
 		other->left_hop = hop;
+		other->left_ifindex = ctx->ingress_ifindex;
 		other->left = packet.now;
 	}
 	if (other->carried && packet.class == NAT_TCP)

@@ -58,17 +58,18 @@ struct nat_shortcut {
 	__be16 sport, dport;
 	__u16 l3_delta, l4_delta; /* as in nat_flow */
 	__u64 hop;
-	__u64 left_hop; /* where the last packet of the OTHER direction left to, */
-	__u32 left;     /* and when */
+	__u64 left_hop;     /* where the last packet of the OTHER direction left to, */
+	__u32 left;         /* when, */
+	__u32 left_ifindex; /* and by which interface it had come in */
 	__u32 until;
-	__u32 probed; /* when a packet of this direction was sent up to be seen leaving; 0 none */
-	__u16 mtu;
-	__u16 in_link; /* as in nat_flow; 0 not known yet */
+	__u32 probed;  /* when a packet was sent up to be seen leaving; 0 none */
 	__u64 packets; /* that took the shortcut */
+	__u16 mtu;
+	__u16 in_link; /* as in nat_flow */
 	__u8 reason;   /* enum nat_accel_reason; not 0: refused */
 	__u8 hook;     /* enum nat_accel_hook */
 	__u8 carried;  /* packets of the flow have taken the shortcut, in either direction */
-	__u8 zero[5];
+	__u8 zero;
 };
 
 struct nat_accel_stats {

@@ -159,24 +159,38 @@ func (k *dialogue) ask(limit time.Duration) string {
 	}
 }
 
-// accelerated talks until the gateway has both directions of that many flows on the
-// shortcut, and returns whom the parrot saw each time.
-func (b *bed) accelerated(flows int, talks ...*dialogue) (seen string) {
+// accelerated talks until both directions of these flows take the shortcut, and returns
+// whom the parrot saw, each time the same if there is one flow.
+func (b *bed) accelerated(flows ...*dialogue) (seen string) {
 	b.t.Helper()
+	local := map[string]bool{}
+	for _, k := range flows {
+		local[k.conn.LocalAddr().String()] = true
+	}
 	ktest.Wait(b.t, 30*time.Second, "flows take the shortcut", func() bool {
 		for range 20 {
-			for _, k := range talks {
+			for _, k := range flows {
 				answer := k.ask(10 * time.Second)
 				if answer == "" {
 					b.t.Fatal("no answer")
 				}
-				if seen != "" && len(talks) == 1 && answer != seen {
+				if seen != "" && len(flows) == 1 && answer != seen {
 					b.t.Fatalf("the server saw %s, before %s", answer, seen)
 				}
 				seen = answer
 			}
 		}
-		return b.accelStats().Trusted >= 2*flows
+		trusted := 0
+		err := Shortcuts(b.gateway, func(s *nat.Shortcut) bool {
+			if s.Trusted && (local[s.Source.String()] || local[s.DestinationAfter.String()]) {
+				trusted++
+			}
+			return true
+		})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return trusted >= 2*len(flows)
 	})
 	return seen
 }
@@ -192,10 +206,10 @@ func TestAccelUDP(t *testing.T) {
 	if len(p.Changes) != 1 || p.Changes[0].Setting != settingLiberal || !p.TCP {
 		t.Errorf("changes %v", p.Changes)
 	}
-	if seen := b.accelerated(1, out); seen != "198.51.100.1:6000" {
+	if seen := b.accelerated(out); seen != "198.51.100.1:6000" {
 		t.Errorf("the server sees %s", seen)
 	}
-	if seen := b.accelerated(2, in); seen != "198.51.100.9:6000" {
+	if seen := b.accelerated(in); seen != "198.51.100.9:6000" {
 		t.Errorf("the client sees %s", seen)
 	}
 	if s := b.accelStats(); s.Reasons["forwarded"] < 20 || s.Bytes < 20*36 || s.Known < 4 {
@@ -341,8 +355,8 @@ func TestAccelObeys(t *testing.T) {
 	b.accelOn(b.accelOptions())
 	stops := func(name string, change, back func()) {
 		t.Run(name, func(t *testing.T) {
-			k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
-			b.accelerated(1, k)
+			k := b.dialogue(b.client, "", "198.51.100.9:7000")
+			b.accelerated(k)
 			change()
 			begin := time.Now()
 			last := begin
@@ -364,15 +378,13 @@ func TestAccelObeys(t *testing.T) {
 	stops("route", func() { b.in(b.gateway, func() error { return netlink.RouteAdd(route) }) },
 		func() { b.in(b.gateway, func() error { return netlink.RouteDel(route) }) })
 	stops("neighbour", func() { b.neighbour("02:00:00:00:00:99") }, func() { b.neighbour("") })
-	stops("forwarding off", func() { b.in(b.gateway, func() error { return writeSetting(settingForward, "0") }) },
-		func() { b.in(b.gateway, func() error { return writeSetting(settingForward, "1") }) })
 
 	for _, name := range []string{"deleted entry", "flushed table"} {
 		t.Run(name, func(t *testing.T) {
-			k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
-			b.accelerated(1, k)
+			k := b.dialogue(b.client, "", "198.51.100.9:7000")
+			b.accelerated(k)
 			// What the next entry is to look like tells it from the one that is deleted.
-			b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :50000-50100`)
+			b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :2000-2100`)
 			args := []string{"-D", "-p", "udp", "--dport", "7000"}
 			if name == "flushed table" {
 				args = []string{"-F"}
@@ -380,10 +392,10 @@ func TestAccelObeys(t *testing.T) {
 			b.run("", "conntrack", args...)
 			begin := time.Now()
 			ktest.Wait(t, 30*time.Second, "packets are the new entry's", func() bool {
-				return strings.HasPrefix(k.ask(300*time.Millisecond), "198.51.100.1:50")
+				return strings.HasPrefix(k.ask(300*time.Millisecond), "198.51.100.1:20")
 			})
 			t.Logf("the first packet of the new entry came through %v after the change", time.Since(begin).Round(time.Millisecond))
-			if seen := b.accelerated(1, k); !strings.HasPrefix(seen, "198.51.100.1:50") {
+			if seen := b.accelerated(k); !strings.HasPrefix(seen, "198.51.100.1:20") {
 				t.Errorf("the server sees %s", seen)
 			}
 			k.conn.Close()
@@ -443,10 +455,10 @@ insert rule ip filter forward iifname "docker0" accept`)
 	b.accelOn(o)
 	b.parrot(container, "172.17.0.2:81")
 	b.parrot(b.server, "198.51.100.9:7000")
-	if seen := b.accelerated(1, b.dialogue(b.server, "198.51.100.9:6000", "198.51.100.1:8081")); seen != "198.51.100.9:6000" {
+	if seen := b.accelerated(b.dialogue(b.server, "198.51.100.9:6000", "198.51.100.1:8081")); seen != "198.51.100.9:6000" {
 		t.Errorf("the container sees %s", seen)
 	}
-	if seen := b.accelerated(2, b.dialogue(container, "172.17.0.2:6000", "198.51.100.9:7000")); seen != "198.51.100.1:6000" {
+	if seen := b.accelerated(b.dialogue(container, "172.17.0.2:6000", "198.51.100.9:7000")); seen != "198.51.100.1:6000" {
 		t.Errorf("the server sees %s", seen)
 	}
 	before := b.accelStats().Reasons["forwarded"]
@@ -486,7 +498,7 @@ func TestAccelToggled(t *testing.T) {
 	forwarded := uint64(0)
 	for range 3 {
 		b.accelOn(b.accelOptions())
-		b.accelerated(1, k)
+		b.accelerated(k)
 		done := make(chan error)
 		forwarded += b.accelStats().Reasons["forwarded"]
 		go func() { done <- second(AccelOff(b.gateway)) }()
@@ -516,16 +528,16 @@ func TestAccelTimeouts(t *testing.T) {
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.accelOn(b.accelOptions())
 	busy, silent := b.dialogue(b.client, "10.0.0.2:6001", "198.51.100.9:7000"), b.dialogue(b.client, "10.0.0.2:6002", "198.51.100.9:7000")
-	b.accelerated(2, busy, silent)
+	b.accelerated(busy, silent)
 	// Another entry of the busy one would have another port from now on.
-	b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :50000-50100`)
+	b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :2000-2100`)
 	ktest.Wait(t, 40*time.Second, "the entry of the silent flow times out", func() bool {
 		if seen := busy.ask(10 * time.Second); seen != "198.51.100.1:6001" {
 			t.Fatalf("the server sees %s: the busy flow's entry has timed out", seen)
 		}
 		return !slices.ContainsFunc(b.entries(), func(f *netlink.ConntrackFlow) bool { return f.Forward.SrcPort == 6002 })
 	})
-	if seen := silent.ask(10 * time.Second); !strings.HasPrefix(seen, "198.51.100.1:50") {
+	if seen := silent.ask(10 * time.Second); !strings.HasPrefix(seen, "198.51.100.1:20") {
 		t.Errorf("the server sees %s: the silent flow's entry has not timed out", seen)
 	}
 }
@@ -555,9 +567,9 @@ func TestAccelPortReused(t *testing.T) {
 	if seen := connect(); seen != "198.51.100.1:6000" {
 		t.Errorf("the server sees %s", seen)
 	}
-	b.nft(`insert rule ip nat post oifname "out" tcp dport 7000 masquerade to :50000-50100`)
+	b.nft(`insert rule ip nat post oifname "out" tcp dport 7000 masquerade to :2000-2100`)
 	b.run("", "conntrack", "-F")
-	if seen := connect(); !strings.HasPrefix(seen, "198.51.100.1:50") {
+	if seen := connect(); !strings.HasPrefix(seen, "198.51.100.1:20") {
 		t.Errorf("the server sees %s", seen)
 	}
 }
@@ -648,12 +660,13 @@ func TestAccelKilled(t *testing.T) {
 	if _, err := AccelOff(b.gateway); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 6 {
+	const kills = 4
+	for i := range kills {
 		cmd := exec.Command("/proc/self/exe", "accel", b.name)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		timer := time.AfterFunc(takes*time.Duration(i+1)/6, func() { cmd.Process.Kill() })
+		timer := time.AfterFunc(takes*time.Duration(i+1)/kills, func() { cmd.Process.Kill() })
 		cmd.Wait()
 		timer.Stop()
 		if k.ask(10*time.Second) == "" {
@@ -686,4 +699,116 @@ func accelChild(name string) {
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// A stranger at another interface, who sends with the addresses of a flow, is met by what
+// the kernel has against that, though the flow is accelerated.
+func TestAccelSpoofed(t *testing.T) {
+	b := newAccelBed(t)
+	stranger := b.namespace()
+	b.join("other", "10.9.0.1/24", stranger, "10.9.0.2/24")
+	b.in(b.gateway, func() error { return writeSetting("net.ipv4.conf.other.rp_filter", "1") })
+	b.in(stranger, func() error {
+		lo, err := netlink.LinkByName("lo")
+		addr, err2 := netlink.ParseAddr("10.0.0.2/32")
+		return errors.Join(err, err2, netlink.AddrAdd(lo, addr),
+			netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(10, 9, 0, 1)}))
+	})
+	b.parrot(b.server, "198.51.100.9:7000")
+	o := b.accelOptions()
+	o.Interfaces = append(o.Interfaces, "other")
+	b.accelOn(o)
+	k, spoofed := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000"), b.dialogue(stranger, "10.0.0.2:6000", "198.51.100.9:7000")
+	spoofed.number = 1 << 40
+	p := make([]byte, 2048)
+	for begin := time.Now(); time.Since(begin) < 3*time.Second; {
+		binary.BigEndian.PutUint64(p, 1<<41)
+		spoofed.conn.Write(p[:8])
+		if seen := k.ask(10 * time.Second); seen != "198.51.100.1:6000" {
+			t.Fatalf("the server sees %s", seen)
+		}
+		k.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if n, err := k.conn.Read(p); err == nil && n > 8 && binary.BigEndian.Uint64(p) == 1<<41 {
+			t.Fatal("a spoofed datagram came through")
+		}
+	}
+	b.accelerated(k)
+}
+
+// By XDP, from and to veth whose ends make and take whole frames: datagrams and a
+// transfer arrive as they should, and how many datagrams were overtaken is printed.
+func TestAccelXDP(t *testing.T) {
+	b := newAccelBed(t)
+	for _, ns := range []*netns.Handle{b.client, b.server} {
+		b.in(ns, func() error {
+			out, err := exec.Command(ktest.Tool(t, "ethtool"), "-K", "eth0", "tx", "off", "gro", "on").CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	b.parrot(b.server, "198.51.100.9:7000")
+	o := b.accelOptions()
+	o.Attach = AttachXDP
+	if p := b.accelOn(o); !p.Placements[0].XDP || len(p.Warnings) == 0 {
+		t.Errorf("%+v", p)
+	}
+	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
+	if seen := b.accelerated(k); seen != "198.51.100.1:6000" {
+		t.Errorf("the server sees %s", seen)
+	}
+	b.transfer(t, b.client, b.server, "198.51.100.9:0", func() {})
+	sent, overtaken, lost := b.stream(k, 3*time.Second)
+	t.Logf("of %d datagrams %d were overtaken and %d lost", sent, overtaken, lost)
+	if overtaken > sent/20 {
+		t.Errorf("%d of %d datagrams were overtaken", overtaken, sent)
+	}
+	if s := b.accelStats(); s.Reasons["forwarded"] < 1000 {
+		t.Errorf("%v", s.Reasons)
+	}
+}
+
+// stream sends numbers for a while, as fast as the ends like, and counts what came back of
+// them after a later one, and what did not.
+func (b *bed) stream(k *dialogue, duration time.Duration) (sent, overtaken, lost uint64) {
+	b.t.Helper()
+	first := k.number + 1
+	var came uint64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p := make([]byte, 2048)
+		highest := uint64(0)
+		for {
+			n, err := k.conn.Read(p)
+			if err != nil {
+				return
+			}
+			if n <= 8 || binary.BigEndian.Uint64(p) < first {
+				continue
+			}
+			came++
+			if number := binary.BigEndian.Uint64(p); number < highest {
+				overtaken++
+			} else {
+				highest = number
+			}
+		}
+	}()
+	p := make([]byte, 8)
+	for begin := time.Now(); time.Since(begin) < duration; {
+		k.number++
+		binary.BigEndian.PutUint64(p, k.number)
+		if _, err := k.conn.Write(p); err != nil {
+			b.t.Fatal(err)
+		}
+		if k.number%8 == 0 {
+			time.Sleep(100 * time.Microsecond) // buffers of sockets are no part of this
+		}
+	}
+	k.conn.SetReadDeadline(time.Now().Add(time.Second))
+	<-done
+	sent = k.number - first + 1
+	return sent, overtaken, sent - came
 }

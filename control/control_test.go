@@ -250,7 +250,9 @@ func (b *bed) state() string {
 			qdiscs, err := netlink.QdiscList(l)
 			err5 = errors.Join(err5, err)
 			for _, q := range qdiscs {
-				fmt.Fprint(&s, l.Attrs().Name, " ", q.Type(), " ")
+				if q.Type() != "clsact" { // made below Linux 6.6, and left: it may serve others
+					fmt.Fprint(&s, l.Attrs().Name, " ", q.Type(), " ")
+				}
 			}
 			if result, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress}); err == nil {
 				fmt.Fprint(&s, len(result.Programs), " programs\n")

@@ -464,25 +464,26 @@ const (
 )
 
 type abiNatShortcut struct {
-	_       structs.HostLayout
-	Src     abiNatAddr
-	Dst     abiNatAddr
-	Sport   uint16
-	Dport   uint16
-	L3Delta uint16
-	L4Delta uint16
-	Hop     uint64
-	LeftHop uint64
-	Left    uint32
-	Until   uint32
-	Probed  uint32
-	Mtu     uint16
-	InLink  uint16
-	Packets uint64
-	Reason  uint8
-	Hook    uint8
-	Carried uint8
-	Zero    [5]uint8
+	_           structs.HostLayout
+	Src         abiNatAddr
+	Dst         abiNatAddr
+	Sport       uint16
+	Dport       uint16
+	L3Delta     uint16
+	L4Delta     uint16
+	Hop         uint64
+	LeftHop     uint64
+	Left        uint32
+	LeftIfindex uint32
+	Until       uint32
+	Probed      uint32
+	Packets     uint64
+	Mtu         uint16
+	InLink      uint16
+	Reason      uint8
+	Hook        uint8
+	Carried     uint8
+	Zero        uint8
 }
 
 type abiNatSide uint32
