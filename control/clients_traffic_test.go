@@ -361,7 +361,7 @@ func clientRefused(w *world) {
 
 // Both ends connect, and neither listens (RFC 5382 REQ-2a). The client's SYN is lost
 // behind the gateway, which so sees a SYN from either side. On a busy machine the client
-// may repeat its own too early, and is refused: then once more.
+// may have repeated its own before that of the server came: then once more.
 func clientSimultaneousOpen(w *world) {
 	var err error
 	for port := 20000; port < 20005; port++ {
@@ -410,7 +410,24 @@ func (w *world) openFromBothEnds(port int) error {
 	if err := errors.Join(a.err, b.err); err != nil {
 		return err
 	}
-	return errors.Join(say(a, b, "hello"), say(b, a, "and back"))
+	return errors.Join(notRepeated(b.Conn), say(a, b, "hello"), say(b, a, "and back"))
+}
+
+// notRepeated is an error for a connection that has sent anything again.
+func notRepeated(c net.Conn) error {
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var info *unix.TCPInfo
+	err2 := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
+	if info.Total_retrans > 0 {
+		return fmt.Errorf("%s repeated %d segments", c.LocalAddr(), info.Total_retrans)
+	}
+	return nil
 }
 
 // say has one end of a connection say something that the other must hear.
