@@ -3,6 +3,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -159,7 +160,7 @@ func (d *drifting) masquerade(l netlink.Link, known linkRecord) error {
 	})
 	name := l.Attrs().Name
 	switch {
-	case i < 0 && known.Awaited && now.IsValid():
+	case known.Awaited && now.IsValid():
 		d.add("interface %s has an address now, %s", name, now)
 	case i < 0:
 	case !now.IsValid():
@@ -215,12 +216,12 @@ func (d *drifting) changes(made []Change) error {
 
 // readDrift opens what driftOf needs. ErrDown says that nothing is up, or not whole.
 func readDrift(ns *netns.Handle, file *nat.File) ([]Drift, error) {
-	rec, err := readRecord(ns.Inode())
+	rec, err := readSettled(ns)
+	if err == nil && !rec.Whole {
+		err = ErrDown
+	}
 	if err != nil {
 		return nil, err
-	}
-	if !rec.Whole {
-		return nil, ErrDown
 	}
 	made, err := standing(instancePath(ns.Inode(), ".journal"))
 	if err != nil {
@@ -233,11 +234,6 @@ func readDrift(ns *netns.Handle, file *nat.File) ([]Drift, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer e.Close()
-	generation, err := e.Generation()
-	if err != nil {
-		return nil, err
-	}
-	rec.settle(generation)
-	return driftOf(ns, rec, file, e, made)
+	drift, err := driftOf(ns, rec, file, e, made)
+	return drift, errors.Join(err, e.Close())
 }

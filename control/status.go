@@ -261,24 +261,31 @@ func countNFT(ns *netns.Handle, file *nat.File, out []RuleUse) error {
 
 // InUse is the file whose rules are in use, and the engine.
 func InUse(ns *netns.Handle) (*nat.File, Engine, error) {
-	rec, err := ofEngine(readRecord(ns.Inode()))
+	rec, err := readSettled(ns)
 	if err != nil {
 		return nil, "", err
-	}
-	if rec.Engine == EngineEBPF {
-		e, err := Open(ns)
-		if err != nil {
-			return nil, "", err
-		}
-		generation, err := e.Generation()
-		if err := errors.Join(err, e.Close()); err != nil {
-			return nil, "", err
-		}
-		rec.settle(generation)
 	}
 	file, err := rec.rules()
 	if err != nil {
 		return nil, "", fmt.Errorf("read the rules in use: %w", err)
 	}
 	return file, rec.Engine, nil
+}
+
+// readSettled reads the record of an engine, with the rules that it has.
+func readSettled(ns *netns.Handle) (*record, error) {
+	rec, err := ofEngine(readRecord(ns.Inode()))
+	if err != nil || rec.Engine == EngineNFT {
+		return rec, err
+	}
+	e, err := Open(ns)
+	if err != nil {
+		return nil, err
+	}
+	generation, err := e.Generation()
+	if err := errors.Join(err, e.Close()); err != nil {
+		return nil, err
+	}
+	rec.settle(generation)
+	return rec, nil
 }

@@ -193,6 +193,15 @@ func (p Protocol) String() string {
 	return strconv.Itoa(int(p))
 }
 
+// MarshalText gives the name, or the number of a protocol that has none here.
+func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads what MarshalText gives.
+func (p *Protocol) UnmarshalText(text []byte) (err error) {
+	*p, err = ParseProtocol(string(text))
+	return err
+}
+
 // ParseProtocol reads a protocol's name or number.
 func ParseProtocol(s string) (Protocol, error) {
 	for p, name := range protocolNames {

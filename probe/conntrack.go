@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/conntrack"
+	"natkit/internal/netns"
 	"natkit/snapshot"
 )
 
@@ -86,34 +87,36 @@ func conntrackMemory() source {
 	}
 }
 
+// ConntrackCounters reads the table's counters in a namespace, of all processors and since
+// they came up, by the names of conntrack -S. Each processor's wraps at 32 bits.
+func ConntrackCounters(ns *netns.Handle) (total map[string]uint64, err error) {
+	err = ns.Do(func() error {
+		rows, err := readConntrackStats(newView("/"))
+		total = make(map[string]uint64)
+		for _, row := range rows {
+			for name, n := range row {
+				total[name] += n
+			}
+		}
+		return err
+	})
+	return total, err
+}
+
 // conntrackStats reads the table's counters. Beware of them: on today's kernels
 // insert does not count new flows, drop alone means a full table, drop together
 // with insert_failed means that no place or port was found for a flow.
 func conntrackStats() source {
 	var before []map[string]uint64
-	read := func(v *view) ([]map[string]uint64, error) {
-		text, err := v.readNet("stat/nf_conntrack")
-		if errors.Is(err, fs.ErrNotExist) && v.live {
-			return askConntrackStats(v)
-		}
-		if err != nil {
-			return nil, err
-		}
-		rows, err := parseConntrackStats(text)
-		if err != nil {
-			return nil, fmt.Errorf("read /proc/net/stat/nf_conntrack: %w", err)
-		}
-		return rows, nil
-	}
 	return source{
 		name:  snapshot.CanConntrackStats,
 		costs: "flows that the table refused are not counted",
 		start: func(v *view) (err error) {
-			before, err = read(v)
+			before, err = readConntrackStats(v)
 			return err
 		},
 		end: func(v *view, s *snapshot.Snapshot) error {
-			after, err := read(v)
+			after, err := readConntrackStats(v)
 			if err != nil || s.Conntrack == nil {
 				return err
 			}
@@ -128,6 +131,22 @@ func conntrackStats() source {
 			return nil
 		},
 	}
+}
+
+// readConntrackStats reads the counters, one row a processor.
+func readConntrackStats(v *view) ([]map[string]uint64, error) {
+	text, err := v.readNet("stat/nf_conntrack")
+	if errors.Is(err, fs.ErrNotExist) && v.live {
+		return askConntrackStats(v)
+	}
+	if err != nil {
+		return nil, err
+	}
+	rows, err := parseConntrackStats(text)
+	if err != nil {
+		return nil, fmt.Errorf("read /proc/net/stat/nf_conntrack: %w", err)
+	}
+	return rows, nil
 }
 
 // procStatNames are the columns that conntrack -S calls otherwise.

@@ -100,6 +100,11 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 		return err
 	}
 	fmt.Fprintf(&b, "engine %s, up since %s: %d rules of %s\n", s.Engine, s.Since.Format(time.DateTime), s.Rules, s.File)
+	if v := s.Serve; v != nil {
+		fmt.Fprintf(&b, "natkit serve (process %d, since %s) keeps it equal to %s\n", v.Process, v.Since.Format(time.DateTime), v.File)
+	} else {
+		b.WriteString("no natkit serve keeps it: packets need none, changes of the file and of the machine wait for natkit apply\n")
+	}
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for _, l := range s.Interfaces {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", l.Name, l.Side, strings.Join(l.Hooks, " "), l.Reason)

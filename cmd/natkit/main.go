@@ -114,6 +114,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		newUpCommand(e),
 		newApplyCommand(e),
 		newDownCommand(e),
+		newServeCommand(e),
 		newStatusCommand(e),
 		newRulesCommand(e),
 		newMappingsCommand(e),

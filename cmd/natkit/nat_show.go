@@ -26,14 +26,16 @@ func newStatusCommand(e *env) *cobra.Command {
 		Short: "Show what NAT of natkit's is up here, what it holds, and what is wrong",
 		Long: `Show the engine that is up in a namespace: its rules, interfaces with where it
 meets their packets and why there, sessions, free ports of each outside address,
-and what became of packets since it was brought up. Lines with ! say what has
-changed on the machine that a pinned program can't notice, and what to do.
+and what became of packets since it was brought up; and whether a natkit serve
+keeps it. Lines with ! say what has changed on the machine that a pinned program
+can't notice, and what to do: natkit serve does it by itself.
 
 With -o json: engine, since, file, rules, interfaces (name, side, hooks, reason),
 outside_addresses (address, first_port, last_port, free_tcp, free_udp, free_icmp,
 masquerade, one_to_one, leaving), sessions_limit, stats (reasons, bytes_in,
 bytes_out, sessions, mappings, sweep_age_ns, sweep_time_ns, sweep_looked,
-events_lost), changes, problems.`,
+events_lost), serve (process, since, file, metrics, error; absent without one),
+changes, problems.`,
 		Example: "  natkit status\n  natkit status --netns gateway -o json",
 		Args:    noArgs,
 	}
@@ -205,7 +207,8 @@ table of any size takes the same memory, and sessions that come or go meanwhile
 may be missed. Addresses are the opener's: as its packets arrive, and what is
 changed of them. Packets and bytes are the opener's and the answers'.
 
-With -o json each is an object in a line of its own: protocol (number), from, state,
+With -o json each is an object in a line of its own: protocol (its name, or its
+number if it has none here, as text), from, state,
 source, destination, source_translated, destination_translated, rule, age_ns,
 idle_ns, expires_ns, packets, bytes (two numbers each).`,
 		Example: `  natkit sessions
