@@ -92,8 +92,11 @@ func (j *Journal) Remove() error {
 	return errors.Join(err, j.Close())
 }
 
-// Close releases the lock and keeps the file.
-func (j *Journal) Close() error { return j.file.Close() }
+// Close releases the lock and keeps the file. To close it would not be enough: a program
+// that another thread is about to start holds the file too, for a moment.
+func (j *Journal) Close() error {
+	return errors.Join(unix.Flock(int(j.file.Fd()), unix.LOCK_UN), j.file.Close())
+}
 
 // Read calls fn with each entry of the journal at path without locking it. A
 // cut last line is passed over; any other damage is an error with its line.
