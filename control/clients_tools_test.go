@@ -189,14 +189,13 @@ func (w *world) pings(ns *netns.Handle, to string, count int, args ...string) {
 }
 
 // tooBig sends an echo request that no path may cut, and gives who refused it with which
-// MTU.
+// MTU; "" if nobody did.
 func (w *world) tooBig(ns *netns.Handle, to string, bytes int) string {
 	t := w.t
 	t.Helper()
-	out, err := w.try(ns, ktest.Tool(t, "ping"), "-n", "-c", "1", "-W", "20", "-M", "do", "-s", fmt.Sprint(bytes), to)
+	out, _ := w.try(ns, ktest.Tool(t, "ping"), "-n", "-c", "1", "-W", "1", "-M", "do", "-s", fmt.Sprint(bytes), to)
 	m := regexp.MustCompile(`From (\S+) .*Frag needed and DF set \(mtu = (\d+)\)`).FindStringSubmatch(out)
 	if m == nil {
-		t.Errorf("ping of %d bytes to %s: %v\n%s", bytes, to, err, out)
 		return ""
 	}
 	return m[1] + " " + m[2]
