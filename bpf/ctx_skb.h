@@ -159,6 +159,16 @@ static __always_inline int ctx_can_transmit(const struct nat_link *link)
 	return 1;
 }
 
+/* Puts Ethernet before a packet that came without; the MACs are zero. Packet pointers
+ * from before are void. */
+static __always_inline long ctx_frame(struct ctx *ctx)
+{
+	__be16 type = bpf_htons(0x0800);
+
+	return bpf_skb_change_head(ctx, 14, 0)
+		       ?: bpf_skb_store_bytes(ctx, 12, &type, sizeof(type), 0);
+}
+
 /* Bytes of the frame, wherever they lie. */
 static __always_inline long ctx_load(struct ctx *ctx, __u32 offset, void *to, __u32 bytes)
 {

@@ -124,6 +124,11 @@ static __always_inline int ctx_can_transmit(const struct nat_link *link)
 }
 
 /* Asked for on tc only. */
+static __always_inline long ctx_frame(struct ctx *ctx)
+{
+	return -1;
+}
+
 static __always_inline long ctx_load(struct ctx *ctx, __u32 offset, void *to, __u32 bytes)
 {
 	return -1;

@@ -37,6 +37,19 @@ static __always_inline int flow_translated(const struct packet *packet)
 	return packet->key.side == NAT_INSIDE ? NAT_TRANSLATED_OUT : NAT_TRANSLATED_IN;
 }
 
+/* A packet that came without Ethernet gets it before it leaves: the kernel's redirects are
+ * made for frames, and take it off again where the way out has none. */
+static __always_inline int flow_frame(struct ctx *ctx, struct packet *packet)
+{
+	if (!CTX_TC || packet->l3)
+		return GO_ON;
+	if (ctx_frame(ctx))
+		return NAT_DROP_REWRITE;
+	packet->l3 = 14;
+	packet->l4 += 14;
+	return GO_ON;
+}
+
 /*
  * The way out for a packet whose next hop's MAC isn't known, or should be confirmed:
  * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile. One
@@ -54,6 +67,8 @@ static __noinline int flow_neighbour(struct ctx *ctx, struct packet *packet, str
 		reason = NAT_DROP_NO_ROUTE;
 	if (reason == GO_ON)
 		reason = route_carries(packet, route.mtu);
+	if (reason == GO_ON)
+		reason = flow_frame(ctx, packet);
 	if (reason != GO_ON)
 		return reason;
 	flow_seen(packet, flow);
@@ -83,12 +98,16 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 			return reason;
 	}
 	link = bpf_map_lookup_elem(&links, &index);
-	if (unlikely(!link || !packet->l3 ||
-		     (packet->flags & (PACKET_PROBE | PACKET_CUT | PACKET_FRAGMENT_FIRST)) ==
-			     PACKET_PROBE))
+	if (unlikely(!link || (packet->flags & (PACKET_PROBE | PACKET_CUT |
+						PACKET_FRAGMENT_FIRST)) == PACKET_PROBE))
 		return flow_neighbour(ctx, packet, flow);
 	if (unlikely(!ctx_can_transmit(link)))
 		return NAT_PASS_TO_TC;
+	if (unlikely(!packet->l3)) {
+		reason = flow_frame(ctx, packet);
+		if (reason != GO_ON)
+			return reason;
+	}
 	flow_seen(packet, flow);
 	reason = rewrite(ctx, packet, flow, hop, link);
 	if (unlikely(reason != GO_ON))

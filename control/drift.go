@@ -137,7 +137,7 @@ func (d *drifting) device(l netlink.Link, known linkRecord, attached map[int][]d
 		d.add("interface %s was made anew and carries no program", is.Name)
 	case len(attached[is.Index]) == 0 && len(attached) > 0:
 		d.add("somebody has taken the program off interface %s", is.Name)
-	case string(was.MAC[:]) != string(is.HardwareAddr):
+	case was.Ethernet && string(was.MAC[:]) != string(is.HardwareAddr):
 		d.add("interface %s has another MAC address, %s", is.Name, is.HardwareAddr)
 	case was.MTU != min(is.MTU, 65535):
 		d.add("interface %s has another MTU, %d", is.Name, is.MTU)

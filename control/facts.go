@@ -33,8 +33,8 @@ func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement
 		if err != nil {
 			return facts, nil, fmt.Errorf("interface %q: %w", name, err)
 		}
-		if err := checkEthernet(l); err != nil {
-			return facts, nil, err
+		if !hasFrames(l) && !rawKinds[l.Type()] {
+			return facts, nil, fmt.Errorf("interface %q (%s): %w; use --engine nft", name, l.Type(), errFrames)
 		}
 		p := place(l, rec.Attach)
 		link, err := describe(l, file.IsInside(name), p)
@@ -91,8 +91,11 @@ func remember(facts *datapath.Facts, l *datapath.Link) {
 
 func describe(l netlink.Link, inside bool, p Placement) (datapath.Link, error) {
 	link := datapath.Link{
-		Name: l.Attrs().Name, Ifindex: l.Attrs().Index, MAC: [6]byte(l.Attrs().HardwareAddr), MTU: l.Attrs().MTU,
-		Inside: inside, Transmit: p.XDP && p.Transmit, Ethernet: true,
+		Name: l.Attrs().Name, Ifindex: l.Attrs().Index, MTU: l.Attrs().MTU,
+		Inside: inside, Transmit: p.XDP && p.Transmit, Ethernet: hasFrames(l),
+	}
+	if link.Ethernet {
+		link.MAC = [6]byte(l.Attrs().HardwareAddr)
 	}
 	addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
 	if err != nil {

@@ -52,11 +52,11 @@ const (
 // segmentation offload is lost and partial checksums break when XDP takes them.
 var softwareKinds = map[string]string{
 	"veth":   "veth loses segmentation offload under XDP, and packets that its own end made have no checksum yet",
-	"bridge": "a bridge has no XDP of its own", "tun": "a tunnel or tap device hands over unfinished packets",
+	"bridge": "a bridge has no XDP of its own", "tuntap": "a tunnel or tap device hands over unfinished packets",
 	"dummy": "no packet comes in here", "vlan": "a VLAN device has no XDP of its own", "macvlan": "macvlan has no XDP of its own",
-	"ipvlan": "ipvlan has no XDP of its own", "bond": "XDP on a bond depends on all its ports", "wireguard": "no Ethernet frames",
-	"gre": "no Ethernet frames", "ipip": "no Ethernet frames", "sit": "no Ethernet frames", "vxlan": "a tunnel's packets come through another device",
-	"geneve": "a tunnel's packets come through another device", "ppp": "no Ethernet frames", "team": "XDP on a team depends on all its ports",
+	"ipvlan": "ipvlan has no XDP of its own", "bond": "XDP on a bond depends on all its ports",
+	"vxlan": "a tunnel's packets come through another device", "geneve": "a tunnel's packets come through another device",
+	"team": "XDP on a team depends on all its ports",
 }
 
 // place decides for one interface. The calling thread is in its namespace.
@@ -68,6 +68,8 @@ func place(l netlink.Link, attach Attach) Placement {
 	switch {
 	case attach == AttachTC:
 		p.Reason = "tc was asked for"
+	case !hasFrames(l):
+		p.Reason = "tc: no Ethernet frames"
 	case attach == AttachXDP && known && features&xdpBasic == 0:
 		p.Reason = "tc: the driver has no native XDP, which was asked for"
 	case attach == AttachXDP:
@@ -124,12 +126,12 @@ func xdpFeatures(ifindex int) (features uint64, known bool) {
 	return 0, false
 }
 
-// errNotEthernet refuses what has no frames with addresses.
-var errNotEthernet = errors.New("the engine needs Ethernet frames")
+// rawKinds are devices without Ethernet whose packets begin with IPv4 where tc meets
+// them. Those of GRE begin with what is around them, and others have headers of their own.
+var rawKinds = map[string]bool{"tuntap": true, "ppp": true, "wireguard": true, "ipip": true}
 
-func checkEthernet(l netlink.Link) error {
-	if len(l.Attrs().HardwareAddr) != 6 {
-		return fmt.Errorf("interface %q (%s): %w; use --engine nft", l.Attrs().Name, l.Type(), errNotEthernet)
-	}
-	return nil
-}
+// errFrames refuses what has neither.
+var errFrames = errors.New("the engine needs Ethernet frames, or packets without any header of the link")
+
+// hasFrames tells whether a device's packets come in Ethernet frames.
+func hasFrames(l netlink.Link) bool { return len(l.Attrs().HardwareAddr) == 6 }

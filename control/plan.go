@@ -328,7 +328,7 @@ func (p *Plan) attachments() (out []datapath.Attachment) {
 	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
 		for i, l := range p.tables.Links {
 			if l.Ifindex != 0 && (hook == datapath.HookTC || p.Placements[i].XDP) {
-				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Hook: hook})
+				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Raw: !l.Ethernet, Hook: hook})
 			}
 		}
 	}

@@ -36,6 +36,7 @@ const (
 type Attachment struct {
 	Ifindex int
 	Inside  bool
+	Raw     bool // packets come without Ethernet, see Link.Ethernet; only tc
 	Hook    Hook
 }
 
@@ -53,7 +54,7 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 		return errors.Join(errs...)
 	}
 	for _, a := range want {
-		back, err := e.attach(a.Ifindex, a.Hook, programName(a.Hook, a.Inside))
+		back, err := e.attach(a.Ifindex, a.Hook, programName(a))
 		if err != nil {
 			return nil, errors.Join(err, undo())
 		}
@@ -203,13 +204,17 @@ func (e *Engine) linkPin(ifindex int, hook Hook) string {
 	return filepath.Join(e.dir, linksDir, fmt.Sprintf("%s-%d", hook, ifindex))
 }
 
-func programName(hook Hook, inside bool) string {
+func programName(a Attachment) string {
 	switch {
-	case hook == HookXDP && inside:
+	case a.Hook == HookXDP && a.Inside:
 		return xdpInside
-	case hook == HookXDP:
+	case a.Hook == HookXDP:
 		return xdpOutside
-	case inside:
+	case a.Raw && a.Inside:
+		return tcInsideRaw
+	case a.Raw:
+		return tcOutsideRaw
+	case a.Inside:
 		return tcInside
 	default:
 		return tcOutside

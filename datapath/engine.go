@@ -31,12 +31,14 @@ type Engine struct {
 
 // Programs of the hooks, by name: hook and side.
 const (
-	xdpInside   = "xdp_inside"
-	xdpOutside  = "xdp_outside"
-	tcInside    = "tc_inside"
-	tcOutside   = "tc_outside"
-	sweepStart  = "sweep_start"
-	portsChange = "ports_change"
+	xdpInside    = "xdp_inside"
+	xdpOutside   = "xdp_outside"
+	tcInside     = "tc_inside"
+	tcOutside    = "tc_outside"
+	tcInsideRaw  = "tc_inside_raw"
+	tcOutsideRaw = "tc_outside_raw"
+	sweepStart   = "sweep_start"
+	portsChange  = "ports_change"
 )
 
 // ABIError says that an instance was made by a natkit whose maps this one does not know.

@@ -31,7 +31,7 @@ type Link struct {
 	MTU       int
 	Inside    bool
 	Transmit  bool           // XDP may send here
-	Ethernet  bool           // frames have MACs
+	Ethernet  bool           // frames have MACs; else packets come without: tunnels, PPP
 	Awaited   bool           // it, or its address, is not there: nothing is masqueraded behind it for now
 	Addresses []netip.Prefix // IPv4, the primary one first
 }
