@@ -238,7 +238,7 @@ func Demo(w io.Writer, d *story.DemoResult, color bool) error {
 		if r == nil {
 			continue
 		}
-		row := fmt.Sprintf("  %-9s %11d %6.0f %7s %10s", a.Name, r.Completed, r.RequestsPerSecond,
+		row := fmt.Sprintf("  %-10s %10d %6.0f %7s %10s", a.Name, r.Completed, r.RequestsPerSecond,
 			known(r.TimePerRequestMS, "%.0f"), known(r.Connect.Mean, "%.0f"))
 		if pub := a.Published; pub != nil {
 			row += fmt.Sprintf("  %10d %5s %5s %7s", pub.Completed,

@@ -21,7 +21,8 @@ type httpRun struct {
 
 // carriers say who carries the load of an act.
 var carriers = map[string]string{
-	story.ActBaseline: "no NAT", story.ActCollapse: "kernel, broken", story.ActProof: "kernel, cured", story.ActReplace: "natkit's engine",
+	story.ActBaseline: "no NAT", story.ActCollapse: "kernel, broken", story.ActProof: "kernel, cured",
+	story.ActAccelerate: "kernel, accelerated", story.ActReplace: "natkit's engine",
 }
 
 func httpRuns(d *story.DemoResult) []httpRun {

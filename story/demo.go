@@ -41,6 +41,7 @@ type DemoOptions struct {
 	FillShare float64
 	Requests  int           // 0 means the site's number
 	Window    time.Duration // how long the diagnosis watches; 0 means 6 s
+	Turns     int           // of each treatment, side by side; 0 means 3
 
 	Command      string     // the command line, for the result
 	ServeCommand []string   // as lab.Options.ServeCommand
@@ -71,12 +72,13 @@ type Teller interface {
 
 // The acts, in their order.
 const (
-	ActBaseline  = "baseline"
-	ActCollapse  = "collapse"
-	ActDiagnosis = "diagnosis"
-	ActCure      = "cure"
-	ActProof     = "proof"
-	ActReplace   = "replace"
+	ActBaseline   = "baseline"
+	ActCollapse   = "collapse"
+	ActDiagnosis  = "diagnosis"
+	ActCure       = "cure"
+	ActProof      = "proof"
+	ActAccelerate = "accelerate"
+	ActReplace    = "replace"
 )
 
 // DemoAct is one act. Which of HTTP, Findings and Changes it has depends on what
@@ -177,6 +179,9 @@ func Demo(ctx context.Context, o DemoOptions) (*DemoResult, error) {
 	if o.Window == 0 {
 		o.Window = 6 * time.Second
 	}
+	if o.Turns == 0 {
+		o.Turns = usualTurns
+	}
 	lock, err := o.lock()
 	if err != nil {
 		return nil, err
@@ -233,15 +238,16 @@ func (o *DemoOptions) recover(ctx context.Context) error {
 
 // demo is a demo while it runs.
 type demo struct {
-	o       DemoOptions
-	size    site
-	lab     *lab.Lab
-	res     *DemoResult
-	applied *tune.Record       // what the cure changed, nil before
-	facts   *snapshot.Snapshot // what the diagnosis saw
-	found   []diagnose.Finding
-	rules   nft.Ruleset // of the kernel's NAT in the lab
-	bridged string      // net.bridge.bridge-nf-call-iptables with them
+	o           DemoOptions
+	size        site
+	lab         *lab.Lab
+	res         *DemoResult
+	applied     *tune.Record       // what the cure changed, nil before
+	facts       *snapshot.Snapshot // what the diagnosis saw
+	found       []diagnose.Finding
+	rules       nft.Ruleset // of the kernel's NAT in the lab
+	bridged     string      // net.bridge.bridge-nf-call-iptables with them
+	accelerated bool        // this kernel can
 }
 
 func (d *demo) run(ctx context.Context) error {
@@ -267,7 +273,9 @@ func (d *demo) run(ctx context.Context) error {
 			Command: fault.cureCommand}, func(ctx context.Context, a *DemoAct) error { return fault.cure(ctx, a) }},
 		{DemoAct{Name: ActProof, Shows: "the same load on the same published port, after the cure",
 			Command: d.benchCommand(d.lab.URL(), loadTime)}, d.proof},
-		{DemoAct{Name: ActReplace, Shows: "the same load on natkit's own engine in the place of the kernel's NAT; then both in turns",
+		{DemoAct{Name: ActAccelerate, Shows: "the same load on the cured kernel, with natkit's shortcuts past its stack for connections that it has let through",
+			Command: fmt.Sprintf("natkit accel on %s %s --tcp-liberal --netns case-host", publicSide, containerSide)}, d.accelerate},
+		{DemoAct{Name: ActReplace, Shows: "the same load on natkit's own engine in the place of the kernel's NAT; then all of them in turns",
 			Command: "natkit up --netns case-host -f nat.yaml --bypass", RuleFile: d.engineFile().Text()}, d.replace},
 	}
 	for i := range acts {

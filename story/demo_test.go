@@ -90,12 +90,12 @@ func demoOptions(t *testing.T) (DemoOptions, *heard) {
 	}
 	h := &heard{}
 	return DemoOptions{
-		Site: 2, Requests: 2500, NoHostWrite: true, Tell: h, Window: 2 * time.Second,
+		Site: 2, Requests: 2500, NoHostWrite: true, Tell: h, Window: 2 * time.Second, Turns: 1,
 		ServeCommand: []string{self, "serve"}, Place: tune.Place{StateDir: t.TempDir()},
 	}, h
 }
 
-var allActs = []string{ActBaseline, ActCollapse, ActDiagnosis, ActCure, ActProof, ActReplace}
+var allActs = []string{ActBaseline, ActCollapse, ActDiagnosis, ActCure, ActProof, ActAccelerate, ActReplace}
 
 // checkDemo checks what holds for every demo that came to its end.
 func checkDemo(t *testing.T, res *DemoResult, h *heard, fault string) map[string]DemoAct {
@@ -124,7 +124,7 @@ func checkDemo(t *testing.T, res *DemoResult, h *heard, fault string) map[string
 	// two seconds for each.
 	cured := []string{ActProof}
 	if res.Site == 1 {
-		cured = append(cured, ActReplace)
+		cured = append(cured, ActAccelerate, ActReplace)
 	}
 	done := func(act string) int64 { return acts[act].HTTP.Completed }
 	for _, act := range cured {
@@ -159,8 +159,10 @@ func TestDemoTableFull(t *testing.T) {
 			t.Errorf("change %+v of the host", c)
 		}
 	}
-	if acts[ActReplace].NotRun == "" || acts[ActReplace].HTTP != nil {
-		t.Errorf("the client is on the host itself, and the engine had its load: %+v", acts[ActReplace])
+	for _, act := range []string{ActAccelerate, ActReplace} {
+		if acts[act].NotRun == "" || acts[act].HTTP != nil {
+			t.Errorf("the client is on the host itself, and act %s had its load: %+v", act, acts[act])
+		}
 	}
 	if left, err := lab.List(); err != nil || slices.ContainsFunc(left, func(i lab.Info) bool { return strings.HasPrefix(i.Name, "published") }) {
 		t.Errorf("labs left: %+v, %v", left, err)
@@ -179,9 +181,9 @@ func TestDemoPortsExhausted(t *testing.T) {
 	if res.FaultReason == "" {
 		t.Error("not said why the fault is another one")
 	}
-	for _, treatment := range []string{TreatmentKernel, TreatmentEngine} {
+	for _, treatment := range []string{TreatmentKernel, TreatmentAccel, TreatmentEngine} {
 		measured := slices.ContainsFunc(replace.Figures, func(f bench.Figure) bool {
-			return f.Router == treatment && f.Metric == "requests_per_second" && len(f.Values) == turns && f.Min > 0
+			return f.Router == treatment && f.Metric == "requests_per_second" && len(f.Values) == o.Turns && f.Min > 0
 		})
 		if !measured {
 			t.Errorf("figures %+v: none of %s", replace.Figures, treatment)
@@ -200,7 +202,7 @@ func TestDemoInterrupted(t *testing.T) {
 		said string // the step of the act that is interrupted; "" for its beginning
 		full bool   // the fault is the full table, which takes longer to make
 	}{
-		{act: ActBaseline}, {act: ActCollapse, full: true}, {act: ActDiagnosis}, {act: ActCure, full: true},
+		{act: ActBaseline}, {act: ActCollapse, full: true}, {act: ActDiagnosis}, {act: ActCure, full: true}, {act: ActAccelerate, said: "rules stay"},
 		{act: ActReplace, said: "in turns"}, // with the engine in the place of the kernel's NAT, or about to be
 	} {
 		t.Run(c.act, func(t *testing.T) {

@@ -23,11 +23,11 @@ func newDemoCommand(e *env) *cobra.Command {
 		Long: `Show a published case on this machine's own kernel, in network namespaces of the
 demo's own: a web server that answers thousands of requests a second, the same
 server collapsing behind a published port, the cause named with evidence, the
-cure, the figures after it, and the same load on natkit's own engine in the
-place of the kernel's NAT, beside it. It takes one to two minutes.
+cure, the figures after it, and the same load on the kernel accelerated by natkit
+and on natkit's own engine, side by side. It takes one to two minutes.
 
-The acts are baseline, collapse, diagnosis, cure, proof and replace; each prints
-the command that does it alone.
+The acts are baseline, collapse, diagnosis, cure, proof, accelerate and replace;
+each prints the command that does it alone.
 
 The cure raises nf_conntrack_max, one limit for all namespaces of the machine,
 and puts it back at the end: the first line says so. --no-host-write cures inside

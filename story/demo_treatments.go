@@ -14,8 +14,8 @@ import (
 	"natkit/nat"
 )
 
-// What the act replace does: the load on natkit's own engine, then the engine and
-// the cured kernel side by side.
+// What the acts accelerate and replace do: the load carried by what natkit puts beside
+// or in the place of the kernel's NAT, then all of it side by side.
 
 // A treatment is a way to carry the load once the fault is cured. put puts it into the
 // lab's NAT node, which has no other then, and returns how to take it out again.
@@ -26,17 +26,24 @@ type treatment struct {
 
 // The names of the treatments.
 const (
-	TreatmentKernel = "kernel"
-	TreatmentEngine = "ebpf"
+	TreatmentKernel = "kernel" // as it was cured
+	TreatmentAccel  = "accel"  // the same, accelerated
+	TreatmentEngine = "ebpf"   // natkit's engine in its place
 )
 
 const (
-	turns     = 3  // of each treatment
-	turnShare = 10 // of the act's load, one part in so many, is a turn's
-	udpFlows  = 1000
-	udpTrial  = 300 * time.Millisecond
+	usualTurns = 3  // of each treatment
+	turnShare  = 10 // of the act's load, one part in so many, is a turn's
+	udpFlows   = 1000
+	udpTrial   = 300 * time.Millisecond
 	// engineRoom is sessions that the load can have at a time, and more.
 	engineRoom = 1 << 17
+)
+
+// The interfaces of the lab's host.
+const (
+	publicSide    = "eth0"
+	containerSide = "docker0"
 )
 
 // callIPTables shows bridged frames to the rules of IP, as Docker wants it.
@@ -46,7 +53,7 @@ const callIPTables = "net.bridge.bridge-nf-call-iptables"
 func (d *demo) engineFile() *nat.File {
 	a := d.lab.Options().Addresses
 	file := nat.New()
-	file.Inside, file.Outside = []string{"docker0"}, []string{"eth0"}
+	file.Inside, file.Outside = []string{containerSide}, []string{publicSide}
 	file.Limits.Sessions = engineRoom
 	one := func(port uint16) nat.PortRange { return nat.PortRange{First: port, Last: port} }
 	file.Rules = []nat.Rule{
@@ -59,11 +66,61 @@ func (d *demo) engineFile() *nat.File {
 // containerPort is where the lab's web server listens.
 const containerPort = 80
 
-// replace takes the kernel's NAT out of the lab's host and puts natkit's engine in.
+// localClient is why neither act has a load where the client is on the host itself.
+const localClient = "the client is on the host itself, and what natkit does it does with packets that come in by an interface, not with the host's own"
+
+// accelerate runs the load on the cured kernel with shortcuts for its flows.
+func (d *demo) accelerate(ctx context.Context, a *DemoAct) error {
+	if d.o.Site == 2 {
+		a.NotRun = localClient
+		return nil
+	}
+	out, err := d.shortcuts()
+	if err != nil {
+		a.NotRun = fmt.Sprintf("this kernel can't run it: %v", err)
+		return nil
+	}
+	d.accelerated = true
+	d.o.Tell.Say("the rules stay as they are and see the first packets of each connection; a request of this load has few more, flows that last have (measured at the end)")
+	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
+	return errors.Join(err, out())
+}
+
+// replace takes the kernel's NAT out of the lab's host and puts natkit's engine in; then
+// all treatments have their turns.
 func (d *demo) replace(ctx context.Context, a *DemoAct) error {
 	if d.o.Site == 2 {
-		a.NotRun = "the client is on the host itself, and engine ebpf translates what comes in by an interface, not the host's own connections"
-	} else if err := d.replaceLoad(ctx, a); err != nil {
+		a.NotRun = localClient
+		return nil
+	}
+	// Without br_netfilter there is no such setting.
+	d.bridged, _ = d.lab.NATNode().SysctlValue(callIPTables)
+	if err := d.takeKernelOut(); err != nil {
+		return err
+	}
+	out, err := d.putEngine()
+	if err != nil {
+		a.NotRun = fmt.Sprintf("this kernel can't run the engine: %v", err)
+		_, err = d.putKernel()
+		return err
+	}
+	d.o.Tell.Say("the host's nftables rules are out and br_netfilter is off, so that no packet meets connection tracking")
+	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
+	if err = errors.Join(err, out()); err != nil {
+		return err
+	}
+	return d.compare(ctx, a)
+}
+
+// compare gives the treatments their turns, first with the load and then with packets.
+func (d *demo) compare(ctx context.Context, a *DemoAct) (err error) {
+	treatments := []treatment{{TreatmentKernel, d.putKernel}}
+	if d.accelerated {
+		treatments = append(treatments, treatment{TreatmentAccel, d.putAccelerated})
+	}
+	treatments = append(treatments, treatment{TreatmentEngine, d.putEngine})
+	d.o.Tell.Say("%d treatments in turns, %d requests a turn", len(treatments), d.turn())
+	if a.Figures, err = d.inTurns(ctx, treatments...); err != nil {
 		return err
 	}
 	packets, err := d.packets(ctx)
@@ -75,29 +132,6 @@ func (d *demo) replace(ctx context.Context, a *DemoAct) error {
 	}
 	a.Figures = append(a.Figures, packets...)
 	return nil
-}
-
-func (d *demo) replaceLoad(ctx context.Context, a *DemoAct) error {
-	// Without br_netfilter there is no such setting.
-	d.bridged, _ = d.lab.NATNode().SysctlValue(callIPTables)
-	if err := d.takeKernelOut(); err != nil {
-		return err
-	}
-	kernel, engine := treatment{TreatmentKernel, d.putKernel}, treatment{TreatmentEngine, d.putEngine}
-	out, err := engine.put()
-	if err != nil {
-		a.NotRun = fmt.Sprintf("this kernel can't run the engine: %v", err)
-		_, err = kernel.put()
-		return err
-	}
-	d.o.Tell.Say("the host's nftables rules are out and br_netfilter is off, so that no packet meets connection tracking")
-	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
-	if err = errors.Join(err, out()); err != nil {
-		return err
-	}
-	d.o.Tell.Say("the cured kernel and the engine in turns, %d requests a turn", d.turn())
-	a.Figures, err = d.inTurns(ctx, kernel, engine)
-	return err
 }
 
 // turn is how many requests one makes.
@@ -120,6 +154,42 @@ func (d *demo) setBridged(value string) error {
 		return nil
 	}
 	return d.lab.NATNode().Sysctl(callIPTables, value)
+}
+
+func (d *demo) putAccelerated() (out func() error, err error) {
+	kernelOut, err := d.putKernel()
+	if err != nil {
+		return nil, err
+	}
+	accelOut, err := d.shortcuts()
+	if err != nil {
+		return nil, errors.Join(err, kernelOut())
+	}
+	return func() error { return errors.Join(accelOut(), kernelOut()) }, nil
+}
+
+// beLiberal has connection tracking not check the windows of TCP, which shortcuts need.
+const beLiberal = "net.netfilter.nf_conntrack_tcp_be_liberal"
+
+// shortcuts accelerates the kernel's NAT in the lab's host, at the latest until this
+// process ends.
+func (d *demo) shortcuts() (out func() error, err error) {
+	host := d.lab.NATNode()
+	liberal, err := host.SysctlValue(beLiberal)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := control.PlanAccel(control.AccelOptions{
+		Namespace: host.Handle(), Interfaces: []string{publicSide, containerSide}, Flows: engineRoom, TCPLiberal: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	accelerated, err := control.TemporaryAccel(plan, host.Handle())
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return errors.Join(accelerated.Close(), host.Sysctl(beLiberal, liberal)) }, nil
 }
 
 // putEngine runs the rule file on an engine that ends with this process at the latest.
@@ -145,9 +215,9 @@ func (d *demo) inTurns(ctx context.Context, treatments ...treatment) ([]bench.Fi
 	part.size.concurrency = min(d.size.concurrency, part.size.requests)
 	part.o.Tell = silent{}
 	runs := make([][]*bench.HTTPResult, len(treatments))
-	for turn := range turns {
+	for turn := range d.o.Turns {
 		for i, t := range treatments {
-			d.o.Tell.Progress(fmt.Sprintf("turn %d of %d: %s", turn+1, turns, t.name), float64(turn*len(treatments)+i)/float64(turns*len(treatments)))
+			d.o.Tell.Progress(fmt.Sprintf("turn %d of %d: %s", turn+1, d.o.Turns, t.name), float64(turn*len(treatments)+i)/float64(d.o.Turns*len(treatments)))
 			out, err := t.put()
 			if err != nil {
 				return nil, fmt.Errorf("put %s in: %w", t.name, err)
@@ -172,7 +242,7 @@ func (d *demo) inTurns(ctx context.Context, treatments ...treatment) ([]bench.Fi
 		}},
 	} {
 		for i, t := range treatments {
-			values := make([]float64, 0, turns)
+			values := make([]float64, 0, d.o.Turns)
 			for _, r := range runs[i] {
 				values = append(values, q.of(r))
 			}
@@ -183,10 +253,11 @@ func (d *demo) inTurns(ctx context.Context, treatments ...treatment) ([]bench.Fi
 }
 
 // packetRouters are the routers of bench that stand for the treatments.
-var packetRouters = []struct{ router, treatment string }{{"nft", TreatmentKernel}, {"ebpf", TreatmentEngine}}
+var packetRouters = []struct{ router, treatment string }{{"nft", TreatmentKernel}, {"accel", TreatmentAccel}, {"ebpf", TreatmentEngine}}
 
 // packets measures what a web server hides, the cost of a packet, where nothing but
-// the generator, the router and the sink takes time.
+// the generator, the router and the sink takes time. Flows are answered: of others no
+// shortcut is taken.
 func (d *demo) packets(ctx context.Context) ([]bench.Figure, error) {
 	var names []string
 	for _, r := range packetRouters {
@@ -200,13 +271,13 @@ func (d *demo) packets(ctx context.Context) ([]bench.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.o.Tell.Say("packets of UDP, alone: natkit bench udp --router %s --flows %d --duration %v --trials %d", strings.Join(names, ","), udpFlows, udpTrial, turns)
+	d.o.Tell.Say("packets of UDP, alone: natkit bench udp --router %s --flows %d --both-ways --duration %v --trials %d", strings.Join(names, ","), udpFlows, udpTrial, d.o.Turns)
 	steps := 0
 	res, err := bench.UDP(ctx, bench.UDPOptions{
-		Routers: routers, Sizes: []bench.FrameSize{size}, Flows: []int{udpFlows}, Cores: []int{1}, Duration: udpTrial, Trials: turns,
+		Routers: routers, Sizes: []bench.FrameSize{size}, Flows: []int{udpFlows}, Cores: []int{1}, BothWays: true, Duration: udpTrial, Trials: d.o.Turns,
 		Progress: func(format string, args ...any) {
 			steps++
-			d.o.Tell.Progress(fmt.Sprintf("packets: "+format, args...), float64(steps)/float64(len(names)*(turns+1)))
+			d.o.Tell.Progress(fmt.Sprintf("packets: "+format, args...), float64(steps)/float64(len(names)*(d.o.Turns+1)))
 		},
 	})
 	if err != nil {
