@@ -804,9 +804,9 @@ func clientFlap(w *world) {
 	w.nginx(w.server, serverAddr+":80")
 	k := w.chat(5103)
 	before := k.ask("before", patience)
+	_, start := w.forwarded()
 	sum := make(chan string, 1)
 	go func() { sum <- w.fetch(w.client, "--limit-rate", "10M", "http://"+serverAddr+"/small") }()
-	_, start := w.forwarded()
 	ktest.Wait(w.t, patience, "the download to begin", func() bool {
 		_, bytes := w.forwarded()
 		return bytes > start+1<<20
