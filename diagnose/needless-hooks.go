@@ -70,7 +70,7 @@ func judgeNeedless(f facts) *verdict {
 		}
 	}
 	if f.perPacketCost() {
-		v.Remedy = append(v.Remedy, f.replacement()...)
+		v.Remedy = append(v.Remedy, f.beyondNetfilter()...)
 	}
 	v.Why = "Whatever is registered on a hook is called for every packet there, rule or not. An empty chain costs little, tracking of flows that need none an entry and a look-up each."
 	v.Verify = []string{f.natkit("hooks --cost")}

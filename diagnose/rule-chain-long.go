@@ -72,7 +72,7 @@ func judgeRuleChain(f facts) *verdict {
 	}
 	v.Remedy = append(v.Remedy, "# what that saves on this machine:", "natkit bench rules")
 	if f.perPacketCost() {
-		v.Remedy = append(v.Remedy, f.replacement()...)
+		v.Remedy = append(v.Remedy, f.beyondNetfilter()...)
 	}
 	v.Verify = []string{f.natkit("profile --for 10s")}
 	return v

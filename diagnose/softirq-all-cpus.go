@@ -21,7 +21,7 @@ var softirqAllCPUs = Cause{
 		"a warning; critical when packets were lost besides; from %s busy it is advice. Processors belong to the machine: in another namespace than the initial one it is said only if "+
 		"two thirds of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
 	Lookalike: "One processor that does all packets has a cause of its own, and a cure. A server that is busy with packets for itself forwards none.",
-	Cure: "Cheaper packets, as no processor is idle: what packets meet without need goes first (tune, hooks --cost); then, where the NAT rules are one's own, natkit's engine in the place of the kernel's NAT. " +
+	Cure: "Cheaper packets, as no processor is idle: what packets meet without need goes first (tune, hooks --cost); then shortcuts for the kernel's NAT (accel), or, where its rules are one's own, natkit's engine in its place. " +
 		"Which of it fits, who keeps the rules, and what packets would go past is said by the facts.",
 	Host:  true,
 	NoLab: "it takes all processors from everything else on the machine",

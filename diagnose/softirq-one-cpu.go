@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
 	"math/big"
 	"strconv"
@@ -81,14 +82,20 @@ func judgeOneCPU(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets lost for it, in its backlog or the card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
 	}
 	v.Why = "A receive queue is served by one processor, and forwarding, translation and filtering are done there and then. When it has no time left packets wait, and are lost when their queue is full, however idle the others are."
-	v.Remedy = append(f.spreadPackets(hot.Number, &v.Evidence), f.cheaperPackets()...)
+	v.Remedy, v.Settings = f.spreadPackets(hot.Number, &v.Evidence)
+	v.Remedy = append(v.Remedy, f.cheaperPackets()...)
+	if v.Severity < Warning {
+		for i := range v.Settings {
+			v.Settings[i].If = cmp.Or(v.Settings[i].If, "programs on the other processors may wait for what is then done there")
+		}
+	}
 	v.Verify = f.look("cat /proc/net/softnet_stat")
 	return v
 }
 
 // spreadPackets are the commands that let more processors receive, for the
 // busiest interface.
-func (f facts) spreadPackets(hot int, evidence *[]Evidence) []string {
+func (f facts) spreadPackets(hot int, evidence *[]Evidence) (remedy []string, settings []snapshot.Setting) {
 	var worst snapshot.Interface
 	for _, l := range f.links() {
 		if l.NIC != nil && l.RxPackets > worst.RxPackets && l.RxPackets < implausible {
@@ -96,28 +103,29 @@ func (f facts) spreadPackets(hot int, evidence *[]Evidence) []string {
 		}
 	}
 	if worst.NIC == nil {
-		return []string{"# find the interface that receives the most, then spread its queues (ethtool -L) or its packets (RPS):", f.run("ip -s link"), "grep . /sys/class/net/*/queues/rx-*/rps_cpus"}
+		return []string{"# find the interface that receives the most, then spread its queues (ethtool -L) or its packets (RPS):", f.run("ip -s link"), "grep . /sys/class/net/*/queues/rx-*/rps_cpus"}, nil
 	}
 	nic, dev := *worst.NIC, quote(worst.Name)
 	*evidence = append(*evidence, Evidence{"receive queues of " + worst.Name, fmt.Sprintf("%d, %d of them spread by RPS", nic.RxQueues, nic.RPSQueues), fromDrivers})
-	var remedy []string
 	if nic.ChannelsMax > nic.Channels && nic.ChannelsMax < 1<<16 {
 		*evidence = append(*evidence, Evidence{"queues that the card could have", strconv.FormatUint(uint64(nic.ChannelsMax), 10), fromDrivers})
-		remedy = append(remedy, "# use the queues that the card has, one for each processor:",
-			f.run(fmt.Sprintf("ethtool -L %s combined %d", dev, min(int(nic.ChannelsMax), len(f.CPUs)))))
+		queues := min(int(nic.ChannelsMax), len(f.CPUs))
+		settings = append(settings, provided(f.device(worst.Name, "combined_channels", strconv.Itoa(queues)), linkMayGo))
+		remedy = append(remedy, "# use the queues that the card has, one for each processor:", f.run(fmt.Sprintf("ethtool -L %s combined %d", dev, queues)))
 	}
 	if nic.RxQueues > 1 {
 		remedy = append(remedy, "# the card has several queues: see which processor each of them interrupts, and spread them, best by irqbalance:",
 			"grep -E "+quote("CPU|"+worst.Name)+" /proc/interrupts")
 	}
 	if nic.RPSQueues < max(nic.RxQueues, 1) {
+		settings = append(settings, f.device(worst.Name, "rps_cpus", cpuMask(f.CPUs, hot)))
 		remedy = append(remedy, "# hand packets on to the other processors, by flow (RPS):",
 			f.run("sh -c "+quote(fmt.Sprintf("for q in /sys/class/net/%s/queues/rx-*/rps_cpus; do echo %s > $q; done", worst.Name, cpuMask(f.CPUs, hot)))))
 	}
 	if len(remedy) == 0 {
 		remedy = []string{"# packets are spread by flow already, so that one flow may be all there is; see which:", f.natkit("conntrack top")}
 	}
-	return remedy
+	return remedy, settings
 }
 
 // cpuMask is all processors but one, as rps_cpus takes it: hexadecimal, in words

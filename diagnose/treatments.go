@@ -27,24 +27,40 @@ func (f facts) perPacketCost() bool {
 // cheaperPackets are remedy lines that name what makes a forwarded packet cheaper here,
 // the mildest first.
 func (f facts) cheaperPackets() []string {
-	return append([]string{"# what each packet meets, what of it no rule needs, and what that costs here:", f.natkit("hooks --cost")}, f.replacement()...)
+	return append([]string{"# what each packet meets, what of it no rule needs, and what that costs here:", f.natkit("hooks --cost")}, f.beyondNetfilter()...)
 }
 
-// replacement are remedy lines about an engine of natkit's own in the place of the
-// kernel's NAT. Who keeps the rules decides whether it fits.
-func (f facts) replacement() []string {
+// beyondNetfilter are remedy lines about what takes packets past netfilter: shortcuts
+// for the kernel's NAT, whose rules stay, and natkit's own engine in its place. Who
+// keeps the rules decides whether the second fits.
+func (f facts) beyondNetfilter() []string {
 	if !f.translates() {
 		return nil
 	}
+	lines := []string{"# shortcuts for flows that the rules here have let through, rules and connection tracking as they are; TCP wants --tcp-liberal besides. See what would be done, and what packets would go past:",
+		f.natkit("accel on " + strings.Join(f.routed(), " ") + " --dry-run")}
+	const measured = "# what that gains on this machine, in namespaces of its own:"
 	if owner := f.rulesOwner(); owner != "" {
-		return []string{fmt.Sprintf("# natkit up, an engine in the place of the kernel's NAT, is not for this machine: its rules are kept by %s, which writes them again", owner)}
+		return append(lines, fmt.Sprintf("# natkit up, an engine in the place of the kernel's NAT, is not for this machine: its rules are kept by %s, which writes them again", owner),
+			measured, "natkit bench udp --router nft,accel --both-ways")
 	}
-	lines := []string{"# natkit's own engine in the place of the kernel's NAT translates before the stack. Read the rules here into a rule file (add --inside and --outside if it asks), look at it, and see what would be done:",
-		f.importRules(), f.natkit("up --engine ebpf -f nat.yaml --dry-run")}
+	lines = append(lines, "# or natkit's own engine in the place of the kernel's NAT. Read the rules here into a rule file (add --inside and --outside if it asks), look at it, and see what would be done:",
+		f.importRules(), f.natkit("up --engine ebpf -f nat.yaml --dry-run"))
 	if past := f.past(); len(past) > 0 {
-		lines = append(lines, "# packets would then go past what is set up for them here, which natkit up refuses without --bypass: "+strings.Join(past, "; "))
+		lines = append(lines, "# its packets would go past what is set up for them here, which natkit up refuses without --bypass: "+strings.Join(past, "; "))
 	}
-	return append(lines, "# what that gains on this machine, in namespaces of its own:", "natkit bench udp --router nft,ebpf")
+	return append(lines, measured, "natkit bench udp --router nft,accel,ebpf --both-ways")
+}
+
+// routed are the two interfaces that most packets come in by, of those that packets are
+// routed between; names to fill in where they are not known.
+func (f facts) routed() []string {
+	links := slices.DeleteFunc(f.links(), func(l snapshot.Interface) bool { return l.Master != "" || l.RxPackets >= implausible })
+	slices.SortStableFunc(links, func(a, b snapshot.Interface) int { return cmp.Compare(b.RxPackets, a.RxPackets) })
+	if len(links) < 2 {
+		return []string{"INSIDE", "OUTSIDE"}
+	}
+	return []string{quote(links[0].Name), quote(links[1].Name)}
 }
 
 // translates says whether rules here translate what is forwarded.

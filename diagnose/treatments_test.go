@@ -65,9 +65,9 @@ func TestAllCPUs(t *testing.T) {
 	}
 }
 
-// An engine in the place of the kernel's NAT is proposed where packets are the limit and
-// the rules are the user's.
-func TestReplacement(t *testing.T) {
+// Shortcuts for the kernel's NAT are proposed where packets are the limit, an engine in
+// its place where the rules are the user's besides.
+func TestBeyondNetfilter(t *testing.T) {
 	const up = "natkit up --engine ebpf -f nat.yaml --dry-run"
 	chainOf := func(table, name string) func(s *snapshot.Snapshot) {
 		return func(s *snapshot.Snapshot) {
@@ -84,9 +84,14 @@ func TestReplacement(t *testing.T) {
 		want   []string // parts of lines, "-" before those that must not be there
 	}{
 		{"rules of one's own", func(*snapshot.Snapshot) {}, []string{
-			"natkit hooks --cost", "natkit import --from nft > nat.yaml", up, "natkit bench udp --router nft,ebpf",
-			"without --bypass: chain inet filter/forward (its 2 rules no longer see packets that natkit translates)", "-is not for this machine"}},
+			"natkit hooks --cost", "natkit import --from nft > nat.yaml", up, "natkit bench udp --router nft,accel,ebpf --both-ways", "natkit accel on eth0 eth1 --dry-run",
+			"refuses without --bypass: chain inet filter/forward (its 2 rules no longer see packets that natkit translates)", "-is not for this machine"}},
 		{"no filter", func(s *snapshot.Snapshot) { s.Chains = s.Chains[:1] }, []string{up, "---bypass"}},
+		{"a bridge", func(s *snapshot.Snapshot) {
+			s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "br0", Kind: "bridge", Up: true, RxPackets: 1_500_000},
+				snapshot.Interface{Name: "veth7", Kind: "veth", Up: true, Master: "br0", RxPackets: 1_500_000})
+		}, []string{"natkit accel on br0 eth0 --dry-run"}},
+		{"interfaces not known", func(s *snapshot.Snapshot) { s.Interfaces = nil }, []string{"natkit accel on INSIDE OUTSIDE --dry-run"}},
 		{"IPsec and shaping", func(s *snapshot.Snapshot) {
 			s.Xfrm = &snapshot.Xfrm{Policies: 3}
 			link(s, "eth0").Qdisc = &snapshot.Qdisc{Kind: "htb"}
@@ -95,16 +100,16 @@ func TestReplacement(t *testing.T) {
 			[]string{"natkit import --from iptables > nat.yaml", up}},
 		{"iptables-legacy", rules(snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "nat", Name: "POSTROUTING", Hook: "postrouting", NATRules: masquerade}),
 			[]string{"iptables-legacy-save | natkit import --from - > nat.yaml", up}},
-		{"another namespace", func(s *snapshot.Snapshot) { s.Netns.Name = "blue" }, []string{"natkit --netns blue import --from nft > nat.yaml", "natkit --netns blue up --engine ebpf"}},
+		{"another namespace", func(s *snapshot.Snapshot) { s.Netns.Name = "blue" }, []string{"natkit --netns blue import --from nft > nat.yaml", "natkit --netns blue up --engine ebpf", "natkit --netns blue accel on"}},
 
-		{"Docker", chainOf("filter", "DOCKER-USER"), []string{"natkit hooks --cost", "kept by Docker", "-natkit import", "-natkit up --engine"}},
+		{"Docker", chainOf("filter", "DOCKER-USER"), []string{"natkit hooks --cost", "natkit accel on eth0 eth1 --dry-run", "kept by Docker", "udp --router nft,accel --both-ways", "-natkit import", "-natkit up --engine"}},
 		{"Docker's own nftables", chainOf("docker-bridges", "nat-prerouting"), []string{"kept by Docker", "-natkit up --engine"}},
 		{"Kubernetes", chainOf("nat", "KUBE-SERVICES"), []string{"kept by Kubernetes", "-natkit up --engine"}},
 		{"Kubernetes' own nftables", chainOf("kube-proxy", "services"), []string{"kept by Kubernetes", "-natkit up --engine"}},
 		{"firewalld", chainOf("firewalld", "nat_POST_public"), []string{"kept by firewalld", "-natkit up --engine"}},
 		{"libvirt", chainOf("nat", "LIBVIRT_PRT"), []string{"kept by libvirt", "-natkit up --engine"}},
 		{"kube-proxy as owner of settings", func(s *snapshot.Snapshot) { s.Owners = []snapshot.Owner{{Who: "kube-proxy"}} }, []string{"kept by Kubernetes", "-natkit up --engine"}},
-		{"nothing is translated", func(s *snapshot.Snapshot) { s.Chains[0].NATRules = nil }, []string{"natkit hooks --cost", "-natkit up --engine", "-kept by"}},
+		{"nothing is translated", func(s *snapshot.Snapshot) { s.Chains[0].NATRules = nil }, []string{"natkit hooks --cost", "-natkit up --engine", "-natkit accel", "-kept by"}},
 		{"rules not known", func(s *snapshot.Snapshot) { s.Chains = nil }, []string{"natkit hooks --cost", "-natkit up --engine"}},
 	} {
 		for _, code := range []string{"softirq-all-cpus", "softirq-one-cpu"} {
