@@ -83,6 +83,7 @@ func judgeChecksum(f facts) *verdict {
 		v.Remedy = append(v.Remedy, fmt.Sprintf("# at the sender, which packets from %s name: let the processor make the sums (DEV is its device; for VXLAN the tunnel's, with tx-checksum-ip-generic off):", name),
 			"# ethtool -K DEV tx off")
 		if l, ok := f.link(name); ok && !slices.Contains([]string{"veth", "bridge", "tun", "vxlan"}, l.Kind) {
+			v.Settings = append(v.Settings, provided(f.device(name, "rx_checksum", "0"), "a capture on "+name+" shows right sums"))
 			v.Remedy = append(v.Remedy, "# if a capture on "+name+" shows right sums, it is its card that judges wrong:", f.run("ethtool -K "+quote(name)+" rx off"))
 		}
 		v.Remedy = append(v.Remedy, "# a capture says which sums are wrong:", f.run("tcpdump -c 20 -vvni "+quote(name)+" inbound"))

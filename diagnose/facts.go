@@ -313,6 +313,14 @@ func (f facts) local(name string, value uint64) snapshot.Setting {
 	return snapshot.Setting{Name: name, Value: strconv.FormatUint(value, 10), Netns: f.Netns.Name}
 }
 
+// device is a setting of a network device of this namespace.
+func (f facts) device(name, key, value string) snapshot.Setting {
+	return snapshot.Setting{Name: snapshot.SysctlName("dev", name, key), Value: value, Netns: f.Netns.Name}
+}
+
+// linkMayGo is what speaks against settings for which a driver stops its card.
+const linkMayGo = "its link may go down for a moment"
+
 // provided is a setting that is right only if a condition holds which the facts
 // can't show.
 func provided(s snapshot.Setting, condition string) snapshot.Setting {

@@ -94,6 +94,7 @@ func judgeRing(f facts) *verdict {
 		v.Why = "The cloud's network enforces limits of bandwidth, packets a second or tracked connections for each machine, and drops what is beyond. The kernel never sees these packets."
 		v.Remedy = []string{fmt.Sprintf("# %s is a limit of this kind of machine: a larger one, or less traffic. Which limits are met:", allowance), f.run("ethtool -S " + dev)}
 	case nic.RxRing > 0 && nic.RxRing < nic.RxRingMax:
+		v.Settings = []snapshot.Setting{provided(f.device(worst.Name, "rx_ring", strconv.FormatUint(uint64(nic.RxRingMax), 10)), linkMayGo)}
 		v.Remedy = []string{"# the longest ring that the card has; its link may go down for a moment:", f.run(fmt.Sprintf("ethtool -G %s rx %d", dev, nic.RxRingMax))}
 	default:
 		v.Remedy = []string{"# the ring can't be longer, so a processor must empty it sooner: see which one does, and how busy it is", "grep -E " + quote("CPU|"+worst.Name) + " /proc/interrupts",

@@ -103,13 +103,18 @@ func judgeQdisc(f facts) *verdict {
 		}
 	}
 	v.Why = "What finds the queue full is lost after all the work of forwarding and translating it was done, and is sent again by its sender."
-	v.Remedy = f.longerQdisc(worst, q, lost, sent)
+	v.Remedy, v.Settings = f.longerQdisc(worst, q, lost, sent)
+	if v.Severity < Warning {
+		for i := range v.Settings {
+			v.Settings[i].If = "packets may wait longer there when the queue is full"
+		}
+	}
 	v.Verify = f.look(f.run("tc -s qdisc show dev " + quote(worst.Name)))
 	return v
 }
 
 // longerQdisc is how a queue of this kind gets to drop less.
-func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent uint64) []string {
+func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent uint64) (remedy []string, settings []snapshot.Setting) {
 	dev := quote(l.Name)
 	switch q.Kind {
 	case "tbf":
@@ -127,7 +132,7 @@ func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent ui
 			f.run(fmt.Sprintf("tc qdisc replace dev %s root tbf rate %dkbit burst %d limit %d", dev, max(1, rate*8/1000), burst, limit)),
 			"# if it does not, no queue helps: less traffic, or more line. See what sends the most:",
 			f.natkit("conntrack top"),
-		}
+		}, nil
 	case "pfifo_fast", "pfifo", "bfifo", "mq", "noqueue":
 		length := uint64(4000)
 		if l.QueueLength > 0 {
@@ -138,14 +143,14 @@ func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent ui
 			f.run(fmt.Sprintf("ip link set dev %s txqueuelen %d", dev, length)),
 			"# if it stays full, the line is too slow; a fair queue then keeps one flow from delaying all others:",
 			f.run("tc qdisc replace dev " + dev + " root fq_codel"),
-		}
+		}, []snapshot.Setting{f.device(l.Name, "tx_queue_len", strconv.FormatUint(length, 10))}
 	case "fq_codel", "codel", "cake", "fq_pie", "pie", "red", "dualpi2":
 		return []string{
 			"# this queue keeps waiting short by dropping: the line carries less than what comes, and a longer queue would only make it wait. See what sends the most:",
 			f.natkit("conntrack top"), f.run("tc -s qdisc show dev " + dev),
-		}
+		}, nil
 	}
-	return []string{"# see which class or queue drops, and what its rate and its limit are:", f.run("tc -s qdisc show dev " + dev), f.run("tc -s class show dev " + dev)}
+	return []string{"# see which class or queue drops, and what its rate and its limit are:", f.run("tc -s qdisc show dev " + dev), f.run("tc -s class show dev " + dev)}, nil
 }
 
 // bitRate prints bytes a second as line rates are spoken of.

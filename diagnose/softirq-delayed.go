@@ -73,6 +73,7 @@ func judgeDelayed(f facts) *verdict {
 	}
 	for _, l := range f.links() {
 		if l.NIC != nil && l.Kind == "device" && !l.NIC.Threaded {
+			v.Settings = []snapshot.Setting{provided(f.device(l.Name, "threaded", "1"), "its threads are then given a priority or processors of their own")}
 			v.Remedy = append(v.Remedy, "# or receive in threads of their own, which may be given a priority (chrt -f -p 50 PID):",
 				f.run("sh -c "+quote("echo 1 > /sys/class/net/"+l.Name+"/threaded")))
 			break

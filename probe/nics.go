@@ -6,17 +6,16 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/ethtool"
 	"natkit/snapshot"
 )
 
@@ -38,13 +37,13 @@ func nics(opts Options) source {
 			if err != nil {
 				return err
 			}
-			return withEthtool(func(fd int) error {
+			return withEthtool(func(c *ethtool.Conn) error {
 				for _, name := range parseDevices(string(names)) {
 					if len(before) >= maxInterfaces {
 						break
 					}
 					// A driver without counters has none.
-					if stats, err := ethtoolStats(fd, name); err == nil {
+					if stats, err := ethtoolStats(c, name); err == nil {
 						before[name] = stats
 					}
 				}
@@ -62,10 +61,10 @@ func nics(opts Options) source {
 				return cmp.Or(cmp.Compare(b.RxMissed, a.RxMissed), cmp.Compare(b.RxPackets, a.RxPackets))
 			})
 			busy = busy[:min(len(busy), maxNICs)]
-			err := withEthtool(func(fd int) error {
+			err := withEthtool(func(c *ethtool.Conn) error {
 				for _, l := range busy {
-					nic := askDriver(fd, l.Name)
-					if now, err := ethtoolStats(fd, l.Name); err == nil {
+					nic := askDriver(c, l.Name)
+					if now, err := ethtoolStats(c, l.Name); err == nil {
 						nic.Lost = lostCounters(before[l.Name], now)
 					}
 					l.NIC = &nic
@@ -137,13 +136,13 @@ func lostCounters(before, after map[string]uint64) map[string]uint64 {
 
 // withEthtool calls fn with a socket of the thread's namespace, on which drivers
 // can be asked.
-func withEthtool(fn func(fd int) error) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+func withEthtool(fn func(*ethtool.Conn) error) error {
+	c, err := ethtool.Open()
 	if err != nil {
-		return fmt.Errorf("ask drivers: %w", err)
+		return err
 	}
-	defer unix.Close(fd)
-	return fn(fd)
+	defer c.Close()
+	return fn(c)
 }
 
 // The kernel's ethtool.h.
@@ -153,54 +152,29 @@ const (
 	maxDriverStats   = 16384
 )
 
-type (
-	ethtoolRing     struct{ cmd, rxMax, miniMax, jumboMax, txMax, rx, mini, jumbo, tx uint32 }
-	ethtoolChannels struct{ cmd, rxMax, txMax, otherMax, combinedMax, rx, tx, other, combined uint32 }
-	ethtoolSets     struct {
-		cmd, reserved uint32
-		mask          uint64
-		size          uint32
-		_             uint32
-	}
-)
-
-// ethtool makes one request of a driver; data begins with the command.
-func ethtool(fd int, name string, data unsafe.Pointer) error {
-	var request struct {
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte // struct ifreq is longer
-	}
-	copy(request.name[:unix.IFNAMSIZ-1], name)
-	request.data = data
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-	runtime.KeepAlive(&request)
-	if errno != 0 {
-		return errno
-	}
-	return nil
+type ethtoolSets struct {
+	cmd, reserved uint32
+	mask          uint64
+	size          uint32
+	_             uint32
 }
 
 // askDriver reads what a driver has; what it has not stays zero.
-func askDriver(fd int, name string) (nic snapshot.NIC) {
-	if info, err := unix.IoctlGetEthtoolDrvinfo(fd, name); err == nil {
-		nic.Driver = string(bytes.TrimRight(info.Driver[:], "\x00"))
+func askDriver(c *ethtool.Conn, name string) (nic snapshot.NIC) {
+	nic.Driver, _ = c.Driver(name)
+	if length, longest, err := c.RxRing(name); err == nil {
+		nic.RxRing, nic.RxRingMax = length, longest
 	}
-	ring := ethtoolRing{cmd: unix.ETHTOOL_GRINGPARAM}
-	if ethtool(fd, name, unsafe.Pointer(&ring)) == nil {
-		nic.RxRing, nic.RxRingMax = ring.rx, ring.rxMax
-	}
-	ch := ethtoolChannels{cmd: unix.ETHTOOL_GCHANNELS}
-	if ethtool(fd, name, unsafe.Pointer(&ch)) == nil {
-		nic.Channels, nic.ChannelsMax = ch.rx+ch.combined, max(ch.rxMax, ch.combinedMax)
+	if ch, err := c.Channels(name); err == nil {
+		nic.Channels, nic.ChannelsMax = ch.Rx+ch.Combined, max(ch.RxMax, ch.CombinedMax)
 	}
 	return nic
 }
 
 // ethtoolStats reads a driver's own counters, as ethtool -S shows them.
-func ethtoolStats(fd int, name string) (map[string]uint64, error) {
+func ethtoolStats(c *ethtool.Conn, name string) (map[string]uint64, error) {
 	sets := ethtoolSets{cmd: unix.ETHTOOL_GSSET_INFO, mask: 1 << ethtoolStatsSet}
-	if err := ethtool(fd, name, unsafe.Pointer(&sets)); err != nil {
+	if err := c.Request(name, unsafe.Pointer(&sets)); err != nil {
 		return nil, err
 	}
 	n := sets.size
@@ -215,13 +189,13 @@ func ethtoolStats(fd int, name string) (map[string]uint64, error) {
 	words := make([]uint64, 2+room*ethtoolNameBytes/8)
 	head := (*[3]uint32)(unsafe.Pointer(&words[0]))
 	head[0], head[1], head[2] = unix.ETHTOOL_GSTRINGS, ethtoolStatsSet, room
-	if err := ethtool(fd, name, unsafe.Pointer(&words[0])); err != nil {
+	if err := c.Request(name, unsafe.Pointer(&words[0])); err != nil {
 		return nil, err
 	}
 	numbers := make([]uint64, 1+room)
 	request := (*[2]uint32)(unsafe.Pointer(&numbers[0]))
 	request[0], request[1] = unix.ETHTOOL_GSTATS, room
-	if err := ethtool(fd, name, unsafe.Pointer(&numbers[0])); err != nil {
+	if err := c.Request(name, unsafe.Pointer(&numbers[0])); err != nil {
 		return nil, err
 	}
 	names := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), 8*len(words))[12:]

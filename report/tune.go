@@ -86,18 +86,28 @@ func TuneApplyText(w io.Writer, r *tune.Record, rollback string) error {
 	if len(r.Changes) > 0 {
 		p.tuneChanges(r.Changes, "before", "now")
 	}
-	if r.File != "" {
-		p.b.WriteString("  " + r.File + "\n")
+	for _, file := range tuneFiles(r) {
+		p.b.WriteString("  " + file + "\n")
 	}
 	p.tuneRefused("Left out", r.Skipped)
 	if r.State == tune.StateApplied {
-		if r.File == "" {
+		if len(tuneFiles(r)) == 0 {
 			p.text("", "", "At the next boot these values are gone; --persist would keep those of the initial namespace.")
 		}
 		p.b.WriteString("To take it back: " + rollback + "\n")
 	}
 	_, err := io.WriteString(w, p.b.String())
 	return err
+}
+
+// tuneFiles are the files of settings that an apply wrote.
+func tuneFiles(r *tune.Record) (files []string) {
+	for _, file := range []string{r.File, r.UdevFile} {
+		if file != "" {
+			files = append(files, file)
+		}
+	}
+	return files
 }
 
 // TuneRollbackText writes what became of each setting.
@@ -144,8 +154,8 @@ func TuneHistoryText(w io.Writer, records []tune.Record) error {
 			}
 			p.text("    ", "        ", line)
 		}
-		if r.File != "" {
-			p.text("    ", "        ", r.File)
+		for _, file := range tuneFiles(&r) {
+			p.text("    ", "        ", file)
 		}
 	}
 	_, err := io.WriteString(w, p.b.String())

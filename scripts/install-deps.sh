@@ -33,6 +33,7 @@ needs() {
 		iptables-legacy-restore  iptables
 		iptables-nft-restore     iptables
 		conntrack           conntrack
+		ethtool             ethtool
 		ab                  apache2-utils
 		curl                curl
 		nginx               nginx

@@ -22,7 +22,7 @@ type ApplyOptions struct {
 	// NoHostWrite leaves out host settings when the plan is about a namespace that
 	// is not the initial one: they change every namespace of the machine.
 	NoHostWrite bool
-	Persist     bool   // write the sysctl.d file too
+	Persist     bool   // write the files in /etc too
 	By          string // who asked for it, where that is not the user: stands in the history
 	DryRun      bool   // read everything, write nothing
 
@@ -49,7 +49,7 @@ func Apply(ctx context.Context, p *Plan, o ApplyOptions) (*Record, error) {
 	}
 	defer target.close()
 	if o.Persist && !target.initial() {
-		return nil, errors.New("settings persist for the initial network namespace only: sysctl.d is read for no other one")
+		return nil, errors.New("settings persist for the initial network namespace only: sysctl.d and udev's rules are read for no other one")
 	}
 	a := &applying{o: o, target: target}
 	defer a.close()
@@ -72,7 +72,7 @@ func Apply(ctx context.Context, p *Plan, o ApplyOptions) (*Record, error) {
 		return nil, err
 	}
 	switch {
-	case len(a.steps) == 0 && a.file == nil:
+	case len(a.steps) == 0 && len(a.files) == 0:
 		a.record.State = StateUnchanged
 		return &a.record, nil
 	case o.DryRun:
@@ -101,7 +101,8 @@ type applying struct {
 	accounts []*account
 	record   Record
 	steps    []step
-	file     *fileChange
+	files    []*fileChange
+	written  int // of the files, so far
 }
 
 type step struct {
@@ -129,10 +130,13 @@ func (a *applying) prepare(p *Plan) error {
 		return nil
 	}
 	var err error
-	if a.file, err = persistent(a.o.Place, a.accounts, a.target, a.record.Changes); a.file != nil {
-		a.record.File = a.file.Path
+	if a.files, err = persistent(a.o.Place, a.accounts, a.target, a.record.Changes); err != nil {
+		return err
 	}
-	return err
+	for _, f := range a.files {
+		a.record.wrote(f.Path)
+	}
+	return nil
 }
 
 func (a *applying) prepareChange(p *Plan, c Change) error {
@@ -168,7 +172,7 @@ func (a *applying) prepareChange(p *Plan, c Change) error {
 	}
 	c.Old, err = at.read(c.Setting)
 	if errors.Is(err, fs.ErrNotExist) {
-		return skip("there is no such setting here: its interface is gone, or its kernel module is not loaded")
+		return skip("there is no such setting here: its interface is gone, its driver does not know it, or its kernel module is not loaded")
 	}
 	if err != nil {
 		return err
@@ -250,8 +254,9 @@ func (a *applying) run(ctx context.Context) (*Record, error) {
 			return nil, a.undo(a.steps[:i+1], err)
 		}
 	}
-	if a.file != nil {
-		if err := a.writePersistent(); err != nil {
+	for _, f := range a.files {
+		a.written++
+		if err := a.writePersistent(f); err != nil {
 			return nil, a.undo(a.steps, err)
 		}
 	}
@@ -295,26 +300,26 @@ func (a *applying) write(s *step) error {
 	return nil
 }
 
-func (a *applying) writePersistent() error {
-	if err := a.append(entry{Op: opFile, File: a.file}); err != nil {
+func (a *applying) writePersistent(f *fileChange) error {
+	if err := a.append(entry{Op: opFile, File: f}); err != nil {
 		return err
 	}
-	if err := a.atStep(a.file.Path); err != nil {
+	if err := a.atStep(f.Path); err != nil {
 		return err
 	}
-	return writeFile(a.file.Path, &a.file.New)
+	return writeFile(f.Path, &f.New)
 }
 
 // undo puts back what the steps wrote, newest first, and returns cause with what
 // came of that. The last step may or may not have been written.
 func (a *applying) undo(steps []step, cause error) error {
 	var failed error
-	if a.file != nil {
-		if text, err := readFile(a.file.Path); err != nil {
-			failed = err
-		} else if text != nil && *text == a.file.New {
-			failed = writeFile(a.file.Path, a.file.Old)
+	for _, f := range slices.Backward(a.files[:a.written]) {
+		text, err := readFile(f.Path)
+		if err == nil && text != nil && *text == f.New {
+			err = writeFile(f.Path, f.Old)
 		}
+		failed = errors.Join(failed, err)
 	}
 	for _, s := range slices.Backward(steps) {
 		present, err := s.space.read(s.Setting)

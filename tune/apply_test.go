@@ -69,10 +69,12 @@ func (f *files) expect(want map[string]string) {
 	}
 }
 
+func (f *files) sysctlFile() string { return f.files()[0].path }
+
 // conf is the content of the sysctl.d file without its comments; "-" when it is
 // not there.
 func (f *files) conf() string {
-	text, err := readFile(f.file())
+	text, err := readFile(f.sysctlFile())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -390,7 +392,7 @@ func TestPersist(t *testing.T) {
 	// What was applied before without it comes in too, in an order that can be written.
 	r := f.apply(ApplyOptions{Persist: true}, settingMax+"=131072", settingBuckets+"=131072")
 	const all = "net.netfilter.nf_conntrack_buckets = 131072\nnet.netfilter.nf_conntrack_max = 131072\nnet.netfilter.nf_conntrack_tcp_timeout_time_wait = 30\n"
-	if got := f.conf(); got != all || r.File != f.file() {
+	if got := f.conf(); got != all || r.File != f.sysctlFile() {
 		t.Errorf("file %q\n%s", r.File, got)
 	}
 	if r := f.apply(ApplyOptions{Persist: true}, timeWait+"=30"); r.State != StateUnchanged {
@@ -400,7 +402,7 @@ func TestPersist(t *testing.T) {
 	if got := f.conf(); got != strings.Replace(all, "= 30", "= 20", 1) {
 		t.Errorf("file\n%s", got)
 	}
-	entries, err := os.ReadDir(filepath.Dir(f.file()))
+	entries, err := os.ReadDir(filepath.Dir(f.sysctlFile()))
 	if err != nil || len(entries) != 1 {
 		t.Errorf("sysctl.d holds %v, %v", entries, err)
 	}
@@ -432,7 +434,7 @@ func TestPersistLater(t *testing.T) {
 }
 
 func TestPersistText(t *testing.T) {
-	got := persistText([]Change{{Setting: settingMax, New: "131072"}, {Setting: "net.ipv4.conf.eth0/100.rp_filter", New: "2"}})
+	got := persistFile{}.text([]Change{{Setting: settingMax, New: "131072"}, {Setting: "net.ipv4.conf.eth0/100.rp_filter", New: "2"}})
 	want, err := os.ReadFile("testdata/90-natkit.conf")
 	if err != nil || got != string(want) {
 		t.Errorf("file\n%s\nwant\n%s(%v)", got, want, err)
@@ -442,7 +444,7 @@ func TestPersistText(t *testing.T) {
 // The file is natkit's or it is left alone; somebody's edit of it is kept.
 func TestPersistOthers(t *testing.T) {
 	f := newFiles(t, before)
-	write(t, f.file(), "vm.swappiness = 1\n")
+	write(t, f.sysctlFile(), "vm.swappiness = 1\n")
 	if _, err := Apply(context.Background(), planOf(timeWait+"=30"), ApplyOptions{Place: f.Place, Persist: true}); err == nil || !strings.Contains(err.Error(), "not written by natkit") {
 		t.Errorf("error %v", err)
 	}
@@ -450,11 +452,11 @@ func TestPersistOthers(t *testing.T) {
 	if got := f.conf(); got != "vm.swappiness = 1\n" {
 		t.Errorf("file %q", got)
 	}
-	if err := os.Remove(f.file()); err != nil {
+	if err := os.Remove(f.sysctlFile()); err != nil {
 		t.Fatal(err)
 	}
 	f.apply(ApplyOptions{Persist: true}, timeWait+"=30")
-	write(t, f.file(), persistHeader+timeWait+" = 77\n")
+	write(t, f.sysctlFile(), persistHeader+timeWait+" = 77\n")
 	if got := outcomes(f.rollback(Last, false)); got != "conf kept, nf_conntrack_tcp_timeout_time_wait restored" {
 		t.Errorf("rollback: %s", got)
 	}
@@ -478,7 +480,7 @@ func TestReboot(t *testing.T) {
 	}
 	write(t, f.journal(), strings.ReplaceAll(string(text), boot, "another-boot"))
 	f.set(synSent, "120") // the kernel's default again; the file has set the other
-	write(t, f.file(), persistHeader+timeWait+" = 30\n")
+	write(t, f.sysctlFile(), persistHeader+timeWait+" = 30\n")
 	if got := f.states(); got != "rebooted, applied" {
 		t.Errorf("history %q", got)
 	}

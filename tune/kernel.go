@@ -56,28 +56,32 @@ func (s *space) do(fn func(*os.Root) error) error {
 
 // read returns a setting's value with single spaces.
 func (s *space) read(name string) (string, error) {
-	var data []byte
-	err := s.do(func(root *os.Root) (err error) {
-		data, err = root.ReadFile(snapshot.SysctlPath(name))
-		return err
-	})
+	var text string
+	var err error
+	if isDevice(name) {
+		text, err = s.readDevice(name)
+	} else {
+		err = s.do(func(root *os.Root) error {
+			data, err := root.ReadFile(snapshot.SysctlPath(name))
+			text = string(data)
+			return err
+		})
+	}
 	if err != nil {
 		return "", fmt.Errorf("read %s%s: %w", name, s.where(), cause(err))
 	}
-	return strings.Join(strings.Fields(string(data)), " "), nil
+	return strings.Join(strings.Fields(text), " "), nil
 }
 
 // write writes a setting, in one system call: the kernel takes each write as a
 // whole value.
 func (s *space) write(name, value string) error {
-	err := s.do(func(root *os.Root) error {
-		f, err := root.OpenFile(snapshot.SysctlPath(name), os.O_WRONLY|os.O_TRUNC, 0)
-		if err != nil {
-			return err
-		}
-		_, err = f.WriteString(value + "\n")
-		return errors.Join(err, f.Close())
-	})
+	var err error
+	if isDevice(name) {
+		err = s.writeDevice(name, value)
+	} else {
+		err = s.do(func(root *os.Root) error { return writeOnce(root, snapshot.SysctlPath(name), value) })
+	}
 	switch {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		return fmt.Errorf("write %s%s: %w (needs root)", name, s.where(), cause(err))
@@ -85,6 +89,16 @@ func (s *space) write(name, value string) error {
 		return fmt.Errorf("write %s%s: %w", name, s.where(), cause(err))
 	}
 	return nil
+}
+
+// writeOnce writes a file of the kernel's in one system call.
+func writeOnce(root *os.Root, path, value string) error {
+	f, err := root.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value + "\n")
+	return errors.Join(err, f.Close())
 }
 
 // glob lists the settings that a name with "*" for an interface stands for.

@@ -33,7 +33,10 @@ type Place struct {
 func (p Place) journal() string {
 	return filepath.Join(cmp.Or(p.StateDir, DefaultStateDir), "tune", "journal")
 }
-func (p Place) file() string    { return filepath.Join(cmp.Or(p.EtcDir, "/etc"), "sysctl.d", persistName) }
+func (p Place) files() []persistFile {
+	etc := cmp.Or(p.EtcDir, "/etc")
+	return []persistFile{{path: filepath.Join(etc, "sysctl.d", persistName)}, {path: filepath.Join(etc, "udev", "rules.d", udevName), device: true}}
+}
 func (p Place) procSys() string { return cmp.Or(p.root, procSys) }
 
 // op is what a line of the journal says. Each is on disk before what it
@@ -43,7 +46,7 @@ type op string
 const (
 	opBegin     op = "begin"     // an apply begins
 	opSet       op = "set"       // a setting is about to be written
-	opFile      op = "file"      // the sysctl.d file is about to be written
+	opFile      op = "file"      // the sysctl.d file or that of udev is about to be written
 	opRollback  op = "rollback"  // a rollback begins
 	opRestoring op = "restoring" // a setting is about to get its old value
 	opRestored  op = "restored"  // a setting or the file was looked after
@@ -72,7 +75,7 @@ type set struct {
 	Along map[string]string `json:"along,omitempty"`
 }
 
-// fileChange is what the sysctl.d file was and is to be; nil: it was not there.
+// fileChange is what a file of settings was and is to be; nil: it was not there.
 type fileChange struct {
 	Path string  `json:"path"`
 	Old  *string `json:"old"`
@@ -84,7 +87,7 @@ type account struct {
 	Record
 	boot      string
 	sets      []set
-	file      *fileChange
+	files     []*fileChange
 	restoring map[string]bool // settings whose restoring had begun
 }
 
@@ -143,7 +146,8 @@ func readAccounts(p Place) ([]*account, error) {
 			a.sets = append(a.sets, *e.Set)
 			a.Changes = append(a.Changes, e.Set.Change)
 		case e.Op == opFile && e.File != nil:
-			a.file, a.File = e.File, e.File.Path
+			a.files = append(a.files, e.File)
+			a.Record.wrote(e.File.Path)
 		case e.Op == opRollback:
 			a.State, a.Restored = StateInterrupted, nil
 		case e.Op == opRestoring && e.Restored != nil:
@@ -169,9 +173,11 @@ func readAccounts(p Place) ([]*account, error) {
 	if err != nil {
 		return nil, err
 	}
-	persistent, err := readPersistent(p.file())
-	if err != nil { // not natkit's, so it carries nothing over a reboot
-		persistent = nil
+	var persistent []Change
+	for _, f := range p.files() {
+		if kept, err := f.read(); err == nil { // otherwise not natkit's: it carries nothing over a reboot
+			persistent = append(persistent, kept...)
+		}
 	}
 	for _, a := range list {
 		if a.boot != boot && a.undoable() && !a.survives(persistent) {

@@ -12,11 +12,15 @@ import (
 	"strings"
 )
 
-// persistName is the one file that natkit writes below /etc, in sysctl.d. It is
-// read at boot after most others.
-const persistName = "90-natkit.conf"
+// persistName is the file that natkit writes below /etc, in sysctl.d. It is read
+// at boot after most others. Settings of devices are in udevName, in udev/rules.d:
+// udev sets them whenever the device appears or gets its name.
+const (
+	persistName = "90-natkit.conf"
+	udevName    = "90-natkit.rules"
+)
 
-// persistHeader begins the file, and shows that it is natkit's.
+// persistHeader begins either file, and shows that it is natkit's.
 const persistHeader = `# Written by "natkit tune apply --persist"; "natkit tune rollback" takes it back.
 # Keep settings of your own in a file of your own: this one is written as a whole.
 `
@@ -27,57 +31,121 @@ const persistModule = `#
 # the line "nf_conntrack" into a file in /etc/modules-load.d.
 `
 
-// persistText is the content of the file for these changes.
-func persistText(changes []Change) string {
+// persistFile is one of the two.
+type persistFile struct {
+	path   string
+	device bool // it holds the settings of devices, and no other
+}
+
+// text is the content of the file for these changes.
+func (f persistFile) text(changes []Change) string {
 	var b strings.Builder
 	b.WriteString(persistHeader)
 	if slices.ContainsFunc(changes, func(c Change) bool { return strings.HasPrefix(c.Setting, "net.netfilter.") }) {
 		b.WriteString(persistModule)
 	}
 	for _, c := range changes {
-		fmt.Fprintf(&b, "%s = %s\n", c.Setting, c.New)
+		if f.device { // the comment is what is read back
+			fmt.Fprintf(&b, "%s%s = %s\n%s\n", devicePrefix, c.Setting, c.New, udevRule(c.Setting, c.New))
+		} else {
+			fmt.Fprintf(&b, "%s = %s\n", c.Setting, c.New)
+		}
 	}
 	return b.String()
 }
 
-// readPersistent reads the file back: setting and New of each change. It refuses
-// a file that is not natkit's.
-func readPersistent(path string) ([]Change, error) {
-	text, err := readFile(path)
+const devicePrefix = "# setting: "
+
+// udevRule sets a device's setting when it appears, or is given its name.
+func udevRule(setting, value string) string {
+	device, key := deviceOf(setting)
+	run := func(script string) string { return fmt.Sprintf(`RUN+="/bin/sh -c '%s'"`, script) }
+	var what string
+	switch key {
+	case "rps_cpus":
+		if masks := strings.Fields(value); len(masks) > 1 {
+			var each []string
+			for n, mask := range masks {
+				each = append(each, fmt.Sprintf("echo %s > /sys/class/net/%s/"+rpsFiles, mask, device, n))
+			}
+			what = run(strings.Join(each, "; "))
+		} else {
+			what = run(fmt.Sprintf("for q in /sys/class/net/%s/queues/rx-*/rps_cpus; do echo %s > $$q; done", device, value))
+		}
+	case "rx_ring":
+		what = run(fmt.Sprintf("ethtool -G %s rx %s", device, value))
+	case "combined_channels":
+		what = run(fmt.Sprintf("ethtool -L %s combined %s", device, value))
+	case "rx_checksum":
+		what = run(fmt.Sprintf("ethtool -K %s rx %s", device, map[string]string{"0": "off", "1": "on"}[value]))
+	default:
+		what = fmt.Sprintf("ATTR{%s}=%q", key, value)
+	}
+	return fmt.Sprintf(`ACTION=="add|move", SUBSYSTEM=="net", KERNEL=="%s", %s`, device, what)
+}
+
+// read reads the file back: setting and New of each change. It refuses a file that
+// is not natkit's.
+func (f persistFile) read() ([]Change, error) {
+	text, err := readFile(f.path)
 	if err != nil || text == nil {
 		return nil, err
 	}
 	if !strings.HasPrefix(*text, persistHeader) {
-		return nil, fmt.Errorf("%s was not written by natkit: move it away, or keep its settings under another name", path)
+		return nil, fmt.Errorf("%s was not written by natkit: move it away, or keep its settings under another name", f.path)
 	}
 	var out []Change
 	for line := range strings.Lines(*text) {
-		name, value, ok := strings.Cut(strings.TrimSpace(line), "=")
+		line = strings.TrimSpace(line)
+		if f.device {
+			rest, ok := strings.CutPrefix(line, devicePrefix)
+			if !ok {
+				continue
+			}
+			line = rest
+		}
+		name, value, ok := strings.Cut(line, "=")
 		if !ok || strings.HasPrefix(name, "#") {
 			continue
 		}
 		k, err := find(strings.TrimSpace(name))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		if err == nil {
+			value, err = k.value(value)
 		}
-		if value, err = k.value(value); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		if err == nil && isDevice(k.name) != f.device {
+			err = fmt.Errorf("setting %q: not one for this file", k.name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", f.path, err)
 		}
 		out = append(out, Change{Setting: k.name, New: value})
 	}
 	return out, nil
 }
 
-// persistent is what the file should hold: what it holds, then what natkit has
-// applied to the initial namespace since boot and what still stands, then the
-// new changes.
-func persistent(p Place, accounts []*account, initial *space, added []Change) (*fileChange, error) {
-	path := p.file()
-	old, err := readFile(path)
+// persistent is what the files should hold, as far as they do not: what they hold,
+// then what natkit has applied to the initial namespace since boot and what still
+// stands, then the new changes.
+func persistent(p Place, accounts []*account, initial *space, added []Change) ([]*fileChange, error) {
+	var out []*fileChange
+	for _, f := range p.files() {
+		c, err := f.change(accounts, initial, added)
+		if err != nil {
+			return nil, err
+		}
+		if c != nil {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+func (f persistFile) change(accounts []*account, initial *space, added []Change) (*fileChange, error) {
+	old, err := readFile(f.path)
 	if err != nil {
 		return nil, err
 	}
-	list, err := readPersistent(path)
+	list, err := f.read()
 	if err != nil {
 		return nil, err
 	}
@@ -87,9 +155,11 @@ func persistent(p Place, accounts []*account, initial *space, added []Change) (*
 	}
 	put := func(c Change) {
 		i := slices.IndexFunc(list, func(x Change) bool { return x.Setting == c.Setting })
-		if i < 0 {
+		switch {
+		case isDevice(c.Setting) != f.device:
+		case i < 0:
 			list = append(list, c)
-		} else {
+		default:
 			list[i] = c
 		}
 	}
@@ -111,11 +181,11 @@ func persistent(p Place, accounts []*account, initial *space, added []Change) (*
 		put(c)
 	}
 	inOrder(list)
-	text := persistText(list)
+	text := f.text(list)
 	if len(list) == 0 || (old != nil && *old == text) {
 		return nil, nil
 	}
-	return &fileChange{Path: path, Old: old, New: text}, nil
+	return &fileChange{Path: f.path, Old: old, New: text}, nil
 }
 
 // readFile returns a file's content, nil when it is not there.
@@ -125,7 +195,7 @@ func readFile(path string) (*string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read sysctl.d file: %w", err)
+		return nil, fmt.Errorf("read file of settings: %w", err)
 	}
 	text := string(data)
 	return &text, nil
@@ -137,17 +207,17 @@ func writeFile(path string, text *string) error {
 	dir := filepath.Dir(path)
 	if text == nil {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove sysctl.d file: %w", err)
+			return fmt.Errorf("remove file of settings: %w", err)
 		}
 		return syncDir(dir)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make sysctl.d: %w", err)
+		return fmt.Errorf("make folder for settings: %w", err)
 	}
-	temporary := path + ".new" // not *.conf: never read at boot
+	temporary := path + ".new" // not *.conf or *.rules: never read at boot
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
-		return fmt.Errorf("write sysctl.d file: %w", err)
+		return fmt.Errorf("write file of settings: %w", err)
 	}
 	_, err = f.WriteString(*text)
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
@@ -155,7 +225,7 @@ func writeFile(path string, text *string) error {
 	}
 	if err != nil {
 		os.Remove(temporary)
-		return fmt.Errorf("write sysctl.d file: %w", err)
+		return fmt.Errorf("write file of settings: %w", err)
 	}
 	return syncDir(dir)
 }

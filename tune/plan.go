@@ -154,11 +154,43 @@ func (p *planner) present(k setting) string {
 			return strconv.FormatUint(ct.Buckets, 10)
 		}
 	}
-	value, err := k.value(p.facts.Sysctls[k.name])
+	text := p.facts.Sysctls[k.name]
+	if isDevice(k.name) {
+		text = p.ofDevice(k.name)
+	}
+	value, err := k.value(text)
 	if err != nil {
 		return ""
 	}
 	return value
+}
+
+// ofDevice is the value of a device's setting as far as the facts hold it; 0 of
+// what they count is not known.
+func (p *planner) ofDevice(name string) string {
+	device, key := deviceOf(name)
+	i := slices.IndexFunc(p.facts.Interfaces, func(i snapshot.Interface) bool { return i.Name == device })
+	if i < 0 {
+		return ""
+	}
+	l := p.facts.Interfaces[i]
+	nic := snapshot.NIC{}
+	if l.NIC != nil {
+		nic = *l.NIC
+	}
+	switch {
+	case key == "rx_ring" && nic.RxRing > 0:
+		return strconv.FormatUint(uint64(nic.RxRing), 10)
+	case key == "combined_channels" && nic.Channels > 0:
+		return strconv.FormatUint(uint64(nic.Channels), 10)
+	case key == "tx_queue_len" && l.QueueLength > 0:
+		return strconv.Itoa(l.QueueLength)
+	case key == "threaded" && l.NIC != nil && nic.Threaded:
+		return "1"
+	case key == "threaded" && l.NIC != nil:
+		return "0"
+	}
+	return ""
 }
 
 // planned is the number that a setting will have.

@@ -26,7 +26,7 @@ type RollbackOptions struct {
 	Force bool // restore also what somebody else has changed since
 }
 
-// Rollback takes an apply back: the sysctl.d file, then each setting, newest
+// Rollback takes an apply back: the files in /etc, then each setting, newest
 // first. What has neither its old value nor the one that natkit wrote was changed
 // by somebody else since, and is kept unless o.Force is set; a namespace that is
 // no more is left alone, even when another one has its name. The record's
@@ -126,8 +126,8 @@ func (r *rolling) run() (*Record, error) {
 		r.Restored = append(r.Restored, x)
 		failed = errors.Join(failed, err)
 	}
-	if r.file != nil {
-		note(r.restoreFile())
+	for _, f := range slices.Backward(r.files) {
+		note(restoreFile(f, r.o.Force))
 	}
 	for _, s := range slices.Backward(r.sets) {
 		note(r.restoreSetting(s))
@@ -139,17 +139,17 @@ func (r *rolling) run() (*Record, error) {
 	return &r.Record, r.append(entry{Op: opEnd, State: StateRolledBack})
 }
 
-func (r *rolling) restoreFile() (Restored, error) {
-	x := Restored{Setting: r.file.Path}
-	text, err := readFile(r.file.Path)
+func restoreFile(f *fileChange, force bool) (Restored, error) {
+	x := Restored{Setting: f.Path}
+	text, err := readFile(f.Path)
 	same := func(want *string) bool { return (text == nil) == (want == nil) && (text == nil || *text == *want) }
 	switch {
 	case err != nil:
-	case same(r.file.Old):
+	case same(f.Old):
 		x.Outcome = OutcomeAlready
-	case same(&r.file.New) || r.o.Force:
+	case same(&f.New) || force:
 		x.Outcome = OutcomeRestored
-		err = writeFile(r.file.Path, r.file.Old)
+		err = writeFile(f.Path, f.Old)
 	default:
 		x.Outcome, x.Detail = OutcomeKept, "it was changed since: its values come back at the next boot"
 	}

@@ -4,6 +4,7 @@ package tune
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -33,6 +34,7 @@ type setting struct {
 	// Each of the value's numbers lies in [min, max].
 	min, max int64
 	numbers  int    // how many numbers the value has; 0 means 1
+	mask     bool   // it is a mask of processors instead, one or one for each queue
 	size     bool   // more is more room: a wish for less than there is, is fulfilled
 	does     string // in a few words, for who reads a plan
 	// spreads names what the kernel changes along with it, as a pattern.
@@ -88,6 +90,13 @@ var settings = func() map[string]setting {
 		{name: "net.ipv4.conf.*.accept_local", max: 1, does: "whether packets from this machine's own addresses may come in there"},
 		{name: "net.ipv4.conf.*.route_localnet", max: 1, does: "whether packets to 127.0.0.0/8 may come in there"},
 
+		{name: "dev.*.rx_ring", min: 1, max: maxInt, size: true, does: "a longer ring of buffers for what the card receives; its link may go down for a moment"},
+		{name: "dev.*.combined_channels", min: 1, max: 1 << 16, size: true, does: "more queues, each served by a processor of its own; its link may go down for a moment"},
+		{name: "dev.*.rx_checksum", max: 1, does: "whether the card judges the checksums of what it receives"},
+		{name: "dev.*.threaded", max: 1, does: "whether threads of their own receive, to which a priority can be given"},
+		{name: "dev.*.tx_queue_len", max: maxInt, size: true, does: "a longer queue of packets that wait to be sent"},
+		{name: "dev.*.rps_cpus", mask: true, does: "which processors are handed packets that a receive queue gets, by flow"},
+
 		{name: "net.bridge.bridge-nf-call-iptables", max: 1, does: "whether bridged frames go through the rules for IPv4"},
 		{name: "net.bridge.bridge-nf-call-ip6tables", max: 1, does: "whether bridged frames go through the rules for IPv6"},
 		{name: "net.bridge.bridge-nf-call-arptables", max: 1, does: "whether bridged frames go through the rules for ARP"},
@@ -140,8 +149,12 @@ func find(name string) (setting, error) {
 		return s, nil
 	}
 	parts := strings.Split(name, ".")
-	if len(parts) == 5 && parts[2] == "conf" && validInterface(strings.ReplaceAll(parts[3], "/", ".")) {
-		parts[3] = "*"
+	at := 3
+	if len(parts) == 3 && isDevice(name) {
+		at = 1
+	}
+	if (at == 1 || len(parts) == 5 && parts[2] == "conf") && validInterface(strings.ReplaceAll(parts[at], "/", ".")) {
+		parts[at] = "*"
 		if s, ok := settings[strings.Join(parts, ".")]; ok {
 			s.name = name
 			return s, nil
@@ -168,6 +181,9 @@ func validInterface(name string) bool {
 // single spaces.
 func (s setting) value(text string) (string, error) {
 	fields := strings.Fields(text)
+	if s.mask {
+		return s.masks(fields, text)
+	}
 	if want := max(s.numbers, 1); len(fields) != want {
 		return "", fmt.Errorf("setting %s: value %q: want %d number(s)", s.name, text, want)
 	}
@@ -186,6 +202,48 @@ func (s setting) value(text string) (string, error) {
 	return strings.Join(fields, " "), nil
 }
 
+// maxQueues is how many queues a device may have.
+const maxQueues = 4096
+
+func (s setting) masks(fields []string, text string) (string, error) {
+	if len(fields) == 0 || len(fields) > maxQueues {
+		return "", fmt.Errorf("setting %s: value %q: want a mask of processors, in hexadecimal, or one for each queue", s.name, text)
+	}
+	for i, f := range fields {
+		mask, err := canonicalMask(f)
+		if err != nil {
+			return "", fmt.Errorf("setting %s: %w", s.name, err)
+		}
+		fields[i] = mask
+	}
+	return strings.Join(fields, " "), nil
+}
+
+// canonicalMask writes a mask of processors as the kernel takes it: hexadecimal, in
+// words of 32 bits with commas between, without zeros before.
+func canonicalMask(text string) (string, error) {
+	digits := strings.TrimLeft(strings.ReplaceAll(strings.ToLower(text), ",", ""), "0")
+	if text == "" || strings.Trim(digits, "0123456789abcdef") != "" || len(digits) > 2048 {
+		return "", fmt.Errorf("mask of processors %q: want hexadecimal digits", text)
+	}
+	if digits == "" {
+		return "0", nil
+	}
+	for i := len(digits) - 8; i > 0; i -= 8 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits, nil
+}
+
+// sameMasks compares masks of queues; one stands for all queues.
+func sameMasks(present, wanted string) bool {
+	p, w := strings.Fields(present), strings.Fields(wanted)
+	if len(w) != 1 {
+		return slices.Equal(p, w)
+	}
+	return len(p) > 0 && !slices.ContainsFunc(p, func(mask string) bool { return mask != w[0] })
+}
+
 // fulfilled says whether a setting at present needs no change to get to wanted.
 func (s setting) fulfilled(present, wanted string) bool {
 	if s.name == settingMax && present == "0" { // no limit at all
@@ -195,6 +253,9 @@ func (s setting) fulfilled(present, wanted string) bool {
 		p, errP := strconv.ParseUint(present, 10, 64)
 		w, errW := strconv.ParseUint(wanted, 10, 64)
 		return errP == nil && errW == nil && p >= w
+	}
+	if s.mask {
+		return sameMasks(present, wanted)
 	}
 	return present == wanted
 }
@@ -207,6 +268,14 @@ const bucketPage = 65536 / 8
 func (s setting) took(present, written string) bool {
 	if present == written {
 		return true
+	}
+	if s.mask {
+		return sameMasks(present, written)
+	}
+	if strings.HasSuffix(s.name, ".rx_ring") { // drivers round up to what their hardware has
+		p, errP := strconv.ParseInt(present, 10, 64)
+		w, errW := strconv.ParseInt(written, 10, 64)
+		return errP == nil && errW == nil && p > w && p < 2*w
 	}
 	if s.name == settingBuckets {
 		p, errP := strconv.ParseInt(present, 10, 64)

@@ -35,6 +35,7 @@ func TestFind(t *testing.T) {
 		"net.ipv4.conf.a b.rp_filter",                          // no device is called so
 		"net.ipv4.conf.sixteen-letters-.rp_filter",             // IFNAMSIZ
 		"net.ipv4.conf.x\x00y.rp_filter", "net.ipv4.conf.\x1b[2J.rp_filter", "net.ipv4.conf.a=b.rp_filter", "net.ipv4.conf.eth?.rp_filter",
+		"dev.*.threaded", "dev.//.threaded", "dev.eth0.threaded.x", "dev.eth0.ifalias", "dev..threaded", "dev.a b.threaded", "dev.x/../y.threaded",
 		"net.ipv4.conf.eth0.rp_filter.x", "net.netfilter.nf_conntrack_max\n", "../net.netfilter.nf_conntrack_max",
 	} {
 		if k, err := find(name); err == nil {
@@ -99,10 +100,13 @@ func FuzzFind(f *testing.F) {
 			return
 		}
 		path := k.path()
-		if path != "vm/min_free_kbytes" && !strings.HasPrefix(path, "net/") || strings.Contains("/"+path+"/", "/../") || strings.Contains("/"+path+"/", "/./") || strings.ContainsRune(path, 0) {
+		if device, _ := deviceOf(name); isDevice(name) && (device == "." || device == ".." || strings.ContainsAny(device, "/\x00")) {
+			t.Errorf("%q is of the device %q", name, device)
+		}
+		if !isDevice(name) && path != "vm/min_free_kbytes" && !strings.HasPrefix(path, "net/") || strings.Contains("/"+path+"/", "/../") || strings.Contains("/"+path+"/", "/./") || strings.ContainsRune(path, 0) {
 			t.Errorf("%q is the path %q", name, path)
 		}
-		if v, err := k.value(value); err == nil && strings.Trim(v, "0123456789 ") != "" {
+		if v, err := k.value(value); err == nil && strings.Trim(v, "0123456789abcdef, ") != "" {
 			t.Errorf("%q takes the value %q", name, v)
 		}
 	})

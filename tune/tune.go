@@ -7,9 +7,10 @@
 //	settings.go  the only settings that natkit ever writes, and their permitted values
 //	apply.go     journal the old value, write, read back; undo all of it when one step fails
 //	rollback.go  the old values again, newest first, unless somebody else has changed them since
-//	persist.go   the one file in /etc/sysctl.d
+//	persist.go   the files in /etc: one in sysctl.d, one of udev's
 //	log.go       the journal of all of it, and what it says about each apply
 //	kernel.go    reading and writing settings in a network namespace
+//	device.go    the same for settings of network devices
 //
 // What is wrong is decided elsewhere (package diagnose); what its findings want
 // comes in as [snapshot.Setting]. Every value is on disk before it is changed, so that a rollback
@@ -17,6 +18,7 @@
 package tune
 
 import (
+	"strings"
 	"time"
 
 	"natkit/snapshot"
@@ -135,7 +137,7 @@ const (
 	OutcomeGone     Outcome = "gone"    // its namespace or interface is no more
 )
 
-// Restored is one setting, or the sysctl.d file, in a rollback.
+// Restored is one setting, or a file of settings, in a rollback.
 type Restored struct {
 	Setting string  `json:"setting"` // or the path of the file
 	Netns   string  `json:"netns"`
@@ -150,9 +152,19 @@ type Record struct {
 	By       string     `json:"by,omitempty"` // who asked for it, "" for the user
 	State    State      `json:"state"`
 	Changes  []Change   `json:"changes"`
-	Skipped  []Refusal  `json:"skipped,omitempty"` // wanted, but refused by the plan or not possible here
-	File     string     `json:"file,omitempty"`    // the sysctl.d file, when it was written
+	Skipped  []Refusal  `json:"skipped,omitempty"`   // wanted, but refused by the plan or not possible here
+	File     string     `json:"file,omitempty"`      // the sysctl.d file, when it was written
+	UdevFile string     `json:"udev_file,omitempty"` // that of udev's rules, with settings of devices
 	Restored []Restored `json:"restored,omitempty"`
+}
+
+// wrote notes a file of settings.
+func (r *Record) wrote(path string) {
+	if strings.HasSuffix(path, udevName) {
+		r.UdevFile = path
+	} else {
+		r.File = path
+	}
 }
 
 // Kept says whether a rollback left something in place because somebody else

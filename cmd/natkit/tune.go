@@ -97,13 +97,14 @@ back. When one step fails, those before it are put back. Applying again changes
 nothing. While an earlier apply stands half done it is refused: roll that back
 first.
 
---persist also writes /etc/sysctl.d/90-natkit.conf, the only file that natkit
-writes below /etc, with every setting of the initial network namespace that
-natkit has applied and that still stands.
+--persist also writes /etc/sysctl.d/90-natkit.conf and, for settings of network
+devices, /etc/udev/rules.d/90-natkit.rules, the only files that natkit writes below
+/etc, with every setting of the initial network namespace that natkit has applied
+and that still stands.
 
 With -o json: id, time, state (planned, unchanged, applied), changes as in the
-plan with the values that were found, skipped with the reason for each, file. The
-exit code is 1 when a change could not be made that was neither left out by
+plan with the values that were found, skipped with the reason for each, file,
+udev_file. The exit code is 1 when a change could not be made that was neither left out by
 --no-host-write nor waits for a --confirm.`,
 		Example: `  natkit tune apply --dry-run
   natkit tune apply --persist
@@ -113,7 +114,7 @@ exit code is 1 when a change could not be made that was neither left out by
 	}
 	in.flags(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&o.Persist, "persist", false, "write a file in /etc/sysctl.d too, so that a reboot keeps the changes")
+	f.BoolVar(&o.Persist, "persist", false, "write files below /etc too, so that a reboot keeps the changes")
 	f.BoolVar(&o.DryRun, "dry-run", false, "show what would be written, write nothing")
 	f.BoolVar(&o.NoHostWrite, "no-host-write", false, "leave out settings of the whole machine unless it is the initial namespace that is tuned")
 	out := outputFlag(cmd)
