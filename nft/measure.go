@@ -46,6 +46,17 @@ func (g Gateway) Distribution() Ruleset {
 	}, g.Compile()...)
 }
 
+// Filtered is the gateway behind a filter that every packet walks through: a rule that drops
+// what one of the hosts sends, for each of them, and only then established flows accepted.
+func (g Gateway) Filtered(hosts []netip.Addr) Ruleset {
+	forward := filterChain("FORWARD", nftables.ChainHookForward, nftables.ChainPriorityFilter)
+	for _, h := range hosts {
+		forward.Rules = append(forward.Rules, rule(source(netip.PrefixFrom(h, 32)), drop()))
+	}
+	forward.Rules = append(forward.Rules, rule(established(), accept()))
+	return append(Ruleset{{Name: "filter", Chains: []Chain{forward}}}, g.Compile()...)
+}
+
 // Offloaded is the gateway with a flowtable: flows that both sides have spoken in
 // go past the hooks, from one device to the other.
 func (g Gateway) Offloaded(inside string) Ruleset {

@@ -52,6 +52,10 @@ func Routers() []bench.Router {
 			describe: "the rules of nft, accelerated by natkit at XDP"}},
 		&accelRouter{attach: control.AttachTC, rulesRouter: rulesRouter{name: "accel-tc", nat: true, takesRules: true, rules: behind,
 			describe: "likewise at tc"}},
+		&rulesRouter{name: "filtered", nat: true, rules: filtered,
+			describe: "nftables masquerade behind 5000 filter rules, of which each packet is asked"},
+		&accelRouter{attach: control.AttachXDP, rulesRouter: rulesRouter{name: "accel-filtered", nat: true, rules: filtered,
+			describe: "likewise, accelerated by natkit at XDP"}},
 		&engineRouter{name: "ebpf", attach: control.AttachXDP, describe: "natkit's engine at XDP: masquerade with sessions, counters and expiry"},
 		&engineRouter{name: "ebpf-tc", attach: control.AttachTC, describe: "natkit's engine at tc, likewise"},
 	}
@@ -60,6 +64,11 @@ func Routers() []bench.Router {
 // behind masquerades, with a rule for each host before.
 func behind(b *bench.Bed, o bench.RouterOptions) nft.Ruleset {
 	return gateway(b, o).Behind(silentHosts(o.Rules), b.OutsideAddr)
+}
+
+// filtered asks many rules about each packet before it lets established flows pass.
+func filtered(b *bench.Bed, o bench.RouterOptions) nft.Ruleset {
+	return gateway(b, o).Filtered(silentHosts(5000))
 }
 
 // statelessOutside is what the stateless router makes of the sources: RFC 6598.

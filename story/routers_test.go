@@ -28,7 +28,7 @@ func TestRouters(t *testing.T) {
 	}
 	t.Cleanup(func() { bed.Close() })
 	for _, r := range Routers() {
-		if slices.Contains([]string{"xdp-forward", "ebpf", "accel"}, r.Name()) {
+		if slices.Contains([]string{"xdp-forward", "ebpf", "accel", "accel-filtered"}, r.Name()) {
 			if _, err := r.Install(t.Context(), bed, bench.RouterOptions{Sockets: true}); !errors.As(err, new(*bench.UnsupportedError)) {
 				t.Errorf("%s for sockets' packets: %v", r.Name(), err)
 			}
