@@ -21,9 +21,11 @@ enum icmp_limit {
 	ICMP_TOO_BIG = 4,
 };
 
-/* What an error of ours is made of; and a copy of one, to be summed. */
+/* What an error of ours is made of; and a copy of one, to be summed. The flow is what the
+ * packet inside an error becomes, for which Linux 6.1 has no more stack. */
 struct icmp_room {
 	__u8 bytes[ICMP_SUMMED];
+	struct nat_flow flow;
 };
 
 struct {
@@ -211,10 +213,15 @@ static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
 static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
 {
 	__u32 check = packet->l4 + __builtin_offsetof(struct icmp, check), delta;
+	__u32 zero = 0;
+	struct icmp_room *room = bpf_map_lookup_elem(&icmp_rooms, &zero);
 	struct inner inner = {};
-	struct nat_flow flow;
+	struct nat_flow *flow;
 	int reason;
 
+	if (!room)
+		return NAT_DROP_BYPASS;
+	flow = &room->flow;
 	reason = icmp_parse(ctx, packet, &inner);
 	if (reason != GO_ON)
 		return reason;
@@ -223,7 +230,7 @@ static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
 	if (packet->bytes - (packet->l4 - packet->l3) <= ICMP_SUMMED - 4 &&
 	    icmp_sum(ctx, packet->l4, packet->bytes - (packet->l4 - packet->l3)) != 0xffff)
 		return NAT_DROP_BAD_CHECKSUM;
-	reason = icmp_find(ctx, packet, &inner.key, &flow);
+	reason = icmp_find(ctx, packet, &inner.key, flow);
 	if (reason == NAT_PASS_NO_RULE && !icmp_passes(ctx, packet, &inner))
 		return NAT_DROP_SPOOFED;
 	if (reason != GO_ON)
@@ -231,7 +238,7 @@ static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
 	if (packet->ttl <= 1)
 		return NAT_DROP_TTL;
 
-	reason = icmp_rewrite(ctx, &inner, &flow, &delta);
+	reason = icmp_rewrite(ctx, &inner, flow, &delta);
 	if (reason != GO_ON)
 		return reason;
 	delta = (delta & 0xffff) + (delta >> 16);
@@ -239,10 +246,10 @@ static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
 	if (reason != GO_ON)
 		return reason;
 	if (!addr_equal(inner.key.src, packet->key.src) && packet->key.side == NAT_OUTSIDE)
-		flow.src = packet->key.src;
-	session_deltas(&packet->key, &flow);
-	flow.mtu = 0;
-	reason = flow_send(ctx, packet, &flow);
+		flow->src = packet->key.src;
+	session_deltas(&packet->key, flow);
+	flow->mtu = 0;
+	reason = flow_send(ctx, packet, flow);
 	if (reason < NAT_TRANSLATED_IN)
 		return NAT_DROP_NO_ROUTE; /* no more what the stack should see */
 	if (reason < NAT_DROP_MALFORMED)

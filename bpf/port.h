@@ -109,6 +109,25 @@ GLOBAL int word_find(const struct nat_ports *ports, __u32 from, __u32 to)
 	return PORT_NONE;
 }
 
+/* A random one of lo..hi, in a word that has a free bit if a few draws find one. A function
+ * of its own because the stack of bits_take is all that Linux 6.1 has. */
+GLOBAL int word_draw(const struct nat_ports *ports, __u32 lo, __u32 hi)
+{
+	__u32 random = bpf_get_prandom_u32(), n = lo, word, try;
+
+	if (!ports)
+		return lo;
+	for (try = 0; try < PORT_DRAWS; try++) {
+		n = lo + (__u32)((__u64)random * (hi - lo + 1) >> 32);
+		word = n / 64;
+		OPAQUE(word);
+		if (ports->summary[word / 64 & (NAT_SUMMARY - 1)] >> (word & 63) & 1)
+			break;
+		random = random * 1664525 + 1013904223;
+	}
+	return n;
+}
+
 /*
  * Takes a free bit of lo..hi, of those that mask allows in each word: in a random word that
  * has any, or if a few draws find none, the first after a random one, round the range.
@@ -120,20 +139,15 @@ GLOBAL int word_find(const struct nat_ports *ports, __u32 from, __u32 to)
  */
 GLOBAL int bits_take(struct nat_ports *ports, __u32 lo, __u32 hi, __u64 mask)
 {
-	__u32 random = bpf_get_prandom_u32(), start, from, n, try;
+	__u32 random, from, n, try;
 	__u64 free, turned;
 	int word;
 
 	if (!ports || hi >= NAT_PORTS || lo > hi)
 		return PORT_NONE;
-	for (try = 0; try < PORT_DRAWS; try++) {
-		start = lo + (__u32)((__u64)random * (hi - lo + 1) >> 32);
-		if (*(volatile __u64 *)bit_summary(ports, start) >> (start / 64 & 63) & 1)
-			break;
-		random = random * 1664525 + 1013904223;
-	}
+	random = word_draw(ports, lo, hi);
+	from = random / 64;
 	random &= 63;
-	from = start / 64;
 	for (try = 0; try < PORT_TRIES; try++) {
 		word = word_find(ports, from, hi / 64);
 		if (word < 0)

@@ -34,6 +34,7 @@ type tcHeldKey struct {
 type tcIcmpRoom struct {
 	_     structs.HostLayout
 	Bytes [1536]uint8
+	Flow  tcNatFlow
 }
 
 type tcNatAddr struct {

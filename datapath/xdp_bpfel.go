@@ -34,6 +34,7 @@ type xdpHeldKey struct {
 type xdpIcmpRoom struct {
 	_     structs.HostLayout
 	Bytes [1536]uint8
+	Flow  xdpNatFlow
 }
 
 type xdpNatAddr struct {
