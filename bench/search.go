@@ -41,7 +41,8 @@ const (
 	searchRough     = 3 * time.Second // of trials, by which a rate is judged before the bounds are close
 	searchRoughStep = 0.05            // width at which the rough search ends
 	searchRepeats   = 20              // invalid trials in a row that end a search,
-	searchPatience  = time.Minute     // if they took as long as this: a disturbance may pass
+	searchPatience  = time.Minute     // if they took as long as this, for a disturbance may pass,
+	searchInvalid   = 60              // or are so many
 )
 
 // SearchResult is the outcome of one goal.
@@ -173,7 +174,7 @@ func (s *search) holds(ctx context.Context, pps float64, sum time.Duration) (boo
 		switch {
 		case errors.Is(err, ErrInvalidTrial):
 			s.res.Invalid++
-			if invalid++; invalid >= searchRepeats && time.Duration(invalid)*s.goal.Trial >= searchPatience {
+			if invalid++; invalid >= searchRepeats && (invalid >= searchInvalid || time.Duration(invalid)*s.goal.Trial >= searchPatience) {
 				return false, fmt.Errorf("search for %s at %.0f frames/s: %d trials in a row: %w", s.goal.Name, pps, invalid, err)
 			}
 			continue

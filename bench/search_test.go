@@ -91,6 +91,15 @@ func TestSearchEnds(t *testing.T) {
 	if _, err := Search(t.Context(), GoalNDR, 1, 10, never); !errors.Is(err, ErrInvalidTrial) {
 		t.Errorf("only invalid trials: %v", err)
 	}
+	short, trials := GoalNDR, 0
+	short.Trial = 10 * time.Millisecond // a minute of these would take far longer, for what is around each
+	_, err := Search(t.Context(), short, 1, 10, func(ctx context.Context, pps float64, d time.Duration) (float64, error) {
+		trials++
+		return never(ctx, pps, d)
+	})
+	if !errors.Is(err, ErrInvalidTrial) || trials != searchInvalid {
+		t.Errorf("%d short trials, all invalid: %v", trials, err)
+	}
 	broken := errors.New("broken")
 	if _, err := Search(t.Context(), GoalNDR, 1, 10, func(context.Context, float64, time.Duration) (float64, error) {
 		return 0, broken
