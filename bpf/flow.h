@@ -307,6 +307,22 @@ static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 	return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
 }
 
+/*
+ * A packet from inside that comes by another link than its session: its host has moved, if
+ * the route back to it has, too. Else somebody else pretends to be it.
+ */
+static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	__u16 in = link_find(packet->ifindex);
+	struct route back = {};
+
+	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
+	    back.link != in)
+		return NAT_DROP_SPOOFED;
+	flow->in_link = in;
+	return GO_ON;
+}
+
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
@@ -317,8 +333,11 @@ static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet
 		return flow_open(ctx, packet);
 	if (flow->in_link) {
 		in = link_get(flow->in_link);
-		if (unlikely(!in || in->ifindex != packet->ifindex))
-			return NAT_DROP_SPOOFED;
+		if (unlikely(!in || in->ifindex != packet->ifindex)) {
+			reason = flow_moved(ctx, packet, flow);
+			if (reason != GO_ON)
+				return reason;
+		}
 	}
 	if (unlikely(flow_needs_attention(packet, flow))) {
 		reason = flow_attend(ctx, packet, flow);

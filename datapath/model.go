@@ -221,8 +221,11 @@ func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return m.open(p, saw)
 	}
 	s := f.session
-	if f.link != "" && f.link != p.link {
-		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	if f.link != "" && f.link != p.link { // its host has moved, or somebody pretends to be it
+		if m.route(p.src.Addr()) != p.link {
+			return refused(abiNatReasonNAT_DROP_SPOOFED)
+		}
+		f.link = p.link
 	}
 	if m.now-s.seen > m.timeout(s) {
 		if reason := m.revive(p, f); reason != translated {
