@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -89,6 +90,21 @@ type Base struct {
 // Rule is a sequence of matches that ends with a verdict or a translation.
 type Rule []expr.Any
 
+// timeouts is held while policies are added: the library (v0.3.0) completes each from a map
+// of its own, and writes into that.
+var timeouts sync.Mutex
+
+func addTimeouts(c *nftables.Conn, table *nftables.Table, policies []Timeout) {
+	timeouts.Lock()
+	defer timeouts.Unlock()
+	for _, p := range policies {
+		c.AddObj(&nftables.NamedObj{
+			Table: table, Name: p.Name, Type: nftables.ObjTypeCtTimeout,
+			Obj: &expr.CtTimeout{L3Proto: unix.NFPROTO_IPV4, L4Proto: p.Protocol, Policy: p.Policy},
+		})
+	}
+}
+
 // Apply puts the tables into the namespace of h, each in place of the table of
 // that name there: all of them, or on an error none. Tables of other names stay.
 func (r Ruleset) Apply(h *netns.Handle) error {
@@ -112,12 +128,7 @@ func (r Ruleset) Apply(h *netns.Handle) error {
 					Hooknum: nftables.FlowtableHookIngress, Priority: nftables.FlowtablePriorityFilter,
 				})
 			}
-			for _, o := range t.Timeouts {
-				c.AddObj(&nftables.NamedObj{
-					Table: table, Name: o.Name, Type: nftables.ObjTypeCtTimeout,
-					Obj: &expr.CtTimeout{L3Proto: unix.NFPROTO_IPV4, L4Proto: o.Protocol, Policy: o.Policy},
-				})
-			}
+			addTimeouts(c, table, t.Timeouts)
 			// Elements name chains, rules name chains and sets.
 			for _, ch := range t.Chains {
 				chain := &nftables.Chain{Table: table, Name: ch.Name}
