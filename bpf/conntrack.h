@@ -36,6 +36,14 @@ struct nf_ct_ext {
 	__u8 offset[1];
 };
 
+struct nf_ct_timeout {
+	char data[1]; /* by state, in jiffies */
+};
+
+struct nf_conn_timeout {
+	struct nf_ct_timeout *timeout;
+};
+
 struct ip_ct_tcp {
 	__u8 state;
 };
@@ -145,8 +153,7 @@ static __always_inline int conntrack_unfit(const struct nf_conn *ct, __u8 protoc
 		return NAT_ACCEL_HELPER;
 	if (status & IPS_OFFLOAD)
 		return NAT_ACCEL_OFFLOADED;
-	if (CONNTRACK_HAS(ct, NF_CT_EXT_TIMEOUT) ||
-	    conntrack_life(ct) * (__s64)clock_jiffy_ns < CONNTRACK_SECONDS * 1000000000LL)
+	if (conntrack_life(ct) * (__s64)clock_jiffy_ns < CONNTRACK_SECONDS * 1000000000LL)
 		return NAT_ACCEL_TIMEOUT;
 	return 0;
 }
@@ -184,6 +191,36 @@ static __noinline int conntrack_ask(struct ctx *ctx, const struct packet *packet
 }
 
 /*
+ * Time-out of an established connection by the entry's own policy, in milliseconds; 0: it
+ * has none. Read by helper: where the extension lies is known at run time only.
+ */
+static __noinline __u32 conntrack_policy(const struct nf_conn *ct)
+{
+	struct nf_ct_timeout *policy = NULL;
+	__u32 extension, jiffies = 0;
+	void *ext = NULL;
+	__u8 offset = 0;
+
+	if (!bpf_core_enum_value_exists(enum nf_ct_ext_id, NF_CT_EXT_TIMEOUT))
+		return 0;
+	extension = bpf_core_enum_value(enum nf_ct_ext_id, NF_CT_EXT_TIMEOUT);
+	bpf_probe_read_kernel(&ext, sizeof(ext), &ct->ext);
+	if (!ext)
+		return 0;
+	bpf_probe_read_kernel(&offset, sizeof(offset), ext + extension);
+	if (!offset)
+		return 0;
+	bpf_core_read(&policy, sizeof(policy),
+		      &((struct nf_conn_timeout *)(ext + offset))->timeout);
+	if (!policy)
+		return 0;
+	bpf_probe_read_kernel(&jiffies, sizeof(jiffies),
+			      (void *)policy + bpf_core_field_offset(struct nf_ct_timeout, data) +
+				      TCP_CONNTRACK_ESTABLISHED * sizeof(jiffies));
+	return jiffies * clock_jiffy_ns / 1000000;
+}
+
+/*
  * Gives a TCP entry the life that it has when idle. Of a flow of which connection
  * tracking has missed packets it believes that data is unacknowledged, perhaps for
  * ever, and lets it live for five minutes only (nf_conntrack_tcp_timeout_unacknowledged).
@@ -197,7 +234,7 @@ static __noinline int conntrack_keep(struct ctx *ctx, const struct nat_flow_key 
 	if (!ct)
 		return 0;
 	if (ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED)
-		bpf_ct_change_timeout(ct, milliseconds);
+		bpf_ct_change_timeout(ct, conntrack_policy(ct) ?: milliseconds);
 	bpf_ct_release(ct);
 	return 0;
 }

@@ -37,7 +37,7 @@ enum nat_accel_reason {
 	NAT_ACCEL_UNSTEADY,   /* TCP that opens or closes */
 	NAT_ACCEL_HELPER,     /* of connection tracking, or numbers that it shifts */
 	NAT_ACCEL_OFFLOADED,  /* a flowtable has the flow */
-	NAT_ACCEL_TIMEOUT,    /* of its own, or of less than three seconds */
+	NAT_ACCEL_TIMEOUT,    /* of less than three seconds */
 	NAT_ACCEL_LOCAL,      /* for the machine itself */
 	NAT_ACCEL_NO_WAY,     /* no route, no neighbour, or by an interface not accelerated */
 	NAT_ACCEL_OTHER_WAY,  /* the stack sends it another way than the routes say */

@@ -260,8 +260,24 @@ func second[T any](_ T, err error) error { return err }
 // was acknowledged; and the end of the connection is the stack's.
 func TestAccelTCP(t *testing.T) {
 	b := newAccelBed(t)
-	for _, liberal := range []bool{false, true} {
-		t.Run(fmt.Sprintf("liberal=%v", liberal), func(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		liberal  bool
+		policy   string // a time-out of the rules' own
+		min, max uint32 // seconds that an idle connection has
+	}{
+		{name: "strict", min: 100000, max: 432000},
+		{name: "liberal", liberal: true, min: 100000, max: 432000},
+		{name: "own time-out", liberal: true, min: 900, max: 1000, policy: `
+table ip own {
+  ct timeout own { protocol tcp; l3proto ip; policy = { established: 1000 }; }
+  chain pre { type filter hook prerouting priority 0; ip protocol tcp ct timeout set "own"; }
+}
+`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			liberal := c.liberal
+			b.nft(c.policy)
 			o := b.accelOptions()
 			o.TCPLiberal = liberal
 			p := b.accelOn(o)
@@ -278,7 +294,7 @@ func TestAccelTCP(t *testing.T) {
 				}
 				ktest.Wait(t, 20*time.Second, "the entry has the life of an idle connection", func() bool {
 					return slices.ContainsFunc(b.entries(), func(f *netlink.ConntrackFlow) bool {
-						return f.Forward.Protocol == unix.IPPROTO_TCP && f.TimeOut > 100000
+						return f.Forward.Protocol == unix.IPPROTO_TCP && f.TimeOut > c.min && f.TimeOut <= c.max
 					})
 				})
 			})

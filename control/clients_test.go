@@ -25,16 +25,17 @@ import (
 )
 
 // Programs that people use, and the kernel's own sockets, behind a gateway of either
-// engine: the same clients, the same packets, the same expectations. Where the engines
+// engine, and of the kernel's accelerated: the same clients, the same packets, the same expectations. Where the engines
 // differ on purpose a case says so by world.by, and docs/rules.md has it.
 //
 // The cases of a network run one after the other, networks at once.
 var clientNetworks = []struct {
 	name  string
 	rules string
+	accel bool // also by the kernel's NAT accelerated: there is more than first packets
 	cases []clientCase
 }{
-	{"plain", plainRules, []clientCase{
+	{"plain", plainRules, true, []clientCase{
 		{"curl-and-nginx", clientCurl},
 		{"iperf3", clientIperf},
 		{"dns", clientDNS},
@@ -52,15 +53,15 @@ var clientNetworks = []struct {
 		{"tcp-simultaneous-open", clientSimultaneousOpen},
 		{"10000-connections", clientManyConnections},
 	}},
-	{"idle", plainRules + "defaults: {timeouts: {udp: 1s}}\n", []clientCase{
+	{"idle", plainRules + "defaults: {timeouts: {udp: 1s}}\n", false, []clientCase{
 		{"udp", clientIdleUDP},
 		{"tcp", clientIdleTCP},
 		{"tcp-timed-out", clientIdleTooLong},
 	}},
-	{"stun", stunRules, []clientCase{
+	{"stun", stunRules, false, []clientCase{
 		{"discovery", clientDiscovery},
 	}},
-	{"changes", plainRules, []clientCase{
+	{"changes", plainRules, true, []clientCase{
 		{"path-mtu", clientPathMTU},
 		{"apply-and-upgrade", clientApply},
 		{"kill", clientKill},
@@ -92,7 +93,10 @@ func TestClients(t *testing.T) {
 	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
 	large, small := newPayload(t, 100<<20), newPayload(t, 10<<20)
 	for _, network := range clientNetworks {
-		for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		for _, engine := range []Engine{EngineEBPF, EngineNFT, EngineAccel} {
+			if engine == EngineAccel && !network.accel {
+				continue
+			}
 			t.Run(network.name+"/"+string(engine), func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t, engine, network.rules)
@@ -156,8 +160,36 @@ func newWorld(t *testing.T, engine Engine, rules string) *world {
 	}
 	o := b.options()
 	o.Engine = engine
+	if engine == EngineAccel {
+		w.engine, o.Engine = EngineNFT, EngineNFT
+	}
 	b.up(rules, o)
+	if engine == EngineAccel {
+		w.accelerate()
+	}
 	return w
+}
+
+// accelerate has packets of the kernel's NAT go past the stack, until the test ends.
+func (w *world) accelerate() {
+	w.t.Helper()
+	o := w.accelOptions()
+	o.Bypass = true // engine nft counts packets by its rules
+	p, err := PlanAccel(o)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	a, err := TemporaryAccel(p, w.gateway)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		defer a.Close()
+		stats, err := a.Stats()
+		if err != nil || stats.Reasons["forwarded"] == 0 {
+			w.t.Errorf("%+v, %v: no packet took a shortcut", stats, err)
+		}
+	})
 }
 
 // as is the world of a case of its own.

@@ -29,7 +29,7 @@ var AccelReasons = []AccelReason{
 	{"unsteady", "TCP that opens or closes"},
 	{"helper", "a helper of connection tracking follows the flow, or changes its sequence numbers"},
 	{"offloaded", "a flowtable has the flow"},
-	{"timeout", "the flow has a time-out of its own, or one below three seconds"},
+	{"timeout", "the flow has a time-out below three seconds"},
 	{"local", "for this machine itself"},
 	{"no-way", "no route, no neighbour, or its way out is not an accelerated interface"},
 	{"other-way", "the stack sends the flow another way than the routes say: routing by mark, or a program"},
