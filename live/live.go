@@ -154,7 +154,7 @@ func (w *watcher) watch(ctx context.Context, broken <-chan error) error {
 				return nil
 			}
 			told := false
-			err := conntrack.Watch(ctx, conntrack.WatchOptions{Interval: w.o.Interval}, func(r *conntrack.Rates) error {
+			err := conntrack.Watch(ctx, conntrack.WatchOptions{Interval: w.o.Interval, NoStates: true}, func(r *conntrack.Rates) error {
 				told = true
 				return tick(r)
 			})
