@@ -26,6 +26,7 @@ type CPSOptions struct {
 	Protocols []string      // of Protocols
 	Sessions  int           // of a trial
 	Held      int           // in the table before each trial with new ones
+	Rules     []int         // of each router, that match nothing before the one that matches; nil: none
 	Duration  time.Duration // of a trial with established sessions
 	Trials    int           // of each set of conditions
 	Goals     []SearchGoal
@@ -63,6 +64,8 @@ func (o *CPSOptions) complete() error {
 		return refuse("--held", "%d: want 0 to %d, which are %d with those of a trial", o.Held, MaxFlows-o.Sessions, MaxFlows)
 	case o.Held > 0 && !slices.Equal(o.Protocols, []string{"udp"}):
 		return refuse("--held", "%d: only with sessions of UDP alone", o.Held)
+	case slices.ContainsFunc(o.Rules, func(n int) bool { return n < 0 || n > MaxRules }):
+		return refuse("--rules", "%v: want 0 to %d each", o.Rules, MaxRules)
 	case o.Trials < 1 || o.Trials > MaxTrials:
 		return refuse("--trials", "%d: want 1 to %d", o.Trials, MaxTrials)
 	case o.Duration < 10*time.Millisecond || o.Duration > MaxDuration:
@@ -112,9 +115,14 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 			}
 		}
 	}()
+	if len(o.Rules) == 0 {
+		o.Rules = []int{0}
+	}
 	for _, router := range o.Routers {
-		if err := r.addLane(ctx, router); err != nil {
-			return nil, err
+		for _, rules := range o.Rules {
+			if err := r.addLane(ctx, router, rules); err != nil {
+				return nil, err
+			}
 		}
 	}
 	measure := r.atFullSpeed
@@ -132,10 +140,10 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 }
 
 // addLane makes a router in a bed of its own, whose table must be large enough.
-func (r *cpsRun) addLane(ctx context.Context, router Router) error {
+func (r *cpsRun) addLane(ctx context.Context, router Router, rules int) error {
 	r.Progress("%s: making the router", router.Name())
 	use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-	l, err := newLane(ctx, router, RouterOptions{Sessions: r.Sessions + r.Held}, r.Sessions+r.Held, false)
+	l, err := newLane(ctx, router, RouterOptions{Rules: rules, Sessions: r.Sessions + r.Held}, r.Sessions+r.Held, false)
 	if err == nil && r.searches() {
 		if err = l.stand.giveRouterAThread(); err != nil {
 			err = errors.Join(err, l.close())
@@ -148,6 +156,7 @@ func (r *cpsRun) addLane(ctx context.Context, router Router) error {
 	case err != nil:
 		return err
 	default:
+		l.rules = rules
 		r.lanes = append(r.lanes, l)
 		limits, err := l.table()
 		if err != nil {
@@ -157,7 +166,11 @@ func (r *cpsRun) addLane(ctx context.Context, router Router) error {
 			return tooSmall(want, limits.Max)
 		}
 	}
-	r.res.Routers = append(r.res.Routers, use)
+	if i := slices.IndexFunc(r.res.Routers, func(u RouterUse) bool { return u.Name == use.Name }); i < 0 {
+		r.res.Routers = append(r.res.Routers, use)
+	} else if use.Unsupported != "" {
+		r.note("%s behind %d rules was left out: %s.", use.Name, rules, use.Unsupported)
+	}
 	return nil
 }
 
@@ -344,7 +357,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 			}
 			load := load
 			load.cpus = l.stand.cpus[len(l.stand.cpus)-1:]
-			return l.run(ctx, load)
+			return l.runWarm(ctx, load)
 		})
 		if err != nil {
 			return err
@@ -394,6 +407,7 @@ func (r *cpsRun) memory(l *lane, s *series, p Params) {
 		r.note("What a session of %s takes of the kernel's memory was not to be seen: other programs made or ended sessions, too.", l.name)
 		return
 	}
+	p.Rules = l.rules
 	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, values...))
 	r.note("A session of %s takes of the kernel's caches: %s; and its share of the buckets of a full table, %.0f bytes.",
 		l.name, objectNames(took), l.bucketBytes())
@@ -419,6 +433,7 @@ func (r *cpsRun) ownMemory(l *lane, p Params) {
 		r.note("What a session of %s takes of the kernel's memory was not to be seen: %v.", l.name, err)
 		return
 	}
+	p.Rules = l.rules
 	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, bytes))
 	r.note("A session of %s takes its share of all maps of sessions, mappings and queues, hash buckets included, when they are full.", l.name)
 }
@@ -487,7 +502,7 @@ func (r *cpsRun) search(ctx context.Context, protocol string) error {
 // searchGoal searches around what the router took under overload. Trials end with
 // their sessions, whatever the goal says of their duration.
 func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal SearchGoal, overload float64) error {
-	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol}
+	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol, Held: r.Held, Rules: l.rules}
 	name := strings.ToUpper(goal.Name)
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, _ time.Duration) (float64, error) {
 		r.Progress("%s: %d new %s sessions, search for %s: %.0f a second", l.name, r.Sessions, protocol, name, pps)
@@ -559,6 +574,7 @@ func (r *cpsRun) note(format string, args ...any) {
 
 // figure adds one quantity of a series.
 func (r *cpsRun) figure(l *lane, s *series, metric string, p Params, label string, of func(*trial) float64) {
+	p.Rules = l.rules
 	f := NewFigure(l.name, metric, p, s.values(of)...)
 	f.Discarded, f.Label = s.discarded, label
 	r.res.Figures = append(r.res.Figures, f)

@@ -353,6 +353,7 @@ func TestCPSRefuses(t *testing.T) {
 		"no router":          func(o *CPSOptions) { o.Routers = nil },
 		"no session":         func(o *CPSOptions) { o.Sessions = 0 },
 		"too many sessions":  func(o *CPSOptions) { o.Sessions = MaxFlows + 1 },
+		"too many rules":     func(o *CPSOptions) { o.Rules = []int{0, MaxRules + 1} },
 		"too many held":      func(o *CPSOptions) { o.Held = MaxFlows },
 		"held with TCP":      func(o *CPSOptions) { o.Held, o.Protocols = 1, []string{"udp", "tcp"} },
 		"no trial":           func(o *CPSOptions) { o.Trials = 0 },

@@ -16,6 +16,7 @@ import (
 // lane is one router in a bed of its own, or elsewhere, ready to be measured.
 type lane struct {
 	name  string // the router's
+	rules int    // that it has before the one that matches
 	stand *stand
 	undo  []func() error
 	own   Table // nil: sessions are in connection tracking, or nowhere
@@ -230,20 +231,25 @@ func (s *stand) unknownFlows(flows int) (unknown int, err error) {
 	return unknown, nil
 }
 
-// run warms the router up and runs one trial.
+// run warms the router up and runs one trial, in which it must forward something.
 func (l *lane) run(ctx context.Context, load frameLoad) (*trial, error) {
+	t, err := l.runWarm(ctx, load)
+	if err == nil && t.sent.frames > 0 && t.received.frames == 0 {
+		return nil, l.forwardsNothing(t)
+	}
+	return t, err
+}
+
+// runWarm is run of a router that may have refused all flows but a few.
+func (l *lane) runWarm(ctx context.Context, load frameLoad) (*trial, error) {
 	if err := l.warm(ctx, load); err != nil {
 		return nil, err
 	}
 	t, err := l.stand.run(ctx, load)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		l.warmed = time.Now()
 	}
-	l.warmed = time.Now()
-	if t.sent.frames > 0 && t.received.frames == 0 {
-		return nil, l.forwardsNothing(t)
-	}
-	return t, nil
+	return t, err
 }
 
 // series is the trials of one lane under one set of conditions.

@@ -55,7 +55,8 @@ CSIT's grid is 64512, 129024, 258048 and so on to 4128768: 1024 source addresses
 more. With more sessions than the 64512 ports of one outside address the routers get
 a pool of addresses with about twice as many ports. natkit's own engine has room for
 1048576 sessions, or the next power of two. With --held so many others are in the
-table, as in one that is in use, when those of a trial come.
+table, as in one that is in use, when those of a trial come. With --rules each router
+is measured with several numbers of rules, which its new sessions do not match.
 Routers without a table (none, xdp-forward) show what the frames cost alone.
 
 Trials of several routers are interleaved. A trial that was disturbed, by the
@@ -67,6 +68,7 @@ labelled.
   natkit bench cps --protocol udp,tcp --router none,nft,stateless
   natkit bench cps --router none,nft,trimmed --sessions 258048 --trials 11
   natkit bench cps --router nft,ebpf --held 64512
+  natkit bench cps --router nft-map,ebpf --rules 1,50000
   natkit bench cps --router nft --sessions 20000 --trials 3 --duration 200ms -o json
   natkit bench cps --router nft,iptables --protocol tcp --ndr`,
 		Args: noArgs,
@@ -76,6 +78,7 @@ labelled.
 	f.StringSliceVar(&o.Protocols, "protocol", []string{"udp"}, "`names` of protocols: udp, tcp")
 	f.IntVar(&o.Sessions, "sessions", 64512, "new sessions of a trial")
 	f.IntVar(&o.Held, "held", 0, "sessions that the table has already when those of a trial come")
+	f.IntSliceVar(&o.Rules, "rules", []int{0}, "`numbers` of rules that match nothing, before the one that matches")
 	f.DurationVar(&o.Duration, "duration", time.Second, "of a trial with established sessions")
 	f.IntVar(&o.Trials, "trials", 7, "trials under each set of conditions")
 	f.BoolVar(&ndr, "ndr", false, "search the highest rate of new sessions without loss")
