@@ -664,6 +664,42 @@ func TestAccelBypass(t *testing.T) {
 	}
 }
 
+// What has changed since is a problem that status names, with what to do.
+func TestAccelProblems(t *testing.T) {
+	b := newAccelBed(t)
+	b.join("gone", "10.8.0.1/24", b.namespace(), "10.8.0.2/24")
+	o := b.accelOptions()
+	o.Interfaces = append(o.Interfaces, "gone")
+	b.accelOn(o)
+	b.accelStats() // no problem yet
+	b.in(b.gateway, func() error {
+		in, err1 := netlink.LinkByName("in")
+		gone, err2 := netlink.LinkByName("gone")
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		mac, _ := net.ParseMAC("02:00:00:00:00:42")
+		return errors.Join(netlink.LinkSetHardwareAddr(in, mac), netlink.LinkDel(gone),
+			writeSetting(settingLiberal, "0"), writeSetting(settingEstablished, "1000"))
+	})
+	s, err := ReadAccelStatus(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"interface in has another MAC", "interface gone is gone", settingLiberal + " is 0", settingEstablished + " is 1000"} {
+		if !slices.ContainsFunc(s.Problems, func(p string) bool { return strings.Contains(p, want) }) {
+			t.Errorf("no problem %q in %q", want, s.Problems)
+		}
+	}
+	b.parrot(b.server, "198.51.100.9:7000")
+	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
+	for range 50 {
+		if k.ask(10*time.Second) == "" {
+			t.Fatal("no answer")
+		}
+	}
+}
+
 // Killed at any moment of turning it on, off puts everything back, and on begins anew.
 func TestAccelKilled(t *testing.T) {
 	b := newAccelBed(t)

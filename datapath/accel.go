@@ -73,7 +73,11 @@ func NewAccelerator(o AccelOptions, links []Link) (_ *Accelerator, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := a.engine.loadSpec(object.name, spec); err != nil {
+		err = a.engine.loadSpec(object.name, spec)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			err = fmt.Errorf("this kernel's connection tracking can't be asked from XDP and tc (that needs Linux 6.1, CONFIG_DEBUG_INFO_BTF_MODULES where nf_conntrack is a module): %w", err)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
