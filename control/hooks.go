@@ -98,16 +98,35 @@ func xdpFeatures(ifindex int) (features uint64, known bool) {
 		attrIfindex  = 1 // NETDEV_A_DEV_IFINDEX
 		attrFeatures = 3 // NETDEV_A_DEV_XDP_FEATURES
 	)
-	family, err := netlink.GenlFamilyGet("netdev")
-	if err != nil {
+	id := askGeneric(nl.GENL_ID_CTRL, nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION,
+		nl.NewRtAttr(nl.GENL_CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated("netdev")), nl.GENL_CTRL_ATTR_FAMILY_ID)
+	if len(id) != 2 {
 		return 0, false
 	}
-	request := nl.NewNetlinkRequest(int(family.ID), 0)
-	request.AddData(&nl.Genlmsg{Command: getDevice, Version: 1})
-	request.AddData(nl.NewRtAttr(attrIfindex, nl.Uint32Attr(uint32(ifindex))))
+	value := askGeneric(int(binary.NativeEndian.Uint16(id)), getDevice, 1,
+		nl.NewRtAttr(attrIfindex, nl.Uint32Attr(uint32(ifindex))), attrFeatures)
+	if len(value) != 8 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint64(value), true
+}
+
+// genericHeader begins a message of generic netlink. The library's (netlink v1.3.1) has
+// two of the four bytes, and sends what lies behind them in memory as the others, which
+// the kernel wants to be 0.
+type genericHeader [nl.SizeofGenlmsg]byte
+
+func (h *genericHeader) Len() int          { return len(h) }
+func (h *genericHeader) Serialize() []byte { return h[:] }
+
+// askGeneric gives one attribute of the answer, nil if there is none.
+func askGeneric(family int, command, version byte, about *nl.RtAttr, wanted uint16) []byte {
+	request := nl.NewNetlinkRequest(family, 0)
+	request.AddData(&genericHeader{command, version})
+	request.AddData(about)
 	messages, err := request.Execute(unix.NETLINK_GENERIC, 0)
 	if err != nil {
-		return 0, false
+		return nil
 	}
 	for _, m := range messages {
 		if len(m) < nl.SizeofGenlmsg {
@@ -118,12 +137,12 @@ func xdpFeatures(ifindex int) (features uint64, known bool) {
 			continue
 		}
 		for _, a := range attrs {
-			if a.Attr.Type == attrFeatures && len(a.Value) == 8 {
-				return binary.NativeEndian.Uint64(a.Value), true
+			if a.Attr.Type == wanted {
+				return a.Value
 			}
 		}
 	}
-	return 0, false
+	return nil
 }
 
 // rawKinds are devices without Ethernet whose packets begin with IPv4 where tc meets
