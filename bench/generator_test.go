@@ -298,7 +298,7 @@ func TestKernelTakesFrames(t *testing.T) {
 	}
 	buf := make([]byte, 2048)
 	for i := range sent.frames {
-		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		if _, _, err := conn.ReadFromUDP(buf); err != nil {

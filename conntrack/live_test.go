@@ -436,7 +436,7 @@ func TestWatchCountsLostEvents(t *testing.T) {
 		}
 		read := newRates()
 		var f Flow
-		s.file.SetReadDeadline(time.Now().Add(time.Second))
+		s.file.SetReadDeadline(time.Now().Add(30 * time.Second))
 		for overruns := 0; read.New+uint64(s.lost()) < n || overruns == 0; {
 			b, err := s.receive()
 			if errors.Is(err, unix.ENOBUFS) {

@@ -224,7 +224,7 @@ func (b *bed) pingAs(ns *netns.Handle, to string, id byte) {
 		if _, err := c.Write(request); err != nil {
 			return err
 		}
-		c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		c.SetReadDeadline(time.Now().Add(30 * time.Second))
 		answer := make([]byte, 1500)
 		n, err := c.Read(answer)
 		if err == nil && (n < 8 || answer[n-8] != 0) {

@@ -40,7 +40,7 @@ func ping(t *testing.T, from *lab.Node, to netip.Addr) {
 		if _, err := c.Write(echo); err != nil {
 			return err
 		}
-		c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		c.SetReadDeadline(time.Now().Add(30 * time.Second))
 		answer := make([]byte, 128)
 		for {
 			n, _, err := c.ReadFrom(answer) // without the IP header, unlike Read
@@ -85,7 +85,7 @@ func peer(t *testing.T, server, client *lab.Node, to netip.AddrPort) netip.Addr 
 	}); err != nil {
 		t.Fatal(err)
 	}
-	l.SetDeadline(time.Now().Add(5 * time.Second))
+	l.SetDeadline(time.Now().Add(30 * time.Second))
 	c, err := l.AcceptTCP()
 	if err != nil {
 		t.Fatal(err)
