@@ -196,6 +196,11 @@ func TestSweepRest(t *testing.T) {
 	_, out := g.send(t, inside, "udp", 0, ends("192.168.2.2:700", "198.51.100.9:53"))
 	defer g.startSweep(t)()
 	ktest.Wait(t, 20*time.Second, "the session ends", func() bool { return g.flowCount(t) == 0 })
+	ended := now()
+	ktest.Wait(t, 30*time.Second, "the least rest that a port has, twice", func() bool {
+		var c abiNatControl
+		return g.maps["control"].Lookup(uint32(0), &c) == nil && int32(c.Swept-ended) > 2*int32(abiNatLimitNAT_DEAD_TICKS)
+	})
 	if g.freePorts(t, fullAddress, abiNatClassNAT_UDP)+g.freePorts(t, fullAddress2, abiNatClassNAT_UDP) != 2*8976-1 {
 		t.Error("the port does not rest")
 	}
