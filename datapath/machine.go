@@ -13,7 +13,7 @@ import (
 // find out by themselves.
 
 // Link reads what the engine knows of the interface of an index. Ifindex 0: it is not
-// there. Name, addresses and Ethernet are not in the engine.
+// there. Name and addresses are not in the engine.
 func (e *Engine) Link(index int) (Link, error) {
 	var v abiNatLink
 	if err := e.maps["links"].Lookup(uint32(index), &v); err != nil {
@@ -23,6 +23,7 @@ func (e *Engine) Link(index int) (Link, error) {
 		Index: index, Ifindex: int(v.Ifindex), MAC: v.Mac, MTU: int(v.Mtu),
 		Inside:   v.Flags&uint16(abiNatLinkFlagNAT_LINK_INSIDE) != 0,
 		Transmit: v.Flags&uint16(abiNatLinkFlagNAT_LINK_XDP) != 0,
+		Ethernet: v.Flags&uint16(abiNatLinkFlagNAT_LINK_NO_ETHERNET) == 0,
 	}, nil
 }
 
