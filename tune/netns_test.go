@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -228,6 +229,95 @@ func TestNamespaceRenamed(t *testing.T) {
 	if got := values(t, s, timeWait); !maps.Equal(got, was) {
 		t.Errorf("after rollback %v, want %v", got, was)
 	}
+}
+
+// other is another value that a setting takes, within its limits.
+func (s setting) other(present string) string {
+	if s.numbers == 2 {
+		return "2000 3000"
+	}
+	n, err := strconv.ParseInt(present, 10, 64)
+	switch {
+	case err != nil || n+1 > s.max:
+		return strconv.FormatInt(max(s.min, n-1), 10)
+	case n+1 < s.min:
+		return strconv.FormatInt(s.min, 10)
+	}
+	return strconv.FormatInt(n+1, 10)
+}
+
+// Every setting of a namespace that natkit may write can be written, reads as it was
+// written, and comes back. Those of the host are files in a tree: the machine's own
+// are not for tests.
+func TestEverySetting(t *testing.T) {
+	s, name := namespace(t)
+	host := newFiles(t, nil)
+	tree := &space{root: host.root}
+	local, global := planFor(name), planOf()
+	was := map[string]string{}
+	for _, pattern := range slices.Sorted(maps.Keys(settings)) {
+		k := settings[pattern]
+		k.name = strings.Replace(pattern, "*", "lo", 1)
+		switch {
+		case isDevice(pattern): // device_test.go
+		case k.scope == ScopeHost:
+			if snapshot.SysctlPath(k.name) != onlyInitial {
+				host.set(k.name, strconv.FormatInt(max(k.min, 1000), 10))
+			}
+			present, err := tree.read(k.name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			global.Changes = append(global.Changes, Change{Setting: k.name, New: k.other(present)})
+		default:
+			present, err := s.read(k.name)
+			if err != nil { // not in this kernel: its module is not there, or it is gone
+				t.Logf("%s: %v", k.name, err)
+				continue
+			}
+			was[k.name] = present
+			local.Changes = append(local.Changes, Change{Setting: k.name, New: k.other(present)})
+		}
+	}
+	if len(was) < 40 {
+		t.Errorf("only %d settings are in a namespace", len(was))
+	}
+	place := Place{StateDir: t.TempDir()}
+	r, err := Apply(context.Background(), local, ApplyOptions{Place: place, NoHostWrite: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Two names of one setting, and what follows from it, may need no change any more.
+	if len(r.Skipped) > 0 || len(r.Changes) < len(was)-3 {
+		t.Errorf("%d of %d changes, skipped %+v", len(r.Changes), len(was), r.Skipped)
+	}
+	if _, err := Rollback(context.Background(), Last, RollbackOptions{Place: place}); err != nil {
+		t.Fatal(err)
+	}
+	for name, old := range was {
+		if got, err := s.read(name); err != nil || got != old {
+			t.Errorf("%s is %q after rollback, was %q (%v)", name, got, old, err)
+		}
+	}
+
+	before := map[string]string{}
+	for _, c := range global.Changes {
+		before[c.Setting], _ = tree.read(c.Setting)
+	}
+	r, err = Apply(context.Background(), global, ApplyOptions{Place: host.Place, Persist: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Changes) != len(global.Changes) || len(r.Skipped) > 0 {
+		t.Errorf("%d of %d changes, skipped %+v", len(r.Changes), len(global.Changes), r.Skipped)
+	}
+	for _, c := range global.Changes {
+		if !strings.Contains(host.conf(), c.Setting+" = "+c.New+"\n") {
+			t.Errorf("%s is not in the file", c.Setting)
+		}
+	}
+	host.rollback(Last, false)
+	host.expect(before)
 }
 
 // killChanges are the settings that the killed process writes.
