@@ -178,14 +178,18 @@ isolate_network=NO
 	return root
 }
 
-// ping sends that many echo requests, all of which must be answered.
+// pings sends that many echo requests, all of which must be answered.
 func (w *world) pings(ns *netns.Handle, to string, count int, args ...string) {
 	t := w.t
 	t.Helper()
-	out := w.run(ns, ktest.Tool(t, "ping"), append([]string{"-n", "-q", "-i", "0.01", "-W", "20", "-c", fmt.Sprint(count), to}, args...)...)
-	if !strings.Contains(out, fmt.Sprintf("%d received", count)) {
-		t.Errorf("ping %s %s: %s", to, args, out)
+	var out string
+	for range 3 { // a processor that others keep busy may lose one
+		out = w.run(ns, ktest.Tool(t, "ping"), append([]string{"-n", "-q", "-i", "0.01", "-W", "5", "-c", fmt.Sprint(count), to}, args...)...)
+		if strings.Contains(out, fmt.Sprintf("%d received", count)) {
+			return
+		}
 	}
+	t.Errorf("ping %s %s: %s", to, args, out)
 }
 
 // tooBig sends an echo request that no path may cut, and gives who refused it with which
