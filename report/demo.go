@@ -264,6 +264,8 @@ On a machine that carries traffic:
   natkit doctor --for 30s        what is wrong there, with evidence and cure
   natkit drops                   every packet the kernel drops, by place and cause
   natkit tune plan               what would be changed; apply does it, rollback takes it back
+  natkit accel on eth0 eth1      shortcuts for the NAT there is; --dry-run first
+  natkit up -f nat.yaml          natkit's engine instead; import makes the file
 `)
 	_, err := io.WriteString(w, p.b.String())
 	return err
