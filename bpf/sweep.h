@@ -18,7 +18,7 @@ enum sweep_limit {
 	SWEEP_BUSY_NS = 1000000,  /* until the next slice then */
 	SWEEP_IDLE_NS = 10000000, /* and otherwise */
 	SWEEP_ROUND_TICKS = 953,  /* a second: no session is looked at more often */
-	SWEEP_LOOK_AT_CLOCK = 8,  /* sessions between two looks at the clock */
+	SWEEP_LOOK_AT_CLOCK = 8,  /* sessions, or ports, between two looks at the clock */
 	SWEEP_SESSIONS = 1024,    /* at most in a slice */
 	SWEEP_QUEUED = 64,        /* ports, and fragments, at most in a slice */
 };
@@ -40,8 +40,18 @@ struct slice {
 	__u64 began_ns;
 	__u32 now;
 	__u32 looked;
-	__u32 more; /* time was over before the sessions were */
+	__u32 more; /* time was over before the sessions were, or the ports */
 };
+
+/* Whether the slice has taken that long, after n of a kind. */
+static __always_inline int sweep_over(struct slice *s, __u32 n, __u64 ns)
+{
+	if (n % SWEEP_LOOK_AT_CLOCK != SWEEP_LOOK_AT_CLOCK - 1 ||
+	    bpf_ktime_get_ns() - s->began_ns <= ns)
+		return 0;
+	s->more = 1;
+	return 1;
+}
 
 /* --- sessions --------------------------------------------------------------------- */
 
@@ -160,12 +170,7 @@ static long sweep_next(__u32 n, struct slice *s)
 	struct nat_flow_key key = {};
 	int last;
 
-	if (n % SWEEP_LOOK_AT_CLOCK == SWEEP_LOOK_AT_CLOCK - 1 &&
-	    bpf_ktime_get_ns() - s->began_ns > SWEEP_SLICE_NS) {
-		s->more = 1;
-		return 1;
-	}
-	if (bpf_map_pop_elem(&session_queue, &key))
+	if (sweep_over(s, n, SWEEP_SLICE_NS) || bpf_map_pop_elem(&session_queue, &key))
 		return 1;
 	s->looked++;
 	last = sweep->first.protocol && sweep_key_equal(&key, &sweep->first);
@@ -226,7 +231,7 @@ static __always_inline enum sweep_rest sweep_mapping(struct nat_mapping *m)
 	return REST_AGAIN; /* fought over, so in use */
 }
 
-/* The head of the queue, if it has rested; 1 ends. */
+/* The head of the queue, if it has rested; 1 ends. Half of the slice is the sessions'. */
 static long sweep_rested(__u32 n, struct slice *s)
 {
 	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], index, class;
@@ -237,6 +242,8 @@ static long sweep_rested(__u32 n, struct slice *s)
 	struct nat_slot *slot, value;
 	enum sweep_rest end = REST_OVER;
 
+	if (sweep_over(s, n, SWEEP_SLICE_NS / 2))
+		return 1;
 	if (rest < NAT_DEAD_TICKS)
 		rest = NAT_DEAD_TICKS;
 	rest += 3; /* what since may be too early */
@@ -309,7 +316,8 @@ static int sweep_tick(void *map, __u32 *index, struct sweep *sweep)
 	s.config = config_get(&slot);
 	c = bpf_map_lookup_elem(&control, &zero);
 	if (s.config && c) {
-		bpf_loop(SWEEP_QUEUED, sweep_rested, &s, 0);
+		if (bpf_loop(SWEEP_QUEUED, sweep_rested, &s, 0) == SWEEP_QUEUED)
+			s.more = 1;
 		bpf_loop(SWEEP_QUEUED, sweep_fragment, &s, 0);
 		sweep_sessions(&s);
 		c->swept = s.now;
