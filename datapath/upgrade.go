@@ -66,7 +66,7 @@ func (e *Engine) usePrograms() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.programs)) {
 		made, pin := filepath.Join(draft, programsDir, name), filepath.Join(e.dir, programsDir, name)
-		if err := e.programs[name].Pin(made); err != nil {
+		if err := pinAnew(e.programs[name], made); err != nil {
 			return errors.Join(fmt.Errorf("pin program %s: %w", name, err), removePins(draft))
 		}
 		if err := os.Rename(made, pin); err != nil {
@@ -74,6 +74,16 @@ func (e *Engine) usePrograms() error {
 		}
 	}
 	return removePins(draft)
+}
+
+// pinAnew pins a program at a path, whatever is where it was pinned before: the library
+// would move that.
+func pinAnew(p *ebpf.Program, path string) error {
+	fresh, err := p.Clone()
+	if err != nil {
+		return err
+	}
+	return errors.Join(fresh.Pin(path), fresh.Close())
 }
 
 func closePrograms(programs map[string]*ebpf.Program) error {
