@@ -194,7 +194,8 @@ func (p *page) sideBySide(figures []bench.Figure) {
 	if len(sheets) == 0 {
 		return
 	}
-	p.b.WriteString("\n  Side by side: the median of n trials (least to most), and what it is of the first\n")
+	p.b.WriteByte('\n')
+	p.text("  ", "  ", "Side by side: the median of n trials (least to most), x what it is of the first")
 	names := 0
 	for _, f := range figures {
 		names = max(names, utf8.RuneCountInString(f.Router))

@@ -27,3 +27,24 @@ func TestDemoPublished(t *testing.T) {
 		}
 	}
 }
+
+// What stands side by side fits a terminal, and says how far trials were apart.
+func TestDemoSideBySide(t *testing.T) {
+	var b strings.Builder
+	text := &DemoText{W: &b}
+	text.Done(&story.DemoAct{Name: story.ActReplace, Figures: []bench.Figure{
+		bench.NewFigure(story.TreatmentKernel, "cost_ns", bench.Params{FrameBytes: 64, Flows: 1000, Cores: 1, BothWays: true}, 2000, 2100, 1900),
+		bench.NewFigure(story.TreatmentEngine, "cost_ns", bench.Params{FrameBytes: 64, Flows: 1000, Cores: 1, BothWays: true}, 400, 500, 410),
+		bench.NewFigure(story.TreatmentKernel, "timeouts_total", bench.Params{}, 0, 0, 0),
+	}})
+	for _, want := range []string{"kernel         2  (1.900 to 2.100, n 3)\n", "ebpf        0.41  (0.4 to 0.5, n 3)  x 0.20\n", "Requests timed out (less is better)\n    kernel         0  (0 to 0, n 3)\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%q is not in\n%s", want, b.String())
+		}
+	}
+	for line := range strings.Lines(b.String()) {
+		if len([]rune(line)) > 81 {
+			t.Errorf("%d columns: %s", len([]rune(line)), line)
+		}
+	}
+}
