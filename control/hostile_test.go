@@ -202,7 +202,13 @@ func addressed(w *wire, sources, destinations []string) (frames [][]byte) {
 func TestHostile(t *testing.T) {
 	ktest.Root(t)
 	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
-	s := &siege{crossing: newCrossing(t, EngineEBPF, hostileRules)}
+	for _, attach := range []Attach{AttachTC, AttachXDP} {
+		t.Run(string(attach), func(t *testing.T) { testHostile(t, attach) })
+	}
+}
+
+func testHostile(t *testing.T, attach Attach) {
+	s := &siege{crossing: newCrossing(t, EngineEBPF, attach, hostileRules)}
 	random := rand.New(rand.NewPCG(1, 5))
 	stranger, attacker := netip.MustParseAddr("192.0.2.66"), netip.MustParseAddr("10.0.0.66")
 	outside, within := s.crossing.out, s.in
