@@ -4,11 +4,18 @@ package datapath
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/pktbuild"
 )
@@ -226,10 +233,20 @@ func (r *rig) putSession(t testing.TB, protocol uint8, from, to endpoints, chang
 
 // BenchmarkHit tells what the program takes for a packet of an established session, in
 // nanoseconds a packet without the hook around it, which BPF_PROG_TEST_RUN measures in
-// the kernel. The flow changes nothing but checksums, so that the same packet can go
-// round; a TTL lasts for 250.
+// the kernel; and the instructions of it and of the helpers that it calls, where the
+// processor counts them for us. The flow changes nothing but checksums, so that the same
+// packet can go round; a TTL lasts for 250.
 func BenchmarkHit(b *testing.B) {
 	r := newRig(b)
+	empty := map[string]*ebpf.Program{}
+	for name, kind := range map[string]ebpf.ProgramType{"xdp": ebpf.XDP, "tc": ebpf.SchedCLS} {
+		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer program.Close()
+		empty[name] = program
+	}
 	for _, h := range hooks {
 		for _, protocol := range []uint8{pktbuild.UDPProtocol, pktbuild.TCPProtocol} {
 			b.Run(fmt.Sprintf("%s-%d", h.name, protocol), func(b *testing.B) {
@@ -240,9 +257,10 @@ func BenchmarkHit(b *testing.B) {
 				}
 				frame := pktbuild.Frame{To: make([]byte, 6), From: r.in.neighbor, IP: packet}.Bytes()
 				var took []time.Duration
+				var counted []float64
 				for b.Loop() {
-					r.putFlow(b, abiNatSideNAT_INSIDE, protocol, same, same, r.out, func(f *abiNatFlow) { f.L3Delta, f.L4Delta = 0x1234, 0x42 })
 					for range 20 {
+						r.putFlow(b, abiNatSideNAT_INSIDE, protocol, same, same, r.out, func(f *abiNatFlow) { f.L3Delta, f.L4Delta = 0x1234, 0x42 })
 						if err := r.ns.Do(func() error {
 							verdict, each, err := r.programs[h.name+"_inside"].Benchmark(frame, 250, nil)
 							if err == nil && verdict != h.redirect {
@@ -254,6 +272,22 @@ func BenchmarkHit(b *testing.B) {
 							b.Fatal(err)
 						}
 					}
+					for range 20 {
+						if err := r.ns.Do(func() error {
+							all, err1 := instructions(r.programs[h.name+"_inside"], frame)
+							around, err2 := instructions(empty[h.name], frame)
+							counted = append(counted, all-around)
+							return errors.Join(err1, err2)
+						}); err != nil {
+							b.Log(err)
+							counted = nil
+							break
+						}
+					}
+				}
+				if len(counted) > 0 {
+					slices.Sort(counted)
+					b.ReportMetric(counted[len(counted)/2], "instructions")
 				}
 				slices.Sort(took)
 				b.ReportMetric(float64(took[0]), "ns/least")
@@ -261,4 +295,32 @@ func BenchmarkHit(b *testing.B) {
 			})
 		}
 	}
+}
+
+// instructions counts what a run of the program takes of the kernel's instructions, with
+// what is done around each run: the difference between many runs and few. The calling
+// thread is locked.
+func instructions(program *ebpf.Program, frame []byte) (float64, error) {
+	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_HARDWARE, Config: unix.PERF_COUNT_HW_INSTRUCTIONS,
+		Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})), Bits: unix.PerfBitExcludeUser | unix.PerfBitExcludeHv}
+	fd, err := unix.PerfEventOpen(&attr, 0, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		return 0, fmt.Errorf("count instructions: %w", err)
+	}
+	defer unix.Close(fd)
+	const few, many = 50, 200
+	at := make([]uint64, 0, 3)
+	for _, runs := range []int{0, few, many} {
+		if runs > 0 {
+			if _, _, err := program.Benchmark(frame, runs, nil); err != nil {
+				return 0, err
+			}
+		}
+		var n [8]byte
+		if _, err := unix.Read(fd, n[:]); err != nil {
+			return 0, fmt.Errorf("count instructions: %w", err)
+		}
+		at = append(at, binary.NativeEndian.Uint64(n[:]))
+	}
+	return (float64(at[2]-at[1]) - float64(at[1]-at[0])) / (many - few), nil
 }
