@@ -25,8 +25,8 @@ own, the generator another. It is measured in namespaces of their own.
 
 Connection tracking removes sessions some time after they are over, up to a minute:
 "Sessions that expired meanwhile" says how many were removed while packets were
-timed. natkit's engine looks at sessions for at most 25 microseconds at a time, so
-that a million of them takes it half a minute.
+timed. natkit's engine looks at sessions for 25 microseconds at a time, a millisecond
+apart, so that not all of them leave the table within the ten seconds of a trial.
 
 Trials take turns. One that was disturbed is repeated; what could not be had
 undisturbed is labelled. The defaults take about three minutes.
