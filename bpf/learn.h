@@ -5,8 +5,9 @@
  * that connection tracking holds. START HERE: learn_process at the ingress of every
  * accelerated interface, learn_leaving at its egress.
  *
- *   1) a packet without a shortcut asks connection tracking and the routes; if both
- *      know what becomes of it, shortcuts of both directions are made, and wait
+ *   1) a packet without a shortcut asks connection tracking and the routes, unless it
+ *      is among the first of its direction; if both know what becomes of it, shortcuts
+ *      of both directions are made, and wait
  *   2) a packet of the direction goes up to the stack and is seen leaving by it, to the
  *      next hop and by the link that the routes say: what netfilter, IPsec, policy routing
  *      by mark or a foreign program would do otherwise shows here
@@ -32,8 +33,10 @@ enum learn_limit {
 	 * in all, in which a change may go unnoticed. */
 	LEARN_TRUST = 750,
 	LEARN_GRACE = 100,
-	LEARN_PATIENCE = 50,    /* how long XDP waits for a small packet to send up */
-	LEARN_SMALL = 100,      /* bytes: an acknowledgement, which may be overtaken */
+	LEARN_PATIENCE = 50, /* how long XDP waits for a small packet to send up */
+	LEARN_SMALL = 100,   /* bytes: an acknowledgement, which may be overtaken */
+	LEARN_YOUNG = 8,     /* packets of a direction before it is looked at */
+	LEARN_YOUNG_SLOTS = 65536,
 	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
 	LEARN_UNANSWERED = 100, /* one that may be answered at any moment */
 	LEARN_OWN = 0x6e61746b, /* in skb->cb, from our ingress to our egress: not the stack's */
@@ -54,6 +57,16 @@ struct {
 	__type(value, struct nat_accel_stats);
 	__uint(max_entries, 1);
 } accel_stats SEC(".maps");
+
+/* How many packets of a direction without a shortcut came, by a hash of its key: the
+ * lower bits, which LEARN_YOUNG has room in, count, the others are the hash's. Packets write; of
+ * two at a place the later begins anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, LEARN_YOUNG_SLOTS);
+} young SEC(".maps");
 
 /* Time-out of an established TCP connection. 0: TCP is not accelerated, because
  * connection tracking takes packets for invalid that follow some it has not seen. */
@@ -181,6 +194,27 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 	    bpf_map_update_elem(&shortcuts, &key, &made, BPF_ANY))
 		return NAT_ACCEL_NO_ROOM;
 	return silent ? LEARN_SILENT : NAT_ACCEL_WAITING;
+}
+
+/* Whether the direction has only begun: to look it up in connection tracking and to make
+ * shortcuts costs more than a short flow gains. */
+static __always_inline int learn_young(const struct nat_flow_key *key)
+{
+	__u32 hash = addr_word(key->src) * 0x9e3779b1 ^ addr_word(key->dst) * 0x85ebca6b ^
+		     ((__u32)key->dport << 16 | key->sport) * 0xc2b2ae35 ^ key->protocol;
+	__u32 slot, *seen;
+
+	hash ^= hash >> 15;
+	slot = hash % LEARN_YOUNG_SLOTS;
+	seen = bpf_map_lookup_elem(&young, &slot);
+	if (!seen)
+		return 0;
+	if ((*seen ^ hash) / LEARN_YOUNG)
+		*seen = hash / LEARN_YOUNG * LEARN_YOUNG;
+	if (*seen % LEARN_YOUNG == LEARN_YOUNG - 1)
+		return 0;
+	++*seen;
+	return 1;
 }
 
 /* The flow changes, or has changed: both directions wait. */
@@ -329,7 +363,7 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return NAT_ACCEL_TCP_FLAGS;
 	}
 	if (unlikely(!s))
-		return learn_make(ctx, packet);
+		return learn_young(&packet->key) ? NAT_ACCEL_YOUNG : learn_make(ctx, packet);
 	if (unlikely(!learn_trusted(s, packet->now))) {
 		reason = learn_attend(ctx, packet, s);
 		if (reason)

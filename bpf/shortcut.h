@@ -32,6 +32,7 @@ enum nat_accel_reason {
 	NAT_ACCEL_PROBE,      /* the one a second by which the stack is asked */
 	NAT_ACCEL_WAITING,    /* none of its direction was seen leaving yet */
 	NAT_ACCEL_OTHER_LINK, /* came in where the flow's packets do not */
+	NAT_ACCEL_YOUNG,      /* among the first of its direction */
 	NAT_ACCEL_UNKNOWN,    /* to connection tracking: the first of a flow, or untracked */
 	NAT_ACCEL_UNANSWERED, /* the other end has not sent yet */
 	NAT_ACCEL_UNSTEADY,   /* TCP that opens or closes */

@@ -80,17 +80,14 @@ func bypassedPerPacket(chains []snapshot.Chain) (out []Bypassed) {
 // foreignPrograms lists programs of others on an interface that accelerated packets do
 // not meet: at tc's ingress natkit's comes first, and XDP comes before everything else.
 func foreignPrograms(l datapath.Link) (out []Bypassed, err error) {
-	name := func(hook string, id ebpf.ProgramID) string {
-		p, err := ebpf.NewProgramFromID(id)
-		if err != nil {
-			return fmt.Sprintf("program %d at %s of %s", id, hook, l.Name)
+	name := func(id ebpf.ProgramID) string {
+		if p, err := ebpf.NewProgramFromID(id); err == nil {
+			defer p.Close()
+			if info, err := p.Info(); err == nil {
+				return info.Name
+			}
 		}
-		defer p.Close()
-		info, err := p.Info()
-		if err != nil {
-			return fmt.Sprintf("program %d at %s of %s", id, hook, l.Name)
-		}
-		return fmt.Sprintf("program %s at %s of %s", info.Name, hook, l.Name)
+		return fmt.Sprint(id)
 	}
 	for hook, at := range map[string]ebpf.AttachType{"tc ingress": ebpf.AttachTCXIngress, "tc egress": ebpf.AttachTCXEgress} {
 		if at == ebpf.AttachTCXEgress && !l.Transmit {
@@ -104,7 +101,9 @@ func foreignPrograms(l datapath.Link) (out []Bypassed, err error) {
 			return nil, fmt.Errorf("list programs at %s of %q: %w", hook, l.Name, err)
 		}
 		for _, p := range result.Programs {
-			out = append(out, Bypassed{name(hook, p.ID), "it does not see packets that are accelerated"})
+			if name := name(p.ID); !datapath.IsAccelProgram(name) {
+				out = append(out, Bypassed{fmt.Sprintf("program %s at %s of %s", name, hook, l.Name), "it does not see packets that are accelerated"})
+			}
 		}
 	}
 	filters := map[string]bool{}

@@ -494,7 +494,7 @@ func TestAccelFull(t *testing.T) {
 	for range MinAccelFlows + MinAccelFlows/2 {
 		talks = append(talks, b.dialogue(b.client, "", "198.51.100.9:7000"))
 	}
-	for range 4 {
+	for range 12 {
 		for _, k := range talks {
 			if k.ask(10*time.Second) == "" {
 				t.Fatal("no answer")

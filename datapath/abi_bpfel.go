@@ -27,22 +27,23 @@ const (
 	abiNatAccelReasonNAT_ACCEL_PROBE      abiNatAccelReason = 8
 	abiNatAccelReasonNAT_ACCEL_WAITING    abiNatAccelReason = 9
 	abiNatAccelReasonNAT_ACCEL_OTHER_LINK abiNatAccelReason = 10
-	abiNatAccelReasonNAT_ACCEL_UNKNOWN    abiNatAccelReason = 11
-	abiNatAccelReasonNAT_ACCEL_UNANSWERED abiNatAccelReason = 12
-	abiNatAccelReasonNAT_ACCEL_UNSTEADY   abiNatAccelReason = 13
-	abiNatAccelReasonNAT_ACCEL_HELPER     abiNatAccelReason = 14
-	abiNatAccelReasonNAT_ACCEL_OFFLOADED  abiNatAccelReason = 15
-	abiNatAccelReasonNAT_ACCEL_TIMEOUT    abiNatAccelReason = 16
-	abiNatAccelReasonNAT_ACCEL_LOCAL      abiNatAccelReason = 17
-	abiNatAccelReasonNAT_ACCEL_NO_WAY     abiNatAccelReason = 18
-	abiNatAccelReasonNAT_ACCEL_OTHER_WAY  abiNatAccelReason = 19
-	abiNatAccelReasonNAT_ACCEL_NO_ROOM    abiNatAccelReason = 20
-	abiNatAccelReasonNAT_ACCEL_REASONS    abiNatAccelReason = 21
+	abiNatAccelReasonNAT_ACCEL_YOUNG      abiNatAccelReason = 11
+	abiNatAccelReasonNAT_ACCEL_UNKNOWN    abiNatAccelReason = 12
+	abiNatAccelReasonNAT_ACCEL_UNANSWERED abiNatAccelReason = 13
+	abiNatAccelReasonNAT_ACCEL_UNSTEADY   abiNatAccelReason = 14
+	abiNatAccelReasonNAT_ACCEL_HELPER     abiNatAccelReason = 15
+	abiNatAccelReasonNAT_ACCEL_OFFLOADED  abiNatAccelReason = 16
+	abiNatAccelReasonNAT_ACCEL_TIMEOUT    abiNatAccelReason = 17
+	abiNatAccelReasonNAT_ACCEL_LOCAL      abiNatAccelReason = 18
+	abiNatAccelReasonNAT_ACCEL_NO_WAY     abiNatAccelReason = 19
+	abiNatAccelReasonNAT_ACCEL_OTHER_WAY  abiNatAccelReason = 20
+	abiNatAccelReasonNAT_ACCEL_NO_ROOM    abiNatAccelReason = 21
+	abiNatAccelReasonNAT_ACCEL_REASONS    abiNatAccelReason = 22
 )
 
 type abiNatAccelStats struct {
 	_       structs.HostLayout
-	Packets [21]uint64
+	Packets [22]uint64
 	Bytes   uint64
 }
 

@@ -48,6 +48,7 @@ const (
 	accelTcMapTargets              = "targets"
 	accelTcMapTransmit             = "transmit"
 	accelTcMapWays                 = "ways"
+	accelTcMapYoung                = "young"
 	accelTcProgAccelEgress         = "accel_egress"
 	accelTcProgAccelTc             = "accel_tc"
 	accelTcProgAccelTcRest         = "accel_tc_rest"
@@ -139,6 +140,7 @@ type accelTcMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
+	Young         *ebpf.MapSpec `ebpf:"young"`
 }
 
 // accelTcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -202,6 +204,7 @@ type accelTcMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
+	Young         *ebpf.Map `ebpf:"young"`
 }
 
 func (m *accelTcMaps) Close() error {
@@ -238,6 +241,7 @@ func (m *accelTcMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
+		m.Young,
 	)
 }
 

@@ -48,6 +48,7 @@ const (
 	accelXdpMapTargets              = "targets"
 	accelXdpMapTransmit             = "transmit"
 	accelXdpMapWays                 = "ways"
+	accelXdpMapYoung                = "young"
 	accelXdpProgAccelXdp            = "accel_xdp"
 	accelXdpVarClockJiffyNs         = "clock_jiffy_ns"
 	accelXdpVarClockOffsetNs        = "clock_offset_ns"
@@ -135,6 +136,7 @@ type accelXdpMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
+	Young         *ebpf.MapSpec `ebpf:"young"`
 }
 
 // accelXdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -198,6 +200,7 @@ type accelXdpMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
+	Young         *ebpf.Map `ebpf:"young"`
 }
 
 func (m *accelXdpMaps) Close() error {
@@ -234,6 +237,7 @@ func (m *accelXdpMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
+		m.Young,
 	)
 }
 
