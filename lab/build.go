@@ -93,7 +93,7 @@ func (l *Lab) addNode(n nodePlan, j *journal.Journal) error {
 	}
 	if err := h.Pin(node.Netns); err != nil {
 		if errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("network namespace %q exists and is not this lab's: choose another name", node.Netns)
+			return netnsTakenError{node.Netns}
 		}
 		return err
 	}

@@ -57,21 +57,29 @@ func Up(ctx context.Context, topology string, o Options) (*Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a lab needs root: it makes network namespaces")
 	}
-	l := &Lab{plan: p, notes: removeRemains()}
-	j, err := l.claim()
-	if err != nil {
-		return nil, err
+	for {
+		l := &Lab{plan: p, notes: removeRemains()}
+		j, err := l.claim()
+		if err != nil {
+			return nil, err
+		}
+		l.ctx, l.cancel = context.WithCancel(context.Background())
+		if err := l.build(ctx, j); err != nil {
+			l.release()
+			down := takeDown(j)
+			// A natkit with a run folder of its own, whose labs are not known here, was
+			// faster: a name that nobody asked for may as well be another.
+			if p.options.Name == "" && errors.As(err, new(netnsTakenError)) && down == nil && ctx.Err() == nil {
+				continue
+			}
+			return nil, errors.Join(fmt.Errorf("lab %q: %w", l.name, err), down)
+		}
+		if p.options.Owned {
+			l.journal = j
+			return l, nil
+		}
+		return l, j.Close()
 	}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
-	if err := l.build(ctx, j); err != nil {
-		l.release()
-		return nil, errors.Join(fmt.Errorf("lab %q: %w", l.name, err), takeDown(j))
-	}
-	if p.options.Owned {
-		l.journal = j
-		return l, nil
-	}
-	return l, j.Close()
 }
 
 // claim takes the lab's name, or finds one, by making its journal.

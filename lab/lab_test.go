@@ -665,3 +665,46 @@ func TestMissingPrograms(t *testing.T) {
 	}
 	up(t, "published", lab.Options{Server: lab.ServerBuiltin})
 }
+
+// A namespace of the name that Up found may be made by somebody else before Up makes
+// it: natkit with another run folder, as tests of other packages are.
+func TestUpNameTakenMeanwhile(t *testing.T) {
+	ktest.Root(t)
+	once := true
+	lab.FailStep(t, func(what string) error {
+		if what != "make node client" || !once {
+			return nil
+		}
+		once = false
+		for n := 1; ; n++ { // the name that Up has found
+			name := "routed-client"
+			if n > 1 {
+				name = fmt.Sprintf("routed-%d-client", n)
+			}
+			h, err := netns.Create(name)
+			if errors.Is(err, os.ErrExist) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() {
+				h.Close()
+				if err := netns.Delete(name); err != nil {
+					t.Error(err)
+				}
+			})
+			return nil
+		}
+	})
+	l, err := lab.Up(t.Context(), "routed", lab.Options{Owned: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if once {
+		t.Error("no step was taken")
+	}
+	if err := l.Down(); err != nil {
+		t.Error(err)
+	}
+}

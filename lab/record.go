@@ -142,6 +142,13 @@ func (e nameTakenError) Error() string {
 	return fmt.Sprintf("lab %q exists: choose another name, or take it down first (natkit lab down %s)", e.name, e.name)
 }
 
+// netnsTakenError means that a namespace that the lab needs is somebody else's.
+type netnsTakenError struct{ name string }
+
+func (e netnsTakenError) Error() string {
+	return fmt.Sprintf("network namespace %q exists and is not this lab's: choose another name", e.name)
+}
+
 // claimName makes the journal of a new lab, which holds the name.
 func claimName(name string, p plan) (*journal.Journal, error) {
 	boot, err := bootID()
