@@ -170,7 +170,7 @@ func Clean() (removed int, err error) {
 		if !gone {
 			continue
 		}
-		if err := errors.Join(datapath.Unload(dir), removeRecord(inode), removeJournal(inode)); err != nil {
+		if err := errors.Join(datapath.Unload(dir), removeRecord(inode), removeJournal(inode), forgetServing(inode)); err != nil {
 			return removed, err
 		}
 		removed++
@@ -182,6 +182,9 @@ func Clean() (removed int, err error) {
 // nor a process leads to may be held by a socket or a mount: it has ended if there are
 // links, and none of them has an interface any more.
 func isGone(inode uint64, dir string, places []netns.Place) (bool, error) {
+	if by, err := served(inode); err != nil || by != nil {
+		return false, err
+	}
 	rec, err := readRecord(inode)
 	if err != nil && !errors.Is(err, ErrDown) {
 		return false, err

@@ -57,7 +57,7 @@ const (
 // told (Drift). What can't be applied leaves the rules in use. Packets don't need it:
 // killed at any moment it harms none, and the next Serve adopts.
 func Serve(ctx context.Context, o ServeOptions) (err error) {
-	hold, err := holdServing(o.Namespace)
+	hold, err := holdServing(o.Namespace.Inode())
 	if err != nil {
 		return err
 	}

@@ -42,9 +42,9 @@ func (e *ServedError) Error() string {
 	return fmt.Sprintf("natkit serve (process %d) keeps this NAT equal to %s: change that file, or stop natkit serve", e.Process, e.File)
 }
 
-// holdServing takes the hold, or gives a *ServedError.
-func holdServing(ns *netns.Handle) (*serving, error) {
-	s := &serving{inode: ns.Inode()}
+// holdServing takes the hold on the namespace of that number, or gives a *ServedError.
+func holdServing(inode uint64) (*serving, error) {
+	s := &serving{inode: inode}
 	path := instancePath(s.inode, ".serve")
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -88,6 +88,18 @@ func (s *serving) say(state ServeState) error {
 		return errors.Join(fmt.Errorf("say how natkit serve stands: %w", err), os.Remove(draft))
 	}
 	return os.Rename(draft, path)
+}
+
+// forgetServing removes what a natkit serve that was killed has left.
+func forgetServing(inode uint64) error {
+	if _, err := os.Stat(instancePath(inode, ".serve")); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	s, err := holdServing(inode)
+	if err != nil {
+		return err
+	}
+	return s.release()
 }
 
 func removeServing(inode uint64) error {

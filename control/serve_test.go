@@ -599,6 +599,15 @@ func TestServeKilled(t *testing.T) {
 	if status, err := ReadStatus(b.gateway); err != nil || status.Serve != nil {
 		t.Errorf("status %+v, %v\n%s", status, err, &said)
 	}
+	if _, err := os.Stat(instancePath(b.gateway.Inode(), ".serve")); err != nil {
+		t.Error(err)
+	}
+	if err := forgetServing(b.gateway.Inode()); err != nil {
+		t.Errorf("what a killed serve has left: %v", err)
+	}
+	if left, _ := filepath.Glob(instancePath(b.gateway.Inode(), ".serve") + "*"); left != nil {
+		t.Errorf("left %q", left)
+	}
 	s.replace(moreRules) // while nobody looks
 	s.begin(ServeOptions{Options: Options{}, Down: true})
 	s.hears("adopted", "")

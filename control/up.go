@@ -250,8 +250,10 @@ func (in *instance) change(p *Plan, intent *record, e *datapath.Engine) error {
 func Down(ns *netns.Handle) (kept []string, err error) { return down(ns, nil) }
 
 func down(ns *netns.Handle, by *serving) (kept []string, err error) {
-	if err := refuseServed(ns, by); err != nil {
-		return nil, err
+	if by == nil {
+		if err := forgetServing(ns.Inode()); err != nil {
+			return nil, err
+		}
 	}
 	in, err := hold(ns)
 	if err != nil {
