@@ -414,6 +414,13 @@ const (
 // search finds the highest rate of a router that fulfils the goal.
 func (r *udpRun) search(ctx context.Context, l *lane, goal SearchGoal, p Params, load frameLoad, overload float64) error {
 	metric := goal.Name + "_pps"
+	if !(overload > 0) { // nothing came through in time to search by
+		f := NewFigure(l.name, metric, p)
+		f.Label = "noisy"
+		r.note("%s of %s was not looked for: it forwarded nothing under overload.", strings.ToUpper(goal.Name), l.name)
+		r.res.Figures = append(r.res.Figures, f)
+		return nil
+	}
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, d time.Duration) (float64, error) {
 		r.Progress("%s: %s, %d flows, search for %s: %.0f frames/s", l.name, lengths(load.frames), p.Flows, strings.ToUpper(goal.Name), pps)
 		load := load

@@ -83,13 +83,22 @@ not known is left out.`,
 		case once:
 			return topOnce(cmd.Context(), e, watch, *out)
 		case *out == "json":
-			ctx := cmd.Context()
-			if total > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, total)
-				defer cancel()
+			over := errors.New("the time is over") // and something was said, however long it took to begin
+			var watched time.Duration
+			err := watch(cmd.Context(), e.netns, func(m *live.Moment) error {
+				watched += time.Duration(m.Seconds * float64(time.Second))
+				if err := report.JSONLine(e.stdout, m); err != nil {
+					return err
+				}
+				if total > 0 && watched >= total {
+					return over
+				}
+				return nil
+			})
+			if errors.Is(err, over) {
+				return nil
 			}
-			return unlessPipeClosed(watch(ctx, e.netns, func(m *live.Moment) error { return report.JSONLine(e.stdout, m) }))
+			return unlessPipeClosed(err)
 		case !isTerminal(e.stdout):
 			return usagef("natkit top draws on a terminal, which standard output is not: use --once or -o json")
 		}
