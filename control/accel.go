@@ -260,13 +260,7 @@ func (in *instance) bringAccelUp(ctx context.Context, p *AccelPlan) error {
 // attach puts the programs on the plan's interfaces. The calling thread is in their
 // namespace.
 func (p *AccelPlan) attach(a *datapath.Accelerator) error {
-	var ifindices []int
-	xdp := map[int]bool{}
-	for i, l := range p.links {
-		ifindices = append(ifindices, l.Ifindex)
-		xdp[l.Ifindex] = p.Placements[i].XDP
-	}
-	return a.Attach(ifindices, func(ifindex int) bool { return xdp[ifindex] })
+	return a.Attach(p.links, func(l datapath.Link) bool { return p.Placements[l.Index].XDP })
 }
 
 // TemporaryAccel accelerates until its Close, or the end of the process however that ends:

@@ -136,29 +136,33 @@ func OpenAccelerator(dir string) (*Accelerator, error) {
 	return &Accelerator{e}, nil
 }
 
-// Attach puts the programs on interfaces: what sees packets leave before what keeps them from
-// the stack. The calling thread must be in their namespace. xdp says on which XDP comes
-// before tc.
-func (a *Accelerator) Attach(ifindices []int, xdp func(ifindex int) bool) error {
-	for _, i := range ifindices {
-		if _, err := a.engine.attach(i, HookEgress, accelEgress); err != nil {
+// Attach puts the programs on the interfaces: what sees packets leave before what keeps
+// them from the stack. The calling thread must be in their namespace. xdp says on which
+// XDP comes before tc; tc has nothing to do where XDP may send by every one of them.
+func (a *Accelerator) Attach(links []Link, xdp func(Link) bool) error {
+	rest := slices.ContainsFunc(links, func(l Link) bool { return !l.Transmit })
+	for _, l := range links {
+		if _, err := a.engine.attach(l.Ifindex, HookEgress, accelEgress); err != nil {
 			return err
 		}
 	}
-	for _, i := range ifindices {
+	for _, l := range links {
 		tc := accelTC
-		if xdp(i) {
+		if xdp(l) {
 			tc = accelTCRest
 		}
-		if _, err := a.engine.attach(i, HookTC, tc); err != nil {
+		if xdp(l) && !rest {
+			continue
+		}
+		if _, err := a.engine.attach(l.Ifindex, HookTC, tc); err != nil {
 			return err
 		}
 	}
-	for _, i := range ifindices {
-		if !xdp(i) {
+	for _, l := range links {
+		if !xdp(l) {
 			continue
 		}
-		if _, err := a.engine.attach(i, HookXDP, accelXDP); err != nil {
+		if _, err := a.engine.attach(l.Ifindex, HookXDP, accelXDP); err != nil {
 			return err
 		}
 	}
