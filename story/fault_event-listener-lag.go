@@ -23,7 +23,7 @@ var eventListenerFault = Fault{
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
-		return s.listenEvents(8 << 20)
+		return s.listenEvents(64 << 20) // for a minute and more: nobody reads it either
 	},
 	broken: func(_ context.Context, s *scene) error {
 		return s.listenEvents(4 << 10)
