@@ -788,7 +788,8 @@ func TestAccelSpoofed(t *testing.T) {
 }
 
 // By XDP, from and to veth whose ends make and take whole frames: datagrams and a
-// transfer arrive as they should, and how many datagrams were overtaken is printed.
+// transfer arrive as they should, and how many datagrams were overtaken is printed. So
+// they do where XDP may not send to one side: what it leaves to tc, tc does.
 func TestAccelXDP(t *testing.T) {
 	b := newAccelBed(t)
 	for _, ns := range []*netns.Handle{b.client, b.server} {
@@ -801,23 +802,54 @@ func TestAccelXDP(t *testing.T) {
 		})
 	}
 	b.parrot(b.server, "198.51.100.9:7000")
-	o := b.accelOptions()
-	o.Attach = AttachXDP
-	if p := b.accelOn(o); !p.Placements[0].XDP || len(p.Warnings) == 0 {
-		t.Errorf("%+v", p)
-	}
-	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
-	if seen := b.accelerated(k); seen != "198.51.100.1:6000" {
-		t.Errorf("the server sees %s", seen)
-	}
-	b.transfer(t, b.client, b.server, "198.51.100.9:0", func() {})
-	sent, overtaken, lost := b.stream(k, 3*time.Second)
-	t.Logf("of %d datagrams %d were overtaken and %d lost", sent, overtaken, lost)
-	if overtaken > sent/20 {
-		t.Errorf("%d of %d datagrams were overtaken", overtaken, sent)
-	}
-	if s := b.accelStats(); s.Reasons["forwarded"] < 1000 {
-		t.Errorf("%v", s.Reasons)
+	for _, c := range []struct {
+		name string
+		none int // of the interfaces has no XDP; -1: all have
+		tc   bool
+	}{{"both", -1, false}, {"outside only", 0, true}, {"inside only", 1, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			o := b.accelOptions()
+			o.Attach = AttachXDP
+			p, err := PlanAccel(o)
+			if err != nil || !p.Placements[0].XDP || len(p.Warnings) == 0 {
+				t.Fatalf("%+v, %v", p, err)
+			}
+			if c.none >= 0 {
+				p.Placements[c.none].XDP, p.links[c.none].Transmit = false, false
+			}
+			in, err := hold(b.gateway)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(in.bringAccelUp(t.Context(), p), in.release()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if _, err := AccelOff(b.gateway); err != nil {
+					t.Error(err)
+				}
+			})
+			k := b.dialogue(b.client, "", "198.51.100.9:7000")
+			b.accelerated(k)
+			b.transfer(t, b.client, b.server, "198.51.100.9:0", func() {})
+			sent, overtaken, lost := b.stream(k, time.Second)
+			t.Logf("of %d datagrams %d were overtaken and %d lost", sent, overtaken, lost)
+			if overtaken > sent/20 {
+				t.Errorf("%d of %d datagrams were overtaken", overtaken, sent)
+			}
+			s, err := ReadAccelStatus(b.gateway)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Stats.Reasons["forwarded"] < 1000 || s.Share() < 0.5 {
+				t.Errorf("%.2f of the packets: %v", s.Share(), s.Stats.Reasons)
+			}
+			for i, l := range s.Interfaces {
+				if slices.Contains(l.Hooks, "tc") != c.tc || slices.Contains(l.Hooks, "xdp") != (i != c.none) {
+					t.Errorf("hooks of %s: %v", l.Name, l.Hooks)
+				}
+			}
+		})
 	}
 }
 
