@@ -42,8 +42,7 @@ func (b *bed) pinned() map[string]ebpf.ProgramID {
 	return out
 }
 
-// An apply that replaces another natkit's programs and then fails leaves those programs:
-// pinned, on the interfaces, and in the timer of expiry.
+// An apply that replaces another natkit's programs and then fails leaves those programs.
 func TestFailedUpgrade(t *testing.T) {
 	b := newBed(t)
 	b.up(baseRules, b.options())
@@ -84,7 +83,6 @@ func TestFailedUpgrade(t *testing.T) {
 		t.Errorf("record %+v, %v", rec, err)
 	}
 	b.ping(b.client, "198.51.100.9")
-	b.stopSweep() // it is still the one that the programs stop
 	o.Attach = AttachTC
 	p, err := Apply(t.Context(), b.parse(moreRules), moreRules, o)
 	if err != nil || !p.Upgrade {
