@@ -38,15 +38,22 @@ func (r *record) exists() error {
 	return datapath.ErrExists
 }
 
+// AccelInterface is an accelerated interface.
+type AccelInterface struct {
+	Name   string   `json:"name"`
+	Hooks  []string `json:"hooks"` // tc, xdp, egress; none when it is gone
+	Reason string   `json:"reason"`
+}
+
 // AccelStatus is what is accelerated in a namespace.
 type AccelStatus struct {
-	Since      time.Time         `json:"since"`
-	Interfaces []InterfaceStatus `json:"interfaces"`
-	TCP        bool              `json:"tcp"`
-	Flows      int               `json:"flows_limit"` // that are remembered
-	Stats      *nat.AccelStats   `json:"stats"`
-	Changes    []Change          `json:"changes"`  // of the namespace, that AccelOff puts back
-	Problems   []string          `json:"problems"` // each with what to do
+	Since      time.Time        `json:"since"`
+	Interfaces []AccelInterface `json:"interfaces"`
+	TCP        bool             `json:"tcp"`
+	Flows      int              `json:"flows_limit"` // that are remembered
+	Stats      *nat.AccelStats  `json:"stats"`
+	Changes    []Change         `json:"changes"`  // of the namespace, that AccelOff puts back
+	Problems   []string         `json:"problems"` // each with what to do
 }
 
 // Share is which part of the packets that a NAT forwards went past the stack: of those of
@@ -156,7 +163,7 @@ func (s *AccelStatus) readLinks(rec *record, dir string) error {
 	}
 	again := "`natkit accel off` and `natkit accel on` follow it"
 	for i, known := range rec.Links {
-		out := InterfaceStatus{Name: known.Name, Reason: rec.Accel.Placements[i].Reason}
+		out := AccelInterface{Name: known.Name, Hooks: []string{}, Reason: rec.Accel.Placements[i].Reason}
 		l, err := netlink.LinkByName(known.Name)
 		switch {
 		case err != nil:
