@@ -194,6 +194,9 @@ func settingNumber(name string) (int, error) {
 //  4. the interfaces
 //  5. the record: whole
 func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
+	if err := refuseServed(o.Namespace, nil); err != nil {
+		return nil, err
+	}
 	in, err := hold(o.Namespace)
 	if err != nil {
 		return nil, err

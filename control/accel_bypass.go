@@ -63,7 +63,7 @@ func bypassedPerPacket(chains []snapshot.Chain) (out []Bypassed) {
 	}
 	for _, c := range chains {
 		name := fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name)
-		if c.Family == "netdev" && c.Hook == "ingress" && c.Rules > 0 {
+		if c.Hook == "ingress" && c.Rules > 0 { // of family netdev, or inet
 			out = append(out, Bypassed{name, "its rules do not see packets that are accelerated"})
 			continue
 		}

@@ -80,6 +80,9 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, Problems: []string{}, Changes: []Change{}}
 	a, err := datapath.OpenAccelerator(dir)
 	if !rec.Whole || errors.Is(err, os.ErrNotExist) {
+		if a != nil {
+			a.Close()
+		}
 		s.problem("acceleration is half on, whose maker was killed: `natkit accel on` turns it on anew, `natkit accel off` removes it")
 		s.Stats = &nat.AccelStats{Reasons: map[string]uint64{}}
 		return s, nil

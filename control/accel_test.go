@@ -645,6 +645,7 @@ func TestAccelBypass(t *testing.T) {
 		{Family: "ip", Table: "nat", Name: "KUBE-SVC", Rules: 1, PerPacket: []string{"statistic"}},
 		{Family: "ip", Table: "other", Name: "input", Hook: "input", Type: "filter", Rules: 1, PerPacket: []string{"limit"}},
 		{Family: "netdev", Table: "early", Name: "eth0", Hook: "ingress", Rules: 1},
+		{Family: "inet", Table: "early", Name: "eth0", Hook: "ingress", Rules: 1},
 	}
 	var refused *AccelBypassError
 	if _, err := AccelOn(t.Context(), o); !errors.As(err, &refused) {
@@ -654,7 +655,7 @@ func TestAccelBypass(t *testing.T) {
 	for _, p := range refused.Bypassed {
 		got = append(got, p.What)
 	}
-	want := []string{"chain ip filter/forward", "chain ip filter/chain-of-it", "chain netdev early/eth0", "qdisc tbf on out"}
+	want := []string{"chain ip filter/forward", "chain ip filter/chain-of-it", "chain netdev early/eth0", "chain inet early/eth0", "qdisc tbf on out"}
 	if !slices.Equal(got, want) {
 		t.Errorf("bypassed %q, want %q", got, want)
 	}
