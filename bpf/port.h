@@ -279,6 +279,8 @@ GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 clas
 
 	if (!key || !address || !ports || !address->port_count)
 		return PORT_NONE;
+	if (!*(volatile __u64 *)&ports->free) /* a refusal is cheap, there may be many */
+		return PORT_NONE;
 	wanted = bpf_ntohs(key->sport);
 	if (bit_take(ports, wanted))
 		port = wanted;
