@@ -33,9 +33,20 @@ func Flush(ctx context.Context) error {
 // and returns how many. Packets of a flow that go on after it make a new entry:
 // a translated connection may get another port and break.
 func Delete(ctx context.Context, w Filter) (deleted uint64, err error) {
+	deleted, _, err = change(ctx, w, (*Flow).appendDelete)
+	if err != nil {
+		return deleted, fmt.Errorf("delete conntrack entries: %w", err)
+	}
+	return deleted, nil
+}
+
+// change sends for each entry that w chooses the message that write appends, and
+// returns how many the kernel carried out. Entries that end by themselves meanwhile
+// are no error. interrupted: it may have missed some, as a dump may.
+func change(ctx context.Context, w Filter, write func(*Flow, *message, uint32)) (changed uint64, interrupted bool, err error) {
 	s, err := openSocket(ctx, 0)
 	if err != nil {
-		return 0, fmt.Errorf("delete conntrack entries: %w", err)
+		return 0, false, err
 	}
 	defer s.close()
 	var m message
@@ -54,13 +65,13 @@ func Delete(ctx context.Context, w Filter) (deleted uint64, err error) {
 			}
 			return explain(errno)
 		})
-		deleted += pending - uint64(refused)
+		changed += pending - uint64(refused)
 		m.b, pending = m.b[:0], 0
 		return err
 	}
-	_, err = Dump(ctx, w, func(f *Flow) error {
+	res, err := Dump(ctx, w, func(f *Flow) error {
 		s.seq++
-		f.appendDelete(&m, s.seq)
+		write(f, &m, s.seq)
 		if pending++; pending < fillBatch {
 			return nil
 		}
@@ -69,16 +80,20 @@ func Delete(ctx context.Context, w Filter) (deleted uint64, err error) {
 	if err == nil {
 		err = flush()
 	}
-	if err != nil {
-		return deleted, fmt.Errorf("delete conntrack entries: %w", err)
-	}
-	return deleted, nil
+	return changed, res.Interrupted || res.Malformed > 0, err
 }
 
 // appendDelete appends the message that removes exactly this entry: its
 // identifier is given too, so that one which took its place stays.
 func (f *Flow) appendDelete(m *message, seq uint32) {
 	m.begin(msgDelete, 0, seq, f.Family)
+	m.name(f)
+	m.attr32(ctaID, f.ID)
+	m.end()
+}
+
+// name appends what the kernel finds an entry by.
+func (m *message) name(f *Flow) {
 	// A zone of the reply direction alone does not belong to the original tuple.
 	if f.Has&HasZoneOrig != 0 {
 		m.zonedTuple(ctaTupleOrig, f.Proto, &f.Orig, f.ZoneOrig)
@@ -88,6 +103,4 @@ func (f *Flow) appendDelete(m *message, seq uint32) {
 	if f.Has&HasZone != 0 {
 		m.attr16(ctaZone, f.Zone)
 	}
-	m.attr32(ctaID, f.ID)
-	m.end()
 }

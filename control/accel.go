@@ -208,7 +208,8 @@ func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
 	if rec != nil && rec.Whole && (rec.Engine == EngineNFT || in.pinned()) {
 		return nil, errors.Join(rec.exists(), in.release())
 	}
-	if _, err := in.takeDown(rec); err != nil {
+	left, err := in.takeDown(rec)
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("remove what an earlier run left: %w", err), in.release())
 	}
 	defer func() {
@@ -220,7 +221,11 @@ func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
 		if p != nil {
 			made = p.record
 		}
-		if _, undone := in.takeDown(made); undone != nil {
+		kept, undone := in.takeDown(made)
+		for _, k := range append(left, kept...) {
+			err = errors.Join(err, errors.New(k))
+		}
+		if undone != nil {
 			err = errors.Join(err, undone, in.release())
 		} else {
 			err = errors.Join(err, in.remove())
@@ -234,6 +239,7 @@ func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
 		return p, &AccelBypassError{p.Bypassed}
 	}
 	p.record.Accepted = p.Bypassed
+	p.Warnings = append(p.Warnings, left...)
 	return p, in.bringAccelUp(ctx, p)
 }
 
@@ -288,8 +294,9 @@ func TemporaryAccel(p *AccelPlan, ns *netns.Handle) (a *datapath.Accelerator, er
 }
 
 // AccelOff ends acceleration and puts back what it changed in the namespace. Packets go
-// through the stack again, whose state is whole: no connection ends. What somebody else
-// has changed since is kept, and told.
+// through the stack again, which knows of every flow: no connection ends. TCP connections
+// that are open have their windows not checked till they end. What somebody else has
+// changed since is kept, and told; so is what would stall connections if it were put back.
 func AccelOff(ns *netns.Handle) (kept []string, err error) {
 	in, err := hold(ns)
 	if err != nil {
@@ -297,6 +304,9 @@ func AccelOff(ns *netns.Handle) (kept []string, err error) {
 	}
 	rec, err := in.record()
 	if errors.Is(err, ErrDown) {
+		if changes, _ := standing(in.j.Path()); len(changes) == 0 && !in.pinned() {
+			return nil, errors.Join(ErrAccelOff, in.remove())
+		}
 		err = ErrAccelOff
 	} else if err == nil && rec.Engine != EngineAccel {
 		err = fmt.Errorf("%w: engine %s is up, which `natkit down` takes down", ErrAccelOff, rec.Engine)

@@ -363,6 +363,125 @@ func (b *bed) transfer(t *testing.T, from, to *netns.Handle, at string, then fun
 	then()
 }
 
+// TCP goes on when acceleration ends, with rules that drop what is invalid, though
+// connection tracking has not followed its windows: also where one end has said already
+// that it sends no more.
+func TestAccelOffTCP(t *testing.T) {
+	b := newAccelBed(t)
+	for _, halfClosed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("half closed %v", halfClosed), func(t *testing.T) {
+			b.accelOn(b.accelOptions())
+			before, after := make([]byte, 16<<20), make([]byte, 16<<20)
+			rand.Read(before)
+			rand.Read(after)
+			// Windows that are small against what is sent unseen.
+			small := func(_, _ string, c syscall.RawConn) (err error) {
+				c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 128<<10) })
+				return err
+			}
+			var l net.Listener
+			b.in(b.server, func() (err error) {
+				l, err = (&net.ListenConfig{Control: small}).Listen(t.Context(), "tcp4", "198.51.100.9:0")
+				return err
+			})
+			defer l.Close()
+			off := make(chan struct{})
+			go func() {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer c.Close()
+				io.Copy(c, c)
+				<-off
+				c.Write(after) // if there is somebody yet
+			}()
+			var c net.Conn
+			b.in(b.client, func() (err error) {
+				c, err = (&net.Dialer{Control: small, Timeout: 10 * time.Second}).Dial("tcp4", l.Addr().String())
+				return err
+			})
+			defer c.Close()
+			receive := func(want []byte) {
+				t.Helper()
+				c.SetDeadline(time.Now().Add(30 * time.Second))
+				got := make([]byte, len(want))
+				if n, err := io.ReadFull(c, got); err != nil {
+					t.Fatalf("after %d bytes: %v", n, err)
+				}
+				if sha256.Sum256(got) != sha256.Sum256(want) {
+					t.Fatal("other data came")
+				}
+			}
+			go c.Write(before)
+			receive(before)
+			if n := b.accelStats().Reasons["forwarded"]; n < 100 {
+				t.Errorf("%d packets forwarded", n)
+			}
+			if halfClosed {
+				if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if kept, err := AccelOff(b.gateway); err != nil || len(kept) > 0 {
+				t.Fatalf("kept %q, %v", kept, err)
+			}
+			b.in(b.gateway, func() error {
+				value, err := readSetting(settingLiberal)
+				if value != "0" {
+					t.Errorf("%s is %s after off", settingLiberal, value)
+				}
+				return err
+			})
+			close(off)
+			if !halfClosed {
+				go c.Write(after)
+			}
+			receive(after)
+		})
+	}
+}
+
+// Where open connections can't be excepted, their windows go on not being looked at, and
+// that is said.
+func TestAccelOffUnmarked(t *testing.T) {
+	b := newAccelBed(t)
+	b.in(b.gateway, func() error {
+		c, err := settingChange(settingLiberal, "1", "")
+		if err != nil {
+			return err
+		}
+		if err := c.make(); err != nil {
+			return err
+		}
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var all, fewer [2]unix.CapUserData
+		if err := unix.Capget(&head, &all[0]); err != nil {
+			return err
+		}
+		fewer = all
+		fewer[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+		if err := unix.Capset(&head, &fewer[0]); err != nil {
+			return err
+		}
+		kept, err := c.unmake()
+		if err := errors.Join(err, unix.Capset(&head, &all[0])); err != nil {
+			return err
+		}
+		if !strings.Contains(kept, "`sysctl -w "+settingLiberal+"=0`") {
+			t.Errorf("kept %q", kept)
+		}
+		value, err := readSetting(settingLiberal)
+		if value != "1" {
+			t.Errorf("%s is %s", settingLiberal, value)
+		}
+		if kept, again := c.unmake(); kept != "" || again != nil {
+			t.Errorf("kept %q, %v", kept, again)
+		}
+		return err
+	})
+}
+
 // What changes in the kernel takes effect though packets go past it: within a second when
 // the machine is not busy, which is printed.
 func TestAccelObeys(t *testing.T) {

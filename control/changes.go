@@ -3,6 +3,7 @@
 package control
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"natkit/conntrack"
 	"natkit/internal/journal"
 	"natkit/internal/netns"
 	"natkit/snapshot"
@@ -174,6 +176,10 @@ func takeBack(ns *netns.Handle, j *journal.Journal, changes []Change) error {
 	return nil
 }
 
+// unmake puts one change back. Who waits for it no more does not stop it: half put back is
+// worse. Of TCP that was accelerated, connection tracking has not followed the windows; so
+// before it looks at them again, connections that are open are excepted. No program may be
+// attached any more by then, or others would miss packets meanwhile.
 func (c Change) unmake() (kept string, err error) {
 	switch c.Kind {
 	case changeSetting:
@@ -185,6 +191,10 @@ func (c Change) unmake() (kept string, err error) {
 			return "", nil
 		case value != c.New:
 			return fmt.Sprintf("%s is %q, which is not natkit's: it stays", c.Setting, value), nil
+		case c.Setting == settingLiberal:
+			if _, err := conntrack.IgnoreWindows(context.Background()); err != nil {
+				return fmt.Sprintf("%s stays %s, or open connections could stall: %v; when they have ended, `sysctl -w %s=%s` puts it back", c.Setting, value, err, c.Setting, c.Old), nil
+			}
 		}
 		return "", writeSetting(c.Setting, c.Old)
 	case changeNeighbour:

@@ -37,7 +37,8 @@ func Up(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, e
 	if rec != nil && rec.Whole && (rec.Engine == EngineNFT || in.pinned()) {
 		return nil, errors.Join(rec.exists(), in.release())
 	}
-	if _, err := in.takeDown(rec); err != nil {
+	left, err := in.takeDown(rec)
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("remove what an earlier run left: %w", err), in.release())
 	}
 	defer func() {
@@ -59,6 +60,7 @@ func Up(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, e
 	if p, err = MakePlan(file, text, o); err != nil {
 		return p, err
 	}
+	p.Warnings = append(p.Warnings, left...)
 	if err := p.refusal(o); err != nil {
 		return p, err
 	}

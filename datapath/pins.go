@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
@@ -79,7 +80,7 @@ func Instances(root string) ([]uint64, error) {
 }
 
 // removePins ends what is pinned under dir: links first, so that no program runs
-// without its maps' other users.
+// without its maps' other users. When it returns, no packet is met by them any more.
 func removePins(dir string) error {
 	var errs []error
 	for _, sub := range []string{linksDir, programsDir, mapsDir} {
@@ -88,7 +89,11 @@ func removePins(dir string) error {
 			errs = append(errs, err)
 		}
 		for _, e := range entries {
-			errs = append(errs, os.Remove(filepath.Join(dir, sub, e.Name())))
+			path := filepath.Join(dir, sub, e.Name())
+			if sub == linksDir {
+				detach(path)
+			}
+			errs = append(errs, os.Remove(path))
 		}
 	}
 	// Not os.RemoveAll: what natkit did not pin stays, and its folder with it.
@@ -98,4 +103,13 @@ func removePins(dir string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// detach takes the program of a pinned link off now. Without it, or where it fails, the
+// kernel does so some time after the pin is gone.
+func detach(pin string) {
+	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+		l.Detach()
+		l.Close()
+	}
 }

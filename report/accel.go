@@ -51,7 +51,7 @@ func (p *AccelPlan) Text(w io.Writer) error {
 
 // AccelOff is what `natkit accel off` did.
 type AccelOff struct {
-	Kept []string `json:"kept"` // changed by somebody else since, and left so
+	Kept []string `json:"kept"` // not put back, each with why
 }
 
 // Text says that it is off, and what stays.
@@ -59,7 +59,7 @@ func (o *AccelOff) Text(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("Off: every packet goes through the stack again.\n")
 	for _, k := range o.Kept {
-		fmt.Fprintf(&b, "left as somebody else has set it since: %s\n", k)
+		fmt.Fprintf(&b, "not put back: %s\n", k)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

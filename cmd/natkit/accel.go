@@ -47,7 +47,8 @@ the bridge, not its ports: eth0 docker0.
 
 TCP is accelerated if connection tracking does not check TCP windows, because it does
 not see every packet any more: --tcp-liberal sets nf_conntrack_tcp_be_liberal to 1
-until natkit accel off. Without it TCP goes through the stack as before.
+until natkit accel off. TCP connections that are open then go on, and their windows
+are not checked till they end. Without it TCP goes through the stack as before.
 
 What the rules and the machine do with each packet of a flow, they do with one a
 second. Shaping, limits, quotas, queues, packets changed by rules, accounting, and
@@ -116,10 +117,16 @@ func newAccelOffCommand(e *env) *cobra.Command {
 all the time. What was changed of the namespace is put back, unless somebody else has
 changed it since: that is said, and it stays.
 
+If TCP was accelerated, connection tracking has not followed its windows, and would
+take packets of open connections for invalid. So before nf_conntrack_tcp_be_liberal is
+put back, every TCP connection over IPv4 that is open is marked as one whose windows
+are not checked, till it ends; later ones are checked as before. If they can't be
+marked, the setting stays, and what puts it back later is said.
+
 With XDP the driver may reset the card's queues when its program is taken off, and
 packets that were in them are lost: the driver decides.
 
-With -o json: kept (what was changed by somebody else).`,
+With -o json: kept (what was not put back, each with why).`,
 		Example: "  natkit accel off\n  natkit accel off --netns gateway",
 		Args:    noArgs,
 	}
