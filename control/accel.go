@@ -123,6 +123,12 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 			return fmt.Errorf("interface %q is a port of %q, which has the addresses: name that", name, above.Attrs().Name)
 		}
 		place := place(l, p.record.Attach)
+		if foreign := foreignXDP(l); place.XDP && foreign != "" {
+			if p.record.Attach == AttachXDP {
+				return fmt.Errorf("interface %q has the XDP program %q of somebody else, and can have one only: take that off, or use --attach tc", name, foreign)
+			}
+			place.XDP, place.Reason = false, "tc: the XDP program "+strconv.Quote(foreign)+" of somebody else is there"
+		}
 		link, err := describe(l, true, place)
 		if err != nil {
 			return err

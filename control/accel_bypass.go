@@ -80,15 +80,6 @@ func bypassedPerPacket(chains []snapshot.Chain) (out []Bypassed) {
 // foreignPrograms lists programs of others on an interface that accelerated packets do
 // not meet: at tc's ingress natkit's comes first, and XDP comes before everything else.
 func foreignPrograms(l datapath.Link) (out []Bypassed, err error) {
-	name := func(id ebpf.ProgramID) string {
-		if p, err := ebpf.NewProgramFromID(id); err == nil {
-			defer p.Close()
-			if info, err := p.Info(); err == nil {
-				return info.Name
-			}
-		}
-		return fmt.Sprint(id)
-	}
 	for hook, at := range map[string]ebpf.AttachType{"tc ingress": ebpf.AttachTCXIngress, "tc egress": ebpf.AttachTCXEgress} {
 		if at == ebpf.AttachTCXEgress && !l.Transmit {
 			continue // what tc sends meets it
@@ -101,7 +92,7 @@ func foreignPrograms(l datapath.Link) (out []Bypassed, err error) {
 			return nil, fmt.Errorf("list programs at %s of %q: %w", hook, l.Name, err)
 		}
 		for _, p := range result.Programs {
-			if name := name(p.ID); !datapath.IsAccelProgram(name) {
+			if name := programName(p.ID); !datapath.IsAccelProgram(name) {
 				out = append(out, Bypassed{fmt.Sprintf("program %s at %s of %s", name, hook, l.Name), "it does not see packets that are accelerated"})
 			}
 		}
@@ -116,6 +107,9 @@ func foreignPrograms(l datapath.Link) (out []Bypassed, err error) {
 			return nil, fmt.Errorf("list tc filters of %q: %w", l.Name, err)
 		}
 		for _, f := range have {
+			if datapath.IsFilter(f) {
+				continue
+			}
 			filters[fmt.Sprintf("tc filter %s at %s of %s", f.Type(), strings.TrimPrefix(hook, "tc "), l.Name)] = true
 		}
 	}
@@ -124,6 +118,30 @@ func foreignPrograms(l datapath.Link) (out []Bypassed, err error) {
 	}
 	slices.SortStableFunc(out, func(a, b Bypassed) int { return strings.Compare(a.What, b.What) })
 	return out, nil
+}
+
+// programName is the name of a program, its number if it has none to be read.
+func programName(id ebpf.ProgramID) string {
+	if p, err := ebpf.NewProgramFromID(id); err == nil {
+		defer p.Close()
+		if info, err := p.Info(); err == nil {
+			return info.Name
+		}
+	}
+	return fmt.Sprint(id)
+}
+
+// foreignXDP is the name of somebody else's XDP program on an interface, "" if there is
+// none: only one can be there.
+func foreignXDP(l netlink.Link) string {
+	have := l.Attrs().Xdp
+	if have == nil || !have.Attached {
+		return ""
+	}
+	if name := programName(ebpf.ProgramID(have.ProgId)); !datapath.IsAccelProgram(name) {
+		return name
+	}
+	return ""
 }
 
 // AccelBypassError refuses to accelerate where packets would go past what somebody set up.

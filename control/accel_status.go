@@ -14,6 +14,7 @@ import (
 	"natkit/datapath"
 	"natkit/internal/netns"
 	"natkit/nat"
+	"natkit/snapshot"
 )
 
 // ErrAccelOff says that nothing is accelerated in the namespace.
@@ -56,8 +57,9 @@ type AccelStatus struct {
 	Problems   []string         `json:"problems"` // each with what to do
 }
 
-// Share is which part of the packets that a NAT forwards went past the stack: of those of
-// TCP and UDP that were not for the machine itself. Negative: there were none.
+// Share is which part of the TCP and UDP packets that came in went past the stack. Those
+// that were seen to be for the machine itself are not counted; a new connection to it is
+// not seen to be. Negative: there were none.
 func (s *AccelStatus) Share() float64 {
 	total := 0.0
 	for name, n := range s.Stats.Reasons {
@@ -78,6 +80,7 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 		return nil, err
 	}
 	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, Problems: []string{}, Changes: []Change{}}
+	other := rec.Make != datapath.MakeAccel()
 	a, err := datapath.OpenAccelerator(dir)
 	if !rec.Whole || errors.Is(err, os.ErrNotExist) {
 		if a != nil {
@@ -87,14 +90,17 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 		s.Stats = &nat.AccelStats{Reasons: map[string]uint64{}}
 		return s, nil
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		s.Stats, err = a.Stats()
+		err = errors.Join(err, a.Close())
 	}
-	s.Stats, err = a.Stats()
-	if err := errors.Join(err, a.Close()); err != nil {
+	switch {
+	case err != nil && other:
+		s.Stats = &nat.AccelStats{Reasons: map[string]uint64{}}
+		s.problem("the programs are another natkit's, whose counters this one can't read: `natkit accel off` and `natkit accel on` replace them, and no connection ends")
+	case err != nil:
 		return nil, err
-	}
-	if rec.Make != datapath.MakeAccel() {
+	case other:
 		s.problem("the programs are another natkit's: `natkit accel off` and `natkit accel on` replace them, and no connection ends")
 	}
 	if made, err := standing(instancePath(ns.Inode(), ".journal")); err == nil {
@@ -155,6 +161,34 @@ func (s *AccelStatus) checkSettings(rec *record) {
 	if v, err := readSetting(settingEstablished); err == nil && v != strconv.Itoa(rec.Accel.TCPTimeout) {
 		s.problem(settingEstablished + " is " + v + " now; accelerated connections have " + strconv.Itoa(rec.Accel.TCPTimeout) + " until `natkit accel off` and `natkit accel on`")
 	}
+}
+
+// CheckBypassed finds what packets go past that was set up after acceleration was turned
+// on, or that nobody has accepted for another reason. chains are those of the namespace.
+func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) error {
+	rec, _, err := accelRecordOf(ns)
+	if err != nil {
+		return err
+	}
+	var links []datapath.Link
+	err = ns.Do(func() error {
+		for i, known := range rec.Links {
+			if l, err := netlink.LinkByName(known.Name); err == nil && l.Attrs().Index == known.Ifindex {
+				links = append(links, datapath.Link{Name: known.Name, Ifindex: known.Ifindex, Transmit: rec.Accel.Placements[i].Transmit})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	found, err := accelBypassed(ns, chains, links)
+	for _, b := range found {
+		if !slices.Contains(rec.Accepted, b) {
+			s.problem("packets go past what was not here when acceleration was turned on: " + b.What + ": " + b.Effect + "; `natkit accel off` lets it see them")
+		}
+	}
+	return err
 }
 
 // readLinks tells where packets are met, and what has changed since. The calling thread

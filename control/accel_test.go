@@ -15,12 +15,15 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -818,6 +821,87 @@ func TestAccelProblems(t *testing.T) {
 			t.Fatal("no answer")
 		}
 	}
+}
+
+// Rules and programs that come when acceleration is on are a problem; natkit's own
+// programs and what was accepted are none.
+func TestAccelBypassedSince(t *testing.T) {
+	b := newAccelBed(t)
+	o := b.accelOptions()
+	o.Chains = []snapshot.Chain{{Family: "ip", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Rules: 3, PerPacket: []string{"limit"}}}
+	o.Bypass = true
+	b.accelOn(o)
+	check := func() []string {
+		t.Helper()
+		var s AccelStatus
+		if err := s.CheckBypassed(b.gateway, o.Chains); err != nil {
+			t.Fatal(err)
+		}
+		return s.Problems
+	}
+	if got := check(); len(got) > 0 {
+		t.Errorf("problems %q", got)
+	}
+	b.run("", "tc", "qdisc", "add", "dev", "out", "root", "tbf", "rate", "100mbit", "burst", "100k", "latency", "1s")
+	o.Chains = append(o.Chains, snapshot.Chain{Family: "netdev", Table: "early", Name: "in", Hook: "ingress", Rules: 1})
+	if got := check(); len(got) != 2 || !strings.Contains(got[0], "chain netdev early/in") || !strings.Contains(got[1], "qdisc tbf on out") {
+		t.Errorf("problems %q", got)
+	}
+}
+
+// Counters of another natkit's programs may be of another form: status says whose they are.
+func TestAccelOfAnother(t *testing.T) {
+	b := newAccelBed(t)
+	b.accelOn(b.accelOptions())
+	rec, dir, err := accelRecordOf(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pin := filepath.Join(dir, "maps", "accel_stats")
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := errors.Join(os.Remove(pin), m.Pin(pin)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadAccelStatus(b.gateway); err == nil {
+		t.Error("counters of another form were read")
+	}
+	rec.Make = "another"
+	if err := rec.write(b.gateway.Inode()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := ReadAccelStatus(b.gateway)
+	if err != nil || s.Stats == nil || len(s.Interfaces) != 2 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "another natkit's") {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// An interface has one XDP program: whose that is, and what to do, is said.
+func TestAccelForeignXDP(t *testing.T) {
+	b := newAccelBed(t)
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "theirs", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pass.Close()
+	b.in(b.gateway, func() error {
+		in, err := netlink.LinkByName("in")
+		return errors.Join(err, netlink.LinkSetXdpFdWithFlags(in, pass.FD(), unix.XDP_FLAGS_DRV_MODE))
+	})
+	o := b.accelOptions()
+	o.Attach = AttachXDP
+	_, err = AccelOn(t.Context(), o)
+	for _, want := range []string{`"in"`, `"theirs"`, "--attach tc"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no %s in: %v", want, err)
+		}
+	}
+	o.Attach = AttachTC
+	b.accelOn(o)
 }
 
 // Killed at any moment of turning it on, off puts everything back, and on begins anew.

@@ -251,12 +251,18 @@ func DetachFilter(ifindex int) error {
 			return fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)
 		}
 		for _, f := range filters {
-			if f, ok := f.(*netlink.BpfFilter); ok && f.Handle == filterHandle && f.Name == filterName {
+			if IsFilter(f) {
 				errs = append(errs, netlink.FilterDel(filterOf(ifindex, parent)))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// IsFilter says whether a tc filter is natkit's.
+func IsFilter(f netlink.Filter) bool {
+	own, ok := f.(*netlink.BpfFilter)
+	return ok && own.Handle == filterHandle && own.Name == filterName
 }
 
 func filterOf(ifindex int, parent uint32) *netlink.BpfFilter {

@@ -68,7 +68,7 @@ func (o *AccelOff) Text(w io.Writer) error {
 // AccelStatus is what `natkit accel status` shows.
 type AccelStatus struct {
 	*control.AccelStatus
-	Share *float64 `json:"share,omitempty"` // of the TCP and UDP packets forwarded, past the stack
+	Share *float64 `json:"share,omitempty"` // see control.AccelStatus.Share
 }
 
 // NewAccelStatus adds what follows from the counters.
@@ -102,7 +102,7 @@ func (s *AccelStatus) Text(w io.Writer) error {
 	t.Flush()
 	fmt.Fprintf(&b, "%d directions of flows go past the stack now; %d are remembered, of at most %d\n", s.Stats.Trusted, s.Stats.Known, 2*s.Flows)
 	if s.Share != nil {
-		fmt.Fprintf(&b, "%.1f%% of the TCP and UDP packets forwarded went past the stack\n", 100**s.Share)
+		fmt.Fprintf(&b, "%.1f%% of the TCP and UDP packets that came in for others went past the stack\n", 100**s.Share)
 	}
 	var rows []nat.AccelReason
 	for _, r := range nat.AccelReasons[1:] {

@@ -155,10 +155,13 @@ func newAccelStatusCommand(e *env) *cobra.Command {
 		Use:   "status",
 		Short: "Show what is accelerated, how much of it, and why the rest is not",
 		Long: `Show what is accelerated, how many packets went past the stack, and how many went
-through it for which reason. Counters begin when acceleration is turned on.
+through it for which reason. Counters begin when acceleration is turned on. What was
+set up since that accelerated packets go past is a problem, as is a link or a setting
+that is no longer what it was.
 
 With -o json: since, interfaces (name, hooks, reason), tcp, flows_limit, stats
-(reasons by name, bytes, trusted, known), share, changes, problems.`,
+(reasons by name, bytes, trusted, known), share (past the stack, of the TCP and UDP
+packets that came in and were not seen to be for this machine), changes, problems.`,
 		Example: "  natkit accel status\n  natkit accel status -o json",
 		Args:    noArgs,
 	}
@@ -172,6 +175,13 @@ With -o json: since, interfaces (name, hooks, reason), tcp, flows_limit, stats
 		status, err := control.ReadAccelStatus(ns)
 		if err != nil {
 			return err
+		}
+		chains, err := probe.Chains(ns)
+		if err == nil {
+			err = status.CheckBypassed(ns, chains)
+		}
+		if err != nil {
+			return fmt.Errorf("look for rules that packets go past: %w", err)
 		}
 		r := report.NewAccelStatus(status)
 		if *out == "json" {
