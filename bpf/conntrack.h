@@ -44,7 +44,12 @@ struct nf_conn_timeout {
 	struct nf_ct_timeout *timeout;
 };
 
+struct ip_ct_tcp_state {
+	__u8 flags;
+};
+
 struct ip_ct_tcp {
+	struct ip_ct_tcp_state seen[2];
 	__u8 state;
 };
 
@@ -78,8 +83,17 @@ enum conntrack_status {
 
 enum conntrack_limit {
 	TCP_CONNTRACK_ESTABLISHED = 3,
+	IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED = 0x10,
 	CONNTRACK_THIS_NAMESPACE = -1,
+	CONNTRACK_UNANSWERED_MS = 300000, /* nf_conntrack_tcp_timeout_unacknowledged's default */
 	CONNTRACK_SECONDS = 3, /* of life that an entry must have: it is asked for once a second */
+};
+
+/* What is known of a TCP connection when a packet of it leaves. */
+enum conntrack_doubt {
+	CONNTRACK_ALIVE,        /* both ends were heard lately */
+	CONNTRACK_ACKNOWLEDGED, /* the packet has no data */
+	CONNTRACK_UNANSWERED,   /* it has, and the other end was not heard lately */
 };
 
 /* As it was when the kfuncs were new (12 bytes), which every later kernel takes. */
@@ -221,20 +235,26 @@ static __noinline __u32 conntrack_policy(const struct nf_conn *ct)
 }
 
 /*
- * Gives a TCP entry the life that it has when idle. Of a flow of which connection
- * tracking has missed packets it believes that data is unacknowledged, perhaps for
- * ever, and lets it live for five minutes only (nf_conntrack_tcp_timeout_unacknowledged).
+ * Gives a TCP entry the life that it had if connection tracking saw all of it: that of an
+ * idle connection, or five minutes while data waits to be acknowledged. Of a flow of which
+ * it has missed packets it believes forever what it did last, and looks at no more.
  */
 static __noinline int conntrack_keep(struct ctx *ctx, const struct nat_flow_key *key,
-				     __u32 milliseconds)
+				     __u32 milliseconds, enum conntrack_doubt doubt)
 {
-	__u8 reply;
+	__u8 reply, flags;
 	struct nf_conn *ct = conntrack_find(ctx, key, &reply);
 
 	if (!ct)
 		return 0;
-	if (ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED)
-		bpf_ct_change_timeout(ct, conntrack_policy(ct) ?: milliseconds);
+	flags = ct->proto.tcp.seen[0].flags | ct->proto.tcp.seen[1].flags;
+	if (ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED &&
+	    (doubt != CONNTRACK_ACKNOWLEDGED || flags & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED)) {
+		milliseconds = conntrack_policy(ct) ?: milliseconds;
+		if (doubt == CONNTRACK_UNANSWERED && milliseconds > CONNTRACK_UNANSWERED_MS)
+			milliseconds = CONNTRACK_UNANSWERED_MS;
+		bpf_ct_change_timeout(ct, milliseconds);
+	}
 	bpf_ct_release(ct);
 	return 0;
 }

@@ -18,7 +18,10 @@
  *
  * So whatever changes in the kernel ends a shortcut within a second, with no process
  * running; and as every direction in use shows the stack a packet a second, the
- * kernel's own time-outs go on as they would.
+ * kernel's own time-outs go on as they would (TCP's need help: leaving.h).
+ *
+ * The routes are asked with the TOS of the packet that goes up: one of another TOS takes
+ * the same way, even where policy routing has others for it.
  */
 #ifndef NATKIT_LEARN_H
 #define NATKIT_LEARN_H
@@ -39,6 +42,7 @@ enum learn_limit {
 	LEARN_YOUNG_SLOTS = 65536,
 	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
 	LEARN_UNANSWERED = 100, /* one that may be answered at any moment */
+	LEARN_HEARD = 5000,     /* since the other end was heard: no round trip takes longer */
 	LEARN_OWN = 0x6e61746b, /* in skb->cb, from our ingress to our egress: not the stack's */
 	LEARN_SILENT = -2,      /* the other hook's packet, which counts it */
 };
@@ -297,7 +301,7 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 	if (other->left_hop != s->hop)
 		return learn_refuse(packet, s, NAT_ACCEL_OTHER_WAY);
 	if (packet->class == NAT_TCP && !s->carried)
-		conntrack_keep(ctx, &packet->key, learn_tcp_milliseconds);
+		conntrack_keep(ctx, &packet->key, learn_tcp_milliseconds, CONNTRACK_ALIVE);
 	s->probed = 0;
 	s->until = other->left + LEARN_TRUST;
 	s->carried = 1;
@@ -305,29 +309,55 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 	return 0;
 }
 
+/* Whether a sum of 16-bit words is a zero of one's complement, a multiple of 65535: by the
+ * inverse of that modulo 2^64, which costs less than to divide. */
+static __always_inline int learn_zero(__u64 sum)
+{
+	return sum * 0xfffefffefffeffff <= 0x0001000100010001;
+}
+
+/* Whether a translation is the one of packets with that key: what it adds to checksums is
+ * what it changes. */
+static __always_inline int learn_fits(const struct nat_flow_key *key, const struct nat_shortcut *s)
+{
+	__u64 l3 = (__u64)addr_word(s->src) + addr_word(s->dst) + (__u32)~addr_word(key->src) +
+		   (__u32)~addr_word(key->dst) + (__u16)~s->l3_delta;
+	__u64 l4 =
+		s->sport + s->dport + (__u16)~key->sport + (__u16)~key->dport + (__u16)~s->l4_delta;
+
+	return learn_zero(l3) && learn_zero(l4);
+}
+
 /* Rewrites and sends. */
 static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
 					 struct nat_shortcut *s)
 {
+	struct nat_shortcut copy = *s;
 	struct nat_flow flow = {
-		.src = s->src,
-		.dst = s->dst,
-		.sport = s->sport,
-		.dport = s->dport,
-		.l3_delta = s->l3_delta,
-		.l4_delta = s->l4_delta,
+		.src = copy.src,
+		.dst = copy.dst,
+		.sport = copy.sport,
+		.dport = copy.dport,
+		.l3_delta = copy.l3_delta,
+		.l4_delta = copy.l4_delta,
 	};
-	__u64 hop = *(volatile __u64 *)&s->hop;
-	__u32 index = (hop >> ROUTE_LINK_SHIFT) - 1;
-	struct nat_link *in = link_get(s->in_link), *out = bpf_map_lookup_elem(&links, &index);
+	__u32 index = (copy.hop >> ROUTE_LINK_SHIFT) - 1;
+	struct nat_link *in, *out;
 
+	/* An LRU map gives a place away at once, to another flow, while packets on other CPUs
+	 * still look at it. So all is read once, above, and must fit together. */
+	asm volatile("" ::: "memory");
+	if (unlikely(!learn_fits(&packet->key, &copy)))
+		return NAT_ACCEL_NO_ROOM;
+	in = link_get(copy.in_link);
+	out = bpf_map_lookup_elem(&links, &index);
 	if (unlikely(!in || in->ifindex != packet->ifindex || !ctx_is_addressed(ctx, in)))
 		return NAT_ACCEL_OTHER_LINK;
 	if (unlikely(packet->ttl <= 1))
 		return NAT_ACCEL_TTL;
-	if (unlikely(packet->length > s->mtu))
+	if (unlikely(packet->length > copy.mtu))
 		return NAT_ACCEL_TOO_BIG;
-	if (unlikely(!out || rewrite(ctx, packet, &flow, hop, out) != GO_ON))
+	if (unlikely(!out || rewrite(ctx, packet, &flow, copy.hop, out) != GO_ON))
 		return NAT_ACCEL_NO_WAY;
 	s->packets += packet->segments;
 	ctx_tag(ctx, LEARN_OWN);

@@ -25,6 +25,40 @@ static __always_inline __u64 leaving_hop(struct ctx *ctx)
 	       *(__u32 *)frame;
 }
 
+/* Whether a TCP packet only acknowledges. */
+static __always_inline int leaving_bare(struct ctx *ctx, const struct packet *packet)
+{
+	struct tcp *tcp = ctx_data(ctx) + (packet->l4 & PACKET_L4_MASK);
+
+	return (void *)(tcp + 1) <= ctx_data_end(ctx) &&
+	       !(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
+	       packet->bytes == packet->l4 - packet->l3 + (tcp->offset >> 4) * 4;
+}
+
+/*
+ * TCP's time-out, which the stack has just set by what it has seen of the connection
+ * (conntrack_keep). Data is answered by somebody who was heard lately, or it is not. The
+ * table may have forgotten that a connection was accelerated: then who acknowledges, and
+ * sends nothing, has what was sent.
+ */
+static __always_inline void leaving_keep(struct ctx *ctx, const struct packet *packet,
+					 const struct nat_flow_key *key,
+					 const struct nat_shortcut *other)
+{
+	int bare = leaving_bare(ctx, packet), doubt = CONNTRACK_ACKNOWLEDGED;
+	const struct nat_shortcut *own = NULL;
+
+	if (other && other->carried)
+		own = learn_other(packet, other);
+	if (own && packet->now - own->left < LEARN_HEARD)
+		doubt = CONNTRACK_ALIVE;
+	else if (own && !bare)
+		doubt = CONNTRACK_UNANSWERED;
+	else if (!bare)
+		return;
+	conntrack_keep(ctx, key, learn_tcp_milliseconds, doubt);
+}
+
 static __always_inline void learn_leaving(struct ctx *ctx)
 {
 	struct nat_shortcut *other;
@@ -43,16 +77,14 @@ static __always_inline void learn_leaving(struct ctx *ctx)
 	key.dport = packet.key.sport;
 	key.protocol = packet.key.protocol;
 	other = bpf_map_lookup_elem(&shortcuts, &key);
-	if (!other)
-		return;
-	hop = leaving_hop(ctx);
+	hop = other ? leaving_hop(ctx) : 0;
 	if (hop) {
 		other->left_hop = hop;
 		other->left_ifindex = ctx->ingress_ifindex;
 		other->left = packet.now;
 	}
-	if (other->carried && packet.class == NAT_TCP)
-		conntrack_keep(ctx, &key, learn_tcp_milliseconds);
+	if (packet.class == NAT_TCP && learn_tcp_milliseconds)
+		leaving_keep(ctx, &packet, &key, other);
 }
 
 #endif

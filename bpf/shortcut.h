@@ -42,7 +42,7 @@ enum nat_accel_reason {
 	NAT_ACCEL_LOCAL,      /* for the machine itself */
 	NAT_ACCEL_NO_WAY,     /* no route, no neighbour, or by an interface not accelerated */
 	NAT_ACCEL_OTHER_WAY,  /* the stack sends it another way than the routes say */
-	NAT_ACCEL_NO_ROOM,    /* the table gave no place */
+	NAT_ACCEL_NO_ROOM,    /* the table gave no place, or gave it away meanwhile */
 	NAT_ACCEL_REASONS,
 };
 
@@ -78,6 +78,8 @@ struct nat_accel_stats {
 	__u64 bytes; /* of IPv4, forwarded */
 };
 
+/* As NAT_ABI says it: a reason more, wherever it is, raises that. */
 NAT_ASSERT(sizeof(struct nat_shortcut) == 64);
+NAT_ASSERT(NAT_ACCEL_REASONS == 22 && NAT_ABI == 2);
 
 #endif

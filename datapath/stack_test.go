@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +16,7 @@ import (
 // refuses more than 512 together: a program that loads here may not load there.
 func TestStackOfCalls(t *testing.T) {
 	const most, step = 512, 32
-	for _, o := range objects {
+	for _, o := range append(slices.Clone(objects), object{"nat_accel_tc", loadAccelTc}, object{"nat_accel_xdp", loadAccelXdp}) {
 		spec, err := o.load()
 		if err != nil {
 			t.Fatal(err)

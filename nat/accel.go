@@ -34,7 +34,7 @@ var AccelReasons = []AccelReason{
 	{"local", "for this machine itself"},
 	{"no-way", "no route, no neighbour, or its way out is not an accelerated interface"},
 	{"other-way", "the stack sends the flow another way than the routes say: routing by mark, or a program"},
-	{"no-room", "the table of shortcuts gave no place"},
+	{"no-room", "the table of shortcuts gave no place, or gave it to another flow meanwhile"},
 }
 
 // Shortcut is one direction of a flow that is accelerated, or may be.
