@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -111,11 +112,14 @@ func Watch(ctx context.Context, o Options, fn func(*Moment) error) error {
 		w.cpus = nil
 	}
 	broken := make(chan error, 1)
-	go w.judge(ctx, broken)
+	var judging sync.WaitGroup
+	judging.Go(func() { w.judge(ctx, broken) })
 	err = w.watch(ctx, broken)
 	if ctx.Err() != nil {
-		return nil
+		err = nil
 	}
+	cancel()
+	judging.Wait() // it reads from the namespace, which is the caller's to close
 	return err
 }
 

@@ -90,13 +90,13 @@ type Base struct {
 // Rule is a sequence of matches that ends with a verdict or a translation.
 type Rule []expr.Any
 
-// timeouts is held while policies are added: the library (v0.3.0) completes each from a map
-// of its own, and writes into that.
-var timeouts sync.Mutex
+// library is held where the library (v0.3.0) writes into variables of its own: the map
+// that it completes policies from, and the last set's number.
+var library sync.Mutex
 
 func addTimeouts(c *nftables.Conn, table *nftables.Table, policies []Timeout) {
-	timeouts.Lock()
-	defer timeouts.Unlock()
+	library.Lock()
+	defer library.Unlock()
 	for _, p := range policies {
 		c.AddObj(&nftables.NamedObj{
 			Table: table, Name: p.Name, Type: nftables.ObjTypeCtTimeout,
@@ -197,7 +197,10 @@ func addSet(c *nftables.Conn, table *nftables.Table, s Set) error {
 	if s.Key[0].Name == nftables.TypeIFName.Name {
 		set.KeyByteOrder = binaryutil.NativeEndian // names are shown the right way round
 	}
-	if err := c.AddSet(set, nil); err != nil {
+	library.Lock()
+	err := c.AddSet(set, nil)
+	library.Unlock()
+	if err != nil {
 		return err
 	}
 	for part := range slices.Chunk(s.Elements, elementsPerMessage) {
