@@ -4,6 +4,7 @@ package control
 
 import (
 	"errors"
+	"io"
 	"net"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/ktest"
+	"natkit/nat"
 )
 
 // tcpLife is how many seconds the entry of the one TCP connection has.
@@ -29,8 +31,9 @@ func (b *bed) tcpLife() uint32 {
 }
 
 // acceleratedTCP is a connection that has taken the shortcut: the client's end and the
-// server's.
-func (b *bed) acceleratedTCP() (client, server *net.TCPConn) {
+// server's. Connection tracking has lost it, and believes that data of the client, if so
+// asked, is unacknowledged.
+func (b *bed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPConn) {
 	b.t.Helper()
 	var l net.Listener
 	b.in(b.server, func() (err error) { l, err = net.Listen("tcp4", "198.51.100.9:0"); return err })
@@ -43,22 +46,54 @@ func (b *bed) acceleratedTCP() (client, server *net.TCPConn) {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { s.Close() })
-	p := make([]byte, 1<<20)
+	transfer := func(from, to net.Conn, bytes int) {
+		b.t.Helper()
+		to.SetDeadline(time.Now().Add(30 * time.Second))
+		go from.Write(make([]byte, bytes))
+		if _, err := io.ReadFull(to, make([]byte, bytes)); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	trusted := func() (n int) {
+		if err := Shortcuts(b.gateway, func(s *nat.Shortcut) bool {
+			if s.Trusted {
+				n++
+			}
+			return true
+		}); err != nil {
+			b.t.Fatal(err)
+		}
+		return n
+	}
 	ktest.Wait(b.t, 30*time.Second, "both directions take the shortcut", func() bool {
-		for _, ends := range [][2]net.Conn{{c, s}, {s, c}} {
-			ends[0].SetDeadline(time.Now().Add(20 * time.Second))
-			ends[1].SetDeadline(time.Now().Add(20 * time.Second))
-			go ends[0].Write(p)
-			for left := len(p); left > 0; {
-				n, err := ends[1].Read(make([]byte, left))
-				if err != nil {
-					b.t.Fatal(err)
-				}
-				left -= n
+		for range 10 {
+			transfer(c, s, 1)
+			transfer(s, c, 1)
+		}
+		return trusted() == 2
+	})
+	if unacknowledged {
+		// The byte that is seen is acknowledged with the one after it, which is not.
+		ktest.Wait(b.t, 10*time.Second, "the next packet goes through the stack", func() bool { return trusted() == 0 })
+		raw, err := s.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0) })
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		for range 2 {
+			if _, err := c.Write(make([]byte, 1)); err != nil {
+				b.t.Fatal(err)
 			}
 		}
-		return b.accelStats().Reasons["forwarded"] > 1000
-	})
+		if _, err := io.ReadFull(s, make([]byte, 2)); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	transfer(c, s, 8<<20)
+	transfer(s, c, 8<<20)
 	ktest.Wait(b.t, 20*time.Second, "the entry has the life of an idle connection", func() bool { return b.tcpLife() > 100000 })
 	return c.(*net.TCPConn), s.(*net.TCPConn)
 }
@@ -68,7 +103,7 @@ func (b *bed) acceleratedTCP() (client, server *net.TCPConn) {
 func TestAccelVanished(t *testing.T) {
 	b := newAccelBed(t)
 	b.accelOn(b.accelOptions())
-	_, server := b.acceleratedTCP()
+	_, server := b.acceleratedTCP(false)
 	b.nftIn(b.client, `table ip gone { chain i { type filter hook input priority 0; policy drop; }; chain o { type filter hook output priority 0; policy drop; }; }`)
 	server.SetDeadline(time.Time{})
 	if _, err := server.Write([]byte("is there anybody?")); err != nil {
@@ -82,7 +117,7 @@ func TestAccelVanished(t *testing.T) {
 func TestAccelForgotten(t *testing.T) {
 	b := newAccelBed(t)
 	b.accelOn(b.accelOptions())
-	client, server := b.acceleratedTCP()
+	client, server := b.acceleratedTCP(true)
 	b.forgetShortcuts()
 	if _, err := client.Write([]byte("still here")); err != nil {
 		t.Fatal(err)
