@@ -200,23 +200,9 @@ func settingNumber(name string) (int, error) {
 //  4. the interfaces
 //  5. the record: whole
 func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
-	if err := refuseServed(o.Namespace, nil); err != nil {
-		return nil, err
-	}
-	in, err := hold(o.Namespace)
+	in, left, err := occupy(o.Namespace, nil)
 	if err != nil {
 		return nil, err
-	}
-	rec, err := in.record()
-	if err != nil && !errors.Is(err, ErrDown) {
-		return nil, errors.Join(err, in.release())
-	}
-	if rec != nil && rec.Whole && (rec.Engine == EngineNFT || in.pinned()) {
-		return nil, errors.Join(rec.exists(), in.release())
-	}
-	left, err := in.takeDown(rec)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("remove what an earlier run left: %w", err), in.release())
 	}
 	defer func() {
 		if err == nil {

@@ -49,6 +49,30 @@ func hold(ns *netns.Handle) (_ *instance, err error) {
 	return in, nil
 }
 
+// occupy holds the instance of a namespace in which nothing is to be yet: what a crash of
+// an earlier one has left is removed, but for what is in left, each with why.
+func occupy(ns *netns.Handle, by *serving) (in *instance, left []string, err error) {
+	if err := refuseServed(ns, by); err != nil {
+		return nil, nil, err
+	}
+	in, err = hold(ns)
+	if err != nil {
+		return nil, nil, err
+	}
+	rec, err := in.record()
+	if err != nil && !errors.Is(err, ErrDown) {
+		return nil, nil, errors.Join(err, in.release())
+	}
+	if rec != nil && rec.Whole && (rec.Engine == EngineNFT || in.pinned()) {
+		return nil, nil, errors.Join(rec.exists(), in.release())
+	}
+	left, err = in.takeDown(rec)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("remove what an earlier run left: %w", err), in.release())
+	}
+	return in, left, nil
+}
+
 // holdPins locks the folder of pins: shared by those who make and remove their own,
 // exclusive by Clean, which removes what nobody is making.
 func holdPins(inode uint64, how int) (lock *os.File, dir string, err error) {
