@@ -370,8 +370,11 @@ func TestCPSRefuses(t *testing.T) {
 	ktest.Root(t)
 	ktest.Tool(t, "nft")
 	limits, err := conntrack.ReadLimits()
-	if err != nil || limits.Max == 0 || limits.Max >= uint64(MaxFlows) {
-		t.Skipf("no limit to go beyond: %+v, %v", limits, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if limits.Max == 0 || limits.Max >= uint64(MaxFlows) {
+		t.Skipf("no limit to go beyond: %+v", limits)
 	}
 	o := good
 	o.Routers, o.Sessions = []Router{masquerading}, MaxFlows
