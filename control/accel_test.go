@@ -522,7 +522,7 @@ func TestAccelObeys(t *testing.T) {
 			k := b.dialogue(b.client, "", "198.51.100.9:7000")
 			b.accelerated(k)
 			// What the next entry is to look like tells it from the one that is deleted.
-			b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :2000-2100`)
+			b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :2000-2099`)
 			args := []string{"-D", "-p", "udp", "--dport", "7000"}
 			if name == "flushed table" {
 				args = []string{"-F"}
@@ -668,7 +668,7 @@ func TestAccelTimeouts(t *testing.T) {
 	busy, silent := b.dialogue(b.client, "10.0.0.2:6001", "198.51.100.9:7000"), b.dialogue(b.client, "10.0.0.2:6002", "198.51.100.9:7000")
 	b.accelerated(busy, silent)
 	// Another entry of the busy one would have another port from now on.
-	b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :2000-2100`)
+	b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :2000-2099`)
 	ktest.Wait(t, 40*time.Second, "the entry of the silent flow times out", func() bool {
 		if seen := busy.ask(10 * time.Second); seen != "198.51.100.1:6001" {
 			t.Fatalf("the server sees %s: the busy flow's entry has timed out", seen)
@@ -705,7 +705,7 @@ func TestAccelPortReused(t *testing.T) {
 	if seen := connect(); seen != "198.51.100.1:6000" {
 		t.Errorf("the server sees %s", seen)
 	}
-	b.nft(`insert rule ip nat post oifname "out" tcp dport 7000 masquerade to :2000-2100`)
+	b.nft(`insert rule ip nat post oifname "out" tcp dport 7000 masquerade to :2000-2099`)
 	b.run("", "conntrack", "-F")
 	if seen := connect(); !strings.HasPrefix(seen, "198.51.100.1:20") {
 		t.Errorf("the server sees %s", seen)
