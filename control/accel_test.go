@@ -83,6 +83,7 @@ func (b *bed) accelOn(o AccelOptions) *AccelPlan {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() {
+		b.explain()
 		if _, err := AccelOff(b.gateway); err != nil && !errors.Is(err, ErrAccelOff) {
 			b.t.Errorf("accel off: %v", err)
 		}
@@ -160,6 +161,32 @@ func (k *dialogue) ask(limit time.Duration) string {
 			return string(p[8:n])
 		}
 	}
+}
+
+// within is the bed for a subtest, which fails by itself.
+func (b *bed) within(t *testing.T) *bed {
+	inner := *b
+	inner.t = t
+	t.Cleanup(inner.explain)
+	return &inner
+}
+
+// explain adds to a failure what there is to see of acceleration.
+func (b *bed) explain() {
+	if !b.t.Failed() {
+		return
+	}
+	for _, f := range b.entries() {
+		b.t.Logf("entry %v", f)
+	}
+	shown := 0
+	err := Shortcuts(b.gateway, func(s *nat.Shortcut) bool { b.t.Logf("shortcut %+v", *s); shown++; return shown < 30 })
+	s, err2 := ReadAccelStatus(b.gateway)
+	if err := errors.Join(err, err2); err != nil {
+		b.t.Log(err)
+		return
+	}
+	b.t.Logf("problems %q, packets %v", s.Problems, s.Stats.Reasons)
 }
 
 // accelerated talks until both directions of these flows take the shortcut, and returns
@@ -279,7 +306,7 @@ table ip own {
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			liberal := c.liberal
+			b, liberal := b.within(t), c.liberal
 			b.nft(c.policy)
 			o := b.accelOptions()
 			o.TCPLiberal = liberal
@@ -373,6 +400,7 @@ func TestAccelOffTCP(t *testing.T) {
 	b := newAccelBed(t)
 	for _, halfClosed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("half closed %v", halfClosed), func(t *testing.T) {
+			b := b.within(t)
 			b.accelOn(b.accelOptions())
 			before, after := make([]byte, 16<<20), make([]byte, 16<<20)
 			rand.Read(before)
@@ -493,6 +521,7 @@ func TestAccelObeys(t *testing.T) {
 	b.accelOn(b.accelOptions())
 	stops := func(name string, change, back func()) {
 		t.Run(name, func(t *testing.T) {
+			b := b.within(t)
 			k := b.dialogue(b.client, "", "198.51.100.9:7000")
 			b.accelerated(k)
 			change()
@@ -519,6 +548,7 @@ func TestAccelObeys(t *testing.T) {
 
 	for _, name := range []string{"deleted entry", "flushed table"} {
 		t.Run(name, func(t *testing.T) {
+			b := b.within(t)
 			k := b.dialogue(b.client, "", "198.51.100.9:7000")
 			b.accelerated(k)
 			// What the next entry is to look like tells it from the one that is deleted.
@@ -529,11 +559,14 @@ func TestAccelObeys(t *testing.T) {
 			}
 			b.run("", "conntrack", args...)
 			begin := time.Now()
+			seen := ""
+			t.Cleanup(func() { t.Logf("the server saw %q last", seen) })
 			ktest.Wait(t, 30*time.Second, "packets are the new entry's", func() bool {
-				return strings.HasPrefix(k.ask(300*time.Millisecond), "198.51.100.1:20")
+				seen = k.ask(300 * time.Millisecond)
+				return strings.HasPrefix(seen, "198.51.100.1:20")
 			})
 			t.Logf("the first packet of the new entry came through %v after the change", time.Since(begin).Round(time.Millisecond))
-			if seen := b.accelerated(k); !strings.HasPrefix(seen, "198.51.100.1:20") {
+			if seen = b.accelerated(k); !strings.HasPrefix(seen, "198.51.100.1:20") {
 				t.Errorf("the server sees %s", seen)
 			}
 			k.conn.Close()
@@ -1012,6 +1045,7 @@ func TestAccelXDP(t *testing.T) {
 		tc   bool
 	}{{"both", -1, false}, {"outside only", 0, true}, {"inside only", 1, true}} {
 		t.Run(c.name, func(t *testing.T) {
+			b := b.within(t)
 			o := b.accelOptions()
 			o.Attach = AttachXDP
 			p, err := PlanAccel(o)
