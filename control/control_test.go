@@ -571,3 +571,28 @@ func TestPorts(t *testing.T) {
 		}
 	}
 }
+
+// An `ip netns exec` gives what it runs mounts of its own, and a /sys without the BPF
+// file system: the engine outlives it all the same.
+func TestUpByIPNetns(t *testing.T) {
+	b := newBed(t)
+	ip := ktest.Tool(t, "ip")
+	root, err := datapath.Root(runDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.HasPrefix(root, runDir()) {
+		t.Skip("this machine has no BPF file system but natkit's own")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(ip, "netns", "exec", b.name, self, "up", b.name, baseRules).CombinedOutput(); err != nil {
+		t.Fatalf("up: %v: %s", err, out)
+	}
+	b.ping(b.client, "198.51.100.9")
+	if s, err := ReadStatus(b.gateway); err != nil || len(s.Problems) > 0 {
+		t.Errorf("status %+v, %v", s, err)
+	}
+}

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -27,16 +28,22 @@ const (
 	linksDir    = "links"
 )
 
-// systemBPFFS is where most machines have the BPF file system. Where it is not
-// mounted natkit mounts one of its own rather than change what others see.
+// systemBPFFS is where most machines have the BPF file system.
 const systemBPFFS = "/sys/fs/bpf"
 
-// Root returns the folder under which instances are pinned, and makes it. runDir
-// is natkit's folder of things that end with the next boot, "/run/natkit".
+// Root returns the folder under which instances are pinned, and makes it. Where the BPF
+// file system is not mounted natkit mounts one of its own rather than change what others
+// see: in runDir, natkit's folder of things that end with the next boot, "/run/natkit".
+//
+// A process that was given a /sys of its own, as `ip netns exec` does, finds the BPF file
+// system where its parents do: what it mounted itself would end with it, and all pins too.
 func Root(runDir string) (string, error) {
-	if isBPFFS(systemBPFFS) {
-		root := filepath.Join(systemBPFFS, "natkit")
-		return root, os.MkdirAll(root, 0o700)
+	outer := outerRoots()
+	for _, at := range append([]string{""}, outer...) {
+		if at += systemBPFFS; isBPFFS(at) {
+			root := filepath.Join(at, "natkit")
+			return root, os.MkdirAll(root, 0o700)
+		}
 	}
 	root := filepath.Join(runDir, "bpf")
 	if err := os.MkdirAll(root, 0o700); err != nil {
@@ -45,10 +52,41 @@ func Root(runDir string) (string, error) {
 	if isBPFFS(root) {
 		return root, nil
 	}
+	if len(outer) > 0 {
+		return "", errors.New("no BPF file system is mounted, and what this process mounts ends with it: outside of `ip netns exec` and the like, `mount -t bpf bpf " + systemBPFFS + "`")
+	}
 	if err := unix.Mount("bpf", root, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return "", fmt.Errorf("mount a BPF file system on %s: %w", root, err)
 	}
 	return root, nil
+}
+
+// outerRoots are the roots of those of this process's parents that see other mounts than
+// it does, the nearest first.
+func outerRoots() (roots []string) {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil
+	}
+	for pid := os.Getppid(); pid > 0; {
+		proc := fmt.Sprintf("/proc/%d", pid)
+		if mounts, err := os.Readlink(proc + "/ns/mnt"); err == nil && mounts != own {
+			roots = append(roots, proc+"/root")
+		}
+		stat, err := os.ReadFile(proc + "/stat")
+		if err != nil {
+			break
+		}
+		// "pid (name) state parent": a name may have anything in it.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) < 2 {
+			break
+		}
+		if pid, err = strconv.Atoi(fields[1]); err != nil {
+			break
+		}
+	}
+	return roots
 }
 
 func isBPFFS(path string) bool {
