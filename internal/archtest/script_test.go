@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package archtest
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// unsteadyTests fail as FIXTURE says; what has failed once leaves a file.
+const unsteadyTests = `package fixture
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+func test(t *testing.T) {
+	for _, what := range strings.Fields(os.Getenv("FIXTURE")) {
+		how, ok := strings.CutPrefix(what, t.Name()+":")
+		_, err := os.Stat(t.Name())
+		if again := err == nil; !ok || again && strings.HasPrefix(how, "once") {
+			continue
+		} else if again && how == "skips" {
+			t.Skip("no more")
+		}
+		if err := os.WriteFile(t.Name(), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		switch how {
+		case "once-race":
+			fmt.Println("WARNING: DATA RACE")
+		case "once-panic":
+			panic("here")
+		case "once-exit":
+			os.Exit(1)
+		}
+		t.Run("part", func(t *testing.T) { t.Error("this is how") })
+	}
+}
+
+func TestA(t *testing.T)  { test(t) }
+func TestAB(t *testing.T) { test(t) }
+func TestC(t *testing.T)  { test(t) }
+func TestD(t *testing.T)  { test(t) }
+`
+
+// A test that fails is run once more by itself, and what that can't excuse fails the run.
+func TestUnsteady(t *testing.T) {
+	for _, c := range []struct {
+		name, fixture string
+		broken        bool // there is a package that does not build
+		passes        bool
+		says          []string
+	}{
+		{name: "all pass", passes: true, says: []string{"all that ran passed"}},
+		{name: "one, once", fixture: "TestA:once", passes: true, says: []string{
+			"unsteady: failed once, passed when run again:\n  fixture TestA\nhow they failed:\n  --- FAIL: TestA ", "      fixture_test.go:30: this is how\ntests: all that ran passed"}},
+		{name: "three, once", fixture: "TestA:once TestAB:once TestD:once", passes: true, says: []string{"  fixture TestA\n  fixture TestAB\n  fixture TestD\n"}},
+		{name: "four, once", fixture: "TestA:once TestAB:once TestC:once TestD:once"},
+		{name: "always", fixture: "TestA:always", says: []string{"once more, by itself: fixture TestA\n=== RUN"}},
+		{name: "one once, one always", fixture: "TestA:once TestC:always", says: []string{"fixture TestA\npassed\n"}},
+		{name: "skips when run again", fixture: "TestA:skips", says: []string{"no more"}},
+		{name: "data race", fixture: "TestA:once-race"},
+		{name: "panic", fixture: "TestA:once TestC:once-panic"},
+		{name: "ends early", fixture: "TestA:once TestC:once-exit"},
+		{name: "does not build", fixture: "TestA:once", broken: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			files := map[string]string{
+				"go.mod":          "module fixture\n\ngo 1.26\n",
+				"fixture_test.go": unsteadyTests,
+				"scripts/test.sh": string(read(t, "scripts/test.sh")),
+			}
+			if c.broken {
+				files["broken/broken_test.go"] = "package broken\n\nvar x int = \"\"\n"
+			}
+			for path, text := range files {
+				path = filepath.Join(dir, path)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.Command("bash", filepath.Join(dir, "scripts/test.sh"), "-vet=off")
+			cmd.Env = append(os.Environ(), "FIXTURE="+c.fixture)
+			out, err := cmd.CombinedOutput()
+			if passed := err == nil; passed != c.passes {
+				t.Errorf("passed: %v", passed)
+			}
+			if !c.passes {
+				c.says = append(c.says, "tests: FAILED")
+			}
+			for _, want := range c.says {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("does not say %q", want)
+				}
+			}
+			if !c.passes && strings.Contains(string(out), "unsteady") {
+				t.Error("the failure is called unsteady")
+			}
+			if t.Failed() {
+				t.Logf("%s", out)
+			}
+		})
+	}
+}
