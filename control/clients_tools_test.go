@@ -222,7 +222,8 @@ func (w *world) iperf(ns *netns.Handle, to string, args ...string) (received int
 	t.Helper()
 	out := w.run(ns, ktest.Tool(t, "iperf3"), append([]string{"-J", "-c", to}, args...)...)
 	var result struct {
-		End struct {
+		Error string // with which it does not fail
+		End   struct {
 			Received struct{ Bytes int64 } `json:"sum_received"`
 			Sum      struct {
 				Bytes   int64
@@ -231,8 +232,8 @@ func (w *world) iperf(ns *netns.Handle, to string, args ...string) (received int
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &result); err != nil {
-		t.Fatalf("iperf3: %v\n%s", err, out)
+	if err := json.Unmarshal([]byte(out), &result); err != nil || result.Error != "" {
+		t.Fatalf("iperf3: %v %s\n%s", err, result.Error, out)
 	}
 	if sum := result.End.Sum; sum.Packets > 0 {
 		return sum.Bytes * (sum.Packets - sum.Lost) / sum.Packets

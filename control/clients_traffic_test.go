@@ -75,9 +75,11 @@ func (w *world) forwarded() (frames, bytes uint64) {
 }
 
 func clientIperf(w *world) {
-	w.start(w.server, serverAddr+":5201", ktest.Tool(w.t, "iperf3"), "-s", "-B", serverAddr)
-	for _, args := range [][]string{{"-n", "30M"}, {"-n", "30M", "-R"}, {"-n", "30M", "-P", "4"}, {"-u", "-b", "50M", "-n", "2M"}, {"-u", "-b", "50M", "-n", "2M", "-R"}} {
-		if received := w.iperf(w.client, serverAddr, args...); received < 1<<20 {
+	for i, args := range [][]string{{"-n", "30M"}, {"-n", "30M", "-R"}, {"-n", "30M", "-P", "4"}, {"-u", "-b", "50M", "-n", "2M"}, {"-u", "-b", "50M", "-n", "2M", "-R"}} {
+		// A server of its own: it refuses who comes before it has done with the one before.
+		port := fmt.Sprint(5201 + i)
+		w.start(w.server, serverAddr+":"+port, ktest.Tool(w.t, "iperf3"), "-s", "-B", serverAddr, "-p", port)
+		if received := w.iperf(w.client, serverAddr, append(args, "-p", port)...); received < 1<<20 {
 			w.t.Errorf("iperf3 %s: %d bytes received", args, received)
 		}
 	}
