@@ -596,3 +596,72 @@ func TestUpByIPNetns(t *testing.T) {
 		t.Errorf("status %+v, %v", s, err)
 	}
 }
+
+// Programs that somebody takes off, of one hook or of all, are told of, and put back by an
+// apply of the same file.
+func TestProgramsTakenOff(t *testing.T) {
+	b := newBed(t)
+	o := b.options()
+	o.Attach = AttachXDP
+	b.up(baseRules, o)
+	root, err := datapath.Root(runDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := map[string]int{}
+	b.in(b.gateway, func() error {
+		for _, name := range []string{"in", "out"} {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			index[name] = l.Attrs().Index
+		}
+		return nil
+	})
+	takeOff := func(hook datapath.Hook, name string) {
+		t.Helper()
+		pin := filepath.Join(datapath.InstanceDir(root, b.gateway.Inode()), "links", fmt.Sprintf("%s-%d", hook, index[name]))
+		l, err := link.LoadPinnedLink(pin, nil)
+		if errors.Is(err, os.ErrNotExist) && hook == datapath.HookTC { // below Linux 6.6
+			b.in(b.gateway, func() error { return datapath.DetachFilter(index[name]) })
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if err := l.Detach(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	problems := func(want ...string) {
+		t.Helper()
+		s, err := ReadStatus(b.gateway)
+		if err != nil || len(s.Problems) != len(want) {
+			t.Fatalf("problems %q, %v, want %q", s.Problems, err, want)
+		}
+		for i, w := range want {
+			if !strings.Contains(s.Problems[i], w) {
+				t.Errorf("problem %q, want %q", s.Problems[i], w)
+			}
+		}
+	}
+	again := func() {
+		t.Helper()
+		if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway}); err != nil {
+			t.Fatal(err)
+		}
+		problems()
+	}
+	problems()
+	takeOff(datapath.HookXDP, "in")
+	problems("xdp hook of interface in:")
+	again()
+	for name := range index {
+		takeOff(datapath.HookXDP, name)
+		takeOff(datapath.HookTC, name)
+	}
+	problems("tc hook of interface in:", "tc hook of interface out:")
+	again()
+}

@@ -130,19 +130,40 @@ func (d *drifting) device(l netlink.Link, known linkRecord, attached map[int][]d
 	if err != nil {
 		return err
 	}
+	off, err := d.takenOff(is, attached)
+	if err != nil {
+		return err
+	}
 	switch {
 	case was.Ifindex == 0:
 		d.add("interface %s is there now", is.Name)
 	case was.Ifindex != is.Index:
 		d.add("interface %s was made anew and carries no program", is.Name)
-	case len(attached[is.Index]) == 0 && len(attached) > 0:
-		d.add("somebody has taken the program off interface %s", is.Name)
+	case off != "":
+		d.add("somebody has taken the program off the %s hook of interface %s", off, is.Name)
 	case was.Ethernet && string(was.MAC[:]) != string(is.HardwareAddr):
 		d.add("interface %s has another MAC address, %s", is.Name, is.HardwareAddr)
 	case was.MTU != min(is.MTU, 65535):
 		d.add("interface %s has another MTU, %d", is.Name, is.MTU)
 	}
 	return nil
+}
+
+// takenOff is a hook of an interface at which the programs are not any more, "" if there is
+// none.
+func (d *drifting) takenOff(is *netlink.LinkAttrs, attached map[int][]datapath.Hook) (datapath.Hook, error) {
+	has, err := datapath.Hooks(attached, is.Index)
+	if err != nil {
+		return "", err
+	}
+	if !slices.Contains(has, datapath.HookTC) {
+		return datapath.HookTC, nil
+	}
+	i := slices.IndexFunc(d.rec.Rules.Placements, func(p Placement) bool { return p.Interface == is.Name })
+	if i >= 0 && d.rec.Rules.Placements[i].XDP && !slices.Contains(has, datapath.HookXDP) {
+		return datapath.HookXDP, nil
+	}
+	return "", nil
 }
 
 // masquerade compares the address that packets get which leave by an interface.

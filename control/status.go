@@ -188,10 +188,13 @@ func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error 
 			out.Reason = rec.Rules.Placements[i].Reason
 		}
 		if l, err := netlink.LinkByName(name); err == nil {
-			for _, h := range attached[l.Attrs().Index] {
+			hooks, err := datapath.Hooks(attached, l.Attrs().Index)
+			if err != nil {
+				return err
+			}
+			for _, h := range hooks {
 				out.Hooks = append(out.Hooks, string(h))
 			}
-			slices.Sort(out.Hooks)
 			if l.Attrs().RawFlags&unix.IFF_UP == 0 {
 				s.problem("interface %s is down", name)
 			}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -174,6 +175,23 @@ func Hold(dir string) (links, alive int, err error) {
 	return links, alive, err
 }
 
+// Hooks lists where an interface of an instance carries its programs; attached is what
+// Attached says. The calling thread is in the namespace.
+func Hooks(attached map[int][]Hook, ifindex int) ([]Hook, error) {
+	hooks := slices.Clone(attached[ifindex])
+	if !slices.Contains(hooks, HookTC) {
+		n, err := countFilters(ifindex, netlink.HANDLE_MIN_INGRESS)
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			hooks = append(hooks, HookTC)
+		}
+	}
+	slices.Sort(hooks)
+	return hooks, nil
+}
+
 // Attached lists the interfaces that carry links of an instance, by index; 0 are those
 // that are gone. Filters of old kernels are not among them: the kernel has no link of
 // theirs to pin.
@@ -246,17 +264,27 @@ func attachFilter(ifindex int, hook Hook, program *ebpf.Program) error {
 func DetachFilter(ifindex int) error {
 	var errs []error
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		filters, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
-		if err != nil {
-			return fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)
+		n, err := countFilters(ifindex, parent)
+		for range n {
+			err = errors.Join(err, netlink.FilterDel(filterOf(ifindex, parent)))
 		}
-		for _, f := range filters {
-			if IsFilter(f) {
-				errs = append(errs, netlink.FilterDel(filterOf(ifindex, parent)))
-			}
-		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// countFilters counts natkit's tc filters at a hook of an interface.
+func countFilters(ifindex int, parent uint32) (n int, err error) {
+	filters, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
+	if err != nil {
+		return 0, fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)
+	}
+	for _, f := range filters {
+		if IsFilter(f) {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // IsFilter says whether a tc filter is natkit's.
