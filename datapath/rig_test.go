@@ -177,7 +177,8 @@ func ticks(seconds int) uint32 {
 	return uint32(uint64(seconds) * 1e9 >> uint(abiNatLimitNAT_TICK_SHIFT))
 }
 
-// now is the engine's clock.
+// now is the engine's clock, or somewhat later: the engine counts jiffies, and where ticks
+// come late (a virtual machine, above all an emulated one) these lie behind.
 func now() uint32 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
@@ -252,15 +253,17 @@ type endpoints struct {
 	sport, dport uint16
 }
 
-// putFlow makes one direction of a session, that was seen just now.
+// putFlow makes one direction of a session, that was seen just now: never later than the
+// engine's clock says, to which that would be a long time ago.
 func (r *rig) putFlow(t testing.TB, side abiNatSide, protocol uint8, from, to endpoints, way port, change func(*abiNatFlow)) abiNatFlowKey {
 	t.Helper()
 	key := abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: protocol, Side: uint8(side)}
+	seen := now() - 50
 	flow := abiNatFlow{
 		Src: addr(to.src), Dst: addr(to.dst), Sport: be(to.sport), Dport: be(to.dport),
 		L3Delta: delta(from.src.AsSlice(), to.src.AsSlice(), from.dst.AsSlice(), to.dst.AsSlice()),
 		L4Delta: delta(port16(from.sport), port16(to.sport), port16(from.dport), port16(to.dport)),
-		Hop:     way.hop(), HopChecked: now(), Seen: now(),
+		Hop:     way.hop(), HopChecked: seen, Seen: seen,
 		State: map[uint8]uint32{
 			pktbuild.TCPProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_TCP_ESTABLISHED), pktbuild.ICMPProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_ICMP),
 			pktbuild.UDPProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_UDP), pktbuild.UDPLiteProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_UDP),
