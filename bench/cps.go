@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -91,7 +92,7 @@ type cpsRun struct {
 // fill is what a trial with new sessions left behind.
 type fill struct {
 	sessions uint64            // in the router's connection tracking table
-	objects  map[string]object // that a session took of the kernel's memory, by the name of their cache
+	growth   map[string]growth // of the kernel's caches, by their names
 }
 
 // CPS measures how fast routers take new sessions, what established ones cost
@@ -273,7 +274,7 @@ func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64
 		t.late = true
 		t.noise = append(t.noise, fmt.Sprintf("the generator began %d of %d sessions", t.sent.frames, r.Sessions))
 	}
-	r.fills[t] = fill{limits.Count, objectsPerSession(before, after, limits.Count)}
+	r.fills[t] = fill{limits.Count, growthPerSession(before, after, limits.Count)}
 	if protocol == "udp" && !t.late {
 		l.warmed, l.warmedFlows = time.Now(), r.Sessions
 	}
@@ -386,31 +387,35 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 }
 
 // memory says what a session takes of the kernel's memory. The caches are those of
-// the whole machine, so that only trials count in which a session took one entry.
+// the whole machine: what other programs took or gave back in most of the trials
+// can't be told from it, and is said.
 func (r *cpsRun) memory(l *lane, s *series, p Params) {
 	if l.own != nil {
 		r.ownMemory(l, p)
 		return
 	}
-	var values []float64
-	var took map[string]object
+	var trials []map[string]growth
 	for _, t := range s.trials {
-		if objects := r.fills[t].objects; objects[entryCache].count == 1 {
-			bytes := l.bucketBytes()
-			for _, o := range objects {
-				bytes += float64(o.count * o.bytes)
-			}
-			values, took = append(values, bytes), objects
-		}
+		trials = append(trials, r.fills[t].growth)
 	}
-	if values == nil {
-		r.note("What a session of %s takes of the kernel's memory was not to be seen: other programs made or ended sessions, too.", l.name)
+	took, err := objectsPerSession(trials)
+	if err != nil {
+		r.note("What a session of %s takes of the kernel's memory can't be told, for other programs took or gave back memory meanwhile: %v.", l.name, err)
 		return
 	}
+	bytes := l.bucketBytes()
+	for _, o := range took {
+		bytes += float64(o.count * o.bytes)
+	}
+	extension := ""
+	if len(took) == 1 { // the entry's own
+		extension = "; no extension, which masquerading has for its interface and a pool of addresses (more than " +
+			strconv.Itoa(PortsOfAddress) + " sessions) does without"
+	}
 	p.Rules = l.rules
-	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, values...))
-	r.note("A session of %s takes of the kernel's caches: %s; and its share of the buckets of a full table, %.0f bytes.",
-		l.name, objectNames(took), l.bucketBytes())
+	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, bytes))
+	r.note("A session of %s takes of the kernel's caches: %s%s; and its share of the buckets of a full table, %.0f bytes.",
+		l.name, objectNames(took), extension, l.bucketBytes())
 }
 
 // bucketBytes is an entry's share of connection tracking's two hash tables when as
@@ -510,24 +515,12 @@ func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal 
 		if err != nil {
 			return 0, err
 		}
-		if len(t.noise) > 0 {
-			return 0, fmt.Errorf("%w: %s", ErrInvalidTrial, strings.Join(t.noise, "; "))
-		}
-		return t.lossRatio(), nil
+		return t.outcome()
 	})
-	f := NewFigure(l.name, "establishment_"+goal.Name+"_cps", p)
-	switch {
-	case errors.Is(err, ErrInvalidTrial):
-		f.Label = "noisy"
-		r.note("%s of %s was not found: %v.", name, l.name, err)
-	case err != nil:
+	if err != nil {
 		return err
-	default:
-		f = NewFigure(f.Router, f.Metric, p, found.Lower)
-		f.Label = found.Label()
 	}
-	f.Discarded = found.Invalid
-	r.res.Figures = append(r.res.Figures, f)
+	r.res.addSearch(l.name, "establishment_"+goal.Name+"_cps", p, found)
 	return nil
 }
 
@@ -615,18 +608,53 @@ func parseSlabs(text string) map[string]object {
 	return caches
 }
 
-// objectsPerSession is what each of so many sessions took: whole objects, since
-// other programs take and give back some meanwhile.
-func objectsPerSession(before, after map[string]object, sessions uint64) map[string]object {
-	took := map[string]object{}
+// growth is by how much a cache grew for each session, and how large its objects are.
+type growth struct {
+	objects float64
+	bytes   uint64
+}
+
+// growthPerSession is what each of so many sessions took, and what other programs
+// took and gave back meanwhile.
+func growthPerSession(before, after map[string]object, sessions uint64) map[string]growth {
+	grown := map[string]growth{}
 	for name, o := range after {
-		if b := before[name]; sessions > 0 && o.count > b.count {
-			if n := uint64(math.Round(float64(o.count-b.count) / float64(sessions))); n > 0 {
-				took[name] = object{n, o.bytes}
-			}
+		if b := before[name]; sessions > 0 && o.count != b.count {
+			grown[name] = growth{(float64(o.count) - float64(b.count)) / float64(sessions), o.bytes}
 		}
 	}
-	return took
+	return grown
+}
+
+// maxPartObject is how far from a whole number of objects a session may seem to take,
+// for what other programs do.
+const maxPartObject = 0.25
+
+// objectsPerSession is what a session takes in the median of the trials: whole objects,
+// one of which is the entry. An error says which cache does not show it.
+func objectsPerSession(trials []map[string]growth) (map[string]object, error) {
+	names := map[string]uint64{entryCache: 0}
+	for _, t := range trials {
+		for name, g := range t {
+			names[name] = g.bytes
+		}
+	}
+	took := map[string]object{}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		var each []float64
+		for _, t := range trials {
+			each = append(each, t[name].objects)
+		}
+		n := medianOf(each)
+		whole := math.Round(n)
+		if whole < 0 || math.Abs(n-whole) > maxPartObject || name == entryCache && whole != 1 {
+			return nil, fmt.Errorf("%s grew by %.2f objects a session", name, n)
+		}
+		if whole > 0 {
+			took[name] = object{uint64(whole), names[name]}
+		}
+	}
+	return took, nil
 }
 
 // objectNames writes objects and their sizes.

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"strings"
 	"testing"
@@ -394,11 +395,35 @@ kmalloc-128        38950  38952    128   32    1 : tunables    0    0    0 : sla
 kmalloc-64          8000   8000     64   64    1 : tunables    0    0    0 : slabdata    125    125      0
 nf_new             40000  40000    300   13    1 : tunables    0    0    0 : slabdata   3077   3077      0
 `)
-	got := objectNames(objectsPerSession(before, after, 20_000))
-	if want := "1 of kmalloc-128 (128 bytes), 1 of nf_conntrack (256 bytes), 2 of nf_new (315 bytes)"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got := objectsPerSession(before, after, 0); len(got) != 0 {
+	fill := growthPerSession(before, after, 20_000)
+	if got := growthPerSession(before, after, 0); len(got) != 0 {
 		t.Errorf("without sessions %v", got)
+	}
+	disturbed := func(name string, objects float64) map[string]growth {
+		g := maps.Clone(fill)
+		g[name] = growth{objects, 128}
+		return g
+	}
+	const session = "1 of kmalloc-128 (128 bytes), 1 of nf_conntrack (256 bytes), 2 of nf_new (315 bytes)"
+	for _, tt := range []struct {
+		name   string
+		trials []map[string]growth
+		want   string
+	}{
+		{"quiet", []map[string]growth{fill}, session},
+		{"one disturbed trial", []map[string]growth{disturbed("kmalloc-128", 0.1), fill, disturbed("dentry", 1)}, session},
+		{"an extension hidden", []map[string]growth{disturbed("kmalloc-128", 0.4), disturbed("kmalloc-128", 0.6), fill}, "kmalloc-128 grew by 0.60 objects a session"},
+		{"memory given back", []map[string]growth{disturbed("dentry", -1)}, "dentry grew by -1.00 objects a session"},
+		{"others' sessions", []map[string]growth{disturbed(entryCache, 2)}, "nf_conntrack grew by 2.00 objects a session"},
+		{"no session", []map[string]growth{{}}, "nf_conntrack grew by 0.00 objects a session"},
+	} {
+		took, err := objectsPerSession(tt.trials)
+		got := objectNames(took)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
 	}
 }

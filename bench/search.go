@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -38,11 +39,9 @@ type SearchTrial struct {
 
 // Search limits.
 const (
-	searchRough     = 3 * time.Second // of trials, by which a rate is judged before the bounds are close
-	searchRoughStep = 0.05            // width at which the rough search ends
-	searchRepeats   = 20              // invalid trials in a row that end a search,
-	searchPatience  = time.Minute     // if they took as long as this, for a disturbance may pass,
-	searchInvalid   = 60              // or are so many
+	searchRough     = 3    // trials, by which a rate is judged before the bounds are close
+	searchRoughStep = 0.05 // width at which the rough search ends
+	searchRepeats   = 10   // as many disturbed trials are repeated as decide on so many rates
 )
 
 // SearchResult is the outcome of one goal.
@@ -53,91 +52,132 @@ type SearchResult struct {
 	// Throughput is what is forwarded at Lower: the rate less the loss that half
 	// of its trials stay below (MLRsearch's conditional throughput).
 	Throughput float64
-	Trials     []SearchTrial // all of the search, in their order
-	Invalid    int           // trials that did not count, and were repeated
+	Trials     []SearchTrial // that count, in their order
+	Repeated   int           // trials that were disturbed, and do not
+	Disturbed  int           // trials that do, for undisturbed ones could not be had
+	Limited    bool          // Upper is more than the generator sends
 }
 
 // Label says what is irregular about the result, "" for nothing.
 func (r *SearchResult) Label() string {
 	switch {
+	case r.Disturbed > 0:
+		return "noisy"
 	case r.Lower == 0:
 		return "below range"
-	case r.Upper == 0:
+	case r.Upper == 0 || r.Limited:
 		return "at the generator's limit"
 	}
 	return ""
 }
 
-// ErrInvalidTrial is returned by a trial that says nothing about the router: the
-// generator could not keep up, or the machine was disturbed. It is repeated.
-var ErrInvalidTrial = errors.New("trial is not valid")
+// What a trial may return beside its loss.
+var (
+	// ErrDisturbed says that the machine was disturbed, so that the trial says little
+	// about the router. It is repeated, but not for ever.
+	ErrDisturbed = errors.New("trial was disturbed")
+	// ErrGeneratorLimit says that the generator can't send that much, though it had its
+	// CPU. Such a rate does not count as sustained.
+	ErrGeneratorLimit = errors.New("more than the generator sends")
+)
 
-// Search finds the highest rate between least and most, in frames a second, that
-// fulfils the goal. trial offers a rate for a duration and returns the loss ratio.
+// Search finds the highest rate, in frames a second, that fulfils the goal; it
+// begins between least and most, and does not go below least. trial offers a rate
+// for a duration and returns the loss ratio.
 //
 //  1. Halve the interval on a logarithmic scale with a few trials a rate, until
 //     its width is 5 %.
 //  2. Decide on its bounds with all trials that the goal wants. A bound that does
 //     not hold moves outward, by twice the width each time.
 //  3. Halve again, now with all trials, until the width is the goal's.
+//  4. Repeat 2 and 3 with twice as many trials, the earlier ones included. What
+//     disturbed the trials of a rate and went unnoticed is over when more of them
+//     come, and has no majority of them all.
+//
+// Disturbed trials are repeated, ten times as many as the goal wants of a rate. From
+// then on they count, and the result says so.
 func Search(ctx context.Context, goal SearchGoal, least, most float64, trial func(ctx context.Context, pps float64, d time.Duration) (loss float64, err error)) (*SearchResult, error) {
-	if !(least > 0 && least < most) || math.IsInf(most, 0) {
+	if !(least > 0 && least < most) || most > MaxPPS {
 		return nil, fmt.Errorf("search from %v to %v frames/s: want a range above 0", least, most)
 	}
-	s := &search{goal: goal, trial: trial, res: &SearchResult{Goal: goal}, losses: map[float64][]float64{}}
-	lower, upper, err := s.halve(ctx, least, most, max(goal.Width, searchRoughStep), min(goal.Sum, searchRough))
+	full := max(1, int(math.Ceil(float64(goal.Sum)/float64(goal.Trial))))
+	s := &search{goal: goal, least: least, trial: trial, repeats: searchRepeats * full, res: &SearchResult{Goal: goal},
+		losses: map[float64][]float64{}, limited: map[float64]int{}}
+	lower, upper, err := s.halve(ctx, least, most, max(goal.Width, searchRoughStep), min(full, searchRough))
 	if err != nil {
-		return s.res, err
+		return nil, err
 	}
-	for width := goal.Width; ; width *= 2 {
-		holds, err := s.holds(ctx, lower, goal.Sum)
+	passes := []int{full, 2 * full}
+	if goal.ExceedRatio == 0 { // a single trial decides for ever
+		passes = passes[:1]
+	}
+	for _, trials := range passes {
+		if lower, upper, err = s.settle(ctx, max(lower, least), upper, trials); err != nil {
+			return nil, err
+		}
+		if upper == 0 {
+			break
+		}
+		if lower == 0 {
+			continue
+		}
+		if lower, upper, err = s.halve(ctx, lower, upper, goal.Width, trials); err != nil {
+			return nil, err
+		}
+	}
+	s.finish(lower, upper)
+	return s.res, nil
+}
+
+type search struct {
+	goal    SearchGoal
+	least   float64
+	trial   func(context.Context, float64, time.Duration) (float64, error)
+	repeats int // of disturbed trials, at most
+	res     *SearchResult
+	losses  map[float64][]float64 // of the trials at a rate that count
+	limited map[float64]int       // of them, those that the generator could not send
+}
+
+// settle moves bounds that do not hold outward. The lower one is 0 if the least
+// rate does not fulfil the goal, the upper one if every rate does.
+func (s *search) settle(ctx context.Context, lower, upper float64, trials int) (float64, float64, error) {
+	for width := s.goal.Width; ; width *= 2 {
+		holds, err := s.holds(ctx, lower, trials)
 		if err != nil {
-			return s.res, err
+			return 0, 0, err
 		}
 		if holds {
 			break
 		}
 		upper = lower
-		if lower <= least {
-			s.res.Upper = upper
-			return s.res, nil
+		if lower <= s.least {
+			return 0, upper, nil
 		}
-		lower = max(least, lower*(1-2*width))
+		lower = max(s.least, lower*(1-2*width))
 	}
-	for width := goal.Width; ; width *= 2 {
-		holds, err := s.holds(ctx, upper, goal.Sum)
+	for width := s.goal.Width; ; width *= 2 {
+		holds, err := s.holds(ctx, upper, trials)
 		if err != nil {
-			return s.res, err
+			return 0, 0, err
 		}
 		if !holds {
-			break
+			return lower, upper, nil
 		}
 		lower = upper
-		if upper >= most {
-			return s.finish(lower, 0), nil
+		if upper >= MaxPPS {
+			return lower, 0, nil
 		}
-		upper = min(most, upper*(1+2*width))
+		upper = min(MaxPPS, upper*(1+2*width))
 	}
-	lower, upper, err = s.halve(ctx, lower, upper, goal.Width, goal.Sum)
-	if err != nil {
-		return s.res, err
-	}
-	return s.finish(lower, upper), nil
-}
-
-type search struct {
-	goal   SearchGoal
-	trial  func(context.Context, float64, time.Duration) (float64, error)
-	res    *SearchResult
-	losses map[float64][]float64 // of the valid trials at a rate
 }
 
 // halve narrows the interval to a relative width; the bounds themselves are
 // taken for granted.
-func (s *search) halve(ctx context.Context, lower, upper, width float64, sum time.Duration) (float64, float64, error) {
+func (s *search) halve(ctx context.Context, lower, upper, width float64, trials int) (float64, float64, error) {
 	for upper > lower*(1+width) {
 		middle := math.Sqrt(lower * upper)
-		holds, err := s.holds(ctx, middle, sum)
+		holds, err := s.holds(ctx, middle, trials)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -150,12 +190,11 @@ func (s *search) halve(ctx context.Context, lower, upper, width float64, sum tim
 	return lower, upper, nil
 }
 
-// holds decides whether a rate fulfils the goal, with trials of the given sum,
-// and with no more of them than the decision needs.
-func (s *search) holds(ctx context.Context, pps float64, sum time.Duration) (bool, error) {
-	trials := max(1, int(math.Ceil(float64(sum)/float64(s.goal.Trial))))
+// holds decides whether a rate fulfils the goal with so many trials, and with no
+// more of them than the decision needs.
+func (s *search) holds(ctx context.Context, pps float64, trials int) (bool, error) {
 	mayExceed := int(s.goal.ExceedRatio * float64(trials))
-	for invalid := 0; ; {
+	for {
 		good, bad := 0, 0
 		for _, loss := range s.losses[pps] {
 			if loss <= s.goal.LossRatio {
@@ -172,24 +211,63 @@ func (s *search) holds(ctx context.Context, pps float64, sum time.Duration) (boo
 		}
 		loss, err := s.trial(ctx, pps, s.goal.Trial)
 		switch {
-		case errors.Is(err, ErrInvalidTrial):
-			s.res.Invalid++
-			if invalid++; invalid >= searchRepeats && (invalid >= searchInvalid || time.Duration(invalid)*s.goal.Trial >= searchPatience) {
-				return false, fmt.Errorf("search for %s at %.0f frames/s: %d trials in a row: %w", s.goal.Name, pps, invalid, err)
+		case errors.Is(err, ErrGeneratorLimit):
+			s.limited[pps]++
+			loss = 1
+		case errors.Is(err, ErrDisturbed):
+			if s.res.Repeated < s.repeats {
+				s.res.Repeated++
+				continue
 			}
-			continue
+			s.res.Disturbed++
 		case err != nil:
 			return false, err
 		}
-		invalid = 0
 		s.losses[pps] = append(s.losses[pps], loss)
 		s.res.Trials = append(s.res.Trials, SearchTrial{PPS: pps, Loss: loss})
 	}
 }
 
-func (s *search) finish(lower, upper float64) *SearchResult {
+func (s *search) finish(lower, upper float64) {
 	s.res.Lower, s.res.Upper = lower, upper
-	losses := slices.Sorted(slices.Values(s.losses[lower]))
-	s.res.Throughput = lower * (1 - losses[(len(losses)-1)/2])
-	return s.res
+	s.res.Limited = 2*s.limited[upper] > len(s.losses[upper])
+	if losses := slices.Sorted(slices.Values(s.losses[lower])); len(losses) > 0 {
+		s.res.Throughput = lower * (1 - losses[(len(losses)-1)/2])
+	}
+}
+
+// outcome is what a search makes of a trial: the loss, and whether it says something
+// about the router. What a late generator did not send is lost, too.
+func (t *trial) outcome() (loss float64, err error) {
+	loss = t.lossRatio()
+	if t.late {
+		slots := float64(t.sent.frames + t.sent.skipped)
+		loss = 1 - ratio(float64(t.received.frames), slots)
+	}
+	switch {
+	case t.overtaxed:
+		return loss, ErrGeneratorLimit
+	case len(t.noise) > 0:
+		return loss, ErrDisturbed
+	}
+	return loss, nil
+}
+
+// addSearch adds what a search found.
+func (r *Result) addSearch(router, metric string, p Params, found *SearchResult) {
+	f := NewFigure(router, metric, p)
+	if found.Lower > 0 {
+		f = NewFigure(router, metric, p, found.Lower)
+	}
+	f.Label, f.Discarded = found.Label(), found.Repeated
+	r.Figures = append(r.Figures, f)
+	if found.Disturbed == 0 {
+		return
+	}
+	what := "nothing it can sustain was found"
+	if found.Lower > 0 {
+		what = "more may be possible on a quiet machine"
+	}
+	r.Notes = append(r.Notes, fmt.Sprintf("%s of %s: of the %d trials of the search %d were disturbed and counted all the same, after %d such had been repeated: %s.",
+		strings.ToUpper(found.Goal.Name), router, len(found.Trials), found.Disturbed, found.Repeated, what))
 }

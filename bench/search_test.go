@@ -7,27 +7,33 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 )
 
 // device is a router with a capacity; noise is how often a stall loses frames at
-// any rate, as on a shared machine.
+// any rate, as on a shared machine, unnoticed.
 type device struct {
-	capacity float64
-	noise    float64
-	random   *rand.Rand
-	trials   int
-	invalid  int // every so many trials; 0: none
+	capacity  float64
+	noise     float64
+	random    *rand.Rand
+	trials    int
+	disturbed int     // every so many trials; 0: none
+	stalls    [2]int  // trials, the first and the one after the last, that all lose frames
+	generator float64 // what it sends at most; 0: everything
 }
 
 func (d *device) trial(_ context.Context, pps float64, _ time.Duration) (float64, error) {
 	d.trials++
-	if d.invalid > 0 && d.trials%d.invalid == 0 {
-		return 1, ErrInvalidTrial
+	if d.disturbed > 0 && d.trials%d.disturbed == 0 {
+		return 1, ErrDisturbed
+	}
+	if d.generator > 0 && pps > d.generator {
+		return 0.1, ErrGeneratorLimit
 	}
 	loss := max(0, 1-d.capacity/pps)
-	if d.random.Float64() < d.noise {
+	if d.random.Float64() < d.noise || d.trials >= d.stalls[0] && d.trials < d.stalls[1] {
 		loss += 0.02 * d.random.Float64()
 	}
 	return loss, nil
@@ -46,10 +52,15 @@ func TestSearch(t *testing.T) {
 		{"zero loss", GoalNDR, device{capacity: 1_000_000}, 1_000_000, "", 200},
 		{"partial drop", GoalPDR, device{capacity: 1_000_000}, 1_000_000 / 0.995, "", 200},
 		{"strict", GoalRFC2544, device{capacity: 123_456}, 123_456, "", 40},
-		{"noisy", GoalNDR, device{capacity: 1_000_000, noise: 0.2}, 1_000_000, "", 300},
-		{"noisy partial", GoalPDR, device{capacity: 3_000_000, noise: 0.3}, 3_000_000 / 0.995, "", 300},
-		{"invalid trials", GoalNDR, device{capacity: 1_000_000, invalid: 3}, 1_000_000, "", 300},
-		{"too fast", GoalNDR, device{capacity: 20_000_000}, most, "at the generator's limit", 60},
+		{"noisy", GoalNDR, device{capacity: 1_000_000, noise: 0.2}, 1_000_000, "", 400},
+		{"noisy partial", GoalPDR, device{capacity: 3_000_000, noise: 0.3}, 3_000_000 / 0.995, "", 400},
+		{"disturbed trials", GoalNDR, device{capacity: 1_000_000, disturbed: 3}, 1_000_000, "", 300},
+		{"a while of stalls at the start", GoalNDR, device{capacity: 1_000_000, stalls: [2]int{1, 30}}, 1_000_000, "", 500},
+		{"a while of stalls in the middle", GoalNDR, device{capacity: 1_000_000, stalls: [2]int{50, 75}}, 1_000_000, "", 500},
+		{"a while of stalls near the end", GoalNDR, device{capacity: 1_000_000, stalls: [2]int{80, 105}}, 1_000_000, "", 500},
+		{"faster than under overload", GoalNDR, device{capacity: 20_000_000}, 20_000_000, "", 300},
+		{"too fast", GoalNDR, device{capacity: 20_000_000, generator: 12_000_000}, 12_000_000, "at the generator's limit", 300},
+		{"without end", GoalNDR, device{capacity: 2 * MaxPPS}, MaxPPS, "at the generator's limit", 400},
 		{"too slow", GoalNDR, device{capacity: 5_000}, 0, "below range", 60},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -86,20 +97,43 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-func TestSearchEnds(t *testing.T) {
-	never := func(context.Context, float64, time.Duration) (float64, error) { return 0, ErrInvalidTrial }
-	if _, err := Search(t.Context(), GoalNDR, 1, 10, never); !errors.Is(err, ErrInvalidTrial) {
-		t.Errorf("only invalid trials: %v", err)
+// What could only be had disturbed counts in the end, and is labelled.
+func TestSearchDisturbed(t *testing.T) {
+	for _, tt := range []struct {
+		disturbed int // trials from the first on
+		repeated  int
+		label     string
+	}{
+		{0, 0, ""},
+		{150, 150, ""},
+		{100_000, 210, "noisy"},
+	} {
+		trials := 0
+		res, err := Search(t.Context(), GoalNDR, 10_000, 10_000_000, func(_ context.Context, pps float64, _ time.Duration) (float64, error) {
+			loss := max(0, 1-1_000_000/pps)
+			if trials++; trials <= tt.disturbed {
+				return loss, ErrDisturbed
+			}
+			return loss, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Label() != tt.label || res.Repeated != tt.repeated || math.Abs(res.Lower/1_000_000-1) > 0.01 {
+			t.Errorf("%d disturbed: %.0f %q, %d repeated, want 1000000 %q, %d", tt.disturbed, res.Lower, res.Label(), res.Repeated, tt.label, tt.repeated)
+		}
+		r := &Result{}
+		r.addSearch("nft", "ndr_pps", Params{}, res)
+		if f := r.Figures[0]; f.Label != tt.label || f.Discarded != tt.repeated || f.Median != res.Lower {
+			t.Errorf("%d disturbed: %+v", tt.disturbed, f)
+		}
+		if notes := strings.Join(r.Notes, ""); (tt.label != "") != strings.Contains(notes, "disturbed and counted all the same") {
+			t.Errorf("%d disturbed: notes %q", tt.disturbed, notes)
+		}
 	}
-	short, trials := GoalNDR, 0
-	short.Trial = 10 * time.Millisecond // a minute of these would take far longer, for what is around each
-	_, err := Search(t.Context(), short, 1, 10, func(ctx context.Context, pps float64, d time.Duration) (float64, error) {
-		trials++
-		return never(ctx, pps, d)
-	})
-	if !errors.Is(err, ErrInvalidTrial) || trials != searchInvalid {
-		t.Errorf("%d short trials, all invalid: %v", trials, err)
-	}
+}
+
+func TestSearchRefuses(t *testing.T) {
 	broken := errors.New("broken")
 	if _, err := Search(t.Context(), GoalNDR, 1, 10, func(context.Context, float64, time.Duration) (float64, error) {
 		return 0, broken
@@ -107,8 +141,27 @@ func TestSearchEnds(t *testing.T) {
 		t.Errorf("failing trial: %v", err)
 	}
 	for _, r := range [][2]float64{{0, 1}, {2, 1}, {1, 1}, {1, math.Inf(1)}, {math.NaN(), 1}} {
-		if _, err := Search(t.Context(), GoalNDR, r[0], r[1], never); err == nil {
+		if _, err := Search(t.Context(), GoalNDR, r[0], r[1], nil); err == nil {
 			t.Errorf("range %v accepted", r)
+		}
+	}
+}
+
+func TestOutcome(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		t    trial
+		loss float64
+		err  error
+	}{
+		{"all came through", trial{sent: sendCount{frames: 1000, skipped: 2}, received: receiveCount{frames: 1000}}, 0, nil},
+		{"some lost", trial{sent: sendCount{frames: 1000}, received: receiveCount{frames: 900}}, 0.1, nil},
+		{"stolen", trial{sent: sendCount{frames: 1000}, received: receiveCount{frames: 1000}, noise: []string{"steal"}}, 0, ErrDisturbed},
+		{"disturbed generator", trial{sent: sendCount{frames: 500, skipped: 500}, received: receiveCount{frames: 500}, late: true, noise: []string{"late"}}, 0.5, ErrDisturbed},
+		{"slow generator", trial{sent: sendCount{frames: 800, skipped: 200}, received: receiveCount{frames: 800}, late: true, overtaxed: true, noise: []string{"late"}}, 0.2, ErrGeneratorLimit},
+	} {
+		if loss, err := tt.t.outcome(); math.Abs(loss-tt.loss) > 1e-9 || err != tt.err {
+			t.Errorf("%s: %v, %v, want %v, %v", tt.name, loss, err, tt.loss, tt.err)
 		}
 	}
 }

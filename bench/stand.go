@@ -278,6 +278,7 @@ type trial struct {
 	routerBusy float64          // share of the time that its threads ran; 0 without any
 	noise      []string         // what makes the trial no measure of the router
 	late       bool             // the generator missed slots
+	overtaxed  bool             // it did though it had its CPU: the rate is more than it sends
 }
 
 // lossRatio is the share of the frames sent that did not arrive.
@@ -323,11 +324,12 @@ func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*tria
 	if t.sent, err = s.generator.send(ctx, l); err != nil {
 		return nil, err
 	}
-	after, err := s.readActivity(used)
-	if err != nil {
+	if err := s.awaitLast(ctx, t); err != nil {
 		return nil, err
 	}
-	if err := s.awaitLast(ctx, t); err != nil {
+	// Only now: a thread's waiting is accounted for when it is over.
+	after, err := s.readActivity(used)
+	if err != nil {
 		return nil, err
 	}
 	places, err := s.lossPlaces()
@@ -371,7 +373,7 @@ func (s *stand) attend(l *frameLoad) error {
 	return errors.Join(s.right.attend(right, c), s.left.attend(left, c))
 }
 
-// awaitLast reads the sinks when nothing has come in for some time.
+// awaitLast reads the sinks when nothing has come in for some time and nothing will.
 func (s *stand) awaitLast(ctx context.Context, t *trial) error {
 	for last := ^uint64(0); ; {
 		select {
@@ -392,11 +394,21 @@ func (s *stand) awaitLast(ctx context.Context, t *trial) error {
 		t.received.bytes += back.bytes
 		t.received.strays += back.strays
 		t.received.latency.merge(&back.latency)
-		if t.received.frames == last {
+		if t.received.frames == last && !s.routerRuns() {
 			return nil
 		}
 		last = t.received.frames
 	}
+}
+
+// routerRuns tells whether one of the router's threads has frames, though it may wait
+// for its CPU.
+func (s *stand) routerRuns() bool {
+	return slices.ContainsFunc(s.threads, func(pid string) bool {
+		text, _ := os.ReadFile("/proc/" + pid + "/stat") // number (name) state ...
+		_, state, _ := strings.Cut(string(text), ") ")
+		return strings.HasPrefix(state, "R")
+	})
 }
 
 // judge says what disturbed the trial.
@@ -412,8 +424,10 @@ func (s *stand) judge(t *trial, l frameLoad, before, after activity) {
 	// ksoftirqd on a sender's CPU does the router's work, not another program's.
 	softirq := min(d.softirq, t.sent.waited)
 	t.spent = t.sent.ran + softirq
-	note(ratio(float64(t.sent.waited-softirq), float64(t.sent.ran+t.sent.waited)), maxForeign,
-		"other programs had %.1f %% of the generator's CPU")
+	foreign := ratio(float64(t.sent.waited-softirq), float64(t.sent.ran+t.sent.waited))
+	if l.pps == 0 { // what it does to a paced generator shows in its slots
+		note(foreign, maxForeign, "other programs had %.1f %% of the generator's CPU")
+	}
 	if s.threads != nil {
 		t.routerBusy = min(1, d.router.ran.Seconds()/seconds)
 		note(d.router.waited.Seconds()/seconds, maxForeign, "other programs had %.1f %% of the router's CPU")
@@ -424,5 +438,6 @@ func (s *stand) judge(t *trial, l frameLoad, before, after activity) {
 	slots := float64(t.sent.frames + t.sent.skipped)
 	skipped := ratio(float64(t.sent.skipped), slots)
 	t.late = skipped > maxSkipped
+	t.overtaxed = skipped-foreign-d.steal > maxSkipped
 	note(skipped, maxSkipped, "the generator missed %.1f %% of its slots")
 }

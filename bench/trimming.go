@@ -3,8 +3,10 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -20,6 +22,8 @@ type TrimmingOptions struct {
 	Command  string
 	Natkit   string
 	Progress func(format string, args ...any)
+
+	width float64 // of tests: the relative distance at which the search ends
 }
 
 // lineRate64 is how many 64-byte frames a second a line of 100 Mbit/s carries:
@@ -38,7 +42,7 @@ func Trimming(ctx context.Context, o TrimmingOptions) (*Result, error) {
 	}
 	goal := GoalNDR
 	goal.Sum = goal.Sum / goal.Trial * o.Duration
-	goal.Trial = o.Duration
+	goal.Trial, goal.Width = o.Duration, cmp.Or(o.width, goal.Width)
 	u.Rates, u.Goals = []Rate{{PPS: lineRate64}, {PPS: 10 * lineRate64}}, []SearchGoal{goal}
 	res, err := UDP(ctx, u)
 	if err != nil {
@@ -54,9 +58,8 @@ func Trimming(ctx context.Context, o TrimmingOptions) (*Result, error) {
 	}
 	res.Kind = "trimming"
 	res.Figures = append(res.Figures, cost.Figures...)
-	res.Notes = append(res.Notes, cost.Notes...)
-	res.Notes = append(res.Notes, trimmingNotes...)
-	res.Notes = append(res.Notes, fmt.Sprintf(noCounterpart, res.Environment.CPUs))
+	// First what the reader looks for and does not find.
+	res.Notes = slices.Concat([]string{fmt.Sprintf(noCounterpart, res.Environment.CPUs)}, trimmingNotes, res.Notes, cost.Notes)
 	res.Seconds = time.Since(begun).Seconds()
 	for _, p := range trimmingPublished {
 		p.Params.FrameBytes, p.Params.Protocol, p.Params.Flows = MinFrame, "udp", o.Flows
@@ -75,8 +78,9 @@ var trimmingNotes = []string{
 }
 
 // noCounterpart is about the rows of two cores, on a machine of so many.
-const noCounterpart = "The report's rows of two cores have no counterpart here: at a given rate a processor is the generator's, of the %d that this machine has, " +
-	"and natkit gives the router one. Without a given rate the two share them: compare what a packet costs on one core and on two."
+const noCounterpart = "Two cores: the report's loss, zero-loss rate and processor time of a router with two cores are not measured here. At a given rate natkit gives " +
+	"the router one processor and the generator another, of the %d that this machine has. What two cores bring is in the cost of a frame, on one core and on two, " +
+	"which generator, router and sink share."
 
 const trimmingSource = "netfilter-trimming report: Linux 2.6.33, PowerPC, hardware tester, line of 100 Mbit/s"
 

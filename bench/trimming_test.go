@@ -20,7 +20,7 @@ func TestTrimming(t *testing.T) {
 		t.Skip("needs two CPUs")
 	}
 	res, err := Trimming(t.Context(), TrimmingOptions{
-		Routers: []Router{Forwarder{}}, Flows: 1, Duration: 10 * time.Millisecond, Trials: 1,
+		Routers: []Router{Forwarder{}}, Flows: 1, Duration: 10 * time.Millisecond, Trials: 1, width: searchRoughStep,
 		Progress: func(string, ...any) {},
 	})
 	if err != nil {
@@ -56,6 +56,9 @@ func TestTrimming(t *testing.T) {
 		if pub.Source == "" {
 			t.Errorf("published %s of %q has no source", pub.Metric, pub.Name)
 		}
+	}
+	if !strings.HasPrefix(res.Notes[0], "Two cores:") {
+		t.Errorf("first note %q", res.Notes[0])
 	}
 	if res.Kind != "trimming" || len(res.Published) == 0 {
 		t.Errorf("kind %q with %d published figures", res.Kind, len(res.Published))

@@ -405,7 +405,7 @@ func lengths(frames []int) FrameSize {
 	return FrameSize{Bytes: frames[0]}
 }
 
-// Range of a search, as shares of what the router forwards under overload.
+// Where a search begins, as shares of what the router forwards under overload.
 const (
 	searchLeast = 0.02
 	searchMost  = 1.2
@@ -429,26 +429,15 @@ func (r *udpRun) search(ctx context.Context, l *lane, goal SearchGoal, p Params,
 		if err != nil {
 			return 0, err
 		}
-		if len(t.noise) > 0 {
-			return 0, fmt.Errorf("%w: %s", ErrInvalidTrial, strings.Join(t.noise, "; "))
+		if len(t.noise) == 0 {
+			l.count(t)
 		}
-		l.count(t)
-		return t.lossRatio(), nil
+		return t.outcome()
 	})
-	var f Figure
-	switch {
-	case errors.Is(err, ErrInvalidTrial):
-		f = NewFigure(l.name, metric, p)
-		f.Label = "noisy"
-		r.note("%s of %s was not found: %v.", strings.ToUpper(goal.Name), l.name, err)
-	case err != nil:
+	if err != nil {
 		return err
-	default:
-		f = NewFigure(l.name, metric, p, found.Lower)
-		f.Label = found.Label()
 	}
-	f.Discarded = found.Invalid
-	r.res.Figures = append(r.res.Figures, f)
+	r.res.addSearch(l.name, metric, p, found)
 	return nil
 }
 

@@ -26,7 +26,11 @@ func newBenchTrimmingCommand(e *env) *cobra.Command {
 router loses at 100 Mbit/s and at 1 Gbit/s, the highest rate without loss, and the
 router's processor time, with all that a distribution registers in netfilter, with
 only what NAT needs, with empty hooks, without NAT, and with addresses rewritten
-without connection tracking. Then what a frame costs on one core and on two.
+without connection tracking.
+
+Rates are offered to a router with one core; the generator has another. The report's
+rows of a router with two cores have no counterpart: in their place natkit measures
+what a frame costs on one core and on two, shared by generator, router and sink.
 
 The published figures stand beside; they were measured elsewhere, on a kernel and
 processors of 2010. What "natkit bench udp --help" says of rates, noise and lost

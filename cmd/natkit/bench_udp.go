@@ -43,8 +43,9 @@ under overload (50%), and counts both ways together. The generator's clock is in
 the kernel; slots it misses are counted, and a trial with many is repeated.
 
 --ndr and --pdr search the highest rate without loss, or with at most that much,
-by MLRsearch: of 21 trials half may lose more, because single trials on a shared
-machine contradict each other. --rfc2544 is strict: trials of 60 seconds, none
+by MLRsearch: of 42 trials half may lose more, because single trials on a shared
+machine contradict each other. Disturbed trials are repeated, 210 at most; what could
+not be had without them is labelled. --rfc2544 is strict: trials of 60 seconds, none
 may lose a frame.
 
 Trials of several routers are interleaved. A trial that was disturbed, by the
