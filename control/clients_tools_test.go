@@ -121,7 +121,7 @@ http {
 func (w *world) curl(ns *netns.Handle, args ...string) string {
 	t := w.t
 	t.Helper()
-	return w.run(ns, ktest.Tool(t, "curl"), append([]string{"-sS", "--max-time", "100"}, args...)...)
+	return w.run(ns, ktest.Tool(t, "curl"), append([]string{"-sS", "--max-time", "300"}, args...)...)
 }
 
 // fetch is the SHA-256 of what curl downloads.

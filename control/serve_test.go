@@ -34,8 +34,8 @@ import (
 	"natkit/nat"
 )
 
-// patience is how long a busy machine may take for what comes at once.
-const patient = 30 * time.Second
+// patient is how long a busy machine may take for what comes at once.
+const patient = 2 * time.Minute
 
 // served is a Serve that runs in the test's process, on a file.
 type servedBed struct {
@@ -470,7 +470,7 @@ func (b *bed) sender() (from func(want string)) {
 	return func(want string) {
 		b.t.Helper()
 		data, last := make([]byte, 100), ""
-		ktest.Wait(b.t, 2*patient, "the server to see "+want, func() bool {
+		ktest.Wait(b.t, patient, "the server to see "+want, func() bool {
 			if _, err := client.WriteTo([]byte("x"), to); err != nil {
 				b.t.Fatal(err)
 			}

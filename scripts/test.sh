@@ -24,8 +24,8 @@ export NATKIT_TEST_SKIPS=$work/skips
 
 # As root the tests work with the kernel: nothing is cached, and one package
 # runs at a time, so that they do not disturb each other's timing.
-args=()
-[ "$(id -u)" != 0 ] || args=(-count=1 -p 1)
+args=(-timeout 25m)
+[ "$(id -u)" != 0 ] || args+=(-count=1 -p 1)
 
 status=0
 go test "${args[@]}" "$@" ./... 2>&1 | tee "$work/output" || status=$?

@@ -92,7 +92,8 @@ func (s *scene) pairs(apart int) func(context.Context) error {
 }
 
 // pin keeps the calling thread, which must be locked, on the nth of the processors that
-// it may use, until unpin.
+// it may use, until unpin; if it may, before others that keep that processor busy: two
+// threads can only do something at the same time when both of them run.
 func pin(n int) (unpin func(), err error) {
 	var allowed, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
@@ -104,7 +105,11 @@ func pin(n int) (unpin func(), err error) {
 		}
 		if n == 0 {
 			one.Set(cpu)
-			return func() { unix.SchedSetaffinity(0, &allowed) }, unix.SchedSetaffinity(0, &one)
+			_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK}, 0)
+			return func() {
+				_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
+				_ = unix.SchedSetaffinity(0, &allowed)
+			}, unix.SchedSetaffinity(0, &one)
 		}
 		n--
 	}

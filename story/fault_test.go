@@ -57,7 +57,7 @@ func TestFaults(t *testing.T) {
 		}
 		t.Run(f.Code, func(t *testing.T) {
 			t.Parallel() // most of the time is waiting
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 			defer cancel()
 			began := time.Now()
 			run := func(window time.Duration) ([]FaultStep, error) {

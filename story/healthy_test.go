@@ -66,7 +66,7 @@ func TestHealthyMachines(t *testing.T) {
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel() // most of the time is waiting
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 			defer cancel()
 			m.options.Owned = true
 			l, err := lab.Up(ctx, m.topology, m.options)
