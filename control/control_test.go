@@ -192,7 +192,7 @@ func (b *bed) echo(ns *netns.Handle, at string) {
 func (b *bed) ask(ns *netns.Handle, to string) (seen netip.AddrPort) {
 	b.t.Helper()
 	b.in(ns, func() error {
-		c, err := net.DialTimeout("tcp4", to, 5*time.Second)
+		c, err := net.DialTimeout("tcp4", to, 30*time.Second)
 		if err != nil {
 			return err
 		}
