@@ -222,6 +222,37 @@ static __noinline int flow_send(struct ctx *ctx, struct packet *packet, struct n
 	return flow_forward(ctx, packet, flow);
 }
 
+/*
+ * A packet that needs attention. If XDP leaves it to tc, its flow was seen all the same:
+ * the packet may have changed the state, whose time-out is shorter now, and to tc a
+ * connection that was idle for longer than that would be over.
+ */
+static __always_inline int flow_attended(struct ctx *ctx, struct packet *packet,
+					 struct nat_flow *flow)
+{
+	int reason = flow_attend(ctx, packet, flow), left;
+
+	if (reason == GO_ON)
+		reason = flow_send(ctx, packet, flow);
+	if (CTX_TC || reason != NAT_PASS_TO_TC)
+		return reason;
+	left = route_carries(packet, flow->mtu);
+	if (left == GO_ON || left == NAT_PASS_TO_TC)
+		flow->seen = packet->now;
+	return reason;
+}
+
+/* The session has counted the packet that opened it, and tc will again. */
+static __always_inline void flow_uncount(const struct packet *packet)
+{
+	struct nat_flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
+
+	if (flow && flow->packets) {
+		flow->packets -= packet->segments;
+		flow->bytes -= packet->bytes;
+	}
+}
+
 static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
@@ -235,7 +266,10 @@ static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 		if (reason != GO_ON)
 			return reason;
 	}
-	return flow_send(ctx, packet, &flow);
+	reason = flow_send(ctx, packet, &flow);
+	if (!CTX_TC && reason == NAT_PASS_TO_TC)
+		flow_uncount(packet);
+	return reason;
 }
 
 /* To keep a key aside would take stack that Linux 6.1 doesn't have. */
@@ -339,11 +373,8 @@ static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet
 				return reason;
 		}
 	}
-	if (unlikely(flow_needs_attention(packet, flow))) {
-		reason = flow_attend(ctx, packet, flow);
-		if (reason != GO_ON)
-			return reason;
-	}
+	if (unlikely(flow_needs_attention(packet, flow)))
+		return flow_attended(ctx, packet, flow);
 	return flow_forward(ctx, packet, flow);
 }
 

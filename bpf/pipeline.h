@@ -76,8 +76,13 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 
 	if (unlikely(reason >= NAT_DROP_MALFORMED))
 		return nat_drop(ctx, &packet, reason);
+	if (unlikely(reason < NAT_TRANSLATED_IN)) {
+		/* What XDP leaves to the stack meets tc first, which finds the same. */
+		nat_count(&packet, CTX_TC ? reason : NAT_PASS_TO_TC);
+		return CTX_PASS;
+	}
 	nat_count(&packet, reason);
-	return reason < NAT_TRANSLATED_IN ? CTX_PASS : packet.action;
+	return packet.action;
 }
 
 #endif

@@ -173,6 +173,7 @@ var (
 
 // descCounted are the reasons that are no packet's end, by their names.
 var descCounted = map[string]*prometheus.Desc{
+	"to-tc":           metric("packets_left_to_tc_total", "Packets that XDP left to tc, where their end is counted."),
 	"created":         metric("sessions_created_total", "Sessions made."),
 	"expired":         metric("sessions_expired_total", "Sessions removed after their time-out."),
 	"mapped":          metric("mappings_created_total", "Mappings made."),

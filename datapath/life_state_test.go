@@ -200,6 +200,57 @@ defaults:
 	}
 }
 
+// What XDP leaves to tc is counted once, and is no later there: not when it ends a connection
+// that was idle for longer than the time-out of what comes after the end.
+func TestLeftToTC(t *testing.T) {
+	r := aModelRig(t)
+	r.seed(1)
+	f := parseFile(t, "rules:\n  - masquerade: 192.168.0.0/16\n")
+	r.model = newModel(f, r.facts, r.route)
+	facts := r.facts
+	facts.Links = slices.Clone(facts.Links)
+	for i := range facts.Links {
+		facts.Links[i].Transmit = false
+	}
+	tables, err := Compile(f, facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.forget(t, f) })
+	outside := modelEnds{netip.AddrPortFrom(gatewayOut, udpOut.src.Port()), udpOut.dst}
+	send := func(t *testing.T, inward bool, flags uint8) {
+		t.Helper()
+		p, way, side, last := udpOut, r.in, inside, sent
+		p.protocol = nat.TCP
+		if inward {
+			p.modelEnds, way, side, last = modelEnds{outside.dst, outside.src}, r.out, outer, back
+		}
+		p.syn, p.ack, p.fin, p.rst = flags&pktbuild.SYN > 0, flags&pktbuild.ACK > 0, flags&pktbuild.FIN > 0, flags&pktbuild.RST > 0
+		frame := way.arriving(p.ip(p.modelEnds)).Bytes()
+		for i, want := range []abiNatReason{abiNatReasonNAT_PASS_TO_TC, last} {
+			if _, _, reason, err := r.end(t, hooks[i], side, way, frame); err != nil || reason != want {
+				t.Fatalf("%v at %s: %v, want %v (%v)", p, hooks[i].name, nat.Reason(reason), nat.Reason(want), err)
+			}
+		}
+	}
+	for name, end := range map[string]uint8{"FIN": pktbuild.FIN | pktbuild.ACK, "RST": pktbuild.RST} {
+		t.Run(name, func(t *testing.T) {
+			r.forget(t, f)
+			r.do(t, func() error { return r.engine.Apply(tables) })
+			send(t, false, pktbuild.SYN)
+			send(t, true, pktbuild.SYN|pktbuild.ACK)
+			send(t, true, pktbuild.FIN|pktbuild.ACK)
+			r.pass(t, 600*time.Second) // time-outs after the end: 240 s
+			send(t, false, end)
+			for key, flow := range entries[abiNatFlowKey, abiNatFlow](t, r.maps["flows"]) {
+				if flow.Packets != 2 || flow.Bytes != 2*uint64(udpOut.length) {
+					t.Errorf("%v counts %d packets and %d bytes, want 2 and %d", key, flow.Packets, flow.Bytes, 2*udpOut.length)
+				}
+			}
+		})
+	}
+}
+
 // Packets from outside keep a session alive if it is so configured, and otherwise do not;
 // those of the inside host always do.
 func TestInboundRefresh(t *testing.T) {

@@ -62,7 +62,7 @@ func TestMalformed(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			for _, h := range hooks {
-				r.expectBytes(t, h, inside, r.in, test.frame, 0, test.reason, nil, nil)
+				r.expectBytes(t, h, inside, r.in, test.frame, 0, h.counts(test.reason), nil, nil)
 			}
 		})
 	}
@@ -85,7 +85,7 @@ func TestMalformed(t *testing.T) {
 		frame := g.in.arriving(packet(pktbuild.UDP{Src: 5000, Dst: 53}))
 		frame.To = g.out.mac
 		for _, h := range hooks {
-			g.expect(t, h, inside, g.in, frame, 0, end{stacks, nil}, nil)
+			g.expect(t, h, inside, g.in, frame, 0, end{h.counts(stacks), nil}, nil)
 		}
 	})
 }

@@ -303,6 +303,15 @@ var hooks = []hook{
 	{"tc", tcNext, tcShot, tcRedirect},
 }
 
+// counts is what a hook counts of a packet that ends so: what XDP leaves to the stack, tc
+// meets next.
+func (h hook) counts(reason abiNatReason) abiNatReason {
+	if h.name == "xdp" && reason < abiNatReasonNAT_PASS_TO_TC {
+		return abiNatReasonNAT_PASS_TO_TC
+	}
+	return reason
+}
+
 // run sends a frame through the program of that hook and side, as if it came in by p.
 // gso is the segment size of an skb that stands for several (tc only).
 func (r *rig) run(t testing.TB, h hook, side abiNatSide, p port, frame []byte, gso uint32) (uint32, []byte, error) {

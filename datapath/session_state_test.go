@@ -627,8 +627,8 @@ func testRefused(t *testing.T, g *gateway) {
 		t.Run(row.name, func(t *testing.T) {
 			frame := g.sidePort(row.side).arriving(pktbuild.IPv4{Src: row.e.src, Dst: row.e.dst, TTL: row.ttl, Fragment: pktbuild.DF,
 				Payload: pktbuild.UDP{Src: row.e.sport, Dst: row.e.dport, Data: make([]byte, row.bytes)}})
-			if _, _, reason := g.enter(t, g.hook, row.side, g.sidePort(row.side), frame.Bytes()); reason != row.reason {
-				t.Errorf("%v, want %v", reason, row.reason)
+			if _, _, reason := g.enter(t, g.hook, row.side, g.sidePort(row.side), frame.Bytes()); reason != g.hook.counts(row.reason) {
+				t.Errorf("%v, want %v", reason, g.hook.counts(row.reason))
 			}
 		})
 	}

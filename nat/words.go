@@ -74,7 +74,7 @@ var Reasons = []ReasonInfo{
 	{"outbound-too-big", "passed", "longer than the way out's MTU, with DF; the stack answers its inside sender"},
 	{"outbound-no-route", "passed", "there is no route; the stack answers its inside sender"},
 	{"multicast", "passed", "multicast or broadcast"},
-	{"to-tc", "passed", "XDP could not finish it, tc does: counted again there"},
+	{"to-tc", "counted", "by XDP, left to tc, where its end is counted"},
 	{"translated-in", "translated", "from outside"},
 	{"translated-out", "translated", "from inside"},
 	{"created", "counted", "sessions made"},
