@@ -26,6 +26,7 @@ var asymmetricRouting = Cause{
 	Code:       "asymmetric-routing",
 	Title:      "Connection tracking sees one direction of connections only",
 	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"rule-drop"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "Connections open and then hang, or work only as long as no firewall rule asks for their state; the answers take another way.",
 	Proof: fmt.Sprintf("Connections taken up in the middle that never saw an answer (ESTABLISHED and UNREPLIED), or unanswered SYNs (SYN_SENT) together with packets that are invalid: at least %d, and %s of the TCP entries, of SYNs %s. "+
@@ -58,6 +59,9 @@ func judgeAsymmetric(f facts) *verdict {
 	}
 	if reset := judgeInvalidReset(f); reset != nil && reset.Severity > Advice {
 		return nil
+	}
+	if back, _ := f.unmatched(); back > 0 {
+		return nil // the answers do come here
 	}
 	var lost uint64
 	var rows []snapshot.Drop
@@ -99,9 +103,9 @@ func judgeAsymmetric(f facts) *verdict {
 		source, dest = "SOURCE", "DESTINATION"
 		v.Remedy = append(v.Remedy, "# see which pairs of addresses they are:", f.run("conntrack -L -p tcp --state SYN_SENT"))
 	}
-	v.Remedy = append(v.Remedy, "# make the answers come back here: look at the route of "+dest+" to "+source+", on that host and its routers; from here it is:")
+	v.Remedy = append(v.Remedy, "# make the answers come back here: look at the route of "+dest+" to "+source+", on that host and its routers")
 	if found {
-		v.Remedy = append(v.Remedy, f.run("ip route get "+source))
+		v.Remedy = append(v.Remedy, "# from here it is:", f.run("ip route get "+source))
 		family := "ip"
 		if len(rows) == 0 || !f.translatesSources() {
 			v.Remedy = append(v.Remedy, "# or, where another way back is meant and nothing of this is to be translated, leave it to routing alone; rules must then accept what is untracked:",

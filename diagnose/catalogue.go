@@ -53,6 +53,9 @@ var catalogue = []Cause{
 	forwardPolicyDrop,
 	rpFilterDrop,
 	noRoute,
+	nextHopSilent,
+	ruleDrop,
+	answersLost,
 	neighbourTableFull,
 	routingLoop,
 	martianDrop,
@@ -95,6 +98,7 @@ var catalogue = []Cause{
 	brNetfilterOverhead,
 	needlessHooks,
 	ipsecPoliciesMany,
+	otherDrops,
 }
 
 // Catalogue is every cause that Judge knows.

@@ -383,6 +383,7 @@ func TestPairs(t *testing.T) {
 		{"established-timeout-long", "br-netfilter-overhead"}:     "the example has kube-proxy, which needs br_netfilter",
 		{"close-wait-heavy", "br-netfilter-overhead"}:             "the same",
 		{"established-timeout-short", "established-timeout-long"}: "one time-out can't be both",
+		{"forward-policy-drop", "rule-drop"}:                      "packets that a policy drops are not told apart from those that rules do",
 		{"conntrack-early-drop", "conntrack-no-memory"}:           "what a full table refuses it refuses for want of room",
 	}
 	pairs := 0

@@ -17,6 +17,7 @@ var neighbourTableFull = Cause{
 	Code:       "neighbour-table-full",
 	Title:      "The table of neighbours is full",
 	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"next-hop-silent"},
 	Needs:      []string{snapshot.CanNeighbours},
 	Symptom:    "Now this host can't be reached, now that one, in any namespace of the machine; the kernel logs \"neighbor table overflow\".",
 	Proof: fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it had to clear entries on the spot (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. "+

@@ -93,9 +93,15 @@ func judgeNoRoute(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets that were forwarded meanwhile", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	for _, r := range f.Routes {
-		if r.Answer != snapshot.RouteFound {
+		if r.Answer != snapshot.RouteFound && r.In != "" {
 			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, in by %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
 		}
+	}
+	down := f.downLink(rows)
+	if down != "" && !deliberate {
+		v.Title += ": " + down + ", which leads there, is down"
+		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
+		v.Remedy = append(v.Remedy, "# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev "+quote(down)+" up"))
 	}
 	v.Why = "A packet that no route leads on is dropped before any rule about forwarding sees it; its sender may get an ICMP message, or none. Where a default route is missing that is everything that leaves the site."
 
@@ -131,6 +137,19 @@ func judgeNoRoute(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("nstat -az IpExtInNoRoutes"))
 	return v
+}
+
+// downLink is an interface that is down and has the network that dropped packets
+// wanted to go to; "" for none.
+func (f facts) downLink(rows []snapshot.Drop) string {
+	for _, t := range samples(rows) {
+		for _, i := range f.Interfaces {
+			if !i.Up && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.IsValid() && p.Masked().Contains(t.dest.Addr()) }) {
+				return i.Name
+			}
+		}
+	}
+	return ""
 }
 
 // routeAnswer is the end of a look-up in words.

@@ -17,6 +17,7 @@ const (
 	ttlMany      = 10   // the same, critical
 	ttlPerSecond = 10.0 // without the route, packets a second that no traceroute makes
 	ttlShare     = 0.01 // and of those forwarded; a looping packet is forwarded up to 32 times by each of two routers
+	ttlMost      = 0.50 // of ttlMany packets or more: of what mtr sends, one in as many as there are routers expires here
 )
 
 var routingLoop = Cause{
@@ -28,8 +29,8 @@ var routingLoop = Cause{
 	Symptom:    "Some addresses can't be reached, traceroute shows the same two routers by turns, and a little traffic to them fills the line between.",
 	Proof: fmt.Sprintf("Packets had no hop left (IP_INHDR at ip_forward, Ip.InHdrErrors) and the route of one of them leads out by the interface that it came in by: a loop, critical from %d packets. "+
 		"The same where packets come back by the interface that their route leads out by, with one of this machine's own addresses as source (IP_LOCAL_SOURCE): what a gateway has masqueraded ends so, with all its hops. "+
-		"Where routes can't be asked, %.0f packets a second without a hop and %s of what is forwarded are a warning. Of two routers in a loop packets expire at the one whose turn it is, which depends on the sender's "+
-		"first TTL: ask the doctor on the other one as well.", ttlMany, ttlPerSecond, percent(ttlShare)),
+		"Where routes can't be asked, %.0f packets a second without a hop and %s of what is forwarded are a warning; so are %d where they are %s of all that came to be forwarded. Of two routers in a loop packets expire at the one whose turn it is, which depends on the sender's "+
+		"first TTL: ask the doctor on the other one as well.", ttlMany, ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
 	Lookalike: "traceroute and mtr, some probes a second; one packet now and then from far away.",
 	Cure:      "A route, on one of the two, that leads on or ends: unused parts of a network that is routed to a gateway get a route of type unreachable there.",
 	judge:     judgeTTL,
@@ -62,6 +63,8 @@ func judgeTTL(f facts) *verdict {
 	case len(loop) > 0 && lost >= ttlMany:
 		v.Severity = Critical
 	case len(loop) > 0:
+		v.Severity = Warning
+	case tracing && lost >= ttlMany && known && share(lost, saturate(lost, forwarded)) >= ttlMost:
 		v.Severity = Warning
 	case f.perSecond(lost) < ttlPerSecond:
 		return nil
@@ -100,7 +103,9 @@ func judgeTTL(f facts) *verdict {
 			f.run(fmt.Sprintf("ip%s route add unreachable %s", sixFlag(r.Dest), r.Dest)),
 		}
 	} else {
-		v.Remedy = []string{"# see which packets, and where they come from and want to go:", f.natkit("drops --for 10s"), f.run("ip route show")}
+		v.Why = "A packet without a hop left is dropped and its sender told. Many of them are a loop that shows elsewhere, or their time to live was set too low: by their sender (some providers let one host pass, TTL 1), or by a rule here."
+		v.Remedy = []string{"# see which packets, and where they come from and want to go:", f.natkit("drops --for 10s"), f.run("ip route show"),
+			"# rules that set the time to live:", f.run("iptables-legacy-save -t mangle | grep -i -e ttl -e hl-"), f.run("nft -a list ruleset | grep -i -e ttl -e hoplimit")}
 	}
 	v.Verify = f.look(f.run("nstat -az IpInHdrErrors"))
 	return v

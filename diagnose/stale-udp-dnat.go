@@ -16,6 +16,7 @@ var staleUDPDNAT = Cause{
 	Code:       "stale-udp-dnat",
 	Title:      "UDP flows go on to where a service no longer is",
 	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"next-hop-silent"},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops},
 	Symptom:    "After a container, pod or backend was replaced, some clients get no answer any more, and others that start anew do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or is restarted.",
 	Proof: fmt.Sprintf("UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+

@@ -177,8 +177,8 @@ func TestStaleUDPDNAT(t *testing.T) {
 		{"the same by the counter", also(code, only(own), func(s *snapshot.Snapshot) { s.Drops = nil; s.Counters["Udp.NoPorts"] = 9 }), "critical " + code},
 		{"answered once, and its neighbour is gone", also(code, only(), gone("192.168.1.53:53", "198.51.100.1:53")), "critical " + code},
 
-		{"the rule's backend is gone", also(code, only(), gone("192.168.1.54:53", "198.51.100.1:53")), ""},
-		{"a neighbour that is gone, without translation", also(code, only(), gone("192.168.1.53:53", "192.168.1.53:53")), ""},
+		{"the rule's backend is gone", also(code, only(), gone("192.168.1.54:53", "198.51.100.1:53")), "warning next-hop-silent"},
+		{"a neighbour that is gone, without translation", also(code, only(), gone("192.168.1.53:53", "192.168.1.53:53")), "advice next-hop-silent"},
 		{"the rule's backend is dead", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.54:53", 5, 5))), ""},
 		{"nothing sent of late", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 5, 0))), ""},
 		{"TCP", also(code, only(unanswered("tcp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 5, 5))), ""},

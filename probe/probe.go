@@ -77,11 +77,11 @@ func sources(ctx context.Context, opts Options) []source {
 		iptablesLegacy(),
 		kernelLog(opts),
 		drops(opts),
-		routes(),
 		xfrm(),
 		processNames(),
 		hooks(opts),
 		conntrackTable(ctx, opts),
+		routes(), // of flows that the dump shows, too
 		conntrackMemory(),
 		sysctls(),
 		host(),

@@ -27,10 +27,12 @@ func routes() source {
 		costs: "which route a dropped packet has, or lacks, is not told",
 		live:  true,
 		end: func(_ *view, s *snapshot.Snapshot) error {
+			s.Routes = []snapshot.RouteAnswer{}
+			onward(s)
 			if s.Drops == nil {
 				return errors.New("dropped packets are not known")
 			}
-			s.Routes = []snapshot.RouteAnswer{}
+			questions := 0
 			asked := map[snapshot.RouteAnswer]bool{}
 			for _, row := range s.Drops.Rows {
 				if !routeCauses[row.Cause] || row.Interface == "" ||
@@ -39,10 +41,11 @@ func routes() source {
 				}
 				for _, sample := range row.Samples {
 					question, ok := routeQuestion(sample, row.Interface)
-					if !ok || asked[question] || len(s.Routes) >= maxRouteQuestions {
+					if !ok || asked[question] || questions >= maxRouteQuestions {
 						continue
 					}
 					asked[question] = true
+					questions++
 					answer, err := askRoute(question, row.Cause != snapshot.CauseMartian)
 					if err == nil {
 						s.Routes = append(s.Routes, answer)
@@ -57,6 +60,42 @@ func routes() source {
 // routeCauses are the drops that routes have to do with. Of a martian it is asked
 // where this machine would send it: it may be its own, come back.
 var routeCauses = map[snapshot.NATCause]bool{snapshot.CauseNoRoute: true, snapshot.CauseTTL: true, snapshot.CauseMartian: true}
+
+// onward asks for the way to addresses that packets were sent to and nothing came back
+// from: those whose next hop did not answer, and of unanswered flows that no rule
+// translated. What came in by which interface is not known of them.
+func onward(s *snapshot.Snapshot) {
+	var to []netip.Addr
+	if s.Drops != nil {
+		for _, row := range s.Drops.Rows {
+			if row.Cause != snapshot.CauseNeighbour || row.Netns != 0 && s.Netns.Inode != 0 && row.Netns != s.Netns.Inode {
+				continue
+			}
+			for _, sample := range row.Samples {
+				if q, ok := routeQuestion(sample, ""); ok {
+					to = append(to, q.Dest)
+				}
+			}
+		}
+	}
+	if s.Conntrack != nil && s.Conntrack.Table != nil {
+		for _, u := range s.Conntrack.Table.Unanswered {
+			if !u.SNAT && u.Target == u.Dest && u.Dest.IsValid() && !u.Dest.Addr().IsMulticast() {
+				to = append(to, u.Dest.Addr())
+			}
+		}
+	}
+	asked := map[netip.Addr]bool{}
+	for _, addr := range to {
+		if asked[addr] || len(asked) >= maxRouteQuestions {
+			continue
+		}
+		asked[addr] = true
+		if answer, err := askRoute(snapshot.RouteAnswer{Dest: addr}, false); err == nil {
+			s.Routes = append(s.Routes, answer)
+		}
+	}
+}
 
 // routeQuestion reads "udp 10.0.0.2:53 -> 10.0.1.2:53 ...".
 func routeQuestion(sample, in string) (q snapshot.RouteAnswer, ok bool) {
@@ -80,7 +119,10 @@ func hostOf(s string) (netip.Addr, bool) {
 // askRoute answers a question as the kernel does for a packet that comes in, or
 // for one that this machine sends.
 func askRoute(q snapshot.RouteAnswer, comesIn bool) (snapshot.RouteAnswer, error) {
-	o := &netlink.RouteGetOptions{SrcAddr: q.Source.AsSlice()}
+	o := &netlink.RouteGetOptions{}
+	if q.Source.IsValid() {
+		o.SrcAddr = q.Source.AsSlice()
+	}
 	if comesIn {
 		o.Iif = q.In
 	}

@@ -16,11 +16,11 @@ import (
 )
 
 // onlyTraced are the causes that no counter of a namespace tells of.
-var onlyTraced = map[string]bool{"martian-drop": true}
+var onlyTraced = map[string]bool{"martian-drop": true, "rule-drop": true, "next-hop-silent": true, "other-drops": true}
 
 // onlyByRules are the causes that can't be told without the rules.
 var onlyByRules = map[string]bool{"needless-hooks": true, "stale-udp-dnat": true, "stale-snat": true, "rule-chain-long": true, "iptables-two-backends": true,
-	"snat-port-race": true}
+	"snat-port-race": true, "rule-drop": true, "answers-lost": true}
 
 // slow are the scenarios that fill a table of some hundred thousand entries. With
 // -short they are left out, and of the others one for each topology is played: they

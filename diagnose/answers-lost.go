@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/snapshot"
+)
+
+const (
+	// Single hosts do not answer anywhere. What is told here is that so many flows
+	// fail for the source that they leave with.
+	lostFew  = 3
+	lostMost = 0.90 // of the flows of that kind
+)
+
+var answersLost = Cause{
+	Code:       "answers-lost",
+	Title:      "Answers can't come back: the source that packets leave with is not translated, or not to an address of this machine",
+	Severities: []Severity{Advice, Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes},
+	Symptom:    "A network behind this machine, often a new one, gets no answer from anywhere; this machine itself does. A capture on the way out shows private addresses, or one that nobody answers for.",
+	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated; any sources, where rules translate and no flow in the table is; "+
+		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
+		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only.", lostFew, percent(lostMost)),
+	Lookalike: "A host that is down, a scan, a router without NAT whose networks know their way back: sources are public there, or flows are answered. Pools of addresses that are routed here.",
+	Cure:      "A rule that translates this network's sources on their way out, or the missing address on the interface; no notrack or zone for what is translated.",
+	judge:     judgeAnswersLost,
+}
+
+func judgeAnswersLost(f facts) *verdict {
+	if f.Conntrack == nil || f.Interfaces == nil || !f.rulesKnown() {
+		return nil
+	}
+	for _, judge := range []func(facts) *verdict{judgeUntracked, judgeUnmatched, judgeForeignSource, judgeUntranslated} {
+		if v := judge(f); v != nil {
+			v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
+			return v
+		}
+	}
+	return nil
+}
+
+// judgeUntracked tells of packets that rules would translate and connection tracking is kept from.
+func judgeUntracked(f facts) *verdict {
+	forwarded, _ := f.counter("Ip.ForwDatagrams")
+	sent, _ := f.counter("Ip.OutTransmits")
+	if !f.translates() || f.Conntrack.Count > 0 || f.Conntrack.CountStart > 0 || forwarded < lostFew || sent < forwarded/2 || !f.tracks() {
+		return nil
+	}
+	v := &verdict{harm: float64(forwarded)}
+	v.Severity = Critical
+	v.Title = fmt.Sprintf("rules here translate, but none of %s was tracked, so that none was translated", number(forwarded, "forwarded packet"))
+	v.Evidence = []Evidence{
+		{"packets that were to be forwarded " + f.window(), strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"},
+		{"entries of connection tracking", "0", fromSettings + ": nf_conntrack_count"},
+	}
+	for _, c := range f.Chains {
+		if len(c.NATRules) > 0 {
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), "translates", fromRules + " (" + c.Backend + ")"})
+		}
+	}
+	v.Why = "Translation works on what connection tracking knows. A packet that a rule takes out of it, by notrack or the target NOTRACK or CT --notrack, passes every NAT rule untouched and leaves with its own source."
+	v.Remedy = []string{"# find the rule that says notrack, and narrow it to what is not translated:"}
+	found := false
+	for _, c := range f.Chains {
+		if (c.Hook == "prerouting" || c.Hook == "output") && c.Priority <= -200 && c.Rules > 0 {
+			v.Remedy, found = append(v.Remedy, f.run(listChain(c))), true
+		}
+	}
+	if !found {
+		v.Remedy = append(v.Remedy, f.run("nft list ruleset"), f.run("iptables-legacy-save -t raw"))
+	}
+	return v
+}
+
+// tracks says whether connection tracking's functions are on the hooks, as far as that is known.
+func (f facts) tracks() bool {
+	return f.Hooks == nil || slices.ContainsFunc(f.Hooks, func(h snapshot.Hook) bool { return h.Function == "ipv4_conntrack_in" })
+}
+
+// judgeUnmatched tells of answers that come in and find no entry.
+func judgeUnmatched(f facts) *verdict {
+	n, rows := f.unmatched()
+	if n == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(n)}
+	v.Severity = Critical
+	v.Title = fmt.Sprintf("%s to translated connections came in %s and found no entry to translate them back", number(n, "answer"), f.window())
+	v.Evidence = []Evidence{
+		{"answers for this machine's own address that nobody here waits for (NO_SOCKET)", strconv.FormatUint(n, 10) + cameInBy(rows), fromTracer},
+		{"connections that wait for an answer", strconv.FormatUint(f.Conntrack.Table.ByState["SYN_SENT"], 10), fromDump + ": SYN_SENT"},
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Why = "An answer is translated back by the entry that its connection made. Entries of another zone of connection tracking are not looked at: a zone that a rule gives by the interface alone makes two worlds of the two directions."
+	v.Remedy = []string{"# the zones of the entries:", f.run("conntrack -L -p tcp --state SYN_SENT"),
+		"# and the rules that give them; give the zone to both directions, or to the original one only (ct original zone set):",
+		f.run("nft -a list ruleset | grep -n zone"), f.run("iptables-legacy-save -t raw | grep -n zone")}
+	return v
+}
+
+// unmatched is how many answers to connections (SYN,ACK) came in for an address of this
+// machine that translated connections leave with, and found nobody.
+func (f facts) unmatched() (n uint64, rows []snapshot.Drop) {
+	if f.Drops == nil || f.Conntrack == nil || f.Conntrack.Table == nil {
+		return 0, nil
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Reason != "NO_SOCKET" || row.Count >= implausible || !f.here(row.Netns) {
+			continue
+		}
+		answers := slices.ContainsFunc(row.Samples, func(s string) bool {
+			t, ok := parseSample(s)
+			return ok && t.protocol == "tcp" && strings.Contains(s, " SYN,ACK") && f.own(t.dest.Addr())
+		})
+		if answers {
+			n = saturate(n, row.Count)
+			rows = append(rows, row)
+		}
+	}
+	t := f.Conntrack.Table
+	if waiting := t.ByState["SYN_SENT"]; n < lostFew || waiting < lostFew || share(waiting, t.ByProtocol["tcp"]) < silentShare || t.ByStatus["SNAT"] == 0 {
+		return 0, nil
+	}
+	return n, rows
+}
+
+// judgeForeignSource tells of sources translated to an address that nobody here answers for.
+func judgeForeignSource(f facts) *verdict {
+	t := f.Conntrack.Table
+	if t == nil {
+		return nil
+	}
+	var unanswered, recent uint64
+	var example snapshot.UnansweredUse
+	for _, u := range t.Unanswered {
+		if u.SNAT && u.Entries < implausible && u.Recent <= u.Entries {
+			unanswered, recent = saturate(unanswered, u.Entries), saturate(recent, u.Recent)
+			if !example.Source.IsValid() {
+				example = u
+			}
+		}
+	}
+	for _, o := range t.Outsides {
+		l, onLink := f.linkTo(o.Addr)
+		if o.Entries >= implausible || o.Entries < lostFew || !onLink || f.own(o.Addr) || !f.given(o.Addr) || share(min(unanswered, o.Entries), o.Entries) < lostMost {
+			continue
+		}
+		v := &verdict{harm: float64(recent)}
+		v.Severity = Warning
+		if recent >= lostFew {
+			v.Severity = Critical
+		}
+		v.Title = fmt.Sprintf("%s translated to %s saw no answer: it is an address of the network on %s, and of no interface here", number(o.Entries, "flow"), o.Addr, l.Name)
+		v.Evidence = []Evidence{
+			{"flows translated to " + o.Addr.String(), strconv.FormatUint(o.Entries, 10), fromDump},
+			{"translated flows that nobody answered", fmt.Sprintf("%d, %d with a packet in the last %d s", unanswered, recent, snapshot.RecentSeconds), fromDump},
+		}
+		for _, p := range l.Addresses {
+			v.Evidence = append(v.Evidence, Evidence{"address of " + l.Name, p.String(), fromLinks})
+		}
+		if example.Source.IsValid() {
+			v.Evidence = append(v.Evidence, Evidence{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump})
+		}
+		v.Why = "Answers are sent to the translated address. On a network of its own interface the machine must answer for it (ARP, neighbour discovery), which it does for addresses that it has."
+		bits := o.Addr.BitLen()
+		v.Remedy = []string{"# if the address is this machine's to use, give it to the interface (and write it where your network configuration is kept):",
+			f.run(fmt.Sprintf("ip addr add %s/%d dev %s", o.Addr, bits, quote(l.Name))),
+			"# if it is not, correct the rule that gives it:"}
+		for _, c := range f.Chains {
+			if c.NATRules["snat"] > 0 {
+				v.Remedy = append(v.Remedy, f.run(listChain(c)))
+			}
+		}
+		return v
+	}
+	return nil
+}
+
+// judgeUntranslated tells of flows that leave with a source that only this machine knows.
+func judgeUntranslated(f facts) *verdict {
+	t := f.Conntrack.Table
+	if t == nil || t.Entries == 0 {
+		return nil
+	}
+	var flows, recent uint64
+	var example snapshot.UnansweredUse
+	public := false
+	for _, u := range t.Unanswered {
+		if u.SNAT || u.Target != u.Dest || u.Entries >= implausible || u.Recent > u.Entries || !u.Source.IsValid() || !u.Dest.IsValid() ||
+			f.own(u.Source) || f.own(u.Dest.Addr()) || !onlyInside(u.Source) || u.Dest.Addr().IsMulticast() || f.answers(u.Dest.Addr()) {
+			continue
+		}
+		from, ok := f.linkTo(u.Source)
+		if to, known := f.linkTo(u.Dest.Addr()); !ok || known && to.Name == from.Name {
+			continue
+		}
+		outward := !onlyInside(u.Dest.Addr())
+		if !outward && (!f.translatesSources() || t.ByStatus["SNAT"] > 0) {
+			continue // networks that are routed here know each other
+		}
+		if example.Source.IsValid() && public != outward {
+			continue
+		}
+		if !example.Source.IsValid() {
+			example, public = u, outward
+		}
+		flows, recent = saturate(flows, u.Entries), saturate(recent, u.Recent)
+	}
+	if flows < lostFew || !public && share(min(flows, t.Entries), t.Entries) < lostMost {
+		return nil
+	}
+	v := &verdict{harm: float64(recent)}
+	v.Severity = Warning
+	switch {
+	case recent >= lostFew && public:
+		v.Severity = Critical
+	case !public && recent < lostFew:
+		v.Severity = Advice
+	}
+	from, _ := f.linkTo(example.Source)
+	network := netip.PrefixFrom(example.Source, example.Source.BitLen())
+	for _, p := range from.Addresses {
+		if p.IsValid() && p.Masked().Contains(example.Source) {
+			network = p.Masked()
+		}
+	}
+	v.Title = fmt.Sprintf("%s from %s left untranslated and saw no answer", number(flows, "flow"), network)
+	v.Evidence = []Evidence{
+		{"unanswered flows whose source no rule translated", fmt.Sprintf("%d, %d with a packet in the last %d s", flows, recent, snapshot.RecentSeconds), fromDump},
+		{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
+		{"flows of all kinds whose source is translated", strconv.FormatUint(t.ByStatus["SNAT"], 10), fromDump},
+	}
+	out := f.wayOut(example.Dest.Addr(), from.Name)
+	v.Why = "Who gets a packet with a private source sends the answer to wherever that address is in his own network, or nowhere. A rule about another interface, or another network, does not see these packets."
+	v.Remedy = []string{"# the rules that translate sources, if any; look for an interface or a network that is not the one above:"}
+	chain := snapshot.Chain{}
+	for _, c := range f.Chains {
+		if c.Hook == "postrouting" && c.Type == "nat" && concerns(c, example.Source) {
+			v.Remedy = append(v.Remedy, f.run(listChain(c)))
+			if chain.Name == "" {
+				chain = c
+			}
+		}
+	}
+	family := "ip"
+	if example.Source.Is6() {
+		family = "ip6"
+	}
+	if chain.Name == "" {
+		v.Remedy[0] = "# no chain here translates sources. If this machine is to, and not a router behind it:"
+	} else {
+		v.Remedy = append(v.Remedy, "# if none is about this network, add one (where your firewall keeps its own):")
+	}
+	switch tool := iptables(chain); {
+	case chain.Name == "":
+		v.Remedy = append(v.Remedy, f.run("nft add table "+family+" natkit-masquerade"),
+			f.run("nft "+quote("add chain "+family+" natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }")),
+			f.run("nft "+quote(fmt.Sprintf("add rule %s natkit-masquerade postrouting %s saddr %s oifname %q masquerade", family, family, network, out))))
+	case tool != "":
+		v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("%s -t nat -A %s -s %s -o %s -j MASQUERADE", tool, quote(chain.Name), network, quote(out))))
+	default:
+		v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s %s saddr %s oifname %q masquerade", chain.Family, chain.Table, chain.Name, family, network, out))))
+	}
+	v.Remedy = append(v.Remedy, "# flows that are there keep going out as they are; remove their entries:",
+		f.run(fmt.Sprintf("conntrack -D%s -s %s", conntrackFamily(example.Source), example.Source)))
+	return v
+}
+
+var sharedSpace = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598
+
+// onlyInside says whether an address means something within a site only.
+func onlyInside(a netip.Addr) bool {
+	return a.IsPrivate() || a.IsLinkLocalUnicast() || a.IsLoopback() || sharedSpace.Contains(a)
+}
+
+// answers says whether some flow to addr was answered, as far as the dump tells.
+func (f facts) answers(addr netip.Addr) bool {
+	return slices.ContainsFunc(f.Conntrack.Table.Destinations, func(d snapshot.Talker) bool {
+		return d.Addr == addr && float64(d.Unreplied) < lostMost*float64(d.Entries)
+	})
+}
+
+// wayOut is the interface that packets to addr leave by, or a word to fill in.
+func (f facts) wayOut(addr netip.Addr, not string) string {
+	for _, r := range f.Routes {
+		if r.Dest == addr && r.Answer == snapshot.RouteFound && r.Out != "" {
+			return r.Out
+		}
+	}
+	if l, ok := f.linkTo(addr); ok {
+		return l.Name
+	}
+	var others []string
+	for _, l := range f.links() {
+		if l.Name != not && len(l.Addresses) > 0 {
+			others = append(others, l.Name)
+		}
+	}
+	if len(others) == 1 {
+		return others[0]
+	}
+	return "OUTSIDE"
+}

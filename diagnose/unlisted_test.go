@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+// Causes outside of connection tracking's and routing's own tables: rules that drop,
+// hops that are silent, sources that nobody answers, and what else drops packets.
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"natkit/snapshot"
+)
+
+func count(n uint64) *uint64 { return &n }
+
+func addUnanswered(s *snapshot.Snapshot, u ...snapshot.UnansweredUse) {
+	s.Conntrack.Table.Unanswered = append(s.Conntrack.Table.Unanswered, u...)
+}
+
+func init() {
+	examples["rule-drop"] = func(s *snapshot.Snapshot) {
+		s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "inet", Table: "guard", Name: "blocked", Hook: "prerouting", Type: "filter", Policy: "accept", Rules: 2,
+			DropRules: []snapshot.DropRule{{Number: 2, Verdict: "drop", Packets: count(600_000)}}})
+		s.Drops.Rows = append(s.Drops.Rows, drop(600_000, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN")))
+	}
+	examples["next-hop-silent"] = func(s *snapshot.Snapshot) {
+		s.Drops.Rows = append(s.Drops.Rows, drop(300_000, snapshot.CauseNeighbour, "eth0", sample("tcp 198.51.100.1:4000 -> 203.0.113.81:443 SYN (flow 192.168.1.20:4000 -> 203.0.113.81:443)")))
+		s.Routes = append(s.Routes, snapshot.RouteAnswer{Dest: addr("203.0.113.81"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")})
+	}
+	examples["answers-lost"] = func(s *snapshot.Snapshot) {
+		addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("192.168.1.30"), Dest: netip.MustParseAddrPort("203.0.113.90:443"),
+			Target: netip.MustParseAddrPort("203.0.113.90:443"), Entries: 40, Recent: 12})
+		s.Routes = append(s.Routes, snapshot.RouteAnswer{Dest: addr("203.0.113.90"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")})
+	}
+	examples["other-drops"] = func(s *snapshot.Snapshot) {
+		row := drop(600_000, snapshot.CauseNone, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN"))
+		row.Location, row.Reason = "nf_queue+0x21f", "NOT_SPECIFIED"
+		s.Drops.Rows = append(s.Drops.Rows, row)
+	}
+}
+
+func TestRuleDrop(t *testing.T) {
+	by := func(n uint64, device, packet string) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(n, snapshot.CauseRule, device, sample(packet)))
+		}
+	}
+	const syn = "tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN"
+	const answer = "tcp 203.0.113.80:443 -> 192.168.1.20:4000 SYN,ACK (flow 192.168.1.20:4000 -> 203.0.113.80:443)"
+	const led = "tcp 203.0.113.9:4000 -> 192.168.1.80:80 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:80)"
+	run(t, []row{
+		{"all that a network sends", by(950_000, "eth1", syn), "critical rule-drop"},
+		{"most of it", by(500_000, "eth1", syn), "warning rule-drop"},
+		{"a part", by(60_000, "eth1", syn), "advice rule-drop"},
+		{"dropped on the way out", by(950_000, "eth0", syn), "critical rule-drop"},
+		{"answers", by(50_000, "eth0", answer), "warning rule-drop"},
+		{"most answers", by(600_000, "eth0", answer), "critical rule-drop"},
+		{"a published service", by(600_000, "eth0", led), "warning rule-drop"},
+		{"neighbour solicitations", by(4, "eth1", "icmpv6 fd00::2 -> ff02::1:ff00:1 type 135 code 0"), "warning rule-drop"},
+		{"ARP", by(4, "eth1", "arp"), "warning rule-drop"},
+
+		{"a small part", by(40_000, "eth1", syn), ""},
+		{"router solicitations", by(4, "eth1", "icmpv6 fe80::2 -> ff02::2 type 133 code 0"), ""},
+		{"a scan of this machine", by(900_000, "eth0", "tcp 203.0.113.9:4000 -> 198.51.100.1:22 SYN"), ""},
+		{"a scan of the network behind it", by(900_000, "eth0", "tcp 203.0.113.9:4000 -> 192.168.1.80:80 SYN"), ""},
+		{"a few answers that came late", by(40, "eth0", answer), ""},
+		{"damaged", by(1<<60, "eth1", syn), ""},
+		{"without a sample", func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(900_000, snapshot.CauseRule, "eth1"))
+		}, ""},
+	})
+
+	s := gateway()
+	s.Chains = append(s.Chains, snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "mangle", Name: "POSTROUTING", Hook: "postrouting",
+		DropRules: []snapshot.DropRule{{Number: 3, Verdict: "drop", Packets: count(950_000)}}})
+	by(950_000, "eth0", syn)(s)
+	f := Judge(s)[0]
+	if want := "iptables-legacy -t mangle -D POSTROUTING 3"; !strings.Contains(strings.Join(f.Remedy, "\n"), want) || !strings.HasPrefix(f.Title, "rule 3 of chain POSTROUTING") {
+		t.Errorf("%s: remedy %q, want %q", f.Title, f.Remedy, want)
+	}
+	s.Chains = s.Chains[:2]
+	if f := Judge(s)[0]; !strings.Contains(strings.Join(f.Remedy, "\n"), "ip saddr 192.168.1.20 ip daddr 203.0.113.80 meta nftrace set 1") {
+		t.Errorf("no trace for a rule that is not known: %q", f.Remedy)
+	}
+}
+
+func TestNextHop(t *testing.T) {
+	silent := func(n uint64, forwarded uint64, packets ...string) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Counters["Ip.ForwDatagrams"] = forwarded
+			for _, p := range packets {
+				s.Drops.Rows = append(s.Drops.Rows, drop(n, snapshot.CauseNeighbour, "eth1", sample(p)))
+			}
+		}
+	}
+	const host, other = "udp 10.8.0.2:4000 -> 192.168.1.77:53", "udp 10.8.0.2:4000 -> 192.168.1.78:53"
+	const led = "tcp 203.0.113.9:4000 -> 192.168.1.77:80 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:8080)"
+	const answer = "tcp 198.51.100.1:8080 -> 192.168.1.77:4000 ACK (flow 192.168.1.77:4000 -> 198.51.100.1:8080)"
+	routed := func(n, forwarded uint64) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			examples["next-hop-silent"](s)
+			s.Counters["Ip.ForwDatagrams"] = forwarded
+			s.Drops.Rows[2].Count = n
+		}
+	}
+	run(t, []row{
+		{"a router", routed(500, 2000), "critical next-hop-silent"},
+		{"a router of a small part", routed(500, 2_000_000), "warning next-hop-silent"},
+		{"a published service", silent(300, 1000, led), "critical next-hop-silent"},
+		{"the only host that is talked to", silent(90, 100, host), "warning next-hop-silent"},
+		{"one host of many", silent(90, 2_000_000, host), "advice next-hop-silent"},
+		{"a scan", silent(90, 200, host, other), "advice next-hop-silent"},
+		{"forwarded not known", func(s *snapshot.Snapshot) { routed(500, 0)(s); s.Counters = nil }, "warning next-hop-silent"},
+
+		{"two packets", routed(2, 2000), ""},
+		{"damaged", routed(1<<60, 2000), ""},
+	})
+	s := gateway()
+	silent(300, 1000, answer)(s)
+	if f := Judge(s); len(f) != 1 || f[0].Severity > Warning || strings.Contains(f[0].Title, "leads to") {
+		t.Errorf("the client of a service that is gone is taken for its target: %+v", f)
+	}
+}
+
+func TestAnswersLost(t *testing.T) {
+	flow := func(u snapshot.UnansweredUse, source, dest string, n, recent uint64) func(s *snapshot.Snapshot) {
+		u.Protocol, u.Source, u.Dest, u.Entries, u.Recent = "tcp", addr(source), netip.MustParseAddrPort(dest), n, recent
+		if !u.Target.IsValid() {
+			u.Target = u.Dest
+		}
+		return func(s *snapshot.Snapshot) { addUnanswered(s, u) }
+	}
+	var plain snapshot.UnansweredUse
+	both := func(changes ...func(*snapshot.Snapshot)) func(*snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			for _, c := range changes {
+				c(s)
+			}
+		}
+	}
+	pool := func(a string) func(*snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			c := chain(s, "postrouting")
+			c.NATRules, c.SNATTo = map[string]int{"snat": 1}, []snapshot.AddrRange{{First: addr(a), Last: addr(a)}}
+			s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr(a), Entries: 40, Recent: 12}}
+		}
+	}
+	masked := func(s *snapshot.Snapshot) { s.Conntrack.Table.ByStatus["SNAT"] = 0 }
+	small := func(s *snapshot.Snapshot) {
+		s.Conntrack.Table.Entries, s.Conntrack.Table.ByProtocol = 40, map[string]uint64{"tcp": 40}
+	}
+	untracked := func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 0, 0 }
+	unmatched := func(s *snapshot.Snapshot) {
+		s.Conntrack.Table.ByState["SYN_SENT"] = 9000
+		row := drop(400, snapshot.CauseNone, "eth0", sample("tcp 203.0.113.80:443 -> 198.51.100.1:4000 SYN,ACK"))
+		row.Reason = "NO_SOCKET"
+		s.Drops.Rows = append(s.Drops.Rows, row)
+	}
+	run(t, []row{
+		{"a private source to a public address", flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 12), "critical answers-lost"},
+		{"not lately", flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 0), "warning answers-lost"},
+		{"no flow of a rule's network is translated", both(masked, small, flow(plain, "192.168.1.30", "10.9.0.2:443", 40, 12)), "warning answers-lost"},
+		{"an address that is nobody's", both(pool("198.51.100.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), "critical answers-lost"},
+		{"nothing is tracked", untracked, "critical answers-lost"},
+		{"answers that find no entry", unmatched, "critical answers-lost"},
+
+		{"a host that is down", flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12), ""},
+		{"one that answers others", flow(plain, "192.168.1.30", "203.0.113.80:443", 40, 12), ""},
+		{"a network that is routed here", flow(plain, "192.168.1.30", "10.9.0.2:443", 40, 12), ""},
+		{"two flows", flow(plain, "192.168.1.30", "203.0.113.90:443", 2, 2), ""},
+		{"a public source", flow(plain, "203.0.113.9", "192.0.2.90:443", 40, 12), ""},
+		{"a pool that is routed here", both(pool("192.0.2.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), ""},
+		{"a pool that is answered for", both(pool("198.51.100.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 4, 2)), ""},
+		{"forwarding without rules", both(untracked, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
+		{"all was dropped on the way", both(untracked, func(s *snapshot.Snapshot) { s.Counters["Ip.OutTransmits"] = 0 }), ""},
+		{"a scan's echo", both(unmatched, func(s *snapshot.Snapshot) { s.Conntrack.Table.ByState["SYN_SENT"] = 2 }), ""},
+	})
+	s := gateway()
+	s.Netns.Name = "blue"
+	examples["answers-lost"](s)
+	if want := `ip netns exec blue nft 'add rule ip nat postrouting ip saddr 192.168.1.0/24 oifname "eth0" masquerade'`; !strings.Contains(strings.Join(Judge(s)[0].Remedy, "\n"), want) {
+		t.Errorf("remedy %q, want %q", Judge(s)[0].Remedy, want)
+	}
+}
+
+func TestOtherDrops(t *testing.T) {
+	at := func(n uint64, function, reason, packet string) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			row := drop(n, snapshot.CauseNone, "eth1", sample(packet))
+			row.Location, row.Reason = function+"+0x1", reason
+			s.Drops.Rows = append(s.Drops.Rows, row)
+		}
+	}
+	const through = "udp 192.168.1.20:4000 -> 203.0.113.80:443"
+	run(t, []row{
+		{"most of what came in", at(600_000, "sch_handle_ingress", "TC_INGRESS", through), "critical other-drops"},
+		{"a good part", at(60_000, "xfrm_policy_check", "XFRM_POLICY", through), "warning other-drops"},
+		{"a small part", at(20_000, "somewhere", "NOMEM", through), "advice other-drops"},
+
+		{"very little", at(2000, "somewhere", "NOMEM", through), ""},
+		{"for this machine", at(600_000, "udp_queue_rcv_one_skb", "SOCKET_RCVBUFF", "udp 192.168.1.20:4000 -> 192.168.1.1:53"), ""},
+		{"for all", at(600_000, "udp_v4_early_demux", "NO_SOCKET", "udp 192.168.1.20:67 -> 255.255.255.255:68"), ""},
+		{"damaged", at(1<<60, "somewhere", "NOMEM", through), ""},
+	})
+	s := gateway()
+	at(600_000, "__nf_queue", "NOT_SPECIFIED", through)(s)
+	if why := Judge(s)[0].Why; !strings.Contains(why, "NFQUEUE") {
+		t.Errorf("a queue that nobody reads: %s", why)
+	}
+}
+
+func TestNoHopLeft(t *testing.T) {
+	expired := func(n, forwarded uint64) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Counters["Ip.InHdrErrors"], s.Counters["Ip.ForwDatagrams"] = n, forwarded
+			s.Drops.Rows = append(s.Drops.Rows, drop(n, snapshot.CauseTTL, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN")))
+		}
+	}
+	run(t, []row{
+		{"all that a slow client sends", expired(30, 0), "warning routing-loop"},
+		{"mtr on a quiet gateway", expired(30, 90), ""},
+	})
+}
+
+func TestLinkDown(t *testing.T) {
+	s := gateway()
+	examples["no-route"](s)
+	s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "wan 2", Index: 9, Addresses: prefixes("10.65.0.2/24")})
+	f := Judge(s)[0]
+	if f.Code != "no-route" || !strings.HasSuffix(f.Title, "wan 2, which leads there, is down") || f.Remedy[1] != "ip link set dev 'wan 2' up" {
+		t.Errorf("%s %s: %q", f.Code, f.Title, f.Remedy)
+	}
+}
