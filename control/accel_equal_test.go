@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -54,6 +55,7 @@ func TestAccelEqual(t *testing.T) {
 // randomTraffic sends packets of some flows both ways and returns what arrives, in words.
 func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []string) {
 	b := newAccelBed(t)
+	onOneCPU(t)
 	b.in(b.gateway, func() error {
 		return errors.Join(
 			writeSetting("net.ipv4.icmp_ratemask", "0"), // every ICMP error is sent
@@ -73,7 +75,6 @@ func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []
 	b.nftIn(b.client, `table ip mute { chain in { type filter hook prerouting priority -300; drop; }; }`)
 	b.nftIn(b.server, `table ip mute { chain in { type filter hook prerouting priority -300; drop; }; }`)
 
-	inside, outside, own := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("198.51.100.9"), netip.MustParseAddr("198.51.100.1")
 	const flows = 12
 	marker := uint16(1)
 	send := func(flow int, back, plain bool) {
@@ -107,14 +108,14 @@ func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []
 				} else {
 					client.send(t, p.bytes())
 				}
-				b.settle(client, server)
+				b.settle(client, server, marker)
 			}
 			continue
 		}
 		send(flow, false, true)
-		b.settle(client, server)
+		b.settle(client, server, marker)
 		send(flow, true, true)
-		b.settle(client, server)
+		b.settle(client, server, marker)
 	}
 	for round := range 300 {
 		for flow := range flows {
@@ -122,7 +123,7 @@ func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []
 			send(flow, false, round%3 > 0)
 			send(flow, true, round%3 > 0)
 		}
-		b.settle(client, server)
+		b.settle(client, server, marker)
 	}
 	if accelerate {
 		s := b.accelStats()
@@ -134,16 +135,49 @@ func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []
 	return append(client.words("client"), server.words("server")...)
 }
 
-// settle waits until nothing more arrives.
-func (b *bed) settle(wires ...*rawEnd) {
-	for quiet := 0; quiet < 2; {
-		quiet++
-		for _, w := range wires {
-			if w.take() > 0 {
-				quiet = 0
-			}
+var inside, outside, own = netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("198.51.100.9"), netip.MustParseAddr("198.51.100.1")
+
+// onOneCPU keeps the test's thread on one processor. Packets between veth wait in that
+// processor's queue: what was sent first arrives first.
+func onOneCPU(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	var all, one unix.CPUSet
+	err := unix.SchedGetaffinity(0, &all)
+	for cpu := 0; err == nil && one.Count() == 0; cpu++ {
+		if all.IsSet(cpu) {
+			one.Set(cpu)
+			err = unix.SchedSetaffinity(0, &one)
 		}
-		time.Sleep(200 * time.Microsecond)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.SchedSetaffinity(0, &all) })
+}
+
+// settle waits until all that was sent has arrived: until an echo of that number, which is
+// sent last, has, and its answer.
+func (b *bed) settle(client, server *rawEnd, number uint16) {
+	b.t.Helper()
+	for _, way := range []struct {
+		kind     byte
+		by, at   *rawEnd
+		from, to netip.Addr
+	}{{8, client, server, inside, outside}, {0, server, client, outside, own}} {
+		echo := packetOf{protocol: unix.IPPROTO_ICMP, ttl: 64, id: number, from: way.from, to: way.to, sport: uint16(way.kind) << 8}
+		way.by.send(b.t, echo.bytes())
+		ktest.Wait(b.t, 20*time.Second, "what was sent last arrives", func() bool {
+			way.at.take()
+			i := slices.IndexFunc(way.at.arrived, func(p []byte) bool {
+				return p[9] == unix.IPPROTO_ICMP && p[20] == way.kind && binary.BigEndian.Uint16(p[4:]) == number
+			})
+			if i >= 0 {
+				way.at.arrived = slices.Delete(way.at.arrived, i, i+1)
+			}
+			return i >= 0
+		})
 	}
 }
 
@@ -209,19 +243,18 @@ func (w *rawEnd) send(t *testing.T, ip []byte) {
 	})
 }
 
-// take reads what has arrived, and says how much.
-func (w *rawEnd) take() (n int) {
+// take reads what has arrived.
+func (w *rawEnd) take() {
 	p := make([]byte, 4096)
 	for {
 		length, from, err := unix.Recvfrom(w.fd, p, 0)
 		if err != nil {
-			return n
+			return
 		}
 		if a, ok := from.(*unix.SockaddrLinklayer); ok && a.Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
 		w.arrived = append(w.arrived, slices.Clone(p[14:length]))
-		n++
 	}
 }
 
@@ -277,7 +310,7 @@ func (p *packetOf) vary(r *rand.Rand) {
 
 func (p *packetOf) bytes() []byte {
 	header := 20 + len(p.options)
-	transport := map[byte]int{unix.IPPROTO_UDP: 8, unix.IPPROTO_TCP: 20}[p.protocol]
+	transport := map[byte]int{unix.IPPROTO_UDP: 8, unix.IPPROTO_TCP: 20, unix.IPPROTO_ICMP: 8}[p.protocol]
 	out := make([]byte, header+transport+p.payload)
 	out[0], out[1], out[8], out[9] = byte(0x40|header/4), p.tos, p.ttl, p.protocol
 	binary.BigEndian.PutUint16(out[2:], uint16(len(out)))
@@ -292,18 +325,21 @@ func (p *packetOf) bytes() []byte {
 	for i := transport; i < len(l4); i++ {
 		l4[i] = byte(i * 7)
 	}
-	at := 6
-	if p.protocol == unix.IPPROTO_UDP {
+	at, pseudo := 6, out[12:20]
+	sum := uint32(p.protocol) + uint32(len(l4))
+	switch p.protocol {
+	case unix.IPPROTO_UDP:
 		binary.BigEndian.PutUint16(l4[4:], uint16(len(l4)))
-	} else {
+	case unix.IPPROTO_ICMP: // type and code are where the others have a port
+		at, sum, pseudo = 2, 0, nil
+	default:
 		at = 16
 		binary.BigEndian.PutUint32(l4[4:], 1)
 		binary.BigEndian.PutUint32(l4[8:], 1)
 		l4[12], l4[13] = 5<<4, p.flags
 		binary.BigEndian.PutUint16(l4[14:], 65535)
 	}
-	sum := uint32(p.protocol) + uint32(len(l4))
-	check := ^uint16(sumOf(sumOf(sum, out[12:20]), l4))
+	check := ^uint16(sumOf(sumOf(sum, pseudo), l4))
 	switch {
 	case p.noChecksum:
 		check = 0
