@@ -15,7 +15,8 @@ enum route_limit {
 	ROUTE_LINK_SHIFT = 48,   /* in nat_flow.hop */
 	ROUTE_AF_INET = 2,
 	ROUTE_PROBED = 4096, /* entries of the map */
-	ROUTE_WAYS = 2048,   /* likewise */
+	ROUTE_WAYS = 8192,   /* likewise */
+	ROUTE_HOMES = 65536, /* likewise; addr_hash is one-to-one: its upper half tells who it is */
 };
 
 struct route {
@@ -45,6 +46,16 @@ struct {
 	__type(value, struct way);
 	__uint(max_entries, ROUTE_WAYS);
 } ways SEC(".maps");
+
+/* Inside hosts that were found to be where their packets come from, in the last second, by
+ * hash of the address: its upper half, 16 bits of the link (plus 1), 32 of the time. Read
+ * and written whole. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, ROUTE_HOMES);
+} homes SEC(".maps");
 
 /* Index of an interface plus 1; 0 if it is none of the rule file's. */
 static __always_inline __u16 link_find(__u32 ifindex)
@@ -145,6 +156,26 @@ SUBPROGRAM int route_recent(struct ctx *ctx, const struct packet *packet, struct
 	way->protocol = packet->key.protocol;
 	way->tos = packet->tos;
 	way->route = *route;
+	return GO_ON;
+}
+
+/* Whether the source of a packet that came in by that link routes back to it: for any
+ * receiver of the last second, where routes back depend on that. */
+SUBPROGRAM int route_home(struct ctx *ctx, const struct packet *packet, __u16 in)
+{
+	__u32 hash = addr_hash(packet->key.src), key = hash % ROUTE_HOMES;
+	__u32 here = hash / ROUTE_HOMES << 16 | in;
+	__u64 *home = bpf_map_lookup_elem(&homes, &key);
+	__u64 known = home ? *(volatile __u64 *)home : 0;
+	struct route back = {};
+
+	if (known >> 32 == here && packet->now - (__u32)known < ROUTE_CHECK_TICKS)
+		return GO_ON;
+	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
+	    back.link != in)
+		return NAT_DROP_SPOOFED;
+	if (home)
+		*(volatile __u64 *)home = (__u64)here << 32 | packet->now;
 	return GO_ON;
 }
 

@@ -267,7 +267,7 @@ type abiNatFragmentKey struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI              abiNatLimit = 2
+	abiNatLimitNAT_ABI              abiNatLimit = 3
 	abiNatLimitNAT_TICK_SHIFT       abiNatLimit = 20
 	abiNatLimitNAT_MAX_LINKS        abiNatLimit = 256
 	abiNatLimitNAT_MAX_ADDRESSES    abiNatLimit = 65536

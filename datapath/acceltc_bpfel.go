@@ -32,6 +32,8 @@ const (
 	accelTcMapFragments            = "fragments"
 	accelTcMapFreeAddresses        = "free_addresses"
 	accelTcMapFreePorts            = "free_ports"
+	accelTcMapGlances              = "glances"
+	accelTcMapHomes                = "homes"
 	accelTcMapLinkIndices          = "link_indices"
 	accelTcMapLinks                = "links"
 	accelTcMapMappingQueue         = "mapping_queue"
@@ -48,7 +50,6 @@ const (
 	accelTcMapTargets              = "targets"
 	accelTcMapTransmit             = "transmit"
 	accelTcMapWays                 = "ways"
-	accelTcMapYoung                = "young"
 	accelTcProgAccelEgress         = "accel_egress"
 	accelTcProgAccelTc             = "accel_tc"
 	accelTcProgAccelTcRest         = "accel_tc_rest"
@@ -124,6 +125,8 @@ type accelTcMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	Glances       *ebpf.MapSpec `ebpf:"glances"`
+	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
@@ -140,7 +143,6 @@ type accelTcMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
-	Young         *ebpf.MapSpec `ebpf:"young"`
 }
 
 // accelTcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -188,6 +190,8 @@ type accelTcMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	Glances       *ebpf.Map `ebpf:"glances"`
+	Homes         *ebpf.Map `ebpf:"homes"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
@@ -204,7 +208,6 @@ type accelTcMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
-	Young         *ebpf.Map `ebpf:"young"`
 }
 
 func (m *accelTcMaps) Close() error {
@@ -225,6 +228,8 @@ func (m *accelTcMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.Glances,
+		m.Homes,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
@@ -241,7 +246,6 @@ func (m *accelTcMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
-		m.Young,
 	)
 }
 

@@ -32,6 +32,8 @@ const (
 	accelXdpMapFragments            = "fragments"
 	accelXdpMapFreeAddresses        = "free_addresses"
 	accelXdpMapFreePorts            = "free_ports"
+	accelXdpMapGlances              = "glances"
+	accelXdpMapHomes                = "homes"
 	accelXdpMapLinkIndices          = "link_indices"
 	accelXdpMapLinks                = "links"
 	accelXdpMapMappingQueue         = "mapping_queue"
@@ -48,7 +50,6 @@ const (
 	accelXdpMapTargets              = "targets"
 	accelXdpMapTransmit             = "transmit"
 	accelXdpMapWays                 = "ways"
-	accelXdpMapYoung                = "young"
 	accelXdpProgAccelXdp            = "accel_xdp"
 	accelXdpVarClockJiffyNs         = "clock_jiffy_ns"
 	accelXdpVarClockOffsetNs        = "clock_offset_ns"
@@ -120,6 +121,8 @@ type accelXdpMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	Glances       *ebpf.MapSpec `ebpf:"glances"`
+	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
@@ -136,7 +139,6 @@ type accelXdpMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
-	Young         *ebpf.MapSpec `ebpf:"young"`
 }
 
 // accelXdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -184,6 +186,8 @@ type accelXdpMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	Glances       *ebpf.Map `ebpf:"glances"`
+	Homes         *ebpf.Map `ebpf:"homes"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
@@ -200,7 +204,6 @@ type accelXdpMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
-	Young         *ebpf.Map `ebpf:"young"`
 }
 
 func (m *accelXdpMaps) Close() error {
@@ -221,6 +224,8 @@ func (m *accelXdpMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.Glances,
+		m.Homes,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
@@ -237,7 +242,6 @@ func (m *accelXdpMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
-		m.Young,
 	)
 }
 

@@ -874,3 +874,68 @@ func BenchmarkSessionOpen(b *testing.B) {
 		})
 	}
 }
+
+// A new session with a new mapping in tables that are half full: 64 512 of 1024 hosts beside
+// 459 776 others, where a million have room, behind 16 addresses. Memory is touched all over,
+// as by packets of many hosts. Batches of 252 measure themselves.
+func BenchmarkSessionHalfFull(b *testing.B) {
+	const (
+		batch, sessions, held = 252, 64512, 459776
+		first, addresses      = 100, 16
+	)
+	g := newGateway(b)
+	spec, err := loadSessionTest()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := setClock(spec); err != nil {
+		b.Fatal(err)
+	}
+	size := Size{Sessions: 1 << 20, Mappings: 1 << 20, Sources: 65536}
+	resize(spec, size)
+	known := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if _, sized := size.entries()[name]; !sized && g.maps[name] != nil {
+			known[name] = g.maps[name]
+		}
+	}
+	var resets []func()
+	for i := range addresses {
+		a := netip.AddrFrom4([4]byte{203, 0, 113, byte(100 + i)})
+		resets = append(resets, addAddress(b, g.maps, uint32(first+i), abiNatAddress{Addr: addr(a), PortFirst: 1024, PortCount: 64512, Realm: first}))
+	}
+	g.fill(b, "rules", indexed([]abiNatRule{{Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: first, PoolFirst: first, PoolCount: addresses}}))
+	g.fill(b, "origins", []entry{{&abiNatOriginKey{Prefixlen: 48, Addr: addr(netip.MustParseAddr("192.168.0.0"))}, uint32(0)}})
+	g.configure(b, func(c *abiNatConfig) { c.Lookups = uint32(abiNatLookupNAT_LOOKUP_SOURCE) })
+	var rounds []float64
+	for range b.N {
+		coll, err := ebpf.NewCollectionWithOptions(spec.Copy(), ebpf.CollectionOptions{MapReplacements: known})
+		if err != nil {
+			b.Fatalf("load: %+v", err)
+		}
+		for n := range uint32(held+sessions) / batch {
+			at := [3]uint32{n * batch, sessions, held}
+			if n*batch >= held {
+				at = [3]uint32{n*batch - held, 0, sessions}
+			}
+			opts := &ebpf.RunOptions{Data: make([]byte, 64), DataOut: make([]byte, 64),
+				Context: &skbContext{Ifindex: uint32(g.in.ifindex), CB: [5]uint32{batch, at[0], at[1], at[2]}}}
+			var opened uint32
+			err := g.ns.Do(func() (err error) { opened, err = coll.Programs["scatter"].Run(opts); return err })
+			if err != nil || opened == 0 || opened > batch {
+				b.Fatalf("opened %d of %d: %v", opened, batch, err)
+			}
+			if at[2] == sessions {
+				rounds = append(rounds, float64(binary.NativeEndian.Uint64(opts.DataOut))/batch)
+			}
+		}
+		coll.Close()
+		for _, reset := range resets {
+			reset()
+		}
+	}
+	slices.Sort(rounds)
+	b.ReportMetric(rounds[len(rounds)/2], "median-ns")
+	b.ReportMetric(rounds[len(rounds)/10], "p10-ns")
+	b.ReportMetric(rounds[len(rounds)*9/10], "p90-ns")
+}

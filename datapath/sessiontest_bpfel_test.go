@@ -31,6 +31,7 @@ const (
 	sessionTestMapFragments     = "fragments"
 	sessionTestMapFreeAddresses = "free_addresses"
 	sessionTestMapFreePorts     = "free_ports"
+	sessionTestMapHomes         = "homes"
 	sessionTestMapLinkIndices   = "link_indices"
 	sessionTestMapLinks         = "links"
 	sessionTestMapMappingQueue  = "mapping_queue"
@@ -48,6 +49,7 @@ const (
 	sessionTestMapTransmit      = "transmit"
 	sessionTestMapWays          = "ways"
 	sessionTestProgOpen         = "open"
+	sessionTestProgScatter      = "scatter"
 	sessionTestVarClockJiffyNs  = "clock_jiffy_ns"
 	sessionTestVarClockOffsetNs = "clock_offset_ns"
 )
@@ -94,7 +96,8 @@ type sessionTestSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sessionTestProgramSpecs struct {
-	Open *ebpf.ProgramSpec `ebpf:"open"`
+	Open    *ebpf.ProgramSpec `ebpf:"open"`
+	Scatter *ebpf.ProgramSpec `ebpf:"scatter"`
 }
 
 // sessionTestMapSpecs contains maps before they are loaded into the kernel.
@@ -116,6 +119,7 @@ type sessionTestMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
@@ -177,6 +181,7 @@ type sessionTestMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	Homes         *ebpf.Map `ebpf:"homes"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
@@ -212,6 +217,7 @@ func (m *sessionTestMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.Homes,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
@@ -243,12 +249,14 @@ type sessionTestVariables struct {
 //
 // It can be passed to loadSessionTestObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sessionTestPrograms struct {
-	Open *ebpf.Program `ebpf:"open"`
+	Open    *ebpf.Program `ebpf:"open"`
+	Scatter *ebpf.Program `ebpf:"scatter"`
 }
 
 func (p *sessionTestPrograms) Close() error {
 	return _SessionTestClose(
 		p.Open,
+		p.Scatter,
 	)
 }
 

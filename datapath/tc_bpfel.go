@@ -303,6 +303,7 @@ const (
 	tcMapFreePorts     = "free_ports"
 	tcMapHeldFragments = "held_fragments"
 	tcMapHeldRooms     = "held_rooms"
+	tcMapHomes         = "homes"
 	tcMapIcmpRooms     = "icmp_rooms"
 	tcMapLinkIndices   = "link_indices"
 	tcMapLinks         = "links"
@@ -398,6 +399,7 @@ type tcMapSpecs struct {
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
 	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
 	HeldRooms     *ebpf.MapSpec `ebpf:"held_rooms"`
+	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	IcmpRooms     *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
@@ -463,6 +465,7 @@ type tcMaps struct {
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
 	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
 	HeldRooms     *ebpf.Map `ebpf:"held_rooms"`
+	Homes         *ebpf.Map `ebpf:"homes"`
 	IcmpRooms     *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
@@ -502,6 +505,7 @@ func (m *tcMaps) Close() error {
 		m.FreePorts,
 		m.HeldFragments,
 		m.HeldRooms,
+		m.Homes,
 		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,

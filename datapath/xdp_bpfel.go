@@ -303,6 +303,7 @@ const (
 	xdpMapFreePorts     = "free_ports"
 	xdpMapHeldFragments = "held_fragments"
 	xdpMapHeldRooms     = "held_rooms"
+	xdpMapHomes         = "homes"
 	xdpMapIcmpRooms     = "icmp_rooms"
 	xdpMapLinkIndices   = "link_indices"
 	xdpMapLinks         = "links"
@@ -394,6 +395,7 @@ type xdpMapSpecs struct {
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
 	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
 	HeldRooms     *ebpf.MapSpec `ebpf:"held_rooms"`
+	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	IcmpRooms     *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
@@ -459,6 +461,7 @@ type xdpMaps struct {
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
 	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
 	HeldRooms     *ebpf.Map `ebpf:"held_rooms"`
+	Homes         *ebpf.Map `ebpf:"homes"`
 	IcmpRooms     *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
@@ -498,6 +501,7 @@ func (m *xdpMaps) Close() error {
 		m.FreePorts,
 		m.HeldFragments,
 		m.HeldRooms,
+		m.Homes,
 		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,
