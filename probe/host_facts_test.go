@@ -76,8 +76,9 @@ func TestLostCounters(t *testing.T) {
 	after := map[string]uint64{
 		"rx_missed_errors": 9, "rx_packets": 1000, "tx_dropped": 5, "rx_no_buffer_count": 3, "rx_queue_0_drops": 7, "rx0_drops": 7,
 		"rx_xdp_drops": 40, "rx_drops": 7, "rx_out_of_buffer": 2, "rx3_alloc_fail": 1, "rx_fifo_errors": 0, "bw_in_allowance_exceeded": 11, "tx_timeout": 3,
+		"pkts rx OOB": 9, "pkts rx err": 8, "drv dropped tx total": 7,
 	}
-	want := map[string]uint64{"rx_missed_errors": 4, "rx_no_buffer_count": 3, "rx_drops": 7, "rx_out_of_buffer": 2, "bw_in_allowance_exceeded": 11}
+	want := map[string]uint64{"rx_missed_errors": 4, "rx_no_buffer_count": 3, "rx_drops": 7, "rx_out_of_buffer": 2, "bw_in_allowance_exceeded": 11, "pkts rx OOB": 9}
 	if got := lostCounters(before, after); !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

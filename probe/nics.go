@@ -112,9 +112,10 @@ func readQueues(dir, name string, nic *snapshot.NIC) {
 }
 
 // Drivers call what they had no room for by many names. Totals are wanted and
-// not each queue's share of them; what an XDP program dropped was meant to be.
+// not each queue's share of them; what an XDP program dropped was meant to be. "pkts rx
+// OOB" (out of buffers) is all that VMware's vmxnet3 says: no error of the interface.
 var (
-	lostCounter  = regexp.MustCompile(`(?i)missed|no_?buf|out_of_buf|no_dma|no_desc|alloc_fail|rx.*(fifo|overrun|discards_phy|steer_missed)|^rx_drop(s|ped)?$|allowance_exceeded`)
+	lostCounter  = regexp.MustCompile(`(?i)missed|no_?buf|out_of_buf|no_dma|no_desc|alloc_fail|rx OOB|rx.*(fifo|overrun|discards_phy|steer_missed)|^rx_drop(s|ped)?$|allowance_exceeded`)
 	queueCounter = regexp.MustCompile(`(?i)xdp|(rx|tx|queue|ring|q|ch)[_\[]?\d|^tx`)
 )
 
@@ -203,7 +204,8 @@ func ethtoolStats(c *ethtool.Conn, name string) (map[string]uint64, error) {
 	for i := range min(head[2], request[1], room) {
 		name := names[i*ethtoolNameBytes : (i+1)*ethtoolNameBytes]
 		name, _, _ = bytes.Cut(name, []byte{0})
-		out[strings.TrimSpace(string(name))] = numbers[1+i]
+		// vmxnet3 calls the counters of all its queues the same.
+		out[strings.TrimSpace(string(name))] += numbers[1+i]
 	}
 	return out, nil
 }
