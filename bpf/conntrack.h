@@ -57,6 +57,10 @@ union nf_conntrack_proto {
 	struct ip_ct_tcp tcp;
 };
 
+struct sk_buff {
+	unsigned long _nfct; /* the entry's address, and what the packet is to it */
+};
+
 struct nf_conn {
 	__u32 timeout; /* the jiffy of its end */
 	struct nf_conntrack_tuple_hash tuplehash[2];
@@ -82,6 +86,7 @@ enum conntrack_status {
 };
 
 enum conntrack_limit {
+	NFCT_INFO_MASK = 7, /* in sk_buff._nfct */
 	TCP_CONNTRACK_ESTABLISHED = 3,
 	IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED = 0x10,
 	CONNTRACK_THIS_NAMESPACE = -1,
@@ -111,6 +116,7 @@ extern struct nf_conn *CONNTRACK_LOOKUP(struct ctx *ctx, struct bpf_sock_tuple *
 					__u32 opts_bytes) __ksym;
 extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 milliseconds) __ksym;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym;
+extern void *bpf_cast_to_kern_ctx(void *context) __ksym __weak; /* Linux 6.2 */
 
 /* The entry of packets with that key; to be released. *reply: they are its answers. */
 static __always_inline struct nf_conn *conntrack_find(struct ctx *ctx,
@@ -232,6 +238,26 @@ static __noinline __u32 conntrack_policy(const struct nf_conn *ct)
 			      (void *)policy + bpf_core_field_offset(struct nf_ct_timeout, data) +
 				      TCP_CONNTRACK_ESTABLISHED * sizeof(jiffies));
 	return jiffies * clock_jiffy_ns / 1000000;
+}
+
+/*
+ * Whether the entry of a TCP packet that the stack has seen believes that data is
+ * unacknowledged. It goes with the packet: to look it up takes three times what all else
+ * at the egress does.
+ */
+static __always_inline int conntrack_unacknowledged(struct ctx *ctx)
+{
+	const struct nf_conn *ct;
+	__u8 flags[2] = {};
+
+	if (!bpf_cast_to_kern_ctx)
+		return 1;
+	ct = (void *)(((const struct sk_buff *)bpf_cast_to_kern_ctx(ctx))->_nfct & ~NFCT_INFO_MASK);
+	if (!ct)
+		return 0;
+	bpf_core_read(&flags[0], 1, &ct->proto.tcp.seen[0].flags);
+	bpf_core_read(&flags[1], 1, &ct->proto.tcp.seen[1].flags);
+	return (flags[0] | flags[1]) & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED;
 }
 
 /*

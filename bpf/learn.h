@@ -39,7 +39,7 @@ enum learn_limit {
 	LEARN_PATIENCE = 50, /* how long XDP waits for a small packet to send up */
 	LEARN_SMALL = 100,   /* bytes: an acknowledgement, which may be overtaken */
 	LEARN_YOUNG = 8,     /* packets of a direction before it is looked at */
-	LEARN_YOUNG_SLOTS = 65536,
+	LEARN_GLANCES = 65536,
 	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
 	LEARN_UNANSWERED = 100, /* one that may be answered at any moment */
 	LEARN_HEARD = 5000,     /* since the other end was heard: no round trip takes longer */
@@ -62,15 +62,22 @@ struct {
 	__uint(max_entries, 1);
 } accel_stats SEC(".maps");
 
-/* How many packets of a direction without a shortcut came, by a hash of its key: the
- * lower bits, which LEARN_YOUNG has room in, count, the others are the hash's. Packets write; of
- * two at a place the later begins anew. */
+/* What is known of directions without looking for their shortcuts, by a hash of their
+ * keys. Packets write. */
+struct learn_glance {
+	/* How many packets came of one that has no shortcut: the lower bits, which LEARN_YOUNG
+	 * has room in, count, the others are the hash's. Of two here the later begins anew. */
+	__u32 young;
+	__u32 attended; /* when a shortcut of one of them last was made, asked about or trusted anew
+			 */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, LEARN_YOUNG_SLOTS);
-} young SEC(".maps");
+	__type(value, struct learn_glance);
+	__uint(max_entries, LEARN_GLANCES);
+} glances SEC(".maps");
 
 /* Time-out of an established TCP connection. 0: TCP is not accelerated, because
  * connection tracking takes packets for invalid that follow some it has not seen. */
@@ -81,6 +88,38 @@ static __always_inline int learn_trusted(const struct nat_shortcut *s, __u32 now
 	/* One comparison. Of an entry forgotten for 52 days the clock says nothing: at worst it
 	 * is trusted for as long as the longest of these. */
 	return s->until - now - 1 < LEARN_REFUSED;
+}
+
+static __always_inline __u32 learn_hash(const struct nat_flow_key *key)
+{
+	__u32 hash = addr_word(key->src) * 0x9e3779b1 ^ addr_word(key->dst) * 0x85ebca6b ^
+		     ((__u32)key->dport << 16 | key->sport) * 0xc2b2ae35 ^ key->protocol;
+
+	return hash ^ hash >> 15;
+}
+
+static __always_inline struct learn_glance *learn_glance(__u32 hash)
+{
+	__u32 slot = hash % LEARN_GLANCES;
+
+	return bpf_map_lookup_elem(&glances, &slot);
+}
+
+static __always_inline void learn_attended(const struct nat_flow_key *key, __u32 now)
+{
+	struct learn_glance *glance = learn_glance(learn_hash(key));
+
+	if (glance)
+		glance->attended = now;
+}
+
+/* Whether a direction may have a shortcut that is trusted, or waits for a packet that was
+ * just sent up: no look-up in a large table for those that end, or begin. */
+static __always_inline int learn_lives(const struct nat_flow_key *key, __u32 now)
+{
+	struct learn_glance *glance = learn_glance(learn_hash(key));
+
+	return glance && now - glance->attended <= LEARN_REFUSED;
 }
 
 /* How packets of the other direction arrive. */
@@ -104,6 +143,15 @@ static __always_inline struct nat_shortcut *learn_other(const struct packet *pac
 	struct nat_flow_key key = learn_other_key(packet, s);
 
 	return bpf_map_lookup_elem(&shortcuts, &key);
+}
+
+/* The shortcuts of a flow are attended to. */
+static __noinline void learn_note(const struct packet *packet, const struct nat_shortcut *s)
+{
+	struct nat_flow_key key = learn_other_key(packet, s);
+
+	learn_attended(&packet->key, packet->now);
+	learn_attended(&key, packet->now);
 }
 
 static __always_inline int learn_same(const struct nat_shortcut *a, const struct nat_shortcut *b)
@@ -185,6 +233,7 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 		return NAT_ACCEL_NO_ROOM;
 	if (reason)
 		return reason;
+	learn_note(packet, &made);
 	silent = !CTX_TC && made.hook == NAT_ACCEL_TC;
 	key = learn_other_key(packet, &made);
 	made.src = packet->key.dst;
@@ -204,31 +253,30 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
  * shortcuts costs more than a short flow gains. */
 static __always_inline int learn_young(const struct nat_flow_key *key)
 {
-	__u32 hash = addr_word(key->src) * 0x9e3779b1 ^ addr_word(key->dst) * 0x85ebca6b ^
-		     ((__u32)key->dport << 16 | key->sport) * 0xc2b2ae35 ^ key->protocol;
-	__u32 slot, *seen;
+	__u32 hash = learn_hash(key);
+	struct learn_glance *glance = learn_glance(hash);
 
-	hash ^= hash >> 15;
-	slot = hash % LEARN_YOUNG_SLOTS;
-	seen = bpf_map_lookup_elem(&young, &slot);
-	if (!seen)
+	if (!glance)
 		return 0;
-	if ((*seen ^ hash) / LEARN_YOUNG)
-		*seen = hash / LEARN_YOUNG * LEARN_YOUNG;
-	if (*seen % LEARN_YOUNG == LEARN_YOUNG - 1)
+	if ((glance->young ^ hash) / LEARN_YOUNG)
+		glance->young = hash / LEARN_YOUNG * LEARN_YOUNG;
+	if (glance->young % LEARN_YOUNG == LEARN_YOUNG - 1)
 		return 0;
-	++*seen;
+	++glance->young;
 	return 1;
 }
 
-/* The flow changes, or has changed: both directions wait. */
+/* The flow changes, or has changed: both directions wait, and the kernel is asked anew. */
 static __always_inline void learn_stop(const struct packet *packet, struct nat_shortcut *s)
 {
 	struct nat_shortcut *other = learn_other(packet, s);
 
 	learn_wait(s, packet->now);
-	if (other && !other->reason)
+	s->hook = NAT_ACCEL_ANY;
+	if (other && !other->reason) {
 		learn_wait(other, packet->now);
+		other->hook = NAT_ACCEL_ANY;
+	}
 }
 
 /* Whether the kernel still says what the shortcut does; its way is set to what the
@@ -251,16 +299,6 @@ static __noinline int learn_again(struct ctx *ctx, struct packet *packet, struct
 	return 0;
 }
 
-/* Whether connection tracking has the flow as it was: packets that follow the probe must
- * not have a translation that it alone has no more. */
-static __noinline int learn_known(struct ctx *ctx, struct packet *packet,
-				  const struct nat_shortcut *s)
-{
-	struct nat_shortcut now = {};
-
-	return !conntrack_ask(ctx, packet, &now) && learn_same(&now, s);
-}
-
 /* Sends the packet up, to be seen leaving. */
 static __always_inline int learn_probe(const struct packet *packet, struct nat_shortcut *s)
 {
@@ -268,7 +306,11 @@ static __always_inline int learn_probe(const struct packet *packet, struct nat_s
 	return NAT_ACCEL_PROBE;
 }
 
-/* A packet whose shortcut is not trusted. 0: it is from now on. */
+/*
+ * A packet whose shortcut is not trusted. 0: it is from now on. What the kernel says is
+ * asked before a packet goes up, so that those that follow it have no translation which
+ * it alone has no more; and again after that, unless it was asked just now.
+ */
 static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struct nat_shortcut *s)
 {
 	__u32 now = packet->now, silent = now - s->until;
@@ -277,15 +319,15 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 
 	if (s->reason)
 		return learn_make(ctx, packet);
+	learn_note(packet, s);
 	if (!s->probed) {
 		if (!CTX_TC && packet->class == NAT_TCP && packet->length > LEARN_SMALL &&
 		    silent < LEARN_PATIENCE)
 			return 0;
-		if (!learn_known(ctx, packet, s))
-			return learn_again(ctx, packet, s) ?: NAT_ACCEL_WAITING;
-		if (silent < LEARN_GRACE)
+		reason = learn_again(ctx, packet, s);
+		if (!reason && silent < LEARN_GRACE)
 			s->until = now + LEARN_GRACE;
-		return learn_probe(packet, s);
+		return reason ?: learn_probe(packet, s);
 	}
 	other = learn_other(packet, s);
 	if (!other)
@@ -293,11 +335,13 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 	/* Another's packet, with this flow's addresses from elsewhere, proves nothing. */
 	if ((__s32)(other->left - s->probed) < 0 || other->left_ifindex != packet->ifindex)
 		return NAT_ACCEL_WAITING;
+	if (s->hook == NAT_ACCEL_ANY || now - s->probed >= LEARN_GRACE) {
+		reason = learn_again(ctx, packet, s);
+		if (reason)
+			return reason;
+	}
 	if (now - other->left >= LEARN_TRUST)
 		return learn_probe(packet, s);
-	reason = learn_again(ctx, packet, s);
-	if (reason)
-		return reason;
 	if (other->left_hop != s->hop)
 		return learn_refuse(packet, s, NAT_ACCEL_OTHER_WAY);
 	if (packet->class == NAT_TCP && !s->carried)
@@ -382,6 +426,9 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return NAT_ACCEL_SPECIAL;
 	if (packet->class == NAT_TCP && !learn_tcp_milliseconds)
 		return NAT_ACCEL_TCP_STRICT;
+	if (unlikely(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
+	    !learn_lives(&packet->key, packet->now))
+		return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
 	s = bpf_map_lookup_elem(&shortcuts, &packet->key);
 	if (unlikely(s && s->hook && s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP)))
 		return LEARN_SILENT;

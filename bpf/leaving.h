@@ -31,7 +31,6 @@ static __always_inline int leaving_bare(struct ctx *ctx, const struct packet *pa
 	struct tcp *tcp = ctx_data(ctx) + (packet->l4 & PACKET_L4_MASK);
 
 	return (void *)(tcp + 1) <= ctx_data_end(ctx) &&
-	       !(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
 	       packet->bytes == packet->l4 - packet->l3 + (tcp->offset >> 4) * 4;
 }
 
@@ -54,7 +53,7 @@ static __always_inline void leaving_keep(struct ctx *ctx, const struct packet *p
 		doubt = CONNTRACK_ALIVE;
 	else if (own && !bare)
 		doubt = CONNTRACK_UNANSWERED;
-	else if (!bare)
+	else if (!bare || !conntrack_unacknowledged(ctx))
 		return;
 	conntrack_keep(ctx, key, learn_tcp_milliseconds, doubt);
 }
@@ -70,13 +69,16 @@ static __always_inline void learn_leaving(struct ctx *ctx)
 		return;
 	if (packet.key.protocol != TCP && packet.key.protocol != UDP)
 		return;
+	/* What opens or closes a connection is no proof for its data, and ends no doubt. */
+	if (packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
+		return;
 	/* As packets of the other direction arrive. */
 	key.src = packet.key.dst;
 	key.dst = packet.key.src;
 	key.sport = packet.key.dport;
 	key.dport = packet.key.sport;
 	key.protocol = packet.key.protocol;
-	other = bpf_map_lookup_elem(&shortcuts, &key);
+	other = learn_lives(&key, packet.now) ? bpf_map_lookup_elem(&shortcuts, &key) : NULL;
 	hop = other ? leaving_hop(ctx) : 0;
 	if (hop) {
 		other->left_hop = hop;

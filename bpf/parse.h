@@ -229,6 +229,7 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	packet->tos = ip->tos;
 	packet->tcp_flags = 0;
 	packet->icmp_type = 0;
+	packet->length = header; /* of a segment, but for its payload */
 	packet->id = ip->id;
 	fragment = bpf_ntohs(ip->fragment);
 	packet->flags = fragment & IPV4_DF ? PACKET_DF : 0;
