@@ -4,18 +4,37 @@
 # Run the tests that work with the kernel on other Linux versions, in qemu, and
 # write the table of docs/kernels.md.
 #
-#   scripts/test-kernels.sh [PACKAGE...]
+#   scripts/test-kernels.sh [-c] [-k VERSION] [-r TESTS] [-t SECONDS] [PACKAGE...]
 #
-# Without arguments it takes every package whose tests use internal/ktest, but
-# for those that need the source tree or the go command, and rewrites the table;
-# with arguments only these, and the table stays. Kernels are Debian's packages,
-# kept in .cache/kernels with the log of each run.
+#   -c   one processor and a clock that counts instructions: the tests' own limits
+#        then hold however busy this machine is, and waiting takes no time
+#   -k   only on this Linux version
+#   -r   only tests that match this regular expression
+#   -t   limit for one package on one kernel, 600 without; qemu without KVM is some
+#        20 times slower than the machine
+#
+# Without packages it takes every one whose tests use internal/ktest, but for those
+# that need the source tree or the go command, and rewrites the table; with packages
+# or tests only these, and the table stays. Kernels are Debian's packages, kept in
+# .cache/kernels with the log of each run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 versions=(6.1 6.12)
 memory=5G # above 4 GB the kernel makes the connection tracking table as large as on a server
-limit=600 # seconds for one package on one kernel; qemu without KVM is some 20 times slower
+limit=600
+clock=()
+tests=
+while getopts ck:r:t: option; do
+    case $option in
+    c) clock=(-c) ;;
+    k) versions=("$OPTARG") ;;
+    r) tests=$OPTARG ;;
+    t) limit=$OPTARG ;;
+    *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
 cache=$PWD/.cache/kernels
 
 # add copies a program of this machine and its libraries into the guest.
@@ -44,6 +63,10 @@ printf '%s\n' root:x:0:0::/:/bin/sh nobody:x:65534:65534::/:/bin/false >"$guest/
 printf '%s\n' root:x:0: nogroup:x:65534: >"$guest/etc/group"
 xtables=$(dirname "$(find /usr/lib -name libxt_conntrack.so -print -quit)")
 [ "$xtables" = . ] || { mkdir -p "$guest$xtables" && cp "$xtables"/*.so "$guest$xtables/"; }
+
+# Some tests compare names with those of the C.
+mkdir -p "$guest/natkit/bpf"
+cp bpf/*.h "$guest/natkit/bpf/"
 
 packages=("$@")
 [ $# -gt 0 ] || mapfile -t packages < <(
@@ -91,8 +114,9 @@ for version in "${versions[@]}"; do
         # Nothing loads these two by itself; a machine with NAT has them. With
         # -short what needs the speed of a real machine is left out.
         # shellcheck disable=SC2016 # $0 is for the guest's shell
-        scripts/run-in-vm.sh -t "$limit" -m "$memory" "$kernel" "$guest" \
-            sh -c 'modprobe -a nf_conntrack br_netfilter; cd "/natkit/$0" && exec ./package.test -test.short -test.v -test.timeout 0' "$package" >"$log" 2>&1 || run=$?
+        scripts/run-in-vm.sh "${clock[@]}" -t "$limit" -m "$memory" "$kernel" "$guest" \
+            sh -c 'modprobe -a nf_conntrack br_netfilter; cd "/natkit/$0" && exec ./package.test -test.short -test.v -test.timeout 0 -test.run "$1"' \
+            "$package" "$tests" >"$log" 2>&1 || run=$?
         cell=$(result "$log" "$run")
         [[ $cell != FAILED* ]] || status=1
         row[$package]+=" $cell |"
@@ -101,7 +125,7 @@ for version in "${versions[@]}"; do
     done
 done
 
-if [ $# = 0 ]; then
+if [ $# = 0 ] && [ -z "$tests" ] && [ ${#versions[@]} = 2 ]; then
     {
         sed '/^<!-- results/q' docs/kernels.md
         printf '%s\n%s\n' "$head" "$rule"
