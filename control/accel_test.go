@@ -694,7 +694,7 @@ func TestAccelToggled(t *testing.T) {
 func TestAccelTimeouts(t *testing.T) {
 	b := newAccelBed(t)
 	b.in(b.gateway, func() error {
-		return errors.Join(writeSetting("net.netfilter.nf_conntrack_udp_timeout", "4"), writeSetting("net.netfilter.nf_conntrack_udp_timeout_stream", "4"))
+		return errors.Join(writeSetting("net.netfilter.nf_conntrack_udp_timeout", "8"), writeSetting("net.netfilter.nf_conntrack_udp_timeout_stream", "8"))
 	})
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.accelOn(b.accelOptions())
@@ -1070,7 +1070,7 @@ func TestAccelXDP(t *testing.T) {
 			k := b.dialogue(b.client, "", "198.51.100.9:7000")
 			b.accelerated(k)
 			b.transfer(t, b.client, b.server, "198.51.100.9:0", func() {})
-			sent, overtaken, lost := b.stream(k, time.Second)
+			sent, overtaken, lost := b.stream(k)
 			t.Logf("of %d datagrams %d were overtaken and %d lost", sent, overtaken, lost)
 			if overtaken > sent/20 {
 				t.Errorf("%d of %d datagrams were overtaken", overtaken, sent)
@@ -1091,9 +1091,9 @@ func TestAccelXDP(t *testing.T) {
 	}
 }
 
-// stream sends numbers for a while, as fast as the ends like, and counts what came back of
-// them after a later one, and what did not.
-func (b *bed) stream(k *dialogue, duration time.Duration) (sent, overtaken, lost uint64) {
+// stream sends numbers for a second, and 2000 at least, as fast as the ends like, and counts
+// what came back of them after a later one, and what did not.
+func (b *bed) stream(k *dialogue) (sent, overtaken, lost uint64) {
 	b.t.Helper()
 	first := k.number + 1
 	var came uint64
@@ -1119,7 +1119,7 @@ func (b *bed) stream(k *dialogue, duration time.Duration) (sent, overtaken, lost
 		}
 	}()
 	p := make([]byte, 8)
-	for begin := time.Now(); time.Since(begin) < duration; {
+	for begin := time.Now(); time.Since(begin) < time.Second || k.number < first+2000; {
 		k.number++
 		binary.BigEndian.PutUint64(p, k.number)
 		if _, err := k.conn.Write(p); err != nil {
