@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,7 +31,7 @@ var forwardPolicyDrop = Cause{
 	Proof: fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without condition, and packets met that in the window: by the chain's own counter, "+
 		"or dropped on the forward hook as the tracer saw. At least %s of what was to be forwarded, in all or of one interface's, is a warning, %s critical. "+
 		"With neither counter nor tracer, packets that were to be forwarded and never left are a warning; where the rules can't be read either, if they are most.", percent(forwardShare), percent(forwardMost)),
-	Lookalike: "A policy of drop is normal, and so are single packets that meet it. What a rule with a condition drops was meant to be dropped.",
+	Lookalike: "A policy of drop is normal, and so are single packets that meet it. Strangers who try addresses behind this machine are advice, however many. What a rule with a condition drops was meant to be dropped.",
 	Cure:      "A rule that accepts these networks' traffic, before the policy: with Docker in DOCKER-USER, which Docker leaves alone.",
 	judge:     judgeForwardPolicy,
 }
@@ -96,6 +97,9 @@ func judgeForwardPolicy(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
+	if v.Severity > Advice && len(samples(rows)) > 0 && !slices.ContainsFunc(rows, f.wanted) {
+		v.Severity = Advice
+	}
 	what := "the FORWARD chain"
 	if len(chains) > 0 {
 		what = fmt.Sprintf("chain %s of table %s %s", chains[0].Name, chains[0].Family, chains[0].Table)
@@ -132,6 +136,16 @@ func judgeForwardPolicy(f facts) *verdict {
 	}
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v
+}
+
+// wanted says whether packets of a row are more than what strangers try: of clients of
+// this machine's networks or other private ones, answers, or for a published service.
+func (f facts) wanted(row snapshot.Drop) bool {
+	in, _ := f.link(row.Interface)
+	if _, ok := f.sentByClients(row, in); ok || slices.ContainsFunc(row.Samples, isAnswer) {
+		return true
+	}
+	return slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool { return onlyInside(t.source.Addr()) })
 }
 
 // droppingForwardChains are the base chains on the forward hook that end in a drop.

@@ -257,6 +257,10 @@ func TestForwardPolicy(t *testing.T) {
 			link(s, "eth1").RxPackets = 610
 		}, critical},
 		{"a tenth", func(s *snapshot.Snapshot) { full(s); s.Counters["Ip.ForwDatagrams"] = 6000 }, warn},
+		{"strangers, most of what comes in", func(s *snapshot.Snapshot) {
+			full(s)
+			s.Drops.Rows[2].Samples = []string{"tcp 203.0.113.9:4000 -> 198.18.0.7:23 SYN"}
+		}, advice},
 		{"a ping", func(s *snapshot.Snapshot) {
 			full(s)
 			policyDrop2(s, 2)
