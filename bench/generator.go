@@ -96,6 +96,7 @@ type generator struct {
 	spare   netlink.Link
 	attach  link.Link
 	base    generatorLoad   // the addresses
+	alone   bool            // nothing else of a load needs the CPU that sends it
 	at      [maxCPUs]uint32 // where the last load of each CPU ended in its flows
 }
 
@@ -340,8 +341,8 @@ const (
 )
 
 // sendOn runs the program on one CPU until the load's end, and returns how long it
-// ran, and how long something else had that CPU. The nice value keeps other programs from making
-// holes; a real-time class would be throttled.
+// ran, and how long something else had that CPU. Its priority keeps other programs from
+// making holes.
 func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (ran, waited time.Duration, err error) {
 	turns, turn := pacedTurns, pacedTurn
 	if c.Interval == 0 {
@@ -353,6 +354,9 @@ func (g *generator) sendOn(ctx context.Context, cpu int, c *generatorLoad) (ran,
 			return err
 		}
 		defer restore()
+		if g.alone && time.Duration(c.EndNs-c.StartNs) <= maxRealTime {
+			defer realTime()()
+		}
 		// struct xdp_md: data, data_end, data_meta, ingress_ifindex, ...
 		md := make([]byte, 24)
 		binary.NativeEndian.PutUint32(md[4:], c.Longest)
@@ -402,6 +406,25 @@ func pin(cpu, nice int) (restore func(), err error) {
 		unix.Setpriority(unix.PRIO_PROCESS, tid, 0)
 		unix.SchedSetaffinity(0, &before)
 	}, nil
+}
+
+// maxRealTime is how long a thread may have a real-time class and not sleep: of 950 ms
+// the kernel gives other programs 50, which is a hole in a load (sched_rt_runtime_us, and
+// the fair server of Linux 6.12).
+const maxRealTime = 500 * time.Millisecond
+
+// realTime gives the calling thread a real-time class, and returns what takes it away.
+// Where that is refused, as in a control group without its share of it, the thread stays
+// what it is.
+func realTime() (restore func()) {
+	before, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		return func() {}
+	}
+	if err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 40}, 0); err != nil {
+		return func() {}
+	}
+	return func() { unix.SchedSetAttr(0, before, 0) }
 }
 
 // monotonic is the clock of bpf_ktime_get_ns.

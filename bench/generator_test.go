@@ -11,6 +11,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -416,5 +417,36 @@ func TestLatencies(t *testing.T) {
 	l.buckets[5]++
 	if l.quantile(0) != 5 || l.quantile(0.5) != 10 || l.quantile(1) != 1000 || l.count() != 100 {
 		t.Errorf("%v %v %v of %d", l.quantile(0), l.quantile(0.5), l.quantile(1), l.count())
+	}
+}
+
+// A thread that was of a real-time class goes back to what it was, with its nice value.
+func TestRealTime(t *testing.T) {
+	ktest.Root(t)
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
+	before, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	undoPin, err := pin(0, -20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	undo := realTime()
+	within, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	undo()
+	undoPin()
+	after, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if within.Policy != unix.SCHED_FIFO && within.Policy != before.Policy { // refused in some control groups
+		t.Errorf("policy %d", within.Policy)
+	}
+	if after.Policy != before.Policy || after.Nice != before.Nice || after.Priority != before.Priority {
+		t.Errorf("%+v after, %+v before", after, before)
 	}
 }

@@ -88,7 +88,10 @@ func measurePortsOf(ctx context.Context, o PortsOptions, ports int, levels []flo
 	if r.lanes, err = addLanes(ctx, r.res, o.Routers, RouterOptions{}, wantedFlows*ports, o.Progress); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(r.fills(ctx), r.exhausted(ctx)); err != nil {
+	if err := r.fills(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.exhausted(ctx); err != nil {
 		return nil, err
 	}
 	r.note("All flows go to one target from behind one outside address, whose %d ports are given in pseudo-random order. What a new flow takes is the mean of %d one after the other.",

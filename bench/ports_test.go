@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -54,6 +55,23 @@ func TestPorts(t *testing.T) {
 	}
 	if res.Kind != "ports" || len(res.Routers) != 3 || res.Routers[2].Unsupported == "" {
 		t.Errorf("%+v", res.Routers)
+	}
+}
+
+// An interruption ends all of it, and is told once.
+func TestPortsInterrupted(t *testing.T) {
+	ktest.Root(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	stop := errors.New("told to stop")
+	res, err := MeasurePorts(ctx, PortsOptions{Routers: []Router{&bareRouter{name: "bare"}}, Duration: time.Second, Trials: 1,
+		About: About{Progress: func(format string, _ ...any) {
+			if strings.Contains(format, "new flows") {
+				cancel(stop)
+			}
+		}}})
+	if res != nil || !errors.Is(err, stop) || strings.Count(err.Error(), stop.Error()) != 1 {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -42,6 +42,8 @@ const (
 	searchRough     = 3    // trials, by which a rate is judged before the bounds are close
 	searchRoughStep = 0.05 // width at which the rough search ends
 	searchRepeats   = 10   // as many disturbed trials are repeated as decide on so many rates
+	searchLimited   = 7    // trials that say a rate is more than the generator sends, if no more say else
+	searchNoisy     = 0.25 // trials repeated for each that counts, from which on the result is labelled
 )
 
 // SearchResult is the outcome of one goal.
@@ -53,7 +55,7 @@ type SearchResult struct {
 	// of its trials stay below (MLRsearch's conditional throughput).
 	Throughput float64
 	Trials     []SearchTrial // that count, in their order
-	Repeated   int           // trials that were disturbed, and do not
+	Repeated   int           // trials that do not, for they were disturbed
 	Disturbed  int           // trials that do, for undisturbed ones could not be had
 	Limited    bool          // Upper is more than the generator sends
 }
@@ -61,7 +63,7 @@ type SearchResult struct {
 // Label says what is irregular about the result, "" for nothing.
 func (r *SearchResult) Label() string {
 	switch {
-	case r.Disturbed > 0:
+	case r.noisy():
 		return "noisy"
 	case r.Lower == 0:
 		return "below range"
@@ -71,13 +73,20 @@ func (r *SearchResult) Label() string {
 	return ""
 }
 
+// noisy tells whether the machine was disturbed so often that what went unnoticed
+// matters, too.
+func (r *SearchResult) noisy() bool {
+	return r.Disturbed > 0 || float64(r.Repeated) > searchNoisy*float64(len(r.Trials))
+}
+
 // What a trial may return beside its loss.
 var (
 	// ErrDisturbed says that the machine was disturbed, so that the trial says little
 	// about the router. It is repeated, but not for ever.
 	ErrDisturbed = errors.New("trial was disturbed")
-	// ErrGeneratorLimit says that the generator can't send that much, though it had its
-	// CPU. Such a rate does not count as sustained.
+	// ErrGeneratorLimit says that the generator missed slots though it had its CPU. If
+	// it does so again and again, the rate is more than it sends; once, it was disturbed
+	// by what nobody can see.
 	ErrGeneratorLimit = errors.New("more than the generator sends")
 )
 
@@ -136,7 +145,7 @@ type search struct {
 	repeats int // of disturbed trials, at most
 	res     *SearchResult
 	losses  map[float64][]float64 // of the trials at a rate that count
-	limited map[float64]int       // of them, those that the generator could not send
+	limited map[float64]int       // trials at a rate that the generator could not send
 }
 
 // settle moves bounds that do not hold outward. The lower one is 0 if the least
@@ -203,8 +212,8 @@ func (s *search) holds(ctx context.Context, pps float64, trials int) (bool, erro
 				bad++
 			}
 		}
-		switch {
-		case bad > mayExceed:
+		switch limited := s.limited[pps]; {
+		case bad > mayExceed, limited >= min(searchLimited, trials) && limited > good+bad:
 			return false, nil
 		case good >= trials-mayExceed:
 			return true, nil
@@ -213,7 +222,7 @@ func (s *search) holds(ctx context.Context, pps float64, trials int) (bool, erro
 		switch {
 		case errors.Is(err, ErrGeneratorLimit):
 			s.limited[pps]++
-			loss = 1
+			continue
 		case errors.Is(err, ErrDisturbed):
 			if s.res.Repeated < s.repeats {
 				s.res.Repeated++
@@ -230,7 +239,12 @@ func (s *search) holds(ctx context.Context, pps float64, trials int) (bool, erro
 
 func (s *search) finish(lower, upper float64) {
 	s.res.Lower, s.res.Upper = lower, upper
-	s.res.Limited = 2*s.limited[upper] > len(s.losses[upper])
+	s.res.Limited = s.limited[upper] > len(s.losses[upper])
+	for pps, n := range s.limited {
+		if n <= len(s.losses[pps]) {
+			s.res.Repeated += n
+		}
+	}
 	if losses := slices.Sorted(slices.Values(s.losses[lower])); len(losses) > 0 {
 		s.res.Throughput = lower * (1 - losses[(len(losses)-1)/2])
 	}
@@ -261,13 +275,18 @@ func (r *Result) addSearch(router, metric string, p Params, found *SearchResult)
 	}
 	f.Label, f.Discarded = found.Label(), found.Repeated
 	r.Figures = append(r.Figures, f)
-	if found.Disturbed == 0 {
+	if !found.noisy() {
 		return
 	}
-	what := "nothing it can sustain was found"
-	if found.Lower > 0 {
-		what = "more may be possible on a quiet machine"
+	note := fmt.Sprintf("%s of %s: %d trials of the search count, %d were disturbed and repeated", strings.ToUpper(found.Goal.Name), router,
+		len(found.Trials), found.Repeated)
+	if found.Disturbed > 0 {
+		note += fmt.Sprintf(", and %d count though they were disturbed, for no others could be had", found.Disturbed)
 	}
-	r.Notes = append(r.Notes, fmt.Sprintf("%s of %s: of the %d trials of the search %d were disturbed and counted all the same, after %d such had been repeated: %s.",
-		strings.ToUpper(found.Goal.Name), router, len(found.Trials), found.Disturbed, found.Repeated, what))
+	if found.Lower > 0 {
+		note += "; a quiet machine may show more."
+	} else {
+		note += "; no rate was found that the router sustains."
+	}
+	r.Notes = append(r.Notes, note)
 }

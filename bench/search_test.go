@@ -21,6 +21,7 @@ type device struct {
 	trials    int
 	disturbed int     // every so many trials; 0: none
 	stalls    [2]int  // trials, the first and the one after the last, that all lose frames
+	stumbles  int     // the generator, in every so many trials; 0: never
 	generator float64 // what it sends at most; 0: everything
 }
 
@@ -29,7 +30,7 @@ func (d *device) trial(_ context.Context, pps float64, _ time.Duration) (float64
 	if d.disturbed > 0 && d.trials%d.disturbed == 0 {
 		return 1, ErrDisturbed
 	}
-	if d.generator > 0 && pps > d.generator {
+	if d.generator > 0 && pps > d.generator || d.stumbles > 0 && d.trials%d.stumbles == 0 {
 		return 0.1, ErrGeneratorLimit
 	}
 	loss := max(0, 1-d.capacity/pps)
@@ -54,7 +55,9 @@ func TestSearch(t *testing.T) {
 		{"strict", GoalRFC2544, device{capacity: 123_456}, 123_456, "", 40},
 		{"noisy", GoalNDR, device{capacity: 1_000_000, noise: 0.2}, 1_000_000, "", 400},
 		{"noisy partial", GoalPDR, device{capacity: 3_000_000, noise: 0.3}, 3_000_000 / 0.995, "", 400},
-		{"disturbed trials", GoalNDR, device{capacity: 1_000_000, disturbed: 3}, 1_000_000, "", 300},
+		{"some disturbed trials", GoalNDR, device{capacity: 1_000_000, disturbed: 6}, 1_000_000, "", 300},
+		{"many disturbed trials", GoalNDR, device{capacity: 1_000_000, disturbed: 3}, 1_000_000, "noisy", 300},
+		{"a generator that stumbles", GoalNDR, device{capacity: 1_000_000, stumbles: 6}, 1_000_000, "", 300},
 		{"a while of stalls at the start", GoalNDR, device{capacity: 1_000_000, stalls: [2]int{1, 30}}, 1_000_000, "", 500},
 		{"a while of stalls in the middle", GoalNDR, device{capacity: 1_000_000, stalls: [2]int{50, 75}}, 1_000_000, "", 500},
 		{"a while of stalls near the end", GoalNDR, device{capacity: 1_000_000, stalls: [2]int{80, 105}}, 1_000_000, "", 500},
@@ -105,7 +108,8 @@ func TestSearchDisturbed(t *testing.T) {
 		label     string
 	}{
 		{0, 0, ""},
-		{150, 150, ""},
+		{10, 10, ""},
+		{150, 150, "noisy"},
 		{100_000, 210, "noisy"},
 	} {
 		trials := 0
@@ -127,7 +131,7 @@ func TestSearchDisturbed(t *testing.T) {
 		if f := r.Figures[0]; f.Label != tt.label || f.Discarded != tt.repeated || f.Median != res.Lower {
 			t.Errorf("%d disturbed: %+v", tt.disturbed, f)
 		}
-		if notes := strings.Join(r.Notes, ""); (tt.label != "") != strings.Contains(notes, "disturbed and counted all the same") {
+		if notes := strings.Join(r.Notes, ""); (tt.label != "") != strings.Contains(notes, "were disturbed and repeated") {
 			t.Errorf("%d disturbed: notes %q", tt.disturbed, notes)
 		}
 	}

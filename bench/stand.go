@@ -190,6 +190,7 @@ func (s *stand) giveRouterThreads(devices ...string) error {
 		}
 		s.threads = append(s.threads, threads...)
 	}
+	s.generator.alone = true
 	return nil
 }
 
