@@ -11,7 +11,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"natkit/datapath"
 	"natkit/internal/netns"
@@ -37,8 +39,10 @@ type AccelOptions struct {
 // DefaultAccelFlows is how many flows are remembered unless said otherwise.
 const DefaultAccelFlows = 1 << 18
 
-// MinAccelFlows is what each CPU's own list of free places in the table needs.
-const MinAccelFlows = 1024
+// MinAccelFlows is the least that a table is made for. Each CPU takes free places of an LRU
+// map for itself by 128 (LOCAL_FREE_TARGET of Linux kernel/bpf/bpf_lru_list.c): a table of
+// no more would forget flows that are in use while it has room.
+func MinAccelFlows() int { return max(1024, 128*ebpf.MustPossibleCPU()) }
 
 // MaxAccelFlows is what a table may be made for: 2.5 GB.
 const MaxAccelFlows = 1 << 23
@@ -74,8 +78,12 @@ const (
 	settingAccounting  = "net.netfilter.nf_conntrack_acct"
 )
 
-// PlanAccel plans what AccelOn would do, and changes nothing.
+// PlanAccel plans what AccelOn would do in a namespace that has nothing up, and changes
+// nothing.
 func PlanAccel(o AccelOptions) (*AccelPlan, error) {
+	if err := vacant(o.Namespace, nil); err != nil {
+		return nil, err
+	}
 	rec, err := newRecord(Options{Namespace: o.Namespace, Engine: EngineAccel})
 	if err != nil {
 		return nil, err
@@ -84,7 +92,15 @@ func PlanAccel(o AccelOptions) (*AccelPlan, error) {
 	if o.Attach != "" {
 		rec.Attach = o.Attach
 	}
-	if err := o.Namespace.Do(func() error { return p.gather(o) }); err != nil {
+	err = o.Namespace.Do(func() error {
+		rules, err := netlink.RuleList(unix.AF_INET)
+		if err != nil {
+			return fmt.Errorf("list routing rules: %w", err)
+		}
+		p.Warnings = append(p.Warnings, accelUseless(o.Chains, rules)...)
+		return p.gather(o)
+	})
+	if err != nil {
 		return nil, err
 	}
 	if p.Bypassed, err = accelBypassed(o.Namespace, o.Chains, p.links); err != nil {
@@ -152,9 +168,14 @@ func (p *AccelPlan) gatherTCP(o AccelOptions) error {
 	if err != nil {
 		return err
 	}
-	p.TCP = liberal == "1" || o.TCPLiberal
-	if !p.TCP {
+	p.TCP = seconds > 0 && (liberal == "1" || o.TCPLiberal)
+	switch {
+	case seconds == 0:
+		p.Warnings = append(p.Warnings, "TCP is left alone: connection tracking forgets connections at once, as "+settingEstablished+" is 0; set it to what an idle connection may have")
+	case !p.TCP:
 		p.Warnings = append(p.Warnings, "TCP is left alone: connection tracking would take packets for invalid that follow some it has not seen, while "+settingLiberal+" is 0; --tcp-liberal sets it")
+	}
+	if !p.TCP {
 		return nil
 	}
 	p.make.TCPTimeout = time.Duration(seconds) * time.Second
@@ -173,7 +194,7 @@ func (p *AccelPlan) gatherFlows(o AccelOptions) error {
 		if err != nil {
 			return err
 		}
-		p.Flows = max(min(most, DefaultAccelFlows), MinAccelFlows)
+		p.Flows = max(min(most, DefaultAccelFlows), MinAccelFlows())
 	}
 	p.make.Shortcuts = 2 * p.Flows
 	return nil
@@ -228,7 +249,7 @@ func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
 		return p, err
 	}
 	if len(p.Bypassed) > 0 && !o.Bypass {
-		return p, &AccelBypassError{p.Bypassed}
+		return p, &BypassError{EngineAccel, p.Bypassed}
 	}
 	p.record.Accepted = p.Bypassed
 	p.Warnings = append(p.Warnings, left...)
@@ -264,25 +285,33 @@ func (p *AccelPlan) attach(a *datapath.Accelerator) error {
 	return a.Attach(p.links, func(l datapath.Link) bool { return p.Placements[l.Index].XDP })
 }
 
-// TemporaryAccel accelerates until its Close, or the end of the process however that ends:
-// for labs and measurements. Only the settings of the namespace that the plan changes
-// stay.
-func TemporaryAccel(p *AccelPlan, ns *netns.Handle) (a *datapath.Accelerator, err error) {
-	err = ns.Do(func() error {
+// TemporaryAccel accelerates until off is called, which puts back what the plan changes of
+// the namespace, or until the end of the process however that ends: for labs and
+// measurements in namespaces that end with them.
+func TemporaryAccel(p *AccelPlan, ns *netns.Handle) (a *datapath.Accelerator, off func() error, err error) {
+	off = func() error {
+		var closed error
+		if a != nil {
+			closed = a.Close()
+		}
+		_, err := undo(ns, p.Changes)
+		return errors.Join(closed, err)
+	}
+	err = ns.Do(func() (err error) {
+		if a, err = datapath.NewAccelerator(p.make, p.links); err != nil {
+			return err
+		}
 		for _, c := range p.Changes {
 			if err := c.make(); err != nil {
 				return err
 			}
 		}
-		if a, err = datapath.NewAccelerator(p.make, p.links); err != nil {
-			return err
-		}
-		if err := p.attach(a); err != nil {
-			return errors.Join(err, a.Close())
-		}
-		return nil
+		return p.attach(a)
 	})
-	return a, err
+	if err != nil {
+		return nil, nil, errors.Join(err, off())
+	}
+	return a, off, nil
 }
 
 // AccelOff ends acceleration and puts back what it changed in the namespace. Packets go

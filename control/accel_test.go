@@ -27,6 +27,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"natkit/datapath"
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
 	"natkit/nat"
@@ -73,7 +74,7 @@ func (b *bed) run(stdin, name string, args ...string) {
 func (b *bed) nft(rules string) { b.t.Helper(); b.run(rules, ktest.Tool(b.t, "nft"), "-f", "-") }
 
 func (b *bed) accelOptions() AccelOptions {
-	return AccelOptions{Namespace: b.gateway, Interfaces: []string{"in", "out"}, Attach: AttachTC, Flows: MinAccelFlows, TCPLiberal: true}
+	return AccelOptions{Namespace: b.gateway, Interfaces: []string{"in", "out"}, Attach: AttachTC, Flows: MinAccelFlows(), TCPLiberal: true}
 }
 
 func (b *bed) accelOn(o AccelOptions) *AccelPlan {
@@ -254,8 +255,10 @@ func TestAccelUDP(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if _, err := AccelOn(t.Context(), b.accelOptions()); err == nil || !strings.Contains(err.Error(), "accel off") {
-		t.Errorf("on twice: %v", err)
+	for what, err := range map[string]error{"on twice": second(AccelOn(t.Context(), b.accelOptions())), "plan when on": second(PlanAccel(b.accelOptions()))} {
+		if err == nil || !strings.Contains(err.Error(), "accel off") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 	if _, err := Up(t.Context(), b.parse(baseRules), baseRules, b.options()); err == nil || !strings.Contains(err.Error(), "accel off") {
 		t.Errorf("up: %v", err)
@@ -646,7 +649,7 @@ func TestAccelFull(t *testing.T) {
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.accelOn(b.accelOptions())
 	var talks []*dialogue
-	for range MinAccelFlows + MinAccelFlows/2 {
+	for range MinAccelFlows() + MinAccelFlows()/2 {
 		talks = append(talks, b.dialogue(b.client, "", "198.51.100.9:7000"))
 	}
 	for range 12 {
@@ -656,8 +659,8 @@ func TestAccelFull(t *testing.T) {
 			}
 		}
 	}
-	if s := b.accelStats(); s.Known > 2*MinAccelFlows || s.Known < MinAccelFlows {
-		t.Errorf("%d remembered of %d", s.Known, 2*MinAccelFlows)
+	if s := b.accelStats(); s.Known > 2*MinAccelFlows() || s.Known < MinAccelFlows() {
+		t.Errorf("%d remembered of %d", s.Known, 2*MinAccelFlows())
 	}
 }
 
@@ -797,12 +800,16 @@ func TestAccelBypass(t *testing.T) {
 		{Family: "ip", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Rules: 3, PerPacket: []string{"limit", "quota"}},
 		{Family: "ip", Table: "filter", Name: "chain-of-it", Rules: 1, PerPacket: []string{"LOG"}},
 		{Family: "ip", Table: "filter", Name: "plain", Hook: "postrouting", Type: "filter", Rules: 9},
-		{Family: "ip", Table: "nat", Name: "KUBE-SVC", Rules: 1, PerPacket: []string{"statistic"}},
-		{Family: "ip", Table: "other", Name: "input", Hook: "input", Type: "filter", Rules: 1, PerPacket: []string{"limit"}},
-		{Family: "netdev", Table: "early", Name: "eth0", Hook: "ingress", Rules: 1},
-		{Family: "inet", Table: "early", Name: "eth0", Hook: "ingress", Rules: 1},
+		{Family: "ip", Table: "nat", Name: "mangle", Hook: "postrouting", Type: "filter", Rules: 1, PerPacket: []string{"payload"}},
+		{Family: "ip6", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Rules: 1, PerPacket: []string{"limit"}},
+		{Family: "netdev", Table: "early", Name: "one", Hook: "ingress", Rules: 1, Devices: []string{"out"}},
+		{Family: "netdev", Table: "early", Name: "other", Hook: "ingress", Rules: 1, Devices: []string{"eth7"}},
+		{Family: "netdev", Table: "early", Name: "leaving", Hook: "egress", Rules: 1, Devices: []string{"out"}}, // what tc sends meets it
+		{Family: "inet", Table: "early", Name: "eth0", Hook: "ingress", Rules: 1, Devices: []string{"eth7", "in"}},
 	}
-	var refused *AccelBypassError
+	b.run("", "ip", "rule", "add", "tos", "0x10", "table", "77", "priority", "500")
+	b.run("", "ip", "xfrm", "policy", "add", "src", "192.0.2.0/24", "dst", "10.0.0.0/24", "dir", "fwd", "tmpl", "proto", "esp", "mode", "tunnel")
+	var refused *BypassError
 	if _, err := AccelOn(t.Context(), o); !errors.As(err, &refused) {
 		t.Fatalf("not refused: %v", err)
 	}
@@ -810,13 +817,46 @@ func TestAccelBypass(t *testing.T) {
 	for _, p := range refused.Bypassed {
 		got = append(got, p.What)
 	}
-	want := []string{"chain ip filter/forward", "chain ip filter/chain-of-it", "chain netdev early/eth0", "chain inet early/eth0", "qdisc tbf on out"}
+	want := []string{"chain ip filter/forward", "chain ip filter/chain-of-it", "chain ip nat/mangle", "chain netdev early/one", "chain inet early/eth0",
+		"1 IPsec policies for forwarded packets", "routing rule 500 (tos 0x10, table 77)", "qdisc tbf on out"}
 	if !slices.Equal(got, want) {
 		t.Errorf("bypassed %q, want %q", got, want)
 	}
 	o.Bypass = true
 	if p := b.accelOn(o); len(p.Bypassed) != len(want) {
 		t.Errorf("accepted %+v", p.Bypassed)
+	}
+}
+
+// An egress chain sees what tc sends, and nothing of what XDP does.
+func TestAccelBypassEgress(t *testing.T) {
+	chains := []snapshot.Chain{{Family: "netdev", Table: "late", Name: "out", Hook: "egress", Rules: 1, Devices: []string{"out"}}}
+	for _, xdp := range []bool{false, true} {
+		if got := bypassedChains(chains, []datapath.Link{{Name: "in", Transmit: true}, {Name: "out", Transmit: xdp}}); len(got) > 0 != xdp {
+			t.Errorf("XDP %v: %v", xdp, got)
+		}
+	}
+}
+
+// What makes acceleration useless is told; a time-out that forgets TCP at once leaves it
+// alone.
+func TestAccelUseless(t *testing.T) {
+	b := newAccelBed(t)
+	b.run("", "ip", "rule", "add", "fwmark", "0x1", "table", "77", "priority", "500")
+	b.in(b.gateway, func() error { return writeSetting(settingEstablished, "0") })
+	o := b.accelOptions()
+	o.Chains = []snapshot.Chain{{Family: "inet", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Rules: 1, Offloads: 1}}
+	p, err := PlanAccel(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.TCP || len(p.Changes) > 0 || len(p.Bypassed) > 0 {
+		t.Errorf("%+v", p)
+	}
+	for _, want := range []string{"inet filter/forward gives flows to the kernel's flowtable", "routing rule 500 (fwmark 0x1, table 77)", settingEstablished + " is 0"} {
+		if !slices.ContainsFunc(p.Warnings, func(w string) bool { return strings.Contains(w, want) }) {
+			t.Errorf("no %q in %q", want, p.Warnings)
+		}
 	}
 }
 
@@ -876,7 +916,7 @@ func TestAccelBypassedSince(t *testing.T) {
 		t.Errorf("problems %q", got)
 	}
 	b.run("", "tc", "qdisc", "add", "dev", "out", "root", "tbf", "rate", "100mbit", "burst", "100k", "latency", "1s")
-	o.Chains = append(o.Chains, snapshot.Chain{Family: "netdev", Table: "early", Name: "in", Hook: "ingress", Rules: 1})
+	o.Chains = append(o.Chains, snapshot.Chain{Family: "netdev", Table: "early", Name: "in", Hook: "ingress", Rules: 1, Devices: []string{"in"}})
 	if got := check(); len(got) != 2 || !strings.Contains(got[0], "chain netdev early/in") || !strings.Contains(got[1], "qdisc tbf on out") {
 		t.Errorf("problems %q", got)
 	}
@@ -981,7 +1021,7 @@ func TestAccelKilled(t *testing.T) {
 func accelChild(name string) {
 	ns, err := netns.Open(name)
 	if err == nil {
-		_, err = AccelOn(context.Background(), AccelOptions{Namespace: ns, Interfaces: []string{"in", "out"}, Attach: AttachTC, Flows: MinAccelFlows, TCPLiberal: true})
+		_, err = AccelOn(context.Background(), AccelOptions{Namespace: ns, Interfaces: []string{"in", "out"}, Attach: AttachTC, Flows: MinAccelFlows(), TCPLiberal: true})
 	}
 	if err != nil {
 		fmt.Println(err)

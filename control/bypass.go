@@ -32,10 +32,7 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([
 	}
 	err := ns.Do(func() error {
 		rules, err1 := netlink.RuleList(unix.AF_INET)
-		policies, err2 := netlink.XfrmPolicyList(unix.AF_INET)
-		if errors.Is(err2, unix.EPROTONOSUPPORT) || errors.Is(err2, unix.EAFNOSUPPORT) {
-			err2 = nil // a kernel without IPsec
-		}
+		policies, err2 := xfrmPolicies()
 		out = append(out, bypassedRules(rules)...)
 		if len(policies) > 0 {
 			out = append(out, Bypassed{fmt.Sprintf("%d IPsec policies", len(policies)), "packets of the flows are neither encrypted nor checked against them"})
@@ -45,6 +42,18 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([
 		return errors.Join(err1, err2, err3)
 	})
 	return out, err
+}
+
+// xfrmPolicies lists the IPsec policies for IPv4.
+func xfrmPolicies() ([]netlink.XfrmPolicy, error) {
+	policies, err := netlink.XfrmPolicyList(unix.AF_INET)
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil // a kernel without IPsec
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list IPsec policies: %w", err)
+	}
+	return policies, nil
 }
 
 // bypassedRules finds policy routing that asks for what only the stack knows: a
@@ -84,16 +93,22 @@ func bypassedQdiscs(interfaces []string) (out []Bypassed, err error) {
 	return out, nil
 }
 
-// BypassError refuses to bring engine ebpf up on a machine where packets would go
-// past what somebody set up.
-type BypassError struct{ Bypassed []Bypassed }
+// BypassError refuses what packets would go past that somebody set up.
+type BypassError struct {
+	Engine   Engine // ebpf, or accel
+	Bypassed []Bypassed
+}
 
 func (e *BypassError) Error() string {
+	packets, remedy := "packets of engine ebpf do not go through the stack", "accept it with --bypass, or use --engine nft"
+	if e.Engine == EngineAccel {
+		packets, remedy = "most packets would not go through the stack any more", "accept it with --bypass"
+	}
 	var b strings.Builder
-	b.WriteString("packets of engine ebpf do not go through the stack, and here that means:\n")
+	fmt.Fprintf(&b, "%s, and here that means:\n", packets)
 	for _, p := range e.Bypassed {
 		fmt.Fprintf(&b, "  %s: %s\n", p.What, p.Effect)
 	}
-	b.WriteString("accept it with --bypass, or use --engine nft")
+	b.WriteString(remedy)
 	return b.String()
 }

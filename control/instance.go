@@ -63,7 +63,7 @@ func occupy(ns *netns.Handle, by *serving) (in *instance, left []string, err err
 	if err != nil && !errors.Is(err, ErrDown) {
 		return nil, nil, errors.Join(err, in.release())
 	}
-	if rec != nil && rec.Whole && (rec.Engine == EngineNFT || in.pinned()) {
+	if rec != nil && rec.stands(in.dir) {
 		return nil, nil, errors.Join(rec.exists(), in.release())
 	}
 	left, err = in.takeDown(rec)
@@ -71,6 +71,38 @@ func occupy(ns *netns.Handle, by *serving) (in *instance, left []string, err err
 		return nil, nil, errors.Join(fmt.Errorf("remove what an earlier run left: %w", err), in.release())
 	}
 	return in, left, nil
+}
+
+// vacant refuses to plan for a namespace that something is up in, as occupy would.
+func vacant(ns *netns.Handle, by *serving) error {
+	if err := refuseServed(ns, by); err != nil {
+		return err
+	}
+	rec, err := readRecord(ns.Inode())
+	if errors.Is(err, ErrDown) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	id, err1 := ns.ID()
+	root, err2 := datapath.Root(runDir())
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if id == rec.ID && rec.stands(datapath.InstanceDir(root, ns.Inode())) {
+		return rec.exists()
+	}
+	return nil
+}
+
+// stands tells whether what the record is about is up, with its pins in dir.
+func (r *record) stands(dir string) bool {
+	if !r.Whole || r.Engine == EngineNFT {
+		return r.Whole
+	}
+	_, err := os.Stat(dir)
+	return err == nil
 }
 
 // holdPins locks the folder of pins: shared by those who make and remove their own,

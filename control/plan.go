@@ -60,6 +60,9 @@ type Plan struct {
 
 // MakePlan plans what Up would do in a namespace that has no engine, and changes nothing.
 func MakePlan(file *nat.File, text string, o Options) (*Plan, error) {
+	if err := vacant(o.Namespace, o.serve); err != nil {
+		return nil, err
+	}
 	rec, err := newRecord(o)
 	if err != nil {
 		return nil, err
@@ -316,7 +319,7 @@ func (p *Plan) refusal(o Options) error {
 		}
 	}
 	if len(open) > 0 && !o.Bypass {
-		return &BypassError{open}
+		return &BypassError{EngineEBPF, open}
 	}
 	p.record.Accepted = p.Bypassed
 	return nil

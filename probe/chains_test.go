@@ -114,7 +114,7 @@ func TestNFTablesMessages(t *testing.T) {
 	payload, match := expression("payload", none), func(name string) encoder {
 		return expression("match", func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_MATCH_NAME, name) })
 	}
-	set := nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}}
+	set := nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}}
 	for _, table := range []struct {
 		name  string
 		flags uint32
@@ -387,10 +387,11 @@ func FuzzChains(f *testing.F) {
 		for _, l := range []*iptLayout{&ipt4, &ipt6} {
 			l.parse("nat", iptInfo{validHooks: 4, hookEntry: [5]uint32{2: entry}, underflow: [5]uint32{2: underflow}}, b)
 		}
-		set := nftRuleset{chains: map[nftKey]int{{2, "filter", "forward"}: 0}, dormant: map[nftKey]bool{}, out: make([]snapshot.Chain, 1)}
+		set := nftRuleset{chains: map[nftKey]int{{2, "filter", "forward"}: 0}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}, out: make([]snapshot.Chain, 1)}
 		set.addRule(2, b)
 		set.addChain(2, b)
 		set.addTable(2, b)
+		appendElements(nil, b)
 		parseListener(b)
 	})
 }

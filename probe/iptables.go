@@ -107,6 +107,8 @@ const (
 	iptInfoLen       = 84 // name[32] valid_hooks hook_entry[5] underflow[5] num_entries size
 	iptGetEntriesLen = 40 // name[32] size, padding
 	iptInvertDest    = 1 << 4
+	iptGoto          = 1 << 1
+	iptReturn        = -5 // XT_RETURN
 	xtTargetLen      = 32 // size, name[29], revision
 	xtNameOffset     = 2
 	xtNameLen        = 29
@@ -185,7 +187,8 @@ var iptHooks = [5]struct{ chain, hook string }{
 // begins with an entry whose target is ERROR and holds the chain's name, and
 // ends with an entry that returns; one more ERROR ends the list.
 func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapshot.Chain, error) {
-	begins, policies := map[int]int{}, map[int]bool{} // offset -> hook; offsets of policies
+	begins, policies := map[int]int{}, map[int]bool{}      // offset -> hook; offsets of policies
+	starts, rules := map[int32]int{}, map[int][]iptEntry{} // offset of a chain's first entry -> its index; the entries of each
 	for h := range iptHooks {
 		if info.validHooks&(1<<h) != 0 {
 			begins[int(info.hookEntry[h])] = h
@@ -214,6 +217,7 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 				chain.Rules-- // the entry that returns
 			}
 			begin(cString(e.info))
+			starts[int32(off+e.size)] = len(out) - 1
 		case chain == nil:
 			return nil, fmt.Errorf("entry at %d is in no chain", off)
 		case policies[off]:
@@ -221,7 +225,7 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 			chain.PolicyPackets = new(e.packets)
 		default:
 			chain.Rules++
-			addPerPacket(chain, e.perPacket)
+			rules[len(out)-1] = append(rules[len(out)-1], e)
 			if v := e.verdict(); v == "drop" || v == "reject" {
 				chain.DropRules = append(chain.DropRules, snapshot.DropRule{
 					Number: chain.Rules, Verdict: v, All: e.all, Packets: new(e.packets),
@@ -235,7 +239,38 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 		}
 		off += e.size
 	}
-	return out[:max(0, len(out)-1)], nil
+	out = out[:max(0, len(out)-1)]
+	w := walk{chains: out, rules: make([][]walkedRule, len(out))}
+	for i := range out {
+		for _, e := range rules[i] {
+			w.rules[i] = append(w.rules[i], e.walked(starts))
+		}
+	}
+	return out, w.run()
+}
+
+// walked is what the entry does with packets of established flows. starts are the chains
+// by the offset of their first entry: a jump anywhere else is none.
+func (e iptEntry) walked(starts map[int32]int) walkedRule {
+	r := walkedRule{never: e.never, always: !e.others, perPacket: e.perPacket}
+	if e.target != "" || len(e.info) < 4 {
+		return r
+	}
+	switch v := int32(binary.NativeEndian.Uint32(e.info)); {
+	case v == iptReturn:
+		r.verdicts = []walkedVerdict{{code: unix.NFT_RETURN}}
+	case v < 0:
+		r.verdicts = []walkedVerdict{{code: -v - 1}}
+	default:
+		if i, ok := starts[v]; ok {
+			code := int32(unix.NFT_JUMP)
+			if e.goes {
+				code = unix.NFT_GOTO
+			}
+			r.verdicts = []walkedVerdict{{code, i}}
+		}
+	}
+	return r
 }
 
 // iptPlace is the type and the priority on a hook that a table of iptables has.
@@ -264,6 +299,10 @@ type iptEntry struct {
 	info    []byte // the target's private part
 	nat     natRule
 
+	// For packets of established flows (walk).
+	never     bool // a condition wants another state
+	others    bool // there are conditions besides the state
+	goes      bool // and does not come back
 	perPacket []string
 }
 
@@ -292,11 +331,18 @@ func (l *iptLayout) parseEntry(b []byte) (iptEntry, error) {
 	}
 	e := iptEntry{
 		size:    size,
-		all:     bytes.Count(b[:l.ip], []byte{0}) == l.ip,
+		goes:    b[l.inverted-1]&iptGoto != 0,
 		packets: binary.NativeEndian.Uint64(b[l.counters:]),
 		target:  cString(b[target+xtNameOffset:][:xtNameLen]),
 		info:    b[target+xtTargetLen : size],
 	}
+	flags := b[l.inverted-1] // no condition; the rest is one if it is not zero
+	zeros := bytes.Count(b[:l.ip], []byte{0})
+	if flags != 0 {
+		zeros++
+	}
+	e.all = zeros == l.ip
+	e.others = !e.all
 	e.nat.protocol = protocolName(uint8(binary.NativeEndian.Uint16(b[l.protocol:])))
 	if one := bytes.Count(b[l.destMask:][:l.address], []byte{0xff}) == l.address; one && b[l.inverted]&iptInvertDest == 0 {
 		e.nat.dest, _ = netip.AddrFromSlice(b[l.dest:][:l.address])
@@ -316,6 +362,9 @@ func (l *iptLayout) parseEntry(b []byte) (iptEntry, error) {
 		if xtPerPacket[name] {
 			e.perPacket = append(e.perPacket, name)
 		}
+		states, only, ok := xtStates(name, b[m+xtTargetLen:m+length])
+		e.never = e.never || ok && states&stateEstablished == 0
+		e.others = e.others || name != "comment" && !(ok && only)
 		switch name {
 		case "comment":
 		case "tcp", "udp": // ports of the source and of the destination come first in both

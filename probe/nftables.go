@@ -78,7 +78,7 @@ func readNFTables(v *view) ([]snapshot.Chain, error) {
 	defer conn.Close()
 	var set nftRuleset
 	err = whole(func() error {
-		set = nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}}
+		set = nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}}
 		for _, get := range []struct {
 			message uint16
 			what    string
@@ -110,9 +110,158 @@ func readNFTables(v *view) ([]snapshot.Chain, error) {
 				}
 			}
 		}
-		return nil
+		return set.walk(conn)
 	})
 	return set.out, err
+}
+
+// walk follows packets of established flows through the rules; conn is asked for the
+// elements of sets that they meet.
+func (set *nftRuleset) walk(conn *netlink.Conn) error {
+	w := walk{chains: set.out, rules: make([][]walkedRule, len(set.out))}
+	for i, rules := range set.rules {
+		for _, r := range rules {
+			out := walkedRule{never: r.never, always: !r.others, perPacket: r.perPacket, lookups: r.lookups}
+			if v := r.last; v != nil {
+				out.verdicts = []walkedVerdict{{v.code, set.chain(i, v.chain)}}
+			}
+			w.rules[i] = append(w.rules[i], out)
+		}
+	}
+	w.look = func(chain int, r *walkedRule) error {
+		for _, l := range r.lookups {
+			elements, err := nftElements(conn, set.keys[chain], l.set)
+			if err != nil {
+				return err
+			}
+			states := uint32(0)
+			for _, e := range elements {
+				wanted := !l.states
+				if l.states && len(e.key) == 4 {
+					key := binary.NativeEndian.Uint32(e.key)
+					states |= key
+					wanted = key&stateEstablished != 0
+				}
+				if wanted && e.verdict != nil {
+					r.verdicts = append(r.verdicts, walkedVerdict{e.verdict.code, set.chain(chain, e.verdict.chain)})
+				}
+			}
+			if l.inverted {
+				states = ^states
+			}
+			if l.states && states&stateEstablished == 0 {
+				r.never = true
+			}
+		}
+		return nil
+	}
+	return w.run()
+}
+
+// chain is the index of a chain in the table of another, -1 if it is not there.
+func (set *nftRuleset) chain(beside int, name string) int {
+	if i, ok := set.chains[nftKey{set.keys[beside].family, set.keys[beside].table, name}]; ok {
+		return i
+	}
+	return -1
+}
+
+// nftLookup is a set or map that a rule asks.
+type nftLookup struct {
+	set              string
+	states, inverted bool // by the state of connection tracking
+}
+
+// nftVerdict is one of nftables, with the chain that a jump names.
+type nftVerdict struct {
+	code  int32
+	chain string
+}
+
+// nftElement is one of a set; verdict is nil where it has none.
+type nftElement struct {
+	key     []byte
+	verdict *nftVerdict
+}
+
+// nftElements reads the elements of a set in the table of a chain.
+func nftElements(conn *netlink.Conn, of nftKey, set string) (out []nftElement, err error) {
+	ae := netlink.NewAttributeEncoder()
+	ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, of.table)
+	ae.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	attrs, err := ae.Encode()
+	if err != nil {
+		return nil, err
+	}
+	msgs, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{
+			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM),
+			Flags: netlink.Request | netlink.Dump,
+		},
+		Data: append([]byte{of.family, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, errInterrupted // it went with its rule
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list elements of nftables set %q: %w", set, err)
+	}
+	for _, m := range msgs {
+		if m.Header.Flags&netlink.DumpInterrupted != 0 {
+			return nil, errInterrupted
+		}
+		if len(m.Data) < 4 {
+			return nil, fmt.Errorf("list elements of nftables set %q: message of %d bytes", set, len(m.Data))
+		}
+		if out, err = appendElements(out, m.Data[4:]); err != nil {
+			return nil, fmt.Errorf("list elements of nftables set %q: %w", set, err)
+		}
+	}
+	return out, nil
+}
+
+func appendElements(out []nftElement, attrs []byte) ([]nftElement, error) {
+	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return
+		}
+		nested(ad, func(ad *netlink.AttributeDecoder) { // a list: all of type NFTA_LIST_ELEM
+			var e nftElement
+			nested(ad, func(ad *netlink.AttributeDecoder) {
+				switch ad.Type() {
+				case unix.NFTA_SET_ELEM_KEY:
+					e.key = dataValue(ad)
+				case unix.NFTA_SET_ELEM_DATA:
+					e.verdict = dataVerdict(ad)
+				}
+			})
+			out = append(out, e)
+		})
+	})
+	return out, err
+}
+
+// dataVerdict is the verdict in a value, nil if it is something else.
+func dataVerdict(ad *netlink.AttributeDecoder) (v *nftVerdict) {
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_DATA_VERDICT {
+			v = verdictOf(ad)
+		}
+	})
+	return v
+}
+
+func verdictOf(ad *netlink.AttributeDecoder) *nftVerdict {
+	v := &nftVerdict{}
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_VERDICT_CODE:
+			v.code = int32(ad.Uint32())
+		case unix.NFTA_VERDICT_CHAIN:
+			v.chain = ad.String()
+		}
+	})
+	return v
 }
 
 // errInterrupted says that something changed while it was listed.
@@ -141,6 +290,8 @@ type nftKey struct {
 // nftRuleset collects the messages of the three dumps.
 type nftRuleset struct {
 	out     []snapshot.Chain
+	keys    []nftKey // of each
+	rules   map[int][]*nftRule
 	chains  map[nftKey]int // -> index in out
 	dormant map[nftKey]bool
 }
@@ -163,6 +314,9 @@ func (set *nftRuleset) addTable(family uint8, attrs []byte) error {
 	return err
 }
 
+// hookDevices is NFTA_HOOK_DEVS, a list, of which the first is told otherwise as well.
+const hookDevices = 4
+
 func (set *nftRuleset) addChain(family uint8, attrs []byte) error {
 	c := snapshot.Chain{Backend: "nft", Family: nftFamilies[family]}
 	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
@@ -182,6 +336,8 @@ func (set *nftRuleset) addChain(family uint8, attrs []byte) error {
 					c.Hook = hookName(c.Family, ad.Uint32())
 				case unix.NFTA_HOOK_PRIORITY:
 					c.Priority = int(int32(ad.Uint32()))
+				case hookDevices:
+					nested(ad, func(ad *netlink.AttributeDecoder) { c.Devices = append(c.Devices, ad.String()) })
 				}
 			})
 		case unix.NFTA_CHAIN_COUNTERS:
@@ -193,12 +349,13 @@ func (set *nftRuleset) addChain(family uint8, attrs []byte) error {
 	}
 	set.chains[nftKey{family, c.Table, c.Name}] = len(set.out)
 	set.out = append(set.out, c)
+	set.keys = append(set.keys, nftKey{family, c.Table, c.Name})
 	return nil
 }
 
 func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
 	var table, chain string
-	rule := nftRule{family: nftFamilies[family]}
+	rule := &nftRule{family: nftFamilies[family]}
 	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.NFTA_RULE_TABLE:
@@ -217,7 +374,13 @@ func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
 	}
 	c := &set.out[i]
 	c.Rules++
-	addPerPacket(c, rule.perPacket)
+	if rule.verdict != "" { // no packet of the flow gets further, so each comes here
+		rule.perPacket = slices.DeleteFunc(rule.perPacket, func(name string) bool { return name == "log" })
+	}
+	set.rules[i] = append(set.rules[i], rule)
+	if rule.offloads {
+		c.Offloads++
+	}
 	if rule.nat.kind != "" {
 		addNAT(c, rule.nat)
 	}
@@ -236,7 +399,15 @@ type nftRule struct {
 	verdict    string // drop, reject, or "" for everything else
 	nat        natRule
 	conditions bool // there are expressions that not every packet passes
-	perPacket  []string
+
+	// For packets of established flows (walk).
+	never     bool        // a condition wants another state, or IPv6
+	others    bool        // there are conditions besides the state
+	last      *nftVerdict // nil: none
+	lookups   []nftLookup
+	perPacket []string
+	offloads  bool
+	stateMask uint32 // of the state that was loaded
 
 	family  string
 	loaded  nftField // what was put into a register last
@@ -251,6 +422,8 @@ const (
 	fieldProtocol
 	fieldDest
 	fieldDestPort
+	fieldState
+	fieldFamily
 )
 
 // addExpression returns a function for the attributes of one expression: its
@@ -267,6 +440,14 @@ func (r *nftRule) addExpression() func(*netlink.AttributeDecoder) {
 				r.verdict = "reject"
 			default:
 				r.conditions = true
+			}
+			switch name {
+			case "counter", "immediate", "log", "meta", "payload", "ct", "bitwise", "fib", "objref", "notrack", "target":
+			case "cmp", "lookup":
+				r.others = r.others || r.loaded != fieldState
+			case "match": // by compat
+			default:
+				r.others = true
 			}
 		case unix.NFTA_EXPR_DATA:
 			if nftPerPacket[name] && (name != "payload" && name != "exthdr" || writes(name, ad)) {
@@ -291,10 +472,21 @@ func (r *nftRule) addExpression() func(*netlink.AttributeDecoder) {
 				r.compare(ad)
 			case "range":
 				r.between(ad)
-			case "lookup", "ct", "fib", "bitwise":
+			case "flow_offload":
+				r.offloads = true
+			case "lookup":
+				r.lookup(ad)
+				r.loaded = otherField
+			case "ct":
+				r.loadState(ad)
+			case "bitwise":
+				r.mask(ad)
+			case "fib":
 				r.loaded = otherField
 			case "match", "target":
 				r.compat(name, ad)
+			default:
+				r.loaded = otherField
 			}
 		}
 	}
@@ -306,15 +498,40 @@ func writes(name string, ad *netlink.AttributeDecoder) (source bool) {
 	if name == "exthdr" {
 		attr = unix.NFTA_EXTHDR_SREG
 	}
-	nested(ad, func(ad *netlink.AttributeDecoder) { source = source || ad.Type() == attr })
-	return source
+	const maxseg = 2 // TCP's MSS, which SYNs alone have
+	option := uint32(0)
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		source = source || ad.Type() == attr
+		if name == "exthdr" && ad.Type() == unix.NFTA_EXTHDR_TYPE {
+			option = uint32(ad.Uint8())
+		}
+	})
+	return source && option != maxseg
+}
+
+// varies tells whether packets of a flow differ in what is loaded: their length, TOS and
+// TTL, TCP's numbers, the link's addresses. Flags of TCP are not among it, because SYN, FIN
+// and RST are what rules ask for.
+func (r *nftRule) varies(name string, key, base, offset uint32) bool {
+	switch {
+	case name == "meta":
+		return key == unix.NFT_META_LEN
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER:
+		return r.family == "ip" && offset < 9 && offset != 6
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		return offset >= 4 && offset != 12 && offset != 13
+	}
+	return true
 }
 
 // load notes which part of the packet the next expression compares.
 func (r *nftRule) load(name string, ad *netlink.AttributeDecoder) {
 	var key, base, offset, length uint32
+	loads := false
 	nested(ad, func(ad *netlink.AttributeDecoder) {
 		switch {
+		case name == "meta" && ad.Type() == unix.NFTA_META_DREG, name == "payload" && ad.Type() == unix.NFTA_PAYLOAD_DREG:
+			loads = true
 		case name == "meta" && ad.Type() == unix.NFTA_META_KEY:
 			key = ad.Uint32()
 		case name == "meta":
@@ -327,9 +544,14 @@ func (r *nftRule) load(name string, ad *netlink.AttributeDecoder) {
 		}
 	})
 	r.loaded, r.atLeast = otherField, nil
+	if loads && r.varies(name, key, base, offset) {
+		r.perPacket = append(r.perPacket, name)
+	}
 	switch {
 	case name == "meta" && key == unix.NFT_META_L4PROTO:
 		r.loaded = fieldProtocol
+	case name == "meta" && key == unix.NFT_META_NFPROTO:
+		r.loaded = fieldFamily
 	case name == "meta":
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == 16 && length == 4 && r.family != "ip6":
 		r.loaded = fieldDest
@@ -337,6 +559,81 @@ func (r *nftRule) load(name string, ad *netlink.AttributeDecoder) {
 		r.loaded = fieldDest
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && offset == 2 && length == 2:
 		r.loaded = fieldDestPort
+	}
+}
+
+// loadState notes that the next expression is about the state of connection tracking, and
+// what of connection tracking differs from packet to packet.
+func (r *nftRule) loadState(ad *netlink.AttributeDecoder) {
+	key, loads := uint32(0), false
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_CT_KEY:
+			key = ad.Uint32()
+		case unix.NFTA_CT_DREG:
+			loads = true
+		}
+	})
+	r.loaded, r.stateMask = otherField, 0
+	switch {
+	case !loads:
+	case key == unix.NFT_CT_STATE:
+		r.loaded = fieldState
+	case key == unix.NFT_CT_PKTS || key == unix.NFT_CT_BYTES || key == unix.NFT_CT_AVGPKT:
+		r.perPacket = append(r.perPacket, "connbytes")
+	}
+}
+
+// mask reads which bits of the state are looked at.
+func (r *nftRule) mask(ad *netlink.AttributeDecoder) {
+	var mask []byte
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_BITWISE_MASK {
+			mask = dataValue(ad)
+		}
+	})
+	if r.loaded != fieldState || len(mask) != 4 {
+		r.loaded = otherField
+		return
+	}
+	r.stateMask = binary.NativeEndian.Uint32(mask)
+}
+
+// state reads the condition that the state is one of some. nft(8) writes several as bits,
+// of which not none may be set.
+func (r *nftRule) state(op uint32, data []byte) {
+	if len(data) != 4 {
+		r.others = true
+		return
+	}
+	r.loaded = otherField
+	states := binary.NativeEndian.Uint32(data)
+	wanted := op == unix.NFT_CMP_EQ
+	if r.stateMask != 0 {
+		if states != 0 {
+			r.others = true
+			return
+		}
+		states, wanted = r.stateMask, !wanted
+	}
+	r.never = r.never || (states&stateEstablished != 0) != wanted
+}
+
+// lookup notes a set of states, or a map of verdicts; of other sets nothing is known.
+func (r *nftRule) lookup(ad *netlink.AttributeDecoder) {
+	l, verdicts := nftLookup{states: r.loaded == fieldState}, false
+	nested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_LOOKUP_SET:
+			l.set = ad.String()
+		case unix.NFTA_LOOKUP_DREG:
+			verdicts = ad.Uint32() == unix.NFT_REG_VERDICT
+		case unix.NFTA_LOOKUP_FLAGS:
+			l.inverted = ad.Uint32()&unix.NFT_LOOKUP_F_INV != 0
+		}
+	})
+	if l.states || verdicts {
+		r.lookups = append(r.lookups, l)
 	}
 }
 
@@ -351,6 +648,10 @@ func (r *nftRule) compare(ad *netlink.AttributeDecoder) {
 			data = dataValue(ad)
 		}
 	})
+	if r.loaded == fieldState {
+		r.state(op, data)
+		return
+	}
 	switch op {
 	case unix.NFT_CMP_EQ:
 		r.condition(data, data)
@@ -383,6 +684,8 @@ func (r *nftRule) between(ad *netlink.AttributeDecoder) {
 
 func (r *nftRule) condition(from, to []byte) {
 	switch {
+	case r.loaded == fieldFamily && len(from) == 1 && from[0] != unix.NFPROTO_IPV4:
+		r.never = true
 	case r.loaded == fieldProtocol && len(from) == 1 && from[0] == to[0]:
 		r.nat.protocol = protocolName(from[0])
 	case r.loaded == fieldDest && slices.Equal(from, to):
@@ -417,11 +720,10 @@ func (r *nftRule) immediate(ad *netlink.AttributeDecoder) {
 					}
 					r.registers[register] = ad.Bytes()
 				case unix.NFTA_DATA_VERDICT:
-					nested(ad, func(ad *netlink.AttributeDecoder) {
-						if ad.Type() == unix.NFTA_VERDICT_CODE && verdictName(int32(ad.Uint32())) == "drop" {
-							r.verdict = "drop"
-						}
-					})
+					r.last = verdictOf(ad)
+					if verdictName(r.last.code) == "drop" {
+						r.verdict = "drop"
+					}
 				}
 			})
 		}
@@ -485,6 +787,9 @@ func (r *nftRule) compat(kind string, ad *netlink.AttributeDecoder) {
 	switch {
 	case kind == "match":
 		r.conditions = r.conditions || name != "comment"
+		states, only, ok := xtStates(name, info)
+		r.never = r.never || ok && states&stateEstablished == 0
+		r.others = r.others || name != "comment" && !(ok && only)
 	case name == "REJECT":
 		r.verdict = "reject"
 	case xtNATKinds[name] != "":

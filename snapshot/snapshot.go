@@ -300,9 +300,14 @@ type Chain struct {
 	PolicyPackets *uint64 `json:"policy_packets,omitempty"`
 	// DropRules are its rules that drop or reject, busiest first, at most TopN.
 	DropRules []DropRule `json:"drop_rules,omitzero"`
-	// PerPacket are what of its rules must see each packet of a flow, by the names that
-	// nftables and iptables give them: limit, quota, NFQUEUE.
+	// PerPacket are what of its rules must see each packet of an established flow of IPv4
+	// that is forwarded, by the names that nftables and iptables give them: limit, quota,
+	// NFQUEUE. Rules that such packets do not meet have none.
 	PerPacket []string `json:"per_packet,omitzero"`
+	// Offloads is how many rules give flows to a flowtable.
+	Offloads int `json:"offloads,omitzero"`
+	// Devices are those of a hook that is on devices.
+	Devices []string `json:"devices,omitzero"`
 	// NATRules is how many rules translate, by kind: masquerade, snat, dnat, redirect.
 	NATRules map[string]int `json:"nat_rules,omitzero"`
 	// SNATRanges are the port ranges that its source translations allow; an empty

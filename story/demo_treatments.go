@@ -168,28 +168,18 @@ func (d *demo) putAccelerated() (out func() error, err error) {
 	return func() error { return errors.Join(accelOut(), kernelOut()) }, nil
 }
 
-// beLiberal has connection tracking not check the windows of TCP, which shortcuts need.
-const beLiberal = "net.netfilter.nf_conntrack_tcp_be_liberal"
-
 // shortcuts accelerates the kernel's NAT in the lab's host, at the latest until this
 // process ends.
 func (d *demo) shortcuts() (out func() error, err error) {
 	host := d.lab.NATNode()
-	liberal, err := host.SysctlValue(beLiberal)
-	if err != nil {
-		return nil, err
-	}
 	plan, err := control.PlanAccel(control.AccelOptions{
 		Namespace: host.Handle(), Interfaces: []string{publicSide, containerSide}, Flows: engineRoom, TCPLiberal: true,
 	})
 	if err != nil {
 		return nil, err
 	}
-	accelerated, err := control.TemporaryAccel(plan, host.Handle())
-	if err != nil {
-		return nil, err
-	}
-	return func() error { return errors.Join(accelerated.Close(), host.Sysctl(beLiberal, liberal)) }, nil
+	_, out, err = control.TemporaryAccel(plan, host.Handle())
+	return out, err
 }
 
 // putEngine runs the rule file on an engine that ends with this process at the latest.

@@ -43,14 +43,14 @@ func (r *accelRouter) accelerate(b *bench.Bed) (off func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
-	a, err := control.TemporaryAccel(plan, b.Router)
+	_, off, err = control.TemporaryAccel(plan, b.Router)
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		return nil, &bench.UnsupportedError{Router: r.name, Reason: err.Error()}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
-	return a.Close, nil
+	return off, nil
 }
 
 // accelFlows is as many as the flows of a measurement.

@@ -20,7 +20,7 @@ type Past struct {
 // postrouting. Chains of type nat are what the engine replaces.
 func PastChains(chains []snapshot.Chain) (out []Past) {
 	for _, c := range chains {
-		if c.Family != "ip" && c.Family != "inet" || c.Type == "nat" || c.Table == "nat" {
+		if c.Family != "ip" && c.Family != "inet" || c.Type == "nat" {
 			continue
 		}
 		if c.Hook != "forward" && c.Hook != "prerouting" && c.Hook != "postrouting" {

@@ -51,10 +51,12 @@ until natkit accel off. TCP connections that are open then go on, and their wind
 are not checked till they end. Without it TCP goes through the stack as before.
 
 What the rules and the machine do with each packet of a flow, they do with one a
-second. Shaping, limits, quotas, queues, packets changed by rules, accounting, and
-programs of others at these interfaces are looked for; if there are some they are
-listed, and nothing is done without --bypass. What decides for a whole flow is
-obeyed: filters, routing by mark, IPsec.
+second. Shaping, limits, quotas, queues, packets changed by rules or judged by their
+length, TOS or TTL, accounting, IPsec, routing by TOS, and programs and chains of
+others at these interfaces are looked for; if there are some they are listed, and
+nothing is done without --bypass. Rules that packets of established flows never reach
+are not listed. What decides for a whole flow is obeyed: filters, routing by mark, and
+what a bridge does with VLANs.
 
 All is done or nothing. The setting is written down before it is changed, and put
 back by natkit accel off, also after natkit was killed at any moment.
@@ -78,8 +80,8 @@ reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
 		if o.Attach, err = control.ParseAttach(attach); err != nil {
 			return usagef("--attach: %w", err)
 		}
-		if f.Changed("flows") && (o.Flows < control.MinAccelFlows || o.Flows > control.MaxAccelFlows) {
-			return usagef("--flows %d: want %d to %d", o.Flows, control.MinAccelFlows, control.MaxAccelFlows)
+		if f.Changed("flows") && (o.Flows < control.MinAccelFlows() || o.Flows > control.MaxAccelFlows) {
+			return usagef("--flows %d: want %d to %d", o.Flows, control.MinAccelFlows(), control.MaxAccelFlows)
 		}
 		o.Interfaces = args
 		if o.Namespace, err = netns.Open(e.netns); err != nil {
