@@ -307,7 +307,7 @@ func (c collecting) ports(addresses []AddressStatus) {
 			names = append(names, name)
 		}
 		r := rows[name]
-		rows[name] = row{r.ports + int(a.LastPort) - int(a.FirstPort) + 1, r.tcp + a.FreeTCP, r.udp + a.FreeUDP, r.icmp + a.FreeICMP}
+		rows[name] = row{r.ports + a.Ports, r.tcp + a.FreeTCP, r.udp + a.FreeUDP, r.icmp + a.FreeICMP}
 	}
 	for _, name := range names {
 		r := rows[name]

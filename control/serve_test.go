@@ -761,10 +761,18 @@ natkit_up{engine="nft"} 0
 	if n := testutil.CollectAndCount(m, "natkit_ports_free"); n != nat.PortClasses {
 		t.Errorf("%d series of free ports, want those of one address", n)
 	}
+	// All that can be had are free, but what the ping has.
+	status, err := ReadStatus(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := status.Addresses[0]; a.Ports != a.FreeTCP || a.Ports != a.FreeICMP+1 {
+		t.Errorf("%d ports, free: %d of TCP, %d of ICMP", a.Ports, a.FreeTCP, a.FreeICMP)
+	}
 	// However many addresses there are, series are not.
 	var addresses []AddressStatus
 	for i := range maxMetricAddresses + 1 {
-		addresses = append(addresses, AddressStatus{Address: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), FirstPort: 1024, LastPort: 1033, FreeTCP: 2})
+		addresses = append(addresses, AddressStatus{Address: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), FirstPort: 1024, LastPort: 1033, Ports: 10, FreeTCP: 2})
 	}
 	many := func(n int) int { return testutil.CollectAndCount(portsOnly(addresses[:n]), "natkit_ports_free") }
 	if one, all := many(maxMetricAddresses), many(maxMetricAddresses+1); one != nat.PortClasses*maxMetricAddresses || all != nat.PortClasses {

@@ -49,6 +49,7 @@ type AddressStatus struct {
 	Address    netip.Addr `json:"address"`
 	FirstPort  uint16     `json:"first_port,omitempty"`
 	LastPort   uint16     `json:"last_port,omitempty"`
+	Ports      int        `json:"ports,omitempty"` // of these, that inside hosts can have: the rest is the gateway's own connections' and port forwards'
 	FreeTCP    int        `json:"free_tcp"`
 	FreeUDP    int        `json:"free_udp"`
 	FreeICMP   int        `json:"free_icmp"`
@@ -160,6 +161,7 @@ func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err er
 			if err != nil {
 				return nil, err
 			}
+			out.Ports = int(a.Ports[1]) - int(a.Ports[0]) + 1 - len(a.Reserved)
 			out.FreeTCP, out.FreeUDP, out.FreeICMP = free[nat.ClassTCP], free[nat.ClassUDP], free[nat.ClassICMP]
 		}
 		all = append(all, out)

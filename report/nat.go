@@ -126,7 +126,7 @@ func natCounts(b *strings.Builder, s *control.Status) {
 	for _, a := range s.Addresses {
 		switch {
 		case a.FirstPort > 0:
-			fmt.Fprintf(t, "  %s\tports %d-%d\tfree: tcp %d, udp %d, icmp %d\t%s\n", a.Address, a.FirstPort, a.LastPort, a.FreeTCP, a.FreeUDP, a.FreeICMP, natKind(a))
+			fmt.Fprintf(t, "  %s\tports %d-%d\tfree of %d: tcp %d, udp %d, icmp %d\t%s\n", a.Address, a.FirstPort, a.LastPort, a.Ports, a.FreeTCP, a.FreeUDP, a.FreeICMP, natKind(a))
 		default:
 			fmt.Fprintf(t, "  %s\t\t\t%s\n", a.Address, natKind(a))
 		}

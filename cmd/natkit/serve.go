@@ -50,9 +50,9 @@ was started in, also with --netns. There is no authentication: an address of the
 machine's own is meant.
 
 What it does it prints, a line each; for systemd it is a service of
-Type=notify-reload. With -o json each is an object: time, kind (up, adopted,
-reloaded, followed, waiting, kept, ended, down), file, why, error, plan as natkit
-apply has it.`,
+Type=notify, or notify-reload from systemd 253 on. With -o json each is an object:
+time, kind (up, adopted, reloaded, followed, waiting, kept, ended, down), file, why,
+error, plan as natkit apply has it.`,
 		Example: `  natkit serve -f /etc/natkit/nat.yaml
   natkit serve -f nat.yaml --metrics 127.0.0.1:9640
   natkit serve -f nat.yaml --engine nft --netns gateway --down`,
