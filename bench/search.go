@@ -84,9 +84,9 @@ var (
 	// ErrDisturbed says that the machine was disturbed, so that the trial says little
 	// about the router. It is repeated, but not for ever.
 	ErrDisturbed = errors.New("trial was disturbed")
-	// ErrGeneratorLimit says that the generator missed slots though it had its CPU. If
-	// it does so again and again, the rate is more than it sends; once, it was disturbed
-	// by what nobody can see.
+	// ErrGeneratorLimit says that the generator missed slots of a rate near its highest
+	// though it had its CPU. If it does so again and again, the rate is more than it
+	// sends; once, it was disturbed by what nobody can see.
 	ErrGeneratorLimit = errors.New("more than the generator sends")
 )
 

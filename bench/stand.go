@@ -34,6 +34,7 @@ type stand struct {
 	routerCPU    int            // the last: the router's own in trials that can lose frames
 	softirq      map[int]string // ksoftirqd's process number, by CPU
 	threads      []string       // process numbers of the router's threads; nil while it runs on the sender's CPU
+	fastest      float64        // frames a second that the generator has sent
 }
 
 // newStand equips a bed, for loads of at most so many flows.
@@ -279,7 +280,7 @@ type trial struct {
 	routerBusy float64          // share of the time that its threads ran; 0 without any
 	noise      []string         // what makes the trial no measure of the router
 	late       bool             // the generator missed slots
-	overtaxed  bool             // it did though it had its CPU: the rate is more than it sends
+	overtaxed  bool             // it did for the rate is more than it sends
 }
 
 // lossRatio is the share of the frames sent that did not arrive.
@@ -292,6 +293,9 @@ const (
 	maxSteal   = 0.02  // of the CPUs used, kept by the hypervisor
 	maxForeign = 0.02  // of the time, in which other programs had the CPUs
 	maxSkipped = 0.005 // of the slots, missed by the generator
+	// nearFastest is of what a generator has sent at most: slower ones it does not miss
+	// by itself.
+	nearFastest = 0.7
 )
 
 // settle is how long frames may be under way after the last one was sent.
@@ -439,6 +443,7 @@ func (s *stand) judge(t *trial, l frameLoad, before, after activity) {
 	slots := float64(t.sent.frames + t.sent.skipped)
 	skipped := ratio(float64(t.sent.skipped), slots)
 	t.late = skipped > maxSkipped
-	t.overtaxed = skipped-foreign-d.steal > maxSkipped
+	t.overtaxed = t.late && l.pps > nearFastest*s.fastest && skipped-foreign-d.steal > maxSkipped
+	s.fastest = max(s.fastest, ratio(float64(t.sent.frames), t.sent.ran.Seconds()))
 	note(skipped, maxSkipped, "the generator missed %.1f %% of its slots")
 }

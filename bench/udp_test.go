@@ -155,6 +155,30 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// A paced generator that waited and caught up was not disturbed; one that missed slots is
+// at its limit only near the most that it has sent, and if nothing else explains it.
+func TestJudgePaced(t *testing.T) {
+	for _, tt := range []struct {
+		name               string
+		pps                float64
+		skipped            uint64
+		waited             time.Duration
+		overtaxed, noticed bool
+	}{
+		{"caught up", 900, 0, 100 * time.Millisecond, false, false},
+		{"more than it sends", 900, 20, 0, true, true},
+		{"disturbed", 900, 20, 50 * time.Millisecond, false, true},
+		{"stalled at a low rate", 500, 20, 0, false, true},
+	} {
+		s := &stand{fastest: 1000}
+		tr := trial{sent: sendCount{frames: uint64(tt.pps) - tt.skipped, skipped: tt.skipped, ran: time.Second - tt.waited, waited: tt.waited, elapsed: time.Second}}
+		s.judge(&tr, frameLoad{cpus: []int{0}, pps: tt.pps}, activity{}, activity{})
+		if tr.overtaxed != tt.overtaxed || len(tr.noise) > 0 != tt.noticed {
+			t.Errorf("%s: overtaxed %v, noise %q", tt.name, tr.overtaxed, tr.noise)
+		}
+	}
+}
+
 func TestLossCounters(t *testing.T) {
 	if n := ipDrops("Ip: Forwarding InReceives InHdrErrors InAddrErrors InDiscards OutDiscards OutNoRoutes FragFails\n" +
 		"Ip: 1 1000 1 20 300 4000 50000 600000\nIcmp: InMsgs InErrors\nIcmp: 5 5\n"); n != 654321 {
