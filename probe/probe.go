@@ -103,7 +103,7 @@ func Take(ctx context.Context, opts Options) (*snapshot.Snapshot, error) {
 		return nil, err
 	}
 	defer r.stop()
-	stopSeries := watchSeries(opts, r.view)
+	stopSeries := watchSeries(opts, r.view, max(seriesStep, opts.Window/seriesMost))
 	wait(ctx, opts.Window, progress)
 	series := stopSeries()
 	progress("reading end values", 1)

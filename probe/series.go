@@ -20,15 +20,14 @@ const (
 var seriesCounters = []string{"TcpExt.ListenOverflows", "TcpExt.ListenDrops", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter",
 	"Tcp.RetransSegs", "Tcp.AttemptFails", "Ip.InDiscards", "Ip.OutDiscards", "Ip.OutNoRoutes", "Ip.FragFails", "Udp.RcvbufErrors", "Icmp.OutTimeExcds"}
 
-// watchSeries looks again and again from now on until the function that it returns
+// watchSeries looks again and again, a step apart, from now on until the function that it returns
 // is called, which returns what was seen. What can't be read is left out: the
 // window's own numbers do not come from here.
-func watchSeries(opts Options, v *view) (stop func() *snapshot.Series) {
+func watchSeries(opts Options, v *view, step time.Duration) (stop func() *snapshot.Series) {
 	if !v.live {
 		return func() *snapshot.Series { return nil }
 	}
 	end, result := make(chan struct{}), make(chan *snapshot.Series)
-	step := max(seriesStep, opts.Window/seriesMost)
 	go func() {
 		r := recorder{began: time.Now(), series: snapshot.Series{Lines: map[string][]float64{}}}
 		ticks := time.NewTicker(step)

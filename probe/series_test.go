@@ -27,7 +27,7 @@ func TestRecorder(t *testing.T) {
 
 func TestWatchSeries(t *testing.T) {
 	ns := newNetns(t)
-	stop := watchSeries(Options{Netns: ns, Window: time.Second}, newView(""))
+	stop := watchSeries(Options{Netns: ns, Window: time.Second}, newView(""), time.Minute)
 	s := stop()
 	if s == nil || len(s.Times) == 0 {
 		t.Fatalf("%+v", s)
@@ -37,7 +37,7 @@ func TestWatchSeries(t *testing.T) {
 			t.Errorf("%s has %d values for %d times", name, len(line), len(s.Times))
 		}
 	}
-	if s := watchSeries(Options{Window: time.Second}, newView(t.TempDir()))(); s != nil {
+	if s := watchSeries(Options{Window: time.Second}, newView(t.TempDir()), time.Minute)(); s != nil {
 		t.Errorf("of files alone: %+v", s)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"natkit/internal/netns"
 	"natkit/observe"
@@ -119,7 +120,17 @@ func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns), ea
 		found(watched)
 	}
 
+	// However many there are, the looks at all of them together cost little.
+	step := max(seriesStep, opts.Window/seriesMost, seriesStep/4*time.Duration(len(readings)))
+	stops := make([]func() *snapshot.Series, len(readings))
+	for i, r := range readings {
+		stops[i] = watchSeries(r.opts, r.view, step)
+	}
 	wait(ctx, opts.Window, progress)
+	series := make([]*snapshot.Series, len(stops))
+	for i, stop := range stops {
+		series[i] = stop()
+	}
 	for i := 0; len(readings) > 0; i++ {
 		progress("reading end values", 1)
 		r := readings[0]
@@ -131,6 +142,7 @@ func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns), ea
 			continue
 		}
 		s.Netns.Container = watched[i].Container
+		s.Series = series[i]
 		if err := each(s); err != nil {
 			return nil, err
 		}

@@ -87,6 +87,9 @@ func TestTakeAll(t *testing.T) {
 	if d := lost(s); len(d) != 1 || d[0].Cause != snapshot.CauseRule || d[0].Count != sends {
 		t.Errorf("dropped there: %+v, not known: %v", s.Drops, names(s, false))
 	}
+	if s.Series == nil || len(s.Series.Times) == 0 { // the last look is at the window's end
+		t.Errorf("no curves of the window: %+v", s.Series)
+	}
 	if s.WindowSeconds < 0.2 || !strings.HasPrefix(s.Interfaces[1].Name, "veth") {
 		t.Errorf("a window of %v s, interfaces %+v", s.WindowSeconds, s.Interfaces)
 	}

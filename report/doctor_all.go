@@ -24,22 +24,24 @@ type DoctorAllResult struct {
 // DoctorAll collects what was found in the namespaces of a machine, one after the
 // other, and keeps of each Snapshot only what is shown.
 type DoctorAll struct {
-	// Facts keeps the tables of facts of namespaces with findings, which the page of
-	// HTML shows.
+	// Facts keeps the curves and tables of facts of namespaces with findings, which the
+	// page of HTML shows.
 	Facts bool
 
 	results []DoctorResult
-	facts   [][]doctorFacts
+	pages   []doctorNamespace // with Facts
 }
 
 // Add takes the findings of the next namespace.
 func (d *DoctorAll) Add(s *snapshot.Snapshot, findings []diagnose.Finding) {
 	d.results = append(d.results, Doctor(s, findings))
-	var facts []doctorFacts
+	var ns doctorNamespace
 	if d.Facts && len(findings) > 0 {
-		facts = factsOf(s)
+		ns.ID = fmt.Sprintf("namespace-%d", len(d.results))
+		ns.Findings, ns.Window = withCurves(s, findings, ns.ID+"-")
+		ns.Facts = factsOf(s)
 	}
-	d.facts = append(d.facts, facts)
+	d.pages = append(d.pages, ns)
 }
 
 // Result is the whole of it. Its lists are never null in JSON.
@@ -132,12 +134,9 @@ func (d *DoctorAll) HTML(w io.Writer, left snapshot.LeftOut) error {
 	if len(d.results) > 0 {
 		page.Title = "natkit doctor: " + cmp.Or(d.results[0].Hostname, "a machine")
 	}
-	for n, i := range found {
-		r := d.results[i]
-		ns := doctorNamespace{ID: fmt.Sprintf("namespace-%d", n+1), Title: namespaceTitle(r.Netns), Worst: r.worst(), Facts: d.facts[i]}
-		for _, f := range r.Findings {
-			ns.Findings = append(ns.Findings, doctorFinding{Finding: f, ID: ns.ID + "-" + f.Code})
-		}
+	for _, i := range found {
+		ns := d.pages[i]
+		ns.Title, ns.Worst = namespaceTitle(d.results[i].Netns), d.results[i].worst()
 		page.Namespaces = append(page.Namespaces, ns)
 	}
 	page.Closing = closing(quiet, len(d.results), left)

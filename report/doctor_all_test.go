@@ -18,6 +18,7 @@ func TestDoctorAll(t *testing.T) {
 	pod := *host
 	pod.Netns = snapshot.Netns{Name: "cni-1234", Inode: 2, Container: "pod shop/cart-5d8f"}
 	pod.Capabilities = append(pod.Capabilities[:2:2], snapshot.Capability{Name: snapshot.CanHooks, Reason: "not here", Costs: "hooks are not told"})
+	pod.Series = &snapshot.Series{Times: []float64{1, 2}, Lines: map[string][]float64{"conntrack.count": {7, 9}}}
 	blue := *host
 	blue.Netns = snapshot.Netns{Name: "blue", Inode: 3}
 	d := DoctorAll{Facts: true}
@@ -59,8 +60,8 @@ func TestDoctorAll(t *testing.T) {
 	last = -1
 	for _, want := range []string{
 		"<h1>natkit doctor: gw1</h1>", "3 network namespaces watched for 10.0 s",
-		`<a href="#namespace-1">pod shop/cart-5d8f (--netns cni-1234)</a>: conntrack-table-full`, `<a href="#namespace-2">blue</a>: br-netfilter-overhead`,
-		`<section id="namespace-1">`, `id="namespace-1-conntrack-table-full"`, "The facts of pod shop/cart-5d8f", `<section id="namespace-2">`,
+		`<a href="#namespace-3">pod shop/cart-5d8f (--netns cni-1234)</a>: conntrack-table-full`, `<a href="#namespace-2">blue</a>: br-netfilter-overhead`,
+		`<section id="namespace-3">`, `id="namespace-3-conntrack-table-full"`, "<figcaption>entries of the conntrack table", "The facts of pod shop/cart-5d8f", `<section id="namespace-2">`,
 		"Nothing wrong was found in 1 more: the host.", "Left out: pid:7: gone.", "Could not be seen",
 	} {
 		i := strings.Index(html, want)

@@ -44,21 +44,9 @@ func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding) 
 		Title: "natkit doctor: " + cmp.Or(s.Host.Hostname, "a machine"),
 		About: strings.Join(strings.Fields(header.b.String()), " "),
 	}
-	curves := curvesOf(s)
-	for _, f := range findings {
-		h := doctorFinding{Finding: f, ID: f.Code}
-		for _, c := range curves {
-			if c.speaksFor(f.Code) {
-				h.Plots = append(h.Plots, template.HTML(c.svg()))
-			}
-		}
-		d.Findings = append(d.Findings, h)
-	}
+	d.Findings, d.Window = withCurves(s, findings, "")
 	if len(findings) == 0 {
 		d.Nothing = nothingWrong(s)
-	}
-	for _, c := range curves {
-		d.Window = append(d.Window, template.HTML(c.svg()))
 	}
 	d.Facts = factsOf(s)
 	for _, c := range s.Capabilities {
@@ -67,6 +55,25 @@ func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding) 
 		}
 	}
 	return d.write(w)
+}
+
+// withCurves are the findings with the curves that speak for them, and all curves of
+// the window. Findings begin their places on the page with prefix.
+func withCurves(s *snapshot.Snapshot, findings []diagnose.Finding, prefix string) (out []doctorFinding, window []template.HTML) {
+	curves := curvesOf(s)
+	for _, f := range findings {
+		h := doctorFinding{Finding: f, ID: prefix + f.Code}
+		for _, c := range curves {
+			if c.speaksFor(f.Code) {
+				h.Plots = append(h.Plots, template.HTML(c.svg()))
+			}
+		}
+		out = append(out, h)
+	}
+	for _, c := range curves {
+		window = append(window, template.HTML(c.svg()))
+	}
+	return out, window
 }
 
 func (d *doctorHTML) write(w io.Writer) error {
@@ -95,6 +102,7 @@ type doctorNamespace struct {
 	ID, Title string
 	Worst     diagnose.Severity
 	Findings  []doctorFinding
+	Window    []template.HTML
 	Facts     []doctorFacts
 }
 
