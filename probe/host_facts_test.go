@@ -16,6 +16,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"natkit/internal/ethtool"
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
 	"natkit/snapshot"
 )
 
@@ -81,6 +84,36 @@ func TestLostCounters(t *testing.T) {
 	want := map[string]uint64{"rx_missed_errors": 4, "rx_no_buffer_count": 3, "rx_drops": 7, "rx_out_of_buffer": 2, "bw_in_allowance_exceeded": 11, "pkts rx OOB": 9}
 	if got := lostCounters(before, after); !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A driver's own counters, as one of the kernel's virtual devices has them.
+func TestDriverCounters(t *testing.T) {
+	ktest.Root(t)
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	var got map[string]uint64
+	err = ns.Do(func() error {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"}); err != nil {
+			return err
+		}
+		peer, err := netlink.LinkByName("b")
+		if err != nil {
+			return err
+		}
+		return withEthtool(func(c *ethtool.Conn) (err error) {
+			got, err = ethtoolStats(c, "a")
+			if err == nil && got["peer_ifindex"] != uint64(peer.Attrs().Index) {
+				t.Errorf("got %v, want peer_ifindex %d", got, peer.Attrs().Index)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

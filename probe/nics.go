@@ -183,25 +183,28 @@ func ethtoolStats(c *ethtool.Conn, name string) (map[string]uint64, error) {
 		return nil, errors.New("no counters")
 	}
 	// A command, a set, a length, then the names; a command, a length, the numbers.
-	// In words of 8 bytes, which the numbers must be aligned to. The number of
-	// counters may have grown meanwhile: the kernel writes as many as it has
-	// (ethtool_get_strings), so there is room for more.
+	// In words of 8 bytes, which the numbers must be aligned to. Kernels of 2026 give
+	// nothing unless the length is what they have; older ones write as many as they
+	// have, whatever it is, so there is room for some that came meanwhile.
 	room := 2*n + 64
 	words := make([]uint64, 2+room*ethtoolNameBytes/8)
 	head := (*[3]uint32)(unsafe.Pointer(&words[0]))
-	head[0], head[1], head[2] = unix.ETHTOOL_GSTRINGS, ethtoolStatsSet, room
+	head[0], head[1], head[2] = unix.ETHTOOL_GSTRINGS, ethtoolStatsSet, n
 	if err := c.Request(name, unsafe.Pointer(&words[0])); err != nil {
 		return nil, err
 	}
 	numbers := make([]uint64, 1+room)
 	request := (*[2]uint32)(unsafe.Pointer(&numbers[0]))
-	request[0], request[1] = unix.ETHTOOL_GSTATS, room
+	request[0], request[1] = unix.ETHTOOL_GSTATS, n
 	if err := c.Request(name, unsafe.Pointer(&numbers[0])); err != nil {
 		return nil, err
 	}
+	if head[2] != n || request[1] != n {
+		return nil, errors.New("the driver changed its counters")
+	}
 	names := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), 8*len(words))[12:]
 	out := map[string]uint64{}
-	for i := range min(head[2], request[1], room) {
+	for i := range n {
 		name := names[i*ethtoolNameBytes : (i+1)*ethtoolNameBytes]
 		name, _, _ = bytes.Cut(name, []byte{0})
 		// vmxnet3 calls the counters of all its queues the same.
