@@ -19,9 +19,7 @@ type TrimmingOptions struct {
 	Duration time.Duration // of a trial
 	Trials   int           // at each rate
 
-	Command  string
-	Natkit   string
-	Progress func(format string, args ...any)
+	About
 
 	width float64 // of tests: the relative distance at which the search ends
 }
@@ -38,7 +36,7 @@ func Trimming(ctx context.Context, o TrimmingOptions) (*Result, error) {
 	begun := time.Now()
 	u := UDPOptions{
 		Routers: o.Routers, Sizes: []FrameSize{{Bytes: MinFrame}}, Flows: []int{o.Flows}, Cores: []int{1},
-		Duration: o.Duration, Trials: o.Trials, Command: o.Command, Natkit: o.Natkit, Progress: o.Progress,
+		Duration: o.Duration, Trials: o.Trials, About: o.About,
 	}
 	goal := GoalNDR
 	goal.Sum = goal.Sum / goal.Trial * o.Duration

@@ -21,7 +21,6 @@ func TestTrimming(t *testing.T) {
 	}
 	res, err := Trimming(t.Context(), TrimmingOptions{
 		Routers: []Router{Forwarder{}}, Flows: 1, Duration: 10 * time.Millisecond, Trials: 1, width: searchRoughStep,
-		Progress: func(string, ...any) {},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -101,9 +101,7 @@ type UDPOptions struct {
 	Duration time.Duration // of a trial
 	Trials   int           // of each set of conditions
 
-	Command  string
-	Natkit   string                           // version
-	Progress func(format string, args ...any) // what is being done now; nil for nobody
+	About
 }
 
 // complete checks the options; an *OptionError names the one that cannot be.

@@ -216,7 +216,7 @@ func plain(*Bed) (func() error, error) { return func() error { return nil }, nil
 
 func udpOptions(routers ...Router) UDPOptions {
 	return UDPOptions{Routers: routers, Sizes: []FrameSize{{Bytes: 64}}, Flows: []int{100}, Cores: []int{1},
-		Duration: 50 * time.Millisecond, Trials: 1, Progress: func(string, ...any) {}}
+		Duration: 50 * time.Millisecond, Trials: 1, About: About{Progress: func(string, ...any) {}}}
 }
 
 // byMetric is the result's figures, by router and metric.

@@ -265,10 +265,10 @@ func (d *demo) packets(ctx context.Context) ([]bench.Figure, error) {
 	steps := 0
 	res, err := bench.UDP(ctx, bench.UDPOptions{
 		Routers: routers, Sizes: []bench.FrameSize{size}, Flows: []int{udpFlows}, Cores: []int{1}, BothWays: true, Duration: udpTrial, Trials: d.o.Turns,
-		Progress: func(format string, args ...any) {
+		About: bench.About{Progress: func(format string, args ...any) {
 			steps++
 			d.o.Tell.Progress(fmt.Sprintf("packets: "+format, args...), float64(steps)/float64(len(names)*(d.o.Turns+1)))
-		},
+		}},
 	})
 	if err != nil {
 		return nil, err

@@ -63,7 +63,7 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 	begun := time.Now()
 	res, err := bench.UDP(ctx, bench.UDPOptions{
 		Routers: append(routers, idle, emptyLegacy{}), Sizes: []bench.FrameSize{{Bytes: bench.MinFrame}}, Flows: []int{hookFlows}, Cores: []int{1},
-		Duration: duration, Trials: trials, Command: "natkit hooks --cost --measure", Natkit: version, Progress: progress,
+		Duration: duration, Trials: trials, About: bench.About{Command: "natkit hooks --cost --measure", Natkit: version, Progress: progress},
 	})
 	if err != nil {
 		return nil, err

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,6 +28,26 @@ func newBenchCommand(e *env) *cobra.Command {
 	cmd.AddCommand(newBenchHTTPCommand(e), newBenchUDPCommand(e), newBenchProbeCommand(e), newBenchBulkCommand(e), newBenchRulesCommand(e), newBenchCPSCommand(e), newBenchTrimmingCommand(e), newBenchPortsCommand(e), newBenchExpiryCommand(e))
 	return cmd
 }
+
+// showMeasured makes a measurement of routers and writes what it gave.
+func showMeasured(e *env, format string, measure func(bench.About) (*bench.Result, error)) error {
+	line := newProgressLine(e)
+	res, err := measure(bench.About{Command: calledAs(), Natkit: version(), Progress: line.show})
+	line.clear()
+	var option *bench.OptionError
+	switch {
+	case errors.As(err, &option):
+		return usagef("%w", err)
+	case err != nil:
+		return err
+	case format == "json":
+		return report.JSON(e.stdout, res)
+	}
+	return report.Result(e.stdout, res)
+}
+
+// calledAs is how natkit was called.
+func calledAs() string { return strings.Join(append([]string{"natkit"}, os.Args[1:]...), " ") }
 
 func newBenchHTTPCommand(e *env) *cobra.Command {
 	var o bench.HTTPOptions

@@ -3,16 +3,11 @@
 package main
 
 import (
-	"errors"
-	"io"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"natkit/bench"
-	"natkit/report"
 	"natkit/story"
 )
 
@@ -58,17 +53,15 @@ way, and prints its tables beside those that were published.`,
 		if e.netns != "" {
 			return usagef("--netns %q: bench bulk measures in namespaces that it makes", e.netns)
 		}
-		line := newProgressLine(e)
-		defer line.clear()
-		about := bench.About{Command: calledAs(), Natkit: version(), Progress: line.show}
 		if paper {
 			for _, name := range []string{"router", "streams", "direction", "seconds", "trials", "iperf3"} {
 				if f.Changed(name) {
 					return usagef("--%s: not with --paper, whose set-ups are given", name)
 				}
 			}
-			res, err := bench.BulkPaper(cmd.Context(), bench.PaperOptions{Setups: story.PaperSetups(), About: about})
-			return showResult(e, line, *out, report.Result, res, err)
+			return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+				return bench.BulkPaper(cmd.Context(), bench.PaperOptions{Setups: story.PaperSetups(), About: about})
+			})
 		}
 		var err error
 		if o.Routers, err = story.FindRouters(routers); err != nil {
@@ -77,27 +70,10 @@ way, and prints its tables beside those that were published.`,
 		if o.Directions, err = bench.ParseDirection(direction); err != nil {
 			return usagef("%w", err)
 		}
-		o.About = about
-		res, err := bench.Bulk(cmd.Context(), o)
-		return showResult(e, line, *out, report.Result, res, err)
+		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+			o.About = about
+			return bench.Bulk(cmd.Context(), o)
+		})
 	}
 	return cmd
-}
-
-// calledAs is how natkit was called.
-func calledAs() string { return strings.Join(append([]string{"natkit"}, os.Args[1:]...), " ") }
-
-// showResult writes what a measurement of routers gave, if it gave anything.
-func showResult(e *env, line *progressLine, format string, text func(io.Writer, *bench.Result) error, res *bench.Result, err error) error {
-	line.clear()
-	var option *bench.OptionError
-	switch {
-	case errors.As(err, &option):
-		return usagef("%w", err)
-	case err != nil:
-		return err
-	case format == "json":
-		return report.JSON(e.stdout, res)
-	}
-	return text(e.stdout, res)
 }

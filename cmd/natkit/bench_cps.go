@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/bench"
-	"natkit/report"
 	"natkit/story"
 )
 
@@ -100,11 +99,10 @@ labelled.
 		if o.Routers, err = story.FindRouters(routers); err != nil {
 			return usagef("--router: %w", err)
 		}
-		line := newProgressLine(e)
-		defer line.clear()
-		o.About = bench.About{Command: calledAs(), Natkit: version(), Progress: line.show}
-		res, err := bench.CPS(cmd.Context(), o)
-		return showResult(e, line, *out, report.Result, res, err)
+		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+			o.About = about
+			return bench.CPS(cmd.Context(), o)
+		})
 	}
 	return cmd
 }

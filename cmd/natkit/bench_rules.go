@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/bench"
-	"natkit/report"
 	"natkit/story"
 )
 
@@ -56,10 +55,10 @@ A router that has no rules whose number could vary is measured without them.`,
 		if o.Routers, err = story.FindRouters(routers); err != nil {
 			return usagef("--router: %w", err)
 		}
-		line := newProgressLine(e)
-		o.About = bench.About{Command: calledAs(), Natkit: version(), Progress: line.show}
-		res, err := bench.Rules(cmd.Context(), o)
-		return showResult(e, line, *out, report.Result, res, err)
+		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+			o.About = about
+			return bench.Rules(cmd.Context(), o)
+		})
 	}
 	return cmd
 }

@@ -3,21 +3,16 @@
 package main
 
 import (
-	"errors"
-	"io"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"natkit/bench"
-	"natkit/report"
 	"natkit/story"
 )
 
 func newBenchTrimmingCommand(e *env) *cobra.Command {
-	o := bench.TrimmingOptions{Natkit: version()}
+	var o bench.TrimmingOptions
 	var routers []string
 	cmd := &cobra.Command{
 		Use:   "trimming",
@@ -54,23 +49,10 @@ frames holds here too. The defaults take about six minutes.`,
 		if o.Routers, err = story.FindRouters(routers); err != nil {
 			return usagef("--router: %w", err)
 		}
-		o.Command = "natkit " + strings.Join(os.Args[1:], " ")
-		progress := newProgressLine(e)
-		o.Progress = progress.show
-		res, err := bench.Trimming(cmd.Context(), o)
-		progress.clear()
-		var option *bench.OptionError
-		if errors.As(err, &option) {
-			return usagef("%w", err)
-		}
-		if err != nil {
-			return err
-		}
-		show := report.Result
-		if *out == "json" {
-			show = func(w io.Writer, r *bench.Result) error { return report.JSON(w, r) }
-		}
-		return show(e.stdout, res)
+		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+			o.About = about
+			return bench.Trimming(cmd.Context(), o)
+		})
 	}
 	return cmd
 }

@@ -4,8 +4,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
-	"io"
 	"net"
 	"strings"
 	"time"
@@ -14,12 +12,11 @@ import (
 
 	"natkit/bench"
 	"natkit/internal/netns"
-	"natkit/report"
 	"natkit/story"
 )
 
 func newBenchUDPCommand(e *env) *cobra.Command {
-	o := bench.UDPOptions{Natkit: version()}
+	var o bench.UDPOptions
 	var routers, sizes, rates []string
 	var curve, ndr, rfc2544 bool
 	var pdr string
@@ -153,23 +150,10 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 		if o.Goals, err = bench.SearchGoals(ndr, pdr, rfc2544, o.Duration, f.Changed("duration")); err != nil {
 			return usagef("%w", err)
 		}
-		o.Command = calledAs()
-		progress := newProgressLine(e)
-		o.Progress = progress.show
-		res, err := bench.UDP(cmd.Context(), o)
-		progress.clear()
-		var option *bench.OptionError
-		if errors.As(err, &option) {
-			return usagef("%w", err)
-		}
-		if err != nil {
-			return err
-		}
-		show := report.Result
-		if *out == "json" {
-			show = func(w io.Writer, r *bench.Result) error { return report.JSON(w, r) }
-		}
-		return show(e.stdout, res)
+		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+			o.About = about
+			return bench.UDP(cmd.Context(), o)
+		})
 	}
 	return cmd
 }
