@@ -332,6 +332,9 @@ func (i *importer) walk(name string, hook int, c condition, targets *[]nat.Targe
 			if r.action == actLost {
 				continue // said above
 			}
+			if m.dst != nil && !slices.ContainsFunc(m.dst, isForwarded) {
+				continue // no rule is about these
+			}
 			c = i.except(r, m, c, base)
 		default:
 			if targets != nil {
@@ -391,6 +394,13 @@ func (i *importer) except(r listed, m, c condition, base bool) condition {
 	i.lost(r, "leaves packets out of the rules that follow by more than an exclude can name")
 	c.odd = append(slices.Clone(c.odd), "what "+r.where()+" leaves out")
 	return c
+}
+
+// notForwarded is what is never for another host: no NAT of forwarded packets is about it.
+var notForwarded = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("127.0.0.0/8")}
+
+func isForwarded(to netip.Prefix) bool {
+	return !slices.ContainsFunc(notForwarded, func(p netip.Prefix) bool { return p.Bits() <= to.Bits() && p.Contains(to.Addr()) })
 }
 
 func orAny[T any](list []T, any T) []T {
@@ -453,6 +463,10 @@ func (i *importer) destination(r listed, m condition) {
 		i.lost(r, "a destination rule can't depend on the source")
 		return
 	}
+	if m.dst != nil && !slices.ContainsFunc(m.dst, isForwarded) {
+		i.lost(r, "is about the gateway itself")
+		return
+	}
 	if m.notIn != nil {
 		links := slices.Sorted(slices.Values(m.notIn))
 		i.otherwise(r, "holds for packets from every interface, also %s: hairpin", strings.Join(slices.Compact(links), ", "))
@@ -467,16 +481,22 @@ func (i *importer) destination(r listed, m condition) {
 	}
 	addresses := m.dst
 	if addresses == nil || m.local {
-		if len(i.options.Local) == 0 {
-			i.lost(r, "is for addresses of the gateway, which the rules do not tell: name them with --local")
-			return
-		}
 		addresses = nil
+		for _, d := range m.dst {
+			if d.IsSingleIP() {
+				addresses = append(addresses, d)
+			}
+		}
 		for _, a := range i.options.Local {
 			p := netip.PrefixFrom(a, 32)
-			if m.dst == nil || slices.ContainsFunc(m.dst, func(d netip.Prefix) bool { return d.Contains(a) }) {
+			named := slices.Contains(addresses, p)
+			if m.dst == nil || !named && slices.ContainsFunc(m.dst, func(d netip.Prefix) bool { return d.Contains(a) }) {
 				addresses = append(addresses, p)
 			}
+		}
+		if len(addresses) == 0 {
+			i.lost(r, "is for addresses of the gateway, which the rules do not tell: name them with --local")
+			return
 		}
 	}
 	for _, dst := range addresses {
@@ -532,7 +552,7 @@ func (i *importer) source(r listed, m condition) {
 	}
 	for _, src := range orAny(m.src, nat.Everywhere) {
 		for _, not := range m.notDst {
-			if !slices.ContainsFunc([]netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("127.0.0.0/8")}, func(p netip.Prefix) bool { return p.Contains(not.Addr()) }) {
+			if isForwarded(not) {
 				i.otherwise(r, "what it leaves out became an exclude, which holds for every rule")
 				i.add(r, nat.Rule{Action: nat.Exclude{Source: src, Destination: not}})
 			}
