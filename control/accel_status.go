@@ -210,10 +210,15 @@ func (s *AccelStatus) readLinks(rec *record, dir string) error {
 		case l.Attrs().HardwareAddr.String() != rec.Accel.MACs[i]:
 			s.problem("interface " + known.Name + " has another MAC, and what leaves there goes through the stack: " + again)
 		}
-		for _, h := range attached[known.Ifindex] {
+		hooks := attached[known.Ifindex]
+		if err == nil && l.Attrs().Index == known.Ifindex {
+			if hooks, err = datapath.Hooks(attached, known.Ifindex); err != nil {
+				return err
+			}
+		}
+		for _, h := range hooks {
 			out.Hooks = append(out.Hooks, string(h))
 		}
-		slices.Sort(out.Hooks)
 		s.Interfaces = append(s.Interfaces, out)
 	}
 	return nil

@@ -179,13 +179,16 @@ func Hold(dir string) (links, alive int, err error) {
 // Attached says. The calling thread is in the namespace.
 func Hooks(attached map[int][]Hook, ifindex int) ([]Hook, error) {
 	hooks := slices.Clone(attached[ifindex])
-	if !slices.Contains(hooks, HookTC) {
-		n, err := countFilters(ifindex, netlink.HANDLE_MIN_INGRESS)
+	for hook, parent := range map[Hook]uint32{HookTC: netlink.HANDLE_MIN_INGRESS, HookEgress: netlink.HANDLE_MIN_EGRESS} {
+		if slices.Contains(hooks, hook) {
+			continue
+		}
+		n, err := countFilters(ifindex, parent)
 		if err != nil {
 			return nil, err
 		}
 		if n > 0 {
-			hooks = append(hooks, HookTC)
+			hooks = append(hooks, hook)
 		}
 	}
 	slices.Sort(hooks)
