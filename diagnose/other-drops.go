@@ -28,7 +28,7 @@ var otherDrops = Cause{
 	Symptom:    "Loss that no rule, route, queue or table explains: a queue to a program that has died, a traffic control filter, an XDP or BPF program, IPsec, a bridge's port.",
 	Proof: fmt.Sprintf("The tracer saw packets dropped that were not for this machine, for a reason that no other cause is about: at least %d and %s of what came in by their interface is advice, %s a warning, %s critical. "+
 		"The kernel's word for the reason and the function are told, and what is known of them.", otherFew, percent(otherShare), percent(otherSome), percent(otherMost)),
-	Lookalike: "Packets for this machine that nobody waits for, ends of connections, frames for other hosts: what a stack sorts out all day.",
+	Lookalike: "What XDP programs drop, which are there to drop: advice at most. Packets for this machine that nobody waits for, ends of connections, frames for other hosts: what a stack sorts out all day.",
 	Cure:      "What put it there: the finding names the commands that show it.",
 	judge:     judgeOther,
 }
@@ -47,7 +47,8 @@ var elsewhere = []struct {
 		"# a faster program, more queues (--queue-balance), or a longer queue (its maximum length is set by the program)"},
 	{"", "TC_", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress", "bpftool net show dev %s"}, ""},
 	{"tcf_", "", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress"}, ""},
-	{"", "XDP", "an XDP program dropped them", []string{"ip -d link show dev %s", "bpftool net show dev %s"}, ""},
+	{"", "XDP", xdpDropped, []string{"ip -d link show dev %s", "bpftool net show dev %s"}, ""},
+	{"veth_xdp", "", xdpDropped, []string{"ip -d link show dev %s", "bpftool net show dev %s"}, ""},
 	{"", "BPF_", "a BPF program of a control group dropped them", []string{"bpftool cgroup tree"}, ""},
 	{"", "XFRM_", "a policy of IPsec refused them", []string{"ip xfrm policy", "cat /proc/net/xfrm_stat"}, ""},
 	{"xfrm", "", "a policy of IPsec refused them", []string{"ip xfrm policy", "cat /proc/net/xfrm_stat"}, ""},
@@ -57,6 +58,8 @@ var elsewhere = []struct {
 	{"", "NOMEM", "there was no memory for them", []string{"cat /proc/meminfo", "sysctl vm.min_free_kbytes"}, ""},
 	{"", "DEV_READY", "the interface that they were to leave by is down, or has no carrier", []string{"ip link show"}, ""},
 }
+
+const xdpDropped = "an XDP program dropped them"
 
 func judgeOther(f facts) *verdict {
 	if f.Drops == nil {
@@ -102,6 +105,9 @@ func judgeOther(f facts) *verdict {
 			continue
 		}
 		v.Why = "As far as the place tells, " + e.what + "."
+		if e.what == xdpDropped {
+			v.Severity = Advice // that is what such programs are for
+		}
 		v.Remedy = []string{"# look at it:"}
 		for _, c := range e.commands {
 			v.Remedy = append(v.Remedy, f.run(strings.ReplaceAll(c, "%s", quote(worst.Interface))))

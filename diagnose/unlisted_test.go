@@ -198,6 +198,7 @@ func TestOtherDrops(t *testing.T) {
 		{"most of what came in", at(600_000, "sch_handle_ingress", "TC_INGRESS", through), "critical other-drops"},
 		{"a good part", at(60_000, "xfrm_policy_check", "XFRM_POLICY", through), "warning other-drops"},
 		{"a small part", at(20_000, "somewhere", "NOMEM", through), "advice other-drops"},
+		{"an XDP program on a veth", at(600_000, "veth_xdp_rcv_skb", "NOT_SPECIFIED", through), "advice other-drops"},
 
 		{"very little", at(2000, "somewhere", "NOMEM", through), ""},
 		{"for this machine", at(600_000, "udp_queue_rcv_one_skb", "SOCKET_RCVBUFF", "udp 192.168.1.20:4000 -> 192.168.1.1:53"), ""},
