@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:-6.12}
 shift || true
-[ $# -gt 0 ] || set -- --router none,nft,nft-flowtable,xdp-forward,ebpf,ebpf-tc --both-ways --flows 1 --trials 3 --duration 20ms
+[ $# -gt 0 ] || set -- --router nft,nft-flowtable,xdp-forward,ebpf,accel,ebpf-tc,accel-tc --both-ways --flows 1 --trials 3 --duration 20ms
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
