@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -40,7 +41,7 @@ func TestAccelPlaceGivenAway(t *testing.T) {
 		} {
 			t.Run(h.name+" "+c.name, func(t *testing.T) {
 				before := a.counted(t)
-				a.put(t, from, to, c.change)
+				a.put(t, pktbuild.UDPProtocol, from, to, c.change)
 				frame := r.in.arriving(packet).Bytes()
 				verdict, out := a.run(t, h, frame)
 				wantVerdict, want := h.pass, frame
@@ -56,6 +57,45 @@ func TestAccelPlaceGivenAway(t *testing.T) {
 				name := nat.AccelReasons[c.reason].Name
 				if n := a.counted(t); n[name] != before[name]+1 {
 					t.Errorf("%s: %d, before %d: %v", name, n[name], before[name], n)
+				}
+			})
+		}
+	}
+}
+
+// What ends a connection, or begins another with its addresses and ports, goes up to the
+// stack, and so does what follows it, in both directions.
+func TestAccelEnds(t *testing.T) {
+	r := aRig(t)
+	from, to := endpoints{insideHost, world, 5000, 80}, endpoints{gatewayOut, world, 40000, 80}
+	back, home := endpoints{world, gatewayOut, 80, 40000}, endpoints{world, insideHost, 80, 5000}
+	a := r.accelerator(t)
+	trusted := func() (n int) {
+		if err := a.Shortcuts(func(s *nat.Shortcut) bool {
+			if s.Trusted {
+				n++
+			}
+			return true
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, h := range hooks {
+		for name, flags := range map[string]uint8{"SYN": pktbuild.SYN, "FIN": pktbuild.FIN | pktbuild.ACK, "RST": pktbuild.RST} {
+			t.Run(h.name+" "+name, func(t *testing.T) {
+				a.put(t, pktbuild.TCPProtocol, from, to, func(*abiNatShortcut) {})
+				a.put(t, pktbuild.TCPProtocol, back, home, func(*abiNatShortcut) {})
+				a.attended(t)
+				if n := trusted(); n != 2 {
+					t.Fatalf("%d of 2 directions are trusted", n)
+				}
+				segment := pktbuild.IPv4{Src: from.src, Dst: from.dst, TTL: 64, Payload: pktbuild.TCP{Src: from.sport, Dst: from.dport, Flags: flags}}
+				if verdict, _ := a.run(t, h, r.in.arriving(segment).Bytes()); verdict != h.pass {
+					t.Errorf("verdict %d, want %d", int32(verdict), int32(h.pass))
+				}
+				if n := trusted(); n != 0 {
+					t.Errorf("%d directions are trusted after that", n)
 				}
 			})
 		}
@@ -79,7 +119,7 @@ func (r *rig) accelerator(t testing.TB) accelRig {
 		links = append(links, Link{Index: int(p.link), Ifindex: p.ifindex, MAC: [6]byte(p.mac), MTU: p.mtu, Transmit: true, Ethernet: true})
 	}
 	r.do(t, func() (err error) {
-		a, err = NewAccelerator(AccelOptions{Shortcuts: 1024}, links)
+		a, err = NewAccelerator(AccelOptions{Shortcuts: 1024, TCPTimeout: time.Hour}, links)
 		return err
 	})
 	t.Cleanup(func() { a.Close() })
@@ -87,9 +127,9 @@ func (r *rig) accelerator(t testing.TB) accelRig {
 }
 
 // put gives a direction a shortcut that is trusted.
-func (a accelRig) put(t testing.TB, from, to endpoints, change func(*abiNatShortcut)) {
+func (a accelRig) put(t testing.TB, protocol uint8, from, to endpoints, change func(*abiNatShortcut)) {
 	t.Helper()
-	key := abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: pktbuild.UDPProtocol}
+	key := abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: protocol}
 	s := abiNatShortcut{
 		Src: addr(to.src), Dst: addr(to.dst), Sport: be(to.sport), Dport: be(to.dport),
 		L3Delta: delta(from.src.AsSlice(), to.src.AsSlice(), from.dst.AsSlice(), to.dst.AsSlice()),
@@ -98,6 +138,20 @@ func (a accelRig) put(t testing.TB, from, to endpoints, change func(*abiNatShort
 	}
 	change(&s)
 	if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attended has the programs believe of all directions that their shortcuts were made or
+// trusted just now.
+func (a accelRig) attended(t testing.TB) {
+	t.Helper()
+	m := a.engine.maps["glances"]
+	keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
+	for i := range keys {
+		keys[i], glances[i] = uint32(i), uint64(now())<<32
+	}
+	if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
 		t.Fatal(err)
 	}
 }
