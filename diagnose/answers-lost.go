@@ -25,7 +25,7 @@ var answersLost = Cause{
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes},
 	Symptom:    "A network behind this machine, often a new one, gets no answer from anywhere; this machine itself does. A capture on the way out shows private addresses, or one that nobody answers for.",
-	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated; any sources, where rules translate and no flow in the table is; "+
+	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated (where no rule translates at all: next to all flows); any sources, where rules translate and no flow in the table is; "+
 		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
 		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only.", lostFew, percent(lostMost)),
 	Lookalike: "A host that is down, a scan, a router without NAT whose networks know their way back: sources are public there, or flows are answered. Pools of addresses that are routed here.",
@@ -213,13 +213,14 @@ func judgeUntranslated(f facts) *verdict {
 		}
 		flows, recent = saturate(flows, u.Entries), saturate(recent, u.Recent)
 	}
-	if flows < lostFew || !public && share(min(flows, t.Entries), t.Entries) < lostMost {
+	// Without rules that translate, a router further on may: then others are answered.
+	if flows < lostFew || (!public || !f.translatesSources()) && share(min(flows, t.Entries), t.Entries) < lostMost {
 		return nil
 	}
 	v := &verdict{harm: float64(recent)}
 	v.Severity = Warning
 	switch {
-	case recent >= lostFew && public:
+	case recent >= lostFew && public && f.translatesSources():
 		v.Severity = Critical
 	case !public && recent < lostFew:
 		v.Severity = Advice

@@ -165,7 +165,9 @@ func TestAnswersLost(t *testing.T) {
 		{"an address that is nobody's", both(pool("198.51.100.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), "critical answers-lost"},
 		{"nothing is tracked", untracked, "critical answers-lost"},
 		{"answers that find no entry", unmatched, "critical answers-lost"},
+		{"no rule translates, and nobody answers", both(masked, small, flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 12), func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), "warning answers-lost"},
 
+		{"a router further on translates, and a host is down", both(flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 12), func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 		{"a host that is down", flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12), ""},
 		{"one that answers others", flow(plain, "192.168.1.30", "203.0.113.80:443", 40, 12), ""},
 		{"a network that is routed here", flow(plain, "192.168.1.30", "10.9.0.2:443", 40, 12), ""},
