@@ -665,3 +665,26 @@ func TestProgramsTakenOff(t *testing.T) {
 	problems("tc hook of interface in:", "tc hook of interface out:")
 	again()
 }
+
+// A port of a bridge has no packets of its own to translate.
+func TestPortOfBridge(t *testing.T) {
+	b := newBed(t)
+	b.in(b.gateway, func() error {
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "lan"}}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return err
+		}
+		port, err := netlink.LinkByName("in")
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr("10.0.0.1/24")
+		return errors.Join(err, netlink.AddrDel(port, a), netlink.LinkSetMaster(port, bridge), netlink.AddrAdd(bridge, a), netlink.LinkSetUp(bridge))
+	})
+	_, err := Up(t.Context(), b.parse(baseRules), baseRules, b.options())
+	if err == nil || !strings.Contains(err.Error(), `"in" is a port of the bridge "lan"`) {
+		t.Errorf("up: %v", err)
+	}
+	b.up(strings.Replace(baseRules, "inside: [in]", "inside: [lan]", 1), b.options())
+	b.ping(b.client, "198.51.100.9")
+}

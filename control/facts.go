@@ -36,6 +36,9 @@ func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement
 		if !hasFrames(l) && !rawKinds[l.Type()] {
 			return facts, nil, fmt.Errorf("interface %q (%s): %w; use --engine nft", name, l.Type(), errFrames)
 		}
+		if err := refusePort(l); err != nil {
+			return facts, nil, err
+		}
 		p := place(l, rec.Attach)
 		link, err := describe(l, file.IsInside(name), p)
 		if err != nil {
@@ -55,6 +58,23 @@ func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement
 	}
 	facts.LocalPorts, facts.ReservedPorts, err = localPorts()
 	return facts, placements, err
+}
+
+// refusePort refuses an interface whose packets are another's: the engine would meet them
+// before that does, with routes that lead elsewhere, and drop them as spoofed.
+func refusePort(l netlink.Link) error {
+	if l.Attrs().MasterIndex == 0 {
+		return nil
+	}
+	master, err := netlink.LinkByIndex(l.Attrs().MasterIndex)
+	if err != nil {
+		return fmt.Errorf("interface that %q is a port of: %w", l.Attrs().Name, err)
+	}
+	switch kind := master.Type(); kind {
+	case "bridge", "bond", "team", "openvswitch":
+		return fmt.Errorf("interface %q is a port of the %s %q, which has its packets: name that", l.Attrs().Name, kind, master.Attrs().Name)
+	}
+	return nil
 }
 
 // interfacesOf are the interfaces that a file names.
