@@ -39,12 +39,7 @@ func (p *AccelPlan) Text(w io.Writer) error {
 	for _, c := range p.Changes {
 		fmt.Fprintf(&b, "changed in the namespace, until natkit accel off: %s\n", c)
 	}
-	for _, g := range p.Bypassed {
-		fmt.Fprintf(&b, "gone past: %s: %s\n", g.What, g.Effect)
-	}
-	for _, t := range p.Warnings {
-		fmt.Fprintf(&b, "note: %s\n", t)
-	}
+	planTail(&b, p.Bypassed, p.Warnings)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -111,7 +106,8 @@ func (s *AccelStatus) Text(w io.Writer) error {
 		}
 	}
 	slices.SortStableFunc(rows, func(x, y nat.AccelReason) int { return int(s.Stats.Reasons[y.Name]) - int(s.Stats.Reasons[x.Name]) })
-	fmt.Fprintf(&b, "packets past the stack\n%12d  forwarded\n", s.Stats.Reasons[nat.AccelReasons[0].Name])
+	fmt.Fprintf(&b, "packets past the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[nat.AccelReasons[0].Name],
+		measureOf("memory_bytes").unit(float64(s.Stats.Bytes)).with(float64(s.Stats.Bytes)))
 	if len(rows) > 0 {
 		b.WriteString("packets through it\n")
 	}

@@ -55,14 +55,19 @@ func (p *NATPlan) Text(w io.Writer) error {
 	for _, c := range p.Undone {
 		fmt.Fprintf(&b, "taken back: %s\n", c)
 	}
-	for _, g := range p.Bypassed {
-		fmt.Fprintf(&b, "gone past: %s: %s\n", g.What, g.Effect)
-	}
-	for _, t := range p.Warnings {
-		fmt.Fprintf(&b, "note: %s\n", t)
-	}
+	planTail(&b, p.Bypassed, p.Warnings)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// planTail is what all plans end with.
+func planTail(b *strings.Builder, bypassed []control.Bypassed, warnings []string) {
+	for _, g := range bypassed {
+		fmt.Fprintf(b, "gone past: %s: %s\n", g.What, g.Effect)
+	}
+	for _, t := range warnings {
+		fmt.Fprintf(b, "note: %s\n", t)
+	}
 }
 
 // NATDown is what `natkit down` did.

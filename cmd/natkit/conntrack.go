@@ -213,10 +213,7 @@ can't be read here, and why).`,
 			return err
 		}
 		r := report.NewConntrackMemory(&m)
-		if *out == "json" {
-			return report.JSON(e.stdout, r)
-		}
-		return r.Text(e.stdout)
+		return e.show(*out, r)
 	}
 	return cmd
 }

@@ -17,6 +17,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"natkit/report"
 )
 
 // Exit codes, the same for every command.
@@ -139,6 +141,14 @@ func asUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// show writes a result in the format that outputFlag has.
+func (e *env) show(output string, r interface{ Text(io.Writer) error }) error {
+	if output == "json" {
+		return report.JSON(e.stdout, r)
+	}
+	return r.Text(e.stdout)
 }
 
 // outputFlag adds -o to a command and returns where its value will stand; check

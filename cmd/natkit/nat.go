@@ -96,10 +96,7 @@ func (f *natFlags) run(ctx context.Context, e *env, output string,
 		return err
 	}
 	r := &report.NATPlan{File: f.file, Done: !f.dryRun, Plan: p}
-	if output == "json" {
-		return report.JSON(e.stdout, r)
-	}
-	return r.Text(e.stdout)
+	return e.show(output, r)
 }
 
 func newUpCommand(e *env) *cobra.Command {
@@ -198,10 +195,7 @@ of namespaces that are gone).`,
 			return err
 		}
 		d.Kept = append(d.Kept, kept...)
-		if *out == "json" {
-			return report.JSON(e.stdout, d)
-		}
-		return d.Text(e.stdout)
+		return e.show(*out, d)
 	}
 	return cmd
 }

@@ -348,10 +348,7 @@ With -o json: packet, steps (stage, rule, line, applies, why).`,
 			return err
 		}
 		x := &report.NATExplanation{Packet: p.String(), Steps: steps}
-		if *out == "json" {
-			return report.JSON(e.stdout, x)
-		}
-		return x.Text(e.stdout)
+		return e.show(*out, x)
 	}
 	return cmd
 }
