@@ -211,7 +211,7 @@ worker_rlimit_nofile %[1]d;
 events { worker_connections %[2]d; }
 http {
 	access_log off;
-	keepalive_timeout 0;
+	keepalive_requests 1000000; # of who asks for it
 	client_body_temp_path client;
 	proxy_temp_path proxy;
 	fastcgi_temp_path fastcgi;
