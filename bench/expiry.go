@@ -31,7 +31,7 @@ const (
 	// expirySpare is what a session lives longer than it takes to begin them all.
 	expirySpare = 2 * time.Second
 	// expiryWindow is how long packets are timed, from the end of the first session on.
-	expiryWindow = 10 * time.Second
+	expiryWindow = 30 * time.Second
 )
 
 // MetricExpired is how many sessions left the table during a trial.

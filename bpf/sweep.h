@@ -14,11 +14,12 @@
 #include "state.h"
 
 enum sweep_limit {
-	SWEEP_SLICE_NS = 25000,   /* work at a time, as long as sessions are left to look at */
-	SWEEP_BUSY_NS = 1000000,  /* until the next slice then */
-	SWEEP_IDLE_NS = 10000000, /* and otherwise */
+	SWEEP_SLICE_NS = 10000,   /* work at a time, as long as sessions are left to look at */
+	SWEEP_HASTE_NS = 40000,   /* until the next slice then, if this one ended any */
+	SWEEP_BUSY_NS = 400000,   /* if not */
+	SWEEP_IDLE_NS = 10000000, /* and if none are left */
 	SWEEP_ROUND_TICKS = 953,  /* a second: no session is looked at more often */
-	SWEEP_LOOK_AT_CLOCK = 8,  /* sessions, or ports, between two looks at the clock */
+	SWEEP_LOOK_AT_CLOCK = 4,  /* sessions, or ports, between two looks at the clock */
 	SWEEP_SESSIONS = 1024,    /* at most in a slice */
 	SWEEP_QUEUED = 64,        /* ports, and fragments, at most in a slice */
 };
@@ -40,7 +41,8 @@ struct slice {
 	__u64 began_ns;
 	__u32 now;
 	__u32 looked;
-	__u32 more; /* time was over before the sessions were, or the ports */
+	__u32 more;  /* time was over before the sessions were, or the ports */
+	__u32 ended; /* sessions that died or were removed, ports that are free again */
 };
 
 /* Whether the slice has taken that long, after n of a kind. */
@@ -111,6 +113,7 @@ SUBPROGRAM void sweep_remove(struct slice *s, const struct nat_flow_key *key,
 	hold_drop(&source, addr_word(key->dst), s->now);
 	hold_drop(&target, addr_word(key->dst), s->now);
 	count_add(NAT_EXPIRED);
+	s->ended++;
 }
 
 /* The peer's flow, if it is of this session: where the second flow of a session could
@@ -137,8 +140,10 @@ static __always_inline int sweep_session(struct slice *s, const struct nat_flow_
 	state = state_read(owner);
 	peer = sweep_peer(key, owner);
 	if (!(state & NAT_FLOW_DEAD)) {
-		if (!peer || state_expired(owner, peer, s->config, s->now))
+		if (!peer || state_expired(owner, peer, s->config, s->now)) {
 			state_kill(owner, peer, s->now);
+			s->ended++;
+		}
 		return 1;
 	}
 	if (peer && !(state_read(peer) & NAT_FLOW_DEAD)) {
@@ -280,6 +285,7 @@ static long sweep_rested(__u32 n, struct slice *s)
 		port_give(index, class, bpf_ntohs(r.port));
 	else
 		address_give(index);
+	s->ended++;
 	return 0;
 }
 
@@ -305,6 +311,18 @@ static long sweep_fragment(__u32 n, struct slice *s)
 
 /* --- the timer ---------------------------------------------------------------------- */
 
+/*
+ * Until the next slice. To look at sessions that live takes a fortieth of a CPU at most.
+ * While sessions end it is a fifth, in more slices, not in longer ones: no packet waits
+ * longer.
+ */
+static __always_inline __u64 sweep_pause(const struct slice *s)
+{
+	if (!s->more)
+		return SWEEP_IDLE_NS;
+	return s->ended ? SWEEP_HASTE_NS : SWEEP_BUSY_NS;
+}
+
 static int sweep_tick(void *map, __u32 *index, struct sweep *sweep)
 {
 	__u64 began_ns = bpf_ktime_get_ns();
@@ -326,7 +344,7 @@ static int sweep_tick(void *map, __u32 *index, struct sweep *sweep)
 		st->sweep_ns += bpf_ktime_get_ns() - began_ns;
 		st->sweep_looked += s.looked;
 	}
-	bpf_timer_start(&sweep->timer, s.more ? SWEEP_BUSY_NS : SWEEP_IDLE_NS, 0);
+	bpf_timer_start(&sweep->timer, sweep_pause(&s), 0);
 	return 0;
 }
 
