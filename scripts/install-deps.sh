@@ -38,6 +38,7 @@ needs() {
 		curl                curl
 		nginx               nginx
 		iperf3              iperf3
+		wrk                 wrk
 		ping                iputils-ping
 		traceroute          traceroute
 		vsftpd              vsftpd
