@@ -106,6 +106,9 @@ func judgeRuleDrop(f facts) *verdict {
 	}
 	v.harm = float64(victims.count)
 	suspects, sure := f.droppingRules(victims)
+	if sure && suspects[0].chain.Table == guardTable {
+		return nil // what a cure of this doctor's keeps out
+	}
 	who := "a rule"
 	if sure {
 		who = fmt.Sprintf("rule %d of chain %s of table %s %s", suspects[0].rule.Number, suspects[0].chain.Name, suspects[0].chain.Family, suspects[0].chain.Table)
@@ -169,6 +172,9 @@ type suspect struct {
 	chain snapshot.Chain
 	rule  snapshot.DropRule
 }
+
+// guardTable is where rules go by which a cure keeps something out.
+const guardTable = "natkit-guard"
 
 // maxSuspects is how many of them a finding names.
 const maxSuspects = 5
