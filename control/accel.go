@@ -84,6 +84,11 @@ func PlanAccel(o AccelOptions) (*AccelPlan, error) {
 	if err := vacant(o.Namespace, nil); err != nil {
 		return nil, err
 	}
+	return planAccel(o)
+}
+
+// planAccel plans whatever is up in the namespace.
+func planAccel(o AccelOptions) (*AccelPlan, error) {
 	rec, err := newRecord(Options{Namespace: o.Namespace, Engine: EngineAccel})
 	if err != nil {
 		return nil, err

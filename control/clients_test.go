@@ -175,7 +175,7 @@ func (w *world) accelerate() {
 	w.t.Helper()
 	o := w.accelOptions()
 	o.Bypass = true // engine nft counts packets by its rules
-	p, err := PlanAccel(o)
+	p, err := planAccel(o) // beside what is up, which AccelOn refuses
 	if err != nil {
 		w.t.Fatal(err)
 	}
