@@ -11,10 +11,11 @@
  *   2) a packet of the direction goes up to the stack and is seen leaving by it, to the
  *      next hop and by the link that the routes say: what netfilter, IPsec, policy routing
  *      by mark or a foreign program would do otherwise shows here
- *   3) then, if connection tracking still says the same, the direction is trusted until
- *      LEARN_TRUST after that
- *   4) after that the next packet goes up again (2). Those after it still take the
- *      shortcut for LEARN_GRACE, in which it must have been seen leaving
+ *   3) then, if connection tracking has said the same since LEARN_GRACE before, the
+ *      direction is trusted until LEARN_TRUST after that
+ *   4) after that connection tracking and the routes are asked again, and the next packet
+ *      goes up (2). Those after it still take the shortcut for LEARN_GRACE, in which it
+ *      must have been seen leaving
  *
  * So whatever changes in the kernel ends a shortcut within a second, with no process
  * running; and as every direction in use shows the stack a packet a second, the
@@ -68,8 +69,8 @@ struct learn_glance {
 	/* How many packets came of one that has no shortcut: the lower bits, which LEARN_YOUNG
 	 * has room in, count, the others are the hash's. Of two here the later begins anew. */
 	__u32 young;
-	__u32 attended; /* when a shortcut of one of them last was made, asked about or trusted anew
-			 */
+	/* When a shortcut of one of them last was made, asked about or trusted anew. */
+	__u32 attended;
 };
 
 struct {
@@ -114,12 +115,13 @@ static __always_inline void learn_attended(const struct nat_flow_key *key, __u32
 }
 
 /* Whether a direction may have a shortcut that is trusted, or waits for a packet that was
- * just sent up: no look-up in a large table for those that end, or begin. */
+ * just sent up: no look-up in a large table for those that end, or begin. Another CPU may
+ * have attended to it since this packet looked at the clock. */
 static __always_inline int learn_lives(const struct nat_flow_key *key, __u32 now)
 {
 	struct learn_glance *glance = learn_glance(learn_hash(key));
 
-	return glance && now - glance->attended <= LEARN_REFUSED;
+	return glance && (__s32)(now - glance->attended) <= LEARN_REFUSED;
 }
 
 /* How packets of the other direction arrive. */

@@ -37,9 +37,9 @@ struct way {
 	struct route route;
 };
 
-/* The ways of the last second, by hash: what opens a session asks for two, and hosts open
- * several at a time, to few receivers. One a CPU, so that nobody reads what is half
- * written. What collides is asked for again. */
+/* The ways of the last second, by hash: hosts open several sessions at a time, and to few
+ * receivers. One a CPU, so that nobody reads what is half written. What collides is asked
+ * for again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

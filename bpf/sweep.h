@@ -41,7 +41,7 @@ struct slice {
 	__u64 began_ns;
 	__u32 now;
 	__u32 looked;
-	__u32 more;  /* time was over before the sessions were, or the ports */
+	__u32 more;  /* time was over before the sessions were, the ports or the fragments */
 	__u32 ended; /* sessions that died or were removed, ports that are free again */
 };
 
@@ -236,7 +236,7 @@ static __always_inline enum sweep_rest sweep_mapping(struct nat_mapping *m)
 	return REST_AGAIN; /* fought over, so in use */
 }
 
-/* The head of the queue, if it has rested; 1 ends. Half of the slice is the sessions'. */
+/* The head of the queue, if it has rested; 1 ends. Half of the slice is left. */
 static long sweep_rested(__u32 n, struct slice *s)
 {
 	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], index, class;
@@ -291,15 +291,16 @@ static long sweep_rested(__u32 n, struct slice *s)
 
 /* --- fragments ---------------------------------------------------------------------- */
 
-/* The oldest datagram, if it is too old; 1 ends. Packets don't use an entry older than
- * the time-out; it stays for as long again, so none still does when it is deleted. */
+/* The oldest datagram, if it is too old; 1 ends. A quarter of the slice is left. Packets
+ * don't use an entry older than the time-out; it stays for as long again, so none still
+ * does when it is deleted. */
 static long sweep_fragment(__u32 n, struct slice *s)
 {
 	__u32 limit = 2 * s->config->timeouts[NAT_TIMEOUT_FRAGMENT];
 	struct nat_fragment_key key = {};
 	struct nat_fragment *f;
 
-	if (bpf_map_peek_elem(&fragment_queue, &key))
+	if (sweep_over(s, n, SWEEP_SLICE_NS / 4 * 3) || bpf_map_peek_elem(&fragment_queue, &key))
 		return 1;
 	f = bpf_map_lookup_elem(&fragments, &key);
 	if (f && (__s32)(s->now - f->seen) <= (__s32)limit)

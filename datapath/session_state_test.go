@@ -692,26 +692,34 @@ func testLimits(t *testing.T, g *gateway) {
 	g.want(t, inside, "udp", 0, e, sent, endpoints{netip.MustParseAddr("203.0.113.22"), world, 4000, 53})
 }
 
-// New sessions may go by a route that is a second old, not by an older one.
+// New sessions may go by a route that is a second old, not by an older one; nor is their
+// sender believed to be for longer where it was.
 func TestRouteOfNewSessions(t *testing.T) {
 	g := newGateway(t)
 	e := ends("192.168.1.2:5000", "198.51.100.9:53")
 	g.want(t, inside, "udp", 0, e, sent, ends("203.0.113.1:5000", "198.51.100.9:53"))
-	g.do(t, func() error {
-		all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
-		return errors.Join(netlink.RouteDel(&netlink.Route{LinkIndex: g.out.ifindex, Gw: router.AsSlice()}),
-			netlink.RouteAdd(&netlink.Route{Dst: all, Type: unix.RTN_UNREACHABLE}))
-	})
-	for deadline := time.Now().Add(30 * time.Second); ; {
-		e.dport++ // the mapping stays
-		reason, _ := g.send(t, inside, "udp", 0, e)
-		if reason == abiNatReasonNAT_PASS_NO_ROUTE {
-			break
-		}
-		if reason != sent || time.Now().After(deadline) {
-			t.Fatalf("%v, want %v", reason, abiNatReasonNAT_PASS_NO_ROUTE)
+	becomes := func(want abiNatReason) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); ; {
+			e.dport++ // the mapping stays
+			reason, _ := g.send(t, inside, "udp", 0, e)
+			if reason == want {
+				return
+			}
+			if reason != sent || time.Now().After(deadline) {
+				t.Fatalf("%v, want %v", reason, want)
+			}
 		}
 	}
+	host := &netlink.Route{Dst: &net.IPNet{IP: e.src.AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_UNREACHABLE}
+	g.do(t, func() error { return netlink.RouteAdd(host) })
+	becomes(abiNatReasonNAT_DROP_SPOOFED)
+	g.do(t, func() error {
+		all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+		return errors.Join(netlink.RouteDel(host), netlink.RouteDel(&netlink.Route{LinkIndex: g.out.ifindex, Gw: router.AsSlice()}),
+			netlink.RouteAdd(&netlink.Route{Dst: all, Type: unix.RTN_UNREACHABLE}))
+	})
+	becomes(abiNatReasonNAT_PASS_NO_ROUTE)
 }
 
 // A session that cannot be made gives back everything it had taken.
