@@ -138,7 +138,7 @@ func datagrams(b *testing.B, bed *bench.Bed) float64 {
 		client := exec.CommandContext(b.Context(), "iperf3", "-c", bed.RightAddr.String(), "-u", "-b", "0", "-l", "18", "-t", "1", "-A", "1", "-J")
 		err := bed.Left.Do(func() (err error) {
 			last, err = client.Output()
-			return nil
+			return err
 		})
 		if err == nil && json.Unmarshal(last, &result) == nil && result.End.Sum.Seconds > 0 {
 			server.Wait()
