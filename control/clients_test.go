@@ -174,7 +174,7 @@ func newWorld(t *testing.T, engine Engine, rules string) *world {
 func (w *world) accelerate() {
 	w.t.Helper()
 	o := w.accelOptions()
-	o.Bypass = true // engine nft counts packets by its rules
+	o.Bypass = true        // engine nft counts packets by its rules
 	p, err := planAccel(o) // beside what is up, which AccelOn refuses
 	if err != nil {
 		w.t.Fatal(err)
