@@ -53,6 +53,16 @@ func judgeUntracked(f facts) *verdict {
 	if !f.translates() || f.Conntrack.Count > 0 || f.Conntrack.CountStart > 0 || forwarded < lostFew || sent < forwarded/2 || !f.tracks() {
 		return nil
 	}
+	// Entries may be gone at once: of a SYN that is refused. What keeps packets out is a rule before connection tracking.
+	var before []snapshot.Chain
+	for _, c := range f.Chains {
+		if (c.Hook == "prerouting" || c.Hook == "output") && c.Priority <= -200 && c.Rules > 0 {
+			before = append(before, c)
+		}
+	}
+	if len(before) == 0 {
+		return nil
+	}
 	v := &verdict{harm: float64(forwarded)}
 	v.Severity = Critical
 	v.Title = fmt.Sprintf("rules here translate, but none of %s was tracked, so that none was translated", number(forwarded, "forwarded packet"))
@@ -67,14 +77,8 @@ func judgeUntracked(f facts) *verdict {
 	}
 	v.Why = "Translation works on what connection tracking knows. A packet that a rule takes out of it, by notrack or the target NOTRACK or CT --notrack, passes every NAT rule untouched and leaves with its own source."
 	v.Remedy = []string{"# find the rule that says notrack, and narrow it to what is not translated:"}
-	found := false
-	for _, c := range f.Chains {
-		if (c.Hook == "prerouting" || c.Hook == "output") && c.Priority <= -200 && c.Rules > 0 {
-			v.Remedy, found = append(v.Remedy, f.run(listChain(c))), true
-		}
-	}
-	if !found {
-		v.Remedy = append(v.Remedy, f.run("nft list ruleset"), f.run("iptables-legacy-save -t raw"))
+	for _, c := range before {
+		v.Remedy = append(v.Remedy, f.run(listChain(c)))
 	}
 	return v
 }

@@ -151,7 +151,10 @@ func TestAnswersLost(t *testing.T) {
 	small := func(s *snapshot.Snapshot) {
 		s.Conntrack.Table.Entries, s.Conntrack.Table.ByProtocol = 40, map[string]uint64{"tcp": 40}
 	}
-	untracked := func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 0, 0 }
+	untracked := func(s *snapshot.Snapshot) {
+		s.Conntrack.Count, s.Conntrack.CountStart = 0, 0
+		s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "ip", Table: "raw", Name: "prerouting", Hook: "prerouting", Type: "filter", Priority: -300, Policy: "accept", Rules: 1})
+	}
 	unmatched := func(s *snapshot.Snapshot) {
 		s.Conntrack.Table.ByState["SYN_SENT"] = 9000
 		row := drop(400, snapshot.CauseNone, "eth0", sample("tcp 203.0.113.80:443 -> 198.51.100.1:4000 SYN,ACK"))
@@ -175,6 +178,7 @@ func TestAnswersLost(t *testing.T) {
 		{"a public source", flow(plain, "203.0.113.9", "192.0.2.90:443", 40, 12), ""},
 		{"a pool that is routed here", both(pool("192.0.2.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), ""},
 		{"a pool that is answered for", both(pool("198.51.100.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 4, 2)), ""},
+		{"all entries are gone at once", both(untracked, func(s *snapshot.Snapshot) { s.Chains = s.Chains[:len(s.Chains)-1] }), ""},
 		{"forwarding without rules", both(untracked, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 		{"all was dropped on the way", both(untracked, func(s *snapshot.Snapshot) { s.Counters["Ip.OutTransmits"] = 0 }), ""},
 		{"a scan's echo", both(unmatched, func(s *snapshot.Snapshot) { s.Conntrack.Table.ByState["SYN_SENT"] = 2 }), ""},
