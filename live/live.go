@@ -96,7 +96,7 @@ type PortUse struct {
 // Watch gives a Moment an interval to fn until ctx ends, which is no error, or fn
 // returns one. What can't be seen costs its part.
 func Watch(ctx context.Context, o Options, fn func(*Moment) error) error {
-	w := &watcher{o: o, fn: fn, last: time.Now()}
+	w := &watcher{o: o, fn: fn, take: probe.Take, last: time.Now()}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.host.Hostname, w.host.Kernel = hostNames()
@@ -126,6 +126,7 @@ func Watch(ctx context.Context, o Options, fn func(*Moment) error) error {
 type watcher struct {
 	o     Options
 	fn    func(*Moment) error
+	take  func(context.Context, probe.Options) (*snapshot.Snapshot, error)
 	host  snapshot.Host
 	drops *observe.Drops
 	cpus  *probe.CPUMeter
@@ -241,9 +242,11 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 			broken <- fmt.Errorf("judge the last window: %v", p)
 		}
 	}()
+	var drops probe.DropMeter // besides that of the screen, whose intervals are others
+	defer drops.Close()
 	window := min(firstWindow, w.o.Window)
 	for ctx.Err() == nil {
-		s, err := probe.Take(ctx, probe.Options{Netns: w.o.Netns, Window: window, Dump: w.o.Dump})
+		s, err := w.take(ctx, probe.Options{Netns: w.o.Netns, Window: window, Dump: w.o.Dump, Drops: &drops})
 		if err != nil {
 			broken <- err
 			return

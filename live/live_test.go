@@ -15,6 +15,7 @@ import (
 	"natkit/conntrack"
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
+	"natkit/probe"
 	"natkit/snapshot"
 )
 
@@ -68,6 +69,31 @@ func TestPortsFor(t *testing.T) {
 		if got := portsFor(chains, u); got != c.want {
 			t.Errorf("%d-%d: of %d ports, want %d", c.low, c.high, got, c.want)
 		}
+	}
+}
+
+// Every window is judged with the same tracer of drops.
+func TestJudgeKeepsTheTracer(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var first *probe.DropMeter
+	windows := 0
+	w := &watcher{o: Options{Window: time.Second}, take: func(_ context.Context, o probe.Options) (*snapshot.Snapshot, error) {
+		if windows++; windows == 1 {
+			first = o.Drops
+		}
+		if o.Drops == nil || o.Drops != first {
+			t.Errorf("window %d has a tracer of its own", windows)
+		}
+		if windows == 3 {
+			cancel()
+		}
+		return &snapshot.Snapshot{}, nil
+	}}
+	broken := make(chan error, 1)
+	w.judge(ctx, broken)
+	if windows != 3 || len(broken) != 0 {
+		t.Errorf("%d windows, %d errors; want 3 without", windows, len(broken))
 	}
 }
 

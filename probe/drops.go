@@ -21,25 +21,69 @@ func drops(opts Options) source {
 		}
 		return out
 	}
-	var tracer *observe.Drops
-	out.start = func(*view) (err error) {
-		tracer, err = observe.OpenDrops(observe.DropOptions{Netns: opts.Netns.Inode()})
-		return err
+	meter := opts.Drops
+	if meter == nil {
+		meter = &DropMeter{}
+		out.stop = meter.Close
 	}
+	out.start = func(*view) error { return meter.start(opts.Netns.Inode()) }
 	out.end = func(_ *view, s *snapshot.Snapshot) error {
-		d, err := tracer.Read()
+		d, err := meter.read()
 		if err != nil {
 			return err
 		}
 		s.Drops = &d
 		return nil
 	}
-	out.stop = func() {
-		if tracer != nil {
-			tracer.Close()
+	return out
+}
+
+// DropMeter is a tracer of one namespace's drops that stays from one Take to the
+// next, for those who Take again and again: to load it costs far more than to read
+// it. The zero value is ready to use, by one Take at a time.
+type DropMeter struct {
+	tracer dropReader                                    // nil: not loaded
+	open   func(observe.DropOptions) (dropReader, error) // for tests; nil is the kernel's
+}
+
+type dropReader interface {
+	Read() (snapshot.Drops, error)
+	Close() error
+}
+
+// start counts from now on. A tracer that fails is replaced by another.
+func (m *DropMeter) start(inode uint64) error {
+	if m.tracer != nil {
+		if _, err := m.read(); err == nil { // what was dropped between two windows belongs to neither
+			return nil
 		}
 	}
-	return out
+	open := m.open
+	if open == nil {
+		open = func(o observe.DropOptions) (dropReader, error) { return observe.OpenDrops(o) }
+	}
+	tracer, err := open(observe.DropOptions{Netns: inode})
+	if err != nil {
+		return err
+	}
+	m.tracer = tracer
+	return nil
+}
+
+func (m *DropMeter) read() (snapshot.Drops, error) {
+	d, err := m.tracer.Read()
+	if err != nil {
+		m.Close()
+	}
+	return d, err
+}
+
+// Close ends the counting.
+func (m *DropMeter) Close() {
+	if m.tracer != nil {
+		m.tracer.Close()
+		m.tracer = nil
+	}
 }
 
 // dropTracer counts the drops of all namespaces at once and gives each its own.

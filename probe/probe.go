@@ -37,6 +37,10 @@ type Options struct {
 	// machine, not of the one that the files are from.
 	Root string
 
+	// Drops, if not nil, counts the drops and is left open for the next Take of the
+	// same namespace: the caller closes it.
+	Drops *DropMeter
+
 	// Progress, if not nil, is called now and then with what is being done, and
 	// how much of the window is over, 0 to 1.
 	Progress func(what string, part float64)
