@@ -294,6 +294,8 @@ static __noinline int learn_again(struct ctx *ctx, struct packet *packet, struct
 		learn_stop(packet, s);
 		return reason == NAT_ACCEL_NOT_IPV4 ? reason : learn_refuse(packet, s, reason);
 	}
+	if (s->hop != now.hop) /* none was seen leaving by that: the stack may forbid it */
+		learn_wait(s, packet->now);
 	s->hop = now.hop;
 	s->mtu = now.mtu;
 	s->in_link = now.in_link;
@@ -327,7 +329,7 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 		    silent < LEARN_PATIENCE)
 			return 0;
 		reason = learn_again(ctx, packet, s);
-		if (!reason && silent < LEARN_GRACE)
+		if (!reason && !s->probed && silent < LEARN_GRACE)
 			s->until = now + LEARN_GRACE;
 		return reason ?: learn_probe(packet, s);
 	}
