@@ -76,6 +76,7 @@ const (
 	settingEstablished = "net.netfilter.nf_conntrack_tcp_timeout_established"
 	settingTableMax    = "net.netfilter.nf_conntrack_max"
 	settingAccounting  = "net.netfilter.nf_conntrack_acct"
+	settingBridge      = "net.bridge.bridge-nf-call-iptables" // there is none without br_netfilter
 )
 
 // PlanAccel plans what AccelOn would do in a namespace that has nothing up, and changes
@@ -159,6 +160,9 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		p.links, p.Placements = append(p.links, link), append(p.Placements, place)
 		if softwareKinds[place.kind] != "" && place.XDP {
 			p.Warnings = append(p.Warnings, name+": what XDP sends to a "+place.kind+" is lost unless its other end runs XDP or has GRO on")
+		}
+		if v, err := readSetting(settingBridge); err == nil && v == "1" && l.Type() == "bridge" {
+			p.Warnings = append(p.Warnings, name+": packets of its ports whose destination NAT changes go through the stack: it is changed before they get here, as "+settingBridge+" is 1")
 		}
 	}
 	return errors.Join(p.gatherTCP(o), p.gatherFlows(o))

@@ -105,7 +105,10 @@ func (b *bed) accelStats() *nat.AccelStats {
 }
 
 // parrot answers datagrams with what they say and whom they came from.
-func (b *bed) parrot(ns *netns.Handle, at string) {
+func (b *bed) parrot(ns *netns.Handle, at string) { b.t.Helper(); b.parrotNamed(ns, at, "") }
+
+// parrotNamed is a parrot that adds who it is.
+func (b *bed) parrotNamed(ns *netns.Handle, at, name string) {
 	b.t.Helper()
 	var c net.PacketConn
 	b.in(ns, func() (err error) { c, err = net.ListenPacket("udp4", at); return err })
@@ -117,7 +120,7 @@ func (b *bed) parrot(ns *netns.Handle, at string) {
 			if err != nil {
 				return
 			}
-			c.WriteTo(append(p[:n:n], from.String()...), from)
+			c.WriteTo(append(p[:n:n], from.String()+name...), from)
 		}
 	}()
 }
@@ -194,9 +197,9 @@ func (b *bed) explain() {
 // whom the parrot saw, each time the same if there is one flow.
 func (b *bed) accelerated(flows ...*dialogue) (seen string) {
 	b.t.Helper()
-	local := map[string]bool{}
+	var conns []net.Conn
 	for _, k := range flows {
-		local[k.conn.LocalAddr().String()] = true
+		conns = append(conns, k.conn)
 	}
 	ktest.Wait(b.t, 30*time.Second, "flows take the shortcut", func() bool {
 		for range 20 {
@@ -211,19 +214,28 @@ func (b *bed) accelerated(flows ...*dialogue) (seen string) {
 				seen = answer
 			}
 		}
-		trusted := 0
-		err := Shortcuts(b.gateway, func(s *nat.Shortcut) bool {
-			if s.Trusted && (local[s.Source.String()] || local[s.DestinationAfter.String()]) {
-				trusted++
-			}
-			return true
-		})
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		return trusted >= 2*len(flows)
+		return b.trusted(conns...) >= 2*len(flows)
 	})
 	return seen
+}
+
+// trusted counts the directions of these flows, by who began them, that take the shortcut.
+func (b *bed) trusted(flows ...net.Conn) (n int) {
+	b.t.Helper()
+	local := map[string]bool{}
+	for _, c := range flows {
+		local[c.LocalAddr().Network()+c.LocalAddr().String()] = true
+	}
+	err := Shortcuts(b.gateway, func(s *nat.Shortcut) bool {
+		if proto := s.Protocol.String(); s.Trusted && (local[proto+s.Source.String()] || local[proto+s.DestinationAfter.String()]) {
+			n++
+		}
+		return true
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n
 }
 
 // A flow is translated as before, once it takes the shortcut; off puts everything back.
@@ -596,27 +608,41 @@ func (b *bed) neighbour(mac string) {
 	})
 }
 
-// A port published by a container's bridge: the bridge is named, its ports are not.
-func TestAccelBridge(t *testing.T) {
-	b := newAccelBed(t)
-	container := b.namespace()
+// bridge makes one in the gateway, with a container at each of its ports veth1, veth2, ...
+func (b *bed) bridge(name, addr string, peers ...string) (containers []*netns.Handle) {
+	b.t.Helper()
+	gateway, _, _ := net.ParseCIDR(addr)
 	b.in(b.gateway, func() error {
-		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "docker0"}}
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
 		if err := netlink.LinkAdd(bridge); err != nil {
 			return err
 		}
-		addr, err := netlink.ParseAddr("172.17.0.1/16")
+		addr, err := netlink.ParseAddr(addr)
 		return errors.Join(err, netlink.AddrAdd(bridge, addr), netlink.LinkSetUp(bridge))
 	})
-	b.link(b.gateway, "veth1", "169.254.9.9/32", container, "eth0", "172.17.0.2/16")
-	b.in(b.gateway, func() error {
-		port, err1 := netlink.LinkByName("veth1")
-		bridge, err2 := netlink.LinkByName("docker0")
-		return errors.Join(err1, err2, netlink.LinkSetMaster(port, bridge))
-	})
-	b.in(container, func() error {
-		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(172, 17, 0, 1)})
-	})
+	for i, peer := range peers {
+		container, veth := b.namespace(), fmt.Sprintf("veth%d", i+1)
+		b.link(b.gateway, veth, fmt.Sprintf("169.254.9.%d/32", i+1), container, "eth0", peer)
+		b.in(b.gateway, func() error {
+			port, err1 := netlink.LinkByName(veth)
+			bridge, err2 := netlink.LinkByName(name)
+			return errors.Join(err1, err2, netlink.LinkSetMaster(port, bridge))
+		})
+		b.in(container, func() error { return addRoute("0.0.0.0/0", gateway.String()) })
+		containers = append(containers, container)
+	}
+	return containers
+}
+
+func addRoute(to, via string) error {
+	dst, err := netlink.ParseIPNet(to)
+	return errors.Join(err, netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)}))
+}
+
+// A port published by a container's bridge: the bridge is named, its ports are not.
+func TestAccelBridge(t *testing.T) {
+	b := newAccelBed(t)
+	container := b.bridge("docker0", "172.17.0.1/16", "172.17.0.2/16")[0]
 	b.nft(`insert rule ip nat pre iifname "out" udp dport 8081 dnat to 172.17.0.2:81
 insert rule ip nat pre iifname "out" tcp dport 8082 dnat to 172.17.0.2:82
 insert rule ip filter forward iifname "docker0" accept`)
@@ -626,7 +652,14 @@ insert rule ip filter forward iifname "docker0" accept`)
 		t.Errorf("a port of the bridge: %v", err)
 	}
 	o.Interfaces = []string{"docker0", "out"}
-	b.accelOn(o)
+	p := b.accelOn(o)
+	b.in(b.gateway, func() error {
+		early, _ := readSetting(settingBridge)
+		if told := slices.ContainsFunc(p.Warnings, func(w string) bool { return strings.Contains(w, settingBridge) }); told != (early == "1") {
+			t.Errorf("%s is %q: %q", settingBridge, early, p.Warnings)
+		}
+		return nil
+	})
 	b.parrot(container, "172.17.0.2:81")
 	b.parrot(b.server, "198.51.100.9:7000")
 	if seen := b.accelerated(b.dialogue(b.server, "198.51.100.9:6000", "198.51.100.1:8081")); seen != "198.51.100.9:6000" {
