@@ -390,7 +390,7 @@ type mirrored struct {
 func (b *bed) mirror(ns *netns.Handle, at string) {
 	b.t.Helper()
 	var l net.Listener
-	b.in(ns, func() (err error) { l, err = net.Listen("tcp4", at); return err })
+	b.in(ns, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
 	b.t.Cleanup(func() { l.Close() })
 	go func() {
 		for {

@@ -111,7 +111,7 @@ func (b *bed) parrot(ns *netns.Handle, at string) { b.t.Helper(); b.parrotNamed(
 func (b *bed) parrotNamed(ns *netns.Handle, at, name string) {
 	b.t.Helper()
 	var c net.PacketConn
-	b.in(ns, func() (err error) { c, err = net.ListenPacket("udp4", at); return err })
+	b.in(ns, bound(func() (err error) { c, err = net.ListenPacket("udp4", at); return err }))
 	b.t.Cleanup(func() { c.Close() })
 	go func() {
 		p := make([]byte, 2048)
@@ -377,7 +377,7 @@ func (b *bed) entries() []*netlink.ConntrackFlow {
 func (b *bed) transfer(t *testing.T, from, to *netns.Handle, at string, then func()) {
 	t.Helper()
 	var l net.Listener
-	b.in(to, func() (err error) { l, err = net.Listen("tcp4", at); return err })
+	b.in(to, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
 	defer l.Close()
 	data := make([]byte, 8<<20)
 	rand.Read(data)

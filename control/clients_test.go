@@ -291,7 +291,7 @@ func (w *world) dial(ns *netns.Handle, from, to string) net.Conn {
 func (w *world) listen(ns *netns.Handle, at string) net.Listener {
 	w.t.Helper()
 	var l net.Listener
-	w.in(ns, func() (err error) { l, err = net.Listen("tcp4", at); return err })
+	w.in(ns, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
 	w.t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -300,7 +300,7 @@ func (w *world) listen(ns *netns.Handle, at string) net.Listener {
 func (w *world) packets(ns *netns.Handle, at string) net.PacketConn {
 	w.t.Helper()
 	var c net.PacketConn
-	w.in(ns, func() (err error) { c, err = net.ListenPacket("udp4", at); return err })
+	w.in(ns, bound(func() (err error) { c, err = net.ListenPacket("udp4", at); return err }))
 	w.t.Cleanup(func() { c.Close() })
 	return c
 }

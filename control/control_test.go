@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"natkit/datapath"
 	"natkit/internal/journal"
@@ -170,11 +171,24 @@ func (b *bed) up(text string, o Options) *Plan {
 	return p
 }
 
+// bound opens a socket at an address that an earlier one, closed already, may still have: Go
+// lets it go when the goroutine that waits at it has woken up.
+func bound(open func() error) func() error {
+	return func() error {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			err := open()
+			if !errors.Is(err, unix.EADDRINUSE) || time.Now().After(deadline) {
+				return err
+			}
+		}
+	}
+}
+
 // echo answers every line of TCP at an address of a namespace with whom it came from.
 func (b *bed) echo(ns *netns.Handle, at string) {
 	b.t.Helper()
 	var l net.Listener
-	b.in(ns, func() (err error) { l, err = net.Listen("tcp4", at); return err })
+	b.in(ns, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
 	b.t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
