@@ -32,15 +32,9 @@ var nextHopFault = Fault{
 		return s.browse(ctx)
 	},
 	broken: func(ctx context.Context, s *scene) error {
-		const port = 5353
-		server := s.lab.ServerNode()
-		if err := s.swallow(server, port); err != nil {
+		if err := s.talkBeyond(); err != nil {
 			return err
 		}
-		if err := addLoopback(server, beyond); err != nil {
-			return err
-		}
-		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(beyond.Addr(), port), 5, 50))
 		return s.shell(ctx, fmt.Sprintf("ip route add %s via %s", beyond.Masked(), nextRouter(s).Addr()))
 	},
 	cure: func(ctx context.Context, s *scene, _ diagnose.Finding) error {

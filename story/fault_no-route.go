@@ -28,24 +28,28 @@ var noRouteFault = Fault{
 		s.traffic = append(s.traffic, s.spray(netip.MustParseAddr("10.65.0.1"), 2, 100))
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
-		const port = 5353
-		server := s.lab.ServerNode()
-		if err := s.swallow(server, port); err != nil {
-			return err
-		}
-		if err := addLoopback(server, beyond); err != nil {
-			return err
-		}
-		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(beyond.Addr(), port), 5, 50))
-		return nil
-	},
+	broken: func(_ context.Context, s *scene) error { return s.talkBeyond() },
 	cure: func(_ context.Context, s *scene, f diagnose.Finding) error {
 		s.commands = append(s.commands, fmt.Sprintf("ip route add %s via %s", beyond.Masked(), s.lab.ServerNode().Addr))
 		return s.watched.Do(func() error {
 			return netlink.RouteAdd(&netlink.Route{Dst: ipNet(beyond.Masked()), Gw: s.lab.ServerNode().Addr.AsSlice()})
 		})
 	},
+}
+
+// talkBeyond has the client talk to the network behind the server, which the gateway may
+// know a way to.
+func (s *scene) talkBeyond() error {
+	const port = 5353
+	server := s.lab.ServerNode()
+	if err := s.swallow(server, port); err != nil {
+		return err
+	}
+	if err := addLoopback(server, beyond); err != nil {
+		return err
+	}
+	s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(beyond.Addr(), port), 5, 50))
+	return nil
 }
 
 // addLoopback gives a node another address, that of a network behind it.
