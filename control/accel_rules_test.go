@@ -389,22 +389,10 @@ type mirrored struct {
 // mirror tells who connects whom it sees, and gives back what is sent.
 func (b *bed) mirror(ns *netns.Handle, at string) {
 	b.t.Helper()
-	var l net.Listener
-	b.in(ns, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
-	b.t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				fmt.Fprintln(c, c.RemoteAddr())
-				io.Copy(c, c)
-			}()
-		}
-	}()
+	b.serveTCP(ns, at, func(c net.Conn) {
+		fmt.Fprintln(c, c.RemoteAddr())
+		io.Copy(c, c)
+	})
 }
 
 func (b *bed) connect(ns *netns.Handle, to string) *mirrored {

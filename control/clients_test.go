@@ -287,15 +287,6 @@ func (w *world) dial(ns *netns.Handle, from, to string) net.Conn {
 	return c
 }
 
-// listen opens a TCP listener that ends with the test.
-func (w *world) listen(ns *netns.Handle, at string) net.Listener {
-	w.t.Helper()
-	var l net.Listener
-	w.in(ns, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
-	w.t.Cleanup(func() { l.Close() })
-	return l
-}
-
 // packets opens a UDP socket that ends with the test.
 func (w *world) packets(ns *netns.Handle, at string) net.PacketConn {
 	w.t.Helper()

@@ -185,17 +185,8 @@ func clientFTPForwarded(w *world) {
 
 // whoami answers every connection with its own address and whom it came from.
 func (w *world) whoami(ns *netns.Handle, at string) {
-	l := w.listen(ns, at)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			fmt.Fprintln(c, c.LocalAddr(), c.RemoteAddr())
-			c.Close()
-		}
-	}()
+	w.t.Helper()
+	w.serveTCP(ns, at, func(c net.Conn) { fmt.Fprintln(c, c.LocalAddr(), c.RemoteAddr()) })
 }
 
 // who asks a whoami from an address: who it is, and whom it sees.
