@@ -90,7 +90,7 @@ rules:
 
 func TestClients(t *testing.T) {
 	ktest.Root(t)
-	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	ktest.RunDir(t)
 	large, small := newPayload(t, 100<<20), newPayload(t, 10<<20)
 	for _, network := range clientNetworks {
 		for _, engine := range []Engine{EngineEBPF, EngineNFT, EngineAccel} {

@@ -76,7 +76,7 @@ rules:
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	ktest.Root(t)
-	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	ktest.RunDir(t)
 	return makeBed(t)
 }
 

@@ -283,7 +283,7 @@ var engines = [2]Engine{EngineEBPF, EngineNFT}
 // first sequence's seed.
 func TestEnginesAlike(t *testing.T) {
 	ktest.Root(t)
-	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	ktest.RunDir(t)
 	seed := uint64(1)
 	if text := os.Getenv("NATKIT_SEED"); text != "" {
 		if _, err := fmt.Sscan(text, &seed); err != nil {

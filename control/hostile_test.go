@@ -201,7 +201,7 @@ func addressed(w *wire, sources, destinations []string) (frames [][]byte) {
 // in, no mapping is made from outside, and the client's datagrams go on without a gap.
 func TestHostile(t *testing.T) {
 	ktest.Root(t)
-	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	ktest.RunDir(t)
 	for _, attach := range []Attach{AttachTC, AttachXDP} {
 		t.Run(string(attach), func(t *testing.T) { testHostile(t, attach) })
 	}

@@ -50,7 +50,7 @@ func TestNATUsage(t *testing.T) {
 // The life of a gateway by its commands: dry run, up, what shows it, apply, down.
 func TestNATCommands(t *testing.T) {
 	ktest.Root(t)
-	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	ktest.RunDir(t)
 	name := ktest.Name(t)
 	ns, err := netns.Create(name)
 	if err != nil {

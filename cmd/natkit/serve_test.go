@@ -56,7 +56,7 @@ func (l *log) has(want string) bool {
 // A service by its command: it says that it is up, of a file with errors, and at its end.
 func TestServeCommand(t *testing.T) {
 	ktest.Root(t)
-	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
+	ktest.RunDir(t)
 	t.Setenv("JOURNAL_STREAM", "8:1")
 	name := ktest.Name(t)
 	ns, err := netns.Create(name)

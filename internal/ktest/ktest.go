@@ -6,6 +6,7 @@
 package ktest
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Missing ends the test because something it needs is not there. For a user it
@@ -83,6 +86,20 @@ func Tool(t testing.TB, name string) string {
 		Missing(t, "needs the program %s", name)
 	}
 	return path
+}
+
+// RunDir gives the test a folder of its own for what ends with the next boot. Where the
+// machine has no BPF file system natkit mounts one there, which ends with the test.
+func RunDir(t testing.TB) {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("NATKIT_RUN_DIR", dir)
+	t.Cleanup(func() {
+		err := unix.Unmount(filepath.Join(dir, "bpf"), 0)
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // none was mounted
+			t.Error(err)
+		}
+	})
 }
 
 var names atomic.Uint32
