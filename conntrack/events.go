@@ -17,8 +17,9 @@ type WatchOptions struct {
 	Interval time.Duration // one second by default
 	For      time.Duration // 0: until the context ends
 	Filter   Filter        // State and Unreplied of an event are those at its time
-	// NoStates leaves out of Entered all states but those that flows begin in: the
-	// kernel is not asked for changes of flows, of which one of TCP has half a dozen.
+	// NoStates need not fill Entered and Ended: the kernel is not asked for changes of
+	// flows, of which one of TCP has half a dozen. Without a Filter, events are then
+	// counted in the kernel where that is possible, which costs the watcher nothing.
 	NoStates bool
 }
 
@@ -75,22 +76,29 @@ func Watch(ctx context.Context, o WatchOptions, fn func(*Rates) error) error {
 	if o.Interval <= 0 {
 		o.Interval = time.Second
 	}
-	groups := uint32(eventGroups)
-	if o.NoStates {
-		groups &^= updateGroup
+	open := func(groups uint32) (*socket, error) { return openSocket(ctx, groups) }
+	s, counter, err := openCounted(&o, open)
+	switch {
+	case err == nil:
+		defer counter.close()
+	case errors.Is(err, errNoCounter):
+		groups := uint32(eventGroups)
+		if o.NoStates {
+			groups &^= updateGroup
+		}
+		s, err = open(groups)
 	}
-	s, err := openSocket(ctx, groups)
 	if err != nil {
 		return fmt.Errorf("watch conntrack events: %w", err)
 	}
 	defer s.close()
-	if err := s.watch(ctx, o, fn); err != nil && ctx.Err() == nil {
+	if err := s.watch(ctx, o, counter, fn); err != nil && ctx.Err() == nil {
 		return err
 	}
 	return nil
 }
 
-func (s *socket) watch(ctx context.Context, o WatchOptions, fn func(*Rates) error) error {
+func (s *socket) watch(ctx context.Context, o WatchOptions, counter *eventCounter, fn func(*Rates) error) error {
 	began := time.Now()
 	last, lostBefore := began, s.lost()
 	r := newRates()
@@ -105,7 +113,10 @@ func (s *socket) watch(ctx context.Context, o WatchOptions, fn func(*Rates) erro
 			tick = began.Add(o.For)
 		}
 		for {
-			if err := s.drain(tick, each); err != nil {
+			pause := gather
+			if counter != nil {
+				pause = o.Interval
+			} else if err := s.drain(tick, each); err != nil {
 				return fmt.Errorf("watch conntrack events: %w", err)
 			}
 			left := time.Until(tick)
@@ -115,13 +126,19 @@ func (s *socket) watch(ctx context.Context, o WatchOptions, fn func(*Rates) erro
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-time.After(min(gather, left)):
+			case <-time.After(min(pause, left)):
 			}
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		now, lost := time.Now(), s.lost()
+		if counter != nil {
+			var err error
+			if r.New, r.Destroyed, err = counter.read(); err != nil {
+				return err
+			}
+		}
 		r.Seconds = now.Sub(last).Seconds()
 		r.Lost, last, lostBefore = uint64(lost-lostBefore), now, lost
 		r.Limits, _ = ReadLimits()

@@ -460,6 +460,53 @@ func TestWatchCountsLostEvents(t *testing.T) {
 	})
 }
 
+// TestWatchCountsInKernel: more events than a socket's buffer holds, that nobody reads,
+// are all counted, those of entries that change are not, and none is lost.
+func TestWatchCountsInKernel(t *testing.T) {
+	h := newNetns(t)
+	in(t, h, func() error {
+		ctx := context.Background()
+		s, counter, err := openCounted(&WatchOptions{NoStates: true}, func(groups uint32) (*socket, error) { return openSocket(ctx, groups) })
+		if err != nil {
+			return err
+		}
+		defer counter.close()
+		defer s.close()
+		if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4096); err != nil {
+			return err
+		}
+		const n = 5000
+		if _, err := Fill(ctx, FillOptions{Count: n}); err != nil {
+			return err
+		}
+		if began, ended, err := counter.read(); began != n || ended != 0 || err != nil {
+			t.Errorf("after filling: %d began, %d ended, %v; want %d, 0", began, ended, err, n)
+		}
+		if err := Flush(ctx); err != nil {
+			return err
+		}
+		if began, ended, err := counter.read(); began != 0 || ended != n || err != nil {
+			t.Errorf("after flush: %d began, %d ended, %v; want 0, %d", began, ended, err, n)
+		}
+		if lost := s.lost(); lost != 0 {
+			t.Errorf("%d lost", lost)
+		}
+		if _, err := unix.Read(s.fd, s.buf); !errors.Is(err, unix.EAGAIN) {
+			t.Errorf("an event got into the socket's buffer: %v", err)
+		}
+		return nil
+	})
+}
+
+// What asks for the content of events reads them.
+func TestWatchReadsForFilter(t *testing.T) {
+	for _, o := range []WatchOptions{{}, {NoStates: true, Filter: Filter{Proto: unix.IPPROTO_TCP}}} {
+		if _, _, err := openCounted(&o, nil); !errors.Is(err, errNoCounter) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
 func TestWatchFor(t *testing.T) {
 	h := newNetns(t)
 	in(t, h, func() error {

@@ -4,9 +4,10 @@
 // connection tracking table fills, which flows come and go, what is dropped and
 // what the doctor says of the last window. It shows nothing.
 //
-// What is cheap is read every interval. What is not, a dump of the table and the
-// facts that findings rest on, is read once a window, by a goroutine of its own,
-// so that a table of a million entries does not hold the clock up.
+// What is cheap is read every interval. What is not, the facts that findings rest
+// on, is read once a window, by a goroutine of its own, so that a table of a million
+// entries does not hold the clock up; and the entries of the table are read no more
+// than one part in a hundred of the time, however large it is.
 package live
 
 import (
@@ -32,13 +33,13 @@ type Options struct {
 	Netns    *netns.Handle // nil is the caller's own
 	Interval time.Duration // between two moments
 	Window   time.Duration // that findings are judged from
-	Dump     bool          // read the entries of the table, once a window
+	Dump     bool          // read the entries of the table, once a window or less often
 	Events   bool          // count flows by the kernel's events
 }
 
-// dumpShare bounds how much of the time the table is being read: a window is so
-// many times as long as the last dump, at least.
-const dumpShare = 20
+// dumpShare bounds how much of the time the table is being read: from one dump to
+// the next it is so many times as long as the dump took, at least.
+const dumpShare = 100
 
 // firstWindow is shorter, so that there is something to see.
 const firstWindow = 2 * time.Second
@@ -81,8 +82,9 @@ type Flows struct {
 type Judged struct {
 	At            time.Time             `json:"at"`
 	WindowSeconds float64               `json:"window_s"`
-	Table         *snapshot.Table       `json:"table,omitzero"` // nil without a dump
-	SNATPorts     []PortUse             `json:"snat_ports"`     // fullest first
+	Table         *snapshot.Table       `json:"table,omitzero"`    // nil without a dump
+	TableAt       time.Time             `json:"table_at,omitzero"` // when it was read, which may be some windows ago
+	SNATPorts     []PortUse             `json:"snat_ports"`        // fullest first
 	Findings      []diagnose.Finding    `json:"findings"`
 	Unseen        []snapshot.Capability `json:"unseen"` // only those that are not there
 }
@@ -244,20 +246,49 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 	}()
 	var drops probe.DropMeter // besides that of the screen, whose intervals are others
 	defer drops.Close()
+	hooks := observe.OpenHooks()
+	defer hooks.Close()
 	window := min(firstWindow, w.o.Window)
+	var dump dumped
 	for ctx.Err() == nil {
-		s, err := w.take(ctx, probe.Options{Netns: w.o.Netns, Window: window, Dump: w.o.Dump, Drops: &drops})
+		o := probe.Options{Netns: w.o.Netns, Window: window, Drops: &drops, Hooks: hooks, NoSeries: true}
+		o.Table = dump.inUse(time.Now().Add(window))
+		o.Dump = w.o.Dump && o.Table == nil
+		s, err := w.take(ctx, o)
 		if err != nil {
 			broken <- err
 			return
 		}
 		j := judgement(s)
+		if j.Table != nil {
+			j.TableAt = dump.read(j.Table, time.Now())
+		}
 		w.judged.Store(j)
 		window = w.o.Window
-		if j.Table != nil {
-			window = max(window, time.Duration(j.Table.DumpSeconds*dumpShare*float64(time.Second)))
-		}
 	}
+}
+
+// dumped is what was read of the table last.
+type dumped struct {
+	table *snapshot.Table
+	at    time.Time
+}
+
+// inUse is what was read, as long as it is too early to read again.
+func (d *dumped) inUse(now time.Time) *snapshot.Table {
+	if d.table == nil || now.Sub(d.at).Seconds() >= d.table.DumpSeconds*dumpShare {
+		return nil
+	}
+	return d.table
+}
+
+// read takes what a window has shown, which may be what is in use already, and
+// returns when that was read.
+func (d *dumped) read(t *snapshot.Table, now time.Time) time.Time {
+	if t != d.table {
+		d.table, d.at = t, now
+	}
+	return d.at
 }
 
 func judgement(s *snapshot.Snapshot) *Judged {

@@ -82,7 +82,7 @@ func TestJudgeKeepsTheTracer(t *testing.T) {
 		if windows++; windows == 1 {
 			first = o.Drops
 		}
-		if o.Drops == nil || o.Drops != first {
+		if o.Drops == nil || o.Drops != first || o.Hooks == nil {
 			t.Errorf("window %d has a tracer of its own", windows)
 		}
 		if windows == 3 {
@@ -94,6 +94,48 @@ func TestJudgeKeepsTheTracer(t *testing.T) {
 	w.judge(ctx, broken)
 	if windows != 3 || len(broken) != 0 {
 		t.Errorf("%d windows, %d errors; want 3 without", windows, len(broken))
+	}
+}
+
+// A table that takes a second to read is read every hundredth window of a second, and its
+// last reading judged in between.
+func TestJudgeReadsTheTableSeldom(t *testing.T) {
+	began := time.Now()
+	var d dumped
+	if d.inUse(began) != nil {
+		t.Error("a table before it was read")
+	}
+	table := &snapshot.Table{DumpSeconds: 1}
+	if at := d.read(table, began); !at.Equal(began) {
+		t.Errorf("read at %v, want %v", at, began)
+	}
+	if d.inUse(began.Add(99*time.Second)) != table || d.inUse(began.Add(100*time.Second)) != nil {
+		t.Error("want the table in use for a hundred seconds")
+	}
+	if at := d.read(table, began.Add(50*time.Second)); !at.Equal(began) {
+		t.Errorf("judged again: read at %v, want %v", at, began)
+	}
+	if at := d.read(&snapshot.Table{}, began.Add(time.Minute)); !at.Equal(began.Add(time.Minute)) {
+		t.Errorf("read again: at %v", at)
+	}
+
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	windows := 0
+	w := &watcher{o: Options{Window: time.Second, Dump: true}}
+	w.take = func(_ context.Context, o probe.Options) (*snapshot.Snapshot, error) {
+		if windows++; windows == 1 != o.Dump || o.Dump != (o.Table == nil) || o.Table != nil && o.Table != table {
+			t.Errorf("window %d: dump %v, table %v", windows, o.Dump, o.Table)
+		}
+		if windows == 3 {
+			cancel()
+		}
+		return &snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Table: table}}, nil
+	}
+	broken := make(chan error, 1)
+	w.judge(ctx, broken)
+	if j := w.judged.Load(); windows != 3 || len(broken) != 0 || j.Table != table || j.TableAt.Before(began) {
+		t.Errorf("%d windows, %d errors, last judgement %+v", windows, len(broken), j)
 	}
 }
 

@@ -243,7 +243,7 @@ func conntrackTable(ctx context.Context, opts Options) source {
 		costs: "what fills the table, and how near source translation is to its last port, is not told",
 		live:  true,
 		start: func(*view) error {
-			if !opts.Dump {
+			if !opts.Dump && opts.Table == nil {
 				return errors.New("not asked for")
 			}
 			return nil
@@ -251,6 +251,10 @@ func conntrackTable(ctx context.Context, opts Options) source {
 		end: func(v *view, s *snapshot.Snapshot) error {
 			if s.Conntrack == nil { // asking would load connection tracking
 				return errNoConntrack
+			}
+			if opts.Table != nil {
+				s.Conntrack.Table = opts.Table
+				return nil
 			}
 			// The dump belongs to a window that was ended early as well.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDump)

@@ -43,10 +43,12 @@ func eventSockets() source {
 			if err != nil {
 				return err
 			}
-			missing := map[uint64]bool{}
+			missing := map[uint64]bool{} // to look for their programs costs a look at each of the machine's open files
 			for i := range list {
 				list[i].Drops = increase32(before[list[i].Inode], list[i].Drops)
-				missing[list[i].Inode] = true
+				if list[i].Drops > 0 {
+					missing[list[i].Inode] = true
+				}
 			}
 			s.EventSockets = list
 			if len(missing) == 0 || !v.live {

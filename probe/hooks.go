@@ -14,9 +14,12 @@ func hooks(opts Options) source {
 		costs: "what each packet walks through, asked for or not, is not told",
 		live:  true,
 		end: func(_ *view, s *snapshot.Snapshot) (err error) {
-			if opts.shared != nil {
+			switch {
+			case opts.shared != nil:
 				s.Hooks, err = opts.shared.hooks.List(opts.Netns)
-			} else {
+			case opts.Hooks != nil:
+				s.Hooks, err = opts.Hooks.List(opts.Netns)
+			default:
 				s.Hooks, err = observe.Hooks(opts.Netns)
 			}
 			return err

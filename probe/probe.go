@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/netns"
+	"natkit/observe"
 	"natkit/snapshot"
 )
 
@@ -40,6 +41,13 @@ type Options struct {
 	// Drops, if not nil, counts the drops and is left open for the next Take of the
 	// same namespace: the caller closes it.
 	Drops *DropMeter
+	// Hooks, if not nil, lists the hooks, likewise.
+	Hooks *observe.HookLister
+	// Table, if not nil, is what an earlier Take of the same namespace read of the
+	// entries of its conntrack table, and is taken in place of another reading.
+	Table *snapshot.Table
+	// NoSeries leaves out the course of the counters within the window.
+	NoSeries bool
 
 	// Progress, if not nil, is called now and then with what is being done, and
 	// how much of the window is over, 0 to 1.

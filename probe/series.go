@@ -24,7 +24,7 @@ var seriesCounters = []string{"TcpExt.ListenOverflows", "TcpExt.ListenDrops", "T
 // is called, which returns what was seen. What can't be read is left out: the
 // window's own numbers do not come from here.
 func watchSeries(opts Options, v *view, step time.Duration) (stop func() *snapshot.Series) {
-	if !v.live {
+	if !v.live || opts.NoSeries {
 		return func() *snapshot.Series { return nil }
 	}
 	end, result := make(chan struct{}), make(chan *snapshot.Series)

@@ -30,11 +30,12 @@ where that leads and when it is full, flows that begin and end, who has most
 entries, the ports that source translation has used, drops by cause, processors,
 and what the doctor finds, as it appears. Keys: h shows them.
 
-What is cheap is read every --interval. The entries of the table, and the facts
-that findings rest on, are read once a --window, and less often where one reading
-takes more than a twentieth of it; the fourth line shows how long it took. With
+What is cheap is read every --interval, and the facts that findings rest on once
+a --window. The entries of the table are read once a window as well, but never for
+more than a hundredth of the time: the fourth line shows how long the last reading
+took and how old it is, and findings of a window in between rest on it. With
 --no-dump the entries are left alone. Flows are counted by the kernel's events,
-which cost some time a flow while somebody watches: --no-events does without.
+which cost it some time a flow while somebody watches: --no-events does without.
 
 Where no screen can be drawn (a pipe, TERM=dumb) use --once, which waits for one
 short window and prints everything as text, or -o json. It needs root; without,
@@ -43,8 +44,8 @@ the screen shows less. NO_COLOR is obeyed.
 With -o json each interval is one object in a line of its own: at, interval_s,
 host, netns; table (entries, max, per_second, full_in_s), flows (new_per_second,
 ended_per_second, lost_events), drops and cpus of the interval; judged, of the
-last window: at, window_s, table, snat_ports, findings, unseen; unseen. What is
-not known is left out.`,
+last window: at, window_s, table, table_at (when it was read), snat_ports,
+findings, unseen; unseen. What is not known is left out.`,
 		Example: `  natkit top
   natkit top --netns gateway --window 1m
   natkit top --once --no-dump

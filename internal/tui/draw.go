@@ -138,7 +138,7 @@ func (s *state) reading(m *live.Moment) string {
 	case j == nil:
 		words = append(words, "the first window is not over yet")
 	case j.Table != nil:
-		words = append(words, fmt.Sprintf("table read in %.2f s, %.0f s ago", j.Table.DumpSeconds, max(0, m.At.Sub(j.At).Seconds())))
+		words = append(words, fmt.Sprintf("table read in %.2f s, %.0f s ago", j.Table.DumpSeconds, max(0, m.At.Sub(j.TableAt).Seconds())))
 	default:
 		_, why := tableOf(m)
 		words = append(words, why)

@@ -42,7 +42,7 @@ func busy() *live.Moment {
 		}},
 		CPUs: []snapshot.CPU{{Number: 0, Busy: 0.95, Softirq: 0.92, Packets: 812345}, {Number: 1, Busy: 0.25, Softirq: 0.05, Packets: 12}},
 		Judged: &live.Judged{
-			At: at.Add(-4 * time.Second), WindowSeconds: 10,
+			At: at.Add(-4 * time.Second), WindowSeconds: 10, TableAt: at.Add(-4 * time.Second),
 			Table: &snapshot.Table{
 				Entries: 220000, DumpSeconds: 0.31,
 				ByState: map[string]uint64{"ESTABLISHED": 200000, "TIME_WAIT": 5000}, ByProtocol: map[string]uint64{"tcp": 205000, "udp": 15000},
