@@ -41,11 +41,13 @@ enum learn_limit {
 	LEARN_SMALL = 100,   /* bytes: an acknowledgement, which may be overtaken */
 	LEARN_YOUNG = 8,     /* packets of a direction before it is looked at */
 	LEARN_GLANCES = 65536,
+	LEARN_FRONT_BITS = 16,
 	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
 	LEARN_UNANSWERED = 100, /* one that may be answered at any moment */
 	LEARN_HEARD = 5000,     /* since the other end was heard: no round trip takes longer */
 	LEARN_OWN = 0x6e61746b, /* in skb->cb, from our ingress to our egress: not the stack's */
 	LEARN_SILENT = -2,      /* the other hook's packet, which counts it */
+	LEARN_ANEW = -3,        /* the kernel says something else than the shortcut */
 };
 
 /* Packets write. Full: the least recently used is forgotten. */
@@ -80,15 +82,89 @@ struct {
 	__uint(max_entries, LEARN_GLANCES);
 } glances SEC(".maps");
 
+/*
+ * Shortcuts that are trusted, where a hash of their keys says: 64 bytes, of which the table
+ * touches three times as many, in more pages. Written and read by words; what is read while
+ * another CPU writes shows in the sum. Of two here the later waits until the earlier ends.
+ * Packets write.
+ */
+struct learn_front {
+	__u64 key[2]; /* as in nat_flow_key; side is 0, zero the hook */
+	__u64 addresses, ports;
+	__u64 hop;
+	__u64 way; /* until, mtu, in_link */
+	__u64 sum;
+	__u64 packets;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, so every entry is a cache line */
+	__type(key, __u32);
+	__type(value, struct learn_front);
+	__uint(max_entries, 1 << LEARN_FRONT_BITS);
+} front SEC(".maps");
+
 /* Time-out of an established TCP connection. 0: TCP is not accelerated, because
  * connection tracking takes packets for invalid that follow some it has not seen. */
 const volatile __u32 learn_tcp_milliseconds = 0;
 
-static __always_inline int learn_trusted(const struct nat_shortcut *s, __u32 now)
+static __always_inline int learn_trusted(__u32 until, __u32 now)
 {
 	/* One comparison. Of an entry forgotten for 52 days the clock says nothing: at worst it
 	 * is trusted for as long as the longest of these. */
-	return s->until - now - 1 < LEARN_REFUSED;
+	return until - now - 1 < LEARN_REFUSED;
+}
+
+/* The words of a key, and of two fields of 32 bits. Not read as such: what was written by
+ * narrower ones has to reach the cache first. */
+static __always_inline __u64 learn_words(__u32 low, __u32 high)
+{
+	return (__u64)high << 32 | low;
+}
+
+static __always_inline __u64 learn_key_addresses(const struct nat_flow_key *key)
+{
+	return learn_words(addr_word(key->src), addr_word(key->dst));
+}
+
+static __always_inline __u64 learn_key_ports(const struct nat_flow_key *key)
+{
+	return learn_words((__u32)key->dport << 16 | key->sport, key->protocol);
+}
+
+static __always_inline __u32 front_slot(__u64 addresses, __u64 ports)
+{
+	return (addresses * 0x9e3779b97f4a7c15 + ports * 0xc2b2ae3d27d4eb4f) >>
+	       (64 - LEARN_FRONT_BITS);
+}
+
+static __always_inline struct learn_front *front_at(__u32 slot)
+{
+	return bpf_map_lookup_elem(&front, &slot);
+}
+
+static __always_inline __u64 front_sum(const struct learn_front *f)
+{
+	return f->key[0] * 0x2545f491 + f->key[1] * 0x41c64e6d + f->addresses * 0x5851f42d +
+	       f->ports * 0x14057b7f + f->hop * 0x369dea0f + f->way * 0x31358cc5 + 1;
+}
+
+/* The hook that the program is at. */
+#define LEARN_HOOK ((__u64)(CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP) << 48)
+
+/* What is written there by another CPU at the same time is written no more, or sees that
+ * the shortcut is not trusted. */
+static __always_inline void front_forget(const struct nat_flow_key *key)
+{
+	__u64 addresses = learn_key_addresses(key), ports = learn_key_ports(key);
+	__u32 slot = front_slot(addresses, ports);
+	struct learn_front *f = front_at(slot), *g = front_at(slot ^ 1);
+
+	if (f)
+		__sync_lock_test_and_set(&f->sum, 0);
+	if (g)
+		__sync_lock_test_and_set(&g->sum, 0);
 }
 
 static __always_inline __u32 learn_hash(const struct nat_flow_key *key)
@@ -245,9 +321,11 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 	learn_deltas(&key, &made);
 	made.hook = NAT_ACCEL_ANY;
 	other = bpf_map_lookup_elem(&shortcuts, &key);
-	if (!(other && !other->reason && learn_same(other, &made)) &&
-	    bpf_map_update_elem(&shortcuts, &key, &made, BPF_ANY))
-		return NAT_ACCEL_NO_ROOM;
+	if (!(other && !other->reason && learn_same(other, &made))) {
+		if (bpf_map_update_elem(&shortcuts, &key, &made, BPF_ANY))
+			return NAT_ACCEL_NO_ROOM;
+		front_forget(&key);
+	}
 	return silent ? LEARN_SILENT : NAT_ACCEL_WAITING;
 }
 
@@ -271,25 +349,29 @@ static __always_inline int learn_young(const struct nat_flow_key *key)
 /* The flow changes, or has changed: both directions wait, and the kernel is asked anew. */
 static __always_inline void learn_stop(const struct packet *packet, struct nat_shortcut *s)
 {
-	struct nat_shortcut *other = learn_other(packet, s);
+	struct nat_flow_key key = learn_other_key(packet, s);
+	struct nat_shortcut *other = bpf_map_lookup_elem(&shortcuts, &key);
 
 	learn_wait(s, packet->now);
 	s->hook = NAT_ACCEL_ANY;
+	front_forget(&packet->key);
 	if (other && !other->reason) {
 		learn_wait(other, packet->now);
 		other->hook = NAT_ACCEL_ANY;
+		front_forget(&key);
 	}
 }
 
 /* Whether the kernel still says what the shortcut does; its way is set to what the
- * kernel says. 0, or why the packet goes up. */
-static __noinline int learn_again(struct ctx *ctx, struct packet *packet, struct nat_shortcut *s)
+ * kernel says. 0, or why the packet goes up, or LEARN_ANEW. */
+static __noinline int learn_again(struct ctx *ctx, const struct packet *packet,
+				  struct nat_shortcut *s)
 {
 	struct nat_shortcut now = {};
 	int reason = learn_ask(ctx, packet, &now);
 
 	if (!reason && !learn_same(&now, s))
-		return learn_make(ctx, packet);
+		return LEARN_ANEW;
 	if (reason) {
 		learn_stop(packet, s);
 		return reason == NAT_ACCEL_NOT_IPV4 ? reason : learn_refuse(packet, s, reason);
@@ -322,7 +404,7 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 	int reason;
 
 	if (s->reason)
-		return learn_make(ctx, packet);
+		return LEARN_ANEW;
 	learn_note(packet, s);
 	if (!s->probed) {
 		if (!CTX_TC && packet->class == NAT_TCP && packet->length > LEARN_SMALL &&
@@ -335,7 +417,7 @@ static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struc
 	}
 	other = learn_other(packet, s);
 	if (!other)
-		return learn_make(ctx, packet);
+		return LEARN_ANEW;
 	/* Another's packet, with this flow's addresses from elsewhere, proves nothing. */
 	if ((__s32)(other->left - s->probed) < 0 || other->left_ifindex != packet->ifindex)
 		return NAT_ACCEL_WAITING;
@@ -376,38 +458,138 @@ static __always_inline int learn_fits(const struct nat_flow_key *key, const stru
 	return learn_zero(l3) && learn_zero(l4);
 }
 
-/* Rewrites and sends. */
-static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
-					 struct nat_shortcut *s)
+/* The way of the packet into *to, if it is that entry's. */
+static __always_inline int front_read(struct learn_front *f, const struct packet *packet,
+				      __u64 addresses, __u64 ports, struct learn_front *to)
+{
+	const volatile __u64 *word = (const volatile __u64 *)f;
+
+	if (!f || word[0] != addresses || word[1] != (ports | LEARN_HOOK))
+		return 0;
+	to->key[0] = addresses;
+	to->key[1] = ports | LEARN_HOOK;
+	to->addresses = word[2];
+	to->ports = word[3];
+	to->hop = word[4];
+	to->way = word[5];
+	if (!learn_trusted(to->way, packet->now) || front_sum(to) != word[6])
+		return 0;
+	f->packets += packet->segments;
+	return 1;
+}
+
+/* The way of the packet into *to, if it is at the front. */
+static __always_inline int front_find(const struct packet *packet, struct learn_front *to)
+{
+	__u64 addresses = learn_key_addresses(&packet->key);
+	__u64 ports = learn_key_ports(&packet->key);
+	__u32 slot = front_slot(addresses, ports);
+
+	return front_read(front_at(slot), packet, addresses, ports, to) ||
+	       front_read(front_at(slot ^ 1), packet, addresses, ports, to);
+}
+
+/* The flow ends, or begins anew, and the table has forgotten it. */
+static __always_inline void front_stop(const struct packet *packet, const struct learn_front *to)
+{
+	struct nat_flow_key key = {
+		.src = addr_of(to->addresses >> 32),
+		.dst = addr_of(to->addresses),
+		.sport = to->ports >> 16,
+		.dport = to->ports,
+		.protocol = packet->key.protocol,
+	};
+
+	front_forget(&packet->key);
+	front_forget(&key);
+}
+
+/* Whether a direction may be written there: its own place, or one that nobody needs. */
+static __always_inline int front_free(struct learn_front *f, const struct learn_front *of,
+				      __u32 now)
+{
+	const volatile __u64 *word = (const volatile __u64 *)f;
+
+	return f && ((word[0] == of->key[0] && word[1] == of->key[1]) || !word[6] ||
+		     !learn_trusted(word[5], now));
+}
+
+/*
+ * The way of the packet into *to, from its shortcut, and to the front if it is trusted and
+ * there is room. An LRU map gives a place away at once, to another flow, while packets on
+ * other CPUs still look at it: so all is read once, and must fit together.
+ */
+static __always_inline int front_fill(const struct packet *packet, struct nat_shortcut *s,
+				      struct learn_front *to)
 {
 	struct nat_shortcut copy = *s;
-	struct nat_flow flow = {
-		.src = copy.src,
-		.dst = copy.dst,
-		.sport = copy.sport,
-		.dport = copy.dport,
-		.l3_delta = copy.l3_delta,
-		.l4_delta = copy.l4_delta,
-	};
-	__u32 index = (copy.hop >> ROUTE_LINK_SHIFT) - 1;
-	struct nat_link *in, *out;
+	struct learn_front *f;
+	volatile __u64 *word;
+	__u32 slot;
 
-	/* An LRU map gives a place away at once, to another flow, while packets on other CPUs
-	 * still look at it. So all is read once, above, and must fit together. */
 	asm volatile("" ::: "memory");
 	if (unlikely(!learn_fits(&packet->key, &copy)))
 		return NAT_ACCEL_NO_ROOM;
-	in = link_get(copy.in_link);
+	to->key[0] = learn_key_addresses(&packet->key);
+	to->key[1] = learn_key_ports(&packet->key);
+	to->addresses = learn_words(addr_word(copy.src), addr_word(copy.dst));
+	to->ports = learn_words((__u32)copy.dport << 16 | copy.sport,
+				(__u32)copy.l4_delta << 16 | copy.l3_delta);
+	to->hop = copy.hop;
+	to->way = learn_words(copy.until, (__u32)copy.in_link << 16 | copy.mtu);
+	slot = front_slot(to->key[0], to->key[1]);
+	to->key[1] |= LEARN_HOOK;
+	s->packets += packet->segments;
+	if (!learn_trusted(copy.until, packet->now))
+		return 0;
+	f = front_at(slot);
+	if (!front_free(f, to, packet->now)) {
+		f = front_at(slot ^ 1);
+		if (!front_free(f, to, packet->now))
+			return 0;
+	}
+	word = (volatile __u64 *)f;
+	if (word[0] == to->key[0] && word[1] == to->key[1])
+		s->packets += f->packets;
+	word[6] = 0;
+	word[0] = to->key[0];
+	word[1] = to->key[1];
+	word[2] = to->addresses;
+	word[3] = to->ports;
+	word[4] = to->hop;
+	word[5] = to->way;
+	word[7] = 0;
+	__sync_lock_test_and_set(&f->sum, front_sum(to));
+	if (*(volatile __u32 *)&s->until != copy.until)
+		word[6] = 0;
+	return 0;
+}
+
+/* Rewrites and sends. */
+static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
+					 const struct learn_front *to)
+{
+	struct nat_flow flow = {
+		.src = addr_of(to->addresses),
+		.dst = addr_of(to->addresses >> 32),
+		.sport = to->ports,
+		.dport = to->ports >> 16,
+		.l3_delta = to->ports >> 32,
+		.l4_delta = to->ports >> 48,
+	};
+	__u32 index = (to->hop >> ROUTE_LINK_SHIFT) - 1;
+	struct nat_link *in, *out;
+
+	in = link_get(to->way >> 48);
 	out = bpf_map_lookup_elem(&links, &index);
 	if (unlikely(!in || in->ifindex != packet->ifindex || !ctx_is_addressed(ctx, in)))
 		return NAT_ACCEL_OTHER_LINK;
 	if (unlikely(packet->ttl <= 1))
 		return NAT_ACCEL_TTL;
-	if (unlikely(packet->length > copy.mtu))
+	if (unlikely(packet->length > (__u16)(to->way >> 32)))
 		return NAT_ACCEL_TOO_BIG;
-	if (unlikely(!out || rewrite(ctx, packet, &flow, copy.hop, out) != GO_ON))
+	if (unlikely(!out || rewrite(ctx, packet, &flow, to->hop, out) != GO_ON))
 		return NAT_ACCEL_NO_WAY;
-	s->packets += packet->segments;
 	ctx_tag(ctx, LEARN_OWN);
 	packet->action = ctx_transmit(ctx, index, out);
 	return NAT_ACCEL_FORWARDED;
@@ -416,6 +598,7 @@ static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
 static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, int after_xdp)
 {
 	struct nat_shortcut *s;
+	struct learn_front to;
 	int reason;
 
 	reason = parse(ctx, 0, 14, packet);
@@ -430,9 +613,12 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return NAT_ACCEL_SPECIAL;
 	if (packet->class == NAT_TCP && !learn_tcp_milliseconds)
 		return NAT_ACCEL_TCP_STRICT;
-	if (unlikely(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
-	    !learn_lives(&packet->key, packet->now))
-		return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
+	if (unlikely(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))) {
+		if (!learn_lives(&packet->key, packet->now))
+			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
+	} else if (front_find(packet, &to)) {
+		return learn_forward(ctx, packet, &to);
+	}
 	s = bpf_map_lookup_elem(&shortcuts, &packet->key);
 	if (unlikely(s && s->hook && s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP)))
 		return LEARN_SILENT;
@@ -441,12 +627,16 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 	if (unlikely(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))) {
 		if (s && !s->reason)
 			learn_stop(packet, s);
+		else if (!s && front_find(packet, &to))
+			front_stop(packet, &to);
 		return NAT_ACCEL_TCP_FLAGS;
 	}
 	if (unlikely(!s))
 		return learn_young(&packet->key) ? NAT_ACCEL_YOUNG : learn_make(ctx, packet);
-	if (unlikely(!learn_trusted(s, packet->now))) {
+	if (unlikely(!learn_trusted(s->until, packet->now))) {
 		reason = learn_attend(ctx, packet, s);
+		if (reason == LEARN_ANEW)
+			reason = learn_make(ctx, packet);
 		if (reason)
 			return reason;
 		if (s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP))
@@ -454,7 +644,8 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 	} else if (unlikely(s->reason)) {
 		return s->reason;
 	}
-	return learn_forward(ctx, packet, s);
+	reason = front_fill(packet, s, &to);
+	return reason ?: learn_forward(ctx, packet, &to);
 }
 
 /* after_xdp: XDP has met the packet here before, and passed it up on purpose, but for

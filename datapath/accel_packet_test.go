@@ -126,7 +126,7 @@ func (r *rig) accelerator(t testing.TB) accelRig {
 	return accelRig{a, r}
 }
 
-// put gives a direction a shortcut that is trusted.
+// put gives a direction a shortcut that is trusted, of which nothing is at the front.
 func (a accelRig) put(t testing.TB, protocol uint8, from, to endpoints, change func(*abiNatShortcut)) {
 	t.Helper()
 	key := abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: protocol}
@@ -140,6 +140,7 @@ func (a accelRig) put(t testing.TB, protocol uint8, from, to endpoints, change f
 	if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
 		t.Fatal(err)
 	}
+	a.setFront(t, func(*frontEntry) bool { return true }, func(f *frontEntry) { *f = frontEntry{} })
 }
 
 // attended has the programs believe of all directions that their shortcuts were made or

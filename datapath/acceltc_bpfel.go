@@ -32,6 +32,7 @@ const (
 	accelTcMapFragments            = "fragments"
 	accelTcMapFreeAddresses        = "free_addresses"
 	accelTcMapFreePorts            = "free_ports"
+	accelTcMapFront                = "front"
 	accelTcMapGlances              = "glances"
 	accelTcMapHomes                = "homes"
 	accelTcMapLinkIndices          = "link_indices"
@@ -125,6 +126,7 @@ type accelTcMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	Front         *ebpf.MapSpec `ebpf:"front"`
 	Glances       *ebpf.MapSpec `ebpf:"glances"`
 	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
@@ -190,6 +192,7 @@ type accelTcMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	Front         *ebpf.Map `ebpf:"front"`
 	Glances       *ebpf.Map `ebpf:"glances"`
 	Homes         *ebpf.Map `ebpf:"homes"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
@@ -228,6 +231,7 @@ func (m *accelTcMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.Front,
 		m.Glances,
 		m.Homes,
 		m.LinkIndices,

@@ -32,6 +32,7 @@ const (
 	accelXdpMapFragments            = "fragments"
 	accelXdpMapFreeAddresses        = "free_addresses"
 	accelXdpMapFreePorts            = "free_ports"
+	accelXdpMapFront                = "front"
 	accelXdpMapGlances              = "glances"
 	accelXdpMapHomes                = "homes"
 	accelXdpMapLinkIndices          = "link_indices"
@@ -121,6 +122,7 @@ type accelXdpMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	Front         *ebpf.MapSpec `ebpf:"front"`
 	Glances       *ebpf.MapSpec `ebpf:"glances"`
 	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
@@ -186,6 +188,7 @@ type accelXdpMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	Front         *ebpf.Map `ebpf:"front"`
 	Glances       *ebpf.Map `ebpf:"glances"`
 	Homes         *ebpf.Map `ebpf:"homes"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
@@ -224,6 +227,7 @@ func (m *accelXdpMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.Front,
 		m.Glances,
 		m.Homes,
 		m.LinkIndices,

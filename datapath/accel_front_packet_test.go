@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"natkit/internal/pktbuild"
+	"natkit/nat"
+)
+
+// frontEntry is struct learn_front of bpf/learn.h, by words.
+type frontEntry [8]uint64
+
+const (
+	frontKey  = 0 // and 1
+	frontWay  = 5
+	frontSum  = 6
+	frontBits = 16
+)
+
+// setFront changes what is at the front and fits, and returns how many those were.
+func (a accelRig) setFront(t testing.TB, fits func(*frontEntry) bool, change func(*frontEntry)) (n int) {
+	t.Helper()
+	m := a.engine.maps["front"]
+	keys, entries := make([]uint32, m.MaxEntries()), make([]frontEntry, m.MaxEntries())
+	var cursor ebpf.MapBatchCursor
+	if _, err := m.BatchLookup(&cursor, keys, entries, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Fatal(err)
+	}
+	for i, slot := range keys {
+		f := entries[i]
+		if f == (frontEntry{}) || !fits(&f) {
+			continue
+		}
+		n++
+		change(&f)
+		if err := m.Put(slot, &f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// frontSlot is where an entry of that key belongs: there, or next to it in the pair.
+func frontSlot(addresses, ports uint64) uint64 {
+	return (addresses*0x9e3779b97f4a7c15 + ports*0xc2b2ae3d27d4eb4f) >> (64 - frontBits)
+}
+
+// frontTraffic is packets of one flow, as they arrive and as they leave.
+type frontTraffic struct {
+	accelRig
+	from, to endpoints
+	in, out  []byte
+	end      []byte // of TCP, with FIN
+}
+
+func (a accelRig) traffic(sport uint16) frontTraffic {
+	x := frontTraffic{accelRig: a, from: endpoints{insideHost, world, sport, 80}, to: endpoints{gatewayOut, world, 40000, 80}}
+	data := pktbuild.TCP{Src: sport, Dst: 80, Flags: pktbuild.ACK, Data: []byte("data")}
+	packet := pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: data}
+	x.in = a.rig.in.arriving(packet).Bytes()
+	end := data
+	end.Flags |= pktbuild.FIN
+	packet.Payload = end
+	x.end = a.rig.in.arriving(packet).Bytes()
+	data.Src = 40000
+	packet.Src, packet.TTL, packet.Payload = gatewayOut, 63, data
+	x.out = a.rig.out.leaving(packet).Bytes()
+	return x
+}
+
+// learnt puts the flow's shortcut into the table and, by a packet of it, to the front.
+func (x frontTraffic) learnt(t testing.TB, h hook) {
+	t.Helper()
+	x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatShortcut) {})
+	x.forwards(t, h)
+}
+
+func (x frontTraffic) forwards(t testing.TB, h hook) {
+	t.Helper()
+	if verdict, out := x.run(t, h, x.in); verdict != h.redirect || !bytes.Equal(out, x.out) {
+		t.Errorf("verdict %d, want %d; the packet: %s", int32(verdict), int32(h.redirect), differ(out, x.out))
+	}
+}
+
+func (x frontTraffic) passes(t testing.TB, h hook) {
+	t.Helper()
+	if verdict, out := x.run(t, h, x.in); verdict != h.pass || !bytes.Equal(out, x.in) {
+		t.Errorf("verdict %d, want %d; the packet: %s", int32(verdict), int32(h.pass), differ(out, x.in))
+	}
+}
+
+// forget has the table forget the flow, as when others need its place.
+func (x frontTraffic) forget(t testing.TB) {
+	t.Helper()
+	key := abiNatFlowKey{Src: addr(x.from.src), Dst: addr(x.from.dst), Sport: be(x.from.sport), Dport: be(x.from.dport), Protocol: pktbuild.TCPProtocol}
+	if err := x.engine.maps["shortcuts"].Delete(&key); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func everyEntry(*frontEntry) bool { return true }
+
+// A direction in use is found at the front, without the table, as long as it is trusted.
+func TestAccelFront(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	for _, h := range hooks {
+		t.Run(h.name, func(t *testing.T) {
+			x.learnt(t, h)
+			x.forget(t)
+			x.forwards(t, h)
+			if n := a.setFront(t, everyEntry, func(f *frontEntry) {}); n != 1 {
+				t.Fatalf("%d entries, want 1", n)
+			}
+			for _, other := range hooks {
+				if other.name != h.name {
+					x.passes(t, other) // the packet that this hook has sent up, to be seen leaving
+				}
+			}
+		})
+		t.Run(h.name+" not trusted any more", func(t *testing.T) {
+			x.learnt(t, h)
+			x.forget(t)
+			a.setFront(t, everyEntry, func(f *frontEntry) {
+				past := uint64(now()-2) - f[frontWay]&0xffffffff
+				f[frontWay] += past
+				f[frontSum] += past * 0x31358cc5 // of bpf/learn.h: a whole entry
+			})
+			x.passes(t, h)
+		})
+	}
+}
+
+// What is read of an entry while another processor writes it is never believed: of whatever
+// word it is.
+func TestAccelFrontHalfWritten(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	for _, h := range hooks {
+		for word := frontKey; word <= frontSum; word++ {
+			x.learnt(t, h)
+			x.forget(t)
+			if n := a.setFront(t, everyEntry, func(f *frontEntry) { f[word] ^= 1 << 20 }); n != 1 {
+				t.Fatalf("%d entries, want 1", n)
+			}
+			x.passes(t, h)
+		}
+	}
+}
+
+// A FIN ends what is at the front even where the table has forgotten the flow.
+func TestAccelFrontEnds(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	for _, h := range hooks {
+		for _, forgotten := range []bool{false, true} {
+			x.learnt(t, h)
+			a.attended(t)
+			if forgotten {
+				x.forget(t)
+			}
+			if verdict, _ := a.run(t, h, x.end); verdict != h.pass {
+				t.Errorf("%s: a FIN: verdict %d, want %d", h.name, int32(verdict), int32(h.pass))
+			}
+			x.passes(t, h)
+		}
+	}
+}
+
+// More directions than a pair has room for, of one pair: all of them are forwarded, two of
+// them from the front.
+func TestAccelFrontIsFull(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	pairs := map[uint64][]uint16{}
+	var ports []uint16
+	for sport := uint16(1024); len(ports) < 3; sport++ {
+		src, dst := insideHost.As4(), world.As4()
+		word := func(b [4]byte) uint64 { return uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 }
+		swap := func(p uint16) uint64 { return uint64(p>>8 | p<<8) }
+		slot := frontSlot(word(src)|word(dst)<<32, swap(sport)|swap(80)<<16|pktbuild.TCPProtocol<<32)
+		pairs[slot/2] = append(pairs[slot/2], sport)
+		ports = pairs[slot/2]
+		if sport == 65535 {
+			t.Fatal("no three ports share a pair")
+		}
+	}
+	for _, h := range hooks {
+		var flows []frontTraffic
+		for _, sport := range ports {
+			x := a.traffic(sport)
+			x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatShortcut) {})
+			flows = append(flows, x)
+		}
+		before := a.counted(t)
+		for range 3 {
+			for _, x := range flows {
+				x.forwards(t, h)
+			}
+		}
+		if n := a.setFront(t, everyEntry, func(*frontEntry) {}); n != 2 {
+			t.Errorf("%s: %d of 3 directions are at the front, want 2", h.name, n)
+		}
+		name := nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_FORWARDED].Name
+		if n := a.counted(t)[name] - before[name]; n != 9 {
+			t.Errorf("%s: %d packets forwarded, want 9", h.name, n)
+		}
+	}
+}
+
+// BenchmarkAccel tells what the programs take, in nanoseconds a packet, as BenchmarkHit: for
+// a packet that is forwarded, for one of a flow that has only begun, and for one that opens
+// or closes a connection, where they come in and where they leave.
+func BenchmarkAccel(b *testing.B) {
+	a := newRig(b).accelerator(b)
+	same := endpoints{insideHost, world, 5000, 80}
+	for _, kind := range []struct {
+		name    string
+		flags   uint8
+		known   bool
+		program []string
+	}{
+		{"hit", pktbuild.ACK, true, []string{"accel_xdp", "accel_tc"}},
+		{"young", pktbuild.ACK, false, []string{"accel_tc", "accel_egress"}},
+		{"opens", pktbuild.SYN, false, []string{"accel_tc", "accel_egress"}},
+	} {
+		for _, program := range kind.program {
+			b.Run(kind.name+" "+program, func(b *testing.B) {
+				var took []time.Duration
+				for b.Loop() {
+					for i := range 50 {
+						same.sport = uint16(1024 + b.N%100*600 + i)
+						packet := pktbuild.IPv4{Src: same.src, Dst: same.dst, TTL: 255, Payload: pktbuild.TCP{Src: same.sport, Dst: 80, Flags: kind.flags}}
+						frame := pktbuild.Frame{To: make([]byte, 6), From: a.rig.in.neighbor, IP: packet}.Bytes()
+						n := 6 // less than LEARN_YOUNG
+						if kind.known {
+							a.put(b, pktbuild.TCPProtocol, same, same, func(s *abiNatShortcut) { s.InLink = 0 })
+							n = 250 // its TTL
+						}
+						a.do(b, func() error {
+							_, each, err := a.engine.programs[program].Benchmark(frame, n, nil)
+							took = append(took, each)
+							return err
+						})
+					}
+				}
+				slices.Sort(took)
+				b.ReportMetric(float64(took[0]), "ns/least")
+				b.ReportMetric(float64(took[len(took)/2]), "ns/median")
+			})
+		}
+	}
+}
