@@ -23,6 +23,7 @@ needs() {
         cat <<-'END'
 		ip                  iproute2
 		ss                  iproute2
+		tc                  iproute2
 		nstat               iproute2
 		sysctl              procps
 		nft                 nftables
