@@ -4,6 +4,7 @@ package control
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -36,7 +37,7 @@ func (r *record) exists() error {
 	if r.Engine == EngineAccel {
 		return errors.New("the kernel's NAT is accelerated here already: `natkit accel off` ends that, and no connection with it")
 	}
-	return datapath.ErrExists
+	return fmt.Errorf("%w (engine %s, rules of %s)", datapath.ErrExists, r.Engine, r.Rules.File)
 }
 
 // AccelInterface is an accelerated interface.

@@ -44,6 +44,26 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([
 	return out, err
 }
 
+// kernelNAT tells of chains by which the kernel translates as well. The engine meets
+// packets first, so where both have an address or an inside host, one undoes the other.
+func kernelNAT(chains []snapshot.Chain) (warnings []string) {
+	for _, c := range chains {
+		if c.Family != "ip" && c.Family != "inet" {
+			continue
+		}
+		name := fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name)
+		if n := c.NATRules["dnat"] + c.NATRules["redirect"] + c.NATRules["netmap"]; n > 0 {
+			warnings = append(warnings, fmt.Sprintf("%s has %d rules by which the kernel sends connections to another address or port: answers of hosts inside go to the engine, "+
+				"which knows nothing of these connections; `natkit import` makes rules of a rule file of them", name, n))
+		}
+		if n := c.NATRules["snat"] + c.NATRules["masquerade"]; n > 0 {
+			warnings = append(warnings, fmt.Sprintf("%s has %d rules by which the kernel translates sources: packets that the rule file is about do not meet them, "+
+				"and others may get ports of an address that the engine gives to hosts inside", name, n))
+		}
+	}
+	return warnings
+}
+
 // xfrmPolicies lists the IPsec policies for IPv4.
 func xfrmPolicies() ([]netlink.XfrmPolicy, error) {
 	policies, err := netlink.XfrmPolicyList(unix.AF_INET)

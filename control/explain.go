@@ -3,6 +3,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -75,9 +76,9 @@ func (kernelSurroundings) IsLocal(a netip.Addr) bool {
 var errNoRules = errors.New("which rules? give --file, or bring an engine up")
 
 // RulesOf is the file that was given, or the one in use.
-func RulesOf(ns *netns.Handle, path string) (*nat.File, error) {
+func RulesOf(ctx context.Context, ns *netns.Handle, path string) (*nat.File, error) {
 	if path != "" {
-		return nat.ParseFile(path)
+		return nat.ParseFile(ctx, path)
 	}
 	file, _, err := InUse(ns)
 	if errors.Is(err, ErrDown) {

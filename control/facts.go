@@ -30,11 +30,14 @@ func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement
 			placements = append(placements, Placement{Interface: name, Reason: "not there: it is waited for"})
 			continue
 		}
+		if errors.As(err, &missing) {
+			return facts, nil, file.AtInterface(name, "interface %q is not there", name)
+		}
 		if err != nil {
 			return facts, nil, fmt.Errorf("interface %q: %w", name, err)
 		}
 		if !hasFrames(l) && !rawKinds[l.Type()] {
-			return facts, nil, fmt.Errorf("interface %q (%s): %w; use --engine nft", name, l.Type(), errFrames)
+			return facts, nil, file.AtInterface(name, "interface %q (%s): %v; use --engine nft", name, l.Type(), errFrames)
 		}
 		if err := refusePort(l); err != nil {
 			return facts, nil, err

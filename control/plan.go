@@ -71,27 +71,35 @@ func MakePlan(file *nat.File, text string, o Options) (*Plan, error) {
 }
 
 // PlanApply plans what Apply would do, and changes nothing.
-func PlanApply(file *nat.File, text string, o Options) (*Plan, error) {
+func PlanApply(file *nat.File, text string, o Options) (_ *Plan, err error) {
 	inode := o.Namespace.Inode()
 	rec, err := ofEngine(readRecord(inode))
 	if err != nil {
 		return nil, err
 	}
-	if rec.Engine == EngineEBPF {
-		e, err := Open(o.Namespace)
-		if err != nil {
-			return nil, err
-		}
-		_, err = rec.refresh(e)
-		if err := errors.Join(err, e.Close()); err != nil {
-			return nil, err
-		}
-	}
 	made, err := standing(instancePath(inode, ".journal"))
 	if err != nil {
 		return nil, err
 	}
-	return makePlan(rec, file, text, o, made)
+	if rec.Engine == EngineNFT {
+		return makePlan(rec, file, text, o, made)
+	}
+	e, err := Open(o.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	if _, err := rec.refresh(e); err != nil {
+		return nil, err
+	}
+	p, err := makePlan(rec, file, text, o, made)
+	if err == nil {
+		err = p.fits(e)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // makePlan plans to go on from what the record says, with the changes of the namespace
@@ -125,6 +133,7 @@ func makePlan(rec *record, file *nat.File, text string, o Options, made []Change
 		if p.Bypassed, err = bypassed(o.Namespace, o.Chains, there); err != nil {
 			return nil, err
 		}
+		p.Warnings = append(p.Warnings, kernelNAT(o.Chains)...)
 	}
 	p.size = sizeOf(file)
 	p.MemoryBytes = p.size.MemoryBytes()

@@ -165,7 +165,7 @@ func (s *server) begin(ctx context.Context) error {
 // bringUp is for when nothing is up: there are no rules to keep, so that what is wrong
 // with the file is an error.
 func (s *server) bringUp(ctx context.Context) error {
-	seen, text, err := readRules(s.o.File)
+	seen, text, err := readRules(ctx, s.o.File)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (s *server) look(ctx context.Context, cause string, must bool) {
 		}
 		return
 	}
-	text, changed, err := s.read(must)
+	text, changed, err := s.read(ctx, must)
 	switch {
 	case err != nil:
 		s.keep(cause, &s.fileError, err)
@@ -279,7 +279,7 @@ func (s *server) due() bool {
 // read reads the file if it has changed since it was read, or in any case. A file that
 // is being written is left for a moment later, and is no change. What is wrong with
 // reading it is told once.
-func (s *server) read(must bool) (text string, changed bool, err error) {
+func (s *server) read(ctx context.Context, must bool) (text string, changed bool, err error) {
 	seen, err := stampOf(s.o.File)
 	switch {
 	case err != nil && err.Error() == s.gone && !must:
@@ -296,7 +296,7 @@ func (s *server) read(must bool) (text string, changed bool, err error) {
 		time.AfterFunc(serveQuiet-age, s.watcher.wake)
 		return "", false, nil
 	}
-	s.seen, text, err = readRules(s.o.File)
+	s.seen, text, err = readRules(ctx, s.o.File)
 	return text, err == nil, err
 }
 
@@ -408,14 +408,11 @@ func stampOf(path string) (stamp, error) {
 }
 
 // readRules reads a file with the stamp that it had before.
-func readRules(path string) (stamp, string, error) {
+func readRules(ctx context.Context, path string) (stamp, string, error) {
 	seen, err := stampOf(path)
 	if err != nil {
 		return seen, "", err
 	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return seen, "", fmt.Errorf("read rule file: %w", err)
-	}
-	return seen, string(data), nil
+	data, err := nat.ReadFile(ctx, path)
+	return seen, string(data), err
 }

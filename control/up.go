@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"natkit/datapath"
 	"natkit/internal/netns"
@@ -180,12 +181,33 @@ func (in *instance) apply(ctx context.Context, rec *record, file *nat.File, text
 	return p, errors.Join(takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
 }
 
+// fits refuses a plan for more, or less, than the engine was made for.
+func (p *Plan) fits(e *datapath.Engine) error {
+	have := e.Size()
+	if have == p.size {
+		return nil
+	}
+	var what []string
+	for _, n := range []struct {
+		of         string
+		have, want int
+	}{
+		{"sessions", have.Sessions, p.size.Sessions}, {"mappings", have.Mappings, p.size.Mappings}, {"sources", have.Sources, p.size.Sources},
+		{"places for filtering address-dependent", have.Contacts, p.size.Contacts},
+	} {
+		if n.have != n.want {
+			what = append(what, fmt.Sprintf("%d instead of %d %s", n.want, n.have, n.of))
+		}
+	}
+	return fmt.Errorf("%s: tables of %s need other memory, which an engine that is up can't be given: `natkit down`, then `natkit up`; sessions end", p.record.Next.File, strings.Join(what, ", "))
+}
+
 // prepare makes the engine one that the plan's tables can be put into. Undo takes that
 // back.
 func (p *Plan) prepare(e *datapath.Engine) (undo func() error, err error) {
 	undo = func() error { return nil }
-	if have := e.Size(); have != p.size {
-		return nil, fmt.Errorf("limits, and filtering by address, fix the size of the engine's tables (now %+v, wanted %+v): `natkit down` and `natkit up` for that; sessions end", have, p.size)
+	if err := p.fits(e); err != nil {
+		return nil, err
 	}
 	generation, err := e.Generation()
 	if err != nil {

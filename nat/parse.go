@@ -10,6 +10,7 @@ package nat
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,18 +39,57 @@ func items(data []byte) (n int) {
 	return n
 }
 
-// ParseFile reads a rule file.
-func ParseFile(path string) (*File, error) {
-	in, err := os.Open(path)
+// ParseFile reads a rule file, until ctx ends.
+func ParseFile(ctx context.Context, path string) (*File, error) {
+	data, err := ReadFile(ctx, path)
 	if err != nil {
-		return nil, fmt.Errorf("read rule file: %w", err)
-	}
-	defer in.Close() // it was only read
-	data, err := io.ReadAll(io.LimitReader(in, maxFileBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("read rule file: %w", err)
+		return nil, err
 	}
 	return Parse(path, data)
+}
+
+// ReadFile reads the text of a rule file, until ctx ends: of a pipe nobody may ever write.
+func ReadFile(ctx context.Context, path string) ([]byte, error) {
+	return wait(ctx, func() (_ []byte, err error) {
+		in, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer in.Close() // it was only read
+		return readText(in)
+	})
+}
+
+// Read reads the text of a rule file from a stream, until ctx ends.
+func Read(ctx context.Context, in io.Reader) ([]byte, error) {
+	return wait(ctx, func() ([]byte, error) { return readText(in) })
+}
+
+// readText reads as much as a rule file may have, and a byte more, by which Parse knows
+// that there was more.
+func readText(in io.Reader) ([]byte, error) { return io.ReadAll(io.LimitReader(in, maxFileBytes+1)) }
+
+// wait waits for what reads or for the end of ctx. What reads then goes on alone, as
+// nothing can stop it, and its result is nobody's.
+func wait(ctx context.Context, read func() ([]byte, error)) ([]byte, error) {
+	type result struct {
+		data []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		data, err := read()
+		done <- result{data, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, fmt.Errorf("read rule file: %w", r.err)
+		}
+		return r.data, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("read rule file: %w", context.Cause(ctx))
+	}
 }
 
 // Parse reads a rule file's text; name is what messages call the file. An error is of

@@ -146,11 +146,11 @@ func TestParseFile(t *testing.T) {
 	if err := os.WriteFile(path, []byte(whole), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := ParseFile(path)
+	f, err := ParseFile(t.Context(), path)
 	if err != nil || f.Name != path || len(f.Rules) != 13 {
 		t.Errorf("%v, %v", f, err)
 	}
-	if _, err := ParseFile(path + "x"); err == nil || !strings.HasPrefix(err.Error(), "read rule file: ") {
+	if _, err := ParseFile(t.Context(), path+"x"); err == nil || !strings.HasPrefix(err.Error(), "read rule file: ") {
 		t.Errorf("missing: %v", err)
 	}
 }

@@ -42,6 +42,7 @@ func (p Problems) Error() string {
 const (
 	maxProblems = 100
 	maxKept     = 10000
+	maxMessage  = 300 // bytes of a message: a value that it quotes may be a whole file
 )
 
 // collector gathers the problems of one file.
@@ -53,8 +54,17 @@ type collector struct {
 
 func (c *collector) add(at Position, format string, args ...any) {
 	if c.count++; c.count <= maxKept {
-		c.problems = append(c.problems, Problem{c.name, at, fmt.Sprintf(format, args...)})
+		c.problems = append(c.problems, Problem{c.name, at, shorten(fmt.Sprintf(format, args...))})
 	}
+}
+
+// shorten leaves out the middle of a message that is too long.
+func shorten(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	half := maxMessage / 2
+	return strings.ToValidUTF8(message[:half], "") + "..." + strings.ToValidUTF8(message[len(message)-half:], "")
 }
 
 // sorted gives them in the order of the file.

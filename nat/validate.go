@@ -45,6 +45,16 @@ func (r *reader) validate() {
 // at is where a key of the file is.
 func (f *File) at(key string) Position { return f.positions[key] }
 
+// AtInterface is a problem with an interface that the file names, at the place where it
+// says on which side that is.
+func (f *File) AtInterface(name, format string, args ...any) error {
+	side := "outside"
+	if f.IsInside(name) {
+		side = "inside"
+	}
+	return Problems{{f.Name, f.at(side + "." + name), fmt.Sprintf(format, args...)}}
+}
+
 // inLine names the line in a message, if it is known.
 func (p Position) inLine() string {
 	if p.Line == 0 {

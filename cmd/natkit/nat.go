@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -32,7 +30,7 @@ func (f *natFlags) add(cmd *cobra.Command) {
 }
 
 // read reads the rule file and the options for it.
-func (f *natFlags) read(e *env) (file *nat.File, text string, o control.Options, err error) {
+func (f *natFlags) read(ctx context.Context, e *env) (file *nat.File, text string, o control.Options, err error) {
 	if f.file == "" {
 		return nil, "", o, usagef("which rules? give --file FILE")
 	}
@@ -48,9 +46,9 @@ func (f *natFlags) read(e *env) (file *nat.File, text string, o control.Options,
 	}
 	o.Bypass = f.bypass
 	if f.file == "-" {
-		data, err := io.ReadAll(e.stdin)
+		data, err := nat.Read(ctx, e.stdin)
 		if err != nil {
-			return nil, "", o, fmt.Errorf("read rule file: %w", err)
+			return nil, "", o, err
 		}
 		file, err = nat.Parse("stdin", data)
 		return file, string(data), o, err
@@ -59,9 +57,9 @@ func (f *natFlags) read(e *env) (file *nat.File, text string, o control.Options,
 	if err != nil {
 		return nil, "", o, err
 	}
-	data, err := os.ReadFile(path)
+	data, err := nat.ReadFile(ctx, path)
 	if err != nil {
-		return nil, "", o, fmt.Errorf("read rule file: %w", err)
+		return nil, "", o, err
 	}
 	file, err = nat.Parse(path, data)
 	return file, string(data), o, err
@@ -72,7 +70,7 @@ func (f *natFlags) run(ctx context.Context, e *env, output string,
 	plan func(*nat.File, string, control.Options) (*control.Plan, error),
 	do func(context.Context, *nat.File, string, control.Options) (*control.Plan, error),
 ) error {
-	file, text, o, err := f.read(e)
+	file, text, o, err := f.read(ctx, e)
 	if err != nil {
 		return err
 	}

@@ -329,7 +329,7 @@ With -o json: packet, steps (stage, rule, line, applies, why).`,
 	}
 	cmd.Flags().StringVarP(&path, "file", "f", "", "rules of this `FILE` instead of those in use")
 	out := outputFlag(cmd)
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		p, err := nat.ParsePacket(strings.Join(args, " "))
 		if err != nil {
 			return usageError{err}
@@ -339,7 +339,7 @@ With -o json: packet, steps (stage, rule, line, applies, why).`,
 			return err
 		}
 		defer ns.Close()
-		file, err := control.RulesOf(ns, path)
+		file, err := control.RulesOf(cmd.Context(), ns, path)
 		if err != nil {
 			return err
 		}
