@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestRootHint(t *testing.T) {
+	refused := fmt.Errorf("list tables: %w", unix.EPERM)
+	for _, tt := range []struct {
+		err  error
+		uid  int
+		says bool
+	}{
+		{refused, 1000, true},
+		{refused, 0, false}, // a container's root: what it lacks is said
+		{errors.New("no such thing"), 1000, false},
+	} {
+		if hint := rootHint(tt.err, tt.uid); strings.Contains(hint, "needs root") != tt.says {
+			t.Errorf("%v as %d: %q", tt.err, tt.uid, hint)
+		}
+	}
+}
