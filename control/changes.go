@@ -141,7 +141,10 @@ func standing(path string) (changes []Change, err error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	return changes, err
+	if err != nil {
+		return nil, fmt.Errorf("%w: what was changed here can't be read from it; without the file `natkit down` leaves that as it is", err)
+	}
+	return changes, nil
 }
 
 // undo puts changes back, the last one first. What somebody else has changed since is

@@ -216,14 +216,11 @@ func Clean() (removed int, err error) {
 	}
 	for _, inode := range append(inodes, recorded(inodes)...) {
 		dir := datapath.InstanceDir(filepath.Dir(dir), inode)
+		// What one namespace's files say wrong must not stop commands in others.
 		if err := datapath.RemoveDraft(dir); err != nil {
-			return removed, err
+			continue
 		}
-		gone, err := isGone(inode, dir, places)
-		if err != nil {
-			return removed, err
-		}
-		if !gone {
+		if gone, err := isGone(inode, dir, places); err != nil || !gone {
 			continue
 		}
 		if err := errors.Join(datapath.Unload(dir), removeRecord(inode), removeJournal(inode), forgetServing(inode)); err != nil {

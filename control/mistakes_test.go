@@ -3,10 +3,13 @@
 package control
 
 import (
+	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"natkit/nft"
 	"natkit/snapshot"
 )
 
@@ -60,5 +63,60 @@ func TestKernelNATIsTold(t *testing.T) {
 		!told("chain ip nat/POSTROUTING has 4 rules by which the kernel translates sources") ||
 		told("chain ip6") || told("chain ip nat/OUTPUT") || len(p.Bypassed) != 0 {
 		t.Errorf("warnings %q, bypassed %v", p.Warnings, p.Bypassed)
+	}
+}
+
+// A record that somebody has damaged is told with what helps, and is in nobody's way in
+// other namespaces; down takes down what is there.
+func TestDamagedRecord(t *testing.T) {
+	b := newBed(t)
+	before := b.state()
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		o := Options{Namespace: b.gateway, Engine: engine}
+		if _, err := Up(t.Context(), b.parse(baseRules), baseRules, o); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(instancePath(b.gateway.Inode(), ".json"), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadStatus(b.gateway); !errors.Is(err, errRecord) || !strings.Contains(err.Error(), "natkit down") {
+			t.Errorf("%s: status: %v", engine, err)
+		}
+		if _, err := Up(t.Context(), b.parse(baseRules), baseRules, o); !errors.Is(err, errRecord) {
+			t.Errorf("%s: up: %v", engine, err)
+		}
+		if removed, err := Clean(); err != nil || removed != 0 {
+			t.Errorf("%s: clean removed %d, %v", engine, removed, err)
+		}
+		if _, err := Down(b.gateway); err != nil {
+			t.Errorf("%s: down: %v", engine, err)
+		}
+		if after := b.state(); after != before {
+			t.Errorf("%s: after down:\n%s\nbefore up:\n%s", engine, after, before)
+		}
+		if there, err := nft.RulesThere(b.gateway); err != nil || there {
+			t.Errorf("%s: table natkit is there: %t, %v", engine, there, err)
+		}
+	}
+}
+
+func TestDamagedJournal(t *testing.T) {
+	b := newBed(t)
+	if _, err := Up(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway}); err != nil {
+		t.Fatal(err)
+	}
+	path := instancePath(b.gateway.Inode(), ".journal")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("no entry\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Down(b.gateway); err == nil || !strings.Contains(err.Error(), "without the file `natkit down`") {
+		t.Errorf("down: %v", err)
+	}
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -134,6 +134,9 @@ func instancePath(inode uint64, suffix string) string {
 // ErrDown says that nothing is up in the namespace.
 var ErrDown = errors.New("no NAT of natkit's is up here: `natkit up -f FILE` brings one up")
 
+// errRecord says that somebody has damaged the record: natkit replaces it whole.
+var errRecord = errors.New("this is not the record of an instance")
+
 func readRecord(inode uint64) (*record, error) {
 	data, err := os.ReadFile(instancePath(inode, ".json"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -144,7 +147,7 @@ func readRecord(inode uint64) (*record, error) {
 	}
 	rec := &record{}
 	if err := json.Unmarshal(data, rec); err != nil {
-		return nil, fmt.Errorf("%s: %w", instancePath(inode, ".json"), err)
+		return nil, fmt.Errorf("%w, which %s should be: `natkit down` takes down what is there (%w)", errRecord, instancePath(inode, ".json"), err)
 	}
 	return rec, nil
 }
@@ -157,7 +160,8 @@ func (r *record) write(inode uint64) error {
 	}
 	draft := path + ".draft"
 	if err := os.WriteFile(draft, data, 0o600); err != nil {
-		return errors.Join(fmt.Errorf("remember the instance: %w", err), os.Remove(draft))
+		os.Remove(draft) // if it was made; the next one is written over it
+		return fmt.Errorf("remember the instance: %w", err)
 	}
 	return os.Rename(draft, path)
 }

@@ -270,7 +270,9 @@ func down(ns *netns.Handle, by *serving) (kept []string, err error) {
 		return nil, err
 	}
 	rec, err := ofEngine(in.record())
-	if err != nil && !errors.Is(err, ErrDown) {
+	if errors.Is(err, errRecord) {
+		rec = &record{Engine: EngineNFT} // whichever it is: pins are removed in any case
+	} else if err != nil && !errors.Is(err, ErrDown) {
 		return nil, errors.Join(err, in.release())
 	}
 	changes, err := standing(in.j.Path())
