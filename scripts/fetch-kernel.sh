@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Unpack Debian's newest kernel package of a version below .cache/kernels, unless it
-# is there, and print where.
+# is there, and print where: the small one for virtual machines, or with -full that for
+# every machine, which has PPP besides.
 #
-#   scripts/fetch-kernel.sh VERSION
+#   scripts/fetch-kernel.sh VERSION[-full]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:?which version, such as 6.12}
+kind=cloud-amd64
+case $version in *-full) version=${version%-full} kind=amd64 ;; esac
 cache=$PWD/.cache/kernels
 
-package=$(apt-cache search --names-only "^linux-image-${version/./\\.}\.[0-9][0-9.+a-z-]*-cloud-amd64$" |
+package=$(apt-cache search --names-only "^linux-image-${version/./\\.}\.[0-9.]+([+~][0-9a-z.+~]*)?(-[0-9]+)?-$kind$" |
     awk '{print $1}' | sort -V | tail -n 1)
 [ -n "$package" ] || {
     echo "no Debian package of Linux $version here: is this Debian, and was 'apt-get update' run?" >&2
