@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -53,6 +54,7 @@ type Aggregate struct {
 	oneWay, idle uint64
 	outsides     tally[addrKey]
 	unanswered   tally[unansweredKey]
+	targets      map[targetKey]*targetCount
 	helpers      map[string]uint64
 }
 
@@ -76,6 +78,17 @@ type (
 	}
 )
 
+type targetKey struct {
+	dest, target         addrKey
+	destPort, targetPort uint16
+	proto                uint8
+}
+
+type targetCount struct{ answered, unanswered uint64 }
+
+// maxTargets is more than a machine publishes; of more, some are not told.
+const maxTargets = 16384
+
 // NewAggregate returns an empty one that makes these lists.
 func NewAggregate(lists Lists) *Aggregate {
 	if lists == 0 {
@@ -89,6 +102,7 @@ func NewAggregate(lists Lists) *Aggregate {
 		outside:      newTally[outsideKey](exactKeys),
 		outsides:     newTally[addrKey](exactKeys / 8),
 		unanswered:   newTally[unansweredKey](exactKeys / 8),
+		targets:      map[targetKey]*targetCount{},
 		helpers:      map[string]uint64{},
 	}
 }
@@ -114,10 +128,13 @@ func (a *Aggregate) Add(f *Flow) {
 	if a.lists&ListDestPorts != 0 && f.hasPorts() && f.Proto != unix.IPPROTO_GRE {
 		a.ports.add(portKey{proto: f.Proto, port: f.Orig.DstPort}, unreplied, 0)
 	}
+	recent := a.Timeouts.recent(f)
 	if f.DNAT() {
 		a.dnat++
+		if a.lists&ListDestinations != 0 && recent && f.hasPorts() && !f.zoned() {
+			a.addTarget(f, unreplied)
+		}
 	}
-	recent := a.Timeouts.recent(f)
 	a.judge(f, unreplied, recent)
 	if f.SNAT() {
 		a.snat++
@@ -157,6 +174,39 @@ func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
 		proto: f.Proto, source: f.Orig.Src.As16(), dest: f.Orig.Dst.As16(), destPort: f.Orig.DstPort,
 		target: f.Reply.Src.As16(), targetPort: f.Reply.SrcPort, snat: f.SNAT(),
 	}, recent, 0)
+}
+
+// addTarget counts a flow whose destination is translated.
+func (a *Aggregate) addTarget(f *Flow, unreplied bool) {
+	key := targetKey{f.Orig.Dst.As16(), f.Reply.Src.As16(), f.Orig.DstPort, f.Reply.SrcPort, f.Proto}
+	n := a.targets[key]
+	if n == nil {
+		if len(a.targets) == maxTargets {
+			return
+		}
+		n = &targetCount{}
+		a.targets[key] = n
+	}
+	if unreplied {
+		n.unanswered++
+	} else {
+		n.answered++
+	}
+}
+
+// targetRows are the targets with most unanswered flows.
+func (a *Aggregate) targetRows(rows int) []snapshot.TargetUse {
+	keys := slices.SortedFunc(maps.Keys(a.targets), func(x, y targetKey) int {
+		return cmp.Or(cmp.Compare(a.targets[y].unanswered, a.targets[x].unanswered), cmp.Compare(a.targets[y].answered, a.targets[x].answered),
+			bytes.Compare(x.dest[:], y.dest[:]), bytes.Compare(x.target[:], y.target[:]),
+			cmp.Compare(x.destPort, y.destPort), cmp.Compare(x.targetPort, y.targetPort), cmp.Compare(x.proto, y.proto))
+	})
+	var out []snapshot.TargetUse
+	for _, k := range keys[:min(len(keys), rows)] {
+		out = append(out, snapshot.TargetUse{Protocol: ProtoName(k.proto), Dest: netip.AddrPortFrom(k.dest.addr(), k.destPort),
+			Target: netip.AddrPortFrom(k.target.addr(), k.targetPort), Answered: a.targets[k].answered, Unanswered: a.targets[k].unanswered})
+	}
+	return out
 }
 
 // zoned says that a flow is in a zone of its own: what its addresses mean, and who
@@ -229,6 +279,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 			Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed),
 		})
 	}
+	t.Targets = a.targetRows(rows)
 	if len(a.helpers) > 0 {
 		t.ByHelper = maps.Clone(a.helpers)
 	}

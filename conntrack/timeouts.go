@@ -19,6 +19,7 @@ type Timeouts struct {
 	// is not acknowledged.
 	TCPUnacknowledged, TCPMaxRetrans uint64
 	UDP, UDPStream                   uint64
+	TCPTimeWait                      uint64
 }
 
 // ReadTimeouts reads those of the calling thread's namespace. What can't be read
@@ -28,7 +29,7 @@ func ReadTimeouts() Timeouts {
 	for name, to := range map[string]*uint64{
 		"tcp_timeout_established": &t.TCPEstablished, "tcp_timeout_syn_sent": &t.TCPSynSent,
 		"tcp_timeout_unacknowledged": &t.TCPUnacknowledged, "tcp_timeout_max_retrans": &t.TCPMaxRetrans,
-		"udp_timeout": &t.UDP, "udp_timeout_stream": &t.UDPStream,
+		"udp_timeout": &t.UDP, "udp_timeout_stream": &t.UDPStream, "tcp_timeout_time_wait": &t.TCPTimeWait,
 	} {
 		if n, err := readNumber(sysctlDir + "nf_conntrack_" + name); err == nil {
 			*to = n
@@ -63,6 +64,8 @@ func (t Timeouts) recent(f *Flow) bool {
 		set = []uint64{t.TCPSynSent}
 	case f.Proto == unix.IPPROTO_TCP && f.State == TCPEstablished:
 		set = []uint64{t.TCPEstablished, t.TCPUnacknowledged, t.TCPMaxRetrans}
+	case f.Proto == unix.IPPROTO_TCP && f.State == TCPTimeWait:
+		set = []uint64{t.TCPTimeWait}
 	}
 	for _, timeout := range set {
 		left := uint64(f.Timeout)

@@ -80,6 +80,7 @@ var catalogue = []Cause{
 	conntrackInvalidReset,
 	staleSNAT,
 	staleUDPDNAT,
+	backendSilent,
 	hairpinMissing,
 	bridgeNFMissing,
 	asymmetricRouting,

@@ -65,12 +65,18 @@ func judgeRuleDrop(f facts) *verdict {
 	}
 	policy, oneWay := judgeForwardPolicy(f) != nil, judgeAsymmetric(f) != nil
 	var discovery, answers, own ruleVictims
+	byRules := f.ruleDrops() // by counters: what a policy dropped on the same hook is not theirs
 	for _, row := range rows {
 		in, _ := f.link(row.Interface)
+		if policy && f.hookOf(row) == "forward" && !slices.ContainsFunc(row.Samples, findsNeighbours) {
+			row.Count = min(row.Count, byRules)
+			byRules -= row.Count
+		}
 		switch {
+		case row.Count == 0:
 		case slices.ContainsFunc(row.Samples, findsNeighbours):
 			discovery.add(row, in)
-		case policy, oneWay && slices.ContainsFunc(row.Samples, midStream):
+		case oneWay && slices.ContainsFunc(row.Samples, midStream):
 			// what these causes tell of
 		case slices.ContainsFunc(row.Samples, isAnswer):
 			answers.add(row, in)
@@ -118,7 +124,9 @@ func judgeRuleDrop(f facts) *verdict {
 		v.Title += fmt.Sprintf(", %s of what came in by %s", percent(victims.share()), victims.by)
 	}
 	v.Evidence = []Evidence{{"packets dropped by rules", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer}}
-	v.Evidence = append(v.Evidence, sampleEvidence(victims.rows)...)
+	if !policy { // which of the packets were the policy's is not known
+		v.Evidence = append(v.Evidence, sampleEvidence(victims.rows)...)
+	}
 	if victims.by != "" {
 		v.Evidence = append(v.Evidence, Evidence{"packets that came in by " + victims.by, strconv.FormatUint(victims.received, 10), fromLinks})
 	}
@@ -145,6 +153,9 @@ func findsNeighbours(sample string) bool {
 // isAnswer says whether a sampled packet goes against its connection's direction.
 func isAnswer(sample string) bool {
 	packet, ok1 := parseSample(sample)
+	if ok1 && packet.protocol == "tcp" && strings.Contains(sample, " SYN,ACK") {
+		return true // dropped before connection tracking saw it, too
+	}
 	flow, ok2 := parseFlow(sample)
 	return ok1 && ok2 && (packet.dest == flow.source || packet.source == flow.dest)
 }

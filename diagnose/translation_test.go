@@ -50,6 +50,10 @@ func init() {
 			unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.53:53", 6, 5), unanswered("udp", "203.0.113.10", "198.51.100.1:53", "192.168.1.53:53", 1, 1),
 		}
 	}
+	examples["backend-silent"] = func(s *snapshot.Snapshot) {
+		publish(s, "tcp", 443, "192.168.1.80", 8443)
+		s.Conntrack.Refused = []snapshot.RefusedUse{{Dest: netip.MustParseAddrPort("198.51.100.1:443"), Target: netip.MustParseAddrPort("192.168.1.80:8443"), Count: 240}}
+	}
 	examples["hairpin-missing"] = func(s *snapshot.Snapshot) {
 		publish(s, "tcp", 443, "192.168.1.80", 8443)
 		s.Conntrack.Table.Unanswered = []snapshot.UnansweredUse{
@@ -233,6 +237,47 @@ func TestHairpin(t *testing.T) {
 	want := "iptables-nft -t nat -I POSTROUTING -s 192.168.1.0/24 -d 192.168.1.80 -p tcp --dport 8443 -j MASQUERADE"
 	if got := strings.Join(Judge(s)[0].Remedy, "\n"); !strings.Contains(got, want) {
 		t.Errorf("no %q in\n%s", want, got)
+	}
+}
+
+func TestBackend(t *testing.T) {
+	const code = "backend-silent"
+	dest, target := netip.MustParseAddrPort("198.51.100.1:443"), netip.MustParseAddrPort("192.168.1.80:8443")
+	refused := func(n uint64) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) { s.Conntrack.Refused[0].Count = n }
+	}
+	seen := func(answered, unanswered uint64) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.Targets = append(s.Conntrack.Table.Targets, snapshot.TargetUse{Protocol: "tcp", Dest: dest, Target: target, Answered: answered, Unanswered: unanswered})
+		}
+	}
+	silent := func(s *snapshot.Snapshot) { s.Conntrack.Refused = nil }
+	run(t, []row{
+		{"all refused", also(code), "critical " + code},
+		{"a quarter refused", also(code, seen(720, 0)), "warning " + code},
+		{"a few of many refused", also(code, seen(5000, 0)), ""},
+		{"nine refused", also(code, refused(9)), ""},
+		{"no answer", also(code, silent, seen(0, 60)), "critical " + code},
+		{"some are just being opened", also(code, silent, seen(900, 40)), ""},
+		{"the table is not known", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table = nil }), "critical " + code},
+		{"connection tracking is not known", also(code, func(s *snapshot.Snapshot) { s.Conntrack = nil }), ""},
+		{"no translation: a scan", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Refused[0].Target = dest }), ""},
+		{"syslog, which nobody answers", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) { s.Conntrack.Table.Targets[0].Protocol = "udp" }), ""},
+		{"a rule here drops what goes there", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(80, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
+		}), ""},
+		{"one packet to it was dropped", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(1, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
+		}), "critical " + code},
+		{"absurd", also(code, refused(1<<60), seen(1<<60, 1<<61)), ""},
+	})
+	// Of two backends of one service each is judged by itself.
+	s := gateway()
+	examples[code](s)
+	other := netip.MustParseAddrPort("192.168.1.81:8443")
+	s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: dest, Target: other, Answered: 5000}}
+	if got := Judge(s); len(got) != 1 || got[0].Severity != Critical || !strings.Contains(got[0].Title, target.String()+", where "+dest.String()) {
+		t.Errorf("beside a backend that works: %+v", got)
 	}
 }
 

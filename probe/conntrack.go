@@ -266,6 +266,42 @@ func conntrackTable(ctx context.Context, opts Options) source {
 	}
 }
 
+// refusals counts connections that were refused in the window.
+func refusals() source {
+	var r *conntrack.Refusals
+	stop := func() {
+		if r != nil {
+			r.Close()
+			r = nil
+		}
+	}
+	return source{
+		name:  snapshot.CanRefused,
+		costs: "published services that refuse connections are not told",
+		live:  true,
+		start: func(v *view) (err error) {
+			if _, err := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil {
+				return errNoConntrack
+			}
+			if !v.loaded("nf_conntrack_netlink") {
+				return errors.New("nf_conntrack_netlink is not loaded in this kernel")
+			}
+			r, err = conntrack.OpenRefusals()
+			return err
+		},
+		end: func(_ *view, s *snapshot.Snapshot) error {
+			if s.Conntrack == nil {
+				return errNoConntrack
+			}
+			var err error
+			s.Conntrack.Refused, err = r.Read(snapshot.TopN)
+			stop() // so that it is not told as one who listens to events
+			return err
+		},
+		stop: stop,
+	}
+}
+
 // dumpTable asks ctnetlink, or reads the file in /proc when ctnetlink is a module
 // that is not loaded: on old kernels, once loaded, it makes every flow larger.
 func dumpTable(ctx context.Context, v *view) (*snapshot.Table, error) {

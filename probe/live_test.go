@@ -10,6 +10,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -757,5 +759,66 @@ func TestTakeRefusesClosedNamespace(t *testing.T) {
 	gone.Close()
 	if s, err := Take(t.Context(), Options{Netns: gone}); err == nil {
 		t.Errorf("took %+v of a closed namespace", s)
+	}
+}
+
+// A connection to a translated port behind which nobody listens is seen, though the table has
+// forgotten it; one that is accepted, and one that nobody translates, are told apart.
+func TestLiveRefused(t *testing.T) {
+	h := newNetns(t)
+	output(t, h, `table ip nat {
+		chain output { type nat hook output priority -100; tcp dport 8080 dnat to 127.0.0.1:81; tcp dport 8081 dnat to 127.0.0.1:82; }
+	}`, "nft", "-f", "-")
+	in(t, h, func() error {
+		l, err := net.Listen("tcp", "127.0.0.1:82")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				c.Close()
+			}
+		}()
+		return nil
+	})
+	const n = 25
+	s := takeWhile(t, Options{Netns: h, Dump: true}, func() {
+		in(t, h, func() error {
+			for range n {
+				for port, accepted := range map[int]bool{8080: false, 8081: true, 83: false} {
+					c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+					if accepted != (err == nil) {
+						return fmt.Errorf("port %d: %v", port, err)
+					}
+					if err != nil {
+						continue
+					}
+					if _, err := c.Read(make([]byte, 1)); err != io.EOF { // both have closed it
+						return fmt.Errorf("port %d: read %v", port, err)
+					}
+					c.Close()
+				}
+			}
+			return nil
+		})
+	})
+	got := map[string]uint64{}
+	for _, r := range s.Conntrack.Refused {
+		got[r.Dest.String()+" "+r.Target.String()] = r.Count
+	}
+	if want := map[string]uint64{"127.0.0.1:8080 127.0.0.1:81": n, "127.0.0.1:83 127.0.0.1:83": n}; !maps.Equal(got, want) {
+		t.Errorf("refused %v, want %v; %+v", got, want, s.Capabilities)
+	}
+	want := []snapshot.TargetUse{{Protocol: "tcp", Dest: netip.MustParseAddrPort("127.0.0.1:8081"), Target: netip.MustParseAddrPort("127.0.0.1:82"), Answered: n}}
+	if !slices.Equal(s.Conntrack.Table.Targets, want) {
+		t.Errorf("targets %+v, want %+v", s.Conntrack.Table.Targets, want)
+	}
+	if len(s.EventSockets) != 0 {
+		t.Errorf("natkit tells of itself as one who listens to events: %+v", s.EventSockets)
 	}
 }

@@ -84,6 +84,7 @@ func sources(ctx context.Context, opts Options) []source {
 		nics(opts),
 		neighbours(),
 		listeners(),
+		refusals(),
 		eventSockets(),
 		nftables(),
 		iptablesLegacy(),

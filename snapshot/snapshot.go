@@ -97,6 +97,7 @@ const (
 	CanListeners       = "listeners"
 	CanProcessNames    = "process-names" // whose socket a listener is
 	CanEventSockets    = "event-sockets" // who listens to events of connection tracking
+	CanRefused         = "refused-connections"
 	CanKernelLog       = "kernel-log"
 	CanDrops           = "drop-tracing"
 	CanHooks           = "hooks"
@@ -132,6 +133,17 @@ type Conntrack struct {
 	// -> increase, summed over CPUs.
 	Stats map[string]uint64 `json:"stats,omitzero"`
 	Table *Table            `json:"table,omitempty"` // nil without a dump
+
+	// Refused is TCP connections whose only answer was a reset, in the window or, where
+	// the table has many entries, in a tenth of it; most first, at most TopN.
+	Refused []RefusedUse `json:"refused,omitzero"`
+}
+
+// RefusedUse is connections to one destination that were refused.
+type RefusedUse struct {
+	Dest   netip.AddrPort `json:"dest"`
+	Target netip.AddrPort `json:"target"` // where they really went: Dest, unless it is translated
+	Count  uint64         `json:"count"`
 }
 
 // Table is one dump of the conntrack table, aggregated.
@@ -157,6 +169,17 @@ type Table struct {
 	Outsides   []OutsideUse      `json:"outsides,omitzero"`   // most entries first, at most TopN
 	Unanswered []UnansweredUse   `json:"unanswered,omitzero"` // the same
 	ByHelper   map[string]uint64 `json:"by_helper,omitzero"`
+	Targets    []TargetUse       `json:"targets,omitzero"` // of translated destinations, most unanswered first, at most TopN
+}
+
+// TargetUse is where a translated destination leads to, and the flows with a packet in
+// the last RecentSeconds there. Of UDP most expects no answer.
+type TargetUse struct {
+	Protocol   string         `json:"protocol"`
+	Dest       netip.AddrPort `json:"dest"`
+	Target     netip.AddrPort `json:"target"`
+	Answered   uint64         `json:"answered"`
+	Unanswered uint64         `json:"unanswered"`
 }
 
 // IdleSeconds is longer than the default keepalive needs to show that both ends

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// Refusals counts TCP connections that were refused: a reset was their only answer.
+// The table never shows them, since connection tracking forgets such an entry at once,
+// and an event is all there is.
+type Refusals struct {
+	s    *socket
+	stop context.CancelFunc
+	done chan struct{}
+
+	mu     sync.Mutex
+	counts map[refusedKey]uint64
+	failed error
+}
+
+type refusedKey struct {
+	dest, target         addrKey
+	destPort, targetPort uint16
+}
+
+const (
+	// Each event costs the kernel about as much as the entry itself, so that where
+	// flows may be many they are listened to in one slice of a second only.
+	refusalsBusy  = 20000 // entries of the table
+	refusalsSlice = 100 * time.Millisecond
+	refusalsRound = time.Second
+
+	maxRefused = 4096 // destinations told apart
+)
+
+// unrepliedOnly lets an event by if its entry saw no answer: who listens for those that are
+// refused has nothing to do with all others that end.
+var unrepliedOnly = []unix.SockFilter{
+	{Code: unix.BPF_LD | unix.BPF_IMM, K: nlHeaderLen + nfHeaderLen}, // where attributes begin
+	{Code: unix.BPF_LDX | unix.BPF_IMM, K: ctaStatus},
+	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0xfffff000 + 12}, // SKF_AD_OFF + SKF_AD_NLATTR: where that one is, or 0
+	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0, Jt: 4},
+	{Code: unix.BPF_MISC | unix.BPF_TAX},
+	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_IND, K: 4},
+	{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: uint32(StatusSeenReply), Jt: 1},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0xffff},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+}
+
+// OpenRefusals begins to count those of the calling thread's namespace. Close must be called.
+func OpenRefusals() (*Refusals, error) {
+	mode, err := ReadEventsMode()
+	if err == nil && mode == EventsOff {
+		err = errors.New("events of connection tracking are off (net.netfilter.nf_conntrack_events is 0)")
+	}
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s, err := openSocket(ctx, 0)
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	program := unix.SockFprog{Len: uint16(len(unrepliedOnly)), Filter: &unrepliedOnly[0]}
+	if err := unix.SetsockoptSockFprog(s.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
+		s.close()
+		stop()
+		return nil, fmt.Errorf("filter conntrack events: %w", err)
+	}
+	r := &Refusals{s: s, stop: stop, done: make(chan struct{}), counts: map[refusedKey]uint64{}}
+	if err := r.listen(true); err != nil {
+		s.close()
+		stop()
+		return nil, explain(err)
+	}
+	limits, _ := ReadLimits()
+	go r.collect(ctx, limits.Count >= refusalsBusy)
+	return r, nil
+}
+
+// listen joins the group of entries that end, or leaves it.
+func (r *Refusals) listen(on bool) error {
+	option := unix.NETLINK_DROP_MEMBERSHIP
+	if on {
+		option = unix.NETLINK_ADD_MEMBERSHIP
+	}
+	if err := unix.SetsockoptInt(r.s.fd, unix.SOL_NETLINK, option, unix.NFNLGRP_CONNTRACK_DESTROY); err != nil {
+		return fmt.Errorf("listen to conntrack events: %w", err)
+	}
+	return nil
+}
+
+// collect reads events until the context ends; sliced, it listens a slice of each second.
+func (r *Refusals) collect(ctx context.Context, sliced bool) {
+	defer close(r.done)
+	every := refusalsRound // the buffer has room for thousands
+	if sliced {
+		every = refusalsSlice
+	}
+	ticks := time.NewTicker(every)
+	defer ticks.Stop()
+	for n := 1; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		}
+		err := r.read()
+		if sliced {
+			switch n % int(refusalsRound/refusalsSlice) {
+			case 1:
+				err = errors.Join(err, r.listen(false))
+			case 0:
+				err = errors.Join(err, r.listen(true))
+			}
+		}
+		if err != nil {
+			r.mu.Lock()
+			r.failed = err
+			r.mu.Unlock()
+			return
+		}
+	}
+}
+
+// read takes in what is in the socket's buffer.
+func (r *Refusals) read() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var f Flow
+	return r.s.drain(time.Now().Add(refusalsSlice/2), func(typ, _ uint16, _ uint32, payload []byte) bool {
+		if typ != msgDelete || f.parse(payload) != nil || f.Proto != unix.IPPROTO_TCP || !f.Unreplied() || f.Has&HasState == 0 || f.State != TCPClose || f.zoned() {
+			return true
+		}
+		key := refusedKey{f.Orig.Dst.As16(), f.Reply.Src.As16(), f.Orig.DstPort, f.Reply.SrcPort}
+		if _, there := r.counts[key]; there || len(r.counts) < maxRefused {
+			r.counts[key]++
+		}
+		return true
+	})
+}
+
+// Read is what was refused since the last Read, most first, at most rows rows. Events that
+// were lost are not in it.
+func (r *Refusals) Read(rows int) ([]snapshot.RefusedUse, error) {
+	if err := r.read(); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed != nil {
+		return nil, r.failed
+	}
+	keys := make([]refusedKey, 0, len(r.counts))
+	for key := range r.counts {
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, func(a, b refusedKey) int {
+		return cmp.Or(cmp.Compare(r.counts[b], r.counts[a]), a.compare(b))
+	})
+	out := []snapshot.RefusedUse{} // known to be none
+	for _, key := range keys[:min(len(keys), rows)] {
+		out = append(out, snapshot.RefusedUse{Dest: netip.AddrPortFrom(key.dest.addr(), key.destPort),
+			Target: netip.AddrPortFrom(key.target.addr(), key.targetPort), Count: r.counts[key]})
+	}
+	clear(r.counts)
+	return out, nil
+}
+
+func (k refusedKey) compare(l refusedKey) int {
+	return cmp.Or(bytes.Compare(k.dest[:], l.dest[:]), bytes.Compare(k.target[:], l.target[:]),
+		cmp.Compare(k.destPort, l.destPort), cmp.Compare(k.targetPort, l.targetPort))
+}
+
+// Close ends the counting.
+func (r *Refusals) Close() {
+	r.stop()
+	<-r.done
+	r.s.close()
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"natkit/snapshot"
+)
+
+const (
+	backendFew   = 10   // connections that failed
+	backendShare = 0.20 // of those to that backend: a warning
+	backendMost  = 0.90 // critical
+)
+
+var backendSilent = Cause{
+	Code:       "backend-silent",
+	Title:      "What a published service is translated to refuses connections, or does not answer",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops},
+	Symptom:    "One published port is dead: clients are told \"connection refused\", or wait. All else works, and rules and routes are right.",
+	Proof: fmt.Sprintf("Of the TCP connections to a translated destination in the window, at least %d and %s were answered by nothing but a reset (events of connection tracking, which forgets them at once), or sent in the last %d s "+
+		"and were not answered (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
+	Lookalike: "A backend whose packets are seen to be lost here, by a rule, a route or an unknown neighbour, or which is asked from its own network: that has causes of its own. Single failures, connections that are just being opened, and UDP, of which much expects no answer.",
+	Cure:      "The program on the backend: running, on the port that the rule names, with room for connections that wait, and not behind a packet filter of its own. Or a rule that leads to one that is.",
+	judge:     judgeBackend,
+}
+
+// backend is where a published service leads to, and how connections there ended.
+type backend struct {
+	dest, target                 netip.AddrPort
+	refused, unanswered, answers uint64
+}
+
+func (b *backend) failed() uint64 { return saturate(b.refused, b.unanswered) }
+
+func (b *backend) share() float64 { return share(b.failed(), saturate(b.failed(), b.answers)) }
+
+func judgeBackend(f facts) *verdict {
+	var bad []backend
+	for _, b := range f.backends() {
+		if b.failed() >= backendFew && b.share() >= backendShare {
+			bad = append(bad, b)
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(bad, func(a, b backend) int { return int(min(b.failed(), 1<<31)) - int(min(a.failed(), 1<<31)) })
+	worst := bad[0]
+	v := &verdict{harm: float64(worst.failed())}
+	v.Severity = Warning
+	for _, b := range bad {
+		if b.share() >= backendMost {
+			v.Severity = Critical
+		}
+	}
+	what := fmt.Sprintf("did not answer %s of the last %d s", number(worst.unanswered, "connection"), snapshot.RecentSeconds)
+	if worst.refused >= worst.unanswered {
+		what = fmt.Sprintf("refused %s %s", number(worst.refused, "connection"), f.window())
+	}
+	v.Title = fmt.Sprintf("%s, where %s leads to, %s", worst.target, worst.dest, what)
+	for _, b := range bad[:min(len(bad), 3)] {
+		name := fmt.Sprintf("%s by way of %s", b.dest, b.target)
+		if b.refused > 0 {
+			v.Evidence = append(v.Evidence, Evidence{name + ": refused", strconv.FormatUint(b.refused, 10), fromEvents})
+		}
+		v.Evidence = append(v.Evidence, Evidence{name + ": unanswered and answered", fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, snapshot.RecentSeconds)})
+	}
+	address, port := worst.target.Addr(), worst.target.Port()
+	if worst.refused >= worst.unanswered {
+		v.Why = fmt.Sprintf("%s is there and answers with a reset: no program listens on port %d, or a packet filter there rejects it. Translation does its work; the rule may name a port that the program has left.", address, port)
+	} else {
+		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back: a packet filter there drops them, its queue of connections that wait is full, or its answers take another way than by this machine. Translation does its work.", address)
+	}
+	if f.own(address) {
+		v.Remedy = []string{"# who listens there:", f.run(fmt.Sprintf("ss -Hltnp 'sport = :%d'", port))}
+	} else {
+		v.Remedy = []string{"# does it answer this machine?", f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it answers", address, port)),
+			fmt.Sprintf("# on %s: is a program listening on that port, for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?", address),
+			fmt.Sprintf("#   ss -ltnp 'sport = :%d'", port)}
+	}
+	v.Remedy = append(v.Remedy, "# the rule that leads there:")
+	listed := false
+	for _, c := range f.Chains {
+		if slices.ContainsFunc(c.DNATTo, func(t snapshot.Target) bool {
+			return t.First.Compare(address) <= 0 && address.Compare(t.Last) <= 0
+		}) {
+			v.Remedy = append(v.Remedy, f.run(listChain(c)))
+			listed = true
+		}
+	}
+	if !listed {
+		v.Remedy = append(v.Remedy, f.run("nft -a list ruleset | grep -n dnat"), f.run("iptables-legacy-save -t nat"))
+	}
+	v.Verify = f.look(f.natkit("conntrack list --proto tcp --dst " + worst.dest.Addr().String()))
+	return v
+}
+
+const fromEvents = "events of connection tracking"
+
+// backends are those that no other cause tells of.
+func (f facts) backends() []backend {
+	if f.Conntrack == nil {
+		return nil
+	}
+	var out []backend
+	of := func(dest, target netip.AddrPort) *backend {
+		for i := range out {
+			if out[i].dest == dest && out[i].target == target {
+				return &out[i]
+			}
+		}
+		out = append(out, backend{dest: dest, target: target})
+		return &out[len(out)-1]
+	}
+	plausible := func(dest, target netip.AddrPort, n uint64) bool {
+		return dest.IsValid() && target.IsValid() && dest != target && n < implausible
+	}
+	for _, r := range f.Conntrack.Refused {
+		if plausible(r.Dest, r.Target, r.Count) {
+			b := of(r.Dest, r.Target)
+			b.refused = saturate(b.refused, r.Count)
+		}
+	}
+	if t := f.Conntrack.Table; t != nil {
+		for _, u := range t.Targets {
+			if u.Protocol == "tcp" && plausible(u.Dest, u.Target, u.Unanswered) && u.Answered < implausible {
+				b := of(u.Dest, u.Target)
+				b.unanswered, b.answers = saturate(b.unanswered, u.Unanswered), saturate(b.answers, u.Answered)
+			}
+		}
+		for _, u := range t.Unanswered { // of its own network, answers go past this machine
+			from, ok1 := f.linkTo(u.Source)
+			to, ok2 := f.linkTo(u.Target.Addr())
+			if u.Protocol != "tcp" || u.SNAT || !plausible(u.Dest, u.Target, u.Recent) || !ok1 || !ok2 || from.Name != to.Name {
+				continue
+			}
+			b := of(u.Dest, u.Target)
+			b.unanswered -= min(b.unanswered, u.Recent)
+		}
+	}
+	return slices.DeleteFunc(out, func(b backend) bool { return f.lostHere(b) })
+}
+
+// lostHere says whether packets to or from a backend were seen to be dropped on this machine.
+func (f facts) lostHere(b backend) bool {
+	if f.Drops == nil {
+		return false
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Benign || !f.here(row.Netns) || row.Count >= implausible || row.Count < b.unanswered/2 {
+			continue
+		}
+		for _, sample := range row.Samples {
+			packet, ok := parseSample(sample)
+			flow, _ := parseFlow(sample)
+			if ok && (packet.dest == b.target || packet.source == b.target || flow.dest == b.dest || packet.dest == b.dest) {
+				return true
+			}
+		}
+	}
+	return false
+}
