@@ -118,6 +118,19 @@ func (c Change) make() error {
 	return fmt.Errorf("change of unknown kind %q", c.Kind)
 }
 
+// splitForwarding takes out the changes that let packets through: they are made when
+// somebody translates them, and undone before nobody does.
+func splitForwarding(changes []Change) (others, forwarding []Change) {
+	for _, c := range changes {
+		if c.Setting == settingForward {
+			forwarding = append(forwarding, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	return others, forwarding
+}
+
 // standing reads the changes of a journal that were not taken back, oldest first.
 func standing(path string) (changes []Change, err error) {
 	err = journal.Read(path, func(line json.RawMessage) error {

@@ -160,6 +160,16 @@ func (in *instance) record() (*record, error) {
 // takeDown removes everything of the instance, whole or not, and puts the namespace
 // back. What somebody else has changed since is kept, and told.
 func (in *instance) takeDown(rec *record) (kept []string, err error) {
+	changes, err := standing(in.j.Path())
+	if err != nil {
+		return nil, err
+	}
+	// Before nobody translates any more, or packets of hosts inside would leave as they are.
+	if _, forwarding := splitForwarding(changes); len(forwarding) > 0 {
+		if _, err := undo(in.ns, forwarding); err != nil {
+			return nil, err
+		}
+	}
 	if rec != nil && rec.Engine == EngineNFT {
 		err = nft.RemoveRules(in.ns)
 	} else if rec != nil {
@@ -169,10 +179,6 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 		return nil, err
 	}
 	if err := datapath.Unload(in.dir); err != nil {
-		return nil, err
-	}
-	changes, err := standing(in.j.Path())
-	if err != nil {
 		return nil, err
 	}
 	if kept, err = undo(in.ns, changes); err != nil {

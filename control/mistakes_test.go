@@ -4,11 +4,16 @@ package control
 
 import (
 	"errors"
+	"net"
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"natkit/internal/ktest"
 	"natkit/nft"
 	"natkit/snapshot"
 )
@@ -118,5 +123,62 @@ func TestDamagedJournal(t *testing.T) {
 	}
 	if err := os.WriteFile(path, whole, 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A namespace that forwards only while natkit is up lets no packet out as it came in: not
+// while an engine comes or goes either.
+func TestNothingLeavesUntranslated(t *testing.T) {
+	b := newBed(t)
+	forward := func(value string) {
+		b.in(b.gateway, func() error { return writeSetting(settingForward, value) })
+	}
+	var server, client net.PacketConn
+	b.in(b.server, func() (err error) { server, err = net.ListenPacket("udp4", "198.51.100.9:53"); return err })
+	b.in(b.client, func() (err error) { client, err = net.ListenPacket("udp4", "10.0.0.2:5353"); return err })
+	var seen [2]atomic.Int64 // packets that were translated, and that were not
+	var ends sync.WaitGroup
+	ends.Go(func() {
+		for buf := make([]byte, 100); ; {
+			_, from, err := server.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			seen[strings.Count(from.String(), "10.0.0.2:")].Add(1)
+		}
+	})
+	ends.Go(func() {
+		to := &net.UDPAddr{IP: net.IPv4(198, 51, 100, 9), Port: 53}
+		for {
+			if _, err := client.WriteTo([]byte("x"), to); errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+	})
+	defer ends.Wait()
+	defer func() { client.Close(); server.Close() }()
+
+	forward("1")
+	ktest.Wait(t, time.Minute, "a packet that nobody translates", func() bool { return seen[1].Load() > 0 })
+	forward("0")
+	ktest.Wait(t, time.Minute, "the last of them to arrive", func() bool {
+		before := seen[1].Load()
+		time.Sleep(50 * time.Millisecond)
+		return seen[1].Load() == before
+	})
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		for range 3 {
+			seen[0].Store(0)
+			seen[1].Store(0)
+			b.up(baseRules, Options{Namespace: b.gateway, Engine: engine})
+			ktest.Wait(t, time.Minute, "a packet that is translated", func() bool { return seen[0].Load() > 0 })
+			if _, err := Down(b.gateway); err != nil {
+				t.Fatal(err)
+			}
+			if n := seen[1].Load(); n > 0 {
+				t.Errorf("%s: %d packets left untranslated", engine, n)
+			}
+		}
 	}
 }

@@ -20,9 +20,10 @@ import (
 //
 //  1. the record, which says that it is not whole
 //  2. the engine, without rules; pinned
-//  3. changes of the namespace, each journalled
+//  3. changes of the namespace, each journalled, but for forwarding
 //  4. rules, then the interfaces
-//  5. the record: whole
+//  5. forwarding, so that no packet leaves untranslated
+//  6. the record: whole
 func Up(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, err error) {
 	in, left, err := occupy(o.Namespace, o.serve)
 	if err != nil {
@@ -60,13 +61,17 @@ func (in *instance) bringUp(ctx context.Context, p *Plan) (err error) {
 	if err := p.record.write(in.inode); err != nil {
 		return err
 	}
+	others, forwarding := splitForwarding(p.Changes)
 	if p.Engine == EngineNFT {
-		err = do(in.ns, in.j, p.Changes)
+		err = do(in.ns, in.j, others)
 		if err == nil {
 			err = p.ruleset.Apply(in.ns)
 		}
 	} else {
-		err = in.createEngine(p)
+		err = in.createEngine(p, others)
+	}
+	if err == nil {
+		err = do(in.ns, in.j, forwarding)
 	}
 	if err := errors.Join(err, context.Cause(ctx)); err != nil {
 		return err
@@ -75,13 +80,13 @@ func (in *instance) bringUp(ctx context.Context, p *Plan) (err error) {
 	return p.record.write(in.inode)
 }
 
-func (in *instance) createEngine(p *Plan) (err error) {
+func (in *instance) createEngine(p *Plan, changes []Change) (err error) {
 	e, err := datapath.Create(in.dir, p.size)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	if err := do(in.ns, in.j, p.Changes); err != nil {
+	if err := do(in.ns, in.j, changes); err != nil {
 		return err
 	}
 	return in.ns.Do(func() error {
