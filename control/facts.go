@@ -39,7 +39,7 @@ func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement
 		if !hasFrames(l) && !rawKinds[l.Type()] {
 			return facts, nil, file.AtInterface(name, "interface %q (%s): %v; use --engine nft", name, l.Type(), errFrames)
 		}
-		if err := refusePort(l); err != nil {
+		if err := errors.Join(refusePort(l), refuseIPVLAN(l, file.IsInside(name))); err != nil {
 			return facts, nil, err
 		}
 		p := place(l, rec.Attach)
@@ -78,6 +78,16 @@ func refusePort(l netlink.Link) error {
 		return fmt.Errorf("interface %q is a port of the %s %q, which has its packets: name that", l.Attrs().Name, kind, master.Attrs().Name)
 	}
 	return nil
+}
+
+// refuseIPVLAN refuses an inside interface that never has what hosts send to others: the
+// kernel gives an ipvlan what is for its own addresses, and all else to the interface
+// below, from where it would go on untranslated.
+func refuseIPVLAN(l netlink.Link, inside bool) error {
+	if l.Type() != "ipvlan" || !inside {
+		return nil
+	}
+	return fmt.Errorf("interface %q is an ipvlan: what inside hosts send to others does not come in there, but at the interface below it; name that, or use a macvlan", l.Attrs().Name)
 }
 
 // interfacesOf are the interfaces that a file names.

@@ -59,10 +59,16 @@ var softwareKinds = map[string]string{
 	"team": "XDP on a team depends on all its ports",
 }
 
+// noXDP are kinds of devices whose driver has none (Linux 6.18): for kernels that do not say.
+var noXDP = map[string]bool{"bridge": true, "dummy": true, "vlan": true, "macvlan": true, "ipvlan": true, "vxlan": true, "geneve": true, "gretap": true, "team": true}
+
 // place decides for one interface. The calling thread is in its namespace.
 func place(l netlink.Link, attach Attach) Placement {
 	p := Placement{Interface: l.Attrs().Name, kind: l.Type()}
 	features, known := xdpFeatures(l.Attrs().Index)
+	if !known && noXDP[l.Type()] {
+		known = true
+	}
 	p.Transmit = !known || features&xdpTransmit != 0
 	software := softwareKinds[l.Type()]
 	switch {
