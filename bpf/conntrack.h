@@ -247,17 +247,18 @@ static __noinline __u32 conntrack_policy(const struct nf_conn *ct)
  */
 static __always_inline int conntrack_unacknowledged(struct ctx *ctx)
 {
-	const struct nf_conn *ct;
-	__u8 flags[2] = {};
+	/* One read from the one direction's flags to the other's: what it costs is the call. */
+	__u32 at = bpf_core_field_offset(struct nf_conn, proto.tcp.seen[0].flags);
+	__u32 apart = bpf_core_field_offset(struct nf_conn, proto.tcp.seen[1].flags) - at;
+	const void *ct;
+	__u8 flags[64];
 
-	if (!bpf_cast_to_kern_ctx)
+	if (!bpf_cast_to_kern_ctx || apart >= sizeof(flags))
 		return 1;
 	ct = (void *)(((const struct sk_buff *)bpf_cast_to_kern_ctx(ctx))->_nfct & ~NFCT_INFO_MASK);
-	if (!ct)
+	if (!ct || bpf_probe_read_kernel(flags, apart + 1, ct + at))
 		return 0;
-	bpf_core_read(&flags[0], 1, &ct->proto.tcp.seen[0].flags);
-	bpf_core_read(&flags[1], 1, &ct->proto.tcp.seen[1].flags);
-	return (flags[0] | flags[1]) & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED;
+	return (flags[0] | flags[apart]) & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED;
 }
 
 /*

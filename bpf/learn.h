@@ -167,12 +167,17 @@ static __always_inline void front_forget(const struct nat_flow_key *key)
 		__sync_lock_test_and_set(&g->sum, 0);
 }
 
-static __always_inline __u32 learn_hash(const struct nat_flow_key *key)
+static __always_inline __u32 learn_hash_words(__u32 src, __u32 dst, __u32 ports, __u8 protocol)
 {
-	__u32 hash = addr_word(key->src) * 0x9e3779b1 ^ addr_word(key->dst) * 0x85ebca6b ^
-		     ((__u32)key->dport << 16 | key->sport) * 0xc2b2ae35 ^ key->protocol;
+	__u32 hash = src * 0x9e3779b1 ^ dst * 0x85ebca6b ^ ports * 0xc2b2ae35 ^ protocol;
 
 	return hash ^ hash >> 15;
+}
+
+static __always_inline __u32 learn_hash(const struct nat_flow_key *key)
+{
+	return learn_hash_words(addr_word(key->src), addr_word(key->dst),
+				(__u32)key->dport << 16 | key->sport, key->protocol);
 }
 
 static __always_inline struct learn_glance *learn_glance(__u32 hash)
@@ -193,11 +198,41 @@ static __always_inline void learn_attended(const struct nat_flow_key *key, __u32
 /* Whether a direction may have a shortcut that is trusted, or waits for a packet that was
  * just sent up: no look-up in a large table for those that end, or begin. Another CPU may
  * have attended to it since this packet looked at the clock. */
-static __always_inline int learn_lives(const struct nat_flow_key *key, __u32 now)
+static __always_inline int learn_lives(const struct learn_glance *glance, __u32 now)
 {
-	struct learn_glance *glance = learn_glance(learn_hash(key));
-
 	return glance && (__s32)(now - glance->attended) <= LEARN_REFUSED;
+}
+
+/*
+ * The TCP header of a frame that opens or closes a connection, if its headers are as most
+ * are; else parse finds it. Nothing more of it is looked at: short connections are mostly
+ * such frames, and should cost as little as without us.
+ */
+static __always_inline struct tcp *learn_turn(struct ctx *ctx)
+{
+	struct ipv4 *ip = ctx_data(ctx) + 14;
+	struct tcp *tcp = (struct tcp *)(ip + 1);
+
+	if ((void *)(tcp + 1) > ctx_data_end(ctx) || !ctx_is_ours(ctx, 14) || ip->version != 0x45 ||
+	    ip->protocol != TCP || ip->fragment & bpf_htons(IPV4_MF | IPV4_OFFSET) ||
+	    !(tcp->flags & (TCP_SYN | TCP_FIN | TCP_RST)))
+		return NULL;
+	return tcp;
+}
+
+/* Whether it is of a direction that has no shortcut in use, so that none of ours ends. */
+static __always_inline int learn_turns(struct ctx *ctx)
+{
+	struct tcp *tcp = learn_turn(ctx);
+	struct ipv4 *ip;
+	__u32 hash;
+
+	if (!tcp)
+		return 0;
+	ip = (struct ipv4 *)tcp - 1;
+	hash = learn_hash_words(addr_word(ip->src), addr_word(ip->dst),
+				(__u32)tcp->dport << 16 | tcp->sport, TCP);
+	return !learn_lives(learn_glance(hash), clock_now());
 }
 
 /* How packets of the other direction arrive. */
@@ -329,20 +364,21 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 	return silent ? LEARN_SILENT : NAT_ACCEL_WAITING;
 }
 
-/* Whether the direction has only begun: to look it up in connection tracking and to make
- * shortcuts costs more than a short flow gains. */
-static __always_inline int learn_young(const struct nat_flow_key *key)
+/* Whether the direction has only begun: to look it up and to make shortcuts costs more than
+ * a short flow gains. count: the packet is one of those that it has begun with. */
+static __always_inline int learn_young(struct learn_glance *glance, __u32 hash, int count)
 {
-	__u32 hash = learn_hash(key);
-	struct learn_glance *glance = learn_glance(hash);
+	__u32 young;
 
 	if (!glance)
 		return 0;
-	if ((glance->young ^ hash) / LEARN_YOUNG)
-		glance->young = hash / LEARN_YOUNG * LEARN_YOUNG;
-	if (glance->young % LEARN_YOUNG == LEARN_YOUNG - 1)
+	young = glance->young;
+	if ((young ^ hash) / LEARN_YOUNG)
+		young = hash / LEARN_YOUNG * LEARN_YOUNG;
+	if (young % LEARN_YOUNG == LEARN_YOUNG - 1)
 		return 0;
-	++glance->young;
+	if (count)
+		glance->young = young + 1;
 	return 1;
 }
 
@@ -597,10 +633,14 @@ static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
 
 static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, int after_xdp)
 {
+	struct learn_glance *glance;
 	struct nat_shortcut *s;
 	struct learn_front to;
-	int reason;
+	int reason, turns;
+	__u32 hash;
 
+	if (learn_tcp_milliseconds && learn_turns(ctx))
+		return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
 	reason = parse(ctx, 0, 14, packet);
 	if (unlikely(reason == NAT_PASS_NOT_IPV4))
 		return NAT_ACCEL_NOT_IPV4;
@@ -613,18 +653,23 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return NAT_ACCEL_SPECIAL;
 	if (packet->class == NAT_TCP && !learn_tcp_milliseconds)
 		return NAT_ACCEL_TCP_STRICT;
-	if (unlikely(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))) {
-		if (!learn_lives(&packet->key, packet->now))
-			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
-	} else if (front_find(packet, &to)) {
+	turns = packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST);
+	if (!turns && front_find(packet, &to))
 		return learn_forward(ctx, packet, &to);
+	hash = learn_hash(&packet->key);
+	glance = learn_glance(hash);
+	if (!learn_lives(glance, packet->now)) {
+		if (turns)
+			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
+		if (learn_young(glance, hash, !after_xdp))
+			return after_xdp ? LEARN_SILENT : NAT_ACCEL_YOUNG;
 	}
 	s = bpf_map_lookup_elem(&shortcuts, &packet->key);
 	if (unlikely(s && s->hook && s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP)))
 		return LEARN_SILENT;
 	if (after_xdp && unlikely(!s || !s->hook))
 		return LEARN_SILENT;
-	if (unlikely(packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))) {
+	if (unlikely(turns)) {
 		if (s && !s->reason)
 			learn_stop(packet, s);
 		else if (!s && front_find(packet, &to))
@@ -632,7 +677,7 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return NAT_ACCEL_TCP_FLAGS;
 	}
 	if (unlikely(!s))
-		return learn_young(&packet->key) ? NAT_ACCEL_YOUNG : learn_make(ctx, packet);
+		return learn_young(glance, hash, 1) ? NAT_ACCEL_YOUNG : learn_make(ctx, packet);
 	if (unlikely(!learn_trusted(s->until, packet->now))) {
 		reason = learn_attend(ctx, packet, s);
 		if (reason == LEARN_ANEW)

@@ -60,16 +60,16 @@ static __always_inline void leaving_keep(struct ctx *ctx, const struct packet *p
 
 static __always_inline void learn_leaving(struct ctx *ctx)
 {
-	struct nat_shortcut *other;
+	struct nat_shortcut *other = NULL;
 	struct packet packet;
 	struct nat_flow_key key = {};
 	__u64 hop;
 
-	if (ctx_tagged(ctx) == LEARN_OWN || parse(ctx, 0, 14, &packet) != GO_ON)
+	/* What opens or closes a connection is no proof for its data, and ends no doubt. */
+	if (ctx_tagged(ctx) == LEARN_OWN || learn_turn(ctx) || parse(ctx, 0, 14, &packet) != GO_ON)
 		return;
 	if (packet.key.protocol != TCP && packet.key.protocol != UDP)
 		return;
-	/* What opens or closes a connection is no proof for its data, and ends no doubt. */
 	if (packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
 		return;
 	/* As packets of the other direction arrive. */
@@ -78,7 +78,8 @@ static __always_inline void learn_leaving(struct ctx *ctx)
 	key.sport = packet.key.dport;
 	key.dport = packet.key.sport;
 	key.protocol = packet.key.protocol;
-	other = learn_lives(&key, packet.now) ? bpf_map_lookup_elem(&shortcuts, &key) : NULL;
+	if (learn_lives(learn_glance(learn_hash(&key)), packet.now))
+		other = bpf_map_lookup_elem(&shortcuts, &key);
 	hop = other ? leaving_hop(ctx) : 0;
 	if (hop) {
 		other->left_hop = hop;

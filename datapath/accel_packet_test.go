@@ -86,7 +86,6 @@ func TestAccelEnds(t *testing.T) {
 			t.Run(h.name+" "+name, func(t *testing.T) {
 				a.put(t, pktbuild.TCPProtocol, from, to, func(*abiNatShortcut) {})
 				a.put(t, pktbuild.TCPProtocol, back, home, func(*abiNatShortcut) {})
-				a.attended(t)
 				if n := trusted(); n != 2 {
 					t.Fatalf("%d of 2 directions are trusted", n)
 				}
@@ -126,7 +125,8 @@ func (r *rig) accelerator(t testing.TB) accelRig {
 	return accelRig{a, r}
 }
 
-// put gives a direction a shortcut that is trusted, of which nothing is at the front.
+// put gives a direction a shortcut that is trusted, and was just now, of which nothing is at
+// the front.
 func (a accelRig) put(t testing.TB, protocol uint8, from, to endpoints, change func(*abiNatShortcut)) {
 	t.Helper()
 	key := abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: protocol}
@@ -140,18 +140,19 @@ func (a accelRig) put(t testing.TB, protocol uint8, from, to endpoints, change f
 	if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
 		t.Fatal(err)
 	}
-	a.setFront(t, func(*frontEntry) bool { return true }, func(f *frontEntry) { *f = frontEntry{} })
+	a.setFront(t, func(f *frontEntry) { *f = frontEntry{} })
+	a.attended(t, now()+50)
 }
 
 // attended has the programs believe of all directions that their shortcuts were made or
-// trusted just now: by a processor that is ahead, as one is that looked at the clock after
-// a tick for which another's packet came too early.
-func (a accelRig) attended(t testing.TB) {
+// trusted at that tick: one that is to come is that of a processor that is ahead, as one is
+// that looked at the clock after a tick for which another's packet came too early.
+func (a accelRig) attended(t testing.TB, at uint32) {
 	t.Helper()
 	m := a.engine.maps["glances"]
 	keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
 	for i := range keys {
-		keys[i], glances[i] = uint32(i), uint64(now()+50)<<32
+		keys[i], glances[i] = uint32(i), uint64(at)<<32
 	}
 	if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
 		t.Fatal(err)
