@@ -17,17 +17,24 @@ const (
 	// fail for the source that they leave with.
 	lostFew  = 3
 	lostMost = 0.90 // of the flows of that kind
+	// Of TCP single packets that connection tracking takes for invalid leave untranslated
+	// everywhere.
+	leavingFew  = 5
+	leavingSome = 0.05 // of what leaves for the Internet by that interface
+	leavingMost = 0.20 // critical
+	leavingBack = 0.10 // of them: so many answers show that they find their way
 )
 
 var answersLost = Cause{
 	Code:       "answers-lost",
 	Title:      "Answers can't come back: the source that packets leave with is not translated, or not to an address of this machine",
 	Severities: []Severity{Advice, Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanLeaving},
 	Symptom:    "A network behind this machine, often a new one, gets no answer from anywhere; this machine itself does. A capture on the way out shows private addresses, or one that nobody answers for.",
 	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated (where no rule translates at all: next to all flows); any sources, where rules translate and no flow in the table is; "+
 		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
-		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only.", lostFew, percent(lostMost)),
+		"Or packets were seen to leave for the Internet with private sources of others, at least %s of what left so by that interface, while rules translate, or did when entries in the table began, and next to nothing came back for such addresses: a warning, from %s critical. "+
+		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost)),
 	Lookalike: "A host that is down, a scan, a router without NAT whose networks know their way back: sources are public there, or flows are answered. Pools of addresses that are routed here.",
 	Cure:      "A rule that translates this network's sources on their way out, or the missing address on the interface; no notrack or zone for what is translated.",
 	judge:     judgeAnswersLost,
@@ -37,7 +44,7 @@ func judgeAnswersLost(f facts) *verdict {
 	if f.Conntrack == nil || f.Interfaces == nil || !f.rulesKnown() {
 		return nil
 	}
-	for _, judge := range []func(facts) *verdict{judgeUntracked, judgeUnmatched, judgeForeignSource, judgeUntranslated} {
+	for _, judge := range []func(facts) *verdict{judgeUntracked, judgeUnmatched, judgeForeignSource, judgeUntranslated, judgeLeaving} {
 		if v := judge(f); v != nil {
 			v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
 			return v
@@ -278,12 +285,80 @@ func judgeUntranslated(f facts) *verdict {
 	return v
 }
 
-var sharedSpace = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598
+// judgeLeaving tells of packets that were seen to leave untranslated: kept from connection
+// tracking beside others that are not, or after the rules are gone.
+func judgeLeaving(f facts) *verdict {
+	for _, l := range f.Leaving {
+		link, known := f.link(l.Interface)
+		if !known || len(link.Addresses) == 0 || l.Inside < leavingFew || l.Inside >= implausible || l.Others >= implausible || float64(l.Back) >= leavingBack*float64(l.Inside) {
+			continue // what is only bridged has an interface without addresses
+		}
+		part := share(l.Inside, saturate(l.Inside, l.Others))
+		gone := !f.translatesSources() && f.translatedSources() > 0
+		if part < leavingSome || !gone && !f.translatesSources() {
+			continue
+		}
+		v := &verdict{harm: float64(l.Inside)}
+		v.Severity = Warning
+		if part >= leavingMost {
+			v.Severity = Critical
+		}
+		v.Title = fmt.Sprintf("%s of what was seen to leave for the Internet by %s has a private source that no rule translated", percent(part), l.Interface)
+		v.Evidence = []Evidence{
+			{"packets seen to leave with a private source of others, and with another source", fmt.Sprintf("%d, %d", l.Inside, l.Others), fromTap},
+			{"packets seen to come in for such addresses", strconv.FormatUint(l.Back, 10), fromTap},
+		}
+		for _, sample := range l.Samples {
+			v.Evidence = append(v.Evidence, Evidence{"one of them", sample, fromTap})
+		}
+		if gone {
+			v.Title += ": the rules that did are gone"
+			v.Evidence = append(v.Evidence, Evidence{"entries whose source was translated, from before", strconv.FormatUint(f.translatedSources(), 10), fromDump})
+			v.Why = "No rule here translates sources, and entries in the table are of the time when one did. Who emptied the rules, or started a firewall that does so, took those of NAT along."
+			v.Remedy = []string{"# put the rules back, by the program that keeps them (systemctl restart docker, nftables, firewalld ...), then see that they are there:",
+				f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat")}
+			return v
+		}
+		v.Why = "A packet that a rule keeps out of connection tracking (notrack, CT --notrack) passes every NAT rule untouched, and so does one that connection tracking takes for invalid, and one that the conditions of the rules are not about."
+		v.Remedy = []string{"# rules before connection tracking, which may say notrack; narrow what is about the packets above:"}
+		listed := false
+		for _, c := range f.Chains {
+			if (c.Hook == "prerouting" || c.Hook == "output") && c.Priority <= -200 && c.Rules > 0 {
+				v.Remedy = append(v.Remedy, f.run(listChain(c)))
+				listed = true
+			}
+		}
+		if !listed {
+			v.Remedy = nil
+		}
+		v.Remedy = append(v.Remedy, "# rules that translate sources; are they about these packets?")
+		for _, c := range f.Chains {
+			if c.Hook == "postrouting" && c.Type == "nat" {
+				v.Remedy = append(v.Remedy, f.run(listChain(c)))
+			}
+		}
+		return v
+	}
+	return nil
+}
+
+const fromTap = "packets seen on the interface"
+
+// translatedSources is how many entries have one of this machine's addresses in place of their source.
+func (f facts) translatedSources() (n uint64) {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return 0
+	}
+	for _, o := range f.Conntrack.Table.Outsides {
+		if f.own(o.Addr) && o.Entries < implausible {
+			n = saturate(n, o.Entries)
+		}
+	}
+	return n
+}
 
 // onlyInside says whether an address means something within a site only.
-func onlyInside(a netip.Addr) bool {
-	return a.IsPrivate() || a.IsLinkLocalUnicast() || a.IsLoopback() || sharedSpace.Contains(a)
-}
+func onlyInside(a netip.Addr) bool { return snapshot.OnlyInside(a) }
 
 // answers says whether some flow to addr was answered, as far as the dump tells.
 func (f facts) answers(addr netip.Addr) bool {

@@ -78,7 +78,7 @@ func judgeRuleDrop(f facts) *verdict {
 			discovery.add(row, in)
 		case oneWay && slices.ContainsFunc(row.Samples, midStream):
 			// what these causes tell of
-		case slices.ContainsFunc(row.Samples, isAnswer):
+		case slices.ContainsFunc(row.Samples, isAnswer) || slices.ContainsFunc(row.Samples, f.awaited):
 			answers.add(row, in)
 		default:
 			if from, ok := f.sentByClients(row, in); ok {
@@ -95,6 +95,9 @@ func judgeRuleDrop(f facts) *verdict {
 		if answers.share() >= ruleMost {
 			v.Severity = Critical
 		}
+	case policy && own.count >= ruleFew: // by which interface they came in is not known beside the policy's
+		own.received, own.by = 0, ""
+		v.Severity, victims, what = Advice, own, "packets"
 	case own.count >= ruleFew && own.share() >= ruleShare:
 		v.Severity, victims, what = Advice, own, "packets"
 		switch {
@@ -153,11 +156,16 @@ func findsNeighbours(sample string) bool {
 // isAnswer says whether a sampled packet goes against its connection's direction.
 func isAnswer(sample string) bool {
 	packet, ok1 := parseSample(sample)
-	if ok1 && packet.protocol == "tcp" && strings.Contains(sample, " SYN,ACK") {
-		return true // dropped before connection tracking saw it, too
-	}
 	flow, ok2 := parseFlow(sample)
 	return ok1 && ok2 && (packet.dest == flow.source || packet.source == flow.dest)
+}
+
+// awaited says whether a sampled packet, dropped before connection tracking saw it, answers
+// a connection that waits for it. What answers to others' packets with forged sources does not.
+func (f facts) awaited(sample string) bool {
+	packet, ok := parseSample(sample)
+	return ok && packet.protocol == "tcp" && strings.Contains(sample, " SYN,ACK") && f.Conntrack != nil && f.Conntrack.Table != nil &&
+		slices.ContainsFunc(f.Conntrack.Table.Unanswered, func(u snapshot.UnansweredUse) bool { return u.Protocol == "tcp" && u.Target == packet.source })
 }
 
 // sentByClients says whether dropped packets were on their way through, from a network

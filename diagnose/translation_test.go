@@ -240,6 +240,37 @@ func TestHairpin(t *testing.T) {
 	}
 }
 
+func TestLeaving(t *testing.T) {
+	const code = "answers-lost"
+	seen := func(inside, others, back uint64) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Leaving = []snapshot.Leaving{{Interface: "eth0", Inside: inside, Others: others, Back: back, Samples: []string{"udp 192.168.1.20:5353 -> 203.0.113.53:53"}}}
+		}
+	}
+	noRules := func(s *snapshot.Snapshot) { chain(s, "postrouting").NATRules = nil }
+	once := func(s *snapshot.Snapshot) {
+		s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("198.51.100.1"), Entries: 900}}
+	}
+	change := func(all ...func(s *snapshot.Snapshot)) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			for _, f := range all {
+				f(s)
+			}
+		}
+	}
+	run(t, []row{
+		{"a tenth is not tracked", change(seen(20, 180, 0)), "warning " + code},
+		{"half is not tracked", change(seen(100, 100, 0)), "critical " + code},
+		{"some invalid segments", change(seen(4, 20, 0)), ""},
+		{"some invalid segments of many packets", change(seen(9, 290, 0)), ""},
+		{"routed elsewhere, and answered", change(seen(100, 100, 60)), ""},
+		{"the rules are gone", change(seen(100, 10, 0), noRules, once), "critical " + code},
+		{"never any rules: a router behind another one", change(seen(100, 10, 0), noRules), ""},
+		{"bridged, not routed", change(seen(100, 10, 0), func(s *snapshot.Snapshot) { link(s, "eth0").Addresses = nil }), ""},
+		{"absurd", change(seen(1<<60, 1<<61, 0)), ""},
+	})
+}
+
 func TestBackend(t *testing.T) {
 	const code = "backend-silent"
 	dest, target := netip.MustParseAddrPort("198.51.100.1:443"), netip.MustParseAddrPort("192.168.1.80:8443")

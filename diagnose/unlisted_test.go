@@ -7,6 +7,7 @@ package diagnose
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,6 +42,26 @@ func init() {
 	}
 }
 
+// Beside a policy that drops, a rule that counts is told by what it counted.
+func TestRuleBesidePolicy(t *testing.T) {
+	s := gateway()
+	examples["forward-policy-drop"](s)
+	forward := chain(s, "FORWARD")
+	forward.DropRules = append(forward.DropRules, snapshot.DropRule{Number: 1, Verdict: "drop", Packets: count(2000)})
+	for i, row := range s.Drops.Rows {
+		if row.Cause == snapshot.CauseRule {
+			s.Drops.Rows[i].Count += 2000
+		}
+	}
+	if got := codesOf(Judge(s)); !slices.Equal(got, []string{"forward-policy-drop", "rule-drop"}) {
+		t.Errorf("found %q", got)
+	}
+	forward.DropRules[0].Packets = count(0)
+	if got := codesOf(Judge(s)); !slices.Equal(got, []string{"forward-policy-drop"}) {
+		t.Errorf("with a rule that no packet met: found %q", got)
+	}
+}
+
 func TestRuleDrop(t *testing.T) {
 	by := func(n uint64, device, packet string) func(s *snapshot.Snapshot) {
 		return func(s *snapshot.Snapshot) {
@@ -49,6 +70,7 @@ func TestRuleDrop(t *testing.T) {
 	}
 	const syn = "tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN"
 	const answer = "tcp 203.0.113.80:443 -> 192.168.1.20:4000 SYN,ACK (flow 192.168.1.20:4000 -> 203.0.113.80:443)"
+	const backscatter = "tcp 203.0.113.80:443 -> 198.51.100.1:4000 SYN,ACK"
 	const led = "tcp 203.0.113.9:4000 -> 192.168.1.80:80 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:80)"
 	run(t, []row{
 		{"all that a network sends", by(950_000, "eth1", syn), "critical rule-drop"},
@@ -58,6 +80,12 @@ func TestRuleDrop(t *testing.T) {
 		{"answers", by(50_000, "eth0", answer), "warning rule-drop"},
 		{"most answers", by(600_000, "eth0", answer), "critical rule-drop"},
 		{"a published service", by(600_000, "eth0", led), "warning rule-drop"},
+		{"answers, dropped before connection tracking", func(s *snapshot.Snapshot) {
+			by(600_000, "eth0", backscatter)(s)
+			addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("192.168.1.20"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.80:443"),
+				Target: netip.MustParseAddrPort("203.0.113.80:443"), Entries: 40, Recent: 12})
+		}, "critical rule-drop"},
+		{"answers to others, who forge this address", by(600_000, "eth0", backscatter), ""},
 		{"neighbour solicitations", by(4, "eth1", "icmpv6 fd00::2 -> ff02::1:ff00:1 type 135 code 0"), "warning rule-drop"},
 		{"ARP", by(4, "eth1", "arp"), "warning rule-drop"},
 

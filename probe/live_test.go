@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -821,4 +822,65 @@ func TestLiveRefused(t *testing.T) {
 	if len(s.EventSockets) != 0 {
 		t.Errorf("natkit tells of itself as one who listens to events: %+v", s.EventSockets)
 	}
+}
+
+// What leaves for the Internet with a private source of others is seen, and told apart from
+// what leaves with this machine's own, from what stays inside and from what comes back.
+func TestLiveLeaving(t *testing.T) {
+	h := newNetns(t)
+	output(t, h, "", "ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1", "address", "02:00:00:00:00:01")
+	output(t, h, "", "ip", "addr", "add", "198.51.100.1/24", "dev", "veth0")
+	output(t, h, "", "ip", "link", "set", "veth0", "up")
+	output(t, h, "", "ip", "link", "set", "veth1", "up")
+	output(t, h, "", "ip", "route", "add", "default", "via", "198.51.100.2")
+	output(t, h, "", "ip", "neigh", "add", "198.51.100.2", "lladdr", "02:00:00:00:00:01", "dev", "veth0")
+	send := func(n int, from, to string) {
+		in(t, h, func() error {
+			d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: func(_, _ string, c syscall.RawConn) (err error) {
+				return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) }), err)
+			}}
+			c, err := d.Dial("udp4", to)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for range n {
+				if _, err := c.Write([]byte("x")); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	s := takeWhile(t, Options{Netns: h}, func() {
+		send(7, "10.7.0.9:4000", "203.0.113.5:53")
+		send(5, "198.51.100.1:4000", "203.0.113.5:53")
+		send(3, "198.51.100.1:4000", "10.9.9.9:53")
+		send(2, "10.7.0.9:4000", "172.31.0.1:53")
+	})
+	want := []snapshot.Leaving{
+		{Interface: "veth0", Inside: 7, Others: 5, Samples: []string{"udp 10.7.0.9:4000 -> 203.0.113.5:53"}},
+		{Interface: "veth1", Back: 3},
+	}
+	slices.SortFunc(s.Leaving, func(a, b snapshot.Leaving) int { return strings.Compare(a.Interface, b.Interface) })
+	if !reflect.DeepEqual(s.Leaving, want) {
+		t.Errorf("%+v, want %+v; %+v", s.Leaving, want, s.Capabilities)
+	}
+
+	// Where there are too many, the tap is off the packets' way, and what it has is read.
+	in(t, h, func() error {
+		tap, err := openLeaving()
+		if err != nil {
+			return err
+		}
+		defer tap.close()
+		send(4, "10.7.0.9:4000", "203.0.113.5:53")
+		tap.mute()
+		send(6, "10.7.0.9:4000", "203.0.113.5:53")
+		rows, err := tap.read()
+		if err != nil || len(rows) != 1 || rows[0].Inside != 4 {
+			t.Errorf("after mute: %+v, %v", rows, err)
+		}
+		return nil
+	})
 }

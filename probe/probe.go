@@ -85,6 +85,7 @@ func sources(ctx context.Context, opts Options) []source {
 		neighbours(),
 		listeners(),
 		refusals(),
+		leaving(),
 		eventSockets(),
 		nftables(),
 		iptablesLegacy(),

@@ -33,6 +33,7 @@ type Snapshot struct {
 	Counters     map[string]uint64 `json:"counters,omitzero"` // "TcpExt.ListenOverflows" -> increase over the window
 	CPUs         []CPU             `json:"cpus,omitzero"`     // the host's, whatever the namespace
 	Drops        *Drops            `json:"drops,omitzero"`
+	Leaving      []Leaving         `json:"leaving,omitzero"`
 	Hooks        []Hook            `json:"hooks,omitzero"`
 	Chains       []Chain           `json:"chains,omitzero"`
 	Interfaces   []Interface       `json:"interfaces,omitzero"`
@@ -99,6 +100,7 @@ const (
 	CanEventSockets    = "event-sockets" // who listens to events of connection tracking
 	CanRefused         = "refused-connections"
 	CanKernelLog       = "kernel-log"
+	CanLeaving         = "leaving-packets" // with which sources they do
 	CanDrops           = "drop-tracing"
 	CanHooks           = "hooks"
 	CanOwners          = "owners" // who else sets a setting
@@ -244,6 +246,23 @@ type SNATUse struct {
 	MaxPort  uint16         `json:"max_port"`
 	Missed   uint64         `json:"missed,omitempty"`
 }
+
+// Leaving is IPv4 packets between an interface and the Internet: the first few hundred
+// of the window of all interfaces, and where there are too many, of its first moment.
+type Leaving struct {
+	Interface string   `json:"interface"`
+	Inside    uint64   `json:"inside"`  // left with a source that means something within a site only, and is not this machine's
+	Others    uint64   `json:"others"`  // left with another one
+	Back      uint64   `json:"back"`    // came in for an address such as Inside counts
+	Samples   []string `json:"samples"` // of Inside
+}
+
+// OnlyInside says whether an address means something within a site only.
+func OnlyInside(a netip.Addr) bool {
+	return a.IsPrivate() || a.IsLinkLocalUnicast() || a.IsLoopback() || sharedSpace.Contains(a)
+}
+
+var sharedSpace = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598
 
 // Drops is what the kernel dropped during the window, by place and reason.
 type Drops struct {

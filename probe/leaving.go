@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/snapshot"
+)
+
+// leaving samples which sources IPv4 packets have that leave for the Internet, and
+// which come from there for inside addresses: what translation makes of them can't be
+// seen anywhere else, least of all what is kept from connection tracking.
+func leaving() source {
+	var tap *leavingTap
+	stop := func() {
+		if tap != nil {
+			tap.close()
+			tap = nil
+		}
+	}
+	return source{
+		name:  snapshot.CanLeaving,
+		costs: "packets that leave untranslated beside others that are translated are not told",
+		live:  true,
+		start: func(*view) (err error) {
+			tap, err = openLeaving()
+			return err
+		},
+		end: func(_ *view, s *snapshot.Snapshot) (err error) {
+			s.Leaving, err = tap.read()
+			stop()
+			return err
+		},
+		stop: stop,
+	}
+}
+
+// leavingBusy is how many such packets a second are too many to show them to the tap: it
+// costs each some tenths of a microsecond. They are seen for leavingLook then.
+const (
+	leavingBusy = 20000
+	leavingLook = 100 * time.Millisecond
+)
+
+// leavingTap is a packet socket whose buffer holds the first few hundred packets.
+type leavingTap struct {
+	fd   int
+	end  chan struct{}
+	done sync.WaitGroup
+}
+
+// internetOnly lets IPv4 packets by that leave for an address of the Internet, or come in
+// from one for an address that is private: their first bytes.
+var internetOnly = func() []unix.SockFilter {
+	const (
+		ancillary = 0xfffff000 // SKF_AD_OFF
+		protocol  = ancillary + 0
+		kind      = ancillary + 4
+		source    = 12
+		dest      = 16
+	)
+	load := func(k uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: k}
+	}
+	// A jump that is not yet known where to is a block's end: to the next block, to accept or to drop.
+	const next, accept, drop = 0, 250, 251
+	var out []unix.SockFilter
+	add := func(f ...unix.SockFilter) { out = append(out, f...) }
+	equal := func(k uint32, yes, no uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: yes, Jf: no}
+	}
+	// inside compares what is at an offset with the networks that mean something within a site only.
+	inside := func(at uint32, yes uint8) {
+		for _, n := range []struct{ mask, net uint32 }{
+			{0xff000000, 10 << 24}, {0xfff00000, 172<<24 | 16<<16}, {0xffff0000, 192<<24 | 168<<16}, {0xffc00000, 100<<24 | 64<<16},
+			{0xff000000, 127 << 24}, {0xffff0000, 169<<24 | 254<<16}, {0xff000000, 0},
+		} {
+			add(load(at), unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: n.mask}, equal(n.net, yes, next))
+		}
+	}
+	multicast := func(at uint32) {
+		add(load(at), unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, K: 224 << 24, Jt: drop})
+	}
+	add(load(protocol), equal(unix.ETH_P_IP, next, drop), load(kind))
+	outgoing := len(out)
+	add(equal(unix.PACKET_OUTGOING, next, 0)) // Jf is set below
+	inside(dest, drop)
+	multicast(dest)
+	add(unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JA, K: accept})
+	out[outgoing].Jf = uint8(len(out) - outgoing - 1)
+	add(equal(unix.PACKET_HOST, next, drop))
+	inside(source, drop)
+	multicast(source)
+	inside(dest, accept)
+	add(unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0}, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 24})
+	last := len(out) - 1
+	for i := range out {
+		to := func(j uint8) uint8 {
+			switch j {
+			case accept:
+				return uint8(last - i - 1)
+			case drop:
+				return uint8(last - 1 - i - 1)
+			}
+			return j
+		}
+		if out[i].Code&7 != unix.BPF_JMP {
+			continue
+		}
+		if out[i].Code&0xf0 == unix.BPF_JA {
+			out[i].K = uint32(to(uint8(out[i].K)))
+			continue
+		}
+		out[i].Jt, out[i].Jf = to(out[i].Jt), to(out[i].Jf)
+	}
+	return out
+}()
+
+func openLeaving() (*leavingTap, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // no packets yet
+	if err != nil {
+		return nil, fmt.Errorf("open packet socket: %w", err)
+	}
+	program := unix.SockFprog{Len: uint16(len(internetOnly)), Filter: &internetOnly[0]}
+	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program)
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 256<<10)
+	}
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL)})
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("look at packets that leave: %w", err)
+	}
+	t := &leavingTap{fd: fd, end: make(chan struct{})}
+	t.done.Go(t.watch)
+	return t, nil
+}
+
+func networkOrder(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
+
+// watch ends the tap where there are many packets.
+func (t *leavingTap) watch() {
+	for every := leavingLook; ; every = time.Second {
+		select {
+		case <-t.end:
+			return
+		case <-time.After(every):
+		}
+		stats, err := unix.GetsockoptTpacketStats(t.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS) // since the last time
+		if err != nil || float64(stats.Packets) > leavingBusy*every.Seconds() {
+			t.mute()
+			return
+		}
+	}
+}
+
+// mute takes the socket off the packets' way; what it has can be read. A bind to another
+// interface does that, and loopback has the same number everywhere.
+func (t *leavingTap) mute() {
+	_ = unix.Bind(t.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: 1})
+}
+
+// read is what the socket has seen, by interface.
+func (t *leavingTap) read() ([]snapshot.Leaving, error) {
+	rows := map[int]*snapshot.Leaving{}
+	own := ownAddresses()
+	b := make([]byte, 64)
+	for {
+		n, from, err := unix.Recvfrom(t.fd, b, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if err != nil {
+			return nil, os.NewSyscallError("recvfrom", err)
+		}
+		link, ok := from.(*unix.SockaddrLinklayer)
+		if !ok || n < 20 {
+			continue
+		}
+		src, dst := netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
+		row := rows[link.Ifindex]
+		if row == nil {
+			row = &snapshot.Leaving{}
+			rows[link.Ifindex] = row
+		}
+		switch {
+		case link.Pkttype == unix.PACKET_HOST:
+			if !own[dst] {
+				row.Back++
+			}
+		case snapshot.OnlyInside(src) && !own[src]:
+			row.Inside++
+			if len(row.Samples) < maxLeavingSamples {
+				if s := leavingSample(b[:n], src, dst); !slices.Contains(row.Samples, s) {
+					row.Samples = append(row.Samples, s)
+				}
+			}
+		default:
+			row.Others++
+		}
+	}
+	out := []snapshot.Leaving{} // known to be none
+	for _, index := range slices.Sorted(maps.Keys(rows)) {
+		if link, err := net.InterfaceByIndex(index); err == nil {
+			rows[index].Interface = link.Name
+			out = append(out, *rows[index])
+		}
+	}
+	return out, nil
+}
+
+const maxLeavingSamples = 3
+
+// leavingSample writes a packet as the tracer of drops does.
+func leavingSample(b []byte, src, dst netip.Addr) string {
+	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMP: "icmp"}[b[9]]
+	name = cmp.Or(name, fmt.Sprintf("protocol %d", b[9]))
+	if header := int(b[0]&15) * 4; (name == "tcp" || name == "udp") && header >= 20 && len(b) >= header+4 {
+		return fmt.Sprintf("%s %s:%d -> %s:%d", name, src, binary.BigEndian.Uint16(b[header:]), dst, binary.BigEndian.Uint16(b[header+2:]))
+	}
+	return fmt.Sprintf("%s %s -> %s", name, src, dst)
+}
+
+// ownAddresses are those of the interfaces of the calling thread's namespace.
+func ownAddresses() map[netip.Addr]bool {
+	own := map[netip.Addr]bool{}
+	list, _ := net.InterfaceAddrs()
+	for _, a := range list {
+		if n, ok := a.(*net.IPNet); ok {
+			if addr, ok := netip.AddrFromSlice(n.IP); ok {
+				own[addr.Unmap()] = true
+			}
+		}
+	}
+	return own
+}
+
+func (t *leavingTap) close() {
+	close(t.end)
+	t.done.Wait()
+	unix.Close(t.fd)
+}
