@@ -151,6 +151,9 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 			}
 			place.XDP, place.Reason = false, "tc: the XDP program "+strconv.Quote(foreign)+" of somebody else is there"
 		}
+		if l.Attrs().Flags&net.FlagUp == 0 {
+			p.Warnings = append(p.Warnings, name+" is down")
+		}
 		link, err := describe(l, true, place)
 		if err != nil {
 			return err
@@ -164,6 +167,9 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		if v, err := readSetting(settingBridge); err == nil && v == "1" && l.Type() == "bridge" {
 			p.Warnings = append(p.Warnings, name+": packets of its ports whose destination NAT changes go through the stack: it is changed before they get here, as "+settingBridge+" is 1")
 		}
+	}
+	if len(o.Interfaces) == 1 {
+		p.Warnings = append(p.Warnings, "flows that come in or leave by another interface than "+o.Interfaces[0]+" go through the stack: name those too")
 	}
 	return errors.Join(p.gatherTCP(o), p.gatherFlows(o))
 }

@@ -893,6 +893,29 @@ func TestAccelUseless(t *testing.T) {
 	}
 }
 
+// What is probably not meant is done, and said.
+func TestAccelWarns(t *testing.T) {
+	b := newAccelBed(t)
+	b.run("", "ip", "link", "set", "out", "down")
+	for _, c := range []struct {
+		interfaces []string
+		want       string
+	}{
+		{[]string{"in", "out"}, "out is down"},
+		{[]string{"in"}, "another interface than in"},
+	} {
+		o := b.accelOptions()
+		o.Interfaces = c.interfaces
+		p, err := PlanAccel(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], c.want) {
+			t.Errorf("%q: warnings %q, want one: %q", c.interfaces, p.Warnings, c.want)
+		}
+	}
+}
+
 // What has changed since is a problem that status names, with what to do.
 func TestAccelProblems(t *testing.T) {
 	b := newAccelBed(t)
