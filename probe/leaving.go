@@ -181,6 +181,22 @@ func (t *leavingTap) mute() {
 func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 	rows := map[int]*snapshot.Leaving{}
 	own := ownAddresses()
+	wayBack := map[netip.Addr]string{} // the interface that a source is reached by
+	foreign := func(src netip.Addr, index int) bool {
+		if !snapshot.OnlyInside(src) || own[src] {
+			return false
+		}
+		back, asked := wayBack[src]
+		if !asked && len(wayBack) < maxRouteQuestions {
+			answer, err := askRoute(snapshot.RouteAnswer{Dest: src}, false)
+			if err == nil {
+				back = answer.Out
+			}
+			wayBack[src] = back
+		}
+		link, err := net.InterfaceByIndex(index)
+		return back != "" && err == nil && back != link.Name
+	}
 	b := make([]byte, 64)
 	for {
 		n, from, err := unix.Recvfrom(t.fd, b, 0)
@@ -205,7 +221,7 @@ func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 			if !own[dst] {
 				row.Back++
 			}
-		case snapshot.OnlyInside(src) && !own[src]:
+		case foreign(src, link.Ifindex):
 			row.Inside++
 			if len(row.Samples) < maxLeavingSamples {
 				if s := leavingSample(b[:n], src, dst); !slices.Contains(row.Samples, s) {

@@ -834,6 +834,9 @@ func TestLiveLeaving(t *testing.T) {
 	output(t, h, "", "ip", "link", "set", "veth1", "up")
 	output(t, h, "", "ip", "route", "add", "default", "via", "198.51.100.2")
 	output(t, h, "", "ip", "neigh", "add", "198.51.100.2", "lladdr", "02:00:00:00:00:01", "dev", "veth0")
+	output(t, h, "", "ip", "link", "add", "veth2", "type", "veth", "peer", "name", "veth3")
+	output(t, h, "", "ip", "link", "set", "veth2", "up")
+	output(t, h, "", "ip", "route", "add", "10.7.0.0/24", "dev", "veth2")
 	send := func(n int, from, to string) {
 		in(t, h, func() error {
 			d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -857,9 +860,10 @@ func TestLiveLeaving(t *testing.T) {
 		send(5, "198.51.100.1:4000", "203.0.113.5:53")
 		send(3, "198.51.100.1:4000", "10.9.9.9:53")
 		send(2, "10.7.0.9:4000", "172.31.0.1:53")
+		send(4, "10.8.0.9:4000", "203.0.113.5:53") // whose network is out there
 	})
 	want := []snapshot.Leaving{
-		{Interface: "veth0", Inside: 7, Others: 5, Samples: []string{"udp 10.7.0.9:4000 -> 203.0.113.5:53"}},
+		{Interface: "veth0", Inside: 7, Others: 9, Samples: []string{"udp 10.7.0.9:4000 -> 203.0.113.5:53"}},
 		{Interface: "veth1", Back: 3},
 	}
 	slices.SortFunc(s.Leaving, func(a, b snapshot.Leaving) int { return strings.Compare(a.Interface, b.Interface) })

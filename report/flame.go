@@ -206,7 +206,7 @@ func (f *Flame) svg(alone bool) string {
 		}
 	}
 	b.WriteString(`<foreignObject x="0" y="0" width="100%" height="58" class="tools" style="display:none"><div xmlns="http://www.w3.org/1999/xhtml" class="bar">` +
-		`<input type="search" placeholder="search, a regular expression" aria-label="search"/><button type="button" class="reset">all</button></div></foreignObject>` + "\n")
+		`<input type="search" placeholder="search (regexp)" aria-label="search"/><button type="button" class="reset">all</button></div></foreignObject>` + "\n")
 	fmt.Fprintf(&b, `<text class="info" x="6" y="%d"> </text>`+"\n", flameHeader-6)
 	b.WriteString(boxes.String())
 	if root.width(diff) == 0 {

@@ -250,11 +250,13 @@ type SNATUse struct {
 // Leaving is IPv4 packets between an interface and the Internet: the first few hundred
 // of the window of all interfaces, and where there are too many, of its first moment.
 type Leaving struct {
-	Interface string   `json:"interface"`
-	Inside    uint64   `json:"inside"`  // left with a source that means something within a site only, and is not this machine's
-	Others    uint64   `json:"others"`  // left with another one
-	Back      uint64   `json:"back"`    // came in for an address such as Inside counts
-	Samples   []string `json:"samples"` // of Inside
+	Interface string `json:"interface"`
+	// Inside left with a source that means something within a site only, is not this
+	// machine's, and is reached by another interface.
+	Inside  uint64   `json:"inside"`
+	Others  uint64   `json:"others"`  // left with another one
+	Back    uint64   `json:"back"`    // came in for an address such as Inside counts
+	Samples []string `json:"samples"` // of Inside
 }
 
 // OnlyInside says whether an address means something within a site only.
