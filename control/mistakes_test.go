@@ -173,6 +173,15 @@ func TestNothingLeavesUntranslated(t *testing.T) {
 			seen[1].Store(0)
 			b.up(baseRules, Options{Namespace: b.gateway, Engine: engine})
 			ktest.Wait(t, time.Minute, "a packet that is translated", func() bool { return seen[0].Load() > 0 })
+			if engine == EngineEBPF { // a down that was killed on its way, and an apply after it
+				forward("0")
+				b.detach()
+				seen[0].Store(0)
+				if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway}); err != nil {
+					t.Fatal(err)
+				}
+				ktest.Wait(t, time.Minute, "a packet that is translated after the apply", func() bool { return seen[0].Load() > 0 })
+			}
 			if _, err := Down(b.gateway); err != nil {
 				t.Fatal(err)
 			}
@@ -181,4 +190,15 @@ func TestNothingLeavesUntranslated(t *testing.T) {
 			}
 		}
 	}
+}
+
+// detach takes the engine off all interfaces.
+func (b *bed) detach() {
+	b.t.Helper()
+	e, err := Open(b.gateway)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer e.Close()
+	b.in(b.gateway, func() error { return e.DetachOthers(nil) })
 }

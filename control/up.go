@@ -140,7 +140,7 @@ var errHalf = errors.New("an engine is half up here, whose maker was killed: `na
 // what can't be taken back, and that a later run can tell how far this one came:
 //
 //  1. programs of this natkit, if it is another; taken back if 2 to 4 fail
-//  2. changes of the namespace, each journalled
+//  2. changes of the namespace, each journalled, but for forwarding, which comes after 6
 //  3. the record, with the indices that are new and the rules that come
 //  4. interfaces that are new, which do by the old rules for a moment
 //  5. the rules: from here on nothing is taken back
@@ -239,25 +239,32 @@ func (p *Plan) prepare(e *datapath.Engine) (undo func() error, err error) {
 // change puts the plan's rules in place, or nothing but changes of the namespace, which
 // are in the journal.
 func (in *instance) change(p *Plan, intent *record, e *datapath.Engine) error {
-	if err := do(in.ns, in.j, p.Changes); err != nil {
+	others, forwarding := splitForwarding(p.Changes)
+	if err := do(in.ns, in.j, others); err != nil {
 		return err
 	}
 	if err := intent.write(in.inode); err != nil {
 		return err
 	}
+	var err error
 	if e == nil {
-		return p.ruleset.Apply(in.ns)
+		err = p.ruleset.Apply(in.ns)
+	} else {
+		err = in.ns.Do(func() error {
+			undo, err := e.Attach(p.attachments())
+			if err != nil {
+				return err
+			}
+			if err := e.Apply(p.tables); err != nil {
+				return errors.Join(err, undo())
+			}
+			return e.DetachOthers(p.attachments())
+		})
 	}
-	return in.ns.Do(func() error {
-		undo, err := e.Attach(p.attachments())
-		if err != nil {
-			return err
-		}
-		if err := e.Apply(p.tables); err != nil {
-			return errors.Join(err, undo())
-		}
-		return e.DetachOthers(p.attachments())
-	})
+	if err != nil {
+		return err
+	}
+	return do(in.ns, in.j, forwarding)
 }
 
 // Down takes the engine off the namespace and puts back what it changed there. What
