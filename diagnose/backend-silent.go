@@ -65,11 +65,11 @@ func judgeBackend(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s, where %s leads to, %s", worst.target, worst.dest, what)
 	for _, b := range bad[:min(len(bad), 3)] {
-		name := fmt.Sprintf("%s by way of %s", b.dest, b.target)
+		to := fmt.Sprintf("to %s by way of %s", b.dest, b.target)
 		if b.refused > 0 {
-			v.Evidence = append(v.Evidence, Evidence{name + ": refused", strconv.FormatUint(b.refused, 10), fromEvents})
+			v.Evidence = append(v.Evidence, Evidence{"connections refused " + to, strconv.FormatUint(b.refused, 10), fromEvents})
 		}
-		v.Evidence = append(v.Evidence, Evidence{name + ": unanswered and answered", fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, snapshot.RecentSeconds)})
+		v.Evidence = append(v.Evidence, Evidence{"connections not answered and answered " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, snapshot.RecentSeconds)})
 	}
 	address, port := worst.target.Addr(), worst.target.Port()
 	if worst.refused >= worst.unanswered {
