@@ -5,7 +5,10 @@ package datapath
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
+	"net/netip"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -264,5 +267,100 @@ func BenchmarkAccel(b *testing.B) {
 				b.ReportMetric(float64(took[len(took)/2]), "ns/median")
 			})
 		}
+	}
+}
+
+// forwarded counts packets without a look at every flow, as counted has.
+func (a accelRig) forwarded(t testing.TB) (n uint64) {
+	t.Helper()
+	var perCPU []abiNatAccelStats
+	if err := a.engine.maps["accel_stats"].Lookup(uint32(0), &perCPU); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range perCPU {
+		n += s.Packets[abiNatAccelReasonNAT_ACCEL_FORWARDED]
+	}
+	return n
+}
+
+// BenchmarkAccelFlows tells what packets of so many flows take that the table remembers, by
+// the kernel's own clock around the program: those that are found there, and after that
+// those at the front. Besides, how much memory it takes, and how long it is to fill.
+func BenchmarkAccelFlows(b *testing.B) {
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		b.Skip(err)
+	}
+	defer stats.Close()
+	r := newRig(b)
+	for _, flows := range []int{1_000, 10_000, 100_000, 1_000_000} {
+		b.Run(strconv.Itoa(flows), func(b *testing.B) {
+			a := r.acceleratorOf(b, 2*flows)
+			m := a.engine.maps["shortcuts"]
+			keys, shortcuts := make([]abiNatFlowKey, 2*flows), make([]abiNatShortcut, 2*flows)
+			for i := range keys {
+				from := endpoints{netip.AddrFrom4([4]byte{10, byte(i >> 17), byte(i >> 9), byte(i >> 1)}), world, 5000, 53}
+				if i%2 == 1 { // the answers
+					from = endpoints{world, from.src, 53, 5000}
+				}
+				keys[i] = abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: pktbuild.UDPProtocol}
+				shortcuts[i] = abiNatShortcut{
+					Src: keys[i].Src, Dst: keys[i].Dst, Sport: keys[i].Sport, Dport: keys[i].Dport,
+					Hop: a.out.hop(), Mtu: outsideMTU, InLink: a.in.link + 1,
+				}
+			}
+			begun := time.Now()
+			if _, err := m.BatchUpdate(keys, shortcuts, nil); err != nil {
+				b.Fatal(err)
+			}
+			filled := time.Since(begun)
+			packet := pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: pktbuild.UDP{Src: 5000, Dst: 53, Data: make([]byte, 18)}}
+			frame := a.rig.in.arriving(packet).Bytes()
+			random := rand.New(rand.NewPCG(1, uint64(flows)))
+			var times [2][]float64
+			program := a.engine.programs[accelTC]
+			for b.Loop() {
+				sample := make([]int, 1000)
+				for i := range sample {
+					sample[i] = 2 * random.IntN(flows)
+					s := shortcuts[sample[i]]
+					s.Until = now() + 800
+					if err := m.Put(&keys[sample[i]], &s); err != nil {
+						b.Fatal(err)
+					}
+				}
+				a.attended(b, now())
+				before := a.forwarded(b)
+				for pass := range times {
+					was, err := program.Stats()
+					if err != nil {
+						b.Fatal(err)
+					}
+					for _, i := range sample {
+						copy(frame[26:30], keys[i].Src.Octet[:])
+						a.run(b, hook{name: "tc"}, frame)
+					}
+					is, err := program.Stats()
+					if err != nil {
+						b.Fatal(err)
+					}
+					times[pass] = append(times[pass], float64(is.Runtime-was.Runtime)/float64(is.RunCount-was.RunCount))
+				}
+				if n := a.forwarded(b) - before; n != 2*uint64(len(sample)) {
+					b.Fatalf("%d of %d packets forwarded", n, 2*len(sample))
+				}
+			}
+			for pass, name := range []string{"ns/table", "ns/front"} {
+				slices.Sort(times[pass])
+				b.ReportMetric(times[pass][0], name+"-least")
+				b.ReportMetric(times[pass][len(times[pass])/2], name)
+			}
+			b.ReportMetric(filled.Seconds()*1e9/float64(len(keys)), "ns/fill")
+			if info, err := m.Info(); err == nil {
+				if bytes, ok := info.Memlock(); ok {
+					b.ReportMetric(float64(bytes)/float64(flows), "bytes/flow")
+				}
+			}
+		})
 	}
 }

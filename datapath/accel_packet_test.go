@@ -109,6 +109,11 @@ type accelRig struct {
 
 func (r *rig) accelerator(t testing.TB) accelRig {
 	t.Helper()
+	return r.acceleratorOf(t, 1024)
+}
+
+func (r *rig) acceleratorOf(t testing.TB, shortcuts int) accelRig {
+	t.Helper()
 	var a *Accelerator
 	var links []Link
 	for _, p := range []struct {
@@ -118,7 +123,7 @@ func (r *rig) accelerator(t testing.TB) accelRig {
 		links = append(links, Link{Index: int(p.link), Ifindex: p.ifindex, MAC: [6]byte(p.mac), MTU: p.mtu, Transmit: true, Ethernet: true})
 	}
 	r.do(t, func() (err error) {
-		a, err = NewAccelerator(AccelOptions{Shortcuts: 1024, TCPTimeout: time.Hour}, links)
+		a, err = NewAccelerator(AccelOptions{Shortcuts: shortcuts, TCPTimeout: time.Hour}, links)
 		return err
 	})
 	t.Cleanup(func() { a.Close() })
