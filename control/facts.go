@@ -5,6 +5,7 @@ package control
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -61,6 +62,38 @@ func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement
 	}
 	facts.LocalPorts, facts.ReservedPorts, err = localPorts()
 	return facts, placements, err
+}
+
+// overlaps names networks that are inside and outside both (RFC 4787 REQ-7): an address
+// that a lease brings may make one. The calling thread is in the namespace.
+func overlaps(file *nat.File) (found []string, err error) {
+	networks := func(names []string) (out []*net.IPNet) {
+		for _, name := range names {
+			l, missing := netlink.LinkByName(name)
+			if missing != nil {
+				continue
+			}
+			addrs, failed := netlink.AddrList(l, netlink.FAMILY_V4)
+			if failed != nil {
+				err = errors.Join(err, fmt.Errorf("addresses of %q: %w", name, failed))
+			}
+			for _, a := range addrs {
+				if ones, _ := a.Mask.Size(); ones < 32 {
+					out = append(out, &net.IPNet{IP: a.IP.Mask(a.Mask), Mask: a.Mask})
+				}
+			}
+		}
+		return out
+	}
+	outside := networks(file.Outside)
+	for _, in := range networks(file.Inside) {
+		for _, out := range outside {
+			if in.Contains(out.IP) || out.Contains(in.IP) {
+				found = append(found, fmt.Sprintf("the network %s is inside and %s outside: of addresses in both, one side's hosts can't be reached", in, out))
+			}
+		}
+	}
+	return found, err
 }
 
 // refusePort refuses an interface whose packets are another's: the engine would meet them

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"natkit/internal/ktest"
 	"natkit/nft"
 	"natkit/snapshot"
@@ -201,4 +203,38 @@ func (b *bed) detach() {
 	}
 	defer e.Close()
 	b.in(b.gateway, func() error { return e.DetachOthers(nil) })
+}
+
+// A network that is on both sides is named when the engine comes up and when the address
+// comes later, by a lease.
+func TestOverlappingNetworks(t *testing.T) {
+	b := newBed(t)
+	const both = "the network 10.0.0.0/24 is inside and 10.0.0.0/16 outside"
+	names := func(list []string) bool {
+		return slices.ContainsFunc(list, func(s string) bool { return strings.HasPrefix(s, both) })
+	}
+	problems := func() []string {
+		s, err := ReadStatus(b.gateway)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Problems
+	}
+	if p := b.up(baseRules, b.options()); names(p.Warnings) || names(problems()) {
+		t.Errorf("without one: warnings %q, problems %q", p.Warnings, problems())
+	}
+	b.in(b.gateway, func() error {
+		out, err := netlink.LinkByName("out")
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(out, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 0, 200, 1), Mask: net.CIDRMask(16, 32)}})
+	})
+	if !names(problems()) {
+		t.Errorf("problems %q", problems())
+	}
+	p, err := PlanApply(b.parse(baseRules), baseRules, b.options())
+	if err != nil || !names(p.Warnings) {
+		t.Errorf("plan %+v, %v", p, err)
+	}
 }

@@ -117,6 +117,11 @@ func makePlan(rec *record, file *nat.File, text string, o Options, made []Change
 		p.Warnings = append(p.Warnings, w.String())
 	}
 	err = o.Namespace.Do(func() error {
+		found, err := overlaps(file)
+		if err != nil {
+			return err
+		}
+		p.Warnings = append(p.Warnings, found...)
 		if p.Engine == EngineNFT {
 			return p.planNFT(file, o, made)
 		}

@@ -106,7 +106,13 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		return nil, err
 	}
 	s.tell(drift)
-	return s, ns.Do(func() error { return s.readLinks(ns, file, rec) })
+	return s, ns.Do(func() error {
+		found, err := overlaps(file)
+		for _, what := range found {
+			s.problem("%s: give one side other addresses", what)
+		}
+		return errors.Join(err, s.readLinks(ns, file, rec))
+	})
 }
 
 // tell makes problems of what has changed on the machine, with who does something about it.
