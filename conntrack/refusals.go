@@ -46,19 +46,41 @@ const (
 	maxRefused = 4096 // destinations told apart
 )
 
-// unrepliedOnly lets an event by if its entry saw no answer: who listens for those that are
-// refused has nothing to do with all others that end.
-var unrepliedOnly = []unix.SockFilter{
-	{Code: unix.BPF_LD | unix.BPF_IMM, K: nlHeaderLen + nfHeaderLen}, // where attributes begin
-	{Code: unix.BPF_LDX | unix.BPF_IMM, K: ctaStatus},
-	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0xfffff000 + 12}, // SKF_AD_OFF + SKF_AD_NLATTR: where that one is, or 0
-	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0, Jt: 4},
-	{Code: unix.BPF_MISC | unix.BPF_TAX},
-	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_IND, K: 4},
-	{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: uint32(StatusSeenReply), Jt: 1},
-	{Code: unix.BPF_RET | unix.BPF_K, K: 0xffff},
-	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-}
+// refusedOnly lets an event by if its entry is a TCP connection in state CLOSE that saw no
+// answer: who listens for those that are refused has nothing to do with all others that end.
+var refusedOnly = func() []unix.SockFilter {
+	const (
+		attribute = 0xfffff000 + 12 // SKF_AD_OFF + SKF_AD_NLATTR: where attribute X is, from A on, or 0
+		nested    = 0xfffff000 + 16 // SKF_AD_NLATTR_NEST: where it is in the attribute at A
+		accept    = 19
+		drop      = 20
+	)
+	load := func(size uint16, mode uint16, k uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | size | mode, K: k}
+	}
+	set := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_LDX | unix.BPF_IMM, K: k} }
+	begin, find, in := load(0, unix.BPF_IMM, nlHeaderLen+nfHeaderLen), load(unix.BPF_W, unix.BPF_ABS, attribute), load(unix.BPF_W, unix.BPF_ABS, nested)
+	toX := unix.SockFilter{Code: unix.BPF_MISC | unix.BPF_TAX}
+	out := []unix.SockFilter{
+		begin, set(ctaProtoinfo), find, {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: drop},
+		set(ctaProtoinfoTCP), in, {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: drop},
+		set(ctaProtoinfoState), in, {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: drop},
+		toX, load(unix.BPF_B, unix.BPF_IND, 4), {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(TCPClose), Jf: drop},
+		begin, set(ctaStatus), find,
+		toX, load(unix.BPF_W, unix.BPF_IND, 4), {Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: uint32(StatusSeenReply), Jt: drop}, // every event has a status
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffff},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
+	for i := range out[:accept] { // jumps count from the next instruction on
+		if out[i].Jt == drop {
+			out[i].Jt = uint8(drop - i - 1)
+		}
+		if out[i].Jf == drop {
+			out[i].Jf = uint8(drop - i - 1)
+		}
+	}
+	return out
+}()
 
 // OpenRefusals begins to count those of the calling thread's namespace. Close must be called.
 func OpenRefusals() (*Refusals, error) {
@@ -75,7 +97,7 @@ func OpenRefusals() (*Refusals, error) {
 		stop()
 		return nil, err
 	}
-	program := unix.SockFprog{Len: uint16(len(unrepliedOnly)), Filter: &unrepliedOnly[0]}
+	program := unix.SockFprog{Len: uint16(len(refusedOnly)), Filter: &refusedOnly[0]}
 	if err := unix.SetsockoptSockFprog(s.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
 		s.close()
 		stop()

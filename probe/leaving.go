@@ -48,11 +48,12 @@ func leaving() source {
 	}
 }
 
-// leavingBusy is how many such packets a second are too many to show them to the tap: it
-// costs each some tenths of a microsecond. They are seen for leavingLook then.
+// leavingEnough is more packets than the tap's buffer holds. Where so many have come, no
+// more are shown to it: it costs each some tenths of a microsecond. That is looked at
+// after leavingLook, then once a second.
 const (
-	leavingBusy = 20000
-	leavingLook = 100 * time.Millisecond
+	leavingEnough = 1000
+	leavingLook   = 100 * time.Millisecond
 )
 
 // leavingTap is a packet socket whose buffer holds the first few hundred packets.
@@ -155,8 +156,9 @@ func networkOrder(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// watch ends the tap where there are many packets.
+// watch ends the tap where enough packets were seen.
 func (t *leavingTap) watch() {
+	seen := 0
 	for every := leavingLook; ; every = time.Second {
 		select {
 		case <-t.end:
@@ -164,7 +166,10 @@ func (t *leavingTap) watch() {
 		case <-time.After(every):
 		}
 		stats, err := unix.GetsockoptTpacketStats(t.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS) // since the last time
-		if err != nil || float64(stats.Packets) > leavingBusy*every.Seconds() {
+		if err == nil {
+			seen += int(min(stats.Packets, leavingEnough))
+		}
+		if err != nil || seen >= leavingEnough {
 			t.mute()
 			return
 		}
