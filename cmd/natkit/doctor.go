@@ -31,7 +31,10 @@ its source, why it matters, the commands that cure it, and how to check.
 
 The doctor reads the kernel's counters twice, --for apart, and judges what
 happened in between; totals since boot decide nothing. It changes nothing and
-runs no program. What follows from another finding is folded under it.
+runs no program. What follows from another finding is folded under it. While it
+watches, it listens for connections that are refused (a tenth of the time where
+the table has many entries) and sees where the first few hundred packets that
+leave for the Internet come from, which costs the kernel some time each.
 
 Severities: critical is traffic lost now, a warning will be lost soon, advice is
 waste. With a finding of warning or above the exit code is 3.
