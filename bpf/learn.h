@@ -220,10 +220,12 @@ static __always_inline struct tcp *learn_turn(struct ctx *ctx)
 	return tcp;
 }
 
-/* Whether it is of a direction that has no shortcut in use, so that none of ours ends. */
+/* Whether it is of a direction that has no shortcut in use, so that none of ours ends. Of
+ * one that opens packets are counted anew. */
 static __always_inline int learn_turns(struct ctx *ctx)
 {
 	struct tcp *tcp = learn_turn(ctx);
+	struct learn_glance *glance;
 	struct ipv4 *ip;
 	__u32 hash;
 
@@ -232,7 +234,12 @@ static __always_inline int learn_turns(struct ctx *ctx)
 	ip = (struct ipv4 *)tcp - 1;
 	hash = learn_hash_words(addr_word(ip->src), addr_word(ip->dst),
 				(__u32)tcp->dport << 16 | tcp->sport, TCP);
-	return !learn_lives(learn_glance(hash), clock_now());
+	glance = learn_glance(hash);
+	if (learn_lives(glance, clock_now()))
+		return 0;
+	if (glance && tcp->flags & TCP_SYN)
+		glance->young = hash / LEARN_YOUNG * LEARN_YOUNG;
+	return 1;
 }
 
 /* How packets of the other direction arrive. */

@@ -364,3 +364,32 @@ func BenchmarkAccelFlows(b *testing.B) {
 		})
 	}
 }
+
+// A connection with the addresses and ports of one before it has begun anew: what is counted
+// before connection tracking is asked begins with its SYN.
+func TestAccelYoungAgain(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	open := pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: pktbuild.TCP{Src: 5000, Dst: 80, Flags: pktbuild.SYN}}
+	young, unknown := nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_YOUNG].Name, nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_UNKNOWN].Name
+	for _, h := range hooks {
+		a.attended(t, now()-1000) // and nothing is counted
+		for _, packets := range []int{5, 5, 9} {
+			if verdict, _ := a.run(t, h, a.rig.in.arriving(open).Bytes()); verdict != h.pass {
+				t.Fatalf("%s: a SYN: verdict %d", h.name, int32(verdict))
+			}
+			before := a.counted(t)
+			for range packets {
+				x.passes(t, h)
+			}
+			n := a.counted(t)
+			asked := max(packets-7, 0) // all but seven: LEARN_YOUNG
+			if got := n[unknown] - before[unknown]; got != uint64(asked) {
+				t.Errorf("%s: of %d packets %d were asked about, want %d: %v", h.name, packets, got, asked, n)
+			}
+			if got := n[young] - before[young]; got != uint64(packets-asked) {
+				t.Errorf("%s: of %d packets %d were young, want %d: %v", h.name, packets, got, packets-asked, n)
+			}
+		}
+	}
+}
