@@ -238,3 +238,53 @@ func TestOverlappingNetworks(t *testing.T) {
 		t.Errorf("plan %+v, %v", p, err)
 	}
 }
+
+// What a file may say and hardly means is said before it happens; what would cut the
+// machine off is refused.
+func TestCautions(t *testing.T) {
+	b := newBed(t)
+	plan := func(rules string) (string, error) {
+		text := "inside: [in]\noutside: [out]\nlimits: {sessions: 4096, sources: 256}\n" + rules
+		p, err := MakePlan(b.parse(text), text, b.options())
+		if err != nil {
+			return "", err
+		}
+		return strings.Join(p.Warnings, "\n"), nil
+	}
+	for _, tt := range []struct{ rules, warns string }{
+		{"rules:\n  - masquerade: any\n  - map: 10.0.0.9 <-> 198.51.100.1\n", "test.yaml:6:5: 198.51.100.1 is the gateway's own: connections to itself there, and answers to its own, go to a host inside; hosts that are masqueraded"},
+		{"rules:\n  - dnat: 198.51.100.1\n    to: 10.0.0.9\n", "test.yaml:5:5: 198.51.100.1 is the gateway's own"},
+		{"rules:\n  - dnat: tcp 198.51.100.1:80\n    to: 10.0.0.1:80\n", "test.yaml:5:5: target 10.0.0.1 is the gateway itself"},
+		{"rules:\n  - dnat: tcp 198.51.100.1:80\n    to: 10.0.0.9:80\n", ""},
+		{"pools:\n  a: {addresses: 198.51.100.240/28}\nrules:\n  - {snat: any, to: a}\n", "outside addresses 198.51.100.255 are the first or last"},
+		{"pools:\n  a: {addresses: 198.51.100.240-198.51.100.254}\nrules:\n  - {snat: any, to: a}\n", ""},
+	} {
+		if warnings, err := plan(tt.rules); err != nil || tt.warns == "" && warnings != "" || !strings.Contains(warnings, tt.warns) {
+			t.Errorf("%s: warnings %q, %v; want %q", tt.rules, warnings, err, tt.warns)
+		}
+	}
+
+	b.in(b.gateway, func() error {
+		out, err := netlink.LinkByName("out")
+		if err != nil {
+			return err
+		}
+		host := &netlink.Neigh{LinkIndex: out.Attrs().Index, IP: net.IPv4(198, 51, 100, 17), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 17}, State: netlink.NUD_PERMANENT}
+		route := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Gw: net.IPv4(198, 51, 100, 33)}
+		return errors.Join(netlink.NeighSet(host), netlink.RouteAdd(route))
+	})
+	before := b.state()
+	if warnings, err := plan("rules:\n  - snat: any\n    to: 198.51.100.17\n"); err != nil || !strings.Contains(warnings, "198.51.100.17 (02:00:00:00:00:11 on out)") {
+		t.Errorf("another host's: %q, %v", warnings, err)
+	}
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		text := "inside: [in]\noutside: [out]\npools:\n  a: {addresses: 198.51.100.32/28}\nrules:\n  - {snat: any, to: a}\n"
+		_, err := Up(t.Context(), b.parse(text), text, Options{Namespace: b.gateway, Engine: engine})
+		if err == nil || !strings.Contains(err.Error(), "198.51.100.33 is the next hop of a route") {
+			t.Errorf("%s: the next hop as outside address: %v", engine, err)
+		}
+	}
+	if after := b.state(); after != before {
+		t.Errorf("after refusals:\n%s\nbefore:\n%s", after, before)
+	}
+}

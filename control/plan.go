@@ -205,6 +205,7 @@ func (p *Plan) planEBPF(file *nat.File, o Options, made []Change) error {
 		return err
 	}
 	p.Placements = placements
+	p.Warnings = append(p.Warnings, cautions(file, facts.Local)...)
 	for i, l := range facts.Links {
 		known := &rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })]
 		known.Ifindex, known.Awaited = l.Ifindex, l.Awaited
@@ -262,6 +263,9 @@ func (p *Plan) planChanges(reserve []uint16, proxies []datapath.ProxyNeighbour, 
 	if want := formatPorts(append(slices.Clone(others), reserve...)); want != formatPorts(reserved) {
 		add(settingReservedPorts, want, "the gateway's own connections leave alone the ports that the rules give away")
 	}
+	warnings, err := foreign(proxies)
+	errs = append(errs, err)
+	p.Warnings = append(p.Warnings, warnings...)
 	have, err := proxied()
 	errs = append(errs, err)
 	routes, err := hostRoutes()
