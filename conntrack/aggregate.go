@@ -53,6 +53,7 @@ type Aggregate struct {
 
 	oneWay, idle uint64
 	outsides     tally[addrKey]
+	silent       tally[addrKey] // outside addresses of recent flows that nobody has answered
 	unanswered   tally[unansweredKey]
 	targets      map[targetKey]*targetCount
 	helpers      map[string]uint64
@@ -101,6 +102,7 @@ func NewAggregate(lists Lists) *Aggregate {
 		ports:        newTally[portKey](exactKeys),
 		outside:      newTally[outsideKey](exactKeys),
 		outsides:     newTally[addrKey](exactKeys / 8),
+		silent:       newTally[addrKey](exactKeys / 8),
 		unanswered:   newTally[unansweredKey](exactKeys / 8),
 		targets:      map[targetKey]*targetCount{},
 		helpers:      map[string]uint64{},
@@ -140,6 +142,9 @@ func (a *Aggregate) Add(f *Flow) {
 		a.snat++
 		if a.lists&ListSNATPorts != 0 && f.Reply.Dst != f.Orig.Src && !f.zoned() {
 			a.outsides.add(f.Reply.Dst.As16(), recent, 0)
+			if recent && unreplied {
+				a.silent.add(f.Reply.Dst.As16(), false, 0)
+			}
 		}
 		if a.lists&ListSNATPorts == 0 {
 			return
@@ -270,7 +275,11 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 	}
 	t.OneWay, t.Idle = a.oneWay, a.idle
 	for _, r := range a.outsides.top(rows, func(x, y addrKey) int { return bytes.Compare(x[:], y[:]) }) {
-		t.Outsides = append(t.Outsides, snapshot.OutsideUse{Addr: r.key.addr(), Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed)})
+		use := snapshot.OutsideUse{Addr: r.key.addr(), Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed)}
+		if i, ok := a.silent.at[r.key]; ok {
+			use.Unanswered = uint64(a.silent.rows[i].sure())
+		}
+		t.Outsides = append(t.Outsides, use)
 	}
 	for _, r := range a.unanswered.top(rows, unansweredKey.compare) {
 		t.Unanswered = append(t.Unanswered, snapshot.UnansweredUse{

@@ -156,7 +156,7 @@ udp 17 100 src=192.168.0.3 dst=1.2.3.4 sport=8 dport=53 src=192.168.0.8 dst=100.
 		t.Errorf("idle %d, one way %d; want 1, 1", got.Idle, got.OneWay)
 	}
 	addr, ap := netip.MustParseAddr, netip.MustParseAddrPort
-	if want := []snapshot.OutsideUse{{Addr: addr("100.64.0.1"), Entries: 4, Recent: 2}, {Addr: addr("100.64.0.2"), Entries: 2, Recent: 1}}; !reflect.DeepEqual(got.Outsides, want) {
+	if want := []snapshot.OutsideUse{{Addr: addr("100.64.0.1"), Entries: 4, Recent: 2}, {Addr: addr("100.64.0.2"), Entries: 2, Recent: 1, Unanswered: 1}}; !reflect.DeepEqual(got.Outsides, want) {
 		t.Errorf("outside addresses %+v\nwant %+v", got.Outsides, want)
 	}
 	want := []snapshot.UnansweredUse{

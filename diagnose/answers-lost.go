@@ -17,6 +17,11 @@ const (
 	// fail for the source that they leave with.
 	lostFew  = 3
 	lostMost = 0.90 // of the flows of that kind
+	// Where nobody outside answers at all, it is not they. What expects no answer, and
+	// scans, are spread so over many destinations as well, but are not all there is.
+	nothingFew          = 20
+	nothingMost         = 0.80
+	nothingDestinations = 3
 	// Of TCP single packets that connection tracking takes for invalid leave untranslated
 	// everywhere.
 	leavingFew  = 5
@@ -34,7 +39,9 @@ var answersLost = Cause{
 	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated (where no rule translates at all: next to all flows); any sources, where rules translate and no flow in the table is; "+
 		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
 		"Or packets were seen to leave for the Internet with private sources whose way back leads by another interface, at least %s of what left so by that interface, while rules translate, or did when entries in the table began, and next to nothing came back for such addresses: a warning, from %s critical. "+
-		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost)),
+		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only. "+
+		"Or of %d flows or more that left in the last %d s, to %d destinations at least, %s were not answered and nothing here drops them.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
+		nothingFew, snapshot.RecentSeconds, nothingDestinations, percent(nothingMost)),
 	Lookalike: "A host that is down, a scan, a router without NAT whose networks know their way back: sources are public there, or flows are answered. Pools of addresses that are routed here.",
 	Cure:      "A rule that translates this network's sources on their way out, or the missing address on the interface; no notrack or zone for what is translated.",
 	judge:     judgeAnswersLost,
@@ -44,7 +51,7 @@ func judgeAnswersLost(f facts) *verdict {
 	if f.Conntrack == nil || f.Interfaces == nil || !f.rulesKnown() {
 		return nil
 	}
-	for _, judge := range []func(facts) *verdict{judgeUntracked, judgeUnmatched, judgeForeignSource, judgeUntranslated, judgeLeaving} {
+	for _, judge := range []func(facts) *verdict{judgeUntracked, judgeUnmatched, judgeForeignSource, judgeUntranslated, judgeLeaving, judgeNothingBack} {
 		if v := judge(f); v != nil {
 			v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
 			return v
@@ -343,6 +350,65 @@ func judgeLeaving(f facts) *verdict {
 }
 
 const fromTap = "packets seen on the interface"
+
+// judgeNothingBack tells that nobody outside answers anything: the fault lies between here and
+// the next router, or in whose this machine's address is there.
+func judgeNothingBack(f facts) *verdict {
+	t := f.Conntrack.Table
+	if t == nil || f.Drops == nil || !f.translatesSources() {
+		return nil
+	}
+	destinations := map[netip.Addr]bool{}
+	var opening uint64
+	var example snapshot.UnansweredUse
+	for _, u := range t.Unanswered {
+		if !u.SNAT || u.Target != u.Dest || u.Recent == 0 || u.Recent >= implausible || u.Protocol != "tcp" && !answersExpected[u.Dest.Port()] {
+			continue
+		}
+		if opening == 0 {
+			example = u
+		}
+		opening = saturate(opening, u.Recent)
+		destinations[u.Dest.Addr()] = true
+	}
+	if opening < nothingFew || len(destinations) < nothingDestinations {
+		return nil
+	}
+	for _, row := range f.Drops.Rows {
+		if !row.Benign && f.here(row.Netns) && row.Count < implausible && row.Count >= opening/2 {
+			return nil // what drops them, or the answers, is told by its own cause
+		}
+	}
+	for _, o := range t.Outsides {
+		if !f.own(o.Addr) || o.Recent >= implausible || o.Unanswered < nothingFew || o.Unanswered > o.Recent || share(o.Unanswered, o.Recent) < nothingMost {
+			continue
+		}
+		out := ""
+		for _, l := range f.links() {
+			if slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr() == o.Addr }) {
+				out = l.Name
+			}
+		}
+		v := &verdict{harm: float64(o.Unanswered)}
+		v.Severity = Critical
+		v.Title = fmt.Sprintf("%d of %s of the last %d s that left as %s saw no answer, wherever they went", o.Unanswered, number(o.Recent, "flow"), snapshot.RecentSeconds, o.Addr)
+		v.Evidence = []Evidence{
+			{"flows translated to " + o.Addr.String() + " with a packet in the last seconds, and unanswered ones", fmt.Sprintf("%d, %d", o.Recent, o.Unanswered), fromDump},
+			{"destinations of unanswered flows at least", strconv.Itoa(len(destinations)), fromDump},
+			{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
+		}
+		v.Why = "Packets leave translated and are dropped nowhere here, and nothing comes back from anybody. Either they do not get to the next router (a wrong hardware address, a VLAN, a cable), or answers go elsewhere: another machine has this address, or the router has forgotten the way to it; or the line behind it is down."
+		v.Remedy = []string{"# is the next router's hardware address the right one, and no permanent entry that is old?", f.run("ip neigh show dev " + quote(out)),
+			"# does another machine have this address? (exit code 1 and an answer if so)", f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(out), o.Addr)),
+			"# does anything come in, and are there errors?", f.run("ip -s link show dev " + quote(out))}
+		v.Remedy = append(v.Remedy, "# which one is the next router, and does it answer a ping?", f.run("ip route get "+example.Dest.Addr().String()))
+		return v
+	}
+	return nil
+}
+
+// answersExpected are the UDP ports of what is always answered: DNS, time, QUIC.
+var answersExpected = map[uint16]bool{53: true, 123: true, 443: true}
 
 // translatedSources is how many entries have one of this machine's addresses in place of their source.
 func (f facts) translatedSources() (n uint64) {

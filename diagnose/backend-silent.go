@@ -147,13 +147,14 @@ func (f facts) backends() []backend {
 	return slices.DeleteFunc(out, func(b backend) bool { return f.lostHere(b) })
 }
 
-// lostHere says whether packets to or from a backend were seen to be dropped on this machine.
+// lostHere says whether packets to or from a backend were seen to be dropped on this machine,
+// otherwise than for want of a program that listens.
 func (f facts) lostHere(b backend) bool {
 	if f.Drops == nil {
 		return false
 	}
 	for _, row := range f.Drops.Rows {
-		if row.Benign || !f.here(row.Netns) || row.Count >= implausible || row.Count < b.unanswered/2 {
+		if row.Benign || row.Reason == "NO_SOCKET" || !f.here(row.Netns) || row.Count >= implausible || row.Count < b.unanswered/2 {
 			continue
 		}
 		for _, sample := range row.Samples {

@@ -271,6 +271,32 @@ func TestLeaving(t *testing.T) {
 	})
 }
 
+func TestNothingBack(t *testing.T) {
+	const code = "answers-lost"
+	silent := func(destinations int, recent, unanswered uint64, protocol string, port uint16) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("198.51.100.1"), Entries: 9000, Recent: recent, Unanswered: unanswered}}
+			for i := range destinations {
+				to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}), port)
+				addUnanswered(s, snapshot.UnansweredUse{Protocol: protocol, Source: addr("192.168.1.20"), SNAT: true, Dest: to, Target: to, Entries: 30, Recent: 15})
+			}
+		}
+	}
+	run(t, []row{
+		{"nothing is answered", silent(8, 130, 120, "tcp", 443), "critical " + code},
+		{"DNS", silent(3, 45, 45, "udp", 53), "critical " + code},
+		{"syslog", silent(3, 45, 45, "udp", 514), ""},
+		{"two servers are down", silent(2, 31, 30, "tcp", 443), ""},
+		{"a scan beside traffic", silent(20, 900, 300, "tcp", 443), ""},
+		{"few flows", silent(1, 15, 15, "tcp", 443), ""},
+		{"a queue here drops them", func(s *snapshot.Snapshot) {
+			silent(8, 130, 120, "tcp", 443)(s)
+			s.Drops.Rows = append(s.Drops.Rows, drop(400, snapshot.CauseNone, "eth0"))
+		}, ""},
+		{"absurd", silent(8, 1<<60, 1<<61, "tcp", 443), ""},
+	})
+}
+
 func TestBackend(t *testing.T) {
 	const code = "backend-silent"
 	dest, target := netip.MustParseAddrPort("198.51.100.1:443"), netip.MustParseAddrPort("192.168.1.80:8443")
@@ -297,6 +323,12 @@ func TestBackend(t *testing.T) {
 		{"a rule here drops what goes there", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
 			s.Drops.Rows = append(s.Drops.Rows, drop(80, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
 		}), ""},
+		{"refused by this machine itself", also(code, func(s *snapshot.Snapshot) {
+			s.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.1.1:3128")
+			d := drop(240, snapshot.CauseNone, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.1:3128 SYN"))
+			d.Reason = "NO_SOCKET"
+			s.Drops.Rows = append(s.Drops.Rows, d)
+		}), "critical " + code},
 		{"one packet to it was dropped", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
 			s.Drops.Rows = append(s.Drops.Rows, drop(1, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
 		}), "critical " + code},

@@ -106,7 +106,7 @@ var internetOnly = func() []unix.SockFilter {
 	inside(source, drop)
 	multicast(source)
 	inside(dest, accept)
-	add(unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0}, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 24})
+	add(unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0}, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 64})
 	last := len(out) - 1
 	for i := range out {
 		to := func(j uint8) uint8 {
@@ -222,6 +222,8 @@ func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 			rows[link.Ifindex] = row
 		}
 		switch {
+		case midConnection(b[:n]):
+			// What connection tracking takes for invalid leaves so everywhere, most of it ends of connections.
 		case link.Pkttype == unix.PACKET_HOST:
 			if !own[dst] {
 				row.Back++
@@ -248,6 +250,14 @@ func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 }
 
 const maxLeavingSamples = 3
+
+// midConnection says whether a packet is of TCP and neither opens a connection nor answers
+// one that is being opened.
+func midConnection(b []byte) bool {
+	const flags, syn = 13, 2
+	header := int(b[0]&15) * 4
+	return b[9] == unix.IPPROTO_TCP && len(b) > header+flags && b[header+flags]&syn == 0
+}
 
 // leavingSample writes a packet as the tracer of drops does.
 func leavingSample(b []byte, src, dst netip.Addr) string {

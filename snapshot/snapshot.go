@@ -197,7 +197,9 @@ type OutsideUse struct {
 	Addr    netip.Addr `json:"addr"`
 	Entries uint64     `json:"entries"`
 	Recent  uint64     `json:"recent"` // with a packet in the last RecentSeconds, where that can be told
-	Missed  uint64     `json:"missed,omitempty"`
+	// Unanswered of these were never answered.
+	Unanswered uint64 `json:"unanswered,omitempty"`
+	Missed     uint64 `json:"missed,omitempty"`
 }
 
 // UnansweredUse is UDP flows and opening TCP connections of one source to one
@@ -248,7 +250,8 @@ type SNATUse struct {
 }
 
 // Leaving is IPv4 packets between an interface and the Internet: the first few hundred
-// of the window of all interfaces, and where there are too many, of its first moment.
+// of the window of all interfaces, and where there are too many, of its first moment. Of
+// TCP only those count that open a connection.
 type Leaving struct {
 	Interface string `json:"interface"`
 	// Inside left with a source that means something within a site only, is not this
