@@ -643,7 +643,7 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 	struct learn_glance *glance;
 	struct nat_shortcut *s;
 	struct learn_front to;
-	int reason, turns;
+	int reason, turns, lives;
 	__u32 hash;
 
 	if (learn_tcp_milliseconds && learn_turns(ctx))
@@ -665,7 +665,8 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return learn_forward(ctx, packet, &to);
 	hash = learn_hash(&packet->key);
 	glance = learn_glance(hash);
-	if (!learn_lives(glance, packet->now)) {
+	lives = learn_lives(glance, packet->now);
+	if (!lives) {
 		if (turns)
 			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
 		if (learn_young(glance, hash, !after_xdp))
@@ -686,6 +687,10 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 	if (unlikely(!s))
 		return learn_young(glance, hash, 1) ? NAT_ACCEL_YOUNG : learn_make(ctx, packet);
 	if (unlikely(!learn_trusted(s->until, packet->now))) {
+		/* After a silence it is young again: of a flow with a packet now and then each
+		 * would be asked about, which costs more than the stack. */
+		if (!lives && !s->reason && glance)
+			glance->young = hash / LEARN_YOUNG * LEARN_YOUNG;
 		reason = learn_attend(ctx, packet, s);
 		if (reason == LEARN_ANEW)
 			reason = learn_make(ctx, packet);

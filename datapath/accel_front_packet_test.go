@@ -393,3 +393,44 @@ func TestAccelYoungAgain(t *testing.T) {
 		}
 	}
 }
+
+// A flow with a packet now and then is asked about with every eighth of them.
+func TestAccelSparse(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	young := func() uint64 { return a.counted(t)[nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_YOUNG].Name] }
+	for _, h := range hooks {
+		var old abiNatShortcut // connection tracking, which has no entry, would end it
+		x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(s *abiNatShortcut) { s.Until = now() - 2000; old = *s })
+		key := abiNatFlowKey{Src: addr(x.from.src), Dst: addr(x.from.dst), Sport: be(x.from.sport), Dport: be(x.from.dport), Protocol: pktbuild.TCPProtocol}
+		silence := func() {
+			if err := a.engine.maps["shortcuts"].Put(&key, &old); err != nil {
+				t.Fatal(err)
+			}
+			m := a.engine.maps["glances"]
+			keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
+			var cursor ebpf.MapBatchCursor
+			if _, err := m.BatchLookup(&cursor, keys, glances, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatal(err)
+			}
+			for i := range glances {
+				glances[i] = glances[i]&0xffffffff | uint64(now()-1000)<<32
+			}
+			if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 7 { // begins young
+			silence()
+			x.passes(t, h)
+		}
+		before := young()
+		for range 16 {
+			silence()
+			x.passes(t, h)
+		}
+		if n := young() - before; n != 14 {
+			t.Errorf("%s: %d of 16 packets were not asked about, want 14", h.name, n)
+		}
+	}
+}
