@@ -10,12 +10,16 @@ cd "$(dirname "$0")/.." || exit
 
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 failed=
-check() { # TITLE COMMAND...: a check passes when it prints nothing and exits 0
-    local title=$1 output
+check() { # TITLE COMMAND...: a check passes when it exits 0 with nothing on stdout; go tells downloads on stderr
+    local title=$1 status=0
     shift
-    if ! output=$("$@" 2>&1) || [ -n "$output" ]; then
-        printf '%s:\n%s\n' "$title" "$output"
+    "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
+    if [ "$status" -ne 0 ] || [ -s "$scratch/out" ]; then
+        printf '%s:\n' "$title"
+        cat "$scratch/out" "$scratch/err"
         failed=1
     fi
 }
