@@ -23,8 +23,8 @@
  * 6.18: "invalid access to map value"). */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
-/* What bpf_map_update_elem answers; the kernel's headers for it are not for BPF. */
-enum { E_TOO_BIG = -7, E_EXIST = -17 };
+/* What bpf_map_update_elem and table.h answer; the kernel's headers for it are not for BPF. */
+enum { E_TOO_BIG = -7, E_BUSY = -16, E_EXIST = -17 };
 
 /* A step that doesn't end the packet; what ends it is an enum nat_reason. */
 #define GO_ON (-1)

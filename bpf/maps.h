@@ -23,22 +23,50 @@
 
 /* --- state ------------------------------------------------------------------- */
 
-/* Both directions of every session. Packets create and write; the sweep removes.
- * Full: the new session is refused, NAT_DROP_SESSIONS_FULL. */
+/* By number. Packets write; a number is used for another session NAT_DEAD_TICKS after the
+ * last one died, at the soonest. Read in place by natkit. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct nat_flow_key);
-	__type(value, struct nat_flow);
-	__uint(max_entries, 2 * 65536);
-} flows SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_session);
+	__uint(max_entries, 65536);
+} sessions SEC(".maps");
 
-/* The owner's key of every session once, for the sweep to go round. As large as
- * there can be sessions, so it is never full when flows is not. */
+/* Which numbers are in use, 64 in a word. Packets set, the sweep clears. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 65536 / 64);
+} session_bits SEC(".maps");
+
+/* Numbers that were in use and are not, oldest first. The sweep puts in, packets take out
+ * once every number has been in use. Has room for all. Empty: the new session is refused,
+ * NAT_DROP_SESSIONS_FULL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
-	__type(value, struct nat_flow_key);
+	__type(value, __u32);
 	__uint(max_entries, 65536);
-} session_queue SEC(".maps");
+} free_sessions SEC(".maps");
+
+/* Key of a flow -> number of its session * NAT_DIRECTIONS + enum nat_direction, by table.h.
+ * As large as there can be sessions, so that it is hardly ever full before they are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_bucket);
+	__uint(max_entries, 32768);
+} flow_table SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_counts);
+	__uint(max_entries, 1);
+} counts SEC(".maps");
 
 /* Inside endpoint -> outside endpoint. Packets create; the sweep removes when no
  * session has used it for the time that its port rests. Full: NAT_DROP_MAPPINGS_FULL. */

@@ -15,7 +15,7 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 3, /* number of this contract */
+	NAT_ABI = 4, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of outside addresses, struct nat_address */
@@ -165,9 +165,8 @@ enum nat_flow_state {
 };
 
 /*
- * 64 bytes, one cache line: the kernel puts them behind a 48-byte header and the
- * 16-byte key of a preallocated hash element. The hot path writes only the flow of
- * the packet's own direction.
+ * 64 bytes, one cache line. The hot path writes only the flow of the packet's own
+ * direction.
  *
  * hop holds the next hop in one word, so that it is read and replaced whole: the
  * low 48 bits are the neighbour's MAC as it lies in memory, the high 16 the index
@@ -191,13 +190,27 @@ struct nat_flow {
 	__u32 state;   /* enum nat_flow_state */
 };
 
-/*
- * RFC 4787 REQ-1: an inside endpoint and the outside endpoint that it has for as
- * long as the mapping lives. refs counts sessions in its low 24 bits. Memory of a
- * removed element is used again at once, so who takes a reference checks afterwards
- * that it is the right one: by the slot of the outside endpoint, which names the
- * inside one.
- */
+enum nat_direction { NAT_OWNER, NAT_PEER, NAT_DIRECTIONS };
+
+/* Three cache lines: the keys by which packets of either direction are known, the owner's
+ * flow, the peer's. */
+struct nat_session {
+	struct nat_flow_key keys[NAT_DIRECTIONS];
+	__u64 zero[4];
+	struct nat_flow flows[NAT_DIRECTIONS];
+};
+
+enum nat_bucket_limit { NAT_BUCKET_ENTRIES = 7 };
+
+/* A cache line of a hash table, see table.h. */
+struct nat_bucket {
+	__u32 lock;
+	__u32 reach; /* how many buckets further an entry of this one may be */
+	__u64 entries[NAT_BUCKET_ENTRIES];
+};
+
+/* RFC 4787 REQ-1: an inside endpoint, which has one outside endpoint for as long as its
+ * mapping lives. */
 struct nat_mapping_key {
 	struct nat_addr addr;
 	__be16 port;
@@ -208,25 +221,33 @@ struct nat_mapping_key {
 enum nat_refs {
 	NAT_REFS_COUNT = 0x00ffffff,
 	NAT_REFS_FILTERING = 0x03000000, /* enum nat_filtering_mode << 24 */
-	NAT_REFS_CLASS = 0x0c000000,     /* of a mapping: enum nat_class << 26 */
 	NAT_REFS_AGAIN = 0x10000000,  /* in use again since it was queued: its rest begins anew */
 	NAT_REFS_QUEUED = 0x40000000, /* is in mapping_queue: its port rests or will */
 	NAT_REFS_GONE = 0x80000000,   /* being removed: as if not there */
 };
 
-struct nat_mapping {
-	__u16 address; /* index of the outside address */
-	__be16 port;
-	__u32 refs; /* enum nat_refs */
-};
-
-/* One outside port of one class: who has it. All zero is nobody. Written whole, by
- * whoever holds the port's bit. Index: class * (ports of the address) + port - port_first. */
+/*
+ * One outside port of one class: which inside endpoint has it. Index: class * (ports of
+ * the address) + port - port_first. The first eight bytes are written whole, by whoever
+ * holds the port's bit.
+ *
+ * refs counts the sessions of a mapping. Without NAT_REFS_GONE it is in mapping_table, and
+ * only then: so a reference that could be taken is on a mapping, though perhaps on
+ * another one than the slot had a moment before. Who takes one looks at the endpoint again.
+ */
 struct nat_slot {
 	struct nat_addr addr;
 	__be16 port;
 	__u8 realm;
 	__u8 used; /* 0 free, enum nat_slot_use */
+	__u32 refs; /* enum nat_refs */
+	__u32 zero;
+};
+
+/* An entry of mapping_table says where the slot is: index of the address, class and port. */
+enum nat_mapping_value {
+	NAT_MAPPING_CLASS_SHIFT = 16,
+	NAT_MAPPING_ADDRESS_SHIFT = 18,
 };
 
 enum nat_slot_use { NAT_SLOT_FREE, NAT_SLOT_MAPPING, NAT_SLOT_SESSION };
@@ -426,13 +447,28 @@ struct nat_config {
 	__u32 icmp_per_second;        /* errors the engine may send, of all CPUs together */
 };
 
-/* The one word that apply flips, and what upgrade looks at. */
+/* The one word that apply flips, what upgrade looks at, and what holds for the life of the
+ * maps. What packets and the sweep write is in a cache line of its own. */
 struct nat_control {
 	__u32 abi;                  /* NAT_ABI of who made the maps */
 	__u32 generation;           /* config and rules in use: slot generation % NAT_GENERATIONS */
+	__u64 seed[2];              /* of the hashes of table.h */
+	__u32 flow_mask;            /* buckets of flow_table, less 1 */
+	__u32 mapping_mask;         /* buckets of mapping_table, less 1 */
+	__u32 sessions_max;         /* that there may be */
+	__u32 mappings_max;         /* likewise */
+	__u32 zero[6];
 	__u32 swept;                /* ticks: last run of the sweep */
 	__u32 icmp_tick, icmp_sent; /* rate limit of errors: the second, and how many in it */
-	__u32 zero;
+	__u32 zeros[13];
+};
+
+/* How much is in use. A line each: packets of all CPUs write. */
+struct nat_counts {
+	__u32 sessions; /* numbers that were in use once; the others come from free_sessions */
+	__u32 zero[15];
+	__u32 mappings; /* that there are */
+	__u32 zeros[15];
 };
 
 struct nat_stats {
@@ -482,9 +518,11 @@ struct nat_event {
 #define NAT_ASSERT(condition) _Static_assert(condition, #condition)
 NAT_ASSERT(sizeof(struct nat_flow_key) == 16);
 NAT_ASSERT(sizeof(struct nat_flow) == 64);
+NAT_ASSERT(sizeof(struct nat_session) == 192);
+NAT_ASSERT(sizeof(struct nat_bucket) == 64);
+NAT_ASSERT(sizeof(struct nat_control) == 128);
 NAT_ASSERT(sizeof(struct nat_mapping_key) == 8);
-NAT_ASSERT(sizeof(struct nat_mapping) == 8);
-NAT_ASSERT(sizeof(struct nat_slot) == 8);
+NAT_ASSERT(sizeof(struct nat_slot) == 16);
 NAT_ASSERT(sizeof(struct nat_source) == 16);
 NAT_ASSERT(sizeof(struct nat_contact_key) == 12);
 NAT_ASSERT(sizeof(struct nat_contact) == 16);
