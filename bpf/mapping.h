@@ -3,25 +3,29 @@
  * Mappings: inside endpoint -> outside endpoint (RFC 4787 section 4.1), the hosts
  * they belong to (paired pooling, limits) and whom they let in (section 5).
  *
+ * A mapping is the slot of its outside port: that names the inside endpoint and counts
+ * references. mapping_table leads there from the inside endpoint; its entries are *places*
+ * of slots: index of the address, class and port in one number.
+ *
  * All three are counted by reference, and live as long as a session holds one. A
  * reference is taken by compare-and-exchange, so never from what is being removed;
- * since the memory of a removed element may be another one's by then, its identity is
- * compared after that, and a wrong one is put back.
+ * since the memory may be another one's by then, its identity is compared after that,
+ * and a wrong one is put back.
  *
  * Removal is one CPU's: hosts and contacts by whoever changes 0 to GONE, mappings only
- * by the sweep, because their port rests first. A removed element stays in its hash,
- * marked GONE, until it is deleted by its key, and nobody can insert the same key
- * before: so the delete can't meet another one's element.
+ * by the sweep, because their port rests first. What is removed stays where it is found,
+ * marked GONE, until it is taken out there, and nobody can insert the same key before: so
+ * that can't meet another one's.
  */
 #ifndef NATKIT_MAPPING_H
 #define NATKIT_MAPPING_H
 
 #include "count.h"
 #include "port.h"
+#include "table.h"
 
 enum mapping_limit {
 	REFS_TRIES = 16, /* lost compare-and-exchanges before the packet is given up */
-	REFS_CLASS = NAT_REFS_CLASS & -NAT_REFS_CLASS, /* its lowest bit */
 	POOL_TRIES = 8,    /* addresses of a pool looked at for a new host */
 	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
 };
@@ -72,13 +76,118 @@ static __always_inline int refs_put(__u32 *refs, __u32 mark)
 
 /* --- mappings ---------------------------------------------------------------- */
 
+static __always_inline __u64 mapping_place(__u32 address, __u32 class, __be16 port)
+{
+	return (__u64)address << NAT_MAPPING_ADDRESS_SHIFT | class << NAT_MAPPING_CLASS_SHIFT |
+	       bpf_ntohs(port);
+}
+
+static __always_inline __u32 place_address(__u64 place)
+{
+	return place >> NAT_MAPPING_ADDRESS_SHIFT;
+}
+
+static __always_inline __u32 place_class(__u64 place)
+{
+	return place >> NAT_MAPPING_CLASS_SHIFT & 3;
+}
+
+static __always_inline __be16 place_port(__u64 place)
+{
+	return bpf_htons(place);
+}
+
+static __always_inline struct nat_slot *place_slot(__u64 place)
+{
+	__u32 index = place_address(place);
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+
+	return address ? port_slot(index, address, place_class(place), place & 0xffff) : NULL;
+}
+
+/* Whether the slot of that place is the mapping of inside. */
+static __always_inline int mapping_is(const struct nat_slot *slot, __u64 place,
+				      const struct nat_mapping_key *inside)
+{
+	struct nat_slot value = slot_read(slot);
+
+	return value.used == NAT_SLOT_MAPPING && place_class(place) == inside->class &&
+	       addr_equal(value.addr, inside->addr) && value.port == inside->port &&
+	       value.realm == inside->realm;
+}
+
+/* table.h: whether the mapping at that place is of the inside endpoint. */
+static __always_inline int mapping_at(const void *inside, __u64 place)
+{
+	struct nat_slot *slot = place_slot(place);
+
+	return slot && mapping_is(slot, place, inside);
+}
+
+static __always_inline __u64 mapping_hash(const struct nat_control *c,
+					  const struct nat_mapping_key *inside)
+{
+	__u64 word;
+
+	__builtin_memcpy(&word, inside, sizeof(word));
+	return table_hash(c, word, 0);
+}
+
+/* The place of the mapping of an inside endpoint; 0 is none. */
+GLOBAL __u64 mapping_lookup(const struct nat_mapping_key *inside)
+{
+	struct nat_control *c = control_get();
+
+	if (!c || !inside)
+		return 0;
+	return table_value(table_find(&mapping_table, c->mapping_mask, mapping_hash(c, inside),
+				      mapping_at, inside));
+}
+
+/* Makes the slot at that place, which is named already, the mapping of inside: 0, or the
+ * error of table_insert. */
+GLOBAL int mapping_enter(const struct nat_mapping_key *inside, __u64 place)
+{
+	struct nat_control *c = control_get();
+
+	if (!c || !inside)
+		return E_TOO_BIG;
+	return table_insert(&mapping_table, c->mapping_mask, mapping_hash(c, inside), place,
+			    mapping_at, inside);
+}
+
+GLOBAL int mapping_leave(const struct nat_mapping_key *inside, __u64 place)
+{
+	struct nat_control *c = control_get();
+
+	if (c && inside)
+		table_remove(&mapping_table, c->mapping_mask, mapping_hash(c, inside), place);
+	return 0;
+}
+
+/* Counts one mapping more, or takes that back. False: there are as many as may be. */
+static __always_inline int mapping_count(int one)
+{
+	struct nat_control *c = control_get();
+	__u32 zero = 0;
+	struct nat_counts *n = bpf_map_lookup_elem(&counts, &zero);
+
+	if (!c || !n)
+		return 0;
+	if (__sync_fetch_and_add(&n->mappings, one) < c->mappings_max || one < 0)
+		return 1;
+	__sync_fetch_and_add(&n->mappings, -1);
+	return 0;
+}
+
 /* The port of a mapping, or of a session without one, rests from now on. The queue
  * has room for every mapping and every session. Were it full nevertheless, the mapping
  * would stay until it is used and left again. */
-static __always_inline int port_rest(__u32 class, __u16 address, __be16 port, __u32 now)
+static __always_inline int port_rest(__u64 place, __u32 now)
 {
-	struct nat_resting resting = {
-		.address = address, .port = port, .since = (now & ~3) | class};
+	struct nat_resting resting = {.address = place_address(place),
+				      .port = place_port(place),
+				      .since = (now & ~3) | place_class(place)};
 
 	return bpf_map_push_elem(&mapping_queue, &resting, 0);
 }
@@ -88,99 +197,92 @@ static __always_inline int port_rest(__u32 class, __u16 address, __be16 port, __
  * Who takes it out of rest leaves AGAIN, so that the sweep, when it meets the entry,
  * knows that the rest began later than the entry says.
  */
-static __always_inline void mapping_put(struct nat_mapping *m, __u32 now)
+static __always_inline void mapping_put(struct nat_slot *slot, __u64 place, __u32 now)
 {
-	__u32 class = (refs_read(&m->refs) & NAT_REFS_CLASS) / REFS_CLASS;
-	__u16 address = m->address;
-	__be16 port = m->port;
-
-	if (refs_put(&m->refs, NAT_REFS_QUEUED) && port_rest(class, address, port, now))
-		__sync_fetch_and_and(&m->refs, ~NAT_REFS_QUEUED);
-}
-
-static __always_inline int mapping_ref(struct nat_mapping *m, const struct nat_mapping_key *inside,
-				       __u32 now)
-{
-	int reason = refs_take(&m->refs, NAT_REFS_COUNT);
-	__u32 class = (refs_read(&m->refs) & NAT_REFS_CLASS) / REFS_CLASS, index = m->address;
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_slot *slot, value;
-
-	if (reason != GO_ON)
-		return NAT_DROP_RACE;
-	slot = address ? port_slot(index, address, class, bpf_ntohs(m->port)) : NULL;
-	if (slot) {
-		value = slot_read(slot);
-		if (value.used == NAT_SLOT_MAPPING && class == inside->class &&
-		    addr_equal(value.addr, inside->addr) && value.port == inside->port &&
-		    value.realm == inside->realm)
-			return GO_ON;
-	}
-	mapping_put(m, now);
-	return NAT_DROP_RACE;
+	if (refs_put(&slot->refs, NAT_REFS_QUEUED) && port_rest(place, now))
+		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
 }
 
 /* Holds the mapping of h->inside, if there is one; NAT_DROP_NO_MAPPING if not. */
 GLOBAL int mapping_find(struct hold *h, __u32 now)
 {
 	struct nat_mapping_key inside;
-	struct nat_mapping *m;
-	int reason;
+	struct nat_slot *slot;
+	__u64 place;
 
 	if (!h)
 		return NAT_DROP_BYPASS;
 	inside = h->inside;
-	m = bpf_map_lookup_elem(&mappings, &inside);
-	if (!m)
+	place = mapping_lookup(&inside);
+	if (!place)
 		return NAT_DROP_NO_MAPPING;
-	reason = mapping_ref(m, &inside, now);
-	if (reason != GO_ON)
-		return reason;
-	h->address = m->address;
-	h->port = m->port;
-	h->filtering = refs_read(&m->refs) & NAT_REFS_FILTERING;
+	slot = place_slot(place);
+	if (!slot || refs_take(&slot->refs, NAT_REFS_COUNT) != GO_ON)
+		return NAT_DROP_RACE;
+	if (!mapping_is(slot, place, &inside)) {
+		mapping_put(slot, place, now);
+		return NAT_DROP_RACE;
+	}
+	h->address = place_address(place);
+	h->port = place_port(place);
+	h->filtering = refs_read(&slot->refs) & NAT_REFS_FILTERING;
 	h->flags |= NAT_FLOW_MAPPED;
 	return GO_ON;
 }
 
-/* Says whose the port is, for packets to it and for whoever finds its mapping. */
-static __always_inline void port_name(const struct hold *h, __u8 use)
+/* Says whose the outside endpoint of h is. */
+static __always_inline void slot_name(struct nat_slot *slot, const struct hold *h, __u8 use)
 {
-	__u32 index = h->address;
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_slot *slot, value = {.addr = h->inside.addr,
-					.port = h->inside.port,
-					.realm = h->inside.realm,
-					.used = use};
+	struct nat_slot value = {.addr = h->inside.addr,
+				 .port = h->inside.port,
+				 .realm = h->inside.realm,
+				 .used = use};
 
-	slot = address ? port_slot(index, address, h->inside.class, bpf_ntohs(h->port)) : NULL;
-	if (slot)
-		slot_write(slot, value);
+	slot_write(slot, value);
 }
 
-/* Makes the mapping of h->inside with the outside endpoint h->address, h->port, which
- * the caller took and named; E_EXIST if another CPU was faster. */
+/* The same for a session that has the port without a mapping. */
+static __always_inline void port_name(const struct hold *h)
+{
+	struct nat_slot *slot = place_slot(mapping_place(h->address, h->inside.class, h->port));
+
+	if (slot)
+		slot_name(slot, h, NAT_SLOT_SESSION);
+}
+
+/*
+ * Makes the mapping of h->inside with the outside endpoint h->address, h->port, which
+ * the caller took; E_EXIST if another CPU was faster. The slot is named before its place
+ * is in the table: whoever finds that looks at the name. Packets to the port find no
+ * mapping meanwhile, and are refused. Until refs are set nobody can take one, and who tries
+ * gives up.
+ */
 static __always_inline int mapping_insert(struct hold *h)
 {
-	struct nat_mapping m = {.address = h->address,
-				.port = h->port,
-				.refs = 1 | h->filtering | h->inside.class * REFS_CLASS};
+	__u64 place = mapping_place(h->address, h->inside.class, h->port);
+	struct nat_slot *slot = place_slot(place);
 	struct nat_mapping_key inside = h->inside;
-	int error = bpf_map_update_elem(&mappings, &inside, &m, BPF_NOEXIST);
+	int error;
 
-	if (!error) {
-		h->flags |= NAT_FLOW_MAPPED;
-		count_add(NAT_MAPPED);
+	if (!slot || !mapping_count(1))
+		return E_TOO_BIG;
+	*(volatile __u32 *)&slot->refs = NAT_REFS_GONE;
+	slot_name(slot, h, NAT_SLOT_MAPPING);
+	error = mapping_enter(&inside, place);
+	if (error) {
+		mapping_count(-1);
+		return error;
 	}
-	return error;
+	*(volatile __u32 *)&slot->refs = 1 | h->filtering;
+	h->flags |= NAT_FLOW_MAPPED;
+	count_add(NAT_MAPPED);
+	return 0;
 }
 
 /*
  * Endpoint-independent: makes the mapping of h->inside with the port of h->address that
  * the caller took. Two CPUs may do it at once: both took a port, one inserts; the
- * other gives its port back and holds the winner's mapping. A port is named before its
- * mapping is in: whoever finds that looks at the name. Packets to the port find no
- * mapping meanwhile, and are refused.
+ * other gives its port back and holds the winner's mapping.
  */
 GLOBAL int mapping_make(struct hold *h, __u32 now)
 {
@@ -188,7 +290,6 @@ GLOBAL int mapping_make(struct hold *h, __u32 now)
 
 	if (!h)
 		return NAT_DROP_BYPASS;
-	port_name(h, NAT_SLOT_MAPPING);
 	error = mapping_insert(h);
 	if (!error)
 		return GO_ON;
@@ -233,7 +334,6 @@ GLOBAL int mapping_take_address(struct hold *h, __u32 first, __u32 count, __u32 
 			return NAT_DROP_NO_ADDRESS;
 		h->address = index;
 		h->port = 0;
-		port_name(h, NAT_SLOT_MAPPING);
 		error = mapping_insert(h);
 		if (!error)
 			return GO_ON;
@@ -446,9 +546,10 @@ GLOBAL int hold_drop(const struct hold *h, __be32 remote, __u32 now)
 	struct nat_source_key host = {};
 	struct nat_contact_key contact;
 	struct nat_mapping_key inside;
-	struct nat_mapping *m;
+	struct nat_slot *slot = NULL;
 	struct nat_contact *c;
 	struct nat_source *s;
+	__u64 place;
 
 	if (!h)
 		return NAT_DROP_BYPASS;
@@ -457,21 +558,22 @@ GLOBAL int hold_drop(const struct hold *h, __be32 remote, __u32 now)
 	host.realm = inside.realm;
 	contact = contact_key(h, addr_of(remote));
 	if (h->flags & NAT_FLOW_MAPPED) {
-		m = bpf_map_lookup_elem(&mappings, &inside);
-		if (m) {
-			contact.address = m->address;
-			contact.port = m->port;
+		place = mapping_lookup(&inside);
+		if (place) {
+			slot = place_slot(place);
+			contact.address = place_address(place);
+			contact.port = place_port(place);
 		}
 		if (h->flags & NAT_FLOW_CONTACT) {
 			c = bpf_map_lookup_elem(&contacts, &contact);
 			if (c)
 				contact_put(c);
 		}
-		if (m)
-			mapping_put(m, now);
+		if (slot)
+			mapping_put(slot, place, now);
 	}
 	if (h->flags & NAT_FLOW_PORT)
-		port_rest(inside.class, h->address, h->port, now);
+		port_rest(mapping_place(h->address, inside.class, h->port), now);
 	if (h->flags & NAT_FLOW_SOURCE) {
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)

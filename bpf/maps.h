@@ -68,14 +68,16 @@ struct {
 	__uint(max_entries, 1);
 } counts SEC(".maps");
 
-/* Inside endpoint -> outside endpoint. Packets create; the sweep removes when no
- * session has used it for the time that its port rests. Full: NAT_DROP_MAPPINGS_FULL. */
+/* Inside endpoint -> slot of its outside endpoint, enum nat_mapping_value (table.h). Packets
+ * create; the sweep removes when no session has used it for the time that its port rests.
+ * No room near its place, or nat_control.mappings_max reached: NAT_DROP_MAPPINGS_FULL. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct nat_mapping_key);
-	__type(value, struct nat_mapping);
-	__uint(max_entries, 65536);
-} mappings SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_bucket);
+	__uint(max_entries, 16384);
+} mapping_table SEC(".maps");
 
 /* Mappings whose last session ended, oldest first; and, with class's port rest, the
  * ports of ended sessions without mapping (APDM: realm set, port's slot is SESSION). */

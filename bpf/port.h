@@ -193,7 +193,7 @@ static __always_inline struct nat_slot *port_slot(__u32 index, const struct nat_
 	return inner ? bpf_map_lookup_elem(inner, &key) : NULL;
 }
 
-/* Slots are read and written whole. */
+/* Whose a slot is, is read and written whole; refs are left alone. */
 static __always_inline void slot_write(struct nat_slot *slot, struct nat_slot value)
 {
 	__u64 word;
@@ -205,9 +205,9 @@ static __always_inline void slot_write(struct nat_slot *slot, struct nat_slot va
 static __always_inline struct nat_slot slot_read(const struct nat_slot *slot)
 {
 	__u64 word = *(volatile __u64 *)slot;
-	struct nat_slot value;
+	struct nat_slot value = {};
 
-	__builtin_memcpy(&value, &word, sizeof(value));
+	__builtin_memcpy(&value, &word, sizeof(word));
 	return value;
 }
 

@@ -216,18 +216,18 @@ enum sweep_rest { REST_OVER, REST_AGAIN, REST_ENDED };
  * queued anew when it is left. Used since it was queued, and left: its rest has begun
  * later, it goes to the end. Neither: it is over, and nobody can take it any more.
  */
-static __always_inline enum sweep_rest sweep_mapping(struct nat_mapping *m)
+static __always_inline enum sweep_rest sweep_mapping(struct nat_slot *slot)
 {
 	__u32 try, old, new;
 
 	for (try = 0; try < REFS_TRIES; try++) {
-		old = refs_read(&m->refs);
+		old = refs_read(&slot->refs);
 		new = old & ~NAT_REFS_AGAIN;
 		if (old & NAT_REFS_COUNT)
 			new &= ~NAT_REFS_QUEUED;
 		else if (!(old & NAT_REFS_AGAIN))
 			new |= NAT_REFS_GONE;
-		if (__sync_val_compare_and_swap(&m->refs, old, new) != old)
+		if (__sync_val_compare_and_swap(&slot->refs, old, new) != old)
 			continue;
 		if (old & NAT_REFS_COUNT)
 			return REST_ENDED;
@@ -239,13 +239,12 @@ static __always_inline enum sweep_rest sweep_mapping(struct nat_mapping *m)
 /* The head of the queue, if it has rested; 1 ends. Half of the slice is left. */
 static long sweep_rested(__u32 n, struct slice *s)
 {
-	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], index, class;
+	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], class;
 	struct nat_mapping_key inside = {};
 	struct nat_resting r = {};
-	struct nat_mapping *m;
-	struct nat_address *address;
 	struct nat_slot *slot, value;
-	enum sweep_rest end = REST_OVER;
+	enum sweep_rest end;
+	__u64 place;
 
 	if (sweep_over(s, n, SWEEP_SLICE_NS / 2))
 		return 1;
@@ -255,36 +254,30 @@ static long sweep_rested(__u32 n, struct slice *s)
 	if (bpf_map_peek_elem(&mapping_queue, &r) || (__s32)(s->now - r.since) <= (__s32)rest)
 		return 1;
 	bpf_map_pop_elem(&mapping_queue, &r);
-	index = r.address;
 	class = r.since & 3;
-	address = bpf_map_lookup_elem(&addresses, &index);
-	slot = address ? port_slot(index, address, class, bpf_ntohs(r.port)) : NULL;
+	place = mapping_place(r.address, class, r.port);
+	slot = place_slot(place);
 	if (!slot)
 		return 0; /* cannot happen: indices are for life */
 	value = slot_read(slot);
 	if (value.used == NAT_SLOT_MAPPING) {
+		end = sweep_mapping(slot);
+		if (end == REST_AGAIN)
+			port_rest(place, s->now);
+		if (end != REST_OVER)
+			return 0;
 		inside.addr = value.addr;
 		inside.port = value.port;
 		inside.class = class;
 		inside.realm = value.realm;
-		m = bpf_map_lookup_elem(&mappings, &inside);
-		if (!m)
-			return 0; /* cannot happen: it is removed only here */
-		end = sweep_mapping(m);
-		if (end == REST_AGAIN) {
-			r.since = (s->now & ~3) | class;
-			bpf_map_push_elem(&mapping_queue, &r, 0);
-			return 0;
-		}
-		if (end == REST_ENDED)
-			return 0;
-		bpf_map_delete_elem(&mappings, &inside);
+		mapping_leave(&inside, place);
+		mapping_count(-1);
 		count_add(NAT_UNMAPPED);
 	}
 	if (class < NAT_PORT_CLASSES)
-		port_give(index, class, bpf_ntohs(r.port));
+		port_give(r.address, class, bpf_ntohs(r.port));
 	else
-		address_give(index);
+		address_give(r.address);
 	s->ended++;
 	return 0;
 }

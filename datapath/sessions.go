@@ -91,32 +91,6 @@ func endpoint(a abiNatAddr, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4(a.Octet), bits.ReverseBytes16(port))
 }
 
-// Mappings calls fn with every mapping until it returns false.
-func (e *Engine) Mappings(fn func(*nat.Mapping) bool) error {
-	addresses := map[uint16]netip.Addr{}
-	return eachEntry(e.maps["mappings"], func(key *abiNatMappingKey, m *abiNatMapping) bool {
-		if m.Refs&uint32(abiNatRefsNAT_REFS_GONE) != 0 {
-			return true
-		}
-		outside, known := addresses[m.Address]
-		if !known {
-			var a abiNatAddress
-			if e.maps["addresses"].Lookup(uint32(m.Address), &a) != nil {
-				return true
-			}
-			outside = netip.AddrFrom4(a.Addr.Octet)
-			addresses[m.Address] = outside
-		}
-		sessions := int(m.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
-		filtering := nat.FilteringMode(m.Refs&uint32(abiNatRefsNAT_REFS_FILTERING)>>bits.TrailingZeros32(uint32(abiNatRefsNAT_REFS_FILTERING))) + nat.FilterEndpointIndependent
-		return fn(&nat.Mapping{
-			Class: nat.Class(key.Class).String(), Inside: endpoint(key.Addr, key.Port),
-			Outside:  netip.AddrPortFrom(outside, bits.ReverseBytes16(m.Port)),
-			Sessions: sessions, Filtering: filtering.String(), Resting: sessions == 0,
-		})
-	})
-}
-
 // Stats reads the counters, summed over CPUs.
 func (e *Engine) Stats() (*nat.Stats, error) {
 	var perCPU []abiNatStats

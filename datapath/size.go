@@ -48,7 +48,7 @@ func (s Size) MemoryBytes() int64 {
 // AddressBytes is what one outside address with that many ports takes.
 func AddressBytes(ports int) int64 {
 	const portsBytes = (1024 + 16 + 1) * 8
-	return 3*portsBytes + 3*int64(ports)*8
+	return 3*portsBytes + 3*int64(ports)*16
 }
 
 func hashBytes(entries, key, value int) int64 {
