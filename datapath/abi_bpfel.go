@@ -72,6 +72,13 @@ const (
 	abiNatAddressFlagNAT_ADDRESS_LEAVING    abiNatAddressFlag = 8
 )
 
+type abiNatBucket struct {
+	_       structs.HostLayout
+	Lock    uint32
+	Reach   uint32
+	Entries [7]uint64
+}
+
 type abiNatClass uint32
 
 const (
@@ -114,13 +121,27 @@ type abiNatContactKey struct {
 }
 
 type abiNatControl struct {
-	_          structs.HostLayout
-	Abi        uint32
-	Generation uint32
-	Swept      uint32
-	IcmpTick   uint32
-	IcmpSent   uint32
-	Zero       uint32
+	_           structs.HostLayout
+	Abi         uint32
+	Generation  uint32
+	Seed        [2]uint64
+	FlowMask    uint32
+	MappingMask uint32
+	SessionsMax uint32
+	MappingsMax uint32
+	Zero        [6]uint32
+	Swept       uint32
+	IcmpTick    uint32
+	IcmpSent    uint32
+	Zeros       [13]uint32
+}
+
+type abiNatCounts struct {
+	_        structs.HostLayout
+	Sessions uint32
+	Zero     [15]uint32
+	Mappings uint32
+	Zeros    [15]uint32
 }
 
 type abiNatDestinationKey struct {
@@ -139,6 +160,14 @@ type abiNatDestinationKind uint32
 const (
 	abiNatDestinationKindNAT_BY_RANGE  abiNatDestinationKind = 1
 	abiNatDestinationKindNAT_BY_PREFIX abiNatDestinationKind = 2
+)
+
+type abiNatDirection uint32
+
+const (
+	abiNatDirectionNAT_OWNER      abiNatDirection = 0
+	abiNatDirectionNAT_PEER       abiNatDirection = 1
+	abiNatDirectionNAT_DIRECTIONS abiNatDirection = 2
 )
 
 type abiNatEvent struct {
@@ -267,7 +296,7 @@ type abiNatFragmentKey struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI              abiNatLimit = 3
+	abiNatLimitNAT_ABI              abiNatLimit = 4
 	abiNatLimitNAT_TICK_SHIFT       abiNatLimit = 20
 	abiNatLimitNAT_MAX_LINKS        abiNatLimit = 256
 	abiNatLimitNAT_MAX_ADDRESSES    abiNatLimit = 65536
@@ -321,13 +350,6 @@ const (
 	abiNatLookupNAT_LOOKUP_SOURCE_IN_OUT        abiNatLookup = 8192
 )
 
-type abiNatMapping struct {
-	_       structs.HostLayout
-	Address uint16
-	Port    uint16
-	Refs    uint32
-}
-
 type abiNatMappingKey struct {
 	_     structs.HostLayout
 	Addr  abiNatAddr
@@ -341,6 +363,13 @@ type abiNatMappingMode uint32
 const (
 	abiNatMappingModeNAT_ENDPOINT_INDEPENDENT       abiNatMappingMode = 0
 	abiNatMappingModeNAT_ADDRESS_AND_PORT_DEPENDENT abiNatMappingMode = 1
+)
+
+type abiNatMappingValue uint32
+
+const (
+	abiNatMappingValueNAT_MAPPING_CLASS_SHIFT   abiNatMappingValue = 16
+	abiNatMappingValueNAT_MAPPING_ADDRESS_SHIFT abiNatMappingValue = 18
 )
 
 type abiNatOriginKey struct {
@@ -416,7 +445,6 @@ type abiNatRefs uint32
 const (
 	abiNatRefsNAT_REFS_COUNT     abiNatRefs = 16777215
 	abiNatRefsNAT_REFS_FILTERING abiNatRefs = 50331648
-	abiNatRefsNAT_REFS_CLASS     abiNatRefs = 201326592
 	abiNatRefsNAT_REFS_AGAIN     abiNatRefs = 268435456
 	abiNatRefsNAT_REFS_QUEUED    abiNatRefs = 1073741824
 	abiNatRefsNAT_REFS_GONE      abiNatRefs = 2147483648
@@ -464,6 +492,13 @@ const (
 	abiNatRuleKindNAT_RULE_FORWARD    abiNatRuleKind = 5
 )
 
+type abiNatSession struct {
+	_     structs.HostLayout
+	Keys  [2]abiNatFlowKey
+	Zero  [4]uint64
+	Flows [2]abiNatFlow
+}
+
 type abiNatShortcut struct {
 	_           structs.HostLayout
 	Src         abiNatAddr
@@ -500,6 +535,8 @@ type abiNatSlot struct {
 	Port  uint16
 	Realm uint8
 	Used  uint8
+	Refs  uint32
+	Zero  uint32
 }
 
 type abiNatSlotUse uint32
@@ -566,14 +603,17 @@ const (
 	abiVarUnusedNatAddr            = "unused_nat_addr"
 	abiVarUnusedNatAddress         = "unused_nat_address"
 	abiVarUnusedNatAddressFlag     = "unused_nat_address_flag"
+	abiVarUnusedNatBucket          = "unused_nat_bucket"
 	abiVarUnusedNatClass           = "unused_nat_class"
 	abiVarUnusedNatConfig          = "unused_nat_config"
 	abiVarUnusedNatConfigFlag      = "unused_nat_config_flag"
 	abiVarUnusedNatContact         = "unused_nat_contact"
 	abiVarUnusedNatContactKey      = "unused_nat_contact_key"
 	abiVarUnusedNatControl         = "unused_nat_control"
+	abiVarUnusedNatCounts          = "unused_nat_counts"
 	abiVarUnusedNatDestinationKey  = "unused_nat_destination_key"
 	abiVarUnusedNatDestinationKind = "unused_nat_destination_kind"
+	abiVarUnusedNatDirection       = "unused_nat_direction"
 	abiVarUnusedNatEvent           = "unused_nat_event"
 	abiVarUnusedNatEventKind       = "unused_nat_event_kind"
 	abiVarUnusedNatExactKey        = "unused_nat_exact_key"
@@ -588,9 +628,9 @@ const (
 	abiVarUnusedNatLink            = "unused_nat_link"
 	abiVarUnusedNatLinkFlag        = "unused_nat_link_flag"
 	abiVarUnusedNatLookup          = "unused_nat_lookup"
-	abiVarUnusedNatMapping         = "unused_nat_mapping"
 	abiVarUnusedNatMappingKey      = "unused_nat_mapping_key"
 	abiVarUnusedNatMappingMode     = "unused_nat_mapping_mode"
+	abiVarUnusedNatMappingValue    = "unused_nat_mapping_value"
 	abiVarUnusedNatOriginKey       = "unused_nat_origin_key"
 	abiVarUnusedNatPorts           = "unused_nat_ports"
 	abiVarUnusedNatPrefixKey       = "unused_nat_prefix_key"
@@ -600,6 +640,7 @@ const (
 	abiVarUnusedNatRule            = "unused_nat_rule"
 	abiVarUnusedNatRuleFlag        = "unused_nat_rule_flag"
 	abiVarUnusedNatRuleKind        = "unused_nat_rule_kind"
+	abiVarUnusedNatSession         = "unused_nat_session"
 	abiVarUnusedNatShortcut        = "unused_nat_shortcut"
 	abiVarUnusedNatSide            = "unused_nat_side"
 	abiVarUnusedNatSlot            = "unused_nat_slot"
@@ -670,14 +711,17 @@ type abiVariableSpecs struct {
 	UnusedNatAddr            *ebpf.VariableSpec `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.VariableSpec `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.VariableSpec `ebpf:"unused_nat_address_flag"`
+	UnusedNatBucket          *ebpf.VariableSpec `ebpf:"unused_nat_bucket"`
 	UnusedNatClass           *ebpf.VariableSpec `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.VariableSpec `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.VariableSpec `ebpf:"unused_nat_config_flag"`
 	UnusedNatContact         *ebpf.VariableSpec `ebpf:"unused_nat_contact"`
 	UnusedNatContactKey      *ebpf.VariableSpec `ebpf:"unused_nat_contact_key"`
 	UnusedNatControl         *ebpf.VariableSpec `ebpf:"unused_nat_control"`
+	UnusedNatCounts          *ebpf.VariableSpec `ebpf:"unused_nat_counts"`
 	UnusedNatDestinationKey  *ebpf.VariableSpec `ebpf:"unused_nat_destination_key"`
 	UnusedNatDestinationKind *ebpf.VariableSpec `ebpf:"unused_nat_destination_kind"`
+	UnusedNatDirection       *ebpf.VariableSpec `ebpf:"unused_nat_direction"`
 	UnusedNatEvent           *ebpf.VariableSpec `ebpf:"unused_nat_event"`
 	UnusedNatEventKind       *ebpf.VariableSpec `ebpf:"unused_nat_event_kind"`
 	UnusedNatExactKey        *ebpf.VariableSpec `ebpf:"unused_nat_exact_key"`
@@ -692,9 +736,9 @@ type abiVariableSpecs struct {
 	UnusedNatLink            *ebpf.VariableSpec `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.VariableSpec `ebpf:"unused_nat_link_flag"`
 	UnusedNatLookup          *ebpf.VariableSpec `ebpf:"unused_nat_lookup"`
-	UnusedNatMapping         *ebpf.VariableSpec `ebpf:"unused_nat_mapping"`
 	UnusedNatMappingKey      *ebpf.VariableSpec `ebpf:"unused_nat_mapping_key"`
 	UnusedNatMappingMode     *ebpf.VariableSpec `ebpf:"unused_nat_mapping_mode"`
+	UnusedNatMappingValue    *ebpf.VariableSpec `ebpf:"unused_nat_mapping_value"`
 	UnusedNatOriginKey       *ebpf.VariableSpec `ebpf:"unused_nat_origin_key"`
 	UnusedNatPorts           *ebpf.VariableSpec `ebpf:"unused_nat_ports"`
 	UnusedNatPrefixKey       *ebpf.VariableSpec `ebpf:"unused_nat_prefix_key"`
@@ -704,6 +748,7 @@ type abiVariableSpecs struct {
 	UnusedNatRule            *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
+	UnusedNatSession         *ebpf.VariableSpec `ebpf:"unused_nat_session"`
 	UnusedNatShortcut        *ebpf.VariableSpec `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.VariableSpec `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
@@ -750,14 +795,17 @@ type abiVariables struct {
 	UnusedNatAddr            *ebpf.Variable `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.Variable `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.Variable `ebpf:"unused_nat_address_flag"`
+	UnusedNatBucket          *ebpf.Variable `ebpf:"unused_nat_bucket"`
 	UnusedNatClass           *ebpf.Variable `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.Variable `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.Variable `ebpf:"unused_nat_config_flag"`
 	UnusedNatContact         *ebpf.Variable `ebpf:"unused_nat_contact"`
 	UnusedNatContactKey      *ebpf.Variable `ebpf:"unused_nat_contact_key"`
 	UnusedNatControl         *ebpf.Variable `ebpf:"unused_nat_control"`
+	UnusedNatCounts          *ebpf.Variable `ebpf:"unused_nat_counts"`
 	UnusedNatDestinationKey  *ebpf.Variable `ebpf:"unused_nat_destination_key"`
 	UnusedNatDestinationKind *ebpf.Variable `ebpf:"unused_nat_destination_kind"`
+	UnusedNatDirection       *ebpf.Variable `ebpf:"unused_nat_direction"`
 	UnusedNatEvent           *ebpf.Variable `ebpf:"unused_nat_event"`
 	UnusedNatEventKind       *ebpf.Variable `ebpf:"unused_nat_event_kind"`
 	UnusedNatExactKey        *ebpf.Variable `ebpf:"unused_nat_exact_key"`
@@ -772,9 +820,9 @@ type abiVariables struct {
 	UnusedNatLink            *ebpf.Variable `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.Variable `ebpf:"unused_nat_link_flag"`
 	UnusedNatLookup          *ebpf.Variable `ebpf:"unused_nat_lookup"`
-	UnusedNatMapping         *ebpf.Variable `ebpf:"unused_nat_mapping"`
 	UnusedNatMappingKey      *ebpf.Variable `ebpf:"unused_nat_mapping_key"`
 	UnusedNatMappingMode     *ebpf.Variable `ebpf:"unused_nat_mapping_mode"`
+	UnusedNatMappingValue    *ebpf.Variable `ebpf:"unused_nat_mapping_value"`
 	UnusedNatOriginKey       *ebpf.Variable `ebpf:"unused_nat_origin_key"`
 	UnusedNatPorts           *ebpf.Variable `ebpf:"unused_nat_ports"`
 	UnusedNatPrefixKey       *ebpf.Variable `ebpf:"unused_nat_prefix_key"`
@@ -784,6 +832,7 @@ type abiVariables struct {
 	UnusedNatRule            *ebpf.Variable `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
+	UnusedNatSession         *ebpf.Variable `ebpf:"unused_nat_session"`
 	UnusedNatShortcut        *ebpf.Variable `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.Variable `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.Variable `ebpf:"unused_nat_slot"`

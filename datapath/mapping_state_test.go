@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/ktest"
 	"natkit/internal/pktbuild"
@@ -32,6 +33,67 @@ func mappingsOf(t testing.TB, maps map[string]*ebpf.Map) map[abiNatMappingKey]ab
 		t.Fatal(err)
 	}
 	return out
+}
+
+// writable lays an array map open to be changed in place.
+func writable(t testing.TB, m *ebpf.Map) (bytes []byte, close func()) {
+	t.Helper()
+	bytes, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries())*roundUp8(int(m.ValueSize())), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes, func() {
+		if err := unix.Munmap(bytes); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// zero makes an array map as it was when it was new.
+func zero(t testing.TB, m *ebpf.Map) {
+	t.Helper()
+	bytes, close := writable(t, m)
+	defer close()
+	clear(bytes)
+}
+
+// fillTable fills a table of bpf/table.h with entries that lead nowhere. The function that it
+// returns empties it.
+func fillTable(t testing.TB, m *ebpf.Map) (empty func()) {
+	t.Helper()
+	bytes, close := writable(t, m)
+	defer close()
+	for i := range bytes {
+		if i%64 >= 8 { // not the bucket's lock
+			bytes[i] = 0xff
+		}
+	}
+	return func() { zero(t, m) }
+}
+
+// forgetMappings takes all mappings out of their table. Slots and ports are not its to reset.
+func forgetMappings(t testing.TB, maps map[string]*ebpf.Map) {
+	t.Helper()
+	zero(t, maps["mapping_table"])
+	var c abiNatCounts
+	if err := maps["counts"].Lookup(uint32(0), &c); err != nil {
+		t.Fatal(err)
+	}
+	c.Mappings = 0
+	if err := maps["counts"].Put(uint32(0), &c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// limitMappings lets there be so many mappings.
+func (g *gateway) limitMappings(t testing.TB, n uint32) {
+	t.Helper()
+	var c abiNatControl
+	if err := g.maps["control"].Lookup(uint32(0), &c); err != nil {
+		t.Fatal(err)
+	}
+	c.MappingsMax = n
+	g.put(t, "control", uint32(0), &c)
 }
 
 // What natkit shows of mappings is what packets made.

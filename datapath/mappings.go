@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -62,6 +63,26 @@ func (e *Engine) eachMapping(fn func(place mappingPlace, outside netip.Addr, slo
 	}
 	return nil
 }
+
+// tableValues reads what a table of bpf/table.h leads to.
+func tableValues(m *ebpf.Map) ([]uint64, error) {
+	buckets, close, err := memoryOf[abiNatBucket](m)
+	if err != nil {
+		return nil, err
+	}
+	var values []uint64
+	for i := range buckets {
+		for j := range buckets[i].Entries {
+			if entry := atomic.LoadUint64(&buckets[i].Entries[j]); entry != 0 {
+				values = append(values, entry&(1<<tableValueBits-1))
+			}
+		}
+	}
+	return values, close()
+}
+
+// tableValueBits is TABLE_VALUE_BITS of bpf/table.h.
+const tableValueBits = 40
 
 // eachMappingOf is eachMapping for one address. More is false when fn has had enough.
 func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(mappingPlace, netip.Addr, *abiNatSlot) bool) (more bool, err error) {

@@ -222,7 +222,7 @@ func (r *modelRig) file() *nat.File {
 func (r *modelRig) forget(t *testing.T, f *nat.File) {
 	t.Helper()
 	deleteAll[abiNatFlowKey, abiNatFlow](t, r.maps["flows"])
-	deleteAll[abiNatMappingKey, abiNatMapping](t, r.maps["mappings"])
+	forgetMappings(t, r.maps)
 	deleteAll[abiNatSourceKey, abiNatSource](t, r.maps["sources"])
 	deleteAll[abiNatContactKey, abiNatContact](t, r.maps["contacts"])
 	deleteAll[abiNatAddr, uint32](t, r.maps["outside"])

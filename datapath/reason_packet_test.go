@@ -162,7 +162,7 @@ func TestReasons(t *testing.T) {
 			}
 		}},
 		{abiNatReasonNAT_DROP_SESSIONS_FULL, full("flows", fillUp[[16]byte, abiNatFlow])},
-		{abiNatReasonNAT_DROP_MAPPINGS_FULL, full("mappings", fillUp[[8]byte, abiNatMapping])},
+		{abiNatReasonNAT_DROP_MAPPINGS_FULL, full("mapping_table", fillTable)},
 		{abiNatReasonNAT_DROP_SOURCE_LIMIT, func(t *testing.T) {
 			g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 1 })
 			open(t)

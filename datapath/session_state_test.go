@@ -392,7 +392,7 @@ func (g *gateway) reset(t testing.TB) {
 	t.Helper()
 	g.configure(t, func(*abiNatConfig) {})
 	deleteAll[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])
-	deleteAll[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"])
+	forgetMappings(t, g.maps)
 	deleteAll[abiNatSourceKey, abiNatSource](t, g.maps["sources"])
 	deleteAll[abiNatContactKey, abiNatContact](t, g.maps["contacts"])
 	for _, name := range []string{"session_queue", "mapping_queue"} {
@@ -634,7 +634,7 @@ func testRefused(t *testing.T, g *gateway) {
 	}
 	for name, n := range map[string]int{
 		"flows":    len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])),
-		"mappings": len(entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"])),
+		"mappings": len(mappingsOf(t, g.maps)),
 		"sources":  len(entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"])),
 	} {
 		if n != 0 {
@@ -731,7 +731,7 @@ func TestSessionFull(t *testing.T) {
 		reason abiNatReason
 	}{
 		{"flows", fillUp[[16]byte, abiNatFlow], abiNatReasonNAT_DROP_SESSIONS_FULL},
-		{"mappings", fillUp[[8]byte, abiNatMapping], abiNatReasonNAT_DROP_MAPPINGS_FULL},
+		{"mapping_table", fillTable, abiNatReasonNAT_DROP_MAPPINGS_FULL},
 		{"contacts", fillUp[[12]byte, abiNatContact], abiNatReasonNAT_DROP_MAPPINGS_FULL},
 		{"sources", fillUp[[8]byte, abiNatSource], abiNatReasonNAT_DROP_SOURCES_FULL},
 	} {
@@ -781,7 +781,7 @@ type references struct{ mappings, sources, contacts int }
 func (g *gateway) held(t testing.TB) references {
 	t.Helper()
 	var r references
-	for _, m := range entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"]) {
+	for _, m := range mappingsOf(t, g.maps) {
 		r.mappings += int(m.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
 	}
 	for _, s := range entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"]) {
@@ -860,7 +860,7 @@ func BenchmarkSessionOpen(b *testing.B) {
 			var rounds []float64
 			for done := 0; done < b.N; done += batch {
 				deleteAll[abiNatFlowKey, abiNatFlow](b, g.maps["flows"])
-				deleteAll[abiNatMappingKey, abiNatMapping](b, g.maps["mappings"])
+				forgetMappings(b, g.maps)
 				for g.maps["session_queue"].LookupAndDelete(nil, new(abiNatFlowKey)) == nil {
 				}
 				if err := ports.Put(uint32(abiNatClassNAT_UDP), free); err != nil {

@@ -61,8 +61,12 @@ func (g *gateway) nothing(t testing.TB) {
 	if n := len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])); n != 0 {
 		t.Errorf("%d flows are left", n)
 	}
-	for key, m := range entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"]) {
+	for key, m := range mappingsOf(t, g.maps) {
 		t.Errorf("a mapping is left: %v %+v", key, m)
+	}
+	var c abiNatCounts
+	if err := g.maps["counts"].Lookup(uint32(0), &c); err != nil || c.Mappings != 0 {
+		t.Errorf("%d mappings are counted (%v)", c.Mappings, err)
 	}
 	for key, s := range entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"]) {
 		t.Errorf("a source is left: %v %+v", key, s)
@@ -90,7 +94,7 @@ func (g *gateway) nothing(t testing.TB) {
 			t.Fatal(err)
 		}
 		for key, slot := range entries[uint32, abiNatSlot](t, inner) {
-			if slot != (abiNatSlot{}) {
+			if alive := slot.Refs != 0 && slot.Refs&uint32(abiNatRefsNAT_REFS_GONE) == 0; alive || slot.Used != 0 || slot.Addr != (abiNatAddr{}) {
 				t.Errorf("address %d: slot %d still belongs to %+v", index, key, slot)
 			}
 		}
@@ -144,7 +148,7 @@ func TestSweep(t *testing.T) {
 	pushed := ends("192.168.1.9:7778", "198.51.100.9:53")
 	pushed = open(inside, "udp", pushed).answer()
 
-	mapped := len(entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"]))
+	mapped := len(mappingsOf(t, g.maps))
 	g.counted(t) // sets to zero, which must not meet the sweep
 	stop := g.startSweep(t)
 	defer stop()
@@ -164,7 +168,7 @@ func TestSweep(t *testing.T) {
 		return g.flowCount(t) == 2
 	})
 	ktest.Wait(t, 20*time.Second, "the last session and all ports come back", func() bool {
-		return g.flowCount(t) == 0 && len(entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"])) == 0 &&
+		return g.flowCount(t) == 0 && len(mappingsOf(t, g.maps)) == 0 &&
 			g.freePorts(t, apdmAddress, abiNatClassNAT_UDP) == 8976
 	})
 	var before, after abiNatControl
@@ -365,7 +369,7 @@ func TestSessionRace(t *testing.T) {
 		t.Errorf("nothing was tested: %v", counted)
 	}
 	ktest.Wait(t, 20*time.Second, "everything comes back", func() bool {
-		if g.flowCount(t) > 0 || len(entries[abiNatMappingKey, abiNatMapping](t, g.maps["mappings"])) > 0 {
+		if g.flowCount(t) > 0 || len(mappingsOf(t, g.maps)) > 0 {
 			return false
 		}
 		return g.freePorts(t, apdmAddress, abiNatClassNAT_UDP) == 8976 && g.freePorts(t, apdmAddress, abiNatClassNAT_TCP) == 8976
