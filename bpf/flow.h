@@ -140,7 +140,7 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 	int reason;
 
 	if (flow_state(flow) & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src)) {
-		session_kill(packet, flow);
+		session_kill(packet);
 		return NAT_DROP_RACE; /* made anew when this one is removed */
 	}
 	if (!CTX_TC && (!probed || packet->now - *probed >= ROUTE_CHECK_TICKS))
@@ -208,7 +208,7 @@ static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct
 		reason = session_revive(packet);
 	if (reason == GO_ON && (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
 				!(FLOW_STEADY >> (flow_state(flow) & NAT_FLOW_TIMEOUT) & 1)))
-		reason = state_packet(packet, flow);
+		reason = state_packet(packet);
 	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
 		reason = flow_reroute(ctx, packet, flow);
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
@@ -245,7 +245,9 @@ static __always_inline int flow_attended(struct ctx *ctx, struct packet *packet,
 /* The session has counted the packet that opened it, and tc will again. */
 static __always_inline void flow_uncount(const struct packet *packet)
 {
-	struct nat_flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
+	__u32 direction = 0;
+	struct nat_session *s = flow_look(&packet->key, &direction);
+	struct nat_flow *flow = s ? &s->flows[direction] : NULL;
 
 	if (flow && flow->packets) {
 		flow->packets -= packet->segments;
@@ -359,7 +361,7 @@ static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct 
 
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)
 {
-	struct nat_flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
+	struct nat_flow *flow = flow_find(&packet->key);
 	struct nat_link *in;
 	int reason;
 

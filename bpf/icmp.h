@@ -124,12 +124,13 @@ static __noinline int icmp_parse(struct ctx *ctx, const struct packet *packet, s
 static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
 				     struct nat_flow_key *key, struct nat_flow *out)
 {
-	struct nat_flow *flow = bpf_map_lookup_elem(&flows, key);
+	__u32 direction = 0;
+	struct nat_session *s = flow_look(key, &direction);
 
-	if (!flow)
+	if (!s)
 		return flow_stateless(ctx, packet, key, out);
-	*out = *flow;
-	return flow_state(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
+	*out = s->flows[direction];
+	return flow_state(out) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
 }
 
 /* Changes a checksum inside the error, and says what that adds to the error's own. */

@@ -37,7 +37,6 @@ struct opening {
 	__u8 side;          /* of the way out */
 	struct nat_flow owner;
 	struct nat_flow_key other; /* of the answers */
-	struct nat_flow peer;
 };
 
 /* It doesn't fit on the stack beside the rest, which is 512 bytes for the whole chain
@@ -248,8 +247,8 @@ static __always_inline __u32 rule_strictest(const struct nat_rule *rule)
 }
 
 /*
- * Asks early for memory that is written soon: the port's slot and the place of the answers'
- * flow in its hash. Neither is in a cache, and who waits for both at once waits half as
+ * Asks early for memory that is written soon: the port's slot and the answers' bucket of
+ * flow_table. Neither is in a cache, and who waits for both at once waits half as
  * long: behind the locks in between, one would be waited for after the other.
  */
 SUBPROGRAM void session_touch(const struct packet *p, const struct hold *h)
@@ -261,15 +260,22 @@ SUBPROGRAM void session_touch(const struct packet *p, const struct hold *h)
 				      .dport = h->port,
 				      .protocol = p->key.protocol,
 				      .side = NAT_OUTSIDE};
+	struct nat_control *c = control_get();
+	struct nat_bucket *bucket;
+	struct flow_words words;
 	struct nat_slot *slot;
 
-	if (!address)
+	if (!address || !c)
 		return;
 	answer.dst = address->addr;
 	slot = port_slot(index, address, h->inside.class, bpf_ntohs(h->port));
 	if (slot)
 		slot_read(slot);
-	bpf_map_lookup_elem(&flows, &answer);
+	words = flow_words(&answer);
+	bucket = table_bucket(&flow_table, c->flow_mask,
+			      table_hash(c, words.addresses, words.rest), 0);
+	if (bucket)
+		table_read(&bucket->entries[0]);
 }
 
 /* Takes an outside endpoint for the packet's sender. */
@@ -311,7 +317,7 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 			h->port = bpf_htons(port);
 			if (!independent) {
 				h->flags |= NAT_FLOW_PORT;
-				port_name(h, NAT_SLOT_SESSION);
+				port_name(h);
 				return GO_ON;
 			}
 			session_touch(p, h);
@@ -369,28 +375,27 @@ static __always_inline __u32 session_held(const struct hold *h)
 
 /* The flow of the answers: everything the other way round. Its next hop is found by
  * its first packet. */
-static __always_inline void session_peer(const struct packet *p, const struct nat_flow *owner,
-					 struct opening *o)
+static __always_inline void session_peer(const struct packet *p, struct nat_flow *peer,
+					 const struct opening *o)
 {
-	struct nat_flow_key *key = &o->other;
-	struct nat_flow *peer = &o->peer;
-
-	state_other_key(&p->key, owner, key);
 	peer->src = p->key.dst;
 	peer->dst = p->key.src;
 	peer->sport = p->key.dport;
 	peer->dport = p->key.sport;
-	session_deltas(key, peer);
+	session_deltas(&o->other, peer);
+	peer->hop = 0;
+	peer->hop_checked = 0;
 	peer->seen = p->now;
-	peer->rule = owner->rule;
+	peer->packets = 0;
+	peer->bytes = 0;
+	peer->rule = o->owner.rule;
 	peer->created = o->source.address;
-	peer->state = state_open(p) & NAT_FLOW_TIMEOUT;
-	peer->state |= o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP);
-	peer->state |= session_held(&o->target);
-	if (p->key.side == NAT_OUTSIDE)
-		peer->state |= NAT_FLOW_PEER_OUTSIDE;
-	if (o->side == NAT_INSIDE)
-		peer->state |= NAT_FLOW_OUTBOUND;
+	peer->mtu = 0;
+	peer->in_link = 0;
+	peer->state = (state_open(p) & NAT_FLOW_TIMEOUT) |
+		      (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP)) | session_held(&o->target) |
+		      (p->key.side == NAT_OUTSIDE ? NAT_FLOW_PEER_OUTSIDE : 0) |
+		      (o->side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
 }
 
 static __always_inline void session_owner(const struct packet *p, struct nat_flow *owner,
@@ -414,7 +419,7 @@ static __always_inline void session_owner(const struct packet *p, struct nat_flo
 }
 
 /*
- * A flow with a key of this session is there already. E_EXIST: another CPU has made the
+ * A key of this session is another one's already. E_EXIST: another CPU has made the
  * session, a moment ago, and *out is its flow. If that is not there yet, or dying, the
  * sender's next packet will know more. NAT_DROP_NO_PORT: the answers' key is another
  * session's.
@@ -422,30 +427,42 @@ static __always_inline void session_owner(const struct packet *p, struct nat_flo
 static __always_inline int session_adopt(const struct packet *p, struct nat_flow *out,
 					 struct opening *o)
 {
-	struct nat_flow *flow = bpf_map_lookup_elem(&flows, &p->key);
+	__u32 direction = 0;
+	struct nat_session *s = flow_look(&p->key, &direction);
+	struct nat_flow *flow;
 
-	if (flow) {
+	if (s) {
+		flow = &s->flows[direction];
 		if (state_read(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
 			return NAT_DROP_RACE;
 		*out = *flow;
 		return E_EXIST;
 	}
-	flow = bpf_map_lookup_elem(&flows, &o->other);
-	if (flow && (!addr_equal(flow->src, o->peer.src) || !addr_equal(flow->dst, o->peer.dst) ||
-		     flow->sport != o->peer.sport || flow->dport != o->peer.dport))
+	s = flow_look(&o->other, &direction);
+	flow = s ? &s->flows[direction] : NULL;
+	if (flow && (!addr_equal(flow->src, p->key.dst) || !addr_equal(flow->dst, p->key.src) ||
+		     flow->sport != p->key.dport || flow->dport != p->key.sport))
 		return NAT_DROP_NO_PORT;
 	return NAT_DROP_RACE;
 }
 
+static __always_inline int session_refused(const struct packet *p, struct nat_flow *out,
+					   struct opening *o, int error)
+{
+	if (error == E_EXIST)
+		return session_adopt(p, out, o);
+	return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
+}
+
 /*
- * Puts the session into flows: the peer's first, so that when the owner's is seen the
- * answers find their way. Of two CPUs that open the same session one inserts each
- * flow; who fails takes back what it inserted, and adopts. The peer's key can also
- * belong to another session: another client's to the same receiver by the same
+ * Writes the session and makes both keys lead to it: the peer's first, so that when the
+ * owner's does the answers find their way. Of two CPUs that open the same session one
+ * inserts each key; who fails takes back what it inserted, and adopts. The peer's key can
+ * also belong to another session: another client's to the same receiver by the same
  * outside endpoint (protocols without ports), or by another destination rule. That is
  * a port that is not to be had.
  *
- * What is taken back was in the hash for some nanoseconds, not for NAT_DEAD_TICKS: an
+ * What is taken back was in the table for some nanoseconds, not for NAT_DEAD_TICKS: an
  * answer that came in between could meet memory that is used again. But nobody was
  * sent anything that it could be an answer to.
  *
@@ -453,27 +470,36 @@ static __always_inline int session_adopt(const struct packet *p, struct nat_flow
  */
 SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, struct opening *o)
 {
-	struct nat_flow_key key = p->key;
+	__s64 taken = flow_take();
+	__u32 number = taken;
+	struct nat_session *s;
+	__u64 *bits;
 	int error;
 
+	if (taken < 0)
+		return NAT_DROP_SESSIONS_FULL;
+	s = flow_session(number);
+	bits = flow_bits(number);
+	if (!s || !bits)
+		return NAT_DROP_BYPASS; /* cannot happen: there is room for every number */
 	session_owner(p, out, o);
-	session_peer(p, out, o);
-	error = bpf_map_update_elem(&flows, &o->other, &o->peer, BPF_NOEXIST);
-	if (error == E_EXIST)
-		return session_adopt(p, out, o);
-	if (error)
-		return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
-	error = bpf_map_update_elem(&flows, &key, out, BPF_NOEXIST);
-	if (!error && bpf_map_push_elem(&session_queue, &key, 0)) {
-		bpf_map_delete_elem(&flows, &key); /* cannot happen: the queue is as long */
-		error = E_TOO_BIG;
+	state_other_key(&p->key, out, &o->other);
+	s->keys[NAT_OWNER] = p->key;
+	s->keys[NAT_PEER] = o->other;
+	s->flows[NAT_OWNER] = *out;
+	session_peer(p, &s->flows[NAT_PEER], o);
+	error = flow_insert(&o->other, number, NAT_PEER);
+	if (!error) {
+		error = flow_insert(&p->key, number, NAT_OWNER);
+		if (error)
+			flow_remove(&o->other, number, NAT_PEER);
 	}
-	if (!error)
+	if (!error) {
+		__sync_fetch_and_or(bits, 1ULL << number % 64);
 		return GO_ON;
-	bpf_map_delete_elem(&flows, &o->other);
-	if (error == E_EXIST)
-		return session_adopt(p, out, o);
-	return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
+	}
+	flow_give(number);
+	return session_refused(p, out, o, error);
 }
 
 /* --- a packet without session --------------------------------------------------- */
@@ -673,24 +699,23 @@ static __always_inline int session_admits(const struct packet *p, const struct n
 
 GLOBAL int session_wake(void)
 {
-	__u32 zero = 0, slot, old, state;
+	__u32 zero = 0, slot, old, state, direction = 0;
 	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
 	const struct nat_config *config = config_get(&slot);
-	struct nat_flow *hit, *other, *owner, *peer;
+	struct nat_flow *owner, *peer;
 	const struct packet *p;
+	struct nat_session *s;
 	struct nat_addr src;
 	int reason;
 
 	if (!o || !config)
 		return NAT_DROP_BYPASS;
 	p = &o->packet;
-	hit = bpf_map_lookup_elem(&flows, &p->key);
-	other = hit ? state_other(&p->key, hit) : NULL;
-	if (!other)
+	s = flow_look(&p->key, &direction);
+	if (!s)
 		return NAT_DROP_RACE;
-	state = state_read(hit);
-	owner = state & NAT_FLOW_OWNER ? hit : other;
-	peer = state & NAT_FLOW_OWNER ? other : hit;
+	owner = &s->flows[NAT_OWNER];
+	peer = &s->flows[NAT_PEER];
 	old = state_read(owner);
 	if (old & NAT_FLOW_GONE)
 		return NAT_DROP_RACE;
@@ -698,6 +723,7 @@ GLOBAL int session_wake(void)
 		src = owner->src;
 		if (old & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src))
 			return NAT_DROP_RACE; /* the address moved: anew, when this is removed */
+		state = direction == NAT_OWNER ? old : state_read(peer);
 		reason = state & NAT_FLOW_OUTBOUND ? session_opens(p)
 						   : session_admits(p, config, slot);
 		if (reason != GO_ON)
@@ -705,7 +731,7 @@ GLOBAL int session_wake(void)
 		owner->seen = p->now;
 		peer->seen = p->now;
 		state = state_open(p);
-		if (owner != hit && p->class == NAT_TCP)
+		if (direction != NAT_OWNER && p->class == NAT_TCP)
 			state = state_tcp(0, p->tcp_flags, 0, 1);
 		state |= old & ~(STATE_TCP | NAT_FLOW_TIMEOUT | NAT_FLOW_DEAD);
 		if (!state_replace(owner, old, state) &&
@@ -729,14 +755,13 @@ static __always_inline int session_revive(const struct packet *p)
 }
 
 /* Ends the session of a flow whose outside address is no longer the gateway's. */
-SUBPROGRAM void session_kill(const struct packet *p, struct nat_flow *hit)
+SUBPROGRAM void session_kill(const struct packet *p)
 {
-	struct nat_flow *other = state_other(&p->key, hit);
+	__u32 direction = 0;
+	struct nat_session *s = flow_look(&p->key, &direction);
 
-	if (state_read(hit) & NAT_FLOW_OWNER)
-		state_kill(hit, other, p->now);
-	else if (other)
-		state_kill(other, hit, p->now);
+	if (s)
+		state_kill(s, p->now);
 }
 
 #endif

@@ -15,19 +15,20 @@
  *
  *   alive --(both directions silent, or killed)--> DEAD --(a packet)--> alive
  *                                                   |
- *                                                   +--(NAT_DEAD_TICKS, sweep)--> GONE, deleted
+ *                                                   +--(NAT_DEAD_TICKS, sweep)--> GONE, removed
  *
  * The owner's word decides: alive -> DEAD, DEAD -> alive and DEAD -> GONE are compare-
  * and-exchange on it, so exactly one wins. The peer's word has a copy of time-out and
  * DEAD, so that its packets see them without a second look-up; a copy that says DEAD
  * wrongly costs its next packet a look at the owner, and one that wrongly does not is
- * put right by the sweep, which lets NAT_DEAD_TICKS begin anew then. So when a flow is
- * deleted, no packet has used it for that long.
+ * put right by the sweep, which lets NAT_DEAD_TICKS begin anew then. So when a session is
+ * removed, no packet has used it for that long.
  */
 #ifndef NATKIT_STATE_H
 #define NATKIT_STATE_H
 
 #include "count.h"
+#include "flows.h"
 #include "parse.h"
 
 enum state_limit {
@@ -59,16 +60,6 @@ static __always_inline void state_other_key(const struct nat_flow_key *key,
 	other->protocol = key->protocol;
 	other->side = state_read(flow) & NAT_FLOW_PEER_OUTSIDE ? NAT_OUTSIDE : NAT_INSIDE;
 	other->zero = 0;
-}
-
-/* The flow of the other direction; NULL while the session is being made or removed. */
-static __always_inline struct nat_flow *state_other(const struct nat_flow_key *key,
-						    const struct nat_flow *flow)
-{
-	struct nat_flow_key other;
-
-	state_other_key(key, flow, &other);
-	return bpf_map_lookup_elem(&flows, &other);
 }
 
 static __always_inline __u32 state_timeout(__u32 tcp)
@@ -159,22 +150,22 @@ GLOBAL int state_step(struct nat_flow *owner, struct nat_flow *peer, __u32 flags
 }
 
 /*
- * A packet of a session that may change its state: flow is its own direction. For
- * TCP's SYN, FIN and RST, and every packet while the session is not established.
+ * A packet of a session that may change its state: for TCP's SYN, FIN and RST, and every
+ * packet while the session is not established.
  */
-static __always_inline int state_packet(const struct packet *p, struct nat_flow *flow)
+static __always_inline int state_packet(const struct packet *p)
 {
-	__u32 own = state_read(flow);
-	struct nat_flow *other;
+	__u32 direction = 0, begins;
+	struct nat_session *s;
 
 	if (p->class != NAT_TCP)
 		return GO_ON;
-	other = state_other(&p->key, flow);
-	if (!other)
+	s = flow_look(&p->key, &direction);
+	if (!s)
 		return NAT_DROP_RACE;
-	if (own & NAT_FLOW_OWNER)
-		return state_step(flow, other, p->tcp_flags, 1, 1);
-	return state_step(other, flow, p->tcp_flags, 0, own & NAT_FLOW_OUTBOUND);
+	begins = direction == NAT_OWNER || state_read(&s->flows[NAT_PEER]) & NAT_FLOW_OUTBOUND;
+	return state_step(&s->flows[NAT_OWNER], &s->flows[NAT_PEER], p->tcp_flags,
+			  direction == NAT_OWNER, begins);
 }
 
 /*
@@ -203,12 +194,11 @@ static __always_inline int state_expired(const struct nat_flow *owner, const str
 
 /* Ends the session. hop_checked of the owner becomes the time of its death: it has no
  * other use while DEAD, and is long past for a session that is revived. */
-static __always_inline void state_kill(struct nat_flow *owner, struct nat_flow *peer, __u32 now)
+static __always_inline void state_kill(struct nat_session *s, __u32 now)
 {
-	owner->hop_checked = now;
-	__sync_fetch_and_or(&owner->state, NAT_FLOW_DEAD);
-	if (peer)
-		__sync_fetch_and_or(&peer->state, NAT_FLOW_DEAD);
+	s->flows[NAT_OWNER].hop_checked = now;
+	__sync_fetch_and_or(&s->flows[NAT_OWNER].state, NAT_FLOW_DEAD);
+	__sync_fetch_and_or(&s->flows[NAT_PEER].state, NAT_FLOW_DEAD);
 }
 
 #endif

@@ -3,9 +3,9 @@
  * Removes what has expired: sessions, ports that have rested, fragments. Called by a
  * timer, a slice of work at a time: the packets of this CPU wait meanwhile.
  *
- * The three queues have one reader, this one, so what is looked at (peek) is what is
- * taken out next (pop). Sessions go round: taken out at the head, put back at the tail;
- * the other two are in order of time, so the head says whether there is anything to do.
+ * Sessions are looked at in the order of their numbers, round and round. The two queues
+ * have one reader, this one, so what is looked at (peek) is what is taken out next (pop);
+ * they are in order of time, so the head says whether there is anything to do.
  */
 #ifndef NATKIT_SWEEP_H
 #define NATKIT_SWEEP_H
@@ -20,23 +20,23 @@ enum sweep_limit {
 	SWEEP_IDLE_NS = 10000000, /* and if none are left */
 	SWEEP_ROUND_TICKS = 953,  /* a second: no session is looked at more often */
 	SWEEP_LOOK_AT_CLOCK = 4,  /* sessions, or ports, between two looks at the clock */
-	SWEEP_SESSIONS = 1024,    /* at most in a slice */
+	SWEEP_SESSIONS = 1024,    /* at most in a slice, with words of session_bits */
 	SWEEP_QUEUED = 64,        /* ports, and fragments, at most in a slice */
 };
 
 /* The timer, and where it is on its round. */
 struct sweep {
 	struct bpf_timer timer;
-	struct nat_flow_key first; /* of the round; protocol 0: the next one will be */
-	__u32 began;               /* ticks: the round */
-	__u32 resumes;             /* ticks: not before, the last round was short */
-	__u32 paused;              /* the round is over, wait for resumes */
-	__u32 zero;
+	__u32 next;    /* number of the session to look at, or of none */
+	__u32 began;   /* ticks: the round */
+	__u32 resumes; /* ticks: not before, the last round was short */
+	__u32 paused;  /* the round is over, wait for resumes */
 };
 
 /* One slice. */
 struct slice {
 	struct sweep *sweep;
+	__u32 numbers; /* of sessions, that were in use once */
 	const struct nat_config *config;
 	__u64 began_ns;
 	__u32 now;
@@ -88,121 +88,104 @@ static __always_inline void sweep_hold(const struct nat_flow_key *key, __u32 sta
 }
 
 /*
- * Removes a session that this CPU has made GONE. The peer's flow first: while the
- * owner's is there, nobody can make the same session anew and have its peer deleted
- * here. What it held comes last: until then the mapping and its port are spoken for.
+ * Removes a session that this CPU has made GONE. What it held comes after its keys: until
+ * then the mapping and its port are spoken for. Its number comes last.
  */
-SUBPROGRAM void sweep_remove(struct slice *s, const struct nat_flow_key *key,
-			     struct nat_flow *owner, struct nat_flow *peer)
+SUBPROGRAM void sweep_remove(struct slice *s, __u32 number, struct nat_session *session)
 {
-	struct nat_flow_key other = {};
+	const struct nat_flow_key *key = &session->keys[NAT_OWNER];
+	struct nat_flow *owner = &session->flows[NAT_OWNER], *peer = &session->flows[NAT_PEER];
 	struct hold source = {}, target = {};
+	__u64 *bits = flow_bits(number);
 
-	state_other_key(key, owner, &other);
 	sweep_hold(key, state_read(owner), &source);
 	source.port = owner->sport;
-	if (peer) {
-		source.address = peer->created;
-		sweep_hold(&other, state_read(peer), &target);
-	}
+	source.address = peer->created;
+	sweep_hold(&session->keys[NAT_PEER], state_read(peer), &target);
 	if (s->config->flags & NAT_CONFIG_EVENTS)
 		event_session(NAT_EVENT_DELETE, key, owner, peer);
-	if (peer)
-		bpf_map_delete_elem(&flows, &other);
-	bpf_map_delete_elem(&flows, key);
+	flow_remove(&session->keys[NAT_PEER], number, NAT_PEER);
+	flow_remove(key, number, NAT_OWNER);
 	hold_drop(&source, addr_word(key->dst), s->now);
 	hold_drop(&target, addr_word(key->dst), s->now);
 	count_add(NAT_EXPIRED);
 	s->ended++;
+	if (bits)
+		__sync_fetch_and_and(bits, ~(1ULL << number % 64));
+	flow_give(number);
 }
 
-/* The peer's flow, if it is of this session: where the second flow of a session could
- * not be inserted, the key may have become another one's. */
-static __always_inline struct nat_flow *sweep_peer(const struct nat_flow_key *key,
-						   const struct nat_flow *owner)
+/* One session a step further; see state.h. */
+static __always_inline void sweep_session(struct slice *s, __u32 number)
 {
-	struct nat_flow *peer = state_other(key, owner);
-
-	if (peer && addr_equal(peer->src, key->dst) && addr_equal(peer->dst, key->src) &&
-	    peer->sport == key->dport && peer->dport == key->sport)
-		return peer;
-	return NULL;
-}
-
-/* One session a step further; see state.h. False: it is removed, or was never there. */
-static __always_inline int sweep_session(struct slice *s, const struct nat_flow_key *key)
-{
-	struct nat_flow *owner = bpf_map_lookup_elem(&flows, key), *peer;
+	struct nat_session *session = flow_session(number);
+	struct nat_flow *owner, *peer;
 	__u32 state;
 
-	if (!owner)
-		return 0;
+	if (!session)
+		return;
+	owner = &session->flows[NAT_OWNER];
+	peer = &session->flows[NAT_PEER];
 	state = state_read(owner);
-	peer = sweep_peer(key, owner);
 	if (!(state & NAT_FLOW_DEAD)) {
-		if (!peer || state_expired(owner, peer, s->config, s->now)) {
-			state_kill(owner, peer, s->now);
+		if (state_expired(owner, peer, s->config, s->now)) {
+			state_kill(session, s->now);
 			s->ended++;
 		}
-		return 1;
+		return;
 	}
-	if (peer && !(state_read(peer) & NAT_FLOW_DEAD)) {
+	if (!(state_read(peer) & NAT_FLOW_DEAD)) {
 		/* A revival and a death crossed: packets may have used the peer until now. */
-		state_kill(owner, peer, s->now);
-		return 1;
+		state_kill(session, s->now);
+		return;
 	}
 	if ((__s32)(s->now - owner->hop_checked) <= NAT_DEAD_TICKS ||
 	    !state_replace(owner, state, state | NAT_FLOW_GONE))
-		return 1;
-	if (peer)
-		__sync_fetch_and_or(&peer->state, NAT_FLOW_GONE);
-	sweep_remove(s, key, owner, peer);
-	return 0;
+		return;
+	__sync_fetch_and_or(&peer->state, NAT_FLOW_GONE);
+	sweep_remove(s, number, session);
 }
 
-static __always_inline int sweep_key_equal(const struct nat_flow_key *a,
-					   const struct nat_flow_key *b)
-{
-	return addr_equal(a->src, b->src) && addr_equal(a->dst, b->dst) && a->sport == b->sport &&
-	       a->dport == b->dport && a->protocol == b->protocol && a->side == b->side;
-}
-
-/* The next session of the round; 1 ends the slice. The queue can't be full when the
- * session is put back: it has room for all, and this one was just in it. */
+/* The next session of the round, or a word of session_bits without any; 1 ends the slice. */
 static long sweep_next(__u32 n, struct slice *s)
 {
 	struct sweep *sweep = s->sweep;
-	struct nat_flow_key key = {};
-	int last;
+	__u32 number = sweep->next;
+	__u64 *word, left;
 
-	if (sweep_over(s, n, SWEEP_SLICE_NS) || bpf_map_pop_elem(&session_queue, &key))
+	if (sweep_over(s, n, SWEEP_SLICE_NS))
 		return 1;
-	s->looked++;
-	last = sweep->first.protocol && sweep_key_equal(&key, &sweep->first);
-	if (!sweep->first.protocol) {
-		sweep->first = key;
-		sweep->began = s->now;
+	word = number < s->numbers ? flow_bits(number) : NULL;
+	if (!word) {
+		sweep->next = 0;
+		sweep->paused = 1;
+		sweep->resumes = sweep->began + SWEEP_ROUND_TICKS;
+		return 1;
 	}
-	if (sweep_session(s, &key))
-		bpf_map_push_elem(&session_queue, &key, 0);
-	else if (sweep_key_equal(&key, &sweep->first))
-		sweep->first.protocol = 0;
-	if (!last)
+	left = *(volatile __u64 *)word >> number % 64;
+	if (!left) {
+		sweep->next = (number | 63) + 1;
 		return 0;
-	sweep->paused = 1;
-	sweep->resumes = sweep->began + SWEEP_ROUND_TICKS;
-	sweep->began = s->now;
-	return 1;
+	}
+	number += bit_lowest(left);
+	sweep->next = number + 1;
+	s->looked++;
+	sweep_session(s, number);
+	return 0;
 }
 
 static __always_inline void sweep_sessions(struct slice *s)
 {
-	if (s->sweep->paused) {
-		if ((__s32)(s->now - s->sweep->resumes) < 0)
-			return;
-		s->sweep->paused = 0;
-		s->sweep->began = s->now;
-	}
+	struct sweep *sweep = s->sweep;
+	__u32 zero = 0;
+	struct nat_counts *n = bpf_map_lookup_elem(&counts, &zero);
+
+	if (sweep->paused && (__s32)(s->now - sweep->resumes) < 0)
+		return;
+	if (sweep->paused || !sweep->next)
+		sweep->began = s->now;
+	sweep->paused = 0;
+	s->numbers = n ? *(volatile __u32 *)&n->sessions : 0;
 	if (bpf_loop(SWEEP_SESSIONS, sweep_next, s, 0) == SWEEP_SESSIONS)
 		s->more = 1;
 }

@@ -21,29 +21,32 @@ const (
 	accelXdpMapConfig               = "config"
 	accelXdpMapContacts             = "contacts"
 	accelXdpMapControl              = "control"
+	accelXdpMapCounts               = "counts"
 	accelXdpMapDestinations         = "destinations"
 	accelXdpMapEvents               = "events"
 	accelXdpMapExact                = "exact"
 	accelXdpMapExcludeDst           = "exclude_dst"
 	accelXdpMapExcludeSrc           = "exclude_src"
 	accelXdpMapExcludes             = "excludes"
-	accelXdpMapFlows                = "flows"
+	accelXdpMapFlowTable            = "flow_table"
 	accelXdpMapFragmentQueue        = "fragment_queue"
 	accelXdpMapFragments            = "fragments"
 	accelXdpMapFreeAddresses        = "free_addresses"
 	accelXdpMapFreePorts            = "free_ports"
+	accelXdpMapFreeSessions         = "free_sessions"
 	accelXdpMapFront                = "front"
 	accelXdpMapGlances              = "glances"
 	accelXdpMapHomes                = "homes"
 	accelXdpMapLinkIndices          = "link_indices"
 	accelXdpMapLinks                = "links"
 	accelXdpMapMappingQueue         = "mapping_queue"
-	accelXdpMapMappings             = "mappings"
+	accelXdpMapMappingTable         = "mapping_table"
 	accelXdpMapOrigins              = "origins"
 	accelXdpMapOutside              = "outside"
 	accelXdpMapProbed               = "probed"
 	accelXdpMapRules                = "rules"
-	accelXdpMapSessionQueue         = "session_queue"
+	accelXdpMapSessionBits          = "session_bits"
+	accelXdpMapSessions             = "sessions"
 	accelXdpMapShortcuts            = "shortcuts"
 	accelXdpMapSlots                = "slots"
 	accelXdpMapSources              = "sources"
@@ -111,29 +114,32 @@ type accelXdpMapSpecs struct {
 	Config        *ebpf.MapSpec `ebpf:"config"`
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
+	Counts        *ebpf.MapSpec `ebpf:"counts"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
 	Front         *ebpf.MapSpec `ebpf:"front"`
 	Glances       *ebpf.MapSpec `ebpf:"glances"`
 	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	Mappings      *ebpf.MapSpec `ebpf:"mappings"`
+	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionQueue  *ebpf.MapSpec `ebpf:"session_queue"`
+	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Shortcuts     *ebpf.MapSpec `ebpf:"shortcuts"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
@@ -177,29 +183,32 @@ type accelXdpMaps struct {
 	Config        *ebpf.Map `ebpf:"config"`
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
+	Counts        *ebpf.Map `ebpf:"counts"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
 	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
 	Excludes      *ebpf.Map `ebpf:"excludes"`
-	Flows         *ebpf.Map `ebpf:"flows"`
+	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
 	Front         *ebpf.Map `ebpf:"front"`
 	Glances       *ebpf.Map `ebpf:"glances"`
 	Homes         *ebpf.Map `ebpf:"homes"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	Mappings      *ebpf.Map `ebpf:"mappings"`
+	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionQueue  *ebpf.Map `ebpf:"session_queue"`
+	SessionBits   *ebpf.Map `ebpf:"session_bits"`
+	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Shortcuts     *ebpf.Map `ebpf:"shortcuts"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
@@ -216,29 +225,32 @@ func (m *accelXdpMaps) Close() error {
 		m.Config,
 		m.Contacts,
 		m.Control,
+		m.Counts,
 		m.Destinations,
 		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
-		m.Flows,
+		m.FlowTable,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.FreeSessions,
 		m.Front,
 		m.Glances,
 		m.Homes,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
-		m.Mappings,
+		m.MappingTable,
 		m.Origins,
 		m.Outside,
 		m.Probed,
 		m.Rules,
-		m.SessionQueue,
+		m.SessionBits,
+		m.Sessions,
 		m.Shortcuts,
 		m.Slots,
 		m.Sources,

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -88,10 +89,24 @@ func New(size Size) (_ *Engine, err error) {
 	if err := e.load(size); err != nil {
 		return nil, err
 	}
-	if err := e.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi}); err != nil {
+	if err := putControl(e.maps, size.Mappings); err != nil {
 		return nil, err
 	}
 	return e, e.StartSweep()
+}
+
+// putControl writes what holds for the life of the maps, which are as large as they are to
+// be. It is done before the first packet comes.
+func putControl(maps map[string]*ebpf.Map, mappings int) error {
+	c := abiNatControl{
+		Abi:         abi,
+		Seed:        [2]uint64{rand.Uint64(), rand.Uint64()},
+		FlowMask:    maps["flow_table"].MaxEntries() - 1,
+		MappingMask: maps["mapping_table"].MaxEntries() - 1,
+		SessionsMax: maps["sessions"].MaxEntries(),
+		MappingsMax: uint32(mappings),
+	}
+	return maps["control"].Put(uint32(0), &c)
 }
 
 const abi = uint32(abiNatLimitNAT_ABI)
@@ -244,8 +259,10 @@ func eachPin(dir string, fn func(name, path string) error) error {
 
 // Size is how much the engine can hold.
 func (e *Engine) Size() Size {
+	var c abiNatControl
+	_ = e.maps["control"].Lookup(uint32(0), &c) // cannot fail: Open has read it
 	s := Size{
-		Sessions: int(e.maps["flows"].MaxEntries()) / 2, Mappings: int(e.maps["mappings"].MaxEntries()),
+		Sessions: int(c.SessionsMax), Mappings: int(c.MappingsMax),
 		Sources: int(e.maps["sources"].MaxEntries()), Contacts: int(e.maps["contacts"].MaxEntries()),
 	}
 	s.Resting = int(e.maps["mapping_queue"].MaxEntries()) - s.Mappings
@@ -255,12 +272,11 @@ func (e *Engine) Size() Size {
 	return s
 }
 
-// SessionBytes is the kernel memory that a session takes when the engine is full:
-// both flows, its mapping, and its places in the queues of the sweep and in the table
-// of ports.
+// SessionBytes is the kernel memory that a session takes when the engine is full: itself
+// and the ways to it, its mapping and the way to that, and its places in the queues.
 func (e *Engine) SessionBytes() (float64, error) {
 	total := 0.0
-	for _, name := range []string{"flows", "session_queue", "mappings", "mapping_queue"} {
+	for _, name := range []string{"sessions", "session_bits", "free_sessions", "flow_table", "mapping_table", "mapping_queue"} {
 		info, err := e.maps[name].Info()
 		if err != nil {
 			return 0, fmt.Errorf("memory of map %s: %w", name, err)
@@ -271,7 +287,7 @@ func (e *Engine) SessionBytes() (float64, error) {
 		}
 		total += float64(bytes)
 	}
-	const slot = 8 // struct nat_slot
+	const slot = 16 // struct nat_slot
 	return total/float64(e.Size().Sessions) + slot, nil
 }
 

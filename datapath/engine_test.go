@@ -64,8 +64,8 @@ func TestCreateOpenUnload(t *testing.T) {
 			t.Errorf("program %s is not there", name)
 		}
 	}
-	if got := e.maps["flows"].MaxEntries(); got != 2000 {
-		t.Errorf("room for %d flows, want 2000", got)
+	if got := e.Size(); got != smallSize {
+		t.Errorf("room for %+v, want %+v", got, smallSize)
 	}
 	// The sweep runs with nobody looking.
 	var before, after abiNatControl

@@ -143,9 +143,9 @@ func TestICMPErrors(t *testing.T) {
 			}
 			xdpReason := abiNatReasonNAT_PASS_TO_TC
 			r.expectBytes(t, hooks[0], test.side, r.sidePort(test.side), frame, 0, xdpReason, nil, nil)
-			flows := entries[abiNatFlowKey, abiNatFlow](t, r.maps["flows"])
+			flows := flowsOf(t, r.maps)
 			r.expectBytes(t, hooks[1], test.side, r.sidePort(test.side), frame, 0, test.reason, out.Bytes(), also)
-			if now := entries[abiNatFlowKey, abiNatFlow](t, r.maps["flows"]); !maps.Equal(now, flows) {
+			if now := flowsOf(t, r.maps); !maps.Equal(now, flows) {
 				t.Error("the error has changed a session: RFC 5508 REQ-6")
 			}
 		})

@@ -123,13 +123,13 @@ func TestMasqueradeMoves(t *testing.T) {
 	apply()
 	r.pass(t, 2*time.Second)
 	r.meets(t, udpOut, abiNatReasonNAT_DROP_RACE, modelEnds{})
-	for key, flow := range entries[abiNatFlowKey, abiNatFlow](t, r.maps["flows"]) {
+	for key, flow := range flowsOf(t, r.maps) {
 		if flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD) == 0 {
 			t.Errorf("%v is not dead", key)
 		}
 	}
 	r.meets(t, udpOut, abiNatReasonNAT_DROP_RACE, modelEnds{}) // nor does it come back
-	deleteAll[abiNatFlowKey, abiNatFlow](t, r.maps["flows"])   // as the sweep will
+	forgetSessions(t, r.maps)                                  // as the sweep will
 	r.meets(t, udpOut, sent, behind("203.0.113.9"))
 }
 
@@ -242,7 +242,7 @@ func TestLeftToTC(t *testing.T) {
 			send(t, true, pktbuild.FIN|pktbuild.ACK)
 			r.pass(t, 600*time.Second) // time-outs after the end: 240 s
 			send(t, false, end)
-			for key, flow := range entries[abiNatFlowKey, abiNatFlow](t, r.maps["flows"]) {
+			for key, flow := range flowsOf(t, r.maps) {
 				if flow.Packets != 2 || flow.Bytes != 2*uint64(udpOut.length) {
 					t.Errorf("%v counts %d packets and %d bytes, want 2 and %d", key, flow.Packets, flow.Bytes, 2*udpOut.length)
 				}
@@ -269,25 +269,23 @@ func TestInboundRefresh(t *testing.T) {
 		e := ends("192.168.1.9:7000", "198.51.100.9:53")
 		e.sport += uint16(i)
 		g.send(t, inside, "udp", 0, e)
-		for key, flow := range entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"]) {
+		changeFlows(t, g.maps, func(key *abiNatFlowKey, flow *abiNatFlow) {
 			if key.Sport != be(e.sport) && key.Dport != be(e.sport) {
-				continue
+				return
 			}
 			owner := flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0
 			if owner {
-				flows[who] = key
+				flows[who] = *key
 			}
 			flow.Seen = now() - ticks(50)
 			if who == "silent" || owner == (who == "heard") {
 				flow.Seen = long
 			}
-			g.put(t, "flows", &key, &flow)
-		}
+		})
 	}
 	dead := func(who string) bool {
-		var flow abiNatFlow
-		key := flows[who]
-		return g.maps["flows"].Lookup(&key, &flow) != nil || flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD) != 0
+		flow, known := flowOf(t, g.maps, flows[who])
+		return !known || flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD) != 0
 	}
 	defer g.startSweep(t)()
 	ktest.Wait(t, 30*time.Second, "the silent session ends", func() bool { return dead("silent") })
@@ -417,7 +415,7 @@ func TestICMPProhibited(t *testing.T) {
 	refuse(t, inside, udp("192.168.5.4:1"), abiNatReasonNAT_DROP_NO_ADDRESS, true)
 
 	begin(0)
-	fillUp[[16]byte, abiNatFlow](t, g.maps["flows"])
+	useUp(t, g.maps["counts"])
 	refuse(t, inside, udp("192.168.1.2:5000"), abiNatReasonNAT_DROP_SESSIONS_FULL, true)
 	refuse(t, outer, packet("tcp", pktbuild.SYN, ends("198.51.100.9:1", "203.0.113.1:8080")), abiNatReasonNAT_DROP_SESSIONS_FULL, false)
 

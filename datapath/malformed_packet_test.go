@@ -102,10 +102,7 @@ func TestGSO(t *testing.T) {
 	key := r.putFlow(t, abiNatSideNAT_INSIDE, pktbuild.TCPProtocol, from, to, r.out, func(f *abiNatFlow) { f.Mtu = outsideMTU })
 	want := r.out.leaving(segment(to, 63))
 	r.expect(t, tcp, abiNatSideNAT_INSIDE, r.in, r.in.arriving(segment(from, 64)), 1000, end{abiNatReasonNAT_TRANSLATED_OUT, &want}, nil)
-	var flow abiNatFlow
-	if err := r.maps["flows"].Lookup(&key, &flow); err != nil {
-		t.Fatal(err)
-	}
+	flow, _ := flowOf(t, r.maps, key)
 	if flow.Packets != 1 || flow.Bytes != 3040 { // the kernel gives a test no number of segments
 		t.Errorf("%d packets of %d bytes counted", flow.Packets, flow.Bytes)
 	}

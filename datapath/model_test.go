@@ -221,12 +221,12 @@ func (r *modelRig) file() *nat.File {
 // forget makes the engine one that has seen nothing, with those rules.
 func (r *modelRig) forget(t *testing.T, f *nat.File) {
 	t.Helper()
-	deleteAll[abiNatFlowKey, abiNatFlow](t, r.maps["flows"])
+	forgetSessions(t, r.maps)
 	forgetMappings(t, r.maps)
 	deleteAll[abiNatSourceKey, abiNatSource](t, r.maps["sources"])
 	deleteAll[abiNatContactKey, abiNatContact](t, r.maps["contacts"])
 	deleteAll[abiNatAddr, uint32](t, r.maps["outside"])
-	for _, name := range []string{"session_queue", "mapping_queue"} {
+	for _, name := range []string{"mapping_queue"} {
 		value := make([]byte, r.maps[name].ValueSize())
 		for r.maps[name].LookupAndDelete(nil, &value) == nil {
 		}
@@ -308,7 +308,6 @@ func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
 func (r *modelRig) pass(t *testing.T, d time.Duration) {
 	t.Helper()
 	r.model.now += d
-	flows := entries[abiNatFlowKey, abiNatFlow](t, r.maps["flows"])
 	real := now()
 	shift := func(tick *uint32) {
 		if int32(*tick-r.passed) > 0 {
@@ -316,18 +315,11 @@ func (r *modelRig) pass(t *testing.T, d time.Duration) {
 		}
 		*tick += real - r.passed - Ticks(d)
 	}
-	keys, values := make([]abiNatFlowKey, 0, len(flows)), make([]abiNatFlow, 0, len(flows))
-	for key, flow := range flows {
+	changeFlows(t, r.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) {
 		shift(&flow.Seen)
 		shift(&flow.HopChecked)
-		keys, values = append(keys, key), append(values, flow)
-	}
+	})
 	r.passed = real
-	if len(keys) > 0 {
-		if _, err := r.maps["flows"].BatchUpdate(keys, values, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }

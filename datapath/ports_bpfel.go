@@ -29,6 +29,13 @@ type portsNatAddress struct {
 	Zero      [3]uint8
 }
 
+type portsNatBucket struct {
+	_       structs.HostLayout
+	Lock    uint32
+	Reach   uint32
+	Entries [7]uint64
+}
+
 type portsNatConfig struct {
 	_                 structs.HostLayout
 	Timeouts          [9]uint32
@@ -53,44 +60,27 @@ type portsNatContactKey struct {
 }
 
 type portsNatControl struct {
-	_          structs.HostLayout
-	Abi        uint32
-	Generation uint32
-	Swept      uint32
-	IcmpTick   uint32
-	IcmpSent   uint32
-	Zero       uint32
+	_           structs.HostLayout
+	Abi         uint32
+	Generation  uint32
+	Seed        [2]uint64
+	FlowMask    uint32
+	MappingMask uint32
+	SessionsMax uint32
+	MappingsMax uint32
+	Zero        [6]uint32
+	Swept       uint32
+	IcmpTick    uint32
+	IcmpSent    uint32
+	Zeros       [13]uint32
 }
 
-type portsNatFlow struct {
-	_          structs.HostLayout
-	Src        portsNatAddr
-	Dst        portsNatAddr
-	Sport      uint16
-	Dport      uint16
-	L3Delta    uint16
-	L4Delta    uint16
-	Hop        uint64
-	HopChecked uint32
-	Seen       uint32
-	Packets    uint64
-	Bytes      uint64
-	Rule       uint32
-	Created    uint32
-	Mtu        uint16
-	InLink     uint16
-	State      uint32
-}
-
-type portsNatFlowKey struct {
+type portsNatCounts struct {
 	_        structs.HostLayout
-	Src      portsNatAddr
-	Dst      portsNatAddr
-	Sport    uint16
-	Dport    uint16
-	Protocol uint8
-	Side     uint8
-	Zero     uint16
+	Sessions uint32
+	Zero     [15]uint32
+	Mappings uint32
+	Zeros    [15]uint32
 }
 
 type portsNatFragment struct {
@@ -121,21 +111,6 @@ type portsNatLink struct {
 	Zero    uint16
 }
 
-type portsNatMapping struct {
-	_       structs.HostLayout
-	Address uint16
-	Port    uint16
-	Refs    uint32
-}
-
-type portsNatMappingKey struct {
-	_     structs.HostLayout
-	Addr  portsNatAddr
-	Port  uint16
-	Class uint8
-	Realm uint8
-}
-
 type portsNatPorts struct {
 	_       structs.HostLayout
 	Summary [16]uint64
@@ -148,6 +123,40 @@ type portsNatResting struct {
 	Address uint16
 	Port    uint16
 	Since   uint32
+}
+
+type portsNatSession struct {
+	_    structs.HostLayout
+	Keys [2]struct {
+		_        structs.HostLayout
+		Src      portsNatAddr
+		Dst      portsNatAddr
+		Sport    uint16
+		Dport    uint16
+		Protocol uint8
+		Side     uint8
+		Zero     uint16
+	}
+	Zero  [4]uint64
+	Flows [2]struct {
+		_          structs.HostLayout
+		Src        portsNatAddr
+		Dst        portsNatAddr
+		Sport      uint16
+		Dport      uint16
+		L3Delta    uint16
+		L4Delta    uint16
+		Hop        uint64
+		HopChecked uint32
+		Seen       uint32
+		Packets    uint64
+		Bytes      uint64
+		Rule       uint32
+		Created    uint32
+		Mtu        uint16
+		InLink     uint16
+		State      uint32
+	}
 }
 
 type portsNatSource struct {
@@ -183,26 +192,29 @@ const (
 	portsMapConfig        = "config"
 	portsMapContacts      = "contacts"
 	portsMapControl       = "control"
+	portsMapCounts        = "counts"
 	portsMapDestinations  = "destinations"
 	portsMapEvents        = "events"
 	portsMapExact         = "exact"
 	portsMapExcludeDst    = "exclude_dst"
 	portsMapExcludeSrc    = "exclude_src"
 	portsMapExcludes      = "excludes"
-	portsMapFlows         = "flows"
+	portsMapFlowTable     = "flow_table"
 	portsMapFragmentQueue = "fragment_queue"
 	portsMapFragments     = "fragments"
 	portsMapFreeAddresses = "free_addresses"
 	portsMapFreePorts     = "free_ports"
+	portsMapFreeSessions  = "free_sessions"
 	portsMapLinkIndices   = "link_indices"
 	portsMapLinks         = "links"
 	portsMapMappingQueue  = "mapping_queue"
-	portsMapMappings      = "mappings"
+	portsMapMappingTable  = "mapping_table"
 	portsMapOrigins       = "origins"
 	portsMapOutside       = "outside"
 	portsMapProbed        = "probed"
 	portsMapRules         = "rules"
-	portsMapSessionQueue  = "session_queue"
+	portsMapSessionBits   = "session_bits"
+	portsMapSessions      = "sessions"
 	portsMapSlots         = "slots"
 	portsMapSources       = "sources"
 	portsMapStats         = "stats"
@@ -266,26 +278,29 @@ type portsMapSpecs struct {
 	Config        *ebpf.MapSpec `ebpf:"config"`
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
+	Counts        *ebpf.MapSpec `ebpf:"counts"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	Mappings      *ebpf.MapSpec `ebpf:"mappings"`
+	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionQueue  *ebpf.MapSpec `ebpf:"session_queue"`
+	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
@@ -325,26 +340,29 @@ type portsMaps struct {
 	Config        *ebpf.Map `ebpf:"config"`
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
+	Counts        *ebpf.Map `ebpf:"counts"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
 	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
 	Excludes      *ebpf.Map `ebpf:"excludes"`
-	Flows         *ebpf.Map `ebpf:"flows"`
+	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	Mappings      *ebpf.Map `ebpf:"mappings"`
+	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionQueue  *ebpf.Map `ebpf:"session_queue"`
+	SessionBits   *ebpf.Map `ebpf:"session_bits"`
+	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
 	Stats         *ebpf.Map `ebpf:"stats"`
@@ -358,26 +376,29 @@ func (m *portsMaps) Close() error {
 		m.Config,
 		m.Contacts,
 		m.Control,
+		m.Counts,
 		m.Destinations,
 		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
-		m.Flows,
+		m.FlowTable,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.FreeSessions,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
-		m.Mappings,
+		m.MappingTable,
 		m.Origins,
 		m.Outside,
 		m.Probed,
 		m.Rules,
-		m.SessionQueue,
+		m.SessionBits,
+		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,

@@ -20,26 +20,29 @@ const (
 	portTestMapConfig        = "config"
 	portTestMapContacts      = "contacts"
 	portTestMapControl       = "control"
+	portTestMapCounts        = "counts"
 	portTestMapDestinations  = "destinations"
 	portTestMapEvents        = "events"
 	portTestMapExact         = "exact"
 	portTestMapExcludeDst    = "exclude_dst"
 	portTestMapExcludeSrc    = "exclude_src"
 	portTestMapExcludes      = "excludes"
-	portTestMapFlows         = "flows"
+	portTestMapFlowTable     = "flow_table"
 	portTestMapFragmentQueue = "fragment_queue"
 	portTestMapFragments     = "fragments"
 	portTestMapFreeAddresses = "free_addresses"
 	portTestMapFreePorts     = "free_ports"
+	portTestMapFreeSessions  = "free_sessions"
 	portTestMapLinkIndices   = "link_indices"
 	portTestMapLinks         = "links"
 	portTestMapMappingQueue  = "mapping_queue"
-	portTestMapMappings      = "mappings"
+	portTestMapMappingTable  = "mapping_table"
 	portTestMapOrigins       = "origins"
 	portTestMapOutside       = "outside"
 	portTestMapProbed        = "probed"
 	portTestMapRules         = "rules"
-	portTestMapSessionQueue  = "session_queue"
+	portTestMapSessionBits   = "session_bits"
+	portTestMapSessions      = "sessions"
 	portTestMapSlots         = "slots"
 	portTestMapSources       = "sources"
 	portTestMapStats         = "stats"
@@ -109,26 +112,29 @@ type portTestMapSpecs struct {
 	Config        *ebpf.MapSpec `ebpf:"config"`
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
+	Counts        *ebpf.MapSpec `ebpf:"counts"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	Mappings      *ebpf.MapSpec `ebpf:"mappings"`
+	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionQueue  *ebpf.MapSpec `ebpf:"session_queue"`
+	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
@@ -168,26 +174,29 @@ type portTestMaps struct {
 	Config        *ebpf.Map `ebpf:"config"`
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
+	Counts        *ebpf.Map `ebpf:"counts"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
 	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
 	Excludes      *ebpf.Map `ebpf:"excludes"`
-	Flows         *ebpf.Map `ebpf:"flows"`
+	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	Mappings      *ebpf.Map `ebpf:"mappings"`
+	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionQueue  *ebpf.Map `ebpf:"session_queue"`
+	SessionBits   *ebpf.Map `ebpf:"session_bits"`
+	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
 	Stats         *ebpf.Map `ebpf:"stats"`
@@ -201,26 +210,29 @@ func (m *portTestMaps) Close() error {
 		m.Config,
 		m.Contacts,
 		m.Control,
+		m.Counts,
 		m.Destinations,
 		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
-		m.Flows,
+		m.FlowTable,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.FreeSessions,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
-		m.Mappings,
+		m.MappingTable,
 		m.Origins,
 		m.Outside,
 		m.Probed,
 		m.Rules,
-		m.SessionQueue,
+		m.SessionBits,
+		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,

@@ -161,7 +161,7 @@ func TestReasons(t *testing.T) {
 				one(inside, "gre", 0, host, "198.51.100.9:0")(t)
 			}
 		}},
-		{abiNatReasonNAT_DROP_SESSIONS_FULL, full("flows", fillUp[[16]byte, abiNatFlow])},
+		{abiNatReasonNAT_DROP_SESSIONS_FULL, full("counts", useUp)},
 		{abiNatReasonNAT_DROP_MAPPINGS_FULL, full("mapping_table", fillTable)},
 		{abiNatReasonNAT_DROP_SOURCE_LIMIT, func(t *testing.T) {
 			g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 1 })

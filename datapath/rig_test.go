@@ -99,7 +99,7 @@ func aRig(t *testing.T) *rig {
 		theRig = newRig(keeper{t})
 	}
 	theRig.flags = checksumComplete
-	deleteAll[abiNatFlowKey, abiNatFlow](t, theRig.maps["flows"])
+	forgetSessions(t, theRig.maps)
 	if err := theRig.configure(); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func (r *rig) build(t testing.TB) error {
 	if err := r.configure(); err != nil {
 		return err
 	}
-	return r.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi})
+	return putControl(r.maps, int(r.maps["mapping_queue"].MaxEntries()))
 }
 
 // configure writes a configuration without rules.
@@ -272,9 +272,7 @@ func (r *rig) putFlow(t testing.TB, side abiNatSide, protocol uint8, from, to en
 	if change != nil {
 		change(&flow)
 	}
-	if err := r.maps["flows"].Put(&key, &flow); err != nil {
-		t.Fatal(err)
-	}
+	inTables(t, r.maps, func(s *tables) { s.put(t, &key, &flow) })
 	return key
 }
 

@@ -391,11 +391,11 @@ func TestSession(t *testing.T) {
 func (g *gateway) reset(t testing.TB) {
 	t.Helper()
 	g.configure(t, func(*abiNatConfig) {})
-	deleteAll[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])
+	forgetSessions(t, g.maps)
 	forgetMappings(t, g.maps)
 	deleteAll[abiNatSourceKey, abiNatSource](t, g.maps["sources"])
 	deleteAll[abiNatContactKey, abiNatContact](t, g.maps["contacts"])
-	for _, name := range []string{"session_queue", "mapping_queue"} {
+	for _, name := range []string{"mapping_queue"} {
 		value := make([]byte, g.maps[name].ValueSize())
 		for g.maps[name].LookupAndDelete(nil, &value) == nil {
 		}
@@ -502,10 +502,10 @@ func testOutbound(t *testing.T, g *gateway) {
 	// Prefix to prefix, both ways, with sessions and without.
 	for rule, kind := range map[int]string{6: "udp", 7: "udp"} {
 		in, out := fmt.Sprintf("192.168.%d.77:53", rule), fmt.Sprintf("198.18.%d.77:53", rule)
-		before := len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"]))
+		before := len(flowsOf(t, g.maps))
 		g.want(t, inside, kind, 0, ends(in, "198.51.100.9:9"), sent, ends(out, "198.51.100.9:9"))
 		g.want(t, outer, kind, 0, ends("198.51.100.7:9", out), back, ends("198.51.100.7:9", in))
-		made := len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])) - before
+		made := len(flowsOf(t, g.maps)) - before
 		if want := map[int]int{6: 4, 7: 0}[rule]; made != want {
 			t.Errorf("prefix rule %d made %d flows, want %d", rule, made, want)
 		}
@@ -633,7 +633,7 @@ func testRefused(t *testing.T, g *gateway) {
 		})
 	}
 	for name, n := range map[string]int{
-		"flows":    len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])),
+		"flows":    len(flowsOf(t, g.maps)),
 		"mappings": len(mappingsOf(t, g.maps)),
 		"sources":  len(entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"])),
 	} {
@@ -730,7 +730,7 @@ func TestSessionFull(t *testing.T) {
 		fill   func(testing.TB, *ebpf.Map) func()
 		reason abiNatReason
 	}{
-		{"flows", fillUp[[16]byte, abiNatFlow], abiNatReasonNAT_DROP_SESSIONS_FULL},
+		{"counts", useUp, abiNatReasonNAT_DROP_SESSIONS_FULL},
 		{"mapping_table", fillTable, abiNatReasonNAT_DROP_MAPPINGS_FULL},
 		{"contacts", fillUp[[12]byte, abiNatContact], abiNatReasonNAT_DROP_MAPPINGS_FULL},
 		{"sources", fillUp[[8]byte, abiNatSource], abiNatReasonNAT_DROP_SOURCES_FULL},
@@ -859,10 +859,8 @@ func BenchmarkSessionOpen(b *testing.B) {
 			}
 			var rounds []float64
 			for done := 0; done < b.N; done += batch {
-				deleteAll[abiNatFlowKey, abiNatFlow](b, g.maps["flows"])
+				forgetSessions(b, g.maps)
 				forgetMappings(b, g.maps)
-				for g.maps["session_queue"].LookupAndDelete(nil, new(abiNatFlowKey)) == nil {
-				}
 				if err := ports.Put(uint32(abiNatClassNAT_UDP), free); err != nil {
 					b.Fatal(err)
 				}

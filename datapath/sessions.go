@@ -3,9 +3,11 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -14,30 +16,58 @@ import (
 	"natkit/nat"
 )
 
-// Sessions calls fn with every session until it returns false. The table is read in
-// batches and never held; sessions that come or go meanwhile may be missed.
-func (e *Engine) Sessions(fn func(*nat.Session) bool) error {
+// Sessions calls fn with every session until it returns false. They are read in place and
+// never held; one that comes or goes meanwhile may be missed.
+func (e *Engine) Sessions(fn func(*nat.Session) bool) (err error) {
 	config, err := e.config()
 	if err != nil {
 		return err
 	}
+	sessions, closeSessions, err := memoryOf[abiNatSession](e.maps["sessions"])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeSessions()) }()
+	used, closeUsed, err := memoryOf[uint64](e.maps["session_bits"])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeUsed()) }()
 	now := clock()
-	return eachEntry(e.maps["flows"], func(key *abiNatFlowKey, flow *abiNatFlow) bool {
-		if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) == 0 {
-			return true
+	for word := range used {
+		for left := atomic.LoadUint64(&used[word]); left != 0; left &= left - 1 {
+			number := word*64 + bits.TrailingZeros64(left)
+			if number >= len(sessions) {
+				break
+			}
+			one, whole := readSession(&sessions[number])
+			if !whole {
+				continue
+			}
+			owner, peer := &one.Flows[abiNatDirectionNAT_OWNER], &one.Flows[abiNatDirectionNAT_PEER]
+			s := session(&one.Keys[abiNatDirectionNAT_OWNER], owner)
+			s.Age = sinceTick(now, owner.Created)
+			s.Packets = [2]uint64{owner.Packets, peer.Packets}
+			s.Bytes = [2]uint64{owner.Bytes, peer.Bytes}
+			s.Idle, s.Expires = idle(owner, peer, config, now)
+			if !fn(&s) {
+				return nil
+			}
 		}
-		var peer abiNatFlow
-		other := otherKey(key, flow)
-		if e.maps["flows"].Lookup(&other, &peer) != nil {
-			return true // being made or removed
-		}
-		s := session(key, flow)
-		s.Age = sinceTick(now, flow.Created)
-		s.Packets = [2]uint64{flow.Packets, peer.Packets}
-		s.Bytes = [2]uint64{flow.Bytes, peer.Bytes}
-		s.Idle, s.Expires = idle(flow, &peer, config, now)
-		return fn(&s)
-	})
+	}
+	return nil
+}
+
+// readSession copies a session. It is whole if it was not removed, and its number not used
+// for another one, meanwhile: that takes NAT_DEAD_TICKS from when it died.
+func readSession(s *abiNatSession) (out abiNatSession, whole bool) {
+	const gone = uint32(abiNatFlowStateNAT_FLOW_GONE)
+	state := &s.Flows[abiNatDirectionNAT_OWNER].State
+	if atomic.LoadUint32(state)&gone != 0 {
+		return out, false
+	}
+	out = *s
+	return out, atomic.LoadUint32(state)&gone == 0 && s.Keys == out.Keys
 }
 
 // session is what the owner's flow alone tells.

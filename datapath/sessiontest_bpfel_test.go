@@ -20,28 +20,31 @@ const (
 	sessionTestMapConfig        = "config"
 	sessionTestMapContacts      = "contacts"
 	sessionTestMapControl       = "control"
+	sessionTestMapCounts        = "counts"
 	sessionTestMapDestinations  = "destinations"
 	sessionTestMapEvents        = "events"
 	sessionTestMapExact         = "exact"
 	sessionTestMapExcludeDst    = "exclude_dst"
 	sessionTestMapExcludeSrc    = "exclude_src"
 	sessionTestMapExcludes      = "excludes"
-	sessionTestMapFlows         = "flows"
+	sessionTestMapFlowTable     = "flow_table"
 	sessionTestMapFragmentQueue = "fragment_queue"
 	sessionTestMapFragments     = "fragments"
 	sessionTestMapFreeAddresses = "free_addresses"
 	sessionTestMapFreePorts     = "free_ports"
+	sessionTestMapFreeSessions  = "free_sessions"
 	sessionTestMapHomes         = "homes"
 	sessionTestMapLinkIndices   = "link_indices"
 	sessionTestMapLinks         = "links"
 	sessionTestMapMappingQueue  = "mapping_queue"
-	sessionTestMapMappings      = "mappings"
+	sessionTestMapMappingTable  = "mapping_table"
 	sessionTestMapOpenings      = "openings"
 	sessionTestMapOrigins       = "origins"
 	sessionTestMapOutside       = "outside"
 	sessionTestMapProbed        = "probed"
 	sessionTestMapRules         = "rules"
-	sessionTestMapSessionQueue  = "session_queue"
+	sessionTestMapSessionBits   = "session_bits"
+	sessionTestMapSessions      = "sessions"
 	sessionTestMapSlots         = "slots"
 	sessionTestMapSources       = "sources"
 	sessionTestMapStats         = "stats"
@@ -108,28 +111,31 @@ type sessionTestMapSpecs struct {
 	Config        *ebpf.MapSpec `ebpf:"config"`
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
+	Counts        *ebpf.MapSpec `ebpf:"counts"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
 	Homes         *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	Mappings      *ebpf.MapSpec `ebpf:"mappings"`
+	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Openings      *ebpf.MapSpec `ebpf:"openings"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionQueue  *ebpf.MapSpec `ebpf:"session_queue"`
+	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
@@ -170,28 +176,31 @@ type sessionTestMaps struct {
 	Config        *ebpf.Map `ebpf:"config"`
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
+	Counts        *ebpf.Map `ebpf:"counts"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
 	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
 	Excludes      *ebpf.Map `ebpf:"excludes"`
-	Flows         *ebpf.Map `ebpf:"flows"`
+	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
 	Homes         *ebpf.Map `ebpf:"homes"`
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	Mappings      *ebpf.Map `ebpf:"mappings"`
+	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Openings      *ebpf.Map `ebpf:"openings"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionQueue  *ebpf.Map `ebpf:"session_queue"`
+	SessionBits   *ebpf.Map `ebpf:"session_bits"`
+	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
 	Stats         *ebpf.Map `ebpf:"stats"`
@@ -206,28 +215,31 @@ func (m *sessionTestMaps) Close() error {
 		m.Config,
 		m.Contacts,
 		m.Control,
+		m.Counts,
 		m.Destinations,
 		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
-		m.Flows,
+		m.FlowTable,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.FreeSessions,
 		m.Homes,
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
-		m.Mappings,
+		m.MappingTable,
 		m.Openings,
 		m.Origins,
 		m.Outside,
 		m.Probed,
 		m.Rules,
-		m.SessionQueue,
+		m.SessionBits,
+		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,

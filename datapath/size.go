@@ -29,21 +29,43 @@ const (
 // entries gives the maps whose size the rule file decides.
 func (s Size) entries() map[string]uint32 {
 	return map[string]uint32{
-		"flows":         uint32(2 * s.Sessions),
-		"session_queue": uint32(s.Sessions),
-		"mappings":      uint32(s.Mappings),
+		"sessions":      uint32(s.Sessions),
+		"session_bits":  uint32(s.Sessions+63) / 64,
+		"free_sessions": uint32(s.Sessions),
+		"flow_table":    tableBuckets(2 * s.Sessions),
+		"mapping_table": tableBuckets(s.Mappings),
 		"mapping_queue": uint32(s.Mappings + s.Resting),
 		"sources":       uint32(s.Sources),
 		"contacts":      uint32(s.Contacts),
 	}
 }
 
+// tableBuckets is how many buckets of seven a table of bpf/table.h has for so many entries:
+// a power of two, with five in each on average at most, so that none finds no room.
+func tableBuckets(entries int) uint32 {
+	buckets := uint32(1) << bits.Len(uint(max(entries-1, 0))/5)
+	return max(buckets, tableReach)
+}
+
+// tableReach is TABLE_REACH of bpf/table.h.
+const tableReach = 8
+
 // MemoryBytes is what the maps of this size take in the kernel, without those that
 // depend on the number of outside addresses (AddressBytes) and rules.
 func (s Size) MemoryBytes() int64 {
-	return hashBytes(2*s.Sessions, 16, 64) + hashBytes(s.Mappings, 8, 8) + hashBytes(s.Sources, 8, 16) +
-		hashBytes(s.Contacts, 12, 16) + int64(s.Sessions)*16 + int64(s.Mappings+s.Resting)*8
+	n := s.entries()
+	return arrayBytes(n["sessions"], 192) + arrayBytes(n["session_bits"], 8) + queueBytes(n["free_sessions"], 4) +
+		arrayBytes(n["flow_table"], 64) + arrayBytes(n["mapping_table"], 64) + queueBytes(n["mapping_queue"], 8) +
+		hashBytes(s.Sources, 8, 16) + hashBytes(s.Contacts, 12, 16)
 }
+
+// arrayBytes is what an array takes that can be read in place: whole pages.
+func arrayBytes(entries uint32, value int) int64 {
+	const page = 4096
+	return (int64(max(entries, 1))*int64(value) + page - 1) &^ (page - 1)
+}
+
+func queueBytes(entries uint32, value int) int64 { return int64(max(entries, 1)+1) * int64(value) }
 
 // AddressBytes is what one outside address with that many ports takes.
 func AddressBytes(ports int) int64 {

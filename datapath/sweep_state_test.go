@@ -58,7 +58,7 @@ func short(c *abiNatConfig) {
 // nothing checks that no session is known and nothing is held for one.
 func (g *gateway) nothing(t testing.TB) {
 	t.Helper()
-	if n := len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"])); n != 0 {
+	if n := len(flowsOf(t, g.maps)); n != 0 {
 		t.Errorf("%d flows are left", n)
 	}
 	for key, m := range mappingsOf(t, g.maps) {
@@ -74,7 +74,7 @@ func (g *gateway) nothing(t testing.TB) {
 	for key, c := range entries[abiNatContactKey, abiNatContact](t, g.maps["contacts"]) {
 		t.Errorf("a contact is left: %v %+v", key, c)
 	}
-	for _, name := range []string{"session_queue", "mapping_queue"} {
+	for _, name := range []string{"mapping_queue"} {
 		if g.maps[name].LookupAndDelete(nil, make([]byte, g.maps[name].ValueSize())) == nil {
 			t.Errorf("%s is not empty", name)
 		}
@@ -107,7 +107,7 @@ func (g *gateway) nothing(t testing.TB) {
 }
 
 func (g *gateway) flowCount(t testing.TB) int {
-	return len(entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"]))
+	return len(flowsOf(t, g.maps))
 }
 
 // Sessions of every kind end when they are silent, and give back all they had. What an
@@ -229,7 +229,7 @@ func TestRevive(t *testing.T) {
 		g.want(t, outer, "udp", 0, out.answer(), back, masqueraded.answer())
 		g.want(t, outer, "udp", 0, coneOut.answer(), back, cone.answer())
 		g.want(t, inside, "udp", 0, cone, sent, coneOut)
-		for key, flow := range entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"]) {
+		for key, flow := range flowsOf(t, g.maps) {
 			if flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD) != 0 {
 				t.Errorf("%s: %v is still dead", h.name, key)
 			}
@@ -246,10 +246,7 @@ func TestRevive(t *testing.T) {
 // mark sets bits of every flow's state.
 func (g *gateway) mark(t testing.TB, bits abiNatFlowState) {
 	t.Helper()
-	for key, flow := range entries[abiNatFlowKey, abiNatFlow](t, g.maps["flows"]) {
-		flow.State |= uint32(bits)
-		g.put(t, "flows", &key, &flow)
-	}
+	changeFlows(t, g.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) { flow.State |= uint32(bits) })
 }
 
 // TCP's table of bpf/state.h, by packets: who sends what, and the time-out after it.
@@ -300,9 +297,9 @@ func TestStateTCP(t *testing.T) {
 					{Src: addr(e.src), Dst: addr(e.dst), Sport: be(e.sport), Dport: be(e.dport), Protocol: 6, Side: uint8(inside)},
 					{Src: addr(e.dst), Dst: addr(gatewayOut), Sport: be(e.dport), Dport: be(e.sport), Protocol: 6, Side: uint8(outer)},
 				} {
-					var flow abiNatFlow
-					if err := g.maps["flows"].Lookup(&key, &flow); err != nil {
-						t.Fatal(err)
+					flow, known := flowOf(t, g.maps, key)
+					if !known {
+						t.Fatalf("there is no flow of %v", key)
 					}
 					if got := abiNatTimeout(flow.State & uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)); got != s.after {
 						t.Errorf("%s: %s: after step %d side %d has time-out %d, want %d", h.name, row.name, n+1, key.Side, got, s.after)

@@ -34,7 +34,25 @@ type xdpHeldKey struct {
 type xdpIcmpRoom struct {
 	_     structs.HostLayout
 	Bytes [1536]uint8
-	Flow  xdpNatFlow
+	Flow  struct {
+		_          structs.HostLayout
+		Src        xdpNatAddr
+		Dst        xdpNatAddr
+		Sport      uint16
+		Dport      uint16
+		L3Delta    uint16
+		L4Delta    uint16
+		Hop        uint64
+		HopChecked uint32
+		Seen       uint32
+		Packets    uint64
+		Bytes      uint64
+		Rule       uint32
+		Created    uint32
+		Mtu        uint16
+		InLink     uint16
+		State      uint32
+	}
 }
 
 type xdpNatAddr struct {
@@ -51,6 +69,13 @@ type xdpNatAddress struct {
 	PortCount uint16
 	Realm     uint8
 	Zero      [3]uint8
+}
+
+type xdpNatBucket struct {
+	_       structs.HostLayout
+	Lock    uint32
+	Reach   uint32
+	Entries [7]uint64
 }
 
 type xdpNatConfig struct {
@@ -77,44 +102,27 @@ type xdpNatContactKey struct {
 }
 
 type xdpNatControl struct {
-	_          structs.HostLayout
-	Abi        uint32
-	Generation uint32
-	Swept      uint32
-	IcmpTick   uint32
-	IcmpSent   uint32
-	Zero       uint32
+	_           structs.HostLayout
+	Abi         uint32
+	Generation  uint32
+	Seed        [2]uint64
+	FlowMask    uint32
+	MappingMask uint32
+	SessionsMax uint32
+	MappingsMax uint32
+	Zero        [6]uint32
+	Swept       uint32
+	IcmpTick    uint32
+	IcmpSent    uint32
+	Zeros       [13]uint32
 }
 
-type xdpNatFlow struct {
-	_          structs.HostLayout
-	Src        xdpNatAddr
-	Dst        xdpNatAddr
-	Sport      uint16
-	Dport      uint16
-	L3Delta    uint16
-	L4Delta    uint16
-	Hop        uint64
-	HopChecked uint32
-	Seen       uint32
-	Packets    uint64
-	Bytes      uint64
-	Rule       uint32
-	Created    uint32
-	Mtu        uint16
-	InLink     uint16
-	State      uint32
-}
-
-type xdpNatFlowKey struct {
+type xdpNatCounts struct {
 	_        structs.HostLayout
-	Src      xdpNatAddr
-	Dst      xdpNatAddr
-	Sport    uint16
-	Dport    uint16
-	Protocol uint8
-	Side     uint8
-	Zero     uint16
+	Sessions uint32
+	Zero     [15]uint32
+	Mappings uint32
+	Zeros    [15]uint32
 }
 
 type xdpNatFragment struct {
@@ -145,21 +153,6 @@ type xdpNatLink struct {
 	Zero    uint16
 }
 
-type xdpNatMapping struct {
-	_       structs.HostLayout
-	Address uint16
-	Port    uint16
-	Refs    uint32
-}
-
-type xdpNatMappingKey struct {
-	_     structs.HostLayout
-	Addr  xdpNatAddr
-	Port  uint16
-	Class uint8
-	Realm uint8
-}
-
 type xdpNatPorts struct {
 	_       structs.HostLayout
 	Summary [16]uint64
@@ -172,6 +165,40 @@ type xdpNatResting struct {
 	Address uint16
 	Port    uint16
 	Since   uint32
+}
+
+type xdpNatSession struct {
+	_    structs.HostLayout
+	Keys [2]struct {
+		_        structs.HostLayout
+		Src      xdpNatAddr
+		Dst      xdpNatAddr
+		Sport    uint16
+		Dport    uint16
+		Protocol uint8
+		Side     uint8
+		Zero     uint16
+	}
+	Zero  [4]uint64
+	Flows [2]struct {
+		_          structs.HostLayout
+		Src        xdpNatAddr
+		Dst        xdpNatAddr
+		Sport      uint16
+		Dport      uint16
+		L3Delta    uint16
+		L4Delta    uint16
+		Hop        uint64
+		HopChecked uint32
+		Seen       uint32
+		Packets    uint64
+		Bytes      uint64
+		Rule       uint32
+		Created    uint32
+		Mtu        uint16
+		InLink     uint16
+		State      uint32
+	}
 }
 
 type xdpNatSource struct {
@@ -202,8 +229,17 @@ type xdpNatStats struct {
 type xdpOpening struct {
 	_      structs.HostLayout
 	Packet struct {
-		_        structs.HostLayout
-		Key      xdpNatFlowKey
+		_   structs.HostLayout
+		Key struct {
+			_        structs.HostLayout
+			Src      xdpNatAddr
+			Dst      xdpNatAddr
+			Sport    uint16
+			Dport    uint16
+			Protocol uint8
+			Side     uint8
+			Zero     uint16
+		}
 		Now      uint32
 		Ifindex  uint32
 		Bytes    uint32
@@ -237,16 +273,28 @@ type xdpOpening struct {
 		Found   uint32
 	}
 	Source struct {
-		_         structs.HostLayout
-		Inside    xdpNatMappingKey
+		_      structs.HostLayout
+		Inside struct {
+			_     structs.HostLayout
+			Addr  xdpNatAddr
+			Port  uint16
+			Class uint8
+			Realm uint8
+		}
 		Address   uint16
 		Port      uint16
 		Flags     uint32
 		Filtering uint32
 	}
 	Target struct {
-		_         structs.HostLayout
-		Inside    xdpNatMappingKey
+		_      structs.HostLayout
+		Inside struct {
+			_     structs.HostLayout
+			Addr  xdpNatAddr
+			Port  uint16
+			Class uint8
+			Realm uint8
+		}
 		Address   uint16
 		Port      uint16
 		Flags     uint32
@@ -257,9 +305,35 @@ type xdpOpening struct {
 	ByMapping uint8
 	Sessions  uint8
 	Side      uint8
-	Owner     xdpNatFlow
-	Other     xdpNatFlowKey
-	Peer      xdpNatFlow
+	Owner     struct {
+		_          structs.HostLayout
+		Src        xdpNatAddr
+		Dst        xdpNatAddr
+		Sport      uint16
+		Dport      uint16
+		L3Delta    uint16
+		L4Delta    uint16
+		Hop        uint64
+		HopChecked uint32
+		Seen       uint32
+		Packets    uint64
+		Bytes      uint64
+		Rule       uint32
+		Created    uint32
+		Mtu        uint16
+		InLink     uint16
+		State      uint32
+	}
+	Other struct {
+		_        structs.HostLayout
+		Src      xdpNatAddr
+		Dst      xdpNatAddr
+		Sport    uint16
+		Dport    uint16
+		Protocol uint8
+		Side     uint8
+		Zero     uint16
+	}
 }
 
 type xdpWay struct {
@@ -289,18 +363,20 @@ const (
 	xdpMapConfig        = "config"
 	xdpMapContacts      = "contacts"
 	xdpMapControl       = "control"
+	xdpMapCounts        = "counts"
 	xdpMapDestinations  = "destinations"
 	xdpMapEvents        = "events"
 	xdpMapExact         = "exact"
 	xdpMapExcludeDst    = "exclude_dst"
 	xdpMapExcludeSrc    = "exclude_src"
 	xdpMapExcludes      = "excludes"
-	xdpMapFlows         = "flows"
+	xdpMapFlowTable     = "flow_table"
 	xdpMapFragmentQueue = "fragment_queue"
 	xdpMapFragmentRooms = "fragment_rooms"
 	xdpMapFragments     = "fragments"
 	xdpMapFreeAddresses = "free_addresses"
 	xdpMapFreePorts     = "free_ports"
+	xdpMapFreeSessions  = "free_sessions"
 	xdpMapHeldFragments = "held_fragments"
 	xdpMapHeldRooms     = "held_rooms"
 	xdpMapHomes         = "homes"
@@ -308,13 +384,14 @@ const (
 	xdpMapLinkIndices   = "link_indices"
 	xdpMapLinks         = "links"
 	xdpMapMappingQueue  = "mapping_queue"
-	xdpMapMappings      = "mappings"
+	xdpMapMappingTable  = "mapping_table"
 	xdpMapOpenings      = "openings"
 	xdpMapOrigins       = "origins"
 	xdpMapOutside       = "outside"
 	xdpMapProbed        = "probed"
 	xdpMapRules         = "rules"
-	xdpMapSessionQueue  = "session_queue"
+	xdpMapSessionBits   = "session_bits"
+	xdpMapSessions      = "sessions"
 	xdpMapSlots         = "slots"
 	xdpMapSources       = "sources"
 	xdpMapStats         = "stats"
@@ -381,18 +458,20 @@ type xdpMapSpecs struct {
 	Config        *ebpf.MapSpec `ebpf:"config"`
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
+	Counts        *ebpf.MapSpec `ebpf:"counts"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
 	FragmentRooms *ebpf.MapSpec `ebpf:"fragment_rooms"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
 	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
 	HeldRooms     *ebpf.MapSpec `ebpf:"held_rooms"`
 	Homes         *ebpf.MapSpec `ebpf:"homes"`
@@ -400,13 +479,14 @@ type xdpMapSpecs struct {
 	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	Mappings      *ebpf.MapSpec `ebpf:"mappings"`
+	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Openings      *ebpf.MapSpec `ebpf:"openings"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionQueue  *ebpf.MapSpec `ebpf:"session_queue"`
+	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
@@ -447,18 +527,20 @@ type xdpMaps struct {
 	Config        *ebpf.Map `ebpf:"config"`
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
+	Counts        *ebpf.Map `ebpf:"counts"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
 	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
 	Excludes      *ebpf.Map `ebpf:"excludes"`
-	Flows         *ebpf.Map `ebpf:"flows"`
+	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
 	FragmentRooms *ebpf.Map `ebpf:"fragment_rooms"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
 	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
 	HeldRooms     *ebpf.Map `ebpf:"held_rooms"`
 	Homes         *ebpf.Map `ebpf:"homes"`
@@ -466,13 +548,14 @@ type xdpMaps struct {
 	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	Mappings      *ebpf.Map `ebpf:"mappings"`
+	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Openings      *ebpf.Map `ebpf:"openings"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionQueue  *ebpf.Map `ebpf:"session_queue"`
+	SessionBits   *ebpf.Map `ebpf:"session_bits"`
+	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
 	Stats         *ebpf.Map `ebpf:"stats"`
@@ -487,18 +570,20 @@ func (m *xdpMaps) Close() error {
 		m.Config,
 		m.Contacts,
 		m.Control,
+		m.Counts,
 		m.Destinations,
 		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
-		m.Flows,
+		m.FlowTable,
 		m.FragmentQueue,
 		m.FragmentRooms,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.FreeSessions,
 		m.HeldFragments,
 		m.HeldRooms,
 		m.Homes,
@@ -506,13 +591,14 @@ func (m *xdpMaps) Close() error {
 		m.LinkIndices,
 		m.Links,
 		m.MappingQueue,
-		m.Mappings,
+		m.MappingTable,
 		m.Openings,
 		m.Origins,
 		m.Outside,
 		m.Probed,
 		m.Rules,
-		m.SessionQueue,
+		m.SessionBits,
+		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,

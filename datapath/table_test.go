@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// elementsOf lays an array map open to be changed in place, as its elements.
+func elementsOf[T any](t testing.TB, m *ebpf.Map) (elements []T, close func()) {
+	t.Helper()
+	bytes, close := writable(t, m)
+	return unsafe.Slice((*T)(unsafe.Pointer(&bytes[0])), m.MaxEntries()), close
+}
+
+// tableHash is table_hash of bpf/table.h, of a flow's key.
+func tableHash(seed [2]uint64, key *abiNatFlowKey) uint64 {
+	var words [16]byte
+	copy(words[0:], key.Src.Octet[:])
+	copy(words[4:], key.Dst.Octet[:])
+	binary.NativeEndian.PutUint16(words[8:], key.Sport)
+	binary.NativeEndian.PutUint16(words[10:], key.Dport)
+	words[12], words[13] = key.Protocol, key.Side
+	a := (binary.NativeEndian.Uint64(words[0:]) ^ seed[0]) * 0x9e3779b97f4a7c15
+	b := (binary.NativeEndian.Uint64(words[8:]) ^ seed[1]) * 0xd6e8feb86659fd93
+	a ^= a >> 32
+	b ^= b >> 29
+	a = (a + b) * 0xff51afd7ed558ccd
+	return a ^ a>>32
+}
+
+// tables is what a test sees of sessions, and changes.
+type tables struct {
+	control  abiNatControl
+	counts   abiNatCounts
+	sessions []abiNatSession
+	bits     []uint64
+	buckets  []abiNatBucket
+}
+
+// inTables calls fn with the maps of sessions.
+func inTables(t testing.TB, maps map[string]*ebpf.Map, fn func(*tables)) {
+	t.Helper()
+	var s tables
+	if err := maps["control"].Lookup(uint32(0), &s.control); err != nil {
+		t.Fatal(err)
+	}
+	if err := maps["counts"].Lookup(uint32(0), &s.counts); err != nil {
+		t.Fatal(err)
+	}
+	before := s.counts
+	var close1, close2, close3 func()
+	s.sessions, close1 = elementsOf[abiNatSession](t, maps["sessions"])
+	defer close1()
+	s.bits, close2 = elementsOf[uint64](t, maps["session_bits"])
+	defer close2()
+	s.buckets, close3 = elementsOf[abiNatBucket](t, maps["flow_table"])
+	defer close3()
+	fn(&s)
+	if s.counts != before {
+		if err := maps["counts"].Put(uint32(0), &s.counts); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// each calls fn with every session that there is.
+func (s *tables) each(fn func(number int, session *abiNatSession)) {
+	for word := range s.bits {
+		left := atomic.LoadUint64(&s.bits[word])
+		for bit := range 64 {
+			if left>>bit&1 != 0 {
+				fn(word*64+bit, &s.sessions[word*64+bit])
+			}
+		}
+	}
+}
+
+// find is the flow of the key, nil if there is none, and its place.
+func (s *tables) find(key *abiNatFlowKey) (flow *abiNatFlow, number, direction int) {
+	hash := tableHash(s.control.Seed, key)
+	for distance := range uint64(8) {
+		for _, entry := range s.buckets[(hash+distance)&uint64(s.control.FlowMask)].Entries {
+			value := int(entry & (1<<tableValueBits - 1))
+			if entry != 0 && s.sessions[value/2].Keys[value%2] == *key {
+				return &s.sessions[value/2].Flows[value%2], value / 2, value % 2
+			}
+		}
+	}
+	return nil, 0, 0
+}
+
+// put makes the flow of the key that; new ones go with the other direction's, if that is there.
+func (s *tables) put(t testing.TB, key *abiNatFlowKey, flow *abiNatFlow) {
+	t.Helper()
+	if old, _, _ := s.find(key); old != nil {
+		*old = *flow
+		return
+	}
+	other := otherKey(key, flow)
+	known, number, direction := s.find(&other)
+	if known == nil {
+		number = int(s.counts.Sessions)
+		s.counts.Sessions++
+		s.sessions[number] = abiNatSession{}
+		direction = int(abiNatDirectionNAT_OWNER)
+		if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0 {
+			direction = int(abiNatDirectionNAT_PEER)
+		}
+	}
+	direction ^= 1
+	s.sessions[number].Keys[direction] = *key
+	s.sessions[number].Flows[direction] = *flow
+	s.bits[number/64] |= 1 << (number % 64)
+	hash := tableHash(s.control.Seed, key)
+	home := &s.buckets[hash&uint64(s.control.FlowMask)]
+	for i := range home.Entries {
+		if home.Entries[i] == 0 {
+			home.Entries[i] = hash&^(1<<tableValueBits-1) | 1<<tableValueBits | uint64(number*2+direction)
+			return
+		}
+	}
+	t.Fatal("the flow's bucket is full")
+}
+
+// flowsOf reads both flows of every session, by their keys.
+func flowsOf(t testing.TB, maps map[string]*ebpf.Map) map[abiNatFlowKey]abiNatFlow {
+	t.Helper()
+	out := map[abiNatFlowKey]abiNatFlow{}
+	inTables(t, maps, func(s *tables) {
+		s.each(func(number int, session *abiNatSession) {
+			for direction, key := range session.Keys {
+				if key != (abiNatFlowKey{}) {
+					out[key] = session.Flows[direction]
+				}
+			}
+		})
+	})
+	return out
+}
+
+// flowOf reads the flow of the key.
+func flowOf(t testing.TB, maps map[string]*ebpf.Map, key abiNatFlowKey) (flow abiNatFlow, known bool) {
+	t.Helper()
+	inTables(t, maps, func(s *tables) {
+		if f, _, _ := s.find(&key); f != nil {
+			flow, known = *f, true
+		}
+	})
+	return flow, known
+}
+
+// changeFlows lets change change every flow.
+func changeFlows(t testing.TB, maps map[string]*ebpf.Map, change func(*abiNatFlowKey, *abiNatFlow)) {
+	t.Helper()
+	inTables(t, maps, func(s *tables) {
+		s.each(func(_ int, session *abiNatSession) {
+			for direction := range session.Keys {
+				if session.Keys[direction] != (abiNatFlowKey{}) {
+					change(&session.Keys[direction], &session.Flows[direction])
+				}
+			}
+		})
+	})
+}
+
+// forgetSessions makes the engine one that has never had a session.
+func forgetSessions(t testing.TB, maps map[string]*ebpf.Map) {
+	t.Helper()
+	inTables(t, maps, func(s *tables) {
+		clear(s.bits)
+		for i := range s.buckets {
+			if s.buckets[i] != (abiNatBucket{}) {
+				s.buckets[i] = abiNatBucket{}
+			}
+		}
+		clear(s.sessions[:min(int(s.counts.Sessions), len(s.sessions))])
+		s.counts.Sessions = 0
+	})
+	for maps["free_sessions"].LookupAndDelete(nil, new(uint32)) == nil {
+	}
+}
+
+// useUp leaves no number for a session, until the function that it returns is called.
+func useUp(t testing.TB, counts *ebpf.Map) (empty func()) {
+	t.Helper()
+	set := func(sessions uint32) {
+		var c abiNatCounts
+		if err := counts.Lookup(uint32(0), &c); err != nil {
+			t.Fatal(err)
+		}
+		c.Sessions = sessions
+		if err := counts.Put(uint32(0), &c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(1 << 30)
+	return func() { set(0) }
+}
