@@ -247,7 +247,7 @@ static __always_inline void flow_uncount(const struct packet *packet)
 {
 	__u32 direction = 0;
 	struct nat_session *s = flow_look(&packet->key, &direction);
-	struct nat_flow *flow = s ? &s->flows[direction] : NULL;
+	struct nat_flow *flow = s ? flow_at(s, direction) : NULL;
 
 	if (flow && flow->packets) {
 		flow->packets -= packet->segments;

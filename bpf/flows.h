@@ -39,6 +39,13 @@ static __always_inline __u32 flow_direction(__u64 value)
 	return value % NAT_DIRECTIONS;
 }
 
+/* A number that was on the stack is any number to the verifier. */
+static __always_inline struct nat_flow *flow_at(struct nat_session *s, __u32 direction)
+{
+	OPAQUE(direction);
+	return &s->flows[direction % NAT_DIRECTIONS];
+}
+
 static __always_inline int flow_key_is(const struct nat_flow_key *key, struct flow_words words)
 {
 	const volatile __u64 *word = (const volatile __u64 *)key;
@@ -118,7 +125,7 @@ static __always_inline struct nat_flow *flow_find(const struct nat_flow_key *key
 		if (!entry || !s)
 			return NULL;
 	}
-	return &s->flows[flow_direction(entry)];
+	return flow_at(s, flow_direction(entry));
 }
 
 /* For packets that are few: the session, and which direction of it the key is; or NULL. */
@@ -145,7 +152,9 @@ SUBPROGRAM __s64 flow_take(void)
 		if (number < c->sessions_max)
 			return number;
 	}
-	return bpf_map_pop_elem(&free_sessions, &number) ? -1 : number;
+	if (bpf_map_pop_elem(&free_sessions, &number))
+		return -1;
+	return number;
 }
 
 /* Can't fail: there is room for every number. */

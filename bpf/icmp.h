@@ -129,7 +129,7 @@ static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
 
 	if (!s)
 		return flow_stateless(ctx, packet, key, out);
-	*out = s->flows[direction];
+	*out = *flow_at(s, direction);
 	return flow_state(out) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
 }
 

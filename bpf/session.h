@@ -432,14 +432,14 @@ static __always_inline int session_adopt(const struct packet *p, struct nat_flow
 	struct nat_flow *flow;
 
 	if (s) {
-		flow = &s->flows[direction];
+		flow = flow_at(s, direction);
 		if (state_read(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
 			return NAT_DROP_RACE;
 		*out = *flow;
 		return E_EXIST;
 	}
 	s = flow_look(&o->other, &direction);
-	flow = s ? &s->flows[direction] : NULL;
+	flow = s ? flow_at(s, direction) : NULL;
 	if (flow && (!addr_equal(flow->src, p->key.dst) || !addr_equal(flow->dst, p->key.src) ||
 		     flow->sport != p->key.dport || flow->dport != p->key.sport))
 		return NAT_DROP_NO_PORT;
