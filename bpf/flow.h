@@ -205,7 +205,7 @@ static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct
 	int reason = GO_ON;
 
 	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) || flow_silent(packet, flow, state))
-		reason = session_revive(packet);
+		reason = session_revive(packet, flow);
 	if (reason == GO_ON && (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
 				!(FLOW_STEADY >> (flow_state(flow) & NAT_FLOW_TIMEOUT) & 1)))
 		reason = state_packet(packet);

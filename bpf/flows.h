@@ -53,6 +53,13 @@ static __always_inline int flow_key_is(const struct nat_flow_key *key, struct fl
 	return word[0] == words.addresses && word[1] == words.rest;
 }
 
+static __always_inline int flow_is_at(const struct nat_session *s, __u32 direction,
+				      const struct nat_flow_key *key)
+{
+	OPAQUE(direction);
+	return flow_key_is(&s->keys[direction % NAT_DIRECTIONS], flow_words(key));
+}
+
 static __always_inline int flow_is(const void *key, __u64 value)
 {
 	struct nat_session *s = flow_session(flow_number(value));

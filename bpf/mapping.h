@@ -197,7 +197,7 @@ static __always_inline int port_rest(__u64 place, __u32 now)
  * Who takes it out of rest leaves AGAIN, so that the sweep, when it meets the entry,
  * knows that the rest began later than the entry says.
  */
-static __always_inline void mapping_put(struct nat_slot *slot, __u64 place, __u32 now)
+SUBPROGRAM void mapping_put(struct nat_slot *slot, __u64 place, __u32 now)
 {
 	if (refs_put(&slot->refs, NAT_REFS_QUEUED) && port_rest(place, now))
 		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
@@ -206,20 +206,18 @@ static __always_inline void mapping_put(struct nat_slot *slot, __u64 place, __u3
 /* Holds the mapping of h->inside, if there is one; NAT_DROP_NO_MAPPING if not. */
 GLOBAL int mapping_find(struct hold *h, __u32 now)
 {
-	struct nat_mapping_key inside;
 	struct nat_slot *slot;
 	__u64 place;
 
 	if (!h)
 		return NAT_DROP_BYPASS;
-	inside = h->inside;
-	place = mapping_lookup(&inside);
+	place = mapping_lookup(&h->inside);
 	if (!place)
 		return NAT_DROP_NO_MAPPING;
 	slot = place_slot(place);
 	if (!slot || refs_take(&slot->refs, NAT_REFS_COUNT) != GO_ON)
 		return NAT_DROP_RACE;
-	if (!mapping_is(slot, place, &inside)) {
+	if (!mapping_is(slot, place, &h->inside)) {
 		mapping_put(slot, place, now);
 		return NAT_DROP_RACE;
 	}

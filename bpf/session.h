@@ -734,9 +734,12 @@ GLOBAL int session_wake(void)
 		if (direction != NAT_OWNER && p->class == NAT_TCP)
 			state = state_tcp(0, p->tcp_flags, 0, 1);
 		state |= old & ~(STATE_TCP | NAT_FLOW_TIMEOUT | NAT_FLOW_DEAD);
+		/* If it is not as it was, another packet has revived it; or it was removed, and the
+		 * number may be another session's by now. */
 		if (!state_replace(owner, old, state) &&
-		    state_read(owner) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
-			return NAT_DROP_RACE; /* else another packet has revived it */
+		    (state_read(owner) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ||
+		     !flow_is_at(s, direction, &p->key)))
+			return NAT_DROP_RACE;
 		state_copy_timeout(owner, peer);
 	}
 	__sync_fetch_and_and(&peer->state, ~NAT_FLOW_DEAD);
@@ -749,9 +752,17 @@ GLOBAL int session_wake(void)
  * outside must be one that could open it. Who finds GONE came too late: the sweep is
  * removing the session, and the sender's next packet makes another.
  */
-static __always_inline int session_revive(const struct packet *p)
+static __always_inline int session_revive(const struct packet *p, const struct nat_flow *flow)
 {
-	return session_begin(p) ? session_wake() : NAT_DROP_BYPASS;
+	int reason = session_begin(p) ? session_wake() : NAT_DROP_BYPASS;
+	__u32 direction = 0;
+	struct nat_session *s;
+
+	if (reason != GO_ON)
+		return reason;
+	/* The flow's number may have become another session's, and another number the key's. */
+	s = flow_look(&p->key, &direction);
+	return s && flow_at(s, direction) == flow ? GO_ON : NAT_DROP_RACE;
 }
 
 /* Ends the session of a flow whose outside address is no longer the gateway's. */

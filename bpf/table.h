@@ -6,7 +6,9 @@
  * keys.
  *
  * A key's entry is in its home bucket, or one of the next ones; the home says how far to
- * look, so what is not there is mostly found out by reading one line.
+ * look, so what is not there is mostly found out by reading one line. How far never becomes
+ * less: a bucket that was overfull once costs its misses another line for good. With five
+ * entries in a bucket on average, which is the most, that is one of eight.
  *
  *   look-up   takes no lock. An entry that it finds may be out of date a moment later, so
  *             it is the element that says whether it has the key (the caller's table_is).
