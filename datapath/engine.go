@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -218,9 +219,13 @@ func Open(dir string) (_ *Engine, err error) {
 		return nil, fmt.Errorf("open NAT engine: %w", err)
 	}
 	e.maps["control"] = control
-	var c abiNatControl
-	if err := control.Lookup(uint32(0), &c); err != nil || c.Abi != abi {
-		return nil, &ABIError{Dir: dir, Have: c.Abi, Want: abi}
+	// The first word has the same meaning in every version, what comes behind it not.
+	c, err := control.LookupBytes(uint32(0))
+	if err != nil {
+		return nil, fmt.Errorf("open NAT engine: %w", err)
+	}
+	if have := binary.NativeEndian.Uint32(c); have != abi {
+		return nil, &ABIError{Dir: dir, Have: have, Want: abi}
 	}
 	err = eachPin(filepath.Join(dir, mapsDir), func(name, path string) error {
 		if e.maps[name] != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/ktest"
@@ -100,5 +101,28 @@ func TestOpenRefusesOtherABI(t *testing.T) {
 	var other *ABIError
 	if _, err := Open(dir); !errors.As(err, &other) || other.Have != abi+1 {
 		t.Errorf("got %v, want an *ABIError", err)
+	}
+}
+
+// That of an engine whose control was another struct is told as well.
+func TestOpenTellsOldABI(t *testing.T) {
+	dir := testDir(t)
+	if err := os.MkdirAll(filepath.Join(dir, mapsDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	control, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	if err := control.Put(uint32(0), &[6]uint32{3, 7}); err != nil {
+		t.Fatal(err)
+	}
+	if err := control.Pin(filepath.Join(dir, mapsDir, "control")); err != nil {
+		t.Fatal(err)
+	}
+	var other *ABIError
+	if _, err := Open(dir); !errors.As(err, &other) || other.Have != 3 {
+		t.Errorf("got %v, want an *ABIError that has 3", err)
 	}
 }
