@@ -11,5 +11,6 @@ package datapath
 //go:generate ../bpf/generate.sh -no-global-types -output-suffix _test portTest ../bpf/test/port.bpf.c
 //go:generate ../bpf/generate.sh ports ../bpf/nat_ports.bpf.c
 //go:generate ../bpf/generate.sh -no-global-types -output-suffix _test sessionTest ../bpf/test/session.bpf.c
+//go:generate ../bpf/generate.sh -no-global-types -output-suffix _test tableTest ../bpf/test/table.bpf.c
 //go:generate ../bpf/generate.sh -no-global-types accelTc ../bpf/nat_accel_tc.bpf.c
 //go:generate ../bpf/generate.sh -no-global-types accelXdp ../bpf/nat_accel_xdp.bpf.c
