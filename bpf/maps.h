@@ -139,7 +139,8 @@ struct {
 	__uint(max_entries, NAT_MAX_ADDRESSES);
 } outside SEC(".maps");
 
-/* By index of the address: who has which port. Three spaces, one a class. */
+/* By index of the address: who has which port. Three spaces, one a class. Read in place by
+ * natkit. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
@@ -147,12 +148,22 @@ struct {
 	__array(
 		values, struct {
 			__uint(type, BPF_MAP_TYPE_ARRAY);
-			__uint(map_flags, BPF_F_INNER_MAP);
+			__uint(map_flags, BPF_F_INNER_MAP | BPF_F_MMAPABLE);
 			__type(key, __u32);
 			__type(value, struct nat_slot);
 			__uint(max_entries, 1);
 		});
 } slots SEC(".maps");
+
+/* By index of the address, for pools without ports: who has it. Not a map for each, which would
+ * take two pages. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_slot);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+} whole_slots SEC(".maps");
 
 /* By index of the address: which ports are free. Key of the inner map: enum nat_class. */
 struct {

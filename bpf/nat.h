@@ -227,7 +227,7 @@ enum nat_refs {
 };
 
 /*
- * One outside port of one class: which inside endpoint has it. Index: class * (ports of
+ * One outside port of one class, or a whole address: which inside endpoint has it. Index: class * (ports of
  * the address) + port - port_first. The first eight bytes are written whole, by whoever
  * holds the port's bit.
  *

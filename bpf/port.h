@@ -178,18 +178,19 @@ static __always_inline struct nat_ports *port_bits(__u32 address, __u32 class)
 }
 
 /* Who has that port of the address; NULL if it is none of natkit's. An address
- * without ports has one slot, for the host that has all of it. */
+ * without ports has one slot, for the host that has all of it. index is the address's. */
 static __always_inline struct nat_slot *port_slot(__u32 index, const struct nat_address *address,
 						  __u32 class, __u32 port)
 {
-	void *inner = bpf_map_lookup_elem(&slots, &index);
-	__u32 key = 0;
+	void *inner;
+	__u32 key;
 
-	if (address->port_count) {
-		if (class >= NAT_PORT_CLASSES || port - address->port_first >= address->port_count)
-			return NULL;
-		key = class * address->port_count + port - address->port_first;
-	}
+	if (!address->port_count)
+		return bpf_map_lookup_elem(&whole_slots, &index);
+	if (class >= NAT_PORT_CLASSES || port - address->port_first >= address->port_count)
+		return NULL;
+	key = class * address->port_count + port - address->port_first;
+	inner = bpf_map_lookup_elem(&slots, &index);
 	return inner ? bpf_map_lookup_elem(inner, &key) : NULL;
 }
 

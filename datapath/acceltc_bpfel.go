@@ -54,6 +54,7 @@ const (
 	accelTcMapTargets              = "targets"
 	accelTcMapTransmit             = "transmit"
 	accelTcMapWays                 = "ways"
+	accelTcMapWholeSlots           = "whole_slots"
 	accelTcProgAccelEgress         = "accel_egress"
 	accelTcProgAccelTc             = "accel_tc"
 	accelTcProgAccelTcRest         = "accel_tc_rest"
@@ -151,6 +152,7 @@ type accelTcMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // accelTcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -220,6 +222,7 @@ type accelTcMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *accelTcMaps) Close() error {
@@ -262,6 +265,7 @@ func (m *accelTcMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
+		m.WholeSlots,
 	)
 }
 

@@ -54,6 +54,7 @@ const (
 	accelXdpMapTargets              = "targets"
 	accelXdpMapTransmit             = "transmit"
 	accelXdpMapWays                 = "ways"
+	accelXdpMapWholeSlots           = "whole_slots"
 	accelXdpProgAccelXdp            = "accel_xdp"
 	accelXdpVarClockJiffyNs         = "clock_jiffy_ns"
 	accelXdpVarClockOffsetNs        = "clock_offset_ns"
@@ -147,6 +148,7 @@ type accelXdpMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // accelXdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -216,6 +218,7 @@ type accelXdpMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *accelXdpMaps) Close() error {
@@ -258,6 +261,7 @@ func (m *accelXdpMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
+		m.WholeSlots,
 	)
 }
 

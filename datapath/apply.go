@@ -333,17 +333,16 @@ func (e *Engine) sharePorts(in *inners, index, before uint32) error {
 	return nil
 }
 
-// makePorts makes the two maps of an address with ports, or of one that is given whole
-// and needs only a slot that says to whom.
+// makePorts makes the two maps of an address with ports.
 func (e *Engine) makePorts(slots, free *inners, index uint32, v abiNatAddress, reserved []uint16) error {
-	m, err := e.newInner("slots", max(int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES), 1))
+	if v.PortCount == 0 {
+		return nil // it is given whole
+	}
+	m, err := e.newInner("slots", int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES))
 	if err != nil {
 		return err
 	}
 	slots.add(index, m)
-	if v.PortCount == 0 {
-		return nil
-	}
 	if m, err = e.newInner("free_ports", int(abiNatClassNAT_PORT_CLASSES)); err != nil {
 		return err
 	}

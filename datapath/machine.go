@@ -5,6 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -33,25 +34,16 @@ func (e *Engine) Idle(a OutsideAddress) (bool, error) {
 	if a.OneToOne || a.Ports[0] == 0 {
 		return !a.OneToOne, nil
 	}
-	var id ebpf.MapID
-	err := e.maps["slots"].Lookup(uint32(a.Index), &id)
+	v := addressOf(a)
+	slots, close, err := e.slotsOf(uint32(a.Index), &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return true, nil // forgotten, by a natkit that was killed then
 	}
 	if err != nil {
 		return false, fmt.Errorf("ports of %s: %w", a.Addr, err)
 	}
-	slots, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		return false, fmt.Errorf("ports of %s: %w", a.Addr, err)
-	}
-	defer slots.Close()
-	idle := true
-	err = eachEntry(slots, func(_ *uint32, s *abiNatSlot) bool {
-		idle = s.Used == uint8(abiNatSlotUseNAT_SLOT_FREE)
-		return idle
-	})
-	return idle, err
+	used := slices.ContainsFunc(slots, func(s slotMemory) bool { return s[0] != 0 })
+	return !used, close()
 }
 
 // Forget gives back the room of addresses that are leaving and idle. Their indices may be

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -42,6 +43,19 @@ func (p mappingPlace) class() uint32 {
 
 func (p mappingPlace) port() uint16 { return uint16(p) }
 
+// slotMemory is a slot as it lies in memory: whose it is, and its references.
+type slotMemory [2]uint64
+
+// read reads a slot that packets may be changing; ok is false if it is no mapping.
+func (m *slotMemory) read() (slot abiNatSlot, ok bool) {
+	now := slotMemory{atomic.LoadUint64(&m[0]), atomic.LoadUint64(&m[1])}
+	if atomic.LoadUint64(&m[0]) != now[0] {
+		return slot, false // it has just become another's
+	}
+	slot = *(*abiNatSlot)(unsafe.Pointer(&now))
+	return slot, slot.Used == uint8(abiNatSlotUseNAT_SLOT_MAPPING) && slot.Refs&uint32(abiNatRefsNAT_REFS_GONE) == 0
+}
+
 // eachMapping reads the places of all mappings, and then the slots of one address after
 // the other.
 func (e *Engine) eachMapping(fn func(place mappingPlace, outside netip.Addr, slot *abiNatSlot) bool) error {
@@ -56,12 +70,60 @@ func (e *Engine) eachMapping(fn func(place mappingPlace, outside netip.Addr, slo
 		if n < 0 {
 			n = len(values)
 		}
-		if more, err := e.eachMappingOf(address, values[:n], fn); err != nil || !more {
+		if goOn, err := e.eachMappingOf(address, values[:n], fn); err != nil || !goOn {
 			return err
 		}
 		values = values[n:]
 	}
 	return nil
+}
+
+// eachMappingOf is eachMapping for one address; goOn is false when fn has had enough.
+func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(mappingPlace, netip.Addr, *abiNatSlot) bool) (goOn bool, err error) {
+	var a abiNatAddress
+	if err := e.maps["addresses"].Lookup(address, &a); err != nil {
+		return false, fmt.Errorf("read outside address %d: %w", address, err)
+	}
+	outside := netip.AddrFrom4(a.Addr.Octet)
+	slots, close, err := e.slotsOf(address, &a)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return true, nil // the address has gone, and its mappings before it
+	}
+	if err != nil {
+		return false, fmt.Errorf("ports of %s: %w", outside, err)
+	}
+	defer func() { err = errors.Join(err, close()) }()
+	for _, v := range values {
+		place := mappingPlace(v)
+		i := address // of all that are given whole
+		if a.PortCount > 0 {
+			i = place.class()*uint32(a.PortCount) + uint32(place.port()-a.PortFirst)
+		}
+		if int(i) >= len(slots) {
+			continue // cannot happen
+		}
+		if slot, ok := slots[i].read(); ok && !fn(place, outside, &slot) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// slotsOf lays the slots of an address open: port_slot of bpf/port.h.
+func (e *Engine) slotsOf(address uint32, a *abiNatAddress) (slots []slotMemory, close func() error, err error) {
+	if a.PortCount == 0 {
+		return memoryOf[slotMemory](e.maps["whole_slots"])
+	}
+	var id ebpf.MapID
+	if err := e.maps["slots"].Lookup(address, &id); err != nil {
+		return nil, nil, err
+	}
+	inner, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer inner.Close()
+	return memoryOf[slotMemory](inner)
 }
 
 // tableValues reads what a table of bpf/table.h leads to.
@@ -83,41 +145,3 @@ func tableValues(m *ebpf.Map) ([]uint64, error) {
 
 // tableValueBits is TABLE_VALUE_BITS of bpf/table.h.
 const tableValueBits = 40
-
-// eachMappingOf is eachMapping for one address. More is false when fn has had enough.
-func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(mappingPlace, netip.Addr, *abiNatSlot) bool) (more bool, err error) {
-	var a abiNatAddress
-	if err := e.maps["addresses"].Lookup(address, &a); err != nil {
-		return false, fmt.Errorf("read outside address %d: %w", address, err)
-	}
-	var id ebpf.MapID
-	err = e.maps["slots"].Lookup(address, &id)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return true, nil // the address has gone, and its mappings before it
-	}
-	if err != nil {
-		return false, fmt.Errorf("ports of outside address %d: %w", address, err)
-	}
-	slots, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		return false, fmt.Errorf("ports of outside address %d: %w", address, err)
-	}
-	defer slots.Close()
-	outside := netip.AddrFrom4(a.Addr.Octet)
-	for _, v := range values {
-		place, slot, index := mappingPlace(v), abiNatSlot{}, uint32(0)
-		if a.PortCount > 0 {
-			index = place.class()*uint32(a.PortCount) + uint32(place.port()-a.PortFirst)
-		}
-		if err := slots.Lookup(index, &slot); err != nil {
-			return false, fmt.Errorf("port %d of outside address %d: %w", place.port(), address, err)
-		}
-		if slot.Used != uint8(abiNatSlotUseNAT_SLOT_MAPPING) || slot.Refs&uint32(abiNatRefsNAT_REFS_GONE) != 0 {
-			continue
-		}
-		if !fn(place, outside, &slot) {
-			return false, nil
-		}
-	}
-	return true, nil
-}

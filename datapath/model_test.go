@@ -241,6 +241,7 @@ func (r *modelRig) forget(t *testing.T, f *nat.File) {
 			}
 		}
 	}
+	zero(t, r.maps["whole_slots"])
 	if err := r.maps["free_addresses"].Put(uint32(0), &abiNatPorts{}); err != nil {
 		t.Fatal(err)
 	}

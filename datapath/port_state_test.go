@@ -52,7 +52,10 @@ func newPorts(t testing.TB, first, last int) *ports {
 // returns takes all back.
 func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatAddress) (reset func()) {
 	t.Helper()
-	count := max(3*uint32(a.PortCount), 1)
+	if a.PortCount == 0 {
+		return addWholeAddress(t, maps, index, a)
+	}
+	count := 3 * uint32(a.PortCount)
 	inner, free := newInner(t, "slots", int(count)), newInner(t, "free_ports", 3)
 	t.Cleanup(func() { inner.Close() })
 	t.Cleanup(func() { free.Close() })
@@ -61,7 +64,7 @@ func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatA
 		indices[i] = uint32(i)
 	}
 	reset = func() {
-		if a.PortCount > 0 && allFree(t, free, a.PortCount) {
+		if allFree(t, free, a.PortCount) {
 			return
 		}
 		for class := range uint32(3) {
@@ -84,6 +87,24 @@ func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatA
 	if err := maps["free_ports"].Put(index, free); err != nil {
 		t.Fatal(err)
 	}
+	if err := maps["addresses"].Put(index, &a); err != nil {
+		t.Fatal(err)
+	}
+	if err := maps["outside"].Put(&a.Addr, index); err != nil {
+		t.Fatal(err)
+	}
+	return reset
+}
+
+// addWholeAddress is addAddress for one without ports.
+func addWholeAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatAddress) (reset func()) {
+	t.Helper()
+	reset = func() {
+		if err := maps["whole_slots"].Put(index, &abiNatSlot{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reset()
 	if err := maps["addresses"].Put(index, &a); err != nil {
 		t.Fatal(err)
 	}

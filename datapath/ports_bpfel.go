@@ -159,6 +159,16 @@ type portsNatSession struct {
 	}
 }
 
+type portsNatSlot struct {
+	_     structs.HostLayout
+	Addr  portsNatAddr
+	Port  uint16
+	Realm uint8
+	Used  uint8
+	Refs  uint32
+	Zero  uint32
+}
+
 type portsNatSource struct {
 	_       structs.HostLayout
 	Addr    portsNatAddr
@@ -220,6 +230,7 @@ const (
 	portsMapStats         = "stats"
 	portsMapTargets       = "targets"
 	portsMapTransmit      = "transmit"
+	portsMapWholeSlots    = "whole_slots"
 	portsProgPortsChange  = "ports_change"
 	portsVarClockJiffyNs  = "clock_jiffy_ns"
 	portsVarClockOffsetNs = "clock_offset_ns"
@@ -306,6 +317,7 @@ type portsMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // portsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -368,6 +380,7 @@ type portsMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *portsMaps) Close() error {
@@ -404,6 +417,7 @@ func (m *portsMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.WholeSlots,
 	)
 }
 

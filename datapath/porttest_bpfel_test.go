@@ -48,6 +48,7 @@ const (
 	portTestMapStats         = "stats"
 	portTestMapTargets       = "targets"
 	portTestMapTransmit      = "transmit"
+	portTestMapWholeSlots    = "whole_slots"
 	portTestProgChurn        = "churn"
 	portTestProgGive         = "give"
 	portTestProgStorm        = "storm"
@@ -140,6 +141,7 @@ type portTestMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // portTestVariableSpecs contains global variables before they are loaded into the kernel.
@@ -202,6 +204,7 @@ type portTestMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *portTestMaps) Close() error {
@@ -238,6 +241,7 @@ func (m *portTestMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.WholeSlots,
 	)
 }
 

@@ -51,6 +51,7 @@ const (
 	sessionTestMapTargets       = "targets"
 	sessionTestMapTransmit      = "transmit"
 	sessionTestMapWays          = "ways"
+	sessionTestMapWholeSlots    = "whole_slots"
 	sessionTestProgOpen         = "open"
 	sessionTestProgScatter      = "scatter"
 	sessionTestVarClockJiffyNs  = "clock_jiffy_ns"
@@ -142,6 +143,7 @@ type sessionTestMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // sessionTestVariableSpecs contains global variables before they are loaded into the kernel.
@@ -207,6 +209,7 @@ type sessionTestMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *sessionTestMaps) Close() error {
@@ -246,6 +249,7 @@ func (m *sessionTestMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
+		m.WholeSlots,
 	)
 }
 

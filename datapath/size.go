@@ -70,7 +70,7 @@ func queueBytes(entries uint32, value int) int64 { return int64(max(entries, 1)+
 // AddressBytes is what one outside address with that many ports takes.
 func AddressBytes(ports int) int64 {
 	const portsBytes = (1024 + 16 + 1) * 8
-	return 3*portsBytes + 3*int64(ports)*16
+	return 3*portsBytes + arrayBytes(3*uint32(ports), 16)
 }
 
 func hashBytes(entries, key, value int) int64 {

@@ -49,6 +49,7 @@ const (
 	sweepMapSweeps        = "sweeps"
 	sweepMapTargets       = "targets"
 	sweepMapTransmit      = "transmit"
+	sweepMapWholeSlots    = "whole_slots"
 	sweepProgSweepStart   = "sweep_start"
 	sweepProgSweepStop    = "sweep_stop"
 	sweepVarClockJiffyNs  = "clock_jiffy_ns"
@@ -138,6 +139,7 @@ type sweepMapSpecs struct {
 	Sweeps        *ebpf.MapSpec `ebpf:"sweeps"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // sweepVariableSpecs contains global variables before they are loaded into the kernel.
@@ -201,6 +203,7 @@ type sweepMaps struct {
 	Sweeps        *ebpf.Map `ebpf:"sweeps"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *sweepMaps) Close() error {
@@ -238,6 +241,7 @@ func (m *sweepMaps) Close() error {
 		m.Sweeps,
 		m.Targets,
 		m.Transmit,
+		m.WholeSlots,
 	)
 }
 

@@ -84,6 +84,13 @@ func (g *gateway) nothing(t testing.TB) {
 		if err := g.maps["addresses"].Lookup(index, &a); err != nil {
 			t.Fatal(err)
 		}
+		if a.PortCount == 0 {
+			var slot abiNatSlot
+			if err := g.maps["whole_slots"].Lookup(index, &slot); err != nil || slot.Used != 0 || slot.Addr != (abiNatAddr{}) {
+				t.Errorf("address %d still belongs to %+v (%v)", index, slot, err)
+			}
+			continue
+		}
 		for class := range abiNatClassNAT_PORT_CLASSES {
 			if free := g.freePorts(t, index, class); free != int(a.PortCount) {
 				t.Errorf("address %d, class %d: %d of %d ports are free", index, class, free, a.PortCount)

@@ -123,6 +123,49 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// A table at the limit that it was made for: nothing is ever refused, and however often its
+// keys change, what is not there is mostly found out by reading one bucket.
+func TestTableTurnover(t *testing.T) {
+	const entriesMax = 20480
+	buckets := tableBuckets(entriesMax)
+	if buckets != entriesMax/5 {
+		t.Fatalf("%d buckets, want no more than are needed", buckets)
+	}
+	c := newTableTest(t, buckets)
+	keys := make([]uint32, 0x10000)
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	insert := func(keys []uint32) {
+		t.Helper()
+		for i, got := range c.run(t, "insert", keys...) {
+			if got != 0 {
+				t.Fatalf("key %x is refused: %d", keys[i], got)
+			}
+		}
+	}
+	lines := func() float64 {
+		sum := uint32(0)
+		for _, bucket := range entries[uint32, abiNatBucket](t, c.Maps["flow_table"]) {
+			sum += 1 + bucket.Reach
+		}
+		return float64(sum) / float64(buckets)
+	}
+	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	insert(keys[:entriesMax])
+	first := lines()
+	for range 30 {
+		c.run(t, "remove", keys[:entriesMax/2]...)
+		insert(keys[entriesMax : entriesMax+entriesMax/2])
+		keys = append(keys[entriesMax/2:], keys[:entriesMax/2]...)
+	}
+	last := lines()
+	t.Logf("a miss reads %.2f buckets at first, %.2f in the end", first, last)
+	if last > 1.6 {
+		t.Errorf("a miss reads %.2f buckets after a turnover, %.2f before", last, first)
+	}
+}
+
 // CPUs that want the same keys, and the last room that there is, at the same time.
 func TestTableRace(t *testing.T) {
 	for _, buckets := range []uint32{8, 64} {

@@ -18,6 +18,9 @@ func elementsOf[T any](t testing.TB, m *ebpf.Map) (elements []T, close func()) {
 	return unsafe.Slice((*T)(unsafe.Pointer(&bytes[0])), m.MaxEntries()), close
 }
 
+// tableTag is TABLE_TAG of bpf/table.h.
+const tableTag = 1 << (tableValueBits + 3)
+
 // tableHash is table_hash of bpf/table.h, of a flow's key.
 func tableHash(seed [2]uint64, key *abiNatFlowKey) uint64 {
 	var words [16]byte
@@ -121,7 +124,7 @@ func (s *tables) put(t testing.TB, key *abiNatFlowKey, flow *abiNatFlow) {
 	home := &s.buckets[hash&uint64(s.control.FlowMask)]
 	for i := range home.Entries {
 		if home.Entries[i] == 0 {
-			home.Entries[i] = hash&^(1<<tableValueBits-1) | 1<<tableValueBits | uint64(number*2+direction)
+			home.Entries[i] = hash&^(tableTag-1) | tableTag | uint64(number*2+direction)
 			return
 		}
 	}

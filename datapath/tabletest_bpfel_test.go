@@ -49,6 +49,7 @@ const (
 	tableTestMapStats         = "stats"
 	tableTestMapTargets       = "targets"
 	tableTestMapTransmit      = "transmit"
+	tableTestMapWholeSlots    = "whole_slots"
 	tableTestProgFind         = "find"
 	tableTestProgInsert       = "insert"
 	tableTestProgRemove       = "remove"
@@ -142,6 +143,7 @@ type tableTestMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // tableTestVariableSpecs contains global variables before they are loaded into the kernel.
@@ -205,6 +207,7 @@ type tableTestMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *tableTestMaps) Close() error {
@@ -242,6 +245,7 @@ func (m *tableTestMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.WholeSlots,
 	)
 }
 

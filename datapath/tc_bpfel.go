@@ -201,6 +201,16 @@ type tcNatSession struct {
 	}
 }
 
+type tcNatSlot struct {
+	_     structs.HostLayout
+	Addr  tcNatAddr
+	Port  uint16
+	Realm uint8
+	Used  uint8
+	Refs  uint32
+	Zero  uint32
+}
+
 type tcNatSource struct {
 	_       structs.HostLayout
 	Addr    tcNatAddr
@@ -398,6 +408,7 @@ const (
 	tcMapTargets       = "targets"
 	tcMapTransmit      = "transmit"
 	tcMapWays          = "ways"
+	tcMapWholeSlots    = "whole_slots"
 	tcProgTcInside     = "tc_inside"
 	tcProgTcInsideRaw  = "tc_inside_raw"
 	tcProgTcOutside    = "tc_outside"
@@ -497,6 +508,7 @@ type tcMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -566,6 +578,7 @@ type tcMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *tcMaps) Close() error {
@@ -609,6 +622,7 @@ func (m *tcMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
+		m.WholeSlots,
 	)
 }
 

@@ -201,6 +201,16 @@ type xdpNatSession struct {
 	}
 }
 
+type xdpNatSlot struct {
+	_     structs.HostLayout
+	Addr  xdpNatAddr
+	Port  uint16
+	Realm uint8
+	Used  uint8
+	Refs  uint32
+	Zero  uint32
+}
+
 type xdpNatSource struct {
 	_       structs.HostLayout
 	Addr    xdpNatAddr
@@ -398,6 +408,7 @@ const (
 	xdpMapTargets       = "targets"
 	xdpMapTransmit      = "transmit"
 	xdpMapWays          = "ways"
+	xdpMapWholeSlots    = "whole_slots"
 	xdpProgXdpInside    = "xdp_inside"
 	xdpProgXdpOutside   = "xdp_outside"
 	xdpVarClockJiffyNs  = "clock_jiffy_ns"
@@ -493,6 +504,7 @@ type xdpMapSpecs struct {
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
+	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // xdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -562,6 +574,7 @@ type xdpMaps struct {
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
 	Ways          *ebpf.Map `ebpf:"ways"`
+	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *xdpMaps) Close() error {
@@ -605,6 +618,7 @@ func (m *xdpMaps) Close() error {
 		m.Targets,
 		m.Transmit,
 		m.Ways,
+		m.WholeSlots,
 	)
 }
 
