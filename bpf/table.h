@@ -5,15 +5,17 @@
  * array of struct nat_bucket, each a cache line; the elements lie elsewhere, with their
  * keys.
  *
- * A key's entry is in its home bucket, or one of the next ones; the home says how far to
- * look, so what is not there is mostly found out by reading one line. How far never becomes
- * less: a bucket that was overfull once costs its misses another line for good. With five
- * entries in a bucket on average, which is the most, that is one of eight.
+ * A key's entry is in its home bucket or, if that was full, in one of the next seven of a
+ * sequence that leaps about, because neighbours of full buckets would soon be full as well.
+ * The home says how far to look, so what is not there is mostly found out by reading one
+ * line. An entry says how far it is from home, so that an insert finds out when that has
+ * become less.
  *
  *   look-up   takes no lock. An entry that it finds may be out of date a moment later, so
  *             it is the element that says whether it has the key (the caller's table_is).
  *   insert    holds the home bucket's lock: of equal keys the second is refused. An empty
  *             entry may be wanted from several homes, so it is taken by compare-and-exchange.
+ *             Only here entries of that home appear, and only here its reach changes.
  *   remove    is of whoever inserted, or the sweep. It takes no lock: nobody else writes an
  *             entry that is in use.
  *
@@ -26,15 +28,17 @@
 #include "base.h"
 
 enum table_limit {
-	TABLE_REACH = 8, /* buckets, from home on, that may have an entry */
+	TABLE_REACH = 8, /* buckets, home included, that may have an entry */
 	TABLE_TRIES = 256,
 	TABLE_VALUE_BITS = 40,
+	TABLE_DISTANCE_BITS = 3,
 };
 
-/* An entry is 0, or a value and above it a tag: bits of the hash that don't say which
- * bucket. The lowest of the tag is always 1, so no entry in use is 0. */
-#define TABLE_TAG (1ULL << TABLE_VALUE_BITS)
-#define TABLE_VALUE (TABLE_TAG - 1)
+/* An entry is 0, or a value, above it how many buckets it is from home, and above that a tag:
+ * bits of the hash that don't say which bucket. The lowest of the tag is always 1, so no
+ * entry in use is 0. */
+#define TABLE_VALUE ((1ULL << TABLE_VALUE_BITS) - 1)
+#define TABLE_TAG (1ULL << (TABLE_VALUE_BITS + TABLE_DISTANCE_BITS))
 
 /* Whether the element of that value has the key. */
 typedef int table_is(const void *key, __u64 value);
@@ -58,9 +62,9 @@ static __always_inline __u64 table_hash(const struct nat_control *c, __u64 a, __
 	return a ^ a >> 32;
 }
 
-static __always_inline __u64 table_entry(__u64 hash, __u64 value)
+static __always_inline __u64 table_entry(__u64 hash, __u32 distance, __u64 value)
 {
-	return (hash & ~TABLE_VALUE) | TABLE_TAG | value;
+	return (hash & -TABLE_TAG) | TABLE_TAG | (__u64)distance << TABLE_VALUE_BITS | value;
 }
 
 static __always_inline __u64 table_value(__u64 entry)
@@ -70,7 +74,12 @@ static __always_inline __u64 table_value(__u64 entry)
 
 static __always_inline int table_tagged(__u64 entry, __u64 hash)
 {
-	return (entry ^ table_entry(hash, 0)) < TABLE_TAG;
+	return (entry ^ table_entry(hash, 0, 0)) < TABLE_TAG;
+}
+
+static __always_inline __u32 table_distance(__u64 entry)
+{
+	return entry >> TABLE_VALUE_BITS & (TABLE_REACH - 1);
 }
 
 static __always_inline __u64 table_read(const __u64 *entry)
@@ -78,11 +87,13 @@ static __always_inline __u64 table_read(const __u64 *entry)
 	return *(const volatile __u64 *)entry;
 }
 
-/* The bucket that is that far from the hash's home. */
+/* The bucket that is that far from the hash's home. The first one beside it shares its pair
+ * of cache lines, which processors read together. No two homes have the same bucket at the
+ * same distance. */
 static __always_inline struct nat_bucket *table_bucket(void *table, __u32 mask, __u64 hash,
 						       __u32 distance)
 {
-	__u32 index = (hash + distance) & mask;
+	__u32 index = ((__u32)hash ^ distance ^ (distance >> 1) * 0x9e3779b1) & mask;
 
 	return bpf_map_lookup_elem(table, &index);
 }
@@ -144,10 +155,33 @@ static __always_inline void table_unlock(struct nat_bucket *home)
 	OPAQUE(was);
 }
 
+/* Lets look-ups look less far if the home's farthest entries are gone. The caller has its lock. */
+static __always_inline void table_shorten(void *table, __u32 mask, __u64 hash,
+					  struct nat_bucket *home)
+{
+	struct nat_bucket *bucket;
+	__u32 reach, i;
+	__u64 entry;
+
+	for (reach = TABLE_REACH - 1; reach > 0; reach--) {
+		if (home->reach != reach)
+			continue;
+		bucket = table_bucket(table, mask, hash, reach);
+		if (!bucket)
+			return;
+		for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
+			entry = table_read(&bucket->entries[i]);
+			if (entry && table_distance(entry) == reach)
+				return;
+		}
+		*(volatile __u32 *)&home->reach = reach - 1;
+	}
+}
+
 /* Takes the first empty entry within reach of the home, whose lock the caller has. How far
  * to look is written first: who doesn't look that far must not miss what is there. */
 static __always_inline int table_place(void *table, __u32 mask, __u64 hash,
-				       struct nat_bucket *home, __u64 entry)
+				       struct nat_bucket *home, __u64 value)
 {
 	struct nat_bucket *bucket;
 	__u32 distance, i;
@@ -161,7 +195,8 @@ static __always_inline int table_place(void *table, __u32 mask, __u64 hash,
 				continue;
 			if (home->reach < distance)
 				*(volatile __u32 *)&home->reach = distance;
-			if (!__sync_val_compare_and_swap(&bucket->entries[i], 0, entry))
+			if (!__sync_val_compare_and_swap(&bucket->entries[i], 0,
+							 table_entry(hash, distance, value)))
 				return 0;
 		}
 	}
@@ -183,8 +218,10 @@ static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u
 		return E_TOO_BIG;
 	if (!table_lock(home))
 		return E_BUSY;
-	if (!table_find(table, mask, hash, is, key))
-		error = table_place(table, mask, hash, home, table_entry(hash, value));
+	if (!table_find(table, mask, hash, is, key)) {
+		table_shorten(table, mask, hash, home);
+		error = table_place(table, mask, hash, home, value);
+	}
 	table_unlock(home);
 	return error;
 }
@@ -193,14 +230,15 @@ static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u
  * no look-up can be at it any more, which is the caller's to know. */
 static __always_inline void table_remove(void *table, __u32 mask, __u64 hash, __u64 value)
 {
-	__u64 entry = table_entry(hash, value);
 	struct nat_bucket *bucket;
 	__u32 distance, i;
+	__u64 entry;
 
 	for (distance = 0; distance < TABLE_REACH; distance++) {
 		bucket = table_bucket(table, mask, hash, distance);
 		if (!bucket)
 			return;
+		entry = table_entry(hash, distance, value);
 		for (i = 0; i < NAT_BUCKET_ENTRIES; i++)
 			if (table_read(&bucket->entries[i]) == entry) {
 				__sync_val_compare_and_swap(&bucket->entries[i], entry, 0);

@@ -41,9 +41,9 @@ func (s Size) entries() map[string]uint32 {
 }
 
 // tableBuckets is how many buckets of seven a table of bpf/table.h has for so many entries:
-// a power of two, with five in each on average at most, so that none finds no room.
+// a power of two, with four in each on average at most, so that none finds no room.
 func tableBuckets(entries int) uint32 {
-	buckets := uint32(1) << bits.Len(uint(max(entries-1, 0))/5)
+	buckets := uint32(1) << bits.Len(uint(max(entries-1, 0))/4)
 	return max(buckets, tableReach)
 }
 

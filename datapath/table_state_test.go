@@ -126,9 +126,9 @@ func TestTable(t *testing.T) {
 // A table at the limit that it was made for: nothing is ever refused, and however often its
 // keys change, what is not there is mostly found out by reading one bucket.
 func TestTableTurnover(t *testing.T) {
-	const entriesMax = 20480
+	const entriesMax = 16384
 	buckets := tableBuckets(entriesMax)
-	if buckets != entriesMax/5 {
+	if buckets != entriesMax/4 {
 		t.Fatalf("%d buckets, want no more than are needed", buckets)
 	}
 	c := newTableTest(t, buckets)
@@ -161,7 +161,7 @@ func TestTableTurnover(t *testing.T) {
 	}
 	last := lines()
 	t.Logf("a miss reads %.2f buckets at first, %.2f in the end", first, last)
-	if last > 1.6 {
+	if last > 1.5 {
 		t.Errorf("a miss reads %.2f buckets after a turnover, %.2f before", last, first)
 	}
 }

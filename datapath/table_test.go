@@ -87,8 +87,9 @@ func (s *tables) each(fn func(number int, session *abiNatSession)) {
 // find is the flow of the key, nil if there is none, and its place.
 func (s *tables) find(key *abiNatFlowKey) (flow *abiNatFlow, number, direction int) {
 	hash := tableHash(s.control.Seed, key)
-	for distance := range uint64(8) {
-		for _, entry := range s.buckets[(hash+distance)&uint64(s.control.FlowMask)].Entries {
+	for distance := range uint32(tableReach) {
+		bucket := uint32(hash) ^ distance ^ (distance>>1)*0x9e3779b1
+		for _, entry := range s.buckets[bucket&s.control.FlowMask].Entries {
 			value := int(entry & (1<<tableValueBits - 1))
 			if entry != 0 && s.sessions[value/2].Keys[value%2] == *key {
 				return &s.sessions[value/2].Flows[value%2], value / 2, value % 2
