@@ -162,7 +162,7 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		p.record.Links[link.Index].Ifindex = link.Ifindex
 		p.links, p.Placements = append(p.links, link), append(p.Placements, place)
 		if softwareKinds[place.kind] != "" && place.XDP {
-			p.Warnings = append(p.Warnings, name+": what XDP sends to a "+place.kind+" is lost unless its other end runs XDP or has GRO on")
+			p.Warnings = append(p.Warnings, softwareCaution(place))
 		}
 		if v, err := readSetting(settingBridge); err == nil && v == "1" && l.Type() == "bridge" {
 			p.Warnings = append(p.Warnings, name+": packets of its ports whose destination NAT changes go through the stack: it is changed before they get here, as "+settingBridge+" is 1")

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -25,6 +26,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/ethtool"
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
 )
@@ -60,6 +62,13 @@ var deviceKinds = []struct {
 	noEthernet bool
 	make       func(e *deviceEnd) error
 }{
+	{"veth", "", "", false, func(e *deviceEnd) error {
+		l, err := netlink.LinkByName(e.under + "2")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, e.name))
+	}},
 	{"vlan", "", "", false, makeVLAN},
 	{"vlan-in-vlan", "", "", false, func(e *deviceEnd) error {
 		outer := *e
@@ -328,7 +337,8 @@ func (b *bed) plug(kind func(*deviceEnd) error, c cable) {
 	}
 }
 
-// passXDP has what XDP sends to the veths of a namespace arrive there.
+// passXDP has what XDP sends to the veths of a namespace arrive there, and what they send
+// be fit for it.
 func (b *bed) passXDP(ns *netns.Handle) {
 	b.t.Helper()
 	b.in(ns, func() error {
@@ -350,9 +360,24 @@ func (b *bed) passXDP(ns *netns.Handle) {
 				return err
 			}
 			b.t.Cleanup(func() { attached.Close() })
+			if err := wholeChecksums(l.Attrs().Name); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
+}
+
+// wholeChecksums has the kernel compute checksums before a packet leaves by a device: who
+// takes it by XDP is not told that one is only begun.
+func wholeChecksums(name string) error {
+	c, err := ethtool.Open()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	off := struct{ cmd, data uint32 }{unix.ETHTOOL_STXCSUM, 0}
+	return c.Request(name, unsafe.Pointer(&off))
 }
 
 // watch looks at every IPv4 packet that comes in by a device, until the test ends: each
@@ -541,9 +566,13 @@ func TestDevices(t *testing.T) {
 			}{
 				{"both by tc", EngineEBPF, AttachTC, true},
 				{"outside by XDP", EngineEBPF, AttachXDP, false},
+				{"both by XDP", EngineEBPF, AttachXDP, true},
 				{"outside by nft", EngineNFT, "", false},
 			} {
 				if (way.engine == EngineNFT) != (kind.refused != "") && way.attach != AttachTC {
+					continue
+				}
+				if way.both && way.attach == AttachXDP && kind.name != "veth" {
 					continue
 				}
 				t.Run(way.name, func(t *testing.T) {

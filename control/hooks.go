@@ -59,6 +59,11 @@ var softwareKinds = map[string]string{
 	"team": "XDP on a team depends on all its ports",
 }
 
+// softwareCaution is what XDP on such a device, which was asked for, takes.
+func softwareCaution(p Placement) string {
+	return p.Interface + ": what XDP sends to a " + p.kind + " is lost unless its other end runs XDP or has GRO on, and programs at the other end need `ethtool -K DEVICE tx off` there: else their packets have no checksum yet"
+}
+
 // noXDP are kinds of devices whose driver has none (Linux 6.18): for kernels that do not say.
 var noXDP = map[string]bool{"bridge": true, "dummy": true, "vlan": true, "macvlan": true, "ipvlan": true, "vxlan": true, "geneve": true, "gretap": true, "team": true}
 

@@ -213,7 +213,7 @@ func (p *Plan) planEBPF(file *nat.File, o Options, made []Change) error {
 			p.Awaited = append(p.Awaited, l.Name)
 		}
 		if softwareKinds[placements[i].kind] != "" && placements[i].XDP {
-			p.Warnings = append(p.Warnings, l.Name+": what XDP sends to a "+placements[i].kind+" is lost unless its other end runs XDP or has GRO on")
+			p.Warnings = append(p.Warnings, softwareCaution(placements[i]))
 		}
 		if !l.Transmit && placements[i].XDP {
 			p.Warnings = append(p.Warnings, l.Name+": the driver's XDP can't send: packets that leave here take tc")

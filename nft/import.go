@@ -244,6 +244,7 @@ func (l ruleLists) toFile(o ImportOptions) (*Imported, error) {
 		}
 	}
 	i.sides()
+	i.reach()
 	i.order()
 	if len(i.file.Rules) == 0 {
 		i.note(Note{Why: "no rule of the input could be taken over", Lost: true})
@@ -467,10 +468,7 @@ func (i *importer) destination(r listed, m condition) {
 		i.lost(r, "is about the gateway itself")
 		return
 	}
-	if m.notIn != nil {
-		links := slices.Sorted(slices.Values(m.notIn))
-		i.otherwise(r, "holds for packets from every interface, also %s: hairpin", strings.Join(slices.Compact(links), ", "))
-	}
+	r.match = m // all that has gathered, for reach
 	if r.action == actNetmap {
 		if len(m.dst) != 1 || m.protocols != nil || m.ports != nil || m.dst[0].Bits() != r.net.Bits() {
 			i.lost(r, "a map is for a whole prefix, and for one of the same length")
@@ -550,6 +548,7 @@ func (i *importer) source(r listed, m condition) {
 		i.lost(r, "a source rule can't leave sources out: write an exclude for them")
 		return
 	}
+	r.match = m
 	for _, src := range orAny(m.src, nat.Everywhere) {
 		for _, not := range m.notDst {
 			if isForwarded(not) {
@@ -654,6 +653,49 @@ func (i *importer) sides() {
 	f.Inside = slices.DeleteFunc(f.Inside, func(n string) bool { return slices.Contains(f.Outside, n) })
 	slices.Sort(f.Inside)
 	f.Inside = slices.Compact(f.Inside)
+}
+
+// reach settles and says what depends on which interfaces are inside: whom a destination
+// rule is for, and where to a source rule holds.
+func (i *importer) reach() {
+	var rules []nat.Rule
+	var origins []listed
+	for k, rule := range i.file.Rules {
+		r := i.origins[k]
+		m := r.match
+		froms := []string{rule.In}
+		switch rule.Action.(type) {
+		case nat.DNAT:
+			fromInside := m.in == "" || slices.Contains(i.file.Inside, m.in)
+			several := m.dst == nil || slices.ContainsFunc(m.dst, func(p netip.Prefix) bool { return !p.IsSingleIP() })
+			switch {
+			case fromInside && several && !m.local:
+				i.lost(r, "is for every destination: of those only the gateway's own outside addresses are named")
+			case fromInside && several:
+				i.otherwise(r, "holds for outside addresses of the gateway, not for its inside ones")
+			}
+			if slices.ContainsFunc(m.notIn, func(n string) bool { return slices.Contains(i.file.Outside, n) }) {
+				// Without a binding it would let everybody in.
+				froms = slices.DeleteFunc(slices.Clone(i.file.Inside), func(n string) bool { return slices.Contains(m.notIn, n) })
+				if len(froms) == 0 {
+					i.lost(r, "does not hold for packets from outside, and no inside interface is named that it holds for")
+				}
+			} else if m.notIn != nil {
+				links := slices.Sorted(slices.Values(m.notIn))
+				i.otherwise(r, "holds for packets from every interface, also %s: hairpin", strings.Join(slices.Compact(links), ", "))
+			}
+		case nat.Masquerade, nat.SNAT:
+			kept := slices.DeleteFunc(slices.Clone(i.file.Inside), func(n string) bool { return slices.Contains(m.notOut, n) })
+			if m.out == "" && len(kept) > 0 && (m.src == nil || len(i.file.Inside) > 1) {
+				i.otherwise(r, "holds for what leaves by outside interfaces: what goes to %s keeps its source", strings.Join(kept, ", "))
+			}
+		}
+		for _, from := range froms {
+			rule.In = from
+			rules, origins = append(rules, rule), append(origins, r)
+		}
+	}
+	i.file.Rules, i.origins = rules, origins
 }
 
 // order compares which rule is first in the list with which is the most special.

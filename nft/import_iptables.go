@@ -309,6 +309,9 @@ func parsePorts(text, separator string) (nat.PortRange, error) {
 	if !isRange {
 		last = first
 	}
+	if isRange && first == "0" { // nobody has port 0
+		first = "1"
+	}
 	a, err1 := strconv.ParseUint(first, 10, 16)
 	b, err2 := strconv.ParseUint(last, 10, 16)
 	if err1 != nil || err2 != nil || a > b || a == 0 {

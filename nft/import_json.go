@@ -95,6 +95,9 @@ func parseNFTJSON(data []byte, name string) (ruleLists, error) {
 	if _, err := dec.Token(); err != nil {
 		return fail(err)
 	}
+	// Of chains of one priority the kernel asks the one first that was made last (Linux
+	// net/netfilter/core.c, nf_hook_entries_grow); they are listed as they were made.
+	slices.Reverse(n.bases)
 	slices.SortStableFunc(n.bases, func(a, b nftBase) int { return cmp.Compare(a.prio, b.prio) })
 	for _, b := range n.bases {
 		n.lists.bases[b.hook] = append(n.lists.bases[b.hook], b.chain)
@@ -313,8 +316,9 @@ func alternatives(rules []listed, left any, values []any, not bool) ([]listed, e
 			if len(out) == maxAlternativeRules {
 				return nil, fmt.Errorf("has more than %d alternatives", maxAlternativeRules)
 			}
-			r.match = m
-			out = append(out, r)
+			one := r
+			one.match = m
+			out = append(out, one)
 		}
 	}
 	return out, nil

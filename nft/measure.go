@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // Rulesets that are measured beside a gateway's own: what costs what.
@@ -55,6 +56,15 @@ func (g Gateway) Filtered(hosts []netip.Addr) Ruleset {
 	}
 	forward.Rules = append(forward.Rules, rule(established(), accept()))
 	return append(Ruleset{{Name: "filter", Chains: []Chain{forward}}}, g.Compile()...)
+}
+
+// Helped is the gateway whose UDP flows all have a helper of that type.
+func (g Gateway) Helped(helper string) Ruleset {
+	prerouting := filterChain("PREROUTING", nftables.ChainHookPrerouting, nftables.ChainPriorityFilter)
+	prerouting.Rules = []Rule{rule(protocol(unix.IPPROTO_UDP), []expr.Any{&expr.Objref{Type: unix.NFT_OBJECT_CT_HELPER, Name: helper}})}
+	return append(Ruleset{{
+		Name: "helped", Helpers: []Helper{{Name: helper, Type: helper, Protocol: unix.IPPROTO_UDP}}, Chains: []Chain{prerouting},
+	}}, g.Compile()...)
 }
 
 // Offloaded is the gateway with a flowtable: flows that both sides have spoken in

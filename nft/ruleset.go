@@ -32,6 +32,7 @@ type Table struct {
 	Name       string
 	Sets       []Set
 	Timeouts   []Timeout
+	Helpers    []Helper
 	Flowtables []Flowtable
 	Chains     []Chain
 }
@@ -64,6 +65,13 @@ type Timeout struct {
 	Name     string
 	Protocol uint8
 	Policy   expr.CtStatePolicyTimeout
+}
+
+// Helper is a named helper of connection tracking, for flows of one protocol.
+type Helper struct {
+	Name     string
+	Type     string // as the kernel calls it: "sip"
+	Protocol uint8
 }
 
 // Flowtable is where the kernel keeps the flows that go past its hooks.
@@ -129,6 +137,12 @@ func (r Ruleset) Apply(h *netns.Handle) error {
 				})
 			}
 			addTimeouts(c, table, t.Timeouts)
+			for _, helper := range t.Helpers {
+				c.AddObj(&nftables.NamedObj{
+					Table: table, Name: helper.Name, Type: nftables.ObjTypeCtHelper,
+					Obj: &expr.CtHelper{Name: helper.Type, L3Proto: unix.NFPROTO_IPV4, L4Proto: helper.Protocol},
+				})
+			}
 			// Elements name chains, rules name chains and sets.
 			for _, ch := range t.Chains {
 				chain := &nftables.Chain{Table: table, Name: ch.Name}

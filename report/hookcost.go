@@ -169,7 +169,7 @@ func (r *HookCost) Text(w io.Writer) error {
 		}
 	}
 	if len(r.Needless) > 0 && r.Measured == nil {
-		p.text("", "", "What that saves was not measured: --measure compares routers in a lab on this kernel, some twenty seconds.")
+		p.text("", "", "What that saves was not measured: --measure compares routers in a lab on this kernel, some forty seconds.")
 	}
 	for i, u := range r.Unseen {
 		if i == 0 {

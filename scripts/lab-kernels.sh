@@ -50,7 +50,8 @@ for version in "${versions[@]}"; do
     log=$cache/$version-lab.log
     scripts/run-in-vm.sh -c -t "$limit" -m 5G "$kernel" "$guest" sh /faults "${codes[@]}" >"$log" 2>&1 || true
     for code in "${codes[@]}"; do
-        outcome=$(sed -n "s/^=== $code: exit status //p" "$log")
+        # Progress that natkit draws may be left on the line.
+        outcome=$(sed -n "s/.*=== $code: exit status //p" "$log")
         case $outcome in
         0) said="found, cured, found no more" ;;
         "") said="not reached" failed=1 ;;

@@ -8,9 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/bench"
 	"natkit/lab"
@@ -41,7 +44,7 @@ type HookPart struct {
 	PerHook int    `json:"per_hook,omitzero"`
 }
 
-// How the trials of MeasureHooks are: some twenty seconds together.
+// How the trials of MeasureHooks are: some forty seconds together.
 const (
 	hookTrials   = 7
 	hookDuration = 150 * time.Millisecond
@@ -60,9 +63,10 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 		return nil, err
 	}
 	idle := PaperSetups()[1].Router // tracking and NAT chains, and nothing translated
+	routers = append(routers, idle, emptyLegacy{}, routedBridge, routedBridgeShown, switchedBridge, switchedBridgeShown, helped{})
 	begun := time.Now()
 	res, err := bench.UDP(ctx, bench.UDPOptions{
-		Routers: append(routers, idle, emptyLegacy{}), Sizes: []bench.FrameSize{{Bytes: bench.MinFrame}}, Flows: []int{hookFlows}, Cores: []int{1},
+		Routers: routers, Sizes: []bench.FrameSize{{Bytes: bench.MinFrame}}, Flows: []int{hookFlows}, Cores: []int{1},
 		Duration: duration, Trials: trials, About: bench.About{Command: "natkit hooks --cost --measure", Natkit: version, Progress: progress},
 	})
 	if err != nil {
@@ -82,6 +86,9 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 		{Name: "tracking of flows that nothing translates", More: idle.Name(), Less: "none", Kind: trim.IdleTracking},
 		{Name: "tracking and translation", More: "trimmed", Less: "none"},
 		{Name: "the tables raw, mangle, security and filter besides", More: "default", Less: "trimmed"},
+		{Name: "br_netfilter, of a frame that comes by a bridge and is routed", More: routedBridgeShown.name, Less: routedBridge.name, Kind: trim.BridgeHooks},
+		{Name: "br_netfilter and tracking, of a frame that is only bridged", More: switchedBridgeShown.name, Less: switchedBridge.name},
+		{Name: "a helper, SIP's, in a flow that has one", More: helped{}.Name(), Less: "trimmed"},
 	} {
 		more, ok1 := cost[p.More]
 		less, ok2 := cost[p.Less]
@@ -99,10 +106,17 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 	return out, nil
 }
 
-// unmeasurable are the kinds that this lab has no figure for, and why.
+// The bridges that are compared.
+var (
+	routedBridge        = bridgeRouter{name: "bridge-routed", describe: "a bridge, routing and masquerade; the bridge's frames are not shown to the hooks of IP"}
+	routedBridgeShown   = bridgeRouter{name: "bridge-routed-nf", describe: "likewise, and they are (br_netfilter)", shows: true}
+	switchedBridge      = bridgeRouter{name: "bridge", describe: "a bridge alone; its frames are not shown to the hooks of IP", switched: true}
+	switchedBridgeShown = bridgeRouter{name: "bridge-nf", describe: "likewise, and they are (br_netfilter), and tracked", switched: true, shows: true}
+)
+
+// unmeasurable are the kinds that no figure is for, and why.
 var unmeasurable = map[string]string{
-	trim.BridgeHooks:   "the lab's routers route frames, and have no bridge that they could cross",
-	trim.HelperEnabled: "helpers read the packets of a few protocols only, which the lab's frames are not, and are looked for with the first packet of a flow",
+	trim.HelperEnabled: "it is what a helper costs (above, where this kernel has SIP's) in flows that have one, and nothing in others: helpers are looked for with a flow's first packet",
 	trim.LegacyBeside:  "it depends on the rules: natkit bench rules compares both back ends with many",
 }
 
@@ -131,6 +145,31 @@ func (r emptyLegacy) Install(ctx context.Context, b *bench.Bed, _ bench.RouterOp
 		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "this kernel has no iptables-legacy: " + err.Error()}
 	}
 	return func() error { return nil }, nil // the table goes with the namespace
+}
+
+// helped is the router trimmed whose flows all have a helper.
+type helped struct{}
+
+func (helped) Name() string { return "helper" }
+func (helped) Describe() string {
+	return "connection tracking, one nftables NAT chain, and every flow has the helper for SIP"
+}
+func (helped) NAT() bool { return true }
+
+func (r helped) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+	// The rule would load the module, and older kernels then give the helper to flows of
+	// the machine's own by their port.
+	if _, err := os.Stat("/sys/module/nf_conntrack_sip"); err != nil {
+		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "the helper for SIP (nf_conntrack_sip) is not loaded"}
+	}
+	rules := gateway(b, o).Helped("sip")
+	switch err := rules.Apply(b.Router); {
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT):
+		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "this kernel's rules can't give helpers (nft_ct, nft_objref)"}
+	case err != nil:
+		return nil, fmt.Errorf("router %s: %w", r.Name(), err)
+	}
+	return func() error { return rules.Remove(b.Router) }, nil
 }
 
 // middleHalf is how far the quartiles of some values are apart.

@@ -329,7 +329,9 @@ func (a *applying) undo(steps []step, cause error) error {
 		failed = errors.Join(failed, err)
 	}
 	if failed == nil {
-		failed = a.append(entry{Op: opEnd, State: StateFailed})
+		if err := a.append(entry{Op: opEnd, State: StateFailed}); err != nil {
+			return fmt.Errorf("%w; what was written before is put back, which can't be noted (%w): run natkit tune rollback once it can", cause, err)
+		}
 	}
 	if failed != nil {
 		return fmt.Errorf("%w; putting back what was written failed too (%w): run natkit tune rollback", cause, failed)

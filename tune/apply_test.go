@@ -496,6 +496,49 @@ func synSentChange(f *files) string {
 	return synSent + "=60"
 }
 
+// A disk that is full under the journal: what was written is put back, the error says so,
+// and once there is room the next rollback notes it.
+func TestFullDisk(t *testing.T) {
+	ktest.Root(t)
+	f := newFiles(t, before)
+	f.StateDir = t.TempDir()
+	if err := unix.Mount("tmpfs", f.StateDir, "tmpfs", 0, fmt.Sprintf("size=%d", os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(f.StateDir, unix.MNT_DETACH) })
+	steps := 0
+	_, err := Apply(context.Background(), planOf(fourChanges()...), ApplyOptions{Place: f.Place, step: func(string) error {
+		if steps++; steps < 3 {
+			return nil
+		}
+		text, err := os.ReadFile(f.journal())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, id, _ := strings.Cut(string(text), `"id":"`)
+		id, _, _ = strings.Cut(id, `"`)
+		line := fmt.Sprintf(`{"op":"restored","id":%q,"restored":{"setting":""}}`, id)
+		line = strings.Repeat(" ", os.Getpagesize()-len(text)-len(line)-1) + line + "\n" // no byte is left
+		write(t, f.journal(), string(text)+line)
+		return errors.New("stop here")
+	}})
+	if !errors.Is(err, unix.ENOSPC) || strings.Contains(err.Error(), "failed") || !strings.Contains(err.Error(), "is put back, which can't be noted") {
+		t.Errorf("on a full disk: %v", err)
+	}
+	f.expect(normal)
+	if err := unix.Mount("", f.StateDir, "", unix.MS_REMOUNT, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Apply(context.Background(), planOf(timeWait+"=30"), ApplyOptions{Place: f.Place}); !errors.As(err, new(*PendingError)) {
+		t.Errorf("with room again: %v", err)
+	}
+	f.rollback(Last, false)
+	f.expect(normal)
+	if got := f.states(); got != "rolled back" {
+		t.Errorf("history %q", got)
+	}
+}
+
 // Damage in the journal is said with its line, and nothing is written blindly.
 func TestDamagedJournal(t *testing.T) {
 	f := newFiles(t, before)

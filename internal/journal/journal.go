@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -72,13 +73,26 @@ func (j *Journal) Append(v any) error {
 	if err != nil {
 		return fmt.Errorf("journal %s: %w", j.path, err)
 	}
-	if _, err := j.file.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("write journal: %w", err)
+	if n, err := j.file.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("write journal: %w", errors.Join(err, j.cut(n)))
 	}
 	if err := j.file.Sync(); err != nil {
 		return fmt.Errorf("sync journal: %w", err)
 	}
 	return nil
+}
+
+// cut takes the last n bytes back, half a line that a full disk took: what comes after
+// it would be one line with it.
+func (j *Journal) cut(n int) error {
+	if n == 0 {
+		return nil
+	}
+	end, err := j.file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	return j.file.Truncate(end - int64(n))
 }
 
 // Read calls fn with each entry, oldest first.

@@ -5,12 +5,16 @@ package journal_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/journal"
+	"natkit/internal/ktest"
 )
 
 func entries(t *testing.T, path string) (out []string) {
@@ -75,6 +79,41 @@ func TestCutLastLine(t *testing.T) {
 	}
 	if got := strings.Join(entries(t, path), " "); got != `{"a":1} "c"` {
 		t.Errorf("entries %s", got)
+	}
+}
+
+// A full disk takes a part of a line. What is written once there is room again stands on a
+// line of its own.
+func TestFullDisk(t *testing.T) {
+	ktest.Root(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", 2*os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	path, filler := filepath.Join(dir, "j"), filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, os.Getpagesize()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j, err := journal.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	if err := j.Append("first"); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Append(strings.Repeat("x", os.Getpagesize())); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("on a full disk: %v", err)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Append("second"); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(entries(t, path), " "); got != `"first" "second"` {
+		t.Errorf("entries %.100s", got)
 	}
 }
 
