@@ -161,7 +161,7 @@ func TestTableTurnover(t *testing.T) {
 	}
 	last := lines()
 	t.Logf("a miss reads %.2f buckets at first, %.2f in the end", first, last)
-	if last > 1.5 {
+	if last > 1.25 { // 1.41 if look-ups never looked less far again
 		t.Errorf("a miss reads %.2f buckets after a turnover, %.2f before", last, first)
 	}
 }
