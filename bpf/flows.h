@@ -89,8 +89,7 @@ GLOBAL int flow_insert(const struct nat_flow_key *key, __u32 number, __u32 direc
 	if (!c || !key)
 		return E_BUSY;
 	words = flow_words(key);
-	return table_insert(&flow_table, c->flow_mask,
-			    table_hash(c, words.addresses, words.rest),
+	return table_insert(&flow_table, c->flow_mask, table_hash(c, words.addresses, words.rest),
 			    (__u64)number * NAT_DIRECTIONS + direction, flow_is, &words);
 }
 

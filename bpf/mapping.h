@@ -25,7 +25,7 @@
 #include "table.h"
 
 enum mapping_limit {
-	REFS_TRIES = 16, /* lost compare-and-exchanges before the packet is given up */
+	REFS_TRIES = 16,   /* lost compare-and-exchanges before the packet is given up */
 	POOL_TRIES = 8,    /* addresses of a pool looked at for a new host */
 	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
 };

@@ -227,8 +227,8 @@ enum nat_refs {
 };
 
 /*
- * One outside port of one class, or a whole address: which inside endpoint has it. Index: class * (ports of
- * the address) + port - port_first. The first eight bytes are written whole, by whoever
+ * One outside port of one class, or a whole address: which inside endpoint has it. Index: class *
+ * (ports of the address) + port - port_first. The first eight bytes are written whole, by whoever
  * holds the port's bit.
  *
  * refs counts the sessions of a mapping. Without NAT_REFS_GONE it is in mapping_table, and
@@ -239,7 +239,7 @@ struct nat_slot {
 	struct nat_addr addr;
 	__be16 port;
 	__u8 realm;
-	__u8 used; /* 0 free, enum nat_slot_use */
+	__u8 used;  /* 0 free, enum nat_slot_use */
 	__u32 refs; /* enum nat_refs */
 	__u32 zero;
 };
@@ -450,13 +450,13 @@ struct nat_config {
 /* The one word that apply flips, what upgrade looks at, and what holds for the life of the
  * maps. What packets and the sweep write is in a cache line of its own. */
 struct nat_control {
-	__u32 abi;                  /* NAT_ABI of who made the maps */
-	__u32 generation;           /* config and rules in use: slot generation % NAT_GENERATIONS */
-	__u64 seed[2];              /* of the hashes of table.h */
-	__u32 flow_mask;            /* buckets of flow_table, less 1 */
-	__u32 mapping_mask;         /* buckets of mapping_table, less 1 */
-	__u32 sessions_max;         /* that there may be */
-	__u32 mappings_max;         /* likewise */
+	__u32 abi;          /* NAT_ABI of who made the maps */
+	__u32 generation;   /* config and rules in use: slot generation % NAT_GENERATIONS */
+	__u64 seed[2];      /* of the hashes of table.h */
+	__u32 flow_mask;    /* buckets of flow_table, less 1 */
+	__u32 mapping_mask; /* buckets of mapping_table, less 1 */
+	__u32 sessions_max; /* that there may be */
+	__u32 mappings_max; /* likewise */
 	__u32 zero[6];
 	__u32 swept;                /* ticks: last run of the sweep */
 	__u32 icmp_tick, icmp_sent; /* rate limit of errors: the second, and how many in it */

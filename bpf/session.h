@@ -272,8 +272,8 @@ SUBPROGRAM void session_touch(const struct packet *p, const struct hold *h)
 	if (slot)
 		slot_read(slot);
 	words = flow_words(&answer);
-	bucket = table_bucket(&flow_table, c->flow_mask,
-			      table_hash(c, words.addresses, words.rest), 0);
+	bucket = table_bucket(&flow_table, c->flow_mask, table_hash(c, words.addresses, words.rest),
+			      0);
 	if (bucket)
 		table_read(&bucket->entries[0]);
 }

@@ -180,8 +180,8 @@ static __always_inline void table_shorten(void *table, __u32 mask, __u64 hash,
 
 /* Takes the first empty entry within reach of the home, whose lock the caller has. How far
  * to look is written first: who doesn't look that far must not miss what is there. */
-static __always_inline int table_place(void *table, __u32 mask, __u64 hash,
-				       struct nat_bucket *home, __u64 value)
+static __always_inline int table_place(void *table, __u32 mask, __u64 hash, struct nat_bucket *home,
+				       __u64 value)
 {
 	struct nat_bucket *bucket;
 	__u32 distance, i;

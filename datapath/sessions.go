@@ -63,11 +63,12 @@ func (e *Engine) Sessions(fn func(*nat.Session) bool) (err error) {
 func readSession(s *abiNatSession) (out abiNatSession, whole bool) {
 	const gone = uint32(abiNatFlowStateNAT_FLOW_GONE)
 	state := &s.Flows[abiNatDirectionNAT_OWNER].State
+	keys := s.Keys
 	if atomic.LoadUint32(state)&gone != 0 {
 		return out, false
 	}
 	out = *s
-	return out, atomic.LoadUint32(state)&gone == 0 && s.Keys == out.Keys
+	return out, atomic.LoadUint32(state)&gone == 0 && s.Keys == keys && out.Keys == keys
 }
 
 // session is what the owner's flow alone tells.

@@ -14,6 +14,7 @@ import (
 
 	"natkit/internal/ktest"
 	"natkit/internal/pktbuild"
+	"natkit/nat"
 )
 
 // startSweep loads the sweep on the gateway's maps and arms its timer, for the time of the test.
@@ -380,4 +381,84 @@ func TestSessionRace(t *testing.T) {
 	})
 	stop()
 	g.nothing(t)
+}
+
+// What natkit reads while sessions come, change and go is of one session each, whole; and
+// of those that stay none is missed.
+func TestSessionsRead(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.configure(t, func(c *abiNatConfig) {
+		short(c)
+		c.Timeouts[abiNatTimeoutNAT_TIMEOUT_OTHER] = ticks(3600)
+	})
+	const room = 25000
+	var control abiNatControl
+	if err := g.maps["control"].Lookup(uint32(0), &control); err != nil {
+		t.Fatal(err)
+	}
+	control.SessionsMax = room
+	g.put(t, "control", uint32(0), &control)
+	e := &Engine{maps: g.maps}
+	// The port tells everything else of a session.
+	of := func(port uint16) endpoints {
+		return endpoints{netip.AddrFrom4([4]byte{192, 168, 6, byte(port)}), netip.AddrFrom4([4]byte{198, 51, byte(port >> 8), byte(port)}), port, port ^ 0x5555}
+	}
+	const stay = 20
+	for n := range uint16(stay) {
+		stays := of(n)
+		stays.sport, stays.dport = 0, 0
+		if reason, _ := g.send(t, inside, "gre", 0, stays); reason != sent {
+			t.Fatalf("%v: %v", stays, reason)
+		}
+	}
+	defer g.startSweep(t)()
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	begin := time.Now()
+	wg.Go(func() {
+		err := g.ns.Do(func() error {
+			for n := uint16(0); ; n++ {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				// One group speaks at a time, so that the others' sessions end and numbers are used again.
+				port := 1000 + 20000*uint16(time.Since(begin)/(2*time.Second)%3) + n%20000
+				opts := &ebpf.RunOptions{Data: g.in.arriving(packet("udp", 0, of(port))).Bytes(), Context: &skbContext{Ifindex: uint32(g.in.ifindex)}}
+				if _, err := g.programs["tc_inside"].Run(opts); err != nil {
+					return err
+				}
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	read, made := 0, uint64(0)
+	ktest.Wait(t, 60*time.Second, "numbers to be used again while they are read", func() bool {
+		stayed := 0
+		err := e.Sessions(func(s *nat.Session) bool {
+			read++
+			if s.Protocol == 47 {
+				stayed++
+				return true
+			}
+			want := of(s.Source.Port())
+			if s.Source.Addr() != want.src || s.Destination != netip.AddrPortFrom(want.dst, want.dport) || s.DestinationAfter != s.Destination ||
+				s.SourceAfter.Port() != want.sport || s.SourceAfter.Addr().As4()[3] != want.src.As4()[3] {
+				t.Errorf("read %+v, which is of no session", s)
+			}
+			return !t.Failed()
+		})
+		if err != nil || stayed != stay {
+			t.Fatalf("%d of %d sessions that stay were read (%v)", stayed, stay, err)
+		}
+		made += g.counted(t)[abiNatReasonNAT_CREATED]
+		return made > room+10000 || t.Failed()
+	})
+	close(stop)
+	wg.Wait()
+	t.Logf("read %d, of %d", read, made)
 }

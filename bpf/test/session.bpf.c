@@ -34,8 +34,7 @@ static long open_scattered(__u32 n, struct test *t)
 	t->packet.key.src = addr_of(bpf_htonl(0xc0a81000 + host));
 	t->packet.key.sport = bpf_htons(1024 + flow - host * 63);
 	t->packet.key.dst = addr_of(bpf_htonl(0xc6336409 + flow / 32768));
-	if (!flow_find(&t->packet.key) &&
-	    session_open(t->ctx, &t->packet, &t->flow) == GO_ON)
+	if (!flow_find(&t->packet.key) && session_open(t->ctx, &t->packet, &t->flow) == GO_ON)
 		t->opened++;
 	return 0;
 }

@@ -35,8 +35,8 @@ GLOBAL int find_value(__u32 value)
 {
 	struct nat_control *c = control_get();
 	__u32 key = value & TEST_KEY;
-	__u64 entry = c ? table_find(&flow_table, c->flow_mask, table_hash(c, key, 0), test_is, &key)
-			: 0;
+	__u64 entry =
+		c ? table_find(&flow_table, c->flow_mask, table_hash(c, key, 0), test_is, &key) : 0;
 
 	return entry ? (int)table_value(entry) : -1;
 }
