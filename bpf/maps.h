@@ -5,10 +5,11 @@
  * "natkit" user space. max_entries given here are for tests of the C code; package
  * datapath puts in those of the rule file's limits before it loads.
  *
- * State maps are plain preallocated hashes, never LRU (but for fragments that wait for
- * their first one, fragment.h): a live session or mapping is not thrown away for a new
- * one (RFC 6888 REQ-11). Memory of a removed element is used again at once by any other
- * key, so:
+ * Sessions and mappings lie in arrays, and tables of cache lines lead to them (table.h);
+ * other state is in the kernel's preallocated hashes. None is LRU (but for fragments that
+ * wait for their first one, fragment.h): a live session or mapping is not thrown away for
+ * a new one (RFC 6888 REQ-11). Memory of what was removed is used again by any other key,
+ * so:
  *  - a session is removed only by the sweep, NAT_DEAD_TICKS after it was marked
  *    NAT_FLOW_DEAD, and a packet that finds it dead does not use it (it may revive it);
  *  - a reference on a mapping, source or contact is taken by compare-and-exchange
