@@ -268,3 +268,36 @@ func TestLinkDown(t *testing.T) {
 		t.Errorf("%s %s: %q", f.Code, f.Title, f.Remedy)
 	}
 }
+
+// A rule that drops what routers say of packets too big for them is told where the message is
+// about a flow here, or dropped before connection tracking could know.
+func TestSizeUntold(t *testing.T) {
+	early := snapshot.Chain{Backend: "nft", Family: "ip", Table: "raw", Name: "pre", Hook: "prerouting", Type: "filter", Priority: -300, Policy: "accept", Rules: 1,
+		DropRules: []snapshot.DropRule{{Number: 1, Verdict: "drop"}}}
+	inPrerouting := stack("nft_do_chain+0x3c2", "nft_do_chain_ipv4+0x70", "nf_hook_slow+0x41", "ip_rcv+0x7a")
+	inInput := stack("nft_do_chain+0x3c2", "nft_do_chain_ipv4+0x70", "nf_hook_slow+0x41", "ip_local_deliver+0x7a", "ip_rcv+0x7a")
+	const message = "icmp 203.0.113.1 -> 198.51.100.1 type 3 code 4"
+	for _, tt := range []struct {
+		name string
+		row  snapshot.Drop
+		raw  bool
+		want []string
+	}{
+		{"before connection tracking", drop(4, snapshot.CauseRule, "eth0", sample(message), inPrerouting), true, []string{"mtu-drop"}},
+		{"of a flow here", drop(4, snapshot.CauseRule, "eth0", sample(message+" (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), inInput), false, []string{"mtu-drop"}},
+		{"of IPv6", drop(4, snapshot.CauseRule, "eth0", sample("icmpv6 2001:db8::1 -> 2001:db8:1::2 type 2 code 0 (flow [2001:db8:1::2]:4000 -> [2001:db8:2::2]:443)")), false, []string{"mtu-drop"}},
+		{"one or two", drop(2, snapshot.CauseRule, "eth0", sample(message), inPrerouting), true, nil},
+		{"of no flow, as a scan's", drop(4, snapshot.CauseRule, "eth0", sample(message), inInput), true, nil},
+		{"of no flow, after connection tracking", drop(4, snapshot.CauseRule, "eth0", sample(message), inPrerouting), false, nil},
+		{"another message", drop(4, snapshot.CauseRule, "eth0", sample("icmp 203.0.113.1 -> 198.51.100.1 type 3 code 1"), inPrerouting), true, nil},
+	} {
+		s := gateway()
+		if tt.raw {
+			s.Chains = append(s.Chains, early)
+		}
+		s.Drops.Rows = append(s.Drops.Rows, tt.row)
+		if got := codesOf(Judge(s)); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: found %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
