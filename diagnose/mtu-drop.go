@@ -97,23 +97,24 @@ func judgeMTU(f facts) *verdict {
 func judgeSizeUntold(f facts) *verdict {
 	_, rows, _ := f.dropped(snapshot.CauseRule)
 	var victims ruleVictims
-	example := ""
+	example, known := "", false
 	for _, row := range rows {
 		for _, sample := range row.Samples {
-			if saysSize(sample) && f.meant(row, sample) {
+			if saysSize(sample) {
 				in, _ := f.link(row.Interface)
 				victims.add(row, in)
-				example = sample
+				_, ofFlow := parseFlow(sample)
+				example, known = sample, known || ofFlow
 				break
 			}
 		}
 	}
-	if victims.count < mtuFew {
+	suspects, sure := f.droppingRules(victims)
+	if victims.count < mtuFew || !known && !f.beforeTracking(suspects, sure) {
 		return nil
 	}
 	v := &verdict{harm: float64(victims.count)}
 	v.Severity = Warning
-	suspects, sure := f.droppingRules(victims)
 	who := "a rule"
 	if sure {
 		who = suspects[0].name()
@@ -136,14 +137,16 @@ func saysSize(sample string) bool {
 		strings.HasPrefix(sample, "icmpv6 ") && strings.Contains(sample, " type 2 code 0")
 }
 
-// meant says whether a sampled ICMP message is about a flow of connection tracking's, or was
-// dropped where that has not seen it: what is about none may be forged.
-func (f facts) meant(row snapshot.Drop, sample string) bool {
-	if _, ok := parseFlow(sample); ok {
-		return true
+// beforeTracking says whether none but rules before connection tracking may have dropped
+// something. After it, what is about no flow is dropped as invalid, and may be forged.
+func (f facts) beforeTracking(suspects []suspect, sure bool) bool {
+	if sure && suspects[0].rule.Packets != nil {
+		suspects = suspects[:1]
+	} else if slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool { return c.Policy == "drop" }) {
+		return false
 	}
-	return f.hookOf(row) == "prerouting" && slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool {
-		return c.Hook == "prerouting" && c.Priority <= -200 && len(c.DropRules) > 0
+	return len(suspects) > 0 && !slices.ContainsFunc(suspects, func(s suspect) bool {
+		return s.chain.Family != "netdev" && (s.chain.Hook != "prerouting" || s.chain.Priority > -200)
 	})
 }
 

@@ -167,7 +167,7 @@ func (f facts) awaited(sample string) bool {
 func (f facts) sentByClients(row snapshot.Drop, in snapshot.Interface) (snapshot.Interface, bool) {
 	for _, sample := range row.Samples {
 		t, ok := parseSample(sample)
-		if !ok || f.own(t.dest.Addr()) || f.own(t.source.Addr()) || t.dest.Addr().IsMulticast() {
+		if !ok || f.own(t.dest.Addr()) || f.own(t.source.Addr()) || f.manifold(t.dest.Addr()) {
 			continue
 		}
 		if flow, ok := parseFlow(sample); ok && flow.dest.Addr() != t.dest.Addr() {
