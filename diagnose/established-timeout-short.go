@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"natkit/snapshot"
@@ -13,21 +14,94 @@ import (
 // may count on: RFC 5382, REQ-5.
 const leastEstablished = 2*3600 + 4*60
 
+// The kernel's own time-outs of UDP flows, that were not answered and that were.
+const (
+	usualUDP       = 30
+	usualUDPStream = 120
+)
+
 var establishedTimeoutShort = Cause{
 	Code:       "established-timeout-short",
 	Title:      "Open connections are forgotten while they are idle",
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"conntrack-invalid-reset"},
-	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Connections that were idle for a while hang or are reset with the next packet: database pools, SSH sessions, long polls.",
+	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanConntrackDump},
+	Symptom:    "Connections that were idle for a while hang or are reset with the next packet: database pools, SSH sessions, long polls. Of UDP: answers that take a while are lost, calls and tunnels go silent.",
 	Proof: fmt.Sprintf("The time-out of established connections is below %d s (RFC 5382 asks for 2 h 4 min), sources are translated, and segments in the middle of a connection reached this machine's own stack and were reset: "+
-		"from %d in the window a warning, from %d and %s of the connections that end critical. The short time-out alone is advice.", leastEstablished, fewFailures, resetFew, percent(resetOfEnded)),
+		"from %d in the window a warning, from %d and %s of the connections that end critical. The short time-out alone is advice. "+
+		"Or one of UDP's is below the kernel's %d s (unanswered) and %d s (answered), and datagrams from where flows here go to came in for this machine's own address and found no socket: from %d a warning, from %d critical.",
+		leastEstablished, fewFailures, resetFew, percent(resetOfEnded), usualUDP, usualUDPStream, fewFailures, resetFew),
 	Lookalike: "A short time-out on a machine that translates nothing, and resets of scans, whose packets are not in the middle of a connection.",
 	Cure:      "A time-out of a day, which keepalive with usual settings keeps up; or keepalive in the programs, more often than the time-out.",
 	judge:     judgeEstablishedShort,
 }
 
 func judgeEstablishedShort(f facts) *verdict {
+	tcp, udp := judgeTCPShort(f), judgeUDPShort(f)
+	if tcp == nil || udp != nil && udp.Severity > tcp.Severity {
+		return udp
+	}
+	return tcp
+}
+
+// judgeUDPShort tells of answers that come when the entry of their flow is gone.
+func judgeUDPShort(f facts) *verdict {
+	if f.Drops == nil || f.Conntrack == nil || f.Conntrack.Table == nil || !f.translatesSources() && f.Chains != nil {
+		return nil
+	}
+	v := &verdict{}
+	var short []Evidence
+	for _, s := range []snapshot.Setting{
+		f.local("net.netfilter.nf_conntrack_udp_timeout", usualUDP),
+		f.local("net.netfilter.nf_conntrack_udp_timeout_stream", usualUDPStream),
+	} {
+		now, known := f.sysctl(s.Name)
+		if want, err := strconv.ParseInt(s.Value, 10, 64); err == nil && known && now > 0 && now < want {
+			v.Settings = append(v.Settings, s)
+			v.Remedy = append(v.Remedy, f.set(s))
+			short = append(short, Evidence{s.Name, strconv.FormatInt(now, 10), fromSettings})
+		}
+	}
+	late, rows := f.lateDatagrams()
+	if len(short) == 0 || late < fewFailures {
+		return nil
+	}
+	v.harm = float64(late)
+	v.Severity = Warning
+	if late >= resetFew {
+		v.Severity = Critical
+	}
+	v.Title = fmt.Sprintf("%s of UDP came in %s when their flows were forgotten: the time-out is %s s", number(late, "answer"), f.window(), short[0].Value)
+	v.Evidence = append(short, Evidence{"datagrams for nobody here (NO_SOCKET), from where flows here go to", strconv.FormatUint(late, 10) + cameInBy(rows), fromTracer})
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Why = "When the entry of a translated flow is gone, what comes from outside is for this machine itself, which knows nothing of it. RFC 4787 asks for two minutes at least; calls, tunnels and games send as seldom as every 20 to 30 s."
+	v.Remedy = append(v.Remedy, "# if they were shortened because the table was full, raise its limit instead")
+	v.Verify = f.look(f.run("sysctl " + v.Settings[0].Name))
+	return v
+}
+
+// lateDatagrams are those that came in for an address of this machine, found no socket, and
+// are from where flows in the table go to.
+func (f facts) lateDatagrams() (n uint64, rows []snapshot.Drop) {
+	t := f.Conntrack.Table
+	for _, row := range f.Drops.Rows {
+		if row.Reason != "NO_SOCKET" || row.Count >= implausible || !f.here(row.Netns) {
+			continue
+		}
+		if slices.ContainsFunc(row.Samples, func(sample string) bool {
+			packet, ok := parseSample(sample)
+			return ok && packet.protocol == "udp" && f.own(packet.dest.Addr()) && slices.ContainsFunc(t.Unanswered, func(u snapshot.UnansweredUse) bool {
+				return u.Protocol == "udp" && u.SNAT && u.Dest == packet.source
+			})
+		}) {
+			n = saturate(n, row.Count)
+			rows = append(rows, row)
+		}
+	}
+	return n, rows
+}
+
+func judgeTCPShort(f facts) *verdict {
 	s := f.local("net.netfilter.nf_conntrack_tcp_timeout_established", f.aliveSeconds())
 	now, known := f.sysctl(s.Name)
 	if !known || now <= 0 || now >= leastEstablished || f.Conntrack == nil || !f.translatesSources() && f.Chains != nil {

@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"net/netip"
@@ -151,6 +152,26 @@ func (f facts) own(addr netip.Addr) bool {
 	for _, i := range f.Interfaces {
 		for _, p := range i.Addresses {
 			if p.Addr() == addr {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// manifold says whether addr is not one host's: multicast, or broadcast, on this machine's
+// networks too. What is sent there ends on its network.
+func (f facts) manifold(addr netip.Addr) bool {
+	if addr.IsMulticast() || addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return true
+	}
+	if !addr.Is4() {
+		return false
+	}
+	host := binary.BigEndian.Uint32(addr.AsSlice())
+	for _, i := range f.Interfaces {
+		for _, p := range i.Addresses {
+			if ones := ^uint32(0) >> max(p.Bits(), 0); p.Addr().Is4() && p.Bits() < 31 && p.Contains(addr) && host&ones == ones {
 				return true
 			}
 		}

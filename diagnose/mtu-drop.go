@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"natkit/snapshot"
 )
@@ -25,11 +26,11 @@ var mtuDrop = Cause{
 	Code:       "mtu-drop",
 	Title:      "Packets are too big for the way out",
 	Severities: []Severity{Advice, Warning, Critical},
-	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
+	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:    "Small transfers work, large ones hang; connections open and then stand still. Typical behind tunnels, PPPoE and container networks.",
 	Proof: fmt.Sprintf("Packets with DF were too big for the interface they should leave by (Ip.FragFails, PKT_TOO_BIG). From %d packets and %s of all that are to be forwarded it is a "+
-		"warning, from %s critical; %.0f a second are a warning in any case.", mtuFew, "0.1 %", percent(mtuHole), mtuPerSecond),
-	Lookalike: "One or two such packets at the begin of a connection: the sender is told and sends smaller ones.",
+		"warning, from %s critical; %.0f a second are a warning in any case. Or a rule here drops the messages (ICMP type 3 code 4, ICMPv6 type 2) by which another router says so: a warning, from %d.", mtuFew, "0.1 %", percent(mtuHole), mtuPerSecond, mtuFew),
+	Lookalike: "One or two such packets at the begin of a connection: the sender is told and sends smaller ones. Forged messages about flows that connection tracking does not know, dropped as invalid.",
 	Cure:      "Clamping the segment size that TCP announces to what fits the smallest link, in both directions; for other protocols one MTU everywhere.",
 	judge:     judgeMTU,
 }
@@ -39,7 +40,7 @@ func judgeMTU(f facts) *verdict {
 	counted, _ := f.counter("Ip.FragFails")
 	lost := max(traced, counted)
 	if lost < mtuFew {
-		return nil
+		return judgeSizeUntold(f)
 	}
 	forwarded, known := f.counter("Ip.ForwDatagrams") // too big ones included
 	part := share(lost, forwarded)
@@ -89,6 +90,64 @@ func judgeMTU(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("nstat -az IpFragFails"))
 	return v
+}
+
+// judgeSizeUntold tells of senders that can't learn which size fits another router's link,
+// because a rule here drops what that router says.
+func judgeSizeUntold(f facts) *verdict {
+	_, rows, _ := f.dropped(snapshot.CauseRule)
+	var victims ruleVictims
+	example, known := "", false
+	for _, row := range rows {
+		for _, sample := range row.Samples {
+			if saysSize(sample) {
+				in, _ := f.link(row.Interface)
+				victims.add(row, in)
+				_, ofFlow := parseFlow(sample)
+				example, known = sample, known || ofFlow
+				break
+			}
+		}
+	}
+	suspects, sure := f.droppingRules(victims)
+	if victims.count < mtuFew || !known && !f.beforeTracking(suspects, sure) {
+		return nil
+	}
+	v := &verdict{harm: float64(victims.count)}
+	v.Severity = Warning
+	who := "a rule"
+	if sure {
+		who = suspects[0].name()
+	}
+	v.Title = fmt.Sprintf("%s drops the messages by which routers say that packets are too big for them", who)
+	v.Evidence = []Evidence{
+		{"packets dropped by rules, such messages among them", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer},
+		{"one of them", example, fromTracer},
+	}
+	v.Evidence = append(v.Evidence, ruleEvidence(suspects)...)
+	v.Why = "A router whose link is too small for a packet drops it and answers with an ICMP message that says which size fits. Its sender never hears of it, and goes on sending the same packet: connections open, and hang with the first full segment."
+	v.Remedy = append([]string{"# let these messages pass before that rule: in nftables \"icmp type destination-unreachable accept\" and \"icmpv6 type packet-too-big accept\", in iptables \"-p icmp --icmp-type fragmentation-needed -j ACCEPT\""}, f.spare(victims, suspects, sure)...)
+	v.Verify = f.look(f.natkit("drops --for 10s"))
+	return v
+}
+
+// saysSize says whether a sampled packet is a message about one that was too big.
+func saysSize(sample string) bool {
+	return strings.HasPrefix(sample, "icmp ") && strings.Contains(sample, " type 3 code 4") ||
+		strings.HasPrefix(sample, "icmpv6 ") && strings.Contains(sample, " type 2 code 0")
+}
+
+// beforeTracking says whether none but rules before connection tracking may have dropped
+// something. After it, what is about no flow is dropped as invalid, and may be forged.
+func (f facts) beforeTracking(suspects []suspect, sure bool) bool {
+	if sure && suspects[0].rule.Packets != nil {
+		suspects = suspects[:1]
+	} else if slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool { return c.Policy == "drop" }) {
+		return false
+	}
+	return len(suspects) > 0 && !slices.ContainsFunc(suspects, func(s suspect) bool {
+		return s.chain.Family != "netdev" && (s.chain.Hook != "prerouting" || s.chain.Priority > -200)
+	})
 }
 
 // tightLink is the interface that the packets did not fit: the one towards a

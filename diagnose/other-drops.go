@@ -4,7 +4,6 @@ package diagnose
 
 import (
 	"fmt"
-	"net/netip"
 	"strconv"
 	"strings"
 
@@ -127,11 +126,9 @@ func judgeOther(f facts) *verdict {
 // passing says whether packets of row were on their way through this machine.
 func (f facts) passing(row snapshot.Drop) bool {
 	for _, t := range samples([]snapshot.Drop{row}) {
-		if !f.own(t.dest.Addr()) && !f.own(t.source.Addr()) && !t.dest.Addr().IsMulticast() && !t.dest.Addr().IsLoopback() && t.dest.Addr().IsValid() {
-			return t.dest.Addr() != everybody
+		if !f.own(t.dest.Addr()) && !f.own(t.source.Addr()) && !f.manifold(t.dest.Addr()) && !t.dest.Addr().IsLoopback() && t.dest.Addr().IsValid() {
+			return true
 		}
 	}
 	return false
 }
-
-var everybody = netip.AddrFrom4([4]byte{255, 255, 255, 255})

@@ -120,7 +120,7 @@ func judgeRuleDrop(f facts) *verdict {
 	}
 	who := "a rule"
 	if sure {
-		who = fmt.Sprintf("rule %d of chain %s of table %s %s", suspects[0].rule.Number, suspects[0].chain.Name, suspects[0].chain.Family, suspects[0].chain.Table)
+		who = suspects[0].name()
 	}
 	v.Title = fmt.Sprintf("%s dropped %d %s %s", who, victims.count, what, f.window())
 	if victims.by != "" {
@@ -133,13 +133,7 @@ func judgeRuleDrop(f facts) *verdict {
 	if victims.by != "" {
 		v.Evidence = append(v.Evidence, Evidence{"packets that came in by " + victims.by, strconv.FormatUint(victims.received, 10), fromLinks})
 	}
-	for _, s := range suspects {
-		value := s.rule.Verdict
-		if s.rule.Packets != nil {
-			value += ", met by " + number(*s.rule.Packets, "packet")
-		}
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rule %d of chain %s of table %s %s", s.rule.Number, s.chain.Name, s.chain.Family, s.chain.Table), value, fromRules + " (" + s.chain.Backend + ")"})
-	}
+	v.Evidence = append(v.Evidence, ruleEvidence(suspects)...)
 	v.Why = "What a rule drops is lost without a word to its sender, who tries again and waits. A rule that was meant for others, or for another time, looks like a fault of the network."
 	v.Remedy = f.spare(victims, suspects, sure)
 	v.Verify = f.look(f.natkit("drops --for 10s"))
@@ -173,7 +167,7 @@ func (f facts) awaited(sample string) bool {
 func (f facts) sentByClients(row snapshot.Drop, in snapshot.Interface) (snapshot.Interface, bool) {
 	for _, sample := range row.Samples {
 		t, ok := parseSample(sample)
-		if !ok || f.own(t.dest.Addr()) || f.own(t.source.Addr()) || t.dest.Addr().IsMulticast() {
+		if !ok || f.own(t.dest.Addr()) || f.own(t.source.Addr()) || f.manifold(t.dest.Addr()) {
 			continue
 		}
 		if flow, ok := parseFlow(sample); ok && flow.dest.Addr() != t.dest.Addr() {
@@ -190,6 +184,21 @@ func (f facts) sentByClients(row snapshot.Drop, in snapshot.Interface) (snapshot
 type suspect struct {
 	chain snapshot.Chain
 	rule  snapshot.DropRule
+}
+
+func (s suspect) name() string {
+	return fmt.Sprintf("rule %d of chain %s of table %s %s", s.rule.Number, s.chain.Name, s.chain.Family, s.chain.Table)
+}
+
+func ruleEvidence(suspects []suspect) (out []Evidence) {
+	for _, s := range suspects {
+		value := s.rule.Verdict
+		if s.rule.Packets != nil {
+			value += ", met by " + number(*s.rule.Packets, "packet")
+		}
+		out = append(out, Evidence{s.name(), value, fromRules + " (" + s.chain.Backend + ")"})
+	}
+	return out
 }
 
 // guardTable is where rules go by which a cure keeps something out.

@@ -389,4 +389,24 @@ func TestEstablishedTimeoutShort(t *testing.T) {
 		{"as long as RFC 5382 asks", also(code, func(s *snapshot.Snapshot) { s.Sysctls[name] = "7440" }), ""},
 		{"a host that translates nothing", also(code, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 	})
+
+	late := func(timeout string, n uint64, packet string) func(*snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			s.Sysctls["net.netfilter.nf_conntrack_udp_timeout"] = timeout
+			u := unanswered("udp", "192.168.1.20", "203.0.113.80:5060", "203.0.113.80:5060", 40, 0)
+			u.SNAT = true
+			s.Conntrack.Table.Unanswered = append(s.Conntrack.Table.Unanswered, u)
+			d := drop(n, snapshot.CauseNone, "eth0", sample(packet))
+			d.Reason = "NO_SOCKET"
+			s.Drops.Rows = append(s.Drops.Rows, d)
+		}
+	}
+	const answer = "udp 203.0.113.80:5060 -> 198.51.100.1:40000"
+	run(t, []row{
+		{"late answers of UDP", late("2", 80, answer), "critical " + code},
+		{"a few", late("2", 5, answer), "warning " + code},
+		{"one", late("2", 1, answer), ""},
+		{"a scan", late("2", 80, "udp 203.0.113.99:5060 -> 198.51.100.1:40000"), ""},
+		{"the kernel's own time-out", late("30", 80, answer), ""},
+	})
 }

@@ -268,3 +268,51 @@ func TestLinkDown(t *testing.T) {
 		t.Errorf("%s %s: %q", f.Code, f.Title, f.Remedy)
 	}
 }
+
+// A rule that drops what routers say of packets too big for them is told where the message is
+// about a flow here, or dropped before connection tracking could know.
+func TestSizeUntold(t *testing.T) {
+	rule := func(hook string, priority int, packets *uint64) snapshot.Chain {
+		return snapshot.Chain{Backend: "nft", Family: "ip", Table: "guard", Name: hook, Hook: hook, Type: "filter", Priority: priority, Policy: "accept", Rules: 1,
+			DropRules: []snapshot.DropRule{{Number: 1, Verdict: "drop", Packets: packets}}}
+	}
+	const message = "icmp 203.0.113.1 -> 198.51.100.1 type 3 code 4"
+	for _, tt := range []struct {
+		name   string
+		count  uint64
+		sample string
+		rules  []snapshot.Chain
+		want   []string
+	}{
+		{"before connection tracking", 4, message, []snapshot.Chain{rule("prerouting", -300, nil)}, []string{"mtu-drop"}},
+		{"by counters", 4, message, []snapshot.Chain{rule("prerouting", -300, count(4)), rule("input", 0, count(1))}, []string{"mtu-drop"}},
+		{"of a flow here", 4, message + " (flow 192.168.1.20:4000 -> 203.0.113.80:443)", []snapshot.Chain{rule("input", 0, nil)}, []string{"mtu-drop"}},
+		{"of IPv6", 4, "icmpv6 2001:db8::1 -> 2001:db8:1::2 type 2 code 0 (flow [2001:db8:1::2]:4000 -> [2001:db8:2::2]:443)", nil, []string{"mtu-drop"}},
+		{"one or two", 2, message, []snapshot.Chain{rule("prerouting", -300, nil)}, nil},
+		{"of no flow, as a scan's", 4, message, []snapshot.Chain{rule("input", 0, nil)}, nil},
+		{"of no flow, by counters", 4, message, []snapshot.Chain{rule("prerouting", -300, count(0)), rule("input", 0, count(4))}, nil},
+		{"of no flow, either rule", 4, message, []snapshot.Chain{rule("prerouting", -300, nil), rule("input", 0, nil)}, nil},
+		{"another message", 4, "icmp 203.0.113.1 -> 198.51.100.1 type 3 code 1", []snapshot.Chain{rule("prerouting", -300, nil)}, nil},
+	} {
+		s := gateway()
+		chain(s, "forward").Policy = "accept"
+		s.Chains = append(s.Chains, tt.rules...)
+		s.Drops.Rows = append(s.Drops.Rows, drop(tt.count, snapshot.CauseRule, "eth0", sample(tt.sample)))
+		if got := codesOf(Judge(s)); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: found %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// What clients send to everybody on their network is not on its way through.
+func TestToEverybody(t *testing.T) {
+	const chatter = "udp 192.168.1.20:40000 -> 192.168.1.255:137"
+	s := gateway()
+	link(s, "eth1").RxPackets = 1000
+	row := drop(900, snapshot.CauseNone, "eth1", sample(chatter))
+	row.Location, row.Reason = "__udp4_lib_rcv+0xbbf", "NOT_SPECIFIED"
+	s.Drops.Rows = append(s.Drops.Rows, row, drop(900, snapshot.CauseRule, "eth1", sample(chatter)))
+	if got := codesOf(Judge(s)); len(got) > 0 {
+		t.Errorf("found %q", got)
+	}
+}

@@ -41,6 +41,10 @@ func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
 			return snapshot.CauseNoRoute
 		case "ip_rcv_finish_core": // martians before Linux 6.14, which has reasons for them
 			return snapshot.CauseMartian
+		case "ndisc_error_report", "neigh_invalidate": // of IPv6; the first one may end in a jump, and its caller is seen
+			return snapshot.CauseNeighbour
+		case "ip_defrag": // no memory for a fragment to wait in
+			return snapshot.CauseFragment
 		}
 	case "PKT_TOO_BIG":
 		return snapshot.CauseTooBig
@@ -110,6 +114,9 @@ func benign(function, reason string, class dropsDropClass) bool {
 	case "NOT_SPECIFIED":
 		if function == "tcp_v4_rcv" || function == "tcp_v6_rcv" { // the last FIN finds TIME_WAIT
 			return class&dropsDropClassDROP_TCP_END != 0
+		}
+		if function == "ndisc_error_report" { // what waited for a neighbour, unlike the rest of ndisc_
+			return false
 		}
 		for _, prefix := range []string{
 			"netlink_", "unix_", "ip6_mc_input", "mld_", "igmp_", "ndisc_", "packet_", // no traffic of users'

@@ -175,6 +175,7 @@ func TestDevices(t *testing.T) {
 		output(t, h, "", "ip", "route", "add", kind, dst)
 	}
 	output(t, h, "", "ip", "route", "add", "10.70.0.0/16", "via", "10.9.0.7")
+	output(t, h, "", "ip", "route", "add", "10.71.0.0/16", "nexthop", "via", "10.9.0.7", "nexthop", "via", "10.9.0.8")
 	for i := range 5 {
 		output(t, h, "", "ip", "neigh", "add", fmt.Sprintf("10.9.0.%d", 100+i), "lladdr", "02:00:00:00:00:01", "dev", "veth0")
 	}
@@ -227,6 +228,25 @@ func TestDevices(t *testing.T) {
 		q := snapshot.RouteAnswer{In: "veth0", Source: netip.MustParseAddr("10.9.0.1"), Dest: netip.MustParseAddr("10.70.0.1")}
 		if got, err := askRoute(q, false); err != nil || got.Answer != snapshot.RouteFound || got.Out != "veth0" {
 			t.Errorf("from this machine itself: %+v, %v", got, err)
+		}
+		// Of several ways, the one that is silent is named, whichever a look-up takes.
+		for _, silent := range []string{"10.9.0.7", "10.9.0.8"} {
+			neighbour := &netlink.Neigh{LinkIndex: veth.Index, Family: netlink.FAMILY_V4, IP: net.ParseIP(silent).To4(), State: netlink.NUD_FAILED}
+			if err := netlink.NeighSet(neighbour); err != nil {
+				return err
+			}
+			got := snapshot.RouteAnswer{Dest: netip.MustParseAddr("10.71.0.1"), Out: "other", Via: netip.MustParseAddr("10.9.0.6")}
+			if chooseSilent(&got); got.Via.String() != silent || got.Out != "veth0" {
+				t.Errorf("%s is silent, and named is %s on %s", silent, got.Via, got.Out)
+			}
+			if err := netlink.NeighDel(neighbour); err != nil {
+				return err
+			}
+		}
+		asked := snapshot.RouteAnswer{Dest: netip.MustParseAddr("10.71.0.1"), Out: "veth0", Via: netip.MustParseAddr("10.9.0.6")}
+		got := asked
+		if chooseSilent(&got); got != asked {
+			t.Errorf("nobody is silent: %+v, want %+v", got, asked)
 		}
 		return nil
 	})

@@ -5,6 +5,7 @@ package probe
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -66,6 +67,7 @@ var routeCauses = map[snapshot.NATCause]bool{snapshot.CauseNoRoute: true, snapsh
 // translated. What came in by which interface is not known of them.
 func onward(s *snapshot.Snapshot) {
 	var to []netip.Addr
+	silent := map[netip.Addr]bool{}
 	if s.Drops != nil {
 		for _, row := range s.Drops.Rows {
 			if row.Cause != snapshot.CauseNeighbour || row.Netns != 0 && s.Netns.Inode != 0 && row.Netns != s.Netns.Inode {
@@ -74,6 +76,7 @@ func onward(s *snapshot.Snapshot) {
 			for _, sample := range row.Samples {
 				if q, ok := routeQuestion(sample, ""); ok {
 					to = append(to, q.Dest)
+					silent[q.Dest] = true
 				}
 			}
 		}
@@ -92,9 +95,48 @@ func onward(s *snapshot.Snapshot) {
 		}
 		asked[addr] = true
 		if answer, err := askRoute(snapshot.RouteAnswer{Dest: addr}, false); err == nil {
+			if silent[addr] && answer.Via.IsValid() {
+				chooseSilent(&answer)
+			}
 			s.Routes = append(s.Routes, answer)
 		}
 	}
+}
+
+// chooseSilent names the router that did not answer where a route has several: which
+// one a packet takes depends on its ports, too, and the answer may have another.
+func chooseSilent(answer *snapshot.RouteAnswer) {
+	found, err := netlink.RouteGetWithOptions(answer.Dest.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err != nil || len(found) == 0 || len(found[0].MultiPath) < 2 {
+		return
+	}
+	family := netlink.FAMILY_V4
+	if answer.Dest.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	for _, hop := range found[0].MultiPath {
+		// An interrupted list has still most of them.
+		neighbours, _ := netlink.NeighList(hop.LinkIndex, family)
+		for _, n := range neighbours {
+			if n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) == 0 || !n.IP.Equal(nextHop(hop)) {
+				continue
+			}
+			link, err := netlink.LinkByIndex(hop.LinkIndex)
+			via, ok := netip.AddrFromSlice(n.IP)
+			if err == nil && ok {
+				answer.Out, answer.Via = link.Attrs().Name, via.Unmap()
+				return
+			}
+		}
+	}
+}
+
+// nextHop is the router of one of several ways, of whichever family it is.
+func nextHop(hop *netlink.NexthopInfo) net.IP {
+	if via, ok := hop.Via.(*netlink.Via); ok && via != nil {
+		return via.Addr
+	}
+	return hop.Gw
 }
 
 // routeQuestion reads "udp 10.0.0.2:53 -> 10.0.1.2:53 ...".

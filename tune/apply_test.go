@@ -308,6 +308,31 @@ func TestPending(t *testing.T) {
 	f.expect(normal)
 }
 
+// A process killed while it wrote a file below /etc leaves half of it under another name,
+// which the rollback takes away.
+func TestPendingFile(t *testing.T) {
+	f := newFiles(t, before)
+	half := f.sysctlFile() + temporarySuffix
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = Apply(context.Background(), planOf(timeWait+"=30"), ApplyOptions{Place: f.Place, Persist: true, step: func(what string) error {
+			if what == f.sysctlFile() {
+				if err := os.MkdirAll(filepath.Dir(half), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				write(t, half, "net.")
+				panic("killed")
+			}
+			return nil
+		}})
+	}()
+	f.rollback(Last, false)
+	f.expect(normal)
+	if left, err := os.ReadDir(filepath.Dir(half)); err != nil || len(left) > 0 {
+		t.Errorf("left: %v (%v)", left, err)
+	}
+}
+
 func TestOneAtATime(t *testing.T) {
 	f := newFiles(t, before)
 	f.apply(ApplyOptions{step: func(string) error {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/netns"
 	"natkit/snapshot"
 )
@@ -85,6 +87,8 @@ func (s *space) write(name, value string) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		return fmt.Errorf("write %s%s: %w (needs root)", name, s.where(), cause(err))
+	case errors.Is(err, unix.EROFS): // as container engines mount it
+		return fmt.Errorf("write %s%s: %w (in a container /proc/sys mostly is: run it on the host, with --netns pid:N for the container's namespace)", name, s.where(), cause(err))
 	case err != nil:
 		return fmt.Errorf("write %s%s: %w", name, s.where(), cause(err))
 	}

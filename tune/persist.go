@@ -201,6 +201,10 @@ func readFile(path string) (*string, error) {
 	return &text, nil
 }
 
+// temporarySuffix ends the name of a file that is being written: not *.conf or *.rules, so
+// that half of one is never read at boot.
+const temporarySuffix = ".new"
+
 // writeFile puts a file into place as a whole, or takes it away where text is
 // nil: at no moment is half of it there.
 func writeFile(path string, text *string) error {
@@ -214,7 +218,7 @@ func writeFile(path string, text *string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make folder for settings: %w", err)
 	}
-	temporary := path + ".new" // not *.conf or *.rules: never read at boot
+	temporary := path + temporarySuffix
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return fmt.Errorf("write file of settings: %w", err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"time"
 
@@ -152,6 +153,11 @@ func restoreFile(f *fileChange, force bool) (Restored, error) {
 		err = writeFile(f.Path, f.Old)
 	default:
 		x.Outcome, x.Detail = OutcomeKept, "it was changed since: its values come back at the next boot"
+	}
+	if err == nil { // that a killed process had begun
+		if err = os.Remove(f.Path + temporarySuffix); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
 	}
 	return x, err
 }
