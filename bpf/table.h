@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Hash tables that lead from a key to the number of the element that has it: of flows to
- * their session (state.h), of inside endpoints to their slot (mapping.h). A table is an
+ * their session (flows.h), of inside endpoints to their slot (mapping.h). A table is an
  * array of struct nat_bucket, each a cache line; the elements lie elsewhere, with their
  * keys.
  *
