@@ -44,6 +44,7 @@ enum learn_limit {
 	LEARN_FRONT_BITS = 16,
 	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
 	LEARN_UNANSWERED = 100, /* one that may be answered at any moment */
+	LEARN_BUSY = 30000,     /* since it was trusted: what it carried tells what it will */
 	LEARN_HEARD = 5000,     /* since the other end was heard: no round trip takes longer */
 	LEARN_OWN = 0x6e61746b, /* in skb->cb, from our ingress to our egress: not the stack's */
 	LEARN_SILENT = -2,      /* the other hook's packet, which counts it */
@@ -501,7 +502,8 @@ static __always_inline int learn_fits(const struct nat_flow_key *key, const stru
 	return learn_zero(l3) && learn_zero(l4);
 }
 
-/* The way of the packet into *to, if it is that entry's. */
+/* The way of the packet into *to, if it is that entry's. Also if it is not trusted any more,
+ * to->packets: how many took it when it lately was. */
 static __always_inline int front_read(struct learn_front *f, const struct packet *packet,
 				      __u64 addresses, __u64 ports, struct learn_front *to)
 {
@@ -515,8 +517,10 @@ static __always_inline int front_read(struct learn_front *f, const struct packet
 	to->ports = word[3];
 	to->hop = word[4];
 	to->way = word[5];
-	if (!learn_trusted(to->way, packet->now) || front_sum(to) != word[6])
+	if (!learn_trusted(to->way, packet->now) || front_sum(to) != word[6]) {
+		to->packets = packet->now - (__u32)to->way < LEARN_BUSY ? word[7] : 0;
 		return 0;
+	}
 	f->packets += packet->segments;
 	return 1;
 }
@@ -528,6 +532,7 @@ static __always_inline int front_find(const struct packet *packet, struct learn_
 	__u64 ports = learn_key_ports(&packet->key);
 	__u32 slot = front_slot(addresses, ports);
 
+	to->packets = 0;
 	return front_read(front_at(slot), packet, addresses, ports, to) ||
 	       front_read(front_at(slot ^ 1), packet, addresses, ports, to);
 }
@@ -669,7 +674,8 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 	if (!lives) {
 		if (turns)
 			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
-		if (learn_young(glance, hash, !after_xdp))
+		/* One that was busy before the silence is asked about at once. */
+		if (to.packets < LEARN_YOUNG && learn_young(glance, hash, !after_xdp))
 			return after_xdp ? LEARN_SILENT : NAT_ACCEL_YOUNG;
 	}
 	s = bpf_map_lookup_elem(&shortcuts, &packet->key);

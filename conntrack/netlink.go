@@ -99,7 +99,7 @@ const (
 // socket is a netlink socket to netfilter in the namespace of the thread that
 // opened it. It is used by one goroutine.
 type socket struct {
-	file *os.File
+	file *os.File // nil: not watched
 	fd   int
 	seq  uint32
 	buf  []byte
@@ -110,6 +110,18 @@ type socket struct {
 // mask of multicast groups to join. Without connection tracking in the kernel
 // there is none: the first message would load it, and looking must not.
 func openSocket(ctx context.Context, groups uint32) (*socket, error) {
+	s, err := openUnwatched(groups)
+	if err != nil {
+		return nil, err
+	}
+	s.file = os.NewFile(uintptr(s.fd), "ctnetlink")
+	s.stop = context.AfterFunc(ctx, func() { s.file.SetReadDeadline(time.Unix(1, 0)) })
+	return s, nil
+}
+
+// openUnwatched opens a socket for those who look into it now and then: nothing wakes
+// this program when a message comes.
+func openUnwatched(groups uint32) (*socket, error) {
 	if !loaded("/") {
 		return nil, errNotLoaded
 	}
@@ -117,9 +129,9 @@ func openSocket(ctx context.Context, groups uint32) (*socket, error) {
 	if err != nil {
 		return nil, explain(os.NewSyscallError("socket", err))
 	}
-	s := &socket{fd: fd, file: os.NewFile(uintptr(fd), "ctnetlink"), buf: make([]byte, 64<<10)}
+	s := &socket{fd: fd, buf: make([]byte, 64<<10)}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
-		s.file.Close()
+		unix.Close(fd)
 		return nil, explain(os.NewSyscallError("bind", err))
 	}
 	// Best effort, all three: a smaller buffer means more lost events, which are
@@ -128,7 +140,6 @@ func openSocket(ctx context.Context, groups uint32) (*socket, error) {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBytes)
 	}
 	unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
-	s.stop = context.AfterFunc(ctx, func() { s.file.SetReadDeadline(time.Unix(1, 0)) })
 	return s, nil
 }
 
@@ -147,6 +158,10 @@ func loaded(root string) bool {
 }
 
 func (s *socket) close() {
+	if s.file == nil {
+		unix.Close(s.fd)
+		return
+	}
 	s.stop()
 	s.file.Close()
 }

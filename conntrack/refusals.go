@@ -91,18 +91,16 @@ func OpenRefusals() (*Refusals, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	s, err := openSocket(ctx, 0)
+	s, err := openUnwatched(0)
 	if err != nil {
-		stop()
 		return nil, err
 	}
 	program := unix.SockFprog{Len: uint16(len(refusedOnly)), Filter: &refusedOnly[0]}
 	if err := unix.SetsockoptSockFprog(s.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
 		s.close()
-		stop()
 		return nil, fmt.Errorf("filter conntrack events: %w", err)
 	}
+	ctx, stop := context.WithCancel(context.Background())
 	r := &Refusals{s: s, stop: stop, done: make(chan struct{}), counts: map[refusedKey]uint64{}}
 	if err := r.listen(true); err != nil {
 		s.close()

@@ -164,6 +164,9 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		if softwareKinds[place.kind] != "" && place.XDP {
 			p.Warnings = append(p.Warnings, softwareCaution(place))
 		}
+		// Connection tracking would have to be asked by the packet's entry instead of its
+		// addresses; but by these two flows may look the same then, one to a service and one to
+		// what is behind it, and a shortcut would translate the one as the other.
 		if v, err := readSetting(settingBridge); err == nil && v == "1" && l.Type() == "bridge" {
 			p.Warnings = append(p.Warnings, name+": packets of its ports whose destination NAT changes go through the stack: it is changed before they get here, as "+settingBridge+" is 1")
 		}

@@ -394,6 +394,23 @@ func TestAccelYoungAgain(t *testing.T) {
 	}
 }
 
+// silent lets time pass in which no flow has a packet.
+func (a accelRig) silent(t testing.TB) {
+	t.Helper()
+	m := a.engine.maps["glances"]
+	keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
+	var cursor ebpf.MapBatchCursor
+	if _, err := m.BatchLookup(&cursor, keys, glances, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Fatal(err)
+	}
+	for i := range glances {
+		glances[i] = glances[i]&0xffffffff | uint64(now()-1000)<<32
+	}
+	if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A flow with a packet now and then is asked about with every eighth of them.
 func TestAccelSparse(t *testing.T) {
 	a := aRig(t).accelerator(t)
@@ -407,18 +424,7 @@ func TestAccelSparse(t *testing.T) {
 			if err := a.engine.maps["shortcuts"].Put(&key, &old); err != nil {
 				t.Fatal(err)
 			}
-			m := a.engine.maps["glances"]
-			keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
-			var cursor ebpf.MapBatchCursor
-			if _, err := m.BatchLookup(&cursor, keys, glances, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				t.Fatal(err)
-			}
-			for i := range glances {
-				glances[i] = glances[i]&0xffffffff | uint64(now()-1000)<<32
-			}
-			if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
-				t.Fatal(err)
-			}
+			a.silent(t)
 		}
 		for range 7 { // begins young
 			silence()
@@ -431,6 +437,47 @@ func TestAccelSparse(t *testing.T) {
 		}
 		if n := young() - before; n != 14 {
 			t.Errorf("%s: %d of 16 packets were not asked about, want 14", h.name, n)
+		}
+	}
+}
+
+// A flow that was busy before a silence is asked about with its first packet, one that was
+// not, or that was long ago, with its eighth.
+func TestAccelBursts(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	key := abiNatFlowKey{Src: addr(x.from.src), Dst: addr(x.from.dst), Sport: be(x.from.sport), Dport: be(x.from.dport), Protocol: pktbuild.TCPProtocol}
+	unknown := nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_UNKNOWN].Name
+	for _, h := range hooks {
+		for _, c := range []struct {
+			packets int
+			silence uint32
+			young   int
+		}{{3, 2000, 7}, {9, 2000, 0}, {9, 40000, 7}} {
+			var s abiNatShortcut
+			x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(trusted *abiNatShortcut) { s = *trusted })
+			for range c.packets {
+				x.forwards(t, h)
+			}
+			a.setFront(t, func(f *frontEntry) {
+				f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-c.silence)
+			})
+			s.Until = now() - c.silence
+			if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
+				t.Fatal(err)
+			}
+			a.attended(t, now()-1000) // and nothing is counted
+			young, before := 0, a.counted(t)
+			for range 8 {
+				x.passes(t, h)
+				if n := a.counted(t); n[unknown] > before[unknown] { // connection tracking has no entry
+					break
+				}
+				young++
+			}
+			if young != c.young {
+				t.Errorf("%s: %d packets, then a silence: after it %d were not asked about, want %d", h.name, c.packets, young, c.young)
+			}
 		}
 	}
 }

@@ -46,6 +46,9 @@ func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
 		case "ip_defrag": // no memory for a fragment to wait in
 			return snapshot.CauseFragment
 		}
+		if strings.HasSuffix(function, "_enqueue") { // a queue that splits a packet and has no room for any part
+			return snapshot.CauseQueue
+		}
 	case "PKT_TOO_BIG":
 		return snapshot.CauseTooBig
 	case "IP_INHDR":

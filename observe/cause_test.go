@@ -59,6 +59,7 @@ func TestCauseOf(t *testing.T) {
 		{"neighbour of IPv6", "neigh_invalidate", "NOT_SPECIFIED", isRouted, snapshot.CauseNeighbour},
 		{"neighbour of IPv6, no jump", "ndisc_error_report", "NOT_SPECIFIED", isRouted, snapshot.CauseNeighbour},
 		{"fragment without room", "ip_defrag", "NOT_SPECIFIED", 0, snapshot.CauseFragment},
+		{"queue that splits packets", "tbf_enqueue", "NOT_SPECIFIED", isRouted, snapshot.CauseQueue},
 		{"backlog", "enqueue_to_backlog", "CPU_BACKLOG", 0, snapshot.CauseBacklog},
 		{"closed port", "tcp_v4_rcv", "NO_SOCKET", isRouted, snapshot.CauseNone},
 		{"unknown", "some_driver", "reason 900", 0, snapshot.CauseNone},

@@ -58,6 +58,12 @@ nothing is done without --bypass. Rules that packets of established flows never 
 are not listed. What decides for a whole flow is obeyed: filters, routing by mark, and
 what a bridge does with VLANs.
 
+Where net.bridge.bridge-nf-call-iptables is 1, as Docker and Kubernetes want it, what
+comes from a bridge's ports has its destination translated before it gets to natkit,
+and its flow can't be told any more: requests from containers to a service's address,
+and answers to a masqueraded client, go through the stack; the other direction of
+such a flow is accelerated, and of all other flows both are.
+
 All is done or nothing. The setting is written down before it is changed, and put
 back by natkit accel off, also after natkit was killed at any moment.
 
