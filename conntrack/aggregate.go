@@ -50,6 +50,9 @@ type Aggregate struct {
 	// Timeouts, where known, tell from the time that a flow has left when it had its
 	// last packet.
 	Timeouts Timeouts
+	// Recent is how many seconds ago a recent flow's last packet was at most;
+	// snapshot.RecentSeconds by default.
+	Recent uint64
 
 	oneWay, idle uint64
 	outsides     tally[addrKey]
@@ -130,7 +133,7 @@ func (a *Aggregate) Add(f *Flow) {
 	if a.lists&ListDestPorts != 0 && f.hasPorts() && f.Proto != unix.IPPROTO_GRE {
 		a.ports.add(portKey{proto: f.Proto, port: f.Orig.DstPort}, unreplied, 0)
 	}
-	recent := a.Timeouts.recent(f)
+	recent := a.Timeouts.recent(f, cmp.Or(a.Recent, snapshot.RecentSeconds))
 	if f.DNAT() {
 		a.dnat++
 		if a.lists&ListDestinations != 0 && recent && f.hasPorts() && !f.zoned() {
@@ -273,7 +276,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 			Used: uint64(r.sure()), MinPort: r.minPort, MaxPort: r.maxPort, Missed: uint64(r.missed),
 		})
 	}
-	t.OneWay, t.Idle = a.oneWay, a.idle
+	t.OneWay, t.Idle, t.RecentSeconds = a.oneWay, a.idle, a.Recent
 	for _, r := range a.outsides.top(rows, func(x, y addrKey) int { return bytes.Compare(x[:], y[:]) }) {
 		use := snapshot.OutsideUse{Addr: r.key.addr(), Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed)}
 		if i, ok := a.silent.at[r.key]; ok {
@@ -317,6 +320,7 @@ type TableOptions struct {
 	Rows   int // of each list; snapshot.TopN by default
 	// Timeouts under which a text dump was made; Tabulate reads those of the kernel.
 	Timeouts Timeouts
+	Recent   uint64 // how many seconds ago a recent flow's last packet was at most; snapshot.RecentSeconds by default
 }
 
 func (o TableOptions) rows() int {
@@ -329,7 +333,7 @@ func (o TableOptions) rows() int {
 // Tabulate counts the live table of the calling thread's namespace.
 func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 	a := NewAggregate(o.Lists)
-	a.Timeouts = ReadTimeouts()
+	a.Timeouts, a.Recent = ReadTimeouts(), o.Recent
 	res, err := Dump(ctx, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil
@@ -346,7 +350,7 @@ func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 // TabulateText counts a text dump; bad gets the lines that can't be read.
 func TabulateText(ctx context.Context, r io.Reader, o TableOptions, bad func(*LineError)) (*snapshot.Table, TextResult, error) {
 	a := NewAggregate(o.Lists)
-	a.Timeouts = o.Timeouts
+	a.Timeouts, a.Recent = o.Timeouts, o.Recent
 	res, err := ReadText(ctx, r, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil

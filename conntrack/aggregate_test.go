@@ -169,6 +169,15 @@ udp 17 100 src=192.168.0.3 dst=1.2.3.4 sport=8 dport=53 src=192.168.0.8 dst=100.
 	if want := map[string]uint64{"sip": 1}; !reflect.DeepEqual(got.ByHelper, want) {
 		t.Errorf("helpers %v, want %v", got.ByHelper, want)
 	}
+	// In a shorter time fewer are recent.
+	b := NewAggregate(0)
+	b.Timeouts, b.Recent = a.Timeouts, 4
+	if _, err := ReadText(t.Context(), strings.NewReader(text), Filter{}, b.add, func(e *LineError) { t.Error(e) }); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.Table(snapshot.TopN); got.Unanswered[0].Recent != 0 || got.RecentSeconds != 4 {
+		t.Errorf("of the last 4 s: %+v, %d s", got.Unanswered, got.RecentSeconds)
+	}
 }
 
 func TestFilter(t *testing.T) {

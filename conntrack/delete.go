@@ -33,17 +33,22 @@ func Flush(ctx context.Context) error {
 // and returns how many. Packets of a flow that go on after it make a new entry:
 // a translated connection may get another port and break.
 func Delete(ctx context.Context, w Filter) (deleted uint64, err error) {
-	deleted, _, err = change(ctx, w, (*Flow).appendDelete)
+	return DeleteFunc(ctx, w, nil)
+}
+
+// DeleteFunc is Delete of those entries that also chooses as well.
+func DeleteFunc(ctx context.Context, w Filter, also func(*Flow) bool) (deleted uint64, err error) {
+	deleted, _, err = change(ctx, w, also, (*Flow).appendDelete)
 	if err != nil {
 		return deleted, fmt.Errorf("delete conntrack entries: %w", err)
 	}
 	return deleted, nil
 }
 
-// change sends for each entry that w chooses the message that write appends, and
+// change sends for each entry that w, and also if it is given, chooses the message that write appends, and
 // returns how many the kernel carried out. Entries that end by themselves meanwhile
 // are no error. interrupted: it may have missed some, as a dump may.
-func change(ctx context.Context, w Filter, write func(*Flow, *message, uint32)) (changed uint64, interrupted bool, err error) {
+func change(ctx context.Context, w Filter, also func(*Flow) bool, write func(*Flow, *message, uint32)) (changed uint64, interrupted bool, err error) {
 	s, err := openSocket(ctx, 0)
 	if err != nil {
 		return 0, false, err
@@ -70,6 +75,9 @@ func change(ctx context.Context, w Filter, write func(*Flow, *message, uint32)) 
 		return err
 	}
 	res, err := Dump(ctx, w, func(f *Flow) error {
+		if also != nil && !also(f) {
+			return nil
+		}
 		s.seq++
 		write(f, &m, s.seq)
 		if pending++; pending < fillBatch {

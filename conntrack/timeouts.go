@@ -5,11 +5,7 @@ package conntrack
 // How long ago a flow had its last packet, told from the time it has left: each
 // packet sets the flow's timer anew.
 
-import (
-	"golang.org/x/sys/unix"
-
-	"natkit/snapshot"
-)
+import "golang.org/x/sys/unix"
 
 // Timeouts are those of a namespace that tell when a flow had its last packet, in
 // seconds; 0 where one is not known.
@@ -48,9 +44,9 @@ func (t Timeouts) idle(f *Flow) uint64 {
 	return t.TCPEstablished - left
 }
 
-// recent says that a flow had a packet in the last seconds, and false when that
+// recent says that a flow had a packet in the last within seconds, and false when that
 // can't be told.
-func (t Timeouts) recent(f *Flow) bool {
+func (t Timeouts) recent(f *Flow, within uint64) bool {
 	if f.Has&HasTimeout == 0 {
 		return false
 	}
@@ -69,7 +65,7 @@ func (t Timeouts) recent(f *Flow) bool {
 	}
 	for _, timeout := range set {
 		left := uint64(f.Timeout)
-		if timeout > snapshot.RecentSeconds && left <= timeout && timeout-left <= snapshot.RecentSeconds {
+		if timeout > within && left <= timeout && timeout-left <= within {
 			return true
 		}
 	}

@@ -27,7 +27,7 @@ func IgnoreWindows(ctx context.Context) (marked uint64, err error) {
 	// None may be left out: where a dump may have missed some, there is another one.
 	for range 3 {
 		var again bool
-		if marked, again, err = change(ctx, open, (*Flow).appendLiberal); err != nil || !again {
+		if marked, again, err = change(ctx, open, nil, (*Flow).appendLiberal); err != nil || !again {
 			break
 		}
 		err = errors.New("the table could not be read whole, three times")

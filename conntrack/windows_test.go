@@ -27,7 +27,7 @@ func TestIgnoreWindows(t *testing.T) {
 				return err
 			}
 		}
-		_, _, err := change(context.Background(), Filter{Proto: unix.IPPROTO_TCP}, func(f *Flow, m *message, seq uint32) {
+		_, _, err := change(context.Background(), Filter{Proto: unix.IPPROTO_TCP}, nil, func(f *Flow, m *message, seq uint32) {
 			f.appendLiberal(m, seq)
 			for at := len(m.b) - 16; at < len(m.b); at += 8 { // in place of what it sets: sent, and not acknowledged
 				m.b[at+4], m.b[at+5] = tcpFlagUnacknowledged, tcpFlagLiberal|tcpFlagUnacknowledged

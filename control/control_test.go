@@ -29,13 +29,19 @@ import (
 	"natkit/nat"
 )
 
-// The test binary is also the natkit that is killed while it brings an engine up, or
-// changes its rules.
+// The test binary is also the natkit that is killed while it brings an engine up or down,
+// or changes its rules.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "accel" {
 		accelChild(os.Args[2])
 	}
-	change := map[string]func(context.Context, *nat.File, string, Options) (*Plan, error){"up": Up, "apply": Apply}
+	change := map[string]func(context.Context, *nat.File, string, Options) (*Plan, error){
+		"up": Up, "apply": Apply,
+		"down": func(_ context.Context, _ *nat.File, _ string, o Options) (*Plan, error) {
+			_, err := Down(o.Namespace)
+			return nil, err
+		},
+	}
 	if len(os.Args) > 3 && change[os.Args[1]] != nil {
 		ns, err := netns.Open(os.Args[2])
 		if err == nil {
@@ -712,4 +718,42 @@ func TestPortOfBridge(t *testing.T) {
 	}
 	b.up(strings.Replace(baseRules, "inside: [in]", "inside: [lan]", 1), b.options())
 	b.ping(b.client, "198.51.100.9")
+}
+
+// Whenever natkit is killed while it takes an engine down, up finds it whole as it was, or
+// brings it up anew.
+func TestDownKilled(t *testing.T) {
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		t.Run(string(engine), func(t *testing.T) {
+			b := newBed(t)
+			b.echo(b.server, "198.51.100.9:7")
+			o := Options{Namespace: b.gateway, Engine: engine, Attach: AttachTC}
+			b.up(baseRules, o)
+			begun := time.Now()
+			if _, err := Down(b.gateway); err != nil {
+				t.Fatal(err)
+			}
+			const kills = 12
+			step := max(time.Since(begun)*2, 20*time.Millisecond) / kills // to begin takes the program a while, too
+			for i := range kills {
+				b.up(baseRules, o)
+				cmd := exec.Command(os.Args[0], "down", b.name, baseRules)
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(step * time.Duration(i))
+				cmd.Process.Kill()
+				cmd.Wait()
+				if _, err := Up(t.Context(), b.parse(baseRules), baseRules, o); err != nil && !strings.Contains(err.Error(), "up already") {
+					t.Fatalf("killed after %v: up: %v", step*time.Duration(i), err)
+				}
+				if seen := b.ask(b.client, "198.51.100.9:7"); seen.Addr().String() != "198.51.100.1" {
+					t.Fatalf("killed after %v, and up again: the server sees %v", step*time.Duration(i), seen)
+				}
+				if _, err := Down(b.gateway); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -164,6 +164,13 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// Who is killed meanwhile leaves what the next Up makes anew. Where there is no room to
+	// write it down, what is up can be taken down all the same.
+	if rec != nil && rec.Whole {
+		half := *rec
+		half.Whole = false
+		_ = half.write(in.inode)
+	}
 	// Before nobody translates any more, or packets of hosts inside would leave as they are.
 	if _, forwarding := splitForwarding(changes); len(forwarding) > 0 {
 		if _, err := undo(in.ns, forwarding); err != nil {

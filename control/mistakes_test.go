@@ -5,6 +5,7 @@ package control
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -14,8 +15,11 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"natkit/conntrack"
 	"natkit/internal/ktest"
+	"natkit/internal/netns"
 	"natkit/nft"
 	"natkit/snapshot"
 )
@@ -286,5 +290,72 @@ func TestCautions(t *testing.T) {
 	}
 	if after := b.state(); after != before {
 		t.Errorf("after refusals:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// Flows that the kernel tracked before there were rules for them are translated as well,
+// while they go on; those of before that no rule is about are left alone.
+func TestFlowsOfBefore(t *testing.T) {
+	b := newBed(t)
+	b.in(b.gateway, func() error { return writeSetting(settingForward, "1") })
+	b.nft("table ip track { chain c { type filter hook prerouting priority 0; ct state new accept; }; }")
+	sockets := map[string]net.PacketConn{}
+	for at, ns := range map[string]*netns.Handle{
+		"10.0.0.2:80": b.client, "10.0.0.2:5353": b.client, "198.51.100.9:53": b.server, "198.51.100.9:6000": b.server, "198.51.100.1:123": b.gateway,
+	} {
+		b.in(ns, bound(func() (err error) { sockets[at], err = net.ListenPacket("udp4", at); return err }))
+		defer sockets[at].Close()
+	}
+	send := func(from, to string) {
+		sockets[from].WriteTo([]byte("x"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+	}
+	sees := func(at, want string) bool {
+		sockets[at].SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+		_, from, err := sockets[at].ReadFrom(make([]byte, 10))
+		return err == nil && from.String() == want
+	}
+	flows := func() {
+		send("10.0.0.2:5353", "198.51.100.9:53")
+		send("198.51.100.9:6000", "198.51.100.1:8053")
+		send("198.51.100.9:6000", "198.51.100.1:123")
+	}
+	for what, want := range map[string][2]string{"out": {"198.51.100.9:53", "10.0.0.2:5353"}, "gateway": {"198.51.100.1:123", "198.51.100.9:6000"}} {
+		ktest.Wait(t, time.Minute, what+" without rules", func() bool { flows(); return sees(want[0], want[1]) })
+	}
+	own := func() (id uint32) {
+		b.in(b.gateway, func() error {
+			_, err := conntrack.Dump(t.Context(), conntrack.Filter{Proto: unix.IPPROTO_UDP}, func(f *conntrack.Flow) error {
+				if f.Orig.DstPort == 123 {
+					id = f.ID
+				}
+				return nil
+			})
+			return err
+		})
+		return id
+	}
+	before := own()
+
+	b.up(`
+inside: [in]
+outside: [out]
+rules:
+  - masquerade: 10.0.0.0/24
+`, Options{Namespace: b.gateway, Engine: EngineNFT})
+	ktest.Wait(t, time.Minute, "the flow out translated", func() bool { flows(); return sees("198.51.100.9:53", "198.51.100.1:5353") })
+	text := `
+inside: [in]
+outside: [out]
+rules:
+  - masquerade: 10.0.0.0/24
+  - dnat: udp 198.51.100.1:8053
+    to: 10.0.0.2:80
+`
+	if _, err := Apply(t.Context(), b.parse(text), text, Options{Namespace: b.gateway}); err != nil {
+		t.Fatal(err)
+	}
+	ktest.Wait(t, time.Minute, "the flow in translated", func() bool { flows(); return sees("10.0.0.2:80", "198.51.100.9:6000") })
+	if after := own(); before == 0 || after != before {
+		t.Errorf("the gateway's own flow was %d and is %d", before, after)
 	}
 }

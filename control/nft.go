@@ -3,12 +3,15 @@
 package control
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"natkit/conntrack"
 	"natkit/datapath"
 	"natkit/nat"
 	"natkit/nft"
@@ -37,6 +40,85 @@ func (p *Plan) planNFT(file *nat.File, o Options, made []Change) error {
 		return err
 	}
 	return p.planChanges(nil, proxies, reserved, made)
+}
+
+// retrack forgets what connection tracking knows of flows that are not translated, and
+// that the rules would translate: the kernel asks its NAT rules about a flow's first packet
+// only, so one that goes on would stay untranslated, and a datagram between the making of
+// the hooks and the rules is enough for that. A TCP connection that both ends have spoken
+// on stays as it is. The calling thread is in the namespace.
+func retrack(ctx context.Context, file *nat.File) error {
+	sources, destinations := rulesByPrefix{}, rulesByPrefix{}
+	for i := range file.Rules {
+		r := &file.Rules[i]
+		switch a := r.Action.(type) {
+		case nat.Exclude:
+			sources.add(a.Source, r)
+		case nat.Masquerade:
+			sources.add(a.Source, r)
+		case nat.SNAT:
+			sources.add(a.Source, r)
+		case nat.Map:
+			sources.add(a.Inside, r)
+			destinations.add(a.Outside, r)
+		case nat.DNAT:
+			destinations.add(netip.PrefixFrom(a.Address, 32), r)
+		}
+	}
+	var here kernelSurroundings
+	_, err := conntrack.DeleteFunc(ctx, conntrack.Filter{Family: unix.AF_INET}, func(f *conntrack.Flow) bool {
+		if f.SNAT() || f.DNAT() || f.Proto == unix.IPPROTO_TCP && !f.Unreplied() {
+			return false
+		}
+		from, to := sources.of(f.Orig.Src), destinations.of(f.Orig.Dst)
+		excluded := slices.ContainsFunc(from, func(r *nat.Rule) bool {
+			a, ok := r.Action.(nat.Exclude)
+			return ok && a.Destination.Contains(f.Orig.Dst) && isOf(f, a.Protocol, a.Ports)
+		})
+		if len(from)+len(to) == 0 || excluded || here.IsLocal(f.Orig.Src) {
+			return false
+		}
+		if slices.ContainsFunc(to, func(r *nat.Rule) bool {
+			a, ok := r.Action.(nat.DNAT)
+			return !ok || isOf(f, a.Protocol, a.Ports)
+		}) {
+			return true
+		}
+		way := here.WayOut(f.Orig.Src, f.Orig.Dst)
+		return slices.ContainsFunc(from, func(r *nat.Rule) bool {
+			return way != "" && (r.Out == way || r.Out == "" && file.IsOutside(way))
+		})
+	})
+	return err
+}
+
+// retrack does that where the kernel's NAT is the engine. The rules hold for new flows
+// without it, so it is no reason to undo them.
+func (in *instance) retrack(ctx context.Context, p *Plan, file *nat.File) {
+	if p.Engine != EngineNFT {
+		return
+	}
+	if err := in.ns.Do(func() error { return retrack(ctx, file) }); err != nil {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("flows of before the rules stay untranslated while they last: %v", err))
+	}
+}
+
+// isOf tells whether a flow is of the protocol, and to one of the ports; zero is any.
+func isOf(f *conntrack.Flow, p nat.Protocol, ports nat.PortRange) bool {
+	return (p == nat.AnyProtocol || uint8(p) == f.Proto) && (ports.IsZero() || ports.First <= f.Orig.DstPort && f.Orig.DstPort <= ports.Last)
+}
+
+// rulesByPrefix finds the rules whose prefix an address is in.
+type rulesByPrefix map[netip.Prefix][]*nat.Rule
+
+func (m rulesByPrefix) add(p netip.Prefix, r *nat.Rule) { m[p.Masked()] = append(m[p.Masked()], r) }
+
+func (m rulesByPrefix) of(a netip.Addr) (rules []*nat.Rule) {
+	for bits := 0; bits <= 32 && a.Is4(); bits++ {
+		p, _ := a.Prefix(bits)
+		rules = append(rules, m[p]...)
+	}
+	return rules
 }
 
 // kernelProxies are the addresses of the file that nobody else has on the networks of

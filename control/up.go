@@ -52,10 +52,10 @@ func Up(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, e
 	if err := p.refusal(o); err != nil {
 		return p, err
 	}
-	return p, in.bringUp(ctx, p)
+	return p, in.bringUp(ctx, p, file)
 }
 
-func (in *instance) bringUp(ctx context.Context, p *Plan) (err error) {
+func (in *instance) bringUp(ctx context.Context, p *Plan, file *nat.File) (err error) {
 	p.record.Rules, p.record.Next = *p.record.Next, nil
 	p.record.Make = datapath.Make()
 	if err := p.record.write(in.inode); err != nil {
@@ -76,6 +76,7 @@ func (in *instance) bringUp(ctx context.Context, p *Plan) (err error) {
 	if err := errors.Join(err, context.Cause(ctx)); err != nil {
 		return err
 	}
+	in.retrack(ctx, p, file)
 	p.record.Whole = true
 	return p.record.write(in.inode)
 }
@@ -134,7 +135,7 @@ func Apply(ctx context.Context, file *nat.File, text string, o Options) (p *Plan
 	return in.apply(ctx, rec, file, text, o, e)
 }
 
-var errHalf = errors.New("an engine is half up here, whose maker was killed: `natkit up` brings it up anew, `natkit down` removes it")
+var errHalf = errors.New("an engine is half up here: who brought it up, or down, was killed: `natkit up` brings it up anew, `natkit down` removes it")
 
 // apply does what Apply says. The order is such that what can be refused comes before
 // what can't be taken back, and that a later run can tell how far this one came:
@@ -182,6 +183,7 @@ func (in *instance) apply(ctx context.Context, rec *record, file *nat.File, text
 		}
 		return nil, errors.Join(err, err2, undo())
 	}
+	in.retrack(ctx, p, file)
 	rec.Rules, rec.Next = *rec.Next, nil
 	return p, errors.Join(takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
 }

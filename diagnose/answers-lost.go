@@ -178,7 +178,7 @@ func judgeForeignSource(f facts) *verdict {
 		v.Title = fmt.Sprintf("%s translated to %s saw no answer: it is an address of the network on %s, and of no interface here", number(o.Entries, "flow"), o.Addr, l.Name)
 		v.Evidence = []Evidence{
 			{"flows translated to " + o.Addr.String(), strconv.FormatUint(o.Entries, 10), fromDump},
-			{"translated flows that nobody answered", fmt.Sprintf("%d, %d with a packet in the last %d s", unanswered, recent, snapshot.RecentSeconds), fromDump},
+			{"translated flows that nobody answered", fmt.Sprintf("%d, %d with a packet in the last %d s", unanswered, recent, f.recent()), fromDump},
 		}
 		for _, p := range l.Addresses {
 			v.Evidence = append(v.Evidence, Evidence{"address of " + l.Name, p.String(), fromLinks})
@@ -252,7 +252,7 @@ func judgeUntranslated(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s from %s left untranslated and saw no answer", number(flows, "flow"), network)
 	v.Evidence = []Evidence{
-		{"unanswered flows whose source no rule translated", fmt.Sprintf("%d, %d with a packet in the last %d s", flows, recent, snapshot.RecentSeconds), fromDump},
+		{"unanswered flows whose source no rule translated", fmt.Sprintf("%d, %d with a packet in the last %d s", flows, recent, f.recent()), fromDump},
 		{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
 		{"flows of all kinds whose source is translated", strconv.FormatUint(t.ByStatus["SNAT"], 10), fromDump},
 	}
@@ -391,7 +391,7 @@ func judgeNothingBack(f facts) *verdict {
 		}
 		v := &verdict{harm: float64(o.Unanswered)}
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("%d of %s of the last %d s that left as %s saw no answer, wherever they went", o.Unanswered, number(o.Recent, "flow"), snapshot.RecentSeconds, o.Addr)
+		v.Title = fmt.Sprintf("%d of %s of the last %d s that left as %s saw no answer, wherever they went", o.Unanswered, number(o.Recent, "flow"), f.recent(), o.Addr)
 		v.Evidence = []Evidence{
 			{"flows translated to " + o.Addr.String() + " with a packet in the last seconds, and unanswered ones", fmt.Sprintf("%d, %d", o.Recent, o.Unanswered), fromDump},
 			{"destinations of unanswered flows at least", strconv.Itoa(len(destinations)), fromDump},

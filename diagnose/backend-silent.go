@@ -59,7 +59,7 @@ func judgeBackend(f facts) *verdict {
 			v.Severity = Critical
 		}
 	}
-	what := fmt.Sprintf("did not answer %s of the last %d s", number(worst.unanswered, "connection"), snapshot.RecentSeconds)
+	what := fmt.Sprintf("did not answer %s of the last %d s", number(worst.unanswered, "connection"), f.recent())
 	if worst.refused >= worst.unanswered {
 		what = fmt.Sprintf("refused %s %s", number(worst.refused, "connection"), f.window())
 	}
@@ -69,7 +69,7 @@ func judgeBackend(f facts) *verdict {
 		if b.refused > 0 {
 			v.Evidence = append(v.Evidence, Evidence{"connections refused " + to, strconv.FormatUint(b.refused, 10), fromEvents})
 		}
-		v.Evidence = append(v.Evidence, Evidence{"connections not answered and answered " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, snapshot.RecentSeconds)})
+		v.Evidence = append(v.Evidence, Evidence{"connections not answered and answered " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, f.recent())})
 	}
 	address, port := worst.target.Addr(), worst.target.Port()
 	if worst.refused >= worst.unanswered {

@@ -38,7 +38,7 @@ func judgeBridgeNF(f facts) *verdict {
 	if !known {
 		state = "not there: br_netfilter is not loaded"
 	}
-	v.Evidence = append(h.evidence(), Evidence{key, state, fromSettings})
+	v.Evidence = append(h.evidence(f.recent()), Evidence{key, state, fromSettings})
 	v.Why = "The request is routed and its destination translated. The answer goes from one port of the bridge to another and is never routed; without br_netfilter it does not pass connection tracking, " +
 		"and comes from an address that the client did not ask."
 	setting := f.local(key, 1)

@@ -179,6 +179,15 @@ func (f facts) manifold(addr netip.Addr) bool {
 	return false
 }
 
+// recent is how many seconds ago the last packet was at most of flows that count as tried
+// just now.
+func (f facts) recent() uint64 {
+	if t := f.Conntrack.Table; t != nil && t.RecentSeconds > 0 && t.RecentSeconds < implausible {
+		return t.RecentSeconds
+	}
+	return snapshot.RecentSeconds
+}
+
 // translatesSources says whether a rule here rewrites source addresses, which
 // only makes sense on a machine that forwards.
 func (f facts) translatesSources() bool {

@@ -62,10 +62,10 @@ func (f facts) hairpins(wanted func(snapshot.Interface) bool) (h hairpin, found 
 }
 
 // evidence is what hairpin-missing and bridge-nf-missing have in common.
-func (h hairpin) evidence() []Evidence {
+func (h hairpin) evidence(recent uint64) []Evidence {
 	return []Evidence{
 		{"connections within one network that saw no answer", strconv.FormatUint(h.entries, 10), fromDump + ": SYN_SENT"},
-		{fmt.Sprintf("of these, tried in the last %d s", snapshot.RecentSeconds), strconv.FormatUint(h.recents, 10), fromDump + ": by the time they have left"},
+		{fmt.Sprintf("of these, tried in the last %d s", recent), strconv.FormatUint(h.recents, 10), fromDump + ": by the time they have left"},
 		{"one of them", fmt.Sprintf("%s to %s, translated to %s", h.example.Source, h.example.Dest, h.example.Target), fromDump},
 		{"both ends are on", fmt.Sprintf("%s, %s", h.link.Name, h.network), fromLinks},
 	}
@@ -86,7 +86,7 @@ func judgeHairpin(f facts) *verdict {
 	v := &verdict{harm: float64(h.entries)}
 	v.Severity = h.severity()
 	v.Title = fmt.Sprintf("%s from %s to %s saw no answer: %s is in their own network", number(h.entries, "connection"), h.network, h.example.Dest, h.example.Target.Addr())
-	v.Evidence = h.evidence()
+	v.Evidence = h.evidence(f.recent())
 	v.Why = "The service sees the client's own address and answers directly, past this machine. The client gets an answer from an address that it never asked, and refuses it."
 	v.Remedy = append([]string{"# translate the source of what goes from this network back into it:"}, f.masqueradeWithin(h)...)
 	v.Remedy = append(v.Remedy, "# connections that were tried before keep their old translation:",

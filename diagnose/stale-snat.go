@@ -50,7 +50,7 @@ func judgeStaleSNAT(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s translated to %s, which this machine does not have", number(flows, "flow"), gone[0].Addr)
 	for _, u := range gone {
-		v.Evidence = append(v.Evidence, Evidence{"translated to " + u.Addr.String(), fmt.Sprintf("%s, %d with a packet in the last %d s", number(u.Entries, "flow"), u.Recent, snapshot.RecentSeconds), fromDump})
+		v.Evidence = append(v.Evidence, Evidence{"translated to " + u.Addr.String(), fmt.Sprintf("%s, %d with a packet in the last %d s", number(u.Entries, "flow"), u.Recent, f.recent()), fromDump})
 	}
 	for _, l := range f.links() {
 		for _, p := range l.Addresses {

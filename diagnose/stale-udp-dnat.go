@@ -72,7 +72,7 @@ func judgeStaleDNAT(f facts) *verdict {
 	} else {
 		v.Title = fmt.Sprintf("%s to %s by way of %s, which no rule names any more", goesOn(flows), first.Dest, first.Target)
 	}
-	v.Evidence = []Evidence{{"such flows at least", strconv.FormatUint(flows, 10), fmt.Sprintf("%s: unanswered, with a packet in the last %d s; samples of the tracer", fromDump, snapshot.RecentSeconds)}}
+	v.Evidence = []Evidence{{"such flows at least", strconv.FormatUint(flows, 10), fmt.Sprintf("%s: unanswered, with a packet in the last %d s; samples of the tracer", fromDump, f.recent())}}
 	if lost > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets that found no neighbour or route there", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)

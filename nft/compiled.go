@@ -16,16 +16,15 @@ import (
 
 // ReadFacts asks the kernel of the namespace of h.
 func ReadFacts(h *netns.Handle) (Facts, error) {
-	// The table is there for a moment; it has no chain that a packet could meet.
 	probe := Ruleset{{Name: "natkit_probe", Timeouts: []Timeout{{"probe", uint8(nat.UDP), nil}}}}
-	err := probe.Apply(h)
+	err := probe.Try(h)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		return Facts{}, nil
 	}
 	if err != nil {
 		return Facts{}, fmt.Errorf("ask for time-out policies: %w", err)
 	}
-	return Facts{TimeoutPolicies: true}, probe.Remove(h)
+	return Facts{TimeoutPolicies: true}, nil
 }
 
 // RemoveRules takes the table of a compiled rule file out of the namespace of h; that it

@@ -115,7 +115,13 @@ func addTimeouts(c *nftables.Conn, table *nftables.Table, policies []Timeout) {
 
 // Apply puts the tables into the namespace of h, each in place of the table of
 // that name there: all of them, or on an error none. Tables of other names stay.
-func (r Ruleset) Apply(h *netns.Handle) error {
+func (r Ruleset) Apply(h *netns.Handle) error { return r.transact(h, false) }
+
+// Try asks the kernel whether it takes the tables, and leaves none of them, whatever
+// happens meanwhile: what makes them takes them away.
+func (r Ruleset) Try(h *netns.Handle) error { return r.transact(h, true) }
+
+func (r Ruleset) transact(h *netns.Handle, remove bool) error {
 	return h.Do(func() error {
 		// All of it is one message, and each part of it is answered.
 		c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
@@ -161,6 +167,9 @@ func (r Ruleset) Apply(h *netns.Handle) error {
 				for _, rule := range ch.Rules {
 					c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
 				}
+			}
+			if remove {
+				c.DelTable(table)
 			}
 		}
 		if err := c.Flush(); err != nil {

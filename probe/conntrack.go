@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -260,7 +261,7 @@ func conntrackTable(ctx context.Context, opts Options) source {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDump)
 			defer cancel()
 			var err error
-			s.Conntrack.Table, err = dumpTable(ctx, v)
+			s.Conntrack.Table, err = dumpTable(ctx, v, conntrack.TableOptions{Recent: recentSeconds(opts.Window)})
 			return err
 		},
 	}
@@ -304,12 +305,12 @@ func refusals() source {
 
 // dumpTable asks ctnetlink, or reads the file in /proc when ctnetlink is a module
 // that is not loaded: on old kernels, once loaded, it makes every flow larger.
-func dumpTable(ctx context.Context, v *view) (*snapshot.Table, error) {
+func dumpTable(ctx context.Context, v *view, o conntrack.TableOptions) (*snapshot.Table, error) {
 	if !v.loaded("nf_conntrack_netlink") {
 		if f, err := os.Open(filepath.Join(v.root, v.net, "nf_conntrack")); err == nil {
 			defer f.Close()
 			began := time.Now()
-			t, _, err := conntrack.TabulateText(ctx, f, conntrack.TableOptions{}, func(*conntrack.LineError) {})
+			t, _, err := conntrack.TabulateText(ctx, f, o, func(*conntrack.LineError) {})
 			if err != nil {
 				return nil, err
 			}
@@ -317,5 +318,14 @@ func dumpTable(ctx context.Context, v *view) (*snapshot.Table, error) {
 			return t, nil
 		}
 	}
-	return conntrack.Tabulate(ctx, conntrack.TableOptions{})
+	return conntrack.Tabulate(ctx, o)
+}
+
+// leastRecent is long enough for a sender to have tried again.
+const leastRecent = 3
+
+// recentSeconds is how young a packet is that tells of now: one of the window, and of the
+// last seconds of a long one.
+func recentSeconds(window time.Duration) uint64 {
+	return min(max(uint64(math.Ceil(window.Seconds())), leastRecent), snapshot.RecentSeconds)
 }

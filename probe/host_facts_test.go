@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -138,6 +139,15 @@ func TestReadQueues(t *testing.T) {
 	}
 	if readQueues(dir, "gone", &nic); nic.RxQueues != 0 || nic.Threaded {
 		t.Errorf("no interface: %+v", nic)
+	}
+}
+
+// What was tried before a short window began is not of now.
+func TestRecentSeconds(t *testing.T) {
+	for window, want := range map[time.Duration]uint64{0: 3, time.Second: 3, 4 * time.Second: 4, 4500 * time.Millisecond: 5, time.Hour: 10} {
+		if got := recentSeconds(window); got != want {
+			t.Errorf("window of %v: %d, want %d", window, got, want)
+		}
 	}
 }
 

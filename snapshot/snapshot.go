@@ -172,6 +172,8 @@ type Table struct {
 	Unanswered []UnansweredUse   `json:"unanswered,omitzero"` // the same
 	ByHelper   map[string]uint64 `json:"by_helper,omitzero"`
 	Targets    []TargetUse       `json:"targets,omitzero"` // of translated destinations, most unanswered first, at most TopN
+	// RecentSeconds is how young a packet was that counted as sent just now; 0 is the constant of that name.
+	RecentSeconds uint64 `json:"recent_s,omitempty"`
 }
 
 // TargetUse is where a translated destination leads to, and the flows with a packet in
@@ -186,7 +188,8 @@ type TargetUse struct {
 
 // IdleSeconds is longer than the default keepalive needs to show that both ends
 // of a connection are alive (7200 s, then 9 probes at intervals of 75 s), and
-// RecentSeconds how young a packet is that counts as sent just now.
+// RecentSeconds how young a packet is that counts as sent just now, where the window is
+// not shorter: what was before it may have been cured since.
 const (
 	IdleSeconds   = 3 * 3600
 	RecentSeconds = 10
