@@ -42,6 +42,7 @@ type Cause struct {
 type verdict struct {
 	Finding
 	explains []string
+	wastes   bool    // its cause never loses anything: after those that may
 	harm     float64 // packets or connections lost in the window, or how near the limit (0 to 1)
 }
 
@@ -106,8 +107,9 @@ var catalogue = []Cause{
 func Catalogue() []Cause { return slices.Clone(catalogue) }
 
 // Judge returns what is wrong according to the facts in s: most severe first,
-// what is explained by another finding folded under it, then most harm first. A
-// fact that is missing costs the causes that need it and nothing else.
+// what is explained by another finding folded under it, then what may lose before what
+// only wastes, then most harm first. A fact that is missing costs the causes that need it
+// and nothing else.
 func Judge(s *snapshot.Snapshot) []Finding {
 	if s == nil {
 		return nil
@@ -116,12 +118,19 @@ func Judge(s *snapshot.Snapshot) []Finding {
 	for _, c := range catalogue {
 		if v := c.judge(facts{s}); v != nil {
 			v.Code, v.explains = c.Code, c.Explains
+			v.wastes = slices.Max(c.Severities) == Advice
 			found = append(found, v)
 		}
 	}
 	slices.SortStableFunc(found, func(a, b *verdict) int {
 		if a.Severity != b.Severity {
 			return int(b.Severity - a.Severity)
+		}
+		if a.wastes != b.wastes {
+			if a.wastes {
+				return 1
+			}
+			return -1
 		}
 		return cmp.Compare(b.harm, a.harm)
 	})

@@ -316,3 +316,16 @@ func TestToEverybody(t *testing.T) {
 		t.Errorf("found %q", got)
 	}
 }
+
+// What loses packets comes before what only wastes, however much.
+func TestLossBeforeWaste(t *testing.T) {
+	s := gateway()
+	examples["iptables-two-backends"](s)
+	examples["rule-drop"](s)
+	link(s, "eth1").RxPackets = 10_000
+	s.Drops.Rows[len(s.Drops.Rows)-1].Count = 900
+	chain(s, "blocked").DropRules[0].Packets = count(900)
+	if got := codesOf(Judge(s)); got[0] != "rule-drop" || !slices.Contains(got, "iptables-two-backends") {
+		t.Errorf("found %q", got)
+	}
+}
