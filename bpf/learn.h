@@ -532,7 +532,6 @@ static __always_inline int front_find(const struct packet *packet, struct learn_
 	__u64 ports = learn_key_ports(&packet->key);
 	__u32 slot = front_slot(addresses, ports);
 
-	to->packets = 0;
 	return front_read(front_at(slot), packet, addresses, ports, to) ||
 	       front_read(front_at(slot ^ 1), packet, addresses, ports, to);
 }
@@ -666,6 +665,7 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 	if (packet->class == NAT_TCP && !learn_tcp_milliseconds)
 		return NAT_ACCEL_TCP_STRICT;
 	turns = packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST);
+	to.packets = 0;
 	if (!turns && front_find(packet, &to))
 		return learn_forward(ctx, packet, &to);
 	hash = learn_hash(&packet->key);
