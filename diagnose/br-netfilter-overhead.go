@@ -69,7 +69,7 @@ func judgeBrNetfilter(f facts) *verdict {
 	off := f.local("net.bridge.bridge-nf-call-iptables", 0)
 	v.Remedy = []string{remark, f.set(off)}
 	v.Settings = []snapshot.Setting{provided(off, condition)}
-	v.Verify = []string{f.natkit("hooks"), f.natkit("profile --for 10s")}
+	v.Verify = []string{f.natkit("hooks"), "natkit profile --for 10s"}
 	return v
 }
 

@@ -183,6 +183,23 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// A profile of one namespace leaves out what interrupts do, and so all that is forwarded:
+// nobody is sent there.
+func TestVerifyByProfile(t *testing.T) {
+	for code, change := range examples {
+		s := gateway()
+		s.Netns.Name = "blue"
+		change(s)
+		for _, f := range Judge(s) {
+			for _, line := range f.Verify {
+				if strings.Contains(line, "profile") && strings.Contains(line, "--netns") {
+					t.Errorf("%s: %s", code, line)
+				}
+			}
+		}
+	}
+}
+
 func golden(t *testing.T, name string, value any) {
 	t.Helper()
 	var b bytes.Buffer

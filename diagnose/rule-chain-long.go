@@ -74,6 +74,6 @@ func judgeRuleChain(f facts) *verdict {
 	if f.perPacketCost() {
 		v.Remedy = append(v.Remedy, f.beyondNetfilter()...)
 	}
-	v.Verify = []string{f.natkit("profile --for 10s")}
+	v.Verify = []string{"natkit profile --for 10s"}
 	return v
 }
