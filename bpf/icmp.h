@@ -6,6 +6,8 @@
  * The packet inside went the other way than the error does. Turned round it has the
  * key of a flow, and that flow's translation, turned round again, is what it must
  * become. Nothing of the session changes: an error neither keeps it alive nor ends it.
+ *
+ * What is neither query nor error is not translated (RFC 5508 REQ-11).
  */
 #ifndef NATKIT_ICMP_H
 #define NATKIT_ICMP_H
@@ -206,6 +208,19 @@ static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
 		back.ifindex == packet->ifindex);
 }
 
+static __always_inline int icmp_is_error(const struct packet *packet)
+{
+	return packet->icmp_type < 32 && ICMP_ERRORS >> packet->icmp_type & 1;
+}
+
+/* What a rule would translate is dropped: packets that are quoted would go on as they are. */
+static __always_inline int icmp_other(struct ctx *ctx, struct packet *packet, struct nat_flow *out)
+{
+	int reason = flow_stateless(ctx, packet, &packet->key, out);
+
+	return reason == GO_ON || reason == NAT_DROP_NO_SESSION ? NAT_DROP_UNSUPPORTED : reason;
+}
+
 /*
  * An error from somebody else, to the sender of a packet that we have translated. Its
  * source is translated if it is the receiver of that packet; and from inside always, to
@@ -223,6 +238,8 @@ static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
 	if (!room)
 		return NAT_DROP_BYPASS;
 	flow = &room->flow;
+	if (!icmp_is_error(packet))
+		return icmp_other(ctx, packet, flow);
 	reason = icmp_parse(ctx, packet, &inner);
 	if (reason != GO_ON)
 		return reason;

@@ -81,7 +81,7 @@ enum packet_flag {
 	PACKET_DF = 1,
 	PACKET_FRAGMENT_FIRST = 2,
 	PACKET_FRAGMENT_LATER = 4, /* no ports: key has zeros */
-	PACKET_ICMP_ERROR = 8,     /* key has zeros for ports */
+	PACKET_ICMP_ERROR = 8,     /* or neither query nor error; key has zeros for ports */
 	PACKET_QUERY = 16,         /* ICMP request: the identifier is sport */
 	PACKET_GSO = 64,           /* stands for several frames */
 	PACKET_CUT = 128,          /* too big for the way out, may be fragmented */
@@ -159,8 +159,8 @@ static __always_inline int parse_udp(struct packet *packet, void *l4, void *end,
 	return GO_ON;
 }
 
-/* Errors are parsed further by icmp.h, on tc. Types that are neither queries nor
- * errors have no identifier and go by address, as protocols without ports do. */
+/* Errors are looked at further by icmp.h, on tc; and what is neither query nor error, which
+ * has no identifier, and may quote a packet as source quench and redirect do. */
 static __always_inline int parse_icmp(struct packet *packet, void *l4, void *end, __u32 bytes)
 {
 	struct icmp *icmp = l4;
@@ -169,9 +169,7 @@ static __always_inline int parse_icmp(struct packet *packet, void *l4, void *end
 	if ((void *)(icmp + 1) > end || bytes < sizeof(*icmp))
 		return NAT_DROP_MALFORMED;
 	packet->icmp_type = icmp->type;
-	type = 1U << (icmp->type & 31);
-	if (icmp->type > 18)
-		return GO_ON;
+	type = icmp->type < 32 ? 1U << icmp->type : 0;
 	if (type & ICMP_REQUESTS) {
 		packet->class = NAT_ICMP;
 		packet->flags |= PACKET_QUERY;
@@ -179,7 +177,7 @@ static __always_inline int parse_icmp(struct packet *packet, void *l4, void *end
 	} else if (type & ICMP_REPLIES) {
 		packet->class = NAT_ICMP;
 		packet_ports(packet, 0, icmp->id);
-	} else if (type & ICMP_ERRORS) {
+	} else {
 		packet->flags |= PACKET_ICMP_ERROR;
 	}
 	return GO_ON;

@@ -193,6 +193,46 @@ func TestICMPInside(t *testing.T) {
 	}
 }
 
+// ICMP that is neither query nor error is dropped where a rule would translate it, in any
+// fragment and though a session has its key: what it quotes would leave as it is (RFC 5508
+// REQ-11). What no rule wants passes.
+func TestICMPOther(t *testing.T) {
+	const moreFragments = 0x2000
+	g := aGateway(t)
+	g.hook = hooks[1]
+	inside, outside := abiNatSideNAT_INSIDE, abiNatSideNAT_OUTSIDE
+	g.enters(t, inside, pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: pktbuild.Echo(8, 0, 1, nil)})
+	drop := abiNatReasonNAT_DROP_UNSUPPORTED
+	for _, test := range []struct {
+		name     string
+		side     abiNatSide
+		src, dst string
+		reason   abiNatReason
+	}{
+		{"behind masquerade", inside, insideHost.String(), world.String(), drop},
+		{"a host with an address of its own", inside, "192.168.5.2", world.String(), drop},
+		{"of a prefix", inside, "192.168.6.2", world.String(), drop},
+		{"of a prefix without sessions", inside, "192.168.7.2", world.String(), drop},
+		{"to a prefix", outside, world.String(), "198.18.6.2", drop},
+		{"to a prefix without sessions", outside, world.String(), "198.18.7.2", drop},
+		{"to the gateway", outside, world.String(), gatewayOut.String(), abiNatReasonNAT_PASS_LOCAL},
+		{"to the gateway, from inside", inside, insideHost.String(), gatewayIn.String(), abiNatReasonNAT_PASS_LOCAL},
+		{"to nobody's", outside, world.String(), "203.0.113.99", abiNatReasonNAT_PASS_NO_RULE},
+	} {
+		for _, kind := range []uint8{4, 5, 9, 30, 31, 40, 255} {
+			for _, fragment := range []uint16{0, moreFragments} {
+				ip := pktbuild.IPv4{Src: netip.MustParseAddr(test.src), Dst: netip.MustParseAddr(test.dst), TTL: 64, Fragment: fragment}
+				about := packet("udp", 0, endpoints{ip.Dst, ip.Src, 53, 5000})
+				ip.Payload = icmpError(kind, 0, 0, about, 28, nil)
+				frame := g.sidePort(test.side).arriving(ip).Bytes()
+				if _, _, reason := g.enter(t, g.hook, test.side, g.sidePort(test.side), frame); reason != test.reason {
+					t.Errorf("%s, type %d, fragment %#x: %v, want %v", test.name, kind, fragment, reason, test.reason)
+				}
+			}
+		}
+	}
+}
+
 // The engine's own errors: what the stack could not answer rightly, in the name of the
 // address that was addressed, not more than so many a second.
 func TestICMPSent(t *testing.T) {
