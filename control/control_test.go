@@ -593,20 +593,6 @@ func TestEventsEnd(t *testing.T) {
 	}
 }
 
-func TestPorts(t *testing.T) {
-	for _, text := range []string{"", "80", "80,443", "1000-2000,3000"} {
-		ports, err := parsePorts(text)
-		if got := formatPorts(ports); err != nil || got != text {
-			t.Errorf("%q: %q, %v", text, got, err)
-		}
-	}
-	for _, text := range []string{"x", "5-", "9-3", "70000"} {
-		if _, err := parsePorts(text); err == nil {
-			t.Errorf("%q: no error", text)
-		}
-	}
-}
-
 // An `ip netns exec` gives what it runs mounts of its own, and a /sys without the BPF
 // file system: the engine outlives it all the same.
 func TestUpByIPNetns(t *testing.T) {

@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -178,7 +176,7 @@ func describe(l netlink.Link, inside bool, p Placement) (datapath.Link, error) {
 
 // localPorts reads where the gateway's own connections take their ports from, and
 // which of them they leave alone.
-func localPorts() (local [2]uint16, reserved []uint16, err error) {
+func localPorts() (local [2]uint16, reserved datapath.PortList, err error) {
 	text, err := readSetting(settingLocalPorts)
 	if err != nil {
 		return local, nil, err
@@ -190,7 +188,7 @@ func localPorts() (local [2]uint16, reserved []uint16, err error) {
 	if err != nil {
 		return local, nil, err
 	}
-	reserved, err = parsePorts(text)
+	reserved, err = datapath.ParsePortList(text)
 	return local, reserved, err
 }
 
@@ -199,46 +197,3 @@ const (
 	settingLocalPorts    = "net.ipv4.ip_local_port_range"
 	settingReservedPorts = "net.ipv4.ip_local_reserved_ports"
 )
-
-// parsePorts reads the kernel's list of ports and ranges: "8080,9000-9010".
-func parsePorts(text string) (ports []uint16, err error) {
-	for part := range strings.SplitSeq(text, ",") {
-		if part == "" {
-			continue
-		}
-		first, last, ok := strings.Cut(part, "-")
-		if !ok {
-			last = first
-		}
-		from, err1 := strconv.ParseUint(first, 10, 16)
-		to, err2 := strconv.ParseUint(last, 10, 16)
-		if err1 != nil || err2 != nil || to < from {
-			return nil, fmt.Errorf("list of ports %q: %q is no port or range", text, part)
-		}
-		for p := from; p <= to; p++ {
-			ports = append(ports, uint16(p))
-		}
-	}
-	return ports, nil
-}
-
-// formatPorts writes ports as the kernel lists them.
-func formatPorts(ports []uint16) string {
-	ports = slices.Clone(ports)
-	slices.Sort(ports)
-	ports = slices.Compact(ports)
-	var parts []string
-	for i := 0; i < len(ports); {
-		j := i
-		for j+1 < len(ports) && ports[j+1] == ports[j]+1 {
-			j++
-		}
-		if i == j {
-			parts = append(parts, strconv.Itoa(int(ports[i])))
-		} else {
-			parts = append(parts, fmt.Sprintf("%d-%d", ports[i], ports[j]))
-		}
-		i = j + 1
-	}
-	return strings.Join(parts, ",")
-}

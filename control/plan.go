@@ -243,7 +243,7 @@ func sizeOf(file *nat.File) datapath.Size {
 
 // planChanges plans what an instance needs of its namespace besides what it has made,
 // and what it does not need any more. The calling thread is in the namespace.
-func (p *Plan) planChanges(reserve []uint16, proxies []datapath.ProxyNeighbour, reserved []uint16, made []Change) error {
+func (p *Plan) planChanges(reserve datapath.PortList, proxies []datapath.ProxyNeighbour, reserved datapath.PortList, made []Change) error {
 	var errs []error
 	add := func(name, value, reason string) {
 		c, err := settingChange(name, value, reason)
@@ -256,11 +256,11 @@ func (p *Plan) planChanges(reserve []uint16, proxies []datapath.ProxyNeighbour, 
 	// Ports that an earlier file of this instance wanted left alone need not be any more.
 	others := reserved
 	if i := slices.IndexFunc(made, func(c Change) bool { return c.Setting == settingReservedPorts }); i >= 0 {
-		before, err := parsePorts(made[i].Old)
+		before, err := datapath.ParsePortList(made[i].Old)
 		errs = append(errs, err)
 		others = before
 	}
-	if want := formatPorts(append(slices.Clone(others), reserve...)); want != formatPorts(reserved) {
+	if want := others.With(reserve...).String(); want != reserved.String() {
 		add(settingReservedPorts, want, "the gateway's own connections leave alone the ports that the rules give away")
 	}
 	warnings, err := foreign(proxies)

@@ -58,6 +58,15 @@ type compiler struct {
 	next      int             // first index that was never given
 	pools     map[string]pool // by what poolKey says
 	sources   []source
+	// What gatewaysPorts found, by range and whether it was named: there may be thousands
+	// of addresses.
+	gateways map[gatewaysKey]PortList
+	forwards map[*OutsideAddress][]uint16 // ports that forwards take from those to give
+}
+
+type gatewaysKey struct {
+	ports [2]uint16
+	named bool
 }
 
 // pool is what a source rule gives addresses from.
@@ -139,6 +148,9 @@ func (c *compiler) outside() {
 			}
 		}
 	}
+	for a, ports := range c.forwards {
+		a.Reserved = a.Reserved.With(ports...)
+	}
 	c.t.Addresses = c.t.Addresses[:0]
 	for _, a := range c.addresses {
 		c.t.Addresses = append(c.t.Addresses, *a)
@@ -150,8 +162,6 @@ func (c *compiler) outside() {
 		}
 	}
 	slices.SortFunc(c.t.Addresses, func(a, b OutsideAddress) int { return cmp.Compare(a.Index, b.Index) })
-	slices.Sort(c.t.ReservePorts)
-	c.t.ReservePorts = slices.Compact(c.t.ReservePorts)
 }
 
 // masquerade gives a link the realm and address of what leaves by it.
@@ -322,18 +332,25 @@ func (c *compiler) portsOf(addr netip.Addr, ports nat.PortRange) [2]uint16 {
 // gatewaysPorts are those of a range that connections of the gateway itself may get.
 // Where a rule names its ports, it is the other way round: the gateway is to leave
 // them alone.
-func (c *compiler) gatewaysPorts(r *nat.Rule, ports [2]uint16) (reserved []uint16) {
-	named := c.namesPorts(r)
+func (c *compiler) gatewaysPorts(r *nat.Rule, ports [2]uint16) PortList {
+	key := gatewaysKey{ports, c.namesPorts(r)}
+	if known, ok := c.gateways[key]; ok {
+		return known
+	}
+	var own PortList
 	for p := uint32(max(ports[0], c.facts.LocalPorts[0])); p <= uint32(min(ports[1], c.facts.LocalPorts[1])); p++ {
-		switch {
-		case slices.Contains(c.facts.ReservedPorts, uint16(p)):
-		case named:
-			c.t.ReservePorts = append(c.t.ReservePorts, uint16(p))
-		default:
-			reserved = append(reserved, uint16(p))
+		if _, found := slices.BinarySearch(c.facts.ReservedPorts, uint16(p)); !found {
+			own = append(own, uint16(p))
 		}
 	}
-	return reserved
+	if key.named {
+		c.t.ReservePorts, own = c.t.ReservePorts.With(own...), nil
+	}
+	if c.gateways == nil {
+		c.gateways = map[gatewaysKey]PortList{}
+	}
+	c.gateways[key] = own
+	return own
 }
 
 func (c *compiler) namesPorts(r *nat.Rule) bool {
@@ -361,8 +378,11 @@ func (c *compiler) forwarded(r *nat.Rule, a nat.DNAT) {
 	if a.Ports.IsZero() {
 		return
 	}
+	if c.forwards == nil {
+		c.forwards = map[*OutsideAddress][]uint16{}
+	}
 	for p := uint32(max(a.Ports.First, have.Ports[0])); p <= uint32(min(a.Ports.Last, have.Ports[1])); p++ {
-		have.Reserved = append(have.Reserved, uint16(p))
+		c.forwards[have] = append(c.forwards[have], uint16(p))
 	}
 }
 

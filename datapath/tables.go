@@ -19,7 +19,7 @@ type Facts struct {
 	// net.ipv4.ip_local_port_range, both included.
 	LocalPorts [2]uint16
 	// ReservedPorts are those of net.ipv4.ip_local_reserved_ports already.
-	ReservedPorts []uint16
+	ReservedPorts PortList
 }
 
 // Link is an interface of the rule file.
@@ -41,7 +41,7 @@ type OutsideAddress struct {
 	Index      int
 	Addr       netip.Addr
 	Ports      [2]uint16 // that may be given, both included; {0, 0}: none
-	Reserved   []uint16  `json:",omitempty"` // of these, what port forwards and the gateway's own connections have
+	Reserved   PortList  `json:",omitempty"` // of these, what port forwards and the gateway's own connections have
 	Owned      bool      // the gateway's own
 	Masquerade bool      // follows the address of Link
 	OneToOne   bool      // given whole, to one inside host
@@ -71,7 +71,7 @@ type Tables struct {
 
 	// ReservePorts are to be put into ip_local_reserved_ports before packets flow, so
 	// that the gateway's own connections leave them alone.
-	ReservePorts []uint16
+	ReservePorts PortList
 	// ProxyNeighbours are addresses to be answered for on the interface of that name.
 	ProxyNeighbours []ProxyNeighbour
 }
