@@ -56,13 +56,18 @@ func (r *Redactor) Know(namespaces []Netns) {
 // addresses.
 func (r *Redactor) Text(s string) string { return r.text(s) }
 
-// Redact is the function of this name, with what this Redactor replaced before.
-func (r *Redactor) Redact(s *Snapshot) {
+// Meet is Know for all names in a snapshot, which stays as it is.
+func (r *Redactor) Meet(s *Snapshot) {
 	r.collect(reflect.ValueOf(s).Elem())
 	if s.Netns.Name != "" {
 		r.name("Namespace", s.Netns.Name)
 	}
 	r.sort()
+}
+
+// Redact is the function of this name, with what this Redactor replaced before.
+func (r *Redactor) Redact(s *Snapshot) {
+	r.Meet(s)
 	r.value(reflect.ValueOf(s).Elem())
 	for i := range s.Chains { // what lay between two addresses lies elsewhere now
 		c := &s.Chains[i]
@@ -200,8 +205,9 @@ func (r *Redactor) value(v reflect.Value) {
 	}
 }
 
-// token is what may be an address: hardware, IPv6 perhaps with an IPv4 end, IPv4.
-var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*|[0-9]{1,3}(?:\.[0-9]{1,3}){3}`)
+// token is what may be an address: hardware, two of them and the frame's type as the
+// LOG target writes them, IPv6 perhaps with an IPv4 end, IPv4.
+var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){13}|[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*|[0-9]{1,3}(?:\.[0-9]{1,3}){3}`)
 
 // text replaces the names, then the addresses of a text.
 func (r *Redactor) text(s string) string {
@@ -261,6 +267,9 @@ func replaceWord(s, name, by string) string {
 func (r *Redactor) address(word string) string {
 	if len(word) == 17 && (strings.Count(word, ":") == 5 || strings.Count(word, "-") == 5) {
 		return r.mac(word)
+	}
+	if strings.Count(word, ":") == 13 && len(word) == 41 {
+		return r.mac(word[:17]) + ":" + r.mac(word[18:35]) + word[35:]
 	}
 	for end := len(word); end > 0; end-- {
 		if a, err := netip.ParseAddr(word[:end]); err == nil {

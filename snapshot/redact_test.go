@@ -80,12 +80,15 @@ func TestRedactText(t *testing.T) {
 		"nft::add nf_conntrack::in":                  "nft::add nf_conntrack::in",
 		"MAC 52:54:00:12:34:56":                      "MAC " + mac,
 		"to ff:ff:ff:ff:ff:ff and 33:33:00:00:00:01": "to ff:ff:ff:ff:ff:ff and 33:33:00:00:00:01",
-		"gw.example.org kernel: blue bluetooth":      "host-1 kernel: netns-1 bluetooth",
-		"gw":                                         "host-1",
-		"/run/netns/blue":                            "/run/netns/netns-1",
-		"version1.2.3.4x 1.2.3.4x":                   "version1.2.3.4x 1.2.3.4x",
-		"300.1.1.1":                                  "300.1.1.1",
-		"":                                           "",
+		// What the LOG target writes: to, from and the type of what follows.
+		"MAC=52:54:00:12:34:56:52:54:00:12:34:56:08:00 SRC=192.0.2.7": "MAC=" + mac + ":" + mac + ":08:00 SRC=" + at("192.0.2.7"),
+		"MAC=ff:ff:ff:ff:ff:ff:52:54:00:12:34:56:08:00":               "MAC=ff:ff:ff:ff:ff:ff:" + mac + ":08:00",
+		"gw.example.org kernel: blue bluetooth":                       "host-1 kernel: netns-1 bluetooth",
+		"gw":                                                          "host-1",
+		"/run/netns/blue":                                             "/run/netns/netns-1",
+		"version1.2.3.4x 1.2.3.4x":                                    "version1.2.3.4x 1.2.3.4x",
+		"300.1.1.1":                                                   "300.1.1.1",
+		"":                                                            "",
 	} {
 		if got := r.text(in); got != want {
 			t.Errorf("%q became %q, want %q", in, got, want)

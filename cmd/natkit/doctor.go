@@ -53,6 +53,9 @@ their names where their engine tells. What all share is told once. Namespaces wi
 no interface but loopback are left out. It needs root. --save makes one file of
 them all, which --from judges, and --redact replaces the same by the same in all.
 
+A file that was saved as it is can be redacted later: with --redact, --from and
+--save go together.
+
 -o html is one page that needs nothing besides itself, to attach to a ticket: the
 findings with curves of the window, the facts, and what could not be seen.
 
@@ -68,6 +71,7 @@ others were.`,
   natkit doctor --all-netns --redact --save all.json -o html > ticket.html
   natkit doctor --save facts.json
   natkit doctor --from facts.json
+  natkit doctor --from facts.json --redact --save redacted.json
   natkit doctor --redact -o html > ticket.html`,
 		Args: noArgs,
 	}
@@ -82,7 +86,7 @@ others were.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.from != "" {
 			for _, name := range []string{"for", "no-dump", "save", "netns", "all-netns"} {
-				if cmd.Flags().Changed(name) {
+				if cmd.Flags().Changed(name) && !(name == "save" && o.redact) {
 					return usagef("--%s and --from exclude each other: the facts in a file are what they are", name)
 				}
 			}
@@ -227,24 +231,102 @@ func (o *doctorOptions) everywhere(ctx context.Context, e *env, out string) erro
 
 // saved is the doctor for a file of one namespace or of all.
 func (o *doctorOptions) saved(e *env, out string) error {
-	in, err := o.open(e)
+	from, err := o.open(e)
 	if err != nil {
 		return err
 	}
-	defer in.Close()
-	n := o.namespaces(out)
+	defer from.Close()
+	n, in := o.namespaces(out), io.Reader(from)
+	all := false
+	if o.redact {
+		// One namespace may speak of another that comes later: all names first.
+		twice, done, err := rereadable(from)
+		if err != nil {
+			return err
+		}
+		defer done()
+		_, all, err = snapshot.LoadEach(twice, func(s *snapshot.Snapshot) error {
+			n.redactor.Meet(s)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := twice.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		in = twice
+	}
+	var file *os.File
+	if o.save != "" {
+		if file, err = createBeside(from, o.save); err != nil {
+			return err
+		}
+		defer file.Close()
+		if all {
+			n.file = snapshot.NewWriter(file)
+		}
+	}
 	var last *snapshot.Snapshot
-	left, all, err := snapshot.LoadEach(in, func(s *snapshot.Snapshot) error {
+	var left snapshot.LeftOut
+	left, all, err = snapshot.LoadEach(in, func(s *snapshot.Snapshot) error {
 		last = s
 		return n.add(s)
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !all:
+	}
+	if n.redactor != nil {
+		for i := range left.Skipped {
+			left.Skipped[i] = n.redactor.Text(left.Skipped[i])
+		}
+	}
+	if file != nil {
+		if all {
+			err = n.file.End(left)
+		} else {
+			err = snapshot.Save(file, last)
+		}
+		if err := cmp.Or(err, file.Close()); err != nil {
+			return err
+		}
+	}
+	if !all {
 		return showDoctor(e, last, out)
 	}
 	return n.show(e, left, out)
+}
+
+// rereadable is a file that can be read twice with what is in r; done lets go of it.
+func rereadable(r io.Reader) (file *os.File, done func(), err error) {
+	if f, ok := r.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+			return f, func() {}, nil
+		}
+	}
+	if file, err = os.CreateTemp("", "natkit-facts"); err != nil {
+		return nil, nil, err
+	}
+	os.Remove(file.Name()) // it goes with the last who has it open
+	if _, err = io.Copy(file, r); err == nil {
+		_, err = file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		file.Close()
+		return nil, nil, err
+	}
+	return file, func() { file.Close() }, nil
+}
+
+// createBeside makes the file at path, unless it is the one that is read.
+func createBeside(from io.Reader, path string) (*os.File, error) {
+	if f, ok := from.(*os.File); ok {
+		was, err := f.Stat()
+		if there, err2 := os.Stat(path); err == nil && err2 == nil && os.SameFile(was, there) {
+			return nil, usagef("--save %s is the file that is read: give another name", path)
+		}
+	}
+	return os.Create(path)
 }
 
 // doctorProgress shows how much of the window is over.

@@ -122,6 +122,7 @@ func TestDoctorRefuses(t *testing.T) {
 	}{
 		{"--from - --for 5s", "", exitUsage, "--for and --from exclude each other"},
 		{"--from - --save x", "", exitUsage, "--save and --from"},
+		{"--from - --redact --save x", "{", exitError, "unexpected end of JSON"},
 		{"--from - --netns x", "", exitUsage, "--netns and --from"},
 		{"--from - --no-dump", "", exitUsage, "--no-dump and --from"},
 		{"--for 0", "", exitUsage, "want more than 0"},
@@ -200,6 +201,61 @@ func TestDoctorRedact(t *testing.T) {
 		}
 		if !strings.Contains(redacted, "conntrack-table-full") {
 			t.Errorf("%s: the cause is not found any more", format)
+		}
+	}
+}
+
+// A file is redacted afterwards, into another one that is judged alike: of one
+// namespace and of all of them, of which an early one speaks of a later one.
+func TestDoctorRedactFile(t *testing.T) {
+	early, late := fullFacts(), healthyFacts()
+	early.KernelLog.Lines = append(early.KernelLog.Lines, "of customer: from 192.0.2.7")
+	late.Netns.Name = "customer"
+	var all strings.Builder
+	w := snapshot.NewWriter(&all)
+	for _, s := range []*snapshot.Snapshot{early, late} {
+		if err := w.Add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.End(snapshot.LeftOut{Skipped: []string{"customer: gone, it had 192.0.2.7"}}); err != nil {
+		t.Fatal(err)
+	}
+	for name, facts := range map[string]string{"one": saved(t, early), "all": all.String()} {
+		for _, stdin := range []bool{true, false} {
+			dir := t.TempDir()
+			from, stdinText, to := "-", facts, filepath.Join(dir, "redacted.json")
+			if !stdin {
+				from, stdinText = filepath.Join(dir, "facts.json"), ""
+				if err := os.WriteFile(from, []byte(facts), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			code, now, errs := doctor(t, t.Context(), stdinText, "--from", from, "--redact", "--save", to, "-o", "json")
+			if code != exitFindings || errs != "" {
+				t.Fatalf("%s: exit code %d, stderr %q", name, code, errs)
+			}
+			data, err := os.ReadFile(to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			secrets := []string{"gw1", "192.0.2.7"}
+			if name == "all" {
+				secrets = append(secrets, "customer")
+			}
+			for _, secret := range secrets {
+				if strings.Contains(string(data), secret) || strings.Contains(now, secret) {
+					t.Errorf("%s: %q is left", name, secret)
+				}
+			}
+			if code, later, errs := doctor(t, t.Context(), "", "--from", to, "-o", "json"); code != exitFindings || later != now {
+				t.Errorf("%s: exit code %d, stderr %q; at once\n%s\nlater\n%s", name, code, errs, now, later)
+			}
+			// The file that is read is not written.
+			code, _, errs = doctor(t, t.Context(), "", "--from", to, "--redact", "--save", to)
+			if again, _ := os.ReadFile(to); code != exitUsage || string(again) != string(data) {
+				t.Errorf("%s: exit code %d, %q, %d bytes of %d", name, code, errs, len(again), len(data))
+			}
 		}
 	}
 }
