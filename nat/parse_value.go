@@ -252,10 +252,15 @@ func (r *reader) silent(n *yaml.Node) bool {
 	return s == "none"
 }
 
+// number reads a decimal number. With a zero before it YAML 1.1 means octal and YAML 1.2 decimal: it is refused.
 func (r *reader) number(e entry, least, most int) int {
 	s := r.word(e.value, e.name)
 	n, err := strconv.ParseUint(s, 10, 63)
-	if s != "" && (err != nil || n < uint64(least) || n > uint64(most)) {
+	switch {
+	case s == "":
+	case err == nil && len(s) > 1 && s[0] == '0':
+		r.fail(e.value, "%s: a number begins with no zero, and %q does", e.name, s)
+	case err != nil || n < uint64(least) || n > uint64(most):
 		r.fail(e.value, "%s is a number from %d to %d, and not %q", e.name, least, most, s)
 	}
 	return int(n)
