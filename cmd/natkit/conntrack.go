@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"natkit/conntrack"
 	"natkit/internal/netns"
@@ -281,6 +282,12 @@ one come into, and the one destroyed in), lost_events, count, max.`,
 func barsFor(w io.Writer) report.Bars {
 	if !isTerminal(w) || os.Getenv("TERM") == "dumb" {
 		return report.NoBars
+	}
+	const withBars = 60 // what a table takes with them: on less, its lines would break
+	if f, ok := w.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 && size.Col < withBars {
+			return report.NoBars
+		}
 	}
 	locale := cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG"))
 	if locale = strings.ToUpper(strings.ReplaceAll(locale, "-", "")); strings.Contains(locale, "UTF8") {

@@ -14,9 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/conntrack"
 	"natkit/internal/ktest"
 	"natkit/internal/netns"
+	"natkit/report"
 )
 
 const conntrackDump = `tcp      6 7 TIME_WAIT src=192.168.0.2 dst=192.168.0.96 sport=51744 dport=8080 src=172.17.0.2 dst=192.168.0.2 sport=8080 dport=51744 [ASSURED] mark=0 use=1
@@ -242,5 +245,27 @@ func TestConntrackLive(t *testing.T) {
 	code, _, stderr = runConntrack(t, "", "watch", "--netns", name, "--for", "100ms")
 	if code != exitError || !strings.Contains(stderr, "nf_conntrack_events is 0") {
 		t.Errorf("watch without events: exit %d, stderr %s", code, stderr)
+	}
+}
+
+// Bars are drawn on a terminal that has room for them, and nowhere else.
+func TestBarsFor(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv("LC_ALL", "C.UTF-8")
+	file, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo terminal: %v", err)
+	}
+	defer file.Close()
+	for columns, want := range map[uint16]report.Bars{0: report.BlockBars, 40: report.NoBars, 80: report.BlockBars, 200: report.BlockBars} {
+		if err := unix.IoctlSetWinsize(int(file.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
+			t.Fatal(err)
+		}
+		if got := barsFor(file); got != want {
+			t.Errorf("%d columns: %v, want %v", columns, got, want)
+		}
+	}
+	if got := barsFor(&strings.Builder{}); got != report.NoBars {
+		t.Errorf("no terminal: %v", got)
 	}
 }
