@@ -44,6 +44,8 @@ func protocolName(protocol uint8) string {
 		return "icmp"
 	case unix.IPPROTO_ICMPV6:
 		return "icmpv6"
+	case unix.IPPROTO_IGMP:
+		return "igmp"
 	case unix.IPPROTO_GRE:
 		return "gre"
 	case unix.IPPROTO_ESP:

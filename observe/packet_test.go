@@ -42,6 +42,7 @@ func TestDescribe(t *testing.T) {
 		{"udp", unix.ETH_P_IP, ip(unix.IPPROTO_UDP, 0x10, 0, 0, 53), "udp 10.0.0.2:4096 -> 10.1.0.2:53"},
 		{"icmp", unix.ETH_P_IP, ip(unix.IPPROTO_ICMP, 8, 0, 0, 0), "icmp 10.0.0.2 -> 10.1.0.2 type 8 code 0"},
 		{"fragment", unix.ETH_P_IP, fragment, "udp 10.0.0.2 -> 10.1.0.2 fragment at 1480"},
+		{"igmp", unix.ETH_P_IP, ip(unix.IPPROTO_IGMP), "igmp 10.0.0.2 -> 10.1.0.2"},
 		{"other protocol", unix.ETH_P_IP, ip(200), "ip-protocol-200 10.0.0.2 -> 10.1.0.2"},
 		{"header length beyond the end", unix.ETH_P_IP, append([]byte{0x4f}, ip(unix.IPPROTO_UDP, 1, 2, 3, 4)[1:]...), "udp 10.0.0.2 -> 10.1.0.2"},
 		{"ipv4 cut", unix.ETH_P_IP, ip(6)[:19], "ipv4, cut"},

@@ -261,7 +261,7 @@ func midConnection(b []byte) bool {
 
 // leavingSample writes a packet as the tracer of drops does.
 func leavingSample(b []byte, src, dst netip.Addr) string {
-	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMP: "icmp"}[b[9]]
+	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_IGMP: "igmp"}[b[9]]
 	name = cmp.Or(name, fmt.Sprintf("protocol %d", b[9]))
 	if header := int(b[0]&15) * 4; (name == "tcp" || name == "udp") && header >= 20 && len(b) >= header+4 {
 		return fmt.Sprintf("%s %s:%d -> %s:%d", name, src, binary.BigEndian.Uint16(b[header:]), dst, binary.BigEndian.Uint16(b[header+2:]))
