@@ -14,6 +14,25 @@
 
 #define RULE_NONE (-1)
 
+enum rule_limit { RULE_RECENT = 4096 };
+
+/* What source rule a host's packets of that way met, of that generation. src 0: nothing
+ * here, for no host has that address. */
+struct rule_recent {
+	__be32 src;
+	__u32 links; /* way in and way out */
+	__u32 generation;
+	int index;
+};
+
+/* By hash of the address. One a CPU, so that nobody reads what is half written. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct rule_recent);
+	__uint(max_entries, RULE_RECENT);
+} rules_recent SEC(".maps");
+
 /* One look-up in a rule map of the generation in use: an index of rules. A map that
  * is not there has no entries. */
 static __always_inline int rule_lookup(void *generations, __u32 slot, const void *key)
@@ -145,7 +164,7 @@ GLOBAL int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lo
 
 /* The source rule for a packet from that address, as an index of rules. in and out
  * are the links of its way, plus 1. */
-GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slot)
+SUBPROGRAM int rule_origin(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slot)
 {
 	struct nat_origin_key k = {.prefixlen = 64, .addr = addr_of(src)};
 	int found;
@@ -173,6 +192,34 @@ GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slo
 	}
 	k.in = 0;
 	return lookups & NAT_LOOKUP_SOURCE ? rule_lookup(&origins, slot, &k) : RULE_NONE;
+}
+
+/*
+ * rule_origin, with what it answered of late: hosts open many sessions, and among thousands
+ * of prefixes a look-up waits for memory several times. The generation is read before the
+ * rules are: if it has gone on since the packet came, nothing is remembered.
+ */
+GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slot)
+{
+	__u32 zero = 0, key = addr_hash(addr_of(src)) % RULE_RECENT, links = in << 16 | out;
+	struct nat_control *c = bpf_map_lookup_elem(&control, &zero);
+	struct rule_recent *r = bpf_map_lookup_elem(&rules_recent, &key);
+	__u32 generation;
+	int index;
+
+	if (!c || !r)
+		return rule_origin(src, in, out, lookups, slot);
+	generation = *(volatile __u32 *)&c->generation;
+	if (r->src == src && r->links == links && r->generation == generation)
+		return r->index;
+	index = rule_origin(src, in, out, lookups, slot);
+	if (generation % NAT_GENERATIONS == slot) {
+		r->src = src;
+		r->links = links;
+		r->generation = generation;
+		r->index = index;
+	}
+	return index;
 }
 
 /* Prefix to prefix: the host's bits stay. */

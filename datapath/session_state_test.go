@@ -808,6 +808,38 @@ func (g *gateway) freePorts(t testing.TB, address uint32, class abiNatClass) int
 	return int(p.Free)
 }
 
+// Which source rule a host meets is remembered, for its way out and one generation of the rules.
+func TestSourceRuleRemembered(t *testing.T) {
+	g := newGateway(t)
+	g.hook = hooks[1]
+	source := func(e endpoints) string {
+		t.Helper()
+		reason, out := g.send(t, abiNatSideNAT_INSIDE, "udp", 0, e)
+		if reason != abiNatReasonNAT_TRANSLATED_OUT {
+			t.Fatalf("%v: %v", e, reason)
+		}
+		return out.src.String()
+	}
+	first, second := ends("192.168.1.2:5000", "198.51.100.9:53"), ends("192.168.1.2:5001", "198.51.100.9:53")
+	if got := source(first); got != outsideAddresses[ownAddress] {
+		t.Errorf("%v leaves from %s", first, got)
+	}
+	g.refused(t, abiNatSideNAT_INSIDE, "udp", 0, ends("192.168.1.2:5002", "192.168.99.2:53"), abiNatReasonNAT_PASS_NO_RULE) // by another way out
+	if got := source(second); got != outsideAddresses[ownAddress] {
+		t.Errorf("%v leaves from %s", second, got)
+	}
+	var control abiNatControl
+	if err := g.maps["control"].Lookup(uint32(0), &control); err != nil {
+		t.Fatal(err)
+	}
+	g.fill(t, "origins", []entry{{&abiNatOriginKey{Prefixlen: 56, Out: be(g.out.link + 1), Addr: addr(netip.MustParseAddr("192.168.1.0"))}, uint32(knownRule)}})
+	control.Generation += uint32(abiNatLimitNAT_GENERATIONS)
+	g.put(t, "control", uint32(0), &control)
+	if got := source(ends("192.168.1.2:5003", "198.51.100.9:53")); got != outsideAddresses[knownAddress] {
+		t.Errorf("by the rules of the next generation from %s", got)
+	}
+}
+
 // addressHash is addr_hash of bpf/base.h.
 func addressHash(a netip.Addr) uint32 {
 	b := a.As4()

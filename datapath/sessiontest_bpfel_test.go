@@ -43,6 +43,7 @@ const (
 	sessionTestMapOutside       = "outside"
 	sessionTestMapProbed        = "probed"
 	sessionTestMapRules         = "rules"
+	sessionTestMapRulesRecent   = "rules_recent"
 	sessionTestMapSessionBits   = "session_bits"
 	sessionTestMapSessions      = "sessions"
 	sessionTestMapSlots         = "slots"
@@ -135,6 +136,7 @@ type sessionTestMapSpecs struct {
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
+	RulesRecent   *ebpf.MapSpec `ebpf:"rules_recent"`
 	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
 	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
@@ -201,6 +203,7 @@ type sessionTestMaps struct {
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
+	RulesRecent   *ebpf.Map `ebpf:"rules_recent"`
 	SessionBits   *ebpf.Map `ebpf:"session_bits"`
 	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
@@ -241,6 +244,7 @@ func (m *sessionTestMaps) Close() error {
 		m.Outside,
 		m.Probed,
 		m.Rules,
+		m.RulesRecent,
 		m.SessionBits,
 		m.Sessions,
 		m.Slots,

@@ -346,6 +346,14 @@ type tcOpening struct {
 	}
 }
 
+type tcRuleRecent struct {
+	_          structs.HostLayout
+	Src        uint32
+	Links      uint32
+	Generation uint32
+	Index      int32
+}
+
 type tcWay struct {
 	_        structs.HostLayout
 	Src      tcNatAddr
@@ -400,6 +408,7 @@ const (
 	tcMapOutside       = "outside"
 	tcMapProbed        = "probed"
 	tcMapRules         = "rules"
+	tcMapRulesRecent   = "rules_recent"
 	tcMapSessionBits   = "session_bits"
 	tcMapSessions      = "sessions"
 	tcMapSlots         = "slots"
@@ -500,6 +509,7 @@ type tcMapSpecs struct {
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
+	RulesRecent   *ebpf.MapSpec `ebpf:"rules_recent"`
 	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
 	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
@@ -570,6 +580,7 @@ type tcMaps struct {
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
+	RulesRecent   *ebpf.Map `ebpf:"rules_recent"`
 	SessionBits   *ebpf.Map `ebpf:"session_bits"`
 	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
@@ -614,6 +625,7 @@ func (m *tcMaps) Close() error {
 		m.Outside,
 		m.Probed,
 		m.Rules,
+		m.RulesRecent,
 		m.SessionBits,
 		m.Sessions,
 		m.Slots,

@@ -346,6 +346,14 @@ type xdpOpening struct {
 	}
 }
 
+type xdpRuleRecent struct {
+	_          structs.HostLayout
+	Src        uint32
+	Links      uint32
+	Generation uint32
+	Index      int32
+}
+
 type xdpWay struct {
 	_        structs.HostLayout
 	Src      xdpNatAddr
@@ -400,6 +408,7 @@ const (
 	xdpMapOutside       = "outside"
 	xdpMapProbed        = "probed"
 	xdpMapRules         = "rules"
+	xdpMapRulesRecent   = "rules_recent"
 	xdpMapSessionBits   = "session_bits"
 	xdpMapSessions      = "sessions"
 	xdpMapSlots         = "slots"
@@ -496,6 +505,7 @@ type xdpMapSpecs struct {
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
+	RulesRecent   *ebpf.MapSpec `ebpf:"rules_recent"`
 	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
 	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
@@ -566,6 +576,7 @@ type xdpMaps struct {
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
+	RulesRecent   *ebpf.Map `ebpf:"rules_recent"`
 	SessionBits   *ebpf.Map `ebpf:"session_bits"`
 	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
@@ -610,6 +621,7 @@ func (m *xdpMaps) Close() error {
 		m.Outside,
 		m.Probed,
 		m.Rules,
+		m.RulesRecent,
 		m.SessionBits,
 		m.Sessions,
 		m.Slots,
