@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -312,6 +313,9 @@ func (i *importer) walk(name string, hook int, c condition, targets *[]nat.Targe
 		if !ok {
 			continue
 		}
+		if targets == nil && repeated(r, rules[k+1:]) {
+			continue
+		}
 		if r.lost != "" {
 			i.lost(r, "%s", r.lost)
 		}
@@ -395,6 +399,28 @@ func (i *importer) except(r listed, m, c condition, base bool) condition {
 	i.lost(r, "leaves packets out of the rules that follow by more than an exclude can name")
 	c.odd = append(slices.Clone(c.odd), "what "+r.where()+" leaves out")
 	return c
+}
+
+// repeated tells whether the rules that follow at once do the same for every protocol: so
+// libvirt writes a masquerade, for TCP and UDP with the ports that are usual anyway.
+func repeated(r listed, next []listed) bool {
+	if len(next) == 0 || r.action != actMasquerade || r.match.protocols == nil || r.match.ports != nil || r.lost != "" || r.share ||
+		r.ports != (nat.PortRange{}) && r.ports != nat.DefaultPorts {
+		return false
+	}
+	n := next[0]
+	if n.action != r.action || n.lost != "" || n.share || len(r.notes) > 0 {
+		return false
+	}
+	a, b := r.match, n.match
+	a.protocols, b.protocols = nil, nil
+	if !reflect.DeepEqual(a, b) {
+		return false
+	}
+	if n.match.protocols == nil {
+		return n.ports == nat.PortRange{}
+	}
+	return repeated(n, next[1:])
 }
 
 // notForwarded is what is never for another host: no NAT of forwarded packets is about it.
