@@ -202,6 +202,9 @@ func TestICMPOther(t *testing.T) {
 	g.hook = hooks[1]
 	inside, outside := abiNatSideNAT_INSIDE, abiNatSideNAT_OUTSIDE
 	g.enters(t, inside, pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: pktbuild.Echo(8, 0, 1, nil)})
+	if n := g.counted(t)[abiNatReasonNAT_TRANSLATED_OUT]; n != 1 {
+		t.Fatalf("the session with identifier 0: %d packets", n)
+	}
 	drop := abiNatReasonNAT_DROP_UNSUPPORTED
 	for _, test := range []struct {
 		name     string

@@ -87,7 +87,8 @@ func (r bridgeRouter) bridge(inside netlink.Link, outside string) error {
 			return err
 		}
 	}
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: measuredBridge, HardwareAddr: own}}
+	snooping := false // or it joins a group, by packets of its own that are tracked
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: measuredBridge, HardwareAddr: own}, MulticastSnooping: &snooping}
 	if err := netlink.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("make bridge: %w", err)
 	}
