@@ -143,7 +143,8 @@ func (f facts) unmatched() (n uint64, rows []snapshot.Drop) {
 		}
 	}
 	t := f.Conntrack.Table
-	if waiting := t.ByState["SYN_SENT"]; n < lostFew || waiting < lostFew || share(waiting, t.ByProtocol["tcp"]) < silentShare || t.ByStatus["SNAT"] == 0 {
+	tcp, over := t.ByProtocol["tcp"], t.ByState["TIME_WAIT"] // connections of before the fault, or of others, that are over
+	if waiting := t.ByState["SYN_SENT"]; n < lostFew || waiting < lostFew || share(waiting, tcp-min(tcp, over)) < silentShare || t.ByStatus["SNAT"] == 0 {
 		return 0, nil
 	}
 	return n, rows

@@ -87,7 +87,7 @@ func judgeBackend(f facts) *verdict {
 	v.Remedy = append(v.Remedy, "# the rule that leads there:")
 	listed := false
 	for _, c := range f.Chains {
-		if slices.ContainsFunc(c.DNATTo, func(t snapshot.Target) bool {
+		if c.NATRules["redirect"] > 0 && f.own(address) || slices.ContainsFunc(c.DNATTo, func(t snapshot.Target) bool {
 			return t.First.Compare(address) <= 0 && address.Compare(t.Last) <= 0
 		}) {
 			v.Remedy = append(v.Remedy, f.run(listChain(c)))

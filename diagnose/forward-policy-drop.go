@@ -97,6 +97,7 @@ func judgeForwardPolicy(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
+	v.Severity = max(v.Severity, f.publishedLost(rows))
 	if v.Severity > Advice && len(samples(rows)) > 0 && !slices.ContainsFunc(rows, f.wanted) {
 		v.Severity = Advice
 	}
@@ -229,6 +230,7 @@ func (f facts) vanished(forwarded uint64) uint64 {
 // it was seen where they came from and where they wanted to go.
 func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []string {
 	in, out := f.direction(rows)
+	led := onlyLed(rows)
 	docker := false
 	for _, c := range f.Chains {
 		docker = docker || c.Name == "DOCKER-USER"
@@ -237,13 +239,16 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 	if len(chains) == 0 {
 		return append(remedy, f.run("nft list ruleset"), f.run("iptables -nvL FORWARD"))
 	}
-	if in == "" {
+	if in == "" && !led {
 		remedy = append(remedy, "# which interfaces it takes can't be told from here; see the packets, then the chain:", f.natkit("drops --for 10s"))
+	}
+	if led {
+		remedy[0] = "# accept what a rule here leads to a published service, and its answers (a rule that accepts it by port must name the port it is led to); put the rules where your firewall keeps its own:"
 	}
 	for _, c := range chains {
 		tool := iptables(c)
 		switch {
-		case in == "":
+		case in == "" && !led:
 			remedy = append(remedy, f.run(listChain(c)))
 		case tool != "":
 			chain := c.Name
@@ -251,12 +256,20 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 				chain = "DOCKER-USER"
 			}
 			insert := tool + " -I " + quote(chain)
+			if led {
+				remedy = append(remedy, f.run(insert+" -m conntrack --ctstate DNAT -j ACCEPT"))
+				continue
+			}
 			remedy = append(remedy, f.run(insert+iface(" -i ", in)+iface(" -o ", out)+" -j ACCEPT"))
 			if in != out { // on one bridge answers take the same rule
 				remedy = append(remedy, f.run(insert+iface(" -i ", out)+iface(" -o ", in)+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"))
 			}
 		default:
 			insert := fmt.Sprintf("insert rule %s %s %s", c.Family, c.Table, c.Name)
+			if led {
+				remedy = append(remedy, f.run("nft "+quote(insert+" ct status dnat accept")))
+				continue
+			}
 			remedy = append(remedy, f.run("nft "+quote(insert+nftIface(" iifname ", in)+nftIface(" oifname ", out)+" accept")))
 			if in != out {
 				remedy = append(remedy, f.run("nft "+quote(insert+nftIface(" iifname ", out)+nftIface(" oifname ", in)+" ct state established,related accept")))
@@ -264,6 +277,20 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 		}
 	}
 	return remedy
+}
+
+// onlyLed says whether all packets of rows that were seen were for published services.
+func onlyLed(rows []snapshot.Drop) bool {
+	seen := 0
+	for _, row := range rows {
+		for _, sample := range row.Samples {
+			if _, ok := ledBy(sample); !ok {
+				return false
+			}
+			seen++
+		}
+	}
+	return seen > 0
 }
 
 // direction is the way that most of the dropped packets wanted to take; parts

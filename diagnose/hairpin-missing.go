@@ -44,7 +44,8 @@ func (f facts) hairpins(wanted func(snapshot.Interface) bool) (h hairpin, found 
 		}
 		from, ok1 := f.linkTo(u.Source)
 		to, ok2 := f.linkTo(u.Target.Addr())
-		if !ok1 || !ok2 || from.Name != to.Name || f.own(u.Source) || f.own(u.Target.Addr()) || !wanted(from) {
+		if !ok1 || !ok2 || from.Name != to.Name || f.own(u.Source) || f.own(u.Target.Addr()) || !wanted(from) ||
+			u.Recent == 0 && f.reached(u.Dest) { // it was cured since
 			continue
 		}
 		if !found {

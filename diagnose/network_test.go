@@ -77,6 +77,11 @@ func TestNoRoute(t *testing.T) {
 		{"tracer only", func(s *snapshot.Snapshot) { lost(400, 2000)(s); s.Counters = nil }, warn},
 		{"unreachable on purpose, most of all", refused(snapshot.RouteUnreachable, 400, 2000), warn},
 		{"blackhole on purpose, a part", refused(snapshot.RouteBlackhole, 400, 20000), advice},
+		{"blackhole for the answers to connections that were let out", func(s *snapshot.Snapshot) {
+			refused(snapshot.RouteBlackhole, 400, 20000)(s)
+			s.Routes[0].Source, s.Routes[0].Dest = addr("203.0.113.80"), addr("192.168.1.20")
+			s.Drops.Rows[2].Samples = []string{"tcp 203.0.113.80:443 -> 192.168.1.20:4000 SYN,ACK (flow 192.168.1.20:4000 -> 203.0.113.80:443)"}
+		}, warn},
 		{"prohibited by a rule, and something without a route as well", func(s *snapshot.Snapshot) {
 			refused(snapshot.RouteProhibited, 400, 2000)(s)
 			s.Counters["IpExt.InNoRoutes"] = 5

@@ -257,6 +257,11 @@ func TestForwardPolicy(t *testing.T) {
 			link(s, "eth1").RxPackets = 610
 		}, critical},
 		{"a tenth", func(s *snapshot.Snapshot) { full(s); s.Counters["Ip.ForwDatagrams"] = 6000 }, warn},
+		{"a published service that nobody gets through to, a small part", func(s *snapshot.Snapshot) {
+			full(s)
+			s.Counters["Ip.ForwDatagrams"] = 1_000_000
+			s.Drops.Rows[2].Samples = []string{"tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:8080)"}
+		}, warn},
 		{"strangers, most of what comes in", func(s *snapshot.Snapshot) {
 			full(s)
 			s.Drops.Rows[2].Samples = []string{"tcp 203.0.113.9:4000 -> 198.18.0.7:23 SYN"}

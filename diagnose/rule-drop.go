@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,8 +29,8 @@ var ruleDrop = Cause{
 	Needs:      []string{snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters},
 	Symptom:    "Some clients, or one protocol, get through and others do not; connections open on one side only; over IPv6 nobody finds this machine. Often since a list of addresses, a limit or a rule was added.",
 	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what came in by that interface "+
-		"is advice, %s a warning, %s critical. Of answers to connections that rules here let begin, %s are a warning, %s critical. Neighbour discovery and ARP: from %d packets on a warning.",
-		percent(ruleShare), percent(ruleMost), percent(ruleAll), percent(ruleShare), percent(ruleMost), fewFailures),
+		"is advice, %s a warning, %s critical; %d of a published service that no connection gets through to are advice, a warning where they come from a network here. Of answers to connections that rules here let begin, %s are a warning, %s critical. Neighbour discovery and ARP: from %d packets on a warning.",
+		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, percent(ruleShare), percent(ruleMost), fewFailures),
 	Lookalike: "A firewall that drops what comes from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send.",
 	Cure:      "Taking the rule away, or giving it a condition that spares this traffic. Which one it is its counter tells, or nftables' trace.",
 	judge:     judgeRuleDrop,
@@ -106,6 +107,8 @@ func judgeRuleDrop(f facts) *verdict {
 		case own.share() >= ruleMost:
 			v.Severity = Warning
 		}
+	case f.publishedLost(own.rows) > 0:
+		v.Severity, victims, what = f.publishedLost(own.rows), own, "packets"
 	}
 	if v.Severity < Warning && discovery.count >= fewFailures {
 		v.Severity, victims, what = Warning, discovery, "packets by which hosts find each other's hardware addresses"
@@ -158,8 +161,10 @@ func isAnswer(sample string) bool {
 // a connection that waits for it. What answers to others' packets with forged sources does not.
 func (f facts) awaited(sample string) bool {
 	packet, ok := parseSample(sample)
-	return ok && packet.protocol == "tcp" && strings.Contains(sample, " SYN,ACK") && f.Conntrack != nil && f.Conntrack.Table != nil &&
-		slices.ContainsFunc(f.Conntrack.Table.Unanswered, func(u snapshot.UnansweredUse) bool { return u.Protocol == "tcp" && u.Target == packet.source })
+	return ok && (packet.protocol == "udp" || packet.protocol == "tcp" && strings.Contains(sample, " SYN,ACK")) && f.Conntrack != nil && f.Conntrack.Table != nil &&
+		slices.ContainsFunc(f.Conntrack.Table.Unanswered, func(u snapshot.UnansweredUse) bool {
+			return u.Protocol == packet.protocol && u.Target == packet.source && (u.Protocol == "tcp" || u.SNAT && f.own(packet.dest.Addr()))
+		})
 }
 
 // sentByClients says whether dropped packets were on their way through, from a network
@@ -167,17 +172,57 @@ func (f facts) awaited(sample string) bool {
 func (f facts) sentByClients(row snapshot.Drop, in snapshot.Interface) (snapshot.Interface, bool) {
 	for _, sample := range row.Samples {
 		t, ok := parseSample(sample)
-		if !ok || f.own(t.dest.Addr()) || f.own(t.source.Addr()) || f.manifold(t.dest.Addr()) {
+		source := t.source.Addr()
+		flow, tracked := parseFlow(sample)
+		if tracked && f.own(source) {
+			source = flow.source.Addr() // it was translated already
+		}
+		if !ok || f.own(t.dest.Addr()) || f.own(source) || f.manifold(t.dest.Addr()) {
 			continue
 		}
-		if flow, ok := parseFlow(sample); ok && flow.dest.Addr() != t.dest.Addr() {
+		if tracked && flow.dest.Addr() != t.dest.Addr() {
 			return in, true
 		}
-		if from, ok := f.linkTo(t.source.Addr()); ok {
+		if from, ok := f.linkTo(source); ok {
 			return from, true
 		}
 	}
 	return in, false
+}
+
+// publishedLost is how bad it is that rows are packets of a published service which no
+// connection gets through to, 0 if they are not: by their number they may be next to nothing.
+// It may be published for some only, so that strangers who are refused are as it should be.
+func (f facts) publishedLost(rows []snapshot.Drop) (s Severity) {
+	if total(rows) < ruleFew {
+		return 0
+	}
+	for _, row := range rows {
+		for _, sample := range row.Samples {
+			flow, ok := ledBy(sample)
+			if !ok || f.reached(flow.dest) {
+				continue
+			}
+			s = max(s, Advice)
+			if _, near := f.linkTo(flow.source.Addr()); near || onlyInside(flow.source.Addr()) {
+				s = Warning
+			}
+		}
+	}
+	return s
+}
+
+// ledBy is the flow of a sampled packet which a rule leads to another address.
+func ledBy(sample string) (flow tuple, ok bool) {
+	packet, ok1 := parseSample(sample)
+	flow, ok2 := parseFlow(sample)
+	return flow, ok1 && ok2 && !isAnswer(sample) && flow.dest.Addr() != packet.dest.Addr()
+}
+
+// reached says whether a connection to a translated destination was answered lately.
+func (f facts) reached(dest netip.AddrPort) bool {
+	return f.Conntrack != nil && f.Conntrack.Table != nil &&
+		slices.ContainsFunc(f.Conntrack.Table.Targets, func(u snapshot.TargetUse) bool { return u.Dest == dest && u.Answered > 0 })
 }
 
 // suspect is a rule that may have dropped something.

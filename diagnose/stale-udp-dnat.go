@@ -112,7 +112,7 @@ func (f facts) lostOnTheWay() (lost uint64, rows []snapshot.Drop, flows []snapsh
 				packet, ok1 := parseSample(sample)
 				flow, ok2 := parseFlow(sample)
 				target, dest := packet.dest, flow.dest
-				if !ok1 || !ok2 || packet.protocol != "udp" || target == dest ||
+				if !ok1 || !ok2 || packet.protocol != "udp" || target == dest || isAnswer(sample) ||
 					f.own(target.Addr()) || !f.targetGone(target) || !f.wouldTranslate(dest) && !f.onlyRulesTranslate() {
 					continue
 				}

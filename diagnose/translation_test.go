@@ -179,6 +179,9 @@ func TestStaleUDPDNAT(t *testing.T) {
 		{"the same backend, another port", also(code, only(unanswered("udp", "203.0.113.9", "198.51.100.1:53", "192.168.1.54:5300", 4, 4))), "critical " + code},
 		{"from before there was a rule", also(code, only(own), noSocket("198.51.100.1:53")), "critical " + code},
 		{"the same by the counter", also(code, only(own), func(s *snapshot.Snapshot) { s.Drops = nil; s.Counters["Udp.NoPorts"] = 9 }), "critical " + code},
+		{"a route for the answers is missing", also(code, only(), func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(70, snapshot.CauseNoRoute, "eth0", sample("udp 203.0.113.80:53 -> 192.168.1.20:4000 (flow 192.168.1.20:4000 -> 203.0.113.80:53)")))
+		}), "advice no-route"},
 		{"answered once, and its neighbour is gone", also(code, only(), gone("192.168.1.53:53", "198.51.100.1:53")), "critical " + code},
 
 		{"the rule's backend is gone", also(code, only(), gone("192.168.1.54:53", "198.51.100.1:53")), "warning next-hop-silent"},
@@ -223,6 +226,12 @@ func TestHairpin(t *testing.T) {
 	run(t, []row{
 		{"tried now", also(code), "critical " + code},
 		{"tried a minute ago", also(code, first(func(u *snapshot.UnansweredUse) { u.Recent = 0 })), "warning " + code},
+		{"tried a minute ago, and others get through now", also(code, func(s *snapshot.Snapshot) {
+			for i := range s.Conntrack.Table.Unanswered {
+				s.Conntrack.Table.Unanswered[i].Recent = 0
+			}
+			s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: netip.MustParseAddrPort("198.51.100.1:443"), Target: netip.MustParseAddrPort("192.168.1.80:8443"), Answered: 30}}
+		}), ""},
 		{"a bridge without containers", also(code, func(s *snapshot.Snapshot) { link(s, "eth1").Kind = "bridge" }), "critical " + code},
 		{"source translated", also(code, first(func(u *snapshot.UnansweredUse) { u.SNAT = true })), ""},
 		{"not translated at all", also(code, first(func(u *snapshot.UnansweredUse) { u.Dest = u.Target })), ""},
@@ -322,7 +331,7 @@ func TestBackend(t *testing.T) {
 		{"syslog, which nobody answers", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) { s.Conntrack.Table.Targets[0].Protocol = "udp" }), ""},
 		{"a rule here drops what goes there", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
 			s.Drops.Rows = append(s.Drops.Rows, drop(80, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
-		}), ""},
+		}), "advice rule-drop"},
 		{"refused by this machine itself", also(code, func(s *snapshot.Snapshot) {
 			s.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.1.1:3128")
 			d := drop(240, snapshot.CauseNone, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.1:3128 SYN"))

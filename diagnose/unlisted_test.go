@@ -80,6 +80,20 @@ func TestRuleDrop(t *testing.T) {
 		{"answers", by(50_000, "eth0", answer), "warning rule-drop"},
 		{"most answers", by(600_000, "eth0", answer), "critical rule-drop"},
 		{"a published service", by(600_000, "eth0", led), "warning rule-drop"},
+		{"dropped after their source was translated", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), "critical rule-drop"},
+		{"what this machine itself sends", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 198.51.100.1:4000 -> 203.0.113.80:443)"), ""},
+		{"a published service, by few packets of a network here", by(12, "eth0", "tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), "warning rule-drop"},
+		{"a published service, by few packets of strangers", by(12, "eth0", led), "advice rule-drop"},
+		{"some that want a published service, which others reach", func(s *snapshot.Snapshot) {
+			by(12, "eth0", led)(s)
+			s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: netip.MustParseAddrPort("198.51.100.1:80"), Target: netip.MustParseAddrPort("192.168.1.80:80"), Answered: 9}}
+		}, ""},
+		{"answers by UDP, dropped before connection tracking", func(s *snapshot.Snapshot) {
+			by(600_000, "eth0", "udp 203.0.113.53:53 -> 198.51.100.1:4000")(s)
+			addUnanswered(s, snapshot.UnansweredUse{Protocol: "udp", Source: addr("192.168.1.20"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.53:53"),
+				Target: netip.MustParseAddrPort("203.0.113.53:53"), Entries: 40, Recent: 12})
+		}, "critical rule-drop"},
+		{"UDP that nobody here asked for", by(600_000, "eth0", "udp 203.0.113.53:53 -> 198.51.100.1:4000"), ""},
 		{"answers, dropped before connection tracking", func(s *snapshot.Snapshot) {
 			by(600_000, "eth0", backscatter)(s)
 			addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("192.168.1.20"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.80:443"),
@@ -196,6 +210,9 @@ func TestAnswersLost(t *testing.T) {
 		{"an address that is nobody's", both(pool("198.51.100.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), "critical answers-lost"},
 		{"nothing is tracked", untracked, "critical answers-lost"},
 		{"answers that find no entry", unmatched, "critical answers-lost"},
+		{"answers that find no entry, beside many connections that are over", both(unmatched, func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.ByState["SYN_SENT"] = 2000
+		}), "critical answers-lost"},
 		{"no rule translates, and nobody answers", both(masked, small, flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 12), func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), "warning answers-lost"},
 
 		{"a router further on translates, and a host is down", both(flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 12), func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
