@@ -39,8 +39,8 @@ var answersLost = Cause{
 	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated (where no rule translates at all: next to all flows); any sources, where rules translate and no flow in the table is; "+
 		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
 		"Or packets were seen to leave for the Internet with private sources whose way back leads by another interface, at least %s of what left so by that interface, while rules translate, or did when entries in the table began, and next to nothing came back for such addresses: a warning, from %s critical. "+
-		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only. "+
-		"Or of %d flows or more that left in the last %d s, to %d destinations at least, %s were not answered and nothing here drops them.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
+		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only, or answers are kept out of it. "+
+		"Or of %d flows or more that left in the last %d s, to %d destinations at least, %s were not answered and nothing here drops them; where they are to fewer destinations, it is a warning if all are unanswered.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
 		nothingFew, snapshot.RecentSeconds, nothingDestinations, percent(nothingMost)),
 	Lookalike: "A host that is down, a scan, a router without NAT whose networks know their way back: sources are public there, or flows are answered. Pools of addresses that are routed here.",
 	Cure:      "A rule that translates this network's sources on their way out, or the missing address on the interface; no notrack or zone for what is translated.",
@@ -116,10 +116,10 @@ func judgeUnmatched(f facts) *verdict {
 		{"connections that wait for an answer", strconv.FormatUint(f.Conntrack.Table.ByState["SYN_SENT"], 10), fromDump + ": SYN_SENT"},
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Why = "An answer is translated back by the entry that its connection made. Entries of another zone of connection tracking are not looked at: a zone that a rule gives by the interface alone makes two worlds of the two directions."
+	v.Why = "An answer is translated back by the entry that its connection made. Entries of another zone of connection tracking are not looked at: a zone that a rule gives by the interface alone makes two worlds of the two directions. An answer that a rule keeps out of connection tracking (notrack) is not looked up at all."
 	v.Remedy = []string{"# the zones of the entries:", f.run("conntrack -L -p tcp --state SYN_SENT"),
-		"# and the rules that give them; give the zone to both directions, or to the original one only (ct original zone set):",
-		f.run("nft -a list ruleset | grep -n zone"), f.run("iptables-legacy-save -t raw | grep -n zone")}
+		"# and the rules that give them; give the zone to both directions, or to the original one only (ct original zone set), and take answers out of what is not tracked:",
+		f.run("nft -a list ruleset | grep -n -i -e zone -e notrack"), f.run("iptables-legacy-save -t raw | grep -n -i -e zone -e notrack")}
 	return v
 }
 
@@ -258,6 +258,14 @@ func judgeUntranslated(f facts) *verdict {
 		{"flows of all kinds whose source is translated", strconv.FormatUint(t.ByStatus["SNAT"], 10), fromDump},
 	}
 	out := f.wayOut(example.Dest.Addr(), from.Name)
+	if out == from.Name {
+		v.Title = fmt.Sprintf("%s from %s saw no answer: the route to %s leads back into their own network", number(flows, "flow"), network, example.Dest.Addr())
+		v.Why = "The packets leave by the interface that they came in by, to a host or router of the network that they came from, which did not answer them. Rules that translate on the way out are mostly about another interface."
+		v.Remedy = []string{"# the route; correct it, or delete it if another one is to be taken:",
+			f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(example.Dest.Addr()), example.Dest.Addr(), example.Source, quote(from.Name))),
+			f.run(fmt.Sprintf("ip%s route show table all to match %s", sixFlag(example.Dest.Addr()), example.Dest.Addr()))}
+		return v
+	}
 	v.Why = "Who gets a packet with a private source sends the answer to wherever that address is in his own network, or nowhere. A rule about another interface, or another network, does not see these packets."
 	v.Remedy = []string{"# the rules that translate sources, if any; look for an interface or a network that is not the one above:"}
 	chain := snapshot.Chain{}
@@ -372,16 +380,17 @@ func judgeNothingBack(f facts) *verdict {
 		opening = saturate(opening, u.Recent)
 		destinations[u.Dest.Addr()] = true
 	}
-	if opening < nothingFew || len(destinations) < nothingDestinations {
+	if opening < nothingFew {
 		return nil
 	}
+	few := len(destinations) < nothingDestinations // it may be they who are down, unless others answer
 	for _, row := range f.Drops.Rows {
 		if !row.Benign && f.here(row.Netns) && row.Count < implausible && row.Count >= opening/2 {
 			return nil // what drops them, or the answers, is told by its own cause
 		}
 	}
 	for _, o := range t.Outsides {
-		if !f.own(o.Addr) || o.Recent >= implausible || o.Unanswered < nothingFew || o.Unanswered > o.Recent || share(o.Unanswered, o.Recent) < nothingMost {
+		if !f.own(o.Addr) || o.Recent >= implausible || o.Unanswered < nothingFew || o.Unanswered > o.Recent || share(o.Unanswered, o.Recent) < nothingMost || few && o.Unanswered < o.Recent {
 			continue
 		}
 		out := ""
@@ -393,12 +402,19 @@ func judgeNothingBack(f facts) *verdict {
 		v := &verdict{harm: float64(o.Unanswered)}
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("%d of %s of the last %d s that left as %s saw no answer, wherever they went", o.Unanswered, number(o.Recent, "flow"), f.recent(), o.Addr)
+		if few {
+			v.Severity = Warning
+			v.Title = fmt.Sprintf("not one of %s of the last %d s that left as %s saw an answer", number(o.Recent, "flow"), f.recent(), o.Addr)
+		}
 		v.Evidence = []Evidence{
 			{"flows translated to " + o.Addr.String() + " with a packet in the last seconds, and unanswered ones", fmt.Sprintf("%d, %d", o.Recent, o.Unanswered), fromDump},
 			{"destinations of unanswered flows at least", strconv.Itoa(len(destinations)), fromDump},
 			{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
 		}
 		v.Why = "Packets leave translated and are dropped nowhere here, and nothing comes back from anybody. Either they do not get to the next router (a wrong hardware address, a VLAN, a cable), or answers go elsewhere: another machine has this address, or the router has forgotten the way to it; or the line behind it is down."
+		if few {
+			v.Why += " Or those that were asked, which are not many, are down themselves."
+		}
 		v.Remedy = []string{"# is the next router's hardware address the right one, and no permanent entry that is old?", f.run("ip neigh show dev " + quote(out)),
 			"# does another machine have this address? (exit code 1 and an answer if so)", f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(out), o.Addr)),
 			"# does anything come in, and are there errors?", f.run("ip -s link show dev " + quote(out))}

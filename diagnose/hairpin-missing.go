@@ -10,16 +10,19 @@ import (
 	"natkit/snapshot"
 )
 
+// outsideOnlyFew is more than somebody tries out by hand.
+const outsideOnlyFew = 5
+
 var hairpinMissing = Cause{
 	Code:       "hairpin-missing",
 	Title:      "Clients can't reach a published service of their own network by its outside address",
 	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "From outside the service answers, from its own network the same name times out.",
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "From outside the service answers, from its own network the same name times out or is refused.",
 	Proof: fmt.Sprintf("At least %d TCP connections are open for a client that never saw an answer (SYN_SENT), whose destination is translated to an address on the client's own network, and whose source is not translated. "+
-		"Critical when their client tried in the last %d s.", fewFailures, snapshot.RecentSeconds),
+		"Critical when their client tried in the last %d s. Or at least %d connections from another network here to an address of this machine were refused by it, although a rule publishes that port: a warning.", fewFailures, snapshot.RecentSeconds, outsideOnlyFew),
 	Lookalike: "A service elsewhere that does not answer, and flows whose source is translated as well. UDP is not told: much of it expects no answer. On a bridge of containers it is bridge-nf-missing.",
-	Cure:      "Translating the source of these connections too, so that the answer comes back this way.",
+	Cure:      "Translating the source of these connections too, so that the answer comes back this way; or a rule that publishes the service for this network as well.",
 	judge:     judgeHairpin,
 }
 
@@ -82,7 +85,7 @@ func (h hairpin) severity() Severity {
 func judgeHairpin(f facts) *verdict {
 	h, found := f.hairpins(func(l snapshot.Interface) bool { return !f.containerBridge(l) })
 	if !found {
-		return nil
+		return f.judgeOutsideOnly()
 	}
 	v := &verdict{harm: float64(h.entries)}
 	v.Severity = h.severity()
@@ -94,6 +97,67 @@ func judgeHairpin(f facts) *verdict {
 		f.run(fmt.Sprintf("conntrack -D -p tcp -d %s --dport %d --state SYN_SENT", h.example.Dest.Addr(), h.example.Dest.Port())))
 	v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
 	return v
+}
+
+// judgeOutsideOnly tells of a service that is published for what comes in by another
+// interface: asked by its outside address from within, this machine answers for itself.
+func (f facts) judgeOutsideOnly() *verdict {
+	if f.Conntrack == nil || f.Drops == nil {
+		return nil
+	}
+	for _, r := range f.Conntrack.Refused {
+		c, t, ok := f.publishes("tcp", r.Dest)
+		if !ok || r.Dest != r.Target || !f.own(r.Dest.Addr()) || r.Count < outsideOnlyFew || r.Count >= implausible {
+			continue
+		}
+		outside, _ := f.linkTo(r.Dest.Addr())
+		for _, row := range f.Drops.Rows {
+			if row.Reason != "NO_SOCKET" || !f.here(row.Netns) {
+				continue
+			}
+			for _, packet := range samples([]snapshot.Drop{row}) {
+				from, ok := f.linkTo(packet.source.Addr())
+				if !ok || packet.dest != r.Dest || from.Name == outside.Name || f.own(packet.source.Addr()) {
+					continue
+				}
+				to := netip.AddrPortFrom(t.First, t.Ports.Min)
+				if to.Port() == 0 {
+					to = netip.AddrPortFrom(t.First, r.Dest.Port())
+				}
+				v := &verdict{harm: float64(r.Count)}
+				v.Severity = Warning
+				v.Title = fmt.Sprintf("%s to %s were refused by this machine itself: from %s no rule leads to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
+				v.Evidence = append([]Evidence{
+					{"connections refused to " + r.Dest.String(), strconv.FormatUint(r.Count, 10), fromEvents},
+					{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), fmt.Sprintf("leads port %d to %s", r.Dest.Port(), to), fromRules + " (" + c.Backend + ")"},
+				}, sampleEvidence([]snapshot.Drop{row})...)
+				v.Why = "A rule publishes this port, but did not take these connections: mostly because it is about what comes in by another interface. Nobody here listens on the port itself."
+				v.Remedy = []string{"# the rule that publishes the service; does it say by which interface, or from where, packets must come?", f.run(listChain(c)),
+					"# a rule for clients within, by the address that they ask:"}
+				six := ""
+				if r.Dest.Addr().Is6() {
+					six = "6"
+				}
+				if tool := iptables(c); tool != "" {
+					v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("%s -t nat -A %s -i %s -d %s -p tcp --dport %d -j DNAT --to-destination %s", tool, quote(c.Name), quote(from.Name), r.Dest.Addr(), r.Dest.Port(), to)))
+				} else {
+					v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s iifname %q ip%s daddr %s tcp dport %d dnat ip%s to %s", c.Family, c.Table, c.Name, from.Name, six, r.Dest.Addr(), r.Dest.Port(), six, to))))
+				}
+				if within, ok := f.linkTo(to.Addr()); ok && within.Name == from.Name {
+					h := hairpin{link: from, example: snapshot.UnansweredUse{Target: to}}
+					for _, p := range from.Addresses {
+						if p.IsValid() && p.Masked().Contains(to.Addr()) {
+							h.network = p.Masked()
+						}
+					}
+					v.Remedy = append(append(v.Remedy, "# the service is in the clients' own network: its answers must come back this way, too:"), f.masqueradeWithin(h)...)
+				}
+				v.Verify = f.look()
+				return v
+			}
+		}
+	}
+	return nil
 }
 
 // masqueradeWithin is a rule that hides clients from a server of their own network.

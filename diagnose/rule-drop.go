@@ -65,7 +65,7 @@ func judgeRuleDrop(f facts) *verdict {
 		return nil
 	}
 	policy, oneWay := judgeForwardPolicy(f) != nil, judgeAsymmetric(f) != nil
-	var discovery, answers, own ruleVictims
+	var discovery, answers, own, published ruleVictims
 	byRules := f.ruleDrops() // by counters: what a policy dropped on the same hook is not theirs
 	for _, row := range rows {
 		in, _ := f.link(row.Interface)
@@ -84,6 +84,9 @@ func judgeRuleDrop(f facts) *verdict {
 		default:
 			if from, ok := f.sentByClients(row, in); ok {
 				own.add(row, from)
+			}
+			if f.publishedLost([]snapshot.Drop{row}) > 0 {
+				published.add(row, in)
 			}
 		}
 	}
@@ -107,8 +110,8 @@ func judgeRuleDrop(f facts) *verdict {
 		case own.share() >= ruleMost:
 			v.Severity = Warning
 		}
-	case f.publishedLost(own.rows) > 0:
-		v.Severity, victims, what = f.publishedLost(own.rows), own, "packets"
+	case published.count > 0:
+		v.Severity, victims, what = f.publishedLost(published.rows), published, "packets for a published service"
 	}
 	if v.Severity < Warning && discovery.count >= fewFailures {
 		v.Severity, victims, what = Warning, discovery, "packets by which hosts find each other's hardware addresses"
@@ -200,6 +203,10 @@ func (f facts) publishedLost(rows []snapshot.Drop) (s Severity) {
 	for _, row := range rows {
 		for _, sample := range row.Samples {
 			flow, ok := ledBy(sample)
+			if packet, read := parseSample(sample); read && !ok { // or it was dropped before it could be led anywhere
+				_, _, ok = f.publishes(packet.protocol, packet.dest)
+				flow = packet
+			}
 			if !ok || f.reached(flow.dest) {
 				continue
 			}

@@ -170,18 +170,25 @@ func (f facts) onlyRulesTranslate() bool {
 		!slices.ContainsFunc(f.Hooks, func(h snapshot.Hook) bool { return strings.HasPrefix(h.Function, "ip_vs_") })
 }
 
-// wouldTranslate says whether a rule with plain conditions translates UDP packets
-// for dest: one that names the address, or any of this machine's own.
+// wouldTranslate says whether a rule with plain conditions translates UDP packets for dest.
 func (f facts) wouldTranslate(dest netip.AddrPort) bool {
+	_, _, ok := f.publishes("udp", dest)
+	return ok
+}
+
+// publishes finds a rule with plain conditions that translates packets of a protocol for
+// dest: one that names the address, or any of this machine's own. By which interface they
+// must come in is not known.
+func (f facts) publishes(protocol string, dest netip.AddrPort) (snapshot.Chain, snapshot.Target, bool) {
 	for _, c := range f.Chains {
 		for _, t := range c.DNATTo {
-			if t.Protocol == "udp" && t.DestPorts.Min > 0 && t.DestPorts.Min <= dest.Port() && dest.Port() <= t.DestPorts.Max &&
+			if t.Protocol == protocol && t.DestPorts.Min > 0 && t.DestPorts.Min <= dest.Port() && dest.Port() <= t.DestPorts.Max &&
 				(t.Dest == dest.Addr() || !t.Dest.IsValid() && t.First.Is6() == dest.Addr().Is6() && f.own(dest.Addr())) {
-				return true
+				return c, t, true
 			}
 		}
 	}
-	return false
+	return snapshot.Chain{}, snapshot.Target{}, false
 }
 
 // nobodyListens says whether UDP packets for dest met no socket: as the tracer

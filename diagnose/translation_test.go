@@ -240,6 +240,40 @@ func TestHairpin(t *testing.T) {
 		{"syslog to the outside address", also(code, first(func(u *snapshot.UnansweredUse) { u.Protocol = "udp"; u.Recent = 0 })), ""},
 		{"absurd", also(code, first(func(u *snapshot.UnansweredUse) { u.Entries, u.Recent = 1<<60, 1<<61 })), ""},
 	})
+	outsideOnly := func(n uint64, asked string) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			publish(s, "tcp", 443, "192.168.1.80", 8443)
+			dest := netip.MustParseAddrPort(asked)
+			s.Conntrack.Refused = []snapshot.RefusedUse{{Dest: dest, Target: dest, Count: n}}
+			d := drop(n, snapshot.CauseNone, "eth1", sample("tcp 192.168.1.20:4000 -> "+asked+" SYN"))
+			d.Reason = "NO_SOCKET"
+			s.Drops.Rows = append(s.Drops.Rows, d)
+		}
+	}
+	run(t, []row{
+		{"published for what comes in from outside", outsideOnly(12, "198.51.100.1:443"), "warning " + code},
+		{"tried by hand", outsideOnly(4, "198.51.100.1:443"), ""},
+		{"a port that nobody publishes", outsideOnly(12, "198.51.100.1:22"), ""},
+		{"the address of their own network", outsideOnly(12, "192.168.1.1:443"), ""},
+		{"asked by strangers", func(s *snapshot.Snapshot) {
+			outsideOnly(12, "198.51.100.1:443")(s)
+			s.Drops.Rows[len(s.Drops.Rows)-1].Samples = []string{"tcp 203.0.113.9:4000 -> 198.51.100.1:443 SYN"}
+		}, ""},
+		{"published for all, and refused by the backend", func(s *snapshot.Snapshot) {
+			outsideOnly(12, "198.51.100.1:443")(s)
+			s.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.1.80:8443")
+		}, "critical backend-silent"},
+	})
+	within := gateway()
+	outsideOnly(12, "198.51.100.1:443")(within)
+	for _, want := range []string{
+		`nft 'add rule ip nat prerouting iifname "eth1" ip daddr 198.51.100.1 tcp dport 443 dnat ip to 192.168.1.80:8443'`,
+		"ip saddr 192.168.1.0/24 ip daddr 192.168.1.80 tcp dport 8443 masquerade",
+	} {
+		if got := strings.Join(Judge(within)[0].Remedy, "\n"); !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
 	s := gateway()
 	examples[code](s)
 	s.Chains[0].Name = "POSTROUTING"
@@ -295,6 +329,7 @@ func TestNothingBack(t *testing.T) {
 		{"nothing is answered", silent(8, 130, 120, "tcp", 443), "critical " + code},
 		{"DNS", silent(3, 45, 45, "udp", 53), "critical " + code},
 		{"syslog", silent(3, 45, 45, "udp", 514), ""},
+		{"the only two servers that are asked", silent(2, 30, 30, "tcp", 443), "warning " + code},
 		{"two servers are down", silent(2, 31, 30, "tcp", 443), ""},
 		{"a scan beside traffic", silent(20, 900, 300, "tcp", 443), ""},
 		{"few flows", silent(1, 15, 15, "tcp", 443), ""},

@@ -84,6 +84,14 @@ func TestRuleDrop(t *testing.T) {
 		{"what this machine itself sends", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 198.51.100.1:4000 -> 203.0.113.80:443)"), ""},
 		{"a published service, by few packets of a network here", by(12, "eth0", "tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), "warning rule-drop"},
 		{"a published service, by few packets of strangers", by(12, "eth0", led), "advice rule-drop"},
+		{"a published service, before a rule led it anywhere", func(s *snapshot.Snapshot) {
+			publish(s, "tcp", 80, "192.168.1.80", 80)
+			by(12, "eth0", "tcp 198.51.100.9:4000 -> 198.51.100.1:80 SYN")(s)
+		}, "warning rule-drop"},
+		{"strangers who want a published service, before a rule led it anywhere", func(s *snapshot.Snapshot) {
+			publish(s, "tcp", 80, "192.168.1.80", 80)
+			by(950_000, "eth0", "tcp 203.0.113.9:4000 -> 198.51.100.1:80 SYN")(s)
+		}, "advice rule-drop"},
 		{"some that want a published service, which others reach", func(s *snapshot.Snapshot) {
 			by(12, "eth0", led)(s)
 			s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: netip.MustParseAddrPort("198.51.100.1:80"), Target: netip.MustParseAddrPort("192.168.1.80:80"), Answered: 9}}
@@ -231,6 +239,12 @@ func TestAnswersLost(t *testing.T) {
 	s := gateway()
 	s.Netns.Name = "blue"
 	examples["answers-lost"](s)
+	back := gateway()
+	examples["answers-lost"](back)
+	back.Routes[len(back.Routes)-1].Out = "eth1"
+	if f := Judge(back)[0]; !strings.HasSuffix(f.Title, "the route to 203.0.113.90 leads back into their own network") || strings.Contains(strings.Join(f.Remedy, "\n"), "masquerade") {
+		t.Errorf("a route back: %s, %q", f.Title, f.Remedy)
+	}
 	if want := `ip netns exec blue nft 'add rule ip nat postrouting ip saddr 192.168.1.0/24 oifname "eth0" masquerade'`; !strings.Contains(strings.Join(Judge(s)[0].Remedy, "\n"), want) {
 		t.Errorf("remedy %q, want %q", Judge(s)[0].Remedy, want)
 	}
