@@ -58,6 +58,7 @@ type Aggregate struct {
 	outsides     tally[addrKey]
 	silent       tally[addrKey] // outside addresses of recent flows that nobody has answered
 	unanswered   tally[unansweredKey]
+	halfway      tally[unansweredKey]
 	targets      map[targetKey]*targetCount
 	helpers      map[string]uint64
 }
@@ -107,6 +108,7 @@ func NewAggregate(lists Lists) *Aggregate {
 		outsides:     newTally[addrKey](exactKeys / 8),
 		silent:       newTally[addrKey](exactKeys / 8),
 		unanswered:   newTally[unansweredKey](exactKeys / 8),
+		halfway:      newTally[unansweredKey](exactKeys / 8),
 		targets:      map[targetKey]*targetCount{},
 		helpers:      map[string]uint64{},
 	}
@@ -175,10 +177,19 @@ func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
 	if f.Has&HasHelper != 0 && len(a.helpers) < maxHelpers {
 		a.helpers[string(f.Helper)]++
 	}
-	if a.lists&ListDestinations == 0 || !unreplied || f.zoned() || !(f.Proto == unix.IPPROTO_UDP || tcp && f.State == TCPSynSent) {
+	if a.lists&ListDestinations == 0 || f.zoned() {
 		return
 	}
-	a.unanswered.add(unansweredKey{
+	var to *tally[unansweredKey]
+	switch {
+	case tcp && f.State == TCPSynRecv && a.Timeouts.unconfirmed(f):
+		to = &a.halfway
+	case unreplied && (f.Proto == unix.IPPROTO_UDP || tcp && f.State == TCPSynSent):
+		to = &a.unanswered
+	default:
+		return
+	}
+	to.add(unansweredKey{
 		proto: f.Proto, source: f.Orig.Src.As16(), dest: f.Orig.Dst.As16(), destPort: f.Orig.DstPort,
 		target: f.Reply.Src.As16(), targetPort: f.Reply.SrcPort, snat: f.SNAT(),
 	}, recent, 0)
@@ -284,18 +295,23 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 		}
 		t.Outsides = append(t.Outsides, use)
 	}
-	for _, r := range a.unanswered.top(rows, unansweredKey.compare) {
-		t.Unanswered = append(t.Unanswered, snapshot.UnansweredUse{
-			Protocol: ProtoName(r.key.proto), Source: r.key.source.addr(), SNAT: r.key.snat,
-			Dest: netip.AddrPortFrom(r.key.dest.addr(), r.key.destPort), Target: netip.AddrPortFrom(r.key.target.addr(), r.key.targetPort),
-			Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed),
-		})
-	}
+	t.Unanswered, t.Halfway = unansweredRows(&a.unanswered, rows), unansweredRows(&a.halfway, rows)
 	t.Targets = a.targetRows(rows)
 	if len(a.helpers) > 0 {
 		t.ByHelper = maps.Clone(a.helpers)
 	}
 	return t
+}
+
+func unansweredRows(of *tally[unansweredKey], rows int) (out []snapshot.UnansweredUse) {
+	for _, r := range of.top(rows, unansweredKey.compare) {
+		out = append(out, snapshot.UnansweredUse{
+			Protocol: ProtoName(r.key.proto), Source: r.key.source.addr(), SNAT: r.key.snat,
+			Dest: netip.AddrPortFrom(r.key.dest.addr(), r.key.destPort), Target: netip.AddrPortFrom(r.key.target.addr(), r.key.targetPort),
+			Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed),
+		})
+	}
+	return out
 }
 
 func (k unansweredKey) compare(l unansweredKey) int {

@@ -145,9 +145,12 @@ tcp 6 115 SYN_SENT src=192.168.0.2 dst=1.2.3.4 sport=7 dport=80 [UNREPLIED] src=
 tcp 6 20 SYN_SENT src=192.168.0.2 dst=1.2.3.4 sport=8 dport=80 [UNREPLIED] src=192.168.0.9 dst=192.168.0.2 sport=8080 dport=8 use=1
 udp 17 25 src=192.168.0.3 dst=1.2.3.4 sport=7 dport=53 [UNREPLIED] src=192.168.0.8 dst=100.64.0.2 sport=53 dport=7 use=1
 udp 17 100 src=192.168.0.3 dst=1.2.3.4 sport=8 dport=53 src=192.168.0.8 dst=100.64.0.2 sport=53 dport=8 [ASSURED] helper=sip use=1
+tcp 6 59 SYN_RECV src=192.168.0.4 dst=1.2.3.4 sport=7 dport=80 src=192.168.0.9 dst=192.168.0.4 sport=8080 dport=7 use=1
+tcp 6 58 SYN_RECV src=192.168.0.4 dst=1.2.3.4 sport=8 dport=80 src=192.168.0.9 dst=192.168.0.4 sport=8080 dport=8 use=1
+tcp 6 20 SYN_RECV src=192.168.0.4 dst=1.2.3.4 sport=9 dport=80 src=192.168.0.9 dst=192.168.0.4 sport=8080 dport=9 use=1
 `
 	a := NewAggregate(0)
-	a.Timeouts = Timeouts{TCPEstablished: 432000, TCPSynSent: 120, TCPUnacknowledged: 300, TCPMaxRetrans: 300, UDP: 30, UDPStream: 120}
+	a.Timeouts = Timeouts{TCPEstablished: 432000, TCPSynSent: 120, TCPSynRecv: 60, TCPUnacknowledged: 300, TCPMaxRetrans: 300, UDP: 30, UDPStream: 120}
 	if _, err := ReadText(t.Context(), strings.NewReader(text), Filter{}, a.add, func(e *LineError) { t.Error(e) }); err != nil {
 		t.Fatal(err)
 	}
@@ -165,6 +168,11 @@ udp 17 100 src=192.168.0.3 dst=1.2.3.4 sport=8 dport=53 src=192.168.0.8 dst=100.
 	}
 	if !reflect.DeepEqual(got.Unanswered, want) {
 		t.Errorf("unanswered %+v\nwant %+v", got.Unanswered, want)
+	}
+	// What was answered a moment ago may still be confirmed.
+	want = []snapshot.UnansweredUse{{Protocol: "tcp", Source: addr("192.168.0.4"), Dest: ap("1.2.3.4:80"), Target: ap("192.168.0.9:8080"), Entries: 2, Recent: 1}}
+	if !reflect.DeepEqual(got.Halfway, want) {
+		t.Errorf("answered and not confirmed %+v\nwant %+v", got.Halfway, want)
 	}
 	if want := map[string]uint64{"sip": 1}; !reflect.DeepEqual(got.ByHelper, want) {
 		t.Errorf("helpers %v, want %v", got.ByHelper, want)

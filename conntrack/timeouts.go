@@ -10,7 +10,7 @@ import "golang.org/x/sys/unix"
 // Timeouts are those of a namespace that tell when a flow had its last packet, in
 // seconds; 0 where one is not known.
 type Timeouts struct {
-	TCPEstablished, TCPSynSent uint64
+	TCPEstablished, TCPSynSent, TCPSynRecv uint64
 	// An open connection has one of these two instead of TCPEstablished while data
 	// is not acknowledged.
 	TCPUnacknowledged, TCPMaxRetrans uint64
@@ -23,7 +23,7 @@ type Timeouts struct {
 func ReadTimeouts() Timeouts {
 	var t Timeouts
 	for name, to := range map[string]*uint64{
-		"tcp_timeout_established": &t.TCPEstablished, "tcp_timeout_syn_sent": &t.TCPSynSent,
+		"tcp_timeout_established": &t.TCPEstablished, "tcp_timeout_syn_sent": &t.TCPSynSent, "tcp_timeout_syn_recv": &t.TCPSynRecv,
 		"tcp_timeout_unacknowledged": &t.TCPUnacknowledged, "tcp_timeout_max_retrans": &t.TCPMaxRetrans,
 		"udp_timeout": &t.UDP, "udp_timeout_stream": &t.UDPStream, "tcp_timeout_time_wait": &t.TCPTimeWait,
 	} {
@@ -44,6 +44,12 @@ func (t Timeouts) idle(f *Flow) uint64 {
 	return t.TCPEstablished - left
 }
 
+// unconfirmed says that a connection was answered at least a second ago, which is longer
+// than its client needs to confirm that. What either end repeats leaves the timer alone.
+func (t Timeouts) unconfirmed(f *Flow) bool {
+	return f.Has&HasTimeout != 0 && uint64(f.Timeout)+2 <= t.TCPSynRecv
+}
+
 // recent says that a flow had a packet in the last within seconds, and false when that
 // can't be told.
 func (t Timeouts) recent(f *Flow, within uint64) bool {
@@ -58,6 +64,8 @@ func (t Timeouts) recent(f *Flow, within uint64) bool {
 		set = []uint64{t.UDP}
 	case f.Proto == unix.IPPROTO_TCP && f.State == TCPSynSent:
 		set = []uint64{t.TCPSynSent}
+	case f.Proto == unix.IPPROTO_TCP && f.State == TCPSynRecv:
+		set = []uint64{t.TCPSynRecv}
 	case f.Proto == unix.IPPROTO_TCP && f.State == TCPEstablished:
 		set = []uint64{t.TCPEstablished, t.TCPUnacknowledged, t.TCPMaxRetrans}
 	case f.Proto == unix.IPPROTO_TCP && f.State == TCPTimeWait:

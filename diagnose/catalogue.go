@@ -57,6 +57,7 @@ var catalogue = []Cause{
 	nextHopSilent,
 	ruleDrop,
 	answersLost,
+	clientsUnreached,
 	neighbourTableFull,
 	routingLoop,
 	martianDrop,

@@ -401,6 +401,7 @@ func TestPairs(t *testing.T) {
 		{"close-wait-heavy", "br-netfilter-overhead"}:             "the same",
 		{"established-timeout-short", "established-timeout-long"}: "one time-out can't be both",
 		{"forward-policy-drop", "rule-drop"}:                      "packets that a policy drops are not told apart from those that rules do",
+		{"syn-flood", "clients-unreached"}:                        "a flood leaves connections that nobody confirms",
 		{"conntrack-early-drop", "conntrack-no-memory"}:           "what a full table refuses it refuses for want of room",
 	}
 	pairs := 0

@@ -35,6 +35,12 @@ func init() {
 			Target: netip.MustParseAddrPort("203.0.113.90:443"), Entries: 40, Recent: 12})
 		s.Routes = append(s.Routes, snapshot.RouteAnswer{Dest: addr("203.0.113.90"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")})
 	}
+	examples["clients-unreached"] = func(s *snapshot.Snapshot) {
+		s.Conntrack.Table.Halfway = []snapshot.UnansweredUse{{Protocol: "tcp", Source: addr("192.168.1.40"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.80:443"),
+			Target: netip.MustParseAddrPort("203.0.113.80:443"), Entries: 60, Recent: 24}}
+		s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: addr("192.168.1.40"), Entries: 80})
+		s.Routes = append(s.Routes, snapshot.RouteAnswer{In: "eth0", Source: addr("203.0.113.80"), Dest: addr("192.168.1.40"), Answer: snapshot.RouteFound, Out: "eth1", Table: 254})
+	}
 	examples["other-drops"] = func(s *snapshot.Snapshot) {
 		row := drop(600_000, snapshot.CauseNone, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN"))
 		row.Location, row.Reason = "nf_queue+0x21f", "NOT_SPECIFIED"
@@ -247,6 +253,40 @@ func TestAnswersLost(t *testing.T) {
 	}
 	if want := `ip netns exec blue nft 'add rule ip nat postrouting ip saddr 192.168.1.0/24 oifname "eth0" masquerade'`; !strings.Contains(strings.Join(Judge(s)[0].Remedy, "\n"), want) {
 		t.Errorf("remedy %q, want %q", Judge(s)[0].Remedy, want)
+	}
+}
+
+func TestClientsUnreached(t *testing.T) {
+	const code = "clients-unreached"
+	change := func(change func(s *snapshot.Snapshot, u *snapshot.UnansweredUse)) func(s *snapshot.Snapshot) {
+		return also(code, func(s *snapshot.Snapshot) { change(s, &s.Conntrack.Table.Halfway[0]) })
+	}
+	run(t, []row{
+		{"all of a client's connections", also(code), "critical " + code},
+		{"since a moment ago", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) { u.Entries, u.Recent = 6, 6 }), "warning " + code},
+		{"a client that is not among those with most entries", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) {
+			u.Source, s.Conntrack.Table.Sources = addr("192.168.1.41"), s.Conntrack.Table.Sources[:2]
+			u.Entries, u.Recent = 900, 900
+		}), "critical " + code},
+		{"one published service and a client from outside", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) {
+			u.Source, u.Target, s.Routes = addr("203.0.113.9"), netip.MustParseAddrPort("192.168.1.80:443"), nil
+			s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: u.Source, Entries: 60})
+		}), "critical " + code},
+
+		{"cured a moment ago", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) { u.Recent = 0 }), ""},
+		{"a busy client that loses a packet now and then", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) { u.Source, u.Recent = addr("192.168.1.20"), 30 }), ""},
+		{"a rule here drops the answers", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(60, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.80:443 -> 192.168.1.40:4000 SYN,ACK (flow 192.168.1.40:4000 -> 203.0.113.80:443)")))
+		}), ""},
+		{"absurd", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) { u.Entries, u.Recent = 1<<60, 1<<61 }), ""},
+	})
+	s := gateway()
+	examples[code](s)
+	s.Netns.Name = "blue"
+	s.Routes[0].Out, s.Routes[0].Via, s.Routes[0].Table = "eth0", addr("198.51.100.254"), 77
+	f := Judge(s)[0]
+	if want := "they are sent out by eth0, and 192.168.1.40 is on eth1"; !strings.HasSuffix(f.Title, want) || !slices.Contains(f.Remedy, "ip netns exec blue ip route show table 77") {
+		t.Errorf("led astray: %s, %q", f.Title, f.Remedy)
 	}
 }
 

@@ -239,6 +239,15 @@ func TestDevices(t *testing.T) {
 		if got, err := askRoute(q, false); err != nil || got.Answer != snapshot.RouteFound || got.Out != "veth0" {
 			t.Errorf("from this machine itself: %+v, %v", got, err)
 		}
+		// Where answers go that a client did not confirm.
+		s := &snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Table: &snapshot.Table{Halfway: []snapshot.UnansweredUse{
+			{Source: netip.MustParseAddr("10.70.0.1"), Target: netip.MustParseAddrPort("10.9.0.9:80")}, {}}}}}
+		answers(s)
+		want := snapshot.RouteAnswer{In: "veth0", Source: netip.MustParseAddr("10.9.0.9"), Dest: netip.MustParseAddr("10.70.0.1"),
+			Answer: snapshot.RouteFound, Out: "veth0", Via: netip.MustParseAddr("10.9.0.7"), Table: 254}
+		if len(s.Routes) != 1 || s.Routes[0] != want {
+			t.Errorf("way of answers: %+v, want %+v", s.Routes, want)
+		}
 		// Of several ways, the one that is silent is named, whichever a look-up takes.
 		for _, silent := range []string{"10.9.0.7", "10.9.0.8"} {
 			neighbour := &netlink.Neigh{LinkIndex: veth.Index, Family: netlink.FAMILY_V4, IP: net.ParseIP(silent).To4(), State: netlink.NUD_FAILED}

@@ -30,6 +30,7 @@ func routes() source {
 		end: func(_ *view, s *snapshot.Snapshot) error {
 			s.Routes = []snapshot.RouteAnswer{}
 			onward(s)
+			answers(s)
 			if s.Drops == nil {
 				return errors.New("dropped packets are not known")
 			}
@@ -98,6 +99,31 @@ func onward(s *snapshot.Snapshot) {
 			if silent[addr] && answer.Via.IsValid() {
 				chooseSilent(&answer)
 			}
+			s.Routes = append(s.Routes, answer)
+		}
+	}
+}
+
+// answers asks for the way of answers that passed here and were not confirmed.
+func answers(s *snapshot.Snapshot) {
+	if s.Conntrack == nil || s.Conntrack.Table == nil {
+		return
+	}
+	asked := map[snapshot.RouteAnswer]bool{}
+	for _, u := range s.Conntrack.Table.Halfway {
+		question := snapshot.RouteAnswer{Source: u.Target.Addr(), Dest: u.Source}
+		if !question.Source.IsValid() || !question.Dest.IsValid() || asked[question] || len(asked) >= maxRouteQuestions {
+			continue
+		}
+		asked[question] = true
+		from, err := askRoute(snapshot.RouteAnswer{Dest: question.Source}, false)
+		if err != nil {
+			continue
+		}
+		if question.In = from.Out; from.Out == "lo" { // this machine answers itself
+			question.In = ""
+		}
+		if answer, err := askRoute(question, question.In != ""); err == nil {
 			s.Routes = append(s.Routes, answer)
 		}
 	}
@@ -190,6 +216,7 @@ func askRoute(q snapshot.RouteAnswer, comesIn bool) (snapshot.RouteAnswer, error
 		if via, ok := netip.AddrFromSlice(found[0].Gw); ok {
 			q.Via = via.Unmap()
 		}
+		q.Table = found[0].Table
 	}
 	if kind, ok := refusingRoutes[q.Answer]; ok {
 		q.Match, q.Table = refusingRoute(kind, q.Dest)

@@ -167,11 +167,14 @@ type Table struct {
 	OneWay uint64 `json:"one_way,omitempty"`
 	// Idle is ESTABLISHED TCP entries without a packet for IdleSeconds, as far as
 	// the time that they have left tells.
-	Idle       uint64            `json:"idle,omitempty"`
-	Outsides   []OutsideUse      `json:"outsides,omitzero"`   // most entries first, at most TopN
-	Unanswered []UnansweredUse   `json:"unanswered,omitzero"` // the same
-	ByHelper   map[string]uint64 `json:"by_helper,omitzero"`
-	Targets    []TargetUse       `json:"targets,omitzero"` // of translated destinations, most unanswered first, at most TopN
+	Idle       uint64          `json:"idle,omitempty"`
+	Outsides   []OutsideUse    `json:"outsides,omitzero"`   // most entries first, at most TopN
+	Unanswered []UnansweredUse `json:"unanswered,omitzero"` // the same
+	// Halfway is opening TCP connections that were answered a second ago or more, and whose
+	// client has not confirmed that (SYN_RECV).
+	Halfway  []UnansweredUse   `json:"halfway,omitzero"`
+	ByHelper map[string]uint64 `json:"by_helper,omitzero"`
+	Targets  []TargetUse       `json:"targets,omitzero"` // of translated destinations, most unanswered first, at most TopN
 	// RecentSeconds is how young a packet was that counted as sent just now; 0 is the constant of that name.
 	RecentSeconds uint64 `json:"recent_s,omitempty"`
 }
@@ -514,7 +517,7 @@ type RouteAnswer struct {
 	Out    string     `json:"out,omitempty"` // of a route: by which interface, and to which router
 	Via    netip.Addr `json:"via,omitzero"`
 	// Match is the route that an answer of unreachable, blackhole or prohibit comes
-	// from, and Table where it stands; not valid where a rule says it.
+	// from; not valid where a rule says it. Table is where it, or the route that was found, stands.
 	Match netip.Prefix `json:"match,omitzero"`
 	Table int          `json:"table,omitempty"`
 }

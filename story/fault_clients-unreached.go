@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+
+	"natkit/diagnose"
+	"natkit/lab"
+)
+
+var clientsFault = Fault{
+	Code:    "clients-unreached",
+	Healthy: "web traffic through the gateway",
+	Broken:  "the gateway has a permanent entry with another hardware address for the client",
+	Cured:   "the entry is deleted, and the gateway asks for the address",
+
+	topology: "routed",
+	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *scene) error {
+		return s.shell(ctx, fmt.Sprintf("ip neigh replace %s lladdr 02:00:00:00:00:99 nud permanent dev eth1", s.lab.Node(lab.RoleClient).Addr))
+	},
+	cure: func(ctx context.Context, s *scene, f diagnose.Finding) error {
+		return s.follow(ctx, f, "neigh del")
+	},
+}
