@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -77,12 +78,23 @@ func judgeBackend(f facts) *verdict {
 	} else {
 		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back: a packet filter there drops them, its queue of connections that wait is full, or its answers take another way than by this machine. Translation does its work.", address)
 	}
-	if f.own(address) {
+	if row, ok := f.lostElsewhere(worst); ok {
+		where := cmp.Or(row.Namespace, "this machine's own namespace")
+		v.Title += ": they are dropped in " + where
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
+		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)
+		v.Why = fmt.Sprintf("Packets to %s get there and are dropped, in a namespace of this machine. Translation does its work.", address)
+		v.Remedy = []string{"# see why; where it is a rule of the backend's own packet filter, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
+			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
+	} else if f.own(address) {
 		v.Remedy = []string{"# who listens there:", f.run(fmt.Sprintf("ss -Hltnp 'sport = :%d'", port))}
 	} else {
 		v.Remedy = []string{"# does it answer this machine?", f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it answers", address, port)),
 			fmt.Sprintf("# on %s: is a program listening on that port, for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?", address),
 			fmt.Sprintf("#   ss -ltnp 'sport = :%d'", port)}
+		if l, ok := f.linkTo(address); ok && (l.Kind == "bridge" || l.Kind == "veth") {
+			v.Remedy = append(v.Remedy, "# if it is a container of this machine: does its namespace drop them?", "natkit doctor --all-netns --for 10s")
+		}
 	}
 	v.Remedy = append(v.Remedy, "# the rule that leads there:")
 	listed := false
@@ -145,6 +157,20 @@ func (f facts) backends() []backend {
 		}
 	}
 	return slices.DeleteFunc(out, func(b backend) bool { return f.lostHere(b) })
+}
+
+// lostElsewhere is what another namespace of this machine dropped of packets to a backend.
+func (f facts) lostElsewhere(b backend) (snapshot.Drop, bool) {
+	if f.Drops == nil {
+		return snapshot.Drop{}, false
+	}
+	for _, row := range f.Drops.Elsewhere {
+		if !row.Benign && row.Count < implausible && row.Count >= b.failed()/2 &&
+			slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool { return t.protocol == "tcp" && t.dest == b.target }) {
+			return row, true
+		}
+	}
+	return snapshot.Drop{}, false
 }
 
 // lostHere says whether packets to or from a backend were seen to be dropped on this machine,

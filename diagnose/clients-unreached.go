@@ -114,7 +114,7 @@ func judgeClientsUnreached(f facts) *verdict {
 	}
 	v.Why = "The service answered, and the answer passed connection tracking here. What comes after is routing by rules that may be about one direction only, the hardware address that this machine has noted of the client or of the router before it, and the way from there."
 	if !astray {
-		v.Remedy = []string{"# is this the way to the client?", f.run(question)}
+		v.Remedy = []string{"# is this the way to the client, for packets with a mark as well?", f.run(question), f.run(fmt.Sprintf("ip%s rule show", sixFlag(u.Source)))}
 		if out != "" {
 			v.Remedy = append(v.Remedy, "# is this its hardware address, and no permanent entry that is old?",
 				f.run(fmt.Sprintf("ip neigh show to %s dev %s", hop, quote(out))),

@@ -308,8 +308,11 @@ func devices(rows []snapshot.Drop) []string {
 }
 
 // run is a command as the user types it to have it run in this namespace.
-func (f facts) run(command string) string {
-	switch ref := f.Netns.Name; {
+func (f facts) run(command string) string { return runIn(f.Netns.Name, command) }
+
+// runIn is a command as the user types it to have it run in a namespace.
+func runIn(ref, command string) string {
+	switch {
 	case ref == "":
 		return command
 	case strings.HasPrefix(ref, "pid:"):
@@ -322,11 +325,13 @@ func (f facts) run(command string) string {
 }
 
 // natkit is a natkit command that looks at this namespace.
-func (f facts) natkit(args string) string {
-	if f.Netns.Name == "" {
+func (f facts) natkit(args string) string { return natkitIn(f.Netns.Name, args) }
+
+func natkitIn(ref, args string) string {
+	if ref == "" {
 		return "natkit " + args
 	}
-	return "natkit --netns " + quote(f.Netns.Name) + " " + args
+	return "natkit --netns " + quote(ref) + " " + args
 }
 
 // set is the command that makes a setting, in the setting's own namespace.

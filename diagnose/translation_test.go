@@ -378,8 +378,23 @@ func TestBackend(t *testing.T) {
 		}), "critical " + code},
 		{"absurd", also(code, refused(1<<60), seen(1<<60, 1<<61)), ""},
 	})
-	// Of two backends of one service each is judged by itself.
+
+	// Where all namespaces are watched, the backend's own is asked.
 	s := gateway()
+	examples[code](s)
+	elsewhere := drop(240, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN"))
+	elsewhere.Netns, elsewhere.Namespace = 4026539999, "pid:77"
+	s.Drops.Elsewhere = []snapshot.Drop{drop(240, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.81:8443 SYN")), elsewhere}
+	f := Judge(s)[0]
+	if f.Code != code || !strings.HasSuffix(f.Title, ": they are dropped in pid:77") || !strings.Contains(strings.Join(f.Remedy, "\n"), "nsenter -t 77 -n nft -a list ruleset") {
+		t.Errorf("dropped in the backend's namespace: %s, %q", f.Title, f.Remedy)
+	}
+	s.Drops.Elsewhere[1].Count = 3
+	if f := Judge(s)[0]; strings.Contains(f.Title, "dropped") {
+		t.Errorf("a few were dropped there: %s", f.Title)
+	}
+	// Of two backends of one service each is judged by itself.
+	s = gateway()
 	examples[code](s)
 	other := netip.MustParseAddrPort("192.168.1.81:8443")
 	s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: dest, Target: other, Answered: 5000}}

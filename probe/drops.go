@@ -86,7 +86,8 @@ func (m *DropMeter) Close() {
 	}
 }
 
-// dropTracer counts the drops of all namespaces at once and gives each its own.
+// dropTracer counts the drops of all namespaces at once and gives each its own, and
+// those of the others that may be of what it sent there.
 // A tracer more costs each drop of the machine its time again.
 type dropTracer struct {
 	tracer *observe.Drops
@@ -112,8 +113,11 @@ func (d *dropTracer) of(inode uint64, own bool) (*snapshot.Drops, error) {
 	}
 	out := &snapshot.Drops{Rows: []snapshot.Drop{}, LostEvents: d.rows.LostEvents}
 	for _, row := range d.rows.Rows {
-		if row.Netns == inode || own && row.Netns == 0 {
+		switch {
+		case row.Netns == inode || own && row.Netns == 0:
 			out.Rows = append(out.Rows, row)
+		case row.Netns != 0 && !row.Benign && row.Cause != snapshot.CauseNone && len(out.Elsewhere) < snapshot.MaxElsewhere:
+			out.Elsewhere = append(out.Elsewhere, row)
 		}
 	}
 	return out, nil

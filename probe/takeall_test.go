@@ -79,6 +79,8 @@ func TestTakeAll(t *testing.T) {
 	}
 	if s := find(named); s == nil || s.Netns.Name != named.Name() || len(lost(s)) > 0 {
 		t.Errorf("the namespace with a name: %+v", s)
+	} else if !slices.ContainsFunc(s.Drops.Elsewhere, func(d snapshot.Drop) bool { return d.Netns == nameless.Inode() && d.Count == sends }) {
+		t.Errorf("what the other namespace dropped: %+v", s.Drops.Elsewhere)
 	}
 	s := find(nameless)
 	if s == nil || s.Netns.Name != fmt.Sprintf("pid:%d", cmd.Process.Pid) {

@@ -279,7 +279,13 @@ var sharedSpace = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598
 type Drops struct {
 	Rows       []Drop `json:"rows"` // most first
 	LostEvents uint64 `json:"lost_events"`
+	// Elsewhere is what other namespaces of the machine dropped for a cause that natkit
+	// knows, most first, at most MaxElsewhere, where all of them are watched.
+	Elsewhere []Drop `json:"elsewhere,omitzero"`
 }
+
+// MaxElsewhere is how many rows of other namespaces Drops holds at most.
+const MaxElsewhere = 50
 
 // Drop is one row: packets of one namespace dropped at one place for one reason.
 type Drop struct {
