@@ -32,14 +32,15 @@ type Redactor struct {
 	key     []byte
 	addrs   map[netip.Addr]netip.Addr
 	names   map[string]string
-	longest []string // names, long ones first
+	hosts   map[string]bool // those of names that a domain may follow
+	longest []string        // names, long ones first
 }
 
 // NewRedactor makes one with a key of its own.
 func NewRedactor() *Redactor {
 	key := make([]byte, 32)
 	rand.Read(key) // never fails
-	return &Redactor{key: key, addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}}
+	return &Redactor{key: key, addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}, hosts: map[string]bool{}}
 }
 
 // Know gives namespaces and their containers stand-ins before they are met: what is
@@ -114,15 +115,29 @@ func (r *Redactor) collect(v reflect.Value) {
 	}
 }
 
+// common are words that files and tables hold on every machine. A namespace or container
+// that is called so tells nobody whose it is, and the word means something else elsewhere.
+var common = wordsOf("ip ip6 inet arp bridge netdev nat filter mangle raw security prerouting input forward output postrouting ingress egress " +
+	"accept drop reject masquerade snat dnat redirect tcp udp udplite icmp icmpv6 sctp gre net kernel vm dev fs ipv4 ipv6 conf all default lo host " +
+	"docker podman containerd cri-o pod lxc machine service nft iptables conntrack netns systemd")
+
+func wordsOf(list string) map[string]bool {
+	words := map[string]bool{}
+	for _, w := range strings.Fields(list) {
+		words[w] = true
+	}
+	return words
+}
+
 // name gives a name its stand-in. References by process number name nobody.
 func (r *Redactor) name(field, name string) {
-	if name == "" || r.names[name] != "" || strings.HasPrefix(name, "pid:") || name == "localhost" {
+	if name == "" || r.names[name] != "" || strings.HasPrefix(name, "pid:") || name == "localhost" || common[name] {
 		return
 	}
 	kind, n := nameFields[field], 1
 	if field == "Container" { // "docker web1", "pod shop/cart-5d8f"; services are called alike everywhere
 		engine, own, _ := strings.Cut(name, " ")
-		if kind, name = engine, own; name == "" || engine == "service" || r.names[name] != "" {
+		if kind, name = engine, own; name == "" || engine == "service" || r.names[name] != "" || common[name] {
 			return
 		}
 	}
@@ -135,8 +150,11 @@ func (r *Redactor) name(field, name string) {
 	if _, last, cut := strings.Cut(name, "/"); cut && field == "Container" && r.names[last] == "" { // a pod without its namespace
 		r.names[last] = r.names[name]
 	}
-	if short, _, cut := strings.Cut(name, "."); cut && field == "Hostname" && r.names[short] == "" {
-		r.names[short] = r.names[name]
+	if field == "Hostname" {
+		short, _, cut := strings.Cut(name, ".")
+		if r.hosts[short] = true; cut && r.names[short] == "" {
+			r.names[short] = r.names[name]
+		}
 	}
 }
 
@@ -212,7 +230,7 @@ var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){13}|[0-9A-Fa-f
 // text replaces the names, then the addresses of a text.
 func (r *Redactor) text(s string) string {
 	for _, name := range r.longest {
-		s = replaceWord(s, name, r.names[name])
+		s = replaceWord(s, name, r.names[name], r.hosts[name])
 	}
 	var b strings.Builder
 	end := 0
@@ -235,9 +253,24 @@ func wordByte(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
 }
 
-// replaceWord replaces a name where it stands for itself. In a text, a name of one
-// letter is left: it is more likely to be something else.
-func replaceWord(s, name, by string) string {
+// domain is what may follow the name of a host, and fileEnding what is none.
+var (
+	domain     = regexp.MustCompile(`^(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*\.[A-Za-z][A-Za-z0-9-]*[A-Za-z0-9]`)
+	fileEnding = regexp.MustCompile(`^\.(?:conf|service|log|rules|ya?ml|json|sock|scope|slice|sh|py|d)$`)
+)
+
+// domainAt is how many bytes at the begin of rest are a domain.
+func domainAt(rest string) int {
+	d := domain.FindString(rest)
+	if fileEnding.MatchString(d) || len(d) < len(rest) && wordByte(rest[len(d)]) {
+		return 0
+	}
+	return len(d)
+}
+
+// replaceWord replaces a name where it stands for itself, of a host with the domain behind
+// it. In a text, a name of one letter is left: it is more likely to be something else.
+func replaceWord(s, name, by string, host bool) string {
 	if s == name {
 		return by
 	}
@@ -256,6 +289,9 @@ func replaceWord(s, name, by string) string {
 		b.WriteString(rest[:i])
 		if alone {
 			b.WriteString(by)
+			if host && (i == 0 || rest[i-1] != '.') { // in the middle of dots it is a setting
+				after += domainAt(rest[after:])
+			}
 		} else {
 			b.WriteString(name)
 		}

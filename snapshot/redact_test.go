@@ -139,6 +139,48 @@ func TestRedact(t *testing.T) {
 	}
 }
 
+// What is called like a word of the kernel or of an engine leaves that word where it stands
+// for itself, so that the snapshot is judged as before.
+func TestRedactCommonNames(t *testing.T) {
+	s := &Snapshot{
+		Host: Host{Hostname: "net"}, Netns: Netns{Name: "nat", Container: "docker docker"},
+		Drops:   &Drops{Rows: []Drop{{Namespace: "tcp", Samples: []string{"tcp 10.0.0.1:1 -> 10.0.0.2:2"}}}},
+		Chains:  []Chain{{Table: "nat"}},
+		Sysctls: map[string]string{"net.ipv4.ip_forward": "1"},
+		Owners:  []Owner{{Where: "/etc/docker/daemon.json"}},
+	}
+	Redact(s)
+	if s.Netns.Container != "docker docker" || s.Chains[0].Table != "nat" || s.Sysctls["net.ipv4.ip_forward"] != "1" ||
+		s.Owners[0].Where != "/etc/docker/daemon.json" || !strings.HasPrefix(s.Drops.Rows[0].Samples[0], "tcp ") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A host's name takes along the domain behind it, which no field may hold.
+func TestRedactDomain(t *testing.T) {
+	s := &Snapshot{Host: Host{Hostname: "gw"}, Sysctls: map[string]string{"net.ipv4.conf.gw.forwarding": "1"}}
+	for text, want := range map[string]string{
+		"gw.shop.example kernel: gw":     "host-1 kernel: host-1",
+		"from gw.shop.example.":          "from host-1.",
+		"mail to root@gw.shop.example, ": "mail to root@host-1, ",
+		"/etc/sysctl.d/gw.conf":          "/etc/sysctl.d/host-1.conf",
+		"the end of gw. Then more":       "the end of host-1. Then more",
+		"gw.2":                           "host-1.2",
+		"gw2.shop.example":               "gw2.shop.example",
+	} {
+		s.KernelLog = &KernelLog{Lines: []string{text}}
+		r := NewRedactor()
+		one := *s
+		one.Sysctls = nil
+		if r.Redact(&one); one.KernelLog.Lines[0] != want {
+			t.Errorf("%q is %q, want %q", text, one.KernelLog.Lines[0], want)
+		}
+	}
+	if Redact(s); s.Sysctls["net.ipv4.conf.host-1.forwarding"] != "1" {
+		t.Errorf("settings: %v", s.Sysctls)
+	}
+}
+
 // A range of addresses holds other ones after they were replaced: it is not known
 // any more.
 func TestRedactRanges(t *testing.T) {
