@@ -3,14 +3,9 @@
 package control
 
 import (
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -46,7 +41,7 @@ func accelBypassed(ns *netns.Handle, chains []snapshot.Chain, links []datapath.L
 		}
 		out = append(out, qdiscs...)
 		for _, l := range links {
-			programs, err := foreignPrograms(l)
+			programs, err := foreignPrograms(l, "it does not see packets that are accelerated")
 			if err != nil {
 				return err
 			}
@@ -67,10 +62,7 @@ func bypassedChains(chains []snapshot.Chain, links []datapath.Link) (out []Bypas
 		name := fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name)
 		switch {
 		case c.Hook == "ingress" || c.Hook == "egress": // of family netdev, or inet
-			met := slices.ContainsFunc(links, func(l datapath.Link) bool {
-				return slices.Contains(c.Devices, l.Name) && (c.Hook == "ingress" || l.Transmit)
-			})
-			if met && c.Rules > 0 {
+			if goneBefore(c, links) {
 				out = append(out, Bypassed{name, "its rules do not see packets that are accelerated"})
 			}
 		case (c.Family == "ip" || c.Family == "inet") && len(c.PerPacket) > 0:
@@ -120,71 +112,4 @@ func accelUseless(chains []snapshot.Chain, rules []netlink.Rule) (out []string) 
 		}
 	}
 	return out
-}
-
-// foreignPrograms lists programs of others on an interface that accelerated packets do
-// not meet: at tc's ingress natkit's comes first, and XDP comes before everything else.
-func foreignPrograms(l datapath.Link) (out []Bypassed, err error) {
-	for hook, at := range map[string]ebpf.AttachType{"tc ingress": ebpf.AttachTCXIngress, "tc egress": ebpf.AttachTCXEgress} {
-		if at == ebpf.AttachTCXEgress && !l.Transmit {
-			continue // what tc sends meets it
-		}
-		result, err := link.QueryPrograms(link.QueryOptions{Target: l.Ifindex, Attach: at})
-		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
-			continue // Linux 6.5 and older
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list programs at %s of %q: %w", hook, l.Name, err)
-		}
-		for _, p := range result.Programs {
-			if name := programName(p.ID); !datapath.IsAccelProgram(name) {
-				out = append(out, Bypassed{fmt.Sprintf("program %s at %s of %s", name, hook, l.Name), "it does not see packets that are accelerated"})
-			}
-		}
-	}
-	filters := map[string]bool{}
-	for hook, parent := range map[string]uint32{"tc ingress": netlink.HANDLE_MIN_INGRESS, "tc egress": netlink.HANDLE_MIN_EGRESS} {
-		if hook == "tc egress" && !l.Transmit {
-			continue
-		}
-		have, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: l.Ifindex}}, parent)
-		if err != nil {
-			return nil, fmt.Errorf("list tc filters of %q: %w", l.Name, err)
-		}
-		for _, f := range have {
-			if datapath.IsFilter(f) {
-				continue
-			}
-			filters[fmt.Sprintf("tc filter %s at %s of %s", f.Type(), strings.TrimPrefix(hook, "tc "), l.Name)] = true
-		}
-	}
-	for _, what := range slices.Sorted(maps.Keys(filters)) {
-		out = append(out, Bypassed{what, "it does not see packets that are accelerated"})
-	}
-	slices.SortStableFunc(out, func(a, b Bypassed) int { return strings.Compare(a.What, b.What) })
-	return out, nil
-}
-
-// programName is the name of a program, its number if it has none to be read.
-func programName(id ebpf.ProgramID) string {
-	if p, err := ebpf.NewProgramFromID(id); err == nil {
-		defer p.Close()
-		if info, err := p.Info(); err == nil {
-			return info.Name
-		}
-	}
-	return fmt.Sprint(id)
-}
-
-// foreignXDP is the name of somebody else's XDP program on an interface, "" if there is
-// none: only one can be there.
-func foreignXDP(l netlink.Link) string {
-	have := l.Attrs().Xdp
-	if have == nil || !have.Attached {
-		return ""
-	}
-	if name := programName(ebpf.ProgramID(have.ProgId)); !datapath.IsAccelProgram(name) {
-		return name
-	}
-	return ""
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"natkit/datapath"
 	"natkit/internal/netns"
 	"natkit/snapshot"
 	"natkit/trim"
@@ -24,11 +25,16 @@ type Bypassed struct {
 }
 
 // bypassed lists what engine ebpf would go past on packets between these
-// interfaces. chains are those of a snapshot of the namespace; the rest is asked.
-func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([]Bypassed, error) {
+// interfaces, which are there. chains are those of a snapshot of the namespace; the rest is asked.
+func bypassed(ns *netns.Handle, chains []snapshot.Chain, links []datapath.Link) ([]Bypassed, error) {
 	var out []Bypassed
 	for _, p := range trim.PastChains(chains) {
 		out = append(out, Bypassed(p))
+	}
+	for _, c := range chains {
+		if goneBefore(c, links) {
+			out = append(out, Bypassed{fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name), fmt.Sprintf("its %d rules no longer see packets that natkit translates", c.Rules)})
+		}
 	}
 	err := ns.Do(func() error {
 		rules, err1 := netlink.RuleList(unix.AF_INET)
@@ -37,9 +43,16 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, interfaces []string) ([
 		if len(policies) > 0 {
 			out = append(out, Bypassed{fmt.Sprintf("%d IPsec policies", len(policies)), "packets of the flows are neither encrypted nor checked against them"})
 		}
-		qdiscs, err3 := bypassedQdiscs(interfaces)
+		var names []string
+		var err4 error
+		for _, l := range links {
+			names = append(names, l.Name)
+			programs, err := foreignPrograms(l, "it does not see packets that natkit translates")
+			out, err4 = append(out, programs...), errors.Join(err4, err)
+		}
+		qdiscs, err3 := bypassedQdiscs(names)
 		out = append(out, qdiscs...)
-		return errors.Join(err1, err2, err3)
+		return errors.Join(err1, err2, err3, err4)
 	})
 	return out, err
 }

@@ -42,6 +42,12 @@ func gather(file *nat.File, rec *record, wait bool) (datapath.Facts, []Placement
 			return facts, nil, err
 		}
 		p := place(l, rec.Attach)
+		if foreign := foreignXDP(l); p.XDP && foreign != "" {
+			if rec.Attach == AttachXDP {
+				return facts, nil, file.AtInterface(name, "interface %q has the XDP program %q of somebody else, and can have one only: take that off, or use --attach tc", name, foreign)
+			}
+			p.XDP, p.Reason = false, fmt.Sprintf("tc: the XDP program %q of somebody else is there", foreign)
+		}
 		link, err := describe(l, file.IsInside(name), p)
 		if err != nil {
 			return facts, nil, err

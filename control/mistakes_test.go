@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -75,6 +77,76 @@ func TestKernelNATIsTold(t *testing.T) {
 		told("chain ip6") || told("chain ip nat/OUTPUT") || len(p.Bypassed) != 0 {
 		t.Errorf("warnings %q, bypassed %v", p.Warnings, p.Bypassed)
 	}
+}
+
+// One XDP program of somebody else is told by its name before anything is done; filters of
+// others that would see nothing any more are refused as all that is gone past.
+func TestForeignPrograms(t *testing.T) {
+	b := newBed(t)
+	before := b.state()
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "theirs", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pass.Close()
+	xdp := func(fd int) {
+		b.in(b.gateway, func() error {
+			out, err := netlink.LinkByName("out")
+			return errors.Join(err, netlink.LinkSetXdpFdWithFlags(out, fd, unix.XDP_FLAGS_DRV_MODE))
+		})
+	}
+	xdp(pass.FD())
+	o := b.options()
+	o.Attach = AttachXDP
+	_, err = Up(t.Context(), b.parse(baseRules), baseRules, o)
+	for _, want := range []string{`:3:11: interface "out"`, `"theirs"`, "--attach tc"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no %s in: %v", want, err)
+		}
+	}
+	if after := b.state(); after != before {
+		t.Errorf("after:\n%s\nbefore:\n%s", after, before)
+	}
+	xdp(-1)
+	b.run("", "tc", "qdisc", "add", "dev", "in", "clsact")
+	b.in(b.gateway, func() error {
+		in, err := netlink.LinkByName("in")
+		if err != nil {
+			return err
+		}
+		return netlink.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: in.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 7, Protocol: unix.ETH_P_ALL},
+			Fd:          b.classifier(), Name: "police", DirectAction: true,
+		})
+	})
+	chains := []snapshot.Chain{{Family: "netdev", Table: "early", Name: "in", Hook: "ingress", Rules: 2, Devices: []string{"in"}}}
+	o = b.options()
+	o.Chains = chains
+	_, err = Up(t.Context(), b.parse(baseRules), baseRules, o)
+	for _, want := range []string{"chain netdev early/in: its 2 rules", "tc filter bpf at ingress of in", "--bypass"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no %s in: %v", want, err)
+		}
+	}
+	// Its own programs are nobody else's.
+	o.Bypass = true
+	o.Attach = AttachXDP
+	b.up(baseRules, o)
+	if p, err := Apply(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway, Chains: chains}); err != nil || len(p.Bypassed) != 2 || !p.Placements[0].XDP {
+		t.Errorf("apply of the same: %+v, %v", p, err)
+	}
+}
+
+// classifier loads a program for tc that lets everything go on.
+func (b *bed) classifier() int {
+	b.t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { p.Close() })
+	return p.FD()
 }
 
 // A record that somebody has damaged is told with what helps, and is in nobody's way in

@@ -134,7 +134,7 @@ func makePlan(rec *record, file *nat.File, text string, o Options, made []Change
 		return p, nil
 	}
 	if !o.follow {
-		there := without(interfacesOf(file), p.Awaited)
+		there := slices.DeleteFunc(slices.Clone(p.tables.Links), func(l datapath.Link) bool { return l.Ifindex == 0 })
 		if p.Bypassed, err = bypassed(o.Namespace, o.Chains, there); err != nil {
 			return nil, err
 		}

@@ -38,12 +38,6 @@ const (
 	accelEgress = "accel_egress"
 )
 
-// IsAccelProgram tells whether a program of that name is an accelerator's: one that was
-// turned off may still be there for a moment.
-func IsAccelProgram(name string) bool {
-	return slices.Contains([]string{accelXDP, accelTC, accelTCRest, accelEgress}, name)
-}
-
 // accelTCPVariable is where the programs have AccelOptions.TCPTimeout.
 const accelTCPVariable = "learn_tcp_milliseconds"
 

@@ -33,6 +33,15 @@ const (
 	filterName     = "natkit"
 )
 
+// IsProgram tells whether a program of that name at a hook is natkit's: of an engine or of
+// an accelerator, perhaps one that was taken off and is still there for a moment.
+func IsProgram(name string) bool {
+	return slices.Contains([]string{
+		xdpInside, xdpOutside, tcInside, tcOutside, tcInsideRaw, tcOutsideRaw,
+		accelXDP, accelTC, accelTCRest, accelEgress,
+	}, name)
+}
+
 // Attachment is a hook of an interface, and the side that the interface is on.
 type Attachment struct {
 	Ifindex int
@@ -87,7 +96,7 @@ func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error,
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach %s to interface %d: %w", hook, ifindex, err)
+		return nil, attachError(hook, ifindex, err)
 	}
 	if e.dir == "" {
 		e.links = append(e.links, l)
@@ -98,6 +107,22 @@ func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error,
 		return nil, fmt.Errorf("pin %s of interface %d: %w", hook, ifindex, err)
 	}
 	return func() error { return os.Remove(pin) }, nil
+}
+
+// attachError names the interface. A driver refuses XDP for more than it can say in advance,
+// and says why in the kernel's log at most.
+func attachError(hook Hook, ifindex int, err error) error {
+	name := fmt.Sprint(ifindex)
+	if l, err := netlink.LinkByIndex(ifindex); err == nil {
+		name = l.Attrs().Name
+	}
+	switch {
+	case hook == HookXDP && errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("attach xdp to interface %q, where a program of somebody else is: %w; --attach tc does without", name, err)
+	case hook == HookXDP:
+		return fmt.Errorf("attach xdp to interface %q: %w: the driver does not take XDP with this MTU, these queues or these offloads; --attach tc does without", name, err)
+	}
+	return fmt.Errorf("attach %s to interface %q: %w", hook, name, err)
 }
 
 // keep gives the link that is pinned there the program, and says how to give it back
