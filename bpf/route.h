@@ -12,10 +12,10 @@
 
 enum route_limit {
 	ROUTE_CHECK_TICKS = 953, /* a second, rounded down: how long a next hop is trusted */
+	ROUTE_HOME_TICKS = ROUTE_CHECK_TICKS / 2, /* the other half is decision.h's */
 	ROUTE_LINK_SHIFT = 48,   /* in nat_flow.hop */
 	ROUTE_AF_INET = 2,
 	ROUTE_PROBED = 4096, /* entries of the map */
-	ROUTE_WAYS = 8192,   /* likewise */
 	ROUTE_HOMES = 65536, /* likewise; addr_hash is one-to-one: its upper half tells who it is */
 };
 
@@ -28,26 +28,7 @@ struct route {
 	__u32 found; /* ticks: when the kernel was asked */
 };
 
-/* A way that was found, and all that the answer depends on. */
-struct way {
-	struct nat_addr src, dst;
-	__u32 ifindex; /* way in; 0: nothing here */
-	__u8 protocol, tos;
-	__u16 zero;
-	struct route route;
-};
-
-/* The ways of the last second, by hash: hosts open several sessions at a time, and to few
- * receivers. One a CPU, so that nobody reads what is half written. What collides is asked
- * for again. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct way);
-	__uint(max_entries, ROUTE_WAYS);
-} ways SEC(".maps");
-
-/* Inside hosts that were found to be where their packets come from, in the last second, by
+/* Inside hosts that were found to be where their packets come from, in the last half second, by
  * hash of the address: its upper half, 16 bits of the link (plus 1), 32 of the time. Read
  * and written whole. */
 struct {
@@ -129,39 +110,9 @@ static __noinline int route_find(struct ctx *ctx, const struct packet *packet, s
 	return GO_ON;
 }
 
-/*
- * route_find with an answer that may be a second old: for new sessions. A flow's next hop
- * is asked for again when that second is over, so a route that changes has its effect on
- * them as soon as on others.
- */
-SUBPROGRAM int route_recent(struct ctx *ctx, const struct packet *packet, struct nat_addr src,
-			    struct nat_addr dst, struct route *route)
-{
-	__u32 key = addr_hash(addr_of(addr_word(src) * 31 + addr_word(dst))) % ROUTE_WAYS;
-	struct way *way = bpf_map_lookup_elem(&ways, &key);
-	int reason;
-
-	if (way && way->ifindex == packet->ifindex && addr_equal(way->src, src) &&
-	    addr_equal(way->dst, dst) && way->protocol == packet->key.protocol &&
-	    way->tos == packet->tos && packet->now - way->route.found < ROUTE_CHECK_TICKS) {
-		*route = way->route;
-		return GO_ON;
-	}
-	reason = route_find(ctx, packet, src, dst, route);
-	if (reason != GO_ON || !route->hop || !way)
-		return reason;
-	way->src = src;
-	way->dst = dst;
-	way->ifindex = packet->ifindex;
-	way->protocol = packet->key.protocol;
-	way->tos = packet->tos;
-	way->route = *route;
-	return GO_ON;
-}
-
 /* Whether the source of a packet that came in by that link routes back to it: for any
- * receiver of the last second, where routes back depend on that. */
-SUBPROGRAM int route_home(struct ctx *ctx, const struct packet *packet, __u16 in)
+ * receiver of the last half second, where routes back depend on that. */
+static __always_inline int route_home(struct ctx *ctx, const struct packet *packet, __u16 in)
 {
 	__u32 hash = addr_hash(packet->key.src), key = hash % ROUTE_HOMES;
 	__u32 here = hash / ROUTE_HOMES << 16 | in;
@@ -169,7 +120,7 @@ SUBPROGRAM int route_home(struct ctx *ctx, const struct packet *packet, __u16 in
 	__u64 known = home ? *(volatile __u64 *)home : 0;
 	struct route back = {};
 
-	if (known >> 32 == here && packet->now - (__u32)known < ROUTE_CHECK_TICKS)
+	if (known >> 32 == here && packet->now - (__u32)known < ROUTE_HOME_TICKS)
 		return GO_ON;
 	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
 	    back.link != in)

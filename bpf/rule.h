@@ -195,31 +195,24 @@ SUBPROGRAM int rule_origin(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32
 }
 
 /*
- * rule_origin, with what it answered of late: hosts open many sessions, and among thousands
- * of prefixes a look-up waits for memory several times. The generation is read before the
- * rules are: if it has gone on since the packet came, nothing is remembered.
+ * rule_origin in that generation of the rules, with what it answered of late: hosts open many
+ * sessions, and among thousands of prefixes a look-up waits for memory several times.
  */
-GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slot)
+GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 generation)
 {
-	__u32 zero = 0, key = addr_hash(addr_of(src)) % RULE_RECENT, links = in << 16 | out;
-	struct nat_control *c = bpf_map_lookup_elem(&control, &zero);
+	__u32 key = addr_hash(addr_of(src)) % RULE_RECENT, links = in << 16 | out;
 	struct rule_recent *r = bpf_map_lookup_elem(&rules_recent, &key);
-	__u32 generation;
-	int index;
+	__u32 slot = generation % NAT_GENERATIONS;
 
-	if (!c || !r)
+	if (!r)
 		return rule_origin(src, in, out, lookups, slot);
-	generation = *(volatile __u32 *)&c->generation;
-	if (r->src == src && r->links == links && r->generation == generation)
-		return r->index;
-	index = rule_origin(src, in, out, lookups, slot);
-	if (generation % NAT_GENERATIONS == slot) {
+	if (r->src != src || r->links != links || r->generation != generation) {
+		r->index = rule_origin(src, in, out, lookups, slot);
 		r->src = src;
 		r->links = links;
 		r->generation = generation;
-		r->index = index;
 	}
-	return index;
+	return r->index;
 }
 
 /* Prefix to prefix: the host's bits stay. */

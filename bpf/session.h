@@ -16,25 +16,20 @@
 #ifndef NATKIT_SESSION_H
 #define NATKIT_SESSION_H
 
+#include "decision.h"
 #include "mapping.h"
-#include "route.h"
-#include "rule.h"
 #include "state.h"
 
 /* The packet at hand, and what is known of the session that it opens. */
 struct opening {
 	struct packet packet;         /* without inner */
 	__u32 lookups, config, limit; /* of nat_config: lookups, flags, sessions_per_source */
-	__u32 slot;                   /* of the maps of rules */
-	__u32 in;                     /* link, plus 1 */
-	struct route route;
+	__u32 generation, slot;       /* of the rules and of their maps */
+	struct decided decided;
 	struct hold source; /* the packet's sender */
 	struct hold target; /* its receiver, if it has the mapping that was addressed */
 	__u32 flags;        /* enum nat_flow_state, of the owner */
-	__u8 by_rule;       /* the destination is translated by a rule */
-	__u8 by_mapping;    /* ... by the mapping that has it */
-	__u8 sessions;      /* some rule wants a session: not all are stateless */
-	__u8 side;          /* of the way out */
+	__u8 by_mapping;    /* the destination is translated by the mapping that has it */
 	struct nat_flow owner;
 	struct nat_flow_key other; /* of the answers */
 };
@@ -72,7 +67,7 @@ static __always_inline void session_rule(const struct packet *p, struct nat_flow
 {
 	out->rule = rule->id;
 	if (rule->kind != NAT_RULE_STATELESS)
-		o->sessions = 1;
+		o->decided.sessions = 1;
 	if (rule->flags & NAT_RULE_CLAMP_MSS && p->class == NAT_TCP)
 		o->flags |= NAT_FLOW_CLAMP;
 }
@@ -97,7 +92,7 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	if (reason != GO_ON) /* none: the port is a session's, which others can't use */
 		return reason == NAT_DROP_NO_MAPPING ? NAT_DROP_FILTERED : reason;
 	o->by_mapping = 1;
-	o->sessions = 1;
+	o->decided.sessions = 1;
 	out->dst = inside->addr;
 	if (query && inside->class != NAT_OTHER)
 		out->sport = inside->port;
@@ -109,7 +104,7 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 
 SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out, struct opening *o)
 {
-	int index = rule_destination(&p->key, o->in, o->lookups, o->slot);
+	int index = rule_destination(&p->key, o->decided.in, o->lookups, o->slot);
 	const struct nat_rule *rule;
 
 	if (index == RULE_NONE)
@@ -117,7 +112,7 @@ SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out,
 	rule = rule_get(o->slot, index);
 	if (!rule)
 		return NAT_DROP_BYPASS;
-	o->by_rule = 1;
+	o->decided.by_rule = 1;
 	session_rule(p, out, o, rule);
 	if (rule->kind == NAT_RULE_FORWARD)
 		return rule_forward(rule, o->slot, p->key.src, &out->dst, &out->dport);
@@ -151,22 +146,28 @@ static __always_inline int session_martian(const struct nat_flow_key *key)
 	return GO_ON;
 }
 
-static __always_inline int session_route(struct ctx *ctx, const struct packet *p,
-					 const struct nat_flow *out, struct opening *o)
+SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const struct nat_flow *out,
+			     struct opening *o)
 {
-	int translated = o->by_rule || o->by_mapping;
-	int reason = route_recent(ctx, p, p->key.src, out->dst, &o->route);
+	int translated = o->decided.by_rule || o->by_mapping;
+	struct route route = {};
 	struct nat_link *link;
+	int reason;
 
+	reason = route_find(ctx, p, p->key.src, out->dst, &route);
 	if (reason == NAT_PASS_LOCAL && translated)
 		return NAT_DROP_UNSUPPORTED; /* to the gateway: can't be handed up translated */
 	if (reason != GO_ON)
 		return reason;
-	link = link_get(o->route.link);
+	link = link_get(route.link);
 	if (!link) /* answers would not meet us */
 		return translated ? NAT_DROP_NO_ROUTE : NAT_PASS_NO_RULE;
-	o->side = link->flags & NAT_LINK_INSIDE ? NAT_INSIDE : NAT_OUTSIDE;
-	if (translated && p->key.side == NAT_INSIDE && o->side == NAT_INSIDE)
+	o->decided.link = route.link;
+	o->decided.mtu = route.mtu;
+	o->decided.found = route.found;
+	o->decided.hop = route.hop;
+	o->decided.side = link->flags & NAT_LINK_INSIDE ? NAT_INSIDE : NAT_OUTSIDE;
+	if (translated && p->key.side == NAT_INSIDE && o->decided.side == NAT_INSIDE)
 		o->flags |= NAT_FLOW_HAIRPIN;
 	return GO_ON;
 }
@@ -183,8 +184,8 @@ SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const st
 	int reason;
 
 	if (p->key.side == NAT_INSIDE)
-		return route_home(ctx, p, o->in);
-	reason = route_recent(ctx, p, p->key.dst, p->key.src, &back);
+		return route_home(ctx, p, o->decided.in);
+	reason = route_find(ctx, p, p->key.dst, p->key.src, &back);
 	link = reason == GO_ON ? link_get(back.link) : NULL;
 	if (reason == NAT_PASS_LOCAL || (link && link->flags & NAT_LINK_INSIDE))
 		return NAT_DROP_SPOOFED;
@@ -206,7 +207,7 @@ SUBPROGRAM __u32 session_way_out(struct ctx *ctx, const struct packet *p, const 
 	__u32 *index;
 
 	if (!(o->flags & NAT_FLOW_HAIRPIN))
-		return o->route.link;
+		return o->decided.link;
 	index = bpf_map_lookup_elem(&outside, &key);
 	address = index ? bpf_map_lookup_elem(&addresses, index) : NULL;
 	if (address && address->link)
@@ -395,26 +396,26 @@ static __always_inline void session_peer(const struct packet *p, struct nat_flow
 	peer->state = (state_open(p) & NAT_FLOW_TIMEOUT) |
 		      (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP)) | session_held(&o->target) |
 		      (p->key.side == NAT_OUTSIDE ? NAT_FLOW_PEER_OUTSIDE : 0) |
-		      (o->side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
+		      (o->decided.side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
 }
 
 static __always_inline void session_owner(const struct packet *p, struct nat_flow *owner,
 					  const struct opening *o)
 {
 	session_deltas(&p->key, owner);
-	owner->hop = o->route.hop;
-	owner->mtu = o->route.mtu;
-	owner->hop_checked = o->route.found;
+	owner->hop = o->decided.hop;
+	owner->mtu = o->decided.mtu;
+	owner->hop_checked = o->decided.found;
 	owner->seen = p->now;
 	owner->created = p->now;
 	owner->packets = p->segments;
 	owner->bytes = p->bytes;
 	owner->state = state_open(p) | NAT_FLOW_OWNER | o->flags | session_held(&o->source);
 	if (p->key.side == NAT_INSIDE) {
-		owner->in_link = o->in;
+		owner->in_link = o->decided.in;
 		owner->state |= NAT_FLOW_OUTBOUND;
 	}
-	if (o->side == NAT_OUTSIDE)
+	if (o->decided.side == NAT_OUTSIDE)
 		owner->state |= NAT_FLOW_PEER_OUTSIDE;
 }
 
@@ -504,45 +505,94 @@ SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, stru
 
 /* --- a packet without session --------------------------------------------------- */
 
-/* Steps 1 to 5 for a packet: what it becomes, and what its session holds. */
-static __always_inline int session_find(struct ctx *ctx, struct packet *p, struct nat_flow *out,
-					struct opening *o)
+/* Steps 1 to 4, but for what a source rule takes. */
+static __always_inline int session_decide(struct ctx *ctx, const struct packet *p,
+					  struct nat_flow *out, struct opening *o)
 {
-	const struct nat_rule *rule = NULL;
-	int reason, index = RULE_NONE, takes = 0;
-	__u32 way_out;
+	struct decided *d = &o->decided;
+	const struct nat_rule *rule;
+	int reason;
 
-	reason = session_martian(&p->key);
-	if (reason != GO_ON)
-		return reason;
+	d->source = RULE_NONE;
 	if (o->lookups & NAT_LOOKUP_EXCLUDE && rule_excluded(&p->key, o->lookups, o->slot))
 		return NAT_PASS_EXCLUDED;
 	reason = session_destination(p, out, o);
 	if (reason != GO_ON)
 		return reason;
-	if (p->key.side == NAT_OUTSIDE && !o->by_rule && !o->by_mapping)
+	if (p->key.side == NAT_OUTSIDE && !d->by_rule && !o->by_mapping)
 		return NAT_PASS_NO_RULE;
 	reason = session_route(ctx, p, out, o);
 	if (reason != GO_ON)
 		return reason;
 
 	/* A stranger who uses a mapping keeps his address. */
-	if (p->key.side == NAT_INSIDE || o->by_rule) {
-		way_out = session_way_out(ctx, p, o);
-		index = rule_source(addr_word(p->key.src), o->in, way_out, o->lookups, o->slot);
-		if (index != RULE_NONE) {
-			rule = rule_get(o->slot, index);
+	if (p->key.side == NAT_INSIDE || d->by_rule) {
+		d->way_out = session_way_out(ctx, p, o);
+		d->source = rule_source(addr_word(p->key.src), d->in, d->way_out, o->lookups,
+					o->generation);
+		if (d->source != RULE_NONE) {
+			rule = rule_get(o->slot, d->source);
 			if (!rule)
 				return NAT_DROP_BYPASS;
 			session_rule(p, out, o, rule);
 		}
 	}
-	if (!rule && !o->by_rule && !o->by_mapping)
+	if (d->source == RULE_NONE && !d->by_rule && !o->by_mapping)
 		return NAT_PASS_NO_RULE;
-	reason = session_spoofed(ctx, p, o);
+	d->to = out->dst;
+	d->to_port = out->dport;
+	d->rule = out->rule;
+	d->flags = o->flags;
+	return session_spoofed(ctx, p, o);
+}
+
+/* session_decide, or what it said of a packet like this one. */
+SUBPROGRAM int session_decided(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
+			       struct opening *o)
+{
+	struct decision_key key = decision_key(p, o->generation);
+	struct decision *d = decision_get(&key, p->now);
+	int known = d && decision_holds(d, &key, p->now), reason;
+
+	if (known)
+		o->decided = d->decided;
+	else
+		o->decided.in = link_find(p->ifindex);
+	if (!ctx_is_addressed(ctx, link_get(o->decided.in)))
+		return NAT_PASS_NOT_IPV4;
+	if (known) {
+		out->dst = o->decided.to;
+		out->dport = o->decided.to_port;
+		out->rule = o->decided.rule;
+		o->flags = o->decided.flags;
+		return GO_ON;
+	}
+	reason = session_decide(ctx, p, out, o);
+	if (reason == GO_ON && d && !o->by_mapping && o->decided.hop) {
+		d->key = key;
+		d->decided = o->decided;
+	}
+	return reason;
+}
+
+/* Steps 1 to 5 for a packet: what it becomes, and what its session holds. */
+static __always_inline int session_find(struct ctx *ctx, struct packet *p, struct nat_flow *out,
+					struct opening *o)
+{
+	const struct nat_rule *rule = NULL;
+	int reason, takes = 0;
+
+	reason = session_martian(&p->key);
+	if (reason == GO_ON)
+		reason = session_decided(ctx, p, out, o);
 	if (reason != GO_ON)
 		return reason;
-	if (o->sessions) {
+	if (o->decided.source != RULE_NONE) {
+		rule = rule_get(o->slot, o->decided.source);
+		if (!rule)
+			return NAT_DROP_BYPASS;
+	}
+	if (o->decided.sessions) {
 		reason = session_opens(p);
 		if (reason != GO_ON)
 			return reason;
@@ -557,8 +607,8 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 		if (reason != GO_ON)
 			return reason;
 	}
-	if (o->sessions) {
-		reason = route_carries(p, o->route.mtu);
+	if (o->decided.sessions) {
+		reason = route_carries(p, o->decided.mtu);
 		if (reason != GO_ON)
 			return reason;
 	}
@@ -566,7 +616,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 		return GO_ON;
 	o->source.inside.addr = p->key.src;
 	o->source.inside.class = p->class;
-	reason = session_pool(o, rule, way_out);
+	reason = session_pool(o, rule, o->decided.way_out);
 	if (reason == GO_ON)
 		reason = session_source(ctx, p, out, o, rule);
 	if (reason != GO_ON)
@@ -577,8 +627,10 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 /* The remote of the contact that the session's owner made. */
 static __always_inline void session_drop(const struct packet *p, const struct opening *o)
 {
-	hold_drop(&o->source, addr_word(p->key.dst), p->now);
-	hold_drop(&o->target, addr_word(p->key.dst), p->now);
+	if (o->source.flags)
+		hold_drop(&o->source, addr_word(p->key.dst), p->now);
+	if (o->target.flags)
+		hold_drop(&o->target, addr_word(p->key.dst), p->now);
 }
 
 /* Puts the packet where the functions below find it. */
@@ -606,31 +658,33 @@ static __always_inline struct opening *session_begin(const struct packet *p)
 
 GLOBAL int session_make(struct ctx *ctx)
 {
-	__u32 zero = 0, slot;
+	__u32 zero = 0;
 	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
-	const struct nat_config *c = config_get(&slot);
+	struct nat_control *control = control_get();
+	const struct nat_config *c;
 	struct nat_flow *out;
 	struct packet *p;
 	int reason;
 
-	if (!o || !c)
+	if (!o || !control)
 		return NAT_DROP_BYPASS;
 	p = &o->packet;
 	out = &o->owner;
-	o->slot = slot;
+	o->generation = *(volatile __u32 *)&control->generation;
+	o->slot = o->generation % NAT_GENERATIONS;
+	c = bpf_map_lookup_elem(&config, &o->slot);
+	if (!c)
+		return NAT_DROP_BYPASS;
 	o->lookups = c->lookups;
 	o->config = c->flags;
 	o->limit = c->sessions_per_source;
-	o->in = link_find(p->ifindex);
-	if (!ctx_is_addressed(ctx, link_get(o->in)))
-		return NAT_PASS_NOT_IPV4;
 	out->src = p->key.src;
 	out->dst = p->key.dst;
 	out->sport = p->key.sport;
 	out->dport = p->key.dport;
 
 	reason = session_find(ctx, p, out, o);
-	if (reason == GO_ON && !o->sessions) {
+	if (reason == GO_ON && !o->decided.sessions) {
 		session_owner(p, out, o);
 		return GO_ON;
 	}
@@ -659,9 +713,14 @@ GLOBAL int session_make(struct ctx *ctx)
  */
 static __always_inline int session_open(struct ctx *ctx, struct packet *p, struct nat_flow *out)
 {
-	struct opening *o = session_begin(p);
+	struct nat_mapping_key inside = {
+		.addr = p->key.src, .port = p->key.sport, .class = p->class};
+	struct opening *o;
 	int reason;
 
+	if (p->key.side == NAT_INSIDE)
+		mapping_touch(&inside);
+	o = session_begin(p);
 	if (!o)
 		return NAT_DROP_BYPASS;
 	reason = session_make(ctx);

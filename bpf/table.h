@@ -5,7 +5,7 @@
  * array of struct nat_bucket, each a cache line; the elements lie elsewhere, with their
  * keys.
  *
- * A key's entry is in its home bucket or, if that was full, in one of the next seven of a
+ * A key's entry is in its home bucket or, if that was full, in one of the next fifteen of a
  * sequence that leaps about, because neighbours of full buckets would soon be full as well.
  * The home says how far to look, so what is not there is mostly found out by reading one
  * line. An entry says how far it is from home, so that an insert finds out when that has
@@ -28,10 +28,10 @@
 #include "base.h"
 
 enum table_limit {
-	TABLE_REACH = 8, /* buckets, home included, that may have an entry */
+	TABLE_REACH = 16, /* buckets, home included, that may have an entry */
 	TABLE_TRIES = 256,
 	TABLE_VALUE_BITS = 40,
-	TABLE_DISTANCE_BITS = 3,
+	TABLE_DISTANCE_BITS = 4,
 };
 
 /* An entry is 0, or a value, above it how many buckets it is from home, and above that a tag:

@@ -53,7 +53,6 @@ const (
 	accelTcMapStats                = "stats"
 	accelTcMapTargets              = "targets"
 	accelTcMapTransmit             = "transmit"
-	accelTcMapWays                 = "ways"
 	accelTcMapWholeSlots           = "whole_slots"
 	accelTcProgAccelEgress         = "accel_egress"
 	accelTcProgAccelTc             = "accel_tc"
@@ -151,7 +150,6 @@ type accelTcMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	Ways          *ebpf.MapSpec `ebpf:"ways"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -221,7 +219,6 @@ type accelTcMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
-	Ways          *ebpf.Map `ebpf:"ways"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -264,7 +261,6 @@ func (m *accelTcMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
-		m.Ways,
 		m.WholeSlots,
 	)
 }

@@ -53,7 +53,6 @@ const (
 	accelXdpMapStats                = "stats"
 	accelXdpMapTargets              = "targets"
 	accelXdpMapTransmit             = "transmit"
-	accelXdpMapWays                 = "ways"
 	accelXdpMapWholeSlots           = "whole_slots"
 	accelXdpProgAccelXdp            = "accel_xdp"
 	accelXdpVarClockJiffyNs         = "clock_jiffy_ns"
@@ -147,7 +146,6 @@ type accelXdpMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	Ways          *ebpf.MapSpec `ebpf:"ways"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -217,7 +215,6 @@ type accelXdpMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
-	Ways          *ebpf.Map `ebpf:"ways"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -260,7 +257,6 @@ func (m *accelXdpMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
-		m.Ways,
 		m.WholeSlots,
 	)
 }

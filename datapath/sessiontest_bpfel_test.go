@@ -21,6 +21,7 @@ const (
 	sessionTestMapContacts      = "contacts"
 	sessionTestMapControl       = "control"
 	sessionTestMapCounts        = "counts"
+	sessionTestMapDecisions     = "decisions"
 	sessionTestMapDestinations  = "destinations"
 	sessionTestMapEvents        = "events"
 	sessionTestMapExact         = "exact"
@@ -51,7 +52,6 @@ const (
 	sessionTestMapStats         = "stats"
 	sessionTestMapTargets       = "targets"
 	sessionTestMapTransmit      = "transmit"
-	sessionTestMapWays          = "ways"
 	sessionTestMapWholeSlots    = "whole_slots"
 	sessionTestProgOpen         = "open"
 	sessionTestProgScatter      = "scatter"
@@ -114,6 +114,7 @@ type sessionTestMapSpecs struct {
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
 	Counts        *ebpf.MapSpec `ebpf:"counts"`
+	Decisions     *ebpf.MapSpec `ebpf:"decisions"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
@@ -144,7 +145,6 @@ type sessionTestMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	Ways          *ebpf.MapSpec `ebpf:"ways"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -181,6 +181,7 @@ type sessionTestMaps struct {
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
 	Counts        *ebpf.Map `ebpf:"counts"`
+	Decisions     *ebpf.Map `ebpf:"decisions"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
@@ -211,7 +212,6 @@ type sessionTestMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
-	Ways          *ebpf.Map `ebpf:"ways"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -222,6 +222,7 @@ func (m *sessionTestMaps) Close() error {
 		m.Contacts,
 		m.Control,
 		m.Counts,
+		m.Decisions,
 		m.Destinations,
 		m.Events,
 		m.Exact,
@@ -252,7 +253,6 @@ func (m *sessionTestMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
-		m.Ways,
 		m.WholeSlots,
 	)
 }

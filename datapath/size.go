@@ -48,7 +48,7 @@ func tableBuckets(entries int) uint32 {
 }
 
 // tableReach is TABLE_REACH of bpf/table.h.
-const tableReach = 8
+const tableReach = 16
 
 // MemoryBytes is what the maps of this size take in the kernel, without those that
 // depend on the number of outside addresses (AddressBytes) and rules.

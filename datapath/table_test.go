@@ -19,7 +19,7 @@ func elementsOf[T any](t testing.TB, m *ebpf.Map) (elements []T, close func()) {
 }
 
 // tableTag is TABLE_TAG of bpf/table.h.
-const tableTag = 1 << (tableValueBits + 3)
+const tableTag = 1 << (tableValueBits + 4)
 
 // tableHash is table_hash of bpf/table.h, of a flow's key.
 func tableHash(seed [2]uint64, key *abiNatFlowKey) uint64 {

@@ -13,6 +13,34 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type tcDecision struct {
+	_   structs.HostLayout
+	Key struct {
+		_         structs.HostLayout
+		Addresses uint64
+		Way       uint64
+		Rest      uint64
+	}
+	Decided struct {
+		_        structs.HostLayout
+		Hop      uint64
+		To       tcNatAddr
+		Rule     uint32
+		Source   int32
+		Found    uint32
+		ToPort   uint16
+		Flags    uint16
+		Link     uint16
+		Mtu      uint16
+		In       uint16
+		WayOut   uint16
+		ByRule   uint8
+		Sessions uint8
+		Side     uint8
+		Zero     uint8
+	}
+}
+
 type tcFragmentRoom struct {
 	_     structs.HostLayout
 	Bytes [24576]uint8
@@ -268,19 +296,28 @@ type tcOpening struct {
 		_        [2]byte
 		Action   int32
 	}
-	Lookups uint32
-	Config  uint32
-	Limit   uint32
-	Slot    uint32
-	In      uint32
-	Route   struct {
-		_       structs.HostLayout
-		Hop     uint64
-		Ifindex uint32
-		Gateway uint32
-		Link    uint16
-		Mtu     uint16
-		Found   uint32
+	Lookups    uint32
+	Config     uint32
+	Limit      uint32
+	Generation uint32
+	Slot       uint32
+	Decided    struct {
+		_        structs.HostLayout
+		Hop      uint64
+		To       tcNatAddr
+		Rule     uint32
+		Source   int32
+		Found    uint32
+		ToPort   uint16
+		Flags    uint16
+		Link     uint16
+		Mtu      uint16
+		In       uint16
+		WayOut   uint16
+		ByRule   uint8
+		Sessions uint8
+		Side     uint8
+		Zero     uint8
 	}
 	Source struct {
 		_      structs.HostLayout
@@ -311,10 +348,8 @@ type tcOpening struct {
 		Filtering uint32
 	}
 	Flags     uint32
-	ByRule    uint8
 	ByMapping uint8
-	Sessions  uint8
-	Side      uint8
+	_         [3]byte
 	Owner     struct {
 		_          structs.HostLayout
 		Src        tcNatAddr
@@ -354,25 +389,6 @@ type tcRuleRecent struct {
 	Index      int32
 }
 
-type tcWay struct {
-	_        structs.HostLayout
-	Src      tcNatAddr
-	Dst      tcNatAddr
-	Ifindex  uint32
-	Protocol uint8
-	Tos      uint8
-	Zero     uint16
-	Route    struct {
-		_       structs.HostLayout
-		Hop     uint64
-		Ifindex uint32
-		Gateway uint32
-		Link    uint16
-		Mtu     uint16
-		Found   uint32
-	}
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -382,6 +398,7 @@ const (
 	tcMapContacts      = "contacts"
 	tcMapControl       = "control"
 	tcMapCounts        = "counts"
+	tcMapDecisions     = "decisions"
 	tcMapDestinations  = "destinations"
 	tcMapEvents        = "events"
 	tcMapExact         = "exact"
@@ -416,7 +433,6 @@ const (
 	tcMapStats         = "stats"
 	tcMapTargets       = "targets"
 	tcMapTransmit      = "transmit"
-	tcMapWays          = "ways"
 	tcMapWholeSlots    = "whole_slots"
 	tcProgTcInside     = "tc_inside"
 	tcProgTcInsideRaw  = "tc_inside_raw"
@@ -483,6 +499,7 @@ type tcMapSpecs struct {
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
 	Counts        *ebpf.MapSpec `ebpf:"counts"`
+	Decisions     *ebpf.MapSpec `ebpf:"decisions"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
@@ -517,7 +534,6 @@ type tcMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	Ways          *ebpf.MapSpec `ebpf:"ways"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -554,6 +570,7 @@ type tcMaps struct {
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
 	Counts        *ebpf.Map `ebpf:"counts"`
+	Decisions     *ebpf.Map `ebpf:"decisions"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
@@ -588,7 +605,6 @@ type tcMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
-	Ways          *ebpf.Map `ebpf:"ways"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -599,6 +615,7 @@ func (m *tcMaps) Close() error {
 		m.Contacts,
 		m.Control,
 		m.Counts,
+		m.Decisions,
 		m.Destinations,
 		m.Events,
 		m.Exact,
@@ -633,7 +650,6 @@ func (m *tcMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
-		m.Ways,
 		m.WholeSlots,
 	)
 }

@@ -13,6 +13,34 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type xdpDecision struct {
+	_   structs.HostLayout
+	Key struct {
+		_         structs.HostLayout
+		Addresses uint64
+		Way       uint64
+		Rest      uint64
+	}
+	Decided struct {
+		_        structs.HostLayout
+		Hop      uint64
+		To       xdpNatAddr
+		Rule     uint32
+		Source   int32
+		Found    uint32
+		ToPort   uint16
+		Flags    uint16
+		Link     uint16
+		Mtu      uint16
+		In       uint16
+		WayOut   uint16
+		ByRule   uint8
+		Sessions uint8
+		Side     uint8
+		Zero     uint8
+	}
+}
+
 type xdpFragmentRoom struct {
 	_     structs.HostLayout
 	Bytes [24576]uint8
@@ -268,19 +296,28 @@ type xdpOpening struct {
 		_        [2]byte
 		Action   int32
 	}
-	Lookups uint32
-	Config  uint32
-	Limit   uint32
-	Slot    uint32
-	In      uint32
-	Route   struct {
-		_       structs.HostLayout
-		Hop     uint64
-		Ifindex uint32
-		Gateway uint32
-		Link    uint16
-		Mtu     uint16
-		Found   uint32
+	Lookups    uint32
+	Config     uint32
+	Limit      uint32
+	Generation uint32
+	Slot       uint32
+	Decided    struct {
+		_        structs.HostLayout
+		Hop      uint64
+		To       xdpNatAddr
+		Rule     uint32
+		Source   int32
+		Found    uint32
+		ToPort   uint16
+		Flags    uint16
+		Link     uint16
+		Mtu      uint16
+		In       uint16
+		WayOut   uint16
+		ByRule   uint8
+		Sessions uint8
+		Side     uint8
+		Zero     uint8
 	}
 	Source struct {
 		_      structs.HostLayout
@@ -311,10 +348,8 @@ type xdpOpening struct {
 		Filtering uint32
 	}
 	Flags     uint32
-	ByRule    uint8
 	ByMapping uint8
-	Sessions  uint8
-	Side      uint8
+	_         [3]byte
 	Owner     struct {
 		_          structs.HostLayout
 		Src        xdpNatAddr
@@ -354,25 +389,6 @@ type xdpRuleRecent struct {
 	Index      int32
 }
 
-type xdpWay struct {
-	_        structs.HostLayout
-	Src      xdpNatAddr
-	Dst      xdpNatAddr
-	Ifindex  uint32
-	Protocol uint8
-	Tos      uint8
-	Zero     uint16
-	Route    struct {
-		_       structs.HostLayout
-		Hop     uint64
-		Ifindex uint32
-		Gateway uint32
-		Link    uint16
-		Mtu     uint16
-		Found   uint32
-	}
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -382,6 +398,7 @@ const (
 	xdpMapContacts      = "contacts"
 	xdpMapControl       = "control"
 	xdpMapCounts        = "counts"
+	xdpMapDecisions     = "decisions"
 	xdpMapDestinations  = "destinations"
 	xdpMapEvents        = "events"
 	xdpMapExact         = "exact"
@@ -416,7 +433,6 @@ const (
 	xdpMapStats         = "stats"
 	xdpMapTargets       = "targets"
 	xdpMapTransmit      = "transmit"
-	xdpMapWays          = "ways"
 	xdpMapWholeSlots    = "whole_slots"
 	xdpProgXdpInside    = "xdp_inside"
 	xdpProgXdpOutside   = "xdp_outside"
@@ -479,6 +495,7 @@ type xdpMapSpecs struct {
 	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
 	Control       *ebpf.MapSpec `ebpf:"control"`
 	Counts        *ebpf.MapSpec `ebpf:"counts"`
+	Decisions     *ebpf.MapSpec `ebpf:"decisions"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
 	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
@@ -513,7 +530,6 @@ type xdpMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
 	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	Ways          *ebpf.MapSpec `ebpf:"ways"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -550,6 +566,7 @@ type xdpMaps struct {
 	Contacts      *ebpf.Map `ebpf:"contacts"`
 	Control       *ebpf.Map `ebpf:"control"`
 	Counts        *ebpf.Map `ebpf:"counts"`
+	Decisions     *ebpf.Map `ebpf:"decisions"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
 	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
@@ -584,7 +601,6 @@ type xdpMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
 	Transmit      *ebpf.Map `ebpf:"transmit"`
-	Ways          *ebpf.Map `ebpf:"ways"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -595,6 +611,7 @@ func (m *xdpMaps) Close() error {
 		m.Contacts,
 		m.Control,
 		m.Counts,
+		m.Decisions,
 		m.Destinations,
 		m.Events,
 		m.Exact,
@@ -629,7 +646,6 @@ func (m *xdpMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
-		m.Ways,
 		m.WholeSlots,
 	)
 }
