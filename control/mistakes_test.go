@@ -53,6 +53,17 @@ func TestUpInterfaceMissing(t *testing.T) {
 	if err == nil || !strings.HasSuffix(err.Error(), `:3:16: interface "gone" is not there`) {
 		t.Errorf("up: %v", err)
 	}
+	// nftables knows interfaces by name; but the name may be wrong.
+	p := b.up(text, Options{Namespace: b.gateway, Engine: EngineNFT})
+	s, err := ReadStatus(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, told := range map[string][]string{"up": p.Warnings, "status": s.Problems} {
+		if !slices.ContainsFunc(told, func(w string) bool { return strings.HasPrefix(w, "interface gone is not there") }) {
+			t.Errorf("%s: %q", what, told)
+		}
+	}
 }
 
 // Chains by which the kernel translates too are told: of connections that they send
@@ -332,6 +343,8 @@ func TestCautions(t *testing.T) {
 		{"rules:\n  - dnat: 198.51.100.1\n    to: 10.0.0.9\n", "test.yaml:5:5: 198.51.100.1 is the gateway's own"},
 		{"rules:\n  - dnat: tcp 198.51.100.1:80\n    to: 10.0.0.1:80\n", "test.yaml:5:5: target 10.0.0.1 is the gateway itself"},
 		{"rules:\n  - dnat: tcp 198.51.100.1:80\n    to: 10.0.0.9:80\n", ""},
+		{"rules:\n  - map: 10.0.0.1 <-> 198.51.100.20\n", "test.yaml:5:5: 10.0.0.1 is the gateway itself"},
+		{"rules:\n  - map: 10.0.0.0/28 <-> 198.51.100.32/28\n", ""},
 		{"pools:\n  a: {addresses: 198.51.100.240/28}\nrules:\n  - {snat: any, to: a}\n", "outside addresses 198.51.100.255 are the first or last"},
 		{"pools:\n  a: {addresses: 198.51.100.240-198.51.100.254}\nrules:\n  - {snat: any, to: a}\n", ""},
 	} {

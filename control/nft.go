@@ -4,6 +4,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -31,6 +32,9 @@ func (p *Plan) planNFT(file *nat.File, o Options, made []Change) error {
 	for _, w := range warnings {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("%s: %s", file.Name, w))
 	}
+	for _, name := range missing(file) {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("interface %s is not there: its packets are translated when it is", name))
+	}
 	proxies, err := kernelProxies(file)
 	if err != nil {
 		return err
@@ -40,6 +44,18 @@ func (p *Plan) planNFT(file *nat.File, o Options, made []Change) error {
 		return err
 	}
 	return p.planChanges(nil, proxies, reserved, made)
+}
+
+// missing are the interfaces of a file that are not there. nftables knows them by name, so
+// they may come later; but a name may be mistyped as well. The calling thread is in the
+// namespace.
+func missing(file *nat.File) (names []string) {
+	for _, name := range interfacesOf(file) {
+		if _, err := netlink.LinkByName(name); errors.As(err, new(netlink.LinkNotFoundError)) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // retrack forgets what connection tracking knows of flows that are not translated, and

@@ -206,6 +206,8 @@ func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error 
 			if l.Attrs().RawFlags&unix.IFF_UP == 0 {
 				s.problem("interface %s is down", name)
 			}
+		} else if rec.Engine == EngineNFT { // of engine ebpf that is drift
+			s.problem("interface %s is not there: its packets are translated when it is", name)
 		}
 		s.Interfaces = append(s.Interfaces, out)
 	}
