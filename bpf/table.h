@@ -34,9 +34,12 @@ enum table_limit {
 	TABLE_DISTANCE_BITS = 4,
 };
 
-/* An entry is 0, or a value, above it how many buckets it is from home, and above that a tag:
- * bits of the hash that don't say which bucket. The lowest of the tag is always 1, so no
- * entry in use is 0. */
+/*
+ * An entry is 0, or a value, above it how many buckets it is from home, and above that a
+ * tag: bits of the hash that don't say which bucket. The lowest of the tag is always 1, so no
+ * entry in use is 0. Entries outlive the programs that made them, so a change of this, or of
+ * table_hash or table_bucket, raises NAT_ABI.
+ */
 #define TABLE_VALUE ((1ULL << TABLE_VALUE_BITS) - 1)
 #define TABLE_TAG (1ULL << (TABLE_VALUE_BITS + TABLE_DISTANCE_BITS))
 
