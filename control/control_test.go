@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -428,6 +429,31 @@ func TestTwoAtOnce(t *testing.T) {
 	if err := in.remove(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// The folder of pins comes and goes with those who need it: whoever holds it has it.
+func TestPinsComeAndGo(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 300 {
+				lock, dir, err := holdPins(1, unix.LOCK_SH)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := os.Stat(filepath.Dir(dir)); err != nil {
+					t.Error(err)
+				}
+				if err := leavePins(lock); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // An apply that fails halfway, because an interface can't be attached, changes nothing.

@@ -44,7 +44,7 @@ func hold(ns *netns.Handle) (_ *instance, err error) {
 		return nil, err
 	}
 	if in.j, err = journal.Open(instancePath(in.inode, ".journal")); err != nil {
-		return nil, errors.Join(err, in.pins.Close())
+		return nil, errors.Join(err, leavePins(in.pins))
 	}
 	return in, nil
 }
@@ -105,27 +105,48 @@ func (r *record) stands(dir string) bool {
 	return err == nil
 }
 
-// holdPins locks the folder of pins: shared by those who make and remove their own,
-// exclusive by Clean, which removes what nobody is making.
+// holdPins locks the folder of pins, which it makes: shared by those who make and remove
+// their own, exclusive by Clean, which removes what nobody is making.
 func holdPins(inode uint64, how int) (lock *os.File, dir string, err error) {
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		return nil, "", err
+	for {
+		root, err := datapath.Root(runDir())
+		var lock *os.File
+		if err == nil {
+			lock, err = os.Open(root)
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			continue // who had it has removed it meanwhile
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		if err := unix.Flock(int(lock.Fd()), how); err != nil {
+			return nil, "", errors.Join(fmt.Errorf("lock %s: %w", root, err), lock.Close())
+		}
+		byName, err1 := os.Stat(root)
+		byFile, err2 := lock.Stat()
+		if err1 == nil && err2 == nil && os.SameFile(byName, byFile) {
+			return lock, datapath.InstanceDir(root, inode), nil
+		}
+		lock.Close() // as above
 	}
-	if lock, err = os.Open(root); err != nil {
-		return nil, "", err
+}
+
+// leavePins lets the folder of pins go, and removes it if nothing is in it and nobody else
+// has it.
+func leavePins(lock *os.File) error {
+	var err error
+	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		err = datapath.RemoveRoot(lock.Name())
 	}
-	if err := unix.Flock(int(lock.Fd()), how); err != nil {
-		return nil, "", errors.Join(fmt.Errorf("lock %s: %w", root, err), lock.Close())
-	}
-	return lock, datapath.InstanceDir(root, inode), nil
+	return errors.Join(err, lock.Close())
 }
 
 // release lets others have the instance, which goes on.
-func (in *instance) release() error { return errors.Join(in.j.Close(), in.pins.Close()) }
+func (in *instance) release() error { return errors.Join(in.j.Close(), leavePins(in.pins)) }
 
 // remove lets others have the namespace, in which nothing is left.
-func (in *instance) remove() error { return errors.Join(in.j.Remove(), in.pins.Close()) }
+func (in *instance) remove() error { return errors.Join(in.j.Remove(), leavePins(in.pins)) }
 
 // pinned tells whether an engine is there.
 func (in *instance) pinned() bool {
@@ -218,7 +239,7 @@ func Clean() (removed int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	defer func() { err = errors.Join(err, leavePins(lock)) }()
 	inodes, err := datapath.Instances(filepath.Dir(dir))
 	if err != nil {
 		return 0, err

@@ -42,7 +42,10 @@ func Root(runDir string) (string, error) {
 	for _, at := range append([]string{""}, outer...) {
 		if at += systemBPFFS; isBPFFS(at) {
 			root := filepath.Join(at, "natkit")
-			return root, os.MkdirAll(root, 0o700)
+			if err := os.Mkdir(root, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+				return "", err
+			}
+			return root, nil
 		}
 	}
 	root := filepath.Join(runDir, "bpf")
@@ -59,6 +62,30 @@ func Root(runDir string) (string, error) {
 		return "", fmt.Errorf("mount a BPF file system on %s: %w", root, err)
 	}
 	return root, nil
+}
+
+// RemoveRoot removes what Root has made, if nothing is pinned there. Nobody must be about to
+// pin something.
+func RemoveRoot(root string) error {
+	err := os.Remove(root)
+	if !errors.Is(err, unix.EBUSY) {
+		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	// The BPF file system that natkit has mounted. Each begins with two files of its own.
+	entries, err := os.ReadDir(root)
+	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !strings.HasSuffix(e.Name(), ".debug") }) {
+		return err
+	}
+	if err := unix.Unmount(root, unix.MNT_DETACH); err != nil { // whoever locks it has it open
+		return fmt.Errorf("unmount %s: %w", root, err)
+	}
+	if err := os.Remove(root); err != nil && !errors.Is(err, unix.EBUSY) { // mounted anew
+		return err
+	}
+	return nil
 }
 
 // outerRoots are the roots of those of this process's parents that see other mounts than
