@@ -55,6 +55,7 @@ var catalogue = []Cause{
 	rpFilterDrop,
 	noRoute,
 	nextHopSilent,
+	linkDown,
 	ruleDrop,
 	answersLost,
 	clientsUnreached,

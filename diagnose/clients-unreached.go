@@ -14,7 +14,7 @@ const (
 	// A lossy client loses a packet of its own now and then, and opens many more.
 	halfwayFew  = 5
 	halfwayMany = 10
-	halfwaySome = 0.05 // of the client's entries, those that are over included
+	halfwaySome = 0.05 // of the client's entries that are not over
 	halfwayMost = 0.20
 
 	mainTable = 254 // RT_TABLE_MAIN
@@ -26,7 +26,7 @@ var clientsUnreached = Cause{
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRoutes, snapshot.CanInterfaces, snapshot.CanDrops},
 	Symptom:    "One client, or a network of them, gets no answer from anywhere; on the way out a capture shows their packets and the answers to them.",
-	Proof: fmt.Sprintf("At least %d TCP connections of one client were answered a second or more ago, and in the time the doctor watched (at most %d s), and the client has not confirmed it (SYN_RECV): at least %s of its entries are a warning, %s, with %d connections, critical. "+
+	Proof: fmt.Sprintf("At least %d TCP connections of one client were answered a second or more ago, and in the time the doctor watched (at most %d s), and the client has not confirmed it (SYN_RECV): at least %s of its entries that are not over are a warning, %s, with %d connections, critical. "+
 		"natkit asks the routing tables, policy routing included, where the answers go.", halfwayFew, snapshot.RecentSeconds, percent(halfwaySome), percent(halfwayMost), halfwayMany),
 	Lookalike: "Connections that are being opened: they are answered and confirmed within a second. Answers that are seen to be dropped here, which has causes of its own, and floods of half-open connections (syn-flood).",
 	Cure:      "A route, or a rule of policy routing, by which answers go back to where the client is; its hardware address in the table of neighbours, where an old or permanent entry has another.",
@@ -62,7 +62,9 @@ func judgeClientsUnreached(f facts) *verdict {
 		return nil
 	}
 	u := worst.example
-	part := share(worst.recent, f.entriesOf(u.Source))
+	// How many of one source's entries are over is not known: as many as in the whole table.
+	alive := uint64(float64(f.entriesOf(u.Source)) * (1 - share(t.ByState["TIME_WAIT"], t.Entries)))
+	part := share(worst.recent, max(worst.recent, alive))
 	if part < halfwaySome {
 		return nil
 	}
@@ -73,7 +75,7 @@ func judgeClientsUnreached(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s from %s were answered in the last %d s, and the answers did not get there", number(worst.recent, "connection"), u.Source, f.recent())
 	v.Evidence = []Evidence{
-		{"connections from " + u.Source.String() + " that were answered and not confirmed", fmt.Sprintf("%d, %s of its entries", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
+		{"connections from " + u.Source.String() + " that were answered and not confirmed", fmt.Sprintf("%d, %s of its entries that are not over", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
 		{"one of them", fmt.Sprintf("%s to %s", u.Source, u.Dest), fromDump},
 	}
 	if u.Target != u.Dest {

@@ -82,6 +82,11 @@ func TestNoRoute(t *testing.T) {
 			s.Routes[0].Source, s.Routes[0].Dest = addr("203.0.113.80"), addr("192.168.1.20")
 			s.Drops.Rows[2].Samples = []string{"tcp 203.0.113.80:443 -> 192.168.1.20:4000 SYN,ACK (flow 192.168.1.20:4000 -> 203.0.113.80:443)"}
 		}, warn},
+		{"blackhole for a published service", func(s *snapshot.Snapshot) {
+			refused(snapshot.RouteBlackhole, 400, 20000)(s)
+			s.Routes[0].Source, s.Routes[0].Dest = addr("203.0.113.9"), addr("192.168.9.80")
+			s.Drops.Rows[2].Samples = []string{"tcp 203.0.113.9:4000 -> 192.168.9.80:80 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:80)"}
+		}, warn},
 		{"prohibited by a rule, and something without a route as well", func(s *snapshot.Snapshot) {
 			refused(snapshot.RouteProhibited, 400, 2000)(s)
 			s.Counters["IpExt.InNoRoutes"] = 5

@@ -29,7 +29,7 @@ var noRoute = Cause{
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
 	Symptom:    "One network can't be reached, or nothing but the gateway itself; clients are told \"network unreachable\", or nothing at all.",
 	Proof: fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all that was to be forwarded: "+
-		"a warning, from %s critical. What a route of type blackhole, unreachable or prohibit drops is one step milder, since somebody may want it, unless it is answers: no counter of Linux 6.18 counts it, the tracer sees it at ip_error "+
+		"a warning, from %s critical. What a route of type blackhole, unreachable or prohibit drops is one step milder, since somebody may want it, unless it is answers, or packets for a published service: no counter of Linux 6.18 counts it, the tracer sees it at ip_error "+
 		"without a reason. natkit asks the routing tables, policy routing included, about the packets that were seen.", percent(noRouteShare), percent(noRouteMost)),
 	Lookalike: "A few packets for addresses that nobody has, such as scans and printers that moved away; multicast without a route; blackhole routes that keep unused networks from going in circles.",
 	Cure:      "The route that is missing; or deleting the one that refuses, if nobody wants it.",
@@ -63,15 +63,20 @@ func judgeNoRoute(f facts) *verdict {
 		}
 	}
 	deliberate := !missing && len(refusing) > 0
-	// Nobody lets connections out and wants their answers refused.
-	answers := slices.ContainsFunc(rows, func(row snapshot.Drop) bool { return slices.ContainsFunc(row.Samples, isAnswer) })
+	// Nobody lets connections out and wants their answers refused, or publishes what is refused.
+	wanted := slices.ContainsFunc(rows, func(row snapshot.Drop) bool {
+		return slices.ContainsFunc(row.Samples, func(sample string) bool {
+			_, led := ledBy(sample)
+			return led || isAnswer(sample)
+		})
+	})
 	forwarded, known := f.counter("Ip.ForwDatagrams")
 	part := share(lost, saturate(lost, forwarded))
 	v := &verdict{harm: float64(lost)}
 	switch {
 	case known && part < noRouteShare && (deliberate || lost < noRouteMany):
 		return nil
-	case known && part >= noRouteShare && answers:
+	case known && part >= noRouteShare && wanted:
 		v.Severity = Warning
 		if part >= noRouteMost {
 			v.Severity = Critical
@@ -150,10 +155,21 @@ func judgeNoRoute(f facts) *verdict {
 // wanted to go to; "" for none.
 func (f facts) downLink(rows []snapshot.Drop) string {
 	for _, t := range samples(rows) {
-		for _, i := range f.Interfaces {
-			if !i.Up && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.IsValid() && p.Masked().Contains(t.dest.Addr()) }) {
-				return i.Name
-			}
+		if down := f.downLinkTo(t.dest.Addr()); down != "" {
+			return down
+		}
+	}
+	return ""
+}
+
+// downLinkTo is an interface that is down and has the network of addr; "" for none.
+func (f facts) downLinkTo(addr netip.Addr) string {
+	if _, up := f.linkTo(addr); up {
+		return ""
+	}
+	for _, i := range f.Interfaces {
+		if !i.Up && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.IsValid() && p.Masked().Contains(addr) }) {
+			return i.Name
 		}
 	}
 	return ""

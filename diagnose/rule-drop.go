@@ -177,8 +177,8 @@ func (f facts) sentByClients(row snapshot.Drop, in snapshot.Interface) (snapshot
 		t, ok := parseSample(sample)
 		source := t.source.Addr()
 		flow, tracked := parseFlow(sample)
-		if tracked && f.own(source) {
-			source = flow.source.Addr() // it was translated already
+		if tracked && f.own(source) && !strings.HasPrefix(t.protocol, "icmp") {
+			source = flow.source.Addr() // it was translated already; an ICMP message about the flow is this machine's
 		}
 		if !ok || f.own(t.dest.Addr()) || f.own(source) || f.manifold(t.dest.Addr()) {
 			continue

@@ -145,7 +145,7 @@ func TestStaleSNAT(t *testing.T) {
 		{"interfaces not known", also(code, func(s *snapshot.Snapshot) { s.Interfaces = nil }), ""},
 		{"an address of an interface that is down", also(code, func(s *snapshot.Snapshot) {
 			s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "wan2", Addresses: prefixes("198.51.100.7/30")})
-		}), ""},
+		}), "advice link-down"},
 	})
 }
 
@@ -379,6 +379,13 @@ func TestBackend(t *testing.T) {
 		{"absurd", also(code, refused(1<<60), seen(1<<60, 1<<61)), ""},
 	})
 
+	down := gateway()
+	examples[code](down)
+	down.Interfaces = append(down.Interfaces, snapshot.Interface{Name: "br 0", Addresses: prefixes("192.168.9.1/24")})
+	down.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.9.80:8443")
+	if f := Judge(down)[0]; !strings.HasSuffix(f.Title, "br 0, which leads there, is down") || f.Remedy[1] != "ip link set dev 'br 0' up" {
+		t.Errorf("the interface is down: %s, %q", f.Title, f.Remedy)
+	}
 	// Where all namespaces are watched, the backend's own is asked.
 	s := gateway()
 	examples[code](s)

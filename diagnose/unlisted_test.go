@@ -35,6 +35,10 @@ func init() {
 			Target: netip.MustParseAddrPort("203.0.113.90:443"), Entries: 40, Recent: 12})
 		s.Routes = append(s.Routes, snapshot.RouteAnswer{Dest: addr("203.0.113.90"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")})
 	}
+	examples["link-down"] = func(s *snapshot.Snapshot) {
+		s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "eth2", Kind: "device", Addresses: prefixes("10.80.0.1/24")})
+		s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: addr("10.80.0.9"), Entries: 40})
+	}
 	examples["clients-unreached"] = func(s *snapshot.Snapshot) {
 		s.Conntrack.Table.Halfway = []snapshot.UnansweredUse{{Protocol: "tcp", Source: addr("192.168.1.40"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.80:443"),
 			Target: netip.MustParseAddrPort("203.0.113.80:443"), Entries: 60, Recent: 24}}
@@ -87,6 +91,7 @@ func TestRuleDrop(t *testing.T) {
 		{"most answers", by(600_000, "eth0", answer), "critical rule-drop"},
 		{"a published service", by(600_000, "eth0", led), "warning rule-drop"},
 		{"dropped after their source was translated", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), "critical rule-drop"},
+		{"what this machine itself says about a flow", by(950_000, "eth0", "icmp 198.51.100.1 -> 203.0.113.80 type 3 code 4 (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), ""},
 		{"what this machine itself sends", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 198.51.100.1:4000 -> 203.0.113.80:443)"), ""},
 		{"a published service, by few packets of a network here", by(12, "eth0", "tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), "warning rule-drop"},
 		{"a published service, by few packets of strangers", by(12, "eth0", led), "advice rule-drop"},
@@ -288,6 +293,24 @@ func TestClientsUnreached(t *testing.T) {
 	if want := "they are sent out by eth0, and 192.168.1.40 is on eth1"; !strings.HasSuffix(f.Title, want) || !slices.Contains(f.Remedy, "ip netns exec blue ip route show table 77") {
 		t.Errorf("led astray: %s, %q", f.Title, f.Remedy)
 	}
+}
+
+func TestInterfaceDown(t *testing.T) {
+	const code = "link-down"
+	run(t, []row{
+		{"clients were there a moment ago", also(code), "warning " + code},
+		{"no carrier", also(code, func(s *snapshot.Snapshot) { link(s, "eth2").Up, link(s, "eth2").NoCarrier = true, true }), "warning " + code},
+		{"long since", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table.Sources = nil }), "advice " + code},
+
+		{"a bridge whose last container has ended", also(code, func(s *snapshot.Snapshot) {
+			l := link(s, "eth2")
+			l.Up, l.NoCarrier, l.Kind = true, true, "bridge"
+		}), ""},
+		{"without an address", also(code, func(s *snapshot.Snapshot) { link(s, "eth2").Addresses = prefixes("fe80::1/64") }), ""},
+		{"a host that does not forward", also(code, func(s *snapshot.Snapshot) {
+			s.Chains, s.Sysctls = nil, map[string]string{"net.ipv4.ip_forward": "0"}
+		}), ""},
+	})
 }
 
 func TestOtherDrops(t *testing.T) {

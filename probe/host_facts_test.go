@@ -301,3 +301,25 @@ func TestDevices(t *testing.T) {
 		t.Errorf("dropped %d of 40 packets, with room for 8 and a burst of 4", q.Dropped)
 	}
 }
+
+// An interface that is up has no carrier while the other end of its pair is down.
+func TestNoCarrier(t *testing.T) {
+	h := newNetns(t)
+	output(t, h, "", "ip", "link", "add", "veth0", "up", "type", "veth", "peer", "name", "veth1")
+	look := func() (up, carrier bool) {
+		for _, l := range take(t, Options{Netns: h}).Interfaces {
+			if l.Name == "veth0" {
+				return l.Up, !l.NoCarrier
+			}
+		}
+		t.Fatal("no veth0")
+		return
+	}
+	if up, carrier := look(); !up || carrier {
+		t.Errorf("the other end is down: up %v, carrier %v", up, carrier)
+	}
+	output(t, h, "", "ip", "link", "set", "veth1", "up")
+	if up, carrier := look(); !up || !carrier {
+		t.Errorf("both ends are up: up %v, carrier %v", up, carrier)
+	}
+}

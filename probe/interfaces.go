@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"natkit/snapshot"
 )
@@ -60,6 +61,7 @@ func interfaces() source {
 					Master:    names[a.MasterIndex],
 					MTU:       a.MTU,
 					Up:        a.Flags&net.FlagUp != 0,
+					NoCarrier: a.Flags&net.FlagUp != 0 && a.RawFlags&unix.IFF_LOWER_UP == 0,
 					Addresses: prefixes[a.Index],
 
 					QueueLength: a.TxQLen,

@@ -446,6 +446,7 @@ type Interface struct {
 	Master    string         `json:"master,omitempty"`
 	MTU       int            `json:"mtu"`
 	Up        bool           `json:"up"`
+	NoCarrier bool           `json:"no_carrier,omitempty"` // up, and nothing at its other end
 	Addresses []netip.Prefix `json:"addresses,omitzero"`
 	RxDropped uint64         `json:"rx_dropped"` // increases over the window
 	TxDropped uint64         `json:"tx_dropped"`
