@@ -91,7 +91,7 @@ func TestRuleDrop(t *testing.T) {
 		{"most answers", by(600_000, "eth0", answer), "critical rule-drop"},
 		{"a published service", by(600_000, "eth0", led), "warning rule-drop"},
 		{"dropped after their source was translated", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), "critical rule-drop"},
-		{"what this machine itself says about a flow", by(950_000, "eth0", "icmp 198.51.100.1 -> 203.0.113.80 type 3 code 4 (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), ""},
+		{"what this machine itself says about a flow", by(950_000, "eth0", "icmp 198.51.100.1 -> 203.0.113.80 type 3 code 1 (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), ""},
 		{"what this machine itself sends", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 198.51.100.1:4000 -> 203.0.113.80:443)"), ""},
 		{"a published service, by few packets of a network here", by(12, "eth0", "tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), "warning rule-drop"},
 		{"a published service, by few packets of strangers", by(12, "eth0", led), "advice rule-drop"},
