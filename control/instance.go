@@ -135,11 +135,10 @@ func holdPins(inode uint64, how int) (lock *os.File, dir string, err error) {
 // leavePins lets the folder of pins go, and removes it if nothing is in it and nobody else
 // has it.
 func leavePins(lock *os.File) error {
-	var err error
 	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-		err = datapath.RemoveRoot(lock.Name())
+		_ = datapath.RemoveRoot(lock.Name()) // an empty folder is in nobody's way
 	}
-	return errors.Join(err, lock.Close())
+	return lock.Close()
 }
 
 // release lets others have the instance, which goes on.

@@ -124,7 +124,7 @@ func accelSpec(object object, o AccelOptions) (*ebpf.CollectionSpec, error) {
 // OpenAccelerator opens the one that is pinned as dir. The error is os.ErrNotExist when
 // there is none, and an *ABIError when it is of another make.
 func OpenAccelerator(dir string) (*Accelerator, error) {
-	e, err := Open(dir)
+	e, err := openPins(dir)
 	if err != nil {
 		return nil, err
 	}

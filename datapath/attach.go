@@ -74,7 +74,10 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 }
 
 func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error, err error) {
-	program := e.programs[name]
+	program, err := e.program(name)
+	if err != nil {
+		return nil, err
+	}
 	pin := e.linkPin(ifindex, hook)
 	if e.dir != "" {
 		undo, err := e.keep(pin, ifindex, program)

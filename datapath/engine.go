@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -204,7 +205,37 @@ const draftSuffix = "-draft"
 
 // Open opens the engine that is pinned as dir. The error is os.ErrNotExist when
 // there is none, and an *ABIError when it is of another make.
-func Open(dir string) (_ *Engine, err error) {
+func Open(dir string) (*Engine, error) {
+	e, err := openPins(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, maps := range []any{tcMapSpecs{}, xdpMapSpecs{}, sweepMapSpecs{}, portsMapSpecs{}} {
+		for _, field := range reflect.VisibleFields(reflect.TypeOf(maps)) {
+			name := field.Tag.Get("ebpf")
+			if e.maps[name] == nil && !strings.HasPrefix(name, ".") {
+				return nil, errors.Join(damaged(filepath.Join(dir, mapsDir, name)), e.Close())
+			}
+		}
+	}
+	return e, nil
+}
+
+// damaged is the error for an engine that lacks a pin.
+func damaged(pin string) error {
+	return fmt.Errorf("open NAT engine: somebody has removed its pin %s: `natkit down`, then `natkit up`", pin)
+}
+
+// program gives a program that the engine was made with, or upgraded to.
+func (e *Engine) program(name string) (*ebpf.Program, error) {
+	if p := e.programs[name]; p != nil {
+		return p, nil
+	}
+	return nil, damaged(filepath.Join(e.dir, programsDir, name))
+}
+
+// openPins opens what is pinned as dir.
+func openPins(dir string) (_ *Engine, err error) {
 	e := &Engine{dir: dir, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
 	defer func() {
 		if err != nil {
@@ -214,7 +245,11 @@ func Open(dir string) (_ *Engine, err error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
 	}
-	control, err := ebpf.LoadPinnedMap(filepath.Join(dir, mapsDir, "control"), nil)
+	pin := filepath.Join(dir, mapsDir, "control")
+	control, err := ebpf.LoadPinnedMap(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, damaged(pin)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open NAT engine: %w", err)
 	}

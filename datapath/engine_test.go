@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,6 +86,51 @@ func TestCreateOpenUnload(t *testing.T) {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after: %v", err)
 	}
+}
+
+// Whatever pin somebody has removed, the engine is told to be damaged, and can be taken down.
+func TestOpenTellsDamage(t *testing.T) {
+	dir := testDir(t)
+	e, err := Create(dir, smallSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var pins []string
+	for _, sub := range []string{mapsDir, programsDir} {
+		some, err := filepath.Glob(filepath.Join(dir, sub, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pins = append(pins, some...)
+	}
+	if len(pins) < 20 {
+		t.Fatalf("pins %q", pins)
+	}
+	for _, pin := range pins {
+		if err := os.Rename(pin, dir+"/kept"); err != nil {
+			t.Fatal(err)
+		}
+		e, err := Open(dir)
+		if filepath.Base(filepath.Dir(pin)) == programsDir { // missed when it is needed: an upgrade has others
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = e.program(filepath.Base(pin))
+			e.Close()
+		}
+		if err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "natkit down") {
+			t.Errorf("without %s: %v", pin, err)
+		}
+		if err := os.Rename(dir+"/kept", pin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
 }
 
 // Maps of another version are refused, and can be taken down all the same.

@@ -21,7 +21,11 @@ var objects = []object{{"nat_tc", loadTc}, {"nat_xdp", loadXdp}, {"nat_sweep", l
 // StartSweep arms the timer that expires sessions, with the code that the engine has now.
 // It lives as long as its map is pinned.
 func (e *Engine) StartSweep() error {
-	code, err := e.programs[sweepStart].Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+	program, err := e.program(sweepStart)
+	if err != nil {
+		return err
+	}
+	code, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
 	if err == nil && code != 0 {
 		err = fmt.Errorf("verdict %d", int32(code))
 	}
