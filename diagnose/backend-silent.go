@@ -24,15 +24,16 @@ var backendSilent = Cause{
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops},
 	Symptom:    "One published port is dead: clients are told \"connection refused\", or wait. All else works, and rules and routes are right.",
-	Proof: fmt.Sprintf("Of the TCP connections to a translated destination in the window, at least %d and %s were answered by nothing but a reset (events of connection tracking, which forgets them at once), or sent in the last %d s "+
+	Proof: fmt.Sprintf("Of the TCP connections to a translated destination in the window, and of the flows of UDP to ports of DNS, NTP and QUIC, at least %d and %s were answered by nothing but a reset (events of connection tracking, which forgets them at once), or sent in the last %d s "+
 		"and were not answered (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
-	Lookalike: "A backend whose packets are seen to be lost here, by a rule, a route or an unknown neighbour, or which is asked from its own network: that has causes of its own. Single failures, connections that are just being opened, and UDP, of which much expects no answer.",
+	Lookalike: "A backend whose packets are seen to be lost here, by a rule, a route or an unknown neighbour, or which is asked from its own network: that has causes of its own. Single failures, connections that are just being opened, and UDP to other ports, of which much expects no answer.",
 	Cure:      "The program on the backend: running, on the port that the rule names, with room for connections that wait, and not behind a packet filter of its own. Or a rule that leads to one that is.",
 	judge:     judgeBackend,
 }
 
 // backend is where a published service leads to, and how connections there ended.
 type backend struct {
+	protocol                     string
 	dest, target                 netip.AddrPort
 	refused, unanswered, answers uint64
 }
@@ -60,7 +61,11 @@ func judgeBackend(f facts) *verdict {
 			v.Severity = Critical
 		}
 	}
-	what := fmt.Sprintf("did not answer %s of the last %d s", number(worst.unanswered, "connection"), f.recent())
+	thing := "connection"
+	if worst.protocol == "udp" {
+		thing = "UDP flow"
+	}
+	what := fmt.Sprintf("did not answer %s of the last %d s", number(worst.unanswered, thing), f.recent())
 	if worst.refused >= worst.unanswered {
 		what = fmt.Sprintf("refused %s %s", number(worst.refused, "connection"), f.window())
 	}
@@ -92,7 +97,10 @@ func judgeBackend(f facts) *verdict {
 		v.Remedy = []string{"# see why; where it is a rule of the backend's own packet filter, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
 			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
 	} else if f.own(address) {
-		v.Remedy = []string{"# who listens there:", f.run(fmt.Sprintf("ss -Hltnp 'sport = :%d'", port))}
+		v.Remedy = []string{"# who listens there:", f.run(fmt.Sprintf("ss -Hl%snp 'sport = :%d'", worst.protocol[:1], port))}
+	} else if worst.protocol == "udp" {
+		v.Remedy = []string{fmt.Sprintf("# on %s: is a program listening on that port, for packets from elsewhere (not 127.0.0.1 alone), and is its Recv-Q empty?", address),
+			fmt.Sprintf("#   ss -lunp 'sport = :%d'", port)}
 	} else {
 		v.Remedy = []string{"# does it answer this machine?", f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it answers", address, port)),
 			fmt.Sprintf("# on %s: is a program listening on that port, for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?", address),
@@ -114,7 +122,7 @@ func judgeBackend(f facts) *verdict {
 	if !listed {
 		v.Remedy = append(v.Remedy, f.run("nft -a list ruleset | grep -n dnat"), f.run("iptables-legacy-save -t nat"))
 	}
-	v.Verify = f.look(f.natkit("conntrack list --proto tcp --dst " + worst.dest.Addr().String()))
+	v.Verify = f.look(f.natkit("conntrack list --proto " + worst.protocol + " --dst " + worst.dest.Addr().String()))
 	return v
 }
 
@@ -126,13 +134,13 @@ func (f facts) backends() []backend {
 		return nil
 	}
 	var out []backend
-	of := func(dest, target netip.AddrPort) *backend {
+	of := func(protocol string, dest, target netip.AddrPort) *backend {
 		for i := range out {
-			if out[i].dest == dest && out[i].target == target {
+			if out[i].protocol == protocol && out[i].dest == dest && out[i].target == target {
 				return &out[i]
 			}
 		}
-		out = append(out, backend{dest: dest, target: target})
+		out = append(out, backend{protocol: protocol, dest: dest, target: target})
 		return &out[len(out)-1]
 	}
 	plausible := func(dest, target netip.AddrPort, n uint64) bool {
@@ -140,24 +148,25 @@ func (f facts) backends() []backend {
 	}
 	for _, r := range f.Conntrack.Refused {
 		if plausible(r.Dest, r.Target, r.Count) {
-			b := of(r.Dest, r.Target)
+			b := of("tcp", r.Dest, r.Target)
 			b.refused = saturate(b.refused, r.Count)
 		}
 	}
 	if t := f.Conntrack.Table; t != nil {
 		for _, u := range t.Targets {
-			if u.Protocol == "tcp" && plausible(u.Dest, u.Target, u.Unanswered) && u.Answered < implausible {
-				b := of(u.Dest, u.Target)
+			answers := u.Protocol == "tcp" || u.Protocol == "udp" && answersExpected[u.Target.Port()]
+			if answers && plausible(u.Dest, u.Target, u.Unanswered) && u.Answered < implausible {
+				b := of(u.Protocol, u.Dest, u.Target)
 				b.unanswered, b.answers = saturate(b.unanswered, u.Unanswered), saturate(b.answers, u.Answered)
 			}
 		}
 		for _, u := range t.Unanswered { // of its own network, answers go past this machine
 			from, ok1 := f.linkTo(u.Source)
 			to, ok2 := f.linkTo(u.Target.Addr())
-			if u.Protocol != "tcp" || u.SNAT || !plausible(u.Dest, u.Target, u.Recent) || !ok1 || !ok2 || from.Name != to.Name {
+			if u.SNAT || !plausible(u.Dest, u.Target, u.Recent) || !ok1 || !ok2 || from.Name != to.Name {
 				continue
 			}
-			b := of(u.Dest, u.Target)
+			b := of(u.Protocol, u.Dest, u.Target)
 			b.unanswered -= min(b.unanswered, u.Recent)
 		}
 	}
@@ -171,7 +180,7 @@ func (f facts) lostElsewhere(b backend) (snapshot.Drop, bool) {
 	}
 	for _, row := range f.Drops.Elsewhere {
 		if !row.Benign && row.Count < implausible && row.Count >= b.failed()/2 &&
-			slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool { return t.protocol == "tcp" && t.dest == b.target }) {
+			slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool { return t.protocol == b.protocol && t.dest == b.target }) {
 			return row, true
 		}
 	}

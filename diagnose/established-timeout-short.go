@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"natkit/snapshot"
 )
@@ -24,11 +25,11 @@ var establishedTimeoutShort = Cause{
 	Code:       "established-timeout-short",
 	Title:      "Open connections are forgotten while they are idle",
 	Severities: []Severity{Advice, Warning, Critical},
-	Explains:   []string{"conntrack-invalid-reset"},
+	Explains:   []string{"conntrack-invalid-reset", "rule-drop", "forward-policy-drop"},
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanConntrackDump},
 	Symptom:    "Connections that were idle for a while hang or are reset with the next packet: database pools, SSH sessions, long polls. Of UDP: answers that take a while are lost, calls and tunnels go silent.",
 	Proof: fmt.Sprintf("The time-out of established connections is below %d s (RFC 5382 asks for 2 h 4 min), sources are translated, and segments in the middle of a connection reached this machine's own stack and were reset: "+
-		"from %d in the window a warning, from %d and %s of the connections that end critical. The short time-out alone is advice. "+
+		"from %d in the window a warning, from %d and %s of the connections that end critical; or rules dropped such segments of clients, as many. The short time-out alone is advice. "+
 		"Or one of UDP's is below the kernel's %d s (unanswered) and %d s (answered), and datagrams from where flows here go to came in for this machine's own address and found no socket: from %d a warning, from %d critical.",
 		leastEstablished, fewFailures, resetFew, percent(resetOfEnded), usualUDP, usualUDPStream, fewFailures, resetFew),
 	Lookalike: "A short time-out on a machine that translates nothing, and resets of scans, whose packets are not in the middle of a connection.",
@@ -101,6 +102,23 @@ func (f facts) lateDatagrams() (n uint64, rows []snapshot.Drop) {
 	return n, rows
 }
 
+// swallowed are segments in the middle of connections of clients here that have no entry any
+// more, which rules dropped. Where one direction never comes by here, that is why.
+func (f facts) swallowed() (n uint64, rows []snapshot.Drop) {
+	if judgeAsymmetric(f) != nil {
+		return 0, nil
+	}
+	_, dropped, _ := f.dropped(snapshot.CauseRule)
+	for _, row := range dropped {
+		in, _ := f.link(row.Interface)
+		if _, ours := f.sentByClients(row, in); ours && !slices.ContainsFunc(row.Samples, func(s string) bool { return !midStream(s) || strings.Contains(s, "(flow ") }) {
+			n = saturate(n, row.Count)
+			rows = append(rows, row)
+		}
+	}
+	return n, rows
+}
+
 func judgeTCPShort(f facts) *verdict {
 	s := f.local("net.netfilter.nf_conntrack_tcp_timeout_established", f.aliveSeconds())
 	now, known := f.sysctl(s.Name)
@@ -113,17 +131,21 @@ func judgeTCPShort(f facts) *verdict {
 	if sentKnown {
 		resets = min(strays, sent)
 	}
-	v := &verdict{harm: float64(resets)}
+	swallowed, swallowers := f.swallowed()
+	v := &verdict{harm: float64(max(resets, swallowed))}
 	switch {
-	case resets >= resetFew && f.ofEnded(resets) >= resetOfEnded:
+	case resets >= resetFew && f.ofEnded(resets) >= resetOfEnded, swallowed >= resetFew:
 		v.Severity = Critical
-	case resets >= fewFailures:
+	case resets >= fewFailures, swallowed >= fewFailures:
 		v.Severity = Warning
 	default:
 		v.Severity = Advice
 	}
 	v.Title = fmt.Sprintf("open connections are forgotten after %d s without a packet", now)
-	if v.Severity > Advice {
+	switch {
+	case v.Severity > Advice && swallowed > resets:
+		v.Title += fmt.Sprintf(": rules dropped %s of such %s", number(swallowed, "packet"), f.window())
+	case v.Severity > Advice:
 		v.Title += fmt.Sprintf(": %s of such reset %s", number(resets, "packet"), f.window())
 	}
 	v.Evidence = []Evidence{{s.Name, strconv.FormatInt(now, 10), fromSettings}}
@@ -131,10 +153,14 @@ func judgeTCPShort(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"segments for nobody here (NO_SOCKET)", strconv.FormatUint(strays, 10) + cameInBy(rows), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	}
+	if swallowed > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"segments of open connections that rules dropped, without an entry", strconv.FormatUint(swallowed, 10) + cameInBy(swallowers), fromTracer})
+		v.Evidence = append(v.Evidence, sampleEvidence(swallowers)...)
+	}
 	if sent > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"resets that this machine sent", strconv.FormatUint(sent, 10), fromSnmp + ": Tcp OutRsts"})
 	}
-	v.Why = "When the entry of a translated connection is gone, a packet from outside is for this machine itself, which knows nothing of it and answers with a reset. Programs count on two hours and more, " +
+	v.Why = "When the entry of a translated connection is gone, a packet from outside is for this machine itself, which knows nothing of it and answers with a reset; one from within is invalid or begins another, which rules that ask for a state may drop. Programs count on two hours and more, " +
 		"keepalive begins after two."
 	v.Settings = []snapshot.Setting{s}
 	if v.Severity < Warning { // a time-out that hurts nobody was somebody's choice

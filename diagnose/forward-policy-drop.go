@@ -25,7 +25,7 @@ var forwardPolicyDrop = Cause{
 	Code:       "forward-policy-drop",
 	Title:      "The FORWARD chain drops what no rule accepts",
 	Severities: []Severity{Advice, Warning, Critical},
-	Explains:   []string{"br-netfilter-overhead"},
+	Explains:   []string{"clients-unreached", "br-netfilter-overhead"},
 	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanCounters, snapshot.CanInterfaces},
 	Symptom:    "Virtual machines, a second network or a VPN behind this machine lose their way out, often since Docker was installed; the machine itself is fine.",
 	Proof: fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without condition, and packets met that in the window: by the chain's own counter, "+

@@ -26,6 +26,7 @@ var ruleDrop = Cause{
 	Code:       "rule-drop",
 	Title:      "A rule drops what clients send, or the answers to it",
 	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"clients-unreached"}, // answers among what a rule drops may not be among its samples
 	Needs:      []string{snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters},
 	Symptom:    "Some clients, or one protocol, get through and others do not; connections open on one side only; over IPv6 nobody finds this machine. Often since a list of addresses, a limit or a rule was added.",
 	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what came in by that interface "+

@@ -363,6 +363,12 @@ func TestBackend(t *testing.T) {
 		{"the table is not known", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table = nil }), "critical " + code},
 		{"connection tracking is not known", also(code, func(s *snapshot.Snapshot) { s.Conntrack = nil }), ""},
 		{"no translation: a scan", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Refused[0].Target = dest }), ""},
+		{"DNS", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.Targets[0].Protocol, s.Conntrack.Table.Targets[0].Target = "udp", netip.MustParseAddrPort("192.168.1.53:53")
+		}), "critical " + code},
+		{"DNS, some of it answered", also(code, silent, seen(40, 60), func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.Targets[0].Protocol, s.Conntrack.Table.Targets[0].Target = "udp", netip.MustParseAddrPort("192.168.1.53:53")
+		}), "warning " + code},
 		{"syslog, which nobody answers", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) { s.Conntrack.Table.Targets[0].Protocol = "udp" }), ""},
 		{"a rule here drops what goes there", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
 			s.Drops.Rows = append(s.Drops.Rows, drop(80, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
@@ -452,6 +458,14 @@ func TestEstablishedTimeoutShort(t *testing.T) {
 		{"resets of a scan", also(code, func(s *snapshot.Snapshot) {
 			s.Drops.Rows[2].Samples = []string{"tcp 203.0.113.80:443 -> 198.51.100.1:22 SYN"}
 		}), "advice " + code},
+		{"what is forgotten, rules drop", func(s *snapshot.Snapshot) {
+			s.Sysctls[name] = "600"
+			s.Drops.Rows = append(s.Drops.Rows, drop(600_000, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 PSH,ACK")))
+		}, "critical " + code},
+		{"rules drop what they know", func(s *snapshot.Snapshot) {
+			s.Sysctls[name] = "600"
+			s.Drops.Rows = append(s.Drops.Rows, drop(600_000, snapshot.CauseRule, "eth1", sample("tcp 198.51.100.1:4000 -> 203.0.113.80:443 PSH,ACK (flow 192.168.1.20:4000 -> 203.0.113.80:443)")))
+		}, "warning rule-drop"},
 		{"as long as RFC 5382 asks", also(code, func(s *snapshot.Snapshot) { s.Sysctls[name] = "7440" }), ""},
 		{"a host that translates nothing", also(code, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 	})
