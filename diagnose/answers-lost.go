@@ -296,6 +296,10 @@ func judgeUntranslated(f facts) *verdict {
 	default:
 		v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s %s saddr %s oifname %q masquerade", chain.Family, chain.Table, chain.Name, family, network, out))))
 	}
+	if chain.Name != "" {
+		v.Remedy = append(v.Remedy, "# if there is one already, they leave by another interface than it is about: rules of policy routing may send packets with a mark elsewhere:",
+			f.run(fmt.Sprintf("ip%s rule show", sixFlag(example.Source))))
+	}
 	v.Remedy = append(v.Remedy, "# flows that are there keep going out as they are; remove their entries:",
 		f.run(fmt.Sprintf("conntrack -D%s -s %s", conntrackFamily(example.Source), example.Source)))
 	return v

@@ -73,6 +73,7 @@ var catalogue = []Cause{
 	napiBudget,
 	softirqDelayed,
 	listenOverflow,
+	receiveBufferFull,
 	unrepliedFlood,
 	conntrackTableNearlyFull,
 	timeWaitHeavy,

@@ -140,7 +140,8 @@ func judgeNoRoute(f facts) *verdict {
 			}
 			break
 		}
-		v.Remedy = append(v.Remedy, "# the routes there are, a default route among them or not:", f.run("ip"+six+" route show"))
+		v.Remedy = append(v.Remedy, "# the routes there are, a default route among them or not, and rules of policy routing, which come first and may say unreachable:",
+			f.run("ip"+six+" route show"), f.run("ip"+six+" rule show"))
 		if example != "" {
 			v.Remedy = append(v.Remedy, "# add what is missing, by the router that leads there: ip route add "+example+" via ROUTER; or for all that is unknown: ip route add default via ROUTER")
 		} else {

@@ -224,7 +224,7 @@ func (f facts) publishedLost(rows []snapshot.Drop) (s Severity) {
 func ledBy(sample string) (flow tuple, ok bool) {
 	packet, ok1 := parseSample(sample)
 	flow, ok2 := parseFlow(sample)
-	return flow, ok1 && ok2 && !isAnswer(sample) && flow.dest.Addr() != packet.dest.Addr()
+	return flow, ok1 && ok2 && !strings.HasPrefix(packet.protocol, "icmp") && !isAnswer(sample) && flow.dest.Addr() != packet.dest.Addr()
 }
 
 // reached says whether a connection to a translated destination was answered lately.

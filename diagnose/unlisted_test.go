@@ -35,6 +35,12 @@ func init() {
 			Target: netip.MustParseAddrPort("203.0.113.90:443"), Entries: 40, Recent: 12})
 		s.Routes = append(s.Routes, snapshot.RouteAnswer{Dest: addr("203.0.113.90"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")})
 	}
+	examples["receive-buffer-full"] = func(s *snapshot.Snapshot) {
+		s.Counters["Udp.RcvbufErrors"], s.Counters["Udp.InDatagrams"] = 490, 700
+		row := drop(490, snapshot.CauseNone, "eth1", sample("udp 192.168.1.20:4000 -> 192.168.1.1:53"))
+		row.Reason = "SOCKET_RCVBUFF"
+		s.Drops.Rows = append(s.Drops.Rows, row)
+	}
 	examples["link-down"] = func(s *snapshot.Snapshot) {
 		s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "eth2", Kind: "device", Addresses: prefixes("10.80.0.1/24")})
 		s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: addr("10.80.0.9"), Entries: 40})
@@ -91,6 +97,7 @@ func TestRuleDrop(t *testing.T) {
 		{"most answers", by(600_000, "eth0", answer), "critical rule-drop"},
 		{"a published service", by(600_000, "eth0", led), "warning rule-drop"},
 		{"dropped after their source was translated", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), "critical rule-drop"},
+		{"what this machine itself says about a flow to a published service", by(12, "eth0", "icmp 198.51.100.1 -> 198.51.100.9 type 5 code 1 (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), ""},
 		{"what this machine itself says about a flow", by(950_000, "eth0", "icmp 198.51.100.1 -> 203.0.113.80 type 3 code 1 (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), ""},
 		{"what this machine itself sends", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 198.51.100.1:4000 -> 203.0.113.80:443)"), ""},
 		{"a published service, by few packets of a network here", by(12, "eth0", "tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), "warning rule-drop"},
@@ -295,6 +302,22 @@ func TestClientsUnreached(t *testing.T) {
 	}
 }
 
+func TestReceiveBuffer(t *testing.T) {
+	const code = "receive-buffer-full"
+	counted := func(lost, taken uint64) func(s *snapshot.Snapshot) {
+		return also(code, func(s *snapshot.Snapshot) { s.Counters["Udp.RcvbufErrors"], s.Counters["Udp.InDatagrams"] = lost, taken })
+	}
+	run(t, []row{
+		{"a good part", also(code), "critical " + code},
+		{"some", counted(490, 20_000), "warning " + code},
+		{"few of many", counted(490, 500_000), "advice " + code},
+		{"no tracer", also(code, func(s *snapshot.Snapshot) { s.Drops = nil }), "critical " + code},
+		{"tracer only", also(code, func(s *snapshot.Snapshot) { s.Counters = nil }), "critical " + code},
+		{"a few in a burst", counted(9, 20), ""},
+		{"absurd", counted(1<<60, 20), "critical " + code},
+	})
+}
+
 func TestInterfaceDown(t *testing.T) {
 	const code = "link-down"
 	run(t, []row{
@@ -329,7 +352,7 @@ func TestOtherDrops(t *testing.T) {
 		{"an XDP program on a veth", at(600_000, "veth_xdp_rcv_skb", "NOT_SPECIFIED", through), "advice other-drops"},
 
 		{"very little", at(2000, "somewhere", "NOMEM", through), ""},
-		{"for this machine", at(600_000, "udp_queue_rcv_one_skb", "SOCKET_RCVBUFF", "udp 192.168.1.20:4000 -> 192.168.1.1:53"), ""},
+		{"for this machine", at(600_000, "udp_queue_rcv_one_skb", "SOCKET_FILTER", "udp 192.168.1.20:4000 -> 192.168.1.1:53"), ""},
 		{"for all", at(600_000, "udp_v4_early_demux", "NO_SOCKET", "udp 192.168.1.20:67 -> 255.255.255.255:68"), ""},
 		{"damaged", at(1<<60, "somewhere", "NOMEM", through), ""},
 	})
