@@ -305,7 +305,9 @@ func TestClientsUnreached(t *testing.T) {
 func TestReceiveBuffer(t *testing.T) {
 	const code = "receive-buffer-full"
 	counted := func(lost, taken uint64) func(s *snapshot.Snapshot) {
-		return also(code, func(s *snapshot.Snapshot) { s.Counters["Udp.RcvbufErrors"], s.Counters["Udp.InDatagrams"] = lost, taken })
+		return also(code, func(s *snapshot.Snapshot) {
+			s.Counters["Udp.RcvbufErrors"], s.Counters["Udp.InDatagrams"] = lost, taken
+		})
 	}
 	run(t, []row{
 		{"a good part", also(code), "critical " + code},
