@@ -18,10 +18,11 @@ import (
 //	containerd  /kubepods/.../podUID/ID   .../cri-containerd-ID.scope
 //	cri-o       .../crio-ID.scope
 //	podman      .../libpod-ID.scope
+//	nerdctl     .../nerdctl-ID.scope
 //	lxc         /lxc.payload.NAME         /lxc/NAME
 //	systemd     /machine.slice/machine-NAME.scope, /system.slice/NAME.service
 var (
-	containerScope = regexp.MustCompile(`(?m)(docker|cri-containerd|crio|libpod)-([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
+	containerScope = regexp.MustCompile(`(?m)(docker|cri-containerd|crio|libpod|nerdctl)-([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
 	containerPath  = regexp.MustCompile(`(?m)/(docker|kubepods)[^:\n]*/([0-9a-f]{64})(?:/|$)`)
 	lxcPath        = regexp.MustCompile(`/lxc(?:\.payload\.|/)([^/\n]+)`)
 	machineScope   = regexp.MustCompile(`/machine-([^/\n]+)\.scope`)
@@ -75,7 +76,13 @@ func containerName(v *view, pid, engine, id, groups string) string {
 	if name := dockerName(v, id); name != "" {
 		return "docker " + name
 	}
-	engine = map[string]string{"libpod": "podman", "cri-containerd": "containerd", "kubepods": "pod", "crio": "cri-o"}[engine]
+	if name := podmanName(v, id); engine == "libpod" && name != "" {
+		return "podman " + name
+	}
+	if name := nerdctlName(v, id); engine == "nerdctl" && name != "" {
+		return "nerdctl " + name
+	}
+	engine = map[string]string{"nerdctl": "nerdctl", "libpod": "podman", "cri-containerd": "containerd", "kubepods": "pod", "crio": "cri-o"}[engine]
 	if engine == "" {
 		engine = "docker"
 	}
@@ -120,6 +127,44 @@ func podName(v *view, id string) string {
 		}
 	}
 	return ""
+}
+
+// podmanName is the name that podman ps shows of a container of root's, from the list that
+// its storage keeps, or the one of containers that are not kept (--rm).
+func podmanName(v *view, id string) string {
+	for _, path := range []string{"var/lib/containers/storage/overlay-containers/containers.json",
+		"run/containers/storage/overlay-containers/volatile-containers.json", "var/lib/containers/storage/overlay-containers/volatile-containers.json"} {
+		text, err := v.read(path)
+		if err != nil {
+			continue
+		}
+		var containers []struct {
+			ID    string
+			Names []string
+		}
+		if json.Unmarshal([]byte(text), &containers) != nil {
+			continue
+		}
+		for _, c := range containers {
+			if c.ID == id && len(c.Names) > 0 {
+				return c.Names[0]
+			}
+		}
+	}
+	return ""
+}
+
+// nerdctlName is the name that nerdctl ps shows, which is among the container's annotations.
+func nerdctlName(v *view, id string) string {
+	text, err := v.read("run/containerd/io.containerd.runtime.v2.task/default/" + id + "/config.json")
+	if err != nil {
+		return ""
+	}
+	var spec struct{ Annotations map[string]string }
+	if json.Unmarshal([]byte(text), &spec) != nil {
+		return ""
+	}
+	return spec.Annotations["nerdctl/name"]
 }
 
 // dockerName is the name that docker ps shows.

@@ -119,7 +119,7 @@ func (r *Redactor) collect(v reflect.Value) {
 // that is called so tells nobody whose it is, and the word means something else elsewhere.
 var common = wordsOf("ip ip6 inet arp bridge netdev nat filter mangle raw security prerouting input forward output postrouting ingress egress " +
 	"accept drop reject masquerade snat dnat redirect tcp udp udplite icmp icmpv6 sctp gre net kernel vm dev fs ipv4 ipv6 conf all default lo host " +
-	"docker podman containerd cri-o pod lxc machine service nft iptables conntrack netns systemd")
+	"docker podman nerdctl containerd cri-o pod lxc machine service nft iptables conntrack netns systemd")
 
 func wordsOf(list string) map[string]bool {
 	words := map[string]bool{}
