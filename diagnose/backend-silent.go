@@ -89,7 +89,7 @@ func judgeBackend(f facts) *verdict {
 		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s go where all that is unknown goes. Translation does its work.", down, address)
 		v.Remedy = []string{"# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
 	} else if row, ok := f.lostElsewhere(worst); ok {
-		where := cmp.Or(row.Namespace, "this machine's own namespace")
+		where := cmp.Or(row.Container, row.Namespace, "this machine's own namespace")
 		v.Title += ": they are dropped in " + where
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)

@@ -402,6 +402,10 @@ func TestBackend(t *testing.T) {
 	if f.Code != code || !strings.HasSuffix(f.Title, ": they are dropped in pid:77") || !strings.Contains(strings.Join(f.Remedy, "\n"), "nsenter -t 77 -n nft -a list ruleset") {
 		t.Errorf("dropped in the backend's namespace: %s, %q", f.Title, f.Remedy)
 	}
+	s.Drops.Elsewhere[1].Container = "docker web1"
+	if f := Judge(s)[0]; !strings.HasSuffix(f.Title, ": they are dropped in docker web1") {
+		t.Errorf("dropped in a container: %s", f.Title)
+	}
 	s.Drops.Elsewhere[1].Count = 3
 	if f := Judge(s)[0]; strings.Contains(f.Title, "dropped") {
 		t.Errorf("a few were dropped there: %s", f.Title)

@@ -142,12 +142,26 @@ func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns), ea
 			continue
 		}
 		s.Netns.Container = watched[i].Container
+		if s.Drops != nil {
+			nameContainers(s.Drops.Elsewhere, watched)
+		}
 		s.Series = series[i]
 		if err := each(s); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// nameContainers writes into drops of other namespaces whose they are.
+func nameContainers(rows []snapshot.Drop, watched []snapshot.Netns) {
+	for i := range rows {
+		for _, n := range watched {
+			if n.Inode == rows[i].Netns {
+				rows[i].Container = n.Container
+			}
+		}
+	}
 }
 
 // netnsOf says what a namespace is and what it belongs to, safe to print.

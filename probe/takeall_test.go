@@ -97,6 +97,14 @@ func TestTakeAll(t *testing.T) {
 	}
 }
 
+func TestNameContainers(t *testing.T) {
+	rows := []snapshot.Drop{{Netns: 7}, {Netns: 8}}
+	nameContainers(rows, []snapshot.Netns{{Inode: 8, Container: "docker web1"}, {Inode: 9, Container: "docker web2"}})
+	if rows[0].Container != "" || rows[1].Container != "docker web1" {
+		t.Errorf("%+v", rows)
+	}
+}
+
 // lost are the drops of users' packets.
 func lost(s *snapshot.Snapshot) (out []snapshot.Drop) {
 	for _, row := range s.Drops.Rows {

@@ -294,6 +294,7 @@ type Drop struct {
 	Reason    string   `json:"reason"`              // the running kernel's name: "NETFILTER_DROP"
 	Netns     uint64   `json:"netns"`               // inode, 0 when not known
 	Namespace string   `json:"namespace,omitempty"` // reference as for --netns; "" for the caller's own, or when not known
+	Container string   `json:"container,omitempty"` // of a namespace elsewhere, as Netns.Container
 	Interface string   `json:"interface,omitempty"`
 	Cause     NATCause `json:"cause,omitempty"`
 	Benign    bool     `json:"benign,omitempty"` // ends of sockets and the like, no lost traffic
