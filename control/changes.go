@@ -83,7 +83,7 @@ func readSetting(name string) (string, error) {
 func do(ns *netns.Handle, j *journal.Journal, changes []Change) error {
 	for _, c := range changes {
 		if err := j.Append(c); err != nil {
-			return fmt.Errorf("write journal: %w", err)
+			return err
 		}
 		if err := ns.Do(c.make); err != nil {
 			return err

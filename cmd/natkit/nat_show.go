@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -123,7 +124,7 @@ sessions, filtering, resting.`,
 				}
 				return failed == nil && cmd.Context().Err() == nil
 			})
-			return unlessPipeClosed(errors.Join(err, failed, w.Flush()))
+			return unlessPipeClosed(errors.Join(err, cmp.Or(failed, w.Flush())))
 		})
 	}
 	return cmd
@@ -237,7 +238,7 @@ idle_ns, expires_ns, packets, bytes (two numbers each).`,
 				}
 				return failed == nil && cmd.Context().Err() == nil
 			})
-			return unlessPipeClosed(errors.Join(err, failed, w.Flush()))
+			return unlessPipeClosed(errors.Join(err, cmp.Or(failed, w.Flush())))
 		})
 	}
 	return cmd
