@@ -286,15 +286,25 @@ func judgeUntranslated(f facts) *verdict {
 	} else {
 		v.Remedy = append(v.Remedy, "# if none is about this network, add one (where your firewall keeps its own):")
 	}
+	verb, option := "add", "-A"
+	if translating := 0; chain.Name != "" {
+		for _, n := range chain.NATRules {
+			translating += n
+		}
+		if chain.Rules > translating { // an accept or a return may end the search before the last rule
+			verb, option = "insert", "-I"
+			v.Remedy[len(v.Remedy)-1] = "# if none is about this network, or one before it accepts these packets, put one first (where your firewall keeps its own; what a VPN must not have translated has to stay before it):"
+		}
+	}
 	switch tool := iptables(chain); {
 	case chain.Name == "":
 		v.Remedy = append(v.Remedy, f.run("nft add table "+family+" natkit-masquerade"),
 			f.run("nft "+quote("add chain "+family+" natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }")),
 			f.run("nft "+quote(fmt.Sprintf("add rule %s natkit-masquerade postrouting %s saddr %s oifname %q masquerade", family, family, network, out))))
 	case tool != "":
-		v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("%s -t nat -A %s -s %s -o %s -j MASQUERADE", tool, quote(chain.Name), network, quote(out))))
+		v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("%s -t nat %s %s -s %s -o %s -j MASQUERADE", tool, option, quote(chain.Name), network, quote(out))))
 	default:
-		v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s %s saddr %s oifname %q masquerade", chain.Family, chain.Table, chain.Name, family, network, out))))
+		v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("%s rule %s %s %s %s saddr %s oifname %q masquerade", verb, chain.Family, chain.Table, chain.Name, family, network, out))))
 	}
 	if chain.Name != "" {
 		v.Remedy = append(v.Remedy, "# if there is one already, they leave by another interface than it is about: rules of policy routing may send packets with a mark elsewhere:",

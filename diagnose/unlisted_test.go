@@ -257,6 +257,12 @@ func TestAnswersLost(t *testing.T) {
 	s := gateway()
 	s.Netns.Name = "blue"
 	examples["answers-lost"](s)
+	accepted := gateway()
+	examples["answers-lost"](accepted)
+	accepted.Chains[0].Rules++
+	if want := `nft 'insert rule ip nat postrouting ip saddr 192.168.1.0/24 oifname "eth0" masquerade'`; !slices.Contains(Judge(accepted)[0].Remedy, want) {
+		t.Errorf("beside a rule that may accept: %q, want %q", Judge(accepted)[0].Remedy, want)
+	}
 	back := gateway()
 	examples["answers-lost"](back)
 	back.Routes[len(back.Routes)-1].Out = "eth1"
