@@ -536,6 +536,70 @@ func TestInterfaceMadeAnew(t *testing.T) {
 	b.ping(b.client, "198.51.100.9")
 }
 
+// An interface that was moved to another namespace keeps its program there: that is told, and
+// whoever follows the machine takes it off.
+func TestInterfaceMoved(t *testing.T) {
+	b := newBed(t)
+	b.up(baseRules, b.options())
+	root, err := datapath.Root(runDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	attached := func() int {
+		t.Helper()
+		links, err := datapath.Attached(datapath.InstanceDir(root, b.gateway.Inode()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(links)
+	}
+	if attached() == 0 {
+		ktest.Unsupported(t, "tcx links, Linux 6.6")
+	}
+	other := b.namespace()
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("out")
+		return errors.Join(err, netlink.LinkSetNsFd(l, other.Fd()))
+	})
+	s, err := ReadStatus(b.gateway)
+	if err != nil || !strings.Contains(strings.Join(s.Problems, "\n"), "was moved to another namespace and carries a program") {
+		t.Errorf("problems %q, %v", s.Problems, err)
+	}
+	o := b.options()
+	o.Wait, o.follow = true, true
+	if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, o); err != nil {
+		t.Fatal(err)
+	}
+	if n := attached(); n != 1 {
+		t.Errorf("programs on %d interfaces", n)
+	}
+}
+
+// A record without an engine is removed with its namespace; whoever had another folder for
+// records may have removed the engine.
+func TestRecordOfNamespaceGone(t *testing.T) {
+	b := newBed(t)
+	b.up(baseRules, b.options())
+	root, err := datapath.Root(runDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	inode := b.gateway.Inode()
+	if err := errors.Join(netns.Delete(b.name), b.gateway.Close(), datapath.Unload(datapath.InstanceDir(root, inode))); err != nil {
+		t.Fatal(err)
+	}
+	ktest.Wait(t, patient, "the record to be removed", func() bool {
+		if _, err := Clean(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := readRecord(inode)
+		return errors.Is(err, ErrDown)
+	})
+	if b.gateway, err = netns.Create(b.name); err != nil { // for the bed's own removal
+		t.Fatal(err)
+	}
+}
+
 // An engine of a namespace that is gone holds memory until somebody looks.
 func TestNamespaceGone(t *testing.T) {
 	b := newBed(t)

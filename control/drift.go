@@ -5,6 +5,7 @@ package control
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -115,9 +116,28 @@ func (d *drifting) interfaces(inode uint64) error {
 			return err
 		}
 	}
+	if err := d.moved(attached); err != nil {
+		return err
+	}
 	for _, a := range d.rec.Addresses {
 		if has := slices.Contains(local, a.Addr); has != a.Owned && !a.Leaving && !a.Masquerade {
 			d.add("%s is %s the gateway's own address", a.Addr, map[bool]string{true: "now", false: "no longer"}[has])
+		}
+	}
+	return nil
+}
+
+// moved finds programs on interfaces that are in another namespace now: the kernel leaves them
+// on, and they would go on with packets there by the rules of this one.
+func (d *drifting) moved(attached map[int][]datapath.Hook) error {
+	for _, ifindex := range slices.Sorted(maps.Keys(attached)) {
+		_, err := netlink.LinkByIndex(ifindex)
+		switch {
+		case ifindex == 0 || err == nil: // deleted, or here
+		case errors.As(err, new(netlink.LinkNotFoundError)):
+			d.add("interface number %d was moved to another namespace and carries a program of this one", ifindex)
+		default:
+			return fmt.Errorf("interface %d: %w", ifindex, err)
 		}
 	}
 	return nil

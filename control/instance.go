@@ -278,7 +278,7 @@ func isGone(inode uint64, dir string, places []netns.Place) (bool, error) {
 	i := slices.IndexFunc(places, func(p netns.Place) bool { return p.Inode == inode })
 	if i < 0 {
 		links, alive, err := datapath.Hold(dir)
-		return err == nil && alive == 0 && (links > 0 || rec == nil || !rec.Whole), err
+		return err == nil && alive == 0 && (links > 0 || rec == nil || !rec.stands(dir)), err
 	}
 	ns, err := netns.Open(places[i].Ref)
 	if err != nil || rec == nil {
