@@ -309,6 +309,7 @@ func TestBehaviour(t *testing.T) {
 		{"out", "tcp 198.51.100.9:4000 > 100.64.9.1:80", "in", "tcp 198.51.100.9:4000 > 10.0.0.9:80"},
 		{"out", "tcp 198.51.100.9:4000 > 100.64.9.1:81", "in", "tcp 198.51.100.9:4000 > 10.0.0.8:81"},
 		{"out", "tcp 198.51.100.9:4000 > 100.64.6.7:81", "in", "tcp 198.51.100.9:4000 > 10.6.0.7:81"},
+		{"in", "udp 192.168.0.2:5000 > 100.64.6.7:53", "in", "udp 100.64.6.7:* > 10.6.0.7:53"}, // hairpin by a map bound to its interfaces
 		{"in", "tcp 10.0.0.1:4000 > 100.64.9.1:80", "in", "tcp 100.64.0.3:4000 > 10.0.0.8:80"},
 		{"in", "tcp 10.7.0.1:4000 > 100.64.9.1:80", "in", "tcp 100.64.0.1:4000 > 10.0.0.8:80"},
 		{"in", "tcp 192.168.0.1:4001 > 100.64.9.1:80", "in", "tcp 100.64.9.1:4001 > 10.0.0.8:80"},
@@ -420,6 +421,47 @@ func (b *bench) cross(t *testing.T, c crossing) {
 	hosts[c.to].sends(t, parsePacket(got).answer())
 	if got, want := hosts[c.from].arrives(t, 0), sent.answer().String(); got != want {
 		t.Errorf("the answer to %s came back as %q, want %q", c.sent, got, want)
+	}
+}
+
+// A packet of no connection, sent to an address that is routed to lo for the sake of ARP,
+// does not go round there.
+func TestStrayOfNoConnection(t *testing.T) {
+	b := newBench(t)
+	if err := compile(t, files["source"]).Apply(b.router.ns); err != nil {
+		t.Fatal(err)
+	}
+	loops := func() (n uint64) {
+		t.Helper()
+		if err := b.router.ns.Do(func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err == nil {
+				n = lo.Attrs().Statistics.RxPackets
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if err := b.router.ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		return errors.Join(err, netlink.LinkSetUp(lo), route("lo", "100.100.100.100/32"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	before := loops()
+	stray := pktbuild.IPv4{Src: netip.MustParseAddr("198.51.100.9"), Dst: netip.MustParseAddr("100.100.100.100"), TTL: 64,
+		Payload: pktbuild.TCP{Src: 80, Dst: 5000, Flags: pktbuild.SYN | pktbuild.ACK, Seq: 9, Ack: 1, Window: 1000}}
+	if err := unix.Sendto(b.outside.send, stray.Bytes(), 0, &unix.SockaddrInet4{Addr: stray.Dst.As4()}); err != nil {
+		t.Fatal(err)
+	}
+	b.outside.sends(t, marker.answer())
+	if got := b.inside.arrives(t, 0); got != marker.answer().String() {
+		t.Fatalf("%s came, wanted the marker", got)
+	}
+	if n := loops() - before; n > 0 {
+		t.Errorf("it went round lo %d times", n)
 	}
 }
 

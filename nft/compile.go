@@ -42,7 +42,7 @@ func (w Warning) String() string {
 //	prerouting    excluded? > time-outs, limit > destination rule > nobody's address? drop
 //	output        excluded? > destination rule, for the gateway's own connections
 //	postrouting   excluded? > source rule: hairpin, or out by an outside interface
-//	forward       clamp the MSS, if the file wants it
+//	forward       to nobody's address? drop; clamp the MSS, if the file wants it
 //	raw           addresses of stateless maps, before connection tracking
 //
 // Chains of type nat see the first packet of a connection only. They look up what it
@@ -78,11 +78,12 @@ func CompileRules(f *nat.File, facts Facts) (Ruleset, []Warning, error) {
 		prerouting.Rules = append(prerouting.Rules, rule(inSet(setLinks, partIn), jumpTo(destinations.Name)))
 		c.base(Chain{Name: "output", Base: outputNAT(), Rules: append(slices.Clone(excluded), rule(jumpTo(destinations.Name)))})
 	}
-	prerouting.Rules = append(prerouting.Rules, c.nobody()...)
+	nobody := c.nobody()
+	prerouting.Rules = append(prerouting.Rules, nobody...)
 	c.base(prerouting)
 	c.base(c.postrouting(excludedOut, len(destinations.Rules) > 0))
 	c.stateless()
-	c.clamp()
+	c.forwarded(len(nobody) > 0)
 	c.table.Chains = append(c.table.Chains, c.bases...)
 	return Ruleset{c.table}, c.warnings, nil
 }
@@ -247,8 +248,23 @@ func (c *compiler) nobody() []Rule {
 	return rules
 }
 
+// forwarded has what is for all that is forwarded. What connection tracking finds invalid
+// meets no chain of type nat, so not nobody either: sent to an outside address that is
+// routed to lo, for the sake of ARP, it would go round there until its TTL ends.
+func (c *compiler) forwarded(toNobody bool) {
+	var rules []Rule
+	if toNobody {
+		rules = append(rules, rule(leavesByLoopback(), drop()))
+	}
+	c.base(Chain{
+		Name:  "forward",
+		Base:  &Base{nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle, nftables.ChainPolicyAccept},
+		Rules: append(rules, c.clamp()...),
+	})
+}
+
 // clamp is for the whole table: a chain at forward sees no rule of the file.
-func (c *compiler) clamp() {
+func (c *compiler) clamp() []Rule {
 	clamps, keeps := c.file.Defaults.MSS == nat.MSSClamp, false
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
@@ -256,19 +272,15 @@ func (c *compiler) clamp() {
 		keeps = keeps || r.MSS == nat.MSSKeep
 	}
 	if !clamps {
-		return
+		return nil
 	}
 	if keeps {
 		c.warn(nat.Position{}, "mss: keep of single rules is not kept: the kernel clamps what is forwarded by the outside interfaces, whatever rule translated it")
 	}
-	c.base(Chain{
-		Name: "forward",
-		Base: &Base{nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle, nftables.ChainPolicyAccept},
-		Rules: []Rule{
-			rule(inSet(setOutside, partOut), clampMSS()),
-			rule(inSet(setOutside, partIn), clampMSS()),
-		},
-	})
+	return []Rule{
+		rule(inSet(setOutside, partOut), clampMSS()),
+		rule(inSet(setOutside, partIn), clampMSS()),
+	}
 }
 
 // timeouts are policies that connections get with their first packet.

@@ -63,11 +63,15 @@ func (c *compiler) destinations() (Chain, error) {
 			switch {
 			case a.Stateless:
 			case singleHost(a.Outside):
-				b, k := at(r.Out, a.Outside.Addr().AsSlice())
-				hosts[b].add(Element{Key: k, Value: a.Inside.Addr().AsSlice(), Rule: i})
+				for _, in := range c.mapWaysIn(r) {
+					b, k := at(in, a.Outside.Addr().AsSlice())
+					hosts[b].add(Element{Key: k, Value: a.Inside.Addr().AsSlice(), Rule: i})
+				}
 			default:
 				all := nat.RangeOf(a.Outside)
-				prefixes[r.Out] = append(prefixes[r.Out], span{number(all.First), number(all.Last), a.Outside.Bits(), i})
+				for _, in := range c.mapWaysIn(r) {
+					prefixes[in] = append(prefixes[in], span{number(all.First), number(all.Last), a.Outside.Bits(), i})
+				}
 			}
 		case nat.DNAT:
 			if len(a.Targets) == 0 {
@@ -137,6 +141,21 @@ func (c *compiler) destinations() (Chain, error) {
 		c.table.Chains = append(c.table.Chains, chain)
 	}
 	return chain, nil
+}
+
+// mapWaysIn are the interfaces that what is sent to a map's outside addresses may come in
+// by: from outside its own, and from inside (hairpin) its hosts'. "" is every one.
+func (c *compiler) mapWaysIn(r *nat.Rule) []string {
+	if r.In == "" && r.Out == "" {
+		return []string{""}
+	}
+	of := func(bound string, side []string) []string {
+		if bound != "" {
+			return []string{bound}
+		}
+		return side
+	}
+	return slices.Concat(of(r.In, c.file.Inside), of(r.Out, c.file.Outside))
 }
 
 func sortedPlaces(m map[place][]span) []place {

@@ -180,6 +180,14 @@ func leavesBy(set string) []expr.Any {
 	}
 }
 
+// oifname "lo"
+func leavesByLoopback() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: keyLink("lo")},
+	}
+}
+
 // jhash ip saddr mod N, into the first register
 func hashOfSource(modulus int) []expr.Any {
 	return append(concat(partSource), &expr.Hash{
