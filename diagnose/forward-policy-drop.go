@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -97,7 +98,11 @@ func judgeForwardPolicy(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Severity = max(v.Severity, f.publishedLost(rows))
+	// A policy is meant for what nobody thought of.
+	v.Severity = max(v.Severity, f.publishedLost(rows, func(a netip.Addr) bool {
+		_, near := f.linkTo(a)
+		return near || onlyInside(a)
+	}))
 	if v.Severity > Advice && len(samples(rows)) > 0 && !slices.ContainsFunc(rows, f.wanted) {
 		v.Severity = Advice
 	}

@@ -30,7 +30,7 @@ var ruleDrop = Cause{
 	Needs:      []string{snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters},
 	Symptom:    "Some clients, or one protocol, get through and others do not; connections open on one side only; over IPv6 nobody finds this machine. Often since a list of addresses, a limit or a rule was added.",
 	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what came in by that interface "+
-		"is advice, %s a warning, %s critical; %d of a published service that no connection gets through to are advice, a warning where they come from a network here. Of answers to connections that rules here let begin, %s are a warning, %s critical. Neighbour discovery and ARP: from %d packets on a warning.",
+		"is advice, %s a warning, %s critical; %d of a published service that no connection gets through to are advice, a warning where their sources are private. Of answers to connections that rules here let begin, %s are a warning, %s critical. Neighbour discovery and ARP: from %d packets on a warning.",
 		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, percent(ruleShare), percent(ruleMost), fewFailures),
 	Lookalike: "A firewall that drops what comes from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send.",
 	Cure:      "Taking the rule away, or giving it a condition that spares this traffic. Which one it is its counter tells, or nftables' trace.",
@@ -86,7 +86,7 @@ func judgeRuleDrop(f facts) *verdict {
 			if from, ok := f.sentByClients(row, in); ok {
 				own.add(row, from)
 			}
-			if f.publishedLost([]snapshot.Drop{row}) > 0 {
+			if f.publishedLost([]snapshot.Drop{row}, onlyInside) > 0 {
 				published.add(row, in)
 			}
 		}
@@ -112,7 +112,7 @@ func judgeRuleDrop(f facts) *verdict {
 			v.Severity = Warning
 		}
 	case published.count > 0:
-		v.Severity, victims, what = f.publishedLost(published.rows), published, "packets for a published service"
+		v.Severity, victims, what = f.publishedLost(published.rows, onlyInside), published, "packets for a published service"
 	}
 	if v.Severity < Warning && discovery.count >= fewFailures {
 		v.Severity, victims, what = Warning, discovery, "packets by which hosts find each other's hardware addresses"
@@ -196,8 +196,9 @@ func (f facts) sentByClients(row snapshot.Drop, in snapshot.Interface) (snapshot
 
 // publishedLost is how bad it is that rows are packets of a published service which no
 // connection gets through to, 0 if they are not: by their number they may be next to nothing.
-// It may be published for some only, so that strangers who are refused are as it should be.
-func (f facts) publishedLost(rows []snapshot.Drop) (s Severity) {
+// It may be published for some only, so that others who are refused are as it should be:
+// clients says whose packets are surely wanted.
+func (f facts) publishedLost(rows []snapshot.Drop, clients func(netip.Addr) bool) (s Severity) {
 	if total(rows) < ruleFew {
 		return 0
 	}
@@ -212,7 +213,7 @@ func (f facts) publishedLost(rows []snapshot.Drop) (s Severity) {
 				continue
 			}
 			s = max(s, Advice)
-			if _, near := f.linkTo(flow.source.Addr()); near || onlyInside(flow.source.Addr()) {
+			if clients(flow.source.Addr()) {
 				s = Warning
 			}
 		}

@@ -100,11 +100,12 @@ func TestRuleDrop(t *testing.T) {
 		{"what this machine itself says about a flow to a published service", by(12, "eth0", "icmp 198.51.100.1 -> 198.51.100.9 type 5 code 1 (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), ""},
 		{"what this machine itself says about a flow", by(950_000, "eth0", "icmp 198.51.100.1 -> 203.0.113.80 type 3 code 1 (flow 192.168.1.20:4000 -> 203.0.113.80:443)"), ""},
 		{"what this machine itself sends", by(950_000, "eth0", "tcp 198.51.100.1:4000 -> 203.0.113.80:443 SYN (flow 198.51.100.1:4000 -> 203.0.113.80:443)"), ""},
-		{"a published service, by few packets of a network here", by(12, "eth0", "tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), "warning rule-drop"},
+		{"a published service, by few packets of private sources", by(12, "eth0", "tcp 10.7.0.9:4000 -> 192.168.1.80:80 SYN (flow 10.7.0.9:4000 -> 198.51.100.1:80)"), "warning rule-drop"},
+		{"a published service for some, by few packets of others on the network outside", by(12, "eth0", "tcp 198.51.100.9:4000 -> 192.168.1.80:80 SYN (flow 198.51.100.9:4000 -> 198.51.100.1:80)"), "advice rule-drop"},
 		{"a published service, by few packets of strangers", by(12, "eth0", led), "advice rule-drop"},
 		{"a published service, before a rule led it anywhere", func(s *snapshot.Snapshot) {
 			publish(s, "tcp", 80, "192.168.1.80", 80)
-			by(12, "eth0", "tcp 198.51.100.9:4000 -> 198.51.100.1:80 SYN")(s)
+			by(12, "eth0", "tcp 10.7.0.9:4000 -> 198.51.100.1:80 SYN")(s)
 		}, "warning rule-drop"},
 		{"strangers who want a published service, before a rule led it anywhere", func(s *snapshot.Snapshot) {
 			publish(s, "tcp", 80, "192.168.1.80", 80)
