@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -102,62 +103,63 @@ func judgeHairpin(f facts) *verdict {
 // judgeOutsideOnly tells of a service that is published for what comes in by another
 // interface: asked by its outside address from within, this machine answers for itself.
 func (f facts) judgeOutsideOnly() *verdict {
-	if f.Conntrack == nil || f.Drops == nil {
+	if f.Conntrack == nil {
 		return nil
 	}
 	for _, r := range f.Conntrack.Refused {
-		c, t, ok := f.publishes("tcp", r.Dest)
-		if !ok || r.Dest != r.Target || !f.own(r.Dest.Addr()) || r.Count < outsideOnlyFew || r.Count >= implausible {
+		c, t, published := f.publishes("tcp", r.Dest)
+		from, row, asked := f.askedFromWithin(r.Dest)
+		if !published || !asked || r.Dest != r.Target || !f.own(r.Dest.Addr()) || r.Count < outsideOnlyFew || r.Count >= implausible {
 			continue
 		}
-		outside, _ := f.linkTo(r.Dest.Addr())
-		for _, row := range f.Drops.Rows {
-			if row.Reason != "NO_SOCKET" || !f.here(row.Netns) {
-				continue
+		to := netip.AddrPortFrom(t.First, cmp.Or(t.Ports.Min, r.Dest.Port()))
+		v := &verdict{harm: float64(r.Count)}
+		v.Severity = Warning
+		v.Title = fmt.Sprintf("%s to %s were refused by this machine itself: from %s no rule leads to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
+		v.Evidence = append([]Evidence{
+			{"connections refused to " + r.Dest.String(), strconv.FormatUint(r.Count, 10), fromEvents},
+			{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), fmt.Sprintf("leads port %d to %s", r.Dest.Port(), to), fromRules + " (" + c.Backend + ")"},
+		}, sampleEvidence([]snapshot.Drop{row})...)
+		v.Why = "A rule publishes this port, but did not take these connections: mostly because it is about what comes in by another interface. Nobody here listens on the port itself."
+		v.Remedy = []string{"# the rule that publishes the service; does it say by which interface, or from where, packets must come?", f.run(listChain(c)),
+			"# a rule for clients within, by the address that they ask:"}
+		six := ""
+		if r.Dest.Addr().Is6() {
+			six = "6"
+		}
+		if tool := iptables(c); tool != "" {
+			v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("%s -t nat -A %s -i %s -d %s -p tcp --dport %d -j DNAT --to-destination %s", tool, quote(c.Name), quote(from.Name), r.Dest.Addr(), r.Dest.Port(), to)))
+		} else {
+			v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s iifname %q ip%s daddr %s tcp dport %d dnat ip%s to %s", c.Family, c.Table, c.Name, from.Name, six, r.Dest.Addr(), r.Dest.Port(), six, to))))
+		}
+		for _, p := range from.Addresses {
+			if p.IsValid() && p.Masked().Contains(to.Addr()) {
+				v.Remedy = append(append(v.Remedy, "# the service is in the clients' own network: its answers must come back this way, too:"),
+					f.masqueradeWithin(hairpin{link: from, network: p.Masked(), example: snapshot.UnansweredUse{Target: to}})...)
 			}
-			for _, packet := range samples([]snapshot.Drop{row}) {
-				from, ok := f.linkTo(packet.source.Addr())
-				if !ok || packet.dest != r.Dest || from.Name == outside.Name || f.own(packet.source.Addr()) {
-					continue
-				}
-				to := netip.AddrPortFrom(t.First, t.Ports.Min)
-				if to.Port() == 0 {
-					to = netip.AddrPortFrom(t.First, r.Dest.Port())
-				}
-				v := &verdict{harm: float64(r.Count)}
-				v.Severity = Warning
-				v.Title = fmt.Sprintf("%s to %s were refused by this machine itself: from %s no rule leads to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
-				v.Evidence = append([]Evidence{
-					{"connections refused to " + r.Dest.String(), strconv.FormatUint(r.Count, 10), fromEvents},
-					{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), fmt.Sprintf("leads port %d to %s", r.Dest.Port(), to), fromRules + " (" + c.Backend + ")"},
-				}, sampleEvidence([]snapshot.Drop{row})...)
-				v.Why = "A rule publishes this port, but did not take these connections: mostly because it is about what comes in by another interface. Nobody here listens on the port itself."
-				v.Remedy = []string{"# the rule that publishes the service; does it say by which interface, or from where, packets must come?", f.run(listChain(c)),
-					"# a rule for clients within, by the address that they ask:"}
-				six := ""
-				if r.Dest.Addr().Is6() {
-					six = "6"
-				}
-				if tool := iptables(c); tool != "" {
-					v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("%s -t nat -A %s -i %s -d %s -p tcp --dport %d -j DNAT --to-destination %s", tool, quote(c.Name), quote(from.Name), r.Dest.Addr(), r.Dest.Port(), to)))
-				} else {
-					v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s iifname %q ip%s daddr %s tcp dport %d dnat ip%s to %s", c.Family, c.Table, c.Name, from.Name, six, r.Dest.Addr(), r.Dest.Port(), six, to))))
-				}
-				if within, ok := f.linkTo(to.Addr()); ok && within.Name == from.Name {
-					h := hairpin{link: from, example: snapshot.UnansweredUse{Target: to}}
-					for _, p := range from.Addresses {
-						if p.IsValid() && p.Masked().Contains(to.Addr()) {
-							h.network = p.Masked()
-						}
-					}
-					v.Remedy = append(append(v.Remedy, "# the service is in the clients' own network: its answers must come back this way, too:"), f.masqueradeWithin(h)...)
-				}
-				v.Verify = f.look()
-				return v
+		}
+		v.Verify = f.look()
+		return v
+	}
+	return nil
+}
+
+// askedFromWithin is the interface by which clients of another network here asked for an
+// address of this machine, and found nobody.
+func (f facts) askedFromWithin(dest netip.AddrPort) (from snapshot.Interface, row snapshot.Drop, ok bool) {
+	if f.Drops == nil {
+		return from, row, false
+	}
+	outside, _ := f.linkTo(dest.Addr())
+	for _, row := range f.Drops.Rows {
+		for _, packet := range samples([]snapshot.Drop{row}) {
+			from, near := f.linkTo(packet.source.Addr())
+			if row.Reason == "NO_SOCKET" && f.here(row.Netns) && near && packet.dest == dest && from.Name != outside.Name && !f.own(packet.source.Addr()) {
+				return from, row, true
 			}
 		}
 	}
-	return nil
+	return from, row, false
 }
 
 // masqueradeWithin is a rule that hides clients from a server of their own network.
