@@ -247,6 +247,7 @@ func (l ruleLists) toFile(o ImportOptions) (*Imported, error) {
 	i.sides()
 	i.reach()
 	i.order()
+	i.settle()
 	if len(i.file.Rules) == 0 {
 		i.note(Note{Why: "no rule of the input could be taken over", Lost: true})
 	}
@@ -383,7 +384,9 @@ func (i *importer) except(r listed, m, c condition, base bool) condition {
 			for _, dst := range orAny(m.dst, nat.Everywhere) {
 				for _, p := range orAny(m.protocols, nat.AnyProtocol) {
 					for _, ports := range orAny(m.ports, nat.PortRange{}) {
-						i.add(r, nat.Rule{Action: nat.Exclude{Protocol: p, Source: src, Destination: dst, Ports: ports}})
+						for _, some := range pieces(ports, maxExcluded) {
+							i.add(r, nat.Rule{Action: nat.Exclude{Protocol: p, Source: src, Destination: dst, Ports: some}})
+						}
 					}
 				}
 			}
@@ -399,6 +402,19 @@ func (i *importer) except(r listed, m, c condition, base bool) condition {
 	i.lost(r, "leaves packets out of the rules that follow by more than an exclude can name")
 	c.odd = append(slices.Clone(c.odd), "what "+r.where()+" leaves out")
 	return c
+}
+
+// maxExcluded is how many ports engine ebpf takes in one exclude.
+const maxExcluded = 1024
+
+// pieces cuts a range into such of at most n ports.
+func pieces(r nat.PortRange, n int) []nat.PortRange {
+	out := []nat.PortRange{}
+	for r.Count() > n {
+		out = append(out, nat.PortRange{First: r.First, Last: r.First + uint16(n-1)})
+		r.First += uint16(n)
+	}
+	return append(out, r)
 }
 
 // repeated tells whether the rules that follow at once do the same for every protocol: so
@@ -770,12 +786,13 @@ func (i *importer) order() {
 	}
 	i.orderOfExcludes()
 	var kept []nat.Rule
+	var origins []listed
 	for k, r := range i.file.Rules {
 		if !dead[k] {
-			kept = append(kept, r)
+			kept, origins = append(kept, r), append(origins, i.origins[k])
 		}
 	}
-	i.file.Rules = kept
+	i.file.Rules, i.origins = kept, origins
 }
 
 func (i *importer) compareTargets(earlier, later int, dead map[int]bool, say func(later, earlier int, why string)) {

@@ -24,11 +24,17 @@ var importOptions = nft.ImportOptions{
 func importText(name string, data []byte) string {
 	o := importOptions
 	o.Name = filepath.Base(name)
+	if strings.HasPrefix(o.Name, "openwrt") {
+		o.Outside = []string{"wan", "wan6"}
+	}
 	got, err := nft.Import(bytes.NewReader(data), o)
 	if err != nil {
 		return fmt.Sprintf("error: %v\n", err)
 	}
 	var b strings.Builder
+	if err := got.File.Validate(); err != nil {
+		fmt.Fprintf(&b, "refused: %v\n", err)
+	}
 	for i := range got.File.Rules {
 		fmt.Fprintf(&b, "%s\n", &got.File.Rules[i])
 	}
@@ -122,6 +128,47 @@ func TestImportRefuses(t *testing.T) {
 	}
 }
 
+// Rules that do not fit together in a rule file: an address in two pools, in a pool and
+// given on its own or masqueraded behind, other ports of one address, an interface that is
+// not named. Engines take what is written, and the rest is said.
+func TestImportFits(t *testing.T) {
+	const in = `*nat
+-A PREROUTING -i eth0 -p tcp -m tcp --dport 100:200 -j DNAT --to-destination 10.0.0.3
+-A PREROUTING -i eth0 -p tcp -m tcp --dport 150:250 -j DNAT --to-destination 10.0.0.4
+-A PREROUTING -i eth7 -p tcp -m tcp --dport 1500 -j DNAT --to-destination 10.0.0.4
+-A POSTROUTING -s 10.0.1.0/24 -o eth0 -j SNAT --to-source 203.0.113.5-203.0.113.8
+-A POSTROUTING -s 10.0.2.0/24 -o eth0 -j SNAT --to-source 203.0.113.8
+-A POSTROUTING -s 10.0.3.0/24 -o eth0 -j SNAT --to-source 203.0.113.7-203.0.113.20
+-A POSTROUTING -s 10.0.4.0/24 -o eth0 -j SNAT --to-source 203.0.113.50:2000-3000
+-A POSTROUTING -s 10.0.5.0/24 -o eth0 -j SNAT --to-source 203.0.113.50:4000-5000
+-A POSTROUTING -s 10.0.6.0/24 -d 10.0.0.0/8 -p tcp -m tcp --dport 1:2000 -j ACCEPT
+-A POSTROUTING -s 10.0.7.0/24 -o eth0 -j MASQUERADE
+-A POSTROUTING -s 10.0.8.0/24 -o eth0 -j SNAT --to-source 203.0.113.5:4000-5000
+COMMIT
+`
+	const want = `dnat: tcp 203.0.113.5:100-200, to: 10.0.0.3, in: eth0
+snat: 10.0.1.0/24, to: pool1, out: eth0
+snat: 10.0.2.0/24, to: 203.0.113.8, out: eth0
+snat: 10.0.4.0/24, to: 203.0.113.50, ports: 2000-3000, out: eth0
+exclude: tcp 10.0.6.0/24 -> 10.0.0.0/8:1-1024
+exclude: tcp 10.0.6.0/24 -> 10.0.0.0/8:1025-2000
+masquerade: 10.0.7.0/24, out: eth0
+pool pool1 [203.0.113.6/31] ports 
+`
+	got := importText("fits", []byte(in))
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	for _, line := range []int{3, 4, 7, 9, 12} {
+		if !strings.Contains(got, fmt.Sprintf("\n%d lost=true", line)) || !strings.Contains(got, ": left out: ") {
+			t.Errorf("nothing is said of line %d:\n%s", line, got)
+		}
+	}
+	if !strings.Contains(got, "5 lost=false") {
+		t.Errorf("nothing is said of the pool that became smaller:\n%s", got)
+	}
+}
+
 // Chains that lead into each other along more ways than can be followed are refused.
 func TestImportEnds(t *testing.T) {
 	var b strings.Builder
@@ -148,7 +195,12 @@ func FuzzImport(f *testing.F) {
 {"rule":{"family":"ip","table":"t","chain":"c","handle":4,"expr":[{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.0.0.0","len":8}}}},{"vmap":{"key":{"concat":[{"payload":{"protocol":"ip","field":"daddr"}},{"meta":{"key":"l4proto"}},{"payload":{"protocol":"th","field":"dport"}}]},"data":"@m"}}]}},
 {"rule":{"family":"ip","table":"t","chain":"d","handle":5,"expr":[{"dnat":{"addr":{"map":{"key":{"numgen":{"mod":2}},"data":{"set":[[0,"10.0.0.1"],[1,{"concat":["10.0.0.2",80]}]]}}}}},{"masquerade":{"port":{"range":[1,2]}}},{"snat":{"addr":{"range":["10.0.0.1","10.0.0.9"]}}}]}}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, err := nft.Import(bytes.NewReader(data), importOptions)
+		got, err := nft.Import(bytes.NewReader(data), importOptions)
+		if err == nil && len(got.Notes) < 100 {
+			if err := got.File.Validate(); err != nil {
+				t.Errorf("what was written is refused: %v\n%s", err, got.File.Text())
+			}
+		}
 		var syntax *nft.SyntaxError
 		if errors.As(err, &syntax) && (syntax.Line < 1 || syntax.Line > bytes.Count(data, []byte("\n"))+1) {
 			t.Errorf("line %d: %v", syntax.Line, err)
