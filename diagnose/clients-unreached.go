@@ -81,55 +81,79 @@ func judgeClientsUnreached(f facts) *verdict {
 	if u.Target != u.Dest {
 		v.Evidence[1].Value += ", translated to " + u.Target.String()
 	}
-	hop, out := u.Source, ""
-	if l, ok := f.linkTo(u.Source); ok {
-		out = l.Name
-		v.Evidence = append(v.Evidence, Evidence{u.Source.String() + " is on the network of", out, fromLinks})
+	link, near := f.linkTo(u.Source)
+	if near {
+		v.Evidence = append(v.Evidence, Evidence{u.Source.String() + " is on the network of", link.Name, fromLinks})
 	}
-	question := fmt.Sprintf("ip%s route get %s", sixFlag(u.Source), u.Source)
-	astray := false
-	for _, r := range f.Routes {
-		if r.Dest != u.Source || r.Source != u.Target.Addr() || r.Answer != snapshot.RouteFound || r.Out == "" {
-			continue
-		}
-		if r.In != "" {
-			question += fmt.Sprintf(" from %s iif %s", r.Source, quote(r.In))
-		}
+	r, asked := f.wayBack(u)
+	if asked {
 		value := routeAnswer(r)
 		if r.Table > 0 && r.Table != mainTable {
 			value += fmt.Sprintf(", by table %d", r.Table)
 		}
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route of the answers from %s to %s", r.Source, r.Dest), value, fromRoutes})
-		if astray = out != "" && r.Out != out; astray {
-			v.Title += fmt.Sprintf(": they are sent out by %s, and %s is on %s", r.Out, u.Source, out)
-			v.Remedy = []string{"# how the answers are routed:", f.run(question),
-				"# rules of policy routing, and the table that the route is from; delete or correct what leads them astray:",
-				f.run(fmt.Sprintf("ip%s rule show", sixFlag(u.Source)))}
-			if r.Table > 0 {
-				v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("ip%s route show table %d", sixFlag(u.Source), r.Table)))
-			}
-		}
-		if out = r.Out; r.Via.IsValid() {
-			hop = r.Via
-		}
-		break
 	}
 	v.Why = "The service answered, and the answer passed connection tracking here. What comes after is routing by rules that may be about one direction only, the hardware address that this machine has noted of the client or of the router before it, and the way from there."
-	if !astray {
-		v.Remedy = []string{"# is this the way to the client, for packets with a mark as well?", f.run(question), f.run(fmt.Sprintf("ip%s rule show", sixFlag(u.Source)))}
-		if out != "" {
-			v.Remedy = append(v.Remedy, "# is this its hardware address, and no permanent entry that is old?",
-				f.run(fmt.Sprintf("ip neigh show to %s dev %s", hop, quote(out))),
-				"# if not, have it asked for anew:", f.run(fmt.Sprintf("ip neigh del %s dev %s", hop, quote(out))))
-		}
-		if l, ok := f.linkTo(u.Target.Addr()); ok && l.Kind == "bridge" && !f.own(u.Target.Addr()) {
-			v.Remedy = append(v.Remedy, fmt.Sprintf("# does %s send its answers to this machine? Here they may have been bridged to a neighbour that it takes for its router. On %s:", u.Target.Addr(), u.Target.Addr()),
-				"#   "+fmt.Sprintf("ip%s route get %s", sixFlag(u.Source), u.Source))
-		}
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# else on %s, or on the way there: a packet filter that drops answers", u.Source))
+	if asked && near && r.Out != link.Name {
+		v.Title += fmt.Sprintf(": they are sent out by %s, and %s is on %s", r.Out, u.Source, link.Name)
+		v.Remedy = f.correctRoute(r)
+	} else {
+		v.Remedy = f.followAnswers(u, r)
 	}
 	v.Verify = f.look(f.natkit("conntrack list --state SYN_RECV"))
 	return v
+}
+
+// wayBack is the route of the answers to a client's connections, as far as it was asked for.
+func (f facts) wayBack(u snapshot.UnansweredUse) (snapshot.RouteAnswer, bool) {
+	for _, r := range f.Routes {
+		if r.Dest == u.Source && r.Source == u.Target.Addr() && r.Answer == snapshot.RouteFound && r.Out != "" {
+			return r, true
+		}
+	}
+	return snapshot.RouteAnswer{Source: u.Target.Addr(), Dest: u.Source}, false
+}
+
+// askRoute is the command that asks for a route again.
+func (f facts) askRoute(r snapshot.RouteAnswer) string {
+	question := fmt.Sprintf("ip%s route get %s", sixFlag(r.Dest), r.Dest)
+	if r.In != "" {
+		question += fmt.Sprintf(" from %s iif %s", r.Source, quote(r.In))
+	}
+	return f.run(question)
+}
+
+// correctRoute is how to find what leads answers astray.
+func (f facts) correctRoute(r snapshot.RouteAnswer) []string {
+	remedy := []string{"# how the answers are routed:", f.askRoute(r),
+		"# rules of policy routing, and the table that the route is from; delete or correct what leads them astray:",
+		f.run(fmt.Sprintf("ip%s rule show", sixFlag(r.Dest)))}
+	if r.Table > 0 {
+		remedy = append(remedy, f.run(fmt.Sprintf("ip%s route show table %d", sixFlag(r.Dest), r.Table)))
+	}
+	return remedy
+}
+
+// followAnswers is how to find where answers get lost that are routed as they should be.
+func (f facts) followAnswers(u snapshot.UnansweredUse, r snapshot.RouteAnswer) []string {
+	remedy := []string{"# is this the way to the client, for packets with a mark as well?", f.askRoute(r), f.run(fmt.Sprintf("ip%s rule show", sixFlag(u.Source)))}
+	hop, out := u.Source, r.Out
+	if r.Via.IsValid() {
+		hop = r.Via
+	}
+	if l, ok := f.linkTo(hop); ok && out == "" {
+		out = l.Name
+	}
+	if out != "" {
+		remedy = append(remedy, "# is this its hardware address, and no permanent entry that is old?",
+			f.run(fmt.Sprintf("ip neigh show to %s dev %s", hop, quote(out))),
+			"# if not, have it asked for anew:", f.run(fmt.Sprintf("ip neigh del %s dev %s", hop, quote(out))))
+	}
+	if l, ok := f.linkTo(u.Target.Addr()); ok && l.Kind == "bridge" && !f.own(u.Target.Addr()) {
+		remedy = append(remedy, fmt.Sprintf("# does %s send its answers to this machine? Here they may have been bridged to a neighbour that it takes for its router. On %s:", u.Target.Addr(), u.Target.Addr()),
+			"#   "+fmt.Sprintf("ip%s route get %s", sixFlag(u.Source), u.Source))
+	}
+	return append(remedy, fmt.Sprintf("# else on %s, or on the way there: a packet filter that drops answers", u.Source))
 }
 
 // entriesOf is how many entries a source has; of one that is not among those with most,
