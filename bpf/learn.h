@@ -6,8 +6,8 @@
  * accelerated interface, learn_leaving at its egress.
  *
  *   1) a packet without a shortcut asks connection tracking and the routes, unless it
- *      is among the first of its direction; if both know what becomes of it, shortcuts
- *      of both directions are made, and wait
+ *      is among the first of its direction, or one of few a second; if both know what
+ *      becomes of it, shortcuts of both directions are made, and wait
  *   2) a packet of the direction goes up to the stack and is seen leaving by it, to the
  *      next hop and by the link that the routes say: what netfilter, IPsec, policy routing
  *      by mark or a foreign program would do otherwise shows here
@@ -37,9 +37,12 @@ enum learn_limit {
 	 * in all, in which a change may go unnoticed. */
 	LEARN_TRUST = 750,
 	LEARN_GRACE = 100,
-	LEARN_PATIENCE = 50, /* how long XDP waits for a small packet to send up */
-	LEARN_SMALL = 100,   /* bytes: an acknowledgement, which may be overtaken */
-	LEARN_YOUNG = 8,     /* packets of a direction before it is looked at */
+	LEARN_PATIENCE = 50,        /* how long XDP waits for a small packet to send up */
+	LEARN_SMALL = 100,          /* bytes: an acknowledgement, which may be overtaken */
+	LEARN_YOUNG = 8,            /* packets of a direction in a window before it is looked at */
+	LEARN_WINDOW = 10,          /* bits: 1024 ticks */
+	LEARN_WINDOW_MASK = 0xfff0, /* in learn_glance.young */
+	LEARN_WORTH = 4, /* packets by the shortcut while trusted, or it is young again */
 	LEARN_GLANCES = 65536,
 	LEARN_FRONT_BITS = 16,
 	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
@@ -69,8 +72,10 @@ struct {
 /* What is known of directions without looking for their shortcuts, by a hash of their
  * keys. Packets write. */
 struct learn_glance {
-	/* How many packets came of one that has no shortcut: the lower bits, which LEARN_YOUNG
-	 * has room in, count, the others are the hash's. Of two here the later begins anew. */
+	/* How many packets of one that takes no shortcut came in a window: from below, the count,
+	 * in which LEARN_YOUNG has room; a bit: the window before was full; the window; 16 bits of
+	 * the hash. The first of a window is counted; others here wait until it has filled it or
+	 * the next begins, so that each that is busy has its turn. */
 	__u32 young;
 	/* When a shortcut of one of them last was made, asked about or trusted anew. */
 	__u32 attended;
@@ -134,10 +139,14 @@ static __always_inline __u64 learn_key_ports(const struct nat_flow_key *key)
 	return learn_words((__u32)key->dport << 16 | key->sport, key->protocol);
 }
 
+static __always_inline __u64 learn_mix(__u64 addresses, __u64 ports)
+{
+	return addresses * 0x9e3779b97f4a7c15 + ports * 0xc2b2ae3d27d4eb4f;
+}
+
 static __always_inline __u32 front_slot(__u64 addresses, __u64 ports)
 {
-	return (addresses * 0x9e3779b97f4a7c15 + ports * 0xc2b2ae3d27d4eb4f) >>
-	       (64 - LEARN_FRONT_BITS);
+	return learn_mix(addresses, ports) >> (64 - LEARN_FRONT_BITS);
 }
 
 static __always_inline struct learn_front *front_at(__u32 slot)
@@ -168,17 +177,16 @@ static __always_inline void front_forget(const struct nat_flow_key *key)
 		__sync_lock_test_and_set(&g->sum, 0);
 }
 
-static __always_inline __u32 learn_hash_words(__u32 src, __u32 dst, __u32 ports, __u8 protocol)
+static __always_inline __u32 learn_hash_words(__u64 addresses, __u64 ports)
 {
-	__u32 hash = src * 0x9e3779b1 ^ dst * 0x85ebca6b ^ ports * 0xc2b2ae35 ^ protocol;
+	__u32 hash = learn_mix(addresses, ports) >> 32;
 
 	return hash ^ hash >> 15;
 }
 
 static __always_inline __u32 learn_hash(const struct nat_flow_key *key)
 {
-	return learn_hash_words(addr_word(key->src), addr_word(key->dst),
-				(__u32)key->dport << 16 | key->sport, key->protocol);
+	return learn_hash_words(learn_key_addresses(key), learn_key_ports(key));
 }
 
 static __always_inline struct learn_glance *learn_glance(__u32 hash)
@@ -221,26 +229,19 @@ static __always_inline struct tcp *learn_turn(struct ctx *ctx)
 	return tcp;
 }
 
-/* Whether it is of a direction that has no shortcut in use, so that none of ours ends. Of
- * one that opens packets are counted anew. */
+/* Whether it is of a direction that has no shortcut in use, so that none of ours ends. */
 static __always_inline int learn_turns(struct ctx *ctx)
 {
 	struct tcp *tcp = learn_turn(ctx);
-	struct learn_glance *glance;
 	struct ipv4 *ip;
 	__u32 hash;
 
 	if (!tcp)
 		return 0;
 	ip = (struct ipv4 *)tcp - 1;
-	hash = learn_hash_words(addr_word(ip->src), addr_word(ip->dst),
-				(__u32)tcp->dport << 16 | tcp->sport, TCP);
-	glance = learn_glance(hash);
-	if (learn_lives(glance, clock_now()))
-		return 0;
-	if (glance && tcp->flags & TCP_SYN)
-		glance->young = hash / LEARN_YOUNG * LEARN_YOUNG;
-	return 1;
+	hash = learn_hash_words(learn_words(addr_word(ip->src), addr_word(ip->dst)),
+				learn_words((__u32)tcp->dport << 16 | tcp->sport, TCP));
+	return !learn_lives(learn_glance(hash), clock_now());
 }
 
 /* How packets of the other direction arrive. */
@@ -372,22 +373,33 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 	return silent ? LEARN_SILENT : NAT_ACCEL_WAITING;
 }
 
-/* Whether the direction has only begun: to look it up and to make shortcuts costs more than
- * a short flow gains. count: the packet is one of those that it has begun with. */
-static __always_inline int learn_young(struct learn_glance *glance, __u32 hash, int count)
+/*
+ * Whether a direction has too few packets to be worth a look: to ask about it, once a second,
+ * costs more than the stack does for a few of them. One that fills a window is looked at to
+ * the end of the next. count: the packet is counted.
+ */
+static __always_inline int learn_young(struct learn_glance *glance, __u32 hash, __u32 now,
+				       int count)
 {
-	__u32 young;
+	__u32 window = (hash & 0xffff0000) | (now >> LEARN_WINDOW << 4 & LEARN_WINDOW_MASK), young,
+	      full;
 
 	if (!glance)
 		return 0;
 	young = glance->young;
-	if ((young ^ hash) / LEARN_YOUNG)
-		young = hash / LEARN_YOUNG * LEARN_YOUNG;
-	if (young % LEARN_YOUNG == LEARN_YOUNG - 1)
+	full = young % LEARN_YOUNG == LEARN_YOUNG - 1;
+	if ((young ^ window) >> 4) {
+		if (!((young ^ window) & LEARN_WINDOW_MASK) && !full)
+			return 1;
+		if (full && !(((young + 16) ^ window) >> 4)) /* a window ago */
+			window |= LEARN_YOUNG;
+		young = window;
+	} else if (full) {
 		return 0;
+	}
 	if (count)
 		glance->young = young + 1;
-	return 1;
+	return !(young & LEARN_YOUNG);
 }
 
 /* The flow changes, or has changed: both directions wait, and the kernel is asked anew. */
@@ -432,6 +444,7 @@ static __noinline int learn_again(struct ctx *ctx, const struct packet *packet,
 /* Sends the packet up, to be seen leaving. */
 static __always_inline int learn_probe(const struct packet *packet, struct nat_shortcut *s)
 {
+	s->lately = 0;
 	s->probed = packet->now ? packet->now : 1;
 	return NAT_ACCEL_PROBE;
 }
@@ -561,6 +574,15 @@ static __always_inline int front_free(struct learn_front *f, const struct learn_
 		     !learn_trusted(word[5], now));
 }
 
+/* So many packets took the shortcut. */
+static __always_inline void learn_carried(struct nat_shortcut *s, __u64 packets)
+{
+	__u64 lately = s->lately + packets;
+
+	s->packets += packets;
+	s->lately = lately < LEARN_WORTH ? lately : LEARN_WORTH;
+}
+
 /*
  * The way of the packet into *to, from its shortcut, and to the front if it is trusted and
  * there is room. An LRU map gives a place away at once, to another flow, while packets on
@@ -586,7 +608,7 @@ static __always_inline int front_fill(const struct packet *packet, struct nat_sh
 	to->way = learn_words(copy.until, (__u32)copy.in_link << 16 | copy.mtu);
 	slot = front_slot(to->key[0], to->key[1]);
 	to->key[1] |= LEARN_HOOK;
-	s->packets += packet->segments;
+	learn_carried(s, packet->segments);
 	if (!learn_trusted(copy.until, packet->now))
 		return 0;
 	f = front_at(slot);
@@ -597,7 +619,7 @@ static __always_inline int front_fill(const struct packet *packet, struct nat_sh
 	}
 	word = (volatile __u64 *)f;
 	if (word[0] == to->key[0] && word[1] == to->key[1])
-		s->packets += f->packets;
+		learn_carried(s, f->packets);
 	word[6] = 0;
 	word[0] = to->key[0];
 	word[1] = to->key[1];
@@ -675,7 +697,7 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		if (turns)
 			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
 		/* One that was busy before the silence is asked about at once. */
-		if (to.packets < LEARN_YOUNG && learn_young(glance, hash, !after_xdp))
+		if (to.packets < LEARN_YOUNG && learn_young(glance, hash, packet->now, !after_xdp))
 			return after_xdp ? LEARN_SILENT : NAT_ACCEL_YOUNG;
 	}
 	s = bpf_map_lookup_elem(&shortcuts, &packet->key);
@@ -691,12 +713,12 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return NAT_ACCEL_TCP_FLAGS;
 	}
 	if (unlikely(!s))
-		return learn_young(glance, hash, 1) ? NAT_ACCEL_YOUNG : learn_make(ctx, packet);
+		return lives && learn_young(glance, hash, packet->now, 1) ? NAT_ACCEL_YOUNG
+									  : learn_make(ctx, packet);
 	if (unlikely(!learn_trusted(s->until, packet->now))) {
-		/* After a silence it is young again: of a flow with a packet now and then each
-		 * would be asked about, which costs more than the stack. */
-		if (!lives && !s->reason && glance)
-			glance->young = hash / LEARN_YOUNG * LEARN_YOUNG;
+		if (lives && !s->probed && !s->reason && s->lately + to.packets < LEARN_WORTH &&
+		    learn_young(glance, hash, packet->now, 1))
+			return NAT_ACCEL_YOUNG;
 		reason = learn_attend(ctx, packet, s);
 		if (reason == LEARN_ANEW)
 			reason = learn_make(ctx, packet);

@@ -32,7 +32,7 @@ enum nat_accel_reason {
 	NAT_ACCEL_PROBE,      /* the one a second by which the stack is asked */
 	NAT_ACCEL_WAITING,    /* none of its direction was seen leaving yet */
 	NAT_ACCEL_OTHER_LINK, /* came in where the flow's packets do not */
-	NAT_ACCEL_YOUNG,      /* among the first of its direction */
+	NAT_ACCEL_YOUNG,      /* among the first of its direction, or one of few */
 	NAT_ACCEL_UNKNOWN,    /* to connection tracking: the first of a flow, or untracked */
 	NAT_ACCEL_UNANSWERED, /* the other end has not sent yet */
 	NAT_ACCEL_UNSTEADY,   /* TCP that opens or closes */
@@ -70,7 +70,8 @@ struct nat_shortcut {
 	__u8 reason;   /* enum nat_accel_reason; not 0: refused */
 	__u8 hook;     /* enum nat_accel_hook */
 	__u8 carried;  /* packets of the flow have taken the shortcut, in either direction */
-	__u8 zero;
+	__u8 lately;   /* packets that took the shortcut since one was sent up; no more than matters
+			*/
 };
 
 struct nat_accel_stats {

@@ -519,7 +519,7 @@ type abiNatShortcut struct {
 	Reason      uint8
 	Hook        uint8
 	Carried     uint8
-	Zero        uint8
+	Lately      uint8
 }
 
 type abiNatSide uint32

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"net/netip"
@@ -365,37 +366,19 @@ func BenchmarkAccelFlows(b *testing.B) {
 	}
 }
 
-// A connection with the addresses and ports of one before it has begun anew: what is counted
-// before connection tracking is asked begins with its SYN.
-func TestAccelYoungAgain(t *testing.T) {
-	a := aRig(t).accelerator(t)
-	x := a.traffic(5000)
-	open := pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: pktbuild.TCP{Src: 5000, Dst: 80, Flags: pktbuild.SYN}}
-	young, unknown := nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_YOUNG].Name, nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_UNKNOWN].Name
-	for _, h := range hooks {
-		a.attended(t, now()-1000) // and nothing is counted
-		for _, packets := range []int{5, 5, 9} {
-			if verdict, _ := a.run(t, h, a.rig.in.arriving(open).Bytes()); verdict != h.pass {
-				t.Fatalf("%s: a SYN: verdict %d", h.name, int32(verdict))
-			}
-			before := a.counted(t)
-			for range packets {
-				x.passes(t, h)
-			}
-			n := a.counted(t)
-			asked := max(packets-7, 0) // all but seven: LEARN_YOUNG
-			if got := n[unknown] - before[unknown]; got != uint64(asked) {
-				t.Errorf("%s: of %d packets %d were asked about, want %d: %v", h.name, packets, got, asked, n)
-			}
-			if got := n[young] - before[young]; got != uint64(packets-asked) {
-				t.Errorf("%s: of %d packets %d were young, want %d: %v", h.name, packets, got, packets-asked, n)
-			}
-		}
+// inWindow runs fn anew until all of it was in one window of learn_young (bpf/learn.h), in
+// which nothing was counted before, and no flow has a shortcut that was attended to.
+func (a accelRig) inWindow(t testing.TB, fn func()) {
+	t.Helper()
+	for window := -1; window != int(now()>>10); {
+		window = int(now() >> 10)
+		a.attended(t, now()-1000)
+		fn()
 	}
 }
 
-// silent lets time pass in which no flow has a packet.
-func (a accelRig) silent(t testing.TB) {
+// age has the windows that are counted be as many windows ago.
+func (a accelRig) age(t testing.TB, windows uint64) {
 	t.Helper()
 	m := a.engine.maps["glances"]
 	keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
@@ -403,42 +386,156 @@ func (a accelRig) silent(t testing.TB) {
 	if _, err := m.BatchLookup(&cursor, keys, glances, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Fatal(err)
 	}
-	for i := range glances {
-		glances[i] = glances[i]&0xffffffff | uint64(now()-1000)<<32
-	}
-	if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
-		t.Fatal(err)
+	for i, slot := range keys {
+		if young := glances[i]; young&0xffffffff != 0 {
+			young = young&^0xfff0 | (young-windows<<4)&0xfff0
+			if err := m.Put(slot, young); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 
-// A flow with a packet now and then is asked about with every eighth of them.
+// asked sends so many packets, and returns how many of them connection tracking was asked
+// about, which has no entry; the others were young.
+func (x frontTraffic) asked(t testing.TB, h hook, packets int) (n int) {
+	t.Helper()
+	before := x.counted(t)
+	for range packets {
+		x.passes(t, h)
+	}
+	after := x.counted(t)
+	count := func(reason abiNatAccelReason) int {
+		name := nat.AccelReasons[reason].Name
+		return int(after[name] - before[name])
+	}
+	n = count(abiNatAccelReasonNAT_ACCEL_UNKNOWN)
+	if young := count(abiNatAccelReasonNAT_ACCEL_YOUNG); n+young != packets {
+		t.Errorf("%s: of %d packets %d were asked about and %d were young", h.name, packets, n, young)
+	}
+	return n
+}
+
+// A direction is asked about from its eighth packet in a window on, and so it is in the window
+// after that; one with few packets in each never is.
+func TestAccelYoung(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	type step struct {
+		age     uint64 // windows since the step before
+		packets int
+		asked   int
+	}
+	for _, h := range hooks {
+		for name, steps := range map[string][]step{
+			"many":                 {{0, 9, 2}, {0, 3, 3}},
+			"few at a time":        {{0, 5, 0}, {1, 6, 0}, {1, 6, 0}, {2, 6, 0}},
+			"before":               {{0, 8, 1}, {1, 3, 3}, {1, 3, 0}},
+			"many after a silence": {{0, 8, 1}, {2, 3, 0}, {0, 5, 1}},
+		} {
+			var got []int
+			a.inWindow(t, func() {
+				got = nil
+				for _, s := range steps {
+					if s.age > 0 {
+						a.age(t, s.age)
+					}
+					got = append(got, x.asked(t, h, s.packets))
+				}
+			})
+			for i, s := range steps {
+				if got[i] != s.asked {
+					t.Errorf("%s: %s: of %d packets in step %d %d were asked about, want %d", h.name, name, s.packets, i, got[i], s.asked)
+				}
+			}
+		}
+	}
+}
+
+// Of two directions with one place to be counted at, both of which are busy, the one that
+// comes later has its turn once the other is known.
+func TestAccelYoungShared(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	slot := func(sport uint16) uint16 {
+		src, dst := addr(insideHost).Octet, addr(world).Octet
+		ports := uint64(be(80))<<16 | uint64(be(sport)) | uint64(pktbuild.TCPProtocol)<<32
+		mix := (uint64(binary.NativeEndian.Uint32(src[:]))|uint64(binary.NativeEndian.Uint32(dst[:]))<<32)*0x9e3779b97f4a7c15 + ports*0xc2b2ae3d27d4eb4f
+		hash := uint32(mix >> 32)
+		return uint16(hash ^ hash>>15)
+	}
+	first := map[uint16]uint16{}
+	var one, two frontTraffic
+	for sport := uint16(1024); two.from.sport == 0; sport++ {
+		if sport == 0 {
+			t.Fatal("no two ports share a place")
+		}
+		if other := first[slot(sport)]; other != 0 {
+			one, two = a.traffic(other), a.traffic(sport)
+		}
+		first[slot(sport)] = sport
+	}
+	for _, h := range hooks {
+		asked := 0
+		a.inWindow(t, func() {
+			asked = 0
+			for range 7 { // in turn: none fills the window by the other's
+				asked += one.asked(t, h, 1) + two.asked(t, h, 1)
+			}
+			if asked > 0 {
+				return
+			}
+			asked = one.asked(t, h, 1) + two.asked(t, h, 8)
+		})
+		if asked != 2 {
+			t.Errorf("%s: %d packets were asked about, want each direction's eighth that counts", h.name, asked)
+		}
+	}
+}
+
+// A flow whose shortcut few packets take is not asked about again when trust ends; one that
+// many take is.
 func TestAccelSparse(t *testing.T) {
 	a := aRig(t).accelerator(t)
 	x := a.traffic(5000)
-	young := func() uint64 { return a.counted(t)[nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_YOUNG].Name] }
 	for _, h := range hooks {
-		var old abiNatShortcut // connection tracking, which has no entry, would end it
-		x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(s *abiNatShortcut) { s.Until = now() - 2000; old = *s })
-		key := abiNatFlowKey{Src: addr(x.from.src), Dst: addr(x.from.dst), Sport: be(x.from.sport), Dport: be(x.from.dport), Protocol: pktbuild.TCPProtocol}
-		silence := func() {
-			if err := a.engine.maps["shortcuts"].Put(&key, &old); err != nil {
-				t.Fatal(err)
+		for _, c := range []struct {
+			packets int
+			asked   int
+		}{{3, 0}, {4, 1}} {
+			asked := 0
+			a.inWindow(t, func() {
+				x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatShortcut) {})
+				for range c.packets {
+					x.forwards(t, h)
+				}
+				x.expire(t)
+				before := a.counted(t)
+				x.passes(t, h)
+				unknown := nat.AccelReasons[abiNatAccelReasonNAT_ACCEL_UNKNOWN].Name
+				asked = int(a.counted(t)[unknown] - before[unknown])
+			})
+			if asked != c.asked {
+				t.Errorf("%s: %d packets took the shortcut: after that %d were asked about, want %d", h.name, c.packets, asked, c.asked)
 			}
-			a.silent(t)
-		}
-		for range 7 { // begins young
-			silence()
-			x.passes(t, h)
-		}
-		before := young()
-		for range 16 {
-			silence()
-			x.passes(t, h)
-		}
-		if n := young() - before; n != 14 {
-			t.Errorf("%s: %d of 16 packets were not asked about, want 14", h.name, n)
 		}
 	}
+}
+
+// expire ends the trust in the traffic's shortcut a moment ago.
+func (x frontTraffic) expire(t testing.TB) {
+	t.Helper()
+	key := abiNatFlowKey{Src: addr(x.from.src), Dst: addr(x.from.dst), Sport: be(x.from.sport), Dport: be(x.from.dport), Protocol: pktbuild.TCPProtocol}
+	var s abiNatShortcut
+	if err := x.engine.maps["shortcuts"].Lookup(&key, &s); err != nil {
+		t.Fatal(err)
+	}
+	s.Until = now() - 200
+	if err := x.engine.maps["shortcuts"].Put(&key, &s); err != nil {
+		t.Fatal(err)
+	}
+	x.setFront(t, func(f *frontEntry) {
+		f[frontWay] = f[frontWay]&^0xffffffff | uint64(s.Until)
+	})
 }
 
 // A flow that was busy before a silence is asked about with its first packet, one that was
@@ -454,27 +551,31 @@ func TestAccelBursts(t *testing.T) {
 			silence uint32
 			young   int
 		}{{3, 2000, 7}, {9, 2000, 0}, {9, 40000, 7}} {
-			var s abiNatShortcut
-			x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(trusted *abiNatShortcut) { s = *trusted })
-			for range c.packets {
-				x.forwards(t, h)
-			}
-			a.setFront(t, func(f *frontEntry) {
-				f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-c.silence)
-			})
-			s.Until = now() - c.silence
-			if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
-				t.Fatal(err)
-			}
-			a.attended(t, now()-1000) // and nothing is counted
-			young, before := 0, a.counted(t)
-			for range 8 {
-				x.passes(t, h)
-				if n := a.counted(t); n[unknown] > before[unknown] { // connection tracking has no entry
-					break
+			young := 0
+			a.inWindow(t, func() {
+				young = 0
+				var s abiNatShortcut
+				x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(trusted *abiNatShortcut) { s = *trusted })
+				for range c.packets {
+					x.forwards(t, h)
 				}
-				young++
-			}
+				a.setFront(t, func(f *frontEntry) {
+					f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-c.silence)
+				})
+				s.Until = now() - c.silence
+				if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
+					t.Fatal(err)
+				}
+				a.attended(t, now()-1000) // and nothing is counted
+				before := a.counted(t)
+				for range 8 {
+					x.passes(t, h)
+					if n := a.counted(t); n[unknown] > before[unknown] { // connection tracking has no entry
+						break
+					}
+					young++
+				}
+			})
 			if young != c.young {
 				t.Errorf("%s: %d packets, then a silence: after it %d were not asked about, want %d", h.name, c.packets, young, c.young)
 			}

@@ -24,7 +24,7 @@ var AccelReasons = []AccelReason{
 	{"probe", "the one a second that asks the stack whether it still lets the flow out"},
 	{"waiting", "of a flow that is new or was silent, or that the stack does not let out"},
 	{"other-link", "came in where the flow's packets do not"},
-	{"young", "among the first eight or so of its direction: short flows are not worth a shortcut"},
+	{"young", "its direction has fewer than eight or so packets a second, or has only begun: not worth a shortcut"},
 	{"unknown", "connection tracking does not know it: the first of a flow, or untracked"},
 	{"unanswered", "the other end of its flow has not sent anything"},
 	{"unsteady", "TCP that opens or closes"},
