@@ -228,7 +228,8 @@ func TestLookupsFindWhatExplainTells(t *testing.T) {
 				if inside && translated && links[way].Inside {
 					way = addressed
 				}
-				if inside || translated {
+				given := slices.ContainsFunc(tables.Addresses, func(a OutsideAddress) bool { return a.Addr == l.p.Destination && !a.Owned })
+				if translated || inside && !given {
 					note(nat.StageSource, l.source(way))
 				}
 			}

@@ -152,8 +152,8 @@ func (e *explanation) explain() {
 		return
 	}
 	destination := e.choose(StageDestination, e.destines)
-	if destination == nil && !inside {
-		e.say(StageResult, "if it is for the outside endpoint of a mapping that lets its sender in, it goes to the inside endpoint, and its source stays; otherwise it is not translated")
+	if given := e.f.gives(e.p.Destination) && !e.s.IsLocal(e.p.Destination); destination == nil && (given || !inside) {
+		e.sayMapping(inside, given)
 		return
 	}
 	to, toText := e.target(destination)
@@ -177,6 +177,19 @@ func (e *explanation) explain() {
 	default:
 		e.say(StageResult, "destination becomes %s, source becomes %s", toText, e.f.hiddenText(source, e.p.Source, way))
 	}
+}
+
+// sayMapping tells what becomes of a packet that no destination rule is about, and that a
+// mapping may be. What is for an address that the file gives away is nobody else's.
+func (e *explanation) sayMapping(inside, given bool) {
+	hit, miss := "it goes to the inside endpoint, and its source stays", "it is not translated"
+	if inside {
+		hit = "it goes to the inside endpoint (hairpin)"
+	}
+	if given {
+		miss = "it is dropped"
+	}
+	e.say(StageResult, "if it is for the outside endpoint of a mapping that lets its sender in, %s; otherwise %s", hit, miss)
 }
 
 // untranslatable is why no rule is asked, "" if they are.
@@ -209,6 +222,8 @@ func (e *explanation) noWay(way string, to netip.Addr, translated bool) {
 		return
 	case e.s.IsLocal(to):
 		e.say(StageRoute, "%s is the gateway itself", to)
+		e.say(StageResult, "goes on untranslated, unless it is for the outside endpoint of a mapping")
+		return
 	case way == "":
 		e.say(StageRoute, "there is no route to %s", to)
 	default:

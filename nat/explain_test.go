@@ -171,7 +171,15 @@ result: dropped`},
 exclude: no rule
 destination: no rule
 route: 100.100.100.1 is the gateway itself
-result: goes on untranslated`},
+result: goes on untranslated, unless it is for the outside endpoint of a mapping`},
+		{"tcp 192.168.0.7:4000 -> 100.64.0.3:5000 in eth1", `
+exclude: no rule
+destination: no rule
+result: if it is for the outside endpoint of a mapping that lets its sender in, it goes to the inside endpoint (hairpin); otherwise it is dropped`},
+		{"tcp 192.0.2.1:4000 -> 100.64.0.3:5000 in eth0", `
+exclude: no rule
+destination: no rule
+result: if it is for the outside endpoint of a mapping that lets its sender in, it goes to the inside endpoint, and its source stays; otherwise it is dropped`},
 		{"tcp 192.168.0.7:4000 -> 9.9.9.9:80 in eth1", `
 exclude: no rule
 destination: no rule

@@ -236,6 +236,25 @@ func (r *Rule) OutsideAddresses() []AddressRange {
 	return nil
 }
 
+// gives tells whether an address is an outside one that hosts share: of a pool, of a source
+// rule or of a forward. One of a map is its inside host's.
+func (f *File) gives(a netip.Addr) bool {
+	for i := range f.Pools {
+		if slices.ContainsFunc(f.Pools[i].Addresses, func(r AddressRange) bool { return r.Contains(a) }) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(f.Rules, func(r Rule) bool {
+		switch action := r.Action.(type) {
+		case SNAT:
+			return action.Pool == "" && action.Address == a
+		case DNAT:
+			return action.Address == a
+		}
+		return false
+	})
+}
+
 // IsInside and IsOutside tell on which side an interface is; neither, if the file does
 // not name it.
 func (f *File) IsInside(link string) bool { return slices.Contains(f.Inside, link) }
