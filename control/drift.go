@@ -48,6 +48,8 @@ func driftOf(ns *netns.Handle, rec *record, file *nat.File, e *datapath.Engine, 
 			if err := d.interfaces(ns.Inode()); err != nil {
 				return err
 			}
+		} else if err := d.unanswered(made); err != nil {
+			return err
 		}
 		return d.changes(made)
 	})
@@ -251,6 +253,36 @@ func (d *drifting) changes(made []Change) error {
 				d.add("somebody has set %s to %s", c.Setting, now)
 			}
 		}
+	}
+	return nil
+}
+
+// unanswered finds addresses for which engine nft is to answer since it was told of the
+// interfaces: one has an address again. Those that it was told of are among its changes.
+func (d *drifting) unanswered(made []Change) error {
+	wanted, err := kernelProxies(d.file)
+	if err != nil {
+		return err
+	}
+	have, err := proxied()
+	if err != nil {
+		return err
+	}
+	answered := map[datapath.ProxyNeighbour]bool{}
+	for _, n := range have {
+		answered[n] = true
+	}
+	for _, c := range made {
+		answered[datapath.ProxyNeighbour{Link: c.Interface, Addr: c.Address}] = true
+	}
+	open := map[string][]string{}
+	for _, n := range wanted {
+		if !answered[n] {
+			open[n.Link] = append(open[n.Link], n.Addr.String())
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(open)) {
+		d.add("ARP is not answered on %s for %s", name, listed(open[name]))
 	}
 	return nil
 }

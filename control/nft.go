@@ -158,6 +158,7 @@ func kernelProxies(file *nat.File) (out []datapath.ProxyNeighbour, err error) {
 	own := func(a netip.Addr) bool {
 		return slices.ContainsFunc(local, func(l netlink.Addr) bool { return l.IP.Equal(a.AsSlice()) })
 	}
+	known := map[datapath.ProxyNeighbour]bool{}
 	for _, name := range file.Outside {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
@@ -170,7 +171,8 @@ func kernelProxies(file *nat.File) (out []datapath.ProxyNeighbour, err error) {
 			for _, r := range ranges {
 				for i := range min(r.Count(), maxProxies) {
 					n := datapath.ProxyNeighbour{Link: name, Addr: r.At(i)}
-					if at.IPNet.Contains(n.Addr.AsSlice()) && !own(n.Addr) && !slices.Contains(out, n) {
+					if at.IPNet.Contains(n.Addr.AsSlice()) && !own(n.Addr) && !known[n] {
+						known[n] = true
 						out = append(out, n)
 					}
 				}

@@ -703,6 +703,22 @@ func TestServeNFT(t *testing.T) {
 	})
 	s.hears("followed", "somebody has removed the nftables table natkit")
 	b.pingAs(b.client, "198.51.100.9", 0x51)
+	// The addresses that are answered for are those of a network that the interface is on.
+	address := func(change func(netlink.Link, *netlink.Addr) error) {
+		t.Helper()
+		b.in(b.gateway, func() error {
+			l, err := netlink.LinkByName("out")
+			if err != nil {
+				return err
+			}
+			a, err := netlink.ParseAddr("198.51.100.1/24")
+			return errors.Join(err, change(l, a))
+		})
+	}
+	address(netlink.AddrDel)
+	s.hears("followed", "198.51.100.77")
+	address(netlink.AddrAdd)
+	s.hears("followed", "ARP is not answered on out for 198.51.100.77")
 	s.replace(moreRules)
 	s.hears("reloaded", "")
 	if code, body := s.get("/healthz"); code != http.StatusOK {
