@@ -128,6 +128,16 @@ func judgeNextHop(f facts) *verdict {
 	v.Remedy = []string{"# what is known of it (FAILED: it was asked and did not answer), and whether anything comes in there:",
 		f.run(fmt.Sprintf("ip%s neigh show to %s dev %s", sixFlag(worst.addr), worst.addr, quote(worst.out))),
 		f.run("ip -s link show dev " + quote(worst.out))}
+	for _, port := range f.Interfaces {
+		switch {
+		case port.Master != worst.out || worst.out == "":
+		case !port.Up:
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, worst.out), "down", fromLinks})
+			v.Remedy = append(v.Remedy, fmt.Sprintf("# a port of %s is down; if the host is behind it:", worst.out), f.run("ip link set dev "+quote(port.Name)+" up"))
+		case port.NoCarrier:
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, worst.out), "no carrier: its other end is down or gone", fromLinks})
+		}
+	}
 	switch {
 	case worst.router:
 		v.Remedy = append(v.Remedy, "# if it is up: the cable, VLAN and network of "+worst.out+", and that its address is still "+worst.addr.String()+". If another router leads there, change the routes by this one:",

@@ -191,6 +191,13 @@ func TestNextHop(t *testing.T) {
 	if f := Judge(s); len(f) != 1 || f[0].Severity > Warning || strings.Contains(f[0].Title, "leads to") {
 		t.Errorf("the client of a service that is gone is taken for its target: %+v", f)
 	}
+
+	port := gateway()
+	examples["next-hop-silent"](port)
+	port.Interfaces = append(port.Interfaces, snapshot.Interface{Name: "veth 9", Kind: "veth", Master: "eth0"})
+	if f := Judge(port)[0]; !slices.Contains(f.Remedy, "ip link set dev 'veth 9' up") {
+		t.Errorf("a port of the bridge is down: %q", f.Remedy)
+	}
 }
 
 func TestAnswersLost(t *testing.T) {
