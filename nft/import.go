@@ -212,7 +212,8 @@ type importer struct {
 	origins []listed // of the rules of file
 	notes   []Note
 	noted   map[Note]bool
-	seen    map[string]int // rule's key -> index
+	seen    map[string]int  // rule's key -> index
+	halves  map[string]half // of a map, by the rule's key: which directions the input has
 	walking []string
 	steps   int
 }
@@ -223,7 +224,7 @@ const maxSteps = 1_000_000
 var errTooLong = errors.New("the chains lead into each other too often to follow every way")
 
 func newImporter(l ruleLists, o ImportOptions) *importer {
-	return &importer{lists: l, options: o, file: nat.New(), noted: map[Note]bool{}, seen: map[string]int{}}
+	return &importer{lists: l, options: o, file: nat.New(), noted: map[Note]bool{}, seen: map[string]int{}, halves: map[string]half{}}
 }
 
 func (l ruleLists) toFile(o ImportOptions) (*Imported, error) {
@@ -248,6 +249,7 @@ func (l ruleLists) toFile(o ImportOptions) (*Imported, error) {
 	i.reach()
 	i.order()
 	i.settle()
+	i.ways()
 	if len(i.file.Rules) == 0 {
 		i.note(Note{Why: "no rule of the input could be taken over", Lost: true})
 	}
@@ -516,7 +518,7 @@ func (i *importer) destination(r listed, m condition) {
 			i.lost(r, "a map is for a whole prefix, and for one of the same length")
 			return
 		}
-		i.addMap(r, r.net, m.dst[0], m.in)
+		i.addMap(r, r.net, m.dst[0], m.in, halfDestination)
 		return
 	}
 	addresses := m.dst
@@ -607,7 +609,7 @@ func (i *importer) source(r listed, m condition) {
 				i.lost(r, "a map is between prefixes of the same length")
 				continue
 			}
-			i.addMap(r, src, r.net, m.out)
+			i.addMap(r, src, r.net, m.out, halfSource)
 			continue
 		default:
 			if r.pool.First == r.pool.Last {
@@ -639,9 +641,18 @@ func (i *importer) pool(r listed) string {
 	return name
 }
 
+// half is one direction of a map.
+type half int
+
+const (
+	halfSource half = 1 << iota
+	halfDestination
+)
+
 // addMap adds one rule for both directions, of which the input usually has two.
-func (i *importer) addMap(r listed, inside, outside netip.Prefix, link string) {
+func (i *importer) addMap(r listed, inside, outside netip.Prefix, link string, h half) {
 	rule := nat.Rule{Action: nat.Map{Inside: inside.Masked(), Outside: outside.Masked()}, Out: link}
+	i.halves[rule.Key()] |= h
 	i.add(r, rule)
 }
 
@@ -715,6 +726,8 @@ func (i *importer) reach() {
 				i.lost(r, "is for every destination: of those only the gateway's own outside addresses are named")
 			case fromInside && several:
 				i.otherwise(r, "holds for outside addresses of the gateway, not for its inside ones")
+			case several && !m.local:
+				i.otherwise(r, "holds for outside addresses of the gateway, not for others that are routed to it")
 			}
 			if slices.ContainsFunc(m.notIn, func(n string) bool { return slices.Contains(i.file.Outside, n) }) {
 				// Without a binding it would let everybody in.
@@ -725,6 +738,13 @@ func (i *importer) reach() {
 			} else if m.notIn != nil {
 				links := slices.Sorted(slices.Values(m.notIn))
 				i.otherwise(r, "holds for packets from every interface, also %s: hairpin", strings.Join(slices.Compact(links), ", "))
+			}
+		case nat.Map:
+			switch i.halves[rule.Key()] {
+			case halfSource:
+				i.otherwise(r, "became a map, which holds both ways: it also lets in what is sent to its outside addresses")
+			case halfDestination:
+				i.otherwise(r, "became a map, which holds both ways: it also translates what its inside hosts send")
 			}
 		case nat.Masquerade, nat.SNAT:
 			kept := slices.DeleteFunc(slices.Clone(i.file.Inside), func(n string) bool { return slices.Contains(m.notOut, n) })
@@ -739,6 +759,28 @@ func (i *importer) reach() {
 	}
 	i.file.Rules, i.origins = rules, origins
 }
+
+// ways says once what natkit does with addresses that are published and Linux does not.
+func (i *importer) ways() {
+	hides := slices.ContainsFunc(i.file.Rules, isSourceRule)
+	others, hairpin := false, false
+	for _, rule := range i.file.Rules {
+		a, ok := rule.Action.(nat.DNAT)
+		if !ok {
+			continue
+		}
+		others = others || !a.Ports.IsZero() && len(i.options.Local) > 0 && !slices.Contains(i.options.Local, a.Address)
+		hairpin = hairpin || rule.In == "" && hides
+	}
+	if others {
+		i.note(Note{Why: "what is sent to other ports of an address that is published, and not the gateway's own, is dropped"})
+	}
+	if hairpin {
+		i.note(Note{Why: "an inside host that asks for what is published is seen there by an outside address (hairpin)"})
+	}
+}
+
+func isSourceRule(r nat.Rule) bool { return isSource(&r) }
 
 // order compares which rule is first in the list with which is the most special.
 func (i *importer) order() {

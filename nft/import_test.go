@@ -169,6 +169,23 @@ pool pool1 [203.0.113.6/31] ports
 	}
 }
 
+// A map is two-way: of an input with one direction only, what the other lets in or
+// translates is said.
+func TestImportHalfMap(t *testing.T) {
+	const source = "-A POSTROUTING -s 10.1.0.0/24 -o eth0 -j NETMAP --to 100.64.1.0/24\n"
+	const destination = "-A PREROUTING -d 100.64.1.0/24 -i eth0 -j NETMAP --to 10.1.0.0/24\n"
+	for in, want := range map[string]string{
+		source:               "it also lets in",
+		destination:          "it also translates",
+		source + destination: "",
+	} {
+		got := importText("half", []byte("*nat\n"+in+"COMMIT\n"))
+		if !strings.Contains(got, "map: 10.1.0.0/24 <-> 100.64.1.0/24, out: eth0") || want != "" && !strings.Contains(got, want) || want == "" && strings.Contains(got, "both ways") {
+			t.Errorf("%s%s, want %q", in, got, want)
+		}
+	}
+}
+
 // Chains that lead into each other along more ways than can be followed are refused.
 func TestImportEnds(t *testing.T) {
 	var b strings.Builder
