@@ -47,14 +47,37 @@ const (
 // routeProtocol marks natkit's routes; `ip route` shows it.
 const routeProtocol = 110
 
-func (c Change) String() string {
+func (c Change) String() string { return c.text(c.Address.String()) }
+
+func (c Change) text(addresses string) string {
 	switch c.Kind {
 	case changeNeighbour:
-		return fmt.Sprintf("answer ARP for %s on %s: %s", c.Address, c.Interface, c.Reason)
+		return fmt.Sprintf("answer ARP for %s on %s: %s", addresses, c.Interface, c.Reason)
 	case changeRoute:
-		return fmt.Sprintf("route %s to %s: %s", c.Address, c.Interface, c.Reason)
+		return fmt.Sprintf("route %s to %s: %s", addresses, c.Interface, c.Reason)
 	}
 	return fmt.Sprintf("%s: %q -> %q: %s", c.Setting, c.Old, c.New, c.Reason)
+}
+
+// ChangesText says changes in a line each, and as one those that are alike but for the
+// address: a pool makes two for each of its addresses.
+func ChangesText(changes []Change) (lines []string) {
+	alike := func(a, b Change) bool {
+		return a.Kind != changeSetting && a.Kind == b.Kind && a.Interface == b.Interface && a.Reason == b.Reason
+	}
+	for i, c := range changes {
+		if slices.ContainsFunc(changes[:i], func(before Change) bool { return alike(before, c) }) {
+			continue
+		}
+		var addresses []string
+		for _, other := range changes[i:] {
+			if alike(c, other) {
+				addresses = append(addresses, other.Address.String())
+			}
+		}
+		lines = append(lines, c.text(listed(addresses)))
+	}
+	return lines
 }
 
 // settingChange is the change of a setting to a value, nil if it has it. The calling

@@ -378,6 +378,22 @@ func TestCautions(t *testing.T) {
 	}
 }
 
+// What is done for each address of a pool is one line, not two for each.
+func TestChangesText(t *testing.T) {
+	b := newBed(t)
+	text := "inside: [in]\noutside: [out]\nlimits: {sessions: 4096, sources: 256}\npools:\n  a: {addresses: 198.51.100.32/27}\nrules:\n  - {snat: any, to: a}\n"
+	p, err := MakePlan(b.parse(text), text, b.options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := ChangesText(p.Changes)
+	if len(p.Changes) < 64 || len(got) > 4 || !slices.ContainsFunc(got, func(l string) bool {
+		return strings.HasPrefix(l, "answer ARP for 198.51.100.32, 198.51.100.33, 198.51.100.34, 198.51.100.35, 198.51.100.36 and 27 more on out: ")
+	}) {
+		t.Errorf("%d changes: %q", len(p.Changes), got)
+	}
+}
+
 // Flows that the kernel tracked before there were rules for them are translated as well,
 // while they go on; those of before that no rule is about are left alone.
 func TestFlowsOfBefore(t *testing.T) {

@@ -49,10 +49,10 @@ func (p *NATPlan) Text(w io.Writer) error {
 	if p.Upgrade {
 		b.WriteString("programs of another natkit are replaced; sessions go on\n")
 	}
-	for _, c := range p.Changes {
+	for _, c := range control.ChangesText(p.Changes) {
 		fmt.Fprintf(&b, "changed in the namespace, until natkit down: %s\n", c)
 	}
-	for _, c := range p.Undone {
+	for _, c := range control.ChangesText(p.Undone) {
 		fmt.Fprintf(&b, "taken back: %s\n", c)
 	}
 	planTail(&b, p.Bypassed, p.Warnings)
@@ -118,7 +118,7 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 	if s.Stats != nil {
 		natCounts(&b, s)
 	}
-	for _, c := range s.Changes {
+	for _, c := range control.ChangesText(s.Changes) {
 		fmt.Fprintf(&b, "changed until natkit down: %s\n", c)
 	}
 	_, err := io.WriteString(w, trimLines(b.String()))

@@ -55,7 +55,7 @@ func serveNotes(b *strings.Builder, e *control.ServeEvent) {
 	if e.Plan.Upgrade {
 		b.WriteString("  programs of another natkit were replaced; sessions go on\n")
 	}
-	for _, c := range e.Plan.Changes {
+	for _, c := range control.ChangesText(e.Plan.Changes) {
 		fmt.Fprintf(b, "  changed in the namespace, until natkit down: %s\n", c)
 	}
 	if e.Kind == "followed" {
