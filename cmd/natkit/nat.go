@@ -110,8 +110,9 @@ what XDP can't finish. No process stays: programs and tables are pinned. Engine
 nft has the kernel's NAT do it, by one nftables table of the name natkit. The
 same file runs on both; what an engine does otherwise than the file says is told.
 
-Packets of engine ebpf do not meet the chain FORWARD, IPsec, routing by mark, or
-shaping. What of these is set up is listed, and nothing is done without --bypass.
+Packets of engine ebpf do not meet the chain FORWARD, chains and filters that
+others have on the interfaces, IPsec, routing by mark, or shaping. What of these
+is set up is listed, and nothing is done without --bypass.
 
 All is done or nothing. What is changed of the namespace (forwarding, ports kept
 from the gateway's own connections, proxy neighbours) is written down before, and
