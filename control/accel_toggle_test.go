@@ -81,6 +81,11 @@ func TestAccelToggledOften(t *testing.T) {
 	b := newAccelBed(t)
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.parrot(b.client, "10.0.0.2:80")
+	// Before a neighbour is found, and a device's queue is there, the kernel may lose packets.
+	for to, from := range map[string]*netns.Handle{"198.51.100.9:7000": b.client, "198.51.100.1:8080": b.server} {
+		first := b.dialogue(from, "", to)
+		ktest.Wait(t, 30*time.Second, "an answer of "+to, func() bool { return first.ask(time.Second) != "" })
+	}
 	streams := []*manyDatagrams{b.manyDatagrams(b.client, "10.0.0.2:6000", "198.51.100.9:7000"), b.manyDatagrams(b.server, "198.51.100.9:6000", "198.51.100.1:8080")}
 	var forwarded, cycles uint64
 	for range 20 {
