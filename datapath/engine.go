@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // Engine is one NAT engine: the maps and programs of one network namespace. It is
@@ -85,7 +86,7 @@ func New(size Size) (_ *Engine, err error) {
 	e := &Engine{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("make NAT engine: %w", err), e.Close())
+			err = errors.Join(fmt.Errorf("make NAT engine: %w", err), fewFiles(), e.Close())
 		}
 	}()
 	if err := e.load(size); err != nil {
@@ -95,6 +96,17 @@ func New(size Size) (_ *Engine, err error) {
 		return nil, err
 	}
 	return e, e.StartSweep()
+}
+
+// fewFiles is an error if the process may open fewer files than an engine has maps and
+// programs: the kernel's refusal is taken for all kinds of things then.
+func fewFiles() error {
+	const enough = 256
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= enough {
+		return err
+	}
+	return fmt.Errorf("this process may open %d files only (RLIMIT_NOFILE, `ulimit -n`), and needs up to %d", limit.Cur, enough)
 }
 
 // putControl writes what holds for the life of the maps, which are as large as they are to
