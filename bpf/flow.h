@@ -62,11 +62,11 @@ static __noinline int flow_neighbour(struct ctx *ctx, struct packet *packet, str
 
 	if (!CTX_TC)
 		return NAT_PASS_TO_TC;
-	reason = route_find(ctx, packet, packet->key.src, flow->dst, &route);
+	reason = route_to(ctx, packet, flow->dst, &route);
 	if (reason == GO_ON && !route.link)
 		reason = NAT_DROP_NO_ROUTE;
 	if (reason == GO_ON)
-		reason = route_carries(packet, route.mtu);
+		reason = route_carries(packet, flow->dst, route.mtu);
 	if (reason == GO_ON)
 		reason = flow_frame(ctx, packet);
 	if (reason != GO_ON)
@@ -89,7 +89,7 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	struct nat_link *link;
 	int reason;
 
-	reason = route_carries(packet, flow->mtu);
+	reason = route_carries(packet, flow->dst, flow->mtu);
 	if (unlikely(reason != GO_ON))
 		return reason;
 	if (CTX_TC && unlikely(packet->flags & PACKET_FRAGMENT_FIRST)) {
@@ -141,11 +141,11 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 
 	if (flow_state(flow) & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src)) {
 		session_kill(packet);
-		return NAT_DROP_RACE; /* made anew when this one is removed */
+		return NAT_DROP_RACE; /* the next packet makes it anew */
 	}
 	if (!CTX_TC && (!probed || packet->now - *probed >= ROUTE_CHECK_TICKS))
 		return NAT_PASS_TO_TC;
-	reason = route_find(ctx, packet, packet->key.src, flow->dst, &route);
+	reason = route_to(ctx, packet, flow->dst, &route);
 	if (reason == GO_ON && !route.link)
 		reason = NAT_DROP_NO_ROUTE;
 	if (reason != GO_ON) {
@@ -236,7 +236,7 @@ static __always_inline int flow_attended(struct ctx *ctx, struct packet *packet,
 		reason = flow_send(ctx, packet, flow);
 	if (CTX_TC || reason != NAT_PASS_TO_TC)
 		return reason;
-	left = route_carries(packet, flow->mtu);
+	left = route_carries(packet, flow->dst, flow->mtu);
 	if (left == GO_ON || left == NAT_PASS_TO_TC)
 		flow->seen = packet->now;
 	return reason;
@@ -310,7 +310,7 @@ static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet
 	int reason = fragment_later(packet, out);
 
 	if (reason == GO_ON)
-		reason = route_find(ctx, packet, packet->key.src, out->dst, &route);
+		reason = route_to(ctx, packet, out->dst, &route);
 	if (reason != GO_ON)
 		return reason;
 	out->hop = route.hop;

@@ -346,7 +346,9 @@ static __noinline int icmp_send(struct ctx *ctx, struct packet *packet, __u32 an
 {
 	__u32 quoted = packet->bytes, header = sizeof(struct ipv4) + sizeof(struct icmp);
 	struct icmp icmp = {.type = answer >> 8, .code = answer};
-	struct ipv4 ip = {.version = 0x45, .ttl = 64, .protocol = ICMP};
+	/* RFC 1812 section 4.3.2.5: precedence 6, the rest as in what it answers. */
+	struct ipv4 ip = {
+		.version = 0x45, .tos = 0xc0 | (packet->tos & 0x1e), .ttl = 64, .protocol = ICMP};
 	int sum;
 
 	if (!CTX_TC)

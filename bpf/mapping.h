@@ -218,8 +218,9 @@ SUBPROGRAM void mapping_put(struct nat_slot *slot, __u64 place, __u32 now)
 		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
 }
 
-/* Holds the mapping of h->inside, if there is one; NAT_DROP_NO_MAPPING if not. */
-GLOBAL int mapping_find(struct hold *h, __u32 now)
+/* Holds the mapping of h->inside, if there is one and its place is only, or only is 0;
+ * NAT_DROP_NO_MAPPING if not. */
+GLOBAL int mapping_hold(struct hold *h, __u32 now, __u64 only)
 {
 	struct nat_slot *slot;
 	__u64 place;
@@ -227,7 +228,7 @@ GLOBAL int mapping_find(struct hold *h, __u32 now)
 	if (!h)
 		return NAT_DROP_BYPASS;
 	place = mapping_lookup(&h->inside);
-	if (!place)
+	if (!place || (only && place != only))
 		return NAT_DROP_NO_MAPPING;
 	slot = place_slot(place);
 	if (!slot || refs_take(&slot->refs, NAT_REFS_COUNT) != GO_ON)
@@ -241,6 +242,11 @@ GLOBAL int mapping_find(struct hold *h, __u32 now)
 	h->filtering = refs_read(&slot->refs) & NAT_REFS_FILTERING;
 	h->flags |= NAT_FLOW_MAPPED;
 	return GO_ON;
+}
+
+static __always_inline int mapping_find(struct hold *h, __u32 now)
+{
+	return mapping_hold(h, now, 0);
 }
 
 /* Says whose the outside endpoint of h is. */
@@ -358,12 +364,11 @@ GLOBAL int mapping_take_address(struct hold *h, __u32 first, __u32 count, __u32 
 }
 
 /*
- * Who has an outside endpoint: GO_ON and the inside one; NAT_PASS_NO_RULE if the
- * address is none of ours, and if nobody has it NAT_PASS_LOCAL where the gateway
- * itself does, NAT_DROP_NO_MAPPING where it doesn't.
+ * Who has an outside endpoint: GO_ON, and h is that endpoint and the inside one, not yet
+ * held; NAT_PASS_NO_RULE if the address is none of ours, and if nobody has it NAT_PASS_LOCAL
+ * where the gateway itself does, NAT_DROP_NO_MAPPING where it doesn't.
  */
-GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class,
-			      struct nat_mapping_key *inside)
+GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class, struct hold *h)
 {
 	struct nat_addr key = addr_of(outside_addr);
 	__u32 *index = bpf_map_lookup_elem(&outside, &key);
@@ -371,7 +376,7 @@ GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class,
 	struct nat_slot *slot, value;
 	__u32 i;
 
-	if (!index || !inside)
+	if (!index || !h)
 		return NAT_PASS_NO_RULE;
 	i = *index;
 	address = bpf_map_lookup_elem(&addresses, &i);
@@ -381,14 +386,25 @@ GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class,
 	if (slot) {
 		value = slot_read(slot);
 		if (value.used) {
-			inside->addr = value.addr;
-			inside->port = value.port;
-			inside->class = address->port_count ? class : NAT_OTHER;
-			inside->realm = value.realm;
+			h->inside.addr = value.addr;
+			h->inside.port = value.port;
+			h->inside.class = address->port_count ? class : NAT_OTHER;
+			h->inside.realm = value.realm;
+			h->address = i;
+			h->port = address->port_count ? port : 0;
 			return GO_ON;
 		}
 	}
 	return address->flags & NAT_ADDRESS_OWNED ? NAT_PASS_LOCAL : NAT_DROP_NO_MAPPING;
+}
+
+/* Holds the mapping of the outside endpoint that mapping_by_outside found. NAT_DROP_FILTERED:
+ * the port is a session's, which others can't use; its host's mapping, if any, is another's. */
+static __always_inline int mapping_addressed(struct hold *h, __u32 now)
+{
+	int reason = mapping_hold(h, now, mapping_place(h->address, h->inside.class, h->port));
+
+	return reason == NAT_DROP_NO_MAPPING ? NAT_DROP_FILTERED : reason;
 }
 
 /* --- contacts ---------------------------------------------------------------- */
@@ -501,10 +517,18 @@ GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
 	return first + start % count;
 }
 
+/* Whether a host that has that address can go on with it: its pool may have lost it. */
+static __always_inline int pool_has(__u32 index, __u32 first, __u32 count)
+{
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+
+	return index - first < count && address && !(address->flags & NAT_ADDRESS_LEAVING);
+}
+
 /*
  * Counts a session for the inside host of h, if it has fewer than limit (0: no limit).
- * A pool's address is the host's for as long as it has sessions (RFC 4787 REQ-2); count 0:
- * h has it.
+ * A pool's address is the host's for as long as it has sessions (RFC 4787 REQ-2) and the
+ * pool has it; count 0: h has it.
  */
 GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
 {
@@ -527,6 +551,9 @@ GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
 				return NAT_DROP_RACE;
 			}
 			h->flags |= NAT_FLOW_SOURCE;
+			if (count && !pool_has(s->address, first, count))
+				s->address = pool_choose(addr_word(key.addr), first, count,
+							 h->inside.class);
 			if (count)
 				h->address = s->address;
 			return GO_ON;

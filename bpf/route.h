@@ -131,19 +131,40 @@ static __always_inline int route_home(struct ctx *ctx, const struct packet *pack
 }
 
 /*
- * Whether a packet can be sent by a way with that MTU. From inside, the stack answers its
- * sender if not; from outside we do. Without DF tc cuts what is too big, but never what
+ * Whether a packet that is to go to dst and can't may go up as it came: from inside, the
+ * stack then answers its sender. But where its destination was to be another (hairpin) the
+ * stack would take it for its own, or let it out untranslated.
+ */
+static __always_inline int route_up(const struct packet *packet, struct nat_addr dst)
+{
+	return packet->key.side == NAT_INSIDE && addr_equal(packet->key.dst, dst);
+}
+
+/* route_find for what the packet is to become. */
+static __always_inline int route_to(struct ctx *ctx, const struct packet *packet,
+				    struct nat_addr dst, struct route *route)
+{
+	int reason = route_find(ctx, packet, packet->key.src, dst, route);
+
+	if (reason == NAT_PASS_LOCAL && !addr_equal(packet->key.dst, dst))
+		return NAT_DROP_UNSUPPORTED;
+	return reason == NAT_PASS_NO_ROUTE && !route_up(packet, dst) ? NAT_DROP_NO_ROUTE : reason;
+}
+
+/*
+ * Whether a packet can be sent to dst by a way with that MTU. Where the stack may not answer
+ * its sender (route_up) we do. Without DF tc cuts what is too big, but never what
  * stands for several frames.
  */
-static __always_inline int route_carries(struct packet *packet, __u16 mtu)
+static __always_inline int route_carries(struct packet *packet, struct nat_addr dst, __u16 mtu)
 {
 	if (unlikely(packet->ttl <= 1))
-		return packet->key.side == NAT_INSIDE ? NAT_PASS_TTL : NAT_DROP_TTL;
+		return route_up(packet, dst) ? NAT_PASS_TTL : NAT_DROP_TTL;
 	if (!mtu || packet->length <= mtu)
 		return GO_ON;
 	packet->mtu = mtu;
 	if (packet->flags & PACKET_DF)
-		return packet->key.side == NAT_INSIDE ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
+		return route_up(packet, dst) ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
 	if (packet->flags & PACKET_GSO)
 		return NAT_DROP_TOO_BIG;
 	packet->flags |= PACKET_CUT;

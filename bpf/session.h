@@ -80,7 +80,7 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	struct nat_mapping_key *inside = &o->target.inside;
 
 	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
-				    p->class, inside);
+				    p->class, &o->target);
 	if (reason == NAT_PASS_NO_RULE)
 		return GO_ON; /* not one of ours */
 	if (reason != GO_ON)
@@ -88,9 +88,9 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	reason = session_opens(p);
 	if (reason != GO_ON)
 		return reason;
-	reason = mapping_find(&o->target, p->now);
-	if (reason != GO_ON) /* none: the port is a session's, which others can't use */
-		return reason == NAT_DROP_NO_MAPPING ? NAT_DROP_FILTERED : reason;
+	reason = mapping_addressed(&o->target, p->now);
+	if (reason != GO_ON)
+		return reason;
 	o->by_mapping = 1;
 	o->decided.sessions = 1;
 	out->dst = inside->addr;
@@ -154,7 +154,7 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
 	struct nat_link *link;
 	int reason;
 
-	reason = route_find(ctx, p, p->key.src, out->dst, &route);
+	reason = route_to(ctx, p, out->dst, &route);
 	if (reason == NAT_PASS_LOCAL && translated)
 		return NAT_DROP_UNSUPPORTED; /* to the gateway: can't be handed up translated */
 	if (reason != GO_ON)
@@ -608,7 +608,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 			return reason;
 	}
 	if (o->decided.sessions) {
-		reason = route_carries(p, o->decided.mtu);
+		reason = route_carries(p, out->dst, o->decided.mtu);
 		if (reason != GO_ON)
 			return reason;
 	}
@@ -745,13 +745,12 @@ static __always_inline int session_admits(const struct packet *p, const struct n
 	if (rule_destination(&p->key, link_find(p->ifindex), config->lookups, slot) != RULE_NONE)
 		return GO_ON;
 	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
-				    p->class, &h.inside);
+				    p->class, &h);
 	if (reason != GO_ON)
 		return reason == NAT_PASS_NO_RULE ? NAT_DROP_NO_MAPPING : reason;
-	reason = mapping_find(&h, p->now);
-	if (reason != GO_ON)
-		return reason == NAT_DROP_NO_MAPPING ? NAT_DROP_FILTERED : reason;
-	reason = mapping_admits(&h, addr_word(p->key.src));
+	reason = mapping_addressed(&h, p->now);
+	if (reason == GO_ON)
+		reason = mapping_admits(&h, addr_word(p->key.src));
 	hold_drop(&h, addr_word(p->key.src), p->now);
 	return reason;
 }
@@ -824,14 +823,19 @@ static __always_inline int session_revive(const struct packet *p, const struct n
 	return s && flow_at(s, direction) == flow ? GO_ON : NAT_DROP_RACE;
 }
 
-/* Ends the session of a flow whose outside address is no longer the gateway's. */
+/* Ends the session of a flow whose outside address is no longer the gateway's. Its keys lead
+ * to it no more, so that the next packet opens another; the sweep does the rest. */
 SUBPROGRAM void session_kill(const struct packet *p)
 {
-	__u32 direction = 0;
-	struct nat_session *s = flow_look(&p->key, &direction);
+	__u64 entry = flow_entry(&p->key);
+	__u32 number = flow_number(table_value(entry));
+	struct nat_session *s = flow_session(number);
 
-	if (s)
-		state_kill(s, p->now);
+	if (!entry || !s)
+		return;
+	state_kill(s, p->now);
+	flow_remove(&s->keys[NAT_OWNER], number, NAT_OWNER);
+	flow_remove(&s->keys[NAT_PEER], number, NAT_PEER);
 }
 
 #endif

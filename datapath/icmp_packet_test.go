@@ -252,10 +252,10 @@ func TestICMPSent(t *testing.T) {
 	r.putFlow(t, abiNatSideNAT_OUTSIDE, pktbuild.UDPProtocol, endpoints{world, gatewayOut, 53, 40000}, endpoints{world, insideHost, 53, 5000}, r.in,
 		func(f *abiNatFlow) { f.Mtu = 1300 })
 	answer := func(payload pktbuild.ICMP) pktbuild.Frame {
-		return pktbuild.Frame{To: r.out.neighbor, From: r.out.mac, IP: pktbuild.IPv4{Src: gatewayOut, Dst: world, TTL: 64, Payload: payload}}
+		return pktbuild.Frame{To: r.out.neighbor, From: r.out.mac, IP: pktbuild.IPv4{Src: gatewayOut, Dst: world, TTL: 64, TOS: 0xd0, Payload: payload}}
 	}
-	long := pktbuild.IPv4{Src: world, Dst: gatewayOut, TTL: 9, Fragment: pktbuild.DF, Payload: pktbuild.UDP{Src: 53, Dst: 40000, Data: make([]byte, 1300)}}
-	short := pktbuild.IPv4{Src: world, Dst: gatewayOut, TTL: 1, Payload: pktbuild.UDP{Src: 53, Dst: 40000, Data: []byte("odd")}}
+	long := pktbuild.IPv4{Src: world, Dst: gatewayOut, TTL: 9, TOS: 0x31, Fragment: pktbuild.DF, Payload: pktbuild.UDP{Src: 53, Dst: 40000, Data: make([]byte, 1300)}}
+	short := pktbuild.IPv4{Src: world, Dst: gatewayOut, TTL: 1, TOS: 0x10, Payload: pktbuild.UDP{Src: 53, Dst: 40000, Data: []byte("odd")}}
 	tests := []struct {
 		name   string
 		in     pktbuild.IPv4

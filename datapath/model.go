@@ -254,12 +254,13 @@ func (m *model) forward(p modelPacket, to modelEnds, s *modelSession) (modelOutc
 // carries tells whether a packet can be sent to where it would go.
 func (m *model) carries(p modelPacket, to modelEnds) abiNatReason {
 	out := m.link(m.route(to.dst.Addr()))
+	up := p.inside && to.dst.Addr() == p.dst.Addr() // the stack may answer, for it is to send it there, too
 	switch {
-	case p.ttl <= 1 && p.inside:
+	case p.ttl <= 1 && up:
 		return abiNatReasonNAT_PASS_TTL
 	case p.ttl <= 1:
 		return abiNatReasonNAT_DROP_TTL
-	case p.length > out.MTU && p.inside:
+	case p.length > out.MTU && up:
 		return abiNatReasonNAT_PASS_TOO_BIG
 	case p.length > out.MTU:
 		return abiNatReasonNAT_DROP_TOO_BIG

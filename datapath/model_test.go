@@ -552,7 +552,7 @@ func (r *modelRig) icmp(frame, got []byte) error {
 		!bytes.Equal(got[:6], frame[6:12]) || !bytes.HasPrefix(frame[14:], got[header:]) {
 		return fmt.Errorf("something leaves that is no answer:\n%x", got)
 	}
-	want := pktbuild.IPv4{Src: netip.AddrFrom4([4]byte(got[26:30])), Dst: netip.AddrFrom4([4]byte(got[30:34])), TTL: 64, Payload: pktbuild.ICMP{
+	want := pktbuild.IPv4{Src: netip.AddrFrom4([4]byte(got[26:30])), Dst: netip.AddrFrom4([4]byte(got[30:34])), TTL: 64, TOS: 0xc0, Payload: pktbuild.ICMP{
 		Type: got[34], Code: got[35], Rest: binary.BigEndian.Uint32(got[38:]), Data: got[header:]}}
 	if !bytes.Equal(got[14:], want.Bytes()) {
 		return fmt.Errorf("the error is not as it should be:\n%s", differ(got[14:], want.Bytes()))

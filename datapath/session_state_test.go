@@ -637,6 +637,8 @@ func testRefused(t *testing.T, g *gateway) {
 		{"TTL 1 in", outer, ends("198.51.100.9:1", "203.0.113.1:7000"), 1, 10, abiNatReasonNAT_DROP_TTL},
 		{"too big out", inside, ends("192.168.1.2:1", "198.51.100.9:1"), 64, outsideMTU, abiNatReasonNAT_PASS_TOO_BIG},
 		{"too big in", outer, ends("198.51.100.9:1", "203.0.113.1:7000"), 64, insideMTU, abiNatReasonNAT_DROP_TOO_BIG},
+		{"TTL 1 hairpin", inside, ends("192.168.1.2:1", "203.0.113.1:7000"), 1, 10, abiNatReasonNAT_DROP_TTL},
+		{"too big hairpin", inside, ends("192.168.1.2:1", "203.0.113.1:7000"), 64, insideMTU, abiNatReasonNAT_DROP_TOO_BIG},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			frame := g.sidePort(row.side).arriving(pktbuild.IPv4{Src: row.e.src, Dst: row.e.dst, TTL: row.ttl, Fragment: pktbuild.DF,
@@ -845,6 +847,79 @@ func TestSourceRuleRemembered(t *testing.T) {
 	g.fill(t, "origins", []entry{{&abiNatOriginKey{Prefixlen: 56, Out: be(g.out.link + 1), Addr: addr(netip.MustParseAddr("192.168.1.0"))}, uint32(knownRule)}})
 	if got := source(ends("192.168.1.2:5003", "198.51.100.9:53")); got != outsideAddresses[knownAddress] {
 		t.Errorf("by the rules of the next generation from %s", got)
+	}
+}
+
+// What was to be led to another inside host and can't be sent there does not go up as it
+// came: the stack would route it by the address that it was to lose.
+func TestHairpinStaysInside(t *testing.T) {
+	g := newGateway(t)
+	nowhere := func(t *testing.T, host string) {
+		g.unreachable(t, &net.IPNet{IP: net.ParseIP(host).To4(), Mask: net.CIDRMask(32, 32)})
+	}
+	for _, h := range hooks {
+		g.hook = h
+		t.Run(h.name, func(t *testing.T) {
+			known, unknown := ends("192.168.1.2:5000", "198.18.6.7:9"), ends("192.168.1.2:5000", "198.18.7.8:9")
+			g.want(t, inside, "udp", 0, known, sent, ends("203.0.113.1:5000", "192.168.6.7:9"))
+			nowhere(t, "192.168.6.7")
+			nowhere(t, "192.168.7.8")
+			g.refused(t, inside, "udp", 0, unknown, abiNatReasonNAT_DROP_NO_ROUTE)
+			time.Sleep(time.Second) // the way that the session has is trusted for so long
+			g.refused(t, inside, "udp", 0, known, abiNatReasonNAT_DROP_NO_ROUTE)
+			g.reset(t)
+		})
+	}
+}
+
+// A stranger is not let in by a port that is a session's, though its inside endpoint has a
+// mapping, by another port: the rule was another one when the session was made.
+func TestStrangerToPortOfSession(t *testing.T) {
+	g := newGateway(t)
+	host := fmt.Sprintf("192.168.%d.9:5000", apdmRule)
+	stranger := func(src string, to endpoints, want abiNatReason) {
+		t.Helper()
+		e := ends(src, fmt.Sprintf("%s:%d", to.src, to.sport))
+		if got, _ := g.send(t, outer, "udp", 0, e); got != want {
+			t.Errorf("%v: %v, want %v", e, got, want)
+		}
+	}
+	_, first := g.send(t, inside, "udp", 0, ends(host, "198.51.100.9:53"))
+	stranger("198.51.100.77:999", first, abiNatReasonNAT_DROP_FILTERED)
+	rules := [ruleCount]abiNatRule{}
+	rules[apdmRule] = abiNatRule{Id: apdmRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: apdmAddress + 1, PoolFirst: apdmAddress, PoolCount: 1}
+	g.fill(t, "rules", indexed(rules[:]))
+	_, second := g.send(t, inside, "udp", 0, ends(host, "198.51.100.10:53"))
+	if second.sport == first.sport {
+		t.Fatalf("%v has the port of %v", second, first)
+	}
+	stranger("198.51.100.77:999", first, abiNatReasonNAT_DROP_FILTERED)
+	stranger("198.51.100.77:999", second, back)
+}
+
+// A host whose address has left the pool goes on with another one.
+func TestPoolLosesAddress(t *testing.T) {
+	g := newGateway(t)
+	host := func(port int) endpoints {
+		return ends(fmt.Sprintf("192.168.%d.9:%d", fullRule, port), "198.51.100.9:53")
+	}
+	_, first := g.send(t, inside, "udp", 0, host(5000))
+	for i := uint32(fullAddress); i < fullAddress+2; i++ {
+		var a abiNatAddress
+		if err := g.maps["addresses"].Lookup(i, &a); err != nil {
+			t.Fatal(err)
+		}
+		if addr(first.src) == a.Addr {
+			a.Flags |= uint16(abiNatAddressFlagNAT_ADDRESS_LEAVING)
+			g.put(t, "addresses", i, &a)
+		}
+	}
+	reason, second := g.send(t, inside, "udp", 0, host(5001))
+	if reason != sent || second.src == first.src {
+		t.Errorf("after %v left: %v by %v", first.src, reason, second.src)
+	}
+	if _, third := g.send(t, inside, "udp", 0, host(5002)); third.src != second.src {
+		t.Errorf("by %v and %v", second.src, third.src)
 	}
 }
 
