@@ -636,3 +636,27 @@ func (w *twins) stranger(k *talk) {
 	w.cross(false, ips, 5*time.Millisecond) // what comes later is met by the next packet
 	w.seen["stranger"]++
 }
+
+// An inside host's packet to another by an outside address of the gateway (hairpin), whose
+// TTL ends here: the gateway answers by ICMP, its stack does not take it for its own.
+func TestHairpinTTL(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
+	c := newCrossing(t, EngineEBPF, AttachTC, bothRules)
+	ack := func(ttl uint8) []byte {
+		return c.in.frame(pktbuild.IPv4{Src: netip.MustParseAddr("10.0.0.3"), Dst: crossingOut, TTL: ttl,
+			Payload: pktbuild.TCP{Src: 5000, Dst: 8080, Flags: pktbuild.ACK, Seq: 2, Ack: 1, Window: 1000}})
+	}
+	c.in.put(t, ack(1))
+	deadline := time.Now().Add(20 * time.Second)
+	for time.Now().Before(deadline) {
+		if p := c.in.take(t); p != nil {
+			if p[9] != pktbuild.ICMPProtocol || p[20] != 11 {
+				t.Errorf("answered by %x, want time exceeded", p)
+			}
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Error("nothing came back")
+}
