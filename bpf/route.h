@@ -13,7 +13,7 @@
 enum route_limit {
 	ROUTE_CHECK_TICKS = 953, /* a second, rounded down: how long a next hop is trusted */
 	ROUTE_HOME_TICKS = ROUTE_CHECK_TICKS / 2, /* the other half is decision.h's */
-	ROUTE_LINK_SHIFT = 48,   /* in nat_flow.hop */
+	ROUTE_LINK_SHIFT = 48,                    /* in nat_flow.hop */
 	ROUTE_AF_INET = 2,
 	ROUTE_PROBED = 4096, /* entries of the map */
 	ROUTE_HOMES = 65536, /* likewise; addr_hash is one-to-one: its upper half tells who it is */
