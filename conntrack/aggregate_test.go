@@ -223,6 +223,7 @@ func TestParseChoices(t *testing.T) {
 		{func() (any, error) { return ParseFamily("ip6") }, nil, "want ipv4 or ipv6"},
 		{func() (any, error) { return ParseProto("icmpv6") }, uint8(unix.IPPROTO_ICMPV6), ""},
 		{func() (any, error) { return ParseProto("89") }, uint8(89), ""},
+		{func() (any, error) { return ParseProto("igmp") }, uint8(2), ""},
 		{func() (any, error) { return ParseProto("256") }, nil, "number from 1 to 255"},
 		{func() (any, error) { return ParseProto("0") }, nil, "number from 1 to 255"},
 		{func() (any, error) { return ParseStates("TIME_WAIT,established") }, uint64(1<<TCPTimeWait | 1<<TCPEstablished | 1<<(sctpStates+4)), ""},

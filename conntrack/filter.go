@@ -55,10 +55,20 @@ func FamilyName(family uint8) string {
 	return "unknown"
 }
 
+// otherProtos are names of protocols of which connection tracking knows only the number
+// (its "generic" one): they are read, as in /etc/protocols, and printed as "unknown".
+var otherProtos = map[string]uint8{
+	"igmp": unix.IPPROTO_IGMP, "ipip": unix.IPPROTO_IPIP, "ipv6": unix.IPPROTO_IPV6, "esp": unix.IPPROTO_ESP, "ah": unix.IPPROTO_AH,
+	"eigrp": 88, "ospf": 89, "pim": unix.IPPROTO_PIM, "vrrp": 112, "l2tp": unix.IPPROTO_L2TP,
+}
+
 // ParseProto reads the name or number of a transport protocol; "" is any.
 func ParseProto(s string) (uint8, error) {
 	if s == "" {
 		return 0, nil
+	}
+	if n, known := otherProtos[s]; known {
+		return n, nil
 	}
 	for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6,
 		unix.IPPROTO_GRE, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE} {
@@ -69,7 +79,7 @@ func ParseProto(s string) (uint8, error) {
 	if n, err := strconv.ParseUint(s, 10, 8); err == nil && n > 0 {
 		return uint8(n), nil
 	}
-	return 0, fmt.Errorf("protocol %q: want tcp, udp, icmp, icmpv6, gre, sctp, dccp, udplite or a number from 1 to 255", s)
+	return 0, fmt.Errorf("protocol %q: want tcp, udp, icmp, icmpv6, gre, sctp, dccp, udplite, igmp, esp, ah, ipip, ospf or a number from 1 to 255", s)
 }
 
 // ParseStates reads names of states, separated by commas, for Filter.States. A
