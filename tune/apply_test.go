@@ -564,6 +564,46 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// A disk that has become full under the journal since: the settings come back all the same,
+// the error says what is missing, and the next rollback notes it.
+func TestRollbackOnFullDisk(t *testing.T) {
+	ktest.Root(t)
+	f := newFiles(t, before)
+	f.StateDir = t.TempDir()
+	if err := unix.Mount("tmpfs", f.StateDir, "tmpfs", 0, fmt.Sprintf("size=%d", 4*os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(f.StateDir, unix.MNT_DETACH) })
+	f.apply(ApplyOptions{}, fourChanges()...)
+	text, err := os.ReadFile(f.journal())
+	if err != nil {
+		t.Fatal(err)
+	}
+	room := os.Getpagesize() - len(text)%os.Getpagesize() // in the journal's last page; no other will be left
+	write(t, f.journal(), string(text[:len(text)-1])+strings.Repeat(" ", room)+"\n")
+	fill := filepath.Join(f.StateDir, "full")
+	for size := 4 * os.Getpagesize(); size > 0; size -= os.Getpagesize() {
+		if os.WriteFile(fill, make([]byte, size), 0o600) == nil {
+			break
+		}
+	}
+	if _, err := Rollback(context.Background(), Last, RollbackOptions{Place: f.Place}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "everything is put back, which can't be noted") {
+		t.Errorf("on a full disk: %v", err)
+	}
+	f.expect(normal)
+	if got := f.states(); got == "rolled back" {
+		t.Errorf("history %q of a full disk", got)
+	}
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	f.rollback(Last, false)
+	f.expect(normal)
+	if got := f.states(); got != "rolled back" {
+		t.Errorf("history %q", got)
+	}
+}
+
 // Damage in the journal is said with its line, and nothing is written blindly.
 func TestDamagedJournal(t *testing.T) {
 	f := newFiles(t, before)

@@ -107,22 +107,25 @@ type rolling struct {
 	o        RollbackOptions
 	journal  *journal.Journal
 	sameBoot bool
+	unnoted  error // why the journal could not be written, from then on not at all
 }
 
-func (r *rolling) append(e entry) error {
-	e.ID = r.ID
-	return r.journal.Append(e)
+// append notes what is done. The way back must not end at a full disk: without the note the
+// next rollback finds everything as it was before the apply, and says so.
+func (r *rolling) append(e entry) {
+	if r.unnoted == nil {
+		e.ID = r.ID
+		r.unnoted = r.journal.Append(e)
+	}
 }
 
 func (r *rolling) run() (*Record, error) {
-	if err := r.append(entry{Op: opRollback, Time: time.Now().UTC().Truncate(time.Second)}); err != nil {
-		return nil, err
-	}
+	r.append(entry{Op: opRollback, Time: time.Now().UTC().Truncate(time.Second)})
 	r.Restored = nil
 	var failed error
 	note := func(x Restored, err error) {
 		if err == nil {
-			err = r.append(entry{Op: opRestored, Restored: &x})
+			r.append(entry{Op: opRestored, Restored: &x})
 		}
 		r.Restored = append(r.Restored, x)
 		failed = errors.Join(failed, err)
@@ -134,10 +137,14 @@ func (r *rolling) run() (*Record, error) {
 		note(r.restoreSetting(s))
 	}
 	if failed != nil {
-		return nil, fmt.Errorf("roll back %s: %w; the rest is restored, run natkit tune rollback again for this", r.ID, failed)
+		return nil, fmt.Errorf("roll back %s: %w; the rest is restored, run natkit tune rollback again for this", r.ID, errors.Join(failed, r.unnoted))
 	}
 	r.State = StateRolledBack
-	return &r.Record, r.append(entry{Op: opEnd, State: StateRolledBack})
+	r.append(entry{Op: opEnd, State: StateRolledBack})
+	if r.unnoted != nil {
+		return nil, fmt.Errorf("roll back %s: everything is put back, which can't be noted: %w; natkit tune rollback again notes it when that is mended", r.ID, r.unnoted)
+	}
+	return &r.Record, nil
 }
 
 func restoreFile(f *fileChange, force bool) (Restored, error) {
@@ -193,9 +200,8 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 		}
 	case k.took(present, s.New) || r.o.Force:
 		x.Outcome, x.Detail = OutcomeRestored, fmt.Sprintf("%s -> %s", present, s.Old)
-		if err = r.append(entry{Op: opRestoring, Restored: &Restored{Setting: s.Setting, Netns: s.Netns}}); err == nil {
-			err = restore(at, s)
-		}
+		r.append(entry{Op: opRestoring, Restored: &Restored{Setting: s.Setting, Netns: s.Netns}})
+		err = restore(at, s)
 	default:
 		x.Outcome, x.Detail = OutcomeKept, fmt.Sprintf("somebody set it to %s since (natkit: %s -> %s); --force restores it all the same", present, s.Old, s.New)
 	}
