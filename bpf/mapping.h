@@ -195,9 +195,9 @@ static __always_inline int mapping_count(int one)
 	return 0;
 }
 
-/* The port of a mapping, or of a session without one, rests from now on. The queue
- * has room for every mapping and every session. Were it full nevertheless, the mapping
- * would stay until it is used and left again. */
+/* The port of a mapping, or of a session without one, rests from now on, if the queue has
+ * room, which is for every mapping. If not a mapping stays until it is used and left again,
+ * and the caller frees a session's port at once. */
 static __always_inline int port_rest(__u64 place, __u32 now)
 {
 	struct nat_resting resting = {.address = place_address(place),
@@ -218,7 +218,13 @@ SUBPROGRAM void mapping_put(struct nat_slot *slot, __u64 place, __u32 now)
 		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
 }
 
-/* Holds the mapping of h->inside, if there is one and its place is only, or only is 0;
+/* Whether two places are of one slot: an address whose pool has grown has two indices. */
+SUBPROGRAM int place_same(__u64 a, __u64 b)
+{
+	return place_slot(a) == place_slot(b);
+}
+
+/* Holds the mapping of h->inside, if there is one and its slot is that of only, or only is 0;
  * NAT_DROP_NO_MAPPING if not. */
 GLOBAL int mapping_hold(struct hold *h, __u32 now, __u64 only)
 {
@@ -228,7 +234,9 @@ GLOBAL int mapping_hold(struct hold *h, __u32 now, __u64 only)
 	if (!h)
 		return NAT_DROP_BYPASS;
 	place = mapping_lookup(&h->inside);
-	if (!place || (only && place != only))
+	if (!place)
+		return NAT_DROP_NO_MAPPING;
+	if (only && place != only && !place_same(place, only))
 		return NAT_DROP_NO_MAPPING;
 	slot = place_slot(place);
 	if (!slot || refs_take(&slot->refs, NAT_REFS_COUNT) != GO_ON)
@@ -517,11 +525,20 @@ GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
 	return first + start % count;
 }
 
-/* Whether a host that has that address can go on with it: its pool may have lost it. */
+/* Whether a host that has that address can go on with it: its pool may have lost it. In a
+ * pool that has grown it has another index, which outside leads to. */
 static __always_inline int pool_has(__u32 index, __u32 first, __u32 count)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	struct nat_addr key;
+	__u32 *now;
 
+	if (address && index - first >= count) {
+		key = address->addr;
+		now = bpf_map_lookup_elem(&outside, &key);
+		index = now ? *now : index;
+		address = bpf_map_lookup_elem(&addresses, &index);
+	}
 	return index - first < count && address && !(address->flags & NAT_ADDRESS_LEAVING);
 }
 
@@ -612,8 +629,10 @@ GLOBAL int hold_drop(const struct hold *h, __be32 remote, __u32 now)
 		if (slot)
 			mapping_put(slot, place, now);
 	}
-	if (h->flags & NAT_FLOW_PORT)
-		port_rest(mapping_place(h->address, inside.class, h->port), now);
+	/* No room for it to rest: it is free at once, not lost for ever. */
+	if (h->flags & NAT_FLOW_PORT &&
+	    port_rest(mapping_place(h->address, inside.class, h->port), now))
+		port_give(h->address, inside.class, bpf_ntohs(h->port));
 	if (h->flags & NAT_FLOW_SOURCE) {
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)

@@ -923,6 +923,57 @@ func TestPoolLosesAddress(t *testing.T) {
 	}
 }
 
+// A pool that grows while hosts use it: its addresses have other indices from then on. Hosts
+// keep the address that they have, and who was let in by their mappings still is.
+func TestPoolGrowsInUse(t *testing.T) {
+	const hosts, more = 16, addressCount + 4 // index of the larger pool
+	g := newGateway(t)
+	host := func(n, port int) endpoints {
+		return ends(fmt.Sprintf("192.168.%d.%d:%d", fullRule, n+10, port), "198.51.100.9:53")
+	}
+	var before [hosts]endpoints
+	for n := range before {
+		_, before[n] = g.send(t, inside, "udp", 0, host(n, 5000))
+	}
+	e := &Engine{maps: g.maps}
+	for i, old := range []uint32{fullAddress, fullAddress2} {
+		index := more + 1 + uint32(i)
+		for _, name := range []string{"slots", "free_ports"} {
+			in := inners{name: name}
+			if err := e.sharePorts(&in, index, old); err != nil {
+				t.Fatal(err)
+			}
+			if err := in.put(e); err != nil {
+				t.Fatal(err)
+			}
+			if err := in.close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var a abiNatAddress
+		if err := g.maps["addresses"].Lookup(old, &a); err != nil {
+			t.Fatal(err)
+		}
+		g.put(t, "addresses", index, &a)
+		g.put(t, "outside", &a.Addr, index)
+	}
+	addAddress(t, g.maps, more, abiNatAddress{Addr: abiNatAddr{Octet: [4]uint8{203, 0, 113, 15}}, PortFirst: 1024, PortCount: 8976, Realm: fullAddress + 1})
+	rules := [ruleCount]abiNatRule{}
+	rules[fullRule] = abiNatRule{Id: fullRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: fullAddress + 1, PoolFirst: more, PoolCount: 3}
+	g.fill(t, "rules", indexed(rules[:]))
+	g.nextGeneration(t)
+	for n := range before {
+		stranger := ends("198.51.100.77:999", fmt.Sprintf("%s:%d", before[n].src, before[n].sport))
+		if reason, _ := g.send(t, outer, "udp", 0, stranger); reason != back {
+			t.Errorf("host %d: a stranger to %v:%d meets %v", n, before[n].src, before[n].sport, reason)
+		}
+		reason, after := g.send(t, inside, "udp", 0, host(n, 5001))
+		if reason != sent || after.src != before[n].src {
+			t.Errorf("host %d: behind %v, then %v behind %v", n, before[n].src, reason, after.src)
+		}
+	}
+}
+
 // addressHash is addr_hash of bpf/base.h.
 func addressHash(a netip.Addr) uint32 {
 	b := a.As4()

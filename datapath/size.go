@@ -15,7 +15,7 @@ type Size struct {
 	Mappings int // inside endpoints with an outside port
 	Sources  int // inside hosts
 	Contacts int // endpoints and addresses they have sent to, for address-dependent filtering
-	Resting  int // ports that rest without a mapping: all there are, where mapping depends on the address and port
+	Resting  int // ports that rest without a mapping, beside as many as there are mappings; what finds no room does not rest
 }
 
 // What the kernel adds to an element of a preallocated hash map (struct htab_elem

@@ -3,6 +3,9 @@
 package datapath
 
 import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
@@ -461,4 +464,41 @@ func TestSessionsRead(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	t.Logf("read %d, of %d", read, made)
+}
+
+// Where no room is left for a port to rest, it is free at once: it is not lost for ever.
+func TestPortsWithoutRest(t *testing.T) {
+	g := newGateway(t)
+	full := func(n int) int { return g.freePorts(t, apdmAddress, abiNatClassNAT_UDP) + n }
+	all := full(0)
+	// Others rest, and for long.
+	later := clock() + 1<<29
+	entry := make([]byte, 8)
+	binary.NativeEndian.PutUint32(entry[4:], later)
+	var filled int
+	for g.maps["mapping_queue"].Put(nil, bytes.Clone(entry)) == nil {
+		filled++
+	}
+	if filled < 60000 {
+		t.Fatalf("%d entries fill the queue", filled)
+	}
+	g.configure(t, short)
+	for n := range 5 {
+		g.want(t, inside, "udp", 0, ends(fmt.Sprintf("192.168.%d.9:%d", apdmRule, 5000+n), "198.51.100.9:53"), sent,
+			ends(fmt.Sprintf("203.0.113.19:%d", 5000+n), "198.51.100.9:53"))
+	}
+	if n := full(5); n != all {
+		t.Fatalf("%d ports are free or in use, want %d", n, all)
+	}
+	stop := g.startSweep(t)
+	defer stop()
+	for began := time.Now(); len(flowsOf(t, g.maps)) > 0; time.Sleep(50 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("sessions don't end")
+		}
+	}
+	stop()
+	if n := full(0); n != all {
+		t.Errorf("%d ports are free when all sessions have ended, want %d", n, all)
+	}
 }
