@@ -30,6 +30,15 @@ type TableKeeper interface {
 	Table(bed *Bed) Table
 }
 
+// Learner is a Router that takes flows over only after it has seen their packets go
+// both ways for a while.
+type Learner interface {
+	Router
+	// Learns is for how long a load must last until flows of some packets a second
+	// each are taken over.
+	Learns() time.Duration
+}
+
 // Table is a router's own table of sessions.
 type Table interface {
 	// Sessions counts those in it, and tells how many there can be.

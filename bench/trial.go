@@ -22,6 +22,7 @@ type lane struct {
 	own   Table // nil: sessions are in connection tracking, or nowhere
 
 	sessionsLast time.Duration // less than the time-out of a UDP session that had no answer
+	learns       time.Duration // of a Learner
 
 	warmed      time.Time // when each flow last went through, with warmedFlows of them
 	warmedFlows int
@@ -54,6 +55,9 @@ func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU b
 	l.undo = append(l.undo, remove)
 	if keeper, ok := r.(TableKeeper); ok {
 		l.own = keeper.Table(bed)
+	}
+	if learner, ok := r.(Learner); ok {
+		l.learns = learner.Learns()
 	}
 	if err := l.setUDPTimeout(cmp.Or(o.UDPTimeout, bedTimeout)); err != nil {
 		return l, err
@@ -231,8 +235,16 @@ func (s *stand) unknownFlows(flows int) (unknown int, err error) {
 	return unknown, nil
 }
 
-// run warms the router up and runs one trial, in which it must forward something.
+// run warms the router up and runs one trial, in which it must forward something. A
+// router that learns has had the same load right before.
 func (l *lane) run(ctx context.Context, load frameLoad) (*trial, error) {
+	if l.learns > 0 && load.bothWays {
+		lead := load
+		lead.duration = l.learns
+		if _, err := l.runWarm(ctx, lead); err != nil {
+			return nil, err
+		}
+	}
 	t, err := l.runWarm(ctx, load)
 	if err == nil && t.sent.frames > 0 && t.received.frames == 0 {
 		return nil, l.forwardsNothing(t)

@@ -49,7 +49,7 @@ func Routers() []bench.Router {
 		actionRouter{},
 		bench.Forwarder{},
 		&accelRouter{attach: control.AttachXDP, rulesRouter: rulesRouter{name: "accel", nat: true, takesRules: true, rules: behind,
-			describe: "the rules of nft, accelerated by natkit at XDP"}},
+			describe: "the rules of nft, accelerated by natkit at XDP; both ways, each trial comes after 2 s of its load, in which flows are learned"}},
 		&accelRouter{attach: control.AttachTC, rulesRouter: rulesRouter{name: "accel-tc", nat: true, takesRules: true, rules: behind,
 			describe: "likewise at tc"}},
 		&rulesRouter{name: "filtered", nat: true, rules: filtered,

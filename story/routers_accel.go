@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -35,6 +36,10 @@ func (r *accelRouter) Install(ctx context.Context, b *bench.Bed, o bench.RouterO
 	}
 	return func() error { return errors.Join(accelerated(), remove()) }, nil
 }
+
+// Learns is bench.Learner's: a direction's packets of a second, then one that is seen
+// leaving, and the same for those that shared its place to be counted at.
+func (r *accelRouter) Learns() time.Duration { return 2 * time.Second }
 
 func (r *accelRouter) accelerate(b *bench.Bed) (off func() error, err error) {
 	plan, err := control.PlanAccel(control.AccelOptions{
