@@ -157,11 +157,16 @@ func firstState(proto uint8) (State, bool) {
 	return 0, false
 }
 
-// ProtoName is the name of a transport protocol as conntrack(8) prints it; the
-// number for one that has no name there.
+// ProtoName is the name of a transport protocol as conntrack(8) prints it, or as ParseProto
+// reads it; the number for one that has no name in either.
 func ProtoName(proto uint8) string {
 	if name := protoName(proto); name != "" {
 		return name
+	}
+	for name, n := range otherProtos {
+		if n == proto {
+			return name
+		}
 	}
 	return strconv.Itoa(int(proto))
 }

@@ -289,11 +289,16 @@ func barsFor(w io.Writer) report.Bars {
 			return report.NoBars
 		}
 	}
-	locale := cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG"))
-	if locale = strings.ToUpper(strings.ReplaceAll(locale, "-", "")); strings.Contains(locale, "UTF8") {
+	if localeIsUTF8() {
 		return report.BlockBars
 	}
 	return report.PlainBars
+}
+
+// localeIsUTF8 says whether signs outside ASCII are shown as such.
+func localeIsUTF8() bool {
+	locale := cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG"))
+	return strings.Contains(strings.ToUpper(strings.ReplaceAll(locale, "-", "")), "UTF8")
 }
 
 // inNetns runs fn in the namespace of --netns.

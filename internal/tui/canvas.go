@@ -81,7 +81,8 @@ func (c *canvas) bar(x, y, width int, share float64, st style) {
 
 var levels = []rune("▁▂▃▄▅▆▇█")
 
-// spark writes values as columns, from 0 or the least to the largest of them.
+// spark writes values as columns, from the least to the largest of them; what differs by
+// less than a hundredth is level.
 func (c *canvas) spark(x, y, width int, values []float64) {
 	if len(values) > width {
 		values = values[len(values)-max(width, 0):]
@@ -93,11 +94,12 @@ func (c *canvas) spark(x, y, width int, values []float64) {
 	for _, v := range values {
 		low, high = min(low, v), max(high, v)
 	}
+	top := float64(len(levels) - 1)
 	for i, v := range values {
-		level := 0
-		if high > low {
-			level = int((v - low) / (high - low) * float64(len(levels)-1))
+		level := top / 2
+		if high-low > high/100 {
+			level = (v - low) / (high - low) * top
 		}
-		c.set(x+i, y, levels[level], good)
+		c.set(x+i, y, levels[int(level)], good)
 	}
 }

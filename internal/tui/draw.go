@@ -252,8 +252,9 @@ func (s *state) drawChoice(c *canvas) {
 }
 
 // Text is the screen as plain text of so many columns, with all panels one below
-// the other: for a pipe or a terminal that can't be drawn on.
-func Text(m *live.Moment, width int) string {
+// the other: for a pipe or a terminal that can't be drawn on. With ascii it has no other
+// signs.
+func Text(m *live.Moment, width int, ascii bool) string {
 	s := newState()
 	s.add(m)
 	var lines []string
@@ -262,7 +263,7 @@ func Text(m *live.Moment, width int) string {
 		for y := range grid {
 			grid[y] = []rune(strings.Repeat(" ", width))
 		}
-		draw(&canvas{w: width, h: h, put: func(x, y int, r rune, _ style) { grid[y][x] = r }})
+		draw(&canvas{w: width, h: h, ascii: ascii, put: func(x, y int, r rune, _ style) { grid[y][x] = r }})
 		for _, line := range grid {
 			lines = append(lines, strings.TrimRight(string(line), " "))
 		}

@@ -132,7 +132,14 @@ func TestScreens(t *testing.T) {
 		s.choice = &choice{list: []live.Namespace{{}, {Ref: "blue"}, {Ref: "pid:4321", About: "docker web1"}}, at: 1}
 		golden(t, "namespaces", screen(t, s, 80, 24, "UTF-8"))
 	})
-	t.Run("text", func(t *testing.T) { golden(t, "text", Text(busy(), 80)) })
+	t.Run("text", func(t *testing.T) { golden(t, "text", Text(busy(), 80, false)) })
+	t.Run("ascii", func(t *testing.T) {
+		for _, r := range Text(busy(), 80, true) {
+			if r > '~' {
+				t.Fatalf("%q in ASCII", r)
+			}
+		}
+	})
 }
 
 // Whatever is known, all sizes can be drawn, and a terminal without Unicode gets
