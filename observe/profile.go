@@ -48,7 +48,7 @@ type Profile struct {
 	Samples uint64 // ticks: the sum of the four below
 	Kernel  uint64
 	User    uint64 // in user mode
-	Idle    uint64 // in the idle task, with no interrupt at work
+	Idle    uint64 // in the idle task, with no interrupt at work, or stood still meanwhile
 	Lost    uint64 // busy, but not looked at closer: there was no room
 
 	// Of Kernel, where only one namespace was asked for: what was another's, and
@@ -95,7 +95,7 @@ func TakeProfile(ctx context.Context, o ProfileOptions) (*Profile, error) {
 	}
 	defer samples.Close()
 
-	clocks, err := openClocks(o.Frequency, o.CPUs)
+	clocks, cpus, err := openClocks(o.Frequency, o.CPUs)
 	defer func() {
 		for _, fd := range clocks {
 			unix.Close(fd)
@@ -103,6 +103,10 @@ func TakeProfile(ctx context.Context, o ProfileOptions) (*Profile, error) {
 	}()
 	if err != nil {
 		return nil, refused("sample the kernel's stacks", err)
+	}
+	idleBefore, err := idleTime(cpus)
+	if err != nil {
+		return nil, err
 	}
 	p := &Profile{Start: time.Now(), Frequency: o.Frequency, CPUs: len(clocks)}
 	for _, fd := range clocks {
@@ -136,15 +140,56 @@ func TakeProfile(ctx context.Context, o ProfileOptions) (*Profile, error) {
 		p.User += c.User
 		p.Lost += c.Lost
 	}
-	return p, p.finish(stacks, o.Netns)
+	idleAfter, err := idleTime(cpus)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.finish(stacks, o.Netns); err != nil {
+		return nil, err
+	}
+	p.addIdle(idleAfter - idleBefore)
+	return p, nil
+}
+
+// addIdle adds the ticks that did not come while CPUs were idle for so long: a clock may
+// stand still where nothing runs (seen with Linux 6.18 in a virtual machine: now and then
+// one CPU has no idle tick, for perf(1) too).
+func (p *Profile) addIdle(idle time.Duration) {
+	ticks := func(d time.Duration) uint64 { return uint64(d.Seconds() * float64(p.Frequency)) }
+	all, idleAll := ticks(p.Duration)*uint64(p.CPUs), ticks(max(0, idle))
+	if all > p.Samples && idleAll > p.Idle {
+		missing := min(all-p.Samples, idleAll-p.Idle)
+		p.Idle += missing
+		p.Samples += missing
+	}
+}
+
+// userTick is the unit of /proc/stat, USER_HZ, which is 100 on every architecture that
+// natkit is built for.
+const userTick = 10 * time.Millisecond
+
+// idleTime is how long these CPUs were idle since the machine started, all together.
+func idleTime(cpus []int) (sum time.Duration, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read idle time: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var cpu int
+		var user, nice, system, idle, iowait time.Duration
+		if _, err := fmt.Sscanf(line, "cpu%d %d %d %d %d %d", &cpu, &user, &nice, &system, &idle, &iowait); err == nil && slices.Contains(cpus, cpu) {
+			sum += (idle + iowait) * userTick
+		}
+	}
+	return sum, nil
 }
 
 // openClocks opens, on every CPU that is online and among those asked for, a clock
 // that is not running yet.
-func openClocks(frequency int, only []int) (fds []int, err error) {
-	cpus, err := ebpf.PossibleCPU()
+func openClocks(frequency int, only []int) (fds, cpus []int, err error) {
+	possible, err := ebpf.PossibleCPU()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	attr := unix.PerfEventAttr{
 		Type:   unix.PERF_TYPE_SOFTWARE,
@@ -154,11 +199,11 @@ func openClocks(frequency int, only []int) (fds []int, err error) {
 		Bits:   unix.PerfBitDisabled | unix.PerfBitFreq,
 	}
 	for _, cpu := range only {
-		if cpu < 0 || cpu >= cpus {
-			return nil, fmt.Errorf("CPU %d: this machine has at most %d", cpu, cpus)
+		if cpu < 0 || cpu >= possible {
+			return nil, nil, fmt.Errorf("CPU %d: this machine has at most %d", cpu, possible)
 		}
 	}
-	for cpu := range cpus {
+	for cpu := range possible {
 		if only != nil && !slices.Contains(only, cpu) {
 			continue
 		}
@@ -166,17 +211,17 @@ func openClocks(frequency int, only []int) (fds []int, err error) {
 		switch {
 		case errors.Is(err, unix.ENODEV): // possible, not online
 		case errors.Is(err, unix.EINVAL) && frequency > 1000:
-			return fds, fmt.Errorf("%d ticks a second are more than kernel.perf_event_max_sample_rate: %w", frequency, err)
+			return fds, cpus, fmt.Errorf("%d ticks a second are more than kernel.perf_event_max_sample_rate: %w", frequency, err)
 		case err != nil:
-			return fds, err
+			return fds, cpus, err
 		default:
-			fds = append(fds, fd)
+			fds, cpus = append(fds, fd), append(cpus, cpu)
 		}
 	}
 	if len(fds) == 0 {
-		return nil, errors.New("none of these CPUs is online")
+		return nil, nil, errors.New("none of these CPUs is online")
 	}
-	return fds, nil
+	return fds, cpus, nil
 }
 
 // readSamples takes what is in the buffer, now or within readEvery, and adds it

@@ -145,3 +145,26 @@ func TestProfileIsCancelled(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
+
+func TestAddIdle(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		idle       time.Duration
+		ticked     uint64 // idle
+		idles, all uint64 // then
+	}{
+		{"every tick came", time.Second, 100, 100, 200},
+		{"a CPU's clock stood still while it was idle", 2 * time.Second, 0, 100, 200},
+		{"stolen time is not idle", 0, 0, 0, 100},
+		{"idle only in part", 400 * time.Millisecond, 10, 40, 140},
+		{"/proc/stat went back", -time.Second, 10, 10, 110},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := Profile{Duration: time.Second, Frequency: 100, CPUs: 2, Kernel: 100, Idle: c.ticked, Samples: 100 + c.ticked}
+			p.addIdle(c.idle)
+			if p.Idle != c.idles || p.Samples != c.all {
+				t.Errorf("%d idle of %d samples, want %d of %d", p.Idle, p.Samples, c.idles, c.all)
+			}
+		})
+	}
+}
