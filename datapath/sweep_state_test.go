@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -326,7 +327,29 @@ func TestStateTCP(t *testing.T) {
 // that nothing may be left or lost.
 func TestSessionRace(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t)
+	t.Run("roomy", func(t *testing.T) { sessionRace(t, newGateway(t)) })
+	// Everything is used again and again, and wanted by more than there is of it.
+	t.Run("small", func(t *testing.T) {
+		g := newGateway(t)
+		const room = 64
+		var control abiNatControl
+		if err := g.maps["control"].Lookup(uint32(0), &control); err != nil {
+			t.Fatal(err)
+		}
+		control.SessionsMax, control.FlowMask = room, room/2-1
+		control.MappingsMax, control.MappingMask = room/2, room/8-1
+		g.put(t, "control", uint32(0), &control)
+		sessionRace(t, g)
+		g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = room + 1 })
+		for n := range uint16(room) {
+			g.want(t, inside, "udp", 0, endpoints{netip.MustParseAddr("192.168.6.2"), world, 1000 + n, 53}, sent,
+				endpoints{netip.MustParseAddr("198.18.6.2"), world, 1000 + n, 53})
+		}
+		g.refused(t, inside, "udp", 0, ends("192.168.6.2:999", "198.51.100.9:53"), abiNatReasonNAT_DROP_SESSIONS_FULL)
+	})
+}
+
+func sessionRace(t *testing.T, g *gateway) {
 	g.configure(t, func(c *abiNatConfig) {
 		short(c)
 		for i := range c.Timeouts {
@@ -384,6 +407,31 @@ func TestSessionRace(t *testing.T) {
 	})
 	stop()
 	g.nothing(t)
+	var counts abiNatCounts
+	if err := g.maps["counts"].Lookup(uint32(0), &counts); err != nil {
+		t.Fatal(err)
+	}
+	var numbers []uint32
+	for number := uint32(0); g.maps["free_sessions"].LookupAndDelete(nil, &number) == nil; {
+		numbers = append(numbers, number)
+	}
+	var control abiNatControl
+	if err := g.maps["control"].Lookup(uint32(0), &control); err != nil {
+		t.Fatal(err)
+	}
+	given := min(counts.Sessions, control.SessionsMax) // CPUs may have counted past the end
+	slices.Sort(numbers)
+	for i, number := range numbers {
+		if number != uint32(i) || number >= given {
+			t.Fatalf("of the numbers 0 to %d that were given, these came back: %v", given-1, numbers)
+		}
+	}
+	if len(numbers) != int(given) {
+		t.Errorf("%d numbers came back of %d", len(numbers), given)
+	}
+	for _, number := range numbers {
+		g.put(t, "free_sessions", nil, number)
+	}
 }
 
 // What natkit reads while sessions come, change and go is of one session each, whole; and
