@@ -249,9 +249,9 @@ func (p *page) tuneMemory(m *tune.Memory) {
 	p.table("lrrrrrrl", rows)
 	switch {
 	case m.Growth > 0:
-		p.text("  ", "  ", fmt.Sprintf("Full in: with %.3g entries more a second, as in the time looked at; what a full table refuses counts as well.", m.Growth))
+		p.text("  ", "  ", fmt.Sprintf("Full in: with %s entries more a second, as in the time looked at; what a full table refuses counts as well.", rate(m.Growth)))
 	case m.Growth < 0:
-		p.text("  ", "  ", fmt.Sprintf("In the time looked at it lost %.3g entries a second.", -m.Growth))
+		p.text("  ", "  ", fmt.Sprintf("In the time looked at it lost %s entries a second.", rate(-m.Growth)))
 	}
 	if m.Then.Entries != m.Now.Entries {
 		p.text("  ", "  ", "Entries then: once the shorter time-outs hold for all of them, with as many new ones as now.")
@@ -313,4 +313,12 @@ func Command(words ...string) string {
 		}
 	}
 	return strings.Join(quoted, " ")
+}
+
+// rate writes a number a second: to the full, or to three digits if it is small.
+func rate(v float64) string {
+	if v >= 100 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
 }

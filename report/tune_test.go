@@ -140,3 +140,11 @@ func TestCommand(t *testing.T) {
 		}
 	}
 }
+
+func TestRate(t *testing.T) {
+	for v, want := range map[float64]string{0.04321: "0.0432", 12: "12", 99.94: "99.9", 1984.4: "1984", 1e6: "1000000"} {
+		if got := rate(v); got != want {
+			t.Errorf("%v: %q, want %q", v, got, want)
+		}
+	}
+}
