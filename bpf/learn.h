@@ -111,6 +111,26 @@ struct {
 	__uint(max_entries, 1 << LEARN_FRONT_BITS);
 } front SEC(".maps");
 
+/* Which pairs of places of the front may hold something, a byte each. It stays in the
+ * processor's cache, and most packets that take no shortcut need not wait for the front's
+ * memory. Packets write: a pair that is marked empty though it isn't only means slower, until
+ * it is filled again. */
+struct learn_marks {
+	__u8 pair[64];
+};
+
+enum learn_marking {
+	LEARN_PAIRS = sizeof(struct learn_marks),
+	LEARN_MARKS = (1 << LEARN_FRONT_BITS) / 2 / LEARN_PAIRS,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct learn_marks);
+	__uint(max_entries, LEARN_MARKS);
+} marks SEC(".maps");
+
 /* Time-out of an established TCP connection. 0: TCP is not accelerated, because
  * connection tracking takes packets for invalid that follow some it has not seen. */
 const volatile __u32 learn_tcp_milliseconds = 0;
@@ -152,6 +172,14 @@ static __always_inline __u32 front_slot(__u64 addresses, __u64 ports)
 static __always_inline struct learn_front *front_at(__u32 slot)
 {
 	return bpf_map_lookup_elem(&front, &slot);
+}
+
+static __always_inline __u8 *front_mark(__u32 slot)
+{
+	__u32 pair = slot / 2, block = pair / LEARN_PAIRS;
+	struct learn_marks *m = bpf_map_lookup_elem(&marks, &block);
+
+	return m ? &m->pair[pair % LEARN_PAIRS] : NULL;
 }
 
 static __always_inline __u64 front_sum(const struct learn_front *f)
@@ -538,15 +566,31 @@ static __always_inline int front_read(struct learn_front *f, const struct packet
 	return 1;
 }
 
+/* Whether nothing there tells anything of a flow any more. */
+static __always_inline int front_idle(struct learn_front *f, __u32 now)
+{
+	const volatile __u64 *word = (const volatile __u64 *)f;
+
+	return f &&
+	       (!word[0] || (!learn_trusted(word[5], now) && now - (__u32)word[5] >= LEARN_BUSY));
+}
+
 /* The way of the packet into *to, if it is at the front. */
 static __always_inline int front_find(const struct packet *packet, struct learn_front *to)
 {
 	__u64 addresses = learn_key_addresses(&packet->key);
 	__u64 ports = learn_key_ports(&packet->key);
 	__u32 slot = front_slot(addresses, ports);
+	__u8 *mark = front_mark(slot);
 
-	return front_read(front_at(slot), packet, addresses, ports, to) ||
-	       front_read(front_at(slot ^ 1), packet, addresses, ports, to);
+	if (!mark || !*mark)
+		return 0;
+	if (front_read(front_at(slot), packet, addresses, ports, to) ||
+	    front_read(front_at(slot ^ 1), packet, addresses, ports, to))
+		return 1;
+	if (front_idle(front_at(slot), packet->now) && front_idle(front_at(slot ^ 1), packet->now))
+		*mark = 0;
+	return 0;
 }
 
 /* The flow ends, or begins anew, and the table has forgotten it. */
@@ -595,6 +639,7 @@ static __always_inline int front_fill(const struct packet *packet, struct nat_sh
 	struct learn_front *f;
 	volatile __u64 *word;
 	__u32 slot;
+	__u8 *mark;
 
 	asm volatile("" ::: "memory");
 	if (unlikely(!learn_fits(&packet->key, &copy)))
@@ -617,6 +662,11 @@ static __always_inline int front_fill(const struct packet *packet, struct nat_sh
 		if (!front_free(f, to, packet->now))
 			return 0;
 	}
+	mark = front_mark(slot);
+	if (!mark)
+		return 0;
+	if (!*mark)
+		*mark = 1;
 	word = (volatile __u64 *)f;
 	if (word[0] == to->key[0] && word[1] == to->key[1])
 		learn_carried(s, f->packets);

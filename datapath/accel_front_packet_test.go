@@ -582,3 +582,51 @@ func TestAccelBursts(t *testing.T) {
 		}
 	}
 }
+
+// Whether the front is looked at is told by a mark, which goes when what is there tells
+// nothing any more, and comes back with the next direction that is trusted.
+func TestAccelFrontMarks(t *testing.T) {
+	for _, h := range hooks {
+		t.Run(h.name, func(t *testing.T) {
+			a := aRig(t).accelerator(t)
+			x := a.traffic(5000)
+			marks := func() (set int) {
+				m := a.engine.maps["marks"]
+				for block := range m.MaxEntries() {
+					var pairs [64]byte
+					if err := m.Lookup(block, &pairs); err != nil {
+						t.Fatal(err)
+					}
+					set += 64 - bytes.Count(pairs[:], []byte{0})
+				}
+				return set
+			}
+			if set := marks(); set != 0 {
+				t.Fatalf("%d marks before any packet", set)
+			}
+			x.learnt(t, h)
+			if set := marks(); set != 1 {
+				t.Errorf("%d marks, want 1", set)
+			}
+			// It lasts while the entry tells how many packets the direction had, ...
+			x.forget(t)
+			a.setFront(t, func(f *frontEntry) { f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-ticks(20)) })
+			x.passes(t, h)
+			if set := marks(); set != 1 {
+				t.Errorf("%d marks 20 s after the direction was trusted, want 1", set)
+			}
+			// ... and no longer.
+			a.setFront(t, func(f *frontEntry) { f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-ticks(40)) })
+			x.passes(t, h)
+			if set := marks(); set != 0 {
+				t.Errorf("%d marks 40 s after the direction was trusted, want none", set)
+			}
+			x.learnt(t, h)
+			x.forget(t)
+			x.forwards(t, h)
+			if set := marks(); set != 1 {
+				t.Errorf("%d marks when it is trusted again, want 1", set)
+			}
+		})
+	}
+}

@@ -41,6 +41,7 @@ const (
 	accelTcMapLinks                = "links"
 	accelTcMapMappingQueue         = "mapping_queue"
 	accelTcMapMappingTable         = "mapping_table"
+	accelTcMapMarks                = "marks"
 	accelTcMapOrigins              = "origins"
 	accelTcMapOutside              = "outside"
 	accelTcMapProbed               = "probed"
@@ -138,6 +139,7 @@ type accelTcMapSpecs struct {
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
+	Marks         *ebpf.MapSpec `ebpf:"marks"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
@@ -207,6 +209,7 @@ type accelTcMaps struct {
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
+	Marks         *ebpf.Map `ebpf:"marks"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
@@ -249,6 +252,7 @@ func (m *accelTcMaps) Close() error {
 		m.Links,
 		m.MappingQueue,
 		m.MappingTable,
+		m.Marks,
 		m.Origins,
 		m.Outside,
 		m.Probed,

@@ -41,6 +41,7 @@ const (
 	accelXdpMapLinks                = "links"
 	accelXdpMapMappingQueue         = "mapping_queue"
 	accelXdpMapMappingTable         = "mapping_table"
+	accelXdpMapMarks                = "marks"
 	accelXdpMapOrigins              = "origins"
 	accelXdpMapOutside              = "outside"
 	accelXdpMapProbed               = "probed"
@@ -134,6 +135,7 @@ type accelXdpMapSpecs struct {
 	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
+	Marks         *ebpf.MapSpec `ebpf:"marks"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
 	Probed        *ebpf.MapSpec `ebpf:"probed"`
@@ -203,6 +205,7 @@ type accelXdpMaps struct {
 	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
+	Marks         *ebpf.Map `ebpf:"marks"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
 	Probed        *ebpf.Map `ebpf:"probed"`
@@ -245,6 +248,7 @@ func (m *accelXdpMaps) Close() error {
 		m.Links,
 		m.MappingQueue,
 		m.MappingTable,
+		m.Marks,
 		m.Origins,
 		m.Outside,
 		m.Probed,
