@@ -1191,3 +1191,55 @@ func BenchmarkSessionsEnd(b *testing.B) {
 		time.Sleep(20 * time.Millisecond)
 	}
 }
+
+// Flows whose keys have the same home and the same tag are told apart by the keys: whose
+// addresses are alike by their ports, and the other way round.
+func TestFlowsOfOneTag(t *testing.T) {
+	g := newGateway(t)
+	g.hook = hooks[1]
+	var control abiNatControl
+	if err := g.maps["control"].Lookup(uint32(0), &control); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		alike string
+		of    func(n uint32) endpoints
+	}{
+		{"addresses", func(n uint32) endpoints {
+			return endpoints{netip.MustParseAddr("192.168.1.2"), world, 2000 + uint16(n%50000), 53 + uint16(n/50000)}
+		}},
+		{"ports", func(n uint32) endpoints {
+			return endpoints{netip.MustParseAddr("192.168.1.3"), netip.AddrFrom4([4]byte{45, byte(n >> 16), byte(n >> 8), byte(n)}), 2000, 53}
+		}},
+	} {
+		t.Run(row.alike, func(t *testing.T) {
+			known := map[uint64]endpoints{}
+			for n := uint32(0); ; n++ {
+				if n == 1<<23 {
+					t.Fatal("no two keys of one home and tag")
+				}
+				e := row.of(n)
+				key := abiNatFlowKey{Src: addr(e.src), Dst: addr(e.dst), Sport: be(e.sport), Dport: be(e.dport), Protocol: pktbuild.UDPProtocol, Side: uint8(inside)}
+				hash := tableHash(control.Seed, &key)
+				at := hash&^(tableTag-1) | tableTag | hash&uint64(control.FlowMask)
+				first, met := known[at]
+				known[at] = e
+				if !met {
+					continue
+				}
+				for _, e := range []endpoints{first, e} {
+					reason, out := g.send(t, inside, "udp", 0, e)
+					if reason != sent || out.src != gatewayOut || out.dst != e.dst || out.dport != e.dport {
+						t.Errorf("%v leaves as %v (%v)", e, out, reason)
+					}
+					g.want(t, outer, "udp", 0, out.answer(), back, e.answer())
+				}
+				if n := g.flowCount(t); n != 4 {
+					t.Errorf("%d flows, want both of two sessions", n)
+				}
+				return
+			}
+		})
+		g.reset(t)
+	}
+}
