@@ -119,3 +119,25 @@ func TestDecision(t *testing.T) {
 		udp(e, abiNatReasonNAT_PASS_NO_ROUTE, "")
 	})
 }
+
+// A source that was right at one interface is not so at another.
+func TestDecisionWayIn(t *testing.T) {
+	g := newGateway(t)
+	g.hook = hooks[1]
+	var second port
+	g.do(t, func() (err error) {
+		second, err = g.addPort(t, "in2", 7, insideMTU, netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.2.0.2"), abiNatLinkFlagNAT_LINK_INSIDE)
+		return err
+	})
+	e := ends("192.168.1.9:5000", "198.51.100.9:53")
+	for range 2 {
+		if reason, _ := g.send(t, inside, "udp", 0, e); reason != sent {
+			t.Fatalf("%v: %v", e, reason)
+		}
+		e.sport++
+		if _, _, reason := g.enter(t, g.hook, inside, second, second.arriving(packet("udp", 0, e)).Bytes()); reason != abiNatReasonNAT_DROP_SPOOFED {
+			t.Errorf("%v by another interface: %v", e, reason)
+		}
+		e.sport++
+	}
+}
