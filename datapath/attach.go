@@ -95,7 +95,7 @@ func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error,
 		}
 		l, err = link.AttachTCX(options)
 		if errors.Is(err, ebpf.ErrNotSupported) { // Linux 6.5 and older
-			return func() error { return DetachFilter(ifindex) }, attachFilter(ifindex, hook, program)
+			return attachFilter(ifindex, hook, program)
 		}
 	}
 	if err != nil {
@@ -271,23 +271,40 @@ func programName(a Attachment) string {
 }
 
 // attachFilter is tc without links: a clsact qdisc and a filter, known again by its
-// priority, handle and name. The qdisc may serve others and stays.
-func attachFilter(ifindex int, hook Hook, program *ebpf.Program) error {
+// priority, handle and name. The qdisc may serve others and stays. By undo, and on an
+// error, the filter that was there has its program, or there is none again.
+func attachFilter(ifindex int, hook Hook, program *ebpf.Program) (undo func() error, err error) {
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}
 	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
+		return nil, fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
 	}
 	filter := filterOf(ifindex, netlink.HANDLE_MIN_INGRESS)
 	if hook == HookEgress {
 		filter = filterOf(ifindex, netlink.HANDLE_MIN_EGRESS)
 	}
-	filter.Fd = program.FD()
-	if err := netlink.FilterReplace(filter); err != nil {
-		return fmt.Errorf("attach tc filter to interface %d: %w", ifindex, err)
+	before, err := filtersOf(ifindex, filter.Parent)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	undo = func() error { return netlink.FilterDel(filterOf(ifindex, filter.Parent)) }
+	if len(before) > 0 {
+		old, err := ebpf.NewProgramFromID(ebpf.ProgramID(before[0].Id))
+		if err != nil {
+			return nil, fmt.Errorf("program of the tc filter of interface %d: %w", ifindex, err)
+		}
+		undo = func() error {
+			defer old.Close()
+			filter.Fd = old.FD()
+			return netlink.FilterReplace(filter)
+		}
+	}
+	filter.Fd = program.FD()
+	if err := netlink.FilterReplace(filter); err != nil { // an old program is closed when it is collected
+		return nil, fmt.Errorf("attach tc filter to interface %d: %w", ifindex, err)
+	}
+	return undo, nil
 }
 
 // DetachFilter takes natkit's tc filters off an interface, if there are some: Linux 6.5
@@ -306,16 +323,21 @@ func DetachFilter(ifindex int) error {
 
 // countFilters counts natkit's tc filters at a hook of an interface.
 func countFilters(ifindex int, parent uint32) (n int, err error) {
+	filters, err := filtersOf(ifindex, parent)
+	return len(filters), err
+}
+
+func filtersOf(ifindex int, parent uint32) (own []*netlink.BpfFilter, err error) {
 	filters, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
 	if err != nil {
-		return 0, fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)
+		return nil, fmt.Errorf("list tc filters of interface %d: %w", ifindex, err)
 	}
 	for _, f := range filters {
 		if IsFilter(f) {
-			n++
+			own = append(own, f.(*netlink.BpfFilter))
 		}
 	}
-	return n, nil
+	return own, nil
 }
 
 // IsFilter says whether a tc filter is natkit's.
