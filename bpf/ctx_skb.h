@@ -55,14 +55,17 @@ static __always_inline int ctx_is_addressed(struct ctx *ctx, const struct nat_li
 	return 1;
 }
 
-/* Makes the first bytes of the packet, or all there are, readable in one piece.
- * Packet pointers from before are void. */
-static __always_inline int ctx_pull(struct ctx *ctx, __u32 bytes)
+/* Whether the first bytes of the packet, or all there are, are readable in one piece. */
+static __always_inline int ctx_is_linear(struct ctx *ctx, __u32 bytes)
 {
 	__u32 linear = ctx->data_end - ctx->data;
 
-	if (linear >= bytes || linear >= ctx->len)
-		return 0;
+	return linear >= bytes || linear >= ctx->len;
+}
+
+/* Makes them so. Packet pointers from before are void. */
+static __always_inline int ctx_pull(struct ctx *ctx, __u32 bytes)
+{
 	return bpf_skb_pull_data(ctx, bytes < ctx->len ? bytes : ctx->len);
 }
 

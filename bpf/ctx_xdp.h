@@ -65,6 +65,11 @@ static __always_inline int ctx_is_addressed(struct ctx *ctx, const struct nat_li
 }
 
 /* Everything is in one piece already. */
+static __always_inline int ctx_is_linear(struct ctx *ctx, __u32 bytes)
+{
+	return 1;
+}
+
 static __always_inline int ctx_pull(struct ctx *ctx, __u32 bytes)
 {
 	return 0;

@@ -183,6 +183,29 @@ static __always_inline int parse_icmp(struct packet *packet, void *l4, void *end
 	return GO_ON;
 }
 
+/*
+ * Makes the headers readable in one piece. Those of what a socket of this machine has sent
+ * are, and the data lies elsewhere: to have some of that moved here would cost a buffer.
+ */
+static __always_inline int parse_pull(struct ctx *ctx, __u32 l3)
+{
+	void *end = ctx_data_end(ctx);
+	struct ipv4 *ip = ctx_data(ctx) + l3;
+	struct tcp *tcp;
+
+	if (ctx_is_linear(ctx, PACKET_HEADERS))
+		return 0;
+	if ((void *)(ip + 1) <= end) {
+		tcp = (void *)ip + (ip->version & 15) * 4;
+		if (ip->protocol == UDP && (void *)tcp + sizeof(struct udp) <= end)
+			return 0;
+		if (ip->protocol == TCP && (void *)(tcp + 1) <= end &&
+		    (void *)tcp + (tcp->offset >> 4) * 4 <= end)
+			return 0;
+	}
+	return ctx_pull(ctx, PACKET_HEADERS);
+}
+
 /* l3 is where IPv4 begins: 14, or 0 on links without Ethernet. */
 static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 				 struct packet *packet)
@@ -197,7 +220,7 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	packet_protocol(packet, 0, side);
 	if (!ctx_is_ours(ctx, l3))
 		return NAT_PASS_NOT_IPV4;
-	if (ctx_pull(ctx, PACKET_HEADERS))
+	if (parse_pull(ctx, l3))
 		return NAT_DROP_MALFORMED;
 	data = ctx_data(ctx);
 	end = ctx_data_end(ctx);
