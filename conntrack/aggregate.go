@@ -60,6 +60,8 @@ type Aggregate struct {
 	unanswered   tally[unansweredKey]
 	halfway      tally[unansweredKey]
 	targets      map[targetKey]*targetCount
+	asked        map[answerKey]question
+	came         map[answerKey]addrKey // from whom
 	helpers      map[string]uint64
 }
 
@@ -91,6 +93,23 @@ type targetKey struct {
 
 type targetCount struct{ answered, unanswered uint64 }
 
+// answerKey is what an answer over UDP has besides its source address; question is who asked
+// whom, and from whom the answer is awaited.
+type (
+	answerKey struct {
+		client           addrKey
+		clientPort, port uint16
+	}
+	question struct {
+		source, dest, target addrKey
+		destPort             uint16
+	}
+)
+
+// maxQuestions is how many flows of UDP that nobody has answered are looked at for answers
+// from elsewhere; where there are more, the table's first.
+const maxQuestions = 1 << 14
+
 // maxTargets is more than a machine publishes; of more, some are not told.
 const maxTargets = 16384
 
@@ -110,6 +129,8 @@ func NewAggregate(lists Lists) *Aggregate {
 		unanswered:   newTally[unansweredKey](exactKeys / 8),
 		halfway:      newTally[unansweredKey](exactKeys / 8),
 		targets:      map[targetKey]*targetCount{},
+		asked:        map[answerKey]question{},
+		came:         map[answerKey]addrKey{},
 		helpers:      map[string]uint64{},
 	}
 }
@@ -180,6 +201,9 @@ func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
 	if a.lists&ListDestinations == 0 || f.zoned() {
 		return
 	}
+	if unreplied && recent && f.Proto == unix.IPPROTO_UDP {
+		a.addQuestion(f)
+	}
 	var to *tally[unansweredKey]
 	switch {
 	case tcp && f.State == TCPSynRecv && a.Timeouts.unconfirmed(f):
@@ -193,6 +217,56 @@ func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
 		proto: f.Proto, source: f.Orig.Src.As16(), dest: f.Orig.Dst.As16(), destPort: f.Orig.DstPort,
 		target: f.Reply.Src.As16(), targetPort: f.Reply.SrcPort, snat: f.SNAT(),
 	}, recent, 0)
+}
+
+// addQuestion notes a flow of UDP that nobody has answered: as a question, and as what may be
+// the answer to another, of which its sender has another address than was asked. Where both
+// ends have the same port, as with NTP and IKE, either may begin, and nothing can be told.
+func (a *Aggregate) addQuestion(f *Flow) {
+	if f.Reply.DstPort == f.Reply.SrcPort || f.Orig.DstPort == f.Orig.SrcPort {
+		return
+	}
+	if len(a.asked) < maxQuestions {
+		a.asked[answerKey{f.Reply.Dst.As16(), f.Reply.DstPort, f.Reply.SrcPort}] =
+			question{f.Orig.Src.As16(), f.Orig.Dst.As16(), f.Reply.Src.As16(), f.Orig.DstPort}
+	}
+	if len(a.came) < maxQuestions {
+		a.came[answerKey{f.Orig.Dst.As16(), f.Orig.DstPort, f.Orig.SrcPort}] = f.Orig.Src.As16()
+	}
+}
+
+// strayRows are those who answered for others, most first.
+func (a *Aggregate) strayRows(rows int) []snapshot.StrayUse {
+	type pair struct {
+		dest, target, from addrKey
+		destPort, port     uint16
+	}
+	uses := map[pair]*snapshot.StrayUse{}
+	for key, q := range a.asked {
+		from, ok := a.came[key]
+		if !ok || from == q.target {
+			continue
+		}
+		p := pair{q.dest, q.target, from, q.destPort, key.port}
+		if uses[p] == nil {
+			uses[p] = &snapshot.StrayUse{From: from.addr(),
+				Dest: netip.AddrPortFrom(q.dest.addr(), q.destPort), Target: netip.AddrPortFrom(q.target.addr(), key.port)}
+		}
+		u := uses[p]
+		u.Flows++
+		// The same of several, however the table was ordered.
+		if source, seen := q.source.addr(), key.client.addr(); u.Flows == 1 || cmp.Or(source.Compare(u.Source), seen.Compare(u.Seen)) < 0 {
+			u.Source, u.Seen = source, seen
+		}
+	}
+	var out []snapshot.StrayUse
+	for _, u := range uses {
+		out = append(out, *u)
+	}
+	slices.SortFunc(out, func(x, y snapshot.StrayUse) int {
+		return cmp.Or(cmp.Compare(y.Flows, x.Flows), x.Dest.Compare(y.Dest), x.Target.Compare(y.Target), x.From.Compare(y.From))
+	})
+	return out[:min(len(out), rows)]
 }
 
 // addTarget counts a flow whose destination is translated.
@@ -296,7 +370,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 		t.Outsides = append(t.Outsides, use)
 	}
 	t.Unanswered, t.Halfway = unansweredRows(&a.unanswered, rows), unansweredRows(&a.halfway, rows)
-	t.Targets = a.targetRows(rows)
+	t.Targets, t.Strays = a.targetRows(rows), a.strayRows(rows)
 	if len(a.helpers) > 0 {
 		t.ByHelper = maps.Clone(a.helpers)
 	}

@@ -188,6 +188,44 @@ tcp 6 20 SYN_RECV src=192.168.0.4 dst=1.2.3.4 sport=9 dport=80 src=192.168.0.9 d
 	}
 }
 
+// Answers over UDP from another address than was asked, translated on their way or not.
+func TestAggregateStrays(t *testing.T) {
+	// asked: behind masquerading (two clients), behind a published port, one that was answered,
+	// one long ago, one of which the other end has the same port, and one whose "answer" is
+	// from another port.
+	text := `udp 17 29 src=10.0.0.2 dst=1.1.1.1 sport=5000 dport=1194 [UNREPLIED] src=1.1.1.1 dst=100.64.0.1 sport=1194 dport=5000 use=1
+udp 17 29 src=1.1.1.2 dst=100.64.0.1 sport=1194 dport=5000 [UNREPLIED] src=100.64.0.1 dst=1.1.1.2 sport=5000 dport=1194 use=1
+udp 17 28 src=1.1.1.2 dst=100.64.0.1 sport=1194 dport=5001 [UNREPLIED] src=100.64.0.1 dst=1.1.1.2 sport=5001 dport=1194 use=1
+udp 17 28 src=10.0.0.1 dst=1.1.1.1 sport=6000 dport=1194 [UNREPLIED] src=1.1.1.1 dst=100.64.0.1 sport=1194 dport=5001 use=1
+udp 17 29 src=7.7.7.7 dst=100.64.0.1 sport=4000 dport=53 [UNREPLIED] src=10.0.0.53 dst=7.7.7.7 sport=5353 dport=4000 use=1
+udp 17 29 src=10.0.0.54 dst=7.7.7.7 sport=5353 dport=4000 [UNREPLIED] src=7.7.7.7 dst=100.64.0.1 sport=4000 dport=5353 use=1
+udp 17 29 src=10.0.0.3 dst=1.1.1.1 sport=7000 dport=1194 src=1.1.1.1 dst=100.64.0.1 sport=1194 dport=7000 use=1
+udp 17 29 src=1.1.1.3 dst=100.64.0.1 sport=1194 dport=7000 [UNREPLIED] src=100.64.0.1 dst=1.1.1.3 sport=7000 dport=1194 use=1
+udp 17 9 src=10.0.0.3 dst=1.1.1.1 sport=7001 dport=1194 [UNREPLIED] src=1.1.1.1 dst=100.64.0.1 sport=1194 dport=7001 use=1
+udp 17 9 src=1.1.1.3 dst=100.64.0.1 sport=1194 dport=7001 [UNREPLIED] src=100.64.0.1 dst=1.1.1.3 sport=7001 dport=1194 use=1
+udp 17 29 src=10.0.0.3 dst=1.1.1.4 sport=123 dport=123 [UNREPLIED] src=1.1.1.4 dst=100.64.0.1 sport=123 dport=123 use=1
+udp 17 29 src=1.1.1.5 dst=100.64.0.1 sport=123 dport=123 [UNREPLIED] src=100.64.0.1 dst=1.1.1.5 sport=123 dport=123 use=1
+udp 17 29 src=10.0.0.4 dst=1.1.1.6 sport=8000 dport=69 [UNREPLIED] src=1.1.1.6 dst=100.64.0.1 sport=69 dport=8000 use=1
+udp 17 29 src=1.1.1.6 dst=100.64.0.1 sport=3000 dport=8000 [UNREPLIED] src=100.64.0.1 dst=1.1.1.6 sport=8000 dport=3000 use=1
+`
+	a := NewAggregate(0)
+	a.Timeouts = Timeouts{UDP: 30, UDPStream: 120}
+	if _, err := ReadText(t.Context(), strings.NewReader(text), Filter{}, a.add, func(e *LineError) { t.Error(e) }); err != nil {
+		t.Fatal(err)
+	}
+	addr, ap := netip.MustParseAddr, netip.MustParseAddrPort
+	want := []snapshot.StrayUse{
+		{Source: addr("10.0.0.1"), Seen: addr("100.64.0.1"), Dest: ap("1.1.1.1:1194"), Target: ap("1.1.1.1:1194"), From: addr("1.1.1.2"), Flows: 2},
+		{Source: addr("7.7.7.7"), Seen: addr("7.7.7.7"), Dest: ap("100.64.0.1:53"), Target: ap("10.0.0.53:5353"), From: addr("10.0.0.54"), Flows: 1},
+	}
+	if got := a.Table(snapshot.TopN).Strays; !reflect.DeepEqual(got, want) {
+		t.Errorf("strays %+v\nwant %+v", got, want)
+	}
+	if got := a.Table(1).Strays; !reflect.DeepEqual(got, want[:1]) {
+		t.Errorf("in one row %+v", got)
+	}
+}
+
 func TestFilter(t *testing.T) {
 	_, flows, _ := readAll(t, goodLine, Filter{})
 	f := &flows[0]

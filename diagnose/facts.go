@@ -451,5 +451,6 @@ const (
 	fromHooks    = "registered netfilter hooks, and rules"
 	fromRoutes   = "routing tables, asked at the end"
 	fromSockets  = "listening sockets"
+	fromOwnTCP   = "sockets of TCP connections"
 	fromSlab     = "/proc/slabinfo"
 )

@@ -41,6 +41,16 @@ func init() {
 		row.Reason = "SOCKET_RCVBUFF"
 		s.Drops.Rows = append(s.Drops.Rows, row)
 	}
+	examples["local-ports-exhausted"] = func(s *snapshot.Snapshot) {
+		s.Sysctls["net.ipv4.ip_local_port_range"], s.Sysctls["net.ipv4.ip_local_reserved_ports"] = "32768 60999", "80,40000-40009"
+		s.Sysctls["net.ipv4.tcp_tw_reuse"] = "2"
+		s.LocalPorts = []snapshot.LocalPortUse{{Source: addr("172.17.0.1"), Dest: netip.MustParseAddrPort("172.17.0.2:80"), Used: 28_222, TimeWait: 28_000, Process: "docker-proxy", Inode: 4711}}
+	}
+	examples["answered-from-elsewhere"] = func(s *snapshot.Snapshot) {
+		s.Conntrack.Table.Destinations = append(s.Conntrack.Table.Destinations, snapshot.Talker{Addr: addr("203.0.113.53"), Entries: 40, Unreplied: 40})
+		s.Conntrack.Table.Strays = []snapshot.StrayUse{{Source: addr("192.168.1.20"), Seen: addr("198.51.100.1"), Dest: netip.MustParseAddrPort("203.0.113.53:1194"),
+			Target: netip.MustParseAddrPort("203.0.113.53:1194"), From: addr("203.0.113.54"), Flows: 40}}
+	}
 	examples["link-down"] = func(s *snapshot.Snapshot) {
 		s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "eth2", Kind: "device", Addresses: prefixes("10.80.0.1/24")})
 		s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: addr("10.80.0.9"), Entries: 40})
@@ -331,6 +341,88 @@ func TestReceiveBuffer(t *testing.T) {
 		{"tracer only", also(code, func(s *snapshot.Snapshot) { s.Counters = nil }), "critical " + code},
 		{"a few in a burst", counted(9, 20), ""},
 		{"absurd", counted(1<<60, 20), "critical " + code},
+	})
+}
+
+func TestLocalPorts(t *testing.T) {
+	const code = "local-ports-exhausted"
+	use := func(change func(s *snapshot.Snapshot, u *snapshot.LocalPortUse)) func(s *snapshot.Snapshot) {
+		return also(code, func(s *snapshot.Snapshot) { change(s, &s.LocalPorts[0]) })
+	}
+	run(t, []row{
+		{"none is left", also(code), "critical " + code},
+		{"by connections that are open", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { u.TimeWait = 0 }), "critical " + code},
+		{"nearly none", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { u.Used, u.TimeWait = 27_500, 27_000 }), "warning " + code},
+		{"most of them", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { u.Used, u.TimeWait = 22_600, 0 }), "warning " + code},
+		{"of a range that is reserved but for few", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
+			s.Sysctls["net.ipv4.ip_local_reserved_ports"] = "1024-60000"
+			u.Used, u.TimeWait = 999, 0
+		}), "critical " + code},
+		{"open ones, where those that are over are used again", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
+			s.Sysctls["net.ipv4.tcp_tw_reuse"] = "1"
+			u.TimeWait = 0
+		}), "critical " + code},
+		{"IPv6", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
+			u.Source, u.Dest = addr("fd00::1"), netip.MustParseAddrPort("[fd00::2]:80")
+		}), "critical " + code},
+
+		{"many", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { u.Used, u.TimeWait = 22_500, 0 }), ""},
+		{"that are over and used again", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { s.Sysctls["net.ipv4.tcp_tw_reuse"] = "1" }), ""},
+		{"that are over, on loopback", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
+			u.Source, u.Dest = addr("127.0.0.1"), netip.MustParseAddrPort("127.0.0.1:80")
+		}), ""},
+		{"to two destinations", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
+			u.Used, u.TimeWait = 15_000, 0
+			other := *u
+			other.Dest = netip.MustParseAddrPort("172.17.0.3:80")
+			s.LocalPorts = append(s.LocalPorts, other)
+		}), ""},
+		{"range not known", also(code, func(s *snapshot.Snapshot) { delete(s.Sysctls, "net.ipv4.ip_local_port_range") }), ""},
+		{"range absurd", also(code, func(s *snapshot.Snapshot) { s.Sysctls["net.ipv4.ip_local_port_range"] = "60000 70000" }), ""},
+		{"range turned round", also(code, func(s *snapshot.Snapshot) { s.Sysctls["net.ipv4.ip_local_port_range"] = "60000 50000" }), ""},
+		{"all reserved", also(code, func(s *snapshot.Snapshot) { s.Sysctls["net.ipv4.ip_local_reserved_ports"] = "1-65535" }), ""},
+		{"reserved absurd", also(code, func(s *snapshot.Snapshot) { s.Sysctls["net.ipv4.ip_local_reserved_ports"] = "9-3" }), ""},
+		{"absurd", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { u.Used, u.TimeWait = 1<<60, 1<<61 }), ""},
+	})
+
+	s := gateway()
+	examples[code](s)
+	f := Judge(s)[0]
+	want := []string{"net.ipv4.ip_local_port_range=1024 65535", "net.ipv4.tcp_tw_reuse=1"}
+	var got []string
+	for _, set := range f.Settings {
+		got = append(got, set.Name+"="+set.Value)
+	}
+	if !slices.Equal(got, want) || !strings.HasSuffix(f.Title, ", of docker-proxy") {
+		t.Errorf("%s: settings %q, want %q", f.Title, got, want)
+	}
+	s.LocalPorts[0].TimeWait = 100
+	s.Sysctls["net.ipv4.ip_local_port_range"] = "512 65535"
+	s.LocalPorts[0].Used = 65_000
+	if f := Judge(s)[0]; len(f.Settings) != 0 {
+		t.Errorf("open connections on the whole range: settings %+v", f.Settings)
+	}
+}
+
+func TestAnsweredFromElsewhere(t *testing.T) {
+	const code = "answered-from-elsewhere"
+	stray := func(change func(s *snapshot.Snapshot, u *snapshot.StrayUse)) func(s *snapshot.Snapshot) {
+		return also(code, func(s *snapshot.Snapshot) { change(s, &s.Conntrack.Table.Strays[0]) })
+	}
+	run(t, []row{
+		{"nobody is answered", also(code), "critical " + code},
+		{"others are", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { s.Conntrack.Table.Destinations[1].Unreplied = 20 }), "warning " + code},
+		{"not known whether others are", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { s.Conntrack.Table.Destinations = nil }), "warning " + code},
+		{"one tunnel", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { u.Flows = 1 }), "advice " + code},
+		{"and nobody else answers what was asked behind the gateway", also(code, func(s *snapshot.Snapshot) { // folded under it
+			addUnanswered(s, snapshot.UnansweredUse{Protocol: "udp", Source: addr("192.168.1.20"), Dest: netip.MustParseAddrPort("203.0.113.53:1194"),
+				Target: netip.MustParseAddrPort("203.0.113.53:1194"), SNAT: true, Entries: 40, Recent: 40})
+			s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("198.51.100.1"), Entries: 40, Recent: 40, Unanswered: 40}}
+		}), "critical " + code},
+
+		{"from where it was asked", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { u.From = u.Target.Addr() }), ""},
+		{"absurd", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { u.Flows = 1 << 60 }), ""},
+		{"from nobody", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { u.From = netip.Addr{} }), ""},
 	})
 }
 

@@ -84,6 +84,7 @@ func sources(ctx context.Context, opts Options) []source {
 		nics(opts),
 		neighbours(),
 		listeners(),
+		localPorts(), // of which nobody listens
 		refusals(),
 		leaving(),
 		eventSockets(),

@@ -41,6 +41,7 @@ type Snapshot struct {
 	Xfrm         *Xfrm             `json:"xfrm,omitzero"`
 	Routes       []RouteAnswer     `json:"routes,omitzero"`
 	Listeners    []Listener        `json:"listeners,omitzero"`
+	LocalPorts   []LocalPortUse    `json:"local_ports,omitzero"`
 	KernelLog    *KernelLog        `json:"kernel_log,omitzero"`
 	Owners       []Owner           `json:"owners,omitzero"`
 	EventSockets []EventSocket     `json:"event_sockets,omitzero"`
@@ -96,6 +97,7 @@ const (
 	CanNFTables        = "nftables"
 	CanIPTablesLegacy  = "iptables-legacy"
 	CanListeners       = "listeners"
+	CanLocalPorts      = "local-ports"   // which of this machine's own connections hold many ports
 	CanProcessNames    = "process-names" // whose socket a listener is
 	CanEventSockets    = "event-sockets" // who listens to events of connection tracking
 	CanRefused         = "refused-connections"
@@ -175,6 +177,7 @@ type Table struct {
 	Halfway  []UnansweredUse   `json:"halfway,omitzero"`
 	ByHelper map[string]uint64 `json:"by_helper,omitzero"`
 	Targets  []TargetUse       `json:"targets,omitzero"` // of translated destinations, most unanswered first, at most TopN
+	Strays   []StrayUse        `json:"strays,omitzero"`  // most flows first, at most TopN
 	// RecentSeconds is how young a packet was that counted as sent just now; 0 is the constant of that name.
 	RecentSeconds uint64 `json:"recent_s,omitempty"`
 }
@@ -219,6 +222,18 @@ type UnansweredUse struct {
 	Entries  uint64         `json:"entries"`
 	Recent   uint64         `json:"recent"`
 	Missed   uint64         `json:"missed,omitempty"`
+}
+
+// StrayUse is UDP flows of the last RecentSeconds that nobody has answered, while another
+// address than the one that was asked sent to the very port that waits for the answer, from
+// the port that was asked: the answer, as the client will never know.
+type StrayUse struct {
+	Source netip.Addr     `json:"source"` // one of those that asked
+	Seen   netip.Addr     `json:"seen"`   // and its address as Target sees it
+	Dest   netip.AddrPort `json:"dest"`
+	Target netip.AddrPort `json:"target"` // where the flows really go: Dest, unless it is translated
+	From   netip.Addr     `json:"from"`   // who sent instead, from Target's port
+	Flows  uint64         `json:"flows"`
 }
 
 // TopN is how many rows the top lists of a Table hold. Their counts are never
@@ -551,6 +566,25 @@ type Listener struct {
 	Inode   uint64         `json:"inode"`
 	Process string         `json:"process,omitempty"`
 }
+
+// LocalPortUse is TCP connections that programs of the namespace itself hold, or that
+// are over and in TIME_WAIT, from one of its addresses to one destination: each needs a
+// port of its own out of net.ipv4.ip_local_port_range. Only connections whose local port is
+// of that range and that nobody listens at count, and only where at least MinLocalPorts of
+// it may be taken; most first, at most TopN.
+type LocalPortUse struct {
+	Source   netip.Addr     `json:"source"`
+	Dest     netip.AddrPort `json:"dest"`
+	Used     uint64         `json:"used"`
+	TimeWait uint64         `json:"time_wait"` // of Used
+	// Process is a program that holds one of them, "" where all are over or it is not told.
+	Process string `json:"process,omitempty"`
+	Inode   uint64 `json:"inode,omitempty"` // of that one's socket
+}
+
+// MinLocalPorts is the share of the port range that must be in use before it is looked at
+// by whom.
+const MinLocalPorts = 0.5
 
 // KernelLog is what the kernel said about NAT during the window and before.
 type KernelLog struct {

@@ -47,7 +47,7 @@ func Faults() []Fault {
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
 		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault, portRaceFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
-		needlessFault, policiesFault, ruleDropFault, nextHopFault, answersFault, clientsFault, linkDownFault, receiveBufferFault, otherDropsFault, backendFault,
+		needlessFault, policiesFault, ruleDropFault, nextHopFault, answersFault, clientsFault, linkDownFault, receiveBufferFault, localPortsFault, elsewhereFault, otherDropsFault, backendFault,
 	} {
 		byCode[f.Code] = f
 	}
