@@ -111,24 +111,30 @@ struct {
 	__uint(max_entries, 1 << LEARN_FRONT_BITS);
 } front SEC(".maps");
 
-/* Which pairs of places of the front may hold something, a byte each. It stays in the
- * processor's cache, and most packets that take no shortcut need not wait for the front's
- * memory. Packets write: a pair that is marked empty though it isn't only means slower, until
- * it is filled again. */
+/*
+ * When a shortcut of the directions of a hash was last attended to, coarsely and for many of
+ * them together: so few bytes that they stay in the processor's cache. Packets of short
+ * connections, and what leaves of them, look at nothing else here, where little else is
+ * accelerated. Packets write. Ever again an old one looks new for a while: slower, never wrong.
+ */
 struct learn_marks {
-	__u8 pair[64];
+	__u16 when[4096]; /* ticks >> LEARN_MARK_TICKS */
 };
 
 enum learn_marking {
-	LEARN_PAIRS = sizeof(struct learn_marks),
-	LEARN_MARKS = (1 << LEARN_FRONT_BITS) / 2 / LEARN_PAIRS,
+	LEARN_MARKS = sizeof(struct learn_marks) / sizeof(__u16),
+	LEARN_MARK_TICKS = 8,
+	/* So many units after it was attended to a direction may be trusted, or wait for a packet
+	 * to leave; and the front tell what it carried. */
+	LEARN_MARK_LIVES = (LEARN_REFUSED >> LEARN_MARK_TICKS) + 1,
+	LEARN_MARK_FRONT = ((LEARN_REFUSED + LEARN_BUSY) >> LEARN_MARK_TICKS) + 1,
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct learn_marks);
-	__uint(max_entries, LEARN_MARKS);
+	__uint(max_entries, 1);
 } marks SEC(".maps");
 
 /* Time-out of an established TCP connection. 0: TCP is not accelerated, because
@@ -174,12 +180,23 @@ static __always_inline struct learn_front *front_at(__u32 slot)
 	return bpf_map_lookup_elem(&front, &slot);
 }
 
-static __always_inline __u8 *front_mark(__u32 slot)
+static __always_inline __u16 *learn_mark(__u64 addresses, __u64 ports)
 {
-	__u32 pair = slot / 2, block = pair / LEARN_PAIRS;
-	struct learn_marks *m = bpf_map_lookup_elem(&marks, &block);
+	__u32 zero = 0;
+	struct learn_marks *m = bpf_map_lookup_elem(&marks, &zero);
 
-	return m ? &m->pair[pair % LEARN_PAIRS] : NULL;
+	return m ? &m->when[(learn_mix(addresses, ports) >> 48) % LEARN_MARKS] : NULL;
+}
+
+static __always_inline __u16 learn_mark_time(__u32 now)
+{
+	return now >> LEARN_MARK_TICKS;
+}
+
+/* Whether a mark is no older than that. It may be newer than the packet's look at the clock. */
+static __always_inline int learn_marked(const __u16 *mark, __u32 now, __u16 units)
+{
+	return mark && (__u16)(learn_mark_time(now) - *mark + 1) <= units + 1;
 }
 
 static __always_inline __u64 front_sum(const struct learn_front *f)
@@ -226,17 +243,25 @@ static __always_inline struct learn_glance *learn_glance(__u32 hash)
 
 static __always_inline void learn_attended(const struct nat_flow_key *key, __u32 now)
 {
+	__u16 *mark = learn_mark(learn_key_addresses(key), learn_key_ports(key));
 	struct learn_glance *glance = learn_glance(learn_hash(key));
 
 	if (glance)
 		glance->attended = now;
+	if (mark && *mark != learn_mark_time(now))
+		*mark = learn_mark_time(now);
 }
 
 /* Whether a direction may have a shortcut that is trusted, or waits for a packet that was
  * just sent up: no look-up in a large table for those that end, or begin. Another CPU may
  * have attended to it since this packet looked at the clock. */
-static __always_inline int learn_lives(const struct learn_glance *glance, __u32 now)
+static __always_inline int learn_lives(__u64 addresses, __u64 ports, __u32 now)
 {
+	struct learn_glance *glance;
+
+	if (!learn_marked(learn_mark(addresses, ports), now, LEARN_MARK_LIVES))
+		return 0;
+	glance = learn_glance(learn_hash_words(addresses, ports));
 	return glance && (__s32)(now - glance->attended) <= LEARN_REFUSED;
 }
 
@@ -257,19 +282,33 @@ static __always_inline struct tcp *learn_turn(struct ctx *ctx)
 	return tcp;
 }
 
+/* The packets of a connection that begins are counted from the first on, though another had
+ * the same ends a moment ago. */
+static __always_inline void learn_begin(__u32 hash)
+{
+	struct learn_glance *glance = learn_glance(hash);
+
+	if (glance && glance->young % (2 * LEARN_YOUNG) && !((glance->young ^ hash) >> 16))
+		glance->young = 0;
+}
+
 /* Whether it is of a direction that has no shortcut in use, so that none of ours ends. */
 static __always_inline int learn_turns(struct ctx *ctx)
 {
 	struct tcp *tcp = learn_turn(ctx);
+	__u64 addresses, ports;
 	struct ipv4 *ip;
-	__u32 hash;
 
 	if (!tcp)
 		return 0;
 	ip = (struct ipv4 *)tcp - 1;
-	hash = learn_hash_words(learn_words(addr_word(ip->src), addr_word(ip->dst)),
-				learn_words((__u32)tcp->dport << 16 | tcp->sport, TCP));
-	return !learn_lives(learn_glance(hash), clock_now());
+	addresses = learn_words(addr_word(ip->src), addr_word(ip->dst));
+	ports = learn_words((__u32)tcp->dport << 16 | tcp->sport, TCP);
+	if (learn_lives(addresses, ports, clock_now()))
+		return 0;
+	if (tcp->flags & TCP_SYN)
+		learn_begin(learn_hash_words(addresses, ports));
+	return 1;
 }
 
 /* How packets of the other direction arrive. */
@@ -566,31 +605,16 @@ static __always_inline int front_read(struct learn_front *f, const struct packet
 	return 1;
 }
 
-/* Whether nothing there tells anything of a flow any more. */
-static __always_inline int front_idle(struct learn_front *f, __u32 now)
-{
-	const volatile __u64 *word = (const volatile __u64 *)f;
-
-	return f &&
-	       (!word[0] || (!learn_trusted(word[5], now) && now - (__u32)word[5] >= LEARN_BUSY));
-}
-
 /* The way of the packet into *to, if it is at the front. */
 static __always_inline int front_find(const struct packet *packet, struct learn_front *to)
 {
 	__u64 addresses = learn_key_addresses(&packet->key);
 	__u64 ports = learn_key_ports(&packet->key);
 	__u32 slot = front_slot(addresses, ports);
-	__u8 *mark = front_mark(slot);
 
-	if (!mark || !*mark)
-		return 0;
-	if (front_read(front_at(slot), packet, addresses, ports, to) ||
-	    front_read(front_at(slot ^ 1), packet, addresses, ports, to))
-		return 1;
-	if (front_idle(front_at(slot), packet->now) && front_idle(front_at(slot ^ 1), packet->now))
-		*mark = 0;
-	return 0;
+	return learn_marked(learn_mark(addresses, ports), packet->now, LEARN_MARK_FRONT) &&
+	       (front_read(front_at(slot), packet, addresses, ports, to) ||
+		front_read(front_at(slot ^ 1), packet, addresses, ports, to));
 }
 
 /* The flow ends, or begins anew, and the table has forgotten it. */
@@ -639,7 +663,6 @@ static __always_inline int front_fill(const struct packet *packet, struct nat_sh
 	struct learn_front *f;
 	volatile __u64 *word;
 	__u32 slot;
-	__u8 *mark;
 
 	asm volatile("" ::: "memory");
 	if (unlikely(!learn_fits(&packet->key, &copy)))
@@ -662,11 +685,6 @@ static __always_inline int front_fill(const struct packet *packet, struct nat_sh
 		if (!front_free(f, to, packet->now))
 			return 0;
 	}
-	mark = front_mark(slot);
-	if (!mark)
-		return 0;
-	if (!*mark)
-		*mark = 1;
 	word = (volatile __u64 *)f;
 	if (word[0] == to->key[0] && word[1] == to->key[1])
 		learn_carried(s, f->packets);
@@ -742,7 +760,8 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return learn_forward(ctx, packet, &to);
 	hash = learn_hash(&packet->key);
 	glance = learn_glance(hash);
-	lives = learn_lives(glance, packet->now);
+	lives = learn_lives(learn_key_addresses(&packet->key), learn_key_ports(&packet->key),
+			    packet->now);
 	if (!lives) {
 		if (turns)
 			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;

@@ -78,7 +78,7 @@ static __always_inline void learn_leaving(struct ctx *ctx)
 	key.sport = packet.key.dport;
 	key.dport = packet.key.sport;
 	key.protocol = packet.key.protocol;
-	if (learn_lives(learn_glance(learn_hash(&key)), packet.now))
+	if (learn_lives(learn_key_addresses(&key), learn_key_ports(&key), packet.now))
 		other = bpf_map_lookup_elem(&shortcuts, &key);
 	hop = other ? leaving_hop(ctx) : 0;
 	if (hop) {

@@ -296,7 +296,7 @@ type abiNatFragmentKey struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI              abiNatLimit = 6
+	abiNatLimitNAT_ABI              abiNatLimit = 7
 	abiNatLimitNAT_TICK_SHIFT       abiNatLimit = 20
 	abiNatLimitNAT_MAX_LINKS        abiNatLimit = 256
 	abiNatLimitNAT_MAX_ADDRESSES    abiNatLimit = 65536

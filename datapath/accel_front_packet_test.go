@@ -28,6 +28,8 @@ const (
 	frontWay  = 5
 	frontSum  = 6
 	frontBits = 16
+
+	frontWayFactor = 0x31358cc5 // in the sum
 )
 
 // setFront changes what is at the front, and returns how much that is.
@@ -583,50 +585,60 @@ func TestAccelBursts(t *testing.T) {
 	}
 }
 
-// Whether the front is looked at is told by a mark, which goes when what is there tells
-// nothing any more, and comes back with the next direction that is trusted.
-func TestAccelFrontMarks(t *testing.T) {
+// The front is looked at if a mark says that something of its hash was attended to, not too
+// long ago; and a mark of long ago may look new again.
+func TestAccelMarks(t *testing.T) {
 	for _, h := range hooks {
 		t.Run(h.name, func(t *testing.T) {
 			a := aRig(t).accelerator(t)
 			x := a.traffic(5000)
-			marks := func() (set int) {
-				m := a.engine.maps["marks"]
-				for block := range m.MaxEntries() {
-					var pairs [64]byte
-					if err := m.Lookup(block, &pairs); err != nil {
-						t.Fatal(err)
-					}
-					set += 64 - bytes.Count(pairs[:], []byte{0})
+			x.learnt(t, h)
+			x.forget(t)
+			for _, c := range []struct {
+				ago   uint32 // ticks
+				front bool
+			}{
+				{0, true}, {900, true}, {30_000, true}, {1<<24 + 900, true},
+				{31_500, false}, {1 << 20, false}, {1 << 23, false}, {1<<24 - 1000, false},
+			} {
+				a.setFront(t, func(f *frontEntry) {
+					way := f[frontWay]&^0xffffffff | uint64(now()+800)
+					f[frontSum] += (way - f[frontWay]) * frontWayFactor
+					f[frontWay] = way
+				})
+				a.attended(t, now()-1000)
+				a.mark(t, now()-c.ago)
+				if c.front {
+					x.forwards(t, h)
+				} else {
+					x.passes(t, h)
 				}
-				return set
-			}
-			if set := marks(); set != 0 {
-				t.Fatalf("%d marks before any packet", set)
-			}
-			x.learnt(t, h)
-			if set := marks(); set != 1 {
-				t.Errorf("%d marks, want 1", set)
-			}
-			// It lasts while the entry tells how many packets the direction had, ...
-			x.forget(t)
-			a.setFront(t, func(f *frontEntry) { f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-ticks(20)) })
-			x.passes(t, h)
-			if set := marks(); set != 1 {
-				t.Errorf("%d marks 20 s after the direction was trusted, want 1", set)
-			}
-			// ... and no longer.
-			a.setFront(t, func(f *frontEntry) { f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-ticks(40)) })
-			x.passes(t, h)
-			if set := marks(); set != 0 {
-				t.Errorf("%d marks 40 s after the direction was trusted, want none", set)
-			}
-			x.learnt(t, h)
-			x.forget(t)
-			x.forwards(t, h)
-			if set := marks(); set != 1 {
-				t.Errorf("%d marks when it is trusted again, want 1", set)
 			}
 		})
+	}
+}
+
+// A connection that begins is counted from its first packet on, whatever had its ends before.
+func TestAccelBegins(t *testing.T) {
+	a := aRig(t).accelerator(t)
+	x := a.traffic(5000)
+	opens := a.rig.in.arriving(pktbuild.IPv4{Src: x.from.src, Dst: x.from.dst, TTL: 64,
+		Payload: pktbuild.TCP{Src: x.from.sport, Dst: x.from.dport, Flags: pktbuild.SYN}}).Bytes()
+	for _, h := range hooks {
+		for _, c := range []struct {
+			name  string
+			turn  []byte
+			asked int
+		}{{"opens", opens, 0}, {"closes", x.end, 3}} {
+			asked := 0
+			a.inWindow(t, func() {
+				asked = x.asked(t, h, 5)
+				a.run(t, h, c.turn)
+				asked += x.asked(t, h, 5)
+			})
+			if asked != c.asked {
+				t.Errorf("%s: five packets, one that %s it, and five: %d were asked about, want %d", h.name, c.name, asked, c.asked)
+			}
+		}
 	}
 }

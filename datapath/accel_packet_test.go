@@ -181,7 +181,23 @@ func (a accelRig) attended(t testing.TB, at uint32) {
 	if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
 		t.Fatal(err)
 	}
+	a.mark(t, at)
 }
+
+// mark has all marks say that tick.
+func (a accelRig) mark(t testing.TB, at uint32) {
+	t.Helper()
+	var when [marks]uint16
+	for i := range when {
+		when[i] = uint16(at >> 8)
+	}
+	if err := a.engine.maps["marks"].Put(uint32(0), &when); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// marks is how many there are.
+const marks = 4096
 
 // run sends a frame through the program of that hook, as if it came in from inside.
 func (a accelRig) run(t testing.TB, h hook, frame []byte) (uint32, []byte) {
