@@ -125,9 +125,10 @@ enum learn_marking {
 	LEARN_MARKS = sizeof(struct learn_marks) / sizeof(__u16),
 	LEARN_MARK_TICKS = 8,
 	/* So many units after it was attended to a direction may be trusted, or wait for a packet
-	 * to leave; and the front tell what it carried. */
-	LEARN_MARK_LIVES = (LEARN_REFUSED >> LEARN_MARK_TICKS) + 1,
-	LEARN_MARK_FRONT = ((LEARN_REFUSED + LEARN_BUSY) >> LEARN_MARK_TICKS) + 1,
+	 * to leave; and the front tell what it carried. One of them is for a mark that another
+	 * CPU's packet wrote which had looked at the clock before. */
+	LEARN_MARK_LIVES = (LEARN_REFUSED >> LEARN_MARK_TICKS) + 2,
+	LEARN_MARK_FRONT = ((LEARN_REFUSED + LEARN_BUSY) >> LEARN_MARK_TICKS) + 2,
 };
 
 struct {
