@@ -39,6 +39,7 @@ var answersLost = Cause{
 	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated (where no rule translates at all: next to all flows); any sources, where rules translate and no flow in the table is; "+
 		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
 		"Or packets were seen to leave for the Internet with private sources whose way back leads by another interface, at least %s of what left so by that interface, while rules translate, or did when entries in the table began, and next to nothing came back for such addresses: a warning, from %s critical. "+
+		"Or so many leave for the Internet of IPv6 with a unique local source (fc00::/7), whatever the rules. "+
 		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only, or answers are kept out of it. "+
 		"Or of %d flows or more that left in the last %d s, to %d destinations at least, %s were not answered and nothing here drops them; where they are to fewer destinations, it is a warning if all are unanswered.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
 		nothingFew, snapshot.RecentSeconds, nothingDestinations, percent(nothingMost)),
@@ -51,7 +52,7 @@ func judgeAnswersLost(f facts) *verdict {
 	if f.Conntrack == nil || f.Interfaces == nil || !f.rulesKnown() {
 		return nil
 	}
-	for _, judge := range []func(facts) *verdict{judgeUntracked, judgeUnmatched, judgeForeignSource, judgeUntranslated, judgeLeaving, judgeNothingBack} {
+	for _, judge := range []func(facts) *verdict{judgeUntracked, judgeUnmatched, judgeForeignSource, judgeUntranslated, judgeLeaving, judgeLeavingSix, judgeNothingBack} {
 		if v := judge(f); v != nil {
 			v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
 			return v
@@ -320,12 +321,12 @@ func judgeUntranslated(f facts) *verdict {
 func judgeLeaving(f facts) *verdict {
 	for _, l := range f.Leaving {
 		link, known := f.link(l.Interface)
-		if !known || len(link.Addresses) == 0 || l.Inside < leavingFew || l.Inside >= implausible || l.Others >= implausible || float64(l.Back) >= leavingBack*float64(l.Inside) {
+		if !known || l.Family != "" || len(link.Addresses) == 0 || !lostOnes(l) {
 			continue // what is only bridged has an interface without addresses
 		}
 		part := share(l.Inside, saturate(l.Inside, l.Others))
-		gone := !f.translatesSources() && f.translatedSources() > 0
-		if part < leavingSome || !gone && !f.translatesSources() {
+		gone := !f.translatesSourcesOfIPv4() && f.translatedSources() > 0
+		if part < leavingSome || !gone && !f.translatesSourcesOfIPv4() {
 			continue
 		}
 		v := &verdict{harm: float64(l.Inside)}
@@ -370,6 +371,46 @@ func judgeLeaving(f facts) *verdict {
 		return v
 	}
 	return nil
+}
+
+// judgeLeavingSix is judgeLeaving for IPv6, of which most is not to be translated at all: but
+// no provider has a way back to unique local addresses (RFC 4193, section 4.3).
+func judgeLeavingSix(f facts) *verdict {
+	for _, l := range f.Leaving {
+		if _, known := f.link(l.Interface); !known || l.Family != "ipv6" || !lostOnes(l) {
+			continue
+		}
+		part := share(l.Inside, saturate(l.Inside, l.Others))
+		if part < leavingSome {
+			continue
+		}
+		v := &verdict{harm: float64(l.Inside)}
+		v.Severity = Warning
+		if part >= leavingMost {
+			v.Severity = Critical
+		}
+		v.Title = fmt.Sprintf("%s of what was seen to leave for the Internet of IPv6 by %s has a unique local source (fc00::/7), to which nobody there has a way back", percent(part), l.Interface)
+		v.Evidence = []Evidence{
+			{"packets seen to leave with a unique local source of others, and with another source", fmt.Sprintf("%d, %d", l.Inside, l.Others), fromTap},
+			{"packets seen to come in for such addresses", strconv.FormatUint(l.Back, 10), fromTap},
+		}
+		for _, sample := range l.Samples {
+			v.Evidence = append(v.Evidence, Evidence{"one of them", sample, fromTap})
+		}
+		v.Why = "Networks of containers and guests often have IPv6 addresses that mean something within a site only. Programs prefer IPv6, wait for an answer that can't come, and take IPv4 after that, if they do: all is slow there, or fails. Rules for IPv4 translate nothing of this."
+		v.Remedy = []string{`# give that network addresses of the provider's prefix; or translate: Docker does with "ip6tables": true in /etc/docker/daemon.json (it is the default since 27.0); by hand:`,
+			f.run("nft add table ip6 natkit-masquerade"),
+			f.run("nft 'add chain ip6 natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }'"),
+			f.run(fmt.Sprintf("nft add rule ip6 natkit-masquerade postrouting ip6 saddr fc00::/7 oifname %s masquerade", quote(l.Interface))),
+			"# or let it have no IPv6; which are the rules of now?", f.run("nft list ruleset ip6")}
+		return v
+	}
+	return nil
+}
+
+// lostOnes says whether packets left with a private source, and next to nothing came back.
+func lostOnes(l snapshot.Leaving) bool {
+	return l.Inside >= leavingFew && l.Inside < implausible && l.Others < implausible && float64(l.Back) < leavingBack*float64(l.Inside)
 }
 
 const fromTap = "packets seen on the interface"

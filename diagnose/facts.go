@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -197,6 +198,12 @@ func (f facts) translatesSources() bool {
 		}
 	}
 	return false
+}
+
+// translatesSourcesOfIPv4 is translatesSources without rules that are about IPv6 only.
+func (f facts) translatesSourcesOfIPv4() bool {
+	f.Snapshot = &snapshot.Snapshot{Chains: slices.DeleteFunc(slices.Clone(f.Chains), func(c snapshot.Chain) bool { return c.Family == "ip6" })}
+	return f.translatesSources()
 }
 
 // tuple is what a sampled packet says: "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN".

@@ -291,6 +291,9 @@ func TestLeaving(t *testing.T) {
 		}
 	}
 	noRules := func(s *snapshot.Snapshot) { chain(s, "postrouting").NATRules = nil }
+	six := func(s *snapshot.Snapshot) {
+		s.Leaving[0].Family, s.Leaving[0].Samples = "ipv6", []string{"udp [fd00::2]:4000 -> [2001:db8::53]:53"}
+	}
 	once := func(s *snapshot.Snapshot) {
 		s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("198.51.100.1"), Entries: 900}}
 	}
@@ -307,7 +310,17 @@ func TestLeaving(t *testing.T) {
 		{"some invalid segments", change(seen(4, 20, 0)), ""},
 		{"some invalid segments of many packets", change(seen(9, 290, 0)), ""},
 		{"routed elsewhere, and answered", change(seen(100, 100, 60)), ""},
+		{"half of IPv6", change(seen(100, 100, 0), six, noRules), "critical " + code},
+		{"a tenth of IPv6", change(seen(20, 180, 0), six), "warning " + code},
+		{"IPv6 beside IPv4, all of which is translated", change(seen(20, 30, 0), six, func(s *snapshot.Snapshot) {
+			s.Leaving = append(s.Leaving, snapshot.Leaving{Interface: "eth0", Others: 900})
+		}), "critical " + code},
+		{"IPv6 that the next router translates", change(seen(100, 100, 60), six), ""},
+		{"a few packets of IPv6", change(seen(4, 0, 0), six), ""},
+		{"absurd IPv6", change(seen(1<<60, 1<<61, 0), six), ""},
+		{"of no family that is known", change(seen(100, 100, 0), func(s *snapshot.Snapshot) { s.Leaving[0].Family = "ipx" }), ""},
 		{"the rules are gone", change(seen(100, 10, 0), noRules, once), "critical " + code},
+		{"rules for IPv6 only", change(seen(100, 10, 0), func(s *snapshot.Snapshot) { chain(s, "postrouting").Family = "ip6" }), ""},
 		{"never any rules: a router behind another one", change(seen(100, 10, 0), noRules), ""},
 		{"bridged, not routed", change(seen(100, 10, 0), func(s *snapshot.Snapshot) { link(s, "eth0").Addresses = nil }), ""},
 		{"absurd", change(seen(1<<60, 1<<61, 0)), ""},

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -20,7 +19,7 @@ import (
 	"natkit/snapshot"
 )
 
-// leaving samples which sources IPv4 packets have that leave for the Internet, and
+// leaving samples which sources packets have that leave for the Internet, and
 // which come from there for inside addresses: what translation makes of them can't be
 // seen anywhere else, least of all what is kept from connection tracking.
 func leaving() source {
@@ -63,8 +62,9 @@ type leavingTap struct {
 	done sync.WaitGroup
 }
 
-// internetOnly lets IPv4 packets by that leave for an address of the Internet, or come in
-// from one for an address that is private: their first bytes.
+// internetOnly lets packets by that leave for an address of the Internet, or come in
+// from one for an address that is private (of IPv6 a unique local one, RFC 4193): their first
+// bytes.
 var internetOnly = func() []unix.SockFilter {
 	const (
 		ancillary = 0xfffff000 // SKF_AD_OFF
@@ -72,6 +72,8 @@ var internetOnly = func() []unix.SockFilter {
 		kind      = ancillary + 4
 		source    = 12
 		dest      = 16
+		source6   = 8
+		dest6     = 24
 	)
 	load := func(k uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: k}
@@ -95,17 +97,37 @@ var internetOnly = func() []unix.SockFilter {
 	multicast := func(at uint32) {
 		add(load(at), unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, K: 224 << 24, Jt: drop})
 	}
-	add(load(protocol), equal(unix.ETH_P_IP, next, drop), load(kind))
+	// lies says whether the first bits of an IPv6 address are those.
+	lies := func(at, mask, net uint32, yes, no uint8) {
+		add(load(at), unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask}, equal(net, yes, no))
+	}
+	global := func(at uint32, yes uint8) { lies(at, 0xe0000000, 0x20000000, yes, drop) }
+	// otherwise has the jump at i go here if it is not equal.
+	otherwise := func(i int) { out[i].Jf = uint8(len(out) - i - 1) }
+
+	add(load(protocol), equal(unix.ETH_P_IP, next, 0), load(kind))
+	four := 1
 	outgoing := len(out)
-	add(equal(unix.PACKET_OUTGOING, next, 0)) // Jf is set below
+	add(equal(unix.PACKET_OUTGOING, next, 0))
 	inside(dest, drop)
 	multicast(dest)
 	add(unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JA, K: accept})
-	out[outgoing].Jf = uint8(len(out) - outgoing - 1)
+	otherwise(outgoing)
 	add(equal(unix.PACKET_HOST, next, drop))
 	inside(source, drop)
 	multicast(source)
 	inside(dest, accept)
+	add(unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JA, K: drop})
+
+	otherwise(four)
+	add(equal(unix.ETH_P_IPV6, next, drop), load(kind))
+	outgoing = len(out)
+	add(equal(unix.PACKET_OUTGOING, next, 0))
+	global(dest6, accept)
+	otherwise(outgoing)
+	add(equal(unix.PACKET_HOST, next, drop))
+	global(source6, next)
+	lies(dest6, 0xfe000000, 0xfc000000, accept, drop)
 	add(unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0}, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 64})
 	last := len(out) - 1
 	for i := range out {
@@ -184,7 +206,11 @@ func (t *leavingTap) mute() {
 
 // read is what the socket has seen, by interface.
 func (t *leavingTap) read() ([]snapshot.Leaving, error) {
-	rows := map[int]*snapshot.Leaving{}
+	type place struct {
+		link int
+		six  bool
+	}
+	rows := map[place]*snapshot.Leaving{}
 	own := ownAddresses()
 	wayBack := map[netip.Addr]string{} // the interface that a source is reached by
 	foreign := func(src netip.Addr, index int) bool {
@@ -212,17 +238,25 @@ func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 			return nil, os.NewSyscallError("recvfrom", err)
 		}
 		link, ok := from.(*unix.SockaddrLinklayer)
-		if !ok || n < 20 {
+		if !ok {
 			continue
 		}
-		src, dst := netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
-		row := rows[link.Ifindex]
+		packet, ok := parseLeaving(b[:n])
+		if !ok {
+			continue
+		}
+		src, dst := packet.src, packet.dst
+		at := place{link.Ifindex, src.Is6()}
+		row := rows[at]
 		if row == nil {
 			row = &snapshot.Leaving{}
-			rows[link.Ifindex] = row
+			if at.six {
+				row.Family = "ipv6"
+			}
+			rows[at] = row
 		}
 		switch {
-		case midConnection(b[:n]):
+		case packet.midConnection():
 			// What connection tracking takes for invalid leaves so everywhere, most of it ends of connections.
 		case link.Pkttype == unix.PACKET_HOST:
 			if !own[dst] {
@@ -231,7 +265,7 @@ func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 		case foreign(src, link.Ifindex):
 			row.Inside++
 			if len(row.Samples) < maxLeavingSamples {
-				if s := leavingSample(b[:n], src, dst); !slices.Contains(row.Samples, s) {
+				if s := packet.String(); !slices.Contains(row.Samples, s) {
 					row.Samples = append(row.Samples, s)
 				}
 			}
@@ -240,33 +274,59 @@ func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 		}
 	}
 	out := []snapshot.Leaving{} // known to be none
-	for _, index := range slices.Sorted(maps.Keys(rows)) {
-		if link, err := net.InterfaceByIndex(index); err == nil {
-			rows[index].Interface = link.Name
-			out = append(out, *rows[index])
+	for at, row := range rows {
+		if link, err := net.InterfaceByIndex(at.link); err == nil {
+			row.Interface = link.Name
+			out = append(out, *row)
 		}
 	}
+	slices.SortFunc(out, func(a, b snapshot.Leaving) int {
+		return cmp.Or(cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Family, b.Family))
+	})
 	return out, nil
 }
 
 const maxLeavingSamples = 3
 
-// midConnection says whether a packet is of TCP and neither opens a connection nor answers
-// one that is being opened.
-func midConnection(b []byte) bool {
-	const flags, syn = 13, 2
-	header := int(b[0]&15) * 4
-	return b[9] == unix.IPPROTO_TCP && len(b) > header+flags && b[header+flags]&syn == 0
+// leavingPacket is what the tap's bytes say of a packet.
+type leavingPacket struct {
+	src, dst netip.Addr
+	protocol byte
+	payload  []byte // what is there of it
 }
 
-// leavingSample writes a packet as the tracer of drops does.
-func leavingSample(b []byte, src, dst netip.Addr) string {
-	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_IGMP: "igmp"}[b[9]]
-	name = cmp.Or(name, fmt.Sprintf("protocol %d", b[9]))
-	if header := int(b[0]&15) * 4; (name == "tcp" || name == "udp") && header >= 20 && len(b) >= header+4 {
-		return fmt.Sprintf("%s %s:%d -> %s:%d", name, src, binary.BigEndian.Uint16(b[header:]), dst, binary.BigEndian.Uint16(b[header+2:]))
+// parseLeaving reads the first bytes of a packet, of IPv6 one without extension headers.
+func parseLeaving(b []byte) (p leavingPacket, ok bool) {
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		header := int(b[0]&15) * 4
+		p.src, p.dst, p.protocol = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), b[9]
+		p.payload = b[min(max(header, 20), len(b)):]
+	case len(b) >= 40 && b[0]>>4 == 6:
+		p.src, p.dst, p.protocol = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), b[6]
+		p.payload = b[40:]
+	default:
+		return p, false
 	}
-	return fmt.Sprintf("%s %s -> %s", name, src, dst)
+	return p, true
+}
+
+// midConnection says whether it is of TCP and neither opens a connection nor answers one that
+// is being opened.
+func (p leavingPacket) midConnection() bool {
+	const flags, syn = 13, 2
+	return p.protocol == unix.IPPROTO_TCP && len(p.payload) > flags && p.payload[flags]&syn == 0
+}
+
+// String writes it as the tracer of drops does.
+func (p leavingPacket) String() string {
+	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_IGMP: "igmp", unix.IPPROTO_ICMPV6: "icmpv6"}[p.protocol]
+	name = cmp.Or(name, fmt.Sprintf("protocol %d", p.protocol))
+	if (name == "tcp" || name == "udp") && len(p.payload) >= 4 {
+		port := func(at int) uint16 { return binary.BigEndian.Uint16(p.payload[at:]) }
+		return fmt.Sprintf("%s %s -> %s", name, netip.AddrPortFrom(p.src, port(0)), netip.AddrPortFrom(p.dst, port(2)))
+	}
+	return fmt.Sprintf("%s %s -> %s", name, p.src, p.dst)
 }
 
 // ownAddresses are those of the interfaces of the calling thread's namespace.

@@ -837,12 +837,16 @@ func TestLiveLeaving(t *testing.T) {
 	output(t, h, "", "ip", "link", "add", "veth2", "type", "veth", "peer", "name", "veth3")
 	output(t, h, "", "ip", "link", "set", "veth2", "up")
 	output(t, h, "", "ip", "route", "add", "10.7.0.0/24", "dev", "veth2")
+	output(t, h, "", "ip", "addr", "add", "2001:db8::1/64", "dev", "veth0", "nodad")
+	output(t, h, "", "ip", "route", "add", "default", "via", "2001:db8::2")
+	output(t, h, "", "ip", "neigh", "add", "2001:db8::2", "lladdr", "02:00:00:00:00:01", "dev", "veth0")
+	output(t, h, "", "ip", "route", "add", "fd00:7::/64", "dev", "veth2")
 	send := func(n int, from, to string) {
 		in(t, h, func() error {
 			d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: func(_, _ string, c syscall.RawConn) (err error) {
 				return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) }), err)
 			}}
-			c, err := d.Dial("udp4", to)
+			c, err := d.Dial("udp", to)
 			if err != nil {
 				return err
 			}
@@ -861,12 +865,17 @@ func TestLiveLeaving(t *testing.T) {
 		send(3, "198.51.100.1:4000", "10.9.9.9:53")
 		send(2, "10.7.0.9:4000", "172.31.0.1:53")
 		send(4, "10.8.0.9:4000", "203.0.113.5:53") // whose network is out there
+		send(6, "[fd00:7::9]:4000", "[2001:db8:1::5]:53")
+		send(3, "[2001:db8::1]:4000", "[2001:db8:1::5]:53")
+		send(2, "[2001:db8::1]:4000", "[fd00:8::5]:53")
+		send(1, "[fd00:8::9]:4000", "[2001:db8:1::5]:53") // whose network is out there
 	})
 	want := []snapshot.Leaving{
 		{Interface: "veth0", Inside: 7, Others: 9, Samples: []string{"udp 10.7.0.9:4000 -> 203.0.113.5:53"}},
+		{Interface: "veth0", Family: "ipv6", Inside: 6, Others: 4, Samples: []string{"udp [fd00:7::9]:4000 -> [2001:db8:1::5]:53"}},
 		{Interface: "veth1", Back: 3},
+		{Interface: "veth1", Family: "ipv6", Back: 2},
 	}
-	slices.SortFunc(s.Leaving, func(a, b snapshot.Leaving) int { return strings.Compare(a.Interface, b.Interface) })
 	if !reflect.DeepEqual(s.Leaving, want) {
 		t.Errorf("%+v, want %+v; %+v", s.Leaving, want, s.Capabilities)
 	}

@@ -270,11 +270,12 @@ type SNATUse struct {
 	Missed   uint64         `json:"missed,omitempty"`
 }
 
-// Leaving is IPv4 packets between an interface and the Internet: the first few hundred
+// Leaving is packets between an interface and the Internet: the first few hundred
 // of the window of all interfaces, and where there are too many, of its first moment. Of
 // TCP only those count that open a connection.
 type Leaving struct {
 	Interface string `json:"interface"`
+	Family    string `json:"family,omitempty"` // ipv6; "" for IPv4
 	// Inside left with a source that means something within a site only, is not this
 	// machine's, and is reached by another interface.
 	Inside  uint64   `json:"inside"`
