@@ -329,19 +329,8 @@ func judgeLeaving(f facts) *verdict {
 		if part < leavingSome || !gone && !f.translatesSourcesOfIPv4() {
 			continue
 		}
-		v := &verdict{harm: float64(l.Inside)}
-		v.Severity = Warning
-		if part >= leavingMost {
-			v.Severity = Critical
-		}
+		v := leavingVerdict(l, part, "private")
 		v.Title = fmt.Sprintf("%s of what was seen to leave for the Internet by %s has a private source that no rule translated", percent(part), l.Interface)
-		v.Evidence = []Evidence{
-			{"packets seen to leave with a private source of others, and with another source", fmt.Sprintf("%d, %d", l.Inside, l.Others), fromTap},
-			{"packets seen to come in for such addresses", strconv.FormatUint(l.Back, 10), fromTap},
-		}
-		for _, sample := range l.Samples {
-			v.Evidence = append(v.Evidence, Evidence{"one of them", sample, fromTap})
-		}
 		if gone {
 			v.Title += ": the rules that did are gone"
 			v.Evidence = append(v.Evidence, Evidence{"entries whose source was translated, from before", strconv.FormatUint(f.translatedSources(), 10), fromDump})
@@ -384,19 +373,8 @@ func judgeLeavingSix(f facts) *verdict {
 		if part < leavingSome {
 			continue
 		}
-		v := &verdict{harm: float64(l.Inside)}
-		v.Severity = Warning
-		if part >= leavingMost {
-			v.Severity = Critical
-		}
+		v := leavingVerdict(l, part, "unique local")
 		v.Title = fmt.Sprintf("%s of what was seen to leave for the Internet of IPv6 by %s has a unique local source (fc00::/7), to which nobody there has a way back", percent(part), l.Interface)
-		v.Evidence = []Evidence{
-			{"packets seen to leave with a unique local source of others, and with another source", fmt.Sprintf("%d, %d", l.Inside, l.Others), fromTap},
-			{"packets seen to come in for such addresses", strconv.FormatUint(l.Back, 10), fromTap},
-		}
-		for _, sample := range l.Samples {
-			v.Evidence = append(v.Evidence, Evidence{"one of them", sample, fromTap})
-		}
 		v.Why = "Networks of containers and guests often have IPv6 addresses that mean something within a site only. Programs prefer IPv6, wait for an answer that can't come, and take IPv4 after that, if they do: all is slow there, or fails. Rules for IPv4 translate nothing of this."
 		v.Remedy = []string{`# give that network addresses of the provider's prefix; or translate: Docker does with "ip6tables": true in /etc/docker/daemon.json (it is the default since 27.0); by hand:`,
 			f.run("nft add table ip6 natkit-masquerade"),
@@ -406,6 +384,23 @@ func judgeLeavingSix(f facts) *verdict {
 		return v
 	}
 	return nil
+}
+
+// leavingVerdict is what was seen of packets that left with a source of that kind, part of all.
+func leavingVerdict(l snapshot.Leaving, part float64, kind string) *verdict {
+	v := &verdict{harm: float64(l.Inside)}
+	v.Severity = Warning
+	if part >= leavingMost {
+		v.Severity = Critical
+	}
+	v.Evidence = []Evidence{
+		{"packets seen to leave with a " + kind + " source of others, and with another source", fmt.Sprintf("%d, %d", l.Inside, l.Others), fromTap},
+		{"packets seen to come in for such addresses", strconv.FormatUint(l.Back, 10), fromTap},
+	}
+	for _, sample := range l.Samples {
+		v.Evidence = append(v.Evidence, Evidence{"one of them", sample, fromTap})
+	}
+	return v
 }
 
 // lostOnes says whether packets left with a private source, and next to nothing came back.
