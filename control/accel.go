@@ -284,7 +284,10 @@ func (in *instance) bringAccelUp(ctx context.Context, p *AccelPlan) error {
 		if err != nil {
 			return err
 		}
-		err = do(in.ns, in.j, p.Changes)
+		err = datapath.PinLifetime(in.dir)
+		if err == nil {
+			err = do(in.ns, in.j, p.Changes)
+		}
 		if err == nil {
 			err = p.attach(a)
 		}

@@ -265,8 +265,9 @@ func Clean() (removed int, err error) {
 }
 
 // isGone tells whether the namespace of an instance has ended. One that neither a name
-// nor a process leads to may be held by a socket or a mount: it has ended if there are
-// links, and none of them has an interface any more.
+// nor a process leads to may be held by a socket or a mount. Of an instance that an older
+// natkit made, which can't say, it has ended if there are links, and none of them has an
+// interface any more.
 func isGone(inode uint64, dir string, places []netns.Place) (bool, error) {
 	if by, err := served(inode); err != nil || by != nil {
 		return false, err
@@ -275,8 +276,15 @@ func isGone(inode uint64, dir string, places []netns.Place) (bool, error) {
 	if err != nil && !errors.Is(err, ErrDown) {
 		return false, err
 	}
+	ended, known, err := datapath.Ended(dir)
+	if err != nil || ended {
+		return ended, err
+	}
 	i := slices.IndexFunc(places, func(p netns.Place) bool { return p.Inode == inode })
 	if i < 0 {
+		if known {
+			return false, nil
+		}
 		links, alive, err := datapath.Hold(dir)
 		return err == nil && alive == 0 && (links > 0 || rec == nil || !rec.stands(dir)), err
 	}

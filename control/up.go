@@ -91,6 +91,9 @@ func (in *instance) createEngine(p *Plan, changes []Change) (err error) {
 		return err
 	}
 	return in.ns.Do(func() error {
+		if err := datapath.PinLifetime(in.dir); err != nil {
+			return err
+		}
 		if err := e.Apply(p.tables); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
@@ -19,7 +20,7 @@ import (
 // Where an instance's pins are. Whoever has the folder has the instance: packets
 // flow, and maps live, as long as it is there, with no process running.
 //
-//	maps/NAME       every map of bpf/maps.h, and the sweep's timers
+//	maps/NAME       every map of bpf/maps.h, the sweep's timers, and lifetime
 //	programs/NAME   the programs, for interfaces that come later
 //	links/HOOK-INDEX what is attached: tc or xdp, and the interface's index
 const (
@@ -142,6 +143,45 @@ func Instances(root string) ([]uint64, error) {
 		}
 	}
 	return out, nil
+}
+
+// lifetime is the pinned map that tells when the namespace of an instance has ended: a
+// DEVMAP with the namespace's loopback device, which is there as long as the namespace is,
+// and which the kernel takes out of the map with it (Linux 4.14).
+const lifetime = "lifetime"
+
+// PinLifetime has the instance pinned as dir know that the calling thread's namespace is its
+// own, for Ended.
+func PinLifetime(dir string) error {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "nat_lifetime", Type: ebpf.DevMap, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return fmt.Errorf("make map %s: %w", lifetime, err)
+	}
+	defer m.Close()
+	const loopback = 1 // LOOPBACK_IFINDEX of the kernel
+	if err := m.Put(uint32(0), uint32(loopback)); err != nil {
+		return fmt.Errorf("put the loopback device into map %s: %w", lifetime, err)
+	}
+	return m.Pin(filepath.Join(dir, mapsDir, lifetime))
+}
+
+// Ended says whether the namespace of the instance pinned as dir has ended, and false for
+// known where nothing there tells: it was made by an older natkit, or never whole.
+func Ended(dir string) (ended, known bool, err error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, mapsDir, lifetime), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, false, nil
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("open map %s: %w", lifetime, err)
+	}
+	defer m.Close()
+	var index uint32
+	err = m.Lookup(uint32(0), &index)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return true, true, nil
+	}
+	return false, err == nil, err
 }
 
 // removePins ends what is pinned under dir: links first, so that no program runs
