@@ -173,6 +173,8 @@ type scene struct {
 	watched *lab.Node // where the doctor looks; the NAT node unless a step says otherwise
 	options FaultOptions
 
+	// least is how long the doctor watches at least, where the fault shows only after a while.
+	least time.Duration
 	// traffic flows while the doctor watches, each function until its context ends.
 	traffic []func(ctx context.Context) error
 	// reads, if not nil, changes what the doctor is given to judge.
@@ -215,7 +217,7 @@ func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 	for i, run := range s.traffic {
 		wg.Go(func() { failed[i] = run(flowing) })
 	}
-	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: s.options.Window, Dump: true, Progress: s.options.Progress})
+	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: max(s.options.Window, s.least), Dump: true, Progress: s.options.Progress})
 	stop()
 	wg.Wait()
 	for _, e := range failed {

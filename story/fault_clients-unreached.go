@@ -5,6 +5,7 @@ package story
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"natkit/diagnose"
 	"natkit/lab"
@@ -19,6 +20,7 @@ var clientsFault = Fault{
 	topology: "routed",
 	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
 	broken: func(ctx context.Context, s *scene) error {
+		s.least = 3 * time.Second // a client and its server try again after one, and then after two more
 		return s.shell(ctx, fmt.Sprintf("ip neigh replace %s lladdr 02:00:00:00:00:99 nud permanent dev eth1", s.lab.Node(lab.RoleClient).Addr))
 	},
 	cure: func(ctx context.Context, s *scene, f diagnose.Finding) error {
