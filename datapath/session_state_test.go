@@ -1201,6 +1201,11 @@ func TestFlowsOfOneTag(t *testing.T) {
 	if err := g.maps["control"].Lookup(uint32(0), &control); err != nil {
 		t.Fatal(err)
 	}
+	// Not with any seed there are such flows among so many.
+	control.Seed = [2]uint64{0xa708a824f612c926, 0x77ea0ec77608f62a}
+	if err := g.maps["control"].Put(uint32(0), &control); err != nil {
+		t.Fatal(err)
+	}
 	for _, row := range []struct {
 		alike string
 		of    func(n uint32) endpoints
@@ -1215,7 +1220,7 @@ func TestFlowsOfOneTag(t *testing.T) {
 		t.Run(row.alike, func(t *testing.T) {
 			known := map[uint64]endpoints{}
 			for n := uint32(0); ; n++ {
-				if n == 1<<23 {
+				if n == 1<<20 {
 					t.Fatal("no two keys of one home and tag")
 				}
 				e := row.of(n)
