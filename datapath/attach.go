@@ -109,7 +109,13 @@ func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error,
 	if err := l.Pin(pin); err != nil {
 		return nil, fmt.Errorf("pin %s of interface %d: %w", hook, ifindex, err)
 	}
-	return func() error { return os.Remove(pin) }, nil
+	return func() error { return unpin(pin) }, nil
+}
+
+// unpin takes a pinned link's program off, and removes the pin.
+func unpin(pin string) error {
+	detach(pin)
+	return os.Remove(pin)
 }
 
 // attachError names the interface. A driver refuses XDP for more than it can say in advance,
@@ -186,7 +192,7 @@ func (e *Engine) DetachOthers(want []Attachment) error {
 		if keep[name] {
 			return nil
 		}
-		return os.Remove(path)
+		return unpin(path)
 	})
 }
 

@@ -196,7 +196,8 @@ func removePins(dir string) error {
 		for _, e := range entries {
 			path := filepath.Join(dir, sub, e.Name())
 			if sub == linksDir {
-				detach(path)
+				errs = append(errs, unpin(path))
+				continue
 			}
 			errs = append(errs, os.Remove(path))
 		}
