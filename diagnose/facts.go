@@ -191,19 +191,15 @@ func (f facts) recent() uint64 {
 
 // translatesSources says whether a rule here rewrites source addresses, which
 // only makes sense on a machine that forwards.
-func (f facts) translatesSources() bool {
-	for _, c := range f.Chains {
-		if c.NATRules["masquerade"] > 0 || c.NATRules["snat"] > 0 {
-			return true
-		}
-	}
-	return false
-}
+func (f facts) translatesSources() bool { return slices.ContainsFunc(f.Chains, translatesSources) }
 
 // translatesSourcesOfIPv4 is translatesSources without rules that are about IPv6 only.
 func (f facts) translatesSourcesOfIPv4() bool {
-	f.Snapshot = &snapshot.Snapshot{Chains: slices.DeleteFunc(slices.Clone(f.Chains), func(c snapshot.Chain) bool { return c.Family == "ip6" })}
-	return f.translatesSources()
+	return slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool { return c.Family != "ip6" && translatesSources(c) })
+}
+
+func translatesSources(c snapshot.Chain) bool {
+	return c.NATRules["masquerade"] > 0 || c.NATRules["snat"] > 0
 }
 
 // tuple is what a sampled packet says: "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN".
@@ -290,13 +286,21 @@ func (f facts) hookOf(row snapshot.Drop) string {
 // that it came in by, never a port.
 func (f facts) bridged(rows []snapshot.Drop) string {
 	for _, row := range rows {
-		port, ok := f.link(row.Interface)
-		if !ok || port.Master == "" {
-			continue
+		if bridge := f.bridgeOf(row.Interface); bridge != "" {
+			return bridge
 		}
-		if master, ok := f.link(port.Master); ok && master.Kind == "bridge" {
-			return master.Name
-		}
+	}
+	return ""
+}
+
+// bridgeOf is the bridge that an interface is a port of, "" for none.
+func (f facts) bridgeOf(name string) string {
+	port, ok := f.link(name)
+	if !ok || port.Master == "" {
+		return ""
+	}
+	if master, ok := f.link(port.Master); ok && master.Kind == "bridge" {
+		return master.Name
 	}
 	return ""
 }

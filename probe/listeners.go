@@ -91,71 +91,28 @@ type listener struct {
 	cookie            uint64 // the kernel's own identity of the socket
 }
 
-// Layout of linux/inet_diag.h and sock_diag.h.
-const (
-	sockDiagByFamily = 20
-	tcpListen        = 10 // TCP_LISTEN
-
-	diagRequestLen  = 56
-	diagMessageLen  = 72
-	diagSkMeminfo   = 7 // INET_DIAG_SKMEMINFO, an array of uint32
-	skMeminfoDrops  = 8
-	diagCookie      = 44
-	diagQueue       = 56
-	diagBacklog     = 60
-	diagInode       = 68
-	diagSourcePort  = 4
-	diagSourceAddr  = 8
-	diagRequestExt  = 2
-	diagRequestMask = 4
-)
-
 func readListeners() ([]listener, error) {
-	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &largeMessages)
-	if err != nil {
-		return nil, fmt.Errorf("open socket diagnosis: %w", err)
-	}
-	defer conn.Close()
 	var out []listener
+	var bad error
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		request := make([]byte, diagRequestLen)
-		request[0], request[1] = family, unix.IPPROTO_TCP
-		request[diagRequestExt] = 1 << (diagSkMeminfo - 1)
-		binary.NativeEndian.PutUint32(request[diagRequestMask:], 1<<tcpListen)
-		msgs, err := conn.Execute(netlink.Message{
-			Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request | netlink.Dump},
-			Data:   request,
-		})
-		if errors.Is(err, unix.ENOENT) {
-			return nil, errors.New("this kernel has no TCP socket diagnosis (module tcp_diag)")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list listening sockets: %w", err)
-		}
-		for _, m := range msgs {
-			l, err := parseListener(m.Data)
-			if err != nil {
-				return nil, fmt.Errorf("list listening sockets: %w", err)
-			}
+		err := eachTCPSocket(family, 1<<tcpListen, diagSkMeminfo, func(message []byte) {
+			l, err := parseListener(message)
+			bad = errors.Join(bad, err)
 			out = append(out, l)
+		})
+		if err := cmp.Or(err, bad); err != nil {
+			return nil, fmt.Errorf("list listening sockets: %w", err)
 		}
 	}
 	return out, nil
 }
 
-// parseListener reads a struct inet_diag_msg and its attributes.
+// parseListener reads what eachTCPSocket gives.
 func parseListener(b []byte) (listener, error) {
-	if len(b) < diagMessageLen {
-		return listener{}, fmt.Errorf("message of %d bytes", len(b))
-	}
-	addr := netip.AddrFrom4([4]byte(b[diagSourceAddr:]))
-	if b[0] == unix.AF_INET6 {
-		addr = netip.AddrFrom16([16]byte(b[diagSourceAddr:]))
-	}
 	u32 := binary.NativeEndian.Uint32
 	l := listener{
 		Listener: snapshot.Listener{
-			Addr:    netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[diagSourcePort:])),
+			Addr:    netip.AddrPortFrom(diagAddr(b, diagSourceAddr), binary.BigEndian.Uint16(b[diagSourcePort:])),
 			Queue:   u32(b[diagQueue:]),
 			Backlog: u32(b[diagBacklog:]),
 			Inode:   uint64(u32(b[diagInode:])),

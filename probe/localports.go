@@ -5,27 +5,20 @@ package probe
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"natkit/snapshot"
 )
 
-const (
-	// maxLocalDestinations is how many pairs of address and destination are counted; one
-	// that holds a good part of the ports is among the first of the kernel's list.
-	maxLocalDestinations = 1 << 16
-	// localPortsPatience is how long the kernel may take for the next part of its list.
-	localPortsPatience = 5 * time.Second
-)
+// maxLocalDestinations is how many pairs of address and destination are counted; one that
+// holds a good part of the ports is among the first of the kernel's list.
+const maxLocalDestinations = 1 << 16
 
 // localPorts counts by destination the ports that connections of the namespace's own
 // programs hold.
@@ -50,8 +43,8 @@ func localPorts() source {
 			}
 			count := portCount{low: low, high: high, listening: listening, uses: map[portUser]*snapshot.LocalPortUse{}}
 			for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-				if err := eachConnection(family, count.add); err != nil {
-					return err
+				if err := eachTCPSocket(family, holdsPort, 0, count.add); err != nil {
+					return fmt.Errorf("list connections: %w", err)
 				}
 			}
 			s.LocalPorts = count.most()
@@ -117,14 +110,9 @@ type portCount struct {
 	uses      map[portUser]*snapshot.LocalPortUse
 }
 
-const tcpTimeWait = 6 // TCP_TIME_WAIT
-
-// Offsets in struct inet_diag_msg, beside those of listeners.go.
-const (
-	diagState    = 1
-	diagDestPort = 6
-	diagDestAddr = 24
-)
+// holdsPort are the states of TCP in which a connection has a local port: not of what listens,
+// nor of what is half open to it.
+const holdsPort = 1<<tcpEstablished | 1<<tcpSynSent | 1<<tcpFinWait1 | 1<<tcpFinWait2 | 1<<tcpTimeWait | 1<<tcpCloseWait | 1<<tcpLastAck | 1<<tcpClosing
 
 // add counts the connection of a struct inet_diag_msg.
 func (c *portCount) add(b []byte) {
@@ -132,7 +120,7 @@ func (c *portCount) add(b []byte) {
 	if port < c.low || port > c.high || c.listening[port] {
 		return
 	}
-	source, dest := diagAddr(b[0], b[diagSourceAddr:]), diagAddr(b[0], b[diagDestAddr:])
+	source, dest := diagAddr(b, diagSourceAddr).Unmap(), diagAddr(b, diagDestAddr).Unmap()
 	user := portUser{source.As16(), dest.As16(), binary.BigEndian.Uint16(b[diagDestPort:])}
 	use := c.uses[user]
 	if use == nil {
@@ -150,13 +138,6 @@ func (c *portCount) add(b []byte) {
 	}
 }
 
-func diagAddr(family byte, b []byte) netip.Addr {
-	if family == unix.AF_INET6 {
-		return netip.AddrFrom16([16]byte(b)).Unmap()
-	}
-	return netip.AddrFrom4([4]byte(b))
-}
-
 // most are the users with most ports.
 func (c *portCount) most() []snapshot.LocalPortUse {
 	out := []snapshot.LocalPortUse{}
@@ -167,77 +148,4 @@ func (c *portCount) most() []snapshot.LocalPortUse {
 		return cmp.Or(cmp.Compare(b.Used, a.Used), a.Source.Compare(b.Source), a.Dest.Compare(b.Dest))
 	})
 	return slices.Clone(out[:min(len(out), snapshot.TopN)])
-}
-
-// eachConnection gives add a struct inet_diag_msg of each TCP connection that holds a port
-// of its own: not of what listens, nor of what is half open to it. The list is read as it
-// comes: it may be of a million.
-func eachConnection(family byte, add func(message []byte)) error {
-	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &largeMessages)
-	if err != nil {
-		return fmt.Errorf("open socket diagnosis: %w", err)
-	}
-	defer conn.Close()
-	const established, synSent, finWait1, finWait2, closeWait, lastAck, closing = 1, 2, 4, 5, 8, 9, 11
-	request := make([]byte, diagRequestLen)
-	request[0], request[1] = family, unix.IPPROTO_TCP
-	binary.NativeEndian.PutUint32(request[diagRequestMask:],
-		1<<established|1<<synSent|1<<finWait1|1<<finWait2|1<<tcpTimeWait|1<<closeWait|1<<lastAck|1<<closing)
-	sent, err := conn.Send(netlink.Message{
-		Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request | netlink.Dump},
-		Data:   request,
-	})
-	if err != nil {
-		return fmt.Errorf("list connections: %w", err)
-	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	buffer := make([]byte, 64<<10)
-	for {
-		if err := conn.SetReadDeadline(time.Now().Add(localPortsPatience)); err != nil {
-			return err
-		}
-		var n int
-		var failed error
-		err := raw.Read(func(fd uintptr) bool {
-			n, _, failed = unix.Recvfrom(int(fd), buffer, 0)
-			return failed != unix.EAGAIN && failed != unix.EINTR
-		})
-		if err := cmp.Or(err, failed); err != nil {
-			return fmt.Errorf("list connections: %w", err)
-		}
-		if done, err := diagMessages(buffer[:n], sent.Header.Sequence, add); done || err != nil {
-			return err
-		}
-	}
-}
-
-// diagMessages reads what the kernel sent at once.
-func diagMessages(b []byte, sequence uint32, add func([]byte)) (done bool, err error) {
-	const header = unix.NLMSG_HDRLEN
-	for len(b) >= header {
-		u32 := binary.NativeEndian.Uint32
-		length := int(u32(b))
-		if length < header || length > len(b) {
-			return false, fmt.Errorf("list connections: a message of %d bytes in %d", length, len(b))
-		}
-		kind, payload := binary.NativeEndian.Uint16(b[4:]), b[header:length]
-		switch {
-		case u32(b[8:]) != sequence:
-		case kind == unix.NLMSG_DONE:
-			return true, nil
-		case kind == unix.NLMSG_ERROR && len(payload) >= 4:
-			errno := unix.Errno(-int32(u32(payload)))
-			if errno == unix.ENOENT {
-				return true, errors.New("this kernel has no TCP socket diagnosis (module tcp_diag)")
-			}
-			return true, fmt.Errorf("list connections: %w", errno)
-		case kind == sockDiagByFamily && len(payload) >= diagMessageLen:
-			add(payload)
-		}
-		b = b[min(len(b), (length+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
-	}
-	return false, nil
 }
