@@ -321,8 +321,8 @@ func judgeUntranslated(f facts) *verdict {
 func judgeLeaving(f facts) *verdict {
 	for _, l := range f.Leaving {
 		link, known := f.link(l.Interface)
-		if !known || l.Family != "" || len(link.Addresses) == 0 || !lostOnes(l) {
-			continue // what is only bridged has an interface without addresses
+		if !known || l.Family != "" || len(link.Addresses) == 0 || f.bridgeOf(l.Interface) != "" || !lostOnes(l) {
+			continue // what is only bridged has an interface without addresses, but for those that each has by itself
 		}
 		part := share(l.Inside, saturate(l.Inside, l.Others))
 		gone := !f.translatesSourcesOfIPv4() && f.translatedSources() > 0
@@ -366,7 +366,7 @@ func judgeLeaving(f facts) *verdict {
 // no provider has a way back to unique local addresses (RFC 4193, section 4.3).
 func judgeLeavingSix(f facts) *verdict {
 	for _, l := range f.Leaving {
-		if _, known := f.link(l.Interface); !known || l.Family != "ipv6" || !lostOnes(l) {
+		if _, known := f.link(l.Interface); !known || l.Family != "ipv6" || f.bridgeOf(l.Interface) != "" || !lostOnes(l) {
 			continue
 		}
 		part := share(l.Inside, saturate(l.Inside, l.Others))

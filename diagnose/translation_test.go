@@ -317,6 +317,10 @@ func TestLeaving(t *testing.T) {
 		}), "critical " + code},
 		{"IPv6 that the next router translates", change(seen(100, 100, 60), six), ""},
 		{"a few packets of IPv6", change(seen(4, 0, 0), six), ""},
+		{"IPv6 that a bridge takes to another router", change(seen(100, 0, 0), six, func(s *snapshot.Snapshot) {
+			s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "br0", Kind: "bridge", Up: true})
+			link(s, "eth0").Master = "br0"
+		}), ""},
 		{"absurd IPv6", change(seen(1<<60, 1<<61, 0), six), ""},
 		{"of no family that is known", change(seen(100, 100, 0), func(s *snapshot.Snapshot) { s.Leaving[0].Family = "ipx" }), ""},
 		{"the rules are gone", change(seen(100, 10, 0), noRules, once), "critical " + code},
