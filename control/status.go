@@ -216,11 +216,11 @@ func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error 
 
 // RuleUse is a rule in use, and what of it can be counted.
 type RuleUse struct {
-	ID       uint32  `json:"id"` // as sessions give it
-	Rule     string  `json:"rule"`
-	Line     int     `json:"line"`
-	Sessions *int    `json:"sessions,omitempty"` // now; engine ebpf
-	Uses     *uint64 `json:"uses,omitempty"`     // since it was applied; engine nft
+	ID       nat.RuleID `json:"id"` // as sessions give it
+	Rule     string     `json:"rule"`
+	Line     int        `json:"line"`
+	Sessions *int       `json:"sessions,omitempty"` // now; engine ebpf
+	Uses     *uint64    `json:"uses,omitempty"`     // since it was applied; engine nft
 }
 
 // Rules lists the rules in use with their use.
@@ -230,9 +230,10 @@ func Rules(ns *netns.Handle) ([]RuleUse, error) {
 		return nil, err
 	}
 	out := make([]RuleUse, len(file.Rules))
+	ids := file.RuleIDs()
 	for i := range file.Rules {
 		r := &file.Rules[i]
-		out[i] = RuleUse{ID: datapath.RuleID(r), Rule: r.String(), Line: r.Position.Line}
+		out[i] = RuleUse{ID: ids[i], Rule: r.String(), Line: r.Position.Line}
 	}
 	if rec == EngineNFT {
 		return out, countNFT(ns, file, out)
@@ -241,7 +242,7 @@ func Rules(ns *netns.Handle) ([]RuleUse, error) {
 	if err != nil {
 		return nil, err
 	}
-	sessions := map[uint32]int{}
+	sessions := map[nat.RuleID]int{}
 	err = e.Sessions(func(s *nat.Session) bool {
 		if s.State != "dead" {
 			sessions[s.Rule]++

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -18,7 +17,7 @@ import (
 // Compile turns a rule file into the contents of the engine's maps. It is pure: what
 // the machine looks like comes in as facts. All that can't be is told at once.
 func Compile(file *nat.File, facts Facts) (*Tables, error) {
-	c := &compiler{file: file, facts: facts, byName: map[string]*Link{}, t: &Tables{
+	c := &compiler{file: file, facts: facts, byName: map[string]*Link{}, ids: make(map[*nat.Rule]uint32, len(file.Rules)), t: &Tables{
 		Links:        slices.Clone(facts.Links),
 		Exact:        map[abiNatExactKey]uint32{},
 		Destinations: map[abiNatDestinationKey]uint32{},
@@ -29,6 +28,9 @@ func Compile(file *nat.File, facts Facts) (*Tables, error) {
 	}}
 	for i := range c.t.Links {
 		c.byName[c.t.Links[i].Name] = &c.t.Links[i]
+	}
+	for i, id := range file.RuleIDs() {
+		c.ids[&file.Rules[i]] = uint32(id)
 	}
 	c.configure()
 	c.outside()
@@ -50,7 +52,7 @@ type compiler struct {
 	t      *Tables
 	byName map[string]*Link
 	errs   []error
-	ids    map[uint32]bool
+	ids    map[*nat.Rule]uint32 // nat.RuleID
 
 	addresses map[netip.Addr]*OutsideAddress // wanted, by address
 	had       map[netip.Addr]*OutsideAddress // of the engine as it runs, likewise
@@ -495,26 +497,6 @@ func (c *compiler) index(r *nat.Rule, name string) int {
 	return -1
 }
 
-// id is the same for a rule with the same text in every generation.
-func (c *compiler) id(r *nat.Rule) uint32 {
-	id := RuleID(r)
-	if c.ids == nil {
-		c.ids = map[uint32]bool{}
-	}
-	for c.ids[id] {
-		id++
-	}
-	c.ids[id] = true
-	return id
-}
-
-// RuleID is the number by which sessions say which rule made them: a hash of its text.
-func RuleID(r *nat.Rule) uint32 {
-	h := fnv.New32a()
-	h.Write([]byte(r.String()))
-	return h.Sum32()
-}
-
 // add puts a rule into the table and returns its index.
 func (c *compiler) add(r *nat.Rule, rule abiNatRule) uint32 {
 	for class := range nat.Class(nat.PortClasses) {
@@ -534,13 +516,13 @@ func (c *compiler) rules() {
 		switch a := r.Action.(type) {
 		case nat.Masquerade:
 			index := c.add(r, abiNatRule{
-				Id: c.id(r), Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Flags: uint8(abiNatRuleFlagNAT_RULE_MASQUERADE), PoolCount: 1,
+				Id: c.ids[r], Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Flags: uint8(abiNatRuleFlagNAT_RULE_MASQUERADE), PoolCount: 1,
 			})
 			c.from(r, a.Source, index)
 		case nat.SNAT:
 			p := c.pools[poolKey(a)]
 			rule := abiNatRule{
-				Id: c.id(r), Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: p.realm, PoolFirst: uint32(p.first), PoolCount: uint32(p.count),
+				Id: c.ids[r], Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: p.realm, PoolFirst: uint32(p.first), PoolCount: uint32(p.count),
 			}
 			if named := c.file.Pool(a.Pool); named != nil && named.OneToOne {
 				rule.Kind = uint8(abiNatRuleKindNAT_RULE_ONE_TO_ONE)
@@ -570,7 +552,7 @@ func (c *compiler) both(r *nat.Rule, a nat.Map) {
 	if a.Stateless {
 		kind = abiNatRuleKindNAT_RULE_STATELESS
 	}
-	id := c.id(r)
+	id := c.ids[r]
 	rule := abiNatRule{Id: id, Kind: uint8(kind), Prefix: uint8(a.Inside.Bits()), To: octets(a.Outside.Masked().Addr())}
 	c.from(r, a.Inside, c.add(r, rule))
 
@@ -609,7 +591,7 @@ func (c *compiler) lookup(link int, unbound, bound abiNatLookup) {
 func (c *compiler) forward(r *nat.Rule, a nat.DNAT) {
 	link := c.index(r, r.In)
 	rule := abiNatRule{
-		Id: c.id(r), Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: a.Ports.First,
+		Id: c.ids[r], Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: a.Ports.First,
 		Targets: uint32(len(c.t.Targets)),
 	}
 	table := balance(a.Targets)

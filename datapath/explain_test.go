@@ -195,6 +195,10 @@ func TestLookupsFindWhatExplainTells(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		f := randomRules(rng)
 		tables := mustCompile(t, f, machine())
+		ids := map[*nat.Rule]nat.RuleID{}
+		for i, id := range f.RuleIDs() {
+			ids[&f.Rules[i]] = id
+		}
 		for range 100 {
 			links := machine().Links
 			l := lookups{Tables: tables, link: rng.IntN(len(links)), p: nat.Packet{
@@ -209,7 +213,7 @@ func TestLookupsFindWhatExplainTells(t *testing.T) {
 			applies := map[nat.Stage]uint32{}
 			for _, s := range steps {
 				if s.Applies {
-					applies[s.Stage] = RuleID(s.Rule)
+					applies[s.Stage] = uint32(ids[s.Rule])
 					found[s.Stage]++
 				}
 			}

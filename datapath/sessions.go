@@ -74,7 +74,7 @@ func readSession(s *abiNatSession) (out abiNatSession, whole bool) {
 // session is what the owner's flow alone tells.
 func session(key *abiNatFlowKey, flow *abiNatFlow) nat.Session {
 	s := nat.Session{
-		Protocol: nat.Protocol(key.Protocol), From: "inside", Rule: flow.Rule,
+		Protocol: nat.Protocol(key.Protocol), From: "inside", Rule: nat.RuleID(flow.Rule),
 		Source: endpoint(key.Src, key.Sport), Destination: endpoint(key.Dst, key.Dport),
 		SourceAfter: endpoint(flow.Src, flow.Sport), DestinationAfter: endpoint(flow.Dst, flow.Dport),
 		State: nat.Timeout(flow.State & uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)).String(),

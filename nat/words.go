@@ -24,7 +24,7 @@ type Session struct {
 	SourceAfter      netip.AddrPort `json:"source_translated"`
 	DestinationAfter netip.AddrPort `json:"destination_translated"`
 
-	Rule    uint32        `json:"rule"` // RuleID of its rule's text
+	Rule    RuleID        `json:"rule,omitzero"` // none of a refusal; as `natkit rules` lists it
 	Age     time.Duration `json:"age_ns"`
 	Idle    time.Duration `json:"idle_ns"`    // since the last packet that keeps it alive
 	Expires time.Duration `json:"expires_ns"` // when nothing more comes; negative: due

@@ -188,7 +188,7 @@ func NATRulesText(w io.Writer, rules []control.RuleUse) error {
 		case r.Uses != nil:
 			use = fmt.Sprint(*r.Uses)
 		}
-		fmt.Fprintf(t, "%08x\t%s\t%d\t%s\n", r.ID, use, r.Line, r.Rule)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", r.ID, use, r.Line, r.Rule)
 	}
 	return t.Flush()
 }
@@ -202,7 +202,7 @@ func AppendNATSession(line []byte, s *nat.Session) []byte {
 	if s.DestinationAfter != s.Destination {
 		line = fmt.Appendf(line, ", destination %s", s.DestinationAfter)
 	}
-	return fmt.Appendf(line, ", packets %d/%d, bytes %d/%d, ends in %s, rule %08x",
+	return fmt.Appendf(line, ", packets %d/%d, bytes %d/%d, ends in %s, rule %s",
 		s.Packets[0], s.Packets[1], s.Bytes[0], s.Bytes[1], max(s.Expires, 0).Round(time.Second), s.Rule)
 }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -70,7 +69,7 @@ func newRulesCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
 		Short: "List the rules in use, and how much each is used",
-		Long: `List the rules in use with the number by which sessions name them, and, of engine
+		Long: `List the rules in use with the id by which sessions name them, and, of engine
 ebpf, how many sessions each has now; of engine nft, how many connections it has
 translated since it was applied.
 
@@ -136,7 +135,7 @@ type sessionFilter struct {
 
 	sources, destinations netip.Prefix
 	number                nat.Protocol
-	id                    uint32
+	id                    nat.RuleID
 }
 
 func (f *sessionFilter) flags(cmd *cobra.Command) {
@@ -144,7 +143,7 @@ func (f *sessionFilter) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.destination, "destination", "", "address or prefix of the destination, before or after translation")
 	cmd.Flags().StringVar(&f.protocol, "protocol", "", "tcp, udp, icmp, or another's name or number")
 	cmd.Flags().StringVar(&f.state, "state", "", "state, as natkit sessions shows it: udp, tcp_established, ...")
-	cmd.Flags().StringVar(&f.rule, "rule", "", "rule's number, as natkit rules shows it")
+	cmd.Flags().StringVar(&f.rule, "rule", "", "rule's `ID`, as natkit rules lists it")
 }
 
 // parse reads the flags.
@@ -169,11 +168,9 @@ func (f *sessionFilter) parse() (err error) {
 		}
 	}
 	if err == nil && f.rule != "" {
-		id, e := strconv.ParseUint(f.rule, 16, 32)
-		if e != nil {
-			return usagef("--rule %q: want a number as natkit rules shows it", f.rule)
+		if f.id, err = nat.ParseRuleID(f.rule); err != nil {
+			return usagef("--rule: %w", err)
 		}
-		f.id = uint32(id)
 	}
 	if states := sessionStates(); err == nil && f.state != "" && !slices.Contains(states, f.state) {
 		return usagef("--state %q: want %s", f.state, joinOr(states))

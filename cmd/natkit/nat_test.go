@@ -141,6 +141,40 @@ func TestNATCommands(t *testing.T) {
 
 var endpoint = netip.MustParseAddrPort
 
+// A rule's id has one form, in text and JSON, of rules, sessions and events, and --rule takes it.
+func TestRuleIDsHaveOneForm(t *testing.T) {
+	s := nat.Session{Protocol: nat.TCP, Rule: 0x0a0b0c0d}
+	const form = "0a0b0c0d"
+	var shown strings.Builder
+	use := 1
+	check := func(what string, err error) {
+		t.Helper()
+		if err != nil || !strings.Contains(shown.String(), form) || strings.Contains(shown.String(), "168496141") {
+			t.Errorf("%s: %q, %v", what, shown.String(), err)
+		}
+		shown.Reset()
+	}
+	rules := []control.RuleUse{{ID: s.Rule, Rule: "masquerade: any", Sessions: &use}}
+	check("rules", report.NATRulesText(&shown, rules))
+	check("rules as JSON", report.JSON(&shown, rules))
+	shown.Write(report.AppendNATSession(nil, &s))
+	check("session", nil)
+	check("session as JSON", report.JSONLine(&shown, &s))
+	check("event as JSON", report.JSONLine(&shown, &nat.Event{Session: s}))
+	for _, text := range []string{form, strings.ToUpper(form), "a0b0c0d"} {
+		f := sessionFilter{rule: text}
+		if err := f.parse(); err != nil || !f.wants(&s) {
+			t.Errorf("--rule %s: %v", text, err)
+		}
+	}
+	for _, text := range []string{"168496141", "0x0a0b0c0d", "-1", "rule"} {
+		f := sessionFilter{rule: text}
+		if err := f.parse(); err == nil || !strings.Contains(err.Error(), "natkit rules") || strings.Contains(err.Error(), "strconv") {
+			t.Errorf("--rule %s: %v", text, err)
+		}
+	}
+}
+
 func TestSessionFilter(t *testing.T) {
 	s := nat.Session{Protocol: nat.TCP, State: "tcp_established", Rule: 0xab}
 	s.Source, s.SourceAfter = endpoint("10.0.0.1:5"), endpoint("192.0.2.1:5")
