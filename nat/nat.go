@@ -12,7 +12,9 @@ package nat
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -94,6 +96,13 @@ func (f *File) Pool(name string) *Pool {
 		}
 	}
 	return nil
+}
+
+func (f *File) poolNames() (names []string) {
+	for i := range f.Pools {
+		names = append(names, f.Pools[i].Name)
+	}
+	return names
 }
 
 // AddressRange is IPv4 addresses from First to Last, both included.
@@ -212,7 +221,8 @@ func ParseProtocol(s string) (Protocol, error) {
 	if n, err := strconv.ParseUint(s, 10, 8); err == nil && n > 0 && s[0] != '0' {
 		return Protocol(n), nil
 	}
-	return 0, fmt.Errorf("unknown protocol %q: write any, tcp, udp, udplite, icmp, gre, esp, ah, sctp or a number", s)
+	known := slices.Sorted(maps.Values(protocolNames))
+	return 0, fmt.Errorf("unknown protocol %q: write any, tcp, udp, udplite, icmp, gre, esp, ah, sctp or a number from 1 to 255%s", s, didYouMean(s, known))
 }
 
 // HasPorts tells whether ports of the protocol can be translated.

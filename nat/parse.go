@@ -98,8 +98,7 @@ func Parse(name string, data []byte) (*File, error) {
 	r := &reader{collector: collector{name: name}, file: New()}
 	r.file.Name = name
 	r.file.positions = map[string]Position{}
-	if root := r.load(data); root != nil {
-		r.document(root)
+	if root := r.load(data); root != nil && r.document(root) {
 		r.validate()
 	}
 	if found := r.sorted(); len(found) > 0 {
@@ -130,9 +129,12 @@ func (r *reader) load(data []byte) *yaml.Node {
 		r.add(Position{}, "the file has %d lines and commas, of at most %d", n, maxItems)
 		return nil
 	}
+	if !r.isText(data) {
+		return nil
+	}
 	loader, err := yaml.NewLoader(bytes.NewReader(data), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
-		r.add(Position{}, "%v", err)
+		r.syntax(err, data)
 		return nil
 	}
 	var document, second yaml.Node
@@ -148,7 +150,7 @@ func (r *reader) load(data []byte) *yaml.Node {
 		}
 	}
 	if !errors.Is(err, io.EOF) {
-		r.syntax(err)
+		r.syntax(err, data)
 		return nil
 	}
 	if document.Kind != yaml.DocumentNode || len(document.Content) != 1 {
@@ -158,31 +160,17 @@ func (r *reader) load(data []byte) *yaml.Node {
 	return document.Content[0]
 }
 
-// syntax reports what is no YAML.
-func (r *reader) syntax(err error) {
-	var broken *yaml.LoadError
-	if !errors.As(err, &broken) {
-		r.add(Position{1, 1}, "this is no YAML: %v", err)
-		return
-	}
-	message := broken.Message
-	if broken.ContextMsg != "" {
-		message = broken.ContextMsg + ": " + message
-	}
-	r.add(Position{max(1, broken.Mark.Line), max(1, broken.Mark.Column)}, "this is no YAML: %s", message)
-}
-
 // --- structure -------------------------------------------------------------------
 
 // plain refuses what YAML can do and a rule file needs not.
 func (r *reader) plain(n *yaml.Node) bool {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		r.fail(n, "an alias: a rule file has none, write the value out")
+		r.fail(n, aliasRefused)
 	case n.Anchor != "":
-		r.fail(n, "an anchor: a rule file has none, write the value out where it is needed")
+		r.fail(n, anchorRefused)
 	case n.Style&yaml.TaggedStyle != 0:
-		r.fail(n, "a tag: a rule file has none, write the value alone")
+		r.fail(n, tagRefused)
 	default:
 		return true
 	}
@@ -261,18 +249,26 @@ func (r *reader) word(n *yaml.Node, what string) string {
 }
 
 func (r *reader) unknown(e entry, what string, keys ...string) {
-	r.fail(e.key, "unknown key %q in %s: there are %s", e.name, what, strings.Join(keys, ", "))
+	r.fail(e.key, "unknown key %q in %s: there are %s%s", e.name, what, strings.Join(keys, ", "), didYouMean(e.name, keys))
 }
 
 // --- the file ----------------------------------------------------------------------
 
 var fileKeys = []string{"inside", "outside", "pools", "defaults", "limits", "rules"}
 
-func (r *reader) document(root *yaml.Node) {
+// document reads the whole file. It is false if there are no keys, which is all that is wrong then.
+func (r *reader) document(root *yaml.Node) bool {
 	nodes := map[string]*yaml.Node{}
-	for _, e := range r.entries(root, "a rule file") {
+	entries := r.entries(root, "a rule file")
+	if len(entries) == 0 && r.count > 0 {
+		return false
+	}
+	for _, e := range entries {
 		if !slices.Contains(fileKeys, e.name) {
 			r.unknown(e, "a rule file", fileKeys...)
+			if meant := nearest(e.name, fileKeys); meant != "" {
+				r.file.positions[meant] = position(e.key) // it is not missing
+			}
 			continue
 		}
 		nodes[e.name] = e.value
@@ -289,6 +285,7 @@ func (r *reader) document(root *yaml.Node) {
 			read[key](n)
 		}
 	}
+	return true
 }
 
 // links reads the interfaces of a side.
@@ -489,7 +486,7 @@ func (r *reader) rule(n *yaml.Node) {
 	kinds := slices.IndexFunc(entries, func(e entry) bool { return ruleKeys[e.name] != nil })
 	if kinds < 0 {
 		if len(entries) > 0 {
-			r.fail(entries[0].key, "a rule needs one of the keys %s: %q alone is none", strings.Join(ruleKinds, ", "), entries[0].name)
+			r.fail(entries[0].key, "a rule needs one of the keys %s: %q alone is none%s", strings.Join(ruleKinds, ", "), entries[0].name, didYouMean(entries[0].name, ruleKinds))
 		} else if r.count == before {
 			r.fail(n, "a rule needs one of the keys %s", strings.Join(ruleKinds, ", "))
 		}
@@ -586,7 +583,7 @@ func (r *reader) snat(source netip.Prefix, rest ruleRest) Action {
 			r.fail(e.key, "%s belongs to pool %s: write it there", e.name, to)
 		}
 	case isPoolName(to):
-		r.fail(rest.to, "unknown pool %q", to)
+		r.fail(rest.to, "unknown pool %q%s", to, didYouMean(to, r.file.poolNames()))
 	case strings.ContainsAny(to, "/-"):
 		r.fail(rest.to, "%q is more than one address: make a pool of them, and name it here", to)
 	default:

@@ -5,10 +5,13 @@
 package nat
 
 import (
+	"fmt"
+	"math/bits"
 	"net/netip"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"go.yaml.in/yaml/v4"
 )
@@ -24,13 +27,69 @@ func (r *reader) ipv4(n *yaml.Node, s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(strings.Trim(s, "[]"))
 	switch {
 	case err != nil:
-		r.fail(n, "want an IPv4 address and not %q", s)
+		r.fail(n, "want an IPv4 address and not %q%s", s, whyNoAddress(s))
 	case !a.Is4():
 		r.fail(n, "%s is an IPv6 address: only IPv4 is translated", a)
 	default:
 		return a, true
 	}
 	return netip.Addr{}, false
+}
+
+// whyNoAddress says, as the end of a message, what keeps a text from being an IPv4 address.
+func whyNoAddress(s string) string {
+	if strings.ContainsFunc(s, unicode.IsSpace) {
+		return ": there is a space in it"
+	}
+	if i := strings.IndexFunc(s, unicode.IsControl); i >= 0 {
+		return fmt.Sprintf(": there is a control character in it, %U", s[i])
+	}
+	if strings.ContainsFunc(s, func(c rune) bool { return !(c >= '0' && c <= '9' || c == '.') }) {
+		return ": it has numbers and dots only, and names of hosts are not looked up"
+	}
+	octets := strings.Split(s, ".")
+	for _, octet := range octets {
+		n, err := strconv.ParseUint(octet, 10, 8)
+		switch {
+		case octet == "":
+			return ": a number is missing between the dots"
+		case len(octet) > 1 && octet[0] == '0' && err == nil:
+			return fmt.Sprintf(": %s begins with a zero, which some programs read as octal; write %d", octet, n)
+		case err != nil:
+			return fmt.Sprintf(": %s is more than 255", octet)
+		}
+	}
+	if len(octets) != 4 {
+		return fmt.Sprintf(": it has four numbers, and here are %d", len(octets))
+	}
+	return ""
+}
+
+// whyNoPrefix does the same for a prefix.
+func whyNoPrefix(s string) string {
+	address, length, _ := strings.Cut(s, "/")
+	if a, err := netip.ParseAddr(address); err != nil {
+		return whyNoAddress(address)
+	} else if a.Is6() {
+		return ": only IPv4 is translated"
+	}
+	if mask, err := netip.ParseAddr(length); err == nil && mask.Is4() {
+		m := number(mask)
+		if ones := bits.LeadingZeros32(^m); m<<ones == 0 {
+			return fmt.Sprintf(": write the mask as its length, %s/%d", address, ones)
+		}
+		return ": write the length of the prefix, from 0 to 32, and not a mask"
+	}
+	n, err := strconv.ParseUint(length, 10, 32)
+	switch {
+	case length == "":
+		return ": the length behind / is missing, from 0 to 32"
+	case strings.Trim(length, "0123456789") != "":
+		return fmt.Sprintf(": the length of a prefix is a number from 0 to 32, and not %q", length)
+	case err == nil && len(length) > 1 && length[0] == '0':
+		return fmt.Sprintf(": %s begins with a zero; write /%d", length, n)
+	}
+	return fmt.Sprintf(": a prefix has 32 bits at most, and %s are named", length)
 }
 
 // host reads an address that a host can have.
@@ -72,7 +131,7 @@ func (r *reader) prefix(n *yaml.Node, s string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(s)
 	switch {
 	case err != nil:
-		r.fail(n, "want an IPv4 address, a prefix such as 10.0.0.0/8, or any, and not %q", s)
+		r.fail(n, "want an IPv4 address, a prefix such as 10.0.0.0/8, or any, and not %q%s", s, whyNoPrefix(s))
 	case !p.Addr().Is4():
 		r.fail(n, "%s is IPv6: only IPv4 is translated", p)
 	case p != p.Masked():
@@ -146,7 +205,7 @@ func (r *reader) portRange(n *yaml.Node, s string) PortRange {
 	b, okB := port(last)
 	switch {
 	case !okA || !okB:
-		r.fail(n, "want a port from 1 to 65535, or a range such as 8000-8099, and not %q", s)
+		r.fail(n, "want a port from 1 to 65535, or a range such as 8000-8099, and not %q%s", s, whyNoPort(s))
 	case a > b:
 		r.fail(n, "port %d comes after %d", a, b)
 	default:
@@ -158,6 +217,26 @@ func (r *reader) portRange(n *yaml.Node, s string) PortRange {
 func port(s string) (uint16, bool) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	return uint16(n), err == nil && n > 0 && s[0] != '0'
+}
+
+// whyNoPort says, as the end of a message, what is wrong with a port or a range of them.
+func whyNoPort(s string) string {
+	for p := range strings.SplitSeq(s, "-") {
+		n, err := strconv.ParseUint(p, 10, 16)
+		switch {
+		case p == "":
+			return ": a port is missing"
+		case strings.Trim(p, "0123456789") != "":
+			return fmt.Sprintf(": %q is not a number", p)
+		case err != nil:
+			return fmt.Sprintf(": %s is more than 65535", p)
+		case n == 0:
+			return ": 0 is no port"
+		case p[0] == '0':
+			return fmt.Sprintf(": %s begins with a zero; write %d", p, n)
+		}
+	}
+	return ""
 }
 
 func (r *reader) protocol(n *yaml.Node, s string) Protocol {
@@ -177,9 +256,9 @@ const maxLinkName = 15
 func (r *reader) link(n *yaml.Node, what string) string {
 	name := r.word(n, what)
 	if len(name) > maxLinkName || name == "." || name == ".." || strings.ContainsFunc(name, func(c rune) bool {
-		return c == '/' || c == ':' || c <= ' ' || c == 0x7f
+		return c == '/' || c == ':' || c == 0x7f || unicode.IsSpace(c) || unicode.IsControl(c) || invisible(c)
 	}) {
-		r.fail(n, "%q can't be the name of an interface", name)
+		r.fail(n, "%q can't be the name of an interface: that has at most %d bytes, without spaces, / and :", name, maxLinkName)
 		return ""
 	}
 	return name
@@ -203,7 +282,7 @@ func (r *reader) choice(n *yaml.Node, what string, names []string) int {
 	s := r.word(n, what)
 	found := nameOf(names, s)
 	if s != "" && found == 0 {
-		r.fail(n, "%s is %s, and not %q", what, choices(names), s)
+		r.fail(n, "%s is %s, and not %q%s", what, choices(names), s, didYouMean(s, names[1:]))
 	}
 	return found
 }

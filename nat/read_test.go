@@ -63,7 +63,7 @@ func TestProblemsAreShort(t *testing.T) {
 	if err != nil {
 		text = err.Error()
 	}
-	if len(text) > 400 || !strings.HasPrefix(text, `f:4:17: want an IPv4 address`) || !strings.Contains(text, "...") || !strings.HasSuffix(text, `éz"`) {
+	if len(text) > 400 || !strings.HasPrefix(text, `f:4:17: want an IPv4 address`) || !strings.Contains(text, "...") || !strings.Contains(text, `éz": it has numbers and dots only`) {
 		t.Errorf("%d bytes: %q", len(text), text)
 	}
 }

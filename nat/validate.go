@@ -102,7 +102,7 @@ func (r *reader) bindings() {
 		known := true
 		for _, bound := range []struct{ key, name string }{{"in", rule.In}, {"out", rule.Out}} {
 			if bound.name != "" && side[bound.name] == "" {
-				r.add(rule.Position, "%s: %q is not among the file's inside and outside interfaces", bound.key, bound.name)
+				r.add(rule.Position, "%s: %q is not among the file's inside and outside interfaces%s", bound.key, bound.name, didYouMean(bound.name, slices.Concat(r.file.Inside, r.file.Outside)))
 				known = false
 			}
 		}
