@@ -31,10 +31,11 @@ var layers = [][]string{
 // siblings are the imports within one layer. datapath and nft do not know each
 // other, so that control can drive either.
 var siblings = map[string][]string{
-	"control":  {"trim"},
-	"diagnose": {"trim"},
-	"lab":      {"conntrack", "nft"},
-	"probe":    {"conntrack", "observe"},
+	"control":        {"trim"},
+	"diagnose":       {"trim"},
+	"internal/ktest": {"internal/netns"},
+	"lab":            {"conntrack", "nft"},
+	"probe":          {"conntrack", "observe"},
 }
 
 // onlyIn names what may be imported directly by the packages listed and by no

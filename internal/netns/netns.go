@@ -149,7 +149,7 @@ func (h *Handle) Do(fn func() error) error {
 // with the handle, however the process dies. The loopback device in it is down.
 func New() (*Handle, error) {
 	h := &Handle{name: "(new)"}
-	err := onNewThread(func() error {
+	err := OnNewThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
@@ -359,9 +359,9 @@ func prepareDir() error {
 	return nil
 }
 
-// onNewThread runs fn on a thread that is thrown away afterwards, whatever fn
+// OnNewThread runs fn on a thread that is thrown away afterwards, whatever fn
 // did to it.
-func onNewThread(fn func() error) error {
+func OnNewThread(fn func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -369,7 +369,7 @@ func onNewThread(fn func() error) error {
 			// The first thread never ends: it would keep what fn did, and with it
 			// /proc/self. While this goroutine holds it, fn gets another one.
 			defer runtime.UnlockOSThread()
-			done <- onNewThread(fn)
+			done <- OnNewThread(fn)
 			return
 		}
 		done <- fn()
