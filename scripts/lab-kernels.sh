@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Make faults that the doctor knows on other Linux versions, in qemu, with `natkit lab
-# run`: something like the fault and healthy, the fault, the cure.
+# Run the demo and make the faults that the doctor knows on other Linux versions, in qemu,
+# with `natkit demo` and `natkit lab run`: a healthy lookalike, the fault, the cure.
 #
-#   scripts/lab-kernels.sh [-k VERSION] [-t SECONDS] [CODE...]
+#   scripts/lab-kernels.sh [-k VERSION] [-t SECONDS] [CODE|demo|demo-2...]
 #
 #   -k   only on this Linux version, as test-kernels.sh takes them
-#   -t   limit for all faults on one kernel, 3600 without
+#   -t   limit for everything on one kernel, 7200 without
 #
-# Without codes it takes every one there is. A line each says how it went; what natkit
-# said is in .cache/kernels/VERSION-lab.log.
+# demo and demo-2 are the demo of each site. Without codes it takes both and every fault
+# there is. A line each says how it went; what natkit printed is in
+# .cache/kernels/VERSION-lab.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-versions=(6.1 6.12) limit=3600
+versions=(6.1 6.12) limit=7200
 while getopts k:t: option; do
     case $option in
     k) versions=("$OPTARG") ;;
@@ -33,12 +34,16 @@ install -d "$guest/usr/bin"
 CGO_ENABLED=0 go build -o "$guest/usr/bin/natkit" ./cmd/natkit
 
 codes=("$@")
-[ $# -gt 0 ] || mapfile -t codes < <("$guest/usr/bin/natkit" lab run --list | awk '/^[a-z]/ { print $1 }')
+[ $# -gt 0 ] || mapfile -t codes < <(printf 'demo\ndemo-2\n' && "$guest/usr/bin/natkit" lab run --list | awk '/^[a-z]/ { print $1 }')
 cat >"$guest/faults" <<'FAULTS'
 modprobe -a nf_conntrack br_netfilter
 for code; do
     echo "=== $code"
-    natkit lab run "$code"
+    case $code in
+    demo) natkit demo ;;
+    demo-2) natkit demo --site 2 ;;
+    *) natkit lab run "$code" ;;
+    esac
     echo "=== $code: exit status $?"
 done
 FAULTS
@@ -53,7 +58,7 @@ for version in "${versions[@]}"; do
         # Progress that natkit draws may be left on the line.
         outcome=$(sed -n "s/.*=== $code: exit status //p" "$log")
         case $outcome in
-        0) said="found, cured, found no more" ;;
+        0) said="passed" ;;
         "") said="not reached" failed=1 ;;
         *) said="FAILED: exit status $outcome" failed=1 ;;
         esac
