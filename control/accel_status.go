@@ -131,8 +131,7 @@ func accelRecordOf(ns *netns.Handle) (rec *record, dir string, err error) {
 	if id != rec.ID {
 		return nil, "", ErrAccelOff // of an earlier namespace with that number
 	}
-	root, err := datapath.Root(runDir())
-	return rec, datapath.InstanceDir(root, ns.Inode()), err
+	return rec, pinsOf(ns.Inode()), nil
 }
 
 // Shortcuts calls fn with every direction of a flow that is remembered.

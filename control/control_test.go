@@ -295,11 +295,7 @@ func (b *bed) state() string {
 		}
 		return errors.Join(err1, err2, err3, err4, err5)
 	})
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	pins, err1 := filepath.Glob(datapath.InstanceDir(root, b.gateway.Inode()) + "*")
+	pins, err1 := filepath.Glob(pinsOf(b.gateway.Inode()) + "*")
 	files, err2 := filepath.Glob(instancePath(b.gateway.Inode(), "") + "*")
 	if err := errors.Join(err1, err2); err != nil {
 		b.t.Fatal(err)
@@ -433,27 +429,27 @@ func TestTwoAtOnce(t *testing.T) {
 
 // The folder of pins comes and goes with those who need it: whoever holds it has it.
 func TestPinsComeAndGo(t *testing.T) {
-	ktest.Root(t)
-	ktest.RunDir(t)
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for range 300 {
-				lock, dir, err := holdPins(1, unix.LOCK_SH)
-				if err != nil {
-					t.Error(err)
-					return
+	ktest.WithAndWithoutBPFFS(t, func(t *testing.T) {
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for range 300 {
+					lock, dir, err := holdPins(1, unix.LOCK_SH)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if _, err := os.Stat(filepath.Dir(dir)); err != nil {
+						t.Error(err)
+					}
+					if err := leavePins(lock); err != nil {
+						t.Error(err)
+					}
 				}
-				if _, err := os.Stat(filepath.Dir(dir)); err != nil {
-					t.Error(err)
-				}
-				if err := leavePins(lock); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
+			})
+		}
+		all.Wait()
+	})
 }
 
 // An apply that fails halfway, because an interface can't be attached, changes nothing.
@@ -541,13 +537,9 @@ func TestInterfaceMadeAnew(t *testing.T) {
 func TestInterfaceMoved(t *testing.T) {
 	b := newBed(t)
 	b.up(baseRules, b.options())
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	attached := func() int {
 		t.Helper()
-		links, err := datapath.Attached(datapath.InstanceDir(root, b.gateway.Inode()))
+		links, err := datapath.Attached(pinsOf(b.gateway.Inode()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -580,12 +572,8 @@ func TestInterfaceMoved(t *testing.T) {
 func TestRecordOfNamespaceGone(t *testing.T) {
 	b := newBed(t)
 	b.up(baseRules, b.options())
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	inode := b.gateway.Inode()
-	if err := errors.Join(netns.Delete(b.name), b.gateway.Close(), datapath.Unload(datapath.InstanceDir(root, inode))); err != nil {
+	if err := errors.Join(netns.Delete(b.name), b.gateway.Close(), datapath.Unload(pinsOf(inode))); err != nil {
 		t.Fatal(err)
 	}
 	ktest.Wait(t, patient, "the record to be removed", func() bool {
@@ -595,6 +583,7 @@ func TestRecordOfNamespaceGone(t *testing.T) {
 		_, err := readRecord(inode)
 		return errors.Is(err, ErrDown)
 	})
+	var err error
 	if b.gateway, err = netns.Create(b.name); err != nil { // for the bed's own removal
 		t.Fatal(err)
 	}
@@ -606,8 +595,7 @@ func TestNamespaceGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
 			b.up(baseRules, b.options())
-			root, _ := datapath.Root(runDir())
-			dir := datapath.InstanceDir(root, b.gateway.Inode())
+			dir := pinsOf(b.gateway.Inode())
 			if older { // it knows by its links only, if the kernel has any
 				links, _, err := datapath.Hold(dir)
 				if err != nil {
@@ -699,9 +687,11 @@ func TestEventsEnd(t *testing.T) {
 func TestUpByIPNetns(t *testing.T) {
 	b := newBed(t)
 	ip := ktest.Tool(t, "ip")
-	if _, err := datapath.Root(runDir()); err != nil { // before the command, which could not mount one that stays
+	pins, _, err := holdPins(0, unix.LOCK_SH) // before the command, which could not mount one that stays
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer leavePins(pins)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -722,10 +712,6 @@ func TestProgramsTakenOff(t *testing.T) {
 	o := b.options()
 	o.Attach = AttachXDP
 	b.up(baseRules, o)
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	index := map[string]int{}
 	b.in(b.gateway, func() error {
 		for _, name := range []string{"in", "out"} {
@@ -739,7 +725,7 @@ func TestProgramsTakenOff(t *testing.T) {
 	})
 	takeOff := func(hook datapath.Hook, name string) {
 		t.Helper()
-		pin := filepath.Join(datapath.InstanceDir(root, b.gateway.Inode()), "links", fmt.Sprintf("%s-%d", hook, index[name]))
+		pin := filepath.Join(pinsOf(b.gateway.Inode()), "links", fmt.Sprintf("%s-%d", hook, index[name]))
 		l, err := link.LoadPinnedLink(pin, nil)
 		if errors.Is(err, os.ErrNotExist) && hook == datapath.HookTC { // below Linux 6.6
 			b.in(b.gateway, func() error { return datapath.DetachFilter(index[name]) })

@@ -88,11 +88,7 @@ func (d *drifting) programs() error {
 // interfaces compares what the engine knows of interfaces and addresses. The calling
 // thread is in the namespace.
 func (d *drifting) interfaces(inode uint64) error {
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		return err
-	}
-	attached, err := datapath.Attached(datapath.InstanceDir(root, inode))
+	attached, err := datapath.Attached(pinsOf(inode))
 	if err != nil {
 		return err
 	}

@@ -85,12 +85,11 @@ func vacant(ns *netns.Handle, by *serving) error {
 	if err != nil {
 		return err
 	}
-	id, err1 := ns.ID()
-	root, err2 := datapath.Root(runDir())
-	if err := errors.Join(err1, err2); err != nil {
+	id, err := ns.ID()
+	if err != nil {
 		return err
 	}
-	if id == rec.ID && rec.stands(datapath.InstanceDir(root, ns.Inode())) {
+	if id == rec.ID && rec.stands(pinsOf(ns.Inode())) {
 		return rec.exists()
 	}
 	return nil
@@ -105,41 +104,20 @@ func (r *record) stands(dir string) bool {
 	return err == nil
 }
 
-// holdPins locks the folder of pins, which it makes: shared by those who make and remove
-// their own, exclusive by Clean, which removes what nobody is making.
+// holdPins locks the folder of pins: shared by those who make and remove their own,
+// exclusive by Clean, which removes what nobody is making.
 func holdPins(inode uint64, how int) (lock *os.File, dir string, err error) {
-	for {
-		root, err := datapath.Root(runDir())
-		var lock *os.File
-		if err == nil {
-			lock, err = os.Open(root)
-		}
-		if errors.Is(err, os.ErrNotExist) {
-			continue // who had it has removed it meanwhile
-		}
-		if err != nil {
-			return nil, "", err
-		}
-		if err := unix.Flock(int(lock.Fd()), how); err != nil {
-			return nil, "", errors.Join(fmt.Errorf("lock %s: %w", root, err), lock.Close())
-		}
-		byName, err1 := os.Stat(root)
-		byFile, err2 := lock.Stat()
-		if err1 == nil && err2 == nil && os.SameFile(byName, byFile) {
-			return lock, datapath.InstanceDir(root, inode), nil
-		}
-		lock.Close() // as above
+	if lock, err = datapath.LockRoot(runDir(), how); err != nil {
+		return nil, "", err
 	}
+	return lock, datapath.InstanceDir(lock.Name(), inode), nil
 }
 
-// leavePins lets the folder of pins go, and removes it if nothing is in it and nobody else
-// has it.
-func leavePins(lock *os.File) error {
-	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-		_ = datapath.RemoveRoot(lock.Name()) // an empty folder is in nobody's way
-	}
-	return lock.Close()
-}
+// leavePins lets the folder of pins go.
+func leavePins(lock *os.File) error { return datapath.UnlockRoot(runDir(), lock) }
+
+// pinsOf is where the instance of a namespace is pinned, if there is one.
+func pinsOf(inode uint64) string { return datapath.InstanceDir(datapath.Root(runDir()), inode) }
 
 // release lets others have the instance, which goes on.
 func (in *instance) release() error { return errors.Join(in.j.Close(), leavePins(in.pins)) }

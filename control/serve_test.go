@@ -432,11 +432,7 @@ func TestServeFollows(t *testing.T) {
 // stopSweep ends expiry, and waits until that is old.
 func (b *bed) stopSweep() {
 	b.t.Helper()
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	program, err := ebpf.LoadPinnedProgram(filepath.Join(datapath.InstanceDir(root, b.gateway.Inode()), "programs", "sweep_stop"), nil)
+	program, err := ebpf.LoadPinnedProgram(filepath.Join(pinsOf(b.gateway.Inode()), "programs", "sweep_stop"), nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -669,11 +665,7 @@ func TestServeAwaits(t *testing.T) {
 		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(10, 0, 5, 1)})
 	})
 	b.ping(more, "198.51.100.9")
-	root, err := datapath.Root(runDir())
-	if err == nil {
-		err = datapath.Unload(datapath.InstanceDir(root, b.gateway.Inode()))
-	}
-	if err != nil {
+	if err := datapath.Unload(pinsOf(b.gateway.Inode())); err != nil {
 		t.Fatal(err)
 	}
 	s.reload <- syscall.SIGHUP

@@ -179,11 +179,8 @@ func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err er
 func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error {
 	var attached map[int][]datapath.Hook
 	if rec.Engine == EngineEBPF {
-		root, err := datapath.Root(runDir())
-		if err != nil {
-			return err
-		}
-		if attached, err = datapath.Attached(datapath.InstanceDir(root, ns.Inode())); err != nil {
+		var err error
+		if attached, err = datapath.Attached(pinsOf(ns.Inode())); err != nil {
 			return err
 		}
 	}

@@ -314,11 +314,7 @@ func Open(ns *netns.Handle) (*datapath.Engine, error) {
 	if rec.Engine == EngineNFT {
 		return nil, errors.New("engine nft is up here: its sessions are the kernel's, `natkit conntrack list` shows them")
 	}
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		return nil, err
-	}
-	e, err := datapath.Open(datapath.InstanceDir(root, ns.Inode()))
+	e, err := datapath.Open(pinsOf(ns.Inode()))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errHalf
 	}

@@ -12,17 +12,12 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"natkit/datapath"
 )
 
 // pinned are the programs of the gateway's engine, by name.
 func (b *bed) pinned() map[string]ebpf.ProgramID {
 	b.t.Helper()
-	root, err := datapath.Root(runDir())
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	pins, err := filepath.Glob(filepath.Join(datapath.InstanceDir(root, b.gateway.Inode()), "programs", "*"))
+	pins, err := filepath.Glob(filepath.Join(pinsOf(b.gateway.Inode()), "programs", "*"))
 	if err != nil || len(pins) == 0 {
 		b.t.Fatalf("programs %q, %v", pins, err)
 	}

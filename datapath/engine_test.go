@@ -23,19 +23,14 @@ func testDir(t *testing.T) string {
 	t.Helper()
 	ktest.Root(t)
 	own := t.TempDir()
-	root, err := Root(own)
+	lock, err := LockRoot(own, unix.LOCK_SH)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(root, ktest.Name(t))
+	dir := filepath.Join(lock.Name(), ktest.Name(t))
 	t.Cleanup(func() {
-		if err := Unload(dir); err != nil {
+		if err := errors.Join(Unload(dir), UnlockRoot(own, lock)); err != nil {
 			t.Errorf("unload: %v", err)
-		}
-		if root == filepath.Join(own, "bpf") {
-			if err := unix.Unmount(root, 0); err != nil {
-				t.Errorf("unmount %s: %v", root, err)
-			}
 		}
 	})
 	return dir

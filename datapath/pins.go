@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 )
 
 // Where an instance's pins are. Whoever has the folder has the instance: packets
@@ -28,99 +26,6 @@ const (
 	programsDir = "programs"
 	linksDir    = "links"
 )
-
-// systemBPFFS is where most machines have the BPF file system.
-const systemBPFFS = "/sys/fs/bpf"
-
-// Root returns the folder under which instances are pinned, and makes it. Where the BPF
-// file system is not mounted natkit mounts one of its own rather than change what others
-// see: in runDir, natkit's folder of things that end with the next boot, "/run/natkit".
-//
-// A process that was given a /sys of its own, as `ip netns exec` does, finds the BPF file
-// system where its parents do: what it mounted itself would end with it, and all pins too.
-func Root(runDir string) (string, error) {
-	outer := outerRoots()
-	for _, at := range append([]string{""}, outer...) {
-		if at += systemBPFFS; isBPFFS(at) {
-			root := filepath.Join(at, "natkit")
-			if err := os.Mkdir(root, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-				return "", err
-			}
-			return root, nil
-		}
-	}
-	root := filepath.Join(runDir, "bpf")
-	if err := os.MkdirAll(root, 0o700); err != nil {
-		return "", err
-	}
-	if isBPFFS(root) {
-		return root, nil
-	}
-	if len(outer) > 0 {
-		return "", errors.New("no BPF file system is mounted, and what this process mounts ends with it: outside of `ip netns exec` and the like, `mount -t bpf bpf " + systemBPFFS + "`")
-	}
-	if err := unix.Mount("bpf", root, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return "", fmt.Errorf("mount a BPF file system on %s: %w", root, err)
-	}
-	return root, nil
-}
-
-// RemoveRoot removes what Root has made, if nothing is pinned there. Nobody must be about to
-// pin something.
-func RemoveRoot(root string) error {
-	err := os.Remove(root)
-	if !errors.Is(err, unix.EBUSY) {
-		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		return err
-	}
-	// The BPF file system that natkit has mounted. Each begins with two files of its own.
-	entries, err := os.ReadDir(root)
-	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !strings.HasSuffix(e.Name(), ".debug") }) {
-		return err
-	}
-	if err := unix.Unmount(root, unix.MNT_DETACH); err != nil { // whoever locks it has it open
-		return fmt.Errorf("unmount %s: %w", root, err)
-	}
-	if err := os.Remove(root); err != nil && !errors.Is(err, unix.EBUSY) { // mounted anew
-		return err
-	}
-	return nil
-}
-
-// outerRoots are the roots of those of this process's parents that see other mounts than
-// it does, the nearest first.
-func outerRoots() (roots []string) {
-	own, err := os.Readlink("/proc/self/ns/mnt")
-	if err != nil {
-		return nil
-	}
-	for pid := os.Getppid(); pid > 0; {
-		proc := fmt.Sprintf("/proc/%d", pid)
-		if mounts, err := os.Readlink(proc + "/ns/mnt"); err == nil && mounts != own {
-			roots = append(roots, proc+"/root")
-		}
-		stat, err := os.ReadFile(proc + "/stat")
-		if err != nil {
-			break
-		}
-		// "pid (name) state parent": a name may have anything in it.
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if len(fields) < 2 {
-			break
-		}
-		if pid, err = strconv.Atoi(fields[1]); err != nil {
-			break
-		}
-	}
-	return roots
-}
-
-func isBPFFS(path string) bool {
-	var s unix.Statfs_t
-	return unix.Statfs(path, &s) == nil && s.Type == unix.BPF_FS_MAGIC
-}
 
 // InstanceDir is the folder of the instance of a network namespace: one each,
 // named by the namespace's inode.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,41 +14,81 @@ import (
 	"natkit/internal/ktest"
 )
 
-// The folder of pins goes when nothing is in it, and so does a BPF file system that was
+// The folder of pins goes with the last who needs it, and so does a BPF file system that was
 // mounted for it; what somebody has there stays.
-func TestRemoveRoot(t *testing.T) {
-	ktest.Root(t)
-	mounted := filepath.Join(t.TempDir(), "bpf")
-	there := func(path string) bool {
-		_, err := os.Stat(path)
-		return !errors.Is(err, os.ErrNotExist)
-	}
-	if err := errors.Join(os.Mkdir(mounted, 0o700), unix.Mount("bpf", mounted, "bpf", 0, "mode=0700")); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Unmount(mounted, unix.MNT_DETACH) })
-	within := filepath.Join(mounted, "natkit")
-	for _, root := range []string{within, mounted} {
+func TestRoot(t *testing.T) {
+	ktest.WithAndWithoutBPFFS(t, func(t *testing.T) {
+		runDir := t.TempDir()
+		there := func(path string) bool { _, err := os.Stat(path); return err == nil }
+		lock := func(how int) (*os.File, string) {
+			t.Helper()
+			f, err := LockRoot(runDir, how)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if root := Root(runDir); f.Name() != root || !isBPFFS(root) {
+				t.Fatalf("locked %s, want %s on a BPF file system", f.Name(), root)
+			}
+			return f, f.Name()
+		}
+		one, root := lock(unix.LOCK_SH)
+		two, _ := lock(unix.LOCK_SH)
+		if err := UnlockRoot(runDir, one); err != nil || !there(root) {
+			t.Errorf("somebody else has it: %v, there: %t", err, there(root))
+		}
 		theirs := filepath.Join(root, "theirs")
-		if err := os.MkdirAll(theirs, 0o700); err != nil {
+		if err := os.Mkdir(theirs, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := RemoveRoot(root); err != nil || !there(theirs) {
-			t.Errorf("%s, not empty: %v, there %t", root, err, there(theirs))
+		if err := UnlockRoot(runDir, two); err != nil || !there(theirs) {
+			t.Errorf("something is in it: %v, there: %t", err, there(theirs))
+		}
+		three, _ := lock(unix.LOCK_EX)
+		if f, err := LockRoot(runDir, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+			t.Errorf("locked twice: %v, %v", f, err)
 		}
 		if err := os.Remove(theirs); err != nil {
 			t.Fatal(err)
 		}
-		lock, err := os.Open(root) // as whoever removes it has it open
-		if err != nil {
-			t.Fatal(err)
+		if err := UnlockRoot(runDir, three); err != nil || there(root) {
+			t.Errorf("empty: %v, there: %t", err, there(root))
 		}
-		if err := RemoveRoot(root); err != nil || there(root) {
-			t.Errorf("%s, empty: %v, there %t", root, err, there(root))
+	})
+}
+
+// Many who need the folder of pins at the same time all get the same one, whatever comes and
+// goes with others: what one has pinned is never hidden by another's mount.
+func TestRootManyAtOnce(t *testing.T) {
+	ktest.WithAndWithoutBPFFS(t, func(t *testing.T) {
+		runDir := t.TempDir()
+		var all sync.WaitGroup
+		for range 12 {
+			all.Go(func() {
+				for range 50 {
+					if err := useRoot(runDir, ktest.Name(t)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
 		}
-		if err := RemoveRoot(root); err != nil {
-			t.Errorf("%s, gone: %v", root, err)
+		all.Wait()
+		if _, err := os.Stat(Root(runDir)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("after the last: %v, want %v", err, os.ErrNotExist)
 		}
-		lock.Close()
+	})
+}
+
+// useRoot makes something in the folder of pins, looks whether it is there, and leaves.
+func useRoot(runDir, name string) error {
+	lock, err := LockRoot(runDir, unix.LOCK_SH)
+	if err != nil {
+		return err
 	}
+	mine := filepath.Join(Root(runDir), name)
+	err = os.Mkdir(mine, 0o700)
+	if err == nil {
+		_, err = os.Stat(filepath.Join(lock.Name(), name))
+	}
+	return errors.Join(err, os.Remove(mine), UnlockRoot(runDir, lock))
 }
