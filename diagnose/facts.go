@@ -354,6 +354,15 @@ func (f facts) set(s snapshot.Setting) string {
 	return f.run(command)
 }
 
+// applied is a remedy's settings by natkit itself. What persists are settings of the
+// initial namespace: sysctl.d is read for no other one.
+func (f facts) applied() []string {
+	if f.Netns.Init {
+		return []string{"# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist")}
+	}
+	return []string{"# the same, journalled; it lasts as long as the namespace:", f.natkit("tune apply")}
+}
+
 // local is a setting of this namespace.
 func (f facts) local(name string, value uint64) snapshot.Setting {
 	return snapshot.Setting{Name: name, Value: strconv.FormatUint(value, 10), Netns: f.Netns.Name}

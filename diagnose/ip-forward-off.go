@@ -144,7 +144,7 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 			v.Settings[i].If = "this machine is to forward packets"
 		}
 	} else {
-		v.Remedy = append(v.Remedy, "# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist"))
+		v.Remedy = append(v.Remedy, f.applied()...)
 	}
 	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
 	return v

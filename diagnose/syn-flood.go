@@ -88,17 +88,22 @@ func judgeSYNFlood(f facts) *verdict {
 	if len(v.Settings) == 0 {
 		v.Remedy = nil
 	}
-	v.Remedy = append(v.Remedy, "# and those that are there:")
-	if share(answered, half) >= floodMajority {
-		v.Remedy = append(v.Remedy, f.run("conntrack -D -p tcp --state SYN_RECV"))
-	} else {
-		v.Remedy = append(v.Remedy, f.run("conntrack -D -p tcp --state SYN_SENT"))
-	}
+	over := "" // what takes the proxy away again
 	if hasDest {
-		proxy, settings := f.synproxy(dest.Addr)
+		var proxy []string
+		var settings []snapshot.Setting
+		proxy, over, settings = f.synproxy(dest.Addr)
 		v.Remedy, v.Settings = append(v.Remedy, proxy...), append(v.Settings, settings...)
 	} else {
 		v.Remedy = append(v.Remedy, "# no single destination: see which service it is for, then put SYNPROXY before it:", f.natkit("conntrack top --by destination"))
+	}
+	state := "SYN_SENT"
+	if share(answered, half) >= floodMajority {
+		state = "SYN_RECV"
+	}
+	v.Remedy = append(v.Remedy, "# remove the half-open entries that are there:", f.run("conntrack -D -p tcp --state "+state))
+	if over != "" {
+		v.Remedy = append(v.Remedy, over)
 	}
 	v.Verify = f.look(f.natkit("conntrack stats"))
 	return v
@@ -107,7 +112,7 @@ func judgeSYNFlood(f facts) *verdict {
 // synproxy is the kernel's SYNPROXY before the TCP services of an address. A
 // service that is published by a destination translation can't have it here: the
 // proxy would answer before the translation.
-func (f facts) synproxy(service netip.Addr) (remedy []string, settings []snapshot.Setting) {
+func (f facts) synproxy(service netip.Addr) (remedy []string, over string, settings []snapshot.Setting) {
 	family, hook := "ip", "forward"
 	if service.Is6() {
 		family = "ip6"
@@ -118,7 +123,7 @@ func (f facts) synproxy(service netip.Addr) (remedy []string, settings []snapsho
 				f.run("nft add table " + family + " natkit-guard"),
 				f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
 				f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s daddr %s tcp flags & (fin|syn|rst|ack) == syn limit rate over 1000/second drop", family, family, service))),
-			}, nil
+			}, "# when it is over: " + f.run("nft delete table "+family+" natkit-guard"), nil
 		}
 		hook = "input"
 	}
@@ -135,9 +140,7 @@ func (f facts) synproxy(service netip.Addr) (remedy []string, settings []snapsho
 		rule("raw", "tcp flags & (fin|syn|rst|ack) == syn notrack"),
 		rule(hook, "meta l4proto tcp ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm"),
 		rule(hook, "ct state invalid drop"),
-		"# and when it is over:",
-		f.run("nft delete table " + family + " natkit-synproxy"),
-	}, []snapshot.Setting{provided(loose, "the rules of SYNPROXY in this finding's remedy are made as well")}
+	}, "# when it is over: " + f.run("nft delete table "+family+" natkit-synproxy"), []snapshot.Setting{provided(loose, "the rules of SYNPROXY in this finding's remedy are made as well")}
 }
 
 // translatesDestinations says whether a rule here leads packets to another address.

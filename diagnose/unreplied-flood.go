@@ -89,8 +89,7 @@ func judgeUnreplied(f facts) *verdict {
 			f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s saddr %s limit rate over %d/second drop", family, family, author.Addr, guardRate))),
 			"# its entries expire by themselves; to remove them at once:",
 			f.run("conntrack -D -s " + author.Addr.String()),
-			"# and when it is over:",
-			f.run("nft delete table " + family + " natkit-guard"),
+			"# when it is over: " + f.run("nft delete table "+family+" natkit-guard"),
 		}
 	} else {
 		v.Remedy = []string{

@@ -41,6 +41,7 @@ needs() {
 		iperf3              iperf3
 		wrk                 wrk
 		ping                iputils-ping
+		tcpdump             tcpdump
 		traceroute          traceroute
 		vsftpd              vsftpd
 		turnserver          coturn

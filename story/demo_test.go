@@ -52,6 +52,7 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	os.RemoveAll(dir)
+	ktest.CleanNatkit()
 	os.Exit(code)
 }
 

@@ -4,9 +4,11 @@ package story
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -79,6 +81,13 @@ type FaultOptions struct {
 	Begin    func(drawing string, notes []string) error
 	Step     func(*FaultStep) error
 	Progress func(what string, part float64)
+
+	// For tests. inside has findings write their commands for who is in the watched
+	// namespace already. command, if not nil, is given every command of the finding's
+	// remedy, in its order, in place of those that the scenario follows, and check each
+	// one that shows whether the cure worked, while the traffic flows.
+	inside         bool
+	command, check func(ctx context.Context, watched *lab.Node, code, line string) error
 }
 
 // FaultStep is one state of the lab and what the doctor says about it.
@@ -134,16 +143,19 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 		return steps, err
 	}
 	if len(broken.Findings) == 0 || broken.Findings[0].Code != f.Code {
-		return steps, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, codes(broken.Findings))
+		return steps, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, cmp.Or(strings.Join(codes(broken.Findings), ", "), "nothing"))
 	}
 	cured, err := play("cured", f.Cured, func(ctx context.Context, s *scene) error {
-		return f.cure(ctx, s, broken.Findings[0])
+		return s.cure(ctx, f, broken.Findings[0])
 	})
 	if err != nil {
 		return steps, err
 	}
 	if wrong, ok := alarm(cured); ok {
 		return steps, fmt.Errorf("the doctor still found %s after the cure", wrong)
+	}
+	if found := codes(cured.Findings); slices.Contains(found, f.Code) {
+		return steps, fmt.Errorf("the doctor still advises about %s after the cure", f.Code)
 	}
 	return steps, nil
 }
@@ -156,15 +168,11 @@ func alarm(step *FaultStep) (code string, ok bool) {
 	return step.Findings[0].Code, true
 }
 
-func codes(findings []diagnose.Finding) string {
-	var out []string
+func codes(findings []diagnose.Finding) (out []string) {
 	for _, f := range findings {
-		out = append(out, f.Code)
+		out = append(append(out, f.Code), codes(f.Consequences)...)
 	}
-	if len(out) == 0 {
-		return "nothing"
-	}
-	return strings.Join(out, ", ")
+	return out
 }
 
 // scene is the lab while a scenario plays in it.
@@ -180,6 +188,7 @@ type scene struct {
 	// reads, if not nil, changes what the doctor is given to judge.
 	reads    func(*snapshot.Snapshot)
 	commands []string // run by the present step
+	cured    *diagnose.Finding
 	closers  []func()
 }
 
@@ -218,6 +227,7 @@ func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 		wg.Go(func() { failed[i] = run(flowing) })
 	}
 	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: max(s.options.Window, s.least), Dump: true, Progress: s.options.Progress})
+	err = errors.Join(err, s.check(ctx))
 	stop()
 	wg.Wait()
 	for _, e := range failed {
@@ -231,7 +241,43 @@ func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 	if s.reads != nil {
 		s.reads(facts)
 	}
+	if s.options.inside {
+		facts.Netns.Name = ""
+	}
 	return facts, nil
+}
+
+// cure does what the scenario takes from the finding's remedy, or all of that.
+func (s *scene) cure(ctx context.Context, f Fault, found diagnose.Finding) error {
+	if s.options.command != nil {
+		for _, line := range found.Remedy {
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			s.commands = append(s.commands, line)
+			if err := s.options.command(ctx, s.watched, f.Code, line); err != nil {
+				return err
+			}
+		}
+	}
+	if err := f.cure(ctx, s, found); err != nil {
+		return err
+	}
+	s.cured = &found
+	return nil
+}
+
+// check runs the commands that show whether the cure worked, where a test wants that.
+func (s *scene) check(ctx context.Context) error {
+	if s.cured == nil || s.options.check == nil {
+		return nil
+	}
+	for _, line := range s.cured.Verify {
+		if err := s.options.check(ctx, s.watched, s.cured.Code, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // follow runs those commands of a finding's remedy that contain one of the
@@ -243,6 +289,9 @@ func (s *scene) follow(ctx context.Context, f diagnose.Finding, words ...string)
 			continue
 		}
 		followed++
+		if s.options.command != nil {
+			continue // cure has run it
+		}
 		s.options.Progress(line, 0)
 		s.commands = append(s.commands, line)
 		if err := s.shell(ctx, line); err != nil {

@@ -60,12 +60,14 @@ func TestFaults(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 			defer cancel()
 			began := time.Now()
+			printed := newPrinted(t, false)
 			run := func(window time.Duration) ([]FaultStep, error) {
-				return f.Run(ctx, FaultOptions{Window: window, Step: func(s *FaultStep) error {
+				return f.Run(ctx, FaultOptions{Window: window, command: printed.command, check: printed.check, Step: func(s *FaultStep) error {
 					t.Logf("%s after %v: %s", s.Name, time.Since(began).Round(10*time.Millisecond), titles(s.Findings))
 					for _, c := range s.Commands {
 						t.Logf("  %s", c)
 					}
+					checkPrinted(t, s.Findings)
 					return nil
 				}})
 			}
@@ -106,6 +108,44 @@ func TestFaults(t *testing.T) {
 				if found := diagnose.Judge(&facts); len(found) == 0 || found[0].Code != f.Code {
 					t.Errorf("without %s: %s", blind.what, titles(found))
 				}
+			}
+		})
+	}
+}
+
+// The same cures and checks work in a shell inside of the namespace, where no command
+// names it: a machine of its own, or a container.
+func TestCuresFromInside(t *testing.T) {
+	ktest.Root(t)
+	if testing.Short() {
+		t.Skip("the same faults again")
+	}
+	for _, f := range Faults() {
+		t.Run(f.Code, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+			defer cancel()
+			printed := newPrinted(t, true)
+			run := func(window time.Duration) error {
+				steps, err := f.Run(ctx, FaultOptions{Window: window, inside: true, command: printed.command, check: printed.check, Step: func(s *FaultStep) error {
+					for _, c := range s.Commands {
+						t.Logf("%s: %s", s.Name, c)
+					}
+					checkPrinted(t, s.Findings)
+					return nil
+				}})
+				if len(steps) > 1 {
+					namesNoNamespace(t, steps[1].Findings)
+				}
+				return err
+			}
+			err := run(500 * time.Millisecond)
+			if err != nil {
+				t.Logf("in half a second: %v", err)
+				err = run(0)
+			}
+			if err != nil {
+				t.Fatal(err)
 			}
 		})
 	}

@@ -222,10 +222,8 @@ func tracking(s *snapshot.Snapshot) []Needless {
 		Kind: IdleTracking, Hooks: tracked,
 		What: fmt.Sprintf("connection tracking: %d of %d entries are translated", translated, t.Entries),
 		Why:  "The others cost an entry and a look-up a packet for nothing but rules about states, if there are such.",
-		Commands: []string{"# for traffic that no rule about states or NAT needs tracked, by its networks:",
-			command(s, "nft add table ip untracked"),
-			command(s, "nft 'add chain ip untracked prerouting { type filter hook prerouting priority raw; }'"),
-			command(s, "nft add rule ip untracked prerouting ip saddr NETWORK notrack")},
+		Commands: []string{"# whose flows are they? Networks that no rule about states or NAT concerns can do without: notrack, in a chain of type filter at priority raw",
+			command(s, "natkit conntrack top --by source")},
 	}
 	if rules == 0 {
 		n.What += ", and no rule translates"
