@@ -594,7 +594,7 @@ func (c *compiler) forward(r *nat.Rule, a nat.DNAT) {
 		Id: c.ids[r], Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: a.Ports.First,
 		Targets: uint32(len(c.t.Targets)),
 	}
-	table := balance(a.Targets)
+	table := a.Table()
 	rule.TargetCount = uint32(len(table))
 	for _, i := range table {
 		target := a.Targets[i]

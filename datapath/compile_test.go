@@ -81,35 +81,6 @@ func TestPortPrefixes(t *testing.T) {
 	}
 }
 
-// When a target goes, its entries are shared out and hardly any other moves; shares
-// are even.
-func TestBalance(t *testing.T) {
-	var targets []nat.Target
-	for i := range 10 {
-		targets = append(targets, nat.Target{Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Ports: nat.PortRange{First: 80, Last: 80}})
-	}
-	before, after := balance(targets), balance(targets[:9])
-	count := map[int]int{}
-	moved := 0
-	for i, target := range before {
-		count[target]++
-		if target != 9 && after[i] != target {
-			moved++
-		}
-	}
-	for target, n := range count {
-		if share := float64(n) / float64(len(before)); share < 0.097 || share > 0.103 {
-			t.Errorf("target %d has a share of %.3f", target, share)
-		}
-	}
-	if share := float64(moved) / float64(len(before)); share > 0.05 {
-		t.Errorf("%.3f of the other targets' entries moved", share)
-	}
-	if got := balance(targets[:1]); !slices.Equal(got, []int{0}) {
-		t.Errorf("one target: %v", got)
-	}
-}
-
 // trieLookup is the kernel's longest prefix match over origins, plainly.
 func trieLookup(t *Tables, in, out int, src netip.Addr) int {
 	for bits := 32; bits >= 0; bits-- {

@@ -426,6 +426,9 @@ func (e *explanation) target(r *Rule) (netip.Addr, string) {
 				port = t.Ports.First + port - a.Ports.First
 			}
 			texts[i] = endpointText(t.Address, PortRange{port, port})
+			if a.Weights != nil {
+				texts[i] += fmt.Sprintf(" (%d of %d)", a.Weights[i], a.totalWeight())
+			}
 		}
 		if len(texts) == 1 {
 			return a.Targets[0].Address, texts[0]

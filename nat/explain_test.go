@@ -91,6 +91,9 @@ rules:
   - map: 192.168.0.9 <-> 100.100.100.101
   - exclude: 192.168.0.0/16 -> 10.0.0.0/8
   - exclude: udp 192.168.0.0/16 -> 11.0.0.0/8:53
+  - dnat: tcp 100.100.100.104:443
+    to: [172.17.0.6, 172.17.0.7]
+    weights: [9, 1]
 `
 
 func TestExplain(t *testing.T) {
@@ -111,6 +114,12 @@ destination: 17 dnat: tcp 100.100.100.100:8080, to: 172.17.0.5:80, in: docker0: 
 route: 172.17.0.2 is reached by docker0
 source: no rule
 result: destination becomes one of 172.17.0.2:80, 172.17.0.3:80 (the client's address chooses), the source stays`},
+		{"tcp 192.0.2.1:4000 -> 100.100.100.104:443 in eth0", `
+exclude: no rule
+destination: APPLIES 25 dnat: tcp 100.100.100.104:443, to: [172.17.0.6, 172.17.0.7], weights: [9, 1]: the port
+route: 172.17.0.6 is reached by docker0
+source: no rule
+result: destination becomes one of 172.17.0.6:443 (9 of 10), 172.17.0.7:443 (1 of 10) (the client's address chooses), the source stays`},
 		{"tcp 192.168.0.7:4000 -> 100.100.100.100:8090 in eth1", `
 exclude: no rule
 destination: APPLIES 15 dnat: tcp 100.100.100.100:8000-8099, to: 172.17.0.4:9000-9099: the range of ports

@@ -440,7 +440,7 @@ func (r *reader) limits(n *yaml.Node) {
 var ruleKeys = map[string][]string{
 	"masquerade": {"ports", "in", "out", "mapping", "filtering", "mss"},
 	"snat":       {"to", "ports", "in", "out", "mapping", "filtering", "mss", "arp"},
-	"dnat":       {"to", "in", "mss", "arp"},
+	"dnat":       {"to", "weights", "in", "mss", "arp"},
 	"map":        {"stateless", "in", "out", "mss", "arp"},
 	"exclude":    {},
 }
@@ -517,6 +517,7 @@ func (r *reader) rule(n *yaml.Node) {
 // ruleRest is what a rule's action needs of the keys behind its first.
 type ruleRest struct {
 	to        *yaml.Node
+	weights   *entry
 	ports     PortRange
 	stateless bool
 	ofPool    []entry // what only a single address may have
@@ -526,6 +527,8 @@ func (r *reader) ruleKey(e entry, rule *Rule, rest *ruleRest) {
 	switch e.name {
 	case "to":
 		rest.to = e.value
+	case "weights":
+		rest.weights = &e
 	case "ports":
 		rest.ports = r.ports(e.value)
 		rest.ofPool = append(rest.ofPool, e)
@@ -565,7 +568,7 @@ func (r *reader) action(first entry, rest ruleRest) Action {
 		source, _ := r.prefix(first.value, text)
 		return r.snat(source, rest)
 	case "dnat":
-		return r.dnat(first.value, text, rest.to)
+		return r.dnat(first.value, text, rest)
 	case "map":
 		return r.mapped(first.value, text, rest.stateless)
 	}
@@ -592,11 +595,9 @@ func (r *reader) snat(source netip.Prefix, rest ruleRest) Action {
 	return a
 }
 
-// maxTargets of one rule: the engine's largest table gives each a hundred entries.
-const maxTargets = 655
-
-func (r *reader) dnat(n *yaml.Node, text string, to *yaml.Node) Action {
+func (r *reader) dnat(n *yaml.Node, text string, rest ruleRest) Action {
 	var a DNAT
+	to := rest.to
 	words := strings.Fields(text)
 	if len(words) < 1 || len(words) > 2 {
 		r.fail(n, "want [protocol] address[:port or range] and not %q", text)
@@ -626,7 +627,38 @@ func (r *reader) dnat(n *yaml.Node, text string, to *yaml.Node) Action {
 			a.Targets = append(a.Targets, t)
 		}
 	}
+	if rest.weights != nil {
+		a.Weights = r.weights(*rest.weights, elements)
+	}
 	return a
+}
+
+// weights reads those of as many targets.
+func (r *reader) weights(e entry, targets []*yaml.Node) (weights []int) {
+	elements := r.elements(e.value, e.name)
+	if len(elements) == 0 || len(targets) == 0 {
+		return nil
+	}
+	if len(elements) != len(targets) {
+		r.fail(e.value, "want a weight for each of the %d targets, in the order of to, and not %d", len(targets), len(elements))
+		return nil
+	}
+	total, least := 0, maxWeight
+	for _, element := range elements {
+		before := r.count
+		if element.Value == "0" {
+			r.fail(element, "a target of weight 0 gets nobody: take it out of to, and its weight")
+			continue
+		}
+		w := r.number(entry{"a weight", e.key, element}, 1, maxWeight)
+		if r.count == before {
+			weights, total, least = append(weights, w), total+w, min(least, w)
+		}
+	}
+	if total > least*maxRatio {
+		r.fail(e.value, "weight %d of %d in all is less than one client of %d: the engines' tables are not that fine", least, total, maxRatio)
+	}
+	return weights
 }
 
 // target checks one of a rule's targets against what the rule matches and the others.

@@ -97,6 +97,11 @@ func randomFile(rng *rand.Rand) *File {
 			if t.Address = host(11); rng.IntN(2) == 0 {
 				a.Targets = append(a.Targets, t)
 			}
+			if rng.IntN(2) == 0 {
+				for range a.Targets {
+					a.Weights = append(a.Weights, 1+rng.IntN(maxWeight))
+				}
+			}
 			if rng.IntN(3) == 0 {
 				a = DNAT{Protocol: pick(rng, AnyProtocol, GRE, Protocol(200)), Address: host(203), Targets: []Target{{Address: host(10)}}}
 			}

@@ -5,6 +5,7 @@
 package nat
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -56,6 +57,7 @@ type DNAT struct {
 	Address  netip.Addr
 	Ports    PortRange // zero: the whole address
 	Targets  []Target
+	Weights  []int // by target: how large its share of the clients is; nil: equal
 }
 
 // Target is where a DNAT rule sends to. With Ports zero the port stays; otherwise there
@@ -175,6 +177,7 @@ func (r *Rule) fields() [][2]string {
 		add("ports", a.Ports.String())
 	case DNAT:
 		add("to", targetsText(a.Targets))
+		add("weights", weightsText(a.Weights))
 	case Map:
 		if a.Stateless {
 			add("stateless", "true")
@@ -200,6 +203,13 @@ func targetsText(targets []Target) string {
 		texts[i] = t.String()
 	}
 	return "[" + strings.Join(texts, ", ") + "]"
+}
+
+func weightsText(weights []int) string {
+	if weights == nil {
+		return ""
+	}
+	return strings.ReplaceAll(fmt.Sprint(weights), " ", ", ")
 }
 
 // perClassText writes one value if it is the same for all, the classes that are set

@@ -210,7 +210,7 @@ func (c *compiler) forward(index int, k []byte, port nat.PortRange) Element {
 	if c.chains[name] {
 		return e
 	}
-	slots := spread(a.Targets, slotsFor(len(a.Targets)))
+	slots := a.Table()
 	withPort := slices.ContainsFunc(a.Targets, func(t nat.Target) bool { return len(value(t)) > 4 })
 	targets := Set{
 		Name: name, Key: []nftables.SetDatatype{nftables.TypeMark}, Data: []nftables.SetDatatype{nftables.TypeIPAddr},

@@ -155,53 +155,6 @@ func disjoint(boxes []box) []box {
 	return out
 }
 
-// spread gives each of the slots to one of the targets, evenly, and so that a change
-// of targets moves few slots: each target has an order of its own in which it wants
-// the slots, and in turn they take the next that is free (the table of Google's
-// Maglev, NSDI 2016, section 3.4). slots is a prime.
-func spread(targets []nat.Target, slots int) []int {
-	table := make([]int, slots)
-	for i := range table {
-		table[i] = -1
-	}
-	at, step := make([]uint64, len(targets)), make([]uint64, len(targets))
-	for i, t := range targets {
-		h := uint64(number(t.Address))<<16 | uint64(t.Ports.First)
-		at[i] = mix(h) % uint64(slots)
-		step[i] = mix(h+1)%uint64(slots-1) + 1
-	}
-	for taken := 0; ; {
-		for i := range targets {
-			for table[at[i]] >= 0 {
-				at[i] = (at[i] + step[i]) % uint64(slots)
-			}
-			table[at[i]] = i
-			if taken++; taken == slots {
-				return table
-			}
-		}
-	}
-}
-
-// mix spreads the bits of h: the finalizer of splitmix64.
-func mix(h uint64) uint64 {
-	h += 0x9e3779b97f4a7c15
-	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
-	h = (h ^ h>>27) * 0x94d049bb133111eb
-	return h ^ h>>31
-}
-
-// slotsFor is the prime from which a balanced rule's table is made: a hundred slots a
-// target keep their shares within some per cent of each other.
-func slotsFor(targets int) int {
-	for _, prime := range []int{251, 1021, 4093, 16381} {
-		if targets*100 <= prime {
-			return prime
-		}
-	}
-	return 65521
-}
-
 func number(a netip.Addr) uint32 {
 	b := a.As4()
 	return uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
