@@ -9,6 +9,9 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"natkit/internal/choice"
+	"natkit/internal/plural"
 )
 
 // BulkOptions says which transfers Bulk makes.
@@ -90,8 +93,8 @@ func Bulk(ctx context.Context, o BulkOptions) (res *Result, err error) {
 		return nil, err
 	}
 	defer func() {
-		if err = errors.Join(err, c.close()); err != nil {
-			res = nil
+		if e := c.close(); e != nil {
+			res, err = nil, errors.Join(err, e)
 		}
 	}()
 	sites, err := c.installAll(ctx)
@@ -106,30 +109,40 @@ func Bulk(ctx context.Context, o BulkOptions) (res *Result, err error) {
 		c.result.Environment.Versions = map[string]string{"iperf3": version}
 	}
 	trials := &steps{total: o.Trials * len(o.Streams) * len(o.Directions) * len(sites), show: o.Progress}
-	trials.expected = time.Duration(trials.total) * o.Duration
+	trials.expected = time.Duration(trials.total) * (o.Duration + trialOverhead)
 	if o.IPerf3 {
 		trials.expected *= 2
 	}
-	for range o.Trials {
+	c.Plan(fmt.Sprintf("TCP bulk transfer through %s, %s", plural.Count(len(sites), "router"), plural.Count(trials.total, "trial")), trials.expected)
+	err = c.bulkTrials(ctx, sites, o, trials)
+	c.result.Notes = append(c.result.Notes, bulkNote)
+	return c.finish(ctx, err)
+}
+
+// bulkTrials makes all of them, in turns.
+func (c *comparison) bulkTrials(ctx context.Context, sites []*site, o BulkOptions, trials *steps) error {
+	for round := range o.Trials {
 		for _, streams := range o.Streams {
 			for _, direction := range o.Directions {
 				for _, s := range sites {
 					p := Params{Streams: streams, Direction: direction, Protocol: "tcp"}
 					trials.next("%s, %d streams %s", s.router.Name(), streams, direction)
 					if err := c.bulkTrial(ctx, s, p, o.Duration); err != nil {
-						return nil, fmt.Errorf("router %s: %w", s.router.Name(), err)
+						return fmt.Errorf("router %s: %w", s.router.Name(), err)
 					}
 					if o.IPerf3 {
 						if err := c.iperf3Trial(ctx, s, p, o.Duration); err != nil {
-							return nil, fmt.Errorf("router %s: %w", s.router.Name(), err)
+							return fmt.Errorf("router %s: %w", s.router.Name(), err)
 						}
 					}
+				}
+				if round == o.Trials-1 {
+					c.rows(func(p Params) bool { return p.Streams == streams && p.Direction == direction })
 				}
 			}
 		}
 	}
-	c.result.Notes = append(c.result.Notes, bulkNote)
-	return c.finish(), nil
+	return nil
 }
 
 const bulkNote = "Processor time is the whole machine's: both ends, the router and whatever else ran. " +
@@ -205,5 +218,5 @@ func ParseDirection(text string) ([]string, error) {
 	case slices.Contains([]string{DirectionUp, DirectionDown}, text):
 		return []string{text}, nil
 	}
-	return nil, &OptionError{"--direction", fmt.Sprintf("%q: want up, down or both", text)}
+	return nil, &OptionError{"--direction", choice.Error(text, DirectionUp, DirectionDown, "both").Error()}
 }

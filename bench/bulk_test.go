@@ -186,7 +186,7 @@ func TestDisturbed(t *testing.T) {
 	}
 	c.disturbed(s, Params{}, trialCounts{discarded: 1}, MetricCPUPerGbit)
 	c.disturbed(s, Params{}, trialCounts{noisy: 1}, MetricCPUPerGbit)
-	res := c.finish()
+	res := finished(t, c)
 	if f := res.Figures[0]; f.Label != "" || f.Discarded != 0 {
 		t.Errorf("%+v", f)
 	}

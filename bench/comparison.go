@@ -12,6 +12,7 @@ import (
 // comparison is a measurement of several routers in turns, each in a bed of its
 // own for as long as it lasts, and the result that comes of it.
 type comparison struct {
+	About
 	sites  []*site
 	result *Result
 
@@ -20,13 +21,36 @@ type comparison struct {
 	trials map[figureKey]*trialCounts
 }
 
-// About is what a result tells of the program that made it, and how that is told
-// what it does.
+// About is what a result shows of the program that made it, and what reports to that
+// program how far the measurement is; nil where nobody listens.
 type About struct {
-	Command  string                           // the command line
-	Natkit   string                           // version
-	Progress func(format string, args ...any) // what is done now; nil for nobody
+	Command string // the command line
+	Natkit  string // version
+
+	Plan     func(what string, takes time.Duration) // before the first trial; takes is on a machine that is idle
+	Progress func(format string, args ...any)       // what is done now
+	Row      func(Figure)                           // each figure when its last trial is done
 }
+
+// complete puts functions that do nothing where nobody listens.
+func (a *About) complete() {
+	if a.Plan == nil {
+		a.Plan = func(string, time.Duration) {}
+	}
+	if a.Progress == nil {
+		a.Progress = func(string, ...any) {}
+	}
+	if a.Row == nil {
+		a.Row = func(Figure) {}
+	}
+}
+
+// What surrounds the measuring, for estimates: making a router, and what a trial takes
+// besides its load.
+const (
+	routerTakes   = 300 * time.Millisecond
+	trialOverhead = 100 * time.Millisecond
+)
 
 // site is a router that this machine can have, and its bed.
 type site struct {
@@ -49,10 +73,10 @@ type trialCounts struct{ discarded, noisy int }
 
 // newComparison makes a bed for each router.
 func newComparison(ctx context.Context, kind string, routers []Router, about About) (c *comparison, err error) {
+	about.complete()
 	c = &comparison{
-		result: &Result{
-			Version: ResultVersion, Kind: kind, Command: about.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(about.Natkit),
-		},
+		About:  about,
+		result: newResult(kind, about),
 		values: map[figureKey][]float64{}, trials: map[figureKey]*trialCounts{},
 	}
 	defer func() {
@@ -118,8 +142,17 @@ func (c *comparison) disturbed(s *site, p Params, n trialCounts, metrics ...stri
 	}
 }
 
-// finish makes the figures of the values.
-func (c *comparison) finish() *Result {
+// rows reports figures whose last trial is done: those under conditions that done says.
+func (c *comparison) rows(done func(Params) bool) {
+	for _, k := range c.order {
+		if done(k.params) {
+			c.result.row(NewFigure(k.router, k.metric, k.params, c.values[k]...))
+		}
+	}
+}
+
+// finish makes the figures of the values, whatever ended the trials.
+func (c *comparison) finish(ctx context.Context, err error) (*Result, error) {
 	for _, k := range c.order {
 		f := NewFigure(k.router, k.metric, k.params, c.values[k]...)
 		if n := c.trials[k]; n != nil {
@@ -130,8 +163,7 @@ func (c *comparison) finish() *Result {
 		}
 		c.result.Figures = append(c.result.Figures, f)
 	}
-	c.result.Seconds = time.Since(c.result.Started).Seconds()
-	return c.result
+	return c.result.ended(ctx, err)
 }
 
 // steps counts the trials of a measurement for its progress and its duration.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"natkit/conntrack"
+	"natkit/internal/choice"
+	"natkit/internal/plural"
 )
 
 // CPSOptions is a measurement of routers with new sessions, in the manner of RFC
@@ -50,8 +52,11 @@ func (o *CPSOptions) complete() error {
 	}
 	cpus, err := allowedCPUs()
 	for i, name := range o.Protocols {
-		if !slices.Contains(Protocols, name) || slices.Contains(o.Protocols[:i], name) {
-			return refuse("--protocol", "%q: want %s, each once", name, strings.Join(Protocols, ", "))
+		switch {
+		case !slices.Contains(Protocols, name):
+			return refuse("--protocol", "%v", choice.Error(name, Protocols...))
+		case slices.Contains(o.Protocols[:i], name):
+			return refuse("--protocol", "%s is named twice", name)
 		}
 	}
 	switch {
@@ -103,26 +108,47 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	if o.Progress == nil {
-		o.Progress = func(string, ...any) {}
-	}
-	r := &cpsRun{CPSOptions: o, fills: map[*trial]fill{}, res: &Result{
-		Version: ResultVersion, Kind: "cps", Command: o.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(o.Natkit),
-	}}
-	defer func() {
-		for _, l := range r.lanes {
-			if e := l.close(); e != nil {
-				res, err = nil, errors.Join(err, e)
-			}
-		}
-	}()
+	o.About.complete()
 	if len(o.Rules) == 0 {
 		o.Rules = []int{0}
 	}
-	for _, router := range o.Routers {
-		for _, rules := range o.Rules {
+	r := &cpsRun{CPSOptions: o, fills: map[*trial]fill{}, res: newResult("cps", o.About)}
+	defer func() {
+		if e := closeLanes(r.lanes); e != nil {
+			res, err = nil, errors.Join(err, e)
+		}
+	}()
+	o.Plan(o.plan())
+	return r.res.ended(ctx, r.measureAll(ctx))
+}
+
+// plan is what will be measured, and how long that takes: some two microseconds a new
+// session, and as much to remove it.
+func (o *CPSOptions) plan() (what string, takes time.Duration) {
+	routers := len(o.Routers) * len(o.Rules)
+	fill := trialOverhead + 4*time.Microsecond*time.Duration(o.Sessions+o.Held)
+	what = fmt.Sprintf("%s of %s through %s", plural.Count(o.Sessions, "new session"), strings.Join(o.Protocols, " and "), plural.Count(routers, "router"))
+	takes = time.Duration(routers) * routerTakes
+	each := time.Duration(o.Trials) * (fill + 2*(o.Duration+trialOverhead+fill/2))
+	for _, goal := range o.Goals {
+		goal.Trial = fill
+		goal.Sum = 21 * fill
+		each = goal.takes()
+		what += ", a search for " + strings.ToUpper(goal.Name)
+		takes += time.Duration(routers*len(o.Protocols)) * each
+	}
+	if len(o.Goals) == 0 {
+		takes += time.Duration(routers*len(o.Protocols)) * each
+	}
+	return what, takes
+}
+
+// measureAll makes the routers and measures them with all protocols.
+func (r *cpsRun) measureAll(ctx context.Context) error {
+	for _, router := range r.Routers {
+		for _, rules := range r.Rules {
 			if err := r.addLane(ctx, router, rules); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
@@ -130,14 +156,13 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 	if r.searches() {
 		measure = r.search
 	}
-	for _, protocol := range o.Protocols {
+	for _, protocol := range r.Protocols {
 		if err := measure(ctx, protocol); err != nil {
-			return nil, err
+			return err
 		}
 		r.conditions(protocol)
 	}
-	r.res.Seconds = time.Since(r.res.Started).Seconds()
-	return r.res, nil
+	return nil
 }
 
 // addLane makes a router in a bed of its own, whose table must be large enough.
@@ -313,10 +338,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 		r.Progress("%s: %d new %s sessions: trial %d", l.name, r.Sessions, protocol, round)
 		return r.fill(ctx, l, protocol, 0)
 	})
-	if err != nil {
-		return err
-	}
-	for i, l := range r.lanes {
+	for i, l := range measured(r.lanes, fills) {
 		s := &fills[i]
 		label := s.label()
 		if slices.Max(s.values((*trial).lossRatio)) > maxCostLoss {
@@ -335,6 +357,9 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 		} else if r.tracks(s) {
 			r.figure(l, s, "establishment_cps", p, label, func(t *trial) float64 { return t.rate(r.fills[t].sessions) })
 		}
+	}
+	if err != nil {
+		return err
 	}
 
 	// 2) Established sessions: all of them, which the table has from 1), then one.
@@ -360,11 +385,11 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 			load.cpus = l.stand.cpus[len(l.stand.cpus)-1:]
 			return l.runWarm(ctx, load)
 		})
+		for i, l := range measured(r.lanes, all) {
+			r.figure(l, &all[i], "established_pps", p, all[i].label(), func(t *trial) float64 { return t.rate(t.received.frames) })
+		}
 		if err != nil {
 			return err
-		}
-		for i, l := range r.lanes {
-			r.figure(l, &all[i], "established_pps", p, all[i].label(), func(t *trial) float64 { return t.rate(t.received.frames) })
 		}
 	}
 
@@ -413,7 +438,7 @@ func (r *cpsRun) memory(l *lane, s *series, p Params) {
 			strconv.Itoa(PortsOfAddress) + " sessions) does without"
 	}
 	p.Rules = l.rules
-	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, bytes))
+	r.res.add(NewFigure(l.name, "session_bytes", p, bytes))
 	r.note("A session of %s takes of the kernel's caches: %s%s; and its share of the buckets of a full table, %.0f bytes.",
 		l.name, objectNames(took), extension, l.bucketBytes())
 }
@@ -439,7 +464,7 @@ func (r *cpsRun) ownMemory(l *lane, p Params) {
 		return
 	}
 	p.Rules = l.rules
-	r.res.Figures = append(r.res.Figures, NewFigure(l.name, "session_bytes", p, bytes))
+	r.res.add(NewFigure(l.name, "session_bytes", p, bytes))
 	r.note("A session of %s takes its share of all maps of sessions, mappings and queues, hash buckets included, when they are full.", l.name)
 }
 
@@ -570,7 +595,7 @@ func (r *cpsRun) figure(l *lane, s *series, metric string, p Params, label strin
 	p.Rules = l.rules
 	f := NewFigure(l.name, metric, p, s.values(of)...)
 	f.Discarded, f.Label = s.discarded, label
-	r.res.Figures = append(r.res.Figures, f)
+	r.res.add(f)
 }
 
 // entryCache is the cache of the table's entries.

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"natkit/internal/plural"
 )
 
 // ExpiryOptions is a measurement of what the end of many sessions does to the packets
@@ -85,9 +87,7 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 		return nil, err
 	}
 	o.spare, o.window = cmp.Or(o.spare, expirySpare), cmp.Or(o.window, expiryWindow)
-	if o.Progress == nil {
-		o.Progress = func(string, ...any) {}
-	}
+	o.About.complete()
 	r := &expiryRun{ExpiryOptions: o, res: newResult("expiry", o.About), filled: map[*lane]time.Time{}, expired: map[*trial]float64{}}
 	defer func() {
 		if err = errors.Join(err, closeLanes(r.lanes)); err != nil {
@@ -95,6 +95,9 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 		}
 	}()
 	total := o.Sessions + o.Flows
+	fill := time.Duration(float64(o.Sessions) / expiryFill * 1e9)
+	o.Plan(fmt.Sprintf("delay of packets while %d sessions expire, through %s", o.Sessions, plural.Count(len(o.Routers), "router")),
+		time.Duration(len(o.Routers))*(2*routerTakes+fill+time.Duration(o.Trials)*(o.lifetime()+2*(o.window+time.Second))))
 	for _, timeout := range []time.Duration{0, o.lifetime()} {
 		known := &Result{} // each router is named once
 		lanes, err := addLanes(ctx, known, o.Routers, RouterOptions{Sessions: total, UDPTimeout: timeout}, total, o.Progress)
@@ -116,15 +119,12 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 			return nil, tooSmall(total, limits.Max)
 		}
 	}
-	if err := r.measure(ctx); err != nil {
-		return nil, err
-	}
+	err = r.measure(ctx)
 	r.note("The router has a CPU of its own. %d flows send %.0f packets a second, each of which is timed from the generator to the sink, beside %d sessions of one packet. "+
 		"Those that expire do so %v after that packet; %d a second were begun. Trials with and without expiry take turns and last %v.",
 		o.Flows, o.Rate, o.Sessions, o.lifetime(), expiryFill, o.window)
 	r.note("Delays above 32 ns are in buckets of a sixteenth: a median or percentile is the least of its bucket. The longest is exact.")
-	r.res.Seconds = time.Since(r.res.Started).Seconds()
-	return r.res, nil
+	return r.res.ended(ctx, err)
 }
 
 func (r *expiryRun) note(format string, args ...any) {
@@ -141,25 +141,22 @@ func (r *expiryRun) measure(ctx context.Context) error {
 		}
 		return r.trial(ctx, l, true)
 	})
-	if err != nil {
-		return err
-	}
-	for i, l := range r.lanes {
+	for i, l := range measured(r.lanes, all) {
 		s := &all[i]
 		p := Params{FrameBytes: MinFrame, Flows: r.Flows, Cores: 1, Protocol: "udp", OfferedPPS: r.Rate, Held: r.Sessions}
 		if i >= still {
 			p.Beside = whileExpiring
-			r.res.Figures = append(r.res.Figures, s.figure(l.name, MetricExpired, p, func(t *trial) float64 { return r.expired[t] }))
+			r.res.add(s.figure(l.name, MetricExpired, p, func(t *trial) float64 { return r.expired[t] }))
 		}
 		for _, at := range []struct {
 			metric string
 			share  float64
 		}{{"latency_median_ns", 0.5}, {"latency_p99_ns", 0.99}, {"latency_p9999_ns", 0.9999}, {"latency_max_ns", 1}} {
-			r.res.Figures = append(r.res.Figures, s.figure(l.name, at.metric, p, func(t *trial) float64 { return float64(t.received.latency.quantile(at.share)) }))
+			r.res.add(s.figure(l.name, at.metric, p, func(t *trial) float64 { return float64(t.received.latency.quantile(at.share)) }))
 		}
-		r.res.Figures = append(r.res.Figures, s.figure(l.name, "loss_ratio", p, (*trial).lossRatio))
+		r.res.add(s.figure(l.name, "loss_ratio", p, (*trial).lossRatio))
 	}
-	return nil
+	return err
 }
 
 // trial times the flows' packets beside the sessions, from when the first of them

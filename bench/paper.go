@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"natkit/internal/plural"
 )
 
 // PaperSetup is one set-up of the experiment of 1997, as it is made today.
@@ -79,8 +81,8 @@ func BulkPaper(ctx context.Context, o PaperOptions) (res *Result, err error) {
 		return nil, err
 	}
 	defer func() {
-		if err = errors.Join(err, c.close()); err != nil {
-			res = nil
+		if e := c.close(); e != nil {
+			res, err = nil, errors.Join(err, e)
 		}
 	}()
 	sites, err := c.installAll(ctx)
@@ -89,7 +91,23 @@ func BulkPaper(ctx context.Context, o PaperOptions) (res *Result, err error) {
 	}
 	each := len(sites) * len(PaperDirections)
 	trials := &steps{total: each * (1 + o.Transfers + o.CPUTrials), show: o.Progress}
-	trials.expected = time.Duration(each*o.CPUTrials) * o.CPUFor
+	trials.expected = time.Duration(each*o.CPUTrials)*(o.CPUFor+trialOverhead) + time.Duration(each*(1+o.Transfers))*trialOverhead
+	c.Plan(fmt.Sprintf("the published transfers in %s, %s", plural.Count(len(sites), "set-up"), plural.Count(trials.total, "trial")), trials.expected)
+	err = c.paperTrials(ctx, sites, setups, o, trials)
+	for i, s := range o.Setups {
+		if i < len(paperRows) {
+			c.publish(s, i)
+		}
+	}
+	c.result.Notes = append(c.result.Notes,
+		"A transfer takes milliseconds today, as long as a few interrupts of the machine by something else: its spread is wide, "+
+			"and its seconds say little. What a set-up costs shows in the processor time, measured by longer transfers.",
+		bulkNote)
+	return c.finish(ctx, err)
+}
+
+// paperTrials makes all of them, in turns.
+func (c *comparison) paperTrials(ctx context.Context, sites []*site, setups map[string]string, o PaperOptions, trials *steps) (err error) {
 	// The first round is not counted: it is the only one that finds all caches cold.
 	for round := range 1 + o.Transfers + o.CPUTrials {
 		for _, s := range sites {
@@ -102,21 +120,13 @@ func BulkPaper(ctx context.Context, o PaperOptions) (res *Result, err error) {
 					err = c.paperTransfer(ctx, s, p, o.Bytes, round > 0)
 				}
 				if err != nil {
-					return nil, fmt.Errorf("set-up %s: %w", p.Setup, err)
+					return fmt.Errorf("set-up %s: %w", p.Setup, err)
 				}
 			}
 		}
 	}
-	for i, s := range o.Setups {
-		if i < len(paperRows) {
-			c.publish(s, i)
-		}
-	}
-	c.result.Notes = append(c.result.Notes,
-		"A transfer takes milliseconds today, as long as a few interrupts of the machine by something else: its spread is wide, "+
-			"and its seconds say little. What a set-up costs shows in the processor time, measured by longer transfers.",
-		bulkNote)
-	return c.finish(), nil
+	c.rows(func(Params) bool { return true })
+	return nil
 }
 
 // paperTransfer makes one of the published transfers.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"natkit/internal/plural"
 )
 
 // PortsOptions is a measurement of routers whose outside ports run out: all flows go
@@ -76,29 +78,27 @@ func measurePortsOf(ctx context.Context, o PortsOptions, ports int, levels []flo
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	if o.Progress == nil {
-		o.Progress = func(string, ...any) {}
-	}
+	o.About.complete()
 	r := &portsRun{PortsOptions: o, ports: ports, levels: levels, windows: map[*trial][]window{}, res: newResult("ports", o.About)}
 	defer func() {
 		if err = errors.Join(err, closeLanes(r.lanes)); err != nil {
 			res = nil
 		}
 	}()
+	// Each way to run out of ports takes a trial with its time besides the fill of the ports.
+	o.Plan(fmt.Sprintf("%d outside ports of %s that run out", ports, plural.Count(len(o.Routers), "router")),
+		time.Duration(len(o.Routers))*(routerTakes+time.Duration(o.Trials)*(time.Second+4*(o.Duration+trialOverhead))))
 	if r.lanes, err = addLanes(ctx, r.res, o.Routers, RouterOptions{}, wantedFlows*ports, o.Progress); err != nil {
 		return nil, err
 	}
-	if err := r.fills(ctx); err != nil {
-		return nil, err
-	}
-	if err := r.exhausted(ctx); err != nil {
-		return nil, err
+	err = r.fills(ctx)
+	if err == nil {
+		err = r.exhausted(ctx)
 	}
 	r.note("All flows go to one target from behind one outside address, whose %d ports are given in pseudo-random order. What a new flow takes is the mean of %d one after the other.",
 		ports, portsWindow)
 	r.note("A router without NAT refuses nothing: what it takes for the packets that others refuse is what forwarding them costs.")
-	r.res.Seconds = time.Since(r.res.Started).Seconds()
-	return r.res, nil
+	return r.res.ended(ctx, err)
 }
 
 // served are flows that have a port with every router: for later ones some don't look
@@ -118,7 +118,7 @@ func (r *portsRun) params(flows, cores int) Params {
 }
 
 func (r *portsRun) figure(l *lane, s *series, metric string, p Params, of func(*trial) float64) {
-	r.res.Figures = append(r.res.Figures, s.figure(l.name, metric, p, of))
+	r.res.add(s.figure(l.name, metric, p, of))
 }
 
 // fills takes all ports of each router, and times new flows on the way.
@@ -134,10 +134,7 @@ func (r *portsRun) fills(ctx context.Context) error {
 		sessions[t] = limits.Count
 		return t, err
 	})
-	if err != nil {
-		return err
-	}
-	for i, l := range r.lanes {
+	for i, l := range measured(r.lanes, all) {
 		s := &all[i]
 		refused := make([]float64, len(r.levels))
 		for level, share := range r.levels {
@@ -156,7 +153,7 @@ func (r *portsRun) fills(ctx context.Context) error {
 			r.figure(l, s, "capacity_sessions", r.params(r.ports, 1), func(t *trial) float64 { return float64(sessions[t]) })
 		}
 	}
-	return nil
+	return err
 }
 
 // fill sends as many flows as there are ports, each once. What comes back is the trial
@@ -217,10 +214,8 @@ func (r *portsRun) exhausted(ctx context.Context) error {
 			r.Progress("%s: %s", l.name, words)
 			return l.stand.run(ctx, load(l))
 		})
-		for i, l := range r.lanes {
-			if err == nil {
-				figures(l, &all[i])
-			}
+		for i, l := range measured(r.lanes, all) {
+			figures(l, &all[i])
 		}
 		return err
 	}

@@ -3,6 +3,8 @@
 package bench
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -25,6 +27,11 @@ type Result struct {
 	Figures     []Figure    `json:"figures"`
 	Published   []Published `json:"published,omitempty"` // other people's, beside which it is shown
 	Notes       []string    `json:"notes,omitempty"`     // sentences for the reader
+	// Incomplete is why the measurement ended before all was measured; the figures are
+	// those that there were by then.
+	Incomplete string `json:"incomplete,omitempty"`
+
+	row func(Figure)
 }
 
 // RouterUse is a router that was asked for: what it is made of here, or why this
@@ -92,9 +99,36 @@ type Figure struct {
 }
 
 func newResult(kind string, about About) *Result {
+	about.complete()
 	return &Result{
 		Version: ResultVersion, Kind: kind, Command: about.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(about.Natkit),
+		row: about.Row,
 	}
+}
+
+// add adds a figure whose trials are all done.
+func (r *Result) add(f Figure) {
+	r.Figures = append(r.Figures, f)
+	if r.row != nil {
+		r.row(f)
+	}
+}
+
+// ended makes the result of what was measured, which is not all if err is set: then it
+// comes with the error, and says that it is incomplete, or not at all without a figure.
+func (r *Result) ended(ctx context.Context, err error) (*Result, error) {
+	r.Seconds = time.Since(r.Started).Seconds()
+	switch {
+	case err == nil:
+		return r, nil
+	case !slices.ContainsFunc(r.Figures, func(f Figure) bool { return len(f.Values) > 0 }):
+		return nil, err
+	case ctx.Err() != nil:
+		r.Incomplete = fmt.Sprintf("interrupted after %.0f s", r.Seconds)
+	default:
+		r.Incomplete = fmt.Sprintf("ended by an error after %.0f s", r.Seconds)
+	}
+	return r, err
 }
 
 // NewFigure makes a figure of the values, which are kept as they are.

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"natkit/conntrack"
+	"natkit/internal/plural"
 	"natkit/lab"
 )
 
@@ -90,8 +92,8 @@ func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 		return nil, err
 	}
 	defer func() {
-		if err = errors.Join(err, c.close()); err != nil {
-			res = nil
+		if e := c.close(); e != nil {
+			res, err = nil, errors.Join(err, e)
 		}
 	}()
 	for _, s := range c.sites {
@@ -102,6 +104,32 @@ func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 	trials := &steps{total: 2 * o.Trials * len(o.Counts) * len(c.sites), show: o.Progress}
 	// Half of them are of open connections; half a second for the rest of a trial.
 	trials.expected = time.Duration(trials.total/2) * (o.Load + establishedFor + 500*time.Millisecond)
+	c.Plan(fmt.Sprintf("%s in front of the one that matches, in %s", numbersOf(o.Counts), plural.Count(len(c.sites), "router")), trials.expected)
+	open, err := c.rulesTrials(ctx, o, trials)
+	c.rulesNotes(o)
+	res, err = c.finish(ctx, err)
+	if res != nil {
+		res.Figures = append(res.Figures, open...)
+	}
+	return res, err
+}
+
+// numbersOf writes numbers of rules: 0, 1 and 50 rules.
+func numbersOf(counts []int) string {
+	var words []string
+	for _, n := range counts {
+		words = append(words, strconv.Itoa(n))
+	}
+	last := len(words) - 1
+	if last == 0 {
+		return plural.Count(counts[0], "rule")
+	}
+	return strings.Join(words[:last], ", ") + " and " + words[last] + " rules"
+}
+
+// rulesTrials makes all trials: those of new connections first, then those of open ones,
+// whose figures it returns.
+func (c *comparison) rulesTrials(ctx context.Context, o RulesOptions, trials *steps) (open []Figure, err error) {
 	limited := map[string]string{} // by router: why it has not all counts
 	for _, count := range o.Counts {
 		for range o.Trials {
@@ -115,25 +143,33 @@ func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 					limited[name] = fmt.Sprintf("%s behind %d rules was left out: %s.", name, count, unsupported.Reason)
 				case err != nil:
 					if err := c.exclude(name, err); err != nil {
-						return nil, fmt.Errorf("router %s behind %d rules: %w", name, count, err)
+						return nil, fmt.Errorf("router %s behind %s: %w", name, plural.Count(count, "rule"), err)
 					}
 				}
 			}
 		}
+		c.rows(func(p Params) bool { return p.Rules == count })
 	}
-	var open []Figure
 	for _, count := range o.Counts {
 		figures, err := c.established(ctx, count, o, trials)
-		if err != nil {
-			return nil, err
+		for _, f := range figures {
+			c.Row(f)
 		}
 		open = append(open, figures...)
+		if err != nil {
+			return open, err
+		}
 	}
 	for _, s := range c.sites {
 		if why := limited[s.router.Name()]; why != "" {
 			c.result.Notes = append(c.result.Notes, why)
 		}
 	}
+	return open, nil
+}
+
+// rulesNotes says what the figures are.
+func (c *comparison) rulesNotes(o RulesOptions) {
 	c.result.Notes = append(c.result.Notes,
 		"New connections are HTTP requests, a connection for each, between ends on the same processors as the router: where they are the limit, "+
 			"routers look alike. The first packet is what the first datagram of a flow and its answer take longer than the second's, median of a trial.",
@@ -144,9 +180,6 @@ func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 				"other allocations of that moment included; it is read for %d rules and more.", leastRulesForMemory))
 	}
 	c.dropHiddenMemory()
-	res = c.finish()
-	res.Figures = append(res.Figures, open...)
-	return res, nil
 }
 
 // dropHiddenMemory leaves out figures of memory that other allocations hid.
@@ -201,9 +234,9 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 		return l.run(ctx, frameLoad{frames: []int{MinFrame}, flows: establishedFlows, duration: establishedFor, cpus: cpus})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open connections: %w", err)
+		err = fmt.Errorf("open connections: %w", err)
 	}
-	for i, l := range lanes {
+	for i, l := range measured(lanes, all) {
 		s := &all[i]
 		f := NewFigure(l.name, MetricEstablished, Params{Rules: count}, s.values(func(t *trial) float64 {
 			return ratio(float64(t.received.frames), t.spent.Seconds())
@@ -211,7 +244,7 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 		f.Discarded, f.Label = s.discarded, s.label()
 		figures = append(figures, f)
 	}
-	return figures, nil
+	return figures, err
 }
 
 // serve makes the right end answer: HTTP, and an echo of datagrams; what the left

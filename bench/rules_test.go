@@ -105,7 +105,7 @@ func TestHiddenMemory(t *testing.T) {
 			comparison.add("a", MetricMemory, Params{}, v)
 		}
 		comparison.dropHiddenMemory()
-		res := comparison.finish()
+		res := finished(t, comparison)
 		if (len(res.Figures) == 1) != c.stays || (len(res.Notes) == 0) != c.stays {
 			t.Errorf("%v: %+v, notes %q", c.values, res.Figures, res.Notes)
 		}
@@ -120,4 +120,14 @@ func TestMeminfo(t *testing.T) {
 	if got := meminfo(text, "Percpu"); got != 0 {
 		t.Errorf("%d for a line that is not there", got)
 	}
+}
+
+// finished is the comparison's result.
+func finished(t *testing.T, c *comparison) *Result {
+	t.Helper()
+	res, err := c.finish(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
 }

@@ -24,6 +24,12 @@ type SearchGoal struct {
 	Width       float64       // relative distance of the bounds at which the search ends
 }
 
+// takes is about how long a search lasts: on a quiet machine it ends after some seven times
+// as many trials as decide on one rate.
+func (g SearchGoal) takes() time.Duration {
+	return 7*g.Sum + 7*time.Duration(math.Ceil(float64(g.Sum)/float64(g.Trial)))*trialOverhead
+}
+
 // The goals of CSIT, and RFC 2544's own, section 26.1.
 var (
 	GoalNDR     = SearchGoal{Name: "ndr", ExceedRatio: 0.5, Trial: time.Second, Sum: 21 * time.Second, Width: 0.005}
@@ -274,7 +280,7 @@ func (r *Result) addSearch(router, metric string, p Params, found *SearchResult)
 		f = NewFigure(router, metric, p, found.Lower)
 	}
 	f.Label, f.Discarded = found.Label(), found.Repeated
-	r.Figures = append(r.Figures, f)
+	r.add(f)
 	if !found.noisy() {
 		return
 	}

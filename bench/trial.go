@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"strconv"
 	"strings"
@@ -270,11 +271,14 @@ type series struct {
 	discarded int
 	noise     []string // of trials that were kept all the same
 	late      bool     // among them are such whose generator missed slots
+	lossy     bool     // more was lost than a cost may bear
 }
 
 // label is the series' Figure.Label.
 func (s *series) label() string {
 	switch {
+	case s.lossy:
+		return "lossy"
 	case s.late:
 		return "generator-limited"
 	case len(s.noise) > 0:
@@ -302,16 +306,19 @@ func (s *series) values(of func(*trial) float64) []float64 {
 // interleave runs n rounds, in each of which every lane has one trial: A B C A B C.
 // What disturbs the machine for a while so disturbs all alike. A trial that was
 // disturbed is repeated at once, n times at most over all of a lane's; then it is
-// kept and labelled.
+// kept and labelled. With an error come the trials before it.
 func interleave(ctx context.Context, lanes []*lane, n int, run func(context.Context, *lane) (*trial, error)) ([]series, error) {
 	all := make([]series, len(lanes))
 	for range n {
 		for i, l := range lanes {
 			s := &all[i]
 			for {
+				if ctx.Err() != nil {
+					return all, context.Cause(ctx)
+				}
 				t, err := run(ctx, l)
 				if err != nil {
-					return nil, err
+					return all, err
 				}
 				if len(t.noise) > 0 && s.discarded < n {
 					s.discarded++
@@ -326,6 +333,17 @@ func interleave(ctx context.Context, lanes []*lane, n int, run func(context.Cont
 		}
 	}
 	return all, nil
+}
+
+// measured are the lanes that have trials, with them. After an interrupt not all do.
+func measured(lanes []*lane, all []series) iter.Seq2[int, *lane] {
+	return func(yield func(int, *lane) bool) {
+		for i, l := range lanes {
+			if len(all[i].trials) > 0 && !yield(i, l) {
+				return
+			}
+		}
+	}
 }
 
 // count adds a trial that counts to the lane's account of lost frames.

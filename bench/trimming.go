@@ -33,32 +33,41 @@ const lineRate64 = 100e6 / 8 / (64 + 20)
 // router's processor time; and what a frame costs on one core and on two, for a
 // router with both cores of a small machine leaves no other for the generator.
 func Trimming(ctx context.Context, o TrimmingOptions) (*Result, error) {
+	o.About.complete()
 	begun := time.Now()
 	u := UDPOptions{
 		Routers: o.Routers, Sizes: []FrameSize{{Bytes: MinFrame}}, Flows: []int{o.Flows}, Cores: []int{1},
 		Duration: o.Duration, Trials: o.Trials, About: o.About,
 	}
+	u.Plan = nil // of both parts together
 	goal := GoalNDR
 	goal.Sum = goal.Sum / goal.Trial * o.Duration
 	goal.Trial, goal.Width = o.Duration, cmp.Or(o.width, goal.Width)
 	u.Rates, u.Goals = []Rate{{PPS: lineRate64}, {PPS: 10 * lineRate64}}, []SearchGoal{goal}
-	res, err := UDP(ctx, u)
-	if err != nil {
-		return nil, err
-	}
-	u.Rates, u.Goals = nil, nil
+	flat := u
+	flat.Rates, flat.Goals = nil, nil
 	if cpus, err := allowedCPUs(); err == nil && len(cpus) > 1 {
-		u.Cores = append(u.Cores, 2)
+		flat.Cores = []int{1, 2}
 	}
-	cost, err := UDP(ctx, u)
-	if err != nil {
+	what, takes := u.plan()
+	_, more := flat.plan()
+	o.Plan(what+"; then what a frame costs", takes+more)
+	res, err := UDP(ctx, u)
+	cost := &Result{}
+	if err == nil {
+		var part *Result
+		if part, err = UDP(ctx, flat); part != nil {
+			cost = part
+		}
+	}
+	if res == nil {
 		return nil, err
 	}
 	res.Kind = "trimming"
 	res.Figures = append(res.Figures, cost.Figures...)
 	// First what the reader looks for and does not find.
 	res.Notes = slices.Concat([]string{fmt.Sprintf(noCounterpart, res.Environment.CPUs)}, trimmingNotes, res.Notes, cost.Notes)
-	res.Seconds = time.Since(begun).Seconds()
+	res.Started = begun.UTC()
 	for _, p := range trimmingPublished {
 		p.Params.FrameBytes, p.Params.Protocol, p.Params.Flows = MinFrame, "udp", o.Flows
 		p.Source = trimmingSource
@@ -67,7 +76,7 @@ func Trimming(ctx context.Context, o TrimmingOptions) (*Result, error) {
 		}
 		res.Published = append(res.Published, p)
 	}
-	return res, nil
+	return res.ended(ctx, err)
 }
 
 var trimmingNotes = []string{

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"natkit/internal/plural"
 )
 
 // FrameSize is the length of a load's frames.
@@ -179,20 +181,56 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	if o.Progress == nil {
-		o.Progress = func(string, ...any) {}
-	}
-	begun := time.Now()
-	r := &udpRun{UDPOptions: o, res: &Result{
-		Version: ResultVersion, Kind: "udp", Command: o.Command, Started: begun.UTC(), Environment: ReadEnvironment(o.Natkit),
-	}}
+	o.About.complete()
+	r := &udpRun{UDPOptions: o, res: newResult("udp", o.About)}
 	defer func() {
-		for _, l := range r.lanes {
-			if e := l.close(); e != nil {
-				res, err = nil, errors.Join(err, e)
-			}
+		if e := closeLanes(r.lanes); e != nil {
+			res, err = nil, errors.Join(err, e)
 		}
 	}()
+	o.Plan(o.plan())
+	err = r.measureAll(ctx)
+	for _, l := range r.lanes {
+		if len(l.lost) > 0 {
+			r.note("Of %d frames through %s were lost: %s.", l.sent, l.name, placesOf(l.lost))
+		}
+	}
+	return r.res.ended(ctx, err)
+}
+
+// plan is what will be measured, and how long that takes.
+func (o *UDPOptions) plan() (what string, takes time.Duration) {
+	routers := len(o.Routers)
+	if o.Wire != nil {
+		routers = 1
+	}
+	conditions := len(o.Sizes) * len(o.Flows) * len(o.Cores)
+	trial := o.Duration + trialOverhead
+	takes = time.Duration(routers) * routerTakes
+	each := time.Duration(o.Trials) * trial // of one router, one set of conditions
+	var parts []string
+	if o.ownCPU() {
+		parts = append(parts, "overload")
+		takes += time.Duration(conditions*routers) * (3*trial + each)
+		if len(o.Rates) > 0 {
+			parts = append(parts, plural.Count(len(o.Rates), "rate"))
+			takes += time.Duration(conditions*routers*len(o.Rates)) * each
+		}
+		for _, goal := range o.Goals {
+			parts = append(parts, "a search for "+strings.ToUpper(goal.Name))
+			takes += time.Duration(conditions*routers) * goal.takes()
+		}
+	} else {
+		parts = append(parts, "cost of a frame")
+		takes += time.Duration(conditions*routers) * each
+	}
+	return fmt.Sprintf("UDP through %s, %s each: %s", plural.Count(routers, "router"),
+		plural.Count(conditions, "set of conditions", "sets of conditions"), strings.Join(parts, ", ")), takes
+}
+
+// measureAll makes the routers and measures them under all conditions.
+func (r *udpRun) measureAll(ctx context.Context) error {
+	o := &r.UDPOptions
 	for _, router := range o.Routers {
 		o.Progress("%s: making the router", router.Name())
 		use := RouterUse{Name: router.Name(), Describe: router.Describe()}
@@ -202,7 +240,7 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 		case errors.As(err, &unsupported):
 			use.Unsupported = unsupported.Reason
 		case err != nil:
-			return nil, err
+			return err
 		default:
 			r.lanes = append(r.lanes, l)
 		}
@@ -212,7 +250,7 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 		o.Progress("looking for the router between %s and %s", o.Wire.TX.Device, o.Wire.RX.Device)
 		l, describe, err := newWireLane(ctx, o.Wire, slices.Max(o.Flows))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		r.lanes = append(r.lanes, l)
 		r.res.Routers = append(r.res.Routers, RouterUse{Name: l.name, Describe: describe})
@@ -229,18 +267,12 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 					measure = r.atRates
 				}
 				if err := measure(ctx, p, load); err != nil {
-					return nil, err
+					return err
 				}
 			}
 		}
 	}
-	for _, l := range r.lanes {
-		if len(l.lost) > 0 {
-			r.note("Of %d frames through %s were lost: %s.", l.sent, l.name, placesOf(l.lost))
-		}
-	}
-	r.res.Seconds = time.Since(begun).Seconds()
-	return r.res, nil
+	return nil
 }
 
 func (r *udpRun) note(format string, args ...any) {
@@ -259,7 +291,7 @@ func (r *udpRun) figure(l *lane, s *series, metric string, p Params, of func(*tr
 			}
 		}
 	}
-	r.res.Figures = append(r.res.Figures, f)
+	r.res.add(f)
 }
 
 // maxCostLoss is how many frames of a flat-out trial may be lost: more, and the
@@ -278,20 +310,16 @@ func (r *udpRun) cost(ctx context.Context, p Params, load frameLoad) error {
 		round++
 		return l.run(ctx, load)
 	})
-	if err != nil {
-		return err
-	}
-	for i, l := range r.lanes {
+	for i, l := range measured(r.lanes, all) {
 		s := &all[i]
+		s.lossy = slices.Max(s.values((*trial).lossRatio)) > maxCostLoss
 		r.figure(l, s, "cost_ns", p, func(t *trial) float64 {
 			return ratio(float64(t.spent), float64(t.received.frames))
 		})
-		if slices.Max(s.values((*trial).lossRatio)) > maxCostLoss {
-			r.res.Figures[len(r.res.Figures)-1].Label = "lossy"
-		}
+		s.lossy = false
 		r.figure(l, s, "received_pps", p, (*trial).receivedPPS)
 	}
-	return nil
+	return err
 }
 
 func (t *trial) receivedPPS() float64 {
@@ -334,10 +362,7 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 			r.Progress("%s: %s, %d flows, %.0f frames/s", l.name, lengths(load.frames), p.Flows, load.pps)
 			return l.run(ctx, load)
 		})
-		if err != nil {
-			return err
-		}
-		for i, l := range r.lanes {
+		for i, l := range measured(r.lanes, all) {
 			p, s := p, &all[i]
 			p.OfferedPPS = offered(i)
 			r.figure(l, s, "loss_ratio", p, (*trial).lossRatio)
@@ -351,6 +376,9 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 			}{{"latency_min_ns", 0}, {"latency_median_ns", 0.5}, {"latency_p99_ns", 0.99}, {"latency_max_ns", 1}} {
 				r.figure(l, s, at.metric, p, func(t *trial) float64 { return float64(t.received.latency.quantile(at.share)) })
 			}
+		}
+		if err != nil {
+			return err
 		}
 	}
 	load.stampEvery = 0
@@ -416,7 +444,7 @@ func (r *udpRun) search(ctx context.Context, l *lane, goal SearchGoal, p Params,
 		f := NewFigure(l.name, metric, p)
 		f.Label = "noisy"
 		r.note("%s of %s was not looked for: it forwarded nothing under overload.", strings.ToUpper(goal.Name), l.name)
-		r.res.Figures = append(r.res.Figures, f)
+		r.res.add(f)
 		return nil
 	}
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, d time.Duration) (float64, error) {

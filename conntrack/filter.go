@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"natkit/internal/choice"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -41,7 +43,7 @@ func ParseFamily(s string) (uint8, error) {
 	case "ipv6":
 		return unix.AF_INET6, nil
 	}
-	return 0, fmt.Errorf("family %q: want ipv4 or ipv6", s)
+	return 0, choice.Error(s, "ipv4", "ipv6")
 }
 
 // FamilyName is the inverse of ParseFamily.
@@ -79,29 +81,57 @@ func ParseProto(s string) (uint8, error) {
 	if n, err := strconv.ParseUint(s, 10, 8); err == nil && n > 0 {
 		return uint8(n), nil
 	}
-	return 0, fmt.Errorf("protocol %q: want tcp, udp, icmp, icmpv6, gre, sctp, dccp, udplite, igmp, esp, ah, ipip, ospf or a number from 1 to 255", s)
+	return 0, choice.Error(s, "tcp", "udp", "icmp", "icmpv6", "gre", "sctp", "dccp", "udplite", "igmp", "esp", "ah", "ipip", "ospf", "a number from 1 to 255")
 }
 
-// ParseStates reads names of states, separated by commas, for Filter.States. A
-// name that several protocols have means all of them; "" is any.
-func ParseStates(s string) (uint64, error) {
+// ParseStates reads names of states, separated by commas, for Filter.States: those of
+// the protocol, or of TCP and SCTP where it is 0. A name that both have means both. DCCP,
+// which hardly anybody uses, writes TIMEWAIT what all others write TIME_WAIT, and has to
+// be named. "" is any state.
+func ParseStates(s string, proto uint8) (uint64, error) {
 	var mask uint64
 	if s == "" {
 		return 0, nil
 	}
+	protocols, refused := []uint8{unix.IPPROTO_TCP, unix.IPPROTO_SCTP}, []uint8{unix.IPPROTO_TCP}
+	if proto != 0 {
+		protocols, refused = []uint8{proto}, []uint8{proto}
+	}
 	for name := range strings.SplitSeq(s, ",") {
 		var bits uint64
-		for state, known := range stateNames {
-			if known != "" && strings.EqualFold(name, known) {
-				bits |= 1 << state
+		for _, p := range protocols {
+			first, named := statesOf(p)
+			for i, known := range named {
+				if strings.EqualFold(name, known) {
+					bits |= 1 << (int(first) + i)
+				}
 			}
 		}
 		if bits == 0 {
-			return 0, fmt.Errorf("state %q: want one of %s, or a state of SCTP or DCCP", name, strings.Join(stateNames[:TCPSynSent2], ", "))
+			_, named := statesOf(refused[0])
+			if len(named) == 0 {
+				return 0, fmt.Errorf("%q: protocol %s has no states", name, ProtoName(proto))
+			}
+			return 0, choice.Error(name, named...)
 		}
 		mask |= bits
 	}
 	return mask, nil
+}
+
+// statesOf are the names of a protocol's states, and where they begin; none for a protocol
+// without states.
+func statesOf(proto uint8) (first State, names []string) {
+	first, ok := firstState(proto)
+	if !ok {
+		return 0, nil
+	}
+	for _, name := range stateNames[first : first+sctpStates] {
+		if name != "" {
+			names = append(names, name)
+		}
+	}
+	return first, names
 }
 
 // ParsePrefix reads an address or a prefix; "" is any.
@@ -114,7 +144,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("address %q: want an address or a prefix such as 10.0.0.0/8", s)
+		return netip.Prefix{}, fmt.Errorf("%q: want an address or a prefix such as 10.0.0.0/8", s)
 	}
 	return p, nil
 }

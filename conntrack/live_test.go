@@ -193,7 +193,7 @@ func TestDumpFilterAndStop(t *testing.T) {
 			}
 			return n
 		}
-		states, err := ParseStates("syn_sent,CLOSE")
+		states, err := ParseStates("syn_sent,CLOSE", 0)
 		if err != nil {
 			return err
 		}
@@ -277,7 +277,7 @@ func TestDelete(t *testing.T) {
 				return err
 			}
 		}
-		states, _ := ParseStates("TIME_WAIT")
+		states, _ := ParseStates("TIME_WAIT", 0)
 		n, err := Delete(context.Background(), Filter{States: states})
 		if err != nil {
 			return err

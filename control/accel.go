@@ -131,6 +131,9 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 			return fmt.Errorf("interface %q is named twice", name)
 		}
 		l, err := netlink.LinkByName(name)
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			return fmt.Errorf("interface %q: there is none of that name here (ip link shows them)", name)
+		}
 		if err != nil {
 			return fmt.Errorf("interface %q: %w", name, err)
 		}

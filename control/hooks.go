@@ -5,7 +5,8 @@ package control
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
+
+	"natkit/internal/choice"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -28,7 +29,7 @@ func ParseAttach(s string) (Attach, error) {
 	case AttachAuto, AttachXDP, AttachTC:
 		return a, nil
 	}
-	return "", fmt.Errorf("attach %q: want auto, xdp or tc", s)
+	return "", choice.Error(s, string(AttachAuto), string(AttachXDP), string(AttachTC))
 }
 
 // Placement is where the engine meets the packets of one interface, and why there.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"natkit/datapath"
+	"natkit/internal/choice"
 	"natkit/internal/netns"
 	"natkit/nat"
 )
@@ -33,7 +34,7 @@ func ParseEngine(s string) (Engine, error) {
 	case EngineEBPF, EngineNFT:
 		return e, nil
 	}
-	return "", fmt.Errorf("engine %q: want ebpf or nft", s)
+	return "", choice.Error(s, string(EngineEBPF), string(EngineNFT))
 }
 
 // record is what natkit remembers of an instance: what the kernel can't tell. It is

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -422,13 +423,7 @@ func percent(x float64) string {
 
 // number counts things: "1 packet", "5 packets".
 func number(n uint64, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	if strings.HasSuffix(thing, "y") {
-		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(thing, "y"))
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
+	return plural.Count(n, thing)
 }
 
 // amount prints a size in the unit that suits it.

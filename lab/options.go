@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+
+	"natkit/internal/choice"
 )
 
 // RuleSet is who puts the NAT rules into the lab. What they say is the same.
@@ -84,14 +86,14 @@ func (o Options) fill(defaults Addresses) (Options, error) {
 	if o.Rules == "" {
 		o.Rules = RulesNft
 	}
-	if rules := []RuleSet{RulesNft, RulesIPTables, RulesIPTablesLegacy, RulesNone}; !slices.Contains(rules, o.Rules) {
-		bad("rules %q: want one of %v", o.Rules, rules)
+	if rules := []string{string(RulesNft), string(RulesIPTables), string(RulesIPTablesLegacy), string(RulesNone)}; !slices.Contains(rules, string(o.Rules)) {
+		bad("rules %w", choice.Error(string(o.Rules), rules...))
 	}
 	if o.Server == "" {
 		o.Server = ServerNone
 	}
-	if servers := []Server{ServerBuiltin, ServerNginx, ServerNone}; !slices.Contains(servers, o.Server) {
-		bad("server %q: want one of %v", o.Server, servers)
+	if servers := []string{string(ServerBuiltin), string(ServerNginx), string(ServerNone)}; !slices.Contains(servers, string(o.Server)) {
+		bad("server %w", choice.Error(string(o.Server), servers...))
 	}
 	if o.Clients == 0 {
 		o.Clients = 1

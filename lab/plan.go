@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
+	"natkit/internal/choice"
 	"natkit/nft"
 )
 
@@ -98,7 +98,7 @@ func Topologies() []string {
 func newPlan(topology string, o Options) (plan, error) {
 	f, ok := topologies[topology]
 	if !ok {
-		return plan{}, fmt.Errorf("topology %q: want one of %s", topology, strings.Join(Topologies(), ", "))
+		return plan{}, fmt.Errorf("topology %w", choice.Error(topology, Topologies()...))
 	}
 	p, err := f(o)
 	if err != nil {

@@ -64,7 +64,7 @@ func TestOptionsRefused(t *testing.T) {
 		options        lab.Options
 		want           []string
 	}{
-		{"topology", "ring", lab.Options{}, []string{`topology "ring"`, "published, routed"}},
+		{"topology", "ring", lab.Options{}, []string{`topology "ring"`, "published or routed"}},
 		{"name", "routed", lab.Options{Name: "../x"}, []string{`name "../x"`}},
 		{"long name", "routed", lab.Options{Name: strings.Repeat("x", 65)}, []string{"at most 64"}},
 		{"rules", "routed", lab.Options{Rules: "pf"}, []string{`rules "pf"`, "iptables-legacy"}},

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"natkit/bench"
+	"natkit/internal/plural"
 	"natkit/observe"
 	"natkit/snapshot"
 	"natkit/story"
@@ -119,7 +120,7 @@ func (t *DemoText) Facts(s *snapshot.Snapshot, prof *observe.Profile) {
 		}
 	}
 	if len(s.Hooks) > 0 {
-		step(fmt.Sprintf("%s that every packet may meet", plural(len(s.Hooks), "hook")), "natkit hooks --netns case-host")
+		step(fmt.Sprintf("%s that every packet may meet", plural.Count(len(s.Hooks), "hook")), "natkit hooks --netns case-host")
 		for _, hook := range []string{"prerouting", "forward", "postrouting"} {
 			var names []string
 			for _, h := range s.Hooks {

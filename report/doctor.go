@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"natkit/diagnose"
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -245,12 +246,12 @@ func nothingWrong(s *snapshot.Snapshot) string {
 	}
 	add(s.Drops != nil, "dropped packets")
 	add(s.Counters != nil, "the stack's counters")
-	add(s.Sysctls != nil, "%s", plural(len(s.Sysctls), "setting"))
-	add(s.Chains != nil, "%s of rules", plural(len(s.Chains), "chain"))
-	add(s.Hooks != nil, "%s", plural(len(s.Hooks), "netfilter hook"))
-	add(s.Interfaces != nil, "%s", plural(len(s.Interfaces), "interface"))
-	add(s.Listeners != nil, "%s", plural(len(s.Listeners), "listening socket"))
-	add(s.CPUs != nil, "%s", plural(len(s.CPUs), "processor"))
+	add(s.Sysctls != nil, "%s", plural.Count(len(s.Sysctls), "setting"))
+	add(s.Chains != nil, "%s of rules", plural.Count(len(s.Chains), "chain"))
+	add(s.Hooks != nil, "%s", plural.Count(len(s.Hooks), "netfilter hook"))
+	add(s.Interfaces != nil, "%s", plural.Count(len(s.Interfaces), "interface"))
+	add(s.Listeners != nil, "%s", plural.Count(len(s.Listeners), "listening socket"))
+	add(s.CPUs != nil, "%s", plural.Count(len(s.CPUs), "processor"))
 	add(s.KernelLog != nil, "the kernel's log")
 	const found = "Nothing wrong was found. Looked at "
 	switch n := len(parts); n {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"natkit/diagnose"
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -77,7 +78,7 @@ func (d *DoctorAll) about() string {
 	}
 	r := d.results[0]
 	return fmt.Sprintf("%s; Linux %s; %s watched for %s until %s", r.Hostname, r.Kernel,
-		plural(len(d.results), "network namespace"), seconds(r.WindowSeconds), r.TakenAt.UTC().Format("2006-01-02 15:04:05 UTC"))
+		plural.Count(len(d.results), "network namespace"), seconds(r.WindowSeconds), r.TakenAt.UTC().Format("2006-01-02 15:04:05 UTC"))
 }
 
 // maxQuiet is how many namespaces are named in which nothing was found.
@@ -96,7 +97,7 @@ func closing(quiet []string, all int, left snapshot.LeftOut) (lines []string) {
 		lines = append(lines, fmt.Sprintf("Nothing wrong was found in %d more: %s.", len(quiet), names))
 	}
 	if left.Idle > 0 {
-		lines = append(lines, fmt.Sprintf("Left out: %s with no interface but loopback.", plural(left.Idle, "namespace")))
+		lines = append(lines, fmt.Sprintf("Left out: %s with no interface but loopback.", plural.Count(left.Idle, "namespace")))
 	}
 	for _, text := range left.Skipped {
 		lines = append(lines, "Left out: "+text+".")

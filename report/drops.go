@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -49,7 +50,7 @@ func (r *Drops) Text(w io.Writer, own uint64) error {
 	for _, row := range r.Rows {
 		sum += row.Count
 	}
-	fmt.Fprintf(&b, "%s, %.1f s: %s dropped", r.At.Format(time.TimeOnly), r.Seconds, count(sum, "packet"))
+	fmt.Fprintf(&b, "%s, %.1f s: %s dropped", r.At.Format(time.TimeOnly), r.Seconds, plural.Count(sum, "packet"))
 	if r.BenignPackets > 0 {
 		fmt.Fprintf(&b, "; %d benign ones are not shown (--all)", r.BenignPackets)
 	}
@@ -123,14 +124,6 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
-}
-
-// count writes "1 packet", "2 packets".
-func count(n uint64, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // DropTotals sums intervals.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"natkit/internal/plural"
 	"natkit/observe"
 )
 
@@ -123,7 +124,7 @@ func (f *Flame) SVG(w io.Writer) error {
 func (f *Flame) about() []string {
 	about := func(name string, p *observe.Profile) string {
 		return fmt.Sprintf("%s%s, %.1f s, %s, %d Hz: %d samples: %d kernel, %d user, %d idle, %d lost", name,
-			p.Start.UTC().Format("2006-01-02 15:04:05 UTC"), p.Duration.Seconds(), plural(p.CPUs, "CPU"), p.Frequency, p.Samples, p.Kernel, p.User, p.Idle, p.Lost)
+			p.Start.UTC().Format("2006-01-02 15:04:05 UTC"), p.Duration.Seconds(), plural.Count(p.CPUs, "CPU"), p.Frequency, p.Samples, p.Kernel, p.User, p.Idle, p.Lost)
 	}
 	var out []string
 	if f.Before != nil {

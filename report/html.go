@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"natkit/bench"
+	"natkit/internal/plural"
 	"natkit/story"
 )
 
@@ -92,7 +93,7 @@ type htmlTable struct {
 }
 
 // Size is how many rows it has, in words.
-func (t htmlTable) Size() string { return plural(len(t.Rows), "row") }
+func (t htmlTable) Size() string { return plural.Count(len(t.Rows), "row") }
 
 // Heads are the heads, above numbers as these are.
 func (t htmlTable) Heads() (out []htmlCell) {
@@ -139,10 +140,19 @@ func (s *Saved) section() htmlSection {
 	return out
 }
 
+// aboutResult are the lines below a result's title.
+func aboutResult(r *bench.Result) []string {
+	about := []string{machine(r.Environment), when(r)}
+	if words := incomplete(r); words != "" {
+		about = append(about, words)
+	}
+	return about
+}
+
 func resultSection(r *bench.Result) htmlSection {
 	out := htmlSection{
 		Title:         resultTitle(r),
-		About:         []string{machine(r.Environment), when(r)},
+		About:         aboutResult(r),
 		Command:       r.Command,
 		Routers:       r.Routers,
 		WithoutValues: withoutValues(r),
@@ -198,7 +208,7 @@ func httpSection(h *bench.HTTPResult) htmlSection {
 	out := htmlSection{
 		Title: "HTTP load on " + h.URL,
 		About: []string{
-			fmt.Sprintf("%d requests, %s at a time; %d completed, %d failed in %s: %s requests/s", h.Requests, plural(h.Concurrency, "connection"),
+			fmt.Sprintf("%d requests, %s at a time; %d completed, %d failed in %s: %s requests/s", h.Requests, plural.Count(h.Concurrency, "connection"),
 				h.Completed, h.Failed.Sum(), seconds(h.Seconds), significant(h.RequestsPerSecond)),
 		},
 		Notes: append(httpNotes(h), "One run: the bars have no spread."),

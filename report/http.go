@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/bench"
+	"natkit/internal/plural"
 )
 
 // HTTP writes the figures of an HTTP load in the shape that ab(1) made
@@ -80,7 +81,7 @@ func HTTP(w io.Writer, r *bench.HTTPResult) error {
 	}
 	line("SYN retransmits", "%d", r.TCP.SYNRetransmits)
 	line("Listen overflows", "%d (seen at the %s)", r.TCP.ListenOverflows, r.TCP.ListenOverflowsAt)
-	line("Client CPU", "%.0f%% of %s", 100*r.ClientCPUShare, plural(r.Workers, "core"))
+	line("Client CPU", "%.0f%% of %s", 100*r.ClientCPUShare, plural.Count(r.Workers, "core"))
 	line("Ports left", "%d of %d to %s", r.PortsLeft, r.PortsRange, r.Address)
 	for _, note := range httpNotes(r) {
 		b.WriteString("\nNote: " + note + "\n")
@@ -120,11 +121,4 @@ func printable(s string) string {
 		}
 		return '?'
 	}, s)
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

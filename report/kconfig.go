@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 
+	"natkit/internal/plural"
 	"natkit/kconfig"
 )
 
@@ -18,7 +19,7 @@ func KconfigText(w io.Writer, r *kconfig.Report) error {
 	if r.Kernel != "" {
 		kernel = "Linux " + r.Kernel
 	}
-	p.text("", "", fmt.Sprintf("%s, %s: %s as a NAT machine wants it.", kernel, r.Source, plural(len(r.Well), "option")))
+	p.text("", "", fmt.Sprintf("%s, %s: %s as a NAT machine wants it.", kernel, r.Source, plural.Count(len(r.Well), "option")))
 	titles := map[kconfig.Kind]string{
 		kconfig.Need: "Lacks, and NAT does not work without", kconfig.Want: "Lacks, and would serve",
 		kconfig.Debug: "Has, for kernel developers: every packet pays", kconfig.Spare: "Has, and NAT could do without",

@@ -118,7 +118,7 @@ func decode(data []byte, v any) error {
 	var day *time.ParseError
 	switch {
 	case errors.As(err, &syntax):
-		return fmt.Errorf("%s: not JSON: %w", place(data, syntax.Offset), err)
+		return fmt.Errorf("%s: this is not JSON, which natkit bench writes with -o json", place(data, syntax.Offset))
 	case errors.As(err, &wrong) && wrong.Field == "":
 		return errForeign // all of it is something else
 	case errors.As(err, &wrong):
@@ -126,9 +126,9 @@ func decode(data []byte, v any) error {
 	case errors.As(err, &day):
 		return fmt.Errorf("%q is no time: want a form such as 2026-01-31T12:00:00Z", day.Value)
 	case errors.Is(err, io.EOF):
-		return errors.New("empty")
+		return errors.New("it is empty")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("%s: not JSON: ends too early", place(data, int64(len(data))))
+		return fmt.Errorf("%s: it ends too early: it is cut off", place(data, int64(len(data))))
 	}
 	return err
 }

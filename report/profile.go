@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/pprof/profile"
 
+	"natkit/internal/plural"
 	"natkit/observe"
 )
 
@@ -82,7 +83,7 @@ func (r *Profile) Text(w io.Writer, least float64) error {
 	}
 	if r.Root != observe.AllFunctions {
 		fmt.Fprintf(&b, "%s: %s, %.1f %% of all, %.1f %% of the kernel's\n",
-			r.Root, count(s.Root, "sample"), percent(s.Root, s.Total), percent(s.Root, s.Kernel))
+			r.Root, plural.Count(s.Root, "sample"), percent(s.Root, s.Total), percent(s.Root, s.Kernel))
 	}
 	if s.Root == 0 {
 		b.WriteString("Nothing was seen there: was there traffic?\n")
@@ -173,14 +174,14 @@ func WriteProfile(w io.Writer, p *observe.Profile) error {
 func ReadProfile(r io.Reader) (*observe.Profile, error) {
 	in, err := profile.Parse(r)
 	if err != nil {
-		return nil, fmt.Errorf("read profile: %w", err)
+		return nil, errors.New("read profile: not a file of natkit profile -o pprof")
 	}
 	p := &observe.Profile{Start: time.Unix(0, in.TimeNanos), Duration: time.Duration(in.DurationNanos)}
 	if len(in.Comments) == 0 {
 		return nil, errors.New("read profile: not a file of natkit profile -o pprof")
 	}
 	if _, err := fmt.Sscanf(in.Comments[0], profileComment, &p.CPUs, &p.Frequency, &p.User, &p.Idle, &p.Lost, &p.OtherNetns, &p.NoNetns); err != nil {
-		return nil, fmt.Errorf("read profile: not a file of natkit profile -o pprof: %w", err)
+		return nil, errors.New("read profile: not a file of natkit profile -o pprof")
 	}
 	p.Kernel = p.OtherNetns + p.NoNetns
 	for _, s := range in.Sample {

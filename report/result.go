@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"natkit/bench"
+	"natkit/internal/plural"
 )
 
 // Result writes a measurement of routers for people: what was measured on what,
@@ -30,6 +31,40 @@ var kindTitles = map[string]string{
 	"ports":    "Outside ports of a NAT router that run out",
 	"expiry":   "Delay of packets while sessions expire",
 	"trimming": "NAT with netfilter whole, trimmed and absent",
+}
+
+// Row writes one figure in a line: as it is done, before there is a table.
+func Row(f bench.Figure) string {
+	m := measureOf(f.Metric)
+	what := f.Router + ": " + m.Title
+	if c := conditions(f.Params); c != "" {
+		what += " (" + c + ")"
+	}
+	if len(f.Values) == 0 {
+		return printable(what + ": no value" + orNothing(f.Label))
+	}
+	u := m.unit(f.Max)
+	spread := ""
+	if len(f.Values) > 1 {
+		spread = fmt.Sprintf(", %s to %s in %s", u.number(f.Min), u.number(f.Max), plural.Count(len(f.Values), "trial"))
+	}
+	return printable(fmt.Sprintf("%s: %s%s%s", what, u.with(f.Median), spread, orNothing(f.Label)))
+}
+
+// orNothing is a figure's label as an end of its line.
+func orNothing(label string) string {
+	if label == "" {
+		return ""
+	}
+	return ", " + label
+}
+
+// incomplete says that a result is not all that was asked for.
+func incomplete(r *bench.Result) string {
+	if r.Incomplete == "" {
+		return ""
+	}
+	return "INCOMPLETE: " + r.Incomplete + ". What is missing was not measured, and n is smaller where a series was cut short."
 }
 
 func resultTitle(r *bench.Result) string {
@@ -56,6 +91,9 @@ func (p *page) result(r *bench.Result) {
 	p.text("", "  ", printable(machine(r.Environment)))
 	p.text("", "  ", when(r))
 	p.text("$ ", "    ", printable(r.Command))
+	if words := incomplete(r); words != "" {
+		p.text("", "  ", printable(words))
+	}
 	if len(r.Routers) > 0 {
 		p.b.WriteString("\nRouters\n")
 		width := 0
@@ -200,7 +238,7 @@ func machine(e bench.Environment) string {
 	}
 	add(e.Kernel != "", "Linux %s", e.Kernel)
 	add(e.CPU != "", "%s", e.CPU)
-	add(e.CPUs != 0, "%s", plural(e.CPUs, "processor"))
+	add(e.CPUs != 0, "%s", plural.Count(e.CPUs, "processor"))
 	add(e.MemoryBytes != 0, "%.1f GiB", float64(e.MemoryBytes)/(1<<30))
 	add(e.Hypervisor, "virtual machine")
 	add(e.Natkit != "", "natkit %s", e.Natkit)

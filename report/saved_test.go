@@ -280,7 +280,7 @@ func TestLoadRefuses(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{``, `empty`},
 		{`{`, `line 1, column 1: not JSON`},
-		{"{\n  \"version\": 1,\n  x}", `line 3, column 3: not JSON`},
+		{"{\n  \"version\": 1,\n  x}", `line 3, column 3: this is not JSON`},
 		{`[1]`, `no result of a measurement`},
 		{`null`, `no result of a measurement`},
 		{`{"version": 1}`, `no result of a measurement`},

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/bench"
+	"natkit/internal/plural"
 )
 
 // A sheet is all that was measured of one metric, put in order: what its texts,
@@ -240,7 +241,7 @@ func (r row) remarks() string {
 	}
 	add(r.Label)
 	if r.Discarded > 0 {
-		add(fmt.Sprintf("%s repeated", plural(r.Discarded, "trial")))
+		add(fmt.Sprintf("%s repeated", plural.Count(r.Discarded, "trial")))
 	}
 	if r.PublishedBy != "" {
 		add("published elsewhere")
@@ -300,13 +301,13 @@ func conditions(p bench.Params) string {
 		add("%s", strings.ToUpper(p.Mix))
 	}
 	if p.Flows != 0 {
-		add("%s", plural(p.Flows, "flow"))
+		add("%s", plural.Count(p.Flows, "flow"))
 	}
 	if p.Streams != 0 {
-		add("%s", plural(p.Streams, "stream"))
+		add("%s", plural.Count(p.Streams, "stream"))
 	}
 	if p.Cores != 0 {
-		add("%s", plural(p.Cores, "core"))
+		add("%s", plural.Count(p.Cores, "core"))
 	}
 	if p.BothWays {
 		add("both ways")
@@ -327,7 +328,7 @@ func conditions(p bench.Params) string {
 		add("%s offered", axisOffered.write(p.OfferedPPS))
 	}
 	if p.Rules != 0 {
-		add("%s before the one that matches", plural(p.Rules, "rule"))
+		add("%s before the one that matches", plural.Count(p.Rules, "rule"))
 	}
 	if p.Held != 0 {
 		add("%d others in the table", p.Held)

@@ -176,8 +176,12 @@ func placed(b []byte, err error) error {
 	var wrong *json.UnmarshalTypeError
 	offset := int64(-1)
 	switch {
+	case len(bytes.TrimSpace(b)) == 0:
+		return errors.New("it is empty")
+	case errors.As(err, &syntax) && syntax.Offset >= int64(len(b)):
+		offset, err = syntax.Offset, errors.New("it ends too early: it is cut off")
 	case errors.As(err, &syntax):
-		offset = syntax.Offset
+		offset, err = syntax.Offset, errors.New("this is not JSON, which natkit doctor --save writes")
 	case errors.As(err, &wrong):
 		offset = wrong.Offset
 		if wrong.Field == "" { // all of it: the type would be a whole struct

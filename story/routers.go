@@ -15,6 +15,7 @@ import (
 
 	"natkit/bench"
 	"natkit/control"
+	"natkit/internal/choice"
 	"natkit/lab"
 	"natkit/nat"
 	"natkit/nft"
@@ -86,7 +87,7 @@ func FindRouters(names []string) ([]bench.Router, error) {
 	for _, name := range names {
 		r, ok := byName[name]
 		if !ok {
-			return nil, fmt.Errorf("router %q: want one of %s", name, strings.Join(known, ", "))
+			return nil, choice.Error(name, known...)
 		}
 		out = append(out, r)
 	}

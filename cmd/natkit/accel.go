@@ -84,7 +84,7 @@ reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var err error
 		if o.Attach, err = control.ParseAttach(attach); err != nil {
-			return usagef("--attach: %w", err)
+			return usagef("--attach %w", err)
 		}
 		if f.Changed("flows") && (o.Flows < control.MinAccelFlows() || o.Flows > control.MaxAccelFlows) {
 			return usagef("--flows %d: want %d to %d", o.Flows, control.MinAccelFlows(), control.MaxAccelFlows)

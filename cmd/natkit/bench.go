@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -30,20 +31,37 @@ func newBenchCommand(e *env) *cobra.Command {
 }
 
 // showMeasured makes a measurement of routers and writes what it gave.
-func showMeasured(e *env, format string, measure func(bench.About) (*bench.Result, error)) error {
+func showMeasured(ctx context.Context, e *env, format string, measure func(bench.About) (*bench.Result, error)) error {
 	line := newProgressLine(e)
-	res, err := measure(bench.About{Command: calledAs(), Natkit: version(), Progress: line.show})
+	res, err := measure(bench.About{
+		Command: calledAs(), Natkit: version(), Progress: line.show,
+		Plan: func(what string, takes time.Duration) {
+			line.say("%s; about %s on a machine that is idle", what, about(takes))
+		},
+		Row: func(f bench.Figure) { line.say("%s", report.Row(f)) },
+	})
 	line.clear()
-	var option *bench.OptionError
-	switch {
-	case errors.As(err, &option):
+	if errors.As(err, new(*bench.OptionError)) {
 		return usagef("%w", err)
-	case err != nil:
-		return err
-	case format == "json":
-		return report.JSON(e.stdout, res)
 	}
-	return report.Result(e.stdout, res)
+	if res == nil {
+		return interruptedEmpty(ctx, err)
+	}
+	var shown error
+	if format == "json" {
+		shown = report.JSON(e.stdout, res)
+	} else {
+		shown = report.Result(e.stdout, res)
+	}
+	return errors.Join(shown, interrupted(ctx, err))
+}
+
+// interruptedEmpty is the error of a measurement that has nothing to show.
+func interruptedEmpty(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return errors.New("interrupted before anything was measured")
+	}
+	return err
 }
 
 // calledAs is how natkit was called.

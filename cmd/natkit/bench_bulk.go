@@ -59,18 +59,18 @@ way, and prints its tables beside those that were published.`,
 					return usagef("--%s: not with --paper, whose set-ups are given", name)
 				}
 			}
-			return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+			return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 				return bench.BulkPaper(cmd.Context(), bench.PaperOptions{Setups: story.PaperSetups(), About: about})
 			})
 		}
 		var err error
 		if o.Routers, err = story.FindRouters(routers); err != nil {
-			return usagef("--router: %w", err)
+			return usagef("--router %w", err)
 		}
 		if o.Directions, err = bench.ParseDirection(direction); err != nil {
 			return usagef("%w", err)
 		}
-		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about
 			return bench.Bulk(cmd.Context(), o)
 		})

@@ -97,9 +97,9 @@ labelled.
 			}
 		}
 		if o.Routers, err = story.FindRouters(routers); err != nil {
-			return usagef("--router: %w", err)
+			return usagef("--router %w", err)
 		}
-		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about
 			return bench.CPS(cmd.Context(), o)
 		})

@@ -53,9 +53,9 @@ undisturbed is labelled. The defaults take about three minutes.
 		}
 		o.Rate = r.PPS
 		if o.Routers, err = story.FindRouters(routers); err != nil {
-			return usagef("--router: %w", err)
+			return usagef("--router %w", err)
 		}
-		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about
 			return bench.Expiry(cmd.Context(), o)
 		})

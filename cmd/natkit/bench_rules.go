@@ -53,9 +53,9 @@ A router that has no rules whose number could vary is measured without them.`,
 		}
 		var err error
 		if o.Routers, err = story.FindRouters(routers); err != nil {
-			return usagef("--router: %w", err)
+			return usagef("--router %w", err)
 		}
-		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about
 			return bench.Rules(cmd.Context(), o)
 		})

@@ -47,9 +47,9 @@ frames holds here too. The defaults take about six minutes.`,
 		}
 		var err error
 		if o.Routers, err = story.FindRouters(routers); err != nil {
-			return usagef("--router: %w", err)
+			return usagef("--router %w", err)
 		}
-		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about
 			return bench.Trimming(cmd.Context(), o)
 		})

@@ -127,7 +127,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 				return usagef("--netns %q: bench udp measures in namespaces that it makes, but for --tx and --rx", e.netns)
 			}
 			if o.Routers, err = story.FindRouters(routers); err != nil {
-				return usagef("--router: %w", err)
+				return usagef("--router %w", err)
 			}
 		}
 		for _, text := range sizes {
@@ -150,7 +150,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 		if o.Goals, err = bench.SearchGoals(ndr, pdr, rfc2544, o.Duration, f.Changed("duration")); err != nil {
 			return usagef("%w", err)
 		}
-		return showMeasured(e, *out, func(about bench.About) (*bench.Result, error) {
+		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about
 			return bench.UDP(cmd.Context(), o)
 		})

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/conntrack"
+	"natkit/internal/choice"
 	"natkit/internal/netns"
 	"natkit/report"
 	"natkit/snapshot"
@@ -165,7 +166,7 @@ port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 			"dport": conntrack.ListDestPorts, "nat": conntrack.ListSNATPorts,
 		}[*by]
 		if !ok {
-			return usagef("--by %q: want source, destination, dport or nat", *by)
+			return usagef("--by %w", choice.Error(*by, "source", "destination", "dport", "nat"))
 		}
 		if *rows < 1 {
 			return usagef("--rows %d: want 1 or more", *rows)
@@ -284,7 +285,7 @@ func barsFor(w io.Writer) report.Bars {
 		return report.NoBars
 	}
 	const withBars = 60 // what a table takes with them: on less, its lines would break
-	if f, ok := w.(*os.File); ok {
+	if f, ok := w.(interface{ Fd() uintptr }); ok {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 && size.Col < withBars {
 			return report.NoBars
 		}
@@ -336,7 +337,7 @@ func conntrackFilterFlags(cmd *cobra.Command) func() (conntrack.Filter, error) {
 		w.Dst, errs[3] = conntrack.ParsePrefix(*dst)
 		for i, name := range []string{"family", "proto", "src", "dst"} {
 			if errs[i] != nil {
-				return w, usagef("--%s: %w", name, errs[i])
+				return w, usagef("--%s %w", name, errs[i])
 			}
 		}
 		return w, nil
@@ -355,7 +356,7 @@ type conntrackInput struct {
 func conntrackInputFlags(e *env, cmd *cobra.Command) *conntrackInput {
 	in := &conntrackInput{e: e, filter: conntrackFilterFlags(cmd)}
 	cmd.Flags().StringVar(&in.from, "from", "", "read a dump from `FILE` (- is stdin) instead of the live table")
-	cmd.Flags().StringVar(&in.state, "state", "", "only in these states: TIME_WAIT or SYN_SENT,SYN_RECV")
+	cmd.Flags().StringVar(&in.state, "state", "", "only in these states: TIME_WAIT or SYN_SENT,SYN_RECV (those of DCCP with --proto dccp)")
 	cmd.Flags().BoolVar(&in.unreplied, "unreplied", false, "only those that saw no reply")
 	return in
 }
@@ -366,8 +367,8 @@ func (in *conntrackInput) choice() (conntrack.Filter, error) {
 		return w, err
 	}
 	w.Unreplied = in.unreplied
-	if w.States, err = conntrack.ParseStates(in.state); err != nil {
-		return w, usagef("--state: %w", err)
+	if w.States, err = conntrack.ParseStates(in.state, w.Proto); err != nil {
+		return w, usagef("--state %w", err)
 	}
 	return w, nil
 }

@@ -133,7 +133,7 @@ func TestConntrackFromFile(t *testing.T) {
 		t.Errorf("exit %d, stdout %q, stderr %s", code, stdout, stderr)
 	}
 	code, _, stderr = runConntrack(t, "", "stats", "--from", path+"-not-there")
-	if code != exitError || !strings.Contains(stderr, "no such file") {
+	if code != exitError || !strings.Contains(stderr, "does not exist") {
 		t.Errorf("exit %d, stderr %s", code, stderr)
 	}
 	code, stdout, stderr = runConntrack(t, "", "stats", "--from", os.DevNull)
@@ -148,16 +148,18 @@ func TestConntrackFromFile(t *testing.T) {
 
 func TestConntrackUsage(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
-		{"stats --proto nothing", "--proto: protocol"},
-		{"stats --family ip", "--family: family"},
-		{"list --src 1.2.3", "--src: address"},
-		{"list --state NO", "--state: state"},
-		{"top --by size", "--by"},
+		{"stats --proto nothing", `--proto "nothing": want tcp`},
+		{"stats --family ip", `--family "ip": want ipv4 or ipv6`},
+		{"list --src 1.2.3", `--src "1.2.3": want an address`},
+		{"list --state NO", `--state "NO": want NONE`},
+		{"list --state TIMEWAIT", "did you mean TIME_WAIT?"},
+		{"top --by size", `--by "size": want source, destination, dport or nat`},
+		{"top --by sources", "did you mean source?"},
 		{"top -n 0", "--rows 0"},
 		{"watch --interval 1ms", "--interval 1ms"},
 		{"watch --for -1s", "--for -1s"},
 		{"memory -o xml", "--output"},
-		{"list more", "unknown command"},
+		{"list more", "takes none"},
 	} {
 		code, stdout, stderr := runConntrack(t, "", strings.Fields(tt.args)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.want) {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"natkit/diagnose"
 	"natkit/internal/netns"
@@ -406,6 +405,5 @@ func (o *doctorOptions) open(e *env) (io.ReadCloser, error) {
 // colored says whether to use colours on w: it is a terminal, and NO_COLOR is
 // not set (https://no-color.org).
 func colored(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""
+	return isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"natkit/internal/choice"
 	"natkit/lab"
 	"natkit/report"
 )
@@ -89,7 +89,7 @@ What labs of killed natkits left behind is removed first.
 		case "local":
 			o.LocalClient = true
 		default:
-			return usagef("--client %q: want netns or local", client)
+			return usagef("--client %w", choice.Error(client, "netns", "local"))
 		}
 		if o.Clients < 1 {
 			return usagef("--clients %d: want 1 or more", o.Clients)
@@ -249,7 +249,7 @@ and exit code are the program's own, and /sys shows the namespace's devices.`,
 			for _, n := range l.Nodes() {
 				roles = append(roles, n.Role)
 			}
-			return usagef("lab %q has no %q; it has %s", name, role, strings.Join(roles, ", "))
+			return usagef("lab %q: no node %w", name, choice.Error(role, roles...))
 		}
 		return node.Exec(argv)
 	}

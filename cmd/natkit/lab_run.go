@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"natkit/internal/choice"
 	"natkit/report"
 	"natkit/story"
 )
@@ -61,7 +62,7 @@ and named the fault first in between.`,
 			return usagef("code %q: not in a lab: %s", args[0], why)
 		}
 		if i < 0 {
-			return usagef("code %q: want one of %s", args[0], strings.Join(codes, ", "))
+			return usagef("code %w", choice.Error(args[0], codes...))
 		}
 		if o.Window <= 0 {
 			return usagef("--for %v: want a time above zero", o.Window)

@@ -14,10 +14,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"natkit/internal/choice"
 	"natkit/report"
 )
 
@@ -44,7 +46,26 @@ func main() {
 	// way out. A second signal ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, os.Args[1:], &env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}))
+	// A write to a pipe that nobody reads any more is an error, not this process's end.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, end := context.WithCancel(ctx)
+	out := &output{File: os.Stdout, gone: end}
+	os.Exit(finish(run(ctx, os.Args[1:], &env{stdin: os.Stdin, stdout: out, stderr: os.Stderr}), out.failed(), os.Stderr))
+}
+
+// finish is the exit code of a command whose output failed to be written, where it did.
+// That its reader has gone away is none of its failures.
+func finish(code int, failed error, stderr io.Writer) int {
+	switch {
+	case failed == nil:
+		return code
+	case errors.Is(failed, syscall.EPIPE):
+		return exitOK
+	}
+	if code == exitOK || code == exitFindings { // said otherwise
+		fmt.Fprintf(stderr, "natkit: %s\n", inWords(failed))
+	}
+	return exitError
 }
 
 // run executes one command line and returns the exit code.
@@ -61,11 +82,13 @@ func run(ctx context.Context, args []string, e *env) int {
 		return exitOK
 	case errors.Is(err, errFindings):
 		return exitFindings
+	case errors.Is(err, syscall.EPIPE): // its reader has gone away, as with | head
+		return exitOK
 	case errors.As(err, &usage):
-		fmt.Fprintf(e.stderr, "natkit: %v\n", err)
+		fmt.Fprintf(e.stderr, "natkit: %s\n", inWords(err))
 		return exitUsage
 	default:
-		fmt.Fprintf(e.stderr, "natkit: %v%s\n", err, rootHint(err, os.Geteuid()))
+		fmt.Fprintf(e.stderr, "natkit: %s%s\n", inWords(err), rootHint(err, os.Geteuid()))
 		return exitError
 	}
 }
@@ -80,6 +103,9 @@ func rootHint(err error, uid int) string {
 
 // errFindings makes natkit exit with 3; the findings are printed already.
 var errFindings = errors.New("findings of severity warning or above")
+
+// errInterrupted ends a command that shows what it has by then.
+var errInterrupted = errors.New("interrupted: what is above is incomplete")
 
 // usageError is a mistake in the command line, as opposed to a command that failed.
 type usageError struct{ error }
@@ -106,9 +132,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.PersistentFlags().StringVar(&e.netns, "netns", "", "network namespace to work in: a name, a path, or pid:N")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usagef("%w (see %s --help)", err, cmd.CommandPath())
-	})
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		newDemoCommand(e),
 		newTopCommand(e),
@@ -145,7 +169,7 @@ func noArgs(cmd *cobra.Command, args []string) error { return asUsage(cobra.NoAr
 func asUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usagef("%w (see %s --help)", err, cmd.CommandPath())
+			return argumentsError(cmd, args)
 		}
 		return nil
 	}
@@ -165,33 +189,16 @@ func outputFlag(cmd *cobra.Command, formats ...string) *string {
 	if len(formats) == 0 {
 		formats = []string{"text", "json"}
 	}
-	value := cmd.Flags().StringP("output", "o", formats[0], "output format: "+joinOr(formats))
+	value := cmd.Flags().StringP("output", "o", formats[0], "output format: "+choice.List(formats))
 	check := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		for _, f := range formats {
-			if *value == f {
-				if check != nil {
-					return check(cmd, args)
-				}
-				return nil
-			}
+		if !slices.Contains(formats, *value) {
+			return usagef("--output %w", choice.Error(*value, formats...))
 		}
-		return usagef("--output %q: want %s", *value, joinOr(formats))
+		if check != nil {
+			return check(cmd, args)
+		}
+		return nil
 	}
 	return value
-}
-
-func joinOr(words []string) string {
-	out := ""
-	for i, w := range words {
-		switch {
-		case i == 0:
-			out = w
-		case i == len(words)-1:
-			out += " or " + w
-		default:
-			out += ", " + w
-		}
-	}
-	return out
 }

@@ -36,12 +36,12 @@ func (f *natFlags) read(ctx context.Context, e *env) (file *nat.File, text strin
 	}
 	if f.engine != "" {
 		if o.Engine, err = control.ParseEngine(f.engine); err != nil {
-			return nil, "", o, usagef("--engine: %w", err)
+			return nil, "", o, usagef("--engine %w", err)
 		}
 	}
 	if f.attach != "" {
 		if o.Attach, err = control.ParseAttach(f.attach); err != nil {
-			return nil, "", o, usagef("--attach: %w", err)
+			return nil, "", o, usagef("--attach %w", err)
 		}
 	}
 	o.Bypass = f.bypass

@@ -15,6 +15,7 @@ import (
 
 	"natkit/control"
 	"natkit/datapath"
+	"natkit/internal/choice"
 	"natkit/internal/netns"
 	"natkit/nat"
 	"natkit/report"
@@ -164,7 +165,7 @@ func (f *sessionFilter) parse() (err error) {
 	f.sources, f.destinations = prefix("source", f.source), prefix("destination", f.destination)
 	if err == nil && f.protocol != "" {
 		if f.number, err = nat.ParseProtocol(f.protocol); err != nil {
-			return usagef("--protocol: %w", err)
+			return usagef("--protocol %w", choice.Error(f.protocol, "tcp", "udp", "udplite", "icmp", "gre", "esp", "ah", "sctp", "a number from 1 to 255"))
 		}
 	}
 	if err == nil && f.rule != "" {
@@ -173,7 +174,7 @@ func (f *sessionFilter) parse() (err error) {
 		}
 	}
 	if states := sessionStates(); err == nil && f.state != "" && !slices.Contains(states, f.state) {
-		return usagef("--state %q: want %s", f.state, joinOr(states))
+		return usagef("--state %w", choice.Error(f.state, states...))
 	}
 	return err
 }
@@ -271,8 +272,8 @@ refused), reason, session as natkit sessions has it.`,
 			wanted = strings.Split(kinds, ",")
 		}
 		for _, k := range wanted {
-			if !slices.Contains([]string{"created", "ended", "refused"}, k) {
-				return usagef("--kind %q: want created, ended or refused", k)
+			if known := []string{"created", "ended", "refused"}; !slices.Contains(known, k) {
+				return usagef("--kind %w", choice.Error(k, known...))
 			}
 		}
 		return e.withEngine(func(r *datapath.Engine) error {

@@ -28,17 +28,17 @@ func TestNATUsage(t *testing.T) {
 	}
 	for _, tt := range []struct{ args, says string }{
 		{"up", "give --file"},
-		{"up -f " + rules + " --engine magic", `engine "magic": want ebpf or nft`},
-		{"up -f " + rules + " --attach wall", `attach "wall": want auto, xdp or tc`},
+		{"up -f " + rules + " --engine magic", `--engine "magic": want ebpf or nft`},
+		{"up -f " + rules + " --attach wall", `--attach "wall": want auto, xdp or tc`},
 		{"apply", "give --file"},
 		{"up -f " + rules + " -o xml", "want text or json"},
 		{"sessions --source here", `--source "here": want an IPv4 address or prefix`},
-		{"sessions --protocol 300", "unknown protocol"},
+		{"sessions --protocol 300", `--protocol "300": want tcp`},
 		{"sessions --state odd", `--state "odd": want udp, tcp_opening`},
 		{"sessions --rule xyz", `--rule "xyz"`},
 		{"events --kind born", `--kind "born": want created, ended or refused`},
 		{"explain nonsense", "is not of the form"},
-		{"explain", "requires at least 1 arg"},
+		{"explain", "want natkit explain PACKET"},
 	} {
 		code, stdout, stderr := observed(t.Context(), tt.args)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"natkit/internal/netns"
 	"natkit/observe"
@@ -225,10 +224,4 @@ func parseCPUs(list string) (cpus []int, err error) {
 		}
 	}
 	return cpus, nil
-}
-
-// isTerminal says whether people, and no program, read what is written to w.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }

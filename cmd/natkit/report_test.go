@@ -29,13 +29,13 @@ func TestReport(t *testing.T) {
 		{"report --compare " + udp + " " + later, exitOK, "outside the noise, better", ""},
 		{"report --compare -o html " + udp + " " + later, exitOK, "<!DOCTYPE html>", ""},
 		{"report --compare -o json " + udp + " " + later, exitOK, `"verdict": "outside the noise"`, ""},
-		{"report", exitUsage, "", "requires at least 1 arg"},
+		{"report", exitUsage, "", "want natkit report FILE..."},
 		{"report --compare " + udp, exitUsage, "", "--compare: want two files, got 1"},
 		{"report -o pdf " + udp, exitUsage, "", `--output "pdf": want text, html or json`},
 		{"report --netns x " + udp, exitUsage, "", "made from files alone"},
-		{"report no-such-file", exitError, "", "no-such-file: no such file"},
+		{"report no-such-file", exitError, "", "no-such-file does not exist"},
 		{"report " + bad, exitError, "", "no result of a measurement"},
-		{"report -", exitError, "", `read "-": empty`},
+		{"report -", exitError, "", `read "-": it is empty`},
 		{"report --compare " + udp + " " + rules, exitError, "", "one is of kind udp, the other of kind rules"},
 	} {
 		var out, errs bytes.Buffer

@@ -116,12 +116,12 @@ func serveFlags(file, engine, attach string) (en control.Engine, at control.Atta
 	}
 	if engine != "" {
 		if en, err = control.ParseEngine(engine); err != nil {
-			return "", "", usagef("--engine: %w", err)
+			return "", "", usagef("--engine %w", err)
 		}
 	}
 	if attach != "" {
 		if at, err = control.ParseAttach(attach); err != nil {
-			return "", "", usagef("--attach: %w", err)
+			return "", "", usagef("--attach %w", err)
 		}
 	}
 	return en, at, nil

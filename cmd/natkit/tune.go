@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/diagnose"
+	"natkit/internal/choice"
 	"natkit/report"
 	"natkit/tune"
 )
@@ -250,8 +251,12 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 		return nil, usagef("--memory-share %v: want more than 0 and at most 1", in.share)
 	}
 	for _, code := range in.confirmed {
-		if !slices.ContainsFunc(diagnose.Catalogue(), func(c diagnose.Cause) bool { return c.Code == code }) {
-			return nil, usagef("--confirm %s: not the code of a finding, as the plan names it", code)
+		var known []string
+		for _, cause := range diagnose.Catalogue() {
+			known = append(known, cause.Code)
+		}
+		if !slices.Contains(known, code) {
+			return nil, usagef("--confirm %w", choice.Error(code, known...))
 		}
 	}
 	s, err := in.facts.facts(cmd.Context(), e)

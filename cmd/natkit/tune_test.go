@@ -101,7 +101,7 @@ func TestTuneRefuses(t *testing.T) {
 		{"tune plan --netns nkt-no-such-one", exitError, "not found"},
 		{"tune apply --from " + elsewhere, exitError, "another-machine"},
 		{"tune apply --from " + blue, exitUsage, "--netns blue"},
-		{"tune rollback a b", exitUsage, "at most 1"},
+		{"tune rollback a b", exitUsage, "too many"},
 		{"tune rollback --netns blue", exitUsage, "--netns"},
 		{"tune rollback 20010101-000000", exitError, "not in the history"},
 	} {

@@ -20,7 +20,7 @@ import (
 // its own layer only what siblings names. A package that stands here and does
 // not exist yet is no error; a package that exists and does not stand here is.
 var layers = [][]string{
-	1: {"kconfig", "nat", "snapshot", "internal/ethtool", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild"},
+	1: {"kconfig", "nat", "snapshot", "internal/choice", "internal/ethtool", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild", "internal/plural"},
 	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
 	3: {"bench", "control", "diagnose", "trim", "tune"},
 	4: {"live", "story"},
