@@ -126,6 +126,14 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	return flow_translated(packet);
 }
 
+/* Whether the address that it masquerades behind is no longer the gateway's. */
+static __always_inline int flow_stranded(const struct nat_flow *flow)
+{
+	struct nat_addr src = flow->src;
+
+	return flow_state(flow) & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src);
+}
+
 /*
  * Asks the FIB again, once a second or as long as there is no next hop. From XDP, a
  * neighbour that no packet has gone through the neighbour table for in that time is
@@ -136,10 +144,9 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 {
 	struct route route;
 	__u32 *probed = route_probed(flow->hop);
-	struct nat_addr src = flow->src;
 	int reason;
 
-	if (flow_state(flow) & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src)) {
+	if (flow_stranded(flow)) {
 		session_kill(packet);
 		return NAT_DROP_RACE; /* the next packet makes it anew */
 	}
@@ -169,7 +176,7 @@ static __always_inline int flow_needs_attention(const struct packet *packet,
 {
 	__u32 state = flow_state(flow);
 
-	return state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ||
+	return state & (NAT_FLOW_DEAD | NAT_FLOW_GONE | NAT_FLOW_RETURNS) ||
 	       packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
 	       !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1) ||
 	       packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS;
@@ -198,8 +205,8 @@ static __always_inline int flow_silent(const struct packet *packet, const struct
 	return c && timeout < NAT_TIMEOUTS && packet->now - flow->seen > c->timeouts[timeout];
 }
 
-/* What a packet of an existing flow may need besides the rewriting. */
-static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+/* What a packet does to the life of its session. */
+static __always_inline int flow_live(const struct packet *packet, const struct nat_flow *flow)
 {
 	__u32 state = flow_state(flow);
 	int reason = GO_ON;
@@ -209,6 +216,15 @@ static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct
 	if (reason == GO_ON && (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
 				!(FLOW_STEADY >> (flow_state(flow) & NAT_FLOW_TIMEOUT) & 1)))
 		reason = state_packet(packet);
+	return reason;
+}
+
+/* What a packet of an existing flow may need besides the rewriting. */
+static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	__u32 state = flow_state(flow);
+	int reason = flow_live(packet, flow);
+
 	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
 		reason = flow_reroute(ctx, packet, flow);
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
@@ -242,6 +258,121 @@ static __always_inline int flow_attended(struct ctx *ctx, struct packet *packet,
 	return reason;
 }
 
+/* To keep a key aside would take stack that Linux 6.1 doesn't have. */
+static __always_inline void flow_swap(struct nat_flow_key *a, struct nat_flow_key *b)
+{
+	struct nat_flow_key c = *a;
+
+	*a = *b;
+	*b = c;
+}
+
+/* Gives a key the ends that a flow has, with the key's in their place. */
+static __always_inline void flow_exchange(struct nat_flow_key *key, struct nat_flow *flow)
+{
+	struct nat_flow_key c = *key;
+
+	key->src = flow->src;
+	key->dst = flow->dst;
+	key->sport = flow->sport;
+	key->dport = flow->dport;
+	flow->src = c.src;
+	flow->dst = c.dst;
+	flow->sport = c.sport;
+	flow->dport = c.dport;
+}
+
+/* The flow that packets belong to which have left by *out and come back; or NULL. For so long
+ * the key is theirs. */
+static __always_inline struct nat_flow *flow_receiver(struct nat_flow_key *key,
+						      struct nat_flow *out)
+{
+	__u32 direction = 0;
+	struct nat_session *s;
+
+	flow_exchange(key, out);
+	key->side = NAT_OUTSIDE;
+	s = flow_look(key, &direction);
+	return s ? flow_at(s, direction) : NULL;
+}
+
+static __always_inline void flow_received(struct nat_flow_key *key, struct nat_flow *out)
+{
+	flow_exchange(key, out);
+	key->side = NAT_INSIDE;
+}
+
+/*
+ * A packet between two inside hosts that has left, as it says in *out, and comes back: the
+ * receiver's session for it, alive, and GO_ON. Else *reason ends it; GO_ON and no session: the
+ * receiver's filter would let a new one in.
+ */
+static __noinline struct nat_flow *flow_enter(struct packet *packet, struct nat_flow *out,
+					      int *reason)
+{
+	struct nat_flow *to = flow_receiver(&packet->key, out);
+
+	if (to)
+		*reason = flow_live(packet, to);
+	else
+		*reason = session_begin(packet) ? session_enters() : NAT_DROP_BYPASS;
+	flow_received(&packet->key, out);
+	if (to && *reason == GO_ON)
+		to->seen = packet->now;
+	return to;
+}
+
+/* Sends it to the receiver, with what both sessions make of it in *out. */
+static __noinline int flow_return(struct ctx *ctx, struct packet *packet, struct nat_flow *out,
+				  struct nat_flow *to)
+{
+	__u32 clamp = (out->state | to->state) & NAT_FLOW_CLAMP;
+	int reason = GO_ON;
+
+	if (packet->now - to->hop_checked >= ROUTE_CHECK_TICKS || !to->hop)
+		reason = flow_reroute(ctx, packet, to);
+	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && clamp)
+		reason = flow_clamp(ctx, packet, to->mtu);
+	if (reason != GO_ON)
+		return reason;
+	*out = *to;
+	session_deltas(&packet->key, out);
+	reason = flow_send(ctx, packet, out);
+	if (CTX_TC || reason != NAT_PASS_TO_TC) {
+		to->packets += packet->segments;
+		to->bytes += packet->bytes;
+	}
+	return reason;
+}
+
+/* A packet of a flow whose packets come back. Nobody outside sends such: its source is one of
+ * natkit's own. GO_ON: the session is over, and the packet opens another. */
+static __noinline int flow_hairpin(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	struct nat_flow out, *to;
+	int reason;
+
+	if (packet->key.side == NAT_OUTSIDE)
+		return NAT_DROP_SPOOFED;
+	if (flow_stranded(flow)) {
+		session_kill(packet);
+		return GO_ON;
+	}
+	reason = flow_live(packet, flow);
+	if (reason != GO_ON)
+		return reason;
+	flow->seen = packet->now;
+	out = *flow;
+	to = flow_enter(packet, &out, &reason);
+	if (to && reason == GO_ON)
+		reason = flow_return(ctx, packet, &out, to);
+	if (reason == GO_ON)
+		session_kill(packet);
+	else if (CTX_TC || reason != NAT_PASS_TO_TC)
+		flow_seen(packet, flow);
+	return reason;
+}
+
 /* The session has counted the packet that opened it, and tc will again. */
 static __always_inline void flow_uncount(const struct packet *packet)
 {
@@ -255,6 +386,20 @@ static __always_inline void flow_uncount(const struct packet *packet)
 	}
 }
 
+/* The packet of a new session whose packets come back. */
+static __always_inline int flow_opened(struct ctx *ctx, struct packet *packet, struct nat_flow *out)
+{
+	int reason;
+	struct nat_flow *to = flow_enter(packet, out, &reason);
+
+	if (to && reason == GO_ON)
+		reason = flow_return(ctx, packet, out, to);
+	if (!CTX_TC && reason == NAT_PASS_TO_TC)
+		flow_uncount(packet);
+	return reason == GO_ON ? NAT_DROP_RACE
+			       : reason; /* the receiver's session ended meanwhile */
+}
+
 static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
@@ -263,6 +408,8 @@ static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 	reason = session_open(ctx, packet, &flow);
 	if (reason != GO_ON)
 		return reason;
+	if (flow.state & NAT_FLOW_RETURNS)
+		return flow_opened(ctx, packet, &flow);
 	if (packet->tcp_flags & TCP_SYN && flow.state & NAT_FLOW_CLAMP) {
 		reason = flow_clamp(ctx, packet, flow.mtu);
 		if (reason != GO_ON)
@@ -272,15 +419,6 @@ static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
 	if (!CTX_TC && reason == NAT_PASS_TO_TC)
 		flow_uncount(packet);
 	return reason;
-}
-
-/* To keep a key aside would take stack that Linux 6.1 doesn't have. */
-static __always_inline void flow_swap(struct nat_flow_key *a, struct nat_flow_key *b)
-{
-	struct nat_flow_key c = *a;
-
-	*a = *b;
-	*b = c;
 }
 
 /*
@@ -320,8 +458,8 @@ static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet
 
 /*
  * A later fragment: as its first one, whose session is not kept alive by it. If there was
- * none, a rule says whether it may be ours: then it is kept, and for an address that is
- * the gateway's own too, where the stack gets it as well.
+ * none, it may be ours if a rule or an outside address says so, whatever its ports are: then
+ * it is kept; and for an address of the gateway's own, where the stack gets it as well.
  */
 static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
@@ -330,12 +468,11 @@ static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 
 	if (reason == NAT_DROP_FRAGMENT) {
 		reason = flow_stateless(ctx, packet, &packet->key, &flow);
-		if (reason == NAT_DROP_NO_SESSION) {
+		if (reason == NAT_DROP_NO_SESSION || reason == NAT_DROP_NO_MAPPING) {
 			packet->action = CTX_DROP; /* if only kept */
 			return fragment_hold(ctx, packet);
 		}
 		if (reason < NAT_TRANSLATED_IN && reason != GO_ON &&
-		    packet->key.side == NAT_OUTSIDE &&
 		    bpf_map_lookup_elem(&outside, &packet->key.dst) &&
 		    fragment_hold(ctx, packet) == NAT_FRAGMENT_HELD)
 			count_add(NAT_FRAGMENT_HELD);
@@ -375,8 +512,12 @@ static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet
 				return reason;
 		}
 	}
-	if (unlikely(flow_needs_attention(packet, flow)))
-		return flow_attended(ctx, packet, flow);
+	if (unlikely(flow_needs_attention(packet, flow))) {
+		if (!(flow_state(flow) & NAT_FLOW_RETURNS))
+			return flow_attended(ctx, packet, flow);
+		reason = flow_hairpin(ctx, packet, flow);
+		return reason == GO_ON ? flow_open(ctx, packet) : reason;
+	}
 	return flow_forward(ctx, packet, flow);
 }
 

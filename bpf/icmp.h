@@ -122,6 +122,25 @@ static __noinline int icmp_parse(struct ctx *ctx, const struct packet *packet, s
 	return GO_ON;
 }
 
+/* What the packet inside becomes that has left and come back: flow_hairpin. Nobody outside has
+ * seen such a packet. */
+static __always_inline int icmp_return(const struct packet *packet, struct nat_flow_key *key,
+				       struct nat_flow *out)
+{
+	__u32 state = out->state;
+	struct nat_flow *to;
+
+	if (packet->key.side == NAT_OUTSIDE)
+		return NAT_DROP_NO_SESSION;
+	to = flow_receiver(key, out);
+	flow_received(key, out);
+	if (!to)
+		return NAT_DROP_NO_SESSION;
+	*out = *to;
+	session_deltas(key, out);
+	return (state | out->state) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
+}
+
 /* What the packet inside becomes. */
 static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
 				     struct nat_flow_key *key, struct nat_flow *out)
@@ -132,7 +151,9 @@ static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
 	if (!s)
 		return flow_stateless(ctx, packet, key, out);
 	*out = *flow_at(s, direction);
-	return flow_state(out) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
+	if (out->state & NAT_FLOW_RETURNS)
+		return icmp_return(packet, key, out);
+	return out->state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
 }
 
 /* Changes a checksum inside the error, and says what that adds to the error's own. */
@@ -201,11 +222,18 @@ static __noinline int icmp_rewrite(struct ctx *ctx, const struct inner *inner,
 static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
 				  const struct inner *inner)
 {
+	__u16 in = link_find(packet->ifindex);
+	const struct nat_config *c;
 	struct route back = {};
+	__u32 slot;
 
-	return packet->key.side == NAT_OUTSIDE ||
-	       (route_find(ctx, packet, packet->key.dst, inner->key.src, &back) == GO_ON &&
-		back.ifindex == packet->ifindex);
+	if (packet->key.side == NAT_OUTSIDE)
+		return 1;
+	c = config_get(&slot);
+	if (!c || session_pretends(ctx, packet, in, c->lookups, slot))
+		return 0;
+	return route_find(ctx, packet, packet->key.dst, inner->key.src, &back) == GO_ON &&
+	       back.ifindex == packet->ifindex;
 }
 
 static __always_inline int icmp_is_error(const struct packet *packet)

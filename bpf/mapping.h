@@ -25,9 +25,10 @@
 #include "table.h"
 
 enum mapping_limit {
-	REFS_TRIES = 16,   /* lost compare-and-exchanges before the packet is given up */
-	POOL_TRIES = 8,    /* addresses of a pool looked at for a new host */
-	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
+	REFS_TRIES = 16,    /* lost compare-and-exchanges before the packet is given up */
+	POOL_COMPARED = 32, /* addresses of a pool that are compared for a new host */
+	POOL_TRIES = 512,   /* that are looked at while none of those has room */
+	MAPPING_TRIES = 2,  /* the second after another CPU made the same mapping */
 };
 
 /* What the inside endpoint at one end of a session holds. */
@@ -503,26 +504,62 @@ static __always_inline void source_put(struct nat_source *s)
 		bpf_map_delete_elem(&sources, &key);
 }
 
-/* An address of the pool for a host that has none: by the host's own, so that it comes
- * back to the same; another one if no port of the class is left there. */
+/* How many ports an address has for a new host: of TCP or UDP, of which there are fewer, for
+ * a host will want both. 0: none of the class, or the address is leaving. */
+SUBPROGRAM __u64 pool_room(__u32 index, __u32 class)
+{
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	struct nat_ports *wanted, *tcp, *udp;
+	__u64 room;
+
+	if (!address || address->flags & NAT_ADDRESS_LEAVING)
+		return 0;
+	if (class >= NAT_PORT_CLASSES)
+		return 1;
+	wanted = port_bits(index, class);
+	tcp = port_bits(index, NAT_TCP);
+	udp = port_bits(index, NAT_UDP);
+	if (!wanted || !tcp || !udp || !*(volatile __u64 *)&wanted->free)
+		return 0;
+	room = *(volatile __u64 *)&tcp->free;
+	if (room > *(volatile __u64 *)&udp->free)
+		room = *(volatile __u64 *)&udp->free;
+	return room + 1;
+}
+
+struct pool_walk {
+	__u32 first, count, start, class;
+	__u32 best;
+	__u64 room; /* of best */
+};
+
+static long pool_next(__u32 n, struct pool_walk *walk)
+{
+	__u32 index = walk->first + (walk->start + n) % walk->count;
+	__u64 room;
+
+	if (n >= POOL_COMPARED && walk->room)
+		return 1;
+	room = pool_room(index, walk->class);
+	if (room > walk->room) {
+		walk->room = room;
+		walk->best = index;
+	}
+	return 0;
+}
+
+/* An address of the pool for a host that has none: with most room of those looked at, which
+ * begin by the host's own address. */
 GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
 {
-	__u32 start = addr_hash(addr_of(host)), try, index;
-	struct nat_address *address;
-	struct nat_ports *ports;
+	struct pool_walk walk = {.first = first, .count = count, .class = class};
 
-	for (try = 0; try < POOL_TRIES && try < count; try++) {
-		index = first + (start + try) % count;
-		address = bpf_map_lookup_elem(&addresses, &index);
-		if (!address || address->flags & NAT_ADDRESS_LEAVING)
-			continue;
-		if (class >= NAT_PORT_CLASSES)
-			return index;
-		ports = port_bits(index, class);
-		if (ports && *(volatile __u64 *)&ports->free)
-			return index;
-	}
-	return first + start % count;
+	if (!count)
+		return first;
+	walk.start = addr_hash(addr_of(host)) % count;
+	walk.best = first + walk.start;
+	bpf_loop(count < POOL_TRIES ? count : POOL_TRIES, pool_next, &walk, 0);
+	return walk.best;
 }
 
 /* Whether a host that has that address can go on with it: its pool may have lost it. In a

@@ -15,7 +15,7 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 7, /* number of this contract */
+	NAT_ABI = 8, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of outside addresses, struct nat_address */
@@ -153,6 +153,7 @@ enum nat_flow_state {
 	NAT_FLOW_HAIRPIN = 0x00000800,
 	NAT_FLOW_CLAMP = 0x00001000,      /* clamp MSS of SYNs */
 	NAT_FLOW_WHOLE = 0x00004000,      /* the mapping is of a whole address (dynamic 1:1) */
+	NAT_FLOW_RETURNS = 0x00008000,    /* what it becomes comes back in: see flow_hairpin */
 	NAT_FLOW_MASQUERADE = 0x00002000, /* outside address may change: see hop_checked */
 	NAT_FLOW_TCP_SYN_OWNER = 0x00010000,
 	NAT_FLOW_TCP_SYN_PEER = 0x00020000,
@@ -381,11 +382,11 @@ struct nat_exact_key {
 	__u32 link; /* way in, plus 1; 0 any */
 };
 
-enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX };
+enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX, NAT_OWNED };
 
 /* bits: 16 link (plus 1, network order), 8 kind, 8 protocol (0 any), 32 address, 16 port.
  * NAT_BY_RANGE has the full address and a prefix of the port, NAT_BY_PREFIX a prefix of the
- * address. */
+ * address. NAT_OWNED is no rule: the outside prefix of one, whatever it is bound to. */
 struct nat_destination_key {
 	__u32 prefixlen;
 	__be16 link;
@@ -429,6 +430,7 @@ enum nat_lookup {
 	NAT_LOOKUP_SOURCE_IN = 2048,
 	NAT_LOOKUP_SOURCE_OUT = 4096,
 	NAT_LOOKUP_SOURCE_IN_OUT = 8192,
+	NAT_LOOKUP_OWNED = 16384, /* outside prefixes of maps */
 };
 
 enum nat_config_flag {

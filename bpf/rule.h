@@ -162,6 +162,14 @@ GLOBAL int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lo
 	return RULE_NONE;
 }
 
+/* Whether the address is in the outside prefix of a map, whatever that is bound to. */
+SUBPROGRAM int rule_owns(struct nat_addr addr, __u32 lookups, __u32 slot)
+{
+	struct nat_destination_key k = {.prefixlen = 64, .kind = NAT_OWNED, .addr = addr};
+
+	return lookups & NAT_LOOKUP_OWNED && rule_lookup(&destinations, slot, &k) != RULE_NONE;
+}
+
 /* The source rule for a packet from that address, as an index of rules. in and out
  * are the links of its way, plus 1. */
 SUBPROGRAM int rule_origin(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slot)

@@ -30,6 +30,7 @@ struct opening {
 	struct hold target; /* its receiver, if it has the mapping that was addressed */
 	__u32 flags;        /* enum nat_flow_state, of the owner */
 	__u8 by_mapping;    /* the destination is translated by the mapping that has it */
+	__u8 refused;       /* enum nat_reason: its port is a session's, which others can't use */
 	struct nat_flow owner;
 	struct nat_flow_key other; /* of the answers */
 };
@@ -55,11 +56,14 @@ static __always_inline int session_opens(const struct packet *p)
 		return GO_ON;
 	if (p->tcp_flags & (TCP_RST | TCP_FIN))
 		return NAT_DROP_NO_SESSION;
-	if (p->key.side == NAT_INSIDE) /* or takes up one that was there before the engine */
-		return (p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)
-			       ? NAT_DROP_NO_SESSION
-			       : GO_ON;
-	return (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN ? GO_ON : NAT_DROP_NO_SESSION;
+	switch (p->tcp_flags & (TCP_SYN | TCP_ACK)) {
+	case TCP_SYN:
+		return GO_ON;
+	case TCP_ACK: /* takes up one that was there before the engine */
+		return p->key.side == NAT_INSIDE ? GO_ON : NAT_DROP_NO_SESSION;
+	default:
+		return NAT_DROP_NO_SESSION;
+	}
 }
 
 static __always_inline void session_rule(const struct packet *p, struct nat_flow *out,
@@ -72,7 +76,8 @@ static __always_inline void session_rule(const struct packet *p, struct nat_flow
 		o->flags |= NAT_FLOW_CLAMP;
 }
 
-/* The outside endpoint that was addressed belongs to an inside one, which is held. */
+/* The outside endpoint that was addressed belongs to an inside one, which is held. A session's
+ * own is not, and only from inside it matters whose it is: session_hairpin. */
 static __always_inline int session_to_mapping(const struct packet *p, struct nat_flow *out,
 					      struct opening *o)
 {
@@ -89,7 +94,9 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	if (reason != GO_ON)
 		return reason;
 	reason = mapping_addressed(&o->target, p->now);
-	if (reason != GO_ON)
+	if (reason == NAT_DROP_FILTERED && p->key.side == NAT_INSIDE)
+		o->refused = reason;
+	else if (reason != GO_ON)
 		return reason;
 	o->by_mapping = 1;
 	o->decided.sessions = 1;
@@ -98,8 +105,7 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 		out->sport = inside->port;
 	else if (inside->class != NAT_OTHER)
 		out->dport = inside->port;
-	/* What strangers open is the host's as well: they fill its share, not the table. */
-	return o->limit ? source_take(&o->target, 0, 0, o->limit) : GO_ON;
+	return GO_ON;
 }
 
 SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out, struct opening *o)
@@ -134,16 +140,36 @@ static __always_inline int session_nobody(struct nat_addr addr)
 }
 
 /* What no NAT may translate: RFC 1122 section 3.2.1.3. What else is reserved there, of
- * 0.0.0.0/8 and 240.0.0.0/4, is like any other address, because the stack forwards it. */
+ * 0.0.0.0/8 and 240.0.0.0/4, is like any other address, because the stack forwards it; but
+ * see session_pretends. */
 static __always_inline int session_martian(const struct nat_flow_key *key)
 {
 	if (addr_equal(key->src, key->dst))
 		return NAT_DROP_SPOOFED; /* a land attack */
 	if (session_to_many(key->dst))
 		return NAT_PASS_MULTICAST;
-	if (session_nobody(key->src) || session_nobody(key->dst))
-		return NAT_PASS_NO_RULE;
-	return GO_ON;
+	if (session_nobody(key->src))
+		return NAT_DROP_SPOOFED;
+	return session_nobody(key->dst) ? NAT_PASS_NO_RULE : GO_ON;
+}
+
+/*
+ * Whether a packet from inside has a source that no inside host has: an outside address of
+ * any rule, or a reserved one, unless it is routed to where the packet came from (a host may
+ * be mapped to its own address, and some networks use 240.0.0.0/4). Asked of packets that
+ * no rule is about as well: the stack would let them out as they are.
+ */
+SUBPROGRAM int session_pretends(struct ctx *ctx, const struct packet *p, __u16 in, __u32 lookups,
+				__u32 slot)
+{
+	struct nat_addr src = p->key.src;
+
+	if (p->key.side != NAT_INSIDE)
+		return 0;
+	if (src.octet[0] && src.octet[0] < 240 && !bpf_map_lookup_elem(&outside, &src) &&
+	    !rule_owns(src, lookups, slot))
+		return 0;
+	return route_home(ctx, p, in) != GO_ON;
 }
 
 SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const struct nat_flow *out,
@@ -283,17 +309,15 @@ SUBPROGRAM void session_touch(const struct packet *p, const struct hold *h)
 static __always_inline int session_take(struct ctx *ctx, const struct packet *p, struct opening *o,
 					const struct nat_rule *rule)
 {
-	__u32 limit = o->limit, count = 0, class = p->class;
+	__u32 count = 0, class = p->class;
 	struct hold *h = &o->source;
 	int reason, port, independent;
 
 	if (rule->kind == NAT_RULE_NAPT && rule->pool_count > 1)
 		count = rule->pool_count;
-	if (limit || count) {
-		reason = source_take(h, rule->pool_first, count, limit);
-		if (reason != GO_ON)
-			return reason;
-	}
+	reason = source_take(h, rule->pool_first, count, o->limit);
+	if (reason != GO_ON)
+		return reason;
 	if (rule->kind == NAT_RULE_ONE_TO_ONE) {
 		h->inside.class = NAT_OTHER;
 		h->filtering = rule_strictest(rule) << 24;
@@ -394,7 +418,8 @@ static __always_inline void session_peer(const struct packet *p, struct nat_flow
 	peer->mtu = 0;
 	peer->in_link = 0;
 	peer->state = (state_open(p) & NAT_FLOW_TIMEOUT) |
-		      (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP)) | session_held(&o->target) |
+		      (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP | NAT_FLOW_RETURNS)) |
+		      session_held(&o->target) |
 		      (p->key.side == NAT_OUTSIDE ? NAT_FLOW_PEER_OUTSIDE : 0) |
 		      (o->decided.side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
 }
@@ -514,6 +539,8 @@ static __always_inline int session_decide(struct ctx *ctx, const struct packet *
 	int reason;
 
 	d->source = RULE_NONE;
+	if (session_pretends(ctx, p, d->in, o->lookups, o->slot))
+		return NAT_DROP_SPOOFED;
 	if (o->lookups & NAT_LOOKUP_EXCLUDE && rule_excluded(&p->key, o->lookups, o->slot))
 		return NAT_PASS_EXCLUDED;
 	reason = session_destination(p, out, o);
@@ -575,6 +602,52 @@ SUBPROGRAM int session_decided(struct ctx *ctx, const struct packet *p, struct n
 	return reason;
 }
 
+/* Whether the mapping that was addressed lets the packet's sender in, known by that address. What
+ * strangers open is the host's as well: they fill its share, not the table. */
+static __always_inline int session_admitted(struct opening *o, struct nat_addr sender)
+{
+	int reason = o->refused ? o->refused : mapping_admits(&o->target, addr_word(sender));
+
+	if (reason != GO_ON || !o->limit)
+		return reason;
+	return source_take(&o->target, 0, 0, o->limit);
+}
+
+/*
+ * A packet from inside to an outside endpoint of another inside host, its source translated:
+ * RFC 4787 REQ-9 has it be as if it had left and come back. Mostly one session stands for both
+ * ways through the NAT. But if its receiver's filter refuses it, it has left all the same, so
+ * the sender's now knows whom it has sent to; and if the receiver has sent to it before, or
+ * is itself, that session's key is taken. Then the session is of the packet that leaves, as to
+ * anybody outside, and what comes back is looked up by itself, each time: flow_hairpin.
+ */
+SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out, struct opening *o)
+{
+	struct nat_flow_key back = {.src = out->src,
+				    .dst = p->key.dst,
+				    .sport = out->sport,
+				    .dport = p->key.dport,
+				    .protocol = p->key.protocol,
+				    .side = NAT_OUTSIDE};
+	int reason = GO_ON, self = addr_equal(back.src, back.dst) && back.sport == back.dport;
+
+	if (!self && !flow_entry(&back)) {
+		if (o->by_mapping)
+			reason = session_admitted(o, out->src);
+		if (reason != NAT_DROP_FILTERED)
+			return reason;
+	}
+	o->refused = reason == GO_ON ? 0 : reason;
+	if (o->target.flags)
+		hold_drop(&o->target, addr_word(p->key.dst), p->now);
+	o->target.flags = 0;
+	o->flags = (o->flags & ~NAT_FLOW_HAIRPIN) | NAT_FLOW_RETURNS;
+	o->decided.side = NAT_OUTSIDE;
+	out->dst = p->key.dst;
+	out->dport = p->key.dport;
+	return GO_ON;
+}
+
 /* Steps 1 to 5 for a packet: what it becomes, and what its session holds. */
 static __always_inline int session_find(struct ctx *ctx, struct packet *p, struct nat_flow *out,
 					struct opening *o)
@@ -601,9 +674,9 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 		out->src = rule_map_address(rule, p->key.src);
 	else if (rule)
 		takes = 1;
-	/* Before anything is taken, unless the sender's outside address must be known. */
-	if (o->by_mapping && !(takes && o->target.filtering == NAT_FILTER_ADDRESS << 24)) {
-		reason = mapping_admits(&o->target, addr_word(out->src));
+	/* Before anything is taken. A host that is itself translated leaves first. */
+	if (o->by_mapping && !rule) {
+		reason = session_admitted(o, out->src);
 		if (reason != GO_ON)
 			return reason;
 	}
@@ -612,16 +685,18 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 		if (reason != GO_ON)
 			return reason;
 	}
-	if (!takes)
-		return GO_ON;
-	o->source.inside.addr = p->key.src;
-	o->source.inside.class = p->class;
-	reason = session_pool(o, rule, o->decided.way_out);
-	if (reason == GO_ON)
-		reason = session_source(ctx, p, out, o, rule);
-	if (reason != GO_ON)
-		return reason;
-	return o->by_mapping ? mapping_admits(&o->target, addr_word(out->src)) : GO_ON;
+	if (takes) {
+		o->source.inside.addr = p->key.src;
+		o->source.inside.class = p->class;
+		reason = session_pool(o, rule, o->decided.way_out);
+		if (reason == GO_ON)
+			reason = session_source(ctx, p, out, o, rule);
+		if (reason != GO_ON)
+			return reason;
+	}
+	if (rule && o->decided.sessions && o->flags & NAT_FLOW_HAIRPIN)
+		return session_hairpin(p, out, o);
+	return rule && o->by_mapping ? session_admitted(o, out->src) : GO_ON;
 }
 
 /* The remote of the contact that the session's owner made. */
@@ -692,11 +767,15 @@ GLOBAL int session_make(struct ctx *ctx)
 		reason = session_insert(p, out, o);
 		if (reason == GO_ON) {
 			count_add(NAT_CREATED);
-			if (o->flags & NAT_FLOW_HAIRPIN)
+			if (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_RETURNS))
 				count_add(NAT_HAIRPINNED);
 			if (o->config & NAT_CONFIG_EVENTS)
 				event_session(NAT_EVENT_CREATE, &p->key, out, NULL);
-			return GO_ON;
+			if (!o->refused)
+				return GO_ON;
+			if (o->config & NAT_CONFIG_EVENTS)
+				event_refused(&p->key, o->refused);
+			return o->refused;
 		}
 	}
 	session_drop(p, o);
@@ -753,6 +832,16 @@ static __always_inline int session_admits(const struct packet *p, const struct n
 		reason = mapping_admits(&h, addr_word(p->key.src));
 	hold_drop(&h, addr_word(p->key.src), p->now);
 	return reason;
+}
+
+/* Whether the packet that session_begin was given would be let in, had it come from outside. */
+GLOBAL int session_enters(void)
+{
+	__u32 zero = 0, slot;
+	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	const struct nat_config *config = config_get(&slot);
+
+	return o && config ? session_admits(&o->packet, config, slot) : NAT_DROP_BYPASS;
 }
 
 GLOBAL int session_wake(void)

@@ -81,6 +81,6 @@ struct nat_accel_stats {
 
 /* As NAT_ABI says it: a reason more, wherever it is, raises that. */
 NAT_ASSERT(sizeof(struct nat_shortcut) == 64);
-NAT_ASSERT(NAT_ACCEL_REASONS == 22 && NAT_ABI == 7);
+NAT_ASSERT(NAT_ACCEL_REASONS == 22 && NAT_ABI == 8);
 
 #endif

@@ -89,6 +89,12 @@ static __always_inline __u32 state_open(const struct packet *p)
 	}
 }
 
+/* No TCP sends these together: such a segment goes its way, and moves nothing. */
+static __always_inline int state_impossible(__u32 flags)
+{
+	return flags & TCP_SYN && flags & (TCP_FIN | TCP_RST);
+}
+
 /* The table above. begins: from this direction a SYN begins a connection anew. */
 static __always_inline __u32 state_tcp(__u32 state, __u32 flags, int owner, int begins)
 {
@@ -101,7 +107,7 @@ static __always_inline __u32 state_tcp(__u32 state, __u32 flags, int owner, int 
 		    (tcp & NAT_FLOW_TCP_RST || (tcp & STATE_TCP_FIN) == STATE_TCP_FIN))
 			tcp = 0;
 		tcp &= ~NAT_FLOW_TCP_RST;
-		if (!owner && !(flags & TCP_SYN) && !(tcp & STATE_TCP_SYN))
+		if (!owner && (flags & (TCP_SYN | TCP_ACK)) == TCP_ACK && !(tcp & STATE_TCP_SYN))
 			tcp |= STATE_TCP_SYN; /* taken up, and answered */
 		if (flags & TCP_SYN)
 			tcp |= owner ? NAT_FLOW_TCP_SYN_OWNER : NAT_FLOW_TCP_SYN_PEER;
@@ -158,7 +164,7 @@ static __always_inline int state_packet(const struct packet *p)
 	__u32 direction = 0, begins;
 	struct nat_session *s;
 
-	if (p->class != NAT_TCP)
+	if (p->class != NAT_TCP || state_impossible(p->tcp_flags))
 		return GO_ON;
 	s = flow_look(&p->key, &direction);
 	if (!s)

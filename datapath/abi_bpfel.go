@@ -160,6 +160,7 @@ type abiNatDestinationKind uint32
 const (
 	abiNatDestinationKindNAT_BY_RANGE  abiNatDestinationKind = 1
 	abiNatDestinationKindNAT_BY_PREFIX abiNatDestinationKind = 2
+	abiNatDestinationKindNAT_OWNED     abiNatDestinationKind = 3
 )
 
 type abiNatDirection uint32
@@ -265,6 +266,7 @@ const (
 	abiNatFlowStateNAT_FLOW_HAIRPIN       abiNatFlowState = 2048
 	abiNatFlowStateNAT_FLOW_CLAMP         abiNatFlowState = 4096
 	abiNatFlowStateNAT_FLOW_WHOLE         abiNatFlowState = 16384
+	abiNatFlowStateNAT_FLOW_RETURNS       abiNatFlowState = 32768
 	abiNatFlowStateNAT_FLOW_MASQUERADE    abiNatFlowState = 8192
 	abiNatFlowStateNAT_FLOW_TCP_SYN_OWNER abiNatFlowState = 65536
 	abiNatFlowStateNAT_FLOW_TCP_SYN_PEER  abiNatFlowState = 131072
@@ -296,7 +298,7 @@ type abiNatFragmentKey struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI              abiNatLimit = 7
+	abiNatLimitNAT_ABI              abiNatLimit = 8
 	abiNatLimitNAT_TICK_SHIFT       abiNatLimit = 20
 	abiNatLimitNAT_MAX_LINKS        abiNatLimit = 256
 	abiNatLimitNAT_MAX_ADDRESSES    abiNatLimit = 65536
@@ -348,6 +350,7 @@ const (
 	abiNatLookupNAT_LOOKUP_SOURCE_IN            abiNatLookup = 2048
 	abiNatLookupNAT_LOOKUP_SOURCE_OUT           abiNatLookup = 4096
 	abiNatLookupNAT_LOOKUP_SOURCE_IN_OUT        abiNatLookup = 8192
+	abiNatLookupNAT_LOOKUP_OWNED                abiNatLookup = 16384
 )
 
 type abiNatMappingKey struct {

@@ -558,6 +558,7 @@ func (c *compiler) both(r *nat.Rule, a nat.Map) {
 
 	rule.To = octets(a.Inside.Masked().Addr())
 	index := c.add(r, rule)
+	c.owned(a.Outside, index)
 	links := []int{-1}
 	if r.Out != "" || r.In != "" {
 		links = nil
@@ -576,6 +577,15 @@ func (c *compiler) both(r *nat.Rule, a nat.Map) {
 		c.t.Destinations[key] = index
 		c.lookup(link, abiNatLookupNAT_LOOKUP_PREFIX, abiNatLookupNAT_LOOKUP_PREFIX_LINK)
 	}
+}
+
+// owned makes known that nobody inside has addresses of a map's outside prefix, whatever
+// interfaces the map is bound to.
+func (c *compiler) owned(prefix netip.Prefix, rule uint32) {
+	c.t.Destinations[abiNatDestinationKey{
+		Prefixlen: 32 + uint32(prefix.Bits()), Kind: uint8(abiNatDestinationKindNAT_OWNED), Addr: octets(prefix.Masked().Addr()),
+	}] = rule
+	c.t.Config.Lookups |= uint32(abiNatLookupNAT_LOOKUP_OWNED)
 }
 
 // lookup notes that packets must be looked up in a way, bound to an interface or not.

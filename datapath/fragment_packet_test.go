@@ -5,6 +5,7 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"net/netip"
 	"testing"
@@ -285,5 +286,75 @@ func TestFragmentsExpire(t *testing.T) {
 	})
 	if g.maps["fragment_queue"].LookupAndDelete(nil, new([12]byte)) == nil {
 		t.Error("the queue still knows them")
+	}
+}
+
+// A fragment that comes before its first one is kept for every kind of rule and either way,
+// also between inside hosts, though ports are not known yet that would tell which rule.
+func TestFragmentsOfEveryRule(t *testing.T) {
+	g := aGateway(t)
+	type way struct {
+		name     string
+		side     abiNatSide
+		open     endpoints // sent first, as it comes; the source's own rule makes a mapping
+		reply    bool      // the datagram is the reply to that
+		datagram endpoints
+	}
+	in := func(host, to string) way {
+		return way{name: host + " to " + to, side: outer, datagram: ends("198.51.100.9:53", to)}
+	}
+	ways := []way{in("forward", "203.0.113.1:7000"), in("range", "203.0.113.1:6005"), in("map", "198.18.6.9:5000")}
+	for rule := masqueradeRule; rule <= tinyRule; rule++ {
+		e := ends(fmt.Sprintf("192.168.%d.2:4000", rule), "198.51.100.9:53")
+		if rule == statelessRule {
+			continue // needs no first one
+		}
+		ways = append(ways, way{name: fmt.Sprintf("rule %d out", rule), side: inside, datagram: e},
+			way{name: fmt.Sprintf("rule %d back", rule), side: outer, open: e, reply: true})
+	}
+	for _, to := range []string{"203.0.113.1:7000", "198.18.6.9:5000"} {
+		ways = append(ways, way{name: "hairpin to " + to, side: inside, datagram: ends("192.168.2.7:4000", to)})
+	}
+	for n, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			g.reset(t)
+			g.hook = hooks[1]
+			e := w.datagram
+			if w.open.src.IsValid() {
+				_, out := g.send(t, inside, "udp", 0, w.open)
+				e = out.answer()
+			}
+			g.flags = 0
+			from, to := g.sidePort(w.side), "in-peer"
+			if w.side == inside && e.dst == world {
+				to = "out-peer"
+			}
+			whole := pktbuild.IPv4{Src: e.src, Dst: e.dst, Payload: pktbuild.UDP{Src: e.sport, Dst: e.dport, Data: counting(1016)}}.Bytes()[20:]
+			part := func(at int) []byte {
+				p := pktbuild.IPv4{Src: e.src, Dst: e.dst, TTL: 64, ID: uint16(100 + n), Fragment: uint16(at / 8), Protocol: pktbuild.UDPProtocol, Payload: pktbuild.Bytes(whole[at : at+512])}
+				if at == 0 {
+					p.Fragment |= pktbuild.MF
+				}
+				return from.arriving(p).Bytes()
+			}
+			if _, _, err := g.run(t, hooks[1], w.side, from, part(512), 0); err != nil {
+				t.Fatal(err)
+			}
+			if counts := g.counted(t); counts[abiNatReasonNAT_FRAGMENT_HELD] != 1 {
+				t.Fatalf("a fragment without its first one: %v", counts)
+			}
+			frames := g.captured(t, to, 2, func() []byte {
+				if _, _, err := g.run(t, hooks[1], w.side, from, part(0), 0); err != nil {
+					t.Fatal(err)
+				}
+				return nil
+			})
+			for i, at := range []int{0, 512} {
+				if got := frames[i]; len(got) != 14+20+512 || binary.BigEndian.Uint16(got[20:])&0x1fff != uint16(at/8) || got[22] != 63 ||
+					i > 0 && !bytes.Equal(got[26:34], frames[0][26:34]) || at > 0 && !bytes.Equal(got[34:], whole[at:]) {
+					t.Errorf("fragment %d left as %x", i, got)
+				}
+			}
+		})
 	}
 }

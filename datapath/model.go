@@ -86,6 +86,7 @@ type modelFlow struct {
 	link     string // that its packets must come by; "" any
 	owner    bool   // of the direction that opened the session
 	outbound bool   // from an inside host
+	returns  bool   // to is an outside endpoint of another inside host, or from one
 }
 
 type modelSession struct {
@@ -221,6 +222,9 @@ func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return m.open(p, saw)
 	}
 	s := f.session
+	if f.returns && !p.inside {
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	}
 	if f.link != "" && f.link != p.link { // its host has moved, or somebody pretends to be it
 		if m.route(p.src.Addr()) != p.link {
 			return refused(abiNatReasonNAT_DROP_SPOOFED)
@@ -233,7 +237,36 @@ func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		}
 	}
 	s.step(p, f)
+	if f.returns {
+		s.seen = m.now
+		return m.comeBack(p, f, saw)
+	}
 	return m.forward(p, f.to, s)
+}
+
+// comeBack is what becomes of a packet that has left by f and comes back as another's from
+// outside: RFC 4787 REQ-9.
+func (m *model) comeBack(p modelPacket, f *modelFlow, saw modelOutcome) (modelOutcome, error) {
+	back := p
+	back.inside, back.modelEnds = false, f.to
+	to := m.flows[back.modelKey]
+	if to == nil {
+		if reason := m.enters(back); reason != translated {
+			return refused(reason)
+		}
+		delete(m.flows, p.modelKey)
+		delete(m.flows, modelKey{false, p.protocol, modelEnds{f.to.dst, f.to.src}})
+		return m.open(p, saw)
+	}
+	s := to.session
+	if m.now-s.seen > m.timeout(s) {
+		if reason := m.revive(back, to); reason != translated {
+			return refused(reason)
+		}
+	}
+	s.step(back, to)
+	s.seen = m.now
+	return m.forward(p, to.to, s)
 }
 
 // translated stands for no reason against it.
@@ -301,6 +334,9 @@ func (s *modelSession) step(p modelPacket, f *modelFlow) {
 	if s.class != nat.ClassTCP {
 		return
 	}
+	if p.syn && (p.fin || p.rst) { // no TCP sends that
+		return
+	}
 	if p.rst {
 		s.rst = true
 		return
@@ -313,7 +349,7 @@ func (s *modelSession) step(p modelPacket, f *modelFlow) {
 	if f.owner {
 		who = 1
 	}
-	if !f.owner && !p.syn && !s.syn[0] && !s.syn[1] {
+	if !f.owner && p.ack && !p.syn && !s.syn[0] && !s.syn[1] {
 		s.syn = [2]bool{true, true} // taken up in its middle, and answered
 	}
 	s.syn[who] = s.syn[who] || p.syn
@@ -329,10 +365,7 @@ func opens(p modelPacket) bool {
 		if p.rst || p.fin {
 			return false
 		}
-		if p.inside {
-			return !(p.syn && p.ack)
-		}
-		return p.syn && !p.ack
+		return p.syn && !p.ack || p.inside && p.ack && !p.syn
 	}
 	return true
 }
@@ -340,24 +373,34 @@ func opens(p modelPacket) bool {
 // revive asks whether a packet may bring an expired session back.
 func (m *model) revive(p modelPacket, f *modelFlow) abiNatReason {
 	s := f.session
+	if reason := m.enters(p); !f.outbound && reason != translated {
+		return reason
+	}
 	if !opens(p) {
 		return abiNatReasonNAT_DROP_NO_SESSION
-	}
-	if !f.outbound && m.destination(p) == nil {
-		mapping, reason := m.mappingOf(p)
-		if mapping == nil {
-			return reason
-		}
-		if reason := mapping.admits(p.src.Addr()); reason != translated {
-			return reason
-		}
 	}
 	s.seen, s.syn, s.fin, s.rst = m.now, [2]bool{}, [2]bool{}, false
 	return translated
 }
 
+// enters tells whether a new packet from outside would be let in.
+func (m *model) enters(p modelPacket) abiNatReason {
+	if !opens(p) {
+		return abiNatReasonNAT_DROP_NO_SESSION
+	}
+	if m.destination(p) != nil {
+		return translated
+	}
+	mapping, reason := m.mappingOf(p)
+	if reason != translated {
+		return reason
+	}
+	return mapping.admits(p.src.Addr())
+}
+
 func (mapping *modelMapping) admits(remote netip.Addr) abiNatReason {
 	switch {
+	case mapping.single:
 	case mapping.filtering == nat.FilterEndpointIndependent, mapping.filtering == nat.FilterAddress && mapping.contacts[remote]:
 		return translated
 	}
@@ -463,8 +506,12 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return refused(abiNatReasonNAT_DROP_SPOOFED)
 	case toMany(dst):
 		return refused(abiNatReasonNAT_PASS_MULTICAST)
-	case src == [4]byte{} || src[0] == 127 || toMany(src) || dst == [4]byte{} || dst[0] == 127:
+	case src == [4]byte{} || src[0] == 127 || toMany(src):
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	case dst == [4]byte{} || dst[0] == 127:
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
+	case p.inside && m.pretends(p):
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
 	case m.excluded(p):
 		return refused(abiNatReasonNAT_PASS_EXCLUDED)
 	}
@@ -486,14 +533,11 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		session = !isStateless(rule)
 	case m.addresses[p.dst.Addr()] != nil:
 		mapping, reason := m.mappingOf(p)
-		if mapping == nil {
-			if reason == abiNatReasonNAT_DROP_FILTERED && !opens(p) {
-				reason = abiNatReasonNAT_DROP_NO_SESSION
-			}
-			return refused(reason)
-		}
-		if !opens(p) {
+		if mapping != nil && !opens(p) {
 			return refused(abiNatReasonNAT_DROP_NO_SESSION)
+		}
+		if mapping == nil || reason != translated && !p.inside {
+			return refused(reason)
 		}
 		target, session = mapping, true
 		to.dst = netip.AddrPortFrom(mapping.inside.Addr(), to.dst.Port())
@@ -541,8 +585,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 			from, takes = mapAddress(from, a.Outside), false
 		}
 	}
-	late := target != nil && takes && target.filtering == nat.FilterAddress
-	if target != nil && !late {
+	if target != nil && hide == nil {
 		if reason := target.admits(from); reason != translated {
 			return refused(reason)
 		}
@@ -561,28 +604,40 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 			return modelOutcome{reason: reason}, err
 		}
 	}
-	if late {
-		// What a host sends to its own outside address, it has sent to that.
-		own := target == own && to.src.Addr() == p.dst.Addr()
-		if reason := target.admits(to.src.Addr()); !own && reason != translated {
-			return refused(reason)
+	admitted := translated
+	if target != nil && hide != nil {
+		admitted = target.admits(to.src.Addr())
+		if target == own && to.src.Addr() == p.dst.Addr() && own.filtering == nat.FilterAddress && !own.single {
+			admitted = translated // what a host sends to its own outside address, it has sent to that
 		}
 	}
+	hairpin, returns := moved && session && hide != nil && p.inside && m.file.IsInside(out), false
+	if hairpin {
+		known := m.flows[modelKey{false, p.protocol, modelEnds{to.src, p.dst}}] != nil || to.src == p.dst && target == own
+		if known {
+			admitted = translated
+		}
+		returns = known || admitted != translated
+	}
+	if admitted != translated && !returns {
+		return refused(admitted)
+	}
+	if returns {
+		to.dst, out, balanced = p.dst, m.file.Outside[0], nil
+	}
+	var f *modelFlow
 	s := &modelSession{class: p.protocol.Class(), seen: m.now}
 	if session {
-		f := &modelFlow{session: s, to: to, owner: true, outbound: p.inside}
+		f = &modelFlow{session: s, to: to, owner: true, outbound: p.inside, returns: returns}
 		if p.inside {
 			f.link = p.link
 		}
 		answer := modelKey{m.file.IsInside(out), p.protocol, modelEnds{to.dst, to.src}}
-		if answer == p.modelKey { // a host that talks to itself, from the port it talks to
-			return refused(abiNatReasonNAT_DROP_RACE)
-		}
 		if m.flows[answer] != nil {
 			return refused(abiNatReasonNAT_DROP_NO_PORT)
 		}
 		m.flows[p.modelKey] = f
-		m.flows[answer] = &modelFlow{session: s, to: modelEnds{p.dst, p.src}, outbound: answer.inside}
+		m.flows[answer] = &modelFlow{session: s, to: modelEnds{p.dst, p.src}, outbound: answer.inside, returns: returns}
 		s.step(p, f)
 		if own != nil && !own.single && own.filtering == nat.FilterAddress {
 			own.contacts[p.dst.Addr()] = true
@@ -597,7 +652,25 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	if balanced != nil {
 		m.targets[*balanced] = to.dst.Addr()
 	}
-	return m.forward(p, to, s)
+	switch {
+	case !returns:
+		return m.forward(p, to, s)
+	case admitted != translated:
+		return refused(admitted)
+	}
+	return m.comeBack(p, f, saw)
+}
+
+// pretends tells whether the source of a packet from inside is one that no inside host has,
+// unless it is routed to where the packet came from.
+func (m *model) pretends(p modelPacket) bool {
+	src := p.src.Addr()
+	known := m.addresses[src] != nil || src.As4()[0] == 0 || src.As4()[0] >= 240
+	for _, r := range m.file.Rules {
+		a, ok := r.Action.(nat.Map)
+		known = known || ok && a.Outside.Contains(src)
+	}
+	return known && (slices.Contains(m.facts.Local, src) || m.route(src) != p.link)
 }
 
 func toMany(a [4]byte) bool { return a[0]>>4 == 14 || a == [4]byte{255, 255, 255, 255} }
@@ -647,7 +720,7 @@ func (m *model) mappingOf(p modelPacket) (*modelMapping, abiNatReason) {
 	mapping, held := m.held[key]
 	switch {
 	case held && mapping.single:
-		return nil, abiNatReasonNAT_DROP_FILTERED
+		return mapping, abiNatReasonNAT_DROP_FILTERED
 	case held:
 		return mapping, translated
 	case a.local:

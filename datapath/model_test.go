@@ -347,7 +347,8 @@ func (r *modelRig) packet() modelPacket {
 		p.link = pick(r.random, "in", "in2", "out") // spoofed, or from the wrong side
 		p.inside = p.link != "out"
 	case 3:
-		p.src = netip.AddrPortFrom(pick(r.random, netip.MustParseAddr("10.9.9.9"), p.dst.Addr(), netip.MustParseAddr("127.0.0.1")), p.src.Port())
+		p.src = netip.AddrPortFrom(netip.MustParseAddr(pick(r.random, "10.9.9.9", p.dst.Addr().String(), "127.0.0.1", "0.0.0.0", "0.1.2.3", "240.1.2.3", "224.0.0.5",
+			"203.0.113.1", "203.0.113.16", "203.0.113.20", "203.0.113.24", "203.0.113.30", "203.0.113.41", "198.18.4.9")), p.src.Port())
 	case 4:
 		p.dst = netip.AddrPortFrom(p.dst.Addr(), uint16(r.random.IntN(65536)))
 		if p.protocol.Class() >= nat.ClassICMP {
@@ -364,7 +365,9 @@ func (r *modelRig) packet() modelPacket {
 	}
 	p.syn, p.ack, p.fin, p.rst = false, false, false, false
 	if p.protocol == nat.TCP {
-		switch r.random.IntN(8) {
+		switch r.random.IntN(80) / 9 {
+		case 8: // what no TCP sends
+			p.syn, p.fin, p.rst = r.random.IntN(2) == 0, r.random.IntN(2) == 0, r.random.IntN(4) == 0
 		case 0, 1, 2:
 			p.syn = true
 		case 3:

@@ -571,13 +571,15 @@ func testHairpin(t *testing.T, g *gateway) {
 	g.want(t, inside, "udp", 0, want.answer(), sent, to.answer())
 	g.send(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"))
 	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.18:5000"), abiNatReasonNAT_DROP_FILTERED)
-	g.want(t, inside, "udp", 0, ends("192.168.3.2:5000", "203.0.113.1:6600"), abiNatReasonNAT_DROP_FILTERED, endpoints{})
-	// Refused before a port is taken.
+	// It has left all the same: who it was sent to is let in from now on, and then it is, too.
+	g.want(t, inside, "udp", 0, ends("192.168.3.2:5000", "203.0.113.1:6600"), sent, ends("203.0.113.18:5000", "192.168.1.3:6600"))
+	g.want(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.18:5000"), sent, ends("203.0.113.1:6600", "192.168.3.2:5000"))
+	// Who is not translated himself leaves nothing behind.
 	g.send(t, inside, "udp", 0, ends("192.168.1.9:7700", "198.51.100.9:53"))
-	free := g.freePorts(t, ownAddress, abiNatClassNAT_UDP)
-	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6601", "203.0.113.1:7700"), abiNatReasonNAT_DROP_FILTERED)
-	if now := g.freePorts(t, ownAddress, abiNatClassNAT_UDP); now != free {
-		t.Errorf("%d ports are free after a packet that was refused, %d before", now, free)
+	sessions := g.flowCount(t)
+	g.refused(t, inside, "udp", 0, ends("192.168.99.3:6601", "203.0.113.1:7700"), abiNatReasonNAT_DROP_FILTERED)
+	if now := g.flowCount(t); now != sessions {
+		t.Errorf("%d flows after a packet that was refused, %d before", now, sessions)
 	}
 	// To the gateway itself: the stack's.
 	g.refused(t, inside, "udp", 0, ends("192.168.1.3:6600", "203.0.113.1:53"), abiNatReasonNAT_PASS_LOCAL)
@@ -600,10 +602,20 @@ func testRefused(t *testing.T, g *gateway) {
 		{"transit", outer, "udp", 0, ends("198.51.100.9:1", "192.168.1.2:1"), abiNatReasonNAT_PASS_NO_RULE},
 		{"to the gateway", inside, "udp", 0, ends("192.168.1.2:1", "192.168.1.1:1"), abiNatReasonNAT_PASS_LOCAL},
 		{"multicast", inside, "udp", 0, ends("192.168.1.2:1", "224.0.0.251:5353"), abiNatReasonNAT_PASS_MULTICAST},
-		{"from loopback", inside, "udp", 0, ends("127.0.0.1:1", "198.51.100.9:1"), abiNatReasonNAT_PASS_NO_RULE},
-		{"from nowhere", inside, "udp", 0, ends("0.0.0.0:68", "198.51.100.9:67"), abiNatReasonNAT_PASS_NO_RULE},
+		{"from loopback", inside, "udp", 0, ends("127.0.0.1:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"from nowhere", inside, "udp", 0, ends("0.0.0.0:68", "198.51.100.9:67"), abiNatReasonNAT_DROP_SPOOFED},
+		{"from nowhere, DHCP", inside, "udp", 0, ends("0.0.0.0:68", "255.255.255.255:67"), abiNatReasonNAT_PASS_MULTICAST},
+		{"to nowhere", inside, "udp", 0, ends("192.168.1.2:1", "127.0.0.1:1"), abiNatReasonNAT_PASS_NO_RULE},
 		{"broadcast", inside, "udp", 0, ends("192.168.1.2:1", "255.255.255.255:67"), abiNatReasonNAT_PASS_MULTICAST},
-		{"from multicast", inside, "udp", 0, ends("224.0.0.5:1", "198.51.100.9:1"), abiNatReasonNAT_PASS_NO_RULE},
+		{"from multicast", inside, "udp", 0, ends("224.0.0.5:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_SPOOFED},
+		{"no flags open nothing", inside, "tcp", 0, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"PSH and URG open nothing", inside, "tcp", 0x28, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"SYN FIN opens nothing", inside, "tcp", pktbuild.SYN | pktbuild.FIN, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"SYN RST opens nothing", inside, "tcp", pktbuild.SYN | pktbuild.RST, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"all flags open nothing", inside, "tcp", 0xff, ends("192.168.1.2:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"no flags open no forward", outer, "tcp", 0, ends("198.51.100.9:1", "203.0.113.1:8080"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"SYN FIN opens no forward", outer, "tcp", pktbuild.SYN | pktbuild.FIN, ends("198.51.100.9:1", "203.0.113.1:8080"), abiNatReasonNAT_DROP_NO_SESSION},
+		{"all flags open no forward", outer, "tcp", 0xff, ends("198.51.100.9:1", "203.0.113.1:8080"), abiNatReasonNAT_DROP_NO_SESSION},
 		{"land", inside, "tcp", pktbuild.SYN, ends("192.168.1.2:1", "192.168.1.2:1"), abiNatReasonNAT_DROP_SPOOFED},
 		{"a source that lives elsewhere", inside, "udp", 0, ends("192.168.1.1:1", "198.51.100.9:1"), abiNatReasonNAT_DROP_SPOOFED},
 		{"from outside, an inside source, to a forward", outer, "udp", 0, ends("192.168.1.3:1", "203.0.113.1:7042"), abiNatReasonNAT_DROP_SPOOFED},

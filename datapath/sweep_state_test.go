@@ -246,7 +246,7 @@ func TestRevive(t *testing.T) {
 				t.Errorf("%s: %v is still dead", h.name, key)
 			}
 		}
-		if held := g.held(t); held.mappings != 2 || held.sources != 1 {
+		if held := g.held(t); held.mappings != 2 || held.sources != 2 {
 			t.Errorf("%s: after revival the sessions hold %+v", h.name, held)
 		}
 		g.mark(t, abiNatFlowStateNAT_FLOW_DEAD|abiNatFlowStateNAT_FLOW_GONE)

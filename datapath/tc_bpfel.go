@@ -349,7 +349,8 @@ type tcOpening struct {
 	}
 	Flags     uint32
 	ByMapping uint8
-	_         [3]byte
+	Refused   uint8
+	_         [2]byte
 	Owner     struct {
 		_          structs.HostLayout
 		Src        tcNatAddr
