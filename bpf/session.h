@@ -172,10 +172,16 @@ SUBPROGRAM int session_pretends(struct ctx *ctx, const struct packet *p, __u16 i
 	return route_home(ctx, p, in) != GO_ON;
 }
 
+/* Whether the packet is to go elsewhere than it was sent: an identity map leaves it. */
+static __always_inline int session_moves(const struct packet *p, const struct nat_flow *out)
+{
+	return !addr_equal(out->dst, p->key.dst) || out->dport != p->key.dport;
+}
+
 SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const struct nat_flow *out,
 			     struct opening *o)
 {
-	int translated = o->decided.by_rule || o->by_mapping;
+	int translated = session_moves(p, out);
 	struct route route = {};
 	struct nat_link *link;
 	int reason;
@@ -553,7 +559,7 @@ static __always_inline int session_decide(struct ctx *ctx, const struct packet *
 		return reason;
 
 	/* A stranger who uses a mapping keeps his address. */
-	if (p->key.side == NAT_INSIDE || d->by_rule) {
+	if (p->key.side == NAT_INSIDE || (d->by_rule && session_moves(p, out))) {
 		d->way_out = session_way_out(ctx, p, o);
 		d->source = rule_source(addr_word(p->key.src), d->in, d->way_out, o->lookups,
 					o->generation);

@@ -27,6 +27,9 @@ func cautions(file *nat.File, local []netip.Addr) (warnings []string) {
 		at := fmt.Sprintf("%s:%d:%d", file.Name, r.Position.Line, r.Position.Column)
 		switch a := r.Action.(type) {
 		case nat.Map:
+			if a.IsIdentity() {
+				continue // what is for the gateway stays the gateway's
+			}
 			if a.Inside.IsSingleIP() && slices.Contains(local, a.Inside.Addr()) {
 				warnings = append(warnings, fmt.Sprintf("%s: %s is the gateway itself: engine ebpf sends to hosts only, and drops these packets", at, a.Inside.Addr()))
 			}

@@ -43,7 +43,7 @@ func (p *Plan) planNFT(file *nat.File, o Options, made []Change) error {
 	if err != nil {
 		return err
 	}
-	return p.planChanges(nil, proxies, reserved, made)
+	return p.planChanges(file, nil, proxies, reserved, made)
 }
 
 // missing are the interfaces of a file that are not there. nftables knows them by name, so

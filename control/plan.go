@@ -226,7 +226,7 @@ func (p *Plan) planEBPF(file *nat.File, o Options, made []Change) error {
 	}
 	p.Upgrade = rec.Whole && rec.Make != datapath.Make()
 	rec.Addresses, rec.Next.Placements = p.tables.Addresses, placements
-	return p.planChanges(p.tables.ReservePorts, p.tables.ProxyNeighbours, facts.ReservedPorts, made)
+	return p.planChanges(file, p.tables.ReservePorts, p.tables.ProxyNeighbours, facts.ReservedPorts, made)
 }
 
 func sizeOf(file *nat.File) datapath.Size {
@@ -243,7 +243,7 @@ func sizeOf(file *nat.File) datapath.Size {
 
 // planChanges plans what an instance needs of its namespace besides what it has made,
 // and what it does not need any more. The calling thread is in the namespace.
-func (p *Plan) planChanges(reserve datapath.PortList, proxies []datapath.ProxyNeighbour, reserved datapath.PortList, made []Change) error {
+func (p *Plan) planChanges(file *nat.File, reserve datapath.PortList, proxies []datapath.ProxyNeighbour, reserved datapath.PortList, made []Change) error {
 	var errs []error
 	add := func(name, value, reason string) {
 		c, err := settingChange(name, value, reason)
@@ -271,7 +271,7 @@ func (p *Plan) planChanges(reserve datapath.PortList, proxies []datapath.ProxyNe
 	routes, err := hostRoutes()
 	errs = append(errs, err)
 	for _, n := range proxies {
-		if !routes[n.Addr] {
+		if !routes[n.Addr] && !file.KeepsAddress(n.Addr) {
 			p.Changes = append(p.Changes, Change{Kind: changeRoute, Interface: "lo", Address: n.Addr, Reason: "the kernel answers ARP only for what it would not find on " + n.Link + " itself"})
 		}
 		if !slices.Contains(have, n) {
@@ -280,7 +280,7 @@ func (p *Plan) planChanges(reserve datapath.PortList, proxies []datapath.ProxyNe
 	}
 	for _, c := range made {
 		wanted := slices.ContainsFunc(proxies, func(n datapath.ProxyNeighbour) bool {
-			return n.Addr == c.Address && (n.Link == c.Interface || c.Kind == changeRoute)
+			return n.Addr == c.Address && (n.Link == c.Interface || c.Kind == changeRoute && !file.KeepsAddress(n.Addr))
 		})
 		if c.Kind != changeSetting && !wanted {
 			p.Undone = append(p.Undone, c)

@@ -145,8 +145,13 @@ func (c *compiler) outside() {
 			c.forwarded(r, a)
 		}
 		if _, pooled := r.Action.(nat.SNAT); !pooled && !r.Silent {
+			m, mapped := r.Action.(nat.Map)
 			for _, addresses := range r.OutsideAddresses() {
-				c.proxy(addresses)
+				if mapped && m.IsIdentity() {
+					c.proxyRouted(addresses)
+				} else {
+					c.proxy(addresses)
+				}
 			}
 		}
 	}
@@ -433,8 +438,8 @@ func (c *compiler) linkOf(addr netip.Addr) int {
 
 // proxy wants ARP answered for addresses on a connected network that nobody has.
 func (c *compiler) proxy(r nat.AddressRange) {
-	if r.Count() > maxProxies && c.linkOf(r.First) >= 0 {
-		c.fail(nil, "%s on a connected network are %d addresses to answer ARP for, of at most %d: route them here, and say arp: none", r, r.Count(), maxProxies)
+	if c.linkOf(r.First) >= 0 {
+		c.boundProxies(r)
 	}
 	for i := range min(r.Count(), maxProxies) {
 		addr := r.At(i)
@@ -449,10 +454,41 @@ func (c *compiler) proxy(r nat.AddressRange) {
 		}
 		// For the sake of ARP it is routed to lo: the routes do not tell where it is.
 		c.locate(nil, addr)
-		if !c.proxies[n] {
-			c.proxies[n] = true
-			c.t.ProxyNeighbours = append(c.t.ProxyNeighbours, n)
+		c.wantProxy(n)
+	}
+}
+
+// proxyRouted wants ARP answered, on outside networks, for addresses that hosts behind the
+// gateway have themselves. The routes tell where they are.
+func (c *compiler) proxyRouted(r nat.AddressRange) {
+	for _, l := range c.t.Links {
+		if l.Inside {
+			continue
 		}
+		on := func(a netip.Addr) bool {
+			return slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Masked().Contains(a) })
+		}
+		if on(r.First) {
+			c.boundProxies(r)
+		}
+		for i := range min(r.Count(), maxProxies) {
+			if a := r.At(i); on(a) && !slices.Contains(c.facts.Local, a) {
+				c.wantProxy(ProxyNeighbour{Link: l.Name, Addr: a})
+			}
+		}
+	}
+}
+
+func (c *compiler) boundProxies(r nat.AddressRange) {
+	if r.Count() > maxProxies {
+		c.fail(nil, "%s on a connected network are %d addresses to answer ARP for, of at most %d: route them here, and say arp: none", r, r.Count(), maxProxies)
+	}
+}
+
+func (c *compiler) wantProxy(n ProxyNeighbour) {
+	if !c.proxies[n] {
+		c.proxies[n] = true
+		c.t.ProxyNeighbours = append(c.t.ProxyNeighbours, n)
 	}
 }
 

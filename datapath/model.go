@@ -552,7 +552,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
 	}
 
-	moved := rule != nil || target != nil
+	moved := to.dst != p.dst // an identity map leaves it
 	if slices.Contains(m.facts.Local, to.dst.Addr()) {
 		if moved {
 			return refused(abiNatReasonNAT_DROP_UNSUPPORTED)
@@ -565,10 +565,10 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		way = m.route(p.dst.Addr())
 	}
 	var hide *nat.Rule
-	if p.inside || rule != nil {
+	if p.inside || rule != nil && moved {
 		hide = m.source(p, way)
 	}
-	if hide == nil && !moved {
+	if hide == nil && rule == nil && target == nil {
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
 	}
 	if from := m.route(p.src.Addr()); slices.Contains(m.facts.Local, p.src.Addr()) || from != p.link && (p.inside || m.file.IsInside(from)) {

@@ -194,6 +194,8 @@ func (r *modelRig) file() *nat.File {
 		{Action: nat.SNAT{Source: prefix("192.168.3.0/24"), Address: addr("203.0.113.20"), Ports: ports()}, Out: "out"},
 		{Action: nat.SNAT{Source: prefix("192.168.5.0/24"), Pool: "whole"}},
 		{Action: nat.Map{Inside: prefix("192.168.4.0/24"), Outside: prefix("198.18.4.0/24"), Stateless: r.random.IntN(2) == 0}},
+		{Action: nat.Map{Inside: prefix("192.168.6.0/24"), Outside: prefix("192.168.6.0/24"), Stateless: r.random.IntN(3) == 0}},
+		{Action: nat.Map{Inside: prefix("192.168.1.1/32"), Outside: prefix("192.168.1.1/32")}}, // the gateway's own
 		{Action: nat.Map{Inside: prefix("10.2.4.2/31"), Outside: prefix("203.0.113.40/31")}},
 		{Action: nat.DNAT{Protocol: nat.TCP, Address: gatewayOut, Ports: point(8080), Targets: []nat.Target{target("192.168.1.2:80")}}},
 		{Action: nat.DNAT{Protocol: nat.UDP, Address: gatewayOut, Ports: nat.PortRange{First: 7000, Last: 7009}, Targets: []nat.Target{
@@ -399,9 +401,9 @@ func (r *modelRig) answer(p modelPacket) modelPacket {
 func (r *modelRig) fresh() modelPacket {
 	p := modelPacket{}
 	p.protocol = pick(r.random, nat.TCP, nat.TCP, nat.UDP, nat.UDP, nat.UDP, nat.ICMP, nat.GRE, nat.UDPLite)
-	hosts := []string{"192.168.1.2", "192.168.2.1", "192.168.2.2", "192.168.2.3", "192.168.3.1", "192.168.3.2", "192.168.4.1", "192.168.5.1", "192.168.5.2", "192.168.5.3", "10.2.0.2", "10.2.4.2", "10.2.4.3", "192.168.1.1"}
+	hosts := []string{"192.168.1.2", "192.168.2.1", "192.168.2.2", "192.168.2.3", "192.168.3.1", "192.168.3.2", "192.168.4.1", "192.168.5.1", "192.168.5.2", "192.168.5.3", "192.168.6.1", "192.168.6.2", "10.2.0.2", "10.2.4.2", "10.2.4.3", "192.168.1.1"}
 	world := []string{"198.51.100.8", "198.51.100.9", "198.51.100.22"}
-	outside := []string{"203.0.113.1", "203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.20", "203.0.113.24", "203.0.113.25", "203.0.113.30", "203.0.113.40", "198.18.4.1", "203.0.113.254"}
+	outside := []string{"203.0.113.1", "203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.20", "203.0.113.24", "203.0.113.25", "203.0.113.30", "203.0.113.40", "198.18.4.1", "192.168.6.1", "192.168.6.2", "192.168.1.1", "203.0.113.254"}
 	src := pick(r.random, hosts...)
 	dst := pick(r.random, slices.Concat(world, world, world, world, outside, hosts)...)
 	if r.random.IntN(4) == 0 {

@@ -159,20 +159,27 @@ func (e *explanation) explain() {
 	to, toText := e.target(destination)
 	way := e.s.WayOut(e.p.Source, to)
 	if way == "" || !e.f.IsInside(way) && !e.f.IsOutside(way) {
-		e.noWay(way, to, destination != nil)
+		e.noWay(way, to, destination != nil && !destination.isIdentity())
 		return
 	}
 	e.say(StageRoute, "%s is reached by %s", to, way)
-	if inside && destination != nil && e.f.IsInside(way) {
+	moves := destination != nil && !destination.isIdentity()
+	if inside && moves && e.f.IsInside(way) {
 		way = e.addressedBy(way)
 	}
-	source := e.choose(StageSource, func(r *Rule) verdict { return e.hides(r, way) })
+	var source *Rule
+	if inside || moves {
+		source = e.choose(StageSource, func(r *Rule) verdict { return e.hides(r, way) })
+	}
+	hides := source != nil && !source.isIdentity()
 	switch {
-	case destination == nil && source == nil:
+	case !moves && !hides && (destination != nil || source != nil):
+		e.say(StageResult, "source and destination stay: its session is tracked, not translated")
+	case !moves && !hides:
 		e.say(StageResult, "goes on untranslated, unless it is for the outside endpoint of a mapping")
-	case source == nil:
+	case !hides:
 		e.say(StageResult, "destination becomes %s, the source stays", toText)
-	case destination == nil:
+	case !moves:
 		e.say(StageResult, "source becomes %s, the destination stays", e.f.hiddenText(source, e.p.Source, way))
 	default:
 		e.say(StageResult, "destination becomes %s, source becomes %s", toText, e.f.hiddenText(source, e.p.Source, way))

@@ -94,6 +94,7 @@ rules:
   - dnat: tcp 100.100.100.104:443
     to: [172.17.0.6, 172.17.0.7]
     weights: [9, 1]
+  - map: 172.18.0.0/24 <-> 172.18.0.0/24
 `
 
 func TestExplain(t *testing.T) {
@@ -120,6 +121,25 @@ destination: APPLIES 25 dnat: tcp 100.100.100.104:443, to: [172.17.0.6, 172.17.0
 route: 172.17.0.6 is reached by docker0
 source: no rule
 result: destination becomes one of 172.17.0.6:443 (9 of 10), 172.17.0.7:443 (1 of 10) (the client's address chooses), the source stays`},
+		{"tcp 192.0.2.1:4000 -> 172.18.0.7:443 in eth0", `
+exclude: no rule
+destination: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
+route: 172.18.0.7 is reached by docker0
+result: source and destination stay: its session is tracked, not translated`},
+		{"tcp 172.18.0.7:4000 -> 192.0.2.1:443 in docker0", `
+exclude: no rule
+destination: no rule
+route: 192.0.2.1 is reached by eth0
+source: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
+source: 11 masquerade: 172.16.0.0/12, out: eth1: it is bound to the way out eth1
+result: source and destination stay: its session is tracked, not translated`},
+		{"tcp 192.168.0.7:4000 -> 172.18.0.7:443 in eth1", `
+exclude: no rule
+destination: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
+route: 172.18.0.7 is reached by docker0
+source: no rule
+source: 6 masquerade: 192.168.0.0/16: without a way out it holds for outside interfaces, and docker0 is none
+result: source and destination stay: its session is tracked, not translated`},
 		{"tcp 192.168.0.7:4000 -> 100.100.100.100:8090 in eth1", `
 exclude: no rule
 destination: APPLIES 15 dnat: tcp 100.100.100.100:8000-8099, to: 172.17.0.4:9000-9099: the range of ports

@@ -692,8 +692,6 @@ func (r *reader) mapped(n *yaml.Node, text string, stateless bool) Action {
 		r.fail(n, "a map is one to one, but %s and %s are not of equal length", prefixText(a.Inside), prefixText(a.Outside))
 	case a.Inside.Bits() == 0:
 		r.fail(n, "a map of all addresses to themselves translates nothing")
-	case a.Inside.Overlaps(a.Outside):
-		r.fail(n, "%s and %s are the same addresses", prefixText(a.Inside), prefixText(a.Outside))
 	default:
 		r.hosts(n, RangeOf(a.Inside))
 		r.hosts(n, RangeOf(a.Outside))

@@ -68,10 +68,29 @@ type Target struct {
 }
 
 // Map is static NAT, both ways: an inside prefix is seen outside as another of equal
-// length. Stateless: by rewriting alone, no session is kept.
+// length, or as the same. Stateless: by rewriting alone, no session is kept.
 type Map struct {
 	Inside, Outside netip.Prefix
 	Stateless       bool
+}
+
+// IsIdentity tells whether hosts keep their addresses: they have sessions, and are reached
+// from outside, without being translated.
+func (a Map) IsIdentity() bool { return a.Inside == a.Outside }
+
+// KeepsAddress tells whether an identity map has the address: its packets are routed to its
+// host, also those that others on an outside network are to send here.
+func (f *File) KeepsAddress(a netip.Addr) bool {
+	return slices.ContainsFunc(f.Rules, func(r Rule) bool {
+		m, ok := r.Action.(Map)
+		return ok && m.IsIdentity() && m.Outside.Contains(a)
+	})
+}
+
+// isIdentity tells whether a rule is an identity map.
+func (r *Rule) isIdentity() bool {
+	a, ok := r.Action.(Map)
+	return ok && a.IsIdentity()
 }
 
 // Exclude keeps packets from being translated by any rule.

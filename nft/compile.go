@@ -234,7 +234,7 @@ func (c *compiler) nobody() []Rule {
 		add(p.Addresses)
 	}
 	for i := range c.file.Rules {
-		if !isStateless(&c.file.Rules[i]) {
+		if m, ok := c.file.Rules[i].Action.(nat.Map); !ok || !m.Stateless && !m.IsIdentity() {
 			add(c.file.Rules[i].OutsideAddresses())
 		}
 	}

@@ -65,7 +65,11 @@ func (c *compiler) destinations() (Chain, error) {
 			case singleHost(a.Outside):
 				for _, in := range c.mapWaysIn(r) {
 					b, k := at(in, a.Outside.Addr().AsSlice())
-					hosts[b].add(Element{Key: k, Value: a.Inside.Addr().AsSlice(), Rule: i})
+					e := Element{Key: k, Value: a.Inside.Addr().AsSlice(), Rule: i}
+					if a.IsIdentity() {
+						e.Value, e.Verdict = nil, acceptVerdict()
+					}
+					hosts[b].add(e)
 				}
 			default:
 				all := nat.RangeOf(a.Outside)
@@ -126,9 +130,12 @@ func (c *compiler) destinations() (Chain, error) {
 		for _, p := range flatten(prefixes[in]) {
 			b, k := at(in, binaryutil.BigEndian.PutUint32(p.first))
 			_, end := at(in, binaryutil.BigEndian.PutUint32(p.last))
-			to := c.file.Rules[p.rule].Action.(nat.Map).Inside
-			chain := c.chain("to_"+to.String(), rule(translatePrefix(expr.NATTypeDestNAT, to)))
-			nets[b].add(Element{Key: k, End: end, Verdict: goToVerdict(chain), Rule: p.rule})
+			m := c.file.Rules[p.rule].Action.(nat.Map)
+			verdict := acceptVerdict()
+			if !m.IsIdentity() {
+				verdict = goToVerdict(c.chain("to_"+m.Inside.String(), rule(translatePrefix(expr.NATTypeDestNAT, m.Inside))))
+			}
+			nets[b].add(Element{Key: k, End: end, Verdict: verdict, Rule: p.rule})
 		}
 	}
 

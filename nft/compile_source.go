@@ -183,6 +183,10 @@ func (c *compiler) hide(index int) (Element, error) {
 	case nat.Masquerade:
 		e.Verdict = goToVerdict(c.masquerade(a.Ports))
 	case nat.Map:
+		if a.IsIdentity() {
+			e.Verdict = acceptVerdict()
+			return e, nil
+		}
 		if singleHost(a.Outside) {
 			e.Value = a.Outside.Addr().AsSlice()
 			return e, nil

@@ -203,6 +203,9 @@ func notrack() []expr.Any { return []expr.Any{&expr.Notrack{}} }
 
 func goTo(chain string) []expr.Any { return []expr.Any{goToVerdict(chain)} }
 
+// acceptVerdict ends the questions: the packet stays as it is.
+func acceptVerdict() *expr.Verdict { return &expr.Verdict{Kind: expr.VerdictAccept} }
+
 func goToVerdict(chain string) *expr.Verdict {
 	return &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}
 }
