@@ -23,6 +23,7 @@ import (
 type Drift struct {
 	What  string
 	Waits bool // nothing can be done before more happens on the machine
+	Stops bool // packets are not translated until then
 }
 
 // staleSweep is how old the last run of expiry may be. It comes several times a second.
@@ -38,7 +39,7 @@ func driftOf(ns *netns.Handle, rec *record, file *nat.File, e *datapath.Engine, 
 			return nil, err
 		}
 		if !there {
-			d.add("somebody has removed the nftables table natkit: nothing is translated")
+			d.stop("somebody has removed the nftables table natkit: nothing is translated")
 		}
 	} else if err := d.programs(); err != nil {
 		return nil, err
@@ -67,6 +68,10 @@ func (d *drifting) add(format string, args ...any) {
 	d.out = append(d.out, Drift{What: fmt.Sprintf(format, args...)})
 }
 
+func (d *drifting) stop(format string, args ...any) {
+	d.out = append(d.out, Drift{What: fmt.Sprintf(format, args...), Stops: true})
+}
+
 func (d *drifting) wait(format string, args ...any) {
 	d.out = append(d.out, Drift{What: fmt.Sprintf(format, args...), Waits: true})
 }
@@ -77,7 +82,7 @@ func (d *drifting) programs() error {
 		return err
 	}
 	if stats.SweepAge > staleSweep {
-		d.add("expiry has not run for %v", stats.SweepAge.Round(time.Second))
+		d.stop("expiry has not run for %v", stats.SweepAge.Round(time.Second))
 	}
 	if d.rec.Make != datapath.Make() {
 		d.add("the programs are another natkit's; no session is lost when they are replaced")
@@ -154,11 +159,11 @@ func (d *drifting) device(l netlink.Link, known linkRecord, attached map[int][]d
 	}
 	switch {
 	case was.Ifindex == 0:
-		d.add("interface %s is there now", is.Name)
+		d.stop("interface %s is there now", is.Name)
 	case was.Ifindex != is.Index:
-		d.add("interface %s was made anew and carries no program", is.Name)
+		d.stop("interface %s was made anew and carries no program", is.Name)
 	case off != "":
-		d.add("somebody has taken the program off the %s hook of interface %s", off, is.Name)
+		d.stop("somebody has taken the program off the %s hook of interface %s", off, is.Name)
 	case was.Ethernet && string(was.MAC[:]) != string(is.HardwareAddr):
 		d.add("interface %s has another MAC address, %s", is.Name, is.HardwareAddr)
 	case was.MTU != min(is.MTU, 65535):
@@ -200,12 +205,12 @@ func (d *drifting) masquerade(l netlink.Link, known linkRecord) error {
 	name := l.Attrs().Name
 	switch {
 	case known.Awaited && now.IsValid():
-		d.add("interface %s has an address now, %s", name, now)
+		d.stop("interface %s has an address now, %s", name, now)
 	case i < 0:
 	case !now.IsValid():
 		d.wait("interface %s no longer has the address %s that it masquerades behind, nor another", name, d.rec.Addresses[i].Addr)
 	case now != d.rec.Addresses[i].Addr:
-		d.add("interface %s no longer has the address %s that it masquerades behind, but %s", name, d.rec.Addresses[i].Addr, now)
+		d.stop("interface %s no longer has the address %s that it masquerades behind, but %s", name, d.rec.Addresses[i].Addr, now)
 	}
 	return nil
 }
@@ -233,11 +238,11 @@ func (d *drifting) changes(made []Change) error {
 		case changeNeighbour:
 			_, err := netlink.LinkByName(c.Interface)
 			if err == nil && !slices.Contains(proxies, datapath.ProxyNeighbour{Link: c.Interface, Addr: c.Address}) {
-				d.add("ARP for %s is no longer answered on %s", c.Address, c.Interface)
+				d.stop("ARP for %s is no longer answered on %s", c.Address, c.Interface)
 			}
 		case changeRoute:
 			if !routes[c.Address] {
-				d.add("the route of %s, for which ARP is answered, is gone", c.Address)
+				d.stop("the route of %s, for which ARP is answered, is gone", c.Address)
 			}
 		case changeSetting:
 			if c.Setting != settingForward {
@@ -246,7 +251,7 @@ func (d *drifting) changes(made []Change) error {
 			if now, err := readSetting(c.Setting); err != nil {
 				return err
 			} else if now != c.New {
-				d.add("somebody has set %s to %s", c.Setting, now)
+				d.stop("somebody has set %s to %s", c.Setting, now)
 			}
 		}
 	}
@@ -278,7 +283,7 @@ func (d *drifting) unanswered(made []Change) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(open)) {
-		d.add("ARP is not answered on %s for %s", name, listed(open[name]))
+		d.stop("ARP is not answered on %s for %s", name, listed(open[name]))
 	}
 	return nil
 }

@@ -37,9 +37,10 @@ type metrics struct {
 	rules       prometheus.Gauge
 	running     prometheus.Gauge
 
-	mu      sync.Mutex // guards what follows
-	engine  Engine
-	ruleset nft.Ruleset // of engine nft, as it was applied; nil when it was adopted
+	mu       sync.Mutex // guards what follows
+	engine   Engine
+	ruleset  nft.Ruleset // of engine nft, as it was applied; nil when it was adopted
+	starting error       // nil since rules are in use
 }
 
 // maxMetricAddresses is how many outside addresses have series of their own; of more
@@ -76,7 +77,7 @@ func (m *metrics) use(p *Plan, file *nat.File) {
 	m.rules.Set(float64(len(file.Rules)))
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.engine = p.Engine
+	m.engine, m.starting = p.Engine, nil
 	if p.ruleset != nil {
 		m.ruleset = p.ruleset
 	}
@@ -118,30 +119,15 @@ func (m *metrics) listen(l net.Listener) (stop func()) {
 	}
 }
 
-// health is why packets are not translated as the rules in use say, nil if they are.
+// health is why packets are not translated, nil if they are.
 func (m *metrics) health() error {
-	rec, err := ofEngine(readRecord(m.ns.Inode()))
-	switch {
-	case err != nil:
-		return err
-	case !rec.Whole:
-		return errHalf
-	case rec.Engine == EngineNFT:
-		there, err := nft.RulesThere(m.ns)
-		if err == nil && !there {
-			err = errors.New("the nftables table natkit is gone")
-		}
-		return err
+	m.mu.Lock()
+	starting := m.starting
+	m.mu.Unlock()
+	if starting != nil {
+		return starting
 	}
-	e, err := Open(m.ns)
-	if err != nil {
-		return err
-	}
-	stats, err := e.Stats()
-	if err == nil && stats.SweepAge > staleSweep {
-		err = fmt.Errorf("expiry has not run for %v", stats.SweepAge.Round(time.Second))
-	}
-	return errors.Join(err, e.Close())
+	return health(m.ns)
 }
 
 func metric(name, help string, labels ...string) *prometheus.Desc {
@@ -192,7 +178,7 @@ var refusals = []string{"no-port", "no-address", "sessions-full", "mappings-full
 var (
 	descEntries      = metric("conntrack_entries", "Entries of the namespace's connection tracking table.")
 	descEntriesLimit = metric("conntrack_entries_limit", "Entries that a namespace can have at once: nf_conntrack_max.")
-	descCounters     = metric("conntrack_counter_total", "The kernel's counters of connection tracking, of the namespace: drop alone is a full table, drop with insert_failed a port or place that was not found.", "counter")
+	descCounters     = metric("conntrack_events_total", "What connection tracking counts in the namespace: drop without insert_failed is a full table, drop with insert_failed a port or slot that was not found.", "event")
 	descTranslated   = metric("rule_uses_total", "Connections that the rules have translated since they were applied, and packets of stateless ones.")
 )
 

@@ -62,9 +62,10 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, hold.release()) }()
-	s := &server{o: o, hold: hold, state: ServeState{Process: os.Getpid(), Since: time.Now(), File: o.File}}
+	s := &server{o: o, hold: hold, state: ServeState{Process: os.Getpid(), Since: time.Now(), File: o.File, Starting: true}}
 	s.o.serve, s.o.Wait = hold, true
 	s.metrics = newMetrics(o.Namespace, o.Build)
+	s.metrics.starting = s.state.starting()
 	if o.Metrics != nil {
 		s.state.Metrics = o.Metrics.Addr().String()
 		defer s.metrics.listen(o.Metrics)()
@@ -123,7 +124,7 @@ type server struct {
 
 func (s *server) say(e *ServeEvent) {
 	e.Time, e.File = time.Now(), s.o.File
-	s.state.Error = ""
+	s.state.Error, s.state.Starting = "", false
 	if err := cmp.Or(s.fileError, s.machineError); err != nil {
 		s.state.Error = err.Error()
 	}
@@ -137,7 +138,7 @@ func (s *server) say(e *ServeEvent) {
 func (s *server) begin(ctx context.Context) error {
 	rec, err := readSettled(s.o.Namespace)
 	switch {
-	case errors.Is(err, ErrDown) || errors.Is(err, errHalf) || err == nil && !rec.Whole:
+	case errors.Is(err, ErrDown) || notWhole(err) || err == nil && !rec.Whole:
 		return s.bringUp(ctx)
 	case err != nil:
 		return err
@@ -246,7 +247,7 @@ func (s *server) settle(ctx context.Context) {
 
 // look applies the file, if it has changed or must be; and follows the machine.
 func (s *server) look(ctx context.Context, cause string, must bool) {
-	if _, err := readSettled(s.o.Namespace); errors.Is(err, ErrDown) || errors.Is(err, errHalf) {
+	if _, err := readSettled(s.o.Namespace); errors.Is(err, ErrDown) || notWhole(err) {
 		if must || s.machineError == nil || s.due() {
 			s.again(ctx)
 		}

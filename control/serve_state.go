@@ -17,11 +17,12 @@ import (
 
 // ServeState is what a `natkit serve` says of itself to other natkits.
 type ServeState struct {
-	Process int       `json:"process"`
-	Since   time.Time `json:"since"`
-	File    string    `json:"file"`
-	Metrics string    `json:"metrics,omitempty"` // where it answers Prometheus
-	Error   string    `json:"error,omitempty"`   // why the file is not in use as it is, or the machine not followed
+	Process  int       `json:"process"`
+	Since    time.Time `json:"since"`
+	File     string    `json:"file"`
+	Starting bool      `json:"starting,omitempty"` // it has not brought up or adopted its NAT yet
+	Metrics  string    `json:"metrics,omitempty"`  // where it answers Prometheus
+	Error    string    `json:"error,omitempty"`    // why the file is not in use as it is, or the machine not followed
 }
 
 // serving is one process's hold on keeping a namespace's instance: a lock on a file, which
@@ -65,6 +66,10 @@ func holdServing(inode uint64) (*serving, error) {
 		byName, err := os.Stat(path)
 		if byFile, err2 := f.Stat(); err == nil && err2 == nil && os.SameFile(byName, byFile) {
 			s.lock = f
+			// What one that was killed has said of itself is not so any more.
+			if err := os.Remove(instancePath(inode, ".serve.json")); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return nil, errors.Join(err, f.Close())
+			}
 			return s, nil
 		}
 		f.Close() // who held it has removed it meanwhile

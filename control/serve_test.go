@@ -685,7 +685,7 @@ func TestServeNFT(t *testing.T) {
 	if entries := s.metric("natkit_conntrack_entries"); entries < 1 {
 		t.Errorf("%v entries", entries)
 	}
-	if failed := s.metric("natkit_conntrack_counter_total", "insert_failed"); failed != 0 {
+	if failed := s.metric("natkit_conntrack_events_total", "insert_failed"); failed != 0 {
 		t.Errorf("%v insertions failed", failed)
 	}
 	b.in(b.gateway, func() error {

@@ -8,11 +8,11 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"natkit/datapath"
 	"natkit/internal/netns"
@@ -60,23 +60,24 @@ type AddressStatus struct {
 
 // ReadStatus reads what is up in a namespace.
 func ReadStatus(ns *netns.Handle) (*Status, error) {
-	rec, err := ofEngine(readRecord(ns.Inode()))
+	serve, err := served(ns.Inode())
 	if err != nil {
 		return nil, err
 	}
-	id, err := ns.ID()
+	rec, err := recordOf(ns)
+	if errors.Is(err, ErrDown) && serve != nil && serve.Starting {
+		err = serve.starting()
+	}
 	if err != nil {
 		return nil, err
 	}
-	if id != rec.ID {
-		return nil, ErrDown // of an earlier namespace with that number
-	}
-	s := &Status{Engine: rec.Engine, Since: rec.Since, Problems: []string{}, Changes: []Change{}}
-	if s.Serve, err = served(ns.Inode()); err != nil {
-		return nil, err
-	}
+	s := &Status{Engine: rec.Engine, Since: rec.Since, Serve: serve, Problems: []string{}, Changes: []Change{}}
 	if !rec.Whole {
-		s.Problems = append(s.Problems, errHalf.Error())
+		why := half(ns.Inode())
+		if serve != nil && serve.Starting {
+			why = serve.starting()
+		}
+		s.Problems = append(s.Problems, why.Error())
 		return s, nil
 	}
 	var e *datapath.Engine
@@ -111,8 +112,22 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		for _, what := range found {
 			s.problem("%s: give one side other addresses", what)
 		}
-		return errors.Join(err, s.readLinks(ns, file, rec))
+		return errors.Join(err, s.readLinks(ns, file, rec), s.checkLinks(file))
 	})
+}
+
+// recordOf reads the record of the engine in a namespace, and not that of an earlier one with
+// the same number.
+func recordOf(ns *netns.Handle) (*record, error) {
+	rec, err := ofEngine(readRecord(ns.Inode()))
+	if err != nil {
+		return nil, err
+	}
+	id, err := ns.ID()
+	if err == nil && id != rec.ID {
+		err = ErrDown
+	}
+	return rec, err
 }
 
 // tell makes problems of what has changed on the machine, with who does something about it.
@@ -200,15 +215,22 @@ func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error 
 			for _, h := range hooks {
 				out.Hooks = append(out.Hooks, string(h))
 			}
-			if l.Attrs().RawFlags&unix.IFF_UP == 0 {
-				s.problem("interface %s is down", name)
-			}
-		} else if rec.Engine == EngineNFT { // of engine ebpf that is drift
-			s.problem("interface %s is not there: its packets are translated when it is", name)
 		}
 		s.Interfaces = append(s.Interfaces, out)
 	}
 	return nil
+}
+
+// checkLinks finds interfaces that carry no packets, where that is not drift already. The
+// calling thread is in the namespace.
+func (s *Status) checkLinks(file *nat.File) error {
+	down, err := linksDown(file)
+	for _, d := range down {
+		if !slices.ContainsFunc(s.Problems, func(p string) bool { return strings.HasPrefix(p, "interface "+d.name+" ") }) {
+			s.problem("%s: its packets are translated when that is over", d)
+		}
+	}
+	return err
 }
 
 // RuleUse is a rule in use, and what of it can be counted.

@@ -316,7 +316,7 @@ func Open(ns *netns.Handle) (*datapath.Engine, error) {
 	}
 	e, err := datapath.Open(pinsOf(ns.Inode()))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, errHalf
+		return nil, half(ns.Inode())
 	}
 	return e, err
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-
 )
 
 // pinned are the programs of the gateway's engine, by name.

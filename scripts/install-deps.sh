@@ -18,6 +18,7 @@ needs() {
     test)
         needs compare
         needs generate
+        echo "promtool            prometheus"
         ;;
     compare)
         cat <<-'END'
@@ -124,7 +125,7 @@ if [ ${#root[@]} -gt 0 ] && command -v apt-get >/dev/null; then
         for package in "${packages[@]}"; do
             apt install -y --no-install-recommends "$package" >/dev/null || true
         done
-    for server in nginx vsftpd coturn; do
+    for server in nginx vsftpd coturn prometheus; do
         if [[ " ${packages[*]} " = *" $server "* ]] && command -v systemctl >/dev/null; then
             "${root[@]}" systemctl disable -q "$server" || true
         fi

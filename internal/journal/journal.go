@@ -50,6 +50,12 @@ func Open(path string) (*Journal, error) {
 		}
 		return nil, fmt.Errorf("lock journal %s: %w", path, err)
 	}
+	// Whoever asks Held must not lock the file, or Open would find it in use. Only this kind of
+	// lock can be asked about; the one above stays for natkits that know no other.
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock journal %s: %w", path, err)
+	}
 	// Its holder may have removed the file between our open and our lock.
 	var byName, byFile unix.Stat_t
 	if unix.Stat(path, &byName) != nil || unix.Fstat(int(f.Fd()), &byFile) != nil || byName.Ino != byFile.Ino {
@@ -109,7 +115,24 @@ func (j *Journal) Remove() error {
 // Close releases the lock and keeps the file. To close it would not be enough: a program
 // that another thread is about to start holds the file too, for a moment.
 func (j *Journal) Close() error {
-	return errors.Join(unix.Flock(int(j.file.Fd()), unix.LOCK_UN), j.file.Close())
+	return errors.Join(unix.FcntlFlock(j.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK}), unix.Flock(int(j.file.Fd()), unix.LOCK_UN), j.file.Close())
+}
+
+// Held says whether somebody, this process or another, has the journal at path open.
+func Held(path string) (bool, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open journal: %w", err)
+	}
+	defer f.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+		return false, fmt.Errorf("ask for the lock of journal %s: %w", path, err)
+	}
+	return lock.Type != unix.F_UNLCK, nil
 }
 
 // Read calls fn with each entry of the journal at path without locking it. A
