@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite generated files instead of comp
 // anything else than --help; `make man` rewrites it.
 func TestManPage(t *testing.T) {
 	const path = "../../docs/natkit.8"
-	want := manPage(newRoot(&env{}))
+	want := manPage(newRoot(&env{}), manFiles(t))
 	if *update {
 		if err := os.WriteFile(path, want, 0o644); err != nil {
 			t.Fatal(err)
@@ -38,7 +38,7 @@ func TestManPage(t *testing.T) {
 }
 
 // manPage renders the tree as one page for man(1).
-func manPage(root *cobra.Command) []byte {
+func manPage(root *cobra.Command, files [][2]string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, ".\\\" Generated from the command tree by make man; do not edit.\n")
 	fmt.Fprintf(&b, ".TH NATKIT 8\n.SH NAME\nnatkit \\- %s\n", roff(root.Short))
@@ -60,11 +60,7 @@ func manPage(root *cobra.Command) []byte {
 			{strconv.Itoa(exitUsage), "the command line is wrong"},
 			{strconv.Itoa(exitFindings), "doctor found something of severity warning or critical"},
 		}},
-		{"FILES", [][2]string{
-			{"/run/natkit/lab", "what each lab consists of, while it is up"},
-			{"/var/lib/natkit/tune", "the old and new value of every setting that tune changed"},
-			{"/etc/sysctl.d/90-natkit.conf", "settings for the next boot; written by tune apply --persist only"},
-		}},
+		{"FILES", files},
 		{"ENVIRONMENT", [][2]string{
 			{"NATKIT_RUN_DIR, NATKIT_STATE_DIR", "other folders than /run/natkit and /var/lib/natkit"},
 			{"NO_COLOR", "not empty: no colours on a terminal"},
