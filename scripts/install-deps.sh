@@ -18,7 +18,9 @@ needs() {
     test)
         needs compare
         needs generate
-        echo "promtool            prometheus"
+        cat <<-'END'
+		promtool            prometheus
+		END
         ;;
     compare)
         cat <<-'END'
