@@ -63,6 +63,7 @@ type Aggregate struct {
 	asked        map[answerKey]question
 	came         map[answerKey]addrKey // from whom
 	helpers      map[string]uint64
+	controls     map[controlKey]*controlCount
 }
 
 // Keys without pointers, so that the garbage collector passes the tallies over.
@@ -92,6 +93,31 @@ type targetKey struct {
 }
 
 type targetCount struct{ answered, unanswered uint64 }
+
+// controlKey is who has a connection that agrees on further ones, and with whom.
+type controlKey struct {
+	source, seen, dest, target addrKey
+	destPort, targetPort       uint16
+	proto                      uint8
+}
+
+type controlCount struct{ entries, helped uint64 }
+
+// maxControls is how many pairs of hosts are looked at that agree on further connections.
+const maxControls = 4096
+
+// helperPorts are snapshot.HelperPorts by protocol and port.
+var helperPorts = func() map[portKey]bool {
+	out := map[portKey]bool{}
+	for _, p := range snapshot.HelperPorts {
+		proto := uint8(unix.IPPROTO_TCP)
+		if p.Protocol == "udp" {
+			proto = unix.IPPROTO_UDP
+		}
+		out[portKey{proto: proto, port: p.Port}] = true
+	}
+	return out
+}()
 
 // answerKey is what an answer over UDP has besides its source address; question is who asked
 // whom, and from whom the answer is awaited.
@@ -132,6 +158,7 @@ func NewAggregate(lists Lists) *Aggregate {
 		asked:        map[answerKey]question{},
 		came:         map[answerKey]addrKey{},
 		helpers:      map[string]uint64{},
+		controls:     map[controlKey]*controlCount{},
 	}
 }
 
@@ -198,7 +225,13 @@ func (a *Aggregate) judge(f *Flow, unreplied, recent bool) {
 	if f.Has&HasHelper != 0 && len(a.helpers) < maxHelpers {
 		a.helpers[string(f.Helper)]++
 	}
-	if a.lists&ListDestinations == 0 || f.zoned() {
+	if a.lists&ListDestinations == 0 {
+		return
+	}
+	if f.hasPorts() && helperPorts[portKey{proto: f.Proto, port: f.Reply.SrcPort}] && !(tcp && unreplied) {
+		a.addControl(f)
+	}
+	if f.zoned() {
 		return
 	}
 	if unreplied && recent && f.Proto == unix.IPPROTO_UDP {
@@ -287,6 +320,35 @@ func (a *Aggregate) addTarget(f *Flow, unreplied bool) {
 	}
 }
 
+// addControl counts a flow that agrees on further ones.
+func (a *Aggregate) addControl(f *Flow) {
+	key := controlKey{f.Orig.Src.As16(), f.Reply.Dst.As16(), f.Orig.Dst.As16(), f.Reply.Src.As16(), f.Orig.DstPort, f.Reply.SrcPort, f.Proto}
+	n := a.controls[key]
+	if n == nil {
+		if len(a.controls) == maxControls {
+			return
+		}
+		n = &controlCount{}
+		a.controls[key] = n
+	}
+	n.entries++
+	count(&n.helped, f.Has&HasHelper != 0)
+}
+
+// controlRows are the pairs of hosts with most such flows, those without a helper first.
+func (a *Aggregate) controlRows(rows int) (out []snapshot.ControlUse) {
+	for k, n := range a.controls {
+		out = append(out, snapshot.ControlUse{Protocol: ProtoName(k.proto), Source: k.source.addr(), Seen: k.seen.addr(),
+			Dest: netip.AddrPortFrom(k.dest.addr(), k.destPort), Target: netip.AddrPortFrom(k.target.addr(), k.targetPort),
+			Entries: n.entries, Helped: n.helped})
+	}
+	slices.SortFunc(out, func(x, y snapshot.ControlUse) int {
+		return cmp.Or(cmp.Compare(y.Entries-y.Helped, x.Entries-x.Helped), cmp.Compare(y.Entries, x.Entries), x.Source.Compare(y.Source), x.Dest.Compare(y.Dest),
+			x.Target.Compare(y.Target), x.Seen.Compare(y.Seen), cmp.Compare(x.Protocol, y.Protocol))
+	})
+	return out[:min(len(out), rows)]
+}
+
 // targetRows are the targets with most unanswered flows.
 func (a *Aggregate) targetRows(rows int) []snapshot.TargetUse {
 	keys := slices.SortedFunc(maps.Keys(a.targets), func(x, y targetKey) int {
@@ -371,6 +433,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 	}
 	t.Unanswered, t.Halfway = unansweredRows(&a.unanswered, rows), unansweredRows(&a.halfway, rows)
 	t.Targets, t.Strays = a.targetRows(rows), a.strayRows(rows)
+	t.Controls = a.controlRows(rows)
 	if len(a.helpers) > 0 {
 		t.ByHelper = maps.Clone(a.helpers)
 	}

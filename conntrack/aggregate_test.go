@@ -288,3 +288,32 @@ func TestParseChoices(t *testing.T) {
 		}
 	}
 }
+
+// Flows at the port of a protocol that agrees on further connections are told by who has them, those
+// without a helper first; a port of such a number over the other transport is another service.
+func TestAggregateControls(t *testing.T) {
+	client, server, gateway := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("203.0.113.8"), netip.MustParseAddr("198.51.100.1")
+	flow := func(proto uint8, port uint16, status Status, helper string) *Flow {
+		f := &Flow{Family: unix.AF_INET, Proto: proto, Has: HasState, State: TCPEstablished, Status: status,
+			Orig:  Tuple{Src: client, Dst: server, SrcPort: 4000, DstPort: port},
+			Reply: Tuple{Src: server, Dst: gateway, SrcPort: port, DstPort: 4000}}
+		if helper != "" {
+			f.Has |= HasHelper
+			f.Helper = []byte(helper)
+		}
+		return f
+	}
+	a := NewAggregate(0)
+	a.Add(flow(unix.IPPROTO_TCP, 21, StatusSeenReply, "ftp"))
+	a.Add(flow(unix.IPPROTO_UDP, 69, 0, ""))   // its reply comes from another port
+	a.Add(flow(unix.IPPROTO_TCP, 1723, 0, "")) // not answered: nothing was agreed on
+	a.Add(flow(unix.IPPROTO_UDP, 21, StatusSeenReply, ""))
+	row := func(proto string, port uint16, helped uint64) snapshot.ControlUse {
+		to := netip.AddrPortFrom(server, port)
+		return snapshot.ControlUse{Protocol: proto, Source: client, Seen: gateway, Dest: to, Target: to, Entries: 1, Helped: helped}
+	}
+	want := []snapshot.ControlUse{row("udp", 69, 0), row("tcp", 21, 1)}
+	if got := a.Table(10).Controls; !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

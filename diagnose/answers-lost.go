@@ -40,7 +40,7 @@ var answersLost = Cause{
 		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
 		"Or packets were seen to leave for the Internet with private sources whose way back leads by another interface, at least %s of what left so by that interface, while rules translate, or did when entries in the table began, and next to nothing came back for such addresses: a warning, from %s critical. "+
 		"Or so many leave for the Internet of IPv6 with a unique local source (fc00::/7), whatever the rules. "+
-		"Or connections wait for an answer (SYN_SENT) while answers come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only, or answers are kept out of it. "+
+		"Or flows have no reply (SYN_SENT, UNREPLIED) while replies come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only, or answers are kept out of it. "+
 		"Or of %d flows or more that left in the last %d s, to %d destinations at least, %s were not answered and nothing here drops them; where they are to fewer destinations, it is a warning if all are unanswered.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
 		nothingFew, snapshot.RecentSeconds, nothingDestinations, percent(nothingMost)),
 	Lookalike: "A host that is down, a scan, a router without NAT whose networks know their way back: sources are public there, or flows are answered. Pools of addresses that are routed here.",
@@ -111,44 +111,72 @@ func judgeUnmatched(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(n)}
 	v.Severity = Critical
-	v.Title = fmt.Sprintf("%s to translated connections came in %s and found no entry to translate them back", number(n, "answer"), f.window())
+	replies := "1 reply"
+	if n != 1 {
+		replies = fmt.Sprintf("%d replies", n)
+	}
+	v.Title = fmt.Sprintf("%s to translated flows came in %s and found no entry to translate them back", replies, f.window())
 	v.Evidence = []Evidence{
-		{"answers for this machine's own address that nobody here waits for (NO_SOCKET)", strconv.FormatUint(n, 10) + cameInBy(rows), fromTracer},
-		{"connections that wait for an answer", strconv.FormatUint(f.Conntrack.Table.ByState["SYN_SENT"], 10), fromDump + ": SYN_SENT"},
+		{"replies for this machine's own address that nobody here waits for (NO_SOCKET, or dropped by a rule)", strconv.FormatUint(n, 10) + cameInBy(rows), fromTracer},
+		{"entries that saw no reply", fmt.Sprintf("%d of %d", f.Conntrack.Table.ByStatus["UNREPLIED"], f.Conntrack.Table.Entries), fromDump + ": UNREPLIED"},
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	v.Why = "An answer is translated back by the entry that its connection made. Entries of another zone of connection tracking are not looked at: a zone that a rule gives by the interface alone makes two worlds of the two directions. An answer that a rule keeps out of connection tracking (notrack) is not looked up at all."
-	v.Remedy = []string{"# the zones of the entries:", f.run("conntrack -L -p tcp --state SYN_SENT"),
+	protocol := "tcp"
+	if t := samples(rows); len(t) > 0 {
+		protocol = t[0].protocol
+	}
+	v.Remedy = []string{"# the zones of the entries:", f.run("conntrack -L -p " + protocol),
 		"# and the rules that give them; give the zone to both directions, or to the original one only (ct original zone set), and take answers out of what is not tracked:",
 		f.run("nft -a list ruleset | grep -n -i -e zone -e notrack"), f.run("iptables-legacy-save -t raw | grep -n -i -e zone -e notrack")}
 	return v
 }
 
-// unmatched is how many answers to connections (SYN,ACK) came in for an address of this
-// machine that translated connections leave with, and found nobody.
+// unmatched is how many replies came in for an address of this machine that translated flows leave
+// with, and found nobody, or a rule about what is for this machine.
 func (f facts) unmatched() (n uint64, rows []snapshot.Drop) {
 	if f.Drops == nil || f.Conntrack == nil || f.Conntrack.Table == nil {
 		return 0, nil
 	}
+	t := f.Conntrack.Table
+	tcp, over := t.ByProtocol["tcp"], t.ByState["TIME_WAIT"] // connections of before the fault, or of others, that are over
+	waiting := t.ByState["SYN_SENT"]
+	connecting := waiting >= lostFew && share(waiting, tcp-min(tcp, over)) >= silentShare
 	for _, row := range f.Drops.Rows {
-		if row.Reason != "NO_SOCKET" || row.Count >= implausible || !f.here(row.Netns) {
+		ruled := row.Cause == snapshot.CauseRule && f.hookOf(row) == "input"
+		if row.Reason != "NO_SOCKET" && !ruled || row.Benign || row.Count >= implausible || !f.here(row.Netns) {
 			continue
 		}
-		answers := slices.ContainsFunc(row.Samples, func(s string) bool {
-			t, ok := parseSample(s)
-			return ok && t.protocol == "tcp" && strings.Contains(s, " SYN,ACK") && f.own(t.dest.Addr())
-		})
-		if answers {
+		if slices.ContainsFunc(row.Samples, func(s string) bool {
+			packet, ok := parseSample(s)
+			switch {
+			case !ok || !f.own(packet.dest.Addr()):
+				return false
+			case packet.protocol == "udp":
+				foreseen := slices.ContainsFunc(t.Controls, func(c snapshot.ControlUse) bool { return opensData(c, packet, s) })
+				return !foreseen && f.silentAt(packet.source.Addr())
+			}
+			return connecting && packet.protocol == "tcp" && strings.Contains(s, " SYN,ACK")
+		}) {
 			n = saturate(n, row.Count)
 			rows = append(rows, row)
 		}
 	}
-	t := f.Conntrack.Table
-	tcp, over := t.ByProtocol["tcp"], t.ByState["TIME_WAIT"] // connections of before the fault, or of others, that are over
-	if waiting := t.ByState["SYN_SENT"]; n < lostFew || waiting < lostFew || share(waiting, tcp-min(tcp, over)) < silentShare || t.ByStatus["SNAT"] == 0 {
+	if n < lostFew || t.ByStatus["SNAT"] == 0 {
 		return 0, nil
 	}
 	return n, rows
+}
+
+// silentAt says whether flows of UDP go to an address that next to none of them has a reply from, as far
+// as their entries know. Where entries are gone before the reply comes it is another fault.
+func (f facts) silentAt(addr netip.Addr) bool {
+	for _, d := range f.Conntrack.Table.Destinations {
+		if d.Addr == addr {
+			return d.Unreplied > 0 && d.Unreplied <= d.Entries && share(d.Unreplied, d.Entries) >= lostMost && judgeUDPShort(f) == nil
+		}
+	}
+	return false
 }
 
 // judgeForeignSource tells of sources translated to an address that nobody here answers for.

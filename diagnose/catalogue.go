@@ -15,6 +15,8 @@ type Cause struct {
 	Code       string // stable; its file is Code.go, its anchor in docs/causes.md #Code
 	Title      string // what is wrong, without numbers
 	Severities []Severity
+	// Thresholds are the pairs of numbers that decide, for those who watch window after window.
+	Thresholds []Threshold
 	// Explains are the codes that this cause brings about or takes along: their
 	// findings are folded under one of this cause that is at least as severe.
 	Explains []string
@@ -41,9 +43,9 @@ type Cause struct {
 // verdict is a finding with what Judge orders findings of one severity by.
 type verdict struct {
 	Finding
-	explains []string
-	wastes   bool    // its cause never loses anything: after those that may
-	harm     float64 // packets or connections lost in the window, or how near the limit (0 to 1)
+	explains []string // besides what its cause explains always
+	wastes   bool     // its cause never loses anything: after those that may
+	harm     float64  // packets or connections lost in the window, or how near the limit (0 to 1)
 }
 
 // catalogue in the order in which equal findings are shown.
@@ -56,6 +58,10 @@ var catalogue = []Cause{
 	noRoute,
 	nextHopSilent,
 	linkDown,
+	duplicateAddress,
+	wrongDestinationMAC,
+	vlanMismatch,
+	arpRefused,
 	ruleDrop,
 	answersLost,
 	clientsUnreached,
@@ -91,6 +97,7 @@ var catalogue = []Cause{
 	bridgeNFMissing,
 	asymmetricRouting,
 	establishedTimeoutShort,
+	helperMissing,
 	synFlood,
 	conntrackEarlyDrop,
 	conntrackChainTooLong,
@@ -121,8 +128,8 @@ func Judge(s *snapshot.Snapshot) []Finding {
 	}
 	var found []*verdict
 	for _, c := range catalogue {
-		if v := c.judge(facts{s}); v != nil {
-			v.Code, v.explains = c.Code, c.Explains
+		if v := c.judge(facts{Snapshot: s}); v != nil {
+			v.Code, v.explains = c.Code, append(v.explains, c.Explains...)
 			v.wastes = slices.Max(c.Severities) == Advice
 			found = append(found, v)
 		}

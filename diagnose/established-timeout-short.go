@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,11 +27,11 @@ var establishedTimeoutShort = Cause{
 	Title:      "Open connections are forgotten while they are idle",
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"conntrack-invalid-reset", "rule-drop", "forward-policy-drop"},
-	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanConntrackDump},
+	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanConntrackDump, snapshot.CanLeaving},
 	Symptom:    "Connections that were idle for a while hang or are reset with the next packet: database pools, SSH sessions, long polls. Of UDP: answers that take a while are lost, calls and tunnels go silent.",
 	Proof: fmt.Sprintf("The time-out of established connections is below %d s (RFC 5382 asks for 2 h 4 min), sources are translated, and segments in the middle of a connection reached this machine's own stack and were reset: "+
 		"from %d in the window a warning, from %d and %s of the connections that end critical; or rules dropped such segments of clients, as many. The short time-out alone is advice. "+
-		"Or one of UDP's is below the kernel's %d s (unanswered) and %d s (answered), and datagrams from where flows here go to came in for this machine's own address and found no socket: from %d a warning, from %d critical.",
+		"Or one of UDP's is below the kernel's %d s (unanswered) and %d s (answered), and datagrams from where flows here go to came in and found no entry, so that no socket here wanted them or a rule dropped them: from %d a warning, from %d critical.",
 		leastEstablished, fewFailures, resetFew, percent(resetOfEnded), usualUDP, usualUDPStream, fewFailures, resetFew),
 	Lookalike: "A short time-out on a machine that translates nothing, and resets of scans, whose packets are not in the middle of a connection.",
 	Cure:      "A time-out of a day, which keepalive with usual settings keeps up; or keepalive in the programs, more often than the time-out.",
@@ -47,7 +48,7 @@ func judgeEstablishedShort(f facts) *verdict {
 
 // judgeUDPShort tells of answers that come when the entry of their flow is gone.
 func judgeUDPShort(f facts) *verdict {
-	if f.Drops == nil || f.Conntrack == nil || f.Conntrack.Table == nil || !f.translatesSources() && f.Chains != nil {
+	if f.Drops == nil || f.Conntrack == nil || f.Conntrack.Table == nil {
 		return nil
 	}
 	v := &verdict{}
@@ -69,11 +70,15 @@ func judgeUDPShort(f facts) *verdict {
 	}
 	v.harm = float64(late)
 	v.Severity = Warning
-	if late >= resetFew {
+	if late >= resetFew || f.mostOfWhatComes(rows, late) {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s of UDP came in %s when their flows were forgotten: the time-out is %s s", number(late, "answer"), f.window(), short[0].Value)
-	v.Evidence = append(short, Evidence{"datagrams for nobody here (NO_SOCKET), from where flows here go to", strconv.FormatUint(late, 10) + cameInBy(rows), fromTracer})
+	reply := "1 UDP reply"
+	if late != 1 {
+		reply = fmt.Sprintf("%d UDP replies", late)
+	}
+	v.Title = fmt.Sprintf("%s came in %s after their entries were gone: the time-out is %s s", reply, f.window(), short[len(short)-1].Value)
+	v.Evidence = append(short, Evidence{"datagrams without an entry (NO_SOCKET, or dropped by a rule), from where flows here go to", strconv.FormatUint(late, 10) + cameInBy(rows), fromTracer})
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	v.Why = "When the entry of a translated flow is gone, what comes from outside is for this machine itself, which knows nothing of it. RFC 4787 asks for two minutes at least; calls, tunnels and games send as seldom as every 20 to 30 s."
 	v.Remedy = append(v.Remedy, "# if they were shortened because the table was full, raise its limit instead")
@@ -81,25 +86,50 @@ func judgeUDPShort(f facts) *verdict {
 	return v
 }
 
-// lateDatagrams are those that came in for an address of this machine, found no socket, and
-// are from where flows in the table go to.
+// mostOfWhatComes says whether n packets of rows are most of what came in by their first interface.
+func (f facts) mostOfWhatComes(rows []snapshot.Drop, n uint64) bool {
+	l, ok := f.link(rows[0].Interface)
+	return ok && l.RxPackets < implausible && share(n, l.RxPackets) >= silentHost
+}
+
+// lateDatagrams are those that came in for an address of this machine and found no socket, or were
+// dropped by a rule, and are from where flows here go to, or went to.
 func (f facts) lateDatagrams() (n uint64, rows []snapshot.Drop) {
-	t := f.Conntrack.Table
 	for _, row := range f.Drops.Rows {
-		if row.Reason != "NO_SOCKET" || row.Count >= implausible || !f.here(row.Netns) {
+		ruled := row.Cause == snapshot.CauseRule && !row.Benign
+		if row.Reason != "NO_SOCKET" && !ruled || row.Count >= implausible || !f.here(row.Netns) {
 			continue
 		}
-		if slices.ContainsFunc(row.Samples, func(sample string) bool {
-			packet, ok := parseSample(sample)
-			return ok && packet.protocol == "udp" && f.own(packet.dest.Addr()) && slices.ContainsFunc(t.Unanswered, func(u snapshot.UnansweredUse) bool {
-				return u.Protocol == "udp" && u.SNAT && u.Dest == packet.source
-			})
-		}) {
+		if f.lateReplies(row, ruled) {
 			n = saturate(n, row.Count)
 			rows = append(rows, row)
 		}
 	}
 	return n, rows
+}
+
+// lateReplies says whether datagrams of a row are replies to flows of which the entry is gone: they come from
+// where flows of the table go to, or where datagrams were seen to leave for. Of a time-out of
+// seconds the table shows the fewest.
+func (f facts) lateReplies(row snapshot.Drop, ruled bool) bool {
+	return slices.ContainsFunc(row.Samples, func(sample string) bool {
+		packet, ok := parseSample(sample)
+		if !ok || packet.protocol != "udp" || strings.Contains(sample, "(flow ") || !ruled && !f.own(packet.dest.Addr()) || f.own(packet.source.Addr()) || f.manifold(packet.dest.Addr()) {
+			return false
+		}
+		return f.asked(packet.source)
+	})
+}
+
+// asked says whether flows here go to an address and port by UDP.
+func (f facts) asked(service netip.AddrPort) bool {
+	t := f.Conntrack.Table
+	if slices.ContainsFunc(t.Unanswered, func(u snapshot.UnansweredUse) bool { return u.Protocol == "udp" && u.SNAT && u.Dest == service }) ||
+		slices.ContainsFunc(f.Leaving, func(l snapshot.Leaving) bool { return slices.Contains(l.Datagrams, service) }) {
+		return true
+	}
+	return slices.ContainsFunc(t.Destinations, func(d snapshot.Talker) bool { return d.Addr == service.Addr() }) &&
+		slices.ContainsFunc(t.DestPorts, func(p snapshot.PortUse) bool { return p.Protocol == "udp" && p.Port == service.Port() })
 }
 
 // swallowed are segments in the middle of connections of clients here that have no entry any

@@ -17,7 +17,11 @@ import (
 
 // facts is a Snapshot with the questions that several causes ask of it. It
 // distrusts what it holds: a saved snapshot may be damaged or made up.
-type facts struct{ *snapshot.Snapshot }
+type facts struct {
+	*snapshot.Snapshot
+	// lenient asks for causes from the lower of their thresholds on.
+	lenient bool
+}
 
 // implausible is where an increase stops being one: a counter that went
 // backwards shows as a number close to 2^64.

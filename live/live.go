@@ -251,7 +251,7 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 	window := min(firstWindow, w.o.Window)
 	var dump dumped
 	for ctx.Err() == nil {
-		o := probe.Options{Netns: w.o.Netns, Window: window, Drops: &drops, Hooks: hooks, NoSeries: true}
+		o := probe.Options{Netns: w.o.Netns, Window: window, Drops: &drops, Hooks: hooks, NoSeries: true, Quiet: true}
 		o.Table = dump.inUse(time.Now().Add(window))
 		o.Dump = w.o.Dump && o.Table == nil
 		s, err := w.take(ctx, o)

@@ -23,7 +23,7 @@ import (
 // which come from there for inside addresses: what translation makes of them can't be
 // seen anywhere else, least of all what is kept from connection tracking.
 func leaving() source {
-	var tap *leavingTap
+	var tap *packetTap
 	stop := func() {
 		if tap != nil {
 			tap.close()
@@ -39,7 +39,7 @@ func leaving() source {
 			return err
 		},
 		end: func(_ *view, s *snapshot.Snapshot) (err error) {
-			s.Leaving, err = tap.read()
+			s.Leaving, err = tap.readLeaving()
 			stop()
 			return err
 		},
@@ -55,8 +55,8 @@ const (
 	leavingLook   = 100 * time.Millisecond
 )
 
-// leavingTap is a packet socket whose buffer holds the first few hundred packets.
-type leavingTap struct {
+// packetTap is a packet socket whose buffer holds the first few hundred packets.
+type packetTap struct {
 	fd   int
 	end  chan struct{}
 	done sync.WaitGroup
@@ -152,13 +152,27 @@ var internetOnly = func() []unix.SockFilter {
 	return out
 }()
 
-func openLeaving() (*leavingTap, error) {
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // no packets yet
+func openLeaving() (*packetTap, error) {
+	t, err := openPacketTap(unix.SOCK_DGRAM, internetOnly, false)
+	if err != nil {
+		return nil, fmt.Errorf("look at packets that leave: %w", err)
+	}
+	t.watchFlood()
+	return t, nil
+}
+
+// openPacketTap opens a socket that gets the packets of all interfaces that the filter accepts;
+// with VLAN tags where tags says so.
+func openPacketTap(kind int, filter []unix.SockFilter, tags bool) (*packetTap, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // no packets yet
 	if err != nil {
 		return nil, fmt.Errorf("open packet socket: %w", err)
 	}
-	program := unix.SockFprog{Len: uint16(len(internetOnly)), Filter: &internetOnly[0]}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program)
+	if err == nil && tags {
+		err = unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1)
+	}
 	if err == nil {
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 256<<10)
 	}
@@ -167,19 +181,20 @@ func openLeaving() (*leavingTap, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("look at packets that leave: %w", err)
+		return nil, err
 	}
-	t := &leavingTap{fd: fd, end: make(chan struct{})}
-	t.done.Go(t.watch)
-	return t, nil
+	return &packetTap{fd: fd, end: make(chan struct{})}, nil
 }
+
+// watchFlood has the tap ended where enough packets were seen.
+func (t *packetTap) watchFlood() { t.done.Go(t.watch) }
 
 func networkOrder(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
 // watch ends the tap where enough packets were seen.
-func (t *leavingTap) watch() {
+func (t *packetTap) watch() {
 	seen := 0
 	for every := leavingLook; ; every = time.Second {
 		select {
@@ -200,12 +215,12 @@ func (t *leavingTap) watch() {
 
 // mute takes the socket off the packets' way; what it has can be read. A bind to another
 // interface does that, and loopback has the same number everywhere.
-func (t *leavingTap) mute() {
+func (t *packetTap) mute() {
 	_ = unix.Bind(t.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: 1})
 }
 
-// read is what the socket has seen, by interface.
-func (t *leavingTap) read() ([]snapshot.Leaving, error) {
+// readLeaving is what the socket has seen, by interface.
+func (t *packetTap) readLeaving() ([]snapshot.Leaving, error) {
 	type place struct {
 		link int
 		six  bool
@@ -254,6 +269,9 @@ func (t *leavingTap) read() ([]snapshot.Leaving, error) {
 				row.Family = "ipv6"
 			}
 			rows[at] = row
+		}
+		if to, ok := packet.udpTo(); ok && link.Pkttype == unix.PACKET_OUTGOING && len(row.Datagrams) < snapshot.MaxDatagrams && !slices.Contains(row.Datagrams, to) {
+			row.Datagrams = append(row.Datagrams, to)
 		}
 		switch {
 		case packet.midConnection():
@@ -318,6 +336,14 @@ func (p leavingPacket) midConnection() bool {
 	return p.protocol == unix.IPPROTO_TCP && len(p.payload) > flags && p.payload[flags]&syn == 0
 }
 
+// udpTo is where a datagram goes.
+func (p leavingPacket) udpTo() (netip.AddrPort, bool) {
+	if p.protocol != unix.IPPROTO_UDP || len(p.payload) < 4 {
+		return netip.AddrPort{}, false
+	}
+	return netip.AddrPortFrom(p.dst, binary.BigEndian.Uint16(p.payload[2:])), true
+}
+
 // String writes it as the tracer of drops does.
 func (p leavingPacket) String() string {
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_IGMP: "igmp", unix.IPPROTO_ICMPV6: "icmpv6"}[p.protocol]
@@ -343,7 +369,7 @@ func ownAddresses() map[netip.Addr]bool {
 	return own
 }
 
-func (t *leavingTap) close() {
+func (t *packetTap) close() {
 	close(t.end)
 	t.done.Wait()
 	unix.Close(t.fd)

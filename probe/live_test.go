@@ -871,8 +871,10 @@ func TestLiveLeaving(t *testing.T) {
 		send(1, "[fd00:8::9]:4000", "[2001:db8:1::5]:53") // whose network is out there
 	})
 	want := []snapshot.Leaving{
-		{Interface: "veth0", Inside: 7, Others: 9, Samples: []string{"udp 10.7.0.9:4000 -> 203.0.113.5:53"}},
-		{Interface: "veth0", Family: "ipv6", Inside: 6, Others: 4, Samples: []string{"udp [fd00:7::9]:4000 -> [2001:db8:1::5]:53"}},
+		{Interface: "veth0", Inside: 7, Others: 9, Samples: []string{"udp 10.7.0.9:4000 -> 203.0.113.5:53"},
+			Datagrams: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.5:53")}},
+		{Interface: "veth0", Family: "ipv6", Inside: 6, Others: 4, Samples: []string{"udp [fd00:7::9]:4000 -> [2001:db8:1::5]:53"},
+			Datagrams: []netip.AddrPort{netip.MustParseAddrPort("[2001:db8:1::5]:53")}},
 		{Interface: "veth1", Back: 3},
 		{Interface: "veth1", Family: "ipv6", Back: 2},
 	}
@@ -890,7 +892,7 @@ func TestLiveLeaving(t *testing.T) {
 		send(4, "10.7.0.9:4000", "203.0.113.5:53")
 		tap.mute()
 		send(6, "10.7.0.9:4000", "203.0.113.5:53")
-		rows, err := tap.read()
+		rows, err := tap.readLeaving()
 		if err != nil || len(rows) != 1 || rows[0].Inside != 4 {
 			t.Errorf("after mute: %+v, %v", rows, err)
 		}

@@ -49,6 +49,9 @@ type Options struct {
 	// NoSeries leaves out the course of the counters within the window.
 	NoSeries bool
 
+	// Quiet sends nothing: whether somebody else has one of this machine's addresses is not asked.
+	Quiet bool
+
 	// Progress, if not nil, is called now and then with what is being done, and
 	// how much of the window is over, 0 to 1.
 	Progress func(what string, part float64)
@@ -87,6 +90,7 @@ func sources(ctx context.Context, opts Options) []source {
 		localPorts(), // of which nobody listens
 		refusals(),
 		leaving(),
+		frames(opts),
 		eventSockets(),
 		nftables(),
 		iptablesLegacy(),

@@ -31,6 +31,7 @@ func routes() source {
 			s.Routes = []snapshot.RouteAnswer{}
 			onward(s)
 			answers(s)
+			circling(s)
 			if s.Drops == nil {
 				return errors.New("dropped packets are not known")
 			}
@@ -124,6 +125,18 @@ func answers(s *snapshot.Snapshot) {
 			question.In = ""
 		}
 		if answer, err := askRoute(question, question.In != ""); err == nil {
+			s.Routes = append(s.Routes, answer)
+		}
+	}
+}
+
+// circling asks where packets go that were seen to come by again and again.
+func circling(s *snapshot.Snapshot) {
+	if s.Frames == nil {
+		return
+	}
+	for _, c := range s.Frames.Circles[:min(len(s.Frames.Circles), maxRouteQuestions)] {
+		if answer, err := askRoute(snapshot.RouteAnswer{In: c.Interface, Source: c.Source, Dest: c.Dest}, true); err == nil {
 			s.Routes = append(s.Routes, answer)
 		}
 	}

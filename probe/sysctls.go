@@ -53,6 +53,8 @@ var sysctlPatterns = []string{
 	"net/ipv4/conf/*/route_localnet",
 	"net/ipv4/conf/*/log_martians",
 	"net/ipv4/conf/*/proxy_arp",
+	"net/ipv4/conf/*/arp_ignore",
+	"net/ipv4/conf/*/arp_filter",
 	"net/ipv4/conf/*/send_redirects",
 	"net/ipv6/conf/*/forwarding",
 }

@@ -45,6 +45,7 @@ needs() {
 		wrk                 wrk
 		ping                iputils-ping
 		tcpdump             tcpdump
+		arping              iputils-arping
 		traceroute          traceroute
 		vsftpd              vsftpd
 		turnserver          coturn

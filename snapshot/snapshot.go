@@ -34,6 +34,7 @@ type Snapshot struct {
 	CPUs         []CPU             `json:"cpus,omitzero"`     // the host's, whatever the namespace
 	Drops        *Drops            `json:"drops,omitzero"`
 	Leaving      []Leaving         `json:"leaving,omitzero"`
+	Frames       *Frames           `json:"frames,omitzero"`
 	Hooks        []Hook            `json:"hooks,omitzero"`
 	Chains       []Chain           `json:"chains,omitzero"`
 	Interfaces   []Interface       `json:"interfaces,omitzero"`
@@ -103,6 +104,7 @@ const (
 	CanRefused         = "refused-connections"
 	CanKernelLog       = "kernel-log"
 	CanLeaving         = "leaving-packets" // with which sources they do
+	CanFrames          = "frames"          // of other hosts, VLANs, and ARP
 	CanDrops           = "drop-tracing"
 	CanHooks           = "hooks"
 	CanOwners          = "owners" // who else sets a setting
@@ -176,8 +178,9 @@ type Table struct {
 	// client has not confirmed that (SYN_RECV).
 	Halfway  []UnansweredUse   `json:"halfway,omitzero"`
 	ByHelper map[string]uint64 `json:"by_helper,omitzero"`
-	Targets  []TargetUse       `json:"targets,omitzero"` // of translated destinations, most unanswered first, at most TopN
-	Strays   []StrayUse        `json:"strays,omitzero"`  // most flows first, at most TopN
+	Targets  []TargetUse       `json:"targets,omitzero"`  // of translated destinations, most unanswered first, at most TopN
+	Strays   []StrayUse        `json:"strays,omitzero"`   // most flows first, at most TopN
+	Controls []ControlUse      `json:"controls,omitzero"` // at most TopN
 	// RecentSeconds is how young a packet was that counted as sent just now; 0 is the constant of that name.
 	RecentSeconds uint64 `json:"recent_s,omitempty"`
 }
@@ -236,6 +239,39 @@ type StrayUse struct {
 	Flows  uint64         `json:"flows"`
 }
 
+// ControlUse is flows of one client to one server's port whose protocol agrees on further
+// connections: FTP, SIP and the like.
+type ControlUse struct {
+	Protocol string         `json:"protocol"`
+	Source   netip.Addr     `json:"source"`
+	Dest     netip.AddrPort `json:"dest"`
+	Target   netip.AddrPort `json:"target"` // where they really go: Dest, unless it is translated
+	Seen     netip.Addr     `json:"seen"`   // Source, unless it is translated
+	Entries  uint64         `json:"entries"`
+	Helped   uint64         `json:"helped"` // of them have a helper of connection tracking
+}
+
+// HelperPort is a protocol that agrees on further connections, which only a helper of connection
+// tracking foresees.
+type HelperPort struct {
+	Protocol string // tcp, udp
+	Port     uint16
+	Helper   string // "ftp"
+	Module   string // "nf_nat_ftp"
+}
+
+// HelperPorts are the protocols that the kernel has helpers for, by the ports that they are at.
+var HelperPorts = []HelperPort{
+	{"tcp", 21, "ftp", "nf_nat_ftp"},
+	{"udp", 5060, "sip", "nf_nat_sip"},
+	{"tcp", 5060, "sip", "nf_nat_sip"},
+	{"udp", 69, "tftp", "nf_nat_tftp"},
+	{"tcp", 1723, "pptp", "nf_nat_pptp"},
+	{"tcp", 6667, "irc", "nf_nat_irc"},
+	{"tcp", 1720, "Q.931", "nf_nat_h323"},
+	{"udp", 10080, "amanda", "nf_nat_amanda"},
+}
+
 // TopN is how many rows the top lists of a Table hold. Their counts are never
 // too high; a row's Missed is by how much its count may be too low, because more
 // different addresses were seen than are counted exactly. It is 0 for nearly all.
@@ -282,7 +318,12 @@ type Leaving struct {
 	Others  uint64   `json:"others"`  // left with another one
 	Back    uint64   `json:"back"`    // came in for an address such as Inside counts
 	Samples []string `json:"samples"` // of Inside
+	// Datagrams is where UDP went, at most MaxDatagrams.
+	Datagrams []netip.AddrPort `json:"datagrams,omitzero"`
 }
+
+// MaxDatagrams is how many destinations of UDP a Leaving holds at most.
+const MaxDatagrams = 64
 
 // OnlyInside says whether an address means something within a site only.
 func OnlyInside(a netip.Addr) bool {

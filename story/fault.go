@@ -50,6 +50,7 @@ func Faults() []Fault {
 		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault, portRaceFault,
 		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
 		needlessFault, policiesFault, ruleDropFault, nextHopFault, answersFault, clientsFault, linkDownFault, receiveBufferFault, localPortsFault, elsewhereFault, otherDropsFault, backendFault,
+		wrongMACFault, vlanFault, duplicateFault, arpRefusedFault, helperMissingFault,
 	} {
 		byCode[f.Code] = f
 	}

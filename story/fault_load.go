@@ -153,7 +153,10 @@ func (s *scene) background(ctx context.Context, traffic func(context.Context) er
 }
 
 // echo answers datagrams in the namespace of a node with themselves.
-func (s *scene) echo(node *lab.Node, port uint16) error {
+func (s *scene) echo(node *lab.Node, port uint16) error { return s.lateEcho(node, port, 0) }
+
+// lateEcho is echo after a while.
+func (s *scene) lateEcho(node *lab.Node, port uint16, after time.Duration) error {
 	var c *net.UDPConn
 	err := node.Do(func() (err error) {
 		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
@@ -169,7 +172,12 @@ func (s *scene) echo(node *lab.Node, port uint16) error {
 			if err != nil {
 				return
 			}
-			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+			if after == 0 {
+				_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+				continue
+			}
+			reply := bytes.Clone(buf[:n])
+			time.AfterFunc(after, func() { _, _ = c.WriteToUDPAddrPort(reply, from) })
 		}
 	}()
 	s.closers = append(s.closers, func() { c.Close() })

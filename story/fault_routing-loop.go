@@ -22,12 +22,7 @@ var ttlFault = Fault{
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *scene) error {
-		// Of two routers in a circle packets expire at the one whose turn it is: with
-		// an odd number of hops, at the first.
 		client := s.lab.Node(lab.RoleClient)
-		if err := client.Sysctl("net.ipv4.ip_default_ttl", "63"); err != nil {
-			return err
-		}
 		// An address that is not masqueraded: a packet with the gateway's own would
 		// end its first turn there.
 		if err := addLoopback(client, otherway); err != nil {

@@ -16,7 +16,8 @@ import (
 )
 
 // onlyTraced are the causes that no counter of a namespace tells of.
-var onlyTraced = map[string]bool{"martian-drop": true, "rule-drop": true, "next-hop-silent": true, "other-drops": true}
+var onlyTraced = map[string]bool{"martian-drop": true, "rule-drop": true, "next-hop-silent": true, "other-drops": true,
+	"conntrack-helper-missing": true}
 
 // onlyByRules are the causes that can't be told without the rules.
 var onlyByRules = map[string]bool{"needless-hooks": true, "stale-udp-dnat": true, "stale-snat": true, "rule-chain-long": true, "iptables-two-backends": true,
@@ -40,6 +41,7 @@ func TestFaults(t *testing.T) {
 	ktest.Tool(t, "conntrack")
 	ktest.Tool(t, "ip")
 	ktest.Tool(t, "sysctl")
+	ktest.Tool(t, "arping")
 	faults := Faults()
 	for _, c := range diagnose.Catalogue() {
 		shown := slices.ContainsFunc(faults, func(f Fault) bool { return f.Code == c.Code })

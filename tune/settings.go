@@ -88,6 +88,8 @@ var settings = func() map[string]setting {
 		{name: "net.ipv6.conf.*.forwarding", max: 1, does: "whether packets that come in there are forwarded"},
 		{name: "net.ipv4.conf.*.rp_filter", max: 2, does: "0: every source is taken; 1: only one that the route back goes to by the same interface; 2: any that has a route back"},
 		{name: "net.ipv4.conf.*.accept_local", max: 1, does: "whether packets from this machine's own addresses may come in there"},
+		{name: "net.ipv4.conf.*.arp_filter", max: 1, does: "1: ARP is answered only where the route back to who asks leads out by that interface"},
+		{name: "net.ipv4.conf.*.arp_ignore", max: 8, does: "0: ARP is answered for every address of this machine; 1: for those of the interface; 2: and to its own network; 8: for none"},
 		{name: "net.ipv4.conf.*.route_localnet", max: 1, does: "whether packets to 127.0.0.0/8 may come in there"},
 
 		{name: "dev.*.rx_ring", min: 1, max: maxInt, size: true, does: "a longer ring of buffers for what the card receives; its link may go down for a moment"},

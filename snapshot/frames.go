@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshot
+
+import "net/netip"
+
+// Frames is what the frames of the interfaces showed in the window about hardware addresses,
+// ARP and packets that go in circles: the first few hundred of those that matter. Ports of
+// bridges and bonds are not looked at, the bridge or bond is.
+type Frames struct {
+	Astray  []AstrayFrames `json:"astray,omitzero"`  // most first
+	Claims  []AddressClaim `json:"claims,omitzero"`  // those of this machine's own addresses first
+	Asked   []ARPQuestion  `json:"asked,omitzero"`   // most first
+	Circles []Circle       `json:"circles,omitzero"` // most first
+}
+
+// AstrayFrames are unicast frames with an IP packet that the stack did not take: their destination is
+// another hardware address, or they have a VLAN tag that no interface here has.
+type AstrayFrames struct {
+	Interface string     `json:"interface"`
+	VLAN      uint16     `json:"vlan,omitempty"` // 0: another hardware address
+	From      string     `json:"from"`           // hardware addresses
+	To        string     `json:"to"`
+	Source    netip.Addr `json:"source"` // of the first packet
+	Dest      netip.Addr `json:"dest"`
+	Count     uint64     `json:"count"`
+	// Known says that somebody has the address To: it sent a frame in the window, or is a
+	// neighbour of this machine.
+	Known bool `json:"known,omitempty"`
+}
+
+// AddressClaim is a hardware address that ARP gave for an address.
+type AddressClaim struct {
+	Interface string     `json:"interface"`
+	Addr      netip.Addr `json:"addr"`
+	MAC       string     `json:"mac"`
+	Count     uint64     `json:"count"`
+	Replies   uint64     `json:"replies,omitempty"` // of Count: answers to this machine
+	// Own says that the address is this machine's, Router that a route here leads by it.
+	Own    bool `json:"own,omitempty"`
+	Router bool `json:"router,omitempty"`
+}
+
+// ARPQuestion is ARP requests for one of this machine's own addresses.
+type ARPQuestion struct {
+	Interface string     `json:"interface"`
+	VLAN      uint16     `json:"vlan,omitempty"` // a tag that no interface here has
+	Addr      netip.Addr `json:"addr"`
+	Asker     netip.Addr `json:"asker"`
+	MAC       string     `json:"mac"`
+	Count     uint64     `json:"count"`
+	Answered  uint64     `json:"answered"`
+}
+
+// Circle is packets that came in by one interface several times, with fewer hops left each time.
+type Circle struct {
+	Interface string     `json:"interface"`
+	Source    netip.Addr `json:"source"`
+	Dest      netip.Addr `json:"dest"`
+	Packets   uint64     `json:"packets"`
+	Sample    string     `json:"sample"`
+}
