@@ -23,7 +23,7 @@ import (
 	"natkit/snapshot"
 )
 
-var errNoConntrack = errors.New("connection tracking is not loaded in this kernel")
+const errNoConntrack = waived("connection tracking is not loaded in this kernel")
 
 const conntrackSysctls = "proc/sys/net/netfilter/nf_conntrack_"
 
@@ -33,7 +33,7 @@ func conntrackLimits() source {
 	var countStart uint64
 	count := func(v *view) (uint64, error) {
 		n, err := v.number(conntrackSysctls + "count")
-		if errors.Is(err, fs.ErrNotExist) {
+		if _, hidden := os.Stat(filepath.Join(v.root, "proc/sys/net")); errors.Is(err, fs.ErrNotExist) && hidden == nil {
 			return 0, errNoConntrack
 		}
 		return n, err
@@ -245,7 +245,7 @@ func conntrackTable(ctx context.Context, opts Options) source {
 		live:  true,
 		start: func(*view) error {
 			if !opts.Dump && opts.Table == nil {
-				return errors.New("not asked for")
+				return waived("not asked for")
 			}
 			return nil
 		},

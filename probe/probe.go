@@ -228,8 +228,13 @@ func capability(name, costs string, err error) snapshot.Capability {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 && !strings.Contains(reason, "root") {
 		reason += " (run as root to see it)"
 	}
-	return snapshot.Capability{Name: name, Reason: reason, Costs: costs}
+	return snapshot.Capability{Name: name, Reason: reason, Costs: costs, Waived: errors.As(err, new(waived))}
 }
+
+// waived is why a source that is not missed was not read: snapshot.Capability.
+type waived string
+
+func (w waived) Error() string { return string(w) }
 
 // view is what a source reads from: files below root and, when live, the kernel.
 type view struct {

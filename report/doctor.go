@@ -5,6 +5,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +25,7 @@ type DoctorResult struct {
 	TakenAt       time.Time             `json:"taken_at"`
 	WindowSeconds float64               `json:"window_s"`
 	Capabilities  []snapshot.Capability `json:"capabilities"`
+	Unjudged      []diagnose.Unjudged   `json:"unjudged"`
 	Findings      []diagnose.Finding    `json:"findings"`
 }
 
@@ -36,6 +38,7 @@ func Doctor(s *snapshot.Snapshot, findings []diagnose.Finding) DoctorResult {
 		TakenAt:       s.TakenAt,
 		WindowSeconds: s.WindowSeconds,
 		Capabilities:  append([]snapshot.Capability{}, s.Capabilities...),
+		Unjudged:      diagnose.NotJudged(s, findings),
 		Findings:      filled(findings),
 	}
 }
@@ -59,13 +62,15 @@ func filled(findings []diagnose.Finding) []diagnose.Finding {
 // broken at 80 columns, commands never are.
 func DoctorText(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding, color bool) error {
 	p := page{color: color}
+	unjudged := diagnose.NotJudged(s, findings)
 	p.header(s, findings)
+	p.unjudged(unjudged)
 	for _, f := range findings {
 		p.finding(f)
 	}
 	if len(findings) == 0 {
 		p.b.WriteByte('\n')
-		p.text("", "", nothingWrong(s))
+		p.text("", "", nothingWrong(s, unjudged))
 	}
 	p.unseen(s.Capabilities)
 	_, err := io.WriteString(w, p.b.String())
@@ -214,6 +219,32 @@ func (p *page) consequences(indent string, findings []diagnose.Finding) {
 	}
 }
 
+// unjudged names the causes that may be at work unseen.
+func (p *page) unjudged(causes []diagnose.Unjudged) {
+	if len(causes) == 0 {
+		return
+	}
+	title, codes := notJudged(causes)
+	p.b.WriteString("\n" + p.style(yellow, "NOT JUDGED") + "\n")
+	p.text("", "", title+":")
+	p.text("  ", "  ", codes)
+}
+
+// notJudged says how much could not be judged and for lack of what, and lists it.
+func notJudged(causes []diagnose.Unjudged) (title, codes string) {
+	var lacks, names []string
+	for _, c := range causes {
+		names = append(names, c.Code)
+		for _, l := range c.Lacks {
+			if !slices.Contains(lacks, l) {
+				lacks = append(lacks, l)
+			}
+		}
+	}
+	title = fmt.Sprintf("%d of %d causes: could not read %s (the reasons are at the end)", len(causes), len(diagnose.Catalogue()), strings.Join(lacks, ", "))
+	return title, strings.Join(names, ", ")
+}
+
 // unseen lists what the doctor could not look at.
 func (p *page) unseen(capabilities []snapshot.Capability) {
 	first := true
@@ -234,7 +265,7 @@ func (p *page) unseen(capabilities []snapshot.Capability) {
 }
 
 // nothingWrong is the result without findings, and what it rests on.
-func nothingWrong(s *snapshot.Snapshot) string {
+func nothingWrong(s *snapshot.Snapshot, unjudged []diagnose.Unjudged) string {
 	var parts []string
 	add := func(known bool, format string, args ...any) {
 		if known {
@@ -253,7 +284,10 @@ func nothingWrong(s *snapshot.Snapshot) string {
 	add(s.Listeners != nil, "%s", plural.Count(len(s.Listeners), "listening socket"))
 	add(s.CPUs != nil, "%s", plural.Count(len(s.CPUs), "processor"))
 	add(s.KernelLog != nil, "the kernel's log")
-	const found = "Nothing wrong was found. Looked at "
+	found := "Nothing wrong was found. Looked at "
+	if len(unjudged) > 0 {
+		found = "Nothing wrong was found among what could be judged. Looked at "
+	}
 	switch n := len(parts); n {
 	case 0:
 		return "Nothing could be looked at, so nothing can be said."

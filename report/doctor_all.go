@@ -85,16 +85,20 @@ func (d *DoctorAll) about() string {
 const maxQuiet = 20
 
 // closing says where nothing was found, and what was left out.
-func closing(quiet []string, all int, left snapshot.LeftOut) (lines []string) {
+func closing(quiet []string, all int, unjudged []diagnose.Unjudged, left snapshot.LeftOut) (lines []string) {
 	names := strings.Join(quiet[:min(len(quiet), maxQuiet)], ", ")
 	if n := len(quiet) - maxQuiet; n > 0 {
 		names += fmt.Sprintf(" and %d more", n)
 	}
+	judged := ""
+	if len(unjudged) > 0 {
+		judged = ", among what could be judged"
+	}
 	switch {
 	case len(quiet) > 0 && len(quiet) == all:
-		lines = append(lines, "Nothing wrong was found in any of them: "+names+".")
+		lines = append(lines, fmt.Sprintf("Nothing wrong was found in any of them%s: %s.", judged, names))
 	case len(quiet) > 0:
-		lines = append(lines, fmt.Sprintf("Nothing wrong was found in %d more: %s.", len(quiet), names))
+		lines = append(lines, fmt.Sprintf("Nothing wrong was found in %d more%s: %s.", len(quiet), judged, names))
 	}
 	if left.Idle > 0 {
 		lines = append(lines, fmt.Sprintf("Left out: %s with no interface but loopback.", plural.Count(left.Idle, "namespace")))
@@ -110,6 +114,8 @@ func closing(quiet []string, all int, left snapshot.LeftOut) (lines []string) {
 func (d *DoctorAll) Text(w io.Writer, left snapshot.LeftOut, color bool) error {
 	p := page{color: color}
 	p.text("", "  ", d.about())
+	unjudged := unjudgedSomewhere(d.results)
+	p.unjudged(unjudged)
 	found, quiet := d.order()
 	for _, i := range found {
 		p.b.WriteByte('\n')
@@ -119,7 +125,7 @@ func (d *DoctorAll) Text(w io.Writer, left snapshot.LeftOut, color bool) error {
 		}
 	}
 	p.b.WriteByte('\n')
-	for _, line := range closing(quiet, len(d.results), left) {
+	for _, line := range closing(quiet, len(d.results), unjudged, left) {
 		p.text("", "  ", line)
 	}
 	p.unseen(missingSomewhere(d.results))
@@ -131,7 +137,9 @@ func (d *DoctorAll) Text(w io.Writer, left snapshot.LeftOut, color bool) error {
 // facts of the namespaces in which something was found.
 func (d *DoctorAll) HTML(w io.Writer, left snapshot.LeftOut) error {
 	found, quiet := d.order()
+	unjudged := unjudgedSomewhere(d.results)
 	page := doctorHTML{Title: "natkit doctor", About: d.about(), Unseen: missingSomewhere(d.results)}
+	page.notJudged(unjudged)
 	if len(d.results) > 0 {
 		page.Title = "natkit doctor: " + cmp.Or(d.results[0].Hostname, "a machine")
 	}
@@ -140,7 +148,7 @@ func (d *DoctorAll) HTML(w io.Writer, left snapshot.LeftOut) error {
 		ns.Title, ns.Worst = namespaceTitle(d.results[i].Netns), d.results[i].worst()
 		page.Namespaces = append(page.Namespaces, ns)
 	}
-	page.Closing = closing(quiet, len(d.results), left)
+	page.Closing = closing(quiet, len(d.results), unjudged, left)
 	return page.write(w)
 }
 
@@ -157,6 +165,20 @@ func namespaceTitle(n snapshot.Netns) string {
 		return n.Container + " (--netns " + ref + ")"
 	}
 	return ref
+}
+
+// unjudgedSomewhere are the causes that could not be judged in one of the namespaces or
+// more, each once, in the catalogue's order.
+func unjudgedSomewhere(all []DoctorResult) (out []diagnose.Unjudged) {
+	for _, c := range diagnose.Catalogue() {
+		for _, r := range all {
+			if i := slices.IndexFunc(r.Unjudged, func(u diagnose.Unjudged) bool { return u.Code == c.Code }); i >= 0 {
+				out = append(out, r.Unjudged[i])
+				break
+			}
+		}
+	}
+	return out
 }
 
 // missingSomewhere are the capabilities that were missing, each once, with the

@@ -44,9 +44,11 @@ func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []diagnose.Finding) 
 		Title: "natkit doctor: " + cmp.Or(s.Host.Hostname, "a machine"),
 		About: strings.Join(strings.Fields(header.b.String()), " "),
 	}
+	unjudged := diagnose.NotJudged(s, findings)
+	d.notJudged(unjudged)
 	d.Findings, d.Window = withCurves(s, findings, "")
 	if len(findings) == 0 {
-		d.Nothing = nothingWrong(s)
+		d.Nothing = nothingWrong(s, unjudged)
 	}
 	d.Facts = factsOf(s)
 	for _, c := range s.Capabilities {
@@ -76,6 +78,13 @@ func withCurves(s *snapshot.Snapshot, findings []diagnose.Finding, prefix string
 	return out, window
 }
 
+// notJudged says on the page what could not be judged.
+func (d *doctorHTML) notJudged(causes []diagnose.Unjudged) {
+	if len(causes) > 0 {
+		d.NotJudged, d.Unjudged = notJudged(causes)
+	}
+}
+
 func (d *doctorHTML) write(w io.Writer) error {
 	var b bytes.Buffer
 	if err := doctorTemplate.Execute(&b, d); err != nil {
@@ -89,6 +98,7 @@ func (d *doctorHTML) write(w io.Writer) error {
 // Namespaces.
 type doctorHTML struct {
 	Title, About, Nothing string
+	NotJudged, Unjudged   string // how much, and what
 	Findings              []doctorFinding
 	Namespaces            []doctorNamespace
 	Closing               []string

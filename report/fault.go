@@ -82,7 +82,7 @@ func (t *FaultText) Step(s *story.FaultStep) error {
 	}
 	p.b.WriteString(fmt.Sprintf("   $ natkit doctor --netns %s\n", s.Facts.Netns.Name))
 	if len(s.Findings) == 0 {
-		p.text("   ", "   ", nothingWrong(s.Facts))
+		p.text("   ", "   ", nothingWrong(s.Facts, diagnose.NotJudged(s.Facts, s.Findings)))
 	}
 	for _, f := range s.Findings {
 		p.finding(f)

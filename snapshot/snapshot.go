@@ -76,6 +76,9 @@ type Capability struct {
 	OK     bool   `json:"ok"`
 	Reason string `json:"reason,omitempty"` // why not, in a sentence
 	Costs  string `json:"costs,omitempty"`  // which part of the answer is missing
+	// Waived: it is not missed, because there is nothing here that it could show, or
+	// because it was not asked for.
+	Waived bool `json:"waived,omitempty"`
 }
 
 // Names of capabilities, for those who must know whether a fact is absent or

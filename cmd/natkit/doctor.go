@@ -39,7 +39,9 @@ Severities: critical is traffic lost now, a warning will be lost soon, advice is
 waste. With a finding of warning or above the exit code is 3.
 
 What it can't see, for lack of root, of BPF or of a part of the kernel, costs
-that part of the answer; the end of the output lists it. With --save the facts
+that part of the answer. Causes that could not be judged are named first, the
+reasons at the end; if nothing of warning or above was found besides, the exit code
+is 4. With --save the facts
 go to a file, which --from judges anywhere: send it with a bug report (it holds
 host name, addresses, settings and names of rules, no packet's content). --redact
 replaces addresses, hardware addresses and the names of the host and of namespaces
@@ -59,7 +61,7 @@ A file that was saved as it is can be redacted later: with --redact, --from and
 findings with curves of the window, the facts, and what could not be seen.
 
 JSON: kernel, hostname, netns, taken_at, window_s; capabilities, a list of {name,
-ok, reason, costs}; findings, a list of {code, severity, title, evidence: [{what,
+ok, reason, costs, waived}; unjudged, a list of {code, title, lacks}; findings, a list of {code, severity, title, evidence: [{what,
 value, source}], why, remedy, verify, settings, consequences}. With --all-netns:
 namespaces, a list of such objects; idle, how many were left out; skipped, why
 others were.`,
@@ -123,15 +125,19 @@ func showDoctor(e *env, s *snapshot.Snapshot, out string) error {
 	if err != nil {
 		return err
 	}
-	return alarm(findings)
+	return alarm(s, findings)
 }
 
-// alarm is errFindings when one of them is of severity warning or above.
-func alarm(findings []diagnose.Finding) error {
+// alarm is errFindings when one of them is of severity warning or above, else errUnjudged
+// when another could not have been seen.
+func alarm(s *snapshot.Snapshot, findings []diagnose.Finding) error {
 	for _, f := range findings {
 		if f.Severity >= diagnose.Warning {
 			return errFindings
 		}
+	}
+	if len(diagnose.NotJudged(s, findings)) > 0 {
+		return errUnjudged
 	}
 	return nil
 }
@@ -157,7 +163,9 @@ func (n *namespaces) add(s *snapshot.Snapshot) error {
 	}
 	findings := n.machine.Judge(s)
 	n.page.Add(s, findings)
-	n.alarm = cmp.Or(n.alarm, alarm(findings))
+	if err := alarm(s, findings); n.alarm == nil || err == errFindings {
+		n.alarm = err
+	}
 	return nil
 }
 

@@ -29,6 +29,7 @@ const (
 	exitError    = 1
 	exitUsage    = 2
 	exitFindings = 3 // doctor found something of severity warning or above
+	exitUnjudged = 4 // doctor found nothing of the kind, but could not judge every cause
 )
 
 // env is everything that a command may touch of the process it runs in; tests
@@ -84,6 +85,8 @@ func run(ctx context.Context, args []string, e *env) int {
 		return exitFindings
 	case errors.Is(err, syscall.EPIPE): // its reader has gone away, as with | head
 		return exitOK
+	case errors.Is(err, errUnjudged):
+		return exitUnjudged
 	case errors.As(err, &usage):
 		fmt.Fprintf(e.stderr, "natkit: %s\n", inWords(err))
 		return exitUsage
@@ -106,6 +109,9 @@ var errFindings = errors.New("findings of severity warning or above")
 
 // errInterrupted ends a command that shows what it has by then.
 var errInterrupted = errors.New("interrupted: what is above is incomplete")
+
+// errUnjudged makes natkit exit with 4; what could not be judged is printed already.
+var errUnjudged = errors.New("not every cause could be judged")
 
 // usageError is a mistake in the command line, as opposed to a command that failed.
 type usageError struct{ error }
