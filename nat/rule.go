@@ -111,6 +111,9 @@ func (Exclude) kind() string    { return "exclude" }
 
 var ruleKinds = []string{"masquerade", "snat", "dnat", "map", "exclude"}
 
+// RuleKinds are the kinds of rules there are, by their keys in a rule file.
+func RuleKinds() []string { return slices.Clone(ruleKinds) }
+
 func (a Masquerade) match() string { return prefixText(a.Source) }
 func (a SNAT) match() string       { return prefixText(a.Source) }
 func (a DNAT) match() string       { return protocolText(a.Protocol) + endpointText(a.Address, a.Ports) }
