@@ -3,6 +3,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -175,8 +176,11 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 			return nil, err
 		}
 	}
+	var untold []string
 	if rec != nil && rec.Engine == EngineNFT {
-		err = nft.RemoveRules(in.ns)
+		if err = nft.RemoveRules(in.ns); err == nil {
+			untold = in.endConnections(rec)
+		}
 	} else if rec != nil {
 		err = in.detachFilters(rec)
 	}
@@ -186,10 +190,22 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 	if err := datapath.Unload(in.dir); err != nil {
 		return nil, err
 	}
-	if kept, err = undo(in.ns, changes); err != nil {
+	kept, err = undo(in.ns, changes)
+	kept = append(kept, untold...)
+	if err != nil {
 		return kept, err
 	}
 	return kept, removeRecord(in.inode)
+}
+
+// endConnections ends those that the kernel's NAT has translated by the record's rules, which
+// are gone, as those of engine ebpf end with it. Where that can't be, it is told.
+func (in *instance) endConnections(rec *record) (kept []string) {
+	err := in.ns.Do(func() error { return rec.endTranslated(context.Background(), nil) })
+	if err != nil {
+		kept = append(kept, fmt.Sprintf("connections that were translated, which stay so while they last: %v", err))
+	}
+	return kept
 }
 
 // detachFilters takes off what is not a pinned link: tc filters of old kernels.

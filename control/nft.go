@@ -64,23 +64,7 @@ func missing(file *nat.File) (names []string) {
 // the hooks and the rules is enough for that. A TCP connection that both ends have spoken
 // on stays as it is. The calling thread is in the namespace.
 func retrack(ctx context.Context, file *nat.File) error {
-	sources, destinations := rulesByPrefix{}, rulesByPrefix{}
-	for i := range file.Rules {
-		r := &file.Rules[i]
-		switch a := r.Action.(type) {
-		case nat.Exclude:
-			sources.add(a.Source, r)
-		case nat.Masquerade:
-			sources.add(a.Source, r)
-		case nat.SNAT:
-			sources.add(a.Source, r)
-		case nat.Map:
-			sources.add(a.Inside, r)
-			destinations.add(a.Outside, r)
-		case nat.DNAT:
-			destinations.add(netip.PrefixFrom(a.Address, 32), r)
-		}
-	}
+	sources, destinations := translations(file)
 	var here kernelSurroundings
 	_, err := conntrack.DeleteFunc(ctx, conntrack.Filter{Family: unix.AF_INET}, func(f *conntrack.Flow) bool {
 		if f.SNAT() || f.DNAT() || f.Proto == unix.IPPROTO_TCP && !f.Unreplied() {
@@ -108,14 +92,101 @@ func retrack(ctx context.Context, file *nat.File) error {
 	return err
 }
 
-// retrack does that where the kernel's NAT is the engine. The rules hold for new flows
-// without it, so it is no reason to undo them.
+// translations are a file's rules by the prefix of the sources and of the destinations that
+// they are about.
+func translations(file *nat.File) (sources, destinations rulesByPrefix) {
+	sources, destinations = rulesByPrefix{}, rulesByPrefix{}
+	for i := range file.Rules {
+		r := &file.Rules[i]
+		switch a := r.Action.(type) {
+		case nat.Exclude:
+			sources.add(a.Source, r)
+		case nat.Masquerade:
+			sources.add(a.Source, r)
+		case nat.SNAT:
+			sources.add(a.Source, r)
+		case nat.Map:
+			sources.add(a.Inside, r)
+			destinations.add(a.Outside, r)
+		case nat.DNAT:
+			destinations.add(netip.PrefixFrom(a.Address, 32), r)
+		}
+	}
+	return sources, destinations
+}
+
+// endTranslated makes connection tracking forget the connections that the rules of the record
+// have translated, but for those that a rule of the file, which may be nil, translates so as
+// well: without that the kernel goes on, whatever the rules say. What others have
+// translated has no label of natkit's. The calling thread is in the namespace.
+func (r *record) endTranslated(ctx context.Context, file *nat.File) error {
+	var gone []func(*conntrack.Flow) bool
+	for _, text := range []*ruleText{&r.Rules, r.Next} {
+		if text == nil {
+			continue
+		}
+		if used, err := nat.Parse(text.File, []byte(text.Text)); err == nil {
+			gone = append(gone, withoutRule(used))
+		}
+	}
+	if len(gone) == 0 {
+		return errRecord
+	}
+	kept := func(*conntrack.Flow) bool { return false }
+	if file != nil {
+		without := withoutRule(file)
+		kept = func(f *conntrack.Flow) bool { return !without(f) }
+	}
+	_, err := conntrack.DeleteFunc(ctx, conntrack.Filter{Family: unix.AF_INET}, func(f *conntrack.Flow) bool {
+		return (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit) && !kept(f) &&
+			slices.ContainsFunc(gone, func(without func(*conntrack.Flow) bool) bool { return !without(f) })
+	})
+	return err
+}
+
+// withoutRule gives a function that tells whether no rule of the file translates as a connection
+// is. To what a rule is bound, and of several targets which, may have changed: that does
+// not end what goes on.
+func withoutRule(file *nat.File) func(*conntrack.Flow) bool {
+	sources, destinations := translations(file)
+	var here kernelSurroundings
+	return func(f *conntrack.Flow) bool {
+		destined := slices.ContainsFunc(destinations.of(f.Orig.Dst), func(r *nat.Rule) bool {
+			switch a := r.Action.(type) {
+			case nat.DNAT:
+				return isOf(f, a.Protocol, a.Ports)
+			case nat.Map:
+				return a.Inside.Contains(f.Reply.Src)
+			}
+			return false
+		})
+		hidden := slices.ContainsFunc(sources.of(f.Orig.Src), func(r *nat.Rule) bool {
+			switch a := r.Action.(type) {
+			case nat.Masquerade:
+				return here.IsLocal(f.Reply.Dst) || f.DNAT() && f.Reply.Dst == f.Orig.Dst // hairpin
+			case nat.SNAT:
+				p := file.Pool(a.Pool)
+				return a.Address == f.Reply.Dst || p != nil && p.Contains(f.Reply.Dst)
+			case nat.Map:
+				return a.Outside.Contains(f.Reply.Dst)
+			}
+			return false
+		})
+		return f.DNAT() && !destined || f.Reply.Dst != f.Orig.Src && !hidden
+	}
+}
+
+// retrack lets the rules of the file hold for flows of before, where the kernel's NAT is the
+// engine. They hold for new flows without it, so it is no reason to undo them.
 func (in *instance) retrack(ctx context.Context, p *Plan, file *nat.File) {
 	if p.Engine != EngineNFT {
 		return
 	}
 	if err := in.ns.Do(func() error { return retrack(ctx, file) }); err != nil {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("flows of before the rules stay untranslated while they last: %v", err))
+	}
+	if err := in.ns.Do(func() error { return p.record.endTranslated(ctx, file) }); err != nil {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("connections of rules that are gone stay translated while they last: %v", err))
 	}
 }
 

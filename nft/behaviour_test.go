@@ -579,7 +579,7 @@ func BenchmarkLoad50000(b *testing.B) {
 	defer func() { h.Close(); netns.Delete(name) }()
 	f := manyRules(50000)
 	for b.Loop() {
-		r, _, err := nft.CompileRules(f, nft.Facts{TimeoutPolicies: true})
+		r, _, err := nft.CompileRules(f, nft.Facts{TimeoutPolicies: true, Labels: true})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -593,7 +593,7 @@ func BenchmarkLoad50000(b *testing.B) {
 func TestUses(t *testing.T) {
 	b := newBench(t)
 	facts, err := nft.ReadFacts(b.router.ns)
-	if err != nil || !facts.TimeoutPolicies {
+	if err != nil || !facts.TimeoutPolicies || !facts.Labels {
 		t.Fatalf("%+v, %v", facts, err)
 	}
 	if list := listRuleset(t, b.router.ns); len(list) > 0 {

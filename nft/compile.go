@@ -20,6 +20,7 @@ const rulesTable = "natkit"
 // Facts are what a kernel must be asked before a rule file is compiled for it.
 type Facts struct {
 	TimeoutPolicies bool // it has policies of time-outs for single connections
+	Labels          bool // and labels
 }
 
 // Warning is something that a rule file asks for and the kernel's NAT does otherwise.
@@ -85,6 +86,7 @@ func CompileRules(f *nat.File, facts Facts) (Ruleset, []Warning, error) {
 	c.stateless()
 	c.forwarded(len(nobody) > 0)
 	c.table.Chains = append(c.table.Chains, c.bases...)
+	c.label(facts)
 	return Ruleset{c.table}, c.warnings, nil
 }
 
@@ -297,7 +299,8 @@ func (c *compiler) timeouts(facts Facts) []Rule {
 		{"tcp", uint8(nat.TCP), expr.CtStatePolicyTimeout{
 			expr.CtStateTCPSYNSENT: opening, expr.CtStateTCPSYNRECV: opening, expr.CtStateTCPSYNSENT2: opening,
 			expr.CtStateTCPESTABLISHED: established, expr.CtStateTCPRETRANS: established, expr.CtStateTCPUNACK: established,
-			expr.CtStateTCPFINWAIT: closing, expr.CtStateTCPCLOSEWAIT: closing, expr.CtStateTCPLASTACK: closing,
+			// Of one side's FIN: the other may send for hours yet (RFC 5382 REQ-5).
+			expr.CtStateTCPFINWAIT: established, expr.CtStateTCPCLOSEWAIT: established, expr.CtStateTCPLASTACK: closing,
 			expr.CtStateTCPTIMEWAIT: closing, expr.CtStateTCPCLOSE: seconds(nat.TimeoutTCPReset),
 		}},
 		{"udp", uint8(nat.UDP), udp},

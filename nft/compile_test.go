@@ -131,7 +131,7 @@ var files = map[string]*nat.File{
 
 func compile(t testing.TB, f *nat.File) nft.Ruleset {
 	t.Helper()
-	r, _, err := nft.CompileRules(f, nft.Facts{TimeoutPolicies: true})
+	r, _, err := nft.CompileRules(f, nft.Facts{TimeoutPolicies: true, Labels: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func compile(t testing.TB, f *nat.File) nft.Ruleset {
 func TestCompileRulesGolden(t *testing.T) {
 	for name, f := range files {
 		t.Run(name, func(t *testing.T) {
-			r, warnings, err := nft.CompileRules(f, nft.Facts{TimeoutPolicies: true})
+			r, warnings, err := nft.CompileRules(f, nft.Facts{TimeoutPolicies: true, Labels: true})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,15 +16,19 @@ import (
 
 // ReadFacts asks the kernel of the namespace of h.
 func ReadFacts(h *netns.Handle) (Facts, error) {
-	probe := Ruleset{{Name: "natkit_probe", Timeouts: []Timeout{{"probe", uint8(nat.UDP), nil}}}}
-	err := probe.Try(h)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
-		return Facts{}, nil
+	timeouts := Ruleset{{Name: "natkit_probe", Timeouts: []Timeout{{"probe", uint8(nat.UDP), nil}}}}
+	var facts Facts
+	for _, ask := range []struct {
+		probe Ruleset
+		has   *bool
+	}{{timeouts, &facts.TimeoutPolicies}, {probeLabels(), &facts.Labels}} {
+		err := ask.probe.Try(h)
+		*ask.has = err == nil
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOSPC) {
+			return Facts{}, fmt.Errorf("ask the kernel what its connection tracking has: %w", err)
+		}
 	}
-	if err != nil {
-		return Facts{}, fmt.Errorf("ask for time-out policies: %w", err)
-	}
-	return Facts{TimeoutPolicies: true}, nil
+	return facts, nil
 }
 
 // RemoveRules takes the table of a compiled rule file out of the namespace of h; that it
