@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -41,9 +40,10 @@ type Drops struct {
 	namespaces *namespaces
 
 	windows  [2]dropWindow
-	current  int                       // the window that is being counted into
-	early    map[dropsDropKey][]string // samples of that window, which were in the ring already
-	lost     uint64                    // as of the last Read
+	current  int                    // the window that is being counted into
+	ended    bool                   // the other one is over, and not read yet
+	early    map[dropsDropKey]*kept // samples of that window, which were in the ring already
+	lost     uint64                 // as of the last Read
 	refusals map[uint64]refusals
 }
 
@@ -66,7 +66,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if err := checkDropArguments(kernel); err != nil {
 		return nil, refused("trace drops", err)
 	}
-	d := &Drops{stacks: o.Stacks, refusals: map[uint64]refusals{}, early: map[dropsDropKey][]string{}}
+	d := &Drops{stacks: o.Stacks, refusals: map[uint64]refusals{}, early: map[dropsDropKey]*kept{}}
 	if d.reasons, err = loadReasons(kernel); err != nil {
 		return nil, err
 	}
@@ -219,15 +219,42 @@ func (d *Drops) Watch(ctx context.Context, every, total time.Duration, fn func(a
 	}
 }
 
+// Begin forgets what was dropped until now.
+func (d *Drops) Begin() error {
+	if _, err := d.nextWindow(); err != nil {
+		return err
+	}
+	var err error
+	if d.lost, err = d.readLost(); err != nil {
+		return err
+	}
+	_, err = d.readSamples()
+	return err
+}
+
+// End makes the next Read tell of what was dropped until now, however late it comes: reading
+// takes some time, and other counters end here.
+func (d *Drops) End() error {
+	if d.ended {
+		return nil
+	}
+	d.current = 1 - d.current
+	if err := d.objs.Windows.Update(uint32(0), d.windows[d.current].front, ebpf.UpdateAny); err != nil {
+		return fmt.Errorf("begin a window of drops: %w", err)
+	}
+	d.ended = true
+	return nil
+}
+
 // nextWindow makes the other window current and empties the one that was. The
 // kernel comes back from changing the map of maps only when no program is running
 // that may still count into the old one.
 func (d *Drops) nextWindow() (map[dropsDropKey]uint64, error) {
-	old := d.windows[d.current]
-	d.current = 1 - d.current
-	if err := d.objs.Windows.Update(uint32(0), d.windows[d.current].front, ebpf.UpdateAny); err != nil {
-		return nil, fmt.Errorf("begin a window of drops: %w", err)
+	if err := d.End(); err != nil {
+		return nil, err
 	}
+	d.ended = false
+	old := d.windows[1-d.current]
 	counts := map[dropsDropKey]uint64{}
 	var fronts []dropsDropFront // of each possible CPU
 	if err := old.front.Lookup(uint32(0), &fronts); err != nil {
@@ -284,9 +311,9 @@ func (d *Drops) readLost() (uint64, error) {
 
 // readSamples takes all samples out of the ring, and returns those of the window
 // that has just ended, by key.
-func (d *Drops) readSamples() (map[dropsDropKey][]string, error) {
+func (d *Drops) readSamples() (map[dropsDropKey]*kept, error) {
 	ended := d.early
-	d.early = map[dropsDropKey][]string{}
+	d.early = map[dropsDropKey]*kept{}
 	d.samples.SetDeadline(time.Now())
 	var record ringbuf.Record
 	for {
@@ -305,33 +332,11 @@ func (d *Drops) readSamples() (map[dropsDropKey][]string, error) {
 		if int(s.Second) == d.current {
 			samples = d.early
 		}
-		samples[s.Key] = append(samples[s.Key], s.String())
+		if samples[s.Key] == nil {
+			samples[s.Key] = &kept{}
+		}
+		samples[s.Key].add(s)
 	}
-}
-
-// String writes the packet, and which flow it is of where its addresses do not
-// tell: what the flow's first packet was before its translation.
-func (s *dropsDropSample) String() string {
-	const translated = 1<<4 | 1<<5 // IPS_SRC_NAT, IPS_DST_NAT: part of the kernel's user API
-	ethertype := swap16(s.Ethertype)
-	head := s.Packet[:min(int(s.Captured), len(s.Packet))]
-	text := describe(ethertype, head)
-	now, _, _, ok := parsePacket(ethertype, head)
-	if !ok || s.CtStatus&translated == 0 {
-		return text
-	}
-	was := tuple{protocol: s.Protocol}
-	if now.src.Addr().Is4() {
-		was.src = netip.AddrPortFrom(netip.AddrFrom4([4]byte(s.Src[:4])), swap16(s.Sport))
-		was.dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(s.Dst[:4])), swap16(s.Dport))
-	} else {
-		was.src = netip.AddrPortFrom(netip.AddrFrom16(s.Src), swap16(s.Sport))
-		was.dst = netip.AddrPortFrom(netip.AddrFrom16(s.Dst), swap16(s.Dport))
-	}
-	if was.ends() == now.ends() {
-		return text
-	}
-	return text + " (flow " + was.ends() + ")"
 }
 
 // swap16 reads a field in network order.
@@ -400,7 +405,7 @@ func (d *Drops) judge(counts map[dropsDropKey]uint64) []judged {
 }
 
 // rows joins the keys that look the same to a reader, most first.
-func (d *Drops) rows(all []judged, samples map[dropsDropKey][]string) []snapshot.Drop {
+func (d *Drops) rows(all []judged, samples map[dropsDropKey]*kept) []snapshot.Drop {
 	type row struct {
 		drop   snapshot.Drop
 		stacks map[uint32]uint64
@@ -432,14 +437,11 @@ func (d *Drops) rows(all []judged, samples map[dropsDropKey][]string) []snapshot
 		}
 		r.drop.Count += j.count
 		r.stacks[j.Stack] += j.count
-		for _, text := range samples[j.dropsDropKey] {
-			if len(r.drop.Samples) < maxSamples && !slices.Contains(r.drop.Samples, text) {
-				r.drop.Samples = append(r.drop.Samples, text)
-			}
-		}
+		d.show(&r.drop, j, samples[j.dropsDropKey])
 	}
 	out := make([]snapshot.Drop, 0, len(rows))
 	for key, r := range rows {
+		settle(&r.drop)
 		if d.stacks {
 			r.drop.Stacks = d.topStacks(r.stacks, key.location)
 		}

@@ -48,6 +48,10 @@ type dropsDropSample struct {
 	_         structs.HostLayout
 	Key       dropsDropKey
 	CtStatus  uint64
+	Mark      uint32
+	In        uint32
+	Out       uint32
+	Ctinfo    uint32
 	Src       [16]uint8
 	Dst       [16]uint8
 	Sport     uint16

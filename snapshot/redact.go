@@ -79,7 +79,29 @@ func (r *Redactor) Redact(s *Snapshot) {
 		if slices.ContainsFunc(c.DNATTo, func(t Target) bool { return several(t.AddrRange) }) {
 			c.DNATTo, c.DNATUnknown = slices.DeleteFunc(c.DNATTo, func(t Target) bool { return several(t.AddrRange) }), true
 		}
+		for n := range c.Walk {
+			for m := range c.Walk[n].Matches {
+				if match := &c.Walk[n].Matches[m]; slices.ContainsFunc(match.Values, addrRange) {
+					match.Keys = nil // whether it holds can't be told any more
+				}
+			}
+		}
 	}
+	for i := range s.Sets {
+		set := &s.Sets[i]
+		ranges := func(e Element) bool { return slices.ContainsFunc(e.Key, addrRange) }
+		if slices.ContainsFunc(set.Elements, ranges) {
+			set.Elements, set.Whole = slices.DeleteFunc(set.Elements, ranges), false
+		}
+	}
+}
+
+// addrRange says whether a value is a range of addresses that is no prefix.
+func addrRange(value string) bool {
+	first, last, ok := strings.Cut(value, "-")
+	_, err1 := netip.ParseAddr(first)
+	_, err2 := netip.ParseAddr(last)
+	return ok && err1 == nil && err2 == nil
 }
 
 // sort puts the names in the order in which they are looked for.

@@ -37,6 +37,7 @@ type Snapshot struct {
 	Frames       *Frames           `json:"frames,omitzero"`
 	Hooks        []Hook            `json:"hooks,omitzero"`
 	Chains       []Chain           `json:"chains,omitzero"`
+	Sets         []Set             `json:"sets,omitzero"` // that saved rules ask
 	Interfaces   []Interface       `json:"interfaces,omitzero"`
 	Neighbours   []Neighbours      `json:"neighbours,omitzero"`
 	Xfrm         *Xfrm             `json:"xfrm,omitzero"`
@@ -100,6 +101,7 @@ const (
 	CanRoutes          = "routes"     // where dropped packets would go
 	CanNFTables        = "nftables"
 	CanIPTablesLegacy  = "iptables-legacy"
+	CanSets            = "rule-sets" // elements of sets that rules ask
 	CanListeners       = "listeners"
 	CanLocalPorts      = "local-ports"   // which of this machine's own connections hold many ports
 	CanProcessNames    = "process-names" // whose socket a listener is
@@ -359,7 +361,9 @@ type Drop struct {
 	Cause     NATCause `json:"cause,omitempty"`
 	Benign    bool     `json:"benign,omitempty"` // ends of sockets and the like, no lost traffic
 	Samples   []string `json:"samples,omitzero"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
-	Stacks    []Stack  `json:"stacks,omitzero"`
+	// Packets are what rules ask for of some of them, of drops by rules only.
+	Packets []DroppedPacket `json:"packets,omitzero"`
+	Stacks  []Stack         `json:"stacks,omitzero"`
 }
 
 // Stack is a kernel stack and how often it was seen; innermost function first.
@@ -420,6 +424,9 @@ type Chain struct {
 	PolicyPackets *uint64 `json:"policy_packets,omitempty"`
 	// DropRules are its rules that drop or reject, busiest first, at most TopN.
 	DropRules []DropRule `json:"drop_rules,omitzero"`
+	// Walk are all its rules, of chains from which a packet may be dropped; nil where they
+	// are not known.
+	Walk []Rule `json:"walk,omitzero"`
 	// PerPacket are what of its rules must see each packet of an established flow of IPv4
 	// that is forwarded, by the names that nftables and iptables give them: limit, quota,
 	// NFQUEUE. Rules that such packets do not meet have none.
@@ -513,8 +520,10 @@ type Interface struct {
 	TxDropped uint64         `json:"tx_dropped"`
 	RxErrors  uint64         `json:"rx_errors"`
 	TxErrors  uint64         `json:"tx_errors"`
-	RxPackets uint64         `json:"rx_packets"`
-	TxPackets uint64         `json:"tx_packets"`
+	// Default says that a default route leads out by it.
+	Default   bool   `json:"default,omitempty"`
+	RxPackets uint64 `json:"rx_packets"`
+	TxPackets uint64 `json:"tx_packets"`
 	// RxMissed is packets that the device had no room for (missed, FIFO and ring
 	// buffer overruns): they never reached the stack.
 	RxMissed    uint64 `json:"rx_missed,omitempty"`

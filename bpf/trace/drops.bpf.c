@@ -11,9 +11,9 @@
 #include "kernel.h"
 
 enum {
-	DROP_KEYS = 4096,       /* different keys in one window; more are counted in losses */
-	DROP_SLOTS = 64,        /* keys that a CPU counts without a look-up; a power of two */
-	DROP_SAMPLES = 4,       /* packets kept of a key, for each CPU and window */
+	DROP_KEYS = 4096, /* different keys in one window; more are counted in losses */
+	DROP_SLOTS = 64,  /* keys that a CPU counts without a look-up; a power of two */
+	DROP_SAMPLES = 4, /* the first packets of a key that are kept, for each CPU and window */
 	DROP_SAMPLE_BYTES = 64, /* from the network header on: IPv6 and TCP without options */
 	DROP_STACKS = 8192,
 	DROP_STACK_DEPTH = 32,
@@ -45,6 +45,10 @@ struct drop_key {
 struct drop_sample {
 	struct drop_key key;
 	__u64 ct_status; /* enum ip_conntrack_status; 0 without an entry */
+	__u32 mark;
+	__u32 in;     /* interface that it came in by; 0: made here */
+	__u32 out;    /* that its route leads out by; 0: not routed yet */
+	__u32 ctinfo; /* enum ip_conntrack_info */
 	/* The tuple of the entry's original direction: the packet before its translation. */
 	__u8 src[16], dst[16];
 	__be16 sport, dport;
@@ -220,11 +224,21 @@ static __always_inline int ends_tcp(struct sk_buff *skb)
 	return flags & fin_rst;
 }
 
-/* Out of line: taken for the first packets of a key only. */
+/*
+ * The first packets of a key, then each with a chance that shrinks as they grow in number:
+ * so what is kept stands for all of the window, and a flood costs a few hundred samples.
+ */
+static __always_inline int chosen(__u64 count)
+{
+	return count <= DROP_SAMPLES || bpf_get_prandom_u32() % (__u32)count < DROP_SAMPLES;
+}
+
+/* Out of line: taken for chosen packets only. */
 static __noinline void sample(struct sk_buff *skb, struct drop_key *key, __u64 second)
 {
 	struct drop_sample *s = bpf_ringbuf_reserve(&samples, sizeof(*s), 0);
 	struct nf_conn *ct = packet_ct(skb);
+	struct dst_entry *dst;
 	__u32 captured = 0;
 
 	if (!s)
@@ -234,6 +248,13 @@ static __noinline void sample(struct sk_buff *skb, struct drop_key *key, __u64 s
 	s->second = second;
 	s->ethertype = skb->protocol;
 	s->ct_status = ct_status(ct);
+	s->mark = skb->mark;
+	s->in = skb->skb_iif;
+	if (bpf_core_field_exists(skb->_nfct))
+		s->ctinfo = skb->_nfct & CTINFO_MASK;
+	dst = (struct dst_entry *)(skb->_skb_refdst & ~1UL);
+	if (dst)
+		s->out = BPF_CORE_READ(dst, dev, ifindex);
 	if (ct && bpf_core_field_exists(ct->tuplehash)) {
 		struct nf_conntrack_tuple *tuple = &ct->tuplehash[0].tuple;
 
@@ -328,7 +349,7 @@ int BPF_PROG(count_drop, struct sk_buff *skb, void *location, __u32 reason)
 		return 0;
 	}
 	*count += 1;
-	if (*count <= DROP_SAMPLES)
+	if (chosen(*count))
 		sample(skb, &key, front->second);
 	return 0;
 }

@@ -73,6 +73,7 @@ struct sk_buff {
 	unsigned long _skb_refdst; /* struct dst_entry *, lowest bit: not counted */
 	unsigned long _nfct;       /* struct nf_conn *, lowest three bits: enum ip_conntrack_info */
 	int skb_iif;
+	__u32 mark;
 	__be16 protocol;
 	__u16 transport_header;
 	__u16 network_header;

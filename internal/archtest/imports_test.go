@@ -20,7 +20,7 @@ import (
 // its own layer only what siblings names. A package that stands here and does
 // not exist yet is no error; a package that exists and does not stand here is.
 var layers = [][]string{
-	1: {"kconfig", "nat", "snapshot", "internal/choice", "internal/ethtool", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild", "internal/plural"},
+	1: {"kconfig", "nat", "snapshot", "internal/choice", "internal/ethtool", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild", "internal/plural", "internal/ruleset"},
 	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
 	3: {"bench", "control", "diagnose", "trim", "tune"},
 	4: {"live", "story"},
@@ -34,8 +34,11 @@ var siblings = map[string][]string{
 	"control":        {"trim"},
 	"diagnose":       {"trim"},
 	"internal/ktest": {"internal/netns"},
-	"lab":            {"conntrack", "nft"},
-	"probe":          {"conntrack", "observe"},
+
+	"internal/ruleset": {"snapshot"},
+
+	"lab":   {"conntrack", "nft"},
+	"probe": {"conntrack", "observe"},
 }
 
 // onlyIn names what may be imported directly by the packages listed and by no
@@ -52,7 +55,7 @@ var onlyIn = map[string][]string{
 // pure packages are functions of their arguments: nothing of touchesKernel is
 // in their import closure, so they give the same answer on every machine.
 var (
-	pure          = []string{"diagnose", "kconfig", "nat", "snapshot", "trim"}
+	pure          = []string{"diagnose", "internal/ruleset", "kconfig", "nat", "snapshot", "trim"}
 	touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
 )
 
