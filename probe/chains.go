@@ -51,6 +51,7 @@ func chainIncreases(before, after []snapshot.Chain) []snapshot.Chain {
 				*r.Packets = increase(*was.DropRules[j].Packets, *r.Packets)
 			}
 		}
+		ruleIncreases(was, c)
 		slices.SortStableFunc(c.DropRules, func(a, b snapshot.DropRule) int {
 			return cmp.Compare(packets(b), packets(a))
 		})
@@ -60,6 +61,35 @@ func chainIncreases(before, after []snapshot.Chain) []snapshot.Chain {
 		return cmp.Compare(base(b), base(a))
 	})
 	return after[:min(len(after), maxChains)]
+}
+
+// ruleIncreases does the same for the counters of Walk. Rules of nftables are known by their
+// handles, others by their place.
+func ruleIncreases(was, c *snapshot.Chain) {
+	before := map[uint64]uint64{}
+	samePlaces := was == nil || len(was.Walk) == len(c.Walk)
+	id := func(r snapshot.Rule) uint64 {
+		if r.Handle != 0 {
+			return r.Handle
+		}
+		return uint64(r.Number)
+	}
+	if was != nil {
+		for _, r := range was.Walk {
+			if r.Packets != nil {
+				before[id(r)] = *r.Packets
+			}
+		}
+	}
+	for i := range c.Walk {
+		switch r := &c.Walk[i]; {
+		case r.Packets == nil:
+		case r.Handle == 0 && !samePlaces:
+			r.Packets = nil
+		default:
+			*r.Packets = increase(before[id(*r)], *r.Packets)
+		}
+	}
 }
 
 func packets(r snapshot.DropRule) uint64 {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -114,7 +115,7 @@ func TestNFTablesMessages(t *testing.T) {
 	payload, match := expression("payload", none), func(name string) encoder {
 		return expression("match", func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_MATCH_NAME, name) })
 	}
-	set := nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}}
+	set := newNFTRuleset()
 	for _, table := range []struct {
 		name  string
 		flags uint32
@@ -321,6 +322,18 @@ func TestParseIPTable(t *testing.T) {
 	user := snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "mine", Rules: 1,
 		DropRules: []snapshot.DropRule{{Number: 1, Verdict: "drop", All: true, Packets: new(uint64(1))}}}
 	empty := snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "empty"}
+	for i, texts := range [][]string{1: {"-A FORWARD -j DROP", "-A FORWARD -j DROP", "-A FORWARD -m conntrack -j REJECT", "-A FORWARD -j SNAT", "-A FORWARD -j MARK"}} {
+		var walked []string
+		for _, r := range got[i].Walk {
+			walked = append(walked, r.Text)
+		}
+		if !slices.Equal(walked, texts) {
+			t.Errorf("rules of %s are %q, want %q", got[i].Name, walked, texts)
+		}
+	}
+	for i := range got {
+		got[i].Walk = nil
+	}
 	want := []snapshot.Chain{base("INPUT", "input", "accept", 11), forward, base("OUTPUT", "output", "accept", 13), user, empty}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -387,7 +400,9 @@ func FuzzChains(f *testing.F) {
 		for _, l := range []*iptLayout{&ipt4, &ipt6} {
 			l.parse("nat", iptInfo{validHooks: 4, hookEntry: [5]uint32{2: entry}, underflow: [5]uint32{2: underflow}}, b)
 		}
-		set := nftRuleset{chains: map[nftKey]int{{2, "filter", "forward"}: 0}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}, out: make([]snapshot.Chain, 1)}
+		set := newNFTRuleset()
+		set.chains[nftKey{2, "filter", "forward"}] = 0
+		set.out, set.keys = make([]snapshot.Chain, 1), make([]nftKey, 1)
 		set.addRule(2, b)
 		set.addChain(2, b)
 		set.addTable(2, b)

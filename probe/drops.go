@@ -27,6 +27,7 @@ func drops(opts Options) source {
 		out.stop = meter.Close
 	}
 	out.start = func(*view) error { return meter.start(opts.Netns.Inode()) }
+	out.mark = meter.mark
 	out.end = func(_ *view, s *snapshot.Snapshot) error {
 		d, err := meter.read()
 		if err != nil {
@@ -47,6 +48,8 @@ type DropMeter struct {
 }
 
 type dropReader interface {
+	Begin() error
+	End() error
 	Read() (snapshot.Drops, error)
 	Close() error
 }
@@ -68,6 +71,14 @@ func (m *DropMeter) start(inode uint64) error {
 	}
 	m.tracer = tracer
 	return nil
+}
+
+// mark begins or ends the window.
+func (m *DropMeter) mark(ends bool) error {
+	if ends {
+		return m.tracer.End()
+	}
+	return m.tracer.Begin()
 }
 
 func (m *DropMeter) read() (snapshot.Drops, error) {

@@ -25,6 +25,9 @@ func (f *fakeTracer) Read() (snapshot.Drops, error) {
 	return snapshot.Drops{LostEvents: f.reads}, nil
 }
 
+func (f *fakeTracer) Begin() error { return nil }
+func (f *fakeTracer) End() error   { return nil }
+
 func (f *fakeTracer) Close() error {
 	f.closed = true
 	return nil

@@ -52,9 +52,11 @@ func interfaces() source {
 					prefixes[a.LinkIndex] = append(prefixes[a.LinkIndex], p)
 				}
 			}
+			outward := defaultRoutes()
 			for _, l := range links[:min(len(links), maxInterfaces)] {
 				a := l.Attrs()
 				i := snapshot.Interface{
+					Default:   outward[a.Index],
 					Name:      a.Name,
 					Index:     a.Index,
 					Kind:      l.Type(),
@@ -114,4 +116,28 @@ func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
 		return netip.Prefix{}, false
 	}
 	return netip.PrefixFrom(addr.Unmap(), ones), true
+}
+
+// defaultRoutes are the interfaces, by their index, that default routes lead out by. The route
+// to an address is asked for: a router may have a million of them.
+func defaultRoutes() map[int]bool {
+	out := map[int]bool{}
+	for _, documentation := range []string{"192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1"} { // RFC 5737, RFC 3849: mostly nobody's
+		routes, err := netlink.RouteGetWithOptions(net.ParseIP(documentation), &netlink.RouteGetOptions{FIBMatch: true})
+		if err != nil {
+			continue
+		}
+		for _, r := range routes {
+			if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+				continue
+			}
+			if out[r.LinkIndex] = true; len(r.MultiPath) > 0 {
+				for _, hop := range r.MultiPath {
+					out[hop.LinkIndex] = true
+				}
+			}
+		}
+	}
+	delete(out, 0)
+	return out
 }

@@ -196,9 +196,11 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 		}
 	}
 	var out []snapshot.Chain
+	walks := [][]snapshot.Rule{}
 	var chain *snapshot.Chain
 	begin := func(name string) {
 		out = append(out, snapshot.Chain{Backend: "iptables-legacy", Family: l.family, Table: table, Name: name})
+		walks = append(walks, nil)
 		chain = &out[len(out)-1]
 	}
 	for off := 0; off < len(entries); {
@@ -226,6 +228,7 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 		default:
 			chain.Rules++
 			rules[len(out)-1] = append(rules[len(out)-1], e)
+			walks[len(out)-1] = append(walks[len(out)-1], l.rule(chain.Rules, chain.Name, entries[off:], e, e.at))
 			if v := e.verdict(); v == "drop" || v == "reject" {
 				chain.DropRules = append(chain.DropRules, snapshot.DropRule{
 					Number: chain.Rules, Verdict: v, All: e.all, Packets: new(e.packets),
@@ -240,6 +243,7 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 		off += e.size
 	}
 	out = out[:max(0, len(out)-1)]
+	l.keepRules(out, walks, rules, starts)
 	w := walk{chains: out, rules: make([][]walkedRule, len(out))}
 	for i := range out {
 		for _, e := range rules[i] {
@@ -297,6 +301,7 @@ type iptEntry struct {
 	packets uint64
 	target  string
 	info    []byte // the target's private part
+	at      int    // where the target is
 	nat     natRule
 
 	// For packets of established flows (walk).
@@ -331,6 +336,7 @@ func (l *iptLayout) parseEntry(b []byte) (iptEntry, error) {
 	}
 	e := iptEntry{
 		size:    size,
+		at:      target,
 		goes:    b[l.inverted-1]&iptGoto != 0,
 		packets: binary.NativeEndian.Uint64(b[l.counters:]),
 		target:  cString(b[target+xtNameOffset:][:xtNameLen]),

@@ -349,6 +349,9 @@ func TestLiveNFTables(t *testing.T) {
 		want[i].SNATTo, want[i].DNATTo, want[i].DNATUnknown = d.SNATTo, d.DNATTo, d.DNATUnknown
 	}
 	slices.SortStableFunc(want, func(a, b snapshot.Chain) int { return base(b) - base(a) })
+	for i := range s.Chains { // TestLiveRuleTextsAreThoseOfNFT
+		s.Chains[i].Walk = nil
+	}
 	if !reflect.DeepEqual(s.Chains, want) {
 		t.Errorf("chains\n%+v\nwant as nft lists them\n%+v", s.Chains, want)
 	}

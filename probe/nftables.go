@@ -78,7 +78,7 @@ func readNFTables(v *view) ([]snapshot.Chain, error) {
 	defer conn.Close()
 	var set nftRuleset
 	err = whole(func() error {
-		set = nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}}
+		set = newNFTRuleset()
 		for _, get := range []struct {
 			message uint16
 			what    string
@@ -86,33 +86,44 @@ func readNFTables(v *view) ([]snapshot.Chain, error) {
 		}{
 			{unix.NFT_MSG_GETTABLE, "tables", set.addTable},
 			{unix.NFT_MSG_GETCHAIN, "chains", set.addChain},
+			{unix.NFT_MSG_GETSET, "sets", set.addSet},
+			{unix.NFT_MSG_GETOBJ, "objects", set.addObject},
 			{unix.NFT_MSG_GETRULE, "rules", set.addRule},
 		} {
-			msgs, err := conn.Execute(netlink.Message{
-				Header: netlink.Header{
-					Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | get.message),
-					Flags: netlink.Request | netlink.Dump,
-				},
-				Data: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-			})
-			if err != nil {
-				return fmt.Errorf("list nftables %s: %w", get.what, err)
-			}
-			for _, m := range msgs {
-				if m.Header.Flags&netlink.DumpInterrupted != 0 {
-					return errInterrupted
-				}
-				if len(m.Data) < 4 {
-					return fmt.Errorf("list nftables %s: message of %d bytes", get.what, len(m.Data))
-				}
-				if err := get.add(m.Data[0], m.Data[4:]); err != nil {
-					return fmt.Errorf("list nftables %s: %w", get.what, err)
-				}
+			if err := listNFTables(conn, get.message, get.what, get.add); err != nil {
+				return err
 			}
 		}
+		set.keepRules()
 		return set.walk(conn)
 	})
 	return set.out, err
+}
+
+// listNFTables calls add for each object of a kind.
+func listNFTables(conn *netlink.Conn, message uint16, what string, add func(family uint8, attrs []byte) error) error {
+	msgs, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{
+			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | message),
+			Flags: netlink.Request | netlink.Dump,
+		},
+		Data: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+	})
+	if err != nil {
+		return fmt.Errorf("list nftables %s: %w", what, err)
+	}
+	for _, m := range msgs {
+		if m.Header.Flags&netlink.DumpInterrupted != 0 {
+			return errInterrupted
+		}
+		if len(m.Data) < 4 {
+			return fmt.Errorf("list nftables %s: message of %d bytes", what, len(m.Data))
+		}
+		if err := add(m.Data[0], m.Data[4:]); err != nil {
+			return fmt.Errorf("list nftables %s: %w", what, err)
+		}
+	}
+	return nil
 }
 
 // walk follows packets of established flows through the rules; conn is asked for the
@@ -180,8 +191,10 @@ type nftVerdict struct {
 
 // nftElement is one of a set; verdict is nil where it has none.
 type nftElement struct {
-	key     []byte
-	verdict *nftVerdict
+	key, last        []byte // last is of a range of concatenated fields, nil otherwise
+	end              bool   // a range ends before key
+	verdict          *nftVerdict
+	timeout, expires uint64 // milliseconds
 }
 
 // nftElements reads the elements of a set in the table of a chain.
@@ -220,6 +233,9 @@ func nftElements(conn *netlink.Conn, of nftKey, set string) (out []nftElement, e
 	return out, nil
 }
 
+// setElemKeyEnd is NFTA_SET_ELEM_KEY_END.
+const setElemKeyEnd = 10
+
 func appendElements(out []nftElement, attrs []byte) ([]nftElement, error) {
 	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
 		if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
@@ -231,6 +247,14 @@ func appendElements(out []nftElement, attrs []byte) ([]nftElement, error) {
 				switch ad.Type() {
 				case unix.NFTA_SET_ELEM_KEY:
 					e.key = dataValue(ad)
+				case setElemKeyEnd:
+					e.last = dataValue(ad)
+				case unix.NFTA_SET_ELEM_FLAGS:
+					e.end = ad.Uint32()&unix.NFT_SET_ELEM_INTERVAL_END != 0
+				case unix.NFTA_SET_ELEM_TIMEOUT:
+					e.timeout = ad.Uint64()
+				case unix.NFTA_SET_ELEM_EXPIRATION:
+					e.expires = ad.Uint64()
 				case unix.NFTA_SET_ELEM_DATA:
 					e.verdict = dataVerdict(ad)
 				}
@@ -294,6 +318,15 @@ type nftRuleset struct {
 	rules   map[int][]*nftRule
 	chains  map[nftKey]int // -> index in out
 	dormant map[nftKey]bool
+	sets    map[nftKey]map[string]nftSet // of a table, whose key has no name
+	objects map[nftKey]map[nftObject]nftAttrs
+	walks   map[int][]snapshot.Rule
+	xt      map[nftKey]bool // tables of iptables-nft
+}
+
+func newNFTRuleset() nftRuleset {
+	return nftRuleset{chains: map[nftKey]int{}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}, sets: map[nftKey]map[string]nftSet{},
+		objects: map[nftKey]map[nftObject]nftAttrs{}, walks: map[int][]snapshot.Rule{}, xt: map[nftKey]bool{}}
 }
 
 func (set *nftRuleset) addTable(family uint8, attrs []byte) error {
@@ -347,6 +380,9 @@ func (set *nftRuleset) addChain(family uint8, attrs []byte) error {
 	if err != nil || set.dormant[nftKey{family, c.Table, ""}] {
 		return err
 	}
+	if isIPTables(c) {
+		set.xt[nftKey{family, c.Table, ""}] = true
+	}
 	set.chains[nftKey{family, c.Table, c.Name}] = len(set.out)
 	set.out = append(set.out, c)
 	set.keys = append(set.keys, nftKey{family, c.Table, c.Name})
@@ -355,14 +391,18 @@ func (set *nftRuleset) addChain(family uint8, attrs []byte) error {
 
 func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
 	var table, chain string
-	rule := &nftRule{family: nftFamilies[family]}
+	var expressions []byte
+	rule, walked := &nftRule{family: nftFamilies[family]}, snapshot.Rule{}
 	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
+		case unix.NFTA_RULE_HANDLE:
+			walked.Handle = ad.Uint64()
 		case unix.NFTA_RULE_TABLE:
 			table = ad.String()
 		case unix.NFTA_RULE_CHAIN:
 			chain = ad.String()
 		case unix.NFTA_RULE_EXPRESSIONS:
+			expressions = ad.Bytes()
 			nested(ad, func(ad *netlink.AttributeDecoder) { // a list: all of type NFTA_LIST_ELEM
 				nested(ad, rule.addExpression())
 			})
@@ -378,6 +418,8 @@ func (set *nftRuleset) addRule(family uint8, attrs []byte) error {
 		rule.perPacket = slices.DeleteFunc(rule.perPacket, func(name string) bool { return name == "log" })
 	}
 	set.rules[i] = append(set.rules[i], rule)
+	walked.Number = c.Rules
+	set.readRule(i, &walked, expressions)
 	if rule.offloads {
 		c.Offloads++
 	}

@@ -121,6 +121,9 @@ func (w *walk) chain(i int) (ends bool, err error) {
 	return false, nil
 }
 
+// xtStateAlias is XT_CONNTRACK_STATE_ALIAS: the rule was written with -m state.
+const xtStateAlias = 1 << 13
+
 // xtStates reads which states of connection tracking a match of iptables wants; ok is
 // false if it asks for none. only: it asks for nothing else.
 func xtStates(name string, info []byte) (states uint32, only, ok bool) {
@@ -134,7 +137,7 @@ func xtStates(name string, info []byte) (states uint32, only, ok bool) {
 		if inverted&byState != 0 {
 			states = ^states
 		}
-		return states, flags == byState, flags&byState != 0
+		return states, flags&^xtStateAlias == byState, flags&byState != 0
 	}
 	return 0, false, false
 }

@@ -170,7 +170,9 @@ func TestChainDevices(t *testing.T) {
 }
 
 func TestChainOffloads(t *testing.T) {
-	set := nftRuleset{chains: map[nftKey]int{{unix.NFPROTO_IPV4, "filter", "forward"}: 0}, dormant: map[nftKey]bool{}, rules: map[int][]*nftRule{}, out: make([]snapshot.Chain, 1)}
+	set := newNFTRuleset()
+	set.chains[nftKey{unix.NFPROTO_IPV4, "filter", "forward"}] = 0
+	set.out, set.keys = make([]snapshot.Chain, 1), make([]nftKey, 1)
 	for _, e := range []encoder{counter(1), expression("flow_offload", func(ae *netlink.AttributeEncoder) { ae.String(1, "fast") })} {
 		if err := set.addRule(unix.NFPROTO_IPV4, ruleOf(t, "filter", "forward", e)); err != nil {
 			t.Fatal(err)

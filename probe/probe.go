@@ -68,8 +68,11 @@ type source struct {
 	live  bool   // it asks the kernel by other means than files
 
 	start func(v *view) error
-	end   func(v *view, s *snapshot.Snapshot) error
-	stop  func()
+	// mark runs when the window begins and when it ends, inside of what all others count: what
+	// is a part of their numbers is then not more than these.
+	mark func(ends bool) error
+	end  func(v *view, s *snapshot.Snapshot) error
+	stop func()
 }
 
 // sources in the order in which they are read after the window; before it the
@@ -96,6 +99,7 @@ func sources(ctx context.Context, opts Options) []source {
 		iptablesLegacy(),
 		kernelLog(opts),
 		drops(opts),
+		sets(), // that packets dropped by rules met
 		xfrm(),
 		processNames(),
 		hooks(opts),
@@ -164,6 +168,7 @@ func begin(ctx context.Context, opts Options) (*reading, error) {
 		r.stop()
 		return nil, err
 	}
+	r.mark(false)
 	r.began = time.Now()
 	return r, nil
 }
@@ -176,6 +181,7 @@ func (r *reading) finish() (*snapshot.Snapshot, error) {
 		WindowSeconds: time.Since(r.began).Seconds(),
 		Netns:         snapshot.Netns{Name: r.opts.Netns.Name(), Inode: r.opts.Netns.Inode()},
 	}
+	r.mark(true)
 	err := r.opts.Netns.Do(func() error {
 		s.Netns.Init = r.view.initialNetns()
 		for i, src := range r.sources {
@@ -191,6 +197,15 @@ func (r *reading) finish() (*snapshot.Snapshot, error) {
 	}
 	snapshot.Clean(s)
 	return s, nil
+}
+
+// mark begins or ends the window of the sources that know one.
+func (r *reading) mark(ends bool) {
+	for i, src := range r.sources {
+		if src.mark != nil && r.failed[i] == nil {
+			r.failed[i] = src.mark(ends)
+		}
+	}
 }
 
 func (r *reading) stop() {
