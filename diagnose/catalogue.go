@@ -126,10 +126,12 @@ func Judge(s *snapshot.Snapshot) []Finding {
 	if s == nil {
 		return nil
 	}
+	f := newFacts(s)
 	var found []*verdict
 	for _, c := range catalogue {
-		if v := c.judge(facts{Snapshot: s}); v != nil {
+		if v := c.judge(f); v != nil {
 			v.Code, v.explains = c.Code, append(v.explains, c.Explains...)
+			reconcile(&v.Finding)
 			v.wastes = slices.Max(c.Severities) == Advice
 			found = append(found, v)
 		}

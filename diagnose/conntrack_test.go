@@ -134,7 +134,7 @@ func TestGrowTable(t *testing.T) {
 			s := gateway()
 			fill(s, 262144)
 			r.change(s)
-			v := judgeTableFull(facts{Snapshot: s})
+			v := judgeTableFull(newFacts(s))
 			if v == nil {
 				t.Fatal("not found")
 			}

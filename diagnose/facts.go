@@ -21,6 +21,7 @@ type facts struct {
 	*snapshot.Snapshot
 	// lenient asks for causes from the lower of their thresholds on.
 	lenient bool
+	memo    *memo
 }
 
 // implausible is where an increase stops being one: a counter that went

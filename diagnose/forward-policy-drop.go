@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -30,10 +31,10 @@ var forwardPolicyDrop = Cause{
 	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanCounters, snapshot.CanInterfaces},
 	Symptom:    "Virtual machines, a second network or a VPN behind this machine lose their way out, often since Docker was installed; the machine itself is fine.",
 	Proof: fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without condition, and packets met that in the window: by the chain's own counter, "+
-		"or dropped on the forward hook as the tracer saw. At least %s of what was to be forwarded, in all or of one interface's, is a warning, %s critical. "+
+		"or dropped packets that natkit followed through the rules to its end. At least %s of what was to be forwarded, in all or of one interface's, is a warning, %s critical. "+
 		"With neither counter nor tracer, packets that were to be forwarded and never left are a warning; where the rules can't be read either, if they are most.", percent(forwardShare), percent(forwardMost)),
-	Lookalike: "A policy of drop is normal, and so are single packets that meet it. Strangers who try addresses behind this machine are advice, however many. What a rule with a condition drops was meant to be dropped.",
-	Cure:      "A rule that accepts these networks' traffic, before the policy: with Docker in DOCKER-USER, which Docker leaves alone.",
+	Lookalike: "A policy of drop is normal, and so are single packets that meet it. Strangers who try addresses behind this machine are advice, however many, and so are hosts of the network outside. What a rule with a condition drops was meant to be dropped: with or without a counter, it is not the policy's.",
+	Cure:      "A rule that accepts these networks' traffic, before the policy and after the rules that drop: with Docker in DOCKER-USER, which Docker leaves alone.",
 	judge:     judgeForwardPolicy,
 }
 
@@ -42,27 +43,11 @@ func judgeForwardPolicy(f facts) *verdict {
 	if f.Chains != nil && len(chains) == 0 {
 		return nil
 	}
-	// What met the policy by the chains' own counters, where all of them count.
-	var counted uint64
-	counts := len(chains) > 0
-	for _, c := range chains {
-		n, ok := metPolicy(c)
-		counted, counts = saturate(counted, n), counts && ok
-	}
+	counted, counts := metPolicies(chains)
 	if counts && counted == 0 {
 		return nil
 	}
-	// What was dropped on the forward hook, less what rules with a condition did.
-	var traced uint64
-	var rows []snapshot.Drop
-	_, ruled, tracing := f.dropped(snapshot.CauseRule)
-	for _, row := range ruled {
-		if f.hookOf(row) == "forward" {
-			traced = saturate(traced, row.Count)
-			rows = append(rows, row)
-		}
-	}
-	traced -= min(traced, f.ruleDrops())
+	rows, traced, tracing := f.policyDrops()
 	forwarded, forwardedKnown := f.counter("Ip.ForwDatagrams") // counted before the hook
 	vanished := f.vanished(forwarded)
 
@@ -107,6 +92,7 @@ func judgeForwardPolicy(f facts) *verdict {
 		v.Severity = Advice
 	}
 	what := "the FORWARD chain"
+	chains = f.busiestPolicy(chains)
 	if len(chains) > 0 {
 		what = fmt.Sprintf("chain %s of table %s %s", chains[0].Name, chains[0].Family, chains[0].Table)
 	}
@@ -144,6 +130,67 @@ func judgeForwardPolicy(f facts) *verdict {
 	return v
 }
 
+// metPolicies is what met the policies by the chains' own counters, where all of them count.
+func metPolicies(chains []snapshot.Chain) (counted uint64, counts bool) {
+	counts = len(chains) > 0
+	for _, c := range chains {
+		n, ok := metPolicy(c)
+		counted, counts = saturate(counted, n), counts && ok
+	}
+	return counted, counts
+}
+
+// policyDrops are packets that the end of a forward chain dropped. Of those that could not be
+// followed through the rules, it is what rules with a condition did not count; where such
+// rules have no counters nothing is known of them.
+func (f facts) policyDrops() (rows []snapshot.Drop, n uint64, tracing bool) {
+	var unknown uint64
+	var unread []snapshot.Drop
+	for _, b := range f.blamed() {
+		d, sure := b.sure()
+		switch {
+		case sure && isPolicy(d) && d.Chain.Hook == "forward":
+			rows = append(rows, b.row)
+			n = saturate(n, b.row.Count)
+		case !b.known && f.hookOf(b.row) == "forward":
+			unread = append(unread, b.row)
+			unknown = saturate(unknown, b.row.Count)
+		}
+	}
+	unknown -= min(unknown, f.ruleDrops())
+	if unknown > 0 && (len(rows) == 0 || !f.silentRules("forward")) {
+		rows = append(rows, unread...)
+	}
+	if !f.silentRules("forward") {
+		n = saturate(n, unknown)
+	}
+	return rows, n, f.Drops != nil
+}
+
+// silentRules says whether rules that a packet may meet on a hook drop on a condition and do
+// not count.
+func (f facts) silentRules(hook string) bool {
+	return slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool {
+		return (c.Hook == hook || c.Hook == "") && c.Type != "nat" && slices.ContainsFunc(c.DropRules, func(r snapshot.DropRule) bool {
+			return r.Packets == nil && (!r.All || c.Hook == "")
+		})
+	})
+}
+
+// busiestPolicy puts first the chain whose end dropped most.
+func (f facts) busiestPolicy(chains []snapshot.Chain) []snapshot.Chain {
+	met := map[string]uint64{}
+	for _, b := range f.blamed() {
+		if d, ok := b.sure(); ok && isPolicy(d) {
+			met[d.Chain.Family+d.Chain.Table+d.Chain.Name] += b.row.Count
+		}
+	}
+	slices.SortStableFunc(chains, func(a, b snapshot.Chain) int {
+		return cmp.Compare(met[b.Family+b.Table+b.Name], met[a.Family+a.Table+a.Name])
+	})
+	return chains
+}
+
 // wanted says whether packets of a row are more than what strangers try: of clients of
 // this machine's networks or other private ones, answers, or for a published service.
 func (f facts) wanted(row snapshot.Drop) bool {
@@ -151,7 +198,34 @@ func (f facts) wanted(row snapshot.Drop) bool {
 	if _, ok := f.sentByClients(row, in); ok || slices.ContainsFunc(row.Samples, isAnswer) {
 		return true
 	}
-	return slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool { return onlyInside(t.source.Addr()) })
+	return slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool {
+		return onlyInside(t.source.Addr()) && !f.fromOutside(t)
+	})
+}
+
+// fromOutside says whether a packet comes from a host of the network outside and wants to go
+// into one here, unasked: what a firewall is there to refuse.
+func (f facts) fromOutside(t tuple) bool {
+	from, near := f.linkTo(t.source.Addr())
+	to, known := f.linkTo(t.dest.Addr())
+	return near && f.outside(from) && (!known || to.Name != from.Name && !f.outside(to))
+}
+
+// outside says whether an interface leads to what this machine hides its networks from: a
+// default route leads there, or sources are translated to its address.
+func (f facts) outside(l snapshot.Interface) bool {
+	if l.Default {
+		return true
+	}
+	given := func(a netip.Addr) bool {
+		return slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })
+	}
+	if f.Conntrack != nil && f.Conntrack.Table != nil && slices.ContainsFunc(f.Conntrack.Table.Outsides, func(o snapshot.OutsideUse) bool { return given(o.Addr) }) {
+		return true
+	}
+	return slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool {
+		return slices.ContainsFunc(c.SNATTo, func(r snapshot.AddrRange) bool { return given(r.First) })
+	})
 }
 
 // droppingForwardChains are the base chains on the forward hook that end in a drop.
@@ -251,37 +325,79 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 		remedy[0] = "# accept what a rule here leads to a published service, and its answers (a rule that accepts it by port must name the port it is led to); put the rules where your firewall keeps its own:"
 	}
 	for _, c := range chains {
-		tool := iptables(c)
-		switch {
-		case in == "" && !led:
+		if in == "" && !led {
 			remedy = append(remedy, f.run(listChain(c)))
-		case tool != "":
-			chain := c.Name
-			if docker {
-				chain = "DOCKER-USER"
+			continue
+		}
+		tool := iptables(c)
+		if docker && tool != "" {
+			if i := slices.IndexFunc(f.Chains, func(u snapshot.Chain) bool {
+				return u.Name == "DOCKER-USER" && u.Backend == c.Backend && u.Family == c.Family
+			}); i >= 0 {
+				c = f.Chains[i]
+			} else {
+				c.Name, c.Walk, c.DropRules = "DOCKER-USER", nil, nil
 			}
-			insert := tool + " -I " + quote(chain)
-			if led {
-				remedy = append(remedy, f.run(insert+" -m conntrack --ctstate DNAT -j ACCEPT"))
-				continue
-			}
-			remedy = append(remedy, f.run(insert+iface(" -i ", in)+iface(" -o ", out)+" -j ACCEPT"))
-			if in != out { // on one bridge answers take the same rule
-				remedy = append(remedy, f.run(insert+iface(" -i ", out)+iface(" -o ", in)+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"))
-			}
-		default:
-			insert := fmt.Sprintf("insert rule %s %s %s", c.Family, c.Table, c.Name)
-			if led {
-				remedy = append(remedy, f.run("nft "+quote(insert+" ct status dnat accept")))
-				continue
-			}
-			remedy = append(remedy, f.run("nft "+quote(insert+nftIface(" iifname ", in)+nftIface(" oifname ", out)+" accept")))
-			if in != out {
-				remedy = append(remedy, f.run("nft "+quote(insert+nftIface(" iifname ", out)+nftIface(" oifname ", in)+" ct state established,related accept")))
-			}
+		}
+		for _, rule := range acceptRules(tool, in, out, led) {
+			remedy = append(remedy, f.run(putRule(tool, c, rule)))
 		}
 	}
 	return remedy
+}
+
+// acceptRules are the conditions and verdicts of rules that let traffic of two interfaces
+// pass, or what is led to a published service.
+func acceptRules(tool, in, out string, led bool) (rules []string) {
+	switch {
+	case tool != "" && led:
+		return []string{"-m conntrack --ctstate DNAT -j ACCEPT"}
+	case led:
+		return []string{"ct status dnat accept"}
+	case tool != "":
+		rules = []string{strings.TrimSpace(iface(" -i ", in)+iface(" -o ", out)) + " -j ACCEPT"}
+		if in != out { // on one bridge answers take the same rule
+			rules = append(rules, strings.TrimSpace(iface(" -i ", out)+iface(" -o ", in))+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+		}
+	default:
+		rules = []string{strings.TrimSpace(nftIface(" iifname ", in)+nftIface(" oifname ", out)) + " accept"}
+		if in != out {
+			rules = append(rules, strings.TrimSpace(nftIface(" iifname ", out)+nftIface(" oifname ", in))+" ct state established,related accept")
+		}
+	}
+	for i, r := range rules {
+		rules[i] = strings.TrimSpace(r)
+	}
+	return rules
+}
+
+// putRule is the command that puts a rule into a chain: in front where nothing before it drops,
+// otherwise behind what drops on a condition, so that a list of what is blocked stays in force.
+func putRule(tool string, c snapshot.Chain, rule string) string {
+	drops := slices.ContainsFunc(c.DropRules, func(r snapshot.DropRule) bool { return !r.All }) ||
+		slices.ContainsFunc(c.Walk, func(r snapshot.Rule) bool { return r.Chain != "" || r.Map != "" })
+	end := slices.IndexFunc(c.Walk, func(r snapshot.Rule) bool { return len(r.Matches) == 0 && r.Verdict != "" && r.Verdict != "jump" })
+	if tool != "" {
+		put := tool + " -t " + quote(c.Table)
+		if c.Table == "filter" {
+			put = tool
+		}
+		switch {
+		case !drops:
+			return put + " -I " + quote(c.Name) + " " + rule
+		case end >= 0:
+			return fmt.Sprintf("%s -I %s %d %s", put, quote(c.Name), c.Walk[end].Number, rule)
+		}
+		return put + " -A " + quote(c.Name) + " " + rule
+	}
+	where := fmt.Sprintf("rule %s %s %s", c.Family, c.Table, c.Name)
+	switch {
+	case !drops:
+		return "nft " + quote("insert "+where+" "+rule)
+	case end >= 0:
+		return "nft " + quote(fmt.Sprintf("insert %s handle %d %s", where, c.Walk[end].Handle, rule))
+	}
+	return "nft " + quote("add "+where+" "+rule)
 }
 
 // onlyLed says whether all packets of rows that were seen were for published services.

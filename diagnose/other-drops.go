@@ -47,6 +47,7 @@ var elsewhere = []struct {
 	{"", "TC_", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress", "bpftool net show dev %s"}, ""},
 	{"tcf_", "", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress"}, ""},
 	{"", "XDP", xdpDropped, []string{"ip -d link show dev %s", "bpftool net show dev %s"}, ""},
+	{"do_xdp_generic", "", xdpDropped, []string{"ip -d link show dev %s", "bpftool net show dev %s"}, ""},
 	{"veth_xdp", "", xdpDropped, []string{"ip -d link show dev %s", "bpftool net show dev %s"}, ""},
 	{"", "BPF_", "a BPF program of a control group dropped them", []string{"bpftool cgroup tree"}, ""},
 	{"", "XFRM_", "a policy of IPsec refused them", []string{"ip xfrm policy", "cat /proc/net/xfrm_stat"}, ""},

@@ -34,7 +34,7 @@ var routingLoop = Cause{
 		"The same where packets come back by the interface that their route leads out by, with one of this machine's own addresses as source (IP_LOCAL_SOURCE): what a gateway has masqueraded ends so, with all its hops. "+
 		"The same where a packet came in again and again by one interface, with fewer hops left each time: of two routers in a loop packets expire at the one whose turn it is, which depends on the sender's first TTL, and often is the other one. "+
 		"Where routes can't be asked, %.0f packets a second without a hop and %s of what is forwarded are a warning; so are %d where they are %s of all that came to be forwarded.", ttlMany, ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
-	Lookalike: "traceroute and mtr, some probes a second; one packet now and then from far away.",
+	Lookalike: "traceroute and mtr, some probes a second; one packet now and then from far away. A rule that sets the TTL, or drops by it: that is rule-drop.",
 	Cure:      "A route, on one of the two, that leads on or ends: unused parts of a network that is routed to a gateway get a route of type unreachable there.",
 	judge:     judgeTTL,
 }
@@ -62,6 +62,9 @@ func judgeTTL(f facts) *verdict {
 		if sampled && r.Answer == snapshot.RouteFound && r.Out != "" && r.Out == r.In {
 			loop = append(loop, r)
 		}
+	}
+	if _, ruled := f.ttlRule(); ruled && len(loop) == 0 {
+		return nil // rule-drop tells of it
 	}
 	forwarded, known := f.counter("Ip.ForwDatagrams")
 	v := &verdict{harm: float64(lost)}

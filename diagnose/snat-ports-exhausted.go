@@ -274,7 +274,7 @@ func iptables(c snapshot.Chain) string {
 		return name + "-legacy"
 	}
 	builtin := map[string]string{"filter": "FORWARD", "nat": "POSTROUTING"}
-	if c.Name == builtin[c.Table] {
+	if c.Name == builtin[c.Table] || len(c.Walk) > 0 && strings.HasPrefix(c.Walk[0].Text, "-A ") {
 		return name + "-nft"
 	}
 	return ""

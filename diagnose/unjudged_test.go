@@ -43,6 +43,7 @@ var blind = map[string]func(s *snapshot.Snapshot){
 	snapshot.CanRoutes:         func(s *snapshot.Snapshot) { s.Routes = nil },
 	snapshot.CanNFTables:       func(s *snapshot.Snapshot) { withoutChains(s, "nft") },
 	snapshot.CanIPTablesLegacy: func(s *snapshot.Snapshot) { withoutChains(s, "iptables-legacy") },
+	snapshot.CanSets:           func(s *snapshot.Snapshot) { s.Sets = nil },
 	snapshot.CanListeners:      func(s *snapshot.Snapshot) { s.Listeners = nil },
 	snapshot.CanLocalPorts:     func(s *snapshot.Snapshot) { s.LocalPorts = nil },
 	snapshot.CanProcessNames:   func(*snapshot.Snapshot) {},

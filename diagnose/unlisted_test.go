@@ -23,8 +23,16 @@ func addUnanswered(s *snapshot.Snapshot, u ...snapshot.UnansweredUse) {
 func init() {
 	examples["rule-drop"] = func(s *snapshot.Snapshot) {
 		s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "inet", Table: "guard", Name: "blocked", Hook: "prerouting", Type: "filter", Policy: "accept", Rules: 2,
-			DropRules: []snapshot.DropRule{{Number: 2, Verdict: "drop", Packets: count(600_000)}}})
-		s.Drops.Rows = append(s.Drops.Rows, drop(600_000, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN")))
+			DropRules: []snapshot.DropRule{{Number: 2, Verdict: "drop", Packets: count(600_000)}},
+			Walk: []snapshot.Rule{
+				{Number: 1, Handle: 4, Text: "tcp dport 22 accept", Verdict: "accept", Matches: []snapshot.Match{{Keys: []string{"tcp dport"}, Values: []string{"22"}, Text: "tcp dport 22"}}},
+				{Number: 2, Handle: 5, Text: "ip saddr @blocked counter drop", Verdict: "drop", Packets: count(600_000), Matches: []snapshot.Match{{Keys: []string{"ip saddr"}, Set: "blocked", Text: "ip saddr @blocked"}}},
+			}})
+		s.Sets = append(s.Sets, snapshot.Set{Backend: "nft", Family: "inet", Table: "guard", Name: "blocked", Size: 1, Whole: true,
+			Elements: []snapshot.Element{{Key: []string{"192.168.1.0/24"}, TimeoutSeconds: 3600, ExpiresSeconds: 1200}}})
+		row := drop(600_000, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN"))
+		row.Packets = []snapshot.DroppedPacket{{Text: row.Samples[0], Stands: row.Count, Stage: snapshot.StageArrived, In: "eth1", State: "new", TTL: 64, Length: 60}}
+		s.Drops.Rows = append(s.Drops.Rows, row)
 	}
 	examples["next-hop-silent"] = func(s *snapshot.Snapshot) {
 		s.Drops.Rows = append(s.Drops.Rows, drop(300_000, snapshot.CauseNeighbour, "eth0", sample("tcp 198.51.100.1:4000 -> 203.0.113.81:443 SYN (flow 192.168.1.20:4000 -> 203.0.113.81:443)")))
@@ -85,6 +93,25 @@ func TestRuleBesidePolicy(t *testing.T) {
 	forward.DropRules[0].Packets = count(0)
 	if got := codesOf(Judge(s)); !slices.Equal(got, []string{"forward-policy-drop"}) {
 		t.Errorf("with a rule that no packet met: found %q", got)
+	}
+}
+
+// A rule without a counter beside a policy without one: where no sample of a packet was saved
+// that could be followed, both are named, and how to count. Nothing is opened.
+func TestRuleOrPolicy(t *testing.T) {
+	s := gateway()
+	examples["forward-policy-drop"](s)
+	forward := chain(s, "FORWARD")
+	forward.Table, forward.Name, forward.PolicyPackets = "f", "fw", nil
+	forward.DropRules = []snapshot.DropRule{{Number: 1, Verdict: "drop"}}
+	link(s, "eth1").RxPackets = 610
+	found := Judge(s)
+	if len(found) == 0 || found[0].Code != "rule-drop" || !strings.Contains(found[0].Title, "rule 1 of chain fw or the policy of chain fw; natkit cannot tell which") {
+		t.Fatalf("found %+v", found)
+	}
+	remedy := strings.Join(found[0].Remedy, "\n")
+	if !strings.Contains(remedy, "nft add rule ip f fw counter") || strings.Contains(remedy, "accept") {
+		t.Errorf("remedy\n%s", remedy)
 	}
 }
 
@@ -549,6 +576,7 @@ func TestLossBeforeWaste(t *testing.T) {
 	examples["rule-drop"](s)
 	link(s, "eth1").RxPackets = 10_000
 	s.Drops.Rows[len(s.Drops.Rows)-1].Count = 900
+	s.Drops.Rows[len(s.Drops.Rows)-1].Packets[0].Stands = 900
 	chain(s, "blocked").DropRules[0].Packets = count(900)
 	if got := codesOf(Judge(s)); got[0] != "rule-drop" || !slices.Contains(got, "iptables-two-backends") {
 		t.Errorf("found %q", got)
