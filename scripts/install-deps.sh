@@ -37,6 +37,7 @@ needs() {
 		iptables-legacy-restore  iptables
 		iptables-nft-restore     iptables
 		conntrack           conntrack
+		ipset               ipset
 		ethtool             ethtool
 		ab                  apache2-utils
 		curl                curl

@@ -9,7 +9,23 @@ import (
 	"natkit/lab"
 )
 
-var asymmetricFault = Fault{
+var asymmetricFault = asymmetricBy("nft add table ip firewall",
+	"nft 'add chain ip firewall forward { type filter hook forward priority filter; }'",
+	"nft add rule ip firewall forward ct state invalid counter drop")
+
+// asymmetricBy is the fault on a gateway whose firewall is made by these commands.
+func asymmetricBy(firewall ...string) Fault {
+	f := asymmetricRouted
+	f.healthy = func(ctx context.Context, s *scene) error {
+		if err := s.run(ctx, s.watched, append([]string{"nft delete table ip nat"}, firewall...)...); err != nil {
+			return err
+		}
+		return asymmetricRouted.healthy(ctx, s)
+	}
+	return f
+}
+
+var asymmetricRouted = Fault{
 	Code:    "asymmetric-routing",
 	Healthy: "the gateway forwards without translation and drops what its connection tracking takes for invalid, as firewalls do",
 	Broken:  "the server answers by another way, past the gateway",
@@ -18,13 +34,6 @@ var asymmetricFault = Fault{
 	topology: "routed",
 	healthy: func(ctx context.Context, s *scene) error {
 		server, client := s.lab.ServerNode(), s.lab.Node(lab.RoleClient)
-		if err := s.run(ctx, s.watched,
-			"nft delete table ip nat",
-			"nft add table ip firewall",
-			"nft 'add chain ip firewall forward { type filter hook forward priority filter; }'",
-			"nft add rule ip firewall forward ct state invalid counter drop"); err != nil {
-			return err
-		}
 		// The other way, not used yet.
 		if err := s.run(ctx, client, "ip link add eth1 type veth peer name eth1 netns "+server.Netns,
 			"ip addr add 10.98.0.1/30 dev eth1", "ip link set eth1 up"); err != nil {
