@@ -270,7 +270,7 @@ func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
 		return p, err
 	}
 	if len(p.Bypassed) > 0 && !o.Bypass {
-		return p, &BypassError{EngineAccel, p.Bypassed}
+		return p, &BypassError{Engine: EngineAccel, Bypassed: p.Bypassed}
 	}
 	p.record.Accepted = p.Bypassed
 	p.Warnings = append(p.Warnings, left...)

@@ -130,12 +130,25 @@ func bypassedQdiscs(interfaces []string) (out []Bypassed, err error) {
 type BypassError struct {
 	Engine   Engine // ebpf, or accel
 	Bypassed []Bypassed
+	// Accept and Instead are command lines to type next: one that accepts it, one that does
+	// without; "" is not known.
+	Accept, Instead string
 }
 
 func (e *BypassError) Error() string {
-	packets, remedy := "packets of engine ebpf do not go through the stack", "accept it with --bypass, or use --engine nft"
+	packets := "packets of engine ebpf do not go through the stack"
 	if e.Engine == EngineAccel {
-		packets, remedy = "most packets would not go through the stack any more", "accept it with --bypass"
+		packets = "most packets would not go through the stack any more"
+	}
+	remedy := "accept it with --bypass"
+	switch {
+	case e.Accept != "":
+		remedy = "to accept that:\n  " + e.Accept
+		if e.Instead != "" {
+			remedy += "\nto go on through them:\n  " + e.Instead
+		}
+	case e.Engine == EngineEBPF:
+		remedy += ", or use --engine nft"
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, and here that means:\n", packets)

@@ -337,7 +337,7 @@ func (p *Plan) refusal(o Options) error {
 		}
 	}
 	if len(open) > 0 && !o.Bypass {
-		return &BypassError{EngineEBPF, open}
+		return &BypassError{Engine: EngineEBPF, Bypassed: open}
 	}
 	p.record.Accepted = p.Bypassed
 	return nil

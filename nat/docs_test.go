@@ -4,6 +4,7 @@ package nat
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -49,6 +50,22 @@ func TestExamplesOfTheDocs(t *testing.T) {
 		if !regexp.MustCompile(`\b` + key + `: `).MatchString(strings.ReplaceAll(all.String(), ":\n", ": \n")) {
 			t.Errorf("no example of key %s", key)
 		}
+	}
+}
+
+// So is every rule file of the other pages.
+func TestRuleFilesOfOtherPages(t *testing.T) {
+	files := 0
+	for _, page := range append(must(filepath.Glob("../docs/*.md")), "../README.md") {
+		for _, m := range regexp.MustCompile("(?s)```yaml\n(inside:.*?)```").FindAllStringSubmatch(string(must(os.ReadFile(page))), -1) {
+			files++
+			if _, err := Parse(page, []byte(m[1])); err != nil {
+				t.Errorf("%v\n%s", err, m[1])
+			}
+		}
+	}
+	if files < 3 {
+		t.Errorf("only %d rule files", files)
 	}
 }
 

@@ -107,7 +107,7 @@ reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
 			r.AccelPlan, err = control.AccelOn(cmd.Context(), o)
 		}
 		if err != nil {
-			return err
+			return next(cmd, args, err, "")
 		}
 		return e.show(*out, r)
 	}

@@ -130,7 +130,8 @@ bypassed (what, effect), warnings.`,
 	cmd.Flags().StringVar(&f.engine, "engine", "ebpf", "what carries the rules out: ebpf or nft")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return f.run(cmd.Context(), e, *out, control.MakePlan, control.Up)
+		err := f.run(cmd.Context(), e, *out, control.MakePlan, control.Up)
+		return next(cmd, nil, err, "--engine nft")
 	}
 	return cmd
 }
@@ -158,7 +159,7 @@ undone (changes that are taken back), upgrade.`,
 	f.add(cmd)
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return f.run(cmd.Context(), e, *out, control.PlanApply, control.Apply)
+		return next(cmd, nil, f.run(cmd.Context(), e, *out, control.PlanApply, control.Apply), "")
 	}
 	return cmd
 }

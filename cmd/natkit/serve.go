@@ -104,7 +104,7 @@ error, plan as natkit apply has it.`,
 			}
 			failed = cmp.Or(failed, err)
 		}
-		return unlessPipeClosed(errors.Join(control.Serve(cmd.Context(), o), failed))
+		return unlessPipeClosed(next(cmd, nil, errors.Join(control.Serve(cmd.Context(), o), failed), "--engine nft"))
 	}
 	return cmd
 }
