@@ -279,7 +279,7 @@ func TestLoadRefuses(t *testing.T) {
 	result := func(rest string) string { return `{"version": 1, "kind": "udp", "figures": [` + rest + `]}` }
 	for _, c := range []struct{ in, want string }{
 		{``, `empty`},
-		{`{`, `line 1, column 1: not JSON`},
+		{`{`, `line 1, column 1: it ends too early`},
 		{"{\n  \"version\": 1,\n  x}", `line 3, column 3: this is not JSON`},
 		{`[1]`, `no result of a measurement`},
 		{`null`, `no result of a measurement`},

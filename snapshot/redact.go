@@ -16,9 +16,10 @@ import (
 	"strings"
 )
 
-// Redact replaces what tells whose machine this is: addresses, hardware addresses
-// and the names of the host and of namespaces and containers, in every field and
-// every text of s. The same is replaced by the same everywhere in s, and nothing
+// Redact replaces what shows whose machine this is: addresses, hardware addresses,
+// the names of the host, of namespaces, containers and users, and what people wrote into
+// rules (comments, log prefixes, names of sets), in every field and every text of s.
+// Names of interfaces, tables and chains stay: findings are read by them. The same is replaced by the same everywhere in s, and nothing
 // links it with another redacted snapshot: the key is thrown away.
 //
 // Two addresses of one network stay in one network, private ones private, and what
@@ -32,8 +33,9 @@ type Redactor struct {
 	key     []byte
 	addrs   map[netip.Addr]netip.Addr
 	names   map[string]string
-	hosts   map[string]bool // those of names that a domain may follow
-	longest []string        // names, long ones first
+	hosts   map[string]bool   // those of names that a domain may follow
+	longest []string          // names, long ones first
+	given   map[string]string // stand-ins for names of users and sets
 }
 
 // NewRedactor makes one with a key of its own.
@@ -212,6 +214,10 @@ func (r *Redactor) value(v reflect.Value) {
 				r.value(v.Field(i))
 			}
 		}
+		// A host called by a word that means something else in texts.
+		if host := v.FieldByName("Hostname"); host.IsValid() && host.Kind() == reflect.String && common[host.String()] {
+			host.SetString("host-1")
+		}
 		// A range stays one: what is replaced bit by bit may turn round.
 		first, last := v.FieldByName("First"), v.FieldByName("Last")
 		if first.IsValid() && last.IsValid() && first.Type() == addrType && last.Type() == addrType {
@@ -249,8 +255,56 @@ func (r *Redactor) value(v reflect.Value) {
 // LOG target writes them, IPv6 perhaps with an IPv4 end, IPv4.
 var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){13}|[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*|[0-9]{1,3}(?:\.[0-9]{1,3}){3}`)
 
-// text replaces the names, then the addresses of a text.
+// What people wrote themselves: into rules as nft and iptables list them, before a packet
+// in the kernel's log, and their own names in paths and rules.
+var (
+	remark    = regexp.MustCompile(`(comment|log prefix|--comment|--log-prefix|--nflog-prefix) "(?:[^"\\]|\\.)*"|(--comment|--log-prefix|--nflog-prefix) [^" ]\S*`)
+	logPrefix = regexp.MustCompile(`^(?:\[[ 0-9.]+\] )?(.*?)\bIN=\S* OUT=`)
+	setName   = regexp.MustCompile(`((?:^|[^\w.])@|--match-set |--add-set |--del-set )([A-Za-z_][\w.-]*)`)
+	userName  = regexp.MustCompile(`(/home/|/Users/|skuid "?|skgid "?|--uid-owner |--gid-owner )([A-Za-z_][\w.-]*)`)
+)
+
+// written replaces what people wrote in a text.
+func (r *Redactor) written(s string) string {
+	s = remark.ReplaceAllString(s, `$1$2 "redacted"`)
+	if at := logPrefix.FindStringSubmatchIndex(s); at != nil && at[3] > at[2] {
+		s = s[:at[2]] + "redacted " + s[at[3]:]
+	}
+	for kind, names := range map[string]*regexp.Regexp{"set": setName, "user": userName} {
+		s = names.ReplaceAllStringFunc(s, func(found string) string {
+			m := names.FindStringSubmatch(found)
+			return m[1] + r.standIn(kind, m[2])
+		})
+	}
+	return s
+}
+
+var standsIn = regexp.MustCompile(`^(?:set|user)-[0-9]+$`)
+
+// standIn is what stands for a name that people gave to a thing of this kind.
+func (r *Redactor) standIn(kind, name string) string {
+	if standsIn.MatchString(name) { // redacted before
+		return name
+	}
+	key := kind + " " + name
+	if r.given == nil {
+		r.given = map[string]string{}
+	}
+	if r.given[key] == "" {
+		n := 1
+		for _, other := range r.given {
+			if strings.HasPrefix(other, kind+"-") {
+				n++
+			}
+		}
+		r.given[key] = fmt.Sprintf("%s-%d", kind, n)
+	}
+	return r.given[key]
+}
+
+// text replaces what people wrote, the names, then the addresses of a text.
 func (r *Redactor) text(s string) string {
+	s = r.written(s)
 	for _, name := range r.longest {
 		s = replaceWord(s, name, r.names[name], r.hosts[name])
 	}

@@ -51,6 +51,9 @@ const (
 	hookFlows    = 1000
 )
 
+// MeasureHooksTakes is about how long MeasureHooks does.
+const MeasureHooksTakes = 40 * time.Second
+
 // MeasureHooks compares routers in a lab, from no netfilter to what distributions
 // register, by what a frame costs on one core.
 func MeasureHooks(ctx context.Context, version string, progress func(format string, args ...any)) (*HookCosts, error) {

@@ -44,9 +44,11 @@ reasons at the end; if nothing of warning or above was found besides, the exit c
 is 4. With --save the facts
 go to a file, which --from judges anywhere: send it with a bug report (it holds
 host name, addresses, settings and names of rules, no packet's content). --redact
-replaces addresses, hardware addresses and the names of the host and of namespaces
-and containers, the same by the same everywhere, before anything is judged, saved
-or printed; networks stay networks, and private addresses private.
+replaces addresses, hardware addresses, the names of the host, of namespaces,
+containers, users and sets, and the comments and log prefixes of rules, the same by
+the same everywhere, before anything is judged, saved or printed; networks stay
+networks, and private addresses private. Names of interfaces, tables, chains and
+programs stay.
 
 --all-netns looks into every network namespace that a name or a process leads to,
 in one window: the host's, and those of containers and pods, which it calls by
@@ -105,6 +107,9 @@ others were.`,
 		if err != nil {
 			return err
 		}
+		if o.from == "" {
+			e.cutShort(cmd.Context(), seconds(s.WindowSeconds), o.window)
+		}
 		return showDoctor(e, s, *out)
 	}
 	return cmd
@@ -127,6 +132,9 @@ func showDoctor(e *env, s *snapshot.Snapshot, out string) error {
 	}
 	return alarm(s, findings)
 }
+
+// seconds are a duration.
+func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
 // alarm is errFindings when one of them is of severity warning or above, else errUnjudged
 // when another could not have been seen.
@@ -213,12 +221,13 @@ func (o *doctorOptions) everywhere(ctx context.Context, e *env, out string) erro
 			n.redactor.Know(all)
 		}
 	}
-	line := newProgressLine(e)
+	line, begun := newProgressLine(e), time.Now()
 	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Progress: doctorProgress(line)}, found, n.add)
 	line.clear()
 	if err != nil {
 		return err
 	}
+	e.cutShort(ctx, time.Since(begun), o.window)
 	left := snapshot.LeftOut{Idle: all.Idle, Skipped: all.Skipped}
 	if n.redactor != nil {
 		for i := range left.Skipped {

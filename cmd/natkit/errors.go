@@ -31,8 +31,12 @@ import (
 func inWords(err error) string {
 	text := err.Error()
 	replaceOwn(err, &text)
+	text = signalError.ReplaceAllString(text, "interrupted")
 	return addressError.ReplaceAllString(text, `"$1" is no IP address or prefix`)
 }
+
+// signalError is the cause of a context that a signal ended.
+var signalError = regexp.MustCompile(`\w+ signal received`)
 
 // addressError is what package netip says, whose errors have no type.
 var addressError = regexp.MustCompile(`(?:netip\.)?Parse(?:Addr|Prefix|AddrPort)\("([^"]*)"\): [^;\n]*`)

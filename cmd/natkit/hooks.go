@@ -83,6 +83,7 @@ unseen.`,
 			if err != nil {
 				return err
 			}
+			e.cutShort(cmd.Context(), seconds(r.Seconds), cost.window)
 			if *out == "json" {
 				return unlessPipeClosed(report.JSON(e.stdout, r))
 			}
@@ -142,12 +143,17 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 	if unsampled != nil {
 		r.Miss("shares of time", unsampled)
 	}
-	if !o.measure {
+	if !o.measure || ctx.Err() != nil {
 		return r, nil
 	}
 	var err error
+	line.say("%s was watched; measuring in a lab takes about %s", about(o.window), about(story.MeasureHooksTakes))
 	if r.Measured, err = story.MeasureHooks(ctx, version(), line.show); err != nil {
-		return nil, err
+		if ctx.Err() == nil {
+			return nil, err
+		}
+		r.Miss("what removing saves", errors.New("interrupted while it was measured"))
+		return r, nil
 	}
 	r.Measured.Fill(r.Needless)
 	return r, nil

@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -44,9 +45,13 @@ type env struct {
 
 func main() {
 	// SIGINT and SIGTERM end the command's context; what it made is removed on the
-	// way out. A second signal ends the process at once.
+	// way out. A later signal ends the process at once; one that comes with the first, as
+	// timeout(1) sends it to a process and to its group, is the same.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
+	context.AfterFunc(ctx, func() {
+		time.Sleep(time.Second)
+		stop()
+	})
 	// A write to a pipe that nobody reads any more is an error, not this process's end.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, end := context.WithCancel(ctx)

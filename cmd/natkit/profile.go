@@ -96,6 +96,9 @@ kernel, user, idle, lost, root), called and tree; with --diff root, before, afte
 		if err != nil {
 			return err
 		}
+		if o.from == "" {
+			e.cutShort(cmd.Context(), p.Duration, o.For)
+		}
 		return unlessPipeClosed(o.write(w, p, before, *out))
 	}
 	return cmd

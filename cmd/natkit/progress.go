@@ -144,6 +144,13 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// cutShort says that a window was ended before its time: what it holds is shown.
+func (e *env) cutShort(ctx context.Context, got, window time.Duration) {
+	if ctx.Err() != nil && got < window {
+		fmt.Fprintf(e.stderr, "natkit: interrupted after %.1f s of %s: what is shown is of this time\n", got.Seconds(), about(window))
+	}
+}
+
 // interrupted is the error of a command that was ended before it was done.
 func interrupted(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
