@@ -122,9 +122,13 @@ type doctorFinding struct {
 	Plots []template.HTML
 }
 
-// doctorFacts is a table of facts; a row's Share, 0 to 1, is drawn as a bar.
+// doctorFacts is a table of facts; a row's Share, 0 to 1, is drawn as a bar, where Bar
+// says what it is.
 type doctorFacts struct {
 	Title string
+	Head  []string
+	Words int // how many columns are words; the others are numbers
+	Bar   string
 	Rows  []doctorFact
 }
 
@@ -277,99 +281,124 @@ func (w *windowPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// factsOf are the facts of the snapshot as tables.
+// factsOf are the facts of the snapshot as tables, those that have rows.
 func factsOf(s *snapshot.Snapshot) []doctorFacts {
-	var out []doctorFacts
-	add := func(f doctorFacts) {
-		if len(f.Rows) > 0 {
-			out = append(out, f)
-		}
-	}
-	if ct := s.Conntrack; ct != nil {
-		f := doctorFacts{Title: "Connection tracking"}
-		f.Rows = append(f.Rows, doctorFact{[]string{"entries", fmt.Sprintf("%d of %d", ct.Count, ct.Max)}, ratioOf(ct.Count, ct.Max)},
-			doctorFact{Cells: []string{"buckets of the hash", fmt.Sprint(ct.Buckets)}})
-		for _, name := range byCount(ct.Stats) {
-			if n := ct.Stats[name]; n > 0 {
-				f.Rows = append(f.Rows, doctorFact{Cells: []string{name + " in the window", fmt.Sprint(n)}})
-			}
-		}
-		add(f)
-		if t := ct.Table; t != nil {
-			f := doctorFacts{Title: fmt.Sprintf("Its entries, read in %.2f s", t.DumpSeconds)}
-			for _, rows := range []map[string]uint64{t.ByProtocol, t.ByState, t.ByStatus} {
-				for _, name := range byCount(rows) {
-					f.Rows = append(f.Rows, doctorFact{[]string{name, fmt.Sprint(rows[name])}, ratioOf(rows[name], t.Entries)})
-				}
-			}
-			add(f)
-			for _, list := range []struct {
-				title string
-				rows  []snapshot.Talker
-			}{{"Sources with most entries", t.Sources}, {"Destinations with most entries", t.Destinations}} {
-				f := doctorFacts{Title: list.title}
-				for _, r := range list.rows[:min(len(list.rows), 10)] {
-					f.Rows = append(f.Rows, doctorFact{[]string{r.Addr.String(), fmt.Sprint(r.Entries)}, ratioOf(r.Entries, t.Entries)})
-				}
-				add(f)
-			}
-			f = doctorFacts{Title: "Ports of source translation in use, towards one destination"}
-			for _, r := range t.SNATPorts[:min(len(t.SNATPorts), 10)] {
-				f.Rows = append(f.Rows, doctorFact{[]string{fmt.Sprintf("%s %s to %s", r.Protocol, r.Outside, r.Dest), fmt.Sprint(r.Used)}, ratioOf(r.Used, 65536-1024)})
-			}
-			add(f)
-		}
-	}
-	if s.Drops != nil {
-		f := doctorFacts{Title: "Dropped packets"}
-		most := uint64(0)
-		for _, r := range s.Drops.Rows {
-			if r.Benign {
-				continue
-			}
-			most = max(most, r.Count)
-			f.Rows = append(f.Rows, doctorFact{[]string{strings.Join(strings.Fields(fmt.Sprintf("%s %s %s %s", r.Location, r.Reason, r.Cause, r.Interface)), " "), fmt.Sprint(r.Count)}, ratioOf(r.Count, most)})
-		}
-		f.Rows = f.Rows[:min(len(f.Rows), 20)]
-		add(f)
-	}
-	f := doctorFacts{Title: "Processors"}
-	for _, c := range s.CPUs {
-		f.Rows = append(f.Rows, doctorFact{[]string{fmt.Sprintf("CPU %d", c.Number), fmt.Sprintf("%.0f %%, %.0f %%", 100*c.Busy, 100*c.Softirq)}, c.Busy})
-	}
-	add(f)
-	f = doctorFacts{Title: "Interfaces"}
-	for _, i := range s.Interfaces {
-		f.Rows = append(f.Rows, doctorFact{Cells: []string{strings.TrimSpace(fmt.Sprintf("%s %s %s", i.Name, i.Kind, prefixes(i))),
-			fmt.Sprintf("%d, %d; %d, %d", i.RxPackets, i.TxPackets, i.RxDropped, i.TxDropped)}})
-	}
-	add(f)
-	f = doctorFacts{Title: "Counters of the stack that moved"}
-	for _, name := range byCount(s.Counters) {
-		if n := s.Counters[name]; n > 0 {
-			f.Rows = append(f.Rows, doctorFact{Cells: []string{name, fmt.Sprint(n)}})
-		}
-	}
-	add(f)
-	f = doctorFacts{Title: "Rules"}
-	for _, c := range s.Chains {
-		name := strings.Join(strings.Fields(fmt.Sprintf("%s %s %s %s %s", c.Backend, c.Family, c.Table, c.Name, c.Hook)), " ")
-		f.Rows = append(f.Rows, doctorFact{Cells: []string{name, fmt.Sprint(c.Rules)}})
-	}
-	add(f)
-	f = doctorFacts{Title: "Settings"}
-	for _, name := range sortedKeys(s.Sysctls) {
-		f.Rows = append(f.Rows, doctorFact{Cells: []string{name, s.Sysctls[name]}})
-	}
-	add(f)
+	tables := slices.Concat(trackingFacts(s.Conntrack), []doctorFacts{
+		dropFacts(s.Drops), processorFacts(s.CPUs), interfaceFacts(s.Interfaces), counterFacts(s.Counters), ruleFacts(s.Chains), settingFacts(s.Sysctls),
+	})
 	if s.KernelLog != nil {
-		f = doctorFacts{Title: "Kernel log"}
+		f := doctorFacts{Title: "Kernel log", Head: []string{"line"}, Words: 1}
 		for _, line := range s.KernelLog.Lines {
-			f.Rows = append(f.Rows, doctorFact{Cells: []string{line, ""}})
+			f.row(0, line)
 		}
-		add(f)
+		tables = append(tables, f)
 	}
-	return out
+	return slices.DeleteFunc(tables, func(f doctorFacts) bool { return len(f.Rows) == 0 })
+}
+
+// row adds a row, with the share that its bar shows.
+func (f *doctorFacts) row(share float64, cells ...string) {
+	f.Rows = append(f.Rows, doctorFact{cells, share})
+}
+
+// trackingFacts are about the connection tracking table and what is in it.
+func trackingFacts(ct *snapshot.Conntrack) []doctorFacts {
+	if ct == nil {
+		return nil
+	}
+	about := doctorFacts{Title: "Connection tracking", Head: []string{"what", "number"}, Words: 1, Bar: "share of the limit"}
+	about.row(ratioOf(ct.Count, ct.Max), "entries", fmt.Sprintf("%d of %d", ct.Count, ct.Max))
+	about.row(0, "buckets of the hash", fmt.Sprint(ct.Buckets))
+	for _, name := range byCount(ct.Stats) {
+		if n := ct.Stats[name]; n > 0 {
+			about.row(0, name+" in the window", fmt.Sprint(n))
+		}
+	}
+	t := ct.Table
+	if t == nil {
+		return []doctorFacts{about}
+	}
+	const share = "share of all entries"
+	kinds := doctorFacts{Title: fmt.Sprintf("Its entries, read in %.2f s", t.DumpSeconds), Head: []string{"protocol, state or status", "entries"}, Words: 1, Bar: share}
+	for _, rows := range []map[string]uint64{t.ByProtocol, t.ByState, t.ByStatus} {
+		for _, name := range byCount(rows) {
+			kinds.row(ratioOf(rows[name], t.Entries), name, fmt.Sprint(rows[name]))
+		}
+	}
+	talkers := func(title, who string, list []snapshot.Talker) doctorFacts {
+		f := doctorFacts{Title: title, Head: []string{who, "entries"}, Words: 1, Bar: share}
+		for _, r := range list[:min(len(list), 10)] {
+			f.row(ratioOf(r.Entries, t.Entries), r.Addr.String(), fmt.Sprint(r.Entries))
+		}
+		return f
+	}
+	ports := doctorFacts{Title: "Ports of source translation in use, towards one destination", Head: []string{"outside address", "destination", "ports"}, Words: 2, Bar: "share of all ports"}
+	for _, r := range t.SNATPorts[:min(len(t.SNATPorts), 10)] {
+		ports.row(ratioOf(r.Used, 65536-1024), fmt.Sprintf("%s %s", r.Protocol, r.Outside), fmt.Sprint(r.Dest), fmt.Sprint(r.Used))
+	}
+	return []doctorFacts{about, kinds, talkers("Sources with most entries", "source", t.Sources),
+		talkers("Destinations with most entries", "destination", t.Destinations), ports}
+}
+
+func dropFacts(drops *snapshot.Drops) doctorFacts {
+	f := doctorFacts{Title: "Dropped packets", Head: []string{"place", "reason", "cause", "interface", "packets"}, Words: 4, Bar: "share of the largest"}
+	if drops == nil {
+		return f
+	}
+	most := uint64(0)
+	for _, r := range drops.Rows {
+		if !r.Benign {
+			most = max(most, r.Count)
+		}
+	}
+	for _, r := range drops.Rows {
+		if !r.Benign && len(f.Rows) < 20 {
+			f.row(ratioOf(r.Count, most), r.Location, r.Reason, string(r.Cause), r.Interface, fmt.Sprint(r.Count))
+		}
+	}
+	return f
+}
+
+func processorFacts(cpus []snapshot.CPU) doctorFacts {
+	f := doctorFacts{Title: "Processors", Head: []string{"CPU", "busy", "of it softirq"}, Words: 1, Bar: "busy"}
+	for _, c := range cpus {
+		f.row(c.Busy, fmt.Sprint(c.Number), fmt.Sprintf("%.0f %%", 100*c.Busy), fmt.Sprintf("%.0f %%", 100*c.Softirq))
+	}
+	return f
+}
+
+func interfaceFacts(interfaces []snapshot.Interface) doctorFacts {
+	f := doctorFacts{Title: "Interfaces, packets in the window", Head: []string{"interface", "kind", "addresses", "received", "sent", "dropped receiving", "dropped sending"}, Words: 3}
+	for _, i := range interfaces {
+		f.row(0, i.Name, i.Kind, prefixes(i), fmt.Sprint(i.RxPackets), fmt.Sprint(i.TxPackets), fmt.Sprint(i.RxDropped), fmt.Sprint(i.TxDropped))
+	}
+	return f
+}
+
+func counterFacts(counters map[string]uint64) doctorFacts {
+	f := doctorFacts{Title: "Counters of the stack that moved", Head: []string{"counter", "in the window"}, Words: 1}
+	for _, name := range byCount(counters) {
+		if n := counters[name]; n > 0 {
+			f.row(0, name, fmt.Sprint(n))
+		}
+	}
+	return f
+}
+
+func ruleFacts(chains []snapshot.Chain) doctorFacts {
+	f := doctorFacts{Title: "Rules", Head: []string{"by", "family", "table", "chain", "hook", "rules"}, Words: 5}
+	for _, c := range chains {
+		f.row(0, c.Backend, c.Family, c.Table, c.Name, c.Hook, fmt.Sprint(c.Rules))
+	}
+	return f
+}
+
+func settingFacts(settings map[string]string) doctorFacts {
+	f := doctorFacts{Title: "Settings", Head: []string{"setting", "value"}, Words: 1}
+	for _, name := range sortedKeys(settings) {
+		f.row(0, name, settings[name])
+	}
+	return f
 }
 
 func prefixes(i snapshot.Interface) string {

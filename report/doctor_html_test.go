@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,5 +60,27 @@ func TestDoctorHTML(t *testing.T) {
 	out.Reset()
 	if err := DoctorHTML(&out, s, findings); err != nil {
 		t.Error(err)
+	}
+}
+
+// Every number of the facts stands below a word that says what it is.
+func TestFactsHaveHeads(t *testing.T) {
+	tables := 0
+	for _, s := range []*snapshot.Snapshot{{
+		CPUs: []snapshot.CPU{{}}, Interfaces: []snapshot.Interface{{Name: "eth0"}}, Chains: []snapshot.Chain{{Name: "input"}},
+		Sysctls: map[string]string{"a": "1"}, Counters: map[string]uint64{"b": 1}, KernelLog: &snapshot.KernelLog{Lines: []string{"c"}},
+		Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 1}}},
+	}} {
+		for _, f := range factsOf(s) {
+			tables++
+			for _, r := range f.Rows {
+				if len(f.Head) != len(r.Cells) || f.Words < 1 || f.Words > len(f.Head) || slices.Contains(f.Head, "") || r.Share > 0 && f.Bar == "" {
+					t.Errorf("%s: heads %q above %q, bar %q", f.Title, f.Head, r.Cells, f.Bar)
+				}
+			}
+		}
+	}
+	if tables != 7 {
+		t.Errorf("%d tables", tables)
 	}
 }

@@ -172,7 +172,7 @@ type barPlotter struct {
 	format
 }
 
-// words stand at the end of a bar.
+// words are a bar's median and what else must be known.
 func (b *barPlotter) words(r row) string {
 	words := b.sheet.Unit.number(r.Median)
 	if base, _, _ := strings.Cut(b.sheet.Base, " ("); r.Ratio != 0 && r.Name != b.sheet.Base {
@@ -198,7 +198,7 @@ func (b *barPlotter) room() vg.Length {
 			w = max(w, b.style.Width(b.words(r)))
 		}
 	}
-	return w + 10
+	return w + 13
 }
 
 // Plot draws the bars; natkit's own are filled, published ones an outline.
@@ -212,7 +212,8 @@ func (b *barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 }
 
 // A bar reaches from 0 to its median, in the unit of the axis, with a whisker from
-// the least to the largest value and words at its end.
+// the least to the largest value. Its words stand right of the plot, all in one column: at
+// the end of the whisker the median would read as the largest value.
 type bar struct {
 	median, min, max float64
 	colour           color.Color
@@ -229,7 +230,6 @@ func (b bar) draw(c draw.Canvas, p *plot.Plot, y, half vg.Length, style draw.Tex
 	} else {
 		c.FillPolygon(b.colour, corners)
 	}
-	end := max(x0, x1)
 	if b.min < b.max {
 		low, high := at(b.min), at(b.max)
 		for _, line := range []draw.LineStyle{{Color: ink("bg"), Width: 3.5}, {Color: ink("fg"), Width: 1.3}} {
@@ -237,9 +237,8 @@ func (b bar) draw(c draw.Canvas, p *plot.Plot, y, half vg.Length, style draw.Tex
 			c.StrokeLine2(line, low, y-4, low, y+4)
 			c.StrokeLine2(line, high, y-4, high, y+4)
 		}
-		end = max(end, high)
 	}
-	c.FillText(style, vg.Point{X: end + 5, Y: y}, b.words)
+	c.FillText(style, vg.Point{X: c.Max.X + 8, Y: y}, b.words)
 }
 
 // drawZero draws the line that bars stand on.

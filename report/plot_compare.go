@@ -69,7 +69,7 @@ type pairPlotter struct {
 	characters int // of a line of words
 }
 
-// room is how wide the longest value at the end of a bar is, of the metric's.
+// room is how wide the longest value beside a bar is, of the metric's.
 func (pp *pairPlotter) room(all []ComparedFigure) vg.Length {
 	var w vg.Length
 	for _, r := range all {
@@ -77,7 +77,7 @@ func (pp *pairPlotter) room(all []ComparedFigure) vg.Length {
 			w = max(w, pp.style.Width(pp.unit.number(r.A.Median)), pp.style.Width(pp.unit.number(r.B.Median)))
 		}
 	}
-	return w + 10
+	return w + 13
 }
 
 // Plot draws A pale, and B in the colour of its verdict.
