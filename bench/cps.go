@@ -195,7 +195,7 @@ func (r *cpsRun) addLane(ctx context.Context, router Router, rules int) error {
 	if i := slices.IndexFunc(r.res.Routers, func(u RouterUse) bool { return u.Name == use.Name }); i < 0 {
 		r.res.Routers = append(r.res.Routers, use)
 	} else if use.Unsupported != "" {
-		r.note("%s behind %d rules was left out: %s.", use.Name, rules, use.Unsupported)
+		r.note("%s behind %s was left out: %s.", use.Name, plural.Count(rules, "rule"), use.Unsupported)
 	}
 	return nil
 }
@@ -244,7 +244,7 @@ func (l *lane) emptyTable(ctx context.Context) error {
 		case limits.Count == 0:
 			return context.Cause(ctx)
 		case time.Now().After(deadline):
-			return fmt.Errorf("empty the table of router %s: %d entries are left after 5 s", l.name, limits.Count)
+			return fmt.Errorf("empty the table of router %s: %s are left after 5 s", l.name, plural.Count(limits.Count, "entry"))
 		}
 		if err := l.stand.bed.Router.Do(func() error { return conntrack.Flush(ctx) }); err != nil {
 			return err
@@ -552,7 +552,7 @@ func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal 
 // conditions notes how the table was filled, and when sessions end.
 func (r *cpsRun) conditions(protocol string) {
 	const begin = "Each trial with new %s begins with an empty table, flushed in the router's namespace, and "
-	sessions := fmt.Sprintf("%d sessions (%d ports a source address) in pseudo-random order", r.Sessions, flowsPerSource)
+	sessions := fmt.Sprintf("%s (%s a source address) in pseudo-random order", plural.Count(r.Sessions, "session"), plural.Count(flowsPerSource, "port"))
 	if r.Held > 0 {
 		sessions += fmt.Sprintf(", beside %d that the table has", r.Held)
 	}

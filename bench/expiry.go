@@ -96,7 +96,7 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 	}()
 	total := o.Sessions + o.Flows
 	fill := time.Duration(float64(o.Sessions) / expiryFill * 1e9)
-	o.Plan(fmt.Sprintf("delay of packets while %d sessions expire, through %s", o.Sessions, plural.Count(len(o.Routers), "router")),
+	o.Plan(fmt.Sprintf("delay of packets while %s expire, through %s", plural.Count(o.Sessions, "session"), plural.Count(len(o.Routers), "router")),
 		time.Duration(len(o.Routers))*(2*routerTakes+fill+time.Duration(o.Trials)*(o.lifetime()+2*(o.window+time.Second))))
 	for _, timeout := range []time.Duration{0, o.lifetime()} {
 		known := &Result{} // each router is named once
@@ -164,7 +164,7 @@ func (r *expiryRun) measure(ctx context.Context) error {
 func (r *expiryRun) trial(ctx context.Context, l *lane, expiring bool) (*trial, error) {
 	begun := time.Now()
 	if expiring || time.Since(r.filled[l])+2*r.window > l.sessionsLast {
-		r.Progress("%s: %d sessions", l.name, r.Sessions)
+		r.Progress("%s: %s", l.name, plural.Count(r.Sessions, "session"))
 		if err := r.fill(ctx, l); err != nil {
 			return nil, err
 		}

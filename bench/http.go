@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/netns"
+	"natkit/internal/plural"
 )
 
 // HTTPOptions says which load HTTP makes. Only URL is needed.
@@ -157,7 +158,7 @@ func (o *HTTPOptions) complete() error {
 		}
 	}
 	if o.Concurrency > o.Requests {
-		return refuse("--concurrency", "%d connections at a time are more than %d requests: raise --requests", o.Concurrency, o.Requests)
+		return refuse("--concurrency", "%s at a time are more than %d requests: raise --requests", plural.Count(o.Concurrency, "connection"), o.Requests)
 	}
 	if o.SocketTimeout == 0 {
 		o.SocketTimeout = defaultSocketTimeout

@@ -135,12 +135,12 @@ func (c *comparison) rulesTrials(ctx context.Context, o RulesOptions, trials *st
 		for range o.Trials {
 			for _, s := range c.sites {
 				name := s.router.Name()
-				trials.next("%s behind %d rules", name, count)
+				trials.next("%s behind %s", name, plural.Count(count, "rule"))
 				var unsupported *UnsupportedError
 				err := c.rulesTrial(ctx, s, count, o)
 				switch {
 				case errors.As(err, &unsupported) && s.works: // without these rules it does
-					limited[name] = fmt.Sprintf("%s behind %d rules was left out: %s.", name, count, unsupported.Reason)
+					limited[name] = fmt.Sprintf("%s behind %s was left out: %s.", name, plural.Count(count, "rule"), unsupported.Reason)
 				case err != nil:
 					if err := c.exclude(name, err); err != nil {
 						return nil, fmt.Errorf("router %s behind %s: %w", name, plural.Count(count, "rule"), err)
@@ -177,7 +177,7 @@ func (c *comparison) rulesNotes(o RulesOptions) {
 	if o.Counts[len(o.Counts)-1] >= leastRulesForMemory {
 		c.result.Notes = append(c.result.Notes, fmt.Sprintf(
 			"Memory is what the kernel's slabs, vmalloc areas and per-processor data grew by while the rules were loaded, "+
-				"other allocations of that moment included; it is read for %d rules and more.", leastRulesForMemory))
+				"other allocations of that moment included; it is read for %s and more.", plural.Count(leastRulesForMemory, "rule")))
 	}
 	c.dropHiddenMemory()
 }
@@ -190,7 +190,7 @@ func (c *comparison) dropHiddenMemory() {
 		if k.metric != MetricMemory || slices.Min(v) > (1-maxMemorySpread)*max(slices.Max(v), 0) {
 			return false
 		}
-		hidden = append(hidden, fmt.Sprintf("%s behind %d rules", k.router, k.params.Rules))
+		hidden = append(hidden, fmt.Sprintf("%s behind %s", k.router, plural.Count(k.params.Rules, "rule")))
 		return true
 	})
 	if len(hidden) > 0 {
@@ -229,7 +229,7 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 		}
 	}
 	all, err := interleave(ctx, lanes, o.Trials, func(ctx context.Context, l *lane) (*trial, error) {
-		trials.next("%s behind %d rules, open connections", l.name, count)
+		trials.next("%s behind %s, open connections", l.name, plural.Count(count, "rule"))
 		cpus := l.stand.cpus[len(l.stand.cpus)-1:]
 		return l.run(ctx, frameLoad{frames: []int{MinFrame}, flows: establishedFlows, duration: establishedFor, cpus: cpus})
 	})

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"natkit/internal/plural"
 )
 
 // SearchGoal is what a rate must fulfil to count as sustained, in the terms of
@@ -284,8 +286,8 @@ func (r *Result) addSearch(router, metric string, p Params, found *SearchResult)
 	if !found.noisy() {
 		return
 	}
-	note := fmt.Sprintf("%s of %s: %d trials of the search count, %d were disturbed and repeated", strings.ToUpper(found.Goal.Name), router,
-		len(found.Trials), found.Repeated)
+	note := fmt.Sprintf("%s of %s: %s of the search, %d were disturbed and repeated", strings.ToUpper(found.Goal.Name), router,
+		plural.Count(len(found.Trials), "trial"), found.Repeated)
 	if found.Disturbed > 0 {
 		note += fmt.Sprintf(", and %d count though they were disturbed, for no others could be had", found.Disturbed)
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/netns"
+	"natkit/internal/plural"
 )
 
 // TCPCounters is what the kernel counted during a run. They are counters of a
@@ -202,8 +203,8 @@ func allowConnections(n int) error {
 		return nil
 	}
 	return &OptionError{"--concurrency", fmt.Sprintf(
-		"%d: this process may open %d files, enough for %d connections; raise the limit before starting natkit (as root: ulimit -Hn %d)",
-		n, limit.Max, max(int64(limit.Max)-int64(need)+int64(n), 0), need)}
+		"%d: this process may open %d files, enough for %s; raise the limit before starting natkit (as root: ulimit -Hn %d)",
+		n, limit.Max, plural.Count(max(int64(limit.Max)-int64(need)+int64(n), 0), "connection"), need)}
 }
 
 func openFiles() (int, error) {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -100,7 +101,7 @@ func Fill(ctx context.Context, o FillOptions) (FillResult, error) {
 				res.Added, o.Count, capacity)
 		}
 		if err := o.fillBatch(s, next, n, &res); err != nil {
-			return res, fmt.Errorf("fill conntrack table: after %d entries: %w", res.Added, err)
+			return res, fmt.Errorf("fill conntrack table: after %s: %w", plural.Count(res.Added, "entry"), err)
 		}
 		next += n
 		if o.Progress != nil {
@@ -160,7 +161,7 @@ func (o *FillOptions) complete() (capacity int, err error) {
 		capacity = min(capacity, int(o.OutsidePorts.Max)-int(o.OutsidePorts.Min)+1)
 	}
 	if o.Count > capacity {
-		return 0, fmt.Errorf("%d entries wanted, but these addresses and ports make only %d: take a larger prefix of sources or more ports", o.Count, capacity)
+		return 0, fmt.Errorf("%s wanted, but these addresses and ports make only %d: take a larger prefix of sources or more ports", plural.Count(o.Count, "entry"), capacity)
 	}
 	return capacity, nil
 }

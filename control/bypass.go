@@ -13,6 +13,7 @@ import (
 
 	"natkit/datapath"
 	"natkit/internal/netns"
+	"natkit/internal/plural"
 	"natkit/snapshot"
 	"natkit/trim"
 )
@@ -33,7 +34,7 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, links []datapath.Link) 
 	}
 	for _, c := range chains {
 		if goneBefore(c, links) {
-			out = append(out, Bypassed{fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name), fmt.Sprintf("its %d rules no longer see packets that natkit translates", c.Rules)})
+			out = append(out, Bypassed{fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name), fmt.Sprintf("packets that natkit translates bypass its %s", plural.Count(c.Rules, "rule"))})
 		}
 	}
 	err := ns.Do(func() error {
@@ -66,12 +67,12 @@ func kernelNAT(chains []snapshot.Chain) (warnings []string) {
 		}
 		name := fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name)
 		if n := c.NATRules["dnat"] + c.NATRules["redirect"] + c.NATRules["netmap"]; n > 0 {
-			warnings = append(warnings, fmt.Sprintf("%s has %d rules by which the kernel sends connections to another address or port: answers of hosts inside go to the engine, "+
-				"which knows nothing of these connections; `natkit import` makes rules of a rule file of them", name, n))
+			warnings = append(warnings, fmt.Sprintf("%s has %s by which the kernel sends connections to another address or port: answers of hosts inside go to the engine, "+
+				"which knows nothing of these connections; `natkit import` makes rules of a rule file of them", name, plural.Count(n, "rule")))
 		}
 		if n := c.NATRules["snat"] + c.NATRules["masquerade"]; n > 0 {
-			warnings = append(warnings, fmt.Sprintf("%s has %d rules by which the kernel translates sources: packets that the rule file is about do not meet them, "+
-				"and others may get ports of an address that the engine gives to hosts inside", name, n))
+			warnings = append(warnings, fmt.Sprintf("%s has %s by which the kernel translates sources: packets that the rule file is about do not meet them, "+
+				"and others may get ports of an address that the engine gives to hosts inside", name, plural.Count(n, "rule")))
 		}
 	}
 	return warnings

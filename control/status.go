@@ -263,7 +263,7 @@ func Rules(ns *netns.Handle) ([]RuleUse, error) {
 	}
 	sessions := map[nat.RuleID]int{}
 	err = e.Sessions(func(s *nat.Session) bool {
-		if s.State != "dead" {
+		if s.State != nat.StateDead {
 			sessions[s.Rule]++
 		}
 		return true

@@ -50,6 +50,9 @@ func (e *Engine) Sessions(fn func(*nat.Session) bool) (err error) {
 			s.Packets = [2]uint64{owner.Packets, peer.Packets}
 			s.Bytes = [2]uint64{owner.Bytes, peer.Bytes}
 			s.Idle, s.Expires = idle(owner, peer, config, now)
+			if s.Expires <= 0 { // a packet that comes now begins another
+				s.State = nat.StateDead
+			}
 			if !fn(&s) {
 				return nil
 			}
@@ -83,7 +86,7 @@ func session(key *abiNatFlowKey, flow *abiNatFlow) nat.Session {
 		s.From = "outside"
 	}
 	if flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD|abiNatFlowStateNAT_FLOW_GONE) != 0 {
-		s.State = "dead"
+		s.State = nat.StateDead
 	}
 	return s
 }

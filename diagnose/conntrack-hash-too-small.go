@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -64,10 +65,10 @@ func judgeHash(f facts) *verdict {
 	case chain >= longChain:
 		v.Severity = Warning
 		v.harm = min(1, chain/(2*longChainAtLimit))
-		v.Title = fmt.Sprintf("the hash has %d buckets for %d entries: %.0f to a bucket", ct.Buckets, entries, chain)
+		v.Title = fmt.Sprintf("the hash has %s for %s: %.0f to a bucket", plural.Count(ct.Buckets, "bucket"), plural.Count(entries, "entry"), chain)
 	case limited && atLimit > longChainAtLimit:
 		v.Severity = Advice
-		v.Title = fmt.Sprintf("the hash has %d buckets for a limit of %d entries", ct.Buckets, limit)
+		v.Title = fmt.Sprintf("the hash has %s for a limit of %d entries", plural.Count(ct.Buckets, "bucket"), limit)
 	default:
 		return nil
 	}
@@ -99,9 +100,9 @@ func judgeHash(f facts) *verdict {
 	if want > ct.Buckets {
 		s := snapshot.Setting{Name: "net.netfilter.nf_conntrack_buckets", Value: strconv.FormatUint(want, 10)}
 		v.Settings = []snapshot.Setting{s}
-		remark := fmt.Sprintf("# one hash for all namespaces, %s for %d buckets:", amount(want*bucket), want)
+		remark := fmt.Sprintf("# one hash for all namespaces, %s for %s:", amount(want*bucket), plural.Count(want, "bucket"))
 		if !f.Netns.Init && f.Netns.Name == "" {
-			remark = fmt.Sprintf("# one hash for all namespaces, %s for %d buckets; on the host, not in this container:", amount(want*bucket), want)
+			remark = fmt.Sprintf("# one hash for all namespaces, %s for %s; on the host, not in this container:", amount(want*bucket), plural.Count(want, "bucket"))
 		}
 		v.Remedy = []string{remark, f.set(s), "# the same with memory cost, journal and a way back:", f.natkit("tune plan"), f.natkit("tune apply")}
 	} else {

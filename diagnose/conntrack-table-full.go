@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"strconv"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -126,7 +127,7 @@ func (f facts) tableEvidence() []Evidence {
 	}
 	t := f.Conntrack.Table
 	if state, n := most(t.ByState); n > 0 {
-		out = append(out, Evidence{"most common TCP state", fmt.Sprintf("%s: %d entries (%s)", state, n, percent(share(n, t.Entries))), fromDump})
+		out = append(out, Evidence{"most common TCP state", fmt.Sprintf("%s: %s (%s)", state, plural.Count(n, "entry"), percent(share(n, t.Entries))), fromDump})
 	}
 	for _, top := range []struct {
 		what    string
@@ -136,7 +137,7 @@ func (f facts) tableEvidence() []Evidence {
 			continue
 		}
 		who := top.talkers[0]
-		out = append(out, Evidence{top.what, fmt.Sprintf("%s: %d entries (%s)", who.Addr, who.Entries, percent(share(who.Entries, t.Entries))), fromDump})
+		out = append(out, Evidence{top.what, fmt.Sprintf("%s: %s (%s)", who.Addr, plural.Count(who.Entries, "entry"), percent(share(who.Entries, t.Entries))), fromDump})
 	}
 	return out
 }
@@ -261,7 +262,7 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 	default:
 		where = "; one limit for all namespaces, written in the initial one"
 	}
-	g.remedy = append(g.remedy, fmt.Sprintf("# room for %d entries (%s when full)%s:", want, amount(want*entry+want*bucket), where))
+	g.remedy = append(g.remedy, fmt.Sprintf("# room for %s (%s when full)%s:", plural.Count(want, "entry"), amount(want*entry+want*bucket), where))
 	for _, s := range g.settings {
 		g.remedy = append(g.remedy, f.set(s))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -60,7 +61,7 @@ func judgeRuleChain(f facts) *verdict {
 	if first {
 		who = "the first packet of each connection goes through them one by one"
 	}
-	v.Title = fmt.Sprintf("chain %s of table %s %s has %d rules, and %s", longest.Name, longest.Family, longest.Table, longest.Rules, who)
+	v.Title = fmt.Sprintf("chain %s of table %s %s has %s, and %s", longest.Name, longest.Family, longest.Table, plural.Count(longest.Rules, "rule"), who)
 	for _, c := range long[:min(len(long), 5)] {
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rules of chain %s, table %s %s", c.Name, c.Family, c.Table), strconv.Itoa(c.Rules), fromRules + " (" + c.Backend + ")"})
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -62,7 +63,7 @@ func judgeSYNFlood(f facts) *verdict {
 		Evidence{"answered and not finished (SYN_RECV)", strconv.FormatUint(answered, 10), fromDump},
 		Evidence{"not answered (SYN_SENT)", strconv.FormatUint(silent, 10), fromDump})
 	if hasDest {
-		v.Evidence = append(v.Evidence, Evidence{"destination with most entries", fmt.Sprintf("%s: %d entries (%s)", dest.Addr, dest.Entries, percent(share(dest.Entries, t.Entries))), fromDump})
+		v.Evidence = append(v.Evidence, Evidence{"destination with most entries", fmt.Sprintf("%s: %s (%s)", dest.Addr, plural.Count(dest.Entries, "entry"), percent(share(dest.Entries, t.Entries))), fromDump})
 	}
 	if evicted > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})

@@ -85,7 +85,7 @@ func TestBeyondNetfilter(t *testing.T) {
 	}{
 		{"rules of one's own", func(*snapshot.Snapshot) {}, []string{
 			"natkit hooks --cost", "natkit import --from nft > nat.yaml", up, "natkit bench udp --router nft,accel,ebpf --both-ways", "natkit accel on eth0 eth1 --dry-run",
-			"refuses without --bypass: chain inet filter/forward (its 2 rules no longer see packets that natkit translates)", "-is not for this machine"}},
+			"refuses without --bypass: chain inet filter/forward (packets that natkit translates bypass its 2 rules)", "-is not for this machine"}},
 		{"no filter", func(s *snapshot.Snapshot) { s.Chains = s.Chains[:1] }, []string{up, "---bypass"}},
 		{"a bridge", func(s *snapshot.Snapshot) {
 			s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "br0", Kind: "bridge", Up: true, RxPackets: 1_500_000},

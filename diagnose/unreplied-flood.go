@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -69,7 +70,7 @@ func judgeUnreplied(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
 	}
 	if proto, n := most(t.ByProtocol); n > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"most common protocol", fmt.Sprintf("%s: %d entries", proto, n), fromDump})
+		v.Evidence = append(v.Evidence, Evidence{"most common protocol", fmt.Sprintf("%s: %s", proto, plural.Count(n, "entry")), fromDump})
 	}
 	v.Why = "Each unanswered packet to a new address or port costs an entry for 30 s (UDP) or 120 s (a SYN). A scan or a flood so fills the table " +
 		"with nothing, and in a full table the kernel throws out half-open connections, real ones among them."

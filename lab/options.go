@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"natkit/internal/choice"
+	"natkit/internal/plural"
 )
 
 // RuleSet is who puts the NAT rules into the lab. What they say is the same.
@@ -99,10 +100,10 @@ func (o Options) fill(defaults Addresses) (Options, error) {
 		o.Clients = 1
 	}
 	if o.Clients < 1 || o.Clients > maxClients {
-		bad("%d clients: want 1 to %d", o.Clients, maxClients)
+		bad("%s: want 1 to %d", plural.Count(o.Clients, "client"), maxClients)
 	}
 	if o.LocalClient && o.Clients > 1 {
-		bad("%d clients: a client on the host itself is the only one", o.Clients)
+		bad("%s: a client on the host itself is the only one", plural.Count(o.Clients, "client"))
 	}
 
 	a := &o.Addresses
@@ -160,7 +161,7 @@ func (a Addresses) check(clients int, local bool) (errs []error) {
 		}
 		addrs := a.clients(clients)
 		if end := addrs[len(addrs)-1]; !a.Client.Contains(end) || end == last(a.Client.Masked()) {
-			bad("%d clients from %s on: no room in %s", clients, a.Client.Addr(), a.Client.Masked())
+			bad("%s from %s on: no room in %s", plural.Count(clients, "client"), a.Client.Addr(), a.Client.Masked())
 		}
 	}
 	return errs

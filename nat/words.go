@@ -32,6 +32,9 @@ type Session struct {
 	Bytes   [2]uint64     `json:"bytes"`      // of IPv4
 }
 
+// StateDead is the Session.State of one that has ended and waits to be removed.
+const StateDead = "dead"
+
 // Mapping is an inside endpoint with its outside endpoint.
 type Mapping struct {
 	Class    string         `json:"class"` // tcp, udp, icmp; other: the whole address

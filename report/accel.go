@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"natkit/control"
+	"natkit/internal/plural"
 	"natkit/nat"
 )
 
@@ -35,7 +36,7 @@ func (p *AccelPlan) Text(w io.Writer) error {
 	for _, l := range p.Placements {
 		fmt.Fprintf(&b, "  %s: %s\n", l.Interface, l.Reason)
 	}
-	fmt.Fprintf(&b, "%d flows are remembered, in %s of kernel memory\n", p.Flows, measureOf("memory_bytes").unit(float64(p.MemoryBytes)).with(float64(p.MemoryBytes)))
+	fmt.Fprintf(&b, "%s are remembered, in %s of kernel memory\n", plural.Count(p.Flows, "flow"), measureOf("memory_bytes").unit(float64(p.MemoryBytes)).with(float64(p.MemoryBytes)))
 	for _, c := range p.Changes {
 		fmt.Fprintf(&b, "changed in the namespace, until natkit accel off: %s\n", c)
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/conntrack"
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -44,7 +45,7 @@ func NewConntrackStats(t *snapshot.Table) *ConntrackStats {
 // Text writes the sums as tables, most first, with bars of their shares.
 func (s *ConntrackStats) Text(w io.Writer, bars Bars) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d entries", s.Entries)
+	fmt.Fprintf(&b, "%s", plural.Count(s.Entries, "entry"))
 	if s.Max > 0 {
 		fmt.Fprintf(&b, ", the table holds %d", s.Max)
 	}
@@ -226,7 +227,7 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 		line("entry", "%d bytes (%s)", m.ObjectBytes, m.ObjectSource)
 		line("", "+%d bytes if masqueraded, accounted, time-stamped, labelled or watched", m.ExtensionBytes)
 	}
-	line("hash", "%d buckets of %d bytes, one for all namespaces", m.Buckets, m.BucketBytes)
+	line("hash", "%s of %d bytes, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes)
 	if m.Max > 0 {
 		line("chain", "%.2f entries a bucket on average now, %.2f with a full table (an entry is in two chains)", m.ChainNow, m.ChainFull)
 	} else {

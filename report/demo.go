@@ -135,7 +135,7 @@ func (t *DemoText) Facts(s *snapshot.Snapshot, prof *observe.Profile) {
 	}
 	if ct := s.Conntrack; ct != nil {
 		step("The connection tracking table", "natkit conntrack stats --netns case-host")
-		p.text("    ", "    ", fmt.Sprintf("%d entries, limit %d, %d buckets, %d bytes an entry", ct.Count, ct.Max, ct.Buckets, ct.ObjectBytes))
+		p.text("    ", "    ", fmt.Sprintf("%s, limit %d, %s, %d bytes an entry", plural.Count(ct.Count, "entry"), ct.Max, plural.Count(ct.Buckets, "bucket"), ct.ObjectBytes))
 		if ct.Table != nil {
 			var states []string
 			for _, name := range byCount(ct.Table.ByState) {

@@ -97,7 +97,7 @@ func writeDropTable(b *strings.Builder, rows []snapshot.Drop, own uint64) {
 			fmt.Fprintf(b, "%12s%s\n", "", sample)
 		}
 		for _, stack := range rows[i-1].Stacks {
-			fmt.Fprintf(b, "%12s%d times by\n", "", stack.Count)
+			fmt.Fprintf(b, "%12s%s by\n", "", plural.Count(stack.Count, "time"))
 			for _, frame := range stack.Frames {
 				fmt.Fprintf(b, "%14s%s\n", "", frame)
 			}

@@ -208,7 +208,7 @@ func httpSection(h *bench.HTTPResult) htmlSection {
 	out := htmlSection{
 		Title: "HTTP load on " + h.URL,
 		About: []string{
-			fmt.Sprintf("%d requests, %s at a time; %d completed, %d failed in %s: %s requests/s", h.Requests, plural.Count(h.Concurrency, "connection"),
+			fmt.Sprintf("%s, %s at a time; %d completed, %d failed in %s: %s requests/s", plural.Count(h.Requests, "request"), plural.Count(h.Concurrency, "connection"),
 				h.Completed, h.Failed.Sum(), seconds(h.Seconds), significant(h.RequestsPerSecond)),
 		},
 		Notes: append(httpNotes(h), "One run: the bars have no spread."),

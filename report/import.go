@@ -7,13 +7,14 @@ import (
 	"io"
 	"strings"
 
+	"natkit/internal/plural"
 	"natkit/nft"
 )
 
 // ImportYAML writes imported rules as a rule file, with what is not in it as comments.
 func ImportYAML(w io.Writer, i *nft.Imported) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# %d rules from %s\n", len(i.File.Rules), oneLine(i.File.Name))
+	fmt.Fprintf(&b, "# %s from %s\n", plural.Count(len(i.File.Rules), "rule"), oneLine(i.File.Name))
 	for _, lost := range []bool{true, false} {
 		title := map[bool]string{true: "Not taken over, or decided otherwise:", false: "Taken over, with a difference:"}[lost]
 		for _, n := range i.Notes {

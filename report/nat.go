@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"natkit/control"
+	"natkit/internal/plural"
 	"natkit/nat"
 )
 
@@ -29,7 +30,7 @@ func (p *NATPlan) Text(w io.Writer) error {
 	if p.Done {
 		verb = "Up"
 	}
-	fmt.Fprintf(&b, "%s on engine %s: %d rules of %s\n", verb, p.Engine, p.Rules, p.File)
+	fmt.Fprintf(&b, "%s on engine %s: %s of %s\n", verb, p.Engine, plural.Count(p.Rules, "rule"), p.File)
 	if p.MemoryBytes > 0 {
 		fmt.Fprintf(&b, "kernel memory for its limits: %s\n", measureOf("memory_bytes").unit(float64(p.MemoryBytes)).with(float64(p.MemoryBytes)))
 	}
@@ -88,7 +89,7 @@ func (d *NATDown) Text(w io.Writer) error {
 		}
 	}
 	if d.Cleaned > 0 {
-		fmt.Fprintf(&b, "Removed %d engines of namespaces that are gone.\n", d.Cleaned)
+		fmt.Fprintf(&b, "Removed %s of namespaces that are gone.\n", plural.Count(d.Cleaned, "engine"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -104,7 +105,7 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 		_, err := io.WriteString(w, b.String())
 		return err
 	}
-	fmt.Fprintf(&b, "engine %s, up since %s: %d rules of %s\n", s.Engine, s.Since.Format(time.DateTime), s.Rules, s.File)
+	fmt.Fprintf(&b, "engine %s, up since %s: %s of %s\n", s.Engine, s.Since.Format(time.DateTime), plural.Count(s.Rules, "rule"), s.File)
 	if v := s.Serve; v != nil {
 		fmt.Fprintf(&b, "natkit serve (process %d, since %s) keeps it equal to %s\n", v.Process, v.Since.Format(time.DateTime), v.File)
 	} else {
@@ -126,7 +127,7 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 }
 
 func natCounts(b *strings.Builder, s *control.Status) {
-	fmt.Fprintf(b, "%d sessions of at most %d, %d mappings\n", s.Stats.Sessions, s.Sessions, s.Stats.Mappings)
+	fmt.Fprintf(b, "%s of at most %d, %s\n", plural.Count(s.Stats.Sessions, "session"), s.Sessions, plural.Count(s.Stats.Mappings, "mapping"))
 	t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
 	for _, a := range s.Addresses {
 		switch {
@@ -203,7 +204,12 @@ func AppendNATSession(line []byte, s *nat.Session) []byte {
 		line = fmt.Appendf(line, ", destination %s", s.DestinationAfter)
 	}
 	return fmt.Appendf(line, ", packets %d/%d, bytes %d/%d, ends in %s, rule %s",
-		s.Packets[0], s.Packets[1], s.Bytes[0], s.Bytes[1], max(s.Expires, 0).Round(time.Second), s.Rule)
+		s.Packets[0], s.Packets[1], s.Bytes[0], s.Bytes[1], endsIn(s.Expires), s.Rule)
+}
+
+// endsIn is what is left to a session in whole seconds: none has 0 that is open.
+func endsIn(left time.Duration) time.Duration {
+	return max(left+time.Second-1, 0).Truncate(time.Second)
 }
 
 // NATMappingText writes a mapping as a line.
@@ -212,7 +218,7 @@ func NATMappingText(w io.Writer, m *nat.Mapping) error {
 	if m.Resting {
 		rest = ", resting"
 	}
-	_, err := fmt.Fprintf(w, "%-5s %s <-> %s, %d sessions, filtering %s%s\n", m.Class, natEnd(m.Inside), natEnd(m.Outside), m.Sessions, m.Filtering, rest)
+	_, err := fmt.Fprintf(w, "%-5s %s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside), natEnd(m.Outside), plural.Count(m.Sessions, "session"), m.Filtering, rest)
 	return err
 }
 

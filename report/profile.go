@@ -76,8 +76,8 @@ func NewProfile(p *observe.Profile, root string) *Profile {
 func (r *Profile) Text(w io.Writer, least float64) error {
 	var b strings.Builder
 	s := r.Samples
-	fmt.Fprintf(&b, "%.1f s, %d CPUs, %d Hz: %d samples: %d kernel, %d user, %d idle, %d lost\n",
-		r.Seconds, r.CPUs, r.Frequency, s.Total, s.Kernel, s.User, s.Idle, s.Lost)
+	fmt.Fprintf(&b, "%.1f s, %s, %d Hz: %s: %d kernel, %d user, %d idle, %d lost\n",
+		r.Seconds, plural.Count(r.CPUs, "CPU"), r.Frequency, plural.Count(s.Total, "sample"), s.Kernel, s.User, s.Idle, s.Lost)
 	if s.OtherNetns+s.NoNetns > 0 {
 		fmt.Fprintf(&b, "left out: %d kernel samples of other namespaces, %d of interrupts and softirqs, which belong to none\n", s.OtherNetns, s.NoNetns)
 	}

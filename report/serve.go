@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"natkit/control"
+	"natkit/internal/plural"
 )
 
 // ServeEventText writes what natkit serve has done, or could not do, as lines of a log
@@ -21,11 +22,11 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 	why := strings.Join(e.Why, "; ")
 	switch e.Kind {
 	case "up":
-		fmt.Fprintf(&b, "up on engine %s: %d rules of %s\n", e.Plan.Engine, e.Plan.Rules, e.File)
+		fmt.Fprintf(&b, "up on engine %s: %s of %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"), e.File)
 	case "adopted":
-		fmt.Fprintf(&b, "adopted engine %s, which was up: %d rules\n", e.Plan.Engine, e.Plan.Rules)
+		fmt.Fprintf(&b, "adopted engine %s, which was up: %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"))
 	case "reloaded":
-		fmt.Fprintf(&b, "%d rules of %s in use: %d new, %d gone\n", e.Plan.Rules, e.File, len(e.Plan.Added), len(e.Plan.Removed))
+		fmt.Fprintf(&b, "%s of %s in use: %d new, %d gone\n", plural.Count(e.Plan.Rules, "rule"), e.File, len(e.Plan.Added), len(e.Plan.Removed))
 	case "followed":
 		fmt.Fprintf(&b, "followed: %s\n", why)
 	case "waiting":

@@ -21,6 +21,7 @@ import (
 	"natkit/diagnose"
 	"natkit/internal/journal"
 	"natkit/internal/netns"
+	"natkit/internal/plural"
 	"natkit/lab"
 	"natkit/nft"
 	"natkit/observe"
@@ -429,7 +430,7 @@ var filled = netip.MustParsePrefix("198.18.0.0/15")
 func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 	f := fault{
 		code:  "conntrack-table-full",
-		shows: fmt.Sprintf("the same server behind the published port, with only %d places left in the connection tracking table", leave),
+		shows: fmt.Sprintf("the same server behind the published port, with only %s left in the connection tracking table", plural.Count(leave, "place")),
 		make: func(ctx context.Context) error {
 			node := d.lab.NATNode()
 			// The baseline's connections are still in TIME_WAIT and would make room by expiring.
@@ -465,7 +466,7 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 	f.cure = func(ctx context.Context, a *DemoAct) error {
 		return d.apply(ctx, a, []snapshot.Setting{{
 			Name: "net.netfilter.nf_conntrack_max", Value: strconv.FormatUint(limit, 10), Code: f.code,
-			Reason: fmt.Sprintf("the table is full at %d, and %d requests leave an entry each for two minutes", ct.Max, d.size.requests),
+			Reason: fmt.Sprintf("the table is full at %d, and %s leave an entry each for two minutes", ct.Max, plural.Count(d.size.requests, "request")),
 		}}, func(c tune.Change) bool { return c.Setting == "net.netfilter.nf_conntrack_max" })
 	}
 	return f

@@ -11,6 +11,7 @@ import (
 
 	"natkit/bench"
 	"natkit/control"
+	"natkit/internal/plural"
 	"natkit/nat"
 )
 
@@ -119,7 +120,7 @@ func (d *demo) compare(ctx context.Context, a *DemoAct) (err error) {
 		treatments = append(treatments, treatment{TreatmentAccel, d.putAccelerated})
 	}
 	treatments = append(treatments, treatment{TreatmentEngine, d.putEngine})
-	d.o.Tell.Say("%d treatments in turns, %d requests a turn", len(treatments), d.turn())
+	d.o.Tell.Say("%s in turns, %s a turn", plural.Count(len(treatments), "treatment"), plural.Count(d.turn(), "request"))
 	if a.Figures, err = d.inTurns(ctx, treatments...); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"natkit/bench"
 	"natkit/conntrack"
 	"natkit/diagnose"
+	"natkit/internal/plural"
 	"natkit/lab"
 )
 
@@ -254,7 +255,7 @@ func (s *scene) ended(ctx context.Context, node *lab.Node) error {
 		if err != nil || open == 0 {
 			return err
 		}
-		s.options.Progress(fmt.Sprintf("%s: %d connections hang", node.Role, open), 0)
+		s.options.Progress(fmt.Sprintf("%s: %s hang", node.Role, plural.Count(open, "connection")), 0)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s: %w", node.Netns, context.Cause(ctx))

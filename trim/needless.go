@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -165,7 +166,7 @@ func legacy(s *snapshot.Snapshot) []Needless {
 	}
 	if used > 0 && nft > 0 {
 		out = append(out, Needless{
-			Kind: LegacyBeside, What: fmt.Sprintf("%d rules of iptables-legacy beside %d of nftables", used, nft),
+			Kind: LegacyBeside, What: fmt.Sprintf("%s of iptables-legacy beside %d of nftables", plural.Count(used, "rule"), nft),
 			Why: "Each packet walks through both. Which one decides depends on priorities that nobody set on purpose.",
 			Commands: []string{"# move the legacy rules to nftables, look at them, then empty the legacy tables:",
 				command(s, "iptables-legacy-save > legacy.rules"), command(s, "iptables-nft-restore --noflush < legacy.rules"), command(s, "iptables-legacy -F")},

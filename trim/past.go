@@ -5,6 +5,7 @@ package trim
 import (
 	"fmt"
 
+	"natkit/internal/plural"
 	"natkit/snapshot"
 )
 
@@ -31,7 +32,7 @@ func PastChains(chains []snapshot.Chain) (out []Past) {
 		case c.Policy == "drop":
 			out = append(out, Past{name, "its policy drop no longer stops what a rule of natkit translates"})
 		case c.Rules > 0:
-			out = append(out, Past{name, fmt.Sprintf("its %d rules no longer see packets that natkit translates", c.Rules)})
+			out = append(out, Past{name, fmt.Sprintf("packets that natkit translates bypass its %s", plural.Count(c.Rules, "rule"))})
 		}
 	}
 	return out

@@ -20,6 +20,7 @@ import (
 	"natkit/conntrack"
 	"natkit/internal/choice"
 	"natkit/internal/netns"
+	"natkit/internal/plural"
 	"natkit/report"
 	"natkit/snapshot"
 )
@@ -450,16 +451,16 @@ func (in *conntrackInput) badLines(name string) func(*conntrack.LineError) {
 
 func (in *conntrackInput) afterText(name string, res conntrack.TextResult) error {
 	if res.Bad > 0 && res.Bad == res.Lines {
-		return fmt.Errorf("%s: none of its %d lines is a conntrack entry: want what conntrack -L prints", name, res.Lines)
+		return fmt.Errorf("%s: none of its %s is a conntrack entry: want what conntrack -L prints", name, plural.Count(res.Lines, "line"))
 	}
 	if res.Bad > 0 {
-		fmt.Fprintf(in.e.stderr, "natkit: %s: %d of %d lines can't be read and are not counted\n", name, res.Bad, res.Lines)
+		fmt.Fprintf(in.e.stderr, "natkit: %s: %d of %d lines can't be read; not counted\n", name, res.Bad, res.Lines)
 	}
 	if res.Cut {
 		fmt.Fprintf(in.e.stderr, "natkit: %s: the last line has no newline: the dump may be cut\n", name)
 	}
 	if res.HasAnnounced && res.Announced != res.Lines {
-		fmt.Fprintf(in.e.stderr, "natkit: %s: says that it shows %d entries, but has %d\n", name, res.Announced, res.Lines)
+		fmt.Fprintf(in.e.stderr, "natkit: %s: says that it shows %s, but has %d\n", name, plural.Count(res.Announced, "entry"), res.Lines)
 	}
 	return nil
 }
@@ -469,6 +470,6 @@ func (in *conntrackInput) afterDump(interrupted bool, malformed uint64) {
 		fmt.Fprintln(in.e.stderr, "natkit: the table changed while it was read: entries may be missing or shown twice")
 	}
 	if malformed > 0 {
-		fmt.Fprintf(in.e.stderr, "natkit: %d entries can't be read and are not counted\n", malformed)
+		fmt.Fprintf(in.e.stderr, "natkit: %s can't be read; not counted\n", plural.Count(malformed, "entry"))
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/internal/netns"
+	"natkit/internal/plural"
 	"natkit/nft"
 	"natkit/report"
 )
@@ -136,7 +137,7 @@ the rule file does not do what the rule did.`,
 			}
 		}
 		if lost > 0 {
-			fmt.Fprintf(e.stderr, "natkit: %d notes on what the rule file does not do are at its top\n", lost)
+			fmt.Fprintf(e.stderr, "natkit: %s at the top of the rule file: what it does not do\n", plural.Count(lost, "note"))
 		}
 		return errors.Join(unlessPipeClosed(report.ImportYAML(e.stdout, imported)), err)
 	}

@@ -17,6 +17,7 @@ import (
 	"natkit/datapath"
 	"natkit/internal/choice"
 	"natkit/internal/netns"
+	"natkit/internal/plural"
 	"natkit/nat"
 	"natkit/report"
 )
@@ -52,7 +53,7 @@ changes, problems.`,
 			return err
 		}
 		if cleaned > 0 {
-			fmt.Fprintf(e.stderr, "natkit: removed %d engines of namespaces that are gone\n", cleaned)
+			fmt.Fprintf(e.stderr, "natkit: removed %s of namespaces that are gone\n", plural.Count(cleaned, "engine"))
 		}
 		s, err := control.ReadStatus(ns)
 		if err != nil {
@@ -184,7 +185,7 @@ func sessionStates() (out []string) {
 	for t := nat.TimeoutUDP; t <= nat.TimeoutOther; t++ {
 		out = append(out, t.String())
 	}
-	return append(out, "dead")
+	return append(out, nat.StateDead)
 }
 
 func (f *sessionFilter) wants(s *nat.Session) bool {
@@ -196,6 +197,12 @@ func (f *sessionFilter) wants(s *nat.Session) bool {
 		(f.rule == "" || s.Rule == f.id)
 }
 
+// lists tells whether a list of sessions has it: one that has ended only where it is
+// asked for.
+func (f *sessionFilter) lists(s *nat.Session) bool {
+	return f.wants(s) && (s.State != nat.StateDead || f.state == nat.StateDead)
+}
+
 func newSessionsCommand(e *env) *cobra.Command {
 	f := &sessionFilter{}
 	cmd := &cobra.Command{
@@ -203,7 +210,8 @@ func newSessionsCommand(e *env) *cobra.Command {
 		Short: "List the sessions that are translated (engine ebpf)",
 		Long: `List the sessions of engine ebpf, as the table is read: nothing is kept, so a
 table of any size takes the same memory, and sessions that come or go meanwhile
-may be missed. Addresses are the opener's: as its packets arrive, and what is
+may be missed. Those that have ended and are not removed yet are shown by --state
+dead alone. Addresses are the opener's: as its packets arrive, and what is
 changed of them. Packets and bytes are the opener's and the answers'.
 
 With -o json each is an object in a line of its own: protocol (its name, or its
@@ -227,7 +235,7 @@ idle_ns, expires_ns, packets, bytes (two numbers each).`,
 			var line []byte
 			err := r.Sessions(func(s *nat.Session) bool {
 				switch {
-				case !f.wants(s):
+				case !f.lists(s):
 				case *out == "json":
 					failed = report.JSONLine(w, s)
 				default:

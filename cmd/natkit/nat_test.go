@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -198,6 +199,17 @@ func TestSessionFilter(t *testing.T) {
 		}
 		if got := tt.f.wants(&s); got != tt.want {
 			t.Errorf("%+v: %v", tt.f, got)
+		}
+	}
+	ended := s
+	ended.State = nat.StateDead
+	if open, dead := (&sessionFilter{}), (&sessionFilter{state: nat.StateDead}); !open.lists(&s) || open.lists(&ended) || !dead.lists(&ended) || dead.lists(&s) {
+		t.Error("a session that has ended is listed with the open ones, or not where it is asked for")
+	}
+	for left, want := range map[time.Duration]string{time.Millisecond: "ends in 1s,", 1500 * time.Millisecond: "ends in 2s,", 30 * time.Second: "ends in 30s,"} {
+		s.Expires = left
+		if line := string(report.AppendNATSession(nil, &s)); !strings.Contains(line, want) {
+			t.Errorf("%v left: %s", left, line)
 		}
 	}
 }

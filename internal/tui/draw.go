@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"natkit/internal/plural"
 	"natkit/live"
 	"natkit/snapshot"
 )
@@ -71,7 +72,7 @@ func (s *state) fill(c *canvas, m *live.Moment) {
 		c.text(0, 1, c.w, dim, "table   no connection tracking in this namespace yet")
 		return
 	case f.Max == 0:
-		c.text(0, 1, c.w, plain, fmt.Sprintf("table   %d entries, no limit", f.Entries))
+		c.text(0, 1, c.w, plain, fmt.Sprintf("table   %s, no limit", plural.Count(f.Entries, "entry")))
 		return
 	}
 	share := float64(f.Entries) / float64(f.Max)
