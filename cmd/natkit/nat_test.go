@@ -36,7 +36,7 @@ func TestNATUsage(t *testing.T) {
 		{"sessions --source here", `--source "here": want an IPv4 address or prefix`},
 		{"sessions --protocol 300", `--protocol "300": want tcp`},
 		{"sessions --state odd", `--state "odd": want udp, tcp_opening`},
-		{"sessions --rule xyz", `--rule "xyz"`},
+		{"sessions --rule xyz", `--rule: "xyz" is not`},
 		{"events --kind born", `--kind "born": want created, ended or refused`},
 		{"explain nonsense", "is not of the form"},
 		{"explain", "want natkit explain PACKET"},
