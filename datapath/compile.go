@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"natkit/internal/plural"
 	"natkit/nat"
 )
 
@@ -38,7 +39,7 @@ func Compile(file *nat.File, facts Facts) (*Tables, error) {
 	c.origins()
 	c.excludes()
 	if len(c.t.Rules) > int(abiNatLimitNAT_MAX_RULES) {
-		c.fail(nil, "%d rules, of which the engine holds %d", len(c.t.Rules), abiNatLimitNAT_MAX_RULES)
+		c.fail(nil, "%s, of which the engine holds %d", plural.Count(len(c.t.Rules), "rule"), abiNatLimitNAT_MAX_RULES)
 	}
 	if err := errors.Join(c.errs...); err != nil {
 		return nil, err

@@ -68,7 +68,7 @@ func finish(code int, failed error, stderr io.Writer) int {
 	case errors.Is(failed, syscall.EPIPE):
 		return exitOK
 	}
-	if code == exitOK || code == exitFindings { // said otherwise
+	if code == exitOK || code == exitFindings || code == exitUnjudged { // said otherwise
 		fmt.Fprintf(stderr, "natkit: %s\n", inWords(failed))
 	}
 	return exitError
