@@ -89,8 +89,11 @@ func overlaps(file *nat.File) (found []string, err error) {
 		}
 		return out
 	}
-	outside := networks(file.Outside)
-	for _, in := range networks(file.Inside) {
+	twoArmed := func(names []string) []string {
+		return slices.DeleteFunc(slices.Clone(names), file.IsOneArmed)
+	}
+	outside := networks(twoArmed(file.Outside))
+	for _, in := range networks(twoArmed(file.Inside)) {
 		for _, out := range outside {
 			if in.Contains(out.IP) || out.Contains(in.IP) {
 				found = append(found, fmt.Sprintf("the network %s is inside and %s outside: of addresses in both, one side's hosts can't be reached", in, out))
@@ -128,7 +131,15 @@ func refuseIPVLAN(l netlink.Link, inside bool) error {
 }
 
 // interfacesOf are the interfaces that a file names.
-func interfacesOf(file *nat.File) []string { return append(slices.Clone(file.Inside), file.Outside...) }
+func interfacesOf(file *nat.File) []string {
+	names := slices.Clone(file.Inside)
+	for _, name := range file.Outside {
+		if !file.IsInside(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // localAddresses are the namespace's own.
 func localAddresses() (out []netip.Addr, err error) {

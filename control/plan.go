@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -197,6 +198,9 @@ func without(a, b []string) (out []string) {
 
 func (p *Plan) planEBPF(file *nat.File, o Options, made []Change) error {
 	rec := p.record
+	if armed := file.OneArmed(); len(armed) > 0 {
+		return file.AtInterface(armed[0], "interface %q is inside and outside, which engine ebpf can't tell apart: use --engine nft, or an interface for each side, such as a VLAN", armed[0])
+	}
 	facts, placements, err := gather(file, rec, o.Wait)
 	if err != nil {
 		return err
@@ -252,6 +256,14 @@ func (p *Plan) planChanges(file *nat.File, reserve datapath.PortList, proxies []
 			p.Changes = append(p.Changes, *c)
 		}
 	}
+	if armed := file.OneArmed(); p.Engine == EngineNFT && len(armed) > 0 {
+		const reason = "inside hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated"
+		for _, name := range append(armed, "all") { // either of the two is enough to send redirects
+			if _, err := netlink.LinkByName(name); name == "all" || err == nil {
+				add(redirectSetting(name), "0", reason)
+			}
+		}
+	}
 	add(settingForward, "1", "without it the kernel's routes are not for forwarding, and its answers to senders are not given")
 	// Ports that an earlier file of this instance wanted left alone need not be any more.
 	others := reserved
@@ -287,6 +299,12 @@ func (p *Plan) planChanges(file *nat.File, reserve datapath.PortList, proxies []
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// redirectSetting is by which an interface sends ICMP redirects; a dot of its name is a slash,
+// as sysctl has it.
+func redirectSetting(link string) string {
+	return "net.ipv4.conf." + strings.ReplaceAll(link, ".", "/") + ".send_redirects"
 }
 
 // proxied lists the addresses that are answered for already.

@@ -39,7 +39,7 @@ type Status struct {
 // InterfaceStatus is an interface of the rules in use.
 type InterfaceStatus struct {
 	Name   string   `json:"name"`
-	Side   string   `json:"side"`            // inside, outside
+	Side   string   `json:"side"`            // inside, outside, both
 	Hooks  []string `json:"hooks,omitempty"` // of engine ebpf, that are on it
 	Reason string   `json:"reason,omitempty"`
 }
@@ -203,6 +203,9 @@ func (s *Status) readLinks(ns *netns.Handle, file *nat.File, rec *record) error 
 		out := InterfaceStatus{Name: name, Side: "outside"}
 		if file.IsInside(name) {
 			out.Side = "inside"
+			if file.IsOutside(name) {
+				out.Side = "both"
+			}
 		}
 		if i := slices.IndexFunc(rec.Rules.Placements, func(p Placement) bool { return p.Interface == name }); i >= 0 {
 			out.Reason = rec.Rules.Placements[i].Reason

@@ -142,7 +142,7 @@ func (e *explanation) say(stage Stage, format string, args ...any) {
 }
 
 func (e *explanation) explain() {
-	inside := e.f.IsInside(e.p.In)
+	inside := e.f.isInsideHost(e.p.In, e.p.Source)
 	if why := e.untranslatable(); why != "" {
 		e.say(StagePacket, "%s", why)
 		return
@@ -164,11 +164,14 @@ func (e *explanation) explain() {
 	}
 	e.say(StageRoute, "%s is reached by %s", to, way)
 	moves := destination != nil && !destination.isIdentity()
-	if inside && moves && e.f.IsInside(way) {
+	toInside := e.f.isInsideHost(way, to)
+	if inside && moves && toInside {
 		way = e.addressedBy(way)
 	}
 	var source *Rule
-	if inside || moves {
+	if e.f.IsOneArmed(way) && inside && toInside && !moves {
+		e.say(StageSource, "both hosts are inside, by the sources of the rules: no rule")
+	} else if inside || moves {
 		source = e.choose(StageSource, func(r *Rule) verdict { return e.hides(r, way) })
 	}
 	hides := source != nil && !source.isIdentity()

@@ -293,3 +293,36 @@ func (f *File) IsInside(link string) bool { return slices.Contains(f.Inside, lin
 
 // IsOutside is described at IsInside.
 func (f *File) IsOutside(link string) bool { return slices.Contains(f.Outside, link) }
+
+// IsOneArmed tells whether an interface is on both sides: what comes in there is from inside if
+// its source is an inside host's.
+func (f *File) IsOneArmed(link string) bool { return f.IsInside(link) && f.IsOutside(link) }
+
+// OneArmed are those interfaces.
+func (f *File) OneArmed() (links []string) {
+	for _, link := range f.Inside {
+		if f.IsOutside(link) {
+			links = append(links, link)
+		}
+	}
+	return links
+}
+
+// InsideHosts are the prefixes of the sources that rules translate: where an interface is on
+// both sides, its hosts with these addresses are inside, and all others outside.
+func (f *File) InsideHosts() (prefixes []netip.Prefix) {
+	for i := range f.Rules {
+		if p, ok := f.Rules[i].source(); ok {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
+}
+
+// isInsideHost tells whether an address that is behind an interface is inside.
+func (f *File) isInsideHost(link string, a netip.Addr) bool {
+	if !f.IsOneArmed(link) {
+		return f.IsInside(link)
+	}
+	return slices.ContainsFunc(f.InsideHosts(), func(p netip.Prefix) bool { return p.Contains(a) })
+}

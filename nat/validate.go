@@ -73,17 +73,20 @@ func (r *reader) sides() {
 	if len(f.Outside) == 0 && f.at("outside").Line == 0 {
 		r.add(Position{1, 1}, "key outside is missing: the interfaces towards the world")
 	}
-	inside := map[string]bool{}
-	for _, name := range f.Inside {
-		inside[name] = true
-	}
-	for _, name := range f.Outside {
-		if inside[name] {
-			r.add(f.at("outside."+name), "interface %q is inside already", name)
-		}
-	}
+	r.oneArmed()
 	if n := len(f.Inside) + len(f.Outside); n > MaxLinks {
 		r.add(f.at("inside"), "%d interfaces, of at most %d", n, MaxLinks)
+	}
+}
+
+// oneArmed: where an interface is on both sides, rules say by their sources who is inside.
+func (r *reader) oneArmed() {
+	armed := r.file.OneArmed()
+	for i := range r.file.Rules {
+		rule := &r.file.Rules[i]
+		if source, ok := rule.source(); ok && source.Bits() == 0 && len(armed) > 0 {
+			r.add(rule.Position, "interface %q is inside and outside, so the sources of rules say who is inside: name the prefix of the inside hosts, and not any", armed[0])
+		}
 	}
 }
 

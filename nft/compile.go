@@ -57,6 +57,7 @@ func CompileRules(f *nat.File, facts Facts) (Ruleset, []Warning, error) {
 	c.set(Set{Name: setInside, Key: datatypes([]part{partIn}), Elements: linkElements(f.Inside)})
 	c.set(Set{Name: setOutside, Key: datatypes([]part{partIn}), Elements: linkElements(f.Outside)})
 	c.set(Set{Name: setLinks, Key: datatypes([]part{partIn}), Elements: linkElements(slices.Concat(f.Inside, f.Outside))})
+	c.oneArmed()
 
 	excluded := c.exclusions()
 	excludedOut := excluded // what is sent to an inside host by a rule is not what was excluded
@@ -106,6 +107,7 @@ type compiler struct {
 	warnings []Warning
 	anywhere Chain // source rules for whatever way out
 	bound    bool  // some source rule is bound to one of several ways out
+	armed    bool  // some interface is on both sides
 }
 
 func (c *compiler) set(s Set) { c.table.Sets = append(c.table.Sets, s) }
@@ -130,11 +132,51 @@ func (c *compiler) warn(at nat.Position, format string, args ...any) {
 }
 
 func linkElements(names []string) []Element {
-	elements := make([]Element, len(names))
+	var elements []Element
 	for i, n := range names {
-		elements[i] = Element{Key: keyLink(n), Rule: noRule}
+		if !slices.Contains(names[:i], n) {
+			elements = append(elements, Element{Key: keyLink(n), Rule: noRule})
+		}
 	}
 	return elements
+}
+
+// The interfaces that are on both sides, and the addresses of inside hosts, which tell there
+// who is inside.
+const (
+	setArmed       = "one_armed"
+	setInsideHosts = "inside_hosts"
+)
+
+// oneArmed adds the sets of a file that has such interfaces.
+func (c *compiler) oneArmed() {
+	armed := c.file.OneArmed()
+	if c.armed = len(armed) > 0; !c.armed {
+		return
+	}
+	var spans []span
+	for _, p := range c.file.InsideHosts() {
+		all := nat.RangeOf(p)
+		spans = append(spans, span{first: number(all.First), last: number(all.Last)})
+	}
+	hosts := Set{Name: setInsideHosts, Key: datatypes([]part{partSource}), Interval: true}
+	for _, piece := range flatten(spans) {
+		hosts.Elements = append(hosts.Elements, Element{
+			Key: binaryutil.BigEndian.PutUint32(piece.first), End: binaryutil.BigEndian.PutUint32(piece.last), Rule: noRule,
+		})
+	}
+	c.set(Set{Name: setArmed, Key: datatypes([]part{partIn}), Elements: linkElements(armed)})
+	c.set(hosts)
+}
+
+// amongInside accepts what inside hosts send to each other by one interface: no rule is
+// about it, unless a destination rule has translated it.
+func (c *compiler) amongInside(conditions ...[]expr.Any) []Rule {
+	if !c.armed {
+		return nil
+	}
+	words := slices.Concat(inSet(setInsideHosts, partSource), inSet(setInsideHosts, partDest), slices.Concat(conditions...), verdictWord(expr.VerdictAccept))
+	return []Rule{rule(inSet(setArmed, partIn), words)}
 }
 
 // noRule marks elements that no rule of the file is counted by.
@@ -326,7 +368,11 @@ func (c *compiler) limits() []Rule {
 		return nil
 	}
 	c.set(Set{Name: "connections", Key: datatypes([]part{partSource}), Dynamic: true, Size: uint32(l.Sources)})
-	return []Rule{rule(inSet(setInside, partIn), overLimit("connections", l.SessionsPerSource))}
+	limit := overLimit("connections", l.SessionsPerSource)
+	if c.armed {
+		limit = slices.Concat(inSet(setInsideHosts, partSource), limit)
+	}
+	return []Rule{rule(inSet(setInside, partIn), limit)}
 }
 
 // modes says which modes the kernel does not have.

@@ -162,7 +162,9 @@ func (c *compiler) mapWaysIn(r *nat.Rule) []string {
 		}
 		return side
 	}
-	return slices.Concat(of(r.In, c.file.Inside), of(r.Out, c.file.Outside))
+	ways := slices.Concat(of(r.In, c.file.Inside), of(r.Out, c.file.Outside))
+	slices.Sort(ways)
+	return slices.Compact(ways)
 }
 
 func sortedPlaces(m map[place][]span) []place {

@@ -295,7 +295,7 @@ func (c *compiler) postrouting(excluded []Rule, destinations bool) Chain {
 	if !c.chains["source"] {
 		return ch
 	}
-	ch.Rules = slices.Clone(excluded)
+	ch.Rules = slices.Concat(excluded, c.amongInside(inSet(setArmed, partOut), destNotTranslated()))
 	hairpin := "hairpin"
 	if !c.chains[hairpin] {
 		hairpin = c.anywhere.Name

@@ -34,7 +34,7 @@ func (c *compiler) stateless() {
 		return
 	}
 	raw := filterChain("stateless_in", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
-	raw.Rules = c.trackedAnyway()
+	raw.Rules = append(c.trackedAnyway(), c.amongInside(leavesBy(setArmed))...)
 	for _, set := range c.statelessSources(rules) {
 		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partSource), leavesBy(setOutside), notrack()))
 	}

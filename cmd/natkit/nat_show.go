@@ -32,7 +32,7 @@ and what became of packets since it was brought up; and whether a natkit serve
 keeps it. Lines with ! say what has changed on the machine that a pinned program
 can't notice, and what to do: natkit serve does it by itself.
 
-With -o json: engine, since, file, rules, interfaces (name, side, hooks, reason),
+With -o json: engine, since, file, rules, interfaces (name, side: inside, outside or both, hooks, reason),
 outside_addresses (address, first_port, last_port, ports, free_tcp, free_udp,
 free_icmp, masquerade, one_to_one, leaving), sessions_limit, stats (reasons, bytes_in,
 bytes_out, sessions, mappings, sweep_age_ns, sweep_time_ns, sweep_looked,
