@@ -106,7 +106,26 @@ func TestWays(t *testing.T) {
 			rows = append(rows, row)
 		}
 	}
-	runWays(t, rows)
+	runWays(t, "routed", wayLabs, rows)
+}
+
+// bridged are rules of the family bridge, before a container that is behind one.
+var bridged = []way{
+	{name: "on the way to the container", nft: "table bridge f { chain out { type filter hook output priority 0; ether type ip tcp dport 80 drop; } }", named: []string{"tcp dport 80 drop", "bridge f"}},
+	{name: "behind a policy of the bridge", nft: "table bridge f { chain out { type filter hook postrouting priority 0; policy drop; ether type arp accept; tcp dport 80 drop; accept; } }", named: []string{"tcp dport 80 drop"}},
+	{name: "replies, as they come in", nft: "table bridge f { chain in { type filter hook prerouting priority 0; tcp sport 80 drop; } }", named: []string{"tcp sport 80 drop", "replies"}},
+	{name: "replies, on their way to the host", nft: "table bridge f { chain in { type filter hook input priority 0; tcp sport 80 drop; } }", named: []string{"tcp sport 80 drop", "replies"}},
+}
+
+func TestWaysOfBridges(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "nft")
+	var rows []way
+	for _, w := range bridged {
+		w.want = "rule-drop"
+		rows = append(rows, w)
+	}
+	runWays(t, "published", 1, rows)
 }
 
 // Packets of connections whose other direction passes elsewhere are dropped by whichever rule a
@@ -140,7 +159,7 @@ func TestWaysOfAsymmetricRouting(t *testing.T) {
 const wayLabs = 3
 
 // runWays plays each row on a gateway of its own rules; labs are used again and again.
-func runWays(t *testing.T, rows []way) {
+func runWays(t *testing.T, topology string, labs int, rows []way) {
 	next := make(chan way)
 	go func() {
 		defer close(next)
@@ -149,11 +168,11 @@ func runWays(t *testing.T, rows []way) {
 		}
 	}()
 	var wg sync.WaitGroup
-	for range wayLabs {
+	for range labs {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 			defer cancel()
-			l, err := lab.Up(ctx, "routed", lab.Options{Owned: true})
+			l, err := lab.Up(ctx, topology, lab.Options{Owned: true})
 			if err != nil {
 				t.Error(err)
 				for range next {

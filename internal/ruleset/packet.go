@@ -92,7 +92,7 @@ func (p *packet) hooks() []hook {
 		return []hook{{"output", ip}, {"postrouting", ip}, {"egress", device}}
 	}
 	if bridged { // to another port of its bridge, or by br_netfilter
-		return []hook{{"forward", bridge}, {"forward", ip}, {"postrouting", bridge}, {"postrouting", ip}, {"egress", device}}
+		return []hook{{"input", bridge}, {"forward", bridge}, {"forward", ip}, {"postrouting", bridge}, {"postrouting", ip}, {"egress", device}}
 	}
 	return []hook{{"postrouting", ip}, {"output", bridge}, {"postrouting", bridge}, {"egress", device}}
 }
