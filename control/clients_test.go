@@ -60,6 +60,8 @@ var clientNetworks = []struct {
 	}},
 	{"stun", stunRules, false, []clientCase{
 		{"discovery", clientDiscovery},
+		{"hole-punching", clientPunch},
+		{"ice", clientICE},
 	}},
 	{"changes", plainRules, true, []clientCase{
 		{"path-mtu", clientPathMTU},
