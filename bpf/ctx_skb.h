@@ -223,4 +223,10 @@ static __always_inline long ctx_copy(struct ctx *ctx, __u32 ifindex)
 	return bpf_clone_redirect(ctx, ifindex, 0);
 }
 
+/* The same, as if it had come in there. */
+static __always_inline long ctx_copy_up(struct ctx *ctx, __u32 ifindex)
+{
+	return bpf_clone_redirect(ctx, ifindex, BPF_F_INGRESS);
+}
+
 #endif

@@ -169,4 +169,9 @@ static __always_inline long ctx_copy(struct ctx *ctx, __u32 ifindex)
 	return -1;
 }
 
+static __always_inline long ctx_copy_up(struct ctx *ctx, __u32 ifindex)
+{
+	return -1;
+}
+
 #endif

@@ -22,19 +22,17 @@ static __always_inline void fragment_key(const struct packet *packet, struct nat
 	key->side = packet->key.side;
 }
 
-/* Before the first fragment goes: what it becomes is what the others become. An entry
- * that is there is overwritten: identifiers are used again. */
-static __noinline int fragment_first(const struct packet *packet, const struct nat_flow *flow)
+/* Notes what a datagram's fragments become. An entry that is there is overwritten:
+ * identifiers are used again. */
+SUBPROGRAM int fragment_note(const struct packet *packet, const struct nat_fragment *value)
 {
-	struct nat_fragment value = {
-		.src = flow->src, .dst = flow->dst, .seen = packet->now, .flags = flow->state};
 	struct nat_fragment_key key;
 	long error;
 
 	fragment_key(packet, &key);
-	error = bpf_map_update_elem(&fragments, &key, &value, BPF_NOEXIST);
+	error = bpf_map_update_elem(&fragments, &key, value, BPF_NOEXIST);
 	if (error == E_EXIST)
-		return bpf_map_update_elem(&fragments, &key, &value, BPF_EXIST)
+		return bpf_map_update_elem(&fragments, &key, value, BPF_EXIST)
 			       ? NAT_DROP_FRAGMENTS_FULL
 			       : GO_ON;
 	if (error)
@@ -44,6 +42,14 @@ static __noinline int fragment_first(const struct packet *packet, const struct n
 		return NAT_DROP_FRAGMENTS_FULL;
 	}
 	return GO_ON;
+}
+
+/* Before the first fragment goes: what it becomes is what the others become. */
+static __always_inline int fragment_first(const struct packet *packet, const struct nat_flow *flow)
+{
+	struct nat_fragment value = {.src = flow->src, .dst = flow->dst, .seen = packet->now};
+
+	return fragment_note(packet, &value);
 }
 
 /* What a later fragment becomes: addresses only. */
@@ -59,6 +65,8 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 	c = config_get(&slot);
 	if (!first || !c || packet->now - first->seen > c->timeouts[NAT_TIMEOUT_FRAGMENT])
 		return NAT_DROP_FRAGMENT;
+	if (first->excluded)
+		return NAT_PASS_EXCLUDED;
 	__builtin_memset(out, 0, sizeof(*out));
 	out->src = first->src;
 	out->dst = first->dst;
@@ -301,7 +309,7 @@ static __noinline int fragment_cut(struct ctx *ctx, struct packet *packet, __u32
 
 struct release {
 	struct ctx *ctx;
-	const struct nat_flow *flow;
+	const struct nat_flow *flow; /* NULL: up, as they came */
 	struct held_key key;
 	__u32 now, limit; /* time-out */
 	__u32 l3, mtu, ifindex;
@@ -326,24 +334,30 @@ static long fragment_release_next(__u32 place, struct release *r)
 	if (bytes > HELD_PACKET || r->now - held->seen > r->limit || (r->mtu && bytes > r->mtu))
 		return 0;
 	__builtin_memcpy(&ip, held->packet, sizeof(ip));
-	if (ip.ttl <= 1 || ctx_resize(r->ctx, r->l3 + bytes) ||
+	if ((r->flow && ip.ttl <= 1) || ctx_resize(r->ctx, r->l3 + bytes) ||
 	    ctx_store(r->ctx, r->l3, held->packet, bytes))
 		return 0;
-	ip.src = r->flow->src;
-	ip.dst = r->flow->dst;
-	rewrite_ttl(&ip, r->flow->l3_delta);
-	if (ctx_store(r->ctx, r->l3, &ip, sizeof(ip)))
-		return 0;
+	if (r->flow) {
+		ip.src = r->flow->src;
+		ip.dst = r->flow->dst;
+		rewrite_ttl(&ip, r->flow->l3_delta);
+		if (ctx_store(r->ctx, r->l3, &ip, sizeof(ip)))
+			return 0;
+	}
 	/* Not sent if another datagram has got the place meanwhile, and perhaps its bytes here. */
 	if (bpf_map_lookup_elem(&held_fragments, &r->key) != held)
 		return 0;
 	bpf_map_delete_elem(&held_fragments, &r->key);
-	ctx_copy(r->ctx, r->ifindex);
+	if (r->flow)
+		ctx_copy(r->ctx, r->ifindex);
+	else
+		ctx_copy_up(r->ctx, r->ifindex);
 	return 0;
 }
 
 /* Sends a first fragment, which has been translated and has its MACs, and after it those
- * that wait for it. True: the frame itself is of no more use. */
+ * that wait for it; without a flow up, from that interface. True: the frame itself is of no
+ * more use. */
 static __noinline int fragment_release(struct ctx *ctx, const struct packet *packet,
 				       const struct nat_flow *flow, __u32 ifindex)
 {
@@ -351,7 +365,7 @@ static __noinline int fragment_release(struct ctx *ctx, const struct packet *pac
 			    .flow = flow,
 			    .now = packet->now,
 			    .l3 = packet->l3,
-			    .mtu = flow->mtu,
+			    .mtu = flow ? flow->mtu : 0,
 			    .ifindex = ifindex};
 	const struct nat_config *c;
 	__u32 slot;
@@ -363,9 +377,23 @@ static __noinline int fragment_release(struct ctx *ctx, const struct packet *pac
 	if (!bpf_map_lookup_elem(&held_fragments, &r.key)) /* in place 0 is the first to come */
 		return 0;
 	r.limit = c->timeouts[NAT_TIMEOUT_FRAGMENT];
-	ctx_copy(ctx, ifindex);
+	if (flow)
+		ctx_copy(ctx, ifindex);
+	else
+		ctx_copy_up(ctx, ifindex);
 	bpf_loop(HELD_PLACES, fragment_release_next, &r, 0);
 	return 1;
+}
+
+/* A first fragment from inside that is excluded, perhaps by its port, which the others don't have:
+ * they go up as it does. True: it is of no more use. (It comes in once more, with nobody
+ * waiting for it any more.) */
+static __noinline int fragment_exclude(struct ctx *ctx, const struct packet *packet)
+{
+	struct nat_fragment value = {.seen = packet->now, .excluded = 1};
+
+	fragment_note(packet, &value);
+	return fragment_release(ctx, packet, NULL, packet->ifindex);
 }
 
 #endif

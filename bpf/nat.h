@@ -488,7 +488,7 @@ struct nat_resting {
 	__u32 since; /* ticks, with enum nat_class in the place of the low two bits */
 };
 
-/* A fragmented datagram whose first fragment was translated. */
+/* A fragmented datagram whose first fragment was translated, or is excluded by its port. */
 struct nat_fragment_key {
 	struct nat_addr src, dst;
 	__be16 id;
@@ -499,7 +499,7 @@ struct nat_fragment_key {
 struct nat_fragment {
 	struct nat_addr src, dst; /* what its later fragments become */
 	__u32 seen;
-	__u32 flags; /* enum nat_flow_state of the flow, for direction and hairpin */
+	__u32 excluded; /* 1: its later fragments go up as they came */
 };
 
 enum nat_event_kind { NAT_EVENT_CREATE = 1, NAT_EVENT_DELETE, NAT_EVENT_REFUSED };

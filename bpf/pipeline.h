@@ -79,6 +79,9 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	if (unlikely(reason < NAT_TRANSLATED_IN)) {
 		/* What XDP leaves to the stack meets tc first, which finds the same. */
 		nat_count(&packet, CTX_TC ? reason : NAT_PASS_TO_TC);
+		if (CTX_TC && reason == NAT_PASS_EXCLUDED && side == NAT_INSIDE &&
+		    packet.flags & PACKET_FRAGMENT_FIRST && fragment_exclude(ctx, &packet))
+			return CTX_DROP;
 		return CTX_PASS;
 	}
 	nat_count(&packet, reason);

@@ -279,11 +279,11 @@ const (
 )
 
 type abiNatFragment struct {
-	_     structs.HostLayout
-	Src   abiNatAddr
-	Dst   abiNatAddr
-	Seen  uint32
-	Flags uint32
+	_        structs.HostLayout
+	Src      abiNatAddr
+	Dst      abiNatAddr
+	Seen     uint32
+	Excluded uint32
 }
 
 type abiNatFragmentKey struct {

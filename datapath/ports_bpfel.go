@@ -84,11 +84,11 @@ type portsNatCounts struct {
 }
 
 type portsNatFragment struct {
-	_     structs.HostLayout
-	Src   portsNatAddr
-	Dst   portsNatAddr
-	Seen  uint32
-	Flags uint32
+	_        structs.HostLayout
+	Src      portsNatAddr
+	Dst      portsNatAddr
+	Seen     uint32
+	Excluded uint32
 }
 
 type portsNatFragmentKey struct {

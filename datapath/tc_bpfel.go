@@ -154,11 +154,11 @@ type tcNatCounts struct {
 }
 
 type tcNatFragment struct {
-	_     structs.HostLayout
-	Src   tcNatAddr
-	Dst   tcNatAddr
-	Seen  uint32
-	Flags uint32
+	_        structs.HostLayout
+	Src      tcNatAddr
+	Dst      tcNatAddr
+	Seen     uint32
+	Excluded uint32
 }
 
 type tcNatFragmentKey struct {

@@ -154,11 +154,11 @@ type xdpNatCounts struct {
 }
 
 type xdpNatFragment struct {
-	_     structs.HostLayout
-	Src   xdpNatAddr
-	Dst   xdpNatAddr
-	Seen  uint32
-	Flags uint32
+	_        structs.HostLayout
+	Src      xdpNatAddr
+	Dst      xdpNatAddr
+	Seen     uint32
+	Excluded uint32
 }
 
 type xdpNatFragmentKey struct {
