@@ -27,10 +27,10 @@ func (i *importer) settle() {
 			return
 		}
 		var rules []nat.Rule
-		var origins []listed
+		var origins []*item
 		for k, r := range i.file.Rules {
 			if why, ok := wrong[k]; ok {
-				i.lost(i.origins[k], "left out: %s", why)
+				i.lost(i.origins[k].rule, "left out: %s", why)
 				continue
 			}
 			rules, origins = append(rules, r), append(origins, i.origins[k])
@@ -52,11 +52,11 @@ func (i *importer) carve() {
 		switch a := r.Action.(type) {
 		case nat.SNAT:
 			if a.Pool == "" {
-				taken[a.Address] = i.origins[k].where()
+				taken[a.Address] = whereOf(i.origins[k].rule)
 			}
 		case nat.Masquerade:
 			for _, local := range i.options.Local {
-				taken[local] = i.origins[k].where()
+				taken[local] = whereOf(i.origins[k].rule)
 			}
 		}
 	}
@@ -70,7 +70,7 @@ func (i *importer) carve() {
 			pool.Addresses = cut
 			for k, r := range i.file.Rules {
 				if s, ok := r.Action.(nat.SNAT); ok && s.Pool == pool.Name {
-					i.otherwise(i.origins[k], "%s is not in the pool: %s gives that address on its own", a, taken[a])
+					i.otherwise(i.origins[k].rule, "%s is not in the pool: %s gives that address on its own", a, taken[a])
 				}
 			}
 		}
@@ -162,7 +162,7 @@ func (i *importer) misfits() map[int]string {
 				if err != nil || n > len(i.origins) {
 					return ""
 				}
-				return " (" + i.origins[n-1].where() + ")"
+				return " (" + whereOf(i.origins[n-1].rule) + ")"
 			})
 		}
 	}
@@ -196,7 +196,7 @@ func (i *importer) givenBehindMasquerade(wrong map[int]string) {
 		case first < 0:
 			first, ports = k, gives
 		case gives != ports:
-			wrong[k] = fmt.Sprintf("%s gives other ports of the gateway's address", i.origins[first].where())
+			wrong[k] = fmt.Sprintf("%s gives other ports of the gateway's address", whereOf(i.origins[first].rule))
 		}
 	}
 }
