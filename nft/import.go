@@ -39,9 +39,6 @@ type Imported struct {
 	File  *nat.File
 	Notes []Note
 	From  []string // what each rule of File was made of, as notes have it
-	Rules int      // NAT rules in the input
-	// Elsewhere is where other rules are that the input can't show: ruleset.IPTables or "".
-	Elsewhere string
 }
 
 // Lost tells whether the rule file does not do something that the input did.
@@ -82,7 +79,7 @@ func Import(in io.Reader, o ImportOptions) (*Imported, error) {
 	for k, it := range i.origins {
 		from[k] = it.rule.Where()
 	}
-	return &Imported{File: i.file, From: from, Notes: i.notes, Rules: i.count(), Elsewhere: i.elsewhere()}, nil
+	return &Imported{File: i.file, From: from, Notes: i.notes}, nil
 }
 
 func readRuleset(data []byte, name string) (*ruleset.Ruleset, error) {
@@ -111,6 +108,7 @@ type importer struct {
 
 	placement placement
 	orders    map[*item]int
+	policies  map[*ruleset.Chain]*ruleset.Rule
 	origins   []*item         // of the rules of file
 	halves    map[string]half // of a map, by the rule's key: which directions the input has
 
@@ -122,7 +120,7 @@ type importer struct {
 func newImporter(set *ruleset.Ruleset, o ImportOptions) *importer {
 	i := &importer{
 		set: set, options: o, file: nat.New(), noted: map[Note]bool{}, halves: map[string]half{},
-		explained: map[*ruleset.Rule]bool{}, orders: map[*item]int{}, behind: map[ruleset.MarkState][]item{},
+		explained: map[*ruleset.Rule]bool{}, orders: map[*item]int{}, policies: map[*ruleset.Chain]*ruleset.Rule{}, behind: map[ruleset.MarkState][]item{},
 	}
 	for _, names := range [][]string{o.Inside, o.Outside, set.Links()} {
 		for _, name := range names {
@@ -165,31 +163,29 @@ func (i *importer) run() error {
 	return nil
 }
 
-// count is how many rules of the input translate.
-func (i *importer) count() int {
+// CountNAT is how many rules of an input translate IPv4. Rules that are another program's,
+// which nft lists but can't print, are not among them.
+func CountNAT(data []byte) int {
+	set, err := readRuleset(data, "rules")
+	if err != nil {
+		return 0
+	}
 	n := 0
-	for r := range i.set.Rules {
-		if translates(r) {
+	for r := range set.Rules {
+		if translates(r) && !r.IPv6 && !ofIPTables(set, r.Chain.Table) {
 			n++
 		}
 	}
 	return n
 }
 
-func translates(r *ruleset.Rule) bool {
-	return slices.ContainsFunc(r.Statements, func(s ruleset.Statement) bool { _, ok := s.(ruleset.Translate); return ok })
+// ofIPTables tells whether a table that nft lists is one that iptables keeps there.
+func ofIPTables(set *ruleset.Ruleset, t *ruleset.Table) bool {
+	return set.Source == ruleset.NFTables && t.Family == "ip" && t.Name == "nat" && (t.Chain("PREROUTING") != nil || t.Chain("POSTROUTING") != nil)
 }
 
-// elsewhere tells whether nft shows rules of iptables, which it can't print.
-func (i *importer) elsewhere() string {
-	for r := range i.set.Rules {
-		for _, s := range r.Statements {
-			if o, ok := s.(ruleset.Other); ok && o.Name == "xt" {
-				return ruleset.IPTables
-			}
-		}
-	}
-	return ""
+func translates(r *ruleset.Rule) bool {
+	return slices.ContainsFunc(r.Statements, func(s ruleset.Statement) bool { _, ok := s.(ruleset.Translate); return ok })
 }
 
 func (i *importer) note(n Note) {

@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/netip"
@@ -324,55 +325,37 @@ func (it *item) sameDestination(b ruleset.Box, r *nat.Rule) bool {
 		s := it.shares[0]
 		return it.to == ruleset.Netmap && len(it.shares) == 1 && s.bits == a.Inside.Bits() && asAddress(s.first) == a.Inside.Masked().Addr()
 	case nat.DNAT:
-		targets, why := it.targetsFor(b, a)
-		if why != "" || len(targets) != len(a.Targets) {
-			return false
-		}
-		for k, t := range targets {
-			if t != a.Targets[k] {
-				return false
-			}
-		}
-		return it.to == ruleset.DNAT
+		return it.to == ruleset.DNAT && it.sameTargets(b, a)
 	}
 	return false
 }
 
-// targetsFor are the targets that a rule for these ports would have to do what the item
-// does with the packets of b.
-func (it *item) targetsFor(b ruleset.Box, a nat.DNAT) ([]nat.Target, string) {
-	ports := a.Ports
-	if ports.IsZero() {
-		return it.targets(nat.PortRange{})
+// sameTargets compares where the packets of b are sent. As both are linear in the port, it
+// is enough to look at the ends of each range.
+func (it *item) sameTargets(b ruleset.Box, a nat.DNAT) bool {
+	single := b.Dim[ruleset.DestinationPort]
+	if a.Ports.IsZero() {
+		targets, shares, why := it.targets(nat.PortRange{})
+		weights, _ := weightsOf(shares)
+		return why == "" && slices.Equal(targets, a.Targets) && slices.Equal(weights, a.Weights)
 	}
-	// The rule's own ports may be more than those of b: what is said of b goes on.
-	one := it.shares
-	for _, r := range b.Dim[ruleset.DestinationPort] {
+	for _, r := range single {
 		for _, p := range []uint32{r.First, r.Last} {
-			single := nat.PortRange{First: uint16(p), Last: uint16(p)}
-			want, why := it.targets(single)
-			have := destinationOnly(a, single)
-			if why != "" || len(want) != len(have.Targets) {
-				return nil, "other"
-			}
-			for k := range want {
-				x, y := want[k], have.Targets[k]
-				if x.Ports.IsZero() {
-					x.Ports = single
-				}
-				if y.Ports.IsZero() {
-					y.Ports = single
-				}
-				if x != y {
-					return nil, "other"
-				}
-			}
-			if r.First != r.Last && slices.ContainsFunc(one, func(s share) bool { return s.mode == portFixed }) {
-				return nil, "other"
+			port := nat.PortRange{First: uint16(p), Last: uint16(p)}
+			want, shares, why := it.targets(port)
+			have := destinationOnly(a, port)
+			weights, _ := weightsOf(shares)
+			if why != "" || !slices.Equal(weights, have.Weights) || !slices.EqualFunc(want, have.Targets, func(x, y nat.Target) bool {
+				return x.Address == y.Address && cmp.Or(x.Ports, port) == cmp.Or(y.Ports, port)
+			}) {
+				return false
 			}
 		}
+		if r.First != r.Last && slices.ContainsFunc(it.shares, func(s share) bool { return s.mode == portFixed }) {
+			return false
+		}
 	}
-	return a.Targets, ""
+	return true
 }
 
 // --- sources ---------------------------------------------------------------------------

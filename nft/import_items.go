@@ -4,7 +4,6 @@ package nft
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -234,7 +233,7 @@ func (i *importer) ownHooks(w *ruleset.Walker, mark ruleset.MarkState) error {
 		for _, l := range walked.Leaves {
 			switch {
 			case l.Rule == nil:
-				i.lost(policyRule(l.Chain), "drops what no rule accepts, which a rule file does not do")
+				i.lost(i.policyRule(l.Chain), "drops what no rule accepts, which a rule file does not do")
 			case !taken[l.Rule] && l.Kind == ruleset.Translated:
 				i.lost(l.Rule, "%s", why)
 			case !taken[l.Rule]:
@@ -246,12 +245,11 @@ func (i *importer) ownHooks(w *ruleset.Walker, mark ruleset.MarkState) error {
 }
 
 // policyRule stands for a chain's policy.
-func policyRule(c *ruleset.Chain) *ruleset.Rule {
-	text := fmt.Sprintf("chain %s policy %s", c, c.Policy)
-	if c.Table.Family == "ip" && c.Line > 0 && c.Type == "nat" && c.Name == "" {
-		text = c.Name
+func (i *importer) policyRule(c *ruleset.Chain) *ruleset.Rule {
+	if i.policies[c] == nil {
+		i.policies[c] = &ruleset.Rule{Chain: c, Line: c.Line, Text: fmt.Sprintf("chain %s policy %s", c, c.Policy)}
 	}
-	return &ruleset.Rule{Chain: c, Line: c.Line, Text: text}
+	return i.policies[c]
 }
 
 // items makes a list without chance of a walk's leaves.
@@ -352,7 +350,7 @@ func chancy(l ruleset.Leaf) bool {
 func (i *importer) itemOf(l ruleset.Leaf) item {
 	it := item{rule: l.Rule, box: l.Box, not: l.Not, mark: l.Mark, local: l.Local, kind: l.Kind, to: l.To.Kind}
 	if it.rule == nil {
-		it.rule = policyRule(l.Chain)
+		it.rule = i.policyRule(l.Chain)
 	}
 	switch l.Kind {
 	case ruleset.Dropped:
@@ -653,16 +651,6 @@ func (it *item) whole() float64 {
 		all += s.weight
 	}
 	return all
-}
-
-// equalShares tells whether all shares are as large, to what a client could notice.
-func (it *item) equalShares() bool {
-	for _, s := range it.shares {
-		if math.Abs(s.weight-it.shares[0].weight) > 1e-4 {
-			return false
-		}
-	}
-	return true
 }
 
 func asAddress(n uint32) netip.Addr {

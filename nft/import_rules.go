@@ -4,6 +4,7 @@ package nft
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -54,6 +55,7 @@ func (i *importer) sides() {
 	}
 	f.Inside = slices.DeleteFunc(f.Inside, func(n string) bool { return n == "lo" || slices.Contains(f.Outside, n) })
 	f.Inside, f.Outside = unique(f.Inside), unique(f.Outside)
+	slices.Sort(f.Inside)
 }
 
 // unique keeps the first of each.
@@ -336,32 +338,50 @@ func (i *importer) forward(it *item, in string, a nat.DNAT) {
 		}
 		return
 	}
-	targets, why := it.targets(a.Ports)
+	targets, shares, why := it.targets(a.Ports)
 	if why != "" {
 		i.give(it, "%s", why)
 		return
 	}
+	exact := true
 	a.Targets = targets
-	if !it.equalShares() {
-		i.lost(it.rule, "its targets have unequal shares (%s), and here equal ones", it.sharesText())
+	if a.Weights, exact = weightsOf(shares); !exact {
+		i.otherwise(it.rule, "the shares of its targets became weights in thousandths")
 	}
-	if len(it.shares) > 1 {
+	if len(targets) > 1 {
 		i.otherwise(it.rule, "a client keeps its target: it is chosen by the client's address, not for each connection")
 	}
 	i.place(it, nat.Rule{Action: a, In: in})
 }
 
-func (it *item) sharesText() string {
-	var texts []string
-	for _, s := range it.shares {
-		texts = append(texts, fmt.Sprintf("%s %.3g %%", asAddress(s.first), 100*s.weight))
+// weightsOf are the smallest weights with these shares, nil if all are equal; exact, if
+// they are those and not just near.
+func weightsOf(shares []float64) (weights []int, exact bool) {
+	const finest = 1000 // of a rule file
+	for total := 1; total <= finest; total++ {
+		near, equal := true, true
+		weights = weights[:0]
+		for _, s := range shares {
+			w := math.Round(s * float64(total))
+			near = near && w >= 1 && math.Abs(s*float64(total)-w) < 1e-5*float64(total)
+			equal = equal && (len(weights) == 0 || weights[0] == int(w))
+			weights = append(weights, int(w))
+		}
+		switch {
+		case near && equal:
+			return nil, true
+		case near:
+			return weights, true
+		}
 	}
-	return strings.Join(texts, ", ")
+	for k := range weights {
+		weights[k] = max(weights[k], 1)
+	}
+	return weights, false
 }
 
-// targets of packets to these ports, or why there are none.
-func (it *item) targets(ports nat.PortRange) ([]nat.Target, string) {
-	var all []nat.Target
+// targets of packets to these ports and their shares, or why there are none.
+func (it *item) targets(ports nat.PortRange) (all []nat.Target, shares []float64, why string) {
 	names := false
 	for _, s := range it.shares {
 		var t nat.PortRange
@@ -374,17 +394,23 @@ func (it *item) targets(ports nat.PortRange) ([]nat.Target, string) {
 			first := s.port + (ports.First - s.base)
 			t = nat.PortRange{First: first, Last: first + (ports.Last - ports.First)}
 		default:
-			return nil, fmt.Sprintf("sends ports %q to %q: in a rule file the first becomes the first, so both must be as long", orAll(ports), s.ports)
+			return nil, nil, fmt.Sprintf("sends ports %q to %q: in a rule file the first becomes the first, so both must be as long", orAll(ports), s.ports)
 		}
 		names = names || t != ports
 		if s.first == 0 {
-			return nil, "changes the port only, of whatever address"
+			return nil, nil, "changes the port only, of whatever address"
 		}
 		if int(s.last-s.first) >= maxTargets-len(all) {
-			return nil, fmt.Sprintf("sends to %d addresses: a list of targets has at most %d", s.last-s.first+1, maxTargets)
+			return nil, nil, fmt.Sprintf("sends to %d addresses: a list of targets has at most %d", s.last-s.first+1, maxTargets)
 		}
+		each := s.weight / float64(s.last-s.first+1)
 		for n := uint64(s.first); n <= uint64(s.last); n++ {
-			all = append(all, nat.Target{Address: asAddress(uint32(n)), Ports: t})
+			target := nat.Target{Address: asAddress(uint32(n)), Ports: t}
+			if k := slices.Index(all, target); k >= 0 {
+				shares[k] += each
+				continue
+			}
+			all, shares = append(all, target), append(shares, each)
 		}
 	}
 	if !names {
@@ -392,7 +418,7 @@ func (it *item) targets(ports nat.PortRange) ([]nat.Target, string) {
 			all[k].Ports = nat.PortRange{}
 		}
 	}
-	return all, ""
+	return all, shares, ""
 }
 
 func orAll(r nat.PortRange) string {

@@ -71,6 +71,9 @@ func natText(word string, arg any) string {
 	to := ""
 	if a["addr"] != nil {
 		to = exprText(a["addr"])
+		if _, plain := a["addr"].(string); plain && a["port"] != nil && strings.Contains(to, ":") {
+			to = "[" + to + "]"
+		}
 	}
 	if a["port"] != nil {
 		to += ":" + exprText(a["port"])

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,8 +24,10 @@ import (
 
 // listers are the programs that can be asked for the rules of a namespace, and how.
 var listers = map[string][]string{
-	"iptables": {"iptables-save", "-t", "nat"},
-	"nft":      {"nft", "-j", "list", "ruleset"},
+	"iptables":        {"iptables-save"},
+	"iptables-legacy": {"iptables-legacy-save"},
+	"iptables-nft":    {"iptables-nft-save"},
+	"nft":             {"nft", "-j", "list", "ruleset"},
 }
 
 // listRules runs one of the listers in the namespace of h.
@@ -44,6 +47,109 @@ func listRules(ctx context.Context, h *netns.Handle, command []string) ([]byte, 
 	return out.Bytes(), nil
 }
 
+// otherRules counts the NAT rules that other listers show: two sets of rules can be in one
+// kernel, and each program lists its own only. What is listed already does not count.
+func otherRules(ctx context.Context, h *netns.Handle, from string, listed []byte) []string {
+	var others []string
+	for _, other := range []string{"nft", "iptables-nft", "iptables-legacy"} {
+		if other == from || other == "iptables-legacy" && !hasLegacyTables(h) { // to list them would make them
+			continue
+		}
+		rules, err := listRules(ctx, h, listers[other])
+		if err != nil || sameRules(rules, listed) {
+			continue
+		}
+		if n := nft.CountNAT(rules); n > 0 {
+			others = append(others, fmt.Sprintf("%s in %s: natkit import --from %s", plural.Count(n, "NAT rule"), other, other))
+		}
+	}
+	return others
+}
+
+func hasLegacyTables(h *netns.Handle) bool {
+	var names []byte
+	err := h.Do(func() (err error) {
+		names, err = os.ReadFile("/proc/thread-self/net/ip_tables_names")
+		return err
+	})
+	return err == nil && slices.Contains(strings.Fields(string(names)), "nat")
+}
+
+// sameRules tells whether two listings have the same rules; comments have the time.
+func sameRules(a, b []byte) bool {
+	lines := func(text []byte) []string {
+		var rules []string
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "-A") {
+				rules = append(rules, line)
+			}
+		}
+		return rules
+	}
+	return len(lines(b)) > 0 && slices.Equal(lines(a), lines(b))
+}
+
+// importSource is where rules are read from.
+type importSource struct {
+	io.Reader
+	close  func() error
+	others []string // where else there are NAT rules
+}
+
+// openImport opens what --from names, and completes the options.
+func (e *env) openImport(ctx context.Context, from string, o *nft.ImportOptions) (importSource, error) {
+	o.Name = from
+	switch {
+	case from == "":
+		return importSource{}, usagef("--from is missing: name a file, - for stdin, iptables or nft")
+	case listers[from] != nil:
+		return e.listImport(ctx, from, o)
+	case e.netns != "":
+		return importSource{}, usagef("--netns %q: a file is the same in every namespace", e.netns)
+	case from == "-":
+		o.Name = "standard input"
+		return importSource{Reader: e.stdin, close: func() error { return nil }}, nil
+	}
+	f, err := os.Open(from)
+	if err != nil {
+		return importSource{}, err
+	}
+	return importSource{Reader: f, close: f.Close}, nil
+}
+
+func (e *env) listImport(ctx context.Context, from string, o *nft.ImportOptions) (importSource, error) {
+	h, err := netns.Open(e.netns)
+	if err != nil {
+		return importSource{}, err
+	}
+	defer h.Close()
+	data, err := listRules(ctx, h, listers[from])
+	if err != nil {
+		return importSource{}, err
+	}
+	others := otherRules(ctx, h, from, data)
+	if len(bytes.TrimSpace(data)) == 0 || nft.CountNAT(data) == 0 {
+		if len(others) > 0 {
+			return importSource{}, fmt.Errorf("%s lists no NAT rules here; there are %s%s", listers[from][0], strings.Join(others, ", and "), e.inNamespace())
+		}
+		return importSource{}, fmt.Errorf("%s lists no NAT rules here, and neither do nft and the other iptables", listers[from][0])
+	}
+	if o.Local == nil {
+		if o.Local, err = nft.LocalAddresses(h, o.Outside); err != nil {
+			return importSource{}, err
+		}
+	}
+	return importSource{bytes.NewReader(data), func() error { return nil }, others}, nil
+}
+
+// inNamespace is the flag that names the namespace again.
+func (e *env) inNamespace() string {
+	if e.netns == "" {
+		return ""
+	}
+	return " --netns " + e.netns
+}
+
 func newImportCommand(e *env) *cobra.Command {
 	var from string
 	var o nft.ImportOptions
@@ -56,11 +162,19 @@ each that it can't express, with its line and why.
 
 SOURCE is a file with the output of iptables-save or of nft -j list ruleset (- is
 stdin), or "iptables" or "nft": then that program is run here, or in --netns.
+Where both kinds of iptables have rules, "iptables-nft" and "iptables-legacy" name
+one. natkit says where other NAT rules are that the named program does not list.
 
 The first rule of a list that matches a packet decides; in a rule file the most
-special one does. Rules that another leaves nothing for are left out, and where
-the order decides otherwise it is said. Chains are followed, also Docker's,
-firewalld's and kube-proxy's; targets that take turns become one balanced rule.
+special one does. So all packets are followed through the chains, also Docker's,
+firewalld's and kube-proxy's, and the rule file is compared with what they do:
+each rule of which it does something else is named at its top, with an example.
+Targets that take turns become one rule, with their shares as weights.
+
+The exit code is 3 when something of the rules is lost: when a packet exists that
+the rule file treats in another way, or other tables take part in what NAT does
+(notrack, zones, TPROXY, changes of the MSS, rewriting). What is done in another
+way that natkit's NAT always has, as hairpin, is noted and not lost.
 
 Interfaces that are not named by --inside and --outside are taken from the
 rules. --local names the gateway's own outside addresses, for rules that say
@@ -87,45 +201,22 @@ the rule file does not do what the rule did.`,
 			}
 			o.Local = append(o.Local, a)
 		}
-		var in io.Reader
-		o.Name = from
-		switch {
-		case from == "":
-			return usagef("--from is missing: name a file, - for stdin, iptables or nft")
-		case listers[from] != nil:
-			h, err := netns.Open(e.netns)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			data, err := listRules(cmd.Context(), h, listers[from])
-			if err != nil {
-				return err
-			}
-			if o.Local == nil {
-				if o.Local, err = nft.LocalAddresses(h, o.Outside); err != nil {
-					return err
-				}
-			}
-			in = bytes.NewReader(data)
-		case e.netns != "":
-			return usagef("--netns %q: a file is the same in every namespace", e.netns)
-		case from == "-":
-			in, o.Name = e.stdin, "standard input"
-		default:
-			f, err := os.Open(from)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			in = f
-		}
-		imported, err := nft.Import(in, o)
+		source, err := e.openImport(cmd.Context(), from, &o)
 		if err != nil {
 			return err
 		}
-		if len(imported.File.Inside) == 0 || len(imported.File.Outside) == 0 {
+		imported, err := nft.Import(source, o)
+		if err := errors.Join(err, source.close()); err != nil {
+			return err
+		}
+		for _, other := range source.others {
+			imported.Notes = append(imported.Notes, nft.Note{Why: "there are also " + other + e.inNamespace(), Lost: true})
+		}
+		switch {
+		case len(imported.File.Inside) == 0 || len(imported.File.Outside) == 0:
 			err = errors.New("the rules do not tell which interfaces are inside and which are outside: name them with --inside and --outside")
+		case imported.Lost():
+			err = errFindings
 		}
 		if *out == "json" {
 			return errors.Join(unlessPipeClosed(report.JSON(e.stdout, report.Import(imported))), err)

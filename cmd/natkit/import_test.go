@@ -18,15 +18,19 @@ func TestImportCommand(t *testing.T) {
 		code = run(t.Context(), strings.Fields("import "+args), &env{stdin: strings.NewReader(stdin), stdout: &out, stderr: &errs})
 		return code, out.String(), errs.String()
 	}
+	const whole = "*nat\n-A POSTROUTING -s 10.0.0.0/8 -o eth0 -j MASQUERADE\nCOMMIT\n"
+	if code, _, stderr := importRules(whole, "--from - --inside eth1"); code != exitOK || stderr != "" {
+		t.Errorf("exit %d, %q", code, stderr)
+	}
 	const rules = "*nat\n:POSTROUTING ACCEPT\n-A POSTROUTING -s 10.0.0.0/8 -o eth0 -j MASQUERADE\n-A POSTROUTING -s 10.0.0.0/8 -p tcp -j MASQUERADE\nCOMMIT\n"
 	code, stdout, stderr := importRules(rules, "--from - --inside eth1")
 	f, err := nat.Parse("-", []byte(stdout))
-	if code != exitOK || err != nil || len(f.Rules) != 1 || !strings.Contains(stdout, "line 4: -A POSTROUTING") || !strings.Contains(stderr, "1 notes") {
+	if code != exitFindings || err != nil || len(f.Rules) != 1 || !strings.Contains(stdout, "line 4: -A POSTROUTING") || !strings.Contains(stderr, "1 note") {
 		t.Errorf("exit %d, %v, %q\n%s", code, err, stderr, stdout)
 	}
 	code, stdout, _ = importRules(rules, "--from - --inside eth1 -o json")
 	var view report.ImportView
-	if err := json.Unmarshal([]byte(stdout), &view); err != nil || code != exitOK || len(view.Rules) != 1 || len(view.Notes) != 1 || !view.Notes[0].Lost {
+	if err := json.Unmarshal([]byte(stdout), &view); err != nil || code != exitFindings || len(view.Rules) != 1 || !view.Notes[len(view.Notes)-1].Lost {
 		t.Errorf("exit %d, %v\n%s", code, err, stdout)
 	}
 	for args, want := range map[string]int{

@@ -29,7 +29,7 @@ const (
 	exitOK       = 0
 	exitError    = 1
 	exitUsage    = 2
-	exitFindings = 3 // doctor found something of severity warning or above
+	exitFindings = 3 // doctor found something of severity warning or above, or an import lost something
 	exitUnjudged = 4 // doctor found nothing of the kind, but could not judge every cause
 )
 
@@ -109,7 +109,8 @@ func rootHint(err error, uid int) string {
 	return ""
 }
 
-// errFindings makes natkit exit with 3; the findings are printed already.
+// errFindings makes natkit exit with 3; the findings, or what an import lost, are printed
+// already.
 var errFindings = errors.New("findings of severity warning or above")
 
 // errInterrupted ends a command that shows what it has by then.

@@ -20,7 +20,7 @@ import (
 // its own layer only what siblings names. A package that stands here and does
 // not exist yet is no error; a package that exists and does not stand here is.
 var layers = [][]string{
-	1: {"kconfig", "nat", "snapshot", "internal/choice", "internal/ethtool", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild", "internal/plural", "internal/ruleset"},
+	1: {"kconfig", "nat", "ruleset", "snapshot", "internal/choice", "internal/ethtool", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild", "internal/plural", "internal/ruleset"},
 	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
 	3: {"bench", "control", "diagnose", "trim", "tune"},
 	4: {"live", "story"},
@@ -55,7 +55,7 @@ var onlyIn = map[string][]string{
 // pure packages are functions of their arguments: nothing of touchesKernel is
 // in their import closure, so they give the same answer on every machine.
 var (
-	pure          = []string{"diagnose", "internal/ruleset", "kconfig", "nat", "snapshot", "trim"}
+	pure          = []string{"diagnose", "internal/ruleset", "kconfig", "nat", "ruleset", "snapshot", "trim"}
 	touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
 )
 
