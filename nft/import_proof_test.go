@@ -563,7 +563,7 @@ func agrees(may []result, r result) bool {
 func TestImportProofKernel(t *testing.T) {
 	ktest.Root(t)
 	nftTool := ktest.Tool(t, "nft")
-	ktest.Tool(t, "iptables") // with iptables-save and iptables-restore
+	restore := ktest.Tool(t, "iptables-nft-restore") // and iptables-nft-save
 	first, rounds := proofRounds(t, 30)
 	router := newTunRouter(t)
 	sent, equal, noted, left := 0, 0, 0, 0
@@ -581,8 +581,8 @@ func TestImportProofKernel(t *testing.T) {
 		if seed%2 == 0 {
 			text := m.iptablesRules()
 			must(router.run("", nftTool, "flush", "ruleset"))
-			must(router.run(text, "iptables-restore"))
-			rules = must(router.run("", "iptables-save", "-t", "nat"))
+			must(router.run(text, restore))
+			rules = must(router.run("", "iptables-nft-save", "-t", "nat"))
 		} else {
 			text := m.nftRules()
 			must(router.run("", nftTool, "flush", "ruleset"))
