@@ -40,7 +40,8 @@ type Evaluator struct {
 	Kind string
 	Draw func(f Field) uint32
 
-	out Outcome
+	out   Outcome
+	steps int
 }
 
 type next int
@@ -54,7 +55,7 @@ const (
 
 // Eval gives what the base chains of a hook make of a packet.
 func (e *Evaluator) Eval(hook string, p Packet) Outcome {
-	e.out = Outcome{Mark: p.Mark}
+	e.out, e.steps = Outcome{Mark: p.Mark}, 0
 	for _, base := range e.Set.Bases(e.Kind, hook) {
 		switch e.chain(base, &p, 0) {
 		case finished:
@@ -71,13 +72,19 @@ func (e *Evaluator) Eval(hook string, p Packet) Outcome {
 	return e.out
 }
 
-const maxDepth = 64
+// maxDepth is the kernel's NFT_JUMP_STACK_SIZE. An input that no kernel would take could
+// still lead a packet in circles within it: that ends, and is unknown.
+const maxDepth = 16
 
 func (e *Evaluator) chain(c *Chain, p *Packet, depth int) next {
 	if c == nil || depth > maxDepth {
 		return goOn
 	}
 	for _, r := range c.Rules {
+		if e.steps++; e.steps > maxSteps {
+			e.out.Unknown = true
+			return finished
+		}
 		if n := e.rule(r, p, depth); n != goOn {
 			return n
 		}
