@@ -55,13 +55,12 @@ type ipset struct {
 }
 
 type ipsetElement struct {
-	ip, ip2     string // with a length, or a range
-	port        string
-	protocol    string
-	iface       string
-	timeout     uint32
-	noMatch     bool
-	hasProtocol bool
+	ip, ip2  string // with a length, or a range
+	port     string
+	protocol string
+	iface    string
+	timeout  uint32
+	noMatch  bool
 }
 
 // readIPSets names the sets that rules of iptables ask, and reads them.
