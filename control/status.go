@@ -34,6 +34,12 @@ type Status struct {
 	Serve      *ServeState       `json:"serve,omitempty"` // the natkit serve that keeps it
 	Changes    []Change          `json:"changes"`         // of the namespace, that Down puts back
 	Problems   []string          `json:"problems"`        // each with what to do
+
+	drift []Drift
+	file  *nat.File
+	text  string // of the file
+
+	bypass bool // something is bypassed, and was accepted
 }
 
 // InterfaceStatus is an interface of the rules in use.
@@ -106,6 +112,7 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.drift, s.file, s.text, s.bypass = drift, file, rec.Rules.Text, len(rec.Accepted) > 0
 	s.tell(drift)
 	return s, ns.Do(func() error {
 		found, err := overlaps(file)

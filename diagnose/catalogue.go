@@ -82,6 +82,8 @@ var catalogue = []Cause{
 	receiveBufferFull,
 	localPortsExhausted,
 	unrepliedFlood,
+	engineDrift,
+	engineSourceLimit,
 	conntrackTableNearlyFull,
 	timeWaitHeavy,
 	conntrackHashTooSmall,

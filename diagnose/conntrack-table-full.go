@@ -37,6 +37,9 @@ var conntrackTableFull = Cause{
 }
 
 func judgeTableFull(f facts) *verdict {
+	if v := judgeEngineTable(f); v != nil {
+		return v
+	}
 	traced, _, _ := f.dropped(snapshot.CauseTableFull)
 	refused, _ := f.refused()
 	var logged uint64

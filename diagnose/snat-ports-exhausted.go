@@ -35,17 +35,20 @@ var snatPortsExhausted = Cause{
 	Code:       "snat-ports-exhausted",
 	Title:      "Source translation has no free port left towards a destination",
 	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops},
+	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanEngine},
 	Symptom:    "New connections to one address and port fail, those to others work, and the table has room.",
 	Proof: fmt.Sprintf("One outside address uses at least %s of its ports towards one destination, and flows could not be inserted in the window "+
 		"(insert_failed; dropped with an entry that was not confirmed). Ports in use without failures are a warning; so are %d failures or more where "+
-		"the table could not be dumped or the rules not be read.", percent(portsFullShare), manyFailures),
+		"the table could not be dumped or the rules not be read. With natkit's engine: packets that it dropped for want of a port, or an address with few left.", percent(portsFullShare), manyFailures),
 	Lookalike: "Single failures while ports are free are two processors choosing the same port at the same time. Refused by a full table is conntrack-table-full, by a long chain conntrack-hash-too-small.",
 	Cure:      "The whole range of ports, more outside addresses, shorter time-outs for connections that are over, connections that are used again.",
 	judge:     judgeSNATPorts,
 }
 
 func judgeSNATPorts(f facts) *verdict {
+	if v := judgeEnginePorts(f); v != nil {
+		return v
+	}
 	failed, _ := f.stat("insert_failed")
 	tooLong, _ := f.stat("chaintoolong")
 	failed -= min(failed, tooLong)

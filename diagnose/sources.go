@@ -126,5 +126,7 @@ var sourcesOf = map[string]groups{
 	"br-netfilter-overhead":        each(snapshot.CanInterfaces, snapshot.CanSysctls),
 	"needless-hooks":               each(snapshot.CanHooks, snapshot.CanInterfaces, snapshot.CanNFTables),
 	"ipsec-policies-many":          each(snapshot.CanInterfaces, snapshot.CanXfrm),
+	"engine-source-limit":          each(snapshot.CanEngine),
+	"engine-drift":                 each(snapshot.CanEngine),
 	"other-drops":                  each(snapshot.CanDrops, snapshot.CanInterfaces),
 }

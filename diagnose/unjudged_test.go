@@ -52,6 +52,8 @@ var blind = map[string]func(s *snapshot.Snapshot){
 	snapshot.CanLeaving:        func(s *snapshot.Snapshot) { s.Leaving = nil },
 	snapshot.CanDrops:          func(s *snapshot.Snapshot) { s.Drops = nil },
 	snapshot.CanHooks:          func(s *snapshot.Snapshot) { s.Hooks = nil },
+	snapshot.CanFrames:         func(s *snapshot.Snapshot) { s.Frames = nil },
+	snapshot.CanEngine:         func(s *snapshot.Snapshot) { s.Engine = nil },
 	snapshot.CanOwners:         func(s *snapshot.Snapshot) { s.Owners = nil },
 }
 

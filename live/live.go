@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"natkit/conntrack"
+	"natkit/control"
 	"natkit/diagnose"
 	"natkit/internal/netns"
 	"natkit/observe"
@@ -85,6 +86,7 @@ type Judged struct {
 	Table         *snapshot.Table       `json:"table,omitzero"`    // nil without a dump
 	TableAt       time.Time             `json:"table_at,omitzero"` // when it was read, which may be some windows ago
 	SNATPorts     []PortUse             `json:"snat_ports"`        // fullest first
+	Engine        *snapshot.Engine      `json:"engine,omitzero"`   // natkit's own, where one is up
 	Findings      []diagnose.Finding    `json:"findings"`
 	Unseen        []snapshot.Capability `json:"unseen"` // only those that are not there
 }
@@ -251,7 +253,7 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 	window := min(firstWindow, w.o.Window)
 	var dump dumped
 	for ctx.Err() == nil {
-		o := probe.Options{Netns: w.o.Netns, Window: window, Drops: &drops, Hooks: hooks, NoSeries: true, Quiet: true}
+		o := probe.Options{Netns: w.o.Netns, Window: window, Engine: control.ReadFacts, Drops: &drops, Hooks: hooks, NoSeries: true, Quiet: true}
 		o.Table = dump.inUse(time.Now().Add(window))
 		o.Dump = w.o.Dump && o.Table == nil
 		s, err := w.take(ctx, o)
@@ -294,7 +296,7 @@ func (d *dumped) read(t *snapshot.Table, now time.Time) time.Time {
 func judgement(s *snapshot.Snapshot) *Judged {
 	j := &Judged{
 		At: s.TakenAt, WindowSeconds: s.WindowSeconds,
-		Findings: append([]diagnose.Finding{}, diagnose.Judge(s)...), SNATPorts: []PortUse{}, Unseen: []snapshot.Capability{},
+		Findings: append([]diagnose.Finding{}, diagnose.Judge(s)...), SNATPorts: []PortUse{}, Engine: s.Engine, Unseen: []snapshot.Capability{},
 	}
 	for _, c := range s.Capabilities {
 		if !c.OK {

@@ -52,6 +52,10 @@ type Options struct {
 	// Quiet sends nothing: whether somebody else has one of this machine's addresses is not asked.
 	Quiet bool
 
+	// Engine, if not nil, reads what natkit itself has up in a namespace: control.ReadFacts,
+	// which is above this package.
+	Engine EngineReader
+
 	// Progress, if not nil, is called now and then with what is being done, and
 	// how much of the window is over, 0 to 1.
 	Progress func(what string, part float64)
@@ -107,6 +111,7 @@ func sources(ctx context.Context, opts Options) []source {
 		routes(), // of flows that the dump shows, too
 		conntrackMemory(),
 		sysctls(),
+		engine(opts),
 		host(),
 		owners(opts),
 	}

@@ -47,6 +47,7 @@ type Snapshot struct {
 	KernelLog    *KernelLog        `json:"kernel_log,omitzero"`
 	Owners       []Owner           `json:"owners,omitzero"`
 	EventSockets []EventSocket     `json:"event_sockets,omitzero"`
+	Engine       *Engine           `json:"engine,omitempty"` // nil where natkit has nothing up
 	Series       *Series           `json:"series,omitzero"`
 }
 
@@ -113,6 +114,7 @@ const (
 	CanDrops           = "drop-tracing"
 	CanHooks           = "hooks"
 	CanOwners          = "owners" // who else sets a setting
+	CanEngine          = "engine" // natkit's own
 )
 
 // Can says whether the named capability was there when the snapshot was taken.

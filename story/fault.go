@@ -8,11 +8,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"natkit/control"
 	"natkit/diagnose"
 	"natkit/lab"
 	"natkit/probe"
@@ -43,7 +46,7 @@ type Fault struct {
 func Faults() []Fault {
 	byCode := map[string]Fault{}
 	for _, f := range []Fault{
-		tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
+		engineLimitFault, engineDriftFault, tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
 		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
 		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
@@ -190,6 +193,8 @@ type scene struct {
 	reads    func(*snapshot.Snapshot)
 	commands []string // run by the present step
 	cured    *diagnose.Finding
+	file     string // rule file of natkit's engine, where one is up
+	kind     control.Engine
 	closers  []func()
 }
 
@@ -227,7 +232,7 @@ func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 	for i, run := range s.traffic {
 		wg.Go(func() { failed[i] = run(flowing) })
 	}
-	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: max(s.options.Window, s.least), Dump: true, Progress: s.options.Progress})
+	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: max(s.options.Window, s.least), Dump: true, Engine: control.ReadFacts, Progress: s.options.Progress})
 	err = errors.Join(err, s.check(ctx))
 	stop()
 	wg.Wait()
@@ -310,6 +315,9 @@ func (s *scene) shell(ctx context.Context, line string) error {
 	var stderr bytes.Buffer
 	cmd := s.watched.Command(ctx, "sh", "-c", line)
 	cmd.Stderr = &stderr
+	if own, err := os.Executable(); err == nil { // natkit is this program
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(own)+":"+os.Getenv("PATH"))
+	}
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("run %q: %w: %s", line, err, strings.TrimSpace(stderr.String()))
 	}

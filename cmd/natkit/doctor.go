@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"natkit/control"
 	"natkit/diagnose"
 	"natkit/internal/netns"
 	"natkit/probe"
@@ -222,7 +223,7 @@ func (o *doctorOptions) everywhere(ctx context.Context, e *env, out string) erro
 		}
 	}
 	line, begun := newProgressLine(e), time.Now()
-	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Progress: doctorProgress(line)}, found, n.add)
+	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Engine: control.ReadFacts, Progress: doctorProgress(line)}, found, n.add)
 	line.clear()
 	if err != nil {
 		return err
@@ -386,7 +387,7 @@ func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, 
 	}
 	line := newProgressLine(e)
 	s, err := probe.Take(ctx, probe.Options{
-		Netns: ns, Window: o.window, Dump: !o.noDump,
+		Netns: ns, Window: o.window, Dump: !o.noDump, Engine: control.ReadFacts,
 		Progress: doctorProgress(line),
 	})
 	line.clear()

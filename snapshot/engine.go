@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshot
+
+import "net/netip"
+
+// Engine is what natkit itself has up in the namespace: an engine that translates, or
+// acceleration of the kernel's NAT.
+type Engine struct {
+	Kind   string `json:"kind"`             // ebpf, nft, accel
+	File   string `json:"file,omitempty"`   // rule file, as it was given
+	Rules  int    `json:"rules,omitempty"`  // in use
+	Table  string `json:"table,omitempty"`  // of nftables, that engine nft has made: "ip natkit"
+	Served bool   `json:"served,omitempty"` // natkit serve keeps it
+
+	Bypass bool `json:"bypass,omitempty"` // was brought up with --bypass
+
+	Sessions    uint64 `json:"sessions"` // now; of accel directions of flows on the fast path
+	SessionsMax uint64 `json:"sessions_max"`
+	Mappings    uint64 `json:"mappings,omitempty"`
+	MappingsMax uint64 `json:"mappings_max,omitempty"`
+	// PerSource is limits.sessions_per_source, 0 where there is none; SourcesMax how many
+	// inside hosts there can be.
+	PerSource  uint64 `json:"per_source,omitempty"`
+	SourcesMax uint64 `json:"sources_max,omitempty"`
+
+	// Packets are what became of packets, and what else an engine counts, by the names of
+	// nat.Reasons, for accel those of its own: increases, only those above zero.
+	Packets map[string]uint64 `json:"packets,omitzero"`
+	// Addresses are the outside addresses that give ports, fewest free first, and Sources
+	// the inside hosts with most sessions, at most TopN of each.
+	Addresses []EngineAddress `json:"addresses,omitzero"`
+	Sources   []EngineSource  `json:"sources,omitzero"`
+	// Lines are the lines of the rule file at which keys of limits stand ("sessions").
+	Lines map[string]int `json:"lines,omitzero"`
+
+	Drift    []EngineDrift `json:"drift,omitzero"`
+	Problems []string      `json:"problems,omitzero"` // of accel, each with what to do
+}
+
+// EngineAddress is an outside address of an engine.
+type EngineAddress struct {
+	Addr  netip.Addr `json:"addr"`
+	Ports PortRange  `json:"ports"`
+	// Given are the ports of it that inside hosts can have, Free those of each class that
+	// are left.
+	Given    uint64 `json:"given"`
+	FreeTCP  uint64 `json:"free_tcp"`
+	FreeUDP  uint64 `json:"free_udp"`
+	FreeICMP uint64 `json:"free_icmp"`
+	// Line is the line of the rule file where the ports are narrowed, 0 where they are not.
+	Line int `json:"line,omitempty"`
+}
+
+// EngineSource is an inside host with its sessions.
+type EngineSource struct {
+	Addr     netip.Addr `json:"addr"`
+	Sessions uint64     `json:"sessions"`
+}
+
+// EngineDrift is how the machine has moved away from what the engine was told of it.
+type EngineDrift struct {
+	What  string `json:"what"`
+	Waits bool   `json:"waits,omitempty"` // nothing can be done before more happens on the machine
+	Stops bool   `json:"stops,omitempty"` // packets are not translated until then
+}
