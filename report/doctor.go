@@ -241,7 +241,7 @@ func notJudged(causes []diagnose.Unjudged) (title, codes string) {
 			}
 		}
 	}
-	title = fmt.Sprintf("%s: could not read %s (the reasons are at the end)", plural(len(causes), "cause"), strings.Join(lacks, ", "))
+	title = fmt.Sprintf("%s: could not read %s (the reasons are at the end)", plural.Count(len(causes), "cause"), strings.Join(lacks, ", "))
 	return title, strings.Join(names, ", ")
 }
 
