@@ -130,7 +130,7 @@ func judgeEnginePorts(f facts) *verdict {
 // narrow one, else more addresses.
 func (f facts) moreEnginePorts(low *snapshot.EngineAddress) []string {
 	if low != nil && low.Line > 0 && low.Ports != (snapshot.PortRange{Min: 1024, Max: 65535}) {
-		return append([]string{fmt.Sprintf("# line %d of %s gives %d ports; give all. The engine is brought up again for that, and its sessions end:", low.Line, f.Engine.File, rangeSize(low.Ports)),
+		return append([]string{fmt.Sprintf("# line %d of %s gives %s; give all. The engine is brought up again for that, and its sessions end:", low.Line, f.Engine.File, number(rangeSize(low.Ports), "port")),
 			fmt.Sprintf("sed -i -E '%ds/\\bports: *%d-%d\\b/ports: 1024-65535/' %s", low.Line, low.Ports.Min, low.Ports.Max, quote(f.Engine.File))}, f.again()...)
 	}
 	return []string{"# all ports are given: which hosts hold most of them?", f.natkit("mappings"),
