@@ -130,7 +130,7 @@ func (e *env) listImport(ctx context.Context, from string, o *nft.ImportOptions)
 	others := otherRules(ctx, h, from, data)
 	if len(bytes.TrimSpace(data)) == 0 || nft.CountNAT(data) == 0 {
 		if len(others) > 0 {
-			return importSource{}, fmt.Errorf("%s lists no NAT rules here; there are %s%s", listers[from][0], strings.Join(others, ", and "), e.inNamespace())
+			return importSource{}, fmt.Errorf("%s lists no NAT rules here, but there is more: %s%s", listers[from][0], strings.Join(others, "; "), e.inNamespace())
 		}
 		return importSource{}, fmt.Errorf("%s lists no NAT rules here, and neither do nft and the other iptables", listers[from][0])
 	}
@@ -210,7 +210,7 @@ the rule file does not do what the rule did.`,
 			return err
 		}
 		for _, other := range source.others {
-			imported.Notes = append(imported.Notes, nft.Note{Why: "there are also " + other + e.inNamespace(), Lost: true})
+			imported.Notes = append(imported.Notes, nft.Note{Why: "not among these: " + other + e.inNamespace(), Lost: true})
 		}
 		switch {
 		case len(imported.File.Inside) == 0 || len(imported.File.Outside) == 0:

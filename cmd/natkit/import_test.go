@@ -5,9 +5,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os/exec"
 	"strings"
 	"testing"
 
+	"natkit/internal/ktest"
+	"natkit/internal/netns"
 	"natkit/nat"
 	"natkit/report"
 )
@@ -44,6 +47,37 @@ func TestImportCommand(t *testing.T) {
 	} {
 		if code, _, stderr := importRules(rules, args); code != want || stderr == "" {
 			t.Errorf("%q: exit %d, want %d: %q", args, code, want, stderr)
+		}
+	}
+}
+
+// Each program lists its own rules only: where there are others is said.
+func TestImportElsewhere(t *testing.T) {
+	ktest.Root(t)
+	tools := map[string]string{"nft": ktest.Tool(t, "nft"), "iptables-nft": ktest.Tool(t, "iptables-nft")}
+	rules := map[string][]string{
+		"nft":          {"add table ip t; add chain ip t c { type nat hook prerouting priority -100; }; add rule ip t c ip daddr 203.0.113.1 dnat to 10.0.0.1"},
+		"iptables-nft": strings.Fields("-t nat -A POSTROUTING -o eth0 -j MASQUERADE"),
+	}
+	for has, other := range map[string]string{"nft": "iptables-nft", "iptables-nft": "nft"} {
+		name := ktest.Name(t)
+		h, err := netns.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			h.Close()
+			if err := netns.Delete(name); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := h.Do(func() error { return exec.Command(tools[has], rules[has]...).Run() }); err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		code := run(t.Context(), []string{"import", "--from", other, "--netns", name, "--inside", "lo"}, &env{stdout: &out, stderr: &errs})
+		if want := "1 NAT rule in " + has + ": natkit import --from " + has + " --netns " + name; code == exitOK || !strings.Contains(errs.String(), want) {
+			t.Errorf("--from %s: exit %d, %q, want %q", other, code, errs.String(), want)
 		}
 	}
 }
