@@ -52,8 +52,9 @@ var (
 	placeholder = regexp.MustCompile(`(?:^|[ =/])([A-Z][A-Z_]{2,})(?:$|[ /:,;)])`)
 	capitals    = regexp.MustCompile(`^(?:POSTROUTING|PREROUTING|FORWARD|INPUT|OUTPUT|ACCEPT|DROP|REJECT|MASQUERADE|SNAT|DNAT|REDIRECT|TCPMSS|NFQUEUE|CT|LOG|RETURN|DOCKER(?:-USER)?|NETMAP|SYNPROXY|NOTRACK|SYN_SENT|SYN_RECV|TIME_WAIT|CLOSE_WAIT|ESTABLISHED|RELATED|INVALID|UNREPLIED|NEW|KUBE-\w+|RST|SYN|FIN|ACK|FRAG)$`)
 	// A command in a remark stands behind a colon, at the end.
-	inRemark = regexp.MustCompile(`: ((?:ip|nft|conntrack|sysctl|natkit|iptables\S*|ethtool|ss|tc|nstat) .*)$`)
-	stretch  = regexp.MustCompile(`^(?:ip netns exec \S+|nsenter \S+(?: \d+ -n)?) `)
+	inRemark   = regexp.MustCompile(`: ((?:ip|nft|conntrack|sysctl|natkit|iptables\S*|ethtool|ss|tc|nstat) .*)$`)
+	afterwards = regexp.MustCompile(` (?:[|<>;]|&&).*`)
+	stretch    = regexp.MustCompile(`^(?:ip netns exec \S+|nsenter \S+(?: \d+ -n)?) `)
 )
 
 // CheckCommand checks a line of a remedy: that it is a command for a shell, whose program
@@ -86,8 +87,9 @@ func CheckCommand(t testing.TB, where, line string) {
 		}
 		return
 	}
-	command, _, _ = strings.Cut(command, " | ")
+	command = afterwards.ReplaceAllString(command, "") // a pipe, a file: --help is for natkit
 	cmd := exec.Command("bash", "-c", command+" --help")
+	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(Natkit(t))+":"+os.Getenv("PATH"))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%s: %q: %s", where, line, out)
