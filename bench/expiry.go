@@ -90,8 +90,8 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 	o.About.complete()
 	r := &expiryRun{ExpiryOptions: o, res: newResult("expiry", o.About), filled: map[*lane]time.Time{}, expired: map[*trial]float64{}}
 	defer func() {
-		if err = errors.Join(err, closeLanes(r.lanes)); err != nil {
-			res = nil
+		if e := closeLanes(r.lanes); e != nil {
+			res, err = nil, errors.Join(err, e)
 		}
 	}()
 	total := o.Sessions + o.Flows

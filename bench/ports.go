@@ -81,8 +81,8 @@ func measurePortsOf(ctx context.Context, o PortsOptions, ports int, levels []flo
 	o.About.complete()
 	r := &portsRun{PortsOptions: o, ports: ports, levels: levels, windows: map[*trial][]window{}, res: newResult("ports", o.About)}
 	defer func() {
-		if err = errors.Join(err, closeLanes(r.lanes)); err != nil {
-			res = nil
+		if e := closeLanes(r.lanes); e != nil {
+			res, err = nil, errors.Join(err, e)
 		}
 	}()
 	// Each way to run out of ports takes a trial with its time besides the fill of the ports.

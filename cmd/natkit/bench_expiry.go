@@ -28,7 +28,7 @@ timed. natkit's engine looks at sessions for 25 microseconds at a time, a millis
 apart, so that not all of them leave the table within the ten seconds of a trial.
 
 Trials take turns. One that was disturbed is repeated; what could not be had
-undisturbed is labelled. The defaults take about three minutes.
+undisturbed is labelled. The defaults take about six minutes.
 
 ` + routerList(),
 		Example: `  natkit bench expiry
