@@ -19,7 +19,6 @@ var blind = map[string]func(s *snapshot.Snapshot){
 	snapshot.CanConntrackStats: func(s *snapshot.Snapshot) { s.Conntrack.Stats = nil },
 	snapshot.CanConntrackDump:  func(s *snapshot.Snapshot) { s.Conntrack.Table = nil },
 	snapshot.CanRefused:        func(s *snapshot.Snapshot) { s.Conntrack.Refused = nil },
-	snapshot.CanFrames:         func(s *snapshot.Snapshot) { s.Frames = nil },
 	snapshot.CanSysctls:        func(s *snapshot.Snapshot) { s.Sysctls = nil },
 	snapshot.CanCounters:       func(s *snapshot.Snapshot) { s.Counters = nil },
 	snapshot.CanCPUs:           func(s *snapshot.Snapshot) { s.CPUs = nil },
