@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the core may do to a packet on XDP. ctx_skb.h has the same names for tc; no
- * other file knows the hook.
+ * What the core may do to a packet on XDP. ctx_skb.h has the same names for tc. Other
+ * headers know no hook's types, helpers or return codes; where a step is for one hook
+ * alone they ask CTX_TC, which is a constant.
  *
  * XDP has no skb: no metadata, no neighbour output, no clone. What needs one is a
  * stub that sends the packet on to tc, untranslated, which does it all again.

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Every map of the engine: its key, who writes it, who reads it, what full means.
+ * The maps that files of the engine share, or natkit reads: key, who writes, who reads, what
+ * full means. A map that one file alone uses is in that file: decision.h, fragment.h, icmp.h,
+ * route.h, rule.h, session.h and nat_sweep.bpf.c; those of accel are in learn.h.
  * "Packets" are the programs at the hooks, "sweep" the timer of nat_sweep.bpf.c,
  * "natkit" user space. max_entries given here are for tests of the C code; package
  * datapath puts in those of the rule file's limits before it loads.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
 // Names the types of nat.h and shortcut.h that Go needs, so that bpf2go writes them down from the
-// object's BTF. No program: the hook objects are generated without types, and Go
+// object's BTF. No program: the other objects are generated without types, so that Go
 // has each type once.
 #include "nat.h"
 #include "shortcut.h"

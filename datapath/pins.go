@@ -18,7 +18,7 @@ import (
 // Where an instance's pins are. Whoever has the folder has the instance: packets
 // flow, and maps live, as long as it is there, with no process running.
 //
-//	maps/NAME       every map of bpf/maps.h, the sweep's timers, and lifetime
+//	maps/NAME       every map of the programs, the sweep's timers, and lifetime
 //	programs/NAME   the programs, for interfaces that come later
 //	links/HOOK-INDEX what is attached: tc or xdp, and the interface's index
 const (

@@ -11,34 +11,52 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 )
 
-// layers is the import rule: a package imports packages of lower layers, and of
-// its own layer only what siblings names. A package that stands here and does
-// not exist yet is no error; a package that exists and does not stand here is.
-var layers = [][]string{
-	1: {"kconfig", "nat", "ruleset", "snapshot", "internal/choice", "internal/ethtool", "internal/journal", "internal/ktest", "internal/netns", "internal/pktbuild", "internal/plural", "internal/ruleset"},
-	2: {"conntrack", "datapath", "lab", "nft", "observe", "probe"},
-	3: {"bench", "control", "diagnose", "trim", "tune"},
-	4: {"live", "story"},
-	5: {"report", "internal/tui"},
-	6: {"cmd/natkit"},
+// table is the import rule, read from ARCHITECTURE.md: a package imports packages of lower
+// layers, and of its own layer only its siblings. A pure one is a function of its arguments:
+// nothing of touchesKernel is in its import closure, so that it gives the same answer on
+// every machine.
+type table struct {
+	layer    map[string]int
+	siblings map[string][]string
+	pure     []string
 }
 
-// siblings are the imports within one layer. datapath and nft do not know each
-// other, so that control can drive either.
-var siblings = map[string][]string{
-	"control":        {"trim"},
-	"diagnose":       {"trim"},
-	"internal/ktest": {"internal/netns"},
+var touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
 
-	"internal/ruleset": {"snapshot"},
-
-	"lab":   {"conntrack", "nft"},
-	"probe": {"conntrack", "observe"},
+// rules reads the first block of code below "The packages".
+func rules(t *testing.T) table {
+	t.Helper()
+	_, text, _ := strings.Cut(string(read(t, "ARCHITECTURE.md")), "\n## The packages\n")
+	_, text, _ = strings.Cut(text, "\n```\n")
+	text, _, _ = strings.Cut(text, "```")
+	line := regexp.MustCompile(`^(?: (\d) \S.{14}| {18})(\S+) {2,}(.*?)(?: \[([^]]+)\])?$`)
+	out, layer := table{layer: map[string]int{}, siblings: map[string][]string{}}, 0
+	for l := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
+		m := line.FindStringSubmatch(l)
+		if m == nil {
+			t.Fatalf("ARCHITECTURE.md: not a line of the table of packages: %q", l)
+		}
+		if m[1] != "" {
+			layer = int(m[1][0] - '0')
+		}
+		out.layer[m[2]] = layer
+		if m[4] != "" {
+			out.siblings[m[2]] = strings.Split(m[4], ", ")
+		}
+		if strings.Contains(m[3], "Pure") {
+			out.pure = append(out.pure, m[2])
+		}
+	}
+	if len(out.layer) < 20 || len(out.pure) < 5 || len(out.siblings) < 5 {
+		t.Fatalf("ARCHITECTURE.md: read %+v", out)
+	}
+	return out
 }
 
 // onlyIn names what may be imported directly by the packages listed and by no
@@ -52,13 +70,6 @@ var onlyIn = map[string][]string{
 	"natkit/internal/ktest":  {},
 }
 
-// pure packages are functions of their arguments: nothing of touchesKernel is
-// in their import closure, so they give the same answer on every machine.
-var (
-	pure          = []string{"diagnose", "internal/ruleset", "kconfig", "nat", "ruleset", "snapshot", "trim"}
-	touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
-)
-
 // graph is import path -> what it imports directly, of natkit's packages and of
 // everything they reach. Imports of tests are not in it.
 type graph map[string][]string
@@ -66,13 +77,8 @@ type graph map[string][]string
 const module = "natkit/"
 
 // violations returns every import that breaks a rule, in words.
-func (g graph) violations() []string {
-	layerOf := map[string]int{}
-	for n, names := range layers {
-		for _, name := range names {
-			layerOf[name] = n
-		}
-	}
+func (g graph) violations(rules table) []string {
+	layerOf := rules.layer
 	var out []string
 	report := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	for path, imports := range g {
@@ -82,7 +88,7 @@ func (g graph) violations() []string {
 		}
 		layer := layerOf[name]
 		if layer == 0 {
-			report("%s: not in the table layers of internal/archtest; decide where it belongs", name)
+			report("%s: not in ARCHITECTURE.md's table of packages; decide where it belongs", name)
 			continue
 		}
 		for _, imp := range imports {
@@ -94,12 +100,12 @@ func (g graph) violations() []string {
 			case !ours || layerOf[dep] < layer:
 			case layerOf[dep] > layer:
 				report("%s (layer %d) imports %s (layer %d): imports go down", name, layer, dep, layerOf[dep])
-			case !slices.Contains(siblings[name], dep):
-				report("%s imports %s: both are in layer %d, and siblings does not name the pair", name, dep, layer)
+			case !slices.Contains(rules.siblings[name], dep):
+				report("%s imports %s: both are in layer %d, and ARCHITECTURE.md does not name the pair", name, dep, layer)
 			}
 		}
 	}
-	for _, name := range pure {
+	for _, name := range rules.pure {
 		for _, bad := range touchesKernel {
 			if way := g.wayTo(module+name, bad); way != nil {
 				report("%s must be pure and reaches %s: %s", name, bad, strings.Join(way, " -> "))
@@ -132,8 +138,14 @@ func (g graph) wayTo(from, to string) []string {
 }
 
 func TestImports(t *testing.T) {
-	for _, v := range load(t).violations() {
+	g, rules := load(t), rules(t)
+	for _, v := range g.violations(rules) {
 		t.Error(v)
+	}
+	for name := range rules.layer {
+		if g[module+name] == nil {
+			t.Errorf("ARCHITECTURE.md's table of packages has %s, which is not there", name)
+		}
 	}
 }
 
@@ -179,7 +191,7 @@ func TestViolations(t *testing.T) {
 		{"up", graph{"natkit/conntrack": {"natkit/tune"}}, "conntrack (layer 2) imports tune (layer 3)"},
 		{"sibling", graph{"natkit/nft": {"natkit/datapath"}}, "nft imports datapath: both are in layer 2"},
 		{"named sibling backwards", graph{"natkit/conntrack": {"natkit/lab"}}, "conntrack imports lab"},
-		{"unknown package", graph{"natkit/helper": {"fmt"}}, "helper: not in the table layers"},
+		{"unknown package", graph{"natkit/helper": {"fmt"}}, "helper: not in ARCHITECTURE.md's table"},
 		{"cobra outside cmd", graph{"natkit/report": {"github.com/spf13/cobra"}}, "report imports github.com/spf13/cobra"},
 		{"programs run", graph{"natkit/probe": {"os/exec"}}, "probe imports os/exec"},
 		{"ktest outside tests", graph{"natkit/lab": {"natkit/internal/ktest"}}, "lab imports natkit/internal/ktest"},
@@ -193,7 +205,7 @@ func TestViolations(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := tt.g.violations()
+			got := tt.g.violations(rules(t))
 			switch {
 			case tt.want == "" && len(got) == 0:
 			case tt.want != "" && len(got) == 1 && strings.Contains(got[0], tt.want):
