@@ -94,6 +94,9 @@ func planAccel(o AccelOptions) (*AccelPlan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := canLoad(); err != nil {
+		return nil, err
+	}
 	p := &AccelPlan{record: rec}
 	if o.Attach != "" {
 		rec.Attach = o.Attach
@@ -274,6 +277,9 @@ func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
 	}
 	p.record.Accepted = p.Bypassed
 	p.Warnings = append(p.Warnings, left...)
+	if err := in.canPin(); err != nil {
+		return p, err
+	}
 	return p, in.bringAccelUp(ctx, p)
 }
 

@@ -35,13 +35,18 @@ type instance struct {
 	inode uint64
 	dir   string // of its pins
 	j     *journal.Journal
-	pins  *os.File
+	pins  *os.File // nil where there can be no pins
+	// noPins is why: only engine nft, which has none, can be brought up, changed or taken down.
+	noPins error
 }
 
 // hold takes the instance of a namespace, whether there is one or not.
 func hold(ns *netns.Handle) (_ *instance, err error) {
 	in := &instance{ns: ns, inode: ns.Inode()}
-	if in.pins, in.dir, err = holdPins(in.inode, unix.LOCK_SH); err != nil {
+	in.pins, in.dir, err = holdPins(in.inode, unix.LOCK_SH)
+	if errors.As(err, new(*datapath.NoRootError)) {
+		in.dir, in.noPins = pinsOf(in.inode), err
+	} else if err != nil {
 		return nil, err
 	}
 	if in.j, err = journal.Open(instancePath(in.inode, ".journal")); err != nil {
@@ -115,7 +120,30 @@ func holdPins(inode uint64, how int) (lock *os.File, dir string, err error) {
 }
 
 // leavePins lets the folder of pins go.
-func leavePins(lock *os.File) error { return datapath.UnlockRoot(runDir(), lock) }
+func leavePins(lock *os.File) error {
+	if lock == nil {
+		return nil
+	}
+	return datapath.UnlockRoot(runDir(), lock)
+}
+
+// canPin is for who is about to bring up, or has, an engine with pins.
+func (in *instance) canPin() error {
+	if in.noPins != nil {
+		return in.noPins
+	}
+	return canLoad()
+}
+
+// canLoad is for who is about to load programs.
+func canLoad() error {
+	// The kernel tells there of its types and processors, without which nothing is loaded.
+	const processors = "/sys/devices/system/cpu/possible"
+	if _, err := os.Stat(processors); err != nil {
+		return fmt.Errorf("no sysfs is mounted on /sys, which an eBPF program cannot be loaded without: run `mount -t sysfs sysfs /sys`; engine nft needs none (%w)", err)
+	}
+	return nil
+}
 
 // pinsOf is where the instance of a namespace is pinned, if there is one.
 func pinsOf(inode uint64) string { return datapath.InstanceDir(datapath.Root(runDir()), inode) }
@@ -145,6 +173,9 @@ func (in *instance) record() (*record, error) {
 		return nil, err
 	}
 	if rec.ID == id {
+		if rec.Engine != EngineNFT && in.noPins != nil {
+			return nil, in.noPins
+		}
 		return rec, nil
 	}
 	if err := errors.Join(datapath.Unload(in.dir), removeRecord(in.inode), in.j.Remove()); err != nil {
@@ -226,7 +257,7 @@ func (in *instance) detachFilters(rec *record) error {
 // somebody makes or changes an engine. It tells how many it removed.
 func Clean() (removed int, err error) {
 	lock, dir, err := holdPins(0, unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.As(err, new(*datapath.NoRootError)) {
 		return 0, nil
 	}
 	if err != nil {

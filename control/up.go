@@ -52,6 +52,11 @@ func Up(ctx context.Context, file *nat.File, text string, o Options) (p *Plan, e
 	if err := p.refusal(o); err != nil {
 		return p, err
 	}
+	if p.Engine != EngineNFT {
+		if err := in.canPin(); err != nil {
+			return p, err
+		}
+	}
 	return p, in.bringUp(ctx, p, file)
 }
 

@@ -45,14 +45,21 @@ func Root(runDir string) string {
 
 func privateRoot(runDir string) string { return filepath.Join(runDir, "bpf") }
 
+// NoRootError is why there can be no folder of pins: no engine can be brought up. What needs
+// no pins works.
+type NoRootError struct{ Err error }
+
+func (e *NoRootError) Error() string { return e.Err.Error() }
+func (e *NoRootError) Unwrap() error { return e.Err }
+
 // LockRoot makes the folder of pins if needed and locks it: how is unix.LOCK_SH for those who
 // make and remove their own pins, unix.LOCK_EX for who removes what nobody is making. The
-// lock's name is the folder's path.
+// lock's name is the folder's path. The error is a *NoRootError where there can't be one.
 func LockRoot(runDir string, how int) (*os.File, error) {
 	for {
 		root, err := makeRoot(runDir)
 		if err != nil {
-			return nil, err
+			return nil, &NoRootError{err}
 		}
 		lock, err := os.Open(root)
 		if errors.Is(err, os.ErrNotExist) {

@@ -110,8 +110,11 @@ func kernelTypes() (kernel *btf.Spec, opts ebpf.ProgramOptions, err error) {
 	cache := btf.NewCache()
 	kernel, err = cache.Kernel()
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, fs.ErrNotExist) {
-		return nil, opts, &unavailableError{"read the kernel's types",
-			"it was built without them (CONFIG_DEBUG_INFO_BTF)", err}
+		why := "it was built without them (CONFIG_DEBUG_INFO_BTF)"
+		if _, err := os.Stat("/sys/kernel"); err != nil {
+			why = "no sysfs is mounted on /sys, where it tells them: run `mount -t sysfs sysfs /sys`"
+		}
+		return nil, opts, &unavailableError{"read the kernel's types", why, err}
 	}
 	if err != nil {
 		return nil, opts, refused("read the kernel's types", err)

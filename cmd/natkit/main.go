@@ -96,17 +96,9 @@ func run(ctx context.Context, args []string, e *env) int {
 		fmt.Fprintf(e.stderr, "natkit: %s\n", inWords(err))
 		return exitUsage
 	default:
-		fmt.Fprintf(e.stderr, "natkit: %s%s\n", inWords(err), rootHint(err, os.Geteuid()))
+		fmt.Fprintf(e.stderr, "natkit: %s%s\n", inWords(err), hint(err, os.Geteuid()))
 		return exitError
 	}
-}
-
-// rootHint says what helps a user whom the kernel has refused something.
-func rootHint(err error, uid int) string {
-	if uid != 0 && errors.Is(err, os.ErrPermission) {
-		return "\nthis needs root: try it by sudo"
-	}
-	return ""
 }
 
 // errFindings makes natkit exit with 3; the findings, or what an import lost, are printed

@@ -39,11 +39,15 @@ func TestServeUsage(t *testing.T) {
 type log struct {
 	mu   sync.Mutex
 	text strings.Builder
+	at   func(written string) // if not nil, is told each time
 }
 
 func (l *log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.at != nil {
+		l.at(string(p))
+	}
 	return l.text.Write(p)
 }
 

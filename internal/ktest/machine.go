@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/netns"
@@ -40,14 +41,15 @@ const (
 	lackingWhat = "NATKIT_TEST_LACKS"   // what is to be taken away from the machine
 )
 
-// Lacking runs fn where the machine lacks some things, and has a BPF file system if that is
-// not among them: in a process of the test binary with mounts, a /run and process numbers of
-// its own, in which the calling test comes here again. It should do nothing before that.
+// Lacking runs fn where the machine lacks some things, and has a BPF file system and tracefs
+// if they are not among them: in a process of the test binary with a network namespace with interfaces in and out, mounts,
+// a /run and process numbers of its own, in which the calling test comes here again. It should
+// do nothing before that.
 func Lacking(t *testing.T, fn func(t *testing.T), lacks ...Lack) {
 	t.Helper()
 	Root(t)
 	if os.Getenv(lackingTest) != t.Name() {
-		again(t, "", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}, func(cmd *exec.Cmd) error {
+		again(t, "", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET}, func(cmd *exec.Cmd) error {
 			if err := netns.OwnMounts(); err != nil || !slices.Contains(lacks, RootNotMount) {
 				return err
 			}
@@ -144,19 +146,17 @@ func copyRoot(cmd *exec.Cmd, root string) error {
 // takeAway makes the process's machine one that lacks something.
 func takeAway(lacks []Lack) error {
 	without := func(lack Lack) bool { return slices.Contains(lacks, lack) }
-	const bpffs = "/sys/fs/bpf"
-	unmount(bpffs)
-	errs := []error{unix.Mount("proc", "/proc", "proc", 0, ""), unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755")}
-	if !without(NoBPFFS) {
-		errs = append(errs, unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700"))
-	}
-	if without(NoTracefs) {
-		unmount("/sys/kernel/debug/tracing")
-		unmount("/sys/kernel/debug")
-		unmount("/sys/kernel/tracing")
-	}
+	errs := []error{makeLinks(), unix.Mount("proc", "/proc", "proc", 0, ""), unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755")}
 	if without(NoSys) {
 		errs = append(errs, unix.Mount("tmpfs", "/sys", "tmpfs", unix.MS_RDONLY, ""))
+	} else {
+		errs = append(errs, unix.Mount("sysfs", "/sys", "sysfs", 0, ""))
+	}
+	if !without(NoSys) && !without(NoBPFFS) {
+		errs = append(errs, unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=0700"))
+	}
+	if !without(NoSys) && !without(NoTracefs) {
+		errs = append(errs, unix.Mount("tracefs", "/sys/kernel/tracing", "tracefs", 0, "mode=0700"))
 	}
 	if without(ReadOnlyRun) {
 		errs = append(errs, unix.Mount("", "/run", "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
@@ -167,10 +167,20 @@ func takeAway(lacks []Lack) error {
 	return errors.Join(errs...)
 }
 
-// unmount takes off whatever is mounted on path.
-func unmount(path string) {
-	for unix.Unmount(path, unix.MNT_DETACH) == nil {
+// makeLinks gives the machine a network: a loopback device that is up, and a gateway's
+// interfaces in and out, whose other ends lead nowhere.
+func makeLinks() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
 	}
+	errs := []error{netlink.LinkSetUp(lo)}
+	for name, addr := range map[string]string{"in": "10.0.0.1/24", "out": "198.51.100.1/24"} {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
+		a, err := netlink.ParseAddr(addr)
+		errs = append(errs, err, netlink.LinkAdd(link), netlink.LinkSetUp(link), netlink.AddrAdd(link, a))
+	}
+	return errors.Join(errs...)
 }
 
 // dropCapabilities has what the calling thread starts be without rights, though it is root.

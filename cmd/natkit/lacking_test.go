@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"natkit/internal/ktest"
+)
+
+// Where a machine lacks something, each command works or says what is missing and what to do,
+// and leaves nothing half done.
+func TestLacking(t *testing.T) {
+	const (
+		down    = "no NAT of natkit's is up here"
+		rights  = "this process is root without CAP_NET_ADMIN, CAP_SYS_ADMIN"
+		runDir  = "export NATKIT_RUN_DIR="
+		noSys   = "no sysfs is mounted on /sys"
+		noTypes = "mount -t sysfs sysfs /sys"
+	)
+	type try struct{ args, says string } // says "": it works
+	life := []try{{"up -f RULES", ""}, {"status", ""}, {"apply -f RULES", ""}, {"rules", ""}, {"sessions", ""}, {"down", ""}, {"status", down},
+		{"up --engine nft -f RULES", ""}, {"status", ""}, {"apply -f RULES", ""}, {"down", ""}, {"serve --down -f RULES", ""},
+		{"accel on in out", ""}, {"accel status", ""}, {"accel off", ""}, {"tune plan", ""}}
+	labs := []try{{"lab up routed --name x --server none", ""}, {"lab list", ""}, {"lab down x", ""}}
+	for _, c := range []struct {
+		lacks []ktest.Lack
+		tries []try
+	}{
+		{[]ktest.Lack{ktest.NoBPFFS}, append(life, labs...)},
+		{[]ktest.Lack{ktest.NoBPFFS, ktest.NoTracefs, ktest.NoPrograms, ktest.RootNotMount}, append(life, append(labs, try{"import --from iptables", "iptables-save"})...)},
+		{[]ktest.Lack{ktest.NoSys}, append([]try{
+			{"up -f RULES", noSys}, {"serve -f RULES", noSys}, {"accel on in out", noSys}, {"status", down}, {"hooks", noTypes}, {"drops --for 1s", noTypes},
+			{"up --engine nft -f RULES", ""}, {"apply -f RULES", ""}, {"down", ""},
+		}, labs...)},
+		{[]ktest.Lack{ktest.ReadOnlyRun}, []try{
+			{"up -f RULES", runDir}, {"up --engine nft -f RULES", runDir}, {"serve -f RULES", runDir}, {"accel on in out", runDir}, {"lab up routed", runDir},
+			{"demo --no-host-write", runDir}, {"lab run ip-forward-off", runDir}, {"bench rules", runDir}, {"status", down}, {"tune plan", ""}, {"hooks", ""},
+		}},
+		{[]ktest.Lack{ktest.NoRights}, []try{
+			{"up -f RULES", rights}, {"up --engine nft -f RULES", rights}, {"serve -f RULES", rights}, {"accel on in out", rights}, {"lab up routed", rights},
+			{"demo --no-host-write", rights}, {"lab run ip-forward-off", rights}, {"bench rules", rights}, {"status", down}, {"tune plan", ""},
+			{"conntrack stats", rights}, {"hooks", "CAP_BPF"}, {"drops --for 1s", "CAP_BPF"},
+		}},
+	} {
+		var names []string
+		for _, lack := range c.lacks {
+			names = append(names, string(lack))
+		}
+		t.Run(strings.Join(names, ", "), func(t *testing.T) {
+			ktest.Lacking(t, func(t *testing.T) {
+				rules := filepath.Join(t.TempDir(), "nat.yaml")
+				text := "inside: [in]\noutside: [out]\nlimits: {sessions: 4096, sources: 256}\nrules:\n  - masquerade: 10.0.0.0/24\n"
+				if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				for _, tt := range c.tries {
+					code, stdout, stderr := atOnce(t.Context(), strings.Replace(tt.args, "RULES", rules, 1))
+					switch {
+					case tt.says == "" && code != exitOK:
+						t.Errorf("natkit %s: exit %d: %s%s", tt.args, code, stdout, stderr)
+					case tt.says != "" && (code != exitError || !strings.Contains(stderr, tt.says)):
+						t.Errorf("natkit %s: exit %d: %s; want %q", tt.args, code, stderr, tt.says)
+					}
+				}
+				for _, left := range []string{"/run/natkit/nat/*", "/run/natkit/lab/*", "/run/natkit/bpf", "/sys/fs/bpf/natkit", "/run/netns/*"} {
+					if paths, err := filepath.Glob(left); err != nil || len(paths) > 0 {
+						t.Errorf("left behind: %q, %v", paths, err)
+					}
+				}
+			}, c.lacks...)
+		})
+	}
+}
+
+// atOnce runs a command; natkit serve only until it has begun.
+func atOnce(ctx context.Context, args string) (code int, stdout, stderr string) {
+	if !strings.HasPrefix(args, "serve") {
+		return observed(ctx, args)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var out, errs log
+	out.at = func(text string) {
+		if strings.Contains(text, "up on engine") {
+			stop()
+		}
+	}
+	code = run(ctx, strings.Fields(args), &env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs})
+	return code, out.text.String(), errs.text.String()
+}
