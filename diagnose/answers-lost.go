@@ -22,6 +22,7 @@ const (
 	nothingFew          = 20
 	nothingMost         = 0.80
 	nothingDestinations = 3
+	nothingDeaf         = 5 // where nothing at all comes in by the interface that they leave by
 	// Of TCP single packets that connection tracking takes for invalid leave untranslated
 	// everywhere.
 	leavingFew  = 5
@@ -438,6 +439,23 @@ func lostOnes(l snapshot.Leaving) bool {
 
 const fromTap = "packets seen on the interface"
 
+// inAndOut is what came in by an interface and left by it.
+func (f facts) inAndOut(name string) string {
+	l, _ := f.link(name)
+	return fmt.Sprintf("%d, %d", l.RxPackets, l.TxPackets)
+}
+
+// deafLinks are interfaces that packets left by in the window, and not one came in by.
+func (f facts) deafLinks() map[string]bool {
+	out := map[string]bool{}
+	for _, l := range f.links() {
+		if l.RxPackets == 0 && l.TxPackets >= nothingDeaf && l.TxPackets < implausible {
+			out[l.Name] = true
+		}
+	}
+	return out
+}
+
 // judgeNothingBack tells that nobody outside answers anything: the fault lies between here and
 // the next router, or in whose this machine's address is there.
 func judgeNothingBack(f facts) *verdict {
@@ -458,7 +476,8 @@ func judgeNothingBack(f facts) *verdict {
 		opening = saturate(opening, u.Recent)
 		destinations[u.Dest.Addr()] = true
 	}
-	if opening < nothingFew {
+	deaf := f.deafLinks()
+	if opening < nothingFew && (len(deaf) == 0 || opening < nothingDeaf) {
 		return nil
 	}
 	few := len(destinations) < nothingDestinations // it may be they who are down, unless others answer
@@ -468,7 +487,11 @@ func judgeNothingBack(f facts) *verdict {
 		}
 	}
 	for _, o := range t.Outsides {
-		if !f.own(o.Addr) || o.Recent >= implausible || o.Unanswered < nothingFew || o.Unanswered > o.Recent || share(o.Unanswered, o.Recent) < nothingMost || few && o.Unanswered < o.Recent {
+		least := uint64(nothingFew)
+		if deaf[f.holder(o.Addr)] {
+			least = nothingDeaf
+		}
+		if !f.own(o.Addr) || o.Recent >= implausible || o.Unanswered < least || o.Unanswered > o.Recent || share(o.Unanswered, o.Recent) < nothingMost || few && o.Unanswered < o.Recent {
 			continue
 		}
 		out := ""
@@ -487,6 +510,7 @@ func judgeNothingBack(f facts) *verdict {
 		v.Evidence = []Evidence{
 			{"flows translated to " + o.Addr.String() + " with a packet in the last seconds, and unanswered ones", fmt.Sprintf("%d, %d", o.Recent, o.Unanswered), fromDump},
 			{"destinations of unanswered flows at least", strconv.Itoa(len(destinations)), fromDump},
+			{"packets that came in by " + out + ", and left", f.inAndOut(out), fromLinks},
 			{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
 		}
 		v.Why = "Packets leave translated and are dropped nowhere here, and nothing comes back from anybody. Either they do not get to the next router (a wrong hardware address, a VLAN, a cable), or answers go elsewhere: another machine has this address, or the router has forgotten the way to it; or the line behind it is down."

@@ -37,7 +37,7 @@ func judgeARPRefused(f facts) *verdict {
 	for i := range f.Frames.Asked {
 		q := &f.Frames.Asked[i]
 		holder := f.holder(q.Addr)
-		if q.VLAN != 0 || q.Count >= implausible || q.Answered > 0 || !f.reaches(q.Count, arpFew) || holder == "" || f.quietHolder(holder) {
+		if q.VLAN != 0 || q.Count >= implausible || q.Answered > 0 || !f.reaches(q.Count, arpFew) || holder == "" || f.quietHolder(holder) || f.own(q.Asker) {
 			continue
 		}
 		here := holder == q.Interface

@@ -22,12 +22,13 @@ var backendSilent = Cause{
 	Code:       "backend-silent",
 	Title:      "What a published service is translated to refuses connections, or does not answer",
 	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops},
+	Thresholds: []Threshold{many(backendFew, "connections that failed"), portion(backendShare, "of those to that backend")},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanFrames},
 	Symptom:    "One published port is dead: clients are told \"connection refused\", or wait. All else works, and rules and routes are right.",
 	Proof: fmt.Sprintf("Of the TCP connections to a translated destination in the window, and of the flows of UDP to ports of DNS, NTP and QUIC, at least %d and %s were answered by nothing but a reset (events of connection tracking, which forgets them at once), or sent in the last %d s "+
 		"and were not answered (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
 	Lookalike: "A backend whose packets are seen to be lost here, by a rule, a route or an unknown neighbour, or which is asked from its own network: that has causes of its own. Single failures, connections that are just being opened, and UDP to other ports, of which much expects no answer.",
-	Cure:      "The program on the backend: running, on the port that the rule names, with room for connections that wait, and not behind a packet filter of its own. Or a rule that leads to one that is.",
+	Cure:      "The program on the backend: running, on the port that the rule names, with room for connections that wait, and not behind a packet filter of its own. Or, where it answers and its replies take another path, its route back to the clients. Or a rule that leads to one that is.",
 	judge:     judgeBackend,
 }
 
@@ -45,7 +46,7 @@ func (b *backend) share() float64 { return share(b.failed(), saturate(b.failed()
 func judgeBackend(f facts) *verdict {
 	var bad []backend
 	for _, b := range f.backends() {
-		if b.failed() >= backendFew && b.share() >= backendShare {
+		if b.failed() >= f.few(backendFew) && b.share() >= f.part(backendShare) {
 			bad = append(bad, b)
 		}
 	}
@@ -65,11 +66,14 @@ func judgeBackend(f facts) *verdict {
 	if worst.protocol == "udp" {
 		thing = "UDP flow"
 	}
-	what := fmt.Sprintf("did not answer %s of the last %d s", number(worst.unanswered, thing), f.recent())
-	if worst.refused >= worst.unanswered {
-		what = fmt.Sprintf("refused %s %s", number(worst.refused, "connection"), f.window())
+	sent, reply := "SYNs leave", "SYN-ACK"
+	if worst.protocol == "udp" {
+		sent, reply = "datagrams leave", "reply"
 	}
-	v.Title = fmt.Sprintf("%s, where %s leads to, %s", worst.target, worst.dest, what)
+	v.Title = fmt.Sprintf("%s for %s and no %s arrives here: %s to %s", sent, worst.target, reply, number(worst.unanswered, thing), worst.dest)
+	if worst.refused >= worst.unanswered {
+		v.Title = fmt.Sprintf("%s, where %s leads to, refused %s %s", worst.target, worst.dest, number(worst.refused, "connection"), f.window())
+	}
 	for _, b := range bad[:min(len(bad), 3)] {
 		to := fmt.Sprintf("to %s by way of %s", b.dest, b.target)
 		if b.refused > 0 {
@@ -81,8 +85,10 @@ func judgeBackend(f facts) *verdict {
 	if worst.refused >= worst.unanswered {
 		v.Why = fmt.Sprintf("%s is there and answers with a reset: no program listens on port %d, or a packet filter there rejects it. Translation does its work; the rule may name a port that the program has left.", address, port)
 	} else {
-		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back: a packet filter there drops them, its queue of connections that wait is full, or its answers take another way than by this machine. Translation does its work.", address)
+		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back. Either no program there answers them (it does not listen, its queue is full, a packet filter drops them), or it answers and its replies take another path than by this machine: the client, who asked %s, takes none from %s.", address, worst.dest.Addr(), address)
 	}
+	client, direct := f.clientOf(worst)
+	elsewhere, astray := f.repliesAstray(address)
 	if down := f.downLinkTo(address); down != "" {
 		v.Title += ": " + down + ", which leads there, is down"
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
@@ -96,15 +102,24 @@ func judgeBackend(f facts) *verdict {
 		v.Why = fmt.Sprintf("Packets to %s get there and are dropped, in a namespace of this machine. Translation does its work.", address)
 		v.Remedy = []string{"# see why; where it is a rule of the backend's own packet filter, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
 			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
+	} else if astray && worst.unanswered > worst.refused {
+		v.Title += ": they are sent to another machine"
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", address, elsewhere.To), fmt.Sprintf("%d, such as %s -> %s", elsewhere.Count, elsewhere.Source, elsewhere.Dest), fromFrames})
+		v.Remedy = f.returnPath(address, elsewhere.Dest)
 	} else if f.own(address) {
 		v.Remedy = []string{"# who listens there:", f.run(fmt.Sprintf("ss -Hl%snp 'sport = :%d'", worst.protocol[:1], port))}
-	} else if worst.protocol == "udp" {
-		v.Remedy = []string{fmt.Sprintf("# on %s: is a program listening on that port, for packets from elsewhere (not 127.0.0.1 alone), and is its Recv-Q empty?", address),
-			fmt.Sprintf("#   ss -lunp 'sport = :%d'", port)}
 	} else {
-		v.Remedy = []string{"# does it answer this machine?", f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it answers", address, port)),
-			fmt.Sprintf("# on %s: is a program listening on that port, for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?", address),
-			fmt.Sprintf("#   ss -ltnp 'sport = :%d'", port)}
+		v.Remedy = f.askBackend(worst)
+		if direct && worst.unanswered > worst.refused {
+			v.Evidence = append(v.Evidence, Evidence{"source that the backend sees", client.String() + ", not translated: it needs a route back by this machine", fromDump})
+			v.Remedy = append(v.Remedy, "# if it answers locally, check the return path:")
+			v.Remedy = append(v.Remedy, f.returnPath(address, client)...)
+		}
+		option, peers := "-ltnp", "for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?"
+		if worst.protocol == "udp" {
+			option, peers = "-lunp", "for packets from elsewhere (not 127.0.0.1 alone), and is its Recv-Q empty?"
+		}
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# if it does not, on %s: is a program listening on that port, %s", address, peers), fmt.Sprintf("#   ss %s 'sport = :%d'", option, port))
 		if l, ok := f.linkTo(address); ok && (l.Kind == "bridge" || l.Kind == "veth") {
 			v.Remedy = append(v.Remedy, "# if it is a container of this machine: does its namespace drop them?", "natkit doctor --all-netns --for 10s")
 		}
@@ -124,6 +139,64 @@ func judgeBackend(f facts) *verdict {
 	}
 	v.Verify = f.look(f.natkit("conntrack list --proto " + worst.protocol + " --dst " + worst.dest.Addr().String()))
 	return v
+}
+
+// askBackend is how to find whether a backend answers at all: this machine's own packets have a
+// source that it has a way back to.
+func (f facts) askBackend(b backend) []string {
+	address := b.target.Addr()
+	if b.protocol == "udp" {
+		return []string{"# does it answer this machine? (Its own address is the source, to which the backend knows the way.)", f.run(fmt.Sprintf("ping -c 3 %s", address))}
+	}
+	return []string{"# does it answer this machine? (Its own address is the source, to which the backend knows the way.)",
+		f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it answers || echo it does not answer", address, b.target.Port()))}
+}
+
+// clientOf is a client of a backend; direct says that the backend sees its own address.
+func (f facts) clientOf(b backend) (client netip.Addr, direct bool) {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return client, false
+	}
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol == b.protocol && u.Target == b.target && !u.SNAT && u.Source.IsValid() && !f.own(u.Source) {
+			return u.Source, true
+		}
+	}
+	return client, false
+}
+
+// returnPath is how to find, on a backend, where its replies to a client go.
+func (f facts) returnPath(backend, client netip.Addr) []string {
+	here := "this machine"
+	if l, ok := f.linkTo(backend); ok {
+		if a := f.addressNear(backend, l.Name); a.IsValid() {
+			here = a.String()
+		}
+	}
+	lines := []string{fmt.Sprintf("# on %s this must lead to %s; correct the route there if it does not:", backend, here),
+		fmt.Sprintf("#   ip%s route get %s", sixFlag(client), client)}
+	if l, ok := f.linkTo(backend); ok {
+		family := "ip"
+		if backend.Is6() {
+			family = "ip6"
+		}
+		lines = append(lines, "# or have its replies come here whatever its routes are; it then sees this machine's address in place of the client's:",
+			"#   "+f.run("nft "+quote(fmt.Sprintf("add rule %s TABLE POSTROUTING oifname %s %s daddr %s masquerade", family, l.Name, family, backend))))
+	}
+	return lines
+}
+
+// repliesAstray are frames of a host that were seen on their way to another machine than this one.
+func (f facts) repliesAstray(host netip.Addr) (snapshot.AstrayFrames, bool) {
+	if f.Frames == nil {
+		return snapshot.AstrayFrames{}, false
+	}
+	for _, a := range f.Frames.Astray {
+		if l, near := f.linkTo(a.Dest); a.Source == host && a.VLAN == 0 && a.Count < implausible && a.Dest.IsValid() && !(near && l.Name == a.Interface) {
+			return a, true
+		}
+	}
+	return snapshot.AstrayFrames{}, false
 }
 
 const fromEvents = "events of connection tracking"

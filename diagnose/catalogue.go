@@ -124,14 +124,21 @@ func Catalogue() []Cause { return slices.Clone(catalogue) }
 // what is explained by another finding folded under it, then what may lose before what
 // only wastes, then most harm first. A fact that is missing costs the causes that need it
 // and nothing else.
-func Judge(s *snapshot.Snapshot) []Finding {
+//
+// One window is all that it knows. What is less than a threshold by no more than chance is advice, so
+// that the same load is not a warning in one window and nothing in the next.
+func Judge(s *snapshot.Snapshot) []Finding { return JudgeAgain(s, nil) }
+
+// JudgeAgain is Judge for who watches window after window: the causes whose codes are in before were named in
+// the last one, and are until they are below the lower of their thresholds.
+func JudgeAgain(s *snapshot.Snapshot, before map[string]bool) []Finding {
 	if s == nil {
 		return nil
 	}
 	f := newFacts(s)
 	var found []*verdict
 	for _, c := range catalogue {
-		if v := c.judge(f); v != nil {
+		if v := c.judgeNear(f, before[c.Code]); v != nil {
 			v.Code, v.explains = c.Code, append(v.explains, c.Explains...)
 			reconcile(&v.Finding)
 			v.wastes = slices.Max(c.Severities) == Advice
@@ -151,6 +158,35 @@ func Judge(s *snapshot.Snapshot) []Finding {
 		return cmp.Compare(b.harm, a.harm)
 	})
 	return fold(found)
+}
+
+// judgeNear judges from the lower thresholds on where the cause was named before, and from there on as advice where it was not.
+func (c Cause) judgeNear(f facts, again bool) *verdict {
+	ask := func(how strictness) *verdict {
+		g := f
+		g.ask = how
+		return c.judge(g)
+	}
+	if again {
+		return ask(held)
+	}
+	v := ask(enter)
+	if v != nil || len(c.Thresholds) == 0 {
+		return v
+	}
+	if v = ask(near); v == nil || v.Severity == Advice {
+		return nil
+	}
+	v.Severity = Advice
+	v.Title = "near the threshold: " + v.Title
+	for _, t := range c.Thresholds {
+		v.Evidence = append(v.Evidence, Evidence{"threshold of " + t.What, t.String(), "natkit"})
+	}
+	for i := range v.Settings {
+		v.Settings[i].If = cmp.Or(v.Settings[i].If, "a longer window (--for 1m) shows the same")
+	}
+	v.Remedy = append([]string{"# a longer window tells more surely:", f.natkit("doctor --for 1m")}, v.Remedy...)
+	return v
 }
 
 // fold puts each finding under the first one that explains it. A finding is

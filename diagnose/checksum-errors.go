@@ -20,6 +20,7 @@ var checksumErrors = Cause{
 	Code:       "checksum-errors",
 	Title:      "Packets come in with wrong checksums",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(checksumFew, "packets with a wrong checksum"), portion(checksumShare, "of all received")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanConntrackStats},
 	Symptom:    "Connections through a tunnel or between virtual machines open late or never, while pings work; a capture at the receiver shows packets that nobody answers.",
 	Proof: fmt.Sprintf("Packets were dropped for their checksum (InCsumErrors of Ip, Tcp, Udp or Icmp; TCP_CSUM and its kind), at least %s of what was received: a warning, from %s critical. "+
@@ -46,14 +47,14 @@ func judgeChecksum(f facts) *verdict {
 		}
 	}
 	lost := max(traced, counted)
-	if lost < checksumFew {
+	if lost < f.few(checksumFew) {
 		return nil
 	}
 	received, known := f.counter("Ip.InReceives")
 	part := share(lost, received)
 	v := &verdict{harm: float64(lost)}
 	switch {
-	case known && part < checksumShare:
+	case known && part < f.part(checksumShare):
 		v.Severity = Advice
 	case known && part >= checksumMost:
 		v.Severity = Critical

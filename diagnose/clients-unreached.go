@@ -24,6 +24,7 @@ var clientsUnreached = Cause{
 	Code:       "clients-unreached",
 	Title:      "Answers come back, and do not get to the clients",
 	Severities: []Severity{Warning, Critical},
+	Thresholds: []Threshold{many(halfwayFew, "connections not confirmed"), portion(halfwaySome, "of the client's entries that are not over")},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRoutes, snapshot.CanInterfaces, snapshot.CanDrops},
 	Symptom:    "One client, or a network of them, gets no answer from anywhere; on the way out a capture shows their packets and the answers to them.",
 	Proof: fmt.Sprintf("At least %d TCP connections of one client were answered a second or more ago, and in the time the doctor watched (at most %d s), and the client has not confirmed it (SYN_RECV): at least %s of its entries that are not over are a warning, %s, with %d connections, critical. "+
@@ -58,14 +59,14 @@ func judgeClientsUnreached(f facts) *verdict {
 			worst = c
 		}
 	}
-	if worst == nil || worst.recent < halfwayFew {
+	if worst == nil || worst.recent < f.few(halfwayFew) {
 		return nil
 	}
 	u := worst.example
 	// How many of one source's entries are over is not known: as many as in the whole table.
 	alive := uint64(float64(f.entriesOf(u.Source)) * (1 - share(t.ByState["TIME_WAIT"], t.Entries)))
 	part := share(worst.recent, max(worst.recent, alive))
-	if part < halfwaySome {
+	if part < f.part(halfwaySome) {
 		return nil
 	}
 	v := &verdict{harm: float64(worst.recent)}
@@ -84,6 +85,10 @@ func judgeClientsUnreached(f facts) *verdict {
 	link, near := f.linkTo(u.Source)
 	if near {
 		v.Evidence = append(v.Evidence, Evidence{u.Source.String() + " is on the network of", link.Name, fromLinks})
+	}
+	astray, seen := f.repliesAstray(u.Source)
+	if seen {
+		v.Evidence = append(v.Evidence, Evidence{"frames of " + u.Source.String() + " to " + astray.To + ", which is none of this machine's hardware addresses", fmt.Sprint(astray.Count), fromFrames})
 	}
 	r, asked := f.wayBack(u)
 	if asked {

@@ -27,6 +27,7 @@ var conntrackTableNearlyFull = Cause{
 	Code:       "conntrack-table-nearly-full",
 	Title:      "The connection tracking table is nearly full",
 	Severities: []Severity{Warning},
+	Thresholds: []Threshold{level(nearlyFullShare, "of the table in use")},
 	Explains:   []string{"time-wait-heavy", "close-wait-heavy", "established-timeout-long"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump},
 	Symptom:    "Nothing yet. With the next burst new connections will time out while those that exist go on.",
@@ -46,7 +47,7 @@ func judgeTableNearlyFull(f facts) *verdict {
 	used := float64(ct.Count) / float64(limit)
 	left, filling := f.fullIn(limit)
 	filling = filling && used >= fillingShare && left <= fillSoon
-	if used < nearlyFullShare && !filling {
+	if used < f.full(nearlyFullShare) && !filling {
 		return nil
 	}
 	v := &verdict{harm: used}

@@ -21,6 +21,7 @@ var cpuBacklogFull = Cause{
 	Code:       "cpu-backlog-full",
 	Title:      "A processor's queue of received packets overflows",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(backlogFew, "packets that the processor had no room for"), portion(backlogShare, "of those it took")},
 	Needs:      []string{snapshot.CanCPUs, snapshot.CanDrops, snapshot.CanSysctls},
 	Symptom:    "Bursts lose packets, most of all on virtual interfaces (containers, tunnels) and with RPS; nothing else shows a drop.",
 	Proof: fmt.Sprintf("Packets found a processor's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of what it took: a warning, from %s critical. "+
@@ -49,7 +50,7 @@ func judgeBacklog(f facts) *verdict {
 	if f.Netns.Init {
 		lost = max(traced, counted)
 	}
-	if lost < backlogFew {
+	if lost < f.few(backlogFew) {
 		return nil
 	}
 	part := share(lost, saturate(lost, taken))
@@ -58,7 +59,7 @@ func judgeBacklog(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(lost)}
 	switch {
-	case taken > 0 && part < backlogShare:
+	case taken > 0 && part < f.part(backlogShare):
 		v.Severity = Advice
 	case taken > 0 && part >= backlogMost:
 		v.Severity = Critical

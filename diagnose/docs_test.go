@@ -41,6 +41,8 @@ shows the finding, cures it, and shows that it is gone; what a lab can't show sa
 
 What is lost now is **critical**; what will be lost soon, or is lost in small part, is a **warning**; what is merely
 wasted is **advice**. Whether something is wrong is decided by what happened during the window, never by totals since boot.
+What is below a threshold by no more than chance is advice, "near the threshold"; natkit top, which watches window after
+window, goes on naming a cause until it is below the lower of two thresholds.
 Evidence that can't be had costs its part of the answer: the cause is judged from the rest.
 
 | Code | What is wrong | Severity |
@@ -54,6 +56,13 @@ Evidence that can't be had costs its part of the answer: the cause is judged fro
 		fmt.Fprintf(&b, "- **Severity:** %s.\n", severities(c))
 		fmt.Fprintf(&b, "- **What you notice:** %s\n", c.Symptom)
 		fmt.Fprintf(&b, "- **How natkit tells:** %s\n", c.Proof)
+		if len(c.Thresholds) > 0 {
+			var pairs []string
+			for _, t := range c.Thresholds {
+				pairs = append(pairs, fmt.Sprintf("%s (%s)", t, t.What))
+			}
+			fmt.Fprintf(&b, "- **Named from, and no longer below:** %s.\n", strings.Join(pairs, "; "))
+		}
 		fmt.Fprintf(&b, "- **What looks alike and is healthy:** %s\n", c.Lookalike)
 		fmt.Fprintf(&b, "- **The cure:** %s\n", c.Cure)
 		if len(c.Explains) > 0 {

@@ -19,7 +19,7 @@ var duplicateAddress = Cause{
 	Code:       "duplicate-address",
 	Title:      "Another machine answers ARP for an address of this machine, or two answer for its router's",
 	Severities: []Severity{Warning, Critical},
-	Thresholds: []Threshold{{What: "ARP packets of the other machine, for an own address", Enter: 1, Leave: 1}, {What: "of each of two machines, for a router's", Enter: routerClaims, Leave: 1}},
+	Thresholds: []Threshold{{What: "ARP packets of each of two machines for a router", Enter: routerClaims, Leave: routerClaims}},
 	Explains:   []string{"next-hop-silent", "clients-unreached", "answers-lost", "wrong-destination-mac"},
 	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces},
 	Symptom:    "Clients lose their gateway for minutes and have it again, each at other times; open connections hang. Who answers ARP last wins.",
@@ -40,7 +40,7 @@ func judgeDuplicate(f facts) *verdict {
 		case !c.Addr.IsValid() || c.Count == 0 || c.Count >= implausible || groupMAC(c.MAC):
 		case c.Own && f.own(c.Addr):
 			own = append(own, c)
-		case c.Router && (c.Count >= routerClaims || f.lenient):
+		case c.Router && c.Count >= routerClaims:
 			others = append(others, c)
 		}
 	}

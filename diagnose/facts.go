@@ -19,9 +19,8 @@ import (
 // distrusts what it holds: a saved snapshot may be damaged or made up.
 type facts struct {
 	*snapshot.Snapshot
-	// lenient asks for causes from the lower of their thresholds on.
-	lenient bool
-	memo    *memo
+	ask  strictness
+	memo *memo
 }
 
 // implausible is where an increase stops being one: a counter that went

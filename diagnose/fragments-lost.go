@@ -21,6 +21,7 @@ var fragmentsLost = Cause{
 	Code:       "fragments-lost",
 	Title:      "Fragmented packets are not put together again",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(fragmentsFew, "packets not reassembled"), portion(fragmentsShare, "of those to be reassembled")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanSysctls},
 	Symptom:    "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video), small ones and TCP are fine.",
 	Proof: fmt.Sprintf("Connection tracking and local sockets put fragments together before they look at them. That failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. "+
@@ -39,7 +40,7 @@ func judgeFragments(f facts) *verdict {
 	if f.Counters == nil {
 		fails, timeouts = traced, traced
 	}
-	if fails < fragmentsFew {
+	if fails < f.few(fragmentsFew) {
 		return nil
 	}
 	part := share(fails, saturate(fails, done))
@@ -47,7 +48,7 @@ func judgeFragments(f facts) *verdict {
 	switch {
 	case !doneKnown:
 		v.Severity = Warning
-	case part < fragmentsShare:
+	case part < f.part(fragmentsShare):
 		v.Severity = Advice
 	case part >= fragmentsMost:
 		v.Severity = Critical
@@ -55,7 +56,7 @@ func judgeFragments(f facts) *verdict {
 		v.Severity = Warning
 	}
 	full := fails - min(fails, timeouts) // found no room
-	crowded := timeoutsKnown && full >= fragmentsFew && full > timeouts/10
+	crowded := timeoutsKnown && full >= f.few(fragmentsFew) && full > timeouts/10
 	v.Title = fmt.Sprintf("%s not complete in time %s, %s of those in fragments", number(timeouts, "packet"), f.window(), percent(part))
 	if crowded {
 		v.Title = fmt.Sprintf("%s found no memory to wait for the rest of their packets %s", number(full, "fragment"), f.window())

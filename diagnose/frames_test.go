@@ -215,3 +215,63 @@ func TestUDPReplies(t *testing.T) {
 		{"most are answered", talks(late(snapshot.CauseNone, "NO_SOCKET", "120", reply), 5), ""},
 	})
 }
+
+// What does not answer here may answer and send its replies another way: that is asked before anything else.
+func TestReturnPath(t *testing.T) {
+	silent := func(snat bool) *snapshot.Snapshot {
+		s := gateway()
+		examples["backend-silent"](s)
+		s.Conntrack.Refused = nil
+		target := netip.MustParseAddrPort("192.168.1.80:80")
+		dest := netip.MustParseAddrPort("198.51.100.1:8080")
+		s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: dest, Target: target, Unanswered: 40}}
+		addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("203.0.113.7"), Dest: dest, Target: target, SNAT: snat, Entries: 40, Recent: 40})
+		return s
+	}
+	remedy := func(s *snapshot.Snapshot) (Finding, string) {
+		found := Judge(s)
+		if len(found) == 0 || found[0].Code != "backend-silent" {
+			t.Fatalf("want backend-silent first: %s", titles(found))
+		}
+		return found[0], strings.Join(found[0].Remedy, "\n")
+	}
+	f, text := remedy(silent(false))
+	back, listens := strings.Index(text, "ip route get 203.0.113.7"), strings.Index(text, "is a program listening")
+	if back < 0 || listens < back || !strings.Contains(text, "must lead to 192.168.1.1;") {
+		t.Errorf("the return path does not come before the program that listens:\n%s", text)
+	}
+	if !strings.Contains(f.Title, "no SYN-ACK arrives here") {
+		t.Error(f.Title)
+	}
+	if _, text := remedy(silent(true)); strings.Contains(text, "route get") {
+		t.Errorf("the backend sees this machine's own address, and yet:\n%s", text)
+	}
+	s := silent(false)
+	s.Frames = &snapshot.Frames{Astray: []snapshot.AstrayFrames{{Interface: "eth1", From: "02:00:00:00:00:80", To: "02:00:00:00:00:fe",
+		Source: addr("192.168.1.80"), Dest: addr("203.0.113.7"), Count: 4, Known: true}}}
+	if f, text := remedy(s); !strings.Contains(f.Title, "another machine") || strings.Contains(text, "listening") {
+		t.Errorf("%s\n%s", f.Title, text)
+	}
+}
+
+// A hop whose ARP replies come in is not said to be silent.
+func TestNextHopReplies(t *testing.T) {
+	s := gateway()
+	examples["next-hop-silent"](s)
+	s.Frames = &snapshot.Frames{Claims: []snapshot.AddressClaim{{Interface: "eth0", Addr: addr("198.51.100.254"), MAC: "02:00:00:00:00:fe", Count: 9, Replies: 9, Router: true}}}
+	f := Judge(s)[0]
+	if f.Code != "next-hop-silent" || !strings.Contains(f.Title, "replies to ARP, and the replies are not taken") || !strings.Contains(strings.Join(f.Remedy, "\n"), "nft list ruleset arp") {
+		t.Errorf("%s: %s: %q", f.Code, f.Title, f.Remedy)
+	}
+}
+
+// An interface that lost its carrier is the cause of what its next hops do not answer.
+func TestLinkDownExplainsSilence(t *testing.T) {
+	s := gateway()
+	examples["next-hop-silent"](s)
+	link(s, "eth0").NoCarrier = true
+	found := Judge(s)
+	if found[0].Code != "link-down" || found[0].Severity != Critical || len(found) > 1 && found[1].Code == "next-hop-silent" {
+		t.Error(titles(found))
+	}
+}

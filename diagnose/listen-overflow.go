@@ -22,6 +22,7 @@ var listenOverflow = Cause{
 	Code:       "listen-overflow",
 	Title:      "A server does not accept connections as fast as they come",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(overflowFew, "connections refused for a full queue"), portion(overflowShare, "of those accepted")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanListeners, snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanProcessNames},
 	Symptom:    "Clients wait 1, 3 or 7 seconds for a connection; it looks like packet loss in NAT and is not.",
 	Proof: fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): "+
@@ -60,8 +61,8 @@ func judgeListen(f facts) *verdict {
 	part := share(lost, saturate(lost, accepted))
 	v := &verdict{harm: float64(lost)}
 	switch {
-	case lost < overflowFew || acceptedKnown && part < overflowShare:
-		if lost < overflowFew {
+	case lost < f.few(overflowFew) || acceptedKnown && part < f.part(overflowShare):
+		if lost < f.few(overflowFew) {
 			return nil
 		}
 		v.Severity = Advice

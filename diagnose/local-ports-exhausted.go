@@ -24,6 +24,7 @@ var localPortsExhausted = Cause{
 	Code:       "local-ports-exhausted",
 	Title:      "A program on this machine has no port left for another connection to one destination",
 	Severities: []Severity{Warning, Critical},
+	Thresholds: []Threshold{level(localPortsNear, "of the local ports in use")},
 	Needs:      []string{snapshot.CanLocalPorts, snapshot.CanSysctls, snapshot.CanListeners, snapshot.CanProcessNames},
 	Symptom:    `A proxy (docker-proxy, haproxy, nginx, envoy, a load generator) fails to reach its backend with "Cannot assign requested address", at times, under load; others reach it. No packet is lost, none is sent.`,
 	Proof: fmt.Sprintf("TCP connections of programs here from one address to one destination hold %s or more of the ports of net.ipv4.ip_local_port_range that are not reserved (a warning), from %s on critical. "+
@@ -58,7 +59,7 @@ func judgeLocalPorts(f facts) *verdict {
 		}
 	}
 	used := share(held, room)
-	if used < localPortsNear {
+	if used < f.full(localPortsNear) {
 		return nil
 	}
 	v := &verdict{harm: used}

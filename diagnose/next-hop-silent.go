@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"natkit/snapshot"
 )
@@ -24,6 +25,7 @@ var nextHopSilent = Cause{
 	Code:       "next-hop-silent",
 	Title:      "The next hop does not answer to ARP or neighbour discovery",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(silentFew, "packets whose next hop did not reply")},
 	Needs:      []string{snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanCounters, snapshot.CanInterfaces},
 	Symptom:    "Everything by one way out is dead, or one published service, while links are up and rules are right; clients are told \"host unreachable\" after seconds.",
 	Proof: fmt.Sprintf("Packets were dropped because their next hop's hardware address could not be found (NEIGH_FAILED), at least %d: where it is a router, or where a rule translated the destination to it, it is a warning, from %s of what is forwarded critical. "+
@@ -82,7 +84,7 @@ func judgeNextHop(f facts) *verdict {
 			worst = h
 		}
 	}
-	if worst == nil || worst.lost < silentFew {
+	if worst == nil || worst.lost < f.few(silentFew) {
 		return nil
 	}
 	forwarded, known := f.counter("Ip.ForwDatagrams")
@@ -111,6 +113,10 @@ func judgeNextHop(f facts) *verdict {
 		question = "neighbour discovery"
 	}
 	v.Title = fmt.Sprintf("%s on %s does not answer to %s: %s lost %s", who, worst.out, question, number(worst.lost, "packet"), f.window())
+	replies, reply := f.arpReplies(worst.addr)
+	if replies > 0 {
+		v.Title = fmt.Sprintf("%s on %s replies to ARP, and the replies are not taken: %s lost %s", strings.TrimSuffix(who, ","), worst.out, number(worst.lost, "packet"), f.window())
+	}
 	v.Evidence = []Evidence{{"packets whose next hop did not answer", strconv.FormatUint(lost, 10), fromTracer}}
 	v.Evidence = append(v.Evidence, sampleEvidence(worst.rows)...)
 	if known {
@@ -125,6 +131,13 @@ func judgeNextHop(f facts) *verdict {
 		}
 	}
 	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. What waits for it meanwhile is dropped when nobody answers; rules and translation have done their part by then."
+	if replies > 0 {
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ARP replies of %s (%s)", worst.addr, reply.MAC), fmt.Sprintf("%d, in by %s", replies, reply.Interface), fromFrames})
+		v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop. The reply comes in and is dropped before the table of neighbours: by a rule of nftables' family arp, of arptables or of a bridge, or because it came in by another interface than it was asked by."
+		v.Remedy = []string{"# rules that see ARP:", f.run("nft list ruleset arp"), f.run("nft list ruleset bridge"), f.run(fmt.Sprintf("ip neigh show to %s", worst.addr))}
+		v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
+		return v
+	}
 	v.Remedy = []string{"# what is known of it (FAILED: it was asked and did not answer), and whether anything comes in there:",
 		f.run(fmt.Sprintf("ip%s neigh show to %s dev %s", sixFlag(worst.addr), worst.addr, quote(worst.out))),
 		f.run("ip -s link show dev " + quote(worst.out))}
@@ -154,6 +167,19 @@ func judgeNextHop(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
 	return v
+}
+
+// arpReplies is how many ARP replies for an address came in.
+func (f facts) arpReplies(addr netip.Addr) (n uint64, example snapshot.AddressClaim) {
+	if f.Frames == nil {
+		return 0, example
+	}
+	for _, c := range f.Frames.Claims {
+		if c.Addr == addr && c.Replies > 0 && c.Replies < implausible {
+			n, example = saturate(n, c.Replies), c
+		}
+	}
+	return n, example
 }
 
 // leadingTo are commands that list the chains whose rules translate destinations to addr.

@@ -22,6 +22,7 @@ var nicRingFull = Cause{
 	Code:       "nic-ring-full",
 	Title:      "A network card loses packets before the kernel sees them",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(ringFew, "packets that the card had no room for"), portion(ringShare, "of what the interface received")},
 	Needs:      []string{snapshot.CanInterfaces, snapshot.CanNICs, snapshot.CanCPUs},
 	Symptom:    "Loss under load or in bursts that no counter of IP, no rule and no capture shows.",
 	Proof: fmt.Sprintf("The card had no room for received packets (missed, FIFO and overrun errors of the interface, the driver's own counters such as rx_missed and rx_no_buffer), at least %s of what the "+
@@ -55,14 +56,14 @@ func judgeRing(f facts) *verdict {
 			worst, lost, allowance = l, n, name
 		}
 	}
-	if lost < ringFew {
+	if lost < f.few(ringFew) {
 		return nil
 	}
 	received := worst.RxPackets
 	part := share(lost, saturate(lost, received))
 	v := &verdict{harm: float64(lost)}
 	switch {
-	case received > 0 && part < ringShare:
+	case received > 0 && part < f.part(ringShare):
 		v.Severity = Advice
 	case received == 0 || part >= ringMost:
 		v.Severity = Critical

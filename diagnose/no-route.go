@@ -26,6 +26,7 @@ var noRoute = Cause{
 	Code:       "no-route",
 	Title:      "There is no route for packets that are to be forwarded",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all that was to be forwarded")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
 	Symptom:    "One network can't be reached, or nothing but the gateway itself; clients are told \"network unreachable\", or nothing at all.",
 	Proof: fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all that was to be forwarded: "+
@@ -45,7 +46,7 @@ func judgeNoRoute(f facts) *verdict {
 	traced := total(rows)
 	counted, _ := f.counter("IpExt.InNoRoutes")
 	lost := max(traced, counted)
-	if lost < noRouteFew || !f.forwards() {
+	if lost < f.few(noRouteFew) || !f.forwards() {
 		return nil
 	}
 	// A route that refuses is no missing route: somebody put it there.
@@ -74,14 +75,14 @@ func judgeNoRoute(f facts) *verdict {
 	part := share(lost, saturate(lost, forwarded))
 	v := &verdict{harm: float64(lost)}
 	switch {
-	case known && part < noRouteShare && (deliberate || lost < noRouteMany):
+	case known && part < f.part(noRouteShare) && (deliberate || lost < noRouteMany):
 		return nil
-	case known && part >= noRouteShare && wanted:
+	case known && part >= f.part(noRouteShare) && wanted:
 		v.Severity = Warning
 		if part >= noRouteMost {
 			v.Severity = Critical
 		}
-	case known && part < noRouteShare, deliberate && part < noRouteMost:
+	case known && part < f.part(noRouteShare), deliberate && part < noRouteMost:
 		v.Severity = Advice
 	case known && part >= noRouteMost && !deliberate:
 		v.Severity = Critical

@@ -23,6 +23,7 @@ var otherDrops = Cause{
 	Code:       "other-drops",
 	Title:      "Packets on their way through are dropped by something else",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(otherFew, "packets dropped"), portion(otherShare, "of what came in by the interface")},
 	Needs:      []string{snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "Loss that no rule, route, queue or table explains: a queue to a program that has died, a traffic control filter, an XDP or BPF program, IPsec, a bridge's port.",
 	Proof: fmt.Sprintf("The tracer saw packets dropped that were not for this machine, for a reason that no other cause is about: at least %d and %s of what came in by their interface is advice, %s a warning, %s critical. "+
@@ -44,6 +45,9 @@ var elsewhere = []struct {
 		"# start the program; or let packets pass while it is away: --queue-bypass of NFQUEUE, bypass of nft's queue"},
 	{"nfqnl_", "", "the queue of a program that reads packets (NFQUEUE) is full", []string{"cat /proc/net/netfilter/nfnetlink_queue"},
 		"# a faster program, more queues (--queue-balance), or a longer queue (its maximum length is set by the program)"},
+	{"dev_forward_skb", "", "the other end of a virtual link does not take them: it is down, or its MTU is smaller than theirs", []string{"ip -d link show dev %s"},
+		"# on the other end of the pair: the same MTU as here, and up; of a TCP connection through here, MSS clamping helps too"},
+	{"veth_xmit", "", "the other end of a virtual link is gone or down", []string{"ip -d link show dev %s"}, ""},
 	{"", "TC_", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress", "bpftool net show dev %s"}, ""},
 	{"tcf_", "", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress"}, ""},
 	{"", "XDP", xdpDropped, []string{"ip -d link show dev %s", "bpftool net show dev %s"}, ""},
@@ -69,7 +73,7 @@ func judgeOther(f facts) *verdict {
 	var lost uint64
 	var part float64
 	for _, row := range f.Drops.Rows {
-		if row.Cause != snapshot.CauseNone || row.Benign || row.Count >= implausible || row.Count < otherFew || !f.here(row.Netns) || !f.passing(row) {
+		if row.Cause != snapshot.CauseNone || row.Benign || row.Count >= implausible || row.Count < f.few(otherFew) || !f.here(row.Netns) || !f.passing(row) {
 			continue
 		}
 		l, ok := f.link(row.Interface)
@@ -82,7 +86,7 @@ func judgeOther(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(lost)}
 	switch {
-	case lost == 0 || part < otherShare:
+	case lost == 0 || part < f.part(otherShare):
 		return nil
 	case part >= otherMost:
 		v.Severity = Critical

@@ -28,6 +28,7 @@ var qdiscDrop = Cause{
 	Code:       "qdisc-drop",
 	Title:      "The queue of an interface drops what is to be sent",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(qdiscFew, "packets dropped by a queue"), portion(qdiscShare, "of what was to leave")},
 	Needs:      []string{snapshot.CanQdiscs, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "Uploads or downloads are slow and lossy, pings through the gateway vary with the load; the gateway's processors are idle.",
 	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and its kind, the queue's own counter), at least %s of what was to leave there: a warning, from %s critical. "+
@@ -58,7 +59,7 @@ func judgeQdisc(f facts) *verdict {
 			worst, lost = l, n
 		}
 	}
-	if lost < qdiscFew {
+	if lost < f.few(qdiscFew) {
 		return nil
 	}
 	q := snapshot.Qdisc{Kind: "the queue"}
@@ -75,7 +76,7 @@ func judgeQdisc(f facts) *verdict {
 	switch {
 	case active && part < activeShare:
 		return nil
-	case part < qdiscShare:
+	case part < f.part(qdiscShare):
 		v.Severity = Advice
 	case part >= qdiscMost && !active:
 		v.Severity = Critical

@@ -21,6 +21,7 @@ var receiveBufferFull = Cause{
 	Code:       "receive-buffer-full",
 	Title:      "A program does not read its datagrams as fast as they come",
 	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(bufferFew, "datagrams without room"), portion(bufferShare, "of the datagrams for programs here")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "A DNS forwarder, VPN or proxy on this machine loses requests under load, or all of them; it looks like packet loss in NAT and is not.",
 	Proof: fmt.Sprintf("UDP datagrams found the buffer of their socket full (Udp.RcvbufErrors, SOCKET_RCVBUFF): at least %d are advice, from %s of all that were for programs here a warning, from %s critical.",
@@ -47,14 +48,14 @@ func judgeReceiveBuffer(f facts) *verdict {
 	if !known {
 		lost = traced
 	}
-	if lost < bufferFew {
+	if lost < f.few(bufferFew) {
 		return nil
 	}
 	taken, _ := f.counter("Udp.InDatagrams")
 	part := share(lost, saturate(lost, taken))
 	v := &verdict{harm: float64(lost)}
 	switch {
-	case part < bufferShare:
+	case part < f.part(bufferShare):
 		v.Severity = Advice
 	case part >= bufferMany:
 		v.Severity = Critical

@@ -20,6 +20,7 @@ var softirqDelayed = Cause{
 	Code:       "softirq-delayed",
 	Title:      "Packets wait for a processor that other work has",
 	Severities: []Severity{Advice, Warning},
+	Thresholds: []Threshold{portion(delayShare, "of the window that ksoftirqd waited")},
 	Needs:      []string{snapshot.CanSoftirqWait, snapshot.CanCPUs},
 	Symptom:    "Latency of forwarded packets jumps by some or by a hundred milliseconds while the machine also runs programs; nothing is lost.",
 	Proof: fmt.Sprintf("ksoftirqd, which does what a softirq leaves undone, was ready and waited for its processor for %s of the window and %.0f ms each time on average: advice, from %s a warning if that processor "+
@@ -50,7 +51,7 @@ func judgeDelayed(f facts) *verdict {
 		}
 		worst, wait, runs, part = c, w, n, p
 	}
-	if part < delayShare {
+	if part < f.part(delayShare) {
 		return nil
 	}
 	v := &verdict{harm: part}

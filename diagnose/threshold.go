@@ -17,36 +17,77 @@ type Threshold struct {
 	Share bool    `json:"share,omitempty"` // of a whole, 0 to 1; otherwise a count of the window
 }
 
-// many is a threshold of so many in the window. The same load gives counts that differ by
-// chance, about as their square root: two of these below the threshold is the same load.
+// many is a threshold of so many in the window.
 func many(n float64, what string) Threshold {
-	return Threshold{What: what, Enter: n, Leave: math.Max(1, math.Ceil(n-2*math.Sqrt(n)))}
+	return Threshold{What: what, Enter: n, Leave: leaveCount(n)}
 }
 
-// portion is a threshold of a share; three quarters of it are the same within a window's chance.
+// portion is a threshold of a share of what happened in the window.
 func portion(x float64, what string) Threshold {
-	return Threshold{What: what, Enter: x, Leave: x * 3 / 4, Share: true}
+	return Threshold{What: what, Enter: x, Leave: leaveShare(x), Share: true}
 }
+
+// level is a threshold of how full something is.
+func level(x float64, what string) Threshold {
+	return Threshold{What: what, Enter: x, Leave: leaveLevel(x), Share: true}
+}
+
+// leaveCount: the same load gives counts that differ by chance, about as their square root, so that two
+// of these below the threshold it may be the same load; half of it is not.
+func leaveCount(n float64) float64 {
+	return math.Ceil(math.Max(n-2*math.Sqrt(n), n/2))
+}
+
+// leaveShare: three quarters of a share are the same within the chance of a window.
+func leaveShare(x float64) float64 { return x * 3 / 4 }
+
+// leaveLevel: a level has no chance in it, and moves a little all the time.
+func leaveLevel(x float64) float64 { return x * 19 / 20 }
 
 // String is how docs and findings write a threshold.
 func (t Threshold) String() string {
 	if t.Share {
-		return fmt.Sprintf("%s, no longer below %s", percent(t.Enter), percent(t.Leave))
+		return fmt.Sprintf("%.4g %%, %.4g %%", 100*t.Enter, 100*t.Leave)
 	}
-	return fmt.Sprintf("%.0f, no longer below %.0f", t.Enter, t.Leave)
+	return fmt.Sprintf("%.0f, %.0f", t.Enter, t.Leave)
 }
 
-// least is the number that a value must reach: Enter, or Leave where the cause was named before
-// or is asked for as nearly there.
-func (f facts) least(t Threshold) float64 {
-	if f.lenient {
-		return t.Leave
+// strictness is from which number of a threshold on a cause is asked for.
+type strictness uint8
+
+const (
+	enter strictness = iota // the upper one: it was not named before
+	held                    // the lower one: it was named in the last window
+	near                    // the lower one, where it may be less than the upper one by chance alone
+)
+
+// chanceFrom is the least count that may be less by chance and still tell of something: of fewer,
+// one or two packets would.
+const chanceFrom = 10
+
+// few is a count that many makes a threshold of, as it is asked for now.
+func (f facts) few(n uint64) uint64 {
+	if f.ask == enter || f.ask == near && n < chanceFrom {
+		return n
 	}
-	return t.Enter
+	return uint64(leaveCount(float64(n)))
+}
+
+// part is a share that portion makes a threshold of, as it is asked for now.
+func (f facts) part(x float64) float64 {
+	if f.ask == enter {
+		return x
+	}
+	return leaveShare(x)
+}
+
+// full is a share that level makes a threshold of, as it is asked for now.
+func (f facts) full(x float64) float64 {
+	if f.ask == held {
+		return leaveLevel(x)
+	}
+	return x
 }
 
 // reaches says whether a count reaches a threshold.
-func (f facts) reaches(n uint64, t Threshold) bool { return float64(n) >= f.least(t) }
-
-// makesUp says whether a share reaches a threshold.
-func (f facts) makesUp(x float64, t Threshold) bool { return x >= f.least(t) }
+func (f facts) reaches(n uint64, t Threshold) bool { return n >= f.few(uint64(t.Enter)) }

@@ -25,6 +25,7 @@ var timeWaitHeavy = Cause{
 	Code:       "time-wait-heavy",
 	Title:      "Connections that are over fill the table",
 	Severities: []Severity{Advice, Warning},
+	Thresholds: []Threshold{level(timeWaitDominant, "of all entries in TIME_WAIT"), level(timeWaitWaste, "of the table")},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:    "The table fills although few connections are open: each short connection keeps its entry for two minutes after its end.",
 	Proof: fmt.Sprintf("TIME_WAIT is the state of at least %s of the entries and holds at least %s of nf_conntrack_max; from %s on it is advice.",
@@ -42,7 +43,7 @@ func judgeTimeWait(f facts) *verdict {
 	}
 	t := f.Conntrack.Table
 	waiting := t.ByState["TIME_WAIT"]
-	if waiting > t.Entries || share(waiting, t.Entries) < timeWaitDominant || share(waiting, limit) < timeWaitWaste {
+	if waiting > t.Entries || share(waiting, t.Entries) < f.full(timeWaitDominant) || share(waiting, limit) < f.full(timeWaitWaste) {
 		return nil
 	}
 	v := &verdict{harm: share(waiting, limit)}

@@ -374,7 +374,7 @@ func TestBackend(t *testing.T) {
 		{"all refused", also(code), "critical " + code},
 		{"a quarter refused", also(code, seen(720, 0)), "warning " + code},
 		{"a few of many refused", also(code, seen(5000, 0)), ""},
-		{"nine refused", also(code, refused(9)), ""},
+		{"nine refused", also(code, refused(9)), "advice backend-silent"},
 		{"no answer", also(code, silent, seen(0, 60)), "critical " + code},
 		{"some are just being opened", also(code, silent, seen(900, 40)), ""},
 		{"the table is not known", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table = nil }), "critical " + code},

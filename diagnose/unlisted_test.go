@@ -366,7 +366,7 @@ func TestReceiveBuffer(t *testing.T) {
 		{"few of many", counted(490, 500_000), "advice " + code},
 		{"no tracer", also(code, func(s *snapshot.Snapshot) { s.Drops = nil }), "critical " + code},
 		{"tracer only", also(code, func(s *snapshot.Snapshot) { s.Counters = nil }), "critical " + code},
-		{"a few in a burst", counted(9, 20), ""},
+		{"a few in a burst", counted(9, 20), "advice receive-buffer-full"},
 		{"absurd", counted(1<<60, 20), "critical " + code},
 	})
 }

@@ -66,7 +66,7 @@ func judgeVLAN(f facts) *verdict {
 	came := max(link.RxPackets, n)
 	v := &verdict{harm: float64(n)}
 	v.Severity = Warning
-	if f.makesUp(share(n, came), astrayMost) {
+	if share(n, came) >= astrayMost.Enter {
 		v.Severity = Critical
 	}
 	v.Title = fmt.Sprintf("%s for this machine on %s with VLAN tag %d, for which there is no interface", number(n, "frame"), worst.link, worst.vlan)

@@ -67,7 +67,7 @@ func judgeWrongMAC(f facts) *verdict {
 	came := max(link.RxPackets, n)
 	v := &verdict{harm: float64(n)}
 	v.Severity = Warning
-	if f.makesUp(share(n, came), astrayMost) {
+	if share(n, came) >= astrayMost.Enter {
 		v.Severity = Critical
 	}
 	v.Title = fmt.Sprintf("%s on %s for %s, a hardware address that nobody here has", number(n, "frame"), worst.link, worst.to)

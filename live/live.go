@@ -252,6 +252,7 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 	defer hooks.Close()
 	window := min(firstWindow, w.o.Window)
 	var dump dumped
+	var held map[string]bool // what the last window showed
 	for ctx.Err() == nil {
 		o := probe.Options{Netns: w.o.Netns, Window: window, Engine: control.ReadFacts, Drops: &drops, Hooks: hooks, NoSeries: true, Quiet: true}
 		o.Table = dump.inUse(time.Now().Add(window))
@@ -261,7 +262,8 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 			broken <- err
 			return
 		}
-		j := judgement(s)
+		j := judgement(s, held)
+		held = named(j.Findings)
 		if j.Table != nil {
 			j.TableAt = dump.read(j.Table, time.Now())
 		}
@@ -293,10 +295,26 @@ func (d *dumped) read(t *snapshot.Table, now time.Time) time.Time {
 	return d.at
 }
 
-func judgement(s *snapshot.Snapshot) *Judged {
+// named are the codes of findings that are more than advice, those folded under others included.
+func named(findings []diagnose.Finding) map[string]bool {
+	out := map[string]bool{}
+	var add func([]diagnose.Finding)
+	add = func(list []diagnose.Finding) {
+		for _, f := range list {
+			if f.Severity > diagnose.Advice {
+				out[f.Code] = true
+			}
+			add(f.Consequences)
+		}
+	}
+	add(findings)
+	return out
+}
+
+func judgement(s *snapshot.Snapshot, held map[string]bool) *Judged {
 	j := &Judged{
 		At: s.TakenAt, WindowSeconds: s.WindowSeconds,
-		Findings: append([]diagnose.Finding{}, diagnose.Judge(s)...), SNATPorts: []PortUse{}, Engine: s.Engine, Unseen: []snapshot.Capability{},
+		Findings: append([]diagnose.Finding{}, diagnose.JudgeAgain(s, held)...), SNATPorts: []PortUse{}, Engine: s.Engine, Unseen: []snapshot.Capability{},
 	}
 	for _, c := range s.Capabilities {
 		if !c.OK {

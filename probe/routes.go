@@ -69,7 +69,7 @@ var routeCauses = map[snapshot.NATCause]bool{snapshot.CauseNoRoute: true, snapsh
 // translated. What came in by which interface is not known of them.
 func onward(s *snapshot.Snapshot) {
 	var to []netip.Addr
-	silent := map[netip.Addr]bool{}
+	silent, sources := map[netip.Addr]bool{}, map[netip.Addr]netip.Addr{}
 	if s.Drops != nil {
 		for _, row := range s.Drops.Rows {
 			if row.Cause != snapshot.CauseNeighbour || row.Netns != 0 && s.Netns.Inode != 0 && row.Netns != s.Netns.Inode {
@@ -79,6 +79,12 @@ func onward(s *snapshot.Snapshot) {
 				if q, ok := routeQuestion(sample, ""); ok {
 					to = append(to, q.Dest)
 					silent[q.Dest] = true
+					if sources[q.Dest] = q.Source; strings.Contains(sample, "(flow ") {
+						_, flow, _ := strings.Cut(sample, "(flow ")
+						if before, ok := routeQuestion("flow "+strings.TrimSuffix(flow, ")"), ""); ok {
+							sources[q.Dest] = before.Source
+						}
+					}
 				}
 			}
 		}
@@ -96,13 +102,57 @@ func onward(s *snapshot.Snapshot) {
 			continue
 		}
 		asked[addr] = true
-		if answer, err := askRoute(snapshot.RouteAnswer{Dest: addr}, false); err == nil {
-			if silent[addr] && answer.Via.IsValid() {
+		answer, err := askRoute(snapshot.RouteAnswer{Dest: addr}, false)
+		if err != nil {
+			continue
+		}
+		if silent[addr] {
+			if other, ok := forwardedRoute(addr, sources[addr]); ok && !failed(answer) && failed(other) {
+				answer = other
+			}
+			if answer.Via.IsValid() {
 				chooseSilent(&answer)
 			}
-			s.Routes = append(s.Routes, answer)
+		}
+		s.Routes = append(s.Routes, answer)
+	}
+}
+
+// forwardedRoute asks where a packet from a source goes that comes in from there: rules of policy
+// routing may be about either.
+func forwardedRoute(dest, source netip.Addr) (snapshot.RouteAnswer, bool) {
+	if !source.IsValid() {
+		return snapshot.RouteAnswer{}, false
+	}
+	from, err := askRoute(snapshot.RouteAnswer{Dest: source}, false)
+	if err != nil || from.Answer != snapshot.RouteFound || from.Out == "" || from.Out == "lo" {
+		return snapshot.RouteAnswer{}, false
+	}
+	answer, err := askRoute(snapshot.RouteAnswer{Dest: dest, Source: source, In: from.Out}, true)
+	return answer, err == nil && answer.Answer == snapshot.RouteFound
+}
+
+// failed says whether the next hop of a route was asked for its hardware address and did not answer.
+func failed(answer snapshot.RouteAnswer) bool {
+	hop := answer.Dest
+	if answer.Via.IsValid() {
+		hop = answer.Via
+	}
+	link, err := netlink.LinkByName(answer.Out)
+	if err != nil {
+		return false
+	}
+	family := netlink.FAMILY_V4
+	if hop.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	neighbours, _ := netlink.NeighList(link.Attrs().Index, family) // an interrupted list has still most of them
+	for _, n := range neighbours {
+		if n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0 && n.IP.Equal(hop.AsSlice()) {
+			return true
 		}
 	}
+	return false
 }
 
 // answers asks for the way of answers that passed here and were not confirmed.
