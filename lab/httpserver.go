@@ -22,14 +22,15 @@ import (
 	"natkit/internal/netns"
 )
 
-// HTTPServer answers every GET with the same small body and closes the
-// connection: the other end of the published case. It is one event loop over
+// HTTPServer answers every GET with the same small body, and keeps the connection where
+// the client asks for that: by HTTP/1.1, or by a word in HTTP/1.0. It is the other end of the
+// published case. It is one event loop over
 // epoll that never waits for a peer, so that thousands of connections, slow and
 // dead ones among them, cost no more than their sockets. It is there to be
 // measured against.
 type HTTPServer struct {
 	idle    uint32 // seconds
-	answers [4][]byte
+	answers [answerKinds][]byte
 	hold    int // milliseconds, see wait
 
 	listener, epoll int
@@ -74,12 +75,16 @@ const (
 type httpConn struct {
 	state   connState
 	answer  uint8
-	newline bool    // the head so far ends with a line end
-	start   [5]byte // of the request: its method
-	seen    uint32  // bytes of the head so far
-	since   uint32  // tick of the last progress
-	sent    uint32  // bytes of the answer
-	watched uint32  // epoll events, 0 when not in the epoll set yet
+	keep    bool          // the client wants the connection kept
+	later   bool          // a line of the head ended: what follows is no request line
+	start   [5]byte       // of the request: its method
+	line    [maxWord]byte // the first bytes of the line that is read, in small letters and without spaces
+	length  uint8         // how many of them
+	last    byte          // the request line's last digit: of the version
+	seen    uint32        // bytes of the head so far
+	since   uint32        // tick of the last progress
+	sent    uint32        // bytes of the answer
+	watched uint32        // epoll events, 0 when not in the epoll set yet
 }
 
 type connState uint8
@@ -91,12 +96,24 @@ const (
 	connLinger            // answered and shut: what still comes is thrown away, or a reset would overtake the answer
 )
 
-// Indices of HTTPServer.answers.
+// Indices of HTTPServer.answers. Those of a connection that is kept follow those of one that is not.
 const (
 	answerGet = iota
 	answerHead
+	answerGetKept
+	answerHeadKept
 	answerBad
 	answerTooLong
+	answerKinds
+
+	answerKept = answerGetKept - answerGet
+)
+
+// What a client says of the connection, as httpConn.line has it, and how long that is at most.
+const (
+	sayClose = "connection:close"
+	sayKeep  = "connection:keep-alive"
+	maxWord  = len(sayKeep)
 )
 
 // ServeHTTP starts an HTTPServer in the namespace, on "ADDRESS:PORT" or ":PORT".
@@ -138,12 +155,14 @@ func listenHTTP(h *netns.Handle, addr string, o HTTPServerOptions) (*HTTPServer,
 		listener: -1, epoll: -1, wake: -1,
 		done: make(chan struct{}),
 	}
-	head := httpHead("200 OK", len(o.Body))
+	head, kept := httpHead("200 OK", len(o.Body), false), httpHead("200 OK", len(o.Body), true)
 	s.answers = [...][]byte{
-		answerGet:     append(bytes.Clone(head), o.Body...),
-		answerHead:    head,
-		answerBad:     httpHead("400 Bad Request", 0),
-		answerTooLong: httpHead("431 Request Header Fields Too Large", 0),
+		answerGet:      append(bytes.Clone(head), o.Body...),
+		answerHead:     head,
+		answerGetKept:  append(bytes.Clone(kept), o.Body...),
+		answerHeadKept: kept,
+		answerBad:      httpHead("400 Bad Request", 0, false),
+		answerTooLong:  httpHead("431 Request Header Fields Too Large", 0, false),
 	}
 	if err := h.Do(func() error { return s.listen(at, o.Backlog) }); err != nil {
 		s.closeSockets()
@@ -152,9 +171,13 @@ func listenHTTP(h *netns.Handle, addr string, o HTTPServerOptions) (*HTTPServer,
 	return s, nil
 }
 
-func httpHead(status string, length int) []byte {
-	return fmt.Appendf(nil, "HTTP/1.0 %s\r\nServer: natkit\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n",
-		status, length)
+func httpHead(status string, length int, keep bool) []byte {
+	version, connection := "HTTP/1.0", "close"
+	if keep {
+		version, connection = "HTTP/1.1", "keep-alive"
+	}
+	return fmt.Appendf(nil, "%s %s\r\nServer: natkit\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: %s\r\n\r\n",
+		version, status, length, connection)
 }
 
 func (s *HTTPServer) listen(at netip.AddrPort, backlog int) (err error) {
@@ -332,7 +355,7 @@ func (s *HTTPServer) serve(fd int, buf []byte) {
 			}
 		case connWriting:
 			answer := s.answers[c.answer]
-			n, errno := rawSend(fd, answer[c.sent:])
+			n, errno := rawSend(fd, answer[c.sent:], !c.kept())
 			switch {
 			case errno == unix.EAGAIN:
 				s.watch(fd, unix.EPOLLOUT)
@@ -365,33 +388,61 @@ func (c *httpConn) read(b []byte) {
 		} else if bytes.HasPrefix(c.start[:], []byte("HEAD ")) {
 			c.answer = answerHead
 		}
+		if c.keep && c.answer != answerBad {
+			c.answer += answerKept
+		}
 	case c.seen > maxHead:
 		c.state, c.answer = connWriting, answerTooLong
 	}
 }
 
-// endsHead says whether an empty line ends the head within b. Lines may end with
-// a line feed alone.
+// kept says whether the connection goes on after the answer.
+func (c *httpConn) kept() bool { return c.answer == answerGetKept || c.answer == answerHeadKept }
+
+// endsHead says whether an empty line ends the head within b, and notes what its lines say of the
+// connection. Lines may end with a line feed alone. What follows the head in b would be another
+// request, for which there is no room: then the connection is not kept.
 func (c *httpConn) endsHead(b []byte) bool {
-	if bytes.HasSuffix(b, []byte("\r\n\r\n")) { // nearly always
-		return true
-	}
-	for _, ch := range b {
+	for i, ch := range b {
 		switch {
-		case ch == '\n' && c.newline:
+		case ch == '\n' && c.length == 0 && c.later:
+			c.keep = c.keep && i == len(b)-1
 			return true
 		case ch == '\n':
-			c.newline = true
-		case ch != '\r':
-			c.newline = false
+			c.endLine()
+		case ch == '\r' || ch == ' ' || ch == '\t':
+		default:
+			if c.last = ch; int(c.length) < len(c.line) {
+				c.line[c.length] = ch | 0x20 // of letters the small one
+				c.length++
+			}
 		}
 	}
 	return false
 }
 
+// endLine takes a line of the head: the first ends with the version, by whose default a connection is
+// kept or not.
+func (c *httpConn) endLine() {
+	switch line := string(c.line[:c.length]); {
+	case !c.later:
+		c.keep = c.last == '1'
+	case line == sayClose:
+		c.keep = false
+	case line == sayKeep:
+		c.keep = true
+	}
+	c.later, c.length = true, 0
+}
+
 // finish is after the answer.
 func (s *HTTPServer) finish(fd int) {
 	c := &s.conns[fd]
+	if c.kept() {
+		s.answered.Add(1)
+		*c = httpConn{state: connReading, since: c.since, watched: c.watched}
+		return
+	}
 	if c.answer == answerGet || c.answer == answerHead {
 		s.answered.Add(1)
 		s.drop(fd)
@@ -462,10 +513,13 @@ func rawRecv(fd int, b []byte) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// rawSend says that more comes, which is the end of the connection: it leaves with
-// the answer's last packet instead of in one of its own.
-func rawSend(fd int, b []byte) (int, unix.Errno) {
-	const flags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL | unix.MSG_MORE
-	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), flags, 0, 0)
+// rawSend says for the last answer that more comes, which is the end of the connection: it leaves
+// with the answer's last packet instead of in one of its own.
+func rawSend(fd int, b []byte, last bool) (int, unix.Errno) {
+	flags := unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
+	if last {
+		flags |= unix.MSG_MORE
+	}
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(flags), 0, 0)
 	return int(n), errno
 }

@@ -79,7 +79,7 @@ func TestHTTPRequests(t *testing.T) {
 		body   string
 	}{
 		{"get", []string{"GET / HTTP/1.0\r\n\r\n"}, "200 OK", testBody},
-		{"keep-alive is not", []string{"GET / HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n"}, "200 OK", testBody},
+		{"keep-alive is not wanted", []string{"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"}, "200 OK", testBody},
 		{"head", []string{"HEAD / HTTP/1.0\r\n\r\n"}, "200 OK", ""},
 		{"in pieces", []string{"G", "E", "T / HTTP/1.0\r", "\nHost: x\r\n", "\r", "\n"}, "200 OK", testBody},
 		{"bare line feeds", []string{"GET / HTTP/1.0\nHost: x\n", "\n"}, "200 OK", testBody},
@@ -130,6 +130,46 @@ func TestHTTPRequests(t *testing.T) {
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || res.StatusCode != 200 || res.ContentLength != int64(len(testBody)) || !res.Close {
 		t.Errorf("as net/http sees it: %+v, %v", res, err)
+	}
+}
+
+// Several requests on one connection, as HTTP/1.1 has it, or HTTP/1.0 where it asks for it; the head in
+// one piece or in several. With close it ends.
+func TestHTTPKeepAlive(t *testing.T) {
+	s, connect := web(t, lab.HTTPServerOptions{})
+	requests := uint64(0)
+	for name, heads := range map[string][]string{
+		"1.1":                   {"GET / HTTP/1.1\r\nHost: x\r\n\r\n"},
+		"1.1, asked for":        {"GET / HTTP/1.1\r\nHost: x\r\nConnection: Keep-Alive\r\n\r\n"},
+		"1.0, asked for":        {"GET / HTTP/1.0\r\nconnection:keep-alive\r\n\r\n"},
+		"in pieces":             {"GET / HT", "TP/1.1\r\nHost: x\r\nConn", "ection: keep-alive\r\n\r", "\n"},
+		"other words":           {"GET / HTTP/1.1\r\nX-Connection: close\r\nConnection-Id: close\r\n\r\n"},
+		"a query like a header": {"GET /?connection:close HTTP/1.1\r\n\r\n"},
+	} {
+		conn := connect()
+		conn.SetNoDelay(true)
+		r := bufio.NewReader(conn)
+		for range 5 {
+			for _, piece := range heads {
+				io.WriteString(conn, piece)
+			}
+			res, err := http.ReadResponse(r, nil)
+			if err != nil || res.Close || res.Proto != "HTTP/1.1" {
+				t.Fatalf("%s: %+v, %v", name, res, err)
+			}
+			if body, err := io.ReadAll(res.Body); err != nil || string(body) != testBody {
+				t.Fatalf("%s: %q, %v", name, body, err)
+			}
+			requests++
+		}
+		io.WriteString(conn, "GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+		if rest, err := io.ReadAll(r); err != nil || !strings.HasPrefix(string(rest), "HTTP/1.0 200 OK") {
+			t.Errorf("%s: after close: %q, %v", name, rest, err)
+		}
+		requests++
+	}
+	if st := s.Stats(); st.Answered != requests || st.Refused != 0 {
+		t.Errorf("stats %+v, want %d answered", st, requests)
 	}
 }
 

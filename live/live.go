@@ -68,7 +68,7 @@ type Fill struct {
 	// PerSecond is how fast it grows over the last half minute; nil at first.
 	PerSecond *float64 `json:"per_second,omitzero"`
 	// FullIn is in how many seconds it is full if it goes on so; nil if it does not
-	// grow.
+	// grow, or ever less.
 	FullIn *float64 `json:"full_in_s,omitzero"`
 }
 

@@ -186,6 +186,8 @@ type ConntrackMemory struct {
 	BucketBytes    uint64   `json:"bucket_bytes"`
 	ChainNow       float64  `json:"chain_now"`
 	ChainFull      float64  `json:"chain_full"`
+	HashBytes      uint64   `json:"hash_bytes"`    // of the hash, which all namespaces share
+	EntriesBytes   uint64   `json:"entries_bytes"` // of this namespace's entries alone
 	NowBytes       uint64   `json:"now_bytes"`
 	NowMostBytes   uint64   `json:"now_with_extensions_bytes"`
 	FullBytes      uint64   `json:"full_bytes"`
@@ -205,6 +207,8 @@ func NewConntrackMemory(m *conntrack.Memory) *ConntrackMemory {
 	if m.ObjectBytes > 0 {
 		r.NowBytes, r.NowMostBytes = m.Bytes(m.Count, m.Buckets)
 		r.FullBytes, r.FullMostBytes = m.Bytes(m.Max, m.Buckets)
+		r.HashBytes, _ = m.Bytes(0, m.Buckets)
+		r.EntriesBytes = r.NowBytes - r.HashBytes
 	}
 	return r
 }
@@ -227,20 +231,20 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 		line("entry", "%d bytes (%s)", m.ObjectBytes, m.ObjectSource)
 		line("", "+%d bytes if masqueraded, accounted, time-stamped, labelled or watched", m.ExtensionBytes)
 	}
-	line("hash", "%s of %d bytes, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes)
+	line("hash", "%s of %d bytes, %s, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes, megabytes(m.Buckets*m.BucketBytes))
 	if m.Max > 0 {
 		line("chain", "%.2f entries a bucket on average now, %.2f with a full table (an entry is in two chains)", m.ChainNow, m.ChainFull)
 	} else {
 		line("chain", "%.2f entries a bucket on average now (an entry is in two chains)", m.ChainNow)
 	}
 	if m.ObjectBytes > 0 {
-		line("now", "%s with the hash, %s if all entries have the extension", megabytes(m.NowBytes), megabytes(m.NowMostBytes))
+		line("now", "%s for this namespace's entries, %s if all have the extension", megabytes(m.EntriesBytes), megabytes(m.NowMostBytes-m.HashBytes))
 		if m.Max > 0 {
-			line("full", "%s with the hash, %s if all entries have the extension", megabytes(m.FullBytes), megabytes(m.FullMostBytes))
+			line("full", "%s for as many as it may have, %s if all have the extension", megabytes(m.FullBytes-m.HashBytes), megabytes(m.FullMostBytes-m.HashBytes))
 		}
 	}
 	if m.SlabBytes > 0 {
-		line("slab", "%s held now for the entries of all namespaces, free ones included", megabytes(m.SlabBytes))
+		line("slab", "%s held now for the entries of all namespaces of the host, free ones included; this namespace's share is the line \"now\"", megabytes(m.SlabBytes))
 	}
 	for _, u := range m.Unknown {
 		line("unknown", "%s", u)

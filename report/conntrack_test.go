@@ -99,16 +99,18 @@ func TestConntrackMemoryText(t *testing.T) {
 entry      256 bytes (/proc/slabinfo)
            +128 bytes if masqueraded, accounted, time-stamped, labelled or
            watched
-hash       262144 buckets of 8 bytes, one for all namespaces
+hash       262144 buckets of 8 bytes, 2.1 MB, one for all namespaces
 chain      1.53 entries a bucket on average now, 2.00 with a full table (an
            entry is in two chains)
-now        53.3 MB with the hash, 78.9 MB if all entries have the extension
-full       69.2 MB with the hash, 102.8 MB if all entries have the extension
-slab       51.2 MB held now for the entries of all namespaces, free ones
-           included
+now        51.2 MB for this namespace's entries, 76.8 MB if all have the
+           extension
+full       67.1 MB for as many as it may have, 100.7 MB if all have the
+           extension
+slab       51.2 MB held now for the entries of all namespaces of the host, free
+           ones included; this namespace's share is the line "now"
 `, func() {}},
 		{"no limit, no root", `entries    200000 in this namespace, without a limit (nf_conntrack_max is 0)
-hash       262144 buckets of 8 bytes, one for all namespaces
+hash       262144 buckets of 8 bytes, 2.1 MB, one for all namespaces
 chain      1.53 entries a bucket on average now (an entry is in two chains)
 unknown    size of an entry: needs root
 `, func() {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"natkit/bench"
 	"natkit/internal/netns"
@@ -163,6 +164,12 @@ Times are exact, percentiles and medians within 0.05 %.`,
 	return cmd
 }
 
+// seconds is a flag for a time: all commands take it alike.
+func seconds(f *pflag.FlagSet, to *time.Duration, name string, value time.Duration, usage string) {
+	*to = value
+	f.Var((*secondsFlag)(to), name, usage)
+}
+
 // secondsFlag is a time given as ab(1) takes it, a number of seconds, or with a
 // unit, as in 500ms.
 type secondsFlag time.Duration
@@ -185,8 +192,11 @@ func (s *secondsFlag) Set(text string) error {
 		return nil
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
+	if err != nil {
 		return fmt.Errorf("%q: want a number of seconds, or a time such as 500ms", text)
+	}
+	if d <= 0 {
+		return errors.New("want a time above 0, such as 10 (seconds) or 500ms")
 	}
 	*s = secondsFlag(d)
 	return nil

@@ -198,7 +198,7 @@ any file, so both sums are shown. The limit is one number for the host, but each
 namespace counts for itself; the hash and its chains are shared by all.
 
 With -o json: count, max, buckets, host_entries, object_bytes, object_source,
-extension_bytes, bucket_bytes, chain_now, chain_full, now_bytes, full_bytes,
+extension_bytes, bucket_bytes, chain_now, chain_full, hash_bytes, entries_bytes, now_bytes, full_bytes,
 now_with_extensions_bytes, full_with_extensions_bytes, slab_bytes, unknown (what
 can't be read here, and why).`,
 		Example: `  natkit conntrack memory
@@ -243,8 +243,8 @@ one come into, and the one destroyed in), lost_events, count, max.`,
 		Args: noArgs,
 	}
 	filter := conntrackFilterFlags(cmd)
-	cmd.Flags().DurationVar(&o.Interval, "interval", time.Second, "time between two lines")
-	cmd.Flags().DurationVar(&o.For, "for", 0, "how long to watch (default until interrupted)")
+	seconds(cmd.Flags(), &o.Interval, "interval", time.Second, "time between two lines")
+	seconds(cmd.Flags(), &o.For, "for", 0, "how long to watch (default until interrupted)")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if o.Filter, err = filter(); err != nil {

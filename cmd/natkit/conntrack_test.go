@@ -157,7 +157,7 @@ func TestConntrackUsage(t *testing.T) {
 		{"top --by sources", "did you mean source?"},
 		{"top -n 0", "--rows 0"},
 		{"watch --interval 1ms", "--interval 1ms"},
-		{"watch --for -1s", "--for -1s"},
+		{"watch --for -1s", "--for \"-1s\""},
 		{"memory -o xml", "--output"},
 		{"list more", "takes none"},
 	} {

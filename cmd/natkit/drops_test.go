@@ -34,10 +34,10 @@ func observed(ctx context.Context, args string) (code int, stdout, stderr string
 func TestObserverUsage(t *testing.T) {
 	for _, tt := range []struct{ args, says string }{
 		{"drops --interval 1ms", "--interval 1ms: want 100ms or more"},
-		{"drops --for -1s", "--for -1s"},
+		{"drops --for -1s", "--for \"-1s\""},
 		{"drops extra", "extra"},
 		{"drops -o xml", "want text or json"},
-		{"profile --for 0s", "--for 0s"},
+		{"profile --for 0s", "--for \"0s\""},
 		{"profile --frequency 0", "--frequency 0: want 1 to"},
 		{"profile --frequency 1000000", "--frequency 1000000: want 1 to"},
 		{"profile --min 101", "--min 101"},
@@ -50,7 +50,7 @@ func TestObserverUsage(t *testing.T) {
 		{"hooks extra", "extra"},
 		{"hooks --measure", "--measure goes with --cost"},
 		{"hooks --for 1s", "--for goes with --cost"},
-		{"hooks --cost --for 0s", "--for 0s"},
+		{"hooks --cost --for 0s", "--for \"0s\""},
 	} {
 		code, stdout, stderr := observed(t.Context(), tt.args)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {

@@ -4,6 +4,7 @@ package tui
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -85,7 +86,7 @@ func (s *state) fill(c *canvas, m *live.Moment) {
 	}
 	text := fmt.Sprintf(" %d of %d  %.1f%%", f.Entries, f.Max, 100*share)
 	if f.PerSecond != nil {
-		text += fmt.Sprintf("  %+.0f/s", *f.PerSecond)
+		text += "  " + change(*f.PerSecond) + "/s"
 	}
 	switch {
 	case share >= 1:
@@ -279,4 +280,12 @@ func Text(m *live.Moment, width int, ascii bool) string {
 		part(1+rows, func(c *canvas) { t.draw(c, 0, 0, width, 1+rows, false, n != panelFindings, -1, 0) })
 	}
 	return strings.Join(lines, "\n") + "\n"
+}
+
+// change writes a rate with its sign; what rounds to nothing has none.
+func change(rate float64) string {
+	if math.Abs(rate) < 0.5 {
+		return "0"
+	}
+	return fmt.Sprintf("%+.0f", rate)
 }

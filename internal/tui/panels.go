@@ -270,10 +270,17 @@ func (s *state) findingsText(width int) table {
 		}
 		add(dim, "  ", f.Why)
 		for _, c := range f.Remedy {
-			add(good, "    ", c)
+			for _, line := range pasteable(c, width-4) {
+				t.add(good, "    "+line)
+			}
+		}
+		if len(f.Verify) > 0 {
+			add(plain, "  ", "check:")
 		}
 		for _, c := range f.Verify {
-			add(plain, "    check: ", c)
+			for _, line := range pasteable(c, width-4) {
+				t.add(plain, "    "+line)
+			}
 		}
 		for _, c := range f.Consequences {
 			add(plain, "  ", fmt.Sprintf("follows from it: [%s] %s", c.Code, c.Title))
@@ -290,6 +297,26 @@ func (s *state) findingsText(width int) table {
 		add(dim, "", "not seen: "+u)
 	}
 	return t
+}
+
+// pasteable breaks a line of a cure so that each part does in a shell what the whole does: a remark
+// stays a remark, and a command goes on behind a backslash. One with quotes stays whole.
+func pasteable(line string, width int) []string {
+	if text, remark := strings.CutPrefix(line, "#"); remark {
+		lines := wrap(text, width-2)
+		for i := range lines {
+			lines[i] = "# " + lines[i]
+		}
+		return lines
+	}
+	if len(line) <= width || strings.ContainsAny(line, "'\"\\") {
+		return []string{line}
+	}
+	lines := wrap(line, width-2)
+	for i := range lines[:len(lines)-1] {
+		lines[i] += " \\"
+	}
+	return lines
 }
 
 // wrap breaks a text at blanks into lines of at most width; a longer word stays

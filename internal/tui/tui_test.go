@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -304,6 +305,32 @@ func TestDumbTerminal(t *testing.T) {
 		t.Setenv("TERM", name)
 		if _, err := Open(); !errors.Is(err, ErrTerminal) {
 			t.Errorf("TERM=%q: %v", name, err)
+		}
+	}
+}
+
+// Each line of a cure, pasted into a shell, is a remark or does what the whole does.
+func TestCuresCanBePasted(t *testing.T) {
+	for _, c := range []struct {
+		line string
+		want []string
+	}{
+		{"# a remark that is longer than the panel", []string{"# a remark that is", "# longer than the", "# panel"}},
+		{"#   a command for another host", []string{"# a command for", "# another host"}},
+		{"sysctl -w a=1", []string{"sysctl -w a=1"}},
+		{"ip route add unreachable 10.0.0.1", []string{"ip route add \\", "unreachable \\", "10.0.0.1"}},
+		{"nft 'add chain ip a b { type x; }'", []string{"nft 'add chain ip a b { type x; }'"}},
+	} {
+		if got := pasteable(c.line, 20); !slices.Equal(got, c.want) {
+			t.Errorf("%q: %q, want %q", c.line, got, c.want)
+		}
+	}
+}
+
+func TestChangeHasNoNegativeZero(t *testing.T) {
+	for rate, want := range map[float64]string{-0.4: "0", 0.4: "0", 0: "0", -0.6: "-1", 12.4: "+12"} {
+		if got := change(rate); got != want {
+			t.Errorf("%g: %q, want %q", rate, got, want)
 		}
 	}
 }
