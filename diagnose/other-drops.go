@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -77,11 +78,15 @@ func judgeOther(f facts) *verdict {
 			continue
 		}
 		l, ok := f.link(row.Interface)
-		if !ok || l.RxPackets >= implausible {
+		whole := l.RxPackets
+		if leaves(row.Location) {
+			whole = l.TxPackets
+		}
+		if !ok || whole >= implausible {
 			continue
 		}
 		if row.Count > lost {
-			worst, lost, part = row, row.Count, share(row.Count, max(row.Count, l.RxPackets))
+			worst, lost, part = row, row.Count, share(row.Count, max(row.Count, whole))
 		}
 	}
 	v := &verdict{harm: float64(lost)}
@@ -97,11 +102,15 @@ func judgeOther(f facts) *verdict {
 	}
 	function, _, _ := strings.Cut(worst.Location, "+")
 	inner := strings.TrimLeft(function, "_")
-	v.Title = fmt.Sprintf("%s that came in by %s dropped at %s %s", number(lost, "packet"), worst.Interface, function, f.window())
+	way := "came in by"
+	if leaves(inner) {
+		way = "were to leave by"
+	}
+	v.Title = fmt.Sprintf("%s that %s %s dropped at %s %s", number(lost, "packet"), way, worst.Interface, function, f.window())
 	if reason := strings.ReplaceAll(strings.ToLower(worst.Reason), "_", " "); worst.Reason != "NOT_SPECIFIED" {
 		v.Title += ": " + reason
 	}
-	v.Evidence = append([]Evidence{{fmt.Sprintf("packets dropped at %s with reason %s", worst.Location, worst.Reason), fmt.Sprintf("%d, %s of what came in by %s", lost, percent(part), worst.Interface), fromTracer}},
+	v.Evidence = append([]Evidence{{fmt.Sprintf("packets dropped at %s with reason %s", worst.Location, worst.Reason), fmt.Sprintf("%d, %s of what %s %s", lost, percent(part), strings.TrimPrefix(way, "were to "), worst.Interface), fromTracer}},
 		sampleEvidence([]snapshot.Drop{worst})...)
 	v.Why = "The kernel dropped packets that were to go on, at a place that is none of NAT's. To a client it looks the same."
 	for _, e := range elsewhere {
@@ -121,6 +130,11 @@ func judgeOther(f facts) *verdict {
 		}
 		break
 	}
+	if client, network, ok := f.clientAtBroadcast(worst); ok {
+		v.Title = fmt.Sprintf("%s to %s dropped %s: it is the broadcast address of %s on this machine", number(lost, "reply"), client, f.window(), network)
+		v.Why = fmt.Sprintf("A client has the address %s, and its packets are forwarded; the replies are taken for broadcasts, because the mask of the address on this machine makes it the last address of %s. One of the two masks is wrong.", client, network)
+		v.Remedy = []string{"# the address and its mask here; clients have theirs by DHCP or by hand:", f.run("ip -4 addr show to " + network.String())}
+	}
 	if v.Remedy == nil {
 		v.Remedy = []string{"# see the packets, and by which way they came to " + function + " (" + strconv.Quote(worst.Reason) + " is the kernel's word):", f.natkit("drops --for 10s --stacks")}
 	}
@@ -128,8 +142,38 @@ func judgeOther(f facts) *verdict {
 	return v
 }
 
+// leaves says whether packets are dropped in a function on their way out: its interface is the one that they
+// were to leave by.
+func leaves(function string) bool {
+	function = strings.TrimLeft(function, "_")
+	return strings.HasPrefix(function, "dev_forward_skb") || strings.HasPrefix(function, "veth_xmit")
+}
+
+// clientAtBroadcast finds a client that has the broadcast address of a network here: replies to its flows
+// are for that address.
+func (f facts) clientAtBroadcast(row snapshot.Drop) (client netip.Addr, network netip.Prefix, ok bool) {
+	for _, text := range row.Samples {
+		t, _ := parseSample(text)
+		flow, known := parseFlow(text)
+		if !known || flow.source.Addr() != t.dest.Addr() || !f.manifold(t.dest.Addr()) {
+			continue
+		}
+		for _, i := range f.Interfaces {
+			for _, p := range i.Addresses {
+				if p.Contains(t.dest.Addr()) {
+					return t.dest.Addr(), p.Masked(), true
+				}
+			}
+		}
+	}
+	return client, network, false
+}
+
 // passing says whether packets of row were on their way through this machine.
 func (f facts) passing(row snapshot.Drop) bool {
+	if _, _, ok := f.clientAtBroadcast(row); ok {
+		return true
+	}
 	for _, t := range samples([]snapshot.Drop{row}) {
 		if !f.own(t.dest.Addr()) && !f.own(t.source.Addr()) && !f.manifold(t.dest.Addr()) && !t.dest.Addr().IsLoopback() && t.dest.Addr().IsValid() {
 			return true
