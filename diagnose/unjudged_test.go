@@ -50,9 +50,9 @@ var blind = map[string]func(s *snapshot.Snapshot){
 	snapshot.CanEventSockets:   func(s *snapshot.Snapshot) { s.EventSockets = nil },
 	snapshot.CanKernelLog:      func(s *snapshot.Snapshot) { s.KernelLog = nil },
 	snapshot.CanLeaving:        func(s *snapshot.Snapshot) { s.Leaving = nil },
+	snapshot.CanFrames:         func(s *snapshot.Snapshot) { s.Frames = nil },
 	snapshot.CanDrops:          func(s *snapshot.Snapshot) { s.Drops = nil },
 	snapshot.CanHooks:          func(s *snapshot.Snapshot) { s.Hooks = nil },
-	snapshot.CanFrames:         func(s *snapshot.Snapshot) { s.Frames = nil },
 	snapshot.CanEngine:         func(s *snapshot.Snapshot) { s.Engine = nil },
 	snapshot.CanOwners:         func(s *snapshot.Snapshot) { s.Owners = nil },
 }

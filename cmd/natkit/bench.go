@@ -164,8 +164,8 @@ Times are exact, percentiles and medians within 0.05 %.`,
 	return cmd
 }
 
-// seconds is a flag for a time: all commands take it alike.
-func seconds(f *pflag.FlagSet, to *time.Duration, name string, value time.Duration, usage string) {
+// timeVar is a flag for a time: all commands take it alike.
+func timeVar(f *pflag.FlagSet, to *time.Duration, name string, value time.Duration, usage string) {
 	*to = value
 	f.Var((*secondsFlag)(to), name, usage)
 }

@@ -78,7 +78,7 @@ labelled.
 	f.IntVar(&o.Sessions, "sessions", 64512, "new sessions of a trial")
 	f.IntVar(&o.Held, "held", 0, "sessions that the table has already when those of a trial come")
 	f.IntSliceVar(&o.Rules, "rules", []int{0}, "`numbers` of rules that match nothing, before the one that matches")
-	seconds(f, &o.Duration, "duration", time.Second, "of a trial with established sessions")
+	timeVar(f, &o.Duration, "duration", time.Second, "of a trial with established sessions")
 	f.IntVar(&o.Trials, "trials", 7, "trials under each set of conditions")
 	f.BoolVar(&ndr, "ndr", false, "search the highest rate of new sessions without loss")
 	f.StringVar(&pdr, "pdr", "", "search the highest rate with at most this `loss`, as in 0.5%")

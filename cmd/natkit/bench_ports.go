@@ -42,7 +42,7 @@ undisturbed is labelled. The defaults take about a minute.
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&routers, "router", []string{"none", "nft", "ebpf"}, "routers to measure, by `name`")
-	seconds(f, &o.Duration, "duration", 500*time.Millisecond, "of a trial when the ports are taken")
+	timeVar(f, &o.Duration, "duration", 500*time.Millisecond, "of a trial when the ports are taken")
 	f.IntVar(&o.Trials, "trials", 7, "trials of everything")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

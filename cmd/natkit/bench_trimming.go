@@ -38,7 +38,7 @@ frames holds here too. The defaults take about six minutes.`,
 	f := cmd.Flags()
 	f.StringSliceVar(&routers, "router", []string{"default", "trimmed", "framework", "none", "stateless", "act-nat", "ebpf"}, "routers to measure, by `name`; see natkit bench udp --help")
 	f.IntVar(&o.Flows, "flows", 1, "`number` of flows; the report had one")
-	seconds(f, &o.Duration, "duration", 200*time.Millisecond, "of a trial")
+	timeVar(f, &o.Duration, "duration", 200*time.Millisecond, "of a trial")
 	f.IntVar(&o.Trials, "trials", 7, "trials at each rate")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -94,7 +94,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 	f.BoolVar(&ndr, "ndr", false, "search the highest rate without loss")
 	f.StringVar(&pdr, "pdr", "", "search the highest rate with at most this `loss`, as in 0.5%")
 	f.BoolVar(&rfc2544, "rfc2544", false, "search the highest rate without loss by RFC 2544, which takes long")
-	seconds(f, &o.Duration, "duration", time.Second, "of a trial")
+	timeVar(f, &o.Duration, "duration", time.Second, "of a trial")
 	f.IntVar(&o.Trials, "trials", 7, "trials under each set of conditions")
 	f.StringVar(&wire.tx, "tx", "", "`interface` to send from, to a router elsewhere")
 	f.StringVar(&wire.rx, "rx", "", "`interface` where that router's frames arrive")

@@ -243,8 +243,8 @@ one come into, and the one destroyed in), lost_events, count, max.`,
 		Args: noArgs,
 	}
 	filter := conntrackFilterFlags(cmd)
-	seconds(cmd.Flags(), &o.Interval, "interval", time.Second, "time between two lines")
-	seconds(cmd.Flags(), &o.For, "for", 0, "how long to watch (default until interrupted)")
+	timeVar(cmd.Flags(), &o.Interval, "interval", time.Second, "time between two lines")
+	timeVar(cmd.Flags(), &o.For, "for", 0, "how long to watch (default until interrupted)")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if o.Filter, err = filter(); err != nil {

@@ -48,8 +48,8 @@ that were left out for want of --all.`,
   natkit drops --for 5s --all -o json`,
 		Args: noArgs,
 	}
-	seconds(cmd.Flags(), &every, "interval", 5*time.Second, "time between two tables")
-	seconds(cmd.Flags(), &total, "for", 0, "how long to watch (default until interrupted)")
+	timeVar(cmd.Flags(), &every, "interval", 5*time.Second, "time between two tables")
+	timeVar(cmd.Flags(), &total, "for", 0, "how long to watch (default until interrupted)")
 	cmd.Flags().BoolVar(&stacks, "stacks", false, "show the most frequent kernel stacks of each row")
 	cmd.Flags().BoolVar(&all, "all", false, "show also what is benign, such as packets of closed sockets")
 	out := outputFlag(cmd)

@@ -58,7 +58,7 @@ unseen.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&cost.on, "cost", false, "what each takes of the time, and what is needless")
-	seconds(f, &cost.window, "for", 10*time.Second, "with --cost: how long to look")
+	timeVar(f, &cost.window, "for", 10*time.Second, "with --cost: how long to look")
 	f.BoolVar(&cost.noDump, "no-dump", false, "with --cost: do not read the entries of the conntrack table")
 	f.BoolVar(&cost.measure, "measure", false, "with --cost: measure in a lab what removing saves")
 	out := outputFlag(cmd)

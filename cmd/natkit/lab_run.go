@@ -42,7 +42,7 @@ and named the fault first in between.`,
 		ValidArgs: codes,
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "show the faults there are, and make none")
-	seconds(cmd.Flags(), &o.Window, "for", 2*time.Second, "how long the doctor watches after each step")
+	timeVar(cmd.Flags(), &o.Window, "for", 2*time.Second, "how long the doctor watches after each step")
 	out := outputFlag(cmd)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if list != (len(args) == 0) || len(args) > 1 {

@@ -60,7 +60,7 @@ kernel, user, idle, lost, root), called and tree; with --diff root, before, afte
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	seconds(f, &o.For, "for", 10*time.Second, "how long to look")
+	timeVar(f, &o.For, "for", 10*time.Second, "how long to look")
 	f.IntVar(&o.Frequency, "frequency", observe.DefaultFrequency, "looks a second at every CPU")
 	f.StringVar(&o.cpus, "cpu", "", "only these CPUs, as in `0,2-3`")
 	f.StringVar(&o.root, "root", "nf_hook_slow", `kernel function to start from, or "all"`)

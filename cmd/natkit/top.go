@@ -53,12 +53,12 @@ findings, unseen; unseen. What is not known is left out.`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	seconds(f, &o.Interval, "interval", time.Second, "time between two readings of what is cheap")
-	seconds(f, &o.Window, "window", 10*time.Second, "time that findings are judged from, and between two readings of the table")
+	timeVar(f, &o.Interval, "interval", time.Second, "time between two readings of what is cheap")
+	timeVar(f, &o.Window, "window", 10*time.Second, "time that findings are judged from, and between two readings of the table")
 	f.BoolVar(&noDump, "no-dump", false, "do not read the entries of the conntrack table")
 	f.BoolVar(&noEvents, "no-events", false, "do not count flows by events")
 	f.BoolVar(&once, "once", false, "print once, as text, and end")
-	seconds(f, &total, "for", 0, "with -o json: how long to watch (default until interrupted)")
+	timeVar(f, &total, "for", 0, "with -o json: how long to watch (default until interrupted)")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {

@@ -233,7 +233,7 @@ type tuneInput struct {
 
 func (in *tuneInput) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	seconds(f, &in.facts.window, "for", 2*time.Second, "how long to watch before planning")
+	timeVar(f, &in.facts.window, "for", 2*time.Second, "how long to watch before planning")
 	f.StringVar(&in.facts.from, "from", "", "plan from the facts in `FILE` (- is stdin) instead of this machine's")
 	f.Float64Var(&in.share, "memory-share", tune.DefaultMemoryShare, "largest part of the memory that the full connection tracking table may take, 0 to 1")
 	f.StringSliceVar(&in.confirmed, "confirm", nil, "what the plan says that the change for finding `CODE` depends on is so; may be repeated")
