@@ -518,7 +518,7 @@ func judgeNothingBack(f facts) *verdict {
 			v.Why += " Or those that were asked, which are not many, are down themselves."
 		}
 		v.Remedy = []string{"# is the next router's hardware address the right one, and no permanent entry that is old?", f.run("ip neigh show dev " + quote(out)),
-			"# does another machine have this address? (exit code 1 and an answer if so)", f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(out), o.Addr)),
+			"# does another machine have this address?", f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(out), o.Addr)) + " || echo another machine has it",
 			"# does anything come in, and are there errors?", f.run("ip -s link show dev " + quote(out))}
 		v.Remedy = append(v.Remedy, "# which one is the next router, and does it answer a ping?", f.run("ip route get "+example.Dest.Addr().String()))
 		return v

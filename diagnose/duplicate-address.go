@@ -72,7 +72,7 @@ func judgeDuplicate(f facts) *verdict {
 	v.Why = "Each host of the network notes the hardware address that answered last, and sends there. What goes to the other machine is not forwarded, or by another table of connections: it is lost to this one."
 	last := macs[len(macs)-1]
 	v.Remedy = []string{fmt.Sprintf("# ask again; each line of another hardware address is one machine too many (the switch knows on which port %s is):", last),
-		f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(link), addr)),
+		f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(link), addr)) + " || echo another machine has it",
 		fmt.Sprintf("# on that machine: remove the address (ip addr del %s/BITS dev INTERFACE), or what answers for it (proxy_arp, ip neigh show proxy)", addr)}
 	if len(own) > 0 {
 		v.Remedy = append(v.Remedy, "# then announce the right one, so that clients correct what they have noted:",
