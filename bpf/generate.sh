@@ -6,7 +6,7 @@
 # that the same source gives the same bytes. Called by `go generate` from the
 # package that owns the program:
 #
-#   ../bpf/generate.sh [OPTIONS OF BPF2GO] IDENT ../bpf/.../NAME.bpf.c
+#   BPF/generate.sh [OPTIONS OF BPF2GO] IDENT BPF/.../NAME.bpf.c
 #
 # BPF_CLANG and BPF_STRIP name other paths of the programs; another version than
 # bpf/CLANG_VERSION says is refused.

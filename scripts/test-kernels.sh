@@ -49,7 +49,7 @@ cp bpf/*.h "$guest/natkit/bpf/"
 
 packages=("$@")
 [ $# -gt 0 ] || mapfile -t packages < <(
-    git grep -l '"natkit/internal/ktest"' -- '*_test.go' ':!internal/archtest' ':!cmd' | xargs -n 1 dirname | sort -u)
+    git grep -l '"natkit/internal/testutil/ktest"' -- '*_test.go' ':!internal/testutil/archtest' ':!cmd' | xargs -n 1 dirname | sort -u)
 for package in "${packages[@]}"; do
     mkdir -p "$guest/natkit/$package"
     CGO_ENABLED=0 go test -c -o "$guest/natkit/$package/package.test" "./$package"

@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/control"
-	"natkit/internal/netns"
-	"natkit/probe"
-	"natkit/report"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/ui/report"
 )
 
 func newAccelCommand(e *env) *cobra.Command {

@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"natkit/bench"
-	"natkit/internal/netns"
-	"natkit/report"
+	"natkit/internal/bench"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/ui/report"
 )
 
 func newBenchCommand(e *env) *cobra.Command {

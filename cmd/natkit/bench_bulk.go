@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/bench"
-	"natkit/story"
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
 )
 
 func newBenchBulkCommand(e *env) *cobra.Command {
@@ -60,11 +60,11 @@ way, and prints its tables beside those that were published.`,
 				}
 			}
 			return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
-				return bench.BulkPaper(cmd.Context(), bench.PaperOptions{Setups: story.PaperSetups(), About: about})
+				return bench.BulkPaper(cmd.Context(), bench.PaperOptions{Setups: scenario.PaperSetups(), About: about})
 			})
 		}
 		var err error
-		if o.Routers, err = story.FindRouters(routers); err != nil {
+		if o.Routers, err = scenario.FindRouters(routers); err != nil {
 			return usagef("--router %w", err)
 		}
 		if o.Directions, err = bench.ParseDirection(direction); err != nil {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/bench"
-	"natkit/story"
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
 )
 
 func newBenchCPSCommand(e *env) *cobra.Command {
@@ -96,7 +96,7 @@ labelled.
 				return usagef("--%s: not with --ndr or --pdr, whose trials end with their sessions and are as many as the search needs", name)
 			}
 		}
-		if o.Routers, err = story.FindRouters(routers); err != nil {
+		if o.Routers, err = scenario.FindRouters(routers); err != nil {
 			return usagef("--router %w", err)
 		}
 		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {

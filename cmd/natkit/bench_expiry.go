@@ -5,8 +5,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"natkit/bench"
-	"natkit/story"
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
 )
 
 func newBenchExpiryCommand(e *env) *cobra.Command {
@@ -52,7 +52,7 @@ undisturbed is labelled. The defaults take about six minutes.
 			return usagef("--rate %q: want packets a second such as 100kpps", rate)
 		}
 		o.Rate = r.PPS
-		if o.Routers, err = story.FindRouters(routers); err != nil {
+		if o.Routers, err = scenario.FindRouters(routers); err != nil {
 			return usagef("--router %w", err)
 		}
 		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/bench"
-	"natkit/story"
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
 )
 
 func newBenchPortsCommand(e *env) *cobra.Command {
@@ -50,7 +50,7 @@ undisturbed is labelled. The defaults take about a minute.
 			return usagef("--netns %q: bench ports measures in namespaces that it makes", e.netns)
 		}
 		var err error
-		if o.Routers, err = story.FindRouters(routers); err != nil {
+		if o.Routers, err = scenario.FindRouters(routers); err != nil {
 			return usagef("--router %w", err)
 		}
 		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {

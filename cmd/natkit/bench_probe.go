@@ -5,9 +5,9 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"natkit/bench"
-	"natkit/report"
-	"natkit/story"
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
+	"natkit/internal/ui/report"
 )
 
 func newBenchProbeCommand(e *env) *cobra.Command {
@@ -25,7 +25,7 @@ tried in namespaces that natkit makes and removes; nothing else is touched.`,
 		if e.netns != "" {
 			return usagef("--netns %q: bench probe tries things in namespaces that it makes", e.netns)
 		}
-		res, err := bench.Probe(cmd.Context(), version(), story.Routers())
+		res, err := bench.Probe(cmd.Context(), version(), scenario.Routers())
 		if err != nil {
 			return err
 		}

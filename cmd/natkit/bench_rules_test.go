@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/bench"
-	"natkit/internal/ktest"
+	"natkit/internal/bench"
+	"natkit/internal/testutil/ktest"
 )
 
 // The comparisons of routers, in their smallest form.

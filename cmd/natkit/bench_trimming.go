@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/bench"
-	"natkit/story"
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
 )
 
 func newBenchTrimmingCommand(e *env) *cobra.Command {
@@ -46,7 +46,7 @@ frames holds here too. The defaults take about six minutes.`,
 			return usagef("--netns %q: bench trimming measures in namespaces that it makes", e.netns)
 		}
 		var err error
-		if o.Routers, err = story.FindRouters(routers); err != nil {
+		if o.Routers, err = scenario.FindRouters(routers); err != nil {
 			return usagef("--router %w", err)
 		}
 		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {

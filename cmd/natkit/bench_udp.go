@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/bench"
-	"natkit/internal/netns"
-	"natkit/story"
+	"natkit/internal/bench"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/scenario"
 )
 
 func newBenchUDPCommand(e *env) *cobra.Command {
@@ -126,7 +126,7 @@ for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
 			if e.netns != "" {
 				return usagef("--netns %q: bench udp measures in namespaces that it makes, but for --tx and --rx", e.netns)
 			}
-			if o.Routers, err = story.FindRouters(routers); err != nil {
+			if o.Routers, err = scenario.FindRouters(routers); err != nil {
 				return usagef("--router %w", err)
 			}
 		}
@@ -195,7 +195,7 @@ func (w *wireFlags) open(ref string) (*bench.Wire, error) {
 func routerList() string {
 	var b strings.Builder
 	b.WriteString("Routers:\n")
-	for _, r := range story.Routers() {
+	for _, r := range scenario.Routers() {
 		b.WriteString("  " + r.Name() + strings.Repeat(" ", max(16-len(r.Name()), 1)) + r.Describe() + "\n")
 	}
 	return strings.TrimSuffix(b.String(), "\n")

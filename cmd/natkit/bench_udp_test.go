@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/bench"
-	"natkit/internal/ktest"
+	"natkit/internal/bench"
+	"natkit/internal/testutil/ktest"
 )
 
 func runCommand(ctx context.Context, args ...string) (code int, stdout, stderr string) {

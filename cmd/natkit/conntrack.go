@@ -17,12 +17,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"natkit/conntrack"
-	"natkit/internal/choice"
-	"natkit/internal/netns"
-	"natkit/internal/plural"
-	"natkit/report"
-	"natkit/snapshot"
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
+	"natkit/internal/words/plural"
 )
 
 func newConntrackCommand(e *env) *cobra.Command {

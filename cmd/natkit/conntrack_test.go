@@ -16,10 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"natkit/conntrack"
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/report"
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/report"
 )
 
 const conntrackDump = `tcp      6 7 TIME_WAIT src=192.168.0.2 dst=192.168.0.96 sport=51744 dport=8080 src=172.17.0.2 dst=192.168.0.2 sport=8080 dport=51744 [ASSURED] mark=0 use=1

@@ -9,13 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/report"
-	"natkit/story"
-	"natkit/tune"
+	"natkit/internal/diagnose/tune"
+	"natkit/internal/scenario"
+	"natkit/internal/ui/report"
 )
 
 func newDemoCommand(e *env) *cobra.Command {
-	var o story.DemoOptions
+	var o scenario.DemoOptions
 	var reportFile string
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -46,7 +46,7 @@ larger, the collapse is made by source ports that run out instead.`,
 	f := cmd.Flags()
 	f.IntVar(&o.Site, "site", 1, "whose case: 1, a client of its own and 5000 connections; 2, a client on the host itself and 2000")
 	f.BoolVar(&o.NoHostWrite, "no-host-write", false, "change nothing outside the demo's namespaces")
-	f.Float64Var(&o.FillShare, "fill-share", story.DefaultFillShare, "how much of the memory the table may be filled to, 0 to 1")
+	f.Float64Var(&o.FillShare, "fill-share", scenario.DefaultFillShare, "how much of the memory the table may be filled to, 0 to 1")
 	f.StringVar(&reportFile, "report", "", "write the result as a web page, too, to this `file`")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -90,7 +90,7 @@ larger, the collapse is made by source ports that run out instead.`,
 			}
 		}
 		o.Tell = text
-		res, err := story.Demo(cmd.Context(), o)
+		res, err := scenario.Demo(cmd.Context(), o)
 		line.clear()
 		if res == nil {
 			return err

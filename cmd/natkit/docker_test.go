@@ -14,8 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/testutil/ktest"
 )
 
 // dockersRules are what dockerd makes for one container with a published port, as

@@ -13,12 +13,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/control"
-	"natkit/diagnose"
-	"natkit/internal/netns"
-	"natkit/probe"
-	"natkit/report"
-	"natkit/snapshot"
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/snapshot"
+	"natkit/internal/ui/report"
 )
 
 func newDoctorCommand(e *env) *cobra.Command {
@@ -118,7 +118,7 @@ others were.`,
 
 // showDoctor prints what is wrong in one namespace.
 func showDoctor(e *env, s *snapshot.Snapshot, out string) error {
-	findings := diagnose.Judge(s)
+	findings := causes.Judge(s)
 	var err error
 	switch out {
 	case "json":
@@ -139,13 +139,13 @@ func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Se
 
 // alarm is errFindings when one of them is of severity warning or above, else errUnjudged
 // when another could not have been seen.
-func alarm(s *snapshot.Snapshot, findings []diagnose.Finding) error {
+func alarm(s *snapshot.Snapshot, findings []causes.Finding) error {
 	for _, f := range findings {
-		if f.Severity >= diagnose.Warning {
+		if f.Severity >= causes.Warning {
 			return errFindings
 		}
 	}
-	if len(diagnose.NotJudged(s, findings)) > 0 {
+	if len(causes.NotJudged(s, findings)) > 0 {
 		return errUnjudged
 	}
 	return nil
@@ -156,7 +156,7 @@ func alarm(s *snapshot.Snapshot, findings []diagnose.Finding) error {
 type namespaces struct {
 	redactor *snapshot.Redactor // nil: nothing is replaced
 	file     *snapshot.Writer   // nil: nothing is saved
-	machine  diagnose.Machine
+	machine  causes.Machine
 	page     report.DoctorAll
 	alarm    error
 }

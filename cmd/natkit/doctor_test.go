@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/snapshot"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
+	"natkit/internal/testutil/ktest"
 )
 
 // doctor runs a doctor's command line.

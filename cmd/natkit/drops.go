@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/internal/netns"
-	"natkit/observe"
-	"natkit/report"
-	"natkit/snapshot"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
+	"natkit/internal/snapshot"
+	"natkit/internal/ui/report"
 )
 
 func newDropsCommand(e *env) *cobra.Command {

@@ -17,10 +17,10 @@ import (
 
 	"github.com/google/pprof/profile"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/nft"
-	"natkit/report"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/nft"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/report"
 )
 
 // observed runs drops, hooks or profile. The tests of all three are in this file.

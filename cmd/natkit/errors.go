@@ -23,7 +23,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"natkit/internal/choice"
+	"natkit/internal/words/choice"
 )
 
 // inWords is an error's text with words in the place of what Go's libraries say. Packages

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"natkit/internal/ktest"
+	"natkit/internal/testutil/ktest"
 )
 
 // place is a row of ARCHITECTURE.md's table "What is where on the machine".

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"natkit/tune"
+	"natkit/internal/diagnose/tune"
 )
 
 // hint says what helps a user whom the machine has refused something: a line of its own, with

@@ -11,13 +11,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"natkit/internal/netns"
-	"natkit/nft"
-	"natkit/observe"
-	"natkit/probe"
-	"natkit/report"
-	"natkit/snapshot"
-	"natkit/story"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
+	"natkit/internal/nat/nft"
+	"natkit/internal/scenario"
+	"natkit/internal/snapshot"
+	"natkit/internal/ui/report"
 )
 
 func newHooksCommand(e *env) *cobra.Command {
@@ -147,8 +147,8 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 		return r, nil
 	}
 	var err error
-	line.say("%s was watched; measuring in a lab takes about %s", about(o.window), about(story.MeasureHooksTakes))
-	if r.Measured, err = story.MeasureHooks(ctx, version(), line.show); err != nil {
+	line.say("%s was watched; measuring in a lab takes about %s", about(o.window), about(scenario.MeasureHooksTakes))
+	if r.Measured, err = scenario.MeasureHooks(ctx, version(), line.show); err != nil {
 		if ctx.Err() == nil {
 			return nil, err
 		}

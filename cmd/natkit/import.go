@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/internal/netns"
-	"natkit/internal/plural"
-	"natkit/nft"
-	"natkit/report"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/nft"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/plural"
 )
 
 // listers are the programs that can be asked for the rules of a namespace, and how.

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/nat"
-	"natkit/report"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/report"
 )
 
 func TestImportCommand(t *testing.T) {
@@ -27,7 +27,7 @@ func TestImportCommand(t *testing.T) {
 	}
 	const rules = "*nat\n:POSTROUTING ACCEPT\n-A POSTROUTING -s 10.0.0.0/8 -o eth0 -j MASQUERADE\n-A POSTROUTING -s 10.0.0.0/8 -p tcp -j MASQUERADE\nCOMMIT\n"
 	code, stdout, stderr := importRules(rules, "--from - --inside eth1")
-	f, err := nat.Parse("-", []byte(stdout))
+	f, err := rulefile.Parse("-", []byte(stdout))
 	if code != exitFindings || err != nil || len(f.Rules) != 1 || !strings.Contains(stdout, "line 4: -A POSTROUTING") || !strings.Contains(stderr, "1 note") {
 		t.Errorf("exit %d, %v, %q\n%s", code, err, stderr, stdout)
 	}

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/bench"
-	"natkit/internal/ktest"
+	"natkit/internal/bench"
+	"natkit/internal/testutil/ktest"
 )
 
 // figureLine is one that reports a figure, which has its title behind the router's name.

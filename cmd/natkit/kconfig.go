@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/kconfig"
-	"natkit/probe"
-	"natkit/report"
+	"natkit/internal/diagnose/kconfig"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/ui/report"
 )
 
 func newKconfigCommand(e *env) *cobra.Command {

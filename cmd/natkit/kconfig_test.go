@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/kconfig"
+	"natkit/internal/diagnose/kconfig"
 )
 
 func TestKconfigCommand(t *testing.T) {

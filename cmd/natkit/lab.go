@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"natkit/internal/choice"
-	"natkit/lab"
-	"natkit/report"
+	"natkit/internal/lab"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
 )
 
 func newLabCommand(e *env) *cobra.Command {

@@ -11,15 +11,15 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/internal/choice"
-	"natkit/report"
-	"natkit/story"
+	"natkit/internal/scenario"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
 )
 
 func newLabRunCommand(e *env) *cobra.Command {
-	var o story.FaultOptions
+	var o scenario.FaultOptions
 	list := false
-	faults := story.Faults()
+	faults := scenario.Faults()
 	var codes []string
 	for _, f := range faults {
 		codes = append(codes, f.Code)
@@ -58,7 +58,7 @@ and named the fault first in between.`,
 			return report.FaultList(e.stdout, faults)
 		}
 		i := slices.Index(codes, args[0])
-		if why := story.NoFault(args[0]); why != "" {
+		if why := scenario.NoFault(args[0]); why != "" {
 			return usagef("code %q: not in a lab: %s", args[0], why)
 		}
 		if i < 0 {
@@ -75,7 +75,7 @@ and named the fault first in between.`,
 		text := &report.FaultText{W: e.stdout, Color: colored(e.stdout)}
 		if *out != "json" {
 			o.Begin = func(drawing string, notes []string) error { return text.Begin(faults[i], drawing, notes) }
-			o.Step = func(s *story.FaultStep) error {
+			o.Step = func(s *scenario.FaultStep) error {
 				line.clear()
 				return text.Step(s)
 			}

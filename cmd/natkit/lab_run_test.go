@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/diagnose"
-	"natkit/internal/ktest"
-	"natkit/report"
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/report"
 )
 
 func TestLabRunUsage(t *testing.T) {
@@ -33,7 +33,7 @@ func TestLabRunList(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &list); err != nil {
 		t.Fatal(err)
 	}
-	want := slices.DeleteFunc(diagnose.Catalogue(), func(c diagnose.Cause) bool { return c.NoLab != "" })
+	want := slices.DeleteFunc(causes.Catalogue(), func(c causes.Cause) bool { return c.NoLab != "" })
 	if len(list) != len(want) {
 		t.Errorf("%d scenarios for %d causes that a lab can show", len(list), len(want))
 	}
@@ -48,7 +48,7 @@ func TestLabRunList(t *testing.T) {
 	}
 }
 
-// One scenario by the command; the others are tests of package story.
+// One scenario by the command; the others are tests of package scenario.
 func TestLabRun(t *testing.T) {
 	ktest.Root(t)
 	ktest.Tool(t, "ip")

@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/lab"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/lab"
+	"natkit/internal/testutil/ktest"
 )
 
 // program builds the program once for the test and returns how to run it, with a

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/internal/ktest"
+	"natkit/internal/testutil/ktest"
 )
 
 // Where a machine lacks something, each command works or says what is missing and what to do,

@@ -20,8 +20,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/internal/choice"
-	"natkit/report"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
 )
 
 // Exit codes, the same for every command.

@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/control"
-	"natkit/internal/netns"
-	"natkit/nat"
-	"natkit/probe"
-	"natkit/report"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/ui/report"
 )
 
 // natFlags are what up and apply have in common.
@@ -30,7 +30,7 @@ func (f *natFlags) add(cmd *cobra.Command) {
 }
 
 // read reads the rule file and the options for it.
-func (f *natFlags) read(ctx context.Context, e *env) (file *nat.File, text string, o control.Options, err error) {
+func (f *natFlags) read(ctx context.Context, e *env) (file *rulefile.File, text string, o control.Options, err error) {
 	if f.file == "" {
 		return nil, "", o, usagef("which rules? give --file FILE")
 	}
@@ -46,29 +46,29 @@ func (f *natFlags) read(ctx context.Context, e *env) (file *nat.File, text strin
 	}
 	o.Bypass = f.bypass
 	if f.file == "-" {
-		data, err := nat.Read(ctx, e.stdin)
+		data, err := rulefile.Read(ctx, e.stdin)
 		if err != nil {
 			return nil, "", o, err
 		}
-		file, err = nat.Parse("stdin", data)
+		file, err = rulefile.Parse("stdin", data)
 		return file, string(data), o, err
 	}
 	path, err := filepath.Abs(f.file) // the record is read in other folders
 	if err != nil {
 		return nil, "", o, err
 	}
-	data, err := nat.ReadFile(ctx, path)
+	data, err := rulefile.ReadFile(ctx, path)
 	if err != nil {
 		return nil, "", o, err
 	}
-	file, err = nat.Parse(path, data)
+	file, err = rulefile.Parse(path, data)
 	return file, string(data), o, err
 }
 
 // run plans, or does, what a rule file says.
 func (f *natFlags) run(ctx context.Context, e *env, output string,
-	plan func(*nat.File, string, control.Options) (*control.Plan, error),
-	do func(context.Context, *nat.File, string, control.Options) (*control.Plan, error),
+	plan func(*rulefile.File, string, control.Options) (*control.Plan, error),
+	do func(context.Context, *rulefile.File, string, control.Options) (*control.Plan, error),
 ) error {
 	file, text, o, err := f.read(ctx, e)
 	if err != nil {

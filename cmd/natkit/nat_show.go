@@ -13,13 +13,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/control"
-	"natkit/datapath"
-	"natkit/internal/choice"
-	"natkit/internal/netns"
-	"natkit/internal/plural"
-	"natkit/nat"
-	"natkit/report"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
+	"natkit/internal/words/plural"
 )
 
 func newStatusCommand(e *env) *cobra.Command {
@@ -117,7 +117,7 @@ sessions, filtering, resting.`,
 		return e.withEngine(func(r *datapath.Engine) error {
 			w := bufio.NewWriterSize(e.stdout, 64<<10)
 			var failed error
-			err := r.Mappings(func(m *nat.Mapping) bool {
+			err := r.Mappings(func(m *rulefile.Mapping) bool {
 				if *out == "json" {
 					failed = report.JSONLine(w, m)
 				} else {
@@ -136,8 +136,8 @@ type sessionFilter struct {
 	source, destination, protocol, state, rule string
 
 	sources, destinations netip.Prefix
-	number                nat.Protocol
-	id                    nat.RuleID
+	number                rulefile.Protocol
+	id                    rulefile.RuleID
 }
 
 func (f *sessionFilter) flags(cmd *cobra.Command) {
@@ -165,12 +165,12 @@ func (f *sessionFilter) parse() (err error) {
 	}
 	f.sources, f.destinations = prefix("source", f.source), prefix("destination", f.destination)
 	if err == nil && f.protocol != "" {
-		if f.number, err = nat.ParseProtocol(f.protocol); err != nil {
+		if f.number, err = rulefile.ParseProtocol(f.protocol); err != nil {
 			return usagef("--protocol %w", choice.Error(f.protocol, "tcp", "udp", "udplite", "icmp", "gre", "esp", "ah", "sctp", "a number from 1 to 255"))
 		}
 	}
 	if err == nil && f.rule != "" {
-		if f.id, err = nat.ParseRuleID(f.rule); err != nil {
+		if f.id, err = rulefile.ParseRuleID(f.rule); err != nil {
 			return usagef("--rule: %w", err)
 		}
 	}
@@ -182,25 +182,25 @@ func (f *sessionFilter) parse() (err error) {
 
 // sessionStates are the time-outs that a session can be under, and dead.
 func sessionStates() (out []string) {
-	for t := nat.TimeoutUDP; t <= nat.TimeoutOther; t++ {
+	for t := rulefile.TimeoutUDP; t <= rulefile.TimeoutOther; t++ {
 		out = append(out, t.String())
 	}
-	return append(out, nat.StateDead)
+	return append(out, rulefile.StateDead)
 }
 
-func (f *sessionFilter) wants(s *nat.Session) bool {
+func (f *sessionFilter) wants(s *rulefile.Session) bool {
 	in := func(p netip.Prefix, a, b netip.AddrPort) bool {
 		return !p.IsValid() || p.Contains(a.Addr()) || p.Contains(b.Addr())
 	}
 	return in(f.sources, s.Source, s.SourceAfter) && in(f.destinations, s.Destination, s.DestinationAfter) &&
-		(f.number == nat.AnyProtocol || s.Protocol == f.number) && (f.state == "" || s.State == f.state) &&
+		(f.number == rulefile.AnyProtocol || s.Protocol == f.number) && (f.state == "" || s.State == f.state) &&
 		(f.rule == "" || s.Rule == f.id)
 }
 
 // lists tells whether a list of sessions has it: one that has ended only where it is
 // asked for.
-func (f *sessionFilter) lists(s *nat.Session) bool {
-	return f.wants(s) && (s.State != nat.StateDead || f.state == nat.StateDead)
+func (f *sessionFilter) lists(s *rulefile.Session) bool {
+	return f.wants(s) && (s.State != rulefile.StateDead || f.state == rulefile.StateDead)
 }
 
 func newSessionsCommand(e *env) *cobra.Command {
@@ -233,7 +233,7 @@ idle_ns, expires_ns, packets, bytes (two numbers each).`,
 			w := bufio.NewWriterSize(e.stdout, 64<<10)
 			var failed error
 			var line []byte
-			err := r.Sessions(func(s *nat.Session) bool {
+			err := r.Sessions(func(s *rulefile.Session) bool {
 				switch {
 				case !f.lists(s):
 				case *out == "json":
@@ -286,7 +286,7 @@ refused), reason, session as natkit sessions has it.`,
 		}
 		return e.withEngine(func(r *datapath.Engine) error {
 			var failed error
-			err := r.Events(cmd.Context(), func(ev *nat.Event) bool {
+			err := r.Events(cmd.Context(), func(ev *rulefile.Event) bool {
 				switch {
 				case wanted != nil && !slices.Contains(wanted, ev.Kind) || !f.wants(&ev.Session):
 				case *out == "json":
@@ -337,7 +337,7 @@ With -o json: packet, steps (stage, rule, line, applies, why).`,
 	cmd.Flags().StringVarP(&path, "file", "f", "", "rules of this `FILE` instead of those in use")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		p, err := nat.ParsePacket(strings.Join(args, " "))
+		p, err := rulefile.ParsePacket(strings.Join(args, " "))
 		if err != nil {
 			return usageError{err}
 		}

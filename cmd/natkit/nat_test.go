@@ -15,11 +15,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"natkit/control"
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/nat"
-	"natkit/report"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/report"
 )
 
 func TestNATUsage(t *testing.T) {
@@ -144,7 +144,7 @@ var endpoint = netip.MustParseAddrPort
 
 // A rule's id has one form, in text and JSON, of rules, sessions and events, and --rule takes it.
 func TestRuleIDsHaveOneForm(t *testing.T) {
-	s := nat.Session{Protocol: nat.TCP, Rule: 0x0a0b0c0d}
+	s := rulefile.Session{Protocol: rulefile.TCP, Rule: 0x0a0b0c0d}
 	const form = "0a0b0c0d"
 	var shown strings.Builder
 	use := 1
@@ -161,7 +161,7 @@ func TestRuleIDsHaveOneForm(t *testing.T) {
 	shown.Write(report.AppendNATSession(nil, &s))
 	check("session", nil)
 	check("session as JSON", report.JSONLine(&shown, &s))
-	check("event as JSON", report.JSONLine(&shown, &nat.Event{Session: s}))
+	check("event as JSON", report.JSONLine(&shown, &rulefile.Event{Session: s}))
 	for _, text := range []string{form, strings.ToUpper(form), "a0b0c0d"} {
 		f := sessionFilter{rule: text}
 		if err := f.parse(); err != nil || !f.wants(&s) {
@@ -177,7 +177,7 @@ func TestRuleIDsHaveOneForm(t *testing.T) {
 }
 
 func TestSessionFilter(t *testing.T) {
-	s := nat.Session{Protocol: nat.TCP, State: "tcp_established", Rule: 0xab}
+	s := rulefile.Session{Protocol: rulefile.TCP, State: "tcp_established", Rule: 0xab}
 	s.Source, s.SourceAfter = endpoint("10.0.0.1:5"), endpoint("192.0.2.1:5")
 	s.Destination, s.DestinationAfter = endpoint("198.51.100.1:80"), endpoint("198.51.100.1:80")
 	for _, tt := range []struct {
@@ -202,8 +202,8 @@ func TestSessionFilter(t *testing.T) {
 		}
 	}
 	ended := s
-	ended.State = nat.StateDead
-	if open, dead := (&sessionFilter{}), (&sessionFilter{state: nat.StateDead}); !open.lists(&s) || open.lists(&ended) || !dead.lists(&ended) || dead.lists(&s) {
+	ended.State = rulefile.StateDead
+	if open, dead := (&sessionFilter{}), (&sessionFilter{state: rulefile.StateDead}); !open.lists(&s) || open.lists(&ended) || !dead.lists(&ended) || dead.lists(&s) {
 		t.Error("a session that has ended is listed with the open ones, or not where it is asked for")
 	}
 	for left, want := range map[time.Duration]string{time.Millisecond: "ends in 1s,", 1500 * time.Millisecond: "ends in 2s,", 30 * time.Second: "ends in 30s,"} {

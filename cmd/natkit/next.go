@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"natkit/control"
+	"natkit/internal/nat/control"
 )
 
 // next gives a refusal for what packets would bypass the commands that can be typed next: the

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/internal/netns"
-	"natkit/observe"
-	"natkit/report"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
+	"natkit/internal/ui/report"
 )
 
 func newProfileCommand(e *env) *cobra.Command {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/report"
+	"natkit/internal/ui/report"
 )
 
 func newReportCommand(e *env) *cobra.Command {

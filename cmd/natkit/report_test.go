@@ -12,7 +12,7 @@ import (
 )
 
 func TestReport(t *testing.T) {
-	const udp, later, rules = "../../report/testdata/saved-udp.json", "../../report/testdata/saved-udp-later.json", "../../report/testdata/saved-rules.json"
+	const udp, later, rules = "../../internal/ui/report/testdata/saved-udp.json", "../../internal/ui/report/testdata/saved-udp-later.json", "../../internal/ui/report/testdata/saved-rules.json"
 	bad := filepath.Join(t.TempDir(), "bad.json")
 	if err := os.WriteFile(bad, []byte(`{"version": 1}`), 0o600); err != nil {
 		t.Fatal(err)

@@ -15,11 +15,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/control"
-	"natkit/internal/netns"
-	"natkit/probe"
-	"natkit/report"
-	"natkit/snapshot"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/snapshot"
+	"natkit/internal/ui/report"
 )
 
 func newServeCommand(e *env) *cobra.Command {

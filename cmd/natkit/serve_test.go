@@ -13,8 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/testutil/ktest"
 )
 
 func TestServeUsage(t *testing.T) {

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/internal/netns"
-	"natkit/internal/tui"
-	"natkit/live"
-	"natkit/report"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/ui/live"
+	"natkit/internal/ui/report"
+	"natkit/internal/ui/tui"
 )
 
 func newTopCommand(e *env) *cobra.Command {

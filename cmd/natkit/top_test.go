@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/live"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/live"
 )
 
 func TestTopUsage(t *testing.T) {

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"natkit/diagnose"
-	"natkit/internal/choice"
-	"natkit/report"
-	"natkit/tune"
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/tune"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
 )
 
 func newTuneCommand(e *env) *cobra.Command {
@@ -252,7 +252,7 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 	}
 	for _, code := range in.confirmed {
 		var known []string
-		for _, cause := range diagnose.Catalogue() {
+		for _, cause := range causes.Catalogue() {
 			known = append(known, cause.Code)
 		}
 		if !slices.Contains(known, code) {
@@ -269,7 +269,7 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 	if in.facts.from != "" && e.netns != "" && e.netns != s.Netns.Name {
 		return nil, usagef("--netns %s: the facts in %s are of namespace %q", e.netns, in.facts.from, s.Netns.Name)
 	}
-	return tune.MakePlan(s, tune.PlanOptions{Wanted: diagnose.Settings(diagnose.Judge(s)), MemoryShare: in.share, Confirmed: in.confirmed})
+	return tune.MakePlan(s, tune.PlanOptions{Wanted: causes.Settings(causes.Judge(s)), MemoryShare: in.share, Confirmed: in.confirmed})
 }
 
 // applyCommand is the command line that applies a plan made with these flags.

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"natkit/internal/ktest"
-	"natkit/internal/netns"
-	"natkit/snapshot"
-	"natkit/tune"
+	"natkit/internal/diagnose/tune"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
+	"natkit/internal/testutil/ktest"
 )
 
 // natkit runs one command line and returns its exit code and what it wrote.

@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-
-package bench
-
-// The eBPF objects and their Go types are committed; a test compares them with
-// their source.
-//go:generate ../bpf/generate.sh generator ../bpf/bench/generator.bpf.c
-//go:generate ../bpf/generate.sh sink ../bpf/bench/sink.bpf.c
-//go:generate ../bpf/generate.sh forward ../bpf/bench/forward.bpf.c

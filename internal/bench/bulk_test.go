@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/testutil/ktest"
+)
+
+// bareRouter forwards, or can't be had.
+type bareRouter struct {
+	name        string
+	unsupported bool
+	maxRules    int
+
+	installed []RouterOptions
+	bed       string // name of the last one's namespace
+}
+
+func (r *bareRouter) Name() string     { return r.name }
+func (r *bareRouter) Describe() string { return "a router of the test" }
+func (r *bareRouter) NAT() bool        { return false }
+
+func (r *bareRouter) Install(_ context.Context, b *Bed, o RouterOptions) (func() error, error) {
+	if r.unsupported || o.Rules > r.maxRules {
+		return nil, &UnsupportedError{Router: r.name, Reason: "of the test"}
+	}
+	r.installed = append(r.installed, o)
+	r.bed = b.Router.Name()
+	return func() error { return nil }, nil
+}
+
+func figuresOf(r *Result, router, metric string) (out []Figure) {
+	for _, f := range r.Figures {
+		if f.Router == router && f.Metric == metric {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func TestBulk(t *testing.T) {
+	ktest.Root(t)
+	var said []string
+	a := &bareRouter{name: "a"}
+	res, err := Bulk(t.Context(), BulkOptions{
+		Routers: []Router{a, &bareRouter{name: "missing", unsupported: true}},
+		Streams: []int{1, 3}, Directions: []string{DirectionUp, DirectionDown}, Duration: 150 * time.Millisecond, Trials: 2,
+		About: About{Progress: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, metric := range []string{MetricThroughput, MetricCPUPerGbit, MetricRetransmits} {
+		figures := figuresOf(res, "a", metric)
+		if len(figures) != 4 {
+			t.Errorf("%s: %d figures, want one for each direction and number of streams", metric, len(figures))
+		}
+		for _, f := range figures {
+			if len(f.Values) != 2 || metric == MetricThroughput && f.Min < 1e6 {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	if len(res.Routers) != 2 || res.Routers[1].Unsupported != "of the test" || len(figuresOf(res, "missing", MetricThroughput)) > 0 {
+		t.Errorf("routers %+v", res.Routers)
+	}
+	if len(said) != 8 || !strings.HasPrefix(said[7], "8 of 8, ") {
+		t.Errorf("progress %q", said)
+	}
+	if h, err := netns.Open(a.bed); err == nil {
+		h.Close()
+		t.Errorf("the bed's namespace %s is left", a.bed)
+	}
+}
+
+// Both ends' sockets are as the kernel makes them, so that a transfer compares with
+// that of other programs: Go's would send without Nagle's algorithm.
+func TestTransferSockets(t *testing.T) {
+	ktest.Root(t)
+	bed, err := NewBed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bed.Close() })
+	source, target := (&site{bed: bed}).endpoints(bulkPort)
+	clients, servers, err := transfer{source: source, target: target, streams: 1}.connect(t.Context(), bed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]*os.File{"client": clients[0], "server": servers[0]} {
+		t.Cleanup(func() { f.Close() })
+		if on, err := unix.GetsockoptInt(int(f.Fd()), unix.IPPROTO_TCP, unix.TCP_NODELAY); err != nil || on != 0 {
+			t.Errorf("TCP_NODELAY of the %s: %d, %v", name, on, err)
+		}
+	}
+}
+
+// A transfer carries what it is told to, whichever way; with a limit in bytes
+// exactly those.
+func TestTransfer(t *testing.T) {
+	ktest.Root(t)
+	bed, err := NewBed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bed.Close() })
+	s := &site{bed: bed}
+	for _, down := range []bool{false, true} {
+		source, target := s.endpoints(bulkPort)
+		got, err := transfer{source: source, target: target, streams: 2, down: down, bytes: 300_001}.run(t.Context(), bed)
+		if err != nil || got.bytes != 600_002 || got.elapsed <= 0 {
+			t.Errorf("down %v: %+v, %v", down, got, err)
+		}
+	}
+
+	// An interrupt ends it, wherever its threads wait.
+	ctx, cancel := context.WithCancelCause(t.Context())
+	interrupt := errors.New("interrupted by the test")
+	time.AfterFunc(100*time.Millisecond, func() { cancel(interrupt) })
+	source, target := s.endpoints(bulkPort)
+	start := time.Now()
+	if _, err := (transfer{source: source, target: target, streams: 1, duration: time.Minute}).run(ctx, bed); !errors.Is(err, interrupt) {
+		t.Errorf("%v, want the interrupt", err)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %v to end", took)
+	}
+}
+
+func TestBulkRefuses(t *testing.T) {
+	good := func() BulkOptions {
+		return BulkOptions{Routers: []Router{&bareRouter{}}, Streams: []int{1}, Directions: []string{DirectionUp}, Duration: time.Second, Trials: 1}
+	}
+	for option, spoil := range map[string]func(*BulkOptions){
+		"--router":    func(o *BulkOptions) { o.Routers = nil },
+		"--streams":   func(o *BulkOptions) { o.Streams = []int{1, 0} },
+		"--direction": func(o *BulkOptions) { o.Directions = []string{"sideways"} },
+		"--seconds":   func(o *BulkOptions) { o.Duration = time.Hour },
+		"--trials":    func(o *BulkOptions) { o.Trials = 0 },
+	} {
+		o := good()
+		spoil(&o)
+		_, err := Bulk(t.Context(), o)
+		var refused *OptionError
+		if !errors.As(err, &refused) || refused.Option != option {
+			t.Errorf("%s: %v", option, err)
+		}
+	}
+}
+
+func TestParseIPerf3(t *testing.T) {
+	for _, c := range []struct {
+		report string
+		want   iperf3Report
+		err    string
+	}{
+		{`{"end":{"sum_sent":{"bytes":9,"bits_per_second":2e9,"retransmits":7},"sum_received":{"bytes":8,"bits_per_second":1.5e9}}}`, iperf3Report{1.5e9, 8, 7}, ""},
+		{`{"end":{},"error":"unable to connect to server: Connection refused"}`, iperf3Report{}, "Connection refused"},
+		{`{"end":{}}`, iperf3Report{}, "no throughput"},
+		{``, iperf3Report{}, "read its report"},
+	} {
+		got, err := parseIPerf3([]byte(c.report))
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %+v, %v", c.report, got, err)
+		}
+	}
+}
+
+// Only the figures that a disturbed trial gave a value to are labelled.
+func TestDisturbed(t *testing.T) {
+	c := &comparison{result: &Result{}, values: map[figureKey][]float64{}, trials: map[figureKey]*trialCounts{}}
+	s := &site{router: &bareRouter{name: "a"}}
+	for _, metric := range []string{MetricTransferSeconds, MetricCPUPerGbit} {
+		c.add("a", metric, Params{}, 1)
+	}
+	c.disturbed(s, Params{}, trialCounts{discarded: 1}, MetricCPUPerGbit)
+	c.disturbed(s, Params{}, trialCounts{noisy: 1}, MetricCPUPerGbit)
+	res := finished(t, c)
+	if f := res.Figures[0]; f.Label != "" || f.Discarded != 0 {
+		t.Errorf("%+v", f)
+	}
+	if f := res.Figures[1]; f.Label != "noisy" || f.Discarded != 1 {
+		t.Errorf("%+v", f)
+	}
+}

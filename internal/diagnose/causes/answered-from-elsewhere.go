@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+var answeredFromElsewhere = Cause{
+	Code:       "answered-from-elsewhere",
+	Title:      "A UDP server answers from another address than it was asked at",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"answers-lost", "backend-silent"},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces},
+	Symptom:    "A service over UDP (DNS, OpenVPN, SIP, SNMP, TFTP) that has several addresses does not answer at one of them, and a capture shows that it does. Without NAT in between it works for some clients.",
+	Proof: fmt.Sprintf("UDP flows of the last %d s have no answer, while another address sent to the very port that waits for it, from the port that was asked: %d flows to one destination or more are a warning, critical if next to nothing is answered there; fewer are advice.",
+		snapshot.RecentSeconds, fewFailures),
+	Lookalike: "Ends that both have the same port (NTP, IKE), of which either may begin; programs that talk to many others from one port, each of which is another's answer at most once.",
+	Cure:      "The server answers from the address that it was asked at: it listens at each of its addresses by itself, or with its option for that; or its route to the clients has that address for its source.",
+	judge:     judgeStrays,
+}
+
+func judgeStrays(f facts) *verdict {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return nil
+	}
+	t := f.Conntrack.Table
+	var worst snapshot.StrayUse
+	for _, u := range t.Strays {
+		if u.Flows < implausible && u.Flows > worst.Flows && u.Source.IsValid() && u.Seen.IsValid() && u.Dest.IsValid() && u.Target.IsValid() && u.From.IsValid() && u.From != u.Target.Addr() {
+			worst = u
+		}
+	}
+	if worst.Flows == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(worst.Flows)}
+	v.Severity = Advice
+	if worst.Flows >= fewFailures {
+		v.Severity = Warning
+		if slices.ContainsFunc(t.Destinations, func(d snapshot.Talker) bool {
+			return d.Addr == worst.Dest.Addr() && share(d.Unreplied, d.Entries) >= lostMost
+		}) {
+			v.Severity = Critical
+		}
+	}
+	v.Title = fmt.Sprintf("who is asked at %s by UDP answers as %s, which nobody here waits for", worst.Target, worst.From)
+	v.Evidence = []Evidence{
+		{"flows without an answer that such a packet came in for", strconv.FormatUint(worst.Flows, 10), fmt.Sprintf("%s: with a packet in the last %d s", fromDump, f.recent())},
+		{"one of them", fmt.Sprintf("udp %s to %s", worst.Source, worst.Dest), fromDump},
+	}
+	if worst.Target != worst.Dest {
+		v.Evidence = append(v.Evidence, Evidence{"translated to", worst.Target.String(), fromDump})
+	}
+	v.Why = "A UDP socket that is bound to no address sends from the one that its route to the client prefers, not from the one that was asked. Connection tracking knows a flow by the address that was asked: what comes from another is a flow of its own, is not translated back, and does not reach the client."
+	port := worst.Target.Port()
+	v.Remedy = []string{fmt.Sprintf("# on the server: let the program listen at %s itself and not at all addresses, or answer from where it was asked (OpenVPN: multihome; unbound: interface-automatic)", worst.Target.Addr())}
+	listens := fmt.Sprintf("ss -lunp 'sport = :%d'", port)
+	route := fmt.Sprintf("ip route get %s", worst.Seen)
+	if f.own(worst.Target.Addr()) || f.own(worst.From) {
+		listens, route = f.run(listens), f.run(route)
+	}
+	v.Remedy = append(v.Remedy, listens,
+		fmt.Sprintf("# or give its route to the clients that source (ip route change ... src %s); which it has now, asked on the server:", worst.Target.Addr()), route)
+	v.Verify = f.look(f.run(fmt.Sprintf("conntrack -L -p udp --orig-src %s --sport %d", worst.From, port)))
+	return v
+}

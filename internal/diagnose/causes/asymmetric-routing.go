@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// Connections of which only one direction is seen: so many, and this share of
+	// the TCP entries. Single ones are picked up in the middle after a restart.
+	oneWayFew   = 10
+	oneWayShare = 0.05
+
+	// Unanswered SYNs have other reasons as well: they must be more.
+	silentShare = 0.20
+)
+
+// synSentSeconds is the kernel's time-out of an unanswered SYN.
+const synSentSeconds = 120
+
+var asymmetricRouting = Cause{
+	Code:       "asymmetric-routing",
+	Title:      "Connection tracking sees one direction of connections only",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"rule-drop"},
+	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "Connections open and then hang, or work only as long as no firewall rule asks for their state; the answers take another way.",
+	Proof: fmt.Sprintf("Connections taken up in the middle that never saw an answer (ESTABLISHED and UNREPLIED), or unanswered SYNs (SYN_SENT) together with packets that are invalid: at least %d, and %s of the TCP entries, of SYNs %s. "+
+		"Critical when packets in the middle of a connection were dropped by rules in the window; advice where no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
+	Lookalike: "A scan leaves SYNs without answer, but sends nothing after them that could be invalid. Connections that were there before connection tracking are taken up in the middle, and see an answer soon.",
+	Cure:      "Routes by which both directions pass here. Where that is not wanted, no connection tracking for these networks; translation needs both directions.",
+	judge:     judgeAsymmetric,
+}
+
+func judgeAsymmetric(f facts) *verdict {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return nil
+	}
+	t := f.Conntrack.Table
+	tcp := t.ByProtocol["tcp"]
+	invalid, _ := f.stat("invalid")
+	silent := t.ByState["SYN_SENT"]
+	n := uint64(0)
+	if t.OneWay >= oneWayFew && share(t.OneWay, tcp) >= oneWayShare {
+		n = t.OneWay
+	}
+	// The ACK that follows an answer which was not seen is invalid; the SYN's entry
+	// stays for two minutes.
+	followed := min(uint64(f.perSecond(invalid)*synSentSeconds), implausible)
+	if unanswered := min(silent, followed); invalid >= oneWayFew && unanswered >= oneWayFew && share(unanswered, tcp) >= silentShare {
+		n = saturate(n, unanswered)
+	}
+	if n == 0 || n > t.Entries {
+		return nil
+	}
+	if reset := judgeInvalidReset(f); reset != nil && reset.Severity > Advice {
+		return nil
+	}
+	if back, _ := f.unmatched(); back > 0 {
+		return nil // the answers do come here
+	}
+	var lost uint64
+	var rows []snapshot.Drop
+	_, ruled, _ := f.dropped(snapshot.CauseRule)
+	for _, row := range ruled {
+		for _, sample := range row.Samples {
+			if midStream(sample) {
+				lost = saturate(lost, row.Count)
+				rows = append(rows, row)
+				break
+			}
+		}
+	}
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case lost >= oneWayFew:
+		v.Severity = Critical
+	case f.Chains != nil && !f.translatesSources() && !f.translatesDestinations() && !f.refuses():
+		v.Severity = Advice
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s of %d TCP connections are seen in one direction only", strconv.FormatUint(n, 10), tcp)
+	v.Evidence = []Evidence{
+		{"connections taken up in the middle, never answered", strconv.FormatUint(t.OneWay, 10), fromDump + ": ESTABLISHED, UNREPLIED"},
+		{"SYNs that saw no answer", strconv.FormatUint(silent, 10), fromDump + ": SYN_SENT"},
+		{"packets that were invalid " + f.window(), strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+	}
+	if lost > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets in the middle of a connection that rules dropped", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	source, dest, found := f.oneWayPair(rows)
+	if found {
+		v.Evidence = append(v.Evidence, Evidence{"one pair of them", source + " to " + dest, fromDump})
+	}
+	v.Why = "The answers come by another router. Connection tracking then takes what follows the first packet for invalid: it is not translated, and a rule that lets only known connections pass drops it."
+	if !found {
+		source, dest = "SOURCE", "DESTINATION"
+		v.Remedy = append(v.Remedy, "# see which pairs of addresses they are:", f.run("conntrack -L -p tcp --state SYN_SENT"))
+	}
+	v.Remedy = append(v.Remedy, "# make the answers come back here: look at the route of "+dest+" to "+source+", on that host and its routers")
+	if found {
+		v.Remedy = append(v.Remedy, "# from here it is:", f.run("ip route get "+source))
+		family := "ip"
+		if len(rows) == 0 || !f.translatesSources() {
+			v.Remedy = append(v.Remedy, "# or, where another way back is meant and nothing of this is to be translated, leave it to routing alone; rules must then accept what is untracked:",
+				f.run("nft add table "+family+" natkit-notrack"),
+				f.run("nft "+quote("add chain "+family+" natkit-notrack prerouting { type filter hook prerouting priority raw; }")),
+				f.run("nft "+quote("add rule "+family+" natkit-notrack prerouting ip saddr "+source+" ip daddr "+dest+" notrack")),
+				f.run("nft "+quote("add rule "+family+" natkit-notrack prerouting ip saddr "+dest+" ip daddr "+source+" notrack")))
+		}
+	}
+	v.Verify = f.look(f.run("conntrack -S"), f.natkit("conntrack stats"))
+	return v
+}
+
+// oneWayPair is a source and a destination whose connections see no answer.
+func (f facts) oneWayPair(rows []snapshot.Drop) (source, dest string, found bool) {
+	for _, t := range samples(rows) {
+		if t.source.Addr().Is4() && t.dest.Addr().Is4() {
+			return t.source.Addr().String(), t.dest.Addr().String(), true
+		}
+	}
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol == "tcp" && u.Source.Is4() && u.Dest.Addr().Is4() {
+			return u.Source.String(), u.Dest.Addr().String(), true
+		}
+	}
+	return "", "", false
+}
+
+// refuses says whether a rule or a policy here drops anything of what is forwarded.
+func (f facts) refuses() bool {
+	for _, c := range f.Chains {
+		if (c.Hook == "forward" || c.Hook == "") && (c.Policy == "drop" || len(c.DropRules) > 0) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	backendFew   = 10   // connections that failed
+	backendShare = 0.20 // of those to that backend: a warning
+	backendMost  = 0.90 // critical
+)
+
+var backendSilent = Cause{
+	Code:       "backend-silent",
+	Title:      "What a published service is translated to refuses connections, or does not answer",
+	Severities: []Severity{Warning, Critical},
+	Thresholds: []Threshold{many(backendFew, "connections that failed"), portion(backendShare, "of those to that backend")},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanFrames},
+	Symptom:    "One published port is dead: clients are told \"connection refused\", or wait. All else works, and rules and routes are right.",
+	Proof: fmt.Sprintf("Of the TCP connections to a translated destination in the window, and of the flows of UDP to ports of DNS, NTP and QUIC, at least %d and %s were answered by nothing but a reset (events of connection tracking, which forgets them at once), or sent in the last %d s "+
+		"and were not answered (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
+	Lookalike: "A backend whose packets are seen to be lost here, by a rule, a route or an unknown neighbour, or which is asked from its own network: that has causes of its own. Single failures, connections that are just being opened, and UDP to other ports, of which much expects no answer.",
+	Cure:      "The program on the backend: running, on the port that the rule names, with room for connections that wait, and not behind a packet filter of its own. Or, where it answers and its replies take another path, its route back to the clients. Or a rule that leads to one that is.",
+	judge:     judgeBackend,
+}
+
+// backend is where a published service leads to, and how connections there ended.
+type backend struct {
+	protocol                     string
+	dest, target                 netip.AddrPort
+	refused, unanswered, answers uint64
+}
+
+func (b *backend) failed() uint64 { return saturate(b.refused, b.unanswered) }
+
+func (b *backend) share() float64 { return share(b.failed(), saturate(b.failed(), b.answers)) }
+
+func judgeBackend(f facts) *verdict {
+	var bad []backend
+	for _, b := range f.backends() {
+		if b.failed() >= f.few(backendFew) && b.share() >= f.part(backendShare) {
+			bad = append(bad, b)
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(bad, func(a, b backend) int { return int(min(b.failed(), 1<<31)) - int(min(a.failed(), 1<<31)) })
+	worst := bad[0]
+	v := &verdict{harm: float64(worst.failed())}
+	v.Severity = Warning
+	for _, b := range bad {
+		if b.share() >= backendMost {
+			v.Severity = Critical
+		}
+	}
+	thing := "connection"
+	if worst.protocol == "udp" {
+		thing = "UDP flow"
+	}
+	sent, reply := "SYNs leave", "SYN-ACK"
+	if worst.protocol == "udp" {
+		sent, reply = "datagrams leave", "reply"
+	}
+	v.Title = fmt.Sprintf("%s for %s and no %s arrives here: %s to %s", sent, worst.target, reply, number(worst.unanswered, thing), worst.dest)
+	if worst.refused >= worst.unanswered {
+		v.Title = fmt.Sprintf("%s, where %s leads to, refused %s %s", worst.target, worst.dest, number(worst.refused, "connection"), f.window())
+	}
+	for _, b := range bad[:min(len(bad), 3)] {
+		to := fmt.Sprintf("to %s by way of %s", b.dest, b.target)
+		if b.refused > 0 {
+			v.Evidence = append(v.Evidence, Evidence{"connections refused " + to, strconv.FormatUint(b.refused, 10), fromEvents})
+		}
+		v.Evidence = append(v.Evidence, Evidence{"connections not answered and answered " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, f.recent())})
+	}
+	address, port := worst.target.Addr(), worst.target.Port()
+	if worst.refused >= worst.unanswered {
+		v.Why = fmt.Sprintf("%s is there and answers with a reset: no program listens on port %d, or a packet filter there rejects it. Translation does its work; the rule may name a port that the program has left.", address, port)
+	} else {
+		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back. Either no program there answers them (it does not listen, its queue is full, a packet filter drops them), or it answers and its replies take another path than by this machine: the client, who asked %s, takes none from %s.", address, worst.dest.Addr(), address)
+	}
+	client, direct := f.clientOf(worst)
+	elsewhere, astray := f.repliesAstray(address)
+	if down := f.downLinkTo(address); down != "" {
+		v.Title += ": " + down + ", which leads there, is down"
+		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
+		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s go where all that is unknown goes. Translation does its work.", down, address)
+		v.Remedy = []string{"# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
+	} else if row, ok := f.lostElsewhere(worst); ok {
+		where := cmp.Or(row.Container, row.Namespace, "this machine's own namespace")
+		v.Title += ": they are dropped in " + where
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
+		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)
+		v.Why = fmt.Sprintf("Packets to %s get there and are dropped, in a namespace of this machine. Translation does its work.", address)
+		v.Remedy = []string{"# see why; where it is a rule of the backend's own packet filter, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
+			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
+	} else if astray && worst.unanswered > worst.refused {
+		v.Title += ": they are sent to another machine"
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", address, elsewhere.To), fmt.Sprintf("%d, such as %s -> %s", elsewhere.Count, elsewhere.Source, elsewhere.Dest), fromFrames})
+		v.Remedy = f.returnPath(address, elsewhere.Dest)
+	} else if f.own(address) {
+		v.Remedy = []string{"# who listens there:", f.run(fmt.Sprintf("ss -Hl%snp 'sport = :%d'", worst.protocol[:1], port))}
+	} else {
+		v.Remedy = f.askBackend(worst)
+		if direct && worst.unanswered > worst.refused {
+			v.Evidence = append(v.Evidence, Evidence{"source that the backend sees", client.String() + ", not translated: it needs a route back by this machine", fromDump})
+			v.Remedy = append(v.Remedy, "# if it answers locally, check the return path:")
+			v.Remedy = append(v.Remedy, f.returnPath(address, client)...)
+		}
+		option, peers := "-ltnp", "for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?"
+		if worst.protocol == "udp" {
+			option, peers = "-lunp", "for packets from elsewhere (not 127.0.0.1 alone), and is its Recv-Q empty?"
+		}
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# if it does not, on %s: is a program listening on that port, %s", address, peers), fmt.Sprintf("#   ss %s 'sport = :%d'", option, port))
+		if l, ok := f.linkTo(address); ok && (l.Kind == "bridge" || l.Kind == "veth") {
+			v.Remedy = append(v.Remedy, "# if it is a container of this machine: does its namespace drop them?", "natkit doctor --all-netns --for 10s")
+		}
+	}
+	v.Remedy = append(v.Remedy, "# the rule that leads there:")
+	listed := false
+	for _, c := range f.Chains {
+		if c.NATRules["redirect"] > 0 && f.own(address) || slices.ContainsFunc(c.DNATTo, func(t snapshot.Target) bool {
+			return t.First.Compare(address) <= 0 && address.Compare(t.Last) <= 0
+		}) {
+			v.Remedy = append(v.Remedy, f.run(listChain(c)))
+			listed = true
+		}
+	}
+	if !listed {
+		v.Remedy = append(v.Remedy, f.run("nft -a list ruleset | grep -n dnat"), f.run("iptables-legacy-save -t nat"))
+	}
+	v.Verify = f.look(f.natkit("conntrack list --proto " + worst.protocol + " --dst " + worst.dest.Addr().String()))
+	return v
+}
+
+// askBackend is how to find whether a backend answers at all: this machine's own packets have a
+// source that it has a way back to.
+func (f facts) askBackend(b backend) []string {
+	address := b.target.Addr()
+	if b.protocol == "udp" {
+		return []string{"# does it answer this machine? (Its own address is the source, to which the backend knows the way.)", f.run(fmt.Sprintf("ping -c 3 %s", address))}
+	}
+	return []string{"# does it answer this machine? (Its own address is the source, to which the backend knows the way.)",
+		f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it answers || echo it does not answer", address, b.target.Port()))}
+}
+
+// clientOf is a client of a backend; direct says that the backend sees its own address.
+func (f facts) clientOf(b backend) (client netip.Addr, direct bool) {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return client, false
+	}
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol == b.protocol && u.Target == b.target && !u.SNAT && u.Source.IsValid() && !f.own(u.Source) {
+			return u.Source, true
+		}
+	}
+	return client, false
+}
+
+// returnPath is how to find, on a backend, where its replies to a client go.
+func (f facts) returnPath(backend, client netip.Addr) []string {
+	here := "this machine"
+	if l, ok := f.linkTo(backend); ok {
+		if a := f.addressNear(backend, l.Name); a.IsValid() {
+			here = a.String()
+		}
+	}
+	lines := []string{fmt.Sprintf("# on %s this must lead to %s; correct the route there if it does not:", backend, here),
+		fmt.Sprintf("#   ip%s route get %s", sixFlag(client), client)}
+	if l, ok := f.linkTo(backend); ok {
+		family := "ip"
+		if backend.Is6() {
+			family = "ip6"
+		}
+		lines = append(lines, "# or have its replies come here whatever its routes are; it then sees this machine's address in place of the client's:",
+			"#   "+f.run("nft "+quote(fmt.Sprintf("add rule %s TABLE POSTROUTING oifname %s %s daddr %s masquerade", family, l.Name, family, backend))))
+	}
+	return lines
+}
+
+// repliesAstray are frames of a host that were seen on their way to another machine than this one.
+func (f facts) repliesAstray(host netip.Addr) (snapshot.AstrayFrames, bool) {
+	if f.Frames == nil {
+		return snapshot.AstrayFrames{}, false
+	}
+	for _, a := range f.Frames.Astray {
+		if l, near := f.linkTo(a.Dest); a.Source == host && a.VLAN == 0 && a.Count < implausible && a.Dest.IsValid() && !(near && l.Name == a.Interface) {
+			return a, true
+		}
+	}
+	return snapshot.AstrayFrames{}, false
+}
+
+const fromEvents = "events of connection tracking"
+
+// backends are those that no other cause tells of.
+func (f facts) backends() []backend {
+	if f.Conntrack == nil {
+		return nil
+	}
+	var out []backend
+	of := func(protocol string, dest, target netip.AddrPort) *backend {
+		for i := range out {
+			if out[i].protocol == protocol && out[i].dest == dest && out[i].target == target {
+				return &out[i]
+			}
+		}
+		out = append(out, backend{protocol: protocol, dest: dest, target: target})
+		return &out[len(out)-1]
+	}
+	plausible := func(dest, target netip.AddrPort, n uint64) bool {
+		return dest.IsValid() && target.IsValid() && dest != target && n < implausible
+	}
+	for _, r := range f.Conntrack.Refused {
+		if plausible(r.Dest, r.Target, r.Count) {
+			b := of("tcp", r.Dest, r.Target)
+			b.refused = saturate(b.refused, r.Count)
+		}
+	}
+	if t := f.Conntrack.Table; t != nil {
+		for _, u := range t.Targets {
+			answers := u.Protocol == "tcp" || u.Protocol == "udp" && answersExpected[u.Target.Port()]
+			if answers && plausible(u.Dest, u.Target, u.Unanswered) && u.Answered < implausible {
+				b := of(u.Protocol, u.Dest, u.Target)
+				b.unanswered, b.answers = saturate(b.unanswered, u.Unanswered), saturate(b.answers, u.Answered)
+			}
+		}
+		for _, u := range t.Unanswered { // of its own network, answers go past this machine
+			from, ok1 := f.linkTo(u.Source)
+			to, ok2 := f.linkTo(u.Target.Addr())
+			if u.SNAT || !plausible(u.Dest, u.Target, u.Recent) || !ok1 || !ok2 || from.Name != to.Name {
+				continue
+			}
+			b := of(u.Protocol, u.Dest, u.Target)
+			b.unanswered -= min(b.unanswered, u.Recent)
+		}
+	}
+	return slices.DeleteFunc(out, func(b backend) bool { return f.lostHere(b) })
+}
+
+// lostElsewhere is what another namespace of this machine dropped of packets to a backend.
+func (f facts) lostElsewhere(b backend) (snapshot.Drop, bool) {
+	if f.Drops == nil {
+		return snapshot.Drop{}, false
+	}
+	for _, row := range f.Drops.Elsewhere {
+		if !row.Benign && row.Count < implausible && row.Count >= b.failed()/2 &&
+			slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool { return t.protocol == b.protocol && t.dest == b.target }) {
+			return row, true
+		}
+	}
+	return snapshot.Drop{}, false
+}
+
+// lostHere says whether packets to or from a backend were seen to be dropped on this machine,
+// otherwise than for want of a program that listens.
+func (f facts) lostHere(b backend) bool {
+	if f.Drops == nil {
+		return false
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Benign || row.Reason == "NO_SOCKET" || !f.here(row.Netns) || row.Count >= implausible || row.Count < b.unanswered/2 {
+			continue
+		}
+		for _, sample := range row.Samples {
+			packet, ok := parseSample(sample)
+			flow, _ := parseFlow(sample)
+			if ok && (packet.dest == b.target || packet.source == b.target || flow.dest == b.dest || packet.dest == b.dest) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+
+	"natkit/internal/snapshot"
+)
+
+var bridgeNFMissing = Cause{
+	Code:       "bridge-nf-missing",
+	Title:      "Answers between containers of one bridge go past the translation",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanSysctls, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "A pod reaches a service when its backend is on another node and not when it is on its own; a container can't reach a neighbour by the port that the host publishes.",
+	Proof: fmt.Sprintf("At least %d TCP connections between two containers of one bridge saw no answer although their destination was translated, and net.bridge.bridge-nf-call-iptables is 0 or not there. "+
+		"Critical when they were tried in the last %d s.", fewFailures, snapshot.RecentSeconds),
+	Lookalike: "br_netfilter off on a host without Kubernetes or Docker, or whose network plugin routes between pods instead of bridging: nothing is missing there, and nothing unanswered shows.",
+	Cure:      "br_netfilter: bridged frames then pass connection tracking, which translates the answer back.",
+	judge:     judgeBridgeNF,
+}
+
+func judgeBridgeNF(f facts) *verdict {
+	const key = "net.bridge.bridge-nf-call-iptables"
+	on, known := f.sysctl(key)
+	if known && on != 0 || f.Sysctls == nil {
+		return nil
+	}
+	h, found := f.hairpins(f.containerBridge)
+	if !found || h.example.Target.Addr().Is6() {
+		return nil
+	}
+	v := &verdict{harm: float64(h.entries)}
+	v.Severity = h.severity()
+	v.Title = fmt.Sprintf("%s on %s to %s saw no answer: bridged answers are not translated back", number(h.entries, "connection"), h.link.Name, h.example.Dest)
+	state := "0"
+	if !known {
+		state = "not there: br_netfilter is not loaded"
+	}
+	v.Evidence = append(h.evidence(f.recent()), Evidence{key, state, fromSettings})
+	v.Why = "The request is routed and its destination translated. The answer goes from one port of the bridge to another and is never routed; without br_netfilter it does not pass connection tracking, " +
+		"and comes from an address that the client did not ask."
+	setting := f.local(key, 1)
+	if !known {
+		v.Remedy = append(v.Remedy, "# load it now and at each boot:", "modprobe br_netfilter", "echo br_netfilter > /etc/modules-load.d/br_netfilter.conf")
+	}
+	v.Settings = []snapshot.Setting{setting}
+	v.Remedy = append(v.Remedy, f.set(setting))
+	v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
+	return v
+}

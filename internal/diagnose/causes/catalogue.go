@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"cmp"
+	"slices"
+
+	"natkit/internal/snapshot"
+)
+
+// Cause is one entry of the catalogue: a reason for NAT to be slow or lossy
+// that natkit can tell from a Snapshot.
+type Cause struct {
+	Code       string // stable; its file is Code.go, its anchor in docs/causes.md #Code
+	Title      string // what is wrong, without numbers
+	Severities []Severity
+	// Thresholds are the pairs of numbers that decide, for those who watch window after window.
+	Thresholds []Threshold
+	// Explains are the codes that this cause brings about or takes along: their
+	// findings are folded under one of this cause that is at least as severe.
+	Explains []string
+	// Needs are the names of the capabilities that give the evidence. With some of
+	// them missing the cause is judged from the others.
+	Needs []string
+
+	// What docs/causes.md says about it: what a user notices, how natkit tells,
+	// which healthy machines look alike and why they are not reported, and what
+	// the cure does.
+	Symptom   string
+	Proof     string
+	Lookalike string
+	Cure      string
+	// NoLab is why `natkit lab run` can't make it happen, a clause; "" where it does.
+	NoLab string
+	// Host says that the cause lies in what all namespaces of a machine share: it is
+	// told once, however many were looked at.
+	Host bool
+
+	judge func(facts) *verdict
+}
+
+// verdict is a finding with what Judge orders findings of one severity by.
+type verdict struct {
+	Finding
+	explains []string // besides what its cause explains always
+	wastes   bool     // its cause never loses anything: after those that may
+	harm     float64  // packets or connections lost in the window, or how near the limit (0 to 1)
+}
+
+// catalogue in the order in which equal findings are shown.
+var catalogue = []Cause{
+	conntrackTableFull,
+	snatPortsExhausted,
+	ipForwardOff,
+	forwardPolicyDrop,
+	rpFilterDrop,
+	noRoute,
+	nextHopSilent,
+	linkDown,
+	duplicateAddress,
+	wrongDestinationMAC,
+	vlanMismatch,
+	arpRefused,
+	ruleDrop,
+	answersLost,
+	clientsUnreached,
+	neighbourTableFull,
+	routingLoop,
+	martianDrop,
+	mtuDrop,
+	fragmentsLost,
+	checksumErrors,
+	qdiscDrop,
+	softirqOneCPU,
+	softirqAllCPUs,
+	nicRingFull,
+	cpuBacklogFull,
+	napiBudget,
+	softirqDelayed,
+	listenOverflow,
+	receiveBufferFull,
+	localPortsExhausted,
+	unrepliedFlood,
+	engineDrift,
+	engineSourceLimit,
+	conntrackTableNearlyFull,
+	timeWaitHeavy,
+	conntrackHashTooSmall,
+	conntrackNoMemory,
+	snatPortRace,
+	dnsRace,
+	conntrackInvalidReset,
+	staleSNAT,
+	staleUDPDNAT,
+	answeredFromElsewhere,
+	backendSilent,
+	hairpinMissing,
+	bridgeNFMissing,
+	asymmetricRouting,
+	establishedTimeoutShort,
+	helperMissing,
+	synFlood,
+	conntrackEarlyDrop,
+	conntrackChainTooLong,
+	establishedTimeoutLong,
+	closeWaitHeavy,
+	eventListenerLag,
+	conntrackLimitInContainer,
+	iptablesTwoBackends,
+	ruleChainLong,
+	conntrackHelper,
+	conntrackAccounting,
+	brNetfilterOverhead,
+	needlessHooks,
+	ipsecPoliciesMany,
+	otherDrops,
+}
+
+// Catalogue is every cause that Judge knows.
+func Catalogue() []Cause { return slices.Clone(catalogue) }
+
+// Judge returns what is wrong according to the facts in s: most severe first,
+// what is explained by another finding folded under it, then what may lose before what
+// only wastes, then most harm first. A fact that is missing costs the causes that need it
+// and nothing else.
+//
+// One window is all that it knows. What is less than a threshold by no more than chance is advice, so
+// that the same load is not a warning in one window and nothing in the next.
+func Judge(s *snapshot.Snapshot) []Finding { return JudgeAgain(s, nil) }
+
+// JudgeAgain is Judge for who watches window after window: the causes whose codes are in before were named in
+// the last one, and are until they are below the lower of their thresholds.
+func JudgeAgain(s *snapshot.Snapshot, before map[string]bool) []Finding {
+	if s == nil {
+		return nil
+	}
+	f := newFacts(s)
+	var found []*verdict
+	for _, c := range catalogue {
+		if v := c.judgeNear(f, before[c.Code]); v != nil {
+			v.Code, v.explains = c.Code, append(v.explains, c.Explains...)
+			reconcile(&v.Finding)
+			v.wastes = slices.Max(c.Severities) == Advice
+			found = append(found, v)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b *verdict) int {
+		if a.Severity != b.Severity {
+			return int(b.Severity - a.Severity)
+		}
+		if a.wastes != b.wastes {
+			if a.wastes {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(b.harm, a.harm)
+	})
+	return fold(found)
+}
+
+// judgeNear judges from the lower thresholds on where the cause was named before, and from there on as advice where it was not.
+func (c Cause) judgeNear(f facts, again bool) *verdict {
+	ask := func(how strictness) *verdict {
+		g := f
+		g.ask = how
+		return c.judge(g)
+	}
+	if again {
+		return ask(held)
+	}
+	v := ask(enter)
+	if v != nil || len(c.Thresholds) == 0 {
+		return v
+	}
+	if v = ask(near); v == nil || v.Severity == Advice {
+		return nil
+	}
+	v.Severity = Advice
+	v.Title = "near the threshold: " + v.Title
+	for _, t := range c.Thresholds {
+		v.Evidence = append(v.Evidence, Evidence{"threshold of " + t.What, t.String(), "natkit"})
+	}
+	for i := range v.Settings {
+		v.Settings[i].If = cmp.Or(v.Settings[i].If, "a longer window (--for 1m) shows the same")
+	}
+	v.Remedy = append([]string{"# a longer window tells more surely:", f.natkit("doctor --for 1m")}, v.Remedy...)
+	return v
+}
+
+// fold puts each finding under the first one that explains it. A finding is
+// explained only by one at least as severe, so that nothing severe is hidden
+// under something mild; of two that explain each other the first is the cause.
+func fold(sorted []*verdict) []Finding {
+	children := map[*verdict][]*verdict{}
+	var causes []*verdict
+	for i, v := range sorted {
+		u := slices.IndexFunc(sorted, func(a *verdict) bool {
+			return a != v && a.Severity >= v.Severity && slices.Contains(a.explains, v.Code)
+		})
+		mutual := u > i && slices.Contains(v.explains, sorted[max(u, 0)].Code)
+		if u < 0 || mutual {
+			causes = append(causes, v)
+		} else {
+			children[sorted[u]] = append(children[sorted[u]], v)
+		}
+	}
+	var whole func(v *verdict) Finding
+	whole = func(v *verdict) Finding {
+		for _, c := range children[v] {
+			v.Consequences = append(v.Consequences, whole(c))
+		}
+		return v.Finding
+	}
+	var out []Finding
+	for _, v := range causes {
+		out = append(out, whole(v))
+	}
+	return out
+}

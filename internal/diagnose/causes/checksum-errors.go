@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	checksumFew   = 10
+	checksumShare = 0.001 // of all packets received: a warning
+	checksumMost  = 0.01  // critical
+)
+
+var checksumErrors = Cause{
+	Code:       "checksum-errors",
+	Title:      "Packets come in with wrong checksums",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(checksumFew, "packets with a wrong checksum"), portion(checksumShare, "of all received")},
+	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanConntrackStats},
+	Symptom:    "Connections through a tunnel or between virtual machines open late or never, while pings work; a capture at the receiver shows packets that nobody answers.",
+	Proof: fmt.Sprintf("Packets were dropped for their checksum (InCsumErrors of Ip, Tcp, Udp or Icmp; TCP_CSUM and its kind), at least %s of what was received: a warning, from %s critical. "+
+		"That is where they end. A router in between forwards them: its connection tracking takes them for invalid, so that they are not translated and keep their inside source (Linux 6.18: of 50 such datagrams "+
+		"through a masquerading gateway all 50 left untranslated, counted as invalid and nowhere as checksum errors). Ask the doctor where they end.", "0.1 %", percent(checksumMost)),
+	Lookalike: "Captures of what this machine sends show wrong sums, since the network card fills them in. A few broken packets from far away.",
+	Cure: "Sums made by the sender's processor instead of its (virtual) card: ethtool -K DEV tx off there, for VXLAN tx-checksum-ip-generic off on the tunnel. " +
+		"A card that judges good sums wrong: ethtool -K DEV rx off here. Cables and switches, if errors of the interface rise as well.",
+	judge: judgeChecksum,
+}
+
+func judgeChecksum(f facts) *verdict {
+	traced, rows, _ := f.dropped(snapshot.CauseChecksum)
+	var counted uint64
+	var counts []Evidence
+	for _, c := range []struct{ counter, source string }{
+		{"IpExt.InCsumErrors", fromNetstat + ": IpExt InCsumErrors"}, {"Tcp.InCsumErrors", fromSnmp + ": Tcp InCsumErrors"},
+		{"Udp.InCsumErrors", fromSnmp + ": Udp InCsumErrors"}, {"UdpLite.InCsumErrors", fromSnmp + ": UdpLite InCsumErrors"},
+		{"Icmp.InCsumErrors", fromSnmp + ": Icmp InCsumErrors"},
+	} {
+		if n, _ := f.counter(c.counter); n > 0 {
+			counted = saturate(counted, n)
+			counts = append(counts, Evidence{"packets with a wrong sum", strconv.FormatUint(n, 10), c.source})
+		}
+	}
+	lost := max(traced, counted)
+	if lost < f.few(checksumFew) {
+		return nil
+	}
+	received, known := f.counter("Ip.InReceives")
+	part := share(lost, received)
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case known && part < f.part(checksumShare):
+		v.Severity = Advice
+	case known && part >= checksumMost:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s dropped for a wrong checksum %s", number(lost, "packet"), f.window())
+	v.Evidence = counts
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped for their checksum", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if invalid, _ := f.stat("invalid"); invalid > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets that connection tracking took for invalid", strconv.FormatUint(invalid, 10), fromStats})
+	}
+	names := devices(rows)
+	for _, name := range names {
+		if l, ok := f.link(name); ok {
+			v.Evidence = append(v.Evidence, Evidence{"errors of " + name, strconv.FormatUint(l.RxErrors, 10), fromLinks})
+		}
+	}
+	v.Why = "The receiver drops such a packet without a word, and the sender sends it again, wrong again. Seldom are packets damaged on the way: mostly somebody left the sum to a card, real or virtual, that did not make it."
+	if len(names) == 0 {
+		v.Remedy = append(v.Remedy, "# see by which interface they come in, and from where:", f.natkit("drops --for 10s"))
+	}
+	for _, name := range names {
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# at the sender, which packets from %s name: let the processor make the sums (DEV is its device; for VXLAN the tunnel's, with tx-checksum-ip-generic off):", name),
+			"# ethtool -K DEV tx off")
+		if l, ok := f.link(name); ok && !slices.Contains([]string{"veth", "bridge", "tun", "vxlan"}, l.Kind) {
+			v.Settings = append(v.Settings, provided(f.device(name, "rx_checksum", "0"), "a capture on "+name+" shows right sums"))
+			v.Remedy = append(v.Remedy, "# if a capture on "+name+" shows right sums, it is its card that judges wrong:", f.run("ethtool -K "+quote(name)+" rx off"))
+		}
+		v.Remedy = append(v.Remedy, "# a capture says which sums are wrong:", f.run("tcpdump -c 20 -vvni "+quote(name)+" inbound"))
+	}
+	v.Verify = f.look(f.run("nstat -az IpExtInCsumErrors TcpInCsumErrors UdpInCsumErrors IcmpInCsumErrors"))
+	return v
+}

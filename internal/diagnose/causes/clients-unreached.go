@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// A lossy client loses a packet of its own now and then, and opens many more.
+	halfwayFew  = 5
+	halfwayMany = 10
+	halfwaySome = 0.05 // of the client's entries that are not over
+	halfwayMost = 0.20
+
+	mainTable = 254 // RT_TABLE_MAIN
+)
+
+var clientsUnreached = Cause{
+	Code:       "clients-unreached",
+	Title:      "Answers come back, and do not get to the clients",
+	Severities: []Severity{Warning, Critical},
+	Thresholds: []Threshold{many(halfwayFew, "connections not confirmed"), portion(halfwaySome, "of the client's entries that are not over")},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRoutes, snapshot.CanInterfaces, snapshot.CanDrops},
+	Symptom:    "One client, or a network of them, gets no answer from anywhere; on the way out a capture shows their packets and the answers to them.",
+	Proof: fmt.Sprintf("At least %d TCP connections of one client were answered a second or more ago, and in the time the doctor watched (at most %d s), and the client has not confirmed it (SYN_RECV): at least %s of its entries that are not over are a warning, %s, with %d connections, critical. "+
+		"natkit asks the routing tables, policy routing included, where the answers go.", halfwayFew, snapshot.RecentSeconds, percent(halfwaySome), percent(halfwayMost), halfwayMany),
+	Lookalike: "Connections that are being opened: they are answered and confirmed within a second. Answers that are seen to be dropped here, which has causes of its own, and floods of half-open connections (syn-flood).",
+	Cure:      "A route, or a rule of policy routing, by which answers go back to where the client is; its hardware address in the table of neighbours, where an old or permanent entry has another.",
+	judge:     judgeClientsUnreached,
+}
+
+func judgeClientsUnreached(f facts) *verdict {
+	if f.Conntrack == nil || f.Conntrack.Table == nil || judgeSYNFlood(f) != nil {
+		return nil
+	}
+	t := f.Conntrack.Table
+	type client struct {
+		recent  uint64
+		example snapshot.UnansweredUse
+	}
+	clients := map[netip.Addr]*client{}
+	var worst *client
+	for _, u := range t.Halfway {
+		if !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() || u.Recent > u.Entries || u.Entries >= implausible || f.own(u.Source) || f.answerDropped(u) {
+			continue
+		}
+		c := clients[u.Source]
+		if c == nil {
+			c = &client{example: u}
+			clients[u.Source] = c
+		}
+		c.recent = saturate(c.recent, u.Recent)
+		if worst == nil || c.recent > worst.recent {
+			worst = c
+		}
+	}
+	if worst == nil || worst.recent < f.few(halfwayFew) {
+		return nil
+	}
+	u := worst.example
+	// How many of one source's entries are over is not known: as many as in the whole table.
+	alive := uint64(float64(f.entriesOf(u.Source)) * (1 - share(t.ByState["TIME_WAIT"], t.Entries)))
+	part := share(worst.recent, max(worst.recent, alive))
+	if part < f.part(halfwaySome) {
+		return nil
+	}
+	v := &verdict{harm: float64(worst.recent)}
+	v.Severity = Warning
+	if worst.recent >= halfwayMany && part >= halfwayMost {
+		v.Severity = Critical
+	}
+	v.Title = fmt.Sprintf("%s from %s were answered in the last %d s, and the answers did not get there", number(worst.recent, "connection"), u.Source, f.recent())
+	v.Evidence = []Evidence{
+		{"connections from " + u.Source.String() + " that were answered and not confirmed", fmt.Sprintf("%d, %s of its entries that are not over", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
+		{"one of them", fmt.Sprintf("%s to %s", u.Source, u.Dest), fromDump},
+	}
+	if u.Target != u.Dest {
+		v.Evidence[1].Value += ", translated to " + u.Target.String()
+	}
+	link, near := f.linkTo(u.Source)
+	if near {
+		v.Evidence = append(v.Evidence, Evidence{u.Source.String() + " is on the network of", link.Name, fromLinks})
+	}
+	astray, seen := f.repliesAstray(u.Source)
+	if seen {
+		v.Evidence = append(v.Evidence, Evidence{"frames of " + u.Source.String() + " to " + astray.To + ", which is none of this machine's hardware addresses", fmt.Sprint(astray.Count), fromFrames})
+	}
+	r, asked := f.wayBack(u)
+	if asked {
+		value := routeAnswer(r)
+		if r.Table > 0 && r.Table != mainTable {
+			value += fmt.Sprintf(", by table %d", r.Table)
+		}
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route of the answers from %s to %s", r.Source, r.Dest), value, fromRoutes})
+	}
+	v.Why = "The service answered, and the answer passed connection tracking here. What comes after is routing by rules that may be about one direction only, the hardware address that this machine has noted of the client or of the router before it, and the way from there."
+	if asked && near && r.Out != link.Name {
+		v.Title += fmt.Sprintf(": they are sent out by %s, and %s is on %s", r.Out, u.Source, link.Name)
+		v.Remedy = f.correctRoute(r)
+	} else {
+		v.Remedy = f.followAnswers(u, r)
+	}
+	v.Verify = f.look(f.natkit("conntrack list --state SYN_RECV"))
+	return v
+}
+
+// wayBack is the route of the answers to a client's connections, as far as it was asked for.
+func (f facts) wayBack(u snapshot.UnansweredUse) (snapshot.RouteAnswer, bool) {
+	for _, r := range f.Routes {
+		if r.Dest == u.Source && r.Source == u.Target.Addr() && r.Answer == snapshot.RouteFound && r.Out != "" {
+			return r, true
+		}
+	}
+	return snapshot.RouteAnswer{Source: u.Target.Addr(), Dest: u.Source}, false
+}
+
+// askRoute is the command that asks for a route again.
+func (f facts) askRoute(r snapshot.RouteAnswer) string {
+	question := fmt.Sprintf("ip%s route get %s", sixFlag(r.Dest), r.Dest)
+	if r.In != "" {
+		question += fmt.Sprintf(" from %s iif %s", r.Source, quote(r.In))
+	}
+	return f.run(question)
+}
+
+// correctRoute is how to find what leads answers astray.
+func (f facts) correctRoute(r snapshot.RouteAnswer) []string {
+	remedy := []string{"# how the answers are routed:", f.askRoute(r),
+		"# rules of policy routing, and the table that the route is from; delete or correct what leads them astray:",
+		f.run(fmt.Sprintf("ip%s rule show", sixFlag(r.Dest)))}
+	if r.Table > 0 {
+		remedy = append(remedy, f.run(fmt.Sprintf("ip%s route show table %d", sixFlag(r.Dest), r.Table)))
+	}
+	return remedy
+}
+
+// followAnswers is how to find where answers get lost that are routed as they should be.
+func (f facts) followAnswers(u snapshot.UnansweredUse, r snapshot.RouteAnswer) []string {
+	remedy := []string{"# is this the way to the client, for packets with a mark as well?", f.askRoute(r), f.run(fmt.Sprintf("ip%s rule show", sixFlag(u.Source)))}
+	hop, out := u.Source, r.Out
+	if r.Via.IsValid() {
+		hop = r.Via
+	}
+	if l, ok := f.linkTo(hop); ok && out == "" {
+		out = l.Name
+	}
+	if out != "" {
+		remedy = append(remedy, "# is this its hardware address, and no permanent entry that is old?",
+			f.run(fmt.Sprintf("ip neigh show to %s dev %s", hop, quote(out))),
+			"# if not, have it asked for anew:", f.run(fmt.Sprintf("ip neigh del %s dev %s", hop, quote(out))))
+	}
+	if l, ok := f.linkTo(u.Target.Addr()); ok && l.Kind == "bridge" && !f.own(u.Target.Addr()) {
+		remedy = append(remedy, fmt.Sprintf("# does %s send its answers to this machine? Here they may have been bridged to a neighbour that it takes for its router. On %s:", u.Target.Addr(), u.Target.Addr()),
+			"#   "+fmt.Sprintf("ip%s route get %s", sixFlag(u.Source), u.Source))
+	}
+	return append(remedy, fmt.Sprintf("# else on %s, or on the way there: a packet filter that drops answers", u.Source))
+}
+
+// entriesOf is how many entries a source has; of one that is not among those with most,
+// how many it may have at most.
+func (f facts) entriesOf(source netip.Addr) uint64 {
+	least := f.Conntrack.Table.Entries
+	for _, s := range f.Conntrack.Table.Sources {
+		if s.Addr == source {
+			return s.Entries
+		}
+		least = min(least, s.Entries)
+	}
+	return least
+}
+
+// answerDropped says whether answers to a client were seen to be dropped here.
+func (f facts) answerDropped(u snapshot.UnansweredUse) bool {
+	return f.Drops != nil && slices.ContainsFunc(f.Drops.Rows, func(row snapshot.Drop) bool {
+		return !row.Benign && f.here(row.Netns) && row.Count >= u.Recent/2 && slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool {
+			return t.dest.Addr() == u.Source
+		})
+	})
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+// shortCloseWait is the kernel's own time-out of CLOSE_WAIT.
+const shortCloseWait = 60
+
+var closeWaitHeavy = Cause{
+	Code:       "close-wait-heavy",
+	Title:      "Connections that one side has closed fill the table",
+	Severities: []Severity{Advice, Warning},
+	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanOwners},
+	Symptom:    "The table of a Kubernetes node fills with connections in CLOSE_WAIT, each for an hour.",
+	Proof: fmt.Sprintf("CLOSE_WAIT entries hold at least %s of nf_conntrack_max, from %s on it is advice, and their time-out is longer than the kernel's %d s: kube-proxy sets it to an hour.",
+		percent(deadRoom), percent(deadWaste), shortCloseWait),
+	Lookalike: fmt.Sprintf("CLOSE_WAIT entries under a time-out of %d s: those connections are half closed and in use, or a program does not close its side, which is not NAT's fault. "+
+		"The time-out alone, in a table with room.", shortCloseWait),
+	Cure:  "The kernel's time-out of a minute; under Kubernetes by kube-proxy's own option, which it writes at every start.",
+	judge: judgeCloseWait,
+}
+
+func judgeCloseWait(f facts) *verdict {
+	limit, ok := f.limit()
+	if !ok || f.Conntrack.Table == nil {
+		return nil
+	}
+	t := f.Conntrack.Table
+	waiting := t.ByState["CLOSE_WAIT"]
+	s := f.local("net.netfilter.nf_conntrack_tcp_timeout_close_wait", shortCloseWait)
+	now, known := f.sysctl(s.Name)
+	if !known || now <= shortCloseWait || waiting > t.Entries || share(waiting, limit) < deadWaste {
+		return nil
+	}
+	v := &verdict{harm: share(waiting, limit)}
+	v.Severity = Advice
+	if share(waiting, limit) >= deadRoom {
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("connections that one side has closed hold %s of the connection tracking table", percent(share(waiting, limit)))
+	v.Evidence = append(f.fillEvidence(),
+		Evidence{"entries in CLOSE_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump},
+		Evidence{"they stay for", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_close_wait"})
+	v.Why = "After one side has closed, the other may still send, so that the entry stays. Few do for longer than a moment; with a time-out of an hour each connection that was never closed on both sides keeps its entry for as long."
+	v.Settings = []snapshot.Setting{s}
+	v.Remedy = []string{f.set(s)}
+	if kube := f.owner("kube-proxy", s.Name); kube != "" {
+		v.Evidence = append(v.Evidence, Evidence{"who sets it", "kube-proxy", kube})
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# kube-proxy writes its own value when it starts: give it --conntrack-tcp-timeout-close-wait=%ds, or conntrack.tcpCloseWaitTimeout in its configuration", shortCloseWait))
+	}
+	v.Remedy = append(v.Remedy, "# entries that are there keep their old time-out; to remove them at once:", f.run("conntrack -D -p tcp --state CLOSE_WAIT"))
+	v.Verify = f.look(f.natkit("conntrack stats"))
+	return v
+}

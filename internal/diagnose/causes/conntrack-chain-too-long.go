@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+// evenChain is the mean chain below which chance makes no chain of 50, the
+// shortest that the kernel refuses to lengthen: with 8 entries to a bucket the
+// probability of one of 50 is below 1 in 10^21.
+const evenChain = 8.0
+
+var conntrackChainTooLong = Cause{
+	Code:       "conntrack-chain-too-long",
+	Title:      "Single chains of the hash are too long although it is large enough",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanDrops},
+	Symptom:    "Some new connections are dropped, always the same ones, in a table with room and a hash of the right size.",
+	Proof: fmt.Sprintf("Entries were refused in the window for the length of their chain (chaintoolong), while the mean chain is shorter than %.0f, so that chance can't have made one of 50.",
+		evenChain),
+	Lookalike: "Long chains everywhere are conntrack-hash-too-small. An attacker can't aim at a chain from outside: the hash has a secret key.",
+	Cure: "Look for who makes flows that the hash can't tell apart. Kernels from 4.3 on left the zone of a flow out of its hash until 5.15 took it in again, so that the same addresses in many zones " +
+		"(Open vSwitch, VRFs) make one chain there, if the distribution has taken over only the limit of chains.",
+	NoLab: "it takes a kernel whose hash leaves something out, or a hash so small that the whole host would suffer",
+	judge: judgeChain,
+}
+
+func judgeChain(f facts) *verdict {
+	tooLong, _ := f.stat("chaintoolong")
+	chain, known := f.meanChain()
+	if tooLong == 0 || !known || chain >= evenChain {
+		return nil
+	}
+	v := &verdict{harm: float64(tooLong)}
+	v.Severity = Critical
+	if tooLong < fewFailures {
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s refused %s for the length of single chains, with %.1f entries to a bucket", number(tooLong, "entry"), f.window(), chain)
+	v.Evidence = append([]Evidence{
+		{"entries refused", strconv.FormatUint(tooLong, 10), fromStats + ": chaintoolong"},
+		{"mean chain (each entry stands in two buckets)", fmt.Sprintf("%.1f", chain), "2 x entries / buckets"},
+	}, f.fillEvidence()...)
+	v.Evidence = append(v.Evidence, Evidence{"kernel", orUnknown(f.Host.Kernel), "/proc/sys/kernel/osrelease"})
+	_, rows, _ := f.dropped(snapshot.CauseConfirm)
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Why = "The kernel refuses an entry whose chain has 50 to 80 entries already, and its packet is dropped. With so few entries to a bucket a chain that long consists of flows that look the same to the hash."
+	v.Remedy = []string{
+		"# see whose flows are alike, and whether they lie in many zones:",
+		f.natkit("conntrack top --by source"),
+		f.run("conntrack -L -o id"),
+		"# flows of many zones with the same addresses: a kernel that takes the zone into the hash, 5.15 or later",
+	}
+	v.Verify = f.look(f.run("conntrack -S"))
+	return v
+}
+
+// meanChain is how many entries stand in a bucket of the hash on average. Each
+// entry of any namespace stands in two.
+func (f facts) meanChain() (float64, bool) {
+	ct := f.Conntrack
+	if ct == nil || ct.Buckets == 0 || ct.Buckets >= implausible {
+		return 0, false
+	}
+	entries := max(ct.Count, ct.HostObjects)
+	if entries >= implausible {
+		return 0, false
+	}
+	return 2 * float64(entries) / float64(ct.Buckets), true
+}
+
+// orUnknown is a text, or "not known".
+func orUnknown(s string) string {
+	if s == "" {
+		return "not known"
+	}
+	return s
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+// earlyDropMany is how many half-open connections must have been thrown out in
+// the window for it to be critical; fewer are a warning.
+const earlyDropMany = 10
+
+var conntrackEarlyDrop = Cause{
+	Code:       "conntrack-early-drop",
+	Title:      "Half-open connections are thrown out of the full table",
+	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"conntrack-table-full", "conntrack-table-nearly-full"},
+	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanConntrackDump},
+	Symptom:    "Connections die while they are being opened, UDP exchanges lose their answer; nothing is refused, and the kernel log says nothing.",
+	Proof: fmt.Sprintf("Entries were thrown out in the window to make room for new ones (early_drop of /proc/net/stat/nf_conntrack): from %d on critical, fewer are a warning. "+
+		"The kernel does it only at nf_conntrack_max, and only to flows that it has not seen in both directions for long enough (not ASSURED).", earlyDropMany),
+	Lookalike: "Entries that the kernel's garbage collector removes above 95 % of the limit are not counted there; the table is then nearly full, and reported as such. With a flood in the table it is the flood that is reported.",
+	Cure:      "Room: the same as for conntrack-table-full. Where a flood fills the table, ending the flood.",
+	judge:     judgeEarlyDrop,
+}
+
+func judgeEarlyDrop(f facts) *verdict {
+	evicted, known := f.stat("early_drop")
+	if !known || evicted == 0 || judgeUnreplied(f) != nil || judgeSYNFlood(f) != nil {
+		return nil
+	}
+	v := &verdict{harm: float64(evicted)}
+	v.Severity = Warning
+	if evicted >= earlyDropMany {
+		v.Severity = Critical
+	}
+	v.Title = fmt.Sprintf("%s thrown out of the full table %s", number(evicted, "half-open connection"), f.window())
+	v.Evidence = append([]Evidence{{"entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"}}, f.tableEvidence()...)
+	v.Why = "In a full table the kernel looks for an entry of a flow that is not established yet and gives its place to the new one. The packets of the flow that lost it then belong to no connection: " +
+		"an answer finds no translation back, and its sender or receiver is reset or waits in vain."
+	growth := f.growTable(0)
+	v.Settings, v.Remedy = growth.settings, growth.remedy
+	v.Verify = f.look(f.run("conntrack -S"), f.natkit("conntrack stats"))
+	return v
+}

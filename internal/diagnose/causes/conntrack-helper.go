@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+// helperDropsMany is how many lines about dropped packets are more than a scanner's
+// broken requests.
+const helperDropsMany = 10
+
+var conntrackHelper = Cause{
+	Code:       "conntrack-helper",
+	Title:      "Connection tracking helpers read and rewrite what connections carry",
+	Severities: []Severity{Advice, Warning},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanConntrackStats, snapshot.CanKernelLog},
+	Symptom:    "SIP calls without sound, FTP that breaks on its data connection, ports opened that nobody asked for; processors busy in nf_nat_sip or nf_nat_ftp.",
+	Proof: fmt.Sprintf("The kernel logged in the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines on a warning, fewer are advice. Connections that have a helper, or nf_conntrack_helper=1, by which every connection to a helper's port gets one, are advice. "+
+		"That setting is gone from new kernels (it is not there on 6.18), which give helpers by rules alone.", helperDropsMany),
+	Lookalike: "Active FTP, PPTP or TFTP through NAT needs its helper. Helpers that are in the kernel and given to nobody cost nothing.",
+	Cure:      "Helpers only by a rule for the servers that need one; for SIP mostly none, the ends have their own means.",
+	judge:     judgeHelper,
+}
+
+func judgeHelper(f facts) *verdict {
+	automatic := f.local("net.netfilter.nf_conntrack_helper", 0)
+	on, _ := f.sysctl(automatic.Name)
+	var helped uint64
+	var names []string
+	if f.Conntrack != nil && f.Conntrack.Table != nil {
+		by := f.Conntrack.Table.ByHelper
+		for _, name := range slices.Sorted(maps.Keys(by)) {
+			if n := by[name]; n > 0 && n < implausible {
+				helped = saturate(helped, n)
+				names = append(names, fmt.Sprintf("%s: %d", orUnknown(name), n))
+			}
+		}
+	}
+	var drops uint64
+	if f.KernelLog != nil && f.KernelLog.HelperDrops < implausible {
+		drops = f.KernelLog.HelperDrops
+	}
+	if on != 1 && helped == 0 && drops == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(saturate(drops, helped))}
+	v.Severity = Advice
+	if drops >= helperDropsMany {
+		v.Severity = Warning
+	}
+	switch {
+	case drops > 0:
+		v.Title = fmt.Sprintf("a connection tracking helper dropped packets %s", f.window())
+		v.Evidence = append(v.Evidence, Evidence{`"nf_ct_...: dropping packet"`, number(drops, "time"), fromLog})
+		for _, line := range f.KernelLog.Lines {
+			if strings.Contains(line, "nf_ct_") {
+				v.Evidence = append(v.Evidence, Evidence{"one of them", line, fromLog})
+				break
+			}
+		}
+	case helped > 0:
+		v.Title = fmt.Sprintf("%s read by connection tracking helpers", number(helped, "connection"))
+	default:
+		v.Title = "connections get helpers by their port alone"
+	}
+	if helped > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"connections with a helper", strings.Join(names, ", "), fromDump})
+	}
+	if on == 1 {
+		v.Evidence = append(v.Evidence, Evidence{automatic.Name, "1", fromSettings})
+	}
+	for _, column := range []string{"expect_new", "expect_create"} {
+		if n, _ := f.stat(column); n > 0 {
+			v.Evidence = append(v.Evidence, Evidence{"connections that helpers expect, new", strconv.FormatUint(n, 10), fromStats + ": " + column})
+			break
+		}
+	}
+	v.Why = "A helper searches each packet of its connections for addresses, rewrites them, and lets in the connection that they announce. Whoever can send to such a port can make it open others, " +
+		"and what it does not understand it may drop."
+	if on == 1 {
+		v.Remedy = append(v.Remedy, "# helpers by rules alone; rules for servers that need one come first:", f.set(automatic))
+		v.Settings = []snapshot.Setting{provided(automatic, "no server here needs a helper, or a rule gives it to those that do")}
+	}
+	v.Remedy = append(v.Remedy, "# see which rules give helpers, and delete those that no server needs; flows that have one keep it until they end:",
+		f.run("nft -a list ruleset"), f.run("iptables-save -t raw"))
+	v.Verify = []string{f.run("conntrack -L -o extended"), f.run("conntrack -L expect")}
+	return v
+}

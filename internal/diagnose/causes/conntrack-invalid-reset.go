@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// A connection that has ended gets a late packet now and then, which is answered
+	// by a reset and harms nobody. At fault is what resets many, beside the
+	// connections that end: those in TIME_WAIT tell how many that are.
+	resetFew      = 10
+	resetOfEnded  = 0.10
+	resetCritical = 0.50
+	resetOfAll    = 0.001 // of all packets received, where no dump tells of the ended
+)
+
+var conntrackInvalidReset = Cause{
+	Code:       "conntrack-invalid-reset",
+	Title:      "Connections through NAT are reset for segments that conntrack takes for invalid",
+	Severities: []Severity{Advice, Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
+	Symptom:    "Long transfers break with \"connection reset by peer\", at random, on fast or lossy paths; short ones are fine.",
+	Proof: fmt.Sprintf("Segments were invalid to connection tracking (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts), at least %d of both, "+
+		"and %s of the connections that end in that time; from %s on it is critical. The tracer saw segments with ACK alone that reached this machine and found no socket; where it saw only others, "+
+		"such as those of a scan, it is not this. "+
+		"Where destinations are translated and no reset is sent from here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
+	Lookalike: "Late FINs of connections that are over, and scans with odd flags, which are invalid and answered by a reset as well. With nf_conntrack_tcp_be_liberal=1 windows are not looked at.",
+	Cure: "Being liberal: segments out of their window stay in their connection, and its ends decide. Or dropping what is invalid before it reaches this machine's own stack; then the segment is lost and sent again. " +
+		"One report has a table filled up under be_liberal, by connections that a reset no longer ended: watch the table.",
+	judge: judgeInvalidReset,
+}
+
+func judgeInvalidReset(f facts) *verdict {
+	invalid, known := f.stat("invalid")
+	liberal := f.local("net.netfilter.nf_conntrack_tcp_be_liberal", 1)
+	if n, _ := f.sysctl(liberal.Name); !known || n == 1 {
+		return nil
+	}
+	sent, sentKnown := f.counter("Tcp.OutRsts")
+	resets := min(invalid, sent)
+	strays, rows := f.strays()
+	if !sentKnown || resets < resetFew || f.Chains != nil && !f.translatesSources() || f.Drops != nil && strays == 0 {
+		return f.judgeInvalidForwarded(invalid, liberal)
+	}
+	v := &verdict{harm: float64(resets)}
+	switch part := f.ofEnded(resets); {
+	case part < resetOfEnded:
+		v.Severity = Advice
+	case part >= resetCritical && strays > 0:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s likely reset %s for segments that connection tracking takes for invalid", number(resets, "connection"), f.window())
+	v.Evidence = []Evidence{
+		{"packets that were invalid (the resets themselves are among them)", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+		{"resets that this machine sent", strconv.FormatUint(sent, 10), fromSnmp + ": Tcp OutRsts"},
+	}
+	if strays > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"segments for nobody here (NO_SOCKET)", strconv.FormatUint(strays, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if ended, ok := f.ended(); ok {
+		v.Evidence = append(v.Evidence, Evidence{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT by its time-out"})
+	}
+	v.Evidence = append(v.Evidence, Evidence{liberal.Name, "0", fromSettings})
+	v.Why = "A segment outside of what connection tracking takes for the window is not translated back. It is then for an address of this machine, where no socket waits for it, and the answer is a reset, " +
+		"with numbers that end the connection at its sender."
+	v.Remedy = append([]string{"# leave windows to the ends of the connection:", f.set(liberal)}, f.dropInvalid("input")...)
+	v.Settings = []snapshot.Setting{liberal}
+	if v.Severity < Warning { // late packets of a busy gateway are no reason
+		v.Settings[0].If = openConnections
+	}
+	v.Verify = f.look(f.run("conntrack -S"), f.run("nstat -az TcpOutRsts"))
+	return v
+}
+
+// judgeInvalidForwarded is for destinations that are translated: there an invalid
+// answer goes on to the client with the server's own address, and the client
+// resets it. This machine sees no more of it than the number of invalid packets.
+func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *verdict {
+	ended, known := f.ended()
+	if !known || !f.translatesDestinations() || invalid < resetFew || f.perSecond(invalid) < max(1, resetOfEnded*ended) {
+		return nil
+	}
+	v := &verdict{}
+	v.Severity = Advice
+	v.Title = fmt.Sprintf("%s %s, which no rule translates", number(invalid, "invalid packet"), f.window())
+	v.Evidence = []Evidence{
+		{"packets that were invalid", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+		{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT by its time-out"},
+		{liberal.Name, "0", fromSettings},
+	}
+	v.Why = "An answer that connection tracking takes for invalid is not translated back. It reaches the client with the server's own address, and the client, which knows of no such connection, answers with a reset."
+	log := f.local("net.netfilter.nf_conntrack_log_invalid", 6)
+	v.Settings = []snapshot.Setting{
+		provided(log, "the kernel's log may take a line for each invalid packet, until this is rolled back"),
+		provided(liberal, openConnections),
+	}
+	v.Remedy = []string{
+		"# see which packets they are, in the kernel's log (6 is TCP; 0 switches it off again):",
+		f.set(log),
+		"# where they are of open connections, leave windows to the ends:", f.set(liberal),
+	}
+	v.Remedy = append(v.Remedy, f.dropInvalid("forward")...)
+	v.Verify = f.look(f.run("conntrack -S"))
+	return v
+}
+
+// openConnections is what makes a liberal window the cure.
+const openConnections = "a capture or the kernel's log shows that these packets are of open connections"
+
+// dropInvalid is the other way: what is invalid goes no further than a hook.
+func (f facts) dropInvalid(hook string) []string {
+	return []string{
+		"# or, instead, drop such segments before they are answered; they are then sent again:",
+		f.run("nft add table inet natkit-invalid"),
+		f.run("nft " + quote("add chain inet natkit-invalid "+hook+" { type filter hook "+hook+" priority filter; }")),
+		f.run("nft " + quote("add rule inet natkit-invalid "+hook+" ct state invalid drop")),
+	}
+}
+
+// strays are dropped segments in the middle of a connection, with no more than
+// ACK and PSH set, that reached this machine's own stack and found no socket.
+func (f facts) strays() (n uint64, out []snapshot.Drop) {
+	if f.Drops == nil {
+		return 0, nil
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Reason != "NO_SOCKET" || row.Count >= implausible || !f.here(row.Netns) {
+			continue
+		}
+		if slices.ContainsFunc(row.Samples, midStream) {
+			n = saturate(n, row.Count)
+			out = append(out, row)
+		}
+	}
+	return n, out
+}
+
+// midStream says whether a sampled packet is a segment of a connection that both
+// ends take for open.
+func midStream(sample string) bool {
+	fields := strings.Fields(sample)
+	if len(fields) < 5 || fields[0] != "tcp" {
+		return false
+	}
+	return fields[4] == "ACK" || fields[4] == "PSH,ACK"
+}
+
+// ended is how many connections end in a second: each is in TIME_WAIT for its
+// time-out.
+func (f facts) ended() (perSecond float64, known bool) {
+	timeout, ok := f.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait")
+	if !ok || timeout <= 0 || f.Conntrack == nil || f.Conntrack.Table == nil {
+		return 0, false
+	}
+	return float64(f.Conntrack.Table.ByState["TIME_WAIT"]) / float64(timeout), true
+}
+
+// ofEnded is what share of the connections that ended in the window n is, at most
+// 1; without a dump n is held against all packets.
+func (f facts) ofEnded(n uint64) float64 {
+	if ended, known := f.ended(); known {
+		return min(1, f.perSecond(n)/max(ended, 1))
+	}
+	received, known := f.counter("Ip.InReceives")
+	if !known || share(n, received) >= resetOfAll {
+		return resetOfEnded
+	}
+	return 0
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+// pressedShare is how full the table is when a limit that was meant to be larger
+// begins to matter.
+const pressedShare = 0.75
+
+var conntrackLimitInContainer = Cause{
+	Code:       "conntrack-limit-in-container",
+	Title:      "The table's limit is set in a container, where it has no effect",
+	Severities: []Severity{Advice, Warning},
+	Needs:      []string{snapshot.CanConntrack, snapshot.CanOwners},
+	Symptom:    "The limit was raised in the container's or pod's settings, and the table is full at the old one all the same.",
+	Proof: fmt.Sprintf("This is not the initial network namespace, and a file here sets nf_conntrack_max or nf_conntrack_buckets to more than is in force. A warning from %s of the limit on, advice below. "+
+		"In every other namespace these files are read-only, for root as well (on Linux 6.18), and the limit is one for the host, though each namespace counts for itself.", percent(pressedShare)),
+	Lookalike: "The same in the initial namespace: there the setting is only not applied yet. Time-outs, which a container may set for itself.",
+	Cure:      "Setting it on the host.",
+	NoLab:     "a lab's namespaces have the host's files; it takes a container with files of its own",
+	judge:     judgeLimitInContainer,
+}
+
+func judgeLimitInContainer(f facts) *verdict {
+	if f.Netns.Init || f.Netns.Name != "" || f.Conntrack == nil {
+		return nil
+	}
+	ct := f.Conntrack
+	v := &verdict{}
+	for _, o := range f.Owners {
+		now := map[string]uint64{"net.netfilter.nf_conntrack_max": ct.Max, "net.netfilter.nf_conntrack_buckets": ct.Buckets}[o.Setting]
+		want, err := strconv.ParseUint(o.Value, 10, 32)
+		if now == 0 || err != nil || want <= now || o.Who != "sysctl.d" {
+			continue
+		}
+		if v.Title == "" {
+			v.Title = fmt.Sprintf("%s=%d in %s has no effect in this namespace: %d is in force", o.Setting, want, o.Where, now)
+			v.Remedy = append(v.Remedy, "# on the host, not in this container:")
+		}
+		v.Evidence = append(v.Evidence,
+			Evidence{"wanted by " + o.Where, fmt.Sprintf("%s = %d", o.Setting, want), o.Who},
+			Evidence{"in force", strconv.FormatUint(now, 10), fromSettings + ": " + o.Setting})
+		s := snapshot.Setting{Name: o.Setting, Value: strconv.FormatUint(want, 10)}
+		v.Remedy = append(v.Remedy, f.set(s))
+		v.Settings = append(v.Settings, provided(s, "the host is to have for all its namespaces what this container asks for"))
+	}
+	if v.Title == "" {
+		return nil
+	}
+	v.Severity = Advice
+	if share(max(ct.Count, ct.CountStart), ct.Max) >= pressedShare {
+		v.Severity = Warning
+	}
+	v.harm = share(ct.Count, ct.Max)
+	v.Evidence = append(v.Evidence, f.fillEvidence()...)
+	v.Why = "The limit and the hash belong to the host. Every namespace counts its own entries against the one limit, and only the initial one can change it; a container that tries gets an error, or a line in its log."
+	v.Verify = []string{f.run("sysctl net.netfilter.nf_conntrack_max net.netfilter.nf_conntrack_buckets")}
+	return v
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+// littleMemory is the share of the memory below which the kernel may fail to get
+// a page at once.
+const littleMemory = 0.01
+
+var conntrackNoMemory = Cause{
+	Code:       "conntrack-no-memory",
+	Title:      "New connections are dropped because the kernel finds no memory for their entries",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanKernelLog},
+	Symptom:    "New connections are dropped now and then, under load, in a table that is far from full.",
+	Proof: fmt.Sprintf("Packets were refused (drop without insert_failed) while the table has room, and the kernel logged in the window that it got no memory: critical. With less than %s of the memory available, "+
+		"without such a line, it is a warning.", percent(littleMemory)),
+	Lookalike: "Packets that the kernel counts as drop for other reasons, in a machine with memory to spare. A limit of a container's memory does not matter: entries are not counted against it (the cache is made without SLAB_ACCOUNT).",
+	Cure:      "Memory that the kernel can take at once in an interrupt: a larger reserve (vm.min_free_kbytes), fewer other users, or more of it.",
+	NoLab:     "allocations of the kernel can't be made to fail on purpose without fault injection (CONFIG_FAILSLAB), and entries are not counted against a memory cgroup",
+	judge:     judgeNoMemory,
+}
+
+func judgeNoMemory(f facts) *verdict {
+	refused, known := f.refused()
+	limit, limited := f.limit()
+	if !known || refused == 0 || f.Conntrack == nil || limited && float64(max(f.Conntrack.Count, f.Conntrack.CountStart)) >= fullShare*float64(limit) {
+		return nil
+	}
+	var logged uint64
+	if f.KernelLog != nil && f.KernelLog.NoMemory < implausible {
+		logged = f.KernelLog.NoMemory
+	}
+	scarce := f.Host.AvailableBytes > 0 && share(f.Host.AvailableBytes, f.Host.MemoryBytes) < littleMemory
+	if logged == 0 && !(scarce && refused >= fewFailures) {
+		return nil
+	}
+	v := &verdict{harm: float64(refused)}
+	v.Severity = Warning
+	if logged > 0 {
+		v.Severity = Critical
+	}
+	v.Title = fmt.Sprintf("%s of new connections refused %s for want of memory, in a table with room", number(refused, "packet"), f.window())
+	v.Evidence = append([]Evidence{{"packets refused", strconv.FormatUint(refused, 10), fromStats + ": drop without insert_failed"}}, f.fillEvidence()...)
+	if logged > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"lines about memory that could not be had", strconv.FormatUint(logged, 10), fromLog})
+	}
+	if f.Host.AvailableBytes > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"memory available", fmt.Sprintf("%s of %s", amount(f.Host.AvailableBytes), amount(f.Host.MemoryBytes)), "/proc/meminfo"})
+	}
+	v.Why = "An entry is allocated while a packet is being received, where the kernel can't wait for memory to become free. When its reserve is used up, the packet is dropped."
+	reserve := snapshot.Setting{Name: "vm.min_free_kbytes", Value: strconv.FormatUint(min(max(f.Host.MemoryBytes/100, 64<<20), 512<<20)>>10, 10)}
+	v.Settings = []snapshot.Setting{provided(reserve, "the programs here leave that much memory free: what the reserve takes they lose")}
+	v.Remedy = []string{"# a larger reserve for what can't wait (1 % of the memory, at most 512 MiB):", f.set(reserve),
+		"# and see what takes the memory:", "slabtop -o -s c", "ps aux --sort=-rss"}
+	v.Verify = f.look(f.run("conntrack -S"), "grep -E 'MemAvailable|MemFree' /proc/meminfo")
+	return v
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	backlogFew   = 5
+	backlogShare = 0.001 // of the packets that the processor took: a warning
+	backlogMost  = 0.01  // critical
+	// backlogRoom is a queue that holds a burst of some ten milliseconds.
+	backlogRoom = 16384
+)
+
+var cpuBacklogFull = Cause{
+	Code:       "cpu-backlog-full",
+	Title:      "A processor's queue of received packets overflows",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(backlogFew, "packets that the processor had no room for"), portion(backlogShare, "of those it took")},
+	Needs:      []string{snapshot.CanCPUs, snapshot.CanDrops, snapshot.CanSysctls},
+	Symptom:    "Bursts lose packets, most of all on virtual interfaces (containers, tunnels) and with RPS; nothing else shows a drop.",
+	Proof: fmt.Sprintf("Packets found a processor's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of what it took: a warning, from %s critical. "+
+		"In another namespace than the initial one only drops of its own packets count, as the tracer saw them. Cards that poll (NAPI) pass this queue by; veth, tunnels and RPS use it.", "0.1 %", percent(backlogMost)),
+	Lookalike: "A few drops in a burst beside millions of packets. Total numbers since boot, however large.",
+	Cure:      "A longer queue, net.core.netdev_max_backlog, lets bursts by. If a processor has no time left it only makes packets wait: then other processors must help (softirq-one-cpu).",
+	Host:      true,
+	NoLab:     "the queue is each processor's, for all namespaces, and its length the host's: a lab would lose everybody's packets. It was made, and found from the host and from the namespace that lost packets, in a virtual machine (Linux 6.12)",
+	judge:     judgeBacklog,
+}
+
+func judgeBacklog(f facts) *verdict {
+	traced, rows, _ := f.dropped(snapshot.CauseBacklog)
+	var counted, taken uint64
+	var worst snapshot.CPU
+	for _, c := range f.CPUs {
+		if c.BacklogDropped >= implausible || c.Packets >= implausible {
+			continue
+		}
+		counted, taken = saturate(counted, c.BacklogDropped), saturate(taken, c.Packets)
+		if c.BacklogDropped > worst.BacklogDropped {
+			worst = c
+		}
+	}
+	lost := traced
+	if f.Netns.Init {
+		lost = max(traced, counted)
+	}
+	if lost < f.few(backlogFew) {
+		return nil
+	}
+	part := share(lost, saturate(lost, taken))
+	if worst.BacklogDropped > 0 {
+		part = max(part, share(worst.BacklogDropped, saturate(worst.BacklogDropped, worst.Packets)))
+	}
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case taken > 0 && part < f.part(backlogShare):
+		v.Severity = Advice
+	case taken > 0 && part >= backlogMost:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s lost because a processor's queue of received packets was full %s", number(lost, "packet"), f.window())
+	if counted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets that found a queue full, on the whole machine", strconv.FormatUint(counted, 10), fromSoftnet},
+			Evidence{fmt.Sprintf("of them on processor %d", worst.Number), fmt.Sprintf("%d, of %d that it took", worst.BacklogDropped, worst.Packets), fromSoftnet})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped with reason CPU_BACKLOG", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	room, known := f.sysctl("net.core.netdev_max_backlog")
+	if known {
+		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_max_backlog", strconv.FormatInt(room, 10), fromSettings})
+	}
+	v.Why = "What an interface without a ring of its own receives waits in the queue of a processor. Full means lost, before any rule, counter of IP or capture of the next hop sees it."
+	want := uint64(backlogRoom)
+	if known && room >= backlogRoom && room < 1<<24 {
+		want = 4 * uint64(room)
+	}
+	s := snapshot.Setting{Name: "net.core.netdev_max_backlog", Value: strconv.FormatUint(want, 10)} // the host's
+	v.Remedy = []string{"# a longer queue, on the host; it takes memory only while packets wait:", f.set(s)}
+	if worst.Busy >= oneCPUBusy {
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# processor %d has no time left, so that the queue fills whatever its length: let others help, see the cause softirq-one-cpu", worst.Number))
+	}
+	v.Settings = []snapshot.Setting{s}
+	v.Verify = f.look("cat /proc/net/softnet_stat")
+	return v
+}

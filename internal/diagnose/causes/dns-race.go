@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+
+	"natkit/internal/snapshot"
+)
+
+var dnsRace = Cause{
+	Code:       "dns-race",
+	Title:      "DNS queries that are sent at the same time are dropped",
+	Severities: []Severity{Warning, Critical},
+	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "Looking up a name takes 5 seconds now and then, above all in containers whose resolver is a translated service address.",
+	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window, and they were UDP to port 53: the tracer's samples say so; without samples, port 53 must hold most of the table's UDP flows while nothing translates sources, which could be the reason as well. "+
+		"From %.0f a second on it is critical.", manyFailures, raceMany),
+	Lookalike: "Clashes that the kernel resolves (clash_resolve): nothing is lost. Linux 6.18 resolved all of 11 000 that were made on purpose, with and without translation to two backends.",
+	Cure:      "A newer kernel; a resolver on the node that needs no translation; queries one after the other (single-request-reopen) or by TCP (use-vc).",
+	NoLab:     "Linux 6.18 resolves such clashes without loss; the counters of a kernel that loses them are tested",
+	judge:     judgeDNSRace,
+}
+
+func judgeDNSRace(f facts) *verdict {
+	lost, rows, ok := f.raced()
+	if !ok || lost < manyFailures || f.perSecond(lost) < raceSome || judgeSNATPorts(f) != nil {
+		return nil
+	}
+	switch {
+	case len(samples(rows)) > 0:
+		if !mostlyDNS(rows) {
+			return nil
+		}
+	case f.Conntrack == nil || f.Conntrack.Table == nil || f.Chains == nil || f.translatesSources():
+		return nil // it may as well be source translation
+	default:
+		t := f.Conntrack.Table
+		i := slices.IndexFunc(t.DestPorts, func(p snapshot.PortUse) bool { return p.Protocol == "udp" && p.Port == 53 })
+		if i < 0 || share(t.DestPorts[i].Entries, t.ByProtocol["udp"]) < 0.5 {
+			return nil
+		}
+	}
+	v := &verdict{harm: float64(lost)}
+	v.Severity = Warning
+	if f.perSecond(lost) >= raceMany {
+		v.Severity = Critical
+	}
+	v.Title = fmt.Sprintf("%s dropped %s because another of the same flow was faster", number(lost, "DNS packet"), f.window())
+	v.Evidence = append(f.raceEvidence(lost, rows), Evidence{"kernel", orUnknown(f.Host.Kernel), "/proc/sys/kernel/osrelease"})
+	if n, known := f.stat("clash_resolve"); known {
+		v.Evidence = append(v.Evidence, Evidence{"clashes that were resolved", fmt.Sprint(n), fromStats + ": clash_resolve"})
+	}
+	v.Why = "A resolver sends its queries for A and AAAA by one socket at the same time. Each makes an entry of its own for the same flow; one can be inserted, and an old kernel drops the packet of the other. The resolver waits 5 seconds for it."
+	v.Remedy = []string{
+		"# in /etc/resolv.conf of the clients (glibc; musl has no such option), or dnsConfig.options of a pod:",
+		"# options single-request-reopen",
+		"# better: a cache on each node that is asked without translation (NodeLocal DNSCache), and a kernel of this decade",
+	}
+	v.Verify = f.look(f.run("conntrack -S"))
+	return v
+}
+
+// mostlyDNS says whether most of the packets that the tracer kept are UDP to port 53.
+func mostlyDNS(rows []snapshot.Drop) bool {
+	packets, queries := samples(rows), 0
+	for _, t := range packets {
+		if t.protocol == "udp" && t.dest.Port() == 53 {
+			queries++
+		}
+	}
+	return 2*queries > len(packets)
+}

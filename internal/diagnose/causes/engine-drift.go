@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+
+	"natkit/internal/snapshot"
+)
+
+var engineDrift = Cause{
+	Code:       "engine-drift",
+	Title:      "The machine is no longer what natkit's engine was told of it",
+	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"answers-lost", "clients-unreached", "backend-silent", "martian-drop"},
+	Needs:      []string{snapshot.CanEngine},
+	Symptom:    "After an interface was made again, or got another address, nothing of it is translated any more, or with an address that is nobody's.",
+	Proof: "What the engine knows of interfaces, addresses, programs, settings and its nftables table is compared with what is there. It is critical when an interface carries no program, the table is gone, or " +
+		"the address that it masquerades behind is another; a warning otherwise.",
+	Lookalike: "A change that natkit serve follows by itself, within seconds.",
+	Cure:      "Applying the rule file again; or natkit serve, which does that whenever something changes.",
+	judge:     judgeEngineDrift,
+}
+
+func judgeEngineDrift(f facts) *verdict {
+	e := f.Engine
+	if e == nil {
+		return nil
+	}
+	if e.Kind == "accel" {
+		return f.accelDrift()
+	}
+	drift := e.Drift
+	if e.Served { // it follows what can be followed
+		drift = nil
+		for _, d := range e.Drift {
+			if d.Waits {
+				drift = append(drift, d)
+			}
+		}
+	}
+	if len(drift) == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(len(drift))}
+	v.Severity = Warning
+	if slices.ContainsFunc(drift, func(d snapshot.EngineDrift) bool { return d.Stops }) {
+		v.Severity = Critical
+	}
+	v.Title = fmt.Sprintf("natkit's engine %s was told otherwise: %s", e.Kind, drift[0].What)
+	waits := true
+	for _, d := range drift {
+		v.Evidence = append(v.Evidence, Evidence{"changed since the rules were applied", d.What, "natkit status"})
+		waits = waits && d.Waits
+	}
+	v.Why = "The engine was given interfaces, addresses and routes when the rules were applied. What has changed since it does not know: such packets go untranslated, or are dropped."
+	if waits {
+		v.Remedy = append(v.Remedy, "# it has to come back first; then:")
+	}
+	if e.Served {
+		v.Remedy = append(v.Remedy, "# natkit serve waits for it, and follows")
+	} else {
+		v.Remedy = append(v.Remedy, f.apply(), "# natkit serve does this by itself whenever something changes: "+f.natkit("serve -f "+quote(e.File)))
+	}
+	v.Verify = f.look(f.natkit("status"))
+	return v
+}
+
+// accelDrift is what natkit accel can't go on with. Its packets take the kernel's way, which
+// is slower and loses nothing.
+func (f facts) accelDrift() *verdict {
+	if len(f.Engine.Problems) == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(len(f.Engine.Problems))}
+	v.Severity = Warning
+	v.Title = "natkit accel no longer matches the machine"
+	for _, p := range f.Engine.Problems {
+		v.Evidence = append(v.Evidence, Evidence{"problem", p, "natkit accel status"})
+	}
+	v.Why = "What accel no longer recognizes goes through the kernel's stack: slower, and nothing is lost. Connection tracking that is strict about TCP windows again is the exception: it drops accelerated connections."
+	v.Remedy = []string{"# each problem above names what to do:", f.natkit("accel status")}
+	v.Verify = f.look(f.natkit("accel status"))
+	return v
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+
+	"natkit/internal/snapshot"
+)
+
+var engineSourceLimit = Cause{
+	Code:       "engine-source-limit",
+	Title:      "An inside host has as many sessions as natkit's rule file allows it",
+	Severities: []Severity{Warning},
+	Needs:      []string{snapshot.CanEngine},
+	Symptom:    "New connections of one host fail at times, while others have no trouble and the host's open connections go on.",
+	Proof:      "natkit's engine dropped packets in the window that would have opened a session beyond limits.sessions_per_source.",
+	Lookalike:  "A host close to its limit, of which nothing was refused: a limit is there to be used. Refusals by a full table or for want of ports are conntrack-table-full and snat-ports-exhausted.",
+	Cure:       "A higher limit, if the host is right to need it; else the program on it that opens so many.",
+	judge:      judgeEngineSourceLimit,
+}
+
+func judgeEngineSourceLimit(f facts) *verdict {
+	lost := f.counted("source-limit")
+	if lost == 0 || f.Engine.PerSource == 0 {
+		return nil
+	}
+	e := f.Engine
+	who, source := "an inside host", ""
+	if len(e.Sources) > 0 && e.Sources[0].Sessions >= e.PerSource {
+		who = e.Sources[0].Addr.String()
+		source = " --source " + who
+	}
+	v := &verdict{harm: float64(lost)}
+	v.Severity = Warning
+	v.Title = fmt.Sprintf("%s has reached sessions_per_source (%d): natkit's engine dropped %s %s", who, e.PerSource, number(lost, "packet"), f.window())
+	v.Evidence = append(f.engineEvidence(), f.countedEvidence("source-limit")...)
+	for _, s := range e.Sources[:min(len(e.Sources), 3)] {
+		v.Evidence = append(v.Evidence, Evidence{"sessions of " + s.Addr.String(), fmt.Sprintf("%d of %d", s.Sessions, e.PerSource), "natkit sessions"})
+	}
+	v.Why = "limits.sessions_per_source keeps one host from taking what all share. At the limit the engine refuses new sessions of that host alone; it answers with ICMP, and open sessions go on."
+	v.Remedy = []string{"# what does it have open? If that is a scan or a broken program, cure the host:", f.natkit("sessions" + source)}
+	v.Remedy = append(v.Remedy, "# if it needs them, allow more:")
+	v.Remedy = append(v.Remedy, f.editLimit("sessions_per_source", e.PerSource, 4*e.PerSource)...)
+	v.Remedy = append(v.Remedy, f.apply())
+	v.Verify = f.look(f.natkit("status"))
+	return v
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+// lostEvents is how many events a listener must have lost in the window for a
+// warning; a burst costs a few.
+const lostEvents = 10
+
+var eventListenerLag = Cause{
+	Code:       "event-listener-lag",
+	Title:      "A program that follows connection tracking's events does not keep up",
+	Severities: []Severity{Advice, Warning},
+	Needs:      []string{snapshot.CanEventSockets, snapshot.CanSysctls},
+	Symptom:    "conntrackd's standby misses connections, flow exports and accounting are too low; the program logs ENOBUFS or \"no buffer space available\". Processors make events for nobody.",
+	Proof: fmt.Sprintf("A netlink socket in the groups of connection tracking lost events in the window (Drops of /proc/net/netlink): from %d on a warning, fewer are advice.",
+		lostEvents),
+	Lookalike: "Losses before the window, and sockets of other groups. A listener that keeps up costs a message for each connection that begins, changes and ends, and is not told.",
+	Cure:      "A larger buffer for the program's socket, fewer kinds of events, or no listener.",
+	judge:     judgeEventListener,
+}
+
+func judgeEventListener(f facts) *verdict {
+	var worst snapshot.EventSocket
+	var lost uint64
+	for _, s := range f.EventSockets {
+		if s.Drops >= implausible {
+			continue
+		}
+		lost = saturate(lost, s.Drops)
+		if s.Drops > worst.Drops {
+			worst = s
+		}
+	}
+	if lost == 0 {
+		return nil
+	}
+	who := worst.Process
+	if who == "" {
+		who = "a program"
+	}
+	v := &verdict{harm: float64(lost)}
+	v.Severity = Advice
+	if lost >= lostEvents {
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s lost %s of connection tracking %s", who, number(lost, "event"), f.window())
+	v.Evidence = []Evidence{
+		{"events that found no room in a socket", strconv.FormatUint(lost, 10), fromNetlink + ": Drops"},
+		{"socket that lost most", fmt.Sprintf("of %s, port %d: %d lost, %s wait", who, worst.PortID, worst.Drops, amount(worst.QueueBytes)), fromNetlink},
+		{"sockets that listen", strconv.Itoa(len(f.EventSockets)), fromNetlink},
+	}
+	if n, known := f.sysctl("net.netfilter.nf_conntrack_events"); known {
+		v.Evidence = append(v.Evidence, Evidence{"net.netfilter.nf_conntrack_events", strconv.FormatInt(n, 10), fromSettings})
+	}
+	v.Why = "Each connection that begins, changes its state or ends is a message to every listener. What does not fit into a listener's buffer is lost to it; a listener that asked for reliable delivery keeps ended connections in the table until it reads."
+	room := snapshot.Setting{Name: "net.core.rmem_max", Value: "16777216"} // the host's
+	v.Settings = []snapshot.Setting{room}
+	v.Remedy = []string{
+		"# allow a larger buffer, then let the program ask for it (conntrackd: NetlinkBufferSize and NetlinkBufferSizeMaxGrowth; others: a restart after raising the default):",
+		f.set(room),
+		"# or make fewer events: only beginnings and ends, by a rule for new connections:",
+		f.run("nft add table inet natkit-events"),
+		f.run("nft " + quote("add chain inet natkit-events prerouting { type filter hook prerouting priority mangle; }")),
+		f.run("nft " + quote("add rule inet natkit-events prerouting ct state new ct event set new,destroy")),
+		"# or, if nobody needs them, end the program",
+	}
+	v.Verify = f.look("cat /proc/net/netlink")
+	return v
+}

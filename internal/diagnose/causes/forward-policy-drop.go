@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// A FORWARD chain that drops by default is how Docker and every firewall do it.
+	// It is at fault when it drops a good part of what it is asked to forward: a
+	// firewall that does its work drops little beside the traffic that it lets by.
+	forwardFew     = 3
+	forwardShare   = 0.05 // of the packets to be forwarded, or of what one interface received
+	forwardMost    = 0.50 // as good as everything
+	forwardNothing = 5    // packets from which losing most of them is critical
+)
+
+var forwardPolicyDrop = Cause{
+	Code:       "forward-policy-drop",
+	Title:      "The FORWARD chain drops what no rule accepts",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"clients-unreached", "br-netfilter-overhead"},
+	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanCounters, snapshot.CanInterfaces},
+	Symptom:    "Virtual machines, a second network or a VPN behind this machine lose their way out, often since Docker was installed; the machine itself is fine.",
+	Proof: fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without condition, and packets met that in the window: by the chain's own counter, "+
+		"or dropped packets that natkit followed through the rules to its end. At least %s of what was to be forwarded, in all or of one interface's, is a warning, %s critical. "+
+		"With neither counter nor tracer, packets that were to be forwarded and never left are a warning; where the rules can't be read either, if they are most.", percent(forwardShare), percent(forwardMost)),
+	Lookalike: "A policy of drop is normal, and so are single packets that meet it. Strangers who try addresses behind this machine are advice, however many, and so are hosts of the network outside. What a rule with a condition drops was meant to be dropped: with or without a counter, it is not the policy's.",
+	Cure:      "A rule that accepts these networks' traffic, before the policy and after the rules that drop: with Docker in DOCKER-USER, which Docker leaves alone.",
+	judge:     judgeForwardPolicy,
+}
+
+func judgeForwardPolicy(f facts) *verdict {
+	chains := f.droppingForwardChains()
+	if f.Chains != nil && len(chains) == 0 {
+		return nil
+	}
+	counted, counts := metPolicies(chains)
+	if counts && counted == 0 {
+		return nil
+	}
+	rows, traced, tracing := f.policyDrops()
+	forwarded, forwardedKnown := f.counter("Ip.ForwDatagrams") // counted before the hook
+	vanished := f.vanished(forwarded)
+
+	lost, source := counted, ""
+	switch {
+	case counts:
+	case tracing:
+		lost = traced
+	case f.Chains == nil && share(vanished, forwarded) < forwardMost:
+		return nil // not even known whether there is such a chain
+	default:
+		lost, source = vanished, "likely "
+	}
+	if lost == 0 {
+		return nil
+	}
+
+	part := share(lost, forwarded)
+	if !forwardedKnown || lost > forwarded {
+		part = 1 // bridged frames are not counted there
+	}
+	if p, known := f.receivedShare(lost, rows, devices(rows)); known && len(rows) > 0 {
+		part = max(part, p)
+	}
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case lost >= forwardFew && part < forwardShare:
+		v.Severity = Advice
+	case lost < forwardFew && part < forwardMost:
+		return nil
+	case part >= forwardMost && lost >= forwardNothing && source == "" && len(chains) > 0:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	// A policy is meant for what nobody thought of.
+	v.Severity = max(v.Severity, f.publishedLost(rows, func(a netip.Addr) bool {
+		_, near := f.linkTo(a)
+		return near || onlyInside(a)
+	}))
+	if v.Severity > Advice && len(samples(rows)) > 0 && !slices.ContainsFunc(rows, f.wanted) {
+		v.Severity = Advice
+	}
+	what := "the FORWARD chain"
+	chains = f.busiestPolicy(chains)
+	if len(chains) > 0 {
+		what = fmt.Sprintf("chain %s of table %s %s", chains[0].Name, chains[0].Family, chains[0].Table)
+	}
+	v.Title = fmt.Sprintf("%s %sdropped %s %s that no rule accepted", what, source, number(lost, "forwarded packet"), f.window())
+
+	for _, c := range chains {
+		value := "policy drop"
+		if c.Policy != "drop" {
+			value = "last rule drops everything"
+		}
+		if n, ok := metPolicy(c); ok {
+			value += fmt.Sprintf(", met by %s", number(n, "packet"))
+		}
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), value, fromRules + " (" + c.Backend + ")"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped on the forward hook", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if forwarded > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, these included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+	}
+	if vanished > 0 && !tracing && !counts {
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded that never left", strconv.FormatUint(vanished, 10),
+			fromSnmp + ", netstat: Ip ForwDatagrams + OutRequests - OutTransmits"})
+	}
+	v.Why = "The chain drops what no rule accepts. Docker sets this policy so that containers can't be reached past their published ports; it also stops every other network that this machine forwards for."
+	v.Remedy = f.acceptForwarded(chains, rows)
+	if bridge := f.bridged(rows); bridge != "" {
+		v.Why += fmt.Sprintf(" These packets are not even routed: they cross the bridge %s, and br_netfilter shows them to the IP rules.", bridge)
+		v.Remedy = append(v.Remedy, "# or keep what is bridged out of the IP packet filter altogether; not under Kubernetes, whose rules must see it:",
+			f.set(f.local("net.bridge.bridge-nf-call-iptables", 0)))
+	}
+	v.Verify = f.look(f.natkit("drops --for 10s"))
+	return v
+}
+
+// metPolicies is what met the policies by the chains' own counters, where all of them count.
+func metPolicies(chains []snapshot.Chain) (counted uint64, counts bool) {
+	counts = len(chains) > 0
+	for _, c := range chains {
+		n, ok := metPolicy(c)
+		counted, counts = saturate(counted, n), counts && ok
+	}
+	return counted, counts
+}
+
+// policyDrops are packets that the end of a forward chain dropped. Of those that could not be
+// followed through the rules, it is what rules with a condition did not count; where such
+// rules have no counters nothing is known of them.
+func (f facts) policyDrops() (rows []snapshot.Drop, n uint64, tracing bool) {
+	var unknown uint64
+	var unread []snapshot.Drop
+	for _, b := range f.blamed() {
+		d, sure := b.sure()
+		switch {
+		case sure && isPolicy(d) && d.Chain.Hook == "forward":
+			rows = append(rows, b.row)
+			n = saturate(n, b.row.Count)
+		case !b.known && f.hookOf(b.row) == "forward":
+			unread = append(unread, b.row)
+			unknown = saturate(unknown, b.row.Count)
+		}
+	}
+	unknown -= min(unknown, f.ruleDrops())
+	if unknown > 0 && (len(rows) == 0 || !f.silentRules("forward")) {
+		rows = append(rows, unread...)
+	}
+	if !f.silentRules("forward") {
+		n = saturate(n, unknown)
+	}
+	return rows, n, f.Drops != nil
+}
+
+// silentRules says whether rules that a packet may meet on a hook drop on a condition and do
+// not count.
+func (f facts) silentRules(hook string) bool {
+	return slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool {
+		return (c.Hook == hook || c.Hook == "") && c.Type != "nat" && slices.ContainsFunc(c.DropRules, func(r snapshot.DropRule) bool {
+			return r.Packets == nil && (!r.All || c.Hook == "")
+		})
+	})
+}
+
+// busiestPolicy puts first the chain whose end dropped most.
+func (f facts) busiestPolicy(chains []snapshot.Chain) []snapshot.Chain {
+	met := map[string]uint64{}
+	for _, b := range f.blamed() {
+		if d, ok := b.sure(); ok && isPolicy(d) {
+			met[d.Chain.Family+d.Chain.Table+d.Chain.Name] += b.row.Count
+		}
+	}
+	slices.SortStableFunc(chains, func(a, b snapshot.Chain) int {
+		return cmp.Compare(met[b.Family+b.Table+b.Name], met[a.Family+a.Table+a.Name])
+	})
+	return chains
+}
+
+// wanted says whether packets of a row are more than what strangers try: of clients of
+// this machine's networks or other private ones, answers, or for a published service.
+func (f facts) wanted(row snapshot.Drop) bool {
+	in, _ := f.link(row.Interface)
+	if _, ok := f.sentByClients(row, in); ok || slices.ContainsFunc(row.Samples, isAnswer) {
+		return true
+	}
+	return slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool {
+		return onlyInside(t.source.Addr()) && !f.fromOutside(t)
+	})
+}
+
+// fromOutside says whether a packet comes from a host of the network outside and wants to go
+// into one here, unasked: what a firewall is there to refuse.
+func (f facts) fromOutside(t tuple) bool {
+	from, near := f.linkTo(t.source.Addr())
+	to, known := f.linkTo(t.dest.Addr())
+	return near && f.outside(from) && (!known || to.Name != from.Name && !f.outside(to))
+}
+
+// outside says whether an interface leads to what this machine hides its networks from: a
+// default route leads there, or sources are translated to its address.
+func (f facts) outside(l snapshot.Interface) bool {
+	if l.Default {
+		return true
+	}
+	given := func(a netip.Addr) bool {
+		return slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })
+	}
+	if f.Conntrack != nil && f.Conntrack.Table != nil && slices.ContainsFunc(f.Conntrack.Table.Outsides, func(o snapshot.OutsideUse) bool { return given(o.Addr) }) {
+		return true
+	}
+	return slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool {
+		return slices.ContainsFunc(c.SNATTo, func(r snapshot.AddrRange) bool { return given(r.First) })
+	})
+}
+
+// droppingForwardChains are the base chains on the forward hook that end in a drop.
+func (f facts) droppingForwardChains() []snapshot.Chain {
+	var out []snapshot.Chain
+	for _, c := range f.Chains {
+		if c.Hook != "forward" || c.Family == "arp" || c.Family == "netdev" {
+			continue
+		}
+		if _, last := dropsAll(c); last || c.Policy == "drop" {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// dropsAll is a chain's rule that drops every packet that reaches it.
+func dropsAll(c snapshot.Chain) (snapshot.DropRule, bool) {
+	for _, r := range c.DropRules {
+		if r.All {
+			return r, true
+		}
+	}
+	return snapshot.DropRule{}, false
+}
+
+// metPolicy is how many packets the end of a chain dropped, if it counts them.
+func metPolicy(c snapshot.Chain) (uint64, bool) {
+	n := c.PolicyPackets
+	if r, ok := dropsAll(c); ok {
+		n = r.Packets
+	}
+	if n == nil || *n >= implausible {
+		return 0, false
+	}
+	return *n, true
+}
+
+// ruleDrops is what rules with a condition dropped on the forward hook, as far
+// as they count.
+func (f facts) ruleDrops() (n uint64) {
+	for _, c := range f.Chains {
+		if c.Hook != "forward" {
+			continue
+		}
+		for _, r := range c.DropRules {
+			if !r.All && r.Packets != nil && *r.Packets < implausible {
+				n = saturate(n, *r.Packets)
+			}
+		}
+	}
+	return n
+}
+
+// vanished is how many of the packets that were to be forwarded never left, when
+// nothing else accounts for them. (Linux 6.18 counts ForwDatagrams before the forward
+// hook and OutTransmits when a packet goes to its device.)
+func (f facts) vanished(forwarded uint64) uint64 {
+	sent, ok1 := f.counter("Ip.OutTransmits")
+	own, ok2 := f.counter("Ip.OutRequests")
+	if !ok1 || !ok2 {
+		return 0
+	}
+	for _, name := range []string{"Ip.FragFails", "Ip.FragCreates", "Ip.OutNoRoutes", "Ip.OutDiscards"} {
+		if n, _ := f.counter(name); n > 0 {
+			return 0
+		}
+	}
+	if n, _ := f.stat("drop"); n > 0 {
+		return 0
+	}
+	for _, c := range f.Chains {
+		if (c.Hook == "output" || c.Hook == "postrouting") && (c.Policy == "drop" || len(c.DropRules) > 0) {
+			return 0 // what the machine itself sends may be dropped there
+		}
+	}
+	return min(forwarded, forwarded+own-min(forwarded+own, sent))
+}
+
+// acceptForwarded is rules that let the packets pass that were dropped, as far as
+// it was seen where they came from and where they wanted to go.
+func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []string {
+	in, out := f.direction(rows)
+	led := onlyLed(rows)
+	docker := false
+	for _, c := range f.Chains {
+		docker = docker || c.Name == "DOCKER-USER"
+	}
+	remedy := []string{"# if this traffic is wanted, accept it and its answers; put the rules where your firewall keeps its own:"}
+	if len(chains) == 0 {
+		return append(remedy, f.run("nft list ruleset"), f.run("iptables -nvL FORWARD"))
+	}
+	if in == "" && !led {
+		remedy = append(remedy, "# which interfaces it takes can't be told from here; see the packets, then the chain:", f.natkit("drops --for 10s"))
+	}
+	if led {
+		remedy[0] = "# accept what a rule here leads to a published service, and its answers (a rule that accepts it by port must name the port it is led to); put the rules where your firewall keeps its own:"
+	}
+	for _, c := range chains {
+		if in == "" && !led {
+			remedy = append(remedy, f.run(listChain(c)))
+			continue
+		}
+		tool := iptables(c)
+		if docker && tool != "" {
+			if i := slices.IndexFunc(f.Chains, func(u snapshot.Chain) bool {
+				return u.Name == "DOCKER-USER" && u.Backend == c.Backend && u.Family == c.Family
+			}); i >= 0 {
+				c = f.Chains[i]
+			} else {
+				c.Name, c.Walk, c.DropRules = "DOCKER-USER", nil, nil
+			}
+		}
+		for _, rule := range acceptRules(tool, in, out, led) {
+			remedy = append(remedy, f.run(putRule(tool, c, rule)))
+		}
+	}
+	return remedy
+}
+
+// acceptRules are the conditions and verdicts of rules that let traffic of two interfaces
+// pass, or what is led to a published service.
+func acceptRules(tool, in, out string, led bool) (rules []string) {
+	switch {
+	case tool != "" && led:
+		return []string{"-m conntrack --ctstate DNAT -j ACCEPT"}
+	case led:
+		return []string{"ct status dnat accept"}
+	case tool != "":
+		rules = []string{strings.TrimSpace(iface(" -i ", in)+iface(" -o ", out)) + " -j ACCEPT"}
+		if in != out { // on one bridge answers take the same rule
+			rules = append(rules, strings.TrimSpace(iface(" -i ", out)+iface(" -o ", in))+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+		}
+	default:
+		rules = []string{strings.TrimSpace(nftIface(" iifname ", in)+nftIface(" oifname ", out)) + " accept"}
+		if in != out {
+			rules = append(rules, strings.TrimSpace(nftIface(" iifname ", out)+nftIface(" oifname ", in))+" ct state established,related accept")
+		}
+	}
+	for i, r := range rules {
+		rules[i] = strings.TrimSpace(r)
+	}
+	return rules
+}
+
+// putRule is the command that puts a rule into a chain: in front where nothing before it drops,
+// otherwise behind what drops on a condition, so that a list of what is blocked stays in force.
+func putRule(tool string, c snapshot.Chain, rule string) string {
+	drops := slices.ContainsFunc(c.DropRules, func(r snapshot.DropRule) bool { return !r.All }) ||
+		slices.ContainsFunc(c.Walk, func(r snapshot.Rule) bool { return r.Chain != "" || r.Map != "" })
+	end := slices.IndexFunc(c.Walk, func(r snapshot.Rule) bool { return len(r.Matches) == 0 && r.Verdict != "" && r.Verdict != "jump" })
+	if tool != "" {
+		put := tool + " -t " + quote(c.Table)
+		if c.Table == "filter" {
+			put = tool
+		}
+		switch {
+		case !drops:
+			return put + " -I " + quote(c.Name) + " " + rule
+		case end >= 0:
+			return fmt.Sprintf("%s -I %s %d %s", put, quote(c.Name), c.Walk[end].Number, rule)
+		}
+		return put + " -A " + quote(c.Name) + " " + rule
+	}
+	where := fmt.Sprintf("rule %s %s %s", c.Family, c.Table, c.Name)
+	switch {
+	case !drops:
+		return "nft " + quote("insert "+where+" "+rule)
+	case end >= 0:
+		return "nft " + quote(fmt.Sprintf("insert %s handle %d %s", where, c.Walk[end].Handle, rule))
+	}
+	return "nft " + quote("add "+where+" "+rule)
+}
+
+// onlyLed says whether all packets of rows that were seen were for published services.
+func onlyLed(rows []snapshot.Drop) bool {
+	seen := 0
+	for _, row := range rows {
+		for _, sample := range row.Samples {
+			if _, ok := ledBy(sample); !ok {
+				return false
+			}
+			seen++
+		}
+	}
+	return seen > 0
+}
+
+// direction is the way that most of the dropped packets wanted to take; parts
+// that can't be told are "".
+func (f facts) direction(rows []snapshot.Drop) (in, out string) {
+	if bridge := f.bridged(rows); bridge != "" {
+		return bridge, bridge
+	}
+	names := devices(rows)
+	if len(names) == 0 {
+		return "", ""
+	}
+	in = names[0]
+	for _, t := range samples(rows) {
+		if to, ok := f.linkTo(t.dest.Addr()); ok && to.Name != in {
+			return in, to.Name
+		}
+	}
+	// Not for a network of ours: by the other interface, if there is just one.
+	var others []string
+	for _, l := range f.links() {
+		if l.Name != in && len(l.Addresses) > 0 {
+			others = append(others, l.Name)
+		}
+	}
+	if len(others) == 1 {
+		out = others[0]
+	}
+	return in, out
+}
+
+func iface(option, name string) string {
+	if name == "" {
+		return ""
+	}
+	return option + quote(name)
+}
+
+func nftIface(key, name string) string {
+	if name == "" {
+		return ""
+	}
+	return key + `"` + strings.ReplaceAll(name, `"`, "") + `"`
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	fragmentsFew   = 5
+	fragmentsShare = 0.01 // of all packets that were to be put together: a warning
+	fragmentsMost  = 0.10 // critical
+	// fragmentsRoom is the kernel's own limit of memory for fragments (Linux 6.18).
+	fragmentsRoom = 4 << 20
+)
+
+var fragmentsLost = Cause{
+	Code:       "fragments-lost",
+	Title:      "Fragmented packets are not put together again",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(fragmentsFew, "packets not reassembled"), portion(fragmentsShare, "of those to be reassembled")},
+	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanSysctls},
+	Symptom:    "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video), small ones and TCP are fine.",
+	Proof: fmt.Sprintf("Connection tracking and local sockets put fragments together before they look at them. That failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. "+
+		"Failures that are no time-outs (Ip.ReasmTimeout) are fragments that found no room: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small for those that are waiting. "+
+		"Time-outs are fragments whose others never came.", percent(fragmentsShare), percent(fragmentsMost)),
+	Lookalike: "Single fragments whose rest is lost on the way, and scans made of first fragments alone, beside packets that are put together.",
+	Cure:      "More memory for waiting fragments, where they find none. Where the others never come: smaller packets (EDNS 1232 bytes, IKE fragmentation, a tunnel's MTU), since on the way fragments are often dropped as such.",
+	judge:     judgeFragments,
+}
+
+func judgeFragments(f facts) *verdict {
+	fails, _ := f.counter("Ip.ReasmFails")
+	timeouts, timeoutsKnown := f.counter("Ip.ReasmTimeout")
+	done, doneKnown := f.counter("Ip.ReasmOKs")
+	traced, rows, _ := f.dropped(snapshot.CauseFragment)
+	if f.Counters == nil {
+		fails, timeouts = traced, traced
+	}
+	if fails < f.few(fragmentsFew) {
+		return nil
+	}
+	part := share(fails, saturate(fails, done))
+	v := &verdict{harm: float64(fails)}
+	switch {
+	case !doneKnown:
+		v.Severity = Warning
+	case part < f.part(fragmentsShare):
+		v.Severity = Advice
+	case part >= fragmentsMost:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	full := fails - min(fails, timeouts) // found no room
+	crowded := timeoutsKnown && full >= f.few(fragmentsFew) && full > timeouts/10
+	v.Title = fmt.Sprintf("%s not complete in time %s, %s of those in fragments", number(timeouts, "packet"), f.window(), percent(part))
+	if crowded {
+		v.Title = fmt.Sprintf("%s found no memory to wait for the rest of their packets %s", number(full, "fragment"), f.window())
+	}
+	if f.Counters != nil {
+		v.Evidence = append(v.Evidence, Evidence{"failures to put a packet together", strconv.FormatUint(fails, 10), fromSnmp + ": Ip ReasmFails"})
+	}
+	if timeoutsKnown {
+		v.Evidence = append(v.Evidence, Evidence{"of them for want of fragments until the time-out", strconv.FormatUint(timeouts, 10), fromSnmp + ": Ip ReasmTimeout"})
+	}
+	if doneKnown {
+		v.Evidence = append(v.Evidence, Evidence{"packets put together", strconv.FormatUint(done, 10), fromSnmp + ": Ip ReasmOKs"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"fragments dropped", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	room, roomKnown := f.sysctl("net.ipv4.ipfrag_high_thresh")
+	if roomKnown {
+		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ipfrag_high_thresh", strconv.FormatInt(room, 10), fromSettings})
+	}
+	v.Why = "A fragment that waits for the others takes memory until they come or half a minute is over. While that memory is used up no other fragmented packet gets through; and a packet of which one fragment is lost is lost whole."
+	if crowded {
+		want := uint64(fragmentsRoom)
+		if roomKnown && room > 0 && room < implausible {
+			want = max(want, 4*uint64(room))
+		}
+		s := f.local("net.ipv4.ipfrag_high_thresh", want)
+		v.Remedy = []string{"# room for more that wait; if an attacker fills it with first fragments, find the source instead:", f.set(s)}
+		v.Settings = []snapshot.Setting{s}
+	} else {
+		v.Remedy = []string{"# fragments are lost before they come here. See whose they are, and let that program or tunnel send smaller packets:"}
+	}
+	v.Remedy = append(v.Remedy, f.natkit("drops --for 40s"))
+	v.Verify = f.look(f.run("nstat -az IpReasmFails IpReasmTimeout IpReasmOKs"), f.run("grep FRAG /proc/net/sockstat"))
+	return v
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+// strayShare is the share of all received packets that packets for other hosts
+// must be, on a machine without source translation, before it counts as a router
+// that does not route: a host now and then gets packets for an address that
+// moved away, among many of its own.
+const strayShare = 0.10
+
+var ipForwardOff = Cause{
+	Code:       "ip-forward-off",
+	Title:      "Forwarding is off",
+	Severities: []Severity{Advice, Warning, Critical},
+	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "Nothing comes through the router, or nothing that comes in by one of its interfaces; the rules are right.",
+	Proof: fmt.Sprintf("Packets for other hosts were dropped in the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors) while forwarding is off for the interface "+
+		"they came in by, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. "+
+		"With several networks and %s of all packets it is likely, a warning. Source translation with forwarding off and no such packet yet is advice. "+
+		"IPv6 has one setting for all interfaces and is judged by its dropped packets alone (IP_INADDRERRORS at ip6_forward), where one was for a network of another interface.", percent(strayShare)),
+	Lookalike: "A host that does not forward has it off; now and then it gets a packet for an address that moved elsewhere. Redirecting a host's own traffic needs no forwarding.",
+	Cure:      "net.ipv4.ip_forward=1; or the one interface's forwarding, which overrides it. For IPv6 net.ipv6.conf.all.forwarding=1, where accept_ra=2 keeps what router advertisements give.",
+	judge:     judgeIPForward,
+}
+
+// judgeIPForward judges each family by its own settings and packets. Where both
+// are wrong the graver one has the title.
+func judgeIPForward(f facts) *verdict {
+	_, rows, _ := f.dropped(snapshot.CauseIPForwardOff)
+	var rows4, rows6 []snapshot.Drop
+	for _, row := range rows {
+		if strings.HasPrefix(row.Location, "ip6_") {
+			rows6 = append(rows6, row)
+		} else {
+			rows4 = append(rows4, row)
+		}
+	}
+	v, other := judgeForward4(f, rows4), judgeForward6(f, rows6)
+	if v == nil || other != nil && other.Severity > v.Severity {
+		v, other = other, v
+	}
+	if other != nil {
+		v.harm += other.harm
+		v.Evidence = append(v.Evidence, other.Evidence...)
+		v.Remedy = append(v.Remedy, other.Remedy...)
+		v.Settings = append(v.Settings, other.Settings...)
+		v.Verify = append(v.Verify, other.Verify[1:]...) // the doctor is asked once
+	}
+	return v
+}
+
+func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
+	links := f.links()
+	var off, on []string // interfaces by their own setting, which is the one that counts
+	for _, l := range links {
+		switch value, known := f.conf(l.Name, "forwarding"); {
+		case known && value == 0:
+			off = append(off, l.Name)
+		case known:
+			on = append(on, l.Name)
+		}
+	}
+	global, globalKnown := f.sysctl("net.ipv4.ip_forward")
+	known := len(off)+len(on) > 0 || globalKnown
+	if known && len(off) == 0 && (len(on) > 0 || global != 0) {
+		return nil
+	}
+
+	rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool { return slices.Contains(on, row.Interface) })
+	var traced uint64
+	for _, row := range rows {
+		traced = saturate(traced, row.Count)
+	}
+	counted, _ := f.counter("Ip.InAddrErrors")
+	lost := max(traced, counted)
+
+	networks := 0
+	for _, l := range links {
+		if len(l.Addresses) > 0 {
+			networks++
+		}
+	}
+	received, receivedKnown := f.counter("Ip.InReceives")
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case lost > 0 && (f.translatesSources() && networks >= 2 || f.meantForOtherLink(rows)):
+		v.Severity = Critical
+		v.Title = fmt.Sprintf("forwarding is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
+	case known && lost >= 3 && networks >= 2 && receivedKnown && share(lost, received) >= strayShare:
+		v.Severity = Warning
+		v.Title = fmt.Sprintf("forwarding is off, and likely should not be: %s for other hosts dropped %s", number(lost, "packet"), f.window())
+	case known && len(on) == 0 && f.translatesSources() && networks >= 2:
+		v.Severity = Advice
+		v.Title = "forwarding is off on a machine whose rules translate source addresses"
+	default:
+		return nil
+	}
+
+	if globalKnown {
+		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ip_forward", strconv.FormatInt(global, 10), fromSettings})
+	}
+	if len(off) > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"interfaces with forwarding off", strings.Join(off, ", "), fromSettings + ": net.ipv4.conf.*.forwarding"})
+	}
+	if counted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets for other hosts, dropped", strconv.FormatUint(counted, 10), fromSnmp + ": Ip InAddrErrors"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped at ip_error", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Why = "A packet for another host is forwarded only if forwarding is on for the interface that it came in by; otherwise it is dropped before any rule sees it. " +
+		"Writing net.ipv4.ip_forward sets all interfaces at once."
+
+	// Writing the global value sets every interface. Where some are on and some
+	// are off, somebody chose: touch only those that lost packets.
+	wrong := devices(rows)
+	if len(wrong) == 0 {
+		wrong = off
+	}
+	var settings []snapshot.Setting
+	if globalKnown && global != 0 || len(on) > 0 {
+		for _, name := range wrong {
+			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "forwarding"), 1))
+		}
+	} else {
+		settings = append(settings, f.local("net.ipv4.ip_forward", 1))
+	}
+	for _, s := range settings {
+		v.Remedy = append(v.Remedy, f.set(s))
+	}
+	v.Settings = settings
+	if v.Severity < Warning { // nothing begins to forward unasked
+		for i := range v.Settings {
+			v.Settings[i].If = "this machine is to forward packets"
+		}
+	} else {
+		v.Remedy = append(v.Remedy, f.applied()...)
+	}
+	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
+	return v
+}
+
+// judgeForward6 knows of IPv6 what the tracer saw. The setting of all interfaces
+// decides; an interface's own makes it a router's only in what it advertises and
+// accepts. Nothing is planned for it unasked: a machine that gets its default route
+// from router advertisements would lose it with forwarding on, and that is for its
+// owner to see.
+func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
+	const setting = "net.ipv6.conf.all.forwarding"
+	if value, known := f.sysctl(setting); !known || value != 0 || !f.meantForOtherLink(rows) {
+		return nil
+	}
+	var lost uint64
+	for _, row := range rows {
+		lost = saturate(lost, row.Count)
+	}
+	v := &verdict{harm: float64(lost)}
+	v.Severity = Critical
+	v.Title = fmt.Sprintf("forwarding of IPv6 is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
+	v.Evidence = append([]Evidence{
+		{setting, "0", fromSettings},
+		{"packets dropped at ip6_forward", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer},
+	}, sampleEvidence(rows)...)
+	v.Why = "A packet for another host is forwarded only if forwarding is on; IPv6 has a setting of its own, which net.ipv4.ip_forward does not touch."
+	v.Remedy = []string{
+		"# with forwarding on, addresses and routes from router advertisements are taken only by interfaces with accept_ra=2: set that first where this machine has its own from there",
+		f.set(f.local(setting, 1)),
+	}
+	v.Settings = []snapshot.Setting{provided(f.local(setting, 1), "this machine takes no route of its own from router advertisements, or by an interface with accept_ra=2")}
+	v.Verify = f.look(f.run("sysctl "+setting), f.natkit("drops --for 10s"))
+	return v
+}
+
+// meantForOtherLink says whether a dropped packet was for a network of another
+// interface than the one it came in by.
+func (f facts) meantForOtherLink(rows []snapshot.Drop) bool {
+	for _, row := range rows {
+		if row.Interface == "" {
+			continue
+		}
+		for _, t := range samples([]snapshot.Drop{row}) {
+			if to, ok := f.linkTo(t.dest.Addr()); ok && to.Name != row.Interface && !f.own(t.dest.Addr()) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// cameInBy names the interfaces of rows, for the end of a value.
+func cameInBy(rows []snapshot.Drop) string {
+	names := devices(rows)
+	if len(names) == 0 {
+		return ""
+	}
+	return ", in by " + strings.Join(names[:min(len(names), 5)], ", ")
+}
+
+// sampleEvidence is one packet of those dropped.
+func sampleEvidence(rows []snapshot.Drop) []Evidence {
+	for _, row := range rows {
+		if len(row.Samples) > 0 {
+			return []Evidence{{"one of them", row.Samples[0], fromTracer}}
+		}
+	}
+	return nil
+}

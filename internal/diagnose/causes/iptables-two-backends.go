@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+var iptablesTwoBackends = Cause{
+	Code:       "iptables-two-backends",
+	Title:      "Rules of iptables-legacy and of nftables are both in force",
+	Severities: []Severity{Advice},
+	Explains:   []string{"needless-hooks"},
+	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "A rule seems to have no effect, or a packet is dropped although the list of rules accepts it: there are two lists, and each program shows one.",
+	Proof:      "Both back ends have rules or policies that filter or translate IPv4 on the same hook. It is advice, never more; what a chain drops that the other accepts is forward-policy-drop.",
+	Lookalike:  "Empty tables of iptables-legacy, which a program loaded by asking for them, and nftables' own tables beside iptables-nft: that is one back end.",
+	Cure:       "One of the two: iptables-legacy-save, iptables-nft-restore, then the legacy tables emptied, and the programs that write them switched over (update-alternatives).",
+	judge:      judgeTwoBackends,
+}
+
+func judgeTwoBackends(f facts) *verdict {
+	type place struct{ hook, kind string }
+	legacy, nft := map[place][]snapshot.Chain{}, map[place][]snapshot.Chain{}
+	for _, c := range f.Chains {
+		if c.Hook == "" || c.Rules == 0 && c.Policy != "drop" {
+			continue
+		}
+		kind := "filter"
+		if c.Type == "nat" {
+			kind = "nat"
+		}
+		p := place{c.Hook, kind}
+		switch {
+		case c.Family == "ip6": // it has tables and programs of its own
+		case c.Backend == "iptables-legacy":
+			legacy[p] = append(legacy[p], c)
+		case c.Family == "ip" || c.Family == "inet":
+			nft[p] = append(nft[p], c)
+		}
+	}
+	var both []string
+	v := &verdict{harm: 1000} // before what is merely walked through in vain
+	for p := range legacy {
+		if len(nft[p]) == 0 {
+			continue
+		}
+		both = append(both, p.hook+" ("+p.kind+")")
+	}
+	if len(both) == 0 {
+		return nil
+	}
+	slices.Sort(both)
+	v.Severity = Advice
+	v.Title = "rules of iptables-legacy and of nftables are both in force on " + strings.Join(both, ", ")
+	for _, side := range []map[place][]snapshot.Chain{legacy, nft} {
+		var texts []string
+		backend := ""
+		for p, chains := range side {
+			for _, c := range chains {
+				if slices.Contains(both, p.hook+" ("+p.kind+")") {
+					backend = c.Backend
+					texts = append(texts, fmt.Sprintf("%s %s: %s", c.Table, c.Name, number(uint64(max(c.Rules, 0)), "rule")))
+				}
+			}
+		}
+		slices.Sort(texts)
+		v.Evidence = append(v.Evidence, Evidence{"chains of " + backend, strings.Join(texts[:min(len(texts), 8)], "; "), fromRules})
+	}
+	v.Why = "Each packet goes through both, and is accepted only if both accept it. Of two translations the one that is asked first wins, which depends on priorities and, where they are equal, on which was loaded first."
+	v.Remedy = []string{
+		"# see what each has; the program iptables shows only its own:",
+		f.run("iptables-legacy-save"), f.run("nft list ruleset"),
+		"# carry the legacy rules over, then switch the programs that write them (update-alternatives --set iptables /usr/sbin/iptables-nft) and restart these:",
+		f.run("sh -c " + quote("iptables-legacy-save | iptables-nft-restore --noflush")),
+	}
+	tables := map[string]bool{}
+	for _, chains := range legacy {
+		for _, c := range chains {
+			tables[c.Table] = true
+		}
+	}
+	for _, table := range []string{"raw", "mangle", "nat", "filter", "security"} {
+		if tables[table] {
+			if table == "filter" {
+				for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+					v.Remedy = append(v.Remedy, f.run("iptables-legacy -P "+chain+" ACCEPT"))
+				}
+			}
+			v.Remedy = append(v.Remedy, f.run("iptables-legacy -t "+table+" -F"))
+		}
+	}
+	v.Verify = f.look(f.run("iptables-legacy-save"), f.natkit("hooks"))
+	return v
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+var linkDown = Cause{
+	Code:       "link-down",
+	Title:      "An interface that has addresses is down",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"next-hop-silent", "answers-lost", "backend-silent"},
+	Needs:      []string{snapshot.CanInterfaces, snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanDrops},
+	Symptom:    "A whole network behind this machine is dead, and nothing is dropped: no packet of it comes in.",
+	Proof: fmt.Sprintf("This machine forwards, and an interface with addresses of its own is switched off, or is on and has no carrier. It is advice; a warning, where connection tracking has at least %d entries of sources in its network: they were there a moment ago. Critical, where at least %d packets in the window were to leave by it.",
+		downFew, downFew),
+	Lookalike: "Bridges without a carrier: their last container has ended. Interfaces without addresses, and hosts that do not forward.",
+	Cure:      "Switching the interface on; or the cable, the switch's port, the other end of a virtual pair.",
+	judge:     judgeLinkDown,
+}
+
+const downFew = 5
+
+func judgeLinkDown(f facts) *verdict {
+	if !f.forwards() || len(f.links()) == 0 {
+		return nil
+	}
+	var down snapshot.Interface
+	var network netip.Prefix
+	entries, found := uint64(0), false
+	for _, i := range f.Interfaces {
+		if i.Name == "lo" || i.Up && (!i.NoCarrier || i.Kind == "bridge") {
+			continue
+		}
+		at := slices.IndexFunc(i.Addresses, func(p netip.Prefix) bool { return p.IsValid() && !p.Addr().IsLinkLocalUnicast() })
+		if at < 0 {
+			continue
+		}
+		n := saturate(f.entriesFrom(i), f.lostBy(i.Name))
+		if !found || n > entries {
+			down, network, entries, found = i, i.Addresses[at].Masked(), n, true
+		}
+	}
+	if !found {
+		return nil
+	}
+	v := &verdict{harm: float64(entries)}
+	v.Severity = Advice
+	lost := f.lostBy(down.Name)
+	entries -= min(entries, lost)
+	switch {
+	case lost >= downFew:
+		v.Severity = Critical
+	case entries >= downFew:
+		v.Severity = Warning
+	}
+	state := "switched off"
+	v.Remedy = []string{"# switch it on, if it is to be used; its own network's route comes back with it, others must be added again:", f.run("ip link set dev " + quote(down.Name) + " up")}
+	if down.Up {
+		state = "without a carrier"
+		v.Remedy = []string{"# nothing is at its other end: the cable, the switch's port; of a virtual pair, the other interface, which is down or gone:", f.run("ip -d link show dev " + quote(down.Name))}
+	}
+	v.Title = fmt.Sprintf("%s, with %s, is %s", down.Name, network, state)
+	v.Evidence = []Evidence{{"state of " + down.Name, state, fromLinks}, {"network on it", network.String(), fromLinks}}
+	if entries > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"entries of sources in that network at least", strconv.FormatUint(entries, 10), fromDump})
+	}
+	if lost > 0 {
+		v.Title += fmt.Sprintf(": %s for it lost %s", number(lost, "packet"), f.window())
+		v.Evidence = append(v.Evidence, Evidence{"packets that were to leave by it and were dropped", strconv.FormatUint(lost, 10), fromTracer})
+	}
+	v.Why = "No packet of that network comes in, and what is for it is sent by another route, or by none. Rules and translation do not matter."
+	v.Verify = f.look(f.run("ip -br link"))
+	return v
+}
+
+// lostBy is how many packets were dropped that were to leave by an interface: no neighbour answers there,
+// or it is not ready.
+func (f facts) lostBy(link string) (n uint64) {
+	if f.Drops == nil {
+		return 0
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Interface == link && !row.Benign && row.Count < implausible && f.here(row.Netns) && (row.Cause == snapshot.CauseNeighbour || row.Reason == "DEV_READY") {
+			n = saturate(n, row.Count)
+		}
+	}
+	return n
+}
+
+// entriesFrom is how many entries of connection tracking have a source in an interface's
+// networks, of those sources that have most.
+func (f facts) entriesFrom(i snapshot.Interface) (n uint64) {
+	if f.Conntrack == nil || f.Conntrack.Table == nil {
+		return 0
+	}
+	for _, t := range f.Conntrack.Table.Sources {
+		if t.Entries < implausible && !f.own(t.Addr) && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.IsValid() && p.Masked().Contains(t.Addr) }) {
+			n = saturate(n, t.Entries)
+		}
+	}
+	return n
+}

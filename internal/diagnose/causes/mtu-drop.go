@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// A packet too big for the next link is answered with "fragmentation needed",
+	// and its sender learns the size: a few drops at the begin of a connection are
+	// path MTU discovery at work. Where the answer does not arrive the same packet
+	// is lost again and again, while little else of the flow goes through.
+	mtuFew       = 3
+	mtuShare     = 0.001 // of the packets to be forwarded: a warning
+	mtuHole      = 0.01  // critical
+	mtuPerSecond = 10.0  // however much else is forwarded
+)
+
+var mtuDrop = Cause{
+	Code:       "mtu-drop",
+	Title:      "Packets are too big for the way out",
+	Severities: []Severity{Advice, Warning, Critical},
+	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "Small transfers work, large ones hang; connections open and then stand still. Typical behind tunnels, PPPoE and container networks.",
+	Proof: fmt.Sprintf("Packets with DF were too big for the interface they should leave by (Ip.FragFails, PKT_TOO_BIG). From %d packets and %s of all that are to be forwarded it is a "+
+		"warning, from %s critical; %.0f a second are a warning in any case. Or a rule here drops the messages (ICMP type 3 code 4, ICMPv6 type 2) by which another router says so: a warning, from %d. Where this machine's own rules drop the messages that it sends itself, the rule is named.", mtuFew, "0.1 %", percent(mtuHole), mtuPerSecond, mtuFew),
+	Lookalike: "One or two such packets at the begin of a connection: the sender is told and sends smaller ones. Forged messages about flows that connection tracking does not know, dropped as invalid.",
+	Cure:      "Letting the ICMP messages pass; clamping the segment size that TCP announces to what fits the smallest link, in both directions. Clamping does not help UDP: it needs the messages, or one MTU everywhere.",
+	judge:     judgeMTU,
+}
+
+func judgeMTU(f facts) *verdict {
+	traced, rows, _ := f.dropped(snapshot.CauseTooBig)
+	counted, _ := f.counter("Ip.FragFails")
+	lost := max(traced, counted)
+	if lost < mtuFew {
+		return judgeSizeUntold(f)
+	}
+	forwarded, known := f.counter("Ip.ForwDatagrams") // too big ones included
+	part := share(lost, forwarded)
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case known && part >= mtuHole:
+		v.Severity = Critical
+	case known && part < mtuShare && f.perSecond(lost) < mtuPerSecond:
+		v.Severity = Advice
+	default:
+		v.Severity = Warning
+	}
+	out, mtu, found := f.tightLink(rows)
+	v.Title = fmt.Sprintf("%s too big to be forwarded %s", number(lost, "packet"), f.window())
+	if found {
+		v.Title = fmt.Sprintf("%s too big for %s (MTU %d) %s", number(lost, "packet"), out, mtu, f.window())
+	}
+	if counted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets with DF that did not fit", strconv.FormatUint(counted, 10), fromSnmp + ": Ip FragFails"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped with reason PKT_TOO_BIG", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if known {
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, these included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+	}
+	for _, l := range f.links() {
+		if len(l.Addresses) > 0 {
+			v.Evidence = append(v.Evidence, Evidence{"MTU of " + l.Name, strconv.Itoa(l.MTU), fromLinks})
+		}
+	}
+	v.Why = "Each is answered with an ICMP message that says which size fits. Where a firewall on the way drops that message the sender goes on sending the same packet: " +
+		"connections open, and hang with the first full segment."
+	v.Remedy = f.fitSize(rows, out, mtu, found)
+	if c, n, ok := f.ownSizeMessages(); ok {
+		v.Title += fmt.Sprintf("; %s drops the ICMP messages that say so", c.short())
+		v.Evidence = append(v.Evidence, Evidence{"ICMP messages of this machine that its own rules dropped", strconv.FormatUint(n, 10), fromTracer})
+		v.Evidence = append(v.Evidence, c.evidence(f)...)
+		v.Why = "This machine answers each with an ICMP message that says which size fits, and its own rules drop that message on its way out. The sender goes on sending packets of the same size."
+		v.Remedy = append(f.sendSizeMessages(c), v.Remedy...)
+	}
+	v.Verify = f.look(f.run("nstat -az IpFragFails"))
+	return v
+}
+
+// fitSize is how senders get to send what fits.
+func (f facts) fitSize(rows []snapshot.Drop, out string, mtu int, found bool) []string {
+	if !found {
+		return []string{"# all interfaces have the same MTU, so a route has a smaller one; see which:", f.run("ip route show table all"), f.natkit("drops --for 10s")}
+	}
+	packets := samples(rows)
+	udp := slices.IndexFunc(packets, func(t tuple) bool { return t.protocol != "tcp" })
+	tcp := slices.ContainsFunc(packets, func(t tuple) bool { return t.protocol == "tcp" })
+	var remedy []string
+	if tcp || udp < 0 {
+		const headers = 40 // IPv4 and TCP without options: what a segment size does not count
+		remedy = []string{
+			"# announce a segment size that fits, in both directions, whatever ICMP gets through:",
+			f.run("nft add table ip natkit-mss"),
+			f.run("nft " + quote("add chain ip natkit-mss forward { type filter hook forward priority mangle; }")),
+			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" oifname ", out), mtu-headers))),
+			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" iifname ", out), mtu-headers))),
+			"# connections that exist keep their size. Other protocols than TCP need the ICMP messages: let type 3 code 4 pass every firewall on the way",
+		}
+	}
+	if udp >= 0 {
+		t := packets[udp]
+		remedy = append(remedy,
+			fmt.Sprintf("# MSS clamping does not help %s: its sender must learn the size. Does the ICMP message (type 3 code 4, of IPv6 type 2) get there? Then this shows mtu %d on %s:", strings.ToUpper(t.protocol), mtu, t.source.Addr()),
+			fmt.Sprintf("#   ip%s route get %s", sixFlag(t.dest.Addr()), t.dest.Addr()),
+			fmt.Sprintf("# if not, a packet filter on the way or on %s drops it. Or use the same MTU on all links, if the network behind %s carries it; it is now:", t.source.Addr(), out),
+			f.run("ip link show dev "+quote(out)))
+	}
+	return remedy
+}
+
+// ownSizeMessages is what drops the messages by which this machine itself says that packets
+// are too big, and how many.
+func (f facts) ownSizeMessages() (c culprit, n uint64, ok bool) {
+	var own []blamed
+	for _, b := range f.blamed() {
+		if b.kind == sizeMessage && slices.ContainsFunc(samples([]snapshot.Drop{b.row}), func(t tuple) bool { return f.own(t.source.Addr()) }) {
+			own = append(own, b)
+			n = saturate(n, b.row.Count)
+		}
+	}
+	all, _ := culprits(own)
+	if len(all) == 0 {
+		return culprit{}, 0, false
+	}
+	return all[0], n, true
+}
+
+// sendSizeMessages lets these messages, and nothing else, pass a rule or a policy.
+func (f facts) sendSizeMessages(c culprit) []string {
+	tool := iptables(*c.Chain)
+	six := strings.HasPrefix(c.sample.Text, "icmpv6")
+	accept := "icmp type destination-unreachable icmp code frag-needed accept"
+	switch {
+	case tool != "" && six:
+		accept = "-p icmpv6 --icmpv6-type packet-too-big -j ACCEPT"
+	case tool != "":
+		accept = "-p icmp --icmp-type fragmentation-needed -j ACCEPT"
+	case six:
+		accept = "icmpv6 type packet-too-big accept"
+	}
+	remedy := []string{"# let these messages, and nothing else, pass before that rule:"}
+	where := fmt.Sprintf("%s %s %s", c.Chain.Family, c.Chain.Table, c.Chain.Name)
+	switch {
+	case tool != "" && c.Rule != nil:
+		return append(remedy, f.run(fmt.Sprintf("%s -t %s -I %s %d %s", tool, quote(c.Chain.Table), quote(c.Chain.Name), c.Rule.Number, accept)))
+	case tool != "":
+		return append(remedy, f.run(fmt.Sprintf("%s -t %s -A %s %s", tool, quote(c.Chain.Table), quote(c.Chain.Name), accept)))
+	case c.Rule != nil && c.Rule.Handle != 0:
+		return append(remedy, f.run("nft "+quote(fmt.Sprintf("insert rule %s handle %d %s", where, c.Rule.Handle, accept))))
+	}
+	return append(remedy, f.run("nft "+quote("add rule "+where+" "+accept)))
+}
+
+// judgeSizeUntold tells of senders that can't learn which size fits another router's link,
+// because a rule here drops what that router says.
+func judgeSizeUntold(f facts) *verdict {
+	var victims ruleVictims
+	example, known := "", false
+	for _, b := range f.blamed() {
+		for _, sample := range b.row.Samples {
+			if saysSize(sample) {
+				in, _ := f.link(b.row.Interface)
+				victims.add(b, in)
+				_, ofFlow := parseFlow(sample)
+				example, known = sample, known || ofFlow
+				break
+			}
+		}
+	}
+	suspects, sure := f.droppingRules(victims)
+	if victims.count < mtuFew || !known && !f.beforeTracking(suspects, sure) {
+		return nil
+	}
+	v := &verdict{harm: float64(victims.count)}
+	v.Severity = Warning
+	who := "a rule"
+	if sure {
+		who = suspects[0].short()
+	}
+	v.Title = fmt.Sprintf("%s drops the messages by which routers say that packets are too big for them", who)
+	v.Evidence = []Evidence{
+		{"packets dropped by rules, such messages among them", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer},
+		{"one of them", example, fromTracer},
+	}
+	for _, s := range suspects {
+		v.Evidence = append(v.Evidence, s.evidence(f)...)
+	}
+	v.Why = "A router whose link is too small for a packet drops it and answers with an ICMP message that says which size fits. Its sender never hears of it, and goes on sending the same packet: connections open, and hang with the first full segment."
+	v.Remedy = append([]string{"# let these messages pass before that rule: in nftables \"icmp type destination-unreachable accept\" and \"icmpv6 type packet-too-big accept\", in iptables \"-p icmp --icmp-type fragmentation-needed -j ACCEPT\""}, f.spare(victims, suspects, sure)...)
+	v.Verify = f.look(f.natkit("drops --for 10s"))
+	return v
+}
+
+// saysSize says whether a sampled packet is a message about one that was too big.
+func saysSize(sample string) bool {
+	return strings.HasPrefix(sample, "icmp ") && strings.Contains(sample, " type 3 code 4") ||
+		strings.HasPrefix(sample, "icmpv6 ") && strings.Contains(sample, " type 2 code 0")
+}
+
+// beforeTracking says whether none but rules before connection tracking may have dropped
+// something. After it, what is about no flow is dropped as invalid, and may be forged.
+func (f facts) beforeTracking(suspects []culprit, sure bool) bool {
+	if sure && (suspects[0].blamed || suspects[0].Packets() != nil) {
+		suspects = suspects[:1]
+	} else if slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool { return c.Policy == "drop" }) {
+		return false
+	}
+	return len(suspects) > 0 && !slices.ContainsFunc(suspects, func(s culprit) bool {
+		return s.Chain.Family != "netdev" && (s.Chain.Hook != "prerouting" || s.Chain.Priority > -200)
+	})
+}
+
+// tightLink is the interface that the packets did not fit: the one towards a
+// dropped packet's destination, otherwise the one with the smallest MTU, if they
+// differ.
+func (f facts) tightLink(rows []snapshot.Drop) (name string, mtu int, found bool) {
+	links := slices.DeleteFunc(f.links(), func(l snapshot.Interface) bool { return l.MTU < 68 || len(l.Addresses) == 0 })
+	largest := 0
+	for _, l := range links {
+		largest = max(largest, l.MTU)
+	}
+	for _, t := range samples(rows) {
+		if l, ok := f.linkTo(t.dest.Addr()); ok && l.MTU >= 68 && l.MTU < largest {
+			return l.Name, l.MTU, true
+		}
+	}
+	for _, l := range links {
+		if l.MTU < largest && (!found || l.MTU < mtu) {
+			name, mtu, found = l.Name, l.MTU, true
+		}
+	}
+	return name, mtu, found
+}

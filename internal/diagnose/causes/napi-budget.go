@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	squeezedPerSecond = 10.0   // rounds a second of one processor
+	squeezedPart      = 0.20   // of its packets came in such rounds: worth advice
+	squeezedMost      = 0.50   // a warning, if the processor has time left
+	squeezedPackets   = 20_000 // a second of that processor: with fewer its rounds end for want of time, as on a slow or shared machine
+	defaultBudget     = 300
+	budgetRoom        = 600
+	budgetMicros      = 8000
+)
+
+var napiBudget = Cause{
+	Code:       "napi-budget",
+	Title:      "Rounds of receiving end before their work is done",
+	Severities: []Severity{Advice, Warning},
+	Needs:      []string{snapshot.CanCPUs, snapshot.CanSysctls},
+	Symptom:    "Latency in waves under load, though processors have time left; the third column of /proc/net/softnet_stat rises.",
+	Proof: fmt.Sprintf("A processor broke off %.0f rounds a second or more with packets left, for its budget of packets or of time (third column of /proc/net/softnet_stat), and at least %s "+
+		"of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that the time ends has fewer packets, so that the share is an upper bound; below %d packets a second nothing is said.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost), squeezedPackets),
+	Lookalike: "Some such rounds a minute are normal on every machine. A processor that is busy all the time breaks off its rounds as well: there a larger budget gains nothing, and softirq-one-cpu is the cause.",
+	Cure:      "net.core.netdev_budget and netdev_budget_usecs, twice as large: packets are done at once instead of in the next round. Programs on that processor wait longer for it.",
+	Host:      true,
+	NoLab:     "the budget is the host's, and using it up takes a processor's whole time. Shown by snapshots alone",
+	judge:     judgeBudget,
+}
+
+func judgeBudget(f facts) *verdict {
+	if !f.ownsCPUs() {
+		return nil
+	}
+	budget, known := f.sysctl("net.core.netdev_budget")
+	if !known || budget <= 0 || budget > 1<<20 {
+		budget = defaultBudget
+	}
+	var worst snapshot.CPU
+	for _, c := range f.CPUs {
+		if c.Squeezed > worst.Squeezed && c.Squeezed < implausible && c.Packets < implausible {
+			worst = c
+		}
+	}
+	part := min(1, float64(worst.Squeezed)*float64(budget)/max(1, float64(worst.Packets)))
+	if f.perSecond(worst.Squeezed) < squeezedPerSecond || f.perSecond(worst.Packets) < squeezedPackets || part < squeezedPart {
+		return nil
+	}
+	v := &verdict{harm: part}
+	v.Severity = Advice
+	if part >= squeezedMost && worst.Busy < oneCPUBusy {
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("processor %d broke off %.0f rounds of receiving a second with packets left", worst.Number, f.perSecond(worst.Squeezed))
+	v.Evidence = []Evidence{
+		{fmt.Sprintf("rounds that processor %d broke off", worst.Number), strconv.FormatUint(worst.Squeezed, 10), fromSoftnet},
+		{"packets that it took", fmt.Sprintf("%d, up to %s of them in such rounds", worst.Packets, percent(part)), fromSoftnet},
+		{fmt.Sprintf("processor %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq", percent(worst.Busy), percent(worst.Softirq)), fromCPUs},
+	}
+	if known {
+		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_budget", strconv.FormatInt(budget, 10), fromSettings})
+	}
+	micros, microsKnown := f.sysctl("net.core.netdev_budget_usecs")
+	if microsKnown {
+		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_budget_usecs", strconv.FormatInt(micros, 10), fromSettings})
+	}
+	v.Why = "What is left of a round is done in the next one, often by ksoftirqd, which waits for its turn like a program: packets arrive in time and leave late."
+	settings := []snapshot.Setting{{Name: "net.core.netdev_budget", Value: strconv.FormatUint(max(budgetRoom, 2*uint64(budget)), 10)}}
+	if !microsKnown || micros < budgetMicros {
+		settings = append(settings, snapshot.Setting{Name: "net.core.netdev_budget_usecs", Value: strconv.Itoa(budgetMicros)})
+	}
+	v.Remedy = []string{"# larger rounds, on the host:"}
+	for _, s := range settings {
+		v.Remedy = append(v.Remedy, f.set(s))
+	}
+	v.Settings = settings
+	if v.Severity < Warning {
+		for i := range v.Settings {
+			v.Settings[i].If = "programs here may wait longer for a processor that receives"
+		}
+	}
+	v.Verify = f.look("cat /proc/net/softnet_stat")
+	return v
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
+)
+
+// neighbourNear is how full the table is, with the kernel clearing it on the
+// spot, when it will soon refuse.
+const neighbourNear = 0.90
+
+var neighbourTableFull = Cause{
+	Code:       "neighbour-table-full",
+	Title:      "The table of neighbours is full",
+	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"next-hop-silent"},
+	Needs:      []string{snapshot.CanNeighbours},
+	Symptom:    "Now this host can't be reached, now that one, in any namespace of the machine; the kernel logs \"neighbor table overflow\".",
+	Proof: fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it had to clear entries on the spot (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. "+
+		"Table, limits and counters are one for all namespaces of the host, and shown in the initial one alone (checked on Linux 6.18): many containers share 1024 entries if nobody raised it. "+
+		"Permanent entries are in the count and not in the limit, so that the count alone proves nothing.", percent(neighbourNear)),
+	Lookalike: "Many entries with nothing cleared or refused; clearing on the spot far below the limit, which gc_thresh2 asks for.",
+	Cure:      "gc_thresh1 to 3 as large as the networks on all interfaces and namespaces need, on the host.",
+	Host:      true,
+	NoLab:     "the table is one for all namespaces of the host: filling it would cut off everything else there. It was made, and found from two namespaces, in a virtual machine of its own (Linux 6.12)",
+	judge:     judgeNeighbours,
+}
+
+func judgeNeighbours(f facts) *verdict {
+	var worst *snapshot.Neighbours
+	for i := range f.Neighbours {
+		n := &f.Neighbours[i]
+		if n.TableFulls >= implausible || n.ForcedRuns >= implausible || n.Entries >= implausible || n.Thresh3 >= implausible {
+			continue
+		}
+		near := n.ForcedRuns > 0 && n.Thresh3 > 0 && float64(n.Entries) >= neighbourNear*float64(n.Thresh3)
+		if (n.TableFulls > 0 || near) && (worst == nil || n.TableFulls > worst.TableFulls) {
+			worst = n
+		}
+	}
+	if worst == nil || worst.Family != "ipv4" && worst.Family != "ipv6" {
+		return nil
+	}
+	words := map[string]struct{ name, file, flag string }{
+		"ipv4": {"ARP", "arp_cache", "-4"}, "ipv6": {"neighbour discovery", "ndisc_cache", "-6"},
+	}[worst.Family]
+	v := &verdict{harm: float64(worst.TableFulls)}
+	v.Severity = Warning
+	v.Title = fmt.Sprintf("the table of neighbours (%s) is nearly full: %s of %d", words.name, plural.Count(worst.Entries, "entry"), worst.Thresh3)
+	if worst.TableFulls > 0 {
+		v.Severity = Critical
+		v.Title = fmt.Sprintf("the table of neighbours (%s) had no room %s", words.name, number(worst.TableFulls, "time")+" "+f.window())
+	}
+	source := "/proc/net/stat/" + words.file
+	if worst.TableFulls > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"neighbours that found no room", strconv.FormatUint(worst.TableFulls, 10), source + ": table_fulls"})
+	}
+	if worst.ForcedRuns > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"times that it was cleared on the spot", strconv.FormatUint(worst.ForcedRuns, 10), source + ": forced_gc_runs"})
+	}
+	v.Evidence = append(v.Evidence, Evidence{"entries of all namespaces", strconv.FormatUint(worst.Entries, 10), source})
+	here := strconv.FormatUint(worst.Here, 10)
+	if worst.Busiest != "" {
+		here += ", most of them on " + worst.Busiest
+	}
+	v.Evidence = append(v.Evidence, Evidence{"of them in this namespace", here, "neighbours, by netlink"})
+	if worst.Thresh3 > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"gc_thresh3, the limit for all of them", strconv.FormatUint(worst.Thresh3, 10), fromSettings})
+	}
+	_, rows, _ := f.dropped(snapshot.CauseNeighbour)
+	if n := total(rows); n > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped for want of a neighbour", strconv.FormatUint(n, 10), fromTracer})
+	}
+	v.Why = "To send a packet on a network the kernel must know the receiver's hardware address. When the table is full it can't learn a new one: packets to hosts that are not in it are lost, in every namespace of the machine."
+	// As large as twice what there is, and never less than the usual advice.
+	limit := uint64(8192)
+	for limit < 2*max(min(worst.Entries, 1<<24), min(worst.Thresh3, 1<<24)) {
+		limit *= 2
+	}
+	v.Remedy = []string{"# on the host, room for all namespaces together (an entry takes about half a kilobyte):"}
+	for i, share := range []uint64{limit, limit / 2, limit / 8} { // the limit first: each must not be below the next
+		s := snapshot.Setting{Name: fmt.Sprintf("net.%s.neigh.default.gc_thresh%d", worst.Family, 3-i), Value: strconv.FormatUint(share, 10)}
+		v.Settings = append(v.Settings, s)
+		v.Remedy = append(v.Remedy, f.set(s))
+	}
+	v.Remedy = append(v.Remedy, "# who has the most; a scan of a large network, by one of its own hosts, fills any table:", f.run("ip "+words.flag+" neigh show"))
+	v.Verify = f.look("cat "+source, "sysctl -a --pattern "+quote("net."+worst.Family+".neigh.default.gc_thresh"))
+	return v
+}

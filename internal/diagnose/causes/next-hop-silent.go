@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// Every network has addresses that nobody has any more and somebody still asks
+	// for. It is a fault where a router or the target of a translation is silent.
+	silentFew  = 3
+	silentMost = 0.10 // of what is forwarded: critical
+	// of an end host: what is most of the traffic is a warning.
+	silentHost = 0.50
+)
+
+var nextHopSilent = Cause{
+	Code:       "next-hop-silent",
+	Title:      "The next hop does not answer to ARP or neighbour discovery",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(silentFew, "packets whose next hop did not reply")},
+	Needs:      []string{snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanCounters, snapshot.CanInterfaces},
+	Symptom:    "Everything by one way out is dead, or one published service, while links are up and rules are right; clients are told \"host unreachable\" after seconds.",
+	Proof: fmt.Sprintf("Packets were dropped because their next hop's hardware address could not be found (NEIGH_FAILED), at least %d: where it is a router, or where a rule translated the destination to it, it is a warning, from %s of what is forwarded critical. "+
+		"An end host that is silent is advice, a warning where it is all that packets were lost for and %s of what is forwarded.", silentFew, percent(silentMost), percent(silentHost)),
+	Lookalike: "Scans of a network here, whose unused addresses do not answer; a printer that is switched off.",
+	Cure:      "The router or host: up, on this wire or VLAN, with this address, not filtering ARP. Or a route or rule that leads to one that is.",
+	judge:     judgeNextHop,
+}
+
+func judgeNextHop(f facts) *verdict {
+	_, rows, _ := f.dropped(snapshot.CauseNeighbour)
+	type hop struct {
+		addr       netip.Addr
+		out        string
+		router     bool
+		translated netip.AddrPort // what clients asked for, where a rule led here
+		lost       uint64
+		rows       []snapshot.Drop
+	}
+	hops := map[netip.Addr]*hop{}
+	var lost uint64
+	for _, row := range rows {
+		lost = saturate(lost, row.Count)
+		counted := false
+		for _, text := range row.Samples {
+			t, ok := parseSample(text)
+			if !ok || f.own(t.dest.Addr()) || t.dest.Addr().IsMulticast() {
+				continue
+			}
+			h := hop{addr: t.dest.Addr(), out: row.Interface}
+			for _, r := range f.Routes {
+				if r.Dest == t.dest.Addr() && r.Answer == snapshot.RouteFound && r.Via.IsValid() {
+					h.addr, h.router = r.Via, true
+				}
+				if r.Dest == t.dest.Addr() && r.Out != "" {
+					h.out = r.Out
+				}
+			}
+			if flow, ok := parseFlow(text); ok && flow.dest.Addr() != t.dest.Addr() && flow.source.Addr() != t.dest.Addr() {
+				h.translated = flow.dest
+			}
+			if hops[h.addr] == nil {
+				hops[h.addr] = &h
+			}
+			if !counted { // a row's packets are its first sample's: which of several is not known
+				hops[h.addr].lost = saturate(hops[h.addr].lost, row.Count)
+				hops[h.addr].rows = append(hops[h.addr].rows, row)
+				counted = true
+			}
+		}
+	}
+	var worst *hop
+	for _, h := range hops {
+		grave := func(h *hop) bool { return h.router || h.translated.IsValid() }
+		if worst == nil || grave(h) != grave(worst) && grave(h) || grave(h) == grave(worst) && (h.lost > worst.lost || h.lost == worst.lost && h.addr.Less(worst.addr)) {
+			worst = h
+		}
+	}
+	if worst == nil || worst.lost < f.few(silentFew) {
+		return nil
+	}
+	forwarded, known := f.counter("Ip.ForwDatagrams")
+	part := share(worst.lost, max(worst.lost, forwarded))
+	if !known || worst.addr.Is6() {
+		part = 0
+	}
+	v := &verdict{harm: float64(worst.lost)}
+	switch grave := worst.router || worst.translated.IsValid(); {
+	case grave && part >= silentMost:
+		v.Severity = Critical
+	case grave, len(hops) == 1 && part >= silentHost && worst.lost >= ruleFew:
+		v.Severity = Warning
+	default:
+		v.Severity = Advice
+	}
+	who := "host " + worst.addr.String()
+	switch {
+	case worst.router:
+		who = "router " + worst.addr.String()
+	case worst.translated.IsValid():
+		who = fmt.Sprintf("%s, where %s leads to,", worst.addr, worst.translated)
+	}
+	question := "ARP"
+	if worst.addr.Is6() {
+		question = "neighbour discovery"
+	}
+	v.Title = fmt.Sprintf("%s on %s does not answer to %s: %s lost %s", who, worst.out, question, number(worst.lost, "packet"), f.window())
+	replies, reply := f.arpReplies(worst.addr)
+	if replies > 0 {
+		v.Title = fmt.Sprintf("%s on %s replies to ARP, and the replies are not taken: %s lost %s", strings.TrimSuffix(who, ","), worst.out, number(worst.lost, "packet"), f.window())
+	}
+	v.Evidence = []Evidence{{"packets whose next hop did not answer", strconv.FormatUint(lost, 10), fromTracer}}
+	v.Evidence = append(v.Evidence, sampleEvidence(worst.rows)...)
+	if known {
+		v.Evidence = append(v.Evidence, Evidence{"packets that were to be forwarded meanwhile", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+	}
+	if l, ok := f.link(worst.out); ok {
+		v.Evidence = append(v.Evidence, Evidence{"packets that came in by " + l.Name, strconv.FormatUint(l.RxPackets, 10), fromLinks})
+	}
+	for _, r := range f.Routes {
+		if r.Via == worst.addr {
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route to %s", r.Dest), routeAnswer(r), fromRoutes})
+		}
+	}
+	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. What waits for it meanwhile is dropped when nobody answers; rules and translation have done their part by then."
+	if replies > 0 {
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ARP replies of %s (%s)", worst.addr, reply.MAC), fmt.Sprintf("%d, in by %s", replies, reply.Interface), fromFrames})
+		v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop. The reply comes in and is dropped before the table of neighbours: by a rule of nftables' family arp, of arptables or of a bridge, or because it came in by another interface than it was asked by."
+		v.Remedy = []string{"# rules that see ARP:", f.run("nft list ruleset arp"), f.run("nft list ruleset bridge"), f.run(fmt.Sprintf("ip neigh show to %s", worst.addr))}
+		v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
+		return v
+	}
+	v.Remedy = []string{"# what is known of it (FAILED: it was asked and did not answer), and whether anything comes in there:",
+		f.run(fmt.Sprintf("ip%s neigh show to %s dev %s", sixFlag(worst.addr), worst.addr, quote(worst.out))),
+		f.run("ip -s link show dev " + quote(worst.out))}
+	for _, port := range f.Interfaces {
+		switch {
+		case port.Master != worst.out || worst.out == "":
+		case !port.Up:
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, worst.out), "down", fromLinks})
+			v.Remedy = append(v.Remedy, fmt.Sprintf("# a port of %s is down; if the host is behind it:", worst.out), f.run("ip link set dev "+quote(port.Name)+" up"))
+		case port.NoCarrier:
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, worst.out), "no carrier: its other end is down or gone", fromLinks})
+		}
+	}
+	switch {
+	case worst.router:
+		v.Remedy = append(v.Remedy, "# if it is up: the cable, VLAN and network of "+worst.out+", and that its address is still "+worst.addr.String()+". If another router leads there, change the routes by this one:",
+			f.run(fmt.Sprintf("ip%s route show via %s", sixFlag(worst.addr), worst.addr)))
+	case worst.translated.IsValid():
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# start what %s is for, or correct the rule that names %s:", worst.translated, worst.addr))
+		if chains := f.leadingTo(worst.addr); len(chains) > 0 {
+			v.Remedy = append(v.Remedy, chains...)
+		} else {
+			v.Remedy = append(v.Remedy, f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat"))
+		}
+	default:
+		v.Remedy = append(v.Remedy, "# if it is up: cable, VLAN, address and firewall of that host. If it is gone, tell who asks for it:", f.natkit("drops --for 10s"))
+	}
+	v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
+	return v
+}
+
+// arpReplies is how many ARP replies for an address came in.
+func (f facts) arpReplies(addr netip.Addr) (n uint64, example snapshot.AddressClaim) {
+	if f.Frames == nil {
+		return 0, example
+	}
+	for _, c := range f.Frames.Claims {
+		if c.Addr == addr && c.Replies > 0 && c.Replies < implausible {
+			n, example = saturate(n, c.Replies), c
+		}
+	}
+	return n, example
+}
+
+// leadingTo are commands that list the chains whose rules translate destinations to addr.
+func (f facts) leadingTo(addr netip.Addr) (out []string) {
+	for _, c := range f.Chains {
+		if slices.ContainsFunc(c.DNATTo, func(t snapshot.Target) bool {
+			return t.First.Compare(addr) <= 0 && addr.Compare(t.Last) <= 0
+		}) && len(out) < 3 {
+			out = append(out, f.run(listChain(c)))
+		}
+	}
+	return out
+}

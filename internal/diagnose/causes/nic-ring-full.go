@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	ringFew   = 10
+	ringShare = 0.0001 // of what the interface received: a warning
+	ringMost  = 0.01   // critical
+)
+
+var nicRingFull = Cause{
+	Code:       "nic-ring-full",
+	Title:      "A network card loses packets before the kernel sees them",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(ringFew, "packets that the card had no room for"), portion(ringShare, "of what the interface received")},
+	Needs:      []string{snapshot.CanInterfaces, snapshot.CanNICs, snapshot.CanCPUs},
+	Symptom:    "Loss under load or in bursts that no counter of IP, no rule and no capture shows.",
+	Proof: fmt.Sprintf("The card had no room for received packets (missed, FIFO and overrun errors of the interface, the driver's own counters such as rx_missed and rx_no_buffer), at least %s of what the "+
+		"interface received: a warning, from %s critical. They were never packets of the kernel's, so that the tracer does not see them. A cloud's own limits are told apart: *_allowance_exceeded of Amazon's driver.", "0.01 %", percent(ringMost)),
+	Lookalike: "A few lost while an interface came up; what an XDP program drops; numbers since boot.",
+	Cure: "A longer receive ring, where the card has one (ethtool -G); more processors that empty it, if the one that does has no time left. " +
+		"Limits of a cloud's network are raised by another kind of machine, and nothing on it helps.",
+	NoLab: "it needs a network card: virtual interfaces have no ring to overflow. Shown by snapshots alone",
+	judge: judgeRing,
+}
+
+func judgeRing(f facts) *verdict {
+	var worst snapshot.Interface
+	var lost uint64
+	allowance := ""
+	for _, l := range f.links() {
+		n := l.RxMissed
+		name := ""
+		if l.NIC != nil {
+			for _, key := range slices.Sorted(maps.Keys(l.NIC.Lost)) {
+				// The same loss under several names: the largest is the one.
+				if c := l.NIC.Lost[key]; c < implausible && c > n {
+					n = c
+					if name = ""; strings.HasSuffix(key, "allowance_exceeded") {
+						name = key
+					}
+				}
+			}
+		}
+		if n < implausible && n > lost {
+			worst, lost, allowance = l, n, name
+		}
+	}
+	if lost < f.few(ringFew) {
+		return nil
+	}
+	received := worst.RxPackets
+	part := share(lost, saturate(lost, received))
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case received > 0 && part < f.part(ringShare):
+		v.Severity = Advice
+	case received == 0 || part >= ringMost:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	var nic snapshot.NIC
+	if worst.NIC != nil {
+		nic = *worst.NIC
+	}
+	dev := quote(worst.Name)
+	v.Title = fmt.Sprintf("%s had no room for %s %s", worst.Name, number(lost, "packet"), f.window())
+	if allowance != "" {
+		v.Title = fmt.Sprintf("the cloud's network dropped %s of %s %s: a limit of this kind of machine", number(lost, "packet"), worst.Name, f.window())
+	}
+	if worst.RxMissed > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"missed, FIFO and overrun errors of " + worst.Name, strconv.FormatUint(worst.RxMissed, 10), fromLinks})
+	}
+	for _, key := range slices.Sorted(maps.Keys(nic.Lost)) {
+		v.Evidence = append(v.Evidence, Evidence{key + " of " + worst.Name, strconv.FormatUint(nic.Lost[key], 10), fromDrivers})
+	}
+	v.Evidence = append(v.Evidence, Evidence{"packets that it received", strconv.FormatUint(received, 10), fromLinks})
+	if nic.RxRing > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"its receive ring", fmt.Sprintf("%d of at most %d", nic.RxRing, nic.RxRingMax), fromDrivers})
+	}
+	v.Why = "A card puts what it receives into a ring of buffers that a processor empties. When the processor comes too late the ring is full, and the card throws away what comes: nothing in the kernel knows of it."
+	switch {
+	case allowance != "":
+		v.Why = "The cloud's network enforces limits of bandwidth, packets a second or tracked connections for each machine, and drops what is beyond. The kernel never sees these packets."
+		v.Remedy = []string{fmt.Sprintf("# %s is a limit of this kind of machine: a larger one, or less traffic. Which limits are met:", allowance), f.run("ethtool -S " + dev)}
+	case nic.RxRing > 0 && nic.RxRing < nic.RxRingMax:
+		v.Settings = []snapshot.Setting{provided(f.device(worst.Name, "rx_ring", strconv.FormatUint(uint64(nic.RxRingMax), 10)), linkMayGo)}
+		v.Remedy = []string{"# the longest ring that the card has; its link may go down for a moment:", f.run(fmt.Sprintf("ethtool -G %s rx %d", dev, nic.RxRingMax))}
+	default:
+		v.Remedy = []string{"# the ring can't be longer, so a processor must empty it sooner: see which one does, and how busy it is", "grep -E " + quote("CPU|"+worst.Name) + " /proc/interrupts",
+			f.run("ethtool -c " + dev)}
+	}
+	for _, c := range f.CPUs {
+		if c.Busy >= oneCPUBusy && c.Softirq >= oneCPUSoftirq && allowance == "" {
+			v.Remedy = append(v.Remedy, fmt.Sprintf("# processor %d has no time left, so that any ring fills: let others help, see the cause softirq-one-cpu", c.Number))
+			break
+		}
+	}
+	v.Verify = f.look(f.run("ip -s -s link show dev "+dev), f.run("ethtool -S "+dev))
+	return v
+}

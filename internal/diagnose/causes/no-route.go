@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// Every network has clients that ask for addresses which nobody has; a gateway
+	// without a route for them drops them rightly. A route is missing when such
+	// packets are a good part of what is to be forwarded.
+	noRouteFew   = 3
+	noRouteShare = 0.01 // of all that was to be forwarded, these included: a warning
+	noRouteMost  = 0.10 // critical
+	noRouteMany  = 10   // packets from which a smaller share is worth advice
+)
+
+var noRoute = Cause{
+	Code:       "no-route",
+	Title:      "There is no route for packets that are to be forwarded",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all that was to be forwarded")},
+	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
+	Symptom:    "One network can't be reached, or nothing but the gateway itself; clients are told \"network unreachable\", or nothing at all.",
+	Proof: fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all that was to be forwarded: "+
+		"a warning, from %s critical. What a route of type blackhole, unreachable or prohibit drops is one step milder, since somebody may want it, unless it is answers, or packets for a published service: no counter of Linux 6.18 counts it, the tracer sees it at ip_error "+
+		"without a reason. natkit asks the routing tables, policy routing included, about the packets that were seen.", percent(noRouteShare), percent(noRouteMost)),
+	Lookalike: "A few packets for addresses that nobody has, such as scans and printers that moved away; multicast without a route; blackhole routes that keep unused networks from going in circles.",
+	Cure:      "The route that is missing; or deleting the one that refuses, if nobody wants it.",
+	judge:     judgeNoRoute,
+}
+
+func judgeNoRoute(f facts) *verdict {
+	_, rows, _ := f.dropped(snapshot.CauseNoRoute)
+	rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool {
+		seen := samples([]snapshot.Drop{row})
+		return len(seen) > 0 && !slices.ContainsFunc(seen, func(t tuple) bool { return !t.dest.Addr().IsMulticast() })
+	})
+	traced := total(rows)
+	counted, _ := f.counter("IpExt.InNoRoutes")
+	lost := max(traced, counted)
+	if lost < f.few(noRouteFew) || !f.forwards() {
+		return nil
+	}
+	// A route that refuses is no missing route: somebody put it there.
+	var refusing []snapshot.RouteAnswer
+	missing := counted > 0
+	for _, r := range f.Routes {
+		if !slices.ContainsFunc(samples(rows), func(t tuple) bool { return t.dest.Addr() == r.Dest }) {
+			continue
+		}
+		switch r.Answer {
+		case snapshot.RouteNone:
+			missing = true
+		case snapshot.RouteBlackhole, snapshot.RouteUnreachable, snapshot.RouteProhibited:
+			refusing = append(refusing, r)
+		}
+	}
+	deliberate := !missing && len(refusing) > 0
+	// Nobody lets connections out and wants their answers refused, or publishes what is refused.
+	wanted := slices.ContainsFunc(rows, func(row snapshot.Drop) bool {
+		return slices.ContainsFunc(row.Samples, func(sample string) bool {
+			_, led := ledBy(sample)
+			return led || isAnswer(sample)
+		})
+	})
+	forwarded, known := f.counter("Ip.ForwDatagrams")
+	part := share(lost, saturate(lost, forwarded))
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case known && part < f.part(noRouteShare) && (deliberate || lost < noRouteMany):
+		return nil
+	case known && part >= f.part(noRouteShare) && wanted:
+		v.Severity = Warning
+		if part >= noRouteMost {
+			v.Severity = Critical
+		}
+	case known && part < f.part(noRouteShare), deliberate && part < noRouteMost:
+		v.Severity = Advice
+	case known && part >= noRouteMost && !deliberate:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+
+	to := destinations(rows)
+	v.Title = fmt.Sprintf("%s had no route%s %s", number(lost, "packet"), to, f.window())
+	if deliberate {
+		v.Title = fmt.Sprintf("a route of type %s dropped %s%s %s", refusing[0].Answer, number(lost, "packet"), to, f.window())
+	}
+	if counted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets that no route led on", strconv.FormatUint(counted, 10), fromNetstat + ": IpExt InNoRoutes"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped for their route", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if known {
+		v.Evidence = append(v.Evidence, Evidence{"packets that were forwarded meanwhile", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+	}
+	for _, r := range f.Routes {
+		if r.Answer != snapshot.RouteFound && r.In != "" {
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, in by %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
+		}
+	}
+	down := f.downLink(rows)
+	if down != "" && !deliberate {
+		v.Title += ": " + down + ", which leads there, is down"
+		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
+		v.Remedy = append(v.Remedy, "# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev "+quote(down)+" up"))
+	}
+	v.Why = "A packet that no route leads on is dropped before any rule about forwarding sees it; its sender may get an ICMP message, or none. Where a default route is missing that is everything that leaves the site."
+
+	for _, r := range refusing {
+		if !r.Match.IsValid() {
+			v.Remedy = append(v.Remedy, "# a rule of policy routing says "+string(r.Answer)+"; see which:", f.run("ip rule show"))
+			continue
+		}
+		line := fmt.Sprintf("ip%s route del %s %s table %d", sixFlag(r.Dest), r.Answer, r.Match, r.Table)
+		if line = f.run(line); !slices.Contains(v.Remedy, line) {
+			v.Remedy = append(v.Remedy, "# if "+r.Match.String()+" is to be reached, delete the route that refuses it (a routing daemon would put it back: ask there):", line)
+		}
+	}
+	if !deliberate {
+		example, six := "", ""
+		for _, t := range samples(rows) {
+			if t.dest.Addr().IsMulticast() {
+				continue
+			}
+			example, six = t.dest.Addr().String(), sixFlag(t.dest.Addr())
+			if rows[0].Interface != "" {
+				v.Remedy = append(v.Remedy, "# what the routing tables say about one of them:",
+					f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(t.dest.Addr()), t.dest.Addr(), t.source.Addr(), quote(rows[0].Interface))))
+			}
+			break
+		}
+		v.Remedy = append(v.Remedy, "# the routes there are, a default route among them or not, and rules of policy routing, which come first and may say unreachable:",
+			f.run("ip"+six+" route show"), f.run("ip"+six+" rule show"))
+		if example != "" {
+			v.Remedy = append(v.Remedy, "# add what is missing, by the router that leads there: ip route add "+example+" via ROUTER; or for all that is unknown: ip route add default via ROUTER")
+		} else {
+			v.Remedy = append(v.Remedy, "# add what is missing, by the router that leads there: ip route add default via ROUTER")
+		}
+	}
+	v.Verify = f.look(f.run("nstat -az IpExtInNoRoutes"))
+	return v
+}
+
+// downLink is an interface that is down and has the network that dropped packets
+// wanted to go to; "" for none.
+func (f facts) downLink(rows []snapshot.Drop) string {
+	for _, t := range samples(rows) {
+		if down := f.downLinkTo(t.dest.Addr()); down != "" {
+			return down
+		}
+	}
+	return ""
+}
+
+// downLinkTo is an interface that is down and has the network of addr; "" for none.
+func (f facts) downLinkTo(addr netip.Addr) string {
+	if _, up := f.linkTo(addr); up {
+		return ""
+	}
+	for _, i := range f.Interfaces {
+		if !i.Up && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.IsValid() && p.Masked().Contains(addr) }) {
+			return i.Name
+		}
+	}
+	return ""
+}
+
+// routeAnswer is the end of a look-up in words.
+func routeAnswer(r snapshot.RouteAnswer) string {
+	switch {
+	case r.Answer == snapshot.RouteNone:
+		return "none"
+	case r.Answer == snapshot.RouteFound:
+		text := "out by " + r.Out
+		if r.Via.IsValid() {
+			text += ", to router " + r.Via.String()
+		}
+		return text
+	case r.Match.IsValid():
+		return fmt.Sprintf("%s, by route %s of table %d", r.Answer, r.Match, r.Table)
+	}
+	return string(r.Answer) + ", by a rule"
+}
+
+// forwards says whether this machine is meant to forward, as far as is known.
+func (f facts) forwards() bool {
+	if f.Sysctls == nil || f.translatesSources() {
+		return true
+	}
+	if on, known := f.sysctl("net.ipv4.ip_forward"); !known || on != 0 {
+		return true
+	}
+	for _, l := range f.links() {
+		if on, _ := f.conf(l.Name, "forwarding"); on != 0 {
+			return true
+		}
+	}
+	on, _ := f.sysctl("net.ipv6.conf.all.forwarding")
+	return on != 0
+}
+
+// destinations names where dropped packets wanted to go, for a title: "" when
+// that is not known.
+func destinations(rows []snapshot.Drop) string {
+	var names []string
+	for _, t := range samples(rows) {
+		if name := t.dest.Addr().String(); !t.dest.Addr().IsMulticast() && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return ""
+	case len(names) > 3:
+		return " to " + strings.Join(names[:2], ", ") + " and others"
+	}
+	return " to " + strings.Join(names, ", ")
+}
+
+// total is how many packets rows are.
+func total(rows []snapshot.Drop) (n uint64) {
+	for _, row := range rows {
+		n = saturate(n, row.Count)
+	}
+	return n
+}
+
+// sixFlag makes a command of ip(8) one about IPv6 where addr is.
+func sixFlag(addr netip.Addr) string {
+	if addr.Is6() {
+		return " -6"
+	}
+	return ""
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// A full queue is how TCP learns what a line carries: it drops a little of
+	// everything that is as fast as the line. What drops more is too short or too
+	// slow for what comes.
+	qdiscFew   = 10
+	qdiscShare = 0.01 // of what was to leave: a warning
+	qdiscMost  = 0.10 // critical
+	// Queues that manage themselves drop early on purpose, to keep waiting short.
+	activeShare = 0.05
+)
+
+// activeQueues keep their own length short by dropping (active queue management).
+var activeQueues = map[string]bool{"fq_codel": true, "codel": true, "cake": true, "fq_pie": true, "pie": true, "red": true, "dualpi2": true}
+
+var qdiscDrop = Cause{
+	Code:       "qdisc-drop",
+	Title:      "The queue of an interface drops what is to be sent",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(qdiscFew, "packets dropped by a queue"), portion(qdiscShare, "of what was to leave")},
+	Needs:      []string{snapshot.CanQdiscs, snapshot.CanDrops, snapshot.CanInterfaces},
+	Symptom:    "Uploads or downloads are slow and lossy, pings through the gateway vary with the load; the gateway's processors are idle.",
+	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and its kind, the queue's own counter), at least %s of what was to leave there: a warning, from %s critical. "+
+		"Queues that drop early on purpose (fq_codel, cake) are given %s, and no more than a warning. No counter of the interface or of IP shows it: Ip.OutTransmits counts what the queue drops.",
+		percent(qdiscShare), percent(qdiscMost), percent(activeShare)),
+	Lookalike: "A line that is used fully by TCP: the queue drops a packet now and then, and has to.",
+	Cure:      "A rate that is what the line carries, and a queue that holds a fifth of a second of it; a longer or a fair queue instead of a short plain one. If the line itself is too slow, more line.",
+	judge:     judgeQdisc,
+}
+
+func judgeQdisc(f facts) *verdict {
+	_, rows, _ := f.dropped(snapshot.CauseQueue)
+	tracedBy := map[string]uint64{}
+	for _, row := range rows {
+		tracedBy[row.Interface] = saturate(tracedBy[row.Interface], row.Count)
+	}
+	var worst snapshot.Interface
+	var lost uint64
+	for _, l := range f.links() {
+		if l.Qdisc == nil && f.Can(snapshot.CanQdiscs) {
+			continue // no queue to be full: what is dropped there finds no carrier
+		}
+		n := tracedBy[l.Name]
+		if l.Qdisc != nil && l.Qdisc.Dropped < implausible {
+			n = max(n, l.Qdisc.Dropped)
+		}
+		if n > lost {
+			worst, lost = l, n
+		}
+	}
+	if lost < f.few(qdiscFew) {
+		return nil
+	}
+	q := snapshot.Qdisc{Kind: "the queue"}
+	sent := worst.TxPackets
+	if worst.Qdisc != nil {
+		q = *worst.Qdisc
+		if q.Packets > 0 && q.Packets < implausible {
+			sent = q.Packets
+		}
+	}
+	part := share(lost, saturate(lost, sent))
+	active := activeQueues[q.Kind]
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case active && part < activeShare:
+		return nil
+	case part < f.part(qdiscShare):
+		v.Severity = Advice
+	case part >= qdiscMost && !active:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s on %s dropped %s %s, %s of what was to leave", q.Kind, worst.Name, number(lost, "packet"), f.window(), percent(part))
+	if worst.Qdisc != nil {
+		v.Evidence = append(v.Evidence, Evidence{"dropped by " + q.Kind + " of " + worst.Name, strconv.FormatUint(q.Dropped, 10), fromQdiscs},
+			Evidence{"packets that it let go", strconv.FormatUint(sent, 10), fromQdiscs})
+		if q.RateBytes > 0 {
+			v.Evidence = append(v.Evidence, Evidence{"its rate", bitRate(q.RateBytes), fromQdiscs})
+		}
+		if q.LimitBytes > 0 {
+			v.Evidence = append(v.Evidence, Evidence{"its length", amount(q.LimitBytes), fromQdiscs})
+		}
+	}
+	if n := tracedBy[worst.Name]; n > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped by a queue of " + worst.Name, strconv.FormatUint(n, 10), fromTracer})
+	}
+	for _, row := range rows {
+		if row.Interface == worst.Name && len(row.Samples) > 0 {
+			v.Evidence = append(v.Evidence, Evidence{"one of them", row.Samples[0], fromTracer})
+			break
+		}
+	}
+	v.Why = "What finds the queue full is lost after all the work of forwarding and translating it was done, and is sent again by its sender."
+	v.Remedy, v.Settings = f.longerQdisc(worst, q, lost, sent)
+	if v.Severity < Warning {
+		for i := range v.Settings {
+			v.Settings[i].If = "packets may wait longer there when the queue is full"
+		}
+	}
+	v.Verify = f.look(f.run("tc -s qdisc show dev " + quote(worst.Name)))
+	return v
+}
+
+// longerQdisc is how a queue of this kind gets to drop less.
+func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent uint64) (remedy []string, settings []snapshot.Setting) {
+	dev := quote(l.Name)
+	switch q.Kind {
+	case "tbf":
+		if q.RateBytes == 0 || q.RateBytes > 1<<50 {
+			break
+		}
+		// What came is more than the rate by the share that was lost; a queue of a
+		// fifth of a second lets bursts by.
+		came := float64(q.RateBytes) * float64(saturate(lost, sent)) / math.Max(1, float64(sent))
+		rate := uint64(math.Min(came*1.2, 1<<50))
+		limit := max(rate/5, 4*min(q.LimitBytes, 1<<40))
+		burst := max(q.BurstBytes, rate/250, 2*uint64(max(l.MTU, 0))) // 4 ms: what a timer of 250 Hz lets by at once
+		return []string{
+			fmt.Sprintf("# %s came where %s are let by. If the line carries that, let the shaper do so, with room for bursts:", bitRate(uint64(math.Min(came, 1<<50))), bitRate(q.RateBytes)),
+			f.run(fmt.Sprintf("tc qdisc replace dev %s root tbf rate %dkbit burst %d limit %d", dev, max(1, rate*8/1000), burst, limit)),
+			"# if it does not, no queue helps: less traffic, or more line. See what sends the most:",
+			f.natkit("conntrack top"),
+		}, nil
+	case "pfifo_fast", "pfifo", "bfifo", "mq", "noqueue":
+		length := uint64(4000)
+		if l.QueueLength > 0 {
+			length = 4 * uint64(l.QueueLength)
+		}
+		return []string{
+			"# a longer queue lets bursts by, for a longer wait when it is full:",
+			f.run(fmt.Sprintf("ip link set dev %s txqueuelen %d", dev, length)),
+			"# if it stays full, the line is too slow; a fair queue then keeps one flow from delaying all others:",
+			f.run("tc qdisc replace dev " + dev + " root fq_codel"),
+		}, []snapshot.Setting{f.device(l.Name, "tx_queue_len", strconv.FormatUint(length, 10))}
+	case "fq_codel", "codel", "cake", "fq_pie", "pie", "red", "dualpi2":
+		return []string{
+			"# this queue keeps waiting short by dropping: the line carries less than what comes, and a longer queue would only make it wait. See what sends the most:",
+			f.natkit("conntrack top"), f.run("tc -s qdisc show dev " + dev),
+		}, nil
+	}
+	return []string{"# see which class or queue drops, and what its rate and its limit are:", f.run("tc -s qdisc show dev " + dev), f.run("tc -s class show dev " + dev)}, nil
+}
+
+// bitRate prints bytes a second as line rates are spoken of.
+func bitRate(bytes uint64) string {
+	switch bits := float64(bytes) * 8; {
+	case bits >= 1e9:
+		return fmt.Sprintf("%.1f Gbit/s", bits/1e9)
+	case bits >= 1e6:
+		return fmt.Sprintf("%.1f Mbit/s", bits/1e6)
+	default:
+		return fmt.Sprintf("%.0f kbit/s", bits/1e3)
+	}
+}

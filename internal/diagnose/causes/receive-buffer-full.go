@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// A datagram lost in a burst is sent again. From one in a hundred on clients wait.
+	bufferFew   = 10
+	bufferShare = 0.01 // of the datagrams for programs here: a warning
+	bufferMany  = 0.10 // critical
+)
+
+var receiveBufferFull = Cause{
+	Code:       "receive-buffer-full",
+	Title:      "A program does not read its datagrams as fast as they come",
+	Severities: []Severity{Advice, Warning, Critical},
+	Thresholds: []Threshold{many(bufferFew, "datagrams without room"), portion(bufferShare, "of the datagrams for programs here")},
+	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
+	Symptom:    "A DNS forwarder, VPN or proxy on this machine loses requests under load, or all of them; it looks like packet loss in NAT and is not.",
+	Proof: fmt.Sprintf("UDP datagrams found the buffer of their socket full (Udp.RcvbufErrors, SOCKET_RCVBUFF): at least %d are advice, from %s of all that were for programs here a warning, from %s critical.",
+		bufferFew, percent(bufferShare), percent(bufferMany)),
+	Lookalike: "A few in a burst beside much traffic. What finds no socket at all has other causes.",
+	Cure:      "A program that reads faster, or that runs at all: it may be stopped. For bursts a longer buffer: the program's own (SO_RCVBUF), which net.core.rmem_max bounds, or net.core.rmem_default.",
+	judge:     judgeReceiveBuffer,
+}
+
+func judgeReceiveBuffer(f facts) *verdict {
+	lost, known := f.counter("Udp.RcvbufErrors")
+	six, _ := f.counter("Udp6.RcvbufErrors")
+	lost = saturate(lost, six)
+	var traced uint64
+	var rows []snapshot.Drop
+	if f.Drops != nil {
+		for _, row := range f.Drops.Rows {
+			if row.Reason == "SOCKET_RCVBUFF" && row.Count < implausible && f.here(row.Netns) && len(udpOf(row)) > 0 {
+				traced = saturate(traced, row.Count)
+				rows = append(rows, row)
+			}
+		}
+	}
+	if !known {
+		lost = traced
+	}
+	if lost < f.few(bufferFew) {
+		return nil
+	}
+	taken, _ := f.counter("Udp.InDatagrams")
+	part := share(lost, saturate(lost, taken))
+	v := &verdict{harm: float64(lost)}
+	switch {
+	case part < f.part(bufferShare):
+		v.Severity = Advice
+	case part >= bufferMany:
+		v.Severity = Critical
+	default:
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("%s of UDP found the buffer of their program full %s", number(lost, "datagram"), f.window())
+	v.Evidence = []Evidence{{"datagrams that found a full buffer", strconv.FormatUint(lost, 10), fromSnmp + ": Udp RcvbufErrors"},
+		{"datagrams that programs here took", strconv.FormatUint(taken, 10), fromSnmp + ": Udp InDatagrams"}}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped for it", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	}
+	v.Why = "The kernel keeps datagrams for a program until it reads them, as many as its buffer holds; what comes then is dropped, and its sender is not told. NAT is not the cause, however much it looks like it."
+	show := "ss -lunpm"
+	if len(rows) > 0 {
+		dest := udpOf(rows[0])[0]
+		v.Title += fmt.Sprintf(", those for port %d first", dest.Port())
+		show += fmt.Sprintf(" 'sport = :%d'", dest.Port())
+	}
+	v.Remedy = []string{"# which program is it, and does it read? A Recv-Q that stays full means that it is too slow or stands still, and no buffer is long enough:", f.run(show)}
+	v.Remedy = append(v.Remedy, "# for bursts: raise the program's own buffer (SO_RCVBUF, some MiB), and net.core.rmem_max, which bounds it, to as much; then restart it:", "sysctl net.core.rmem_max")
+	v.Verify = f.look(f.run("nstat -az UdpRcvbufErrors"))
+	return v
+}
+
+// udpOf is where a row's UDP packets were to go.
+func udpOf(row snapshot.Drop) (out []netip.AddrPort) {
+	for _, t := range samples([]snapshot.Drop{row}) {
+		if t.protocol == "udp" {
+			out = append(out, t.dest)
+		}
+	}
+	return out
+}

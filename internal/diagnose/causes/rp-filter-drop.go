@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	// Strict reverse-path filtering is right on many machines: it drops what claims
+	// to come from somewhere else. It is at fault when it drops a good part of what
+	// an interface receives; spoofed packets are a trickle beside real traffic.
+	rpFilterShare = 0.05
+	rpFilterFew   = 2  // packets below which nothing is said
+	rpFilterMany  = 10 // packets from which it is critical, or at least worth advice
+)
+
+var rpFilterDrop = Cause{
+	Code:       "rp-filter-drop",
+	Title:      "Reverse-path filtering drops packets that come another way than answers go",
+	Severities: []Severity{Advice, Warning, Critical},
+	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
+	Symptom:    "Packets from some networks vanish, in one direction only; a capture shows them coming in and nothing going out.",
+	Proof: fmt.Sprintf("Packets were dropped for their source's route (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: "+
+		"critical from %d packets, a warning from %d. A smaller share of as many is advice.", percent(rpFilterShare), rpFilterMany, rpFilterFew),
+	Lookalike: "rp_filter=1 is the default of many distributions and harms nobody whose routes are symmetric. A few drops beside much traffic are the filter doing its work.",
+	Cure:      "Loose filtering (2) on that interface: the source must be reachable, by whatever way. The larger of the interface's and conf.all's value counts, so 2 on the interface is enough.",
+	judge:     judgeRPFilter,
+}
+
+func judgeRPFilter(f facts) *verdict {
+	traced, rows, _ := f.dropped(snapshot.CauseReversePath)
+	counted, _ := f.counter("TcpExt.IPReversePathFilter")
+	lost := max(traced, counted)
+	if lost < rpFilterFew {
+		return nil
+	}
+
+	// Which interfaces filter, and which of them lost packets.
+	all, _ := f.conf("all", "rp_filter")
+	mode := map[string]int64{}
+	var strict []string
+	for _, l := range f.links() {
+		own, known := f.conf(l.Name, "rp_filter")
+		if !known {
+			continue
+		}
+		mode[l.Name] = max(all, own)
+		if mode[l.Name] == 1 {
+			strict = append(strict, l.Name)
+		}
+	}
+	wrong := devices(rows)
+	if len(wrong) == 0 {
+		wrong = strict
+	}
+
+	v := &verdict{harm: float64(lost)}
+	part, known := f.receivedShare(lost, rows, wrong)
+	if !known {
+		received, _ := f.counter("Ip.InReceives")
+		part, known = share(lost, received), received > 0
+	}
+	switch {
+	case !known && lost < rpFilterMany:
+		return nil
+	case known && part < rpFilterShare && lost < rpFilterMany:
+		return nil
+	case known && part < rpFilterShare:
+		v.Severity = Advice
+		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s, %s of what came in", number(lost, "packet"), f.window(), percent(part))
+	case known && lost >= rpFilterMany:
+		v.Severity = Critical
+		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
+	default:
+		v.Severity = Warning
+		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
+	}
+	if counted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped for their source's route", strconv.FormatUint(counted, 10), fromNetstat + ": TcpExt IPReversePathFilter"})
+	}
+	if traced > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped with reason IP_RPFILTER", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	if known {
+		v.Evidence = append(v.Evidence, Evidence{"share of what came in", percent(part), fromLinks})
+	}
+	loose := false
+	var settings []snapshot.Setting
+	for _, name := range wrong {
+		m, ok := mode[name]
+		if !ok {
+			continue
+		}
+		word := map[int64]string{0: "off", 1: "strict", 2: "loose"}[m]
+		v.Evidence = append(v.Evidence, Evidence{"rp_filter of " + name, fmt.Sprintf("%d (%s)", m, word), fromSettings + ": the larger of conf.all and the interface"})
+		loose = loose || m == 2
+		if m == 1 {
+			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "rp_filter"), 2))
+		}
+	}
+	v.Why = "A strict filter drops a packet whose answer would leave by another interface. With asymmetric routes, several providers or policy routing that is every packet of the flows concerned."
+	switch {
+	case len(settings) > 0:
+		v.Remedy = append(v.Remedy, "# loose: the source must be reachable, by whatever interface; or give it a route by the interface that it comes in by:")
+		for _, s := range settings {
+			v.Remedy = append(v.Remedy, f.set(s))
+		}
+	case loose:
+		v.Remedy = append(v.Remedy, "# the filter is loose already, so there is no route at all back to these sources: add one", f.run("ip route show table all"))
+	default:
+		v.Remedy = append(v.Remedy, "# find the interface, then loosen its filter:", f.run("sysctl -ar '\\.rp_filter$'"), f.natkit("drops --for 10s"))
+	}
+	v.Settings = settings
+	if v.Severity < Warning { // a filter that drops a trickle is not loosened unasked
+		for i := range v.Settings {
+			v.Settings[i].If = "packets from there are meant to come in by this interface"
+		}
+	}
+	v.Verify = f.look(f.run("nstat -az TcpExtIPReversePathFilter"))
+	return v
+}
+
+// receivedShare is the largest share that lost packets have of what one of the interfaces
+// received; known is false when it is not known what they received. What was
+// lost is taken from rows by interface; without rows all of it is held against
+// the packets of all interfaces named.
+func (f facts) receivedShare(lost uint64, rows []snapshot.Drop, names []string) (part float64, known bool) {
+	byName := map[string]uint64{}
+	for _, row := range rows {
+		if slices.Contains(names, row.Interface) {
+			byName[row.Interface] = saturate(byName[row.Interface], row.Count)
+		}
+	}
+	if len(byName) == 0 {
+		var received uint64
+		for _, name := range names {
+			if l, ok := f.link(name); ok {
+				received = saturate(received, l.RxPackets)
+			}
+		}
+		return share(lost, received), received > 0
+	}
+	for name, n := range byName {
+		if l, ok := f.link(name); ok && l.RxPackets > 0 {
+			part, known = max(part, share(n, l.RxPackets)), true
+		}
+	}
+	return part, known
+}

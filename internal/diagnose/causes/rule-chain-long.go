@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
+)
+
+const (
+	// longRuleChain is the number of rules in one chain from which going through
+	// them is worth a word, and busyRules how many packets a second must come in.
+	longRuleChain = 1000
+	busyRules     = 1000
+)
+
+var ruleChainLong = Cause{
+	Code:       "rule-chain-long",
+	Title:      "A chain has so many rules that going through them costs",
+	Severities: []Severity{Advice},
+	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces},
+	Symptom:    "Nothing breaks. Packets a second sink as rules are added; processors are busy in nft_do_chain or ipt_do_table.",
+	Proof: fmt.Sprintf("A chain has at least %d rules, while at least %d packets a second come in; whether a packet gets to it is not looked at. It is advice, never more.",
+		longRuleChain, busyRules),
+	Lookalike: "Many rules in many chains of which a packet meets few (Kubernetes has one chain a service), sets and maps, which cost one look-up however large, and a quiet machine.",
+	Cure:      "One rule with a set or map in place of many; the rule that accepts known connections first; what natkit bench rules measures here.",
+	judge:     judgeRuleChain,
+}
+
+func judgeRuleChain(f facts) *verdict {
+	var packets uint64
+	for _, l := range f.links() {
+		if l.RxPackets < implausible {
+			packets = saturate(packets, l.RxPackets)
+		}
+	}
+	if f.perSecond(packets) < busyRules {
+		return nil
+	}
+	var longest snapshot.Chain
+	var long []snapshot.Chain
+	for _, c := range f.Chains {
+		if c.Rules < longRuleChain || c.Family == "arp" {
+			continue
+		}
+		long = append(long, c)
+		if c.Rules > longest.Rules {
+			longest = c
+		}
+	}
+	if len(long) == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(longest.Rules)}
+	v.Severity = Advice
+	first := longest.Type == "nat" || longest.Type == "" && longest.Table == "nat"
+	who := "each packet that reaches it goes through them one by one"
+	if first {
+		who = "the first packet of each connection goes through them one by one"
+	}
+	v.Title = fmt.Sprintf("chain %s of table %s %s has %s, and %s", longest.Name, longest.Family, longest.Table, plural.Count(longest.Rules, "rule"), who)
+	for _, c := range long[:min(len(long), 5)] {
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rules of chain %s, table %s %s", c.Name, c.Family, c.Table), strconv.Itoa(c.Rules), fromRules + " (" + c.Backend + ")"})
+	}
+	v.Evidence = append(v.Evidence, Evidence{"packets that came in", fmt.Sprintf("%.0f a second", f.perSecond(packets)), fromLinks})
+	v.Why = "A packet is compared with one rule after the other until one decides. The time is in proportion to the rules before that one; a set or a map finds the same in one look-up."
+	v.Remedy = []string{"# see what they have in common; addresses or ports alone become one rule with a set (nft) or ipset (iptables):", f.run(listChain(longest))}
+	if !first {
+		v.Remedy = append(v.Remedy, "# and let a rule before them accept what is known already: ct state established,related accept")
+	}
+	v.Remedy = append(v.Remedy, "# what that saves on this machine:", "natkit bench rules")
+	if f.perPacketCost() {
+		v.Remedy = append(v.Remedy, f.beyondNetfilter()...)
+	}
+	v.Verify = []string{"natkit profile --for 10s"}
+	return v
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+var softirqAllCPUs = Cause{
+	Code:       "softirq-all-cpus",
+	Title:      "All processors are busy with forwarding packets",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
+	Needs:      []string{snapshot.CanCPUs, snapshot.CanCounters, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:    "Throughput stops rising, whatever is spread over however many processors; top shows all of them at a high si; latency grows with the load.",
+	Proof: fmt.Sprintf("On average over all processors at least %s of the window was busy and %s of it in softirq, none of them stands out by a factor of %.0f, and at least %d packets a second and processor were forwarded: "+
+		"a warning; critical when packets were lost besides; from %s busy it is advice. Processors belong to the machine: in another namespace than the initial one it is said only if "+
+		"two thirds of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	Lookalike: "One processor that does all packets has a cause of its own, and a cure. A server that is busy with packets for itself forwards none.",
+	Cure: "Cheaper packets, as no processor is idle: what packets meet without need goes first (tune, hooks --cost); then shortcuts for the kernel's NAT (accel), or, where its rules are one's own, natkit's engine in its place. " +
+		"Which of it fits, who keeps the rules, and what packets would go past is said by the facts.",
+	Host:  true,
+	NoLab: "it takes all processors from everything else on the machine",
+	judge: judgeAllCPUs,
+}
+
+func judgeAllCPUs(f facts) *verdict {
+	forwarded, known := f.counter("Ip.ForwDatagrams")
+	if len(f.CPUs) == 0 || !known || !f.ownsCPUs() {
+		return nil
+	}
+	var busy, softirq, most float64
+	var lost uint64
+	for _, c := range f.CPUs {
+		if !plausibleShare(c.Busy) || !plausibleShare(c.Softirq) {
+			return nil
+		}
+		busy, softirq, most = busy+c.Busy, softirq+c.Softirq, math.Max(most, c.Softirq)
+		lost = saturate(lost, c.BacklogDropped)
+	}
+	n := float64(len(f.CPUs))
+	others := (softirq - most) / math.Max(n-1, 1)
+	busy, softirq = busy/n, softirq/n
+	rate := f.perSecond(forwarded)
+	if busy < oneCPUNear || softirq < oneCPUSoftirq || n > 1 && most >= oneCPUSkew*others || rate < manyPackets*n {
+		return nil
+	}
+	for _, l := range f.links() {
+		lost = saturate(lost, l.RxMissed)
+	}
+	v := &verdict{harm: softirq}
+	switch {
+	case busy >= oneCPUBusy && lost > 0 && lost < implausible:
+		v.Severity = Critical
+		v.harm = float64(lost)
+	case busy >= oneCPUBusy:
+		v.Severity = Warning
+	default:
+		v.Severity = Advice
+	}
+	v.Title = fmt.Sprintf("%s busy for %s of the time, %s of it with packets: %.0f a second are forwarded", allOf(len(f.CPUs)), percent(busy), percent(softirq/busy), rate)
+	v.Evidence = []Evidence{
+		{"processors, on average", fmt.Sprintf("%s busy, %s in softirq", percent(busy), percent(softirq)), fromCPUs},
+		{"packets forwarded", fmt.Sprintf("%.0f a second", rate), fromSnmp},
+		{"softirq time for a forwarded packet", fmt.Sprintf("%.0f ns", 1e9*softirq*n/rate), fromCPUs + ", " + fromSnmp},
+	}
+	if lost > 0 && lost < implausible {
+		v.Evidence = append(v.Evidence, Evidence{"packets lost for it, in a backlog or a card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
+	}
+	v.Why = "Forwarding, translation and filtering are done in softirq, packet by packet. When no processor has time left for it, packets wait and are lost, and only cheaper packets or fewer of them help."
+	v.Remedy = f.cheaperPackets()
+	v.Verify = f.look("cat /proc/net/softnet_stat")
+	return v
+}
+
+// allOf is the processors as the subject of a sentence.
+func allOf(n int) string {
+	if n == 1 {
+		return "the one processor is"
+	}
+	return fmt.Sprintf("all %d processors are", n)
+}

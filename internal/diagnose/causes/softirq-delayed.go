@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	delayShare = 0.20  // of the window ksoftirqd waited: worth advice
+	delayMost  = 0.50  // a warning
+	delayMean  = 0.004 // seconds it waited each time; a turn of another program is 3 to 4 ms
+	delayRuns  = 5.0   // a second, below which nobody notices
+)
+
+var softirqDelayed = Cause{
+	Code:       "softirq-delayed",
+	Title:      "Packets wait for a processor that other work has",
+	Severities: []Severity{Advice, Warning},
+	Thresholds: []Threshold{portion(delayShare, "of the window that ksoftirqd waited")},
+	Needs:      []string{snapshot.CanSoftirqWait, snapshot.CanCPUs},
+	Symptom:    "Latency of forwarded packets jumps by some or by a hundred milliseconds while the machine also runs programs; nothing is lost.",
+	Proof: fmt.Sprintf("ksoftirqd, which does what a softirq leaves undone, was ready and waited for its processor for %s of the window and %.0f ms each time on average: advice, from %s a warning if that processor "+
+		"took %d packets a second. Before Linux 6.4 no packet of that processor is served meanwhile; since then an interrupt may serve some, and only work that was left over waits. "+
+		"Softirqs that are held off within the kernel (interrupts or softirqs disabled for long) are not seen this way.", percent(delayShare), delayMean*1000, percent(delayMost), manyPackets),
+	Lookalike: "Short waits on every machine that runs programs. A processor whose time all goes to packets.",
+	Cure:      "Moving programs away from the processors that receive (taskset, cpuset, AllowedCPUs= of their service), or the card's interrupts away from them; threaded NAPI, whose threads can be given a priority.",
+	Host:      true,
+	NoLab:     "it takes programs that fight the machine's processors for their time, and everything else there would feel it. It was made, and found, in a virtual machine with three busy loops beside the traffic (Linux 6.12)",
+	judge:     judgeDelayed,
+}
+
+func judgeDelayed(f facts) *verdict {
+	if !f.ownsCPUs() || !(f.WindowSeconds > 0) {
+		return nil
+	}
+	var worst snapshot.CPU
+	var wait, runs, part float64
+	for _, c := range f.CPUs {
+		if c.KsoftirqdWait == nil || c.KsoftirqdRuns == nil || *c.KsoftirqdRuns >= implausible || c.Packets >= implausible {
+			continue
+		}
+		w, n := *c.KsoftirqdWait, float64(*c.KsoftirqdRuns)
+		p := w / f.WindowSeconds
+		// In softirq for most of its time it waits for itself.
+		if !plausibleShare(p) || c.Softirq >= oneCPUSoftirq || n < delayRuns*f.WindowSeconds || w/max(n, 1) < delayMean || p <= part {
+			continue
+		}
+		worst, wait, runs, part = c, w, n, p
+	}
+	if part < f.part(delayShare) {
+		return nil
+	}
+	v := &verdict{harm: part}
+	v.Severity = Advice
+	if part >= delayMost && f.perSecond(worst.Packets) >= manyPackets {
+		v.Severity = Warning
+	}
+	v.Title = fmt.Sprintf("packets waited for processor %d, which other work had: %.0f ms at a time, %s of the window", worst.Number, 1000*wait/runs, percent(part))
+	v.Evidence = []Evidence{
+		{fmt.Sprintf("ksoftirqd/%d was ready and waited", worst.Number), fmt.Sprintf("%.1f s in all, %.0f times", wait, runs), "/proc/PID/schedstat"},
+		{fmt.Sprintf("processor %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(worst.Busy), percent(worst.Softirq), f.perSecond(worst.Packets)), fromCPUs},
+	}
+	if worst.Steal > 0.01 && plausibleShare(worst.Steal) {
+		v.Evidence = append(v.Evidence, Evidence{"time that the hypervisor kept", percent(worst.Steal), fromCPUs})
+	}
+	v.Why = "What a softirq can't finish at once is left to ksoftirqd, a thread with no more right to the processor than any program. While a program has it, packets lie there."
+	v.Remedy = []string{
+		fmt.Sprintf("# what runs on processor %d; move the programs that use the most elsewhere (taskset -p, or AllowedCPUs= of their service):", worst.Number),
+		"ps -eo psr,pcpu,pid,comm --sort=-pcpu | awk " + quote("NR==1 || $1=="+strconv.Itoa(worst.Number)) + " | head",
+	}
+	for _, l := range f.links() {
+		if l.NIC != nil && l.Kind == "device" && !l.NIC.Threaded {
+			v.Settings = []snapshot.Setting{provided(f.device(l.Name, "threaded", "1"), "its threads are then given a priority or processors of their own")}
+			v.Remedy = append(v.Remedy, "# or receive in threads of their own, which may be given a priority (chrt -f -p 50 PID):",
+				f.run("sh -c "+quote("echo 1 > /sys/class/net/"+l.Name+"/threaded")))
+			break
+		}
+	}
+	v.Verify = f.look(fmt.Sprintf("cat /proc/$(pgrep -x ksoftirqd/%d)/schedstat", worst.Number))
+	return v
+}

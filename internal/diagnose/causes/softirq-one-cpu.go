@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"cmp"
+	"fmt"
+	"math/big"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+const (
+	oneCPUBusy    = 0.95 // of its time: nothing is left
+	oneCPUSoftirq = 0.60 // of its time is packets: that is what it does
+	oneCPUNear    = 0.80 // busy, from which it is worth advice
+	oneCPUSkew    = 2.0  // times as much softirq as all the others on average
+	manyPackets   = 1000 // packets a second of one processor, below which it is not about packets
+)
+
+var softirqOneCPU = Cause{
+	Code:       "softirq-one-cpu",
+	Title:      "One processor does the packets, the others watch",
+	Severities: []Severity{Advice, Warning, Critical},
+	Explains:   []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
+	Needs:      []string{snapshot.CanCPUs, snapshot.CanNICs, snapshot.CanInterfaces},
+	Symptom:    "Throughput stops at what one core can do; top shows one core at 100 % si, the others idle; latency grows with the load.",
+	Proof: fmt.Sprintf("One processor was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning; "+
+		"critical when packets were lost besides (its backlog, the card's ring); from %s busy it is advice. Processors belong to the machine: in another namespace than the initial one it is said only if "+
+		"two thirds of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	Lookalike: "All processors busy alike: the machine is at its limit. One that is busy with programs. A machine with one processor.",
+	Cure: "More receive queues where the card has them, its interrupts spread (irqbalance); otherwise RPS, which hands packets to other processors by flow. A single flow stays on one " +
+		"processor, whatever is set: for it only cheaper packets help, as in softirq-all-cpus.",
+	Host:  true,
+	NoLab: "processors belong to the whole machine: a lab that saturates one takes it from everything else there. It was made, and found, in a virtual machine of two processors (Linux 6.12)",
+	judge: judgeOneCPU,
+}
+
+func judgeOneCPU(f facts) *verdict {
+	if len(f.CPUs) < 2 || !f.ownsCPUs() {
+		return nil
+	}
+	var hot snapshot.CPU
+	sum := 0.0
+	for _, c := range f.CPUs {
+		if !plausibleShare(c.Busy) || !plausibleShare(c.Softirq) {
+			return nil
+		}
+		sum += c.Softirq
+		if c.Softirq > hot.Softirq {
+			hot = c
+		}
+	}
+	others := (sum - hot.Softirq) / float64(len(f.CPUs)-1)
+	if hot.Busy < oneCPUNear || hot.Softirq < oneCPUSoftirq || hot.Softirq < oneCPUSkew*others || f.perSecond(hot.Packets) < manyPackets || hot.Packets >= implausible {
+		return nil
+	}
+	lost := hot.BacklogDropped
+	for _, l := range f.links() {
+		lost = saturate(lost, l.RxMissed)
+	}
+	v := &verdict{harm: hot.Softirq}
+	switch {
+	case hot.Busy >= oneCPUBusy && lost > 0 && lost < implausible:
+		v.Severity = Critical
+		v.harm = float64(lost)
+	case hot.Busy >= oneCPUBusy:
+		v.Severity = Warning
+	default:
+		v.Severity = Advice
+	}
+	v.Title = fmt.Sprintf("processor %d is busy for %s of its time and does nearly all the packets, the other %d spend %s on them", hot.Number, percent(hot.Busy), len(f.CPUs)-1, percent(others))
+	v.Evidence = []Evidence{
+		{fmt.Sprintf("processor %d", hot.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(hot.Busy), percent(hot.Softirq), f.perSecond(hot.Packets)), fromCPUs},
+		{"softirq of the others, on average", percent(others), fromCPUs},
+	}
+	if hot.Squeezed > 0 && hot.Squeezed < implausible {
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rounds that processor %d broke off with work left", hot.Number), strconv.FormatUint(hot.Squeezed, 10), fromSoftnet})
+	}
+	if lost > 0 && lost < implausible {
+		v.Evidence = append(v.Evidence, Evidence{"packets lost for it, in its backlog or the card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
+	}
+	v.Why = "A receive queue is served by one processor, and forwarding, translation and filtering are done there and then. When it has no time left packets wait, and are lost when their queue is full, however idle the others are."
+	v.Remedy, v.Settings = f.spreadPackets(hot.Number, &v.Evidence)
+	v.Remedy = append(v.Remedy, f.cheaperPackets()...)
+	if v.Severity < Warning {
+		for i := range v.Settings {
+			v.Settings[i].If = cmp.Or(v.Settings[i].If, "programs on the other processors may wait for what is then done there")
+		}
+	}
+	v.Verify = f.look("cat /proc/net/softnet_stat")
+	return v
+}
+
+// spreadPackets are the commands that let more processors receive, for the
+// busiest interface.
+func (f facts) spreadPackets(hot int, evidence *[]Evidence) (remedy []string, settings []snapshot.Setting) {
+	var worst snapshot.Interface
+	for _, l := range f.links() {
+		if l.NIC != nil && l.RxPackets > worst.RxPackets && l.RxPackets < implausible {
+			worst = l
+		}
+	}
+	if worst.NIC == nil {
+		return []string{"# find the interface that receives the most, then spread its queues (ethtool -L) or its packets (RPS):", f.run("ip -s link"), "grep . /sys/class/net/*/queues/rx-*/rps_cpus"}, nil
+	}
+	nic, dev := *worst.NIC, quote(worst.Name)
+	*evidence = append(*evidence, Evidence{"receive queues of " + worst.Name, fmt.Sprintf("%d, %d of them spread by RPS", nic.RxQueues, nic.RPSQueues), fromDrivers})
+	if nic.ChannelsMax > nic.Channels && nic.ChannelsMax < 1<<16 {
+		*evidence = append(*evidence, Evidence{"queues that the card could have", strconv.FormatUint(uint64(nic.ChannelsMax), 10), fromDrivers})
+		queues := min(int(nic.ChannelsMax), len(f.CPUs))
+		settings = append(settings, provided(f.device(worst.Name, "combined_channels", strconv.Itoa(queues)), linkMayGo))
+		remedy = append(remedy, "# use the queues that the card has, one for each processor:", f.run(fmt.Sprintf("ethtool -L %s combined %d", dev, queues)))
+	}
+	if nic.RxQueues > 1 {
+		remedy = append(remedy, "# the card has several queues: see which processor each of them interrupts, and spread them, best by irqbalance:",
+			"grep -E "+quote("CPU|"+worst.Name)+" /proc/interrupts")
+	}
+	if nic.RPSQueues < max(nic.RxQueues, 1) {
+		settings = append(settings, f.device(worst.Name, "rps_cpus", cpuMask(f.CPUs, hot)))
+		remedy = append(remedy, "# hand packets on to the other processors, by flow (RPS):",
+			f.run("sh -c "+quote(fmt.Sprintf("for q in /sys/class/net/%s/queues/rx-*/rps_cpus; do echo %s > $q; done", worst.Name, cpuMask(f.CPUs, hot)))))
+	}
+	if len(remedy) == 0 {
+		remedy = []string{"# packets are spread by flow already, so that one flow may be all there is; see which:", f.natkit("conntrack top")}
+	}
+	return remedy, settings
+}
+
+// cpuMask is all processors but one, as rps_cpus takes it: hexadecimal, in words
+// of 32 bits with commas between.
+func cpuMask(cpus []snapshot.CPU, but int) string {
+	mask := new(big.Int)
+	for _, c := range cpus {
+		if c.Number >= 0 && c.Number < 1<<16 && c.Number != but {
+			mask.SetBit(mask, c.Number, 1)
+		}
+	}
+	text := mask.Text(16)
+	for i := len(text) - 8; i > 0; i -= 8 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// ownsCPUs says whether what the machine's processors do with packets is this
+// namespace's affair: it is the initial one, or two thirds of the packets are its
+// own. A gateway between two other namespaces has half of them.
+func (f facts) ownsCPUs() bool {
+	if f.Netns.Init {
+		return true
+	}
+	var all, here uint64
+	for _, c := range f.CPUs {
+		if c.Packets < implausible {
+			all = saturate(all, c.Packets)
+		}
+	}
+	for _, l := range f.links() {
+		if l.RxPackets < implausible {
+			here = saturate(here, l.RxPackets)
+		}
+	}
+	return all > 0 && here/2 >= all/3
+}
+
+// plausibleShare is false for what no share of a time can be, NaN included.
+func plausibleShare(x float64) bool { return x >= 0 && x <= 1.001 }

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/snapshot"
+)
+
+var staleUDPDNAT = Cause{
+	Code:       "stale-udp-dnat",
+	Title:      "UDP flows go on to where a service no longer is",
+	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"next-hop-silent"},
+	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops},
+	Symptom:    "After a container, pod or backend was replaced, some clients get no answer any more, and others that start anew do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or is restarted.",
+	Proof: fmt.Sprintf("UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
+		"today, and found no socket; or the tracer saw packets of such flows, answered once or not, that found no neighbour or route where they were translated to. From %d flows or lost packets on critical.", snapshot.RecentSeconds, fewFailures),
+	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered and whose packets are not seen to be lost: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged, nor is what IPVS translates.",
+	Cure:      "Removing exactly these entries. Whoever changes the rules has to do that each time: kube-proxy and Docker mean to, hand-made rules do not.",
+	judge:     judgeStaleDNAT,
+}
+
+func judgeStaleDNAT(f facts) *verdict {
+	if f.Conntrack == nil || f.Conntrack.Table == nil || f.Interfaces == nil || !f.rulesKnown() {
+		return nil
+	}
+	var stale []snapshot.UnansweredUse
+	var flows uint64
+	untranslated := false
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() {
+			continue
+		}
+		if u.Target == u.Dest {
+			if !f.own(u.Dest.Addr()) || !f.wouldTranslate(u.Dest) || !f.nobodyListens(u.Dest) {
+				continue
+			}
+			untranslated = true
+		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target) || !f.wouldTranslate(u.Dest) && !f.onlyRulesTranslate() {
+			continue
+		}
+		stale = append(stale, u)
+		flows = saturate(flows, u.Recent)
+	}
+	lost, rows, traced := f.lostOnTheWay()
+	for _, u := range traced {
+		same := func(o snapshot.UnansweredUse) bool {
+			return o.Source == u.Source && o.Dest == u.Dest && o.Target == u.Target
+		}
+		if !slices.ContainsFunc(stale, same) {
+			stale = append(stale, u)
+			flows = saturate(flows, 1)
+		}
+	}
+	if len(stale) == 0 {
+		return nil
+	}
+	v := &verdict{harm: float64(max(flows, lost))}
+	v.Severity = Warning
+	if max(flows, lost) >= fewFailures {
+		v.Severity = Critical
+	}
+	first := stale[0]
+	if first.Target == first.Dest {
+		v.Title = fmt.Sprintf("%s to %s untranslated, as before the rule for it was there", goesOn(flows), first.Dest)
+	} else {
+		v.Title = fmt.Sprintf("%s to %s by way of %s, which no rule names any more", goesOn(flows), first.Dest, first.Target)
+	}
+	v.Evidence = []Evidence{{"such flows at least", strconv.FormatUint(flows, 10), fmt.Sprintf("%s: unanswered, with a packet in the last %d s; samples of the tracer", fromDump, f.recent())}}
+	if lost > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"packets that found no neighbour or route there", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	}
+	for _, u := range stale[:min(len(stale), 3)] {
+		v.Evidence = append(v.Evidence, Evidence{"from " + u.Source.String(), fmt.Sprintf("%s, goes to %s", u.Dest, u.Target), fromDump})
+	}
+	if n, _ := f.counter("Udp.NoPorts"); untranslated && n > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"UDP packets for which there was no socket", strconv.FormatUint(n, 10), fromSnmp + ": Udp NoPorts"})
+	}
+	v.Why = "Rules are asked about the first packet of a flow only; the entry keeps what they said. UDP has no end that the entry could see: while the client goes on sending, each packet renews the entry, and it goes where nobody is."
+	v.Remedy = []string{"# remove these entries; the next packet asks the rules anew:"}
+	seen := map[string]bool{}
+	for _, u := range stale {
+		command := fmt.Sprintf("conntrack -D%s -p udp -d %s --dport %d", conntrackFamily(u.Dest.Addr()), u.Dest.Addr(), u.Dest.Port())
+		if u.Target != u.Dest {
+			command += fmt.Sprintf(" -r %s", u.Target.Addr())
+		}
+		if !seen[command] {
+			seen[command] = true
+			v.Remedy = append(v.Remedy, f.run(command))
+		}
+	}
+	v.Verify = f.look(f.natkit("conntrack list --proto udp --dst " + first.Dest.Addr().String()))
+	return v
+}
+
+// lostOnTheWay is UDP packets that were translated to a target that no rule names any
+// more and found no neighbour or no route there, and their flows: those that
+// were answered once are seen in no other way.
+func (f facts) lostOnTheWay() (lost uint64, rows []snapshot.Drop, flows []snapshot.UnansweredUse) {
+	for _, cause := range []snapshot.NATCause{snapshot.CauseNeighbour, snapshot.CauseNoRoute} {
+		_, dropped, _ := f.dropped(cause)
+		for _, row := range dropped {
+			stale := false
+			for _, sample := range row.Samples {
+				packet, ok1 := parseSample(sample)
+				flow, ok2 := parseFlow(sample)
+				target, dest := packet.dest, flow.dest
+				if !ok1 || !ok2 || packet.protocol != "udp" || target == dest || isAnswer(sample) ||
+					f.own(target.Addr()) || !f.targetGone(target) || !f.wouldTranslate(dest) && !f.onlyRulesTranslate() {
+					continue
+				}
+				stale = true
+				flows = append(flows, snapshot.UnansweredUse{Protocol: "udp", Source: flow.source.Addr(), Dest: dest, Target: target})
+			}
+			if stale {
+				lost = saturate(lost, row.Count)
+				rows = append(rows, row)
+			}
+		}
+	}
+	return lost, rows, flows
+}
+
+// parseFlow reads the flow, as it began, that a sampled packet belongs to:
+// "udp 10.0.0.2:4000 -> 172.17.0.2:53 (flow 10.0.0.2:4000 -> 10.0.0.1:53)".
+func parseFlow(sample string) (tuple, bool) {
+	protocol, _, _ := strings.Cut(sample, " ")
+	_, flow, ok := strings.Cut(sample, "(flow ")
+	flow, _, closed := strings.Cut(flow, ")")
+	if !ok || !closed {
+		return tuple{}, false
+	}
+	return parseSample(protocol + " " + flow)
+}
+
+func goesOn(flows uint64) string {
+	if flows == 1 {
+		return "1 UDP flow goes on"
+	}
+	return fmt.Sprintf("%d UDP flows go on", flows)
+}
+
+// targetGone says whether surely no rule leads to a target any more.
+func (f facts) targetGone(target netip.AddrPort) bool {
+	for _, c := range f.Chains {
+		if c.DNATUnknown && concerns(c, target.Addr()) {
+			return false
+		}
+		for _, t := range c.DNATTo {
+			ports := t.Ports == (snapshot.PortRange{}) || t.Ports.Min <= target.Port() && target.Port() <= t.Ports.Max
+			if t.First.Compare(target.Addr()) <= 0 && target.Addr().Compare(t.Last) <= 0 && ports {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// onlyRulesTranslate says whether destinations are translated by rules here, and
+// surely not by IPVS, which leaves the same entries without a rule.
+func (f facts) onlyRulesTranslate() bool {
+	return f.translatesDestinations() && f.Hooks != nil &&
+		!slices.ContainsFunc(f.Hooks, func(h snapshot.Hook) bool { return strings.HasPrefix(h.Function, "ip_vs_") })
+}
+
+// wouldTranslate says whether a rule with plain conditions translates UDP packets for dest.
+func (f facts) wouldTranslate(dest netip.AddrPort) bool {
+	_, _, ok := f.publishes("udp", dest)
+	return ok
+}
+
+// publishes finds a rule with plain conditions that translates packets of a protocol for
+// dest: one that names the address, or any of this machine's own. By which interface they
+// must come in is not known.
+func (f facts) publishes(protocol string, dest netip.AddrPort) (snapshot.Chain, snapshot.Target, bool) {
+	for _, c := range f.Chains {
+		for _, t := range c.DNATTo {
+			if t.Protocol == protocol && t.DestPorts.Min > 0 && t.DestPorts.Min <= dest.Port() && dest.Port() <= t.DestPorts.Max &&
+				(t.Dest == dest.Addr() || !t.Dest.IsValid() && t.First.Is6() == dest.Addr().Is6() && f.own(dest.Addr())) {
+				return c, t, true
+			}
+		}
+	}
+	return snapshot.Chain{}, snapshot.Target{}, false
+}
+
+// nobodyListens says whether UDP packets for dest met no socket: as the tracer
+// saw, or, without it, by the counter of all such packets.
+func (f facts) nobodyListens(dest netip.AddrPort) bool {
+	if f.Drops == nil {
+		n, _ := f.counter("Udp.NoPorts")
+		return n > 0
+	}
+	for _, row := range f.Drops.Rows {
+		if row.Reason != "NO_SOCKET" || !f.here(row.Netns) {
+			continue
+		}
+		for _, t := range samples([]snapshot.Drop{row}) {
+			if t.protocol == "udp" && t.dest == dest {
+				return true
+			}
+		}
+	}
+	return false
+}

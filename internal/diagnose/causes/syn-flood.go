@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
+)
+
+var synFlood = Cause{
+	Code:       "syn-flood",
+	Title:      "A flood of connections that nobody finishes opening",
+	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"unreplied-flood", "conntrack-table-full", "conntrack-table-nearly-full"},
+	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanCounters},
+	Symptom:    "A published service answers slowly or not at all, the table fills with half-open connections from addresses all over.",
+	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and either the service answered and its clients did not (SYN_RECV), "+
+		"or they are to one destination from no single source. Critical when the kernel threw out half-open connections or a server's queue of such was full.",
+		floodEntries, percent(floodRoom), floodSmall, percent(floodSmallRoom)),
+	Lookalike: "One client that scans or hammers a dead service is unreplied-flood. Many connections being opened beside many more that are open are a busy service.",
+	Cure:      "SYNPROXY: the kernel answers with cookies and makes an entry only for a client that finishes the handshake. Shorter time-outs of half-open connections help at once.",
+	judge:     judgeSYNFlood,
+}
+
+func judgeSYNFlood(f facts) *verdict {
+	limit, ok := f.limit()
+	if !ok || f.Conntrack.Table == nil {
+		return nil
+	}
+	t := f.Conntrack.Table
+	answered, silent := t.ByState["SYN_RECV"], t.ByState["SYN_SENT"]
+	half := saturate(answered, silent)
+	many := half >= floodEntries && share(half, limit) >= floodRoom || half >= floodSmall && share(half, limit) >= floodSmallRoom
+	if !many || half > t.Entries || share(half, t.ByProtocol["tcp"]) < floodMajority {
+		return nil
+	}
+	dest, hasDest := snapshot.Talker{}, false
+	if len(t.Destinations) > 0 && t.Destinations[0].Addr.IsValid() && share(t.Destinations[0].Entries, t.Entries) >= oneSource {
+		dest, hasDest = t.Destinations[0], true
+	}
+	author, known := mostUnreplied(t.Sources)
+	scanned := known && share(author.Unreplied, silent) >= oneSource
+	if share(answered, half) < floodMajority && (!hasDest || scanned) {
+		return nil
+	}
+	evicted, _ := f.stat("early_drop")
+	queueFull, _ := f.counter("TcpExt.TCPReqQFullDrop")
+	v := &verdict{harm: share(half, limit)}
+	v.Severity = Warning
+	if evicted > 0 || queueFull > 0 {
+		v.Severity = Critical
+		v.harm = float64(saturate(evicted, queueFull))
+	}
+	v.Title = fmt.Sprintf("%d of %d TCP connections are half open", half, t.ByProtocol["tcp"])
+	if hasDest {
+		v.Title += fmt.Sprintf(", most to %s", dest.Addr)
+	}
+	v.Evidence = append(f.fillEvidence(),
+		Evidence{"answered and not finished (SYN_RECV)", strconv.FormatUint(answered, 10), fromDump},
+		Evidence{"not answered (SYN_SENT)", strconv.FormatUint(silent, 10), fromDump})
+	if hasDest {
+		v.Evidence = append(v.Evidence, Evidence{"destination with most entries", fmt.Sprintf("%s: %s (%s)", dest.Addr, plural.Count(dest.Entries, "entry"), percent(share(dest.Entries, t.Entries))), fromDump})
+	}
+	if evicted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
+	}
+	for _, name := range []string{"TCPReqQFullDrop", "TCPReqQFullDoCookies", "SyncookiesSent"} {
+		if n, _ := f.counter("TcpExt." + name); n > 0 {
+			v.Evidence = append(v.Evidence, Evidence{"SYNs that met a full queue here", strconv.FormatUint(n, 10), fromNetstat + ": TcpExt " + name})
+			break
+		}
+	}
+	v.Why = "Each first packet of a connection costs an entry, for 120 s if nobody answers and 60 s if the service does. Its sender needs no address of his own for that."
+	timeouts := []snapshot.Setting{
+		f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_recv", 10),
+		f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_sent", 20),
+	}
+	v.Remedy = []string{"# half-open connections go sooner:"}
+	for _, s := range timeouts {
+		if now, known := f.sysctl(s.Name); known && strconv.FormatInt(now, 10) != s.Value && now > 20 {
+			v.Settings = append(v.Settings, s)
+			v.Remedy = append(v.Remedy, f.set(s))
+		}
+	}
+	if len(v.Settings) == 0 {
+		v.Remedy = nil
+	}
+	over := "" // what takes the proxy away again
+	if hasDest {
+		var proxy []string
+		var settings []snapshot.Setting
+		proxy, over, settings = f.synproxy(dest.Addr)
+		v.Remedy, v.Settings = append(v.Remedy, proxy...), append(v.Settings, settings...)
+	} else {
+		v.Remedy = append(v.Remedy, "# no single destination: see which service it is for, then put SYNPROXY before it:", f.natkit("conntrack top --by destination"))
+	}
+	state := "SYN_SENT"
+	if share(answered, half) >= floodMajority {
+		state = "SYN_RECV"
+	}
+	v.Remedy = append(v.Remedy, "# remove the half-open entries that are there:", f.run("conntrack -D -p tcp --state "+state))
+	if over != "" {
+		v.Remedy = append(v.Remedy, over)
+	}
+	v.Verify = f.look(f.natkit("conntrack stats"))
+	return v
+}
+
+// synproxy is the kernel's SYNPROXY before the TCP services of an address. A
+// service that is published by a destination translation can't have it here: the
+// proxy would answer before the translation.
+func (f facts) synproxy(service netip.Addr) (remedy []string, over string, settings []snapshot.Setting) {
+	family, hook := "ip", "forward"
+	if service.Is6() {
+		family = "ip6"
+	}
+	if f.own(service) {
+		if f.translatesDestinations() {
+			return []string{fmt.Sprintf("# %s is this machine's own and leads on by a destination translation: put SYNPROXY on the machine that serves it, or limit what comes in:", service),
+				f.run("nft add table " + family + " natkit-guard"),
+				f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
+				f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s daddr %s tcp flags & (fin|syn|rst|ack) == syn limit rate over 1000/second drop", family, family, service))),
+			}, "# when it is over: " + f.run("nft delete table "+family+" natkit-guard"), nil
+		}
+		hook = "input"
+	}
+	loose := f.local("net.netfilter.nf_conntrack_tcp_loose", 0)
+	rule := func(chain, text string) string {
+		return f.run("nft " + quote("add rule "+family+" natkit-synproxy "+chain+" "+family+" daddr "+service.String()+" "+text))
+	}
+	return []string{
+		"# answer SYNs with cookies instead of entries, and make an entry when the client finishes (Linux 5.3 or later with nft_synproxy):",
+		f.set(loose), // the client's last packet must not be taken for a connection in progress
+		f.run("nft add table " + family + " natkit-synproxy"),
+		f.run("nft " + quote("add chain "+family+" natkit-synproxy raw { type filter hook prerouting priority raw; }")),
+		f.run("nft " + quote("add chain "+family+" natkit-synproxy "+hook+" { type filter hook "+hook+" priority filter; }")),
+		rule("raw", "tcp flags & (fin|syn|rst|ack) == syn notrack"),
+		rule(hook, "meta l4proto tcp ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm"),
+		rule(hook, "ct state invalid drop"),
+	}, "# when it is over: " + f.run("nft delete table "+family+" natkit-synproxy"), []snapshot.Setting{provided(loose, "the rules of SYNPROXY in this finding's remedy are made as well")}
+}
+
+// translatesDestinations says whether a rule here leads packets to another address.
+func (f facts) translatesDestinations() bool {
+	for _, c := range f.Chains {
+		if c.NATRules["dnat"] > 0 || c.NATRules["netmap"] > 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"fmt"
+	"strconv"
+
+	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
+)
+
+const (
+	// Unreplied entries are a flood when they are the majority, and many: both in
+	// themselves (a resolver, a monitor or a syslog sender has hundreds) and for
+	// this table.
+	floodMajority = 0.50
+	floodEntries  = 4096
+	floodRoom     = 0.01 // of nf_conntrack_max
+
+	// In a small table fewer are many.
+	floodSmall     = 200
+	floodSmallRoom = 0.25
+
+	// oneSource is the share of the unreplied entries that makes one address their author.
+	oneSource = 0.50
+
+	// guardRate is how many packets a second that address may go on sending: at the
+	// 30 s that an unanswered UDP flow stays, fewer entries than floodEntries.
+	guardRate = 100
+)
+
+var unrepliedFlood = Cause{
+	Code:       "unreplied-flood",
+	Title:      "A flood of packets that nobody answers fills the table",
+	Severities: []Severity{Warning, Critical},
+	Explains:   []string{"conntrack-table-full", "conntrack-table-nearly-full"},
+	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats},
+	Symptom:    "The table grows by scans, spoofed packets, or requests to something that is gone; half-open connections of others are thrown out.",
+	Proof: fmt.Sprintf("Entries that never saw an answer are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical when the kernel threw out "+
+		"half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom), floodSmall, percent(floodSmallRoom)),
+	Lookalike: "One-way traffic in small numbers (syslog, statsd, probes of a monitor), and a quiet table in which a few unanswered packets are the majority.",
+	Cure:      "A limit on new flows of the source, before connection tracking sees them; and ending what sends them.",
+	judge:     judgeUnreplied,
+}
+
+func judgeUnreplied(f facts) *verdict {
+	limit, ok := f.limit()
+	if !ok || f.Conntrack.Table == nil {
+		return nil
+	}
+	t := f.Conntrack.Table
+	unreplied := t.ByStatus["UNREPLIED"]
+	many := unreplied >= floodEntries && share(unreplied, limit) >= floodRoom ||
+		unreplied >= floodSmall && share(unreplied, limit) >= floodSmallRoom
+	if !many || unreplied > t.Entries || share(unreplied, t.Entries) < floodMajority {
+		return nil
+	}
+	evicted, _ := f.stat("early_drop")
+	v := &verdict{harm: share(unreplied, limit)}
+	v.Severity = Warning
+	if evicted > 0 {
+		v.Severity = Critical
+		v.harm = float64(evicted)
+	}
+	v.Title = fmt.Sprintf("%d of %d entries never saw an answer", unreplied, t.Entries)
+	v.Evidence = append(f.fillEvidence(),
+		Evidence{"unreplied entries", fmt.Sprintf("%d of %d (%s)", unreplied, t.Entries, percent(share(unreplied, t.Entries))), fromDump})
+	if evicted > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
+	}
+	if proto, n := most(t.ByProtocol); n > 0 {
+		v.Evidence = append(v.Evidence, Evidence{"most common protocol", fmt.Sprintf("%s: %s", proto, plural.Count(n, "entry")), fromDump})
+	}
+	v.Why = "Each unanswered packet to a new address or port costs an entry for 30 s (UDP) or 120 s (a SYN). A scan or a flood so fills the table " +
+		"with nothing, and in a full table the kernel throws out half-open connections, real ones among them."
+
+	author, ok := mostUnreplied(t.Sources)
+	if ok && share(author.Unreplied, unreplied) >= oneSource {
+		v.Title += fmt.Sprintf(", %s of them from %s", percent(share(author.Unreplied, unreplied)), author.Addr)
+		v.Evidence = append(v.Evidence, Evidence{"source of most of them", fmt.Sprintf("%s: %d", author.Addr, author.Unreplied), fromDump})
+		family := "ip"
+		if author.Addr.Is6() {
+			family = "ip6"
+		}
+		v.Remedy = []string{
+			fmt.Sprintf("# stop what %s sends; until then let few of its packets come so far that they cost an entry:", author.Addr),
+			f.run("nft add table " + family + " natkit-guard"),
+			f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
+			f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s saddr %s limit rate over %d/second drop", family, family, author.Addr, guardRate))),
+			"# its entries expire by themselves; to remove them at once:",
+			f.run("conntrack -D -s " + author.Addr.String()),
+			"# when it is over: " + f.run("nft delete table "+family+" natkit-guard"),
+		}
+	} else {
+		v.Remedy = []string{
+			"# no single source: let unanswered flows expire sooner, and see to whom they go:",
+			f.set(f.local("net.netfilter.nf_conntrack_udp_timeout", 10)),
+			f.set(f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_sent", 20)),
+			f.natkit("conntrack top --by destination"),
+		}
+	}
+	v.Verify = f.look(f.natkit("conntrack top --by source"))
+	return v
+}
+
+// mostUnreplied is the source with most unreplied entries among those listed.
+func mostUnreplied(sources []snapshot.Talker) (snapshot.Talker, bool) {
+	var best snapshot.Talker
+	for _, s := range sources {
+		if s.Addr.IsValid() && s.Unreplied > best.Unreplied {
+			best = s
+		}
+	}
+	return best, best.Unreplied > 0
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package causes
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"natkit/internal/snapshot"
+)
+
+var vlanFew = many(5, "frames with that tag")
+
+var vlanMismatch = Cause{
+	Code:       "vlan-mismatch",
+	Title:      "Frames for this machine come in with a VLAN tag that no interface here has",
+	Severities: []Severity{Warning, Critical},
+	Thresholds: []Threshold{vlanFew},
+	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces},
+	Symptom:    "A new network or trunk is dead: a capture shows requests coming in, tagged, and nothing answers.",
+	Proof: fmt.Sprintf("At least %.0f frames in the window for this machine's hardware address, or ARP requests for its own addresses that it did not answer, had a VLAN tag for which there is no interface: the stack drops them. "+
+		"Critical where they are %s or more of what came in by that interface.", vlanFew.Enter, percent(astrayMost.Enter)),
+	Lookalike: "A trunk that carries VLANs which this machine has no part in: their broadcasts come here, too, and are for others. Priority tags (VLAN 0).",
+	Cure:      "An interface of that VLAN with the address, or a switch port that sends this network untagged.",
+	judge:     judgeVLAN,
+}
+
+func judgeVLAN(f facts) *verdict {
+	if f.Frames == nil {
+		return nil
+	}
+	type tag struct {
+		link string
+		vlan uint16
+	}
+	counts, examples := map[tag]uint64{}, map[tag]string{}
+	addrs := map[tag]netip.Addr{}
+	for _, a := range f.Frames.Astray {
+		if a.VLAN != 0 && a.Count < implausible {
+			at := tag{a.Interface, a.VLAN}
+			counts[at] = saturate(counts[at], a.Count)
+			examples[at] = cmp.Or(examples[at], fmt.Sprintf("%s -> %s, from %s", a.Source, a.Dest, a.From))
+		}
+	}
+	for _, q := range f.Frames.Asked {
+		if q.VLAN != 0 && q.Answered == 0 && q.Count < implausible {
+			at := tag{q.Interface, q.VLAN}
+			counts[at] = saturate(counts[at], q.Count)
+			examples[at] = cmp.Or(examples[at], fmt.Sprintf("%s asks who has %s, from %s", q.Asker, q.Addr, q.MAC))
+			addrs[at] = q.Addr
+		}
+	}
+	var worst tag
+	for at, n := range counts {
+		if n > counts[worst] || n == counts[worst] && at.vlan < worst.vlan {
+			worst = at
+		}
+	}
+	n := counts[worst]
+	if n == 0 || !f.reaches(n, vlanFew) {
+		return nil
+	}
+	link, _ := f.link(worst.link)
+	came := max(link.RxPackets, n)
+	v := &verdict{harm: float64(n)}
+	v.Severity = Warning
+	if share(n, came) >= astrayMost.Enter {
+		v.Severity = Critical
+	}
+	v.Title = fmt.Sprintf("%s for this machine on %s with VLAN tag %d, for which there is no interface", number(n, "frame"), worst.link, worst.vlan)
+	v.Evidence = []Evidence{
+		{fmt.Sprintf("frames with tag %d", worst.vlan), strconv.FormatUint(n, 10), fromFrames},
+		{"one of them", examples[worst], fromFrames},
+		{"frames that came in by " + worst.link, strconv.FormatUint(came, 10), fromLinks},
+	}
+	v.Why = "A tagged frame belongs to the interface of its VLAN. Where there is none the stack takes it for somebody else's and drops it; the address of the untagged interface is not reached from there."
+	address := "ADDRESS/BITS"
+	if a, ok := addrs[worst]; ok {
+		address = a.String() + "/BITS"
+	}
+	name := fmt.Sprintf("%s.%d", worst.link, worst.vlan)
+	v.Remedy = []string{"# the VLANs that there are:", f.run("ip -d link show type vlan"),
+		"# if this machine is to be in that VLAN, make its interface and put the address there:",
+		"#   " + f.run(fmt.Sprintf("ip link add link %s name %s type vlan id %d", quote(worst.link), quote(name), worst.vlan)),
+		"#   " + f.run(fmt.Sprintf("ip addr add %s dev %s", address, quote(name))),
+		"#   " + f.run("ip link set dev "+quote(name)+" up"),
+		"# if not, have the switch port send this network untagged (its native or access VLAN)"}
+	v.Verify = f.look()
+	return v
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
+)
+
+const errNoConntrack = waived("connection tracking is not loaded in this kernel")
+
+const conntrackSysctls = "proc/sys/net/netfilter/nf_conntrack_"
+
+// conntrackLimits reads how full the table is, how full it may get, and what it
+// takes of memory.
+func conntrackLimits() source {
+	var countStart uint64
+	count := func(v *view) (uint64, error) {
+		n, err := v.number(conntrackSysctls + "count")
+		if _, hidden := os.Stat(filepath.Join(v.root, "proc/sys/net")); errors.Is(err, fs.ErrNotExist) && hidden == nil {
+			return 0, errNoConntrack
+		}
+		return n, err
+	}
+	return source{
+		name:  snapshot.CanConntrack,
+		costs: "the connection tracking table is not judged; without it there is no NAT by netfilter either",
+		start: func(v *view) (err error) {
+			countStart, err = count(v)
+			return err
+		},
+		end: func(v *view, s *snapshot.Snapshot) error {
+			ct := snapshot.Conntrack{CountStart: countStart}
+			var err error
+			if ct.Count, err = count(v); err != nil {
+				return err
+			}
+			if ct.Max, err = v.number(conntrackSysctls + "max"); err != nil {
+				return err
+			}
+			if ct.Buckets, err = v.number(conntrackSysctls + "buckets"); err != nil {
+				return err
+			}
+			s.Conntrack = &ct
+			return nil
+		},
+	}
+}
+
+// conntrackMemory reads what the table takes: of one entry, of one bucket, and how
+// many entries there are in all namespaces, which share the hash.
+func conntrackMemory() source {
+	return source{
+		name:  snapshot.CanConntrackMemory,
+		costs: "what the table takes of memory, and how long the chains of its hash are, is estimated from this namespace alone",
+		live:  true,
+		end: func(_ *view, s *snapshot.Snapshot) error {
+			if s.Conntrack == nil {
+				return errNoConntrack
+			}
+			m, err := conntrack.ReadMemory()
+			if err != nil {
+				return err
+			}
+			s.Conntrack.ObjectBytes, s.Conntrack.ExtensionBytes, s.Conntrack.BucketBytes = m.ObjectBytes, m.ExtensionBytes, m.BucketBytes
+			s.Conntrack.HostObjects = m.HostEntries
+			if len(m.Unknown) > 0 {
+				return errors.New(strings.Join(m.Unknown, "; "))
+			}
+			return nil
+		},
+	}
+}
+
+// ConntrackCounters reads the table's counters in a namespace, of all processors and since
+// they came up, by the names of conntrack -S. Each processor's wraps at 32 bits.
+func ConntrackCounters(ns *netns.Handle) (total map[string]uint64, err error) {
+	err = ns.Do(func() error {
+		rows, err := readConntrackStats(newView("/"))
+		total = make(map[string]uint64)
+		for _, row := range rows {
+			for name, n := range row {
+				total[name] += n
+			}
+		}
+		return err
+	})
+	return total, err
+}
+
+// conntrackStats reads the table's counters. Beware of them: on today's kernels
+// insert does not count new flows, drop alone means a full table, drop together
+// with insert_failed means that no place or port was found for a flow.
+func conntrackStats() source {
+	var before []map[string]uint64
+	return source{
+		name:  snapshot.CanConntrackStats,
+		costs: "flows that the table refused are not counted",
+		start: func(v *view) (err error) {
+			before, err = readConntrackStats(v)
+			return err
+		},
+		end: func(v *view, s *snapshot.Snapshot) error {
+			after, err := readConntrackStats(v)
+			if err != nil || s.Conntrack == nil {
+				return err
+			}
+			s.Conntrack.Stats = map[string]uint64{}
+			for cpu := range min(len(before), len(after)) {
+				for name, n := range after[cpu] {
+					if b, ok := before[cpu][name]; ok {
+						s.Conntrack.Stats[name] += increase32(b, n)
+					}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// readConntrackStats reads the counters, one row a processor.
+func readConntrackStats(v *view) ([]map[string]uint64, error) {
+	text, err := v.readNet("stat/nf_conntrack")
+	if errors.Is(err, fs.ErrNotExist) && v.live {
+		return askConntrackStats(v)
+	}
+	if err != nil {
+		return nil, err
+	}
+	rows, err := parseConntrackStats(text)
+	if err != nil {
+		return nil, fmt.Errorf("read /proc/net/stat/nf_conntrack: %w", err)
+	}
+	return rows, nil
+}
+
+// procStatNames are the columns that conntrack -S calls otherwise.
+var procStatNames = map[string]string{"icmp_error": "error", "clashres": "clash_resolve", "chainlength": "chaintoolong"}
+
+// parseConntrackStats reads /proc/net/stat/nf_conntrack: a line of names, then a
+// line of hexadecimal values a processor. Columns came and went with the years,
+// so that only the names count. The column entries is the same on each line, a
+// level and not a counter, and is left out.
+func parseConntrackStats(text string) ([]map[string]uint64, error) {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	names := strings.Fields(lines[0])
+	if len(names) == 0 || len(lines) < 2 {
+		return nil, errors.New("no line of names and of values")
+	}
+	var rows []map[string]uint64
+	for i, line := range lines[1:] {
+		fields := strings.Fields(line)
+		if len(fields) != len(names) {
+			return nil, fmt.Errorf("line %d has %d values for %d names", i+2, len(fields), len(names))
+		}
+		row := make(map[string]uint64, len(names))
+		for j, name := range names {
+			if name == "entries" {
+				continue
+			}
+			n, err := strconv.ParseUint(fields[j], 16, 64)
+			if err != nil {
+				return nil, fmt.Errorf("line %d: %s is %q", i+2, name, short(fields[j]))
+			}
+			row[cmp.Or(procStatNames[name], name)] = n
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// ctStatNames are ctnetlink's attributes for the same counters (CTA_STATS_*).
+var ctStatNames = map[uint16]string{
+	2: "found", 4: "invalid", 8: "insert", 9: "insert_failed", 10: "drop", 11: "early_drop",
+	12: "error", 13: "search_restart", 14: "clash_resolve", 15: "chaintoolong",
+}
+
+// askConntrackStats reads the counters by ctnetlink: kernels of Red Hat's family
+// are built without the file.
+func askConntrackStats(v *view) ([]map[string]uint64, error) {
+	if _, err := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil {
+		return nil, errNoConntrack
+	}
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &largeMessages)
+	if err != nil {
+		return nil, fmt.Errorf("open netfilter socket: %w", err)
+	}
+	defer conn.Close()
+	const getStatsCPU = 4 // IPCTNL_MSG_CT_GET_STATS_CPU
+	msgs, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{
+			Type:  unix.NFNL_SUBSYS_CTNETLINK<<8 | getStatsCPU,
+			Flags: netlink.Request | netlink.Dump,
+		},
+		Data: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read conntrack counters: %w", err)
+	}
+	var rows []map[string]uint64
+	for _, m := range msgs { // one a processor
+		if len(m.Data) < 4 {
+			return nil, fmt.Errorf("read conntrack counters: message of %d bytes", len(m.Data))
+		}
+		row := map[string]uint64{}
+		err := decode(m.Data[4:], func(ad *netlink.AttributeDecoder) {
+			if name := ctStatNames[ad.Type()]; name != "" {
+				row[name] = uint64(ad.Uint32())
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("read conntrack counters: %w", err)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// maxDump is how long a dump of the table may take; a million entries take some
+// one and a half seconds.
+const maxDump = 30 * time.Second
+
+// conntrackTable reads the entries themselves and counts them by state, source,
+// destination and use of outside ports.
+func conntrackTable(ctx context.Context, opts Options) source {
+	return source{
+		name:  snapshot.CanConntrackDump,
+		costs: "what fills the table, and how near source translation is to its last port, is not told",
+		live:  true,
+		start: func(*view) error {
+			if !opts.Dump && opts.Table == nil {
+				return waived("not asked for")
+			}
+			return nil
+		},
+		end: func(v *view, s *snapshot.Snapshot) error {
+			if s.Conntrack == nil { // asking would load connection tracking
+				return errNoConntrack
+			}
+			if opts.Table != nil {
+				s.Conntrack.Table = opts.Table
+				return nil
+			}
+			// The dump belongs to a window that was ended early as well.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDump)
+			defer cancel()
+			var err error
+			s.Conntrack.Table, err = dumpTable(ctx, v, conntrack.TableOptions{Recent: recentSeconds(opts.Window)})
+			return err
+		},
+	}
+}
+
+// refusals counts connections that were refused in the window.
+func refusals() source {
+	var r *conntrack.Refusals
+	stop := func() {
+		if r != nil {
+			r.Close()
+			r = nil
+		}
+	}
+	return source{
+		name:  snapshot.CanRefused,
+		costs: "published services that refuse connections are not told",
+		live:  true,
+		start: func(v *view) (err error) {
+			if _, err := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil {
+				return errNoConntrack
+			}
+			if !v.loaded("nf_conntrack_netlink") {
+				return errors.New("nf_conntrack_netlink is not loaded in this kernel")
+			}
+			r, err = conntrack.OpenRefusals()
+			return err
+		},
+		end: func(_ *view, s *snapshot.Snapshot) error {
+			if s.Conntrack == nil {
+				return errNoConntrack
+			}
+			var err error
+			s.Conntrack.Refused, err = r.Read(snapshot.TopN)
+			stop() // so that it is not told as one who listens to events
+			return err
+		},
+		stop: stop,
+	}
+}
+
+// dumpTable asks ctnetlink, or reads the file in /proc when ctnetlink is a module
+// that is not loaded: on old kernels, once loaded, it makes every flow larger.
+func dumpTable(ctx context.Context, v *view, o conntrack.TableOptions) (*snapshot.Table, error) {
+	if !v.loaded("nf_conntrack_netlink") {
+		if f, err := os.Open(filepath.Join(v.root, v.net, "nf_conntrack")); err == nil {
+			defer f.Close()
+			began := time.Now()
+			t, _, err := conntrack.TabulateText(ctx, f, o, func(*conntrack.LineError) {})
+			if err != nil {
+				return nil, err
+			}
+			t.DumpSeconds = time.Since(began).Seconds()
+			return t, nil
+		}
+	}
+	return conntrack.Tabulate(ctx, o)
+}
+
+// leastRecent is long enough for a sender to have tried again.
+const leastRecent = 3
+
+// recentSeconds is how young a packet is that tells of now: one of the window, and of the
+// last seconds of a long one.
+func recentSeconds(window time.Duration) uint64 {
+	return min(max(uint64(math.Ceil(window.Seconds())), leastRecent), snapshot.RecentSeconds)
+}

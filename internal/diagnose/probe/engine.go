@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
+)
+
+// EngineReader reads what natkit has up in a namespace, nil for nothing. Packets are
+// totals; what takes long is read only if the whole is wanted.
+type EngineReader func(ns *netns.Handle, whole bool) (*snapshot.Engine, error)
+
+// engine reads the counters of natkit's own engine before the window, and all of it after.
+func engine(opts Options) source {
+	var before *snapshot.Engine
+	return source{
+		name:  snapshot.CanEngine,
+		costs: "whether natkit's own engine runs here, and what it refuses, is not told",
+		live:  true,
+		start: func(*view) (err error) {
+			if opts.Engine == nil {
+				return waived("not asked for")
+			}
+			before, err = opts.Engine(opts.Netns, false)
+			return err
+		},
+		end: func(_ *view, s *snapshot.Snapshot) error {
+			now, err := opts.Engine(opts.Netns, true)
+			if err != nil || now == nil {
+				return err
+			}
+			for name, n := range now.Packets {
+				if before != nil && before.Kind == now.Kind {
+					n = increase(before.Packets[name], n)
+				}
+				if now.Packets[name] = n; n == 0 {
+					delete(now.Packets, name)
+				}
+			}
+			s.Engine = now
+			return nil
+		},
+	}
+}

@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/snapshot"
+)
+
+// frames samples what no counter of the stack tells of: frames for other hardware addresses
+// and VLANs, packets that come by again with fewer hops left, and ARP. It asks once, as a host
+// does that is about to take an address (RFC 5227), whether anybody else has one of this
+// machine's own; nobody notes such a question.
+func frames(opts Options) source {
+	var tap *framesTap
+	stop := func() {
+		if tap != nil {
+			tap.close()
+			tap = nil
+		}
+	}
+	return source{
+		name:  snapshot.CanFrames,
+		costs: "frames for another hardware address or VLAN, duplicate addresses, unanswered ARP and loops that end on another router are not told",
+		live:  true,
+		start: func(*view) (err error) {
+			if tap, err = openFrames(); err == nil && !opts.Quiet {
+				tap.askForDuplicates()
+			}
+			return err
+		},
+		end: func(_ *view, s *snapshot.Snapshot) (err error) {
+			s.Frames, err = tap.read()
+			stop()
+			return err
+		},
+		stop: stop,
+	}
+}
+
+const (
+	// A filter compares with so many interfaces and VLANs at most: each takes every packet
+	// some nanoseconds.
+	maxFrameLinks = 64
+	maxFrameVLANs = 64
+	// maxFrameRows bounds each list of the result, maxFrameProbes the addresses asked for.
+	maxFrameRows   = 20
+	maxFrameProbes = 16
+
+	// lowTTL is how many hops a packet has left that is looked at for going in circles: so many
+	// that it comes by three times, once for every second hop.
+	lowTTL = 6
+
+	frameBytes = 14 + 64
+)
+
+// framesTap is two packet sockets: ARP is rare, and must not be crowded out by frames of others.
+type framesTap struct {
+	arp    *packetTap
+	astray *packetTap
+	links  map[int]frameLink
+	own    map[string]bool // hardware addresses of this namespace's interfaces
+}
+
+// frameLink is an interface whose frames are looked at.
+type frameLink struct {
+	name  string
+	mac   net.HardwareAddr
+	addrs []netip.Addr // of IPv4
+	asks  bool         // broadcast, with ARP
+}
+
+func openFrames() (*framesTap, error) {
+	t := &framesTap{links: map[int]frameLink{}, own: map[string]bool{}}
+	vlans, err := t.chooseLinks()
+	if err != nil {
+		return nil, err
+	}
+	if len(t.links) == 0 {
+		return t, nil
+	}
+	indexes := make([]int, 0, len(t.links))
+	for index := range t.links {
+		indexes = append(indexes, index)
+	}
+	slices.Sort(indexes)
+	if t.arp, err = openPacketTap(unix.SOCK_RAW, arpFilter(indexes), true); err != nil {
+		return nil, fmt.Errorf("look at ARP: %w", err)
+	}
+	if t.astray, err = openPacketTap(unix.SOCK_RAW, astrayFilter(indexes, vlans), true); err != nil {
+		t.close()
+		return nil, fmt.Errorf("look at frames: %w", err)
+	}
+	t.astray.watchFlood()
+	return t, nil
+}
+
+// chooseLinks finds the interfaces to look at and the VLANs that there are. Ports of a
+// bridge, bond or team get frames for everybody: that is what they are for.
+func (t *framesTap) chooseLinks() (vlans []int, err error) {
+	links, err := listWhole(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	addrs, err := listWhole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	kinds := map[int]string{}
+	for _, l := range links {
+		kinds[l.Attrs().Index] = l.Type()
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		t.own[a.HardwareAddr.String()] = true
+		if v, ok := l.(*netlink.Vlan); ok && len(vlans) < maxFrameVLANs {
+			vlans = append(vlans, v.VlanId)
+		}
+		port := a.MasterIndex != 0 && kinds[a.MasterIndex] != "vrf"
+		if port || len(a.HardwareAddr) != 6 || a.Flags&net.FlagUp == 0 || a.Flags&net.FlagLoopback != 0 || len(t.links) >= maxFrameLinks {
+			continue
+		}
+		link := frameLink{name: a.Name, mac: a.HardwareAddr, asks: a.Flags&net.FlagBroadcast != 0 && a.RawFlags&unix.IFF_NOARP == 0}
+		for _, addr := range addrs {
+			if p, ok := prefixOf(addr.IPNet); ok && addr.LinkIndex == a.Index {
+				link.addrs = append(link.addrs, p.Addr())
+			}
+		}
+		t.links[a.Index] = link
+	}
+	return vlans, nil
+}
+
+// askForDuplicates sends an ARP probe for each of this machine's own addresses.
+func (t *framesTap) askForDuplicates() {
+	asked := 0
+	for index, l := range t.links {
+		for _, addr := range l.addrs {
+			if !l.asks || asked >= maxFrameProbes {
+				continue
+			}
+			asked++
+			to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: index, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+			// A link that takes nothing now has no answers either.
+			_ = unix.Sendto(t.arp.fd, arpProbe(l.mac, addr), 0, to)
+		}
+	}
+}
+
+// arpProbe is a frame that asks who has an address, and says nothing of the asker (RFC 5227, 2.1.1).
+func arpProbe(from net.HardwareAddr, addr netip.Addr) []byte {
+	b := make([]byte, 0, 42)
+	b = append(b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)
+	b = append(b, from...)
+	b = binary.BigEndian.AppendUint16(b, unix.ETH_P_ARP)
+	b = append(b, 0, 1, 8, 0, 6, 4, 0, 1) // Ethernet, IPv4, request
+	b = append(b, from...)
+	b = append(b, make([]byte, 4+6)...)
+	return append(b, addr.AsSlice()...)
+}
+
+func (t *framesTap) read() (*snapshot.Frames, error) {
+	out := &snapshot.Frames{}
+	if t.arp == nil {
+		return out, nil
+	}
+	known := map[string]bool{}
+	if err := t.readARP(out, known); err != nil {
+		return nil, err
+	}
+	if err := t.readAstray(out, known); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// arpPacket is what ARP says.
+type arpPacket struct {
+	request            bool
+	senderMAC          string
+	sender, target     netip.Addr
+	fromMAC, toMAC     string // of the frame
+	outgoing, toMyself bool
+}
+
+func parseARP(f tappedFrame) (p arpPacket, ok bool) {
+	b := f.bytes
+	if len(b) < 42 || binary.BigEndian.Uint16(b[14:]) != 1 || binary.BigEndian.Uint16(b[16:]) != unix.ETH_P_IP || b[18] != 6 || b[19] != 4 {
+		return p, false
+	}
+	op := binary.BigEndian.Uint16(b[20:])
+	p = arpPacket{
+		request:   op == 1,
+		toMAC:     net.HardwareAddr(b[:6]).String(),
+		fromMAC:   net.HardwareAddr(b[6:12]).String(),
+		senderMAC: net.HardwareAddr(b[22:28]).String(),
+		sender:    netip.AddrFrom4([4]byte(b[28:])),
+		target:    netip.AddrFrom4([4]byte(b[38:])),
+		outgoing:  f.kind == unix.PACKET_OUTGOING,
+		toMyself:  f.kind == unix.PACKET_HOST,
+	}
+	return p, op == 1 || op == 2
+}
+
+// readARP finds who claims which address, and which requests were answered.
+func (t *framesTap) readARP(out *snapshot.Frames, known map[string]bool) error {
+	own, routers := ownAddresses(), routersHere()
+	type pair struct{ addr, asker netip.Addr }
+	answered := map[pair]uint64{}
+	asked := map[pair]*snapshot.ARPQuestion{}
+	claims := map[string]*snapshot.AddressClaim{}
+	err := t.arp.each(func(f tappedFrame) {
+		p, ok := parseARP(f)
+		link, here := t.links[f.link]
+		if !ok || !here {
+			return
+		}
+		if p.outgoing {
+			if !p.request {
+				answered[pair{p.sender, p.target}]++
+			}
+			return
+		}
+		known[p.fromMAC], known[p.senderMAC] = true, true
+		if !p.sender.IsUnspecified() && !t.own[p.senderMAC] {
+			key := link.name + " " + p.sender.String() + " " + p.senderMAC
+			if claims[key] == nil {
+				claims[key] = &snapshot.AddressClaim{Interface: link.name, Addr: p.sender, MAC: p.senderMAC, Own: own[p.sender], Router: routers[p.sender]}
+			}
+			claims[key].Count++
+			if !p.request && p.toMyself {
+				claims[key].Replies++
+			}
+		}
+		if p.request && own[p.target] && p.sender != p.target && !p.sender.IsUnspecified() && !t.own[p.senderMAC] {
+			key := pair{p.target, p.sender}
+			if asked[key] == nil {
+				asked[key] = &snapshot.ARPQuestion{Interface: link.name, VLAN: f.vlan, Addr: p.target, Asker: p.sender, MAC: p.senderMAC}
+			}
+			asked[key].Count++
+		}
+	})
+	for key, q := range asked {
+		q.Answered = answered[key]
+		out.Asked = append(out.Asked, *q)
+	}
+	for _, c := range claims {
+		out.Claims = append(out.Claims, *c)
+	}
+	slices.SortFunc(out.Asked, func(a, b snapshot.ARPQuestion) int {
+		return cmp.Or(cmp.Compare(b.Count-min(b.Count, b.Answered), a.Count-min(a.Count, a.Answered)), a.Addr.Compare(b.Addr), a.Asker.Compare(b.Asker))
+	})
+	rank := func(c snapshot.AddressClaim) int {
+		switch {
+		case c.Own:
+			return 0
+		case c.Router:
+			return 1
+		}
+		return 2
+	}
+	slices.SortFunc(out.Claims, func(a, b snapshot.AddressClaim) int {
+		return cmp.Or(rank(a)-rank(b), cmp.Compare(b.Count, a.Count), a.Addr.Compare(b.Addr), cmp.Compare(a.MAC, b.MAC))
+	})
+	out.Asked, out.Claims = out.Asked[:min(len(out.Asked), maxFrameRows)], out.Claims[:min(len(out.Claims), maxFrameRows)]
+	return err
+}
+
+// routersHere are the next hops of routes of the calling thread's namespace, as far as a thousand
+// routes show them.
+func routersHere() map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	left := 1000
+	_ = netlink.RouteListFilteredIter(netlink.FAMILY_V4, &netlink.Route{}, 0, func(r netlink.Route) bool {
+		for _, gw := range append([]net.IP{r.Gw}, hopsOf(r)...) {
+			if a, ok := netip.AddrFromSlice(gw.To4()); ok {
+				out[a] = true
+			}
+		}
+		left--
+		return left > 0
+	})
+	return out
+}
+
+func hopsOf(r netlink.Route) (out []net.IP) {
+	for _, hop := range r.MultiPath {
+		out = append(out, nextHop(hop))
+	}
+	return out
+}
+
+// readAstray finds frames that the stack did not take, and packets that came by more than once.
+func (t *framesTap) readAstray(out *snapshot.Frames, known map[string]bool) error {
+	for mac := range t.neighbourMACs() {
+		known[mac] = true
+	}
+	astray := map[string]*snapshot.AstrayFrames{}
+	circles := circles{}
+	err := t.astray.each(func(f tappedFrame) {
+		link, here := t.links[f.link]
+		if !here || len(f.bytes) < 14 {
+			return
+		}
+		packet, ok := parseLeaving(f.bytes[14:])
+		to, from := net.HardwareAddr(f.bytes[:6]).String(), net.HardwareAddr(f.bytes[6:12]).String()
+		known[from] = true
+		switch {
+		case !ok:
+		case f.vlan == 0 && f.kind == unix.PACKET_HOST:
+			circles.add(link.name, packet, f.bytes[14:])
+		default:
+			key := fmt.Sprint(link.name, f.vlan, from, to)
+			if astray[key] == nil {
+				astray[key] = &snapshot.AstrayFrames{Interface: link.name, VLAN: f.vlan, From: from, To: to, Source: packet.src, Dest: packet.dst}
+			}
+			astray[key].Count++
+		}
+	})
+	for _, a := range astray {
+		a.Known = known[a.To] || t.own[a.To]
+		out.Astray = append(out.Astray, *a)
+	}
+	slices.SortFunc(out.Astray, func(a, b snapshot.AstrayFrames) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+	})
+	out.Astray = out.Astray[:min(len(out.Astray), maxFrameRows)]
+	out.Circles = circles.rows()
+	return err
+}
+
+// neighbourMACs are the hardware addresses of this namespace's neighbours that were of use lately. An
+// interrupted list has still most of them.
+func (t *framesTap) neighbourMACs() map[string]bool {
+	out := map[string]bool{}
+	list, _ := listWhole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
+	for _, n := range list {
+		if n.State&(netlink.NUD_REACHABLE|netlink.NUD_DELAY|netlink.NUD_PROBE) != 0 {
+			out[n.HardwareAddr.String()] = true
+		}
+	}
+	return out
+}
+
+// circles counts packets by how often they came by. A packet is one by its addresses, its
+// identification and the first bytes of what it carries: those that traceroute sends one after the other
+// differ in one of these.
+type circles map[circlePacket]map[byte]bool // the hops that it had left
+
+type circlePacket struct {
+	link     string
+	src, dst netip.Addr
+	id       uint16
+	payload  [8]byte
+	text     string
+}
+
+func (c circles) add(link string, p leavingPacket, b []byte) {
+	if !p.src.Is4() || p.dst.IsMulticast() {
+		return
+	}
+	key := circlePacket{link: link, src: p.src, dst: p.dst, id: binary.BigEndian.Uint16(b[4:]), text: p.String()}
+	copy(key.payload[:], p.payload)
+	if c[key] == nil {
+		c[key] = map[byte]bool{}
+	}
+	c[key][b[8]] = true
+}
+
+func (c circles) rows() (out []snapshot.Circle) {
+	for p, hops := range c {
+		if len(hops) < 2 {
+			continue
+		}
+		i := slices.IndexFunc(out, func(r snapshot.Circle) bool { return r.Interface == p.link && r.Source == p.src && r.Dest == p.dst })
+		if i < 0 {
+			out = append(out, snapshot.Circle{Interface: p.link, Source: p.src, Dest: p.dst, Sample: p.text})
+			i = len(out) - 1
+		}
+		out[i].Packets++
+		out[i].Sample = min(out[i].Sample, p.text)
+	}
+	slices.SortFunc(out, func(a, b snapshot.Circle) int {
+		return cmp.Or(cmp.Compare(b.Packets, a.Packets), a.Dest.Compare(b.Dest), a.Source.Compare(b.Source))
+	})
+	return out[:min(len(out), maxFrameRows)]
+}
+
+func (t *framesTap) close() {
+	for _, tap := range []*packetTap{t.arp, t.astray} {
+		if tap != nil {
+			tap.close()
+		}
+	}
+}
+
+// tappedFrame is one frame of a packet socket.
+type tappedFrame struct {
+	link  int
+	kind  uint8 // PACKET_HOST and the like
+	vlan  uint16
+	bytes []byte
+}
+
+// each reads what the socket has, with VLAN tags, which stand beside the frame.
+func (t *packetTap) each(fn func(tappedFrame)) error {
+	b, control := make([]byte, frameBytes), make([]byte, 128)
+	for {
+		n, controls, _, from, err := unix.Recvmsg(t.fd, b, control, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return nil
+		}
+		if errors.Is(err, unix.ENETDOWN) { // an interface went down, whose frames are here all the same
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read frames: %w", err)
+		}
+		link, ok := from.(*unix.SockaddrLinklayer)
+		if !ok {
+			continue
+		}
+		fn(tappedFrame{link: link.Ifindex, kind: link.Pkttype, vlan: vlanOf(control[:controls]), bytes: b[:n]})
+	}
+}
+
+// vlanOf reads struct tpacket_auxdata.
+func vlanOf(control []byte) uint16 {
+	const vlanValid = 1 << 4 // TP_STATUS_VLAN_VALID
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return 0
+	}
+	for _, m := range messages {
+		if m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA && len(m.Data) >= 20 &&
+			binary.NativeEndian.Uint32(m.Data)&vlanValid != 0 {
+			return binary.NativeEndian.Uint16(m.Data[16:]) & 0xfff
+		}
+	}
+	return 0
+}

@@ -1,0 +1,743 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+// Rules of nftables as package ruleset follows a packet through them: what their
+// expressions compare, in the words of nft(8).
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/snapshot"
+)
+
+// nftSet is what the kernel tells of a set besides its elements.
+type nftSet struct {
+	keyLen              int
+	anonymous, interval bool
+}
+
+// nftPart is a part of a packet that rules compare.
+type nftPart struct {
+	key    string
+	length int // bytes
+	mask   []byte
+}
+
+// nftObject is a named quota, limit or the like.
+type nftObject struct {
+	kind uint32
+	name string
+}
+
+// ruleReader reads the expressions of one rule.
+type ruleReader struct {
+	rule   *snapshot.Rule
+	family string
+	sets   map[string]nftSet
+	xt     bool // written by iptables-nft, and printed in its words
+
+	loaded    map[int][]nftPart // register, in units of 4 bytes -> what was put there last
+	network   string            // ip or ip6, where a condition said so
+	transport string            // likewise
+	statement []string          // what follows the conditions
+	setNames  []string          // of sets whose elements are wanted
+	from      bool              // the last condition was that a value is at least something
+	objects   map[nftObject]nftAttrs
+}
+
+// register is its place in units of 4 bytes: registers of 16 bytes have numbers of their own.
+func register(n uint32) int {
+	if n < unix.NFT_REG32_00 {
+		return int(n-1) * 4
+	}
+	return int(n - unix.NFT_REG32_00)
+}
+
+// nftAttrs are the attributes of an expression by their numbers.
+type nftAttrs map[uint16][]byte
+
+func attrsOf(ad *netlink.AttributeDecoder) nftAttrs {
+	out := nftAttrs{}
+	nested(ad, func(ad *netlink.AttributeDecoder) { out[ad.Type()] = ad.Bytes() })
+	return out
+}
+
+func (a nftAttrs) number(typ uint16) uint32 {
+	switch b := a[typ]; len(b) {
+	case 4:
+		return binary.BigEndian.Uint32(b)
+	case 1:
+		return uint32(b[0])
+	}
+	return 0
+}
+
+func (a nftAttrs) long(typ uint16) uint64 {
+	if b := a[typ]; len(b) == 8 {
+		return binary.BigEndian.Uint64(b)
+	}
+	return 0
+}
+
+func (a nftAttrs) text(typ uint16) string { return cString(append(slices.Clip(a[typ]), 0)) }
+
+// value is the bytes of a NFTA_DATA_VALUE.
+func (a nftAttrs) value(typ uint16) (value []byte) {
+	decode(a[typ], func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_DATA_VALUE {
+			value = ad.Bytes()
+		}
+	})
+	return value
+}
+
+// read takes one expression.
+func (r *ruleReader) read(name string, a nftAttrs) {
+	switch name {
+	case "meta":
+		r.meta(a)
+	case "payload":
+		r.payload(a)
+	case "ct":
+		r.ct(a)
+	case "fib":
+		r.fib(a)
+	case "bitwise":
+		r.bitwise(a)
+	case "cmp":
+		r.cmp(a)
+	case "range":
+		r.between(a)
+	case "lookup":
+		r.lookup(a)
+	case "immediate":
+		r.immediate(a)
+	case "counter", "comment":
+		if name == "counter" {
+			r.rule.Packets = new(a.long(unix.NFTA_COUNTER_PACKETS))
+			if !r.xt {
+				r.statement = append(r.statement, "counter")
+			}
+		}
+	case "limit":
+		r.limited(r.limitWords(a))
+	case "quota":
+		r.quota(a)
+	case "connlimit":
+		r.limited("ct count " + overText(a.number(2)) + strconv.FormatUint(uint64(a.number(1)), 10))
+	case "objref":
+		r.object(a)
+	case "dynset":
+		r.dynset(a)
+	case "reject":
+		r.rule.Verdict = "reject"
+	case "match":
+		m, ok := xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])
+		if ok {
+			r.add(m...)
+		}
+	case "target":
+		r.target(a.text(unix.NFTA_TARGET_NAME))
+	case "log", "notrack", "queue", "masq", "redir", "nat", "dup", "fwd", "tproxy", "flow_offload", "synproxy":
+		if name == "queue" {
+			r.rule.Verdict = "queue"
+		}
+		r.statement = append(r.statement, map[string]string{"masq": "masquerade", "redir": "redirect", "flow_offload": "flow add"}[name])
+		if last := len(r.statement) - 1; r.statement[last] == "" {
+			r.statement[last] = name
+		}
+	default: // it loads something that the packet's sample does not tell, or is not known
+		if dreg, ok := loadsTo[name]; ok {
+			r.load(a.number(dreg), nftPart{key: "@" + name, length: 4})
+		} else {
+			r.add(snapshot.Match{Text: name})
+		}
+	}
+}
+
+// loadsTo are the attributes with the register, of expressions that load.
+var loadsTo = map[string]uint16{"exthdr": unix.NFTA_EXTHDR_DREG, "rt": 1, "socket": 2, "numgen": 1, "hash": 2, "osf": 1, "tunnel": 2, "xfrm": 1}
+
+func (r *ruleReader) load(to uint32, parts ...nftPart) {
+	if r.loaded == nil {
+		r.loaded = map[int][]nftPart{}
+	}
+	r.loaded[register(to)] = parts
+}
+
+// add appends conditions, and puts them into words.
+func (r *ruleReader) add(matches ...snapshot.Match) {
+	for _, m := range matches {
+		if m.Text == "" {
+			m.Text = r.words(m)
+		}
+		r.rule.Matches = append(r.rule.Matches, m)
+	}
+}
+
+// limited appends a condition that depends on what was before.
+func (r *ruleReader) limited(text string) {
+	r.add(snapshot.Match{Text: text})
+}
+
+// nftMeta are the keys of meta, by their numbers.
+var nftMeta = map[uint32]nftPart{
+	unix.NFT_META_LEN: {"meta length", 4, nil}, unix.NFT_META_PROTOCOL: {"meta protocol", 2, nil}, unix.NFT_META_MARK: {"meta mark", 4, nil},
+	unix.NFT_META_IIF: {"iif", 4, nil}, unix.NFT_META_OIF: {"oif", 4, nil}, unix.NFT_META_IIFNAME: {"iifname", 16, nil}, unix.NFT_META_OIFNAME: {"oifname", 16, nil},
+	unix.NFT_META_NFPROTO: {"meta nfproto", 1, nil}, unix.NFT_META_L4PROTO: {"meta l4proto", 1, nil}, unix.NFT_META_PKTTYPE: {"meta pkttype", 1, nil},
+	unix.NFT_META_SKUID: {"meta skuid", 4, nil}, unix.NFT_META_SKGID: {"meta skgid", 4, nil}, unix.NFT_META_IIFTYPE: {"meta iiftype", 2, nil}, unix.NFT_META_CPU: {"meta cpu", 4, nil},
+	unix.NFT_META_PRIORITY: {"meta priority", 4, nil}, unix.NFT_META_CGROUP: {"meta cgroup", 4, nil},
+}
+
+func (r *ruleReader) meta(a nftAttrs) {
+	key := a.number(unix.NFTA_META_KEY)
+	part, ok := nftMeta[key]
+	if !ok {
+		part = nftPart{key: fmt.Sprintf("@meta,%d", key), length: 4}
+	}
+	if _, sets := a[unix.NFTA_META_SREG]; sets {
+		r.statement = append(r.statement, part.key+" set")
+		return
+	}
+	r.load(a.number(unix.NFTA_META_DREG), part)
+}
+
+// headers are the fields of headers: where they begin, and how long they are.
+type headerField struct {
+	offset, length int
+	key            string
+}
+
+var (
+	ipv4Fields = []headerField{{1, 1, "ip tos"}, {2, 2, "ip length"}, {4, 2, "ip id"}, {6, 2, "ip frag-off"}, {8, 1, "ip ttl"}, {9, 1, "ip protocol"}, {10, 2, "ip checksum"}, {12, 4, "ip saddr"}, {16, 4, "ip daddr"}}
+	ipv6Fields = []headerField{{4, 2, "ip6 length"}, {6, 1, "ip6 nexthdr"}, {7, 1, "ip6 hoplimit"}, {8, 16, "ip6 saddr"}, {24, 16, "ip6 daddr"}}
+	linkFields = []headerField{{0, 6, "ether daddr"}, {6, 6, "ether saddr"}, {12, 2, "ether type"}}
+	icmpFields = []headerField{{0, 1, "type"}, {1, 1, "code"}}
+	portFields = []headerField{{0, 2, "sport"}, {2, 2, "dport"}, {13, 1, "flags"}}
+)
+
+func (r *ruleReader) payload(a nftAttrs) {
+	base, offset, length := a.number(unix.NFTA_PAYLOAD_BASE), int(a.number(unix.NFTA_PAYLOAD_OFFSET)), int(a.number(unix.NFTA_PAYLOAD_LEN))
+	if _, sets := a[unix.NFTA_PAYLOAD_SREG]; sets {
+		r.statement = append(r.statement, "payload set")
+		if base == unix.NFT_PAYLOAD_NETWORK_HEADER && (r.family == "ip6" || r.network == "ip6") && offset <= 7 && offset+length > 7 ||
+			base == unix.NFT_PAYLOAD_NETWORK_HEADER && r.family != "ip6" && r.network != "ip6" && offset <= 8 && offset+length > 8 {
+			r.statement[len(r.statement)-1] = "ip ttl set"
+			r.rule.Sets = append(r.rule.Sets, "ttl")
+		}
+		return
+	}
+	var fields []headerField
+	prefix, name := "", "@ll"
+	switch base {
+	case unix.NFT_PAYLOAD_LL_HEADER:
+		fields = linkFields
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+		name = "@nh"
+		fields = ipv4Fields
+		if r.family == "ip6" || r.network == "ip6" || r.network == "" && r.family != "ip" && (length > 8 || offset >= 20) {
+			fields = ipv6Fields
+		}
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		name = "@th"
+		fields, prefix = portFields, "th "
+		switch r.transport {
+		case "icmp", "icmpv6":
+			fields = icmpFields
+			prefix = r.transport + " "
+		case "":
+		default:
+			prefix = r.transport + " "
+		}
+	}
+	r.load(a.number(unix.NFTA_PAYLOAD_DREG), partsOf(fields, prefix, name, offset, length)...)
+}
+
+// partsOf are the fields in a stretch of a header; a prefix of an address may be all that
+// is looked at of it.
+func partsOf(fields []headerField, prefix, name string, offset, length int) (out []nftPart) {
+	for at := offset; at < offset+length; {
+		i := slices.IndexFunc(fields, func(f headerField) bool { return f.offset == at })
+		left := offset + length - at
+		if i < 0 || fields[i].length > left && !strings.HasSuffix(fields[i].key, "addr") {
+			return []nftPart{{key: fmt.Sprintf("%s,%d,%d", name, offset*8, length*8), length: length}}
+		}
+		size := min(fields[i].length, left)
+		out = append(out, nftPart{key: prefix + fields[i].key, length: size})
+		at += size
+	}
+	return out
+}
+
+// nftCT are the keys of ct that are told of a packet.
+var nftCT = map[uint32]nftPart{
+	unix.NFT_CT_STATE: {"ct state", 4, nil}, unix.NFT_CT_DIRECTION: {"ct direction", 1, nil}, unix.NFT_CT_STATUS: {"ct status", 4, nil}, unix.NFT_CT_MARK: {"@ct mark", 4, nil},
+}
+
+func (r *ruleReader) ct(a nftAttrs) {
+	key := a.number(unix.NFTA_CT_KEY)
+	part, ok := nftCT[key]
+	if !ok {
+		part = nftPart{key: fmt.Sprintf("@ct,%d", key), length: 4}
+	}
+	if _, sets := a[unix.NFTA_CT_SREG]; sets {
+		r.statement = append(r.statement, strings.TrimPrefix(part.key, "@")+" set")
+		return
+	}
+	r.load(a.number(unix.NFTA_CT_DREG), part)
+}
+
+func (r *ruleReader) fib(a nftAttrs) {
+	const result, byType = 2, 3 // NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE
+	part := nftPart{key: "@fib", length: 4}
+	if a.number(result) == byType {
+		switch a.number(3) { // NFTA_FIB_FLAGS
+		case 1:
+			part.key = "fib saddr type"
+		case 2:
+			part.key = "fib daddr type"
+		}
+	}
+	r.load(a.number(1), part)
+}
+
+func (r *ruleReader) bitwise(a nftAttrs) {
+	mask, xor := a.value(unix.NFTA_BITWISE_MASK), a.value(unix.NFTA_BITWISE_XOR)
+	parts := r.loaded[register(a.number(unix.NFTA_BITWISE_SREG))]
+	zero := !slices.ContainsFunc(xor, func(b byte) bool { return b != 0 })
+	if len(parts) != 1 || len(mask) < parts[0].length || !zero {
+		r.load(a.number(unix.NFTA_BITWISE_DREG), nftPart{key: "@bitwise", length: 4})
+		return
+	}
+	part := parts[0]
+	part.mask = mask
+	r.load(a.number(unix.NFTA_BITWISE_DREG), part)
+}
+
+// cmp: nft(8) writes a range as two comparisons.
+func (r *ruleReader) cmp(a nftAttrs) {
+	op, data := a.number(unix.NFTA_CMP_OP), a.value(unix.NFTA_CMP_DATA)
+	parts := r.loaded[register(a.number(unix.NFTA_CMP_SREG))]
+	if len(parts) == 0 {
+		r.limited("an unknown condition")
+		return
+	}
+	if len(parts) > 1 && op != unix.NFT_CMP_EQ {
+		r.limited("conditions on " + parts[0].key)
+		return
+	}
+	for _, p := range parts {
+		size := min(p.length, len(data))
+		r.one(p, op, data[:size])
+		data = data[size:]
+	}
+}
+
+// one adds the condition on one field.
+func (r *ruleReader) one(p nftPart, op uint32, data []byte) {
+	if strings.HasPrefix(p.key, "@") {
+		r.limited(strings.TrimPrefix(p.key, "@"))
+		return
+	}
+	m := snapshot.Match{Keys: []string{p.key}, Not: op == unix.NFT_CMP_NEQ}
+	switch p.key {
+	case "ct state", "ct status":
+		m.Values, m.Not = ctWords(p, op, data)
+	case "iifname", "oifname":
+		m.Values = []string{deviceWord(data)}
+	default:
+		m.Values, m.Mask = r.values(p, op, data)
+		if sign := map[uint32]string{unix.NFT_CMP_LT: "<", unix.NFT_CMP_LTE: "<=", unix.NFT_CMP_GT: ">", unix.NFT_CMP_GTE: ">="}[op]; sign != "" {
+			m.Text = p.key + " " + sign + " " + valueWord(p.key, data)
+		}
+		m = r.joined(op, m)
+	}
+	r.learn(p.key, op, m)
+	r.add(m)
+}
+
+// joined makes one of "at least this" and "at most that".
+func (r *ruleReader) joined(op uint32, m snapshot.Match) snapshot.Match {
+	last := len(r.rule.Matches) - 1
+	if op == unix.NFT_CMP_LTE && r.from && last >= 0 && slices.Equal(r.rule.Matches[last].Keys, m.Keys) {
+		from, _, _ := strings.Cut(r.rule.Matches[last].Values[0], "-")
+		_, to, _ := strings.Cut(m.Values[0], "-")
+		r.rule.Matches = r.rule.Matches[:last]
+		m.Values, m.Text = []string{from + "-" + to}, ""
+	}
+	r.from = op == unix.NFT_CMP_GTE
+	return m
+}
+
+// learn notes which header follows.
+func (r *ruleReader) learn(key string, op uint32, m snapshot.Match) {
+	if op != unix.NFT_CMP_EQ || len(m.Values) != 1 {
+		return
+	}
+	switch v := m.Values[0]; key {
+	case "meta nfproto", "meta protocol", "ether type":
+		r.network = map[string]string{"ipv4": "ip", "ip": "ip", "ipv6": "ip6", "ip6": "ip6"}[v]
+	case "meta l4proto", "ip protocol", "ip6 nexthdr":
+		r.transport = map[string]string{"tcp": "tcp", "udp": "udp", "icmp": "icmp", "icmpv6": "icmpv6", "ipv6-icmp": "icmpv6", "sctp": "sctp", "dccp": "dccp", "udplite": "udplite"}[v]
+	}
+}
+
+// values are the alternatives that a comparison allows.
+func (r *ruleReader) values(p nftPart, op uint32, data []byte) (values []string, mask uint32) {
+	top := uint64(math.MaxUint64)
+	if p.length < 8 {
+		top = 1<<(8*p.length) - 1
+	}
+	address := strings.HasSuffix(p.key, "addr")
+	switch op {
+	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:
+		if address {
+			return []string{prefixWord(p, data)}, 0
+		}
+		if p.mask != nil && p.length <= 4 {
+			mask = uint32(numberOf(p.key, p.mask[:p.length]))
+		}
+		return []string{valueWord(p.key, data)}, mask
+	case unix.NFT_CMP_GTE, unix.NFT_CMP_LTE:
+		if address && p.mask == nil && len(data) == fullLength(p.key) {
+			low, high := make([]byte, len(data)), slices.Repeat([]byte{255}, len(data))
+			if op == unix.NFT_CMP_GTE {
+				low = data
+			} else {
+				high = data
+			}
+			return []string{addrWord(low) + "-" + addrWord(high)}, 0
+		}
+	}
+	n := numberOf(p.key, data)
+	switch op {
+	case unix.NFT_CMP_LT:
+		return []string{fmt.Sprintf("0-%d", max(n, 1)-1)}, 0
+	case unix.NFT_CMP_LTE:
+		return []string{fmt.Sprintf("0-%d", n)}, 0
+	case unix.NFT_CMP_GT:
+		return []string{fmt.Sprintf("%d-%d", n+1, top)}, 0
+	case unix.NFT_CMP_GTE:
+		return []string{fmt.Sprintf("%d-%d", n, top)}, 0
+	}
+	return nil, 0
+}
+
+func fullLength(key string) int {
+	if strings.HasPrefix(key, "ip6") {
+		return 16
+	}
+	return 4
+}
+
+// between is a range in one comparison.
+func (r *ruleReader) between(a nftAttrs) {
+	from, to := a.value(unix.NFTA_RANGE_FROM_DATA), a.value(unix.NFTA_RANGE_TO_DATA)
+	parts := r.loaded[register(a.number(unix.NFTA_RANGE_SREG))]
+	if len(parts) != 1 || strings.HasPrefix(parts[0].key, "@") || len(from) == 0 {
+		r.limited("a range")
+		return
+	}
+	key := parts[0].key
+	r.add(snapshot.Match{Keys: []string{key}, Not: a.number(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, Values: []string{rangeWord(key, from, to)}})
+}
+
+// keysAt are the fields that were put into a register and those after it, of length bytes in all.
+func (r *ruleReader) keysAt(at uint32, length int) (keys []string) {
+	for place := register(at); length > 0; {
+		parts := r.loaded[place]
+		if len(parts) == 0 {
+			return nil
+		}
+		for _, p := range parts {
+			if strings.HasPrefix(p.key, "@") || p.mask != nil {
+				return nil
+			}
+			keys = append(keys, p.key)
+			units := (p.length + 3) / 4
+			place += units
+			length -= units * 4
+		}
+	}
+	return keys
+}
+
+func (r *ruleReader) lookup(a nftAttrs) {
+	name := a.text(unix.NFTA_LOOKUP_SET)
+	set, ok := r.sets[name]
+	keys := r.keysAt(a.number(unix.NFTA_LOOKUP_SREG), set.keyLen)
+	if !ok {
+		keys = nil
+	}
+	r.setNames = append(r.setNames, name)
+	dreg, maps := a[unix.NFTA_LOOKUP_DREG]
+	switch {
+	case maps && binary.BigEndian.Uint32(dreg) == unix.NFT_REG_VERDICT:
+		r.rule.Map, r.rule.MapKeys = name, keys
+		r.statement = append(r.statement, strings.Join(keys, " . ")+" vmap @"+name)
+	case maps:
+		r.load(binary.BigEndian.Uint32(dreg), nftPart{key: "@map " + name, length: 4})
+	default:
+		m := snapshot.Match{Keys: keys, Set: name, Not: a.number(unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0}
+		if keys == nil {
+			m.Text = "in set @" + name
+		}
+		r.add(m)
+	}
+}
+
+func (r *ruleReader) immediate(a nftAttrs) {
+	decode(a[unix.NFTA_IMMEDIATE_DATA], func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_DATA_VERDICT {
+			v := verdictOf(ad)
+			r.rule.Verdict, r.rule.Chain = verdictWord(v.code), v.chain
+		}
+	})
+}
+
+func verdictWord(code int32) string {
+	return map[int32]string{0: "drop", 1: "accept", 3: "queue", unix.NFT_JUMP: "jump", unix.NFT_GOTO: "goto", unix.NFT_RETURN: "return", unix.NFT_CONTINUE: "continue"}[code]
+}
+
+func (r *ruleReader) quota(a nftAttrs) {
+	const bytes, flags, consumed = 1, 2, 4
+	r.used("quota", "", a.long(bytes), a.long(consumed), a.number(flags)&1 != 0)
+}
+
+// used adds a condition on a quota: over says that it holds once that is used up.
+func (r *ruleReader) used(what, name string, limit, used uint64, over bool) {
+	m := snapshot.Match{Text: what}
+	if name != "" {
+		m.Text = what + " name " + strconv.Quote(name)
+	} else if over {
+		m.Text = fmt.Sprintf("%s over %d bytes", what, limit)
+	} else {
+		m.Text = fmt.Sprintf("%s %d bytes", what, limit)
+	}
+	if name != "" {
+		what += " " + name
+	}
+	r.rule.State = append(r.rule.State, fmt.Sprintf("%s: %d of %d bytes used", what, min(used, limit), limit))
+	r.add(m)
+}
+
+func (r *ruleReader) object(a nftAttrs) {
+	const kind, name = 1, 2
+	text := map[uint32]string{1: "counter", 2: "quota", 3: "ct helper", 4: "limit", 5: "ct count", 8: "synproxy"}[a.number(kind)]
+	if o, ok := r.objects[nftObject{a.number(kind), a.text(name)}]; ok && text == "quota" {
+		r.used("quota", a.text(name), o.long(1), o.long(4), o.number(2)&1 != 0)
+		return
+	} else if ok && text == "limit" {
+		r.rule.State = append(r.rule.State, fmt.Sprintf("limit %s: %s", a.text(name), limitText(o)))
+	}
+	text = fmt.Sprintf("%s name %q", text, a.text(name))
+	if k := a.number(kind); k == 1 || k == 3 {
+		r.statement = append(r.statement, text)
+		return
+	}
+	r.limited(text)
+}
+
+func (r *ruleReader) dynset(a nftAttrs) {
+	const name, op, exprs, expr = 1, 3, 10, 7
+	text := map[uint32]string{0: "add", 1: "update", 2: "delete"}[a.number(op)] + " @" + a.text(name)
+	_, one := a[expr]
+	_, several := a[exprs]
+	if one || several { // a limit or the like, of each element
+		r.limited(text + " { ... }")
+		return
+	}
+	r.statement = append(r.statement, text)
+}
+
+func (r *ruleReader) target(name string) {
+	switch name {
+	case "REJECT":
+		r.rule.Verdict = "reject"
+	case "NFQUEUE":
+		r.rule.Verdict = "queue"
+	case "TTL", "HL":
+		r.rule.Sets = append(r.rule.Sets, "ttl")
+	}
+	r.statement = append(r.statement, "-j "+name)
+}
+
+func overText(flags uint32) string {
+	if flags&1 != 0 {
+		return "over "
+	}
+	return ""
+}
+
+func (r *ruleReader) limitWords(a nftAttrs) string {
+	if !r.xt {
+		return limitText(a)
+	}
+	const rate, unit = 1, 2
+	return fmt.Sprintf("-m limit --limit %d/%s", a.long(rate), map[uint64]string{1: "sec", 60: "min", 3600: "hour", 86400: "day"}[a.long(unit)])
+}
+
+// limitText writes "limit rate over 10/second burst 5 packets".
+func limitText(a nftAttrs) string {
+	const rate, unit, kind, flags = 1, 2, 4, 5
+	per := map[uint64]string{1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}[a.long(unit)]
+	amount := strconv.FormatUint(a.long(rate), 10)
+	if a.number(kind) == 1 {
+		amount += " bytes"
+	}
+	return "limit rate " + overText(a.number(flags)) + amount + "/" + per
+}
+
+// readRule reads a rule of a chain for package ruleset.
+func (set *nftRuleset) readRule(i int, rule *snapshot.Rule, expressions []byte) {
+	table := nftKey{set.keys[i].family, set.keys[i].table, ""}
+	r := ruleReader{rule: rule, family: set.out[i].Family, sets: set.sets[table], objects: set.objects[table], xt: set.xt[table]}
+	err := decode(expressions, func(ad *netlink.AttributeDecoder) {
+		var name string
+		nested(ad, func(ad *netlink.AttributeDecoder) {
+			switch ad.Type() {
+			case unix.NFTA_EXPR_NAME:
+				name = ad.String()
+			case unix.NFTA_EXPR_DATA:
+				r.read(name, attrsOf(ad))
+				name = ""
+			}
+		})
+		if name != "" { // it has no attributes
+			r.read(name, nftAttrs{})
+		}
+	})
+	if err != nil {
+		r.limited("a condition that could not be read")
+	}
+	rule.Text = r.text(set.out[i].Name)
+	set.walks[i] = append(set.walks[i], *rule)
+}
+
+// isIPTables says whether a chain is a built-in one of iptables-nft.
+func isIPTables(c snapshot.Chain) bool {
+	return (c.Family == "ip" || c.Family == "ip6") && c.Hook != "" && c.Name == strings.ToUpper(c.Hook) &&
+		slices.Contains([]string{"filter", "nat", "mangle", "raw", "security"}, c.Table)
+}
+
+func (set *nftRuleset) addSet(family uint8, attrs []byte) error {
+	var table, name string
+	var s nftSet
+	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_SET_TABLE:
+			table = ad.String()
+		case unix.NFTA_SET_NAME:
+			name = ad.String()
+		case unix.NFTA_SET_FLAGS:
+			s.anonymous = ad.Uint32()&unix.NFT_SET_ANONYMOUS != 0
+			s.interval = ad.Uint32()&unix.NFT_SET_INTERVAL != 0
+		case unix.NFTA_SET_KEY_LEN:
+			s.keyLen = int(ad.Uint32())
+		}
+	})
+	key := nftKey{family, table, ""}
+	if set.sets[key] == nil {
+		set.sets[key] = map[string]nftSet{}
+	}
+	set.sets[key][name] = s
+	return err
+}
+
+func (set *nftRuleset) addObject(family uint8, attrs []byte) error {
+	const objTable, objName, objType, objData = 1, 2, 3, 4
+	var table string
+	var o nftObject
+	var data nftAttrs
+	err := decode(attrs, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case objTable:
+			table = ad.String()
+		case objName:
+			o.name = ad.String()
+		case objType:
+			o.kind = ad.Uint32()
+		case objData:
+			data = attrsOf(ad)
+		}
+	})
+	key := nftKey{family, table, ""}
+	if set.objects[key] == nil {
+		set.objects[key] = map[nftObject]nftAttrs{}
+	}
+	set.objects[key][o] = data
+	return err
+}
+
+// keepRules gives the chains their rules.
+func (set *nftRuleset) keepRules() {
+	walks := make([][]snapshot.Rule, len(set.out))
+	for i, rules := range set.walks {
+		walks[i] = rules
+	}
+	keepWalks(set.out, walks, set.chain)
+}
+
+// keepWalks gives chains their rules where a packet may be dropped in them, or in those that
+// lead to them. find is the index of the chain that a jump names.
+func keepWalks(chains []snapshot.Chain, walks [][]snapshot.Rule, find func(beside int, name string) int) {
+	drops := make([]int, len(chains)) // 0 unknown, 1 being looked at or no, 2 yes
+	var mayDrop func(i int) bool
+	mayDrop = func(i int) bool {
+		if i < 0 || drops[i] != 0 {
+			return i >= 0 && drops[i] == 2
+		}
+		drops[i] = 1
+		may := chains[i].Policy == "drop"
+		for _, r := range walks[i] {
+			to := -1
+			if r.Chain != "" {
+				to = find(i, r.Chain)
+			}
+			may = may || r.Verdict == "drop" || r.Verdict == "reject" || r.Map != "" || len(r.Sets) > 0 || mayDrop(to)
+		}
+		if may {
+			drops[i] = 2
+		}
+		return may
+	}
+	kept := 0
+	seen := make([]bool, len(chains))
+	var keep func(i int)
+	keep = func(i int) {
+		if i < 0 || seen[i] {
+			return
+		}
+		seen[i] = true
+		if kept += len(walks[i]); kept > snapshot.MaxRules {
+			return
+		}
+		chains[i].Walk = append([]snapshot.Rule{}, walks[i]...)
+		for _, r := range walks[i] {
+			if r.Chain != "" {
+				keep(find(i, r.Chain))
+			}
+			if r.Map != "" { // it may lead to any chain of its table
+				for j := range chains {
+					if chains[j].Hook == "" && chains[j].Family == chains[i].Family && chains[j].Table == chains[i].Table {
+						keep(j)
+					}
+				}
+			}
+		}
+	}
+	for i, c := range chains {
+		if c.Hook != "" && mayDrop(i) {
+			keep(i)
+		}
+	}
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"natkit/internal/snapshot"
+)
+
+// saved are the rules of a chain, and its sets spelt out, as a Snapshot has them.
+func saved(t *testing.T, s *snapshot.Snapshot, backend, chain string) (texts []string) {
+	t.Helper()
+	for _, c := range s.Chains {
+		if c.Name == chain && c.Backend == backend {
+			for _, r := range c.Walk {
+				texts = append(texts, r.Text)
+			}
+		}
+	}
+	return texts
+}
+
+// Rules are written as nft(8) writes them.
+func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
+	h := newNetns(t)
+	const chain = "fw"
+	output(t, h, `table inet f {
+	set bad { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
+	quota month { 1 mbytes }
+	limit few { rate 3/minute }
+	chain other { return; }
+	chain fw {
+		type filter hook output priority 0; policy drop;
+		ip saddr 10.0.0.1 drop
+		ip saddr 10.0.0.0/24 ip daddr != 10.0.1.0/24 counter drop
+		ip saddr 10.0.0.1-10.0.0.7 drop
+		ip saddr { 10.0.0.1, 10.0.0.2 } tcp dport { 80, 443 } drop
+		ip saddr @bad ip daddr 10.1.1.1 drop
+		ip saddr != @bad drop
+		ip saddr . tcp dport { 10.0.0.1 . 80 } drop
+		tcp dport 80 tcp sport 1024-65535 drop
+		udp dport != 53 drop
+		tcp dport < 1024 drop
+		ip6 saddr fd00::/8 drop
+		ip6 saddr fd00::1 ip6 daddr fd00::2 drop
+		ct state established,related accept
+		ct state invalid drop
+		ct state vmap { invalid : drop, established : accept }
+		ct status dnat accept
+		iifname "eth0" oifname != "eth1" drop
+		iifname { "eth0", "eth1" } drop
+		iifname "eth*" drop
+		oif "lo" accept
+		icmp type echo-request accept
+		meta mark 0x00000007 drop
+		meta l4proto gre drop
+		ip ttl < 5 drop
+		limit rate 10/second accept
+		limit rate over 10/second drop
+		quota over 1000 bytes drop
+		quota name "month" drop
+		limit name "few" drop
+		ct count over 5 reject
+		jump other
+		goto other
+	}
+}`, "nft", "-f", "-")
+	s := takeWhile(t, Options{Netns: h}, func() { sendUDP(t, h, "127.0.0.1:9", 3) })
+	got := saved(t, s, "nft", chain)
+	_, list, _ := strings.Cut(output(t, h, "", "nft", "-s", "list", "chain", "inet", "f", chain), "policy drop;\n")
+	var want []string
+	for line := range strings.SplitSeq(list, "\n") {
+		if line = strings.TrimSpace(line); line != "" && line != "}" {
+			want = append(want, line)
+		}
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d rules, nft lists %d:\n%q\n%q", len(got), len(want), got, want)
+	}
+	for i := range want {
+		if tidy(got[i]) != tidy(want[i]) {
+			t.Errorf("rule %d: %q, nft writes %q", i+1, got[i], want[i])
+		}
+	}
+}
+
+// tidy takes away what nft writes in more than one way: leading zeros, and what of a reject or
+// a limit is the default.
+func tidy(rule string) string {
+	rule = regexp.MustCompile(`0x0+([1-9a-f])`).ReplaceAllString(rule, "0x$1")
+	rule = regexp.MustCompile(`meta l4proto 47`).ReplaceAllString(rule, "meta l4proto gre")
+	return regexp.MustCompile(` burst \d+ packets| with icmpx .*$`).ReplaceAllString(rule, "")
+}
+
+// Rules are written as iptables -S writes them.
+func TestLiveRuleTextsAreThoseOfIPTables(t *testing.T) {
+	for _, backend := range []struct{ tool, name string }{{"iptables-legacy", "iptables-legacy"}, {"iptables-nft", "nft"}} {
+		t.Run(backend.tool, func(t *testing.T) {
+			h := newNetns(t)
+			for _, rule := range []string{
+				"-s 10.0.0.1 -j DROP", "-s 10.0.0.0/24 ! -d 10.0.1.0/24 -j DROP", "-i eth0 ! -o eth1 -j DROP", "-i eth+ -j DROP",
+				"-p tcp --dport 80 -j DROP", "-p tcp --sport 1024:65535 ! --dport 80 -j DROP", "-p udp --dport 53 -j ACCEPT", "-p icmp --icmp-type 8 -j ACCEPT",
+				"-p tcp -m multiport --dports 80,443,8000:8010 -j DROP", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-m conntrack ! --ctstate NEW -j DROP",
+				"-m state --state INVALID -j DROP", "-m mark --mark 0x7 -j DROP", "-m iprange --src-range 10.0.0.1-10.0.0.9 -j DROP", "-m limit --limit 10/sec -j ACCEPT",
+				"-m ttl --ttl-lt 5 -j DROP", "-m addrtype --dst-type LOCAL -j ACCEPT", "-m connlimit --connlimit-above 5 -j DROP", "-j RETURN",
+			} {
+				output(t, h, "", backend.tool, append([]string{"-A", "FORWARD"}, strings.Fields(rule)...)...)
+			}
+			s := takeWhile(t, Options{Netns: h}, func() { sendUDP(t, h, "127.0.0.1:9", 3) })
+			got := saved(t, s, backend.name, "FORWARD")
+			var want []string
+			for line := range strings.SplitSeq(output(t, h, "", backend.tool, "-S", "FORWARD"), "\n") {
+				if strings.HasPrefix(line, "-A ") {
+					want = append(want, line)
+				}
+			}
+			for i := range want {
+				if i >= len(got) || tidyXT(got[i]) != tidyXT(want[i]) {
+					t.Errorf("rule %d: %q, %s writes %q", i+1, slices.Concat(got, make([]string, len(want)))[i], backend.tool, want[i])
+				}
+			}
+		})
+	}
+}
+
+// tidyXT takes away what programs write in more than one way.
+func tidyXT(rule string) string {
+	rule = regexp.MustCompile(` --connlimit-mask \d+ --connlimit-saddr| --limit-burst \d+| --ttl-lt 5`).ReplaceAllStringFunc(rule, func(s string) string {
+		if strings.Contains(s, "ttl") {
+			return s
+		}
+		return ""
+	})
+	rule = strings.ReplaceAll(rule, "-m tcp --sport 1024:65535 -m tcp ! --dport", "-m tcp --sport 1024:65535 ! --dport")
+	rule = strings.ReplaceAll(rule, "RELATED,ESTABLISHED", "ESTABLISHED,RELATED")
+	return regexp.MustCompile(`-m (icmp|icmpv6) `).ReplaceAllString(rule, "")
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+// How rules are written: values of fields, and whole rules as nft(8) and iptables(8) print
+// them.
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/snapshot"
+)
+
+// numberOf is a field that is a number: what the kernel keeps of its own is in its own byte
+// order, what is in the packet in the network's.
+func numberOf(key string, data []byte) (n uint64) {
+	native := strings.HasPrefix(key, "meta ") && key != "meta protocol" || strings.HasPrefix(key, "ct ") || strings.HasPrefix(key, "fib ") || key == "iif" || key == "oif"
+	if native {
+		data = slices.Clone(data)
+		slices.Reverse(data) // little endian, as on every machine that natkit is built for
+	}
+	if len(data) > 8 {
+		return 0
+	}
+	for _, b := range data {
+		n = n<<8 | uint64(b)
+	}
+	if key == "ip tos" {
+		return n
+	}
+	return n
+}
+
+var protocolWords = map[uint64]string{1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 33: "dccp", 47: "gre", 50: "esp", 51: "ah", 58: "icmpv6", 132: "sctp", 136: "udplite"}
+
+// valueWord writes a value of a field.
+func valueWord(key string, data []byte) string {
+	n := numberOf(key, data)
+	switch key {
+	case "ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr":
+		return addrWord(data)
+	case "iifname", "oifname":
+		return deviceWord(data)
+	case "iif", "oif":
+		if l, err := net.InterfaceByIndex(int(n)); err == nil {
+			return l.Name
+		}
+	case "ether saddr", "ether daddr":
+		return net.HardwareAddr(data).String()
+	case "meta nfproto":
+		if word, ok := map[uint64]string{unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"}[n]; ok {
+			return word
+		}
+	case "meta protocol", "ether type":
+		if word, ok := map[uint64]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6", unix.ETH_P_ARP: "arp"}[n]; ok {
+			return word
+		}
+	case "meta l4proto", "ip protocol", "ip6 nexthdr":
+		if word, ok := protocolWords[n]; ok {
+			return word
+		}
+	case "ct direction":
+		return map[bool]string{true: "reply", false: "original"}[n == 1]
+	case "ct state", "ct status":
+		words, _ := ctWords(nftPart{key: key, length: 4}, unix.NFT_CMP_EQ, data)
+		return strings.Join(words, ",")
+	case "fib daddr type", "fib saddr type":
+		return addressTypes[n]
+	case "meta mark":
+		return fmt.Sprintf("0x%x", n)
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+var addressTypes = map[uint64]string{1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole", 7: "unreachable", 8: "prohibit"}
+
+// ctStateBits are the states by their bits, ctStatusBits the status of an entry.
+var (
+	ctStateBits  = map[int]string{0: "invalid", 1: "established", 2: "related", 3: "new", 6: "untracked"}
+	ctStatusBits = map[int]string{0: "expected", 1: "seen-reply", 2: "assured", 3: "confirmed", 4: "snat", 5: "dnat", 9: "dying"}
+)
+
+// ctWords reads a condition on states: nft(8) writes several as bits, of which not none may
+// be set.
+func ctWords(p nftPart, op uint32, data []byte) (words []string, not bool) {
+	if len(data) < 4 {
+		return nil, false
+	}
+	names := ctStateBits
+	if p.key == "ct status" {
+		names = ctStatusBits
+	}
+	n, not := binary.NativeEndian.Uint32(data), op == unix.NFT_CMP_NEQ
+	if p.mask != nil && n == 0 {
+		n, not = binary.NativeEndian.Uint32(p.mask), !not
+	}
+	return bitWords(n, names), not
+}
+
+func bitWords(n uint32, names map[int]string) (words []string) {
+	for bit := range 32 {
+		if n&(1<<bit) == 0 {
+			continue
+		}
+		word, ok := names[bit]
+		if !ok {
+			word = fmt.Sprintf("0x%x", 1<<bit)
+		}
+		words = append(words, word)
+	}
+	return words
+}
+
+func addrWord(data []byte) string {
+	a, ok := netip.AddrFromSlice(data)
+	if !ok {
+		return fmt.Sprintf("0x%x", data)
+	}
+	return a.String()
+}
+
+// prefixWord writes an address of which only the first bytes, or what a mask leaves, count.
+func prefixWord(p nftPart, data []byte) string {
+	full := make([]byte, fullLength(p.key))
+	size := len(data) * 8
+	copy(full, data)
+	if p.mask != nil {
+		ones, whole := net.IPMask(p.mask[:min(len(p.mask), len(data))]).Size()
+		if whole == 0 {
+			return addrWord(full) + "/" + addrWord(p.mask) // no prefix: nothing that can be compared
+		}
+		size = ones
+	}
+	if size == len(full)*8 {
+		return addrWord(full)
+	}
+	return addrWord(full) + "/" + strconv.Itoa(size)
+}
+
+// rangeWord writes a range, of addresses as a prefix where it is one.
+func rangeWord(key string, from, to []byte) string {
+	if slices.Equal(from, to) {
+		return valueWord(key, from)
+	}
+	if strings.HasSuffix(key, "addr") && !strings.HasPrefix(key, "ether") {
+		if size, ok := prefixLength(from, to); ok {
+			return addrWord(from) + "/" + strconv.Itoa(size)
+		}
+		return addrWord(from) + "-" + addrWord(to)
+	}
+	return fmt.Sprintf("%d-%d", numberOf(key, from), numberOf(key, to))
+}
+
+// prefixLength is that of a range that is a prefix.
+func prefixLength(from, to []byte) (size int, ok bool) {
+	if len(from) != len(to) {
+		return 0, false
+	}
+	for i := range from {
+		size += bits.LeadingZeros8(from[i] ^ to[i])
+		if from[i] == to[i] {
+			continue
+		}
+		for j := i; j < len(from); j++ {
+			ones := byte(0xff)
+			if j == i {
+				ones = 0xff >> bits.LeadingZeros8(from[i]^to[i])
+			}
+			if from[j]&ones != 0 || to[j]&ones != ones {
+				return 0, false
+			}
+		}
+		return size, true
+	}
+	return size, true
+}
+
+// deviceWord is an interface's name; one without an end stands for all that begin so.
+func deviceWord(data []byte) string {
+	name := cString(append(slices.Clip(data), 0))
+	if !slices.Contains(data, 0) && len(data) < 16 {
+		return name + "*"
+	}
+	return name
+}
+
+// words writes one condition.
+func (r *ruleReader) words(m snapshot.Match) string {
+	if r.xt {
+		return xtWords(m)
+	}
+	text := strings.Join(m.Keys, " . ") + " "
+	if m.Mask != 0 {
+		text += fmt.Sprintf("& 0x%x == ", m.Mask)
+	}
+	if m.Not {
+		text = strings.TrimSuffix(text, "== ") + "!= "
+	}
+	if m.Set != "" {
+		return text + "@" + m.Set
+	}
+	values := slices.Clone(m.Values)
+	for i, v := range values {
+		values[i] = spelt(m.Keys[0], v)
+	}
+	if len(values) > 1 && strings.HasPrefix(m.Keys[0], "ct ") {
+		return text + strings.Join(values, ",")
+	}
+	if len(values) > 1 {
+		return text + "{ " + strings.Join(values, ", ") + " }"
+	}
+	return text + strings.Join(values, "")
+}
+
+// icmpTypes are the types of ICMP messages that nft(8) has names for.
+var icmpTypes = map[string]map[string]string{
+	"icmp type": {"0": "echo-reply", "3": "destination-unreachable", "4": "source-quench", "5": "redirect", "8": "echo-request", "9": "router-advertisement",
+		"10": "router-solicitation", "11": "time-exceeded", "12": "parameter-problem", "13": "timestamp-request", "14": "timestamp-reply"},
+	"icmpv6 type": {"1": "destination-unreachable", "2": "packet-too-big", "3": "time-exceeded", "4": "parameter-problem", "128": "echo-request", "129": "echo-reply",
+		"133": "nd-router-solicit", "134": "nd-router-advert", "135": "nd-neighbor-solicit", "136": "nd-neighbor-advert", "137": "nd-redirect"},
+}
+
+// spelt is a value as nft(8) prints it.
+func spelt(key, value string) string {
+	switch key {
+	case "iifname", "oifname", "iif", "oif":
+		return strconv.Quote(value)
+	}
+	if name, ok := icmpTypes[key][value]; ok {
+		return name
+	}
+	return value
+}
+
+// implied says whether nft(8) added a condition by itself and does not print it: one behind it
+// says it.
+func implied(m snapshot.Match, behind []snapshot.Match) bool {
+	if len(m.Keys) != 1 || len(m.Values) != 1 || m.Not {
+		return false
+	}
+	var heads []string
+	switch m.Keys[0] {
+	case "meta nfproto", "meta protocol", "ether type":
+		heads = map[string][]string{"ipv4": {"ip", "icmp"}, "ip": {"ip", "icmp"}, "ipv6": {"ip6", "icmpv6"}, "ip6": {"ip6", "icmpv6"}}[m.Values[0]]
+	case "meta l4proto":
+		heads = m.Values
+	}
+	return slices.ContainsFunc(behind, func(m snapshot.Match) bool {
+		return slices.ContainsFunc(m.Keys, func(key string) bool {
+			head, _, _ := strings.Cut(key, " ")
+			return slices.Contains(heads, head)
+		})
+	})
+}
+
+// text writes the whole rule, as nft -s list or iptables -S print it.
+func (r *ruleReader) text(chain string) string {
+	var out []string
+	for i, m := range r.rule.Matches {
+		if m.Text != "" && (r.xt || !implied(m, r.rule.Matches[i+1:])) {
+			out = append(out, m.Text)
+		}
+	}
+	out = append(out, r.statement...)
+	if r.xt {
+		return xtRule(chain, *r.rule, out)
+	}
+	switch r.rule.Verdict {
+	case "", "queue":
+	case "jump", "goto":
+		out = append(out, r.rule.Verdict+" "+r.rule.Chain)
+	default:
+		out = append(out, r.rule.Verdict)
+	}
+	return strings.Join(out, " ")
+}
+
+// xtRule writes a rule as iptables -S does.
+func xtRule(chain string, rule snapshot.Rule, parts []string) string {
+	out := append([]string{"-A " + chain}, parts...)
+	switch {
+	case slices.ContainsFunc(parts, func(p string) bool { return strings.HasPrefix(p, "-j ") }):
+	case rule.Verdict == "jump":
+		out = append(out, "-j "+rule.Chain)
+	case rule.Verdict == "goto":
+		out = append(out, "-g "+rule.Chain)
+	case rule.Verdict != "":
+		out = append(out, "-j "+strings.ToUpper(rule.Verdict))
+	}
+	return strings.Join(out, " ")
+}
+
+// xtWords writes a condition as iptables does.
+func xtWords(m snapshot.Match) string {
+	if len(m.Keys) == 0 {
+		return m.Text
+	}
+	not := ""
+	if m.Not {
+		not = "! "
+	}
+	values := strings.Join(m.Values, ",")
+	head, field, _ := strings.Cut(m.Keys[0], " ")
+	switch m.Keys[0] {
+	case "ip saddr", "ip6 saddr":
+		return not + "-s " + withLength(values)
+	case "ip daddr", "ip6 daddr":
+		return not + "-d " + withLength(values)
+	case "iifname":
+		return not + "-i " + strings.ReplaceAll(values, "*", "+")
+	case "oifname":
+		return not + "-o " + strings.ReplaceAll(values, "*", "+")
+	case "meta l4proto", "ip protocol":
+		return not + "-p " + values
+	case "ct state":
+		return "-m conntrack " + not + "--ctstate " + strings.ToUpper(values)
+	case "meta mark":
+		return "-m mark " + not + "--mark " + values
+	case "tcp flags":
+		return fmt.Sprintf("-m tcp %s--tcp-flags 0x%x %s", not, m.Mask, values)
+	}
+	if field == "sport" || field == "dport" {
+		return fmt.Sprintf("-m %s %s--%s %s", head, not, field, strings.ReplaceAll(values, "-", ":"))
+	}
+	return "-m " + head + " " + not + field + " " + values
+}
+
+func withLength(value string) string {
+	if strings.Contains(value, "/") || strings.Contains(value, "-") {
+		return value
+	}
+	if strings.Contains(value, ":") {
+		return value + "/128"
+	}
+	return value + "/32"
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"fmt"
+	"time"
+
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/snapshot"
+)
+
+// Looks at what a Series shows are seriesStep apart, and further in a long window.
+const (
+	seriesStep = 250 * time.Millisecond
+	seriesMost = snapshot.MaxSeries / 2 // of a window; the rest is for clocks that run ahead
+)
+
+// seriesCounters are the counters of the stack that a Series shows.
+var seriesCounters = []string{"TcpExt.ListenOverflows", "TcpExt.ListenDrops", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter",
+	"Tcp.RetransSegs", "Tcp.AttemptFails", "Ip.InDiscards", "Ip.OutDiscards", "Ip.OutNoRoutes", "Ip.FragFails", "Udp.RcvbufErrors", "Icmp.OutTimeExcds"}
+
+// watchSeries looks again and again, a step apart, from now on until the function that it returns
+// is called, which returns what was seen. What can't be read is left out: the
+// window's own numbers do not come from here.
+func watchSeries(opts Options, v *view, step time.Duration) (stop func() *snapshot.Series) {
+	if !v.live || opts.NoSeries {
+		return func() *snapshot.Series { return nil }
+	}
+	end, result := make(chan struct{}), make(chan *snapshot.Series)
+	go func() {
+		r := recorder{began: time.Now(), series: snapshot.Series{Lines: map[string][]float64{}}}
+		ticks := time.NewTicker(step)
+		defer ticks.Stop()
+		look := func() { _ = opts.Netns.Do(func() error { r.look(v); return nil }) } // Take reports a namespace that can't be entered
+		for look(); ; look() {
+			select {
+			case <-end:
+				if time.Since(r.last) >= step/2 || len(r.series.Times) == 0 { // a sliver's rates mean nothing
+					look()
+				}
+				result <- r.finish()
+				return
+			case <-ticks.C:
+			}
+		}
+	}()
+	return func() *snapshot.Series {
+		close(end)
+		return <-result
+	}
+}
+
+// recorder turns levels and totals into lines.
+type recorder struct {
+	began  time.Time
+	last   time.Time
+	before map[string]uint64
+	times  map[int]cpuTimes
+	series snapshot.Series
+}
+
+// look adds a time to all lines, but for the first one, which only begins.
+func (r *recorder) look(v *view) {
+	totals := map[string]uint64{}
+	if text, err := v.readNet("stat/nf_conntrack"); err == nil {
+		if rows, err := parseConntrackStats(text); err == nil {
+			for _, row := range rows {
+				for name, n := range row {
+					totals["conntrack."+name] += n
+				}
+			}
+		}
+	}
+	all := map[string]uint64{}
+	for _, file := range []string{"snmp", "netstat"} {
+		if text, err := v.readNet(file); err == nil {
+			_ = parseCounters(text, all) // a line that can't be read is a line less
+		}
+	}
+	for _, name := range seriesCounters {
+		if n, ok := all[name]; ok {
+			totals[name] = n
+		}
+	}
+	var times map[int]cpuTimes
+	if text, err := v.read("proc/stat"); err == nil {
+		times = parseCPUTimes(text)
+	}
+	before, timesBefore := r.before, r.times
+	r.before, r.times, r.last = totals, times, time.Now()
+	if before == nil || len(r.series.Times) == snapshot.MaxSeries {
+		return
+	}
+	r.series.Times = append(r.series.Times, time.Since(r.began).Seconds())
+	if limits, err := conntrack.ReadLimits(); err == nil {
+		r.add("conntrack.count", float64(limits.Count))
+	}
+	for name, n := range totals {
+		if b, ok := before[name]; ok {
+			r.add(name, float64(increase(b, n)))
+		}
+	}
+	for cpu, now := range times {
+		was, ok := timesBefore[cpu]
+		total := 0.0
+		for i := range now {
+			total += float64(increase(was[i], now[i]))
+		}
+		if ok && total > 0 {
+			r.add(fmt.Sprintf("cpu%d.softirq", cpu), float64(increase(was[cpuSoftirq], now[cpuSoftirq]))/total)
+		}
+	}
+}
+
+// add appends to a line; one that was not there at all times has zeros before.
+func (r *recorder) add(name string, value float64) {
+	line := r.series.Lines[name]
+	for len(line) < len(r.series.Times)-1 {
+		line = append(line, 0)
+	}
+	r.series.Lines[name] = append(line, value)
+}
+
+// finish leaves out the counters that did not move.
+func (r *recorder) finish() *snapshot.Series {
+	for name, line := range r.series.Lines {
+		moved := false
+		for _, v := range line {
+			moved = moved || v != 0
+		}
+		if !moved && name != "conntrack.count" {
+			delete(r.series.Lines, name)
+			continue
+		}
+		for len(line) < len(r.series.Times) {
+			line = append(line, 0)
+		}
+		r.series.Lines[name] = line
+	}
+	if len(r.series.Times) == 0 {
+		return nil
+	}
+	return &r.series
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
+)
+
+// Kinds of what is needless, and of what a comparison in the lab measures.
+const (
+	EmptyChain    = "empty-chain"
+	LegacyTable   = "legacy-table"
+	LegacyBeside  = "legacy-beside-nft"
+	BridgeHooks   = "bridge-netfilter"
+	IdleTracking  = "idle-conntrack"
+	HelperEnabled = "conntrack-helper"
+)
+
+// Needless is something that packets walk through and no rule in use needs.
+type Needless struct {
+	Kind  string `json:"kind"`
+	What  string `json:"what"`
+	Why   string `json:"why"`
+	Hooks int    `json:"hooks"` // functions on hooks that go with it
+	// OnPath is how many of them a forwarded packet meets; 0 where it is not counted.
+	OnPath int `json:"on_path,omitzero"`
+	// Commands remove it; a line that begins with "# " is a remark.
+	Commands []string `json:"commands"`
+	// SavesNS is what a forwarded packet would save, measured in the lab on this
+	// kernel; nil where it was not measured.
+	SavesNS *float64 `json:"saves_ns,omitzero"`
+	// Unmeasured is why a measurement in the lab left it out.
+	Unmeasured string `json:"unmeasured,omitzero"`
+}
+
+// Find lists what is needless, as far as the facts tell. It says nothing where they
+// do not: without the rules, nothing.
+func Find(s *snapshot.Snapshot) []Needless {
+	var out []Needless
+	out = append(out, emptyChains(s)...)
+	out = append(out, legacy(s)...)
+	out = append(out, bridged(s)...)
+	out = append(out, tracking(s)...)
+	if s.Sysctls["net.netfilter.nf_conntrack_helper"] == "1" {
+		out = append(out, Needless{Kind: HelperEnabled, What: "helpers of connection tracking are given to flows by their ports",
+			Why:      "Each new flow is compared with the helpers' ports, and a helper reads what an attacker sends. Rules give a helper to the flows that need it.",
+			Commands: []string{"# when rules give helpers (nft: ct helper set; iptables: -j CT --helper), or none is needed:", command(s, "sysctl -w net.netfilter.nf_conntrack_helper=0")}})
+	}
+	return out
+}
+
+// command is a command line for the namespace that was looked at.
+func command(s *snapshot.Snapshot, line string) string {
+	switch name := s.Netns.Name; {
+	case name == "":
+		return line
+	case strings.HasPrefix(name, "pid:"):
+		return "nsenter --net=/proc/" + name[len("pid:"):] + "/ns/net " + line
+	case strings.HasPrefix(name, "/"):
+		return "nsenter --net=" + name + " " + line
+	default:
+		return "ip netns exec " + name + " " + line
+	}
+}
+
+// quoted is a name as a shell takes it.
+func quoted(name string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./", r)
+	}
+	if name != "" && strings.IndexFunc(name, func(r rune) bool { return !plain(r) }) < 0 {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+}
+
+// emptyChains are base chains of nftables, of every family, that hold no rule and
+// let everything pass.
+func emptyChains(s *snapshot.Snapshot) []Needless {
+	var out []Needless
+	for _, c := range s.Chains {
+		if c.Backend != "nft" || c.Hook == "" || c.Rules > 0 || c.Policy == "drop" {
+			continue
+		}
+		n := Needless{
+			Kind: EmptyChain, What: fmt.Sprintf("chain %s %s %s on %s: no rule, policy accept", c.Family, c.Table, c.Name, c.Hook), Hooks: 1,
+			Why:      "Every packet of the hook enters it and leaves it again.",
+			Commands: []string{command(s, fmt.Sprintf("nft delete chain %s %s %s", c.Family, quoted(c.Table), quoted(c.Name)))},
+		}
+		switch {
+		case c.Family == "inet":
+			n.Hooks = 2 // IPv4 and IPv6
+		case c.Type == "nat":
+			n.Why = "Without a rule it translates nothing, but it has every flow tracked, and the first packet of each asked for a rule."
+		}
+		if owner := ownerOf(c.Name, c.Table); owner != "" {
+			n.Commands = slices.Insert(n.Commands, 0, "# "+owner+" makes it again when it next sets its rules")
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// ownerOf names a program that keeps chains of that name.
+func ownerOf(chain, table string) string {
+	switch {
+	case strings.HasPrefix(chain, "DOCKER"):
+		return "Docker"
+	case strings.HasPrefix(table, "firewalld"):
+		return "firewalld"
+	case strings.HasPrefix(chain, "KUBE-"), table == "kube-proxy":
+		return "kube-proxy"
+	case slices.Contains([]string{"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}, chain):
+		return "iptables-nft"
+	}
+	return ""
+}
+
+// legacy are the tables of iptables-legacy without a rule, and those with rules
+// where nftables has some as well.
+func legacy(s *snapshot.Snapshot) []Needless {
+	type table struct{ family, name string }
+	rules := map[table]int{}
+	base, onPath := map[table]int{}, map[table]int{}
+	drops := map[table]bool{}
+	var order []table
+	nft := 0
+	for _, c := range s.Chains {
+		if c.Backend != "iptables-legacy" {
+			nft += c.Rules
+			continue
+		}
+		t := table{c.Family, c.Table}
+		if _, known := rules[t]; !known {
+			order = append(order, t)
+		}
+		rules[t] += c.Rules
+		if c.Hook != "" {
+			base[t]++
+		}
+		if slices.Contains([]string{"prerouting", "forward", "postrouting"}, c.Hook) {
+			onPath[t]++
+		}
+		drops[t] = drops[t] || strings.EqualFold(c.Policy, "drop")
+	}
+	var out []Needless
+	used := 0
+	for _, t := range order {
+		module := map[string]string{"ip": "iptable_", "ip6": "ip6table_", "arp": "arptable_", "bridge": "ebtable_"}[t.family] + t.name
+		if rules[t] > 0 || drops[t] {
+			if t.family != "ip6" { // it has programs of its own
+				used += rules[t]
+			}
+			continue
+		}
+		out = append(out, Needless{
+			Kind: LegacyTable, What: fmt.Sprintf("legacy table %s %s: no rule", t.family, t.name), Hooks: base[t], OnPath: onPath[t],
+			Why:      "Its chains are on the hooks, and each packet walks through their policies.",
+			Commands: []string{"# where it is a module; one that is built in stays until the namespace ends:", "modprobe -r " + module},
+		})
+	}
+	if used > 0 && nft > 0 {
+		out = append(out, Needless{
+			Kind: LegacyBeside, What: fmt.Sprintf("%s of iptables-legacy beside %d of nftables", plural.Count(used, "rule"), nft),
+			Why: "Each packet walks through both. Which one decides depends on priorities that nobody set on purpose.",
+			Commands: []string{"# move the legacy rules to nftables, look at them, then empty the legacy tables:",
+				command(s, "iptables-legacy-save > legacy.rules"), command(s, "iptables-nft-restore --noflush < legacy.rules"), command(s, "iptables-legacy -F")},
+		})
+	}
+	return out
+}
+
+// bridged is br_netfilter on a machine where no function hangs on a hook of IP that
+// a bridged frame would need, or nothing is bridged.
+func bridged(s *snapshot.Snapshot) []Needless {
+	hooks := count(s.Hooks, func(h snapshot.Hook) bool {
+		return h.Family == "bridge" && (strings.HasPrefix(h.Function, "br_nf_") || h.Function == "ip_sabotage_in")
+	})
+	if hooks == 0 || s.Sysctls["net.bridge.bridge-nf-call-iptables"] != "1" || s.Chains == nil {
+		return nil
+	}
+	for _, c := range s.Chains {
+		if strings.HasPrefix(c.Name, "KUBE-") || strings.HasPrefix(c.Name, "DOCKER") {
+			return nil // these count on it
+		}
+	}
+	return []Needless{{
+		Kind: BridgeHooks, What: fmt.Sprintf("br_netfilter: %d functions on the bridge's hooks", hooks), Hooks: hooks,
+		Why: "A frame that is only bridged walks through the hooks of IP as well, tracking included; one that is routed does so anyway.",
+		Commands: []string{"# unless rules here filter or translate what is bridged:", command(s, "sysctl -w net.bridge.bridge-nf-call-iptables=0"),
+			command(s, "sysctl -w net.bridge.bridge-nf-call-ip6tables=0")},
+	}}
+}
+
+// busyTable is how many entries speak for traffic that passes.
+const busyTable = 100
+
+// tracking is connection tracking of flows that nothing translates.
+func tracking(s *snapshot.Snapshot) []Needless {
+	tracked := count(s.Hooks, func(h snapshot.Hook) bool {
+		return strings.Contains(h.Function, "conntrack_in") || strings.Contains(h.Function, "conntrack_local")
+	})
+	if tracked == 0 || s.Chains == nil || s.Conntrack == nil || s.Conntrack.Table == nil {
+		return nil
+	}
+	t := s.Conntrack.Table
+	translated := min(t.Entries, max(t.ByStatus["SNAT"], t.ByStatus["DNAT"]))
+	if t.Entries < busyTable || translated*10 > t.Entries {
+		return nil
+	}
+	rules := 0
+	for _, c := range s.Chains {
+		for _, n := range c.NATRules {
+			rules += n
+		}
+	}
+	n := Needless{
+		Kind: IdleTracking, Hooks: tracked,
+		What: fmt.Sprintf("connection tracking: %d of %d entries are translated", translated, t.Entries),
+		Why:  "The others cost an entry and a look-up a packet for nothing but rules about states, if there are such.",
+		Commands: []string{"# whose flows are they? Networks that no rule about states or NAT concerns can do without: notrack, in a chain of type filter at priority raw",
+			command(s, "natkit conntrack top --by source")},
+	}
+	if rules == 0 {
+		n.What += ", and no rule translates"
+	}
+	return []Needless{n}
+}

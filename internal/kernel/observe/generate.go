@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+// The eBPF objects and their Go types are committed; a test compares them with
+// their source.
+//go:generate ../../../bpf/generate.sh -type drop_class -type drop_slot drops ../../../bpf/trace/drops.bpf.c
+//go:generate ../../../bpf/generate.sh -type profile_sample profile ../../../bpf/trace/profile.bpf.c
+//go:generate ../../../bpf/generate.sh hooks ../../../bpf/trace/hooks.bpf.c

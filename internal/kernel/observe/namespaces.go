@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+// This file knows the network namespaces of the machine: the kernel names one by
+// its inode number, people by a name, and only from inside it can be told what
+// its interfaces are called and what its conntrack counted.
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"natkit/internal/kernel/netns"
+)
+
+// namespaces finds namespaces by their inode number. It remembers what it found
+// and what it did not find; it holds none open.
+type namespaces struct {
+	refs       map[uint64]string // inode -> reference as for netns.Open; "" is natkit's own
+	unknown    map[uint64]bool   // looked for, and in no process or name
+	interfaces map[deviceKey]string
+}
+
+type deviceKey struct {
+	netns   uint64
+	ifindex uint32
+}
+
+// newNamespaces knows all namespaces that have a name or a process now.
+func newNamespaces() *namespaces {
+	n := &namespaces{
+		refs: map[uint64]string{}, unknown: map[uint64]bool{}, interfaces: map[deviceKey]string{},
+	}
+	n.scan()
+	return n
+}
+
+// scan looks at every namespace that can be entered; the reference most useful
+// to people wins: natkit's own, a name, the lowest process.
+func (n *namespaces) scan() {
+	add := func(inode uint64, ref string) {
+		if _, known := n.refs[inode]; !known && inode != 0 {
+			n.refs[inode] = ref
+		}
+	}
+	clear(n.refs)
+	add((*netns.Handle)(nil).Inode(), "")
+	named, _ := netns.List()
+	for _, ns := range named {
+		add(ns.Inode, ns.Name)
+	}
+	processes, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	for _, path := range processes {
+		// Of a process that just ended, or of another user, the link is not readable.
+		link, err := os.Readlink(path)
+		if err != nil {
+			continue
+		}
+		inode, _ := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(link, "net:["), "]"), 10, 64)
+		add(inode, "pid:"+strings.Split(path, "/")[2])
+	}
+}
+
+// ref returns the reference of the namespace with this inode number.
+func (n *namespaces) ref(inode uint64) (ref string, ok bool) {
+	if ref, ok = n.refs[inode]; ok || inode == 0 || n.unknown[inode] {
+		return ref, ok
+	}
+	n.scan()
+	if ref, ok = n.refs[inode]; !ok {
+		n.unknown[inode] = true
+	}
+	return ref, ok
+}
+
+// do runs fn inside the namespace, if it can still be found.
+func (n *namespaces) do(inode uint64, fn func() error) error {
+	ref, ok := n.ref(inode)
+	if !ok {
+		return fmt.Errorf("network namespace %d: no name and no process leads to it", inode)
+	}
+	if ref == "" {
+		return fn()
+	}
+	h, err := netns.Open(ref)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if h.Inode() != inode { // a process number or a name that was used again
+		delete(n.refs, inode)
+		return fmt.Errorf("network namespace %d: %s is another one now", inode, ref)
+	}
+	return h.Do(fn)
+}
+
+// device returns the name of an interface, or "if7" where its namespace can't be
+// entered or the interface is gone.
+func (n *namespaces) device(inode uint64, ifindex uint32) string {
+	switch ifindex {
+	case 0:
+		return ""
+	case 1:
+		return "lo" // LOOPBACK_IFINDEX, in every namespace
+	}
+	key := deviceKey{inode, ifindex}
+	name, known := n.interfaces[key]
+	if !known {
+		name = fmt.Sprintf("if%d", ifindex)
+		// Without a name the bare number says as much as can be said.
+		_ = n.do(inode, func() error {
+			dev, err := net.InterfaceByIndex(int(ifindex))
+			if err == nil {
+				name = dev.Name
+			}
+			return err
+		})
+		n.interfaces[key] = name
+	}
+	return name
+}
+
+// refusals is what the conntrack of one namespace counted of packets that it
+// dropped itself, since the namespace was made.
+type refusals struct {
+	create  uint64 // no entry could be made: the table is full, or there is no memory
+	confirm uint64 // an entry could not be put into the table
+}
+
+// refusals reads the namespace's counters; an error means that they are not known.
+func (n *namespaces) refusals(inode uint64) (refusals, error) {
+	var out refusals
+	err := n.do(inode, func() error {
+		data, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+		if err != nil {
+			return err
+		}
+		out, err = parseRefusals(data)
+		return err
+	})
+	return out, err
+}
+
+// parseRefusals sums /proc/net/stat/nf_conntrack: a header with the names of the
+// columns, then a line of hexadecimal numbers for each processor. A failed
+// insertion is counted both as insert_failed and as drop; a packet that got no
+// entry only as drop.
+func parseRefusals(data []byte) (refusals, error) {
+	lines := bytes.Split(bytes.TrimSpace(data), []byte{'\n'})
+	drop, failed := -1, -1
+	for i, name := range strings.Fields(string(lines[0])) {
+		switch name {
+		case "drop":
+			drop = i
+		case "insert_failed":
+			failed = i
+		}
+	}
+	if drop < 0 || failed < 0 {
+		return refusals{}, fmt.Errorf("conntrack counters: no column drop or insert_failed in %q", lines[0])
+	}
+	var sums [2]uint64
+	for _, line := range lines[1:] {
+		fields := strings.Fields(string(line))
+		for i, column := range []int{drop, failed} {
+			if column >= len(fields) {
+				return refusals{}, fmt.Errorf("conntrack counters: short line %q", line)
+			}
+			v, err := strconv.ParseUint(fields[column], 16, 64)
+			if err != nil {
+				return refusals{}, fmt.Errorf("conntrack counters: %w", err)
+			}
+			sums[i] += v
+		}
+	}
+	return refusals{create: sums[0] - min(sums[0], sums[1]), confirm: sums[1]}, nil
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
+)
+
+// ErrAccelOff says that nothing is accelerated in the namespace.
+var ErrAccelOff = errors.New("acceleration is off here: `natkit accel on INTERFACE...` turns it on")
+
+// errAccelOn refuses what is for engines.
+var errAccelOn = errors.New("no engine is up here, but the kernel's NAT is accelerated: `natkit accel status` shows it, `natkit accel off` ends it")
+
+// ofEngine passes on what reading a record gave, but for one that is of no engine.
+func ofEngine(rec *record, err error) (*record, error) {
+	if err == nil && rec.Engine == EngineAccel {
+		return nil, errAccelOn
+	}
+	return rec, err
+}
+
+// exists is why nothing can be brought up beside what is there.
+func (r *record) exists() error {
+	if r.Engine == EngineAccel {
+		return errors.New("the kernel's NAT is accelerated here already: `natkit accel off` ends that, and no connection with it")
+	}
+	return fmt.Errorf("%w (engine %s, rules of %s)", datapath.ErrExists, r.Engine, r.Rules.File)
+}
+
+// AccelInterface is an accelerated interface.
+type AccelInterface struct {
+	Name   string   `json:"name"`
+	Hooks  []string `json:"hooks"` // tc, xdp, egress; none when it is gone
+	Reason string   `json:"reason"`
+}
+
+// AccelStatus is what is accelerated in a namespace.
+type AccelStatus struct {
+	Since      time.Time            `json:"since"`
+	Interfaces []AccelInterface     `json:"interfaces"`
+	TCP        bool                 `json:"tcp"`
+	Flows      int                  `json:"flows_limit"` // that are remembered
+	Stats      *rulefile.AccelStats `json:"stats"`
+	Changes    []Change             `json:"changes"`  // of the namespace, that AccelOff puts back
+	Problems   []string             `json:"problems"` // each with what to do
+}
+
+// Share is which part of the TCP and UDP packets that came in went past the stack. Those
+// that were seen to be for the machine itself are not counted; a new connection to it is
+// not seen to be. Negative: there were none.
+func (s *AccelStatus) Share() float64 {
+	total := 0.0
+	for name, n := range s.Stats.Reasons {
+		if name != "not-ipv4" && name != "protocol" && name != "local" {
+			total += float64(n)
+		}
+	}
+	if total == 0 {
+		return -1
+	}
+	return float64(s.Stats.Reasons["forwarded"]) / total
+}
+
+// ReadAccelStatus reads what is accelerated in a namespace.
+func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
+	rec, dir, err := accelRecordOf(ns)
+	if err != nil {
+		return nil, err
+	}
+	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, Problems: []string{}, Changes: []Change{}}
+	other := rec.Make != datapath.MakeAccel()
+	a, err := datapath.OpenAccelerator(dir)
+	if !rec.Whole || errors.Is(err, os.ErrNotExist) {
+		if a != nil {
+			a.Close()
+		}
+		s.problem("acceleration is half on, whose maker was killed: `natkit accel on` turns it on anew, `natkit accel off` removes it")
+		s.Stats = &rulefile.AccelStats{Reasons: map[string]uint64{}}
+		return s, nil
+	}
+	if err == nil {
+		s.Stats, err = a.Stats()
+		err = errors.Join(err, a.Close())
+	}
+	switch {
+	case err != nil && other:
+		s.Stats = &rulefile.AccelStats{Reasons: map[string]uint64{}}
+		s.problem("the programs are another natkit's, whose counters this one can't read: `natkit accel off` and `natkit accel on` replace them, and no connection ends")
+	case err != nil:
+		return nil, err
+	case other:
+		s.problem("the programs are another natkit's: `natkit accel off` and `natkit accel on` replace them, and no connection ends")
+	}
+	if made, err := standing(instancePath(ns.Inode(), ".journal")); err == nil {
+		s.Changes = append(s.Changes, made...)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	return s, ns.Do(func() error {
+		s.checkSettings(rec)
+		return s.readLinks(rec, dir)
+	})
+}
+
+// accelRecordOf reads the record of an acceleration, and where its pins are.
+func accelRecordOf(ns *netns.Handle) (rec *record, dir string, err error) {
+	rec, err = readRecord(ns.Inode())
+	if errors.Is(err, ErrDown) || err == nil && rec.Engine != EngineAccel {
+		return nil, "", ErrAccelOff
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	id, err := ns.ID()
+	if err != nil {
+		return nil, "", err
+	}
+	if id != rec.ID {
+		return nil, "", ErrAccelOff // of an earlier namespace with that number
+	}
+	return rec, pinsOf(ns.Inode()), nil
+}
+
+// Shortcuts calls fn with every direction of a flow that is remembered.
+func Shortcuts(ns *netns.Handle, fn func(*rulefile.Shortcut) bool) error {
+	_, dir, err := accelRecordOf(ns)
+	if err != nil {
+		return err
+	}
+	a, err := datapath.OpenAccelerator(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.Shortcuts(fn), a.Close())
+}
+
+func (s *AccelStatus) problem(text string) { s.Problems = append(s.Problems, text) }
+
+// checkSettings finds settings that are no longer what the programs were made for. The
+// calling thread is in the namespace.
+func (s *AccelStatus) checkSettings(rec *record) {
+	if !s.TCP {
+		return
+	}
+	if v, err := readSetting(settingLiberal); err == nil && v != "1" {
+		s.problem("connection tracking is strict about TCP windows again (" + settingLiberal + " is " + v + "), and drops packets of connections as invalid: set it to 1, or `natkit accel off`")
+	}
+	if v, err := readSetting(settingEstablished); err == nil && v != strconv.Itoa(rec.Accel.TCPTimeout) {
+		s.problem(settingEstablished + " is " + v + " now; accelerated connections have " + strconv.Itoa(rec.Accel.TCPTimeout) + " until `natkit accel off` and `natkit accel on`")
+	}
+}
+
+// CheckBypassed finds what packets go past that was set up after acceleration was turned
+// on, or that nobody has accepted for another reason. chains are those of the namespace.
+func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) error {
+	rec, _, err := accelRecordOf(ns)
+	if err != nil {
+		return err
+	}
+	var links []datapath.Link
+	err = ns.Do(func() error {
+		for i, known := range rec.Links {
+			if l, err := netlink.LinkByName(known.Name); err == nil && l.Attrs().Index == known.Ifindex {
+				links = append(links, datapath.Link{Name: known.Name, Ifindex: known.Ifindex, Transmit: rec.Accel.Placements[i].Transmit})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	found, err := accelBypassed(ns, chains, links)
+	for _, b := range found {
+		if !slices.Contains(rec.Accepted, b) {
+			s.problem("packets go past what was not here when acceleration was turned on: " + b.What + ": " + b.Effect + "; `natkit accel off` lets it see them")
+		}
+	}
+	return err
+}
+
+// readLinks tells where packets are met, and what has changed since. The calling thread
+// is in the namespace.
+func (s *AccelStatus) readLinks(rec *record, dir string) error {
+	attached, err := datapath.Attached(dir)
+	if err != nil {
+		return err
+	}
+	again := "`natkit accel off` and `natkit accel on` follow it"
+	for i, known := range rec.Links {
+		out := AccelInterface{Name: known.Name, Hooks: []string{}, Reason: rec.Accel.Placements[i].Reason}
+		l, err := netlink.LinkByName(known.Name)
+		switch {
+		case err != nil:
+			s.problem("interface " + known.Name + " is gone; when it is back, " + again)
+		case l.Attrs().Index != known.Ifindex:
+			s.problem("interface " + known.Name + " was made anew, and its packets go through the stack: " + again)
+		case l.Attrs().HardwareAddr.String() != rec.Accel.MACs[i]:
+			s.problem("interface " + known.Name + " has another MAC, and what leaves there goes through the stack: " + again)
+		}
+		hooks := attached[known.Ifindex]
+		if err == nil && l.Attrs().Index == known.Ifindex {
+			if hooks, err = datapath.Hooks(attached, known.Ifindex); err != nil {
+				return err
+			}
+		}
+		for _, h := range hooks {
+			out.Hooks = append(out.Hooks, string(h))
+		}
+		s.Interfaces = append(s.Interfaces, out)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
+)
+
+// ReadFacts reads what is up in a namespace as facts for the doctor, nil for nothing:
+// a probe.EngineReader. It changes nothing.
+func ReadFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
+	rec, err := readRecord(ns.Inode())
+	if errors.Is(err, ErrDown) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var facts *snapshot.Engine
+	if rec.Engine == EngineAccel {
+		facts, err = accelFacts(ns)
+	} else {
+		facts, err = engineFacts(ns, whole)
+	}
+	if errors.Is(err, ErrDown) || errors.Is(err, ErrAccelOff) { // of an earlier namespace
+		return nil, nil
+	}
+	return facts, err
+}
+
+func engineFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
+	s, err := ReadStatus(ns)
+	if err != nil {
+		return nil, err
+	}
+	out := &snapshot.Engine{Kind: string(s.Engine), File: s.File, Rules: s.Rules, Served: s.Serve != nil && s.Serve.Error == ""}
+	if s.Engine == EngineNFT {
+		out.Table = "ip natkit"
+	}
+	out.Bypass = s.bypass
+	if s.file == nil { // half brought up
+		out.Problems = s.Problems
+		return out, nil
+	}
+	for _, d := range s.drift {
+		out.Drift = append(out.Drift, snapshot.EngineDrift(d))
+	}
+	if s.Engine == EngineNFT {
+		return out, nil
+	}
+	out.Packets = s.Stats.Reasons
+	out.Sessions, out.SessionsMax = uint64(s.Stats.Sessions), uint64(s.Limits.Sessions)
+	out.Mappings, out.MappingsMax = uint64(s.Stats.Mappings), uint64(s.Limits.MappingLimit())
+	out.PerSource, out.SourcesMax = uint64(s.Limits.SessionsPerSource), uint64(s.Limits.Sources)
+	out.Addresses = addressFacts(s)
+	out.Lines = map[string]int{}
+	for key, n := range map[string]int{"sessions": s.Limits.Sessions, "mappings": s.Limits.MappingLimit(), "sources": s.Limits.Sources, "sessions_per_source": s.Limits.SessionsPerSource} {
+		if line := lineOf(s.text, fmt.Sprintf(`\b%s: *%d\b`, key, n)); line > 0 {
+			out.Lines[key] = line
+		}
+	}
+	if line := lineOf(s.text, `^limits:`); line > 0 {
+		out.Lines["limits"] = line
+	}
+	if whole {
+		out.Sources, err = busiestSources(ns)
+	}
+	return out, err
+}
+
+// lineOf is the line of a rule file on which a pattern stands, outside of comments.
+func lineOf(text, pattern string) int {
+	re := regexp.MustCompile(pattern)
+	for i, line := range strings.Split(text, "\n") {
+		if line, _, _ = strings.Cut(line, "#"); re.MatchString(line) {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// addressFacts are the outside addresses with ports, fewest free first.
+func addressFacts(s *Status) (out []snapshot.EngineAddress) {
+	for _, a := range s.Addresses {
+		if a.Ports == 0 || a.Leaving {
+			continue
+		}
+		out = append(out, snapshot.EngineAddress{
+			Addr: a.Address, Ports: snapshot.PortRange{Min: a.FirstPort, Max: a.LastPort}, Given: uint64(a.Ports),
+			FreeTCP: uint64(a.FreeTCP), FreeUDP: uint64(a.FreeUDP), FreeICMP: uint64(a.FreeICMP),
+			Line: lineOf(s.text, fmt.Sprintf(`\bports: *%d-%d\b`, a.FirstPort, a.LastPort)),
+		})
+	}
+	slices.SortStableFunc(out, func(a, b snapshot.EngineAddress) int {
+		return cmp.Compare(min(a.FreeTCP, a.FreeUDP, a.FreeICMP), min(b.FreeTCP, b.FreeUDP, b.FreeICMP))
+	})
+	return out[:min(len(out), snapshot.TopN)]
+}
+
+// busiestSources are the inside hosts with most sessions.
+func busiestSources(ns *netns.Handle) ([]snapshot.EngineSource, error) {
+	e, err := Open(ns)
+	if err != nil {
+		return nil, err
+	}
+	sessions := map[netip.Addr]uint64{}
+	err = e.Sessions(func(s *rulefile.Session) bool {
+		if s.State != "dead" && s.From == "inside" {
+			sessions[s.Source.Addr()]++
+		}
+		return true
+	})
+	if err := errors.Join(err, e.Close()); err != nil {
+		return nil, err
+	}
+	var out []snapshot.EngineSource
+	for addr, n := range sessions {
+		out = append(out, snapshot.EngineSource{Addr: addr, Sessions: n})
+	}
+	slices.SortFunc(out, func(a, b snapshot.EngineSource) int {
+		return cmp.Or(cmp.Compare(b.Sessions, a.Sessions), a.Addr.Compare(b.Addr))
+	})
+	return out[:min(len(out), snapshot.TopN)], nil
+}
+
+func accelFacts(ns *netns.Handle) (*snapshot.Engine, error) {
+	s, err := ReadAccelStatus(ns)
+	if err != nil {
+		return nil, err
+	}
+	out := &snapshot.Engine{Kind: string(EngineAccel), SessionsMax: uint64(s.Flows), Packets: s.Stats.Reasons, Problems: s.Problems}
+	out.Sessions = uint64(s.Stats.Trusted)
+	return out, nil
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"natkit/internal/testutil/ktest"
+)
+
+// Each engine lives its life, up, apply, status and down, on a machine with a BPF file system
+// and on one without, and leaves nothing behind.
+func TestLife(t *testing.T) {
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		t.Run(string(engine), func(t *testing.T) {
+			ktest.WithAndWithoutBPFFS(t, func(t *testing.T) {
+				b := makeBed(t)
+				before := b.state()
+				o := b.options()
+				o.Engine = engine
+				b.up(baseRules, o)
+				b.ping(b.client, "198.51.100.9")
+				if s, err := ReadStatus(b.gateway); err != nil || len(s.Problems) > 0 {
+					t.Errorf("status %+v, %v", s, err)
+				}
+				text := baseRules + "  - dnat: tcp 198.51.100.1:8081\n    to: 10.0.0.2:81\n"
+				if _, err := Apply(t.Context(), b.parse(text), text, o); err != nil {
+					t.Error(err)
+				}
+				b.ping(b.client, "198.51.100.9")
+				if kept, err := Down(b.gateway); err != nil || len(kept) > 0 {
+					t.Errorf("down: kept %v, %v", kept, err)
+				}
+				if after := b.state(); after != before {
+					t.Errorf("left behind:\n%s\nbefore:\n%s", after, before)
+				}
+				noPins(t)
+			})
+		})
+	}
+}
+
+// So does acceleration.
+func TestAccelLife(t *testing.T) {
+	ktest.WithAndWithoutBPFFS(t, func(t *testing.T) {
+		b := makeBed(t)
+		o := b.accelOptions()
+		if _, err := AccelOn(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := ReadAccelStatus(b.gateway); err != nil || len(s.Problems) > 0 {
+			t.Errorf("status %+v, %v", s, err)
+		}
+		if _, err := AccelOff(b.gateway); err != nil {
+			t.Error(err)
+		}
+		noPins(t)
+	})
+}
+
+// Many engines are brought up and taken down at the same time where the first needs a BPF file
+// system mounted and the last unmounts it: none is hidden by another's mount.
+func TestManyAtOnce(t *testing.T) {
+	ktest.Lacking(t, func(t *testing.T) {
+		beds := make([]*bed, 12)
+		for i := range beds {
+			beds[i] = makeBed(t)
+		}
+		atOnce := func(what string, do func(*bed) error) {
+			t.Helper()
+			var all sync.WaitGroup
+			for _, b := range beds {
+				all.Go(func() {
+					if err := do(b); err != nil {
+						t.Errorf("%s: %v", what, err)
+					}
+				})
+			}
+			all.Wait()
+		}
+		file := beds[0].parse(baseRules)
+		atOnce("up", func(b *bed) error {
+			_, err := Up(context.Background(), file, baseRules, b.options())
+			return err
+		})
+		for _, b := range beds {
+			if s, err := ReadStatus(b.gateway); err != nil || len(s.Problems) > 0 {
+				t.Errorf("status %+v, %v", s, err)
+			}
+			b.ping(b.client, "198.51.100.9")
+		}
+		atOnce("down", func(b *bed) error { _, err := Down(b.gateway); return err })
+		noPins(t)
+	}, ktest.NoBPFFS)
+}
+
+// noPins checks that nothing is left of the folder of pins, nor of what was mounted for it.
+func noPins(t *testing.T) {
+	t.Helper()
+	for _, path := range []string{"/sys/fs/bpf/natkit", filepath.Join(runDir(), "bpf")} {
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v, want %v", path, err, os.ErrNotExist)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mounts")
+	if err != nil || strings.Contains(string(mounts), " "+filepath.Join(runDir(), "bpf")+" ") {
+		t.Errorf("mounted: %v\n%s", err, mounts)
+	}
+}

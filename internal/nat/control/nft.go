@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/nft"
+	"natkit/internal/nat/rulefile"
+)
+
+// planNFT compiles the file for the kernel's NAT. The calling thread is in the
+// namespace.
+func (p *Plan) planNFT(file *rulefile.File, o Options, made []Change) error {
+	facts, err := nft.ReadFacts(o.Namespace)
+	if err != nil {
+		return err
+	}
+	var warnings []nft.Warning
+	if p.ruleset, warnings, err = nft.CompileRules(file, facts); err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("%s: %s", file.Name, w))
+	}
+	for _, name := range missing(file) {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("interface %s is not there: its packets are translated when it is", name))
+	}
+	proxies, err := kernelProxies(file)
+	if err != nil {
+		return err
+	}
+	_, reserved, err := localPorts()
+	if err != nil {
+		return err
+	}
+	return p.planChanges(file, nil, proxies, reserved, made)
+}
+
+// missing are the interfaces of a file that are not there. nftables knows them by name, so
+// they may come later; but a name may be mistyped as well. The calling thread is in the
+// namespace.
+func missing(file *rulefile.File) (names []string) {
+	for _, name := range interfacesOf(file) {
+		if _, err := netlink.LinkByName(name); errors.As(err, new(netlink.LinkNotFoundError)) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// retrack forgets what connection tracking knows of flows that are not translated, and
+// that the rules would translate: the kernel asks its NAT rules about a flow's first packet
+// only, so one that goes on would stay untranslated, and a datagram between the making of
+// the hooks and the rules is enough for that. A TCP connection that both ends have spoken
+// on stays as it is. The calling thread is in the namespace.
+func retrack(ctx context.Context, file *rulefile.File) error {
+	sources, destinations := translations(file)
+	var here kernelSurroundings
+	_, err := conntrack.DeleteFunc(ctx, conntrack.Filter{Family: unix.AF_INET}, func(f *conntrack.Flow) bool {
+		if f.SNAT() || f.DNAT() || f.Proto == unix.IPPROTO_TCP && !f.Unreplied() {
+			return false
+		}
+		from, to := sources.of(f.Orig.Src), destinations.of(f.Orig.Dst)
+		excluded := slices.ContainsFunc(from, func(r *rulefile.Rule) bool {
+			a, ok := r.Action.(rulefile.Exclude)
+			return ok && a.Destination.Contains(f.Orig.Dst) && isOf(f, a.Protocol, a.Ports)
+		})
+		if len(from)+len(to) == 0 || excluded || here.IsLocal(f.Orig.Src) {
+			return false
+		}
+		if slices.ContainsFunc(to, func(r *rulefile.Rule) bool {
+			a, ok := r.Action.(rulefile.DNAT)
+			return !ok || isOf(f, a.Protocol, a.Ports)
+		}) {
+			return true
+		}
+		way := here.WayOut(f.Orig.Src, f.Orig.Dst)
+		return slices.ContainsFunc(from, func(r *rulefile.Rule) bool {
+			return way != "" && (r.Out == way || r.Out == "" && file.IsOutside(way))
+		})
+	})
+	return err
+}
+
+// translations are a file's rules by the prefix of the sources and of the destinations that
+// they are about.
+func translations(file *rulefile.File) (sources, destinations rulesByPrefix) {
+	sources, destinations = rulesByPrefix{}, rulesByPrefix{}
+	for i := range file.Rules {
+		r := &file.Rules[i]
+		switch a := r.Action.(type) {
+		case rulefile.Exclude:
+			sources.add(a.Source, r)
+		case rulefile.Masquerade:
+			sources.add(a.Source, r)
+		case rulefile.SNAT:
+			sources.add(a.Source, r)
+		case rulefile.Map:
+			sources.add(a.Inside, r)
+			destinations.add(a.Outside, r)
+		case rulefile.DNAT:
+			destinations.add(netip.PrefixFrom(a.Address, 32), r)
+		}
+	}
+	return sources, destinations
+}
+
+// endTranslated makes connection tracking forget the connections that the rules of the record
+// have translated, but for those that a rule of the file, which may be nil, translates so as
+// well: without that the kernel goes on, whatever the rules say. What others have
+// translated has no label of natkit's. The calling thread is in the namespace.
+func (r *record) endTranslated(ctx context.Context, file *rulefile.File) error {
+	var gone []func(*conntrack.Flow) bool
+	for _, text := range []*ruleText{&r.Rules, r.Next} {
+		if text == nil {
+			continue
+		}
+		if used, err := rulefile.Parse(text.File, []byte(text.Text)); err == nil {
+			gone = append(gone, withoutRule(used))
+		}
+	}
+	if len(gone) == 0 {
+		return errRecord
+	}
+	kept := func(*conntrack.Flow) bool { return false }
+	if file != nil {
+		without := withoutRule(file)
+		kept = func(f *conntrack.Flow) bool { return !without(f) }
+	}
+	_, err := conntrack.DeleteFunc(ctx, conntrack.Filter{Family: unix.AF_INET}, func(f *conntrack.Flow) bool {
+		return (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit) && !kept(f) &&
+			slices.ContainsFunc(gone, func(without func(*conntrack.Flow) bool) bool { return !without(f) })
+	})
+	return err
+}
+
+// withoutRule gives a function that tells whether no rule of the file translates as a connection
+// is. To what a rule is bound, and of several targets which, may have changed: that does
+// not end what goes on.
+func withoutRule(file *rulefile.File) func(*conntrack.Flow) bool {
+	sources, destinations := translations(file)
+	var here kernelSurroundings
+	return func(f *conntrack.Flow) bool {
+		destined := slices.ContainsFunc(destinations.of(f.Orig.Dst), func(r *rulefile.Rule) bool {
+			switch a := r.Action.(type) {
+			case rulefile.DNAT:
+				return isOf(f, a.Protocol, a.Ports)
+			case rulefile.Map:
+				return a.Inside.Contains(f.Reply.Src)
+			}
+			return false
+		})
+		hidden := slices.ContainsFunc(sources.of(f.Orig.Src), func(r *rulefile.Rule) bool {
+			switch a := r.Action.(type) {
+			case rulefile.Masquerade:
+				return here.IsLocal(f.Reply.Dst) || f.DNAT() && f.Reply.Dst == f.Orig.Dst // hairpin
+			case rulefile.SNAT:
+				p := file.Pool(a.Pool)
+				return a.Address == f.Reply.Dst || p != nil && p.Contains(f.Reply.Dst)
+			case rulefile.Map:
+				return a.Outside.Contains(f.Reply.Dst)
+			}
+			return false
+		})
+		return f.DNAT() && !destined || f.Reply.Dst != f.Orig.Src && !hidden
+	}
+}
+
+// retrack lets the rules of the file hold for flows of before, where the kernel's NAT is the
+// engine. They hold for new flows without it, so it is no reason to undo them.
+func (in *instance) retrack(ctx context.Context, p *Plan, file *rulefile.File) {
+	if p.Engine != EngineNFT {
+		return
+	}
+	if err := in.ns.Do(func() error { return retrack(ctx, file) }); err != nil {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("flows of before the rules stay untranslated while they last: %v", err))
+	}
+	if err := in.ns.Do(func() error { return p.record.endTranslated(ctx, file) }); err != nil {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("connections of rules that are gone stay translated while they last: %v", err))
+	}
+}
+
+// isOf tells whether a flow is of the protocol, and to one of the ports; zero is any.
+func isOf(f *conntrack.Flow, p rulefile.Protocol, ports rulefile.PortRange) bool {
+	return (p == rulefile.AnyProtocol || uint8(p) == f.Proto) && (ports.IsZero() || ports.First <= f.Orig.DstPort && f.Orig.DstPort <= ports.Last)
+}
+
+// rulesByPrefix finds the rules whose prefix an address is in.
+type rulesByPrefix map[netip.Prefix][]*rulefile.Rule
+
+func (m rulesByPrefix) add(p netip.Prefix, r *rulefile.Rule) {
+	m[p.Masked()] = append(m[p.Masked()], r)
+}
+
+func (m rulesByPrefix) of(a netip.Addr) (rules []*rulefile.Rule) {
+	for bits := 0; bits <= 32 && a.Is4(); bits++ {
+		p, _ := a.Prefix(bits)
+		rules = append(rules, m[p]...)
+	}
+	return rules
+}
+
+// kernelProxies are the addresses of the file that nobody else has on the networks of
+// its outside interfaces. The interfaces need not be there: nftables knows them by name.
+func kernelProxies(file *rulefile.File) (out []datapath.ProxyNeighbour, err error) {
+	var ranges []rulefile.AddressRange
+	for i := range file.Pools {
+		if !file.Pools[i].Silent {
+			ranges = append(ranges, file.Pools[i].Addresses...)
+		}
+	}
+	for i := range file.Rules {
+		if !file.Rules[i].Silent {
+			ranges = append(ranges, file.Rules[i].OutsideAddresses()...)
+		}
+	}
+	local, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	own := func(a netip.Addr) bool {
+		return slices.ContainsFunc(local, func(l netlink.Addr) bool { return l.IP.Equal(a.AsSlice()) })
+	}
+	known := map[datapath.ProxyNeighbour]bool{}
+	for _, name := range file.Outside {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			continue
+		}
+		for _, at := range local {
+			if at.LinkIndex != l.Attrs().Index {
+				continue
+			}
+			for _, r := range ranges {
+				for i := range min(r.Count(), maxProxies) {
+					n := datapath.ProxyNeighbour{Link: name, Addr: r.At(i)}
+					if at.IPNet.Contains(n.Addr.AsSlice()) && !own(n.Addr) && !known[n] {
+						known[n] = true
+						out = append(out, n)
+					}
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// maxProxies bounds the proxy neighbours of one range: a network that large is routed.
+const maxProxies = 4096

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/nft"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
+)
+
+// Options says how to run a rule file.
+type Options struct {
+	Namespace *netns.Handle
+	Engine    Engine // "" is EngineEBPF; Apply keeps the one that is up
+	Attach    Attach // "" is AttachAuto, or with Apply what it was
+	Bypass    bool   // go past what the stack does with forwarded packets
+	// Wait for interfaces of engine ebpf that are not there, or have no address to
+	// masquerade behind, instead of refusing the file: Serve does.
+	Wait bool
+	// Chains are the filter chains of the namespace, to tell what is gone past.
+	Chains []snapshot.Chain
+
+	serve  *serving // whose instance it is; nil is nobody's
+	follow bool     // the same rules on a machine that has changed: what they go past was accepted
+}
+
+// Plan is what Up or Apply would do, and why.
+type Plan struct {
+	Engine      Engine      `json:"engine"`
+	Rules       int         `json:"rules"`
+	Added       []string    `json:"added,omitempty"`   // rules that are not in use
+	Removed     []string    `json:"removed,omitempty"` // rules in use that are not in the file
+	Placements  []Placement `json:"interfaces,omitempty"`
+	Detached    []string    `json:"detached,omitempty"` // interfaces in use that are not in the file
+	Addresses   int         `json:"outside_addresses,omitempty"`
+	MemoryBytes int64       `json:"memory_bytes,omitempty"` // of the kernel, for the limits of the file
+	Changes     []Change    `json:"changes,omitempty"`
+	Undone      []Change    `json:"undone,omitempty"`  // changes of before that are not needed any more
+	Awaited     []string    `json:"awaited,omitempty"` // interfaces that are not there, or without an address
+	Upgrade     bool        `json:"upgrade,omitempty"` // programs of another natkit are replaced
+	Bypassed    []Bypassed  `json:"bypassed,omitempty"`
+	Warnings    []string    `json:"warnings,omitempty"`
+
+	tables    *datapath.Tables
+	size      datapath.Size
+	ruleset   nft.Ruleset
+	record    *record                   // as it is to be
+	forgotten []datapath.OutsideAddress // that had left, and are idle
+}
+
+// MakePlan plans what Up would do in a namespace that has no engine, and changes nothing.
+func MakePlan(file *rulefile.File, text string, o Options) (*Plan, error) {
+	if err := vacant(o.Namespace, o.serve); err != nil {
+		return nil, err
+	}
+	rec, err := newRecord(o)
+	if err != nil {
+		return nil, err
+	}
+	return makePlan(rec, file, text, o, nil)
+}
+
+// PlanApply plans what Apply would do, and changes nothing.
+func PlanApply(file *rulefile.File, text string, o Options) (_ *Plan, err error) {
+	inode := o.Namespace.Inode()
+	rec, err := ofEngine(readRecord(inode))
+	if err != nil {
+		return nil, err
+	}
+	made, err := standing(instancePath(inode, ".journal"))
+	if err != nil {
+		return nil, err
+	}
+	if rec.Engine == EngineNFT {
+		return makePlan(rec, file, text, o, made)
+	}
+	e, err := Open(o.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	if _, err := rec.refresh(e); err != nil {
+		return nil, err
+	}
+	p, err := makePlan(rec, file, text, o, made)
+	if err == nil {
+		err = p.fits(e)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// makePlan plans to go on from what the record says, with the changes of the namespace
+// that the instance has made.
+func makePlan(rec *record, file *rulefile.File, text string, o Options, made []Change) (_ *Plan, err error) {
+	p := &Plan{Engine: rec.Engine, record: rec, Rules: len(file.Rules)}
+	if o.Attach != "" {
+		rec.Attach = o.Attach
+	}
+	if rec.Whole {
+		p.compare(file)
+	}
+	rec.Next = &ruleText{File: file.Name, Text: text}
+	for _, w := range file.Warnings() {
+		p.Warnings = append(p.Warnings, w.String())
+	}
+	err = o.Namespace.Do(func() error {
+		found, err := overlaps(file)
+		if err != nil {
+			return err
+		}
+		p.Warnings = append(p.Warnings, found...)
+		if p.Engine == EngineNFT {
+			return p.planNFT(file, o, made)
+		}
+		return p.planEBPF(file, o, made)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if p.Engine == EngineNFT {
+		return p, nil
+	}
+	if !o.follow {
+		there := slices.DeleteFunc(slices.Clone(p.tables.Links), func(l datapath.Link) bool { return l.Ifindex == 0 })
+		if p.Bypassed, err = bypassed(o.Namespace, o.Chains, there); err != nil {
+			return nil, err
+		}
+		p.Warnings = append(p.Warnings, kernelNAT(o.Chains)...)
+	}
+	p.size = sizeOf(file)
+	p.MemoryBytes = p.size.MemoryBytes()
+	for _, a := range p.tables.Addresses {
+		if a.Leaving {
+			continue
+		}
+		p.Addresses++
+		if a.Ports[0] > 0 {
+			p.MemoryBytes += datapath.AddressBytes(int(a.Ports[1]) - int(a.Ports[0]) + 1)
+		}
+	}
+	return p, nil
+}
+
+func newRecord(o Options) (*record, error) {
+	id, err := o.Namespace.ID()
+	if err != nil {
+		return nil, err
+	}
+	rec := &record{Engine: o.Engine, Namespace: o.Namespace.Name(), ID: id, Attach: AttachAuto, Since: time.Now()}
+	if rec.Engine == "" {
+		rec.Engine = EngineEBPF
+	}
+	return rec, nil
+}
+
+// compare says which rules come and go. A rule is its text.
+func (p *Plan) compare(file *rulefile.File) {
+	used, err := p.record.rules()
+	if err != nil {
+		return // of another natkit's language: everything is new
+	}
+	texts := func(f *rulefile.File) (out []string) {
+		for i := range f.Rules {
+			out = append(out, f.Rules[i].String())
+		}
+		return out
+	}
+	p.Added, p.Removed = without(texts(file), texts(used)), without(texts(used), texts(file))
+}
+
+// without gives those of a that are not in b.
+func without(a, b []string) (out []string) {
+	have := make(map[string]bool, len(b))
+	for _, s := range b {
+		have[s] = true
+	}
+	for _, s := range a {
+		if !have[s] {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (p *Plan) planEBPF(file *rulefile.File, o Options, made []Change) error {
+	rec := p.record
+	if armed := file.OneArmed(); len(armed) > 0 {
+		return file.AtInterface(armed[0], "interface %q is inside and outside, which engine ebpf can't tell apart: use --engine nft, or an interface for each side, such as a VLAN", armed[0])
+	}
+	facts, placements, err := gather(file, rec, o.Wait)
+	if err != nil {
+		return err
+	}
+	if p.tables, err = datapath.Compile(file, facts); err != nil {
+		return err
+	}
+	p.Placements = placements
+	p.Warnings = append(p.Warnings, cautions(file, facts.Local)...)
+	for i, l := range facts.Links {
+		known := &rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })]
+		known.Ifindex, known.Awaited = l.Ifindex, l.Awaited
+		if l.Awaited {
+			p.Awaited = append(p.Awaited, l.Name)
+		}
+		if softwareKinds[placements[i].kind] != "" && placements[i].XDP {
+			p.Warnings = append(p.Warnings, softwareCaution(placements[i]))
+		}
+		if !l.Transmit && placements[i].XDP {
+			p.Warnings = append(p.Warnings, l.Name+": the driver's XDP can't send: packets that leave here take tc")
+		}
+	}
+	for _, old := range rec.Rules.Placements {
+		if !slices.ContainsFunc(placements, func(n Placement) bool { return n.Interface == old.Interface }) {
+			p.Detached = append(p.Detached, old.Interface)
+		}
+	}
+	p.Upgrade = rec.Whole && rec.Make != datapath.Make()
+	rec.Addresses, rec.Next.Placements = p.tables.Addresses, placements
+	return p.planChanges(file, p.tables.ReservePorts, p.tables.ProxyNeighbours, facts.ReservedPorts, made)
+}
+
+func sizeOf(file *rulefile.File) datapath.Size {
+	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources}
+	for i := range file.Rules {
+		for class := range rulefile.Class(rulefile.PortClasses) {
+			if file.FilteringMode(&file.Rules[i], class) == rulefile.FilterAddress {
+				size.Contacts = file.Limits.Sessions
+			}
+		}
+	}
+	return size
+}
+
+// planChanges plans what an instance needs of its namespace besides what it has made,
+// and what it does not need any more. The calling thread is in the namespace.
+func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxies []datapath.ProxyNeighbour, reserved datapath.PortList, made []Change) error {
+	var errs []error
+	add := func(name, value, reason string) {
+		c, err := settingChange(name, value, reason)
+		errs = append(errs, err)
+		if c != nil {
+			p.Changes = append(p.Changes, *c)
+		}
+	}
+	if armed := file.OneArmed(); p.Engine == EngineNFT && len(armed) > 0 {
+		const reason = "inside hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated"
+		for _, name := range append(armed, "all") { // either of the two is enough to send redirects
+			if _, err := netlink.LinkByName(name); name == "all" || err == nil {
+				add(redirectSetting(name), "0", reason)
+			}
+		}
+	}
+	add(settingForward, "1", "without it the kernel's routes are not for forwarding, and its answers to senders are not given")
+	// Ports that an earlier file of this instance wanted left alone need not be any more.
+	others := reserved
+	if i := slices.IndexFunc(made, func(c Change) bool { return c.Setting == settingReservedPorts }); i >= 0 {
+		before, err := datapath.ParsePortList(made[i].Old)
+		errs = append(errs, err)
+		others = before
+	}
+	if want := others.With(reserve...).String(); want != reserved.String() {
+		add(settingReservedPorts, want, "the gateway's own connections leave alone the ports that the rules give away")
+	}
+	warnings, err := foreign(proxies)
+	errs = append(errs, err)
+	p.Warnings = append(p.Warnings, warnings...)
+	have, err := proxied()
+	errs = append(errs, err)
+	routes, err := hostRoutes()
+	errs = append(errs, err)
+	for _, n := range proxies {
+		if !routes[n.Addr] && !file.KeepsAddress(n.Addr) {
+			p.Changes = append(p.Changes, Change{Kind: changeRoute, Interface: "lo", Address: n.Addr, Reason: "the kernel answers ARP only for what it would not find on " + n.Link + " itself"})
+		}
+		if !slices.Contains(have, n) {
+			p.Changes = append(p.Changes, Change{Kind: changeNeighbour, Interface: n.Link, Address: n.Addr, Reason: "nobody else has the address on that network"})
+		}
+	}
+	for _, c := range made {
+		wanted := slices.ContainsFunc(proxies, func(n datapath.ProxyNeighbour) bool {
+			return n.Addr == c.Address && (n.Link == c.Interface || c.Kind == changeRoute && !file.KeepsAddress(n.Addr))
+		})
+		if c.Kind != changeSetting && !wanted {
+			p.Undone = append(p.Undone, c)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// redirectSetting is by which an interface sends ICMP redirects; a dot of its name is a slash,
+// as sysctl has it.
+func redirectSetting(link string) string {
+	return "net.ipv4.conf." + strings.ReplaceAll(link, ".", "/") + ".send_redirects"
+}
+
+// proxied lists the addresses that are answered for already.
+func proxied() (out []datapath.ProxyNeighbour, err error) {
+	neighbours, err := netlink.NeighListExecute(netlink.Ndmsg{Family: netlink.FAMILY_V4, Flags: netlink.NTF_PROXY})
+	if err != nil {
+		return nil, fmt.Errorf("list proxy neighbours: %w", err)
+	}
+	for _, n := range neighbours {
+		l, err := netlink.LinkByIndex(n.LinkIndex)
+		if err != nil {
+			continue
+		}
+		if addr, ok := netip.AddrFromSlice(n.IP.To4()); ok {
+			out = append(out, datapath.ProxyNeighbour{Link: l.Attrs().Name, Addr: addr})
+		}
+	}
+	return out, nil
+}
+
+// hostRoutes lists the addresses that have a route of their own.
+func hostRoutes() (map[netip.Addr]bool, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	out := map[netip.Addr]bool{}
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		if addr, ok := netip.AddrFromSlice(r.Dst.IP.To4()); ok && len(r.Dst.Mask) == 4 && r.Dst.Mask[3] == 255 {
+			out[addr] = true
+		}
+	}
+	return out, nil
+}
+
+// refusal is the error for what a plan goes past and nobody has accepted.
+func (p *Plan) refusal(o Options) error {
+	if o.follow {
+		return nil
+	}
+	var open []Bypassed
+	for _, b := range p.Bypassed {
+		if !slices.Contains(p.record.Accepted, b) {
+			open = append(open, b)
+		}
+	}
+	if len(open) > 0 && !o.Bypass {
+		return &BypassError{Engine: EngineEBPF, Bypassed: open}
+	}
+	p.record.Accepted = p.Bypassed
+	return nil
+}
+
+// attachments are where the programs go: tc before XDP, so that nothing that XDP
+// passes up meets the stack untranslated.
+func (p *Plan) attachments() (out []datapath.Attachment) {
+	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
+		for i, l := range p.tables.Links {
+			if l.Ifindex != 0 && (hook == datapath.HookTC || p.Placements[i].XDP) {
+				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Raw: !l.Ethernet, Hook: hook})
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/nft"
+	"natkit/internal/nat/rulefile"
+)
+
+// Status is what is up in a namespace.
+type Status struct {
+	Engine     Engine            `json:"engine"`
+	Since      time.Time         `json:"since"`
+	File       string            `json:"file"`
+	Rules      int               `json:"rules"`
+	Interfaces []InterfaceStatus `json:"interfaces"`
+	Addresses  []AddressStatus   `json:"outside_addresses,omitempty"` // of engine ebpf
+	Limits     rulefile.Limits   `json:"-"`
+	Sessions   int               `json:"sessions_limit,omitempty"` // there can be at once
+	Stats      *rulefile.Stats   `json:"stats,omitempty"`
+	Serve      *ServeState       `json:"serve,omitempty"` // the natkit serve that keeps it
+	Changes    []Change          `json:"changes"`         // of the namespace, that Down puts back
+	Problems   []string          `json:"problems"`        // each with what to do
+
+	drift []Drift
+	file  *rulefile.File
+	text  string // of the file
+
+	bypass bool // something is bypassed, and was accepted
+}
+
+// InterfaceStatus is an interface of the rules in use.
+type InterfaceStatus struct {
+	Name   string   `json:"name"`
+	Side   string   `json:"side"`            // inside, outside, both
+	Hooks  []string `json:"hooks,omitempty"` // of engine ebpf, that are on it
+	Reason string   `json:"reason,omitempty"`
+}
+
+// AddressStatus is an outside address of engine ebpf.
+type AddressStatus struct {
+	Address    netip.Addr `json:"address"`
+	FirstPort  uint16     `json:"first_port,omitempty"`
+	LastPort   uint16     `json:"last_port,omitempty"`
+	Ports      int        `json:"ports,omitempty"` // of these, that inside hosts can have: the rest is the gateway's own connections' and port forwards'
+	FreeTCP    int        `json:"free_tcp"`
+	FreeUDP    int        `json:"free_udp"`
+	FreeICMP   int        `json:"free_icmp"`
+	Masquerade bool       `json:"masquerade,omitempty"`
+	OneToOne   bool       `json:"one_to_one,omitempty"`
+	Leaving    bool       `json:"leaving,omitempty"` // no rule wants it; it goes with its last mapping
+}
+
+// ReadStatus reads what is up in a namespace.
+func ReadStatus(ns *netns.Handle) (*Status, error) {
+	serve, err := served(ns.Inode())
+	if err != nil {
+		return nil, err
+	}
+	rec, err := recordOf(ns)
+	if errors.Is(err, ErrDown) && serve != nil && serve.Starting {
+		err = serve.starting()
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &Status{Engine: rec.Engine, Since: rec.Since, Serve: serve, Problems: []string{}, Changes: []Change{}}
+	if !rec.Whole {
+		why := half(ns.Inode())
+		if serve != nil && serve.Starting {
+			why = serve.starting()
+		}
+		s.Problems = append(s.Problems, why.Error())
+		return s, nil
+	}
+	var e *datapath.Engine
+	if rec.Engine == EngineEBPF {
+		if e, err = Open(ns); err != nil {
+			return nil, err
+		}
+		defer e.Close()
+		if err := s.readEngine(e, rec); err != nil {
+			return nil, err
+		}
+	} else if rec.Next != nil {
+		s.problem("an apply of %s was killed: `natkit apply -f %s`, or the file that is meant", rec.Next.File, rec.Next.File)
+	}
+	file, err := rec.rules()
+	if err != nil {
+		return nil, fmt.Errorf("read the rules in use: %w", err)
+	}
+	s.File, s.Rules, s.Limits, s.Sessions = rec.Rules.File, len(file.Rules), file.Limits, file.Limits.Sessions
+	made, err := standing(instancePath(ns.Inode(), ".journal"))
+	if err != nil {
+		return nil, err
+	}
+	s.Changes = append(s.Changes, made...)
+	drift, err := driftOf(ns, rec, file, e, made)
+	if err != nil {
+		return nil, err
+	}
+	s.drift, s.file, s.text, s.bypass = drift, file, rec.Rules.Text, len(rec.Accepted) > 0
+	s.tell(drift)
+	return s, ns.Do(func() error {
+		found, err := overlaps(file)
+		for _, what := range found {
+			s.problem("%s: give one side other addresses", what)
+		}
+		return errors.Join(err, s.readLinks(ns, file, rec), s.checkLinks(file))
+	})
+}
+
+// recordOf reads the record of the engine in a namespace, and not that of an earlier one with
+// the same number.
+func recordOf(ns *netns.Handle) (*record, error) {
+	rec, err := ofEngine(readRecord(ns.Inode()))
+	if err != nil {
+		return nil, err
+	}
+	id, err := ns.ID()
+	if err == nil && id != rec.ID {
+		err = ErrDown
+	}
+	return rec, err
+}
+
+// tell makes problems of what has changed on the machine, with who does something about it.
+func (s *Status) tell(drift []Drift) {
+	for _, d := range drift {
+		switch {
+		case s.Serve == nil && d.Waits:
+			s.problem("%s: when it is back, `natkit apply -f %s` follows; `natkit serve` does so by itself", d.What, s.File)
+		case s.Serve == nil:
+			s.problem("%s: `natkit apply -f %s` follows; `natkit serve` does so by itself", d.What, s.File)
+		case d.Waits:
+			s.problem("%s: natkit serve waits for it", d.What)
+		default:
+			s.problem("%s: natkit serve follows", d.What)
+		}
+	}
+	if s.Serve != nil && s.Serve.Error != "" {
+		s.problem("natkit serve keeps the rules as they were: %s", s.Serve.Error)
+	}
+}
+
+func (s *Status) problem(format string, args ...any) {
+	s.Problems = append(s.Problems, fmt.Sprintf(format, args...))
+}
+
+func (s *Status) readEngine(e *datapath.Engine, rec *record) (err error) {
+	generation, err := e.Generation()
+	if err != nil {
+		return err
+	}
+	rec.settle(generation)
+	if s.Stats, err = e.Stats(); err != nil {
+		return err
+	}
+	s.Addresses, err = readAddresses(e, rec)
+	return err
+}
+
+// readAddresses reads what the outside addresses have left. One that is just being
+// added, or forgotten, is left out.
+func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err error) {
+	for _, a := range rec.Addresses {
+		out := AddressStatus{
+			Address: a.Addr, FirstPort: a.Ports[0], LastPort: a.Ports[1],
+			Masquerade: a.Masquerade, OneToOne: a.OneToOne, Leaving: a.Leaving,
+		}
+		if a.Ports[0] > 0 {
+			free, err := e.FreePorts(a.Index)
+			if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			out.Ports = int(a.Ports[1]) - int(a.Ports[0]) + 1 - len(a.Reserved)
+			out.FreeTCP, out.FreeUDP, out.FreeICMP = free[rulefile.ClassTCP], free[rulefile.ClassUDP], free[rulefile.ClassICMP]
+		}
+		all = append(all, out)
+	}
+	return all, nil
+}
+
+// readLinks tells where the engine meets packets. The calling thread is in the namespace.
+func (s *Status) readLinks(ns *netns.Handle, file *rulefile.File, rec *record) error {
+	var attached map[int][]datapath.Hook
+	if rec.Engine == EngineEBPF {
+		var err error
+		if attached, err = datapath.Attached(pinsOf(ns.Inode())); err != nil {
+			return err
+		}
+	}
+	for _, name := range interfacesOf(file) {
+		out := InterfaceStatus{Name: name, Side: "outside"}
+		if file.IsInside(name) {
+			out.Side = "inside"
+			if file.IsOutside(name) {
+				out.Side = "both"
+			}
+		}
+		if i := slices.IndexFunc(rec.Rules.Placements, func(p Placement) bool { return p.Interface == name }); i >= 0 {
+			out.Reason = rec.Rules.Placements[i].Reason
+		}
+		if l, err := netlink.LinkByName(name); err == nil {
+			hooks, err := datapath.Hooks(attached, l.Attrs().Index)
+			if err != nil {
+				return err
+			}
+			for _, h := range hooks {
+				out.Hooks = append(out.Hooks, string(h))
+			}
+		}
+		s.Interfaces = append(s.Interfaces, out)
+	}
+	return nil
+}
+
+// checkLinks finds interfaces that carry no packets, where that is not drift already. The
+// calling thread is in the namespace.
+func (s *Status) checkLinks(file *rulefile.File) error {
+	down, err := linksDown(file)
+	for _, d := range down {
+		if !slices.ContainsFunc(s.Problems, func(p string) bool { return strings.HasPrefix(p, "interface "+d.name+" ") }) {
+			s.problem("%s: its packets are translated when that is over", d)
+		}
+	}
+	return err
+}
+
+// RuleUse is a rule in use, and what of it can be counted.
+type RuleUse struct {
+	ID       rulefile.RuleID `json:"id"` // as sessions give it
+	Rule     string          `json:"rule"`
+	Line     int             `json:"line"`
+	Sessions *int            `json:"sessions,omitempty"` // now; engine ebpf
+	Uses     *uint64         `json:"uses,omitempty"`     // since it was applied; engine nft
+}
+
+// Rules lists the rules in use with their use.
+func Rules(ns *netns.Handle) ([]RuleUse, error) {
+	file, rec, err := InUse(ns)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]RuleUse, len(file.Rules))
+	ids := file.RuleIDs()
+	for i := range file.Rules {
+		r := &file.Rules[i]
+		out[i] = RuleUse{ID: ids[i], Rule: r.String(), Line: r.Position.Line}
+	}
+	if rec == EngineNFT {
+		return out, countNFT(ns, file, out)
+	}
+	e, err := Open(ns)
+	if err != nil {
+		return nil, err
+	}
+	sessions := map[rulefile.RuleID]int{}
+	err = e.Sessions(func(s *rulefile.Session) bool {
+		if s.State != rulefile.StateDead {
+			sessions[s.Rule]++
+		}
+		return true
+	})
+	for i := range out {
+		n := sessions[out[i].ID]
+		out[i].Sessions = &n
+	}
+	return out, errors.Join(err, e.Close())
+}
+
+func countNFT(ns *netns.Handle, file *rulefile.File, out []RuleUse) error {
+	facts, err := nft.ReadFacts(ns)
+	if err != nil {
+		return err
+	}
+	ruleset, _, err := nft.CompileRules(file, facts)
+	if err != nil {
+		return err
+	}
+	uses, err := ruleset.Uses(ns)
+	for i, u := range uses {
+		n := u.Packets
+		out[i].Uses = &n
+	}
+	return err
+}
+
+// InUse is the file whose rules are in use, and the engine.
+func InUse(ns *netns.Handle) (*rulefile.File, Engine, error) {
+	rec, err := readSettled(ns)
+	if err != nil {
+		return nil, "", err
+	}
+	file, err := rec.rules()
+	if err != nil {
+		return nil, "", fmt.Errorf("read the rules in use: %w", err)
+	}
+	return file, rec.Engine, nil
+}
+
+// readSettled reads the record of an engine, with the rules that it has.
+func readSettled(ns *netns.Handle) (*record, error) {
+	rec, err := ofEngine(readRecord(ns.Inode()))
+	if err != nil || rec.Engine == EngineNFT {
+		return rec, err
+	}
+	e, err := Open(ns)
+	if err != nil {
+		return nil, err
+	}
+	generation, err := e.Generation()
+	if err := errors.Join(err, e.Close()); err != nil {
+		return nil, err
+	}
+	rec.settle(generation)
+	return rec, nil
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"natkit/internal/nat/rulefile"
+)
+
+// Accelerator is the programs that take packets of the kernel's own NAT past the stack,
+// in one network namespace. Like Engine it is not a process.
+type Accelerator struct{ engine *Engine }
+
+// AccelOptions fix what an accelerator is.
+type AccelOptions struct {
+	Shortcuts int // directions of flows that it remembers
+	// TCPTimeout is that of established connections, nf_conntrack_tcp_timeout_established.
+	// 0: TCP is left alone, as it must be while connection tracking is strict about windows.
+	TCPTimeout time.Duration
+}
+
+// Programs of an accelerator.
+const (
+	accelXDP    = "accel_xdp"
+	accelTC     = "accel_tc"
+	accelTCRest = "accel_tc_rest" // where XDP comes before it
+	accelEgress = "accel_egress"
+)
+
+// accelTCPVariable is where the programs have AccelOptions.TCPTimeout.
+const accelTCPVariable = "learn_tcp_milliseconds"
+
+// MemoryBytes is what the table takes in the kernel, and the front of it: struct learn_front
+// of bpf/learn.h, by 1 << LEARN_FRONT_BITS.
+func (o AccelOptions) MemoryBytes() int64 { return hashBytes(o.Shortcuts, 16, 64) + 64<<16 }
+
+// CreateAccelerator makes an accelerator with these interfaces, pinned as dir, whole or not at
+// all. Nothing is attached yet. The calling thread must be in the interfaces' namespace.
+func CreateAccelerator(dir string, o AccelOptions, links []Link) (*Accelerator, error) {
+	a, err := NewAccelerator(o, links)
+	if err != nil {
+		return nil, err
+	}
+	a.engine.dir = dir
+	if err := a.engine.pin(); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// NewAccelerator is CreateAccelerator without pins: it ends with Close or with the process.
+func NewAccelerator(o AccelOptions, links []Link) (_ *Accelerator, err error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, err
+	}
+	a := &Accelerator{&Engine{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("make accelerator: %w", err), a.Close())
+		}
+	}()
+	for _, object := range []object{{"nat_accel_tc", loadAccelTc}, {"nat_accel_xdp", loadAccelXdp}} {
+		spec, err := accelSpec(object, o)
+		if err != nil {
+			return nil, err
+		}
+		err = a.engine.loadSpec(object.name, spec)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			err = fmt.Errorf("this kernel's connection tracking can't be asked from XDP and tc (that needs Linux 6.1, CONFIG_DEBUG_INFO_BTF_MODULES where nf_conntrack is a module): %w", err)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := a.engine.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi}); err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		if err := a.engine.putLink(l, nil); err != nil {
+			return nil, fmt.Errorf("interface %s: %w", l.Name, err)
+		}
+	}
+	return a, nil
+}
+
+// accelSpec is one of the accelerator's objects, with the options in it, and without the
+// engine's maps that it has no use for.
+func accelSpec(object object, o AccelOptions) (*ebpf.CollectionSpec, error) {
+	spec, err := object.load()
+	if err != nil {
+		return nil, err
+	}
+	if err := setClock(spec); err != nil {
+		return nil, err
+	}
+	milliseconds := uint32(min(o.TCPTimeout.Milliseconds(), math.MaxUint32))
+	if err := spec.Variables[accelTCPVariable].Set(milliseconds); err != nil {
+		return nil, err
+	}
+	used := map[string]bool{"control": true}
+	for _, program := range spec.Programs {
+		for _, ins := range program.Instructions {
+			used[ins.Reference()] = true
+		}
+	}
+	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool {
+		return !used[name] && !strings.HasPrefix(name, ".")
+	})
+	spec.Maps["shortcuts"].MaxEntries = uint32(o.Shortcuts)
+	return spec, nil
+}
+
+// OpenAccelerator opens the one that is pinned as dir. The error is os.ErrNotExist when
+// there is none, and an *ABIError when it is of another make.
+func OpenAccelerator(dir string) (*Accelerator, error) {
+	e, err := openPins(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Accelerator{e}, nil
+}
+
+// Attach puts the programs on the interfaces: what sees packets leave before what keeps
+// them from the stack. The calling thread must be in their namespace. xdp says on which
+// XDP comes before tc; tc has nothing to do where XDP may send by every one of them.
+func (a *Accelerator) Attach(links []Link, xdp func(Link) bool) error {
+	rest := slices.ContainsFunc(links, func(l Link) bool { return !l.Transmit })
+	for _, l := range links {
+		if _, err := a.engine.attach(l.Ifindex, HookEgress, accelEgress); err != nil {
+			return err
+		}
+	}
+	for _, l := range links {
+		tc := accelTC
+		if xdp(l) {
+			tc = accelTCRest
+		}
+		if xdp(l) && !rest {
+			continue
+		}
+		if _, err := a.engine.attach(l.Ifindex, HookTC, tc); err != nil {
+			return err
+		}
+	}
+	for _, l := range links {
+		if !xdp(l) {
+			continue
+		}
+		if _, err := a.engine.attach(l.Ifindex, HookXDP, accelXDP); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MakeAccel tells the programs of this natkit from those of another: a hash of its objects.
+func MakeAccel() string { return hashOf(_AccelTcBytes, _AccelXdpBytes) }
+
+// Close lets go of the accelerator. What is pinned works on.
+func (a *Accelerator) Close() error { return a.engine.Close() }
+
+// Capacity is how many shortcuts it remembers.
+func (a *Accelerator) Capacity() int { return int(a.engine.maps["shortcuts"].MaxEntries()) }
+
+// Stats reads the counters, summed over CPUs, and counts the shortcuts.
+func (a *Accelerator) Stats() (*rulefile.AccelStats, error) {
+	var perCPU []abiNatAccelStats
+	if err := a.engine.maps["accel_stats"].Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	s := &rulefile.AccelStats{Reasons: map[string]uint64{}}
+	for _, c := range perCPU {
+		for reason, n := range c.Packets {
+			s.Reasons[rulefile.AccelReasons[reason].Name] += n
+		}
+		s.Bytes += c.Bytes
+	}
+	err := a.Shortcuts(func(c *rulefile.Shortcut) bool {
+		s.Known++
+		if c.Trusted {
+			s.Trusted++
+		}
+		return true
+	})
+	return s, err
+}
+
+// Shortcuts calls fn with every direction of a flow in the table until it returns false.
+func (a *Accelerator) Shortcuts(fn func(*rulefile.Shortcut) bool) error {
+	now := clock()
+	return eachEntry(a.engine.maps["shortcuts"], func(key *abiNatFlowKey, s *abiNatShortcut) bool {
+		left := int32(s.Until - now)
+		out := rulefile.Shortcut{
+			Protocol: rulefile.Protocol(key.Protocol), Packets: s.Packets,
+			Source: endpoint(key.Src, key.Sport), Destination: endpoint(key.Dst, key.Dport),
+			SourceAfter: endpoint(s.Src, s.Sport), DestinationAfter: endpoint(s.Dst, s.Dport),
+			Trusted: left > 0 && s.Reason == 0,
+		}
+		if s.Reason != 0 && left > 0 {
+			out.Refused = rulefile.AccelReasons[s.Reason].Name
+			out.SourceAfter, out.DestinationAfter = netip.AddrPort{}, netip.AddrPort{}
+		}
+		return fn(&out)
+	})
+}

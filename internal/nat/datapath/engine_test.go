@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/testutil/ktest"
+)
+
+var smallSize = Size{Sessions: 1000, Mappings: 1000, Sources: 100, Contacts: 100}
+
+// testDir is a place for an engine of this test alone.
+func testDir(t *testing.T) string {
+	t.Helper()
+	ktest.Root(t)
+	own := t.TempDir()
+	lock, err := LockRoot(own, unix.LOCK_SH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(lock.Name(), ktest.Name(t))
+	t.Cleanup(func() {
+		if err := errors.Join(Unload(dir), UnlockRoot(own, lock)); err != nil {
+			t.Errorf("unload: %v", err)
+		}
+	})
+	return dir
+}
+
+// An engine is there for whoever opens its folder, and gone without a trace after Unload.
+func TestCreateOpenUnload(t *testing.T) {
+	dir := testDir(t)
+	if _, err := Open(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("before: %v, want %v", err, os.ErrNotExist)
+	}
+	e, err := Create(dir, smallSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(dir, smallSize); !errors.Is(err, ErrExists) {
+		t.Errorf("second engine: %v, want %v", err, ErrExists)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	e, err = Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{xdpInside, xdpOutside, tcInside, tcOutside} {
+		if e.programs[name] == nil {
+			t.Errorf("program %s is not there", name)
+		}
+	}
+	if got := e.Size(); got != smallSize {
+		t.Errorf("room for %+v, want %+v", got, smallSize)
+	}
+	// The sweep runs with nobody looking.
+	var before, after abiNatControl
+	if err := e.maps["control"].Lookup(uint32(0), &before); err != nil {
+		t.Fatal(err)
+	}
+	ktest.Wait(t, 5*time.Second, "the sweep to run", func() bool {
+		return e.maps["control"].Lookup(uint32(0), &after) == nil && after.Swept != before.Swept
+	})
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := Unload(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after: %v", err)
+	}
+}
+
+// Whatever pin somebody has removed, the engine is told to be damaged, and can be taken down.
+func TestOpenTellsDamage(t *testing.T) {
+	dir := testDir(t)
+	e, err := Create(dir, smallSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var pins []string
+	for _, sub := range []string{mapsDir, programsDir} {
+		some, err := filepath.Glob(filepath.Join(dir, sub, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pins = append(pins, some...)
+	}
+	if len(pins) < 20 {
+		t.Fatalf("pins %q", pins)
+	}
+	for _, pin := range pins {
+		if err := os.Rename(pin, dir+"/kept"); err != nil {
+			t.Fatal(err)
+		}
+		e, err := Open(dir)
+		if filepath.Base(filepath.Dir(pin)) == programsDir { // missed when it is needed: an upgrade has others
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = e.program(filepath.Base(pin))
+			e.Close()
+		}
+		if err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "natkit down") {
+			t.Errorf("without %s: %v", pin, err)
+		}
+		if err := os.Rename(dir+"/kept", pin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+}
+
+// Maps of another version are refused, and can be taken down all the same.
+func TestOpenRefusesOtherABI(t *testing.T) {
+	dir := testDir(t)
+	e, err := Create(dir, smallSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := e.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi + 1}); err != nil {
+		t.Fatal(err)
+	}
+	var other *ABIError
+	if _, err := Open(dir); !errors.As(err, &other) || other.Have != abi+1 {
+		t.Errorf("got %v, want an *ABIError", err)
+	}
+}
+
+// That of an engine whose control was another struct is told as well.
+func TestOpenTellsOldABI(t *testing.T) {
+	dir := testDir(t)
+	if err := os.MkdirAll(filepath.Join(dir, mapsDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	control, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	if err := control.Put(uint32(0), &[6]uint32{3, 7}); err != nil {
+		t.Fatal(err)
+	}
+	if err := control.Pin(filepath.Join(dir, mapsDir, "control")); err != nil {
+		t.Fatal(err)
+	}
+	var other *ABIError
+	if _, err := Open(dir); !errors.As(err, &other) || other.Have != 3 {
+		t.Errorf("got %v, want an *ABIError that has 3", err)
+	}
+}

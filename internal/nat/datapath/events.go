@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/nat/rulefile"
+)
+
+// Events calls fn with what happens until the context ends or fn returns false. The
+// engine makes events only while somebody reads them. Two readers share them: each
+// event goes to one.
+func (e *Engine) Events(ctx context.Context, fn func(*rulefile.Event) bool) (err error) {
+	reader, err := ringbuf.NewReader(e.maps["events"])
+	if err != nil {
+		return fmt.Errorf("read events: %w", err)
+	}
+	defer reader.Close()
+	if err := e.tellEvents(true); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.tellEvents(false)) }()
+	boot, err := bootTime()
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { reader.Flush() }) // a deadline would wait for the reader
+	defer stop()
+	for {
+		record, err := reader.Read()
+		if errors.Is(err, ringbuf.ErrFlushed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read events: %w", err)
+		}
+		var raw abiNatEvent
+		if err := binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &raw); err != nil {
+			return fmt.Errorf("read event of %d bytes: %w", len(record.RawSample), err)
+		}
+		if event := eventOf(&raw, boot); !fn(&event) {
+			return nil
+		}
+	}
+}
+
+var eventKinds = map[abiNatEventKind]string{
+	abiNatEventKindNAT_EVENT_CREATE: "created", abiNatEventKindNAT_EVENT_DELETE: "ended", abiNatEventKindNAT_EVENT_REFUSED: "refused",
+}
+
+func eventOf(raw *abiNatEvent, boot time.Time) rulefile.Event {
+	flow := &abiNatFlow{Src: raw.Src, Dst: raw.Dst, Sport: raw.Sport, Dport: raw.Dport, Rule: raw.Rule}
+	event := rulefile.Event{Time: boot.Add(time.Duration(raw.TimeNs)), Kind: eventKinds[abiNatEventKind(raw.Kind)], Session: session(&raw.Key, flow)}
+	event.Session.State = ""
+	event.Session.Packets, event.Session.Bytes = raw.Packets, raw.Bytes
+	if raw.Kind == uint8(abiNatEventKindNAT_EVENT_REFUSED) {
+		event.Reason = rulefile.Reason(raw.Reason).String()
+	}
+	return event
+}
+
+// tellEvents sets whether the engine makes events, in the configuration in use and
+// the next one's slot.
+func (e *Engine) tellEvents(on bool) error {
+	for slot := range uint32(abiNatLimitNAT_GENERATIONS) {
+		var config abiNatConfig
+		if err := e.maps["config"].Lookup(slot, &config); err != nil {
+			return fmt.Errorf("read configuration: %w", err)
+		}
+		config.Flags &^= uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
+		if on {
+			config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
+		}
+		if err := e.maps["config"].Put(slot, &config); err != nil {
+			return fmt.Errorf("switch events: %w", err)
+		}
+	}
+	return nil
+}
+
+// bootTime is when CLOCK_MONOTONIC was zero.
+func bootTime() (time.Time, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return time.Time{}, fmt.Errorf("read clock: %w", err)
+	}
+	return time.Now().Add(-time.Duration(ts.Nano())), nil
+}

@@ -1,0 +1,858 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The NAT of a rule file in plain Go, for tests: packet after packet it says what the
+// engine must have done. It reads rulefile.File and shares no look-up with the compiler.
+// Where the engine may choose (a port, an address of a pool, one of several targets) the
+// model checks that the choice was a legal one and remembers it. It knows no sweep: a
+// session that has expired is there to be revived.
+
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"natkit/internal/nat/rulefile"
+)
+
+type model struct {
+	file  *rulefile.File
+	facts Facts
+	// route gives the link that an address is behind.
+	route func(netip.Addr) string
+
+	now       time.Duration
+	flows     map[modelKey]*modelFlow
+	mappings  map[modelInside]*modelMapping
+	addresses map[netip.Addr]*modelAddress
+	homes     map[modelHost]netip.Addr // address of a pool that a host has
+	targets   map[modelHost]netip.Addr // of a balanced forward, by rule and client
+	held      map[modelOutside]*modelMapping
+	// lost: the engine has made a choice that no packet showed. Nothing can be said of it
+	// from now on.
+	lost bool
+}
+
+// modelEnds are a packet's source and destination. A query of ICMP has its identifier
+// as source port and no destination port, a reply the other way round.
+type modelEnds struct{ src, dst netip.AddrPort }
+
+type modelKey struct {
+	inside   bool
+	protocol rulefile.Protocol
+	modelEnds
+}
+
+type modelPacket struct {
+	modelKey
+	link               string
+	syn, ack, fin, rst bool
+	query              bool // of ICMP
+	ttl                uint8
+	length             int
+}
+
+// modelOutcome is how a packet ended: ends and link are where it went, if it did.
+type modelOutcome struct {
+	reason abiNatReason
+	ends   modelEnds
+}
+
+func (e modelEnds) String() string { return e.src.String() + " -> " + e.dst.String() }
+
+func (o modelOutcome) String() string {
+	text := rulefile.Reason(o.reason).String()
+	if isTranslated(o) {
+		text += " " + o.ends.String()
+	}
+	return text
+}
+
+func (p modelPacket) String() string {
+	text := fmt.Sprintf("%s %s by %s, TTL %d, %d bytes", p.protocol, p.modelEnds, p.link, p.ttl, p.length)
+	for i, on := range []bool{p.syn, p.ack, p.fin, p.rst, p.query} {
+		if on {
+			text += [...]string{" SYN", " ACK", " FIN", " RST", " query"}[i]
+		}
+	}
+	return text
+}
+
+type modelFlow struct {
+	session  *modelSession
+	to       modelEnds
+	link     string // that its packets must come by; "" any
+	owner    bool   // of the direction that opened the session
+	outbound bool   // from an inside host
+	returns  bool   // to is an outside endpoint of another inside host, or from one
+}
+
+type modelSession struct {
+	class    rulefile.Class
+	seen     time.Duration
+	syn, fin [2]bool // by whether it is the owner's
+	rst      bool
+}
+
+type modelInside struct {
+	pool  string
+	class rulefile.Class
+	end   netip.AddrPort
+}
+
+type modelOutside struct {
+	class rulefile.Class
+	end   netip.AddrPort
+}
+
+type modelHost struct {
+	pool string
+	host netip.Addr
+}
+
+type modelMapping struct {
+	inside    netip.AddrPort
+	class     rulefile.Class // ClassOther: of the whole address
+	outside   netip.AddrPort
+	filtering rulefile.FilteringMode
+	contacts  map[netip.Addr]bool
+	single    bool // a session's own, which nobody else can use
+}
+
+type modelAddress struct {
+	local    bool
+	oneToOne bool
+	ports    rulefile.PortRange
+	reserved map[uint16]bool
+}
+
+func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *model {
+	m := &model{
+		file: file, facts: facts, route: route,
+		flows: map[modelKey]*modelFlow{}, mappings: map[modelInside]*modelMapping{}, addresses: map[netip.Addr]*modelAddress{},
+		homes: map[modelHost]netip.Addr{}, targets: map[modelHost]netip.Addr{},
+		held: map[modelOutside]*modelMapping{},
+	}
+	for i := range file.Rules {
+		for _, link := range file.Outside {
+			_, addrs := m.pool(&file.Rules[i], link)
+			for _, a := range addrs {
+				m.outside(a, &file.Rules[i])
+			}
+		}
+	}
+	for _, r := range file.Rules {
+		if a, ok := r.Action.(rulefile.DNAT); ok {
+			have := m.addresses[a.Address]
+			if have == nil {
+				have = &modelAddress{local: slices.Contains(facts.Local, a.Address), reserved: map[uint16]bool{}}
+				m.addresses[a.Address] = have
+			}
+			if !a.Ports.IsZero() {
+				for p := int(a.Ports.First); p <= int(a.Ports.Last); p++ {
+					have.reserved[uint16(p)] = true
+				}
+			}
+		}
+	}
+	return m
+}
+
+// outside notes an address that a source rule gives, and which ports of it.
+func (m *model) outside(addr netip.Addr, r *rulefile.Rule) {
+	a := &modelAddress{local: slices.Contains(m.facts.Local, addr), reserved: map[uint16]bool{}}
+	switch action := r.Action.(type) {
+	case rulefile.Masquerade:
+		a.ports = action.Ports
+	case rulefile.SNAT:
+		a.ports = action.Ports
+		if p := m.file.Pool(action.Pool); p != nil {
+			a.ports, a.oneToOne = p.Ports, p.OneToOne
+		}
+	}
+	if a.ports.IsZero() {
+		a.ports = rulefile.DefaultPorts
+		for p := int(m.facts.LocalPorts[0]); a.local && p <= int(m.facts.LocalPorts[1]); p++ {
+			a.reserved[uint16(p)] = true
+		}
+	}
+	m.addresses[addr] = a
+}
+
+// pool is what a source rule gives to packets that leave by a link: its name, its addresses.
+func (m *model) pool(r *rulefile.Rule, link string) (string, []netip.Addr) {
+	switch a := r.Action.(type) {
+	case rulefile.Masquerade:
+		for _, l := range m.facts.Links {
+			if l.Name == link {
+				return "masquerade " + link, []netip.Addr{l.Addresses[0].Addr()}
+			}
+		}
+	case rulefile.SNAT:
+		if a.Pool == "" {
+			return "address " + a.Address.String(), []netip.Addr{a.Address}
+		}
+		var addrs []netip.Addr
+		for _, r := range m.file.Pool(a.Pool).Addresses {
+			for i := range r.Count() {
+				addrs = append(addrs, r.At(i))
+			}
+		}
+		return a.Pool, addrs
+	}
+	return "", nil
+}
+
+// packet tells what is wrong with how a packet ended, if anything is.
+func (m *model) packet(p modelPacket, saw modelOutcome) error {
+	want, err := m.decide(p, saw)
+	if err == nil && want != saw {
+		err = fmt.Errorf("want %v", want)
+	}
+	return err
+}
+
+func refused(reason abiNatReason) (modelOutcome, error) { return modelOutcome{reason: reason}, nil }
+
+func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
+	f := m.flows[p.modelKey]
+	if f == nil {
+		return m.open(p, saw)
+	}
+	s := f.session
+	if f.returns && !p.inside {
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	}
+	if f.link != "" && f.link != p.link { // its host has moved, or somebody pretends to be it
+		if m.route(p.src.Addr()) != p.link {
+			return refused(abiNatReasonNAT_DROP_SPOOFED)
+		}
+		f.link = p.link
+	}
+	if m.now-s.seen > m.timeout(s) {
+		if reason := m.revive(p, f); reason != translated {
+			return refused(reason)
+		}
+	}
+	s.step(p, f)
+	if f.returns {
+		s.seen = m.now
+		return m.comeBack(p, f, saw)
+	}
+	return m.forward(p, f.to, s)
+}
+
+// comeBack is what becomes of a packet that has left by f and comes back as another's from
+// outside: RFC 4787 REQ-9.
+func (m *model) comeBack(p modelPacket, f *modelFlow, saw modelOutcome) (modelOutcome, error) {
+	back := p
+	back.inside, back.modelEnds = false, f.to
+	to := m.flows[back.modelKey]
+	if to == nil {
+		if reason := m.enters(back); reason != translated {
+			return refused(reason)
+		}
+		delete(m.flows, p.modelKey)
+		delete(m.flows, modelKey{false, p.protocol, modelEnds{f.to.dst, f.to.src}})
+		return m.open(p, saw)
+	}
+	s := to.session
+	if m.now-s.seen > m.timeout(s) {
+		if reason := m.revive(back, to); reason != translated {
+			return refused(reason)
+		}
+	}
+	s.step(back, to)
+	s.seen = m.now
+	return m.forward(p, to.to, s)
+}
+
+// translated stands for no reason against it.
+const translated = abiNatReasonNAT_REASONS
+
+// forward is what is asked of every packet that would be sent.
+func (m *model) forward(p modelPacket, to modelEnds, s *modelSession) (modelOutcome, error) {
+	if reason := m.carries(p, to); reason != translated {
+		return refused(reason)
+	}
+	s.seen = m.now
+	if p.inside {
+		return modelOutcome{abiNatReasonNAT_TRANSLATED_OUT, to}, nil
+	}
+	return modelOutcome{abiNatReasonNAT_TRANSLATED_IN, to}, nil
+}
+
+// carries tells whether a packet can be sent to where it would go.
+func (m *model) carries(p modelPacket, to modelEnds) abiNatReason {
+	out := m.link(m.route(to.dst.Addr()))
+	up := p.inside && to.dst.Addr() == p.dst.Addr() // the stack may answer, for it is to send it there, too
+	switch {
+	case p.ttl <= 1 && up:
+		return abiNatReasonNAT_PASS_TTL
+	case p.ttl <= 1:
+		return abiNatReasonNAT_DROP_TTL
+	case p.length > out.MTU && up:
+		return abiNatReasonNAT_PASS_TOO_BIG
+	case p.length > out.MTU:
+		return abiNatReasonNAT_DROP_TOO_BIG
+	}
+	return translated
+}
+
+func (m *model) link(name string) *Link {
+	i := slices.IndexFunc(m.facts.Links, func(l Link) bool { return l.Name == name })
+	return &m.facts.Links[i]
+}
+
+// --- life ------------------------------------------------------------------------
+
+func (m *model) timeout(s *modelSession) time.Duration {
+	t := &m.file.Defaults.Timeouts
+	switch s.class {
+	case rulefile.ClassUDP:
+		return t[rulefile.TimeoutUDP]
+	case rulefile.ClassICMP:
+		return t[rulefile.TimeoutICMP]
+	case rulefile.ClassOther:
+		return t[rulefile.TimeoutOther]
+	}
+	switch {
+	case s.rst:
+		return t[rulefile.TimeoutTCPReset]
+	case s.fin[0] && s.fin[1]:
+		return t[rulefile.TimeoutTCPClosing]
+	case s.syn[0] && s.syn[1]:
+		return t[rulefile.TimeoutTCPEstablished]
+	}
+	return t[rulefile.TimeoutTCPOpening]
+}
+
+// step follows a TCP connection: RFC 7857, section 2.
+func (s *modelSession) step(p modelPacket, f *modelFlow) {
+	if s.class != rulefile.ClassTCP {
+		return
+	}
+	if p.syn && (p.fin || p.rst) { // no TCP sends that
+		return
+	}
+	if p.rst {
+		s.rst = true
+		return
+	}
+	if p.syn && !p.ack && (f.owner || f.outbound) && (s.rst || s.fin[0] && s.fin[1]) {
+		s.syn, s.fin = [2]bool{}, [2]bool{}
+	}
+	s.rst = false
+	who := 0
+	if f.owner {
+		who = 1
+	}
+	if !f.owner && p.ack && !p.syn && !s.syn[0] && !s.syn[1] {
+		s.syn = [2]bool{true, true} // taken up in its middle, and answered
+	}
+	s.syn[who] = s.syn[who] || p.syn
+	s.fin[who] = s.fin[who] || p.fin
+}
+
+// opens tells whether a packet may open a session.
+func opens(p modelPacket) bool {
+	switch p.protocol.Class() {
+	case rulefile.ClassICMP:
+		return p.query
+	case rulefile.ClassTCP:
+		if p.rst || p.fin {
+			return false
+		}
+		return p.syn && !p.ack || p.inside && p.ack && !p.syn
+	}
+	return true
+}
+
+// revive asks whether a packet may bring an expired session back.
+func (m *model) revive(p modelPacket, f *modelFlow) abiNatReason {
+	s := f.session
+	if reason := m.enters(p); !f.outbound && reason != translated {
+		return reason
+	}
+	if !opens(p) {
+		return abiNatReasonNAT_DROP_NO_SESSION
+	}
+	s.seen, s.syn, s.fin, s.rst = m.now, [2]bool{}, [2]bool{}, false
+	return translated
+}
+
+// enters tells whether a new packet from outside would be let in.
+func (m *model) enters(p modelPacket) abiNatReason {
+	if !opens(p) {
+		return abiNatReasonNAT_DROP_NO_SESSION
+	}
+	if m.destination(p) != nil {
+		return translated
+	}
+	mapping, reason := m.mappingOf(p)
+	if reason != translated {
+		return reason
+	}
+	return mapping.admits(p.src.Addr())
+}
+
+func (mapping *modelMapping) admits(remote netip.Addr) abiNatReason {
+	switch {
+	case mapping.single:
+	case mapping.filtering == rulefile.FilterEndpointIndependent, mapping.filtering == rulefile.FilterAddress && mapping.contacts[remote]:
+		return translated
+	}
+	return abiNatReasonNAT_DROP_FILTERED
+}
+
+// --- rules -----------------------------------------------------------------------
+
+// port is a packet's destination port as rules know it.
+func (p modelPacket) port() uint16 {
+	if p.protocol.HasPorts() {
+		return p.dst.Port()
+	}
+	return 0
+}
+
+func (m *model) excluded(p modelPacket) bool {
+	return slices.ContainsFunc(m.file.Rules, func(r rulefile.Rule) bool {
+		a, ok := r.Action.(rulefile.Exclude)
+		return ok && a.Source.Contains(p.src.Addr()) && a.Destination.Contains(p.dst.Addr()) &&
+			(a.Protocol == rulefile.AnyProtocol || a.Protocol == p.protocol) && (a.Ports.IsZero() || a.Ports.Contains(p.port()))
+	})
+}
+
+// destination is the rule for a packet's destination: for its port, its range of ports, its
+// address or prefix, the longer the better.
+func (m *model) destination(p modelPacket) *rulefile.Rule {
+	best, found := 0, (*rulefile.Rule)(nil)
+	for i := range m.file.Rules {
+		r, rank := &m.file.Rules[i], 0
+		switch a := r.Action.(type) {
+		case rulefile.DNAT:
+			switch {
+			case a.Address != p.dst.Addr() || a.Protocol != rulefile.AnyProtocol && a.Protocol != p.protocol:
+			case a.Ports.IsZero():
+				rank = 33
+			case a.Ports.Contains(p.port()):
+				rank = 100000 - a.Ports.Count()
+			}
+		case rulefile.Map:
+			if a.Outside.Contains(p.dst.Addr()) {
+				rank = a.Outside.Bits()
+			}
+		}
+		if rank > best {
+			best, found = rank, r
+		}
+	}
+	return found
+}
+
+// source is the rule for a packet's source that leaves by out: bound to both ways, to the
+// way out, to the way in, to none; of these the longest prefix.
+func (m *model) source(p modelPacket, out string) *rulefile.Rule {
+	best, found := -1, (*rulefile.Rule)(nil)
+	for i := range m.file.Rules {
+		r := &m.file.Rules[i]
+		var prefix netip.Prefix
+		switch a := r.Action.(type) {
+		case rulefile.Masquerade:
+			prefix = a.Source
+		case rulefile.SNAT:
+			prefix = a.Source
+		case rulefile.Map:
+			prefix = a.Inside
+		default:
+			continue
+		}
+		if !prefix.Contains(p.src.Addr()) || r.In != "" && r.In != p.link || r.Out != "" && r.Out != out || r.Out == "" && !m.file.IsOutside(out) {
+			continue
+		}
+		rank := prefix.Bits()
+		if r.In != "" {
+			rank += 100
+		}
+		if r.Out != "" {
+			rank += 200
+		}
+		if rank > best {
+			best, found = rank, r
+		}
+	}
+	return found
+}
+
+// mapAddress puts an address of one prefix to the same place in another.
+func mapAddress(a netip.Addr, to netip.Prefix) netip.Addr {
+	from, base := a.As4(), to.Masked().Addr().As4()
+	for i := range 32 {
+		if bit := byte(0x80 >> (i % 8)); i >= to.Bits() {
+			base[i/8] |= from[i/8] & bit
+		}
+	}
+	return netip.AddrFrom4(base)
+}
+
+// --- a packet without session ----------------------------------------------------
+
+func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
+	src, dst := p.src.Addr().As4(), p.dst.Addr().As4()
+	switch {
+	case src == dst:
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	case toMany(dst):
+		return refused(abiNatReasonNAT_PASS_MULTICAST)
+	case src == [4]byte{} || src[0] == 127 || toMany(src):
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	case dst == [4]byte{} || dst[0] == 127:
+		return refused(abiNatReasonNAT_PASS_NO_RULE)
+	case p.inside && m.pretends(p):
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	case m.excluded(p):
+		return refused(abiNatReasonNAT_PASS_EXCLUDED)
+	}
+
+	to, session := p.modelEnds, false
+	var target *modelMapping
+	var balanced *modelHost
+	rule := m.destination(p)
+	switch {
+	case rule != nil:
+		end, err := m.target(p, rule, saw)
+		if err != nil {
+			return modelOutcome{}, err
+		}
+		to.dst = end
+		if a, ok := rule.Action.(rulefile.DNAT); ok && len(a.Targets) > 1 {
+			balanced = &modelHost{rule.Key(), p.src.Addr()}
+		}
+		session = !isStateless(rule)
+	case m.addresses[p.dst.Addr()] != nil:
+		mapping, reason := m.mappingOf(p)
+		if mapping != nil && !opens(p) {
+			return refused(abiNatReasonNAT_DROP_NO_SESSION)
+		}
+		if mapping == nil || reason != translated && !p.inside {
+			return refused(reason)
+		}
+		target, session = mapping, true
+		to.dst = netip.AddrPortFrom(mapping.inside.Addr(), to.dst.Port())
+		switch {
+		case mapping.class == rulefile.ClassOther:
+		case p.query:
+			to.src = netip.AddrPortFrom(to.src.Addr(), mapping.inside.Port())
+		default:
+			to.dst = mapping.inside
+		}
+	case !p.inside:
+		return refused(abiNatReasonNAT_PASS_NO_RULE)
+	}
+
+	moved := to.dst != p.dst // an identity map leaves it
+	if slices.Contains(m.facts.Local, to.dst.Addr()) {
+		if moved {
+			return refused(abiNatReasonNAT_DROP_UNSUPPORTED)
+		}
+		return refused(abiNatReasonNAT_PASS_LOCAL)
+	}
+	out := m.route(to.dst.Addr())
+	way := out
+	if moved && p.inside && m.file.IsInside(out) { // hairpin: the way that it would have gone
+		way = m.route(p.dst.Addr())
+	}
+	var hide *rulefile.Rule
+	if p.inside || rule != nil && moved {
+		hide = m.source(p, way)
+	}
+	if hide == nil && rule == nil && target == nil {
+		return refused(abiNatReasonNAT_PASS_NO_RULE)
+	}
+	if from := m.route(p.src.Addr()); slices.Contains(m.facts.Local, p.src.Addr()) || from != p.link && (p.inside || m.file.IsInside(from)) {
+		return refused(abiNatReasonNAT_DROP_SPOOFED)
+	}
+	session = session || hide != nil && !isStateless(hide)
+	if session && !opens(p) {
+		return refused(abiNatReasonNAT_DROP_NO_SESSION)
+	}
+	// Refused before anything is taken, unless the sender's outside address must be known.
+	from, takes := p.src.Addr(), hide != nil
+	if takes {
+		if a, ok := hide.Action.(rulefile.Map); ok {
+			from, takes = mapAddress(from, a.Outside), false
+		}
+	}
+	if target != nil && hide == nil {
+		if reason := target.admits(from); reason != translated {
+			return refused(reason)
+		}
+	}
+	if session {
+		if reason := m.carries(p, to); reason != translated {
+			return refused(reason)
+		}
+	}
+	var own *modelMapping
+	if hide != nil {
+		var reason abiNatReason
+		var err error
+		to.src, own, reason, err = m.hidden(p, hide, way, to, saw)
+		if err != nil || reason != translated {
+			return modelOutcome{reason: reason}, err
+		}
+	}
+	admitted := translated
+	if target != nil && hide != nil {
+		admitted = target.admits(to.src.Addr())
+		if target == own && to.src.Addr() == p.dst.Addr() && own.filtering == rulefile.FilterAddress && !own.single {
+			admitted = translated // what a host sends to its own outside address, it has sent to that
+		}
+	}
+	hairpin, returns := moved && session && hide != nil && p.inside && m.file.IsInside(out), false
+	if hairpin {
+		known := m.flows[modelKey{false, p.protocol, modelEnds{to.src, p.dst}}] != nil || to.src == p.dst && target == own
+		if known {
+			admitted = translated
+		}
+		returns = known || admitted != translated
+	}
+	if admitted != translated && !returns {
+		return refused(admitted)
+	}
+	if returns {
+		to.dst, out, balanced = p.dst, m.file.Outside[0], nil
+	}
+	var f *modelFlow
+	s := &modelSession{class: p.protocol.Class(), seen: m.now}
+	if session {
+		f = &modelFlow{session: s, to: to, owner: true, outbound: p.inside, returns: returns}
+		if p.inside {
+			f.link = p.link
+		}
+		answer := modelKey{m.file.IsInside(out), p.protocol, modelEnds{to.dst, to.src}}
+		if m.flows[answer] != nil {
+			return refused(abiNatReasonNAT_DROP_NO_PORT)
+		}
+		m.flows[p.modelKey] = f
+		m.flows[answer] = &modelFlow{session: s, to: modelEnds{p.dst, p.src}, outbound: answer.inside, returns: returns}
+		s.step(p, f)
+		if own != nil && !own.single && own.filtering == rulefile.FilterAddress {
+			own.contacts[p.dst.Addr()] = true
+		}
+		if hide != nil {
+			pool, addrs := m.pool(hide, way)
+			if len(addrs) > 1 {
+				m.homes[modelHost{pool, p.src.Addr()}] = to.src.Addr()
+			}
+		}
+	}
+	if balanced != nil {
+		m.targets[*balanced] = to.dst.Addr()
+	}
+	switch {
+	case !returns:
+		return m.forward(p, to, s)
+	case admitted != translated:
+		return refused(admitted)
+	}
+	return m.comeBack(p, f, saw)
+}
+
+// pretends tells whether the source of a packet from inside is one that no inside host has,
+// unless it is routed to where the packet came from.
+func (m *model) pretends(p modelPacket) bool {
+	src := p.src.Addr()
+	known := m.addresses[src] != nil || src.As4()[0] == 0 || src.As4()[0] >= 240
+	for _, r := range m.file.Rules {
+		a, ok := r.Action.(rulefile.Map)
+		known = known || ok && a.Outside.Contains(src)
+	}
+	return known && (slices.Contains(m.facts.Local, src) || m.route(src) != p.link)
+}
+
+func toMany(a [4]byte) bool { return a[0]>>4 == 14 || a == [4]byte{255, 255, 255, 255} }
+
+func isStateless(r *rulefile.Rule) bool {
+	a, ok := r.Action.(rulefile.Map)
+	return ok && a.Stateless
+}
+
+// target is where a destination rule sends a packet.
+func (m *model) target(p modelPacket, r *rulefile.Rule, saw modelOutcome) (netip.AddrPort, error) {
+	a, ok := r.Action.(rulefile.DNAT)
+	if !ok {
+		return netip.AddrPortFrom(mapAddress(p.dst.Addr(), r.Action.(rulefile.Map).Inside), p.dst.Port()), nil
+	}
+	t := a.Targets[0]
+	if len(a.Targets) > 1 {
+		i := slices.IndexFunc(a.Targets, func(t rulefile.Target) bool { return t.Address == saw.ends.dst.Addr() })
+		if i >= 0 {
+			t = a.Targets[i]
+		}
+		before, known := m.targets[modelHost{r.Key(), p.src.Addr()}]
+		if known && i >= 0 && before != t.Address {
+			return netip.AddrPort{}, fmt.Errorf("the client has had target %s", before)
+		}
+	}
+	port := p.dst.Port()
+	if !t.Ports.IsZero() {
+		port = t.Ports.First + port - a.Ports.First
+	}
+	return netip.AddrPortFrom(t.Address, port), nil
+}
+
+// mappingOf is the mapping that a packet addresses, or why there is none.
+func (m *model) mappingOf(p modelPacket) (*modelMapping, abiNatReason) {
+	a := m.addresses[p.dst.Addr()]
+	if a == nil {
+		return nil, abiNatReasonNAT_DROP_NO_MAPPING
+	}
+	key := modelOutside{p.protocol.Class(), p.dst}
+	if p.query {
+		key.end = netip.AddrPortFrom(p.dst.Addr(), p.src.Port())
+	}
+	if a.oneToOne {
+		key = modelOutside{rulefile.ClassOther, netip.AddrPortFrom(p.dst.Addr(), 0)}
+	}
+	mapping, held := m.held[key]
+	switch {
+	case held && mapping.single:
+		return mapping, abiNatReasonNAT_DROP_FILTERED
+	case held:
+		return mapping, translated
+	case a.local:
+		return nil, abiNatReasonNAT_PASS_LOCAL
+	}
+	return nil, abiNatReasonNAT_DROP_NO_MAPPING
+}
+
+// --- outside endpoints -----------------------------------------------------------
+
+// hidden is what a source rule makes of a packet's source. saw has what the engine chose.
+func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds, saw modelOutcome) (netip.AddrPort, *modelMapping, abiNatReason, error) {
+	if a, ok := r.Action.(rulefile.Map); ok {
+		return netip.AddrPortFrom(mapAddress(p.src.Addr(), a.Outside), to.src.Port()), nil, translated, nil
+	}
+	pool, addrs := m.pool(r, way)
+	class := p.protocol.Class()
+	inside := modelInside{pool, class, p.src}
+	whole := m.addresses[addrs[0]].oneToOne
+	if whole {
+		inside = modelInside{pool, rulefile.ClassOther, netip.AddrPortFrom(p.src.Addr(), 0)}
+	}
+	home, settled := m.homes[modelHost{pool, p.src.Addr()}]
+	independent := whole || class < rulefile.PortClasses && m.file.MappingMode(r, class) == rulefile.EndpointIndependent
+	filtering := rulefile.FilterEndpointIndependent
+	for c := range rulefile.Class(rulefile.PortClasses) {
+		if f := m.file.FilteringMode(r, c); whole && f > filtering || c == class && !whole {
+			filtering = f
+		}
+	}
+	end := func(mapping *modelMapping) netip.AddrPort {
+		if whole || class == rulefile.ClassOther {
+			return netip.AddrPortFrom(mapping.outside.Addr(), to.src.Port())
+		}
+		return mapping.outside
+	}
+	if have := m.mappings[inside]; have != nil && independent {
+		return end(have), have, translated, nil
+	}
+
+	chosen := saw.ends.src
+	if len(addrs) == 1 {
+		home, settled = addrs[0], true
+	}
+	if settled && !whole {
+		addrs = []netip.Addr{home}
+	}
+	if whole {
+		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+			_, held := m.held[modelOutside{rulefile.ClassOther, netip.AddrPortFrom(a, 0)}]
+			return held
+		})
+		if len(addrs) == 0 {
+			return netip.AddrPort{}, nil, abiNatReasonNAT_DROP_NO_ADDRESS, nil
+		}
+	}
+	if class == rulefile.ClassOther && p.protocol == rulefile.ICMP {
+		return netip.AddrPort{}, nil, abiNatReasonNAT_DROP_UNSUPPORTED, nil
+	}
+	shown := isTranslated(saw)
+	if !shown {
+		m.lost = m.lost || len(addrs) > 1
+		chosen = netip.AddrPortFrom(addrs[0], p.src.Port())
+	} else if !slices.Contains(addrs, chosen.Addr()) {
+		return netip.AddrPort{}, nil, 0, fmt.Errorf("address %s is not one of %v", chosen.Addr(), addrs)
+	}
+	if class == rulefile.ClassOther && !whole {
+		for _, a := range addrs { // that another host has towards the same receiver
+			end := netip.AddrPortFrom(a, 0)
+			if !shown && m.flows[modelKey{m.file.IsInside(m.route(to.dst.Addr())), p.protocol, modelEnds{to.dst, end}}] != nil && saw.reason == abiNatReasonNAT_DROP_NO_PORT {
+				chosen = end
+			}
+		}
+		return netip.AddrPortFrom(chosen.Addr(), to.src.Port()), nil, translated, nil
+	}
+	mapping := &modelMapping{inside: inside.end, class: inside.class, outside: chosen, filtering: filtering, contacts: map[netip.Addr]bool{}}
+	if whole {
+		mapping.outside = netip.AddrPortFrom(chosen.Addr(), 0)
+	} else {
+		free := m.free(class, chosen.Addr(), p.src.Port())
+		switch {
+		case len(free) == 0 && (shown || len(addrs) == 1 || len(m.free(class, addrs[1], p.src.Port())) == 0):
+			return netip.AddrPort{}, nil, abiNatReasonNAT_DROP_NO_PORT, nil
+		case shown && !slices.Contains(free, chosen.Port()):
+			return netip.AddrPort{}, nil, 0, fmt.Errorf("port %d, of which the best free ones are %v", chosen.Port(), free)
+		case !shown && len(free) > 1:
+			m.lost = true
+		case !shown:
+			mapping.outside = netip.AddrPortFrom(chosen.Addr(), free[0])
+		}
+	}
+	if independent {
+		m.mappings[inside] = mapping
+	} else {
+		mapping.single = true
+	}
+	m.held[modelOutside{inside.class, mapping.outside}] = mapping
+	return end(mapping), mapping, translated, nil
+}
+
+// free gives the ports of an address that may be given to who wants one: that one, or
+// those of its parity and on its side of 1024, or if there are none those that there are.
+func (m *model) free(class rulefile.Class, addr netip.Addr, wanted uint16) []uint16 {
+	a := m.addresses[addr]
+	var all, alike []uint16
+	near := func(p uint16) bool { return class == rulefile.ClassICMP || p < 1024 == (wanted < 1024) }
+	given := func(p uint16) bool {
+		_, held := m.held[modelOutside{class, netip.AddrPortFrom(addr, p)}]
+		return held || a.reserved[p]
+	}
+	if a.ports.Contains(wanted) && !given(wanted) {
+		return []uint16{wanted}
+	}
+	for p := int(a.ports.First); p <= int(a.ports.Last); p++ {
+		port := uint16(p)
+		if given(port) {
+			continue
+		}
+		all = append(all, port)
+		if near(port) && (class == rulefile.ClassICMP || !m.file.Defaults.PortParity || port%2 == wanted%2) {
+			alike = append(alike, port)
+		}
+	}
+	if len(alike) > 0 {
+		return alike
+	}
+	if alike = slices.DeleteFunc(slices.Clone(all), func(p uint16) bool { return !near(p) }); len(alike) > 0 {
+		return alike
+	}
+	return all
+}
+
+func isTranslated(o modelOutcome) bool {
+	return o.reason == abiNatReasonNAT_TRANSLATED_IN || o.reason == abiNatReasonNAT_TRANSLATED_OUT
+}

@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/testutil/pktbuild"
+)
+
+// modelRig is a rig with a second inside link, whose rules are those of a random file,
+// and the model of that file.
+//
+//	192.168.0.0/16 --- in       gateway   out --- router --- the world
+//	   10.2.0.0/16 --- in2
+type modelRig struct {
+	*rig
+	engine *Engine
+	ports  map[string]port
+	facts  Facts
+	random *rand.Rand
+	model  *model
+	seen   []modelPacket // packets that left, as they were outside or inside: to be answered
+	sent   []modelPacket // that came in: to be repeated
+	count  map[abiNatReason]int
+	onXDP  int
+	passed uint32 // ticks: the last call of pass
+}
+
+// Random packets through both hooks end as the model says, under random rules. Prints
+// the seed of a sequence that does not. NATKIT_PACKETS is how many packets are sent,
+// NATKIT_SEED the first sequence's seed.
+func TestRandomPackets(t *testing.T) {
+	packets, seed := number(t, "NATKIT_PACKETS", 3000), uint64(number(t, "NATKIT_SEED", 1))
+	r := aModelRig(t)
+	for n := 0; n < packets; seed++ {
+		n += r.sequence(t, seed, min(packets-n, 1000))
+		if t.Failed() {
+			t.Fatalf("NATKIT_SEED=%d", seed)
+		}
+	}
+	t.Logf("%d packets, seeds up to %d, %d were finished by XDP: %v", packets, seed-1, r.onXDP, r.count)
+	if translated := r.count[abiNatReasonNAT_TRANSLATED_IN] + r.count[abiNatReasonNAT_TRANSLATED_OUT]; r.onXDP < translated/4 {
+		t.Errorf("XDP finished %d packets of %d that were translated", r.onXDP, translated)
+	}
+	for _, reason := range []abiNatReason{
+		abiNatReasonNAT_TRANSLATED_IN, abiNatReasonNAT_TRANSLATED_OUT, abiNatReasonNAT_PASS_NO_RULE, abiNatReasonNAT_PASS_EXCLUDED,
+		abiNatReasonNAT_PASS_LOCAL, abiNatReasonNAT_PASS_TTL, abiNatReasonNAT_PASS_TOO_BIG, abiNatReasonNAT_DROP_SPOOFED,
+		abiNatReasonNAT_DROP_FILTERED, abiNatReasonNAT_DROP_NO_MAPPING, abiNatReasonNAT_DROP_NO_SESSION, abiNatReasonNAT_DROP_NO_PORT,
+		abiNatReasonNAT_DROP_NO_ADDRESS, abiNatReasonNAT_DROP_TTL,
+	} {
+		if r.count[reason] == 0 {
+			t.Errorf("no packet ended as %v", reason)
+		}
+	}
+}
+
+func number(t *testing.T, variable string, otherwise int) int {
+	text := os.Getenv(variable)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
+}
+
+var theModelRig *modelRig
+
+// aModelRig is one for tests that run one after the other: see aRig.
+func aModelRig(t *testing.T) *modelRig {
+	t.Helper()
+	if theModelRig == nil {
+		theModelRig = newModelRig(keeper{t})
+	}
+	return theModelRig
+}
+
+func newModelRig(t testing.TB) *modelRig {
+	t.Helper()
+	r := &modelRig{rig: newRig(t), count: map[abiNatReason]int{}}
+	r.ports = map[string]port{"in": r.in, "out": r.out}
+	r.do(t, func() error {
+		second, err := r.addPort(t, "in2", 7, insideMTU, netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.2.0.2"), abiNatLinkFlagNAT_LINK_INSIDE)
+		if err != nil {
+			return err
+		}
+		r.ports["in2"] = second
+		for _, route := range []struct {
+			link    int
+			network net.IP
+			via     netip.Addr
+		}{{r.in.ifindex, net.IP{192, 168, 0, 0}, insideHost}, {second.ifindex, net.IP{10, 2, 0, 0}, netip.MustParseAddr("10.2.0.2")}} {
+			err := netlink.RouteAdd(&netlink.Route{LinkIndex: route.link, Gw: route.via.AsSlice(), Dst: &net.IPNet{IP: route.network, Mask: net.CIDRMask(16, 32)}})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	spec, err := loadPorts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if m := r.maps[name]; m != nil {
+			known[name] = m
+		}
+	}
+	change, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(change.Close)
+	maps.Copy(r.programs, change.Programs)
+	r.engine = &Engine{maps: r.maps, programs: r.programs}
+	r.facts.LocalPorts = [2]uint16{32768, 60999}
+	for _, l := range []struct {
+		name, addr string
+		mtu        int
+	}{{"in", "192.168.1.1/24", insideMTU}, {"in2", "10.2.0.1/24", insideMTU}, {"out", "203.0.113.1/24", outsideMTU}} {
+		p, prefix := r.ports[l.name], netip.MustParsePrefix(l.addr)
+		r.facts.Links = append(r.facts.Links, Link{
+			Name: l.name, Index: int(p.link), Ifindex: p.ifindex, MAC: [6]byte(p.mac), MTU: l.mtu, Inside: l.name != "out",
+			Transmit: true, Ethernet: true, Addresses: []netip.Prefix{prefix},
+		})
+		r.facts.Local = append(r.facts.Local, prefix.Addr())
+	}
+	return r
+}
+
+// route is the gateway's table.
+func (r *modelRig) route(a netip.Addr) string {
+	switch b := a.As4(); {
+	case b[0] == 192 && b[1] == 168:
+		return "in"
+	case b[0] == 10 && b[1] == 2:
+		return "in2"
+	}
+	return "out"
+}
+
+// file makes random rules: of every kind with random modes.
+func (r *modelRig) file() *rulefile.File {
+	f := rulefile.New()
+	f.Name = "random"
+	f.Inside, f.Outside = []string{"in", "in2"}, []string{"out"}
+	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
+	modes := func(rule rulefile.Rule) rulefile.Rule {
+		for class := range rule.Mapping {
+			rule.Mapping[class] = rulefile.MappingMode(r.random.IntN(3))
+			rule.Filtering[class] = rulefile.FilteringMode(r.random.IntN(4))
+		}
+		return rule
+	}
+	ports := func() rulefile.PortRange {
+		first := uint16([]int{5000, 1000, 1020}[r.random.IntN(3)])
+		return rulefile.PortRange{First: first, Last: first + uint16(r.random.IntN(60))}
+	}
+	one := func(s string) rulefile.AddressRange { return rulefile.AddressRange{First: addr(s), Last: addr(s)} }
+	f.Pools = []rulefile.Pool{
+		{Name: "two", Addresses: []rulefile.AddressRange{{First: addr("203.0.113.16"), Last: addr("203.0.113.17")}}, Ports: ports()},
+		{Name: "whole", Addresses: []rulefile.AddressRange{one("203.0.113.24"), one("203.0.113.25")}, OneToOne: true},
+	}
+	target := func(s string) rulefile.Target {
+		a := netip.MustParseAddrPort(s)
+		return rulefile.Target{Address: a.Addr(), Ports: rulefile.PortRange{First: a.Port(), Last: a.Port()}}
+	}
+	point := func(p uint16) rulefile.PortRange { return rulefile.PortRange{First: p, Last: p} }
+	rules := []rulefile.Rule{
+		{Action: rulefile.Masquerade{Source: pick(r.random, rulefile.Everywhere, prefix("192.168.0.0/16")), Ports: rulefile.PortRange{First: 2000, Last: 9000}}},
+		{Action: rulefile.SNAT{Source: prefix("192.168.2.0/24"), Pool: "two"}},
+		{Action: rulefile.SNAT{Source: prefix("10.2.0.0/16"), Pool: "two"}, In: "in2", Out: "out"},
+		{Action: rulefile.SNAT{Source: prefix("192.168.3.0/24"), Address: addr("203.0.113.20"), Ports: ports()}, Out: "out"},
+		{Action: rulefile.SNAT{Source: prefix("192.168.5.0/24"), Pool: "whole"}},
+		{Action: rulefile.Map{Inside: prefix("192.168.4.0/24"), Outside: prefix("198.18.4.0/24"), Stateless: r.random.IntN(2) == 0}},
+		{Action: rulefile.Map{Inside: prefix("192.168.6.0/24"), Outside: prefix("192.168.6.0/24"), Stateless: r.random.IntN(3) == 0}},
+		{Action: rulefile.Map{Inside: prefix("192.168.1.1/32"), Outside: prefix("192.168.1.1/32")}}, // the gateway's own
+		{Action: rulefile.Map{Inside: prefix("10.2.4.2/31"), Outside: prefix("203.0.113.40/31")}},
+		{Action: rulefile.DNAT{Protocol: rulefile.TCP, Address: gatewayOut, Ports: point(8080), Targets: []rulefile.Target{target("192.168.1.2:80")}}},
+		{Action: rulefile.DNAT{Protocol: rulefile.UDP, Address: gatewayOut, Ports: rulefile.PortRange{First: 7000, Last: 7009}, Targets: []rulefile.Target{
+			{Address: addr("192.168.2.2"), Ports: rulefile.PortRange{First: 9000, Last: 9009}}}}},
+		{Action: rulefile.DNAT{Protocol: rulefile.TCP, Address: gatewayOut, Ports: point(443), Targets: []rulefile.Target{
+			target("192.168.2.1:4430"), target("192.168.2.2:4430"), target("10.2.0.2:4430")}}},
+		{Action: rulefile.DNAT{Address: addr("203.0.113.30"), Targets: []rulefile.Target{{Address: addr("192.168.3.1")}}}},
+		{Action: rulefile.Exclude{Source: prefix("192.168.0.0/16"), Destination: prefix("198.51.100.22/32")}},
+		{Action: rulefile.Exclude{Source: rulefile.Everywhere, Destination: prefix("198.51.100.8/32"), Protocol: rulefile.TCP, Ports: point(53)}},
+	}
+	for _, rule := range rules {
+		if r.random.IntN(6) > 0 {
+			f.Rules = append(f.Rules, modes(rule))
+		}
+	}
+	f.Defaults.PortParity = r.random.IntN(2) == 0
+	// Odd quarters of 100 s: time passes in steps of 50 s, and 25 s are more than a packet takes.
+	for i, seconds := range []int{125, 75, 425, 175, 225, 75, 225, 25, 125} {
+		f.Defaults.Timeouts[i] = time.Duration(seconds) * time.Second
+	}
+	f.Limits.ICMPErrorsPerSecond = 1 << 20
+	return f
+}
+
+// forget makes the engine one that has seen nothing, with those rules.
+func (r *modelRig) forget(t *testing.T, f *rulefile.File) {
+	t.Helper()
+	forgetSessions(t, r.maps)
+	forgetMappings(t, r.maps)
+	deleteAll[abiNatSourceKey, abiNatSource](t, r.maps["sources"])
+	deleteAll[abiNatContactKey, abiNatContact](t, r.maps["contacts"])
+	deleteAll[abiNatAddr, uint32](t, r.maps["outside"])
+	for _, name := range []string{"mapping_queue"} {
+		value := make([]byte, r.maps[name].ValueSize())
+		for r.maps[name].LookupAndDelete(nil, &value) == nil {
+		}
+	}
+	for i := range uint32(16) {
+		if err := r.maps["addresses"].Put(i, &abiNatAddress{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"slots", "free_ports"} {
+			if err := r.maps[name].Delete(i); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatal(err)
+			}
+		}
+	}
+	zero(t, r.maps["whole_slots"])
+	if err := r.maps["free_addresses"].Put(uint32(0), &abiNatPorts{}); err != nil {
+		t.Fatal(err)
+	}
+	tables, err := Compile(f, r.facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.do(t, func() error { return r.engine.Apply(tables) })
+}
+
+func (r *modelRig) seed(n uint64) { r.random = rand.New(rand.NewPCG(n, 4)) }
+
+// sequence sends packets until there were so many, or the model has lost track.
+func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
+	t.Helper()
+	r.seed(seed)
+	f := r.file()
+	r.forget(t, f)
+	r.model = newModel(f, r.facts, r.route)
+	r.seen, r.sent = nil, nil
+	r.passed = now()
+	var history []string
+	for n = 1; n <= packets && !r.model.lost; n++ {
+		if now()-r.passed > ticks(1) {
+			r.pass(t, 0)
+		}
+		if r.random.IntN(40) == 0 {
+			pause := time.Duration(1+r.random.IntN(10)) * 50 * time.Second
+			r.pass(t, pause)
+			history = append(history, fmt.Sprintf("%v pass", pause))
+		}
+		p := r.packet()
+		saw, err := r.send(t, p)
+		history = append(history, fmt.Sprintf("%v: %v", p, saw))
+		if err == nil {
+			err = r.model.packet(p, saw)
+		}
+		if err != nil {
+			for i, rule := range f.Rules {
+				t.Logf("rule %d: %s", i, rule.String())
+			}
+			t.Logf("%+v", f.Pools)
+			for _, line := range history {
+				if strings.Contains(line, p.src.Addr().String()) || strings.Contains(line, p.dst.Addr().String()) || strings.HasSuffix(line, "pass") {
+					t.Log(line)
+				}
+			}
+			t.Errorf("packet %d: %v", n, err)
+			return n
+		}
+		r.count[saw.reason]++
+		r.sent = append(r.sent, p)
+		if isTranslated(saw) {
+			left := p
+			left.modelEnds = saw.ends
+			r.seen = append(r.seen, left)
+		}
+	}
+	return n - 1
+}
+
+// pass lets time go by: for the engine, everything it has seen was so much earlier. What
+// time really went by since the last call is taken back meanwhile, of which a busy machine
+// can take a lot, and the model knows nothing.
+func (r *modelRig) pass(t *testing.T, d time.Duration) {
+	t.Helper()
+	r.model.now += d
+	real := now()
+	shift := func(tick *uint32) {
+		if int32(*tick-r.passed) > 0 {
+			*tick = r.passed
+		}
+		*tick += real - r.passed - Ticks(d)
+	}
+	changeFlows(t, r.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) {
+		shift(&flow.Seen)
+		shift(&flow.HopChecked)
+	})
+	r.passed = real
+}
+
+func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+
+// packet makes one: new, a repeated one, or an answer to one that left, each perhaps
+// with something wrong.
+func (r *modelRig) packet() modelPacket {
+	var p modelPacket
+	switch n := r.random.IntN(10); {
+	case n < 3 && len(r.seen) > 0:
+		p = r.answer(r.seen[r.random.IntN(len(r.seen))])
+	case n < 6 && len(r.sent) > 0:
+		p = r.sent[r.random.IntN(len(r.sent))]
+	default:
+		p = r.fresh()
+	}
+	p.ttl, p.length = pick[uint8](r.random, 2, 64, 255), 0
+	switch r.random.IntN(60) {
+	case 0:
+		p.ttl = 1
+	case 1:
+		p.length = pick(r.random, 1400, 1401, 1500)
+	case 2, 6, 7, 8:
+		p.link = pick(r.random, "in", "in2", "out") // spoofed, or from the wrong side
+		p.inside = p.link != "out"
+	case 3:
+		p.src = netip.AddrPortFrom(netip.MustParseAddr(pick(r.random, "10.9.9.9", p.dst.Addr().String(), "127.0.0.1", "0.0.0.0", "0.1.2.3", "240.1.2.3", "224.0.0.5",
+			"203.0.113.1", "203.0.113.16", "203.0.113.20", "203.0.113.24", "203.0.113.30", "203.0.113.41", "198.18.4.9")), p.src.Port())
+	case 4:
+		p.dst = netip.AddrPortFrom(p.dst.Addr(), uint16(r.random.IntN(65536)))
+		if p.protocol.Class() >= rulefile.ClassICMP {
+			p.dst = netip.AddrPortFrom(p.dst.Addr(), 0)
+			if p.protocol == rulefile.ICMP && !p.query {
+				p.dst = netip.AddrPortFrom(p.dst.Addr(), 77)
+			}
+		}
+	case 5: // a stranger
+		p.src = netip.AddrPortFrom(p.src.Addr(), p.src.Port()^1)
+		if p.protocol.Class() == rulefile.ClassOther || p.protocol == rulefile.ICMP && !p.query {
+			p.src = netip.AddrPortFrom(p.src.Addr(), 0)
+		}
+	}
+	p.syn, p.ack, p.fin, p.rst = false, false, false, false
+	if p.protocol == rulefile.TCP {
+		switch r.random.IntN(80) / 9 {
+		case 8: // what no TCP sends
+			p.syn, p.fin, p.rst = r.random.IntN(2) == 0, r.random.IntN(2) == 0, r.random.IntN(4) == 0
+		case 0, 1, 2:
+			p.syn = true
+		case 3:
+			p.syn, p.ack = true, true
+		case 4, 5:
+			p.ack = true
+		case 6:
+			p.fin, p.ack = true, true
+		case 7:
+			p.rst = true
+		}
+	}
+	if least := 48; p.length == 0 {
+		p.length = least + r.random.IntN(20)
+	}
+	return p
+}
+
+// answer is a packet from where that one went to.
+func (r *modelRig) answer(p modelPacket) modelPacket {
+	p.src, p.dst = p.dst, p.src
+	p.link = r.route(p.src.Addr())
+	p.inside = p.link != "out"
+	p.query = p.protocol == rulefile.ICMP && p.dst.Port() == 0 && p.src.Port() != 0
+	return p
+}
+
+// fresh is a packet of nothing known.
+func (r *modelRig) fresh() modelPacket {
+	p := modelPacket{}
+	p.protocol = pick(r.random, rulefile.TCP, rulefile.TCP, rulefile.UDP, rulefile.UDP, rulefile.UDP, rulefile.ICMP, rulefile.GRE, rulefile.UDPLite)
+	hosts := []string{"192.168.1.2", "192.168.2.1", "192.168.2.2", "192.168.2.3", "192.168.3.1", "192.168.3.2", "192.168.4.1", "192.168.5.1", "192.168.5.2", "192.168.5.3", "192.168.6.1", "192.168.6.2", "10.2.0.2", "10.2.4.2", "10.2.4.3", "192.168.1.1"}
+	world := []string{"198.51.100.8", "198.51.100.9", "198.51.100.22"}
+	outside := []string{"203.0.113.1", "203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.20", "203.0.113.24", "203.0.113.25", "203.0.113.30", "203.0.113.40", "198.18.4.1", "192.168.6.1", "192.168.6.2", "192.168.1.1", "203.0.113.254"}
+	src := pick(r.random, hosts...)
+	dst := pick(r.random, slices.Concat(world, world, world, world, outside, hosts)...)
+	if r.random.IntN(4) == 0 {
+		src, dst = pick(r.random, world...), pick(r.random, outside...)
+	}
+	sport := pick[uint16](r.random, 80, 5000, 5001, 5002, 1022, 1023, 1024, uint16(5000+r.random.IntN(64)))
+	dport := pick[uint16](r.random, 53, 80, 443, 8080, 7000, 7009, 5000, 5001, uint16(5000+r.random.IntN(64)))
+	switch p.protocol {
+	case rulefile.ICMP:
+		dport, p.query = 0, true
+		if r.random.IntN(8) == 0 {
+			sport, dport, p.query = 0, sport, false
+		}
+	case rulefile.GRE:
+		sport, dport = 0, 0
+	}
+	p.src, p.dst = netip.AddrPortFrom(netip.MustParseAddr(src), sport), netip.AddrPortFrom(netip.MustParseAddr(dst), dport)
+	p.link = r.route(p.src.Addr())
+	p.inside = p.link != "out"
+	return p
+}
+
+// ip builds the packet, with those ends.
+func (p modelPacket) ip(ends modelEnds) pktbuild.IPv4 {
+	ip := pktbuild.IPv4{Src: ends.src.Addr(), Dst: ends.dst.Addr(), TTL: p.ttl, Fragment: pktbuild.DF, ID: uint16(p.length), Protocol: uint8(p.protocol)}
+	data := bytes.Repeat([]byte{0xa5, 0x5a, 0x01}, 600)
+	switch p.protocol {
+	case rulefile.TCP:
+		var flags uint8
+		for flag, on := range map[uint8]bool{pktbuild.SYN: p.syn, pktbuild.ACK: p.ack, pktbuild.FIN: p.fin, pktbuild.RST: p.rst} {
+			if on {
+				flags |= flag
+			}
+		}
+		ip.Payload = pktbuild.TCP{Src: ends.src.Port(), Dst: ends.dst.Port(), Seq: 7, Ack: 9, Flags: flags, Window: 1000, Data: data[:p.length-40]}
+	case rulefile.UDP:
+		ip.Payload = pktbuild.UDP{Src: ends.src.Port(), Dst: ends.dst.Port(), NoChecksum: p.length%7 == 0, Data: data[:p.length-28]}
+	case rulefile.UDPLite:
+		ip.Payload = pktbuild.UDP{Src: ends.src.Port(), Dst: ends.dst.Port(), Lite: true, Data: data[:p.length-28]}
+	case rulefile.ICMP:
+		kind, id := uint8(0), ends.dst.Port()
+		if p.query {
+			kind, id = 8, ends.src.Port()
+		}
+		ip.Payload = pktbuild.Echo(kind, id, 3, data[:p.length-28])
+	default:
+		ip.Payload = pktbuild.Bytes(data[:p.length-20])
+	}
+	return ip
+}
+
+// send lets a packet in at a hook, after XDP passes it on at tc, and tells how it ended.
+// What leaves must be the same packet with other ends, every byte of it.
+func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
+	t.Helper()
+	way := r.ports[p.link]
+	frame := way.arriving(p.ip(p.modelEnds)).Bytes()
+	side := abiNatSideNAT_OUTSIDE
+	if p.inside {
+		side = abiNatSideNAT_INSIDE
+	}
+	h := hooks[r.random.IntN(2)]
+	verdict, got, reason, err := r.end(t, h, side, way, frame)
+	if err == nil && reason == abiNatReasonNAT_PASS_TO_TC {
+		if verdict != h.pass || !bytes.Equal(got, frame) {
+			return modelOutcome{}, fmt.Errorf("XDP passes on what is not the packet (verdict %d)", verdict)
+		}
+		h = hooks[1]
+		verdict, got, reason, err = r.end(t, h, side, way, frame)
+	} else if h.name == "xdp" {
+		r.onXDP++
+	}
+	out := modelOutcome{reason: reason}
+	if err != nil {
+		return out, err
+	}
+	if !isTranslated(out) {
+		switch {
+		case reason < abiNatReasonNAT_TRANSLATED_IN && (verdict != h.pass || !bytes.Equal(got, frame)):
+			return out, fmt.Errorf("the stack does not get the packet as it was (%v, verdict %d)", reason, verdict)
+		case verdict == h.redirect:
+			return out, r.icmp(frame, got)
+		case reason >= abiNatReasonNAT_DROP_MALFORMED && verdict != h.drop:
+			return out, fmt.Errorf("dropped (%v), but the verdict is %d", reason, verdict)
+		}
+		return out, nil
+	}
+	if verdict != h.redirect || len(got) != len(frame) {
+		return out, fmt.Errorf("translated, but the verdict is %d and the length %d of %d", verdict, len(got), len(frame))
+	}
+	out.ends = r.ends(p, got)
+	leaves := r.ports[r.route(out.ends.dst.Addr())]
+	want := leaves.leaving(p.ip(out.ends))
+	want.IP.TTL--
+	frame2 := want.Bytes()
+	if h.name == "tc" && bytes.Equal(got[:12], frame[:12]) {
+		copy(frame2, got[:12]) // the kernel writes the MACs
+	}
+	if !bytes.Equal(got, frame2) {
+		return out, fmt.Errorf("%s: the frame is not as it should be:\n%s", h.name, differ(got, frame2))
+	}
+	return out, nil
+}
+
+// quotedMost is ICMP_QUOTED of bpf/icmp.h.
+const quotedMost = 548
+
+func (r *modelRig) end(t *testing.T, h hook, side abiNatSide, way port, frame []byte) (uint32, []byte, abiNatReason, error) {
+	t.Helper()
+	r.flags = checksumComplete
+	if len(frame) > 14+quotedMost { // to quote it in an error it is cut, for which the kernel gives up the skb's sum
+		r.flags = 0
+	}
+	verdict, got, err := r.run(t, h, side, way, frame, 0)
+	var reasons []abiNatReason
+	for reason := range r.counted(t) {
+		if !slices.Contains(sideCounters, reason) {
+			reasons = append(reasons, reason)
+		}
+	}
+	if err == nil && len(reasons) != 1 {
+		err = fmt.Errorf("%s counted %v", h.name, reasons)
+	}
+	if err != nil {
+		return 0, nil, 0, fmt.Errorf("%s: %w", h.name, err)
+	}
+	return verdict, got, reasons[0], nil
+}
+
+// ends reads where a frame comes from and goes to.
+func (r *modelRig) ends(p modelPacket, frame []byte) modelEnds {
+	var sport, dport uint16
+	switch {
+	case p.protocol.HasPorts():
+		sport, dport = binary.BigEndian.Uint16(frame[34:]), binary.BigEndian.Uint16(frame[36:])
+	case p.protocol == rulefile.ICMP && p.query:
+		sport = binary.BigEndian.Uint16(frame[38:])
+	case p.protocol == rulefile.ICMP:
+		dport = binary.BigEndian.Uint16(frame[38:])
+	}
+	return modelEnds{
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte(frame[26:30])), sport),
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte(frame[30:34])), dport),
+	}
+}
+
+// icmp checks an error that answers a frame.
+func (r *modelRig) icmp(frame, got []byte) error {
+	const header = 14 + 20 + 8
+	if len(got) < header || got[23] != pktbuild.ICMPProtocol || !bytes.Equal(got[30:34], frame[26:30]) ||
+		!bytes.Equal(got[:6], frame[6:12]) || !bytes.HasPrefix(frame[14:], got[header:]) {
+		return fmt.Errorf("something leaves that is no answer:\n%x", got)
+	}
+	want := pktbuild.IPv4{Src: netip.AddrFrom4([4]byte(got[26:30])), Dst: netip.AddrFrom4([4]byte(got[30:34])), TTL: 64, TOS: 0xc0, Payload: pktbuild.ICMP{
+		Type: got[34], Code: got[35], Rest: binary.BigEndian.Uint32(got[38:]), Data: got[header:]}}
+	if !bytes.Equal(got[14:], want.Bytes()) {
+		return fmt.Errorf("the error is not as it should be:\n%s", differ(got[14:], want.Bytes()))
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/nat/rulefile"
+)
+
+// Sessions calls fn with every session until it returns false. They are read in place and
+// never held; one that comes or goes meanwhile may be missed.
+func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
+	config, err := e.config()
+	if err != nil {
+		return err
+	}
+	sessions, closeSessions, err := memoryOf[abiNatSession](e.maps["sessions"])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeSessions()) }()
+	used, closeUsed, err := memoryOf[uint64](e.maps["session_bits"])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeUsed()) }()
+	now := clock()
+	for word := range used {
+		for left := atomic.LoadUint64(&used[word]); left != 0; left &= left - 1 {
+			number := word*64 + bits.TrailingZeros64(left)
+			if number >= len(sessions) {
+				break
+			}
+			one, whole := readSession(&sessions[number])
+			if !whole {
+				continue
+			}
+			owner, peer := &one.Flows[abiNatDirectionNAT_OWNER], &one.Flows[abiNatDirectionNAT_PEER]
+			s := session(&one.Keys[abiNatDirectionNAT_OWNER], owner)
+			s.Age = sinceTick(now, owner.Created)
+			s.Packets = [2]uint64{owner.Packets, peer.Packets}
+			s.Bytes = [2]uint64{owner.Bytes, peer.Bytes}
+			s.Idle, s.Expires = idle(owner, peer, config, now)
+			if s.Expires <= 0 { // a packet that comes now begins another
+				s.State = rulefile.StateDead
+			}
+			if !fn(&s) {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// readSession copies a session. It is whole if it was not removed, and its number not used
+// for another one, meanwhile: that takes NAT_DEAD_TICKS from when it died.
+func readSession(s *abiNatSession) (out abiNatSession, whole bool) {
+	const gone = uint32(abiNatFlowStateNAT_FLOW_GONE)
+	state := &s.Flows[abiNatDirectionNAT_OWNER].State
+	keys := s.Keys
+	if atomic.LoadUint32(state)&gone != 0 {
+		return out, false
+	}
+	out = *s
+	return out, atomic.LoadUint32(state)&gone == 0 && s.Keys == keys && out.Keys == keys
+}
+
+// session is what the owner's flow alone tells.
+func session(key *abiNatFlowKey, flow *abiNatFlow) rulefile.Session {
+	s := rulefile.Session{
+		Protocol: rulefile.Protocol(key.Protocol), From: "inside", Rule: rulefile.RuleID(flow.Rule),
+		Source: endpoint(key.Src, key.Sport), Destination: endpoint(key.Dst, key.Dport),
+		SourceAfter: endpoint(flow.Src, flow.Sport), DestinationAfter: endpoint(flow.Dst, flow.Dport),
+		State: rulefile.Timeout(flow.State & uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)).String(),
+	}
+	if key.Side == uint8(abiNatSideNAT_OUTSIDE) {
+		s.From = "outside"
+	}
+	if flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD|abiNatFlowStateNAT_FLOW_GONE) != 0 {
+		s.State = rulefile.StateDead
+	}
+	return s
+}
+
+// idle is how long nothing has come that keeps the session alive, and how long it has
+// left: what state_expired of bpf/state.h decides.
+func idle(owner, peer *abiNatFlow, config *abiNatConfig, now uint32) (idle, left time.Duration) {
+	outbound := uint32(abiNatFlowStateNAT_FLOW_OUTBOUND)
+	all := config.Flags&uint32(abiNatConfigFlagNAT_CONFIG_INBOUND_REFRESH) != 0 || (owner.State|peer.State)&outbound == 0
+	ticks := int32(-1)
+	for _, f := range []*abiNatFlow{owner, peer} {
+		if silent := int32(now - f.Seen); (all || f.State&outbound != 0) && (ticks < 0 || silent < ticks) {
+			ticks = silent
+		}
+	}
+	timeout := config.Timeouts[owner.State&uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)%uint32(len(config.Timeouts))]
+	return ticksToDuration(ticks), ticksToDuration(int32(timeout) - ticks)
+}
+
+func ticksToDuration(ticks int32) time.Duration {
+	return time.Duration(ticks) << uint(abiNatLimitNAT_TICK_SHIFT)
+}
+
+func sinceTick(now, then uint32) time.Duration { return ticksToDuration(int32(now - then)) }
+
+// otherKey is the key of the other direction: state_other_key of bpf/state.h.
+func otherKey(key *abiNatFlowKey, flow *abiNatFlow) abiNatFlowKey {
+	other := abiNatFlowKey{Src: flow.Dst, Dst: flow.Src, Sport: flow.Dport, Dport: flow.Sport, Protocol: key.Protocol}
+	if flow.State&uint32(abiNatFlowStateNAT_FLOW_PEER_OUTSIDE) != 0 {
+		other.Side = uint8(abiNatSideNAT_OUTSIDE)
+	}
+	return other
+}
+
+func endpoint(a abiNatAddr, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4(a.Octet), bits.ReverseBytes16(port))
+}
+
+// Stats reads the counters, summed over CPUs.
+func (e *Engine) Stats() (*rulefile.Stats, error) {
+	var perCPU []abiNatStats
+	if err := e.maps["stats"].Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	s := &rulefile.Stats{Reasons: map[string]uint64{}}
+	for _, c := range perCPU {
+		for reason, n := range c.Packets {
+			s.Reasons[rulefile.Reason(reason).String()] += n
+		}
+		s.BytesIn += c.BytesIn
+		s.BytesOut += c.BytesOut
+		s.SweepTime += time.Duration(c.SweepNs)
+		s.SweepLooked += c.SweepLooked
+		s.EventsLost += c.EventsLost
+	}
+	s.Sessions = int(s.Reasons["created"] - s.Reasons["expired"])
+	s.Mappings = int(s.Reasons["mapped"] - s.Reasons["unmapped"])
+	var control abiNatControl
+	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+		return nil, fmt.Errorf("read the sweep's age: %w", err)
+	}
+	s.SweepAge = sinceTick(clock(), control.Swept)
+	return s, nil
+}
+
+// FreePorts tells how many ports an outside address has left, by class.
+func (e *Engine) FreePorts(index int) (free [rulefile.PortClasses]int, err error) {
+	var id ebpf.MapID
+	if err := e.maps["free_ports"].Lookup(uint32(index), &id); err != nil {
+		return free, fmt.Errorf("free ports of address %d: %w", index, err)
+	}
+	ports, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return free, fmt.Errorf("free ports of address %d: %w", index, err)
+	}
+	defer ports.Close()
+	for class := range free {
+		var p abiNatPorts
+		if err := ports.Lookup(uint32(class), &p); err != nil {
+			return free, fmt.Errorf("free ports of address %d: %w", index, err)
+		}
+		free[class] = int(p.Free)
+	}
+	return free, nil
+}
+
+// config is the configuration in use.
+func (e *Engine) config() (*abiNatConfig, error) {
+	var control abiNatControl
+	var config abiNatConfig
+	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+		return nil, fmt.Errorf("read generation: %w", err)
+	}
+	if err := e.maps["config"].Lookup(control.Generation%uint32(abiNatLimitNAT_GENERATIONS), &config); err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return &config, nil
+}
+
+// clock is the engine's, in ticks.
+func clock() uint32 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+		return 0
+	}
+	return uint32(uint64(ts.Nano()) >> uint(abiNatLimitNAT_TICK_SHIFT))
+}

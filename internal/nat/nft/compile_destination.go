@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+
+	"natkit/internal/nat/rulefile"
+)
+
+// Destination rules, from the most special question to the least:
+//
+//	1  protocol, address and port            ports_in, ports
+//	2  protocol, address and range of ports  ranges_in, ranges; shifted_in, shifted
+//	3  protocol and address                  protocols_in, hosts_in, nets_in,
+//	   address, prefix                       protocols, hosts, nets
+//
+// Each first for rules that are bound to the interface the packet came in by (_in).
+// A range whose ports become others is a map with each of its ports (shifted): the
+// kernel can't add numbers. Ranges that overlap are cut, the narrower wins.
+
+// place is what ranges of ports may overlap on.
+type place struct {
+	in       string
+	protocol rulefile.Protocol
+	address  netip.Addr
+}
+
+// destinations gives the chain of the destination rules, which is empty if there are none.
+func (c *compiler) destinations() (Chain, error) {
+	const bound, unbound = 0, 1
+	steps := func(name string, interval bool, parts ...part) [2]*step {
+		return [2]*step{
+			bound:   {name: name + "_in", kind: expr.NATTypeDestNAT, interval: interval, parts: append([]part{partIn}, parts...)},
+			unbound: {name: name, kind: expr.NATTypeDestNAT, interval: interval, parts: parts},
+		}
+	}
+	ports := steps("ports", false, partProtocol, partDest, partDestPort)
+	shifted := steps("shifted", false, partProtocol, partDest, partDestPort)
+	ranges := steps("ranges", true, partProtocol, partDest, partDestPort)
+	protocols := steps("protocols", false, partProtocol, partDest)
+	hosts := steps("hosts", false, partDest)
+	nets := steps("nets", true, partDest)
+	at := func(in string, parts ...[]byte) (int, []byte) {
+		if in == "" {
+			return unbound, key(parts...)
+		}
+		return bound, key(append([][]byte{keyLink(in)}, parts...)...)
+	}
+
+	overlapping := map[place][]span{}
+	prefixes := map[string][]span{} // by way in
+	for i := range c.file.Rules {
+		r := &c.file.Rules[i]
+		switch a := r.Action.(type) {
+		case rulefile.Map:
+			switch {
+			case a.Stateless:
+			case singleHost(a.Outside):
+				for _, in := range c.mapWaysIn(r) {
+					b, k := at(in, a.Outside.Addr().AsSlice())
+					e := Element{Key: k, Value: a.Inside.Addr().AsSlice(), Rule: i}
+					if a.IsIdentity() {
+						e.Value, e.Verdict = nil, acceptVerdict()
+					}
+					hosts[b].add(e)
+				}
+			default:
+				all := rulefile.RangeOf(a.Outside)
+				for _, in := range c.mapWaysIn(r) {
+					prefixes[in] = append(prefixes[in], span{number(all.First), number(all.Last), a.Outside.Bits(), i})
+				}
+			}
+		case rulefile.DNAT:
+			if len(a.Targets) == 0 {
+				return Chain{}, fmt.Errorf("compile rule %q: no target", r.Match())
+			}
+			address := a.Address.AsSlice()
+			switch {
+			case a.Ports.IsZero() && a.Protocol == rulefile.AnyProtocol:
+				b, k := at(r.In, address)
+				hosts[b].add(c.forward(i, k, rulefile.PortRange{}))
+			case a.Ports.IsZero():
+				b, k := at(r.In, []byte{byte(a.Protocol)}, address)
+				protocols[b].add(c.forward(i, k, rulefile.PortRange{}))
+			default:
+				for _, p := range portProtocols(a.Protocol) {
+					if a.Ports.Count() == 1 {
+						b, k := at(r.In, []byte{byte(p)}, address, keyPort(a.Ports.First))
+						ports[b].add(c.forward(i, k, a.Ports))
+						continue
+					}
+					where := place{r.In, p, a.Address}
+					overlapping[where] = append(overlapping[where],
+						span{uint32(a.Ports.First), uint32(a.Ports.Last), -a.Ports.Count(), i})
+				}
+			}
+		}
+	}
+	for _, where := range sortedPlaces(overlapping) {
+		for _, p := range flatten(overlapping[where]) {
+			piece := rulefile.PortRange{First: uint16(p.first), Last: uint16(p.last)}
+			from := c.file.Rules[p.rule].Action.(rulefile.DNAT)
+			if keepsPorts(from) {
+				b, k := at(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(piece.First))
+				_, end := at(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(piece.Last))
+				e := c.forward(p.rule, k, rulefile.PortRange{})
+				e.End = end
+				ranges[b].add(e)
+				continue
+			}
+			for port := p.first; port <= p.last; port++ {
+				b, k := at(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(uint16(port)))
+				shifted[b].add(c.forward(p.rule, k, rulefile.PortRange{First: uint16(port), Last: uint16(port)}))
+			}
+		}
+	}
+	ins := make([]string, 0, len(prefixes))
+	for in := range prefixes {
+		ins = append(ins, in)
+	}
+	slices.Sort(ins)
+	for _, in := range ins {
+		for _, p := range flatten(prefixes[in]) {
+			b, k := at(in, binaryutil.BigEndian.PutUint32(p.first))
+			_, end := at(in, binaryutil.BigEndian.PutUint32(p.last))
+			m := c.file.Rules[p.rule].Action.(rulefile.Map)
+			verdict := acceptVerdict()
+			if !m.IsIdentity() {
+				verdict = goToVerdict(c.chain("to_"+m.Inside.String(), rule(translatePrefix(expr.NATTypeDestNAT, m.Inside))))
+			}
+			nets[b].add(Element{Key: k, End: end, Verdict: verdict, Rule: p.rule})
+		}
+	}
+
+	chain := Chain{Name: "destination"}
+	for _, s := range []*step{ports[bound], ports[unbound], ranges[bound], shifted[bound], ranges[unbound], shifted[unbound],
+		protocols[bound], hosts[bound], nets[bound], protocols[unbound], hosts[unbound], nets[unbound]} {
+		c.emit(&chain, s)
+	}
+	if len(chain.Rules) > 0 {
+		c.table.Chains = append(c.table.Chains, chain)
+	}
+	return chain, nil
+}
+
+// mapWaysIn are the interfaces that what is sent to a map's outside addresses may come in
+// by: from outside its own, and from inside (hairpin) its hosts'. "" is every one.
+func (c *compiler) mapWaysIn(r *rulefile.Rule) []string {
+	if r.In == "" && r.Out == "" {
+		return []string{""}
+	}
+	of := func(bound string, side []string) []string {
+		if bound != "" {
+			return []string{bound}
+		}
+		return side
+	}
+	ways := slices.Concat(of(r.In, c.file.Inside), of(r.Out, c.file.Outside))
+	slices.Sort(ways)
+	return slices.Compact(ways)
+}
+
+func sortedPlaces(m map[place][]span) []place {
+	places := make([]place, 0, len(m))
+	for p := range m {
+		places = append(places, p)
+	}
+	slices.SortFunc(places, func(a, b place) int {
+		return slices.Compare(key(keyLink(a.in), []byte{byte(a.protocol)}, a.address.AsSlice()), key(keyLink(b.in), []byte{byte(b.protocol)}, b.address.AsSlice()))
+	})
+	return places
+}
+
+// portProtocols are those that a rule with ports is for.
+func portProtocols(p rulefile.Protocol) []rulefile.Protocol {
+	if p == rulefile.AnyProtocol {
+		return []rulefile.Protocol{rulefile.TCP, rulefile.UDP}
+	}
+	return []rulefile.Protocol{p}
+}
+
+// keepsPorts tells whether all targets get the ports as they were addressed.
+func keepsPorts(a rulefile.DNAT) bool {
+	return !slices.ContainsFunc(a.Targets, func(t rulefile.Target) bool { return !t.Ports.IsZero() && t.Ports != a.Ports })
+}
+
+// forward leads to where a rule sends to. port is the one port that the key is for, or
+// none, if the port stays.
+func (c *compiler) forward(index int, k []byte, port rulefile.PortRange) Element {
+	a := c.file.Rules[index].Action.(rulefile.DNAT)
+	e := Element{Key: k, Rule: index}
+	value := func(t rulefile.Target) []byte {
+		to := port.First
+		if !t.Ports.IsZero() {
+			to = t.Ports.First + (port.First - a.Ports.First)
+		}
+		if port.IsZero() || to == port.First {
+			return t.Address.AsSlice()
+		}
+		return key(t.Address.AsSlice(), keyPort(to))
+	}
+	if len(a.Targets) == 1 {
+		e.Value = value(a.Targets[0])
+		return e
+	}
+	// With several targets a key leads to a chain that chooses.
+	name := fmt.Sprintf("balance_%d", index)
+	if !port.IsZero() && a.Ports.Count() > 1 {
+		name += fmt.Sprintf("_%d", port.First)
+	}
+	e.Verdict = goToVerdict(name)
+	if c.chains[name] {
+		return e
+	}
+	slots := a.Table()
+	withPort := slices.ContainsFunc(a.Targets, func(t rulefile.Target) bool { return len(value(t)) > 4 })
+	targets := Set{
+		Name: name, Key: []nftables.SetDatatype{nftables.TypeMark}, Data: []nftables.SetDatatype{nftables.TypeIPAddr},
+	}
+	if withPort {
+		targets.Data = append(targets.Data, nftables.TypeInetService)
+	}
+	for slot, t := range slots {
+		v := value(a.Targets[t])
+		if withPort && len(v) == 4 {
+			v = key(v, keyPort(port.First))
+		}
+		targets.Elements = append(targets.Elements, Element{Key: binaryutil.NativeEndian.PutUint32(uint32(slot)), Value: v, Rule: noRule})
+	}
+	c.set(targets)
+	c.chain(name, rule(hashOfSource(len(slots)),
+		[]expr.Any{&expr.Lookup{SourceRegister: register0, DestRegister: register0, IsDestRegSet: true, SetName: name}},
+		translate(expr.NATTypeDestNAT, withPort)))
+	return e
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+
+	"natkit/internal/nat/rulefile"
+)
+
+// Stateless maps are rewriting of every packet, without connection tracking: of
+// destinations before it (priority raw), which tells it to leave the packet alone; of
+// sources when the packet leaves. What has been left alone is what was rewritten, or
+// comes from a stateless inside host and leaves by an outside interface.
+
+// stateless adds the chains and sets of the stateless maps.
+func (c *compiler) stateless() {
+	var rules []int
+	for i := range c.file.Rules {
+		r := &c.file.Rules[i]
+		if !isStateless(r) {
+			continue
+		}
+		rules = append(rules, i)
+		if r.In != "" || r.Out != "" {
+			c.warn(r.Position, "a stateless map is not bound to interfaces: the kernel rewrites whatever goes between inside and outside")
+		}
+	}
+	if rules == nil {
+		return
+	}
+	raw := filterChain("stateless_in", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
+	raw.Rules = append(c.trackedAnyway(), c.amongInside(leavesBy(setArmed))...)
+	for _, set := range c.statelessSources(rules) {
+		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partSource), leavesBy(setOutside), notrack()))
+	}
+	for _, r := range c.rewriting("stateless_outside", partDest, destOffset, rules,
+		func(m rulefile.Map) (from, to netip.Prefix) { return m.Outside, m.Inside }, notrack()) {
+		raw.Rules = append(raw.Rules, rule(inSet(setLinks, partIn), r))
+	}
+	c.base(raw)
+	post := filterChain("stateless_out", nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+	for _, r := range c.rewriting("stateless_inside", partSource, sourceOffset, rules,
+		func(m rulefile.Map) (from, to netip.Prefix) { return m.Inside, m.Outside }, nil) {
+		post.Rules = append(post.Rules, rule(untracked(), r))
+	}
+	c.base(post)
+}
+
+// trackedAnyway accepts what is no stateless map's: what is excluded, and what is for
+// an address of rules with sessions.
+func (c *compiler) trackedAnyway() []Rule {
+	var rules []Rule
+	var spans []span
+	excluded := false
+	for i := range c.file.Rules {
+		r := &c.file.Rules[i]
+		switch r.Action.(type) {
+		case rulefile.Exclude:
+			excluded = true
+		case rulefile.DNAT, rulefile.Map:
+			if isStateless(r) {
+				continue
+			}
+			for _, o := range r.OutsideAddresses() {
+				spans = append(spans, span{first: number(o.First), last: number(o.Last)})
+			}
+		}
+	}
+	if excluded {
+		rules = append(rules, rule(inSet(setExclude, partsExclude...), verdictWord(expr.VerdictAccept)))
+	}
+	for _, set := range c.addresses("tracked", partDest, spans) {
+		rules = append(rules, rule(inSet(set, partDest), verdictWord(expr.VerdictAccept)))
+	}
+	return rules
+}
+
+func (c *compiler) statelessSources(rules []int) []string {
+	var spans []span
+	for _, i := range rules {
+		r := rulefile.RangeOf(c.file.Rules[i].Action.(rulefile.Map).Inside)
+		spans = append(spans, span{first: number(r.First), last: number(r.Last)})
+	}
+	return c.addresses("stateless", partSource, spans)
+}
+
+// addresses adds sets of all addresses of the spans, and gives their names: one of
+// ranges, and one of single addresses: many load faster into a hash than into a tree.
+func (c *compiler) addresses(name string, p part, spans []span) []string {
+	hosts := Set{Name: name, Key: datatypes([]part{p})}
+	nets := Set{Name: name + "_nets", Key: datatypes([]part{p}), Interval: true}
+	for _, piece := range flatten(spans) {
+		e := Element{Key: binaryutil.BigEndian.PutUint32(piece.first), End: binaryutil.BigEndian.PutUint32(piece.last), Rule: noRule}
+		if piece.first == piece.last {
+			hosts.Elements = append(hosts.Elements, e)
+		} else {
+			nets.Elements = append(nets.Elements, e)
+		}
+	}
+	var names []string
+	for _, s := range []Set{hosts, nets} {
+		if s.Elements != nil {
+			c.set(s)
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// rewriting gives the rules that write what the maps say over a part of each packet:
+// single hosts by a map, prefixes by a chain for each.
+func (c *compiler) rewriting(name string, p part, offset uint32, rules []int, sides func(rulefile.Map) (from, to netip.Prefix), then []expr.Any) []Rule {
+	hosts := Set{Name: name, Key: datatypes([]part{p}), Data: []nftables.SetDatatype{nftables.TypeIPAddr}, Counter: true}
+	nets := Set{Name: name + "_nets", Key: datatypes([]part{p}), Data: []nftables.SetDatatype{nftables.TypeVerdict}, Interval: true, Counter: true}
+	var spans []span
+	for _, i := range rules {
+		from, to := sides(c.file.Rules[i].Action.(rulefile.Map))
+		if singleHost(from) {
+			hosts.Elements = append(hosts.Elements, Element{Key: from.Addr().AsSlice(), Value: to.Addr().AsSlice(), Rule: i})
+			continue
+		}
+		r := rulefile.RangeOf(from)
+		spans = append(spans, span{number(r.First), number(r.Last), from.Bits(), i})
+	}
+	for _, piece := range flatten(spans) {
+		from, to := sides(c.file.Rules[piece.rule].Action.(rulefile.Map))
+		chain := c.chain(name+"_"+from.String(), rule(rewrite(offset, to), then))
+		nets.Elements = append(nets.Elements, Element{
+			Key: binaryutil.BigEndian.PutUint32(piece.first), End: binaryutil.BigEndian.PutUint32(piece.last),
+			Verdict: goToVerdict(chain), Rule: piece.rule,
+		})
+	}
+	var out []Rule
+	if hosts.Elements != nil {
+		c.set(hosts)
+		out = append(out, rule(mapped(hosts.Name, p), rewriteMapped(offset), then))
+	}
+	if nets.Elements != nil {
+		c.set(nets)
+		out = append(out, rule(verdictMapped(nets.Name, p)))
+	}
+	return out
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"slices"
+	"strings"
+
+	"natkit/internal/kernel/ruleset"
+)
+
+// What NAT rules do beside deciding where packets go, and what rules of other tables do
+// to packets that natkit translates.
+
+// surroundings names it.
+func (i *importer) surroundings() {
+	reached := i.reached()
+	for r := range i.set.Rules {
+		switch {
+		case i.besideNAT(r):
+		case r.Chain.Type != "nat" && !i.isNAT(r.Chain.Table) && !translates(r):
+		case r.IPv6:
+			if translates(r) {
+				i.aside(r, true, "translates IPv6, and a rule file has IPv4 only")
+			}
+		case reached[r]:
+			i.beside(r)
+		}
+	}
+}
+
+// reached are the rules that items come from.
+func (i *importer) reached() map[*ruleset.Rule]bool {
+	all := map[*ruleset.Rule]bool{}
+	add := func(items []item) {
+		for k := range items {
+			all[items[k].rule] = true
+			for _, n := range items[k].not {
+				all[n.Rule] = true
+			}
+		}
+	}
+	add(i.destinations)
+	add(i.sources)
+	for _, items := range i.behind {
+		add(items)
+	}
+	return all
+}
+
+// beside names what a rule that was taken over says beside where to.
+func (i *importer) beside(r *ruleset.Rule) {
+	for _, s := range r.Sets() {
+		if s.Expires {
+			i.aside(r, true, "set %s: its elements come and go by themselves, and are taken as they are now", s.Name)
+		}
+	}
+	for _, statement := range r.Statements {
+		t, ok := statement.(ruleset.Translate)
+		if !ok {
+			continue
+		}
+		if !r.IPv4 && t.Kind == ruleset.Masquerade {
+			i.aside(r, true, "translates IPv6 too, and a rule file has IPv4 only")
+		}
+		for _, flag := range t.Flags {
+			switch flag {
+			case "random", "random-fully", "fully-random":
+				i.aside(r, false, "%s: the engine chooses ports in its own way, not at random for each connection", flag)
+			case "persistent":
+				i.aside(r, false, "persistent: a host keeps its address in any case")
+			}
+		}
+	}
+}
+
+// besideNAT names statements by which other tables take part in what NAT does, or that go
+// past it.
+func (i *importer) besideNAT(r *ruleset.Rule) bool {
+	found := false
+	for _, statement := range r.Statements {
+		o, ok := statement.(ruleset.Other)
+		if !ok || r.IPv6 && r.Chain.Table.Family != "inet" {
+			continue
+		}
+		if why := besideWhy(o); why != "" {
+			i.aside(r, true, "%s", why)
+			found = true
+		}
+	}
+	return found
+}
+
+func besideWhy(o ruleset.Other) string {
+	name := strings.ToLower(o.Name)
+	switch {
+	case name == "notrack":
+		return "what it is for is not tracked, and so not translated; a rule file translates it, unless an exclude names it"
+	case name == "ct zone" || name == "ct" && strings.HasPrefix(o.Text, "zone"):
+		return "puts connections into zones, and natkit has one table for all"
+	case name == "tproxy":
+		return "hands packets to a proxy on this machine (TPROXY), which a rule file does not do"
+	case name == "synproxy":
+		return "answers connections in place of their server (SYNPROXY), which a rule file does not do"
+	case name == "tcpmss" || strings.HasPrefix(name, "tcp option maxseg"):
+		return "changes TCP's maximum segment size: write mss: clamp under defaults"
+	case slices.Contains([]string{"ip saddr", "ip daddr", "tcp sport", "tcp dport", "udp sport", "udp dport", "th sport", "th dport"}, name):
+		return "rewrites packets without connection tracking, which only a map with stateless: true does"
+	}
+	return ""
+}

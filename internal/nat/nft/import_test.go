@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"natkit/internal/kernel/ruleset"
+	"natkit/internal/nat/nft"
+	"natkit/internal/testutil/ktest"
+)
+
+var importOptions = nft.ImportOptions{
+	Outside: []string{"eth0"}, Inside: []string{"eth1"}, Local: []netip.Addr{addr("203.0.113.5")},
+}
+
+func importText(name string, data []byte) string {
+	o := importOptions
+	o.Name = filepath.Base(name)
+	if strings.HasPrefix(o.Name, "openwrt") {
+		o.Outside = []string{"wan", "wan6"}
+	}
+	got, err := nft.Import(bytes.NewReader(data), o)
+	if err != nil {
+		return fmt.Sprintf("error: %v\n", err)
+	}
+	var b strings.Builder
+	if err := got.File.Validate(); err != nil {
+		fmt.Fprintf(&b, "refused: %v\n", err)
+	}
+	for i := range got.File.Rules {
+		fmt.Fprintf(&b, "%s\n", &got.File.Rules[i])
+	}
+	for _, p := range got.File.Pools {
+		fmt.Fprintf(&b, "pool %s %v ports %s\n", p.Name, p.Addresses, p.Ports)
+	}
+	fmt.Fprintf(&b, "inside %v outside %v\n", got.File.Inside, got.File.Outside)
+	for _, n := range got.Notes {
+		fmt.Fprintf(&b, "%d lost=%v %s: %s\n", n.Line, n.Lost, n.Rule, n.Why)
+	}
+	return b.String()
+}
+
+// What other programs' rules become: testdata/import has their rules, and behind the
+// name .want what is made of them. Sets of nftables are read as the native tool prints
+// those of the file.
+func TestImport(t *testing.T) {
+	names, err := filepath.Glob("testdata/import/*.*tables")
+	if err != nil || len(names) == 0 {
+		t.Fatal(names, err)
+	}
+	for _, name := range names {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			data, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(name, ".nftables") {
+				data = asJSON(t, data)
+			}
+			got := importText(name, data)
+			if *update {
+				if err := os.WriteFile(name+".want", []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(name + ".want")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+// asJSON loads rules in a namespace of their own and lists them.
+func asJSON(t *testing.T, rules []byte) []byte {
+	t.Helper()
+	h := namespace(t)
+	var list []byte
+	if err := h.Do(func() error {
+		cmd := exec.Command(ktest.Tool(t, "nft"), "-f", "-")
+		cmd.Stdin = bytes.NewReader(rules)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("nft -f: %w: %s", err, out)
+		}
+		var err error
+		list, err = exec.Command(ktest.Tool(t, "nft"), "-j", "list", "ruleset").Output()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func TestImportRefuses(t *testing.T) {
+	for _, test := range []struct{ in, want string }{
+		{"", "empty"},
+		{"hello", "x:1: \"hello\" is in no table"},
+		{"*nat\n-A", "x:2: \"-A\" is no rule"},
+		{"*nat\n\n-A PREROUTING -s 1.2.3 -j ACCEPT", "x:3: \"1.2.3\" is no IPv4 address"},
+		{"*nat\n-A PREROUTING -p tcp --dport 70000 -j ACCEPT", "x:2: \"70000\" are no ports"},
+		{"*nat\n-A PREROUTING -j DNAT", "x:2: DNAT has no --to-destination"},
+		{"*nat\n-A POSTROUTING -s", "x:2: -s wants 1 words"},
+		{"*nat\n-A POSTROUTING -m comment --comment \"x -j ACCEPT", "x:2: a quotation mark is not closed"},
+		{"table ip nat {\n}", "nft -j list ruleset"},
+		{"{\"nftables\": [\n{\"rule\":\n{\"expr\": 7}}]}", "x:"},
+		{"{\"nftables\": [\n{}, nonsense]}", "x:2: invalid character"},
+		{"{\"other\": []}", "x:1:"},
+		{"{\"nftables\": [\n{}", "x:2:"},
+		{`{"nftables":[{"chain":{"family":"ip","table":"t","name":"c","type":"nat","hook":"prerouting","prio":0}},
+{"rule":{"family":"ip","table":"t","chain":"c","handle":4,"expr":[{"jump":{"target":"x"}}]}}]}`, "x:2: rule 4 of chain ip t c: leads to chain \"x\""},
+	} {
+		_, err := nft.Import(strings.NewReader(test.in), nft.ImportOptions{Name: "x"})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: %v, want %q", test.in, err, test.want)
+		}
+	}
+}
+
+// Rules that do not fit together in a rule file: an address in two pools, in a pool and
+// given on its own or masqueraded behind, other ports of one address, an interface that is
+// not named. Engines take what is written, and the rest is said.
+func TestImportFits(t *testing.T) {
+	const in = `*nat
+-A PREROUTING -i eth0 -p tcp -m tcp --dport 100:200 -j DNAT --to-destination 10.0.0.3
+-A PREROUTING -i eth0 -p tcp -m tcp --dport 150:250 -j DNAT --to-destination 10.0.0.4
+-A PREROUTING -i eth7 -p tcp -m tcp --dport 1500 -j DNAT --to-destination 10.0.0.4
+-A POSTROUTING -s 10.0.1.0/24 -o eth0 -j SNAT --to-source 203.0.113.5-203.0.113.8
+-A POSTROUTING -s 10.0.2.0/24 -o eth0 -j SNAT --to-source 203.0.113.8
+-A POSTROUTING -s 10.0.3.0/24 -o eth0 -j SNAT --to-source 203.0.113.7-203.0.113.20
+-A POSTROUTING -s 10.0.4.0/24 -o eth0 -j SNAT --to-source 203.0.113.50:2000-3000
+-A POSTROUTING -s 10.0.5.0/24 -o eth0 -j SNAT --to-source 203.0.113.50:4000-5000
+-A POSTROUTING -s 10.0.6.0/24 -d 10.0.0.0/8 -p tcp -m tcp --dport 1:2000 -j ACCEPT
+-A POSTROUTING -s 10.0.7.0/24 -o eth0 -j MASQUERADE
+-A POSTROUTING -s 10.0.8.0/24 -o eth0 -j SNAT --to-source 203.0.113.5:4000-5000
+COMMIT
+`
+	const want = `dnat: tcp 203.0.113.5:100-200, to: 10.0.0.3, in: eth0
+dnat: tcp 203.0.113.5:201-250, to: 10.0.0.4, in: eth0
+snat: 10.0.1.0/24, to: pool1, out: eth0
+snat: 10.0.2.0/24, to: 203.0.113.8, out: eth0
+snat: 10.0.4.0/24, to: 203.0.113.50, ports: 2000-3000, out: eth0
+masquerade: 10.0.7.0/24, out: eth0
+pool pool1 [203.0.113.6/31] ports 
+`
+	got := importText("fits", []byte(in))
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	for _, line := range []int{4, 7, 9, 12} {
+		if !strings.Contains(got, fmt.Sprintf("\n%d lost=true", line)) || !strings.Contains(got, ": left out: ") {
+			t.Errorf("nothing is said of line %d:\n%s", line, got)
+		}
+	}
+	if !strings.Contains(got, "5 lost=false") {
+		t.Errorf("nothing is said of the pool that became smaller:\n%s", got)
+	}
+}
+
+// A map is two-way: of an input with one direction only, what the other lets in or
+// translates is said.
+func TestImportHalfMap(t *testing.T) {
+	const source = "-A POSTROUTING -s 10.1.0.0/24 -o eth0 -j NETMAP --to 100.64.1.0/24\n"
+	const destination = "-A PREROUTING -d 100.64.1.0/24 -i eth0 -j NETMAP --to 10.1.0.0/24\n"
+	for in, want := range map[string]string{
+		source:               "it also lets in",
+		destination:          "it also translates",
+		source + destination: "",
+	} {
+		got := importText("half", []byte("*nat\n"+in+"COMMIT\n"))
+		if !strings.Contains(got, "map: 10.1.0.0/24 <-> 100.64.1.0/24, out: eth0") || want != "" && !strings.Contains(got, want) || want == "" && strings.Contains(got, "both ways") {
+			t.Errorf("%s%s, want %q", in, got, want)
+		}
+	}
+}
+
+// Chains that lead into each other along more ways than can be followed are refused.
+func TestImportEnds(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("*nat\n:PREROUTING ACCEPT\n:C0 -\n-A PREROUTING -j C0\n")
+	for i := range 40 {
+		fmt.Fprintf(&b, ":C%d -\n-A C%d -s 10.0.0.0/8 -j C%d\n-A C%d -d 10.0.0.0/8 -j C%d\n", i+1, i, i+1, i, i+1)
+	}
+	if _, err := nft.Import(strings.NewReader(b.String()), importOptions); err == nil || !strings.Contains(err.Error(), "too often") {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzImport(f *testing.F) {
+	names, _ := filepath.Glob("testdata/import/*.iptables")
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Add([]byte(`{"nftables":[{"metainfo":{}},{"map":{"family":"ip","table":"t","name":"m","elem":[[{"concat":["10.0.0.1","tcp",80]},{"goto":{"target":"d"}}]]}},
+{"chain":{"family":"ip","table":"t","name":"d"}},{"chain":{"family":"ip","table":"t","name":"c","type":"nat","hook":"prerouting","prio":-100}},
+{"rule":{"family":"ip","table":"t","chain":"c","handle":4,"expr":[{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.0.0.0","len":8}}}},{"vmap":{"key":{"concat":[{"payload":{"protocol":"ip","field":"daddr"}},{"meta":{"key":"l4proto"}},{"payload":{"protocol":"th","field":"dport"}}]},"data":"@m"}}]}},
+{"rule":{"family":"ip","table":"t","chain":"d","handle":5,"expr":[{"dnat":{"addr":{"map":{"key":{"numgen":{"mod":2}},"data":{"set":[[0,"10.0.0.1"],[1,{"concat":["10.0.0.2",80]}]]}}}}},{"masquerade":{"port":{"range":[1,2]}}},{"snat":{"addr":{"range":["10.0.0.1","10.0.0.9"]}}}]}}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		got, err := nft.Import(bytes.NewReader(data), importOptions)
+		if err == nil && len(got.Notes) < 100 {
+			if err := got.File.Validate(); err != nil {
+				t.Errorf("what was written is refused: %v\n%s", err, got.File.Text())
+			}
+		}
+		var syntax *ruleset.SyntaxError
+		if errors.As(err, &syntax) && (syntax.Line < 1 || syntax.Line > bytes.Count(data, []byte("\n"))+1) {
+			t.Errorf("line %d: %v", syntax.Line, err)
+		}
+	})
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What an engine tells: sessions, mappings, events, and what it did with packets.
+
+package rulefile
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Session is a conversation that is translated: two directions, each as it arrives
+// and as it leaves.
+type Session struct {
+	Protocol Protocol `json:"protocol"`
+	// From is the side whose packet opened it: "inside" or "outside".
+	From  string `json:"from"`
+	State string `json:"state"` // the time-out it is under: "udp", "tcp_established"; "dead" before it is removed
+
+	// The opener's packets: as they arrive, as they leave. ICMP queries have their
+	// identifier as source port.
+	Source           netip.AddrPort `json:"source"`
+	Destination      netip.AddrPort `json:"destination"`
+	SourceAfter      netip.AddrPort `json:"source_translated"`
+	DestinationAfter netip.AddrPort `json:"destination_translated"`
+
+	Rule    RuleID        `json:"rule,omitzero"` // none of a refusal; as `natkit rules` lists it
+	Age     time.Duration `json:"age_ns"`
+	Idle    time.Duration `json:"idle_ns"`    // since the last packet that keeps it alive
+	Expires time.Duration `json:"expires_ns"` // when nothing more comes; negative: due
+	Packets [2]uint64     `json:"packets"`    // the opener's direction, the other
+	Bytes   [2]uint64     `json:"bytes"`      // of IPv4
+}
+
+// StateDead is the Session.State of one that has ended and waits to be removed.
+const StateDead = "dead"
+
+// Mapping is an inside endpoint with its outside endpoint.
+type Mapping struct {
+	Class    string         `json:"class"` // tcp, udp, icmp; other: the whole address
+	Inside   netip.AddrPort `json:"inside"`
+	Outside  netip.AddrPort `json:"outside"`
+	Sessions int            `json:"sessions"`
+	// Filtering is whom it lets in.
+	Filtering string `json:"filtering"`
+	// Resting: no session uses it, and its port is kept for the same endpoint until the
+	// rest is over.
+	Resting bool `json:"resting"`
+}
+
+// Event is something that happened to a session, as it happens.
+type Event struct {
+	Time    time.Time `json:"time"`
+	Kind    string    `json:"kind"`             // created, ended, refused
+	Reason  string    `json:"reason,omitempty"` // of a refusal: a Reason's name
+	Session Session   `json:"session"`
+}
+
+// Reason says what became of a packet, or what else an engine counts (enum nat_reason
+// of bpf/nat.h, whose order this is).
+type Reason uint8
+
+// ReasonInfo is a reason in words.
+type ReasonInfo struct {
+	Name  string // stable: a metric's label
+	Kind  string // passed (to the stack, untouched), translated, counted (beside a packet's end), dropped
+	Means string
+}
+
+// Reasons by number.
+var Reasons = []ReasonInfo{
+	{"not-ipv4", "passed", "not an IPv4 packet for this machine: ARP, IPv6, a VLAN's, broadcast frames"},
+	{"no-rule", "passed", "no rule is about it"},
+	{"excluded", "passed", "an exclusion names it"},
+	{"local", "passed", "it is for the gateway itself"},
+	{"outbound-ttl", "passed", "its time to live ends here; the stack answers its inside sender"},
+	{"outbound-too-big", "passed", "longer than the way out's MTU, with DF; the stack answers its inside sender"},
+	{"outbound-no-route", "passed", "there is no route; the stack answers its inside sender"},
+	{"multicast", "passed", "multicast or broadcast"},
+	{"to-tc", "counted", "by XDP, left to tc, where its end is counted"},
+	{"translated-in", "translated", "from outside"},
+	{"translated-out", "translated", "from inside"},
+	{"created", "counted", "sessions made"},
+	{"expired", "counted", "sessions removed after their time-out"},
+	{"mapped", "counted", "mappings made"},
+	{"unmapped", "counted", "mappings removed, their ports free again"},
+	{"hairpinned", "counted", "sessions of two inside hosts by an outside address"},
+	{"mss-clamped", "counted", "SYN packets whose MSS was lowered"},
+	{"icmp-translated", "counted", "ICMP errors translated, with the packet inside"},
+	{"icmp-sent", "counted", "ICMP errors sent by the engine"},
+	{"fragment-held", "counted", "fragments that came before their first one and are kept for it"},
+	{"malformed", "dropped", "lengths that contradict each other, or a header cut short"},
+	{"bad-checksum", "dropped", "an ICMP error, or the header inside it, whose checksum is wrong"},
+	{"spoofed", "dropped", "a source that is not where it came from: an inside one by another interface, one from outside that is inside; or its own destination"},
+	{"filtered", "dropped", "to a mapping that does not let this sender in"},
+	{"no-mapping", "dropped", "to a pool address or port that nothing maps"},
+	{"no-session", "dropped", "it opens no session and belongs to none: a stray answer or reset, an ICMP error about a packet nobody sent"},
+	{"no-port", "dropped", "every port of the outside address is in use or rests"},
+	{"no-address", "dropped", "every address of the pool is in use, or the interface has none"},
+	{"sessions-full", "dropped", "the table of sessions is full (limits.sessions)"},
+	{"mappings-full", "dropped", "the table of mappings or contacts is full (limits.mappings)"},
+	{"source-limit", "dropped", "its inside host has as many sessions as it may (limits.sessions_per_source)"},
+	{"sources-full", "dropped", "the table of inside hosts is full (limits.sources)"},
+	{"inbound-ttl", "dropped", "its time to live ends here; the engine answers its outside sender"},
+	{"too-big", "dropped", "longer than the way out's MTU, from outside with DF: the engine tells the sender the MTU"},
+	{"no-route", "dropped", "there is no route to where it was translated to, or not by an interface of the rule file"},
+	{"unsupported", "dropped", "a protocol or ICMP type that its rule can't translate, or a translation to the gateway itself"},
+	{"fragment", "dropped", "a fragment that came before its first one and could not be kept: too long, or the fifth"},
+	{"fragments-full", "dropped", "the table of fragmented datagrams is full"},
+	{"race", "dropped", "lost against another CPU or the sweep at the same session; its sender repeats it"},
+	{"rewrite", "dropped", "the kernel refused to change it; that can't happen"},
+	{"bypass", "dropped", "a table of the rules is missing; that can't happen"},
+}
+
+// String is the reason's name.
+func (r Reason) String() string {
+	if int(r) < len(Reasons) {
+		return Reasons[r].Name
+	}
+	return "unknown"
+}
+
+// Stats are an engine's counters since it was made.
+type Stats struct {
+	Reasons  map[string]uint64 `json:"reasons"` // packets, or what the name says, by reason's name
+	BytesIn  uint64            `json:"bytes_in"`
+	BytesOut uint64            `json:"bytes_out"`
+
+	Sessions int `json:"sessions"` // now
+	Mappings int `json:"mappings"` // now
+
+	SweepAge    time.Duration `json:"sweep_age_ns"` // since expiry last ran
+	SweepTime   time.Duration `json:"sweep_time_ns"`
+	SweepLooked uint64        `json:"sweep_looked"`
+	EventsLost  uint64        `json:"events_lost"`
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/lab"
+	"natkit/internal/nat/control"
+	"natkit/internal/snapshot"
+)
+
+// Fault is one cause of the doctor's catalogue, made to happen in a lab: first
+// something that looks like it and is healthy, then the fault, then the cure that
+// the doctor's finding gives. One file holds one of them.
+type Fault struct {
+	Code string // of the cause
+	// Healthy, Broken and Cured say what is done, a sentence each.
+	Healthy, Broken, Cured string
+	// Note says how the scenario differs from the real thing, "" where it does not.
+	Note string
+
+	topology string
+	clients  int // of the topology, 0 for one
+	// healthy and broken bring their state about and say which traffic flows while
+	// the doctor watches; cure does what the finding says. They are called in this
+	// order on one lab.
+	healthy, broken func(ctx context.Context, s *scene) error
+	cure            func(ctx context.Context, s *scene, f causes.Finding) error
+}
+
+// Faults are the scenarios, one for each cause that a lab can show, in the
+// catalogue's order.
+func Faults() []Fault {
+	byCode := map[string]Fault{}
+	for _, f := range []Fault{
+		engineLimitFault, engineDriftFault, tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
+		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
+		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
+		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
+		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault, portRaceFault,
+		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
+		needlessFault, policiesFault, ruleDropFault, nextHopFault, answersFault, clientsFault, linkDownFault, receiveBufferFault, localPortsFault, elsewhereFault, otherDropsFault, backendFault,
+		wrongMACFault, vlanFault, duplicateFault, arpRefusedFault, helperMissingFault,
+	} {
+		byCode[f.Code] = f
+	}
+	var out []Fault
+	for _, c := range causes.Catalogue() {
+		if f, ok := byCode[c.Code]; ok {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// NoFault is why no lab can show a cause, "" where one does or there is no such cause.
+func NoFault(code string) string {
+	for _, c := range causes.Catalogue() {
+		if c.Code == code {
+			return c.NoLab
+		}
+	}
+	return ""
+}
+
+// FaultOptions is how a Fault is run.
+type FaultOptions struct {
+	Window time.Duration // how long the doctor watches each time; 0 means 2 s
+	// Begin, if not nil, is told the lab once it is up, and Step each step once it
+	// is done; their error ends the run. Progress says what is going on, part from 0
+	// to 1.
+	Begin    func(drawing string, notes []string) error
+	Step     func(*FaultStep) error
+	Progress func(what string, part float64)
+
+	// For tests. inside has findings write their commands for who is in the watched
+	// namespace already. command, if not nil, is given every command of the finding's
+	// remedy, in its order, in place of those that the scenario follows, and check each
+	// one that shows whether the cure worked, while the traffic flows.
+	inside         bool
+	command, check func(ctx context.Context, watched *lab.Node, code, line string) error
+}
+
+// FaultStep is one state of the lab and what the doctor says about it.
+type FaultStep struct {
+	Name     string // healthy, broken, cured
+	What     string
+	Commands []string           // of the finding's remedy, that the cure consists of
+	Facts    *snapshot.Snapshot // what the findings rest on
+	Findings []causes.Finding
+}
+
+// Run plays the scenario in a lab of its own, which is gone when it returns, and
+// returns the steps that were played. It is an error when the doctor does not say
+// what it should: nothing of severity warning or above about the first and the
+// last step, the fault's own code first about the second.
+func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err error) {
+	if o.Window == 0 {
+		o.Window = 2 * time.Second
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, float64) {}
+	}
+	l, err := lab.Up(ctx, f.topology, lab.Options{Owned: true, Clients: f.clients})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Down()) }()
+	if o.Begin != nil {
+		if err := o.Begin(l.Drawing(), l.Notes()); err != nil {
+			return nil, err
+		}
+	}
+	s := &scene{lab: l, watched: l.NATNode(), options: o}
+	defer s.close()
+
+	play := func(name, what string, change func(context.Context, *scene) error) (*FaultStep, error) {
+		step, err := s.step(ctx, name, what, change)
+		if err != nil {
+			return nil, fmt.Errorf("step %s: %w", name, err)
+		}
+		steps = append(steps, *step)
+		return step, nil
+	}
+	healthy, err := play("healthy", f.Healthy, f.healthy)
+	if err != nil {
+		return steps, err
+	}
+	if wrong, ok := alarm(healthy); ok {
+		return steps, fmt.Errorf("the doctor found %s where nothing is wrong", wrong)
+	}
+	broken, err := play("broken", f.Broken, f.broken)
+	if err != nil {
+		return steps, err
+	}
+	if len(broken.Findings) == 0 || broken.Findings[0].Code != f.Code {
+		return steps, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, cmp.Or(strings.Join(codes(broken.Findings), ", "), "nothing"))
+	}
+	cured, err := play("cured", f.Cured, func(ctx context.Context, s *scene) error {
+		return s.cure(ctx, f, broken.Findings[0])
+	})
+	if err != nil {
+		return steps, err
+	}
+	if wrong, ok := alarm(cured); ok {
+		return steps, fmt.Errorf("the doctor still found %s after the cure", wrong)
+	}
+	if found := codes(cured.Findings); slices.Contains(found, f.Code) {
+		return steps, fmt.Errorf("the doctor still advises about %s after the cure", f.Code)
+	}
+	return steps, nil
+}
+
+// alarm is the first finding of severity warning or above, which come first.
+func alarm(step *FaultStep) (code string, ok bool) {
+	if len(step.Findings) == 0 || step.Findings[0].Severity < causes.Warning {
+		return "", false
+	}
+	return step.Findings[0].Code, true
+}
+
+func codes(findings []causes.Finding) (out []string) {
+	for _, f := range findings {
+		out = append(append(out, f.Code), codes(f.Consequences)...)
+	}
+	return out
+}
+
+// scene is the lab while a scenario plays in it.
+type scene struct {
+	lab     *lab.Lab
+	watched *lab.Node // where the doctor looks; the NAT node unless a step says otherwise
+	options FaultOptions
+
+	// least is how long the doctor watches at least, where the fault shows only after a while.
+	least time.Duration
+	// traffic flows while the doctor watches, each function until its context ends.
+	traffic []func(ctx context.Context) error
+	// reads, if not nil, changes what the doctor is given to judge.
+	reads    func(*snapshot.Snapshot)
+	commands []string // run by the present step
+	cured    *causes.Finding
+	file     string // rule file of natkit's engine, where one is up
+	kind     control.Engine
+	closers  []func()
+}
+
+// close ends the servers.
+func (s *scene) close() {
+	for _, c := range s.closers {
+		c()
+	}
+	s.closers = nil
+}
+
+// step changes the lab and asks the doctor about it.
+func (s *scene) step(ctx context.Context, name, what string, change func(context.Context, *scene) error) (*FaultStep, error) {
+	s.options.Progress(what, 0)
+	s.commands = nil
+	if err := change(ctx, s); err != nil {
+		return nil, err
+	}
+	facts, err := s.watch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	step := &FaultStep{Name: name, What: what, Commands: s.commands, Facts: facts, Findings: causes.Judge(facts)}
+	if s.options.Step != nil {
+		return step, s.options.Step(step)
+	}
+	return step, nil
+}
+
+// watch takes a Snapshot while the traffic flows.
+func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
+	flowing, stop := context.WithCancel(ctx)
+	failed := make([]error, len(s.traffic))
+	var wg sync.WaitGroup
+	for i, run := range s.traffic {
+		wg.Go(func() { failed[i] = run(flowing) })
+	}
+	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: max(s.options.Window, s.least), Dump: true, Engine: control.ReadFacts, Progress: s.options.Progress})
+	err = errors.Join(err, s.check(ctx))
+	stop()
+	wg.Wait()
+	for _, e := range failed {
+		if e != nil && !errors.Is(e, context.Canceled) {
+			err = errors.Join(err, fmt.Errorf("make traffic: %w", e))
+		}
+	}
+	if err = errors.Join(err, ctx.Err()); err != nil {
+		return nil, err
+	}
+	if s.reads != nil {
+		s.reads(facts)
+	}
+	if s.options.inside {
+		facts.Netns.Name = ""
+	}
+	return facts, nil
+}
+
+// cure does what the scenario takes from the finding's remedy, or all of that.
+func (s *scene) cure(ctx context.Context, f Fault, found causes.Finding) error {
+	if s.options.command != nil {
+		for _, line := range found.Remedy {
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			s.commands = append(s.commands, line)
+			if err := s.options.command(ctx, s.watched, f.Code, line); err != nil {
+				return err
+			}
+		}
+	}
+	if err := f.cure(ctx, s, found); err != nil {
+		return err
+	}
+	s.cured = &found
+	return nil
+}
+
+// check runs the commands that show whether the cure worked, where a test wants that.
+func (s *scene) check(ctx context.Context) error {
+	if s.cured == nil || s.options.check == nil {
+		return nil
+	}
+	for _, line := range s.cured.Verify {
+		if err := s.options.check(ctx, s.watched, s.cured.Code, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// follow runs those commands of a finding's remedy that contain one of the
+// words, in their order: exactly as the finding gives them.
+func (s *scene) follow(ctx context.Context, f causes.Finding, words ...string) error {
+	followed := 0
+	for _, line := range f.Remedy {
+		if strings.HasPrefix(line, "#") || !containsAny(line, words) {
+			continue
+		}
+		followed++
+		if s.options.command != nil {
+			continue // cure has run it
+		}
+		s.options.Progress(line, 0)
+		s.commands = append(s.commands, line)
+		if err := s.shell(ctx, line); err != nil {
+			return err
+		}
+	}
+	if followed == 0 {
+		return fmt.Errorf("the remedy of %s has no command with any of %q:\n%s", f.Code, words, strings.Join(f.Remedy, "\n"))
+	}
+	return nil
+}
+
+// shell runs a command in the watched namespace.
+func (s *scene) shell(ctx context.Context, line string) error {
+	var stderr bytes.Buffer
+	cmd := s.watched.Command(ctx, "sh", "-c", line)
+	cmd.Stderr = &stderr
+	if own, err := os.Executable(); err == nil { // natkit is this program
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(own)+":"+os.Getenv("PATH"))
+	}
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("run %q: %w: %s", line, err, strings.TrimSpace(stderr.String()))
+	}
+	return nil
+}
+
+func containsAny(s string, words []string) bool {
+	for _, w := range words {
+		if strings.Contains(s, w) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"net/netip"
+
+	"natkit/internal/diagnose/causes"
+)
+
+var answersFault = Fault{
+	Code:    "answers-lost",
+	Healthy: "web traffic through the gateway, and two packets for an address that nobody has",
+	Broken:  "the rule that translates sources names an interface that is not the way out any more",
+	Cured:   "a rule about the right one",
+
+	topology: "routed",
+	healthy: func(ctx context.Context, s *scene) error {
+		// The server, like any on the Internet, has no way to private addresses of others.
+		if err := s.run(ctx, s.lab.ServerNode(), "ip route del default"); err != nil {
+			return err
+		}
+		s.traffic = append(s.traffic, s.spray(netip.MustParseAddr("10.65.0.1"), 2, 100))
+		return s.browse(ctx)
+	},
+	broken: func(ctx context.Context, s *scene) error {
+		return s.run(ctx, s.watched, "nft flush chain ip nat POSTROUTING", "nft add rule ip nat POSTROUTING oifname eth9 masquerade", "conntrack -F")
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		return s.follow(ctx, f, "masquerade", "MASQUERADE", "conntrack -D")
+	},
+}

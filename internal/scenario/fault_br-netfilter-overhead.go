@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"errors"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/lab"
+)
+
+var brNetfilterFault = Fault{
+	Code:    "br-netfilter-overhead",
+	Healthy: "a published port gets twenty requests a second: br_netfilter is on, and costs nothing worth a word",
+	Broken:  "a published port gets a thousand requests a second, and bridged frames go through the IP packet filter",
+	Cured:   "bridged frames no longer go through the IP packet filter",
+
+	topology: "published",
+	healthy: func(ctx context.Context, s *scene) error {
+		const key = "net.bridge.bridge-nf-call-iptables"
+		if _, err := s.watched.SysctlValue(key); err != nil {
+			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): bridged frames do not meet the packet filter")
+		}
+		if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
+			return err
+		}
+		s.traffic = append(s.traffic, s.requests(s.lab.URL(), 20))
+		return nil
+	},
+	broken: func(_ context.Context, s *scene) error {
+		s.traffic = append(s.traffic[:0], s.requests(s.lab.URL(), 1000))
+		return nil
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		return s.follow(ctx, f, "bridge-nf-call-iptables=0")
+	},
+}

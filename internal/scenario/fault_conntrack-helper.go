@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+
+	"natkit/internal/diagnose/causes"
+)
+
+var helperFault = Fault{
+	Code:    "conntrack-helper",
+	Healthy: "web traffic through a gateway; the kernel has helpers, and gives them to nobody",
+	Broken:  "a rule gives the FTP helper to all connections to port 80",
+	Cured:   "the rule is deleted, and the connections that have the helper with it",
+	Note:    "which rule gives the helper is found by eye in what the finding's commands show; connections that have it are removed instead of waiting for their end",
+
+	topology: "routed",
+	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *scene) error {
+		return s.nft(ctx, `table ip helped {
+	ct helper ftp { type "ftp" protocol tcp; }
+	chain prerouting {
+		type filter hook prerouting priority filter;
+		tcp dport 80 ct helper set "ftp"
+	}
+}
+`)
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		if err := s.follow(ctx, f, "nft -a list ruleset"); err != nil {
+			return err
+		}
+		return s.run(ctx, s.watched, "nft delete table ip helped", "conntrack -F")
+	},
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+
+	"github.com/google/nftables"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/nat/nft"
+)
+
+var forwardPolicyFault = Fault{
+	Code:    "forward-policy-drop",
+	Healthy: "a published port as Docker sets it up: the FORWARD chain drops by policy, and Docker's rules accept what is published",
+	Broken:  "the rules of the FORWARD chain are flushed, as a reloaded firewall does it; the policy stays",
+	Cured:   "a rule accepts this traffic again",
+
+	topology: "published",
+	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
+	broken: func(_ context.Context, s *scene) error {
+		return nft.Ruleset{{Name: "filter", Chains: []nft.Chain{{Name: "FORWARD", Base: &nft.Base{
+			Type: nftables.ChainTypeFilter, Hook: nftables.ChainHookForward,
+			Priority: nftables.ChainPriorityFilter, Policy: nftables.ChainPolicyDrop,
+		}}}}}.Apply(s.watched.Handle())
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		return s.follow(ctx, f, "ACCEPT")
+	},
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+
+	"natkit/internal/diagnose/causes"
+)
+
+var ipForwardFault = Fault{
+	Code:    "ip-forward-off",
+	Healthy: "the doctor looks at the web server behind the gateway: a host with forwarding off, as hosts have it",
+	Broken:  "forwarding is off on the gateway",
+	Cured:   "forwarding is switched on",
+
+	topology: "routed",
+	healthy: func(ctx context.Context, s *scene) error {
+		s.watched = s.lab.ServerNode()
+		return s.browse(ctx)
+	},
+	broken: func(_ context.Context, s *scene) error {
+		s.watched = s.lab.NATNode()
+		return s.watched.Sysctl("net.ipv4.ip_forward", "0")
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		return s.follow(ctx, f, "sysctl -w")
+	},
+}

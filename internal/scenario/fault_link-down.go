@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+
+	"natkit/internal/diagnose/causes"
+)
+
+var linkDownFault = Fault{
+	Code:    "link-down",
+	Healthy: "web traffic through the gateway",
+	Broken:  "the gateway's interface to the clients is switched off",
+	Cured:   "it is switched on",
+
+	topology: "routed",
+	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *scene) error {
+		return s.shell(ctx, "ip link set dev eth1 down")
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		return s.follow(ctx, f, "ip link set")
+	},
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+
+	"natkit/internal/diagnose/causes"
+)
+
+var unrepliedFault = Fault{
+	Code:    "unreplied-flood",
+	Healthy: "a client sends to a few hundred ports where nobody answers, as a monitor does",
+	Broken:  "a client scans ten thousand ports, and none answers",
+	Cured:   "the gateway lets few of the client's packets come so far that they cost an entry, and drops the entries there are",
+
+	topology: "routed",
+	healthy: func(ctx context.Context, s *scene) error {
+		s.traffic = append(s.traffic, s.spray(s.lab.ServerNode().Addr, 300, 10000))
+		return nil
+	},
+	broken: func(ctx context.Context, s *scene) error {
+		scan := s.spray(s.lab.ServerNode().Addr, 10000, 20000)
+		s.traffic = append(s.traffic[:0], scan)
+		return scan(ctx) // has begun before the doctor comes
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		return s.follow(ctx, f, "nft add", "nft 'add", "conntrack -D")
+	},
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"fmt"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/lab"
+)
+
+var wrongMACFault = Fault{
+	Code:    "wrong-destination-mac",
+	Healthy: "web traffic through the gateway",
+	Broken:  "the client has noted for the gateway the hardware address of a card that is gone",
+	Cured:   "the gateway announces its own",
+
+	topology: "routed",
+	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *scene) error {
+		return s.run(ctx, s.lab.Node(lab.RoleClient), fmt.Sprintf("ip neigh replace %s lladdr 02:00:00:00:0e:ad nud reachable dev eth0", s.lab.Options().Addresses.Near))
+	},
+	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+		return s.follow(ctx, f, "arping -U")
+	},
+}

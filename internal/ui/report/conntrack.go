@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
+)
+
+// ConntrackStats is what is in a connection tracking table.
+type ConntrackStats struct {
+	Entries     uint64            `json:"entries"`
+	Max         uint64            `json:"max,omitempty"` // of the live table
+	Seconds     float64           `json:"dump_s"`        // 0 for a dump from a file
+	Interrupted bool              `json:"interrupted"`   // the table changed while it was read
+	Unreadable  uint64            `json:"unreadable"`    // entries or lines not counted in the rest
+	Cut         bool              `json:"cut,omitempty"` // the dump has no end
+	ByProtocol  map[string]uint64 `json:"by_protocol"`
+	ByState     map[string]uint64 `json:"by_state"`  // TCP
+	ByStatus    map[string]uint64 `json:"by_status"` // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
+}
+
+// NewConntrackStats takes the sums out of a table.
+func NewConntrackStats(t *snapshot.Table) *ConntrackStats {
+	return &ConntrackStats{
+		Entries: t.Entries, Seconds: t.DumpSeconds, Interrupted: t.Interrupted, Unreadable: t.Malformed,
+		ByProtocol: t.ByProtocol, ByState: t.ByState, ByStatus: t.ByStatus,
+	}
+}
+
+// Text writes the sums as tables, most first, with bars of their shares.
+func (s *ConntrackStats) Text(w io.Writer, bars Bars) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s", plural.Count(s.Entries, "entry"))
+	if s.Max > 0 {
+		fmt.Fprintf(&b, ", the table holds %d", s.Max)
+	}
+	b.WriteByte('\n')
+	for _, part := range []struct {
+		title string
+		rows  map[string]uint64
+	}{{"protocol", s.ByProtocol}, {"TCP state", s.ByState}, {"status", s.ByStatus}} {
+		if len(part.rows) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n%-14s %10s\n", part.title, "entries")
+		for _, name := range byCount(part.rows) {
+			line := fmt.Sprintf("%-14s %10d %5.1f %%  %s", name, part.rows[name], percent(part.rows[name], s.Entries), bars.draw(part.rows[name], s.Entries, 20))
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func byCount(rows map[string]uint64) []string {
+	return slices.SortedFunc(maps.Keys(rows), func(a, b string) int {
+		return cmp.Or(cmp.Compare(rows[b], rows[a]), cmp.Compare(a, b))
+	})
+}
+
+func percent(n, of uint64) float64 {
+	if of == 0 {
+		return 0
+	}
+	return 100 * float64(n) / float64(of)
+}
+
+// ConntrackTop is the entries by one key, most first.
+type ConntrackTop struct {
+	By          string         `json:"by"` // source, destination, dport, nat
+	Entries     uint64         `json:"entries"`
+	Interrupted bool           `json:"interrupted"`
+	Unreadable  uint64         `json:"unreadable"`
+	Rows        []ConntrackRow `json:"rows"`
+}
+
+// ConntrackRow is one row: Addr for source and destination, Protocol and Port
+// for dport, Protocol, Outside, Dest and ports for nat.
+type ConntrackRow struct {
+	Addr      *netip.Addr     `json:"addr,omitempty"`
+	Protocol  string          `json:"protocol,omitempty"`
+	Port      *uint16         `json:"port,omitempty"`
+	Outside   *netip.Addr     `json:"outside,omitempty"`
+	Dest      *netip.AddrPort `json:"dest,omitempty"`
+	MinPort   *uint16         `json:"min_port,omitempty"` // lowest and highest outside port
+	MaxPort   *uint16         `json:"max_port,omitempty"`
+	Entries   uint64          `json:"entries"`
+	Unreplied *uint64         `json:"unreplied,omitempty"`
+	Missed    uint64          `json:"missed,omitempty"` // the count may be so much too low
+}
+
+// NewConntrackTop takes one of a table's lists.
+func NewConntrackTop(t *snapshot.Table, by string) *ConntrackTop {
+	top := &ConntrackTop{
+		By: by, Entries: t.Entries,
+		Interrupted: t.Interrupted, Unreadable: t.Malformed, Rows: []ConntrackRow{},
+	}
+	switch by {
+	case "source", "destination":
+		list := t.Sources
+		if by == "destination" {
+			list = t.Destinations
+		}
+		for _, r := range list {
+			top.Rows = append(top.Rows, ConntrackRow{Addr: &r.Addr, Entries: r.Entries, Unreplied: &r.Unreplied, Missed: r.Missed})
+		}
+	case "dport":
+		for _, r := range t.DestPorts {
+			top.Rows = append(top.Rows, ConntrackRow{Protocol: r.Protocol, Port: &r.Port, Entries: r.Entries, Unreplied: &r.Unreplied, Missed: r.Missed})
+		}
+	case "nat":
+		for _, r := range t.SNATPorts {
+			top.Rows = append(top.Rows, ConntrackRow{
+				Protocol: r.Protocol, Outside: &r.Outside, Dest: &r.Dest,
+				MinPort: &r.MinPort, MaxPort: &r.MaxPort, Entries: r.Used, Missed: r.Missed,
+			})
+		}
+	}
+	return top
+}
+
+// Text writes the rows as a table, with bars of their shares of the most.
+func (t *ConntrackTop) Text(w io.Writer, bars Bars) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	most := uint64(0)
+	for _, r := range t.Rows {
+		most = max(most, r.Entries)
+	}
+	bar := func(r ConntrackRow) string {
+		if bars == NoBars {
+			return ""
+		}
+		return "\t" + bars.draw(r.Entries, most, 10)
+	}
+	switch t.By {
+	case "nat":
+		fmt.Fprintln(tw, "ENTRIES\tSHARE\tPROTOCOL\tOUTSIDE\tTO\tPORTS SEEN")
+	case "dport":
+		fmt.Fprintln(tw, "ENTRIES\tSHARE\tUNREPLIED\tPORT")
+	default:
+		fmt.Fprintf(tw, "ENTRIES\tSHARE\tUNREPLIED\t%s\n", strings.ToUpper(t.By))
+	}
+	missed := uint64(0)
+	for _, r := range t.Rows {
+		missed = max(missed, r.Missed)
+		fmt.Fprintf(tw, "%d\t%.1f %%\t", r.Entries, percent(r.Entries, t.Entries))
+		switch t.By {
+		case "nat":
+			fmt.Fprintf(tw, "%s\t%v\t%v\t%d-%d%s\n", r.Protocol, r.Outside, r.Dest, *r.MinPort, *r.MaxPort, bar(r))
+		case "dport":
+			fmt.Fprintf(tw, "%d\t%d/%s%s\n", *r.Unreplied, *r.Port, r.Protocol, bar(r))
+		default:
+			fmt.Fprintf(tw, "%d\t%v%s\n", *r.Unreplied, r.Addr, bar(r))
+		}
+	}
+	if missed > 0 {
+		fmt.Fprintf(tw, "Too many different ones to count each: a count may be up to %d too low.\n", missed)
+	}
+	return tw.Flush()
+}
+
+// ConntrackMemory is what the table takes, in bytes.
+type ConntrackMemory struct {
+	Count          uint64   `json:"count"`
+	Max            uint64   `json:"max"` // 0: no limit
+	Buckets        uint64   `json:"buckets"`
+	HostEntries    uint64   `json:"host_entries,omitempty"`
+	ObjectBytes    uint64   `json:"object_bytes,omitempty"`
+	ObjectSource   string   `json:"object_source,omitempty"`
+	ExtensionBytes uint64   `json:"extension_bytes"`
+	BucketBytes    uint64   `json:"bucket_bytes"`
+	ChainNow       float64  `json:"chain_now"`
+	ChainFull      float64  `json:"chain_full"`
+	HashBytes      uint64   `json:"hash_bytes"`    // of the hash, which all namespaces share
+	EntriesBytes   uint64   `json:"entries_bytes"` // of this namespace's entries alone
+	NowBytes       uint64   `json:"now_bytes"`
+	NowMostBytes   uint64   `json:"now_with_extensions_bytes"`
+	FullBytes      uint64   `json:"full_bytes"`
+	FullMostBytes  uint64   `json:"full_with_extensions_bytes"`
+	SlabBytes      uint64   `json:"slab_bytes,omitempty"` // held now for all namespaces
+	Unknown        []string `json:"unknown"`
+}
+
+// NewConntrackMemory calculates the sums.
+func NewConntrackMemory(m *conntrack.Memory) *ConntrackMemory {
+	r := &ConntrackMemory{
+		Count: m.Count, Max: m.Max, Buckets: m.Buckets, HostEntries: m.HostEntries,
+		ObjectBytes: m.ObjectBytes, ObjectSource: m.ObjectSource, ExtensionBytes: m.ExtensionBytes, BucketBytes: m.BucketBytes,
+		ChainNow: m.Chain(max(m.Count, m.HostEntries)), ChainFull: m.Chain(m.Max), SlabBytes: m.SlabBytes,
+		Unknown: append([]string{}, m.Unknown...),
+	}
+	if m.ObjectBytes > 0 {
+		r.NowBytes, r.NowMostBytes = m.Bytes(m.Count, m.Buckets)
+		r.FullBytes, r.FullMostBytes = m.Bytes(m.Max, m.Buckets)
+		r.HashBytes, _ = m.Bytes(0, m.Buckets)
+		r.EntriesBytes = r.NowBytes - r.HashBytes
+	}
+	return r
+}
+
+// Text writes the sizes with what they are made of.
+func (m *ConntrackMemory) Text(w io.Writer) error {
+	var p page
+	line := func(label, format string, args ...any) {
+		p.text(fmt.Sprintf("%-11s", label), strings.Repeat(" ", 11), fmt.Sprintf(format, args...))
+	}
+	if m.Max > 0 {
+		line("entries", "%d of at most %d (%.1f %%) in this namespace", m.Count, m.Max, percent(m.Count, m.Max))
+	} else {
+		line("entries", "%d in this namespace, without a limit (nf_conntrack_max is 0)", m.Count)
+	}
+	if m.HostEntries > 0 {
+		line("", "%d on the host, by its slab", m.HostEntries)
+	}
+	if m.ObjectBytes > 0 {
+		line("entry", "%d bytes (%s)", m.ObjectBytes, m.ObjectSource)
+		line("", "+%d bytes if masqueraded, accounted, time-stamped, labelled or watched", m.ExtensionBytes)
+	}
+	line("hash", "%s of %d bytes, %s, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes, megabytes(m.Buckets*m.BucketBytes))
+	if m.Max > 0 {
+		line("chain", "%.2f entries a bucket on average now, %.2f with a full table (an entry is in two chains)", m.ChainNow, m.ChainFull)
+	} else {
+		line("chain", "%.2f entries a bucket on average now (an entry is in two chains)", m.ChainNow)
+	}
+	if m.ObjectBytes > 0 {
+		line("now", "%s for this namespace's entries, %s if all have the extension", megabytes(m.EntriesBytes), megabytes(m.NowMostBytes-m.HashBytes))
+		if m.Max > 0 {
+			line("full", "%s for as many as it may have, %s if all have the extension", megabytes(m.FullBytes-m.HashBytes), megabytes(m.FullMostBytes-m.HashBytes))
+		}
+	}
+	if m.SlabBytes > 0 {
+		line("slab", "%s held now for the entries of all namespaces of the host, free ones included; this namespace's share is the line \"now\"", megabytes(m.SlabBytes))
+	}
+	for _, u := range m.Unknown {
+		line("unknown", "%s", u)
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+func megabytes(n uint64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
+
+// ConntrackRates is one interval of natkit conntrack watch.
+type ConntrackRates struct {
+	Time               time.Time          `json:"time"`
+	Seconds            float64            `json:"seconds"`
+	NewPerSecond       float64            `json:"new_per_second"`
+	DestroyedPerSecond float64            `json:"destroyed_per_second"`
+	Entered            map[string]float64 `json:"entered_per_second"` // TCP state -> flows that came into it
+	Ended              map[string]float64 `json:"ended_per_second"`   // TCP state -> flows destroyed in it
+	LostEvents         uint64             `json:"lost_events"`
+	Count              uint64             `json:"count"`
+	Max                uint64             `json:"max"`
+}
+
+// NewConntrackRates divides by the time.
+func NewConntrackRates(at time.Time, r *conntrack.Rates) *ConntrackRates {
+	out := &ConntrackRates{
+		Time: at, Seconds: r.Seconds, LostEvents: r.Lost, Count: r.Count, Max: r.Max,
+		NewPerSecond: float64(r.New) / r.Seconds, DestroyedPerSecond: float64(r.Destroyed) / r.Seconds,
+		Entered: map[string]float64{}, Ended: map[string]float64{},
+	}
+	for state, n := range r.Entered {
+		out.Entered[state.String()] = float64(n) / r.Seconds
+	}
+	for state, n := range r.Ended {
+		out.Ended[state.String()] = float64(n) / r.Seconds
+	}
+	return out
+}
+
+// ConntrackRatesHeader is the line above those of ConntrackRates.Text.
+const ConntrackRatesHeader = "    TIME    NEW/S  ENDED/S  ENTRIES  FILL    LOST  TCP FLOWS ENTERING A STATE, PER SECOND\n"
+
+// Text writes one line.
+func (r *ConntrackRates) Text(w io.Writer) error {
+	var states []string
+	for s := conntrack.TCPSynSent; s <= conntrack.TCPSynSent2; s++ {
+		if n := r.Entered[s.String()]; n > 0 {
+			states = append(states, fmt.Sprintf("%s %.0f", s, n))
+		}
+	}
+	fill := "     -"
+	if r.Max > 0 {
+		fill = fmt.Sprintf("%4.0f %%", percent(r.Count, r.Max))
+	}
+	line := fmt.Sprintf("%s %8.0f %8.0f %8d %s %7d  %s", r.Time.Format(time.TimeOnly),
+		r.NewPerSecond, r.DestroyedPerSecond, r.Count, fill, r.LostEvents, strings.Join(states, "  "))
+	_, err := io.WriteString(w, strings.TrimRight(line, " ")+"\n")
+	return err
+}
+
+// AppendConntrackFlow appends a flow as one JSON object in one line, without
+// allocation: a table has hundreds of thousands.
+func AppendConntrackFlow(b []byte, f *conntrack.Flow) []byte {
+	b = append(b, `{"family":"`...)
+	b = append(b, conntrack.FamilyName(f.Family)...)
+	b = append(b, `","protocol":"`...)
+	b = append(b, conntrack.ProtoName(f.Proto)...)
+	b = appendNumber(append(b, '"'), "protocol_number", uint64(f.Proto))
+	if f.Has&conntrack.HasTimeout != 0 {
+		b = appendNumber(b, "timeout_s", uint64(f.Timeout))
+	}
+	if f.Has&conntrack.HasState != 0 {
+		b = append(append(append(b, `,"state":"`...), f.State.String()...), '"')
+	}
+	b = append(b, `,"status":[`...)
+	at := len(b)
+	for _, s := range [...]struct {
+		name string
+		on   bool
+	}{
+		{"UNREPLIED", f.Unreplied()}, {"ASSURED", f.Status&conntrack.StatusAssured != 0},
+		{"OFFLOAD", f.Status&conntrack.StatusOffload != 0}, {"HW_OFFLOAD", f.Status&conntrack.StatusHWOffload != 0},
+		{"SNAT", f.SNAT()}, {"DNAT", f.DNAT()},
+	} {
+		if s.on {
+			if len(b) > at {
+				b = append(b, ',')
+			}
+			b = append(append(append(b, '"'), s.name...), '"')
+		}
+	}
+	b = append(b, ']')
+	b = appendTuple(append(b, `,"original":`...), f, &f.Orig, &f.OrigCounters, conntrack.HasZoneOrig, f.ZoneOrig)
+	b = appendTuple(append(b, `,"reply":`...), f, &f.Reply, &f.ReplyCounters, conntrack.HasZoneReply, f.ZoneReply)
+	for _, n := range [...]struct {
+		has   conntrack.Fields
+		key   string
+		value uint64
+	}{
+		{conntrack.HasMark, "mark", uint64(f.Mark)}, {conntrack.HasSecmark, "secmark", uint64(f.Secmark)},
+		{conntrack.HasZone, "zone", uint64(f.Zone)}, {conntrack.HasDelta, "age_s", f.DeltaSeconds},
+		{conntrack.HasUse, "use", uint64(f.Use)}, {conntrack.HasID, "id", uint64(f.ID)},
+	} {
+		if f.Has&n.has != 0 {
+			b = appendNumber(b, n.key, n.value)
+		}
+	}
+	if f.Has&conntrack.HasStart != 0 {
+		b = appendTime(b, "start", f.Start)
+	}
+	if f.Has&conntrack.HasStop != 0 {
+		b = appendTime(b, "stop", f.Stop)
+	}
+	if f.Has&conntrack.HasSecctx != 0 {
+		b = appendString(b, "secctx", f.Secctx)
+	}
+	if f.Has&conntrack.HasHelper != 0 {
+		b = appendString(b, "helper", f.Helper)
+	}
+	if f.Has&conntrack.HasLabels != 0 {
+		b = append(b, `,"labels":[`...)
+		at := len(b)
+		for bit := range 8 * len(f.Labels) {
+			if f.Label(bit) {
+				if len(b) > at {
+					b = append(b, ',')
+				}
+				b = strconv.AppendInt(b, int64(bit), 10)
+			}
+		}
+		b = append(b, ']')
+	}
+	if f.Has&conntrack.HasNames != 0 {
+		b = appendString(b, "label_names", f.Names)
+	}
+	return append(b, '}')
+}
+
+func appendTuple(b []byte, f *conntrack.Flow, t *conntrack.Tuple, c *conntrack.Counters, hasZone conntrack.Fields, zone uint16) []byte {
+	b = t.Src.AppendTo(append(b, `{"src":"`...))
+	b = t.Dst.AppendTo(append(b, `","dst":"`...))
+	b = append(b, '"')
+	switch f.Proto {
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		b = appendNumber(b, "type", uint64(t.ICMPType))
+		b = appendNumber(b, "code", uint64(t.ICMPCode))
+		b = appendNumber(b, "id", uint64(t.SrcPort))
+	case unix.IPPROTO_GRE:
+		b = appendNumber(b, "srckey", uint64(t.SrcPort))
+		b = appendNumber(b, "dstkey", uint64(t.DstPort))
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP:
+		b = appendNumber(b, "sport", uint64(t.SrcPort))
+		b = appendNumber(b, "dport", uint64(t.DstPort))
+	}
+	if f.Has&hasZone != 0 {
+		b = appendNumber(b, "zone", uint64(zone))
+	}
+	if f.Has&conntrack.HasCounters != 0 {
+		b = appendNumber(b, "packets", c.Packets)
+		b = appendNumber(b, "bytes", c.Bytes)
+	}
+	return append(b, '}')
+}
+
+func appendNumber(b []byte, key string, n uint64) []byte {
+	b = append(append(append(b, `,"`...), key...), `":`...)
+	return strconv.AppendUint(b, n, 10)
+}
+
+func appendTime(b []byte, key string, ns int64) []byte {
+	b = append(append(append(b, `,"`...), key...), `":"`...)
+	return append(time.Unix(0, ns).UTC().AppendFormat(b, time.RFC3339Nano), '"')
+}
+
+// appendString appends text from the kernel or a dump; what is not printable
+// ASCII is replaced, since JSON must be UTF-8 and a terminal may be reading.
+func appendString(b []byte, key string, value []byte) []byte {
+	b = append(append(append(b, `,"`...), key...), `":"`...)
+	for _, c := range value {
+		switch {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c < 0x20 || c >= 0x7f:
+			b = append(b, '?')
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/conntrack"
+)
+
+func TestAppendConntrackFlow(t *testing.T) {
+	f := &conntrack.Flow{
+		Family: unix.AF_INET, Proto: unix.IPPROTO_TCP, State: conntrack.TCPTimeWait, Has: conntrack.AllFields,
+		Status: conntrack.StatusSeenReply | conntrack.StatusAssured, Timeout: 7, Mark: 1, Secmark: 2, Use: 3, ID: 4,
+		Zone: 5, ZoneOrig: 6, ZoneReply: 7,
+		Orig:         conntrack.Tuple{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), SrcPort: 1000, DstPort: 80},
+		Reply:        conntrack.Tuple{Src: netip.MustParseAddr("172.17.0.2"), Dst: netip.MustParseAddr("100.64.0.1"), SrcPort: 8080, DstPort: 5000},
+		OrigCounters: conntrack.Counters{Packets: 1<<64 - 1, Bytes: 2}, ReplyCounters: conntrack.Counters{Packets: 3, Bytes: 4},
+		Start: 1_000_000_001, Stop: 2_000_000_000, DeltaSeconds: 1,
+		Secctx: []byte("a:\"b\"\\\x1b[2J\xff"), Helper: []byte("ftp"), Labels: make([]byte, 16), Names: []byte("in,out"),
+	}
+	*(*[4]byte)(f.Labels[4:]) = [4]byte{0xff, 0xff, 0xff, 0xff} // the second word is the same in both byte orders
+	line := AppendConntrackFlow(nil, f)
+	var got map[string]any
+	if err := json.Unmarshal(line, &got); err != nil {
+		t.Fatalf("%v: %s", err, line)
+	}
+	if labels := got["labels"].([]any); len(labels) != 32 || labels[0] != 32.0 || labels[31] != 63.0 {
+		t.Errorf("labels %v", labels)
+	}
+	delete(got, "labels")
+	want := map[string]any{
+		"family": "ipv4", "protocol": "tcp", "protocol_number": 6.0, "timeout_s": 7.0, "state": "TIME_WAIT",
+		"status": []any{"ASSURED", "SNAT", "DNAT"},
+		"original": map[string]any{"src": "10.0.0.1", "dst": "10.0.0.2", "sport": 1000.0, "dport": 80.0, "zone": 6.0,
+			"packets": float64(1<<64 - 1), "bytes": 2.0},
+		"reply": map[string]any{"src": "172.17.0.2", "dst": "100.64.0.1", "sport": 8080.0, "dport": 5000.0, "zone": 7.0,
+			"packets": 3.0, "bytes": 4.0},
+		"mark": 1.0, "secmark": 2.0, "zone": 5.0, "age_s": 1.0, "use": 3.0, "id": 4.0,
+		"start": "1970-01-01T00:00:01.000000001Z", "stop": "1970-01-01T00:00:02Z",
+		"secctx": `a:"b"\?[2J?`, "helper": "ftp", "label_names": "in,out",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+
+	// An entry has only what it has.
+	f = &conntrack.Flow{Family: unix.AF_INET, Proto: unix.IPPROTO_ICMP, Orig: f.Orig, Reply: f.Reply}
+	const icmp = `{"family":"ipv4","protocol":"icmp","protocol_number":1,"status":["UNREPLIED","SNAT","DNAT"],` +
+		`"original":{"src":"10.0.0.1","dst":"10.0.0.2","type":0,"code":0,"id":1000},"reply":{"src":"172.17.0.2","dst":"100.64.0.1","type":0,"code":0,"id":8080}}`
+	if line := string(AppendConntrackFlow(nil, f)); line != icmp {
+		t.Errorf("got  %s\nwant %s", line, icmp)
+	}
+	buf := make([]byte, 0, 4096)
+	if n := testing.AllocsPerRun(100, func() { AppendConntrackFlow(buf, f) }); n > 0 {
+		t.Errorf("%.0f allocations an entry", n)
+	}
+}
+
+func TestConntrackBars(t *testing.T) {
+	port := uint16(443)
+	top := ConntrackTop{By: "dport", Entries: 100, Rows: []ConntrackRow{{Protocol: "tcp", Port: &port, Entries: 50, Unreplied: new(uint64)}, {Protocol: "udp", Port: &port, Entries: 3, Unreplied: new(uint64)}}}
+	stats := ConntrackStats{Entries: 1000, ByProtocol: map[string]uint64{"tcp": 990, "udp": 1}}
+	for bars, want := range map[Bars]string{
+		NoBars: "ENTRIES  SHARE   UNREPLIED  PORT\n50       50.0 %  0          443/tcp\n3        3.0 %   0          443/udp\n" +
+			"1000 entries\n\nprotocol          entries\ntcp                   990  99.0 %\nudp                     1   0.1 %\n",
+		PlainBars: "ENTRIES  SHARE   UNREPLIED  PORT\n50       50.0 %  0          443/tcp  ##########\n3        3.0 %   0          443/udp  #\n" +
+			"1000 entries\n\nprotocol          entries\ntcp                   990  99.0 %  ####################\nudp                     1   0.1 %  #\n",
+		BlockBars: "ENTRIES  SHARE   UNREPLIED  PORT\n50       50.0 %  0          443/tcp  ██████████\n3        3.0 %   0          443/udp  ▋\n" +
+			"1000 entries\n\nprotocol          entries\ntcp                   990  99.0 %  ███████████████████▊\nudp                     1   0.1 %  ▏\n",
+	} {
+		var b strings.Builder
+		if err := errors.Join(top.Text(&b, bars), stats.Text(&b, bars)); err != nil || b.String() != want {
+			t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
+		}
+	}
+}
+
+func TestConntrackMemoryText(t *testing.T) {
+	m := conntrack.Memory{
+		Limits:      conntrack.Limits{Count: 200000, Max: 262144, Buckets: 262144},
+		ObjectBytes: 256, ObjectSource: "/proc/slabinfo", ExtensionBytes: 128, BucketBytes: 8,
+		HostEntries: 200064, SlabBytes: 51_220_480,
+	}
+	for _, tt := range []struct {
+		name, want string
+		change     func()
+	}{
+		{"all known", `entries    200000 of at most 262144 (76.3 %) in this namespace
+           200064 on the host, by its slab
+entry      256 bytes (/proc/slabinfo)
+           +128 bytes if masqueraded, accounted, time-stamped, labelled or
+           watched
+hash       262144 buckets of 8 bytes, 2.1 MB, one for all namespaces
+chain      1.53 entries a bucket on average now, 2.00 with a full table (an
+           entry is in two chains)
+now        51.2 MB for this namespace's entries, 76.8 MB if all have the
+           extension
+full       67.1 MB for as many as it may have, 100.7 MB if all have the
+           extension
+slab       51.2 MB held now for the entries of all namespaces of the host, free
+           ones included; this namespace's share is the line "now"
+`, func() {}},
+		{"no limit, no root", `entries    200000 in this namespace, without a limit (nf_conntrack_max is 0)
+hash       262144 buckets of 8 bytes, 2.1 MB, one for all namespaces
+chain      1.53 entries a bucket on average now (an entry is in two chains)
+unknown    size of an entry: needs root
+`, func() {
+			m.Max, m.ObjectBytes, m.ObjectSource, m.HostEntries, m.SlabBytes = 0, 0, "", 0, 0
+			m.Unknown = []string{"size of an entry: needs root"}
+		}},
+	} {
+		tt.change()
+		var b strings.Builder
+		if err := NewConntrackMemory(&m).Text(&b); err != nil {
+			t.Fatal(err)
+		}
+		if b.String() != tt.want {
+			t.Errorf("%s: got\n%swant\n%s", tt.name, b.String(), tt.want)
+		}
+	}
+}
+
+func TestConntrackRatesText(t *testing.T) {
+	r := &conntrack.Rates{
+		Seconds: 2, New: 1474, Destroyed: 3, Lost: 12, Limits: conntrack.Limits{Count: 738, Max: 1000},
+		Entered: map[conntrack.State]uint64{conntrack.TCPTimeWait: 1434, conntrack.TCPSynSent: 1474},
+		Ended:   map[conntrack.State]uint64{conntrack.TCPTimeWait: 3},
+	}
+	at := time.Date(2025, 11, 21, 2, 18, 33, 0, time.UTC)
+	rates := NewConntrackRates(at, r)
+	var b strings.Builder
+	if err := rates.Text(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = "    TIME    NEW/S  ENDED/S  ENTRIES  FILL    LOST  TCP FLOWS ENTERING A STATE, PER SECOND\n" +
+		"02:18:33      737        2      738   74 %      12  SYN_SENT 737  TIME_WAIT 717\n"
+	if got := ConntrackRatesHeader + b.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if rates.Ended["TIME_WAIT"] != 1.5 || rates.Entered["SYN_SENT"] != 737 {
+		t.Errorf("%+v", rates)
+	}
+}

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/snapshot"
+)
+
+//go:embed doctor.tmpl
+var doctorPage string
+
+// doctorTemplate shares the style sheet of the other reports.
+var doctorTemplate = template.Must(template.New("doctor").Funcs(template.FuncMap{
+	"style": func() template.CSS {
+		_, style, _ := strings.Cut(htmlText, "<style>")
+		style, _, _ = strings.Cut(style, "</style>")
+		return template.CSS(style)
+	},
+	"upper":  func(s causes.Severity) string { return strings.ToUpper(s.String()) },
+	"remark": func(s string) bool { return strings.HasPrefix(s, "#") },
+}).Parse(doctorPage))
+
+// DoctorHTML writes what the doctor found as one page that needs nothing besides
+// itself: the findings with curves of the window, the facts that they rest on, and
+// what could not be seen.
+func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []causes.Finding) error {
+	var header page
+	header.header(s, findings)
+	d := doctorHTML{
+		Title: "natkit doctor: " + cmp.Or(s.Host.Hostname, "a machine"),
+		About: strings.Join(strings.Fields(header.b.String()), " "),
+	}
+	unjudged := causes.NotJudged(s, findings)
+	d.notJudged(unjudged)
+	d.Findings, d.Window = withCurves(s, findings, "")
+	if len(findings) == 0 {
+		d.Nothing = nothingWrong(s, unjudged)
+	}
+	d.Facts = factsOf(s)
+	for _, c := range s.Capabilities {
+		if !c.OK {
+			d.Unseen = append(d.Unseen, c)
+		}
+	}
+	return d.write(w)
+}
+
+// withCurves are the findings with the curves that speak for them, and all curves of
+// the window. Findings begin their places on the page with prefix.
+func withCurves(s *snapshot.Snapshot, findings []causes.Finding, prefix string) (out []doctorFinding, window []template.HTML) {
+	curves := curvesOf(s)
+	for _, f := range findings {
+		h := doctorFinding{Finding: f, ID: prefix + f.Code}
+		for _, c := range curves {
+			if c.speaksFor(f.Code) {
+				h.Plots = append(h.Plots, template.HTML(c.svg()))
+			}
+		}
+		out = append(out, h)
+	}
+	for _, c := range curves {
+		window = append(window, template.HTML(c.svg()))
+	}
+	return out, window
+}
+
+// notJudged says on the page what could not be judged.
+func (d *doctorHTML) notJudged(causes []causes.Unjudged) {
+	if len(causes) > 0 {
+		d.NotJudged, d.Unjudged = notJudged(causes)
+	}
+}
+
+func (d *doctorHTML) write(w io.Writer) error {
+	var b bytes.Buffer
+	if err := doctorTemplate.Execute(&b, d); err != nil {
+		return fmt.Errorf("write findings: %w", err)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// doctorHTML is a page about one namespace, or about several, which are then in
+// Namespaces.
+type doctorHTML struct {
+	Title, About, Nothing string
+	NotJudged, Unjudged   string // how much, and what
+	Findings              []doctorFinding
+	Namespaces            []doctorNamespace
+	Closing               []string
+	Window                []template.HTML
+	Facts                 []doctorFacts
+	Unseen                []snapshot.Capability
+}
+
+// doctorNamespace is one of several on a page.
+type doctorNamespace struct {
+	ID, Title string
+	Worst     causes.Severity
+	Findings  []doctorFinding
+	Window    []template.HTML
+	Facts     []doctorFacts
+}
+
+type doctorFinding struct {
+	causes.Finding
+	ID    string // of its place on the page
+	Plots []template.HTML
+}
+
+// doctorFacts is a table of facts; a row's Share, 0 to 1, is drawn as a bar, where Bar
+// says what it is.
+type doctorFacts struct {
+	Title string
+	Head  []string
+	Words int // how many columns are words; the others are numbers
+	Bar   string
+	Rows  []doctorFact
+}
+
+type doctorFact struct {
+	Cells []string
+	Share float64
+}
+
+// Percent is the length of the bar.
+func (f doctorFact) Percent() string { return digits(100 * max(0, min(1, f.Share))) }
+
+// windowCurve is a small plot: some lines of the Series.
+type windowCurve struct {
+	title string
+	times []float64
+	names []string
+	lines [][]float64
+	codes []string // parts of the codes of findings that it speaks for
+}
+
+func (c *windowCurve) speaksFor(code string) bool {
+	return slices.ContainsFunc(c.codes, func(part string) bool { return strings.Contains(code, part) })
+}
+
+// mostCurves is how many lines one plot can show apart.
+const mostCurves = 8
+
+// curvesOf joins the lines of the window into plots, those without a line left out.
+func curvesOf(s *snapshot.Snapshot) []windowCurve {
+	if s.Series == nil || len(s.Series.Times) < 2 || len(s.Series.Times) > snapshot.MaxSeries || !plottable(s.Series.Times) || !slices.IsSorted(s.Series.Times) {
+		return nil
+	}
+	plots := []struct {
+		title   string
+		perTime bool // increases: shown by the second
+		match   func(name string) bool
+		codes   []string
+	}{
+		{"entries of the conntrack table", false, func(n string) bool { return n == "conntrack.count" }, []string{"conntrack", "table", "unreplied", "time-wait", "snat"}},
+		{"refused by the table, per second", true, func(n string) bool {
+			return n == "conntrack.drop" || n == "conntrack.early_drop" || n == "conntrack.insert_failed" || n == "conntrack.chaintoolong"
+		}, []string{"conntrack", "table", "snat", "hash", "unreplied"}},
+		{"invalid packets and clashes, per second", true, func(n string) bool {
+			return n == "conntrack.invalid" || n == "conntrack.clash_resolve" || n == "conntrack.error"
+		}, []string{"invalid", "clash", "checksum"}},
+		{"softirq, % of each processor", false, func(n string) bool { return strings.HasSuffix(n, ".softirq") }, []string{"cpu", "softirq", "backlog", "netfilter", "rules", "hook"}},
+		{"connections refused by full queues, per second", true, func(n string) bool { return strings.HasPrefix(n, "TcpExt.Listen") || n == "TcpExt.TCPBacklogDrop" }, []string{"listen"}},
+		{"retransmitted and failed, per second", true, func(n string) bool { return n == "Tcp.RetransSegs" || n == "Tcp.AttemptFails" }, []string{"table-full", "snat", "listen", "drop"}},
+		{"discarded by IP, per second", true, func(n string) bool {
+			return strings.HasPrefix(n, "Ip.") || n == "TcpExt.IPReversePathFilter" || n == "Icmp.OutTimeExcds"
+		}, []string{"rp-filter", "forward", "mtu", "fragment", "route"}},
+	}
+	var out []windowCurve
+	for _, p := range plots {
+		c := windowCurve{title: p.title, times: s.Series.Times, codes: p.codes}
+		for _, name := range sortedKeys(keysOf(s.Series.Lines)) {
+			line := s.Series.Lines[name]
+			if !p.match(name) || len(line) != len(c.times) || !plottable(line) || len(c.lines) == mostCurves {
+				continue
+			}
+			values := slices.Clone(line)
+			for i := range values {
+				before := 0.0
+				if i > 0 {
+					before = c.times[i-1]
+				}
+				if p.perTime && c.times[i] > before {
+					values[i] /= c.times[i] - before
+				}
+				if strings.HasSuffix(name, ".softirq") {
+					values[i] *= 100
+				}
+			}
+			_, short, _ := strings.Cut(name, ".")
+			if strings.HasSuffix(name, ".softirq") {
+				short, _, _ = strings.Cut(name, ".")
+			}
+			c.names, c.lines = append(c.names, short), append(c.lines, values)
+		}
+		if len(c.lines) > 0 {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// plottable says whether a file's numbers are such as a machine has.
+func plottable(values []float64) bool {
+	return !slices.ContainsFunc(values, func(v float64) bool { return v < 0 || v > 1e15 })
+}
+
+func keysOf(m map[string][]float64) map[string]string {
+	out := map[string]string{}
+	for name := range m {
+		out[name] = ""
+	}
+	return out
+}
+
+// A window's plots stand side by side, or one below the other.
+const (
+	curveWidth  = 300
+	curveHeight = 130
+)
+
+func (c *windowCurve) svg() string {
+	p := newPlot()
+	p.X.Min, p.X.Max = 0, c.times[len(c.times)-1]
+	if p.X.Max <= 0 {
+		p.X.Max = 1
+	}
+	p.X.Tick.Marker = thinned{fits: 4}
+	most := 0.0
+	for _, line := range c.lines {
+		most = max(most, slices.Max(line))
+	}
+	p.Y.Min, p.Y.Max = 0, upTo(most)
+	p.Y.Tick.Marker = thinned{fits: 3}
+	p.X.Tick.Label.Font, p.Y.Tick.Label.Font = sans(textSize-2), sans(textSize-2)
+	lines := &curvePlotter{}
+	for i, line := range c.lines {
+		k := curve{key: curveKey{series: i, name: c.names[i]}}
+		for j, v := range line {
+			k.points = append(k.points, point{x: c.times[j], y: v, low: v, high: v})
+		}
+		lines.curves = append(lines.curves, k)
+	}
+	p.Add(grid{horizontal: true}, &windowPlotter{lines})
+	picture := drawSVG(curveWidth, curveHeight, "window", c.title, func(dc draw.Canvas) { p.Draw(draw.Crop(dc, 1, -6, 0, -6)) })
+	var legend strings.Builder
+	for i, name := range c.names {
+		fmt.Fprintf(&legend, `<li><span class="key i-%s"></span>%s</li>`, inks[i%len(inks)], escaped(name))
+	}
+	return fmt.Sprintf(`<figure class="window"><figcaption>%s</figcaption>%s<ul class="legend">%s</ul></figure>`, escaped(c.title), picture, legend.String())
+}
+
+// windowPlotter draws curves without the marks of their points, which are many.
+type windowPlotter struct{ *curvePlotter }
+
+// Plot draws the lines, and a single point as a dot.
+func (w *windowPlotter) Plot(c draw.Canvas, p *plot.Plot) {
+	for _, k := range w.curves {
+		line, _ := styleOf(k.key.series, false)
+		var path []vg.Point
+		for _, pt := range k.points {
+			path = append(path, vg.Point{X: c.X(p.X.Norm(pt.x)), Y: c.Y(p.Y.Norm(pt.y))})
+		}
+		line.Width = 1.5
+		c.StrokeLines(line, path)
+	}
+}
+
+// factsOf are the facts of the snapshot as tables, those that have rows.
+func factsOf(s *snapshot.Snapshot) []doctorFacts {
+	tables := slices.Concat(trackingFacts(s.Conntrack), []doctorFacts{
+		dropFacts(s.Drops), processorFacts(s.CPUs), interfaceFacts(s.Interfaces), counterFacts(s.Counters), ruleFacts(s.Chains), settingFacts(s.Sysctls),
+	})
+	if s.KernelLog != nil {
+		f := doctorFacts{Title: "Kernel log", Head: []string{"line"}, Words: 1}
+		for _, line := range s.KernelLog.Lines {
+			f.row(0, line)
+		}
+		tables = append(tables, f)
+	}
+	return slices.DeleteFunc(tables, func(f doctorFacts) bool { return len(f.Rows) == 0 })
+}
+
+// row adds a row, with the share that its bar shows.
+func (f *doctorFacts) row(share float64, cells ...string) {
+	f.Rows = append(f.Rows, doctorFact{cells, share})
+}
+
+// trackingFacts are about the connection tracking table and what is in it.
+func trackingFacts(ct *snapshot.Conntrack) []doctorFacts {
+	if ct == nil {
+		return nil
+	}
+	about := doctorFacts{Title: "Connection tracking", Head: []string{"what", "number"}, Words: 1, Bar: "share of the limit"}
+	about.row(ratioOf(ct.Count, ct.Max), "entries", fmt.Sprintf("%d of %d", ct.Count, ct.Max))
+	about.row(0, "buckets of the hash", fmt.Sprint(ct.Buckets))
+	for _, name := range byCount(ct.Stats) {
+		if n := ct.Stats[name]; n > 0 {
+			about.row(0, name+" in the window", fmt.Sprint(n))
+		}
+	}
+	t := ct.Table
+	if t == nil {
+		return []doctorFacts{about}
+	}
+	const share = "share of all entries"
+	kinds := doctorFacts{Title: fmt.Sprintf("Its entries, read in %.2f s", t.DumpSeconds), Head: []string{"protocol, state or status", "entries"}, Words: 1, Bar: share}
+	for _, rows := range []map[string]uint64{t.ByProtocol, t.ByState, t.ByStatus} {
+		for _, name := range byCount(rows) {
+			kinds.row(ratioOf(rows[name], t.Entries), name, fmt.Sprint(rows[name]))
+		}
+	}
+	talkers := func(title, who string, list []snapshot.Talker) doctorFacts {
+		f := doctorFacts{Title: title, Head: []string{who, "entries"}, Words: 1, Bar: share}
+		for _, r := range list[:min(len(list), 10)] {
+			f.row(ratioOf(r.Entries, t.Entries), r.Addr.String(), fmt.Sprint(r.Entries))
+		}
+		return f
+	}
+	ports := doctorFacts{Title: "Ports of source translation in use, towards one destination", Head: []string{"outside address", "destination", "ports"}, Words: 2, Bar: "share of all ports"}
+	for _, r := range t.SNATPorts[:min(len(t.SNATPorts), 10)] {
+		ports.row(ratioOf(r.Used, 65536-1024), fmt.Sprintf("%s %s", r.Protocol, r.Outside), fmt.Sprint(r.Dest), fmt.Sprint(r.Used))
+	}
+	return []doctorFacts{about, kinds, talkers("Sources with most entries", "source", t.Sources),
+		talkers("Destinations with most entries", "destination", t.Destinations), ports}
+}
+
+func dropFacts(drops *snapshot.Drops) doctorFacts {
+	f := doctorFacts{Title: "Dropped packets", Head: []string{"place", "reason", "cause", "interface", "packets"}, Words: 4, Bar: "share of the largest"}
+	if drops == nil {
+		return f
+	}
+	most := uint64(0)
+	for _, r := range drops.Rows {
+		if !r.Benign {
+			most = max(most, r.Count)
+		}
+	}
+	for _, r := range drops.Rows {
+		if !r.Benign && len(f.Rows) < 20 {
+			f.row(ratioOf(r.Count, most), r.Location, r.Reason, string(r.Cause), r.Interface, fmt.Sprint(r.Count))
+		}
+	}
+	return f
+}
+
+func processorFacts(cpus []snapshot.CPU) doctorFacts {
+	f := doctorFacts{Title: "Processors", Head: []string{"CPU", "busy", "of it softirq"}, Words: 1, Bar: "busy"}
+	for _, c := range cpus {
+		f.row(c.Busy, fmt.Sprint(c.Number), fmt.Sprintf("%.0f %%", 100*c.Busy), fmt.Sprintf("%.0f %%", 100*c.Softirq))
+	}
+	return f
+}
+
+func interfaceFacts(interfaces []snapshot.Interface) doctorFacts {
+	f := doctorFacts{Title: "Interfaces, packets in the window", Head: []string{"interface", "kind", "addresses", "received", "sent", "dropped receiving", "dropped sending"}, Words: 3}
+	for _, i := range interfaces {
+		f.row(0, i.Name, i.Kind, prefixes(i), fmt.Sprint(i.RxPackets), fmt.Sprint(i.TxPackets), fmt.Sprint(i.RxDropped), fmt.Sprint(i.TxDropped))
+	}
+	return f
+}
+
+func counterFacts(counters map[string]uint64) doctorFacts {
+	f := doctorFacts{Title: "Counters of the stack that moved", Head: []string{"counter", "in the window"}, Words: 1}
+	for _, name := range byCount(counters) {
+		if n := counters[name]; n > 0 {
+			f.row(0, name, fmt.Sprint(n))
+		}
+	}
+	return f
+}
+
+func ruleFacts(chains []snapshot.Chain) doctorFacts {
+	f := doctorFacts{Title: "Rules", Head: []string{"by", "family", "table", "chain", "hook", "rules"}, Words: 5}
+	for _, c := range chains {
+		f.row(0, c.Backend, c.Family, c.Table, c.Name, c.Hook, fmt.Sprint(c.Rules))
+	}
+	return f
+}
+
+func settingFacts(settings map[string]string) doctorFacts {
+	f := doctorFacts{Title: "Settings", Head: []string{"setting", "value"}, Words: 1}
+	for _, name := range sortedKeys(settings) {
+		f.row(0, name, settings[name])
+	}
+	return f
+}
+
+func prefixes(i snapshot.Interface) string {
+	var words []string
+	for _, a := range i.Addresses {
+		words = append(words, a.String())
+	}
+	return strings.Join(words, " ")
+}
+
+func ratioOf(part, whole uint64) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return float64(part) / float64(whole)
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"natkit/internal/snapshot"
+)
+
+var dropped = snapshot.Drops{
+	Rows: []snapshot.Drop{
+		{
+			Count: 10031, Location: "nf_hook_slow+0x7d", Reason: "NETFILTER_DROP", Netns: 4026532248, Namespace: "gateway",
+			Interface: "eth1", Cause: snapshot.CauseTableFull,
+			Samples: []string{"tcp 10.0.0.2:4000 -> 10.1.0.2:80 SYN", "tcp 10.0.0.2:4001 -> 10.1.0.2:80 SYN"},
+			Stacks:  []snapshot.Stack{{Count: 10000, Frames: []string{"nf_hook_slow+0x7d", "ip_rcv+0x1"}}},
+		},
+		{Count: 676, Location: "tcp_v4_rcv+0x91", Reason: "NO_SOCKET", Netns: 4026531840, Interface: "eth0"},
+		{Count: 30, Location: "skb_queue_purge_reason+0xdf", Reason: "QUEUE_PURGE", Benign: true},
+		{Count: 1, Location: "0xffffffffc0200000", Reason: "reason 900", Netns: 4026532999},
+	},
+	LostEvents: 12,
+}
+
+const ownNetns = 4026531840
+
+func TestDropsText(t *testing.T) {
+	at := time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC)
+	var out bytes.Buffer
+	var totals DropTotals
+	for i, all := range []bool{false, true} {
+		r := NewDrops(at.Add(time.Duration(5*i)*time.Second), 5*time.Second, dropped, all)
+		totals.Add(r)
+		if err := r.Text(&out, ownNetns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	none := NewDrops(at.Add(11*time.Second), time.Second, snapshot.Drops{}, false)
+	totals.Add(none)
+	if err := none.Text(&out, ownNetns); err != nil {
+		t.Fatal(err)
+	}
+	if err := totals.Text(&out, ownNetns); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "drops.txt", out.Bytes())
+}
+
+// One interval is its own sum and is not shown twice.
+func TestDropTotalsOfOne(t *testing.T) {
+	var out bytes.Buffer
+	var totals DropTotals
+	totals.Add(NewDrops(time.Now(), time.Second, dropped, true))
+	if err := totals.Text(&out, ownNetns); err != nil || out.Len() > 0 {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}
+
+// The keys of the JSON are what scripts rely on; no row at all is an empty list.
+func TestDropsJSON(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		drops snapshot.Drops
+		want  string
+	}{
+		{
+			"one benign row left out",
+			snapshot.Drops{Rows: dropped.Rows[1:3], LostEvents: 12},
+			`{"at":"2024-05-06T07:08:09Z","interval_s":5,"rows":[{"count":676,"location":"tcp_v4_rcv+0x91","reason":"NO_SOCKET",` +
+				`"netns":4026531840,"interface":"eth0"}],"lost_events":12,"benign_packets":30}`,
+		},
+		{"nothing", snapshot.Drops{}, `{"at":"2024-05-06T07:08:09Z","interval_s":5,"rows":[],"lost_events":0,"benign_packets":0}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := json.Marshal(NewDrops(time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC), 5*time.Second, tt.drops, false))
+			if err != nil || string(got) != tt.want {
+				t.Errorf("%s, %v; want\n%s", got, err, tt.want)
+			}
+		})
+	}
+}

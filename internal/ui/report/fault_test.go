@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"natkit/internal/scenario"
+)
+
+func TestFaultListFits(t *testing.T) {
+	var b strings.Builder
+	faults := scenario.Faults()
+	if err := FaultList(&b, faults); err != nil {
+		t.Fatal(err)
+	}
+	codes := 0
+	for line := range strings.Lines(b.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > columns {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if !strings.HasPrefix(line, " ") {
+			codes++
+		}
+	}
+	if codes != len(faults) {
+		t.Errorf("%d codes at the beginning of a line, want %d:\n%s", codes, len(faults), b.String())
+	}
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"natkit/internal/diagnose/trim"
+	"natkit/internal/kernel/observe"
+	"natkit/internal/nat/nft"
+	"natkit/internal/scenario"
+	"natkit/internal/snapshot"
+)
+
+// HookCost is what the packets of a namespace walk through, what it takes, and what
+// of it is needless, as `natkit hooks --cost` shows it.
+type HookCost struct {
+	Netns     uint64              `json:"netns"` // inode
+	Seconds   float64             `json:"interval_s"`
+	Samples   uint64              `json:"samples"`   // of all processors
+	Whole     float64             `json:"whole"`     // share of time below nf_hook_slow, 0 to 1
+	Framework float64             `json:"framework"` // of that, nf_hook_slow itself
+	Hooks     []HookCostRow       `json:"hooks"`
+	Needless  []trim.Needless     `json:"needless"`
+	Measured  *scenario.HookCosts `json:"measured,omitzero"`
+	Unseen    []trimUnseen        `json:"unseen"`
+
+	known bool // what hangs on the hooks
+}
+
+// HookCostRow is a function on a hook, with the rules of the chain behind it.
+type HookCostRow struct {
+	trim.Cost
+	RuleUse []nft.RuleUse `json:"rule_use,omitzero"` // packets in the window
+}
+
+type trimUnseen struct {
+	What   string `json:"what"`
+	Reason string `json:"reason"`
+}
+
+// NewHookCost joins facts, a profile and the use of rules of the same time.
+func NewHookCost(s *snapshot.Snapshot, p *observe.Profile, rules map[nft.ChainName][]nft.RuleUse) *HookCost {
+	stacks := make([]snapshot.Stack, 0, len(p.Stacks))
+	for _, stack := range p.Stacks {
+		frames := make([]string, len(stack.Frames))
+		for i, f := range stack.Frames {
+			frames[i] = f.Function
+		}
+		stacks = append(stacks, snapshot.Stack{Count: stack.Count, Frames: frames})
+	}
+	r := &HookCost{Netns: s.Netns.Inode, Seconds: s.WindowSeconds, Samples: p.Samples, Hooks: []HookCostRow{},
+		Needless: append([]trim.Needless{}, trim.Find(s)...), Unseen: []trimUnseen{}, known: s.Hooks != nil}
+	for _, c := range trim.Costs(s, stacks, p.Samples) {
+		row := HookCostRow{Cost: c}
+		if chain := trim.ChainOf(s, c.Hook); chain != nil && chain.Backend == "nft" {
+			row.RuleUse = rules[nft.ChainName{Family: chain.Family, Table: chain.Table, Chain: chain.Name}]
+		}
+		r.Hooks = append(r.Hooks, row)
+	}
+	r.Framework, r.Whole = trim.Framework(stacks, p.Samples)
+	for _, c := range s.Capabilities {
+		switch c.Name {
+		case snapshot.CanHooks, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanConntrackDump, snapshot.CanCounters:
+			if !c.OK {
+				r.Unseen = append(r.Unseen, trimUnseen{c.Name, c.Reason})
+			}
+		}
+	}
+	return r
+}
+
+// Miss notes what could not be seen.
+func (r *HookCost) Miss(what string, err error) {
+	r.Unseen = append(r.Unseen, trimUnseen{what, err.Error()})
+}
+
+// mostRules is how many rules of a chain are shown as text.
+const mostRules = 10
+
+// Text writes the hooks with their shares, then what is needless and how it goes.
+func (r *HookCost) Text(w io.Writer) error {
+	var p page
+	head := fmt.Sprintf("%.1f s; time was not sampled.", r.Seconds)
+	if r.Samples > 0 {
+		head = fmt.Sprintf("%.1f s, %d samples of all processors: %.2f %% of the time below nf_hook_slow, %.2f %% in it itself. "+
+			"Samples are of the whole machine; packets are this namespace's.", r.Seconds, r.Samples, 100*r.Whole, 100*r.Framework)
+	}
+	p.text("", "", head)
+	switch {
+	case !r.known:
+	case len(r.Hooks) == 0:
+		p.text("", "", "No function hangs on a netfilter hook here: packets walk through none.")
+	default:
+		fmt.Fprintf(&p.b, "\n%7s %9s %6s  hook\n", "of time", "packets", "rules")
+	}
+	place, shared := "", false
+	for _, c := range r.Hooks {
+		if here := strings.Join(strings.Fields(c.Family+" "+c.Device+" "+c.Hook.Hook), " "); here != place {
+			place = here
+			fmt.Fprintf(&p.b, "%25s%s\n", "", place)
+		}
+		packets, rules, mark := "-", "-", " "
+		if c.Packets != nil {
+			packets = strconv.FormatUint(*c.Packets, 10)
+		}
+		if c.Rules >= 0 {
+			rules = strconv.Itoa(c.Rules)
+		}
+		if c.Shared && c.Samples > 0 {
+			mark, shared = "*", true
+		}
+		name := strings.TrimSpace(functionCell(c.Hook) + "  " + strings.TrimSpace(c.Owner+" "+c.Chain))
+		share := "-"
+		if r.Samples > 0 {
+			share = fmt.Sprintf("%.2f%%", 100*c.Share)
+		}
+		fmt.Fprintf(&p.b, "%7s%s%9s %6s    %s\n", share, mark, packets, rules, name)
+		for i, use := range c.RuleUse {
+			if i == mostRules {
+				fmt.Fprintf(&p.b, "%27s%d more rules: -o json\n", "", len(c.RuleUse)-mostRules)
+				break
+			}
+			counted := "-"
+			if use.Packets != nil {
+				counted = strconv.FormatUint(*use.Packets, 10)
+			}
+			fmt.Fprintf(&p.b, "%7s %9s %6s    %srule handle %d\n", "", counted, "", map[bool]string{true: "  "}[c.Via != ""], use.Handle)
+		}
+	}
+	if shared {
+		p.text("", "  ", "* of all functions of that name on the hook together: a stack does not tell chains apart")
+	}
+	if r.Measured != nil {
+		p.b.WriteString("\nMeasured in a lab on this kernel just now, cost of a forwarded 64-byte frame:\n")
+		for _, part := range r.Measured.Parts {
+			what := fmt.Sprintf("%s (%s less %s; middle half of the trials of both %.0f ns)", part.Name, part.More, part.Less, part.Noise)
+			if part.NS <= part.Noise {
+				what += ": within the noise"
+			}
+			p.text(fmt.Sprintf("%8.0f ns  ", part.NS), "             ", what)
+		}
+	}
+	switch {
+	case len(r.Needless) > 0:
+		p.b.WriteString("\nNo rule in use needs:\n")
+	case len(r.Hooks) > 0:
+		p.b.WriteString("\nNothing needless was found.\n")
+	}
+	for _, n := range r.Needless {
+		what := n.What
+		if n.SavesNS != nil {
+			what += fmt.Sprintf("; without it %.0f ns less a forwarded packet, by the measurement above", *n.SavesNS)
+		}
+		if n.Unmeasured != "" {
+			what += "; what that saves was not measured: " + n.Unmeasured
+		}
+		p.text("- ", "  ", what)
+		p.text("    ", "    ", n.Why)
+		for _, line := range n.Commands {
+			if remark, ok := strings.CutPrefix(line, "# "); ok {
+				p.text("    # ", "    # ", remark)
+			} else {
+				p.b.WriteString("    " + line + "\n")
+			}
+		}
+	}
+	if len(r.Needless) > 0 && r.Measured == nil {
+		p.text("", "", "What that saves was not measured: --measure compares routers in a lab on this kernel, some forty seconds.")
+	}
+	for i, u := range r.Unseen {
+		if i == 0 {
+			p.b.WriteString("\nCould not be seen:\n")
+		}
+		p.text("  ", "    ", u.What+": "+u.Reason)
+	}
+	_, err := io.WriteString(w, trimLines(p.b.String()))
+	return err
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strings"
+
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
+	"natkit/internal/words/plural"
+)
+
+//go:embed html.tmpl
+var htmlText string
+
+// htmlTemplate escapes all that came from a file. Only what svg.go made goes in
+// as it is.
+var htmlTemplate = template.Must(template.New("report").Parse(htmlText))
+
+// HTML writes saved results as one page that needs nothing besides itself: no
+// network, and no script but for copying tables.
+func HTML(w io.Writer, saved []*Saved) error {
+	page := htmlPage{Title: "natkit report"}
+	for _, s := range saved {
+		page.Sections = append(page.Sections, s.section())
+	}
+	if len(page.Sections) == 1 {
+		page.Title = page.Sections[0].Title
+	}
+	return page.write(w)
+}
+
+func (p *htmlPage) write(w io.Writer) error {
+	var b bytes.Buffer
+	if err := htmlTemplate.Execute(&b, p); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// htmlPage is what the template shows.
+type htmlPage struct {
+	Title    string
+	Sections []htmlSection
+}
+
+type htmlSection struct {
+	Title, File   string
+	About         []string // lines below the title
+	Command       string   // that made the result
+	Routers       []bench.RouterUse
+	Cards         []htmlCard
+	Story         []htmlAct
+	Sources       []string
+	WithoutValues string
+	Notes         []string
+	Environment   []htmlPair
+	Compared      *htmlCompared
+}
+
+// htmlCard is a metric: plots, then a table of everything in them.
+type htmlCard struct {
+	Title  string
+	Text   string // below the title
+	Blocks []htmlBlock
+	Table  htmlTable
+}
+
+type htmlBlock struct {
+	Conditions string
+	Plots      template.HTML
+	Legend     []htmlLegend
+	Labelled   string // what bars say beside themselves, and curves don't
+}
+
+type htmlLegend struct {
+	Swatch template.HTML
+	Name   string
+}
+
+type htmlTable struct {
+	Open bool
+	Head []string
+	Rows []htmlRow
+}
+
+// Size is how many rows it has, in words.
+func (t htmlTable) Size() string { return plural.Count(len(t.Rows), "row") }
+
+// Heads are the heads, above numbers as these are.
+func (t htmlTable) Heads() (out []htmlCell) {
+	for i, h := range t.Head {
+		class := ""
+		if len(t.Rows) > 0 && strings.HasPrefix(t.Rows[0].Cells[i].Class, "num") {
+			class = "num"
+		}
+		out = append(out, htmlCell{h, class})
+	}
+	return out
+}
+
+type htmlRow struct {
+	Theirs bool
+	Cells  []htmlCell
+}
+
+type htmlCell struct {
+	Text  string
+	Class string // of the style sheet: num, wrap, good, bad, theirs
+}
+
+type htmlPair struct{ Name, Value string }
+
+type htmlAct struct {
+	Name, Shows, Command, RuleFile string
+	Findings                       []string
+	Changes                        []string
+	NotRun                         string
+}
+
+func (s *Saved) section() htmlSection {
+	var out htmlSection
+	switch {
+	case s.Result != nil:
+		out = resultSection(s.Result)
+	case s.Demo != nil:
+		out = demoSection(s.Demo)
+	default:
+		out = httpSection(s.HTTP)
+	}
+	out.File = s.Name
+	return out
+}
+
+// aboutResult are the lines below a result's title.
+func aboutResult(r *bench.Result) []string {
+	about := []string{machine(r.Environment), when(r)}
+	if words := incomplete(r); words != "" {
+		about = append(about, words)
+	}
+	return about
+}
+
+func resultSection(r *bench.Result) htmlSection {
+	out := htmlSection{
+		Title:         resultTitle(r),
+		About:         aboutResult(r),
+		Command:       r.Command,
+		Routers:       r.Routers,
+		WithoutValues: withoutValues(r),
+		Notes:         append(labelNotes(r.Figures), r.Notes...),
+		Environment:   environment(r.Environment),
+	}
+	if isPaper(r) {
+		out.paperCards(r)
+	} else {
+		out.cards(sheetsOf(routerNames(r), r.Figures, r.Published), "router")
+	}
+	return out
+}
+
+func demoSection(d *scenario.DemoResult) htmlSection {
+	out := htmlSection{
+		Title:   "A published port that collapses under load, and its cure",
+		About:   []string{"Linux " + d.Kernel, fmt.Sprintf("case of site %d, cause made: %s", d.Site, d.Fault)},
+		Command: d.Command,
+		Environment: []htmlPair{
+			{"kernel", d.Kernel},
+			{"nf_conntrack_max before and after", fmt.Sprintf("%d, %d", d.Before.ConntrackMax, d.After.ConntrackMax)},
+			{"nf_conntrack_buckets before and after", fmt.Sprintf("%d, %d", d.Before.ConntrackBuckets, d.After.ConntrackBuckets)},
+		},
+	}
+	if d.FaultReason != "" {
+		out.Notes = append(out.Notes, "The collapse was not made by a full table: "+d.FaultReason+".")
+	}
+	if d.Restored {
+		out.Notes = append(out.Notes, "Everything was put back: nothing of the lab was left, and the host-wide values were as before.")
+	}
+	for _, l := range d.Left {
+		out.Notes = append(out.Notes, "Left behind: "+l)
+	}
+	out.Notes = append(out.Notes, "Each act ran once: its bars have no spread. What stands side by side ran in turns.")
+	for _, a := range d.Acts {
+		act := htmlAct{Name: a.Name, Shows: a.Shows, Command: a.Command, RuleFile: a.RuleFile, NotRun: a.NotRun}
+		for _, f := range a.Findings {
+			act.Findings = append(act.Findings, fmt.Sprintf("%s %s: %s", f.Severity, f.Code, f.Title))
+		}
+		for _, c := range a.Changes {
+			act.Changes = append(act.Changes, fmt.Sprintf("%s: %s -> %s", c.Setting, c.Old, c.New))
+		}
+		out.Story = append(out.Story, act)
+	}
+	acts, sideBySide := demoSheets(d, true)
+	out.cards(acts, "act")
+	out.cards(sideBySide, "treatment")
+	return out
+}
+
+func httpSection(h *bench.HTTPResult) htmlSection {
+	out := htmlSection{
+		Title: "HTTP load on " + h.URL,
+		About: []string{
+			fmt.Sprintf("%s, %s at a time; %d completed, %d failed in %s: %s requests/s", plural.Count(h.Requests, "request"), plural.Count(h.Concurrency, "connection"),
+				h.Completed, h.Failed.Sum(), seconds(h.Seconds), significant(h.RequestsPerSecond)),
+		},
+		Notes: append(httpNotes(h), "One run: the bars have no spread."),
+	}
+	if h.Stopped != "" {
+		out.Notes = append(out.Notes, "Stopped before its time: "+h.Stopped)
+	}
+	for _, f := range h.FailureList() {
+		out.Notes = append(out.Notes, fmt.Sprintf("%d failed: %s", f.Count, f.Text))
+	}
+	if h.Completed <= 0 {
+		return out
+	}
+	var times []bench.Figure
+	for _, t := range timesOf(h) {
+		f := bench.NewFigure(t.Name, "part_of_request_ms", bench.Params{}, t.Min, t.Median, t.Max)
+		times = append(times, f)
+	}
+	parts := sheetsOf(nil, times, nil)[0]
+	parts.Measure.Title = "Connection times: median, least and longest"
+	for i := range parts.Blocks[0].Rows {
+		r := &parts.Blocks[0].Rows[i]
+		r.N, r.Ratio = int(h.Completed), 0
+	}
+	parts.Base = "" // parts of one thing are no rivals
+	sheets := []sheet{parts}
+	if p := percentileSheet([]httpRun{{"requests", h, nil}}); len(p.Blocks[0].Rows) > 0 {
+		sheets = append(sheets, p)
+	}
+	out.cards(sheets, "part")
+	return out
+}
+
+// cards adds a card a sheet; who is what stands in the place of a router.
+func (out *htmlSection) cards(sheets []sheet, who string) {
+	for _, s := range sheets {
+		card := htmlCard{Title: s.heading(), Table: s.table(who)}
+		for i := range s.Blocks {
+			b := &s.Blocks[i]
+			if slices.ContainsFunc(b.Rows, func(r row) bool { return r.theirs() == 0 }) {
+				card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, template.HTML(s.plots(b)), s.legend(b), s.labelled(b)})
+			} else { // nothing that the published figures could be compared with
+				card.Blocks = append(card.Blocks, htmlBlock{Conditions: b.Conditions, Labelled: "Nothing of natkit's own: the published figures stand in the table."})
+			}
+			for _, r := range b.Rows {
+				if r.PublishedBy != "" && !slices.Contains(out.Sources, r.PublishedBy) {
+					out.Sources = append(out.Sources, r.PublishedBy)
+				}
+			}
+		}
+		out.Cards = append(out.Cards, card)
+	}
+}
+
+// legend names the curves of a block; bars have their names beside them.
+func (s *sheet) legend(b *block) []htmlLegend {
+	if s.Axis == axisNone {
+		return nil
+	}
+	rows := slices.Clone(b.Rows)
+	slices.SortStableFunc(rows, func(a, b row) int {
+		return cmp.Or(cmp.Compare(a.theirs(), b.theirs()), cmp.Compare(a.Series, b.Series))
+	})
+	var out []htmlLegend
+	for _, r := range rows {
+		name := r.Name
+		if r.PublishedBy != "" {
+			name += ", published elsewhere"
+		}
+		if !slices.ContainsFunc(out, func(l htmlLegend) bool { return l.Name == name }) {
+			out = append(out, htmlLegend{template.HTML(swatch(r.Series, r.PublishedBy != "")), name})
+		}
+	}
+	return out
+}
+
+// labelled counts the labels of the points on curves.
+func (s *sheet) labelled(b *block) string {
+	if s.Axis == axisNone {
+		return ""
+	}
+	var words []string
+	of := map[string]int{}
+	for _, r := range b.Rows {
+		if r.Label == "" {
+			continue
+		}
+		if of[r.Label]++; of[r.Label] == 1 {
+			words = append(words, r.Label)
+		}
+	}
+	for i, label := range words {
+		words[i] = fmt.Sprintf("%d %s", of[label], label)
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("Labels, of %d points: %s. The table says which.", len(b.Rows), strings.Join(words, ", "))
+}
+
+// table is a sheet as a table that stands for itself when it is copied: each row
+// has its conditions, and the unit is in the head.
+func (s *sheet) table(who string) htmlTable {
+	t := htmlTable{}
+	several := len(s.Blocks) > 1
+	if several {
+		t.Head = append(t.Head, "conditions")
+	}
+	if s.Axis != axisNone {
+		t.Head = append(t.Head, string(s.Axis))
+	}
+	of := ""
+	if s.Unit.Name != "" {
+		of = ", " + s.Unit.Name
+	}
+	t.Head = append(t.Head, who, "n", "median"+of, "min", "max", strings.TrimSpace("ratio to "+s.Base), "remarks")
+	for _, b := range s.Blocks {
+		for _, r := range b.Rows {
+			var cells []htmlCell
+			if several {
+				cells = append(cells, htmlCell{b.Conditions, "wrap"})
+			}
+			if s.Axis != axisNone {
+				cells = append(cells, htmlCell{s.Axis.write(r.X), "num"})
+			}
+			n, low, high := fmt.Sprint(r.N), s.Unit.number(r.Min), s.Unit.number(r.Max)
+			if r.PublishedBy != "" {
+				n, low, high = "", "", ""
+			}
+			by := ""
+			if r.Ratio != 0 {
+				by = ratio(r.Ratio)
+			}
+			cells = append(cells, htmlCell{Text: r.Name})
+			for _, number := range []string{n, s.Unit.number(r.Median), low, high, by} {
+				cells = append(cells, htmlCell{number, "num"})
+			}
+			cells = append(cells, htmlCell{r.remarks(), "wrap"})
+			t.Rows = append(t.Rows, htmlRow{r.PublishedBy != "", cells})
+		}
+	}
+	t.Open = len(t.Rows) <= 16
+	return t
+}
+
+// environment is all of it, name by name.
+func environment(e bench.Environment) []htmlPair {
+	var out []htmlPair
+	add := func(name, value string) {
+		if value != "" && value != "0" {
+			out = append(out, htmlPair{name, value})
+		}
+	}
+	add("natkit", e.Natkit)
+	add("kernel", e.Kernel)
+	add("processor", e.CPU)
+	add("processors", fmt.Sprint(e.CPUs))
+	if e.MemoryBytes > 0 {
+		add("memory", fmt.Sprintf("%.1f GiB", float64(e.MemoryBytes)/(1<<30)))
+	}
+	if e.Hypervisor {
+		add("virtual machine", "yes: other machines may share its processors")
+	}
+	for _, group := range []struct {
+		name   string
+		values map[string]string
+	}{{"mitigation", e.Mitigations}, {"setting", e.Settings}, {"offloads", e.Offloads}, {"version", e.Versions}} {
+		for _, name := range sortedKeys(group.values) {
+			add(group.name+" "+name, group.values[name])
+		}
+	}
+	return out
+}
+
+func sortedKeys(m map[string]string) []string {
+	var names []string
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, strings.Compare)
+	return names
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"natkit/internal/bench"
+	"natkit/internal/scenario"
+)
+
+// Saved is one saved result. One of Result, HTTP and Demo is set.
+type Saved struct {
+	Name   string               `json:"file"`
+	Result *bench.Result        `json:"result,omitempty"`
+	HTTP   *bench.HTTPResult    `json:"http,omitempty"`
+	Demo   *scenario.DemoResult `json:"demo,omitempty"`
+}
+
+// What a file may hold at most. It may come from anybody.
+const (
+	maxFileBytes = 64 << 20
+	maxFigures   = 20_000
+	maxValues    = 10_000 // of one figure
+	maxActs      = 100
+	maxMagnitude = 1e18 // of any number: sums and ratios of them stay finite
+)
+
+// Load reads a result as -o json wrote it, and recognises by its content what it
+// is. name is for its errors.
+func Load(name string, r io.Reader) (*Saved, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxFileBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %q: %w", name, err)
+	}
+	if len(data) > maxFileBytes {
+		return nil, fmt.Errorf("read %q: more than %d MiB: no result is that large", name, maxFileBytes>>20)
+	}
+	s, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("read %q: %w", name, err)
+	}
+	s.Name = name
+	return s, nil
+}
+
+// errForeign is for JSON that is no result.
+var errForeign = errors.New("no result of a measurement: want what natkit bench or natkit demo wrote with -o json")
+
+func parse(data []byte) (*Saved, error) {
+	var keys map[string]json.RawMessage
+	if err := decode(data, &keys); err != nil {
+		return nil, err
+	}
+	has := func(names ...string) bool {
+		for _, n := range names {
+			if _, ok := keys[n]; !ok {
+				return false
+			}
+		}
+		return true
+	}
+	switch {
+	case has("version", "kind", "figures"):
+		var version struct {
+			Version int `json:"version"`
+		}
+		if err := decode(data, &version); err != nil {
+			return nil, err
+		}
+		switch {
+		case version.Version > bench.ResultVersion:
+			return nil, fmt.Errorf("version %d of the format, but this natkit knows those up to %d: use a later natkit", version.Version, bench.ResultVersion)
+		case version.Version < 1:
+			return nil, fmt.Errorf("version %d of the format: there is none below 1", version.Version)
+		}
+		r := new(bench.Result)
+		if err := decode(data, r); err != nil {
+			return nil, err
+		}
+		return &Saved{Result: r}, checkResult(r)
+	case has("acts", "restored"):
+		d := new(scenario.DemoResult)
+		if err := decode(data, d); err != nil {
+			return nil, err
+		}
+		return &Saved{Demo: d}, checkDemo(d)
+	case has("requests_per_second", "percentiles_ms"):
+		h := new(bench.HTTPResult)
+		if err := decode(data, h); err != nil {
+			return nil, err
+		}
+		return &Saved{HTTP: h}, checkHTTP("", h)
+	}
+	return nil, errForeign
+}
+
+// decode reads the one JSON value that data is; an error says at which line and
+// column it lies.
+func decode(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	err := d.Decode(v)
+	if err == nil {
+		if _, err := d.Token(); err != io.EOF {
+			return fmt.Errorf("%s: more after the end of the result: one result a file", place(data, d.InputOffset()))
+		}
+		return nil
+	}
+	var syntax *json.SyntaxError
+	var wrong *json.UnmarshalTypeError
+	var day *time.ParseError
+	switch {
+	case errors.As(err, &syntax):
+		return fmt.Errorf("%s: this is not JSON, which natkit bench writes with -o json", place(data, syntax.Offset))
+	case errors.As(err, &wrong) && wrong.Field == "":
+		return errForeign // all of it is something else
+	case errors.As(err, &wrong):
+		return fmt.Errorf("%s: %s is a %s, want %s", place(data, wrong.Offset), wrong.Field, wrong.Value, wrong.Type)
+	case errors.As(err, &day):
+		return fmt.Errorf("%q is no time: want a form such as 2026-01-31T12:00:00Z", day.Value)
+	case errors.Is(err, io.EOF):
+		return errors.New("it is empty")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%s: it ends too early: it is cut off", place(data, int64(len(data))))
+	}
+	return err
+}
+
+// place is a byte's line and column, counted from 1.
+func place(data []byte, offset int64) string {
+	before := data[:min(max(offset-1, 0), int64(len(data)))]
+	line := bytes.Count(before, []byte("\n")) + 1
+	column := len(before) - bytes.LastIndexByte(before, '\n')
+	return fmt.Sprintf("line %d, column %d", line, column)
+}
+
+func checkResult(r *bench.Result) error {
+	if len(r.Figures) > maxFigures || len(r.Published) > maxFigures || len(r.Routers) > maxFigures {
+		return fmt.Errorf("more than %d figures", maxFigures)
+	}
+	c := checker{}
+	c.number("seconds", r.Seconds)
+	c.figures("", r.Figures)
+	for i, p := range r.Published {
+		at := fmt.Sprintf("published[%d]", i)
+		if p.Metric == "" {
+			c.problem("%s.metric is missing", at)
+		}
+		c.number(at+".value", p.Value)
+		c.params(at, p.Params)
+	}
+	return c.err
+}
+
+func (c *checker) figures(under string, figures []bench.Figure) {
+	if len(figures) > maxFigures {
+		c.problem("%sfigures: more than %d", under, maxFigures)
+		return
+	}
+	for i, f := range figures {
+		at := fmt.Sprintf("%sfigures[%d]", under, i)
+		if len(f.Values) > maxValues {
+			c.problem("%s.values: more than %d", at, maxValues)
+			return
+		}
+		if f.Metric == "" {
+			c.problem("%s.metric is missing", at)
+		}
+		for j, v := range f.Values {
+			c.number(fmt.Sprintf("%s.values[%d]", at, j), v)
+		}
+		c.params(at, f.Params)
+	}
+}
+
+func checkDemo(d *scenario.DemoResult) error {
+	if len(d.Acts) > maxActs {
+		return fmt.Errorf("acts: more than %d", maxActs)
+	}
+	for i, a := range d.Acts {
+		at := fmt.Sprintf("acts[%d]", i)
+		if a.HTTP != nil {
+			if err := checkHTTP(at+".http.", a.HTTP); err != nil {
+				return err
+			}
+		}
+		var c checker
+		c.figures(at+".", a.Figures)
+		if p := a.Published; p != nil {
+			c.number(at+".published.requests_per_second", p.RequestsPerSecond)
+			c.number(at+".published.time_per_request_ms", p.TimePerRequestMS)
+			c.number(at+".published.connect_ms", p.ConnectMS)
+		}
+		if c.err != nil {
+			return c.err
+		}
+	}
+	return nil
+}
+
+func checkHTTP(at string, h *bench.HTTPResult) error {
+	var c checker
+	c.number(at+"requests_per_second", h.RequestsPerSecond)
+	c.number(at+"time_per_request_ms", h.TimePerRequestMS)
+	c.number(at+"client_cpu_share", h.ClientCPUShare)
+	c.number(at+"machine_cpu_seconds", h.MachineCPUSeconds)
+	for _, t := range timesOf(h) {
+		for _, v := range []float64{t.Min, t.Mean, t.SD, t.Median, t.Max} {
+			c.number(at+strings.ToLower(t.Name)+"_ms", v)
+		}
+	}
+	for k, v := range h.Percentiles {
+		c.number(fmt.Sprintf("%spercentiles_ms[%q]", at, k), v)
+	}
+	return c.err
+}
+
+// checker keeps the first problem.
+type checker struct{ err error }
+
+func (c *checker) problem(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf(format, args...)
+	}
+}
+
+func (c *checker) number(where string, v float64) {
+	if math.IsNaN(v) || abs(v) > maxMagnitude {
+		c.problem("%s is %g: want a number up to %g", where, v, maxMagnitude)
+	}
+}
+
+func (c *checker) params(at string, p bench.Params) {
+	for _, n := range []struct {
+		name  string
+		value float64
+	}{
+		{"frame_bytes", float64(p.FrameBytes)}, {"flows", float64(p.Flows)}, {"cores", float64(p.Cores)},
+		{"offered_pps", p.OfferedPPS}, {"rules", float64(p.Rules)}, {"streams", float64(p.Streams)},
+		{"held", float64(p.Held)}, {"ports_used", p.PortsUsed},
+	} {
+		if !(n.value >= 0 && n.value <= maxMagnitude) {
+			c.problem("%s.params.%s is %g: want 0 to %g", at, n.name, n.value, maxMagnitude)
+		}
+	}
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"natkit/internal/nat/control"
+	"natkit/internal/words/plural"
+)
+
+// ServeEventText writes what natkit serve has done, or could not do, as lines of a log
+// that says when by itself only if stamp.
+func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
+	var b strings.Builder
+	if stamp {
+		b.WriteString(e.Time.Format(time.DateTime) + " ")
+	}
+	why := strings.Join(e.Why, "; ")
+	switch e.Kind {
+	case "up":
+		fmt.Fprintf(&b, "up on engine %s: %s of %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"), e.File)
+	case "adopted":
+		fmt.Fprintf(&b, "adopted engine %s, which was up: %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"))
+	case "reloaded":
+		fmt.Fprintf(&b, "%s of %s in use: %d new, %d gone\n", plural.Count(e.Plan.Rules, "rule"), e.File, len(e.Plan.Added), len(e.Plan.Removed))
+	case "followed":
+		fmt.Fprintf(&b, "followed: %s\n", why)
+	case "waiting":
+		fmt.Fprintf(&b, "waiting: %s\n", why)
+	case "kept":
+		fmt.Fprintf(&b, "the rules in use stay: %s\n", strings.ReplaceAll(e.Error, "\n", "\n  "))
+	case "ended":
+		b.WriteString("ended; the NAT stays up, and packets don't notice: natkit down takes it down\n")
+	case "down":
+		b.WriteString("ended, and taken down\n")
+		for _, k := range e.Why {
+			fmt.Fprintf(&b, "  left: %s\n", k)
+		}
+	}
+	if e.Plan != nil {
+		serveNotes(&b, e)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// serveNotes adds what of a plan an operator does not expect.
+func serveNotes(b *strings.Builder, e *control.ServeEvent) {
+	for _, name := range e.Plan.Awaited {
+		fmt.Fprintf(b, "  %s is not there, or has no address: it is waited for\n", name)
+	}
+	if e.Plan.Upgrade {
+		b.WriteString("  programs of another natkit were replaced; sessions go on\n")
+	}
+	for _, c := range control.ChangesText(e.Plan.Changes) {
+		fmt.Fprintf(b, "  changed in the namespace, until natkit down: %s\n", c)
+	}
+	if e.Kind == "followed" {
+		return
+	}
+	for _, g := range e.Plan.Bypassed {
+		fmt.Fprintf(b, "  gone past: %s: %s\n", g.What, g.Effect)
+	}
+	for _, t := range e.Plan.Warnings {
+		fmt.Fprintf(b, "  note: %s\n", t)
+	}
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"natkit/internal/diagnose/tune"
+)
+
+// TuneHistory is what natkit tune history prints with -o json.
+type TuneHistory struct {
+	Applies []tune.Record `json:"applies"` // oldest first
+}
+
+// TunePlanText writes a plan: what would change, why and who else sets it, what
+// could not be planned, and what the connection tracking table costs. apply is
+// the command that makes it so.
+func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
+	var p page
+	var refused, asked []tune.Refusal
+	for _, r := range plan.Refused {
+		if r.If != "" {
+			asked = append(asked, r)
+		} else {
+			refused = append(refused, r)
+		}
+	}
+	var about []string
+	if plan.Host.Hostname != "" {
+		about = append(about, plan.Host.Hostname)
+	}
+	if plan.Host.Kernel != "" {
+		about = append(about, "Linux "+plan.Host.Kernel)
+	}
+	if plan.Netns.Name != "" {
+		about = append(about, "namespace "+plan.Netns.Name)
+	}
+	about = append(about, "facts of "+plan.TakenAt.UTC().Format(time.DateTime)+" UTC")
+	p.text("", "  ", strings.Join(about, "; "))
+	p.b.WriteByte('\n')
+
+	switch {
+	case len(plan.Changes) > 0:
+		p.tuneChanges(plan.Changes, "now", "then")
+		p.b.WriteString("\nWhy\n")
+		for i, c := range plan.Changes {
+			p.tuneReason(c, i == 0 || plan.Changes[i-1].Reason != c.Reason)
+		}
+	case len(plan.Refused) == 0:
+		p.text("", "", "Nothing to change: no finding asks for another setting, and nothing presses the connection tracking table.")
+	case len(refused) == 0:
+		p.text("", "", "Nothing is changed unasked.")
+	default:
+		p.text("", "", "Nothing can be changed.")
+	}
+	p.tuneRefused("Not planned", refused)
+	p.tuneRefused("Planned only at your word", asked)
+	p.tuneMemory(plan.Memory)
+	p.unseen(plan.Unseen)
+	if len(plan.Changes) > 0 {
+		p.b.WriteString("\nTo make it so: " + apply + "\n")
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+// TuneApplyText writes what an apply did or, as a dry run, would do. rollback is
+// the command that takes it back.
+func TuneApplyText(w io.Writer, r *tune.Record, rollback string) error {
+	var p page
+	switch {
+	case r.State == tune.StateUnchanged && len(r.Skipped) == 0:
+		p.text("", "", "Nothing to change: every setting is as planned.")
+	case r.State == tune.StateUnchanged:
+		p.text("", "", "Nothing was changed.")
+	case r.State == tune.StatePlanned:
+		p.text("", "", "Would write, after noting the old values, and read back:")
+	default:
+		p.text("", "", fmt.Sprintf("Applied as %s; each value was read back:", r.ID))
+	}
+	if len(r.Changes) > 0 {
+		p.tuneChanges(r.Changes, "before", "now")
+	}
+	for _, file := range tuneFiles(r) {
+		p.b.WriteString("  " + file + "\n")
+	}
+	p.tuneRefused("Left out", r.Skipped)
+	if r.State == tune.StateApplied {
+		if len(tuneFiles(r)) == 0 {
+			p.text("", "", "At the next boot these values are gone; --persist would keep those of the initial namespace.")
+		}
+		p.b.WriteString("To take it back: " + rollback + "\n")
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+// tuneFiles are the files of settings that an apply wrote.
+func tuneFiles(r *tune.Record) (files []string) {
+	for _, file := range []string{r.File, r.UdevFile} {
+		if file != "" {
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// TuneRollbackText writes what became of each setting.
+func TuneRollbackText(w io.Writer, r *tune.Record) error {
+	var p page
+	p.text("", "", fmt.Sprintf("Took back %s, newest first:", r.ID))
+	for _, x := range r.Restored {
+		line := x.Setting + ": " + tuneOutcomes[x.Outcome]
+		if x.Detail != "" {
+			line += ": " + x.Detail
+		}
+		p.text("  ", "      ", line)
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+var tuneOutcomes = map[tune.Outcome]string{
+	tune.OutcomeRestored: "restored",
+	tune.OutcomeAlready:  "had its old value already",
+	tune.OutcomeKept:     "kept",
+	tune.OutcomeGone:     "gone",
+}
+
+// TuneHistoryText writes every apply with its settings, newest first.
+func TuneHistoryText(w io.Writer, records []tune.Record) error {
+	var p page
+	if len(records) == 0 {
+		p.text("", "", "natkit has applied nothing on this machine.")
+	}
+	for i := len(records) - 1; i >= 0; i-- {
+		r := records[i]
+		state := tuneStates[r.State]
+		if r.By != "" {
+			state += " (by natkit " + r.By + ")"
+		}
+		p.text("", "    ", fmt.Sprintf("%s  %s UTC  %s", r.ID, r.Time.UTC().Format(time.DateTime), state))
+		for _, c := range r.Changes {
+			line := fmt.Sprintf("%s: %s -> %s (%s)", c.Setting, c.Old, c.New, tuneWhere(c))
+			for _, x := range r.Restored {
+				if x.Setting == c.Setting && x.Netns == c.Netns && x.Outcome != tune.OutcomeRestored {
+					line += "; " + tuneOutcomes[x.Outcome]
+				}
+			}
+			p.text("    ", "        ", line)
+		}
+		for _, file := range tuneFiles(&r) {
+			p.text("    ", "        ", file)
+		}
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+var tuneStates = map[tune.State]string{
+	tune.StateRunning:     "being done",
+	tune.StateApplied:     "applied",
+	tune.StateInterrupted: "INTERRUPTED: stands half done, natkit tune rollback restores all",
+	tune.StateFailed:      "failed and undone",
+	tune.StateRolledBack:  "rolled back",
+	tune.StateRebooted:    "ended by a reboot",
+}
+
+func (p *page) tuneChanges(changes []tune.Change, before, after string) {
+	rows := [][]string{{"setting", before, after, "memory", "where"}}
+	for _, c := range changes {
+		old, memory := c.Old, ""
+		if old == "" {
+			old = "?"
+		}
+		if c.MemoryBytes > 0 {
+			memory = "+" + tune.Bytes(uint64(c.MemoryBytes))
+		}
+		rows = append(rows, []string{c.Setting, old, c.New, memory, tuneWhere(c)})
+	}
+	p.table("lrrrl", rows)
+}
+
+// tuneWhere says how far a change reaches.
+func tuneWhere(c tune.Change) string {
+	switch {
+	case c.Scope == tune.ScopeHost:
+		return "whole machine"
+	case c.Netns != "":
+		return "namespace " + c.Netns
+	}
+	return "this namespace"
+}
+
+// tuneReason writes the reason, once for changes in a row that share it, then
+// what the setting is and who else sets it.
+func (p *page) tuneReason(c tune.Change, reason bool) {
+	if reason && c.Code != "" {
+		p.text("  ", "    ", c.Code+": "+c.Reason)
+	} else if reason {
+		p.text("  ", "    ", c.Reason)
+	}
+	p.text("      ", "        ", c.Setting+": "+c.Does)
+	for _, o := range c.Owners {
+		text := fmt.Sprintf("%s sets it to %s (%s)", o.Who, o.Value, o.Where)
+		if o.Warning != "" {
+			text += ": " + o.Warning
+		}
+		p.text("        ! ", "          ", text)
+	}
+}
+
+func (p *page) tuneRefused(title string, refused []tune.Refusal) {
+	if len(refused) == 0 {
+		return
+	}
+	p.b.WriteString("\n" + title + "\n")
+	for i, r := range refused {
+		p.text("  ", "      ", r.Setting+" = "+r.Value)
+		if i+1 == len(refused) || refused[i+1].Why != r.Why { // the table's two sizes have one reason
+			p.text("      ", "      ", r.Why)
+		}
+	}
+}
+
+func (p *page) tuneMemory(m *tune.Memory) {
+	if m == nil {
+		return
+	}
+	changed := m.Then.Max != m.Now.Max || m.Then.Buckets != m.Now.Buckets || m.Then.Entries != m.Now.Entries
+	p.b.WriteString("\nThe connection tracking table\n")
+	rows := [][]string{{"", "entries", "full in", "limit", "buckets", "chain when full", "memory when full", ""}}
+	row := func(name string, t tune.Table) {
+		share := ""
+		if m.RAMBytes > 0 {
+			share = fmt.Sprintf("%.1f %% of %s", 100*float64(t.Bytes)/float64(m.RAMBytes), tune.Bytes(m.RAMBytes))
+		}
+		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), fmt.Sprint(t.Max), fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), tune.Bytes(t.Bytes), share})
+	}
+	row("now", m.Now)
+	if changed {
+		row("then", m.Then)
+	}
+	p.table("lrrrrrrl", rows)
+	switch {
+	case m.Growth > 0:
+		p.text("  ", "  ", fmt.Sprintf("Full in: with %s entries more a second, as in the time looked at; what a full table refuses counts as well.", rate(m.Growth)))
+	case m.Growth < 0:
+		p.text("  ", "  ", fmt.Sprintf("In the time looked at it lost %s entries a second.", rate(-m.Growth)))
+	}
+	if m.Then.Entries != m.Now.Entries {
+		p.text("  ", "  ", "Entries then: once the shorter time-outs hold for all of them, with as many new ones as now.")
+	}
+	entry := fmt.Sprintf("An entry takes %d bytes", m.EntryBytes)
+	if m.EntryAssumed {
+		entry = fmt.Sprintf("An entry is assumed to take %d bytes (only root can read the true size)", m.EntryBytes)
+	}
+	p.text("  ", "  ", fmt.Sprintf("%s, a bucket %d; the table may take at most %.1f %% of the memory. All namespaces share the hash, and each may fill its table to the limit.",
+		entry, m.BucketBytes, 100*m.Share))
+}
+
+// fullIn is how long a table takes to fill, in words.
+func fullIn(t tune.Table) string {
+	switch {
+	case t.FullSeconds == nil:
+		return "-"
+	case *t.FullSeconds == 0:
+		return "is full"
+	case *t.FullSeconds > 365*86400:
+		return "years"
+	case *t.FullSeconds > 2*86400:
+		return fmt.Sprintf("%.0f days", *t.FullSeconds/86400)
+	}
+	return time.Duration(*t.FullSeconds * float64(time.Second)).Round(time.Second).String()
+}
+
+// table writes rows in columns, aligned left (l) or right (r).
+func (p *page) table(align string, rows [][]string) {
+	width := make([]int, len(align))
+	for _, row := range rows {
+		for i, cell := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, row := range rows {
+		line := ""
+		for i, cell := range row {
+			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell))
+			if align[i] == 'l' {
+				line += "  " + cell + pad
+			} else {
+				line += "  " + pad + cell
+			}
+		}
+		p.b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+}
+
+// Command writes words as a command line that a shell takes as these words.
+func Command(words ...string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = w
+		if w == "" || strings.ContainsFunc(w, func(r rune) bool {
+			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_@%+=:,./-", r))
+		}) {
+			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+// rate writes a number a second: to the full, or to three digits if it is small.
+func rate(v float64) string {
+	if v >= 100 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}

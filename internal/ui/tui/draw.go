@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tui
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"natkit/internal/snapshot"
+	"natkit/internal/ui/live"
+	"natkit/internal/words/plural"
+)
+
+// The least screen that everything fits on.
+const (
+	columns80 = 80
+	leastW    = 40
+	leastH    = 10
+)
+
+// draw writes the whole screen. What changes between two moments is few cells;
+// the terminal's part sends only those.
+func (s *state) draw(c *canvas) {
+	if c.w < leastW || c.h < leastH {
+		c.text(0, 0, c.w, plain, fmt.Sprintf("too small: %dx%d of %dx%d", c.w, c.h, leastW, leastH))
+		return
+	}
+	s.header(c)
+	switch {
+	case s.help:
+		s.drawHelp(c)
+	case s.choice != nil:
+		s.drawChoice(c)
+	default:
+		s.drawPanels(c)
+	}
+	s.footer(c)
+}
+
+func (s *state) header(c *canvas) {
+	m := s.shown
+	if m == nil {
+		c.text(0, 0, c.w, bold, "natkit top")
+		c.text(0, 1, c.w, dim, "reading ...")
+		return
+	}
+	name := m.Netns.Name
+	if name == "" {
+		name = "(own)"
+	}
+	right := m.At.Local().Format(time.TimeOnly)
+	if s.paused {
+		right = "PAUSED " + right
+	}
+	c.text(0, 0, c.w-len(right)-1, bold, fmt.Sprintf("natkit top · %s · namespace %s · Linux %s", m.Host.Hostname, name, m.Host.Kernel))
+	st := bold
+	if s.paused {
+		st = inverse
+	}
+	c.text(c.w-len(right), 0, len(right), st, right)
+	s.fill(c, m)
+	s.flows(c, m)
+	c.text(0, 3, c.w, dim, s.reading(m))
+}
+
+// fill is how full the table is, and when it will be.
+func (s *state) fill(c *canvas, m *live.Moment) {
+	f := m.Table
+	switch {
+	case f == nil:
+		c.text(0, 1, c.w, dim, "table   no connection tracking in this namespace yet")
+		return
+	case f.Max == 0:
+		c.text(0, 1, c.w, plain, fmt.Sprintf("table   %s, no limit", plural.Count(f.Entries, "entry")))
+		return
+	}
+	share := float64(f.Entries) / float64(f.Max)
+	st := good
+	switch {
+	case share >= 0.95:
+		st = bad
+	case share >= 0.8 || f.FullIn != nil && *f.FullIn < 600:
+		st = warn
+	}
+	text := fmt.Sprintf(" %d of %d  %.1f%%", f.Entries, f.Max, 100*share)
+	if f.PerSecond != nil {
+		text += "  " + change(*f.PerSecond) + "/s"
+	}
+	switch {
+	case share >= 1:
+		text += "  FULL"
+	case f.FullIn != nil && *f.FullIn < 48*3600:
+		text += "  full in " + span(*f.FullIn)
+	}
+	width := max(8, c.w-8-max(46, len(text)))
+	c.text(0, 1, 8, plain, "table")
+	c.bar(8, 1, width, share, st)
+	if st == good {
+		st = plain
+	}
+	c.text(8+width, 1, c.w-8-width, st, text)
+}
+
+// span writes a time in two units at most.
+func span(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second)).Round(time.Second)
+	switch {
+	case d >= 24*time.Hour:
+		return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+	case d >= time.Hour:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	case d >= time.Minute:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	}
+	return fmt.Sprintf("%ds", d/time.Second)
+}
+
+func (s *state) flows(c *canvas, m *live.Moment) {
+	text := "flows   new and ended are not seen"
+	if f := m.Flows; f != nil {
+		text = fmt.Sprintf("flows   new %s/s  ended %s/s", short(f.NewPerSecond), short(f.EndedPerSecond))
+		if f.LostEvents > 0 {
+			text += fmt.Sprintf("  (%d events lost)", f.LostEvents)
+		}
+	}
+	end := c.text(0, 2, c.w, plain, text)
+	at := max(end+2, 44)
+	if c.w-at > 16 && len(s.levels) > 0 {
+		end = c.text(at, 2, c.w, dim, "entries ")
+		c.spark(end, 2, c.w-end, s.levels)
+	}
+}
+
+// reading says how old the slow facts are and what they cost.
+func (s *state) reading(m *live.Moment) string {
+	var words []string
+	switch j := m.Judged; {
+	case j == nil:
+		words = append(words, "the first window is not over yet")
+	case j.Table != nil:
+		words = append(words, fmt.Sprintf("table read in %.2f s, %.0f s ago", j.Table.DumpSeconds, max(0, m.At.Sub(j.TableAt).Seconds())))
+	default:
+		_, why := tableOf(m)
+		words = append(words, why)
+	}
+	if n := len(m.Unseen); n > 0 {
+		words = append(words, "not seen: "+strings.Join(m.Unseen, "; "))
+	}
+	return "        " + strings.Join(words, "; ")
+}
+
+const headerLines = 4
+
+// drawPanels gives the findings a strip and the other panels a grid, or the
+// focused one everything.
+func (s *state) drawPanels(c *canvas) {
+	top, bottom := headerLines, c.h-1
+	if s.zoomed {
+		t := s.panel(s.focus, true, c.w)
+		t.arrange(s.sort[s.focus], s.filter)
+		s.page = bottom - top - 2
+		s.from = max(0, min(s.from, len(t.rows)-s.page))
+		t.draw(c, 0, top, c.w, bottom-top, true, true, s.sort[s.focus], s.from)
+		return
+	}
+	t := s.panel(panelFindings, false, c.w)
+	strip := 1 + min(max(1, len(t.rows)), max(1, (bottom-top)/5))
+	t.draw(c, 0, top, c.w, strip, s.focus == panelFindings, false, -1, 0)
+	top += strip
+	wide := min(3, max(1, c.w/leastW))
+	high := max(1, min((panels-1+wide-1)/wide, (bottom-top)/3))
+	// Where not all fit, the page of panels with the focused one.
+	first := panelSources
+	if at := s.focus - panelSources; at >= wide*high {
+		first += at / (wide * high) * (wide * high)
+	}
+	for i := range wide * high {
+		n := first + i
+		if n >= panels {
+			break
+		}
+		x, y := i%wide*(c.w+1)/wide, top+i/wide*(bottom-top)/high
+		w, h := (i%wide+1)*(c.w+1)/wide-x-1, top+(i/wide+1)*(bottom-top)/high-y
+		t := s.panel(n, false, w)
+		t.arrange(s.sort[n], s.filter)
+		t.draw(c, x, y, w, h, s.focus == n, false, s.sort[n], 0)
+	}
+}
+
+func (s *state) footer(c *canvas) {
+	y := c.h - 1
+	switch {
+	case s.typing:
+		c.text(0, y, c.w, bold, "show only rows with: "+s.filter+"_   (enter keeps it, esc drops it)")
+	case s.choice != nil:
+		c.text(0, y, c.w, dim, "up, down: choose   enter: look there   esc: back")
+	case s.help:
+		c.text(0, y, c.w, dim, "any key: back")
+	case s.refused != "":
+		c.text(0, y, c.w, bad, s.refused)
+	default:
+		text := "q quit  h help  tab panel  enter zoom  f findings  s sort  / filter  n namespace"
+		if s.filter != "" {
+			text = "only rows with " + s.filter + " (esc: all)  " + text
+		}
+		c.text(0, y, c.w, dim, text)
+	}
+}
+
+var helpLines = []string{
+	"q, ctrl-c      quit",
+	"tab, right     next panel; left, shift-tab: the one before",
+	"enter          the panel alone, with all its columns; again, or esc: back",
+	"up, down       scroll the panel that is alone (page up, page down, home)",
+	"f              what was found, why, and what cures it",
+	"s              sort the panel by its next column",
+	"/              show only rows that hold a text; esc: all rows",
+	"p, space       hold the screen; counting goes on",
+	"n              choose a namespace",
+	"ctrl-l         draw the screen anew",
+	"ctrl-z         stop natkit; fg goes on",
+	"",
+	"Entries, new and ended flows, drops and processors are of the last interval or",
+	"so; addresses, states, ports and findings of the last window, whose time stands",
+	"in the fourth line. The trend is over half a minute.",
+}
+
+func (s *state) drawHelp(c *canvas) {
+	for i, line := range helpLines {
+		if y := headerLines + i; y < c.h-1 {
+			c.text(0, y, c.w, plain, line)
+		}
+	}
+}
+
+func (s *state) drawChoice(c *canvas) {
+	c.text(0, headerLines, c.w, bold, "namespaces")
+	rows := c.h - 2 - headerLines
+	first := max(0, s.choice.at-rows+1)
+	for i := range min(rows, len(s.choice.list)-first) {
+		n, st := s.choice.list[first+i], plain
+		if first+i == s.choice.at {
+			st = inverse
+		}
+		ref := n.Ref
+		if ref == "" {
+			ref = "(natkit's own)"
+		}
+		end := c.text(2, headerLines+1+i, c.w-2, st, ref)
+		c.text(max(end+2, 24), headerLines+1+i, c.w, dim, n.About)
+	}
+}
+
+// Text is the screen as plain text of so many columns, with all panels one below
+// the other: for a pipe or a terminal that can't be drawn on. With ascii it has no other
+// signs.
+func Text(m *live.Moment, width int, ascii bool) string {
+	s := newState()
+	s.add(m)
+	var lines []string
+	part := func(h int, draw func(c *canvas)) {
+		grid := make([][]rune, h)
+		for y := range grid {
+			grid[y] = []rune(strings.Repeat(" ", width))
+		}
+		draw(&canvas{w: width, h: h, ascii: ascii, put: func(x, y int, r rune, _ style) { grid[y][x] = r }})
+		for _, line := range grid {
+			lines = append(lines, strings.TrimRight(string(line), " "))
+		}
+	}
+	part(headerLines, s.header)
+	for n := range panels {
+		t := s.panel(n, n != panelFindings, width)
+		rows := min(max(1, len(t.rows)), snapshot.TopN)
+		if len(t.rows) > 0 && n != panelFindings {
+			rows++ // the names of its columns
+		}
+		part(1+rows, func(c *canvas) { t.draw(c, 0, 0, width, 1+rows, false, n != panelFindings, -1, 0) })
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// change writes a rate with its sign; what rounds to nothing has none.
+func change(rate float64) string {
+	if math.Abs(rate) < 0.5 {
+		return "0"
+	}
+	return fmt.Sprintf("%+.0f", rate)
+}
