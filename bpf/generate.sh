@@ -28,5 +28,8 @@ for program in "$clang" "$strip"; do
     fi
 done
 
+# The source by its whole path, so that the object is the same whoever asks for it.
+source=$(realpath "${!#}")
+set -- "${@:1:$#-1}" "$source"
 exec go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc "$clang" -strip "$strip" \
     -cflags "-O2 -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -nostdinc -I$bpf/include -fdebug-prefix-map=$bpf=bpf" "$@"

@@ -14,7 +14,7 @@
 #   -t   limit for one package on one kernel, 600 without; qemu without KVM is some
 #        20 times slower than the machine
 #
-# Without packages it takes every one whose tests use internal/ktest, but for those
+# Without packages it takes every one whose tests use internal/testutil/ktest, but for those
 # that need the source tree or the go command, and rewrites the table; with packages
 # or tests only these, and the table stays. Kernels are Debian's packages, kept in
 # .cache/kernels with the log of each run.

@@ -74,7 +74,7 @@ func TestConntrackTypesAreInOneHeader(t *testing.T) {
 func TestTypesAreGeneratedOnce(t *testing.T) {
 	from := map[string][]string{}
 	for _, path := range sources(t, func(path string) bool {
-		return strings.HasPrefix(path, "datapath/") && regexp.MustCompile(`_bpfel(_test)?\.go$`).MatchString(path)
+		return strings.HasPrefix(path, "internal/nat/datapath/") && regexp.MustCompile(`_bpfel(_test)?\.go$`).MatchString(path)
 	}) {
 		for _, m := range regexp.MustCompile(`(?m)^type [a-z]+[a-zA-Z]*?(Nat[A-Z]\w*) `).FindAllSubmatch(read(t, path), -1) {
 			from[string(m[1])] = append(from[string(m[1])], path)
@@ -84,7 +84,7 @@ func TestTypesAreGeneratedOnce(t *testing.T) {
 		t.Fatalf("found %d types", len(from))
 	}
 	for name, paths := range from {
-		if len(paths) != 1 || paths[0] != "datapath/abi_bpfel.go" {
+		if len(paths) != 1 || paths[0] != "internal/nat/datapath/abi_bpfel.go" {
 			t.Errorf("%s is generated in %q", name, paths)
 		}
 	}

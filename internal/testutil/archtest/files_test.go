@@ -81,7 +81,7 @@ func TestLicenceLines(t *testing.T) {
 func TestThreadsAreLockedInOnePlace(t *testing.T) {
 	paths := sources(t, func(path string) bool {
 		return filepath.Ext(path) == ".go" && !strings.HasSuffix(path, "_test.go") &&
-			!strings.HasPrefix(path, "internal/netns/")
+			!strings.HasPrefix(path, "internal/kernel/netns/")
 	})
 	for _, path := range paths {
 		fset := token.NewFileSet()
@@ -92,7 +92,7 @@ func TestThreadsAreLockedInOnePlace(t *testing.T) {
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "LockOSThread" {
-				t.Errorf("%s: only internal/netns locks a thread", fset.Position(sel.Pos()))
+				t.Errorf("%s: only internal/kernel/netns locks a thread", fset.Position(sel.Pos()))
 			}
 			return true
 		})

@@ -13,102 +13,118 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// table is the import rule, read from ARCHITECTURE.md: a package imports packages of lower
-// layers, and of its own layer only its siblings. A pure one is a function of its arguments:
-// nothing of touchesKernel is in its import closure, so that it gives the same answer on
-// every machine.
-type table struct {
-	layer    map[string]int
-	siblings map[string][]string
-	pure     []string
+// layering is what ARCHITECTURE.md says about imports, in its section "The rooms".
+type layering struct {
+	floor  map[string]int      // of each package: it imports packages of lower floors
+	also   map[string][]string // and these of its own
+	pure   []string            // reach nothing of touchesKernel
+	onlyIn map[string][]string // what may be imported directly by these packages and no other
 }
 
+// touchesKernel is what a pure package must not reach, so that it gives the same
+// answer on every machine.
 var touchesKernel = []string{"github.com/cilium/ebpf", "golang.org/x/sys/unix", "net", "os/exec"}
 
-// rules reads the first block of code below "The packages".
-func rules(t *testing.T) table {
-	t.Helper()
-	_, text, _ := strings.Cut(string(read(t, "ARCHITECTURE.md")), "\n## The packages\n")
-	_, text, _ = strings.Cut(text, "\n```\n")
-	text, _, _ = strings.Cut(text, "```")
-	line := regexp.MustCompile(`^(?: (\d) \S.{14}| {18})(\S+) {2,}(.*?)(?: \[([^]]+)\])?$`)
-	out, layer := table{layer: map[string]int{}, siblings: map[string][]string{}}, 0
-	for l := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
-		m := line.FindStringSubmatch(l)
-		if m == nil {
-			t.Fatalf("ARCHITECTURE.md: not a line of the table of packages: %q", l)
-		}
-		if m[1] != "" {
-			layer = int(m[1][0] - '0')
-		}
-		out.layer[m[2]] = layer
-		if m[4] != "" {
-			out.siblings[m[2]] = strings.Split(m[4], ", ")
-		}
-		if strings.Contains(m[3], "Pure") {
-			out.pure = append(out.pure, m[2])
-		}
-	}
-	if len(out.layer) < 20 || len(out.pure) < 5 || len(out.siblings) < 5 {
-		t.Fatalf("ARCHITECTURE.md: read %+v", out)
+const (
+	module = "natkit/"
+	tests  = "internal/testutil/" // imported by tests only, and free to import anything
+)
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// names are the words between backquotes.
+func names(cell string) []string {
+	var out []string
+	for _, m := range quoted.FindAllStringSubmatch(cell, -1) {
+		out = append(out, m[1])
 	}
 	return out
 }
 
-// onlyIn names what may be imported directly by the packages listed and by no
-// other: flags are parsed in one place, and natkit runs no program except where
-// a user asks for it.
-var onlyIn = map[string][]string{
-	"github.com/spf13/cobra":         {"cmd/natkit"},
-	"github.com/spf13/pflag":         {"cmd/natkit"},
-	"os/exec":                        {"bench", "cmd/natkit", "internal/ktest", "lab"},
-	"testing":                        {"internal/ktest"},
-	"natkit/internal/testutil/ktest": {},
+// readLayering reads the two tables of the section: rows of packages begin with the
+// number of their floor, rows of imports with a name.
+func readLayering(doc string) (layering, error) {
+	l := layering{floor: map[string]int{}, also: map[string][]string{}, onlyIn: map[string][]string{}}
+	_, section, found := strings.Cut(doc, "\n## The rooms\n")
+	if !found {
+		return l, errors.New("no section \"The rooms\"")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	for line := range strings.Lines(section) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---") || len(cells) < 2 {
+			continue
+		}
+		floor, err := strconv.Atoi(strings.TrimSpace(cells[0]))
+		switch first := names(cells[0]); {
+		case err == nil && len(cells) == 4 && len(names(cells[1])) == 1:
+			name := names(cells[1])[0]
+			if _, twice := l.floor[name]; twice {
+				return l, fmt.Errorf("%s has two rows", name)
+			}
+			l.floor[name], l.also[name] = floor, names(cells[2])
+			if strings.HasSuffix(strings.TrimSpace(cells[3]), "Pure") {
+				l.pure = append(l.pure, name)
+			}
+		case len(first) > 0 && len(cells) == 2:
+			for _, name := range first {
+				l.onlyIn[name] = names(cells[1])
+			}
+		case !strings.Contains(line, "Package") && !strings.Contains(line, "only in"):
+			return l, fmt.Errorf("not a row of a package or an import: %s", strings.TrimSpace(line))
+		}
+	}
+	if len(l.floor) == 0 || len(l.pure) == 0 || len(l.onlyIn) == 0 {
+		return l, fmt.Errorf("%d packages, %d of them pure, %d imports", len(l.floor), len(l.pure), len(l.onlyIn))
+	}
+	return l, nil
 }
 
 // graph is import path -> what it imports directly, of natkit's packages and of
 // everything they reach. Imports of tests are not in it.
 type graph map[string][]string
 
-const module = "natkit/"
-
 // violations returns every import that breaks a rule, in words.
-func (g graph) violations(rules table) []string {
-	layerOf := rules.layer
+func (l layering) violations(g graph) []string {
 	var out []string
 	report := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	for path, imports := range g {
 		name, ours := strings.CutPrefix(path, module)
-		if !ours || name == "internal/archtest" {
+		if !ours || strings.HasPrefix(name, tests) {
 			continue
 		}
-		layer := layerOf[name]
-		if layer == 0 {
-			report("%s: not in ARCHITECTURE.md's table of packages; decide where it belongs", name)
+		floor, known := l.floor[name]
+		if !known {
+			report("%s: not in the table of ARCHITECTURE.md; decide where it belongs", name)
 			continue
 		}
 		for _, imp := range imports {
-			if allowed, ruled := onlyIn[imp]; ruled && !slices.Contains(allowed, name) {
-				report("%s imports %s: only %v may", name, imp, allowed)
-			}
 			dep, ours := strings.CutPrefix(imp, module)
+			if allowed, ruled := l.onlyIn[dep]; ruled && !slices.Contains(allowed, name) {
+				report("%s imports %s: only %v may", name, dep, allowed)
+				continue
+			}
+			below, known := l.floor[dep]
 			switch {
-			case !ours || layerOf[dep] < layer:
-			case layerOf[dep] > layer:
-				report("%s (layer %d) imports %s (layer %d): imports go down", name, layer, dep, layerOf[dep])
-			case !slices.Contains(rules.siblings[name], dep):
-				report("%s imports %s: both are in layer %d, and ARCHITECTURE.md does not name the pair", name, dep, layer)
+			case !ours || known && below < floor:
+			case !known:
+				report("%s imports %s, which is not in the table", name, dep)
+			case below > floor:
+				report("%s (floor %d) imports %s (floor %d): imports go down", name, floor, dep, below)
+			case !slices.Contains(l.also[name], dep):
+				report("%s imports %s: both are on floor %d, and the row does not name it", name, dep, floor)
 			}
 		}
 	}
-	for _, name := range rules.pure {
+	for _, name := range l.pure {
 		for _, bad := range touchesKernel {
-			if way := g.wayTo(module+name, bad); way != nil {
-				report("%s must be pure and reaches %s: %s", name, bad, strings.Join(way, " -> "))
+			if path := g.path(module+name, bad); path != nil {
+				report("%s must be pure and reaches %s: %s", name, bad, strings.Join(path, " -> "))
 			}
 		}
 	}
@@ -116,21 +132,21 @@ func (g graph) violations(rules table) []string {
 	return out
 }
 
-// wayTo returns a shortest chain of imports between two packages, nil without one.
-func (g graph) wayTo(from, to string) []string {
-	ways := [][]string{{from}}
+// path returns a shortest chain of imports between two packages, nil without one.
+func (g graph) path(from, to string) []string {
+	paths := [][]string{{from}}
 	seen := map[string]bool{from: true}
-	for len(ways) > 0 {
-		way := ways[0]
-		ways = ways[1:]
-		last := way[len(way)-1]
+	for len(paths) > 0 {
+		path := paths[0]
+		paths = paths[1:]
+		last := path[len(path)-1]
 		if last == to {
-			return way
+			return path
 		}
 		for _, next := range g[last] {
 			if !seen[next] {
 				seen[next] = true
-				ways = append(ways, append(slices.Clone(way), next))
+				paths = append(paths, append(slices.Clone(path), next))
 			}
 		}
 	}
@@ -138,13 +154,22 @@ func (g graph) wayTo(from, to string) []string {
 }
 
 func TestImports(t *testing.T) {
-	g, rules := load(t), rules(t)
-	for _, v := range g.violations(rules) {
+	l, err := readLayering(string(read(t, "ARCHITECTURE.md")))
+	if err != nil {
+		t.Fatal("ARCHITECTURE.md: ", err)
+	}
+	g := load(t)
+	for _, v := range l.violations(g) {
 		t.Error(v)
 	}
-	for name := range rules.layer {
-		if g[module+name] == nil {
-			t.Errorf("ARCHITECTURE.md's table of packages has %s, which is not there", name)
+	for name, also := range l.also {
+		if _, exists := g[module+name]; !exists {
+			t.Errorf("ARCHITECTURE.md has a row for %s, which does not exist", name)
+		}
+		for _, dep := range also {
+			if !slices.Contains(g[module+name], module+dep) {
+				t.Errorf("ARCHITECTURE.md lets %s import %s, which it does not", name, dep)
+			}
 		}
 	}
 }
@@ -180,32 +205,37 @@ func load(t *testing.T) graph {
 
 // The checker itself: each row breaks one rule, or none.
 func TestViolations(t *testing.T) {
+	l, err := readLayering("x\n## The rooms\n\nWords.\n\n" +
+		"| Floor | Package | also imports | What |\n|---|---|---|---|\n" +
+		"| 2 | `top` | | wiring |\n| 1 | `left` | `right` | with a sibling |\n| 1 | `right` | | without |\n| 0 | `ground` | | facts. Pure |\n\n" +
+		"| Import | only in |\n|---|---|\n| `os/exec`, `flags` | `top` |\n| `internal/testutil/ktest` | tests |\n\n## Next\n| 3 | `no` | | row |\n")
+	if err != nil {
+		t.Fatal(err)
+	}
 	tests := []struct {
 		name string
 		g    graph
 		want string // part of the only violation; "" for none
 	}{
-		{"down is allowed", graph{"natkit/internal/diagnose/tune": {"natkit/internal/snapshot", "fmt"}}, ""},
-		{"named sibling", graph{"natkit/internal/lab": {"natkit/internal/kernel/conntrack", "os/exec"}}, ""},
-		{"archtest itself is free", graph{"natkit/internal/testutil/archtest": {"natkit/internal/scenario"}}, ""},
-		{"up", graph{"natkit/internal/kernel/conntrack": {"natkit/internal/diagnose/tune"}}, "conntrack (layer 2) imports tune (layer 3)"},
-		{"sibling", graph{"natkit/internal/nat/nft": {"natkit/internal/nat/datapath"}}, "nft imports datapath: both are in layer 2"},
-		{"named sibling backwards", graph{"natkit/internal/kernel/conntrack": {"natkit/internal/lab"}}, "conntrack imports lab"},
-		{"unknown package", graph{"natkit/helper": {"fmt"}}, "helper: not in ARCHITECTURE.md's table"},
-		{"cobra outside cmd", graph{"natkit/internal/ui/report": {"github.com/spf13/cobra"}}, "report imports github.com/spf13/cobra"},
-		{"programs run", graph{"natkit/internal/diagnose/probe": {"os/exec"}}, "probe imports os/exec"},
-		{"ktest outside tests", graph{"natkit/internal/lab": {"natkit/internal/testutil/ktest"}}, "lab imports natkit/internal/ktest"},
-		{"pure, directly", graph{"natkit/internal/diagnose/causes": {"net"}}, "diagnose must be pure and reaches net"},
+		{"down is allowed", graph{"natkit/top": {"natkit/ground", "natkit/left", "os/exec", "fmt"}}, ""},
+		{"named sibling", graph{"natkit/left": {"natkit/right"}}, ""},
+		{"test packages are free", graph{"natkit/internal/testutil/x": {"natkit/top", "os/exec"}}, ""},
+		{"up", graph{"natkit/ground": {"natkit/top"}}, "ground (floor 0) imports top (floor 2)"},
+		{"sibling", graph{"natkit/right": {"natkit/left"}}, "right imports left: both are on floor 1"},
+		{"unknown package", graph{"natkit/helper": {"fmt"}}, "helper: not in the table"},
+		{"unknown import", graph{"natkit/top": {"natkit/helper"}}, "top imports helper, which is not in the table"},
+		{"restricted import", graph{"natkit/left": {"os/exec"}}, "left imports os/exec: only [top] may"},
+		{"for tests only", graph{"natkit/top": {"natkit/internal/testutil/ktest"}}, "top imports internal/testutil/ktest: only [] may"},
+		{"pure, directly", graph{"natkit/ground": {"net"}}, "ground must be pure and reaches net"},
 		{"pure, far away", graph{
-			"natkit/internal/diagnose/causes": {"natkit/internal/snapshot", "example.org/x"},
-			"natkit/internal/snapshot":        {"fmt"},
-			"example.org/x":                   {"example.org/y", "natkit/internal/snapshot"},
-			"example.org/y":                   {"golang.org/x/sys/unix"},
-		}, "diagnose must be pure and reaches golang.org/x/sys/unix: natkit/diagnose -> example.org/x -> example.org/y"},
+			"natkit/ground": {"fmt", "example.org/x"},
+			"example.org/x": {"example.org/y", "natkit/ground"},
+			"example.org/y": {"golang.org/x/sys/unix"},
+		}, "ground must be pure and reaches golang.org/x/sys/unix: natkit/ground -> example.org/x -> example.org/y"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := tt.g.violations(rules(t))
+			got := l.violations(tt.g)
 			switch {
 			case tt.want == "" && len(got) == 0:
 			case tt.want != "" && len(got) == 1 && strings.Contains(got[0], tt.want):
@@ -213,5 +243,15 @@ func TestViolations(t *testing.T) {
 				t.Errorf("violations %q, want %q", got, tt.want)
 			}
 		})
+	}
+	for name, doc := range map[string]string{
+		"no section":  "## Packages\n",
+		"empty":       "\n## The rooms\n",
+		"a bad floor": "\n## The rooms\n| x | `top` | | wiring |\n",
+		"two rows":    "\n## The rooms\n| 1 | `top` | | a |\n| 2 | `top` | | b |\n",
+	} {
+		if _, err := readLayering(doc); err == nil {
+			t.Errorf("%s: no error", name)
+		}
 	}
 }
