@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"natkit/internal/diagnose/ruleset"
+	"natkit/internal/diagnose/blame"
 	"natkit/internal/snapshot"
 )
 
@@ -20,7 +20,7 @@ import (
 type blamed struct {
 	row  snapshot.Drop // with the count and the packets of these only
 	kind packetKind
-	by   []ruleset.Dropper
+	by   []blame.Dropper
 	// known: the packets were followed through all rules. by is then one, or those that can't
 	// be told apart; none where no rule that is known dropped them.
 	known bool
@@ -52,16 +52,16 @@ func (f facts) kindOf(sample string) packetKind {
 }
 
 // sure is the one that dropped the packets.
-func (b blamed) sure() (ruleset.Dropper, bool) {
+func (b blamed) sure() (blame.Dropper, bool) {
 	if !b.known || len(b.by) != 1 {
-		return ruleset.Dropper{}, false
+		return blame.Dropper{}, false
 	}
 	return b.by[0], true
 }
 
 // isPolicy says whether a dropper is the end of a base chain: its policy, or a last rule
 // without condition.
-func isPolicy(d ruleset.Dropper) bool {
+func isPolicy(d blame.Dropper) bool {
 	return d.Rule == nil || d.Chain.Hook != "" && d.Rule.Map == "" && len(d.Rule.Matches) == 0
 }
 
@@ -103,7 +103,7 @@ func (f facts) followed(row snapshot.Drop) (out []blamed) {
 	for _, p := range row.Packets {
 		stands := min(p.Stands, left)
 		left -= stands
-		a := ruleset.Follow(f.Snapshot, row, p)
+		a := blame.Follow(f.Snapshot, row, p)
 		known := !a.Unread && len(a.Droppers) > 0
 		kind, device := f.kindOf(p.Text), cmp.Or(p.In, row.Interface) // of what is on its way out, the tracer has the device it leaves by
 		i := slices.IndexFunc(out, func(b blamed) bool {
@@ -133,7 +133,7 @@ const countedMost = 0.9
 // settleByCounters gives packets that several may have dropped to the one whose counter met
 // as many, besides those that are surely its own.
 func settleByCounters(all []blamed) []blamed {
-	own := map[ruleset.Dropper]uint64{}
+	own := map[blame.Dropper]uint64{}
 	for _, b := range all {
 		if d, ok := b.sure(); ok {
 			own[d] = saturate(own[d], b.row.Count)
@@ -143,7 +143,7 @@ func settleByCounters(all []blamed) []blamed {
 		if !b.known || len(b.by) < 2 {
 			continue
 		}
-		var met []ruleset.Dropper
+		var met []blame.Dropper
 		for _, d := range b.by {
 			n := d.Packets()
 			if n != nil && *n < implausible && *n >= own[d] && float64(*n-own[d]) >= countedMost*float64(b.row.Count) {
@@ -160,7 +160,7 @@ func settleByCounters(all []blamed) []blamed {
 
 // culprit is something that dropped packets, or may have.
 type culprit struct {
-	ruleset.Dropper
+	blame.Dropper
 	packets uint64 // that it dropped, or may have
 	sample  snapshot.DroppedPacket
 	row     snapshot.Drop
@@ -171,7 +171,7 @@ type culprit struct {
 // dropped nearly all of them.
 func culprits(groups []blamed) (out []culprit, sure bool) {
 	var all uint64
-	certain := map[ruleset.Dropper]uint64{}
+	certain := map[blame.Dropper]uint64{}
 	for _, b := range groups {
 		all = saturate(all, b.row.Count)
 		for _, d := range b.by {
@@ -311,8 +311,8 @@ func (f facts) metElements(c culprit) (out []metElement) {
 		return nil
 	}
 	add := func(name string, keys []string) {
-		if set := ruleset.Set(f.Snapshot, c.Chain, name); set != nil && len(keys) > 0 {
-			for _, e := range ruleset.Elements(f.Snapshot, c.Chain, set, keys, c.sample) {
+		if set := blame.Set(f.Snapshot, c.Chain, name); set != nil && len(keys) > 0 {
+			for _, e := range blame.Elements(f.Snapshot, c.Chain, set, keys, c.sample) {
 				out = append(out, metElement{set, e})
 			}
 		}
@@ -334,7 +334,7 @@ func (f facts) near(c culprit) (out []Evidence) {
 	if c.sample.Text == "" {
 		return nil
 	}
-	for _, d := range ruleset.Accepting(f.Snapshot, c.row, c.sample, func(m snapshot.Match) bool {
+	for _, d := range blame.Accepting(f.Snapshot, c.row, c.sample, func(m snapshot.Match) bool {
 		_, missing := f.noInterface(m)
 		return missing || len(m.Keys) == 0 && limits(m.Text)
 	}) {
@@ -369,7 +369,7 @@ func (f facts) selective(c culprit) bool {
 	spared := func(source, dest netip.Addr) bool {
 		other := c.sample
 		other.Text = strings.Join([]string{packet.protocol, endOf(source, packet.source), "->", endOf(dest, packet.dest)}, " ") + afterEnds(c.sample.Text)
-		a := ruleset.Follow(f.Snapshot, c.row, other)
+		a := blame.Follow(f.Snapshot, c.row, other)
 		return !a.Unread && !slices.Contains(a.Droppers, c.Dropper)
 	}
 	answered := func(of snapshot.Talker, than netip.Addr) bool {

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"natkit/internal/diagnose/ruleset"
+	"natkit/internal/diagnose/blame"
 	"natkit/internal/snapshot"
 )
 
@@ -346,7 +346,7 @@ func (f facts) silentPolicies(victims ruleVictims) (out []culprit) {
 	for i := range f.Chains {
 		c := &f.Chains[i]
 		if c.Policy == "drop" && c.PolicyPackets == nil && slices.ContainsFunc(victims.rows, func(r snapshot.Drop) bool { return f.hookOf(r) == c.Hook }) {
-			out = append(out, culprit{Dropper: ruleset.Dropper{Chain: c}})
+			out = append(out, culprit{Dropper: blame.Dropper{Chain: c}})
 		}
 	}
 	return out
@@ -358,7 +358,7 @@ func culpritOf(c *snapshot.Chain, r snapshot.DropRule) culprit {
 	if i := slices.IndexFunc(c.Walk, func(w snapshot.Rule) bool { return w.Number == r.Number }); i >= 0 {
 		rule.Text, rule.Handle, rule.Matches = c.Walk[i].Text, c.Walk[i].Handle, c.Walk[i].Matches
 	}
-	return culprit{Dropper: ruleset.Dropper{Chain: c, Rule: rule}}
+	return culprit{Dropper: blame.Dropper{Chain: c, Rule: rule}}
 }
 
 // spare is how to let this traffic pass, or to find the rule: never more than the rule keeps out.
@@ -425,9 +425,9 @@ func ipsetElement(e snapshot.Element) string {
 	out := ""
 	for i, part := range e.Key {
 		switch {
-		case i+1 < len(e.Key) && i > 0 && ruleset.Protocols[e.Key[i+1]] != 0:
+		case i+1 < len(e.Key) && i > 0 && blame.Protocols[e.Key[i+1]] != 0:
 			out += "," + e.Key[i+1] + ":" + part
-		case ruleset.Protocols[part] != 0:
+		case blame.Protocols[part] != 0:
 		case i > 0:
 			out += "," + part
 		default:
@@ -500,7 +500,7 @@ func (f facts) ttlRule() (culprit, bool) {
 		c := &f.Chains[i]
 		for n := range c.Walk {
 			if slices.Contains(c.Walk[n].Sets, "ttl") {
-				return culprit{Dropper: ruleset.Dropper{Chain: c, Rule: &c.Walk[n]}}, true
+				return culprit{Dropper: blame.Dropper{Chain: c, Rule: &c.Walk[n]}}, true
 			}
 		}
 	}

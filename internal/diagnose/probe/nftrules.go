@@ -2,7 +2,7 @@
 
 package probe
 
-// Rules of nftables as package ruleset follows a packet through them: what their
+// Rules of nftables as package blame follows a packet through them: what their
 // expressions compare, in the words of nft(8).
 
 import (
@@ -597,7 +597,7 @@ func limitText(a nftAttrs) string {
 	return "limit rate " + overText(a.number(flags)) + amount + "/" + per
 }
 
-// readRule reads a rule of a chain for package ruleset.
+// readRule reads a rule of a chain for package blame.
 func (set *nftRuleset) readRule(i int, rule *snapshot.Rule, expressions []byte) {
 	table := nftKey{set.keys[i].family, set.keys[i].table, ""}
 	r := ruleReader{rule: rule, family: set.out[i].Family, sets: set.sets[table], objects: set.objects[table], xt: set.xt[table]}

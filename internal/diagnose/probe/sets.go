@@ -13,7 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"natkit/internal/diagnose/ruleset"
+	"natkit/internal/diagnose/blame"
 	"natkit/internal/snapshot"
 )
 
@@ -210,7 +210,7 @@ func keepElements(s *snapshot.Snapshot, c *snapshot.Chain, set *snapshot.Set, ke
 	}
 	met := map[int]bool{}
 	for _, p := range packets {
-		for _, i := range ruleset.Met(s, c, set, keys, p) {
+		for _, i := range blame.Met(s, c, set, keys, p) {
 			met[i] = true
 		}
 	}

@@ -2,7 +2,7 @@
 
 package probe
 
-// Matches of iptables, of both its back ends, as conditions that package ruleset can tell.
+// Matches of iptables, of both its back ends, as conditions that package blame can tell.
 
 import (
 	"bytes"

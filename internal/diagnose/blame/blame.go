@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ruleset finds which rule or policy dropped a packet: it follows the packet
+// Package blame finds which rule or policy dropped a packet: it follows the packet
 // through the saved chains. It is pure, and where a condition can't be told from what was
 // saved of the packet it says so: then several rules may have been it.
-package ruleset
+package blame
 
 import (
 	"cmp"
