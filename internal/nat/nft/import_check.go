@@ -649,7 +649,7 @@ func (i *importer) describe(b ruleset.Box) string {
 			text = prefixes(addresses)[0].String()
 			text = strings.TrimSuffix(text, "/32")
 		}
-		if ports != nil && len(ports) > 0 {
+		if len(ports) > 0 {
 			r := rulefile.PortRange{First: uint16(min(ports[0].First, math.MaxUint16)), Last: uint16(min(ports[0].Last, math.MaxUint16))}
 			text += ":" + r.String()
 		}

@@ -635,15 +635,6 @@ func join(a, b item) (item, bool) {
 // usual are the ports that are given where none are named.
 func usual(r rulefile.PortRange) bool { return r.IsZero() || r == rulefile.DefaultPorts }
 
-// pieces are the packets of an item, whatever items before it take.
-func (it *item) pieces() ([]ruleset.Box, bool) {
-	not := make([]ruleset.Box, len(it.not))
-	for k, n := range it.not {
-		not[k] = n.Box
-	}
-	return it.box.MinusAll(not, maxCells)
-}
-
 // whole is the chance that a packet is translated at all.
 func (it *item) whole() float64 {
 	all := 0.0

@@ -190,7 +190,7 @@ func (i *importer) leftOut(it *item, n ruleset.Except) bool {
 		if n.Rule != nil {
 			i.lost(n.Rule, "leaves packets out of the rules that follow by more than an exclude can name")
 		}
-		return !fromSources == false
+		return fromSources
 	}
 	b.Dim[ruleset.In], b.Dim[ruleset.Out] = nil, nil
 	if b.Dim[ruleset.Destination] == nil && i.local != nil {
