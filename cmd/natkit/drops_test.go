@@ -193,7 +193,7 @@ func TestProfilePictures(t *testing.T) {
 		"-o svg":                    "<?xml",
 		"-o html --diff " + file:    "Red boxes grew",
 		"--root all -o folded":      ";",
-		"--root all":                "1 CPUs",
+		"--root all":                "1 CPU,",
 		"--root all --diff " + file: "function, with all it calls",
 	} {
 		code, stdout, stderr := observed(t.Context(), "profile --from "+file+" "+args)
