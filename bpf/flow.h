@@ -496,6 +496,30 @@ static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct 
 	return GO_ON;
 }
 
+static __always_inline int flow_known(const struct packet *packet)
+{
+	if (packet->flags & PACKET_FRAGMENT_LATER)
+		return fragment_known(packet);
+	return flow_entry(&packet->key) != 0;
+}
+
+/*
+ * A packet that came in by a link of both sides: it is from the side that its flow says, which
+ * may be older than the rules; if it has none, from inside if its source is one of the rules'.
+ */
+static __noinline void flow_side(struct packet *packet)
+{
+	__u32 slot = 0;
+
+	packet->key.side = NAT_INSIDE;
+	if (flow_known(packet))
+		return;
+	packet->key.side = NAT_OUTSIDE;
+	if (flow_known(packet) || !config_get(&slot))
+		return;
+	packet->key.side = rule_side(packet->key.src, slot);
+}
+
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow *flow = flow_find(&packet->key);

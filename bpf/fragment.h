@@ -52,6 +52,15 @@ static __always_inline int fragment_first(const struct packet *packet, const str
 	return fragment_note(packet, &value);
 }
 
+/* Whether the first one is known, or was a while ago. */
+static __always_inline int fragment_known(const struct packet *packet)
+{
+	struct nat_fragment_key key;
+
+	fragment_key(packet, &key);
+	return bpf_map_lookup_elem(&fragments, &key) != NULL;
+}
+
 /* What a later fragment becomes: addresses only. */
 static __always_inline int fragment_later(const struct packet *packet, struct nat_flow *out)
 {

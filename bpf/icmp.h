@@ -227,11 +227,11 @@ static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
 	struct route back = {};
 	__u32 slot;
 
-	if (packet->key.side == NAT_OUTSIDE)
-		return 1;
 	c = config_get(&slot);
 	if (!c || session_pretends(ctx, packet, in, c->lookups, slot))
 		return 0;
+	if (packet->key.side == NAT_OUTSIDE)
+		return 1;
 	return route_find(ctx, packet, packet->key.dst, inner->key.src, &back) == GO_ON &&
 	       back.ifindex == packet->ifindex;
 }
@@ -247,6 +247,18 @@ static __always_inline int icmp_other(struct ctx *ctx, struct packet *packet, st
 	int reason = flow_stateless(ctx, packet, &packet->key, out);
 
 	return reason == GO_ON || reason == NAT_DROP_NO_SESSION ? NAT_DROP_UNSUPPORTED : reason;
+}
+
+/* By a link of both sides an error comes from the side of the host that got the packet inside,
+ * whoever on the way to it has sent the error. */
+static __always_inline void icmp_side(struct packet *packet, struct nat_flow_key *inner)
+{
+	if (!link_is_both(link_get(link_find(packet->ifindex))))
+		return;
+	flow_swap(&packet->key, inner);
+	flow_side(packet);
+	flow_swap(&packet->key, inner);
+	packet->key.side = inner->side;
 }
 
 /*
@@ -271,6 +283,7 @@ static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
 	reason = icmp_parse(ctx, packet, &inner);
 	if (reason != GO_ON)
 		return reason;
+	icmp_side(packet, &inner.key);
 	if (!addr_equal(inner.key.dst, packet->key.dst))
 		return NAT_DROP_NO_SESSION; /* it is not to the sender of what it is about */
 	if (packet->bytes - (packet->l4 - packet->l3) <= ICMP_SUMMED - 4 &&

@@ -31,8 +31,9 @@ enum nat_limit {
 };
 
 /* Which way a packet comes from. Part of every flow key: a packet from outside
- * that pretends an inside source never meets the flow of the real one. */
-enum nat_side { NAT_INSIDE, NAT_OUTSIDE };
+ * that pretends an inside source never meets the flow of the real one. BOTH is of links
+ * only, of one-armed gateways: there each packet's source tells (flow_side). */
+enum nat_side { NAT_INSIDE, NAT_OUTSIDE, NAT_BOTH };
 
 /* What shares a space of port numbers. UDP-Lite lives in UDP's, ICMP queries use
  * their identifier, everything else has no ports and is translated by address. */
@@ -311,8 +312,8 @@ struct nat_contact {
 /* An interface. Index is for life of the instance; ifindex 0: gone. */
 enum nat_link_flag {
 	NAT_LINK_INSIDE = 1,
-	NAT_LINK_OUTSIDE = 2,
-	NAT_LINK_XDP = 4, /* XDP may transmit here */
+	NAT_LINK_OUTSIDE = 2, /* with INSIDE: both sides */
+	NAT_LINK_XDP = 4,     /* XDP may transmit here */
 	NAT_LINK_NO_ETHERNET = 8,
 };
 
@@ -382,11 +383,12 @@ struct nat_exact_key {
 	__u32 link; /* way in, plus 1; 0 any */
 };
 
-enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX, NAT_OWNED };
+enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX, NAT_OWNED, NAT_INSIDE_HOSTS };
 
 /* bits: 16 link (plus 1, network order), 8 kind, 8 protocol (0 any), 32 address, 16 port.
  * NAT_BY_RANGE has the full address and a prefix of the port, NAT_BY_PREFIX a prefix of the
- * address. NAT_OWNED is no rule: the outside prefix of one, whatever it is bound to. */
+ * address. NAT_OWNED and NAT_INSIDE_HOSTS are no rules: the outside prefix of a map, and the
+ * sources of a rule, whatever they are bound to. The second is there for links of both sides. */
 struct nat_destination_key {
 	__u32 prefixlen;
 	__be16 link;

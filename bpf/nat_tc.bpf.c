@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// The engine at the tc hook: one program for each side, and
-// for links with and without Ethernet.
+// The engine at the tc hook: one program for each side, one for links of both, and all for
+// links with and without Ethernet.
 #include "nat.h"
 #include "maps.h"
 #include "ctx_skb.h"
@@ -20,6 +20,12 @@ int tc_outside(struct ctx *ctx)
 }
 
 SEC("tc")
+int tc_both(struct ctx *ctx)
+{
+	return nat_process(ctx, NAT_BOTH, NAT_ETHERNET);
+}
+
+SEC("tc")
 int tc_inside_raw(struct ctx *ctx)
 {
 	return nat_process(ctx, NAT_INSIDE, NAT_RAW);
@@ -29,6 +35,12 @@ SEC("tc")
 int tc_outside_raw(struct ctx *ctx)
 {
 	return nat_process(ctx, NAT_OUTSIDE, NAT_RAW);
+}
+
+SEC("tc")
+int tc_both_raw(struct ctx *ctx)
+{
+	return nat_process(ctx, NAT_BOTH, NAT_RAW);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

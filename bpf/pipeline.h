@@ -57,12 +57,15 @@ static __noinline int nat_drop(struct ctx *ctx, struct packet *packet, int reaso
 									   : CTX_DROP;
 }
 
+/* side is a constant: what it decides is decided when this is compiled. */
 static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u32 l3)
 {
 	struct packet packet;
 	int reason;
 
-	reason = parse(ctx, side, l3, &packet);
+	reason = parse(ctx, side == NAT_BOTH ? NAT_OUTSIDE : side, l3, &packet);
+	if (side == NAT_BOTH && reason == GO_ON)
+		flow_side(&packet);
 	if (unlikely(reason != GO_ON))
 		; /* counted below */
 	else if (!CTX_TC && unlikely(packet.flags & PACKET_FOR_TC))
@@ -79,7 +82,8 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	if (unlikely(reason < NAT_TRANSLATED_IN)) {
 		/* What XDP leaves to the stack meets tc first, which finds the same. */
 		nat_count(&packet, CTX_TC ? reason : NAT_PASS_TO_TC);
-		if (CTX_TC && reason == NAT_PASS_EXCLUDED && side == NAT_INSIDE &&
+		if (CTX_TC && reason == NAT_PASS_EXCLUDED &&
+		    (side == NAT_BOTH ? packet.key.side : side) == NAT_INSIDE &&
 		    packet.flags & PACKET_FRAGMENT_FIRST && fragment_exclude(ctx, &packet))
 			return CTX_DROP;
 		return CTX_PASS;

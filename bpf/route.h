@@ -53,6 +53,14 @@ static __always_inline struct nat_link *link_get(__u16 link)
 	return bpf_map_lookup_elem(&links, &index);
 }
 
+/* Whether a link is inside and outside: a one-armed gateway's. */
+static __always_inline int link_is_both(const struct nat_link *link)
+{
+	__u32 both = NAT_LINK_INSIDE | NAT_LINK_OUTSIDE;
+
+	return link && (link->flags & both) == both;
+}
+
 /* A packet that has no way: from inside the stack says so to its sender, unless it
  * might find one that we can't take, and let the packet out untranslated. */
 static __always_inline int route_none(const struct packet *packet, long answer)

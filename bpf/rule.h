@@ -162,12 +162,24 @@ GLOBAL int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lo
 	return RULE_NONE;
 }
 
-/* Whether the address is in the outside prefix of a map, whatever that is bound to. */
-SUBPROGRAM int rule_owns(struct nat_addr addr, __u32 lookups, __u32 slot)
+/* Whether the address is in a prefix of that kind, which is no rule. */
+SUBPROGRAM int rule_within(struct nat_addr addr, __u32 kind, __u32 slot)
 {
-	struct nat_destination_key k = {.prefixlen = 64, .kind = NAT_OWNED, .addr = addr};
+	struct nat_destination_key k = {.prefixlen = 64, .kind = kind, .addr = addr};
 
-	return lookups & NAT_LOOKUP_OWNED && rule_lookup(&destinations, slot, &k) != RULE_NONE;
+	return rule_lookup(&destinations, slot, &k) != RULE_NONE;
+}
+
+/* Whether the address is in the outside prefix of a map, whatever that is bound to. */
+static __always_inline int rule_owns(struct nat_addr addr, __u32 lookups, __u32 slot)
+{
+	return lookups & NAT_LOOKUP_OWNED && rule_within(addr, NAT_OWNED, slot);
+}
+
+/* The side of a host that is behind a link of both sides: inside are the sources of rules. */
+static __always_inline __u8 rule_side(struct nat_addr addr, __u32 slot)
+{
+	return rule_within(addr, NAT_INSIDE_HOSTS, slot) ? NAT_INSIDE : NAT_OUTSIDE;
 }
 
 /* The source rule for a packet from that address, as an index of rules. in and out

@@ -153,22 +153,36 @@ static __always_inline int session_martian(const struct nat_flow_key *key)
 	return session_nobody(key->dst) ? NAT_PASS_NO_RULE : GO_ON;
 }
 
+/* Whether an address is given to inside hosts: it is not only that of forwards. */
+static __always_inline int session_gives(__u32 *index)
+{
+	struct nat_address *address = index ? bpf_map_lookup_elem(&addresses, index) : NULL;
+
+	return address && !(address->flags & NAT_ADDRESS_STATIC);
+}
+
 /*
  * Whether a packet from inside has a source that no inside host has: an outside address of
  * any rule, or a reserved one, unless it is routed to where the packet came from (a host may
  * be mapped to its own address, and some networks use 240.0.0.0/4). Asked of packets that
- * no rule is about as well: the stack would let them out as they are.
+ * no rule is about as well: the stack would let them out as they are. By a link of both sides
+ * everything is routed to where it came from; there nobody has what rules translate to.
  */
 SUBPROGRAM int session_pretends(struct ctx *ctx, const struct packet *p, __u16 in, __u32 lookups,
 				__u32 slot)
 {
 	struct nat_addr src = p->key.src;
+	__u32 *index;
+	int owned;
 
-	if (p->key.side != NAT_INSIDE)
+	if (p->key.side != NAT_INSIDE && !link_is_both(link_get(in)))
 		return 0;
-	if (src.octet[0] && src.octet[0] < 240 && !bpf_map_lookup_elem(&outside, &src) &&
-	    !rule_owns(src, lookups, slot))
+	index = bpf_map_lookup_elem(&outside, &src);
+	owned = rule_owns(src, lookups, slot);
+	if (src.octet[0] && src.octet[0] < 240 && !index && !owned)
 		return 0;
+	if (p->key.side != NAT_INSIDE && (owned || session_gives(index)))
+		return 1;
 	return route_home(ctx, p, in) != GO_ON;
 }
 
@@ -176,6 +190,24 @@ SUBPROGRAM int session_pretends(struct ctx *ctx, const struct packet *p, __u16 i
 static __always_inline int session_moves(const struct packet *p, const struct nat_flow *out)
 {
 	return !addr_equal(out->dst, p->key.dst) || out->dport != p->key.dport;
+}
+
+/* The side of a host that is behind the link. */
+static __always_inline __u8 session_side(const struct nat_link *link, struct nat_addr addr,
+					 __u32 slot)
+{
+	if (link_is_both(link))
+		return rule_side(addr, slot);
+	return link->flags & NAT_LINK_INSIDE ? NAT_INSIDE : NAT_OUTSIDE;
+}
+
+/* Whether an inside host sends to another one by a link of both sides, under its own address:
+ * rules for what leaves by that link are not about it. */
+static __always_inline int session_among(const struct packet *p, const struct nat_flow *out,
+					 const struct decided *d)
+{
+	return p->key.side == NAT_INSIDE && d->side == NAT_INSIDE &&
+	       link_is_both(link_get(d->link)) && !session_moves(p, out);
 }
 
 SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const struct nat_flow *out,
@@ -198,7 +230,7 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
 	o->decided.mtu = route.mtu;
 	o->decided.found = route.found;
 	o->decided.hop = route.hop;
-	o->decided.side = link->flags & NAT_LINK_INSIDE ? NAT_INSIDE : NAT_OUTSIDE;
+	o->decided.side = session_side(link, out->dst, o->slot);
 	if (translated && p->key.side == NAT_INSIDE && o->decided.side == NAT_INSIDE)
 		o->flags |= NAT_FLOW_HAIRPIN;
 	return GO_ON;
@@ -206,7 +238,7 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
 
 /*
  * Whether the packet can be from where it came. An inside source must route back to that
- * link. One from outside must not be the gateway's or behind an inside link: a session of
+ * link. One from outside must not be the gateway's or an inside host's: a session of
  * it would translate what inside hosts say to each other.
  */
 SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const struct opening *o)
@@ -219,7 +251,8 @@ SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const st
 		return route_home(ctx, p, o->decided.in);
 	reason = route_find(ctx, p, p->key.dst, p->key.src, &back);
 	link = reason == GO_ON ? link_get(back.link) : NULL;
-	if (reason == NAT_PASS_LOCAL || (link && link->flags & NAT_LINK_INSIDE))
+	if (reason == NAT_PASS_LOCAL ||
+	    (link && session_side(link, p->key.src, o->slot) == NAT_INSIDE))
 		return NAT_DROP_SPOOFED;
 	return GO_ON;
 }
@@ -559,7 +592,8 @@ static __always_inline int session_decide(struct ctx *ctx, const struct packet *
 		return reason;
 
 	/* A stranger who uses a mapping keeps his address. */
-	if (p->key.side == NAT_INSIDE || (d->by_rule && session_moves(p, out))) {
+	if ((p->key.side == NAT_INSIDE && !session_among(p, out, d)) ||
+	    (d->by_rule && session_moves(p, out))) {
 		d->way_out = session_way_out(ctx, p, o);
 		d->source = rule_source(addr_word(p->key.src), d->in, d->way_out, o->lookups,
 					o->generation);

@@ -160,7 +160,7 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		if l.Attrs().Flags&net.FlagUp == 0 {
 			p.Warnings = append(p.Warnings, name+" is down")
 		}
-		link, err := describe(l, true, place)
+		link, err := describe(l, place)
 		if err != nil {
 			return err
 		}

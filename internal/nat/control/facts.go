@@ -25,7 +25,7 @@ func gather(file *rulefile.File, rec *record, wait bool) (datapath.Facts, []Plac
 		l, err := netlink.LinkByName(name)
 		var missing netlink.LinkNotFoundError
 		if wait && errors.As(err, &missing) {
-			facts.Links = append(facts.Links, datapath.Link{Name: name, Index: rec.linkIndex(name), Inside: file.IsInside(name), Ethernet: true, Awaited: true})
+			facts.Links = append(facts.Links, datapath.Link{Name: name, Index: rec.linkIndex(name), Inside: file.IsInside(name), Outside: file.IsOutside(name), Ethernet: true, Awaited: true})
 			placements = append(placements, Placement{Interface: name, Reason: "not there: it is waited for"})
 			continue
 		}
@@ -48,11 +48,11 @@ func gather(file *rulefile.File, rec *record, wait bool) (datapath.Facts, []Plac
 			}
 			p.XDP, p.Reason = false, fmt.Sprintf("tc: the XDP program %q of somebody else is there", foreign)
 		}
-		link, err := describe(l, file.IsInside(name), p)
+		link, err := describe(l, p)
 		if err != nil {
 			return facts, nil, err
 		}
-		link.Index = rec.linkIndex(name)
+		link.Index, link.Inside, link.Outside = rec.linkIndex(name), file.IsInside(name), file.IsOutside(name)
 		link.Awaited = wait && len(link.Addresses) == 0
 		facts.Links = append(facts.Links, link)
 		placements = append(placements, p)
@@ -170,10 +170,10 @@ func remember(facts *datapath.Facts, l *datapath.Link) {
 	}
 }
 
-func describe(l netlink.Link, inside bool, p Placement) (datapath.Link, error) {
+func describe(l netlink.Link, p Placement) (datapath.Link, error) {
 	link := datapath.Link{
 		Name: l.Attrs().Name, Ifindex: l.Attrs().Index, MTU: l.Attrs().MTU,
-		Inside: inside, Transmit: p.XDP && p.Transmit, Ethernet: hasFrames(l),
+		Transmit: p.XDP && p.Transmit, Ethernet: hasFrames(l),
 	}
 	if link.Ethernet {
 		link.MAC = [6]byte(l.Attrs().HardwareAddr)

@@ -64,12 +64,11 @@ var matrixKeys = map[string][]string{
 
 func end(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
-// matrixRules is the file with all kinds.
-func matrixRules() string {
+// matrixRules is the file with all kinds, for those interfaces.
+func matrixRules(inside, outside string) string {
 	var b strings.Builder
+	fmt.Fprintf(&b, "inside: [%s]\noutside: [%s]", inside, outside)
 	b.WriteString(`
-inside: [in]
-outside: [out]
 limits: {sessions: 8192, sources: 256}
 pools:
   several: {addresses: [203.0.113.20-203.0.113.21]}
@@ -90,7 +89,7 @@ rules:
 
 // No kind of rule is forgotten in matrixKinds.
 func TestMatrixIsWhole(t *testing.T) {
-	file, err := rulefile.Parse("matrix.yaml", []byte(matrixRules()))
+	file, err := rulefile.Parse("matrix.yaml", []byte(matrixRules("in", "out")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,6 +131,9 @@ func (m *matrix) narrow() {
 			return err
 		}
 		for name, network := range map[string]string{"in": "10.0.0.0/16", "out": "0.0.0.0/0"} {
+			if name == "in" && m.oneArmed() {
+				continue
+			}
 			l, err := netlink.LinkByName(name)
 			if err != nil {
 				return err
@@ -151,6 +153,9 @@ func (m *matrix) narrow() {
 		m.t.Fatal(err)
 	}
 }
+
+// oneArmed tells whether both sides are behind the same interface.
+func (m *matrix) oneArmed() bool { return m.in == m.out }
 
 // wireOf is that of the side.
 func (m *matrix) wireOf(inside bool) *wire {
@@ -390,42 +395,68 @@ func withoutInner(e Engine, k *matrixKind) string {
 	return ""
 }
 
+// matrixRun is an engine at a hook.
+type matrixRun struct {
+	engine Engine
+	attach Attach
+}
+
+func (r matrixRun) String() string {
+	if r.engine == EngineEBPF {
+		return string(r.engine) + " " + string(r.attach)
+	}
+	return string(r.engine)
+}
+
+var matrixRuns = []matrixRun{{EngineEBPF, AttachTC}, {EngineEBPF, AttachXDP}, {EngineNFT, AttachTC}}
+
 func TestMatrix(t *testing.T) {
 	ktest.Root(t)
 	ktest.RunDir(t)
-	for _, run := range []struct {
-		engine Engine
-		attach Attach
-	}{{EngineEBPF, AttachTC}, {EngineEBPF, AttachXDP}, {EngineNFT, AttachTC}} {
-		name := string(run.engine)
-		if run.engine == EngineEBPF {
-			name += " " + string(run.attach)
+	for _, run := range matrixRuns {
+		t.Run(run.String(), func(t *testing.T) {
+			m := &matrix{crossing: newCrossing(t, run.engine, run.attach, matrixRules("in", "out")), engine: run.engine}
+			m.all(t)
+		})
+	}
+}
+
+// The same with everybody behind one interface, which is inside and outside.
+func TestMatrixOneArmed(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
+	for _, run := range matrixRuns {
+		t.Run(run.String(), func(t *testing.T) {
+			m := &matrix{crossing: newOneArmed(t, run.engine, run.attach, matrixRules("out", "out")), engine: run.engine}
+			m.all(t)
+		})
+	}
+}
+
+// all checks of all kinds.
+func (m *matrix) all(t *testing.T) {
+	m.port, m.far = 20000, end("198.51.100.9:0")
+	m.narrow()
+	t.Run("fragments/excluded by their port", func(t *testing.T) {
+		m.t = t
+		if err := m.excluded(); err != nil {
+			t.Error(err)
 		}
-		t.Run(name, func(t *testing.T) {
-			m := &matrix{crossing: newCrossing(t, run.engine, run.attach, matrixRules()), engine: run.engine, port: 20000, far: end("198.51.100.9:0")}
-			m.narrow()
-			t.Run("fragments/excluded by their port", func(t *testing.T) {
+	})
+	for _, check := range matrixChecks {
+		for _, k := range matrixKinds {
+			if check.not != nil && check.not(m.engine, &k) != "" {
+				continue
+			}
+			t.Run(check.name+"/"+k.name, func(t *testing.T) {
 				m.t = t
-				if err := m.excluded(); err != nil {
+				if err := check.run(m, &k); err != nil {
 					t.Error(err)
 				}
 			})
-			for _, check := range matrixChecks {
-				for _, k := range matrixKinds {
-					if check.not != nil && check.not(run.engine, &k) != "" {
-						continue
-					}
-					t.Run(check.name+"/"+k.name, func(t *testing.T) {
-						m.t = t
-						if err := check.run(m, &k); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-			}
-			m.t = t
-		})
+		}
 	}
+	m.t = t
 }
 
 func (m *matrix) traffic(k *matrixKind) error {
@@ -721,7 +752,7 @@ func (m *matrix) noChecksum(k *matrixKind) error {
 }
 
 // spoofed packets do not get through: from inside with the outside address of the host, from
-// outside with its inside address.
+// outside with its inside address; where both are behind one interface nobody can tell the latter.
 func (m *matrix) spoofed(k *matrixKind) error {
 	return m.opened(k, []string{"udp"}, func(c *conversation) error {
 		var within, outside []pktbuild.IPv4
@@ -730,7 +761,9 @@ func (m *matrix) spoofed(k *matrixKind) error {
 			lie.protocol, lie.fromInside = protocol, true
 			within = append(within, lie.packet(true, false, pktbuild.SYN, nil), lie.packet(true, false, pktbuild.ACK, nil))
 			stranger := conversation{protocol: protocol, outside: c.outside, remote: c.host}
-			outside = append(outside, stranger.packet(false, false, pktbuild.SYN, nil))
+			if !m.oneArmed() {
+				outside = append(outside, stranger.packet(false, false, pktbuild.SYN, nil))
+			}
 		}
 		later := pktbuild.IPv4{Src: c.outside.Addr(), Dst: c.remote.Addr(), TTL: 64, Fragment: 9, Protocol: pktbuild.UDPProtocol, Payload: pktbuild.Bytes("later")}
 		about := c.packet(false, false, 0, nil).Bytes()[:28]

@@ -198,9 +198,6 @@ func without(a, b []string) (out []string) {
 
 func (p *Plan) planEBPF(file *rulefile.File, o Options, made []Change) error {
 	rec := p.record
-	if armed := file.OneArmed(); len(armed) > 0 {
-		return file.AtInterface(armed[0], "interface %q is inside and outside, which engine ebpf can't tell apart: use --engine nft, or an interface for each side, such as a VLAN", armed[0])
-	}
 	facts, placements, err := gather(file, rec, o.Wait)
 	if err != nil {
 		return err
@@ -256,7 +253,7 @@ func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxi
 			p.Changes = append(p.Changes, *c)
 		}
 	}
-	if armed := file.OneArmed(); p.Engine == EngineNFT && len(armed) > 0 {
+	if armed := file.OneArmed(); len(armed) > 0 {
 		const reason = "inside hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated"
 		for _, name := range append(armed, "all") { // either of the two is enough to send redirects
 			if _, err := netlink.LinkByName(name); name == "all" || err == nil {
@@ -367,7 +364,7 @@ func (p *Plan) attachments() (out []datapath.Attachment) {
 	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
 		for i, l := range p.tables.Links {
 			if l.Ifindex != 0 && (hook == datapath.HookTC || p.Placements[i].XDP) {
-				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Raw: !l.Ethernet, Hook: hook})
+				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Outside: l.Outside, Raw: !l.Ethernet, Hook: hook})
 			}
 		}
 	}

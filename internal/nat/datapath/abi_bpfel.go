@@ -158,9 +158,10 @@ type abiNatDestinationKey struct {
 type abiNatDestinationKind uint32
 
 const (
-	abiNatDestinationKindNAT_BY_RANGE  abiNatDestinationKind = 1
-	abiNatDestinationKindNAT_BY_PREFIX abiNatDestinationKind = 2
-	abiNatDestinationKindNAT_OWNED     abiNatDestinationKind = 3
+	abiNatDestinationKindNAT_BY_RANGE     abiNatDestinationKind = 1
+	abiNatDestinationKindNAT_BY_PREFIX    abiNatDestinationKind = 2
+	abiNatDestinationKindNAT_OWNED        abiNatDestinationKind = 3
+	abiNatDestinationKindNAT_INSIDE_HOSTS abiNatDestinationKind = 4
 )
 
 type abiNatDirection uint32
@@ -530,6 +531,7 @@ type abiNatSide uint32
 const (
 	abiNatSideNAT_INSIDE  abiNatSide = 0
 	abiNatSideNAT_OUTSIDE abiNatSide = 1
+	abiNatSideNAT_BOTH    abiNatSide = 2
 )
 
 type abiNatSlot struct {

@@ -173,7 +173,7 @@ func (e *Engine) putLink(l Link, masks []Masking) error {
 		}
 	}
 	flag(abiNatLinkFlagNAT_LINK_INSIDE, l.Inside)
-	flag(abiNatLinkFlagNAT_LINK_OUTSIDE, !l.Inside)
+	flag(abiNatLinkFlagNAT_LINK_OUTSIDE, l.Outside)
 	flag(abiNatLinkFlagNAT_LINK_XDP, l.Transmit)
 	flag(abiNatLinkFlagNAT_LINK_NO_ETHERNET, !l.Ethernet)
 	for _, m := range masks {

@@ -37,15 +37,16 @@ const (
 // an accelerator, perhaps one that was taken off and is still there for a moment.
 func IsProgram(name string) bool {
 	return slices.Contains([]string{
-		xdpInside, xdpOutside, tcInside, tcOutside, tcInsideRaw, tcOutsideRaw,
+		xdpInside, xdpOutside, xdpBoth, tcInside, tcOutside, tcBoth, tcInsideRaw, tcOutsideRaw, tcBothRaw,
 		accelXDP, accelTC, accelTCRest, accelEgress,
 	}, name)
 }
 
-// Attachment is a hook of an interface, and the side that the interface is on.
+// Attachment is a hook of an interface, and the sides that the interface is on.
 type Attachment struct {
 	Ifindex int
 	Inside  bool
+	Outside bool
 	Raw     bool // packets come without Ethernet, see Link.Ethernet; only tc
 	Hook    Hook
 }
@@ -260,20 +261,20 @@ func (e *Engine) linkPin(ifindex int, hook Hook) string {
 }
 
 func programName(a Attachment) string {
+	names := [...]string{tcInside, tcOutside, tcBoth}
 	switch {
-	case a.Hook == HookXDP && a.Inside:
-		return xdpInside
 	case a.Hook == HookXDP:
-		return xdpOutside
-	case a.Raw && a.Inside:
-		return tcInsideRaw
+		names = [...]string{xdpInside, xdpOutside, xdpBoth}
 	case a.Raw:
-		return tcOutsideRaw
-	case a.Inside:
-		return tcInside
-	default:
-		return tcOutside
+		names = [...]string{tcInsideRaw, tcOutsideRaw, tcBothRaw}
 	}
+	switch {
+	case a.Inside && a.Outside:
+		return names[abiNatSideNAT_BOTH]
+	case a.Inside:
+		return names[abiNatSideNAT_INSIDE]
+	}
+	return names[abiNatSideNAT_OUTSIDE]
 }
 
 // attachFilter is tc without links: a clsact qdisc and a filter, known again by its

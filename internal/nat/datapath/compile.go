@@ -36,6 +36,7 @@ func Compile(file *rulefile.File, facts Facts) (*Tables, error) {
 	c.configure()
 	c.outside()
 	c.rules()
+	c.insideHosts()
 	c.origins()
 	c.excludes()
 	if len(c.t.Rules) > int(abiNatLimitNAT_MAX_RULES) {
@@ -450,7 +451,7 @@ func (c *compiler) proxy(r rulefile.AddressRange) {
 		}
 		link := c.t.Links[slices.IndexFunc(c.t.Links, func(l Link) bool { return l.Index == index })]
 		n := ProxyNeighbour{Link: link.Name, Addr: addr}
-		if link.Inside {
+		if !link.Outside {
 			continue
 		}
 		// For the sake of ARP it is routed to lo: the routes do not tell where it is.
@@ -463,7 +464,7 @@ func (c *compiler) proxy(r rulefile.AddressRange) {
 // gateway have themselves. The routes tell where they are.
 func (c *compiler) proxyRouted(r rulefile.AddressRange) {
 	for _, l := range c.t.Links {
-		if l.Inside {
+		if !l.Outside {
 			continue
 		}
 		on := func(a netip.Addr) bool {
@@ -508,7 +509,7 @@ func (c *compiler) outLinks(r *rulefile.Rule) (links []*Link) {
 		return links
 	}
 	for i := range c.t.Links {
-		if !c.t.Links[i].Inside {
+		if c.t.Links[i].Outside {
 			links = append(links, &c.t.Links[i])
 		}
 	}
@@ -601,7 +602,7 @@ func (c *compiler) both(r *rulefile.Rule, a rulefile.Map) {
 		links = nil
 		for i := range c.t.Links {
 			l := &c.t.Links[i]
-			if l.Inside && (r.In == "" || l.Name == r.In) || !l.Inside && (r.Out == "" || l.Name == r.Out) {
+			if l.Inside && (r.In == "" || l.Name == r.In) || l.Outside && (r.Out == "" || l.Name == r.Out) {
 				links = append(links, l.Index)
 			}
 		}
@@ -623,6 +624,18 @@ func (c *compiler) owned(prefix netip.Prefix, rule uint32) {
 		Prefixlen: 32 + uint32(prefix.Bits()), Kind: uint8(abiNatDestinationKindNAT_OWNED), Addr: octets(prefix.Masked().Addr()),
 	}] = rule
 	c.t.Config.Lookups |= uint32(abiNatLookupNAT_LOOKUP_OWNED)
+}
+
+// insideHosts makes known whose packets are from inside where an interface is on both sides.
+func (c *compiler) insideHosts() {
+	if !slices.ContainsFunc(c.t.Links, func(l Link) bool { return l.Inside && l.Outside }) {
+		return
+	}
+	for _, prefix := range c.file.InsideHosts() {
+		c.t.Destinations[abiNatDestinationKey{
+			Prefixlen: 32 + uint32(prefix.Bits()), Kind: uint8(abiNatDestinationKindNAT_INSIDE_HOSTS), Addr: octets(prefix.Masked().Addr()),
+		}] = 0
+	}
 }
 
 // lookup notes that packets must be looked up in a way, bound to an interface or not.
@@ -711,7 +724,7 @@ func (c *compiler) origins() {
 	}
 	outside := map[int]bool{}
 	for _, l := range c.t.Links {
-		if !l.Inside {
+		if l.Outside {
 			outs[l.Index], outside[l.Index] = true, true
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // machine is a gateway with two inside networks and two ways out.
 func machine() Facts {
 	link := func(index int, name, addr string, inside bool) Link {
-		return Link{Name: name, Index: index, Ifindex: index + 10, MTU: 1500, Inside: inside, Ethernet: true, Addresses: []netip.Prefix{netip.MustParsePrefix(addr)}}
+		return Link{Name: name, Index: index, Ifindex: index + 10, MTU: 1500, Inside: inside, Outside: !inside, Ethernet: true, Addresses: []netip.Prefix{netip.MustParsePrefix(addr)}}
 	}
 	return Facts{
 		Links: []Link{

@@ -37,10 +37,13 @@ type Engine struct {
 const (
 	xdpInside    = "xdp_inside"
 	xdpOutside   = "xdp_outside"
+	xdpBoth      = "xdp_both"
 	tcInside     = "tc_inside"
 	tcOutside    = "tc_outside"
+	tcBoth       = "tc_both"
 	tcInsideRaw  = "tc_inside_raw"
 	tcOutsideRaw = "tc_outside_raw"
+	tcBothRaw    = "tc_both_raw"
 	sweepStart   = "sweep_start"
 	portsChange  = "ports_change"
 )

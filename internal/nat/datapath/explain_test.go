@@ -43,8 +43,8 @@ func (l lookups) excluded() bool {
 	return slices.ContainsFunc(keys, func(k abiNatExcludeKey) bool { _, ok := l.Excludes[k]; return ok })
 }
 
-// destination is the id of the destination rule, 0 if there is none.
-func (l lookups) destination() uint32 {
+// destination is the destination rule, nil if there is none.
+func (l lookups) destination() *abiNatRule {
 	for _, step := range []struct {
 		bit      abiNatLookup
 		bound    bool
@@ -71,10 +71,37 @@ func (l lookups) destination() uint32 {
 			continue
 		}
 		if index, ok := step.find(link, protocol); ok {
-			return l.Rules[index].Id
+			return &l.Rules[index]
 		}
 	}
-	return 0
+	return nil
+}
+
+// target is where a destination rule sends the packet; without one it is not moved.
+func (l lookups) target(r *abiNatRule) netip.Addr {
+	switch {
+	case r == nil:
+		return l.p.Destination
+	case r.Kind == uint8(abiNatRuleKindNAT_RULE_FORWARD):
+		return netip.AddrFrom4(l.Targets[r.Targets].Addr.Octet)
+	}
+	return mapAddress(l.p.Destination, netip.PrefixFrom(netip.AddrFrom4(r.To.Octet), int(r.Prefix)))
+}
+
+// inside is session_side of bpf/session.h.
+func (l lookups) inside(link Link, a netip.Addr) bool {
+	if !link.Inside || !link.Outside {
+		return link.Inside
+	}
+	for bits := 32; bits >= 0; bits-- {
+		_, ok := l.Destinations[abiNatDestinationKey{
+			Prefixlen: uint32(32 + bits), Kind: uint8(abiNatDestinationKindNAT_INSIDE_HOSTS), Addr: octets(netip.PrefixFrom(a, bits).Masked().Addr()),
+		}]
+		if ok {
+			return true
+		}
+	}
+	return false
 }
 
 func (l lookups) exact(link int, protocol rulefile.Protocol) (uint32, bool) {
@@ -138,8 +165,11 @@ func (s somewhere) IsLocal(netip.Addr) bool       { return false }
 
 // randomRules are rules about few addresses, so that many are about the same ones. What
 // would tie is left out.
-func randomRules(rng *rand.Rand) *rulefile.File {
+func randomRules(rng *rand.Rand, armed bool) *rulefile.File {
 	f := gatewayFile()
+	if armed {
+		f.Inside = append(f.Inside, "wan")
+	}
 	link := func(names ...string) string { return names[rng.IntN(len(names))] }
 	prefix := func(net byte) netip.Prefix {
 		return netip.PrefixFrom(few(rng, net), 24+rng.IntN(9)).Masked()
@@ -193,17 +223,25 @@ func TestLookupsFindWhatExplainTells(t *testing.T) {
 	found := map[rulefile.Stage]int{}
 	for seed := range uint64(seeds) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		f := randomRules(rng)
-		tables := mustCompile(t, f, machine())
+		facts, armed := machine(), seed%3 == 0
+		facts.Links[3].Inside = armed
+		f := randomRules(rng, armed)
+		tables := mustCompile(t, f, facts)
 		ids := map[*rulefile.Rule]rulefile.RuleID{}
 		for i, id := range f.RuleIDs() {
 			ids[&f.Rules[i]] = id
 		}
 		for range 100 {
-			links := machine().Links
+			links := facts.Links
 			l := lookups{Tables: tables, link: rng.IntN(len(links)), p: rulefile.Packet{
 				Protocol: []rulefile.Protocol{rulefile.TCP, rulefile.UDP, rulefile.ICMP}[rng.IntN(3)], Source: few(rng, 10), Destination: few(rng, 100),
 			}}
+			if armed && rng.IntN(3) == 0 {
+				l.p.Destination = few(rng, 10)
+			}
+			if l.p.Source == l.p.Destination {
+				continue
+			}
 			l.p.In = links[l.link].Name
 			if l.p.Protocol != rulefile.ICMP {
 				l.p.SourcePort, l.p.DestinationPort = 40000, uint16(78+rng.IntN(9))
@@ -227,13 +265,18 @@ func TestLookupsFindWhatExplainTells(t *testing.T) {
 			if excluded {
 				note(rulefile.StageExclude, applies[rulefile.StageExclude]) // which of several is no matter
 			} else {
-				note(rulefile.StageDestination, l.destination())
-				inside, translated := links[l.link].Inside, got[rulefile.StageDestination] != 0
-				if inside && translated && links[way].Inside {
+				destination := l.destination()
+				inside, translated := l.inside(links[l.link], l.p.Source), destination != nil
+				if translated {
+					note(rulefile.StageDestination, destination.Id)
+				}
+				toInside := l.inside(links[way], l.target(destination))
+				among := inside && toInside && !translated && links[way].Inside && links[way].Outside
+				if inside && translated && toInside {
 					way = addressed
 				}
 				given := slices.ContainsFunc(tables.Addresses, func(a OutsideAddress) bool { return a.Addr == l.p.Destination && !a.Owned })
-				if translated || inside && !given {
+				if translated || inside && !given && !among {
 					note(rulefile.StageSource, l.source(way))
 				}
 			}

@@ -23,6 +23,7 @@ func (e *Engine) Link(index int) (Link, error) {
 	return Link{
 		Index: index, Ifindex: int(v.Ifindex), MAC: v.Mac, MTU: int(v.Mtu),
 		Inside:   v.Flags&uint16(abiNatLinkFlagNAT_LINK_INSIDE) != 0,
+		Outside:  v.Flags&uint16(abiNatLinkFlagNAT_LINK_OUTSIDE) != 0,
 		Transmit: v.Flags&uint16(abiNatLinkFlagNAT_LINK_XDP) != 0,
 		Ethernet: v.Flags&uint16(abiNatLinkFlagNAT_LINK_NO_ETHERNET) == 0,
 	}, nil

@@ -217,6 +217,9 @@ func (m *model) packet(p modelPacket, saw modelOutcome) error {
 func refused(reason abiNatReason) (modelOutcome, error) { return modelOutcome{reason: reason}, nil }
 
 func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
+	if m.file.IsOneArmed(p.link) {
+		p.inside = m.from(p)
+	}
 	f := m.flows[p.modelKey]
 	if f == nil {
 		return m.open(p, saw)
@@ -242,6 +245,28 @@ func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return m.comeBack(p, f, saw)
 	}
 	return m.forward(p, f.to, s)
+}
+
+// from tells whether a packet by a link of both sides is from inside: its session says so, or
+// else the rules.
+func (m *model) from(p modelPacket) bool {
+	for _, p.inside = range []bool{true, false} {
+		if m.flows[p.modelKey] != nil {
+			return p.inside
+		}
+	}
+	return m.inside(p.link, p.src.Addr())
+}
+
+// inside tells whether an address that is behind a link is an inside host's.
+func (m *model) inside(link string, a netip.Addr) bool {
+	if !m.file.IsOneArmed(link) {
+		return m.file.IsInside(link)
+	}
+	return slices.ContainsFunc(m.file.Rules, func(r rulefile.Rule) bool {
+		prefix, ok := sourceOf(&r)
+		return ok && prefix.Contains(a)
+	})
 }
 
 // comeBack is what becomes of a packet that has left by f and comes back as another's from
@@ -458,18 +483,8 @@ func (m *model) source(p modelPacket, out string) *rulefile.Rule {
 	best, found := -1, (*rulefile.Rule)(nil)
 	for i := range m.file.Rules {
 		r := &m.file.Rules[i]
-		var prefix netip.Prefix
-		switch a := r.Action.(type) {
-		case rulefile.Masquerade:
-			prefix = a.Source
-		case rulefile.SNAT:
-			prefix = a.Source
-		case rulefile.Map:
-			prefix = a.Inside
-		default:
-			continue
-		}
-		if !prefix.Contains(p.src.Addr()) || r.In != "" && r.In != p.link || r.Out != "" && r.Out != out || r.Out == "" && !m.file.IsOutside(out) {
+		prefix, ok := sourceOf(r)
+		if !ok || !prefix.Contains(p.src.Addr()) || r.In != "" && r.In != p.link || r.Out != "" && r.Out != out || r.Out == "" && !m.file.IsOutside(out) {
 			continue
 		}
 		rank := prefix.Bits()
@@ -484,6 +499,19 @@ func (m *model) source(p modelPacket, out string) *rulefile.Rule {
 		}
 	}
 	return found
+}
+
+// sourceOf is whose packets a source rule is about.
+func sourceOf(r *rulefile.Rule) (netip.Prefix, bool) {
+	switch a := r.Action.(type) {
+	case rulefile.Masquerade:
+		return a.Source, true
+	case rulefile.SNAT:
+		return a.Source, true
+	case rulefile.Map:
+		return a.Inside, true
+	}
+	return netip.Prefix{}, false
 }
 
 // mapAddress puts an address of one prefix to the same place in another.
@@ -510,7 +538,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return refused(abiNatReasonNAT_DROP_SPOOFED)
 	case dst == [4]byte{} || dst[0] == 127:
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
-	case p.inside && m.pretends(p):
+	case m.pretends(p):
 		return refused(abiNatReasonNAT_DROP_SPOOFED)
 	case m.excluded(p):
 		return refused(abiNatReasonNAT_PASS_EXCLUDED)
@@ -560,18 +588,19 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return refused(abiNatReasonNAT_PASS_LOCAL)
 	}
 	out := m.route(to.dst.Addr())
-	way := out
-	if moved && p.inside && m.file.IsInside(out) { // hairpin: the way that it would have gone
+	way, toInside := out, m.inside(out, to.dst.Addr())
+	if moved && p.inside && toInside { // hairpin: the way that it would have gone
 		way = m.route(p.dst.Addr())
 	}
 	var hide *rulefile.Rule
-	if p.inside || rule != nil && moved {
+	among := p.inside && toInside && !moved && m.file.IsOneArmed(out)
+	if p.inside && !among || rule != nil && moved {
 		hide = m.source(p, way)
 	}
 	if hide == nil && rule == nil && target == nil {
 		return refused(abiNatReasonNAT_PASS_NO_RULE)
 	}
-	if from := m.route(p.src.Addr()); slices.Contains(m.facts.Local, p.src.Addr()) || from != p.link && (p.inside || m.file.IsInside(from)) {
+	if from := m.route(p.src.Addr()); slices.Contains(m.facts.Local, p.src.Addr()) || from != p.link && (p.inside || m.inside(from, p.src.Addr())) {
 		return refused(abiNatReasonNAT_DROP_SPOOFED)
 	}
 	session = session || hide != nil && !isStateless(hide)
@@ -611,7 +640,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 			admitted = translated // what a host sends to its own outside address, it has sent to that
 		}
 	}
-	hairpin, returns := moved && session && hide != nil && p.inside && m.file.IsInside(out), false
+	hairpin, returns := moved && session && hide != nil && p.inside && toInside, false
 	if hairpin {
 		known := m.flows[modelKey{false, p.protocol, modelEnds{to.src, p.dst}}] != nil || to.src == p.dst && target == own
 		if known {
@@ -623,7 +652,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		return refused(admitted)
 	}
 	if returns {
-		to.dst, out, balanced = p.dst, m.file.Outside[0], nil
+		to.dst, toInside, balanced = p.dst, false, nil
 	}
 	var f *modelFlow
 	s := &modelSession{class: p.protocol.Class(), seen: m.now}
@@ -632,7 +661,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		if p.inside {
 			f.link = p.link
 		}
-		answer := modelKey{m.file.IsInside(out), p.protocol, modelEnds{to.dst, to.src}}
+		answer := modelKey{toInside, p.protocol, modelEnds{to.dst, to.src}}
 		if m.flows[answer] != nil {
 			return refused(abiNatReasonNAT_DROP_NO_PORT)
 		}
@@ -662,15 +691,24 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 }
 
 // pretends tells whether the source of a packet from inside is one that no inside host has,
-// unless it is routed to where the packet came from.
+// unless it is routed to where the packet came from. By a link of both sides that is so for
+// strangers too, and nobody there has what rules translate to.
 func (m *model) pretends(p modelPacket) bool {
+	if !p.inside && !m.file.IsOneArmed(p.link) {
+		return false
+	}
 	src := p.src.Addr()
-	known := m.addresses[src] != nil || src.As4()[0] == 0 || src.As4()[0] >= 240
+	address := m.addresses[src]
+	known := address != nil || src.As4()[0] == 0 || src.As4()[0] >= 240
+	given := address != nil && (address.oneToOne || !address.ports.IsZero())
 	for _, r := range m.file.Rules {
 		a, ok := r.Action.(rulefile.Map)
-		known = known || ok && a.Outside.Contains(src)
+		given = given || ok && a.Outside.Contains(src)
 	}
-	return known && (slices.Contains(m.facts.Local, src) || m.route(src) != p.link)
+	if given && !p.inside {
+		return true
+	}
+	return (known || given) && (slices.Contains(m.facts.Local, src) || m.route(src) != p.link)
 }
 
 func toMany(a [4]byte) bool { return a[0]>>4 == 14 || a == [4]byte{255, 255, 255, 255} }
@@ -790,7 +828,7 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 	if class == rulefile.ClassOther && !whole {
 		for _, a := range addrs { // that another host has towards the same receiver
 			end := netip.AddrPortFrom(a, 0)
-			if !shown && m.flows[modelKey{m.file.IsInside(m.route(to.dst.Addr())), p.protocol, modelEnds{to.dst, end}}] != nil && saw.reason == abiNatReasonNAT_DROP_NO_PORT {
+			if !shown && m.flows[modelKey{m.inside(m.route(to.dst.Addr()), to.dst.Addr()), p.protocol, modelEnds{to.dst, end}}] != nil && saw.reason == abiNatReasonNAT_DROP_NO_PORT {
 				chosen = end
 			}
 		}

@@ -30,6 +30,10 @@ import (
 //
 //	192.168.0.0/16 --- in       gateway   out --- router --- the world
 //	   10.2.0.0/16 --- in2
+//
+// One that is armed has no second inside link: in2 is not the file's, and out is on both sides.
+//
+//	192.168.1.0/24 --- in       gateway   out --- router --- the world, 192.168.0.0/16, 10.2.0.0/16
 type modelRig struct {
 	*rig
 	engine *Engine
@@ -41,6 +45,7 @@ type modelRig struct {
 	sent   []modelPacket // that came in: to be repeated
 	count  map[abiNatReason]int
 	onXDP  int
+	armed  bool   // see newModelRig
 	passed uint32 // ticks: the last call of pass
 }
 
@@ -48,8 +53,19 @@ type modelRig struct {
 // the seed of a sequence that does not. NATKIT_PACKETS is how many packets are sent,
 // NATKIT_SEED the first sequence's seed.
 func TestRandomPackets(t *testing.T) {
+	aModelRig(t).packets(t)
+}
+
+// The same through a gateway of which one link is on both sides.
+func TestRandomPacketsOneArmed(t *testing.T) {
+	if theArmedRig == nil {
+		theArmedRig = newModelRig(keeper{t}, true)
+	}
+	theArmedRig.packets(t)
+}
+
+func (r *modelRig) packets(t *testing.T) {
 	packets, seed := number(t, "NATKIT_PACKETS", 3000), uint64(number(t, "NATKIT_SEED", 1))
-	r := aModelRig(t)
 	for n := 0; n < packets; seed++ {
 		n += r.sequence(t, seed, min(packets-n, 1000))
 		if t.Failed() {
@@ -84,39 +100,24 @@ func number(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-var theModelRig *modelRig
+var theModelRig, theArmedRig *modelRig
 
 // aModelRig is one for tests that run one after the other: see aRig.
 func aModelRig(t *testing.T) *modelRig {
 	t.Helper()
 	if theModelRig == nil {
-		theModelRig = newModelRig(keeper{t})
+		theModelRig = newModelRig(keeper{t}, false)
 	}
 	return theModelRig
 }
 
-func newModelRig(t testing.TB) *modelRig {
+func newModelRig(t testing.TB, armed bool) *modelRig {
 	t.Helper()
-	r := &modelRig{rig: newRig(t), count: map[abiNatReason]int{}}
+	r := &modelRig{rig: newRig(t), count: map[abiNatReason]int{}, armed: armed}
 	r.ports = map[string]port{"in": r.in, "out": r.out}
-	r.do(t, func() error {
-		second, err := r.addPort(t, "in2", 7, insideMTU, netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.2.0.2"), abiNatLinkFlagNAT_LINK_INSIDE)
-		if err != nil {
-			return err
-		}
-		r.ports["in2"] = second
-		for _, route := range []struct {
-			link    int
-			network net.IP
-			via     netip.Addr
-		}{{r.in.ifindex, net.IP{192, 168, 0, 0}, insideHost}, {second.ifindex, net.IP{10, 2, 0, 0}, netip.MustParseAddr("10.2.0.2")}} {
-			err := netlink.RouteAdd(&netlink.Route{LinkIndex: route.link, Gw: route.via.AsSlice(), Dst: &net.IPNet{IP: route.network, Mask: net.CIDRMask(16, 32)}})
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	if !armed {
+		r.do(t, r.addSecond(t))
+	}
 	spec, err := loadPorts()
 	if err != nil {
 		t.Fatal(err)
@@ -139,9 +140,12 @@ func newModelRig(t testing.TB) *modelRig {
 		name, addr string
 		mtu        int
 	}{{"in", "192.168.1.1/24", insideMTU}, {"in2", "10.2.0.1/24", insideMTU}, {"out", "203.0.113.1/24", outsideMTU}} {
+		if armed && l.name == "in2" {
+			continue
+		}
 		p, prefix := r.ports[l.name], netip.MustParsePrefix(l.addr)
 		r.facts.Links = append(r.facts.Links, Link{
-			Name: l.name, Index: int(p.link), Ifindex: p.ifindex, MAC: [6]byte(p.mac), MTU: l.mtu, Inside: l.name != "out",
+			Name: l.name, Index: int(p.link), Ifindex: p.ifindex, MAC: [6]byte(p.mac), MTU: l.mtu, Inside: armed || l.name != "out", Outside: l.name == "out",
 			Transmit: true, Ethernet: true, Addresses: []netip.Prefix{prefix},
 		})
 		r.facts.Local = append(r.facts.Local, prefix.Addr())
@@ -149,9 +153,33 @@ func newModelRig(t testing.TB) *modelRig {
 	return r
 }
 
+// addSecond makes the second inside link, and the routes to both networks.
+func (r *modelRig) addSecond(t testing.TB) func() error {
+	return func() error {
+		second, err := r.addPort(t, "in2", 7, insideMTU, netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.2.0.2"), abiNatLinkFlagNAT_LINK_INSIDE)
+		if err != nil {
+			return err
+		}
+		r.ports["in2"] = second
+		for _, route := range []struct {
+			link    int
+			network net.IP
+			via     netip.Addr
+		}{{r.in.ifindex, net.IP{192, 168, 0, 0}, insideHost}, {second.ifindex, net.IP{10, 2, 0, 0}, netip.MustParseAddr("10.2.0.2")}} {
+			err := netlink.RouteAdd(&netlink.Route{LinkIndex: route.link, Gw: route.via.AsSlice(), Dst: &net.IPNet{IP: route.network, Mask: net.CIDRMask(16, 32)}})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 // route is the gateway's table.
 func (r *modelRig) route(a netip.Addr) string {
 	switch b := a.As4(); {
+	case r.armed && (b[0] != 192 || b[1] != 168 || b[2] != 1):
+		return "out"
 	case b[0] == 192 && b[1] == 168:
 		return "in"
 	case b[0] == 10 && b[1] == 2:
@@ -165,6 +193,10 @@ func (r *modelRig) file() *rulefile.File {
 	f := rulefile.New()
 	f.Name = "random"
 	f.Inside, f.Outside = []string{"in", "in2"}, []string{"out"}
+	everybody, second := rulefile.Everywhere, "in2"
+	if r.armed {
+		f.Inside, everybody, second = []string{"in", "out"}, netip.MustParsePrefix("10.2.0.0/16"), "out"
+	}
 	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
 	modes := func(rule rulefile.Rule) rulefile.Rule {
 		for class := range rule.Mapping {
@@ -188,9 +220,9 @@ func (r *modelRig) file() *rulefile.File {
 	}
 	point := func(p uint16) rulefile.PortRange { return rulefile.PortRange{First: p, Last: p} }
 	rules := []rulefile.Rule{
-		{Action: rulefile.Masquerade{Source: pick(r.random, rulefile.Everywhere, prefix("192.168.0.0/16")), Ports: rulefile.PortRange{First: 2000, Last: 9000}}},
+		{Action: rulefile.Masquerade{Source: pick(r.random, everybody, prefix("192.168.0.0/16")), Ports: rulefile.PortRange{First: 2000, Last: 9000}}},
 		{Action: rulefile.SNAT{Source: prefix("192.168.2.0/24"), Pool: "two"}},
-		{Action: rulefile.SNAT{Source: prefix("10.2.0.0/16"), Pool: "two"}, In: "in2", Out: "out"},
+		{Action: rulefile.SNAT{Source: prefix("10.2.0.0/16"), Pool: "two"}, In: second, Out: "out"},
 		{Action: rulefile.SNAT{Source: prefix("192.168.3.0/24"), Address: addr("203.0.113.20"), Ports: ports()}, Out: "out"},
 		{Action: rulefile.SNAT{Source: prefix("192.168.5.0/24"), Pool: "whole"}},
 		{Action: rulefile.Map{Inside: prefix("192.168.4.0/24"), Outside: prefix("198.18.4.0/24"), Stateless: r.random.IntN(2) == 0}},
@@ -346,7 +378,7 @@ func (r *modelRig) packet() modelPacket {
 	case 1:
 		p.length = pick(r.random, 1400, 1401, 1500)
 	case 2, 6, 7, 8:
-		p.link = pick(r.random, "in", "in2", "out") // spoofed, or from the wrong side
+		p.link = pick(r.random, slices.Sorted(maps.Keys(r.ports))...) // spoofed, or from the wrong side
 		p.inside = p.link != "out"
 	case 3:
 		p.src = netip.AddrPortFrom(netip.MustParseAddr(pick(r.random, "10.9.9.9", p.dst.Addr().String(), "127.0.0.1", "0.0.0.0", "0.1.2.3", "240.1.2.3", "224.0.0.5",
@@ -462,7 +494,10 @@ func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 	way := r.ports[p.link]
 	frame := way.arriving(p.ip(p.modelEnds)).Bytes()
 	side := abiNatSideNAT_OUTSIDE
-	if p.inside {
+	switch {
+	case r.armed && p.link == "out":
+		side = abiNatSideNAT_BOTH
+	case p.inside:
 		side = abiNatSideNAT_INSIDE
 	}
 	h := hooks[r.random.IntN(2)]

@@ -314,10 +314,7 @@ func (h hook) counts(reason abiNatReason) abiNatReason {
 // gso is the segment size of an skb that stands for several (tc only).
 func (r *rig) run(t testing.TB, h hook, side abiNatSide, p port, frame []byte, gso uint32) (uint32, []byte, error) {
 	t.Helper()
-	name := h.name + "_inside"
-	if side == abiNatSideNAT_OUTSIDE {
-		name = h.name + "_outside"
-	}
+	name := h.name + map[abiNatSide]string{abiNatSideNAT_INSIDE: "_inside", abiNatSideNAT_OUTSIDE: "_outside", abiNatSideNAT_BOTH: "_both"}[side]
 	opts := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
 	if h.name == "xdp" {
 		opts.Context = &xdpContext{DataEnd: uint32(len(frame)), Ifindex: uint32(p.ifindex)}

@@ -29,7 +29,8 @@ type Link struct {
 	Ifindex   int // 0: it is not there
 	MAC       [6]byte
 	MTU       int
-	Inside    bool
+	Inside    bool           // hosts behind it are to be translated
+	Outside   bool           // it leads to the world; both: the sources of rules tell who is inside
 	Transmit  bool           // XDP may send here
 	Ethernet  bool           // frames have MACs; else packets come without: tunnels, PPP
 	Awaited   bool           // it, or its address, is not there: nothing is masqueraded behind it for now

@@ -57,6 +57,8 @@ const (
 	tcMapTargets       = "targets"
 	tcMapTransmit      = "transmit"
 	tcMapWholeSlots    = "whole_slots"
+	tcProgTcBoth       = "tc_both"
+	tcProgTcBothRaw    = "tc_both_raw"
 	tcProgTcInside     = "tc_inside"
 	tcProgTcInsideRaw  = "tc_inside_raw"
 	tcProgTcOutside    = "tc_outside"
@@ -107,6 +109,8 @@ type tcSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcProgramSpecs struct {
+	TcBoth       *ebpf.ProgramSpec `ebpf:"tc_both"`
+	TcBothRaw    *ebpf.ProgramSpec `ebpf:"tc_both_raw"`
 	TcInside     *ebpf.ProgramSpec `ebpf:"tc_inside"`
 	TcInsideRaw  *ebpf.ProgramSpec `ebpf:"tc_inside_raw"`
 	TcOutside    *ebpf.ProgramSpec `ebpf:"tc_outside"`
@@ -289,6 +293,8 @@ type tcVariables struct {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcPrograms struct {
+	TcBoth       *ebpf.Program `ebpf:"tc_both"`
+	TcBothRaw    *ebpf.Program `ebpf:"tc_both_raw"`
 	TcInside     *ebpf.Program `ebpf:"tc_inside"`
 	TcInsideRaw  *ebpf.Program `ebpf:"tc_inside_raw"`
 	TcOutside    *ebpf.Program `ebpf:"tc_outside"`
@@ -297,6 +303,8 @@ type tcPrograms struct {
 
 func (p *tcPrograms) Close() error {
 	return _TcClose(
+		p.TcBoth,
+		p.TcBothRaw,
 		p.TcInside,
 		p.TcInsideRaw,
 		p.TcOutside,

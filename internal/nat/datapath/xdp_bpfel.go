@@ -57,6 +57,7 @@ const (
 	xdpMapTargets       = "targets"
 	xdpMapTransmit      = "transmit"
 	xdpMapWholeSlots    = "whole_slots"
+	xdpProgXdpBoth      = "xdp_both"
 	xdpProgXdpInside    = "xdp_inside"
 	xdpProgXdpOutside   = "xdp_outside"
 	xdpVarClockJiffyNs  = "clock_jiffy_ns"
@@ -105,6 +106,7 @@ type xdpSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type xdpProgramSpecs struct {
+	XdpBoth    *ebpf.ProgramSpec `ebpf:"xdp_both"`
 	XdpInside  *ebpf.ProgramSpec `ebpf:"xdp_inside"`
 	XdpOutside *ebpf.ProgramSpec `ebpf:"xdp_outside"`
 }
@@ -285,12 +287,14 @@ type xdpVariables struct {
 //
 // It can be passed to loadXdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type xdpPrograms struct {
+	XdpBoth    *ebpf.Program `ebpf:"xdp_both"`
 	XdpInside  *ebpf.Program `ebpf:"xdp_inside"`
 	XdpOutside *ebpf.Program `ebpf:"xdp_outside"`
 }
 
 func (p *xdpPrograms) Close() error {
 	return _XdpClose(
+		p.XdpBoth,
 		p.XdpInside,
 		p.XdpOutside,
 	)

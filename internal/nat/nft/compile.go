@@ -105,9 +105,10 @@ type compiler struct {
 	chains   map[string]bool // by name, those that are in the table
 	bases    []Chain
 	warnings []Warning
-	anywhere Chain // source rules for whatever way out
-	bound    bool  // some source rule is bound to one of several ways out
-	armed    bool  // some interface is on both sides
+	anywhere Chain    // source rules for whatever way out
+	bound    bool     // some source rule is bound to one of several ways out
+	armed    bool     // some interface is on both sides
+	beside   []string // inside only, where that is so
 }
 
 func (c *compiler) set(s Set) { c.table.Sets = append(c.table.Sets, s) }
@@ -141,10 +142,11 @@ func linkElements(names []string) []Element {
 	return elements
 }
 
-// The interfaces that are on both sides, and the addresses of inside hosts, which tell there
-// who is inside.
+// The interfaces that are on both sides, those that are inside only beside them, and the
+// addresses of inside hosts, which tell by the former who is inside.
 const (
 	setArmed       = "one_armed"
+	setInsideOnly  = "inside_only"
 	setInsideHosts = "inside_hosts"
 )
 
@@ -167,16 +169,23 @@ func (c *compiler) oneArmed() {
 	}
 	c.set(Set{Name: setArmed, Key: datatypes([]part{partIn}), Elements: linkElements(armed)})
 	c.set(hosts)
+	if c.beside = slices.DeleteFunc(slices.Clone(c.file.Inside), c.file.IsOneArmed); len(c.beside) > 0 {
+		c.set(Set{Name: setInsideOnly, Key: datatypes([]part{partIn}), Elements: linkElements(c.beside)})
+	}
 }
 
-// amongInside accepts what inside hosts send to each other by one interface: no rule is
-// about it, unless a destination rule has translated it.
+// amongInside accepts what inside hosts send to those behind an interface of both sides: no
+// rule is about it, unless a destination rule has translated it.
 func (c *compiler) amongInside(conditions ...[]expr.Any) []Rule {
 	if !c.armed {
 		return nil
 	}
-	words := slices.Concat(inSet(setInsideHosts, partSource), inSet(setInsideHosts, partDest), slices.Concat(conditions...), verdictWord(expr.VerdictAccept))
-	return []Rule{rule(inSet(setArmed, partIn), words)}
+	words := slices.Concat(inSet(setInsideHosts, partDest), slices.Concat(conditions...), verdictWord(expr.VerdictAccept))
+	rules := []Rule{rule(inSet(setArmed, partIn), inSet(setInsideHosts, partSource), words)}
+	if len(c.beside) > 0 {
+		rules = append(rules, rule(inSet(setInsideOnly, partIn), words))
+	}
+	return rules
 }
 
 // noRule marks elements that no rule of the file is counted by.

@@ -377,12 +377,12 @@ func (e *explanation) destines(r *Rule) verdict {
 }
 
 // mapBinding is the interface that a map's packets must come in by, on the side that
-// this one came from; "" is any.
+// this one came from; "" is any. By one of both sides either will do.
 func (e *explanation) mapBinding(r *Rule) string {
-	if e.f.IsInside(e.p.In) {
-		return r.In
+	if e.f.IsOutside(e.p.In) && (!e.f.IsInside(e.p.In) || r.Out == "" || r.Out == e.p.In) {
+		return r.Out
 	}
-	return r.Out
+	return r.In
 }
 
 // hides asks for a rule that translates the source of what leaves by way: one bound to

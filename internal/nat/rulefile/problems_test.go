@@ -91,6 +91,22 @@ func TestTies(t *testing.T) {
 	}
 }
 
+// An interface of both sides is one of each: who comes in there comes from inside and from outside.
+func TestTiesOneArmed(t *testing.T) {
+	for _, c := range []struct{ rules, want string }{
+		{"- {dnat: 192.0.2.1, to: 10.0.0.1, in: arm}\n- {map: 10.0.0.2 <-> 192.0.2.1, in: eth1}", `5:4: rule "map 10.0.0.2 <-> 192.0.2.1" ties`},
+		{"- {map: 10.0.0.2 <-> 192.0.2.1, in: eth1, out: arm}\n- {map: 10.0.0.3 <-> 192.0.2.1, in: arm, out: eth0}", `5:4: rule "map 10.0.0.3 <-> 192.0.2.1" ties`},
+		{"- {map: 10.0.0.2 <-> 192.0.2.1, in: eth1, out: eth0}\n- {map: 10.0.0.3 <-> 192.0.2.1, in: arm, out: arm}", ""},
+		{"- {map: 10.0.0.2 <-> 192.0.2.1, out: arm}", ""},
+		{"- {masquerade: 10.0.0.0/24, in: arm}\n- {snat: 10.0.0.0/24, to: 192.0.2.7, in: arm, out: arm}", ""},
+	} {
+		_, err := Parse("f", []byte("inside: [eth1, arm]\noutside: [eth0, arm]\nrules:\n"+c.rules))
+		if err == nil && c.want != "" || err != nil && (c.want == "" || !strings.HasPrefix(err.Error(), "f:"+c.want)) {
+			t.Errorf("%v, want %q\n%s", err, c.want, c.rules)
+		}
+	}
+}
+
 // A file may be anything: it costs little, and is answered.
 func TestHostileFiles(t *testing.T) {
 	many := func(s string, n int) string { return strings.Repeat(s, n) }

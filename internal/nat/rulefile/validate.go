@@ -99,6 +99,9 @@ func (r *reader) bindings() {
 	}
 	for _, name := range r.file.Outside {
 		side[name] = "outside"
+		if r.file.IsInside(name) {
+			side[name] = "both"
+		}
 	}
 	for i := range r.file.Rules {
 		rule := &r.file.Rules[i]
@@ -114,7 +117,7 @@ func (r *reader) bindings() {
 		}
 		switch rule.Action.(type) {
 		case Masquerade, SNAT:
-			if side[rule.In] == "outside" && side[rule.Out] != "inside" {
+			if side[rule.In] == "outside" && side[rule.Out] != "inside" && side[rule.Out] != "both" {
 				r.add(rule.Position, "in: %q is an outside interface; sources that come from there are translated only towards an inside one, to be named by out", rule.In)
 			}
 		case Map:
@@ -312,38 +315,52 @@ func (r *reader) destinationTies() {
 	}
 }
 
-// claimWhole claims addresses with all their ports for the ways in that a rule holds
-// for, and gives a rule that has one of them already.
-func (r *reader) claimWhole(claims map[wholeClaim]*Rule, protocol Protocol, prefix netip.Prefix, rule *Rule) *Rule {
-	bound := map[string]string{} // by side, the interface or ""
+// wayIn is where packets for a destination rule come in: an interface of a side or, if that is
+// "", any of them; without a side any at all.
+type wayIn struct{ side, in string }
+
+// waysIn are those of a rule. An interface of both sides is one of each.
+func (r *reader) waysIn(rule *Rule) (ways []wayIn) {
 	_, both := rule.Action.(Map)
 	switch {
 	case rule.In == "" && rule.Out == "":
-		bound[""] = ""
+		return []wayIn{{}}
 	case both:
-		bound["inside"], bound["outside"] = rule.In, rule.Out
+		ways = []wayIn{{"inside", rule.In}, {"outside", rule.Out}}
 	case r.file.IsInside(rule.In):
-		bound["inside"] = rule.In
+		ways = []wayIn{{"inside", rule.In}}
 	default:
-		bound["outside"] = rule.In
+		ways = []wayIn{{"outside", rule.In}}
 	}
+	for _, way := range ways {
+		if r.file.IsOneArmed(way.in) {
+			ways = append(ways, wayIn{"inside", way.in}, wayIn{"outside", way.in})
+		}
+	}
+	slices.SortFunc(ways, func(a, b wayIn) int { return cmp.Or(cmp.Compare(a.side, b.side), cmp.Compare(a.in, b.in)) })
+	return slices.Compact(ways)
+}
+
+// claimWhole claims addresses with all their ports for the ways in that a rule holds
+// for, and gives a rule that has one of them already.
+func (r *reader) claimWhole(claims map[wholeClaim]*Rule, protocol Protocol, prefix netip.Prefix, rule *Rule) *Rule {
 	var found *Rule
-	for side, in := range bound {
-		all := wholeClaim{protocol: protocol, prefix: prefix, side: side}
+	for _, bound := range r.waysIn(rule) {
+		all := wholeClaim{protocol: protocol, prefix: prefix, side: bound.side}
 		one, some := all, all
-		one.in, some.some = in, true
+		one.in, some.some = bound.in, true
 		first := claims[all]
 		if first == nil {
 			first = claims[one]
 		}
-		if first == nil && in == "" {
+		if first == nil && bound.in == "" {
 			first = claims[some]
 		}
-		if first != nil && (found == nil || first.Position.Line < found.Position.Line) {
+		if first != nil && first != rule && (found == nil || first.Position.Line < found.Position.Line) {
 			found = first
 		}
 		firstOf(claims, one, rule)
-		if in != "" {
+		if bound.in != "" {
 			firstOf(claims, some, rule)
 		}
 	}
