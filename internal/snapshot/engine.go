@@ -15,6 +15,10 @@ type Engine struct {
 
 	Bypass bool `json:"bypass,omitempty"` // was brought up with --bypass
 
+	// TCP says that accel forwards TCP too, Interfaces between which.
+	TCP        bool     `json:"tcp,omitempty"`
+	Interfaces []string `json:"interfaces,omitzero"`
+
 	Sessions    uint64 `json:"sessions"` // now; of accel directions of flows on the fast path
 	SessionsMax uint64 `json:"sessions_max"`
 	Mappings    uint64 `json:"mappings,omitempty"`
@@ -34,6 +38,9 @@ type Engine struct {
 	// Lines are the lines of the rule file at which keys of limits stand ("sessions").
 	Lines map[string]int `json:"lines,omitzero"`
 
+	// RuleList are the rules of the file that translate, of engine nft: they stand in an
+	// nftables table, where they have other names.
+	RuleList []EngineRule  `json:"rule_list,omitzero"`
 	Drift    []EngineDrift `json:"drift,omitzero"`
 	Problems []string      `json:"problems,omitzero"` // of accel, each with what to do
 }
@@ -56,6 +63,17 @@ type EngineAddress struct {
 type EngineSource struct {
 	Addr     netip.Addr `json:"addr"`
 	Sessions uint64     `json:"sessions"`
+}
+
+// EngineRule is a rule of a rule file.
+type EngineRule struct {
+	ID   string `json:"id"`   // as `natkit rules` lists it
+	Line int    `json:"line"` // of the rule file
+	Rule string `json:"rule"`
+	// Ports are those that its source translation may choose from; zero: all.
+	Ports PortRange `json:"ports,omitzero"`
+	// To are the first addresses and ports that its destination translation leads to.
+	To []netip.AddrPort `json:"to,omitzero"`
 }
 
 // EngineDrift is how the machine has moved away from what the engine was told of it.

@@ -58,21 +58,9 @@ type AccelStatus struct {
 	Problems   []string             `json:"problems"` // each with what to do
 }
 
-// Share is which part of the TCP and UDP packets that came in went past the stack. Those
-// that were seen to be for the machine itself are not counted; a new connection to it is
-// not seen to be. Negative: there were none.
-func (s *AccelStatus) Share() float64 {
-	total := 0.0
-	for name, n := range s.Stats.Reasons {
-		if name != "not-ipv4" && name != "protocol" && name != "local" {
-			total += float64(n)
-		}
-	}
-	if total == 0 {
-		return -1
-	}
-	return float64(s.Stats.Reasons["forwarded"]) / total
-}
+// Share is which part of the TCP and UDP packets that came in for others bypassed the stack
+// since acceleration was turned on: rulefile.AccelShare.
+func (s *AccelStatus) Share() float64 { return rulefile.AccelShare(s.Stats.Reasons) }
 
 // ReadAccelStatus reads what is accelerated in a namespace.
 func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {

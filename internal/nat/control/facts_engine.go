@@ -56,6 +56,7 @@ func engineFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
 		out.Drift = append(out.Drift, snapshot.EngineDrift(d))
 	}
 	if s.Engine == EngineNFT {
+		out.RuleList = ruleFacts(s.file)
 		return out, nil
 	}
 	out.Packets = s.Stats.Reasons
@@ -87,6 +88,33 @@ func lineOf(text, pattern string) int {
 		}
 	}
 	return 0
+}
+
+// ruleFacts are the rules of a file that translate, at most MaxTargets.
+func ruleFacts(file *rulefile.File) (out []snapshot.EngineRule) {
+	ids := file.RuleIDs()
+	for i := range file.Rules {
+		r := &file.Rules[i]
+		fact := snapshot.EngineRule{ID: ids[i].String(), Line: r.Position.Line, Rule: r.String()}
+		switch a := r.Action.(type) {
+		case rulefile.Exclude:
+			continue
+		case rulefile.Masquerade:
+			fact.Ports = snapshot.PortRange{Min: a.Ports.First, Max: a.Ports.Last}
+		case rulefile.SNAT:
+			fact.Ports = snapshot.PortRange{Min: a.Ports.First, Max: a.Ports.Last}
+		case rulefile.DNAT:
+			for _, t := range a.Targets {
+				port := t.Ports.First
+				if port == 0 {
+					port = a.Ports.First // the same as it came to
+				}
+				fact.To = append(fact.To, netip.AddrPortFrom(t.Address, port))
+			}
+		}
+		out = append(out, fact)
+	}
+	return out[:min(len(out), snapshot.MaxTargets)]
 }
 
 // addressFacts are the outside addresses with ports, fewest free first.
@@ -139,6 +167,9 @@ func accelFacts(ns *netns.Handle) (*snapshot.Engine, error) {
 		return nil, err
 	}
 	out := &snapshot.Engine{Kind: string(EngineAccel), SessionsMax: uint64(s.Flows), Packets: s.Stats.Reasons, Problems: s.Problems}
-	out.Sessions = uint64(s.Stats.Trusted)
+	out.Sessions, out.TCP = uint64(s.Stats.Trusted), s.TCP
+	for _, l := range s.Interfaces {
+		out.Interfaces = append(out.Interfaces, l.Name)
+	}
 	return out, nil
 }

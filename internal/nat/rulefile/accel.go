@@ -37,6 +37,27 @@ var AccelReasons = []AccelReason{
 	{"no-room", "the table of shortcuts gave no place, or gave it to another flow meanwhile"},
 }
 
+// AccelEligible tells whether a reason is of packets that acceleration could have forwarded:
+// TCP and UDP over IPv4 for others. Those that were seen to be for the machine itself are not
+// of them; a new connection to it is not seen to be.
+func AccelEligible(reason string) bool {
+	return reason != "not-ipv4" && reason != "protocol" && reason != "local"
+}
+
+// AccelShare is which part of the eligible packets was forwarded. Negative: there were none.
+func AccelShare(reasons map[string]uint64) float64 {
+	total := 0.0
+	for name, n := range reasons {
+		if AccelEligible(name) {
+			total += float64(n)
+		}
+	}
+	if total == 0 {
+		return -1
+	}
+	return float64(reasons["forwarded"]) / total
+}
+
 // Shortcut is one direction of a flow that is accelerated, or may be.
 type Shortcut struct {
 	Protocol         Protocol       `json:"protocol"`

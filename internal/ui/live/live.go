@@ -87,6 +87,7 @@ type Judged struct {
 	TableAt       time.Time             `json:"table_at,omitzero"` // when it was read, which may be some windows ago
 	SNATPorts     []PortUse             `json:"snat_ports"`        // fullest first
 	Engine        *snapshot.Engine      `json:"engine,omitzero"`   // natkit's own, where one is up
+	EngineRates   *EngineRates          `json:"engine_rates,omitzero"`
 	Findings      []causes.Finding      `json:"findings"`
 	Unseen        []snapshot.Capability `json:"unseen"` // only those that are not there
 }
@@ -314,7 +315,7 @@ func named(findings []causes.Finding) map[string]bool {
 func judgement(s *snapshot.Snapshot, held map[string]bool) *Judged {
 	j := &Judged{
 		At: s.TakenAt, WindowSeconds: s.WindowSeconds,
-		Findings: append([]causes.Finding{}, causes.JudgeAgain(s, held)...), SNATPorts: []PortUse{}, Engine: s.Engine, Unseen: []snapshot.Capability{},
+		Findings: append([]causes.Finding{}, causes.JudgeAgain(s, held)...), SNATPorts: []PortUse{}, Engine: s.Engine, EngineRates: engineRates(s.Engine, s.WindowSeconds), Unseen: []snapshot.Capability{},
 	}
 	for _, c := range s.Capabilities {
 		if !c.OK {

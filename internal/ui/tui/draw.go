@@ -18,6 +18,8 @@ const (
 	columns80 = 80
 	leastW    = 40
 	leastH    = 10
+
+	leastPanel = 4 // lines of one beside others
 )
 
 // draw writes the whole screen. What changes between two moments is few cells;
@@ -62,7 +64,11 @@ func (s *state) header(c *canvas) {
 	c.text(c.w-len(right), 0, len(right), st, right)
 	s.fill(c, m)
 	s.flows(c, m)
-	c.text(0, 3, c.w, dim, s.reading(m))
+	if e, r := engineOf(m); e != nil {
+		text, st := engineLine(e, r)
+		c.text(0, headerLines-1, c.w, st, text)
+	}
+	c.text(0, s.headerLines()-1, c.w, dim, s.reading(m))
 }
 
 // fill is how full the table is, and when it will be.
@@ -151,12 +157,19 @@ func (s *state) reading(m *live.Moment) string {
 	return "        " + strings.Join(words, "; ")
 }
 
-const headerLines = 4
+const headerLines = 4 // and one where natkit's own engine is up
+
+func (s *state) headerLines() int {
+	if e, _ := engineOf(s.shown); e != nil {
+		return headerLines + 1
+	}
+	return headerLines
+}
 
 // drawPanels gives the findings a strip and the other panels a grid, or the
 // focused one everything.
 func (s *state) drawPanels(c *canvas) {
-	top, bottom := headerLines, c.h-1
+	top, bottom := s.headerLines(), c.h-1
 	if s.zoomed {
 		t := s.panel(s.focus, true, c.w)
 		t.arrange(s.sort[s.focus], s.filter)
@@ -170,7 +183,7 @@ func (s *state) drawPanels(c *canvas) {
 	t.draw(c, 0, top, c.w, strip, s.focus == panelFindings, false, -1, 0)
 	top += strip
 	wide := min(3, max(1, c.w/leastW))
-	high := max(1, min((panels-1+wide-1)/wide, (bottom-top)/3))
+	high := max(1, min((s.panels()-1+wide-1)/wide, (bottom-top)/leastPanel))
 	// Where not all fit, the page of panels with the focused one.
 	first := panelSources
 	if at := s.focus - panelSources; at >= wide*high {
@@ -178,7 +191,7 @@ func (s *state) drawPanels(c *canvas) {
 	}
 	for i := range wide * high {
 		n := first + i
-		if n >= panels {
+		if n >= s.panels() {
 			break
 		}
 		x, y := i%wide*(c.w+1)/wide, top+i/wide*(bottom-top)/high
@@ -224,20 +237,22 @@ var helpLines = []string{
 	"",
 	"Entries, new and ended flows, drops and processors are of the last interval or",
 	"so; addresses, states, ports and findings of the last window, whose time stands",
-	"in the fourth line. The trend is over half a minute.",
+	"in the last line of the head. The trend is over half a minute. Sessions of the",
+	"eBPF engine are not in the table: rows of the engine are marked so.",
 }
 
 func (s *state) drawHelp(c *canvas) {
 	for i, line := range helpLines {
-		if y := headerLines + i; y < c.h-1 {
+		if y := s.headerLines() + i; y < c.h-1 {
 			c.text(0, y, c.w, plain, line)
 		}
 	}
 }
 
 func (s *state) drawChoice(c *canvas) {
-	c.text(0, headerLines, c.w, bold, "namespaces")
-	rows := c.h - 2 - headerLines
+	top := s.headerLines()
+	c.text(0, top, c.w, bold, "namespaces")
+	rows := c.h - 2 - top
 	first := max(0, s.choice.at-rows+1)
 	for i := range min(rows, len(s.choice.list)-first) {
 		n, st := s.choice.list[first+i], plain
@@ -248,8 +263,8 @@ func (s *state) drawChoice(c *canvas) {
 		if ref == "" {
 			ref = "(natkit's own)"
 		}
-		end := c.text(2, headerLines+1+i, c.w-2, st, ref)
-		c.text(max(end+2, 24), headerLines+1+i, c.w, dim, n.About)
+		end := c.text(2, top+1+i, c.w-2, st, ref)
+		c.text(max(end+2, 24), top+1+i, c.w, dim, n.About)
 	}
 }
 
@@ -270,8 +285,8 @@ func Text(m *live.Moment, width int, ascii bool) string {
 			lines = append(lines, strings.TrimRight(string(line), " "))
 		}
 	}
-	part(headerLines, s.header)
-	for n := range panels {
+	part(s.headerLines(), s.header)
+	for n := range s.panels() {
 		t := s.panel(n, n != panelFindings, width)
 		rows := min(max(1, len(t.rows)), snapshot.TopN)
 		if len(t.rows) > 0 && n != panelFindings {

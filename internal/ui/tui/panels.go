@@ -27,8 +27,17 @@ const (
 	panelDrops
 	panelStates
 	panelCPUs
+	panelEngine // only where natkit's own is up
 	panels
 )
+
+// panels is how many there are now.
+func (s *state) panels() int {
+	if e, _ := engineOf(s.shown); e == nil {
+		return panelEngine
+	}
+	return panels
+}
 
 // panel makes the table of a panel; zoomed is whether it has the screen for itself.
 func (s *state) panel(n int, zoomed bool, width int) table {
@@ -40,7 +49,7 @@ func (s *state) panel(n int, zoomed bool, width int) table {
 		}
 		return s.findingsList()
 	case panelSources:
-		return talkers("sources", m, func(t *snapshot.Table) []snapshot.Talker { return t.Sources })
+		return sources(m)
 	case panelDestinations:
 		return talkers("destinations", m, func(t *snapshot.Table) []snapshot.Talker { return t.Destinations })
 	case panelPorts:
@@ -49,6 +58,8 @@ func (s *state) panel(n int, zoomed bool, width int) table {
 		return s.dropRows()
 	case panelStates:
 		return states(m)
+	case panelEngine:
+		return enginePanel(m)
 	}
 	return processors(m)
 }
@@ -109,25 +120,53 @@ func talkers(title string, m *live.Moment, of func(*snapshot.Table) []snapshot.T
 	return t
 }
 
+// sources are those of the table, below those of the eBPF engine, whose sessions are not in it.
+func sources(m *live.Moment) table {
+	t := talkers("sources", m, func(t *snapshot.Table) []snapshot.Talker { return t.Sources })
+	e, _ := engineOf(m)
+	if e == nil || e.Kind != "ebpf" {
+		return t
+	}
+	tracked := t.rows
+	t.columns = slices.Insert(t.columns, 1, column{name: "in"})
+	t.rows = nil
+	for _, src := range e.Sources {
+		sessions, n := number(src.Sessions)
+		share, part := percent(n, float64(e.Sessions))
+		t.add(plain, src.Addr.String(), "engine", sessions, n, share, part, "", 0.0)
+	}
+	for _, r := range tracked {
+		r.cells, r.nums = slices.Insert(r.cells, 1, "kernel"), slices.Insert(r.nums, 1, math.NaN())
+		t.rows = append(t.rows, r)
+	}
+	return t
+}
+
+func portStyle(share float64) style {
+	switch {
+	case share >= 0.9:
+		return bad
+	case share >= 0.7:
+		return warn
+	}
+	return plain
+}
+
 func portUse(m *live.Moment) table {
 	t := table{title: "SNAT ports", columns: []column{{name: "outside→destination"}, {name: "used", right: true}, {name: "of", right: true, zoom: true},
 		{name: "share", right: true}, {name: "proto", zoom: true}, {name: "ports seen", zoom: true}}}
 	dump, why := tableOf(m)
 	t.empty = why
+	if e, _ := engineOf(m); e != nil {
+		enginePorts(&t, e)
+	}
 	if dump == nil {
 		return t
 	}
 	for _, u := range m.Judged.SNATPorts {
 		used, n := number(u.Used)
 		share, part := percent(float64(u.Used), float64(u.Ports))
-		st := plain
-		switch {
-		case part >= 0.9:
-			st = bad
-		case part >= 0.7:
-			st = warn
-		}
-		t.add(st, u.Outside.String()+"→"+u.Dest.String(), used, n, strconv.Itoa(u.Ports), float64(u.Ports), share, part,
+		t.add(portStyle(part), u.Outside.String()+"→"+u.Dest.String(), used, n, strconv.Itoa(u.Ports), float64(u.Ports), share, part,
 			u.Protocol, fmt.Sprintf("%d-%d", u.MinPort, u.MaxPort))
 	}
 	return t
@@ -137,6 +176,12 @@ func portUse(m *live.Moment) table {
 func (s *state) dropRows() table {
 	t := table{title: fmt.Sprintf("drops, %.0f s", s.dropSeconds()), empty: "none",
 		columns: []column{{name: "cause"}, {name: "packets", right: true}, {name: "/s", right: true}, {name: "place", zoom: true}, {name: "interface", zoom: true}}}
+	if e, r := engineOf(s.shown); e != nil {
+		for _, name := range byRate(r.DroppedPerSecond) {
+			packets, n := number(e.Packets[name])
+			t.add(bad, name, packets, n, short(r.DroppedPerSecond[name]), r.DroppedPerSecond[name], "natkit's engine", "")
+		}
+	}
 	if s.shown != nil && s.shown.Drops == nil {
 		t.empty = "not seen"
 		return t

@@ -72,6 +72,9 @@ func (s *state) add(m *live.Moment) {
 		return
 	}
 	s.shown = m
+	if s.focus >= s.panels() { // the engine went down
+		s.focus, s.zoomed, s.from = panelFindings, false, 0
+	}
 	if m.Table != nil {
 		s.levels = append(s.levels, float64(m.Table.Entries))
 		s.levels = s.levels[max(0, len(s.levels)-mostLevels):]
@@ -131,9 +134,9 @@ func (s *state) key(k tcell.Key, r rune) action {
 	case r == 'f':
 		s.focus, s.zoomed, s.from = panelFindings, true, 0
 	case k == tcell.KeyTab || k == tcell.KeyRight:
-		s.focus, s.from = (s.focus+1)%panels, 0
+		s.focus, s.from = (s.focus+1)%s.panels(), 0
 	case k == tcell.KeyBacktab || k == tcell.KeyLeft:
-		s.focus, s.from = (s.focus+panels-1)%panels, 0
+		s.focus, s.from = (s.focus+s.panels()-1)%s.panels(), 0
 	case k == tcell.KeyEnter:
 		s.zoomed, s.from = !s.zoomed, 0
 	case k == tcell.KeyEscape:

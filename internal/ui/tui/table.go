@@ -111,6 +111,9 @@ func (t *table) widths(w int, zoomed bool) []int {
 	widths[0] = max(0, rest)
 	if zoomed && !t.text {
 		widths[0] = max(0, min(rest, first))
+		if last := len(t.columns) - 1; last > 0 && !t.columns[last].right { // words that were cut have what is left
+			widths[last] += max(0, rest-widths[0])
+		}
 	}
 	return widths
 }

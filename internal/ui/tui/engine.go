@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tui
+
+// This file shows what natkit itself has up in the namespace: a line of the header, rows of
+// the panels of sources, ports and drops, and a panel with all of it.
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
+	"natkit/internal/ui/live"
+	"natkit/internal/words/plural"
+)
+
+// engineOf is what is up, with its rates; nil where nothing is.
+func engineOf(m *live.Moment) (*snapshot.Engine, *live.EngineRates) {
+	if m == nil || m.Judged == nil || m.Judged.Engine == nil {
+		return nil, nil
+	}
+	r := m.Judged.EngineRates
+	if r == nil {
+		r = &live.EngineRates{}
+	}
+	return m.Judged.Engine, r
+}
+
+// The panels' share that is worth a colour.
+const (
+	nearlyFull = 0.8
+	asGoodFull = 0.95
+)
+
+func fullStyle(share float64) style {
+	switch {
+	case share >= asGoodFull:
+		return bad
+	case share >= nearlyFull:
+		return warn
+	}
+	return plain
+}
+
+// engineLine is the header's: what matters most comes first, a narrow screen cuts the rest.
+func engineLine(e *snapshot.Engine, r *live.EngineRates) (string, style) {
+	st, words := plain, []string{}
+	switch e.Kind {
+	case "accel":
+		words = append(words, accelShare(r))
+		if name, rate := most(r.SlowPathPerSecond); rate > 0 {
+			words = append(words, fmt.Sprintf("most others: %s %s/s", name, short(rate)))
+		}
+	case "nft":
+		words = append(words, plural.Count(e.Rules, "rule")+" in nftables; its sessions are entries of this table")
+	default:
+		share, part := percent(float64(e.Sessions), float64(e.SessionsMax))
+		st = fullStyle(part)
+		words = append(words, fmt.Sprintf("%d of %d sessions %s", e.Sessions, e.SessionsMax, share),
+			fmt.Sprintf("new %s/s", short(r.NewPerSecond)), fmt.Sprintf("dropped %s/s", short(r.Dropped())),
+			fmt.Sprintf("translated %s/s", short(r.TranslatedPerSecond)))
+	}
+	if n := len(e.Drift) + len(e.Problems); n > 0 {
+		words = append([]string{plural.Count(n, "problem")}, words...)
+		st = max(st, warn)
+	}
+	if slices.ContainsFunc(e.Drift, func(d snapshot.EngineDrift) bool { return d.Stops }) {
+		st = bad
+	}
+	name := "engine"
+	if e.Kind == "accel" {
+		name = "accel"
+	}
+	return fmt.Sprintf("%-8s%s", name, strings.Join(words, "  ")), st
+}
+
+func accelShare(r *live.EngineRates) string {
+	if r.FastPath == nil {
+		return "no packet that accel could forward came in"
+	}
+	return fmt.Sprintf("%.1f%% of packets bypass the stack", 100**r.FastPath)
+}
+
+// most is the largest of some rates.
+func most(rates map[string]float64) (name string, rate float64) {
+	for _, n := range byRate(rates) {
+		return n, rates[n]
+	}
+	return "", 0
+}
+
+func byRate(rates map[string]float64) []string {
+	return slices.SortedFunc(maps.Keys(rates), func(a, b string) int {
+		return cmp.Or(cmp.Compare(rates[b], rates[a]), strings.Compare(a, b))
+	})
+}
+
+// enginePorts are rows of the panel of ports: what is taken of each outside address, in use or
+// in hold-down, fullest first.
+func enginePorts(t *table, e *snapshot.Engine) {
+	type use struct {
+		snapshot.EngineAddress
+		protocol string
+		used     uint64
+	}
+	var uses []use
+	for _, a := range e.Addresses {
+		for _, c := range []struct {
+			protocol string
+			free     uint64
+		}{{"tcp", a.FreeTCP}, {"udp", a.FreeUDP}, {"icmp", a.FreeICMP}} {
+			if used := a.Given - min(a.Given, c.free); used > 0 {
+				uses = append(uses, use{a, c.protocol, used})
+			}
+		}
+	}
+	slices.SortStableFunc(uses, func(a, b use) int {
+		return cmp.Compare(float64(b.used)/float64(b.Given), float64(a.used)/float64(a.Given))
+	})
+	for _, u := range uses {
+		used, n := number(u.used)
+		share, part := percent(n, float64(u.Given))
+		t.add(portStyle(part), u.Addr.String()+" "+u.protocol, used, n, strconv.FormatUint(u.Given, 10), float64(u.Given), share, part,
+			u.protocol, fmt.Sprintf("%d-%d", u.Ports.Min, u.Ports.Max))
+	}
+}
+
+// enginePanel is all about the engine.
+func enginePanel(m *live.Moment) table {
+	t := table{title: "engine", empty: "none", columns: []column{{name: "what"}, {name: "now", right: true}, {name: "of", right: true}, {name: "share", right: true}, {name: "meaning", zoom: true}}}
+	e, r := engineOf(m)
+	if e == nil {
+		return t
+	}
+	t.title = fmt.Sprintf("engine %s, %.0f s", e.Kind, m.Judged.WindowSeconds)
+	if e.Kind == "accel" {
+		t.title = fmt.Sprintf("accel, %.0f s", m.Judged.WindowSeconds)
+	}
+	for _, d := range e.Drift {
+		st := warn
+		if d.Stops {
+			st = bad
+		}
+		t.add(st, d.What, "", 0.0, "", 0.0, "", 0.0, "changed on the machine since the rules were applied")
+	}
+	for _, p := range e.Problems {
+		t.add(warn, p, "", 0.0, "", 0.0, "", 0.0, "")
+	}
+	level := func(what string, now, limit uint64, means string) {
+		text, n := number(now)
+		share, part := percent(n, float64(limit))
+		t.add(fullStyle(part), what, text, n, strconv.FormatUint(limit, 10), float64(limit), share, part, means)
+	}
+	rate := func(st style, what string, perSecond float64, means string) {
+		t.add(st, what+"/s", short(perSecond), perSecond, "", 0.0, "", 0.0, means)
+	}
+	switch e.Kind {
+	case "accel":
+		level("flow directions on the fast path", e.Sessions, 2*e.SessionsMax, "")
+		rate(plain, "forwarded", r.ForwardedPerSecond, accelShare(r))
+		means := map[string]string{}
+		for _, reason := range rulefile.AccelReasons {
+			means[reason.Name] = reason.Means
+		}
+		for _, name := range byRate(r.SlowPathPerSecond) {
+			rate(plain, name, r.SlowPathPerSecond[name], means[name])
+		}
+	case "nft":
+		for _, rule := range e.RuleList {
+			t.add(plain, "rule "+rule.ID, "", 0.0, "", 0.0, "", 0.0, fmt.Sprintf("line %d: %s", rule.Line, rule.Rule))
+		}
+	default:
+		level("sessions", e.Sessions, e.SessionsMax, "limits.sessions")
+		level("mappings", e.Mappings, e.MappingsMax, "limits.mappings")
+		rate(plain, "new sessions", r.NewPerSecond, "")
+		rate(plain, "translated packets", r.TranslatedPerSecond, "")
+		engineReasons(e, m.Judged.WindowSeconds, rate)
+	}
+	return t
+}
+
+// engineReasons are what else became of packets: the dropped ones first.
+func engineReasons(e *snapshot.Engine, seconds float64, row func(st style, what string, perSecond float64, means string)) {
+	for _, kind := range []string{"dropped", "passed", "counted"} {
+		st := plain
+		if kind == "dropped" {
+			st = bad
+		}
+		for _, reason := range rulefile.Reasons {
+			if n := e.Packets[reason.Name]; reason.Kind == kind && n > 0 && reason.Name != "created" {
+				row(st, kind+": "+reason.Name, float64(n)/max(seconds, 0.1), reason.Means)
+			}
+		}
+	}
+}
