@@ -19,6 +19,8 @@ import (
 
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/choice"
@@ -62,7 +64,8 @@ protocol_number, timeout_s, state, status (UNREPLIED, ASSURED, OFFLOAD,
 HW_OFFLOAD, SNAT, DNAT), original and reply (src, dst, sport, dport or what the
 protocol has in their place, zone, packets, bytes), mark, zone, age_s, use, id,
 start, stop, secctx, helper, labels. A key that the entry does not have is left
-out.
+out. Where one of natkit's engines is up, natkit says whether its rules translate the
+entry. Sessions of the eBPF engine are not in the table: natkit sessions lists them.
 ` + fromHelp,
 		Example: `  natkit conntrack list
   natkit conntrack list --proto tcp --state TIME_WAIT --src 192.168.0.0/24
@@ -78,10 +81,14 @@ out.
 		if in.from != "" {
 			show = conntrack.AllFields
 		}
+		engine := in.engine(nil)
+		if engine != nil { // beside the entries, whose form is that of conntrack -L
+			fmt.Fprint(e.stderr, "natkit: "+engine.Line())
+		}
 		var line []byte
 		err := in.each(cmd.Context(), func(f *conntrack.Flow) error {
 			if *out == "json" {
-				line = report.AppendConntrackFlow(line[:0], f)
+				line = report.AppendConntrackFlow(line[:0], f, engine)
 			} else {
 				line = f.AppendText(line[:0], show)
 			}
@@ -108,7 +115,7 @@ whether an offloaded entry is assured.
 
 With -o json: entries, max (live), dump_s, interrupted (the table changed while
 it was read), unreadable, cut (the dump has no end), by_protocol, by_state,
-by_status.
+by_status, natkit_engine (where one is up: kind, sessions, entries, note, see).
 ` + fromHelp,
 		Example: `  natkit conntrack stats
   natkit conntrack stats --dst 172.17.0.2 -o json
@@ -123,7 +130,7 @@ by_status.
 			return err
 		}
 		s := report.NewConntrackStats(t)
-		s.Max, s.Cut = limits.Max, text.Cut
+		s.Max, s.Cut, s.Engine = limits.Max, text.Cut, in.engine(t)
 		if *out == "json" {
 			return report.JSON(e.stdout, s)
 		}
@@ -147,7 +154,8 @@ Counts are exact up to 32768 different addresses or ports. With more, every one
 that has more than 1/32768 of the entries is still found, no count is too high,
 and it is said by how much one may be too low (missed).
 
-With -o json: by, entries, interrupted, unreadable, rows; a row has entries,
+With -o json: by, entries, interrupted, unreadable, natkit_engine (where one is up:
+kind, sessions, entries, note, see), rows; a row has entries,
 missed and, by source and destination, addr and unreplied; by dport, protocol,
 port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 ` + fromHelp,
@@ -177,6 +185,7 @@ port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 			return err
 		}
 		top := report.NewConntrackTop(t, *by)
+		top.Engine = in.engine(t)
 		if *out == "json" {
 			return report.JSON(e.stdout, top)
 		}
@@ -200,7 +209,7 @@ namespace counts for itself; the hash and its chains are shared by all.
 With -o json: count, max, buckets, host_entries, object_bytes, object_source,
 extension_bytes, bucket_bytes, chain_now, chain_full, hash_bytes, entries_bytes, now_bytes, full_bytes,
 now_with_extensions_bytes, full_with_extensions_bytes, slab_bytes, unknown (what
-can't be read here, and why).`,
+can't be read here, and why), natkit_engine (where one is up: kind, sessions, note, see).`,
 		Example: `  natkit conntrack memory
   natkit conntrack memory --netns gateway -o json`,
 		Args: noArgs,
@@ -216,6 +225,7 @@ can't be read here, and why).`,
 			return err
 		}
 		r := report.NewConntrackMemory(&m)
+		r.Engine = engineNote(e, nil)
 		return e.show(*out, r)
 	}
 	return cmd
@@ -362,6 +372,29 @@ func conntrackInputFlags(e *env, cmd *cobra.Command) *conntrackInput {
 	return in
 }
 
+// engine is what natkit's own engine has to do with the live table; t is what was counted of it.
+func (in *conntrackInput) engine(t *snapshot.Table) *report.EngineNote {
+	if in.from != "" {
+		return nil
+	}
+	return engineNote(in.e, t)
+}
+
+// engineNote is about the engine in the namespace of --netns. It stands beside what was asked
+// for, which does without where it cannot be read.
+func engineNote(e *env, t *snapshot.Table) *report.EngineNote {
+	h, err := netns.Open(e.netns)
+	if err != nil {
+		return nil
+	}
+	defer h.Close()
+	facts, err := control.ReadFacts(h, false)
+	if err != nil {
+		fmt.Fprintf(e.stderr, "natkit: whether natkit's own engine runs here is unknown: %v\n", err)
+	}
+	return report.NewEngineNote(facts, t, e.netns)
+}
+
 func (in *conntrackInput) choice() (conntrack.Filter, error) {
 	w, err := in.filter()
 	if err != nil {
@@ -407,6 +440,7 @@ func (in *conntrackInput) table(ctx context.Context, o conntrack.TableOptions) (
 	if o.Filter, err = in.choice(); err != nil {
 		return nil, limits, text, err
 	}
+	o.Label = nft.LabelBit
 	if in.from != "" {
 		err = in.open(func(r io.Reader, name string) (err error) {
 			if t, text, err = conntrack.TabulateText(ctx, r, o, in.badLines(name)); err != nil {

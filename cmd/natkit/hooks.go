@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/observe"
+	"natkit/internal/nat/control"
 	"natkit/internal/nat/nft"
 	"natkit/internal/scenario"
 	"natkit/internal/snapshot"
@@ -35,7 +37,8 @@ asks these chains about the first packet of a flow.
 The kernel's own lists are read by a program, which needs root or CAP_BPF and
 CAP_PERFMON; without, the kernel is asked by netlink, if it was built for that
 (CONFIG_NETFILTER_NETLINK_HOOK). With -o json the answer is one object: netns and
-hooks (family, hook, priority, function, owner, device, chain, via).
+hooks (family, hook, priority, function, owner, device, chain, via), and natkit_engine
+where one of natkit's own is up, whose packets do not come to these hooks.
 
 With --cost natkit looks for a while what share of the processors' time each takes,
 how many packets came to each hook, and which of it no rule in use needs, with the
@@ -94,6 +97,11 @@ unseen.`,
 			return err
 		}
 		r := &report.Hooks{Netns: h.Inode(), Hooks: hooks}
+		facts, err := control.ReadFacts(h, false)
+		if err != nil {
+			fmt.Fprintf(e.stderr, "natkit: whether natkit's own engine runs here is unknown: %v\n", err)
+		}
+		r.Engine = report.NewHooksNote(facts, e.netns)
 		if *out == "json" {
 			return unlessPipeClosed(report.JSON(e.stdout, r))
 		}
@@ -118,7 +126,7 @@ func (o *hookCostOptions) look(ctx context.Context, e *env, h *netns.Handle) (*r
 	rulesBefore, rulesErr := baseRules(h)
 	g, inner := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
-		s, err = probe.Take(inner, probe.Options{Netns: h, Window: o.window, Dump: !o.noDump})
+		s, err = probe.Take(inner, probe.Options{Netns: h, Window: o.window, Dump: !o.noDump, Engine: control.ReadFacts})
 		return err
 	})
 	g.Go(func() error {

@@ -37,6 +37,10 @@ took and how old it is, and findings of a window in between rest on it. With
 --no-dump the entries are left alone. Flows are counted by the kernel's events,
 which cost it some time a flow while somebody watches: --no-events does without.
 
+Where one of natkit's engines or its acceleration is up a line of the head shows it, and
+the last panel all about it. Sessions, ports and drops of the eBPF engine, which the
+kernel's table does not have, stand beside the kernel's.
+
 Where no screen can be drawn (a pipe, TERM=dumb) use --once, which waits for one
 short window and prints everything as text, or -o json. It needs root; without,
 the screen shows less. NO_COLOR is obeyed.
@@ -44,8 +48,10 @@ the screen shows less. NO_COLOR is obeyed.
 With -o json each interval is one object in a line of its own: at, interval_s,
 host, netns; table (entries, max, per_second, full_in_s), flows (new_per_second,
 ended_per_second, lost_events), drops and cpus of the interval; judged, of the
-last window: at, window_s, table, table_at (when it was read), snat_ports,
-findings, unseen; unseen. What is not known is left out.`,
+last window: at, window_s, table, table_at (when it was read), snat_ports, engine
+and engine_rates (new_per_second, translated_per_second, dropped_per_second by reason;
+of accel fast_path_share, forwarded_per_second, slow_path_per_second by reason) where
+natkit's own is up, findings, unseen; unseen. What is not known is left out.`,
 		Example: `  natkit top
   natkit top --netns gateway --window 1m
   natkit top --once --no-dump

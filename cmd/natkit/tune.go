@@ -65,7 +65,8 @@ With -o json: taken_at, host, netns; changes (setting, netns, scope host or
 namespace, old, new, code of the finding, reason, does, memory_bytes, owners with
 who, where, value, warning) in the order in which they would be written; refused
 (setting, value, code, why, chosen, if, need_bytes); memory: growth, now and then
-(max, buckets, bytes, chain, entries, full_s unless it is not growing); unseen.`,
+(max, buckets, bytes, chain, entries, full_s unless it is not growing); notes (what the
+plan's settings do not reach, such as sessions of the eBPF engine); unseen.`,
 		Example: `  natkit tune plan
   natkit tune plan --netns blue --for 10s
   natkit tune plan --confirm conntrack-accounting

@@ -46,7 +46,7 @@ type Fault struct {
 func Faults() []Fault {
 	byCode := map[string]Fault{}
 	for _, f := range []Fault{
-		engineLimitFault, engineDriftFault, tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
+		engineLimitFault, engineDriftFault, accelSlowPathFault, tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
 		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
 		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,

@@ -13,7 +13,8 @@ type Engine struct {
 	Table  string `json:"table,omitempty"`  // of nftables, that engine nft has made: "ip natkit"
 	Served bool   `json:"served,omitempty"` // natkit serve keeps it
 
-	Bypass bool `json:"bypass,omitempty"` // was brought up with --bypass
+	Bypass bool   `json:"bypass,omitempty"` // was brought up with --bypass
+	Attach string `json:"attach,omitempty"` // as with --attach, "" for auto
 
 	// TCP says that accel forwards TCP too, Interfaces between which.
 	TCP        bool     `json:"tcp,omitempty"`

@@ -168,6 +168,7 @@ type Table struct {
 	ByProtocol   map[string]uint64 `json:"by_protocol,omitzero"`
 	ByState      map[string]uint64 `json:"by_state,omitzero"`  // TCP states
 	ByStatus     map[string]uint64 `json:"by_status,omitzero"` // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
+	Labelled     uint64            `json:"labelled,omitempty"` // translated, with the label that was asked for
 	Sources      []Talker          `json:"sources,omitzero"`   // most entries first, at most TopN
 	Destinations []Talker          `json:"destinations,omitzero"`
 	DestPorts    []PortUse         `json:"dest_ports,omitzero"`

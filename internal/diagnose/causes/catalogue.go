@@ -84,6 +84,7 @@ var catalogue = []Cause{
 	unrepliedFlood,
 	engineDrift,
 	engineSourceLimit,
+	accelSlowPath,
 	conntrackTableNearlyFull,
 	timeWaitHeavy,
 	conntrackHashTooSmall,

@@ -22,6 +22,13 @@ func withEngine(s *snapshot.Snapshot) *snapshot.Engine {
 	return s.Engine
 }
 
+// withAccel has natkit accel forward flows of the gateway.
+func withAccel(s *snapshot.Snapshot) *snapshot.Engine {
+	s.Engine = &snapshot.Engine{Kind: "accel", Sessions: 40, SessionsMax: 1000, Interfaces: []string{"eth0", "eth1"}, Bypass: true,
+		Packets: map[string]uint64{"forwarded": 5000, "tcp-flags": 900, "young": 300, "local": 1_000_000, "not-ipv4": 1_000_000}}
+	return s.Engine
+}
+
 func init() {
 	examples["engine-source-limit"] = func(s *snapshot.Snapshot) {
 		e := withEngine(s)
@@ -43,6 +50,9 @@ func init() {
 		e := withEngine(s)
 		e.Packets["sessions-full"], e.Sessions = 90, 1000
 	}
+	examples["accel-slow-path"] = func(s *snapshot.Snapshot) { withAccel(s).Packets["tcp-strict"] = 90_000 }
+	moreExamples["accel-slow-path, a full flow cache"] = func(s *snapshot.Snapshot) { withAccel(s).Packets["no-room"] = 90_000 }
+	moreExamples["accel-slow-path, by another interface"] = func(s *snapshot.Snapshot) { withAccel(s).Packets["no-way"] = 90_000 }
 	moreExamples["engine-drift, accel"] = func(s *snapshot.Snapshot) {
 		s.Engine = &snapshot.Engine{Kind: "accel", Sessions: 40, SessionsMax: 1000, Problems: []string{"interface eth1 is gone"}}
 	}
@@ -71,13 +81,32 @@ func TestEngineHealthy(t *testing.T) {
 	}
 }
 
+// What is near packets that accel should forward, and none.
+func TestAccelHealthy(t *testing.T) {
+	for name, change := range map[string]func(e *snapshot.Engine){
+		"at work":                       func(*snapshot.Engine) {},
+		"half of the packets, less one": func(e *snapshot.Engine) { e.Packets["tcp-strict"] = 6200 - 1 },
+		"all, but few":                  func(e *snapshot.Engine) { e.Packets = map[string]uint64{"tcp-strict": 99 * 10} },
+		"short connections":             func(e *snapshot.Engine) { e.Packets["unsteady"], e.Packets["tcp-flags"] = 90_000, 90_000 },
+		"another engine":                func(e *snapshot.Engine) { e.Kind, e.Packets["tcp-strict"] = "ebpf", 90_000 },
+	} {
+		s := gateway()
+		change(withAccel(s))
+		if found := Judge(s); len(found) > 0 {
+			t.Errorf("%s: %s", name, titles(found))
+		}
+	}
+}
+
 // The commands of a cure change the line of the file that is meant, and no other.
 func TestEngineRemedies(t *testing.T) {
 	for name, want := range map[string]string{
-		"snat-ports-exhausted, engine": `sed -i -E '7s/\bports: *5000-5999\b/ports: 1024-65535/' /etc/natkit.yaml`,
-		"conntrack-table-full, engine": `sed -i -E '4s/\bsessions: *1000\b/sessions: 2000/' /etc/natkit.yaml`,
-		"engine-drift":                 "natkit apply -f /etc/natkit.yaml",
-		"engine-source-limit":          `sed -i -E '4s/\bsessions_per_source: *200\b/sessions_per_source: 800/' /etc/natkit.yaml`,
+		"snat-ports-exhausted, engine":       `sed -i -E '7s/\bports: *5000-5999\b/ports: 1024-65535/' /etc/natkit.yaml`,
+		"conntrack-table-full, engine":       `sed -i -E '4s/\bsessions: *1000\b/sessions: 2000/' /etc/natkit.yaml`,
+		"accel-slow-path":                    "natkit accel on --bypass --tcp-liberal eth0 eth1",
+		"accel-slow-path, a full flow cache": "natkit accel on --bypass --flows 2000 eth0 eth1",
+		"engine-drift":                       "natkit apply -f /etc/natkit.yaml",
+		"engine-source-limit":                `sed -i -E '4s/\bsessions_per_source: *200\b/sessions_per_source: 800/' /etc/natkit.yaml`,
 	} {
 		s := gateway()
 		change := moreExamples[name]

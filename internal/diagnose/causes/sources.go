@@ -133,5 +133,6 @@ var sourcesOf = map[string]groups{
 	"ipsec-policies-many":          each(snapshot.CanInterfaces, snapshot.CanXfrm),
 	"engine-source-limit":          each(snapshot.CanEngine),
 	"engine-drift":                 each(snapshot.CanEngine),
+	"accel-slow-path":              each(snapshot.CanEngine),
 	"other-drops":                  each(snapshot.CanDrops, snapshot.CanInterfaces),
 }

@@ -72,6 +72,7 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 	} else {
 		p.refuseSizes("connection tracking could not be read: its sizes can't be planned")
 	}
+	p.plan.Notes = engineNotes(s.Engine)
 	inOrder(p.plan.Changes)
 	for i := range p.plan.Changes {
 		c := &p.plan.Changes[i]
@@ -85,6 +86,17 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 		}
 	}
 	return p.plan, nil
+}
+
+// engineNotes are what settings of the kernel do not reach where natkit's own engine translates.
+func engineNotes(e *snapshot.Engine) []string {
+	if e == nil || e.Kind != "ebpf" {
+		return nil
+	}
+	return []string{
+		fmt.Sprintf("The eBPF engine translates here and has its own sessions (%d of %d): nf_conntrack_max, nf_conntrack_buckets and the time-outs nf_conntrack_* do nothing for them. "+
+			"limits.sessions and defaults.timeouts in %s do; a new limits.sessions needs `natkit down` and `natkit up`.", e.Sessions, e.SessionsMax, e.File),
+	}
 }
 
 // inOrder puts the hash before the limit and both before everything else: they

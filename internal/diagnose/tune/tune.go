@@ -107,6 +107,8 @@ type Plan struct {
 	Changes []Change       `json:"changes"`
 	Refused []Refusal      `json:"refused"`
 	Memory  *Memory        `json:"memory,omitempty"` // nil without facts on connection tracking
+	// Notes are what the plan's settings do not reach, with what does.
+	Notes []string `json:"notes,omitempty"`
 	// Unseen is what could not be looked at, and what that costs the plan.
 	Unseen []snapshot.Capability `json:"unseen"`
 }

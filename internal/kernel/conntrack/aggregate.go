@@ -53,7 +53,10 @@ type Aggregate struct {
 	// Recent is how many seconds ago a recent flow's last packet was at most;
 	// snapshot.RecentSeconds by default.
 	Recent uint64
+	// Label is the bit of a label, above 0; translated flows that have it are counted.
+	Label int
 
+	labelled     uint64
 	oneWay, idle uint64
 	outsides     tally[addrKey]
 	silent       tally[addrKey] // outside addresses of recent flows that nobody has answered
@@ -190,6 +193,7 @@ func (a *Aggregate) Add(f *Flow) {
 			a.addTarget(f, unreplied)
 		}
 	}
+	count(&a.labelled, a.Label > 0 && (f.SNAT() || f.DNAT()) && f.Label(a.Label))
 	a.judge(f, unreplied, recent)
 	if f.SNAT() {
 		a.snat++
@@ -381,6 +385,7 @@ func count(n *uint64, yes bool) {
 func (a *Aggregate) Table(rows int) *snapshot.Table {
 	t := &snapshot.Table{
 		Entries:    a.entries,
+		Labelled:   a.labelled,
 		ByProtocol: map[string]uint64{},
 		ByState:    map[string]uint64{},
 		ByStatus:   map[string]uint64{},
@@ -474,6 +479,7 @@ type TableOptions struct {
 	// Timeouts under which a text dump was made; Tabulate reads those of the kernel.
 	Timeouts Timeouts
 	Recent   uint64 // how many seconds ago a recent flow's last packet was at most; snapshot.RecentSeconds by default
+	Label    int    // see Aggregate.Label
 }
 
 func (o TableOptions) rows() int {
@@ -486,7 +492,7 @@ func (o TableOptions) rows() int {
 // Tabulate counts the live table of the calling thread's namespace.
 func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 	a := NewAggregate(o.Lists)
-	a.Timeouts, a.Recent = ReadTimeouts(), o.Recent
+	a.Timeouts, a.Recent, a.Label = ReadTimeouts(), o.Recent, o.Label
 	res, err := Dump(ctx, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil
@@ -503,7 +509,7 @@ func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 // TabulateText counts a text dump; bad gets the lines that can't be read.
 func TabulateText(ctx context.Context, r io.Reader, o TableOptions, bad func(*LineError)) (*snapshot.Table, TextResult, error) {
 	a := NewAggregate(o.Lists)
-	a.Timeouts, a.Recent = o.Timeouts, o.Recent
+	a.Timeouts, a.Recent, a.Label = o.Timeouts, o.Recent, o.Label
 	res, err := ReadText(ctx, r, o.Filter, func(f *Flow) error {
 		a.Add(f)
 		return nil

@@ -56,6 +56,9 @@ type AccelStatus struct {
 	Stats      *rulefile.AccelStats `json:"stats"`
 	Changes    []Change             `json:"changes"`  // of the namespace, that AccelOff puts back
 	Problems   []string             `json:"problems"` // each with what to do
+
+	attach Attach
+	bypass bool // something is bypassed, and was accepted
 }
 
 // Share is which part of the TCP and UDP packets that came in for others bypassed the stack
@@ -68,7 +71,7 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, Problems: []string{}, Changes: []Change{}}
+	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, attach: rec.Attach, bypass: len(rec.Accepted) > 0, Problems: []string{}, Changes: []Change{}}
 	other := rec.Make != datapath.MakeAccel()
 	a, err := datapath.OpenAccelerator(dir)
 	if !rec.Whole || errors.Is(err, os.ErrNotExist) {

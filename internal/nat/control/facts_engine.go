@@ -167,7 +167,10 @@ func accelFacts(ns *netns.Handle) (*snapshot.Engine, error) {
 		return nil, err
 	}
 	out := &snapshot.Engine{Kind: string(EngineAccel), SessionsMax: uint64(s.Flows), Packets: s.Stats.Reasons, Problems: s.Problems}
-	out.Sessions, out.TCP = uint64(s.Stats.Trusted), s.TCP
+	out.Sessions, out.TCP, out.Bypass = uint64(s.Stats.Trusted), s.TCP, s.bypass
+	if s.attach != AttachAuto {
+		out.Attach = string(s.attach)
+	}
 	for _, l := range s.Interfaces {
 		out.Interfaces = append(out.Interfaces, l.Name)
 	}

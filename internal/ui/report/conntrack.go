@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/conntrack"
+	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
 )
@@ -30,8 +31,9 @@ type ConntrackStats struct {
 	Unreadable  uint64            `json:"unreadable"`    // entries or lines not counted in the rest
 	Cut         bool              `json:"cut,omitempty"` // the dump has no end
 	ByProtocol  map[string]uint64 `json:"by_protocol"`
-	ByState     map[string]uint64 `json:"by_state"`  // TCP
-	ByStatus    map[string]uint64 `json:"by_status"` // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
+	ByState     map[string]uint64 `json:"by_state"`                // TCP
+	ByStatus    map[string]uint64 `json:"by_status"`               // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
+	Engine      *EngineNote       `json:"natkit_engine,omitempty"` // natkit's own, where one is up
 }
 
 // NewConntrackStats takes the sums out of a table.
@@ -63,6 +65,9 @@ func (s *ConntrackStats) Text(w io.Writer, bars Bars) error {
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
 	}
+	if s.Engine != nil {
+		b.WriteString("\n" + s.Engine.Line())
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -87,6 +92,7 @@ type ConntrackTop struct {
 	Interrupted bool           `json:"interrupted"`
 	Unreadable  uint64         `json:"unreadable"`
 	Rows        []ConntrackRow `json:"rows"`
+	Engine      *EngineNote    `json:"natkit_engine,omitempty"` // natkit's own, where one is up
 }
 
 // ConntrackRow is one row: Addr for source and destination, Protocol and Port
@@ -171,29 +177,33 @@ func (t *ConntrackTop) Text(w io.Writer, bars Bars) error {
 	if missed > 0 {
 		fmt.Fprintf(tw, "Too many different ones to count each: a count may be up to %d too low.\n", missed)
 	}
-	return tw.Flush()
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	return t.Engine.text(w)
 }
 
 // ConntrackMemory is what the table takes, in bytes.
 type ConntrackMemory struct {
-	Count          uint64   `json:"count"`
-	Max            uint64   `json:"max"` // 0: no limit
-	Buckets        uint64   `json:"buckets"`
-	HostEntries    uint64   `json:"host_entries,omitempty"`
-	ObjectBytes    uint64   `json:"object_bytes,omitempty"`
-	ObjectSource   string   `json:"object_source,omitempty"`
-	ExtensionBytes uint64   `json:"extension_bytes"`
-	BucketBytes    uint64   `json:"bucket_bytes"`
-	ChainNow       float64  `json:"chain_now"`
-	ChainFull      float64  `json:"chain_full"`
-	HashBytes      uint64   `json:"hash_bytes"`    // of the hash, which all namespaces share
-	EntriesBytes   uint64   `json:"entries_bytes"` // of this namespace's entries alone
-	NowBytes       uint64   `json:"now_bytes"`
-	NowMostBytes   uint64   `json:"now_with_extensions_bytes"`
-	FullBytes      uint64   `json:"full_bytes"`
-	FullMostBytes  uint64   `json:"full_with_extensions_bytes"`
-	SlabBytes      uint64   `json:"slab_bytes,omitempty"` // held now for all namespaces
-	Unknown        []string `json:"unknown"`
+	Count          uint64      `json:"count"`
+	Max            uint64      `json:"max"` // 0: no limit
+	Buckets        uint64      `json:"buckets"`
+	HostEntries    uint64      `json:"host_entries,omitempty"`
+	ObjectBytes    uint64      `json:"object_bytes,omitempty"`
+	ObjectSource   string      `json:"object_source,omitempty"`
+	ExtensionBytes uint64      `json:"extension_bytes"`
+	BucketBytes    uint64      `json:"bucket_bytes"`
+	ChainNow       float64     `json:"chain_now"`
+	ChainFull      float64     `json:"chain_full"`
+	HashBytes      uint64      `json:"hash_bytes"`    // of the hash, which all namespaces share
+	EntriesBytes   uint64      `json:"entries_bytes"` // of this namespace's entries alone
+	NowBytes       uint64      `json:"now_bytes"`
+	NowMostBytes   uint64      `json:"now_with_extensions_bytes"`
+	FullBytes      uint64      `json:"full_bytes"`
+	FullMostBytes  uint64      `json:"full_with_extensions_bytes"`
+	SlabBytes      uint64      `json:"slab_bytes,omitempty"` // held now for all namespaces
+	Unknown        []string    `json:"unknown"`
+	Engine         *EngineNote `json:"natkit_engine,omitempty"` // natkit's own, where one is up
 }
 
 // NewConntrackMemory calculates the sums.
@@ -249,8 +259,10 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 	for _, u := range m.Unknown {
 		line("unknown", "%s", u)
 	}
-	_, err := io.WriteString(w, p.b.String())
-	return err
+	if _, err := io.WriteString(w, p.b.String()); err != nil {
+		return err
+	}
+	return m.Engine.text(w)
 }
 
 func megabytes(n uint64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
@@ -306,8 +318,9 @@ func (r *ConntrackRates) Text(w io.Writer) error {
 }
 
 // AppendConntrackFlow appends a flow as one JSON object in one line, without
-// allocation: a table has hundreds of thousands.
-func AppendConntrackFlow(b []byte, f *conntrack.Flow) []byte {
+// allocation: a table has hundreds of thousands. engine is what of natkit's own is up,
+// whose entries are marked; nil leaves that out.
+func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte {
 	b = append(b, `{"family":"`...)
 	b = append(b, conntrack.FamilyName(f.Family)...)
 	b = append(b, `","protocol":"`...)
@@ -379,6 +392,9 @@ func AppendConntrackFlow(b []byte, f *conntrack.Flow) []byte {
 	}
 	if f.Has&conntrack.HasNames != 0 {
 		b = appendString(b, "label_names", f.Names)
+	}
+	if engine != nil {
+		b = strconv.AppendBool(append(b, `,"natkit":`...), engine.Kind == "nft" && (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit))
 	}
 	return append(b, '}')
 }

@@ -28,7 +28,7 @@ func TestAppendConntrackFlow(t *testing.T) {
 		Secctx: []byte("a:\"b\"\\\x1b[2J\xff"), Helper: []byte("ftp"), Labels: make([]byte, 16), Names: []byte("in,out"),
 	}
 	*(*[4]byte)(f.Labels[4:]) = [4]byte{0xff, 0xff, 0xff, 0xff} // the second word is the same in both byte orders
-	line := AppendConntrackFlow(nil, f)
+	line := AppendConntrackFlow(nil, f, nil)
 	var got map[string]any
 	if err := json.Unmarshal(line, &got); err != nil {
 		t.Fatalf("%v: %s", err, line)
@@ -56,11 +56,11 @@ func TestAppendConntrackFlow(t *testing.T) {
 	f = &conntrack.Flow{Family: unix.AF_INET, Proto: unix.IPPROTO_ICMP, Orig: f.Orig, Reply: f.Reply}
 	const icmp = `{"family":"ipv4","protocol":"icmp","protocol_number":1,"status":["UNREPLIED","SNAT","DNAT"],` +
 		`"original":{"src":"10.0.0.1","dst":"10.0.0.2","type":0,"code":0,"id":1000},"reply":{"src":"172.17.0.2","dst":"100.64.0.1","type":0,"code":0,"id":8080}}`
-	if line := string(AppendConntrackFlow(nil, f)); line != icmp {
+	if line := string(AppendConntrackFlow(nil, f, nil)); line != icmp {
 		t.Errorf("got  %s\nwant %s", line, icmp)
 	}
 	buf := make([]byte, 0, 4096)
-	if n := testing.AllocsPerRun(100, func() { AppendConntrackFlow(buf, f) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { AppendConntrackFlow(buf, f, nil) }); n > 0 {
 		t.Errorf("%.0f allocations an entry", n)
 	}
 }

@@ -27,6 +27,7 @@ type HookCost struct {
 	Needless  []trim.Needless     `json:"needless"`
 	Measured  *scenario.HookCosts `json:"measured,omitzero"`
 	Unseen    []trimUnseen        `json:"unseen"`
+	Engine    *EngineNote         `json:"natkit_engine,omitempty"`
 
 	known bool // what hangs on the hooks
 }
@@ -53,7 +54,7 @@ func NewHookCost(s *snapshot.Snapshot, p *observe.Profile, rules map[nft.ChainNa
 		stacks = append(stacks, snapshot.Stack{Count: stack.Count, Frames: frames})
 	}
 	r := &HookCost{Netns: s.Netns.Inode, Seconds: s.WindowSeconds, Samples: p.Samples, Hooks: []HookCostRow{},
-		Needless: append([]trim.Needless{}, trim.Find(s)...), Unseen: []trimUnseen{}, known: s.Hooks != nil}
+		Needless: append([]trim.Needless{}, trim.Find(s)...), Unseen: []trimUnseen{}, Engine: NewHooksNote(s.Engine, s.Netns.Name), known: s.Hooks != nil}
 	for _, c := range trim.Costs(s, stacks, p.Samples) {
 		row := HookCostRow{Cost: c}
 		if chain := trim.ChainOf(s, c.Hook); chain != nil && chain.Backend == "nft" {
@@ -130,6 +131,9 @@ func (r *HookCost) Text(w io.Writer) error {
 			}
 			fmt.Fprintf(&p.b, "%7s %9s %6s    %srule handle %d\n", "", counted, "", map[bool]string{true: "  "}[c.Via != ""], use.Handle)
 		}
+	}
+	if r.Engine != nil {
+		p.b.WriteString("\n" + r.Engine.Line())
 	}
 	if shared {
 		p.text("", "  ", "* of all functions of that name on the hook together: a stack does not tell chains apart")

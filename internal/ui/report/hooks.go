@@ -14,8 +14,9 @@ import (
 
 // Hooks is what a packet of a namespace walks through, as `natkit hooks` shows it.
 type Hooks struct {
-	Netns uint64          `json:"netns"` // inode
-	Hooks []snapshot.Hook `json:"hooks"` // by family and hook, in the order of a packet's way
+	Netns  uint64          `json:"netns"` // inode
+	Hooks  []snapshot.Hook `json:"hooks"` // by family and hook, in the order of a packet's way
+	Engine *EngineNote     `json:"natkit_engine,omitempty"`
 }
 
 // Text writes a table for each hook that has a function.
@@ -42,6 +43,9 @@ func (r *Hooks) Text(w io.Writer) error {
 		}
 		t.Flush()
 		start = end
+	}
+	if r.Engine != nil {
+		b.WriteString("\n" + r.Engine.Line())
 	}
 	_, err := io.WriteString(w, trimLines(b.String()))
 	return err

@@ -61,6 +61,10 @@ func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 	p.tuneRefused("Not planned", refused)
 	p.tuneRefused("Planned only at your word", asked)
 	p.tuneMemory(plan.Memory)
+	for _, note := range plan.Notes {
+		p.b.WriteByte('\n')
+		p.text("", "", note)
+	}
 	p.unseen(plan.Unseen)
 	if len(plan.Changes) > 0 {
 		p.b.WriteString("\nTo make it so: " + apply + "\n")

@@ -58,6 +58,9 @@ func TestTunePlanText(t *testing.T) {
 		}), []snapshot.Setting{{Name: "net.netfilter.nf_conntrack_acct", Value: "0", Code: "conntrack-accounting", Reason: "each of 12000 entries carries what nf_conntrack_acct counts",
 			If: "no program here reads what entries count"}}},
 		{"tune-plan-nothing.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 10, 10 }), nil},
+		{"tune-plan-engine.txt", tuneFacts(func(s *snapshot.Snapshot) {
+			s.Engine = &snapshot.Engine{Kind: "ebpf", File: "/etc/natkit.yaml", Sessions: 600, SessionsMax: 1000}
+		}), full[:1]},
 		{"tune-plan-blind.txt", tuneFacts(func(s *snapshot.Snapshot) {
 			*s = snapshot.Snapshot{TakenAt: s.TakenAt, Capabilities: []snapshot.Capability{
 				{Name: snapshot.CanSysctls, OK: true},
