@@ -16,7 +16,7 @@ import (
 func newAccelCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accel",
-		Short: "Accelerate the NAT that the kernel does already, its rules untouched",
+		Short: "Accelerate the kernel's own NAT; its rules stay as they are",
 		Long: `Accelerate the NAT that is there: rules of Docker, Kubernetes, firewalld or your
 own, with their filters and their connection tracking, stay as they are and go on
 deciding. The first packets of a flow go through them. When both ends have sent, and
@@ -41,7 +41,7 @@ func newAccelOnCommand(e *env) *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "on INTERFACE...",
-		Short: "Accelerate flows between these interfaces",
+		Short: "Turn acceleration on between these interfaces",
 		Long: `Accelerate flows that come in and leave by these interfaces. For containers name
 the bridge, not its ports: eth0 docker0.
 
@@ -117,7 +117,7 @@ reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
 func newAccelOffCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "off",
-		Short: "End acceleration; no connection and no packet is lost",
+		Short: "Turn acceleration off without losing a connection",
 		Long: `End acceleration. Packets go through the stack again, which has known of every flow
 all the time. What was changed of the namespace is put back, unless somebody else has
 changed it since: that is said, and it stays.
@@ -155,7 +155,7 @@ With -o json: kept (what was not put back, each with why).`,
 func newAccelStatusCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what is accelerated, how much of it, and why the rest is not",
+		Short: "Show what is accelerated, what is not, and why",
 		Long: `Show what is accelerated, how many packets went past the stack, and how many went
 through it for which reason. Counters begin when acceleration is turned on. What was
 set up since that accelerated packets go past is a problem, as is a link or a setting

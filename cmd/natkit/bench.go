@@ -23,7 +23,7 @@ import (
 func newBenchCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Put load on a NAT and measure what comes through",
+		Short: "Measure NAT under load: throughput, loss, new sessions, cost of rules",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -73,7 +73,7 @@ func newBenchHTTPCommand(e *env) *cobra.Command {
 	var serverNetns string
 	cmd := &cobra.Command{
 		Use:   "http [flags] URL",
-		Short: "Make HTTP requests, a connection for each, and measure them as ab does",
+		Short: "Measure HTTP requests, one connection each, as ab does",
 		Long: `Make HTTP requests as ab(1) does, with its flags, and print its figures.
 
 Every request has a connection of its own unless -k is given. The server closes

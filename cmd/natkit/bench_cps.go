@@ -18,7 +18,7 @@ func newBenchCPSCommand(e *env) *cobra.Command {
 	var pdr string
 	cmd := &cobra.Command{
 		Use:   "cps",
-		Short: "Measure new sessions a second, established ones, and the table's capacity",
+		Short: "Measure new sessions per second, established sessions and table capacity",
 		Long: `Measure how fast routers take new sessions, in the manner of RFC 9693: UDP or TCP,
 made in the kernel by XDP and sent through namespaces of their own. Nothing outside
 these namespaces is touched.

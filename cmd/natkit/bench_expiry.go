@@ -15,7 +15,7 @@ func newBenchExpiryCommand(e *env) *cobra.Command {
 	var rate string
 	cmd := &cobra.Command{
 		Use:   "expiry",
-		Short: "Measure the delay of packets while many other sessions expire",
+		Short: "Measure packet delay while many other sessions expire",
 		Long: `Measure what the end of many sessions does to the packets of others. A table is
 filled with sessions of one packet each. Then the packets of some flows are timed,
 every one of them: median, 99th and 99.99th percentile and the longest, in turn

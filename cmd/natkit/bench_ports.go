@@ -16,7 +16,7 @@ func newBenchPortsCommand(e *env) *cobra.Command {
 	var routers []string
 	cmd := &cobra.Command{
 		Use:   "ports",
-		Short: "Measure what a router does while its outside ports run out, and after",
+		Short: "Measure how a router behaves while its external ports run out, and after",
 		Long: `Measure what a new flow costs while the outside ports of a router are taken one by
 one, and what the router does with flows for which none is left. All flows are UDP
 to one target, from behind one outside address with the ports 1024 to 65535. It is

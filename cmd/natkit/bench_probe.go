@@ -13,7 +13,7 @@ import (
 func newBenchProbeCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe",
-		Short: "Say what this machine can measure, and how to mend what it can't",
+		Short: "Show what this machine can measure, and how to fix what it cannot",
 		Long: `Try what measurements need: packets made in the kernel (live frames), XDP and NAPI
 on veth devices, a CPU for the router alone, open files, and each router. It is
 tried in namespaces that natkit makes and removes; nothing else is touched.`,

@@ -16,7 +16,7 @@ func newBenchRulesCommand(e *env) *cobra.Command {
 	var routers []string
 	cmd := &cobra.Command{
 		Use:   "rules",
-		Short: "Measure what the number of NAT rules costs",
+		Short: "Measure how much each additional NAT rule costs",
 		Long: `Measure what rules cost that match nothing, before the one that matches: NAT asks
 its rules about the first packet of a connection, so bulk transfer does not show
 it. In network namespaces of its own it measures, for each router and number of

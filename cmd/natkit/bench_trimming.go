@@ -16,7 +16,7 @@ func newBenchTrimmingCommand(e *env) *cobra.Command {
 	var routers []string
 	cmd := &cobra.Command{
 		Use:   "trimming",
-		Short: "Repeat the netfilter-trimming report: NAT with netfilter whole, trimmed, absent",
+		Short: "Measure NAT with netfilter whole, trimmed and absent (a published report)",
 		Long: `Repeat a published report on this machine: how many 64-byte UDP frames a NAT
 router loses at 100 Mbit/s and at 1 Gbit/s, the highest rate without loss, and the
 router's processor time, with all that a distribution registers in netfilter, with

@@ -23,7 +23,7 @@ func newBenchUDPCommand(e *env) *cobra.Command {
 	var wire wireFlags
 	cmd := &cobra.Command{
 		Use:   "udp",
-		Short: "Measure what routers make of UDP frames: cost, loss at a rate, zero-loss rate",
+		Short: "Measure UDP forwarding: cost per packet, frame loss, throughput without loss",
 		Long: `Measure routers with UDP frames, made in the kernel by XDP and sent through
 namespaces of their own. Nothing outside these namespaces is touched, unless --tx
 and --rx name two interfaces with a router elsewhere between them.

@@ -56,7 +56,7 @@ read is reported with its number and counted; the others are used.`
 func newConntrackListCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the entries, as conntrack -L -o extended does",
+		Short: "List the entries in the format of conntrack -L -o extended",
 		Long: `List the entries of the table in the form of "conntrack -L -o extended".
 
 With -o json each entry is an object in a line of its own: family, protocol,
@@ -142,7 +142,7 @@ by_status, natkit_engine (where one is up: kind, sessions, entries, note, see).
 func newConntrackTopCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show who has most entries: sources, destinations, ports, SNAT ports in use",
+		Short: "Show who has the most entries: sources, destinations, ports, SNAT ports",
 		Long: `Show who has most entries in the table.
 
 --by is source or destination (addresses of the original direction), dport
@@ -197,7 +197,7 @@ port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 func newConntrackMemoryCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "memory",
-		Short: "Show what the table takes of memory, now and when full",
+		Short: "Show how much memory the table uses, now and when full",
 		Long: `Show what the connection tracking table takes of memory, now and when full.
 
 The size of an entry is read from the kernel's slab information, which needs
@@ -235,7 +235,7 @@ func newConntrackWatchCommand(e *env) *cobra.Command {
 	var o conntrack.WatchOptions
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "Show the rates of new and ended entries, live",
+		Short: "Show how many entries are created and end per second, live",
 		Long: `Show how many entries begin and end per second, and into which states TCP flows
 come, live from the kernel's events.
 

@@ -19,7 +19,7 @@ func newDemoCommand(e *env) *cobra.Command {
 	var reportFile string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show the whole case on this machine: break it, find it, cure it, beat it",
+		Short: "Show a whole case in namespaces of its own: fault, diagnosis, cure, proof",
 		Long: `Show a published case on this machine's own kernel, in network namespaces of the
 demo's own: a web server that answers thousands of requests a second, the same
 server collapsing behind a published port, the cause named with evidence, the

@@ -25,7 +25,7 @@ func newDoctorCommand(e *env) *cobra.Command {
 	o := doctorOptions{window: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what is wrong with NAT here, with evidence, and what cures it",
+		Short: "Find what makes NAT slow or lossy here, with evidence and cure",
 		Long: `Say what makes NAT on this machine slow or lossy: the cause, the evidence with
 its source, why it matters, the commands that cure it, and how to check.
 

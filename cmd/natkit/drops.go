@@ -18,7 +18,7 @@ func newDropsCommand(e *env) *cobra.Command {
 	var all, stacks bool
 	cmd := &cobra.Command{
 		Use:   "drops",
-		Short: "Count dropped packets by place, reason and what they mean for NAT",
+		Short: "Show dropped packets by place, reason and cause",
 		Long: `Count the packets that the kernel drops, by the place in the kernel, the kernel's
 reason, the namespace and the interface, and say what the drop means for NAT
 where that can be told from the packet and from conntrack's counters.

@@ -23,14 +23,19 @@ func hint(err error, uid int) string {
 	case errors.Is(err, os.ErrPermission) && uid != 0:
 		return "\nthis needs root: try it by sudo"
 	case errors.Is(err, os.ErrPermission):
-		status, _ := os.ReadFile("/proc/thread-self/status")
-		if missing := missingCapabilities(string(status)); len(missing) > 0 {
+		if missing := missingCapabilities(processStatus()); len(missing) > 0 {
 			return "\nthis process is root without " + strings.Join(missing, ", ") + ": give its container these capabilities, as `docker run --privileged` does, or run natkit outside of it"
 		}
 	case errors.Is(err, unix.EROFS):
 		return readOnlyHint(err)
 	}
 	return ""
+}
+
+// processStatus is what the kernel says of this process, "" where there is no /proc.
+func processStatus() string {
+	status, _ := os.ReadFile("/proc/thread-self/status")
+	return string(status)
 }
 
 // needed are the capabilities by which natkit changes or observes anything, with their numbers.

@@ -26,7 +26,7 @@ func newHooksCommand(e *env) *cobra.Command {
 	var cost hookCostOptions
 	cmd := &cobra.Command{
 		Use:   "hooks",
-		Short: "List what every packet walks through: the functions on the netfilter hooks",
+		Short: "List the functions on the netfilter hooks, and what they cost",
 		Long: `List the functions on the netfilter hooks of a namespace, by family, hook and
 priority, in the order in which a packet meets them, with the chain of nftables
 or the table of iptables behind them where there is one.

@@ -156,7 +156,7 @@ func newImportCommand(e *env) *cobra.Command {
 	var local []string
 	cmd := &cobra.Command{
 		Use:   "import",
-		Short: "Read the NAT rules of iptables or nftables into a rule file",
+		Short: "Convert the NAT rules of iptables or nftables to a rule file",
 		Long: `Read the NAT rules of iptables or nftables into a rule file for natkit, and name
 each that it can't express, with its line and why.
 

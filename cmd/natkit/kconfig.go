@@ -17,7 +17,7 @@ func newKconfigCommand(e *env) *cobra.Command {
 	var from string
 	cmd := &cobra.Command{
 		Use:   "kconfig",
-		Short: "Say what the kernel's configuration lacks for NAT, and could leave out",
+		Short: "Show what the kernel's configuration lacks for NAT, and what it could omit",
 		Long: `Say what the kernel's configuration means for a machine that does NAT: what it
 lacks, among it what would make NAT faster (flowtables) or seen (the table's
 counters, types for tracing), and what it has that costs packets or memory and NAT

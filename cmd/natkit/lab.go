@@ -19,7 +19,7 @@ import (
 func newLabCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
-		Short: "Networks of namespaces to try NAT in",
+		Short: "Build test networks of namespaces, and faults in them",
 		Long: `Make small networks of namespaces: clients, a NAT node, a server. They take
 nothing from the host and change nothing on it, and are gone without a trace
 after "natkit lab down".`,
@@ -52,7 +52,7 @@ func newLabUpCommand(e *env) *cobra.Command {
 	client, dryRun := "netns", false
 	cmd := &cobra.Command{
 		Use:   "up [flags] TOPOLOGY",
-		Short: "Make a lab",
+		Short: "Create a lab",
 		Long: `Make a lab, which stays up until "natkit lab down".
 
   routed     client -- gateway -- server; the gateway masquerades the clients
@@ -192,7 +192,7 @@ func showPlan(e *env, format string, plan []string) error {
 func newLabListCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "Show the labs there are",
+		Short: "List the labs on this machine",
 		Long: `Show the labs there are. The network namespace of a role is LAB-ROLE.
 
 States: up (until taken down), owned (ends with the process that made it), making

@@ -26,7 +26,7 @@ func newLabRunCommand(e *env) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "run [flags] CODE",
-		Short: "Make a fault in a lab, have the doctor find it, cure it",
+		Short: "Create a fault in a lab, diagnose it, cure it, prove the cure",
 		Long: `Make one of the faults that the doctor knows, in a lab of its own, in three steps:
 something that looks like the fault and is healthy, the fault, and the cure that
 the doctor's finding gives, run as it stands there. After each step the doctor

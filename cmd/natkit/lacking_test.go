@@ -34,7 +34,7 @@ func TestLacking(t *testing.T) {
 		{[]ktest.Lack{ktest.NoBPFFS}, append(life, labs...)},
 		{[]ktest.Lack{ktest.NoBPFFS, ktest.NoTracefs, ktest.NoPrograms, ktest.RootNotMount}, append(life, append(labs, try{"import --from iptables", "iptables-save"})...)},
 		{[]ktest.Lack{ktest.NoSys}, append([]try{
-			{"up -f RULES", noSys}, {"serve -f RULES", noSys}, {"accel on in out", noSys}, {"status", down}, {"hooks", noTypes}, {"drops --for 1s", noTypes},
+			{"up -f RULES", noSys}, {"serve -f RULES", noSys}, {"accel on in out", noSys}, {"status", down}, {"hooks", noTypes}, {"drops --for 1s", noTypes}, {"", ""},
 			{"up --engine nft -f RULES", ""}, {"apply -f RULES", ""}, {"down", ""},
 		}, labs...)},
 		{[]ktest.Lack{ktest.ReadOnlyRun}, []try{
@@ -44,7 +44,7 @@ func TestLacking(t *testing.T) {
 		{[]ktest.Lack{ktest.NoRights}, []try{
 			{"up -f RULES", rights}, {"up --engine nft -f RULES", rights}, {"serve -f RULES", rights}, {"accel on in out", rights}, {"lab up routed", rights},
 			{"demo --no-host-write", rights}, {"lab run ip-forward-off", rights}, {"bench rules", rights}, {"status", down}, {"tune plan", ""},
-			{"conntrack stats", rights}, {"hooks", "CAP_BPF"}, {"drops --for 1s", "CAP_BPF"},
+			{"", ""}, {"conntrack stats", rights}, {"hooks", "CAP_BPF"}, {"drops --for 1s", "CAP_BPF"},
 		}},
 	} {
 		var names []string

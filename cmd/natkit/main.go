@@ -116,54 +116,55 @@ type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+func init() { cobra.EnableCommandSorting = false } // the order below is that of use
+
 // newRoot builds the command tree. Nouns show, verbs change.
 func newRoot(e *env) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "natkit",
-		Short: "Find out why NAT is slow or loses packets, prove it, cure it",
+		Short: "Find out why NAT is slow or loses packets, prove it and fix it",
 		Long: `natkit finds out why NAT on this machine is slow or loses packets, proves it
-with the kernel's own evidence, and cures it with a way back.
+with the kernel's own evidence, and fixes it in a way that can be undone.
+
+Without a command it shows the state in three lines: how full the connection
+tracking table is, what was dropped in the last half second, and who translates.
 
 Start with "natkit doctor" on a machine that carries traffic, or with
 "natkit demo" to see a whole case in namespaces of its own.`,
-		Example: `  natkit doctor --for 10s      what is wrong here, with evidence and cure
-  natkit demo                  the published case, on this machine's kernel
+		Example: `  natkit                       the state, in three lines
+  natkit doctor --for 10s      what is wrong here, with evidence and cure
+  natkit demo                  a published case, on this machine's kernel
   natkit conntrack stats       what is in the connection tracking table`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          noArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE:          func(cmd *cobra.Command, _ []string) error { return front(cmd.Context(), e) },
 	}
-	root.PersistentFlags().StringVar(&e.netns, "netns", "", "network namespace to work in: a name, a path, or pid:N")
+	root.PersistentFlags().StringVar(&e.netns, "netns", "", "network `namespace` to work in: a name, a path, or pid:N")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(
-		newDemoCommand(e),
-		newTopCommand(e),
-		newDropsCommand(e),
-		newHooksCommand(e),
-		newProfileCommand(e),
-		newConntrackCommand(e),
-		newBenchCommand(e),
-		newLabCommand(e),
-		newDoctorCommand(e),
-		newKconfigCommand(e),
-		newTuneCommand(e),
-		newUpCommand(e),
-		newApplyCommand(e),
-		newDownCommand(e),
-		newServeCommand(e),
-		newStatusCommand(e),
-		newRulesCommand(e),
-		newMappingsCommand(e),
-		newSessionsCommand(e),
-		newEventsCommand(e),
-		newExplainCommand(e),
-		newImportCommand(e),
-		newAccelCommand(e),
-		newReportCommand(e),
-		newVersionCommand(e),
-	)
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Diagnose", []*cobra.Command{newDoctorCommand(e), newHooksCommand(e), newProfileCommand(e), newKconfigCommand(e)}},
+		{"Watch", []*cobra.Command{newTopCommand(e), newDropsCommand(e), newConntrackCommand(e)}},
+		{"Fix", []*cobra.Command{newTuneCommand(e)}},
+		{"Gateway", []*cobra.Command{
+			newUpCommand(e), newApplyCommand(e), newDownCommand(e), newServeCommand(e), newStatusCommand(e), newRulesCommand(e),
+			newMappingsCommand(e), newSessionsCommand(e), newEventsCommand(e), newExplainCommand(e), newImportCommand(e),
+		}},
+		{"Accelerate", []*cobra.Command{newAccelCommand(e)}},
+		{"Measure", []*cobra.Command{newBenchCommand(e), newReportCommand(e)}},
+		{"Lab", []*cobra.Command{newDemoCommand(e), newLabCommand(e)}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
+		for _, cmd := range g.commands {
+			cmd.GroupID = g.title
+			root.AddCommand(cmd)
+		}
+	}
+	root.AddCommand(newVersionCommand(e))
 	return root
 }
 

@@ -101,7 +101,7 @@ func newUpCommand(e *env) *cobra.Command {
 	f := &natFlags{}
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Make this machine, or a namespace, a NAT gateway by a rule file",
+		Short: "Start a NAT gateway here from a rule file",
 		Long: `Make a network namespace a NAT gateway that does what a rule file says.
 
 Engine ebpf translates and forwards packets where they come in, before the stack
@@ -140,7 +140,7 @@ func newApplyCommand(e *env) *cobra.Command {
 	f := &natFlags{}
 	cmd := &cobra.Command{
 		Use:   "apply",
-		Short: "Change the rules of the NAT that is up, without losing sessions",
+		Short: "Change the rules of the running gateway without losing sessions",
 		Long: `Put a rule file in place of the rules in use: all of it, between two packets, or
 nothing. Sessions of mappings that the new file still allows go on. Interfaces
 are looked at anew: applying the rules in use attaches one that was made again,
@@ -167,7 +167,7 @@ undone (changes that are taken back), upgrade.`,
 func newDownCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Take the NAT down, and put the namespace back as it was",
+		Short: "Stop the gateway and restore what it changed",
 		Long: `Take down what natkit up has made, whole or not, by this natkit or another: its
 sessions end. Settings get their old values, unless somebody else has changed
 them since: that is said, and they stay.

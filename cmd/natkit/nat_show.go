@@ -25,7 +25,7 @@ import (
 func newStatusCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what NAT of natkit's is up here, what it holds, and what is wrong",
+		Short: "Show the state of the gateway: sessions, free ports, counters, problems",
 		Long: `Show the engine that is up in a namespace: its rules, interfaces with where it
 meets their packets and why there, sessions, free ports of each outside address,
 and what became of packets since it was brought up; and whether a natkit serve
@@ -70,7 +70,7 @@ changes, problems.`,
 func newRulesCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
-		Short: "List the rules in use, and how much each is used",
+		Short: "List the rules in use and how often each is used",
 		Long: `List the rules in use with the id by which sessions name them, and, of engine
 ebpf, how many sessions each has now; of engine nft, how many connections it has
 translated since it was applied.
@@ -101,7 +101,7 @@ With -o json a list of: id, rule, line, sessions or uses.`,
 func newMappingsCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mappings",
-		Short: "List which inside endpoint has which outside endpoint (engine ebpf)",
+		Short: "List the mappings: internal and external endpoints (engine ebpf)",
 		Long: `List the mappings of engine ebpf: the inside endpoint, the outside address and
 port that it has for all its sessions, how many they are, and whom it lets in. A
 mapping without sessions rests: the same inside endpoint gets it back, until the
@@ -207,7 +207,7 @@ func newSessionsCommand(e *env) *cobra.Command {
 	f := &sessionFilter{}
 	cmd := &cobra.Command{
 		Use:   "sessions",
-		Short: "List the sessions that are translated (engine ebpf)",
+		Short: "List the translated sessions (engine ebpf)",
 		Long: `List the sessions of engine ebpf, as the table is read: nothing is kept, so a
 table of any size takes the same memory, and sessions that come or go meanwhile
 may be missed. Those that have ended and are not removed yet are shown by --state
@@ -255,7 +255,7 @@ func newEventsCommand(e *env) *cobra.Command {
 	var kinds string
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Tell of sessions as they begin, end, or are refused (engine ebpf)",
+		Short: "Show sessions as they are created, end or are refused (engine ebpf)",
 		Long: `Tell of sessions of engine ebpf as they begin, end, or are refused, with the
 reason, until interrupted. The engine makes events only while somebody reads
 them; two readers share them. Events that found no room are counted by natkit
@@ -320,7 +320,7 @@ func newExplainCommand(e *env) *cobra.Command {
 	var path string
 	cmd := &cobra.Command{
 		Use:   "explain PACKET",
-		Short: "Tell which rules a packet meets, and why, without sending it",
+		Short: "Show which rules a packet matches, and why, without sending it",
 		Long: `Tell which rules the first packet of a session meets, which do not apply though
 they are about its addresses, and what becomes of it. The rules are those in use,
 or those of --file; routes and addresses are the namespace's. Nothing is sent.

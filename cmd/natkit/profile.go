@@ -21,7 +21,7 @@ func newProfileCommand(e *env) *cobra.Command {
 	o := profileOptions{}
 	cmd := &cobra.Command{
 		Use:   "profile",
-		Short: "Show where the kernel spends its time below nf_hook_slow",
+		Short: "Measure where the kernel spends its time below nf_hook_slow",
 		Long: `Look at what every CPU is doing, some hundred times a second, and show where the
 kernel spends its time below one function: by default nf_hook_slow, through which
 the kernel calls everything that hangs on the netfilter hooks.

@@ -17,7 +17,7 @@ func newReportCommand(e *env) *cobra.Command {
 	var compare bool
 	cmd := &cobra.Command{
 		Use:   "report [flags] FILE...",
-		Short: "Show saved measurements as text, as a web page, or two of them compared",
+		Short: "Show saved measurements as text or HTML, or compare two",
 		Long: `Show what "natkit bench" and "natkit demo" saved with -o json. What a file holds
 is recognised by its content; "-" is the standard input. Everything shown is made
 anew from the raw values in the files.

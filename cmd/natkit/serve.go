@@ -27,7 +27,7 @@ func newServeCommand(e *env) *cobra.Command {
 	var bypass, down bool
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Keep the NAT of a rule file up: reload it when it changes, follow the machine, answer Prometheus",
+		Short: "Run the gateway as a service that follows its file and the machine",
 		Long: `Bring up the NAT of a rule file, or adopt the one that is up, and keep it equal to
 the file and to the machine until SIGTERM or SIGINT. Packets don't need this
 process: when it ends, or is killed, they go on, and the next one adopts what is

@@ -24,7 +24,7 @@ func newTopCommand(e *env) *cobra.Command {
 	var once, noDump, noEvents bool
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Watch it all on one live screen: table, flows, drops, top talkers, findings",
+		Short: "Show table, flows, drops, top talkers and findings on one live screen",
 		Long: `Watch a namespace on one live screen: how full the connection tracking table is,
 where that leads and when it is full, flows that begin and end, who has most
 entries, the ports that source translation has used, drops by cause, processors,

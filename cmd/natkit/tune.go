@@ -21,7 +21,7 @@ import (
 func newTuneCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tune",
-		Short: "Change kernel settings for NAT, with the reason, the cost and a way back",
+		Short: "Change kernel settings for NAT, with reason, cost and rollback",
 		Long: `Change the kernel settings that the doctor's findings ask for, with the reason,
 the memory that they cost, who else sets them, and a way back.
 
@@ -41,7 +41,7 @@ func newTunePlanCommand(e *env) *cobra.Command {
 	var in tuneInput
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Show what would be changed, why, and what it costs",
+		Short: "Show what would change, why, and what it costs",
 		Long: `Show what would be changed, why, what it costs in memory at the kernel's true
 size of an entry, and who else sets it and may write it back (sysctl.d, tuned,
 ufw, kube-proxy, also that of k3s, Docker, firewalld, NetworkManager,
@@ -93,7 +93,7 @@ func newTuneApplyCommand(e *env) *cobra.Command {
 	var o tune.ApplyOptions
 	cmd := &cobra.Command{
 		Use:   "apply",
-		Short: "Make the plan's changes, journalled and read back",
+		Short: "Change the settings of the plan; each is journalled and verified",
 		Long: `Make the changes of the plan: note each old value in the journal, write, read
 back. When one step fails, those before it are put back. Applying again changes
 nothing. While an earlier apply stands half done it is refused: roll that back
@@ -153,7 +153,7 @@ func newTuneRollbackCommand(e *env) *cobra.Command {
 	o := tune.RollbackOptions{}
 	cmd := &cobra.Command{
 		Use:   "rollback [ID]",
-		Short: "Restore the values from before an apply",
+		Short: "Change settings back to their values before an apply",
 		Long: `Restore the values from before an apply, newest first: the apply named by ID (see
 natkit tune history), otherwise an interrupted one, otherwise the newest that
 stands.
@@ -201,7 +201,7 @@ already, kept or gone, detail); state is unchanged when there was nothing to do.
 func newTuneHistoryCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history",
-		Short: "List what natkit has applied on this machine, and what became of it",
+		Short: "List what natkit has changed on this machine, and its state",
 		Long: `List every apply of this machine: when, which settings from what to what, and
 whether it stands, was rolled back, failed and was undone, ended by a reboot, or
 was interrupted and waits for a rollback.`,

@@ -35,7 +35,7 @@ func version() string {
 func newVersionCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Print natkit's version and what it was built with",
+		Short:   "Show natkit's version and build",
 		Example: "  natkit version\n  natkit version -o json",
 		Args:    noArgs,
 	}

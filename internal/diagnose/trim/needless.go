@@ -106,21 +106,6 @@ func emptyChains(s *snapshot.Snapshot) []Needless {
 	return out
 }
 
-// ownerOf names a program that keeps chains of that name.
-func ownerOf(chain, table string) string {
-	switch {
-	case strings.HasPrefix(chain, "DOCKER"):
-		return "Docker"
-	case strings.HasPrefix(table, "firewalld"):
-		return "firewalld"
-	case strings.HasPrefix(chain, "KUBE-"), table == "kube-proxy":
-		return "kube-proxy"
-	case slices.Contains([]string{"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}, chain):
-		return "iptables-nft"
-	}
-	return ""
-}
-
 // legacy are the tables of iptables-legacy without a rule, and those with rules
 // where nftables has some as well.
 func legacy(s *snapshot.Snapshot) []Needless {

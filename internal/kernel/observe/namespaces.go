@@ -135,15 +135,32 @@ type refusals struct {
 // refusals reads the namespace's counters; an error means that they are not known.
 func (n *namespaces) refusals(inode uint64) (refusals, error) {
 	var out refusals
-	err := n.do(inode, func() error {
-		data, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
-		if err != nil {
-			return err
-		}
-		out, err = parseRefusals(data)
+	err := n.do(inode, func() (err error) {
+		out, err = readRefusals()
 		return err
 	})
 	return out, err
+}
+
+// readRefusals reads the counters of the calling thread's namespace.
+func readRefusals() (refusals, error) {
+	data, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+	if err != nil {
+		return refusals{}, err
+	}
+	return parseRefusals(data)
+}
+
+// Refused is how many packets connection tracking has dropped itself in the namespace, since it
+// was made: those that it could make no entry for, and those whose entry it could not insert.
+// It needs no rights.
+func Refused(h *netns.Handle) (create, confirm uint64, err error) {
+	var r refusals
+	err = h.Do(func() (err error) {
+		r, err = readRefusals()
+		return err
+	})
+	return r.create, r.confirm, err
 }
 
 // parseRefusals sums /proc/net/stat/nf_conntrack: a header with the names of the
