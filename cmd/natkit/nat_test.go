@@ -122,6 +122,19 @@ func TestNATCommands(t *testing.T) {
 	if out := natkit(exitOK, "sessions") + natkit(exitOK, "mappings -o json"); out != "" {
 		t.Errorf("sessions and mappings of nobody: %q", out)
 	}
+	// What shows the kernel's table says that these sessions are not in it.
+	for _, command := range []string{"conntrack stats", "conntrack top", "conntrack memory"} {
+		says(natkit(exitOK, command), "`natkit --netns "+name+" sessions`")
+		says(natkit(exitOK, command+" -o json"), `"kind": "ebpf"`)
+	}
+	_, stdout, stderr := observed(t.Context(), "conntrack list --netns "+name)
+	if !strings.Contains(stderr, "the eBPF engine translates here") || strings.Contains(stdout, "engine") {
+		t.Errorf("conntrack list: %q, %q", stdout, stderr)
+	}
+	says(natkit(exitOK, "tune plan --for 100ms"), "has its own sessions (0 of 1000)")
+	says(natkit(exitOK, "hooks"), "do not come to these hooks")
+	says(natkit(exitOK, "hooks --cost --for 200ms -o json"), `"kind": "ebpf"`)
+	says(natkit(exitOK, "top --once -o json"), `"engine_rates"`)
 	write("masquerade: 10.0.0.0/25")
 	for _, dry := range []string{" --dry-run", ""} {
 		out := natkit(exitOK, "apply -f "+path+dry)
@@ -137,6 +150,10 @@ func TestNATCommands(t *testing.T) {
 	says(natkit(exitOK, "up --engine nft -f "+path), "Up on engine nft")
 	says(natkit(exitError, "sessions"), "natkit conntrack list")
 	says(natkit(exitOK, "rules"), "uses")
+	says(natkit(exitOK, "conntrack stats"), "with label 110 (0 of 0 entries)")
+	if out := natkit(exitOK, "tune plan --for 100ms"); strings.Contains(out, "its own sessions") {
+		t.Errorf("what is for the eBPF engine: %s", out)
+	}
 	says(natkit(exitOK, "down -o json"), `"kept": []`)
 }
 

@@ -71,8 +71,10 @@ type EngineRule struct {
 	ID   string `json:"id"`   // as `natkit rules` lists it
 	Line int    `json:"line"` // of the rule file
 	Rule string `json:"rule"`
-	// Ports are those that its source translation may choose from; zero: all.
-	Ports PortRange `json:"ports,omitzero"`
+	// Ports are those that its source translation may choose from, zero: all; PortsLine is
+	// the line that gives them, 0 where that is not known.
+	Ports     PortRange `json:"ports,omitzero"`
+	PortsLine int       `json:"ports_line,omitempty"`
 	// To are the first addresses and ports that its destination translation leads to.
 	To []netip.AddrPort `json:"to,omitzero"`
 }

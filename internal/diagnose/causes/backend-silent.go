@@ -124,21 +124,31 @@ func judgeBackend(f facts) *verdict {
 			v.Remedy = append(v.Remedy, "# if it is a container of this machine: does its namespace drop them?", "natkit doctor --all-netns --for 10s")
 		}
 	}
+	own, _ := f.engineRules(func(r snapshot.EngineRule) bool { return slices.Contains(r.To, worst.target) })
+	v.Evidence = append(v.Evidence, own...)
 	v.Remedy = append(v.Remedy, "# the rule that leads there:")
-	listed := false
+	if len(own) > 0 {
+		v.Remedy = append(v.Remedy, f.natkit("rules"))
+	} else {
+		v.Remedy = append(v.Remedy, f.listRulesTo(address)...)
+	}
+	v.Verify = f.look(f.natkit("conntrack list --proto " + worst.protocol + " --dst " + worst.dest.Addr().String()))
+	return v
+}
+
+// listRulesTo lists the chains whose rules lead to an address.
+func (f facts) listRulesTo(address netip.Addr) (lines []string) {
 	for _, c := range f.Chains {
 		if c.NATRules["redirect"] > 0 && f.own(address) || slices.ContainsFunc(c.DNATTo, func(t snapshot.Target) bool {
 			return t.First.Compare(address) <= 0 && address.Compare(t.Last) <= 0
 		}) {
-			v.Remedy = append(v.Remedy, f.run(listChain(c)))
-			listed = true
+			lines = append(lines, f.run(listChain(c)))
 		}
 	}
-	if !listed {
-		v.Remedy = append(v.Remedy, f.run("nft -a list ruleset | grep -n dnat"), f.run("iptables-legacy-save -t nat"))
+	if len(lines) == 0 {
+		lines = []string{f.run("nft -a list ruleset | grep -n dnat"), f.run("iptables-legacy-save -t nat")}
 	}
-	v.Verify = f.look(f.natkit("conntrack list --proto " + worst.protocol + " --dst " + worst.dest.Addr().String()))
-	return v
+	return lines
 }
 
 // askBackend is how to find whether a backend answers at all: this machine's own packets have a

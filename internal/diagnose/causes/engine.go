@@ -88,6 +88,38 @@ func (f facts) again() []string {
 	return []string{f.natkit("down"), f.natkit(up)}
 }
 
+// ofEngine tells whether a chain is in the table that engine nft has made of its rule file.
+func (f facts) ofEngine(c snapshot.Chain) bool {
+	return f.Engine != nil && f.Engine.Table != "" && c.Backend == "nft" && c.Family+" "+c.Table == f.Engine.Table
+}
+
+// engineRules is evidence of the rules of the rule file that a finding is about.
+func (f facts) engineRules(about func(snapshot.EngineRule) bool) (out []Evidence, rules []snapshot.EngineRule) {
+	if f.Engine == nil {
+		return nil, nil
+	}
+	for _, r := range f.Engine.RuleList {
+		if about(r) {
+			rules = append(rules, r)
+			out = append(out, Evidence{"rule of natkit's engine", fmt.Sprintf("%s, line %d: %s", r.ID, r.Line, r.Rule), "natkit rules, " + f.Engine.File})
+		}
+	}
+	return out, rules
+}
+
+// editPorts gives a rule of the rule file all ports.
+func (f facts) editPorts(r snapshot.EngineRule) []string {
+	if r.PortsLine == 0 {
+		return []string{fmt.Sprintf("# rule %s, line %d of %s: give it ports: 1024-65535, then:", r.ID, r.Line, f.Engine.File), f.apply()}
+	}
+	return []string{fmt.Sprintf("# rule %s gives %s; give all:", r.ID, number(rangeSize(r.Ports), "port")), widenPorts(r.PortsLine, r.Ports, f.Engine.File), f.apply()}
+}
+
+// widenPorts writes all ports in place of a range, on a line of a rule file.
+func widenPorts(line int, ports snapshot.PortRange, file string) string {
+	return fmt.Sprintf("sed -i -E '%ds/\\bports: *%d-%d\\b/ports: 1024-65535/' %s", line, ports.Min, ports.Max, quote(file))
+}
+
 // judgeEnginePorts is snat-ports-exhausted of the engine.
 func judgeEnginePorts(f facts) *verdict {
 	e := f.Engine
@@ -131,7 +163,7 @@ func judgeEnginePorts(f facts) *verdict {
 func (f facts) moreEnginePorts(low *snapshot.EngineAddress) []string {
 	if low != nil && low.Line > 0 && low.Ports != (snapshot.PortRange{Min: 1024, Max: 65535}) {
 		return append([]string{fmt.Sprintf("# line %d of %s gives %s; give all. The engine is brought up again for that, and its sessions end:", low.Line, f.Engine.File, number(rangeSize(low.Ports), "port")),
-			fmt.Sprintf("sed -i -E '%ds/\\bports: *%d-%d\\b/ports: 1024-65535/' %s", low.Line, low.Ports.Min, low.Ports.Max, quote(f.Engine.File))}, f.again()...)
+			widenPorts(low.Line, low.Ports, f.Engine.File)}, f.again()...)
 	}
 	return []string{"# all ports are given: which hosts hold most of them?", f.natkit("mappings"),
 		fmt.Sprintf("# more outside addresses: add them to the pool in %s, and apply it. Which ones, who runs this gateway's uplink knows", f.Engine.File)}

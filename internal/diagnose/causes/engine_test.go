@@ -3,6 +3,7 @@
 package causes
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -96,6 +97,85 @@ func TestAccelHealthy(t *testing.T) {
 			t.Errorf("%s: %s", name, titles(found))
 		}
 	}
+}
+
+// withNFT has engine nft translate on the gateway: its table is the chain of that name.
+func withNFT(s *snapshot.Snapshot, name string, rules ...snapshot.EngineRule) {
+	s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml", RuleList: rules}
+	c := chain(s, name)
+	c.Backend, c.Family, c.Table = "nft", "ip", "natkit"
+}
+
+// A finding about a rule of engine nft names the rule of the rule file, and no command of its
+// cure writes into the table that natkit made.
+func TestEngineNFTRules(t *testing.T) {
+	narrow := func(s *snapshot.Snapshot, chainName string, line int) {
+		examples["snat-ports-exhausted"](s)
+		withNFT(s, chainName, snapshot.EngineRule{ID: "0b11cafe", Line: 4, Rule: "masquerade: 10.9.0.0/16"},
+			snapshot.EngineRule{ID: "3c090655", Line: 5, Rule: "snat: 10.0.0.0/8, ports", Ports: chain(s, chainName).SNATRanges[0], PortsLine: line})
+	}
+	dropped := snapshot.Rule{Number: 4, Handle: 9, Text: "ip daddr @outside_addresses_nets counter drop", Verdict: "drop"}
+	for _, c := range []struct {
+		name, code string
+		change     func(s *snapshot.Snapshot)
+		evidence   string
+		remedy     string
+	}{
+		{"narrow ports", "snat-ports-exhausted", func(s *snapshot.Snapshot) { narrow(s, narrowChain(s), 6) },
+			"3c090655, line 5: snat: 10.0.0.0/8, ports", "sed -i -E '6s/"},
+		{"narrow ports, on a line that is not known", "snat-ports-exhausted", func(s *snapshot.Snapshot) { narrow(s, narrowChain(s), 0) },
+			"3c090655, line 5: snat: 10.0.0.0/8, ports", "natkit apply -f /etc/natkit.yaml"},
+		{"a silent backend", "backend-silent", func(s *snapshot.Snapshot) {
+			examples["backend-silent"](s)
+			s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml",
+				RuleList: []snapshot.EngineRule{{ID: "77aa0001", Line: 9, Rule: "dnat", To: []netip.AddrPort{s.Conntrack.Refused[0].Target}}}}
+		}, "77aa0001, line 9: dnat", "natkit rules"},
+		{"a rule that drops", "rule-drop", func(s *snapshot.Snapshot) {
+			examples["rule-drop"](s)
+			n := uint64(950_000)
+			s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "ip", Table: "natkit", Name: "prerouting", Hook: "prerouting", Type: "nat", Policy: "accept", Rules: 4})
+			for i := range s.Chains { // only natkit's drops
+				s.Chains[i].DropRules, s.Chains[i].Walk = nil, nil
+			}
+			dropped.Packets = &n
+			last := &s.Chains[len(s.Chains)-1]
+			last.Walk, last.DropRules = []snapshot.Rule{dropped}, []snapshot.DropRule{{Number: 4, Verdict: "drop", Packets: &n}}
+			s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml"}
+		}, "", "natkit rules"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateway()
+			c.change(s)
+			all := Judge(s)
+			i := slices.IndexFunc(all, func(f Finding) bool { return f.Code == c.code })
+			if i < 0 {
+				t.Fatalf("found %s", titles(all))
+			}
+			f := all[i]
+			if c.evidence != "" && !slices.ContainsFunc(f.Evidence, func(e Evidence) bool { return e.Value == c.evidence }) {
+				t.Errorf("evidence %v, want %q", f.Evidence, c.evidence)
+			}
+			if !slices.ContainsFunc(f.Remedy, func(line string) bool { return strings.HasPrefix(line, c.remedy) }) {
+				t.Errorf("remedy %q, want %q", f.Remedy, c.remedy)
+			}
+			for _, line := range f.Remedy {
+				if strings.Contains(line, " ip natkit ") && !strings.Contains(line, "list chain") {
+					t.Errorf("the cure changes the table of the engine: %s", line)
+				}
+			}
+		})
+	}
+}
+
+// narrowChain is the chain with a rule that allows few ports, of the example.
+func narrowChain(s *snapshot.Snapshot) string {
+	examples["snat-ports-exhausted"](s)
+	for _, c := range s.Chains {
+		if slices.ContainsFunc(c.SNATRanges, func(r snapshot.PortRange) bool { return r.Min > 0 }) {
+			return c.Name
+		}
+	}
+	panic("no chain with ports")
 }
 
 // The commands of a cure change the line of the file that is meant, and no other.

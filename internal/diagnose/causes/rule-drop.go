@@ -389,6 +389,10 @@ func (f facts) spare(victims ruleVictims, suspects []culprit, sure bool) (remedy
 // spareFrom is what to do about the rule that dropped packets.
 func (f facts) spareFrom(s culprit) (remedy []string) {
 	remedy = append(remedy, "# read the rule:", f.run(listChain(*s.Chain)))
+	if f.ofEngine(*s.Chain) {
+		return append(remedy, fmt.Sprintf("# natkit made this table of %s: it drops what is for outside addresses that no rule leads inside. If this traffic is wanted, add a rule there:", f.Engine.File),
+			f.natkit("rules"))
+	}
 	if s.Rule == nil {
 		return append(remedy, "# nothing there accepts this traffic. If it is wanted, add a rule that accepts it, by its addresses and ports, where your firewall keeps its own")
 	}
@@ -441,7 +445,7 @@ func ipsetElement(e snapshot.Element) string {
 // them: nothing else changes by them.
 func (f facts) countSuspects(suspects []culprit) (remedy []string) {
 	for _, s := range suspects {
-		if s.Chain.Backend != "nft" || iptables(*s.Chain) != "" || s.Packets() != nil {
+		if s.Chain.Backend != "nft" || iptables(*s.Chain) != "" || s.Packets() != nil || f.ofEngine(*s.Chain) {
 			continue
 		}
 		where := fmt.Sprintf("%s %s %s", s.Chain.Family, quote(s.Chain.Table), quote(s.Chain.Name))

@@ -90,6 +90,8 @@ func judgeSNATPorts(f facts) *verdict {
 	if p.narrow {
 		v.Evidence = append(v.Evidence, Evidence{"ports that the rule allows", fmt.Sprintf("%d-%d (%d)", p.allowed.Min, p.allowed.Max, rangeSize(p.allowed)),
 			fmt.Sprintf("%s: table %s %s, chain %s", fromRules, p.chain.Family, p.chain.Table, p.chain.Name)})
+		rules, _ := f.narrowRules(p)
+		v.Evidence = append(v.Evidence, rules...)
 	}
 	if failed > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"flows that could not be inserted", strconv.FormatUint(failed, 10), fromStats + ": insert_failed"})
@@ -209,9 +211,18 @@ func (f facts) suspectPorts() bool {
 	return narrow && rangeSize(r) < allPorts/8 && len(f.Conntrack.Table.SNATPorts) >= snapshot.TopN
 }
 
+// narrowRules are the rules of natkit's rule file that allow few ports, where its engine made
+// the chain.
+func (f facts) narrowRules(p ports) ([]Evidence, []snapshot.EngineRule) {
+	return f.engineRules(func(r snapshot.EngineRule) bool { return p.narrow && f.ofEngine(p.chain) && r.Ports == p.allowed })
+}
+
 // morePorts is how to get more flows to that destination.
 func (f facts) morePorts(p ports, found bool) (remedy []string, settings []snapshot.Setting) {
+	_, own := f.narrowRules(p)
 	switch c, r := p.chain, p.allowed; {
+	case len(own) > 0:
+		remedy = append(remedy, f.editPorts(own[0])...)
 	case p.narrow && found:
 		remedy = append(remedy, fmt.Sprintf("# the rule allows %s; put one before it that allows all:", number(rangeSize(r), "port")), f.run(widerRange(c, p.use)))
 	case p.narrow:

@@ -56,7 +56,7 @@ func engineFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
 		out.Drift = append(out.Drift, snapshot.EngineDrift(d))
 	}
 	if s.Engine == EngineNFT {
-		out.RuleList = ruleFacts(s.file)
+		out.RuleList = ruleFacts(s.file, s.text)
 		return out, nil
 	}
 	out.Packets = s.Stats.Reasons
@@ -80,10 +80,13 @@ func engineFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
 }
 
 // lineOf is the line of a rule file on which a pattern stands, outside of comments.
-func lineOf(text, pattern string) int {
+func lineOf(text, pattern string) int { return lineFrom(text, 1, pattern) }
+
+// lineFrom is lineOf from a line on.
+func lineFrom(text string, from int, pattern string) int {
 	re := regexp.MustCompile(pattern)
 	for i, line := range strings.Split(text, "\n") {
-		if line, _, _ = strings.Cut(line, "#"); re.MatchString(line) {
+		if line, _, _ = strings.Cut(line, "#"); i+1 >= from && re.MatchString(line) {
 			return i + 1
 		}
 	}
@@ -91,7 +94,7 @@ func lineOf(text, pattern string) int {
 }
 
 // ruleFacts are the rules of a file that translate, at most MaxTargets.
-func ruleFacts(file *rulefile.File) (out []snapshot.EngineRule) {
+func ruleFacts(file *rulefile.File, text string) (out []snapshot.EngineRule) {
 	ids := file.RuleIDs()
 	for i := range file.Rules {
 		r := &file.Rules[i]
@@ -111,6 +114,9 @@ func ruleFacts(file *rulefile.File) (out []snapshot.EngineRule) {
 				}
 				fact.To = append(fact.To, netip.AddrPortFrom(t.Address, port))
 			}
+		}
+		if fact.Ports.Min > 0 {
+			fact.PortsLine = lineFrom(text, fact.Line, fmt.Sprintf(`\bports: *%d-%d\b`, fact.Ports.Min, fact.Ports.Max))
 		}
 		out = append(out, fact)
 	}
