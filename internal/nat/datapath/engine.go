@@ -48,6 +48,10 @@ const (
 	portsChange  = "ports_change"
 )
 
+// onDemand are programs that few engines need: the kernel checks each for a second or two of a
+// processor's time. They are loaded when an interface needs one (program).
+var onDemand = []string{xdpBoth, tcBoth, tcBothRaw}
+
 // ABIError says that an instance was made by a natkit whose maps this one does not know.
 type ABIError struct {
 	Dir        string
@@ -92,7 +96,7 @@ func New(size Size) (_ *Engine, err error) {
 			err = errors.Join(fmt.Errorf("make NAT engine: %w", err), fewFiles(), e.Close())
 		}
 	}()
-	if err := e.load(size); err != nil {
+	if err := e.load(size, func(program string) bool { return !slices.Contains(onDemand, program) }); err != nil {
 		return nil, err
 	}
 	if err := putControl(e.maps, size.Mappings); err != nil {
@@ -128,13 +132,15 @@ func putControl(maps map[string]*ebpf.Map, mappings int) error {
 
 const abi = uint32(abiNatLimitNAT_ABI)
 
-// load puts the maps and then each object's programs on them into the kernel.
-func (e *Engine) load(size Size) error {
+// load puts the maps and then each object's programs on them into the kernel, of these the
+// wanted ones.
+func (e *Engine) load(size Size, wanted func(program string) bool) error {
 	for _, object := range objects {
 		spec, err := object.load()
 		if err != nil {
 			return err
 		}
+		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !wanted(name) })
 		resize(spec, size)
 		if err := setClock(spec); err != nil {
 			return err
@@ -241,12 +247,25 @@ func damaged(pin string) error {
 	return fmt.Errorf("open NAT engine: somebody has removed its pin %s: `natkit down`, then `natkit up`", pin)
 }
 
-// program gives a program that the engine was made with, or upgraded to.
+// program gives a program that the engine was made with, or upgraded to, or that is loaded now.
 func (e *Engine) program(name string) (*ebpf.Program, error) {
 	if p := e.programs[name]; p != nil {
 		return p, nil
 	}
-	return nil, damaged(filepath.Join(e.dir, programsDir, name))
+	pin := filepath.Join(e.dir, programsDir, name)
+	if !slices.Contains(onDemand, name) {
+		return nil, damaged(pin)
+	}
+	if err := e.load(e.Size(), func(program string) bool { return program == name }); err != nil {
+		return nil, err
+	}
+	if e.dir == "" {
+		return e.programs[name], nil
+	}
+	if err := e.programs[name].Pin(pin); err != nil {
+		return nil, fmt.Errorf("pin program %s: %w", name, err)
+	}
+	return e.programs[name], nil
 }
 
 // openPins opens what is pinned as dir.

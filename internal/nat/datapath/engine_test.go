@@ -167,3 +167,39 @@ func TestOpenTellsOldABI(t *testing.T) {
 		t.Errorf("got %v, want an *ABIError that has 3", err)
 	}
 }
+
+// What few engines need is loaded and pinned when an interface needs it, and upgraded from then on.
+func TestProgramsOnDemand(t *testing.T) {
+	dir := testDir(t)
+	e, err := Create(dir, smallSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range onDemand {
+		if e.programs[name] != nil {
+			t.Errorf("program %s is there before it is needed", name)
+		}
+	}
+	if _, err := e.program(tcBoth); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if e, err = Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	before := e.programs[tcBoth]
+	if before == nil {
+		t.Fatal("program tc_both is not pinned")
+	}
+	if _, err := e.Upgrade(); err != nil {
+		t.Fatal(err)
+	}
+	if after := e.programs[tcBoth]; after == nil || after == before || e.programs[xdpBoth] != nil {
+		t.Errorf("after the upgrade tc_both is %v, xdp_both %v", after, e.programs[xdpBoth])
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}

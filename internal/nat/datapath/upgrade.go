@@ -31,12 +31,12 @@ func hashOf(objects ...[]byte) string {
 // Interfaces get them by the next Attach. On an error, and by undo, everything is as
 // before. The calling thread may be in any namespace.
 //
-//  1. every program is loaded; a kernel that refuses one has changed nothing
+//  1. every program that it needs is loaded; a kernel that refuses one has changed nothing
 //  2. the sweep's timer gets its new code
 //  3. pins are replaced one by one, each by a rename
 func (e *Engine) Upgrade() (undo func() error, err error) {
 	fresh := &Engine{maps: maps.Clone(e.maps), programs: map[string]*ebpf.Program{}}
-	if err := fresh.load(e.Size()); err != nil {
+	if err := fresh.load(e.Size(), e.needs); err != nil {
 		return nil, errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
 	}
 	old := e.programs
@@ -50,6 +50,11 @@ func (e *Engine) Upgrade() (undo func() error, err error) {
 		return nil, errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), undo())
 	}
 	return undo, nil
+}
+
+// needs tells whether an engine of this natkit in place of this one would have the program.
+func (e *Engine) needs(program string) bool {
+	return e.programs[program] != nil || !slices.Contains(onDemand, program)
 }
 
 // usePrograms makes the programs the ones that expire sessions and that are pinned.
