@@ -107,7 +107,7 @@ func TestFewWords(t *testing.T) {
 		{"bench cps --protocol tpc", "tcp"}, {"bench ports --router ebfp", "ebpf"}, {"bench expiry --router ebfp", "ebpf"}, {"bench bulk --direction bth", "both"},
 		{"lab up publishd", "published"}, {"lab up published --client lcal", "local"}, {"lab up published --rules iptable", "iptables"}, {"lab up published --server ngnix", "nginx"},
 		{"lab run mtu-dorp", "mtu-drop"}, {"tune plan --confirm conntrack-acounting", "conntrack-accounting"}, {"report -o htm x.json", "html"}, {"kconfig -o fragmnt", "fragment"},
-		{"doctor -o jsno", "json"}, {"profile -o foldd", "folded"}, {"doctr", "doctor"}, {"conntrack lst", "list"}, {"doctor --reduct", "redact"},
+		{"drops --cause conntrack-tablefull", "conntrack-table-full"}, {"doctor -o jsno", "json"}, {"profile -o foldd", "folded"}, {"doctr", "doctor"}, {"conntrack lst", "list"}, {"doctor --reduct", "redact"},
 	} {
 		args := strings.Fields(tt.args)
 		code, out, errs := runBad(t, "", args...)

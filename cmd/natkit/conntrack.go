@@ -139,6 +139,9 @@ by_status, natkit_engine (where one is up: kind, sessions, entries, note, see).
 	return cmd
 }
 
+// countsBy are the values of --by.
+var countsBy = []string{"source", "destination", "dport", "nat"}
+
 func newConntrackTopCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
@@ -161,13 +164,13 @@ port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 ` + fromHelp,
 		Example: `  natkit conntrack top
   natkit conntrack top --by nat --proto tcp
-  natkit conntrack top --by destination -n 5 -o json
+  natkit conntrack top --by destination --rows 5 -o json
   natkit conntrack top --by source --unreplied --from dump.txt`,
 		Args: noArgs,
 	}
 	in := conntrackInputFlags(e, cmd)
 	by := cmd.Flags().String("by", "source", "what to count by: source, destination, dport or nat")
-	rows := cmd.Flags().IntP("rows", "n", snapshot.TopN, "rows to show")
+	rows := cmd.Flags().Int("rows", snapshot.TopN, "rows to show")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		lists, ok := map[string]conntrack.Lists{
@@ -175,7 +178,7 @@ port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 			"dport": conntrack.ListDestPorts, "nat": conntrack.ListSNATPorts,
 		}[*by]
 		if !ok {
-			return usagef("--by %w", choice.Error(*by, "source", "destination", "dport", "nat"))
+			return usagef("--by %w", choice.Error(*by, countsBy...))
 		}
 		if *rows < 1 {
 			return usagef("--rows %d: want 1 or more", *rows)
@@ -336,10 +339,10 @@ func unlessPipeClosed(err error) error {
 // reads them.
 func conntrackFilterFlags(cmd *cobra.Command) func() (conntrack.Filter, error) {
 	f := cmd.Flags()
-	family := f.String("family", "", "only this family: ipv4 or ipv6")
-	proto := f.String("proto", "", "only this protocol: tcp, udp, icmp, ... or a number")
-	src := f.String("src", "", "only from this `address` or prefix (original direction)")
-	dst := f.String("dst", "", "only to this `address` or prefix (original direction, before translation)")
+	family := f.StringP("family", "f", "", "only this family: ipv4 or ipv6")
+	proto := f.StringP("proto", "p", "", "only this protocol: tcp, udp, icmp, ... or a number")
+	src := f.StringP("src", "s", "", "only from this `address` or prefix (original direction)")
+	dst := f.StringP("dst", "d", "", "only to this `address` or prefix (original direction, before translation)")
 	return func() (w conntrack.Filter, err error) {
 		var errs [4]error
 		w.Family, errs[0] = conntrack.ParseFamily(*family)

@@ -74,7 +74,7 @@ UNREPLIED               1  33.3 %
   }
 }
 `},
-		{"top -n 1", `ENTRIES  SHARE   UNREPLIED  SOURCE
+		{"top --rows 1", `ENTRIES  SHARE   UNREPLIED  SOURCE
 2        66.7 %  1          192.168.0.2
 `},
 		{"top --by nat", `ENTRIES  SHARE   PROTOCOL  OUTSIDE     TO           PORTS SEEN
@@ -155,7 +155,7 @@ func TestConntrackUsage(t *testing.T) {
 		{"list --state TIMEWAIT", "did you mean TIME_WAIT?"},
 		{"top --by size", `--by "size": want source, destination, dport or nat`},
 		{"top --by sources", "did you mean source?"},
-		{"top -n 0", "--rows 0"},
+		{"top --rows 0", "--rows 0"},
 		{"watch --interval 1ms", "--interval 1ms"},
 		{"watch --for -1s", "--for \"-1s\""},
 		{"memory -o xml", "--output"},

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,17 +13,20 @@ import (
 	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
 )
 
 func newDropsCommand(e *env) *cobra.Command {
 	var every, total time.Duration
 	var all, stacks bool
+	var host, cause string
+	var port uint16
 	cmd := &cobra.Command{
 		Use:   "drops",
 		Short: "Show dropped packets by place, reason and cause",
-		Long: `Count the packets that the kernel drops, by the place in the kernel, the kernel's
-reason, the namespace and the interface, and say what the drop means for NAT
-where that can be told from the packet and from conntrack's counters.
+		Long: `Show the packets that the kernel drops: how many, where in the kernel, for which
+reason, in which namespace and on which interface, and the cause, where the packet
+and the counters of connection tracking show it.
 
 Causes: conntrack-table-full, nat-confirm (an entry could not be put into the
 table: source ports used up, or a race for one), firewall-rule, ip-forward-off,
@@ -29,29 +34,39 @@ rp-filter, no-route, martian (an address that no packet may have there), mtu,
 ttl-expired, queue-full, neighbour, listen-overflow, checksum, fragment,
 cpu-backlog.
 
-Counting happens in the kernel and costs less than 0.1 us a packet, so that it
-can stay on during a flood; with --stacks some 5 us. All namespaces of the host
-are watched unless --netns names one. Packets dropped by a network card, or by
-XDP, never were the stack's and are not seen.
+--cause shows the rows of one cause. --host and --port show the rows of which a
+sampled packet has that address or port as source or destination, before or after
+translation. The kernel counts all packets, but keeps only a sample of their
+headers: each row shows how many sampled packets match, its count is of all its
+packets, and a rare packet within a flood may be missed.
 
-It needs root, or CAP_BPF and CAP_PERFMON; without CAP_SYSLOG places are shown by
-their addresses, and without CAP_SYS_ADMIN interfaces of other namespaces by
-their numbers.
+Packets are counted in the kernel, for less than 0.1 us each, so counting can stay
+on during a flood; with --stacks it costs about 5 us each. All namespaces of the
+host are watched unless --netns names one. Packets dropped by a network card or by
+XDP do not reach the stack and are not counted.
+
+It needs root, or CAP_BPF and CAP_PERFMON. Without CAP_SYSLOG places are shown as
+addresses, and without CAP_SYS_ADMIN interfaces of other namespaces as numbers.
 
 With -o json each interval is one object in a line of its own: at, interval_s,
 rows (count, location, reason, netns, namespace, interface, cause, benign,
-samples, stacks), lost_events and benign_packets, which is the packets in rows
-that were left out for want of --all.`,
+samples, stacks; sampled and matching with --host or --port), lost_events,
+benign_packets and filtered_packets: packets in rows that are shown only with
+--all, and in rows that do not match.`,
 		Example: `  natkit drops
   natkit drops --interval 1s --for 10s --netns gateway
-  natkit drops --for 30s --stacks
+  natkit drops --host 192.168.0.7 --port 443
+  natkit drops --cause conntrack-table-full --for 30s --stacks
   natkit drops --for 5s --all -o json`,
 		Args: noArgs,
 	}
 	timeVar(cmd.Flags(), &every, "interval", 5*time.Second, "time between two tables")
 	timeVar(cmd.Flags(), &total, "for", 0, "how long to watch (default until interrupted)")
 	cmd.Flags().BoolVar(&stacks, "stacks", false, "show the most frequent kernel stacks of each row")
-	cmd.Flags().BoolVar(&all, "all", false, "show also what is benign, such as packets of closed sockets")
+	cmd.Flags().BoolVar(&all, "all", false, "also show harmless drops, such as packets for closed sockets")
+	cmd.Flags().StringVar(&cause, "cause", "", "show only drops of this cause `CODE`")
+	cmd.Flags().StringVar(&host, "host", "", "show only rows with a sampled packet from or to this `ADDRESS` or prefix")
+	cmd.Flags().Uint16Var(&port, "port", 0, "show only rows with a sampled packet from or to this port `NUMBER`")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
@@ -60,7 +75,19 @@ that were left out for want of --all.`,
 		case total < 0:
 			return usagef("--for %v: want a time, or nothing to watch until interrupted", total)
 		}
-		o := observe.DropOptions{Stacks: stacks}
+		filter := report.DropFilter{All: all, Cause: snapshot.NATCause(cause)}
+		if cause != "" && !slices.Contains(snapshot.NATCauses, filter.Cause) {
+			return usagef("--cause %w", choice.Error(cause, dropCauses()...))
+		}
+		if port == 0 && cmd.Flags().Changed("port") {
+			return usagef("--port 0: want 1 to 65535")
+		}
+		o := observe.DropOptions{Stacks: stacks, Match: observe.PacketMatch{Port: port}}
+		var err error
+		if o.Match.Host, err = hostOrPrefix("host", host); err != nil {
+			return err
+		}
+		filter.Sampled = !o.Match.All()
 		if e.netns != "" {
 			h, err := netns.Open(e.netns)
 			if err != nil {
@@ -78,7 +105,7 @@ that were left out for want of --all.`,
 		own := (*netns.Handle)(nil).Inode()
 		var totals report.DropTotals
 		err = d.Watch(cmd.Context(), every, total, func(at time.Time, interval time.Duration, got snapshot.Drops) error {
-			r := report.NewDrops(at, interval, got, all)
+			r := report.NewDrops(at, interval, got, filter)
 			if *out == "json" {
 				return report.JSONLine(e.stdout, r)
 			}
@@ -91,4 +118,28 @@ that were left out for want of --all.`,
 		return unlessPipeClosed(err)
 	}
 	return cmd
+}
+
+// dropCauses are the codes that --cause knows.
+func dropCauses() (codes []string) {
+	for _, c := range snapshot.NATCauses {
+		codes = append(codes, string(c))
+	}
+	return codes
+}
+
+// hostOrPrefix reads a flag that is an address or a prefix; "" is no prefix.
+func hostOrPrefix(flag, text string) (netip.Prefix, error) {
+	if text == "" {
+		return netip.Prefix{}, nil
+	}
+	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return p, usagef("--%s %q: want an address or prefix, as in 192.168.0.7 or 10.0.0.0/8", flag, text)
+	}
+	return p.Masked(), nil
 }

@@ -20,10 +20,7 @@ func newLabRunCommand(e *env) *cobra.Command {
 	var o scenario.FaultOptions
 	list := false
 	faults := scenario.Faults()
-	var codes []string
-	for _, f := range faults {
-		codes = append(codes, f.Code)
-	}
+	codes := faultCodes()
 	cmd := &cobra.Command{
 		Use:   "run [flags] CODE",
 		Short: "Create a fault in a lab, diagnose it, cure it, prove the cure",
@@ -39,7 +36,6 @@ and named the fault first in between.`,
 		Example: `  natkit lab run --list
   natkit lab run conntrack-table-full
   natkit lab run mtu-drop -o json`,
-		ValidArgs: codes,
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "show the faults there are, and make none")
 	timeVar(cmd.Flags(), &o.Window, "for", 2*time.Second, "how long the doctor watches after each step")

@@ -165,6 +165,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		}
 	}
 	root.AddCommand(newVersionCommand(e))
+	completions(root)
 	return root
 }
 
@@ -195,6 +196,8 @@ func outputFlag(cmd *cobra.Command, formats ...string) *string {
 		formats = []string{"text", "json"}
 	}
 	value := cmd.Flags().StringP("output", "o", formats[0], "output format: "+choice.List(formats))
+	// The only error is that of a flag which is not there.
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	check := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		if !slices.Contains(formats, *value) {

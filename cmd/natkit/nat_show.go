@@ -141,9 +141,9 @@ type sessionFilter struct {
 }
 
 func (f *sessionFilter) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.source, "source", "", "address or prefix of the source, before or after translation")
-	cmd.Flags().StringVar(&f.destination, "destination", "", "address or prefix of the destination, before or after translation")
-	cmd.Flags().StringVar(&f.protocol, "protocol", "", "tcp, udp, icmp, or another's name or number")
+	cmd.Flags().StringVarP(&f.source, "source", "s", "", "address or prefix of the source, before or after translation")
+	cmd.Flags().StringVarP(&f.destination, "destination", "d", "", "address or prefix of the destination, before or after translation")
+	cmd.Flags().StringVarP(&f.protocol, "protocol", "p", "", "tcp, udp, icmp, or another's name or number")
 	cmd.Flags().StringVar(&f.state, "state", "", "state, as natkit sessions shows it: udp, tcp_established, ...")
 	cmd.Flags().StringVar(&f.rule, "rule", "", "rule's `ID`, as natkit rules lists it")
 }

@@ -252,10 +252,7 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 		return nil, usagef("--memory-share %v: want more than 0 and at most 1", in.share)
 	}
 	for _, code := range in.confirmed {
-		var known []string
-		for _, cause := range causes.Catalogue() {
-			known = append(known, cause.Code)
-		}
+		known := causeCodes()
 		if !slices.Contains(known, code) {
 			return nil, usagef("--confirm %w", choice.Error(code, known...))
 		}

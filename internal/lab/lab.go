@@ -21,6 +21,7 @@ import (
 	"natkit/internal/kernel/journal"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/nft"
+	"natkit/internal/words/choice"
 )
 
 // The roles of nodes. Further clients are client2, client3 ...
@@ -174,6 +175,10 @@ func Open(name string) (*Lab, error) {
 }
 
 func notThere(name string) error {
+	all, _ := names()
+	if near := choice.Nearest(name, all); near != "" {
+		return fmt.Errorf("lab %q: there is none; did you mean %s?", name, near)
+	}
 	return fmt.Errorf("lab %q: there is none (see natkit lab list)", name)
 }
 

@@ -364,6 +364,10 @@ type Drop struct {
 	Cause     NATCause `json:"cause,omitempty"`
 	Benign    bool     `json:"benign,omitempty"` // ends of sockets and the like, no lost traffic
 	Samples   []string `json:"samples,omitzero"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
+	// Sampled are the packets whose addresses were looked at, and Matching those of them that
+	// were asked for; 0 where any packet would do. Samples are of those that match.
+	Sampled  uint64 `json:"sampled,omitzero"`
+	Matching uint64 `json:"matching,omitzero"`
 	// Packets are what rules ask for of some of them, of drops by rules only.
 	Packets []DroppedPacket `json:"packets,omitzero"`
 	Stacks  []Stack         `json:"stacks,omitzero"`
@@ -396,6 +400,12 @@ const (
 	CauseFragment       NATCause = "fragment"
 	CauseBacklog        NATCause = "cpu-backlog"
 )
+
+// NATCauses are all of them but CauseNone.
+var NATCauses = []NATCause{
+	CauseTableFull, CauseConfirm, CauseRule, CauseIPForwardOff, CauseReversePath, CauseNoRoute, CauseMartian, CauseTooBig,
+	CauseTTL, CauseQueue, CauseNeighbour, CauseListenOverflow, CauseChecksum, CauseFragment, CauseBacklog,
+}
 
 // Hook is one function registered on a netfilter hook.
 type Hook struct {

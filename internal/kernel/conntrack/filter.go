@@ -119,6 +119,12 @@ func ParseStates(s string, proto uint8) (uint64, error) {
 	return mask, nil
 }
 
+// TCPStates are the names of the states that an entry of TCP can be in.
+func TCPStates() []string {
+	_, names := statesOf(unix.IPPROTO_TCP)
+	return names
+}
+
 // statesOf are the names of a protocol's states, and where they begin; none for a protocol
 // without states.
 func statesOf(proto uint8) (first State, names []string) {

@@ -18,6 +18,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"natkit/internal/words/choice"
 )
 
 // Dir is where named namespaces are mounted, as ip-netns(8) does it.
@@ -61,7 +63,7 @@ func Open(ref string) (*Handle, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("network namespace %q: not found (looked for %s)", ref, path)
+			return nil, fmt.Errorf("network namespace %q: not found (looked for %s)%s", ref, path, meant(ref))
 		}
 		return nil, fmt.Errorf("open network namespace %q: %w", ref, needsRoot(err))
 	}
@@ -79,6 +81,19 @@ func Open(ref string) (*Handle, error) {
 		return nil, fmt.Errorf("network namespace %q: %s is not a namespace", ref, path)
 	}
 	return h, nil
+}
+
+// meant names the namespace that was probably meant by a name that is not there.
+func meant(ref string) string {
+	all, _ := List()
+	var names []string
+	for _, n := range all {
+		names = append(names, n.Name)
+	}
+	if name := choice.Nearest(ref, names); name != "" {
+		return "; did you mean " + name + "?"
+	}
+	return ""
 }
 
 // Name is the reference the handle was opened with; "" for the caller's own.

@@ -23,6 +23,7 @@ import (
 type DropOptions struct {
 	Netns  uint64 // inode of the namespace; 0 for all of the host
 	Stacks bool   // count kernel stacks too, which costs some 5 us a drop instead of 0.03
+	Match  PacketMatch
 
 	maxKeys uint32 // for tests: size of a window's table, 0 for the program's own
 }
@@ -34,6 +35,7 @@ type Drops struct {
 	link    link.Link
 	samples *ringbuf.Reader
 	stacks  bool
+	match   PacketMatch
 
 	reasons    reasons
 	symbols    *symbols
@@ -66,7 +68,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if err := checkDropArguments(kernel); err != nil {
 		return nil, refused("trace drops", err)
 	}
-	d := &Drops{stacks: o.Stacks, refusals: map[uint64]refusals{}, early: map[dropsDropKey]*kept{}}
+	d := &Drops{stacks: o.Stacks, match: o.Match, refusals: map[uint64]refusals{}, early: map[dropsDropKey]*kept{}}
 	if d.reasons, err = loadReasons(kernel); err != nil {
 		return nil, err
 	}
@@ -335,7 +337,7 @@ func (d *Drops) readSamples() (map[dropsDropKey]*kept, error) {
 		if samples[s.Key] == nil {
 			samples[s.Key] = &kept{}
 		}
-		samples[s.Key].add(s)
+		samples[s.Key].add(s, d.match.wants(&s))
 	}
 }
 

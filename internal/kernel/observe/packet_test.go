@@ -4,6 +4,7 @@ package observe
 
 import (
 	"bytes"
+	"net/netip"
 	"strings"
 	"testing"
 	"unicode"
@@ -97,5 +98,44 @@ func TestSampleOfTranslated(t *testing.T) {
 	s.CtStatus = 0
 	if got, want := s.String(), "udp 10.1.0.1:5000 -> 10.1.0.2:9"; got != want {
 		t.Errorf("not translated: %q, want %q", got, want)
+	}
+}
+
+// A packet is found by any address or port of it, and of its flow before translation.
+func TestPacketMatch(t *testing.T) {
+	packet := append([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0, 192, 0, 2, 1, 198, 51, 100, 7}, 0x9c, 0x40, 0, 80)
+	s := dropsDropSample{Ethertype: swap16(unix.ETH_P_IP), Captured: uint8(len(packet)), Protocol: unix.IPPROTO_TCP, Sport: swap16(5000), Dport: swap16(8080)}
+	for i, b := range packet {
+		s.Packet[i] = b
+	}
+	copy(s.Src[:], []byte{10, 0, 0, 5})
+	copy(s.Dst[:], []byte{203, 0, 113, 9})
+	for _, tt := range []struct {
+		host              string
+		port              uint16
+		wants, translated bool
+	}{
+		{"", 0, true, true},
+		{"192.0.2.1/32", 0, true, true}, {"198.51.100.0/24", 0, true, true}, {"192.0.2.2/32", 0, false, false}, {"2001:db8::/32", 0, false, false},
+		{"", 80, true, true}, {"", 40000, true, true}, {"", 81, false, false}, {"192.0.2.1/32", 80, true, true}, {"192.0.2.1/32", 81, false, false},
+		{"10.0.0.5/32", 0, false, true}, {"", 8080, false, true}, {"10.0.0.5/32", 8080, false, true}, {"10.0.0.5/32", 80, false, false},
+	} {
+		m := PacketMatch{Port: tt.port}
+		if tt.host != "" {
+			m.Host = netip.MustParsePrefix(tt.host)
+		}
+		for status, want := range map[uint64]bool{0: tt.wants, 1 << 4: tt.translated} {
+			s.CtStatus = status
+			if got := m.wants(&s); got != want {
+				t.Errorf("%s port %d, status %#x: %v, want %v", tt.host, tt.port, status, got, want)
+			}
+		}
+	}
+	var k kept
+	for i := range 20 {
+		k.add(s, i%5 == 0)
+	}
+	if k.sampled != 20 || k.matching != 4 || len(k.chosen) != 4 {
+		t.Errorf("%d of %d, %d kept", k.matching, k.sampled, len(k.chosen))
 	}
 }

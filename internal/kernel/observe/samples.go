@@ -25,12 +25,41 @@ const (
 
 // kept are the samples of one key: the first ones, and as many by chance of all.
 type kept struct {
-	first, chosen []dropsDropSample
+	first, chosen     []dropsDropSample
+	sampled, matching uint64
 }
 
-// add keeps a sample. The program chooses the n-th packet with a chance that falls with n;
+// PacketMatch chooses sampled packets by an address and a port that is source or destination,
+// of the packet or of its flow before translation. The zero value takes all.
+type PacketMatch struct {
+	Host netip.Prefix
+	Port uint16
+}
+
+// All says whether every packet matches.
+func (m PacketMatch) All() bool { return m == PacketMatch{} }
+
+func (m PacketMatch) wants(s *dropsDropSample) bool {
+	if m.All() {
+		return true
+	}
+	now, _, _, ok := parsePacket(swap16(s.Ethertype), s.head())
+	return ok && (m.has(now) || s.CtStatus&translated != 0 && m.has(s.flow(now)))
+}
+
+func (m PacketMatch) has(t tuple) bool {
+	return (!m.Host.IsValid() || m.Host.Contains(t.src.Addr()) || m.Host.Contains(t.dst.Addr())) &&
+		(m.Port == 0 || hasPorts(t.protocol) && (t.src.Port() == m.Port || t.dst.Port() == m.Port))
+}
+
+// add keeps a sample if it is wanted. The program chooses the n-th packet with a chance that falls with n;
 // each that is chosen takes the place of another one, so that all parts of the window are in.
-func (k *kept) add(s dropsDropSample) {
+func (k *kept) add(s dropsDropSample, wanted bool) {
+	k.sampled++
+	if !wanted {
+		return
+	}
+	k.matching++
 	if len(k.first) < maxSamples {
 		k.first = append(k.first, s)
 	}
@@ -46,12 +75,16 @@ func (d *Drops) show(row *snapshot.Drop, j judged, samples *kept) {
 	if samples == nil {
 		return
 	}
+	if !d.match.All() {
+		row.Sampled += samples.sampled
+		row.Matching += samples.matching
+	}
 	for i := range samples.first {
 		if text := samples.first[i].String(); len(row.Samples) < maxSamples && !slices.Contains(row.Samples, text) {
 			row.Samples = append(row.Samples, text)
 		}
 	}
-	if row.Cause != snapshot.CauseRule {
+	if row.Cause != snapshot.CauseRule || len(samples.chosen) == 0 {
 		return
 	}
 	n := uint64(len(samples.chosen))
@@ -130,7 +163,7 @@ func (s *dropsDropSample) packet() snapshot.DroppedPacket {
 	default:
 		p.Stage = snapshot.StageArrived
 	}
-	head := s.Packet[:min(int(s.Captured), len(s.Packet))]
+	head := s.head()
 	switch ethertype := swap16(s.Ethertype); {
 	case ethertype == unix.ETH_P_IP && len(head) >= 20:
 		p.TTL, p.DSCP, p.Length = head[8], head[1]>>2, uint32(binary.BigEndian.Uint16(head[2:]))
@@ -140,27 +173,32 @@ func (s *dropsDropSample) packet() snapshot.DroppedPacket {
 	return p
 }
 
-// String writes the packet, and which flow it is of where its addresses do not
-// tell: what the flow's first packet was before its translation.
+// translated are IPS_SRC_NAT and IPS_DST_NAT: part of the kernel's user API.
+const translated = 1<<4 | 1<<5
+
+// head is what was kept of the packet, from its network header on.
+func (s *dropsDropSample) head() []byte { return s.Packet[:min(int(s.Captured), len(s.Packet))] }
+
+// flow is what the flow's first packet was before its translation, of a packet that is of the
+// family of now.
+func (s *dropsDropSample) flow(now tuple) tuple {
+	src, dst := netip.AddrFrom16(s.Src), netip.AddrFrom16(s.Dst)
+	if now.src.Addr().Is4() {
+		src, dst = netip.AddrFrom4([4]byte(s.Src[:4])), netip.AddrFrom4([4]byte(s.Dst[:4]))
+	}
+	return tuple{protocol: s.Protocol, src: netip.AddrPortFrom(src, swap16(s.Sport)), dst: netip.AddrPortFrom(dst, swap16(s.Dport))}
+}
+
+// String writes the packet, and which flow it is of where its addresses do not show it.
 func (s *dropsDropSample) String() string {
-	const translated = 1<<4 | 1<<5 // IPS_SRC_NAT, IPS_DST_NAT: part of the kernel's user API
 	ethertype := swap16(s.Ethertype)
-	head := s.Packet[:min(int(s.Captured), len(s.Packet))]
-	text := describe(ethertype, head)
-	now, _, _, ok := parsePacket(ethertype, head)
+	text := describe(ethertype, s.head())
+	now, _, _, ok := parsePacket(ethertype, s.head())
 	if !ok || s.CtStatus&translated == 0 {
 		return text
 	}
-	was := tuple{protocol: s.Protocol}
-	if now.src.Addr().Is4() {
-		was.src = netip.AddrPortFrom(netip.AddrFrom4([4]byte(s.Src[:4])), swap16(s.Sport))
-		was.dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(s.Dst[:4])), swap16(s.Dport))
-	} else {
-		was.src = netip.AddrPortFrom(netip.AddrFrom16(s.Src), swap16(s.Sport))
-		was.dst = netip.AddrPortFrom(netip.AddrFrom16(s.Dst), swap16(s.Dport))
+	if was := s.flow(now); was.ends() != now.ends() {
+		return text + " (flow " + was.ends() + ")"
 	}
-	if was.ends() == now.ends() {
-		return text
-	}
-	return text + " (flow " + was.ends() + ")"
+	return text
 }

@@ -24,18 +24,34 @@ type Drops struct {
 	LostEvents uint64          `json:"lost_events"`
 	// BenignPackets were dropped too, in rows that are left out.
 	BenignPackets uint64 `json:"benign_packets"`
+	// FilteredPackets were dropped too, in rows that do not fit the filter.
+	FilteredPackets uint64 `json:"filtered_packets,omitzero"`
 }
 
-// NewDrops takes one interval's rows, without the benign ones unless all is set.
-func NewDrops(at time.Time, interval time.Duration, d snapshot.Drops, all bool) *Drops {
+// DropFilter chooses rows.
+type DropFilter struct {
+	All     bool              // benign ones too
+	Cause   snapshot.NATCause // only of this one, unless it is CauseNone
+	Sampled bool              // only those of which a sampled packet matches
+}
+
+func (f DropFilter) fits(row *snapshot.Drop) bool {
+	return (f.Cause == snapshot.CauseNone || row.Cause == f.Cause) && (!f.Sampled || row.Matching > 0)
+}
+
+// NewDrops takes one interval's rows, those that the filter lets through.
+func NewDrops(at time.Time, interval time.Duration, d snapshot.Drops, f DropFilter) *Drops {
 	r := &Drops{
 		At: at.Truncate(time.Millisecond), Seconds: interval.Seconds(),
 		Rows: []snapshot.Drop{}, LostEvents: d.LostEvents,
 	}
 	for _, row := range d.Rows {
-		if row.Benign && !all {
+		switch {
+		case !f.fits(&row):
+			r.FilteredPackets += row.Count
+		case row.Benign && !f.All:
 			r.BenignPackets += row.Count
-		} else {
+		default:
 			r.Rows = append(r.Rows, row)
 		}
 	}
@@ -53,6 +69,9 @@ func (r *Drops) Text(w io.Writer, own uint64) error {
 	fmt.Fprintf(&b, "%s, %.1f s: %s dropped", r.At.Format(time.TimeOnly), r.Seconds, plural.Count(sum, "packet"))
 	if r.BenignPackets > 0 {
 		fmt.Fprintf(&b, "; %d benign ones are not shown (--all)", r.BenignPackets)
+	}
+	if r.FilteredPackets > 0 {
+		fmt.Fprintf(&b, "; %d in rows that do not match the filter", r.FilteredPackets)
 	}
 	if r.LostEvents > 0 {
 		fmt.Fprintf(&b, "; %d more are NOT in the table: there was no room", r.LostEvents)
@@ -95,6 +114,9 @@ func writeDropTable(b *strings.Builder, rows []snapshot.Drop, own uint64) {
 		}
 		for _, sample := range rows[i-1].Samples {
 			fmt.Fprintf(b, "%12s%s\n", "", sample)
+		}
+		if row := rows[i-1]; row.Matching > 0 {
+			fmt.Fprintf(b, "%12s%d of %s match; the count is of all packets of the row\n", "", row.Matching, plural.Count(row.Sampled, "sampled packet"))
 		}
 		for _, stack := range rows[i-1].Stacks {
 			fmt.Fprintf(b, "%12s%s by\n", "", plural.Count(stack.Count, "time"))
@@ -151,10 +173,13 @@ func (t *DropTotals) Add(r *Drops) {
 	t.total.Seconds += r.Seconds
 	t.total.LostEvents += r.LostEvents
 	t.total.BenignPackets += r.BenignPackets
+	t.total.FilteredPackets += r.FilteredPackets
 	for _, row := range r.Rows {
 		key := dropRow{row.Location, row.Reason, row.Interface, row.Netns, row.Cause, row.Benign}
 		if sum := t.rows[key]; sum != nil {
 			sum.Count += row.Count
+			sum.Sampled += row.Sampled
+			sum.Matching += row.Matching
 			continue
 		}
 		row.Samples, row.Stacks = nil, nil // they were shown with their interval

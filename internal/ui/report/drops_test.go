@@ -5,6 +5,8 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,13 +35,13 @@ func TestDropsText(t *testing.T) {
 	var out bytes.Buffer
 	var totals DropTotals
 	for i, all := range []bool{false, true} {
-		r := NewDrops(at.Add(time.Duration(5*i)*time.Second), 5*time.Second, dropped, all)
+		r := NewDrops(at.Add(time.Duration(5*i)*time.Second), 5*time.Second, dropped, DropFilter{All: all})
 		totals.Add(r)
 		if err := r.Text(&out, ownNetns); err != nil {
 			t.Fatal(err)
 		}
 	}
-	none := NewDrops(at.Add(11*time.Second), time.Second, snapshot.Drops{}, false)
+	none := NewDrops(at.Add(11*time.Second), time.Second, snapshot.Drops{}, DropFilter{})
 	totals.Add(none)
 	if err := none.Text(&out, ownNetns); err != nil {
 		t.Fatal(err)
@@ -54,7 +56,7 @@ func TestDropsText(t *testing.T) {
 func TestDropTotalsOfOne(t *testing.T) {
 	var out bytes.Buffer
 	var totals DropTotals
-	totals.Add(NewDrops(time.Now(), time.Second, dropped, true))
+	totals.Add(NewDrops(time.Now(), time.Second, dropped, DropFilter{All: true}))
 	if err := totals.Text(&out, ownNetns); err != nil || out.Len() > 0 {
 		t.Errorf("%q, %v", out.String(), err)
 	}
@@ -76,10 +78,48 @@ func TestDropsJSON(t *testing.T) {
 		{"nothing", snapshot.Drops{}, `{"at":"2024-05-06T07:08:09Z","interval_s":5,"rows":[],"lost_events":0,"benign_packets":0}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := json.Marshal(NewDrops(time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC), 5*time.Second, tt.drops, false))
+			got, err := json.Marshal(NewDrops(time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC), 5*time.Second, tt.drops, DropFilter{}))
 			if err != nil || string(got) != tt.want {
 				t.Errorf("%s, %v; want\n%s", got, err, tt.want)
 			}
 		})
+	}
+}
+
+// A filter leaves rows out, counts what they held, and says of what the counts are.
+func TestDropsFilter(t *testing.T) {
+	rows := snapshot.Drops{Rows: []snapshot.Drop{
+		{Count: 70, Location: "a", Reason: "R", Cause: snapshot.CauseTooBig, Sampled: 16, Matching: 2, Samples: []string{"udp 10.0.0.1:1 -> 10.0.0.2:53"}},
+		{Count: 20, Location: "b", Reason: "R", Cause: snapshot.CauseTooBig, Sampled: 5},
+		{Count: 9, Location: "c", Reason: "R", Cause: snapshot.CauseRule, Sampled: 1, Matching: 1},
+	}}
+	for _, tt := range []struct {
+		f        DropFilter
+		counts   []uint64
+		filtered uint64
+	}{
+		{DropFilter{}, []uint64{70, 20, 9}, 0},
+		{DropFilter{Cause: snapshot.CauseTooBig}, []uint64{70, 20}, 9},
+		{DropFilter{Sampled: true}, []uint64{70, 9}, 20},
+		{DropFilter{Cause: snapshot.CauseTooBig, Sampled: true}, []uint64{70}, 29},
+		{DropFilter{Cause: snapshot.CauseBacklog}, nil, 99},
+	} {
+		r := NewDrops(time.Now(), time.Second, rows, tt.f)
+		var counts []uint64
+		for _, row := range r.Rows {
+			counts = append(counts, row.Count)
+		}
+		if !slices.Equal(counts, tt.counts) || r.FilteredPackets != tt.filtered {
+			t.Errorf("%+v: %v, %d filtered", tt.f, counts, r.FilteredPackets)
+		}
+	}
+	var out bytes.Buffer
+	if err := NewDrops(time.Now(), time.Second, rows, DropFilter{Sampled: true}).Text(&out, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"79 packets dropped; 20 in rows that do not match the filter", "2 of 16 sampled packets match; the count is of all packets of the row"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
 	}
 }
