@@ -65,7 +65,11 @@ func conntrackLimits() source {
 
 // conntrackMemory reads what the table takes: of one entry, of one bucket, and how
 // many entries there are in all namespaces, which share the hash.
-func conntrackMemory() source {
+func conntrackMemory(opts Options) source {
+	read := conntrack.ReadMemory
+	if opts.shared != nil {
+		read = opts.shared.memory
+	}
 	return source{
 		name:  snapshot.CanConntrackMemory,
 		costs: "what the table takes of memory, and how long the chains of its hash are, is estimated from this namespace alone",
@@ -74,7 +78,7 @@ func conntrackMemory() source {
 			if s.Conntrack == nil {
 				return errNoConntrack
 			}
-			m, err := conntrack.ReadMemory()
+			m, err := read()
 			if err != nil {
 				return err
 			}
@@ -261,7 +265,13 @@ func conntrackTable(ctx context.Context, opts Options) source {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDump)
 			defer cancel()
 			var err error
-			s.Conntrack.Table, err = dumpTable(ctx, v, conntrack.TableOptions{Recent: recentSeconds(opts.Window)})
+			o := conntrack.TableOptions{Recent: recentSeconds(opts.Window)}
+			if s.Conntrack.Count == 0 {
+				// To walk through the hash, which all namespaces share, takes long for nothing.
+				s.Conntrack.Table, _, err = conntrack.TabulateText(ctx, strings.NewReader(""), o, nil)
+				return err
+			}
+			s.Conntrack.Table, err = dumpTable(ctx, v, o)
 			return err
 		},
 	}

@@ -102,7 +102,7 @@ func (m *DropMeter) Close() {
 // A tracer more costs each drop of the machine its time again.
 type dropTracer struct {
 	tracer *observe.Drops
-	rows   *snapshot.Drops // of all namespaces, once they were read
+	rows   snapshot.Drops // of all namespaces, once the window is over
 	err    error
 }
 
@@ -112,13 +112,26 @@ func traceAll() *dropTracer {
 	return d
 }
 
-// of is what was dropped in the namespace with this number, and for own in none
-// that could be told. The first call ends the counting.
-func (d *dropTracer) of(inode uint64, own bool) (*snapshot.Drops, error) {
-	if d.rows == nil && d.err == nil {
-		all, err := d.tracer.Read()
-		d.rows, d.err = &all, err
+// begin begins the window, inside of those of all namespaces: see source.mark.
+func (d *dropTracer) begin() {
+	if d.err == nil {
+		d.err = d.tracer.Begin()
 	}
+}
+
+// end ends the window.
+func (d *dropTracer) end() {
+	if d.err == nil {
+		d.err = d.tracer.End()
+	}
+	if d.err == nil {
+		d.rows, d.err = d.tracer.Read()
+	}
+}
+
+// of is what was dropped in the namespace with this number, and for own in none
+// that could be told.
+func (d *dropTracer) of(inode uint64, own bool) (*snapshot.Drops, error) {
 	if d.err != nil {
 		return nil, d.err
 	}

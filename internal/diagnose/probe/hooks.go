@@ -16,7 +16,7 @@ func hooks(opts Options) source {
 		end: func(_ *view, s *snapshot.Snapshot) (err error) {
 			switch {
 			case opts.shared != nil:
-				s.Hooks, err = opts.shared.hooks.List(opts.Netns)
+				s.Hooks, err = opts.shared.hooks(opts.Netns)
 			case opts.Hooks != nil:
 				s.Hooks, err = opts.Hooks.List(opts.Netns)
 			default:

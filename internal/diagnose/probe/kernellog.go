@@ -31,8 +31,11 @@ func kernelLog(opts Options) source {
 		out.stop = log.close
 	}
 	out.end = func(_ *view, s *snapshot.Snapshot) error {
-		if err := log.goOn(); err != nil {
-			return err
+		if opts.shared == nil {
+			log.goOn()
+		}
+		if log.err != nil {
+			return log.err
 		}
 		s.KernelLog = judgeLog(log.before, log.during, s.Netns)
 		return nil
@@ -50,19 +53,35 @@ type logReader struct {
 // begin reads what is there when the window begins.
 func (l *logReader) begin() error {
 	if l.err = l.open(); l.err == nil {
-		l.before, l.err = l.read()
+		l.before, l.err = l.readTelling()
 	}
 	return l.err
 }
 
 // goOn reads what has come since.
-func (l *logReader) goOn() error {
-	if l.err != nil {
-		return l.err
+func (l *logReader) goOn() {
+	if l.err == nil {
+		l.during, l.err = l.readTelling()
 	}
-	more, err := l.read()
-	l.during = append(l.during, more...)
-	return err
+}
+
+func (l *logReader) readTelling() ([]string, error) {
+	lines, err := l.read()
+	return telling(lines), err
+}
+
+// telling are the lines, with one empty line for those side by side that judgeLog makes nothing of: it
+// looks at all again for each namespace, which with a long log would take more time than all the rest.
+func telling(lines []string) (out []string) {
+	for _, line := range lines {
+		if !tableFull.MatchString(line) && !suppressed.MatchString(line) && !noMemory.MatchString(line) && !helperDrop.MatchString(line) {
+			if line = ""; len(out) > 0 && out[len(out)-1] == "" {
+				continue
+			}
+		}
+		out = append(out, line)
+	}
+	return out
 }
 
 // kmsg is a place in the kernel's log: each read gives the lines that came after

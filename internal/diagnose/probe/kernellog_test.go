@@ -10,6 +10,14 @@ import (
 	"natkit/internal/snapshot"
 )
 
+func TestTelling(t *testing.T) {
+	const full = "nf_conntrack: table full, dropping packet"
+	got := telling([]string{"a", "b", full, "c", full, full, "d", "e"})
+	if want := []string{"", full, "", full, full, ""}; !reflect.DeepEqual(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestJudgeLog(t *testing.T) {
 	initial := snapshot.Netns{Inode: 4026531833, Init: true}
 	child := snapshot.Netns{Name: "blue", Inode: 4026532322}
@@ -55,6 +63,9 @@ func TestJudgeLog(t *testing.T) {
 	} {
 		if got := judgeLog(c.before, c.during, c.ns); !reflect.DeepEqual(*got, c.want) {
 			t.Errorf("%s:\ngot  %+v\nwant %+v", c.name, *got, c.want)
+		}
+		if got := judgeLog(telling(c.before), telling(c.during), c.ns); !reflect.DeepEqual(*got, c.want) {
+			t.Errorf("%s, without lines of no interest: %+v, want %+v", c.name, *got, c.want)
 		}
 	}
 }

@@ -61,6 +61,7 @@ type Options struct {
 	Progress func(what string, part float64)
 
 	shared *sharedSources // of several namespaces that are looked at in one window
+	wait   waiter         // for tests; nil is wait
 }
 
 // source is one kind of fact. start and end run on a thread that is in the
@@ -109,7 +110,7 @@ func sources(ctx context.Context, opts Options) []source {
 		hooks(opts),
 		conntrackTable(ctx, opts),
 		routes(), // of flows that the dump shows, too
-		conntrackMemory(),
+		conntrackMemory(opts),
 		sysctls(),
 		engine(opts),
 		host(),
@@ -121,25 +122,24 @@ func sources(ctx context.Context, opts Options) []source {
 // returns what it found. When ctx ends before the window does, the Snapshot is
 // one of the shorter window. The only error is a namespace that can't be entered.
 func Take(ctx context.Context, opts Options) (*snapshot.Snapshot, error) {
-	progress := opts.Progress
-	if progress == nil {
-		progress = func(string, float64) {}
+	if opts.Progress == nil {
+		opts.Progress = func(string, float64) {}
 	}
-	progress("reading start values", 0)
+	opts.Progress("reading start values", 0)
 	r, err := begin(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
 	defer r.stop()
-	stopSeries := watchSeries(opts, r.view, max(seriesStep, opts.Window/seriesMost))
-	wait(ctx, opts.Window, progress)
+	stopSeries := watchSeries([]*reading{r}, max(seriesStep, opts.Window/seriesMost))
+	opts.watch(ctx)
 	series := stopSeries()
-	progress("reading end values", 1)
+	opts.Progress("reading end values", 1)
 	s, err := r.finish()
 	if err != nil {
 		return nil, err
 	}
-	s.Series = series
+	s.Series = series[0]
 	return s, nil
 }
 
@@ -219,6 +219,23 @@ func (r *reading) stop() {
 			src.stop()
 		}
 	}
+}
+
+// release ends the reading, of which nothing more is wanted, with its namespace.
+func (r *reading) release() {
+	r.stop()
+	r.opts.Netns.Close()
+}
+
+type waiter func(ctx context.Context, window time.Duration, progress func(string, float64))
+
+// watch lets the window pass.
+func (o *Options) watch(ctx context.Context) {
+	pass := o.wait
+	if pass == nil {
+		pass = wait
+	}
+	pass(ctx, o.Window, o.Progress)
 }
 
 // wait sleeps for the window or until ctx ends.

@@ -20,34 +20,51 @@ const (
 var seriesCounters = []string{"TcpExt.ListenOverflows", "TcpExt.ListenDrops", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter",
 	"Tcp.RetransSegs", "Tcp.AttemptFails", "Ip.InDiscards", "Ip.OutDiscards", "Ip.OutNoRoutes", "Ip.FragFails", "Udp.RcvbufErrors", "Icmp.OutTimeExcds"}
 
-// watchSeries looks again and again, a step apart, from now on until the function that it returns
-// is called, which returns what was seen. What can't be read is left out: the
-// window's own numbers do not come from here.
-func watchSeries(opts Options, v *view, step time.Duration) (stop func() *snapshot.Series) {
-	if !v.live || opts.NoSeries {
-		return func() *snapshot.Series { return nil }
+// watchSeries looks again and again, a step apart, at one namespace after the other, from now on
+// until the function that it returns is called, which returns what was seen of each. What can't be
+// read is left out: the window's own numbers do not come from here.
+func watchSeries(readings []*reading, step time.Duration) (stop func() []*snapshot.Series) {
+	recorders := make([]*recorder, len(readings))
+	for i, r := range readings {
+		if r.view.live && !r.opts.NoSeries {
+			recorders[i] = &recorder{began: time.Now(), series: snapshot.Series{Lines: map[string][]float64{}}}
+		}
 	}
-	end, result := make(chan struct{}), make(chan *snapshot.Series)
+	look := func(stale time.Duration) { // at those at which none was since then
+		v := newView("")
+		text, _ := v.read("proc/stat") // the processors are everybody's
+		times := parseCPUTimes(text)
+		for i, r := range recorders {
+			if r != nil && (time.Since(r.last) >= stale || len(r.series.Times) == 0) {
+				// Take reports a namespace that can't be entered.
+				_ = readings[i].opts.Netns.Do(func() error { r.look(v, times); return nil })
+			}
+		}
+	}
+	end, done := make(chan struct{}), make(chan struct{})
 	go func() {
-		r := recorder{began: time.Now(), series: snapshot.Series{Lines: map[string][]float64{}}}
+		defer close(done)
 		ticks := time.NewTicker(step)
 		defer ticks.Stop()
-		look := func() { _ = opts.Netns.Do(func() error { r.look(v); return nil }) } // Take reports a namespace that can't be entered
-		for look(); ; look() {
+		for look(0); ; look(0) {
 			select {
 			case <-end:
-				if time.Since(r.last) >= step/2 || len(r.series.Times) == 0 { // a sliver's rates mean nothing
-					look()
-				}
-				result <- r.finish()
+				look(step / 2) // a sliver's rates mean nothing
 				return
 			case <-ticks.C:
 			}
 		}
 	}()
-	return func() *snapshot.Series {
+	return func() []*snapshot.Series {
 		close(end)
-		return <-result
+		<-done
+		out := make([]*snapshot.Series, len(recorders))
+		for i, r := range recorders {
+			if r != nil {
+				out[i] = r.finish()
+			}
+		}
+		return out
 	}
 }
 
@@ -61,7 +78,7 @@ type recorder struct {
 }
 
 // look adds a time to all lines, but for the first one, which only begins.
-func (r *recorder) look(v *view) {
+func (r *recorder) look(v *view, times map[int]cpuTimes) {
 	totals := map[string]uint64{}
 	if text, err := v.readNet("stat/nf_conntrack"); err == nil {
 		if rows, err := parseConntrackStats(text); err == nil {
@@ -82,10 +99,6 @@ func (r *recorder) look(v *view) {
 		if n, ok := all[name]; ok {
 			totals[name] = n
 		}
-	}
-	var times map[int]cpuTimes
-	if text, err := v.read("proc/stat"); err == nil {
-		times = parseCPUTimes(text)
 	}
 	before, timesBefore := r.before, r.times
 	r.before, r.times, r.last = totals, times, time.Now()

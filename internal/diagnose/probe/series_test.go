@@ -27,8 +27,9 @@ func TestRecorder(t *testing.T) {
 
 func TestWatchSeries(t *testing.T) {
 	ns := newNetns(t)
-	stop := watchSeries(Options{Netns: ns, Window: time.Second}, newView(""), time.Minute)
-	s := stop()
+	readings := []*reading{{opts: Options{Netns: ns}, view: newView("")}, {view: newView(t.TempDir())}, {opts: Options{Netns: ns, NoSeries: true}, view: newView("")}}
+	all := watchSeries(readings, time.Minute)()
+	s := all[0]
 	if s == nil || len(s.Times) == 0 {
 		t.Fatalf("%+v", s)
 	}
@@ -37,7 +38,7 @@ func TestWatchSeries(t *testing.T) {
 			t.Errorf("%s has %d values for %d times", name, len(line), len(s.Times))
 		}
 	}
-	if s := watchSeries(Options{Window: time.Second}, newView(t.TempDir()), time.Minute)(); s != nil {
-		t.Errorf("of files alone: %+v", s)
+	if len(all) != len(readings) || all[1] != nil || all[2] != nil {
+		t.Errorf("of files alone, or not asked for: %+v", all[1:])
 	}
 }

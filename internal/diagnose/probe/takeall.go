@@ -10,8 +10,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
@@ -20,6 +23,11 @@ import (
 // maxNamespaces is how many namespaces are watched at once: each takes some
 // milliseconds to read, and holds its start values during the window.
 const maxNamespaces = 500
+
+// atOnce is how many namespaces are read at once. Much of the time the kernel waits, until no
+// processor looks at a packet socket that is closed; and each that is read holds a Snapshot
+// until it is its turn.
+const atOnce = 8
 
 // All is what TakeAll left out.
 type All struct {
@@ -33,124 +41,214 @@ type All struct {
 // would be read, loaded or traced again for each of them, and is the same.
 type sharedSources struct {
 	drops  *dropTracer
-	hooks  *observe.HookLister
 	log    logReader
+	memory func() (conntrack.Memory, error)
+
+	mu     sync.Mutex // of what follows
+	lister *observe.HookLister
 	owners []snapshot.Owner
 	known  bool // owners were read
 }
 
+// openShared begins to read what is shared. What fails each namespace's Snapshot says.
+func openShared() *sharedSources {
+	s := &sharedSources{drops: traceAll(), memory: sync.OnceValues(conntrack.ReadMemory), lister: observe.OpenHooks(), log: logReader{kmsg: kmsg{fd: -1}}}
+	_ = s.log.begin()
+	return s
+}
+
+// endWindow reads what belongs to the window of all.
+func (s *sharedSources) endWindow() {
+	s.drops.end()
+	s.log.goOn()
+}
+
 // ownersOf reads the owners once.
 func (s *sharedSources) ownersOf(read func() []snapshot.Owner) []snapshot.Owner {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !s.known {
 		s.owners, s.known = read(), true
 	}
 	return slices.Clone(s.owners)
 }
 
+// hooks lists a namespace's hooks.
+func (s *sharedSources) hooks(ns *netns.Handle) ([]snapshot.Hook, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lister.List(ns)
+}
+
 func (s *sharedSources) close() {
 	s.drops.close()
-	s.hooks.Close()
+	s.lister.Close()
 	s.log.close()
 }
 
 // TakeAll is Take for every namespace of the machine that can be found, in one
-// window. opts.Netns is not looked at. found, if not nil, is told before the window
+// window: the start values of all are read, then it waits once, then their end values
+// are. opts.Netns is not looked at. found, if not nil, is told before the window
 // what is watched, the caller's own first; each gets their Snapshots in this order
-// after it, one by one, so that no more than one has to be in memory, and ends
+// after it, one by one, so that few have to be in memory, and ends
 // TakeAll by an error. A namespace that is gone at the end of the window is left out.
 func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns), each func(*snapshot.Snapshot) error) (*All, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("look into all network namespaces: needs root")
 	}
-	progress := opts.Progress
-	if progress == nil {
-		progress = func(string, float64) {}
+	if opts.Progress == nil {
+		opts.Progress = func(string, float64) {}
 	}
 	places, err := netns.All()
 	if err != nil {
 		return nil, fmt.Errorf("look for network namespaces: %w", err)
 	}
-	opts.shared = &sharedSources{drops: traceAll(), hooks: observe.OpenHooks(), log: logReader{kmsg: kmsg{fd: -1}}}
+	opts.shared = openShared()
 	defer opts.shared.close()
-	_ = opts.shared.log.begin() // each namespace's Snapshot says what failed
 
-	out := &All{}
-	var readings []*reading
-	release := func(r *reading) {
-		r.stop()
-		r.opts.Netns.Close()
+	a := &allReadings{opts: opts}
+	defer a.release()
+	a.begin(ctx, places)
+	opts.shared.drops.begin()
+	if found != nil {
+		found(a.watched)
 	}
-	defer func() {
-		for _, r := range readings {
-			release(r)
+	// However many there are, the looks at all of them together cost little.
+	step := max(seriesStep, opts.Window/seriesMost, seriesStep/4*time.Duration(len(a.readings)))
+	stopSeries := watchSeries(a.readings, step)
+	opts.watch(ctx)
+	series := stopSeries()
+	opts.shared.endWindow()
+	if err := a.finish(series, each); err != nil {
+		return nil, err
+	}
+	return &a.out, nil
+}
+
+// allReadings are the namespaces of one window.
+type allReadings struct {
+	opts     Options
+	out      All
+	readings []*reading // nil: released
+	watched  []snapshot.Netns
+}
+
+// begin reads the start values of all.
+func (a *allReadings) begin(ctx context.Context, places []netns.Place) {
+	inOrder(len(places), func(i int) begun {
+		return beginAt(ctx, a.opts, places[i], i > 0)
+	}, func(i int, b begun) bool {
+		full := len(a.readings) >= maxNamespaces
+		switch {
+		case full && b.reading != nil:
+			b.reading.release()
+		case b.err != nil:
+			a.out.Skipped = append(a.out.Skipped, fmt.Sprintf("%s: %v", places[i].Ref, b.err))
+		case b.reading == nil:
+			a.out.Idle++
+		default:
+			a.readings, a.watched = append(a.readings, b.reading), append(a.watched, b.netns)
+		}
+		a.opts.Progress(fmt.Sprintf("reading start values: namespace %d of %d", i+1, len(places)), 0)
+		if more := len(places) - i - 1; !full && len(a.readings) == maxNamespaces && more > 0 {
+			a.out.Skipped = append(a.out.Skipped, fmt.Sprintf("%d more: no more than %d are watched at once, use --netns for one of them", more, maxNamespaces))
+		}
+		return len(a.readings) < maxNamespaces && ctx.Err() == nil
+	})
+}
+
+// finish reads the end values of all, and gives each its Snapshot.
+func (a *allReadings) finish(series []*snapshot.Series, each func(*snapshot.Snapshot) error) error {
+	type finished struct {
+		snapshot *snapshot.Snapshot
+		err      error
+	}
+	var failed error
+	inOrder(len(a.readings), func(i int) finished {
+		s, err := a.readings[i].finish()
+		a.readings[i].release()
+		a.readings[i] = nil
+		return finished{s, err}
+	}, func(i int, f finished) bool {
+		a.opts.Progress(fmt.Sprintf("reading end values: namespace %d of %d", i+1, len(a.readings)), 1)
+		switch {
+		case failed != nil:
+		case f.err != nil:
+			a.out.Skipped = append(a.out.Skipped, fmt.Sprintf("%s: %v", a.watched[i].Name, f.err))
+		default:
+			s := f.snapshot
+			s.Netns.Container, s.Series = a.watched[i].Container, series[i]
+			if s.Drops != nil {
+				nameContainers(s.Drops.Elsewhere, a.watched)
+			}
+			failed = each(s)
+		}
+		return failed == nil
+	})
+	return failed
+}
+
+// release lets go of what was not finished.
+func (a *allReadings) release() {
+	for _, r := range a.readings {
+		if r != nil {
+			r.release()
+		}
+	}
+}
+
+// inOrder calls do for each of 0 to n-1, some at once, and gives take what it returned, one by
+// one and in order. Once take returns false no more are begun; it still gets those that were.
+func inOrder[T any](n int, do func(int) T, take func(int, T) bool) {
+	slots := make(chan struct{}, atOnce)
+	queue := make(chan chan T, n)
+	var enough atomic.Bool
+	go func() {
+		defer close(queue)
+		for i := range n {
+			slots <- struct{}{}
+			if enough.Load() {
+				return
+			}
+			result := make(chan T, 1)
+			queue <- result
+			go func() { result <- do(i) }()
 		}
 	}()
-	var watched []snapshot.Netns
-	for i, place := range places {
-		if ctx.Err() != nil {
-			break
+	i := 0
+	for result := range queue {
+		if !take(i, <-result) {
+			enough.Store(true)
 		}
-		if len(readings) >= maxNamespaces {
-			out.Skipped = append(out.Skipped, fmt.Sprintf("%d more: no more than %d are watched at once, use --netns for one of them", len(places)-i, maxNamespaces))
-			break
-		}
-		progress(fmt.Sprintf("reading start values of %d namespaces", len(places)), 0)
-		h, err := openPlace(place)
-		if err != nil {
-			out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %v", place.Ref, err))
-			continue
-		}
-		if i > 0 && onlyLoopback(h) {
-			out.Idle++
-			h.Close()
-			continue
-		}
-		o := opts
-		o.Netns = h
-		r, err := begin(ctx, o)
-		if err != nil {
-			out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %v", place.Ref, err))
-			h.Close()
-			continue
-		}
-		readings = append(readings, r)
-		watched = append(watched, netnsOf(r, place))
+		<-slots
+		i++
 	}
-	if found != nil {
-		found(watched)
-	}
+}
 
-	// However many there are, the looks at all of them together cost little.
-	step := max(seriesStep, opts.Window/seriesMost, seriesStep/4*time.Duration(len(readings)))
-	stops := make([]func() *snapshot.Series, len(readings))
-	for i, r := range readings {
-		stops[i] = watchSeries(r.opts, r.view, step)
+// begun is a namespace whose start values are read; one without a reading and an error is idle.
+type begun struct {
+	reading *reading
+	netns   snapshot.Netns
+	err     error
+}
+
+// beginAt reads the start values of a namespace.
+func beginAt(ctx context.Context, opts Options, place netns.Place, mayBeIdle bool) begun {
+	h, err := openPlace(place)
+	if err != nil {
+		return begun{err: err}
 	}
-	wait(ctx, opts.Window, progress)
-	series := make([]*snapshot.Series, len(stops))
-	for i, stop := range stops {
-		series[i] = stop()
+	if mayBeIdle && onlyLoopback(h) {
+		h.Close()
+		return begun{}
 	}
-	for i := 0; len(readings) > 0; i++ {
-		progress("reading end values", 1)
-		r := readings[0]
-		readings = readings[1:]
-		s, err := r.finish()
-		release(r)
-		if err != nil {
-			out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %v", r.opts.Netns.Name(), err))
-			continue
-		}
-		s.Netns.Container = watched[i].Container
-		if s.Drops != nil {
-			nameContainers(s.Drops.Elsewhere, watched)
-		}
-		s.Series = series[i]
-		if err := each(s); err != nil {
-			return nil, err
-		}
+	opts.Netns = h
+	r, err := begin(ctx, opts)
+	if err != nil {
+		h.Close()
+		return begun{err: err}
 	}
-	return out, nil
+	return begun{reading: r, netns: netnsOf(r, place)}
 }
 
 // nameContainers writes into drops of other namespaces whose they are.

@@ -3,14 +3,18 @@
 package probe
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
@@ -95,6 +99,67 @@ func TestTakeAll(t *testing.T) {
 	if s.WindowSeconds < 0.2 || !strings.HasPrefix(s.Interfaces[1].Name, "veth") {
 		t.Errorf("a window of %v s, interfaces %+v", s.WindowSeconds, s.Interfaces)
 	}
+}
+
+// However many namespaces there are, one window is waited for: when it begins all start values
+// are read, and no end value is before it is over.
+func TestOneWindow(t *testing.T) {
+	const many = 40
+	for range many {
+		ns := newNetns(t)
+		in(t, ns, func() error {
+			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v0"}, PeerName: "v1"})
+		})
+	}
+	waits, watched, given := 0, 0, 0
+	opts := Options{Window: time.Hour, Dump: true, wait: func(_ context.Context, window time.Duration, _ func(string, float64)) {
+		if waits++; window != time.Hour || watched < many || given > 0 {
+			t.Errorf("wait %d of %s: %d namespaces watched, %d read", waits, window, watched, given)
+		}
+	}}
+	_, err := TakeAll(t.Context(), opts, func(all []snapshot.Netns) { watched = len(all) }, func(s *snapshot.Snapshot) error {
+		given++
+		if waits != 1 {
+			t.Errorf("Snapshot %d after %d waits", given, waits)
+		}
+		return nil
+	})
+	if err != nil || waits != 1 || given < many {
+		t.Errorf("%d waits, %d Snapshots, %v", waits, given, err)
+	}
+}
+
+// What is done at once comes in order, is never more than atOnce, and ends early with
+// everything that was begun.
+func TestInOrder(t *testing.T) {
+	const n, enough = 100, 50
+	var running, most, begun, taken atomic.Int32
+	do := func(i int) int {
+		begun.Add(1)
+		now := running.Add(1)
+		for {
+			was := most.Load()
+			if was >= now || most.CompareAndSwap(was, now) {
+				break
+			}
+		}
+		time.Sleep(time.Millisecond)
+		running.Add(-1)
+		return 2 * i
+	}
+	inOrder(n, do, func(i, twice int) bool {
+		if int32(i) != taken.Add(1)-1 || twice != 2*i {
+			t.Errorf("call %d: %d, %d", taken.Load(), i, twice)
+		}
+		return i < enough
+	})
+	if most.Load() < 2 || most.Load() > atOnce {
+		t.Errorf("%d at once, at most %d should be", most.Load(), atOnce)
+	}
+	if taken.Load() != begun.Load() || taken.Load() <= enough || taken.Load() > enough+1+atOnce {
+		t.Errorf("%d begun, %d taken, ended after %d", begun.Load(), taken.Load(), enough)
+	}
+	inOrder(0, do, func(int, int) bool { t.Error("taken of none"); return true })
 }
 
 func TestNameContainers(t *testing.T) {
