@@ -27,7 +27,7 @@ const maxNamespaces = 500
 // atOnce is how many namespaces are read at once. Much of the time the kernel waits, until no
 // processor looks at a packet socket that is closed; and each that is read holds a Snapshot
 // until it is its turn.
-const atOnce = 8
+const atOnce = 16
 
 // All is what TakeAll left out.
 type All struct {
