@@ -5,6 +5,7 @@ package probe
 import (
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -74,15 +75,13 @@ func sysctls() source {
 				return err
 			}
 			s.Sysctls = map[string]string{}
+			lists := map[string][]string{}
 			for _, pattern := range sysctlPatterns {
-				// The only error is a malformed pattern.
-				files, _ := filepath.Glob(filepath.Join(escapeGlob(dir), pattern))
-				for _, file := range files[:min(len(files), maxInterfaces)] {
-					path, _ := filepath.Rel(dir, file)
+				for _, file := range sysctlPaths(dir, pattern, lists) {
 					// Some can be written but not read, some need root; what can't be read is
 					// not known, like what does not exist.
-					if text, err := v.read("proc/sys/" + path); err == nil {
-						name := snapshot.SysctlName(strings.Split(path, "/")...)
+					if text, err := v.read("proc/sys/" + file); err == nil {
+						name := snapshot.SysctlName(strings.Split(file, "/")...)
 						s.Sysctls[name] = strings.Join(strings.Fields(text), " ")
 					}
 				}
@@ -93,6 +92,31 @@ func sysctls() source {
 			return nil
 		},
 	}
+}
+
+// sysctlPaths are the files below dir that a pattern may mean. Lists are the folders that were
+// listed before: filepath.Glob would list them again for each pattern, and ask for each file.
+func sysctlPaths(dir, pattern string, lists map[string][]string) []string {
+	folder, rest, ok := strings.Cut(pattern, "*")
+	if !ok {
+		return []string{pattern}
+	}
+	folder, prefix := path.Split(folder)
+	names, listed := lists[folder]
+	if !listed {
+		entries, _ := os.ReadDir(filepath.Join(dir, folder))
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		lists[folder] = names
+	}
+	var out []string
+	for _, name := range names {
+		if strings.HasPrefix(name, prefix) && len(out) < maxInterfaces {
+			out = append(out, folder+name+rest)
+		}
+	}
+	return out
 }
 
 // escapeGlob makes a folder's name stand for itself in a pattern.
