@@ -30,6 +30,7 @@ const (
 	NoPrograms   Lack = "no programs"
 	ReadOnlyRun  Lack = "a read-only /run"
 	NoRights     Lack = "root without capabilities"
+	NoRoot       Lack = "the user nobody"
 	RootNotMount Lack = "a root folder that is not a mount" // a chroot
 
 	ready Lack = "nothing more to be taken away"
@@ -47,6 +48,10 @@ const (
 // do nothing before that.
 func Lacking(t *testing.T, fn func(t *testing.T), lacks ...Lack) {
 	t.Helper()
+	if os.Getenv(lackingTest) == t.Name() && os.Getenv(lackingWhat) == string(ready) {
+		fn(t)
+		return
+	}
 	Root(t)
 	if os.Getenv(lackingTest) != t.Name() {
 		again(t, "", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET}, func(cmd *exec.Cmd) error {
@@ -57,15 +62,14 @@ func Lacking(t *testing.T, fn func(t *testing.T), lacks ...Lack) {
 		})
 		return
 	}
-	if os.Getenv(lackingWhat) == string(ready) {
-		fn(t)
-		return
-	}
 	if err := takeAway(lacks); err != nil {
 		t.Fatal(err)
 	}
-	again(t, ready, &syscall.SysProcAttr{}, func(*exec.Cmd) error {
-		if slices.Contains(lacks, NoRights) {
+	again(t, ready, &syscall.SysProcAttr{}, func(cmd *exec.Cmd) error {
+		switch {
+		case slices.Contains(lacks, NoRoot):
+			return becomeNobody(cmd)
+		case slices.Contains(lacks, NoRights):
 			return dropCapabilities()
 		}
 		return nil
@@ -181,6 +185,23 @@ func makeLinks() error {
 		errs = append(errs, err, netlink.LinkAdd(link), netlink.LinkSetUp(link), netlink.AddrAdd(link, a))
 	}
 	return errors.Join(errs...)
+}
+
+// becomeNobody has the command run as a user without rights, who may not come to where go test
+// puts its programs.
+func becomeNobody(cmd *exec.Cmd) error {
+	const program, nobody = "/run/test", 65534
+	f, err := os.Create(program)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	if err := unix.Mount(cmd.Path, program, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("show the test's program to nobody: %w", err)
+	}
+	cmd.Path = program
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	return nil
 }
 
 // dropCapabilities has what the calling thread starts be without rights, though it is root.
