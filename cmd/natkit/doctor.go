@@ -54,7 +54,10 @@ programs stay.
 --all-netns looks into every network namespace that a name or a process leads to,
 in one window: the host's, and those of containers and pods, which it calls by
 their names where their engine tells. What all share is told once. Namespaces with
-no interface but loopback are left out. It needs root. --save makes one file of
+no interface but loopback are left out. The start values of all are read, then
+--for passes once, then the end values of all are read; a namespace takes some 20
+milliseconds of processor time, and one with entries a walk through the conntrack
+table of the machine besides, which --no-dump leaves out. It needs root. --save makes one file of
 them all, which --from judges, and --redact replaces the same by the same in all.
 
 A file that was saved as it is can be redacted later: with --redact, --from and

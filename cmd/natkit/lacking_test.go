@@ -6,6 +6,8 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,6 +78,85 @@ func TestLacking(t *testing.T) {
 		})
 	}
 }
+
+// Commands that only read say what they could not see, and what to do, wherever they are.
+func TestLackingReaders(t *testing.T) {
+	const (
+		down    = "no NAT of natkit's is up here"
+		off     = "acceleration is off here"
+		sudo    = "try it by sudo"
+		rights  = "this process is root without CAP_NET_ADMIN, CAP_SYS_ADMIN"
+		noTypes = "mount -t sysfs sysfs /sys"
+		unsure  = "No change is known to be needed, but not everything could be judged"
+	)
+	type try struct {
+		args string
+		code int
+		says string
+	}
+	works := func(args ...string) (tries []try) {
+		for _, a := range args {
+			tries = append(tries, try{a, exitOK, ""})
+		}
+		return tries
+	}
+	refuses := func(says string, args ...string) (tries []try) {
+		for _, a := range args {
+			tries = append(tries, try{a, exitError, says})
+		}
+		return tries
+	}
+	table := []string{"conntrack list", "conntrack stats", "conntrack top"}
+	tracers := []string{"drops --for 1", "hooks", "profile --for 1"}
+	always := slices.Concat(works("conntrack memory", "top --once", "tune history", "kconfig", "lab list"), refuses(down, "status", "rules", "sessions"),
+		refuses(off, "accel status"), []try{{"tune plan --for 1", exitOK, unsure}})
+	nothing := slices.Concat(refuses(down, "down"), refuses(off, "accel off"))
+	doctor := func(says string) []try {
+		return []try{{"doctor --for 1", exitUnjudged, says}, {"doctor --for 1 -o json", exitUnjudged, "unjudged"}}
+	}
+	for _, c := range []struct {
+		lacks []ktest.Lack
+		tries []try
+	}{
+		{[]ktest.Lack{ktest.NoRoot}, slices.Concat(always, doctor("run as root"), refuses(sudo, table...), refuses("run as root", tracers...),
+			refuses(sudo, "accel on in out", "up -f RULES", "down", "accel off"), refuses("needs root", "doctor --all-netns --for 1"), refuses("must be root", "import --from iptables"))},
+		{[]ktest.Lack{ktest.NoRights}, slices.Concat(always, nothing, doctor("root here lacks the capability"), refuses(rights, table...),
+			refuses(rights, "hooks", "drops --for 1"), refuses("CAP_SYSLOG", "profile --for 1"), refuses("must be root", "import --from nft"))},
+		{[]ktest.Lack{ktest.NoSys}, slices.Concat(always, nothing, doctor(noTypes), works(table...), refuses(noTypes, tracers...))},
+		{[]ktest.Lack{ktest.NoBPFFS, ktest.NoTracefs, ktest.NoPrograms}, slices.Concat(always, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...),
+			refuses("is not installed (or give its output from elsewhere with --from FILE)", "import --from iptables", "import --from nft"))},
+		{[]ktest.Lack{ktest.ReadOnlyRun}, slices.Concat(always, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...))},
+	} {
+		var names []string
+		for _, lack := range c.lacks {
+			names = append(names, string(lack))
+		}
+		t.Run(strings.Join(names, ", "), func(t *testing.T) {
+			ktest.Lacking(t, func(t *testing.T) {
+				rules := filepath.Join(t.TempDir(), "nat.yaml")
+				if err := os.WriteFile(rules, []byte("inside: [in]\noutside: [out]\nrules:\n  - masquerade: 10.0.0.0/24\n"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				for _, tt := range c.tries {
+					code, stdout, stderr := atOnce(t.Context(), strings.Replace(tt.args, "RULES", rules, 1))
+					all := stdout + stderr
+					if code != tt.code || !strings.Contains(strings.Join(strings.Fields(all), " "), tt.says) { // text is wrapped
+						t.Errorf("natkit %s: exit %d, want %d and %q:\n%s", tt.args, code, tt.code, tt.says, all)
+					}
+					if raw := rawWords.FindString(all); raw != "" {
+						t.Errorf("natkit %s: %q:\n%s", tt.args, raw, all)
+					}
+					if strings.Count(stderr, "\n") > 2 && !strings.HasPrefix(tt.args, "import") {
+						t.Errorf("natkit %s: more than an error and what to do:\n%s", tt.args, stderr)
+					}
+				}
+			}, c.lacks...)
+		})
+	}
+}
+
+// rawWords are what no user should read.
+var rawWords = regexp.MustCompile(`panic|goroutine|%!|namespace ""|<nil>|0x[0-9a-f]{8}|strconv|context canceled`)
 
 // atOnce runs a command; natkit serve only until it has begun.
 func atOnce(ctx context.Context, args string) (code int, stdout, stderr string) {

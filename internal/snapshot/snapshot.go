@@ -78,8 +78,8 @@ type Capability struct {
 	OK     bool   `json:"ok"`
 	Reason string `json:"reason,omitempty"` // why not, in a sentence
 	Costs  string `json:"costs,omitempty"`  // which part of the answer is missing
-	// Waived: it is not missed, because there is nothing here that it could show, or
-	// because it was not asked for.
+	// Waived: it is not missed, because there is nothing here that it could show, because it was
+	// not asked for, or because it separates one rare cause that loses nothing and is the host's.
 	Waived bool `json:"waived,omitempty"`
 }
 

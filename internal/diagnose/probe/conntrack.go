@@ -266,8 +266,8 @@ func conntrackTable(ctx context.Context, opts Options) source {
 			defer cancel()
 			var err error
 			o := conntrack.TableOptions{Recent: recentSeconds(opts.Window)}
-			if s.Conntrack.Count == 0 {
-				// To walk through the hash, which all namespaces share, takes long for nothing.
+			if opts.shared != nil && s.Conntrack.Count == 0 {
+				// Of many namespaces most have no entry, and each walk is through the hash of all.
 				s.Conntrack.Table, _, err = conntrack.TabulateText(ctx, strings.NewReader(""), o, nil)
 				return err
 			}

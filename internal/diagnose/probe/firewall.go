@@ -3,7 +3,8 @@
 package probe
 
 import (
-	"errors"
+	"cmp"
+	"fmt"
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
@@ -18,7 +19,10 @@ func Chains(ns *netns.Handle) (chains []snapshot.Chain, err error) {
 		tables, err1 := readNFTables(v)
 		legacy, err2 := readIPTables(v)
 		chains = append(tables, legacy...)
-		return errors.Join(err1, err2)
+		if err1 != nil && err2 != nil {
+			return fmt.Errorf("%w; %w", err1, err2)
+		}
+		return cmp.Or(err1, err2)
 	})
 	return chains, err
 }

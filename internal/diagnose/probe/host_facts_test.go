@@ -54,6 +54,9 @@ func TestSoftirqWait(t *testing.T) {
 	if s = take(t, Options{Root: tree(t, files)}); len(s.CPUs) != 2 || s.CPUs[0].KsoftirqdRuns != nil || s.Can(snapshot.CanSoftirqWait) {
 		t.Errorf("in a container: %+v", s.CPUs)
 	}
+	if i := slices.IndexFunc(s.Capabilities, func(c snapshot.Capability) bool { return c.Name == snapshot.CanSoftirqWait }); !s.Capabilities[i].Waived {
+		t.Error("a healthy container is told as not judged")
+	}
 }
 
 func TestNeighbourStats(t *testing.T) {

@@ -262,8 +262,12 @@ func capability(name, costs string, err error) snapshot.Capability {
 		return snapshot.Capability{Name: name, OK: true}
 	}
 	reason := strings.ReplaceAll(err.Error(), "\n", "; ") // errors.Join breaks lines
-	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 && !strings.Contains(reason, "root") {
-		reason += " (run as root to see it)"
+	if errors.Is(err, fs.ErrPermission) && !strings.Contains(reason, "root") && !strings.Contains(reason, "CAP_") {
+		if os.Geteuid() != 0 {
+			reason += " (run as root to see it)"
+		} else {
+			reason += " (root here lacks the capability for it: run natkit on the host, or in a container with --privileged)"
+		}
 	}
 	return snapshot.Capability{Name: name, Reason: reason, Costs: costs, Waived: errors.As(err, new(waived))}
 }

@@ -104,6 +104,14 @@ func (h *Handle) Name() string {
 	return h.name
 }
 
+// label names the namespace in an error.
+func (h *Handle) label() string {
+	if h.name == "" {
+		return "the network namespace that natkit was started in"
+	}
+	return fmt.Sprintf("network namespace %q", h.name)
+}
+
 // Inode is the number the kernel prints for the namespace, as in
 // "table full in netns 4026532322" and in struct net's ns.inum.
 func (h *Handle) Inode() uint64 {
@@ -148,7 +156,7 @@ func (h *Handle) Do(fn func() error) error {
 	defer old.Close()
 	if err := unix.Setns(h.Fd(), unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("enter network namespace %q: %w", h.name, needsRoot(err))
+		return fmt.Errorf("enter %s: %w", h.label(), needsRoot(err))
 	}
 	defer func() {
 		// A thread that can't come back stays locked, so that the runtime ends it

@@ -20,14 +20,14 @@ func (h *Handle) DoWithSys(fn func() error) error {
 	}
 	return OnNewThread(func() error {
 		if err := unix.Setns(h.Fd(), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter network namespace %q: %w", h.name, needsRoot(err))
+			return fmt.Errorf("show the devices of %s in /sys: %w", h.label(), needsRoot(err))
 		}
 		err := OwnMounts()
 		if err == nil {
 			err = mountSys()
 		}
 		if err != nil {
-			return fmt.Errorf("network namespace %q: its devices cannot be shown in /sys, where those of another namespace are: %w", h.name, err)
+			return fmt.Errorf("%s: its devices cannot be shown in /sys, where those of another namespace are: %w", h.label(), err)
 		}
 		return fn()
 	})

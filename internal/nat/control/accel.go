@@ -349,7 +349,7 @@ func TemporaryAccel(p *AccelPlan, ns *netns.Handle) (a *datapath.Accelerator, of
 // that are open have their windows not checked till they end. What somebody else has
 // changed since is kept, and told; so is what would stall connections if it were put back.
 func AccelOff(ns *netns.Handle) (kept []string, err error) {
-	in, err := hold(ns)
+	in, err := holdToRemove(ns, ErrAccelOff)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,6 +54,22 @@ func hold(ns *netns.Handle) (_ *instance, err error) {
 		return nil, errors.Join(err, leavePins(in.pins))
 	}
 	return in, nil
+}
+
+// holdToRemove is hold for who takes down what is there: where nothing is, that nothing can be
+// written does not matter, and none is the error.
+func holdToRemove(ns *netns.Handle, none error) (*instance, error) {
+	in, err := hold(ns)
+	if err == nil || !errors.Is(err, unix.EROFS) && !errors.Is(err, fs.ErrPermission) {
+		return in, err
+	}
+	inode := ns.Inode()
+	for _, trace := range []string{instancePath(inode, ".json"), instancePath(inode, ".journal"), pinsOf(inode)} {
+		if _, there := os.Lstat(trace); !errors.Is(there, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return nil, none
 }
 
 // occupy holds the instance of a namespace in which nothing is to be yet: what a crash of

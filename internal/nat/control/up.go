@@ -287,7 +287,7 @@ func down(ns *netns.Handle, by *serving) (kept []string, err error) {
 			return nil, err
 		}
 	}
-	in, err := hold(ns)
+	in, err := holdToRemove(ns, ErrDown)
 	if err != nil {
 		return nil, err
 	}

@@ -5,11 +5,13 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"natkit/internal/diagnose/tune"
+	"natkit/internal/snapshot"
 )
 
 // TuneHistory is what natkit tune history prints with -o json.
@@ -51,6 +53,8 @@ func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 		for i, c := range plan.Changes {
 			p.tuneReason(c, i == 0 || plan.Changes[i-1].Reason != c.Reason)
 		}
+	case len(plan.Refused) == 0 && slices.ContainsFunc(plan.Unseen, func(c snapshot.Capability) bool { return !c.Waived }):
+		p.text("", "", "No change is known to be needed, but not everything could be judged: what could not be read is at the end. With all rights, natkit doctor says more.")
 	case len(plan.Refused) == 0:
 		p.text("", "", "Nothing to change: no finding asks for another setting, and nothing presses the connection tracking table.")
 	case len(refused) == 0:
@@ -140,7 +144,7 @@ var tuneOutcomes = map[tune.Outcome]string{
 func TuneHistoryText(w io.Writer, records []tune.Record) error {
 	var p page
 	if len(records) == 0 {
-		p.text("", "", "natkit has applied nothing on this machine.")
+		p.text("", "", "natkit's journal lists no apply on this machine.")
 	}
 	for i := len(records) - 1; i >= 0; i-- {
 		r := records[i]
