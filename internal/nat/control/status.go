@@ -55,7 +55,7 @@ type AddressStatus struct {
 	Address    netip.Addr `json:"address"`
 	FirstPort  uint16     `json:"first_port,omitempty"`
 	LastPort   uint16     `json:"last_port,omitempty"`
-	Ports      int        `json:"ports,omitempty"` // of these, that inside hosts can have: the rest is the gateway's own connections' and port forwards'
+	Ports      int        `json:"ports,omitempty"` // of these, that inside hosts can have: the rest is the gateway's own connections'
 	FreeTCP    int        `json:"free_tcp"`
 	FreeUDP    int        `json:"free_udp"`
 	FreeICMP   int        `json:"free_icmp"`

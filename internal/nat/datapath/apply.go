@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
+
+	"natkit/internal/nat/rulefile"
 )
 
 // Apply makes the tables the engine's rules: all of them at once, between two
@@ -225,7 +227,7 @@ func (e *Engine) putSome(some []OutsideAddress) (err error) {
 		case a.Before > 0:
 			err = errors.Join(e.sharePorts(&slots, index, uint32(a.Before-1)), e.sharePorts(&free, index, uint32(a.Before-1)))
 		case v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0:
-			err = e.makePorts(&slots, &free, index, v, a.Reserved)
+			err = e.makePorts(&slots, &free, index, v, a)
 		}
 		if err != nil {
 			return fmt.Errorf("outside address %s: %w", a.Addr, err)
@@ -334,7 +336,7 @@ func (e *Engine) sharePorts(in *inners, index, before uint32) error {
 }
 
 // makePorts makes the two maps of an address with ports.
-func (e *Engine) makePorts(slots, free *inners, index uint32, v abiNatAddress, reserved []uint16) error {
+func (e *Engine) makePorts(slots, free *inners, index uint32, v abiNatAddress, a OutsideAddress) error {
 	if v.PortCount == 0 {
 		return nil // it is given whole
 	}
@@ -347,9 +349,8 @@ func (e *Engine) makePorts(slots, free *inners, index uint32, v abiNatAddress, r
 		return err
 	}
 	free.add(index, m)
-	ports := portBits(v.PortFirst, v.PortCount, reserved)
 	for class := range uint32(abiNatClassNAT_PORT_CLASSES) {
-		if err := m.Put(class, ports); err != nil {
+		if err := m.Put(class, portBits(v.PortFirst, v.PortCount, a.Kept(rulefile.Class(class)))); err != nil {
 			return err
 		}
 	}

@@ -65,7 +65,7 @@ type compiler struct {
 	// What gatewaysPorts found, by range and whether it was named: there may be thousands
 	// of addresses.
 	gateways map[gatewaysKey]PortList
-	forwards map[*OutsideAddress][]uint16 // ports that forwards take from those to give
+	forwards map[forwardKey][]uint16 // ports that forwards take from those to give
 }
 
 type gatewaysKey struct {
@@ -157,8 +157,8 @@ func (c *compiler) outside() {
 			}
 		}
 	}
-	for a, ports := range c.forwards {
-		a.Reserved = a.Reserved.With(ports...)
+	for at, ports := range c.forwards {
+		at.address.Forwarded[at.class] = PortList(nil).With(ports...)
 	}
 	c.t.Addresses = c.t.Addresses[:0]
 	for _, a := range c.addresses {
@@ -375,6 +375,12 @@ func (c *compiler) namesPorts(r *rulefile.Rule) bool {
 	return false
 }
 
+// forwardKey is a space of ports: forwards of TCP leave those of UDP alone.
+type forwardKey struct {
+	address *OutsideAddress
+	class   rulefile.Class
+}
+
 // forwarded takes the ports of a forward out of those that are given. Of another
 // address it makes known on which interface it is, for inside hosts that use it; and
 // packets to its other ports end here, unless it is the gateway's own.
@@ -388,10 +394,11 @@ func (c *compiler) forwarded(r *rulefile.Rule, a rulefile.DNAT) {
 		return
 	}
 	if c.forwards == nil {
-		c.forwards = map[*OutsideAddress][]uint16{}
+		c.forwards = map[forwardKey][]uint16{}
 	}
+	key := forwardKey{have, a.Protocol.Class()}
 	for p := uint32(max(a.Ports.First, have.Ports[0])); p <= uint32(min(a.Ports.Last, have.Ports[1])); p++ {
-		c.forwards[have] = append(c.forwards[have], uint16(p))
+		c.forwards[key] = append(c.forwards[key], uint16(p))
 	}
 }
 

@@ -271,12 +271,14 @@ func TestGatewaysOwnPorts(t *testing.T) {
 	own := mustCompile(t, gatewayFile(rulefile.Rule{Action: rulefile.Masquerade{Source: prefix}, Out: "eth0"},
 		rulefile.Rule{Action: rulefile.DNAT{Protocol: rulefile.TCP, Address: netip.MustParseAddr("203.0.113.1"), Ports: rulefile.PortRange{First: 8080, Last: 8081}, Targets: []rulefile.Target{{Address: netip.MustParseAddr("192.168.1.9")}}}}), machine())
 	a := own.Addresses[0]
-	if !a.Owned || a.Ports != [2]uint16{1024, 65535} || !slices.Contains(a.Reserved, 32768) || !slices.Contains(a.Reserved, 60999) || slices.Contains(a.Reserved, 61000) || !slices.Contains(a.Reserved, 8081) || len(own.ReservePorts) > 0 {
+	if !a.Owned || a.Ports != [2]uint16{1024, 65535} || !slices.Contains(a.Reserved, 32768) || !slices.Contains(a.Reserved, 60999) || slices.Contains(a.Reserved, 61000) || !slices.Contains(a.Kept(rulefile.ClassTCP), 8081) || slices.Contains(a.Kept(rulefile.ClassUDP), 8081) || slices.Contains(a.Kept(rulefile.ClassICMP), 8081) || len(own.ReservePorts) > 0 {
 		t.Errorf("address %v ports %v, %d reserved, %d to be reserved", a.Addr, a.Ports, len(a.Reserved), len(own.ReservePorts))
 	}
-	ports := portBits(a.Ports[0], a.Ports[1]-a.Ports[0]+1, a.Reserved)
-	if want := uint64(65536 - 1024 - len(a.Reserved)); ports.Free != want {
-		t.Errorf("%d ports free, want %d", ports.Free, want)
+	for class, forwarded := range map[rulefile.Class]int{rulefile.ClassTCP: 2, rulefile.ClassUDP: 0, rulefile.ClassICMP: 0} {
+		ports := portBits(a.Ports[0], a.Ports[1]-a.Ports[0]+1, a.Kept(class))
+		if want := uint64(65536 - 1024 - len(a.Reserved) - forwarded); ports.Free != want {
+			t.Errorf("%d ports of %s free, want %d", ports.Free, class, want)
+		}
 	}
 	named := mustCompile(t, gatewayFile(rulefile.Rule{Action: rulefile.Masquerade{Source: prefix, Ports: rulefile.PortRange{First: 32000, Last: 33000}}, Out: "eth0"}), machine())
 	if a := named.Addresses[0]; len(a.Reserved) > 0 || len(named.ReservePorts) != 33000-32768+1 {

@@ -125,7 +125,13 @@ type modelAddress struct {
 	local    bool
 	oneToOne bool
 	ports    rulefile.PortRange
-	reserved map[uint16]bool
+	reserved map[modelPort]bool
+}
+
+// modelPort is a port of a space of ports.
+type modelPort struct {
+	class rulefile.Class
+	port  uint16
 }
 
 func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *model {
@@ -147,12 +153,12 @@ func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *
 		if a, ok := r.Action.(rulefile.DNAT); ok {
 			have := m.addresses[a.Address]
 			if have == nil {
-				have = &modelAddress{local: slices.Contains(facts.Local, a.Address), reserved: map[uint16]bool{}}
+				have = &modelAddress{local: slices.Contains(facts.Local, a.Address), reserved: map[modelPort]bool{}}
 				m.addresses[a.Address] = have
 			}
 			if !a.Ports.IsZero() {
 				for p := int(a.Ports.First); p <= int(a.Ports.Last); p++ {
-					have.reserved[uint16(p)] = true
+					have.reserved[modelPort{a.Protocol.Class(), uint16(p)}] = true
 				}
 			}
 		}
@@ -162,7 +168,7 @@ func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *
 
 // outside notes an address that a source rule gives, and which ports of it.
 func (m *model) outside(addr netip.Addr, r *rulefile.Rule) {
-	a := &modelAddress{local: slices.Contains(m.facts.Local, addr), reserved: map[uint16]bool{}}
+	a := &modelAddress{local: slices.Contains(m.facts.Local, addr), reserved: map[modelPort]bool{}}
 	switch action := r.Action.(type) {
 	case rulefile.Masquerade:
 		a.ports = action.Ports
@@ -175,7 +181,9 @@ func (m *model) outside(addr netip.Addr, r *rulefile.Rule) {
 	if a.ports.IsZero() {
 		a.ports = rulefile.DefaultPorts
 		for p := int(m.facts.LocalPorts[0]); a.local && p <= int(m.facts.LocalPorts[1]); p++ {
-			a.reserved[uint16(p)] = true
+			for class := range rulefile.Class(rulefile.PortClasses) {
+				a.reserved[modelPort{class, uint16(p)}] = true
+			}
 		}
 	}
 	m.addresses[addr] = a
@@ -867,7 +875,7 @@ func (m *model) free(class rulefile.Class, addr netip.Addr, wanted uint16) []uin
 	near := func(p uint16) bool { return class == rulefile.ClassICMP || p < 1024 == (wanted < 1024) }
 	given := func(p uint16) bool {
 		_, held := m.held[modelOutside{class, netip.AddrPortFrom(addr, p)}]
-		return held || a.reserved[p]
+		return held || a.reserved[modelPort{class, p}]
 	}
 	if a.ports.Contains(wanted) && !given(wanted) {
 		return []uint16{wanted}

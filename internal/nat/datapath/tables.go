@@ -2,7 +2,11 @@
 
 package datapath
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"natkit/internal/nat/rulefile"
+)
 
 // Facts are what compiling a rule file needs to know of the machine and of an
 // engine that is up.
@@ -41,15 +45,21 @@ type Link struct {
 type OutsideAddress struct {
 	Index      int
 	Addr       netip.Addr
-	Ports      [2]uint16 // that may be given, both included; {0, 0}: none
-	Reserved   PortList  `json:",omitempty"` // of these, what port forwards and the gateway's own connections have
-	Owned      bool      // the gateway's own
-	Masquerade bool      // follows the address of Link
-	OneToOne   bool      // given whole, to one inside host
-	Before     int       `json:",omitempty"` // the index that it had in a smaller pool, plus 1: both are it from now on
-	Leaving    bool      // no rule wants it any more; it goes when its last mapping does
-	Link       int       // index of the interface it is on, -1 none
+	Ports      [2]uint16                      // that may be given, both included; {0, 0}: none
+	Reserved   PortList                       `json:",omitempty"` // of these, what the gateway's own connections have
+	Forwarded  [rulefile.PortClasses]PortList `json:",omitzero"`  // of these, what port forwards of a class have
+	Owned      bool                           // the gateway's own
+	Masquerade bool                           // follows the address of Link
+	OneToOne   bool                           // given whole, to one inside host
+	Before     int                            `json:",omitempty"` // the index that it had in a smaller pool, plus 1: both are it from now on
+	Leaving    bool                           // no rule wants it any more; it goes when its last mapping does
+	Link       int                            // index of the interface it is on, -1 none
 	Realm      uint8
+}
+
+// Kept are the ports of a class that no inside host is given.
+func (a *OutsideAddress) Kept(class rulefile.Class) PortList {
+	return a.Reserved.With(a.Forwarded[class]...)
 }
 
 // Tables are what a rule file becomes: the contents of the engine's maps of rules and
