@@ -184,7 +184,7 @@ func (n *nftReader) rule(in nftRule) error {
 		}
 	}
 	if o.Comment != "" {
-		texts = append(texts, "comment "+strconv.Quote(o.Comment))
+		texts = append(texts, "comment "+quote(o.Comment))
 	}
 	r.Text = strings.Join(texts, " ")
 	return nil

@@ -3,6 +3,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -16,17 +17,17 @@ func statementText(word string, arg any) string {
 	a := object(arg)
 	switch word {
 	case "match":
-		op, _ := a["op"].(string)
-		left, right := exprText(a["left"]), exprText(a["right"])
-		if name, ok := a["right"].(string); ok && (strings.HasPrefix(left, "iif") || strings.HasPrefix(left, "oif")) && !strings.HasPrefix(name, "@") {
-			right = strconv.Quote(name)
+		return matchText(a)
+	case "counter", "quota", "limit":
+		if name, ok := arg.(string); ok {
+			return word + " name " + quote(name)
 		}
-		if op == "==" || op == "in" {
-			return left + " " + right
-		}
-		return left + " " + op + " " + right
-	case "counter":
-		if a == nil {
+		switch {
+		case word == "limit":
+			return limitText(a)
+		case word == "quota":
+			return quotaText(a)
+		case a == nil:
 			return "counter"
 		}
 		return fmt.Sprintf("counter packets %s bytes %s", exprText(a["packets"]), exprText(a["bytes"]))
@@ -35,11 +36,13 @@ func statementText(word string, arg any) string {
 	case "vmap":
 		return exprText(a["key"]) + " vmap " + exprText(a["data"])
 	case "mangle":
-		return exprText(a["key"]) + " set " + exprText(a["value"])
+		return exprText(a["key"]) + " set " + exprText(written(a["key"], a["value"]))
 	case "snat", "dnat", "masquerade", "redirect":
 		return natText(word, arg)
-	case "limit":
-		return limitText(a)
+	case "log":
+		return logText(a)
+	case "tproxy":
+		return natText(word, arg)
 	case "xt":
 		return "xt " + exprText(a["type"]) + " " + exprText(a["name"])
 	}
@@ -54,6 +57,105 @@ func statementText(word string, arg any) string {
 		parts = append(parts, key+" "+exprText(a[key]))
 	}
 	return strings.Join(append([]string{word}, parts...), " ")
+}
+
+// matchText is a condition: "field value", or with what compares them where that is not
+// that they are equal.
+func matchText(a map[string]any) string {
+	op, _ := a["op"].(string)
+	left, right := exprText(a["left"]), exprText(written(a["left"], a["right"]))
+	mask, masked := object(a["left"])["&"].([]any)
+	if op == "==" || op == "in" {
+		op = ""
+	}
+	switch {
+	case masked && len(mask) == 2 && exprText(mask[0]) == "tcp flags":
+		left, right = "tcp flags", right+" / "+exprText(mask[1])
+	case masked && len(mask) == 2:
+		left = exprText(mask[0]) + " & " + exprText(written(mask[0], mask[1]))
+		right = exprText(written(mask[0], a["right"]))
+		op = cmp.Or(op, "==")
+	}
+	return strings.Join(strings.Fields(left+" "+op), " ") + " " + right
+}
+
+// written is a value as nft prints it where it is of that field: marks are hexadecimal, names
+// of interfaces and times are quoted.
+func written(field, value any) any {
+	key := exprText(object(object(field)["meta"])["key"])
+	if key == "" {
+		key = exprText(object(object(field)["ct"])["key"])
+	}
+	switch key {
+	case "mark":
+		return each(value, func(v any) any {
+			if n, ok := v.(float64); ok {
+				return fmt.Sprintf("0x%08x", uint32(n))
+			}
+			return v
+		})
+	case "iifname", "oifname", "iif", "oif", "hour", "day", "time":
+		return each(value, func(v any) any {
+			if name, ok := v.(string); ok && !strings.HasPrefix(name, "@") {
+				return literal(quote(name))
+			}
+			return v
+		})
+	}
+	return value
+}
+
+// literal is text that is printed as it is.
+type literal string
+
+// each changes the values of an expression, and leaves the fields in it alone.
+func each(value any, change func(any) any) any {
+	switch v := value.(type) {
+	case []any:
+		out := make([]any, len(v))
+		for k := range v {
+			out[k] = each(v[k], change)
+		}
+		return out
+	case map[string]any:
+		out := map[string]any{}
+		for word, arg := range v {
+			if slices.Contains([]string{"set", "range", "elem", "val", "&", "|", "^", "<<", ">>"}, word) {
+				arg = each(arg, change)
+			}
+			out[word] = arg
+		}
+		return out
+	}
+	return change(value)
+}
+
+// quote is how nft writes names and comments: it escapes nothing.
+func quote(text string) string { return `"` + text + `"` }
+
+func quotaText(a map[string]any) string {
+	text := "quota "
+	if a["inv"] == true {
+		text += "over "
+	}
+	text += exprText(a["val"]) + " " + exprText(a["val_unit"])
+	if used, ok := a["used"].(float64); ok && used > 0 {
+		text += " used " + exprText(used) + " " + exprText(a["used_unit"])
+	}
+	return text
+}
+
+func logText(a map[string]any) string {
+	text := "log"
+	if prefix, ok := a["prefix"].(string); ok {
+		text += " prefix " + quote(prefix)
+	}
+	for _, key := range []string{"group", "snaplen", "queue-threshold", "level", "flags"} {
+		if a[key] != nil {
+			text += " " + key + " " + exprText(a[key])
+		}
+	}
+	return text
 }
 
 func natText(word string, arg any) string {
@@ -123,9 +225,11 @@ func exprText(v any) string {
 		return ""
 	case string:
 		if x == "" || strings.ContainsAny(x, " \"") {
-			return strconv.Quote(x)
+			return quote(x)
 		}
 		return x
+	case literal:
+		return string(x)
 	case bool:
 		return strconv.FormatBool(x)
 	case float64:
@@ -187,7 +291,7 @@ func objectText(o map[string]any) string {
 			}
 			text += " mod " + exprText(a["mod"])
 			if a["seed"] != nil {
-				text += " seed " + exprText(a["seed"])
+				text += " seed " + seedText(a["seed"])
 			}
 			return text + offsetText(a)
 		case "accept", "drop", "return", "continue":
@@ -234,6 +338,13 @@ func setText(v any) string {
 		texts[k] = exprText(e)
 	}
 	return "{ " + strings.Join(texts, ", ") + " }"
+}
+
+func seedText(v any) string {
+	if n, ok := v.(float64); ok {
+		return fmt.Sprintf("0x%x", uint32(n))
+	}
+	return exprText(v)
 }
 
 func offsetText(a map[string]any) string {
