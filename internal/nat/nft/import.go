@@ -157,6 +157,7 @@ func (i *importer) run() error {
 	i.settle()
 	i.check()
 	i.ways()
+	i.portsLeft()
 	if len(i.file.Rules) == 0 {
 		i.note(Note{Why: "no rule of the input could be taken over", Lost: true})
 	}
@@ -238,4 +239,66 @@ func (i *importer) ways() {
 	if hairpin {
 		i.note(Note{Why: "an inside host that asks for what is published is seen there by an outside address (hairpin)"})
 	}
+}
+
+// portsLeft names addresses of which forwards have every port of a protocol: engine ebpf
+// gives none of those to inside hosts.
+func (i *importer) portsLeft() {
+	type space struct {
+		address  netip.Addr
+		protocol rulefile.Protocol
+	}
+	var spaces []space
+	left := map[space][]rulefile.PortRange{}
+	for _, rule := range i.file.Rules {
+		a, ok := rule.Action.(rulefile.DNAT)
+		if !ok || a.Ports.IsZero() {
+			continue
+		}
+		s := space{a.Address, a.Protocol}
+		have, known := left[s]
+		if !known {
+			spaces, have = append(spaces, s), i.gives(a.Address)
+		}
+		var rest []rulefile.PortRange
+		for _, r := range have {
+			if r.Overlaps(a.Ports) {
+				rest = append(rest, withoutPorts(r, a.Ports)...)
+			} else {
+				rest = append(rest, r)
+			}
+		}
+		left[s] = rest
+	}
+	for _, s := range spaces {
+		if len(left[s]) == 0 && len(i.gives(s.address)) > 0 {
+			i.note(Note{Why: fmt.Sprintf("the rules forward every %s port of %s: engine ebpf has none left there for inside hosts, engine nft does", s.protocol, s.address), Lost: true})
+		}
+	}
+}
+
+// gives are the ports of an address that source rules give to inside hosts, none if it is
+// not theirs.
+func (i *importer) gives(address netip.Addr) (ports []rulefile.PortRange) {
+	add := func(r rulefile.PortRange) {
+		if r.IsZero() {
+			r = rulefile.DefaultPorts
+		}
+		ports = append(ports, r)
+	}
+	for _, rule := range i.file.Rules {
+		switch a := rule.Action.(type) {
+		case rulefile.Masquerade:
+			if slices.Contains(i.options.Local, address) {
+				add(a.Ports)
+			}
+		case rulefile.SNAT:
+			if p := i.file.Pool(a.Pool); p != nil && p.Contains(address) {
+				add(p.Ports)
+			} else if a.Address == address {
+				add(a.Ports)
+			}
+		}
+	}
+	return ports
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nft_test
+package natproof
 
 import (
 	"fmt"
@@ -8,20 +8,19 @@ import (
 	"strings"
 )
 
-// Random rules for the gateway of the proof (import_proof_test.go), as iptables-save and
-// as nft would have them.
+// Random rules for the router, as iptables-save and as nft would have them.
 
 // oneOf takes one.
 func oneOf[T any](r *rand.Rand, choices ...T) T { return choices[r.IntN(len(choices))] }
 
-// ruleMaker makes rules of one seed.
-type ruleMaker struct {
+// Maker makes rules of one seed, once.
+type Maker struct {
 	*rand.Rand
-	b strings.Builder
+	b strings.Builder // what it makes
 }
 
 var (
-	madeLinks   = []string{"eth0", "ppp0", "eth1", "eth2"}
+	Links       = []string{"eth0", "ppp0", "eth1", "eth2"}
 	madePublic  = []string{"203.0.113.1", "203.0.113.5", "203.0.113.6", "203.0.113.129"}
 	madeHosts   = []string{"10.1.2.3", "10.1.2.4", "10.1.9.9", "10.2.0.7", "10.2.5.5"}
 	madeNets    = []string{"10.1.0.0/16", "10.1.2.0/24", "10.1.2.3/32", "10.2.0.0/16", "10.0.0.0/8", "10.1.2.0/23"}
@@ -31,10 +30,10 @@ var (
 
 // --- iptables --------------------------------------------------------------------------
 
-func (m *ruleMaker) not() string { return oneOf(m.Rand, "", "", "", "! ") }
+func (m *Maker) not() string { return oneOf(m.Rand, "", "", "", "! ") }
 
-// iptablesRules is a table nat.
-func (m *ruleMaker) iptablesRules() string {
+// IPTables is a table nat.
+func (m *Maker) IPTables() string {
 	m.b.WriteString("*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n:P0 - [0:0]\n:P1 - [0:0]\n:S0 - [0:0]\n:S1 - [0:0]\n")
 	for range 1 + m.IntN(5) {
 		m.iptablesRule("PREROUTING", true, []string{"P0", "P1"})
@@ -55,7 +54,7 @@ func (m *ruleMaker) iptablesRules() string {
 	return m.b.String()
 }
 
-func (m *ruleMaker) iptablesRule(chain string, pre bool, jumps []string) {
+func (m *Maker) iptablesRule(chain string, pre bool, jumps []string) {
 	words := []string{"-A", chain}
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
 	if pre {
@@ -81,7 +80,7 @@ func (m *ruleMaker) iptablesRule(chain string, pre bool, jumps []string) {
 			add("%s-d %s", m.not(), oneOf(m.Rand, "10.0.0.0/8", "10.2.0.0/16", "198.51.100.0/24", "192.0.2.9/32"))
 		}
 		if m.IntN(2) == 0 {
-			add("%s-o %s", m.not(), oneOf(m.Rand, madeLinks...))
+			add("%s-o %s", m.not(), oneOf(m.Rand, Links...))
 		}
 	}
 	proto := oneOf(m.Rand, "", "", "tcp", "tcp", "udp", "icmp")
@@ -126,7 +125,7 @@ func (m *ruleMaker) iptablesRule(chain string, pre bool, jumps []string) {
 	m.b.WriteString(strings.Join(words, " ") + "\n")
 }
 
-func (m *ruleMaker) iptablesTarget(pre bool, proto, ports string, jumps []string) []string {
+func (m *Maker) iptablesTarget(pre bool, proto, ports string, jumps []string) []string {
 	target := func(format string, args ...any) []string { return []string{fmt.Sprintf(format, args...)} }
 	if k := m.IntN(7); k == 0 && len(jumps) > 0 {
 		return target("%s %s", oneOf(m.Rand, "-j", "-j", "-g"), oneOf(m.Rand, jumps...))
@@ -169,8 +168,8 @@ func (m *ruleMaker) iptablesTarget(pre bool, proto, ports string, jumps []string
 
 // --- nftables --------------------------------------------------------------------------
 
-// nftRules is a table with sets, maps and chains.
-func (m *ruleMaker) nftRules() string {
+// NFTables is a table with sets, maps and chains.
+func (m *Maker) NFTables() string {
 	family := oneOf(m.Rand, "ip", "inet")
 	fmt.Fprintf(&m.b, "table %s t {\n", family)
 	m.b.WriteString(`	set ports { type inet_service; flags interval; elements = { 80, 1000-1005 } }
@@ -206,7 +205,7 @@ func (m *ruleMaker) nftRules() string {
 	return m.b.String()
 }
 
-func (m *ruleMaker) nftRule(pre bool, ip string, jumps, maps []string) {
+func (m *Maker) nftRule(pre bool, ip string, jumps, maps []string) {
 	var words []string
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
 	ne := func() string { return oneOf(m.Rand, "", "", "", "!= ") }
@@ -278,7 +277,7 @@ func (m *ruleMaker) nftRule(pre bool, ip string, jumps, maps []string) {
 	m.b.WriteString("\t\t" + strings.Join(words, " ") + "\n")
 }
 
-func (m *ruleMaker) nftVerdict(pre bool, ip, proto string, jumps, maps []string, add func(string, ...any)) {
+func (m *Maker) nftVerdict(pre bool, ip, proto string, jumps, maps []string, add func(string, ...any)) {
 	if k := m.IntN(8); k == 0 && len(jumps) > 0 {
 		add("%s %s", oneOf(m.Rand, "jump", "goto"), oneOf(m.Rand, jumps...))
 		return
