@@ -15,7 +15,7 @@ import (
 )
 
 // proofLimits keep the tables of an engine small.
-func proofLimits(f *rulefile.File) { f.Limits.Sessions, f.Limits.Sources = 32768, 4096 }
+func proofLimits(f *rulefile.File) { f.Limits.Sessions, f.Limits.Sources = 8192, 256 }
 
 // bringUp brings an engine up with an imported file, as a user would who read it.
 func bringUp(t *testing.T, router *natproof.Router, i *natproof.Imported, engine Engine) error {
@@ -192,7 +192,7 @@ func checkService(t *testing.T, router *natproof.Router, what string, address ne
 	for n := range clients {
 		p := rulefile.Packet{
 			In: "eth0", Protocol: rulefile.UDP, Source: netip.AddrFrom4([4]byte{192, 0, byte(16 + n>>8), byte(n)}), Destination: address,
-			SourcePort: 4000, DestinationPort: 53,
+			SourcePort: 4000 + uint16(address.As4()[3]), DestinationPort: 53, // of each service another: targets are the same
 		}
 		got, err := router.Send(p, uint16(1000+n))
 		if err != nil {
