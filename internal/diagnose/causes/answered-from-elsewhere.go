@@ -11,16 +11,23 @@ import (
 )
 
 var answeredFromElsewhere = Cause{
-	Code:       "answered-from-elsewhere",
-	Title:      "A UDP server answers from another address than it was asked at",
+	Code:     "answered-from-elsewhere",
+	Title:    "A UDP server replies from another address than the one that clients asked",
+	Headline: "UDP reply from unexpected source: the server replies from another address",
+	Search: []string{
+		"reply from unexpected source",
+		";; reply from unexpected source: 192.0.2.2#53, expected 192.0.2.1#53",
+		"TLS Error: Unroutable control packet received",
+		"conntrack: [UNREPLIED]",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"answers-lost", "backend-silent"},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces},
-	Symptom:    "A service over UDP (DNS, OpenVPN, SIP, SNMP, TFTP) that has several addresses does not answer at one of them, and a capture shows that it does. Without NAT in between it works for some clients.",
-	Proof: fmt.Sprintf("UDP flows of the last %d s have no answer, while another address sent to the very port that waits for it, from the port that was asked: %d flows to one destination or more are a warning, critical if next to nothing is answered there; fewer are advice.",
+	Symptom:    "A UDP service (DNS, OpenVPN, SIP, SNMP, TFTP) with several addresses does not work at one of them, although a capture shows its replies. Without NAT on the path it works for some clients.",
+	Proof: fmt.Sprintf("UDP flows of the last %d s have no reply, while another address sent to the port that waits for one, from the port that was asked: %d or more flows to one destination are a warning, critical if almost no flow has a reply there; fewer are advice.",
 		snapshot.RecentSeconds, fewFailures),
-	Lookalike: "Ends that both have the same port (NTP, IKE), of which either may begin; programs that talk to many others from one port, each of which is another's answer at most once.",
-	Cure:      "The server answers from the address that it was asked at: it listens at each of its addresses by itself, or with its option for that; or its route to the clients has that address for its source.",
+	Lookalike: "Endpoints that use the same port on both sides (NTP, IKE), either of which may start; programs that talk to many others from one port, each of which looks like another's reply at most once.",
+	Cure:      "Let the server reply from the address that was asked: it listens on each address separately, or with its option for that. Or set that address as the source of its route to the clients.",
 	judge:     judgeStrays,
 }
 

@@ -32,20 +32,22 @@ const (
 )
 
 var answersLost = Cause{
-	Code:       "answers-lost",
-	Title:      "Answers can't come back: the source that packets leave with is not translated, or not to an address of this machine",
+	Code:     "answers-lost",
+	Title:    "Replies cannot return: packets leave with an untranslated source, or with one that is not this machine's",
+	Headline: "Clients behind NAT get no replies: MASQUERADE or SNAT is missing or does not match",
+	Search: []string{
+		"Connection timed out",
+		"conntrack: [UNREPLIED]",
+		"conntrack: SYN_SENT",
+		"iptables -t nat -A POSTROUTING -j MASQUERADE not working",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanLeaving},
-	Symptom:    "A network behind this machine, often a new one, gets no answer from anywhere; this machine itself does. A capture on the way out shows private addresses, or one that nobody answers for.",
-	Proof: fmt.Sprintf("At least %d flows that nobody has answered, and %s of those like them: private sources on their way to public addresses that no rule translated (where no rule translates at all: next to all flows); any sources, where rules translate and no flow in the table is; "+
-		"an address that a rule gives to sources, which is on a network here and on no interface. Or rules translate, packets are forwarded and connection tracking has no entry at all: what it is told not to track (notrack) is not translated. "+
-		"Or packets were seen to leave for the Internet with private sources whose way back leads by another interface, at least %s of what left so by that interface, while rules translate, or did when entries in the table began, and next to nothing came back for such addresses: a warning, from %s critical. "+
-		"Or so many leave for the Internet of IPv6 with a unique local source (fc00::/7), whatever the rules. "+
-		"Or flows have no reply (SYN_SENT, UNREPLIED) while replies come in for this machine's own address and find no entry: a zone of connection tracking is given in one direction only, or answers are kept out of it. "+
-		"Or of %d flows or more that left in the last %d s, to %d destinations at least, %s were not answered and nothing here drops them; where they are to fewer destinations, it is a warning if all are unanswered.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
+	Symptom:    "A network behind this machine, often a new one, gets no reply from anywhere; this machine itself does. A capture on the egress interface shows private addresses, or an address that nobody has.",
+	Proof: fmt.Sprintf("One of these holds. (1) At least %d flows have no reply, and they are %s of the flows like them: private sources to public addresses that no rule translated (if no rule translates at all, nearly all flows); any sources, if rules translate and no flow in the table is translated; or a source address given by a rule that is on a network here but on no interface. (2) Rules translate, packets are forwarded and connection tracking has no entry: untracked packets (notrack) are not translated. (3) Packets left for the Internet with private sources whose return path is another interface, at least %s of what left for the Internet by that interface, while rules translate, or did when entries in the table were created, and almost nothing came back to such addresses: a warning, from %s critical. (4) As many leave for the IPv6 Internet with a unique local source (fc00::/7), whatever the rules. (5) Flows have no reply (SYN_SENT, UNREPLIED) while replies arrive for this machine's own address and find no entry: a conntrack zone is set in one direction only, or replies are not tracked. (6) Of at least %d flows that left in the last %d s, to at least %d destinations, %s have no reply and nothing here drops the replies. With fewer destinations it is a warning if none has a reply.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
 		nothingFew, snapshot.RecentSeconds, nothingDestinations, percent(nothingMost)),
-	Lookalike: "A host that is down, a scan, a router without NAT whose networks know their way back: sources are public there, or flows are answered. Pools of addresses that are routed here.",
-	Cure:      "A rule that translates this network's sources on their way out, or the missing address on the interface; no notrack or zone for what is translated.",
+	Lookalike: "A host that is down, a scan, a router without NAT whose networks have a return path: there, sources are public or flows have replies. Pools of addresses that are routed here.",
+	Cure:      "Add a rule that translates the sources of this network on the egress interface, or add the missing address to the interface. Do not use notrack or zones for flows to translate.",
 	judge:     judgeAnswersLost,
 }
 

@@ -14,18 +14,25 @@ import (
 var arpFew = many(3, "ARP requests of one host without a reply")
 
 var arpRefused = Cause{
-	Code:       "arp-refused",
-	Title:      "This machine does not answer ARP for one of its own addresses",
+	Code:     "arp-refused",
+	Title:    "This machine does not reply to ARP for one of its own addresses",
+	Headline: "Clients cannot reach their gateway: it does not reply to ARP requests",
+	Search: []string{
+		"Destination Host Unreachable",
+		"No route to host",
+		"ip neigh: FAILED",
+		"net.ipv4.conf.all.arp_ignore",
+		"net.ipv4.conf.all.arp_filter",
+	},
 	Severities: []Severity{Warning, Critical},
 	Thresholds: []Threshold{arpFew},
 	Explains:   []string{"clients-unreached"},
 	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces, snapshot.CanSysctls, snapshot.CanNFTables},
-	Symptom:    "A network of clients has no gateway: \"host unreachable\" there, and ip neigh says FAILED or INCOMPLETE, while this machine has the address, the link is up, and it reaches others.",
-	Proof: fmt.Sprintf("At least %.0f ARP requests of one host for an address that an interface here has came in, and no reply left. Settings (arp_ignore, arp_filter, rp_filter), rules of the families arp and bridge, and the route back to who asks tell why. "+
-		"Critical where the address is one of the interface that they came in by.", arpFew.Enter),
-	Lookalike: "Addresses on loopback or a dummy interface that are kept quiet on purpose (arp_ignore on the servers behind a load balancer). Requests that another interface of this machine answered.",
-	Cure:      "The setting, rule or route that keeps the reply back.",
-	judge:     judgeARPRefused,
+	Symptom:    "A network of clients has no gateway. They report \"No route to host\" and `ip neigh` shows FAILED or INCOMPLETE, while this machine has the address, the link is up, and it reaches others.",
+	Proof:      fmt.Sprintf("At least %.0f ARP requests of one host arrived for an address that an interface here has, and no reply left. Settings (arp_ignore, arp_filter, rp_filter), rules of the families arp and bridge, and the route back to the client show why. Critical if the address belongs to the ingress interface of the requests.", arpFew.Enter),
+	Lookalike:  "Addresses on loopback or a dummy interface that are silent on purpose (arp_ignore on the servers behind a load balancer). Requests that another interface of this machine replied to.",
+	Cure:       "Change the setting, rule or route that keeps the reply back.",
+	judge:      judgeARPRefused,
 }
 
 func judgeARPRefused(f facts) *verdict {

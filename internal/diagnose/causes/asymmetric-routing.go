@@ -23,17 +23,22 @@ const (
 const synSentSeconds = 120
 
 var asymmetricRouting = Cause{
-	Code:       "asymmetric-routing",
-	Title:      "Connection tracking sees one direction of connections only",
+	Code:     "asymmetric-routing",
+	Title:    "Connection tracking sees only one direction of connections",
+	Headline: "Connections open and then hang: asymmetric routing, conntrack sees one direction",
+	Search: []string{
+		"asymmetric routing conntrack",
+		"conntrack: ESTABLISHED [UNREPLIED]",
+		"ctstate INVALID drop",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"rule-drop"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Connections open and then hang, or work only as long as no firewall rule asks for their state; the answers take another way.",
-	Proof: fmt.Sprintf("Connections taken up in the middle that never saw an answer (ESTABLISHED and UNREPLIED), or unanswered SYNs (SYN_SENT) together with packets that are invalid: at least %d, and %s of the TCP entries, of SYNs %s. "+
-		"Critical when packets in the middle of a connection were dropped by rules in the window; advice where no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
-	Lookalike: "A scan leaves SYNs without answer, but sends nothing after them that could be invalid. Connections that were there before connection tracking are taken up in the middle, and see an answer soon.",
-	Cure:      "Routes by which both directions pass here. Where that is not wanted, no connection tracking for these networks; translation needs both directions.",
-	judge:     judgeAsymmetric,
+	Symptom:    "Connections open and then hang, or work only while no firewall rule checks their state. The replies take another path.",
+	Proof:      fmt.Sprintf("Connections picked up in the middle that never saw a reply (ESTABLISHED and UNREPLIED), or SYNs without a reply (SYN_SENT) together with invalid packets: at least %d, and %s of the TCP entries, of SYNs %s. Critical if rules dropped packets in the middle of a connection during the window; advice if no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
+	Lookalike:  "A scan leaves SYNs without replies, but sends nothing later that could be invalid. Connections older than connection tracking are picked up in the middle, and soon see a reply.",
+	Cure:       "Route both directions through this machine. If that is not wanted, do not track these networks; NAT needs both directions.",
+	judge:      judgeAsymmetric,
 }
 
 func judgeAsymmetric(f facts) *verdict {

@@ -19,17 +19,22 @@ const (
 )
 
 var backendSilent = Cause{
-	Code:       "backend-silent",
-	Title:      "What a published service is translated to refuses connections, or does not answer",
+	Code:     "backend-silent",
+	Title:    "The backend of a published service refuses connections or does not reply",
+	Headline: "Connection refused on a published port: the DNAT backend does not reply",
+	Search: []string{
+		"Connection refused",
+		"Connection timed out",
+		"conntrack: SYN_SENT [UNREPLIED]",
+	},
 	Severities: []Severity{Warning, Critical},
 	Thresholds: []Threshold{many(backendFew, "connections that failed"), portion(backendShare, "of those to that backend")},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanFrames},
-	Symptom:    "One published port is dead: clients are told \"connection refused\", or wait. All else works, and rules and routes are right.",
-	Proof: fmt.Sprintf("Of the TCP connections to a translated destination in the window, and of the flows of UDP to ports of DNS, NTP and QUIC, at least %d and %s were answered by nothing but a reset (events of connection tracking, which forgets them at once), or sent in the last %d s "+
-		"and were not answered (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
-	Lookalike: "A backend whose packets are seen to be lost here, by a rule, a route or an unknown neighbour, or which is asked from its own network: that has causes of its own. Single failures, connections that are just being opened, and UDP to other ports, of which much expects no answer.",
-	Cure:      "The program on the backend: running, on the port that the rule names, with room for connections that wait, and not behind a packet filter of its own. Or, where it answers and its replies take another path, its route back to the clients. Or a rule that leads to one that is.",
-	judge:     judgeBackend,
+	Symptom:    `One published port is dead: clients report "Connection refused", or wait. Everything else works, and rules and routes are right.`,
+	Proof:      fmt.Sprintf("Of the TCP connections to a translated destination during the window, and of the UDP flows to the ports of DNS, NTP and QUIC, at least %d and %s were answered only by a reset (conntrack events), or sent in the last %d s without a reply (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
+	Lookalike:  "A backend whose packets are lost here, by a rule, a route or an unknown neighbour, or that is asked from its own network: these have their own causes. Single failures, connections being opened, and UDP to other ports, much of which expects no reply.",
+	Cure:       "On the backend: check that the program runs, on the port that the rule names, with room in its accept queue, and not behind a packet filter. If it replies and the replies take another path, fix its route back to the clients. Or change the rule to a backend that works.",
+	judge:      judgeBackend,
 }
 
 // backend is where a published service leads to, and how connections there ended.

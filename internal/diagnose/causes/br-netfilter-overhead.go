@@ -15,16 +15,21 @@ import (
 const busyBridge = 1000
 
 var brNetfilterOverhead = Cause{
-	Code:       "br-netfilter-overhead",
-	Title:      "Bridged frames go through the IP packet filter",
+	Code:     "br-netfilter-overhead",
+	Title:    "Bridged frames pass the IP packet filter",
+	Headline: "Bridged traffic goes through iptables: br_netfilter, bridge-nf-call-iptables=1",
+	Search: []string{
+		"net.bridge.bridge-nf-call-iptables = 1",
+		"perf: br_nf_pre_routing",
+		"bridge traffic dropped by iptables FORWARD",
+	},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanInterfaces, snapshot.CanHooks, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Processors spend time in br_nf_pre_routing and connection tracking for frames that are only bridged; rules about forwarding hit neighbours on one bridge.",
-	Proof: fmt.Sprintf("net.bridge.bridge-nf-call-iptables is 1, functions are registered on the IPv4 prerouting hook, and at least %d packets a second come in by the ports of bridges. "+
-		"It is advice, never more.", busyBridge),
-	Lookalike: "Kubernetes needs it (kube-proxy's rules must see traffic between pods of one node) and is not told. A quiet bridge costs nothing.",
-	Cure:      "Setting it to 0, unless rules on this machine filter or translate what is bridged.",
-	judge:     judgeBrNetfilter,
+	Symptom:    "CPUs spend time in br_nf_pre_routing and connection tracking for frames that are only bridged. Forwarding rules affect neighbours on one bridge.",
+	Proof:      fmt.Sprintf("net.bridge.bridge-nf-call-iptables is 1, functions are registered on the IPv4 prerouting hook, and at least %d packets a second arrive on bridge ports. It is always advice.", busyBridge),
+	Lookalike:  "Kubernetes needs it (kube-proxy's rules must see traffic between pods of one node); natkit does not report it there. A quiet bridge costs nothing.",
+	Cure:       "Set it to 0, unless rules on this machine filter or translate bridged traffic.",
+	judge:      judgeBrNetfilter,
 }
 
 func judgeBrNetfilter(f facts) *verdict {

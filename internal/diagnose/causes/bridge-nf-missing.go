@@ -9,16 +9,22 @@ import (
 )
 
 var bridgeNFMissing = Cause{
-	Code:       "bridge-nf-missing",
-	Title:      "Answers between containers of one bridge go past the translation",
+	Code:     "bridge-nf-missing",
+	Title:    "Replies between containers of one bridge bypass NAT",
+	Headline: "Pod cannot reach a service whose backend is on the same node: bridge-nf-call-iptables is 0",
+	Search: []string{
+		"net.bridge.bridge-nf-call-iptables",
+		"bridge-nf-call-iptables does not exist",
+		"/proc/sys/net/bridge/bridge-nf-call-iptables: No such file or directory",
+		"WARNING: bridge-nf-call-iptables is disabled",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanSysctls, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "A pod reaches a service when its backend is on another node and not when it is on its own; a container can't reach a neighbour by the port that the host publishes.",
-	Proof: fmt.Sprintf("At least %d TCP connections between two containers of one bridge saw no answer although their destination was translated, and net.bridge.bridge-nf-call-iptables is 0 or not there. "+
-		"Critical when they were tried in the last %d s.", fewFailures, snapshot.RecentSeconds),
-	Lookalike: "br_netfilter off on a host without Kubernetes or Docker, or whose network plugin routes between pods instead of bridging: nothing is missing there, and nothing unanswered shows.",
-	Cure:      "br_netfilter: bridged frames then pass connection tracking, which translates the answer back.",
-	judge:     judgeBridgeNF,
+	Symptom:    "A pod reaches a service if its backend is on another node, but not if it is on its own. A container cannot reach a neighbour by the port that the host publishes.",
+	Proof:      fmt.Sprintf("At least %d TCP connections between two containers of one bridge saw no reply although their destination was translated, and net.bridge.bridge-nf-call-iptables is 0 or missing. Critical if they were tried in the last %d s.", fewFailures, snapshot.RecentSeconds),
+	Lookalike:  "br_netfilter off on a host without Kubernetes or Docker, or with a network plugin that routes between pods instead of bridging: nothing is missing there, and no connection lacks replies.",
+	Cure:       "Load br_netfilter: bridged frames then pass connection tracking, which translates the replies back.",
+	judge:      judgeBridgeNF,
 }
 
 func judgeBridgeNF(f facts) *verdict {

@@ -12,8 +12,13 @@ import (
 // Cause is one entry of the catalogue: a reason for NAT to be slow or lossy
 // that natkit can tell from a Snapshot.
 type Cause struct {
-	Code       string // stable; its file is Code.go, its anchor in docs/causes.md #Code
-	Title      string // what is wrong, without numbers
+	Code  string // stable; its file is Code.go, its page docs/causes/Code.md
+	Title string // what is wrong, without numbers
+	// Headline is the symptom in the words that people type into a search box, the title of
+	// the page; Search the exact strings that they paste there: lines of the kernel log and
+	// of programs, counters, drop reasons.
+	Headline   string
+	Search     []string
 	Severities []Severity
 	// Thresholds are the pairs of numbers that decide, for those who watch window after window.
 	Thresholds []Threshold
@@ -24,17 +29,16 @@ type Cause struct {
 	// them missing the cause is judged from the others.
 	Needs []string
 
-	// What docs/causes.md says about it: what a user notices, how natkit tells,
-	// which healthy machines look alike and why they are not reported, and what
-	// the cure does.
+	// The rest of the page: what a user notices, how natkit decides, which healthy
+	// machines look alike and why they are not reported, and what the cure does.
 	Symptom   string
 	Proof     string
 	Lookalike string
 	Cure      string
-	// NoLab is why `natkit lab run` can't make it happen, a clause; "" where it does.
+	// NoLab is why `natkit lab run` cannot reproduce it, a clause; "" where it does.
 	NoLab string
 	// Host says that the cause lies in what all namespaces of a machine share: it is
-	// told once, however many were looked at.
+	// reported once, however many were looked at.
 	Host bool
 
 	judge func(facts) *verdict

@@ -17,19 +17,25 @@ const (
 )
 
 var checksumErrors = Cause{
-	Code:       "checksum-errors",
-	Title:      "Packets come in with wrong checksums",
+	Code:     "checksum-errors",
+	Title:    "Packets arrive with wrong checksums",
+	Headline: "Connections through a tunnel or VM never open: bad checksums (InCsumErrors)",
+	Search: []string{
+		"nstat TcpInCsumErrors",
+		"nstat UdpInCsumErrors",
+		"tcpdump: cksum incorrect",
+		"bad udp cksum",
+		"reason: TCP_CSUM",
+		"reason: UDP_CSUM",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(checksumFew, "packets with a wrong checksum"), portion(checksumShare, "of all received")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanConntrackStats},
-	Symptom:    "Connections through a tunnel or between virtual machines open late or never, while pings work; a capture at the receiver shows packets that nobody answers.",
-	Proof: fmt.Sprintf("Packets were dropped for their checksum (InCsumErrors of Ip, Tcp, Udp or Icmp; TCP_CSUM and its kind), at least %s of what was received: a warning, from %s critical. "+
-		"That is where they end. A router in between forwards them: its connection tracking takes them for invalid, so that they are not translated and keep their inside source (Linux 6.18: of 50 such datagrams "+
-		"through a masquerading gateway all 50 left untranslated, counted as invalid and nowhere as checksum errors). Ask the doctor where they end.", "0.1 %", percent(checksumMost)),
-	Lookalike: "Captures of what this machine sends show wrong sums, since the network card fills them in. A few broken packets from far away.",
-	Cure: "Sums made by the sender's processor instead of its (virtual) card: ethtool -K DEV tx off there, for VXLAN tx-checksum-ip-generic off on the tunnel. " +
-		"A card that judges good sums wrong: ethtool -K DEV rx off here. Cables and switches, if errors of the interface rise as well.",
-	judge: judgeChecksum,
+	Symptom:    "Connections through a tunnel or between virtual machines open late or never, while pings work. A capture at the receiver shows packets that get no reply.",
+	Proof:      fmt.Sprintf("Packets were dropped because of their checksum (InCsumErrors of Ip, Tcp, Udp or Icmp; TCP_CSUM and similar), at least %s of those received: a warning, from %s critical. The receiver drops them. A router on the path forwards them: its connection tracking marks them invalid, so they are not translated and keep their internal source (Linux 6.18: of 50 such datagrams through a masquerading gateway all 50 left untranslated, counted as invalid and never as checksum errors). Run the doctor on the receiver.", "0.1 %", percent(checksumMost)),
+	Lookalike:  "A capture of what this machine sends shows wrong checksums, since the network card fills them in. A few broken packets from far away.",
+	Cure:       "Let the sender's CPU compute the checksums instead of its (virtual) card: `ethtool -K DEV tx off` there; for VXLAN, tx-checksum-ip-generic off on the tunnel. If a card rejects good checksums: `ethtool -K DEV rx off` here. If the interface's errors rise too, check cables and switches.",
+	judge:      judgeChecksum,
 }
 
 func judgeChecksum(f facts) *verdict {

@@ -21,17 +21,22 @@ const (
 )
 
 var clientsUnreached = Cause{
-	Code:       "clients-unreached",
-	Title:      "Answers come back, and do not get to the clients",
+	Code:     "clients-unreached",
+	Title:    "Replies return to this machine but do not reach the clients",
+	Headline: "Replies reach the router but not the client: wrong return route or stale neighbour",
+	Search: []string{
+		"conntrack: SYN_RECV",
+		"Connection timed out",
+		"ip route get: wrong interface",
+	},
 	Severities: []Severity{Warning, Critical},
 	Thresholds: []Threshold{many(halfwayFew, "connections not confirmed"), portion(halfwaySome, "of the client's entries that are not over")},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRoutes, snapshot.CanInterfaces, snapshot.CanDrops},
-	Symptom:    "One client, or a network of them, gets no answer from anywhere; on the way out a capture shows their packets and the answers to them.",
-	Proof: fmt.Sprintf("At least %d TCP connections of one client were answered a second or more ago, and in the time the doctor watched (at most %d s), and the client has not confirmed it (SYN_RECV): at least %s of its entries that are not over are a warning, %s, with %d connections, critical. "+
-		"natkit asks the routing tables, policy routing included, where the answers go.", halfwayFew, snapshot.RecentSeconds, percent(halfwaySome), percent(halfwayMost), halfwayMany),
-	Lookalike: "Connections that are being opened: they are answered and confirmed within a second. Answers that are seen to be dropped here, which has causes of its own, and floods of half-open connections (syn-flood).",
-	Cure:      "A route, or a rule of policy routing, by which answers go back to where the client is; its hardware address in the table of neighbours, where an old or permanent entry has another.",
-	judge:     judgeClientsUnreached,
+	Symptom:    "One client, or a network of them, gets no reply from anywhere. A capture on the egress interface shows their packets and the replies.",
+	Proof:      fmt.Sprintf("At least %d TCP connections of one client were answered by a SYN-ACK at least a second ago and during the doctor's run (at most %d s), and the client has not confirmed it (SYN_RECV): from %s of its open entries a warning, from %s, with %d connections, critical. natkit asks the routing tables, including policy routing, where the replies go.", halfwayFew, snapshot.RecentSeconds, percent(halfwaySome), percent(halfwayMost), halfwayMany),
+	Lookalike:  "Connections being opened: they are confirmed within a second. Replies that are seen to be dropped here, which have their own causes, and floods of half-open connections (syn-flood).",
+	Cure:       "Fix the route or policy-routing rule so that replies go to the client's network. If an old or permanent neighbour entry has another hardware address, delete it.",
+	judge:      judgeClientsUnreached,
 }
 
 func judgeClientsUnreached(f facts) *verdict {

@@ -13,17 +13,22 @@ import (
 const shortCloseWait = 60
 
 var closeWaitHeavy = Cause{
-	Code:       "close-wait-heavy",
-	Title:      "Connections that one side has closed fill the table",
+	Code:     "close-wait-heavy",
+	Title:    "Half-closed connections fill the table",
+	Headline: "conntrack table fills with CLOSE_WAIT entries on a Kubernetes node",
+	Search: []string{
+		"conntrack: CLOSE_WAIT",
+		"net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+		"kube-proxy --conntrack-tcp-timeout-close-wait",
+	},
 	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanOwners},
 	Symptom:    "The table of a Kubernetes node fills with connections in CLOSE_WAIT, each for an hour.",
-	Proof: fmt.Sprintf("CLOSE_WAIT entries hold at least %s of nf_conntrack_max, from %s on it is advice, and their time-out is longer than the kernel's %d s: kube-proxy sets it to an hour.",
+	Proof: fmt.Sprintf("CLOSE_WAIT entries hold at least %s of nf_conntrack_max, from %s it is advice, and their timeout is longer than the kernel's %d s: kube-proxy sets it to an hour.",
 		percent(deadRoom), percent(deadWaste), shortCloseWait),
-	Lookalike: fmt.Sprintf("CLOSE_WAIT entries under a time-out of %d s: those connections are half closed and in use, or a program does not close its side, which is not NAT's fault. "+
-		"The time-out alone, in a table with room.", shortCloseWait),
-	Cure:  "The kernel's time-out of a minute; under Kubernetes by kube-proxy's own option, which it writes at every start.",
-	judge: judgeCloseWait,
+	Lookalike: fmt.Sprintf("CLOSE_WAIT entries with a timeout of %d s: those connections are half closed and in use, or a program does not close its side, which is not NAT's fault. The timeout alone, in a table with room.", shortCloseWait),
+	Cure:      "Use the kernel's timeout of a minute. With Kubernetes set kube-proxy's own option, which it writes at every start.",
+	judge:     judgeCloseWait,
 }
 
 func judgeCloseWait(f facts) *verdict {

@@ -14,14 +14,19 @@ import (
 const accountedEntries = 10000
 
 var conntrackAccounting = Cause{
-	Code:       "conntrack-accounting",
-	Title:      "Each connection counts its packets or notes its begin",
+	Code:     "conntrack-accounting",
+	Title:    "Each connection counts its packets or records its start",
+	Headline: "nf_conntrack_acct=1 or nf_conntrack_timestamp=1: what it costs",
+	Search: []string{
+		"net.netfilter.nf_conntrack_acct",
+		"net.netfilter.nf_conntrack_timestamp",
+	},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanConntrack},
-	Symptom:    "Nothing breaks. Entries are larger, and each packet writes to two more counters of its entry.",
+	Symptom:    "Nothing breaks. Entries are larger, and each packet updates two more counters of its entry.",
 	Proof:      fmt.Sprintf("net.netfilter.nf_conntrack_acct or nf_conntrack_timestamp is 1, and the table has at least %d entries. Both are off by default.", accountedEntries),
-	Lookalike:  "Accounting that somebody reads (flow exporters, conntrack -L with bytes) is worth its price; that can't be told from here, so it is advice.",
-	Cure:       "Off, unless a program here reads the counters. Entries that exist keep them.",
+	Lookalike:  "Accounting that a program reads (flow exporters, conntrack -L with bytes) is worth its price. natkit cannot see that, so it is advice.",
+	Cure:       "Switch it off, unless a program here reads the counters. Existing entries keep them.",
 	judge:      judgeAccounting,
 }
 

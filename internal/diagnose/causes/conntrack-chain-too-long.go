@@ -15,18 +15,22 @@ import (
 const evenChain = 8.0
 
 var conntrackChainTooLong = Cause{
-	Code:       "conntrack-chain-too-long",
-	Title:      "Single chains of the hash are too long although it is large enough",
+	Code:     "conntrack-chain-too-long",
+	Title:    "Single hash chains are too long in a hash of the right size",
+	Headline: "conntrack chaintoolong rising although nf_conntrack_buckets is large",
+	Search: []string{
+		"conntrack -S: chaintoolong",
+		"nf_conntrack chaintoolong",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanDrops},
 	Symptom:    "Some new connections are dropped, always the same ones, in a table with room and a hash of the right size.",
-	Proof: fmt.Sprintf("Entries were refused in the window for the length of their chain (chaintoolong), while the mean chain is shorter than %.0f, so that chance can't have made one of 50.",
+	Proof: fmt.Sprintf("Entries were refused during the window because of their chain's length (chaintoolong), while the mean chain is shorter than %.0f, so chance cannot have made a chain of 50.",
 		evenChain),
-	Lookalike: "Long chains everywhere are conntrack-hash-too-small. An attacker can't aim at a chain from outside: the hash has a secret key.",
-	Cure: "Look for who makes flows that the hash can't tell apart. Kernels from 4.3 on left the zone of a flow out of its hash until 5.15 took it in again, so that the same addresses in many zones " +
-		"(Open vSwitch, VRFs) make one chain there, if the distribution has taken over only the limit of chains.",
-	NoLab: "it takes a kernel whose hash leaves something out, or a hash so small that the whole host would suffer",
-	judge: judgeChain,
+	Lookalike: "Long chains everywhere are conntrack-hash-too-small. An attacker cannot aim at a chain from outside: the hash has a secret key.",
+	Cure:      "Find who makes flows that the hash cannot distinguish. Kernels from 4.3 left the zone of a flow out of its hash until 5.15 included it again, so the same addresses in many zones (Open vSwitch, VRFs) make one chain there, if the distribution backported only the chain limit.",
+	NoLab:     "it takes a kernel whose hash leaves something out, or a hash so small that the whole host would suffer",
+	judge:     judgeChain,
 }
 
 func judgeChain(f facts) *verdict {

@@ -14,17 +14,21 @@ import (
 const earlyDropMany = 10
 
 var conntrackEarlyDrop = Cause{
-	Code:       "conntrack-early-drop",
-	Title:      "Half-open connections are thrown out of the full table",
+	Code:     "conntrack-early-drop",
+	Title:    "The full table evicts half-open connections",
+	Headline: "conntrack early_drop rising: half-open connections are evicted",
+	Search: []string{
+		"conntrack -S: early_drop",
+		"nf_conntrack early_drop",
+	},
 	Severities: []Severity{Warning, Critical},
 	Explains:   []string{"conntrack-table-full", "conntrack-table-nearly-full"},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanConntrackDump},
-	Symptom:    "Connections die while they are being opened, UDP exchanges lose their answer; nothing is refused, and the kernel log says nothing.",
-	Proof: fmt.Sprintf("Entries were thrown out in the window to make room for new ones (early_drop of /proc/net/stat/nf_conntrack): from %d on critical, fewer are a warning. "+
-		"The kernel does it only at nf_conntrack_max, and only to flows that it has not seen in both directions for long enough (not ASSURED).", earlyDropMany),
-	Lookalike: "Entries that the kernel's garbage collector removes above 95 % of the limit are not counted there; the table is then nearly full, and reported as such. With a flood in the table it is the flood that is reported.",
-	Cure:      "Room: the same as for conntrack-table-full. Where a flood fills the table, ending the flood.",
-	judge:     judgeEarlyDrop,
+	Symptom:    "Connections die while being opened, and UDP exchanges lose their reply. Nothing is refused, and the kernel logs nothing.",
+	Proof:      fmt.Sprintf("Entries were evicted during the window to make room for new ones (early_drop of /proc/net/stat/nf_conntrack): from %d critical, fewer are a warning. The kernel does it only at nf_conntrack_max, and only to flows without enough traffic in both directions (not ASSURED).", earlyDropMany),
+	Lookalike:  "Entries that the kernel's garbage collection removes above 95 % of the limit are not counted there; the table is then nearly full, and reported as such. With a flood in the table natkit reports the flood.",
+	Cure:       "Make room: the same as for conntrack-table-full. If a flood fills the table, stop the flood.",
+	judge:      judgeEarlyDrop,
 }
 
 func judgeEarlyDrop(f facts) *verdict {

@@ -25,18 +25,23 @@ const (
 )
 
 var conntrackHashTooSmall = Cause{
-	Code:       "conntrack-hash-too-small",
-	Title:      "The hash of the connection tracking table has too few buckets",
+	Code:     "conntrack-hash-too-small",
+	Title:    "The conntrack hash has too few buckets",
+	Headline: "conntrack lookups are slow, chaintoolong rises: nf_conntrack_buckets is too small",
+	Search: []string{
+		"conntrack -S: chaintoolong",
+		"net.netfilter.nf_conntrack_buckets",
+		"nf_conntrack hashsize",
+		"perf: __nf_conntrack_find_get",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats},
-	Symptom:    "Packets cost more the more connections there are; processors are busy in __nf_conntrack_find_get; at worst new flows are dropped in a table with room.",
-	Proof: fmt.Sprintf("Twice the entries of all namespaces by the number of buckets is the mean chain. From %.0f it is a warning; "+
-		"refused entries (chaintoolong) are critical where chance alone makes chains that long; a limit at which the mean chain would be over %.0f is advice.", longChain, longChainAtLimit),
-	Lookalike: "A full table with as many buckets as entries has chains of 2, one with a quarter as many buckets chains of 8: " +
-		"both are sizes that kernels choose themselves. Without slab information only this namespace's entries are counted.",
-	Cure:  "More buckets, at 8 bytes each. The kernel moves the entries to the new hash while it runs.",
-	Host:  true,
-	judge: judgeHash,
+	Symptom:    "Each packet costs more as connections increase. CPUs are busy in __nf_conntrack_find_get. At worst, new flows are dropped in a table with room.",
+	Proof:      fmt.Sprintf("The mean chain is twice the entries of all namespaces divided by the number of buckets. From %.0f it is a warning. Refused entries (chaintoolong) are critical if chance alone makes chains that long. A limit that allows a mean chain above %.0f is advice.", longChain, longChainAtLimit),
+	Lookalike:  "A full table with as many buckets as entries has chains of 2, one with a quarter as many buckets chains of 8: kernels choose both sizes themselves. Without slab information natkit counts only the entries of this namespace.",
+	Cure:       "Use more buckets, at 8 bytes each. The kernel moves the entries to the new hash while it runs.",
+	Host:       true,
+	judge:      judgeHash,
 }
 
 func judgeHash(f facts) *verdict {

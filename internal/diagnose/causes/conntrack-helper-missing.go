@@ -15,18 +15,25 @@ import (
 var dataFew = many(2, "refused or unanswered data connections")
 
 var helperMissing = Cause{
-	Code:       "conntrack-helper-missing",
-	Title:      "Data connections of FTP, SIP and the like are refused: their control connection has no helper",
+	Code:     "conntrack-helper-missing",
+	Title:    "Data connections of FTP, SIP and similar protocols are refused: their control connection has no helper",
+	Headline: "FTP hangs at LIST, SIP has no audio behind NAT: no conntrack helper",
+	Search: []string{
+		"425 Can't open data connection",
+		"227 Entering Passive Mode",
+		"nf_conntrack: default automatic helper assignment has been turned off for security reasons",
+		"nf_conntrack_ftp",
+		"nf_conntrack_helper",
+	},
 	Severities: []Severity{Warning},
 	Thresholds: []Threshold{dataFew},
 	Explains:   []string{"rule-drop", "forward-policy-drop", "backend-silent", "answers-lost"},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "FTP logs in and hangs at the first listing; SIP calls connect without sound; TFTP gets no file; PPTP stops after authentication.",
-	Proof: fmt.Sprintf("An answered flow is at the port of such a protocol and has no helper of connection tracking, and at least %.0f packets were dropped (by a rule, or because nobody here listens) that open another one between the same two hosts: "+
-		"FTP from the server's port 20, or to a high port of the server, TFTP from another port of the server, RTP and GRE.", dataFew.Enter),
-	Lookalike: "FTP in passive mode from behind source translation, SIP with STUN or a session border controller, and TLS in the control connection (FTPS), which no helper can read: their data connections pass, or need ports that are open.",
-	Cure:      "A rule that gives the helper to these control connections, and rules that accept what is related. For FTPS a fixed range of passive ports that is let in.",
-	judge:     judgeHelperMissing,
+	Symptom:    "FTP logs in and hangs at the first listing. SIP calls connect without sound. TFTP gets no file. PPTP stops after authentication.",
+	Proof:      fmt.Sprintf("A flow with replies is at the port of such a protocol and has no conntrack helper, and at least %.0f packets were dropped (by a rule, or because nobody here listens) that open another flow between the same two hosts: FTP from the server's port 20, or to a high port of the server, TFTP from another port of the server, RTP and GRE.", dataFew.Enter),
+	Lookalike:  "Passive FTP from behind source NAT, SIP with STUN or a session border controller, and control connections in TLS (FTPS), which no helper can read: their data connections pass, or need open ports.",
+	Cure:       "Add a rule that assigns the helper to these control connections, and rules that accept related connections. For FTPS, open a fixed range of passive ports.",
+	judge:      judgeHelperMissing,
 }
 
 func judgeHelperMissing(f facts) *verdict {

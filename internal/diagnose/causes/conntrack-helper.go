@@ -17,16 +17,23 @@ import (
 const helperDropsMany = 10
 
 var conntrackHelper = Cause{
-	Code:       "conntrack-helper",
-	Title:      "Connection tracking helpers read and rewrite what connections carry",
+	Code:     "conntrack-helper",
+	Title:    "Conntrack helpers read and rewrite the content of connections",
+	Headline: "nf_ct_sip: dropping packet: conntrack helpers break SIP or FTP",
+	Search: []string{
+		"nf_ct_sip: dropping packet",
+		"nf_ct_ftp: dropping packet",
+		"SIP ALG",
+		"nf_conntrack_sip",
+		"net.netfilter.nf_conntrack_helper",
+	},
 	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanConntrackStats, snapshot.CanKernelLog},
-	Symptom:    "SIP calls without sound, FTP that breaks on its data connection, ports opened that nobody asked for; processors busy in nf_nat_sip or nf_nat_ftp.",
-	Proof: fmt.Sprintf("The kernel logged in the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines on a warning, fewer are advice. Connections that have a helper, or nf_conntrack_helper=1, by which every connection to a helper's port gets one, are advice. "+
-		"That setting is gone from new kernels (it is not there on 6.18), which give helpers by rules alone.", helperDropsMany),
-	Lookalike: "Active FTP, PPTP or TFTP through NAT needs its helper. Helpers that are in the kernel and given to nobody cost nothing.",
-	Cure:      "Helpers only by a rule for the servers that need one; for SIP mostly none, the ends have their own means.",
-	judge:     judgeHelper,
+	Symptom:    "SIP calls without sound, FTP that breaks on its data connection, ports opened that nobody asked for. CPUs are busy in nf_nat_sip or nf_nat_ftp.",
+	Proof:      fmt.Sprintf("The kernel logged during the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines a warning, fewer are advice. Connections with a helper, or nf_conntrack_helper=1, which gives every connection to a helper's port one, are advice. New kernels have no such setting (6.18 does not); they assign helpers by rules only.", helperDropsMany),
+	Lookalike:  "Active FTP, PPTP or TFTP through NAT needs its helper. Helpers that are loaded but not assigned cost nothing.",
+	Cure:       "Assign helpers only by a rule for the servers that need one. SIP mostly needs none: its endpoints have their own methods.",
+	judge:      judgeHelper,
 }
 
 func judgeHelper(f facts) *verdict {

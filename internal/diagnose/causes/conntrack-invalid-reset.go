@@ -22,19 +22,22 @@ const (
 )
 
 var conntrackInvalidReset = Cause{
-	Code:       "conntrack-invalid-reset",
-	Title:      "Connections through NAT are reset for segments that conntrack takes for invalid",
+	Code:     "conntrack-invalid-reset",
+	Title:    "Connections through NAT are reset because of segments that conntrack marks invalid",
+	Headline: "Connection reset by peer at random through NAT: conntrack marks segments INVALID",
+	Search: []string{
+		"Connection reset by peer",
+		"conntrack -S: invalid",
+		"nf_conntrack_tcp_be_liberal",
+		"ctstate INVALID",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
-	Symptom:    "Long transfers break with \"connection reset by peer\", at random, on fast or lossy paths; short ones are fine.",
-	Proof: fmt.Sprintf("Segments were invalid to connection tracking (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts), at least %d of both, "+
-		"and %s of the connections that end in that time; from %s on it is critical. The tracer saw segments with ACK alone that reached this machine and found no socket; where it saw only others, "+
-		"such as those of a scan, it is not this. "+
-		"Where destinations are translated and no reset is sent from here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
-	Lookalike: "Late FINs of connections that are over, and scans with odd flags, which are invalid and answered by a reset as well. With nf_conntrack_tcp_be_liberal=1 windows are not looked at.",
-	Cure: "Being liberal: segments out of their window stay in their connection, and its ends decide. Or dropping what is invalid before it reaches this machine's own stack; then the segment is lost and sent again. " +
-		"One report has a table filled up under be_liberal, by connections that a reset no longer ended: watch the table.",
-	judge: judgeInvalidReset,
+	Symptom:    `Long transfers break with "Connection reset by peer", at random, on fast or lossy paths. Short ones work.`,
+	Proof:      fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
+	Lookalike:  "Late FINs of closed connections, and scans with odd flags, which are also invalid and cause a reset. With nf_conntrack_tcp_be_liberal=1 windows are not checked.",
+	Cure:       "Set nf_conntrack_tcp_be_liberal=1: segments outside their window stay in their connection, and its endpoints decide. Or drop invalid packets before they reach this machine's stack; the segment is then lost and retransmitted. One report describes a table that filled up with be_liberal, because resets no longer ended connections: watch the table.",
+	judge:      judgeInvalidReset,
 }
 
 func judgeInvalidReset(f facts) *verdict {

@@ -14,17 +14,22 @@ import (
 const pressedShare = 0.75
 
 var conntrackLimitInContainer = Cause{
-	Code:       "conntrack-limit-in-container",
-	Title:      "The table's limit is set in a container, where it has no effect",
+	Code:     "conntrack-limit-in-container",
+	Title:    "The table's limit is set in a container, where it has no effect",
+	Headline: "nf_conntrack_max in a container has no effect: Read-only file system, permission denied",
+	Search: []string{
+		`sysctl: setting key "net.netfilter.nf_conntrack_max": Read-only file system`,
+		`sysctl: permission denied on key "net.netfilter.nf_conntrack_max"`,
+		"net.netfilter.nf_conntrack_max in docker",
+	},
 	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanOwners},
-	Symptom:    "The limit was raised in the container's or pod's settings, and the table is full at the old one all the same.",
-	Proof: fmt.Sprintf("This is not the initial network namespace, and a file here sets nf_conntrack_max or nf_conntrack_buckets to more than is in force. A warning from %s of the limit on, advice below. "+
-		"In every other namespace these files are read-only, for root as well (on Linux 6.18), and the limit is one for the host, though each namespace counts for itself.", percent(pressedShare)),
-	Lookalike: "The same in the initial namespace: there the setting is only not applied yet. Time-outs, which a container may set for itself.",
-	Cure:      "Setting it on the host.",
-	NoLab:     "a lab's namespaces have the host's files; it takes a container with files of its own",
-	judge:     judgeLimitInContainer,
+	Symptom:    "The limit was raised in the container's or pod's settings, and the table is still full at the old limit.",
+	Proof:      fmt.Sprintf("This is not the initial network namespace, and a file here sets nf_conntrack_max or nf_conntrack_buckets above the value in force. A warning from %s of the limit, advice below. In all other namespaces these files are read-only, even for root (on Linux 6.18). The host has one limit, though each namespace counts for itself.", percent(pressedShare)),
+	Lookalike:  "The same in the initial namespace: there the setting is only not applied yet. Timeouts, which a container may set for itself.",
+	Cure:       "Set it on the host.",
+	NoLab:      "a lab's namespaces have the host's files; it takes a container with files of its own",
+	judge:      judgeLimitInContainer,
 }
 
 func judgeLimitInContainer(f facts) *verdict {

@@ -14,17 +14,22 @@ import (
 const littleMemory = 0.01
 
 var conntrackNoMemory = Cause{
-	Code:       "conntrack-no-memory",
-	Title:      "New connections are dropped because the kernel finds no memory for their entries",
+	Code:     "conntrack-no-memory",
+	Title:    "The kernel finds no memory for new conntrack entries",
+	Headline: "New connections dropped, conntrack table not full: page allocation failure",
+	Search: []string{
+		"page allocation failure",
+		"SLUB: Unable to allocate memory on node",
+		"conntrack -S: drop",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanKernelLog},
-	Symptom:    "New connections are dropped now and then, under load, in a table that is far from full.",
-	Proof: fmt.Sprintf("Packets were refused (drop without insert_failed) while the table has room, and the kernel logged in the window that it got no memory: critical. With less than %s of the memory available, "+
-		"without such a line, it is a warning.", percent(littleMemory)),
-	Lookalike: "Packets that the kernel counts as drop for other reasons, in a machine with memory to spare. A limit of a container's memory does not matter: entries are not counted against it (the cache is made without SLAB_ACCOUNT).",
-	Cure:      "Memory that the kernel can take at once in an interrupt: a larger reserve (vm.min_free_kbytes), fewer other users, or more of it.",
-	NoLab:     "allocations of the kernel can't be made to fail on purpose without fault injection (CONFIG_FAILSLAB), and entries are not counted against a memory cgroup",
-	judge:     judgeNoMemory,
+	Symptom:    "New connections are sometimes dropped under load, in a table that is far from full.",
+	Proof:      fmt.Sprintf("Packets were refused (drop without insert_failed) while the table has room, and the kernel logged a failed allocation during the window: critical. Without such a line, but with less than %s of the memory available, it is a warning.", percent(littleMemory)),
+	Lookalike:  "Packets that the kernel counts as drop for other reasons, on a machine with memory to spare. The memory limit of a container does not matter: entries are not charged to it (the cache is made without SLAB_ACCOUNT).",
+	Cure:       "Provide memory that the kernel can take at once in an interrupt: a larger reserve (vm.min_free_kbytes), fewer other users, or more memory.",
+	NoLab:      "kernel allocations cannot be made to fail on purpose without fault injection (CONFIG_FAILSLAB), and entries are not charged to a memory cgroup",
+	judge:      judgeNoMemory,
 }
 
 func judgeNoMemory(f facts) *verdict {

@@ -17,21 +17,23 @@ import (
 const fullShare = 0.98
 
 var conntrackTableFull = Cause{
-	Code:       "conntrack-table-full",
-	Title:      "The connection tracking table is full",
+	Code:     "conntrack-table-full",
+	Title:    "The connection tracking table is full",
+	Headline: "New connections time out: nf_conntrack: table full, dropping packet",
+	Search: []string{
+		"nf_conntrack: table full, dropping packet",
+		"nf_conntrack: nf_conntrack: table full, dropping packet",
+		"conntrack -S: drop",
+		"Connection timed out",
+	},
 	Severities: []Severity{Warning, Critical},
 	Explains:   []string{"unreplied-flood", "time-wait-heavy", "close-wait-heavy", "established-timeout-long", "conntrack-early-drop"},
 	Needs: []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanKernelLog,
 		snapshot.CanConntrackDump},
-	Symptom: "New connections time out or take seconds, those that exist go on; the kernel log says \"nf_conntrack: table full, dropping packet\".",
-	Proof: fmt.Sprintf("The number of entries is within %s of nf_conntrack_max, and new flows were refused in the window: "+
-		"the column drop of /proc/net/stat/nf_conntrack rose without insert_failed, packets without an entry were dropped at nf_hook_slow, "+
-		"or the kernel logged it; any one of them is enough. Full without a refusal is a warning. Where the table can't be read, "+
-		"two of the others are critical and one is a warning.", percent(1-fullShare)),
-	Lookalike: "Old lines in the kernel log, lines about other namespaces, and refused packets in a table with room " +
-		"(the kernel counts out-of-memory and invalid packets there too) are not this. A limit of 0 is no limit.",
-	Cure: fmt.Sprintf("A limit for the entries there are and those refused, with a hash in proportion, bounded by %s of the memory "+
-		"at the kernel's true size of an entry; a shorter time-out where connections that are over hold most of it; and the name of who fills it.",
+	Symptom:   `New connections time out or take seconds. Existing connections continue. The kernel logs "nf_conntrack: table full, dropping packet".`,
+	Proof:     fmt.Sprintf("The number of entries is within %s of nf_conntrack_max and new flows were refused during the window. One of three facts is enough: the column drop of /proc/net/stat/nf_conntrack rose without insert_failed, packets without an entry were dropped at nf_hook_slow, or the kernel logged it. A full table without a refusal is a warning. If natkit cannot read the table, two of these facts are critical and one is a warning.", percent(1-fullShare)),
+	Lookalike: "Old lines in the kernel log, lines about other namespaces, and refused packets in a table with room: the kernel also counts out-of-memory and invalid packets in that column. A limit of 0 means no limit.",
+	Cure: fmt.Sprintf("Raise nf_conntrack_max to cover current and refused entries, and scale the hash with it. natkit uses the kernel's true entry size and at most %s of memory. If closed connections hold most of the table, it shortens their timeout. It names the host that fills the table.",
 		percent(tableMemoryShare)),
 	judge: judgeTableFull,
 }

@@ -24,16 +24,22 @@ const (
 )
 
 var conntrackTableNearlyFull = Cause{
-	Code:       "conntrack-table-nearly-full",
-	Title:      "The connection tracking table is nearly full",
+	Code:     "conntrack-table-nearly-full",
+	Title:    "The connection tracking table is nearly full",
+	Headline: "nf_conntrack_count is close to nf_conntrack_max",
+	Search: []string{
+		"net.netfilter.nf_conntrack_count",
+		"net.netfilter.nf_conntrack_max",
+		"nf_conntrack: table full, dropping packet",
+	},
 	Severities: []Severity{Warning},
 	Thresholds: []Threshold{level(nearlyFullShare, "of the table in use")},
 	Explains:   []string{"time-wait-heavy", "close-wait-heavy", "established-timeout-long"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump},
-	Symptom:    "Nothing yet. With the next burst new connections will time out while those that exist go on.",
-	Proof: fmt.Sprintf("At least %s of nf_conntrack_max is in use; or %s, and it grows so that it is full within %v.",
+	Symptom:    "Nothing yet. The next burst makes new connections time out while existing ones continue.",
+	Proof: fmt.Sprintf("At least %s of nf_conntrack_max is in use; or %s, and it grows fast enough to be full within %v.",
 		percent(nearlyFullShare), percent(fillingShare), fillSoon),
-	Lookalike: "A busy table with room is healthy however many entries it has, and so is one that fills slowly. When packets are being refused already, it is conntrack-table-full.",
+	Lookalike: "A busy table with room, however many entries it has, and a table that fills slowly. If packets are already refused, it is conntrack-table-full.",
 	Cure:      "The same as for conntrack-table-full, before it hurts.",
 	judge:     judgeTableNearlyFull,
 }

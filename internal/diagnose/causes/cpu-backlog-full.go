@@ -18,19 +18,24 @@ const (
 )
 
 var cpuBacklogFull = Cause{
-	Code:       "cpu-backlog-full",
-	Title:      "A processor's queue of received packets overflows",
+	Code:     "cpu-backlog-full",
+	Title:    "A CPU's backlog of received packets overflows",
+	Headline: "softnet_stat dropped: the CPU backlog (netdev_max_backlog) is full",
+	Search: []string{
+		"/proc/net/softnet_stat second column",
+		"net.core.netdev_max_backlog",
+		"reason: CPU_BACKLOG",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(backlogFew, "packets that the processor had no room for"), portion(backlogShare, "of those it took")},
 	Needs:      []string{snapshot.CanCPUs, snapshot.CanDrops, snapshot.CanSysctls},
-	Symptom:    "Bursts lose packets, most of all on virtual interfaces (containers, tunnels) and with RPS; nothing else shows a drop.",
-	Proof: fmt.Sprintf("Packets found a processor's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of what it took: a warning, from %s critical. "+
-		"In another namespace than the initial one only drops of its own packets count, as the tracer saw them. Cards that poll (NAPI) pass this queue by; veth, tunnels and RPS use it.", "0.1 %", percent(backlogMost)),
-	Lookalike: "A few drops in a burst beside millions of packets. Total numbers since boot, however large.",
-	Cure:      "A longer queue, net.core.netdev_max_backlog, lets bursts by. If a processor has no time left it only makes packets wait: then other processors must help (softirq-one-cpu).",
-	Host:      true,
-	NoLab:     "the queue is each processor's, for all namespaces, and its length the host's: a lab would lose everybody's packets. It was made, and found from the host and from the namespace that lost packets, in a virtual machine (Linux 6.12)",
-	judge:     judgeBacklog,
+	Symptom:    "Bursts lose packets, mostly on virtual interfaces (containers, tunnels) and with RPS. Nothing else shows a drop.",
+	Proof:      fmt.Sprintf("Packets found a CPU's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of what it took: a warning, from %s critical. In a namespace other than the initial one only drops of its own packets count, as the tracer saw them. Cards with NAPI do not use this queue; veth, tunnels and RPS do.", "0.1 %", percent(backlogMost)),
+	Lookalike:  "A few drops in a burst beside millions of packets. Totals since boot, however large.",
+	Cure:       "A longer queue, net.core.netdev_max_backlog, absorbs bursts. If a CPU has no time left, a longer queue only delays packets: other CPUs must help (softirq-one-cpu).",
+	Host:       true,
+	NoLab:      "each CPU has one queue for all namespaces, and the host sets its length: a lab would lose everybody's packets. It was reproduced, and found from the host and from the namespace that lost packets, in a virtual machine (Linux 6.12)",
+	judge:      judgeBacklog,
 }
 
 func judgeBacklog(f facts) *verdict {

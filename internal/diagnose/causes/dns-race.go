@@ -10,17 +10,23 @@ import (
 )
 
 var dnsRace = Cause{
-	Code:       "dns-race",
-	Title:      "DNS queries that are sent at the same time are dropped",
+	Code:     "dns-race",
+	Title:    "DNS queries sent at the same time are dropped",
+	Headline: "DNS lookups take 5 seconds in Docker or Kubernetes: conntrack race",
+	Search: []string{
+		"conntrack -S: insert_failed",
+		"DNS 5 second delay",
+		"options single-request-reopen",
+		"conntrack -S: clash_resolve",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Looking up a name takes 5 seconds now and then, above all in containers whose resolver is a translated service address.",
-	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window, and they were UDP to port 53: the tracer's samples say so; without samples, port 53 must hold most of the table's UDP flows while nothing translates sources, which could be the reason as well. "+
-		"From %.0f a second on it is critical.", manyFailures, raceMany),
-	Lookalike: "Clashes that the kernel resolves (clash_resolve): nothing is lost. Linux 6.18 resolved all of 11 000 that were made on purpose, with and without translation to two backends.",
-	Cure:      "A newer kernel; a resolver on the node that needs no translation; queries one after the other (single-request-reopen) or by TCP (use-vc).",
-	NoLab:     "Linux 6.18 resolves such clashes without loss; the counters of a kernel that loses them are tested",
-	judge:     judgeDNSRace,
+	Symptom:    "A name lookup sometimes takes 5 seconds, mostly in containers whose resolver is a translated service address.",
+	Proof:      fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted during the window, and they were UDP to port 53: the tracer's samples show it. Without samples, port 53 must hold most of the table's UDP flows while nothing translates sources, which could also be the reason. From %.0f a second it is critical.", manyFailures, raceMany),
+	Lookalike:  "Clashes that the kernel resolves (clash_resolve): nothing is lost. Linux 6.18 resolved all of 11 000 made on purpose, with and without translation to two backends.",
+	Cure:       "Use a newer kernel, a resolver on the node that needs no translation, sequential queries (single-request-reopen), or TCP (use-vc).",
+	NoLab:      "Linux 6.18 resolves such clashes without loss; the counters of a kernel that loses them are tested",
+	judge:      judgeDNSRace,
 }
 
 func judgeDNSRace(f facts) *verdict {

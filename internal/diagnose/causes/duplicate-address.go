@@ -16,18 +16,24 @@ import (
 const routerClaims = 2
 
 var duplicateAddress = Cause{
-	Code:       "duplicate-address",
-	Title:      "Another machine answers ARP for an address of this machine, or two answer for its router's",
+	Code:     "duplicate-address",
+	Title:    "Two machines reply to ARP for one address",
+	Headline: "Clients lose their gateway at random: duplicate IP address on the network",
+	Search: []string{
+		"arping -D: Received 1 response",
+		"duplicate use of 192.0.2.1 detected",
+		"duplicate address detected",
+		"IPv4 duplicate address",
+	},
 	Severities: []Severity{Warning, Critical},
 	Thresholds: []Threshold{{What: "ARP packets of each of two machines for a router", Enter: routerClaims, Leave: routerClaims}},
 	Explains:   []string{"next-hop-silent", "clients-unreached", "answers-lost", "wrong-destination-mac"},
 	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces},
-	Symptom:    "Clients lose their gateway for minutes and have it again, each at other times; open connections hang. Who answers ARP last wins.",
-	Proof: fmt.Sprintf("A hardware address that no interface here has answered an ARP probe for an address of this machine (doctor sends one for each, as RFC 5227 has it for address conflict detection), or was the sender of other ARP with that address: critical. "+
-		"Two hardware addresses, at least %d times each, were the sender of ARP with the address of a router that routes here lead by: a warning.", routerClaims),
-	Lookalike: "A virtual address that moves to another machine and is announced there; addresses that a cluster shares by a multicast hardware address; interfaces of this machine on one network, which answer for each other.",
-	Cure:      "The other machine: its address changed, or the rule or proxy that answers for it removed. The finding names its hardware address; the switch knows its port.",
-	judge:     judgeDuplicate,
+	Symptom:    "Clients lose their gateway for minutes and get it back, each at different times. Open connections hang. The machine that replies to ARP last wins.",
+	Proof:      fmt.Sprintf("A hardware address that no interface here has replied to an ARP probe for an address of this machine, or sent other ARP packets with that address: critical. The doctor sends one probe for each address (RFC 5227). Two hardware addresses that each sent at least %d ARP packets with the address of a router in use here: a warning.", routerClaims),
+	Lookalike:  "A virtual address that moves to another machine and is announced there; cluster addresses with a multicast hardware address; interfaces of this machine on one network, which reply for each other.",
+	Cure:       "Change the address of the other machine, or remove the rule or proxy that replies for it. The finding names its hardware address; the switch knows its port.",
+	judge:      judgeDuplicate,
 }
 
 func judgeDuplicate(f facts) *verdict {

@@ -10,17 +10,21 @@ import (
 )
 
 var engineDrift = Cause{
-	Code:       "engine-drift",
-	Title:      "The machine is no longer what natkit's engine was told of it",
+	Code:     "engine-drift",
+	Title:    "The machine no longer matches what the eBPF engine was configured for",
+	Headline: "Traffic stops after an interface or address changed under natkit up",
+	Search: []string{
+		"natkit up: no translation after interface was recreated",
+		"natkit up: external address changed",
+	},
 	Severities: []Severity{Warning, Critical},
 	Explains:   []string{"answers-lost", "clients-unreached", "backend-silent", "martian-drop"},
 	Needs:      []string{snapshot.CanEngine},
-	Symptom:    "After an interface was made again, or got another address, nothing of it is translated any more, or with an address that is nobody's.",
-	Proof: "What the engine knows of interfaces, addresses, programs, settings and its nftables table is compared with what is there. It is critical when an interface carries no program, the table is gone, or " +
-		"the address that it masquerades behind is another; a warning otherwise.",
-	Lookalike: "A change that natkit serve follows by itself, within seconds.",
-	Cure:      "Applying the rule file again; or natkit serve, which does that whenever something changes.",
-	judge:     judgeEngineDrift,
+	Symptom:    "After an interface was recreated or got another address, its traffic is no longer translated, or is translated to an address that nobody has.",
+	Proof:      "natkit compares what the engine knows of interfaces, addresses, programs, settings and its nftables table with the machine. It is critical if an interface carries no program, the table is gone, or the masquerade address is another; otherwise a warning.",
+	Lookalike:  "A change that `natkit serve` follows by itself, within seconds.",
+	Cure:       "Apply the rule file again, or run `natkit serve`, which applies it after every change.",
+	judge:      judgeEngineDrift,
 }
 
 func judgeEngineDrift(f facts) *verdict {

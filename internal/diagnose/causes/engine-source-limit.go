@@ -9,14 +9,19 @@ import (
 )
 
 var engineSourceLimit = Cause{
-	Code:       "engine-source-limit",
-	Title:      "An inside host has as many sessions as natkit's rule file allows it",
+	Code:     "engine-source-limit",
+	Title:    "An internal host has reached its session limit",
+	Headline: "New connections of one host fail: sessions_per_source reached",
+	Search: []string{
+		"limits.sessions_per_source",
+		"too many sessions per subscriber",
+	},
 	Severities: []Severity{Warning},
 	Needs:      []string{snapshot.CanEngine},
-	Symptom:    "New connections of one host fail at times, while others have no trouble and the host's open connections go on.",
-	Proof:      "natkit's engine dropped packets in the window that would have opened a session beyond limits.sessions_per_source.",
-	Lookalike:  "A host close to its limit, of which nothing was refused: a limit is there to be used. Refusals by a full table or for want of ports are conntrack-table-full and snat-ports-exhausted.",
-	Cure:       "A higher limit, if the host is right to need it; else the program on it that opens so many.",
+	Symptom:    "New connections of one host fail at times. Other hosts have no trouble and its open connections continue.",
+	Proof:      "The eBPF engine dropped packets during the window that would have opened a session beyond limits.sessions_per_source.",
+	Lookalike:  "A host close to its limit that was refused nothing: a limit is there to be used. Refusals because of a full table or missing ports are conntrack-table-full and snat-ports-exhausted.",
+	Cure:       "Raise the limit if the host needs it. Otherwise find the program on it that opens so many sessions.",
 	judge:      judgeEngineSourceLimit,
 }
 

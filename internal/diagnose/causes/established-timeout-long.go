@@ -20,16 +20,21 @@ const (
 )
 
 var establishedTimeoutLong = Cause{
-	Code:       "established-timeout-long",
-	Title:      "Connections whose ends have vanished stay in the table for days",
+	Code:     "established-timeout-long",
+	Title:    "Connections whose endpoints have vanished stay in the table for days",
+	Headline: "conntrack table fills with old ESTABLISHED entries: the timeout is 5 days",
+	Search: []string{
+		"net.netfilter.nf_conntrack_tcp_timeout_established = 432000",
+		"nf_conntrack_tcp_timeout_established 432000",
+		"conntrack: ESTABLISHED",
+	},
 	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:    "The table fills slowly over days, with established connections of machines that were switched off, moved or lost their address.",
-	Proof: fmt.Sprintf("The time-out of established connections is longer than a day (the kernel's default is five), and connections without a packet for %d hours, "+
-		"as their remaining time shows, hold at least %s of nf_conntrack_max; from %s on it is advice. Keepalive with the usual settings would have shown within %s that their ends are alive.",
+	Proof: fmt.Sprintf("The timeout of established connections is longer than a day (the kernel's default is five), and connections without a packet for %d hours, as their remaining time shows, hold at least %s of nf_conntrack_max; from %s it is advice. Keepalive with the usual settings would have refreshed them within %s.",
 		snapshot.IdleSeconds/3600, percent(deadRoom), percent(deadWaste), "2 h 11 min"),
-	Lookalike: "Idle connections in a table with room, and a time-out that was raised while they stood there: they seem as idle as it was raised by, until their next packet.",
-	Cure:      "A time-out of a day, or longer where this machine's keepalive needs it; connections that are there keep theirs until their next packet.",
+	Lookalike: "Idle connections in a table with room, and a timeout that was raised while they existed: until their next packet they seem idle for the difference.",
+	Cure:      "Set a timeout of a day, or longer if this machine's keepalive needs it. Existing connections keep theirs until their next packet.",
 	judge:     judgeEstablishedLong,
 }
 

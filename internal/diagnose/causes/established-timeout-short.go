@@ -23,18 +23,24 @@ const (
 )
 
 var establishedTimeoutShort = Cause{
-	Code:       "established-timeout-short",
-	Title:      "Open connections are forgotten while they are idle",
+	Code:     "established-timeout-short",
+	Title:    "Open connections expire while they are idle",
+	Headline: "Idle connections hang or are reset: nf_conntrack_tcp_timeout_established is too short",
+	Search: []string{
+		"Connection reset by peer",
+		"Broken pipe",
+		"client_loop: send disconnect: Broken pipe",
+		"net.netfilter.nf_conntrack_tcp_timeout_established",
+		"net.netfilter.nf_conntrack_udp_timeout",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"conntrack-invalid-reset", "rule-drop", "forward-policy-drop"},
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanConntrackDump, snapshot.CanLeaving},
-	Symptom:    "Connections that were idle for a while hang or are reset with the next packet: database pools, SSH sessions, long polls. Of UDP: answers that take a while are lost, calls and tunnels go silent.",
-	Proof: fmt.Sprintf("The time-out of established connections is below %d s (RFC 5382 asks for 2 h 4 min), sources are translated, and segments in the middle of a connection reached this machine's own stack and were reset: "+
-		"from %d in the window a warning, from %d and %s of the connections that end critical; or rules dropped such segments of clients, as many. The short time-out alone is advice. "+
-		"Or one of UDP's is below the kernel's %d s (unanswered) and %d s (answered), and datagrams from where flows here go to came in and found no entry, so that no socket here wanted them or a rule dropped them: from %d a warning, from %d critical.",
+	Symptom:    "Connections that were idle for a while hang or are reset by the next packet: database pools, SSH sessions, long polls. With UDP, late replies are lost, and calls and tunnels go silent.",
+	Proof: fmt.Sprintf("The timeout of established connections is below %d s (RFC 5382 requires 2 h 4 min), sources are translated, and segments in the middle of a connection reached this machine's own stack and were reset: from %d during the window a warning, from %d and %s of the connections that end critical. As many such segments of clients dropped by rules count too. The short timeout alone is advice. Or a UDP timeout is below the kernel's %d s (without reply) and %d s (with replies), and datagrams from the destinations of flows here arrived and found no entry, so that no socket wanted them or a rule dropped them: from %d a warning, from %d critical.",
 		leastEstablished, fewFailures, resetFew, percent(resetOfEnded), usualUDP, usualUDPStream, fewFailures, resetFew),
-	Lookalike: "A short time-out on a machine that translates nothing, and resets of scans, whose packets are not in the middle of a connection.",
-	Cure:      "A time-out of a day, which keepalive with usual settings keeps up; or keepalive in the programs, more often than the time-out.",
+	Lookalike: "A short timeout on a machine that translates nothing, and resets caused by scans, whose packets are not in the middle of a connection.",
+	Cure:      "Set a timeout of a day, which keepalive with usual settings refreshes. Or use keepalive in the programs, at intervals shorter than the timeout.",
 	judge:     judgeEstablishedShort,
 }
 

@@ -14,15 +14,22 @@ import (
 const lostEvents = 10
 
 var eventListenerLag = Cause{
-	Code:       "event-listener-lag",
-	Title:      "A program that follows connection tracking's events does not keep up",
+	Code:     "event-listener-lag",
+	Title:    "A program that listens to conntrack events does not keep up",
+	Headline: "conntrackd or a flow exporter misses events: ENOBUFS, no buffer space available",
+	Search: []string{
+		"No buffer space available",
+		"ENOBUFS",
+		"WARNING: We have hit ENOBUFS! We are losing events.",
+		"/proc/net/netlink: Drops",
+	},
 	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanEventSockets, snapshot.CanSysctls},
-	Symptom:    "conntrackd's standby misses connections, flow exports and accounting are too low; the program logs ENOBUFS or \"no buffer space available\". Processors make events for nobody.",
-	Proof: fmt.Sprintf("A netlink socket in the groups of connection tracking lost events in the window (Drops of /proc/net/netlink): from %d on a warning, fewer are advice.",
+	Symptom:    `conntrackd's standby misses connections, and flow exports and accounting are too low. The program logs ENOBUFS or "No buffer space available". CPUs create events that nobody reads.`,
+	Proof: fmt.Sprintf("A netlink socket in conntrack's groups lost events during the window (Drops of /proc/net/netlink): from %d a warning, fewer are advice.",
 		lostEvents),
-	Lookalike: "Losses before the window, and sockets of other groups. A listener that keeps up costs a message for each connection that begins, changes and ends, and is not told.",
-	Cure:      "A larger buffer for the program's socket, fewer kinds of events, or no listener.",
+	Lookalike: "Losses before the window, and sockets of other groups. A listener that keeps up costs one message for each connection that starts, changes and ends; natkit does not report it.",
+	Cure:      "Use a larger socket buffer for the program, fewer event types, or no listener.",
 	judge:     judgeEventListener,
 }
 

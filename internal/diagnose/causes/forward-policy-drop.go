@@ -24,18 +24,23 @@ const (
 )
 
 var forwardPolicyDrop = Cause{
-	Code:       "forward-policy-drop",
-	Title:      "The FORWARD chain drops what no rule accepts",
+	Code:     "forward-policy-drop",
+	Title:    "The FORWARD chain drops what no rule accepts",
+	Headline: "VMs, containers or VPN clients have no Internet: the FORWARD policy is DROP",
+	Search: []string{
+		"Chain FORWARD (policy DROP)",
+		"-P FORWARD DROP",
+		"reason: NETFILTER_DROP",
+		"docker iptables FORWARD policy DROP",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"clients-unreached", "br-netfilter-overhead"},
 	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanCounters, snapshot.CanInterfaces},
-	Symptom:    "Virtual machines, a second network or a VPN behind this machine lose their way out, often since Docker was installed; the machine itself is fine.",
-	Proof: fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without condition, and packets met that in the window: by the chain's own counter, "+
-		"or dropped packets that natkit followed through the rules to its end. At least %s of what was to be forwarded, in all or of one interface's, is a warning, %s critical. "+
-		"With neither counter nor tracer, packets that were to be forwarded and never left are a warning; where the rules can't be read either, if they are most.", percent(forwardShare), percent(forwardMost)),
-	Lookalike: "A policy of drop is normal, and so are single packets that meet it. Strangers who try addresses behind this machine are advice, however many, and so are hosts of the network outside. What a rule with a condition drops was meant to be dropped: with or without a counter, it is not the policy's.",
-	Cure:      "A rule that accepts these networks' traffic, before the policy and after the rules that drop: with Docker in DOCKER-USER, which Docker leaves alone.",
-	judge:     judgeForwardPolicy,
+	Symptom:    "Virtual machines, a second network or a VPN behind this machine lose Internet access, often since Docker was installed. The machine itself works.",
+	Proof:      fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without a condition, and packets reached it during the window. The chain's own counter proves it, or dropped packets that natkit followed through the rules to the end of the chain. At least %s of the packets to forward, in total or of one interface, are a warning; %s is critical. With neither counter nor tracer, packets that were to be forwarded and never left are a warning. If natkit cannot read the rules either, they must be most of the packets.", percent(forwardShare), percent(forwardMost)),
+	Lookalike:  "A drop policy is normal, and so are single packets that meet it. Strangers that probe addresses behind this machine are advice, however many; so are hosts of the external network. A rule with a condition drops what it is meant to drop, with or without a counter: this is not the policy.",
+	Cure:       "Add a rule that accepts the traffic of these networks, before the policy and after the rules that drop. With Docker, put it into DOCKER-USER, which Docker leaves alone.",
+	judge:      judgeForwardPolicy,
 }
 
 func judgeForwardPolicy(f facts) *verdict {

@@ -18,18 +18,25 @@ const (
 )
 
 var fragmentsLost = Cause{
-	Code:       "fragments-lost",
-	Title:      "Fragmented packets are not put together again",
+	Code:     "fragments-lost",
+	Title:    "Fragmented packets are not reassembled",
+	Headline: "Large UDP packets are lost: fragment reassembly failed",
+	Search: []string{
+		"nstat IpReasmFails",
+		"nstat IpReasmTimeout",
+		"packet reassembles failed",
+		"Frag reassembly time exceeded",
+		"reason: FRAG_REASM_TIMEOUT",
+		"reason: FRAG_TOO_FAR",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(fragmentsFew, "packets not reassembled"), portion(fragmentsShare, "of those to be reassembled")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanSysctls},
-	Symptom:    "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video), small ones and TCP are fine.",
-	Proof: fmt.Sprintf("Connection tracking and local sockets put fragments together before they look at them. That failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. "+
-		"Failures that are no time-outs (Ip.ReasmTimeout) are fragments that found no room: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small for those that are waiting. "+
-		"Time-outs are fragments whose others never came.", percent(fragmentsShare), percent(fragmentsMost)),
-	Lookalike: "Single fragments whose rest is lost on the way, and scans made of first fragments alone, beside packets that are put together.",
-	Cure:      "More memory for waiting fragments, where they find none. Where the others never come: smaller packets (EDNS 1232 bytes, IKE fragmentation, a tunnel's MTU), since on the way fragments are often dropped as such.",
-	judge:     judgeFragments,
+	Symptom:    "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video). Small ones and TCP work.",
+	Proof:      fmt.Sprintf("Connection tracking and local sockets reassemble fragments first. This failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. Failures that are not timeouts (Ip.ReasmTimeout) are fragments that found no memory: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small. Timeouts are packets whose other fragments never arrived.", percent(fragmentsShare), percent(fragmentsMost)),
+	Lookalike:  "Single fragments whose other parts were lost on the path, and scans made of first fragments alone, beside packets that are reassembled.",
+	Cure:       "If fragments find no memory, raise the limit. If the others never arrive, send smaller packets (EDNS 1232 bytes, IKE fragmentation, a smaller tunnel MTU): many networks drop fragments.",
+	judge:      judgeFragments,
 }
 
 func judgeFragments(f facts) *verdict {

@@ -15,16 +15,22 @@ import (
 const outsideOnlyFew = 5
 
 var hairpinMissing = Cause{
-	Code:       "hairpin-missing",
-	Title:      "Clients can't reach a published service of their own network by its outside address",
+	Code:     "hairpin-missing",
+	Title:    "Clients cannot reach a published service of their own network by its external address",
+	Headline: "Cannot reach my own public IP from inside the LAN: NAT hairpinning (NAT loopback) is missing",
+	Search: []string{
+		"NAT loopback",
+		"NAT reflection",
+		"Connection timed out",
+		"conntrack: SYN_SENT [UNREPLIED]",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "From outside the service answers, from its own network the same name times out or is refused.",
-	Proof: fmt.Sprintf("At least %d TCP connections are open for a client that never saw an answer (SYN_SENT), whose destination is translated to an address on the client's own network, and whose source is not translated. "+
-		"Critical when their client tried in the last %d s. Or at least %d connections from another network here to an address of this machine were refused by it, although a rule publishes that port: a warning.", fewFailures, snapshot.RecentSeconds, outsideOnlyFew),
-	Lookalike: "A service elsewhere that does not answer, and flows whose source is translated as well. UDP is not told: much of it expects no answer. On a bridge of containers it is bridge-nf-missing.",
-	Cure:      "Translating the source of these connections too, so that the answer comes back this way; or a rule that publishes the service for this network as well.",
-	judge:     judgeHairpin,
+	Symptom:    "The service works from the Internet. From its own network the same name times out or is refused.",
+	Proof:      fmt.Sprintf("At least %d TCP connections never saw a reply (SYN_SENT), their destination is translated to an address on the client's own network, and their source is not translated. Critical if a client tried in the last %d s. Or at least %d connections from another network here to an address of this machine were refused by it, although a rule publishes that port: a warning.", fewFailures, snapshot.RecentSeconds, outsideOnlyFew),
+	Lookalike:  "A service elsewhere that does not reply, and flows whose source is also translated. natkit does not report UDP: much of it expects no reply. On a bridge of containers it is bridge-nf-missing.",
+	Cure:       "Also translate the source of these connections, so that replies return through this machine. Or add a rule that publishes the service for this network too.",
+	judge:      judgeHairpin,
 }
 
 // hairpin is connections from a network back into it, by way of a destination translation.

@@ -18,18 +18,21 @@ import (
 const strayShare = 0.10
 
 var ipForwardOff = Cause{
-	Code:       "ip-forward-off",
-	Title:      "Forwarding is off",
+	Code:     "ip-forward-off",
+	Title:    "Forwarding is off",
+	Headline: "Nothing passes the router: net.ipv4.ip_forward is 0",
+	Search: []string{
+		"net.ipv4.ip_forward = 0",
+		"nstat IpInAddrErrors",
+		"reason: IP_INADDRERRORS",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Nothing comes through the router, or nothing that comes in by one of its interfaces; the rules are right.",
-	Proof: fmt.Sprintf("Packets for other hosts were dropped in the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors) while forwarding is off for the interface "+
-		"they came in by, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. "+
-		"With several networks and %s of all packets it is likely, a warning. Source translation with forwarding off and no such packet yet is advice. "+
-		"IPv6 has one setting for all interfaces and is judged by its dropped packets alone (IP_INADDRERRORS at ip6_forward), where one was for a network of another interface.", percent(strayShare)),
-	Lookalike: "A host that does not forward has it off; now and then it gets a packet for an address that moved elsewhere. Redirecting a host's own traffic needs no forwarding.",
-	Cure:      "net.ipv4.ip_forward=1; or the one interface's forwarding, which overrides it. For IPv6 net.ipv6.conf.all.forwarding=1, where accept_ra=2 keeps what router advertisements give.",
-	judge:     judgeIPForward,
+	Symptom:    "Nothing passes the router, or nothing that arrives on one of its interfaces. The rules are right.",
+	Proof:      fmt.Sprintf("Packets for other hosts were dropped during the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors), forwarding is off for their ingress interface, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. With several networks and %s of all packets it is likely: a warning. Source NAT with forwarding off and no such packet yet is advice. IPv6 has one setting for all interfaces. It is judged only by its dropped packets (IP_INADDRERRORS at ip6_forward), one of which must be for a network of another interface.", percent(strayShare)),
+	Lookalike:  "A host that does not forward has it off, and sometimes receives a packet for an address that moved. Redirecting a host's own traffic needs no forwarding.",
+	Cure:       "Set net.ipv4.ip_forward=1, or the interface's own forwarding setting, which overrides it. For IPv6 set net.ipv6.conf.all.forwarding=1; accept_ra=2 keeps what router advertisements configure.",
+	judge:      judgeIPForward,
 }
 
 // judgeIPForward judges each family by its own settings and packets. Where both

@@ -15,17 +15,21 @@ const (
 )
 
 var ipsecPoliciesMany = Cause{
-	Code:       "ipsec-policies-many",
-	Title:      "Every packet is compared with many policies of IPsec",
+	Code:     "ipsec-policies-many",
+	Title:    "Every packet is compared with many IPsec policies",
+	Headline: "IPsec with many policies slows all packets: xfrm_lookup in perf",
+	Search: []string{
+		"perf: xfrm_lookup",
+		"perf: __xfrm_decode_session",
+		"ip xfrm policy count",
+	},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanXfrm, snapshot.CanInterfaces},
-	Symptom:    "Processors spend time in xfrm_lookup and __xfrm_decode_session for packets that no tunnel is for.",
-	Proof: fmt.Sprintf("At least %d policies for packets on their way out are about networks (those about single addresses are found by a hash), and %d packets a second come in. Policies of xfrm interfaces don't count. "+
-		"NAT looks up the policies once more for each packet whose source it changed (nf_xfrm_me_harder), but that is not what costs: on Linux 6.18, datagrams through a gateway in namespaces, three runs of 60000 each, "+
-		"took 8.1 to 9.0 us of processor time masquerading without policies and 9.3 to 10.1 with 1000 of networks, and without NAT 7.2 to 7.3 and 8.5 to 8.7. Without policies the look-up ends at once.", manyPolicies, busyPolicies),
-	Lookalike: "A gateway of a few tunnels, whatever its traffic.",
-	Cure:      "Fewer and wider policies; or tunnels with interfaces of their own (xfrm interfaces, if_id), whose policies only their packets meet.",
-	judge:     judgePolicies,
+	Symptom:    "CPUs spend time in xfrm_lookup and __xfrm_decode_session for packets that belong to no tunnel.",
+	Proof:      fmt.Sprintf("At least %d outbound policies concern networks (policies of single addresses are found by a hash), and %d packets a second arrive. Policies of xfrm interfaces do not count. NAT looks up the policies again for each packet whose source it changed (nf_xfrm_me_harder), but that is not what costs: on Linux 6.18, datagrams through a gateway in namespaces, three runs of 60000 each, took 8.1 to 9.0 us of CPU time with masquerading and no policies, and 9.3 to 10.1 with 1000 network policies; without NAT, 7.2 to 7.3 and 8.5 to 8.7. Without policies the lookup ends at once.", manyPolicies, busyPolicies),
+	Lookalike:  "A gateway with few tunnels, whatever its traffic.",
+	Cure:       "Use fewer and wider policies, or tunnels with their own interfaces (xfrm interfaces, if_id), whose policies only their packets meet.",
+	judge:      judgePolicies,
 }
 
 func judgePolicies(f facts) *verdict {

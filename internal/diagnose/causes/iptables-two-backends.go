@@ -11,15 +11,21 @@ import (
 )
 
 var iptablesTwoBackends = Cause{
-	Code:       "iptables-two-backends",
-	Title:      "Rules of iptables-legacy and of nftables are both in force",
+	Code:     "iptables-two-backends",
+	Title:    "Rules of iptables-legacy and of nftables are both in force",
+	Headline: "Warning: iptables-legacy tables present, use iptables-legacy to see them",
+	Search: []string{
+		"# Warning: iptables-legacy tables present, use iptables-legacy to see them",
+		"iptables-nft and iptables-legacy at the same time",
+		"iptables rule has no effect",
+	},
 	Severities: []Severity{Advice},
 	Explains:   []string{"needless-hooks"},
 	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "A rule seems to have no effect, or a packet is dropped although the list of rules accepts it: there are two lists, and each program shows one.",
-	Proof:      "Both back ends have rules or policies that filter or translate IPv4 on the same hook. It is advice, never more; what a chain drops that the other accepts is forward-policy-drop.",
-	Lookalike:  "Empty tables of iptables-legacy, which a program loaded by asking for them, and nftables' own tables beside iptables-nft: that is one back end.",
-	Cure:       "One of the two: iptables-legacy-save, iptables-nft-restore, then the legacy tables emptied, and the programs that write them switched over (update-alternatives).",
+	Symptom:    "A rule seems to have no effect, or a packet is dropped although the rule list accepts it. There are two rule lists, and each program shows one.",
+	Proof:      "Both back ends have rules or policies that filter or translate IPv4 on the same hook. It is always advice. What one chain drops and the other accepts is forward-policy-drop.",
+	Lookalike:  "Empty tables of iptables-legacy, which a program loaded by listing them, and nftables' own tables beside iptables-nft: that is one back end.",
+	Cure:       "Keep one of the two: convert with iptables-legacy-save and iptables-nft-restore, empty the legacy tables, and switch the programs that write them (update-alternatives).",
 	judge:      judgeTwoBackends,
 }
 

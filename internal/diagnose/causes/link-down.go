@@ -12,16 +12,23 @@ import (
 )
 
 var linkDown = Cause{
-	Code:       "link-down",
-	Title:      "An interface that has addresses is down",
+	Code:     "link-down",
+	Title:    "An interface with addresses is down",
+	Headline: "A whole network behind the router is dead: interface DOWN, NO-CARRIER",
+	Search: []string{
+		"NO-CARRIER",
+		"state DOWN",
+		"ip link: linkdown",
+		"NIC Link is Down",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"next-hop-silent", "answers-lost", "backend-silent"},
 	Needs:      []string{snapshot.CanInterfaces, snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanDrops},
-	Symptom:    "A whole network behind this machine is dead, and nothing is dropped: no packet of it comes in.",
-	Proof: fmt.Sprintf("This machine forwards, and an interface with addresses of its own is switched off, or is on and has no carrier. It is advice; a warning, where connection tracking has at least %d entries of sources in its network: they were there a moment ago. Critical, where at least %d packets in the window were to leave by it.",
+	Symptom:    "A whole network behind this machine is dead. No drop is counted, because no packet arrives.",
+	Proof: fmt.Sprintf("This machine forwards, and an interface with addresses is switched off, or is on without a carrier. It is advice. It is a warning if connection tracking has at least %d entries with sources in its network: they were there a moment ago. It is critical if at least %d packets during the window were to leave by it.",
 		downFew, downFew),
-	Lookalike: "Bridges without a carrier: their last container has ended. Interfaces without addresses, and hosts that do not forward.",
-	Cure:      "Switching the interface on; or the cable, the switch's port, the other end of a virtual pair.",
+	Lookalike: "Bridges without a carrier whose last container has ended; interfaces without addresses; hosts that do not forward.",
+	Cure:      "Set the interface up, or check the cable, the switch port, or the other end of the virtual pair.",
 	judge:     judgeLinkDown,
 }
 

@@ -19,17 +19,25 @@ const (
 )
 
 var listenOverflow = Cause{
-	Code:       "listen-overflow",
-	Title:      "A server does not accept connections as fast as they come",
+	Code:     "listen-overflow",
+	Title:    "A server does not accept connections as fast as they arrive",
+	Headline: "Connections take 1, 3 or 7 seconds: SYNs to LISTEN sockets dropped",
+	Search: []string{
+		"times the listen queue of a socket overflowed",
+		"SYNs to LISTEN sockets dropped",
+		"nstat TcpExtListenOverflows",
+		"nstat TcpExtListenDrops",
+		"net.core.somaxconn",
+		"reason: TCP_LISTEN_OVERFLOW",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(overflowFew, "connections refused for a full queue"), portion(overflowShare, "of those accepted")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanListeners, snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanProcessNames},
-	Symptom:    "Clients wait 1, 3 or 7 seconds for a connection; it looks like packet loss in NAT and is not.",
-	Proof: fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): "+
-		"from %d and %s of all connections in the window a warning, from %s critical.", overflowFew, percent(overflowShare), percent(overflowMany)),
-	Lookalike: "A single overflow in a burst, and a queue that is full at the moment but loses nothing.",
-	Cure:      "A longer queue: the program's backlog, and net.core.somaxconn which bounds it. If the queue is long and stays full, the server is too slow or stands still.",
-	judge:     judgeListen,
+	Symptom:    "Clients wait 1, 3 or 7 seconds for a connection. It looks like packet loss in NAT but is not.",
+	Proof:      fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): from %d and %s of all connections during the window a warning, from %s critical.", overflowFew, percent(overflowShare), percent(overflowMany)),
+	Lookalike:  "A single overflow in a burst, and a queue that is full at the moment but loses nothing.",
+	Cure:       "Use a longer queue: the program's backlog, and net.core.somaxconn, which limits it. If the queue is long and stays full, the server is too slow or stopped.",
+	judge:      judgeListen,
 }
 
 func judgeListen(f facts) *verdict {

@@ -21,17 +21,23 @@ const (
 )
 
 var localPortsExhausted = Cause{
-	Code:       "local-ports-exhausted",
-	Title:      "A program on this machine has no port left for another connection to one destination",
+	Code:     "local-ports-exhausted",
+	Title:    "A program on this machine has no local port left towards one destination",
+	Headline: "Cannot assign requested address: a proxy has no free local port",
+	Search: []string{
+		"Cannot assign requested address",
+		"connect() failed (99: Cannot assign requested address)",
+		"EADDRNOTAVAIL",
+		"net.ipv4.ip_local_port_range",
+	},
 	Severities: []Severity{Warning, Critical},
 	Thresholds: []Threshold{level(localPortsNear, "of the local ports in use")},
 	Needs:      []string{snapshot.CanLocalPorts, snapshot.CanSysctls, snapshot.CanListeners, snapshot.CanProcessNames},
-	Symptom:    `A proxy (docker-proxy, haproxy, nginx, envoy, a load generator) fails to reach its backend with "Cannot assign requested address", at times, under load; others reach it. No packet is lost, none is sent.`,
-	Proof: fmt.Sprintf("TCP connections of programs here from one address to one destination hold %s or more of the ports of net.ipv4.ip_local_port_range that are not reserved (a warning), from %s on critical. "+
-		"Those in TIME_WAIT count where they may not be used again (net.ipv4.tcp_tw_reuse).", percent(localPortsNear), percent(localPortsOut)),
-	Lookalike: "As many connections to several destinations, which may have the same ports; connections that programs here accept; flows that are forwarded, whose ports translation gives (snat-ports-exhausted).",
-	Cure:      "A wider range of ports, or the ports of connections that are over sooner; connections that are used again (keep-alive), more addresses of the backend or of this machine. For published ports of Docker: no userland proxy.",
-	judge:     judgeLocalPorts,
+	Symptom:    `A proxy (docker-proxy, haproxy, nginx, envoy, a load generator) sometimes fails to reach its backend with "Cannot assign requested address", under load; others reach it. No packet is lost, because none is sent.`,
+	Proof:      fmt.Sprintf("TCP connections of local programs from one address to one destination hold %s or more of the unreserved ports of net.ipv4.ip_local_port_range (a warning), from %s critical. Connections in TIME_WAIT count if their ports may not be reused (net.ipv4.tcp_tw_reuse).", percent(localPortsNear), percent(localPortsOut)),
+	Lookalike:  "As many connections to several destinations, which may share ports; connections that local programs accept; forwarded flows, whose ports NAT allocates (snat-ports-exhausted).",
+	Cure:       "Widen the port range, free the ports of closed connections sooner, reuse connections (keep-alive), or add addresses to the backend or to this machine. For published ports of Docker: disable the userland proxy.",
+	judge:      judgeLocalPorts,
 }
 
 func judgeLocalPorts(f facts) *verdict {

@@ -21,18 +21,24 @@ const (
 )
 
 var martianDrop = Cause{
-	Code:       "martian-drop",
-	Title:      "Packets are dropped for an address that no packet may have there",
+	Code:     "martian-drop",
+	Title:    "Packets are dropped because of an address that cannot be valid there",
+	Headline: "IPv4: martian source: packets dropped because of an impossible address",
+	Search: []string{
+		"IPv4: martian source",
+		"IPv4: martian destination",
+		"route_localnet",
+		"reason: IP_LOCALNET",
+		"reason: IP_LOCAL_SOURCE",
+		"reason: IP_INVALID_SOURCE",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanInterfaces},
-	Symptom:    "A port that is forwarded to 127.0.0.1 answers from the machine itself and from nowhere else; or a neighbour that should be reachable is not, and the kernel logs \"martian source\".",
-	Proof: fmt.Sprintf("Packets that a rule translated to 127.0.0.0/8 came in by an interface where route_localnet is off (IP_LOCALNET): critical from %d. Or packets came in with a source "+
-		"address that is this machine's own, or no host's (IP_LOCAL_SOURCE, IP_INVALID_SOURCE): a warning from %s of what the interface received, critical from %s. "+
-		"Only the tracer sees them: Linux 6.18 counts martians for the host as a whole and not by namespace. Kernels before 6.14 give no reason; there the addresses tell.", martianFew, "0.1 %", percent(martianMost)),
-	Lookalike: "Spoofed packets from outside, a few beside real traffic; packets to 127.0.0.0/8 that no rule translated, which somebody tries now and then.",
-	Cure: "route_localnet=1 on the interface that the packets come in by, with a rule that keeps out what was sent to 127.0.0.0/8 directly; better, a server that listens on another address. " +
-		"For one's own address as source: finding the other machine that has it, or the cable that leads packets back.",
-	judge: judgeMartian,
+	Symptom:    `A port forwarded to 127.0.0.1 works from the machine itself and from nowhere else. Or a neighbour cannot be reached, and the kernel logs "martian source".`,
+	Proof:      fmt.Sprintf("Packets that a rule translated to 127.0.0.0/8 arrived on an interface with route_localnet off (IP_LOCALNET): critical from %d. Or packets arrived with a source address that is this machine's own, or not a host address (IP_LOCAL_SOURCE, IP_INVALID_SOURCE): a warning from %s of what the interface received, critical from %s. Only the tracer sees them: Linux 6.18 counts martians for the host, not by namespace. Kernels before 6.14 report no reason; there natkit judges by the addresses.", martianFew, "0.1 %", percent(martianMost)),
+	Lookalike:  "Spoofed packets from outside, a few beside real traffic; single packets to 127.0.0.0/8 that no rule translated.",
+	Cure:       "Set route_localnet=1 on the ingress interface, with a rule that blocks packets sent to 127.0.0.0/8 directly. Better, let the server listen on another address. If the source is one of this machine's own addresses, find the other machine that has it, or the cable that loops packets back.",
+	judge:      judgeMartian,
 }
 
 func judgeMartian(f facts) *verdict {

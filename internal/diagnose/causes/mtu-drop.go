@@ -23,16 +23,23 @@ const (
 )
 
 var mtuDrop = Cause{
-	Code:       "mtu-drop",
-	Title:      "Packets are too big for the way out",
+	Code:     "mtu-drop",
+	Title:    "Packets are too big for the egress interface",
+	Headline: "Large transfers hang, ping works: path MTU black hole (Frag needed and DF set)",
+	Search: []string{
+		"Frag needed and DF set",
+		"Message too long",
+		"Packet too big",
+		"nstat IpFragFails",
+		"reason: PKT_TOO_BIG",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Small transfers work, large ones hang; connections open and then stand still. Typical behind tunnels, PPPoE and container networks.",
-	Proof: fmt.Sprintf("Packets with DF were too big for the interface they should leave by (Ip.FragFails, PKT_TOO_BIG). From %d packets and %s of all that are to be forwarded it is a "+
-		"warning, from %s critical; %.0f a second are a warning in any case. Or a rule here drops the messages (ICMP type 3 code 4, ICMPv6 type 2) by which another router says so: a warning, from %d. Where this machine's own rules drop the messages that it sends itself, the rule is named.", mtuFew, "0.1 %", percent(mtuHole), mtuPerSecond, mtuFew),
-	Lookalike: "One or two such packets at the begin of a connection: the sender is told and sends smaller ones. Forged messages about flows that connection tracking does not know, dropped as invalid.",
-	Cure:      "Letting the ICMP messages pass; clamping the segment size that TCP announces to what fits the smallest link, in both directions. Clamping does not help UDP: it needs the messages, or one MTU everywhere.",
-	judge:     judgeMTU,
+	Symptom:    "Small transfers work, large ones hang. Connections open and then stall. Typical behind tunnels, PPPoE and container networks.",
+	Proof:      fmt.Sprintf("Packets with DF were too big for their egress interface (Ip.FragFails, PKT_TOO_BIG). From %d packets and %s of all packets to forward it is a warning, from %s critical; %.0f a second are a warning in any case. Or a rule here drops the ICMP messages (type 3 code 4, ICMPv6 type 2) by which another router reports it: a warning from %d. If this machine's own rules drop the messages that it sends, natkit names the rule.", mtuFew, "0.1 %", percent(mtuHole), mtuPerSecond, mtuFew),
+	Lookalike:  "One or two such packets at the start of a connection: the sender gets the message and sends smaller packets. Forged messages about flows that connection tracking does not know, dropped as invalid.",
+	Cure:       "Let the ICMP messages pass, or clamp the TCP MSS to the smallest link, in both directions. Clamping does not help UDP: it needs the messages, or one MTU everywhere.",
+	judge:      judgeMTU,
 }
 
 func judgeMTU(f facts) *verdict {

@@ -20,18 +20,24 @@ const (
 )
 
 var napiBudget = Cause{
-	Code:       "napi-budget",
-	Title:      "Rounds of receiving end before their work is done",
+	Code:     "napi-budget",
+	Title:    "Receive rounds end before their work is done",
+	Headline: "softnet_stat time_squeeze rising: NAPI runs out of budget",
+	Search: []string{
+		"time_squeeze",
+		"/proc/net/softnet_stat third column",
+		"net.core.netdev_budget",
+		"net.core.netdev_budget_usecs",
+	},
 	Severities: []Severity{Advice, Warning},
 	Needs:      []string{snapshot.CanCPUs, snapshot.CanSysctls},
-	Symptom:    "Latency in waves under load, though processors have time left; the third column of /proc/net/softnet_stat rises.",
-	Proof: fmt.Sprintf("A processor broke off %.0f rounds a second or more with packets left, for its budget of packets or of time (third column of /proc/net/softnet_stat), and at least %s "+
-		"of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that the time ends has fewer packets, so that the share is an upper bound; below %d packets a second nothing is said.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost), squeezedPackets),
-	Lookalike: "Some such rounds a minute are normal on every machine. A processor that is busy all the time breaks off its rounds as well: there a larger budget gains nothing, and softirq-one-cpu is the cause.",
-	Cure:      "net.core.netdev_budget and netdev_budget_usecs, twice as large: packets are done at once instead of in the next round. Programs on that processor wait longer for it.",
-	Host:      true,
-	NoLab:     "the budget is the host's, and using it up takes a processor's whole time. Shown by snapshots alone",
-	judge:     judgeBudget,
+	Symptom:    "Latency rises in waves under load although CPUs have time left. The third column of /proc/net/softnet_stat rises.",
+	Proof:      fmt.Sprintf("A CPU ended %.0f rounds a second or more with packets left, because its packet or time budget was used up (third column of /proc/net/softnet_stat), and at least %s of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that ends by time has fewer packets, so the share is an upper bound. Below %d packets a second natkit reports nothing.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost), squeezedPackets),
+	Lookalike:  "A few such rounds a minute are normal on every machine. A CPU that is always busy ends its rounds early too: a larger budget does not help there, and softirq-one-cpu is the cause.",
+	Cure:       "Double net.core.netdev_budget and netdev_budget_usecs: packets are processed at once instead of in the next round. Programs on that CPU wait longer for it.",
+	Host:       true,
+	NoLab:      "the budget belongs to the host, and using it up takes a whole CPU. It is covered by saved snapshots",
+	judge:      judgeBudget,
 }
 
 func judgeBudget(f facts) *verdict {

@@ -15,16 +15,21 @@ import (
 const busyHooks = 1000
 
 var needlessHooks = Cause{
-	Code:       "needless-hooks",
-	Title:      "Packets walk through parts of netfilter that no rule needs",
+	Code:     "needless-hooks",
+	Title:    "Packets pass netfilter functions that no rule needs",
+	Headline: "Netfilter overhead: empty chains and unused connection tracking",
+	Search: []string{
+		"perf: nf_hook_slow",
+		"perf: nf_conntrack_in",
+		"iptables empty tables overhead",
+	},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanHooks, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanConntrackDump},
-	Symptom:    "Processors spend more time in a packet than its rules explain; nothing is lost.",
-	Proof: fmt.Sprintf("At least %d packets a second come in, and there are base chains without a rule, empty tables of iptables-legacy, rules of both iptables-legacy and nftables, or connection tracking where "+
-		"no rule translates. It is advice, never more. What each costs here natkit hooks --cost measures.", busyHooks),
-	Lookalike: "Chains that drop by policy, whatever their number of rules: that is what they are for. A machine with few packets. Tracking on a firewall whose rules ask for states may be meant; the finding says what to look at.",
-	Cure:      "Deleting what is empty, one back end instead of two, notrack for traffic that needs no state. Programs that keep such chains make them again.",
-	judge:     judgeNeedless,
+	Symptom:    "CPUs spend more time on a packet than its rules explain. Nothing is lost.",
+	Proof:      fmt.Sprintf("At least %d packets a second arrive, and there are base chains without a rule, empty tables of iptables-legacy, rules of both iptables-legacy and nftables, or connection tracking that no translation uses. It is always advice. `natkit hooks --cost` measures the cost of each.", busyHooks),
+	Lookalike:  "Chains that drop by policy, whatever their number of rules: that is their purpose. A machine with few packets. Tracking may be wanted on a firewall whose rules check states; the finding lists what to look at.",
+	Cure:       "Delete what is empty, use one back end instead of two, and use notrack for traffic that needs no state. Programs that manage such chains create them again.",
+	judge:      judgeNeedless,
 }
 
 func judgeNeedless(f facts) *verdict {

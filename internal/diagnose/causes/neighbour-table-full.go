@@ -15,20 +15,26 @@ import (
 const neighbourNear = 0.90
 
 var neighbourTableFull = Cause{
-	Code:       "neighbour-table-full",
-	Title:      "The table of neighbours is full",
+	Code:     "neighbour-table-full",
+	Title:    "The neighbour table is full",
+	Headline: "neighbour: arp_cache: neighbor table overflow!",
+	Search: []string{
+		"neighbour: arp_cache: neighbor table overflow!",
+		"neighbour: ndisc_cache: neighbor table overflow!",
+		"No buffer space available",
+		"net.ipv4.neigh.default.gc_thresh3",
+		"reason: NEIGH_CREATEFAIL",
+	},
 	Severities: []Severity{Warning, Critical},
 	Explains:   []string{"next-hop-silent"},
 	Needs:      []string{snapshot.CanNeighbours},
-	Symptom:    "Now this host can't be reached, now that one, in any namespace of the machine; the kernel logs \"neighbor table overflow\".",
-	Proof: fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it had to clear entries on the spot (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. "+
-		"Table, limits and counters are one for all namespaces of the host, and shown in the initial one alone (checked on Linux 6.18): many containers share 1024 entries if nobody raised it. "+
-		"Permanent entries are in the count and not in the limit, so that the count alone proves nothing.", percent(neighbourNear)),
-	Lookalike: "Many entries with nothing cleared or refused; clearing on the spot far below the limit, which gc_thresh2 asks for.",
-	Cure:      "gc_thresh1 to 3 as large as the networks on all interfaces and namespaces need, on the host.",
-	Host:      true,
-	NoLab:     "the table is one for all namespaces of the host: filling it would cut off everything else there. It was made, and found from two namespaces, in a virtual machine of its own (Linux 6.12)",
-	judge:     judgeNeighbours,
+	Symptom:    `Different hosts become unreachable in turn, in any namespace of the machine. The kernel logs "neighbor table overflow".`,
+	Proof:      fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it ran forced garbage collection (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. All namespaces of the host share one table, its limits and its counters, which only the initial namespace shows (checked on Linux 6.18): many containers share 1024 entries by default. Permanent entries are counted but not limited, so the count alone proves nothing.", percent(neighbourNear)),
+	Lookalike:  "Many entries with none removed or refused; forced garbage collection far below the limit, which gc_thresh2 starts.",
+	Cure:       "On the host, raise gc_thresh1 to 3 to what the networks on all interfaces and namespaces need.",
+	Host:       true,
+	NoLab:      "all namespaces of the host share the table: filling it would disconnect everything else there. It was reproduced, and found from two namespaces, in a virtual machine (Linux 6.12)",
+	judge:      judgeNeighbours,
 }
 
 func judgeNeighbours(f facts) *verdict {

@@ -22,17 +22,24 @@ const (
 )
 
 var nextHopSilent = Cause{
-	Code:       "next-hop-silent",
-	Title:      "The next hop does not answer to ARP or neighbour discovery",
+	Code:     "next-hop-silent",
+	Title:    "The next hop does not reply to ARP or neighbour discovery",
+	Headline: "No route to host: the gateway does not reply to ARP",
+	Search: []string{
+		"No route to host",
+		"Destination Host Unreachable",
+		"ip neigh: FAILED",
+		"ip neigh: INCOMPLETE",
+		"reason: NEIGH_FAILED",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(silentFew, "packets whose next hop did not reply")},
 	Needs:      []string{snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanCounters, snapshot.CanInterfaces},
-	Symptom:    "Everything by one way out is dead, or one published service, while links are up and rules are right; clients are told \"host unreachable\" after seconds.",
-	Proof: fmt.Sprintf("Packets were dropped because their next hop's hardware address could not be found (NEIGH_FAILED), at least %d: where it is a router, or where a rule translated the destination to it, it is a warning, from %s of what is forwarded critical. "+
-		"An end host that is silent is advice, a warning where it is all that packets were lost for and %s of what is forwarded.", silentFew, percent(silentMost), percent(silentHost)),
-	Lookalike: "Scans of a network here, whose unused addresses do not answer; a printer that is switched off.",
-	Cure:      "The router or host: up, on this wire or VLAN, with this address, not filtering ARP. Or a route or rule that leads to one that is.",
-	judge:     judgeNextHop,
+	Symptom:    `All traffic by one egress interface is lost, or one published service is dead, while links are up and rules are right. Clients report "No route to host" after some seconds.`,
+	Proof:      fmt.Sprintf("At least %d packets were dropped because the hardware address of their next hop could not be resolved (NEIGH_FAILED). If it is a router, or a rule translated the destination to it, this is a warning; from %s of the forwarded packets it is critical. A silent end host is advice. It is a warning if all lost packets were for it and they are %s of the forwarded packets.", silentFew, percent(silentMost), percent(silentHost)),
+	Lookalike:  "Scans of a local network, whose unused addresses do not reply; a printer that is switched off.",
+	Cure:       "Check the router or host: is it up, on this wire or VLAN, with this address, and does it not filter ARP? Or change the route or rule to a next hop that is up.",
+	judge:      judgeNextHop,
 }
 
 func judgeNextHop(f facts) *verdict {

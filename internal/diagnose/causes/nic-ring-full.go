@@ -19,19 +19,26 @@ const (
 )
 
 var nicRingFull = Cause{
-	Code:       "nic-ring-full",
-	Title:      "A network card loses packets before the kernel sees them",
+	Code:     "nic-ring-full",
+	Title:    "A network card loses packets before the kernel sees them",
+	Headline: "rx_missed_errors rising: the NIC drops packets before the kernel sees them",
+	Search: []string{
+		"rx_missed_errors",
+		"rx_fifo_errors",
+		"ethtool -S: rx_no_buffer_count",
+		"ethtool -S: rx_missed",
+		"ethtool -S: bw_in_allowance_exceeded",
+		"ethtool -S: conntrack_allowance_exceeded",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(ringFew, "packets that the card had no room for"), portion(ringShare, "of what the interface received")},
 	Needs:      []string{snapshot.CanInterfaces, snapshot.CanNICs, snapshot.CanCPUs},
-	Symptom:    "Loss under load or in bursts that no counter of IP, no rule and no capture shows.",
-	Proof: fmt.Sprintf("The card had no room for received packets (missed, FIFO and overrun errors of the interface, the driver's own counters such as rx_missed and rx_no_buffer), at least %s of what the "+
-		"interface received: a warning, from %s critical. They were never packets of the kernel's, so that the tracer does not see them. A cloud's own limits are told apart: *_allowance_exceeded of Amazon's driver.", "0.01 %", percent(ringMost)),
-	Lookalike: "A few lost while an interface came up; what an XDP program drops; numbers since boot.",
-	Cure: "A longer receive ring, where the card has one (ethtool -G); more processors that empty it, if the one that does has no time left. " +
-		"Limits of a cloud's network are raised by another kind of machine, and nothing on it helps.",
-	NoLab: "it needs a network card: virtual interfaces have no ring to overflow. Shown by snapshots alone",
-	judge: judgeRing,
+	Symptom:    "Packet loss under load or in bursts that no IP counter, no rule and no capture shows.",
+	Proof:      fmt.Sprintf("The card had no room for received packets (missed, FIFO and overrun errors of the interface, the driver's own counters such as rx_missed and rx_no_buffer), at least %s of what the interface received: a warning, from %s critical. The kernel never had these packets, so the tracer does not see them. Limits of a cloud are reported apart: *_allowance_exceeded of Amazon's driver.", "0.01 %", percent(ringMost)),
+	Lookalike:  "A few packets lost while an interface came up; packets that an XDP program drops; totals since boot.",
+	Cure:       "Use a longer receive ring if the card has one (ethtool -G), or more CPUs to empty it if the present one has no time left. Network limits of a cloud rise only with another instance type.",
+	NoLab:      "it needs a network card: virtual interfaces have no ring to overflow. It is covered by saved snapshots",
+	judge:      judgeRing,
 }
 
 func judgeRing(f facts) *verdict {

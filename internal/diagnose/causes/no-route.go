@@ -23,18 +23,24 @@ const (
 )
 
 var noRoute = Cause{
-	Code:       "no-route",
-	Title:      "There is no route for packets that are to be forwarded",
+	Code:     "no-route",
+	Title:    "There is no route for packets to forward",
+	Headline: "Network is unreachable: no route to forward packets",
+	Search: []string{
+		"Network is unreachable",
+		"connect: Network is unreachable",
+		"Destination Net Unreachable",
+		"nstat IpExtInNoRoutes",
+		"reason: IP_INNOROUTES",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all that was to be forwarded")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
-	Symptom:    "One network can't be reached, or nothing but the gateway itself; clients are told \"network unreachable\", or nothing at all.",
-	Proof: fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all that was to be forwarded: "+
-		"a warning, from %s critical. What a route of type blackhole, unreachable or prohibit drops is one step milder, since somebody may want it, unless it is answers, or packets for a published service: no counter of Linux 6.18 counts it, the tracer sees it at ip_error "+
-		"without a reason. natkit asks the routing tables, policy routing included, about the packets that were seen.", percent(noRouteShare), percent(noRouteMost)),
-	Lookalike: "A few packets for addresses that nobody has, such as scans and printers that moved away; multicast without a route; blackhole routes that keep unused networks from going in circles.",
-	Cure:      "The route that is missing; or deleting the one that refuses, if nobody wants it.",
-	judge:     judgeNoRoute,
+	Symptom:    `One network cannot be reached, or only the gateway itself can. Clients report "Network is unreachable", or wait.`,
+	Proof:      fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one step milder, since an administrator may want that, unless they are replies or packets for a published service. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
+	Lookalike:  "A few packets for unused addresses, such as scans and printers that moved; multicast without a route; blackhole routes that keep unused networks from looping.",
+	Cure:       "Add the missing route. If nobody wants the route that refuses, delete it.",
+	judge:      judgeNoRoute,
 }
 
 func judgeNoRoute(f facts) *verdict {

@@ -21,17 +21,25 @@ const (
 )
 
 var otherDrops = Cause{
-	Code:       "other-drops",
-	Title:      "Packets on their way through are dropped by something else",
+	Code:     "other-drops",
+	Title:    "Forwarded packets are dropped for another reason",
+	Headline: "Unexplained packet drops on a Linux router: what kfree_skb reports",
+	Search: []string{
+		"skb:kfree_skb",
+		"dropwatch",
+		"nf_queue: full at",
+		"reason: TC_INGRESS",
+		"reason: XDP",
+		"reason: NOT_SPECIFIED",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(otherFew, "packets dropped"), portion(otherShare, "of what came in by the interface")},
 	Needs:      []string{snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "Loss that no rule, route, queue or table explains: a queue to a program that has died, a traffic control filter, an XDP or BPF program, IPsec, a bridge's port.",
-	Proof: fmt.Sprintf("The tracer saw packets dropped that were not for this machine, for a reason that no other cause is about: at least %d and %s of what came in by their interface is advice, %s a warning, %s critical. "+
-		"The kernel's word for the reason and the function are told, and what is known of them.", otherFew, percent(otherShare), percent(otherSome), percent(otherMost)),
-	Lookalike: "What XDP programs drop, which are there to drop: advice at most. Packets for this machine that nobody waits for, ends of connections, frames for other hosts: what a stack sorts out all day.",
-	Cure:      "What put it there: the finding names the commands that show it.",
-	judge:     judgeOther,
+	Symptom:    "Packet loss that no rule, route, queue or table explains: a queue to a dead program, a traffic control filter, an XDP or BPF program, IPsec, a bridge port.",
+	Proof:      fmt.Sprintf("The tracer saw forwarded packets dropped for a reason that no other cause covers: at least %d and %s of what arrived on their interface is advice, %s a warning, %s critical. natkit reports the kernel's reason and function, and what is known of them.", otherFew, percent(otherShare), percent(otherSome), percent(otherMost)),
+	Lookalike:  "What XDP programs drop, since they are there to drop: advice at most. Packets for this machine that nobody waits for, ends of connections, frames for other hosts: every stack discards these all day.",
+	Cure:       "Change what drops them: the finding names the commands that show it.",
+	judge:      judgeOther,
 }
 
 // elsewhere are places and reasons of drops that belong to another part of the kernel

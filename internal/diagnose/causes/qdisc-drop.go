@@ -25,17 +25,23 @@ const (
 var activeQueues = map[string]bool{"fq_codel": true, "codel": true, "cake": true, "fq_pie": true, "pie": true, "red": true, "dualpi2": true}
 
 var qdiscDrop = Cause{
-	Code:       "qdisc-drop",
-	Title:      "The queue of an interface drops what is to be sent",
+	Code:     "qdisc-drop",
+	Title:    "The queue of an interface drops packets before sending",
+	Headline: "Slow uploads, packet loss under load: the qdisc drops (tc -s qdisc: dropped)",
+	Search: []string{
+		"tc -s qdisc: dropped",
+		"reason: QDISC_DROP",
+		"reason: QDISC_OVERLIMIT",
+		"overlimits",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(qdiscFew, "packets dropped by a queue"), portion(qdiscShare, "of what was to leave")},
 	Needs:      []string{snapshot.CanQdiscs, snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "Uploads or downloads are slow and lossy, pings through the gateway vary with the load; the gateway's processors are idle.",
-	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and its kind, the queue's own counter), at least %s of what was to leave there: a warning, from %s critical. "+
-		"Queues that drop early on purpose (fq_codel, cake) are given %s, and no more than a warning. No counter of the interface or of IP shows it: Ip.OutTransmits counts what the queue drops.",
+	Symptom:    "Uploads or downloads are slow and lossy, and ping times through the gateway vary with the load. The gateway's CPUs are idle.",
+	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and similar, the queue's own counter), at least %s of what was to leave there: a warning, from %s critical. Queues that drop early on purpose (fq_codel, cake) are allowed %s, and never get more than a warning. No counter of the interface or of IP shows it: Ip.OutTransmits counts what the queue drops.",
 		percent(qdiscShare), percent(qdiscMost), percent(activeShare)),
-	Lookalike: "A line that is used fully by TCP: the queue drops a packet now and then, and has to.",
-	Cure:      "A rate that is what the line carries, and a queue that holds a fifth of a second of it; a longer or a fair queue instead of a short plain one. If the line itself is too slow, more line.",
+	Lookalike: "A line that TCP fills: the queue drops a packet now and then, and must.",
+	Cure:      "Set a rate that the line carries, and a queue that holds a fifth of a second of it. Use a longer queue, or a fair queue instead of a short plain one. If the line itself is too slow, get a faster line.",
 	judge:     judgeQdisc,
 }
 

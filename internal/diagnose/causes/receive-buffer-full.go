@@ -18,16 +18,24 @@ const (
 )
 
 var receiveBufferFull = Cause{
-	Code:       "receive-buffer-full",
-	Title:      "A program does not read its datagrams as fast as they come",
+	Code:     "receive-buffer-full",
+	Title:    "A program does not read its datagrams as fast as they arrive",
+	Headline: "UDP packet receive errors: RcvbufErrors rising",
+	Search: []string{
+		"receive buffer errors",
+		"packet receive errors",
+		"nstat UdpRcvbufErrors",
+		"net.core.rmem_max",
+		"reason: SOCKET_RCVBUFF",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{many(bufferFew, "datagrams without room"), portion(bufferShare, "of the datagrams for programs here")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "A DNS forwarder, VPN or proxy on this machine loses requests under load, or all of them; it looks like packet loss in NAT and is not.",
-	Proof: fmt.Sprintf("UDP datagrams found the buffer of their socket full (Udp.RcvbufErrors, SOCKET_RCVBUFF): at least %d are advice, from %s of all that were for programs here a warning, from %s critical.",
+	Symptom:    "A DNS forwarder, VPN or proxy on this machine loses requests under load, or all of them. It looks like packet loss in NAT but is not.",
+	Proof: fmt.Sprintf("UDP datagrams found their socket's buffer full (Udp.RcvbufErrors, SOCKET_RCVBUFF): at least %d are advice, from %s of all datagrams for programs here a warning, from %s critical.",
 		bufferFew, percent(bufferShare), percent(bufferMany)),
-	Lookalike: "A few in a burst beside much traffic. What finds no socket at all has other causes.",
-	Cure:      "A program that reads faster, or that runs at all: it may be stopped. For bursts a longer buffer: the program's own (SO_RCVBUF), which net.core.rmem_max bounds, or net.core.rmem_default.",
+	Lookalike: "A few in a burst beside much traffic. Datagrams that find no socket have other causes.",
+	Cure:      "Let the program read faster, or start it: it may be stopped. For bursts, use a longer buffer: the program's own (SO_RCVBUF), which net.core.rmem_max limits, or net.core.rmem_default.",
 	judge:     judgeReceiveBuffer,
 }
 

@@ -23,20 +23,24 @@ const (
 var circlesFew = many(3, "packets that came by more than once")
 
 var routingLoop = Cause{
-	Code:       "routing-loop",
-	Title:      "Packets go in circles between two routers",
+	Code:     "routing-loop",
+	Title:    "Packets loop between two routers",
+	Headline: "Time to live exceeded: a routing loop between two routers",
+	Search: []string{
+		"Time to live exceeded",
+		"TTL expired in transit",
+		"nstat IpInHdrErrors",
+		"reason: IP_INHDR",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Thresholds: []Threshold{circlesFew},
 	Explains:   []string{"qdisc-drop"},
 	Needs:      []string{snapshot.CanDrops, snapshot.CanFrames, snapshot.CanRoutes, snapshot.CanCounters},
-	Symptom:    "Some addresses can't be reached, traceroute shows the same two routers by turns, and a little traffic to them fills the line between.",
-	Proof: fmt.Sprintf("Packets had no hop left (IP_INHDR at ip_forward, Ip.InHdrErrors) and the route of one of them leads out by the interface that it came in by: a loop, critical from %d packets. "+
-		"The same where packets come back by the interface that their route leads out by, with one of this machine's own addresses as source (IP_LOCAL_SOURCE): what a gateway has masqueraded ends so, with all its hops. "+
-		"The same where a packet came in again and again by one interface, with fewer hops left each time: of two routers in a loop packets expire at the one whose turn it is, which depends on the sender's first TTL, and often is the other one. "+
-		"Where routes can't be asked, %.0f packets a second without a hop and %s of what is forwarded are a warning; so are %d where they are %s of all that came to be forwarded.", ttlMany, ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
-	Lookalike: "traceroute and mtr, some probes a second; one packet now and then from far away. A rule that sets the TTL, or drops by it: that is rule-drop.",
-	Cure:      "A route, on one of the two, that leads on or ends: unused parts of a network that is routed to a gateway get a route of type unreachable there.",
-	judge:     judgeTTL,
+	Symptom:    "Some addresses cannot be reached, traceroute shows the same two routers in turn, and a little traffic to them fills the line between.",
+	Proof:      fmt.Sprintf("The TTL of packets was exceeded here (IP_INHDR at ip_forward, Ip.InHdrErrors), and the route of one of them leads out by its ingress interface: a loop, critical from %d packets. The same if packets return by the egress interface of their route with one of this machine's own addresses as source (IP_LOCAL_SOURCE): packets that a gateway has masqueraded end this way. The same if a packet arrives repeatedly on one interface with a smaller TTL each time: packets expire at either of the two routers, depending on the sender's first TTL. If routes cannot be asked, %.0f exceeded packets a second and %s of the forwarded packets are a warning; so are %d packets that are %s of all packets to forward.", ttlMany, ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
+	Lookalike:  "traceroute and mtr, with a few probes a second; a single packet from far away. A rule that sets the TTL, or drops by it: this is rule-drop.",
+	Cure:       "Add a route on one of the two routers that leads on or ends: on the gateway, give the unused part of a routed network a route of type unreachable.",
+	judge:      judgeTTL,
 }
 
 func judgeTTL(f facts) *verdict {

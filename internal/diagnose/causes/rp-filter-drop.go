@@ -20,16 +20,21 @@ const (
 )
 
 var rpFilterDrop = Cause{
-	Code:       "rp-filter-drop",
-	Title:      "Reverse-path filtering drops packets that come another way than answers go",
+	Code:     "rp-filter-drop",
+	Title:    "Reverse-path filtering drops packets that arrive by another path than their replies take",
+	Headline: "Packets arrive but are not forwarded: rp_filter drops them",
+	Search: []string{
+		"nstat TcpExtIPReversePathFilter",
+		"reason: IP_RPFILTER",
+		"net.ipv4.conf.all.rp_filter",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "Packets from some networks vanish, in one direction only; a capture shows them coming in and nothing going out.",
-	Proof: fmt.Sprintf("Packets were dropped for their source's route (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: "+
-		"critical from %d packets, a warning from %d. A smaller share of as many is advice.", percent(rpFilterShare), rpFilterMany, rpFilterFew),
-	Lookalike: "rp_filter=1 is the default of many distributions and harms nobody whose routes are symmetric. A few drops beside much traffic are the filter doing its work.",
-	Cure:      "Loose filtering (2) on that interface: the source must be reachable, by whatever way. The larger of the interface's and conf.all's value counts, so 2 on the interface is enough.",
-	judge:     judgeRPFilter,
+	Symptom:    "Packets from some networks vanish, in one direction only. A capture shows them arriving and nothing leaving.",
+	Proof:      fmt.Sprintf("Packets were dropped because of the route to their source (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: critical from %d packets, a warning from %d. A smaller share of as many packets is advice.", percent(rpFilterShare), rpFilterMany, rpFilterFew),
+	Lookalike:  "rp_filter=1 is the default of many distributions and is harmless if routes are symmetric. A few drops beside much traffic show that the filter works.",
+	Cure:       "Set loose filtering (2) on that interface: the source must be reachable by any path. The kernel uses the larger of the interface's value and conf.all, so 2 on the interface is enough.",
+	judge:      judgeRPFilter,
 }
 
 func judgeRPFilter(f facts) *verdict {

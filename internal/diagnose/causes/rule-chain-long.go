@@ -18,15 +18,21 @@ const (
 )
 
 var ruleChainLong = Cause{
-	Code:       "rule-chain-long",
-	Title:      "A chain has so many rules that going through them costs",
+	Code:     "rule-chain-long",
+	Title:    "A chain has so many rules that traversing it costs CPU time",
+	Headline: "Too many iptables rules slow down packets: nft_do_chain, ipt_do_table in perf",
+	Search: []string{
+		"perf: nft_do_chain",
+		"perf: ipt_do_table",
+		"thousands of iptables rules slow",
+	},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces},
-	Symptom:    "Nothing breaks. Packets a second sink as rules are added; processors are busy in nft_do_chain or ipt_do_table.",
-	Proof: fmt.Sprintf("A chain has at least %d rules, while at least %d packets a second come in; whether a packet gets to it is not looked at. It is advice, never more.",
+	Symptom:    "Nothing breaks. The packet rate falls as rules are added. CPUs are busy in nft_do_chain or ipt_do_table.",
+	Proof: fmt.Sprintf("A chain has at least %d rules, while at least %d packets a second arrive. natkit does not check whether a packet reaches it. It is always advice.",
 		longRuleChain, busyRules),
-	Lookalike: "Many rules in many chains of which a packet meets few (Kubernetes has one chain a service), sets and maps, which cost one look-up however large, and a quiet machine.",
-	Cure:      "One rule with a set or map in place of many; the rule that accepts known connections first; what natkit bench rules measures here.",
+	Lookalike: "Many rules in many chains of which a packet meets few (Kubernetes has one chain for each service), sets and maps, which cost one lookup however large, and a quiet machine.",
+	Cure:      "Use one rule with a set or map in place of many, and put the rule that accepts established connections first. `natkit bench rules` measures the gain here.",
 	judge:     judgeRuleChain,
 }
 

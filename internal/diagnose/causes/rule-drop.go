@@ -25,19 +25,23 @@ const (
 )
 
 var ruleDrop = Cause{
-	Code:       "rule-drop",
-	Title:      "A rule drops what clients send, or the replies to it",
+	Code:     "rule-drop",
+	Title:    "A rule drops client traffic or its replies",
+	Headline: "A firewall rule drops client traffic: which nftables or iptables rule is it?",
+	Search: []string{
+		"reason: NETFILTER_DROP",
+		"Operation not permitted",
+		"Packet filtered",
+		"Communication administratively prohibited",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"clients-unreached"}, // replies among what a rule drops may not be among its samples
 	Needs:      []string{snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanSets, snapshot.CanInterfaces, snapshot.CanCounters},
-	Symptom:    "Some clients, or one protocol, get through and others do not; connections open on one side only; over IPv6 nobody finds this machine. Often since a list of addresses, a limit or a rule was added.",
-	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what came in by that interface "+
-		"is advice, %s a warning, %s critical; %d of a published service that no connection gets through to are advice, a warning where their sources are private. Of replies to connections that rules here let begin, %s are a warning, %s critical. Neighbour discovery and ARP: from %d packets on a warning. "+
-		"Which rule it was follows from samples of the dropped packets: natkit follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle, and the quota, limit or set element that made it drop. "+
-		"Counters are not needed. Where a sample does not tell whether a condition held (limits, marks of connections, sets that could not be read), counters decide; without counters, all rules and policies that remain are named, with commands that count what reaches each one.",
+	Symptom:    "Some clients, or one protocol, get through and others do not. Connections open on one side only. Over IPv6 nobody finds this machine. It often began when a list of addresses, a limit or a rule was added.",
+	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what arrived on that interface is advice, %s a warning, %s critical. %d packets for a published service that no connection reaches are advice; if their sources are private, a warning. Replies to connections that the rules let start: %s are a warning, %s critical. Neighbour discovery and ARP: a warning from %d packets. natkit finds the rule from samples of the dropped packets: it follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle and the quota, limit or set element that made it drop. Counters are not needed. If a sample does not show whether a condition held (limits, connection marks, sets that could not be read), counters decide. Without counters, natkit names all rules and policies that remain, with commands that count what reaches each one.",
 		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, percent(ruleShare), percent(ruleMost), fewFailures),
-	Lookalike: "A firewall that drops what comes from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send. A block list at work is advice at most: the rule is about some addresses, and connections of others get replies.",
-	Cure:      "Taking the address out of the set, resetting the quota, narrowing the rule, or deleting it. Never a rule that accepts in front of it: that would switch off the rest of the list.",
+	Lookalike: "A firewall that drops traffic from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send. A block list at work is advice at most: the rule concerns some addresses, and connections of others get replies.",
+	Cure:      "Remove the address from the set, reset the quota, narrow the rule, or delete it. Never put an accept rule in front of it: that would disable the rest of the list.",
 	judge:     judgeRuleDrop,
 }
 

@@ -17,16 +17,21 @@ const raceMany = 10.0
 const raceSome = 0.5
 
 var snatPortRace = Cause{
-	Code:       "snat-port-race",
-	Title:      "Two processors choose the same outside port, and one of the flows is dropped",
+	Code:     "snat-port-race",
+	Title:    "Two CPUs choose the same external port, and one of the flows is dropped",
+	Headline: "Connections sometimes take 1 or 3 seconds: insert_failed, SNAT port race",
+	Search: []string{
+		"conntrack -S: insert_failed",
+		"iptables MASQUERADE --random-fully",
+		"SNAT race condition insert_failed",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Some connections take 1 or 3 seconds longer to open, more of them the more are opened at the same time to one destination; ports are free. Clients that use the same source port at the same moment meet it most (so it is made in the lab, on Linux 6.18 as well).",
-	Proof: fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted in the window (insert_failed, or dropped with an entry that was not confirmed), sources are translated, and the dump shows free ports towards every destination. "+
-		"From %.0f a second on it is critical.", manyFailures, raceMany),
-	Lookalike: "Single failures. Ports that are used up are snat-ports-exhausted; chains that are too long have a counter of their own; DNS queries that race for one tuple are dns-race.",
-	Cure:      "Ports chosen at random from the beginning (--random-fully), which makes the same choice rare; more outside addresses.",
-	judge:     judgePortRace,
+	Symptom:    "Some connections take 1 or 3 seconds longer to open, the more so the more are opened at once to one destination. Ports are free. It mostly concerns clients that use the same source port at the same moment; the lab reproduces it this way, on Linux 6.18 too.",
+	Proof:      fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted during the window (insert_failed, or dropped with an unconfirmed entry), sources are translated, and the dump shows free ports towards every destination. From %.0f a second it is critical.", manyFailures, raceMany),
+	Lookalike:  "Single failures. Exhausted ports are snat-ports-exhausted; chains that are too long have a counter of their own; DNS queries that race for one tuple are dns-race.",
+	Cure:       "Choose ports at random from the start (--random-fully), which makes the same choice rare, or add external addresses.",
+	judge:      judgePortRace,
 }
 
 func judgePortRace(f facts) *verdict {

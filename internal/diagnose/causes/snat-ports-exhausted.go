@@ -32,17 +32,21 @@ const (
 )
 
 var snatPortsExhausted = Cause{
-	Code:       "snat-ports-exhausted",
-	Title:      "Source translation has no free port left towards a destination",
+	Code:     "snat-ports-exhausted",
+	Title:    "Source NAT has no free port left towards a destination",
+	Headline: "New connections to one destination fail: SNAT has no free source port",
+	Search: []string{
+		"conntrack -S: insert_failed",
+		"Connection timed out",
+		"nf_conntrack: insert_failed increasing",
+	},
 	Severities: []Severity{Warning, Critical},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanEngine},
-	Symptom:    "New connections to one address and port fail, those to others work, and the table has room.",
-	Proof: fmt.Sprintf("One outside address uses at least %s of its ports towards one destination, and flows could not be inserted in the window "+
-		"(insert_failed; dropped with an entry that was not confirmed). Ports in use without failures are a warning; so are %d failures or more where "+
-		"the table could not be dumped or the rules not be read. With natkit's engine: packets that it dropped for want of a port, or an address with few left.", percent(portsFullShare), manyFailures),
-	Lookalike: "Single failures while ports are free are two processors choosing the same port at the same time. Refused by a full table is conntrack-table-full, by a long chain conntrack-hash-too-small.",
-	Cure:      "The whole range of ports, more outside addresses, shorter time-outs for connections that are over, connections that are used again.",
-	judge:     judgeSNATPorts,
+	Symptom:    "New connections to one address and port fail. Connections to other destinations work, and the table has room.",
+	Proof:      fmt.Sprintf("One external address uses at least %s of its ports towards one destination, and flows could not be inserted during the window (insert_failed, or packets dropped with an unconfirmed entry). Ports in use without failures are a warning. So are %d or more failures if the table could not be dumped or the rules could not be read. With the eBPF engine: packets that it dropped because no port was free, or an address with few ports left.", percent(portsFullShare), manyFailures),
+	Lookalike:  "Single failures while ports are free: two CPUs chose the same port at the same time. Entries refused by a full table are conntrack-table-full; by a long hash chain, conntrack-hash-too-small.",
+	Cure:       "Use the whole port range, add external addresses, shorten the timeouts of closed connections, or reuse connections.",
+	judge:      judgeSNATPorts,
 }
 
 func judgeSNATPorts(f facts) *verdict {

@@ -11,21 +11,24 @@ import (
 )
 
 var softirqAllCPUs = Cause{
-	Code:       "softirq-all-cpus",
-	Title:      "All processors are busy with forwarding packets",
+	Code:     "softirq-all-cpus",
+	Title:    "All CPUs are busy with forwarding",
+	Headline: "All CPU cores busy in softirq: the router is at its packet rate limit",
+	Search: []string{
+		"ksoftirqd high CPU all cores",
+		"top: si",
+		"nf_conntrack_in high CPU",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
 	Needs:      []string{snapshot.CanCPUs, snapshot.CanCounters, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Throughput stops rising, whatever is spread over however many processors; top shows all of them at a high si; latency grows with the load.",
-	Proof: fmt.Sprintf("On average over all processors at least %s of the window was busy and %s of it in softirq, none of them stands out by a factor of %.0f, and at least %d packets a second and processor were forwarded: "+
-		"a warning; critical when packets were lost besides; from %s busy it is advice. Processors belong to the machine: in another namespace than the initial one it is said only if "+
-		"two thirds of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
-	Lookalike: "One processor that does all packets has a cause of its own, and a cure. A server that is busy with packets for itself forwards none.",
-	Cure: "Cheaper packets, as no processor is idle: what packets meet without need goes first (tune, hooks --cost); then shortcuts for the kernel's NAT (accel), or, where its rules are one's own, natkit's engine in its place. " +
-		"Which of it fits, who keeps the rules, and what packets would go past is said by the facts.",
-	Host:  true,
-	NoLab: "it takes all processors from everything else on the machine",
-	judge: judgeAllCPUs,
+	Symptom:    "Throughput stops rising, however many CPUs share the work. top shows high si on all of them. Latency grows with the load.",
+	Proof:      fmt.Sprintf("On average over all CPUs at least %s of the window was busy and %s of it in softirq, no CPU exceeds the others by a factor of %.0f, and each forwarded at least %d packets a second: a warning. It is critical if packets were also lost. From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	Lookalike:  "One CPU that processes all packets is softirq-one-cpu. A server that is busy with its own packets forwards none.",
+	Cure:       "Make packets cheaper, since no CPU is idle. First remove needless work (`natkit tune`, `natkit hooks --cost`). Then use fast-path entries for the kernel's NAT (`natkit accel`), or the eBPF engine in its place if the rules are your own. The finding reports which fits, who manages the rules, and what packets would bypass.",
+	Host:       true,
+	NoLab:      "it takes all CPUs from everything else on the machine",
+	judge:      judgeAllCPUs,
 }
 
 func judgeAllCPUs(f facts) *verdict {

@@ -17,20 +17,23 @@ const (
 )
 
 var softirqDelayed = Cause{
-	Code:       "softirq-delayed",
-	Title:      "Packets wait for a processor that other work has",
+	Code:     "softirq-delayed",
+	Title:    "Packets wait for a CPU that runs other work",
+	Headline: "Latency spikes on a Linux router: ksoftirqd waits for the CPU",
+	Search: []string{
+		"ksoftirqd latency spikes",
+		"/proc/PID/schedstat of ksoftirqd",
+	},
 	Severities: []Severity{Advice, Warning},
 	Thresholds: []Threshold{portion(delayShare, "of the window that ksoftirqd waited")},
 	Needs:      []string{snapshot.CanSoftirqWait, snapshot.CanCPUs},
-	Symptom:    "Latency of forwarded packets jumps by some or by a hundred milliseconds while the machine also runs programs; nothing is lost.",
-	Proof: fmt.Sprintf("ksoftirqd, which does what a softirq leaves undone, was ready and waited for its processor for %s of the window and %.0f ms each time on average: advice, from %s a warning if that processor "+
-		"took %d packets a second. Before Linux 6.4 no packet of that processor is served meanwhile; since then an interrupt may serve some, and only work that was left over waits. "+
-		"Softirqs that are held off within the kernel (interrupts or softirqs disabled for long) are not seen this way.", percent(delayShare), delayMean*1000, percent(delayMost), manyPackets),
-	Lookalike: "Short waits on every machine that runs programs. A processor whose time all goes to packets.",
-	Cure:      "Moving programs away from the processors that receive (taskset, cpuset, AllowedCPUs= of their service), or the card's interrupts away from them; threaded NAPI, whose threads can be given a priority.",
-	Host:      true,
-	NoLab:     "it takes programs that fight the machine's processors for their time, and everything else there would feel it. It was made, and found, in a virtual machine with three busy loops beside the traffic (Linux 6.12)",
-	judge:     judgeDelayed,
+	Symptom:    "The latency of forwarded packets jumps by a few to a hundred milliseconds while the machine also runs programs. No packet is lost.",
+	Proof:      fmt.Sprintf("ksoftirqd, which processes what a softirq leaves undone, was ready and waited for its CPU for %s of the window and %.0f ms each time on average: advice, from %s a warning if that CPU took %d packets a second. Before Linux 6.4 no packet of that CPU is processed during the wait. Since then an interrupt may process some, and only left-over work waits. natkit does not see softirqs delayed within the kernel (interrupts or softirqs disabled for long).", percent(delayShare), delayMean*1000, percent(delayMost), manyPackets),
+	Lookalike:  "Short waits on every machine that runs programs. A CPU that spends all its time on packets.",
+	Cure:       "Move programs away from the receiving CPUs (taskset, cpuset, AllowedCPUs= of their service), or move the card's interrupts. Or use threaded NAPI, whose threads can have a priority.",
+	Host:       true,
+	NoLab:      "it takes programs that compete for the machine's CPUs, which everything else there would notice. It was reproduced, and found, in a virtual machine with three busy loops beside the traffic (Linux 6.12)",
+	judge:      judgeDelayed,
 }
 
 func judgeDelayed(f facts) *verdict {

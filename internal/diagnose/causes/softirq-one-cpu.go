@@ -20,21 +20,24 @@ const (
 )
 
 var softirqOneCPU = Cause{
-	Code:       "softirq-one-cpu",
-	Title:      "One processor does the packets, the others watch",
+	Code:     "softirq-one-cpu",
+	Title:    "One CPU processes nearly all packets",
+	Headline: "One CPU core at 100 % softirq (ksoftirqd), the others idle",
+	Search: []string{
+		"ksoftirqd/0 100%",
+		"top: 100.0 si",
+		"NET_RX softirq high on one CPU",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Explains:   []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
 	Needs:      []string{snapshot.CanCPUs, snapshot.CanNICs, snapshot.CanInterfaces},
-	Symptom:    "Throughput stops at what one core can do; top shows one core at 100 % si, the others idle; latency grows with the load.",
-	Proof: fmt.Sprintf("One processor was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning; "+
-		"critical when packets were lost besides (its backlog, the card's ring); from %s busy it is advice. Processors belong to the machine: in another namespace than the initial one it is said only if "+
-		"two thirds of the machine's packets are that namespace's.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
-	Lookalike: "All processors busy alike: the machine is at its limit. One that is busy with programs. A machine with one processor.",
-	Cure: "More receive queues where the card has them, its interrupts spread (irqbalance); otherwise RPS, which hands packets to other processors by flow. A single flow stays on one " +
-		"processor, whatever is set: for it only cheaper packets help, as in softirq-all-cpus.",
-	Host:  true,
-	NoLab: "processors belong to the whole machine: a lab that saturates one takes it from everything else there. It was made, and found, in a virtual machine of two processors (Linux 6.12)",
-	judge: judgeOneCPU,
+	Symptom:    "Throughput stops at what one core can do. top shows one core at 100 % si and the others idle. Latency grows with the load.",
+	Proof:      fmt.Sprintf("One CPU was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning. It is critical if packets were also lost (CPU backlog, receive ring). From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	Lookalike:  "All CPUs equally busy: the machine is at its limit. A CPU that is busy with programs. A machine with one CPU.",
+	Cure:       "Use more receive queues if the card has them, and spread its interrupts (irqbalance). Otherwise use RPS, which distributes packets to CPUs by flow. A single flow always stays on one CPU: only cheaper packets help it, as in softirq-all-cpus.",
+	Host:       true,
+	NoLab:      "CPUs belong to the whole machine: a lab that saturates one takes it from everything else there. It was reproduced, and found, in a virtual machine with two CPUs (Linux 6.12)",
+	judge:      judgeOneCPU,
 }
 
 func judgeOneCPU(f facts) *verdict {

@@ -10,17 +10,22 @@ import (
 )
 
 var staleSNAT = Cause{
-	Code:       "stale-snat",
-	Title:      "Flows still leave with an outside address that this machine no longer has",
+	Code:     "stale-snat",
+	Title:    "Flows still leave with an external address that this machine no longer has",
+	Headline: "VPN or SIP stays dead after the WAN address changed: stale conntrack entries",
+	Search: []string{
+		"conntrack -D after IP change",
+		"SIP registration fails after WAN IP change",
+		"ppp reconnect stale conntrack",
+	},
 	Severities: []Severity{Advice, Warning, Critical},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "After the outside address changed, or the way out did, some flows stay dead until they pause for minutes: VPNs, SIP registrations, games, DNS forwarders; others work.",
-	Proof: fmt.Sprintf("Entries translate sources to an address that no interface here has and no rule gives: flows of it that sent in the last %d s are critical from %d on, fewer are a warning; without any it is advice.",
+	Symptom:    "After the external address or the egress interface changed, some flows stay dead until they pause for minutes: VPNs, SIP registrations, games, DNS forwarders. Others work.",
+	Proof: fmt.Sprintf("Entries translate sources to an address that no interface here has and no rule gives. Flows that sent in the last %d s are critical from %d, fewer are a warning; without any it is advice.",
 		snapshot.RecentSeconds, fewFailures),
-	Lookalike: "A pool of addresses that is routed here without being on an interface: its rule names it. Rules whose addresses can't be read (maps) are not judged, nor are flows in zones. " +
-		"Masquerading cleans up by itself when an address goes (it does on Linux 6.18; flows translated by a fixed address stay, and those of a masquerade that became a fixed address).",
-	Cure:  "Removing these entries; the next packet of each flow gets the present address.",
-	judge: judgeStaleSNAT,
+	Lookalike: "A pool of addresses that is routed here without being on an interface: its rule names it. natkit does not judge rules whose addresses cannot be read (maps), or flows in zones. Masquerading removes its entries when an address goes (it does on Linux 6.18). Flows translated to a fixed address stay, also after a masquerade rule became a fixed address.",
+	Cure:      "Delete these entries. The next packet of each flow gets the present address.",
+	judge:     judgeStaleSNAT,
 }
 
 func judgeStaleSNAT(f facts) *verdict {

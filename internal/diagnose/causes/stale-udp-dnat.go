@@ -13,17 +13,22 @@ import (
 )
 
 var staleUDPDNAT = Cause{
-	Code:       "stale-udp-dnat",
-	Title:      "UDP flows go on to where a service no longer is",
+	Code:     "stale-udp-dnat",
+	Title:    "UDP flows continue to an address that the service has left",
+	Headline: "UDP service dead for some clients after a container or pod restart: stale conntrack entries",
+	Search: []string{
+		"stale UDP conntrack entries",
+		"conntrack -D -p udp",
+		"conntrack: [UNREPLIED]",
+	},
 	Severities: []Severity{Warning, Critical},
 	Explains:   []string{"next-hop-silent"},
 	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanCounters, snapshot.CanDrops},
-	Symptom:    "After a container, pod or backend was replaced, some clients get no answer any more, and others that start anew do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or is restarted.",
-	Proof: fmt.Sprintf("UDP flows that sent in the last %d s and were never answered are translated to an address that no rule names any more; or are for an address of this machine and not translated, although a rule would translate them "+
-		"today, and found no socket; or the tracer saw packets of such flows, answered once or not, that found no neighbour or route where they were translated to. From %d flows or lost packets on critical.", snapshot.RecentSeconds, fewFailures),
-	Lookalike: "A backend that is dead but still named by the rules: that is its own fault. Flows that were answered and whose packets are not seen to be lost: the old backend may be finishing them. Rules whose targets can't be read (maps) are not judged, nor is what IPVS translates.",
-	Cure:      "Removing exactly these entries. Whoever changes the rules has to do that each time: kube-proxy and Docker mean to, hand-made rules do not.",
-	judge:     judgeStaleDNAT,
+	Symptom:    "After a container, pod or backend was replaced, some clients get no reply, while clients that start again do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or restarts.",
+	Proof:      fmt.Sprintf("One of these holds. UDP flows that sent in the last %d s without a reply are translated to an address that no rule names any more. Or they are for an address of this machine and not translated, although a rule would translate them now, and found no socket. Or the tracer saw packets of such flows that found no neighbour or route at their translated address. From %d flows or lost packets it is critical.", snapshot.RecentSeconds, fewFailures),
+	Lookalike:  "A backend that is dead but still named by the rules is backend-silent. Flows with replies whose packets are not lost: the old backend may be finishing them. natkit does not judge rules whose targets cannot be read (maps), or what IPVS translates.",
+	Cure:       "Delete exactly these entries. Whoever changes the rules must do that each time: kube-proxy and Docker try to, manual changes do not.",
+	judge:      judgeStaleDNAT,
 }
 
 func judgeStaleDNAT(f facts) *verdict {

@@ -12,17 +12,23 @@ import (
 )
 
 var synFlood = Cause{
-	Code:       "syn-flood",
-	Title:      "A flood of connections that nobody finishes opening",
+	Code:     "syn-flood",
+	Title:    "A flood of connections that are never completed",
+	Headline: "Possible SYN flooding on port 80: half-open connections fill the table",
+	Search: []string{
+		"Possible SYN flooding on port",
+		"request_sock_TCP: Possible SYN flooding on port 80. Sending cookies.",
+		"nstat TcpExtTCPReqQFullDoCookies",
+		"conntrack: SYN_RECV",
+	},
 	Severities: []Severity{Warning, Critical},
 	Explains:   []string{"unreplied-flood", "conntrack-table-full", "conntrack-table-nearly-full"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanCounters},
-	Symptom:    "A published service answers slowly or not at all, the table fills with half-open connections from addresses all over.",
-	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and either the service answered and its clients did not (SYN_RECV), "+
-		"or they are to one destination from no single source. Critical when the kernel threw out half-open connections or a server's queue of such was full.",
+	Symptom:    "A published service is slow or dead. The table fills with half-open connections from many addresses.",
+	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and either the service replied and its clients did not (SYN_RECV), or they go to one destination from no single source. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
 		floodEntries, percent(floodRoom), floodSmall, percent(floodSmallRoom)),
-	Lookalike: "One client that scans or hammers a dead service is unreplied-flood. Many connections being opened beside many more that are open are a busy service.",
-	Cure:      "SYNPROXY: the kernel answers with cookies and makes an entry only for a client that finishes the handshake. Shorter time-outs of half-open connections help at once.",
+	Lookalike: "One client that scans or hammers a dead service is unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
+	Cure:      "Use SYNPROXY: the kernel replies with cookies and creates an entry only for a client that completes the handshake. Shorter timeouts of half-open connections help at once.",
 	judge:     judgeSYNFlood,
 }
 

@@ -22,16 +22,21 @@ const (
 )
 
 var timeWaitHeavy = Cause{
-	Code:       "time-wait-heavy",
-	Title:      "Connections that are over fill the table",
+	Code:     "time-wait-heavy",
+	Title:    "Closed connections fill the table",
+	Headline: "conntrack table full of TIME_WAIT entries",
+	Search: []string{
+		"conntrack: TIME_WAIT",
+		"net.netfilter.nf_conntrack_tcp_timeout_time_wait",
+	},
 	Severities: []Severity{Advice, Warning},
 	Thresholds: []Threshold{level(timeWaitDominant, "of all entries in TIME_WAIT"), level(timeWaitWaste, "of the table")},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:    "The table fills although few connections are open: each short connection keeps its entry for two minutes after its end.",
-	Proof: fmt.Sprintf("TIME_WAIT is the state of at least %s of the entries and holds at least %s of nf_conntrack_max; from %s on it is advice.",
+	Proof: fmt.Sprintf("TIME_WAIT is the state of at least %s of the entries, and they hold at least %s of nf_conntrack_max; from %s it is advice.",
 		percent(timeWaitDominant), percent(timeWaitRoom), percent(timeWaitWaste)),
-	Lookalike: "Any number of TIME_WAIT entries in a table with room: they are what a web server's table looks like.",
-	Cure: fmt.Sprintf("A time-out of %d s instead of 120 s divides them by four. Keep-alive between proxy and server, or between client and server, makes fewer of them.",
+	Lookalike: "Any number of TIME_WAIT entries in a table with room: a web server's table looks like this.",
+	Cure: fmt.Sprintf("A timeout of %d s instead of 120 s divides them by four. Keep-alive between proxy and server, or between client and server, makes fewer of them.",
 		shortTimeWait),
 	judge: judgeTimeWait,
 }

@@ -31,17 +31,22 @@ const (
 )
 
 var unrepliedFlood = Cause{
-	Code:       "unreplied-flood",
-	Title:      "A flood of packets that nobody answers fills the table",
+	Code:     "unreplied-flood",
+	Title:    "A flood of packets without replies fills the table",
+	Headline: "The conntrack table fills with [UNREPLIED] entries",
+	Search: []string{
+		"conntrack: [UNREPLIED]",
+		"conntrack -S: early_drop",
+		"nf_conntrack: table full, dropping packet",
+	},
 	Severities: []Severity{Warning, Critical},
 	Explains:   []string{"conntrack-table-full", "conntrack-table-nearly-full"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats},
-	Symptom:    "The table grows by scans, spoofed packets, or requests to something that is gone; half-open connections of others are thrown out.",
-	Proof: fmt.Sprintf("Entries that never saw an answer are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical when the kernel threw out "+
-		"half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom), floodSmall, percent(floodSmallRoom)),
-	Lookalike: "One-way traffic in small numbers (syslog, statsd, probes of a monitor), and a quiet table in which a few unanswered packets are the majority.",
-	Cure:      "A limit on new flows of the source, before connection tracking sees them; and ending what sends them.",
-	judge:     judgeUnreplied,
+	Symptom:    "The table grows through scans, spoofed packets, or requests to something that is gone. Half-open connections of others are evicted.",
+	Proof:      fmt.Sprintf("Entries that never saw a reply are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical if the kernel evicted half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom), floodSmall, percent(floodSmallRoom)),
+	Lookalike:  "One-way traffic in small numbers (syslog, statsd, monitoring probes), and a quiet table in which a few entries without replies are the majority.",
+	Cure:       "Limit new flows of the source before connection tracking, and stop what sends them.",
+	judge:      judgeUnreplied,
 }
 
 func judgeUnreplied(f facts) *verdict {

@@ -14,17 +14,22 @@ import (
 var vlanFew = many(5, "frames with that tag")
 
 var vlanMismatch = Cause{
-	Code:       "vlan-mismatch",
-	Title:      "Frames for this machine come in with a VLAN tag that no interface here has",
+	Code:     "vlan-mismatch",
+	Title:    "Frames for this machine arrive with a VLAN tag that no interface here has",
+	Headline: "A new VLAN does not work: tagged frames arrive and nothing replies",
+	Search: []string{
+		"native VLAN mismatch",
+		"tcpdump: ethertype 802.1Q, vlan",
+		"reason: OTHERHOST",
+	},
 	Severities: []Severity{Warning, Critical},
 	Thresholds: []Threshold{vlanFew},
 	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces},
-	Symptom:    "A new network or trunk is dead: a capture shows requests coming in, tagged, and nothing answers.",
-	Proof: fmt.Sprintf("At least %.0f frames in the window for this machine's hardware address, or ARP requests for its own addresses that it did not answer, had a VLAN tag for which there is no interface: the stack drops them. "+
-		"Critical where they are %s or more of what came in by that interface.", vlanFew.Enter, percent(astrayMost.Enter)),
-	Lookalike: "A trunk that carries VLANs which this machine has no part in: their broadcasts come here, too, and are for others. Priority tags (VLAN 0).",
-	Cure:      "An interface of that VLAN with the address, or a switch port that sends this network untagged.",
-	judge:     judgeVLAN,
+	Symptom:    "A new network or trunk is dead. A capture shows tagged requests arriving, and no reply.",
+	Proof:      fmt.Sprintf("At least %.0f frames during the window carried a VLAN tag for which there is no interface. They were for this machine's hardware address, or ARP requests for its own addresses that it did not reply to. The stack drops them. Critical from %s of what arrived on that interface.", vlanFew.Enter, percent(astrayMost.Enter)),
+	Lookalike:  "A trunk that carries VLANs this machine has no part in: their broadcasts arrive here too, and are for others. Priority tags (VLAN 0).",
+	Cure:       "Add an interface of that VLAN with the address, or let the switch port send this network untagged.",
+	judge:      judgeVLAN,
 }
 
 func judgeVLAN(f facts) *verdict {

@@ -18,18 +18,23 @@ var (
 )
 
 var wrongDestinationMAC = Cause{
-	Code:       "wrong-destination-mac",
-	Title:      "Frames come in for a hardware address that nobody has: their sender's ARP entry is stale",
+	Code:     "wrong-destination-mac",
+	Title:    "Frames arrive for a hardware address that no machine here has: the sender's ARP entry is stale",
+	Headline: "Some clients get no replies after the router or NIC was replaced: stale ARP entry",
+	Search: []string{
+		"reason: OTHERHOST",
+		"stale ARP entry after failover",
+		"ip -s neigh: STALE",
+	},
 	Severities: []Severity{Warning, Critical},
 	Thresholds: []Threshold{astrayFew, astrayMost},
 	Explains:   []string{"clients-unreached", "asymmetric-routing"},
 	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces, snapshot.CanDrops},
-	Symptom:    "Some clients get no reply from anywhere, others on the same network do; it began when this machine, its network card or its virtual address was replaced. A capture shows their packets coming in; the stack drops them (OTHERHOST).",
-	Proof: fmt.Sprintf("At least %.0f frames came in for a hardware address that is none of this machine's, from which nobody sent in the window and which no neighbour has, with packets for this machine's own addresses or for networks behind it. "+
-		"From %s of what came in by that interface it is critical.", astrayFew.Enter, percent(astrayMost.Enter)),
-	Lookalike: "A mirror port, a hub, a switch that floods frames for a host that is there: somebody has that hardware address. Frames between two other hosts of the network. Ports of bridges and bonds.",
-	Cure:      "The ARP entry on the sender: deleted there, or corrected by a gratuitous ARP from here. A static entry must be changed where it is kept.",
-	judge:     judgeWrongMAC,
+	Symptom:    "Some clients get no reply from anywhere, while others on the same network do. It began when this machine, its network card or its virtual address was replaced. A capture shows their packets arriving; the stack drops them (OTHERHOST).",
+	Proof:      fmt.Sprintf("At least %.0f frames arrived for a hardware address that is not this machine's, from which no frame came during the window and which no neighbour has. They carried packets for this machine's own addresses or for networks behind it. From %s of what arrived on that interface it is critical.", astrayFew.Enter, percent(astrayMost.Enter)),
+	Lookalike:  "A mirror port, a hub, or a switch that floods frames for a host that is there: some machine has that hardware address. Frames between two other hosts of the network. Ports of bridges and bonds.",
+	Cure:       "Delete the ARP entry on the sender, or send a gratuitous ARP from here. A static entry must be changed where it is configured.",
+	judge:      judgeWrongMAC,
 }
 
 func judgeWrongMAC(f facts) *verdict {
