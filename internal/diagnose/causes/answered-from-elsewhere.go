@@ -55,7 +55,7 @@ func judgeStrays(f facts) *verdict {
 			v.Severity = Critical
 		}
 	}
-	v.Title = fmt.Sprintf("who is asked at %s by UDP answers as %s, which nobody here waits for", worst.Target, worst.From)
+	v.Title = fmt.Sprintf("UDP replies for %s come from %s; no flow matches them", worst.Target, worst.From)
 	v.Evidence = []Evidence{
 		{"flows without an answer that such a packet came in for", strconv.FormatUint(worst.Flows, 10), fmt.Sprintf("%s: with a packet in the last %d s", fromDump, f.recent())},
 		{"one of them", fmt.Sprintf("udp %s to %s", worst.Source, worst.Dest), fromDump},

@@ -83,7 +83,7 @@ func judgeUntracked(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(forwarded)}
 	v.Severity = Critical
-	v.Title = fmt.Sprintf("rules here translate, but none of %s was tracked, so that none was translated", number(forwarded, "forwarded packet"))
+	v.Title = fmt.Sprintf("NAT rules exist, but none of %s was tracked and translated", number(forwarded, "forwarded packet"))
 	v.Evidence = []Evidence{
 		{"packets that were to be forwarded " + f.window(), strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"},
 		{"entries of connection tracking", "0", fromSettings + ": nf_conntrack_count"},
@@ -118,7 +118,7 @@ func judgeUnmatched(f facts) *verdict {
 	if n != 1 {
 		replies = fmt.Sprintf("%d replies", n)
 	}
-	v.Title = fmt.Sprintf("%s to translated flows came in %s and found no entry to translate them back", replies, f.window())
+	v.Title = fmt.Sprintf("%s to translated flows arrived %s and matched no conntrack entry", replies, f.window())
 	v.Evidence = []Evidence{
 		{"replies for this machine's own address that nobody here waits for (NO_SOCKET, or dropped by a rule)", strconv.FormatUint(n, 10) + cameInBy(rows), fromTracer},
 		{"entries that saw no reply", fmt.Sprintf("%d of %d", f.Conntrack.Table.ByStatus["UNREPLIED"], f.Conntrack.Table.Entries), fromDump + ": UNREPLIED"},
@@ -208,7 +208,7 @@ func judgeForeignSource(f facts) *verdict {
 		if recent >= lostFew {
 			v.Severity = Critical
 		}
-		v.Title = fmt.Sprintf("%s translated to %s saw no answer: it is an address of the network on %s, and of no interface here", number(o.Entries, "flow"), o.Addr, l.Name)
+		v.Title = fmt.Sprintf("%s translated to %s saw no reply: no interface has it (network on %s)", number(o.Entries, "flow"), o.Addr, l.Name)
 		v.Evidence = []Evidence{
 			{"flows translated to " + o.Addr.String(), strconv.FormatUint(o.Entries, 10), fromDump},
 			{"translated flows that nobody answered", fmt.Sprintf("%d, %d with a packet in the last %d s", unanswered, recent, f.recent()), fromDump},
@@ -283,7 +283,7 @@ func judgeUntranslated(f facts) *verdict {
 			network = p.Masked()
 		}
 	}
-	v.Title = fmt.Sprintf("%s from %s left untranslated and saw no answer", number(flows, "flow"), network)
+	v.Title = fmt.Sprintf("%s from %s left untranslated and saw no reply", number(flows, "flow"), network)
 	v.Evidence = []Evidence{
 		{"unanswered flows whose source no rule translated", fmt.Sprintf("%d, %d with a packet in the last %d s", flows, recent, f.recent()), fromDump},
 		{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
@@ -291,7 +291,7 @@ func judgeUntranslated(f facts) *verdict {
 	}
 	out := f.wayOut(example.Dest.Addr(), from.Name)
 	if out == from.Name {
-		v.Title = fmt.Sprintf("%s from %s saw no answer: the route to %s leads back into their own network", number(flows, "flow"), network, example.Dest.Addr())
+		v.Title = fmt.Sprintf("%s from %s saw no reply: the route to %s leads back to them", number(flows, "flow"), network, example.Dest.Addr())
 		v.Why = "The packets leave by the interface that they came in by, to a host or router of the network that they came from, which did not answer them. Rules that translate on the way out are mostly about another interface."
 		v.Remedy = []string{"# the route; correct it, or delete it if another one is to be taken:",
 			f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(example.Dest.Addr()), example.Dest.Addr(), example.Source, quote(from.Name))),
@@ -361,9 +361,9 @@ func judgeLeaving(f facts) *verdict {
 			continue
 		}
 		v := leavingVerdict(l, part, "private")
-		v.Title = fmt.Sprintf("%s of what was seen to leave for the Internet by %s has a private source that no rule translated", percent(part), l.Interface)
+		v.Title = fmt.Sprintf("%s of Internet traffic leaving by %s has an untranslated private source", percent(part), l.Interface)
 		if gone {
-			v.Title += ": the rules that did are gone"
+			v.Title += ": NAT rules are gone"
 			v.Evidence = append(v.Evidence, Evidence{"entries whose source was translated, from before", strconv.FormatUint(f.translatedSources(), 10), fromDump})
 			v.Why = "No rule here translates sources, and entries in the table are of the time when one did. Who emptied the rules, or started a firewall that does so, took those of NAT along."
 			v.Remedy = []string{"# put the rules back, by the program that keeps them (systemctl restart docker, nftables, firewalld ...), then see that they are there:",
@@ -405,7 +405,7 @@ func judgeLeavingSix(f facts) *verdict {
 			continue
 		}
 		v := leavingVerdict(l, part, "unique local")
-		v.Title = fmt.Sprintf("%s of what was seen to leave for the Internet of IPv6 by %s has a unique local source (fc00::/7), to which nobody there has a way back", percent(part), l.Interface)
+		v.Title = fmt.Sprintf("%s of IPv6 Internet traffic leaving by %s has a unique local source (fc00::/7)", percent(part), l.Interface)
 		v.Why = "Networks of containers and guests often have IPv6 addresses that mean something within a site only. Programs prefer IPv6, wait for an answer that can't come, and take IPv4 after that, if they do: all is slow there, or fails. Rules for IPv4 translate nothing of this."
 		v.Remedy = []string{`# give that network addresses of the provider's prefix; or translate: Docker does with "ip6tables": true in /etc/docker/daemon.json (it is the default since 27.0); by hand:`,
 			f.run("nft add table ip6 natkit-masquerade"),
@@ -504,10 +504,10 @@ func judgeNothingBack(f facts) *verdict {
 		}
 		v := &verdict{harm: float64(o.Unanswered)}
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("%d of %s of the last %d s that left as %s saw no answer, wherever they went", o.Unanswered, number(o.Recent, "flow"), f.recent(), o.Addr)
+		v.Title = fmt.Sprintf("%d of %s sent as %s in the last %d s saw no reply, from any destination", o.Unanswered, number(o.Recent, "flow"), o.Addr, f.recent())
 		if few {
 			v.Severity = Warning
-			v.Title = fmt.Sprintf("not one of %s of the last %d s that left as %s saw an answer", number(o.Recent, "flow"), f.recent(), o.Addr)
+			v.Title = fmt.Sprintf("none of %s sent as %s in the last %d s saw a reply", number(o.Recent, "flow"), o.Addr, f.recent())
 		}
 		v.Evidence = []Evidence{
 			{"flows translated to " + o.Addr.String() + " with a packet in the last seconds, and unanswered ones", fmt.Sprintf("%d, %d", o.Recent, o.Unanswered), fromDump},

@@ -75,9 +75,9 @@ func judgeBackend(f facts) *verdict {
 	if worst.protocol == "udp" {
 		sent, reply = "datagrams leave", "reply"
 	}
-	v.Title = fmt.Sprintf("%s for %s and no %s arrives here: %s to %s", sent, worst.target, reply, number(worst.unanswered, thing), worst.dest)
+	v.Title = fmt.Sprintf("%s for %s but no %s arrives here: %s to %s", sent, worst.target, reply, number(worst.unanswered, thing), worst.dest)
 	if worst.refused >= worst.unanswered {
-		v.Title = fmt.Sprintf("%s, where %s leads to, refused %s %s", worst.target, worst.dest, number(worst.refused, "connection"), f.window())
+		v.Title = fmt.Sprintf("%s, the backend of %s, refused %s %s", worst.target, worst.dest, number(worst.refused, "connection"), f.window())
 	}
 	for _, b := range bad[:min(len(bad), 3)] {
 		to := fmt.Sprintf("to %s by way of %s", b.dest, b.target)
@@ -95,20 +95,20 @@ func judgeBackend(f facts) *verdict {
 	client, direct := f.clientOf(worst)
 	elsewhere, astray := f.repliesAstray(address)
 	if down := f.downLinkTo(address); down != "" {
-		v.Title += ": " + down + ", which leads there, is down"
+		v.Title = fmt.Sprintf("%s, the backend of %s, does not reply: %s is down", worst.target, worst.dest, down)
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
 		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s go where all that is unknown goes. Translation does its work.", down, address)
 		v.Remedy = []string{"# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
 	} else if row, ok := f.lostElsewhere(worst); ok {
 		where := cmp.Or(row.Container, row.Namespace, "this machine's own namespace")
-		v.Title += ": they are dropped in " + where
+		v.Title = fmt.Sprintf("packets for %s, the backend of %s, are dropped in %s", worst.target, worst.dest, where)
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)
 		v.Why = fmt.Sprintf("Packets to %s get there and are dropped, in a namespace of this machine. Translation does its work.", address)
 		v.Remedy = []string{"# see why; where it is a rule of the backend's own packet filter, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
 			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
 	} else if astray && worst.unanswered > worst.refused {
-		v.Title += ": they are sent to another machine"
+		v.Title = fmt.Sprintf("replies of %s, the backend of %s, go to another machine", worst.target, worst.dest)
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", address, elsewhere.To), fmt.Sprintf("%d, such as %s -> %s", elsewhere.Count, elsewhere.Source, elsewhere.Dest), fromFrames})
 		v.Remedy = f.returnPath(address, elsewhere.Dest)
 	} else if f.own(address) {

@@ -54,7 +54,7 @@ func judgeBrNetfilter(f facts) *verdict {
 	}
 	v := &verdict{harm: f.perSecond(packets)}
 	v.Severity = Advice
-	v.Title = fmt.Sprintf("each of %.0f packets a second on %s goes through the IP packet filter because of br_netfilter", f.perSecond(packets), number(uint64(ports), "bridge port"))
+	v.Title = fmt.Sprintf("%.0f packets a second on %s pass the IP packet filter (br_netfilter)", f.perSecond(packets), number(uint64(ports), "bridge port"))
 	v.Evidence = []Evidence{
 		{"net.bridge.bridge-nf-call-iptables", "1", fromSettings},
 		{"packets that came in by bridge ports", strconv.FormatUint(packets, 10), fromLinks},

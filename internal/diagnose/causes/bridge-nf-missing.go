@@ -39,7 +39,7 @@ func judgeBridgeNF(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(h.entries)}
 	v.Severity = h.severity()
-	v.Title = fmt.Sprintf("%s on %s to %s saw no answer: bridged answers are not translated back", number(h.entries, "connection"), h.link.Name, h.example.Dest)
+	v.Title = fmt.Sprintf("%s on %s to %s saw no reply: bridged replies bypass NAT", number(h.entries, "connection"), h.link.Name, h.example.Dest)
 	state := "0"
 	if !known {
 		state = "not there: br_netfilter is not loaded"

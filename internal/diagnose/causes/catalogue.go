@@ -5,6 +5,8 @@ package causes
 import (
 	"cmp"
 	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"natkit/internal/snapshot"
 )
@@ -146,6 +148,7 @@ func JudgeAgain(s *snapshot.Snapshot, before map[string]bool) []Finding {
 		if v := c.judgeNear(f, before[c.Code]); v != nil {
 			v.Code, v.explains = c.Code, append(v.explains, c.Explains...)
 			reconcile(&v.Finding)
+			v.Title = fit(v.Title)
 			v.wastes = slices.Max(c.Severities) == Advice
 			found = append(found, v)
 		}
@@ -163,6 +166,32 @@ func JudgeAgain(s *snapshot.Snapshot, before map[string]bool) []Finding {
 		return cmp.Compare(b.harm, a.harm)
 	})
 	return fold(found)
+}
+
+// titleMost is how many characters a finding's title has at most: what a line of a terminal shows.
+const titleMost = 90
+
+// titled is a title with as much more as there is room for, the most telling first.
+func titled(title string, more ...string) string {
+	for _, m := range more {
+		if utf8.RuneCountInString(title+m) <= titleMost {
+			title += m
+		}
+	}
+	return title
+}
+
+// fit shortens a title that long names (of rules, containers, IPv6 addresses) have made too long.
+func fit(title string) string {
+	runes := []rune(title)
+	if len(runes) <= titleMost {
+		return title
+	}
+	short := string(runes[:titleMost-3])
+	if end := strings.LastIndexByte(short, ' '); end > titleMost/2 {
+		short = short[:end]
+	}
+	return strings.TrimRight(short, " ,;:(") + "..."
 }
 
 // judgeNear judges from the lower thresholds on where the cause was named before, and from there on as advice where it was not.

@@ -67,7 +67,7 @@ func judgeChecksum(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s dropped for a wrong checksum %s", number(lost, "packet"), f.window())
+	v.Title = fmt.Sprintf("%s dropped because of a wrong checksum %s", number(lost, "packet"), f.window())
 	v.Evidence = counts
 	if traced > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped for their checksum", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})

@@ -79,7 +79,7 @@ func judgeClientsUnreached(f facts) *verdict {
 	if worst.recent >= halfwayMany && part >= halfwayMost {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s from %s were answered in the last %d s, and the answers did not get there", number(worst.recent, "connection"), u.Source, f.recent())
+	v.Title = fmt.Sprintf("replies to %s of %s did not reach it in the last %d s", number(worst.recent, "connection"), u.Source, f.recent())
 	v.Evidence = []Evidence{
 		{"connections from " + u.Source.String() + " that were answered and not confirmed", fmt.Sprintf("%d, %s of its entries that are not over", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
 		{"one of them", fmt.Sprintf("%s to %s", u.Source, u.Dest), fromDump},
@@ -105,7 +105,7 @@ func judgeClientsUnreached(f facts) *verdict {
 	}
 	v.Why = "The service answered, and the answer passed connection tracking here. What comes after is routing by rules that may be about one direction only, the hardware address that this machine has noted of the client or of the router before it, and the way from there."
 	if asked && near && r.Out != link.Name {
-		v.Title += fmt.Sprintf(": they are sent out by %s, and %s is on %s", r.Out, u.Source, link.Name)
+		v.Title = fmt.Sprintf("replies to %s of %s leave by %s, but it is on %s", number(worst.recent, "connection"), u.Source, r.Out, link.Name)
 		v.Remedy = f.correctRoute(r)
 	} else {
 		v.Remedy = f.followAnswers(u, r)

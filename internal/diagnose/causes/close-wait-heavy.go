@@ -48,7 +48,7 @@ func judgeCloseWait(f facts) *verdict {
 	if share(waiting, limit) >= deadRoom {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("connections that one side has closed hold %s of the connection tracking table", percent(share(waiting, limit)))
+	v.Title = fmt.Sprintf("half-closed connections (CLOSE_WAIT) hold %s of the connection tracking table", percent(share(waiting, limit)))
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{"entries in CLOSE_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump},
 		Evidence{"they stay for", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_close_wait"})

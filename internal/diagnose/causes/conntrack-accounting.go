@@ -49,7 +49,7 @@ func judgeAccounting(f facts) *verdict {
 		return nil
 	}
 	v.Severity = Advice
-	v.Title = fmt.Sprintf("each of %d entries carries what %s counts", f.Conntrack.Count, strings.Join(on, " and "))
+	v.Title = fmt.Sprintf("each of %d entries carries the data of %s", f.Conntrack.Count, strings.Join(on, " and "))
 	v.Evidence = append(v.Evidence, f.fillEvidence()...)
 	if n := f.Conntrack.ExtensionBytes; n > 0 && n < 1<<16 {
 		v.Evidence = append(v.Evidence, Evidence{"an entry's extension, as allocated", amount(n), fromSlab})

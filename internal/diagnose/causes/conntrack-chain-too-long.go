@@ -44,7 +44,7 @@ func judgeChain(f facts) *verdict {
 	if tooLong < fewFailures {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s refused %s for the length of single chains, with %.1f entries to a bucket", number(tooLong, "entry"), f.window(), chain)
+	v.Title = fmt.Sprintf("%s refused %s: single hash chains are too long (mean: %.1f entries)", number(tooLong, "entry"), f.window(), chain)
 	v.Evidence = append([]Evidence{
 		{"entries refused", strconv.FormatUint(tooLong, 10), fromStats + ": chaintoolong"},
 		{"mean chain (each entry stands in two buckets)", fmt.Sprintf("%.1f", chain), "2 x entries / buckets"},

@@ -41,7 +41,7 @@ func judgeEarlyDrop(f facts) *verdict {
 	if evicted >= earlyDropMany {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s thrown out of the full table %s", number(evicted, "half-open connection"), f.window())
+	v.Title = fmt.Sprintf("%s evicted from the full table %s", number(evicted, "half-open connection"), f.window())
 	v.Evidence = append([]Evidence{{"entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"}}, f.tableEvidence()...)
 	v.Why = "In a full table the kernel looks for an entry of a flow that is not established yet and gives its place to the new one. The packets of the flow that lost it then belong to no connection: " +
 		"an answer finds no translation back, and its sender or receiver is reset or waits in vain."

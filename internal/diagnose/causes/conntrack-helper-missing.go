@@ -61,7 +61,7 @@ func (f facts) helperVerdict(c snapshot.ControlUse, h snapshot.HelperPort, lost 
 	v := &verdict{harm: float64(lost)}
 	v.Severity = Warning
 	what := strings.ToUpper(h.Helper)
-	v.Title = fmt.Sprintf("%s of %s between %s and %s lost: the control connection has no helper", number(lost, "data packet"), what, c.Source, c.Dest.Addr())
+	v.Title = fmt.Sprintf("%s of %s between %s and %s lost: no conntrack helper", number(lost, "data packet"), what, c.Source, c.Dest.Addr())
 	v.Evidence = []Evidence{
 		{"packets of further connections between the two that were dropped", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer},
 		{fmt.Sprintf("%s flows from %s to %s", c.Protocol, c.Source, c.Dest), fmt.Sprintf("%d, with a helper 0", c.Entries), fromDump},

@@ -64,7 +64,7 @@ func judgeHelper(f facts) *verdict {
 	}
 	switch {
 	case drops > 0:
-		v.Title = fmt.Sprintf("a connection tracking helper dropped packets %s", f.window())
+		v.Title = fmt.Sprintf("a conntrack helper dropped packets %s", f.window())
 		v.Evidence = append(v.Evidence, Evidence{`"nf_ct_...: dropping packet"`, number(drops, "time"), fromLog})
 		for _, line := range f.KernelLog.Lines {
 			if strings.Contains(line, "nf_ct_") {
@@ -73,9 +73,9 @@ func judgeHelper(f facts) *verdict {
 			}
 		}
 	case helped > 0:
-		v.Title = fmt.Sprintf("%s read by connection tracking helpers", number(helped, "connection"))
+		v.Title = fmt.Sprintf("%s read by conntrack helpers", number(helped, "connection"))
 	default:
-		v.Title = "connections get helpers by their port alone"
+		v.Title = "connections get a conntrack helper by their port alone"
 	}
 	if helped > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"connections with a helper", strings.Join(names, ", "), fromDump})

@@ -61,7 +61,7 @@ func judgeInvalidReset(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s likely reset %s for segments that connection tracking takes for invalid", number(resets, "connection"), f.window())
+	v.Title = fmt.Sprintf("%s likely reset %s because conntrack marked segments invalid", number(resets, "connection"), f.window())
 	v.Evidence = []Evidence{
 		{"packets that were invalid (the resets themselves are among them)", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
 		{"resets that this machine sent", strconv.FormatUint(sent, 10), fromSnmp + ": Tcp OutRsts"},
@@ -95,7 +95,7 @@ func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *
 	}
 	v := &verdict{}
 	v.Severity = Advice
-	v.Title = fmt.Sprintf("%s %s, which no rule translates", number(invalid, "invalid packet"), f.window())
+	v.Title = fmt.Sprintf("%s %s that no rule translates", number(invalid, "invalid packet"), f.window())
 	v.Evidence = []Evidence{
 		{"packets that were invalid", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
 		{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT by its time-out"},

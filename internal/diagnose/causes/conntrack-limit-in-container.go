@@ -5,6 +5,7 @@ package causes
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"natkit/internal/snapshot"
 )
@@ -45,7 +46,7 @@ func judgeLimitInContainer(f facts) *verdict {
 			continue
 		}
 		if v.Title == "" {
-			v.Title = fmt.Sprintf("%s=%d in %s has no effect in this namespace: %d is in force", o.Setting, want, o.Where, now)
+			v.Title = fmt.Sprintf("%s=%d in %s has no effect; %d applies", strings.TrimPrefix(o.Setting, "net.netfilter."), want, o.Where, now)
 			v.Remedy = append(v.Remedy, "# on the host, not in this container:")
 		}
 		v.Evidence = append(v.Evidence,

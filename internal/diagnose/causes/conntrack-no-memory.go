@@ -51,7 +51,7 @@ func judgeNoMemory(f facts) *verdict {
 	if logged > 0 {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s of new connections refused %s for want of memory, in a table with room", number(refused, "packet"), f.window())
+	v.Title = fmt.Sprintf("%s of new connections refused %s: no memory, though the table has room", number(refused, "packet"), f.window())
 	v.Evidence = append([]Evidence{{"packets refused", strconv.FormatUint(refused, 10), fromStats + ": drop without insert_failed"}}, f.fillEvidence()...)
 	if logged > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"lines about memory that could not be had", strconv.FormatUint(logged, 10), fromLog})

@@ -63,10 +63,10 @@ func judgeTableFull(f facts) *verdict {
 			return nil
 		case signs == 1:
 			v.Severity = Warning
-			v.Title = fmt.Sprintf("the connection tracking table is likely full: %s of new connections dropped %s", number(lost, "packet"), f.window())
+			v.Title = fmt.Sprintf("the connection tracking table is likely full: %s dropped %s", number(lost, "packet"), f.window())
 		default:
 			v.Severity = Critical
-			v.Title = fmt.Sprintf("the connection tracking table is full: %s of new connections dropped %s", number(lost, "packet"), f.window())
+			v.Title = fmt.Sprintf("the connection tracking table is full: %s dropped %s", number(lost, "packet"), f.window())
 		}
 	} else {
 		limit, ok := f.limit()
@@ -77,7 +77,7 @@ func judgeTableFull(f facts) *verdict {
 		switch {
 		case near && lost > 0 || signs >= 2 && traced > 0:
 			v.Severity = Critical
-			v.Title = fmt.Sprintf("the connection tracking table is full (%d of %d): %s of new connections dropped %s",
+			v.Title = fmt.Sprintf("the connection tracking table is full (%d of %d): %s dropped %s",
 				f.Conntrack.Count, limit, number(lost, "packet"), f.window())
 		case f.Conntrack.Count >= limit:
 			v.Severity = Warning

@@ -61,7 +61,7 @@ func judgeTableNearlyFull(f facts) *verdict {
 	v.Title = fmt.Sprintf("the connection tracking table is %s full (%d of %d)", percent(used), ct.Count, limit)
 	v.Evidence = f.tableEvidence()
 	if filling {
-		v.Title += fmt.Sprintf(" and at this pace full in %v", left.Round(time.Second))
+		v.Title += fmt.Sprintf(", full in %v", left.Round(time.Second))
 		v.Evidence = append(v.Evidence, Evidence{"growth " + f.window(), plural.Count(ct.Count-ct.CountStart, "entry"), fromSettings + ": nf_conntrack_count"})
 	}
 	v.Why = "When it is full, the first packet of each new connection is dropped. The next burst of connections, or one busy client, is enough."

@@ -71,7 +71,7 @@ func judgeBacklog(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s lost because a processor's queue of received packets was full %s", number(lost, "packet"), f.window())
+	v.Title = fmt.Sprintf("%s lost %s: a CPU's backlog of received packets was full", number(lost, "packet"), f.window())
 	if counted > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets that found a queue full, on the whole machine", strconv.FormatUint(counted, 10), fromSoftnet},
 			Evidence{fmt.Sprintf("of them on processor %d", worst.Number), fmt.Sprintf("%d, of %d that it took", worst.BacklogDropped, worst.Packets), fromSoftnet})

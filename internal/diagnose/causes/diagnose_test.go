@@ -33,7 +33,9 @@ func run(t *testing.T, rows []row) {
 			s := gateway()
 			r.change(s)
 			got := ""
-			if found := Judge(s); len(found) > 0 {
+			found := Judge(s)
+			checkTitles(t, found)
+			if len(found) > 0 {
 				got = found[0].Severity.String() + " " + found[0].Code
 			}
 			if got != r.want {
@@ -258,7 +260,7 @@ func TestCatalogue(t *testing.T) {
 		if _, err := os.Stat(c.Code + ".go"); err != nil {
 			t.Errorf("%s has no file of its own", c.Code)
 		}
-		for _, text := range []string{c.Title, c.Symptom, c.Proof, c.Lookalike, c.Cure} {
+		for _, text := range []string{c.Title, c.Headline, c.Symptom, c.Proof, c.Lookalike, c.Cure} {
 			if text == "" {
 				t.Errorf("%s: a text is missing", c.Code)
 			}

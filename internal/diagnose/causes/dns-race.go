@@ -53,7 +53,7 @@ func judgeDNSRace(f facts) *verdict {
 	if f.perSecond(lost) >= raceMany {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s dropped %s because another of the same flow was faster", number(lost, "DNS packet"), f.window())
+	v.Title = fmt.Sprintf("%s dropped %s because another packet of the flow was faster", number(lost, "DNS packet"), f.window())
 	v.Evidence = append(f.raceEvidence(lost, rows), Evidence{"kernel", orUnknown(f.Host.Kernel), "/proc/sys/kernel/osrelease"})
 	if n, known := f.stat("clash_resolve"); known {
 		v.Evidence = append(v.Evidence, Evidence{"clashes that were resolved", fmt.Sprint(n), fromStats + ": clash_resolve"})

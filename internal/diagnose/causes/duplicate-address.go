@@ -70,10 +70,10 @@ func judgeDuplicate(f facts) *verdict {
 	}
 	who := strings.Join(macs, " and ")
 	if len(own) > 0 {
-		v.Title = fmt.Sprintf("%s answers ARP for %s, an address of this machine (%s)", who, addr, link)
+		v.Title = fmt.Sprintf("%s replies to ARP for %s, an address of this machine (%s)", who, addr, link)
 		v.Evidence = append(v.Evidence, Evidence{"interface with " + addr.String(), f.holder(addr), fromLinks})
 	} else {
-		v.Title = fmt.Sprintf("%s both answer ARP for the router %s on %s", who, addr, link)
+		v.Title = fmt.Sprintf("%s both reply to ARP for router %s on %s", who, addr, link)
 	}
 	v.Why = "Each host of the network notes the hardware address that answered last, and sends there. What goes to the other machine is not forwarded, or by another table of connections: it is lost to this one."
 	last := macs[len(macs)-1]

@@ -52,7 +52,7 @@ func judgeEngineDrift(f facts) *verdict {
 	if slices.ContainsFunc(drift, func(d snapshot.EngineDrift) bool { return d.Stops }) {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("natkit's engine %s was told otherwise: %s", e.Kind, drift[0].What)
+	v.Title = fmt.Sprintf("engine %s is out of date: %s", e.Kind, drift[0].What)
 	waits := true
 	for _, d := range drift {
 		v.Evidence = append(v.Evidence, Evidence{"changed since the rules were applied", d.What, "natkit status"})

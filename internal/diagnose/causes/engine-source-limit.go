@@ -38,7 +38,7 @@ func judgeEngineSourceLimit(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(lost)}
 	v.Severity = Warning
-	v.Title = fmt.Sprintf("%s has reached sessions_per_source (%d): natkit's engine dropped %s %s", who, e.PerSource, number(lost, "packet"), f.window())
+	v.Title = fmt.Sprintf("%s reached sessions_per_source (%d): the engine dropped %s %s", who, e.PerSource, number(lost, "packet"), f.window())
 	v.Evidence = append(f.engineEvidence(), f.countedEvidence("source-limit")...)
 	for _, s := range e.Sources[:min(len(e.Sources), 3)] {
 		v.Evidence = append(v.Evidence, Evidence{"sessions of " + s.Addr.String(), fmt.Sprintf("%d of %d", s.Sessions, e.PerSource), "natkit sessions"})

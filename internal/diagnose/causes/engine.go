@@ -136,14 +136,14 @@ func judgeEnginePorts(f facts) *verdict {
 	switch {
 	case lost > 0 && low != nil:
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("no port left at %s for natkit's engine: %s of new sessions dropped %s", low.Addr, number(lost, "packet"), f.window())
+		v.Title = fmt.Sprintf("the engine has no port left at %s: %s of new sessions dropped %s", low.Addr, number(lost, "packet"), f.window())
 	case lost > 0:
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("no outside address left for natkit's engine: %s of new sessions dropped %s", number(lost, "packet"), f.window())
+		v.Title = fmt.Sprintf("the engine has no external address left: %s of new sessions dropped %s", number(lost, "packet"), f.window())
 	case low != nil && low.Given > 0 && left(low) <= uint64(portsLow*float64(low.Given)):
 		v.Severity = Warning
 		v.harm = 1 - share(left(low), low.Given)
-		v.Title = fmt.Sprintf("natkit's engine has %d of %d ports left at %s", left(low), low.Given, low.Addr)
+		v.Title = fmt.Sprintf("the engine has %d of %d ports left at %s", left(low), low.Given, low.Addr)
 	default:
 		return nil
 	}
@@ -196,11 +196,11 @@ func judgeEngineTable(f facts) *verdict {
 		switch {
 		case lost > 0:
 			v.Severity = Critical
-			v.Title = fmt.Sprintf("the %s of natkit's engine is full (limit %d): %s of new sessions dropped %s", t.what, t.most, number(lost, "packet"), f.window())
+			v.Title = fmt.Sprintf("the engine's %s is full (limit %d): %s dropped %s", t.what, t.most, number(lost, "packet"), f.window())
 		case t.most > 0 && t.used >= t.most:
 			v.Severity = Warning
 			v.harm = 1
-			v.Title = fmt.Sprintf("the %s of natkit's engine is full (%d of %d); nothing was refused %s", t.what, t.used, t.most, f.window())
+			v.Title = fmt.Sprintf("the engine's %s is full (%d of %d); nothing was refused %s", t.what, t.used, t.most, f.window())
 		default:
 			continue
 		}

@@ -55,7 +55,7 @@ func judgeEstablishedLong(f facts) *verdict {
 	if share(t.Idle, limit) >= deadRoom {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("connections without a packet for hours hold %s of the connection tracking table", percent(share(t.Idle, limit)))
+	v.Title = fmt.Sprintf("connections idle for hours hold %s of the connection tracking table", percent(share(t.Idle, limit)))
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{fmt.Sprintf("established connections without a packet for %d hours", snapshot.IdleSeconds/3600), fmt.Sprintf("%d of %d entries (%s)", t.Idle, t.Entries, percent(share(t.Idle, t.Entries))), fromDump},
 		Evidence{"they stay for", strconv.FormatInt(now, 10) + " s after their last packet", fromSettings + ": nf_conntrack_tcp_timeout_established"})

@@ -83,7 +83,7 @@ func judgeUDPShort(f facts) *verdict {
 	if late != 1 {
 		reply = fmt.Sprintf("%d UDP replies", late)
 	}
-	v.Title = fmt.Sprintf("%s came in %s after their entries were gone: the time-out is %s s", reply, f.window(), short[len(short)-1].Value)
+	v.Title = fmt.Sprintf("%s arrived %s after their entries had expired: the timeout is %s s", reply, f.window(), short[len(short)-1].Value)
 	v.Evidence = append(short, Evidence{"datagrams without an entry (NO_SOCKET, or dropped by a rule), from where flows here go to", strconv.FormatUint(late, 10) + cameInBy(rows), fromTracer})
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	v.Why = "When the entry of a translated flow is gone, what comes from outside is for this machine itself, which knows nothing of it. RFC 4787 asks for two minutes at least; calls, tunnels and games send as seldom as every 20 to 30 s."
@@ -177,12 +177,12 @@ func judgeTCPShort(f facts) *verdict {
 	default:
 		v.Severity = Advice
 	}
-	v.Title = fmt.Sprintf("open connections are forgotten after %d s without a packet", now)
+	v.Title = fmt.Sprintf("idle connections expire after %d s", now)
 	switch {
 	case v.Severity > Advice && swallowed > resets:
-		v.Title += fmt.Sprintf(": rules dropped %s of such %s", number(swallowed, "packet"), f.window())
+		v.Title += fmt.Sprintf(": rules dropped %s %s", number(swallowed, "packet"), f.window())
 	case v.Severity > Advice:
-		v.Title += fmt.Sprintf(": %s of such reset %s", number(resets, "packet"), f.window())
+		v.Title += fmt.Sprintf(": %s caused resets %s", number(resets, "packet"), f.window())
 	}
 	v.Evidence = []Evidence{{s.Name, strconv.FormatInt(now, 10), fromSettings}}
 	if strays > 0 {

@@ -57,7 +57,7 @@ func judgeEventListener(f facts) *verdict {
 	if lost >= lostEvents {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s lost %s of connection tracking %s", who, number(lost, "event"), f.window())
+	v.Title = fmt.Sprintf("%s lost %s %s", who, number(lost, "conntrack event"), f.window())
 	v.Evidence = []Evidence{
 		{"events that found no room in a socket", strconv.FormatUint(lost, 10), fromNetlink + ": Drops"},
 		{"socket that lost most", fmt.Sprintf("of %s, port %d: %d lost, %s wait", who, worst.PortID, worst.Drops, amount(worst.QueueBytes)), fromNetlink},

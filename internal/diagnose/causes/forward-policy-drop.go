@@ -99,7 +99,7 @@ func judgeForwardPolicy(f facts) *verdict {
 	what := "the FORWARD chain"
 	chains = f.busiestPolicy(chains)
 	if len(chains) > 0 {
-		what = fmt.Sprintf("chain %s of table %s %s", chains[0].Name, chains[0].Family, chains[0].Table)
+		what = fmt.Sprintf("chain %s (%s %s)", chains[0].Name, chains[0].Family, chains[0].Table)
 	}
 	v.Title = fmt.Sprintf("%s %sdropped %s %s that no rule accepted", what, source, number(lost, "forwarded packet"), f.window())
 

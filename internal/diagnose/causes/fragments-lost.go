@@ -64,9 +64,9 @@ func judgeFragments(f facts) *verdict {
 	}
 	full := fails - min(fails, timeouts) // found no room
 	crowded := timeoutsKnown && full >= f.few(fragmentsFew) && full > timeouts/10
-	v.Title = fmt.Sprintf("%s not complete in time %s, %s of those in fragments", number(timeouts, "packet"), f.window(), percent(part))
+	v.Title = fmt.Sprintf("%s not reassembled in time %s, %s of the fragmented ones", number(timeouts, "packet"), f.window(), percent(part))
 	if crowded {
-		v.Title = fmt.Sprintf("%s found no memory to wait for the rest of their packets %s", number(full, "fragment"), f.window())
+		v.Title = fmt.Sprintf("%s found no memory for reassembly %s", number(full, "fragment"), f.window())
 	}
 	if f.Counters != nil {
 		v.Evidence = append(v.Evidence, Evidence{"failures to put a packet together", strconv.FormatUint(fails, 10), fromSnmp + ": Ip ReasmFails"})

@@ -260,7 +260,7 @@ func TestNextHopReplies(t *testing.T) {
 	examples["next-hop-silent"](s)
 	s.Frames = &snapshot.Frames{Claims: []snapshot.AddressClaim{{Interface: "eth0", Addr: addr("198.51.100.254"), MAC: "02:00:00:00:00:fe", Count: 9, Replies: 9, Router: true}}}
 	f := Judge(s)[0]
-	if f.Code != "next-hop-silent" || !strings.Contains(f.Title, "replies to ARP, and the replies are not taken") || !strings.Contains(strings.Join(f.Remedy, "\n"), "nft list ruleset arp") {
+	if f.Code != "next-hop-silent" || !strings.Contains(f.Title, "replies to ARP but is ignored") || !strings.Contains(strings.Join(f.Remedy, "\n"), "nft list ruleset arp") {
 		t.Errorf("%s: %s: %q", f.Code, f.Title, f.Remedy)
 	}
 }

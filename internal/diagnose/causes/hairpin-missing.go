@@ -96,7 +96,7 @@ func judgeHairpin(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(h.entries)}
 	v.Severity = h.severity()
-	v.Title = fmt.Sprintf("%s from %s to %s saw no answer: %s is in their own network", number(h.entries, "connection"), h.network, h.example.Dest, h.example.Target.Addr())
+	v.Title = fmt.Sprintf("%s from %s to %s saw no reply: no hairpinning", number(h.entries, "connection"), h.network, h.example.Dest)
 	v.Evidence = h.evidence(f.recent())
 	v.Why = "The service sees the client's own address and answers directly, past this machine. The client gets an answer from an address that it never asked, and refuses it."
 	v.Remedy = append([]string{"# translate the source of what goes from this network back into it:"}, f.masqueradeWithin(h)...)
@@ -121,7 +121,7 @@ func (f facts) judgeOutsideOnly() *verdict {
 		to := netip.AddrPortFrom(t.First, cmp.Or(t.Ports.Min, r.Dest.Port()))
 		v := &verdict{harm: float64(r.Count)}
 		v.Severity = Warning
-		v.Title = fmt.Sprintf("%s to %s were refused by this machine itself: from %s no rule leads to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
+		v.Title = fmt.Sprintf("%s to %s refused here: no rule for %s leads to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
 		v.Evidence = append([]Evidence{
 			{"connections refused to " + r.Dest.String(), strconv.FormatUint(r.Count, 10), fromEvents},
 			{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), fmt.Sprintf("leads port %d to %s", r.Dest.Port(), to), fromRules + " (" + c.Backend + ")"},

@@ -169,7 +169,7 @@ func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
 	}
 	v := &verdict{harm: float64(lost)}
 	v.Severity = Critical
-	v.Title = fmt.Sprintf("forwarding of IPv6 is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
+	v.Title = fmt.Sprintf("IPv6 forwarding is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
 	v.Evidence = append([]Evidence{
 		{setting, "0", fromSettings},
 		{"packets dropped at ip6_forward", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer},

@@ -47,7 +47,7 @@ func judgePolicies(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(f.Xfrm.Prefixes)}
 	v.Severity = Advice
-	v.Title = fmt.Sprintf("each of %.0f packets a second is compared with %d policies of IPsec", f.perSecond(packets), f.Xfrm.Prefixes)
+	v.Title = fmt.Sprintf("each of %.0f packets a second is compared with %d IPsec policies", f.perSecond(packets), f.Xfrm.Prefixes)
 	v.Evidence = []Evidence{
 		{"policies for packets on their way out", fmt.Sprintf("%d, %d of them about networks", f.Xfrm.Policies, f.Xfrm.Prefixes), "IPsec policies, by netlink"},
 		{"packets that came in", strconv.FormatUint(packets, 10), fromLinks},

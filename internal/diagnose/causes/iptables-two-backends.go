@@ -62,7 +62,7 @@ func judgeTwoBackends(f facts) *verdict {
 	}
 	slices.Sort(both)
 	v.Severity = Advice
-	v.Title = "rules of iptables-legacy and of nftables are both in force on " + strings.Join(both, ", ")
+	v.Title = "iptables-legacy and nftables rules are both in force on " + strings.Join(both, ", ")
 	for _, side := range []map[place][]snapshot.Chain{legacy, nft} {
 		var texts []string
 		backend := ""

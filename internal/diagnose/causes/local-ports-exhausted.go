@@ -70,13 +70,13 @@ func judgeLocalPorts(f facts) *verdict {
 	}
 	v := &verdict{harm: used}
 	v.Severity = Warning
-	v.Title = fmt.Sprintf("connections of this machine from %s to %s hold %s of the ports that they can have", worst.Source, worst.Dest, percent(used))
+	v.Title = fmt.Sprintf("connections from %s to %s hold %s of the local ports", worst.Source, worst.Dest, percent(used))
 	if used >= localPortsOut {
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("no port is left here for another connection from %s to %s", worst.Source, worst.Dest)
+		v.Title = fmt.Sprintf("no local port left for connections from %s to %s", worst.Source, worst.Dest)
 	}
 	if worst.Process != "" {
-		v.Title += ", of " + worst.Process
+		v.Title += " (" + worst.Process + ")"
 	}
 	v.Evidence = []Evidence{
 		{"ports that connections hold", fmt.Sprintf("%d of %d", held, room), fromOwnTCP},

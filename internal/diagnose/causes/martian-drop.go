@@ -123,9 +123,9 @@ func (f facts) judgeOwnSource(rows []snapshot.Drop) *verdict {
 			source = t.source.Addr().String()
 		}
 	}
-	v.Title = fmt.Sprintf("%s came in with a source address that can't be there %s", number(lost, "packet"), f.window())
+	v.Title = fmt.Sprintf("%s arrived with an impossible source address %s", number(lost, "packet"), f.window())
 	if source != "" {
-		v.Title = fmt.Sprintf("%s from %s, an address that can't come in there, dropped %s", number(lost, "packet"), source, f.window())
+		v.Title = fmt.Sprintf("%s from %s dropped %s: that source cannot arrive there", number(lost, "packet"), source, f.window())
 	}
 	v.Evidence = append([]Evidence{{"packets dropped as martians", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer}}, sampleEvidence(rows)...)
 	v.Evidence = append(v.Evidence, Evidence{"share of what came in there", percent(part), fromLinks})

@@ -84,7 +84,7 @@ func judgeMTU(f facts) *verdict {
 		"connections open, and hang with the first full segment."
 	v.Remedy = f.fitSize(rows, out, mtu, found)
 	if c, n, ok := f.ownSizeMessages(); ok {
-		v.Title += fmt.Sprintf("; %s drops the ICMP messages that say so", c.short())
+		v.Title += fmt.Sprintf("; %s drops the ICMP errors", c.short())
 		v.Evidence = append(v.Evidence, Evidence{"ICMP messages of this machine that its own rules dropped", strconv.FormatUint(n, 10), fromTracer})
 		v.Evidence = append(v.Evidence, c.evidence(f)...)
 		v.Why = "This machine answers each with an ICMP message that says which size fits, and its own rules drop that message on its way out. The sender goes on sending packets of the same size."
@@ -194,7 +194,7 @@ func judgeSizeUntold(f facts) *verdict {
 	if sure {
 		who = suspects[0].short()
 	}
-	v.Title = fmt.Sprintf("%s drops the messages by which routers say that packets are too big for them", who)
+	v.Title = fmt.Sprintf("%s drops the ICMP messages of path MTU discovery", who)
 	v.Evidence = []Evidence{
 		{"packets dropped by rules, such messages among them", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer},
 		{"one of them", example, fromTracer},

@@ -63,7 +63,7 @@ func judgeBudget(f facts) *verdict {
 	if part >= squeezedMost && worst.Busy < oneCPUBusy {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("processor %d broke off %.0f rounds of receiving a second with packets left", worst.Number, f.perSecond(worst.Squeezed))
+	v.Title = fmt.Sprintf("CPU %d ended %.0f receive rounds a second with packets left", worst.Number, f.perSecond(worst.Squeezed))
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("rounds that processor %d broke off", worst.Number), strconv.FormatUint(worst.Squeezed, 10), fromSoftnet},
 		{"packets that it took", fmt.Sprintf("%d, up to %s of them in such rounds", worst.Packets, percent(part)), fromSoftnet},

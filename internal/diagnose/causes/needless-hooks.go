@@ -61,9 +61,9 @@ func judgeNeedless(f facts) *verdict {
 	}
 	v.harm = float64(hooks)
 	v.Severity = Advice
-	v.Title = fmt.Sprintf("each of %.0f packets a second meets up to %s that no rule needs", f.perSecond(packets), number(uint64(hooks), "function"))
+	v.Title = fmt.Sprintf("each of %.0f packets a second passes up to %s that no rule needs", f.perSecond(packets), number(uint64(hooks), "function"))
 	if hooks == 0 { // such as two back ends, each of which has rules
-		v.Title = fmt.Sprintf("each of %.0f packets a second meets %s", f.perSecond(packets), found[0].What)
+		v.Title = fmt.Sprintf("each of %.0f packets a second passes %s", f.perSecond(packets), found[0].What)
 	}
 	for i, n := range found {
 		if i == maxNeedless {

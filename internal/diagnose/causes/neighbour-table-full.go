@@ -57,10 +57,10 @@ func judgeNeighbours(f facts) *verdict {
 	}[worst.Family]
 	v := &verdict{harm: float64(worst.TableFulls)}
 	v.Severity = Warning
-	v.Title = fmt.Sprintf("the table of neighbours (%s) is nearly full: %s of %d", words.name, plural.Count(worst.Entries, "entry"), worst.Thresh3)
+	v.Title = fmt.Sprintf("the neighbour table (%s) is nearly full: %s of %d", words.name, plural.Count(worst.Entries, "entry"), worst.Thresh3)
 	if worst.TableFulls > 0 {
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("the table of neighbours (%s) had no room %s", words.name, number(worst.TableFulls, "time")+" "+f.window())
+		v.Title = fmt.Sprintf("the neighbour table (%s) had no room %s", words.name, number(worst.TableFulls, "time")+" "+f.window())
 	}
 	source := "/proc/net/stat/" + words.file
 	if worst.TableFulls > 0 {

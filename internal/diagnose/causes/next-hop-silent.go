@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"natkit/internal/snapshot"
 )
@@ -113,16 +112,16 @@ func judgeNextHop(f facts) *verdict {
 	case worst.router:
 		who = "router " + worst.addr.String()
 	case worst.translated.IsValid():
-		who = fmt.Sprintf("%s, where %s leads to,", worst.addr, worst.translated)
+		who = "backend " + worst.addr.String()
 	}
 	question := "ARP"
 	if worst.addr.Is6() {
 		question = "neighbour discovery"
 	}
-	v.Title = fmt.Sprintf("%s on %s does not answer to %s: %s lost %s", who, worst.out, question, number(worst.lost, "packet"), f.window())
+	v.Title = fmt.Sprintf("%s on %s does not reply to %s: %s lost %s", who, worst.out, question, number(worst.lost, "packet"), f.window())
 	replies, reply := f.arpReplies(worst.addr)
 	if replies > 0 {
-		v.Title = fmt.Sprintf("%s on %s replies to ARP, and the replies are not taken: %s lost %s", strings.TrimSuffix(who, ","), worst.out, number(worst.lost, "packet"), f.window())
+		v.Title = fmt.Sprintf("%s on %s replies to ARP but is ignored: %s lost %s", who, worst.out, number(worst.lost, "packet"), f.window())
 	}
 	v.Evidence = []Evidence{{"packets whose next hop did not answer", strconv.FormatUint(lost, 10), fromTracer}}
 	v.Evidence = append(v.Evidence, sampleEvidence(worst.rows)...)

@@ -84,7 +84,7 @@ func judgeRing(f facts) *verdict {
 	dev := quote(worst.Name)
 	v.Title = fmt.Sprintf("%s had no room for %s %s", worst.Name, number(lost, "packet"), f.window())
 	if allowance != "" {
-		v.Title = fmt.Sprintf("the cloud's network dropped %s of %s %s: a limit of this kind of machine", number(lost, "packet"), worst.Name, f.window())
+		v.Title = fmt.Sprintf("the cloud dropped %s of %s %s: a limit of this instance type", number(lost, "packet"), worst.Name, f.window())
 	}
 	if worst.RxMissed > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"missed, FIFO and overrun errors of " + worst.Name, strconv.FormatUint(worst.RxMissed, 10), fromLinks})

@@ -118,7 +118,7 @@ func judgeNoRoute(f facts) *verdict {
 	}
 	down := f.downLink(rows)
 	if down != "" && !deliberate {
-		v.Title += ": " + down + ", which leads there, is down"
+		v.Title += ": " + down + " is down"
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
 		v.Remedy = append(v.Remedy, "# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev "+quote(down)+" up"))
 	}

@@ -110,7 +110,7 @@ func judgeOther(f facts) *verdict {
 	}
 	function, _, _ := strings.Cut(worst.Location, "+")
 	inner := strings.TrimLeft(function, "_")
-	way := "came in by"
+	way := "arrived on"
 	if leaves(inner) {
 		way = "were to leave by"
 	}
@@ -139,7 +139,7 @@ func judgeOther(f facts) *verdict {
 		break
 	}
 	if client, network, ok := f.clientAtBroadcast(worst); ok {
-		v.Title = fmt.Sprintf("%s to %s dropped %s: it is the broadcast address of %s on this machine", number(lost, "reply"), client, f.window(), network)
+		v.Title = fmt.Sprintf("%s to %s dropped %s: it is the broadcast address of %s", number(lost, "reply"), client, f.window(), network)
 		v.Why = fmt.Sprintf("A client has the address %s, and its packets are forwarded; the replies are taken for broadcasts, because the mask of the address on this machine makes it the last address of %s. One of the two masks is wrong.", client, network)
 		v.Remedy = []string{"# the address and its mask here; clients have theirs by DHCP or by hand:", f.run("ip -4 addr show to " + network.String())}
 	}

@@ -70,7 +70,7 @@ func judgeReceiveBuffer(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s of UDP found the buffer of their program full %s", number(lost, "datagram"), f.window())
+	v.Title = fmt.Sprintf("%s dropped %s: the program's receive buffer is full", number(lost, "UDP datagram"), f.window())
 	v.Evidence = []Evidence{{"datagrams that found a full buffer", strconv.FormatUint(lost, 10), fromSnmp + ": Udp RcvbufErrors"},
 		{"datagrams that programs here took", strconv.FormatUint(taken, 10), fromSnmp + ": Udp InDatagrams"}}
 	if traced > 0 {
@@ -81,7 +81,7 @@ func judgeReceiveBuffer(f facts) *verdict {
 	show := "ss -lunpm"
 	if len(rows) > 0 {
 		dest := udpOf(rows[0])[0]
-		v.Title += fmt.Sprintf(", those for port %d first", dest.Port())
+		v.Title += fmt.Sprintf(" (port %d first)", dest.Port())
 		show += fmt.Sprintf(" 'sport = :%d'", dest.Port())
 	}
 	v.Remedy = []string{"# which program is it, and does it read? A Recv-Q that stays full means that it is too slow or stands still, and no buffer is long enough:", f.run(show)}

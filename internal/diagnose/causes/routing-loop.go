@@ -87,9 +87,9 @@ func judgeTTL(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s%s had no hop left %s", number(lost, "packet"), destinations(rows), f.window())
+	v.Title = fmt.Sprintf("the TTL of %s%s was exceeded here %s", number(lost, "packet"), destinations(rows), f.window())
 	if len(loop) > 0 {
-		v.Title = fmt.Sprintf("routing loop: packets to %s come in by %s, where their route leads out again; %s lost %s", loop[0].Dest, loop[0].In, number(lost, "packet"), f.window())
+		v.Title = fmt.Sprintf("routing loop: packets to %s enter and leave by %s; %s lost %s", loop[0].Dest, loop[0].In, number(lost, "packet"), f.window())
 	}
 	if expired > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped with no hop left", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer})
@@ -148,7 +148,7 @@ func (f facts) judgeCircles(expired uint64) *verdict {
 	if seen >= ttlMany || expired >= ttlMany {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("routing loop: packets to %s come in by %s again and again, where their route leads out", worst.Dest, worst.Interface)
+	v.Title = fmt.Sprintf("routing loop: packets to %s repeatedly enter and leave by %s", worst.Dest, worst.Interface)
 	v.Evidence = []Evidence{
 		{"packets seen more than once, with fewer hops left each time", fmt.Sprintf("at least %d", seen), fromFrames},
 		{"one of them", worst.Sample, fromFrames},

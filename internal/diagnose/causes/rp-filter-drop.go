@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"natkit/internal/snapshot"
 )
@@ -77,7 +78,7 @@ func judgeRPFilter(f facts) *verdict {
 		return nil
 	case known && part < rpFilterShare:
 		v.Severity = Advice
-		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s, %s of what came in", number(lost, "packet"), f.window(), percent(part))
+		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s, %s of what arrived", number(lost, "packet"), f.window(), percent(part))
 	case known && lost >= rpFilterMany:
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
@@ -85,6 +86,7 @@ func judgeRPFilter(f facts) *verdict {
 		v.Severity = Warning
 		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
 	}
+	v.Title = titled(v.Title, ", arriving on "+strings.Join(wrong, ", "))
 	if counted > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped for their source's route", strconv.FormatUint(counted, 10), fromNetstat + ": TcpExt IPReversePathFilter"})
 	}

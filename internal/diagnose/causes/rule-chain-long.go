@@ -63,11 +63,11 @@ func judgeRuleChain(f facts) *verdict {
 	v := &verdict{harm: float64(longest.Rules)}
 	v.Severity = Advice
 	first := longest.Type == "nat" || longest.Type == "" && longest.Table == "nat"
-	who := "each packet that reaches it goes through them one by one"
+	who := "each packet"
 	if first {
-		who = "the first packet of each connection goes through them one by one"
+		who = "each new connection"
 	}
-	v.Title = fmt.Sprintf("chain %s of table %s %s has %s, and %s", longest.Name, longest.Family, longest.Table, plural.Count(longest.Rules, "rule"), who)
+	v.Title = fmt.Sprintf("chain %s (%s %s) has %s, evaluated one by one for %s", longest.Name, longest.Family, longest.Table, plural.Count(longest.Rules, "rule"), who)
 	for _, c := range long[:min(len(long), 5)] {
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rules of chain %s, table %s %s", c.Name, c.Family, c.Table), strconv.Itoa(c.Rules), fromRules + " (" + c.Backend + ")"})
 	}

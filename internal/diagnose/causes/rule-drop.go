@@ -184,10 +184,10 @@ const neighbourPackets = "packets by which hosts find each other's hardware addr
 func (f facts) ruleTitle(victims ruleVictims, suspects []culprit, sure bool, what string) string {
 	part := ""
 	if victims.by != "" {
-		part = fmt.Sprintf(", %s of what came in by %s", percent(victims.share()), victims.by)
+		part = fmt.Sprintf(", %s of what arrived on %s", percent(victims.share()), victims.by)
 	}
 	if sure {
-		return fmt.Sprintf("%s dropped %d %s %s%s%s", suspects[0].short(), victims.count, what, f.window(), part, f.usedUp(suspects[0]))
+		return titled(fmt.Sprintf("%s dropped %d %s %s", suspects[0].short(), victims.count, what, f.window()), f.usedUp(suspects[0]), part)
 	}
 	if !slices.ContainsFunc(suspects, func(c culprit) bool { return c.blamed || c.Rule == nil }) || len(suspects) < 2 {
 		return fmt.Sprintf("a rule dropped %d %s %s%s", victims.count, what, f.window(), part)
@@ -199,7 +199,7 @@ func (f facts) ruleTitle(victims ruleVictims, suspects []culprit, sure bool, wha
 	if len(suspects) > 2 {
 		names[1] += " or another"
 	}
-	return fmt.Sprintf("%d %s dropped %s by %s; natkit cannot tell which", victims.count, what, f.window(), strings.Join(names, " or "))
+	return titled(fmt.Sprintf("%d %s dropped %s by %s", victims.count, what, f.window(), strings.Join(names, " or ")), "; natkit cannot tell which")
 }
 
 // usedUp is what made a rule drop, in a word.
@@ -493,7 +493,7 @@ func judgeTTLRule(f facts) *verdict {
 	}
 	v := &verdict{harm: float64(expired)}
 	v.Severity = Warning
-	v.Title = fmt.Sprintf("%s sets the TTL: %s exceeded it here %s", rule.short(), number(expired, "packet"), f.window())
+	v.Title = fmt.Sprintf("%s sets the TTL: %s exceeded it %s", rule.short(), number(expired, "packet"), f.window())
 	v.Evidence = append([]Evidence{{"packets dropped with TTL exceeded", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer}}, sampleEvidence(rows)...)
 	v.Evidence = append(v.Evidence, rule.evidence(f)...)
 	v.Why = "A router drops a packet whose TTL is used up. A rule that sets a low TTL keeps packets from being forwarded; it is no loop."

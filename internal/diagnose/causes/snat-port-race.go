@@ -45,7 +45,7 @@ func judgePortRace(f facts) *verdict {
 	if f.perSecond(lost) >= raceMany {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s failed %s to get an outside port, while ports are free", number(lost, "new flow"), f.window())
+	v.Title = fmt.Sprintf("%s failed %s to get an external port, while ports are free", number(lost, "new flow"), f.window())
 	v.Evidence = f.raceEvidence(lost, rows)
 	if use := f.Conntrack.Table.SNATPorts; len(use) > 0 && use[0].Used < implausible {
 		v.Evidence = append(v.Evidence, Evidence{"most ports in use towards one destination", fmt.Sprintf("%d, of %s towards %s %s", use[0].Used, use[0].Outside, use[0].Protocol, use[0].Dest), fromDump})

@@ -67,10 +67,10 @@ func judgeSNATPorts(f facts) *verdict {
 	switch {
 	case found && (lost >= fewFailures || lost > 0 && p.size >= fewPorts):
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("no free port left on %s towards %s %s: %s failed %s", p.use.Outside, p.use.Protocol, p.use.Dest, number(lost, "new flow"), f.window())
+		v.Title = fmt.Sprintf("no free port on %s towards %s %s: %s failed %s", p.use.Outside, p.use.Protocol, p.use.Dest, number(lost, "new flow"), f.window())
 		if p.mixed && !p.seen {
 			v.Severity = Warning
-			v.Title = fmt.Sprintf("likely no free port left on %s towards %s %s: %s failed %s", p.use.Outside, p.use.Protocol, p.use.Dest, number(lost, "new flow"), f.window())
+			v.Title = fmt.Sprintf("likely no free port on %s towards %s %s: %s failed %s", p.use.Outside, p.use.Protocol, p.use.Dest, number(lost, "new flow"), f.window())
 		}
 	case found && p.size >= fewPorts:
 		v.Severity = Warning
@@ -78,7 +78,7 @@ func judgeSNATPorts(f facts) *verdict {
 		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent(share(p.use.Used, p.size)), p.use.Outside, p.use.Protocol, p.use.Dest)
 	case !found && lost >= manyFailures && f.suspectPorts() && !mostlyDNS(rows):
 		v.Severity = Warning
-		v.Title = fmt.Sprintf("source translation likely has no free port left: %s failed %s", number(lost, "new flow"), f.window())
+		v.Title = fmt.Sprintf("source NAT likely has no free port left: %s failed %s", number(lost, "new flow"), f.window())
 	default:
 		return nil
 	}

@@ -65,7 +65,7 @@ func judgeAllCPUs(f facts) *verdict {
 	default:
 		v.Severity = Advice
 	}
-	v.Title = fmt.Sprintf("%s busy for %s of the time, %s of it with packets: %.0f a second are forwarded", allOf(len(f.CPUs)), percent(busy), percent(softirq/busy), rate)
+	v.Title = fmt.Sprintf("%s %s busy, %s of it in softirq; %.0f packets a second forwarded", allOf(len(f.CPUs)), percent(busy), percent(softirq/busy), rate)
 	v.Evidence = []Evidence{
 		{"processors, on average", fmt.Sprintf("%s busy, %s in softirq", percent(busy), percent(softirq)), fromCPUs},
 		{"packets forwarded", fmt.Sprintf("%.0f a second", rate), fromSnmp},
@@ -83,7 +83,7 @@ func judgeAllCPUs(f facts) *verdict {
 // allOf is the processors as the subject of a sentence.
 func allOf(n int) string {
 	if n == 1 {
-		return "the one processor is"
+		return "the only CPU is"
 	}
-	return fmt.Sprintf("all %d processors are", n)
+	return fmt.Sprintf("all %d CPUs are", n)
 }

@@ -62,7 +62,7 @@ func judgeDelayed(f facts) *verdict {
 	if part >= delayMost && f.perSecond(worst.Packets) >= manyPackets {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("packets waited for processor %d, which other work had: %.0f ms at a time, %s of the window", worst.Number, 1000*wait/runs, percent(part))
+	v.Title = fmt.Sprintf("packets waited for CPU %d, busy with other work: %.0f ms at a time, %s of the window", worst.Number, 1000*wait/runs, percent(part))
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("ksoftirqd/%d was ready and waited", worst.Number), fmt.Sprintf("%.1f s in all, %.0f times", wait, runs), "/proc/PID/schedstat"},
 		{fmt.Sprintf("processor %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(worst.Busy), percent(worst.Softirq), f.perSecond(worst.Packets)), fromCPUs},

@@ -73,7 +73,7 @@ func judgeOneCPU(f facts) *verdict {
 	default:
 		v.Severity = Advice
 	}
-	v.Title = fmt.Sprintf("processor %d is busy for %s of its time and does nearly all the packets, the other %d spend %s on them", hot.Number, percent(hot.Busy), len(f.CPUs)-1, percent(others))
+	v.Title = fmt.Sprintf("CPU %d is %s busy and processes nearly all packets; the other %d spend %s on them", hot.Number, percent(hot.Busy), len(f.CPUs)-1, percent(others))
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("processor %d", hot.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(hot.Busy), percent(hot.Softirq), f.perSecond(hot.Packets)), fromCPUs},
 		{"softirq of the others, on average", percent(others), fromCPUs},

@@ -73,9 +73,9 @@ func judgeStaleDNAT(f facts) *verdict {
 	}
 	first := stale[0]
 	if first.Target == first.Dest {
-		v.Title = fmt.Sprintf("%s to %s untranslated, as before the rule for it was there", goesOn(flows), first.Dest)
+		v.Title = fmt.Sprintf("%s to %s, untranslated: older than the rule for it", goesOn(flows), first.Dest)
 	} else {
-		v.Title = fmt.Sprintf("%s to %s by way of %s, which no rule names any more", goesOn(flows), first.Dest, first.Target)
+		v.Title = fmt.Sprintf("%s to %s via %s, which no rule names any more", goesOn(flows), first.Dest, first.Target)
 	}
 	v.Evidence = []Evidence{{"such flows at least", strconv.FormatUint(flows, 10), fmt.Sprintf("%s: unanswered, with a packet in the last %d s; samples of the tracer", fromDump, f.recent())}}
 	if lost > 0 {
@@ -147,9 +147,9 @@ func parseFlow(sample string) (tuple, bool) {
 
 func goesOn(flows uint64) string {
 	if flows == 1 {
-		return "1 UDP flow goes on"
+		return "1 UDP flow continues"
 	}
-	return fmt.Sprintf("%d UDP flows go on", flows)
+	return fmt.Sprintf("%d UDP flows continue", flows)
 }
 
 // targetGone says whether surely no rule leads to a target any more.

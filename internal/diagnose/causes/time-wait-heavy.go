@@ -56,7 +56,7 @@ func judgeTimeWait(f facts) *verdict {
 	if share(waiting, limit) >= timeWaitRoom {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("connections that are over hold %s of the connection tracking table", percent(share(waiting, limit)))
+	v.Title = fmt.Sprintf("closed connections (TIME_WAIT) hold %s of the connection tracking table", percent(share(waiting, limit)))
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{"entries in TIME_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump})
 	const timeout = "net.netfilter.nf_conntrack_tcp_timeout_time_wait"

@@ -406,7 +406,7 @@ func TestBackend(t *testing.T) {
 	examples[code](down)
 	down.Interfaces = append(down.Interfaces, snapshot.Interface{Name: "br 0", Addresses: prefixes("192.168.9.1/24")})
 	down.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.9.80:8443")
-	if f := Judge(down)[0]; !strings.HasSuffix(f.Title, "br 0, which leads there, is down") || f.Remedy[1] != "ip link set dev 'br 0' up" {
+	if f := Judge(down)[0]; !strings.HasSuffix(f.Title, ": br 0 is down") || f.Remedy[1] != "ip link set dev 'br 0' up" {
 		t.Errorf("the interface is down: %s, %q", f.Title, f.Remedy)
 	}
 	// Where all namespaces are watched, the backend's own is asked.
@@ -416,11 +416,11 @@ func TestBackend(t *testing.T) {
 	elsewhere.Netns, elsewhere.Namespace = 4026539999, "pid:77"
 	s.Drops.Elsewhere = []snapshot.Drop{drop(240, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.81:8443 SYN")), elsewhere}
 	f := Judge(s)[0]
-	if f.Code != code || !strings.HasSuffix(f.Title, ": they are dropped in pid:77") || !strings.Contains(strings.Join(f.Remedy, "\n"), "nsenter -t 77 -n nft -a list ruleset") {
+	if f.Code != code || !strings.HasSuffix(f.Title, "are dropped in pid:77") || !strings.Contains(strings.Join(f.Remedy, "\n"), "nsenter -t 77 -n nft -a list ruleset") {
 		t.Errorf("dropped in the backend's namespace: %s, %q", f.Title, f.Remedy)
 	}
 	s.Drops.Elsewhere[1].Container = "docker web1"
-	if f := Judge(s)[0]; !strings.HasSuffix(f.Title, ": they are dropped in docker web1") {
+	if f := Judge(s)[0]; !strings.HasSuffix(f.Title, "are dropped in docker web1") {
 		t.Errorf("dropped in a container: %s", f.Title)
 	}
 	s.Drops.Elsewhere[1].Count = 3
@@ -432,7 +432,7 @@ func TestBackend(t *testing.T) {
 	examples[code](s)
 	other := netip.MustParseAddrPort("192.168.1.81:8443")
 	s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: dest, Target: other, Answered: 5000}}
-	if got := Judge(s); len(got) != 1 || got[0].Severity != Critical || !strings.Contains(got[0].Title, target.String()+", where "+dest.String()) {
+	if got := Judge(s); len(got) != 1 || got[0].Severity != Critical || !strings.Contains(got[0].Title, target.String()+", the backend of "+dest.String()) {
 		t.Errorf("beside a backend that works: %+v", got)
 	}
 }

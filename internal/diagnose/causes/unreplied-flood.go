@@ -68,7 +68,7 @@ func judgeUnreplied(f facts) *verdict {
 		v.Severity = Critical
 		v.harm = float64(evicted)
 	}
-	v.Title = fmt.Sprintf("%d of %d entries never saw an answer", unreplied, t.Entries)
+	v.Title = fmt.Sprintf("%d of %d entries never saw a reply", unreplied, t.Entries)
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{"unreplied entries", fmt.Sprintf("%d of %d (%s)", unreplied, t.Entries, percent(share(unreplied, t.Entries))), fromDump})
 	if evicted > 0 {

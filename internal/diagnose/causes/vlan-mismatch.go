@@ -74,7 +74,7 @@ func judgeVLAN(f facts) *verdict {
 	if share(n, came) >= astrayMost.Enter {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s for this machine on %s with VLAN tag %d, for which there is no interface", number(n, "frame"), worst.link, worst.vlan)
+	v.Title = fmt.Sprintf("%s for this machine on %s with VLAN tag %d: no interface has it", number(n, "frame"), worst.link, worst.vlan)
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("frames with tag %d", worst.vlan), strconv.FormatUint(n, 10), fromFrames},
 		{"one of them", examples[worst], fromFrames},

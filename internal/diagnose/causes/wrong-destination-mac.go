@@ -75,7 +75,7 @@ func judgeWrongMAC(f facts) *verdict {
 	if share(n, came) >= astrayMost.Enter {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s on %s for %s, a hardware address that nobody here has", number(n, "frame"), worst.link, worst.to)
+	v.Title = fmt.Sprintf("%s on %s for %s, a hardware address that no machine has", number(n, "frame"), worst.link, worst.to)
 	v.Evidence = []Evidence{
 		{"frames for " + worst.to, fmt.Sprintf("%d of the %d that came in by %s", n, came, worst.link), fromFrames},
 	}
