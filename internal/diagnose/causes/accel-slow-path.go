@@ -23,13 +23,15 @@ const (
 var accelSlowPath = Cause{
 	Code:       "accel-slow-path",
 	Title:      "Packets take the kernel stack that natkit accel could forward",
+	Headline:   "natkit accel does not speed up forwarding: tcp-strict, no-way, no-room",
+	Search:     []string{"natkit accel status: tcp-strict", "natkit accel status: no-room", "net.netfilter.nf_conntrack_tcp_be_liberal"},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanEngine},
-	Symptom:    "natkit accel is on and forwarding is hardly faster; nothing is lost.",
-	Proof: fmt.Sprintf("At least %d packets a second, and %s of the TCP and UDP packets for others, went through the stack in the window for one reason that a setting of accel decides: "+
-		"TCP while connection tracking checks its windows (tcp-strict), an egress interface that is not accelerated (no-way), or a full flow cache (no-room). It is advice, never more.", slowPackets, percent(slowShare)),
-	Lookalike: "Flows below the threshold, SYN, FIN and RST, fragments and packets for this machine: they take the stack whatever the settings.",
-	Cure:      "Turning accel off and on again with the option that includes these packets; no connection ends by that.",
+	Symptom:    "natkit accel is on, and forwarding is hardly faster. No packet is lost.",
+	Proof: fmt.Sprintf("At least %d packets a second, and %s of the forwarded TCP and UDP packets, took the stack during the window for one reason that a setting of accel decides: "+
+		"TCP while connection tracking checks its windows (tcp-strict), an egress interface that is not accelerated (no-way), or a full flow cache (no-room). It is always advice.", slowPackets, percent(slowShare)),
+	Lookalike: "Flows below the threshold, SYN, FIN and RST, fragments and packets for this machine: they always take the stack.",
+	Cure:      "Turn accel off and on again with the option that includes these packets. No connection ends.",
 	judge:     judgeAccelSlowPath,
 }
 
