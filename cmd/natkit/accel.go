@@ -17,17 +17,19 @@ func newAccelCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accel",
 		Short: "Accelerate the kernel's own NAT; its rules stay as they are",
-		Long: `Accelerate the NAT that is there: rules of Docker, Kubernetes, firewalld or your
-own, with their filters and their connection tracking, stay as they are and go on
-deciding. The first packets of a flow go through them. When both ends have sent, and
-a packet was seen leaving through the stack, those that follow are translated and
-forwarded where they come in, by XDP or tc, as connection tracking has it.
+		Long: `Accelerate the NAT that the kernel already does. The rules of Docker, Kubernetes,
+firewalld or your own, their filters and connection tracking stay in place and keep
+deciding. The first packets of a flow take the normal path through the stack. Once
+both ends have sent and a packet was seen leaving, natkit adds a fast-path entry:
+later packets are translated and forwarded at the ingress interface, in XDP or tc,
+as connection tracking would.
 
-Once a second one packet of each direction goes through the stack again, and
-connection tracking is asked. So a new rule, a deleted connection, another route, link
-or neighbour takes effect within a second, with no process running, and the kernel's
-time-outs are as before. SYN, FIN, RST, fragments, IP options, a TTL that ends, what
-is too big, ICMP, and flows with a helper always go through the stack.`,
+Once a second one packet of each direction goes through the stack again, and its
+connection tracking entry is revalidated. So a new rule, a deleted entry, another
+route, link or neighbour takes effect within a second, without a running process,
+and the kernel's time-outs do not change. SYN, FIN, RST, fragments, IP options, an
+expiring TTL, packets above the MTU, ICMP and flows with a helper always go through
+the stack.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -42,30 +44,30 @@ func newAccelOnCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "on INTERFACE...",
 		Short: "Turn acceleration on between these interfaces",
-		Long: `Accelerate flows that come in and leave by these interfaces. For containers name
+		Long: `Accelerate flows that arrive and leave on these interfaces. For containers name
 the bridge, not its ports: eth0 docker0.
 
-TCP is accelerated if connection tracking does not check TCP windows, because it does
-not see every packet any more: --tcp-liberal sets nf_conntrack_tcp_be_liberal to 1
-until natkit accel off. TCP connections that are open then go on, and their windows
-are not checked till they end. Without it TCP goes through the stack as before.
+TCP is accelerated only if connection tracking does not check TCP windows, because
+it no longer sees every packet: --tcp-liberal sets nf_conntrack_tcp_be_liberal to 1
+until natkit accel off. Open TCP connections then continue, without a window check
+until they end. Without the flag TCP goes through the stack as before.
 
-What the rules and the machine do with each packet of a flow, they do with one a
-second. Shaping, limits, quotas, queues, packets changed by rules or judged by their
-length, TOS or TTL, accounting, IPsec, routing by TOS, and programs and chains of
-others at these interfaces are looked for; if there are some they are listed, and
-nothing is done without --bypass. Rules that packets of established flows never reach
-are not listed. What decides for a whole flow is obeyed: filters, routing by mark, and
-what a bridge does with VLANs.
+Whatever the rules and the machine do to every packet of a flow happens to only one
+packet per second. natkit looks for shaping, limits, quotas, queues, rules that
+change packets or match their length, TOS or TTL, accounting, IPsec, routing by
+TOS, and other programs and chains on these interfaces. If it finds any, it lists
+them and refuses to start without --bypass. Rules that packets of established flows
+never reach are not listed. What is decided once for a whole flow still holds:
+filters, routing by mark, and a bridge's VLANs.
 
-Where net.bridge.bridge-nf-call-iptables is 1, as Docker and Kubernetes want it, what
-comes from a bridge's ports has its destination translated before it gets to natkit,
-and its flow can't be told any more: requests from containers to a service's address,
-and answers to a masqueraded client, go through the stack; the other direction of
-such a flow is accelerated, and of all other flows both are.
+Where net.bridge.bridge-nf-call-iptables is 1, as Docker and Kubernetes set it,
+packets from a bridge's ports have their destination translated before natkit sees
+them, so their flow cannot be identified. Requests from containers to a service
+address, and replies to a masqueraded client, go through the stack; the other
+direction of such a flow is accelerated, and all other flows in both directions.
 
-All is done or nothing. The setting is written down before it is changed, and put
-back by natkit accel off, also after natkit was killed at any moment.
+Either everything is set up or nothing. The old setting is saved before it is
+changed, and natkit accel off restores it, even after natkit was killed.
 
 With -o json: done (false with --dry-run), interfaces (interface, xdp, xdp_transmit,
 reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
@@ -75,11 +77,11 @@ reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
 		Args: asUsage(cobra.MinimumNArgs(1)),
 	}
 	f := cmd.Flags()
-	f.StringVar(&attach, "attach", "auto", "where packets are met: auto, xdp or tc")
-	f.BoolVar(&o.TCPLiberal, "tcp-liberal", false, "accelerate TCP too, and have connection tracking not check its windows")
-	f.BoolVar(&o.Bypass, "bypass", false, "accept that packets go past what is set up here for each of them")
-	f.IntVar(&o.Flows, "flows", 0, "`number` of flows to remember (default nf_conntrack_max, at most 262144)")
-	f.BoolVar(&dryRun, "dry-run", false, "show what would be done, and change nothing")
+	f.StringVar(&attach, "attach", "auto", "attach point of the programs: auto, xdp or tc")
+	f.BoolVar(&o.TCPLiberal, "tcp-liberal", false, "accelerate TCP too; connection tracking then does not check its windows")
+	f.BoolVar(&o.Bypass, "bypass", false, "start although packets bypass what is configured here per packet")
+	f.IntVar(&o.Flows, "flows", 0, "maximum `number` of flows (default nf_conntrack_max, at most 262144)")
+	f.BoolVar(&dryRun, "dry-run", false, "show what would be done and change nothing")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var err error
@@ -118,18 +120,18 @@ func newAccelOffCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "off",
 		Short: "Turn acceleration off without losing a connection",
-		Long: `End acceleration. Packets go through the stack again, which has known of every flow
-all the time. What was changed of the namespace is put back, unless somebody else has
-changed it since: that is said, and it stays.
+		Long: `Turn acceleration off. Packets go through the stack again, which has known every
+flow all along. The settings of the namespace are restored, except those that
+somebody else has changed since: natkit reports these and leaves them.
 
-If TCP was accelerated, connection tracking has not followed its windows, and would
-take packets of open connections for invalid. So before nf_conntrack_tcp_be_liberal is
-put back, every TCP connection over IPv4 that is open is marked as one whose windows
-are not checked, till it ends; later ones are checked as before. If they can't be
-marked, the setting stays, and what puts it back later is said.
+If TCP was accelerated, connection tracking did not follow its windows and would
+treat packets of open connections as invalid. So before natkit restores
+nf_conntrack_tcp_be_liberal, it marks every open IPv4 TCP connection as exempt from
+the window check until it ends; later connections are checked as before. If they
+cannot be marked, the setting stays, and natkit shows how to restore it later.
 
-With XDP the driver may reset the card's queues when its program is taken off, and
-packets that were in them are lost: the driver decides.
+With XDP, the driver may reset the card's queues when the program is removed and
+lose the packets in them; natkit cannot prevent that.
 
 With -o json: kept (what was not put back, each with why).`,
 		Example: "  natkit accel off\n  natkit accel off --netns gateway",
@@ -156,14 +158,14 @@ func newAccelStatusCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what is accelerated, what is not, and why",
-		Long: `Show what is accelerated, how many packets went past the stack, and how many went
-through it for which reason. Counters begin when acceleration is turned on. What was
-set up since that accelerated packets go past is a problem, as is a link or a setting
-that is no longer what it was.
+		Long: `Show what is accelerated, how many packets bypassed the stack, and how many went
+through it, by reason. Counters start when acceleration is turned on. A problem is
+reported if shaping, filters or other programs that accelerated packets bypass were
+set up since, or if a link or a setting has changed.
 
-What a packet saves is not told: it depends on the rules, the cards and the packet,
-and nothing here measures the way that it did not take. natkit hooks --cost shows what
-the rules cost those that go through the stack, natkit bench udp compares the ways.
+natkit accel status does not show what a packet saves: that depends on the rules,
+the cards and the packet, and the path not taken cannot be measured here. natkit
+hooks --cost shows what the rules cost, natkit bench udp compares both paths.
 
 With -o json: since, interfaces (name, hooks, reason), tcp, flows_limit, stats
 (reasons by name, bytes, trusted, known), share (past the stack, of the TCP and UDP

@@ -24,9 +24,9 @@ type natFlags struct {
 
 func (f *natFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.file, "file", "f", "", "rule `FILE` (- is stdin)")
-	cmd.Flags().StringVar(&f.attach, "attach", "", "where engine ebpf meets packets: auto, xdp or tc")
-	cmd.Flags().BoolVar(&f.bypass, "bypass", false, "accept that packets of engine ebpf go past filters, marks and shaping that are set up here")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what would be done, and change nothing")
+	cmd.Flags().StringVar(&f.attach, "attach", "", "attach point of engine ebpf: auto, xdp or tc")
+	cmd.Flags().BoolVar(&f.bypass, "bypass", false, "start although packets of engine ebpf bypass filters, marks and shaping configured here")
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what would be done and change nothing")
 }
 
 // read reads the rule file and the options for it.
@@ -102,21 +102,22 @@ func newUpCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Start a NAT gateway here from a rule file",
-		Long: `Make a network namespace a NAT gateway that does what a rule file says.
+		Long: `Start a NAT gateway in this network namespace, as a rule file describes it.
 
-Engine ebpf translates and forwards packets where they come in, before the stack
-sees them: by XDP on network cards whose drivers have it, by tc elsewhere and for
-what XDP can't finish. No process stays: programs and tables are pinned. Engine
-nft has the kernel's NAT do it, by one nftables table of the name natkit. The
-same file runs on both; what an engine does otherwise than the file says is told.
+Engine ebpf translates and forwards packets at the ingress interface, before the
+stack: in XDP where the network card's driver supports it, in tc elsewhere and for
+what XDP cannot finish. No process keeps running: programs and maps are pinned.
+Engine nft uses the kernel's own NAT, through one nftables table named natkit. The
+same file works with both; where an engine cannot follow the file exactly, natkit
+prints a warning.
 
-Packets of engine ebpf do not meet the chain FORWARD, chains and filters that
-others have on the interfaces, IPsec, routing by mark, or shaping. What of these
-is set up is listed, and nothing is done without --bypass.
+Packets of engine ebpf bypass the FORWARD chain, other programs' chains and filters
+on the interfaces, IPsec, routing by mark, and shaping. natkit lists which of these
+are configured and refuses to start without --bypass.
 
-All is done or nothing. What is changed of the namespace (forwarding, ports kept
-from the gateway's own connections, proxy neighbours) is written down before, and
-put back by natkit down, also after natkit was killed at any moment.
+Either everything is set up or nothing. What natkit changes in the namespace
+(forwarding, ports reserved for NAT, proxy neighbours) is recorded first, and natkit
+down restores it, even after natkit was killed.
 
 With -o json: file, done (false with --dry-run), engine, rules, interfaces
 (interface, xdp, xdp_transmit, reason), outside_addresses, memory_bytes, changes,
@@ -127,7 +128,7 @@ bypassed (what, effect), warnings.`,
 		Args: noArgs,
 	}
 	f.add(cmd)
-	cmd.Flags().StringVar(&f.engine, "engine", "ebpf", "what carries the rules out: ebpf or nft")
+	cmd.Flags().StringVar(&f.engine, "engine", "ebpf", "engine that translates: ebpf or nft")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		err := f.run(cmd.Context(), e, *out, control.MakePlan, control.Up)
@@ -141,13 +142,13 @@ func newApplyCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply",
 		Short: "Change the rules of the running gateway without losing sessions",
-		Long: `Put a rule file in place of the rules in use: all of it, between two packets, or
-nothing. Sessions of mappings that the new file still allows go on. Interfaces
-are looked at anew: applying the rules in use attaches one that was made again,
-and follows an address that has changed.
+		Long: `Replace the rules in use with those of a rule file, atomically: all of them, or
+none. Sessions whose mappings the new file still allows continue. Interfaces and
+addresses are read again, so applying the rules in use also attaches to an
+interface that was recreated and follows an address that has changed.
 
-The programs of another natkit are replaced by this one's on the way, if both
-have the same data structures; no session is lost.
+Programs of another natkit version are replaced too, if both use the same data
+structures; no session is lost.
 
 With -o json: as natkit up, and added, removed (rules), detached (interfaces),
 undone (changes that are taken back), upgrade.`,
@@ -168,11 +169,12 @@ func newDownCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Stop the gateway and restore what it changed",
-		Long: `Take down what natkit up has made, whole or not, by this natkit or another: its
-sessions end. Settings get their old values, unless somebody else has changed
-them since: that is said, and they stay.
+		Long: `Stop what natkit up started, complete or not, by this version or another: its
+sessions end. Settings are restored, except those that somebody else has changed
+since: natkit reports these and leaves them.
 
-What is left of namespaces that are gone, and holds memory, is removed as well.
+Engines of namespaces that no longer exist, which still hold memory, are removed
+too.
 
 With -o json: kept (what was changed by somebody else), cleaned (how many engines
 of namespaces that are gone).`,

@@ -26,11 +26,11 @@ func newStatusCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the gateway: sessions, free ports, counters, problems",
-		Long: `Show the engine that is up in a namespace: its rules, interfaces with where it
-meets their packets and why there, sessions, free ports of each outside address,
-and what became of packets since it was brought up; and whether a natkit serve
-keeps it. Lines with ! say what has changed on the machine that a pinned program
-can't notice, and what to do: natkit serve does it by itself.
+		Long: `Show the gateway of a namespace: engine, rules, interfaces with their attach points
+and the reason, sessions, free ports of each external address, packets by outcome
+since it started, and whether a natkit serve keeps it. Lines with ! report what has
+changed on the machine that a pinned program cannot notice, and what to do: natkit
+serve does it by itself.
 
 With -o json: engine, since, file, rules, interfaces (name, side: inside, outside or both, hooks, reason),
 outside_addresses (address, first_port, last_port, ports, free_tcp, free_udp,
@@ -71,9 +71,9 @@ func newRulesCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
 		Short: "List the rules in use and how often each is used",
-		Long: `List the rules in use with the id by which sessions name them, and, of engine
-ebpf, how many sessions each has now; of engine nft, how many connections it has
-translated since it was applied.
+		Long: `List the rules in use, with the ID by which sessions name them. For engine ebpf the
+list shows how many sessions each rule has now, for engine nft how many connections
+it has translated since it was applied.
 
 With -o json a list of: id, rule, line, sessions or uses.`,
 		Example: "  natkit rules\n  natkit rules --netns gateway -o json",
@@ -102,10 +102,10 @@ func newMappingsCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mappings",
 		Short: "List the mappings: internal and external endpoints (engine ebpf)",
-		Long: `List the mappings of engine ebpf: the inside endpoint, the outside address and
-port that it has for all its sessions, how many they are, and whom it lets in. A
-mapping without sessions rests: the same inside endpoint gets it back, until the
-time for that is over.
+		Long: `List the mappings of engine ebpf: the internal endpoint, the external address and
+port that all its sessions use, the number of sessions, and its filtering. A
+mapping without sessions is in hold-down: the same internal endpoint gets it back
+until its time-out.
 
 With -o json each is an object in a line of its own: class, inside, outside,
 sessions, filtering, resting.`,
@@ -143,9 +143,9 @@ type sessionFilter struct {
 func (f *sessionFilter) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.source, "source", "s", "", "address or prefix of the source, before or after translation")
 	cmd.Flags().StringVarP(&f.destination, "destination", "d", "", "address or prefix of the destination, before or after translation")
-	cmd.Flags().StringVarP(&f.protocol, "protocol", "p", "", "tcp, udp, icmp, or another's name or number")
+	cmd.Flags().StringVarP(&f.protocol, "protocol", "p", "", "protocol: tcp, udp, icmp, or another name or number")
 	cmd.Flags().StringVar(&f.state, "state", "", "state, as natkit sessions shows it: udp, tcp_established, ...")
-	cmd.Flags().StringVar(&f.rule, "rule", "", "rule's `ID`, as natkit rules lists it")
+	cmd.Flags().StringVar(&f.rule, "rule", "", "rule `ID`, as natkit rules lists it")
 }
 
 // parse reads the flags.
@@ -208,11 +208,12 @@ func newSessionsCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sessions",
 		Short: "List the translated sessions (engine ebpf)",
-		Long: `List the sessions of engine ebpf, as the table is read: nothing is kept, so a
-table of any size takes the same memory, and sessions that come or go meanwhile
-may be missed. Those that have ended and are not removed yet are shown by --state
-dead alone. Addresses are the opener's: as its packets arrive, and what is
-changed of them. Packets and bytes are the opener's and the answers'.
+		Long: `List the sessions of engine ebpf while the table is read. Nothing is kept, so a
+table of any size takes the same memory, and sessions that start or end during the
+listing may be missing. Sessions that have ended and wait for garbage collection are
+listed only with --state dead. Addresses are those of the side that opened the
+session, before and after translation. Packets and bytes are shown for the original
+and the reply direction.
 
 With -o json each is an object in a line of its own: protocol (its name, or its
 number if it has none here, as text), from, state,
@@ -256,8 +257,8 @@ func newEventsCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show sessions as they are created, end or are refused (engine ebpf)",
-		Long: `Tell of sessions of engine ebpf as they begin, end, or are refused, with the
-reason, until interrupted. The engine makes events only while somebody reads
+		Long: `Show sessions of engine ebpf as they are created, end or are refused, with the
+reason, until interrupted. The engine produces events only while somebody reads
 them; two readers share them. Events that found no room are counted by natkit
 status (events_lost).
 
@@ -269,7 +270,7 @@ refused), reason, session as natkit sessions has it.`,
 		Args: noArgs,
 	}
 	f.flags(cmd)
-	cmd.Flags().StringVar(&kinds, "kind", "", "only these: created, ended, refused, or several with commas")
+	cmd.Flags().StringVar(&kinds, "kind", "", "show only these events: created, ended, refused, separated by commas")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := f.parse(); err != nil {
@@ -321,20 +322,20 @@ func newExplainCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain PACKET",
 		Short: "Show which rules a packet matches, and why, without sending it",
-		Long: `Tell which rules the first packet of a session meets, which do not apply though
-they are about its addresses, and what becomes of it. The rules are those in use,
+		Long: `Show which rules the first packet of a session matches, which do not apply although
+they name its addresses, and what happens to the packet. The rules are those in use,
 or those of --file; routes and addresses are the namespace's. Nothing is sent.
 
 PACKET is [PROTOCOL] SOURCE[:PORT] -> DESTINATION[:PORT] in INTERFACE, in one
-argument or several; the arrow needs quotes in a shell. Without protocol it is
-tcp if it has a port, icmp otherwise.
+argument or several; the arrow must be quoted in a shell. The default protocol is
+tcp if a port is given, otherwise icmp.
 
 With -o json: packet, steps (stage, rule, line, applies, why).`,
 		Example: `  natkit explain 'tcp 192.168.0.5:40000 -> 192.0.2.1:80 in eth1'
   natkit explain -f nat.yaml '192.168.0.5 -> 192.0.2.1 in eth1'`,
 		Args: asUsage(cobra.MinimumNArgs(1)),
 	}
-	cmd.Flags().StringVarP(&path, "file", "f", "", "rules of this `FILE` instead of those in use")
+	cmd.Flags().StringVarP(&path, "file", "f", "", "use the rules of this `FILE` instead of those in use")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		p, err := rulefile.ParsePacket(strings.Join(args, " "))

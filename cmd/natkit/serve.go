@@ -28,29 +28,29 @@ func newServeCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the gateway as a service that follows its file and the machine",
-		Long: `Bring up the NAT of a rule file, or adopt the one that is up, and keep it equal to
-the file and to the machine until SIGTERM or SIGINT. Packets don't need this
-process: when it ends, or is killed, they go on, and the next one adopts what is
-up. --down takes the NAT down at the end.
+		Long: `Start the gateway of a rule file, or adopt the one that is running, and keep it in
+line with the file and the machine until SIGTERM or SIGINT. Packets do not depend
+on this process: when it ends or is killed they are still translated, and the next
+natkit serve adopts the gateway. With --down the gateway stops at the end.
 
-The file is applied when it changes, however an editor replaces it, and by SIGHUP
-also if it has not. A file with errors, or one that can't be applied, leaves the
-rules in use, and is said. Followed are interfaces that are made anew or appear
-later (the file may name one that is not there yet), a masqueraded address that
-changes (sessions behind the old one end; they wait for an address that is only
-lost), MAC addresses and MTUs, answers to ARP that an interface forgets when it
-goes down, forwarding that somebody turns off, the table of engine nft that
-somebody flushes, and expiry that has stopped. natkit status names the same.
+The file is applied when it changes, however an editor replaces it, and on SIGHUP
+even if it has not. A file with errors, or one that cannot be applied, is reported
+and leaves the rules in use. natkit serve follows interfaces that are recreated or
+appear later (the file may name one that does not exist yet), a masqueraded address
+that changes (sessions of the old one end; if it is only lost, they wait), MAC
+addresses and MTUs, ARP replies that an interface forgets when it goes down,
+forwarding that somebody turns off, an nft table that somebody flushes, and garbage
+collection that has stopped. natkit status reports the same.
 
-As long as it runs nobody else may change the NAT: apply and down refuse.
+While it runs nobody else may change the gateway: apply and down refuse.
 
---metrics answers Prometheus at /metrics, and at /healthz whether packets are
-translated: 200, or 503 and why. It listens in the network namespace that natkit
-was started in, also with --netns. There is no authentication: an address of the
-machine's own is meant.
+--metrics serves Prometheus metrics at /metrics, and /healthz, which answers 200
+while packets are translated, otherwise 503 and why. It listens in the network
+namespace where natkit was started, even with --netns. There is no authentication:
+use an address that only the machine itself can reach.
 
-What it does it prints, a line each; for systemd it is a service of
-Type=notify, or notify-reload from systemd 253 on. With -o json each is an object:
+Each action is printed on one line. For systemd this is a service of Type=notify,
+or notify-reload from systemd 253. With -o json each is an object:
 time, kind (up, adopted, reloaded, followed, waiting, kept, ended, down), file, why,
 error, plan as natkit apply has it.`,
 		Example: `  natkit serve -f /etc/natkit/nat.yaml
@@ -59,11 +59,11 @@ error, plan as natkit apply has it.`,
 		Args: noArgs,
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "rule `FILE`")
-	cmd.Flags().StringVar(&engine, "engine", "", "what carries the rules out: ebpf or nft; without it what is up, or else ebpf")
-	cmd.Flags().StringVar(&attach, "attach", "", "where engine ebpf meets packets: auto, xdp or tc; without it as it is, or else auto")
-	cmd.Flags().BoolVar(&bypass, "bypass", false, "accept that packets of engine ebpf go past filters, marks and shaping that are set up here")
-	cmd.Flags().BoolVar(&down, "down", false, "take the NAT down at the end")
-	cmd.Flags().StringVar(&metrics, "metrics", "", "answer Prometheus at this `ADDRESS:PORT`")
+	cmd.Flags().StringVar(&engine, "engine", "", "engine that translates: ebpf or nft (default the running one, otherwise ebpf)")
+	cmd.Flags().StringVar(&attach, "attach", "", "attach point of engine ebpf: auto, xdp or tc (default as it is, otherwise auto)")
+	cmd.Flags().BoolVar(&bypass, "bypass", false, "start although packets of engine ebpf bypass filters, marks and shaping configured here")
+	cmd.Flags().BoolVar(&down, "down", false, "stop the gateway at the end")
+	cmd.Flags().StringVar(&metrics, "metrics", "", "serve Prometheus metrics at this `ADDRESS:PORT`")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		o := control.ServeOptions{Down: down, Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
