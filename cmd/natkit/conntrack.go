@@ -109,7 +109,7 @@ func newConntrackStatsCommand(e *env) *cobra.Command {
 		Short: "Count the entries by protocol, TCP state and status",
 		Long: `Count the entries of the table by protocol, by TCP state and by status.
 
-SNAT and DNAT count translated entries, told from their addresses and ports, so
+SNAT and DNAT count translated entries, recognized by their addresses and ports, so
 they are the same for the live table and for a dump. A dump does not show
 whether an offloaded entry is assured.
 
@@ -205,8 +205,8 @@ func newConntrackMemoryCommand(e *env) *cobra.Command {
 
 The size of an entry is read from the kernel's slab information, which needs
 root. An entry has 128 bytes more when it is masqueraded, accounted,
-time-stamped, labelled or watched by events; which entries are is not told by
-any file, so both sums are shown. The limit is one number for the host, but each
+time-stamped, labelled or watched by events; no file shows which entries are, so
+both sums are shown. The limit is one number for the host, but each
 namespace counts for itself; the hash and its chains are shared by all.
 
 With -o json: count, max, buckets, host_entries, object_bytes, object_source,
@@ -239,8 +239,8 @@ func newConntrackWatchCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show how many entries are created and end per second, live",
-		Long: `Show how many entries begin and end per second, and into which states TCP flows
-come, live from the kernel's events.
+		Long: `Show how many entries are created and end per second, and which states TCP flows
+enter, live from the kernel's events.
 
 Events that the kernel could not deliver are counted as lost. Where
 net.netfilter.nf_conntrack_events is 2, today's default, only entries that begin

@@ -22,11 +22,11 @@ func newDemoCommand(e *env) *cobra.Command {
 		Short: "Show a whole case in namespaces of its own: fault, diagnosis, cure, proof",
 		Long: `Show a published case on this machine's own kernel, in network namespaces of the
 demo's own: a web server that answers thousands of requests a second, the same
-server collapsing behind a published port, the cause named with evidence, the
-cure, the figures after it, and the same load on the kernel accelerated by natkit
-and on natkit's own engine, side by side. It takes one to two minutes.
+server collapsing behind a published port, the cause with evidence, the cure,
+the figures after it, and the same load on the kernel accelerated by natkit and on
+the eBPF engine, side by side. It takes one to two minutes.
 
-The acts are baseline, collapse, diagnosis, cure, proof, accelerate and replace;
+The steps are baseline, collapse, diagnosis, cure, proof, accelerate and replace;
 each prints the command that does it alone.
 
 The cure raises nf_conntrack_max, one limit for all namespaces of the machine,
@@ -47,7 +47,7 @@ larger, the collapse is made by source ports that run out instead.`,
 	f.IntVar(&o.Site, "site", 1, "whose case: 1, a client of its own and 5000 connections; 2, a client on the host itself and 2000")
 	f.BoolVar(&o.NoHostWrite, "no-host-write", false, "change nothing outside the demo's namespaces")
 	f.Float64Var(&o.FillShare, "fill-share", scenario.DefaultFillShare, "how much of the memory the table may be filled to, 0 to 1")
-	f.StringVar(&reportFile, "report", "", "write the result as a web page, too, to this `file`")
+	f.StringVar(&reportFile, "report", "", "also write the result as a web page to this `file`")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if o.Site != 1 && o.Site != 2 {

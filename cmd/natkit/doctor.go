@@ -26,7 +26,7 @@ func newDoctorCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find what makes NAT slow or lossy here, with evidence and cure",
-		Long: `Say what makes NAT on this machine slow or lossy: the cause, the evidence with
+		Long: `Find what makes NAT on this machine slow or lossy: the cause, the evidence with
 its source, why it matters, the commands that cure it, and how to check.
 
 The doctor reads the kernel's counters twice, --for apart, and judges what

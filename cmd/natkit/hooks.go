@@ -40,14 +40,14 @@ CAP_PERFMON; without, the kernel is asked by netlink, if it was built for that
 hooks (family, hook, priority, function, owner, device, chain, via), and natkit_engine
 where one of natkit's own is up, whose packets do not come to these hooks.
 
-With --cost natkit looks for a while what share of the processors' time each takes,
-how many packets came to each hook, and which of it no rule in use needs, with the
+With --cost natkit measures for a while what share of the processors' time each takes,
+how many packets reached each hook, and which of it no rule in use needs, with the
 commands that remove it: empty chains, legacy tables, br_netfilter, tracking of what
 nothing translates, helpers. Time is sampled on the whole machine. What removing
 would save depends on the kernel: --measure compares routers in namespaces of its
-own, which keeps the processors busy for some forty seconds. It loads nothing for
-that: what br_netfilter and the helper for SIP cost is told where they are loaded.
-What the lab has no figure for it says.
+own, which keeps the processors busy for about forty seconds. It loads no module:
+the cost of br_netfilter and of the SIP helper is shown only where they are loaded.
+What the lab has no figure for is reported.
 
 JSON then: netns, interval_s, samples, whole, framework, hooks (as above, and rules,
 packets, samples, share, shared, rule_use), needless (kind, what, why, hooks, on_path,

@@ -18,10 +18,10 @@ func newKconfigCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kconfig",
 		Short: "Show what the kernel's configuration lacks for NAT, and what it could omit",
-		Long: `Say what the kernel's configuration means for a machine that does NAT: what it
-lacks, among it what would make NAT faster (flowtables) or seen (the table's
-counters, types for tracing), and what it has that costs packets or memory and NAT
-does not need, each with the reason.
+		Long: `Show what the kernel's configuration means for a machine that does NAT: what it
+lacks, including what would make NAT faster (flowtables) or visible (the table's
+counters, types for tracing), and what NAT does not need although it costs time per
+packet or memory, each with the reason.
 
 The running kernel's configuration is read from /proc/config.gz or
 /boot/config-VERSION. -o fragment writes the options to change in the form that the
@@ -29,7 +29,7 @@ kernel's scripts/kconfig/merge_config.sh merges into a .config.
 
 With -o json: kernel, source; lacks, spare and well, lists of {name, kind (needed,
 useful, spare, debug), value, reason, set}; value is left out where the
-configuration does not have the option, set where it is well as
+configuration does not have the option, set where it is right as
 it is, or a matter of choice.`,
 		Example: `  natkit kconfig
   natkit kconfig --from /boot/config-6.1.0-18-amd64

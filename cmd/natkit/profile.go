@@ -22,7 +22,7 @@ func newProfileCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "profile",
 		Short: "Measure where the kernel spends its time below nf_hook_slow",
-		Long: `Look at what every CPU is doing, some hundred times a second, and show where the
+		Long: `Sample what every CPU is doing, some hundred times a second, and show where the
 kernel spends its time below one function: by default nf_hook_slow, through which
 the kernel calls everything that hangs on the netfilter hooks.
 
@@ -33,11 +33,11 @@ ip_sabotage_in) carry the packet on themselves, so what follows is theirs too.
 Functions that the compiler jumps to instead of calling are not on the stack;
 conntrack's hook functions, which end that way, are put back.
 
-The whole machine is looked at: which namespace a packet is in is not on the
+The whole machine is sampled: which namespace a packet is in is not on the
 stack. With --netns only what that namespace's tasks have the kernel do in system
 calls is shown; interrupts and softirqs, where packets are forwarded, belong to no
-task, and how much of that was left out is said. What runs with interrupts off is
-seen where they come on again.
+task, and natkit reports how much of that was left out. Code that runs with
+interrupts off is seen where they are enabled again.
 
 -o html and -o svg draw a flame graph in one file that needs nothing besides
 itself: a click zooms, / searches, colours say what a function does for a packet
@@ -60,8 +60,8 @@ kernel, user, idle, lost, root), called and tree; with --diff root, before, afte
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	timeVar(f, &o.For, "for", 10*time.Second, "how long to look")
-	f.IntVar(&o.Frequency, "frequency", observe.DefaultFrequency, "looks a second at every CPU")
+	timeVar(f, &o.For, "for", 10*time.Second, "how long to sample")
+	f.IntVar(&o.Frequency, "frequency", observe.DefaultFrequency, "samples per second and CPU")
 	f.StringVar(&o.cpus, "cpu", "", "only these CPUs, as in `0,2-3`")
 	f.StringVar(&o.root, "root", "nf_hook_slow", `kernel function to start from, or "all"`)
 	f.Float64Var(&o.least, "min", 1, "leave out branches below so many `percent` of the root, in text")

@@ -19,8 +19,8 @@ func newReportCommand(e *env) *cobra.Command {
 		Use:   "report [flags] FILE...",
 		Short: "Show saved measurements as text or HTML, or compare two",
 		Long: `Show what "natkit bench" and "natkit demo" saved with -o json. What a file holds
-is recognised by its content; "-" is the standard input. Everything shown is made
-anew from the raw values in the files.
+is recognised by its content; "-" is the standard input. Everything shown is computed
+again from the raw values in the files.
 
 With -o html the page is one file that needs no network and no script: bars with
 their spread, curves of loss and latency against the load, cost against the number

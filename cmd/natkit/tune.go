@@ -23,13 +23,12 @@ func newTuneCommand(e *env) *cobra.Command {
 		Use:   "tune",
 		Short: "Change kernel settings for NAT, with reason, cost and rollback",
 		Long: `Change the kernel settings that the doctor's findings ask for, with the reason,
-the memory that they cost, who else sets them, and a way back.
+their cost in memory, who else sets them, and a rollback.
 
-Only settings of a fixed list are ever written, all of the network but
-vm.min_free_kbytes. Every old value is in
-the journal in /var/lib/natkit before it is changed; NATKIT_STATE_DIR names
-another place. A process that was killed between two writes leaves an apply that
-the next rollback takes back as a whole.`,
+natkit only writes settings of a fixed list, all of the network except
+vm.min_free_kbytes. Every old value is in the journal in /var/lib/natkit before the
+setting is changed; NATKIT_STATE_DIR names another directory. If natkit is killed
+between two writes, the next rollback undoes the whole apply.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -51,11 +50,10 @@ The facts are read from the kernel, --for apart, or from a file that "natkit
 doctor --save" wrote. A table that would take more than --memory-share of the
 memory is not planned; the plan says what it would need.
 
-What is right only if something holds that can't be seen from here (no program
-reads the counters, a link may go down) is planned at your word: --confirm with
-the finding's code, as the plan says. The plan also shows the table as it will
-be: its memory at the limit, the mean length of a chain then, and when it is full
-at the rate at which it grows.
+Changes that natkit cannot verify from here (no program reads the counters, a link
+may go down) need --confirm with the finding's code, as the plan shows. The plan
+also shows the table as it will be: its memory at the limit, the mean length of a
+chain then, and when it is full at the rate at which it grows.
 
 The limit of the connection tracking table and the size of its hash are one for
 the whole machine: they are written in the initial network namespace, whichever
@@ -96,7 +94,7 @@ func newTuneApplyCommand(e *env) *cobra.Command {
 		Short: "Change the settings of the plan; each is journalled and verified",
 		Long: `Make the changes of the plan: note each old value in the journal, write, read
 back. When one step fails, those before it are put back. Applying again changes
-nothing. While an earlier apply stands half done it is refused: roll that back
+nothing. After an interrupted apply it refuses: roll that one back
 first.
 
 --persist also writes /etc/sysctl.d/90-natkit.conf and, for settings of network
@@ -158,7 +156,7 @@ func newTuneRollbackCommand(e *env) *cobra.Command {
 natkit tune history), otherwise an interrupted one, otherwise the newest that
 stands.
 
-A setting that somebody else has changed since is kept, and said, unless --force
+A setting that somebody else has changed since is reported and kept, unless --force
 is given. A namespace that is gone is left alone, even when another one has its
 name now.
 
@@ -169,7 +167,7 @@ already, kept or gone, detail); state is unchanged when there was nothing to do.
   natkit tune rollback 20260102-150405 --force`,
 		Args: asUsage(cobra.MaximumNArgs(1)),
 	}
-	cmd.Flags().BoolVar(&o.Force, "force", false, "restore also what somebody else has changed since")
+	cmd.Flags().BoolVar(&o.Force, "force", false, "also restore what somebody else has changed since")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if e.netns != "" {
@@ -237,7 +235,7 @@ func (in *tuneInput) flags(cmd *cobra.Command) {
 	timeVar(f, &in.facts.window, "for", 2*time.Second, "how long to watch before planning")
 	f.StringVar(&in.facts.from, "from", "", "plan from the facts in `FILE` (- is stdin) instead of this machine's")
 	f.Float64Var(&in.share, "memory-share", tune.DefaultMemoryShare, "largest part of the memory that the full connection tracking table may take, 0 to 1")
-	f.StringSliceVar(&in.confirmed, "confirm", nil, "what the plan says that the change for finding `CODE` depends on is so; may be repeated")
+	f.StringSliceVar(&in.confirmed, "confirm", nil, "confirm the condition that the plan shows for finding `CODE`; may be repeated")
 }
 
 // plan reads the facts, judges them, and plans what the findings ask for.
