@@ -30,9 +30,9 @@ var accelSlowPath = Cause{
 	Symptom:    "natkit accel is on, and forwarding is hardly faster. No packet is lost.",
 	Proof: fmt.Sprintf("At least %d packets a second, and %s of the forwarded TCP and UDP packets, took the stack during the window for one reason that a setting of accel decides: "+
 		"TCP while connection tracking checks its windows (tcp-strict), an egress interface that is not accelerated (no-way), or a full flow cache (no-room). It is always advice.", slowPackets, percent(slowShare)),
-	Lookalike: "Flows below the threshold, SYN, FIN and RST, fragments and packets for this machine: they always take the stack.",
-	Cure:      "Turn accel off and on again with the option that includes these packets. No connection ends.",
-	judge:     judgeAccelSlowPath,
+	FalsePositive: "Flows below the threshold, SYN, FIN and RST, fragments and packets for this machine: they always take the stack.",
+	Cure:          "Turn accel off and on again with the option that includes these packets. No connection ends.",
+	judge:         judgeAccelSlowPath,
 }
 
 func judgeAccelSlowPath(f facts) *verdict {
@@ -51,7 +51,7 @@ func judgeAccelSlowPath(f facts) *verdict {
 	if f.perSecond(slow) < slowPackets || share(slow, eligible) < slowShare {
 		return nil
 	}
-	v := &verdict{harm: f.perSecond(slow)}
+	v := &verdict{impact: f.perSecond(slow)}
 	v.Severity = Advice
 	means := rulefile.AccelReasons[slices.IndexFunc(rulefile.AccelReasons, func(r rulefile.AccelReason) bool { return r.Name == reason })].Means
 	v.Evidence = []Evidence{

@@ -26,9 +26,9 @@ var answeredFromElsewhere = Cause{
 	Symptom:    "A UDP service (DNS, OpenVPN, SIP, SNMP, TFTP) with several addresses does not work at one of them, although a capture shows its replies. Without NAT on the path it works for some clients.",
 	Proof: fmt.Sprintf("UDP flows of the last %d s have no reply, while another address sent to the port that waits for one, from the port that was asked: %d or more flows to one destination are a warning, critical if almost no flow has a reply there; fewer are advice.",
 		snapshot.RecentSeconds, fewFailures),
-	Lookalike: "Endpoints that use the same port on both sides (NTP, IKE), either of which may start; programs that talk to many others from one port, each of which looks like another's reply at most once.",
-	Cure:      "Let the server reply from the address that was asked: it listens on each address separately, or with its option for that. Or set that address as the source of its route to the clients.",
-	judge:     judgeStrays,
+	FalsePositive: "Endpoints that use the same port on both sides (NTP, IKE), either of which may start; programs that talk to many others from one port, each of which looks like another's reply at most once.",
+	Cure:          "Let the server reply from the address that was asked: it listens on each address separately, or with its option for that. Or set that address as the source of its route to the clients.",
+	judge:         judgeStrays,
 }
 
 func judgeStrays(f facts) *verdict {
@@ -45,7 +45,7 @@ func judgeStrays(f facts) *verdict {
 	if worst.Flows == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(worst.Flows)}
+	v := &verdict{impact: float64(worst.Flows)}
 	v.Severity = Advice
 	if worst.Flows >= fewFailures {
 		v.Severity = Warning

@@ -46,9 +46,9 @@ var answersLost = Cause{
 	Symptom:    "A network behind this machine, often a new one, gets no reply from anywhere; this machine itself does. A capture on the egress interface shows private addresses, or an address that nobody has.",
 	Proof: fmt.Sprintf("One of these holds. (1) At least %d flows have no reply, and they are %s of the flows like them: private sources to public addresses that no rule translated (if no rule translates at all, nearly all flows); any sources, if rules translate and no flow in the table is translated; or a source address given by a rule that is on a network here but on no interface. (2) Rules translate, packets are forwarded and connection tracking has no entry: untracked packets (notrack) are not translated. (3) Packets left for the Internet with private sources whose return path is another interface, at least %s of what left for the Internet by that interface, while rules translate, or did when entries in the table were created, and almost nothing came back to such addresses: a warning, from %s critical. (4) As many leave for the IPv6 Internet with a unique local source (fc00::/7), whatever the rules. (5) Flows have no reply (SYN_SENT, UNREPLIED) while replies arrive for this machine's own address and find no entry: a conntrack zone is set in one direction only, or replies are not tracked. (6) Of at least %d flows that left in the last %d s, to at least %d destinations, %s have no reply and nothing here drops the replies. With fewer destinations it is a warning if none has a reply.", lostFew, percent(lostMost), percent(leavingSome), percent(leavingMost),
 		nothingFew, snapshot.RecentSeconds, nothingDestinations, percent(nothingMost)),
-	Lookalike: "A host that is down, a scan, a router without NAT whose networks have a return path: there, sources are public or flows have replies. Pools of addresses that are routed here.",
-	Cure:      "Add a rule that translates the sources of this network on the egress interface, or add the missing address to the interface. Do not use notrack or zones for flows to translate.",
-	judge:     judgeAnswersLost,
+	FalsePositive: "A host that is down, a scan, a router without NAT whose networks have a return path: there, sources are public or flows have replies. Pools of addresses that are routed here.",
+	Cure:          "Add a rule that translates the sources of this network on the egress interface, or add the missing address to the interface. Do not use notrack or zones for flows to translate.",
+	judge:         judgeAnswersLost,
 }
 
 func judgeAnswersLost(f facts) *verdict {
@@ -81,7 +81,7 @@ func judgeUntracked(f facts) *verdict {
 	if len(before) == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(forwarded)}
+	v := &verdict{impact: float64(forwarded)}
 	v.Severity = Critical
 	v.Title = fmt.Sprintf("NAT rules exist, but none of %s was tracked and translated", number(forwarded, "forwarded packet"))
 	v.Evidence = []Evidence{
@@ -112,7 +112,7 @@ func judgeUnmatched(f facts) *verdict {
 	if n == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(n)}
+	v := &verdict{impact: float64(n)}
 	v.Severity = Critical
 	replies := "1 reply"
 	if n != 1 {
@@ -203,7 +203,7 @@ func judgeForeignSource(f facts) *verdict {
 		if o.Entries >= implausible || o.Entries < lostFew || !onLink || f.own(o.Addr) || !f.given(o.Addr) || share(min(unanswered, o.Entries), o.Entries) < lostMost {
 			continue
 		}
-		v := &verdict{harm: float64(recent)}
+		v := &verdict{impact: float64(recent)}
 		v.Severity = Warning
 		if recent >= lostFew {
 			v.Severity = Critical
@@ -268,7 +268,7 @@ func judgeUntranslated(f facts) *verdict {
 	if flows < lostFew || (!public || !f.translatesSources()) && share(min(flows, t.Entries), t.Entries) < lostMost {
 		return nil
 	}
-	v := &verdict{harm: float64(recent)}
+	v := &verdict{impact: float64(recent)}
 	v.Severity = Warning
 	switch {
 	case recent >= lostFew && public && f.translatesSources():
@@ -419,7 +419,7 @@ func judgeLeavingSix(f facts) *verdict {
 
 // leavingVerdict is what was seen of packets that left with a source of that kind, part of all.
 func leavingVerdict(l snapshot.Leaving, part float64, kind string) *verdict {
-	v := &verdict{harm: float64(l.Inside)}
+	v := &verdict{impact: float64(l.Inside)}
 	v.Severity = Warning
 	if part >= leavingMost {
 		v.Severity = Critical
@@ -502,7 +502,7 @@ func judgeNothingBack(f facts) *verdict {
 				out = l.Name
 			}
 		}
-		v := &verdict{harm: float64(o.Unanswered)}
+		v := &verdict{impact: float64(o.Unanswered)}
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("%d of %s sent as %s in the last %d s saw no reply, from any destination", o.Unanswered, number(o.Recent, "flow"), o.Addr, f.recent())
 		if few {

@@ -24,15 +24,15 @@ var arpRefused = Cause{
 		"net.ipv4.conf.all.arp_ignore",
 		"net.ipv4.conf.all.arp_filter",
 	},
-	Severities: []Severity{Warning, Critical},
-	Thresholds: []Threshold{arpFew},
-	Explains:   []string{"clients-unreached"},
-	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces, snapshot.CanSysctls, snapshot.CanNFTables},
-	Symptom:    "A network of clients has no gateway. They report \"No route to host\" and `ip neigh` shows FAILED or INCOMPLETE, while this machine has the address, the link is up, and it reaches others.",
-	Proof:      fmt.Sprintf("At least %.0f ARP requests of one host arrived for an address that an interface here has, and no reply left. Settings (arp_ignore, arp_filter, rp_filter), rules of the families arp and bridge, and the route back to the client show why. Critical if the address belongs to the ingress interface of the requests.", arpFew.Enter),
-	Lookalike:  "Addresses on loopback or a dummy interface that are silent on purpose (arp_ignore on the servers behind a load balancer). Requests that another interface of this machine replied to.",
-	Cure:       "Change the setting, rule or route that keeps the reply back.",
-	judge:      judgeARPRefused,
+	Severities:    []Severity{Warning, Critical},
+	Thresholds:    []Threshold{arpFew},
+	Explains:      []string{"clients-unreached"},
+	Needs:         []string{snapshot.CanFrames, snapshot.CanInterfaces, snapshot.CanSysctls, snapshot.CanNFTables},
+	Symptom:       "A network of clients has no gateway. They report \"No route to host\" and `ip neigh` shows FAILED or INCOMPLETE, while this machine has the address, the link is up, and it reaches others.",
+	Proof:         fmt.Sprintf("At least %.0f ARP requests of one host arrived for an address that an interface here has, and no reply left. Settings (arp_ignore, arp_filter, rp_filter), rules of the families arp and bridge, and the route back to the client show why. Critical if the address belongs to the ingress interface of the requests.", arpFew.Enter),
+	FalsePositive: "Addresses on loopback or a dummy interface that are silent on purpose (arp_ignore on the servers behind a load balancer). Requests that another interface of this machine replied to.",
+	Cure:          "Change the setting, rule or route that keeps the reply back.",
+	judge:         judgeARPRefused,
 }
 
 func judgeARPRefused(f facts) *verdict {
@@ -58,7 +58,7 @@ func judgeARPRefused(f facts) *verdict {
 	if worst == nil {
 		return nil
 	}
-	v := &verdict{harm: float64(worst.Count)}
+	v := &verdict{impact: float64(worst.Count)}
 	v.Severity = Warning
 	if direct {
 		v.Severity = Critical

@@ -31,14 +31,14 @@ var asymmetricRouting = Cause{
 		"conntrack: ESTABLISHED [UNREPLIED]",
 		"ctstate INVALID drop",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Explains:   []string{"rule-drop"},
-	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Connections open and then hang, or work only while no firewall rule checks their state. The replies take another path.",
-	Proof:      fmt.Sprintf("Connections picked up in the middle that never saw a reply (ESTABLISHED and UNREPLIED), or SYNs without a reply (SYN_SENT) together with invalid packets: at least %d, and %s of the TCP entries, of SYNs %s. Critical if rules dropped packets in the middle of a connection during the window; advice if no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
-	Lookalike:  "A scan leaves SYNs without replies, but sends nothing later that could be invalid. Connections older than connection tracking are picked up in the middle, and soon see a reply.",
-	Cure:       "Route both directions through this machine. If that is not wanted, do not track these networks; NAT needs both directions.",
-	judge:      judgeAsymmetric,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Explains:      []string{"rule-drop"},
+	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "Connections open and then hang, or work only while no firewall rule checks their state. The replies take another path.",
+	Proof:         fmt.Sprintf("Connections picked up in the middle that never saw a reply (ESTABLISHED and UNREPLIED), or SYNs without a reply (SYN_SENT) together with invalid packets: at least %d, and %s of the TCP entries, of SYNs %s. Critical if rules dropped packets in the middle of a connection during the window; advice if no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
+	FalsePositive: "A scan leaves SYNs without replies, but sends nothing later that could be invalid. Connections older than connection tracking are picked up in the middle, and soon see a reply.",
+	Cure:          "Route both directions through this machine. If that is not wanted, do not track these networks; NAT needs both directions.",
+	judge:         judgeAsymmetric,
 }
 
 func judgeAsymmetric(f facts) *verdict {
@@ -80,7 +80,7 @@ func judgeAsymmetric(f facts) *verdict {
 			}
 		}
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case lost >= oneWayFew:
 		v.Severity = Critical

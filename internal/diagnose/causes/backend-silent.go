@@ -27,14 +27,14 @@ var backendSilent = Cause{
 		"Connection timed out",
 		"conntrack: SYN_SENT [UNREPLIED]",
 	},
-	Severities: []Severity{Warning, Critical},
-	Thresholds: []Threshold{many(backendFew, "connections that failed"), portion(backendShare, "of those to that backend")},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanFrames},
-	Symptom:    `One published port is dead: clients report "Connection refused", or wait. Everything else works, and rules and routes are right.`,
-	Proof:      fmt.Sprintf("Of the TCP connections to a translated destination during the window, and of the UDP flows to the ports of DNS, NTP and QUIC, at least %d and %s were answered only by a reset (conntrack events), or sent in the last %d s without a reply (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
-	Lookalike:  "A backend whose packets are lost here, by a rule, a route or an unknown neighbour, or that is asked from its own network: these have their own causes. Single failures, connections being opened, and UDP to other ports, much of which expects no reply.",
-	Cure:       "On the backend: check that the program runs, on the port that the rule names, with room in its accept queue, and not behind a packet filter. If it replies and the replies take another path, fix its route back to the clients. Or change the rule to a backend that works.",
-	judge:      judgeBackend,
+	Severities:    []Severity{Warning, Critical},
+	Thresholds:    []Threshold{many(backendFew, "connections that failed"), portion(backendShare, "of those to that backend")},
+	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanFrames},
+	Symptom:       `One published port is dead: clients report "Connection refused", or wait. Everything else works, and rules and routes are right.`,
+	Proof:         fmt.Sprintf("Of the TCP connections to a translated destination during the window, and of the UDP flows to the ports of DNS, NTP and QUIC, at least %d and %s were answered only by a reset (conntrack events), or sent in the last %d s without a reply (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
+	FalsePositive: "A backend whose packets are lost here, by a rule, a route or an unknown neighbour, or that is asked from its own network: these have their own causes. Single failures, connections being opened, and UDP to other ports, much of which expects no reply.",
+	Cure:          "On the backend: check that the program runs, on the port that the rule names, with room in its accept queue, and not behind a packet filter. If it replies and the replies take another path, fix its route back to the clients. Or change the rule to a backend that works.",
+	judge:         judgeBackend,
 }
 
 // backend is where a published service leads to, and how connections there ended.
@@ -60,7 +60,7 @@ func judgeBackend(f facts) *verdict {
 	}
 	slices.SortStableFunc(bad, func(a, b backend) int { return int(min(b.failed(), 1<<31)) - int(min(a.failed(), 1<<31)) })
 	worst := bad[0]
-	v := &verdict{harm: float64(worst.failed())}
+	v := &verdict{impact: float64(worst.failed())}
 	v.Severity = Warning
 	for _, b := range bad {
 		if b.share() >= backendMost {

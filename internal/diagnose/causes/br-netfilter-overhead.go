@@ -23,13 +23,13 @@ var brNetfilterOverhead = Cause{
 		"perf: br_nf_pre_routing",
 		"bridge traffic dropped by iptables FORWARD",
 	},
-	Severities: []Severity{Advice},
-	Needs:      []string{snapshot.CanSysctls, snapshot.CanInterfaces, snapshot.CanHooks, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "CPUs spend time in br_nf_pre_routing and connection tracking for frames that are only bridged. Forwarding rules affect neighbours on one bridge.",
-	Proof:      fmt.Sprintf("net.bridge.bridge-nf-call-iptables is 1, functions are registered on the IPv4 prerouting hook, and at least %d packets a second arrive on bridge ports. It is always advice.", busyBridge),
-	Lookalike:  "Kubernetes needs it (kube-proxy's rules must see traffic between pods of one node); natkit does not report it there. A quiet bridge costs nothing.",
-	Cure:       "Set it to 0, unless rules on this machine filter or translate bridged traffic.",
-	judge:      judgeBrNetfilter,
+	Severities:    []Severity{Advice},
+	Needs:         []string{snapshot.CanSysctls, snapshot.CanInterfaces, snapshot.CanHooks, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "CPUs spend time in br_nf_pre_routing and connection tracking for frames that are only bridged. Forwarding rules affect neighbours on one bridge.",
+	Proof:         fmt.Sprintf("net.bridge.bridge-nf-call-iptables is 1, functions are registered on the IPv4 prerouting hook, and at least %d packets a second arrive on bridge ports. It is always advice.", busyBridge),
+	FalsePositive: "Kubernetes needs it (kube-proxy's rules must see traffic between pods of one node); natkit does not report it there. A quiet bridge costs nothing.",
+	Cure:          "Set it to 0, unless rules on this machine filter or translate bridged traffic.",
+	judge:         judgeBrNetfilter,
 }
 
 func judgeBrNetfilter(f facts) *verdict {
@@ -52,7 +52,7 @@ func judgeBrNetfilter(f facts) *verdict {
 	if f.perSecond(packets) < busyBridge || f.kubernetes() || !f.filtersIPv4() {
 		return nil
 	}
-	v := &verdict{harm: f.perSecond(packets)}
+	v := &verdict{impact: f.perSecond(packets)}
 	v.Severity = Advice
 	v.Title = fmt.Sprintf("%.0f packets a second on %s pass the IP packet filter (br_netfilter)", f.perSecond(packets), number(uint64(ports), "bridge port"))
 	v.Evidence = []Evidence{

@@ -18,13 +18,13 @@ var bridgeNFMissing = Cause{
 		"/proc/sys/net/bridge/bridge-nf-call-iptables: No such file or directory",
 		"WARNING: bridge-nf-call-iptables is disabled",
 	},
-	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanSysctls, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "A pod reaches a service if its backend is on another node, but not if it is on its own. A container cannot reach a neighbour by the port that the host publishes.",
-	Proof:      fmt.Sprintf("At least %d TCP connections between two containers of one bridge saw no reply although their destination was translated, and net.bridge.bridge-nf-call-iptables is 0 or missing. Critical if they were tried in the last %d s.", fewFailures, snapshot.RecentSeconds),
-	Lookalike:  "br_netfilter off on a host without Kubernetes or Docker, or with a network plugin that routes between pods instead of bridging: nothing is missing there, and no connection lacks replies.",
-	Cure:       "Load br_netfilter: bridged frames then pass connection tracking, which translates the replies back.",
-	judge:      judgeBridgeNF,
+	Severities:    []Severity{Warning, Critical},
+	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanInterfaces, snapshot.CanSysctls, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "A pod reaches a service if its backend is on another node, but not if it is on its own. A container cannot reach a neighbour by the port that the host publishes.",
+	Proof:         fmt.Sprintf("At least %d TCP connections between two containers of one bridge saw no reply although their destination was translated, and net.bridge.bridge-nf-call-iptables is 0 or missing. Critical if they were tried in the last %d s.", fewFailures, snapshot.RecentSeconds),
+	FalsePositive: "br_netfilter off on a host without Kubernetes or Docker, or with a network plugin that routes between pods instead of bridging: nothing is missing there, and no connection lacks replies.",
+	Cure:          "Load br_netfilter: bridged frames then pass connection tracking, which translates the replies back.",
+	judge:         judgeBridgeNF,
 }
 
 func judgeBridgeNF(f facts) *verdict {
@@ -37,7 +37,7 @@ func judgeBridgeNF(f facts) *verdict {
 	if !found || h.example.Target.Addr().Is6() {
 		return nil
 	}
-	v := &verdict{harm: float64(h.entries)}
+	v := &verdict{impact: float64(h.entries)}
 	v.Severity = h.severity()
 	v.Title = fmt.Sprintf("%s on %s to %s saw no reply: bridged replies bypass NAT", number(h.entries, "connection"), h.link.Name, h.example.Dest)
 	state := "0"

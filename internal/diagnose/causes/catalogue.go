@@ -33,10 +33,10 @@ type Cause struct {
 
 	// The rest of the page: what a user notices, how natkit decides, which healthy
 	// machines look alike and why they are not reported, and what the cure does.
-	Symptom   string
-	Proof     string
-	Lookalike string
-	Cure      string
+	Symptom       string
+	Proof         string
+	FalsePositive string
+	Cure          string
 	// NoLab is why `natkit lab run` cannot reproduce it, a clause; "" where it does.
 	NoLab string
 	// Host says that the cause lies in what all namespaces of a machine share: it is
@@ -51,7 +51,7 @@ type verdict struct {
 	Finding
 	explains []string // besides what its cause explains always
 	wastes   bool     // its cause never loses anything: after those that may
-	harm     float64  // packets or connections lost in the window, or how near the limit (0 to 1)
+	impact   float64  // packets or connections lost in the window, or how near the limit (0 to 1)
 }
 
 // catalogue in the order in which equal findings are shown.
@@ -129,7 +129,7 @@ func Catalogue() []Cause { return slices.Clone(catalogue) }
 
 // Judge returns what is wrong according to the facts in s: most severe first,
 // what is explained by another finding folded under it, then what may lose before what
-// only wastes, then most harm first. A fact that is missing costs the causes that need it
+// only wastes, then most impact first. A fact that is missing costs the causes that need it
 // and nothing else.
 //
 // One window is all that it knows. What is less than a threshold by no more than chance is advice, so
@@ -163,7 +163,7 @@ func JudgeAgain(s *snapshot.Snapshot, before map[string]bool) []Finding {
 			}
 			return -1
 		}
-		return cmp.Compare(b.harm, a.harm)
+		return cmp.Compare(b.impact, a.impact)
 	})
 	return fold(found)
 }

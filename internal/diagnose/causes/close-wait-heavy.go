@@ -26,9 +26,9 @@ var closeWaitHeavy = Cause{
 	Symptom:    "The table of a Kubernetes node fills with connections in CLOSE_WAIT, each for an hour.",
 	Proof: fmt.Sprintf("CLOSE_WAIT entries hold at least %s of nf_conntrack_max, from %s it is advice, and their timeout is longer than the kernel's %d s: kube-proxy sets it to an hour.",
 		percent(deadRoom), percent(deadWaste), shortCloseWait),
-	Lookalike: fmt.Sprintf("CLOSE_WAIT entries with a timeout of %d s: those connections are half closed and in use, or a program does not close its side, which is not NAT's fault. The timeout alone, in a table with room.", shortCloseWait),
-	Cure:      "Use the kernel's timeout of a minute. With Kubernetes set kube-proxy's own option, which it writes at every start.",
-	judge:     judgeCloseWait,
+	FalsePositive: fmt.Sprintf("CLOSE_WAIT entries with a timeout of %d s: those connections are half closed and in use, or a program does not close its side, which is not NAT's fault. The timeout alone, in a table with room.", shortCloseWait),
+	Cure:          "Use the kernel's timeout of a minute. With Kubernetes set kube-proxy's own option, which it writes at every start.",
+	judge:         judgeCloseWait,
 }
 
 func judgeCloseWait(f facts) *verdict {
@@ -43,7 +43,7 @@ func judgeCloseWait(f facts) *verdict {
 	if !known || now <= shortCloseWait || waiting > t.Entries || share(waiting, limit) < deadWaste {
 		return nil
 	}
-	v := &verdict{harm: share(waiting, limit)}
+	v := &verdict{impact: share(waiting, limit)}
 	v.Severity = Advice
 	if share(waiting, limit) >= deadRoom {
 		v.Severity = Warning

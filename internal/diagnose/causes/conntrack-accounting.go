@@ -21,13 +21,13 @@ var conntrackAccounting = Cause{
 		"net.netfilter.nf_conntrack_acct",
 		"net.netfilter.nf_conntrack_timestamp",
 	},
-	Severities: []Severity{Advice},
-	Needs:      []string{snapshot.CanSysctls, snapshot.CanConntrack},
-	Symptom:    "Nothing breaks. Entries are larger, and each packet updates two more counters of its entry.",
-	Proof:      fmt.Sprintf("net.netfilter.nf_conntrack_acct or nf_conntrack_timestamp is 1, and the table has at least %d entries. Both are off by default.", accountedEntries),
-	Lookalike:  "Accounting that a program reads (flow exporters, conntrack -L with bytes) is worth its price. natkit cannot see that, so it is advice.",
-	Cure:       "Switch it off, unless a program here reads the counters. Existing entries keep them.",
-	judge:      judgeAccounting,
+	Severities:    []Severity{Advice},
+	Needs:         []string{snapshot.CanSysctls, snapshot.CanConntrack},
+	Symptom:       "Nothing breaks. Entries are larger, and each packet updates two more counters of its entry.",
+	Proof:         fmt.Sprintf("net.netfilter.nf_conntrack_acct or nf_conntrack_timestamp is 1, and the table has at least %d entries. Both are off by default.", accountedEntries),
+	FalsePositive: "Accounting that a program reads (flow exporters, conntrack -L with bytes) is worth its price. natkit cannot see that, so it is advice.",
+	Cure:          "Switch it off, unless a program here reads the counters. Existing entries keep them.",
+	judge:         judgeAccounting,
 }
 
 func judgeAccounting(f facts) *verdict {

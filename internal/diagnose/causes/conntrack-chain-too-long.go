@@ -27,10 +27,10 @@ var conntrackChainTooLong = Cause{
 	Symptom:    "Some new connections are dropped, always the same ones, in a table with room and a hash of the right size.",
 	Proof: fmt.Sprintf("Entries were refused during the window because of their chain's length (chaintoolong), while the mean chain is shorter than %.0f, so chance cannot have made a chain of 50.",
 		evenChain),
-	Lookalike: "Long chains everywhere are conntrack-hash-too-small. An attacker cannot aim at a chain from outside: the hash has a secret key.",
-	Cure:      "Find who makes flows that the hash cannot distinguish. Kernels from 4.3 left the zone of a flow out of its hash until 5.15 included it again, so the same addresses in many zones (Open vSwitch, VRFs) make one chain there, if the distribution backported only the chain limit.",
-	NoLab:     "it takes a kernel whose hash leaves something out, or a hash so small that the whole host would suffer",
-	judge:     judgeChain,
+	FalsePositive: "Long chains everywhere are conntrack-hash-too-small. An attacker cannot aim at a chain from outside: the hash has a secret key.",
+	Cure:          "Find who makes flows that the hash cannot distinguish. Kernels from 4.3 left the zone of a flow out of its hash until 5.15 included it again, so the same addresses in many zones (Open vSwitch, VRFs) make one chain there, if the distribution backported only the chain limit.",
+	NoLab:         "it takes a kernel whose hash leaves something out, or a hash so small that the whole host would suffer",
+	judge:         judgeChain,
 }
 
 func judgeChain(f facts) *verdict {
@@ -39,7 +39,7 @@ func judgeChain(f facts) *verdict {
 	if tooLong == 0 || !known || chain >= evenChain {
 		return nil
 	}
-	v := &verdict{harm: float64(tooLong)}
+	v := &verdict{impact: float64(tooLong)}
 	v.Severity = Critical
 	if tooLong < fewFailures {
 		v.Severity = Warning

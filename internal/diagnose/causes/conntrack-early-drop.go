@@ -21,14 +21,14 @@ var conntrackEarlyDrop = Cause{
 		"conntrack -S: early_drop",
 		"nf_conntrack early_drop",
 	},
-	Severities: []Severity{Warning, Critical},
-	Explains:   []string{"conntrack-table-full", "conntrack-table-nearly-full"},
-	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanConntrackDump},
-	Symptom:    "Connections die while being opened, and UDP exchanges lose their reply. Nothing is refused, and the kernel logs nothing.",
-	Proof:      fmt.Sprintf("Entries were evicted during the window to make room for new ones (early_drop of /proc/net/stat/nf_conntrack): from %d critical, fewer are a warning. The kernel does it only at nf_conntrack_max, and only to flows without enough traffic in both directions (not ASSURED).", earlyDropMany),
-	Lookalike:  "Entries that the kernel's garbage collection removes above 95 % of the limit are not counted there; the table is then nearly full, and reported as such. With a flood in the table natkit reports the flood.",
-	Cure:       "Make room: the same as for conntrack-table-full. If a flood fills the table, stop the flood.",
-	judge:      judgeEarlyDrop,
+	Severities:    []Severity{Warning, Critical},
+	Explains:      []string{"conntrack-table-full", "conntrack-table-nearly-full"},
+	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanConntrackDump},
+	Symptom:       "Connections die while being opened, and UDP exchanges lose their reply. Nothing is refused, and the kernel logs nothing.",
+	Proof:         fmt.Sprintf("Entries were evicted during the window to make room for new ones (early_drop of /proc/net/stat/nf_conntrack): from %d critical, fewer are a warning. The kernel does it only at nf_conntrack_max, and only to flows without enough traffic in both directions (not ASSURED).", earlyDropMany),
+	FalsePositive: "Entries that the kernel's garbage collection removes above 95 % of the limit are not counted there; the table is then nearly full, and reported as such. With a flood in the table natkit reports the flood.",
+	Cure:          "Make room: the same as for conntrack-table-full. If a flood fills the table, stop the flood.",
+	judge:         judgeEarlyDrop,
 }
 
 func judgeEarlyDrop(f facts) *verdict {
@@ -36,7 +36,7 @@ func judgeEarlyDrop(f facts) *verdict {
 	if !known || evicted == 0 || judgeUnreplied(f) != nil || judgeSYNFlood(f) != nil {
 		return nil
 	}
-	v := &verdict{harm: float64(evicted)}
+	v := &verdict{impact: float64(evicted)}
 	v.Severity = Warning
 	if evicted >= earlyDropMany {
 		v.Severity = Critical

@@ -34,14 +34,14 @@ var conntrackHashTooSmall = Cause{
 		"nf_conntrack hashsize",
 		"perf: __nf_conntrack_find_get",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats},
-	Symptom:    "Each packet costs more as connections increase. CPUs are busy in __nf_conntrack_find_get. At worst, new flows are dropped in a table with room.",
-	Proof:      fmt.Sprintf("The mean chain is twice the entries of all namespaces divided by the number of buckets. From %.0f it is a warning. Refused entries (chaintoolong) are critical if chance alone makes chains that long. A limit that allows a mean chain above %.0f is advice.", longChain, longChainAtLimit),
-	Lookalike:  "A full table with as many buckets as entries has chains of 2, one with a quarter as many buckets chains of 8: kernels choose both sizes themselves. Without slab information natkit counts only the entries of this namespace.",
-	Cure:       "Use more buckets, at 8 bytes each. The kernel moves the entries to the new hash while it runs.",
-	Host:       true,
-	judge:      judgeHash,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackStats},
+	Symptom:       "Each packet costs more as connections increase. CPUs are busy in __nf_conntrack_find_get. At worst, new flows are dropped in a table with room.",
+	Proof:         fmt.Sprintf("The mean chain is twice the entries of all namespaces divided by the number of buckets. From %.0f it is a warning. Refused entries (chaintoolong) are critical if chance alone makes chains that long. A limit that allows a mean chain above %.0f is advice.", longChain, longChainAtLimit),
+	FalsePositive: "A full table with as many buckets as entries has chains of 2, one with a quarter as many buckets chains of 8: kernels choose both sizes themselves. Without slab information natkit counts only the entries of this namespace.",
+	Cure:          "Use more buckets, at 8 bytes each. The kernel moves the entries to the new hash while it runs.",
+	Host:          true,
+	judge:         judgeHash,
 }
 
 func judgeHash(f facts) *verdict {
@@ -65,11 +65,11 @@ func judgeHash(f facts) *verdict {
 	switch {
 	case tooLong > 0 && chain >= evenChain:
 		v.Severity = Critical
-		v.harm = float64(tooLong)
+		v.impact = float64(tooLong)
 		v.Title = fmt.Sprintf("%s refused %s because their hash chain is too long", number(tooLong, "entry"), f.window())
 	case chain >= longChain:
 		v.Severity = Warning
-		v.harm = min(1, chain/(2*longChainAtLimit))
+		v.impact = min(1, chain/(2*longChainAtLimit))
 		v.Title = fmt.Sprintf("the conntrack hash has %s for %s: %.0f a bucket", plural.Count(ct.Buckets, "bucket"), plural.Count(entries, "entry"), chain)
 	case limited && atLimit > longChainAtLimit:
 		v.Severity = Advice

@@ -25,15 +25,15 @@ var helperMissing = Cause{
 		"nf_conntrack_ftp",
 		"nf_conntrack_helper",
 	},
-	Severities: []Severity{Warning},
-	Thresholds: []Threshold{dataFew},
-	Explains:   []string{"rule-drop", "forward-policy-drop", "backend-silent", "answers-lost"},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "FTP logs in and hangs at the first listing. SIP calls connect without sound. TFTP gets no file. PPTP stops after authentication.",
-	Proof:      fmt.Sprintf("A flow with replies is at the port of such a protocol and has no conntrack helper, and at least %.0f packets were dropped (by a rule, or because nobody here listens) that open another flow between the same two hosts: FTP from the server's port 20, or to a high port of the server, TFTP from another port of the server, RTP and GRE.", dataFew.Enter),
-	Lookalike:  "Passive FTP from behind source NAT, SIP with STUN or a session border controller, and control connections in TLS (FTPS), which no helper can read: their data connections pass, or need open ports.",
-	Cure:       "Add a rule that assigns the helper to these control connections, and rules that accept related connections. For FTPS, open a fixed range of passive ports.",
-	judge:      judgeHelperMissing,
+	Severities:    []Severity{Warning},
+	Thresholds:    []Threshold{dataFew},
+	Explains:      []string{"rule-drop", "forward-policy-drop", "backend-silent", "answers-lost"},
+	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanInterfaces},
+	Symptom:       "FTP logs in and hangs at the first listing. SIP calls connect without sound. TFTP gets no file. PPTP stops after authentication.",
+	Proof:         fmt.Sprintf("A flow with replies is at the port of such a protocol and has no conntrack helper, and at least %.0f packets were dropped (by a rule, or because nobody here listens) that open another flow between the same two hosts: FTP from the server's port 20, or to a high port of the server, TFTP from another port of the server, RTP and GRE.", dataFew.Enter),
+	FalsePositive: "Passive FTP from behind source NAT, SIP with STUN or a session border controller, and control connections in TLS (FTPS), which no helper can read: their data connections pass, or need open ports.",
+	Cure:          "Add a rule that assigns the helper to these control connections, and rules that accept related connections. For FTPS, open a fixed range of passive ports.",
+	judge:         judgeHelperMissing,
 }
 
 func judgeHelperMissing(f facts) *verdict {
@@ -58,7 +58,7 @@ func judgeHelperMissing(f facts) *verdict {
 }
 
 func (f facts) helperVerdict(c snapshot.ControlUse, h snapshot.HelperPort, lost uint64, rows []snapshot.Drop) *verdict {
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	v.Severity = Warning
 	what := strings.ToUpper(h.Helper)
 	v.Title = fmt.Sprintf("%s of %s between %s and %s lost: no conntrack helper", number(lost, "data packet"), what, c.Source, c.Dest.Addr())

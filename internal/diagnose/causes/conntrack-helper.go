@@ -27,13 +27,13 @@ var conntrackHelper = Cause{
 		"nf_conntrack_sip",
 		"net.netfilter.nf_conntrack_helper",
 	},
-	Severities: []Severity{Advice, Warning},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanConntrackStats, snapshot.CanKernelLog},
-	Symptom:    "SIP calls without sound, FTP that breaks on its data connection, ports opened that nobody asked for. CPUs are busy in nf_nat_sip or nf_nat_ftp.",
-	Proof:      fmt.Sprintf("The kernel logged during the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines a warning, fewer are advice. Connections with a helper, or nf_conntrack_helper=1, which gives every connection to a helper's port one, are advice. New kernels have no such setting (6.18 does not); they assign helpers by rules only.", helperDropsMany),
-	Lookalike:  "Active FTP, PPTP or TFTP through NAT needs its helper. Helpers that are loaded but not assigned cost nothing.",
-	Cure:       "Assign helpers only by a rule for the servers that need one. SIP mostly needs none: its endpoints have their own methods.",
-	judge:      judgeHelper,
+	Severities:    []Severity{Advice, Warning},
+	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanConntrackStats, snapshot.CanKernelLog},
+	Symptom:       "SIP calls without sound, FTP that breaks on its data connection, ports opened that nobody asked for. CPUs are busy in nf_nat_sip or nf_nat_ftp.",
+	Proof:         fmt.Sprintf("The kernel logged during the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines a warning, fewer are advice. Connections with a helper, or nf_conntrack_helper=1, which gives every connection to a helper's port one, are advice. New kernels have no such setting (6.18 does not); they assign helpers by rules only.", helperDropsMany),
+	FalsePositive: "Active FTP, PPTP or TFTP through NAT needs its helper. Helpers that are loaded but not assigned cost nothing.",
+	Cure:          "Assign helpers only by a rule for the servers that need one. SIP mostly needs none: its endpoints have their own methods.",
+	judge:         judgeHelper,
 }
 
 func judgeHelper(f facts) *verdict {
@@ -57,7 +57,7 @@ func judgeHelper(f facts) *verdict {
 	if on != 1 && helped == 0 && drops == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(saturate(drops, helped))}
+	v := &verdict{impact: float64(saturate(drops, helped))}
 	v.Severity = Advice
 	if drops >= helperDropsMany {
 		v.Severity = Warning

@@ -31,13 +31,13 @@ var conntrackInvalidReset = Cause{
 		"nf_conntrack_tcp_be_liberal",
 		"ctstate INVALID",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
-	Symptom:    `Long transfers break with "Connection reset by peer", at random, on fast or lossy paths. Short ones work.`,
-	Proof:      fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
-	Lookalike:  "Late FINs of closed connections, and scans with odd flags, which are also invalid and cause a reset. With nf_conntrack_tcp_be_liberal=1 windows are not checked.",
-	Cure:       "Set nf_conntrack_tcp_be_liberal=1: segments outside their window stay in their connection, and its endpoints decide. Or drop invalid packets before they reach this machine's stack; the segment is then lost and retransmitted. One report describes a table that filled up with be_liberal, because resets no longer ended connections: watch the table.",
-	judge:      judgeInvalidReset,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
+	Symptom:       `Long transfers break with "Connection reset by peer", at random, on fast or lossy paths. Short ones work.`,
+	Proof:         fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
+	FalsePositive: "Late FINs of closed connections, and scans with odd flags, which are also invalid and cause a reset. With nf_conntrack_tcp_be_liberal=1 windows are not checked.",
+	Cure:          "Set nf_conntrack_tcp_be_liberal=1: segments outside their window stay in their connection, and its endpoints decide. Or drop invalid packets before they reach this machine's stack; the segment is then lost and retransmitted. One report describes a table that filled up with be_liberal, because resets no longer ended connections: watch the table.",
+	judge:         judgeInvalidReset,
 }
 
 func judgeInvalidReset(f facts) *verdict {
@@ -52,7 +52,7 @@ func judgeInvalidReset(f facts) *verdict {
 	if !sentKnown || resets < resetFew || f.Chains != nil && !f.translatesSources() || f.Drops != nil && strays == 0 {
 		return f.judgeInvalidForwarded(invalid, liberal)
 	}
-	v := &verdict{harm: float64(resets)}
+	v := &verdict{impact: float64(resets)}
 	switch part := f.ofEnded(resets); {
 	case part < resetOfEnded:
 		v.Severity = Advice

@@ -23,14 +23,14 @@ var conntrackLimitInContainer = Cause{
 		`sysctl: permission denied on key "net.netfilter.nf_conntrack_max"`,
 		"net.netfilter.nf_conntrack_max in docker",
 	},
-	Severities: []Severity{Advice, Warning},
-	Needs:      []string{snapshot.CanConntrack, snapshot.CanOwners},
-	Symptom:    "The limit was raised in the container's or pod's settings, and the table is still full at the old limit.",
-	Proof:      fmt.Sprintf("This is not the initial network namespace, and a file here sets nf_conntrack_max or nf_conntrack_buckets above the value in force. A warning from %s of the limit, advice below. In all other namespaces these files are read-only, even for root (on Linux 6.18). The host has one limit, though each namespace counts for itself.", percent(pressedShare)),
-	Lookalike:  "The same in the initial namespace: there the setting is only not applied yet. Timeouts, which a container may set for itself.",
-	Cure:       "Set it on the host.",
-	NoLab:      "a lab's namespaces have the host's files; it takes a container with files of its own",
-	judge:      judgeLimitInContainer,
+	Severities:    []Severity{Advice, Warning},
+	Needs:         []string{snapshot.CanConntrack, snapshot.CanOwners},
+	Symptom:       "The limit was raised in the container's or pod's settings, and the table is still full at the old limit.",
+	Proof:         fmt.Sprintf("This is not the initial network namespace, and a file here sets nf_conntrack_max or nf_conntrack_buckets above the value in force. A warning from %s of the limit, advice below. In all other namespaces these files are read-only, even for root (on Linux 6.18). The host has one limit, though each namespace counts for itself.", percent(pressedShare)),
+	FalsePositive: "The same in the initial namespace: there the setting is only not applied yet. Timeouts, which a container may set for itself.",
+	Cure:          "Set it on the host.",
+	NoLab:         "a lab's namespaces have the host's files; it takes a container with files of its own",
+	judge:         judgeLimitInContainer,
 }
 
 func judgeLimitInContainer(f facts) *verdict {
@@ -63,7 +63,7 @@ func judgeLimitInContainer(f facts) *verdict {
 	if share(max(ct.Count, ct.CountStart), ct.Max) >= pressedShare {
 		v.Severity = Warning
 	}
-	v.harm = share(ct.Count, ct.Max)
+	v.impact = share(ct.Count, ct.Max)
 	v.Evidence = append(v.Evidence, f.fillEvidence()...)
 	v.Why = "The limit and the hash belong to the host. Every namespace counts its own entries against the one limit, and only the initial one can change it; a container that tries gets an error, or a line in its log."
 	v.Verify = []string{f.run("sysctl net.netfilter.nf_conntrack_max net.netfilter.nf_conntrack_buckets")}

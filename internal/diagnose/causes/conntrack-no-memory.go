@@ -22,14 +22,14 @@ var conntrackNoMemory = Cause{
 		"SLUB: Unable to allocate memory on node",
 		"conntrack -S: drop",
 	},
-	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanKernelLog},
-	Symptom:    "New connections are sometimes dropped under load, in a table that is far from full.",
-	Proof:      fmt.Sprintf("Packets were refused (drop without insert_failed) while the table has room, and the kernel logged a failed allocation during the window: critical. Without such a line, but with less than %s of the memory available, it is a warning.", percent(littleMemory)),
-	Lookalike:  "Packets that the kernel counts as drop for other reasons, on a machine with memory to spare. The memory limit of a container does not matter: entries are not charged to it (the cache is made without SLAB_ACCOUNT).",
-	Cure:       "Provide memory that the kernel can take at once in an interrupt: a larger reserve (vm.min_free_kbytes), fewer other users, or more memory.",
-	NoLab:      "kernel allocations cannot be made to fail on purpose without fault injection (CONFIG_FAILSLAB), and entries are not charged to a memory cgroup",
-	judge:      judgeNoMemory,
+	Severities:    []Severity{Warning, Critical},
+	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanKernelLog},
+	Symptom:       "New connections are sometimes dropped under load, in a table that is far from full.",
+	Proof:         fmt.Sprintf("Packets were refused (drop without insert_failed) while the table has room, and the kernel logged a failed allocation during the window: critical. Without such a line, but with less than %s of the memory available, it is a warning.", percent(littleMemory)),
+	FalsePositive: "Packets that the kernel counts as drop for other reasons, on a machine with memory to spare. The memory limit of a container does not matter: entries are not charged to it (the cache is made without SLAB_ACCOUNT).",
+	Cure:          "Provide memory that the kernel can take at once in an interrupt: a larger reserve (vm.min_free_kbytes), fewer other users, or more memory.",
+	NoLab:         "kernel allocations cannot be made to fail on purpose without fault injection (CONFIG_FAILSLAB), and entries are not charged to a memory cgroup",
+	judge:         judgeNoMemory,
 }
 
 func judgeNoMemory(f facts) *verdict {
@@ -46,7 +46,7 @@ func judgeNoMemory(f facts) *verdict {
 	if logged == 0 && !(scarce && refused >= fewFailures) {
 		return nil
 	}
-	v := &verdict{harm: float64(refused)}
+	v := &verdict{impact: float64(refused)}
 	v.Severity = Warning
 	if logged > 0 {
 		v.Severity = Critical

@@ -30,9 +30,9 @@ var conntrackTableFull = Cause{
 	Explains:   []string{"unreplied-flood", "time-wait-heavy", "close-wait-heavy", "established-timeout-long", "conntrack-early-drop"},
 	Needs: []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanKernelLog,
 		snapshot.CanConntrackDump},
-	Symptom:   `New connections time out or take seconds. Existing connections continue. The kernel logs "nf_conntrack: table full, dropping packet".`,
-	Proof:     fmt.Sprintf("The number of entries is within %s of nf_conntrack_max and new flows were refused during the window. One of three facts is enough: the column drop of /proc/net/stat/nf_conntrack rose without insert_failed, packets without an entry were dropped at nf_hook_slow, or the kernel logged it. A full table without a refusal is a warning. If natkit cannot read the table, two of these facts are critical and one is a warning.", percent(1-fullShare)),
-	Lookalike: "Old lines in the kernel log, lines about other namespaces, and refused packets in a table with room: the kernel also counts out-of-memory and invalid packets in that column. A limit of 0 means no limit.",
+	Symptom:       `New connections time out or take seconds. Existing connections continue. The kernel logs "nf_conntrack: table full, dropping packet".`,
+	Proof:         fmt.Sprintf("The number of entries is within %s of nf_conntrack_max and new flows were refused during the window. One of three facts is enough: the column drop of /proc/net/stat/nf_conntrack rose without insert_failed, packets without an entry were dropped at nf_hook_slow, or the kernel logged it. A full table without a refusal is a warning. If natkit cannot read the table, two of these facts are critical and one is a warning.", percent(1-fullShare)),
+	FalsePositive: "Old lines in the kernel log, lines about other namespaces, and refused packets in a table with room: the kernel also counts out-of-memory and invalid packets in that column. A limit of 0 means no limit.",
 	Cure: fmt.Sprintf("Raise nf_conntrack_max to cover current and refused entries, and scale the hash with it. natkit uses the kernel's true entry size and at most %s of memory. If closed connections hold most of the table, it shortens their timeout. It names the host that fills the table.",
 		percent(tableMemoryShare)),
 	judge: judgeTableFull,
@@ -56,7 +56,7 @@ func judgeTableFull(f facts) *verdict {
 		}
 	}
 
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	if f.Conntrack == nil {
 		switch {
 		case signs == 0:
@@ -81,7 +81,7 @@ func judgeTableFull(f facts) *verdict {
 				f.Conntrack.Count, limit, number(lost, "packet"), f.window())
 		case f.Conntrack.Count >= limit:
 			v.Severity = Warning
-			v.harm = 1
+			v.impact = 1
 			v.Title = fmt.Sprintf("the connection tracking table is full (%d of %d); nothing was refused %s", f.Conntrack.Count, limit, f.window())
 		default:
 			return nil

@@ -39,9 +39,9 @@ var conntrackTableNearlyFull = Cause{
 	Symptom:    "Nothing yet. The next burst makes new connections time out while existing ones continue.",
 	Proof: fmt.Sprintf("At least %s of nf_conntrack_max is in use; or %s, and it grows fast enough to be full within %v.",
 		percent(nearlyFullShare), percent(fillingShare), fillSoon),
-	Lookalike: "A busy table with room, however many entries it has, and a table that fills slowly. If packets are already refused, it is conntrack-table-full.",
-	Cure:      "The same as for conntrack-table-full, before it hurts.",
-	judge:     judgeTableNearlyFull,
+	FalsePositive: "A busy table with room, however many entries it has, and a table that fills slowly. If packets are already refused, it is conntrack-table-full.",
+	Cure:          "The same as for conntrack-table-full, before it hurts.",
+	judge:         judgeTableNearlyFull,
 }
 
 func judgeTableNearlyFull(f facts) *verdict {
@@ -56,7 +56,7 @@ func judgeTableNearlyFull(f facts) *verdict {
 	if used < f.full(nearlyFullShare) && !filling {
 		return nil
 	}
-	v := &verdict{harm: used}
+	v := &verdict{impact: used}
 	v.Severity = Warning
 	v.Title = fmt.Sprintf("the connection tracking table is %s full (%d of %d)", percent(used), ct.Count, limit)
 	v.Evidence = f.tableEvidence()

@@ -26,16 +26,16 @@ var cpuBacklogFull = Cause{
 		"net.core.netdev_max_backlog",
 		"reason: CPU_BACKLOG",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(backlogFew, "packets that the processor had no room for"), portion(backlogShare, "of those it took")},
-	Needs:      []string{snapshot.CanCPUs, snapshot.CanDrops, snapshot.CanSysctls},
-	Symptom:    "Bursts lose packets, mostly on virtual interfaces (containers, tunnels) and with RPS. Nothing else shows a drop.",
-	Proof:      fmt.Sprintf("Packets found a CPU's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of what it took: a warning, from %s critical. In a namespace other than the initial one only drops of its own packets count, as the tracer saw them. Cards with NAPI do not use this queue; veth, tunnels and RPS do.", "0.1 %", percent(backlogMost)),
-	Lookalike:  "A few drops in a burst beside millions of packets. Totals since boot, however large.",
-	Cure:       "A longer queue, net.core.netdev_max_backlog, absorbs bursts. If a CPU has no time left, a longer queue only delays packets: other CPUs must help (softirq-one-cpu).",
-	Host:       true,
-	NoLab:      "each CPU has one queue for all namespaces, and the host sets its length: a lab would lose everybody's packets. It was reproduced, and found from the host and from the namespace that lost packets, in a virtual machine (Linux 6.12)",
-	judge:      judgeBacklog,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Thresholds:    []Threshold{many(backlogFew, "packets that the processor had no room for"), portion(backlogShare, "of those it took")},
+	Needs:         []string{snapshot.CanCPUs, snapshot.CanDrops, snapshot.CanSysctls},
+	Symptom:       "Bursts lose packets, mostly on virtual interfaces (containers, tunnels) and with RPS. Nothing else shows a drop.",
+	Proof:         fmt.Sprintf("Packets found a CPU's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of what it took: a warning, from %s critical. In a namespace other than the initial one only drops of its own packets count, as the tracer saw them. Cards with NAPI do not use this queue; veth, tunnels and RPS do.", "0.1 %", percent(backlogMost)),
+	FalsePositive: "A few drops in a burst beside millions of packets. Totals since boot, however large.",
+	Cure:          "A longer queue, net.core.netdev_max_backlog, absorbs bursts. If a CPU has no time left, a longer queue only delays packets: other CPUs must help (softirq-one-cpu).",
+	Host:          true,
+	NoLab:         "each CPU has one queue for all namespaces, and the host sets its length: a lab would lose everybody's packets. It was reproduced, and found from the host and from the namespace that lost packets, in a virtual machine (Linux 6.12)",
+	judge:         judgeBacklog,
 }
 
 func judgeBacklog(f facts) *verdict {
@@ -62,7 +62,7 @@ func judgeBacklog(f facts) *verdict {
 	if worst.BacklogDropped > 0 {
 		part = max(part, share(worst.BacklogDropped, saturate(worst.BacklogDropped, worst.Packets)))
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case taken > 0 && part < f.part(backlogShare):
 		v.Severity = Advice

@@ -260,7 +260,7 @@ func TestCatalogue(t *testing.T) {
 		if _, err := os.Stat(c.Code + ".go"); err != nil {
 			t.Errorf("%s has no file of its own", c.Code)
 		}
-		for _, text := range []string{c.Title, c.Headline, c.Symptom, c.Proof, c.Lookalike, c.Cure} {
+		for _, text := range []string{c.Title, c.Headline, c.Symptom, c.Proof, c.FalsePositive, c.Cure} {
 			if text == "" {
 				t.Errorf("%s: a text is missing", c.Code)
 			}

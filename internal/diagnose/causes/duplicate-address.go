@@ -25,15 +25,15 @@ var duplicateAddress = Cause{
 		"duplicate address detected",
 		"IPv4 duplicate address",
 	},
-	Severities: []Severity{Warning, Critical},
-	Thresholds: []Threshold{{What: "ARP packets of each of two machines for a router", Enter: routerClaims, Leave: routerClaims}},
-	Explains:   []string{"next-hop-silent", "clients-unreached", "answers-lost", "wrong-destination-mac"},
-	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces},
-	Symptom:    "Clients lose their gateway for minutes and get it back, each at different times. Open connections hang. The machine that replies to ARP last wins.",
-	Proof:      fmt.Sprintf("A hardware address that no interface here has replied to an ARP probe for an address of this machine, or sent other ARP packets with that address: critical. The doctor sends one probe for each address (RFC 5227). Two hardware addresses that each sent at least %d ARP packets with the address of a router in use here: a warning.", routerClaims),
-	Lookalike:  "A virtual address that moves to another machine and is announced there; cluster addresses with a multicast hardware address; interfaces of this machine on one network, which reply for each other.",
-	Cure:       "Change the address of the other machine, or remove the rule or proxy that replies for it. The finding names its hardware address; the switch knows its port.",
-	judge:      judgeDuplicate,
+	Severities:    []Severity{Warning, Critical},
+	Thresholds:    []Threshold{{What: "ARP packets of each of two machines for a router", Enter: routerClaims, Leave: routerClaims}},
+	Explains:      []string{"next-hop-silent", "clients-unreached", "answers-lost", "wrong-destination-mac"},
+	Needs:         []string{snapshot.CanFrames, snapshot.CanInterfaces},
+	Symptom:       "Clients lose their gateway for minutes and get it back, each at different times. Open connections hang. The machine that replies to ARP last wins.",
+	Proof:         fmt.Sprintf("A hardware address that no interface here has replied to an ARP probe for an address of this machine, or sent other ARP packets with that address: critical. The doctor sends one probe for each address (RFC 5227). Two hardware addresses that each sent at least %d ARP packets with the address of a router in use here: a warning.", routerClaims),
+	FalsePositive: "A virtual address that moves to another machine and is announced there; cluster addresses with a multicast hardware address; interfaces of this machine on one network, which reply for each other.",
+	Cure:          "Change the address of the other machine, or remove the rule or proxy that replies for it. The finding names its hardware address; the switch knows its port.",
+	judge:         judgeDuplicate,
 }
 
 func judgeDuplicate(f facts) *verdict {
@@ -62,7 +62,7 @@ func judgeDuplicate(f facts) *verdict {
 	}
 	addr, link := claims[0].Addr, claims[0].Interface
 	claims = slices.DeleteFunc(claims, func(c snapshot.AddressClaim) bool { return c.Addr != addr })
-	v.harm = float64(len(claims))
+	v.impact = float64(len(claims))
 	var macs []string
 	for _, c := range claims {
 		macs = append(macs, c.MAC)

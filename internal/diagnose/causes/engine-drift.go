@@ -17,14 +17,14 @@ var engineDrift = Cause{
 		"natkit up: no translation after interface was recreated",
 		"natkit up: external address changed",
 	},
-	Severities: []Severity{Warning, Critical},
-	Explains:   []string{"answers-lost", "clients-unreached", "backend-silent", "martian-drop"},
-	Needs:      []string{snapshot.CanEngine},
-	Symptom:    "After an interface was recreated or got another address, its traffic is no longer translated, or is translated to an address that nobody has.",
-	Proof:      "natkit compares what the engine knows of interfaces, addresses, programs, settings and its nftables table with the machine. It is critical if an interface carries no program, the table is gone, or the masquerade address is another; otherwise a warning.",
-	Lookalike:  "A change that `natkit serve` follows by itself, within seconds.",
-	Cure:       "Apply the rule file again, or run `natkit serve`, which applies it after every change.",
-	judge:      judgeEngineDrift,
+	Severities:    []Severity{Warning, Critical},
+	Explains:      []string{"answers-lost", "clients-unreached", "backend-silent", "martian-drop"},
+	Needs:         []string{snapshot.CanEngine},
+	Symptom:       "After an interface was recreated or got another address, its traffic is no longer translated, or is translated to an address that nobody has.",
+	Proof:         "natkit compares what the engine knows of interfaces, addresses, programs, settings and its nftables table with the machine. It is critical if an interface carries no program, the table is gone, or the masquerade address is another; otherwise a warning.",
+	FalsePositive: "A change that `natkit serve` follows by itself, within seconds.",
+	Cure:          "Apply the rule file again, or run `natkit serve`, which applies it after every change.",
+	judge:         judgeEngineDrift,
 }
 
 func judgeEngineDrift(f facts) *verdict {
@@ -47,7 +47,7 @@ func judgeEngineDrift(f facts) *verdict {
 	if len(drift) == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(len(drift))}
+	v := &verdict{impact: float64(len(drift))}
 	v.Severity = Warning
 	if slices.ContainsFunc(drift, func(d snapshot.EngineDrift) bool { return d.Stops }) {
 		v.Severity = Critical
@@ -77,7 +77,7 @@ func (f facts) accelDrift() *verdict {
 	if len(f.Engine.Problems) == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(len(f.Engine.Problems))}
+	v := &verdict{impact: float64(len(f.Engine.Problems))}
 	v.Severity = Warning
 	v.Title = "natkit accel no longer matches the machine"
 	for _, p := range f.Engine.Problems {

@@ -16,13 +16,13 @@ var engineSourceLimit = Cause{
 		"limits.sessions_per_source",
 		"too many sessions per subscriber",
 	},
-	Severities: []Severity{Warning},
-	Needs:      []string{snapshot.CanEngine},
-	Symptom:    "New connections of one host fail at times. Other hosts have no trouble and its open connections continue.",
-	Proof:      "The eBPF engine dropped packets during the window that would have opened a session beyond limits.sessions_per_source.",
-	Lookalike:  "A host close to its limit that was refused nothing: a limit is there to be used. Refusals because of a full table or missing ports are conntrack-table-full and snat-ports-exhausted.",
-	Cure:       "Raise the limit if the host needs it. Otherwise find the program on it that opens so many sessions.",
-	judge:      judgeEngineSourceLimit,
+	Severities:    []Severity{Warning},
+	Needs:         []string{snapshot.CanEngine},
+	Symptom:       "New connections of one host fail at times. Other hosts have no trouble and its open connections continue.",
+	Proof:         "The eBPF engine dropped packets during the window that would have opened a session beyond limits.sessions_per_source.",
+	FalsePositive: "A host close to its limit that was refused nothing: a limit is there to be used. Refusals because of a full table or missing ports are conntrack-table-full and snat-ports-exhausted.",
+	Cure:          "Raise the limit if the host needs it. Otherwise find the program on it that opens so many sessions.",
+	judge:         judgeEngineSourceLimit,
 }
 
 func judgeEngineSourceLimit(f facts) *verdict {
@@ -36,7 +36,7 @@ func judgeEngineSourceLimit(f facts) *verdict {
 		who = e.Sources[0].Addr.String()
 		source = " --source " + who
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	v.Severity = Warning
 	v.Title = fmt.Sprintf("%s reached sessions_per_source (%d): the engine dropped %s %s", who, e.PerSource, number(lost, "packet"), f.window())
 	v.Evidence = append(f.engineEvidence(), f.countedEvidence("source-limit")...)

@@ -128,7 +128,7 @@ func judgeEnginePorts(f facts) *verdict {
 	}
 	reasons := []string{"no-port", "no-address"}
 	lost := f.counted(reasons...)
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	var low *snapshot.EngineAddress
 	if len(e.Addresses) > 0 {
 		low = &e.Addresses[0]
@@ -142,7 +142,7 @@ func judgeEnginePorts(f facts) *verdict {
 		v.Title = fmt.Sprintf("the engine has no external address left: %s of new sessions dropped %s", number(lost, "packet"), f.window())
 	case low != nil && low.Given > 0 && left(low) <= uint64(portsLow*float64(low.Given)):
 		v.Severity = Warning
-		v.harm = 1 - share(left(low), low.Given)
+		v.impact = 1 - share(left(low), low.Given)
 		v.Title = fmt.Sprintf("the engine has %d of %d ports left at %s", left(low), low.Given, low.Addr)
 	default:
 		return nil
@@ -192,14 +192,14 @@ func judgeEngineTable(f facts) *verdict {
 			t.key = "sessions" // as many as these, unless the file says otherwise
 		}
 		lost := f.counted(t.reason)
-		v := &verdict{harm: float64(lost)}
+		v := &verdict{impact: float64(lost)}
 		switch {
 		case lost > 0:
 			v.Severity = Critical
 			v.Title = fmt.Sprintf("the engine's %s is full (limit %d): %s dropped %s", t.what, t.most, number(lost, "packet"), f.window())
 		case t.most > 0 && t.used >= t.most:
 			v.Severity = Warning
-			v.harm = 1
+			v.impact = 1
 			v.Title = fmt.Sprintf("the engine's %s is full (%d of %d); nothing was refused %s", t.what, t.used, t.most, f.window())
 		default:
 			continue

@@ -33,9 +33,9 @@ var establishedTimeoutLong = Cause{
 	Symptom:    "The table fills slowly over days, with established connections of machines that were switched off, moved or lost their address.",
 	Proof: fmt.Sprintf("The timeout of established connections is longer than a day (the kernel's default is five), and connections without a packet for %d hours, as their remaining time shows, hold at least %s of nf_conntrack_max; from %s it is advice. Keepalive with the usual settings would have refreshed them within %s.",
 		snapshot.IdleSeconds/3600, percent(deadRoom), percent(deadWaste), "2 h 11 min"),
-	Lookalike: "Idle connections in a table with room, and a timeout that was raised while they existed: until their next packet they seem idle for the difference.",
-	Cure:      "Set a timeout of a day, or longer if this machine's keepalive needs it. Existing connections keep theirs until their next packet.",
-	judge:     judgeEstablishedLong,
+	FalsePositive: "Idle connections in a table with room, and a timeout that was raised while they existed: until their next packet they seem idle for the difference.",
+	Cure:          "Set a timeout of a day, or longer if this machine's keepalive needs it. Existing connections keep theirs until their next packet.",
+	judge:         judgeEstablishedLong,
 }
 
 func judgeEstablishedLong(f facts) *verdict {
@@ -50,7 +50,7 @@ func judgeEstablishedLong(f facts) *verdict {
 	if !known || now <= wanted || t.Idle > t.Entries || share(t.Idle, limit) < deadWaste {
 		return nil
 	}
-	v := &verdict{harm: share(t.Idle, limit)}
+	v := &verdict{impact: share(t.Idle, limit)}
 	v.Severity = Advice
 	if share(t.Idle, limit) >= deadRoom {
 		v.Severity = Warning

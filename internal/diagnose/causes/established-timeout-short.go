@@ -39,9 +39,9 @@ var establishedTimeoutShort = Cause{
 	Symptom:    "Connections that were idle for a while hang or are reset by the next packet: database pools, SSH sessions, long polls. With UDP, late replies are lost, and calls and tunnels go silent.",
 	Proof: fmt.Sprintf("The timeout of established connections is below %d s (RFC 5382 requires 2 h 4 min), sources are translated, and segments in the middle of a connection reached this machine's own stack and were reset: from %d during the window a warning, from %d and %s of the connections that end critical. As many such segments of clients dropped by rules count too. The short timeout alone is advice. Or a UDP timeout is below the kernel's %d s (without reply) and %d s (with replies), and datagrams from the destinations of flows here arrived and found no entry, so that no socket wanted them or a rule dropped them: from %d a warning, from %d critical.",
 		leastEstablished, fewFailures, resetFew, percent(resetOfEnded), usualUDP, usualUDPStream, fewFailures, resetFew),
-	Lookalike: "A short timeout on a machine that translates nothing, and resets caused by scans, whose packets are not in the middle of a connection.",
-	Cure:      "Set a timeout of a day, which keepalive with usual settings refreshes. Or use keepalive in the programs, at intervals shorter than the timeout.",
-	judge:     judgeEstablishedShort,
+	FalsePositive: "A short timeout on a machine that translates nothing, and resets caused by scans, whose packets are not in the middle of a connection.",
+	Cure:          "Set a timeout of a day, which keepalive with usual settings refreshes. Or use keepalive in the programs, at intervals shorter than the timeout.",
+	judge:         judgeEstablishedShort,
 }
 
 func judgeEstablishedShort(f facts) *verdict {
@@ -74,7 +74,7 @@ func judgeUDPShort(f facts) *verdict {
 	if len(short) == 0 || late < fewFailures {
 		return nil
 	}
-	v.harm = float64(late)
+	v.impact = float64(late)
 	v.Severity = Warning
 	if late >= resetFew || f.mostOfWhatComes(rows, late) {
 		v.Severity = Critical
@@ -168,7 +168,7 @@ func judgeTCPShort(f facts) *verdict {
 		resets = min(strays, sent)
 	}
 	swallowed, swallowers := f.swallowed()
-	v := &verdict{harm: float64(max(resets, swallowed))}
+	v := &verdict{impact: float64(max(resets, swallowed))}
 	switch {
 	case resets >= resetFew && f.ofEnded(resets) >= resetOfEnded, swallowed >= resetFew:
 		v.Severity = Critical

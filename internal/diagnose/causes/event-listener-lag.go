@@ -28,9 +28,9 @@ var eventListenerLag = Cause{
 	Symptom:    `conntrackd's standby misses connections, and flow exports and accounting are too low. The program logs ENOBUFS or "No buffer space available". CPUs create events that nobody reads.`,
 	Proof: fmt.Sprintf("A netlink socket in conntrack's groups lost events during the window (Drops of /proc/net/netlink): from %d a warning, fewer are advice.",
 		lostEvents),
-	Lookalike: "Losses before the window, and sockets of other groups. A listener that keeps up costs one message for each connection that starts, changes and ends; natkit does not report it.",
-	Cure:      "Use a larger socket buffer for the program, fewer event types, or no listener.",
-	judge:     judgeEventListener,
+	FalsePositive: "Losses before the window, and sockets of other groups. A listener that keeps up costs one message for each connection that starts, changes and ends; natkit does not report it.",
+	Cure:          "Use a larger socket buffer for the program, fewer event types, or no listener.",
+	judge:         judgeEventListener,
 }
 
 func judgeEventListener(f facts) *verdict {
@@ -52,7 +52,7 @@ func judgeEventListener(f facts) *verdict {
 	if who == "" {
 		who = "a program"
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	v.Severity = Advice
 	if lost >= lostEvents {
 		v.Severity = Warning

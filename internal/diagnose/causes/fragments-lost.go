@@ -29,14 +29,14 @@ var fragmentsLost = Cause{
 		"reason: FRAG_REASM_TIMEOUT",
 		"reason: FRAG_TOO_FAR",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(fragmentsFew, "packets not reassembled"), portion(fragmentsShare, "of those to be reassembled")},
-	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanSysctls},
-	Symptom:    "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video). Small ones and TCP work.",
-	Proof:      fmt.Sprintf("Connection tracking and local sockets reassemble fragments first. This failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. Failures that are not timeouts (Ip.ReasmTimeout) are fragments that found no memory: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small. Timeouts are packets whose other fragments never arrived.", percent(fragmentsShare), percent(fragmentsMost)),
-	Lookalike:  "Single fragments whose other parts were lost on the path, and scans made of first fragments alone, beside packets that are reassembled.",
-	Cure:       "If fragments find no memory, raise the limit. If the others never arrive, send smaller packets (EDNS 1232 bytes, IKE fragmentation, a smaller tunnel MTU): many networks drop fragments.",
-	judge:      judgeFragments,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Thresholds:    []Threshold{many(fragmentsFew, "packets not reassembled"), portion(fragmentsShare, "of those to be reassembled")},
+	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanSysctls},
+	Symptom:       "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video). Small ones and TCP work.",
+	Proof:         fmt.Sprintf("Connection tracking and local sockets reassemble fragments first. This failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. Failures that are not timeouts (Ip.ReasmTimeout) are fragments that found no memory: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small. Timeouts are packets whose other fragments never arrived.", percent(fragmentsShare), percent(fragmentsMost)),
+	FalsePositive: "Single fragments whose other parts were lost on the path, and scans made of first fragments alone, beside packets that are reassembled.",
+	Cure:          "If fragments find no memory, raise the limit. If the others never arrive, send smaller packets (EDNS 1232 bytes, IKE fragmentation, a smaller tunnel MTU): many networks drop fragments.",
+	judge:         judgeFragments,
 }
 
 func judgeFragments(f facts) *verdict {
@@ -51,7 +51,7 @@ func judgeFragments(f facts) *verdict {
 		return nil
 	}
 	part := share(fails, saturate(fails, done))
-	v := &verdict{harm: float64(fails)}
+	v := &verdict{impact: float64(fails)}
 	switch {
 	case !doneKnown:
 		v.Severity = Warning

@@ -24,13 +24,13 @@ var hairpinMissing = Cause{
 		"Connection timed out",
 		"conntrack: SYN_SENT [UNREPLIED]",
 	},
-	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "The service works from the Internet. From its own network the same name times out or is refused.",
-	Proof:      fmt.Sprintf("At least %d TCP connections never saw a reply (SYN_SENT), their destination is translated to an address on the client's own network, and their source is not translated. Critical if a client tried in the last %d s. Or at least %d connections from another network here to an address of this machine were refused by it, although a rule publishes that port: a warning.", fewFailures, snapshot.RecentSeconds, outsideOnlyFew),
-	Lookalike:  "A service elsewhere that does not reply, and flows whose source is also translated. natkit does not report UDP: much of it expects no reply. On a bridge of containers it is bridge-nf-missing.",
-	Cure:       "Also translate the source of these connections, so that replies return through this machine. Or add a rule that publishes the service for this network too.",
-	judge:      judgeHairpin,
+	Severities:    []Severity{Warning, Critical},
+	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "The service works from the Internet. From its own network the same name times out or is refused.",
+	Proof:         fmt.Sprintf("At least %d TCP connections never saw a reply (SYN_SENT), their destination is translated to an address on the client's own network, and their source is not translated. Critical if a client tried in the last %d s. Or at least %d connections from another network here to an address of this machine were refused by it, although a rule publishes that port: a warning.", fewFailures, snapshot.RecentSeconds, outsideOnlyFew),
+	FalsePositive: "A service elsewhere that does not reply, and flows whose source is also translated. natkit does not report UDP: much of it expects no reply. On a bridge of containers it is bridge-nf-missing.",
+	Cure:          "Also translate the source of these connections, so that replies return through this machine. Or add a rule that publishes the service for this network too.",
+	judge:         judgeHairpin,
 }
 
 // hairpin is connections from a network back into it, by way of a destination translation.
@@ -94,7 +94,7 @@ func judgeHairpin(f facts) *verdict {
 	if !found {
 		return f.judgeOutsideOnly()
 	}
-	v := &verdict{harm: float64(h.entries)}
+	v := &verdict{impact: float64(h.entries)}
 	v.Severity = h.severity()
 	v.Title = fmt.Sprintf("%s from %s to %s saw no reply: no hairpinning", number(h.entries, "connection"), h.network, h.example.Dest)
 	v.Evidence = h.evidence(f.recent())
@@ -119,7 +119,7 @@ func (f facts) judgeOutsideOnly() *verdict {
 			continue
 		}
 		to := netip.AddrPortFrom(t.First, cmp.Or(t.Ports.Min, r.Dest.Port()))
-		v := &verdict{harm: float64(r.Count)}
+		v := &verdict{impact: float64(r.Count)}
 		v.Severity = Warning
 		v.Title = fmt.Sprintf("%s to %s refused here: no rule for %s leads to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
 		v.Evidence = append([]Evidence{

@@ -26,13 +26,13 @@ var ipForwardOff = Cause{
 		"nstat IpInAddrErrors",
 		"reason: IP_INADDRERRORS",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Nothing passes the router, or nothing that arrives on one of its interfaces. The rules are right.",
-	Proof:      fmt.Sprintf("Packets for other hosts were dropped during the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors), forwarding is off for their ingress interface, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. With several networks and %s of all packets it is likely: a warning. Source NAT with forwarding off and no such packet yet is advice. IPv6 has one setting for all interfaces. It is judged only by its dropped packets (IP_INADDRERRORS at ip6_forward), one of which must be for a network of another interface.", percent(strayShare)),
-	Lookalike:  "A host that does not forward has it off, and sometimes receives a packet for an address that moved. Redirecting a host's own traffic needs no forwarding.",
-	Cure:       "Set net.ipv4.ip_forward=1, or the interface's own forwarding setting, which overrides it. For IPv6 set net.ipv6.conf.all.forwarding=1; accept_ra=2 keeps what router advertisements configure.",
-	judge:      judgeIPForward,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Needs:         []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "Nothing passes the router, or nothing that arrives on one of its interfaces. The rules are right.",
+	Proof:         fmt.Sprintf("Packets for other hosts were dropped during the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors), forwarding is off for their ingress interface, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. With several networks and %s of all packets it is likely: a warning. Source NAT with forwarding off and no such packet yet is advice. IPv6 has one setting for all interfaces. It is judged only by its dropped packets (IP_INADDRERRORS at ip6_forward), one of which must be for a network of another interface.", percent(strayShare)),
+	FalsePositive: "A host that does not forward has it off, and sometimes receives a packet for an address that moved. Redirecting a host's own traffic needs no forwarding.",
+	Cure:          "Set net.ipv4.ip_forward=1, or the interface's own forwarding setting, which overrides it. For IPv6 set net.ipv6.conf.all.forwarding=1; accept_ra=2 keeps what router advertisements configure.",
+	judge:         judgeIPForward,
 }
 
 // judgeIPForward judges each family by its own settings and packets. Where both
@@ -52,7 +52,7 @@ func judgeIPForward(f facts) *verdict {
 		v, other = other, v
 	}
 	if other != nil {
-		v.harm += other.harm
+		v.impact += other.impact
 		v.Evidence = append(v.Evidence, other.Evidence...)
 		v.Remedy = append(v.Remedy, other.Remedy...)
 		v.Settings = append(v.Settings, other.Settings...)
@@ -93,7 +93,7 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 		}
 	}
 	received, receivedKnown := f.counter("Ip.InReceives")
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case lost > 0 && (f.translatesSources() && networks >= 2 || f.meantForOtherLink(rows)):
 		v.Severity = Critical
@@ -167,7 +167,7 @@ func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
 	for _, row := range rows {
 		lost = saturate(lost, row.Count)
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	v.Severity = Critical
 	v.Title = fmt.Sprintf("IPv6 forwarding is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
 	v.Evidence = append([]Evidence{

@@ -23,13 +23,13 @@ var ipsecPoliciesMany = Cause{
 		"perf: __xfrm_decode_session",
 		"ip xfrm policy count",
 	},
-	Severities: []Severity{Advice},
-	Needs:      []string{snapshot.CanXfrm, snapshot.CanInterfaces},
-	Symptom:    "CPUs spend time in xfrm_lookup and __xfrm_decode_session for packets that belong to no tunnel.",
-	Proof:      fmt.Sprintf("At least %d outbound policies concern networks (policies of single addresses are found by a hash), and %d packets a second arrive. Policies of xfrm interfaces do not count. NAT looks up the policies again for each packet whose source it changed (nf_xfrm_me_harder), but that is not what costs: on Linux 6.18, datagrams through a gateway in namespaces, three runs of 60000 each, took 8.1 to 9.0 us of CPU time with masquerading and no policies, and 9.3 to 10.1 with 1000 network policies; without NAT, 7.2 to 7.3 and 8.5 to 8.7. Without policies the lookup ends at once.", manyPolicies, busyPolicies),
-	Lookalike:  "A gateway with few tunnels, whatever its traffic.",
-	Cure:       "Use fewer and wider policies, or tunnels with their own interfaces (xfrm interfaces, if_id), whose policies only their packets meet.",
-	judge:      judgePolicies,
+	Severities:    []Severity{Advice},
+	Needs:         []string{snapshot.CanXfrm, snapshot.CanInterfaces},
+	Symptom:       "CPUs spend time in xfrm_lookup and __xfrm_decode_session for packets that belong to no tunnel.",
+	Proof:         fmt.Sprintf("At least %d outbound policies concern networks (policies of single addresses are found by a hash), and %d packets a second arrive. Policies of xfrm interfaces do not count. NAT looks up the policies again for each packet whose source it changed (nf_xfrm_me_harder), but that is not what costs: on Linux 6.18, datagrams through a gateway in namespaces, three runs of 60000 each, took 8.1 to 9.0 us of CPU time with masquerading and no policies, and 9.3 to 10.1 with 1000 network policies; without NAT, 7.2 to 7.3 and 8.5 to 8.7. Without policies the lookup ends at once.", manyPolicies, busyPolicies),
+	FalsePositive: "A gateway with few tunnels, whatever its traffic.",
+	Cure:          "Use fewer and wider policies, or tunnels with their own interfaces (xfrm interfaces, if_id), whose policies only their packets meet.",
+	judge:         judgePolicies,
 }
 
 func judgePolicies(f facts) *verdict {
@@ -45,7 +45,7 @@ func judgePolicies(f facts) *verdict {
 	if f.perSecond(packets) < busyPolicies {
 		return nil
 	}
-	v := &verdict{harm: float64(f.Xfrm.Prefixes)}
+	v := &verdict{impact: float64(f.Xfrm.Prefixes)}
 	v.Severity = Advice
 	v.Title = fmt.Sprintf("each of %.0f packets a second is compared with %d IPsec policies", f.perSecond(packets), f.Xfrm.Prefixes)
 	v.Evidence = []Evidence{

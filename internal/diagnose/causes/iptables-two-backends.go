@@ -19,14 +19,14 @@ var iptablesTwoBackends = Cause{
 		"iptables-nft and iptables-legacy at the same time",
 		"iptables rule has no effect",
 	},
-	Severities: []Severity{Advice},
-	Explains:   []string{"needless-hooks"},
-	Needs:      []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "A rule seems to have no effect, or a packet is dropped although the rule list accepts it. There are two rule lists, and each program shows one.",
-	Proof:      "Both back ends have rules or policies that filter or translate IPv4 on the same hook. It is always advice. What one chain drops and the other accepts is forward-policy-drop.",
-	Lookalike:  "Empty tables of iptables-legacy, which a program loaded by listing them, and nftables' own tables beside iptables-nft: that is one back end.",
-	Cure:       "Keep one of the two: convert with iptables-legacy-save and iptables-nft-restore, empty the legacy tables, and switch the programs that write them (update-alternatives).",
-	judge:      judgeTwoBackends,
+	Severities:    []Severity{Advice},
+	Explains:      []string{"needless-hooks"},
+	Needs:         []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "A rule seems to have no effect, or a packet is dropped although the rule list accepts it. There are two rule lists, and each program shows one.",
+	Proof:         "Both back ends have rules or policies that filter or translate IPv4 on the same hook. It is always advice. What one chain drops and the other accepts is forward-policy-drop.",
+	FalsePositive: "Empty tables of iptables-legacy, which a program loaded by listing them, and nftables' own tables beside iptables-nft: that is one back end.",
+	Cure:          "Keep one of the two: convert with iptables-legacy-save and iptables-nft-restore, empty the legacy tables, and switch the programs that write them (update-alternatives).",
+	judge:         judgeTwoBackends,
 }
 
 func judgeTwoBackends(f facts) *verdict {
@@ -50,7 +50,7 @@ func judgeTwoBackends(f facts) *verdict {
 		}
 	}
 	var both []string
-	v := &verdict{harm: 1000} // before what is merely walked through in vain
+	v := &verdict{impact: 1000} // before what is merely walked through in vain
 	for p := range legacy {
 		if len(nft[p]) == 0 {
 			continue

@@ -27,9 +27,9 @@ var linkDown = Cause{
 	Symptom:    "A whole network behind this machine is dead. No drop is counted, because no packet arrives.",
 	Proof: fmt.Sprintf("This machine forwards, and an interface with addresses is switched off, or is on without a carrier. It is advice. It is a warning if connection tracking has at least %d entries with sources in its network: they were there a moment ago. It is critical if at least %d packets during the window were to leave by it.",
 		downFew, downFew),
-	Lookalike: "Bridges without a carrier whose last container has ended; interfaces without addresses; hosts that do not forward.",
-	Cure:      "Set the interface up, or check the cable, the switch port, or the other end of the virtual pair.",
-	judge:     judgeLinkDown,
+	FalsePositive: "Bridges without a carrier whose last container has ended; interfaces without addresses; hosts that do not forward.",
+	Cure:          "Set the interface up, or check the cable, the switch port, or the other end of the virtual pair.",
+	judge:         judgeLinkDown,
 }
 
 const downFew = 5
@@ -57,7 +57,7 @@ func judgeLinkDown(f facts) *verdict {
 	if !found {
 		return nil
 	}
-	v := &verdict{harm: float64(entries)}
+	v := &verdict{impact: float64(entries)}
 	v.Severity = Advice
 	lost := f.lostBy(down.Name)
 	entries -= min(entries, lost)

@@ -30,14 +30,14 @@ var listenOverflow = Cause{
 		"net.core.somaxconn",
 		"reason: TCP_LISTEN_OVERFLOW",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(overflowFew, "connections refused for a full queue"), portion(overflowShare, "of those accepted")},
-	Needs:      []string{snapshot.CanCounters, snapshot.CanListeners, snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanProcessNames},
-	Symptom:    "Clients wait 1, 3 or 7 seconds for a connection. It looks like packet loss in NAT but is not.",
-	Proof:      fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): from %d and %s of all connections during the window a warning, from %s critical.", overflowFew, percent(overflowShare), percent(overflowMany)),
-	Lookalike:  "A single overflow in a burst, and a queue that is full at the moment but loses nothing.",
-	Cure:       "Use a longer queue: the program's backlog, and net.core.somaxconn, which limits it. If the queue is long and stays full, the server is too slow or stopped.",
-	judge:      judgeListen,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Thresholds:    []Threshold{many(overflowFew, "connections refused for a full queue"), portion(overflowShare, "of those accepted")},
+	Needs:         []string{snapshot.CanCounters, snapshot.CanListeners, snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanProcessNames},
+	Symptom:       "Clients wait 1, 3 or 7 seconds for a connection. It looks like packet loss in NAT but is not.",
+	Proof:         fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): from %d and %s of all connections during the window a warning, from %s critical.", overflowFew, percent(overflowShare), percent(overflowMany)),
+	FalsePositive: "A single overflow in a burst, and a queue that is full at the moment but loses nothing.",
+	Cure:          "Use a longer queue: the program's backlog, and net.core.somaxconn, which limits it. If the queue is long and stays full, the server is too slow or stopped.",
+	judge:         judgeListen,
 }
 
 func judgeListen(f facts) *verdict {
@@ -67,7 +67,7 @@ func judgeListen(f facts) *verdict {
 	}
 	accepted, acceptedKnown := f.counter("Tcp.PassiveOpens")
 	part := share(lost, saturate(lost, accepted))
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case lost < f.few(overflowFew) || acceptedKnown && part < f.part(overflowShare):
 		if lost < f.few(overflowFew) {

@@ -32,13 +32,13 @@ var martianDrop = Cause{
 		"reason: IP_LOCAL_SOURCE",
 		"reason: IP_INVALID_SOURCE",
 	},
-	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanInterfaces},
-	Symptom:    `A port forwarded to 127.0.0.1 works from the machine itself and from nowhere else. Or a neighbour cannot be reached, and the kernel logs "martian source".`,
-	Proof:      fmt.Sprintf("Packets that a rule translated to 127.0.0.0/8 arrived on an interface with route_localnet off (IP_LOCALNET): critical from %d. Or packets arrived with a source address that is this machine's own, or not a host address (IP_LOCAL_SOURCE, IP_INVALID_SOURCE): a warning from %s of what the interface received, critical from %s. Only the tracer sees them: Linux 6.18 counts martians for the host, not by namespace. Kernels before 6.14 report no reason; there natkit judges by the addresses.", martianFew, "0.1 %", percent(martianMost)),
-	Lookalike:  "Spoofed packets from outside, a few beside real traffic; single packets to 127.0.0.0/8 that no rule translated.",
-	Cure:       "Set route_localnet=1 on the ingress interface, with a rule that blocks packets sent to 127.0.0.0/8 directly. Better, let the server listen on another address. If the source is one of this machine's own addresses, find the other machine that has it, or the cable that loops packets back.",
-	judge:      judgeMartian,
+	Severities:    []Severity{Warning, Critical},
+	Needs:         []string{snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanInterfaces},
+	Symptom:       `A port forwarded to 127.0.0.1 works from the machine itself and from nowhere else. Or a neighbour cannot be reached, and the kernel logs "martian source".`,
+	Proof:         fmt.Sprintf("Packets that a rule translated to 127.0.0.0/8 arrived on an interface with route_localnet off (IP_LOCALNET): critical from %d. Or packets arrived with a source address that is this machine's own, or not a host address (IP_LOCAL_SOURCE, IP_INVALID_SOURCE): a warning from %s of what the interface received, critical from %s. Only the tracer sees them: Linux 6.18 counts martians for the host, not by namespace. Kernels before 6.14 report no reason; there natkit judges by the addresses.", martianFew, "0.1 %", percent(martianMost)),
+	FalsePositive: "Spoofed packets from outside, a few beside real traffic; single packets to 127.0.0.0/8 that no rule translated.",
+	Cure:          "Set route_localnet=1 on the ingress interface, with a rule that blocks packets sent to 127.0.0.0/8 directly. Better, let the server listen on another address. If the source is one of this machine's own addresses, find the other machine that has it, or the cable that loops packets back.",
+	judge:         judgeMartian,
 }
 
 func judgeMartian(f facts) *verdict {
@@ -73,7 +73,7 @@ func (f facts) judgeLocalnet(rows []snapshot.Drop) *verdict {
 	if lost == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	v.Severity = Warning
 	if lost >= martianFew {
 		v.Severity = Critical
@@ -112,7 +112,7 @@ func (f facts) judgeOwnSource(rows []snapshot.Drop) *verdict {
 	if lost < martianFew || !known || part < martianShare {
 		return nil
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	v.Severity = Warning
 	if part >= martianMost && lost >= rpFilterMany {
 		v.Severity = Critical

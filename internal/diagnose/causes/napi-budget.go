@@ -29,15 +29,15 @@ var napiBudget = Cause{
 		"net.core.netdev_budget",
 		"net.core.netdev_budget_usecs",
 	},
-	Severities: []Severity{Advice, Warning},
-	Needs:      []string{snapshot.CanCPUs, snapshot.CanSysctls},
-	Symptom:    "Latency rises in waves under load although CPUs have time left. The third column of /proc/net/softnet_stat rises.",
-	Proof:      fmt.Sprintf("A CPU ended %.0f rounds a second or more with packets left, because its packet or time budget was used up (third column of /proc/net/softnet_stat), and at least %s of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that ends by time has fewer packets, so the share is an upper bound. Below %d packets a second natkit reports nothing.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost), squeezedPackets),
-	Lookalike:  "A few such rounds a minute are normal on every machine. A CPU that is always busy ends its rounds early too: a larger budget does not help there, and softirq-one-cpu is the cause.",
-	Cure:       "Double net.core.netdev_budget and netdev_budget_usecs: packets are processed at once instead of in the next round. Programs on that CPU wait longer for it.",
-	Host:       true,
-	NoLab:      "the budget belongs to the host, and using it up takes a whole CPU. It is covered by saved snapshots",
-	judge:      judgeBudget,
+	Severities:    []Severity{Advice, Warning},
+	Needs:         []string{snapshot.CanCPUs, snapshot.CanSysctls},
+	Symptom:       "Latency rises in waves under load although CPUs have time left. The third column of /proc/net/softnet_stat rises.",
+	Proof:         fmt.Sprintf("A CPU ended %.0f rounds a second or more with packets left, because its packet or time budget was used up (third column of /proc/net/softnet_stat), and at least %s of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that ends by time has fewer packets, so the share is an upper bound. Below %d packets a second natkit reports nothing.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost), squeezedPackets),
+	FalsePositive: "A few such rounds a minute are normal on every machine. A CPU that is always busy ends its rounds early too: a larger budget does not help there, and softirq-one-cpu is the cause.",
+	Cure:          "Double net.core.netdev_budget and netdev_budget_usecs: packets are processed at once instead of in the next round. Programs on that CPU wait longer for it.",
+	Host:          true,
+	NoLab:         "the budget belongs to the host, and using it up takes a whole CPU. It is covered by saved snapshots",
+	judge:         judgeBudget,
 }
 
 func judgeBudget(f facts) *verdict {
@@ -58,7 +58,7 @@ func judgeBudget(f facts) *verdict {
 	if f.perSecond(worst.Squeezed) < squeezedPerSecond || f.perSecond(worst.Packets) < squeezedPackets || part < squeezedPart {
 		return nil
 	}
-	v := &verdict{harm: part}
+	v := &verdict{impact: part}
 	v.Severity = Advice
 	if part >= squeezedMost && worst.Busy < oneCPUBusy {
 		v.Severity = Warning

@@ -23,13 +23,13 @@ var needlessHooks = Cause{
 		"perf: nf_conntrack_in",
 		"iptables empty tables overhead",
 	},
-	Severities: []Severity{Advice},
-	Needs:      []string{snapshot.CanHooks, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanConntrackDump},
-	Symptom:    "CPUs spend more time on a packet than its rules explain. Nothing is lost.",
-	Proof:      fmt.Sprintf("At least %d packets a second arrive, and there are base chains without a rule, empty tables of iptables-legacy, rules of both iptables-legacy and nftables, or connection tracking that no translation uses. It is always advice. `natkit hooks --cost` measures the cost of each.", busyHooks),
-	Lookalike:  "Chains that drop by policy, whatever their number of rules: that is their purpose. A machine with few packets. Tracking may be wanted on a firewall whose rules check states; the finding lists what to look at.",
-	Cure:       "Delete what is empty, use one back end instead of two, and use notrack for traffic that needs no state. Programs that manage such chains create them again.",
-	judge:      judgeNeedless,
+	Severities:    []Severity{Advice},
+	Needs:         []string{snapshot.CanHooks, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanInterfaces, snapshot.CanConntrackDump},
+	Symptom:       "CPUs spend more time on a packet than its rules explain. Nothing is lost.",
+	Proof:         fmt.Sprintf("At least %d packets a second arrive, and there are base chains without a rule, empty tables of iptables-legacy, rules of both iptables-legacy and nftables, or connection tracking that no translation uses. It is always advice. `natkit hooks --cost` measures the cost of each.", busyHooks),
+	FalsePositive: "Chains that drop by policy, whatever their number of rules: that is their purpose. A machine with few packets. Tracking may be wanted on a firewall whose rules check states; the finding lists what to look at.",
+	Cure:          "Delete what is empty, use one back end instead of two, and use notrack for traffic that needs no state. Programs that manage such chains create them again.",
+	judge:         judgeNeedless,
 }
 
 func judgeNeedless(f facts) *verdict {
@@ -59,7 +59,7 @@ func judgeNeedless(f facts) *verdict {
 	for _, n := range found {
 		hooks += n.Hooks
 	}
-	v.harm = float64(hooks)
+	v.impact = float64(hooks)
 	v.Severity = Advice
 	v.Title = fmt.Sprintf("each of %.0f packets a second passes up to %s that no rule needs", f.perSecond(packets), number(uint64(hooks), "function"))
 	if hooks == 0 { // such as two back ends, each of which has rules

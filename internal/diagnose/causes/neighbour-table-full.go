@@ -25,16 +25,16 @@ var neighbourTableFull = Cause{
 		"net.ipv4.neigh.default.gc_thresh3",
 		"reason: NEIGH_CREATEFAIL",
 	},
-	Severities: []Severity{Warning, Critical},
-	Explains:   []string{"next-hop-silent"},
-	Needs:      []string{snapshot.CanNeighbours},
-	Symptom:    `Different hosts become unreachable in turn, in any namespace of the machine. The kernel logs "neighbor table overflow".`,
-	Proof:      fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it ran forced garbage collection (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. All namespaces of the host share one table, its limits and its counters, which only the initial namespace shows (checked on Linux 6.18): many containers share 1024 entries by default. Permanent entries are counted but not limited, so the count alone proves nothing.", percent(neighbourNear)),
-	Lookalike:  "Many entries with none removed or refused; forced garbage collection far below the limit, which gc_thresh2 starts.",
-	Cure:       "On the host, raise gc_thresh1 to 3 to what the networks on all interfaces and namespaces need.",
-	Host:       true,
-	NoLab:      "all namespaces of the host share the table: filling it would disconnect everything else there. It was reproduced, and found from two namespaces, in a virtual machine (Linux 6.12)",
-	judge:      judgeNeighbours,
+	Severities:    []Severity{Warning, Critical},
+	Explains:      []string{"next-hop-silent"},
+	Needs:         []string{snapshot.CanNeighbours},
+	Symptom:       `Different hosts become unreachable in turn, in any namespace of the machine. The kernel logs "neighbor table overflow".`,
+	Proof:         fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it ran forced garbage collection (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. All namespaces of the host share one table, its limits and its counters, which only the initial namespace shows (checked on Linux 6.18): many containers share 1024 entries by default. Permanent entries are counted but not limited, so the count alone proves nothing.", percent(neighbourNear)),
+	FalsePositive: "Many entries with none removed or refused; forced garbage collection far below the limit, which gc_thresh2 starts.",
+	Cure:          "On the host, raise gc_thresh1 to 3 to what the networks on all interfaces and namespaces need.",
+	Host:          true,
+	NoLab:         "all namespaces of the host share the table: filling it would disconnect everything else there. It was reproduced, and found from two namespaces, in a virtual machine (Linux 6.12)",
+	judge:         judgeNeighbours,
 }
 
 func judgeNeighbours(f facts) *verdict {
@@ -55,7 +55,7 @@ func judgeNeighbours(f facts) *verdict {
 	words := map[string]struct{ name, file, flag string }{
 		"ipv4": {"ARP", "arp_cache", "-4"}, "ipv6": {"neighbour discovery", "ndisc_cache", "-6"},
 	}[worst.Family]
-	v := &verdict{harm: float64(worst.TableFulls)}
+	v := &verdict{impact: float64(worst.TableFulls)}
 	v.Severity = Warning
 	v.Title = fmt.Sprintf("the neighbour table (%s) is nearly full: %s of %d", words.name, plural.Count(worst.Entries, "entry"), worst.Thresh3)
 	if worst.TableFulls > 0 {

@@ -31,14 +31,14 @@ var nextHopSilent = Cause{
 		"ip neigh: INCOMPLETE",
 		"reason: NEIGH_FAILED",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(silentFew, "packets whose next hop did not reply")},
-	Needs:      []string{snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanCounters, snapshot.CanInterfaces},
-	Symptom:    `All traffic by one egress interface is lost, or one published service is dead, while links are up and rules are right. Clients report "No route to host" after some seconds.`,
-	Proof:      fmt.Sprintf("At least %d packets were dropped because the hardware address of their next hop could not be resolved (NEIGH_FAILED). If it is a router, or a rule translated the destination to it, this is a warning; from %s of the forwarded packets it is critical. A silent end host is advice. It is a warning if all lost packets were for it and they are %s of the forwarded packets.", silentFew, percent(silentMost), percent(silentHost)),
-	Lookalike:  "Scans of a local network, whose unused addresses do not reply; a printer that is switched off.",
-	Cure:       "Check the router or host: is it up, on this wire or VLAN, with this address, and does it not filter ARP? Or change the route or rule to a next hop that is up.",
-	judge:      judgeNextHop,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Thresholds:    []Threshold{many(silentFew, "packets whose next hop did not reply")},
+	Needs:         []string{snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanCounters, snapshot.CanInterfaces},
+	Symptom:       `All traffic by one egress interface is lost, or one published service is dead, while links are up and rules are right. Clients report "No route to host" after some seconds.`,
+	Proof:         fmt.Sprintf("At least %d packets were dropped because the hardware address of their next hop could not be resolved (NEIGH_FAILED). If it is a router, or a rule translated the destination to it, this is a warning; from %s of the forwarded packets it is critical. A silent end host is advice. It is a warning if all lost packets were for it and they are %s of the forwarded packets.", silentFew, percent(silentMost), percent(silentHost)),
+	FalsePositive: "Scans of a local network, whose unused addresses do not reply; a printer that is switched off.",
+	Cure:          "Check the router or host: is it up, on this wire or VLAN, with this address, and does it not filter ARP? Or change the route or rule to a next hop that is up.",
+	judge:         judgeNextHop,
 }
 
 func judgeNextHop(f facts) *verdict {
@@ -98,7 +98,7 @@ func judgeNextHop(f facts) *verdict {
 	if !known || worst.addr.Is6() {
 		part = 0
 	}
-	v := &verdict{harm: float64(worst.lost)}
+	v := &verdict{impact: float64(worst.lost)}
 	switch grave := worst.router || worst.translated.IsValid(); {
 	case grave && part >= silentMost:
 		v.Severity = Critical

@@ -33,14 +33,14 @@ var noRoute = Cause{
 		"nstat IpExtInNoRoutes",
 		"reason: IP_INNOROUTES",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all that was to be forwarded")},
-	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
-	Symptom:    `One network cannot be reached, or only the gateway itself can. Clients report "Network is unreachable", or wait.`,
-	Proof:      fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one step milder, since an administrator may want that, unless they are replies or packets for a published service. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
-	Lookalike:  "A few packets for unused addresses, such as scans and printers that moved; multicast without a route; blackhole routes that keep unused networks from looping.",
-	Cure:       "Add the missing route. If nobody wants the route that refuses, delete it.",
-	judge:      judgeNoRoute,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Thresholds:    []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all that was to be forwarded")},
+	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
+	Symptom:       `One network cannot be reached, or only the gateway itself can. Clients report "Network is unreachable", or wait.`,
+	Proof:         fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one step milder, since an administrator may want that, unless they are replies or packets for a published service. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
+	FalsePositive: "A few packets for unused addresses, such as scans and printers that moved; multicast without a route; blackhole routes that keep unused networks from looping.",
+	Cure:          "Add the missing route. If nobody wants the route that refuses, delete it.",
+	judge:         judgeNoRoute,
 }
 
 func judgeNoRoute(f facts) *verdict {
@@ -79,7 +79,7 @@ func judgeNoRoute(f facts) *verdict {
 	})
 	forwarded, known := f.counter("Ip.ForwDatagrams")
 	part := share(lost, saturate(lost, forwarded))
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case known && part < f.part(noRouteShare) && (deliberate || lost < noRouteMany):
 		return nil

@@ -32,14 +32,14 @@ var otherDrops = Cause{
 		"reason: XDP",
 		"reason: NOT_SPECIFIED",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(otherFew, "packets dropped"), portion(otherShare, "of what came in by the interface")},
-	Needs:      []string{snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "Packet loss that no rule, route, queue or table explains: a queue to a dead program, a traffic control filter, an XDP or BPF program, IPsec, a bridge port.",
-	Proof:      fmt.Sprintf("The tracer saw forwarded packets dropped for a reason that no other cause covers: at least %d and %s of what arrived on their interface is advice, %s a warning, %s critical. natkit reports the kernel's reason and function, and what is known of them.", otherFew, percent(otherShare), percent(otherSome), percent(otherMost)),
-	Lookalike:  "What XDP programs drop, since they are there to drop: advice at most. Packets for this machine that nobody waits for, ends of connections, frames for other hosts: every stack discards these all day.",
-	Cure:       "Change what drops them: the finding names the commands that show it.",
-	judge:      judgeOther,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Thresholds:    []Threshold{many(otherFew, "packets dropped"), portion(otherShare, "of what came in by the interface")},
+	Needs:         []string{snapshot.CanDrops, snapshot.CanInterfaces},
+	Symptom:       "Packet loss that no rule, route, queue or table explains: a queue to a dead program, a traffic control filter, an XDP or BPF program, IPsec, a bridge port.",
+	Proof:         fmt.Sprintf("The tracer saw forwarded packets dropped for a reason that no other cause covers: at least %d and %s of what arrived on their interface is advice, %s a warning, %s critical. natkit reports the kernel's reason and function, and what is known of them.", otherFew, percent(otherShare), percent(otherSome), percent(otherMost)),
+	FalsePositive: "What XDP programs drop, since they are there to drop: advice at most. Packets for this machine that nobody waits for, ends of connections, frames for other hosts: every stack discards these all day.",
+	Cure:          "Change what drops them: the finding names the commands that show it.",
+	judge:         judgeOther,
 }
 
 // elsewhere are places and reasons of drops that belong to another part of the kernel
@@ -97,7 +97,7 @@ func judgeOther(f facts) *verdict {
 			worst, lost, part = row, row.Count, share(row.Count, max(row.Count, whole))
 		}
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case lost == 0 || part < f.part(otherShare):
 		return nil

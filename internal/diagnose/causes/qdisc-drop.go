@@ -40,9 +40,9 @@ var qdiscDrop = Cause{
 	Symptom:    "Uploads or downloads are slow and lossy, and ping times through the gateway vary with the load. The gateway's CPUs are idle.",
 	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and similar, the queue's own counter), at least %s of what was to leave there: a warning, from %s critical. Queues that drop early on purpose (fq_codel, cake) are allowed %s, and never get more than a warning. No counter of the interface or of IP shows it: Ip.OutTransmits counts what the queue drops.",
 		percent(qdiscShare), percent(qdiscMost), percent(activeShare)),
-	Lookalike: "A line that TCP fills: the queue drops a packet now and then, and must.",
-	Cure:      "Set a rate that the line carries, and a queue that holds a fifth of a second of it. Use a longer queue, or a fair queue instead of a short plain one. If the line itself is too slow, get a faster line.",
-	judge:     judgeQdisc,
+	FalsePositive: "A line that TCP fills: the queue drops a packet now and then, and must.",
+	Cure:          "Set a rate that the line carries, and a queue that holds a fifth of a second of it. Use a longer queue, or a fair queue instead of a short plain one. If the line itself is too slow, get a faster line.",
+	judge:         judgeQdisc,
 }
 
 func judgeQdisc(f facts) *verdict {
@@ -78,7 +78,7 @@ func judgeQdisc(f facts) *verdict {
 	}
 	part := share(lost, saturate(lost, sent))
 	active := activeQueues[q.Kind]
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case active && part < activeShare:
 		return nil

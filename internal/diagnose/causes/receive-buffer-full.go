@@ -34,9 +34,9 @@ var receiveBufferFull = Cause{
 	Symptom:    "A DNS forwarder, VPN or proxy on this machine loses requests under load, or all of them. It looks like packet loss in NAT but is not.",
 	Proof: fmt.Sprintf("UDP datagrams found their socket's buffer full (Udp.RcvbufErrors, SOCKET_RCVBUFF): at least %d are advice, from %s of all datagrams for programs here a warning, from %s critical.",
 		bufferFew, percent(bufferShare), percent(bufferMany)),
-	Lookalike: "A few in a burst beside much traffic. Datagrams that find no socket have other causes.",
-	Cure:      "Let the program read faster, or start it: it may be stopped. For bursts, use a longer buffer: the program's own (SO_RCVBUF), which net.core.rmem_max limits, or net.core.rmem_default.",
-	judge:     judgeReceiveBuffer,
+	FalsePositive: "A few in a burst beside much traffic. Datagrams that find no socket have other causes.",
+	Cure:          "Let the program read faster, or start it: it may be stopped. For bursts, use a longer buffer: the program's own (SO_RCVBUF), which net.core.rmem_max limits, or net.core.rmem_default.",
+	judge:         judgeReceiveBuffer,
 }
 
 func judgeReceiveBuffer(f facts) *verdict {
@@ -61,7 +61,7 @@ func judgeReceiveBuffer(f facts) *verdict {
 	}
 	taken, _ := f.counter("Udp.InDatagrams")
 	part := share(lost, saturate(lost, taken))
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case part < f.part(bufferShare):
 		v.Severity = Advice

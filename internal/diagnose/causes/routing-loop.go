@@ -32,15 +32,15 @@ var routingLoop = Cause{
 		"nstat IpInHdrErrors",
 		"reason: IP_INHDR",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{circlesFew},
-	Explains:   []string{"qdisc-drop"},
-	Needs:      []string{snapshot.CanDrops, snapshot.CanFrames, snapshot.CanRoutes, snapshot.CanCounters},
-	Symptom:    "Some addresses cannot be reached, traceroute shows the same two routers in turn, and a little traffic to them fills the line between.",
-	Proof:      fmt.Sprintf("The TTL of packets was exceeded here (IP_INHDR at ip_forward, Ip.InHdrErrors), and the route of one of them leads out by its ingress interface: a loop, critical from %d packets. The same if packets return by the egress interface of their route with one of this machine's own addresses as source (IP_LOCAL_SOURCE): packets that a gateway has masqueraded end this way. The same if a packet arrives repeatedly on one interface with a smaller TTL each time: packets expire at either of the two routers, depending on the sender's first TTL. If routes cannot be asked, %.0f exceeded packets a second and %s of the forwarded packets are a warning; so are %d packets that are %s of all packets to forward.", ttlMany, ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
-	Lookalike:  "traceroute and mtr, with a few probes a second; a single packet from far away. A rule that sets the TTL, or drops by it: this is rule-drop.",
-	Cure:       "Add a route on one of the two routers that leads on or ends: on the gateway, give the unused part of a routed network a route of type unreachable.",
-	judge:      judgeTTL,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Thresholds:    []Threshold{circlesFew},
+	Explains:      []string{"qdisc-drop"},
+	Needs:         []string{snapshot.CanDrops, snapshot.CanFrames, snapshot.CanRoutes, snapshot.CanCounters},
+	Symptom:       "Some addresses cannot be reached, traceroute shows the same two routers in turn, and a little traffic to them fills the line between.",
+	Proof:         fmt.Sprintf("The TTL of packets was exceeded here (IP_INHDR at ip_forward, Ip.InHdrErrors), and the route of one of them leads out by its ingress interface: a loop, critical from %d packets. The same if packets return by the egress interface of their route with one of this machine's own addresses as source (IP_LOCAL_SOURCE): packets that a gateway has masqueraded end this way. The same if a packet arrives repeatedly on one interface with a smaller TTL each time: packets expire at either of the two routers, depending on the sender's first TTL. If routes cannot be asked, %.0f exceeded packets a second and %s of the forwarded packets are a warning; so are %d packets that are %s of all packets to forward.", ttlMany, ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
+	FalsePositive: "traceroute and mtr, with a few probes a second; a single packet from far away. A rule that sets the TTL, or drops by it: this is rule-drop.",
+	Cure:          "Add a route on one of the two routers that leads on or ends: on the gateway, give the unused part of a routed network a route of type unreachable.",
+	judge:         judgeTTL,
 }
 
 func judgeTTL(f facts) *verdict {
@@ -72,7 +72,7 @@ func judgeTTL(f facts) *verdict {
 		return nil // rule-drop tells of it
 	}
 	forwarded, known := f.counter("Ip.ForwDatagrams")
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	switch {
 	case len(loop) > 0 && lost >= ttlMany:
 		v.Severity = Critical
@@ -143,7 +143,7 @@ func (f facts) judgeCircles(expired uint64) *verdict {
 	if worst == nil || !f.reaches(seen, circlesFew) {
 		return nil
 	}
-	v := &verdict{harm: float64(max(seen, expired))}
+	v := &verdict{impact: float64(max(seen, expired))}
 	v.Severity = Warning
 	if seen >= ttlMany || expired >= ttlMany {
 		v.Severity = Critical

@@ -29,13 +29,13 @@ var rpFilterDrop = Cause{
 		"reason: IP_RPFILTER",
 		"net.ipv4.conf.all.rp_filter",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
-	Symptom:    "Packets from some networks vanish, in one direction only. A capture shows them arriving and nothing leaving.",
-	Proof:      fmt.Sprintf("Packets were dropped because of the route to their source (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: critical from %d packets, a warning from %d. A smaller share of as many packets is advice.", percent(rpFilterShare), rpFilterMany, rpFilterFew),
-	Lookalike:  "rp_filter=1 is the default of many distributions and is harmless if routes are symmetric. A few drops beside much traffic show that the filter works.",
-	Cure:       "Set loose filtering (2) on that interface: the source must be reachable by any path. The kernel uses the larger of the interface's value and conf.all, so 2 on the interface is enough.",
-	judge:      judgeRPFilter,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Needs:         []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
+	Symptom:       "Packets from some networks vanish, in one direction only. A capture shows them arriving and nothing leaving.",
+	Proof:         fmt.Sprintf("Packets were dropped because of the route to their source (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: critical from %d packets, a warning from %d. A smaller share of as many packets is advice.", percent(rpFilterShare), rpFilterMany, rpFilterFew),
+	FalsePositive: "rp_filter=1 is the default of many distributions and is harmless if routes are symmetric. A few drops beside much traffic show that the filter works.",
+	Cure:          "Set loose filtering (2) on that interface: the source must be reachable by any path. The kernel uses the larger of the interface's value and conf.all, so 2 on the interface is enough.",
+	judge:         judgeRPFilter,
 }
 
 func judgeRPFilter(f facts) *verdict {
@@ -65,7 +65,7 @@ func judgeRPFilter(f facts) *verdict {
 		wrong = strict
 	}
 
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	part, known := f.receivedShare(lost, rows, wrong)
 	if !known {
 		received, _ := f.counter("Ip.InReceives")

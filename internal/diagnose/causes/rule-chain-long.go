@@ -31,9 +31,9 @@ var ruleChainLong = Cause{
 	Symptom:    "Nothing breaks. The packet rate falls as rules are added. CPUs are busy in nft_do_chain or ipt_do_table.",
 	Proof: fmt.Sprintf("A chain has at least %d rules, while at least %d packets a second arrive. natkit does not check whether a packet reaches it. It is always advice.",
 		longRuleChain, busyRules),
-	Lookalike: "Many rules in many chains of which a packet meets few (Kubernetes has one chain for each service), sets and maps, which cost one lookup however large, and a quiet machine.",
-	Cure:      "Use one rule with a set or map in place of many, and put the rule that accepts established connections first. `natkit bench rules` measures the gain here.",
-	judge:     judgeRuleChain,
+	FalsePositive: "Many rules in many chains of which a packet meets few (Kubernetes has one chain for each service), sets and maps, which cost one lookup however large, and a quiet machine.",
+	Cure:          "Use one rule with a set or map in place of many, and put the rule that accepts established connections first. `natkit bench rules` measures the gain here.",
+	judge:         judgeRuleChain,
 }
 
 func judgeRuleChain(f facts) *verdict {
@@ -60,7 +60,7 @@ func judgeRuleChain(f facts) *verdict {
 	if len(long) == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(longest.Rules)}
+	v := &verdict{impact: float64(longest.Rules)}
 	v.Severity = Advice
 	first := longest.Type == "nat" || longest.Type == "" && longest.Table == "nat"
 	who := "each packet"

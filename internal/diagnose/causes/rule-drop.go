@@ -40,9 +40,9 @@ var ruleDrop = Cause{
 	Symptom:    "Some clients, or one protocol, get through and others do not. Connections open on one side only. Over IPv6 nobody finds this machine. It often began when a list of addresses, a limit or a rule was added.",
 	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what arrived on that interface is advice, %s a warning, %s critical. %d packets for a published service that no connection reaches are advice; if their sources are private, a warning. Replies to connections that the rules let start: %s are a warning, %s critical. Neighbour discovery and ARP: a warning from %d packets. natkit finds the rule from samples of the dropped packets: it follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle and the quota, limit or set element that made it drop. Counters are not needed. If a sample does not show whether a condition held (limits, connection marks, sets that could not be read), counters decide. Without counters, natkit names all rules and policies that remain, with commands that count what reaches each one.",
 		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, percent(ruleShare), percent(ruleMost), fewFailures),
-	Lookalike: "A firewall that drops traffic from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send. A block list at work is advice at most: the rule concerns some addresses, and connections of others get replies.",
-	Cure:      "Remove the address from the set, reset the quota, narrow the rule, or delete it. Never put an accept rule in front of it: that would disable the rest of the list.",
-	judge:     judgeRuleDrop,
+	FalsePositive: "A firewall that drops traffic from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send. A block list at work is advice at most: the rule concerns some addresses, and connections of others get replies.",
+	Cure:          "Remove the address from the set, reset the quota, narrow the rule, or delete it. Never put an accept rule in front of it: that would disable the rest of the list.",
+	judge:         judgeRuleDrop,
 }
 
 // ruleVictims are packets of one kind that rules dropped.
@@ -150,7 +150,7 @@ func judgeRuleDrop(f facts) *verdict {
 
 // ruleFinding fills in who dropped the packets, and how to spare them.
 func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy bool) *verdict {
-	v.harm = float64(victims.count)
+	v.impact = float64(victims.count)
 	suspects, sure := f.droppingRules(victims)
 	if sure && suspects[0].Chain.Table == guardTable {
 		return nil // what a cure of this doctor's keeps out
@@ -491,7 +491,7 @@ func judgeTTLRule(f facts) *verdict {
 	if !ok || expired < ruleFew {
 		return nil
 	}
-	v := &verdict{harm: float64(expired)}
+	v := &verdict{impact: float64(expired)}
 	v.Severity = Warning
 	v.Title = fmt.Sprintf("%s sets the TTL: %s exceeded it %s", rule.short(), number(expired, "packet"), f.window())
 	v.Evidence = append([]Evidence{{"packets dropped with TTL exceeded", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer}}, sampleEvidence(rows)...)

@@ -25,13 +25,13 @@ var snatPortRace = Cause{
 		"iptables MASQUERADE --random-fully",
 		"SNAT race condition insert_failed",
 	},
-	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Some connections take 1 or 3 seconds longer to open, the more so the more are opened at once to one destination. Ports are free. It mostly concerns clients that use the same source port at the same moment; the lab reproduces it this way, on Linux 6.18 too.",
-	Proof:      fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted during the window (insert_failed, or dropped with an unconfirmed entry), sources are translated, and the dump shows free ports towards every destination. From %.0f a second it is critical.", manyFailures, raceMany),
-	Lookalike:  "Single failures. Exhausted ports are snat-ports-exhausted; chains that are too long have a counter of their own; DNS queries that race for one tuple are dns-race.",
-	Cure:       "Choose ports at random from the start (--random-fully), which makes the same choice rare, or add external addresses.",
-	judge:      judgePortRace,
+	Severities:    []Severity{Warning, Critical},
+	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "Some connections take 1 or 3 seconds longer to open, the more so the more are opened at once to one destination. Ports are free. It mostly concerns clients that use the same source port at the same moment; the lab reproduces it this way, on Linux 6.18 too.",
+	Proof:         fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted during the window (insert_failed, or dropped with an unconfirmed entry), sources are translated, and the dump shows free ports towards every destination. From %.0f a second it is critical.", manyFailures, raceMany),
+	FalsePositive: "Single failures. Exhausted ports are snat-ports-exhausted; chains that are too long have a counter of their own; DNS queries that race for one tuple are dns-race.",
+	Cure:          "Choose ports at random from the start (--random-fully), which makes the same choice rare, or add external addresses.",
+	judge:         judgePortRace,
 }
 
 func judgePortRace(f facts) *verdict {
@@ -40,7 +40,7 @@ func judgePortRace(f facts) *verdict {
 		judgeSNATPorts(f) != nil || judgeDNSRace(f) != nil {
 		return nil
 	}
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	v.Severity = Warning
 	if f.perSecond(lost) >= raceMany {
 		v.Severity = Critical

@@ -40,13 +40,13 @@ var snatPortsExhausted = Cause{
 		"Connection timed out",
 		"nf_conntrack: insert_failed increasing",
 	},
-	Severities: []Severity{Warning, Critical},
-	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanEngine},
-	Symptom:    "New connections to one address and port fail. Connections to other destinations work, and the table has room.",
-	Proof:      fmt.Sprintf("One external address uses at least %s of its ports towards one destination, and flows could not be inserted during the window (insert_failed, or packets dropped with an unconfirmed entry). Ports in use without failures are a warning. So are %d or more failures if the table could not be dumped or the rules could not be read. With the eBPF engine: packets that it dropped because no port was free, or an address with few ports left.", percent(portsFullShare), manyFailures),
-	Lookalike:  "Single failures while ports are free: two CPUs chose the same port at the same time. Entries refused by a full table are conntrack-table-full; by a long hash chain, conntrack-hash-too-small.",
-	Cure:       "Use the whole port range, add external addresses, shorten the timeouts of closed connections, or reuse connections.",
-	judge:      judgeSNATPorts,
+	Severities:    []Severity{Warning, Critical},
+	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanEngine},
+	Symptom:       "New connections to one address and port fail. Connections to other destinations work, and the table has room.",
+	Proof:         fmt.Sprintf("One external address uses at least %s of its ports towards one destination, and flows could not be inserted during the window (insert_failed, or packets dropped with an unconfirmed entry). Ports in use without failures are a warning. So are %d or more failures if the table could not be dumped or the rules could not be read. With the eBPF engine: packets that it dropped because no port was free, or an address with few ports left.", percent(portsFullShare), manyFailures),
+	FalsePositive: "Single failures while ports are free: two CPUs chose the same port at the same time. Entries refused by a full table are conntrack-table-full; by a long hash chain, conntrack-hash-too-small.",
+	Cure:          "Use the whole port range, add external addresses, shorten the timeouts of closed connections, or reuse connections.",
+	judge:         judgeSNATPorts,
 }
 
 func judgeSNATPorts(f facts) *verdict {
@@ -62,7 +62,7 @@ func judgeSNATPorts(f facts) *verdict {
 	}
 	lost := max(failed, traced)
 
-	v := &verdict{harm: float64(lost)}
+	v := &verdict{impact: float64(lost)}
 	p, found := f.fullestPorts(lost, rows)
 	switch {
 	case found && (lost >= fewFailures || lost > 0 && p.size >= fewPorts):
@@ -74,7 +74,7 @@ func judgeSNATPorts(f facts) *verdict {
 		}
 	case found && p.size >= fewPorts:
 		v.Severity = Warning
-		v.harm = share(p.use.Used, p.size)
+		v.impact = share(p.use.Used, p.size)
 		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent(share(p.use.Used, p.size)), p.use.Outside, p.use.Protocol, p.use.Dest)
 	case !found && lost >= manyFailures && f.suspectPorts() && !mostlyDNS(rows):
 		v.Severity = Warning

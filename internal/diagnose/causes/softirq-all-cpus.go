@@ -19,16 +19,16 @@ var softirqAllCPUs = Cause{
 		"top: si",
 		"nf_conntrack_in high CPU",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Explains:   []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
-	Needs:      []string{snapshot.CanCPUs, snapshot.CanCounters, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:    "Throughput stops rising, however many CPUs share the work. top shows high si on all of them. Latency grows with the load.",
-	Proof:      fmt.Sprintf("On average over all CPUs at least %s of the window was busy and %s of it in softirq, no CPU exceeds the others by a factor of %.0f, and each forwarded at least %d packets a second: a warning. It is critical if packets were also lost. From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
-	Lookalike:  "One CPU that processes all packets is softirq-one-cpu. A server that is busy with its own packets forwards none.",
-	Cure:       "Make packets cheaper, since no CPU is idle. First remove needless work (`natkit tune`, `natkit hooks --cost`). Then use fast-path entries for the kernel's NAT (`natkit accel`), or the eBPF engine in its place if the rules are your own. The finding reports which fits, who manages the rules, and what packets would bypass.",
-	Host:       true,
-	NoLab:      "it takes all CPUs from everything else on the machine",
-	judge:      judgeAllCPUs,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Explains:      []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
+	Needs:         []string{snapshot.CanCPUs, snapshot.CanCounters, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
+	Symptom:       "Throughput stops rising, however many CPUs share the work. top shows high si on all of them. Latency grows with the load.",
+	Proof:         fmt.Sprintf("On average over all CPUs at least %s of the window was busy and %s of it in softirq, no CPU exceeds the others by a factor of %.0f, and each forwarded at least %d packets a second: a warning. It is critical if packets were also lost. From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	FalsePositive: "One CPU that processes all packets is softirq-one-cpu. A server that is busy with its own packets forwards none.",
+	Cure:          "Make packets cheaper, since no CPU is idle. First remove needless work (`natkit tune`, `natkit hooks --cost`). Then use fast-path entries for the kernel's NAT (`natkit accel`), or the eBPF engine in its place if the rules are your own. The finding reports which fits, who manages the rules, and what packets would bypass.",
+	Host:          true,
+	NoLab:         "it takes all CPUs from everything else on the machine",
+	judge:         judgeAllCPUs,
 }
 
 func judgeAllCPUs(f facts) *verdict {
@@ -55,11 +55,11 @@ func judgeAllCPUs(f facts) *verdict {
 	for _, l := range f.links() {
 		lost = saturate(lost, l.RxMissed)
 	}
-	v := &verdict{harm: softirq}
+	v := &verdict{impact: softirq}
 	switch {
 	case busy >= oneCPUBusy && lost > 0 && lost < implausible:
 		v.Severity = Critical
-		v.harm = float64(lost)
+		v.impact = float64(lost)
 	case busy >= oneCPUBusy:
 		v.Severity = Warning
 	default:

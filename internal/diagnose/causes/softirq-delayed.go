@@ -24,16 +24,16 @@ var softirqDelayed = Cause{
 		"ksoftirqd latency spikes",
 		"/proc/PID/schedstat of ksoftirqd",
 	},
-	Severities: []Severity{Advice, Warning},
-	Thresholds: []Threshold{portion(delayShare, "of the window that ksoftirqd waited")},
-	Needs:      []string{snapshot.CanSoftirqWait, snapshot.CanCPUs},
-	Symptom:    "The latency of forwarded packets jumps by a few to a hundred milliseconds while the machine also runs programs. No packet is lost.",
-	Proof:      fmt.Sprintf("ksoftirqd, which processes what a softirq leaves undone, was ready and waited for its CPU for %s of the window and %.0f ms each time on average: advice, from %s a warning if that CPU took %d packets a second. Before Linux 6.4 no packet of that CPU is processed during the wait. Since then an interrupt may process some, and only left-over work waits. natkit does not see softirqs delayed within the kernel (interrupts or softirqs disabled for long).", percent(delayShare), delayMean*1000, percent(delayMost), manyPackets),
-	Lookalike:  "Short waits on every machine that runs programs. A CPU that spends all its time on packets.",
-	Cure:       "Move programs away from the receiving CPUs (taskset, cpuset, AllowedCPUs= of their service), or move the card's interrupts. Or use threaded NAPI, whose threads can have a priority.",
-	Host:       true,
-	NoLab:      "it takes programs that compete for the machine's CPUs, which everything else there would notice. It was reproduced, and found, in a virtual machine with three busy loops beside the traffic (Linux 6.12)",
-	judge:      judgeDelayed,
+	Severities:    []Severity{Advice, Warning},
+	Thresholds:    []Threshold{portion(delayShare, "of the window that ksoftirqd waited")},
+	Needs:         []string{snapshot.CanSoftirqWait, snapshot.CanCPUs},
+	Symptom:       "The latency of forwarded packets jumps by a few to a hundred milliseconds while the machine also runs programs. No packet is lost.",
+	Proof:         fmt.Sprintf("ksoftirqd, which processes what a softirq leaves undone, was ready and waited for its CPU for %s of the window and %.0f ms each time on average: advice, from %s a warning if that CPU took %d packets a second. Before Linux 6.4 no packet of that CPU is processed during the wait. Since then an interrupt may process some, and only left-over work waits. natkit does not see softirqs delayed within the kernel (interrupts or softirqs disabled for long).", percent(delayShare), delayMean*1000, percent(delayMost), manyPackets),
+	FalsePositive: "Short waits on every machine that runs programs. A CPU that spends all its time on packets.",
+	Cure:          "Move programs away from the receiving CPUs (taskset, cpuset, AllowedCPUs= of their service), or move the card's interrupts. Or use threaded NAPI, whose threads can have a priority.",
+	Host:          true,
+	NoLab:         "it takes programs that compete for the machine's CPUs, which everything else there would notice. It was reproduced, and found, in a virtual machine with three busy loops beside the traffic (Linux 6.12)",
+	judge:         judgeDelayed,
 }
 
 func judgeDelayed(f facts) *verdict {
@@ -57,7 +57,7 @@ func judgeDelayed(f facts) *verdict {
 	if part < f.part(delayShare) {
 		return nil
 	}
-	v := &verdict{harm: part}
+	v := &verdict{impact: part}
 	v.Severity = Advice
 	if part >= delayMost && f.perSecond(worst.Packets) >= manyPackets {
 		v.Severity = Warning

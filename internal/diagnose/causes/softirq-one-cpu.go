@@ -28,16 +28,16 @@ var softirqOneCPU = Cause{
 		"top: 100.0 si",
 		"NET_RX softirq high on one CPU",
 	},
-	Severities: []Severity{Advice, Warning, Critical},
-	Explains:   []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
-	Needs:      []string{snapshot.CanCPUs, snapshot.CanNICs, snapshot.CanInterfaces},
-	Symptom:    "Throughput stops at what one core can do. top shows one core at 100 % si and the others idle. Latency grows with the load.",
-	Proof:      fmt.Sprintf("One CPU was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning. It is critical if packets were also lost (CPU backlog, receive ring). From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
-	Lookalike:  "All CPUs equally busy: the machine is at its limit. A CPU that is busy with programs. A machine with one CPU.",
-	Cure:       "Use more receive queues if the card has them, and spread its interrupts (irqbalance). Otherwise use RPS, which distributes packets to CPUs by flow. A single flow always stays on one CPU: only cheaper packets help it, as in softirq-all-cpus.",
-	Host:       true,
-	NoLab:      "CPUs belong to the whole machine: a lab that saturates one takes it from everything else there. It was reproduced, and found, in a virtual machine with two CPUs (Linux 6.12)",
-	judge:      judgeOneCPU,
+	Severities:    []Severity{Advice, Warning, Critical},
+	Explains:      []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
+	Needs:         []string{snapshot.CanCPUs, snapshot.CanNICs, snapshot.CanInterfaces},
+	Symptom:       "Throughput stops at what one core can do. top shows one core at 100 % si and the others idle. Latency grows with the load.",
+	Proof:         fmt.Sprintf("One CPU was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning. It is critical if packets were also lost (CPU backlog, receive ring). From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	FalsePositive: "All CPUs equally busy: the machine is at its limit. A CPU that is busy with programs. A machine with one CPU.",
+	Cure:          "Use more receive queues if the card has them, and spread its interrupts (irqbalance). Otherwise use RPS, which distributes packets to CPUs by flow. A single flow always stays on one CPU: only cheaper packets help it, as in softirq-all-cpus.",
+	Host:          true,
+	NoLab:         "CPUs belong to the whole machine: a lab that saturates one takes it from everything else there. It was reproduced, and found, in a virtual machine with two CPUs (Linux 6.12)",
+	judge:         judgeOneCPU,
 }
 
 func judgeOneCPU(f facts) *verdict {
@@ -63,11 +63,11 @@ func judgeOneCPU(f facts) *verdict {
 	for _, l := range f.links() {
 		lost = saturate(lost, l.RxMissed)
 	}
-	v := &verdict{harm: hot.Softirq}
+	v := &verdict{impact: hot.Softirq}
 	switch {
 	case hot.Busy >= oneCPUBusy && lost > 0 && lost < implausible:
 		v.Severity = Critical
-		v.harm = float64(lost)
+		v.impact = float64(lost)
 	case hot.Busy >= oneCPUBusy:
 		v.Severity = Warning
 	default:

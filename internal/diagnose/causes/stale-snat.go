@@ -23,9 +23,9 @@ var staleSNAT = Cause{
 	Symptom:    "After the external address or the egress interface changed, some flows stay dead until they pause for minutes: VPNs, SIP registrations, games, DNS forwarders. Others work.",
 	Proof: fmt.Sprintf("Entries translate sources to an address that no interface here has and no rule gives. Flows that sent in the last %d s are critical from %d, fewer are a warning; without any it is advice.",
 		snapshot.RecentSeconds, fewFailures),
-	Lookalike: "A pool of addresses that is routed here without being on an interface: its rule names it. natkit does not judge rules whose addresses cannot be read (maps), or flows in zones. Masquerading removes its entries when an address goes (it does on Linux 6.18). Flows translated to a fixed address stay, also after a masquerade rule became a fixed address.",
-	Cure:      "Delete these entries. The next packet of each flow gets the present address.",
-	judge:     judgeStaleSNAT,
+	FalsePositive: "A pool of addresses that is routed here without being on an interface: its rule names it. natkit does not judge rules whose addresses cannot be read (maps), or flows in zones. Masquerading removes its entries when an address goes (it does on Linux 6.18). Flows translated to a fixed address stay, also after a masquerade rule became a fixed address.",
+	Cure:          "Delete these entries. The next packet of each flow gets the present address.",
+	judge:         judgeStaleSNAT,
 }
 
 func judgeStaleSNAT(f facts) *verdict {
@@ -44,7 +44,7 @@ func judgeStaleSNAT(f facts) *verdict {
 	if len(gone) == 0 {
 		return nil
 	}
-	v := &verdict{harm: float64(recent)}
+	v := &verdict{impact: float64(recent)}
 	switch {
 	case recent >= fewFailures:
 		v.Severity = Critical

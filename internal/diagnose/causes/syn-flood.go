@@ -27,9 +27,9 @@ var synFlood = Cause{
 	Symptom:    "A published service is slow or dead. The table fills with half-open connections from many addresses.",
 	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and either the service replied and its clients did not (SYN_RECV), or they go to one destination from no single source. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
 		floodEntries, percent(floodRoom), floodSmall, percent(floodSmallRoom)),
-	Lookalike: "One client that scans or hammers a dead service is unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
-	Cure:      "Use SYNPROXY: the kernel replies with cookies and creates an entry only for a client that completes the handshake. Shorter timeouts of half-open connections help at once.",
-	judge:     judgeSYNFlood,
+	FalsePositive: "One client that scans or hammers a dead service is unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
+	Cure:          "Use SYNPROXY: the kernel replies with cookies and creates an entry only for a client that completes the handshake. Shorter timeouts of half-open connections help at once.",
+	judge:         judgeSYNFlood,
 }
 
 func judgeSYNFlood(f facts) *verdict {
@@ -55,11 +55,11 @@ func judgeSYNFlood(f facts) *verdict {
 	}
 	evicted, _ := f.stat("early_drop")
 	queueFull, _ := f.counter("TcpExt.TCPReqQFullDrop")
-	v := &verdict{harm: share(half, limit)}
+	v := &verdict{impact: share(half, limit)}
 	v.Severity = Warning
 	if evicted > 0 || queueFull > 0 {
 		v.Severity = Critical
-		v.harm = float64(saturate(evicted, queueFull))
+		v.impact = float64(saturate(evicted, queueFull))
 	}
 	v.Title = fmt.Sprintf("%d of %d TCP connections are half open", half, t.ByProtocol["tcp"])
 	if hasDest {

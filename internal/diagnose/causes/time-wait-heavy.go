@@ -35,7 +35,7 @@ var timeWaitHeavy = Cause{
 	Symptom:    "The table fills although few connections are open: each short connection keeps its entry for two minutes after its end.",
 	Proof: fmt.Sprintf("TIME_WAIT is the state of at least %s of the entries, and they hold at least %s of nf_conntrack_max; from %s it is advice.",
 		percent(timeWaitDominant), percent(timeWaitRoom), percent(timeWaitWaste)),
-	Lookalike: "Any number of TIME_WAIT entries in a table with room: a web server's table looks like this.",
+	FalsePositive: "Any number of TIME_WAIT entries in a table with room: a web server's table looks like this.",
 	Cure: fmt.Sprintf("A timeout of %d s instead of 120 s divides them by four. Keep-alive between proxy and server, or between client and server, makes fewer of them.",
 		shortTimeWait),
 	judge: judgeTimeWait,
@@ -51,7 +51,7 @@ func judgeTimeWait(f facts) *verdict {
 	if waiting > t.Entries || share(waiting, t.Entries) < f.full(timeWaitDominant) || share(waiting, limit) < f.full(timeWaitWaste) {
 		return nil
 	}
-	v := &verdict{harm: share(waiting, limit)}
+	v := &verdict{impact: share(waiting, limit)}
 	v.Severity = Advice
 	if share(waiting, limit) >= timeWaitRoom {
 		v.Severity = Warning

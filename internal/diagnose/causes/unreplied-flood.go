@@ -39,14 +39,14 @@ var unrepliedFlood = Cause{
 		"conntrack -S: early_drop",
 		"nf_conntrack: table full, dropping packet",
 	},
-	Severities: []Severity{Warning, Critical},
-	Explains:   []string{"conntrack-table-full", "conntrack-table-nearly-full"},
-	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats},
-	Symptom:    "The table grows through scans, spoofed packets, or requests to something that is gone. Half-open connections of others are evicted.",
-	Proof:      fmt.Sprintf("Entries that never saw a reply are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical if the kernel evicted half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom), floodSmall, percent(floodSmallRoom)),
-	Lookalike:  "One-way traffic in small numbers (syslog, statsd, monitoring probes), and a quiet table in which a few entries without replies are the majority.",
-	Cure:       "Limit new flows of the source before connection tracking, and stop what sends them.",
-	judge:      judgeUnreplied,
+	Severities:    []Severity{Warning, Critical},
+	Explains:      []string{"conntrack-table-full", "conntrack-table-nearly-full"},
+	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats},
+	Symptom:       "The table grows through scans, spoofed packets, or requests to something that is gone. Half-open connections of others are evicted.",
+	Proof:         fmt.Sprintf("Entries that never saw a reply are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical if the kernel evicted half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom), floodSmall, percent(floodSmallRoom)),
+	FalsePositive: "One-way traffic in small numbers (syslog, statsd, monitoring probes), and a quiet table in which a few entries without replies are the majority.",
+	Cure:          "Limit new flows of the source before connection tracking, and stop what sends them.",
+	judge:         judgeUnreplied,
 }
 
 func judgeUnreplied(f facts) *verdict {
@@ -62,11 +62,11 @@ func judgeUnreplied(f facts) *verdict {
 		return nil
 	}
 	evicted, _ := f.stat("early_drop")
-	v := &verdict{harm: share(unreplied, limit)}
+	v := &verdict{impact: share(unreplied, limit)}
 	v.Severity = Warning
 	if evicted > 0 {
 		v.Severity = Critical
-		v.harm = float64(evicted)
+		v.impact = float64(evicted)
 	}
 	v.Title = fmt.Sprintf("%d of %d entries never saw a reply", unreplied, t.Entries)
 	v.Evidence = append(f.fillEvidence(),

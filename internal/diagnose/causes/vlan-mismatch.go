@@ -22,14 +22,14 @@ var vlanMismatch = Cause{
 		"tcpdump: ethertype 802.1Q, vlan",
 		"reason: OTHERHOST",
 	},
-	Severities: []Severity{Warning, Critical},
-	Thresholds: []Threshold{vlanFew},
-	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces},
-	Symptom:    "A new network or trunk is dead. A capture shows tagged requests arriving, and no reply.",
-	Proof:      fmt.Sprintf("At least %.0f frames during the window carried a VLAN tag for which there is no interface. They were for this machine's hardware address, or ARP requests for its own addresses that it did not reply to. The stack drops them. Critical from %s of what arrived on that interface.", vlanFew.Enter, percent(astrayMost.Enter)),
-	Lookalike:  "A trunk that carries VLANs this machine has no part in: their broadcasts arrive here too, and are for others. Priority tags (VLAN 0).",
-	Cure:       "Add an interface of that VLAN with the address, or let the switch port send this network untagged.",
-	judge:      judgeVLAN,
+	Severities:    []Severity{Warning, Critical},
+	Thresholds:    []Threshold{vlanFew},
+	Needs:         []string{snapshot.CanFrames, snapshot.CanInterfaces},
+	Symptom:       "A new network or trunk is dead. A capture shows tagged requests arriving, and no reply.",
+	Proof:         fmt.Sprintf("At least %.0f frames during the window carried a VLAN tag for which there is no interface. They were for this machine's hardware address, or ARP requests for its own addresses that it did not reply to. The stack drops them. Critical from %s of what arrived on that interface.", vlanFew.Enter, percent(astrayMost.Enter)),
+	FalsePositive: "A trunk that carries VLANs this machine has no part in: their broadcasts arrive here too, and are for others. Priority tags (VLAN 0).",
+	Cure:          "Add an interface of that VLAN with the address, or let the switch port send this network untagged.",
+	judge:         judgeVLAN,
 }
 
 func judgeVLAN(f facts) *verdict {
@@ -69,7 +69,7 @@ func judgeVLAN(f facts) *verdict {
 	}
 	link, _ := f.link(worst.link)
 	came := max(link.RxPackets, n)
-	v := &verdict{harm: float64(n)}
+	v := &verdict{impact: float64(n)}
 	v.Severity = Warning
 	if share(n, came) >= astrayMost.Enter {
 		v.Severity = Critical

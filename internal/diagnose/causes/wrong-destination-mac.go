@@ -26,15 +26,15 @@ var wrongDestinationMAC = Cause{
 		"stale ARP entry after failover",
 		"ip -s neigh: STALE",
 	},
-	Severities: []Severity{Warning, Critical},
-	Thresholds: []Threshold{astrayFew, astrayMost},
-	Explains:   []string{"clients-unreached", "asymmetric-routing"},
-	Needs:      []string{snapshot.CanFrames, snapshot.CanInterfaces, snapshot.CanDrops},
-	Symptom:    "Some clients get no reply from anywhere, while others on the same network do. It began when this machine, its network card or its virtual address was replaced. A capture shows their packets arriving; the stack drops them (OTHERHOST).",
-	Proof:      fmt.Sprintf("At least %.0f frames arrived for a hardware address that is not this machine's, from which no frame came during the window and which no neighbour has. They carried packets for this machine's own addresses or for networks behind it. From %s of what arrived on that interface it is critical.", astrayFew.Enter, percent(astrayMost.Enter)),
-	Lookalike:  "A mirror port, a hub, or a switch that floods frames for a host that is there: some machine has that hardware address. Frames between two other hosts of the network. Ports of bridges and bonds.",
-	Cure:       "Delete the ARP entry on the sender, or send a gratuitous ARP from here. A static entry must be changed where it is configured.",
-	judge:      judgeWrongMAC,
+	Severities:    []Severity{Warning, Critical},
+	Thresholds:    []Threshold{astrayFew, astrayMost},
+	Explains:      []string{"clients-unreached", "asymmetric-routing"},
+	Needs:         []string{snapshot.CanFrames, snapshot.CanInterfaces, snapshot.CanDrops},
+	Symptom:       "Some clients get no reply from anywhere, while others on the same network do. It began when this machine, its network card or its virtual address was replaced. A capture shows their packets arriving; the stack drops them (OTHERHOST).",
+	Proof:         fmt.Sprintf("At least %.0f frames arrived for a hardware address that is not this machine's, from which no frame came during the window and which no neighbour has. They carried packets for this machine's own addresses or for networks behind it. From %s of what arrived on that interface it is critical.", astrayFew.Enter, percent(astrayMost.Enter)),
+	FalsePositive: "A mirror port, a hub, or a switch that floods frames for a host that is there: some machine has that hardware address. Frames between two other hosts of the network. Ports of bridges and bonds.",
+	Cure:          "Delete the ARP entry on the sender, or send a gratuitous ARP from here. A static entry must be changed where it is configured.",
+	judge:         judgeWrongMAC,
 }
 
 func judgeWrongMAC(f facts) *verdict {
@@ -70,7 +70,7 @@ func judgeWrongMAC(f facts) *verdict {
 	first := worst.rows[0]
 	link, _ := f.link(worst.link)
 	came := max(link.RxPackets, n)
-	v := &verdict{harm: float64(n)}
+	v := &verdict{impact: float64(n)}
 	v.Severity = Warning
 	if share(n, came) >= astrayMost.Enter {
 		v.Severity = Critical
