@@ -24,7 +24,7 @@ var accelSlowPath = Cause{
 	Code:       "accel-slow-path",
 	Title:      "Packets take the kernel stack that natkit accel could forward",
 	Headline:   "natkit accel does not speed up forwarding: tcp-strict, no-way, no-room",
-	Search:     []string{"natkit accel status: tcp-strict", "natkit accel status: no-room", "net.netfilter.nf_conntrack_tcp_be_liberal"},
+	Search:     []string{"tcp-strict", "no-room", "net.netfilter.nf_conntrack_tcp_be_liberal"},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanEngine},
 	Symptom:    "natkit accel is on, and forwarding is hardly faster. No packet is lost.",

@@ -14,7 +14,7 @@ var engineDrift = Cause{
 	Title:    "The machine no longer matches what the eBPF engine was configured for",
 	Headline: "Traffic stops after an interface or address changed under natkit up",
 	Search: []string{
-		"natkit up: no translation after interface was recreated",
+		"NAT stops after an interface was recreated",
 		"natkit up: external address changed",
 	},
 	Severities:    []Severity{Warning, Critical},

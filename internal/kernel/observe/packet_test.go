@@ -105,9 +105,7 @@ func TestSampleOfTranslated(t *testing.T) {
 func TestPacketMatch(t *testing.T) {
 	packet := append([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0, 192, 0, 2, 1, 198, 51, 100, 7}, 0x9c, 0x40, 0, 80)
 	s := dropsDropSample{Ethertype: swap16(unix.ETH_P_IP), Captured: uint8(len(packet)), Protocol: unix.IPPROTO_TCP, Sport: swap16(5000), Dport: swap16(8080)}
-	for i, b := range packet {
-		s.Packet[i] = b
-	}
+	copy(s.Packet[:], packet)
 	copy(s.Src[:], []byte{10, 0, 0, 5})
 	copy(s.Dst[:], []byte{203, 0, 113, 9})
 	for _, tt := range []struct {
