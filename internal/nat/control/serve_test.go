@@ -772,12 +772,12 @@ natkit_up{engine="nft"} 0
 	if n := testutil.CollectAndCount(m, "natkit_ports_free"); n != rulefile.PortClasses {
 		t.Errorf("%d series of free ports, want those of one address", n)
 	}
-	// All that can be had are free, but what the ping has.
+	// All are free but the port that a rule forwards, of TCP alone, and what the ping has.
 	status, err := ReadStatus(b.gateway)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a := status.Addresses[0]; a.Ports != a.FreeTCP || a.Ports != a.FreeICMP+1 {
+	if a := status.Addresses[0]; a.Ports != a.FreeTCP+1 || a.Ports != a.FreeUDP || a.Ports != a.FreeICMP+1 {
 		t.Errorf("%d ports, free: %d of TCP, %d of ICMP", a.Ports, a.FreeTCP, a.FreeICMP)
 	}
 	// However many addresses there are, series are not.
