@@ -38,6 +38,7 @@ needs() {
 		iptables-nft-restore     iptables
 		conntrack           conntrack
 		ipset               ipset
+		bpftool             bpftool
 		ethtool             ethtool
 		ab                  apache2-utils
 		curl                curl

@@ -324,7 +324,7 @@ var policies = []way{
 	{name: "a policy behind a block list", nft: forwardChain("drop", "ip saddr 10.9.9.9 drop"), named: []string{"nft 'add rule ip f fw iifname"}, never: []string{"insert rule"}},
 	{name: "a last rule", nft: forwardChain("accept", "ip saddr 10.9.9.9 drop\ntcp dport 443 accept\ndrop"), named: []string{"insert rule ip f fw handle"}},
 	{name: "a last rule that counts", nft: forwardChain("accept", "tcp dport 443 accept\ncounter drop"), named: []string{"chain fw of table ip f"}},
-	{name: "the second of two chains", nft: "table inet f { chain one { type filter hook forward priority -5; policy drop; accept; }\nchain two { type filter hook forward priority 5; policy drop; tcp dport 22 accept; } }", named: []string{"chain two of table inet f dropped"}},
+	{name: "the second of two chains", nft: "table inet f { chain one { type filter hook forward priority -5; policy drop; accept; }\nchain two { type filter hook forward priority 5; policy drop; tcp dport 22 accept; } }", named: []string{"chain two (inet f) dropped"}},
 	{name: "iptables-nft", setup: "iptables-nft -P FORWARD DROP", named: []string{"iptables-nft -I FORWARD -i eth1"}},
 	{name: "iptables-nft behind a block list", setup: "iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -s 10.9.9.9 -j DROP", named: []string{"iptables-nft -A FORWARD -i eth1"}, never: []string{"-I FORWARD"}},
 	{name: "iptables-legacy", setup: "iptables-legacy -P FORWARD DROP", named: []string{"iptables-legacy -I FORWARD -i eth1"}},

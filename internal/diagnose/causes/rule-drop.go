@@ -374,7 +374,7 @@ func (f facts) spare(victims ruleVictims, suspects []culprit, sure bool) (remedy
 	for _, s := range suspects {
 		if line := f.run(listChain(*s.Chain)); !listed[line] {
 			if len(listed) == 0 {
-				remedy = append(remedy, "# the rules that may be it:")
+				remedy = append(remedy, "# natkit cannot tell which of these rules it was:")
 			}
 			listed[line] = true
 			remedy = append(remedy, line)
