@@ -89,7 +89,7 @@ larger, the collapse is made by source ports that run out instead.`,
 				line.show("%s", s)
 			}
 		}
-		o.Tell = text
+		o.Report = text
 		res, err := scenario.Demo(cmd.Context(), o)
 		line.clear()
 		if res == nil {

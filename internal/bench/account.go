@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The places where a bed's frames can be lost.
+// The places where a testbed's frames can be lost.
 const (
 	LostBeforeRouter = "ring to the router full"
 	LostOnRouter     = "the router's devices, on receipt"
@@ -31,12 +31,12 @@ const (
 )
 
 // lossPlaces reads the kernel's counters of lost frames, by place.
-func (s *stand) lossPlaces() (map[string]int64, error) {
-	if s.bed.elsewhere() {
+func (s *tester) lossPlaces() (map[string]int64, error) {
+	if s.testbed.elsewhere() {
 		return s.wirePlaces()
 	}
 	places := map[string]int64{}
-	b := s.bed
+	b := s.testbed
 	for _, d := range s.devices() {
 		if err := d.ns.Do(func() error {
 			l, err := netlink.LinkByName(d.name)
@@ -144,7 +144,7 @@ func hexadecimal(text string) int64 {
 	return n
 }
 
-// activity is what the CPUs and threads of a stand have done so far.
+// activity is what the CPUs and threads of a tester have done so far.
 type activity struct {
 	total, stolen int64         // ticks, of all CPUs in use
 	router        schedstat     // of its threads
@@ -166,7 +166,7 @@ func (a activity) minus(b activity) activityShares {
 	}
 }
 
-func (s *stand) readActivity(cpus []int) (a activity, err error) {
+func (s *tester) readActivity(cpus []int) (a activity, err error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return a, fmt.Errorf("read CPU times: %w", err)

@@ -149,10 +149,10 @@ const bulkNote = "Processor time is the whole machine's: both ends, the router a
 	"All of them share its processors, so a router that costs less leaves more to the ends."
 
 // installAll makes every router that this machine can have, once for all trials.
-// They go with their beds.
+// They go with their testbeds.
 func (c *comparison) installAll(ctx context.Context) (sites []*site, err error) {
 	for _, s := range c.sites {
-		_, err := s.router.Install(ctx, s.bed, RouterOptions{Sockets: true})
+		_, err := s.router.Install(ctx, s.testbed, RouterOptions{Sockets: true})
 		if err == nil {
 			sites = append(sites, s)
 		} else if err := c.exclude(s.router.Name(), err); err != nil {
@@ -166,9 +166,9 @@ func (c *comparison) installAll(ctx context.Context) (sites []*site, err error) 
 // still be in use.
 func (s *site) endpoints(port uint16) (source, target netip.AddrPort) {
 	s.number++
-	source = netip.AddrPortFrom(s.bed.Sources.Addr().Next(), 0)
+	source = netip.AddrPortFrom(s.testbed.Sources.Addr().Next(), 0)
 	n := s.number%250 + 1
-	a := s.bed.Targets.Addr().As4()
+	a := s.testbed.Targets.Addr().As4()
 	a[2], a[3] = byte(s.number/250%250), byte(n)
 	return source, netip.AddrPortFrom(netip.AddrFrom4(a), port)
 }
@@ -196,7 +196,7 @@ func (c *comparison) undisturbed(ctx context.Context, s *site, p Params, duratio
 		}
 		source, target := s.endpoints(bulkPort)
 		t := transfer{source: source, target: target, streams: p.Streams, down: p.Direction == DirectionDown, duration: duration}
-		if done, err = t.run(ctx, s.bed); err != nil {
+		if done, err = t.run(ctx, s.testbed); err != nil {
 			return done, err
 		}
 		if done.bytes == 0 {

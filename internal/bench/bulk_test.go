@@ -24,19 +24,19 @@ type bareRouter struct {
 	maxRules    int
 
 	installed []RouterOptions
-	bed       string // name of the last one's namespace
+	testbed   string // name of the last one's namespace
 }
 
 func (r *bareRouter) Name() string     { return r.name }
 func (r *bareRouter) Describe() string { return "a router of the test" }
 func (r *bareRouter) NAT() bool        { return false }
 
-func (r *bareRouter) Install(_ context.Context, b *Bed, o RouterOptions) (func() error, error) {
+func (r *bareRouter) Install(_ context.Context, b *Testbed, o RouterOptions) (func() error, error) {
 	if r.unsupported || o.Rules > r.maxRules {
 		return nil, &UnsupportedError{Router: r.name, Reason: "of the test"}
 	}
 	r.installed = append(r.installed, o)
-	r.bed = b.Router.Name()
+	r.testbed = b.Router.Name()
 	return func() error { return nil }, nil
 }
 
@@ -78,9 +78,9 @@ func TestBulk(t *testing.T) {
 	if len(said) != 8 || !strings.HasPrefix(said[7], "8 of 8, ") {
 		t.Errorf("progress %q", said)
 	}
-	if h, err := netns.Open(a.bed); err == nil {
+	if h, err := netns.Open(a.testbed); err == nil {
 		h.Close()
-		t.Errorf("the bed's namespace %s is left", a.bed)
+		t.Errorf("the testbed's namespace %s is left", a.testbed)
 	}
 }
 
@@ -88,13 +88,13 @@ func TestBulk(t *testing.T) {
 // that of other programs: Go's would send without Nagle's algorithm.
 func TestTransferSockets(t *testing.T) {
 	ktest.Root(t)
-	bed, err := NewBed(t.Context())
+	testbed, err := NewTestbed(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { bed.Close() })
-	source, target := (&site{bed: bed}).endpoints(bulkPort)
-	clients, servers, err := transfer{source: source, target: target, streams: 1}.connect(t.Context(), bed)
+	t.Cleanup(func() { testbed.Close() })
+	source, target := (&site{testbed: testbed}).endpoints(bulkPort)
+	clients, servers, err := transfer{source: source, target: target, streams: 1}.connect(t.Context(), testbed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,15 +110,15 @@ func TestTransferSockets(t *testing.T) {
 // exactly those.
 func TestTransfer(t *testing.T) {
 	ktest.Root(t)
-	bed, err := NewBed(t.Context())
+	testbed, err := NewTestbed(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { bed.Close() })
-	s := &site{bed: bed}
+	t.Cleanup(func() { testbed.Close() })
+	s := &site{testbed: testbed}
 	for _, down := range []bool{false, true} {
 		source, target := s.endpoints(bulkPort)
-		got, err := transfer{source: source, target: target, streams: 2, down: down, bytes: 300_001}.run(t.Context(), bed)
+		got, err := transfer{source: source, target: target, streams: 2, down: down, bytes: 300_001}.run(t.Context(), testbed)
 		if err != nil || got.bytes != 600_002 || got.elapsed <= 0 {
 			t.Errorf("down %v: %+v, %v", down, got, err)
 		}
@@ -130,7 +130,7 @@ func TestTransfer(t *testing.T) {
 	time.AfterFunc(100*time.Millisecond, func() { cancel(interrupt) })
 	source, target := s.endpoints(bulkPort)
 	start := time.Now()
-	if _, err := (transfer{source: source, target: target, streams: 1, duration: time.Minute}).run(ctx, bed); !errors.Is(err, interrupt) {
+	if _, err := (transfer{source: source, target: target, streams: 1, duration: time.Minute}).run(ctx, testbed); !errors.Is(err, interrupt) {
 		t.Errorf("%v, want the interrupt", err)
 	}
 	if took := time.Since(start); took > 10*time.Second {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// comparison is a measurement of several routers in turns, each in a bed of its
+// comparison is a measurement of several routers in turns, each in a testbed of its
 // own for as long as it lasts, and the result that comes of it.
 type comparison struct {
 	About
@@ -52,14 +52,14 @@ const (
 	trialOverhead = 100 * time.Millisecond
 )
 
-// site is a router that this machine can have, and its bed.
+// site is a router that this machine can have, and its testbed.
 type site struct {
-	router Router
-	bed    *Bed
-	number int            // of trials begun, which tells their addresses apart
-	port   uint16         // of the last timed flow
-	works  bool           // it could be made at least once
-	stop   []func() error // what serves at its right end
+	router  Router
+	testbed *Testbed
+	number  int            // of trials begun, which tells their addresses apart
+	port    uint16         // of the last timed flow
+	works   bool           // it could be made at least once
+	stop    []func() error // what serves at its right end
 }
 
 // figureKey is what figures differ in.
@@ -71,7 +71,7 @@ type figureKey struct {
 // trialCounts is how many trials were disturbed: repeated, or kept all the same.
 type trialCounts struct{ discarded, noisy int }
 
-// newComparison makes a bed for each router.
+// newComparison makes a testbed for each router.
 func newComparison(ctx context.Context, kind string, routers []Router, about About) (c *comparison, err error) {
 	about.complete()
 	c = &comparison{
@@ -86,11 +86,11 @@ func newComparison(ctx context.Context, kind string, routers []Router, about Abo
 	}()
 	for _, r := range routers {
 		c.result.Routers = append(c.result.Routers, RouterUse{Name: r.Name(), Describe: r.Describe()})
-		bed, err := NewBed(ctx)
+		testbed, err := NewTestbed(ctx)
 		if err != nil {
 			return c, err
 		}
-		c.sites = append(c.sites, &site{router: r, bed: bed})
+		c.sites = append(c.sites, &site{router: r, testbed: testbed})
 	}
 	return c, nil
 }
@@ -101,7 +101,7 @@ func (c *comparison) close() error {
 		for _, stop := range s.stop {
 			errs = append(errs, stop())
 		}
-		errs = append(errs, s.bed.Close())
+		errs = append(errs, s.testbed.Close())
 	}
 	return errors.Join(errs...)
 }

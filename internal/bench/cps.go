@@ -90,7 +90,7 @@ func (o *CPSOptions) searches() bool { return len(o.Goals) > 0 }
 type cpsRun struct {
 	CPSOptions
 	res   *Result
-	lanes []*lane
+	duts  []*dut
 	fills map[*trial]fill
 }
 
@@ -114,7 +114,7 @@ func CPS(ctx context.Context, o CPSOptions) (res *Result, err error) {
 	}
 	r := &cpsRun{CPSOptions: o, fills: map[*trial]fill{}, res: newResult("cps", o.About)}
 	defer func() {
-		if e := closeLanes(r.lanes); e != nil {
+		if e := closeDUTs(r.duts); e != nil {
 			res, err = nil, errors.Join(err, e)
 		}
 	}()
@@ -147,7 +147,7 @@ func (o *CPSOptions) plan() (what string, takes time.Duration) {
 func (r *cpsRun) measureAll(ctx context.Context) error {
 	for _, router := range r.Routers {
 		for _, rules := range r.Rules {
-			if err := r.addLane(ctx, router, rules); err != nil {
+			if err := r.addDUT(ctx, router, rules); err != nil {
 				return err
 			}
 		}
@@ -165,13 +165,13 @@ func (r *cpsRun) measureAll(ctx context.Context) error {
 	return nil
 }
 
-// addLane makes a router in a bed of its own, whose table must be large enough.
-func (r *cpsRun) addLane(ctx context.Context, router Router, rules int) error {
+// addDUT makes a router in a testbed of its own, whose table must be large enough.
+func (r *cpsRun) addDUT(ctx context.Context, router Router, rules int) error {
 	r.Progress("%s: making the router", router.Name())
 	use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-	l, err := newLane(ctx, router, RouterOptions{Rules: rules, Sessions: r.Sessions + r.Held}, r.Sessions+r.Held, false)
+	l, err := newDUT(ctx, router, RouterOptions{Rules: rules, Sessions: r.Sessions + r.Held}, r.Sessions+r.Held, false)
 	if err == nil && r.searches() {
-		if err = l.stand.giveRouterAThread(); err != nil {
+		if err = l.tester.giveRouterAThread(); err != nil {
 			err = errors.Join(err, l.close())
 		}
 	}
@@ -183,7 +183,7 @@ func (r *cpsRun) addLane(ctx context.Context, router Router, rules int) error {
 		return err
 	default:
 		l.rules = rules
-		r.lanes = append(r.lanes, l)
+		r.duts = append(r.duts, l)
 		limits, err := l.table()
 		if err != nil {
 			return err
@@ -212,12 +212,12 @@ const conntrackSysctls = "/proc/sys/net/netfilter/nf_conntrack_"
 
 // table reads how full the router's table is, its own or connection tracking; all is
 // 0 where there is none.
-func (l *lane) table() (limits conntrack.Limits, err error) {
+func (l *dut) table() (limits conntrack.Limits, err error) {
 	if l.own != nil {
 		limits.Count, limits.Max, err = l.own.Sessions()
 		return limits, err
 	}
-	err = l.stand.bed.Router.Do(func() error {
+	err = l.tester.testbed.Router.Do(func() error {
 		if _, err := os.Stat(conntrackSysctls + "count"); errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
@@ -228,7 +228,7 @@ func (l *lane) table() (limits conntrack.Limits, err error) {
 }
 
 // emptyTable removes all sessions from the router's table.
-func (l *lane) emptyTable(ctx context.Context) error {
+func (l *dut) emptyTable(ctx context.Context) error {
 	l.warmedFlows = 0
 	if l.own != nil {
 		if count, _, err := l.own.Sessions(); err != nil || count == 0 {
@@ -246,7 +246,7 @@ func (l *lane) emptyTable(ctx context.Context) error {
 		case time.Now().After(deadline):
 			return fmt.Errorf("empty the table of router %s: %s are left after 5 s", l.name, plural.Count(limits.Count, "entry"))
 		}
-		if err := l.stand.bed.Router.Do(func() error { return conntrack.Flush(ctx) }); err != nil {
+		if err := l.tester.testbed.Router.Do(func() error { return conntrack.Flush(ctx) }); err != nil {
 			return err
 		}
 	}
@@ -254,15 +254,15 @@ func (l *lane) emptyTable(ctx context.Context) error {
 
 // fill begins each session once, through a router without sessions but those held. Its
 // trial ends with the last of them.
-func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64) (*trial, error) {
+func (r *cpsRun) fill(ctx context.Context, l *dut, protocol string, pps float64) (*trial, error) {
 	load := frameLoad{frames: []int{MinFrame}, flows: r.Sessions, pps: pps, once: true}
 	if protocol == "tcp" {
 		load.traffic = connections
 	}
 	if r.searches() {
-		load.cpus = []int{l.stand.generatorCPU}
+		load.cpus = []int{l.tester.generatorCPU}
 	} else {
-		load.cpus = l.stand.cpus[len(l.stand.cpus)-1:]
+		load.cpus = l.tester.cpus[len(l.tester.cpus)-1:]
 	}
 	load.duration = fillTime(r.Sessions)
 	if pps > 0 { // long enough also for a generator that misses half of its slots
@@ -279,7 +279,7 @@ func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64
 	if err != nil {
 		return nil, err
 	}
-	t, err := l.stand.run(ctx, load)
+	t, err := l.tester.run(ctx, load)
 	if err != nil {
 		return nil, err
 	}
@@ -308,7 +308,7 @@ func (r *cpsRun) fill(ctx context.Context, l *lane, protocol string, pps float64
 
 // hold begins the sessions that are to be in the table already, and returns how many
 // it has.
-func (r *cpsRun) hold(ctx context.Context, l *lane, load frameLoad) (uint64, error) {
+func (r *cpsRun) hold(ctx context.Context, l *dut, load frameLoad) (uint64, error) {
 	if r.Held == 0 {
 		return 0, nil
 	}
@@ -316,7 +316,7 @@ func (r *cpsRun) hold(ctx context.Context, l *lane, load frameLoad) (uint64, err
 	if load.pps > 0 {
 		load.pps = warmPPS
 	}
-	t, err := l.stand.run(ctx, load)
+	t, err := l.tester.run(ctx, load)
 	if err != nil {
 		return 0, err
 	}
@@ -333,12 +333,12 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 
 	// 1) New sessions.
 	round := 0
-	fills, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+	fills, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 		round++
 		r.Progress("%s: %d new %s sessions: trial %d", l.name, r.Sessions, protocol, round)
 		return r.fill(ctx, l, protocol, 0)
 	})
-	for i, l := range measured(r.lanes, fills) {
+	for i, l := range measured(r.duts, fills) {
 		s := &fills[i]
 		label := s.label()
 		if slices.Max(s.values((*trial).lossRatio)) > maxCostLoss {
@@ -373,7 +373,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 			load.traffic = segments
 		}
 		round := 0
-		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+		all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 			round++
 			r.Progress("%s: %d established %s sessions: trial %d", l.name, flows, protocol, round)
 			if l.warmedFlows != flows {
@@ -382,10 +382,10 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 				}
 			}
 			load := load
-			load.cpus = l.stand.cpus[len(l.stand.cpus)-1:]
+			load.cpus = l.tester.cpus[len(l.tester.cpus)-1:]
 			return l.runWarm(ctx, load)
 		})
-		for i, l := range measured(r.lanes, all) {
+		for i, l := range measured(r.duts, all) {
 			r.figure(l, &all[i], "established_pps", p, all[i].label(), func(t *trial) float64 { return t.rate(t.received.frames) })
 		}
 		if err != nil {
@@ -395,7 +395,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 
 	// 3) What the table took, in the trials of 1).
 	p.Flows, p.Held = r.Sessions, r.Held
-	for i, l := range r.lanes {
+	for i, l := range r.duts {
 		s := &fills[i]
 		if !r.tracks(s) {
 			continue
@@ -414,7 +414,7 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 // memory says what a session takes of the kernel's memory. The caches are those of
 // the whole machine: what other programs took or gave back in most of the trials
 // can't be told from it, and is said.
-func (r *cpsRun) memory(l *lane, s *series, p Params) {
+func (r *cpsRun) memory(l *dut, s *series, p Params) {
 	if l.own != nil {
 		r.ownMemory(l, p)
 		return
@@ -446,7 +446,7 @@ func (r *cpsRun) memory(l *lane, s *series, p Params) {
 // bucketBytes is an entry's share of connection tracking's two hash tables when as
 // many entries are in them as there can be: one of tuples, one of NAT's sources, each
 // of nf_conntrack_buckets pointers.
-func (l *lane) bucketBytes() float64 {
+func (l *dut) bucketBytes() float64 {
 	const pointer, tables = 8, 2
 	limits, err := l.table()
 	if err != nil {
@@ -457,7 +457,7 @@ func (l *lane) bucketBytes() float64 {
 
 // ownMemory says the same of a table that is not the kernel's: its maps are there from
 // the start, so it is their memory by the sessions that they have room for.
-func (r *cpsRun) ownMemory(l *lane, p Params) {
+func (r *cpsRun) ownMemory(l *dut, p Params) {
 	bytes, err := l.own.SessionBytes()
 	if err != nil {
 		r.note("What a session of %s takes of the kernel's memory was not to be seen: %v.", l.name, err)
@@ -477,7 +477,7 @@ func (r *cpsRun) tracks(s *series) bool {
 }
 
 // missing says which sessions were not in the table.
-func (r *cpsRun) missing(l *lane, s *series, protocol string) {
+func (r *cpsRun) missing(l *dut, s *series, protocol string) {
 	lost := map[string]int64{}
 	var offered, complete, took uint64
 	for _, t := range s.trials {
@@ -502,7 +502,7 @@ func (r *cpsRun) missing(l *lane, s *series, protocol string) {
 // search finds the highest rates at which a router with a CPU of its own fulfils
 // the goals.
 func (r *cpsRun) search(ctx context.Context, protocol string) error {
-	for _, l := range r.lanes {
+	for _, l := range r.duts {
 		received, pps := 0.0, 0.0
 		// A flood, and two approaches from above; of a flood of SYNs few become
 		// connections, so that an approach begins from below.
@@ -531,7 +531,7 @@ func (r *cpsRun) search(ctx context.Context, protocol string) error {
 
 // searchGoal searches around what the router took under overload. Trials end with
 // their sessions, whatever the goal says of their duration.
-func (r *cpsRun) searchGoal(ctx context.Context, l *lane, protocol string, goal SearchGoal, overload float64) error {
+func (r *cpsRun) searchGoal(ctx context.Context, l *dut, protocol string, goal SearchGoal, overload float64) error {
 	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol, Held: r.Held, Rules: l.rules}
 	name := strings.ToUpper(goal.Name)
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, _ time.Duration) (float64, error) {
@@ -564,9 +564,9 @@ func (r *cpsRun) conditions(protocol string) {
 		r.note(begin+"makes a TCP connection for each of %s: SYN, SYN-ACK, ACK, the server's FIN, the client's, the last ACK. "+
 			"A connection counts when the last has come; a segment is never sent again. Their entries are in TIME_WAIT.", "TCP connections", sessions)
 	}
-	for _, l := range r.lanes {
+	for _, l := range r.duts {
 		seconds := make([]any, len(timeouts))
-		if err := l.stand.bed.Router.Do(func() (err error) {
+		if err := l.tester.testbed.Router.Do(func() (err error) {
 			for i, name := range timeouts {
 				text, e := os.ReadFile(conntrackSysctls + name)
 				seconds[i], err = strings.TrimSpace(string(text)), errors.Join(err, e)
@@ -591,7 +591,7 @@ func (r *cpsRun) note(format string, args ...any) {
 }
 
 // figure adds one quantity of a series.
-func (r *cpsRun) figure(l *lane, s *series, metric string, p Params, label string, of func(*trial) float64) {
+func (r *cpsRun) figure(l *dut, s *series, metric string, p Params, label string, of func(*trial) float64) {
 	p.Rules = l.rules
 	f := NewFigure(l.name, metric, p, s.values(of)...)
 	f.Discarded, f.Label = s.discarded, label

@@ -27,7 +27,7 @@ func (r textRouter) Name() string     { return r.name }
 func (r textRouter) Describe() string { return "a router of the test" }
 func (r textRouter) NAT() bool        { return true }
 
-func (r textRouter) Install(ctx context.Context, b *Bed, _ RouterOptions) (func() error, error) {
+func (r textRouter) Install(ctx context.Context, b *Testbed, _ RouterOptions) (func() error, error) {
 	run := func(ctx context.Context, rules string) error {
 		return b.Router.Do(func() error {
 			cmd := exec.CommandContext(ctx, "nft", "-f", "-")
@@ -57,7 +57,7 @@ func TestFillTable(t *testing.T) {
 	}
 	ktest.Tool(t, "nft")
 	r := &cpsRun{CPSOptions: CPSOptions{Sessions: 2000}, fills: map[*trial]fill{}}
-	l, err := newLane(t.Context(), masquerading, RouterOptions{}, r.Sessions, false)
+	l, err := newDUT(t.Context(), masquerading, RouterOptions{}, r.Sessions, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestFillTable(t *testing.T) {
 	counted := func(want int) {
 		t.Helper()
 		sources := map[string]bool{}
-		if err := l.stand.bed.Router.Do(func() error {
+		if err := l.tester.testbed.Router.Do(func() error {
 			_, err := conntrack.Dump(t.Context(), conntrack.Filter{}, func(f *conntrack.Flow) error {
 				sources[fmt.Sprint(f.Orig)] = true
 				return nil
@@ -93,7 +93,7 @@ func TestFillTable(t *testing.T) {
 		t.Errorf("took %v", filled.sent.elapsed)
 	}
 	counted(2000)
-	if _, err := l.run(t.Context(), frameLoad{frames: []int{MinFrame}, flows: 2000, duration: 20 * time.Millisecond, cpus: []int{l.stand.generatorCPU}}); err != nil {
+	if _, err := l.run(t.Context(), frameLoad{frames: []int{MinFrame}, flows: 2000, duration: 20 * time.Millisecond, cpus: []int{l.tester.generatorCPU}}); err != nil {
 		t.Fatal(err)
 	}
 	counted(2000)
@@ -123,7 +123,7 @@ func TestTCPConnections(t *testing.T) {
 	const flows = 200
 	rules := masquerading
 	rules.rules += "\n}\nchain f { type filter hook forward priority filter\nct state invalid counter name \"invalid\"\n}\ncounter invalid {"
-	l, err := newLane(t.Context(), rules, RouterOptions{}, flows, false)
+	l, err := newDUT(t.Context(), rules, RouterOptions{}, flows, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestTCPConnections(t *testing.T) {
 	states := func() string {
 		t.Helper()
 		count := map[string]int{}
-		if err := l.stand.bed.Router.Do(func() error {
+		if err := l.tester.testbed.Router.Do(func() error {
 			_, err := conntrack.Dump(t.Context(), conntrack.Filter{}, func(f *conntrack.Flow) error {
 				count[fmt.Sprint(f.State, " assured ", f.Status&conntrack.StatusAssured != 0)]++
 				return nil
@@ -149,7 +149,7 @@ func TestTCPConnections(t *testing.T) {
 	invalid := func() string {
 		t.Helper()
 		var out []byte
-		if err := l.stand.bed.Router.Do(func() (err error) {
+		if err := l.tester.testbed.Router.Do(func() (err error) {
 			out, err = exec.CommandContext(t.Context(), "nft", "list", "counter", "ip", "t", "invalid").CombinedOutput()
 			return err
 		}); err != nil {
@@ -157,7 +157,7 @@ func TestTCPConnections(t *testing.T) {
 		}
 		return string(out)
 	}
-	load := frameLoad{frames: []int{MinFrame}, flows: flows, pps: 500, duration: 10 * time.Second, once: true, cpus: []int{l.stand.generatorCPU}}
+	load := frameLoad{frames: []int{MinFrame}, flows: flows, pps: 500, duration: 10 * time.Second, once: true, cpus: []int{l.tester.generatorCPU}}
 	for _, c := range []struct {
 		traffic traffic
 		states  string
@@ -168,13 +168,13 @@ func TestTCPConnections(t *testing.T) {
 			}
 		}
 		load.traffic = c.traffic
-		salt := l.stand.salt
-		tr, err := l.stand.runLearning(t.Context(), load, c.traffic == openings)
+		salt := l.tester.salt
+		tr, err := l.tester.runLearning(t.Context(), load, c.traffic == openings)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (l.stand.salt == salt) != (c.traffic == segments) {
-			t.Errorf("%s: the cookies' salt was %d and is %d", c.states, salt, l.stand.salt)
+		if (l.tester.salt == salt) != (c.traffic == segments) {
+			t.Errorf("%s: the cookies' salt was %d and is %d", c.states, salt, l.tester.salt)
 		}
 		if tr.sent.frames != flows || tr.received.frames != flows || tr.received.strays != 0 {
 			t.Errorf("%s: %d sent, %d completed, %d astray, lost %s", c.states, tr.sent.frames, tr.received.frames, tr.received.strays, placesOf(tr.lost))
@@ -191,12 +191,12 @@ func TestTCPConnections(t *testing.T) {
 	if err := l.emptyTable(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.stand.bed.Router.Do(func() error {
+	if err := l.tester.testbed.Router.Do(func() error {
 		return exec.CommandContext(t.Context(), "nft", "flush", "chain", "ip", "t", "c").Run()
 	}); err != nil {
 		t.Fatal(err)
 	}
-	tr, err := l.stand.run(t.Context(), load)
+	tr, err := l.tester.run(t.Context(), load)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func segment(t *testing.T, f []byte) string {
 // numbers that follow from each other.
 func TestTCPSegments(t *testing.T) {
 	ktest.Root(t)
-	l, err := newLane(t.Context(), stubRouter{"plain", plain}, RouterOptions{}, 1, false)
+	l, err := newDUT(t.Context(), stubRouter{"plain", plain}, RouterOptions{}, 1, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,9 +232,9 @@ func TestTCPSegments(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	c := newCapture(t, l.stand.bed.Router, l.stand.bed.InsideDev)
+	c := newCapture(t, l.tester.testbed.Router, l.tester.testbed.InsideDev)
 	c.protocol = unix.IPPROTO_TCP
-	load := frameLoad{frames: []int{MinFrame}, flows: 1, pps: 1000, duration: time.Second, once: true, cpus: []int{l.stand.generatorCPU}}
+	load := frameLoad{frames: []int{MinFrame}, flows: 1, pps: 1000, duration: time.Second, once: true, cpus: []int{l.tester.generatorCPU}}
 	for _, step := range []struct {
 		traffic traffic
 		want    []string // flags and payload
@@ -244,7 +244,7 @@ func TestTCPSegments(t *testing.T) {
 		{segments, []string{"0x10 6"}},
 	} {
 		load.traffic = step.traffic
-		if _, err := l.stand.runLearning(t.Context(), load, true); err != nil {
+		if _, err := l.tester.runLearning(t.Context(), load, true); err != nil {
 			t.Fatal(err)
 		}
 		frames := c.frames(t, len(step.want)+1)
@@ -321,7 +321,7 @@ func TestCPS(t *testing.T) {
 	}
 }
 
-// A search that is interrupted ends at once, and leaves no bed behind.
+// A search that is interrupted ends at once, and leaves no testbed behind.
 func TestCPSInterrupted(t *testing.T) {
 	ktest.Root(t)
 	if cpus, err := allowedCPUs(); err != nil || len(cpus) < 2 {
@@ -342,9 +342,9 @@ func TestCPSInterrupted(t *testing.T) {
 	if res != nil || !errors.Is(err, context.Canceled) || interrupted.IsZero() || time.Since(interrupted) > 20*time.Second {
 		t.Errorf("interrupted at %v, at %v: %v", interrupted, time.Now(), err)
 	}
-	if h, err := netns.Open(bare.bed); err == nil {
+	if h, err := netns.Open(bare.testbed); err == nil {
 		h.Close()
-		t.Errorf("the bed's namespace %s is left", bare.bed)
+		t.Errorf("the testbed's namespace %s is left", bare.testbed)
 	}
 }
 

@@ -72,8 +72,8 @@ func (o *ExpiryOptions) lifetime() time.Duration {
 type expiryRun struct {
 	ExpiryOptions
 	res     *Result
-	lanes   []*lane
-	filled  map[*lane]time.Time // sessions that last
+	duts    []*dut
+	filled  map[*dut]time.Time // sessions that last
 	expired map[*trial]float64
 }
 
@@ -88,9 +88,9 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 	}
 	o.spare, o.window = cmp.Or(o.spare, expirySpare), cmp.Or(o.window, expiryWindow)
 	o.About.complete()
-	r := &expiryRun{ExpiryOptions: o, res: newResult("expiry", o.About), filled: map[*lane]time.Time{}, expired: map[*trial]float64{}}
+	r := &expiryRun{ExpiryOptions: o, res: newResult("expiry", o.About), filled: map[*dut]time.Time{}, expired: map[*trial]float64{}}
 	defer func() {
-		if e := closeLanes(r.lanes); e != nil {
+		if e := closeDUTs(r.duts); e != nil {
 			res, err = nil, errors.Join(err, e)
 		}
 	}()
@@ -100,15 +100,15 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 		time.Duration(len(o.Routers))*(2*routerTakes+fill+time.Duration(o.Trials)*(o.lifetime()+2*(o.window+time.Second))))
 	for _, timeout := range []time.Duration{0, o.lifetime()} {
 		known := &Result{} // each router is named once
-		lanes, err := addLanes(ctx, known, o.Routers, RouterOptions{Sessions: total, UDPTimeout: timeout}, total, o.Progress)
-		r.lanes = append(r.lanes, lanes...)
+		duts, err := addDUTs(ctx, known, o.Routers, RouterOptions{Sessions: total, UDPTimeout: timeout}, total, o.Progress)
+		r.duts = append(r.duts, duts...)
 		if err != nil {
 			return nil, err
 		}
 		r.res.Routers = known.Routers
 	}
-	for _, l := range r.lanes {
-		if err := l.stand.giveRouterACPU(); err != nil {
+	for _, l := range r.duts {
+		if err := l.tester.giveRouterACPU(); err != nil {
 			return nil, err
 		}
 		limits, err := l.table()
@@ -132,16 +132,16 @@ func (r *expiryRun) note(format string, args ...any) {
 }
 
 func (r *expiryRun) measure(ctx context.Context) error {
-	still := len(r.lanes) / 2
-	all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
-		for _, lasting := range r.lanes[:still] {
+	still := len(r.duts) / 2
+	all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
+		for _, lasting := range r.duts[:still] {
 			if lasting == l {
 				return r.trial(ctx, l, false)
 			}
 		}
 		return r.trial(ctx, l, true)
 	})
-	for i, l := range measured(r.lanes, all) {
+	for i, l := range measured(r.duts, all) {
 		s := &all[i]
 		p := Params{FrameBytes: MinFrame, Flows: r.Flows, Cores: 1, Protocol: "udp", OfferedPPS: r.Rate, Held: r.Sessions}
 		if i >= still {
@@ -161,7 +161,7 @@ func (r *expiryRun) measure(ctx context.Context) error {
 
 // trial times the flows' packets beside the sessions, from when the first of them
 // expires. Sessions that last are begun anew before they are over.
-func (r *expiryRun) trial(ctx context.Context, l *lane, expiring bool) (*trial, error) {
+func (r *expiryRun) trial(ctx context.Context, l *dut, expiring bool) (*trial, error) {
 	begun := time.Now()
 	if expiring || time.Since(r.filled[l])+2*r.window > l.sessionsLast {
 		r.Progress("%s: %s", l.name, plural.Count(r.Sessions, "session"))
@@ -170,9 +170,9 @@ func (r *expiryRun) trial(ctx context.Context, l *lane, expiring bool) (*trial, 
 		}
 		r.filled[l] = begun
 	}
-	load := frameLoad{frames: []int{MinFrame}, flows: r.Flows, cpus: []int{l.stand.generatorCPU}, pps: r.Rate, once: true,
+	load := frameLoad{frames: []int{MinFrame}, flows: r.Flows, cpus: []int{l.tester.generatorCPU}, pps: r.Rate, once: true,
 		duration: time.Second + time.Duration(4*float64(r.Flows)/r.Rate*1e9)}
-	if _, err := l.stand.run(ctx, load); err != nil { // begins them
+	if _, err := l.tester.run(ctx, load); err != nil { // begins them
 		return nil, err
 	}
 	what := "no session ends"
@@ -190,7 +190,7 @@ func (r *expiryRun) trial(ctx context.Context, l *lane, expiring bool) (*trial, 
 	if err != nil {
 		return nil, err
 	}
-	t, err := l.stand.run(ctx, load)
+	t, err := l.tester.run(ctx, load)
 	if err != nil {
 		return nil, err
 	}
@@ -200,11 +200,11 @@ func (r *expiryRun) trial(ctx context.Context, l *lane, expiring bool) (*trial, 
 }
 
 // fill begins the sessions in an empty table.
-func (r *expiryRun) fill(ctx context.Context, l *lane) error {
+func (r *expiryRun) fill(ctx context.Context, l *dut) error {
 	if err := l.emptyTable(ctx); err != nil {
 		return err
 	}
-	t, err := l.stand.run(ctx, frameLoad{frames: []int{MinFrame}, first: r.Flows, flows: r.Sessions, once: true, cpus: []int{l.stand.generatorCPU},
+	t, err := l.tester.run(ctx, frameLoad{frames: []int{MinFrame}, first: r.Flows, flows: r.Sessions, once: true, cpus: []int{l.tester.generatorCPU},
 		pps: expiryFill, duration: time.Second + time.Duration(2*float64(r.Sessions)/expiryFill*1e9)})
 	if err != nil {
 		return err

@@ -21,15 +21,15 @@ const maxTimedFlows = 20_000
 // echoTimeout is when a datagram without an answer is lost, in seconds.
 const echoTimeout = 5
 
-// echoAddress is where the right end of a bed echoes.
-func echoAddress(bed *Bed) netip.AddrPort {
-	return netip.AddrPortFrom(bed.Targets.Addr().Next(), echoPort)
+// echoAddress is where the right end of a testbed echoes.
+func echoAddress(testbed *Testbed) netip.AddrPort {
+	return netip.AddrPortFrom(testbed.Targets.Addr().Next(), echoPort)
 }
 
 // serveEcho answers each datagram at the right end with itself, until stop is
 // called.
-func serveEcho(bed *Bed) (stop func() error, err error) {
-	fd, err := datagramSocket(bed.Right, echoAddress(bed))
+func serveEcho(testbed *Testbed) (stop func() error, err error) {
+	fd, err := datagramSocket(testbed.Right, echoAddress(testbed))
 	if err != nil {
 		return nil, fmt.Errorf("serve echo: %w", err)
 	}
@@ -62,8 +62,8 @@ func echo(fd int) error {
 // firstPacket is how much longer the first datagram of a flow and its answer take
 // than the second: the median of so many new flows.
 func (s *site) firstPacket(ctx context.Context, flows int) (time.Duration, error) {
-	source := s.bed.Sources.Addr().Next()
-	target := echoAddress(s.bed)
+	source := s.testbed.Sources.Addr().Next()
+	target := echoAddress(s.testbed)
 	more := make([]time.Duration, 0, flows)
 	for range flows {
 		if ctx.Err() != nil {
@@ -92,7 +92,7 @@ func (s *site) nextPort() uint16 {
 
 // twoDatagrams times a flow's first datagram and its second, each until its answer.
 func (s *site) twoDatagrams(source, target netip.AddrPort) (first, second time.Duration, err error) {
-	fd, err := datagramSocket(s.bed.Left, source)
+	fd, err := datagramSocket(s.testbed.Left, source)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -23,7 +23,7 @@ func (Forwarder) Describe() string { return "XDP: FIB look-up and redirect, no N
 func (Forwarder) NAT() bool        { return false }
 
 // Install attaches the program to both of the router's devices.
-func (f Forwarder) Install(_ context.Context, bed *Bed, o RouterOptions) (remove func() error, err error) {
+func (f Forwarder) Install(_ context.Context, testbed *Testbed, o RouterOptions) (remove func() error, err error) {
 	if o.Rules > 0 {
 		return nil, &UnsupportedError{Router: f.Name(), Reason: "it has no rules"}
 	}
@@ -42,8 +42,8 @@ func (f Forwarder) Install(_ context.Context, bed *Bed, o RouterOptions) (remove
 		}
 		return errors.Join(append(errs, objects.Close())...)
 	}
-	err = bed.Router.Do(func() error {
-		for _, device := range []string{bed.InsideDev, bed.OutsideDev} {
+	err = testbed.Router.Do(func() error {
+		for _, device := range []string{testbed.InsideDev, testbed.OutsideDev} {
 			l, err := netlink.LinkByName(device)
 			if err != nil {
 				return err

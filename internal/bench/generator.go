@@ -53,7 +53,7 @@ const (
 	segments                   // data on the connections of the last openings
 )
 
-// frameLoad is a stream of frames through a bed.
+// frameLoad is a stream of frames through a testbed.
 type frameLoad struct {
 	traffic    traffic
 	frames     []int   // lengths on the wire, in turn; at most maxPattern
@@ -69,7 +69,7 @@ type frameLoad struct {
 	stampEvery int   // one frame in so many is timed; 0: none. Datagrams only
 	cpus       []int // that send, each its share of the flows
 
-	salt uint32 // of TCP's cookies; the stand's
+	salt uint32 // of TCP's cookies; the tester's
 }
 
 // share is a range of flows.
@@ -86,7 +86,7 @@ type sendCount struct {
 	served        time.Duration // once, of one CPU: from the first frame until the last batch of 64 was through
 }
 
-// generator sends frames from the ends of a bed. Its program stays attached to a
+// generator sends frames from the ends of a testbed. Its program stays attached to a
 // spare pair of devices for as long as it lives, because the kernel otherwise
 // takes 24 ms for each call to put it into the XDP dispatcher and out again. They
 // are in a namespace of their own, which ends with the process.
@@ -104,11 +104,11 @@ type generator struct {
 // the frame, linux/bpf.h.
 const liveFrames = 1 << 1
 
-// newGenerator makes a generator on the bed's ends. Frames from the right end are
+// newGenerator makes a generator on the testbed's ends. Frames from the right end are
 // addressed by translations, as the sink there has learned them.
-func newGenerator(bed *Bed, translations *ebpf.Map) (g *generator, err error) {
+func newGenerator(testbed *Testbed, translations *ebpf.Map) (g *generator, err error) {
 	g = &generator{base: generatorLoad{
-		Source: ipv4(bed.Sources.Addr()), Target: ipv4(bed.Targets.Addr()), CatchUp: 64, TargetPort: htons(targetPort),
+		Source: ipv4(testbed.Sources.Addr()), Target: ipv4(testbed.Targets.Addr()), CatchUp: 64, TargetPort: htons(targetPort),
 	}}
 	defer func() {
 		if err != nil {
@@ -123,8 +123,8 @@ func newGenerator(bed *Bed, translations *ebpf.Map) (g *generator, err error) {
 	if err := loadWith(spec, translations, &g.objects); err != nil {
 		return g, err
 	}
-	for way, end := range []bedDevice{{bed.Left, bed.LeftDev}, {bed.Right, bed.RightDev}} {
-		if bed.toRouter[way] == nil {
+	for way, end := range []testbedDevice{{testbed.Left, testbed.LeftDev}, {testbed.Right, testbed.RightDev}} {
+		if testbed.toRouter[way] == nil {
 			continue
 		}
 		if err := end.ns.Do(func() error {
@@ -132,7 +132,7 @@ func newGenerator(bed *Bed, translations *ebpf.Map) (g *generator, err error) {
 			if err != nil {
 				return err
 			}
-			copy(g.base.Macs[way][:6], bed.toRouter[way])
+			copy(g.base.Macs[way][:6], testbed.toRouter[way])
 			copy(g.base.Macs[way][6:], own.Attrs().HardwareAddr)
 			return g.objects.Ends.Put(uint32(way), uint32(own.Attrs().Index))
 		}); err != nil {

@@ -23,20 +23,20 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-// testBed is a bed with a generator, which end with the test.
-func testBed(t *testing.T, flows int) (*Bed, *stand) {
+// openTester is a testbed with a generator, which end with the test.
+func openTester(t *testing.T, flows int) (*Testbed, *tester) {
 	t.Helper()
 	ktest.Root(t)
-	bed, err := NewBed(context.Background())
+	testbed, err := NewTestbed(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
+		if err := testbed.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	s, err := newStand(bed, flows)
+	s, err := newTester(testbed, flows)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,10 +45,10 @@ func testBed(t *testing.T, flows int) (*Bed, *stand) {
 			t.Error(err)
 		}
 	})
-	return bed, s
+	return testbed, s
 }
 
-// capture is a packet socket on a device of a bed: a receiver that has nothing in
+// capture is a packet socket on a device of a testbed: a receiver that has nothing in
 // common with the generator and the sink.
 type capture struct {
 	fd       int
@@ -155,7 +155,7 @@ func checkFrame(f []byte, wire int, from, to net.HardwareAddr) (string, error) {
 
 // tuple is the flow's that a frame must carry.
 func tuple(flow int, back bool) string {
-	source, target := bedSources.Addr(), bedTargets.Addr()
+	source, target := testbedSources.Addr(), testbedTargets.Addr()
 	for range flow / 63 {
 		source = source.Next()
 	}
@@ -187,10 +187,10 @@ func macOf(t *testing.T, ns *netns.Handle, device string) (mac net.HardwareAddr)
 // at the other end has it, and each flow comes once before one comes again.
 func TestFrames(t *testing.T) {
 	const flows = 40_000 // two targets
-	bed, s := testBed(t, flows)
-	right, left := newCapture(t, bed.Right, bed.RightDev), newCapture(t, bed.Left, bed.LeftDev)
-	routerOut, routerIn := macOf(t, bed.Router, bed.OutsideDev), macOf(t, bed.Router, bed.InsideDev)
-	rightMAC, leftMAC := macOf(t, bed.Right, bed.RightDev), macOf(t, bed.Left, bed.LeftDev)
+	testbed, s := openTester(t, flows)
+	right, left := newCapture(t, testbed.Right, testbed.RightDev), newCapture(t, testbed.Left, testbed.LeftDev)
+	routerOut, routerIn := macOf(t, testbed.Router, testbed.OutsideDev), macOf(t, testbed.Router, testbed.InsideDev)
+	rightMAC, leftMAC := macOf(t, testbed.Right, testbed.RightDev), macOf(t, testbed.Left, testbed.LeftDev)
 	cpus, err := allowedCPUs()
 	if err != nil {
 		t.Fatal(err)
@@ -285,9 +285,9 @@ func TestFrames(t *testing.T) {
 
 // The kernel's UDP takes the frames, which it would not with a wrong checksum.
 func TestKernelTakesFrames(t *testing.T) {
-	bed, s := testBed(t, 100)
+	testbed, s := openTester(t, 100)
 	var conn *net.UDPConn
-	if err := bed.Right.Do(func() (err error) {
+	if err := testbed.Right.Do(func() (err error) {
 		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: targetPort})
 		return err
 	}); err != nil {
@@ -313,7 +313,7 @@ func TestKernelTakesFrames(t *testing.T) {
 // The generator's and the sink's counts are the devices' own, and the rate is the
 // one asked for unless slots are known to have been missed.
 func TestCountsAndRate(t *testing.T) {
-	bed, s := testBed(t, 1000)
+	testbed, s := openTester(t, 1000)
 	if err := s.attachSinks(); err != nil {
 		t.Fatal(err)
 	}
@@ -327,12 +327,12 @@ func TestCountsAndRate(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%d sizes %.0f", len(l.frames), l.pps), func(t *testing.T) {
 			l.flows, l.duration, l.cpus = 1000, 200*time.Millisecond, []int{s.generatorCPU}
-			before := deviceCounts(t, bed)
+			before := deviceCounts(t, testbed)
 			tr, err := s.run(context.Background(), l)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := deviceCounts(t, bed)
+			got := deviceCounts(t, testbed)
 			for k, v := range before {
 				got[k] -= v
 			}
@@ -352,13 +352,13 @@ func TestCountsAndRate(t *testing.T) {
 	}
 }
 
-func deviceCounts(t *testing.T, bed *Bed) map[string]uint64 {
+func deviceCounts(t *testing.T, testbed *Testbed) map[string]uint64 {
 	t.Helper()
 	sums := map[string]uint64{}
 	for _, end := range []struct {
 		ns     *netns.Handle
 		device string
-	}{{bed.Left, bed.LeftDev}, {bed.Right, bed.RightDev}} {
+	}{{testbed.Left, testbed.LeftDev}, {testbed.Right, testbed.RightDev}} {
 		if err := end.ns.Do(func() error {
 			l, err := netlink.LinkByName(end.device)
 			if err != nil {
@@ -379,7 +379,7 @@ func deviceCounts(t *testing.T, bed *Bed) map[string]uint64 {
 }
 
 func TestSendStops(t *testing.T) {
-	_, s := testBed(t, 1)
+	_, s := openTester(t, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	begun := time.Now()

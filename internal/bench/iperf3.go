@@ -70,7 +70,7 @@ func (s *site) iperf3(ctx context.Context, p Params, duration time.Duration) (re
 	source, target := s.endpoints(bulkPort)
 	ctx, cancel := context.WithTimeoutCause(ctx, duration+stallLimit, errors.New("stalled"))
 	defer cancel()
-	server := s.bed.Node(lab.RoleServer).Command(ctx, "iperf3",
+	server := s.testbed.Node(lab.RoleServer).Command(ctx, "iperf3",
 		"-B", target.Addr().String(), "-p", strconv.Itoa(bulkPort), "-s", "-1", "--forceflush")
 	said, err := server.StdoutPipe()
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *site) iperf3(ctx context.Context, p Params, duration time.Duration) (re
 	if p.Direction == DirectionDown {
 		args = append(args, "-R")
 	}
-	out, err := s.bed.Node(lab.RoleClient).Command(ctx, "iperf3", args...).Output()
+	out, err := s.testbed.Node(lab.RoleClient).Command(ctx, "iperf3", args...).Output()
 	if ctx.Err() != nil {
 		return report, fmt.Errorf("run iperf3: %w", context.Cause(ctx))
 	}

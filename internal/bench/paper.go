@@ -132,7 +132,7 @@ func (c *comparison) paperTrials(ctx context.Context, sites []*site, setups map[
 // paperTransfer makes one of the published transfers.
 func (c *comparison) paperTransfer(ctx context.Context, s *site, p Params, bytes int64, counts bool) error {
 	source, target := s.endpoints(bulkPort)
-	done, err := transfer{source: source, target: target, streams: 1, down: p.Direction == DirectionDown, bytes: bytes}.run(ctx, s.bed)
+	done, err := transfer{source: source, target: target, streams: 1, down: p.Direction == DirectionDown, bytes: bytes}.run(ctx, s.testbed)
 	if err != nil || !counts {
 		return err
 	}

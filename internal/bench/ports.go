@@ -57,7 +57,7 @@ type portsRun struct {
 	ports   int
 	levels  []float64
 	res     *Result
-	lanes   []*lane
+	duts    []*dut
 	windows map[*trial][]window
 }
 
@@ -81,14 +81,14 @@ func measurePortsOf(ctx context.Context, o PortsOptions, ports int, levels []flo
 	o.About.complete()
 	r := &portsRun{PortsOptions: o, ports: ports, levels: levels, windows: map[*trial][]window{}, res: newResult("ports", o.About)}
 	defer func() {
-		if e := closeLanes(r.lanes); e != nil {
+		if e := closeDUTs(r.duts); e != nil {
 			res, err = nil, errors.Join(err, e)
 		}
 	}()
 	// Each way to run out of ports takes a trial with its time besides the fill of the ports.
 	o.Plan(fmt.Sprintf("%d outside ports of %s that run out", ports, plural.Count(len(o.Routers), "router")),
 		time.Duration(len(o.Routers))*(routerTakes+time.Duration(o.Trials)*(time.Second+4*(o.Duration+trialOverhead))))
-	if r.lanes, err = addLanes(ctx, r.res, o.Routers, RouterOptions{}, wantedFlows*ports, o.Progress); err != nil {
+	if r.duts, err = addDUTs(ctx, r.res, o.Routers, RouterOptions{}, wantedFlows*ports, o.Progress); err != nil {
 		return nil, err
 	}
 	err = r.fills(ctx)
@@ -117,14 +117,14 @@ func (r *portsRun) params(flows, cores int) Params {
 	return Params{FrameBytes: MinFrame, Flows: flows, Cores: cores, Protocol: "udp"}
 }
 
-func (r *portsRun) figure(l *lane, s *series, metric string, p Params, of func(*trial) float64) {
+func (r *portsRun) figure(l *dut, s *series, metric string, p Params, of func(*trial) float64) {
 	r.res.add(s.figure(l.name, metric, p, of))
 }
 
 // fills takes all ports of each router, and times new flows on the way.
 func (r *portsRun) fills(ctx context.Context) error {
 	sessions := map[*trial]uint64{}
-	all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+	all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 		r.Progress("%s: new flows until all ports are taken", l.name)
 		t, err := r.fill(ctx, l)
 		if err != nil {
@@ -134,7 +134,7 @@ func (r *portsRun) fills(ctx context.Context) error {
 		sessions[t] = limits.Count
 		return t, err
 	})
-	for i, l := range measured(r.lanes, all) {
+	for i, l := range measured(r.duts, all) {
 		s := &all[i]
 		refused := make([]float64, len(r.levels))
 		for level, share := range r.levels {
@@ -158,7 +158,7 @@ func (r *portsRun) fills(ctx context.Context) error {
 
 // fill sends as many flows as there are ports, each once. What comes back is the trial
 // of them all but those that were timed.
-func (r *portsRun) fill(ctx context.Context, l *lane) (*trial, error) {
+func (r *portsRun) fill(ctx context.Context, l *dut) (*trial, error) {
 	if err := l.emptyTable(ctx); err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func (r *portsRun) fill(ctx context.Context, l *lane) (*trial, error) {
 		load := r.load(l, at, until-at)
 		load.once, load.duration = true, fillTime(until-at)
 		at = until
-		return l.stand.run(ctx, load)
+		return l.tester.run(ctx, load)
 	}
 	rest := func(until int) error {
 		t, err := send(until)
@@ -202,38 +202,38 @@ func (r *portsRun) fill(ctx context.Context, l *lane) (*trial, error) {
 }
 
 // load is datagrams of so many flows from one on, as fast as they go on one CPU.
-func (r *portsRun) load(l *lane, first, flows int) frameLoad {
+func (r *portsRun) load(l *dut, first, flows int) frameLoad {
 	return frameLoad{frames: []int{MinFrame}, first: first, flows: flows, oneTarget: true, duration: r.Duration,
-		cpus: l.stand.cpus[len(l.stand.cpus)-1:]}
+		cpus: l.tester.cpus[len(l.tester.cpus)-1:]}
 }
 
 // exhausted measures routers all of whose ports are taken.
 func (r *portsRun) exhausted(ctx context.Context) error {
-	measure := func(words string, load func(*lane) frameLoad, figures func(*lane, *series)) error {
-		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+	measure := func(words string, load func(*dut) frameLoad, figures func(*dut, *series)) error {
+		all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 			r.Progress("%s: %s", l.name, words)
-			return l.stand.run(ctx, load(l))
+			return l.tester.run(ctx, load(l))
 		})
-		for i, l := range measured(r.lanes, all) {
+		for i, l := range measured(r.duts, all) {
 			figures(l, &all[i])
 		}
 		return err
 	}
 	sent := func(t *trial) float64 { return t.rate(t.sent.frames) }
-	err := measure("flows that have a port", func(l *lane) frameLoad { return r.load(l, 0, r.served()) },
-		func(l *lane, s *series) {
+	err := measure("flows that have a port", func(l *dut) frameLoad { return r.load(l, 0, r.served()) },
+		func(l *dut, s *series) {
 			r.figure(l, s, "established_pps", r.params(r.served(), 1), func(t *trial) float64 { return t.rate(t.received.frames) })
 		})
 	if err == nil {
-		err = measure("flows that get no port", func(l *lane) frameLoad { return r.load(l, r.ports, r.wanted()-r.ports) },
-			func(l *lane, s *series) {
+		err = measure("flows that get no port", func(l *dut) frameLoad { return r.load(l, r.ports, r.wanted()-r.ports) },
+			func(l *dut, s *series) {
 				p := r.params(r.wanted()-r.ports, 1)
 				r.figure(l, s, MetricRefused, p, func(t *trial) float64 { return ratio(float64(t.spent), float64(t.sent.frames)) })
 			})
 	}
 	if err == nil {
-		err = measure("flows with a port and without", func(l *lane) frameLoad { return r.load(l, 0, r.wanted()) },
-			func(l *lane, s *series) {
+		err = measure("flows with a port and without", func(l *dut) frameLoad { return r.load(l, 0, r.wanted()) },
+			func(l *dut, s *series) {
 				r.figure(l, s, MetricMixed, r.params(r.wanted(), 1), sent)
 				r.figure(l, s, "forwarded_share", r.params(r.wanted(), 1), func(t *trial) float64 {
 					return ratio(float64(t.received.frames), float64(t.sent.frames))
@@ -251,12 +251,12 @@ func (r *portsRun) exhausted(ctx context.Context) error {
 		if err != nil || cpus < 2 {
 			break
 		}
-		err = measure("flows that have a port, beside "+beside.words, func(l *lane) frameLoad {
+		err = measure("flows that have a port, beside "+beside.words, func(l *dut) frameLoad {
 			load := r.load(l, 0, r.served()+beside.flows)
-			load.cpus = l.stand.cpus[:2]
+			load.cpus = l.tester.cpus[:2]
 			load.shares = []share{{0, r.served()}, {beside.first, beside.flows}}
 			return load
-		}, func(l *lane, s *series) {
+		}, func(l *dut, s *series) {
 			p := r.params(r.served(), 1)
 			p.Beside = beside.words
 			r.figure(l, s, "established_pps", p, func(t *trial) float64 {
@@ -267,10 +267,10 @@ func (r *portsRun) exhausted(ctx context.Context) error {
 	return err
 }
 
-// cpus are those that the lanes' ends may use.
+// cpus are those that the DUTs' ends may use.
 func (r *portsRun) cpus() []int {
-	if len(r.lanes) == 0 {
+	if len(r.duts) == 0 {
 		return nil
 	}
-	return r.lanes[0].stand.cpus
+	return r.duts[0].tester.cpus
 }

@@ -99,7 +99,7 @@ func TestWaysApart(t *testing.T) {
 	if err != nil || len(cpus) < 2 {
 		ktest.Missing(t, "needs two CPUs")
 	}
-	l, err := newLane(t.Context(), stubRouter{"plain", plain}, RouterOptions{}, 10, false)
+	l, err := newDUT(t.Context(), stubRouter{"plain", plain}, RouterOptions{}, 10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,11 +118,11 @@ func TestWaysApart(t *testing.T) {
 			break
 		}
 	}
-	forth, err := l.stand.right.read()
+	forth, err := l.tester.right.read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	back, err := l.stand.left.read()
+	back, err := l.tester.left.read()
 	if err != nil {
 		t.Fatal(err)
 	}

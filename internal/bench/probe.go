@@ -67,19 +67,19 @@ func Probe(ctx context.Context, natkit string, routers []Router) (*ProbeResult, 
 	}
 
 	// From here on each step needs the one before.
-	bed, err := NewBed(ctx)
+	testbed, err := NewTestbed(ctx)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if !add("namespaces", err, "can be made, with veth devices that receive by NAPI", "run as root; the kernel needs CONFIG_NET_NS and CONFIG_VETH") {
 		return p, nil
 	}
-	if err := errors.Join(p.tryStand(ctx, bed, add), bed.Close()); err != nil {
+	if err := errors.Join(p.tryTester(ctx, testbed, add), testbed.Close()); err != nil {
 		return nil, err
 	}
 	for _, router := range routers {
 		use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-		l, err := newLane(ctx, router, RouterOptions{}, 1, false)
+		l, err := newDUT(ctx, router, RouterOptions{}, 1, false)
 		if err == nil {
 			err = l.warm(ctx, frameLoad{flows: 1})
 		}
@@ -103,10 +103,10 @@ func Probe(ctx context.Context, natkit string, routers []Router) (*ProbeResult, 
 	return p, nil
 }
 
-// tryStand tries generator, sinks and threads on a bed. What is missing is no
+// tryTester tries generator, sinks and threads on a testbed. What is missing is no
 // error, but what can't be undone is.
-func (p *ProbeResult) tryStand(ctx context.Context, bed *Bed, add func(name string, err error, detail, mend string) bool) (err error) {
-	s, err := newStand(bed, 1)
+func (p *ProbeResult) tryTester(ctx context.Context, testbed *Testbed, add func(name string, err error, detail, mend string) bool) (err error) {
+	s, err := newTester(testbed, 1)
 	if !add("generator", err, "attached to a spare pair of veth devices", "the kernel needs CONFIG_VETH, CONFIG_BPF_JIT and native XDP on veth devices (Linux 4.19)") {
 		return nil
 	}

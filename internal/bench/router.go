@@ -8,26 +8,26 @@ import (
 	"time"
 )
 
-// Router is one way from the left of a Bed to its right. Sources are translated
+// Router is one way from the left of a Testbed to its right. Sources are translated
 // to the router's outside address, except by routers without NAT.
 type Router interface {
 	Name() string
 	Describe() string // one line: what it is made of
 	// NAT says whether packets come out translated.
 	NAT() bool
-	// Install makes the router in the bed, which then is for routers of this name
+	// Install makes the router in the testbed, which then is for routers of this name
 	// alone: what some register the kernel does not let go. It returns an
 	// *UnsupportedError when this kernel or machine can't. Its rules are gone after
 	// an error, and after the function that it returns.
-	Install(ctx context.Context, bed *Bed, o RouterOptions) (remove func() error, err error)
+	Install(ctx context.Context, testbed *Testbed, o RouterOptions) (remove func() error, err error)
 }
 
 // TableKeeper is a Router whose sessions are in a table of its own, and not in the
 // kernel's connection tracking.
 type TableKeeper interface {
 	Router
-	// Table tells of the table of the router in the bed, once it is installed.
-	Table(bed *Bed) Table
+	// Table tells of the table of the router in the testbed, once it is installed.
+	Table(testbed *Testbed) Table
 }
 
 // Learner is a Router that takes flows over only after it has seen their packets go
@@ -57,7 +57,7 @@ type RouterOptions struct {
 	// it gets several addresses. 0: as many as a measurement needs that says nothing.
 	Sessions int
 	// UDPTimeout of a table of the router's own; 0: its default. Connection tracking's
-	// is the bed's.
+	// is the testbed's.
 	UDPTimeout time.Duration
 	// Sockets: the ends are sockets of this machine, which leave checksums and
 	// segmentation to the device. On veth, XDP loses both.

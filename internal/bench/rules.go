@@ -209,34 +209,34 @@ const (
 )
 
 // established measures frames of flows that the router knows behind so many rules.
-// Its ends are XDP programs, which sockets can't have beside them: so it has beds
+// Its ends are XDP programs, which sockets can't have beside them: so it has testbeds
 // of its own.
 func (c *comparison) established(ctx context.Context, count int, o RulesOptions, trials *steps) (figures []Figure, err error) {
-	var lanes []*lane
+	var duts []*dut
 	defer func() {
-		for _, l := range lanes {
+		for _, l := range duts {
 			err = errors.Join(err, l.close())
 		}
 	}()
 	for _, s := range c.sites {
-		l, err := newLane(ctx, s.router, RouterOptions{Rules: count}, establishedFlows, false)
+		l, err := newDUT(ctx, s.router, RouterOptions{Rules: count}, establishedFlows, false)
 		switch {
 		case errors.As(err, new(*UnsupportedError)): // said already
 		case err != nil:
 			return nil, fmt.Errorf("open connections: %w", err)
 		default:
-			lanes = append(lanes, l)
+			duts = append(duts, l)
 		}
 	}
-	all, err := interleave(ctx, lanes, o.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+	all, err := interleave(ctx, duts, o.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 		trials.next("%s behind %s, open connections", l.name, plural.Count(count, "rule"))
-		cpus := l.stand.cpus[len(l.stand.cpus)-1:]
+		cpus := l.tester.cpus[len(l.tester.cpus)-1:]
 		return l.run(ctx, frameLoad{frames: []int{MinFrame}, flows: establishedFlows, duration: establishedFor, cpus: cpus})
 	})
 	if err != nil {
 		err = fmt.Errorf("open connections: %w", err)
 	}
-	for i, l := range measured(lanes, all) {
+	for i, l := range measured(duts, all) {
 		s := &all[i]
 		f := NewFigure(l.name, MetricEstablished, Params{Rules: count}, s.values(func(t *trial) float64 {
 			return ratio(float64(t.received.frames), t.spent.Seconds())
@@ -250,19 +250,19 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 // serve makes the right end answer: HTTP, and an echo of datagrams; what the left
 // end itself sends there gets a source that routers translate.
 func (s *site) serve(ctx context.Context) error {
-	if _, err := s.bed.Node(lab.RoleServer).ServeHTTP(ctx, fmt.Sprintf(":%d", rulesPort), lab.HTTPServerOptions{}); err != nil {
+	if _, err := s.testbed.Node(lab.RoleServer).ServeHTTP(ctx, fmt.Sprintf(":%d", rulesPort), lab.HTTPServerOptions{}); err != nil {
 		return err
 	}
-	stop, err := serveEcho(s.bed)
+	stop, err := serveEcho(s.testbed)
 	if err != nil {
 		return err
 	}
 	s.stop = append(s.stop, stop)
-	return s.bed.Left.Do(func() error {
+	return s.testbed.Left.Do(func() error {
 		if err := netlink.RouteReplace(&netlink.Route{
-			Dst: ipNet(s.bed.Targets), Gw: s.bed.InsideAddr.AsSlice(), Src: s.bed.Sources.Addr().Next().AsSlice(),
+			Dst: ipNet(s.testbed.Targets), Gw: s.testbed.InsideAddr.AsSlice(), Src: s.testbed.Sources.Addr().Next().AsSlice(),
 		}); err != nil {
-			return fmt.Errorf("set source towards %s: %w", s.bed.Targets, err)
+			return fmt.Errorf("set source towards %s: %w", s.testbed.Targets, err)
 		}
 		return nil
 	})
@@ -279,7 +279,7 @@ func (c *comparison) rulesTrial(ctx context.Context, s *site, count int, o Rules
 		}
 	}
 	start := time.Now()
-	remove, err := s.router.Install(ctx, s.bed, RouterOptions{Rules: count, Sockets: true})
+	remove, err := s.router.Install(ctx, s.testbed, RouterOptions{Rules: count, Sockets: true})
 	if err != nil {
 		return err
 	}
@@ -287,7 +287,7 @@ func (c *comparison) rulesTrial(ctx context.Context, s *site, count int, o Rules
 	s.works = true
 	defer func() {
 		// A table full of this trial's connections would slow the next.
-		err = errors.Join(err, remove(), s.bed.Router.Do(func() error { return conntrack.Flush(context.WithoutCancel(ctx)) }))
+		err = errors.Join(err, remove(), s.testbed.Router.Do(func() error { return conntrack.Flush(context.WithoutCancel(ctx)) }))
 	}()
 	var memory int64
 	if count >= leastRulesForMemory {
@@ -303,7 +303,7 @@ func (c *comparison) rulesTrial(ctx context.Context, s *site, count int, o Rules
 	}
 	http, err := HTTP(ctx, HTTPOptions{
 		URL: "http://" + target.String() + "/", Concurrency: rulesConnections, Requests: maxRequests, TimeLimit: o.Load,
-		Netns: s.bed.Left, ServerNetns: s.bed.Right,
+		Netns: s.testbed.Left, ServerNetns: s.testbed.Right,
 	})
 	if err != nil {
 		return fmt.Errorf("new connections: %w", err)

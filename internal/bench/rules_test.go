@@ -53,13 +53,13 @@ func TestRules(t *testing.T) {
 // flow's first datagram is what is measured.
 func TestFirstPacket(t *testing.T) {
 	ktest.Root(t)
-	bed, err := NewBed(t.Context())
+	testbed, err := NewTestbed(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { bed.Close() })
-	s := &site{bed: bed}
-	stop, err := serveEcho(bed)
+	t.Cleanup(func() { testbed.Close() })
+	s := &site{testbed: testbed}
+	stop, err := serveEcho(testbed)
 	if err != nil {
 		t.Fatal(err)
 	}

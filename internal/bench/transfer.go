@@ -18,7 +18,7 @@ import (
 	"natkit/internal/kernel/netns"
 )
 
-// transfer is bulk data over TCP connections through a bed, all one way, by
+// transfer is bulk data over TCP connections through a testbed, all one way, by
 // blocking system calls on a thread for each end of each connection: as iperf3
 // does it.
 type transfer struct {
@@ -46,10 +46,10 @@ const transferChunk = 128 << 10
 const stallLimit = 15 * time.Second
 
 // run makes the connections, sends, and reads all that was sent.
-func (t transfer) run(ctx context.Context, bed *Bed) (res transferred, err error) {
+func (t transfer) run(ctx context.Context, testbed *Testbed) (res transferred, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, t.duration+stallLimit, errors.New("stalled"))
 	defer cancel()
-	clients, servers, err := t.connect(ctx, bed)
+	clients, servers, err := t.connect(ctx, testbed)
 	defer func() {
 		for _, f := range append(clients, servers...) {
 			f.Close()
@@ -122,9 +122,9 @@ func (t transfer) run(ctx context.Context, bed *Bed) (res transferred, err error
 }
 
 // connect makes the connections; files are those of blocking sockets, in order.
-func (t transfer) connect(ctx context.Context, bed *Bed) (clients, servers []*os.File, err error) {
+func (t transfer) connect(ctx context.Context, testbed *Testbed) (clients, servers []*os.File, err error) {
 	var listener *net.TCPListener
-	if err := bed.Right.Do(func() (err error) {
+	if err := testbed.Right.Do(func() (err error) {
 		listener, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(t.target))
 		return err
 	}); err != nil {
@@ -134,7 +134,7 @@ func (t transfer) connect(ctx context.Context, bed *Bed) (clients, servers []*os
 	defer context.AfterFunc(ctx, func() { listener.Close() })()
 	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(t.source)}
 	for range t.streams {
-		client, err := blockingSocket(bed.Left, func() (net.Conn, error) { return dialer.DialContext(ctx, "tcp4", t.target.String()) })
+		client, err := blockingSocket(testbed.Left, func() (net.Conn, error) { return dialer.DialContext(ctx, "tcp4", t.target.String()) })
 		if err != nil {
 			return clients, servers, err
 		}

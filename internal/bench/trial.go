@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// lane is one router in a bed of its own, or elsewhere, ready to be measured.
-type lane struct {
-	name  string // the router's
-	rules int    // that it has before the one that matches
-	stand *stand
-	undo  []func() error
-	own   Table // nil: sessions are in connection tracking, or nowhere
+// dut is one router in a testbed of its own, or elsewhere, ready to be measured.
+type dut struct {
+	name   string // the router's
+	rules  int    // that it has before the one that matches
+	tester *tester
+	undo   []func() error
+	own    Table // nil: sessions are in connection tracking, or nowhere
 
 	sessionsLast time.Duration // less than the time-out of a UDP session that had no answer
 	learns       time.Duration // of a Learner
@@ -31,71 +31,71 @@ type lane struct {
 	sent        uint64
 }
 
-// newLane makes a bed and the router in it, for loads of at most so many flows.
-func newLane(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU bool) (l *lane, err error) {
-	l = &lane{name: r.Name(), lost: map[string]int64{}, sessionsLast: bedTimeout / 2}
+// newDUT makes a testbed and the router in it, for loads of at most so many flows.
+func newDUT(ctx context.Context, r Router, o RouterOptions, flows int, ownCPU bool) (l *dut, err error) {
+	l = &dut{name: r.Name(), lost: map[string]int64{}, sessionsLast: testbedTimeout / 2}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
 		}
 	}()
-	bed, err := NewBed(ctx)
+	testbed, err := NewTestbed(ctx)
 	if err != nil {
 		return l, err
 	}
-	l.undo = append(l.undo, bed.Close)
-	if l.stand, err = newStand(bed, flows); err != nil {
+	l.undo = append(l.undo, testbed.Close)
+	if l.tester, err = newTester(testbed, flows); err != nil {
 		return l, err
 	}
-	l.undo = append(l.undo, l.stand.close)
+	l.undo = append(l.undo, l.tester.close)
 	// After the rings are there, which cannot change under XDP; before the sinks.
-	remove, err := r.Install(ctx, bed, o)
+	remove, err := r.Install(ctx, testbed, o)
 	if err != nil {
 		return l, err
 	}
 	l.undo = append(l.undo, remove)
 	if keeper, ok := r.(TableKeeper); ok {
-		l.own = keeper.Table(bed)
+		l.own = keeper.Table(testbed)
 	}
 	if learner, ok := r.(Learner); ok {
 		l.learns = learner.Learns()
 	}
-	if err := l.setUDPTimeout(cmp.Or(o.UDPTimeout, bedTimeout)); err != nil {
+	if err := l.setUDPTimeout(cmp.Or(o.UDPTimeout, testbedTimeout)); err != nil {
 		return l, err
 	}
-	if err := l.stand.attachSinks(); err != nil {
+	if err := l.tester.attachSinks(); err != nil {
 		return l, err
 	}
 	if ownCPU {
-		return l, l.stand.giveRouterACPU()
+		return l, l.tester.giveRouterACPU()
 	}
 	return l, nil
 }
 
-// addLanes makes the routers that this machine can have, and names the others in the
+// addDUTs makes the routers that this machine can have, and names the others in the
 // result. Those made before an error come with it.
-func addLanes(ctx context.Context, res *Result, routers []Router, o RouterOptions, flows int, progress func(string, ...any)) (lanes []*lane, err error) {
+func addDUTs(ctx context.Context, res *Result, routers []Router, o RouterOptions, flows int, progress func(string, ...any)) (duts []*dut, err error) {
 	for _, router := range routers {
 		progress("%s: making the router", router.Name())
 		use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-		l, err := newLane(ctx, router, o, flows, false)
+		l, err := newDUT(ctx, router, o, flows, false)
 		var unsupported *UnsupportedError
 		switch {
 		case errors.As(err, &unsupported):
 			use.Unsupported = unsupported.Reason
 		case err != nil:
-			return lanes, err
+			return duts, err
 		default:
-			lanes = append(lanes, l)
+			duts = append(duts, l)
 		}
 		res.Routers = append(res.Routers, use)
 	}
-	return lanes, nil
+	return duts, nil
 }
 
-func closeLanes(lanes []*lane) error {
+func closeDUTs(duts []*dut) error {
 	var errs []error
-	for _, l := range lanes {
+	for _, l := range duts {
 		errs = append(errs, l.close())
 	}
 	return errors.Join(errs...)
@@ -103,13 +103,13 @@ func closeLanes(lanes []*lane) error {
 
 // bedTimeout is when routers forget a session of UDP: what RFC 4787 recommends, and
 // long enough for a table of millions to be filled and measured.
-const bedTimeout = 5 * time.Minute
+const testbedTimeout = 5 * time.Minute
 
 // setUDPTimeout sets connection tracking's time-outs in the router's namespace, if it
 // has any.
-func (l *lane) setUDPTimeout(d time.Duration) error {
+func (l *dut) setUDPTimeout(d time.Duration) error {
 	seconds := strconv.Itoa(int(d.Seconds()))
-	return l.stand.bed.Router.Do(func() error {
+	return l.tester.testbed.Router.Do(func() error {
 		for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
 			err := os.WriteFile(conntrackSysctls+name, []byte(seconds), 0)
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -121,7 +121,7 @@ func (l *lane) setUDPTimeout(d time.Duration) error {
 }
 
 // close undoes what was made, the last first.
-func (l *lane) close() error {
+func (l *dut) close() error {
 	var errs []error
 	for i := len(l.undo) - 1; i >= 0; i-- {
 		errs = append(errs, l.undo[i]())
@@ -138,27 +138,27 @@ const (
 
 // warm sends every flow through the router once, so that a trial meets flows that
 // the router knows; and for frames back it learns what the router made of them.
-func (l *lane) warm(ctx context.Context, load frameLoad) error {
+func (l *dut) warm(ctx context.Context, load frameLoad) error {
 	if load.traffic == segments {
 		return l.open(ctx, load.flows)
 	}
 	if l.warmedFlows == load.flows && time.Since(l.warmed) < l.sessionsLast {
 		return nil
 	}
-	through := frameLoad{frames: []int{MinFrame}, flows: load.flows, cpus: []int{l.stand.generatorCPU},
+	through := frameLoad{frames: []int{MinFrame}, flows: load.flows, cpus: []int{l.tester.generatorCPU},
 		pps: warmPPS, duration: 20*time.Millisecond + time.Duration(load.flows)*time.Second/warmPPS}
-	if l.stand.threads == nil && !l.stand.bed.elsewhere() && load.flows > manyFlows {
+	if l.tester.threads == nil && !l.tester.testbed.elsewhere() && load.flows > manyFlows {
 		// On the generator's CPU the router can't be overrun.
 		through.pps, through.once, through.duration = 0, true, fillTime(load.flows)
 	}
 	for attempt := 1; ; attempt++ {
-		t, err := l.stand.runLearning(ctx, through, true)
+		t, err := l.tester.runLearning(ctx, through, true)
 		if err != nil {
 			return err
 		}
 		missing := max(0, load.flows-int(t.sent.frames))
 		if load.bothWays {
-			if missing, err = l.stand.unknownFlows(load.flows); err != nil {
+			if missing, err = l.tester.unknownFlows(load.flows); err != nil {
 				return err
 			}
 		}
@@ -190,14 +190,14 @@ const openCPS = 50_000
 
 // open opens so many TCP connections, which then last: a router forgets one after
 // days. Those that were opened before must be gone if they were not as many.
-func (l *lane) open(ctx context.Context, flows int) error {
+func (l *dut) open(ctx context.Context, flows int) error {
 	if l.warmedFlows == flows {
 		return nil
 	}
-	load := frameLoad{traffic: openings, frames: []int{MinFrame}, flows: flows, once: true, pps: openCPS, cpus: []int{l.stand.generatorCPU}}
+	load := frameLoad{traffic: openings, frames: []int{MinFrame}, flows: flows, once: true, pps: openCPS, cpus: []int{l.tester.generatorCPU}}
 	for attempt := 1; ; attempt++ {
 		load.duration = time.Second + time.Duration(4*float64(flows)/load.pps*1e9)
-		t, err := l.stand.runLearning(ctx, load, true)
+		t, err := l.tester.runLearning(ctx, load, true)
 		if err != nil {
 			return err
 		}
@@ -218,12 +218,12 @@ func (l *lane) open(ctx context.Context, flows int) error {
 	}
 }
 
-func (l *lane) forwardsNothing(t *trial) error {
+func (l *dut) forwardsNothing(t *trial) error {
 	return fmt.Errorf("router %s forwards nothing: of %d frames none came through (%s)", l.name, t.sent.frames, placesOf(t.lost))
 }
 
 // unknownFlows counts flows of which the right sink has seen no frame.
-func (s *stand) unknownFlows(flows int) (unknown int, err error) {
+func (s *tester) unknownFlows(flows int) (unknown int, err error) {
 	var t sinkTranslation
 	for flow := range uint32(flows) {
 		if err := s.translations.Lookup(flow, &t); err != nil {
@@ -238,7 +238,7 @@ func (s *stand) unknownFlows(flows int) (unknown int, err error) {
 
 // run warms the router up and runs one trial, in which it must forward something. A
 // router that learns has had the same load right before.
-func (l *lane) run(ctx context.Context, load frameLoad) (*trial, error) {
+func (l *dut) run(ctx context.Context, load frameLoad) (*trial, error) {
 	if l.learns > 0 && load.bothWays {
 		lead := load
 		lead.duration = l.learns
@@ -254,18 +254,18 @@ func (l *lane) run(ctx context.Context, load frameLoad) (*trial, error) {
 }
 
 // runWarm is run of a router that may have refused all flows but a few.
-func (l *lane) runWarm(ctx context.Context, load frameLoad) (*trial, error) {
+func (l *dut) runWarm(ctx context.Context, load frameLoad) (*trial, error) {
 	if err := l.warm(ctx, load); err != nil {
 		return nil, err
 	}
-	t, err := l.stand.run(ctx, load)
+	t, err := l.tester.run(ctx, load)
 	if err == nil {
 		l.warmed = time.Now()
 	}
 	return t, err
 }
 
-// series is the trials of one lane under one set of conditions.
+// series is the trials of one DUT under one set of conditions.
 type series struct {
 	trials    []*trial
 	discarded int
@@ -303,14 +303,14 @@ func (s *series) values(of func(*trial) float64) []float64 {
 	return v
 }
 
-// interleave runs n rounds, in each of which every lane has one trial: A B C A B C.
+// interleave runs n rounds, in each of which every DUT has one trial: A B C A B C.
 // What disturbs the machine for a while so disturbs all alike. A trial that was
-// disturbed is repeated at once, n times at most over all of a lane's; then it is
+// disturbed is repeated at once, n times at most over all of a DUT's; then it is
 // kept and labelled. With an error come the trials before it.
-func interleave(ctx context.Context, lanes []*lane, n int, run func(context.Context, *lane) (*trial, error)) ([]series, error) {
-	all := make([]series, len(lanes))
+func interleave(ctx context.Context, duts []*dut, n int, run func(context.Context, *dut) (*trial, error)) ([]series, error) {
+	all := make([]series, len(duts))
 	for range n {
-		for i, l := range lanes {
+		for i, l := range duts {
 			s := &all[i]
 			for {
 				if ctx.Err() != nil {
@@ -335,10 +335,10 @@ func interleave(ctx context.Context, lanes []*lane, n int, run func(context.Cont
 	return all, nil
 }
 
-// measured are the lanes that have trials, with them. After an interrupt not all do.
-func measured(lanes []*lane, all []series) iter.Seq2[int, *lane] {
-	return func(yield func(int, *lane) bool) {
-		for i, l := range lanes {
+// measured are the DUTs that have trials, with them. After an interrupt not all do.
+func measured(duts []*dut, all []series) iter.Seq2[int, *dut] {
+	return func(yield func(int, *dut) bool) {
+		for i, l := range duts {
 			if len(all[i].trials) > 0 && !yield(i, l) {
 				return
 			}
@@ -346,8 +346,8 @@ func measured(lanes []*lane, all []series) iter.Seq2[int, *lane] {
 	}
 }
 
-// count adds a trial that counts to the lane's account of lost frames.
-func (l *lane) count(t *trial) {
+// count adds a trial that counts to the DUT's account of lost frames.
+func (l *dut) count(t *trial) {
 	l.sent += t.sent.frames
 	for place, n := range t.lost {
 		l.lost[place] += n

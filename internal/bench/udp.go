@@ -171,8 +171,8 @@ func (o *UDPOptions) ownCPU() bool { return len(o.Rates) > 0 || len(o.Goals) > 0
 // udpRun is a measurement under way.
 type udpRun struct {
 	UDPOptions
-	res   *Result
-	lanes []*lane
+	res  *Result
+	duts []*dut
 }
 
 // UDP measures routers. A router that this machine can't have is named in the
@@ -184,13 +184,13 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 	o.About.complete()
 	r := &udpRun{UDPOptions: o, res: newResult("udp", o.About)}
 	defer func() {
-		if e := closeLanes(r.lanes); e != nil {
+		if e := closeDUTs(r.duts); e != nil {
 			res, err = nil, errors.Join(err, e)
 		}
 	}()
 	o.Plan(o.plan())
 	err = r.measureAll(ctx)
-	for _, l := range r.lanes {
+	for _, l := range r.duts {
 		if len(l.lost) > 0 {
 			r.note("Of %d frames through %s were lost: %s.", l.sent, l.name, placesOf(l.lost))
 		}
@@ -234,7 +234,7 @@ func (r *udpRun) measureAll(ctx context.Context) error {
 	for _, router := range o.Routers {
 		o.Progress("%s: making the router", router.Name())
 		use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-		l, err := newLane(ctx, router, RouterOptions{}, slices.Max(o.Flows), o.ownCPU())
+		l, err := newDUT(ctx, router, RouterOptions{}, slices.Max(o.Flows), o.ownCPU())
 		var unsupported *UnsupportedError
 		switch {
 		case errors.As(err, &unsupported):
@@ -242,17 +242,17 @@ func (r *udpRun) measureAll(ctx context.Context) error {
 		case err != nil:
 			return err
 		default:
-			r.lanes = append(r.lanes, l)
+			r.duts = append(r.duts, l)
 		}
 		r.res.Routers = append(r.res.Routers, use)
 	}
 	if o.Wire != nil {
 		o.Progress("looking for the router between %s and %s", o.Wire.TX.Device, o.Wire.RX.Device)
-		l, describe, err := newWireLane(ctx, o.Wire, slices.Max(o.Flows))
+		l, describe, err := newWireDUT(ctx, o.Wire, slices.Max(o.Flows))
 		if err != nil {
 			return err
 		}
-		r.lanes = append(r.lanes, l)
+		r.duts = append(r.duts, l)
 		r.res.Routers = append(r.res.Routers, RouterUse{Name: l.name, Describe: describe})
 	}
 	for _, size := range o.Sizes {
@@ -280,7 +280,7 @@ func (r *udpRun) note(format string, args ...any) {
 }
 
 // figure adds one quantity of a series.
-func (r *udpRun) figure(l *lane, s *series, metric string, p Params, of func(*trial) float64) {
+func (r *udpRun) figure(l *dut, s *series, metric string, p Params, of func(*trial) float64) {
 	f := NewFigure(l.name, metric, p, s.values(of)...)
 	f.Discarded, f.Label = s.discarded, s.label()
 	if metric == "loss_ratio" {
@@ -302,15 +302,15 @@ const maxCostLoss = 0.01
 // without the time that other programs had them.
 func (r *udpRun) cost(ctx context.Context, p Params, load frameLoad) error {
 	round := 0
-	all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+	all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 		r.Progress("%s: %s, %d flows, %d cores: trial %d", l.name, lengths(load.frames), p.Flows, p.Cores, round+1)
 		load := load
 		// The last CPUs: the first ones of many machines do the housekeeping.
-		load.cpus = l.stand.cpus[len(l.stand.cpus)-p.Cores:]
+		load.cpus = l.tester.cpus[len(l.tester.cpus)-p.Cores:]
 		round++
 		return l.run(ctx, load)
 	})
-	for i, l := range measured(r.lanes, all) {
+	for i, l := range measured(r.duts, all) {
 		s := &all[i]
 		s.lossy = slices.Max(s.values((*trial).lossRatio)) > maxCostLoss
 		r.figure(l, s, "cost_ns", p, func(t *trial) float64 {
@@ -337,9 +337,9 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 	for _, rate := range r.Rates {
 		byShare = byShare || rate.Share > 0
 	}
-	overload := make([]float64, len(r.lanes)) // received under it, frames a second
+	overload := make([]float64, len(r.duts)) // received under it, frames a second
 	if byShare {
-		for i, l := range r.lanes {
+		for i, l := range r.duts {
 			s, err := r.overload(ctx, l, load)
 			if err != nil {
 				return err
@@ -356,13 +356,13 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 			}
 			return significant(rate.Share * overload[i])
 		}
-		all, err := interleave(ctx, r.lanes, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+		all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 			load := load
-			load.pps = offered(slices.Index(r.lanes, l))
+			load.pps = offered(slices.Index(r.duts, l))
 			r.Progress("%s: %s, %d flows, %.0f frames/s", l.name, lengths(load.frames), p.Flows, load.pps)
 			return l.run(ctx, load)
 		})
-		for i, l := range measured(r.lanes, all) {
+		for i, l := range measured(r.duts, all) {
 			p, s := p, &all[i]
 			p.OfferedPPS = offered(i)
 			r.figure(l, s, "loss_ratio", p, (*trial).lossRatio)
@@ -383,7 +383,7 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 	}
 	load.stampEvery = 0
 	for _, goal := range r.Goals {
-		for i, l := range r.lanes {
+		for i, l := range r.duts {
 			if err := r.search(ctx, l, goal, p, load, overload[i]); err != nil {
 				return err
 			}
@@ -393,16 +393,16 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 }
 
 func (r *udpRun) generatorCPU() int {
-	if len(r.lanes) == 0 {
+	if len(r.duts) == 0 {
 		return 0
 	}
-	return r.lanes[0].stand.generatorCPU
+	return r.duts[0].tester.generatorCPU
 }
 
 // overload measures what a router forwards of more than it can. A flood without
 // pacing lowers what an XDP router forwards, so the overload is paced a fifth above
 // what came through the flood, and again above what came through that.
-func (r *udpRun) overload(ctx context.Context, l *lane, load frameLoad) (*series, error) {
+func (r *udpRun) overload(ctx context.Context, l *dut, load frameLoad) (*series, error) {
 	flood := 0.0
 	for range 3 { // the flood, and two approaches
 		r.Progress("%s: %s, %d flows, overload", l.name, lengths(load.frames), load.flows)
@@ -414,7 +414,7 @@ func (r *udpRun) overload(ctx context.Context, l *lane, load frameLoad) (*series
 		flood = max(flood, ratio(float64(t.received.frames), t.sent.ran.Seconds()), 1)
 		load.pps = min(1.2*flood, MaxPPS)
 	}
-	all, err := interleave(ctx, []*lane{l}, r.Trials, func(ctx context.Context, l *lane) (*trial, error) {
+	all, err := interleave(ctx, []*dut{l}, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 		r.Progress("%s: %s, %d flows, overload", l.name, lengths(load.frames), load.flows)
 		return l.run(ctx, load)
 	})
@@ -438,7 +438,7 @@ const (
 )
 
 // search finds the highest rate of a router that fulfils the goal.
-func (r *udpRun) search(ctx context.Context, l *lane, goal SearchGoal, p Params, load frameLoad, overload float64) error {
+func (r *udpRun) search(ctx context.Context, l *dut, goal SearchGoal, p Params, load frameLoad, overload float64) error {
 	metric := goal.Name + "_pps"
 	if !(overload > 0) { // nothing came through in time to search by
 		f := NewFigure(l.name, metric, p)

@@ -78,17 +78,17 @@ func TestSignificant(t *testing.T) {
 	}
 }
 
-// Lanes take turns, and a disturbed trial is repeated until the lane's share of
+// DUTs take turns, and a disturbed trial is repeated until the DUT's share of
 // repetitions is used up; then it is kept and labelled.
 func TestInterleave(t *testing.T) {
-	lanes := []*lane{
+	duts := []*dut{
 		{name: "quiet", lost: map[string]int64{}},
 		{name: "once", lost: map[string]int64{}},
 		{name: "always", lost: map[string]int64{}},
 	}
 	var order []string
 	runs := map[string]int{}
-	all, err := interleave(context.Background(), lanes, 2, func(_ context.Context, l *lane) (*trial, error) {
+	all, err := interleave(context.Background(), duts, 2, func(_ context.Context, l *dut) (*trial, error) {
 		name := l.name
 		order = append(order, name)
 		runs[name]++
@@ -109,13 +109,13 @@ func TestInterleave(t *testing.T) {
 		label     string
 	}{{0, ""}, {1, ""}, {2, "noisy"}} {
 		if s := all[i]; len(s.trials) != 2 || s.discarded != want.discarded || s.label() != want.label {
-			t.Errorf("%s: %d trials, %d repeated, %q", lanes[i].name, len(s.trials), s.discarded, s.label())
+			t.Errorf("%s: %d trials, %d repeated, %q", duts[i].name, len(s.trials), s.discarded, s.label())
 		}
-		if l := lanes[i]; l.sent != 20 || l.lost[LostInStack] != 2 {
+		if l := duts[i]; l.sent != 20 || l.lost[LostInStack] != 2 {
 			t.Errorf("%s: account of %d frames, lost %v: want that of two trials", l.name, l.sent, l.lost)
 		}
 	}
-	if _, err := interleave(context.Background(), lanes, 1, func(context.Context, *lane) (*trial, error) {
+	if _, err := interleave(context.Background(), duts, 1, func(context.Context, *dut) (*trial, error) {
 		return nil, os.ErrClosed
 	}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("%v, want the trial's error", err)
@@ -140,7 +140,7 @@ func TestJudge(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t.sent.elapsed = second
-			s := &stand{threads: []string{"1"}}
+			s := &tester{threads: []string{"1"}}
 			s.judge(&c.t, frameLoad{cpus: []int{0}}, activity{}, c.after)
 			if got := strings.Join(c.t.noise, "; "); got != c.want {
 				t.Errorf("%q, want %q", got, c.want)
@@ -170,7 +170,7 @@ func TestJudgePaced(t *testing.T) {
 		{"disturbed", 900, 20, 50 * time.Millisecond, false, true},
 		{"stalled at a low rate", 500, 20, 0, false, true},
 	} {
-		s := &stand{fastest: 1000}
+		s := &tester{fastest: 1000}
 		tr := trial{sent: sendCount{frames: uint64(tt.pps) - tt.skipped, skipped: tt.skipped, ran: time.Second - tt.waited, waited: tt.waited, elapsed: time.Second}}
 		s.judge(&tr, frameLoad{cpus: []int{0}, pps: tt.pps}, activity{}, activity{})
 		if tr.overtaxed != tt.overtaxed || len(tr.noise) > 0 != tt.noticed {
@@ -202,17 +202,17 @@ func TestLossCounters(t *testing.T) {
 // stubRouter is a router of tests.
 type stubRouter struct {
 	name    string
-	install func(*Bed) (func() error, error)
+	install func(*Testbed) (func() error, error)
 }
 
 func (r stubRouter) Name() string     { return r.name }
 func (r stubRouter) Describe() string { return "a test's" }
 func (r stubRouter) NAT() bool        { return false }
-func (r stubRouter) Install(_ context.Context, bed *Bed, _ RouterOptions) (func() error, error) {
-	return r.install(bed)
+func (r stubRouter) Install(_ context.Context, testbed *Testbed, _ RouterOptions) (func() error, error) {
+	return r.install(testbed)
 }
 
-func plain(*Bed) (func() error, error) { return func() error { return nil }, nil }
+func plain(*Testbed) (func() error, error) { return func() error { return nil }, nil }
 
 func udpOptions(routers ...Router) UDPOptions {
 	return UDPOptions{Routers: routers, Sizes: []FrameSize{{Bytes: 64}}, Flows: []int{100}, Cores: []int{1},
@@ -228,7 +228,7 @@ func byMetric(r *Result) map[string]Figure {
 	return out
 }
 
-// ownLabs are the beds that this process has now.
+// ownLabs are the testbeds that this process has now.
 func ownLabs(t *testing.T) (names []string) {
 	t.Helper()
 	list, err := lab.List()
@@ -245,7 +245,7 @@ func ownLabs(t *testing.T) (names []string) {
 
 func TestUDPCost(t *testing.T) {
 	ktest.Root(t)
-	o := udpOptions(stubRouter{"plain", plain}, Forwarder{}, stubRouter{"absent", func(*Bed) (func() error, error) {
+	o := udpOptions(stubRouter{"plain", plain}, Forwarder{}, stubRouter{"absent", func(*Testbed) (func() error, error) {
 		return nil, &UnsupportedError{Router: "absent", Reason: "a test"}
 	}})
 	o.BothWays, o.Sizes = true, []FrameSize{{Mix: "imix"}}
@@ -305,7 +305,7 @@ func TestUDPAtRate(t *testing.T) {
 // More is offered than the router's devices take: what is lost is found.
 func TestLostFramesAreFound(t *testing.T) {
 	ktest.Root(t)
-	l, err := newLane(context.Background(), stubRouter{"plain", plain}, RouterOptions{}, 10, false)
+	l, err := newDUT(context.Background(), stubRouter{"plain", plain}, RouterOptions{}, 10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,17 +315,17 @@ func TestLostFramesAreFound(t *testing.T) {
 		}
 	}()
 	ctx := context.Background()
-	load := frameLoad{frames: []int{64}, flows: 10, pps: 10_000, duration: 50 * time.Millisecond, cpus: []int{l.stand.generatorCPU}}
+	load := frameLoad{frames: []int{64}, flows: 10, pps: 10_000, duration: 50 * time.Millisecond, cpus: []int{l.tester.generatorCPU}}
 	if err := l.warm(ctx, load); err != nil {
 		t.Fatal(err)
 	}
 	// The stack without forwarding drops all as addressed to others.
-	if err := l.stand.bed.Router.Do(func() error {
+	if err := l.tester.testbed.Router.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0)
 	}); err != nil {
 		t.Fatal(err)
 	}
-	tr, err := l.stand.run(ctx, load)
+	tr, err := l.tester.run(ctx, load)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +339,7 @@ func TestLostFramesAreFound(t *testing.T) {
 }
 
 func TestUDPRefuses(t *testing.T) {
-	router := stubRouter{"never", func(*Bed) (func() error, error) { panic("installed") }}
+	router := stubRouter{"never", func(*Testbed) (func() error, error) { panic("installed") }}
 	for want, change := range map[string]func(*UDPOptions){
 		"--flows":    func(o *UDPOptions) { o.Flows = []int{0} },
 		"--flows 2":  func(o *UDPOptions) { o.Flows = []int{MaxFlows + 1} },
@@ -378,12 +378,12 @@ func TestUDPLeavesNothing(t *testing.T) {
 	if res, err := UDP(ctx, o); !errors.Is(err, context.Canceled) || res != nil {
 		t.Errorf("%v, %v, want canceled", res, err)
 	}
-	o = udpOptions(stubRouter{"plain", plain}, stubRouter{"broken", func(*Bed) (func() error, error) { return nil, os.ErrInvalid }})
+	o = udpOptions(stubRouter{"plain", plain}, stubRouter{"broken", func(*Testbed) (func() error, error) { return nil, os.ErrInvalid }})
 	if _, err := UDP(context.Background(), o); !errors.Is(err, os.ErrInvalid) {
 		t.Errorf("%v, want the router's error", err)
 	}
 	if left := ownLabs(t); left != nil || most != 1 {
-		t.Errorf("beds %q are left; during the run there were %d", left, most)
+		t.Errorf("testbeds %q are left; during the run there were %d", left, most)
 	}
 	if left, _ := filepath.Glob("/sys/class/net/spare*"); left != nil {
 		t.Errorf("devices %q are left", left)
@@ -392,7 +392,7 @@ func TestUDPLeavesNothing(t *testing.T) {
 
 func TestProbe(t *testing.T) {
 	ktest.Root(t)
-	res, err := Probe(context.Background(), "test", []Router{stubRouter{"plain", plain}, stubRouter{"absent", func(*Bed) (func() error, error) {
+	res, err := Probe(context.Background(), "test", []Router{stubRouter{"plain", plain}, stubRouter{"absent", func(*Testbed) (func() error, error) {
 		return nil, &UnsupportedError{Router: "absent", Reason: "a test"}
 	}}})
 	if err != nil {

@@ -36,8 +36,8 @@ type Port struct {
 
 // The networks that a wire's frames come from and go to when nobody says otherwise.
 var (
-	DefaultSources = bedSources
-	DefaultTargets = bedTargets
+	DefaultSources = testbedSources
+	DefaultTargets = testbedTargets
 )
 
 // ParsePlayed reads a network such as "192.0.2.10/24", of which addresses are
@@ -79,8 +79,8 @@ func (w *Wire) complete(flows int) error {
 
 // newWireLane equips both interfaces, for loads of at most so many flows, and says
 // what they are.
-func newWireLane(ctx context.Context, w *Wire, flows int) (l *lane, describe string, err error) {
-	l = &lane{name: "external", lost: map[string]int64{}, sessionsLast: wireFor}
+func newWireDUT(ctx context.Context, w *Wire, flows int) (l *dut, describe string, err error) {
+	l = &dut{name: "external", lost: map[string]int64{}, sessionsLast: wireFor}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
@@ -98,15 +98,15 @@ func newWireLane(ctx context.Context, w *Wire, flows int) (l *lane, describe str
 			return l, "", err
 		}
 	}
-	bed := &Bed{
+	testbed := &Testbed{
 		Left: w.TX.Netns, LeftDev: w.TX.Device, Right: w.RX.Netns, RightDev: w.RX.Device,
 		Sources: w.Sources, Targets: w.Targets, toRouter: [2]net.HardwareAddr{mac},
 	}
-	if l.stand, err = newStand(bed, flows); err != nil {
+	if l.tester, err = newTester(testbed, flows); err != nil {
 		return l, "", err
 	}
-	l.undo = append(l.undo, l.stand.close)
-	if err := l.stand.attachSinks(); err != nil {
+	l.undo = append(l.undo, l.tester.close)
+	if err := l.tester.attachSinks(); err != nil {
 		return l, "", explainAttach(err)
 	}
 	if err := l.tryWire(ctx, w); err != nil {
@@ -262,15 +262,15 @@ func (w *Wire) findRouter(ctx context.Context) (mac net.HardwareAddr, err error)
 }
 
 // tryWire sends some frames and says what may be wrong when none of them arrives.
-func (l *lane) tryWire(ctx context.Context, w *Wire) error {
+func (l *dut) tryWire(ctx context.Context, w *Wire) error {
 	before, err := w.TX.sent()
 	if err != nil {
 		return err
 	}
-	try := frameLoad{frames: []int{MinFrame}, flows: 1, pps: 1000, duration: 100 * time.Millisecond, cpus: []int{l.stand.generatorCPU}}
+	try := frameLoad{frames: []int{MinFrame}, flows: 1, pps: 1000, duration: 100 * time.Millisecond, cpus: []int{l.tester.generatorCPU}}
 	var t *trial
 	for range 3 { // the router may have to find out where RX is
-		if t, err = l.stand.run(ctx, try); err != nil {
+		if t, err = l.tester.run(ctx, try); err != nil {
 			return err
 		}
 		if t.received.frames > 0 {
@@ -287,7 +287,7 @@ func (l *lane) tryWire(ctx context.Context, w *Wire) error {
 	}
 	return fmt.Errorf("of %d frames sent none came to %q: the router must have %v as its own MAC, forward from %v, and reach %v by way of %s; "+
 		"look at both interfaces with tcpdump, and at the router for a source filter (rp_filter) or an unresolved neighbour",
-		after-before, w.RX.Device, l.stand.bed.toRouter[0], w.Sources.Masked(), w.Targets.Masked(), w.RX.Device)
+		after-before, w.RX.Device, l.tester.testbed.toRouter[0], w.Sources.Masked(), w.Targets.Masked(), w.RX.Device)
 }
 
 // sent is how many packets the interface counts as sent.
@@ -304,7 +304,7 @@ func (p Port) sent() (packets uint64, err error) {
 }
 
 // wirePlaces reads what the two interfaces say of lost frames.
-func (s *stand) wirePlaces() (map[string]int64, error) {
+func (s *tester) wirePlaces() (map[string]int64, error) {
 	places := map[string]int64{}
 	for _, d := range s.devices() {
 		if err := d.ns.Do(func() error {

@@ -166,12 +166,12 @@ func TestWire(t *testing.T) {
 // What the router loses is said to be lost between the interfaces.
 func TestWireLoss(t *testing.T) {
 	w, router := testWire(t)
-	l, _, err := newWireLane(t.Context(), w, 10)
+	l, _, err := newWireDUT(t.Context(), w, 10)
 	must(t, err)
 	defer l.close()
 	must(t, router.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) }))
-	tr, err := l.stand.run(t.Context(), frameLoad{
-		frames: []int{64}, flows: 10, pps: 2000, duration: 100 * time.Millisecond, cpus: []int{l.stand.generatorCPU}})
+	tr, err := l.tester.run(t.Context(), frameLoad{
+		frames: []int{64}, flows: 10, pps: 2000, duration: 100 * time.Millisecond, cpus: []int{l.tester.generatorCPU}})
 	must(t, err)
 	if tr.received.frames != 0 || tr.sent.frames == 0 || tr.lost[LostElsewhere]+tr.lost[LostBeforeRouter] != int64(tr.sent.frames) {
 		t.Errorf("%d sent, %d received, lost %v", tr.sent.frames, tr.received.frames, tr.lost)
@@ -409,15 +409,15 @@ func TestCountsAreTrue(t *testing.T) {
 		t.Cleanup(func() { e.Close() })
 		return nil
 	}))
-	l, _, err := newWireLane(t.Context(), w, 1000)
+	l, _, err := newWireDUT(t.Context(), w, 1000)
 	must(t, err)
 	defer l.close()
 	for _, pps := range []float64{10_000, 100_000, 1_000_000, 0} {
 		t.Run(fmt.Sprintf("%.0f", pps), func(t *testing.T) {
 			before := []uint64{sentCounter.read(t), receivedCounter.read(t)}
 			statistics := wireStatistics(t, w)
-			tr, err := l.stand.run(t.Context(), frameLoad{
-				frames: []int{64}, flows: 1000, pps: pps, duration: 200 * time.Millisecond, cpus: []int{l.stand.generatorCPU}})
+			tr, err := l.tester.run(t.Context(), frameLoad{
+				frames: []int{64}, flows: 1000, pps: pps, duration: 200 * time.Millisecond, cpus: []int{l.tester.generatorCPU}})
 			must(t, err)
 			now := wireStatistics(t, w)
 			for i := range now {

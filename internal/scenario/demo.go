@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package scenario tells what joins the parts of natkit from beginning to end: the
-// demo's acts and the fault scenarios. It makes labs, loads them, looks at them
-// with the doctor's eyes and cures them; what it tells goes to a Teller.
+// demo's steps and the fault scenarios. It makes labs, loads them, looks at them
+// with the doctor's eyes and cures them; what it tells goes to a Reporter.
 package scenario
 
 import (
@@ -42,49 +42,49 @@ type DemoOptions struct {
 	FillShare float64
 	Requests  int           // 0 means the site's number
 	Window    time.Duration // how long the diagnosis watches; 0 means 6 s
-	Turns     int           // of each treatment, side by side; 0 means 3
+	Turns     int           // of each mitigation, side by side; 0 means 3
 
 	Command      string     // the command line, for the result
 	ServeCommand []string   // as lab.Options.ServeCommand
 	Place        tune.Place // where tune keeps its journal
-	Tell         Teller
+	Report       Reporter
 }
 
 // DefaultFillShare keeps what the demo fills small beside everything else that
 // runs on the machine.
 const DefaultFillShare = 0.05
 
-// Teller is told the demo while it happens.
-type Teller interface {
+// Reporter is told the demo while it happens.
+type Reporter interface {
 	// Begin comes once, before anything is changed.
 	Begin(d *DemoResult, drawing string, hostWrite string)
-	// Act begins an act: what it shows, and the command that does it alone.
-	Act(act *DemoAct)
-	// Say is a step inside the act.
+	// Step begins a step: what it shows, and the command that does it alone.
+	Step(step *DemoStep)
+	// Say is a line inside the step.
 	Say(format string, args ...any)
 	// Progress replaces itself; part is 0 to 1.
 	Progress(what string, part float64)
 	// Facts shows what the diagnosis looked at before the doctor spoke; p is nil
 	// where this kernel's stacks can't be sampled.
 	Facts(s *snapshot.Snapshot, p *observe.Profile)
-	// Done ends the act: its figures are in.
-	Done(act *DemoAct)
+	// Done ends the step: its figures are in.
+	Done(step *DemoStep)
 }
 
-// The acts, in their order.
+// The steps, in their order.
 const (
-	ActBaseline   = "baseline"
-	ActCollapse   = "collapse"
-	ActDiagnosis  = "diagnosis"
-	ActCure       = "cure"
-	ActProof      = "proof"
-	ActAccelerate = "accelerate"
-	ActReplace    = "replace"
+	StepBaseline   = "baseline"
+	StepCollapse   = "collapse"
+	StepDiagnosis  = "diagnosis"
+	StepCure       = "cure"
+	StepProof      = "proof"
+	StepAccelerate = "accelerate"
+	StepReplace    = "replace"
 )
 
-// DemoAct is one act. Which of HTTP, Findings and Changes it has depends on what
+// DemoStep is one step. Which of HTTP, Findings and Changes it has depends on what
 // it does; each has the form that its own command prints.
-type DemoAct struct {
+type DemoStep struct {
 	Name      string             `json:"name"`
 	Shows     string             `json:"shows"`
 	Command   string             `json:"command"` // that does it alone, in a lab named case
@@ -96,8 +96,8 @@ type DemoAct struct {
 	Removed   uint64             `json:"removed_entries,omitempty"` // from the conntrack table, by a cure without host-wide write
 	Facts     *snapshot.Snapshot `json:"facts,omitempty"`           // what the findings rest on
 	RuleFile  string             `json:"rule_file,omitempty"`       // that the load ran on
-	Figures   []bench.Figure     `json:"figures,omitempty"`         // of treatments side by side, by their names
-	NotRun    string             `json:"not_run,omitempty"`         // why the act was left out here
+	Figures   []bench.Figure     `json:"figures,omitempty"`         // of mitigations side by side, by their names
+	NotRun    string             `json:"not_run,omitempty"`         // why the step was left out here
 }
 
 // Published is what the case's authors measured, elsewhere and on other
@@ -113,20 +113,20 @@ type Published struct {
 // published are the figures of the first site; the second published none of its
 // requests.
 var published = map[string]Published{
-	ActBaseline: {Completed: 100000, RequestsPerSecond: 6576, TimePerRequestMS: 760, ConnectMS: 177},
-	ActCollapse: {Completed: 5602, Note: "stopped by a time-out of 2 s"},
-	ActProof:    {Completed: 100000, RequestsPerSecond: 6315, TimePerRequestMS: 791, ConnectMS: 355},
+	StepBaseline: {Completed: 100000, RequestsPerSecond: 6576, TimePerRequestMS: 760, ConnectMS: 177},
+	StepCollapse: {Completed: 5602, Note: "stopped by a time-out of 2 s"},
+	StepProof:    {Completed: 100000, RequestsPerSecond: 6315, TimePerRequestMS: 791, ConnectMS: 355},
 }
 
 // DemoResult is a whole demo.
 type DemoResult struct {
-	Command     string    `json:"command"` // that made it
-	Kernel      string    `json:"kernel"`
-	Site        int       `json:"site"`
-	Fault       string    `json:"fault"` // code of the cause that was made
-	FaultReason string    `json:"fault_reason,omitempty"`
-	HostWrite   bool      `json:"host_write"` // nf_conntrack_max was raised, and put back
-	Acts        []DemoAct `json:"acts"`
+	Command     string     `json:"command"` // that made it
+	Kernel      string     `json:"kernel"`
+	Site        int        `json:"site"`
+	Fault       string     `json:"fault"` // code of the cause that was made
+	FaultReason string     `json:"fault_reason,omitempty"`
+	HostWrite   bool       `json:"host_write"` // nf_conntrack_max was raised, and put back
+	Steps       []DemoStep `json:"steps"`
 	// Restored says that, after all, the host-wide values were as before and
 	// nothing of the lab was left. Left names what was not so.
 	Restored bool       `json:"restored"`
@@ -201,7 +201,7 @@ func Demo(ctx context.Context, o DemoOptions) (*DemoResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &demo{o: o, size: size, lab: l, rules: l.Rules(), res: &DemoResult{Command: o.Command, Site: o.Site, Before: before, Acts: []DemoAct{}}}
+	d := &demo{o: o, size: size, lab: l, rules: l.Rules(), res: &DemoResult{Command: o.Command, Site: o.Site, Before: before, Steps: []DemoStep{}}}
 	err = d.run(ctx)
 	return d.res, errors.Join(err, d.restore())
 }
@@ -259,40 +259,40 @@ func (d *demo) run(ctx context.Context) error {
 	d.res.Kernel = host.Host.Kernel
 	fault := d.chooseFault(host)
 	d.res.Fault = fault.code
-	d.o.Tell.Begin(d.res, d.lab.Drawing(), fault.hostWrite)
-	acts := []struct {
-		DemoAct
-		run func(context.Context, *DemoAct) error
+	d.o.Report.Begin(d.res, d.lab.Drawing(), fault.hostWrite)
+	steps := []struct {
+		DemoStep
+		run func(context.Context, *DemoStep) error
 	}{
-		{DemoAct{Name: ActBaseline, Shows: "the web server on the host's own address, nothing translated",
+		{DemoStep{Name: StepBaseline, Shows: "the web server on the host's own address, nothing translated",
 			Command: d.benchCommand(d.lab.DirectURL(), loadTime)}, d.baseline},
-		{DemoAct{Name: ActCollapse, Shows: fault.shows,
-			Command: "natkit lab run " + fault.code}, func(ctx context.Context, a *DemoAct) error { return d.collapse(ctx, a, fault) }},
-		{DemoAct{Name: ActDiagnosis, Shows: "what the kernel says under that load, step by step, and the doctor's answer",
+		{DemoStep{Name: StepCollapse, Shows: fault.shows,
+			Command: "natkit lab run " + fault.code}, func(ctx context.Context, a *DemoStep) error { return d.collapse(ctx, a, fault) }},
+		{DemoStep{Name: StepDiagnosis, Shows: "what the kernel says under that load, step by step, and the doctor's answer",
 			Command: "natkit doctor --netns case-host"}, d.diagnosis},
-		{DemoAct{Name: ActCure, Shows: fault.cureShows,
-			Command: fault.cureCommand}, func(ctx context.Context, a *DemoAct) error { return fault.cure(ctx, a) }},
-		{DemoAct{Name: ActProof, Shows: "the same load on the same published port, after the cure",
+		{DemoStep{Name: StepCure, Shows: fault.cureShows,
+			Command: fault.cureCommand}, func(ctx context.Context, a *DemoStep) error { return fault.cure(ctx, a) }},
+		{DemoStep{Name: StepProof, Shows: "the same load on the same published port, after the cure",
 			Command: d.benchCommand(d.lab.URL(), loadTime)}, d.proof},
-		{DemoAct{Name: ActAccelerate, Shows: "the same load on the cured kernel, with natkit's shortcuts past its stack for connections that it has let through",
+		{DemoStep{Name: StepAccelerate, Shows: "the same load on the cured kernel, with natkit's shortcuts past its stack for connections that it has let through",
 			Command: fmt.Sprintf("natkit accel on %s %s --tcp-liberal --netns case-host", publicSide, containerSide)}, d.accelerate},
-		{DemoAct{Name: ActReplace, Shows: "the same load on natkit's own engine in the place of the kernel's NAT; then all of them in turns",
+		{DemoStep{Name: StepReplace, Shows: "the same load on natkit's own engine in the place of the kernel's NAT; then all of them in turns",
 			Command: "natkit up --netns case-host -f nat.yaml --bypass", RuleFile: d.engineFile().Text()}, d.replace},
 	}
-	for i := range acts {
-		act := &acts[i].DemoAct
-		if p, ok := published[act.Name]; ok && d.o.Site == 1 {
-			act.Published = &p
+	for i := range steps {
+		step := &steps[i].DemoStep
+		if p, ok := published[step.Name]; ok && d.o.Site == 1 {
+			step.Published = &p
 		}
-		d.o.Tell.Act(act)
+		d.o.Report.Step(step)
 		began := time.Now()
-		err := acts[i].run(ctx, act)
-		act.Seconds = time.Since(began).Seconds()
-		d.res.Acts = append(d.res.Acts, *act)
+		err := steps[i].run(ctx, step)
+		step.Seconds = time.Since(began).Seconds()
+		d.res.Steps = append(d.res.Steps, *step)
 		if err != nil {
-			return fmt.Errorf("act %s: %w", act.Name, err)
+			return fmt.Errorf("step %s: %w", step.Name, err)
 		}
-		d.o.Tell.Done(act)
+		d.o.Report.Done(step)
 	}
 	return nil
 }
@@ -315,18 +315,18 @@ func (d *demo) load(ctx context.Context, url string, server *lab.Node, limit tim
 		SocketTimeout: patience, TolerateErrors: true,
 		Netns: d.lab.Node(lab.RoleClient).Handle(), ServerNetns: server.Handle(),
 		Progress: func(p bench.HTTPProgress) {
-			d.o.Tell.Progress(fmt.Sprintf("%.0f s: %d completed, %d failed", p.Elapsed.Seconds(), p.Completed, p.Failed),
+			d.o.Report.Progress(fmt.Sprintf("%.0f s: %d completed, %d failed", p.Elapsed.Seconds(), p.Completed, p.Failed),
 				max(float64(p.Completed+p.Failed)/total, p.Elapsed.Seconds()/limit.Seconds()))
 		},
 	})
 }
 
-func (d *demo) baseline(ctx context.Context, a *DemoAct) (err error) {
+func (d *demo) baseline(ctx context.Context, a *DemoStep) (err error) {
 	a.HTTP, err = d.load(ctx, d.lab.DirectURL(), d.lab.NATNode(), loadTime)
 	return err
 }
 
-func (d *demo) collapse(ctx context.Context, a *DemoAct, f fault) (err error) {
+func (d *demo) collapse(ctx context.Context, a *DemoStep, f fault) (err error) {
 	if err := f.make(ctx); err != nil {
 		return err
 	}
@@ -334,18 +334,18 @@ func (d *demo) collapse(ctx context.Context, a *DemoAct, f fault) (err error) {
 	return err
 }
 
-func (d *demo) proof(ctx context.Context, a *DemoAct) (err error) {
+func (d *demo) proof(ctx context.Context, a *DemoStep) (err error) {
 	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
 	return err
 }
 
 // diagnosis looks at the NAT node while the same load runs again.
-func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
+func (d *demo) diagnosis(ctx context.Context, a *DemoStep) error {
 	loading, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
 		quiet := *d
-		quiet.o.Tell = silent{}
+		quiet.o.Report = silent{}
 		_, err := quiet.load(loading, d.lab.URL(), d.lab.ServerNode(), 4*d.o.Window)
 		ended <- err
 	}()
@@ -363,7 +363,7 @@ func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
 	var err error
 	d.facts, err = probe.Take(ctx, probe.Options{
 		Netns: node.Handle(), Window: d.o.Window, Dump: true,
-		Progress: func(what string, part float64) { d.o.Tell.Progress(what, part) },
+		Progress: func(what string, part float64) { d.o.Report.Progress(what, part) },
 	})
 	profile := <-profiled
 	stop()
@@ -375,7 +375,7 @@ func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
 	}
 	d.found = causes.Judge(d.facts)
 	a.Facts, a.Findings = d.facts, d.found
-	d.o.Tell.Facts(d.facts, profile)
+	d.o.Report.Facts(d.facts, profile)
 	return nil
 }
 
@@ -383,11 +383,11 @@ func (d *demo) diagnosis(ctx context.Context, a *DemoAct) error {
 type silent struct{}
 
 func (silent) Begin(*DemoResult, string, string)          {}
-func (silent) Act(*DemoAct)                               {}
+func (silent) Step(*DemoStep)                             {}
 func (silent) Say(string, ...any)                         {}
 func (silent) Progress(string, float64)                   {}
 func (silent) Facts(*snapshot.Snapshot, *observe.Profile) {}
-func (silent) Done(*DemoAct)                              {}
+func (silent) Done(*DemoStep)                             {}
 
 // fault is a way to make the published port collapse.
 type fault struct {
@@ -397,7 +397,7 @@ type fault struct {
 	cureShows   string
 	cureCommand string
 	make        func(context.Context) error
-	cure        func(context.Context, *DemoAct) error
+	cure        func(context.Context, *DemoStep) error
 }
 
 // chooseFault takes the case's own fault, a full table, unless filling the table
@@ -438,12 +438,12 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 				return err
 			}
 			res, err := node.FillConntrack(ctx, leave, func(done, total int) {
-				d.o.Tell.Progress(fmt.Sprintf("filling the host's table: %d of %d entries", done, total), float64(done)/float64(total))
+				d.o.Report.Progress(fmt.Sprintf("filling the host's table: %d of %d entries", done, total), float64(done)/float64(total))
 			})
 			if err != nil {
 				return err
 			}
-			d.o.Tell.Say("the table of the lab's host holds %d idle connections more; its limit is %d", res.Added, ct.Max)
+			d.o.Report.Say("the table of the lab's host holds %d idle connections more; its limit is %d", res.Added, ct.Max)
 			return nil
 		},
 	}
@@ -463,7 +463,7 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 	f.hostWrite = fmt.Sprintf("for the cure nf_conntrack_max, one limit for the whole machine, is raised from %d to %d and put back at the end (should natkit be killed: natkit tune rollback)", ct.Max, limit)
 	f.cureShows = "the limit of the table raised to fit, with the old value kept in a journal"
 	f.cureCommand = "natkit tune apply --netns case-host"
-	f.cure = func(ctx context.Context, a *DemoAct) error {
+	f.cure = func(ctx context.Context, a *DemoStep) error {
 		return d.apply(ctx, a, []snapshot.Setting{{
 			Name: "net.netfilter.nf_conntrack_max", Value: strconv.FormatUint(limit, 10), Code: f.code,
 			Reason: fmt.Sprintf("the table is full at %d, and %s leave an entry each for two minutes", ct.Max, plural.Count(d.size.requests, "request")),
@@ -473,7 +473,7 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 }
 
 // cureInside cures a full table without touching the limit that all namespaces share.
-func (d *demo) cureInside(ctx context.Context, a *DemoAct) error {
+func (d *demo) cureInside(ctx context.Context, a *DemoStep) error {
 	if err := d.apply(ctx, a, causes.Settings(d.found), func(c tune.Change) bool { return c.Scope == tune.ScopeNamespace }); err != nil {
 		return err
 	}
@@ -484,7 +484,7 @@ func (d *demo) cureInside(ctx context.Context, a *DemoAct) error {
 }
 
 // apply makes those changes of the plan that are chosen.
-func (d *demo) apply(ctx context.Context, a *DemoAct, wanted []snapshot.Setting, choose func(tune.Change) bool) error {
+func (d *demo) apply(ctx context.Context, a *DemoStep, wanted []snapshot.Setting, choose func(tune.Change) bool) error {
 	plan, err := tune.MakePlan(d.facts, tune.PlanOptions{Wanted: wanted, MemoryShare: 1})
 	if err != nil {
 		return err
@@ -522,7 +522,7 @@ func (d *demo) portsExhausted() fault {
 		cureShows:   "all ports from 1024 up instead",
 		cureCommand: fmt.Sprintf("ip netns exec case-host nft 'insert rule ip natkit-demo POSTROUTING ip daddr %s meta l4proto tcp snat to %s:1024-65535'", a.Server, a.Far.Addr()),
 		make:        func(context.Context) error { return rules(few) },
-		cure:        func(context.Context, *DemoAct) error { return rules(snapshot.PortRange{Min: 1024, Max: 65535}) },
+		cure:        func(context.Context, *DemoStep) error { return rules(snapshot.PortRange{Min: 1024, Max: 65535}) },
 	}
 }
 

@@ -56,21 +56,21 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// heard is a Teller that remembers, and can do something at an act's beginning, and
+// heard is a Reporter that remembers, and can do something at a step's beginning, and
 // when a step of it is said.
 type heard struct {
-	acts  []string
+	steps []string
 	hosts string
 	facts *snapshot.Snapshot
-	at    func(act, said string)
+	at    func(step, said string)
 }
 
 func (h *heard) Begin(_ *DemoResult, _ string, hostWrite string) { h.hosts = hostWrite }
 func (h *heard) Progress(string, float64)                        {}
 func (h *heard) Facts(s *snapshot.Snapshot, _ *observe.Profile)  { h.facts = s }
-func (h *heard) Done(*DemoAct)                                   {}
-func (h *heard) Act(a *DemoAct) {
-	h.acts = append(h.acts, a.Name)
+func (h *heard) Done(*DemoStep)                                  {}
+func (h *heard) Step(a *DemoStep) {
+	h.steps = append(h.steps, a.Name)
 	if h.at != nil {
 		h.at(a.Name, "")
 	}
@@ -78,7 +78,7 @@ func (h *heard) Act(a *DemoAct) {
 
 func (h *heard) Say(format string, args ...any) {
 	if h.at != nil {
-		h.at(h.acts[len(h.acts)-1], fmt.Sprintf(format, args...))
+		h.at(h.steps[len(h.steps)-1], fmt.Sprintf(format, args...))
 	}
 }
 
@@ -91,31 +91,31 @@ func demoOptions(t *testing.T) (DemoOptions, *heard) {
 	}
 	h := &heard{}
 	return DemoOptions{
-		Site: 2, Requests: 2500, NoHostWrite: true, Tell: h, Window: 2 * time.Second, Turns: 1,
+		Site: 2, Requests: 2500, NoHostWrite: true, Report: h, Window: 2 * time.Second, Turns: 1,
 		ServeCommand: []string{self, "serve"}, Place: tune.Place{StateDir: t.TempDir()},
 	}, h
 }
 
-var allActs = []string{ActBaseline, ActCollapse, ActDiagnosis, ActCure, ActProof, ActAccelerate, ActReplace}
+var allActs = []string{StepBaseline, StepCollapse, StepDiagnosis, StepCure, StepProof, StepAccelerate, StepReplace}
 
 // checkDemo checks what holds for every demo that came to its end.
-func checkDemo(t *testing.T, res *DemoResult, h *heard, fault string) map[string]DemoAct {
+func checkDemo(t *testing.T, res *DemoResult, h *heard, fault string) map[string]DemoStep {
 	t.Helper()
-	if !slices.Equal(h.acts, allActs) {
-		t.Errorf("told the acts %q, want %q", h.acts, allActs)
+	if !slices.Equal(h.steps, allActs) {
+		t.Errorf("told the steps %q, want %q", h.steps, allActs)
 	}
-	acts := map[string]DemoAct{}
-	for _, a := range res.Acts {
-		acts[a.Name] = a
+	steps := map[string]DemoStep{}
+	for _, a := range res.Steps {
+		steps[a.Name] = a
 		t.Logf("%s took %.1f s", a.Name, a.Seconds)
 	}
-	if len(acts) != len(allActs) {
-		t.Fatalf("%d acts in the result, want %d", len(acts), len(allActs))
+	if len(steps) != len(allActs) {
+		t.Fatalf("%d steps in the result, want %d", len(steps), len(allActs))
 	}
 	if !res.Restored || len(res.Left) > 0 || res.Before != res.After {
 		t.Errorf("restored %v, left %q, before %+v, after %+v", res.Restored, res.Left, res.Before, res.After)
 	}
-	if found := acts[ActDiagnosis].Findings; res.Fault != fault || len(found) == 0 || found[0].Code != fault || found[0].Severity != causes.Critical {
+	if found := steps[StepDiagnosis].Findings; res.Fault != fault || len(found) == 0 || found[0].Code != fault || found[0].Severity != causes.Critical {
 		t.Errorf("fault %s, found %+v, want %s first and critical", res.Fault, found, fault)
 	}
 	if h.facts == nil {
@@ -123,20 +123,20 @@ func checkDemo(t *testing.T, res *DemoResult, h *heard, fault string) map[string
 	}
 	// What the machine does besides may cost requests, too: by the clock of the case,
 	// two seconds for each.
-	cured := []string{ActProof}
+	cured := []string{StepProof}
 	if res.Site == 1 {
-		cured = append(cured, ActAccelerate, ActReplace)
+		cured = append(cured, StepAccelerate, StepReplace)
 	}
-	done := func(act string) int64 { return acts[act].HTTP.Completed }
-	for _, act := range cured {
-		if acts[act].HTTP == nil {
-			t.Fatalf("act %s ran no load: %s", act, acts[act].NotRun)
+	done := func(step string) int64 { return steps[step].HTTP.Completed }
+	for _, step := range cured {
+		if steps[step].HTTP == nil {
+			t.Fatalf("step %s ran no load: %s", step, steps[step].NotRun)
 		}
-		if lost := done(ActBaseline) - done(ActCollapse); lost <= 0 || done(act)-done(ActCollapse) < lost/2 {
-			t.Errorf("completed: baseline %d, collapse %d, %s %d: want the collapse least by far", done(ActBaseline), done(ActCollapse), act, done(act))
+		if lost := done(StepBaseline) - done(StepCollapse); lost <= 0 || done(step)-done(StepCollapse) < lost/2 {
+			t.Errorf("completed: baseline %d, collapse %d, %s %d: want the collapse least by far", done(StepBaseline), done(StepCollapse), step, done(step))
 		}
 	}
-	return acts
+	return steps
 }
 
 func TestDemoTableFull(t *testing.T) {
@@ -148,21 +148,21 @@ func TestDemoTableFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	acts := checkDemo(t, res, h, "conntrack-table-full")
+	steps := checkDemo(t, res, h, "conntrack-table-full")
 	if res.HostWrite || h.hosts != "" {
 		t.Errorf("host-wide write announced: %v %q", res.HostWrite, h.hosts)
 	}
-	if cure := acts[ActCure]; cure.Removed == 0 {
+	if cure := steps[StepCure]; cure.Removed == 0 {
 		t.Errorf("cure %+v: removed nothing", cure)
 	}
-	for _, c := range acts[ActCure].Changes {
+	for _, c := range steps[StepCure].Changes {
 		if c.Scope != tune.ScopeNamespace {
 			t.Errorf("change %+v of the host", c)
 		}
 	}
-	for _, act := range []string{ActAccelerate, ActReplace} {
-		if acts[act].NotRun == "" || acts[act].HTTP != nil {
-			t.Errorf("the client is on the host itself, and act %s had its load: %+v", act, acts[act])
+	for _, step := range []string{StepAccelerate, StepReplace} {
+		if steps[step].NotRun == "" || steps[step].HTTP != nil {
+			t.Errorf("the client is on the host itself, and step %s had its load: %+v", step, steps[step])
 		}
 	}
 	if left, err := lab.List(); err != nil || slices.ContainsFunc(left, func(i lab.Info) bool { return strings.HasPrefix(i.Name, "published") }) {
@@ -178,16 +178,16 @@ func TestDemoPortsExhausted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	replace := checkDemo(t, res, h, "snat-ports-exhausted")[ActReplace]
+	replace := checkDemo(t, res, h, "snat-ports-exhausted")[StepReplace]
 	if res.FaultReason == "" {
 		t.Error("not said why the fault is another one")
 	}
-	for _, treatment := range []string{TreatmentKernel, TreatmentAccel, TreatmentEngine} {
+	for _, mitigation := range []string{MitigationKernel, MitigationAccel, MitigationEngine} {
 		measured := slices.ContainsFunc(replace.Figures, func(f bench.Figure) bool {
-			return f.Router == treatment && f.Metric == "requests_per_second" && len(f.Values) == o.Turns && f.Min > 0
+			return f.Router == mitigation && f.Metric == "requests_per_second" && len(f.Values) == o.Turns && f.Min > 0
 		})
 		if !measured {
-			t.Errorf("figures %+v: none of %s", replace.Figures, treatment)
+			t.Errorf("figures %+v: none of %s", replace.Figures, mitigation)
 		}
 	}
 	if file, err := rulefile.Parse("nat.yaml", []byte(replace.RuleFile)); err != nil || len(file.Rules) != 2 {
@@ -195,22 +195,22 @@ func TestDemoPortsExhausted(t *testing.T) {
 	}
 }
 
-// An interrupt in any act ends the demo, which takes away what it made and still
-// returns the acts before.
+// An interrupt in any step ends the demo, which takes away what it made and still
+// returns the steps before.
 func TestDemoInterrupted(t *testing.T) {
 	for _, c := range []struct {
-		act  string
-		said string // the step of the act that is interrupted; "" for its beginning
+		step string
+		said string // the step of the step that is interrupted; "" for its beginning
 		full bool   // the fault is the full table, which takes longer to make
 	}{
-		{act: ActBaseline}, {act: ActCollapse, full: true}, {act: ActDiagnosis}, {act: ActCure, full: true}, {act: ActAccelerate, said: "rules stay"},
-		{act: ActReplace, said: "in turns"}, // with the engine in the place of the kernel's NAT, or about to be
+		{step: StepBaseline}, {step: StepCollapse, full: true}, {step: StepDiagnosis}, {step: StepCure, full: true}, {step: StepAccelerate, said: "rules stay"},
+		{step: StepReplace, said: "in turns"}, // with the engine in the place of the kernel's NAT, or about to be
 	} {
-		t.Run(c.act, func(t *testing.T) {
-			if testing.Short() && c.act != ActBaseline && c.act != ActReplace {
+		t.Run(c.step, func(t *testing.T) {
+			if testing.Short() && c.step != StepBaseline && c.step != StepReplace {
 				t.Skip("left out with -short")
 			}
-			t.Parallel() // nothing is compared with another act's figures
+			t.Parallel() // nothing is compared with another step's figures
 			o, h := demoOptions(t)
 			o.Site = 1
 			if !c.full {
@@ -218,14 +218,14 @@ func TestDemoInterrupted(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			h.at = func(act, said string) {
-				if act == c.act && strings.Contains(said, c.said) {
+			h.at = func(step, said string) {
+				if step == c.step && strings.Contains(said, c.said) {
 					cancel()
 				}
 			}
 			res, err := Demo(ctx, o)
-			if err == nil || !strings.Contains(err.Error(), "act "+c.act) {
-				t.Errorf("error %v, want one that names the act", err)
+			if err == nil || !strings.Contains(err.Error(), "step "+c.step) {
+				t.Errorf("error %v, want one that names the step", err)
 			}
 			if res == nil || !res.Restored {
 				t.Errorf("result %+v: not restored", res)

@@ -16,23 +16,23 @@ import (
 var engineFaults = map[string]Fault{
 	"ports": {
 		Code: "snat-ports-exhausted", topology: "routed",
-		healthy: func(ctx context.Context, s *scene) error { return s.engine(ctx, s.engineRules("", "5000-5029")) },
-		broken:  func(ctx context.Context, s *scene) error { return s.engine(ctx, s.engineRules("", "5000-5009")) },
+		healthy: func(ctx context.Context, s *faultRun) error { return s.engine(ctx, s.engineRules("", "5000-5029")) },
+		broken:  func(ctx context.Context, s *faultRun) error { return s.engine(ctx, s.engineRules("", "5000-5009")) },
 		cure:    followAll,
 	},
 	"sessions": {
 		Code: "conntrack-table-full", topology: "routed",
-		healthy: func(ctx context.Context, s *scene) error {
+		healthy: func(ctx context.Context, s *faultRun) error {
 			return s.engine(ctx, s.engineRules(fmt.Sprintf("sessions: %d", engineFlows+1), ""))
 		},
-		broken: func(ctx context.Context, s *scene) error {
+		broken: func(ctx context.Context, s *faultRun) error {
 			return s.engine(ctx, s.engineRules(fmt.Sprintf("sessions: %d", engineFlows-5), ""))
 		},
 		cure: followAll,
 	},
 	"an interface made again": {
 		Code: "engine-drift", topology: "routed",
-		healthy: func(ctx context.Context, s *scene) error {
+		healthy: func(ctx context.Context, s *faultRun) error {
 			if err := s.run(ctx, s.watched, "ip link add inside9 type veth peer name peer9", "ip link set inside9 up"); err != nil {
 				return err
 			}
@@ -41,23 +41,23 @@ var engineFaults = map[string]Fault{
 			}
 			return s.run(ctx, s.watched, "ip link set inside9 down", "ip link set inside9 up")
 		},
-		broken: func(ctx context.Context, s *scene) error {
+		broken: func(ctx context.Context, s *faultRun) error {
 			return s.run(ctx, s.watched, "ip link del inside9", "ip link add inside9 type veth peer name peer9", "ip link set inside9 up")
 		},
 		cure: followAll,
 	},
 	"the table of engine nft removed": {
 		Code: "engine-drift", topology: "routed",
-		healthy: func(ctx context.Context, s *scene) error {
+		healthy: func(ctx context.Context, s *faultRun) error {
 			s.kind = "nft"
 			return s.engine(ctx, s.engineRules("", ""))
 		},
-		broken: func(ctx context.Context, s *scene) error { return s.run(ctx, s.watched, "nft flush ruleset") },
+		broken: func(ctx context.Context, s *faultRun) error { return s.run(ctx, s.watched, "nft flush ruleset") },
 		cure:   followAll,
 	},
 }
 
-func followAll(ctx context.Context, s *scene, f causes.Finding) error {
+func followAll(ctx context.Context, s *faultRun, f causes.Finding) error {
 	return s.follow(ctx, f, "sed -i", "natkit")
 }
 

@@ -37,8 +37,8 @@ type Fault struct {
 	// healthy and broken bring their state about and say which traffic flows while
 	// the doctor watches; cure does what the finding says. They are called in this
 	// order on one lab.
-	healthy, broken func(ctx context.Context, s *scene) error
-	cure            func(ctx context.Context, s *scene, f causes.Finding) error
+	healthy, broken func(ctx context.Context, s *faultRun) error
+	cure            func(ctx context.Context, s *faultRun, f causes.Finding) error
 }
 
 // Faults are the scenarios, one for each cause that a lab can show, in the
@@ -124,10 +124,10 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 			return nil, err
 		}
 	}
-	s := &scene{lab: l, watched: l.NATNode(), options: o}
+	s := &faultRun{lab: l, watched: l.NATNode(), options: o}
 	defer s.close()
 
-	play := func(name, what string, change func(context.Context, *scene) error) (*FaultStep, error) {
+	play := func(name, what string, change func(context.Context, *faultRun) error) (*FaultStep, error) {
 		step, err := s.step(ctx, name, what, change)
 		if err != nil {
 			return nil, fmt.Errorf("step %s: %w", name, err)
@@ -149,7 +149,7 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 	if len(broken.Findings) == 0 || broken.Findings[0].Code != f.Code {
 		return steps, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, cmp.Or(strings.Join(codes(broken.Findings), ", "), "nothing"))
 	}
-	cured, err := play("cured", f.Cured, func(ctx context.Context, s *scene) error {
+	cured, err := play("cured", f.Cured, func(ctx context.Context, s *faultRun) error {
 		return s.cure(ctx, f, broken.Findings[0])
 	})
 	if err != nil {
@@ -179,8 +179,8 @@ func codes(findings []causes.Finding) (out []string) {
 	return out
 }
 
-// scene is the lab while a scenario plays in it.
-type scene struct {
+// faultRun is the lab while a scenario runs in it.
+type faultRun struct {
 	lab     *lab.Lab
 	watched *lab.Node // where the doctor looks; the NAT node unless a step says otherwise
 	options FaultOptions
@@ -199,7 +199,7 @@ type scene struct {
 }
 
 // close ends the servers.
-func (s *scene) close() {
+func (s *faultRun) close() {
 	for _, c := range s.closers {
 		c()
 	}
@@ -207,7 +207,7 @@ func (s *scene) close() {
 }
 
 // step changes the lab and asks the doctor about it.
-func (s *scene) step(ctx context.Context, name, what string, change func(context.Context, *scene) error) (*FaultStep, error) {
+func (s *faultRun) step(ctx context.Context, name, what string, change func(context.Context, *faultRun) error) (*FaultStep, error) {
 	s.options.Progress(what, 0)
 	s.commands = nil
 	if err := change(ctx, s); err != nil {
@@ -225,7 +225,7 @@ func (s *scene) step(ctx context.Context, name, what string, change func(context
 }
 
 // watch takes a Snapshot while the traffic flows.
-func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
+func (s *faultRun) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 	flowing, stop := context.WithCancel(ctx)
 	failed := make([]error, len(s.traffic))
 	var wg sync.WaitGroup
@@ -254,7 +254,7 @@ func (s *scene) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 }
 
 // cure does what the scenario takes from the finding's remedy, or all of that.
-func (s *scene) cure(ctx context.Context, f Fault, found causes.Finding) error {
+func (s *faultRun) cure(ctx context.Context, f Fault, found causes.Finding) error {
 	if s.options.command != nil {
 		for _, line := range found.Remedy {
 			if strings.HasPrefix(line, "#") {
@@ -274,7 +274,7 @@ func (s *scene) cure(ctx context.Context, f Fault, found causes.Finding) error {
 }
 
 // check runs the commands that show whether the cure worked, where a test wants that.
-func (s *scene) check(ctx context.Context) error {
+func (s *faultRun) check(ctx context.Context) error {
 	if s.cured == nil || s.options.check == nil {
 		return nil
 	}
@@ -288,7 +288,7 @@ func (s *scene) check(ctx context.Context) error {
 
 // follow runs those commands of a finding's remedy that contain one of the
 // words, in their order: exactly as the finding gives them.
-func (s *scene) follow(ctx context.Context, f causes.Finding, words ...string) error {
+func (s *faultRun) follow(ctx context.Context, f causes.Finding, words ...string) error {
 	followed := 0
 	for _, line := range f.Remedy {
 		if strings.HasPrefix(line, "#") || !containsAny(line, words) {
@@ -311,7 +311,7 @@ func (s *scene) follow(ctx context.Context, f causes.Finding, words ...string) e
 }
 
 // shell runs a command in the watched namespace.
-func (s *scene) shell(ctx context.Context, line string) error {
+func (s *faultRun) shell(ctx context.Context, line string) error {
 	var stderr bytes.Buffer
 	cmd := s.watched.Command(ctx, "sh", "-c", line)
 	cmd.Stderr = &stderr

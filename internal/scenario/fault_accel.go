@@ -13,7 +13,7 @@ import (
 )
 
 // accelerate has natkit accel forward between the gateway's two interfaces.
-func (s *scene) accelerate(ctx context.Context) error {
+func (s *faultRun) accelerate(ctx context.Context) error {
 	ns := s.watched.Handle()
 	chains, err := probe.Chains(ns)
 	if err == nil {
@@ -33,7 +33,7 @@ var accelSlowPathFault = Fault{
 	Cured:   "acceleration is turned off and on with TCP",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		const port = 5353
 		server := s.lab.ServerNode()
 		if err := s.swallow(server, port); err != nil {
@@ -42,8 +42,8 @@ var accelSlowPathFault = Fault{
 		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(server.Addr, port), 4, 20))
 		return s.accelerate(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error { return s.browse(ctx) },
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	broken: func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "natkit")
 	},
 }

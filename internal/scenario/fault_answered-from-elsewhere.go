@@ -20,12 +20,12 @@ var elsewhereFault = Fault{
 	Note:    "the program does so by itself, so that the cure is no command of the finding",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		err := s.echo(s.lab.ServerNode(), 5300)
 		s.background(ctx, s.datagrams(netip.Addr{}, netip.AddrPortFrom(s.lab.ServerNode().Addr, 5300), 20, 10))
 		return err
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		s.close()
 		server := s.lab.ServerNode()
 		other := server.Addr.Next()
@@ -35,7 +35,7 @@ var elsewhereFault = Fault{
 		s.background(ctx, s.datagrams(netip.Addr{}, netip.AddrPortFrom(server.Addr, 5300), 20, 10))
 		return s.echoFrom(server, 5300, other)
 	},
-	cure: func(_ context.Context, s *scene, _ causes.Finding) error {
+	cure: func(_ context.Context, s *faultRun, _ causes.Finding) error {
 		last := len(s.closers) - 1
 		s.closers[last]() // the server; those who ask go on
 		s.closers = s.closers[:last]
@@ -44,7 +44,7 @@ var elsewhereFault = Fault{
 }
 
 // echoFrom answers datagrams for a node's address from another one of it.
-func (s *scene) echoFrom(node *lab.Node, port uint16, from netip.Addr) error {
+func (s *faultRun) echoFrom(node *lab.Node, port uint16, from netip.Addr) error {
 	var in, out *net.UDPConn
 	err := node.Do(func() (err error) {
 		if in, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(node.Addr, port))); err != nil {

@@ -16,7 +16,7 @@ var answersFault = Fault{
 	Cured:   "a rule about the right one",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		// The server, like any on the Internet, has no way to private addresses of others.
 		if err := s.run(ctx, s.lab.ServerNode(), "ip route del default"); err != nil {
 			return err
@@ -24,10 +24,10 @@ var answersFault = Fault{
 		s.traffic = append(s.traffic, s.spray(netip.MustParseAddr("10.65.0.1"), 2, 100))
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.watched, "nft flush chain ip nat POSTROUTING", "nft add rule ip nat POSTROUTING oifname eth9 masquerade", "conntrack -F")
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "masquerade", "MASQUERADE", "conntrack -D")
 	},
 }

@@ -19,7 +19,7 @@ var arpRefusedFault = Fault{
 	Note:    "the client asks every 100 ms instead of every second, which saves waiting",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.run(ctx, s.lab.Node(lab.RoleClient), "sysctl -w net.ipv4.neigh.eth0.retrans_time_ms=100"); err != nil {
 			return err
 		}
@@ -28,14 +28,14 @@ var arpRefusedFault = Fault{
 		}
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		s.least = 2 * time.Second
 		if err := s.shell(ctx, "sysctl -w net.ipv4.conf.eth1.arp_ignore=8"); err != nil {
 			return err
 		}
 		return s.run(ctx, s.lab.Node(lab.RoleClient), fmt.Sprintf("ip neigh del %s dev eth0 || true", s.lab.Options().Addresses.Near))
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "sysctl -w")
 	},
 }

@@ -16,7 +16,7 @@ var asymmetricFault = asymmetricBy("nft add table ip firewall",
 // asymmetricBy is the fault on a gateway whose firewall is made by these commands.
 func asymmetricBy(firewall ...string) Fault {
 	f := asymmetricRouted
-	f.healthy = func(ctx context.Context, s *scene) error {
+	f.healthy = func(ctx context.Context, s *faultRun) error {
 		if err := s.run(ctx, s.watched, append([]string{"nft delete table ip nat"}, firewall...)...); err != nil {
 			return err
 		}
@@ -32,7 +32,7 @@ var asymmetricRouted = Fault{
 	Cured:   "what these two send each other is left out of connection tracking",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		server, client := s.lab.ServerNode(), s.lab.Node(lab.RoleClient)
 		// The other way, not used yet.
 		if err := s.run(ctx, client, "ip link add eth1 type veth peer name eth1 netns "+server.Netns,
@@ -44,10 +44,10 @@ var asymmetricRouted = Fault{
 		}
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.lab.ServerNode(), "ip route add "+s.lab.Node(lab.RoleClient).Addr.String()+"/32 via 10.98.0.1")
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "natkit-notrack"); err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ var backendFault = Fault{
 	Note:    "which port is the right one only the backend knows, so that the cure is no command of the finding",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 			return err
 		}
@@ -28,21 +28,21 @@ var backendFault = Fault{
 		s.traffic = append(s.traffic, s.requests(s.service(), 100))
 		return nil
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.serviceAt(ctx, s.lab.ServerNode().Addr.String()+":8081")
 	},
-	cure: func(ctx context.Context, s *scene, _ causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, _ causes.Finding) error {
 		return s.serviceAt(ctx, s.lab.ServerNode().Addr.String()+":80")
 	},
 }
 
 // service is a published port of the gateway's inside address.
-func (s *scene) service() string {
+func (s *faultRun) service() string {
 	return fmt.Sprintf("http://%s:8080/", s.lab.Options().Addresses.Near)
 }
 
 // serviceAt has the published port lead to a backend, and to no other.
-func (s *scene) serviceAt(ctx context.Context, backend string) error {
+func (s *faultRun) serviceAt(ctx context.Context, backend string) error {
 	return s.run(ctx, s.watched,
 		"nft 'add chain ip nat PREROUTING { type nat hook prerouting priority dstnat; }'",
 		"nft flush chain ip nat PREROUTING",

@@ -17,7 +17,7 @@ var brNetfilterFault = Fault{
 	Cured:   "bridged frames no longer go through the IP packet filter",
 
 	topology: "published",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		const key = "net.bridge.bridge-nf-call-iptables"
 		if _, err := s.watched.SysctlValue(key); err != nil {
 			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): bridged frames do not meet the packet filter")
@@ -28,11 +28,11 @@ var brNetfilterFault = Fault{
 		s.traffic = append(s.traffic, s.requests(s.lab.URL(), 20))
 		return nil
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic[:0], s.requests(s.lab.URL(), 1000))
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "bridge-nf-call-iptables=0")
 	},
 }

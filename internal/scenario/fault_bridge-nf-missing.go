@@ -18,7 +18,7 @@ var bridgeNFFault = Fault{
 	Cured:   "they do again",
 
 	topology: "published",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if _, err := s.watched.SysctlValue("net.bridge.bridge-nf-call-iptables"); err != nil {
 			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): answers between containers can't be translated")
 		}
@@ -37,10 +37,10 @@ var bridgeNFFault = Fault{
 		s.traffic = append(s.traffic, s.requests("http://10.96.0.10/", 50))
 		return nil
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		return s.watched.Sysctl("net.bridge.bridge-nf-call-iptables", "0")
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "bridge-nf-call-iptables=1"); err != nil {
 			return err
 		}

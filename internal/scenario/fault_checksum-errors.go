@@ -19,24 +19,24 @@ var checksumFault = Fault{
 	Note:    "no device of a lab makes wrong sums, so that the client writes them itself; the cure is at the sender, and shown, not run",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.swallow(s.watched, 5353); err != nil {
 			return err
 		}
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic, s.sums(0xbad))
 		return nil
 	},
-	cure: func(_ context.Context, s *scene, _ causes.Finding) error {
+	cure: func(_ context.Context, s *faultRun, _ causes.Finding) error {
 		s.traffic[len(s.traffic)-1] = s.sums(0) // none: a datagram may leave it out
 		return nil
 	},
 }
 
 // sums sends datagrams with this checksum to the gateway, a hundred a second.
-func (s *scene) sums(sum uint16) func(context.Context) error {
+func (s *faultRun) sums(sum uint16) func(context.Context) error {
 	return func(ctx context.Context) error {
 		client := s.lab.Node(lab.RoleClient)
 		tick := time.NewTicker(10 * time.Millisecond)

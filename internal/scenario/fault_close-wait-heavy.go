@@ -17,7 +17,7 @@ var closeWaitFault = Fault{
 	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.watched.Sysctl("net.netfilter.nf_conntrack_tcp_timeout_close_wait", "3600"); err != nil {
 			return err
 		}
@@ -26,10 +26,10 @@ var closeWaitFault = Fault{
 		}
 		return s.fill(ctx, 0.1, 0, "198.18.0.0/24", conntrack.FillOptions{State: conntrack.TCPCloseWait})
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.fill(ctx, 0.4, 0, "198.18.1.0/24", conntrack.FillOptions{State: conntrack.TCPCloseWait})
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "sysctl -w"); err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ var accountingFault = Fault{
 	Cured:   "both are switched off",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
@@ -25,7 +25,7 @@ var accountingFault = Fault{
 			return err
 		})
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		for _, key := range []string{"acct", "timestamp"} {
 			if err := s.watched.Sysctl("net.netfilter.nf_conntrack_"+key, "1"); err != nil {
 				return err
@@ -33,7 +33,7 @@ var accountingFault = Fault{
 		}
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "sysctl -w")
 	},
 }

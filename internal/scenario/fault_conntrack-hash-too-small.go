@@ -25,17 +25,17 @@ var hashFault = Fault{
 		"and the cure is shown, not run",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
 		return s.fill(ctx, 0.1, 0, "198.18.0.0/24", conntrack.FillOptions{})
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.reads = func(facts *snapshot.Snapshot) { facts.Conntrack.Buckets = smallHash }
 		return nil
 	},
-	cure: func(_ context.Context, s *scene, f causes.Finding) error {
+	cure: func(_ context.Context, s *faultRun, f causes.Finding) error {
 		for _, set := range f.Settings {
 			if set.Name == "net.netfilter.nf_conntrack_buckets" {
 				buckets, err := strconv.ParseUint(set.Value, 10, 64)

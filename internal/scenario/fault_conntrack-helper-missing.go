@@ -25,25 +25,25 @@ var helperMissingFault = Fault{
 	Cured:   "a rule gives the FTP helper to connections to port 21",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.ftpServer(ctx); err != nil {
 			return err
 		}
 		s.traffic = append(s.traffic, s.ftpClient(false))
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic, s.ftpClient(true))
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "nft ")
 	},
 }
 
 // ftpServer knows nothing of FTP but PORT: it connects from port 20 to the port that it is told, at the
 // address that it sees, as servers do which connect to nobody else.
-func (s *scene) ftpServer(ctx context.Context) error {
+func (s *faultRun) ftpServer(ctx context.Context) error {
 	var l net.Listener
 	server := s.lab.ServerNode()
 	if err := server.Do(func() (err error) {
@@ -87,7 +87,7 @@ func portCommand(line string) (netip.AddrPort, bool) {
 }
 
 // dialData opens a data connection, and closes it.
-func (s *scene) dialData(ctx context.Context, node *lab.Node, to netip.AddrPort) {
+func (s *faultRun) dialData(ctx context.Context, node *lab.Node, to netip.AddrPort) {
 	d := net.Dialer{Timeout: time.Second, LocalAddr: &net.TCPAddr{Port: 20}, Control: reuseAddr}
 	_ = node.Do(func() error {
 		c, err := d.DialContext(ctx, "tcp4", to.String())
@@ -99,7 +99,7 @@ func (s *scene) dialData(ctx context.Context, node *lab.Node, to netip.AddrPort)
 }
 
 // ftpClient is logged in, and in active mode announces a port again and again.
-func (s *scene) ftpClient(active bool) func(context.Context) error {
+func (s *faultRun) ftpClient(active bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		client := s.lab.Node(lab.RoleClient)
 		var c net.Conn

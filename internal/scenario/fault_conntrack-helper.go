@@ -16,8 +16,8 @@ var helperFault = Fault{
 	Note:    "which rule gives the helper is found by eye in what the finding's commands show; connections that have it are removed instead of waiting for their end",
 
 	topology: "routed",
-	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
-	broken: func(ctx context.Context, s *scene) error {
+	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.nft(ctx, `table ip helped {
 	ct helper ftp { type "ftp" protocol tcp; }
 	chain prerouting {
@@ -27,7 +27,7 @@ var helperFault = Fault{
 }
 `)
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "nft -a list ruleset"); err != nil {
 			return err
 		}

@@ -25,21 +25,21 @@ var invalidResetFault = Fault{
 	Note:    "the segments are made with the server's own acknowledgement numbers and sequence numbers far ahead",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		return s.talk(ctx, 5000, 1)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		s.traffic = nil
 		return s.talk(ctx, 5001, 200)
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "be_liberal")
 	},
 }
 
 // talk keeps ten connections from the client to a port of the server open, and
 // sends so many segments a second from the server that lie outside of their windows.
-func (s *scene) talk(ctx context.Context, port uint16, perSecond int) error {
+func (s *faultRun) talk(ctx context.Context, port uint16, perSecond int) error {
 	server := s.lab.ServerNode()
 	outside := s.lab.Options().Addresses.Far.Addr()
 	var mu sync.Mutex

@@ -18,16 +18,16 @@ var tableFullFault = Fault{
 	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
 		return s.fill(ctx, 0.5, 0, "198.18.0.0/24", conntrack.FillOptions{})
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.fill(ctx, 1, 100, "198.18.1.0/24", conntrack.FillOptions{})
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.empty(ctx, f, conntrack.Filter{Dst: netip.PrefixFrom(fillDest.Addr(), 32)})
 	},
 }

@@ -18,11 +18,11 @@ var duplicateFault = Fault{
 
 	topology: "routed",
 	clients:  2,
-	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
-	broken: func(ctx context.Context, s *scene) error {
+	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.lab.Node("client2"), fmt.Sprintf("ip addr add %s dev eth0", s.nearPrefix()))
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.run(ctx, s.lab.Node("client2"), fmt.Sprintf("ip addr del %s dev eth0", s.nearPrefix())); err != nil {
 			return err
 		}
@@ -31,7 +31,7 @@ var duplicateFault = Fault{
 }
 
 // nearPrefix is the gateway's address on the clients' network.
-func (s *scene) nearPrefix() netip.Prefix {
+func (s *faultRun) nearPrefix() netip.Prefix {
 	a := s.lab.Options().Addresses
 	return netip.PrefixFrom(a.Near, a.Client.Bits())
 }

@@ -24,7 +24,7 @@ const engineFlows = 20
 
 // engine brings natkit's engine up on the gateway with a rule file, in place of the one that
 // is, and lets the client's programs send.
-func (s *scene) engine(ctx context.Context, text string) error {
+func (s *faultRun) engine(ctx context.Context, text string) error {
 	const port = 5353
 	ns := s.watched.Handle()
 	if s.file == "" {
@@ -65,7 +65,7 @@ func (s *scene) engine(ctx context.Context, text string) error {
 }
 
 // engineRules masquerade the clients, with limits and ports as given.
-func (s *scene) engineRules(limits, ports string) string {
+func (s *faultRun) engineRules(limits, ports string) string {
 	rule := fmt.Sprintf("rules:\n  - masquerade: %s\n", s.lab.Options().Addresses.Client.Masked())
 	if ports != "" {
 		rule += "    ports: " + ports + "\n"
@@ -83,13 +83,13 @@ var engineLimitFault = Fault{
 	Cured:   "the limit is raised in the rule file, and the file applied",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		return s.engine(ctx, s.engineRules(fmt.Sprintf("sessions_per_source: %d", engineFlows), ""))
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.engine(ctx, s.engineRules(fmt.Sprintf("sessions_per_source: %d", engineFlows-5), ""))
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "sed -i", "natkit")
 	},
 }
@@ -101,15 +101,15 @@ var engineDriftFault = Fault{
 	Cured:   "the rule file is applied again",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		far := s.lab.Options().Addresses.Far
 		return errors.Join(s.engine(ctx, s.engineRules("", "")),
 			s.run(ctx, s.watched, "sysctl -qw net.ipv4.conf.eth0.promote_secondaries=1", fmt.Sprintf("ip addr add %s dev eth0", netip.PrefixFrom(far.Addr().Next().Next(), far.Bits()))))
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.watched, fmt.Sprintf("ip addr del %s dev eth0", s.lab.Options().Addresses.Far))
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "natkit")
 	},
 }

@@ -19,7 +19,7 @@ var establishedLongFault = Fault{
 	Note:    "the entries are made by netlink, not by packets, with the time left that a day without a packet leaves them",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		// Whoever set it on the host: a namespace begins with the kernel's default.
 		if err := s.watched.Sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "432000"); err != nil {
 			return err
@@ -29,10 +29,10 @@ var establishedLongFault = Fault{
 		}
 		return s.fill(ctx, 0.1, 0, "198.18.0.0/24", conntrack.FillOptions{Timeout: 4 * 24 * time.Hour})
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.fill(ctx, 0.4, 0, "198.18.1.0/24", conntrack.FillOptions{Timeout: 4 * 24 * time.Hour})
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "sysctl -w"); err != nil {
 			return err
 		}

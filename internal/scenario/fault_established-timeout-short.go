@@ -21,17 +21,17 @@ var establishedShortFault = Fault{
 	Cured:   "the time-out is set to a day",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		return s.slowAnswers(ctx, 5000, answerAfter)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		if err := s.watched.Sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "1"); err != nil {
 			return err
 		}
 		// Connections that are open have the old time-out; wait for those that have not.
 		return wait(ctx, answerAfter)
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "sysctl -w"); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ const answerAfter = 1500 * time.Millisecond
 // slowAnswers is a server that answers each connection after a while, and a
 // client that opens one every twenty milliseconds, already before the doctor
 // comes.
-func (s *scene) slowAnswers(ctx context.Context, port uint16, after time.Duration) error {
+func (s *faultRun) slowAnswers(ctx context.Context, port uint16, after time.Duration) error {
 	server, client := s.lab.ServerNode(), s.lab.Node(lab.RoleClient)
 	var l net.Listener
 	if err := server.Do(func() (err error) {

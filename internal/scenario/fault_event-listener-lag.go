@@ -19,16 +19,16 @@ var eventListenerFault = Fault{
 	Note:    "the programs are sockets of this process; in place of a larger buffer the slow one is closed",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
 		return s.listenEvents(64 << 20) // for a minute and more: nobody reads it either
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		return s.listenEvents(4 << 10)
 	},
-	cure: func(_ context.Context, s *scene, _ causes.Finding) error {
+	cure: func(_ context.Context, s *faultRun, _ causes.Finding) error {
 		s.closers[len(s.closers)-1]()
 		return nil
 	},
@@ -36,7 +36,7 @@ var eventListenerFault = Fault{
 
 // listenEvents opens a socket in the watched namespace that gets the events of
 // connection tracking and reads none.
-func (s *scene) listenEvents(buffer int) error {
+func (s *faultRun) listenEvents(buffer int) error {
 	fd := -1
 	err := s.watched.Do(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER); err != nil {

@@ -18,14 +18,14 @@ var forwardPolicyFault = Fault{
 	Cured:   "a rule accepts this traffic again",
 
 	topology: "published",
-	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
-	broken: func(_ context.Context, s *scene) error {
+	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	broken: func(_ context.Context, s *faultRun) error {
 		return nft.Ruleset{{Name: "filter", Chains: []nft.Chain{{Name: "FORWARD", Base: &nft.Base{
 			Type: nftables.ChainTypeFilter, Hook: nftables.ChainHookForward,
 			Priority: nftables.ChainPriorityFilter, Policy: nftables.ChainPolicyDrop,
 		}}}}}.Apply(s.watched.Handle())
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "ACCEPT")
 	},
 }

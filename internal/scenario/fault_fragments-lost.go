@@ -23,7 +23,7 @@ var fragmentsFault = Fault{
 	Cured:   "fragments get as much memory as the finding says",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		const port = 5353
 		if err := s.swallow(s.lab.ServerNode(), port); err != nil {
 			return err
@@ -31,7 +31,7 @@ var fragmentsFault = Fault{
 		s.traffic = append(s.traffic, s.large(netip.AddrPortFrom(s.lab.ServerNode().Addr, port)))
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		// The lower limit first: the kernel refuses an upper one below it. And what
 		// waits must not time out before the end of the story.
 		for _, set := range [][2]string{{"low_thresh", "32768"}, {"high_thresh", "65536"}, {"time", "120"}} {
@@ -42,13 +42,13 @@ var fragmentsFault = Fault{
 		client := s.lab.Node(lab.RoleClient)
 		return client.Do(func() error { return firstFragments(client.Addr, s.lab.ServerNode().Addr, 200) })
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "sysctl -w")
 	},
 }
 
 // large sends datagrams that are larger than a packet, fifty a second.
-func (s *scene) large(to netip.AddrPort) func(context.Context) error {
+func (s *faultRun) large(to netip.AddrPort) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var c *net.UDPConn
 		err := s.lab.Node(lab.RoleClient).Do(func() (err error) {

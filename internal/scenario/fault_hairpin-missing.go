@@ -17,7 +17,7 @@ var hairpinFault = Fault{
 	Cured:   "the source of what comes back into this network is translated as well",
 
 	topology: "routed", clients: 2,
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		server := s.lab.Node(lab.RoleClient + "2")
 		http, err := server.ServeHTTP(ctx, ":80", lab.HTTPServerOptions{})
 		if err != nil {
@@ -32,11 +32,11 @@ var hairpinFault = Fault{
 		s.traffic = append(s.traffic, s.requests(fmt.Sprintf("http://%s/", server.Addr), 50))
 		return nil
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic[:0], s.requests(fmt.Sprintf("http://%s:8080/", s.lab.Options().Addresses.Far.Addr()), 50))
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "MASQUERADE", "hairpin", "conntrack -D")
 	},
 }

@@ -15,15 +15,15 @@ var ipForwardFault = Fault{
 	Cured:   "forwarding is switched on",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		s.watched = s.lab.ServerNode()
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.watched = s.lab.NATNode()
 		return s.watched.Sysctl("net.ipv4.ip_forward", "0")
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "sysctl -w")
 	},
 }

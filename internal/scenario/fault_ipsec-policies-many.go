@@ -19,15 +19,15 @@ var policiesFault = Fault{
 	Note:    "which policies may become one their owner knows, so that the cure is the one that the finding describes",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
 		s.traffic = append(s.traffic, s.requests(s.lab.URL(), 300))
 		return s.policies(16, 1)
 	},
-	broken: func(_ context.Context, s *scene) error { return s.policies(24, 200) },
-	cure: func(_ context.Context, s *scene, _ causes.Finding) error {
+	broken: func(_ context.Context, s *faultRun) error { return s.policies(24, 200) },
+	cure: func(_ context.Context, s *faultRun, _ causes.Finding) error {
 		s.commands = append(s.commands, "ip xfrm policy flush",
 			"ip xfrm policy add src 192.168.0.0/24 dst 10.20.0.0/16 dir out tmpl src 203.0.113.1 dst 203.0.113.2 proto esp mode tunnel")
 		return s.policies(16, 1)
@@ -36,7 +36,7 @@ var policiesFault = Fault{
 
 // policies puts so many policies, each for a network of that size of a site, in
 // place of all.
-func (s *scene) policies(bits, n int) error {
+func (s *faultRun) policies(bits, n int) error {
 	return s.watched.Do(func() error {
 		if err := netlink.XfrmPolicyFlush(); err != nil {
 			return err

@@ -15,17 +15,17 @@ var twoBackendsFault = Fault{
 	Cured:   "its rules are carried over to nftables, and its tables are emptied",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.run(ctx, s.watched, "iptables-legacy -t nat -S", "iptables-legacy -S"); err != nil {
 			return err
 		}
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.watched, "iptables-legacy -t nat -A POSTROUTING -s 192.168.0.0/24 -o eth0 -j MASQUERADE",
 			"iptables-legacy -A FORWARD -s 198.18.0.0/15 -j DROP")
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "iptables-nft-restore", "iptables-legacy -t", "iptables-legacy -P")
 	},
 }

@@ -15,11 +15,11 @@ var linkDownFault = Fault{
 	Cured:   "it is switched on",
 
 	topology: "routed",
-	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
-	broken: func(ctx context.Context, s *scene) error {
+	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.shell(ctx, "ip link set dev eth1 down")
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "ip link set")
 	},
 }

@@ -19,15 +19,15 @@ var listenFault = Fault{
 	Cured:   "the server is started again with a backlog as the finding proposes",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		s.watched = s.lab.ServerNode()
 		s.traffic = append(s.traffic, s.httpLoad(bench.HTTPOptions{URL: s.lab.URL(), Concurrency: 300}))
 		return s.restart(ctx, lab.HTTPServerOptions{})
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.restart(ctx, lab.HTTPServerOptions{Backlog: 1})
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		var backlog int
 		for _, line := range f.Remedy {
 			if _, after, ok := strings.Cut(line, "backlog="); ok {
@@ -43,7 +43,7 @@ var listenFault = Fault{
 }
 
 // restart puts a web server with other options in the place of the present one.
-func (s *scene) restart(ctx context.Context, o lab.HTTPServerOptions) error {
+func (s *faultRun) restart(ctx context.Context, o lab.HTTPServerOptions) error {
 	s.close()
 	return s.serve(ctx, o)
 }

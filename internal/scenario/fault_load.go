@@ -25,15 +25,15 @@ import (
 )
 
 // What the scenarios have in common: traffic that is bounded, servers that live
-// as long as the scene, and filling the table.
+// as long as the run, and filling the table.
 
 // requests makes HTTP requests from the client at a rate, each on a connection
 // of its own, as many at a time as it takes.
-func (s *scene) requests(url string, rate float64) func(context.Context) error {
+func (s *faultRun) requests(url string, rate float64) func(context.Context) error {
 	return s.httpLoad(bench.HTTPOptions{URL: url, Rate: rate, Concurrency: 500})
 }
 
-func (s *scene) httpLoad(o bench.HTTPOptions) func(context.Context) error {
+func (s *faultRun) httpLoad(o bench.HTTPOptions) func(context.Context) error {
 	o.Netns = s.lab.Node(lab.RoleClient).Handle()
 	o.Requests = math.MaxInt32
 	o.SocketTimeout = 2 * time.Second
@@ -48,7 +48,7 @@ func (s *scene) httpLoad(o bench.HTTPOptions) func(context.Context) error {
 // datagrams sends UDP from several sockets of the client, each flow so many
 // datagrams a second. from is their source address, the client's own where it is
 // not valid.
-func (s *scene) datagrams(from netip.Addr, to netip.AddrPort, flows int, perSecond float64) func(context.Context) error {
+func (s *faultRun) datagrams(from netip.Addr, to netip.AddrPort, flows int, perSecond float64) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var socks []*net.UDPConn
 		defer func() {
@@ -91,7 +91,7 @@ func (s *scene) datagrams(from netip.Addr, to netip.AddrPort, flows int, perSeco
 
 // spray sends one datagram from the client to each of so many ports of an
 // address, as a scan does, at most perSecond of them.
-func (s *scene) spray(to netip.Addr, ports, perSecond int) func(context.Context) error {
+func (s *faultRun) spray(to netip.Addr, ports, perSecond int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var c *net.UDPConn
 		err := s.lab.Node(lab.RoleClient).Do(func() (err error) {
@@ -120,7 +120,7 @@ func (s *scene) spray(to netip.Addr, ports, perSecond int) func(context.Context)
 }
 
 // swallow takes datagrams in the namespace of a node and never answers.
-func (s *scene) swallow(node *lab.Node, port uint16) error {
+func (s *faultRun) swallow(node *lab.Node, port uint16) error {
 	var c *net.UDPConn
 	err := node.Do(func() (err error) {
 		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
@@ -143,7 +143,7 @@ func (s *scene) swallow(node *lab.Node, port uint16) error {
 
 // background lets traffic flow from now on until close, so that its flows outlive
 // the steps.
-func (s *scene) background(ctx context.Context, traffic func(context.Context) error) {
+func (s *faultRun) background(ctx context.Context, traffic func(context.Context) error) {
 	flowing, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -154,10 +154,10 @@ func (s *scene) background(ctx context.Context, traffic func(context.Context) er
 }
 
 // echo answers datagrams in the namespace of a node with themselves.
-func (s *scene) echo(node *lab.Node, port uint16) error { return s.lateEcho(node, port, 0) }
+func (s *faultRun) echo(node *lab.Node, port uint16) error { return s.lateEcho(node, port, 0) }
 
 // lateEcho is echo after a while.
-func (s *scene) lateEcho(node *lab.Node, port uint16, after time.Duration) error {
+func (s *faultRun) lateEcho(node *lab.Node, port uint16, after time.Duration) error {
 	var c *net.UDPConn
 	err := node.Do(func() (err error) {
 		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
@@ -186,7 +186,7 @@ func (s *scene) lateEcho(node *lab.Node, port uint16, after time.Duration) error
 }
 
 // run runs commands in the namespace of a node, in the order given.
-func (s *scene) run(ctx context.Context, node *lab.Node, commands ...string) error {
+func (s *faultRun) run(ctx context.Context, node *lab.Node, commands ...string) error {
 	for _, line := range commands {
 		var out bytes.Buffer
 		cmd := node.Command(ctx, "sh", "-c", line)
@@ -199,7 +199,7 @@ func (s *scene) run(ctx context.Context, node *lab.Node, commands ...string) err
 }
 
 // serve answers HTTP behind the NAT, where the lab's URL leads, until close.
-func (s *scene) serve(ctx context.Context, o lab.HTTPServerOptions) error {
+func (s *faultRun) serve(ctx context.Context, o lab.HTTPServerOptions) error {
 	server, err := s.lab.ServerNode().ServeHTTP(ctx, ":80", o)
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func (s *scene) serve(ctx context.Context, o lab.HTTPServerOptions) error {
 }
 
 // nft gives a text to the program nft in the watched namespace.
-func (s *scene) nft(ctx context.Context, text string) error {
+func (s *faultRun) nft(ctx context.Context, text string) error {
 	var out bytes.Buffer
 	cmd := s.watched.Command(ctx, "nft", "-f", "-")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(text), &out, &out
@@ -221,10 +221,10 @@ func (s *scene) nft(ctx context.Context, text string) error {
 
 // browse is a web server and a client that asks it a little, through the NAT: a
 // network at work.
-func (s *scene) browse(ctx context.Context) error { return s.browseAt(ctx, 200) }
+func (s *faultRun) browse(ctx context.Context) error { return s.browseAt(ctx, 200) }
 
 // browseAt is browse with so many connections a second.
-func (s *scene) browseAt(ctx context.Context, perSecond float64) error {
+func (s *faultRun) browseAt(ctx context.Context, perSecond float64) error {
 	if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 		return err
 	}
@@ -234,7 +234,7 @@ func (s *scene) browseAt(ctx context.Context, perSecond float64) error {
 
 // ended waits until a node has no TCP connection any more that would send: those
 // that hang keep the segment size that they began with.
-func (s *scene) ended(ctx context.Context, node *lab.Node) error {
+func (s *faultRun) ended(ctx context.Context, node *lab.Node) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("its connections do not end"))
 	defer cancel()
 	for {
@@ -269,7 +269,7 @@ var fillDest = netip.MustParseAddrPort("198.19.0.1:80")
 
 // fill adds entries to the watched namespace's table, a share of its limit less
 // so many. Each call takes sources of its own.
-func (s *scene) fill(ctx context.Context, part float64, less int, sources string, o conntrack.FillOptions) error {
+func (s *faultRun) fill(ctx context.Context, part float64, less int, sources string, o conntrack.FillOptions) error {
 	return s.watched.Do(func() error {
 		limits, err := conntrack.ReadLimits()
 		if err != nil {
@@ -296,7 +296,7 @@ func (s *scene) fill(ctx context.Context, part float64, less int, sources string
 
 // empty removes entries as the finding's own conntrack -D would, by netlink: a
 // table of hundreds of thousands takes that program too long.
-func (s *scene) empty(ctx context.Context, f causes.Finding, which conntrack.Filter) error {
+func (s *faultRun) empty(ctx context.Context, f causes.Finding, which conntrack.Filter) error {
 	i := slices.IndexFunc(f.Remedy, func(line string) bool { return strings.Contains(line, "conntrack -D") })
 	if i < 0 {
 		return fmt.Errorf("the remedy of %s empties nothing:\n%s", f.Code, strings.Join(f.Remedy, "\n"))

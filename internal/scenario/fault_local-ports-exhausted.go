@@ -22,7 +22,7 @@ var localPortsFault = Fault{
 	Cured:   "it has more ports, and opens another",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.run(ctx, s.watched, "sysctl -qw net.ipv4.ip_local_port_range='40000 40499'"); err != nil {
 			return err
 		}
@@ -32,14 +32,14 @@ var localPortsFault = Fault{
 		_, err := s.connect(s.watched, netip.AddrPortFrom(s.lab.ServerNode().Addr, 8000), 350)
 		return err
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		made, err := s.connect(s.watched, netip.AddrPortFrom(s.lab.ServerNode().Addr, 8000), 500)
 		if !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("after %d more connections: %v, and not %w", made, err, unix.EADDRNOTAVAIL)
 		}
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "net.ipv4.ip_local_port_range="); err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ var localPortsFault = Fault{
 }
 
 // accept takes connections in the namespace of a node, and keeps them until close.
-func (s *scene) accept(node *lab.Node, port uint16) error {
+func (s *faultRun) accept(node *lab.Node, port uint16) error {
 	var l net.Listener
 	err := node.Do(func() (err error) {
 		l, err = net.Listen("tcp4", fmt.Sprintf(":%d", port))
@@ -79,7 +79,7 @@ func (s *scene) accept(node *lab.Node, port uint16) error {
 
 // connect opens so many connections from a node, which stay until close, and says how many
 // it opened.
-func (s *scene) connect(node *lab.Node, to netip.AddrPort, connections int) (made int, err error) {
+func (s *faultRun) connect(node *lab.Node, to netip.AddrPort, connections int) (made int, err error) {
 	err = node.Do(func() error {
 		for range connections {
 			c, err := net.DialTCP("tcp4", nil, net.TCPAddrFromAddrPort(to))

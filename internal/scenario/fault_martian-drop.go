@@ -16,7 +16,7 @@ var martianFault = Fault{
 	Cured:   "packets that a rule sends to 127.0.0.1 are let in, and those that were sent there directly are not",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		server, err := s.watched.ServeHTTP(ctx, "127.0.0.1:80", lab.HTTPServerOptions{})
 		if err != nil {
 			return err
@@ -24,7 +24,7 @@ var martianFault = Fault{
 		s.closers = append(s.closers, func() { server.Close() })
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		for _, line := range []string{
 			"nft add table ip published",
 			"nft 'add chain ip published prerouting { type nat hook prerouting priority dstnat; }'",
@@ -37,7 +37,7 @@ var martianFault = Fault{
 		s.traffic = append(s.traffic, s.requests("http://"+s.watched.Addr.String()+":8080/", 50))
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "natkit-localnet", "route_localnet=1")
 	},
 }

@@ -21,7 +21,7 @@ var mtuFault = Fault{
 	Cured:   "the segment size that TCP announces is clamped to what fits; connections that hang already are given up",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.serve(ctx, lab.HTTPServerOptions{Body: bytes.Repeat([]byte("natkit lab\n"), 1000)}); err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ var mtuFault = Fault{
 			return netlink.LinkSetMTU(eth1, 1000)
 		})
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		// Nothing that the gateway itself sends gets out.
 		mute := nft.Ruleset{{Name: "mute", Chains: []nft.Chain{{Name: "output", Base: &nft.Base{
 			Type: nftables.ChainTypeFilter, Hook: nftables.ChainHookOutput,
@@ -55,7 +55,7 @@ var mtuFault = Fault{
 		}
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "natkit-mss"); err != nil {
 			return err
 		}

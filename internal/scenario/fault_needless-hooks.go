@@ -16,14 +16,14 @@ var needlessFault = Fault{
 	Cured:   "the chains without a rule are deleted",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
 		s.traffic = append(s.traffic, s.requests(s.lab.URL(), 300))
 		return nil
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		for i, table := range []string{"raw", "mangle", "security"} {
 			for _, hook := range []string{"prerouting", "forward", "postrouting"} {
 				line := fmt.Sprintf("nft add table ip %s; nft 'add chain ip %s %s { type filter hook %s priority %d; }'", table, table, hook, hook, 10*i-300)
@@ -34,7 +34,7 @@ var needlessFault = Fault{
 		}
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "nft delete chain")
 	},
 }

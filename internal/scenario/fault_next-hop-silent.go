@@ -11,7 +11,7 @@ import (
 )
 
 // nextRouter leads to the network beyond, on the gateway's outside network.
-func nextRouter(s *scene) netip.Prefix {
+func nextRouter(s *faultRun) netip.Prefix {
 	far := s.lab.Options().Addresses.Far
 	return netip.PrefixFrom(s.lab.ServerNode().Addr.Next().Next(), far.Bits())
 }
@@ -24,20 +24,20 @@ var nextHopFault = Fault{
 	Note:    "a router is brought back where it stands, so that the cure is no command of the finding; the gateway asks for it every 10 ms instead of every second, which saves waiting",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.shell(ctx, "sysctl -w net.ipv4.neigh.eth0.retrans_time_ms=10"); err != nil {
 			return err
 		}
 		s.traffic = append(s.traffic, s.spray(nextRouter(s).Addr().Next(), 2, 100))
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		if err := s.talkBeyond(); err != nil {
 			return err
 		}
 		return s.shell(ctx, fmt.Sprintf("ip route add %s via %s", beyond.Masked(), nextRouter(s).Addr()))
 	},
-	cure: func(ctx context.Context, s *scene, _ causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, _ causes.Finding) error {
 		return s.run(ctx, s.lab.ServerNode(), fmt.Sprintf("ip addr add %s dev eth0", nextRouter(s)))
 	},
 }

@@ -24,12 +24,12 @@ var noRouteFault = Fault{
 	Note:    "which router leads to a network only its owner knows, so that the cure is the one that the finding describes, with the router that this lab has",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic, s.spray(netip.MustParseAddr("10.65.0.1"), 2, 100))
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error { return s.talkBeyond() },
-	cure: func(_ context.Context, s *scene, f causes.Finding) error {
+	broken: func(_ context.Context, s *faultRun) error { return s.talkBeyond() },
+	cure: func(_ context.Context, s *faultRun, f causes.Finding) error {
 		s.commands = append(s.commands, fmt.Sprintf("ip route add %s via %s", beyond.Masked(), s.lab.ServerNode().Addr))
 		return s.watched.Do(func() error {
 			return netlink.RouteAdd(&netlink.Route{Dst: ipNet(beyond.Masked()), Gw: s.lab.ServerNode().Addr.AsSlice()})
@@ -39,7 +39,7 @@ var noRouteFault = Fault{
 
 // talkBeyond has the client talk to the network behind the server, which the gateway may
 // know a way to.
-func (s *scene) talkBeyond() error {
+func (s *faultRun) talkBeyond() error {
 	const port = 5353
 	server := s.lab.ServerNode()
 	if err := s.swallow(server, port); err != nil {

@@ -17,7 +17,7 @@ var otherDropsFault = Fault{
 	Note:    "of all that drops packets outside of NAT this is the one that every kernel has; the finding says what to add to the rule, which only its owner can read",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		const port = 5353
 		server := s.lab.ServerNode()
 		if err := s.swallow(server, port); err != nil {
@@ -29,10 +29,10 @@ var otherDropsFault = Fault{
 		}
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.shell(ctx, "iptables-legacy -R FORWARD 1 -p udp -j NFQUEUE --queue-num 9")
 	},
-	cure: func(ctx context.Context, s *scene, _ causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, _ causes.Finding) error {
 		return s.shell(ctx, "iptables-legacy -R FORWARD 1 -p udp -j NFQUEUE --queue-num 9 --queue-bypass")
 	},
 }

@@ -19,23 +19,23 @@ var qdiscFault = Fault{
 	Cured:   "the shaper lets by what comes, with room for bursts",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.serve(ctx, lab.HTTPServerOptions{Body: bytes.Repeat([]byte("natkit lab\n"), 500)}); err != nil {
 			return err
 		}
 		s.traffic = append(s.traffic, s.requests(s.lab.URL(), 100))
 		return s.shape(100e6, 256<<10)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		return s.shape(4e6, 4000)
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "tc qdisc replace")
 	},
 }
 
 // shape puts a token bucket in place of what the gateway sends to the clients by.
-func (s *scene) shape(bits, limit uint64) error {
+func (s *faultRun) shape(bits, limit uint64) error {
 	return s.watched.Do(func() error {
 		eth1, err := netlink.LinkByName("eth1")
 		if err != nil {

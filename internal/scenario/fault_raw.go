@@ -56,7 +56,7 @@ func (s segment) packet() []byte {
 
 // segments sends what next makes from a node, so many a second, until the
 // context ends. A segment to nowhere is not sent.
-func (s *scene) segments(node *lab.Node, perSecond int, next func(n int) segment) func(context.Context) error {
+func (s *faultRun) segments(node *lab.Node, perSecond int, next func(n int) segment) func(context.Context) error {
 	return func(ctx context.Context) error {
 		fd := -1
 		err := node.Do(func() (err error) {

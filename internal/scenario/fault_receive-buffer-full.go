@@ -19,13 +19,13 @@ var receiveBufferFault = Fault{
 	Note:    "the program goes on by itself, so that the cure is no command of the finding",
 
 	topology: "routed",
-	healthy: func(_ context.Context, s *scene) error {
+	healthy: func(_ context.Context, s *faultRun) error {
 		s.watched = s.lab.ServerNode()
 		const port = 5300
 		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(s.watched.Addr, port), 20, 50))
 		return s.echo(s.watched, port)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.close()
 		var c *net.UDPConn
 		err := s.watched.Do(func() (err error) {
@@ -40,7 +40,7 @@ var receiveBufferFault = Fault{
 		s.closers = append(s.closers, func() { c.Close() })
 		return nil
 	},
-	cure: func(_ context.Context, s *scene, _ causes.Finding) error {
+	cure: func(_ context.Context, s *faultRun, _ causes.Finding) error {
 		s.close()
 		return s.echo(s.watched, 5300)
 	},

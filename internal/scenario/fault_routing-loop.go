@@ -21,7 +21,7 @@ var ttlFault = Fault{
 	Note:    "which of the two routers is wrong only their owner knows: here it is the server, whose route the cure corrects",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		client := s.lab.Node(lab.RoleClient)
 		// An address that is not masqueraded: a packet with the gateway's own would
 		// end its first turn there.
@@ -30,7 +30,7 @@ var ttlFault = Fault{
 		}
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		const port = 5353
 		server := s.lab.ServerNode()
 		if err := server.Sysctl("net.ipv4.ip_forward", "1"); err != nil {
@@ -47,7 +47,7 @@ var ttlFault = Fault{
 		s.traffic = append(s.traffic, s.datagrams(otherway.Addr(), netip.AddrPortFrom(beyond.Addr(), port), 3, 50))
 		return nil
 	},
-	cure: func(_ context.Context, s *scene, _ causes.Finding) error {
+	cure: func(_ context.Context, s *faultRun, _ causes.Finding) error {
 		s.commands = append(s.commands, fmt.Sprintf("ip addr add %s dev lo   # on the server", beyond))
 		return addLoopback(s.lab.ServerNode(), beyond)
 	},

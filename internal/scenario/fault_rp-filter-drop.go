@@ -24,13 +24,13 @@ var rpFilterFault = Fault{
 	Cured:   "filtering is made loose on that interface",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.watched.Sysctl("net.ipv4.conf.eth1.rp_filter", "1"); err != nil {
 			return err
 		}
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		const port = 5353
 		server := s.lab.ServerNode()
 		if err := s.swallow(server, port); err != nil {
@@ -47,7 +47,7 @@ var rpFilterFault = Fault{
 		s.traffic = append(s.traffic, s.datagrams(otherway.Addr(), netip.AddrPortFrom(server.Addr, port), 10, 50))
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "sysctl -w")
 	},
 }

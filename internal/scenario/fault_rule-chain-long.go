@@ -17,14 +17,14 @@ var ruleChainFault = Fault{
 	Cured:   "the set again, in place of the rules",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browseAt(ctx, 300); err != nil {
 			return err
 		}
 		return s.firewall(ctx, true)
 	},
-	broken: func(ctx context.Context, s *scene) error { return s.firewall(ctx, false) },
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	broken: func(ctx context.Context, s *faultRun) error { return s.firewall(ctx, false) },
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "nft -a list chain"); err != nil {
 			return err
 		}
@@ -33,7 +33,7 @@ var ruleChainFault = Fault{
 }
 
 // firewall drops what comes from two thousand addresses that nobody has.
-func (s *scene) firewall(ctx context.Context, set bool) error {
+func (s *faultRun) firewall(ctx context.Context, set bool) error {
 	var addrs []string
 	for n := range 2000 {
 		addrs = append(addrs, fmt.Sprintf("198.18.%d.%d", n/250, 1+n%250))

@@ -18,7 +18,7 @@ var ruleDropFault = Fault{
 	Cured:   "that rule is deleted",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		const refused = "10.65.0.1"
 		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(netip.MustParseAddr(refused), 5353), 1, 5))
 		if err := s.shell(ctx, "iptables-legacy -A FORWARD -d "+refused+" -j DROP"); err != nil {
@@ -26,10 +26,10 @@ var ruleDropFault = Fault{
 		}
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.shell(ctx, fmt.Sprintf("iptables-legacy -A FORWARD -s %s -j DROP", s.lab.Node(lab.RoleClient).Addr))
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, " -D FORWARD ")
 	},
 }

@@ -26,18 +26,18 @@ var portRaceFault = Fault{
 	Note:    "the clients are two threads, each on a processor of its own, that wait for each other before each SYN; the rule that the finding shows is replaced by hand",
 
 	topology: "routed", clients: 2,
-	healthy: func(_ context.Context, s *scene) error {
+	healthy: func(_ context.Context, s *faultRun) error {
 		if runtime.NumCPU() < 2 {
 			return errors.New("this machine has one processor: two flows can't choose a port at the same time")
 		}
 		s.traffic = append(s.traffic, s.pairs(20000))
 		return nil
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic[:0], s.pairs(0))
 		return nil
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "list chain"); err != nil {
 			return err
 		}
@@ -48,7 +48,7 @@ var portRaceFault = Fault{
 
 // pairs sends SYNs to one port of the server from two clients at the same time, three
 // thousand pairs a second in bursts. apart is by how much their source ports differ.
-func (s *scene) pairs(apart int) func(context.Context) error {
+func (s *faultRun) pairs(apart int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		const burst = 60
 		to := netip.AddrPortFrom(s.lab.ServerNode().Addr, 81)

@@ -18,7 +18,7 @@ var snatPortsFault = Fault{
 	Cured:   "a rule before it allows all ports",
 
 	topology: "routed",
-	healthy: func(_ context.Context, s *scene) error {
+	healthy: func(_ context.Context, s *faultRun) error {
 		const port = 5353
 		server := s.lab.ServerNode()
 		if err := s.swallow(server, port); err != nil {
@@ -27,14 +27,14 @@ var snatPortsFault = Fault{
 		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(server.Addr, port), 20, 20))
 		return nil
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		a := s.lab.Options().Addresses
 		return nft.Gateway{
 			Inside: a.Client.Masked(), Outside: "eth0",
 			Address: a.Far.Addr(), Ports: snapshot.PortRange{Min: 5000, Max: 5003},
 		}.Compile().Apply(s.watched.Handle())
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "1024-65535")
 	},
 }

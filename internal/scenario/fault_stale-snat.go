@@ -17,7 +17,7 @@ var staleSNATFault = Fault{
 	Cured:   "their entries are removed, and the rules are asked anew",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		server := s.lab.ServerNode()
 		if err := s.echo(server, 5353); err != nil {
 			return err
@@ -29,13 +29,13 @@ var staleSNATFault = Fault{
 		s.background(ctx, s.datagrams(netip.Addr{}, netip.AddrPortFrom(server.Addr, 5353), 5, 20))
 		return nil
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		far := s.lab.Options().Addresses.Far
 		return s.run(ctx, s.watched,
 			fmt.Sprintf("ip addr del %s dev eth0", far), fmt.Sprintf("ip addr add 203.0.113.9/%d dev eth0", far.Bits()),
 			"nft flush chain ip nat POSTROUTING", "nft add rule ip nat POSTROUTING oifname eth0 snat to 203.0.113.9")
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "conntrack -D")
 	},
 }

@@ -17,7 +17,7 @@ var staleDNATFault = Fault{
 	Cured:   "their entries are removed, and the rules are asked anew",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		server, near := s.lab.ServerNode(), s.lab.Options().Addresses.Near
 		if err := s.swallow(server, 5353); err != nil {
 			return err
@@ -33,11 +33,11 @@ var staleDNATFault = Fault{
 		s.background(ctx, s.datagrams(netip.Addr{}, netip.AddrPortFrom(near, 53), 5, 20))
 		return nil
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.watched, "nft flush chain ip nat PREROUTING",
 			fmt.Sprintf("nft add rule ip nat PREROUTING ip daddr %s udp dport 53 dnat to %s:5354", s.lab.Options().Addresses.Near, s.lab.ServerNode().Addr))
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "conntrack -D")
 	},
 }

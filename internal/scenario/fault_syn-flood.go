@@ -25,7 +25,7 @@ var synFloodFault = Fault{
 	Note:    "the flood has a source network of its own, which the gateway routes to the client",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		client := s.lab.Node(lab.RoleClient).Addr
 		if err := s.watched.Do(func() error {
 			return netlink.RouteAdd(&netlink.Route{Dst: ipNet(spoofed), Gw: client.AsSlice()})
@@ -34,7 +34,7 @@ var synFloodFault = Fault{
 		}
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		server := netip.AddrPortFrom(s.lab.ServerNode().Addr, 80)
 		flood := s.segments(s.lab.Node(lab.RoleClient), 12000, func(n int) segment {
 			from := spoofed.Addr().As4()
@@ -46,7 +46,7 @@ var synFloodFault = Fault{
 		defer stop()
 		return flood(begun)
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "tcp_loose", "nft add", "nft 'add", "conntrack -D")
 	},
 }

@@ -17,16 +17,16 @@ var timeWaitFault = Fault{
 	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		if err := s.browse(ctx); err != nil {
 			return err
 		}
 		return s.fill(ctx, 0.12, 0, "198.18.0.0/24", conntrack.FillOptions{State: conntrack.TCPTimeWait})
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.fill(ctx, 0.32, 0, "198.18.1.0/24", conntrack.FillOptions{State: conntrack.TCPTimeWait})
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		if err := s.follow(ctx, f, "sysctl -w"); err != nil {
 			return err
 		}

@@ -15,16 +15,16 @@ var unrepliedFault = Fault{
 	Cured:   "the gateway lets few of the client's packets come so far that they cost an entry, and drops the entries there are",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic, s.spray(s.lab.ServerNode().Addr, 300, 10000))
 		return nil
 	},
-	broken: func(ctx context.Context, s *scene) error {
+	broken: func(ctx context.Context, s *faultRun) error {
 		scan := s.spray(s.lab.ServerNode().Addr, 10000, 20000)
 		s.traffic = append(s.traffic[:0], scan)
 		return scan(ctx) // has begun before the doctor comes
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "nft add", "nft 'add", "conntrack -D")
 	},
 }

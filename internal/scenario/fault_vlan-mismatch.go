@@ -24,22 +24,22 @@ var vlanFault = Fault{
 	Note:    "whether the tag or the interface is wrong only the owner of the network knows: here it is the tag, which the cure takes away",
 
 	topology: "routed",
-	healthy: func(ctx context.Context, s *scene) error {
+	healthy: func(ctx context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic, s.taggedARP(netip.MustParseAddr("10.30.0.2"), netip.MustParseAddr("10.30.0.1")))
 		return s.browse(ctx)
 	},
-	broken: func(_ context.Context, s *scene) error {
+	broken: func(_ context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic, s.taggedARP(s.lab.Node(lab.RoleClient).Addr, s.lab.Options().Addresses.Near))
 		return nil
 	},
-	cure: func(_ context.Context, s *scene, _ causes.Finding) error {
+	cure: func(_ context.Context, s *faultRun, _ causes.Finding) error {
 		s.traffic = s.traffic[:len(s.traffic)-1]
 		return nil
 	},
 }
 
 // taggedARP asks from the client for an address, in VLAN 30.
-func (s *scene) taggedARP(sender, target netip.Addr) func(context.Context) error {
+func (s *faultRun) taggedARP(sender, target netip.Addr) func(context.Context) error {
 	return func(ctx context.Context) error {
 		fd := -1
 		var link *net.Interface

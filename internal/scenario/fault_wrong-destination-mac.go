@@ -17,11 +17,11 @@ var wrongMACFault = Fault{
 	Cured:   "the gateway announces its own",
 
 	topology: "routed",
-	healthy:  func(ctx context.Context, s *scene) error { return s.browse(ctx) },
-	broken: func(ctx context.Context, s *scene) error {
+	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.lab.Node(lab.RoleClient), fmt.Sprintf("ip neigh replace %s lladdr 02:00:00:00:0e:ad nud reachable dev eth0", s.lab.Options().Addresses.Near))
 	},
-	cure: func(ctx context.Context, s *scene, f causes.Finding) error {
+	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
 		return s.follow(ctx, f, "arping -U")
 	},
 }

@@ -27,23 +27,23 @@ func TestHealthyMachines(t *testing.T) {
 		topology string
 		options  lab.Options
 		watch    func(l *lab.Lab) *lab.Node
-		work     func(ctx context.Context, s *scene) error
+		work     func(ctx context.Context, s *faultRun) error
 	}{
-		{name: "idle gateway", topology: "routed", work: func(context.Context, *scene) error { return nil }},
-		{name: "busy Docker host", topology: "published", work: func(ctx context.Context, s *scene) error {
+		{name: "idle gateway", topology: "routed", work: func(context.Context, *faultRun) error { return nil }},
+		{name: "busy Docker host", topology: "published", work: func(ctx context.Context, s *faultRun) error {
 			if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 				return err
 			}
 			s.traffic = append(s.traffic, s.requests(s.lab.URL(), 800))
 			return nil
 		}},
-		{name: "Kubernetes-like rules", topology: "published", work: func(ctx context.Context, s *scene) error {
+		{name: "Kubernetes-like rules", topology: "published", work: func(ctx context.Context, s *faultRun) error {
 			if err := s.kubernetesRules(ctx, 5000); err != nil {
 				return err
 			}
 			return s.browse(ctx)
 		}},
-		{name: "busy gateway at 80 % of its table", topology: "routed", work: func(ctx context.Context, s *scene) error {
+		{name: "busy gateway at 80 % of its table", topology: "routed", work: func(ctx context.Context, s *faultRun) error {
 			if err := s.fill(ctx, 0.8, 1000, "198.18.0.0/24", conntrack.FillOptions{}); err != nil {
 				return err
 			}
@@ -55,8 +55,8 @@ func TestHealthyMachines(t *testing.T) {
 				s.spray(netip.MustParseAddr("10.65.0.1"), 2, 100))
 			return s.shape(100e6, 256<<10)
 		}},
-		{name: "router without NAT", topology: "routed", options: lab.Options{Rules: lab.RulesNone}, work: func(ctx context.Context, s *scene) error { return s.browse(ctx) }},
-		{name: "web server that forwards nothing", topology: "routed", watch: (*lab.Lab).ServerNode, work: func(ctx context.Context, s *scene) error {
+		{name: "router without NAT", topology: "routed", options: lab.Options{Rules: lab.RulesNone}, work: func(ctx context.Context, s *faultRun) error { return s.browse(ctx) }},
+		{name: "web server that forwards nothing", topology: "routed", watch: (*lab.Lab).ServerNode, work: func(ctx context.Context, s *faultRun) error {
 			if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 				return err
 			}
@@ -74,7 +74,7 @@ func TestHealthyMachines(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Down()
-			s := &scene{lab: l, watched: l.NATNode(), options: FaultOptions{Window: 500 * time.Millisecond, Progress: func(string, float64) {}}}
+			s := &faultRun{lab: l, watched: l.NATNode(), options: FaultOptions{Window: 500 * time.Millisecond, Progress: func(string, float64) {}}}
 			if m.watch != nil {
 				s.watched = m.watch(l)
 			}
@@ -110,7 +110,7 @@ func TestHealthyEmpty(t *testing.T) {
 
 // kubernetesRules adds so many rules as kube-proxy in iptables mode keeps them:
 // a rule in KUBE-SERVICES, a chain of the service and one of its endpoint each.
-func (s *scene) kubernetesRules(ctx context.Context, rules int) error {
+func (s *faultRun) kubernetesRules(ctx context.Context, rules int) error {
 	services := rules / 3
 	var b strings.Builder
 	b.WriteString("*nat\n:KUBE-SERVICES - [0:0]\n")

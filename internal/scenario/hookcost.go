@@ -138,7 +138,7 @@ func (emptyLegacy) Name() string     { return "legacy-empty" }
 func (emptyLegacy) Describe() string { return "the table mangle of iptables-legacy, without a rule" }
 func (emptyLegacy) NAT() bool        { return false }
 
-func (r emptyLegacy) Install(ctx context.Context, b *bench.Bed, _ bench.RouterOptions) (func() error, error) {
+func (r emptyLegacy) Install(ctx context.Context, b *bench.Testbed, _ bench.RouterOptions) (func() error, error) {
 	err := b.Node(lab.RoleGateway).RestoreIPTables(ctx, lab.RulesIPTablesLegacy, "*mangle\nCOMMIT\n")
 	var missing *lab.MissingProgramError
 	switch {
@@ -159,7 +159,7 @@ func (helped) Describe() string {
 }
 func (helped) NAT() bool { return true }
 
-func (r helped) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+func (r helped) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptions) (func() error, error) {
 	// The rule would load the module, and older kernels then give the helper to flows of
 	// the machine's own by their port.
 	if _, err := os.Stat("/sys/module/nf_conntrack_sip"); err != nil {

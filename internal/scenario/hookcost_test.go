@@ -53,14 +53,14 @@ func TestBridgeRouters(t *testing.T) {
 	ktest.Root(t)
 	for _, r := range []bridgeRouter{routedBridge, routedBridgeShown, switchedBridge, switchedBridgeShown} {
 		t.Run(r.name, func(t *testing.T) {
-			bed, err := bench.NewBed(t.Context())
+			testbed, err := bench.NewTestbed(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { bed.Close() })
+			t.Cleanup(func() { testbed.Close() })
 			inside := func() (mac net.HardwareAddr, master int) {
-				if err := bed.Router.Do(func() error {
-					l, err := netlink.LinkByName(bed.InsideDev)
+				if err := testbed.Router.Do(func() error {
+					l, err := netlink.LinkByName(testbed.InsideDev)
 					if err == nil {
 						mac, master = l.Attrs().HardwareAddr, l.Attrs().MasterIndex
 					}
@@ -71,19 +71,19 @@ func TestBridgeRouters(t *testing.T) {
 				return mac, master
 			}
 			before, _ := inside()
-			if err := bed.Left.Do(func() error { // bridged frames, like a generator's, are for the router all the same
-				eth0, err := netlink.LinkByName(bed.LeftDev)
+			if err := testbed.Left.Do(func() error { // bridged frames, like a generator's, are for the router all the same
+				eth0, err := netlink.LinkByName(testbed.LeftDev)
 				if err != nil {
 					return err
 				}
 				return netlink.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET,
-					State: netlink.NUD_PERMANENT, IP: bed.InsideAddr.AsSlice(), HardwareAddr: before})
+					State: netlink.NUD_PERMANENT, IP: testbed.InsideAddr.AsSlice(), HardwareAddr: before})
 			}); err != nil {
 				t.Fatal(err)
 			}
 			if r.switched { // and the right end takes them
-				if err := bed.Right.Do(func() error {
-					eth0, err := netlink.LinkByName(bed.RightDev)
+				if err := testbed.Right.Do(func() error {
+					eth0, err := netlink.LinkByName(testbed.RightDev)
 					if err != nil {
 						return err
 					}
@@ -92,17 +92,17 @@ func TestBridgeRouters(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			remove, err := r.Install(t.Context(), bed, bench.RouterOptions{})
+			remove, err := r.Install(t.Context(), testbed, bench.RouterOptions{})
 			if errors.As(err, new(*bench.UnsupportedError)) {
 				ktest.Unsupported(t, "%v", err)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			if from := exchange(t, bed); bed.Sources.Contains(from) == r.NAT() {
+			if from := exchange(t, testbed); testbed.Sources.Contains(from) == r.NAT() {
 				t.Errorf("the right end sees %s, NAT is %v", from, r.NAT())
 			}
-			entries, err := bed.Node(lab.RoleGateway).SysctlValue("net.netfilter.nf_conntrack_count")
+			entries, err := testbed.Node(lab.RoleGateway).SysctlValue("net.netfilter.nf_conntrack_count")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,41 +12,41 @@ import (
 // PaperSetups are the five set-ups of the rule-count experiment of 1997 on
 // today's kernel.
 func PaperSetups() []bench.PaperSetup {
-	setup := func(name, router, describe string, nat bool, rules func(*bench.Bed) nft.Ruleset) bench.PaperSetup {
+	setup := func(name, router, describe string, nat bool, rules func(*bench.Testbed) nft.Ruleset) bench.PaperSetup {
 		return bench.PaperSetup{Setup: name, Router: &rulesRouter{
 			name: router, describe: describe, nat: nat,
-			rules: func(b *bench.Bed, _ bench.RouterOptions) nft.Ruleset { return rules(b) },
+			rules: func(b *bench.Testbed, _ bench.RouterOptions) nft.Ruleset { return rules(b) },
 		}}
 	}
 	return []bench.PaperSetup{
 		setup("1 NAT not in the kernel", "none", "forwarding by the stack, no netfilter hook", false,
-			func(*bench.Bed) nft.Ruleset { return nil }),
+			func(*bench.Testbed) nft.Ruleset { return nil }),
 		setup("2 NAT in the kernel, no rule", "nat-idle", "connection tracking and NAT chains without a rule", false,
-			func(*bench.Bed) nft.Ruleset { return nft.IdleNAT() }),
+			func(*bench.Testbed) nft.Ruleset { return nft.IdleNAT() }),
 		setup("3 one two-way rule", "nat-one", "connection tracking; one host seen by another address, both ways", true,
-			func(b *bench.Bed) nft.Ruleset { return nft.OneToOne(paperHost(b), paperSeenAs, b.OutsideDev) }),
+			func(b *bench.Testbed) nft.Ruleset { return nft.OneToOne(paperHost(b), paperSeenAs, b.OutsideDev) }),
 		setup("4 four one-way rules, twice a packet", "nat-twice",
 			"no tracking; the address of each packet rewritten on the way in and again on the way out", true,
-			func(b *bench.Bed) nft.Ruleset { return double(b, 0) }),
+			func(b *bench.Testbed) nft.Ruleset { return double(b, 0) }),
 		setup("5 set-up 4 behind 46 rules", "nat-twice-46", "the same behind 46 rules that match nothing, all scanned twice by each packet", true,
-			func(b *bench.Bed) nft.Ruleset { return double(b, 46) }),
+			func(b *bench.Testbed) nft.Ruleset { return double(b, 46) }),
 	}
 }
 
-// paperHost is the bed's source that measures, paperSeenAs what the right end sees.
-func paperHost(b *bench.Bed) netip.Addr { return b.Sources.Addr().Next() }
+// paperHost is the testbed's source that measures, paperSeenAs what the right end sees.
+func paperHost(b *bench.Testbed) netip.Addr { return b.Sources.Addr().Next() }
 
 var paperSeenAs = statelessOutside.Addr().Next()
 
 // paperMiddle is the address that a packet has between its two translations: the
 // router has a route to it, by way of the left end.
-func paperMiddle(b *bench.Bed) netip.Addr {
+func paperMiddle(b *bench.Testbed) netip.Addr {
 	a := b.Sources.Addr().As4()
 	a[2], a[3] = 3, 3
 	return netip.AddrFrom4(a)
 }
 
-func double(b *bench.Bed, idle int) nft.Ruleset {
+func double(b *bench.Testbed, idle int) nft.Ruleset {
 	return nft.Double{
 		Host: paperHost(b), Middle: paperMiddle(b), SeenAs: paperSeenAs,
 		Inside: b.InsideDev, Outside: b.OutsideDev, Idle: silentHosts(idle),

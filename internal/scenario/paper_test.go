@@ -25,17 +25,17 @@ func TestPaperSetups(t *testing.T) {
 	for i, s := range PaperSetups() {
 		t.Run(s.Router.Name(), func(t *testing.T) {
 			t.Parallel()
-			bed, err := bench.NewBed(t.Context())
+			testbed, err := bench.NewTestbed(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { bed.Close() })
-			remove, err := s.Router.Install(t.Context(), bed, bench.RouterOptions{})
+			t.Cleanup(func() { testbed.Close() })
+			remove, err := s.Router.Install(t.Context(), testbed, bench.RouterOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			run := func(rules string) string {
-				cmd := bed.Node(lab.RoleGateway).Command(t.Context(), "nft", "-f", "-")
+				cmd := testbed.Node(lab.RoleGateway).Command(t.Context(), "nft", "-f", "-")
 				cmd.Stdin = strings.NewReader(rules)
 				out, err := cmd.CombinedOutput()
 				if err != nil {
@@ -44,10 +44,10 @@ func TestPaperSetups(t *testing.T) {
 				return string(out)
 			}
 			run(fmt.Sprintf(`table ip seen { chain forward { type filter hook forward priority 0;
-				ip saddr %[1]s counter comment "forth"; ip daddr %[1]s counter comment "back"; }; }`, paperMiddle(bed)))
+				ip saddr %[1]s counter comment "forth"; ip daddr %[1]s counter comment "back"; }; }`, paperMiddle(testbed)))
 
-			from := fetch(t, bed)
-			want := paperHost(bed)
+			from := fetch(t, testbed)
+			want := paperHost(testbed)
 			if s.Router.NAT() {
 				want = paperSeenAs
 			}
@@ -72,11 +72,11 @@ func TestPaperSetups(t *testing.T) {
 
 // fetch sends data forth and back on a connection from the host of the set-ups,
 // and returns the address it is seen by.
-func fetch(t *testing.T, bed *bench.Bed) netip.Addr {
+func fetch(t *testing.T, testbed *bench.Testbed) netip.Addr {
 	t.Helper()
-	target := netip.AddrPortFrom(bed.Targets.Addr().Next(), 7000)
+	target := netip.AddrPortFrom(testbed.Targets.Addr().Next(), 7000)
 	var listener *net.TCPListener
-	if err := bed.Right.Do(func() (err error) {
+	if err := testbed.Right.Do(func() (err error) {
 		listener, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(target))
 		return err
 	}); err != nil {
@@ -95,8 +95,8 @@ func fetch(t *testing.T, bed *bench.Bed) netip.Addr {
 		seen <- conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	}()
 	const bytes = 1 << 20
-	if err := bed.Left.Do(func() error {
-		dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(paperHost(bed), 0))}
+	if err := testbed.Left.Do(func() error {
+		dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(paperHost(testbed), 0))}
 		conn, err := dialer.DialContext(t.Context(), "tcp4", target.String())
 		if err != nil {
 			return err

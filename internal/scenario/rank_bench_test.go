@@ -22,51 +22,51 @@ import (
 
 // BenchmarkRank has other people's tools measure some routers: requests by ab and by wrk,
 // a connection for each, small datagrams by iperf3; and requests by natkit in the same
-// beds. All should put the routers into the same order. A turn is one run of each.
+// testbeds. All should put the routers into the same order. A turn is one run of each.
 func BenchmarkRank(b *testing.B) {
 	ktest.Root(b)
 	for _, tool := range []string{"ab", "wrk", "iperf3", "nginx", "nft", "iptables-nft"} {
 		ktest.Tool(b, tool)
 	}
 	type contender struct {
-		name  string
-		bed   *bench.Bed
-		rates map[string][]float64
+		name    string
+		testbed *bench.Testbed
+		rates   map[string][]float64
 	}
 	var contenders []*contender
 	for _, c := range []struct {
 		router string
 		rules  int
 	}{{"none", 0}, {"nft", 0}, {"default", 0}, {"nft", 5000}, {"iptables", 5000}} {
-		bed, err := bench.NewBed(b.Context())
+		testbed, err := bench.NewTestbed(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.Cleanup(func() { bed.Close() })
+		b.Cleanup(func() { testbed.Close() })
 		routers, err := FindRouters([]string{c.router})
 		if err != nil {
 			b.Fatal(err)
 		}
-		remove, err := routers[0].Install(b.Context(), bed, bench.RouterOptions{Rules: c.rules, Sockets: true})
+		remove, err := routers[0].Install(b.Context(), testbed, bench.RouterOptions{Rules: c.rules, Sockets: true})
 		if err != nil {
 			b.Fatal(err)
 		}
 		b.Cleanup(func() { remove() })
-		startNginx(b, bed.Right)
-		contenders = append(contenders, &contender{fmt.Sprintf("%s-%d", c.router, c.rules), bed, map[string][]float64{}})
+		startNginx(b, testbed.Right)
+		contenders = append(contenders, &contender{fmt.Sprintf("%s-%d", c.router, c.rules), testbed, map[string][]float64{}})
 	}
 	for b.Loop() {
 		for _, c := range contenders {
-			url := "http://" + c.bed.RightAddr.String() + ":8080/"
-			ours, err := bench.HTTP(b.Context(), bench.HTTPOptions{URL: url, Concurrency: 50, Requests: 5000, Workers: 1, Netns: c.bed.Left})
+			url := "http://" + c.testbed.RightAddr.String() + ":8080/"
+			ours, err := bench.HTTP(b.Context(), bench.HTTPOptions{URL: url, Concurrency: 50, Requests: 5000, Workers: 1, Netns: c.testbed.Left})
 			if err != nil {
 				b.Fatal(err)
 			}
 			for tool, rate := range map[string]float64{
 				"natkit-req/s": ours.RequestsPerSecond,
-				"ab-req/s":     number(b, output(b, c.bed.Left, "ab", "-q", "-c", "50", "-n", "5000", url), `Requests per second: +([\d.]+)`),
-				"wrk-req/s":    number(b, output(b, c.bed.Left, "wrk", "-t", "1", "-c", "50", "-d", "1s", "-H", "Connection: close", url), `Requests/sec: +([\d.]+)`),
-				"iperf3-pps":   datagrams(b, c.bed),
+				"ab-req/s":     number(b, output(b, c.testbed.Left, "ab", "-q", "-c", "50", "-n", "5000", url), `Requests per second: +([\d.]+)`),
+				"wrk-req/s":    number(b, output(b, c.testbed.Left, "wrk", "-t", "1", "-c", "50", "-d", "1s", "-H", "Connection: close", url), `Requests/sec: +([\d.]+)`),
+				"iperf3-pps":   datagrams(b, c.testbed),
 			} {
 				c.rates[tool] = append(c.rates[tool], rate)
 			}
@@ -118,10 +118,10 @@ server { listen 8080 backlog=4096; location / { return 200 "%070[2]d"; } } }`, d
 }
 
 // datagrams is how many of 18 bytes a second get through, with both ends on one CPU.
-func datagrams(b *testing.B, bed *bench.Bed) float64 {
+func datagrams(b *testing.B, testbed *bench.Testbed) float64 {
 	b.Helper()
 	server := exec.CommandContext(b.Context(), "iperf3", "-s", "-1", "-A", "1")
-	if err := bed.Right.Do(server.Start); err != nil {
+	if err := testbed.Right.Do(server.Start); err != nil {
 		b.Fatal(err)
 	}
 	var last []byte
@@ -135,8 +135,8 @@ func datagrams(b *testing.B, bed *bench.Bed) float64 {
 		}
 	}
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); { // until the server listens
-		client := exec.CommandContext(b.Context(), "iperf3", "-c", bed.RightAddr.String(), "-u", "-b", "0", "-l", "18", "-t", "1", "-A", "1", "-J")
-		err := bed.Left.Do(func() (err error) {
+		client := exec.CommandContext(b.Context(), "iperf3", "-c", testbed.RightAddr.String(), "-u", "-b", "0", "-l", "18", "-t", "1", "-A", "1", "-J")
+		err := testbed.Left.Do(func() (err error) {
 			last, err = client.Output()
 			return err
 		})

@@ -26,25 +26,25 @@ import (
 func Routers() []bench.Router {
 	return []bench.Router{
 		&rulesRouter{name: "none", describe: "forwarding by the stack, no netfilter hook",
-			rules: func(*bench.Bed, bench.RouterOptions) nft.Ruleset { return nil }},
+			rules: func(*bench.Testbed, bench.RouterOptions) nft.Ruleset { return nil }},
 		&rulesRouter{name: "framework", describe: "netfilter with empty chains in prerouting, forward and postrouting, no tracking",
-			rules: func(*bench.Bed, bench.RouterOptions) nft.Ruleset { return nft.EmptyHooks() }},
+			rules: func(*bench.Testbed, bench.RouterOptions) nft.Ruleset { return nft.EmptyHooks() }},
 		&rulesRouter{name: "default", nat: true, describe: "connection tracking and nftables NAT, and the tables raw, mangle, security and filter that distributions and Docker register",
-			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Distribution() }},
+			rules: func(b *bench.Testbed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Distribution() }},
 		&rulesRouter{name: "trimmed", nat: true, describe: "connection tracking and one nftables NAT chain, nothing else",
-			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Compile() }},
+			rules: func(b *bench.Testbed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Compile() }},
 		&rulesRouter{name: "nft", nat: true, takesRules: true, describe: "nftables masquerade, a rule for each host before it",
 			rules: behind},
 		&rulesRouter{name: "nft-map", nat: true, takesRules: true, describe: "nftables masquerade, all hosts before it in one map",
-			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset {
+			rules: func(b *bench.Testbed, o bench.RouterOptions) nft.Ruleset {
 				return gateway(b, o).BehindMap(silentHosts(o.Rules), b.OutsideAddr)
 			}},
 		&rulesRouter{name: "nft-flowtable", nat: true, describe: "nftables masquerade with a flowtable", needs: "a flowtable (CONFIG_NF_FLOW_TABLE, CONFIG_NFT_FLOW_OFFLOAD)",
-			rules: func(b *bench.Bed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Offloaded(b.InsideDev) }},
+			rules: func(b *bench.Testbed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Offloaded(b.InsideDev) }},
 		&iptablesRouter{name: "iptables", by: lab.RulesIPTables, describe: "iptables' nftables back end: masquerade, a rule for each host before it"},
 		&iptablesRouter{name: "iptables-legacy", by: lab.RulesIPTablesLegacy, describe: "iptables' own tables: masquerade, a rule for each host before it"},
 		&rulesRouter{name: "stateless", nat: true, describe: "nftables rewriting the addresses of a whole network, no tracking, no ports",
-			rules: func(b *bench.Bed, _ bench.RouterOptions) nft.Ruleset {
+			rules: func(b *bench.Testbed, _ bench.RouterOptions) nft.Ruleset {
 				return nft.Stateless(b.Sources, statelessOutside, b.OutsideDev)
 			}},
 		actionRouter{},
@@ -63,12 +63,12 @@ func Routers() []bench.Router {
 }
 
 // behind masquerades, with a rule for each host before.
-func behind(b *bench.Bed, o bench.RouterOptions) nft.Ruleset {
+func behind(b *bench.Testbed, o bench.RouterOptions) nft.Ruleset {
 	return gateway(b, o).Behind(silentHosts(o.Rules), b.OutsideAddr)
 }
 
 // filtered asks many rules about each packet before it lets established flows pass.
-func filtered(b *bench.Bed, o bench.RouterOptions) nft.Ruleset {
+func filtered(b *bench.Testbed, o bench.RouterOptions) nft.Ruleset {
 	return gateway(b, o).Filtered(silentHosts(5000))
 }
 
@@ -94,7 +94,7 @@ func FindRouters(names []string) ([]bench.Router, error) {
 	return out, nil
 }
 
-func gateway(b *bench.Bed, o bench.RouterOptions) nft.Gateway {
+func gateway(b *bench.Testbed, o bench.RouterOptions) nft.Gateway {
 	return nft.Gateway{Inside: b.Sources, Outside: b.OutsideDev, Pool: outsidePool(o.Sessions)}
 }
 
@@ -114,14 +114,14 @@ type rulesRouter struct {
 	name, describe  string
 	needs           string // of the kernel, besides NAT by nftables
 	nat, takesRules bool
-	rules           func(*bench.Bed, bench.RouterOptions) nft.Ruleset
+	rules           func(*bench.Testbed, bench.RouterOptions) nft.Ruleset
 }
 
 func (r *rulesRouter) Name() string     { return r.name }
 func (r *rulesRouter) Describe() string { return r.describe }
 func (r *rulesRouter) NAT() bool        { return r.nat }
 
-func (r *rulesRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+func (r *rulesRouter) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptions) (func() error, error) {
 	if o.Rules > 0 && !r.takesRules {
 		return nil, &bench.UnsupportedError{Router: r.name, Reason: "it has no rules whose number could vary"}
 	}
@@ -138,7 +138,7 @@ func (r *rulesRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOpt
 	return func() error { return set.Remove(b.Router) }, nil
 }
 
-// silentHosts are addresses of the bed's sources that send nothing: the last ones,
+// silentHosts are addresses of the testbed's sources that send nothing: the last ones,
 // so many that rules can be written about.
 func silentHosts(n int) []netip.Addr {
 	hosts := make([]netip.Addr, n)
@@ -158,7 +158,7 @@ func (r *iptablesRouter) Name() string     { return r.name }
 func (r *iptablesRouter) Describe() string { return r.describe }
 func (r *iptablesRouter) NAT() bool        { return true }
 
-func (r *iptablesRouter) Install(ctx context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+func (r *iptablesRouter) Install(ctx context.Context, b *bench.Testbed, o bench.RouterOptions) (func() error, error) {
 	var rules strings.Builder
 	rules.WriteString("*nat\n")
 	for _, h := range silentHosts(o.Rules) {

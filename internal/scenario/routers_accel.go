@@ -20,7 +20,7 @@ type accelRouter struct {
 	attach control.Attach
 }
 
-func (r *accelRouter) Install(ctx context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+func (r *accelRouter) Install(ctx context.Context, b *bench.Testbed, o bench.RouterOptions) (func() error, error) {
 	if r.attach == control.AttachXDP {
 		if err := o.RefuseSockets(r.name); err != nil {
 			return nil, err
@@ -41,7 +41,7 @@ func (r *accelRouter) Install(ctx context.Context, b *bench.Bed, o bench.RouterO
 // leaving, and the same for those that shared its place to be counted at.
 func (r *accelRouter) Learns() time.Duration { return 2 * time.Second }
 
-func (r *accelRouter) accelerate(b *bench.Bed) (off func() error, err error) {
+func (r *accelRouter) accelerate(b *bench.Testbed) (off func() error, err error) {
 	plan, err := control.PlanAccel(control.AccelOptions{
 		Namespace: b.Router, Interfaces: []string{b.InsideDev, b.OutsideDev}, Attach: r.attach, TCPLiberal: true, Flows: accelFlows,
 	})

@@ -27,7 +27,7 @@ func (actionRouter) Describe() string {
 }
 func (actionRouter) NAT() bool { return true }
 
-func (r actionRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (remove func() error, err error) {
+func (r actionRouter) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptions) (remove func() error, err error) {
 	if o.Rules > 0 {
 		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "it has no rules whose number could vary"}
 	}

@@ -17,7 +17,7 @@ import (
 	"natkit/internal/nat/nft"
 )
 
-// bridgeRouter has a bridge in the middle of the bed. Two of them that differ in shows
+// bridgeRouter has a bridge in the middle of the testbed. Two of them that differ in shows
 // alone tell what br_netfilter costs.
 //
 //	routed:   InsideDev ═ bridge ── routed, translated ── OutsideDev   as a container's frames
@@ -34,7 +34,7 @@ func (r bridgeRouter) Name() string     { return r.name }
 func (r bridgeRouter) Describe() string { return r.describe }
 func (r bridgeRouter) NAT() bool        { return !r.switched }
 
-func (r bridgeRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+func (r bridgeRouter) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptions) (func() error, error) {
 	rules := gateway(b, o).Compile()
 	if r.switched {
 		rules = nft.IdleNAT() // so that its frames are tracked, where they are shown

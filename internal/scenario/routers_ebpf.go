@@ -21,14 +21,14 @@ import (
 type engineRouter struct {
 	name, describe string
 	attach         control.Attach
-	tables         map[*bench.Bed]*engineTable
+	tables         map[*bench.Testbed]*engineTable
 }
 
 func (r *engineRouter) Name() string     { return r.name }
 func (r *engineRouter) Describe() string { return r.describe }
 func (r *engineRouter) NAT() bool        { return true }
 
-func (r *engineRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOptions) (func() error, error) {
+func (r *engineRouter) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptions) (func() error, error) {
 	if r.attach == control.AttachXDP {
 		if err := o.RefuseSockets(r.name); err != nil {
 			return nil, err
@@ -38,7 +38,7 @@ func (r *engineRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOp
 	if err != nil {
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
-	table := &engineTable{plan: plan, bed: b}
+	table := &engineTable{plan: plan, testbed: b}
 	err = table.begin()
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		return nil, &bench.UnsupportedError{Router: r.name, Reason: err.Error()}
@@ -47,7 +47,7 @@ func (r *engineRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOp
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
 	if r.tables == nil {
-		r.tables = map[*bench.Bed]*engineTable{}
+		r.tables = map[*bench.Testbed]*engineTable{}
 	}
 	r.tables[b] = table
 	return func() error {
@@ -56,18 +56,18 @@ func (r *engineRouter) Install(_ context.Context, b *bench.Bed, o bench.RouterOp
 	}, nil
 }
 
-// Table is the engine's in the bed.
-func (r *engineRouter) Table(b *bench.Bed) bench.Table { return r.tables[b] }
+// Table is the engine's in the testbed.
+func (r *engineRouter) Table(b *bench.Testbed) bench.Table { return r.tables[b] }
 
-// engineTable is the engine of one bed.
+// engineTable is the engine of one testbed.
 type engineTable struct {
-	plan   *control.Plan
-	bed    *bench.Bed
-	engine *datapath.Engine
+	plan    *control.Plan
+	testbed *bench.Testbed
+	engine  *datapath.Engine
 }
 
 func (t *engineTable) begin() (err error) {
-	t.engine, err = control.Temporary(t.plan, t.bed.Router)
+	t.engine, err = control.Temporary(t.plan, t.testbed.Router)
 	return err
 }
 
@@ -93,9 +93,9 @@ func (t *engineTable) Empty(context.Context) error {
 // engineSessions is what the engine of a measurement has room for, at least.
 const engineSessions = 1 << 20
 
-// engineRules are masquerade for the bed's sources, or a pool, and rules about hosts that
+// engineRules are masquerade for the testbed's sources, or a pool, and rules about hosts that
 // send nothing.
-func engineRules(b *bench.Bed, o bench.RouterOptions) *rulefile.File {
+func engineRules(b *bench.Testbed, o bench.RouterOptions) *rulefile.File {
 	file := rulefile.New()
 	file.Name = "bench"
 	file.Inside, file.Outside = []string{b.InsideDev}, []string{b.OutsideDev}

@@ -22,14 +22,14 @@ import (
 func TestRouters(t *testing.T) {
 	ktest.Root(t)
 	ktest.Tool(t, "iptables-nft")
-	bed, err := bench.NewBed(t.Context())
+	testbed, err := bench.NewTestbed(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { bed.Close() })
+	t.Cleanup(func() { testbed.Close() })
 	for _, r := range Routers() {
 		if slices.Contains([]string{"xdp-forward", "ebpf", "accel", "accel-filtered"}, r.Name()) {
-			if _, err := r.Install(t.Context(), bed, bench.RouterOptions{Sockets: true}); !errors.As(err, new(*bench.UnsupportedError)) {
+			if _, err := r.Install(t.Context(), testbed, bench.RouterOptions{Sockets: true}); !errors.As(err, new(*bench.UnsupportedError)) {
 				t.Errorf("%s for sockets' packets: %v", r.Name(), err)
 			}
 			continue // on veth XDP takes a generator's frames, not sockets' packets
@@ -44,21 +44,21 @@ func TestRouters(t *testing.T) {
 			}
 			for _, rules := range numbers {
 				t.Run(strconv.Itoa(rules), func(t *testing.T) {
-					remove, err := r.Install(t.Context(), bed, bench.RouterOptions{Rules: rules})
+					remove, err := r.Install(t.Context(), testbed, bench.RouterOptions{Rules: rules})
 					if errors.As(err, new(*bench.UnsupportedError)) {
 						t.Skip(err) // says so to its user, too
 					}
 					if err != nil {
 						t.Fatal(err)
 					}
-					from := exchange(t, bed)
+					from := exchange(t, testbed)
 					if removeErr := remove(); removeErr != nil {
 						t.Error(removeErr)
 					}
-					if translated := !bed.Sources.Contains(from); translated != r.NAT() {
+					if translated := !testbed.Sources.Contains(from); translated != r.NAT() {
 						t.Errorf("the right end sees %s, NAT is %v", from, r.NAT())
 					}
-					if from := exchange(t, bed); !bed.Sources.Contains(from) {
+					if from := exchange(t, testbed); !testbed.Sources.Contains(from) {
 						t.Errorf("after the removal the right end sees %s", from)
 					}
 				})
@@ -100,20 +100,20 @@ func TestRoutersTCP(t *testing.T) {
 	}
 }
 
-// exchange sends a datagram from one of the bed's sources to one of its targets
+// exchange sends a datagram from one of the testbed's sources to one of its targets
 // and returns the source that arrives.
-func exchange(t *testing.T, bed *bench.Bed) (from netip.Addr) {
+func exchange(t *testing.T, testbed *bench.Testbed) (from netip.Addr) {
 	t.Helper()
 	var in, out int
-	source, target := bed.Sources.Addr().Next(), bed.Targets.Addr().Next()
-	if err := bed.Right.Do(func() (err error) {
+	source, target := testbed.Sources.Addr().Next(), testbed.Targets.Addr().Next()
+	if err := testbed.Right.Do(func() (err error) {
 		in, err = udpSocket(netip.AddrPortFrom(target, 7000))
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(in)
-	if err := bed.Left.Do(func() (err error) {
+	if err := testbed.Left.Do(func() (err error) {
 		out, err = udpSocket(netip.AddrPortFrom(source, 0))
 		if err != nil {
 			return err

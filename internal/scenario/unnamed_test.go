@@ -21,7 +21,7 @@ func TestOtherWays(t *testing.T) {
 	ktest.Tool(t, "nft")
 	const short = "net.netfilter.nf_conntrack_udp_timeout_stream=1 net.netfilter.nf_conntrack_udp_timeout=1"
 	// rally is flows of UDP whose server replies after a while.
-	rally := func(s *scene, after time.Duration) error {
+	rally := func(s *faultRun, after time.Duration) error {
 		if err := s.lateEcho(s.lab.ServerNode(), 5000, after); err != nil {
 			return err
 		}
@@ -32,15 +32,15 @@ func TestOtherWays(t *testing.T) {
 	}
 	for _, f := range []struct {
 		name, code string // "": nothing of severity warning or above
-		make       func(ctx context.Context, s *scene) error
+		make       func(ctx context.Context, s *faultRun) error
 	}{
-		{"UDP replies that come later than the time-out", "established-timeout-short", func(ctx context.Context, s *scene) error {
+		{"UDP replies that come later than the time-out", "established-timeout-short", func(ctx context.Context, s *faultRun) error {
 			if err := s.shell(ctx, "sysctl -w "+short); err != nil {
 				return err
 			}
 			return rally(s, 1700*time.Millisecond)
 		}},
-		{"the same where the rules drop what is not known", "established-timeout-short", func(ctx context.Context, s *scene) error {
+		{"the same where the rules drop what is not known", "established-timeout-short", func(ctx context.Context, s *faultRun) error {
 			if err := s.nft(ctx, "table ip guard {\nchain input {\ntype filter hook input priority 0; policy drop\nct state established accept\n}\n}\n"); err != nil {
 				return err
 			}
@@ -49,13 +49,13 @@ func TestOtherWays(t *testing.T) {
 			}
 			return rally(s, 1700*time.Millisecond)
 		}},
-		{"a short time-out that is long enough", "", func(ctx context.Context, s *scene) error {
+		{"a short time-out that is long enough", "", func(ctx context.Context, s *faultRun) error {
 			if err := s.shell(ctx, "sysctl -w "+short); err != nil {
 				return err
 			}
 			return rally(s, 100*time.Millisecond)
 		}},
-		{"a zone of one direction, UDP", "answers-lost", func(ctx context.Context, s *scene) error {
+		{"a zone of one direction, UDP", "answers-lost", func(ctx context.Context, s *faultRun) error {
 			if err := s.nft(ctx, "table ip zones {\nchain pre {\ntype filter hook prerouting priority raw\niifname eth1 ct zone set 5\n}\n}\n"); err != nil {
 				return err
 			}
@@ -65,7 +65,7 @@ func TestOtherWays(t *testing.T) {
 			s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(s.lab.ServerNode().Addr, 5000), 5, 10))
 			return nil
 		}},
-		{"a zone for the original direction only", "", func(ctx context.Context, s *scene) error {
+		{"a zone for the original direction only", "", func(ctx context.Context, s *faultRun) error {
 			if err := s.nft(ctx, "table ip zones {\nchain pre {\ntype filter hook prerouting priority raw\niifname eth1 ct original zone set 5\n}\n}\n"); err != nil {
 				return err
 			}
@@ -75,7 +75,7 @@ func TestOtherWays(t *testing.T) {
 			s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(s.lab.ServerNode().Addr, 5000), 5, 10))
 			return nil
 		}},
-		{"requests for an address that somebody is about to take", "", func(ctx context.Context, s *scene) error {
+		{"requests for an address that somebody is about to take", "", func(ctx context.Context, s *faultRun) error {
 			s.traffic = append(s.traffic, func(ctx context.Context) error {
 				for ctx.Err() == nil {
 					_ = s.run(ctx, s.lab.Node(lab.RoleClient), fmt.Sprintf("arping -D -c 1 -w 1 -I eth0 %s || true", s.lab.Node(lab.RoleClient).Addr.Next()))
@@ -94,7 +94,7 @@ func TestOtherWays(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Down()
-			s := &scene{lab: l, watched: l.NATNode(), options: FaultOptions{Window: 2 * time.Second, Progress: func(string, float64) {}}}
+			s := &faultRun{lab: l, watched: l.NATNode(), options: FaultOptions{Window: 2 * time.Second, Progress: func(string, float64) {}}}
 			defer s.close()
 			if err := f.make(ctx, s); err != nil {
 				t.Fatal(err)

@@ -30,7 +30,7 @@ type way struct {
 	name  string
 	setup string // shell, in the gateway; NFT is a file's worth for nft
 	nft   string
-	work  func(*testing.T, *scene) // traffic; nil: the client asks the server for pages
+	work  func(*testing.T, *faultRun) // traffic; nil: the client asks the server for pages
 	// want is the code of the first finding of warning or above, "" for none; named is what
 	// the finding must name.
 	want  string
@@ -196,7 +196,7 @@ func runWays(t *testing.T, topology string, labs int, rows []way) {
 const clearRules = "nft flush ruleset; for t in raw mangle nat filter; do iptables-legacy -t $t -F; iptables-legacy -t $t -X; done 2>/dev/null; iptables-legacy -P FORWARD ACCEPT; iptables-legacy -P INPUT ACCEPT; ipset destroy; conntrack -F 2>/dev/null; true"
 
 func playWay(ctx context.Context, t *testing.T, l *lab.Lab, base string, w way) {
-	s := &scene{lab: l, watched: l.NATNode(), options: FaultOptions{Window: time.Second, Progress: func(string, float64) {}}}
+	s := &faultRun{lab: l, watched: l.NATNode(), options: FaultOptions{Window: time.Second, Progress: func(string, float64) {}}}
 	defer s.close()
 	for _, err := range []error{s.run(ctx, s.watched, clearRules), s.nft(ctx, base+strings.ReplaceAll(w.nft, "} }", "}\n}"))} {
 		if err != nil {
@@ -403,15 +403,15 @@ var scans = []way{
 }
 
 // browseAnd browses, and sends datagrams to somebody else.
-func browseAnd(to string, perSecond float64) func(*testing.T, *scene) {
-	return func(t *testing.T, s *scene) {
+func browseAnd(to string, perSecond float64) func(*testing.T, *faultRun) {
+	return func(t *testing.T, s *faultRun) {
 		must(t, s.browseAt(t.Context(), 100))
 		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.MustParseAddrPort(to), 1, perSecond))
 	}
 }
 
 // browseAndFlood browses, and floods from the address that is listed.
-func browseAndFlood(t *testing.T, s *scene) {
+func browseAndFlood(t *testing.T, s *faultRun) {
 	must(t, s.browseAt(t.Context(), 100))
 	must(t, s.run(t.Context(), s.lab.Node(lab.RoleClient), "ip addr replace "+listed+"/24 dev eth0"))
 	to := netip.AddrPortFrom(s.lab.ServerNode().Addr, 5353)
@@ -419,14 +419,14 @@ func browseAndFlood(t *testing.T, s *scene) {
 }
 
 // browseAndScan browses, and has the server's machine try what is behind the gateway.
-func browseAndScan(t *testing.T, s *scene) {
+func browseAndScan(t *testing.T, s *faultRun) {
 	must(t, s.browseAt(t.Context(), 100))
 	must(t, s.run(t.Context(), s.lab.ServerNode(), "ip route replace 192.168.0.0/24 via 203.0.113.1"))
 	s.traffic = append(s.traffic, sending(s.lab.ServerNode(), netip.MustParseAddrPort("192.168.0.77:5353"), 16, 1000, 0))
 }
 
 // bigDatagrams sends what does not fit and must not be fragmented.
-func bigDatagrams(t *testing.T, s *scene) {
+func bigDatagrams(t *testing.T, s *faultRun) {
 	t.Cleanup(func() { _ = s.run(context.Background(), s.watched, "ip link set dev eth0 mtu 1500") })
 	s.traffic = append(s.traffic, sending(s.lab.Node(lab.RoleClient), netip.AddrPortFrom(s.lab.ServerNode().Addr, 5353), 1400, 50, unix.IP_PMTUDISC_PROBE))
 }
@@ -474,7 +474,7 @@ func dropping(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program 
 	return p
 }
 
-func dropByTC(t *testing.T, s *scene) {
+func dropByTC(t *testing.T, s *faultRun) {
 	must(t, s.browseAt(t.Context(), 100))
 	p := dropping(t, ebpf.SchedCLS, 2) // TC_ACT_SHOT
 	must(t, s.watched.Do(func() error {
@@ -492,7 +492,7 @@ func dropByTC(t *testing.T, s *scene) {
 	}))
 }
 
-func dropByXDP(t *testing.T, s *scene) {
+func dropByXDP(t *testing.T, s *faultRun) {
 	must(t, s.browseAt(t.Context(), 100))
 	p := dropping(t, ebpf.XDP, 1) // XDP_DROP
 	must(t, s.watched.Do(func() error {

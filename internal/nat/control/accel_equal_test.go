@@ -54,7 +54,7 @@ func TestAccelEqual(t *testing.T) {
 
 // randomTraffic sends packets of some flows both ways and returns what arrives, in words.
 func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []string) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	onOneCPU(t)
 	b.in(b.gateway, func() error {
 		return errors.Join(
@@ -159,7 +159,7 @@ func onOneCPU(t *testing.T) {
 
 // settle waits until all that was sent has arrived: until an echo of that number, which is
 // sent last, has, and its answer.
-func (b *bed) settle(client, server *rawEnd, number uint16) {
+func (b *testbed) settle(client, server *rawEnd, number uint16) {
 	b.t.Helper()
 	for _, way := range []struct {
 		kind     byte
@@ -181,7 +181,7 @@ func (b *bed) settle(client, server *rawEnd, number uint16) {
 	}
 }
 
-func (b *bed) nftIn(ns *netns.Handle, rules string) {
+func (b *testbed) nftIn(ns *netns.Handle, rules string) {
 	b.t.Helper()
 	gateway := b.gateway
 	b.gateway = ns
@@ -196,7 +196,7 @@ type rawEnd struct {
 	arrived [][]byte
 }
 
-func (b *bed) rawEnd(ns *netns.Handle, gateway string) *rawEnd {
+func (b *testbed) rawEnd(ns *netns.Handle, gateway string) *rawEnd {
 	b.t.Helper()
 	w := &rawEnd{}
 	b.in(b.gateway, func() error {

@@ -20,7 +20,7 @@ import (
 )
 
 // tcpLife is how many seconds the entry of the one TCP connection has.
-func (b *bed) tcpLife() uint32 {
+func (b *testbed) tcpLife() uint32 {
 	b.t.Helper()
 	entries := b.entries()
 	i := slices.IndexFunc(entries, func(f *netlink.ConntrackFlow) bool { return f.Forward.Protocol == unix.IPPROTO_TCP })
@@ -33,7 +33,7 @@ func (b *bed) tcpLife() uint32 {
 // acceleratedTCP is a connection that has taken the shortcut: the client's end and the
 // server's. Connection tracking has lost it, and believes that data of the client, if so
 // asked, is unacknowledged.
-func (b *bed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPConn) {
+func (b *testbed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPConn) {
 	b.t.Helper()
 	var l net.Listener
 	b.in(b.server, func() (err error) { l, err = net.Listen("tcp4", "198.51.100.9:0"); return err })
@@ -101,7 +101,7 @@ func (b *bed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPConn) 
 // Of a connection one end of which has vanished, the entry does not outlive what the
 // kernel gives it, though the other end goes on repeating itself.
 func TestAccelVanished(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
 	_, server := b.acceleratedTCP(false)
 	b.nftIn(b.client, `table ip gone { chain i { type filter hook input priority 0; policy drop; }; chain o { type filter hook output priority 0; policy drop; }; }`)
@@ -115,7 +115,7 @@ func TestAccelVanished(t *testing.T) {
 // An idle connection lives as long as the kernel lets one live, also if the table has
 // forgotten meanwhile that it was accelerated.
 func TestAccelForgotten(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
 	client, server := b.acceleratedTCP(true)
 	b.forgetShortcuts()
@@ -129,7 +129,7 @@ func TestAccelForgotten(t *testing.T) {
 	ktest.Wait(t, 10*time.Second, "the entry has the life of an idle connection", func() bool { return b.tcpLife() > 100000 })
 }
 
-func (b *bed) forgetShortcuts() {
+func (b *testbed) forgetShortcuts() {
 	b.t.Helper()
 	_, dir, err := accelRecordOf(b.gateway)
 	if err != nil {

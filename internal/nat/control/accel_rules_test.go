@@ -270,7 +270,7 @@ COMMIT
 func TestAccelRuleSets(t *testing.T) {
 	for _, c := range ruleSets {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			b.in(b.gateway, func() error { return writeSetting(settingForward, "1") })
 			b.in(b.server, func() error { return addRoute("10.96.0.0/16", "198.51.100.1") })
 			// Else the bridge has the answers' destinations translated before its own ingress
@@ -387,7 +387,7 @@ type mirrored struct {
 }
 
 // mirror tells who connects whom it sees, and gives back what is sent.
-func (b *bed) mirror(ns *netns.Handle, at string) {
+func (b *testbed) mirror(ns *netns.Handle, at string) {
 	b.t.Helper()
 	b.serveTCP(ns, at, func(c net.Conn) {
 		fmt.Fprintln(c, c.RemoteAddr())
@@ -395,7 +395,7 @@ func (b *bed) mirror(ns *netns.Handle, at string) {
 	})
 }
 
-func (b *bed) connect(ns *netns.Handle, to string) *mirrored {
+func (b *testbed) connect(ns *netns.Handle, to string) *mirrored {
 	b.t.Helper()
 	m := &mirrored{}
 	b.in(ns, func() (err error) { m.conn, err = net.DialTimeout("tcp4", to, 30*time.Second); return err })
@@ -411,7 +411,7 @@ func (b *bed) connect(ns *netns.Handle, to string) *mirrored {
 }
 
 // exchange has bytes come back as they were sent.
-func (m *mirrored) exchange(b *bed) {
+func (m *mirrored) exchange(b *testbed) {
 	b.t.Helper()
 	data, got := make([]byte, 64<<10), make([]byte, 64<<10)
 	rand.Read(data)

@@ -50,16 +50,16 @@ table ip filter {
 }
 `
 
-// newAccelBed is a bed whose gateway is one by the kernel's means.
-func newAccelBed(t *testing.T) *bed {
+// newAccelTestbed is a testbed whose gateway is one by the kernel's means.
+func newAccelTestbed(t *testing.T) *testbed {
 	t.Helper()
-	b := newBed(t)
+	b := newTestbed(t)
 	b.in(b.gateway, func() error { return writeSetting(settingForward, "1") })
 	b.nft(accelRules)
 	return b
 }
 
-func (b *bed) run(stdin, name string, args ...string) {
+func (b *testbed) run(stdin, name string, args ...string) {
 	b.t.Helper()
 	b.in(b.gateway, func() error {
 		cmd := exec.Command(ktest.Tool(b.t, name), args...)
@@ -71,13 +71,13 @@ func (b *bed) run(stdin, name string, args ...string) {
 	})
 }
 
-func (b *bed) nft(rules string) { b.t.Helper(); b.run(rules, ktest.Tool(b.t, "nft"), "-f", "-") }
+func (b *testbed) nft(rules string) { b.t.Helper(); b.run(rules, ktest.Tool(b.t, "nft"), "-f", "-") }
 
-func (b *bed) accelOptions() AccelOptions {
+func (b *testbed) accelOptions() AccelOptions {
 	return AccelOptions{Namespace: b.gateway, Interfaces: []string{"in", "out"}, Attach: AttachTC, Flows: MinAccelFlows(), TCPLiberal: true}
 }
 
-func (b *bed) accelOn(o AccelOptions) *AccelPlan {
+func (b *testbed) accelOn(o AccelOptions) *AccelPlan {
 	b.t.Helper()
 	p, err := AccelOn(b.t.Context(), o)
 	if err != nil {
@@ -92,7 +92,7 @@ func (b *bed) accelOn(o AccelOptions) *AccelPlan {
 	return p
 }
 
-func (b *bed) accelStats() *rulefile.AccelStats {
+func (b *testbed) accelStats() *rulefile.AccelStats {
 	b.t.Helper()
 	s, err := ReadAccelStatus(b.gateway)
 	if err != nil {
@@ -105,10 +105,10 @@ func (b *bed) accelStats() *rulefile.AccelStats {
 }
 
 // parrot answers datagrams with what they say and whom they came from.
-func (b *bed) parrot(ns *netns.Handle, at string) { b.t.Helper(); b.parrotNamed(ns, at, "") }
+func (b *testbed) parrot(ns *netns.Handle, at string) { b.t.Helper(); b.parrotNamed(ns, at, "") }
 
 // parrotNamed is a parrot that adds who it is.
-func (b *bed) parrotNamed(ns *netns.Handle, at, name string) {
+func (b *testbed) parrotNamed(ns *netns.Handle, at, name string) {
 	b.t.Helper()
 	var c net.PacketConn
 	b.in(ns, bound(func() (err error) { c, err = net.ListenPacket("udp4", at); return err }))
@@ -131,7 +131,7 @@ type dialogue struct {
 	number uint64
 }
 
-func (b *bed) dialogue(ns *netns.Handle, from, to string) *dialogue {
+func (b *testbed) dialogue(ns *netns.Handle, from, to string) *dialogue {
 	b.t.Helper()
 	d := net.Dialer{}
 	if from != "" {
@@ -167,8 +167,8 @@ func (k *dialogue) ask(limit time.Duration) string {
 	}
 }
 
-// within is the bed for a subtest, which fails by itself.
-func (b *bed) within(t *testing.T) *bed {
+// within is the testbed for a subtest, which fails by itself.
+func (b *testbed) within(t *testing.T) *testbed {
 	inner := *b
 	inner.t = t
 	t.Cleanup(inner.explain)
@@ -176,7 +176,7 @@ func (b *bed) within(t *testing.T) *bed {
 }
 
 // explain adds to a failure what there is to see of acceleration.
-func (b *bed) explain() {
+func (b *testbed) explain() {
 	if !b.t.Failed() {
 		return
 	}
@@ -195,7 +195,7 @@ func (b *bed) explain() {
 
 // accelerated talks until both directions of these flows take the shortcut, and returns
 // whom the parrot saw, each time the same if there is one flow.
-func (b *bed) accelerated(flows ...*dialogue) (seen string) {
+func (b *testbed) accelerated(flows ...*dialogue) (seen string) {
 	b.t.Helper()
 	var conns []net.Conn
 	for _, k := range flows {
@@ -220,7 +220,7 @@ func (b *bed) accelerated(flows ...*dialogue) (seen string) {
 }
 
 // trusted counts the directions of these flows, by who began them, that take the shortcut.
-func (b *bed) trusted(flows ...net.Conn) (n int) {
+func (b *testbed) trusted(flows ...net.Conn) (n int) {
 	b.t.Helper()
 	local := map[string]bool{}
 	for _, c := range flows {
@@ -240,7 +240,7 @@ func (b *bed) trusted(flows ...net.Conn) (n int) {
 
 // A flow is translated as before, once it takes the shortcut; off puts everything back.
 func TestAccelUDP(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	before := b.state()
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.parrot(b.client, "10.0.0.2:80")
@@ -304,7 +304,7 @@ func second[T any](_ T, err error) error { return err }
 // entry's life is that of an idle connection though connection tracking has missed what
 // was acknowledged; and the end of the connection is the stack's.
 func TestAccelTCP(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	for _, c := range []struct {
 		name     string
 		liberal  bool
@@ -362,7 +362,7 @@ table ip own {
 	}
 }
 
-func (b *bed) entries() []*netlink.ConntrackFlow {
+func (b *testbed) entries() []*netlink.ConntrackFlow {
 	b.t.Helper()
 	var out []*netlink.ConntrackFlow
 	b.in(b.gateway, func() (err error) {
@@ -374,7 +374,7 @@ func (b *bed) entries() []*netlink.ConntrackFlow {
 
 // transfer sends some megabytes there, and what came of them back, and compares. Then
 // is called while the connection is idle.
-func (b *bed) transfer(t *testing.T, from, to *netns.Handle, at string, then func()) {
+func (b *testbed) transfer(t *testing.T, from, to *netns.Handle, at string, then func()) {
 	t.Helper()
 	var l net.Listener
 	b.in(to, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
@@ -412,7 +412,7 @@ func (b *bed) transfer(t *testing.T, from, to *netns.Handle, at string, then fun
 // connection tracking has not followed its windows: also where one end has said already
 // that it sends no more.
 func TestAccelOffTCP(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	for _, halfClosed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("half closed %v", halfClosed), func(t *testing.T) {
 			b := b.within(t)
@@ -491,7 +491,7 @@ func TestAccelOffTCP(t *testing.T) {
 // Where open connections can't be excepted, their windows go on not being looked at, and
 // that is said.
 func TestAccelOffUnmarked(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.in(b.gateway, func() error {
 		c, err := settingChange(settingLiberal, "1", "")
 		if err != nil {
@@ -531,7 +531,7 @@ func TestAccelOffUnmarked(t *testing.T) {
 // What changes in the kernel takes effect though packets go past it: within a second when
 // the machine is not busy, which is printed.
 func TestAccelObeys(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.accelOn(b.accelOptions())
 	stops := func(name string, change, back func()) {
@@ -592,7 +592,7 @@ func TestAccelObeys(t *testing.T) {
 }
 
 // neighbour makes the gateway believe that the server has another MAC; "" ends that.
-func (b *bed) neighbour(mac string) {
+func (b *testbed) neighbour(mac string) {
 	b.t.Helper()
 	b.in(b.gateway, func() error {
 		l, err := netlink.LinkByName("out")
@@ -609,7 +609,7 @@ func (b *bed) neighbour(mac string) {
 }
 
 // bridge makes one in the gateway, with a container at each of its ports veth1, veth2, ...
-func (b *bed) bridge(name, addr string, peers ...string) (containers []*netns.Handle) {
+func (b *testbed) bridge(name, addr string, peers ...string) (containers []*netns.Handle) {
 	b.t.Helper()
 	gateway, _, _ := net.ParseCIDR(addr)
 	b.in(b.gateway, func() error {
@@ -641,7 +641,7 @@ func addRoute(to, via string) error {
 
 // A port published by a container's bridge: the bridge is named, its ports are not.
 func TestAccelBridge(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	container := b.bridge("docker0", "172.17.0.1/16", "172.17.0.2/16")[0]
 	b.nft(`insert rule ip nat pre iifname "out" udp dport 8081 dnat to 172.17.0.2:81
 insert rule ip nat pre iifname "out" tcp dport 8082 dnat to 172.17.0.2:82
@@ -678,7 +678,7 @@ insert rule ip filter forward iifname "docker0" accept`)
 
 // A table that is too small costs speed: every datagram is answered all the same.
 func TestAccelFull(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.accelOn(b.accelOptions())
 	var talks []*dialogue
@@ -699,7 +699,7 @@ func TestAccelFull(t *testing.T) {
 
 // Turned on and off again and again under a flow, nothing is lost or out of order.
 func TestAccelToggled(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.parrot(b.server, "198.51.100.9:7000")
 	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
 	forwarded := uint64(0)
@@ -728,7 +728,7 @@ func TestAccelToggled(t *testing.T) {
 
 // A flow with packets now and then outlives its time-out, and one without does not.
 func TestAccelTimeouts(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.in(b.gateway, func() error {
 		return errors.Join(writeSetting("net.netfilter.nf_conntrack_udp_timeout", "8"), writeSetting("net.netfilter.nf_conntrack_udp_timeout_stream", "8"))
 	})
@@ -751,7 +751,7 @@ func TestAccelTimeouts(t *testing.T) {
 
 // The same port again, after the connection before has ended, with another translation.
 func TestAccelPortReused(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
 	b.echo(b.server, "198.51.100.9:7000")
 	connect := func() (seen string) {
@@ -783,7 +783,7 @@ func TestAccelPortReused(t *testing.T) {
 
 // A flow that a helper follows, and others that connection tracking does not forward.
 func TestAccelLeavesAlone(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
 	b.parrot(b.gateway, "10.0.0.1:7000")
 	k := b.dialogue(b.client, "10.0.0.2:6000", "10.0.0.1:7000")
@@ -826,7 +826,7 @@ table ip helper {
 
 // What is done with each packet is not gone past unless that is accepted.
 func TestAccelBypass(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.run("", "tc", "qdisc", "add", "dev", "out", "root", "tbf", "rate", "100mbit", "burst", "100k", "latency", "1s")
 	o := b.accelOptions()
 	o.Chains = []snapshot.Chain{
@@ -874,7 +874,7 @@ func TestAccelBypassEgress(t *testing.T) {
 // What makes acceleration useless is told; a time-out that forgets TCP at once leaves it
 // alone.
 func TestAccelUseless(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.run("", "ip", "rule", "add", "fwmark", "0x1", "table", "77", "priority", "500")
 	b.in(b.gateway, func() error { return writeSetting(settingEstablished, "0") })
 	o := b.accelOptions()
@@ -895,7 +895,7 @@ func TestAccelUseless(t *testing.T) {
 
 // What is probably not meant is done, and said.
 func TestAccelWarns(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.run("", "ip", "link", "set", "out", "down")
 	for _, c := range []struct {
 		interfaces []string
@@ -918,7 +918,7 @@ func TestAccelWarns(t *testing.T) {
 
 // What has changed since is a problem that status names, with what to do.
 func TestAccelProblems(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.join("gone", "10.8.0.1/24", b.namespace(), "10.8.0.2/24")
 	o := b.accelOptions()
 	o.Interfaces = append(o.Interfaces, "gone")
@@ -955,7 +955,7 @@ func TestAccelProblems(t *testing.T) {
 // Rules and programs that come when acceleration is on are a problem; natkit's own
 // programs and what was accepted are none.
 func TestAccelBypassedSince(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	o := b.accelOptions()
 	o.Chains = []snapshot.Chain{{Family: "ip", Table: "filter", Name: "forward", Hook: "forward", Type: "filter", Rules: 3, PerPacket: []string{"limit"}}}
 	o.Bypass = true
@@ -980,7 +980,7 @@ func TestAccelBypassedSince(t *testing.T) {
 
 // Counters of another natkit's programs may be of another form: status says whose they are.
 func TestAccelOfAnother(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
 	rec, dir, err := accelRecordOf(b.gateway)
 	if err != nil {
@@ -1010,7 +1010,7 @@ func TestAccelOfAnother(t *testing.T) {
 
 // An interface has one XDP program: whose that is, and what to do, is said.
 func TestAccelForeignXDP(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "theirs", Type: ebpf.XDP, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
 	if err != nil {
@@ -1035,7 +1035,7 @@ func TestAccelForeignXDP(t *testing.T) {
 
 // Killed at any moment of turning it on, off puts everything back, and on begins anew.
 func TestAccelKilled(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	before := b.state()
 	b.parrot(b.server, "198.51.100.9:7000")
 	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
@@ -1089,7 +1089,7 @@ func accelChild(name string) {
 // A stranger at another interface, who sends with the addresses of a flow, is met by what
 // the kernel has against that, though the flow is accelerated.
 func TestAccelSpoofed(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	stranger := b.namespace()
 	b.join("other", "10.9.0.1/24", stranger, "10.9.0.2/24")
 	b.in(b.gateway, func() error { return writeSetting("net.ipv4.conf.other.rp_filter", "1") })
@@ -1124,7 +1124,7 @@ func TestAccelSpoofed(t *testing.T) {
 // transfer arrive as they should, and how many datagrams were overtaken is printed. So
 // they do where XDP may not send to one side: what it leaves to tc, tc does.
 func TestAccelXDP(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	for _, ns := range []*netns.Handle{b.client, b.server} {
 		b.in(ns, func() error {
 			out, err := exec.Command(ktest.Tool(t, "ethtool"), "-K", "eth0", "tx", "off", "gro", "on").CombinedOutput()
@@ -1189,7 +1189,7 @@ func TestAccelXDP(t *testing.T) {
 
 // stream sends numbers for a second, and 2000 at least, as fast as the ends like, and counts
 // what came back of them after a later one, and what did not.
-func (b *bed) stream(k *dialogue) (sent, overtaken, lost uint64) {
+func (b *testbed) stream(k *dialogue) (sent, overtaken, lost uint64) {
 	b.t.Helper()
 	first := k.number + 1
 	var came uint64

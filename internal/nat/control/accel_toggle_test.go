@@ -30,7 +30,7 @@ const (
 	datagramLost      = time.Minute
 )
 
-func (b *bed) manyDatagrams(ns *netns.Handle, from, to string) *manyDatagrams {
+func (b *testbed) manyDatagrams(ns *netns.Handle, from, to string) *manyDatagrams {
 	s := &manyDatagrams{conn: b.dialogue(ns, from, to).conn, ended: make(chan error, 1)}
 	go func() { s.ended <- s.run() }()
 	return s
@@ -78,7 +78,7 @@ func (s *manyDatagrams) run() error {
 // Acceleration is turned on and off twenty times under flows of numbered datagrams, by
 // masquerade and to a published port: each comes back, and once.
 func TestAccelToggledOften(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	b.parrot(b.server, "198.51.100.9:7000")
 	b.parrot(b.client, "10.0.0.2:80")
 	// Before a neighbour is found, and a device's queue is there, the kernel may lose packets.

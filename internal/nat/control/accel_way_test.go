@@ -16,7 +16,7 @@ import (
 // Where the routes come to name a way that a filter forbids, no packet of an accelerated
 // flow takes it: none was seen leaving by it.
 func TestAccelForbiddenWay(t *testing.T) {
-	b := newAccelBed(t)
+	b := newAccelTestbed(t)
 	elsewhere := b.namespace()
 	b.join("other", "10.9.0.1/24", elsewhere, "10.9.0.2/24")
 	b.in(elsewhere, func() error {

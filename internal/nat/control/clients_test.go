@@ -115,10 +115,10 @@ func TestClients(t *testing.T) {
 // behind those:
 //
 //	client 10.1.0.2 ── 10.1.0.1 client │      │                              │     │
-//	                                   │ home │ 10.0.0.2 ── gateway (bed) ── │ isp │ server 203.0.113.1 ── 203.0.113.2, .3 server
+//	                                   │ home │ 10.0.0.2 ── gateway (testbed) ── │ isp │ server 203.0.113.1 ── 203.0.113.2, .3 server
 //	peer 10.2.0.2-9 ── 10.2.0.1 peer   │      │                 198.51.100.9 │     │
 type world struct {
-	*bed
+	*testbed
 	engine                          Engine
 	large, small                    payload
 	client, peer, home, isp, server *netns.Handle
@@ -133,8 +133,8 @@ const (
 
 func newWorld(t *testing.T, engine Engine, rules string) *world {
 	t.Helper()
-	b := makeBed(t)
-	w := &world{bed: b, engine: engine, home: b.client, isp: b.server}
+	b := makeTestbed(t)
+	w := &world{testbed: b, engine: engine, home: b.client, isp: b.server}
 	for _, h := range []**netns.Handle{&w.client, &w.peer, &w.server} {
 		*h = b.namespace()
 	}
@@ -195,9 +195,9 @@ func (w *world) accelerate() {
 
 // as is the world of a case of its own.
 func (w *world) as(t *testing.T) *world {
-	c, b := *w, *w.bed
+	c, b := *w, *w.testbed
 	b.t = t
-	c.bed = &b
+	c.testbed = &b
 	return &c
 }
 

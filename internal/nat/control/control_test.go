@@ -59,10 +59,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bed is a client and a server with a gateway between them.
+// testbed is a client and a server with a gateway between them.
 //
 //	client 10.0.0.2 ── in 10.0.0.1 │ gateway │ 198.51.100.1 out ── 198.51.100.9 server
-type bed struct {
+type testbed struct {
 	t                       *testing.T
 	name                    string
 	client, gateway, server *netns.Handle
@@ -79,16 +79,16 @@ rules:
   - map: 10.0.0.77 <-> 198.51.100.77
 `
 
-func newBed(t *testing.T) *bed {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	ktest.Root(t)
 	ktest.RunDir(t)
-	return makeBed(t)
+	return makeTestbed(t)
 }
 
-func makeBed(t *testing.T) *bed {
+func makeTestbed(t *testing.T) *testbed {
 	t.Helper()
-	b := &bed{t: t, name: ktest.Name(t)}
+	b := &testbed{t: t, name: ktest.Name(t)}
 	b.client, b.gateway, b.server = b.namespace(), b.namespace(), b.namespace()
 	if err := b.gateway.Pin(b.name); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func makeBed(t *testing.T) *bed {
 }
 
 // namespace makes one that ends with the test.
-func (b *bed) namespace() *netns.Handle {
+func (b *testbed) namespace() *netns.Handle {
 	b.t.Helper()
 	ns, err := netns.New()
 	if err != nil {
@@ -125,13 +125,13 @@ func (b *bed) namespace() *netns.Handle {
 }
 
 // join connects an interface of the gateway with eth0 of a neighbour.
-func (b *bed) join(name, addr string, peer *netns.Handle, peerAddr string) {
+func (b *testbed) join(name, addr string, peer *netns.Handle, peerAddr string) {
 	b.t.Helper()
 	b.link(b.gateway, name, addr, peer, "eth0", peerAddr)
 }
 
 // link connects two namespaces.
-func (b *bed) link(ns *netns.Handle, name, addr string, peer *netns.Handle, peerName, peerAddr string) {
+func (b *testbed) link(ns *netns.Handle, name, addr string, peer *netns.Handle, peerName, peerAddr string) {
 	b.t.Helper()
 	b.in(ns, func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: peerName, PeerNamespace: netlink.NsFd(peer.Fd())})
@@ -150,14 +150,14 @@ func (b *bed) link(ns *netns.Handle, name, addr string, peer *netns.Handle, peer
 	set(peer, peerName, peerAddr)
 }
 
-func (b *bed) in(ns *netns.Handle, fn func() error) {
+func (b *testbed) in(ns *netns.Handle, fn func() error) {
 	b.t.Helper()
 	if err := ns.Do(fn); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *bed) parse(text string) *rulefile.File {
+func (b *testbed) parse(text string) *rulefile.File {
 	b.t.Helper()
 	file, err := rulefile.Parse("test.yaml", []byte(text))
 	if err != nil {
@@ -166,9 +166,9 @@ func (b *bed) parse(text string) *rulefile.File {
 	return file
 }
 
-func (b *bed) options() Options { return Options{Namespace: b.gateway, Attach: AttachTC} }
+func (b *testbed) options() Options { return Options{Namespace: b.gateway, Attach: AttachTC} }
 
-func (b *bed) up(text string, o Options) *Plan {
+func (b *testbed) up(text string, o Options) *Plan {
 	b.t.Helper()
 	p, err := Up(b.t.Context(), b.parse(text), text, o)
 	if err != nil {
@@ -191,7 +191,7 @@ func bound(open func() error) func() error {
 }
 
 // listen opens a TCP socket that ends with the test.
-func (b *bed) listen(ns *netns.Handle, at string) net.Listener {
+func (b *testbed) listen(ns *netns.Handle, at string) net.Listener {
 	b.t.Helper()
 	var l net.Listener
 	b.in(ns, bound(func() (err error) { l, err = net.Listen("tcp4", at); return err }))
@@ -200,7 +200,7 @@ func (b *bed) listen(ns *netns.Handle, at string) net.Listener {
 }
 
 // serveTCP answers every TCP connection to an address of a namespace, then closes it.
-func (b *bed) serveTCP(ns *netns.Handle, at string, answer func(net.Conn)) {
+func (b *testbed) serveTCP(ns *netns.Handle, at string, answer func(net.Conn)) {
 	b.t.Helper()
 	l := b.listen(ns, at)
 	go func() {
@@ -218,13 +218,13 @@ func (b *bed) serveTCP(ns *netns.Handle, at string, answer func(net.Conn)) {
 }
 
 // echo answers every connection with whom it came from.
-func (b *bed) echo(ns *netns.Handle, at string) {
+func (b *testbed) echo(ns *netns.Handle, at string) {
 	b.t.Helper()
 	b.serveTCP(ns, at, func(c net.Conn) { fmt.Fprintln(c, c.RemoteAddr()) })
 }
 
 // ask connects and returns whom the other end saw.
-func (b *bed) ask(ns *netns.Handle, to string) (seen netip.AddrPort) {
+func (b *testbed) ask(ns *netns.Handle, to string) (seen netip.AddrPort) {
 	b.t.Helper()
 	b.in(ns, func() error {
 		c, err := net.DialTimeout("tcp4", to, 30*time.Second)
@@ -243,9 +243,9 @@ func (b *bed) ask(ns *netns.Handle, to string) (seen netip.AddrPort) {
 }
 
 // ping sends an ICMP echo and waits for its answer.
-func (b *bed) ping(ns *netns.Handle, to string) { b.t.Helper(); b.pingAs(ns, to, 0x34) }
+func (b *testbed) ping(ns *netns.Handle, to string) { b.t.Helper(); b.pingAs(ns, to, 0x34) }
 
-func (b *bed) pingAs(ns *netns.Handle, to string, id byte) {
+func (b *testbed) pingAs(ns *netns.Handle, to string, id byte) {
 	b.t.Helper()
 	b.in(ns, func() error {
 		c, err := net.Dial("ip4:icmp", to)
@@ -270,7 +270,7 @@ func (b *bed) pingAs(ns *netns.Handle, to string, id byte) {
 }
 
 // state is what an instance could leave behind in the gateway.
-func (b *bed) state() string {
+func (b *testbed) state() string {
 	b.t.Helper()
 	var s strings.Builder
 	b.in(b.gateway, func() error {
@@ -308,7 +308,7 @@ func (b *bed) state() string {
 func TestGateway(t *testing.T) {
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
 		t.Run(string(engine), func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			before := b.state()
 			o := b.options()
 			o.Engine = engine
@@ -367,7 +367,7 @@ func TestGateway(t *testing.T) {
 // Whenever natkit is killed while it brings an engine up, down puts everything back,
 // and so does an up that finds the remains.
 func TestKilled(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	before := b.state()
 	self, err := os.Executable()
 	if err != nil {
@@ -411,7 +411,7 @@ func TestKilled(t *testing.T) {
 
 // Whoever changes an instance has it alone.
 func TestTwoAtOnce(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	in, err := hold(b.gateway)
 	if err != nil {
 		t.Fatal(err)
@@ -454,7 +454,7 @@ func TestPinsComeAndGo(t *testing.T) {
 
 // An apply that fails halfway, because an interface can't be attached, changes nothing.
 func TestApplyNothing(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	var last *netns.Handle
 	for i, name := range []string{"more", "last"} {
 		ns, err := netns.New()
@@ -500,7 +500,7 @@ func TestApplyNothing(t *testing.T) {
 
 // An interface that was made anew is told of, and attached by an apply of the same file.
 func TestInterfaceMadeAnew(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	b.in(b.gateway, func() error {
 		l, err := netlink.LinkByName("out")
@@ -535,7 +535,7 @@ func TestInterfaceMadeAnew(t *testing.T) {
 // An interface that was moved to another namespace keeps its program there: that is told, and
 // whoever follows the machine takes it off.
 func TestInterfaceMoved(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	attached := func() int {
 		t.Helper()
@@ -570,7 +570,7 @@ func TestInterfaceMoved(t *testing.T) {
 // A record without an engine is removed with its namespace; whoever had another folder for
 // records may have removed the engine.
 func TestRecordOfNamespaceGone(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	inode := b.gateway.Inode()
 	if err := errors.Join(netns.Delete(b.name), b.gateway.Close(), datapath.Unload(pinsOf(inode))); err != nil {
@@ -584,7 +584,7 @@ func TestRecordOfNamespaceGone(t *testing.T) {
 		return errors.Is(err, ErrDown)
 	})
 	var err error
-	if b.gateway, err = netns.Create(b.name); err != nil { // for the bed's own removal
+	if b.gateway, err = netns.Create(b.name); err != nil { // for the testbed's own removal
 		t.Fatal(err)
 	}
 }
@@ -593,7 +593,7 @@ func TestRecordOfNamespaceGone(t *testing.T) {
 func TestNamespaceGone(t *testing.T) {
 	for name, older := range map[string]bool{"as made": false, "of an older natkit": true} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			b.up(baseRules, b.options())
 			dir := pinsOf(b.gateway.Inode())
 			if older { // it knows by its links only, if the kernel has any
@@ -638,7 +638,7 @@ func TestNamespaceGone(t *testing.T) {
 			if _, err := readRecord(inode); !errors.Is(err, ErrDown) {
 				t.Errorf("record: %v", err)
 			}
-			ns, err := netns.Create(b.name) // for the bed's own removal
+			ns, err := netns.Create(b.name) // for the testbed's own removal
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -649,7 +649,7 @@ func TestNamespaceGone(t *testing.T) {
 
 // Who reads events hears of a session, and stops when it is to.
 func TestEventsEnd(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	e, err := Open(b.gateway)
 	if err != nil {
@@ -685,7 +685,7 @@ func TestEventsEnd(t *testing.T) {
 // An `ip netns exec` gives what it runs mounts of its own, and a /sys without the BPF
 // file system: the engine outlives it all the same.
 func TestUpByIPNetns(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	ip := ktest.Tool(t, "ip")
 	pins, _, err := holdPins(0, unix.LOCK_SH) // before the command, which could not mount one that stays
 	if err != nil {
@@ -708,7 +708,7 @@ func TestUpByIPNetns(t *testing.T) {
 // Programs that somebody takes off, of one hook or of all, are told of, and put back by an
 // apply of the same file.
 func TestProgramsTakenOff(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	o := b.options()
 	o.Attach = AttachXDP
 	b.up(baseRules, o)
@@ -772,7 +772,7 @@ func TestProgramsTakenOff(t *testing.T) {
 
 // A port of a bridge has no packets of its own to translate.
 func TestPortOfBridge(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.in(b.gateway, func() error {
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "lan"}}
 		if err := netlink.LinkAdd(bridge); err != nil {
@@ -798,7 +798,7 @@ func TestPortOfBridge(t *testing.T) {
 func TestDownKilled(t *testing.T) {
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
 		t.Run(string(engine), func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			b.echo(b.server, "198.51.100.9:7")
 			o := Options{Namespace: b.gateway, Engine: engine, Attach: AttachTC}
 			b.up(baseRules, o)

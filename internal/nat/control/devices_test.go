@@ -283,7 +283,7 @@ func makePPPoE(e *deviceEnd) error {
 }
 
 // plug puts a pair of devices upon the Ethernet between the gateway and a neighbour.
-func (b *bed) plug(kind func(*deviceEnd) error, c cable) {
+func (b *testbed) plug(kind func(*deviceEnd) error, c cable) {
 	b.t.Helper()
 	const second = "2"
 	b.in(b.gateway, func() error {
@@ -339,7 +339,7 @@ func (b *bed) plug(kind func(*deviceEnd) error, c cable) {
 
 // passXDP has what XDP sends to the veths of a namespace arrive there, and what they send
 // be fit for it.
-func (b *bed) passXDP(ns *netns.Handle) {
+func (b *testbed) passXDP(ns *netns.Handle) {
 	b.t.Helper()
 	b.in(ns, func() error {
 		pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
@@ -382,7 +382,7 @@ func wholeChecksums(name string) error {
 
 // watch looks at every IPv4 packet that comes in by a device, until the test ends: each
 // must be from that address, and what an ICMP error quotes must have been to it.
-func (b *bed) watch(ns *netns.Handle, name, from string) {
+func (b *testbed) watch(ns *netns.Handle, name, from string) {
 	b.t.Helper()
 	var socket int
 	const all = unix.ETH_P_IP<<8&0xff00 | unix.ETH_P_IP>>8
@@ -432,7 +432,7 @@ func (b *bed) watch(ns *netns.Handle, name, from string) {
 
 // datagrams passes numbered ones of several sizes to and fro, the last one after the other
 // has arrived: none is lost.
-func (b *bed) datagrams(from, to *netns.Handle, dialed, heard, seen string) {
+func (b *testbed) datagrams(from, to *netns.Handle, dialed, heard, seen string) {
 	b.t.Helper()
 	var s net.PacketConn
 	var c net.Conn
@@ -474,7 +474,7 @@ func (b *bed) datagrams(from, to *netns.Handle, dialed, heard, seen string) {
 }
 
 // bulk sends the same random bytes each way of a TCP connection.
-func (b *bed) bulk(from, to *netns.Handle, dialed, heard, seen string) {
+func (b *testbed) bulk(from, to *netns.Handle, dialed, heard, seen string) {
 	b.t.Helper()
 	data := make([]byte, 2<<20)
 	rand.Read(data)
@@ -508,7 +508,7 @@ func (b *bed) bulk(from, to *netns.Handle, dialed, heard, seen string) {
 }
 
 // closed sends a datagram to a port that nobody has, and waits to be told.
-func (b *bed) closed(from *netns.Handle, at string) {
+func (b *testbed) closed(from *netns.Handle, at string) {
 	b.t.Helper()
 	var c net.Conn
 	b.in(from, func() (err error) { c, err = net.Dial("udp4", at); return err })
@@ -523,7 +523,7 @@ func (b *bed) closed(from *netns.Handle, at string) {
 }
 
 // tooBig has the gateway tell a sender what the way out can carry.
-func (b *bed) tooBig(from *netns.Handle, at string, carries int) {
+func (b *testbed) tooBig(from *netns.Handle, at string, carries int) {
 	b.t.Helper()
 	var c net.Conn
 	b.in(from, func() (err error) { c, err = net.Dial("udp4", at); return err })
@@ -557,7 +557,7 @@ func (b *bed) tooBig(from *netns.Handle, at string, carries int) {
 func TestDevices(t *testing.T) {
 	for _, kind := range deviceKinds {
 		t.Run(kind.name, func(t *testing.T) {
-			testDevice(newBed(t), kind.make, true) // that the kernel has it
+			testDevice(newTestbed(t), kind.make, true) // that the kernel has it
 			for _, way := range []struct {
 				name   string
 				engine Engine
@@ -576,7 +576,7 @@ func TestDevices(t *testing.T) {
 					continue
 				}
 				t.Run(way.name, func(t *testing.T) {
-					b := newBed(t)
+					b := newTestbed(t)
 					device := testDevice(b, kind.make, way.both)
 					o := Options{Namespace: b.gateway, Engine: way.engine, Attach: way.attach}
 					refused := kind.refused
@@ -604,7 +604,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// onDevices is a bed whose outside, and if so wanted inside, is devices of a kind.
+// onDevices is a testbed whose outside, and if so wanted inside, is devices of a kind.
 type onDevices struct {
 	rules           string
 	inside          string // the client's address
@@ -625,7 +625,7 @@ rules:
 `, inside, outside, d.gateway, d.inside)
 }
 
-func testDevice(b *bed, kind func(*deviceEnd) error, both bool) onDevices {
+func testDevice(b *testbed, kind func(*deviceEnd) error, both bool) onDevices {
 	b.t.Helper()
 	b.plug(kind, cable{b.server, "out", "198.51.100.1", "198.51.100.9", "wan", 7, "203.0.113.1/24", "203.0.113.9/24"})
 	d, name := onDevices{inside: "10.0.0.2", gateway: "203.0.113.1", server: "203.0.113.9", far: "wan"}, "in"
@@ -638,7 +638,7 @@ func testDevice(b *bed, kind func(*deviceEnd) error, both bool) onDevices {
 	return d
 }
 
-func (b *bed) clientGoesBy(gateway net.IP) {
+func (b *testbed) clientGoesBy(gateway net.IP) {
 	b.t.Helper()
 	b.in(b.client, func() error {
 		return netlink.RouteReplace(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: gateway})
@@ -646,7 +646,7 @@ func (b *bed) clientGoesBy(gateway net.IP) {
 }
 
 // carries passes traffic of every kind both ways.
-func (d onDevices) carries(b *bed) {
+func (d onDevices) carries(b *testbed) {
 	b.t.Helper()
 	gateway, server := d.gateway, d.server
 	b.watch(b.server, d.far, gateway)
@@ -686,7 +686,7 @@ func (d onDevices) carries(b *bed) {
 func TestTrunk(t *testing.T) {
 	for _, attach := range []Attach{AttachTC, AttachXDP} {
 		t.Run(string(attach), func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			for _, e := range []struct {
 				ns, home    *netns.Handle
 				under, addr string
@@ -736,7 +736,7 @@ func TestTrunk(t *testing.T) {
 func TestAccelDevices(t *testing.T) {
 	for _, kind := range deviceKinds {
 		t.Run(kind.name, func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			d := testDevice(b, kind.make, kind.inside == "")
 			b.in(b.gateway, func() error { return writeSetting(settingForward, "1") })
 			o := b.accelOptions()

@@ -21,7 +21,7 @@ import (
 func TestHealthOfLinks(t *testing.T) {
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
 		t.Run(string(engine), func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			other := b.namespace()
 			b.join("in2", "10.0.2.1/24", other, "10.0.2.2/24")
 			s := b.serve(strings.Replace(baseRules, "[in]", "[in, in2]", 1), ServeOptions{Options: Options{Engine: engine}})
@@ -81,7 +81,7 @@ func TestHealthOfLinks(t *testing.T) {
 
 // While natkit serve starts it says so, and not that somebody was killed.
 func TestHealthStarting(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	asked, goOn := make(chan bool), make(chan bool)
 	s := b.serve(baseRules, ServeOptions{Filters: func() ([]snapshot.Chain, error) {
 		asked <- true
@@ -123,7 +123,7 @@ func TestHealthStarting(t *testing.T) {
 
 // An engine that is half up is somebody's work as long as he lives.
 func TestHalf(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	in, err := hold(b.gateway)
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestPromtool(t *testing.T) {
 	promtool := ktest.Tool(t, "promtool")
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
 		t.Run(string(engine), func(t *testing.T) {
-			b := newBed(t)
+			b := newTestbed(t)
 			s := b.serve(baseRules, ServeOptions{Options: Options{Engine: engine}, Build: map[string]string{"version": "test"}})
 			s.hears("up", "")
 			b.ping(b.client, "198.51.100.9")

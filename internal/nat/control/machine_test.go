@@ -20,7 +20,7 @@ func TestLife(t *testing.T) {
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
 		t.Run(string(engine), func(t *testing.T) {
 			ktest.WithAndWithoutBPFFS(t, func(t *testing.T) {
-				b := makeBed(t)
+				b := makeTestbed(t)
 				before := b.state()
 				o := b.options()
 				o.Engine = engine
@@ -49,7 +49,7 @@ func TestLife(t *testing.T) {
 // So does acceleration.
 func TestAccelLife(t *testing.T) {
 	ktest.WithAndWithoutBPFFS(t, func(t *testing.T) {
-		b := makeBed(t)
+		b := makeTestbed(t)
 		o := b.accelOptions()
 		if _, err := AccelOn(t.Context(), o); err != nil {
 			t.Fatal(err)
@@ -68,14 +68,14 @@ func TestAccelLife(t *testing.T) {
 // system mounted and the last unmounts it: none is hidden by another's mount.
 func TestManyAtOnce(t *testing.T) {
 	ktest.Lacking(t, func(t *testing.T) {
-		beds := make([]*bed, 12)
-		for i := range beds {
-			beds[i] = makeBed(t)
+		testbeds := make([]*testbed, 12)
+		for i := range testbeds {
+			testbeds[i] = makeTestbed(t)
 		}
-		atOnce := func(what string, do func(*bed) error) {
+		atOnce := func(what string, do func(*testbed) error) {
 			t.Helper()
 			var all sync.WaitGroup
-			for _, b := range beds {
+			for _, b := range testbeds {
 				all.Go(func() {
 					if err := do(b); err != nil {
 						t.Errorf("%s: %v", what, err)
@@ -84,18 +84,18 @@ func TestManyAtOnce(t *testing.T) {
 			}
 			all.Wait()
 		}
-		file := beds[0].parse(baseRules)
-		atOnce("up", func(b *bed) error {
+		file := testbeds[0].parse(baseRules)
+		atOnce("up", func(b *testbed) error {
 			_, err := Up(context.Background(), file, baseRules, b.options())
 			return err
 		})
-		for _, b := range beds {
+		for _, b := range testbeds {
 			if s, err := ReadStatus(b.gateway); err != nil || len(s.Problems) > 0 {
 				t.Errorf("status %+v, %v", s, err)
 			}
 			b.ping(b.client, "198.51.100.9")
 		}
-		atOnce("down", func(b *bed) error { _, err := Down(b.gateway); return err })
+		atOnce("down", func(b *testbed) error { _, err := Down(b.gateway); return err })
 		noPins(t)
 	}, ktest.NoBPFFS)
 }

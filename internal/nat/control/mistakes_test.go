@@ -28,7 +28,7 @@ import (
 
 // What an engine that is up can't become is said by a dry run as well, with what differs.
 func TestApplyOtherLimits(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	o := Options{Namespace: b.gateway, Attach: AttachTC}
 	if _, err := Up(t.Context(), b.parse(baseRules), baseRules, o); err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestApplyOtherLimits(t *testing.T) {
 }
 
 func TestUpInterfaceMissing(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	text := strings.Replace(baseRules, "outside: [out]", "outside: [out, gone]", 1)
 	_, err := Up(t.Context(), b.parse(text), text, Options{Namespace: b.gateway})
 	if err == nil || !strings.HasSuffix(err.Error(), `:3:16: interface "gone" is not there`) {
@@ -75,7 +75,7 @@ func TestKernelNATIsTold(t *testing.T) {
 		{Family: "ip6", Table: "nat", Name: "POSTROUTING", Hook: "postrouting", Type: "nat", NATRules: map[string]int{"masquerade": 4}},
 		{Family: "ip", Table: "nat", Name: "OUTPUT", Hook: "output", Type: "nat"},
 	}
-	b := newBed(t)
+	b := newTestbed(t)
 	p, err := MakePlan(b.parse(baseRules), baseRules, Options{Namespace: b.gateway, Chains: chains})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestKernelNATIsTold(t *testing.T) {
 // One XDP program of somebody else is told by its name before anything is done; filters of
 // others that would see nothing any more are refused as all that is gone past.
 func TestForeignPrograms(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	before := b.state()
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "theirs", Type: ebpf.XDP, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
@@ -150,7 +150,7 @@ func TestForeignPrograms(t *testing.T) {
 }
 
 // classifier loads a program for tc that lets everything go on.
-func (b *bed) classifier() int {
+func (b *testbed) classifier() int {
 	b.t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 	if err != nil {
@@ -163,7 +163,7 @@ func (b *bed) classifier() int {
 // A record that somebody has damaged is told with what helps, and is in nobody's way in
 // other namespaces; down takes down what is there.
 func TestDamagedRecord(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	before := b.state()
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
 		o := Options{Namespace: b.gateway, Engine: engine}
@@ -195,7 +195,7 @@ func TestDamagedRecord(t *testing.T) {
 }
 
 func TestDamagedJournal(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	if _, err := Up(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway}); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestDamagedJournal(t *testing.T) {
 // A namespace that forwards only while natkit is up lets no packet out as it came in: not
 // while an engine comes or goes either.
 func TestNothingLeavesUntranslated(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	forward := func(value string) {
 		b.in(b.gateway, func() error { return writeSetting(settingForward, value) })
 	}
@@ -282,7 +282,7 @@ func TestNothingLeavesUntranslated(t *testing.T) {
 }
 
 // detach takes the engine off all interfaces.
-func (b *bed) detach() {
+func (b *testbed) detach() {
 	b.t.Helper()
 	e, err := Open(b.gateway)
 	if err != nil {
@@ -295,7 +295,7 @@ func (b *bed) detach() {
 // A network that is on both sides is named when the engine comes up and when the address
 // comes later, by a lease.
 func TestOverlappingNetworks(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	const both = "the network 10.0.0.0/24 is inside and 10.0.0.0/16 outside"
 	names := func(list []string) bool {
 		return slices.ContainsFunc(list, func(s string) bool { return strings.HasPrefix(s, both) })
@@ -329,7 +329,7 @@ func TestOverlappingNetworks(t *testing.T) {
 // What a file may say and hardly means is said before it happens; what would cut the
 // machine off is refused.
 func TestCautions(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	plan := func(rules string) (string, error) {
 		text := "inside: [in]\noutside: [out]\nlimits: {sessions: 4096, sources: 256}\n" + rules
 		p, err := MakePlan(b.parse(text), text, b.options())
@@ -380,7 +380,7 @@ func TestCautions(t *testing.T) {
 
 // What is done for each address of a pool is one line, not two for each.
 func TestChangesText(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	text := "inside: [in]\noutside: [out]\nlimits: {sessions: 4096, sources: 256}\npools:\n  a: {addresses: 198.51.100.32/27}\nrules:\n  - {snat: any, to: a}\n"
 	p, err := MakePlan(b.parse(text), text, b.options())
 	if err != nil {
@@ -397,7 +397,7 @@ func TestChangesText(t *testing.T) {
 // Flows that the kernel tracked before there were rules for them are translated as well,
 // while they go on; those of before that no rule is about are left alone.
 func TestFlowsOfBefore(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.in(b.gateway, func() error { return writeSetting(settingForward, "1") })
 	b.nft("table ip track { chain c { type filter hook prerouting priority 0; ct state new accept; }; }")
 	sockets := map[string]net.PacketConn{}

@@ -38,8 +38,8 @@ import (
 const patient = 2 * time.Minute
 
 // served is a Serve that runs in the test's process, on a file.
-type servedBed struct {
-	*bed
+type servedTestbed struct {
+	*testbed
 	file   string
 	events chan *ServeEvent
 	reload chan os.Signal
@@ -48,16 +48,16 @@ type servedBed struct {
 	ended  chan error
 }
 
-// serve begins to serve rules on a bed, and waits until they are up.
-func (b *bed) serve(rules string, o ServeOptions) *servedBed {
+// serve begins to serve rules on a testbed, and waits until they are up.
+func (b *testbed) serve(rules string, o ServeOptions) *servedTestbed {
 	b.t.Helper()
-	s := &servedBed{bed: b, file: filepath.Join(b.t.TempDir(), "nat.yaml")}
+	s := &servedTestbed{testbed: b, file: filepath.Join(b.t.TempDir(), "nat.yaml")}
 	s.replace(rules)
 	s.begin(o)
 	return s
 }
 
-func (s *servedBed) begin(o ServeOptions) {
+func (s *servedTestbed) begin(o ServeOptions) {
 	s.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *servedBed) begin(o ServeOptions) {
 }
 
 // end stops the Serve, if it has not been.
-func (s *servedBed) end() {
+func (s *servedTestbed) end() {
 	s.stop()
 	if s.ended == nil {
 		return
@@ -86,7 +86,7 @@ func (s *servedBed) end() {
 }
 
 // replace puts another file in place of the rule file, as editors do.
-func (s *servedBed) replace(rules string) {
+func (s *servedTestbed) replace(rules string) {
 	s.t.Helper()
 	draft := s.file + "~"
 	if err := errors.Join(os.WriteFile(draft, []byte(rules), 0o600), os.Rename(draft, s.file)); err != nil {
@@ -95,7 +95,7 @@ func (s *servedBed) replace(rules string) {
 }
 
 // hears waits for an event of a kind that says something, and passes over others.
-func (s *servedBed) hears(kind, says string) *ServeEvent {
+func (s *servedTestbed) hears(kind, says string) *ServeEvent {
 	s.t.Helper()
 	limit := time.After(patient)
 	for {
@@ -115,7 +115,7 @@ func (s *servedBed) hears(kind, says string) *ServeEvent {
 }
 
 // get asks the Serve by HTTP.
-func (s *servedBed) get(path string) (status int, body []byte) {
+func (s *servedTestbed) get(path string) (status int, body []byte) {
 	s.t.Helper()
 	r, err := http.Get(s.url + path)
 	if err != nil {
@@ -131,7 +131,7 @@ func (s *servedBed) get(path string) (status int, body []byte) {
 
 // metric scrapes, parses as Prometheus does, and gives the sum of the series of a name
 // whose labels have these values.
-func (s *servedBed) metric(name string, labels ...string) (sum float64) {
+func (s *servedTestbed) metric(name string, labels ...string) (sum float64) {
 	s.t.Helper()
 	status, body := s.get("/metrics")
 	if status != http.StatusOK {
@@ -166,7 +166,7 @@ type numbered struct {
 	seen []string // sources that the server saw
 }
 
-func (b *bed) numbered(port int) *numbered {
+func (b *testbed) numbered(port int) *numbered {
 	b.t.Helper()
 	n := &numbered{stop: make(chan struct{}), err: make(chan error, 1)}
 	var server, client net.PacketConn
@@ -238,7 +238,7 @@ const moreRules = baseRules + "  - dnat: udp 198.51.100.1:7000\n    to: 10.0.0.3
 // The file is applied when it changes, and on demand; one with errors changes nothing; and
 // packets notice none of it. Who scrapes meanwhile gets whole answers.
 func TestServeReload(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	s := b.serve(baseRules, ServeOptions{Build: map[string]string{"version": "test"}})
 	s.hears("up", "")
 	traffic := b.numbered(5000)
@@ -313,7 +313,7 @@ func TestServeReload(t *testing.T) {
 }
 
 // hearsLast wants an event of a kind among those that were said already.
-func (s *servedBed) hearsLast(kind string) {
+func (s *servedTestbed) hearsLast(kind string) {
 	s.t.Helper()
 	for {
 		select {
@@ -329,7 +329,7 @@ func (s *servedBed) hearsLast(kind string) {
 }
 
 // move replaces the addresses of an interface of the gateway; none takes them away.
-func (b *bed) move(name string, addrs ...string) {
+func (b *testbed) move(name string, addrs ...string) {
 	b.t.Helper()
 	b.in(b.gateway, func() error {
 		l, err := netlink.LinkByName(name)
@@ -351,7 +351,7 @@ func (b *bed) move(name string, addrs ...string) {
 // What a pinned program does not notice is followed: each change is named as long as
 // nobody serves, and gone when it is followed.
 func TestServeFollows(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	s := b.serve(baseRules, ServeOptions{})
 	s.hears("up", "")
 	clean := func() {
@@ -430,7 +430,7 @@ func TestServeFollows(t *testing.T) {
 }
 
 // stopSweep ends expiry, and waits until that is old.
-func (b *bed) stopSweep() {
+func (b *testbed) stopSweep() {
 	b.t.Helper()
 	program, err := ebpf.LoadPinnedProgram(filepath.Join(pinsOf(b.gateway.Inode()), "programs", "sweep_stop"), nil)
 	if err != nil {
@@ -456,7 +456,7 @@ func (b *bed) stopSweep() {
 
 // sender sends datagrams from one port of the client to the server until that sees one
 // from the address it is given.
-func (b *bed) sender() (from func(want string)) {
+func (b *testbed) sender() (from func(want string)) {
 	b.t.Helper()
 	var server, client net.PacketConn
 	b.in(b.server, func() (err error) { server, err = net.ListenPacket("udp4", "198.51.100.9:9"); return err })
@@ -482,7 +482,7 @@ func (b *bed) sender() (from func(want string)) {
 // The address that is masqueraded behind changes: sessions of the old one end, also those
 // whose sender goes on, new ones have the new, and the old one's room is given back.
 func TestServeAddressMoves(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	s := b.serve(baseRules, ServeOptions{})
 	s.hears("up", "")
 	from := b.sender()
@@ -511,7 +511,7 @@ func TestServeAddressMoves(t *testing.T) {
 
 // An address that has left is forgotten when its ports are free, and can come again.
 func TestForget(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	addresses := func() (out []string) {
 		status, err := ReadStatus(b.gateway)
@@ -556,8 +556,8 @@ func TestForget(t *testing.T) {
 
 // A natkit serve that is killed, and the next one.
 func TestServeKilled(t *testing.T) {
-	b := newBed(t)
-	s := &servedBed{bed: b, file: filepath.Join(t.TempDir(), "nat.yaml")}
+	b := newTestbed(t)
+	s := &servedTestbed{testbed: b, file: filepath.Join(t.TempDir(), "nat.yaml")}
 	s.replace(baseRules)
 	self, err := os.Executable()
 	if err != nil {
@@ -645,7 +645,7 @@ func TestServeChild(t *testing.T) {
 
 // A file may name interfaces that come later, and a NAT that somebody takes away comes again.
 func TestServeAwaits(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	more, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
@@ -675,7 +675,7 @@ func TestServeAwaits(t *testing.T) {
 
 // The kernel's engine is kept, too: most of all against who flushes all of nftables.
 func TestServeNFT(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	s := b.serve(baseRules, ServeOptions{Options: Options{Engine: EngineNFT}})
 	s.hears("up", "")
 	b.ping(b.client, "198.51.100.9")
@@ -739,7 +739,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no reason %s", name)
 		}
 	}
-	b := newBed(t)
+	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	b.ping(b.client, "198.51.100.9")
 	m := newMetrics(b.gateway, map[string]string{"version": "test"})
@@ -802,7 +802,7 @@ natkit_up{engine="nft"} 0
 
 // systemd is told when a service is ready, reloads, and stops.
 func TestServeNotifies(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	path := filepath.Join(t.TempDir(), "notify")
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {

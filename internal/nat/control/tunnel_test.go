@@ -15,7 +15,7 @@ import (
 
 // tunnel connects the gateway and a neighbour by devices without Ethernet, whose packets
 // this process carries.
-func (b *bed) tunnel(name, addr string, peer *netns.Handle, peerAddr string) {
+func (b *testbed) tunnel(name, addr string, peer *netns.Handle, peerAddr string) {
 	b.t.Helper()
 	var ends []*os.File
 	for _, end := range []struct {
@@ -72,7 +72,7 @@ func TestTunnels(t *testing.T) {
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		t.Skip(err)
 	}
-	b := newBed(t)
+	b := newTestbed(t)
 	b.tunnel("tin", "10.1.0.1/24", b.client, "10.1.0.2/24")
 	b.tunnel("tout", "203.0.113.1/24", b.server, "203.0.113.9/24")
 	b.up(`

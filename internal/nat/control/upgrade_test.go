@@ -14,7 +14,7 @@ import (
 )
 
 // pinned are the programs of the gateway's engine, by name.
-func (b *bed) pinned() map[string]ebpf.ProgramID {
+func (b *testbed) pinned() map[string]ebpf.ProgramID {
 	b.t.Helper()
 	pins, err := filepath.Glob(filepath.Join(pinsOf(b.gateway.Inode()), "programs", "*"))
 	if err != nil || len(pins) == 0 {
@@ -38,7 +38,7 @@ func (b *bed) pinned() map[string]ebpf.ProgramID {
 
 // An apply that replaces another natkit's programs and then fails leaves those programs.
 func TestFailedUpgrade(t *testing.T) {
-	b := newBed(t)
+	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	rec, err := readRecord(b.gateway.Inode())
 	if err != nil {

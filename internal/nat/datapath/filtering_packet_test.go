@@ -41,14 +41,14 @@ type peer struct {
 }
 
 // filterBed sends packets of one protocol through one hook.
-type filterBed struct {
+type filterTestbed struct {
 	*gateway
 	kind string
 	port uint16
 }
 
 // to is a packet from one to another: of TCP a SYN. It tells whether it arrived, and from where.
-func (b *filterBed) to(t *testing.T, from, to *peer, flags uint8) bool {
+func (b *filterTestbed) to(t *testing.T, from, to *peer, flags uint8) bool {
 	t.Helper()
 	e := endpoints{from.host.Addr(), to.seen.Addr(), from.host.Port(), to.seen.Port()}
 	reason, out := b.send(t, from.side, b.kind, flags, e)
@@ -69,7 +69,7 @@ func (b *filterBed) to(t *testing.T, from, to *peer, flags uint8) bool {
 }
 
 // inside is a host whose rule filters so, with a mapping that is as old as a packet to the world.
-func (b *filterBed) inside(t *testing.T, mode string, host int) *peer {
+func (b *filterTestbed) inside(t *testing.T, mode string, host int) *peer {
 	t.Helper()
 	b.port++
 	p := &peer{side: inside, host: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(filteringRules[mode]), byte(host)}), b.port)}
@@ -82,7 +82,7 @@ func (b *filterBed) inside(t *testing.T, mode string, host int) *peer {
 }
 
 // another is the same sender with another port of the same address.
-func (b *filterBed) another(t *testing.T, from *peer) *peer {
+func (b *filterTestbed) another(t *testing.T, from *peer) *peer {
 	t.Helper()
 	b.port++
 	p := *from
@@ -100,7 +100,7 @@ func (b *filterBed) another(t *testing.T, from *peer) *peer {
 
 // senders are where a packet to a mapping can come from: outside, or inside, whose own rule
 // filters in each way.
-func (b *filterBed) senders(t *testing.T) map[string]*peer {
+func (b *filterTestbed) senders(t *testing.T) map[string]*peer {
 	b.port++
 	remote := netip.AddrPortFrom(netip.MustParseAddr("198.51.100.77"), b.port)
 	all := map[string]*peer{"outside": {side: outer, host: remote, seen: remote}}
@@ -120,7 +120,7 @@ func TestFilteringTable(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s/%s", h.name, kind, mode), func(t *testing.T) {
 					g.hook = h
 					g.reset(t)
-					b := &filterBed{gateway: g, kind: kind, port: 5000}
+					b := &filterTestbed{gateway: g, kind: kind, port: 5000}
 					for r := stranger; r <= knownEndpoint; r++ {
 						for place := range b.senders(t) {
 							b.filters(t, mode, place, r, lets[r])
@@ -132,7 +132,7 @@ func TestFilteringTable(t *testing.T) {
 	}
 }
 
-func (b *filterBed) filters(t *testing.T, mode, place string, r relation, want bool) {
+func (b *filterTestbed) filters(t *testing.T, mode, place string, r relation, want bool) {
 	t.Helper()
 	from, to := b.senders(t)[place], b.inside(t, mode, 2)
 	if from.host.Addr() == to.host.Addr() {
@@ -176,7 +176,7 @@ func TestFilteringOfRules(t *testing.T) {
 			t.Run(h.name+"/"+kind, func(t *testing.T) {
 				g.hook = h
 				g.reset(t)
-				b := &filterBed{gateway: g, kind: kind, port: 5000}
+				b := &filterTestbed{gateway: g, kind: kind, port: 5000}
 				for seen, host := range published {
 					to := &peer{inside, netip.MustParseAddrPort(host), netip.MustParseAddrPort(seen)}
 					for place, from := range b.senders(t) {
@@ -197,7 +197,7 @@ func TestFilteringWithoutSYN(t *testing.T) {
 	for _, h := range hooks {
 		g.hook = h
 		g.reset(t)
-		b := &filterBed{gateway: g, kind: "tcp", port: 5000}
+		b := &filterTestbed{gateway: g, kind: "tcp", port: 5000}
 		for mode := range filtering {
 			to := b.inside(t, mode, 2)
 			for _, flags := range []uint8{0, pktbuild.ACK, pktbuild.SYN | pktbuild.ACK, pktbuild.FIN, pktbuild.RST, pktbuild.SYN | pktbuild.FIN, 0xff} {

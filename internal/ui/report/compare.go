@@ -172,7 +172,7 @@ func (s *Saved) figures() []bench.Figure {
 		for _, r := range httpRuns(s.Demo) {
 			out = append(out, httpFigures(r.name, r.http)...)
 		}
-		for _, a := range s.Demo.Acts {
+		for _, a := range s.Demo.Steps {
 			out = append(out, a.Figures...)
 		}
 		return out

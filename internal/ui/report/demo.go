@@ -16,7 +16,7 @@ import (
 	"natkit/internal/words/plural"
 )
 
-// DemoText tells a demo for people, as it happens. It is a scenario.Teller.
+// DemoText tells a demo for people, as it happens. It is a scenario.Reporter.
 type DemoText struct {
 	W     io.Writer
 	Color bool
@@ -49,12 +49,12 @@ func (t *DemoText) Begin(d *scenario.DemoResult, drawing, hostWrite string) {
 		p.text("", "", "The collapse is made by "+d.Fault+" instead of a full table: "+d.FaultReason+".")
 	}
 	p.b.WriteString("\n" + drawing)
-	p.text("", "", "Each act names the command that does it alone, in a lab of yours: natkit lab up published --name case")
+	p.text("", "", "Each step names the command that does it alone, in a lab of yours: natkit lab up published --name case")
 	t.write(p)
 }
 
-// Act is the heading of an act.
-func (t *DemoText) Act(a *scenario.DemoAct) {
+// Step is the heading of a step.
+func (t *DemoText) Step(a *scenario.DemoStep) {
 	p := t.page()
 	p.b.WriteString("\n" + p.style(bold, strings.ToUpper(a.Name)) + "\n")
 	p.text("  ", "  ", "Shows: "+a.Shows+".")
@@ -69,7 +69,7 @@ func (t *DemoText) Act(a *scenario.DemoAct) {
 	t.write(p)
 }
 
-// Say is a step inside an act.
+// Say is a line inside a step.
 func (t *DemoText) Say(format string, args ...any) {
 	p := t.page()
 	p.text("  ", "  ", fmt.Sprintf(format, args...))
@@ -153,8 +153,8 @@ func (t *DemoText) Facts(s *snapshot.Snapshot, prof *observe.Profile) {
 	t.write(p)
 }
 
-// Done shows the figures of an act.
-func (t *DemoText) Done(a *scenario.DemoAct) {
+// Done shows the figures of a step.
+func (t *DemoText) Done(a *scenario.DemoStep) {
 	p := t.page()
 	if r := a.HTTP; r != nil {
 		what := fmt.Sprintf("%d of %d requests completed", r.Completed, r.Requests)
@@ -171,7 +171,7 @@ func (t *DemoText) Done(a *scenario.DemoAct) {
 	for _, f := range a.Findings {
 		p.finding(f)
 	}
-	if a.Name == scenario.ActDiagnosis && len(a.Findings) == 0 {
+	if a.Name == scenario.StepDiagnosis && len(a.Findings) == 0 {
 		p.text("  ", "  ", "The doctor found nothing.")
 	}
 	for _, c := range a.Changes {
@@ -188,7 +188,7 @@ func (t *DemoText) Done(a *scenario.DemoAct) {
 	t.write(p)
 }
 
-// sideBySide writes figures of treatments, a few lines each: the median, how far the
+// sideBySide writes figures of mitigations, a few lines each: the median, how far the
 // trials were apart, and what it is of the first.
 func (p *page) sideBySide(figures []bench.Figure) {
 	sheets := sheetsOf(nil, figures, nil)
@@ -222,20 +222,20 @@ func (p *page) sideBySide(figures []bench.Figure) {
 	}
 }
 
-// Demo writes what a demo ends with: the acts beside the published figures,
+// Demo writes what a demo ends with: the steps beside the published figures,
 // whether all is as before, and what to do next.
 func Demo(w io.Writer, d *scenario.DemoResult, color bool) error {
 	p := &page{color: color}
 	p.b.WriteString("\n" + p.style(bold, "RESULT") + "\n")
 	// The second site published what it saw, and no figures of its load.
-	published := slices.ContainsFunc(d.Acts, func(a scenario.DemoAct) bool { return a.Published != nil })
-	over, heads := "              this machine", "  act         completed  req/s mean ms connect ms"
+	published := slices.ContainsFunc(d.Steps, func(a scenario.DemoStep) bool { return a.Published != nil })
+	over, heads := "              this machine", "  step        completed  req/s mean ms connect ms"
 	if published {
 		over = fmt.Sprintf("%-53s%s", over, "published elsewhere *")
 		heads += "   completed req/s  mean connect"
 	}
 	p.b.WriteString(over + "\n" + heads + "\n")
-	for _, a := range d.Acts {
+	for _, a := range d.Steps {
 		r := a.HTTP
 		if r == nil {
 			continue

@@ -14,7 +14,7 @@ import (
 func TestDemoPublished(t *testing.T) {
 	for _, published := range []*scenario.Published{nil, {Completed: 100000, RequestsPerSecond: 6576}} {
 		var b strings.Builder
-		d := &scenario.DemoResult{Restored: true, Acts: []scenario.DemoAct{{Name: scenario.ActBaseline, HTTP: &bench.HTTPResult{Completed: 1000}, Published: published}}}
+		d := &scenario.DemoResult{Restored: true, Steps: []scenario.DemoStep{{Name: scenario.StepBaseline, HTTP: &bench.HTTPResult{Completed: 1000}, Published: published}}}
 		if err := Demo(&b, d, false); err != nil {
 			t.Fatal(err)
 		}
@@ -32,10 +32,10 @@ func TestDemoPublished(t *testing.T) {
 func TestDemoSideBySide(t *testing.T) {
 	var b strings.Builder
 	text := &DemoText{W: &b}
-	text.Done(&scenario.DemoAct{Name: scenario.ActReplace, Figures: []bench.Figure{
-		bench.NewFigure(scenario.TreatmentKernel, "cost_ns", bench.Params{FrameBytes: 64, Flows: 1000, Cores: 1, BothWays: true}, 2000, 2100, 1900),
-		bench.NewFigure(scenario.TreatmentEngine, "cost_ns", bench.Params{FrameBytes: 64, Flows: 1000, Cores: 1, BothWays: true}, 400, 500, 410),
-		bench.NewFigure(scenario.TreatmentKernel, "timeouts_total", bench.Params{}, 0, 0, 0),
+	text.Done(&scenario.DemoStep{Name: scenario.StepReplace, Figures: []bench.Figure{
+		bench.NewFigure(scenario.MitigationKernel, "cost_ns", bench.Params{FrameBytes: 64, Flows: 1000, Cores: 1, BothWays: true}, 2000, 2100, 1900),
+		bench.NewFigure(scenario.MitigationEngine, "cost_ns", bench.Params{FrameBytes: 64, Flows: 1000, Cores: 1, BothWays: true}, 400, 500, 410),
+		bench.NewFigure(scenario.MitigationKernel, "timeouts_total", bench.Params{}, 0, 0, 0),
 	}})
 	for _, want := range []string{"kernel         2  (1.900 to 2.100, n 3)\n", "ebpf        0.41  (0.4 to 0.5, n 3)  x 0.20\n", "Requests timed out (less is better)\n    kernel         0  (0 to 0, n 3)\n"} {
 		if !strings.Contains(b.String(), want) {

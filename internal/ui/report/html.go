@@ -58,7 +58,7 @@ type htmlSection struct {
 	Command       string   // that made the result
 	Routers       []bench.RouterUse
 	Cards         []htmlCard
-	Story         []htmlAct
+	Steps         []htmlStep
 	Sources       []string
 	WithoutValues string
 	Notes         []string
@@ -119,7 +119,7 @@ type htmlCell struct {
 
 type htmlPair struct{ Name, Value string }
 
-type htmlAct struct {
+type htmlStep struct {
 	Name, Shows, Command, RuleFile string
 	Findings                       []string
 	Changes                        []string
@@ -187,20 +187,20 @@ func demoSection(d *scenario.DemoResult) htmlSection {
 	for _, l := range d.Left {
 		out.Notes = append(out.Notes, "Left behind: "+l)
 	}
-	out.Notes = append(out.Notes, "Each act ran once: its bars have no spread. What stands side by side ran in turns.")
-	for _, a := range d.Acts {
-		act := htmlAct{Name: a.Name, Shows: a.Shows, Command: a.Command, RuleFile: a.RuleFile, NotRun: a.NotRun}
+	out.Notes = append(out.Notes, "Each step ran once: its bars have no spread. What stands side by side ran in turns.")
+	for _, a := range d.Steps {
+		step := htmlStep{Name: a.Name, Shows: a.Shows, Command: a.Command, RuleFile: a.RuleFile, NotRun: a.NotRun}
 		for _, f := range a.Findings {
-			act.Findings = append(act.Findings, fmt.Sprintf("%s %s: %s", f.Severity, f.Code, f.Title))
+			step.Findings = append(step.Findings, fmt.Sprintf("%s %s: %s", f.Severity, f.Code, f.Title))
 		}
 		for _, c := range a.Changes {
-			act.Changes = append(act.Changes, fmt.Sprintf("%s: %s -> %s", c.Setting, c.Old, c.New))
+			step.Changes = append(step.Changes, fmt.Sprintf("%s: %s -> %s", c.Setting, c.Old, c.New))
 		}
-		out.Story = append(out.Story, act)
+		out.Steps = append(out.Steps, step)
 	}
-	acts, sideBySide := demoSheets(d, true)
-	out.cards(acts, "act")
-	out.cards(sideBySide, "treatment")
+	steps, sideBySide := demoSheets(d, true)
+	out.cards(steps, "step")
+	out.cards(sideBySide, "NAT")
 	return out
 }
 

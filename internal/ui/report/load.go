@@ -29,7 +29,7 @@ const (
 	maxFileBytes = 64 << 20
 	maxFigures   = 20_000
 	maxValues    = 10_000 // of one figure
-	maxActs      = 100
+	maxSteps     = 100
 	maxMagnitude = 1e18 // of any number: sums and ratios of them stay finite
 )
 
@@ -86,7 +86,7 @@ func parse(data []byte) (*Saved, error) {
 			return nil, err
 		}
 		return &Saved{Result: r}, checkResult(r)
-	case has("acts", "restored"):
+	case has("steps", "restored"):
 		d := new(scenario.DemoResult)
 		if err := decode(data, d); err != nil {
 			return nil, err
@@ -181,11 +181,11 @@ func (c *checker) figures(under string, figures []bench.Figure) {
 }
 
 func checkDemo(d *scenario.DemoResult) error {
-	if len(d.Acts) > maxActs {
-		return fmt.Errorf("acts: more than %d", maxActs)
+	if len(d.Steps) > maxSteps {
+		return fmt.Errorf("steps: more than %d", maxSteps)
 	}
-	for i, a := range d.Acts {
-		at := fmt.Sprintf("acts[%d]", i)
+	for i, a := range d.Steps {
+		at := fmt.Sprintf("steps[%d]", i)
 		if a.HTTP != nil {
 			if err := checkHTTP(at+".http.", a.HTTP); err != nil {
 				return err

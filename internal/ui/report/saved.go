@@ -38,7 +38,7 @@ func Text(w io.Writer, saved []*Saved) error {
 	return nil
 }
 
-// demo is the acts and what they gave.
+// demo is the steps and what they gave.
 func (p *page) demo(s *Saved) {
 	section := demoSection(s.Demo)
 	p.b.WriteString(section.Title + "\n")
@@ -48,7 +48,7 @@ func (p *page) demo(s *Saved) {
 	if section.Command != "" {
 		p.text("$ ", "    ", printable(section.Command))
 	}
-	for _, a := range section.Story {
+	for _, a := range section.Steps {
 		p.b.WriteByte('\n')
 		p.text(printable(strings.ToUpper(a.Name))+": ", "  ", printable(a.Shows))
 		if a.Command != "" {
@@ -67,9 +67,9 @@ func (p *page) demo(s *Saved) {
 			p.text("  changed ", "    ", printable(c))
 		}
 	}
-	acts, sideBySide := demoSheets(s.Demo, false)
-	p.sheets(acts, "act")
-	p.sheets(sideBySide, "treatment")
+	steps, sideBySide := demoSheets(s.Demo, false)
+	p.sheets(steps, "step")
+	p.sheets(sideBySide, "NAT")
 	for _, note := range section.Notes {
 		p.b.WriteByte('\n')
 		p.text("Note: ", "      ", printable(note))

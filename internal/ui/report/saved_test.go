@@ -219,8 +219,8 @@ func TestEmptyResults(t *testing.T) {
 	for _, in := range []string{
 		`{"version": 1, "kind": "udp", "figures": []}`,
 		`{"version": 1, "kind": "new", "figures": [{"metric": "m", "values": []}], "published": [{"metric": "n", "value": 1}]}`,
-		`{"acts": [], "restored": true}`,
-		`{"acts": [{"name": "a", "http": {}}, {"http": {"completed": 1}}], "restored": false, "left": ["x"]}`,
+		`{"steps": [], "restored": true}`,
+		`{"steps": [{"name": "a", "http": {}}, {"http": {"completed": 1}}], "restored": false, "left": ["x"]}`,
 		`{"requests_per_second": 0, "percentiles_ms": {}}`,
 		`{"requests_per_second": 1, "completed": 5, "percentiles_ms": {}}`,
 	} {
@@ -295,7 +295,7 @@ func TestLoadRefuses(t *testing.T) {
 		{result(`{"metric": "m", "params": {"flows": -1}}`), `figures[0].params.flows is -1: want 0 to`},
 		{result(``) + `{}`, `more after the end`},
 		{`{"version": 1, "kind": "udp", "figures": [], "started": "yesterday"}`, `"yesterday" is no time`},
-		{`{"acts": [{"http": {"requests_per_second": 1e300}}], "restored": true}`, `acts[0].http.requests_per_second is 1e+300`},
+		{`{"steps": [{"http": {"requests_per_second": 1e300}}], "restored": true}`, `steps[0].http.requests_per_second is 1e+300`},
 		{`{"requests_per_second": 1, "percentiles_ms": {"50": -1e300}}`, `percentiles_ms["50"] is -1e+300`},
 	} {
 		if _, err := Load("f.json", strings.NewReader(c.in)); err == nil || !strings.HasPrefix(err.Error(), `read "f.json": `) || !strings.Contains(err.Error(), c.want) {
@@ -460,7 +460,7 @@ func FuzzLoad(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(data)
-	f.Add([]byte(`{"acts":[{"name":"a","http":{"completed":1}}],"restored":true}`))
+	f.Add([]byte(`{"steps":[{"name":"a","http":{"completed":1}}],"restored":true}`))
 	f.Add([]byte(`{"version":1,"kind":"rules","figures":[{"metric":"a_ns","params":{"rules":1},"values":[1]},{"metric":"a_ns","params":{"rules":9},"values":[9e17]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := Load("f", bytes.NewReader(data))

@@ -9,7 +9,7 @@ import (
 	"natkit/internal/scenario"
 )
 
-// An HTTP load, and the acts of a demo that make one, as sheets: each run stands
+// An HTTP load, and the steps of a demo that make one, as sheets: each run stands
 // where otherwise a router does.
 
 // httpRun is a load and what it is called beside others.
@@ -19,15 +19,15 @@ type httpRun struct {
 	published *scenario.Published
 }
 
-// carriers say who carries the load of an act.
+// carriers say who carries the load of a step.
 var carriers = map[string]string{
-	scenario.ActBaseline: "no NAT", scenario.ActCollapse: "kernel, broken", scenario.ActProof: "kernel, cured",
-	scenario.ActAccelerate: "kernel, accelerated", scenario.ActReplace: "natkit's engine",
+	scenario.StepBaseline: "no NAT", scenario.StepCollapse: "kernel, broken", scenario.StepProof: "kernel, cured",
+	scenario.StepAccelerate: "kernel, accelerated", scenario.StepReplace: "natkit's engine",
 }
 
 func httpRuns(d *scenario.DemoResult) []httpRun {
 	var runs []httpRun
-	for _, a := range d.Acts {
+	for _, a := range d.Steps {
 		if a.HTTP != nil {
 			runs = append(runs, httpRun{a.Name, a.HTTP, a.Published})
 		}
@@ -69,24 +69,24 @@ func httpSheets(runs []httpRun) []sheet {
 	return sheets
 }
 
-// demoSheets is the acts' loads, then what was measured of treatments side by side.
-// Where there is room the acts say who carried their load.
-func demoSheets(d *scenario.DemoResult, room bool) (acts, sideBySide []sheet) {
+// demoSheets is the steps' loads, then what was measured of mitigations side by side.
+// Where there is room the steps say who carried their load.
+func demoSheets(d *scenario.DemoResult, room bool) (steps, sideBySide []sheet) {
 	if runs := httpRuns(d); len(runs) > 0 {
 		for i := range runs {
 			if by := carriers[runs[i].name]; by != "" && room {
 				runs[i].name += " (" + by + ")"
 			}
 		}
-		acts = httpSheets(runs)
+		steps = httpSheets(runs)
 	}
-	for _, a := range d.Acts {
+	for _, a := range d.Steps {
 		for _, s := range sheetsOf(nil, a.Figures, nil) {
 			s.Measure.Title += ", side by side"
 			sideBySide = append(sideBySide, s)
 		}
 	}
-	return acts, sideBySide
+	return steps, sideBySide
 }
 
 // httpFigures is a load's main figures, in the form of figures of routers.

@@ -20,10 +20,10 @@ import (
 	"natkit/internal/kernel/netns"
 )
 
-// stand is a bed with generator and sinks at its ends, and the CPUs on which all
+// tester is a testbed with generator and sinks at its ends, and the CPUs on which all
 // of that runs.
-type stand struct {
-	bed          *Bed
+type tester struct {
+	testbed      *Testbed
 	translations *ebpf.Map
 	generator    *generator
 	left, right  *sink
@@ -37,9 +37,9 @@ type stand struct {
 	fastest      float64        // frames a second that the generator has sent
 }
 
-// newStand equips a bed, for loads of at most so many flows.
-func newStand(bed *Bed, flows int) (s *stand, err error) {
-	s = &stand{bed: bed}
+// newTester equips a testbed, for loads of at most so many flows.
+func newTester(testbed *Testbed, flows int) (s *tester, err error) {
+	s = &tester{testbed: testbed}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -55,7 +55,7 @@ func newStand(bed *Bed, flows int) (s *stand, err error) {
 			s.softirq[cpu] = pid
 		}
 	}
-	if !bed.elsewhere() {
+	if !testbed.elsewhere() {
 		if err := s.makeRings(); err != nil {
 			return s, err
 		}
@@ -63,13 +63,13 @@ func newStand(bed *Bed, flows int) (s *stand, err error) {
 	if s.translations, err = newTranslations(flows); err != nil {
 		return s, err
 	}
-	s.generator, err = newGenerator(bed, s.translations)
+	s.generator, err = newGenerator(testbed, s.translations)
 	return s, err
 }
 
-// makeRings gives the bed's devices a ring for each CPU that may send, at both ends
+// makeRings gives the testbed's devices a ring for each CPU that may send, at both ends
 // of each pair.
-func (s *stand) makeRings() error {
+func (s *tester) makeRings() error {
 	rings := s.cpus[len(s.cpus)-1] + 1
 	return s.eachDevice(func(e *ethtool.Ethtool, device string) error {
 		have, err := e.GetChannels(device)
@@ -89,15 +89,15 @@ func (s *stand) makeRings() error {
 }
 
 // attachSinks makes both ends take the frames.
-func (s *stand) attachSinks() (err error) {
-	if s.right, err = newSink(s.bed.Right, s.bed.RightDev, s.translations); err != nil {
+func (s *tester) attachSinks() (err error) {
+	if s.right, err = newSink(s.testbed.Right, s.testbed.RightDev, s.translations); err != nil {
 		return err
 	}
-	s.left, err = newSink(s.bed.Left, s.bed.LeftDev, s.translations)
+	s.left, err = newSink(s.testbed.Left, s.testbed.LeftDev, s.translations)
 	return err
 }
 
-func (s *stand) close() error {
+func (s *tester) close() error {
 	var errs []error
 	for _, end := range []*sink{s.left, s.right} {
 		if end != nil {
@@ -113,22 +113,22 @@ func (s *stand) close() error {
 	return errors.Join(errs...)
 }
 
-// bedDevice is one of the bed's devices.
-type bedDevice struct {
+// testbedDevice is one of the testbed's devices.
+type testbedDevice struct {
 	ns   *netns.Handle
 	name string
 }
 
-// devices are the ends', and between them the router's where it is in the bed.
-func (s *stand) devices() []bedDevice {
-	b := s.bed
+// devices are the ends', and between them the router's where it is in the testbed.
+func (s *tester) devices() []testbedDevice {
+	b := s.testbed
 	if b.elsewhere() {
-		return []bedDevice{{b.Left, b.LeftDev}, {b.Right, b.RightDev}}
+		return []testbedDevice{{b.Left, b.LeftDev}, {b.Right, b.RightDev}}
 	}
-	return []bedDevice{{b.Left, b.LeftDev}, {b.Router, b.InsideDev}, {b.Router, b.OutsideDev}, {b.Right, b.RightDev}}
+	return []testbedDevice{{b.Left, b.LeftDev}, {b.Router, b.InsideDev}, {b.Router, b.OutsideDev}, {b.Right, b.RightDev}}
 }
 
-func (s *stand) eachDevice(fn func(e *ethtool.Ethtool, device string) error) error {
+func (s *tester) eachDevice(fn func(e *ethtool.Ethtool, device string) error) error {
 	for _, d := range s.devices() {
 		if err := d.ns.Do(func() error {
 			return withEthtool(func(e *ethtool.Ethtool) error { return fn(e, d.name) })
@@ -142,25 +142,25 @@ func (s *stand) eachDevice(fn func(e *ethtool.Ethtool, device string) error) err
 // giveRouterACPU moves the router off the generator's CPU onto one of its own: its
 // devices are served by kernel threads, of a real-time class so that nothing
 // delays them. The sinks' devices are not, so that they run within the same
-// threads. It lasts as long as the bed.
-func (s *stand) giveRouterACPU() error {
-	return s.giveRouterThreads(s.bed.InsideDev, s.bed.OutsideDev)
+// threads. It lasts as long as the testbed.
+func (s *tester) giveRouterACPU() error {
+	return s.giveRouterThreads(s.testbed.InsideDev, s.testbed.OutsideDev)
 }
 
 // giveRouterAThread does the same with one thread, that of a single ring from the
 // left, within which all else runs. So what the ends answer waits in one line with
 // what the generator sends: of several threads of the same real-time class, one
 // with frames to no end would keep the others from ever running.
-func (s *stand) giveRouterAThread() error {
+func (s *tester) giveRouterAThread() error {
 	// First the side that sends into the other's rings.
-	for _, d := range []bedDevice{{s.bed.Left, s.bed.LeftDev}, {s.bed.Router, s.bed.InsideDev}} {
+	for _, d := range []testbedDevice{{s.testbed.Left, s.testbed.LeftDev}, {s.testbed.Router, s.testbed.InsideDev}} {
 		if err := d.ns.Do(func() error {
 			return withEthtool(func(e *ethtool.Ethtool) error {
 				rings, err := e.GetChannels(d.name)
 				if err != nil {
 					return err
 				}
-				if d.ns == s.bed.Left {
+				if d.ns == s.testbed.Left {
 					rings.TxCount = 1
 				} else {
 					rings.RxCount = 1
@@ -169,18 +169,18 @@ func (s *stand) giveRouterAThread() error {
 				return err
 			})
 		}); err != nil {
-			return fmt.Errorf("give the router a CPU: one ring from %s: %w", s.bed.LeftDev, err)
+			return fmt.Errorf("give the router a CPU: one ring from %s: %w", s.testbed.LeftDev, err)
 		}
 	}
-	return s.giveRouterThreads(s.bed.InsideDev)
+	return s.giveRouterThreads(s.testbed.InsideDev)
 }
 
-func (s *stand) giveRouterThreads(devices ...string) error {
+func (s *tester) giveRouterThreads(devices ...string) error {
 	if s.routerCPU == s.generatorCPU {
 		return fmt.Errorf("give the router a CPU: this process may use CPU %d only, and the generator needs one", s.routerCPU)
 	}
 	for _, device := range devices {
-		threads, err := threadedNAPI(s.bed.Router, device)
+		threads, err := threadedNAPI(s.testbed.Router, device)
 		if err != nil {
 			return fmt.Errorf("give the router a CPU: %w", err)
 		}
@@ -302,11 +302,11 @@ const (
 const settle = 20 * time.Millisecond
 
 // run sends a load and accounts for its frames.
-func (s *stand) run(ctx context.Context, l frameLoad) (*trial, error) {
+func (s *tester) run(ctx context.Context, l frameLoad) (*trial, error) {
 	return s.runLearning(ctx, l, false)
 }
 
-func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*trial, error) {
+func (s *tester) runLearning(ctx context.Context, l frameLoad, learn bool) (*trial, error) {
 	if err := s.attend(&l); err != nil {
 		return nil, err
 	}
@@ -351,7 +351,7 @@ func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*tria
 			rest -= n
 		}
 	}
-	if rest != 0 && s.bed.elsewhere() {
+	if rest != 0 && s.testbed.elsewhere() {
 		t.lost[LostElsewhere] = rest
 	} else if rest != 0 {
 		t.lost[Unexplained] = rest
@@ -361,7 +361,7 @@ func (s *stand) runLearning(ctx context.Context, l frameLoad, learn bool) (*tria
 }
 
 // attend makes the ends take what the load sends.
-func (s *stand) attend(l *frameLoad) error {
+func (s *tester) attend(l *frameLoad) error {
 	c := sinkConnections{Source: s.generator.base.Source, Target: s.generator.base.Target, TargetPort: s.generator.base.TargetPort}
 	right, left := s.right.objects.Server, s.left.objects.Client
 	switch l.traffic {
@@ -379,7 +379,7 @@ func (s *stand) attend(l *frameLoad) error {
 }
 
 // awaitLast reads the sinks when nothing has come in for some time and nothing will.
-func (s *stand) awaitLast(ctx context.Context, t *trial) error {
+func (s *tester) awaitLast(ctx context.Context, t *trial) error {
 	for last := ^uint64(0); ; {
 		select {
 		case <-ctx.Done():
@@ -408,7 +408,7 @@ func (s *stand) awaitLast(ctx context.Context, t *trial) error {
 
 // routerRuns tells whether one of the router's threads has frames, though it may wait
 // for its CPU.
-func (s *stand) routerRuns() bool {
+func (s *tester) routerRuns() bool {
 	return slices.ContainsFunc(s.threads, func(pid string) bool {
 		text, _ := os.ReadFile("/proc/" + pid + "/stat") // number (name) state ...
 		_, state, _ := strings.Cut(string(text), ") ")
@@ -417,7 +417,7 @@ func (s *stand) routerRuns() bool {
 }
 
 // judge says what disturbed the trial.
-func (s *stand) judge(t *trial, l frameLoad, before, after activity) {
+func (s *tester) judge(t *trial, l frameLoad, before, after activity) {
 	note := func(share, limit float64, format string) {
 		if share > limit {
 			t.noise = append(t.noise, fmt.Sprintf(format, 100*share))

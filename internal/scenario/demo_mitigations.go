@@ -15,26 +15,26 @@ import (
 	"natkit/internal/words/plural"
 )
 
-// What the acts accelerate and replace do: the load carried by what natkit puts beside
+// What the steps accelerate and replace do: the load carried by what natkit puts beside
 // or in the place of the kernel's NAT, then all of it side by side.
 
-// A treatment is a way to carry the load once the fault is cured. put puts it into the
+// A mitigation is a way to carry the load once the fault is cured. put puts it into the
 // lab's NAT node, which has no other then, and returns how to take it out again.
-type treatment struct {
+type mitigation struct {
 	name string // as figures have it
 	put  func() (out func() error, err error)
 }
 
-// The names of the treatments.
+// The names of the mitigations.
 const (
-	TreatmentKernel = "kernel" // as it was cured
-	TreatmentAccel  = "accel"  // the same, accelerated
-	TreatmentEngine = "ebpf"   // natkit's engine in its place
+	MitigationKernel = "kernel" // as it was cured
+	MitigationAccel  = "accel"  // the same, accelerated
+	MitigationEngine = "ebpf"   // natkit's engine in its place
 )
 
 const (
-	usualTurns = 3  // of each treatment
-	turnShare  = 10 // of the act's load, one part in so many, is a turn's
+	usualTurns = 3  // of each mitigation
+	turnShare  = 10 // of the step's load, one part in so many, is a turn's
 	udpFlows   = 1000
 	udpTrial   = 300 * time.Millisecond
 	// engineRoom is sessions that the load can have at a time, and more.
@@ -67,11 +67,11 @@ func (d *demo) engineFile() *rulefile.File {
 // containerPort is where the lab's web server listens.
 const containerPort = 80
 
-// localClient is why neither act has a load where the client is on the host itself.
+// localClient is why neither step has a load where the client is on the host itself.
 const localClient = "the client is on the host itself, and what natkit does it does with packets that come in by an interface, not with the host's own"
 
 // accelerate runs the load on the cured kernel with shortcuts for its flows.
-func (d *demo) accelerate(ctx context.Context, a *DemoAct) error {
+func (d *demo) accelerate(ctx context.Context, a *DemoStep) error {
 	if d.o.Site == 2 {
 		a.NotRun = localClient
 		return nil
@@ -82,14 +82,14 @@ func (d *demo) accelerate(ctx context.Context, a *DemoAct) error {
 		return nil
 	}
 	d.accelerated = true
-	d.o.Tell.Say("the rules stay as they are and see the first packets of each connection; a request of this load has few more, flows that last have (measured at the end)")
+	d.o.Report.Say("the rules stay as they are and see the first packets of each connection; a request of this load has few more, flows that last have (measured at the end)")
 	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
 	return errors.Join(err, out())
 }
 
 // replace takes the kernel's NAT out of the lab's host and puts natkit's engine in; then
-// all treatments have their turns.
-func (d *demo) replace(ctx context.Context, a *DemoAct) error {
+// all mitigations have their turns.
+func (d *demo) replace(ctx context.Context, a *DemoStep) error {
 	if d.o.Site == 2 {
 		a.NotRun = localClient
 		return nil
@@ -105,7 +105,7 @@ func (d *demo) replace(ctx context.Context, a *DemoAct) error {
 		_, err = d.putKernel()
 		return err
 	}
-	d.o.Tell.Say("the host's nftables rules are out and br_netfilter is off, so that no packet meets connection tracking")
+	d.o.Report.Say("the host's nftables rules are out and br_netfilter is off, so that no packet meets connection tracking")
 	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
 	if err = errors.Join(err, out()); err != nil {
 		return err
@@ -113,15 +113,15 @@ func (d *demo) replace(ctx context.Context, a *DemoAct) error {
 	return d.compare(ctx, a)
 }
 
-// compare gives the treatments their turns, first with the load and then with packets.
-func (d *demo) compare(ctx context.Context, a *DemoAct) (err error) {
-	treatments := []treatment{{TreatmentKernel, d.putKernel}}
+// compare gives the mitigations their turns, first with the load and then with packets.
+func (d *demo) compare(ctx context.Context, a *DemoStep) (err error) {
+	mitigations := []mitigation{{MitigationKernel, d.putKernel}}
 	if d.accelerated {
-		treatments = append(treatments, treatment{TreatmentAccel, d.putAccelerated})
+		mitigations = append(mitigations, mitigation{MitigationAccel, d.putAccelerated})
 	}
-	treatments = append(treatments, treatment{TreatmentEngine, d.putEngine})
-	d.o.Tell.Say("%s in turns, %s a turn", plural.Count(len(treatments), "treatment"), plural.Count(d.turn(), "request"))
-	if a.Figures, err = d.inTurns(ctx, treatments...); err != nil {
+	mitigations = append(mitigations, mitigation{MitigationEngine, d.putEngine})
+	d.o.Report.Say("%s in turns, %s a turn", plural.Count(len(mitigations), "mitigation"), plural.Count(d.turn(), "request"))
+	if a.Figures, err = d.inTurns(ctx, mitigations...); err != nil {
 		return err
 	}
 	packets, err := d.packets(ctx)
@@ -129,7 +129,7 @@ func (d *demo) compare(ctx context.Context, a *DemoAct) (err error) {
 		return ctx.Err()
 	}
 	if err != nil { // the load has told the story already
-		d.o.Tell.Say("packets were not measured: %v", err)
+		d.o.Report.Say("packets were not measured: %v", err)
 	}
 	a.Figures = append(a.Figures, packets...)
 	return nil
@@ -198,17 +198,17 @@ func (d *demo) putEngine() (out func() error, err error) {
 	return e.Close, nil
 }
 
-// inTurns puts part of the load on each treatment, one after the other and again:
+// inTurns puts part of the load on each mitigation, one after the other and again:
 // what disturbs the machine for a while disturbs all alike.
-func (d *demo) inTurns(ctx context.Context, treatments ...treatment) ([]bench.Figure, error) {
+func (d *demo) inTurns(ctx context.Context, mitigations ...mitigation) ([]bench.Figure, error) {
 	part := *d
 	part.size.requests = d.turn()
 	part.size.concurrency = min(d.size.concurrency, part.size.requests)
-	part.o.Tell = silent{}
-	runs := make([][]*bench.HTTPResult, len(treatments))
+	part.o.Report = silent{}
+	runs := make([][]*bench.HTTPResult, len(mitigations))
 	for turn := range d.o.Turns {
-		for i, t := range treatments {
-			d.o.Tell.Progress(fmt.Sprintf("turn %d of %d: %s", turn+1, d.o.Turns, t.name), float64(turn*len(treatments)+i)/float64(d.o.Turns*len(treatments)))
+		for i, t := range mitigations {
+			d.o.Report.Progress(fmt.Sprintf("turn %d of %d: %s", turn+1, d.o.Turns, t.name), float64(turn*len(mitigations)+i)/float64(d.o.Turns*len(mitigations)))
 			out, err := t.put()
 			if err != nil {
 				return nil, fmt.Errorf("put %s in: %w", t.name, err)
@@ -232,7 +232,7 @@ func (d *demo) inTurns(ctx context.Context, treatments ...treatment) ([]bench.Fi
 			return 1e6 * r.MachineCPUSeconds / float64(max(r.Completed, 1))
 		}},
 	} {
-		for i, t := range treatments {
+		for i, t := range mitigations {
 			values := make([]float64, 0, d.o.Turns)
 			for _, r := range runs[i] {
 				values = append(values, q.of(r))
@@ -243,8 +243,8 @@ func (d *demo) inTurns(ctx context.Context, treatments ...treatment) ([]bench.Fi
 	return figures, nil
 }
 
-// packetRouters are the routers of bench that stand for the treatments.
-var packetRouters = []struct{ router, treatment string }{{"nft", TreatmentKernel}, {"accel", TreatmentAccel}, {"ebpf", TreatmentEngine}}
+// packetRouters are the routers of bench that stand for the mitigations.
+var packetRouters = []struct{ router, mitigation string }{{"nft", MitigationKernel}, {"accel", MitigationAccel}, {"ebpf", MitigationEngine}}
 
 // packets measures what a web server hides, the cost of a packet, where nothing but
 // the generator, the router and the sink takes time. Flows are answered: of others no
@@ -262,13 +262,13 @@ func (d *demo) packets(ctx context.Context) ([]bench.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.o.Tell.Say("packets of UDP, alone: natkit bench udp --router %s --flows %d --both-ways --duration %v --trials %d", strings.Join(names, ","), udpFlows, udpTrial, d.o.Turns)
+	d.o.Report.Say("packets of UDP, alone: natkit bench udp --router %s --flows %d --both-ways --duration %v --trials %d", strings.Join(names, ","), udpFlows, udpTrial, d.o.Turns)
 	steps := 0
 	res, err := bench.UDP(ctx, bench.UDPOptions{
 		Routers: routers, Sizes: []bench.FrameSize{size}, Flows: []int{udpFlows}, Cores: []int{1}, BothWays: true, Duration: udpTrial, Trials: d.o.Turns,
 		About: bench.About{Progress: func(format string, args ...any) {
 			steps++
-			d.o.Tell.Progress(fmt.Sprintf("packets: "+format, args...), float64(steps)/float64(len(names)*(d.o.Turns+1)))
+			d.o.Report.Progress(fmt.Sprintf("packets: "+format, args...), float64(steps)/float64(len(names)*(d.o.Turns+1)))
 		}},
 	})
 	if err != nil {
@@ -276,14 +276,14 @@ func (d *demo) packets(ctx context.Context) ([]bench.Figure, error) {
 	}
 	for _, u := range res.Routers {
 		if u.Unsupported != "" {
-			d.o.Tell.Say("packets through router %s were not measured: %s", u.Name, u.Unsupported)
+			d.o.Report.Say("packets through router %s were not measured: %s", u.Name, u.Unsupported)
 		}
 	}
 	var figures []bench.Figure
 	for _, f := range res.Figures {
 		for _, r := range packetRouters {
 			if f.Router == r.router {
-				f.Router = r.treatment
+				f.Router = r.mitigation
 			}
 		}
 		figures = append(figures, f)

@@ -16,7 +16,7 @@ import (
 	"natkit/internal/lab"
 )
 
-// Bed is where routers are measured: three namespaces in a row, joined by two
+// Testbed is where routers are measured: three namespaces in a row, joined by two
 // pairs of veth devices, with plain forwarding in the middle and no netfilter.
 //
 //	left ── LeftDev ═ InsideDev ── router ── OutsideDev ═ RightDev ── right
@@ -24,7 +24,7 @@ import (
 // The router has routes to Sources by way of the left end and to Targets by way
 // of the right end, with permanent neighbours, so that frames from and to any
 // address of these networks pass without ARP; the ends own all of them.
-type Bed struct {
+type Testbed struct {
 	Left, Router, Right     *netns.Handle
 	LeftDev, RightDev       string // the ends'
 	InsideDev               string // the router's, towards left
@@ -41,52 +41,52 @@ type Bed struct {
 
 // The networks that RFC 2544 sets aside for measurements, appendix C.2.2.
 var (
-	bedSources = netip.MustParsePrefix("198.18.0.0/16")
-	bedTargets = netip.MustParsePrefix("198.19.0.0/16")
+	testbedSources = netip.MustParsePrefix("198.18.0.0/16")
+	testbedTargets = netip.MustParsePrefix("198.19.0.0/16")
 )
 
-// NewBed makes a bed of a lab: the topology routed without rules, with routes to
+// NewTestbed makes a testbed of a lab: the topology routed without rules, with routes to
 // the networks that generators play and permanent neighbours. It belongs to this
 // process; Close ends it.
-func NewBed(ctx context.Context) (*Bed, error) {
+func NewTestbed(ctx context.Context) (*Testbed, error) {
 	l, err := lab.Up(ctx, "routed", lab.Options{Rules: lab.RulesNone, Owned: true})
 	if err != nil {
 		return nil, err
 	}
 	left, router, right := l.Node(lab.RoleClient), l.Node(lab.RoleGateway), l.Node(lab.RoleServer)
 	a := l.Options().Addresses
-	bed := &Bed{
+	testbed := &Testbed{
 		Left: left.Handle(), Router: router.Handle(), Right: right.Handle(),
 		LeftDev: "eth0", RightDev: "eth0", InsideDev: "eth1", OutsideDev: "eth0",
 		LeftAddr: left.Addr, RightAddr: right.Addr, InsideAddr: a.Near, OutsideAddr: a.Far.Addr(),
-		Sources: bedSources, Targets: bedTargets, lab: l,
+		Sources: testbedSources, Targets: testbedTargets, lab: l,
 	}
-	toLeft, err3 := hardwareAddr(router, bed.InsideDev)
-	toRight, err4 := hardwareAddr(router, bed.OutsideDev)
-	bed.toRouter = [2]net.HardwareAddr{toLeft, toRight}
-	leftMAC, err1 := hardwareAddr(left, bed.LeftDev)
-	rightMAC, err2 := hardwareAddr(right, bed.RightDev)
+	toLeft, err3 := hardwareAddr(router, testbed.InsideDev)
+	toRight, err4 := hardwareAddr(router, testbed.OutsideDev)
+	testbed.toRouter = [2]net.HardwareAddr{toLeft, toRight}
+	leftMAC, err1 := hardwareAddr(left, testbed.LeftDev)
+	rightMAC, err2 := hardwareAddr(right, testbed.RightDev)
 	err = errors.Join(err1, err2, err3, err4, router.Do(func() error {
 		return errors.Join(
-			leadTo(bed.InsideDev, bed.Sources, bed.LeftAddr, leftMAC),
-			leadTo(bed.OutsideDev, bed.Targets, bed.RightAddr, rightMAC),
-			receiveByNAPI(bed.InsideDev), receiveByNAPI(bed.OutsideDev))
-	}), left.Do(func() error { return own(bed.Sources) }), right.Do(func() error { return own(bed.Targets) }))
+			leadTo(testbed.InsideDev, testbed.Sources, testbed.LeftAddr, leftMAC),
+			leadTo(testbed.OutsideDev, testbed.Targets, testbed.RightAddr, rightMAC),
+			receiveByNAPI(testbed.InsideDev), receiveByNAPI(testbed.OutsideDev))
+	}), left.Do(func() error { return own(testbed.Sources) }), right.Do(func() error { return own(testbed.Targets) }))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare measuring bed: %w", err), l.Down())
+		return nil, errors.Join(fmt.Errorf("prepare testbed: %w", err), l.Down())
 	}
-	return bed, nil
+	return testbed, nil
 }
 
-// Close removes the bed and all that is in it.
-func (b *Bed) Close() error { return b.lab.Down() }
+// Close removes the testbed and all that is in it.
+func (b *Testbed) Close() error { return b.lab.Down() }
 
 // elsewhere tells whether the router between the ends is none of natkit's: there is
 // no namespace of it, and the ends are other people's.
-func (b *Bed) elsewhere() bool { return b.lab == nil }
+func (b *Testbed) elsewhere() bool { return b.lab == nil }
 
-// Node is the bed's namespace of that role, for routers that run programs in it.
-func (b *Bed) Node(role string) *lab.Node { return b.lab.Node(role) }
+// Node is the testbed's namespace of that role, for routers that run programs in it.
+func (b *Testbed) Node(role string) *lab.Node { return b.lab.Node(role) }
 
 func hardwareAddr(n *lab.Node, device string) (mac net.HardwareAddr, err error) {
 	err = n.Do(func() error {
