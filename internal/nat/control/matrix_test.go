@@ -29,18 +29,27 @@ import (
 // matrixKind is a kind of rule, with an inside host that it is for.
 type matrixKind struct {
 	name    string
-	rules   string         // of the file
-	host    netip.AddrPort // inside; of rules without ports any
-	outside netip.AddrPort // where it is reached from outside; not valid: only by what it opens
-	opens   bool           // packets of the host itself are translated
-	icmp    bool           // not only UDP and TCP
+	rules   string             // of the file
+	host    netip.AddrPort     // inside; of rules without ports any
+	outside netip.AddrPort     // where it is reached from outside; not valid: only by what it opens
+	opens   bool               // packets of the host itself are translated
+	icmp    bool               // not only UDP and TCP
+	ports   rulefile.PortRange // that it is seen with; none: any
 }
+
+var matrixPorts = rulefile.PortRange{First: 40000, Last: 44095}
+
+// portedKind is masquerade that gives some ports: in a file of its own, where it takes the place
+// of masquerade with all of them, for an address gives the same ports to all.
+var portedKind = matrixKind{name: "masquerade with ports", rules: "- {masquerade: 10.0.1.0/24, ports: 40000-44095}", host: end("10.0.1.2:6000"), opens: true, icmp: true, ports: matrixPorts}
 
 var matrixKinds = []matrixKind{
 	{name: "masquerade", rules: "- masquerade: 10.0.1.0/24", host: end("10.0.1.2:6000"), opens: true, icmp: true},
 	{name: "snat to an address", rules: "- {snat: 10.0.2.0/24, to: 203.0.113.16}", host: end("10.0.2.2:6000"), opens: true, icmp: true},
 	{name: "snat to a pool", rules: "- {snat: 10.0.3.0/24, to: several}", host: end("10.0.3.2:6000"), opens: true, icmp: true},
 	{name: "snat to whole addresses", rules: "- {snat: 10.0.4.0/24, to: whole}", host: end("10.0.4.2:6000"), opens: true, icmp: true},
+	{name: "snat to an address with ports", rules: "- {snat: 10.0.16.0/24, to: 203.0.113.17, ports: 40000-44095}", host: end("10.0.16.2:6000"), opens: true, icmp: true, ports: matrixPorts},
+	{name: "snat to a pool with ports", rules: "- {snat: 10.0.17.0/24, to: narrow}", host: end("10.0.17.2:6000"), opens: true, icmp: true, ports: matrixPorts},
 	{name: "dnat of a port", rules: "- {dnat: 'PROTOCOL 203.0.113.30:5000', to: '10.0.5.2:6000'}", host: end("10.0.5.2:6000"), outside: end("203.0.113.30:5000")},
 	{name: "dnat of ports", rules: "- {dnat: 'PROTOCOL 203.0.113.31:5000-5009', to: '10.0.6.2:6000-6009'}", host: end("10.0.6.2:6003"), outside: end("203.0.113.31:5003")},
 	{name: "dnat of an address", rules: "- {dnat: 203.0.113.32, to: 10.0.7.2}", host: end("10.0.7.2:6000"), outside: end("203.0.113.32:6000"), icmp: true},
@@ -72,6 +81,7 @@ func matrixRules(inside, outside string) string {
 limits: {sessions: 8192, sources: 256}
 pools:
   several: {addresses: [203.0.113.20-203.0.113.21]}
+  narrow: {addresses: [203.0.113.22-203.0.113.23], ports: 40000-44095}
   whole: {addresses: [203.0.113.24-203.0.113.25], ports: none}
 rules:
 `)
@@ -366,12 +376,20 @@ var matrixChecks = []struct {
 	not  func(e Engine, k *matrixKind) string
 }{
 	{"there and back", (*matrix).traffic, nil},
+	{"ports", (*matrix).given, func(_ Engine, k *matrixKind) string {
+		if k.ports.IsZero() {
+			return "the rule gives none"
+		}
+		return ""
+	}},
 	{"ICMP errors", (*matrix).errors, withoutInner},
 	{"fragments", (*matrix).fragments, nil},
 	{"hairpin", (*matrix).hairpin, func(e Engine, k *matrixKind) string {
 		switch {
 		case e == EngineNFT && !k.outside.IsValid():
 			return "the kernel has no mappings to address"
+		case k.name == portedKind.name:
+			return "the other end is masqueraded likewise, and is known by another port than its own"
 		case e == EngineNFT && k.name == "stateless map":
 			return "between a host of such a map and one of another rule the source stays as it is"
 		}
@@ -416,7 +434,19 @@ func TestMatrix(t *testing.T) {
 	for _, run := range matrixRuns {
 		t.Run(run.String(), func(t *testing.T) {
 			m := &matrix{crossing: newCrossing(t, run.engine, run.attach, matrixRules("in", "out")), engine: run.engine}
-			m.all(t)
+			m.all(t, matrixKinds...)
+		})
+	}
+}
+
+func TestMatrixPorts(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
+	rules := strings.Replace(matrixRules("in", "out"), matrixKinds[0].rules, portedKind.rules, 1)
+	for _, run := range matrixRuns {
+		t.Run(run.String(), func(t *testing.T) {
+			m := &matrix{crossing: newCrossing(t, run.engine, run.attach, rules), engine: run.engine}
+			m.all(t, portedKind)
 		})
 	}
 }
@@ -428,13 +458,13 @@ func TestMatrixOneArmed(t *testing.T) {
 	for _, run := range matrixRuns {
 		t.Run(run.String(), func(t *testing.T) {
 			m := &matrix{crossing: newOneArmed(t, run.engine, run.attach, matrixRules("out", "out")), engine: run.engine}
-			m.all(t)
+			m.all(t, matrixKinds...)
 		})
 	}
 }
 
-// all checks of all kinds.
-func (m *matrix) all(t *testing.T) {
+// all checks of the kinds.
+func (m *matrix) all(t *testing.T, kinds ...matrixKind) {
 	m.port, m.far = 20000, end("198.51.100.9:0")
 	m.narrow()
 	t.Run("fragments/excluded by their port", func(t *testing.T) {
@@ -444,7 +474,7 @@ func (m *matrix) all(t *testing.T) {
 		}
 	})
 	for _, check := range matrixChecks {
-		for _, k := range matrixKinds {
+		for _, k := range kinds {
 			if check.not != nil && check.not(m.engine, &k) != "" {
 				continue
 			}
@@ -463,6 +493,38 @@ func (m *matrix) traffic(k *matrixKind) error {
 	return m.opened(k, matrixProtocols, func(c *conversation) error {
 		return errors.Join(m.say(c, true, pktbuild.ACK, "there"), m.say(c, false, pktbuild.ACK, "back"))
 	})
+}
+
+// given are the ports of the rule, also by the identifier of queries, to hosts outside and inside.
+func (m *matrix) given(k *matrixKind) error {
+	within := func(seen netip.AddrPort) error {
+		if port := seen.Port(); port < k.ports.First || port > k.ports.Last {
+			return fmt.Errorf("it is seen as %v, want a port of %v", seen, k.ports)
+		}
+		return nil
+	}
+	for range 8 {
+		if err := m.opened(k, matrixProtocols, func(c *conversation) error { return within(c.outside) }); err != nil {
+			return err
+		}
+	}
+	server := &inner{host: end("10.0.10.2:6000"), outside: end("203.0.113.34:6000")} // by the map of a host
+	for _, protocol := range matrixProtocols {
+		m.port++
+		client := &inner{host: netip.AddrPortFrom(k.host.Addr(), m.port)}
+		if protocol == "icmp" {
+			server.host, server.outside = netip.AddrPortFrom(server.host.Addr(), m.port), netip.AddrPortFrom(server.outside.Addr(), m.port)
+		}
+		c := &conversation{protocol: protocol, fromInside: true, host: client.host, remote: server.outside, seq: [2]uint32{1000, 1000}}
+		got, err := m.pass(true, true, c.packet(true, true, pktbuild.SYN, nil))
+		if err == nil {
+			err = within(endsOf(got).src)
+		}
+		if err != nil {
+			return fmt.Errorf("%s to %v: %w", protocol, server.outside, err)
+		}
+	}
+	return nil
 }
 
 // errors are about packets of the conversation: from a router outside to the host, and from

@@ -492,6 +492,50 @@ func TestPoolIsPaired(t *testing.T) {
 	}
 }
 
+// A rule that gives ports gives those alone, whatever the port inside was, to every protocol
+// that has ports or identifiers, and to inside hosts that address an outside address.
+func TestPortsOfRange(t *testing.T) {
+	given := ports(2000, 2099)
+	f := file(rules(
+		rulefile.Masquerade{Source: prefix("10.1.0.0/16"), Ports: given},
+		rulefile.SNAT{Source: prefix("10.2.0.0/16"), Address: addr("100.64.0.1"), Ports: given},
+		rulefile.SNAT{Source: prefix("10.3.0.0/16"), Pool: "range"},
+		rulefile.SNAT{Source: prefix("10.4.0.0/16"), Pool: "ranges"},
+		rulefile.Map{Inside: prefix("192.168.0.9/32"), Outside: prefix("100.64.9.9/32")},
+	), func(f *rulefile.File) {
+		f.Pools = []rulefile.Pool{
+			{Name: "range", Addresses: []rulefile.AddressRange{addresses("100.65.0.0/30")}, Ports: given},
+			{Name: "ranges", Addresses: []rulefile.AddressRange{addresses("100.66.0.1-100.66.0.3"), addresses("100.66.1.0/32")}, Ports: given},
+		}
+	})
+	b := newBench(t)
+	if err := compile(t, f).Apply(b.router.ns); err != nil {
+		t.Fatal(err)
+	}
+	for name, source := range map[string]string{"masquerade": "10.1.0", "snat to an address": "10.2.0", "pool": "10.3.0", "pool of ranges": "10.4.0"} {
+		for _, protocol := range []string{"udp", "tcp", "icmp"} {
+			for to, at := range map[string]*host{"198.51.100.9": b.outside, "100.64.9.9": b.inside} {
+				t.Run(fmt.Sprintf("%s/%s/%s", name, protocol, to), func(t *testing.T) {
+					for _, port := range []int{1, 1999, 2000, 2050, 2099, 2100, 65535} {
+						dst := port
+						if protocol != "icmp" {
+							dst = 443
+						}
+						b.inside.sends(t, parsePacket(fmt.Sprintf("%s %s.7:%d > %s:%d", protocol, source, port, to, dst)))
+						arrived := at.arrives(t, 0)
+						if arrived == "" {
+							t.Fatalf("port %d: nothing arrives", port)
+						}
+						if src := parsePacket(arrived).src; src.Port() < given.First || src.Port() > given.Last || src.Addr() == addr(source+".7") {
+							t.Errorf("port %d leaves as %s, want a port of %s", port, src, given)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
 // Clients keep their target, targets share the clients evenly.
 func TestBalance(t *testing.T) {
 	b := newBench(t)

@@ -389,12 +389,8 @@ func (c *compiler) modes() {
 	var independent, open bool
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
-		switch a := r.Action.(type) {
-		case rulefile.Masquerade:
-			if !a.Ports.IsZero() { // the netlink library leaves the flag out with which the kernel heeds them
-				c.warn(r.Position, "ports %d-%d are not kept: masquerade takes any port here; `snat` to one address keeps them", a.Ports.First, a.Ports.Last)
-			}
-		case rulefile.SNAT:
+		switch r.Action.(type) {
+		case rulefile.Masquerade, rulefile.SNAT:
 		default:
 			continue
 		}

@@ -219,15 +219,18 @@ func (c *compiler) masquerade(ports rulefile.PortRange) string {
 	if !ports.IsZero() {
 		name += "_" + ports.String()
 	}
-	rules := []Rule{rule(inSet(setInside, partIn), inSet(setInside, partOut), destTranslated(), snatToAddressed())}
-	return c.chain(name, append(rules, withPorts(ports, masqueradePorts)...)...)
+	addressed := func(ports rulefile.PortRange) []expr.Any {
+		return slices.Concat(inSet(setInside, partIn), inSet(setInside, partOut), destTranslated(), snatToAddressed(ports))
+	}
+	return c.chain(name, append(withPorts(ports, addressed), withPorts(ports, masqueradePorts)...)...)
 }
 
-// withPorts is two rules where ports are given: protocols without ports have none.
+// withPorts is several rules where ports are given: protocols without ports have none, and
+// of queries they are the identifiers.
 func withPorts(ports rulefile.PortRange, to func(rulefile.PortRange) []expr.Any) []Rule {
 	var rules []Rule
 	if !ports.IsZero() {
-		for _, p := range []rulefile.Protocol{rulefile.TCP, rulefile.UDP, rulefile.UDPLite} {
+		for _, p := range []rulefile.Protocol{rulefile.TCP, rulefile.UDP, rulefile.UDPLite, rulefile.ICMP} {
 			rules = append(rules, rule(protocol(uint8(p)), to(ports)))
 		}
 	}

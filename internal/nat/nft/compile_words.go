@@ -103,13 +103,21 @@ func snatRange(r rulefile.AddressRange, ports rulefile.PortRange) []expr.Any {
 		words = append(words, &expr.Immediate{Register: 2, Data: r.Last.AsSlice()})
 		n.RegAddrMax, n.Persistent = 2, true
 	}
-	if !ports.IsZero() {
-		words = append(words,
-			&expr.Immediate{Register: 3, Data: binaryutil.BigEndian.PutUint16(ports.First)},
-			&expr.Immediate{Register: 4, Data: binaryutil.BigEndian.PutUint16(ports.Last)})
-		n.RegProtoMin, n.RegProtoMax, n.Specified = 3, 4, true
+	return append(words, toPorts(n, ports)...)
+}
+
+// toPorts is a translation that gives ports of a range, if there is one, beside what it has
+// of addresses in registers 1 and 2.
+func toPorts(n *expr.NAT, ports rulefile.PortRange) []expr.Any {
+	if ports.IsZero() {
+		return []expr.Any{n}
 	}
-	return append(words, n)
+	n.RegProtoMin, n.RegProtoMax, n.Specified = 3, 4, true
+	return []expr.Any{
+		&expr.Immediate{Register: 3, Data: binaryutil.BigEndian.PutUint16(ports.First)},
+		&expr.Immediate{Register: 4, Data: binaryutil.BigEndian.PutUint16(ports.Last)},
+		n,
+	}
 }
 
 // snat ip prefix to NET, dnat ip prefix to NET
@@ -134,9 +142,9 @@ func masqueradePorts(ports rulefile.PortRange) []expr.Any {
 	}
 }
 
-// snat to ct original ip daddr
-func snatToAddressed() []expr.Any {
-	return append(concat(partFirstDest), translate(expr.NATTypeSourceNAT, false)...)
+// snat to ct original ip daddr[:PORT-PORT]
+func snatToAddressed(ports rulefile.PortRange) []expr.Any {
+	return append(concat(partFirstDest), toPorts(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: familyIPv4, RegAddrMin: register0}, ports)...)
 }
 
 // ct status dnat; ct status ! dnat

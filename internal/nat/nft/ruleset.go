@@ -18,7 +18,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/netns"
@@ -123,10 +122,7 @@ func (r Ruleset) Try(h *netns.Handle) error { return r.transact(h, true) }
 
 func (r Ruleset) transact(h *netns.Handle, remove bool) error {
 	return h.Do(func() error {
-		// All of it is one message, and each part of it is answered.
-		c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
-			return errors.Join(c.SetWriteBuffer(maxTransaction), c.SetReadBuffer(maxTransaction))
-		}))
+		c, err := newTransaction()
 		if err != nil {
 			return fmt.Errorf("open nftables: %w", err)
 		}
@@ -201,10 +197,6 @@ func (r Ruleset) Remove(h *netns.Handle) error {
 		return nil
 	})
 }
-
-// maxTransaction is the size of the largest ruleset in bytes of netlink: some
-// 200 000 rules.
-const maxTransaction = 128 << 20
 
 // elementsPerMessage keeps a message's list of elements, some 100 bytes each, below
 // the 64 KiB that a netlink attribute can have.
