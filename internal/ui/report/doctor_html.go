@@ -12,10 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/snapshot"
 )
@@ -235,50 +231,31 @@ const (
 )
 
 func (c *windowCurve) svg() string {
-	p := newPlot()
-	p.X.Min, p.X.Max = 0, c.times[len(c.times)-1]
-	if p.X.Max <= 0 {
-		p.X.Max = 1
-	}
-	p.X.Tick.Marker = thinned{fits: 4}
-	most := 0.0
+	last, most := c.times[len(c.times)-1], 0.0
 	for _, line := range c.lines {
 		most = max(most, slices.Max(line))
 	}
-	p.Y.Min, p.Y.Max = 0, upTo(most)
-	p.Y.Tick.Marker = thinned{fits: 3}
-	p.X.Tick.Label.Font, p.Y.Tick.Label.Font = sans(textSize-2), sans(textSize-2)
-	lines := &curvePlotter{}
-	for i, line := range c.lines {
-		k := curve{key: curveKey{series: i, name: c.names[i]}}
-		for j, v := range line {
-			k.points = append(k.points, point{x: c.times[j], y: v, low: v, high: v})
-		}
-		lines.curves = append(lines.curves, k)
+	if last <= 0 {
+		last = 1
 	}
-	p.Add(grid{horizontal: true}, &windowPlotter{lines})
-	picture := drawSVG(curveWidth, curveHeight, "window", c.title, func(dc draw.Canvas) { p.Draw(draw.Crop(dc, 1, -6, 0, -6)) })
+	picture := drawSVG(curveWidth, curveHeight, "window", c.title, func(on *canvas) {
+		p := &chart{canvas: on, x: linear(0, last, 4), y: linear(0, upTo(most), 3), left: 1, right: on.width - 6, top: 6, bottom: on.height}
+		p.frame(false, textSize-2)
+		for i, line := range c.lines { // without marks: the points are many
+			var path []spot
+			for j, v := range line {
+				path = append(path, p.at(c.times[j], v))
+			}
+			look := lookOf(i, false).line
+			look.width = 1.5
+			p.lines(look, path...)
+		}
+	})
 	var legend strings.Builder
 	for i, name := range c.names {
 		fmt.Fprintf(&legend, `<li><span class="key i-%s"></span>%s</li>`, inks[i%len(inks)], escaped(name))
 	}
 	return fmt.Sprintf(`<figure class="window"><figcaption>%s</figcaption>%s<ul class="legend">%s</ul></figure>`, escaped(c.title), picture, legend.String())
-}
-
-// windowPlotter draws curves without the marks of their points, which are many.
-type windowPlotter struct{ *curvePlotter }
-
-// Plot draws the lines, and a single point as a dot.
-func (w *windowPlotter) Plot(c draw.Canvas, p *plot.Plot) {
-	for _, k := range w.curves {
-		line, _ := styleOf(k.key.series, false)
-		var path []vg.Point
-		for _, pt := range k.points {
-			path = append(path, vg.Point{X: c.X(p.X.Norm(pt.x)), Y: c.Y(p.Y.Norm(pt.y))})
-		}
-		line.Width = 1.5
-		c.StrokeLines(line, path)
-	}
 }
 
 // factsOf are the facts of the snapshot as tables, those that have rows.

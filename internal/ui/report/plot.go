@@ -4,29 +4,21 @@ package report
 
 import (
 	"cmp"
-	"fmt"
-	"image/color"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
 )
 
 // A format is a width that plots are drawn for: each is drawn twice, for a wide
 // page and for a telephone, and the page shows the one that fits.
 type format struct {
 	class string
-	width vg.Length
-	name  int // characters of a router's name
-	label int // characters of a figure's label
+	width float64
+	name  float64 // the most of a router's name
+	label float64 // of a figure's label
 }
 
-var formats = []format{{"wide", 760, 30, 24}, {"narrow", 328, 15, 8}}
+var formats = []format{{"wide", 760, 200, 160}, {"narrow", 328, 100, 54}}
 
 const (
 	textSize   = 12
@@ -49,61 +41,103 @@ type mark struct {
 	hollow bool
 }
 
-// DrawGlyph makes a mark a draw.GlyphDrawer.
-func (m mark) DrawGlyph(c *draw.Canvas, style draw.GlyphStyle, at vg.Point) {
-	var path vg.Path
-	for i := range m.sides {
+// draw draws the mark around a spot.
+func (m mark) draw(c *canvas, colour ink, radius float64, at spot) {
+	var corners []spot
+	for i := range m.sides + 1 {
 		sin, cos := math.Sincos(math.Pi * (2*float64(i)/float64(m.sides) + m.turn - 0.5))
-		corner := vg.Point{X: at.X + style.Radius*vg.Length(cos), Y: at.Y + style.Radius*vg.Length(sin)}
-		if i == 0 {
-			path.Move(corner)
-		} else {
-			path.Line(corner)
+		corners = append(corners, spot{at.x + radius*cos, at.y - radius*sin})
+	}
+	inside := colour
+	if m.hollow {
+		inside = "bg"
+	}
+	c.area(inside, corners...)
+	c.lines(stroke{ink: colour, width: 1.6}, corners...)
+}
+
+// look is how a series is drawn.
+type look struct {
+	line   stroke
+	mark   mark
+	radius float64
+}
+
+// lookOf is how a series looks: beyond the inks the lines are dashed.
+func lookOf(series int, theirs bool) look {
+	i := series % len(inks)
+	l := look{stroke{ink: inks[i], width: 2}, marks[i], 3.4}
+	if round := series / len(inks); round > 0 {
+		l.line.dashes = []float64{float64(4 * round), 3}
+	}
+	if theirs {
+		l = look{stroke{inks[i], 1.2, []float64{2, 3}}, mark{sides: 4, hollow: true}, 5.5}
+	}
+	return l
+}
+
+// A chart is a part of a canvas, and what its edges stand for.
+type chart struct {
+	*canvas
+	x, y                     scale
+	left, right, top, bottom float64
+}
+
+// tickLength is that of a tick with a label, tickGap the way from there to the label.
+const (
+	tickLength = 4
+	tickGap    = 3
+)
+
+func (c *chart) at(x, y float64) spot {
+	return spot{c.left + c.x.place(x)*(c.right-c.left), c.bottom - c.y.place(y)*(c.bottom-c.top)}
+}
+
+// grid draws the lines that values are read by, and the labels below.
+func (c *chart) grid(vertical, horizontal bool, size float64) {
+	line := stroke{ink: "grid", width: 1}
+	for _, t := range c.x.ticks {
+		x := c.at(t.value, 0).x
+		if vertical && t.label != "" {
+			c.line(line, x, c.top, x, c.bottom)
+		}
+		half := textWidth(t.label, size) / 2
+		c.text("fg", size, min(max(x, half), c.width-half), c.bottom+tickLength+tickGap+size/2, alignCentre, t.label)
+	}
+	for _, t := range c.y.ticks {
+		if y := c.at(0, t.value).y; horizontal && t.label != "" {
+			c.line(line, c.left, y, c.right, y)
 		}
 	}
-	path.Close()
-	c.SetColor(style.Color)
-	if m.hollow {
-		c.SetColor(ink("bg"))
-	}
-	c.Fill(path)
-	c.SetColor(style.Color)
-	c.SetLineStyle(draw.LineStyle{Color: style.Color, Width: 1.6})
-	c.Stroke(path)
 }
 
-// styleOf is how a series looks: beyond the inks the lines are dashed.
-func styleOf(series int, theirs bool) (draw.LineStyle, draw.GlyphStyle) {
-	i := series % len(inks)
-	line := draw.LineStyle{Color: inks[i], Width: 2}
-	if round := series / len(inks); round > 0 {
-		line.Dashes = []vg.Length{vg.Length(4 * round), 3}
+// frame draws both axes of curves, with their ticks, and leaves room for what stands
+// beside and below them.
+func (c *chart) frame(vertical bool, size float64) {
+	widest := 0.0
+	for _, t := range c.y.ticks {
+		widest = max(widest, textWidth(t.label, size))
 	}
-	glyph := draw.GlyphStyle{Color: inks[i], Radius: 3.4, Shape: marks[i]}
-	if theirs {
-		line.Width, line.Dashes = 1.2, []vg.Length{2, 3}
-		glyph.Radius, glyph.Shape = 5.5, mark{sides: 4, hollow: true}
+	c.left += widest + tickLength + tickGap
+	c.bottom -= size + tickLength + tickGap
+	c.grid(vertical, true, size)
+	line := stroke{ink: "dim", width: 0.6}
+	c.lines(line, spot{c.left, c.top}, spot{c.left, c.bottom}, spot{c.right, c.bottom})
+	of := func(t tick) float64 {
+		if t.label == "" {
+			return tickLength / 2
+		}
+		return tickLength
 	}
-	return line, glyph
-}
-
-// newPlot is a plot without a frame, in the page's inks.
-func newPlot() *plot.Plot {
-	p := plot.New()
-	p.BackgroundColor = nil
-	for _, a := range []*plot.Axis{&p.X, &p.Y} {
-		a.Color = ink("dim")
-		a.Padding = 0
-		a.Tick.Color = ink("dim")
-		a.Tick.Length = 4
-		a.Tick.Label.Color = ink("fg")
-		a.Tick.Label.Font = sans(textSize)
+	for _, t := range c.x.ticks {
+		x := c.at(t.value, 0).x
+		c.line(line, x, c.bottom, x, c.bottom+of(t))
 	}
-	return p
-}
-
-func sans(size font.Length) font.Font {
-	return font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}
+	for _, t := range c.y.ticks {
+		y := c.at(0, t.value).y
+		c.line(line, c.left-of(t), y, c.left, y)
+		c.text("fg", size, c.left-tickLength-tickGap, y, alignRight, t.label)
+	}
 }
 
 // plots draws a block of a sheet, once a format; "" where there is nothing to draw.
@@ -124,31 +158,28 @@ func (s *sheet) plots(b *block) string {
 	return out.String()
 }
 
-// bars draws a bar a router, with a whisker from the least to the largest value.
-// All blocks of a sheet have the same scale.
+// bars draws a bar a router, with a whisker from the least to the largest value. All
+// blocks of a sheet have the same scale, and leave the same room for names and words.
+// natkit's own are filled, published ones an outline.
 func (s *sheet) bars(b *block, f format, title string) string {
-	p := newPlot()
-	p.X.Min, p.X.Max = s.span()
-	p.X.Width, p.X.Tick.Width = 0, 0
-	p.X.Tick.Marker = thinned{fits: f.width / 70}
-	p.Y.Min, p.Y.Max = -0.5, float64(len(b.Rows))-0.5
-	p.Y.Tick.Length = 0
-	var names []plot.Tick
-	for i, r := range b.Rows {
-		names = append(names, plot.Tick{Value: float64(len(b.Rows) - 1 - i), Label: clip(printable(r.Name), f.name) + " "})
-	}
-	for _, other := range s.Blocks { // out of sight, so that all blocks leave the same room for names
+	names, words := 0.0, 0.0
+	for _, other := range s.Blocks {
 		for _, r := range other.Rows {
-			names = append(names, plot.Tick{Value: -1, Label: clip(printable(r.Name), f.name) + " "})
+			names = max(names, textWidth(fitted(r.Name, f.name), textSize))
+			words = max(words, textWidth(s.barWords(r, f), textSize))
 		}
 	}
-	p.Y.Tick.Marker = plot.ConstantTicks(names)
-	values := &barPlotter{sheet: s, rows: b.Rows, style: p.X.Tick.Label, format: f}
-	values.style.XAlign, values.style.YAlign = draw.XLeft, draw.YCenter
-	p.Add(grid{vertical: true}, values)
-	height := vg.Length(len(b.Rows)*barHeight + 24)
-	return drawSVG(f.width, height, f.class, title, func(c draw.Canvas) {
-		p.Draw(draw.Crop(c, 1, -values.room(), 0, -4))
+	low, high := s.span()
+	height := float64(barsTop + len(b.Rows)*barHeight + barsBelow)
+	return drawSVG(f.width, height, f.class, title, func(on *canvas) {
+		c := barChart(on, low, high, names, words)
+		for i, r := range b.Rows {
+			y := c.top + (float64(i)+0.5)*barHeight
+			c.text("fg", textSize, c.left-barGap, y, alignRight, fitted(r.Name, f.name))
+			scale := s.Unit.Scale
+			c.bar(bar{r.Median / scale, r.Min / scale, r.Max / scale, inks[r.Series%len(inks)], r.PublishedBy != "", s.barWords(r, f)}, y, barHeight/2-5)
+		}
+		c.zero()
 	})
 }
 
@@ -165,50 +196,38 @@ func (s *sheet) span() (low, high float64) {
 	return low, high
 }
 
-type barPlotter struct {
-	sheet *sheet
-	rows  []row
-	style draw.TextStyle
-	format
-}
-
-// words are a bar's median and what else must be known.
-func (b *barPlotter) words(r row) string {
-	words := b.sheet.Unit.number(r.Median)
-	if base, _, _ := strings.Cut(b.sheet.Base, " ("); r.Ratio != 0 && r.Name != b.sheet.Base {
+// barWords are a bar's median and what else must be known.
+func (s *sheet) barWords(r row, f format) string {
+	words := s.Unit.number(r.Median)
+	if base, _, _ := strings.Cut(s.Base, " ("); r.Ratio != 0 && r.Name != s.Base {
 		words += "  " + ratio(r.Ratio) + " ×"
-		if b.format.class == "wide" { // on a telephone there is no room to say it each time
-			words += " " + clip(printable(base), b.format.name)
+		if f.class == "wide" { // on a telephone there is no room to say it each time
+			words += " " + fitted(base, f.name)
 		}
 	}
 	switch {
 	case r.PublishedBy != "":
 		words += ", published"
 	case r.Label != "":
-		words += ", " + clip(printable(r.Label), b.format.label)
+		words += ", " + fitted(r.Label, f.label)
 	}
 	return words
 }
 
-// room is how wide the longest words of any block are.
-func (b *barPlotter) room() vg.Length {
-	var w vg.Length
-	for _, other := range b.sheet.Blocks {
-		for _, r := range other.Rows {
-			w = max(w, b.style.Width(b.words(r)))
-		}
-	}
-	return w + 13
-}
+// barGap is the way from the bars to the names before, and to the words behind them.
+const (
+	barGap    = 8
+	barsTop   = 4
+	barsBelow = 22 // for the numbers
+)
 
-// Plot draws the bars; natkit's own are filled, published ones an outline.
-func (b *barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
-	scale := b.sheet.Unit.Scale
-	for i, r := range b.rows {
-		bar{r.Median / scale, r.Min / scale, r.Max / scale, inks[r.Series%len(inks)], r.PublishedBy != "", b.words(r)}.
-			draw(c, p, c.Y(p.Y.Norm(float64(len(b.rows)-1-i))), barHeight/2-5, b.style)
-	}
-	drawZero(c, p)
+// barChart is a chart of lying bars from low to high, that leaves room for the widest
+// name and the widest words.
+func barChart(on *canvas, low, high, names, words float64) *chart {
+	c := &chart{canvas: on, left: 1 + names + barGap, right: on.width - words - barGap - 5, top: barsTop, bottom: on.height - barsBelow}
+	c.x = linear(low, high, int(on.width/70))
+	c.grid(true, false, textSize)
+	return c
 }
 
 // A bar reaches from 0 to its median, in the unit of the axis, with a whisker from
@@ -216,90 +235,96 @@ func (b *barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 // the end of the whisker the median would read as the largest value.
 type bar struct {
 	median, min, max float64
-	colour           color.Color
+	colour           ink
 	outline          bool
 	words            string
 }
 
-func (b bar) draw(c draw.Canvas, p *plot.Plot, y, half vg.Length, style draw.TextStyle) {
-	at := func(v float64) vg.Length { return c.X(p.X.Norm(v)) }
+func (c *chart) bar(b bar, y, half float64) {
+	at := func(v float64) float64 { return c.at(v, 0).x }
 	x0, x1 := at(0), at(b.median)
-	corners := []vg.Point{{X: x0, Y: y - half}, {X: x1, Y: y - half}, {X: x1, Y: y + half}, {X: x0, Y: y + half}, {X: x0, Y: y - half}}
+	corners := []spot{{x0, y - half}, {x1, y - half}, {x1, y + half}, {x0, y + half}, {x0, y - half}}
 	if b.outline {
-		c.StrokeLines(draw.LineStyle{Color: b.colour, Width: 1.5, Dashes: []vg.Length{3, 3}}, corners)
+		c.lines(stroke{b.colour, 1.5, []float64{3, 3}}, corners...)
 	} else {
-		c.FillPolygon(b.colour, corners)
+		c.area(b.colour, corners...)
 	}
 	if b.min < b.max {
 		low, high := at(b.min), at(b.max)
-		for _, line := range []draw.LineStyle{{Color: ink("bg"), Width: 3.5}, {Color: ink("fg"), Width: 1.3}} {
-			c.StrokeLine2(line, low, y, high, y)
-			c.StrokeLine2(line, low, y-4, low, y+4)
-			c.StrokeLine2(line, high, y-4, high, y+4)
+		for _, line := range []stroke{{ink: "bg", width: 3.5}, {ink: "fg", width: 1.3}} {
+			c.line(line, low, y, high, y)
+			c.line(line, low, y-4, low, y+4)
+			c.line(line, high, y-4, high, y+4)
 		}
 	}
-	c.FillText(style, vg.Point{X: c.Max.X + 8, Y: y}, b.words)
+	c.text("fg", textSize, c.right+barGap, y, alignLeft, b.words)
 }
 
-// drawZero draws the line that bars stand on.
-func drawZero(c draw.Canvas, p *plot.Plot) {
-	zero := c.X(p.X.Norm(0))
-	c.StrokeLine2(draw.LineStyle{Color: ink("dim"), Width: 1}, zero, c.Min.Y, zero, c.Max.Y)
+// zero draws the line that bars stand on.
+func (c *chart) zero() {
+	x := c.at(0, 0).x
+	c.line(stroke{ink: "dim", width: 1}, x, c.top, x, c.bottom)
 }
 
 // curves draws a curve a router along the sheet's axis.
 func (s *sheet) curves(b *block, f format, title string) string {
-	p := newPlot()
 	label, unitX := s.axisUnit(b)
-	c := &curvePlotter{}
-	var xs, lows, highs []float64
-	for _, r := range b.Rows {
-		key := curveKey{r.Series, r.Name, r.PublishedBy != ""}
-		i := slices.IndexFunc(c.curves, func(k curve) bool { return k.key == key })
-		if i < 0 {
-			i = len(c.curves)
-			c.curves = append(c.curves, curve{key: key})
-		}
-		pt := point{r.X / unitX, r.Median / s.Unit.Scale, r.Min / s.Unit.Scale, r.Max / s.Unit.Scale}
-		c.curves[i].points = append(c.curves[i].points, pt)
-		xs, lows, highs = append(xs, pt.x), append(lows, pt.low), append(highs, pt.high)
-	}
-	slices.SortStableFunc(c.curves, func(a, b curve) int { return cmp.Compare(a.key.series, b.key.series) })
-	narrow := f.width < 500
-	switch s.Axis {
-	case axisRules:
-		logAxis(&p.X, slices.Min(xs), slices.Max(xs), smallestPositive(xs), 1)
-		p.X.Tick.Marker = atValues(xs, &p.X, f.width-70)
-	case axisPercentile:
-		p.X.Min, p.X.Max = min(slices.Min(xs), 50), max(slices.Max(xs), 100)
-		p.X.Tick.Marker = thinned{fits: 5}
-	default:
-		p.X.Min, p.X.Max = 0, upTo(slices.Max(xs))
-		p.X.Tick.Marker = thinned{fits: f.width / 80}
-		if slices.Max(xs) > 30*smallestPositive(xs) {
-			logAxis(&p.X, slices.Min(xs), slices.Max(xs), smallestPositive(xs), 1.2)
-		}
-	}
-	least, most := slices.Min(lows), slices.Max(highs)
-	wide := most > 5*smallestPositive(lows)
-	if wide && least >= 0 && (s.Axis == axisRules || s.isTime()) {
-		logAxis(&p.Y, least, most, smallestPositive(lows), 1.3)
-	} else {
-		p.Y.Min, p.Y.Max = min(0, least), upTo(most)
-		p.Y.Tick.Marker = thinned{fits: 7}
-	}
-	p.Add(grid{vertical: true, horizontal: true}, c)
-	height := vg.Length(320)
-	if narrow {
+	curves, xs, lows, highs := s.curvesOf(b, unitX)
+	height := 320.0
+	if f.class == "narrow" {
 		height = 260
 	}
-	return drawSVG(f.width, height, f.class, title, func(dc draw.Canvas) {
-		p.Draw(draw.Crop(dc, 1, -10, 18, -8))
-		// Not the axis's own label, for which plot makes room as if the axis were linear.
-		style := p.X.Tick.Label
-		style.XAlign, style.YAlign = draw.XCenter, draw.YBottom
-		dc.FillText(style, vg.Point{X: dc.Center().X, Y: 4}, label)
+	return drawSVG(f.width, height, f.class, title, func(on *canvas) {
+		c := &chart{canvas: on, x: s.axisX(xs, f.width), y: s.axisY(lows, highs), left: 1, right: on.width - 10, top: 8, bottom: on.height - 20}
+		c.frame(true, textSize)
+		for _, k := range curves {
+			c.curve(k)
+		}
+		c.text("fg", textSize, on.width/2, on.height-textSize/2-3, alignCentre, label)
 	})
+}
+
+// curvesOf are the rows of a block as curves, in the order of their series, and all
+// their values.
+func (s *sheet) curvesOf(b *block, unitX float64) (curves []curve, xs, lows, highs []float64) {
+	for _, r := range b.Rows {
+		key := curveKey{r.Series, r.Name, r.PublishedBy != ""}
+		i := slices.IndexFunc(curves, func(k curve) bool { return k.key == key })
+		if i < 0 {
+			i = len(curves)
+			curves = append(curves, curve{key: key})
+		}
+		pt := point{r.X / unitX, r.Median / s.Unit.Scale, r.Min / s.Unit.Scale, r.Max / s.Unit.Scale}
+		curves[i].points = append(curves[i].points, pt)
+		xs, lows, highs = append(xs, pt.x), append(lows, pt.low), append(highs, pt.high)
+	}
+	slices.SortStableFunc(curves, func(a, b curve) int { return cmp.Compare(a.key.series, b.key.series) })
+	return curves, xs, lows, highs
+}
+
+// axisX is logarithmic where the values lie far apart.
+func (s *sheet) axisX(xs []float64, width float64) scale {
+	least, most := slices.Min(xs), slices.Max(xs)
+	switch {
+	case s.Axis == axisRules:
+		a := logarithmic(xs, 1)
+		a.ticks = a.ticksAt(xs, width-70)
+		return a
+	case s.Axis == axisPercentile:
+		return linear(min(least, 50), max(most, 100), 5)
+	case most > 30*smallestPositive(xs):
+		return logarithmic(xs, 1.2)
+	}
+	return linear(0, upTo(most), int(width/80))
+}
+
+// axisY is logarithmic for costs and times that lie far apart.
+func (s *sheet) axisY(lows, highs []float64) scale {
+	least, most := slices.Min(lows), slices.Max(highs)
+	if most > 5*smallestPositive(lows) && least >= 0 && (s.Axis == axisRules || s.isTime()) {
+		return logarithmic(append(slices.Clone(lows), most), 1.3)
+	}
+	return linear(min(0, least), upTo(most), 7)
 }
 
 func (s *sheet) isTime() bool {
@@ -335,188 +360,29 @@ type curve struct {
 
 type point struct{ x, y, low, high float64 }
 
-type curvePlotter struct{ curves []curve }
-
-func (cp *curvePlotter) Plot(c draw.Canvas, p *plot.Plot) {
-	at := func(x, y float64) vg.Point { return vg.Point{X: c.X(p.X.Norm(x)), Y: c.Y(p.Y.Norm(y))} }
-	for _, k := range cp.curves {
-		line, glyph := styleOf(k.key.series, k.key.theirs)
-		var path []vg.Point
-		for _, pt := range k.points {
-			path = append(path, at(pt.x, pt.y))
-			if pt.low < pt.high {
-				low, high := at(pt.x, pt.low), at(pt.x, pt.high)
-				c.StrokeLine2(draw.LineStyle{Color: line.Color, Width: 1}, low.X, low.Y, high.X, high.Y)
-			}
+// curve draws a curve, with a mark and a whisker a point.
+func (c *chart) curve(k curve) {
+	l := lookOf(k.key.series, k.key.theirs)
+	var path []spot
+	for _, pt := range k.points {
+		path = append(path, c.at(pt.x, pt.y))
+		if pt.low < pt.high {
+			c.lines(stroke{ink: l.line.ink, width: 1}, c.at(pt.x, pt.low), c.at(pt.x, pt.high))
 		}
-		if len(path) > 1 {
-			c.StrokeLines(line, path)
-		}
-		for _, pt := range path {
-			c.DrawGlyphNoClip(glyph, pt)
-		}
+	}
+	if len(path) > 1 {
+		c.lines(l.line, path...)
+	}
+	for _, at := range path {
+		l.mark.draw(c.canvas, l.line.ink, l.radius, at)
 	}
 }
 
 // swatch is a series' line and mark, for a legend.
 func swatch(series int, theirs bool) string {
-	return drawSVG(28, 12, "swatch", "", func(c draw.Canvas) {
-		line, glyph := styleOf(series, theirs)
-		c.StrokeLine2(line, 1, 6, 27, 6)
-		c.DrawGlyphNoClip(glyph, vg.Point{X: 14, Y: 6})
+	return drawSVG(28, 12, "swatch", "", func(c *canvas) {
+		l := lookOf(series, theirs)
+		c.line(l.line, 1, 6, 27, 6)
+		l.mark.draw(c, l.line.ink, l.radius, spot{14, 6})
 	})
-}
-
-// grid draws a line a tick that has a label.
-type grid struct{ vertical, horizontal bool }
-
-func (g grid) Plot(c draw.Canvas, p *plot.Plot) {
-	line := draw.LineStyle{Color: ink("grid"), Width: 1}
-	for _, t := range p.X.Tick.Marker.Ticks(p.X.Min, p.X.Max) {
-		if x := c.X(p.X.Norm(t.Value)); g.vertical && !t.IsMinor() && c.ContainsX(x) {
-			c.StrokeLine2(line, x, c.Min.Y, x, c.Max.Y)
-		}
-	}
-	for _, t := range p.Y.Tick.Marker.Ticks(p.Y.Min, p.Y.Max) {
-		if y := c.Y(p.Y.Norm(t.Value)); g.horizontal && !t.IsMinor() && c.ContainsY(y) {
-			c.StrokeLine2(line, c.Min.X, y, c.Max.X, y)
-		}
-	}
-}
-
-// thinned is the default ticks, those with a label at most so many.
-type thinned struct{ fits vg.Length }
-
-func (t thinned) Ticks(low, high float64) []plot.Tick {
-	var out []plot.Tick
-	step := max(niceStep((high-low)/max(float64(t.fits), 2)), 1e-30) // of no measure: it only must not be 0
-	for v := math.Ceil(low/step) * step; v <= high+step/1e6; v += step {
-		label := short(v)
-		if abs(v) < step/1e6 { // what is left of adding steps
-			label = "0"
-		}
-		out = append(out, plot.Tick{Value: v, Label: label})
-	}
-	return out
-}
-
-// niceStep is the next larger of 1, 2 and 5 times a power of ten.
-func niceStep(least float64) float64 {
-	power := math.Pow(10, math.Floor(math.Log10(least)))
-	for _, n := range []float64{1, 2, 5} {
-		if n*power >= least {
-			return n * power
-		}
-	}
-	return 10 * power
-}
-
-// upTo leaves room above the largest value, and is never 0.
-func upTo(largest float64) float64 {
-	if largest <= 0 {
-		return 1
-	}
-	return 1.05 * largest
-}
-
-func smallestPositive(values []float64) float64 {
-	least := math.Inf(1)
-	for _, v := range values {
-		if v > 0 {
-			least = min(least, v)
-		}
-	}
-	if math.IsInf(least, 1) {
-		return 1
-	}
-	return least
-}
-
-// logAxis makes an axis logarithmic from low to high with some room. 0, which has
-// no logarithm, stands at the low edge, somewhat below the least positive value.
-func logAxis(a *plot.Axis, low, high, positive, room float64) {
-	scale := logScale{zero: math.Log10(positive) - 0.7}
-	a.Scale = scale
-	a.Max = max(high*room, positive*1.01)
-	if a.Min = low / room; low <= 0 {
-		a.Min = 0
-	}
-	a.Tick.Marker = logTicks{scale, low <= 0}
-}
-
-// logScale is a plot.Normalizer.
-type logScale struct{ zero float64 } // where 0 stands
-
-func (s logScale) at(v float64) float64 {
-	if v <= 0 {
-		return s.zero
-	}
-	return max(math.Log10(v), s.zero)
-}
-
-func (s logScale) Normalize(low, high, v float64) float64 {
-	return (s.at(v) - s.at(low)) / (s.at(high) - s.at(low))
-}
-
-// logTicks are the powers of ten, and where there are few, what lies between.
-type logTicks struct {
-	scale logScale
-	zero  bool
-}
-
-func (t logTicks) Ticks(low, high float64) []plot.Tick {
-	var out []plot.Tick
-	if t.zero {
-		out = append(out, plot.Tick{Value: 0, Label: "0"})
-	}
-	from, to := math.Floor(t.scale.at(low)), math.Ceil(t.scale.at(high))
-	every := max(1, math.Ceil((to-from)/8))
-	for e := from; e <= to; e++ {
-		for n := 1.0; n < 10; n++ {
-			v := n * math.Pow(10, e)
-			if v < low || v > high || t.zero && math.Log10(v) < t.scale.zero+0.3 {
-				continue
-			}
-			tick := plot.Tick{Value: v}
-			few := t.scale.at(high)-t.scale.at(low) < 2.2
-			finer := t.scale.at(high)-t.scale.at(low) < 0.7
-			if n == 1 && math.Mod(e-from, every) == 0 || few && (n == 2 || n == 5) || finer {
-				tick.Label = short(v)
-			}
-			if every == 1 || tick.Label != "" {
-				out = append(out, tick)
-			}
-		}
-	}
-	return out
-}
-
-// atValues has ticks where the values are, as far as their labels have room.
-func atValues(values []float64, a *plot.Axis, width vg.Length) plot.Ticker {
-	var ticks plot.ConstantTicks
-	sorted := slices.Compact(slices.Sorted(slices.Values(values)))
-	free := vg.Length(math.Inf(1))
-	for _, v := range slices.Backward(sorted) {
-		label := short(v)
-		x, w := vg.Length(a.Norm(v))*width, a.Tick.Label.Width(label)
-		if x+w/2+4 > free {
-			continue
-		}
-		free = x - w/2
-		ticks = append(ticks, plot.Tick{Value: v, Label: label})
-	}
-	return ticks
-}
-
-// short writes a number for an axis.
-func short(v float64) string {
-	for _, p := range []struct {
-		scale float64
-		name  string
-	}{{1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
-		if v >= p.scale && v < 1000*p.scale {
-			return strconv.FormatFloat(v/p.scale, 'g', 4, 64) + p.name
-		}
-	}
-	return fmt.Sprintf("%.4g", v)
 }

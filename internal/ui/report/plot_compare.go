@@ -2,13 +2,7 @@
 
 package report
 
-import (
-	"slices"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-)
+import "slices"
 
 // How two results are drawn beside each other: for each figure a line of words,
 // then a bar of A and a bar of B, on one scale for all of a metric.
@@ -25,10 +19,14 @@ func (c *Comparison) comparedPlots(rows []ComparedFigure, title string) string {
 		return ""
 	}
 	u := c.unit(rows[0].Metric)
-	var low, high float64
+	var low, high, room float64
 	for _, r := range c.Rows {
-		if r.Metric == rows[0].Metric {
-			low, high = min(low, r.A.Min/u.Scale, r.B.Min/u.Scale), max(high, r.A.Max/u.Scale, r.B.Max/u.Scale)
+		if r.Metric != rows[0].Metric {
+			continue
+		}
+		for _, s := range []Spread{r.A, r.B} {
+			low, high = min(low, s.Min/u.Scale), max(high, s.Max/u.Scale)
+			room = max(room, textWidth(u.number(s.Median), textSize))
 		}
 	}
 	if low == high {
@@ -36,71 +34,36 @@ func (c *Comparison) comparedPlots(rows []ComparedFigure, title string) string {
 	}
 	var out string
 	for _, f := range formats {
-		p := newPlot()
-		p.X.Min, p.X.Max = low, high
-		p.X.Width, p.X.Tick.Width = 0, 0
-		p.X.Tick.Marker = thinned{fits: f.width / 70}
-		p.Y.Min, p.Y.Max = 0, float64(wordsSlots*len(rows))
-		p.Y.Tick.Length = 0
-		var names []plot.Tick
-		for i := range rows {
-			names = append(names, plot.Tick{Value: slotOf(rows, i, 1), Label: "A "}, plot.Tick{Value: slotOf(rows, i, 2), Label: "B "})
-		}
-		p.Y.Tick.Marker = plot.ConstantTicks(names)
-		pairs := &pairPlotter{rows: rows, unit: u, style: p.X.Tick.Label, characters: int(f.width / 7)}
-		pairs.style.XAlign, pairs.style.YAlign = draw.XLeft, draw.YCenter
-		p.Add(grid{vertical: true}, pairs)
-		out += drawSVG(f.width, vg.Length(len(rows)*pairHeight+24), f.class, title, func(dc draw.Canvas) {
-			p.Draw(draw.Crop(dc, 1, -pairs.room(c.Rows), 0, -4))
+		out += drawSVG(f.width, float64(barsTop+len(rows)*pairHeight+barsBelow), f.class, title, func(on *canvas) {
+			c := barChart(on, low, high, textWidth("A", textSize), room)
+			for i, r := range rows {
+				c.pair(r, u, c.top+float64(i*pairHeight))
+			}
+			c.zero()
 		})
 	}
 	return out
 }
 
-// slotOf is the middle of a figure's slot on the axis, which counts from below.
-func slotOf(rows []ComparedFigure, i, slot int) float64 {
-	return float64(wordsSlots*(len(rows)-i)-slot) - 0.5
-}
-
-type pairPlotter struct {
-	rows       []ComparedFigure
-	unit       unit
-	style      draw.TextStyle
-	characters int // of a line of words
-}
-
-// room is how wide the longest value beside a bar is, of the metric's.
-func (pp *pairPlotter) room(all []ComparedFigure) vg.Length {
-	var w vg.Length
-	for _, r := range all {
-		if r.Metric == pp.rows[0].Metric {
-			w = max(w, pp.style.Width(pp.unit.number(r.A.Median)), pp.style.Width(pp.unit.number(r.B.Median)))
-		}
+// pair draws a figure below a height: its words, A pale, and B in the colour of its
+// verdict.
+func (c *chart) pair(r ComparedFigure, u unit, top float64) {
+	slot := func(n int) float64 { return top + (float64(n)+0.5)*pairHeight/wordsSlots }
+	words := r.Router + ": " + r.change() + ", " + r.words()
+	colour := ink("fg")
+	if r.Verdict == VerdictOutside {
+		colour = r.ink()
 	}
-	return w + 13
-}
-
-// Plot draws A pale, and B in the colour of its verdict.
-func (pp *pairPlotter) Plot(c draw.Canvas, p *plot.Plot) {
-	for i, r := range pp.rows {
-		words := r.Router + ": " + r.change() + ", " + r.words()
-		style := pp.style
-		style.Color = r.ink()
-		if r.Verdict != VerdictOutside {
-			style.Color = ink("fg")
-		}
-		c.FillText(style, vg.Point{X: c.Min.X + 5, Y: c.Y(p.Y.Norm(slotOf(pp.rows, i, 0)))}, clip(printable(words), pp.characters))
-		for slot, s := range []Spread{r.A, r.B} {
-			y := c.Y(p.Y.Norm(slotOf(pp.rows, i, slot+1)))
-			colour := ink("grid")
-			if slot == 1 {
-				colour = r.ink()
-			}
-			scale := pp.unit.Scale
-			bar{s.Median / scale, s.Min / scale, s.Max / scale, colour, false, pp.unit.number(s.Median)}.draw(c, p, y, 7, pp.style)
-		}
+	c.text(colour, textSize, c.left+5, slot(0), alignLeft, fitted(words, c.width-c.left-barGap))
+	for i, side := range []struct {
+		name   string
+		colour ink
+		of     Spread
+	}{{"A", "grid", r.A}, {"B", r.ink(), r.B}} {
+		y := slot(i + 1)
+		c.text("fg", textSize, c.left-barGap, y, alignRight, side.name)
+		c.bar(bar{side.of.Median / u.Scale, side.of.Min / u.Scale, side.of.Max / u.Scale, side.colour, false, u.number(side.of.Median)}, y, 7)
 	}
-	drawZero(c, p)
 }
 
 // ink is the colour of a verdict: only a change outside the noise has one.

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -104,8 +105,44 @@ func checkPage(t testing.TB, what string, write func(io.Writer) error) string {
 				t.Errorf("%s: %s in %.2000s", what, absurd, svg)
 			}
 		}
+		if err := insideCanvas(svg); err != nil {
+			t.Errorf("%s: %v in %.2000s", what, err, svg)
+		}
 	}
 	return page
+}
+
+var (
+	canvasSize = regexp.MustCompile(`viewBox="0 0 (\S+) (\S+)"`)
+	placeOf    = regexp.MustCompile(`[ML]([-+.eE\d]+) ([-+.eE\d]+)`)
+	textAt     = regexp.MustCompile(`<text [^>]*x="(\S+)" y="(\S+)" font-size="(\S+)" textLength="(\S+)"`)
+)
+
+// insideCanvas says what of a picture is drawn where nobody sees it.
+func insideCanvas(svg string) error {
+	numbers := func(words []string) (out []float64) {
+		for _, w := range words[1:] {
+			v, err := strconv.ParseFloat(w, 64)
+			if err != nil {
+				v = math.NaN()
+			}
+			out = append(out, v)
+		}
+		return out
+	}
+	size := numbers(canvasSize.FindStringSubmatch(svg))
+	inside := func(x, y float64) bool { return x >= 0 && x <= size[0]+0.01 && y >= 0 && y <= size[1]+0.01 }
+	for _, place := range placeOf.FindAllStringSubmatch(svg, -1) {
+		if at := numbers(place); !inside(at[0], at[1]) {
+			return fmt.Errorf("a line to %v is outside of %v", at, size)
+		}
+	}
+	for _, text := range textAt.FindAllStringSubmatch(svg, -1) {
+		if at := numbers(text); !inside(at[0], at[1]) || !inside(at[0]+at[3], at[1]-halfCapital*at[2]) {
+			return fmt.Errorf("a text at %v is outside of %v", at, size)
+		}
+	}
+	return nil
 }
 
 // wellFormed checks that every element is closed where it must be, that none

@@ -5,177 +5,142 @@ package report
 import (
 	"fmt"
 	"html"
-	"image"
-	"image/color"
 	"math"
 	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
 )
 
 // An ink is a colour that the page's style sheet decides, so that a plot follows
 // the reader's theme: an SVG class of that name sets its --ink.
 type ink string
 
-// RGBA makes an ink a color.Color. Nothing looks at it: svgCanvas takes inks by
-// their names.
-func (ink) RGBA() (r, g, b, a uint32) { return color.Black.RGBA() }
-
-// svgCanvas is a vg.Canvas that writes SVG for a page that it stands in: colours
-// are inks, text is text. Its origin is at the bottom left, as vg wants it.
-type svgCanvas struct {
-	b      strings.Builder
-	height vg.Length
-	now    svgState
-	saved  []svgState
+// A canvas is an SVG element for a page that it stands in: colours are inks, text is
+// text. Its origin is at the top left, its unit a pixel.
+type canvas struct {
+	b             strings.Builder
+	width, height float64
 }
 
-type svgState struct {
+// spot is a place on a canvas.
+type spot struct{ x, y float64 }
+
+// stroke is how a line is drawn.
+type stroke struct {
 	ink    ink
-	width  vg.Length
-	dashes []vg.Length
-	m      [6]float64 // x' = m0 x + m2 y + m4, y' = m1 x + m3 y + m5
+	width  float64
+	dashes []float64
 }
 
 // drawSVG returns what paint draws as an SVG element; title is for those who
 // can't see it.
-func drawSVG(width, height vg.Length, class, title string, paint func(draw.Canvas)) string {
-	c := &svgCanvas{height: height}
-	c.now = svgState{ink: "fg", width: 1, m: [6]float64{1, 0, 0, 1, 0, 0}}
-	fmt.Fprintf(&c.b, `<svg class="%s" viewBox="0 0 %s %s" width="%s" height="%s" role="img" aria-label="%s">`,
+func drawSVG(width, height float64, class, title string, paint func(*canvas)) string {
+	c := &canvas{width: width, height: height}
+	fmt.Fprintf(&c.b, `<svg class="%s" viewBox="0 0 %s %s" width="%s" height="%s" role="img" aria-label="%s">`+"\n",
 		class, length(width), length(height), length(width), length(height), escaped(title))
-	c.b.WriteByte('\n')
-	paint(draw.NewCanvas(c, width, height))
+	paint(c)
 	c.b.WriteString("</svg>")
 	return c.b.String()
 }
 
-func (c *svgCanvas) SetLineWidth(w vg.Length)               { c.now.width = w }
-func (c *svgCanvas) SetLineDash(d []vg.Length, _ vg.Length) { c.now.dashes = d }
-func (c *svgCanvas) Push()                                  { c.saved = append(c.saved, c.now) }
+func (c *canvas) line(s stroke, x1, y1, x2, y2 float64) { c.lines(s, spot{x1, y1}, spot{x2, y2}) }
 
-func (c *svgCanvas) Pop() {
-	c.now, c.saved = c.saved[len(c.saved)-1], c.saved[:len(c.saved)-1]
-}
-
-// SetColor takes an ink; any other colour is that of text.
-func (c *svgCanvas) SetColor(col color.Color) {
-	var ok bool
-	if c.now.ink, ok = col.(ink); !ok {
-		c.now.ink = "fg"
-	}
-}
-
-func (c *svgCanvas) Rotate(rad float64) {
-	sin, cos := math.Sincos(rad)
-	c.transform(cos, sin, -sin, cos, 0, 0)
-}
-
-func (c *svgCanvas) Translate(p vg.Point) { c.transform(1, 0, 0, 1, float64(p.X), float64(p.Y)) }
-func (c *svgCanvas) Scale(x, y float64)   { c.transform(x, 0, 0, y, 0, 0) }
-
-func (c *svgCanvas) transform(a, b, d, e, f, g float64) {
-	m := c.now.m
-	c.now.m = [6]float64{
-		m[0]*a + m[2]*b, m[1]*a + m[3]*b,
-		m[0]*d + m[2]*e, m[1]*d + m[3]*e,
-		m[0]*f + m[2]*g + m[4], m[1]*f + m[3]*g + m[5],
-	}
-}
-
-// at is where a point lies in the SVG, whose origin is at the top left.
-func (c *svgCanvas) at(p vg.Point) string {
-	m, x, y := c.now.m, float64(p.X), float64(p.Y)
-	return length(vg.Length(m[0]*x+m[2]*y+m[4])) + " " + length(c.height-vg.Length(m[1]*x+m[3]*y+m[5]))
-}
-
-func (c *svgCanvas) Stroke(path vg.Path) {
-	if c.now.width <= 0 {
-		return
-	}
+// lines joins spots.
+func (c *canvas) lines(s stroke, spots ...spot) {
 	dashes := ""
-	for i, d := range c.now.dashes {
-		if i > 0 {
-			dashes += " "
+	if len(s.dashes) > 0 {
+		var lengths []string
+		for _, d := range s.dashes {
+			lengths = append(lengths, length(d))
 		}
-		dashes += length(d)
+		dashes = ` stroke-dasharray="` + strings.Join(lengths, " ") + `"`
 	}
-	if dashes != "" {
-		dashes = ` stroke-dasharray="` + dashes + `"`
-	}
-	fmt.Fprintf(&c.b, `<path class="line i-%s" stroke-width="%s"%s d="%s"/>`+"\n", c.now.ink, length(c.now.width), dashes, c.path(path))
+	fmt.Fprintf(&c.b, `<path class="line i-%s" stroke-width="%s"%s d="%s"/>`+"\n", s.ink, length(s.width), dashes, path(spots))
 }
 
-func (c *svgCanvas) Fill(path vg.Path) {
-	fmt.Fprintf(&c.b, `<path class="area i-%s" d="%s"/>`+"\n", c.now.ink, c.path(path))
+// area fills what spots enclose.
+func (c *canvas) area(colour ink, spots ...spot) {
+	fmt.Fprintf(&c.b, `<path class="area i-%s" d="%sZ"/>`+"\n", colour, path(spots))
 }
 
-func (c *svgCanvas) path(path vg.Path) string {
+func path(spots []spot) string {
 	var b strings.Builder
-	for _, p := range path {
-		switch p.Type {
-		case vg.MoveComp:
-			b.WriteString("M" + c.at(p.Pos))
-		case vg.LineComp:
-			b.WriteString("L" + c.at(p.Pos))
-		case vg.ArcComp:
-			c.arc(&b, p)
-		case vg.CurveComp:
-			b.WriteString([]string{"", "Q", "C"}[len(p.Control)])
-			for _, control := range p.Control {
-				b.WriteString(c.at(control) + " ")
-			}
-			b.WriteString(c.at(p.Pos))
-		case vg.CloseComp:
-			b.WriteString("Z")
+	for i, s := range spots {
+		if i == 0 {
+			b.WriteByte('M')
+		} else {
+			b.WriteByte('L')
 		}
+		b.WriteString(length(s.x) + " " + length(s.y))
 	}
 	return b.String()
 }
 
-// arc writes an arc as two, for SVG does not draw one whose ends are the same.
-func (c *svgCanvas) arc(b *strings.Builder, p vg.PathComp) {
-	end := func(angle float64) string {
-		return c.at(vg.Point{X: p.Pos.X + p.Radius*vg.Length(math.Cos(angle)), Y: p.Pos.Y + p.Radius*vg.Length(math.Sin(angle))})
-	}
-	verb := "L"
-	if b.Len() == 0 {
-		verb = "M"
-	}
-	sweep := 0
-	if p.Angle < 0 {
-		sweep = 1
-	}
-	b.WriteString(verb + end(p.Start))
-	for _, part := range []float64{0.5, 1} {
-		fmt.Fprintf(b, "A%s %s 0 0 %d %s", length(p.Radius), length(p.Radius), sweep, end(p.Start+p.Angle*part))
-	}
-}
+// An align says where in a text's width the place lies that it is written at.
+type align float64
 
-// FillString says how wide the text is in the font that the plot was laid out
-// with, so that it fits where the reader has another.
-func (c *svgCanvas) FillString(f font.Face, p vg.Point, text string) {
-	if text == "" || f.Font.Size == 0 {
+const (
+	alignLeft   align = 0
+	alignCentre align = 0.5
+	alignRight  align = 1
+)
+
+// text writes a line whose middle is at the height y. It says how wide the text is in
+// the font that the plot was laid out with, so that it fits where the reader has another.
+func (c *canvas) text(colour ink, size, x, y float64, a align, words string) {
+	if words == "" {
 		return
 	}
-	xy := strings.Fields(c.at(p))
-	turn := ""
-	if angle := math.Atan2(c.now.m[1], c.now.m[0]); angle != 0 {
-		turn = fmt.Sprintf(` transform="rotate(%s %s %s)"`, length(vg.Length(-angle*180/math.Pi)), xy[0], xy[1])
-	}
-	fmt.Fprintf(&c.b, `<text class="i-%s" x="%s" y="%s" font-size="%s" textLength="%s" lengthAdjust="spacingAndGlyphs"%s>%s</text>`+"\n",
-		c.now.ink, xy[0], xy[1], length(f.Font.Size), length(f.Width(text)), turn, escaped(text))
+	width := textWidth(words, size)
+	fmt.Fprintf(&c.b, `<text class="i-%s" x="%s" y="%s" font-size="%s" textLength="%s" lengthAdjust="spacingAndGlyphs">%s</text>`+"\n",
+		colour, length(x-float64(a)*width), length(y+halfCapital*size), length(size), length(width), escaped(words))
 }
 
-// DrawImage is what vg.Canvas wants; no plot has an image.
-func (c *svgCanvas) DrawImage(vg.Rectangle, image.Image) {}
+// halfCapital is half the height of a capital letter of 1 pixel.
+const halfCapital = 0.36
 
-// length writes a length with a hundredth of a point.
-func length(l vg.Length) string {
-	return strconv.FormatFloat(math.Round(float64(l)*100)/100, 'f', -1, 64)
+// textWidth is how wide a text is in the sans-serif font that most machines have.
+func textWidth(words string, size float64) float64 {
+	thousandths := 0
+	for _, r := range words {
+		switch {
+		case r >= ' ' && r <= '~':
+			thousandths += advances[r-' ']
+		case r < 0x2000:
+			thousandths += 580 // × and µ; letters with accents are narrower
+		default:
+			thousandths += 1000
+		}
+	}
+	return size * float64(thousandths) / 1000
+}
+
+// fitted is a text that any file may hold, cut to a width.
+func fitted(words string, width float64) string {
+	words = printable(words)
+	if textWidth(words, textSize) <= width {
+		return words
+	}
+	runes := []rune(words)
+	for len(runes) > 0 && textWidth(string(runes)+"…", textSize) > width {
+		runes = runes[:len(runes)-1]
+	}
+	return string(runes) + "…"
+}
+
+// advances are how far the characters from ' ' to '~' reach in Helvetica, Arial and
+// Liberation Sans, which agree on it, in thousandths of the font's size.
+var advances = [...]int{
+	278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278,
+	556, 556, 556, 556, 556, 556, 556, 556, 556, 556, 278, 278, 584, 584, 584, 556,
+	1015, 667, 667, 722, 722, 667, 611, 778, 722, 278, 500, 667, 556, 833, 722, 778,
+	667, 778, 722, 667, 611, 722, 667, 944, 667, 667, 611, 278, 278, 278, 469, 556,
+	333, 556, 556, 500, 556, 556, 278, 556, 556, 222, 222, 500, 222, 833, 556, 556,
+	556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584,
+}
+
+// length writes a length with a hundredth of a pixel.
+func length(l float64) string {
+	return strconv.FormatFloat(math.Round(l*100)/100, 'f', -1, 64)
 }
 
 // escaped is a text as XML allows it.
