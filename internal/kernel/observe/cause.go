@@ -124,6 +124,9 @@ func benign(function, reason string, class dropsDropClass) bool {
 		for _, prefix := range []string{
 			"netlink_", "unix_", "ip6_mc_input", "mld_", "igmp_", "ndisc_", "packet_", // no traffic of users'
 			"sk_stream_kill_queues", "skb_queue_purge", "skb_rbtree_purge", // QUEUE_PURGE of newer kernels
+			// Made by the kernel for a program's request, natkit's own included, and freed with the
+			// reply: packets of a test run, packets to ask the routing tables about, messages of netlink.
+			"bpf_prog_test_run", "inet_rtm_", "inet6_rtm_", "rtnl_", "rtnetlink_", "nfnetlink_", "nfnl_", "ctnetlink_", "nf_tables_",
 		} {
 			if strings.HasPrefix(function, prefix) {
 				return true

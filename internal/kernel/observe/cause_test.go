@@ -87,6 +87,10 @@ func TestBenign(t *testing.T) {
 		{"unix_stream_connect", "NOT_SPECIFIED", 0, true},
 		{"netlink_broadcast_filtered", "NOT_SPECIFIED", 0, true},
 		{"sk_stream_kill_queues", "NOT_SPECIFIED", 0, true}, // Linux 6.1
+		{"bpf_prog_test_run_skb", "NOT_SPECIFIED", isRouted, true},
+		{"inet_rtm_getroute", "NOT_SPECIFIED", isRouted | isLocal, true},
+		{"inet6_rtm_getroute.cold", "NOT_SPECIFIED", isLocal, true},
+		{"nfnetlink_rcv_batch", "NOT_SPECIFIED", 0, true},
 		{"ping_rcv", "NO_SOCKET", 0, true},
 		{"tcp_v4_rcv", "NO_SOCKET", 0, false},
 		{"tcp_v4_rcv", "NOT_SPECIFIED", tracked, false},

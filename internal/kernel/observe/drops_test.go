@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -729,5 +731,57 @@ func TestDropsOfHealthyTraffic(t *testing.T) {
 				t.Errorf("in %s: %+v", node.Role, row)
 			}
 		}
+	}
+}
+
+// A packet that the kernel makes for a program's request and frees with the reply is no traffic
+// of anybody: a test run of an eBPF program, a question to the routing tables.
+func TestDropsOfRequests(t *testing.T) {
+	gateway := routed(t, lab.RulesNone).Node(lab.RoleGateway)
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R0, 0), asm.Return(),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	d, err := OpenDrops(DropOptions{Netns: gateway.Handle().Inode()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	requests := map[string]func() error{
+		"bpf_prog_test_run": func() error {
+			_, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+			return err
+		},
+		"inet_rtm_getroute": func() error {
+			if _, err := netlink.RouteGet(net.IPv4(192, 0, 2, 77)); err == nil {
+				return errors.New("a route where there is none")
+			}
+			return nil
+		},
+	}
+	for place, request := range requests {
+		if err := gateway.Do(request); err != nil {
+			t.Fatal(place, err)
+		}
+	}
+	got, err := d.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range got.Rows {
+		for place := range requests {
+			if strings.HasPrefix(row.Location, place) {
+				delete(requests, place)
+			}
+		}
+		if !row.Benign {
+			t.Errorf("not called benign: %+v", row)
+		}
+	}
+	for place := range requests {
+		t.Errorf("%s dropped nothing: this shows nothing of it", place)
 	}
 }
