@@ -38,8 +38,8 @@ type Rule struct {
 // Match is one condition of a rule.
 type Match struct {
 	// Keys are the fields that are compared, as nft(8) names them: "ip saddr", "tcp dport",
-	// "ct state", "iifname"; several are a concatenation. None: it can't be told from a
-	// packet whether the condition holds.
+	// "ct state", "iifname"; several are a concatenation. None: it compares no field (a limit),
+	// or one that could not be read. Text says it then.
 	Keys []string `json:"keys,omitempty"`
 	Not  bool     `json:"not,omitempty"`
 	// Values are alternatives: "10.0.0.1", "10.0.0.0/8", "80", "1024-65535", "new". Set is a

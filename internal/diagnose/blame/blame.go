@@ -326,7 +326,7 @@ func (t truth) not() truth { return yes - t }
 func (w *walker) match(c *snapshot.Chain, at hook, m snapshot.Match) truth {
 	holds := maybe
 	switch {
-	case len(m.Keys) == 0:
+	case len(m.Keys) == 0, m.Set == "" && len(m.Values) == 0:
 		return maybe
 	case m.Set != "":
 		if set := w.set(c, m.Set); set != nil {

@@ -30,6 +30,7 @@ type nftPart struct {
 	key    string
 	length int // bytes
 	mask   []byte
+	turned bool // from the kernel's own byte order to the network's, as ranges want it
 }
 
 // nftObject is a named quota, limit or the like.
@@ -53,6 +54,9 @@ type ruleReader struct {
 	from      bool              // the last condition was that a value is at least something
 	objects   map[nftObject]nftAttrs
 }
+
+// untold begins the key of a part that has no name of its own, such as the result of a map.
+const untold = "?"
 
 // register is its place in units of 4 bytes: registers of 16 bytes have numbers of their own.
 func register(n uint32) int {
@@ -113,6 +117,12 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 		r.fib(a)
 	case "bitwise":
 		r.bitwise(a)
+	case "byteorder":
+		parts := slices.Clone(r.loaded[register(a.number(unix.NFTA_BYTEORDER_SREG))])
+		for i := range parts {
+			parts[i].turned = native(parts[i].key)
+		}
+		r.load(a.number(unix.NFTA_BYTEORDER_DREG), parts...)
 	case "cmp":
 		r.cmp(a)
 	case "range":
@@ -141,10 +151,7 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 	case "reject":
 		r.rule.Verdict = "reject"
 	case "match":
-		m, ok := xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])
-		if ok {
-			r.add(m...)
-		}
+		r.add(xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])...)
 	case "target":
 		r.target(a.text(unix.NFTA_TARGET_NAME))
 	case "log", "notrack", "queue", "masq", "redir", "nat", "dup", "fwd", "tproxy", "flow_offload", "synproxy":
@@ -155,17 +162,48 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 		if last := len(r.statement) - 1; r.statement[last] == "" {
 			r.statement[last] = name
 		}
-	default: // it loads something that the packet's sample does not tell, or is not known
-		if dreg, ok := loadsTo[name]; ok {
-			r.load(a.number(dreg), nftPart{key: "@" + name, length: 4})
+	default:
+		if load, ok := nftLoads[name]; ok {
+			r.load(a.number(load.register), load.part(a))
 		} else {
 			r.add(snapshot.Match{Text: name})
 		}
 	}
 }
 
-// loadsTo are the attributes with the register, of expressions that load.
-var loadsTo = map[string]uint16{"exthdr": unix.NFTA_EXTHDR_DREG, "rt": 1, "socket": 2, "numgen": 1, "hash": 2, "osf": 1, "tunnel": 2, "xfrm": 1}
+// nftLoads are expressions that load what nobody can tell from a packet's sample.
+var nftLoads = map[string]struct {
+	register uint16 // the attribute with it
+	part     func(a nftAttrs) nftPart
+}{
+	"exthdr": {unix.NFTA_EXTHDR_DREG, func(a nftAttrs) nftPart {
+		head := map[uint32]string{0: "exthdr", 1: "tcp option", 2: "ip option", 3: "sctp chunk", 4: "dccp option"}[a.number(6)]
+		return nftPart{key: fmt.Sprintf("%s @%d,%d,%d", head, a.number(2), 8*a.number(3), 8*a.number(4)), length: int(a.number(4))}
+	}},
+	"rt": {1, func(a nftAttrs) nftPart {
+		return nftPart{key: "rt " + wordOf([]string{"classid", "nexthop", "nexthop", "mtu", "ipsec"}, a.number(2)), length: 4}
+	}},
+	"socket": {2, func(a nftAttrs) nftPart {
+		return nftPart{key: "socket " + wordOf([]string{"transparent", "mark", "wildcard", "cgroupv2"}, a.number(1)), length: 4}
+	}},
+	"numgen": {1, func(a nftAttrs) nftPart {
+		return nftPart{key: fmt.Sprintf("numgen %s mod %d", wordOf([]string{"inc", "random"}, a.number(3)), a.number(2)), length: 4}
+	}},
+	"hash": {2, func(a nftAttrs) nftPart {
+		return nftPart{key: fmt.Sprintf("%s mod %d", wordOf([]string{"jhash", "symhash"}, a.number(7)), a.number(4)), length: 4}
+	}},
+	"osf":    {1, func(nftAttrs) nftPart { return nftPart{key: "osf name", length: 16} }},
+	"tunnel": {2, func(nftAttrs) nftPart { return nftPart{key: "tunnel id", length: 4} }},
+	"xfrm":   {1, func(nftAttrs) nftPart { return nftPart{key: "ipsec", length: 4} }},
+}
+
+// wordOf is the n-th word, or the number where there is none.
+func wordOf(words []string, n uint32) string {
+	if n < uint32(len(words)) {
+		return words[n]
+	}
+	return strconv.FormatUint(uint64(n), 10)
+}
 
 func (r *ruleReader) load(to uint32, parts ...nftPart) {
 	if r.loaded == nil {
@@ -191,18 +229,23 @@ func (r *ruleReader) limited(text string) {
 
 // nftMeta are the keys of meta, by their numbers.
 var nftMeta = map[uint32]nftPart{
-	unix.NFT_META_LEN: {"meta length", 4, nil}, unix.NFT_META_PROTOCOL: {"meta protocol", 2, nil}, unix.NFT_META_MARK: {"meta mark", 4, nil},
-	unix.NFT_META_IIF: {"iif", 4, nil}, unix.NFT_META_OIF: {"oif", 4, nil}, unix.NFT_META_IIFNAME: {"iifname", 16, nil}, unix.NFT_META_OIFNAME: {"oifname", 16, nil},
-	unix.NFT_META_NFPROTO: {"meta nfproto", 1, nil}, unix.NFT_META_L4PROTO: {"meta l4proto", 1, nil}, unix.NFT_META_PKTTYPE: {"meta pkttype", 1, nil},
-	unix.NFT_META_SKUID: {"meta skuid", 4, nil}, unix.NFT_META_SKGID: {"meta skgid", 4, nil}, unix.NFT_META_IIFTYPE: {"meta iiftype", 2, nil}, unix.NFT_META_CPU: {"meta cpu", 4, nil},
-	unix.NFT_META_PRIORITY: {"meta priority", 4, nil}, unix.NFT_META_CGROUP: {"meta cgroup", 4, nil},
+	unix.NFT_META_LEN: {key: "meta length", length: 4}, unix.NFT_META_PROTOCOL: {key: "meta protocol", length: 2}, unix.NFT_META_MARK: {key: "meta mark", length: 4},
+	unix.NFT_META_IIF: {key: "iif", length: 4}, unix.NFT_META_OIF: {key: "oif", length: 4}, unix.NFT_META_IIFNAME: {key: "iifname", length: 16}, unix.NFT_META_OIFNAME: {key: "oifname", length: 16},
+	unix.NFT_META_NFPROTO: {key: "meta nfproto", length: 1}, unix.NFT_META_L4PROTO: {key: "meta l4proto", length: 1}, unix.NFT_META_PKTTYPE: {key: "meta pkttype", length: 1},
+	unix.NFT_META_SKUID: {key: "meta skuid", length: 4}, unix.NFT_META_SKGID: {key: "meta skgid", length: 4}, unix.NFT_META_IIFTYPE: {key: "meta iiftype", length: 2}, unix.NFT_META_CPU: {key: "meta cpu", length: 4},
+	unix.NFT_META_PRIORITY: {key: "meta priority", length: 4}, unix.NFT_META_CGROUP: {key: "meta cgroup", length: 4},
+	unix.NFT_META_OIFTYPE: {key: "meta oiftype", length: 2}, unix.NFT_META_RTCLASSID: {key: "meta rtclassid", length: 4}, unix.NFT_META_SECMARK: {key: "meta secmark", length: 4},
+	unix.NFT_META_BRI_IIFNAME: {key: "meta ibrname", length: 16}, unix.NFT_META_BRI_OIFNAME: {key: "meta obrname", length: 16},
+	unix.NFT_META_IIFGROUP: {key: "iifgroup", length: 4}, unix.NFT_META_OIFGROUP: {key: "oifgroup", length: 4}, unix.NFT_META_PRANDOM: {key: "meta random", length: 4},
+	25: {key: "meta ipsec", length: 1}, 26: {key: "meta iifkind", length: 16}, 27: {key: "meta oifkind", length: 16}, 28: {key: "meta ibrpvid", length: 2}, 29: {key: "meta ibrvproto", length: 2},
+	30: {key: "meta time", length: 8}, 31: {key: "meta day", length: 1}, 32: {key: "meta hour", length: 4}, 33: {key: "meta sdif", length: 4}, 34: {key: "meta sdifname", length: 16},
 }
 
 func (r *ruleReader) meta(a nftAttrs) {
 	key := a.number(unix.NFTA_META_KEY)
 	part, ok := nftMeta[key]
 	if !ok {
-		part = nftPart{key: fmt.Sprintf("@meta,%d", key), length: 4}
+		part = nftPart{key: fmt.Sprintf("meta %d", key), length: 4}
 	}
 	if _, sets := a[unix.NFTA_META_SREG]; sets {
 		r.statement = append(r.statement, part.key+" set")
@@ -269,7 +312,7 @@ func partsOf(fields []headerField, prefix, name string, offset, length int) (out
 		i := slices.IndexFunc(fields, func(f headerField) bool { return f.offset == at })
 		left := offset + length - at
 		if i < 0 || fields[i].length > left && !strings.HasSuffix(fields[i].key, "addr") {
-			return []nftPart{{key: fmt.Sprintf("%s,%d,%d", name, offset*8, length*8), length: length}}
+			return []nftPart{{key: fmt.Sprintf("%s,%d,%d", name, offset*8, length*8), length: length}} // as nft(8) writes it
 		}
 		size := min(fields[i].length, left)
 		out = append(out, nftPart{key: prefix + fields[i].key, length: size})
@@ -278,36 +321,41 @@ func partsOf(fields []headerField, prefix, name string, offset, length int) (out
 	return out
 }
 
-// nftCT are the keys of ct that are told of a packet.
+// nftCT are the keys of ct, by their numbers.
 var nftCT = map[uint32]nftPart{
-	unix.NFT_CT_STATE: {"ct state", 4, nil}, unix.NFT_CT_DIRECTION: {"ct direction", 1, nil}, unix.NFT_CT_STATUS: {"ct status", 4, nil}, unix.NFT_CT_MARK: {"@ct mark", 4, nil},
+	unix.NFT_CT_STATE: {key: "ct state", length: 4}, unix.NFT_CT_DIRECTION: {key: "ct direction", length: 1}, unix.NFT_CT_STATUS: {key: "ct status", length: 4}, unix.NFT_CT_MARK: {key: "ct mark", length: 4},
+	unix.NFT_CT_SECMARK: {key: "ct secmark", length: 4}, unix.NFT_CT_EXPIRATION: {key: "ct expiration", length: 4}, unix.NFT_CT_HELPER: {key: "ct helper", length: 16}, unix.NFT_CT_L3PROTOCOL: {key: "ct l3proto", length: 1},
+	unix.NFT_CT_SRC: {key: "ct saddr", length: 16}, unix.NFT_CT_DST: {key: "ct daddr", length: 16}, unix.NFT_CT_PROTOCOL: {key: "ct protocol", length: 1}, unix.NFT_CT_PROTO_SRC: {key: "ct proto-src", length: 2}, unix.NFT_CT_PROTO_DST: {key: "ct proto-dst", length: 2},
+	unix.NFT_CT_LABELS: {key: "ct label", length: 16}, unix.NFT_CT_PKTS: {key: "ct packets", length: 8}, unix.NFT_CT_BYTES: {key: "ct bytes", length: 8}, unix.NFT_CT_AVGPKT: {key: "ct avgpkt", length: 8}, unix.NFT_CT_ZONE: {key: "ct zone", length: 2},
+	19: {key: "ct ip saddr", length: 4}, 20: {key: "ct ip daddr", length: 4}, 21: {key: "ct ip6 saddr", length: 16}, 22: {key: "ct ip6 daddr", length: 16}, 23: {key: "ct id", length: 4},
 }
 
 func (r *ruleReader) ct(a nftAttrs) {
 	key := a.number(unix.NFTA_CT_KEY)
 	part, ok := nftCT[key]
 	if !ok {
-		part = nftPart{key: fmt.Sprintf("@ct,%d", key), length: 4}
+		part = nftPart{key: fmt.Sprintf("ct %d", key), length: 4}
 	}
 	if _, sets := a[unix.NFTA_CT_SREG]; sets {
-		r.statement = append(r.statement, strings.TrimPrefix(part.key, "@")+" set")
+		r.statement = append(r.statement, part.key+" set")
 		return
+	}
+	if way, ok := a[unix.NFTA_CT_DIRECTION]; ok && len(way) == 1 { // "ct original packets"
+		part.key = "ct " + wordOf([]string{"original", "reply"}, uint32(way[0])) + strings.TrimPrefix(part.key, "ct")
 	}
 	r.load(a.number(unix.NFTA_CT_DREG), part)
 }
 
 func (r *ruleReader) fib(a nftAttrs) {
-	const result, byType = 2, 3 // NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE
-	part := nftPart{key: "@fib", length: 4}
-	if a.number(result) == byType {
-		switch a.number(3) { // NFTA_FIB_FLAGS
-		case 1:
-			part.key = "fib saddr type"
-		case 2:
-			part.key = "fib daddr type"
+	const result = 2 // NFTA_FIB_RESULT
+	var by []string
+	for bit, word := range []string{"saddr", "daddr", "mark", "iif", "oif"} { // NFTA_FIB_FLAGS
+		if a.number(3)&(1<<bit) != 0 {
+			by = append(by, word)
 		}
 	}
-	r.load(a.number(1), part)
+	what := wordOf([]string{"", "oif", "oifname", "type"}, a.number(result))
+	r.load(a.number(1), nftPart{key: "fib " + strings.Join(by, " . ") + " " + what, length: 4})
 }
 
 func (r *ruleReader) bitwise(a nftAttrs) {
@@ -315,7 +363,7 @@ func (r *ruleReader) bitwise(a nftAttrs) {
 	parts := r.loaded[register(a.number(unix.NFTA_BITWISE_SREG))]
 	zero := !slices.ContainsFunc(xor, func(b byte) bool { return b != 0 })
 	if len(parts) != 1 || len(mask) < parts[0].length || !zero {
-		r.load(a.number(unix.NFTA_BITWISE_DREG), nftPart{key: "@bitwise", length: 4})
+		r.load(a.number(unix.NFTA_BITWISE_DREG), nftPart{key: untold + "bitwise", length: 4})
 		return
 	}
 	part := parts[0]
@@ -337,22 +385,32 @@ func (r *ruleReader) cmp(a nftAttrs) {
 	}
 	for _, p := range parts {
 		size := min(p.length, len(data))
-		r.one(p, op, data[:size])
+		r.one(p, op, p.inOrder(data[:size]))
 		data = data[size:]
 	}
 }
 
+// inOrder is a value in the order that the field has by itself.
+func (p nftPart) inOrder(data []byte) []byte {
+	if !p.turned {
+		return data
+	}
+	data = slices.Clone(data)
+	slices.Reverse(data)
+	return data
+}
+
 // one adds the condition on one field.
 func (r *ruleReader) one(p nftPart, op uint32, data []byte) {
-	if strings.HasPrefix(p.key, "@") {
-		r.limited(strings.TrimPrefix(p.key, "@"))
+	if hidden, ok := strings.CutPrefix(p.key, untold); ok {
+		r.limited(hidden)
 		return
 	}
 	m := snapshot.Match{Keys: []string{p.key}, Not: op == unix.NFT_CMP_NEQ}
 	switch p.key {
 	case "ct state", "ct status":
 		m.Values, m.Not = ctWords(p, op, data)
-	case "iifname", "oifname":
+	case "iifname", "oifname", "meta ibrname", "meta obrname", "meta sdifname":
 		m.Values = []string{deviceWord(data)}
 	default:
 		m.Values, m.Mask = r.values(p, op, data)
@@ -373,6 +431,10 @@ func (r *ruleReader) joined(op uint32, m snapshot.Match) snapshot.Match {
 		_, to, _ := strings.Cut(m.Values[0], "-")
 		r.rule.Matches = r.rule.Matches[:last]
 		m.Values, m.Text = []string{from + "-" + to}, ""
+		if number, err := strconv.ParseUint(from, 10, 64); err == nil && strings.HasSuffix(m.Keys[0], "mark") {
+			last, _ := strconv.ParseUint(to, 10, 64)
+			m.Values[0] = fmt.Sprintf("0x%x-0x%x", number, last)
+		}
 	}
 	r.from = op == unix.NFT_CMP_GTE
 	return m
@@ -443,12 +505,12 @@ func fullLength(key string) int {
 func (r *ruleReader) between(a nftAttrs) {
 	from, to := a.value(unix.NFTA_RANGE_FROM_DATA), a.value(unix.NFTA_RANGE_TO_DATA)
 	parts := r.loaded[register(a.number(unix.NFTA_RANGE_SREG))]
-	if len(parts) != 1 || strings.HasPrefix(parts[0].key, "@") || len(from) == 0 {
+	if len(parts) != 1 || strings.HasPrefix(parts[0].key, untold) || len(from) == 0 {
 		r.limited("a range")
 		return
 	}
 	key := parts[0].key
-	r.add(snapshot.Match{Keys: []string{key}, Not: a.number(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, Values: []string{rangeWord(key, from, to)}})
+	r.add(snapshot.Match{Keys: []string{key}, Not: a.number(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, Values: []string{rangeWord(key, parts[0].inOrder(from), parts[0].inOrder(to))}})
 }
 
 // keysAt are the fields that were put into a register and those after it, of length bytes in all.
@@ -459,7 +521,7 @@ func (r *ruleReader) keysAt(at uint32, length int) (keys []string) {
 			return nil
 		}
 		for _, p := range parts {
-			if strings.HasPrefix(p.key, "@") || p.mask != nil {
+			if strings.HasPrefix(p.key, untold) || p.mask != nil {
 				return nil
 			}
 			keys = append(keys, p.key)
@@ -485,7 +547,7 @@ func (r *ruleReader) lookup(a nftAttrs) {
 		r.rule.Map, r.rule.MapKeys = name, keys
 		r.statement = append(r.statement, strings.Join(keys, " . ")+" vmap @"+name)
 	case maps:
-		r.load(binary.BigEndian.Uint32(dreg), nftPart{key: "@map " + name, length: 4})
+		r.load(binary.BigEndian.Uint32(dreg), nftPart{key: untold + "map @" + name, length: 4})
 	default:
 		m := snapshot.Match{Keys: keys, Set: name, Not: a.number(unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0}
 		if keys == nil {

@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
 	"strings"
@@ -65,12 +66,47 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 		quota name "month" drop
 		limit name "few" drop
 		ct count over 5 reject
+		ct mark 0x00000001 drop
+		ct mark != 0x00000001 drop
+		ct mark & 0x000000ff == 0x00000001 drop
+		ct mark { 0x00000001, 0x00000002 } drop
+		ct mark 0x00000001-0x00000005 drop
+		meta mark 0x00000001-0x00000005 drop
+		meta mark { 0x00000001-0x00000005, 0x00000009 } drop
+		meta length 100-200 drop
+		meta length > 1000 drop
+		meta skuid != 0-999 drop
+		ct mark vmap { 0x00000001 : drop, 0x00000002 : accept }
+		ct zone 1 drop
+		ct helper "ftp" drop
+		ct original packets > 1000 drop
+		ct bytes < 1000 drop
+		meta cgroup 5 drop
+		meta cpu 1 drop
+		iifgroup 5 drop
+		ip id 5 drop
+		@th,16,16 0x35 drop
+		numgen random mod 2 0 drop
+		socket mark 0x00000005 drop
+		rt mtu 1400 drop
+		fib daddr . oif type local drop
 		jump other
 		goto other
 	}
 }`, "nft", "-f", "-")
 	s := takeWhile(t, Options{Netns: h}, func() { sendUDP(t, h, "127.0.0.1:9", 3) })
 	got := saved(t, s, "nft", chain)
+	var file bytes.Buffer
+	if err := snapshot.Save(&file, s); err != nil {
+		t.Fatal(err)
+	}
+	read, err := snapshot.Load(&file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := saved(t, read, "nft", chain); !slices.Equal(again, got) {
+		t.Errorf("saved and read again:\n%q\nbefore:\n%q", again, got)
+	}
 	_, list, _ := strings.Cut(output(t, h, "", "nft", "-s", "list", "chain", "inet", "f", chain), "policy drop;\n")
 	var want []string
 	for line := range strings.SplitSeq(list, "\n") {
@@ -106,6 +142,9 @@ func TestLiveRuleTextsAreThoseOfIPTables(t *testing.T) {
 				"-p tcp --dport 80 -j DROP", "-p tcp --sport 1024:65535 ! --dport 80 -j DROP", "-p udp --dport 53 -j ACCEPT", "-p icmp --icmp-type 8 -j ACCEPT",
 				"-p tcp -m multiport --dports 80,443,8000:8010 -j DROP", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-m conntrack ! --ctstate NEW -j DROP",
 				"-m state --state INVALID -j DROP", "-m mark --mark 0x7 -j DROP", "-m iprange --src-range 10.0.0.1-10.0.0.9 -j DROP", "-m limit --limit 10/sec -j ACCEPT",
+				"-m connmark --mark 0x1 -j DROP", "-m connmark ! --mark 0x1/0xff -j DROP", "-m dscp --dscp 0x2e -j DROP", "-m mac --mac-source 02:00:00:00:00:01 -j DROP",
+				"-m helper --helper ftp -j DROP", "-m statistic --mode nth --every 3 --packet 0 -j DROP", "-m mark ! --mark 0x7/0xf -j DROP", "-m length --length 10:20 -j DROP",
+				"-m statistic --mode random --probability 0.5 -j DROP", "-p tcp --tcp-flags SYN,ACK SYN -j DROP",
 				"-m ttl --ttl-lt 5 -j DROP", "-m addrtype --dst-type LOCAL -j ACCEPT", "-m connlimit --connlimit-above 5 -j DROP", "-j RETURN",
 			} {
 				output(t, h, "", backend.tool, append([]string{"-A", "FORWARD"}, strings.Fields(rule)...)...)

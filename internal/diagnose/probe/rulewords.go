@@ -8,6 +8,7 @@ package probe
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/bits"
 	"net"
 	"net/netip"
@@ -23,8 +24,7 @@ import (
 // numberOf is a field that is a number: what the kernel keeps of its own is in its own byte
 // order, what is in the packet in the network's.
 func numberOf(key string, data []byte) (n uint64) {
-	native := strings.HasPrefix(key, "meta ") && key != "meta protocol" || strings.HasPrefix(key, "ct ") || strings.HasPrefix(key, "fib ") || key == "iif" || key == "oif"
-	if native {
+	if native(key) {
 		data = slices.Clone(data)
 		slices.Reverse(data) // little endian, as on every machine that natkit is built for
 	}
@@ -34,10 +34,23 @@ func numberOf(key string, data []byte) (n uint64) {
 	for _, b := range data {
 		n = n<<8 | uint64(b)
 	}
-	if key == "ip tos" {
-		return n
-	}
 	return n
+}
+
+// native says whether the kernel keeps a field in its own byte order.
+func native(key string) bool {
+	switch key {
+	case "meta protocol", "meta ibrvproto":
+		return false
+	}
+	head, rest, _ := strings.Cut(key, " ")
+	switch head {
+	case "meta", "fib", "iif", "oif", "iifgroup", "oifgroup", "socket", "numgen", "jhash", "symhash", "rt":
+		return true
+	case "ct":
+		return !strings.HasSuffix(rest, "addr") && !strings.HasPrefix(rest, "proto-")
+	}
+	return false
 }
 
 var protocolWords = map[uint64]string{1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 33: "dccp", 47: "gre", 50: "esp", 51: "ah", 58: "icmpv6", 132: "sctp", 136: "udplite"}
@@ -73,10 +86,20 @@ func valueWord(key string, data []byte) string {
 	case "ct state", "ct status":
 		words, _ := ctWords(nftPart{key: key, length: 4}, unix.NFT_CMP_EQ, data)
 		return strings.Join(words, ",")
-	case "fib daddr type", "fib saddr type":
-		return addressTypes[n]
-	case "meta mark":
+	case "meta mark", "ct mark", "socket mark":
 		return fmt.Sprintf("0x%x", n)
+	case "ct helper", "meta iifkind", "meta oifkind", "osf name":
+		return cString(append(slices.Clip(data), 0))
+	case "ct l3proto":
+		return valueWord("meta nfproto", data)
+	case "ct protocol":
+		return valueWord("meta l4proto", data)
+	}
+	if word, ok := addressTypes[n]; ok && strings.HasPrefix(key, "fib ") && strings.HasSuffix(key, " type") {
+		return word
+	}
+	if len(data) > 8 || strings.HasPrefix(key, "@") {
+		return fmt.Sprintf("0x%x", data)
 	}
 	return strconv.FormatUint(n, 10)
 }
@@ -157,6 +180,9 @@ func rangeWord(key string, from, to []byte) string {
 		}
 		return addrWord(from) + "-" + addrWord(to)
 	}
+	if strings.HasSuffix(key, "mark") {
+		return valueWord(key, from) + "-" + valueWord(key, to)
+	}
 	return fmt.Sprintf("%d-%d", numberOf(key, from), numberOf(key, to))
 }
 
@@ -232,7 +258,7 @@ var icmpTypes = map[string]map[string]string{
 // spelt is a value as nft(8) prints it.
 func spelt(key, value string) string {
 	switch key {
-	case "iifname", "oifname", "iif", "oif":
+	case "iifname", "oifname", "iif", "oif", "meta ibrname", "meta obrname", "meta sdifname", "ct helper", "meta iifkind", "meta oifkind", "osf name":
 		return strconv.Quote(value)
 	}
 	if name, ok := icmpTypes[key][value]; ok {
@@ -324,14 +350,31 @@ func xtWords(m snapshot.Match) string {
 	case "ct state":
 		return "-m conntrack " + not + "--ctstate " + strings.ToUpper(values)
 	case "meta mark":
-		return "-m mark " + not + "--mark " + values
+		return "-m mark " + not + "--mark " + values + maskWord(m.Mask)
 	case "tcp flags":
-		return fmt.Sprintf("-m tcp %s--tcp-flags 0x%x %s", not, m.Mask, values)
+		want, _ := strconv.ParseUint(values, 0, 8)
+		return fmt.Sprintf("-m tcp %s--tcp-flags %s %s", not, tcpFlagWords(m.Mask), tcpFlagWords(uint32(want)))
 	}
 	if field == "sport" || field == "dport" {
 		return fmt.Sprintf("-m %s %s--%s %s", head, not, field, strings.ReplaceAll(values, "-", ":"))
 	}
 	return "-m " + head + " " + not + field + " " + values
+}
+
+// maskWord is the mask of a mark, where not all of it counts.
+func maskWord(mask uint32) string {
+	if mask == 0 || mask == math.MaxUint32 {
+		return ""
+	}
+	return fmt.Sprintf("/0x%x", mask)
+}
+
+func tcpFlagWords(flags uint32) string {
+	words := bitWords(flags, map[int]string{0: "FIN", 1: "SYN", 2: "RST", 3: "PSH", 4: "ACK", 5: "URG"})
+	if len(words) == 0 {
+		return "NONE"
+	}
+	return strings.Join(words, ",")
 }
 
 func withLength(value string) string {

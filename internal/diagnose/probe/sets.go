@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/mdlayher/netlink"
@@ -108,7 +109,7 @@ func readNFTSets(s *snapshot.Snapshot, packets []snapshot.DroppedPacket) error {
 		set := snapshot.Set{Backend: "nft", Family: of.chain.Family, Table: of.chain.Table, Name: of.name, Size: len(elements), Whole: true}
 		slices.SortStableFunc(elements, func(a, b nftElement) int { return bytes.Compare(a.key, b.key) })
 		for _, e := range intervals(elements, kind.interval) {
-			set.Elements = append(set.Elements, elementOf(asked[of], e))
+			set.Elements = append(set.Elements, elementOf(asked[of], e, kind.interval))
 		}
 		set.Size = len(set.Elements)
 		keepElements(s, of.chain, &set, asked[of], packets)
@@ -166,23 +167,35 @@ func before(key []byte) []byte {
 	return out
 }
 
-// keyLengths are how long the fields are in the key of a set.
-var keyLengths = map[string]int{"ip saddr": 4, "ip daddr": 4, "ip6 saddr": 16, "ip6 daddr": 16, "iifname": 16, "oifname": 16, "iif": 4, "oif": 4,
-	"meta nfproto": 1, "meta l4proto": 1, "ip protocol": 1, "ip6 nexthdr": 1, "meta mark": 4, "ct state": 4, "ct status": 4, "ct direction": 1, "meta protocol": 2, "ether type": 2,
-	"ether saddr": 6, "ether daddr": 6, "fib daddr type": 4, "fib saddr type": 4, "meta length": 4, "ip length": 2, "ip ttl": 1, "ip6 hoplimit": 1, "tcp flags": 1}
-
-func keyLength(key string) int {
-	if n, ok := keyLengths[key]; ok {
-		return n
-	}
-	if strings.HasSuffix(key, "port") {
+// keyLength is how long a field is in the key of a set.
+func keyLength(key string) (n int) {
+	switch {
+	case strings.HasSuffix(key, "port"):
 		return 2
+	case strings.HasPrefix(key, "@"): // "@th,16,16", in bits
+		bits, _ := strconv.Atoi(key[strings.LastIndexByte(key, ',')+1:])
+		return bits / 8
+	case strings.HasPrefix(key, "fib "), strings.HasPrefix(key, "socket "), strings.HasPrefix(key, "rt "), strings.HasPrefix(key, "numgen "):
+		return 4
 	}
-	return 1 // type and code
+	key = strings.NewReplacer("ct original ", "ct ", "ct reply ", "ct ").Replace(key)
+	for _, parts := range []map[uint32]nftPart{nftMeta, nftCT} {
+		for _, p := range parts {
+			if p.key == key {
+				return p.length
+			}
+		}
+	}
+	for _, f := range slices.Concat(ipv4Fields, ipv6Fields, linkFields) {
+		if f.key == key {
+			return f.length
+		}
+	}
+	return 1 // types, codes and flags
 }
 
-// elementOf puts an element into words.
-func elementOf(keys []string, e nftElement) snapshot.Element {
+// elementOf puts an element into words. Sets of intervals hold all in the network's order.
+func elementOf(keys []string, e nftElement, interval bool) snapshot.Element {
 	out := snapshot.Element{TimeoutSeconds: float64(e.timeout) / 1000, ExpiresSeconds: float64(e.expires) / 1000}
 	if e.verdict != nil {
 		out.Verdict, out.Chain = verdictWord(e.verdict.code), e.verdict.chain
@@ -196,7 +209,8 @@ func elementOf(keys []string, e nftElement) snapshot.Element {
 		if len(from) < size || len(last) < size {
 			return out
 		}
-		out.Key = append(out.Key, rangeWord(key, from[:size], last[:size]))
+		p := nftPart{key: key, turned: interval && native(key)}
+		out.Key = append(out.Key, rangeWord(key, p.inOrder(from[:size]), p.inOrder(last[:size])))
 		step := min((size+3)/4*4, len(from), len(last))
 		from, last = from[step:], last[step:]
 	}

@@ -16,86 +16,160 @@ import (
 	"natkit/internal/snapshot"
 )
 
-// xtMatch reads a match; ok is false where it is no condition. One that can't be told from a
-// packet's sample has no keys, and its text.
-func xtMatch(family, name string, revision int, info []byte) (out []snapshot.Match, ok bool) {
-	six := family == "ip6"
-	u16 := func(i int) uint16 { return binary.NativeEndian.Uint16(info[i:]) }
-	u32 := func(i int) uint32 { return binary.NativeEndian.Uint32(info[i:]) }
-	unread := []snapshot.Match{{Text: "-m " + name}}
-	one := func(not bool, key string, values ...string) {
-		m := snapshot.Match{Keys: []string{key}, Not: not, Values: values}
+// xtInfo is what the kernel keeps of a match, in its own byte order.
+type xtInfo []byte
+
+func (b xtInfo) u16(i int) uint16 { return binary.NativeEndian.Uint16(b[i:]) }
+func (b xtInfo) u32(i int) uint32 { return binary.NativeEndian.Uint32(b[i:]) }
+
+// xtReader reads a match: its conditions, of a family, whose information has at least so many bytes.
+type xtReader struct {
+	least int
+	read  func(b xtInfo, six bool) []snapshot.Match
+}
+
+var xtReaders = map[string]xtReader{
+	"comment":   {0, func(xtInfo, bool) []snapshot.Match { return nil }},
+	"tcp":       {12, xtTCP},
+	"udp":       {9, func(b xtInfo, _ bool) []snapshot.Match { return xtPorts("udp", b, b[8]) }},
+	"udplite":   {9, func(b xtInfo, _ bool) []snapshot.Match { return xtPorts("udplite", b, b[8]) }},
+	"icmp":      {4, xtICMP},
+	"icmp6":     {4, xtICMP},
+	"multiport": {48, xtMultiport},
+	"conntrack": {0, func(b xtInfo, _ bool) []snapshot.Match { return xtState("conntrack", b) }},
+	"state":     {0, func(b xtInfo, _ bool) []snapshot.Match { return xtState("state", b) }},
+	"mark":      {9, func(b xtInfo, _ bool) []snapshot.Match { return xtMark("meta mark", "mark", b) }},
+	"connmark":  {9, func(b xtInfo, _ bool) []snapshot.Match { return xtMark("ct mark", "connmark", b) }},
+	"ttl":       {2, func(b xtInfo, _ bool) []snapshot.Match { return xtHops("ip ttl", "ttl", b) }},
+	"hl":        {2, func(b xtInfo, _ bool) []snapshot.Match { return xtHops("ip6 hoplimit", "hl", b) }},
+	"length": {5, func(b xtInfo, _ bool) []snapshot.Match {
+		return xtOne(b[4] != 0, "meta length", fmt.Sprintf("%d-%d", b.u16(0), b.u16(2)), "length", "--length", fmt.Sprintf("%d:%d", b.u16(0), b.u16(2)))
+	}},
+	"dscp": {2, func(b xtInfo, six bool) []snapshot.Match {
+		return xtOne(b[1] != 0, map[bool]string{true: "ip6 dscp", false: "ip dscp"}[six], strconv.Itoa(int(b[0])), "dscp", "--dscp", fmt.Sprintf("0x%02x", b[0]))
+	}},
+	"mac": {12, func(b xtInfo, _ bool) []snapshot.Match {
+		address := net.HardwareAddr(b[:6]).String()
+		return xtOne(b.u32(8) != 0, "ether saddr", address, "mac", "--mac-source", address)
+	}},
+	"helper": {8, func(b xtInfo, _ bool) []snapshot.Match {
+		return xtOne(b.u32(0) != 0, "ct helper", cString(append(slices.Clip(b[4:]), 0)), "helper", "--helper", cString(append(slices.Clip(b[4:]), 0)))
+	}},
+	"iprange":   {65, xtRange},
+	"addrtype":  {8, xtAddrType},
+	"set":       {4, xtSet},
+	"owner":     {18, xtOwner},
+	"statistic": {16, xtStatistic},
+	"limit":     {8, func(b xtInfo, _ bool) []snapshot.Match { return xtText("limit", "--limit", xtRate(b.u32(0))) }},
+	"quota": {16, func(b xtInfo, _ bool) []snapshot.Match {
+		return xtText("quota", "--quota", strconv.FormatUint(binary.NativeEndian.Uint64(b[8:]), 10))
+	}},
+	"connlimit": {24, func(b xtInfo, _ bool) []snapshot.Match {
+		word := map[bool]string{true: "--connlimit-upto", false: "--connlimit-above"}[b.u32(20)&1 != 0]
+		return xtText("connlimit", word, strconv.FormatUint(uint64(b.u32(16)), 10))
+	}},
+	"hashlimit": {1, func(b xtInfo, _ bool) []snapshot.Match {
+		return xtText("hashlimit", "--hashlimit-name", cString(append(slices.Clip(b), 0)))
+	}},
+}
+
+// xtRevisions are the forms of matches that are read, where a kernel has several.
+var xtRevisions = map[string][]int{"multiport": {1}, "addrtype": {1}, "set": {1, 2, 3, 4}, "mark": {1}, "connmark": {1}}
+
+// xtMatch reads a match. A condition that can't be told from a packet's sample has no keys, and its text.
+func xtMatch(family, name string, revision int, info []byte) []snapshot.Match {
+	reader, ok := xtReaders[name]
+	revisions, several := xtRevisions[name]
+	if !ok || len(info) < reader.least || several && !slices.Contains(revisions, revision) {
+		return []snapshot.Match{{Text: "-m " + name}}
+	}
+	return reader.read(info, family == "ip6")
+}
+
+// xtText is a condition that compares no field.
+func xtText(name string, words ...string) []snapshot.Match {
+	return []snapshot.Match{{Text: "-m " + name + " " + strings.Join(words, " ")}}
+}
+
+// xtOne is a condition on one field.
+func xtOne(not bool, key, value, name, option, shown string) []snapshot.Match {
+	return []snapshot.Match{{Keys: []string{key}, Not: not, Values: []string{value},
+		Text: "-m " + name + map[bool]string{true: " !"}[not] + " " + option + " " + shown}}
+}
+
+func xtTCP(b xtInfo, _ bool) []snapshot.Match {
+	out := xtPorts("tcp", b, b[11])
+	if mask, want := b[9], b[10]; mask != 0 {
+		m := snapshot.Match{Keys: []string{"tcp flags"}, Not: b[11]&4 != 0, Mask: uint32(mask), Values: []string{fmt.Sprintf("0x%x", want)}}
 		m.Text = xtWords(m)
 		out = append(out, m)
 	}
-	switch {
-	case name == "comment":
-		return nil, false
-	case name == "tcp" && len(info) >= 12:
-		xtPorts(one, name, info, info[11])
-		if mask, want := info[9], info[10]; mask != 0 {
-			m := snapshot.Match{Keys: []string{"tcp flags"}, Not: info[11]&4 != 0, Mask: uint32(mask), Values: []string{fmt.Sprintf("0x%x", want)}}
-			m.Text = xtWords(m)
-			out = append(out, m)
-		}
-		if info[8] != 0 {
-			out = append(out, snapshot.Match{Text: "-m tcp --tcp-option " + strconv.Itoa(int(info[8]))})
-		}
-		return out, true
-	case (name == "udp" || name == "udplite") && len(info) >= 9:
-		xtPorts(one, name, info, info[8])
-		return out, true
-	case (name == "icmp" || name == "icmp6") && len(info) >= 4:
-		return xtICMP(info, six), true
-	case name == "multiport" && revision == 1 && len(info) >= 48:
-		return xtMultiport(info), true
-	case name == "conntrack" || name == "state":
-		return xtState(name, revision, info, unread), true
-	case name == "mark" && len(info) >= 9:
-		m := snapshot.Match{Keys: []string{"meta mark"}, Not: info[8] != 0, Mask: u32(4), Values: []string{fmt.Sprintf("0x%x", u32(0))}}
-		m.Text = xtWords(m)
-		return append(out, m), true
-	case (name == "ttl" || name == "hl") && len(info) >= 2:
-		key := map[bool]string{true: "ip6 hoplimit", false: "ip ttl"}[six]
-		words := []string{"-eq", "-ne", "-lt", "-gt"}
-		values := []string{strconv.Itoa(int(info[1])), strconv.Itoa(int(info[1])), fmt.Sprintf("0-%d", max(int(info[1]), 1)-1), fmt.Sprintf("%d-255", int(info[1])+1)}
-		mode := min(int(info[0]), 3)
-		if name == "ttl" {
-			mode = []int{0, 1, 2, 3}[mode]
-		}
-		return append(out, snapshot.Match{Keys: []string{key}, Not: mode == 1, Values: values[mode : mode+1], Text: fmt.Sprintf("-m %s --%s%s %d", name, name, words[mode], info[1])}), true
-	case name == "length" && len(info) >= 5:
-		return append(out, snapshot.Match{Keys: []string{"meta length"}, Not: info[4] != 0, Values: []string{fmt.Sprintf("%d-%d", u16(0), u16(2))},
-			Text: fmt.Sprintf("-m length --length %d:%d", u16(0), u16(2))}), true
-	case name == "iprange" && len(info) >= 65:
-		return xtRange(info, six), true
-	case name == "addrtype" && len(info) >= 8 && revision == 1:
-		return xtAddrType(u16(0), u16(2), u32(4)), true
-	case name == "set" && revision > 0 && len(info) >= 4:
-		return append(out, snapshot.Match{Set: "#" + strconv.Itoa(int(u16(0))), Not: info[3]&1 != 0, Mask: uint32(info[2])<<8 | uint32(info[3]), Text: fmt.Sprintf("-m set #%d", u16(0))}), true
-	case name == "limit" && len(info) >= 8:
-		return append(out, snapshot.Match{Text: "-m limit --limit " + xtRate(u32(0))}), true
-	case name == "quota" && len(info) >= 16:
-		return append(out, snapshot.Match{Text: fmt.Sprintf("-m quota --quota %d", binary.NativeEndian.Uint64(info[8:]))}), true
-	case name == "connlimit" && len(info) >= 24:
-		word := map[bool]string{true: "--connlimit-upto", false: "--connlimit-above"}[u32(20)&1 != 0]
-		return append(out, snapshot.Match{Text: fmt.Sprintf("-m connlimit %s %d", word, u32(16))}), true
-	case name == "hashlimit" && len(info) > 0:
-		return append(out, snapshot.Match{Text: "-m hashlimit --hashlimit-name " + cString(info)}), true
-	case name == "recent" && len(info) >= 11:
-		return unread, true
+	if b[8] != 0 {
+		out = append(out, xtText("tcp", "--tcp-option", strconv.Itoa(int(b[8])))...)
 	}
-	return unread, true
+	return out
+}
+
+// xtMark reads a mark of the packet or of its connection.
+func xtMark(key, name string, b xtInfo) []snapshot.Match {
+	value := fmt.Sprintf("0x%x", b.u32(0))
+	out := xtOne(b[8] != 0, key, value, name, "--mark", value+maskWord(b.u32(4)))
+	out[0].Mask = b.u32(4)
+	return out
+}
+
+// xtHops reads conditions on the time to live.
+func xtHops(key, name string, b xtInfo) []snapshot.Match {
+	n := int(b[1])
+	mode := min(int(b[0]), 3)
+	value := []string{strconv.Itoa(n), strconv.Itoa(n), fmt.Sprintf("0-%d", max(n, 1)-1), fmt.Sprintf("%d-255", n+1)}[mode]
+	word := []string{"-eq", "-eq", "-lt", "-gt"}[mode]
+	return xtOne(mode == 1, key, value, name, "--"+name+word, strconv.Itoa(n))
+}
+
+// xtSet names the set by its number; readIPSets knows the names.
+func xtSet(b xtInfo, _ bool) []snapshot.Match {
+	return []snapshot.Match{{Set: "#" + strconv.Itoa(int(b.u16(0))), Not: b[3]&1 != 0, Mask: uint32(b[2])<<8 | uint32(b[3]), Text: fmt.Sprintf("-m set #%d", b.u16(0))}}
+}
+
+// xtOwner reads who made the packet.
+func xtOwner(b xtInfo, _ bool) (out []snapshot.Match) {
+	for i, who := range []struct{ key, option string }{{"meta skuid", "--uid-owner"}, {"meta skgid", "--gid-owner"}} {
+		if b[16]&(1<<i) == 0 {
+			continue
+		}
+		value := strconv.FormatUint(uint64(b.u32(8*i)), 10)
+		if last := b.u32(8*i + 4); last != b.u32(8*i) {
+			value += fmt.Sprintf("-%d", last)
+		}
+		out = append(out, xtOne(b[17]&(1<<i) != 0, who.key, value, "owner", who.option, value)...)
+	}
+	if b[16]&4 != 0 {
+		out = append(out, xtText("owner", map[bool]string{true: "! "}[b[17]&4 != 0]+"--socket-exists")...)
+	}
+	return out
+}
+
+// xtStatistic reads a share of the packets.
+func xtStatistic(b xtInfo, _ bool) []snapshot.Match {
+	not := map[bool]string{true: "! "}[b.u16(2)&1 != 0]
+	if b.u16(0) == 0 {
+		return xtText("statistic", "--mode random", not+"--probability", fmt.Sprintf("%.11f", float64(b.u32(4))/(1<<31)))
+	}
+	return xtText("statistic", "--mode nth", not+"--every", strconv.FormatUint(uint64(b.u32(4))+1, 10), "--packet", strconv.FormatUint(uint64(b.u32(8)), 10))
 }
 
 // xtPorts reads the ports of the source and of the destination, which come first.
-func xtPorts(one func(bool, string, ...string), name string, info []byte, inverted byte) {
+func xtPorts(name string, b xtInfo, inverted byte) (out []snapshot.Match) {
 	for i, field := range []string{" sport", " dport"} {
-		low, high := binary.NativeEndian.Uint16(info[4*i:]), binary.NativeEndian.Uint16(info[4*i+2:])
+		low, high := b.u16(4*i), b.u16(4*i+2)
 		if not := inverted&(1<<i) != 0; low != 0 || high != 0xffff || not {
-			one(not, name+field, portWord(low, high))
+			m := snapshot.Match{Keys: []string{name + field}, Not: not, Values: []string{portWord(low, high)}}
+			m.Text = xtWords(m)
+			out = append(out, m)
 		}
 	}
+	return out
 }
 
 func portWord(low, high uint16) string {
@@ -105,7 +179,7 @@ func portWord(low, high uint16) string {
 	return fmt.Sprintf("%d-%d", low, high)
 }
 
-func xtICMP(info []byte, six bool) []snapshot.Match {
+func xtICMP(info xtInfo, six bool) []snapshot.Match {
 	name := map[bool]string{true: "icmpv6", false: "icmp"}[six]
 	kind, low, high, not := int(info[0]), int(info[1]), int(info[2]), info[3]&1 != 0
 	text := fmt.Sprintf("-m %s --%s-type %d", strings.Replace(name, "v6", "6", 1), name, kind)
@@ -123,7 +197,7 @@ func xtICMP(info []byte, six bool) []snapshot.Match {
 	return out
 }
 
-func xtMultiport(info []byte) []snapshot.Match {
+func xtMultiport(info xtInfo, _ bool) []snapshot.Match {
 	flags, count := info[0], min(int(info[1]), 15)
 	var values []string
 	for i := 0; i < count; i++ {
@@ -148,10 +222,10 @@ func xtMultiport(info []byte) []snapshot.Match {
 }
 
 // xtState reads conditions on the state of connection tracking.
-func xtState(name string, revision int, info []byte, unread []snapshot.Match) []snapshot.Match {
+func xtState(name string, info xtInfo) []snapshot.Match {
 	states, only, ok := xtStates(name, info)
 	if !ok || !only {
-		return unread
+		return []snapshot.Match{{Text: "-m " + name}}
 	}
 	names := map[int]string{0: "invalid", 1: "established", 2: "related", 3: "new", 6: "untracked"}
 	not := false
@@ -170,7 +244,7 @@ func xtState(name string, revision int, info []byte, unread []snapshot.Match) []
 	return []snapshot.Match{m}
 }
 
-func xtRange(info []byte, six bool) (out []snapshot.Match) {
+func xtRange(info xtInfo, six bool) (out []snapshot.Match) {
 	family, size := "ip ", 4
 	if six {
 		family, size = "ip6 ", 16
@@ -187,7 +261,8 @@ func xtRange(info []byte, six bool) (out []snapshot.Match) {
 	return out
 }
 
-func xtAddrType(source, dest uint16, flags uint32) (out []snapshot.Match) {
+func xtAddrType(b xtInfo, _ bool) (out []snapshot.Match) {
+	source, dest, flags := b.u16(0), b.u16(2), b.u32(4)
 	if flags&^3 != 0 { // about one interface only
 		return []snapshot.Match{{Text: "-m addrtype"}}
 	}
@@ -233,9 +308,7 @@ func (l *iptLayout) rule(number int, chain string, b []byte, e iptEntry, target 
 	for m := l.entry; m+xtTargetLen <= target; {
 		length := int(binary.NativeEndian.Uint16(b[m:]))
 		name := cString(b[m+xtNameOffset:][:xtNameLen])
-		if matches, ok := xtMatch(l.family, name, int(b[m+xtTargetLen-1]), b[m+xtTargetLen:m+length]); ok {
-			r.add(matches...)
-		}
+		r.add(xtMatch(l.family, name, int(b[m+xtTargetLen-1]), b[m+xtTargetLen:m+length])...)
 		m += length
 	}
 	r.rule.Verdict = e.verdict()
