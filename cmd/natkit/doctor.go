@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"net/netip"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -220,9 +221,9 @@ func (o *doctorOptions) everywhere(ctx context.Context, e *env, out string) erro
 		defer file.Close()
 		n.file = snapshot.NewWriter(file)
 	}
-	found := func(all []snapshot.Netns) {
+	found := func(all []snapshot.Netns, networks []netip.Prefix) {
 		if n.redactor != nil {
-			n.redactor.Know(all)
+			n.redactor.Know(all, networks)
 		}
 	}
 	line, begun := newProgressLine(e), time.Now()

@@ -86,7 +86,7 @@ func TestRedactorOfSeveral(t *testing.T) {
 	one.Drops.Rows[0].Namespace = "green-b"
 	one.KernelLog.Lines = []string{"from 192.0.2.1 in green-b, shop"}
 	r := NewRedactor()
-	r.Know([]Netns{one.Netns, two.Netns})
+	r.Know([]Netns{one.Netns, two.Netns}, nil)
 	r.Redact(one)
 	r.Redact(two)
 	if one.Drops.Rows[0].Namespace != two.Netns.Name || two.Netns.Name == "green-b" || one.Netns.Name == "blue-a" {

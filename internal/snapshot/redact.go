@@ -30,12 +30,15 @@ func Redact(s *Snapshot) { NewRedactor().Redact(s) }
 // Redactor is Redact for several snapshots of one machine: the same is replaced by
 // the same in all of them.
 type Redactor struct {
-	key     []byte
-	addrs   map[netip.Addr]netip.Addr
-	names   map[string]string
-	hosts   map[string]bool   // those of names that a domain may follow
-	longest []string          // names, long ones first
-	given   map[string]string // stand-ins for names of users and sets
+	key   []byte
+	addrs map[netip.Addr]netip.Addr
+	// networks are those whose hosts stay hosts: none of them becomes its network's own or its
+	// broadcast address, and these become those.
+	networks []netip.Prefix
+	names    map[string]string
+	hosts    map[string]bool   // those of names that a domain may follow
+	longest  []string          // names, long ones first
+	given    map[string]string // stand-ins for names of users and sets
 }
 
 // NewRedactor makes one with a key of its own.
@@ -45,9 +48,12 @@ func NewRedactor() *Redactor {
 	return &Redactor{key: key, addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}, hosts: map[string]bool{}}
 }
 
-// Know gives namespaces and their containers stand-ins before they are met: what is
-// redacted before them may speak of them.
-func (r *Redactor) Know(namespaces []Netns) {
+// Know gives namespaces and their containers stand-ins before they are met, and has it heed
+// their networks: what is redacted before them may speak of them.
+func (r *Redactor) Know(namespaces []Netns, networks []netip.Prefix) {
+	for _, n := range networks {
+		r.heed(n)
+	}
 	for _, n := range namespaces {
 		r.name("Namespace", n.Name)
 		r.name("Container", n.Container)
@@ -61,6 +67,11 @@ func (r *Redactor) Text(s string) string { return r.text(s) }
 
 // Meet is Know for all names in a snapshot, which stays as it is.
 func (r *Redactor) Meet(s *Snapshot) {
+	for _, i := range s.Interfaces {
+		for _, n := range i.Addresses {
+			r.heed(n)
+		}
+	}
 	r.collect(reflect.ValueOf(s).Elem())
 	if s.Netns.Name != "" {
 		r.name("Namespace", s.Netns.Name)
@@ -442,7 +453,8 @@ func keptBits(a netip.Addr) int {
 
 // addr replaces an address: each bit behind those that are kept is turned or not by
 // all bits before it, so that addresses with a common prefix keep one of its
-// length. What falls into another kind of network is replaced again.
+// length; but for those of a host while they are all alike, so that the first and the last
+// address of a network stay these. What falls into another kind of network is replaced again.
 func (r *Redactor) addr(a netip.Addr) netip.Addr {
 	if !a.IsValid() {
 		return a
@@ -454,9 +466,9 @@ func (r *Redactor) addr(a netip.Addr) netip.Addr {
 	a = a.WithZone("")
 	to, known := r.addrs[a]
 	if !known {
-		bits := keptBits(a)
-		for to = r.turn(a, bits); keptBits(to) != bits; {
-			to = r.turn(to, bits)
+		bits, lengths := keptBits(a), r.lengths(a)
+		for to = r.turn(a, bits, lengths); keptBits(to) != bits; {
+			to = r.turn(to, bits, lengths)
 		}
 		r.addrs[a] = to
 	}
@@ -466,10 +478,37 @@ func (r *Redactor) addr(a netip.Addr) netip.Addr {
 	return to
 }
 
-func (r *Redactor) turn(a netip.Addr, from int) netip.Addr {
+// heed adds a network, unless it comes too late: what was replaced stays replaced as it was.
+func (r *Redactor) heed(n netip.Prefix) {
+	n = n.Masked()
+	if !n.Addr().Is4() || n.Bits() > 30 || slices.Contains(r.networks, n) {
+		return // IPv6 has no broadcast
+	}
+	for a := range r.addrs {
+		if n.Contains(a) {
+			return
+		}
+	}
+	r.networks = append(r.networks, n)
+}
+
+// lengths are those of the networks that an address is in.
+func (r *Redactor) lengths(a netip.Addr) (out []int) {
+	for _, n := range r.networks {
+		if n.Contains(a) {
+			out = append(out, n.Bits())
+		}
+	}
+	return out
+}
+
+func (r *Redactor) turn(a netip.Addr, from int, lengths []int) netip.Addr {
 	in := a.AsSlice()
 	out := slices.Clone(in)
 	for bit := from; bit < a.BitLen(); bit++ {
+		if slices.ContainsFunc(lengths, func(length int) bool { return length <= bit && uniform(in, length, bit) }) {
+			continue // the address may be its network's own or its broadcast address
+		}
 		prefix, err := a.Prefix(bit)
 		if err != nil {
 			return a // bit is within the address: never
@@ -479,4 +518,15 @@ func (r *Redactor) turn(a netip.Addr, from int) netip.Addr {
 	}
 	to, _ := netip.AddrFromSlice(out)
 	return to
+}
+
+// uniform says whether the bits from first up to end are all the same.
+func uniform(b []byte, first, end int) bool {
+	at := func(bit int) byte { return b[bit/8] >> (7 - bit%8) & 1 }
+	for bit := first + 1; bit < end; bit++ {
+		if at(bit) != at(first) {
+			return false
+		}
+	}
+	return true
 }

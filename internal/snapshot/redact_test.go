@@ -4,6 +4,7 @@ package snapshot
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,6 +61,59 @@ func TestRedactAddresses(t *testing.T) {
 		if got := r.addr(netip.MustParseAddr(same)); got.String() != same {
 			t.Errorf("%s became %s", same, got)
 		}
+	}
+}
+
+// Hosts of a network of this machine stay hosts, and its own and its broadcast address stay
+// these, whatever else about addresses is kept.
+func TestRedactKeepsHosts(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	special := func(a netip.Addr, bits int) string {
+		n := netip.PrefixFrom(a, bits)
+		b := a.As4()
+		host := binary.BigEndian.Uint32(b[:]) & (1<<(32-bits) - 1)
+		switch {
+		case a == n.Masked().Addr():
+			return "network"
+		case host == 1<<(32-bits)-1:
+			return "broadcast"
+		}
+		return "host"
+	}
+	for key := range 40 {
+		for _, text := range []string{"192.168.7.64/28", "203.0.113.0/24", "198.18.4.4/30", "10.0.0.0/8", "172.17.0.0/16", "11.1.2.0/23", "10.9.8.0/24"} {
+			network := netip.MustParsePrefix(text)
+			r := newRedactor(fmt.Sprint(key))
+			r.Meet(&Snapshot{Interfaces: []Interface{{Name: "eth0", Addresses: []netip.Prefix{network}}, {Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/16")}}}})
+			first := binary.BigEndian.Uint32(network.Masked().Addr().AsSlice())
+			size := uint32(1) << (32 - network.Bits())
+			hosts := map[uint32]bool{0: true, 1: true, 2: true, size - 2: true, size - 1: true}
+			for range 60 {
+				hosts[random.Uint32N(size)] = true
+			}
+			was := map[netip.Addr]netip.Addr{}
+			for host := range hosts {
+				var b [4]byte
+				binary.BigEndian.PutUint32(b[:], first+host)
+				a := netip.AddrFrom4(b)
+				to := r.addr(a)
+				if before, now := special(a, network.Bits()), special(to, network.Bits()); before != now {
+					t.Fatalf("%s of %s, a %s address, became %s, a %s address", a, network, before, to, now)
+				}
+				if other, twice := was[to]; twice {
+					t.Fatalf("%s and %s became %s", a, other, to)
+				}
+				was[to] = a
+			}
+		}
+	}
+	// A network that is met too late changes nothing of what was replaced.
+	r := newRedactor("key")
+	host := netip.MustParseAddr("192.168.7.5")
+	before := r.addr(host)
+	r.Meet(&Snapshot{Interfaces: []Interface{{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.7.1/24")}}}})
+	if after := r.addr(host); after != before {
+		t.Errorf("%s became %s, and then %s", host, before, after)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -88,11 +89,11 @@ func (s *sharedSources) close() {
 
 // TakeAll is Take for every namespace of the machine that can be found, in one
 // window: the start values of all are read, then it waits once, then their end values
-// are. opts.Netns is not looked at. found, if not nil, is told before the window
-// what is watched, the caller's own first; each gets their Snapshots in this order
+// are. opts.Netns is not looked at. found, if not nil, gets before the window
+// what is watched, the caller's own first, and the networks that are there; each gets their Snapshots in this order
 // after it, one by one, so that few have to be in memory, and ends
 // TakeAll by an error. A namespace that is gone at the end of the window is left out.
-func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns), each func(*snapshot.Snapshot) error) (*All, error) {
+func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns, []netip.Prefix), each func(*snapshot.Snapshot) error) (*All, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("look into all network namespaces: needs root")
 	}
@@ -111,7 +112,7 @@ func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns), ea
 	a.begin(ctx, places)
 	opts.shared.drops.begin()
 	if found != nil {
-		found(a.watched)
+		found(a.watched, a.networks)
 	}
 	// However many there are, the looks at all of them together cost little.
 	step := max(seriesStep, opts.Window/seriesMost, seriesStep/4*time.Duration(len(a.readings)))
@@ -131,6 +132,7 @@ type allReadings struct {
 	out      All
 	readings []*reading // nil: released
 	watched  []snapshot.Netns
+	networks []netip.Prefix // of the interfaces of all
 }
 
 // begin reads the start values of all.
@@ -147,7 +149,7 @@ func (a *allReadings) begin(ctx context.Context, places []netns.Place) {
 		case b.reading == nil:
 			a.out.Idle++
 		default:
-			a.readings, a.watched = append(a.readings, b.reading), append(a.watched, b.netns)
+			a.readings, a.watched, a.networks = append(a.readings, b.reading), append(a.watched, b.netns), append(a.networks, b.networks...)
 		}
 		a.opts.Progress(fmt.Sprintf("reading start values: namespace %d of %d", i+1, len(places)), 0)
 		if more := len(places) - i - 1; !full && len(a.readings) == maxNamespaces && more > 0 {
@@ -227,9 +229,10 @@ func inOrder[T any](n int, do func(int) T, take func(int, T) bool) {
 
 // begun is a namespace whose start values are read; one without a reading and an error is idle.
 type begun struct {
-	reading *reading
-	netns   snapshot.Netns
-	err     error
+	reading  *reading
+	netns    snapshot.Netns
+	networks []netip.Prefix
+	err      error
 }
 
 // beginAt reads the start values of a namespace.
@@ -248,7 +251,21 @@ func beginAt(ctx context.Context, opts Options, place netns.Place, mayBeIdle boo
 		h.Close()
 		return begun{err: err}
 	}
-	return begun{reading: r, netns: netnsOf(r, place)}
+	return begun{reading: r, netns: netnsOf(r, place), networks: networksOf(h)}
+}
+
+// networksOf are the networks that a namespace's interfaces are in.
+func networksOf(h *netns.Handle) (out []netip.Prefix) {
+	_ = h.Do(func() error { // entered a moment ago
+		addresses, err := net.InterfaceAddrs()
+		for _, a := range addresses {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				out = append(out, p.Masked())
+			}
+		}
+		return err
+	})
+	return out
 }
 
 // nameContainers writes into drops of other namespaces whose they are.

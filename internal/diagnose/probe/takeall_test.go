@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -43,8 +44,9 @@ func TestTakeAll(t *testing.T) {
 	const sends = 20
 	var watched []snapshot.Netns
 	// Every start value is read: what is sent now is in the window.
-	found := func(all []snapshot.Netns) {
-		watched = all
+	var networks []netip.Prefix
+	found := func(all []snapshot.Netns, there []netip.Prefix) {
+		watched, networks = all, there
 		in(t, nameless, func() error {
 			c, err := net.Dial("udp4", "127.0.0.1:9")
 			if err != nil {
@@ -64,6 +66,9 @@ func TestTakeAll(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if loopback := netip.MustParsePrefix("127.0.0.0/8"); !slices.Contains(networks, loopback) {
+		t.Errorf("networks are %v, without %s", networks, loopback)
 	}
 	find := func(h *netns.Handle) *snapshot.Snapshot {
 		i := slices.IndexFunc(snapshots, func(s *snapshot.Snapshot) bool { return s.Netns.Inode == h.Inode() })
@@ -117,7 +122,7 @@ func TestOneWindow(t *testing.T) {
 			t.Errorf("wait %d of %s: %d namespaces watched, %d read", waits, window, watched, given)
 		}
 	}}
-	_, err := TakeAll(t.Context(), opts, func(all []snapshot.Netns) { watched = len(all) }, func(s *snapshot.Snapshot) error {
+	_, err := TakeAll(t.Context(), opts, func(all []snapshot.Netns, _ []netip.Prefix) { watched = len(all) }, func(s *snapshot.Snapshot) error {
 		given++
 		if waits != 1 {
 			t.Errorf("Snapshot %d after %d waits", given, waits)

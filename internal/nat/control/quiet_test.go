@@ -15,10 +15,10 @@ import (
 func TestReadingDropsNothing(t *testing.T) {
 	type reading struct {
 		name  string
-		start func(*bed)
-		read  func(*bed) error
+		start func(*testbed)
+		read  func(*testbed) error
 	}
-	facts := func(b *bed) error {
+	facts := func(b *testbed) error {
 		for _, whole := range []bool{false, true} {
 			if _, err := ReadFacts(b.gateway, whole); err != nil {
 				return err
@@ -26,14 +26,14 @@ func TestReadingDropsNothing(t *testing.T) {
 		}
 		return nil
 	}
-	up := func(engine Engine) func(*bed) {
-		return func(b *bed) {
+	up := func(engine Engine) func(*testbed) {
+		return func(b *testbed) {
 			o := b.options()
 			o.Engine = engine
 			b.up(baseRules, o)
 		}
 	}
-	routes := func(b *bed) error {
+	routes := func(b *testbed) error {
 		return b.gateway.Do(func() error {
 			for _, to := range []string{"198.51.100.9", "10.0.0.77", "192.0.2.1", "2001:db8::1", "::1"} {
 				kernelSurroundings{}.WayOut(netip.Addr{}, netip.MustParseAddr(to))
@@ -44,7 +44,7 @@ func TestReadingDropsNothing(t *testing.T) {
 	for _, r := range []reading{
 		{"ebpf", up(EngineEBPF), facts},
 		{"nft", up(EngineNFT), facts},
-		{"accel", func(b *bed) {
+		{"accel", func(b *testbed) {
 			if _, err := AccelOn(b.t.Context(), b.accelOptions()); err != nil {
 				b.t.Fatal(err)
 			}
@@ -54,10 +54,10 @@ func TestReadingDropsNothing(t *testing.T) {
 				}
 			})
 		}, facts},
-		{"routes", func(*bed) {}, routes},
+		{"routes", func(*testbed) {}, routes},
 	} {
 		t.Run(r.name, func(t *testing.T) {
-			b := makeBed(t)
+			b := makeTestbed(t)
 			r.start(b)
 			drops, err := observe.OpenDrops(observe.DropOptions{Netns: b.gateway.Inode()})
 			if err != nil {
