@@ -57,22 +57,22 @@ func judgeStrays(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("UDP replies for %s come from %s; no flow matches them", worst.Target, worst.From)
 	v.Evidence = []Evidence{
-		{"flows without an answer that such a packet came in for", strconv.FormatUint(worst.Flows, 10), fmt.Sprintf("%s: with a packet in the last %d s", fromDump, f.recent())},
+		{"flows without a reply for which such a packet arrived", strconv.FormatUint(worst.Flows, 10), fmt.Sprintf("%s: with a packet in the last %d s", fromDump, f.recent())},
 		{"one of them", fmt.Sprintf("udp %s to %s", worst.Source, worst.Dest), fromDump},
 	}
 	if worst.Target != worst.Dest {
 		v.Evidence = append(v.Evidence, Evidence{"translated to", worst.Target.String(), fromDump})
 	}
-	v.Why = "A UDP socket that is bound to no address sends from the one that its route to the client prefers, not from the one that was asked. Connection tracking knows a flow by the address that was asked: what comes from another is a flow of its own, is not translated back, and does not reach the client."
+	v.Why = "A UDP socket that is bound to no address replies from the address that its route to the client prefers, not from the one that the client asked. Connection tracking matches replies by the address that was asked: a packet from another address starts a new flow, is not translated back, and does not reach the client."
 	port := worst.Target.Port()
-	v.Remedy = []string{fmt.Sprintf("# on the server: let the program listen at %s itself and not at all addresses, or answer from where it was asked (OpenVPN: multihome; unbound: interface-automatic)", worst.Target.Addr())}
+	v.Remedy = []string{fmt.Sprintf("# on the server: let the program listen on %s itself and not on all addresses, or reply from the address that was asked (OpenVPN: multihome; unbound: interface-automatic)", worst.Target.Addr())}
 	listens := fmt.Sprintf("ss -lunp 'sport = :%d'", port)
 	route := fmt.Sprintf("ip route get %s", worst.Seen)
 	if f.own(worst.Target.Addr()) || f.own(worst.From) {
 		listens, route = f.run(listens), f.run(route)
 	}
 	v.Remedy = append(v.Remedy, listens,
-		fmt.Sprintf("# or give its route to the clients that source (ip route change ... src %s); which it has now, asked on the server:", worst.Target.Addr()), route)
+		fmt.Sprintf("# or set that address as the source of its route to the clients (ip route change ... src %s); the present source, on the server:", worst.Target.Addr()), route)
 	v.Verify = f.look(f.run(fmt.Sprintf("conntrack -L -p udp --orig-src %s --sport %d", worst.From, port)))
 	return v
 }

@@ -86,15 +86,15 @@ func judgeUntracked(f facts) *verdict {
 	v.Title = fmt.Sprintf("NAT rules exist, but none of %s was tracked and translated", number(forwarded, "forwarded packet"))
 	v.Evidence = []Evidence{
 		{"packets that were to be forwarded " + f.window(), strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"},
-		{"entries of connection tracking", "0", fromSettings + ": nf_conntrack_count"},
+		{"conntrack entries", "0", fromSettings + ": nf_conntrack_count"},
 	}
 	for _, c := range f.Chains {
 		if len(c.NATRules) > 0 {
 			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), "translates", fromRules + " (" + c.Backend + ")"})
 		}
 	}
-	v.Why = "Translation works on what connection tracking knows. A packet that a rule takes out of it, by notrack or the target NOTRACK or CT --notrack, passes every NAT rule untouched and leaves with its own source."
-	v.Remedy = []string{"# find the rule that says notrack, and narrow it to what is not translated:"}
+	v.Why = "NAT needs a conntrack entry. A packet that a rule excludes from connection tracking (notrack, the targets NOTRACK and CT --notrack) passes every NAT rule untouched and leaves with its own source."
+	v.Remedy = []string{"# find the notrack rule, and narrow it to traffic that is not translated:"}
 	for _, c := range before {
 		v.Remedy = append(v.Remedy, f.run(listChain(c)))
 	}
@@ -120,17 +120,17 @@ func judgeUnmatched(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s to translated flows arrived %s and matched no conntrack entry", replies, f.window())
 	v.Evidence = []Evidence{
-		{"replies for this machine's own address that nobody here waits for (NO_SOCKET, or dropped by a rule)", strconv.FormatUint(n, 10) + cameInBy(rows), fromTracer},
-		{"entries that saw no reply", fmt.Sprintf("%d of %d", f.Conntrack.Table.ByStatus["UNREPLIED"], f.Conntrack.Table.Entries), fromDump + ": UNREPLIED"},
+		{"replies to this machine's own address without a matching entry or socket (NO_SOCKET, or dropped by a rule)", strconv.FormatUint(n, 10) + cameInBy(rows), fromTracer},
+		{"entries without a reply", fmt.Sprintf("%d of %d", f.Conntrack.Table.ByStatus["UNREPLIED"], f.Conntrack.Table.Entries), fromDump + ": UNREPLIED"},
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Why = "An answer is translated back by the entry that its connection made. Entries of another zone of connection tracking are not looked at: a zone that a rule gives by the interface alone makes two worlds of the two directions. An answer that a rule keeps out of connection tracking (notrack) is not looked up at all."
+	v.Why = "A reply is translated back by the entry of its connection. The lookup sees only entries of the reply's own conntrack zone: if a rule sets the zone by interface alone, the two directions are in different zones and never match. A reply that a rule excludes from connection tracking (notrack) is not looked up at all."
 	protocol := "tcp"
 	if t := samples(rows); len(t) > 0 {
 		protocol = t[0].protocol
 	}
 	v.Remedy = []string{"# the zones of the entries:", f.run("conntrack -L -p " + protocol),
-		"# and the rules that give them; give the zone to both directions, or to the original one only (ct original zone set), and take answers out of what is not tracked:",
+		"# and the rules that set them; set the zone for both directions, or for the original one only (ct original zone set), and do not exclude replies from tracking:",
 		f.run("nft -a list ruleset | grep -n -i -e zone -e notrack"), f.run("iptables-legacy-save -t raw | grep -n -i -e zone -e notrack")}
 	return v
 }
@@ -211,7 +211,7 @@ func judgeForeignSource(f facts) *verdict {
 		v.Title = fmt.Sprintf("%s translated to %s saw no reply: no interface has it (network on %s)", number(o.Entries, "flow"), o.Addr, l.Name)
 		v.Evidence = []Evidence{
 			{"flows translated to " + o.Addr.String(), strconv.FormatUint(o.Entries, 10), fromDump},
-			{"translated flows that nobody answered", fmt.Sprintf("%d, %d with a packet in the last %d s", unanswered, recent, f.recent()), fromDump},
+			{"translated flows without a reply", fmt.Sprintf("%d, %d with a packet in the last %d s", unanswered, recent, f.recent()), fromDump},
 		}
 		for _, p := range l.Addresses {
 			v.Evidence = append(v.Evidence, Evidence{"address of " + l.Name, p.String(), fromLinks})
@@ -219,11 +219,11 @@ func judgeForeignSource(f facts) *verdict {
 		if example.Source.IsValid() {
 			v.Evidence = append(v.Evidence, Evidence{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump})
 		}
-		v.Why = "Answers are sent to the translated address. On a network of its own interface the machine must answer for it (ARP, neighbour discovery), which it does for addresses that it has."
+		v.Why = "Replies are sent to the translated address. On a network of its own, this machine must reply to ARP or neighbour discovery for that address, which it does only for addresses on an interface."
 		bits := o.Addr.BitLen()
-		v.Remedy = []string{"# if the address is this machine's to use, give it to the interface (and write it where your network configuration is kept):",
+		v.Remedy = []string{"# if this machine may use the address, add it to the interface (and to your network configuration):",
 			f.run(fmt.Sprintf("ip addr add %s/%d dev %s", o.Addr, bits, quote(l.Name))),
-			"# if it is not, correct the rule that gives it:"}
+			"# if not, correct the rule that translates to it:"}
 		for _, c := range f.Chains {
 			if c.NATRules["snat"] > 0 {
 				v.Remedy = append(v.Remedy, f.run(listChain(c)))
@@ -285,21 +285,21 @@ func judgeUntranslated(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s from %s left untranslated and saw no reply", number(flows, "flow"), network)
 	v.Evidence = []Evidence{
-		{"unanswered flows whose source no rule translated", fmt.Sprintf("%d, %d with a packet in the last %d s", flows, recent, f.recent()), fromDump},
+		{"flows without a reply whose source no rule translated", fmt.Sprintf("%d, %d with a packet in the last %d s", flows, recent, f.recent()), fromDump},
 		{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
 		{"flows of all kinds whose source is translated", strconv.FormatUint(t.ByStatus["SNAT"], 10), fromDump},
 	}
 	out := f.wayOut(example.Dest.Addr(), from.Name)
 	if out == from.Name {
 		v.Title = fmt.Sprintf("%s from %s saw no reply: the route to %s leads back to them", number(flows, "flow"), network, example.Dest.Addr())
-		v.Why = "The packets leave by the interface that they came in by, to a host or router of the network that they came from, which did not answer them. Rules that translate on the way out are mostly about another interface."
-		v.Remedy = []string{"# the route; correct it, or delete it if another one is to be taken:",
+		v.Why = "The packets leave by the interface on which they arrived, to a host or router of the network that they came from, which did not reply. Rules that translate sources usually match another egress interface."
+		v.Remedy = []string{"# the route; correct it, or delete it if another one is meant:",
 			f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(example.Dest.Addr()), example.Dest.Addr(), example.Source, quote(from.Name))),
 			f.run(fmt.Sprintf("ip%s route show table all to match %s", sixFlag(example.Dest.Addr()), example.Dest.Addr()))}
 		return v
 	}
-	v.Why = "Who gets a packet with a private source sends the answer to wherever that address is in his own network, or nowhere. A rule about another interface, or another network, does not see these packets."
-	v.Remedy = []string{"# the rules that translate sources, if any; look for an interface or a network that is not the one above:"}
+	v.Why = "The receiver of a packet with a private source sends the reply into its own network, or nowhere. A rule for another interface or another network does not match these packets."
+	v.Remedy = []string{"# the rules that translate sources, if any; look for one with another interface or network than the one above:"}
 	chain := snapshot.Chain{}
 	for _, c := range f.Chains {
 		if c.Hook == "postrouting" && c.Type == "nat" && concerns(c, example.Source) {
@@ -314,9 +314,9 @@ func judgeUntranslated(f facts) *verdict {
 		family = "ip6"
 	}
 	if chain.Name == "" {
-		v.Remedy[0] = "# no chain here translates sources. If this machine is to, and not a router behind it:"
+		v.Remedy[0] = "# no chain here translates sources. If this machine is meant to, and not a router behind it:"
 	} else {
-		v.Remedy = append(v.Remedy, "# if none is about this network, add one (where your firewall keeps its own):")
+		v.Remedy = append(v.Remedy, "# if none matches this network, add one (where your firewall keeps its own):")
 	}
 	verb, option := "add", "-A"
 	if translating := 0; chain.Name != "" {
@@ -325,7 +325,7 @@ func judgeUntranslated(f facts) *verdict {
 		}
 		if chain.Rules > translating { // an accept or a return may end the search before the last rule
 			verb, option = "insert", "-I"
-			v.Remedy[len(v.Remedy)-1] = "# if none is about this network, or one before it accepts these packets, put one first (where your firewall keeps its own; what a VPN must not have translated has to stay before it):"
+			v.Remedy[len(v.Remedy)-1] = "# if none matches this network, or an earlier one accepts these packets, insert one first (where your firewall keeps its own; exceptions for a VPN must stay before it):"
 		}
 	}
 	switch tool := iptables(chain); {
@@ -339,10 +339,10 @@ func judgeUntranslated(f facts) *verdict {
 		v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("%s rule %s %s %s %s saddr %s oifname %q masquerade", verb, chain.Family, chain.Table, chain.Name, family, network, out))))
 	}
 	if chain.Name != "" {
-		v.Remedy = append(v.Remedy, "# if there is one already, they leave by another interface than it is about: rules of policy routing may send packets with a mark elsewhere:",
+		v.Remedy = append(v.Remedy, "# if one exists already, the packets leave by another interface than the one it matches: policy routing may send marked packets elsewhere:",
 			f.run(fmt.Sprintf("ip%s rule show", sixFlag(example.Source))))
 	}
-	v.Remedy = append(v.Remedy, "# flows that are there keep going out as they are; remove their entries:",
+	v.Remedy = append(v.Remedy, "# existing flows keep leaving untranslated; remove their entries:",
 		f.run(fmt.Sprintf("conntrack -D%s -s %s", conntrackFamily(example.Source), example.Source)))
 	return v
 }
@@ -364,14 +364,14 @@ func judgeLeaving(f facts) *verdict {
 		v.Title = fmt.Sprintf("%s of Internet traffic leaving by %s has an untranslated private source", percent(part), l.Interface)
 		if gone {
 			v.Title += ": NAT rules are gone"
-			v.Evidence = append(v.Evidence, Evidence{"entries whose source was translated, from before", strconv.FormatUint(f.translatedSources(), 10), fromDump})
-			v.Why = "No rule here translates sources, and entries in the table are of the time when one did. Who emptied the rules, or started a firewall that does so, took those of NAT along."
-			v.Remedy = []string{"# put the rules back, by the program that keeps them (systemctl restart docker, nftables, firewalld ...), then see that they are there:",
+			v.Evidence = append(v.Evidence, Evidence{"older entries whose source was translated", strconv.FormatUint(f.translatedSources(), 10), fromDump})
+			v.Why = "No rule here translates sources, but entries in the table show that one did. Someone flushed the rules, or started a firewall that does, and the NAT rules went with them."
+			v.Remedy = []string{"# restore the rules with the program that manages them (systemctl restart docker, nftables, firewalld ...), then check that they are there:",
 				f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat")}
 			return v
 		}
-		v.Why = "A packet that a rule keeps out of connection tracking (notrack, CT --notrack) passes every NAT rule untouched, and so does one that connection tracking takes for invalid, and one that the conditions of the rules are not about."
-		v.Remedy = []string{"# rules before connection tracking, which may say notrack; narrow what is about the packets above:"}
+		v.Why = "A packet passes the NAT rules untouched if a rule excludes it from connection tracking (notrack, CT --notrack), if connection tracking marks it invalid, or if it does not match the rules' conditions."
+		v.Remedy = []string{"# rules before connection tracking, which may contain notrack; narrow those that match the packets above:"}
 		listed := false
 		for _, c := range f.Chains {
 			if (c.Hook == "prerouting" || c.Hook == "output") && c.Priority <= -200 && c.Rules > 0 {
@@ -382,7 +382,7 @@ func judgeLeaving(f facts) *verdict {
 		if !listed {
 			v.Remedy = nil
 		}
-		v.Remedy = append(v.Remedy, "# rules that translate sources; are they about these packets?")
+		v.Remedy = append(v.Remedy, "# rules that translate sources; do they match these packets?")
 		for _, c := range f.Chains {
 			if c.Hook == "postrouting" && c.Type == "nat" {
 				v.Remedy = append(v.Remedy, f.run(listChain(c)))
@@ -406,12 +406,12 @@ func judgeLeavingSix(f facts) *verdict {
 		}
 		v := leavingVerdict(l, part, "unique local")
 		v.Title = fmt.Sprintf("%s of IPv6 Internet traffic leaving by %s has a unique local source (fc00::/7)", percent(part), l.Interface)
-		v.Why = "Networks of containers and guests often have IPv6 addresses that mean something within a site only. Programs prefer IPv6, wait for an answer that can't come, and take IPv4 after that, if they do: all is slow there, or fails. Rules for IPv4 translate nothing of this."
-		v.Remedy = []string{`# give that network addresses of the provider's prefix; or translate: Docker does with "ip6tables": true in /etc/docker/daemon.json (it is the default since 27.0); by hand:`,
+		v.Why = "Container and guest networks often have unique local IPv6 addresses, which are not routed on the Internet. Programs prefer IPv6, wait for a reply that cannot come, and fall back to IPv4 late or never: everything is slow there, or fails. IPv4 rules do not translate this traffic."
+		v.Remedy = []string{`# give that network addresses of the provider's prefix. Or translate them: Docker does with "ip6tables": true in /etc/docker/daemon.json (the default since 27.0); by hand:`,
 			f.run("nft add table ip6 natkit-masquerade"),
 			f.run("nft 'add chain ip6 natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }'"),
 			f.run(fmt.Sprintf("nft add rule ip6 natkit-masquerade postrouting ip6 saddr fc00::/7 oifname %s masquerade", quote(l.Interface))),
-			"# or let it have no IPv6; which are the rules of now?", f.run("nft list ruleset ip6")}
+			"# or disable IPv6 there; the present rules:", f.run("nft list ruleset ip6")}
 		return v
 	}
 	return nil
@@ -425,8 +425,8 @@ func leavingVerdict(l snapshot.Leaving, part float64, kind string) *verdict {
 		v.Severity = Critical
 	}
 	v.Evidence = []Evidence{
-		{"packets seen to leave with a " + kind + " source of others, and with another source", fmt.Sprintf("%d, %d", l.Inside, l.Others), fromTap},
-		{"packets seen to come in for such addresses", strconv.FormatUint(l.Back, 10), fromTap},
+		{"packets that left with a " + kind + " source of others, and with another source", fmt.Sprintf("%d, %d", l.Inside, l.Others), fromTap},
+		{"packets that arrived for such addresses", strconv.FormatUint(l.Back, 10), fromTap},
 	}
 	for _, sample := range l.Samples {
 		v.Evidence = append(v.Evidence, Evidence{"one of them", sample, fromTap})
@@ -439,7 +439,7 @@ func lostOnes(l snapshot.Leaving) bool {
 	return l.Inside >= leavingFew && l.Inside < implausible && l.Others < implausible && float64(l.Back) < leavingBack*float64(l.Inside)
 }
 
-const fromTap = "packets seen on the interface"
+const fromTap = "packets captured on the interface"
 
 // inAndOut is what came in by an interface and left by it.
 func (f facts) inAndOut(name string) string {
@@ -510,19 +510,19 @@ func judgeNothingBack(f facts) *verdict {
 			v.Title = fmt.Sprintf("none of %s sent as %s in the last %d s saw a reply", number(o.Recent, "flow"), o.Addr, f.recent())
 		}
 		v.Evidence = []Evidence{
-			{"flows translated to " + o.Addr.String() + " with a packet in the last seconds, and unanswered ones", fmt.Sprintf("%d, %d", o.Recent, o.Unanswered), fromDump},
-			{"destinations of unanswered flows at least", strconv.Itoa(len(destinations)), fromDump},
-			{"packets that came in by " + out + ", and left", f.inAndOut(out), fromLinks},
+			{"flows translated to " + o.Addr.String() + " with a packet in the last seconds, and those without a reply", fmt.Sprintf("%d, %d", o.Recent, o.Unanswered), fromDump},
+			{"destinations of flows without a reply, at least", strconv.Itoa(len(destinations)), fromDump},
+			{"packets that arrived on " + out + ", and left", f.inAndOut(out), fromLinks},
 			{"one of them", fmt.Sprintf("%s %s to %s", example.Protocol, example.Source, example.Dest), fromDump},
 		}
-		v.Why = "Packets leave translated and are dropped nowhere here, and nothing comes back from anybody. Either they do not get to the next router (a wrong hardware address, a VLAN, a cable), or answers go elsewhere: another machine has this address, or the router has forgotten the way to it; or the line behind it is down."
+		v.Why = "Packets leave translated, nothing here drops them, and no destination replies. Either they do not reach the next router (wrong hardware address, VLAN, cable), or replies go elsewhere: another machine has this address, or the router has lost its route to it, or the line behind it is down."
 		if few {
-			v.Why += " Or those that were asked, which are not many, are down themselves."
+			v.Why += " Or the few destinations are down themselves."
 		}
-		v.Remedy = []string{"# is the next router's hardware address the right one, and no permanent entry that is old?", f.run("ip neigh show dev " + quote(out)),
+		v.Remedy = []string{"# is the next router's hardware address right, and not an old permanent entry?", f.run("ip neigh show dev " + quote(out)),
 			"# does another machine have this address?", f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(out), o.Addr)) + " || echo another machine has it",
-			"# does anything come in, and are there errors?", f.run("ip -s link show dev " + quote(out))}
-		v.Remedy = append(v.Remedy, "# which one is the next router, and does it answer a ping?", f.run("ip route get "+example.Dest.Addr().String()))
+			"# do packets arrive, and are there errors?", f.run("ip -s link show dev " + quote(out))}
+		v.Remedy = append(v.Remedy, "# which is the next router, and does it reply to ping?", f.run("ip route get "+example.Dest.Addr().String()))
 		return v
 	}
 	return nil

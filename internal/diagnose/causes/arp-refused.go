@@ -76,7 +76,7 @@ func judgeARPRefused(f facts) *verdict {
 
 // whyARPRefused finds what keeps the reply back: the kernel looks at these in this order.
 func (f facts) whyARPRefused(v *verdict, q *snapshot.ARPQuestion) {
-	v.Why = "Who gets no reply has no hardware address to send to; its packets never leave."
+	v.Why = "Without a reply the client has no hardware address to send to; its packets never leave."
 	found := false
 	setting := func(key, what string, refuses func(value int64) bool) {
 		for _, device := range []string{"all", q.Interface} {
@@ -84,25 +84,25 @@ func (f facts) whyARPRefused(v *verdict, q *snapshot.ARPQuestion) {
 				name := snapshot.SysctlName("net", "ipv4", "conf", device, key)
 				v.Evidence = append(v.Evidence, Evidence{name, strconv.FormatInt(value, 10), fromSettings})
 				v.Why += " " + what
-				off := provided(snapshot.Setting{Name: name, Value: "0", Netns: f.Netns.Name}, "no load balancer or second machine is to answer in its place")
+				off := provided(snapshot.Setting{Name: name, Value: "0", Netns: f.Netns.Name}, "no load balancer or second machine is meant to reply in its place")
 				v.Settings = append(v.Settings, off)
 				v.Remedy = append(v.Remedy, f.set(off))
 				found = true
 			}
 		}
 	}
-	setting("arp_ignore", "arp_ignore says for which requests there is no reply (1: an address of another interface, 2: an asker outside of the address's network, 8: all).", func(value int64) bool {
+	setting("arp_ignore", "arp_ignore sets which requests get no reply (1: for an address of another interface, 2: also from outside the address's network, 8: all).", func(value int64) bool {
 		// 1 and 2 do not keep the reply back where both are of one network of the interface.
 		return value > 2 || value > 0 && f.holder(q.Addr) != q.Interface || value == 2 && !f.sharesNetwork(q.Interface, q.Asker)
 	})
-	setting("arp_filter", "With arp_filter a reply leaves only where the route back to the asker leads out by the interface that was asked.", func(value int64) bool { return value == 1 })
+	setting("arp_filter", "With arp_filter=1 this machine replies only if the route back to the sender uses the interface on which the request arrived.", func(value int64) bool { return value == 1 })
 	for _, c := range f.Chains {
 		if c.Family != "arp" && c.Family != "bridge" || c.Policy != "drop" && len(c.DropRules) == 0 {
 			continue
 		}
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), "drops", fromRules})
 		v.explains = []string{"rule-drop"}
-		v.Why += " Rules of that family see ARP: one that drops requests or replies silences the machine."
+		v.Why += " Rules of that family see ARP: a rule that drops requests or replies makes the machine unreachable."
 		v.Remedy = append(v.Remedy, "# have the rules accept ARP for "+q.Addr.String()+":", f.run(listChain(c)))
 		found = true
 	}
@@ -111,14 +111,14 @@ func (f facts) whyARPRefused(v *verdict, q *snapshot.ARPQuestion) {
 	}
 	for _, device := range []string{"all", q.Interface} {
 		if value, ok := f.conf(device, "rp_filter"); ok && value == 1 && !found {
-			v.Why += " With rp_filter=1 a request is refused, too, if the route back to the asker leads out by another interface."
-			v.Remedy = append(v.Remedy, "# does the route back to who asks lead out by "+q.Interface+"?",
+			v.Why += " With rp_filter=1 a request is also refused if the route back to its sender uses another interface."
+			v.Remedy = append(v.Remedy, "# does the route back to the sender use "+q.Interface+"?",
 				f.run("ip route get "+q.Asker.String()), f.run("sysctl net.ipv4.conf."+device+".rp_filter"))
 			found = true
 		}
 	}
 	if !found {
-		v.Remedy = append(v.Remedy, "# does the route back to who asks lead out by "+q.Interface+"? Has the interface ARP (no NOARP)?",
+		v.Remedy = append(v.Remedy, "# does the route back to the sender use "+q.Interface+"? Has the interface ARP (no NOARP)?",
 			f.run("ip route get "+q.Asker.String()), f.run("ip link show dev "+quote(q.Interface)))
 	}
 	v.Remedy = append(v.Remedy, "# rules for ARP of nftables; those of the old back end are listed by arptables-legacy -L -n -v:", f.run("nft list ruleset arp"))

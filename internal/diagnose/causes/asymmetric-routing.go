@@ -108,12 +108,12 @@ func judgeAsymmetric(f facts) *verdict {
 		source, dest = "SOURCE", "DESTINATION"
 		v.Remedy = append(v.Remedy, "# see which pairs of addresses they are:", f.run("conntrack -L -p tcp --state SYN_SENT"))
 	}
-	v.Remedy = append(v.Remedy, "# make the answers come back here: look at the route of "+dest+" to "+source+", on that host and its routers")
+	v.Remedy = append(v.Remedy, "# make the replies return here: check the route of "+dest+" to "+source+", on that host and its routers")
 	if found {
 		v.Remedy = append(v.Remedy, "# from here it is:", f.run("ip route get "+source))
 		family := "ip"
 		if len(rows) == 0 || !f.translatesSources() {
-			v.Remedy = append(v.Remedy, "# or, where another way back is meant and nothing of this is to be translated, leave it to routing alone; rules must then accept what is untracked:",
+			v.Remedy = append(v.Remedy, "# or, if another return path is intended and nothing of this is translated, exclude it from tracking; rules must then accept untracked packets:",
 				f.run("nft add table "+family+" natkit-notrack"),
 				f.run("nft "+quote("add chain "+family+" natkit-notrack prerouting { type filter hook prerouting priority raw; }")),
 				f.run("nft "+quote("add rule "+family+" natkit-notrack prerouting ip saddr "+source+" ip daddr "+dest+" notrack")),

@@ -84,40 +84,40 @@ func judgeBackend(f facts) *verdict {
 		if b.refused > 0 {
 			v.Evidence = append(v.Evidence, Evidence{"connections refused " + to, strconv.FormatUint(b.refused, 10), fromEvents})
 		}
-		v.Evidence = append(v.Evidence, Evidence{"connections not answered and answered " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, f.recent())})
+		v.Evidence = append(v.Evidence, Evidence{"connections without and with a reply " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, f.recent())})
 	}
 	address, port := worst.target.Addr(), worst.target.Port()
 	if worst.refused >= worst.unanswered {
-		v.Why = fmt.Sprintf("%s is there and answers with a reset: no program listens on port %d, or a packet filter there rejects it. Translation does its work; the rule may name a port that the program has left.", address, port)
+		v.Why = fmt.Sprintf("%s is up and replies with a reset: no program listens on port %d, or a packet filter there rejects it. NAT works; the rule may name a port that the program no longer uses.", address, port)
 	} else {
-		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back. Either no program there answers them (it does not listen, its queue is full, a packet filter drops them), or it answers and its replies take another path than by this machine: the client, who asked %s, takes none from %s.", address, worst.dest.Addr(), address)
+		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back. Either no program there replies (it does not listen, its queue is full, a packet filter drops them), or it replies and the replies take a path around this machine: the client, which asked %s, accepts none from %s.", address, worst.dest.Addr(), address)
 	}
 	client, direct := f.clientOf(worst)
 	elsewhere, astray := f.repliesAstray(address)
 	if down := f.downLinkTo(address); down != "" {
 		v.Title = fmt.Sprintf("%s, the backend of %s, does not reply: %s is down", worst.target, worst.dest, down)
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
-		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s go where all that is unknown goes. Translation does its work.", down, address)
-		v.Remedy = []string{"# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
+		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s take the default route. NAT works.", down, address)
+		v.Remedy = []string{"# bring the interface up; the route of its own network returns with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
 	} else if row, ok := f.lostElsewhere(worst); ok {
 		where := cmp.Or(row.Container, row.Namespace, "this machine's own namespace")
 		v.Title = fmt.Sprintf("packets for %s, the backend of %s, are dropped in %s", worst.target, worst.dest, where)
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)
-		v.Why = fmt.Sprintf("Packets to %s get there and are dropped, in a namespace of this machine. Translation does its work.", address)
-		v.Remedy = []string{"# see why; where it is a rule of the backend's own packet filter, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
+		v.Why = fmt.Sprintf("Packets to %s arrive and are dropped there, in a namespace of this machine. NAT works.", address)
+		v.Remedy = []string{"# find out why; if a rule of the backend's own packet filter drops them, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
 			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
 	} else if astray && worst.unanswered > worst.refused {
 		v.Title = fmt.Sprintf("replies of %s, the backend of %s, go to another machine", worst.target, worst.dest)
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", address, elsewhere.To), fmt.Sprintf("%d, such as %s -> %s", elsewhere.Count, elsewhere.Source, elsewhere.Dest), fromFrames})
 		v.Remedy = f.returnPath(address, elsewhere.Dest)
 	} else if f.own(address) {
-		v.Remedy = []string{"# who listens there:", f.run(fmt.Sprintf("ss -Hl%snp 'sport = :%d'", worst.protocol[:1], port))}
+		v.Remedy = []string{"# which program listens there:", f.run(fmt.Sprintf("ss -Hl%snp 'sport = :%d'", worst.protocol[:1], port))}
 	} else {
 		v.Remedy = f.askBackend(worst)
 		if direct && worst.unanswered > worst.refused {
-			v.Evidence = append(v.Evidence, Evidence{"source that the backend sees", client.String() + ", not translated: it needs a route back by this machine", fromDump})
-			v.Remedy = append(v.Remedy, "# if it answers locally, check the return path:")
+			v.Evidence = append(v.Evidence, Evidence{"source that the backend sees", client.String() + ", not translated: it needs a route back through this machine", fromDump})
+			v.Remedy = append(v.Remedy, "# if it replies locally, check the return path:")
 			v.Remedy = append(v.Remedy, f.returnPath(address, client)...)
 		}
 		option, peers := "-ltnp", "for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?"
@@ -131,7 +131,7 @@ func judgeBackend(f facts) *verdict {
 	}
 	own, _ := f.engineRules(func(r snapshot.EngineRule) bool { return slices.Contains(r.To, worst.target) })
 	v.Evidence = append(v.Evidence, own...)
-	v.Remedy = append(v.Remedy, "# the rule that leads there:")
+	v.Remedy = append(v.Remedy, "# the rule that translates to it:")
 	if len(own) > 0 {
 		v.Remedy = append(v.Remedy, f.natkit("rules"))
 	} else {
@@ -161,10 +161,10 @@ func (f facts) listRulesTo(address netip.Addr) (lines []string) {
 func (f facts) askBackend(b backend) []string {
 	address := b.target.Addr()
 	if b.protocol == "udp" {
-		return []string{"# does it answer this machine? (Its own address is the source, to which the backend knows the way.)", f.run(fmt.Sprintf("ping -c 3 %s", address))}
+		return []string{"# does it reply to this machine? (The source is this machine's own address, to which the backend has a route.)", f.run(fmt.Sprintf("ping -c 3 %s", address))}
 	}
-	return []string{"# does it answer this machine? (Its own address is the source, to which the backend knows the way.)",
-		f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it answers || echo it does not answer", address, b.target.Port()))}
+	return []string{"# does it reply to this machine? (The source is this machine's own address, to which the backend has a route.)",
+		f.run(fmt.Sprintf("timeout 3 bash -c '</dev/tcp/%s/%d' && echo it replies || echo it does not reply", address, b.target.Port()))}
 }
 
 // clientOf is a client of a backend; direct says that the backend sees its own address.
@@ -188,14 +188,14 @@ func (f facts) returnPath(backend, client netip.Addr) []string {
 			here = a.String()
 		}
 	}
-	lines := []string{fmt.Sprintf("# on %s this must lead to %s; correct the route there if it does not:", backend, here),
+	lines := []string{fmt.Sprintf("# on %s the route must lead to %s; correct it there if it does not:", backend, here),
 		fmt.Sprintf("#   ip%s route get %s", sixFlag(client), client)}
 	if l, ok := f.linkTo(backend); ok {
 		family := "ip"
 		if backend.Is6() {
 			family = "ip6"
 		}
-		lines = append(lines, "# or have its replies come here whatever its routes are; it then sees this machine's address in place of the client's:",
+		lines = append(lines, "# or make its replies return here whatever its routes are; it then sees this machine's address instead of the client's:",
 			"#   "+f.run("nft "+quote(fmt.Sprintf("add rule %s TABLE POSTROUTING oifname %s %s daddr %s masquerade", family, l.Name, family, backend))))
 	}
 	return lines
@@ -214,7 +214,7 @@ func (f facts) repliesAstray(host netip.Addr) (snapshot.AstrayFrames, bool) {
 	return snapshot.AstrayFrames{}, false
 }
 
-const fromEvents = "events of connection tracking"
+const fromEvents = "conntrack events"
 
 // backends are those that no other cause tells of.
 func (f facts) backends() []backend {

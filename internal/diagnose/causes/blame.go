@@ -224,7 +224,7 @@ func (c culprit) place() string {
 	return fmt.Sprintf("rule %d of %s", c.Rule.Number, where)
 }
 
-// evidence shows a culprit as its own program prints it, and what it has come to.
+// evidence shows a culprit as its own program prints it, and its present value.
 func (c culprit) evidence(f facts) (out []Evidence) {
 	source := fromRules + " (" + c.Chain.Backend + ")"
 	value := "drop"
@@ -241,7 +241,7 @@ func (c culprit) evidence(f facts) (out []Evidence) {
 	}
 	out = append(out, Evidence{c.place(), value, source})
 	for _, state := range f.states(c) {
-		out = append(out, Evidence{"what it has come to", state, source})
+		out = append(out, Evidence{"its present value", state, source})
 	}
 	return out
 }
@@ -270,7 +270,7 @@ func (f facts) states(c culprit) (out []string) {
 			out = append(out, "there is no interface "+name)
 		}
 		if len(m.Keys) == 0 && limits(m.Text) {
-			out = append(out, "the condition `"+m.Text+"` decides by what came before")
+			out = append(out, "the condition `"+m.Text+"` depends on earlier packets")
 		}
 	}
 	return out

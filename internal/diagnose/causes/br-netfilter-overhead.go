@@ -57,7 +57,7 @@ func judgeBrNetfilter(f facts) *verdict {
 	v.Title = fmt.Sprintf("%.0f packets a second on %s pass the IP packet filter (br_netfilter)", f.perSecond(packets), number(uint64(ports), "bridge port"))
 	v.Evidence = []Evidence{
 		{"net.bridge.bridge-nf-call-iptables", "1", fromSettings},
-		{"packets that came in by bridge ports", strconv.FormatUint(packets, 10), fromLinks},
+		{"packets that arrived on bridge ports", strconv.FormatUint(packets, 10), fromLinks},
 	}
 	if n := f.hooksOn("bridge"); n > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"functions on the bridge's hooks", strconv.Itoa(n), "registered netfilter hooks"})
@@ -65,8 +65,8 @@ func judgeBrNetfilter(f facts) *verdict {
 	if n := f.hooksOn("ipv4"); n > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"functions on the IPv4 hooks", strconv.Itoa(n), "registered netfilter hooks"})
 	}
-	v.Why = "A frame from one port of a bridge to another needs no packet filter, and one that is routed is filtered anyway. With br_netfilter it goes through connection tracking and the IP rules in the bridge."
-	remark, condition := "# unless rules here filter or translate what is bridged:", "no rule here filters or translates what is bridged"
+	v.Why = "A frame that is bridged between ports needs no IP packet filter, and a routed one is filtered anyway. With br_netfilter each frame passes connection tracking and the IP rules in the bridge."
+	remark, condition := "# unless rules here filter or translate bridged traffic:", "no rule here filters or translates bridged traffic"
 	if f.docker() {
 		remark = "# unless Docker runs with icc=false or userland-proxy=false, which filter and translate between containers of one bridge:"
 		condition = "Docker runs with neither icc=false nor userland-proxy=false"

@@ -42,11 +42,11 @@ func judgeBridgeNF(f facts) *verdict {
 	v.Title = fmt.Sprintf("%s on %s to %s saw no reply: bridged replies bypass NAT", number(h.entries, "connection"), h.link.Name, h.example.Dest)
 	state := "0"
 	if !known {
-		state = "not there: br_netfilter is not loaded"
+		state = "missing: br_netfilter is not loaded"
 	}
 	v.Evidence = append(h.evidence(f.recent()), Evidence{key, state, fromSettings})
-	v.Why = "The request is routed and its destination translated. The answer goes from one port of the bridge to another and is never routed; without br_netfilter it does not pass connection tracking, " +
-		"and comes from an address that the client did not ask."
+	v.Why = "The request is routed and its destination translated. The reply is bridged from port to port and never routed; without br_netfilter it bypasses connection tracking, " +
+		"and arrives from an address that the client did not ask."
 	setting := f.local(key, 1)
 	if !known {
 		v.Remedy = append(v.Remedy, "# load it now and at each boot:", "modprobe br_netfilter", "echo br_netfilter > /etc/modules-load.d/br_netfilter.conf")

@@ -219,7 +219,7 @@ func (c Cause) judgeNear(f facts, again bool) *verdict {
 	for i := range v.Settings {
 		v.Settings[i].If = cmp.Or(v.Settings[i].If, "a longer window (--for 1m) shows the same")
 	}
-	v.Remedy = append([]string{"# a longer window tells more surely:", f.natkit("doctor --for 1m")}, v.Remedy...)
+	v.Remedy = append([]string{"# a longer window is more certain:", f.natkit("doctor --for 1m")}, v.Remedy...)
 	return v
 }
 

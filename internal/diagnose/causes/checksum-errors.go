@@ -49,7 +49,7 @@ func judgeChecksum(f facts) *verdict {
 	} {
 		if n, _ := f.counter(c.counter); n > 0 {
 			counted = saturate(counted, n)
-			counts = append(counts, Evidence{"packets with a wrong sum", strconv.FormatUint(n, 10), c.source})
+			counts = append(counts, Evidence{"packets with a wrong checksum", strconv.FormatUint(n, 10), c.source})
 		}
 	}
 	lost := max(traced, counted)
@@ -74,7 +74,7 @@ func judgeChecksum(f facts) *verdict {
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if invalid, _ := f.stat("invalid"); invalid > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets that connection tracking took for invalid", strconv.FormatUint(invalid, 10), fromStats})
+		v.Evidence = append(v.Evidence, Evidence{"packets that connection tracking marked invalid", strconv.FormatUint(invalid, 10), fromStats})
 	}
 	names := devices(rows)
 	for _, name := range names {
@@ -82,18 +82,18 @@ func judgeChecksum(f facts) *verdict {
 			v.Evidence = append(v.Evidence, Evidence{"errors of " + name, strconv.FormatUint(l.RxErrors, 10), fromLinks})
 		}
 	}
-	v.Why = "The receiver drops such a packet without a word, and the sender sends it again, wrong again. Seldom are packets damaged on the way: mostly somebody left the sum to a card, real or virtual, that did not make it."
+	v.Why = "The receiver drops such a packet silently, and the sender retransmits it with the same error. Packets are rarely damaged on the path: usually the checksum was left to a card, real or virtual, that did not compute it."
 	if len(names) == 0 {
-		v.Remedy = append(v.Remedy, "# see by which interface they come in, and from where:", f.natkit("drops --for 10s"))
+		v.Remedy = append(v.Remedy, "# see on which interface they arrive, and from where:", f.natkit("drops --for 10s"))
 	}
 	for _, name := range names {
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# at the sender, which packets from %s name: let the processor make the sums (DEV is its device; for VXLAN the tunnel's, with tx-checksum-ip-generic off):", name),
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# on the sender (see the packets from %s): let the CPU compute the checksums (DEV is its device; for VXLAN the tunnel's, with tx-checksum-ip-generic off):", name),
 			"# ethtool -K DEV tx off")
 		if l, ok := f.link(name); ok && !slices.Contains([]string{"veth", "bridge", "tun", "vxlan"}, l.Kind) {
-			v.Settings = append(v.Settings, provided(f.device(name, "rx_checksum", "0"), "a capture on "+name+" shows right sums"))
-			v.Remedy = append(v.Remedy, "# if a capture on "+name+" shows right sums, it is its card that judges wrong:", f.run("ethtool -K "+quote(name)+" rx off"))
+			v.Settings = append(v.Settings, provided(f.device(name, "rx_checksum", "0"), "a capture on "+name+" shows right checksums"))
+			v.Remedy = append(v.Remedy, "# if a capture on "+name+" shows right checksums, its card judges wrongly:", f.run("ethtool -K "+quote(name)+" rx off"))
 		}
-		v.Remedy = append(v.Remedy, "# a capture says which sums are wrong:", f.run("tcpdump -c 20 -vvni "+quote(name)+" inbound"))
+		v.Remedy = append(v.Remedy, "# a capture shows which checksums are wrong:", f.run("tcpdump -c 20 -vvni "+quote(name)+" inbound"))
 	}
 	v.Verify = f.look(f.run("nstat -az IpExtInCsumErrors TcpInCsumErrors UdpInCsumErrors IcmpInCsumErrors"))
 	return v

@@ -14,7 +14,7 @@ const (
 	// A lossy client loses a packet of its own now and then, and opens many more.
 	halfwayFew  = 5
 	halfwayMany = 10
-	halfwaySome = 0.05 // of the client's entries that are not over
+	halfwaySome = 0.05 // of the client's open entries
 	halfwayMost = 0.20
 
 	mainTable = 254 // RT_TABLE_MAIN
@@ -30,7 +30,7 @@ var clientsUnreached = Cause{
 		"ip route get: wrong interface",
 	},
 	Severities:    []Severity{Warning, Critical},
-	Thresholds:    []Threshold{many(halfwayFew, "connections not confirmed"), portion(halfwaySome, "of the client's entries that are not over")},
+	Thresholds:    []Threshold{many(halfwayFew, "connections not confirmed"), portion(halfwaySome, "of the client's open entries")},
 	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanRoutes, snapshot.CanInterfaces, snapshot.CanDrops},
 	Symptom:       "One client, or a network of them, gets no reply from anywhere. A capture on the egress interface shows their packets and the replies.",
 	Proof:         fmt.Sprintf("At least %d TCP connections of one client were answered by a SYN-ACK at least a second ago and during the doctor's run (at most %d s), and the client has not confirmed it (SYN_RECV): from %s of its open entries a warning, from %s, with %d connections, critical. natkit asks the routing tables, including policy routing, where the replies go.", halfwayFew, snapshot.RecentSeconds, percent(halfwaySome), percent(halfwayMost), halfwayMany),
@@ -81,7 +81,7 @@ func judgeClientsUnreached(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("replies to %s of %s did not reach it in the last %d s", number(worst.recent, "connection"), u.Source, f.recent())
 	v.Evidence = []Evidence{
-		{"connections from " + u.Source.String() + " that were answered and not confirmed", fmt.Sprintf("%d, %s of its entries that are not over", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
+		{"connections from " + u.Source.String() + " with a SYN-ACK that was not confirmed", fmt.Sprintf("%d, %s of its open entries", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
 		{"one of them", fmt.Sprintf("%s to %s", u.Source, u.Dest), fromDump},
 	}
 	if u.Target != u.Dest {
@@ -101,9 +101,9 @@ func judgeClientsUnreached(f facts) *verdict {
 		if r.Table > 0 && r.Table != mainTable {
 			value += fmt.Sprintf(", by table %d", r.Table)
 		}
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route of the answers from %s to %s", r.Source, r.Dest), value, fromRoutes})
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route of the replies from %s to %s", r.Source, r.Dest), value, fromRoutes})
 	}
-	v.Why = "The service answered, and the answer passed connection tracking here. What comes after is routing by rules that may be about one direction only, the hardware address that this machine has noted of the client or of the router before it, and the way from there."
+	v.Why = "The service replied, and the reply passed connection tracking here. After that it depends on policy routing, which may treat the two directions differently, on the neighbour entry for the client or the router before it, and on the path from there."
 	if asked && near && r.Out != link.Name {
 		v.Title = fmt.Sprintf("replies to %s of %s leave by %s, but it is on %s", number(worst.recent, "connection"), u.Source, r.Out, link.Name)
 		v.Remedy = f.correctRoute(r)
@@ -135,8 +135,8 @@ func (f facts) askRoute(r snapshot.RouteAnswer) string {
 
 // correctRoute is how to find what leads answers astray.
 func (f facts) correctRoute(r snapshot.RouteAnswer) []string {
-	remedy := []string{"# how the answers are routed:", f.askRoute(r),
-		"# rules of policy routing, and the table that the route is from; delete or correct what leads them astray:",
+	remedy := []string{"# how the replies are routed:", f.askRoute(r),
+		"# the policy routing rules, and the table with that route; delete or correct the wrong one:",
 		f.run(fmt.Sprintf("ip%s rule show", sixFlag(r.Dest)))}
 	if r.Table > 0 {
 		remedy = append(remedy, f.run(fmt.Sprintf("ip%s route show table %d", sixFlag(r.Dest), r.Table)))
@@ -146,7 +146,7 @@ func (f facts) correctRoute(r snapshot.RouteAnswer) []string {
 
 // followAnswers is how to find where answers get lost that are routed as they should be.
 func (f facts) followAnswers(u snapshot.UnansweredUse, r snapshot.RouteAnswer) []string {
-	remedy := []string{"# is this the way to the client, for packets with a mark as well?", f.askRoute(r), f.run(fmt.Sprintf("ip%s rule show", sixFlag(u.Source)))}
+	remedy := []string{"# is this the path to the client, also for packets with a mark?", f.askRoute(r), f.run(fmt.Sprintf("ip%s rule show", sixFlag(u.Source)))}
 	hop, out := u.Source, r.Out
 	if r.Via.IsValid() {
 		hop = r.Via
@@ -155,15 +155,15 @@ func (f facts) followAnswers(u snapshot.UnansweredUse, r snapshot.RouteAnswer) [
 		out = l.Name
 	}
 	if out != "" {
-		remedy = append(remedy, "# is this its hardware address, and no permanent entry that is old?",
+		remedy = append(remedy, "# is this its hardware address, and not an old permanent entry?",
 			f.run(fmt.Sprintf("ip neigh show to %s dev %s", hop, quote(out))),
-			"# if not, have it asked for anew:", f.run(fmt.Sprintf("ip neigh del %s dev %s", hop, quote(out))))
+			"# if not, delete the entry, so that it is resolved again:", f.run(fmt.Sprintf("ip neigh del %s dev %s", hop, quote(out))))
 	}
 	if l, ok := f.linkTo(u.Target.Addr()); ok && l.Kind == "bridge" && !f.own(u.Target.Addr()) {
-		remedy = append(remedy, fmt.Sprintf("# does %s send its answers to this machine? Here they may have been bridged to a neighbour that it takes for its router. On %s:", u.Target.Addr(), u.Target.Addr()),
+		remedy = append(remedy, fmt.Sprintf("# does %s send its replies to this machine? They may have been bridged here to a neighbour that it uses as its router. On %s:", u.Target.Addr(), u.Target.Addr()),
 			"#   "+fmt.Sprintf("ip%s route get %s", sixFlag(u.Source), u.Source))
 	}
-	return append(remedy, fmt.Sprintf("# else on %s, or on the way there: a packet filter that drops answers", u.Source))
+	return append(remedy, fmt.Sprintf("# otherwise check %s, and the path to it, for a packet filter that drops replies", u.Source))
 }
 
 // entriesOf is how many entries a source has; of one that is not among those with most,

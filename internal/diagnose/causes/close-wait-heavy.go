@@ -51,15 +51,15 @@ func judgeCloseWait(f facts) *verdict {
 	v.Title = fmt.Sprintf("half-closed connections (CLOSE_WAIT) hold %s of the connection tracking table", percent(share(waiting, limit)))
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{"entries in CLOSE_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump},
-		Evidence{"they stay for", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_close_wait"})
-	v.Why = "After one side has closed, the other may still send, so that the entry stays. Few do for longer than a moment; with a time-out of an hour each connection that was never closed on both sides keeps its entry for as long."
+		Evidence{"their timeout", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_close_wait"})
+	v.Why = "After one side has closed, the other may still send, so the entry stays. Few do for more than a moment; with a timeout of an hour each connection that was never closed on both sides keeps its entry that long."
 	v.Settings = []snapshot.Setting{s}
 	v.Remedy = []string{f.set(s)}
 	if kube := f.owner("kube-proxy", s.Name); kube != "" {
 		v.Evidence = append(v.Evidence, Evidence{"who sets it", "kube-proxy", kube})
 		v.Remedy = append(v.Remedy, fmt.Sprintf("# kube-proxy writes its own value when it starts: give it --conntrack-tcp-timeout-close-wait=%ds, or conntrack.tcpCloseWaitTimeout in its configuration", shortCloseWait))
 	}
-	v.Remedy = append(v.Remedy, "# entries that are there keep their old time-out; to remove them at once:", f.run("conntrack -D -p tcp --state CLOSE_WAIT"))
+	v.Remedy = append(v.Remedy, "# existing entries keep their old timeout; to remove them at once:", f.run("conntrack -D -p tcp --state CLOSE_WAIT"))
 	v.Verify = f.look(f.natkit("conntrack stats"))
 	return v
 }

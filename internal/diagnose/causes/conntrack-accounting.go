@@ -49,12 +49,12 @@ func judgeAccounting(f facts) *verdict {
 		return nil
 	}
 	v.Severity = Advice
-	v.Title = fmt.Sprintf("each of %d entries carries the data of %s", f.Conntrack.Count, strings.Join(on, " and "))
+	v.Title = fmt.Sprintf("each of %d entries stores %s", f.Conntrack.Count, strings.Join(on, " and "))
 	v.Evidence = append(v.Evidence, f.fillEvidence()...)
 	if n := f.Conntrack.ExtensionBytes; n > 0 && n < 1<<16 {
 		v.Evidence = append(v.Evidence, Evidence{"an entry's extension, as allocated", amount(n), fromSlab})
 	}
-	v.Why = "The counters of an entry take 32 bytes and its times 16, in an extension that is allocated in powers of two. With accounting each packet of each flow adds to counters that all processors share."
+	v.Why = "The counters of an entry take 32 bytes and its timestamps 16, in an extension that is allocated in powers of two. With accounting, each packet updates counters that all CPUs share."
 	v.Remedy = append([]string{"# unless a program here reads them (flow export, billing, conntrack -L with packets and bytes):"}, v.Remedy...)
 	v.Verify = []string{f.run("sysctl net.netfilter.nf_conntrack_acct net.netfilter.nf_conntrack_timestamp"), f.natkit("conntrack memory")}
 	return v

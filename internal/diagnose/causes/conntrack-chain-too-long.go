@@ -47,14 +47,14 @@ func judgeChain(f facts) *verdict {
 	v.Title = fmt.Sprintf("%s refused %s: single hash chains are too long (mean: %.1f entries)", number(tooLong, "entry"), f.window(), chain)
 	v.Evidence = append([]Evidence{
 		{"entries refused", strconv.FormatUint(tooLong, 10), fromStats + ": chaintoolong"},
-		{"mean chain (each entry stands in two buckets)", fmt.Sprintf("%.1f", chain), "2 x entries / buckets"},
+		{"mean chain (each entry is in two buckets)", fmt.Sprintf("%.1f", chain), "2 x entries / buckets"},
 	}, f.fillEvidence()...)
 	v.Evidence = append(v.Evidence, Evidence{"kernel", orUnknown(f.Host.Kernel), "/proc/sys/kernel/osrelease"})
 	_, rows, _ := f.dropped(snapshot.CauseConfirm)
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Why = "The kernel refuses an entry whose chain has 50 to 80 entries already, and its packet is dropped. With so few entries to a bucket a chain that long consists of flows that look the same to the hash."
+	v.Why = "The kernel refuses an entry whose chain already has 50 to 80 entries, and drops the packet. With so few entries per bucket, a chain that long consists of flows with the same hash."
 	v.Remedy = []string{
-		"# see whose flows are alike, and whether they lie in many zones:",
+		"# see whose flows are alike, and whether they are in many zones:",
 		f.natkit("conntrack top --by source"),
 		f.run("conntrack -L -o id"),
 		"# flows of many zones with the same addresses: a kernel that takes the zone into the hash, 5.15 or later",

@@ -42,9 +42,9 @@ func judgeEarlyDrop(f facts) *verdict {
 		v.Severity = Critical
 	}
 	v.Title = fmt.Sprintf("%s evicted from the full table %s", number(evicted, "half-open connection"), f.window())
-	v.Evidence = append([]Evidence{{"entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"}}, f.tableEvidence()...)
-	v.Why = "In a full table the kernel looks for an entry of a flow that is not established yet and gives its place to the new one. The packets of the flow that lost it then belong to no connection: " +
-		"an answer finds no translation back, and its sender or receiver is reset or waits in vain."
+	v.Evidence = append([]Evidence{{"entries evicted to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"}}, f.tableEvidence()...)
+	v.Why = "In a full table the kernel evicts the entry of a flow that is not established yet to make room for the new one. Packets of the evicted flow then belong to no connection: " +
+		"a reply is not translated back, and one end gets a reset or waits in vain."
 	growth := f.growTable(0)
 	v.Settings, v.Remedy = growth.settings, growth.remedy
 	v.Verify = f.look(f.run("conntrack -S"), f.natkit("conntrack stats"))

@@ -80,7 +80,7 @@ func judgeHash(f facts) *verdict {
 	v.Evidence = []Evidence{
 		{"buckets", strconv.FormatUint(ct.Buckets, 10), fromSettings + ": nf_conntrack_buckets"},
 		{"entries", strconv.FormatUint(entries, 10), source},
-		{"mean chain (each entry stands in two buckets)", fmt.Sprintf("%.1f", chain), "2 x entries / buckets"},
+		{"mean chain (each entry is in two buckets)", fmt.Sprintf("%.1f", chain), "2 x entries / buckets"},
 	}
 	if limited {
 		v.Evidence = append(v.Evidence, Evidence{"mean chain when the table is full", fmt.Sprintf("%.1f", atLimit), "2 x nf_conntrack_max / buckets"})
@@ -89,9 +89,9 @@ func judgeHash(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"entries refused", strconv.FormatUint(tooLong, 10), fromStats + ": chaintoolong"})
 	}
 	if n, _ := f.stat("search_restart"); n > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"look-ups that had to begin again", strconv.FormatUint(n, 10), fromStats + ": search_restart"})
+		v.Evidence = append(v.Evidence, Evidence{"lookups that had to restart", strconv.FormatUint(n, 10), fromStats + ": search_restart"})
 	}
-	v.Why = "Every packet looks up its connection in the hash and walks the chain of its bucket, entry by entry; the first packet of a connection walks two to their ends. " +
+	v.Why = "Every packet looks up its connection in the hash and walks the chain of its bucket entry by entry; the first packet of a connection walks two chains to the end. " +
 		"Chains of 50 and more are refused: new connections are then dropped although the table has room."
 
 	bucket := ct.BucketBytes
@@ -109,9 +109,9 @@ func judgeHash(f facts) *verdict {
 		if !f.Netns.Init && f.Netns.Name == "" {
 			remark = fmt.Sprintf("# one hash for all namespaces, %s for %s; on the host, not in this container:", amount(want*bucket), plural.Count(want, "bucket"))
 		}
-		v.Remedy = []string{remark, f.set(s), "# the same with memory cost, journal and a way back:", f.natkit("tune plan"), f.natkit("tune apply")}
+		v.Remedy = []string{remark, f.set(s), "# the same, with memory cost, journal and rollback:", f.natkit("tune plan"), f.natkit("tune apply")}
 	} else {
-		v.Remedy = []string{"# more buckets do not fit, or would not help when single chains are long: see who makes so many flows alike", f.natkit("conntrack top --by source")}
+		v.Remedy = []string{"# more buckets do not fit in memory, or do not help if single chains are long: see who opens so many similar flows", f.natkit("conntrack top --by source")}
 	}
 	v.Verify = f.look(f.natkit("conntrack memory"))
 	return v

@@ -63,23 +63,23 @@ func (f facts) helperVerdict(c snapshot.ControlUse, h snapshot.HelperPort, lost 
 	what := strings.ToUpper(h.Helper)
 	v.Title = fmt.Sprintf("%s of %s between %s and %s lost: no conntrack helper", number(lost, "data packet"), what, c.Source, c.Dest.Addr())
 	v.Evidence = []Evidence{
-		{"packets of further connections between the two that were dropped", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer},
+		{"dropped packets of further connections between the two", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer},
 		{fmt.Sprintf("%s flows from %s to %s", c.Protocol, c.Source, c.Dest), fmt.Sprintf("%d, with a helper 0", c.Entries), fromDump},
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Why = fmt.Sprintf("%s agrees on addresses and ports of further connections within the first one. Only a helper reads them there, rewrites translated addresses, and has connection tracking expect the further connections (RELATED). Newer kernels give helpers by rules alone.", what)
+	v.Why = fmt.Sprintf("%s negotiates addresses and ports of further connections inside the first one. Only a helper reads them there, rewrites translated addresses, and makes connection tracking expect the further connections (RELATED). Newer kernels assign helpers by rules only.", what)
 	family := "ip"
 	if c.Source.Is6() {
 		family = "ip6"
 	}
 	table := family + " natkit-helpers"
-	v.Remedy = []string{"# the helper, where it is a module (not for TLS, which no helper can read):", "modprobe -q " + h.Module + " || true",
-		"# a rule that gives it to the control connections:",
+	v.Remedy = []string{"# load the helper if it is a module (not for TLS, which no helper can read):", "modprobe -q " + h.Module + " || true",
+		"# a rule that assigns it to the control connections:",
 		f.run("nft add table " + table),
 		f.run("nft " + quote(fmt.Sprintf(`add ct helper %s %s { type "%s" protocol %s; }`, table, strings.ToLower(h.Helper), h.Helper, c.Protocol))),
 		f.run("nft " + quote("add chain "+table+" prerouting { type filter hook prerouting priority filter; }")),
 		f.run("nft " + quote(fmt.Sprintf(`add rule %s prerouting %s dport %d ct helper set "%s"`, table, c.Protocol, c.Dest.Port(), strings.ToLower(h.Helper)))),
-		"# connections that are open keep going without; the rules must accept what is related (ct state established,related), if they drop anything"}
+		"# open connections continue without it; if the rules drop anything, they must accept related connections (ct state established,related)"}
 	v.Verify = f.look(f.run("conntrack -L expect"), f.run(fmt.Sprintf("conntrack -L -o extended -p %s --dport %d", c.Protocol, c.Dest.Port())))
 	return v
 }

@@ -85,17 +85,17 @@ func judgeHelper(f facts) *verdict {
 	}
 	for _, column := range []string{"expect_new", "expect_create"} {
 		if n, _ := f.stat(column); n > 0 {
-			v.Evidence = append(v.Evidence, Evidence{"connections that helpers expect, new", strconv.FormatUint(n, 10), fromStats + ": " + column})
+			v.Evidence = append(v.Evidence, Evidence{"new connections that helpers expect", strconv.FormatUint(n, 10), fromStats + ": " + column})
 			break
 		}
 	}
-	v.Why = "A helper searches each packet of its connections for addresses, rewrites them, and lets in the connection that they announce. Whoever can send to such a port can make it open others, " +
-		"and what it does not understand it may drop."
+	v.Why = "A helper searches each packet of its connections for addresses, rewrites them, and admits the connection that they announce. Whoever can send to such a port can open others, " +
+		"and the helper may drop what it does not understand."
 	if on == 1 {
-		v.Remedy = append(v.Remedy, "# helpers by rules alone; rules for servers that need one come first:", f.set(automatic))
-		v.Settings = []snapshot.Setting{provided(automatic, "no server here needs a helper, or a rule gives it to those that do")}
+		v.Remedy = append(v.Remedy, "# assign helpers by rules only; add rules for the servers that need one first:", f.set(automatic))
+		v.Settings = []snapshot.Setting{provided(automatic, "no server here needs a helper, or a rule assigns it to those that do")}
 	}
-	v.Remedy = append(v.Remedy, "# see which rules give helpers, and delete those that no server needs; flows that have one keep it until they end:",
+	v.Remedy = append(v.Remedy, "# see which rules assign helpers, and delete those that no server needs; existing flows keep theirs until they end:",
 		f.run("nft -a list ruleset"), f.run("iptables-save -t raw"))
 	v.Verify = []string{f.run("conntrack -L -o extended"), f.run("conntrack -L expect")}
 	return v

@@ -63,20 +63,20 @@ func judgeInvalidReset(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s likely reset %s because conntrack marked segments invalid", number(resets, "connection"), f.window())
 	v.Evidence = []Evidence{
-		{"packets that were invalid (the resets themselves are among them)", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+		{"invalid packets (the resets are among them)", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
 		{"resets that this machine sent", strconv.FormatUint(sent, 10), fromSnmp + ": Tcp OutRsts"},
 	}
 	if strays > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"segments for nobody here (NO_SOCKET)", strconv.FormatUint(strays, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"segments for which no socket was found (NO_SOCKET)", strconv.FormatUint(strays, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if ended, ok := f.ended(); ok {
-		v.Evidence = append(v.Evidence, Evidence{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT by its time-out"})
+		v.Evidence = append(v.Evidence, Evidence{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT entries and their timeout"})
 	}
 	v.Evidence = append(v.Evidence, Evidence{liberal.Name, "0", fromSettings})
-	v.Why = "A segment outside of what connection tracking takes for the window is not translated back. It is then for an address of this machine, where no socket waits for it, and the answer is a reset, " +
-		"with numbers that end the connection at its sender."
-	v.Remedy = append([]string{"# leave windows to the ends of the connection:", f.set(liberal)}, f.dropInvalid("input")...)
+	v.Why = "A segment outside the window that connection tracking computed is not translated back. It stays addressed to this machine, where no socket matches, and the kernel replies with a reset, " +
+		"which ends the connection at the sender."
+	v.Remedy = append([]string{"# let the endpoints check the window:", f.set(liberal)}, f.dropInvalid("input")...)
 	v.Settings = []snapshot.Setting{liberal}
 	if v.Severity < Warning { // late packets of a busy gateway are no reason
 		v.Settings[0].If = openConnections
@@ -97,20 +97,20 @@ func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *
 	v.Severity = Advice
 	v.Title = fmt.Sprintf("%s %s that no rule translates", number(invalid, "invalid packet"), f.window())
 	v.Evidence = []Evidence{
-		{"packets that were invalid", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
-		{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT by its time-out"},
+		{"invalid packets", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+		{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT entries and their timeout"},
 		{liberal.Name, "0", fromSettings},
 	}
-	v.Why = "An answer that connection tracking takes for invalid is not translated back. It reaches the client with the server's own address, and the client, which knows of no such connection, answers with a reset."
+	v.Why = "A reply that connection tracking marks invalid is not translated back. It reaches the client with the server's own address, and the client, which has no such connection, replies with a reset."
 	log := f.local("net.netfilter.nf_conntrack_log_invalid", 6)
 	v.Settings = []snapshot.Setting{
-		provided(log, "the kernel's log may take a line for each invalid packet, until this is rolled back"),
+		provided(log, "the kernel may log a line for each invalid packet until this is rolled back"),
 		provided(liberal, openConnections),
 	}
 	v.Remedy = []string{
 		"# see which packets they are, in the kernel's log (6 is TCP; 0 switches it off again):",
 		f.set(log),
-		"# where they are of open connections, leave windows to the ends:", f.set(liberal),
+		"# if they belong to open connections, let the endpoints check the window:", f.set(liberal),
 	}
 	v.Remedy = append(v.Remedy, f.dropInvalid("forward")...)
 	v.Verify = f.look(f.run("conntrack -S"))
@@ -118,12 +118,12 @@ func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *
 }
 
 // openConnections is what makes a liberal window the cure.
-const openConnections = "a capture or the kernel's log shows that these packets are of open connections"
+const openConnections = "a capture or the kernel log shows that these packets belong to open connections"
 
 // dropInvalid is the other way: what is invalid goes no further than a hook.
 func (f facts) dropInvalid(hook string) []string {
 	return []string{
-		"# or, instead, drop such segments before they are answered; they are then sent again:",
+		"# or drop such segments before the stack replies; they are then retransmitted:",
 		f.run("nft add table inet natkit-invalid"),
 		f.run("nft " + quote("add chain inet natkit-invalid "+hook+" { type filter hook "+hook+" priority filter; }")),
 		f.run("nft " + quote("add rule inet natkit-invalid "+hook+" ct state invalid drop")),

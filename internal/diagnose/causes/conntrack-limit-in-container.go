@@ -54,7 +54,7 @@ func judgeLimitInContainer(f facts) *verdict {
 			Evidence{"in force", strconv.FormatUint(now, 10), fromSettings + ": " + o.Setting})
 		s := snapshot.Setting{Name: o.Setting, Value: strconv.FormatUint(want, 10)}
 		v.Remedy = append(v.Remedy, f.set(s))
-		v.Settings = append(v.Settings, provided(s, "the host is to have for all its namespaces what this container asks for"))
+		v.Settings = append(v.Settings, provided(s, "the host should use this container's value for all its namespaces"))
 	}
 	if v.Title == "" {
 		return nil

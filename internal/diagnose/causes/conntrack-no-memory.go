@@ -54,16 +54,16 @@ func judgeNoMemory(f facts) *verdict {
 	v.Title = fmt.Sprintf("%s of new connections refused %s: no memory, though the table has room", number(refused, "packet"), f.window())
 	v.Evidence = append([]Evidence{{"packets refused", strconv.FormatUint(refused, 10), fromStats + ": drop without insert_failed"}}, f.fillEvidence()...)
 	if logged > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"lines about memory that could not be had", strconv.FormatUint(logged, 10), fromLog})
+		v.Evidence = append(v.Evidence, Evidence{"lines about failed allocations", strconv.FormatUint(logged, 10), fromLog})
 	}
 	if f.Host.AvailableBytes > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"memory available", fmt.Sprintf("%s of %s", amount(f.Host.AvailableBytes), amount(f.Host.MemoryBytes)), "/proc/meminfo"})
 	}
-	v.Why = "An entry is allocated while a packet is being received, where the kernel can't wait for memory to become free. When its reserve is used up, the packet is dropped."
+	v.Why = "The kernel allocates an entry while it receives a packet, where it cannot wait for free memory. When its reserve is used up, it drops the packet."
 	reserve := snapshot.Setting{Name: "vm.min_free_kbytes", Value: strconv.FormatUint(min(max(f.Host.MemoryBytes/100, 64<<20), 512<<20)>>10, 10)}
-	v.Settings = []snapshot.Setting{provided(reserve, "the programs here leave that much memory free: what the reserve takes they lose")}
-	v.Remedy = []string{"# a larger reserve for what can't wait (1 % of the memory, at most 512 MiB):", f.set(reserve),
-		"# and see what takes the memory:", "slabtop -o -s c", "ps aux --sort=-rss"}
+	v.Settings = []snapshot.Setting{provided(reserve, "the programs here can do without that much memory")}
+	v.Remedy = []string{"# a larger reserve for allocations that cannot wait (1 % of the memory, at most 512 MiB):", f.set(reserve),
+		"# and see what uses the memory:", "slabtop -o -s c", "ps aux --sort=-rss"}
 	v.Verify = f.look(f.run("conntrack -S"), "grep -E 'MemAvailable|MemFree' /proc/meminfo")
 	return v
 }

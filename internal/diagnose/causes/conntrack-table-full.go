@@ -91,7 +91,7 @@ func judgeTableFull(f facts) *verdict {
 	v.Evidence = f.tableEvidence()
 	v.Evidence = append(v.Evidence, f.refusalEvidence(traced, refused, logged)...)
 	v.Why = "Every connection through NAT needs an entry. While the table is full the first packet of each new connection is dropped: " +
-		"clients send it again after 1, 3 and 7 seconds and then give up, while connections that have an entry go on as if nothing were wrong."
+		"clients retransmit it after 1, 3 and 7 seconds and then give up. Connections that have an entry continue normally."
 	growth := f.growTable(lost)
 	v.Settings = growth.settings
 	v.Remedy = growth.remedy
@@ -103,7 +103,7 @@ func judgeTableFull(f facts) *verdict {
 func (f facts) refusalEvidence(traced, refused, logged uint64) []Evidence {
 	var out []Evidence
 	if refused > 0 {
-		out = append(out, Evidence{"packets refused for want of room", strconv.FormatUint(refused, 10), fromStats + ": drop without insert_failed"})
+		out = append(out, Evidence{"packets refused because the table was full", strconv.FormatUint(refused, 10), fromStats + ": drop without insert_failed"})
 	}
 	if traced > 0 {
 		out = append(out, Evidence{"packets without an entry dropped at nf_hook_slow", strconv.FormatUint(traced, 10), fromTracer})
@@ -116,10 +116,10 @@ func (f facts) refusalEvidence(traced, refused, logged uint64) []Evidence {
 		out = append(out, Evidence{`"table full, dropping packet"`, value, fromLog})
 	}
 	if n, _ := f.stat("early_drop"); n > 0 {
-		out = append(out, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(n, 10), fromStats + ": early_drop"})
+		out = append(out, Evidence{"half-open entries evicted to make room", strconv.FormatUint(n, 10), fromStats + ": early_drop"})
 	}
 	if n, _ := f.counter("TcpExt.TCPSynRetrans"); n > 0 {
-		out = append(out, Evidence{"SYNs that programs here had to send again (a consequence)", strconv.FormatUint(n, 10), fromNetstat + ": TCPSynRetrans"})
+		out = append(out, Evidence{"SYNs that programs here had to retransmit (a consequence)", strconv.FormatUint(n, 10), fromNetstat + ": TCPSynRetrans"})
 	}
 	return out
 }
@@ -211,18 +211,18 @@ func (f facts) growTable(refused uint64) tableGrowth {
 	if limit, ok := f.limit(); ok {
 		g.size(f, limit, refused)
 	} else {
-		g.remedy = append(g.remedy, "# how large the table is could not be read; as root:", f.natkit("conntrack memory"), f.natkit("tune plan"))
+		g.remedy = append(g.remedy, "# the size of the table could not be read; as root:", f.natkit("conntrack memory"), f.natkit("tune plan"))
 	}
 	if s, ok := f.shortenTimeWait(); ok {
 		g.settings = append(g.settings, s)
-		g.remedy = append(g.remedy, "# most entries are connections that are over; keep them for less long:", f.set(s))
+		g.remedy = append(g.remedy, "# most entries are closed connections; shorten their timeout:", f.set(s))
 	}
 	if s, ok := f.shortenEstablished(); ok {
-		g.remedy = append(g.remedy, "# most entries are open connections; those whose ends have vanished stay for days, and one day is more than keepalive needs:", f.set(s))
+		g.remedy = append(g.remedy, "# most entries are open connections. Those whose endpoints have vanished stay for days; one day is more than keepalive needs:", f.set(s))
 	}
 	g.whoFills(f)
 	if len(g.settings) > 0 {
-		g.remedy = append(g.remedy, "# the settings above in one go, with memory cost, journal and a way back:",
+		g.remedy = append(g.remedy, "# all settings above at once, with memory cost, journal and rollback:",
 			f.natkit("tune plan"), f.natkit("tune apply"))
 	}
 	return g
@@ -246,7 +246,7 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 		want /= 2
 	}
 	if f.Host.MemoryBytes == 0 {
-		g.remedy = append(g.remedy, fmt.Sprintf("# how much memory this machine has is not known; an entry takes %d bytes, and twice the limit would be:", entry),
+		g.remedy = append(g.remedy, fmt.Sprintf("# the memory of this machine is not known; an entry takes %d bytes, and twice the limit would be:", entry),
 			"sysctl -w net.netfilter.nf_conntrack_max="+strconv.FormatUint(powerOfTwo(2*float64(limit)), 10))
 		return
 	}
@@ -289,7 +289,7 @@ func (g *tableGrowth) whoFills(f facts) {
 		}
 		who := end.talkers[0]
 		g.remedy = append(g.remedy,
-			fmt.Sprintf("# "+end.what+" %s of the entries; to have room at once, break them:", who.Addr, percent(share(who.Entries, t.Entries))),
+			fmt.Sprintf("# "+end.what+" %s of the entries; to make room at once, end them:", who.Addr, percent(share(who.Entries, t.Entries))),
 			f.run("conntrack -D "+end.option+" "+who.Addr.String()))
 		return
 	}

@@ -27,7 +27,7 @@ var cpuBacklogFull = Cause{
 		"reason: CPU_BACKLOG",
 	},
 	Severities:    []Severity{Advice, Warning, Critical},
-	Thresholds:    []Threshold{many(backlogFew, "packets that the processor had no room for"), portion(backlogShare, "of those it took")},
+	Thresholds:    []Threshold{many(backlogFew, "packets for which the CPU's queue had no room"), portion(backlogShare, "of the packets that it received")},
 	Needs:         []string{snapshot.CanCPUs, snapshot.CanDrops, snapshot.CanSysctls},
 	Symptom:       "Bursts lose packets, mostly on virtual interfaces (containers, tunnels) and with RPS. Nothing else shows a drop.",
 	Proof:         fmt.Sprintf("Packets found a CPU's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of what it took: a warning, from %s critical. In a namespace other than the initial one only drops of its own packets count, as the tracer saw them. Cards with NAPI do not use this queue; veth, tunnels and RPS do.", "0.1 %", percent(backlogMost)),
@@ -73,8 +73,8 @@ func judgeBacklog(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s lost %s: a CPU's backlog of received packets was full", number(lost, "packet"), f.window())
 	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets that found a queue full, on the whole machine", strconv.FormatUint(counted, 10), fromSoftnet},
-			Evidence{fmt.Sprintf("of them on processor %d", worst.Number), fmt.Sprintf("%d, of %d that it took", worst.BacklogDropped, worst.Packets), fromSoftnet})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped because a queue was full, on the whole machine", strconv.FormatUint(counted, 10), fromSoftnet},
+			Evidence{fmt.Sprintf("of them on CPU %d", worst.Number), fmt.Sprintf("%d, of %d that it received", worst.BacklogDropped, worst.Packets), fromSoftnet})
 	}
 	if traced > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped with reason CPU_BACKLOG", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
@@ -84,15 +84,15 @@ func judgeBacklog(f facts) *verdict {
 	if known {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_max_backlog", strconv.FormatInt(room, 10), fromSettings})
 	}
-	v.Why = "What an interface without a ring of its own receives waits in the queue of a processor. Full means lost, before any rule, counter of IP or capture of the next hop sees it."
+	v.Why = "Packets of an interface without a receive ring wait in a CPU's queue. If it is full they are lost, before any rule, IP counter or capture at the next hop sees them."
 	want := uint64(backlogRoom)
 	if known && room >= backlogRoom && room < 1<<24 {
 		want = 4 * uint64(room)
 	}
 	s := snapshot.Setting{Name: "net.core.netdev_max_backlog", Value: strconv.FormatUint(want, 10)} // the host's
-	v.Remedy = []string{"# a longer queue, on the host; it takes memory only while packets wait:", f.set(s)}
+	v.Remedy = []string{"# a longer queue, on the host; it uses memory only while packets wait:", f.set(s)}
 	if worst.Busy >= oneCPUBusy {
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# processor %d has no time left, so that the queue fills whatever its length: let others help, see the cause softirq-one-cpu", worst.Number))
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# CPU %d has no time left, so the queue fills whatever its length: let other CPUs help, see the cause softirq-one-cpu", worst.Number))
 	}
 	v.Settings = []snapshot.Setting{s}
 	v.Verify = f.look("cat /proc/net/softnet_stat")

@@ -56,13 +56,13 @@ func judgeDNSRace(f facts) *verdict {
 	v.Title = fmt.Sprintf("%s dropped %s because another packet of the flow was faster", number(lost, "DNS packet"), f.window())
 	v.Evidence = append(f.raceEvidence(lost, rows), Evidence{"kernel", orUnknown(f.Host.Kernel), "/proc/sys/kernel/osrelease"})
 	if n, known := f.stat("clash_resolve"); known {
-		v.Evidence = append(v.Evidence, Evidence{"clashes that were resolved", fmt.Sprint(n), fromStats + ": clash_resolve"})
+		v.Evidence = append(v.Evidence, Evidence{"clashes that the kernel resolved", fmt.Sprint(n), fromStats + ": clash_resolve"})
 	}
-	v.Why = "A resolver sends its queries for A and AAAA by one socket at the same time. Each makes an entry of its own for the same flow; one can be inserted, and an old kernel drops the packet of the other. The resolver waits 5 seconds for it."
+	v.Why = "A resolver sends its queries for A and AAAA from one socket at the same time. Each creates an entry for the same flow; only one can be inserted, and an old kernel drops the other packet. The resolver then waits 5 seconds."
 	v.Remedy = []string{
 		"# in /etc/resolv.conf of the clients (glibc; musl has no such option), or dnsConfig.options of a pod:",
 		"# options single-request-reopen",
-		"# better: a cache on each node that is asked without translation (NodeLocal DNSCache), and a kernel of this decade",
+		"# better: a DNS cache on each node that needs no translation (NodeLocal DNSCache), and a recent kernel",
 	}
 	v.Verify = f.look(f.run("conntrack -S"))
 	return v

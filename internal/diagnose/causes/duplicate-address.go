@@ -75,16 +75,16 @@ func judgeDuplicate(f facts) *verdict {
 	} else {
 		v.Title = fmt.Sprintf("%s both reply to ARP for router %s on %s", who, addr, link)
 	}
-	v.Why = "Each host of the network notes the hardware address that answered last, and sends there. What goes to the other machine is not forwarded, or by another table of connections: it is lost to this one."
+	v.Why = "Each host of the network remembers the hardware address that replied last, and sends there. The other machine does not forward these packets, or has no entries for their connections: they are lost."
 	last := macs[len(macs)-1]
-	v.Remedy = []string{fmt.Sprintf("# ask again; each line of another hardware address is one machine too many (the switch knows on which port %s is):", last),
+	v.Remedy = []string{fmt.Sprintf("# ask again; each line with another hardware address is one machine too many (the switch knows the port of %s):", last),
 		f.run(fmt.Sprintf("arping -D -c 3 -I %s %s", quote(link), addr)) + " || echo another machine has it",
-		fmt.Sprintf("# on that machine: remove the address (ip addr del %s/BITS dev INTERFACE), or what answers for it (proxy_arp, ip neigh show proxy)", addr)}
+		fmt.Sprintf("# on that machine: remove the address (ip addr del %s/BITS dev INTERFACE), or the proxy that replies for it (proxy_arp, ip neigh show proxy)", addr)}
 	if len(own) > 0 {
-		v.Remedy = append(v.Remedy, "# then announce the right one, so that clients correct what they have noted:",
+		v.Remedy = append(v.Remedy, "# then announce the right one, so that clients update their ARP entries:",
 			f.run(fmt.Sprintf("arping -U -c 3 -I %s %s", quote(link), addr)))
 	} else {
-		v.Remedy = append(v.Remedy, "# then have this machine ask again:", f.run(fmt.Sprintf("ip neigh flush to %s dev %s", addr, quote(link))))
+		v.Remedy = append(v.Remedy, "# then delete this machine's entry, so that it is resolved again:", f.run(fmt.Sprintf("ip neigh flush to %s dev %s", addr, quote(link))))
 	}
 	v.Verify = f.look(f.run("ip neigh show to " + addr.String()))
 	return v

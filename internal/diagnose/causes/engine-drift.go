@@ -58,14 +58,14 @@ func judgeEngineDrift(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"changed since the rules were applied", d.What, "natkit status"})
 		waits = waits && d.Waits
 	}
-	v.Why = "The engine was given interfaces, addresses and routes when the rules were applied. What has changed since it does not know: such packets go untranslated, or are dropped."
+	v.Why = "The engine learned interfaces, addresses and routes when the rules were applied. It does not know later changes: such packets leave untranslated, or are dropped."
 	if waits {
-		v.Remedy = append(v.Remedy, "# it has to come back first; then:")
+		v.Remedy = append(v.Remedy, "# it must exist again first; then:")
 	}
 	if e.Served {
-		v.Remedy = append(v.Remedy, "# natkit serve waits for it, and follows")
+		v.Remedy = append(v.Remedy, "# natkit serve waits for it, and then applies the file")
 	} else {
-		v.Remedy = append(v.Remedy, f.apply(), "# natkit serve does this by itself whenever something changes: "+f.natkit("serve -f "+quote(e.File)))
+		v.Remedy = append(v.Remedy, f.apply(), "# natkit serve does this whenever something changes: "+f.natkit("serve -f "+quote(e.File)))
 	}
 	v.Verify = f.look(f.natkit("status"))
 	return v
@@ -83,8 +83,8 @@ func (f facts) accelDrift() *verdict {
 	for _, p := range f.Engine.Problems {
 		v.Evidence = append(v.Evidence, Evidence{"problem", p, "natkit accel status"})
 	}
-	v.Why = "What accel no longer recognizes goes through the kernel's stack: slower, and nothing is lost. Connection tracking that is strict about TCP windows again is the exception: it drops accelerated connections."
-	v.Remedy = []string{"# each problem above names what to do:", f.natkit("accel status")}
+	v.Why = "Packets that accel no longer recognizes take the kernel stack: slower, but nothing is lost. The exception: if connection tracking checks TCP windows again, it breaks accelerated connections."
+	v.Remedy = []string{"# the line of each problem above says what to do:", f.natkit("accel status")}
 	v.Verify = f.look(f.natkit("accel status"))
 	return v
 }

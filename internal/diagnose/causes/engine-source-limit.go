@@ -31,7 +31,7 @@ func judgeEngineSourceLimit(f facts) *verdict {
 		return nil
 	}
 	e := f.Engine
-	who, source := "an inside host", ""
+	who, source := "an internal host", ""
 	if len(e.Sources) > 0 && e.Sources[0].Sessions >= e.PerSource {
 		who = e.Sources[0].Addr.String()
 		source = " --source " + who
@@ -43,8 +43,8 @@ func judgeEngineSourceLimit(f facts) *verdict {
 	for _, s := range e.Sources[:min(len(e.Sources), 3)] {
 		v.Evidence = append(v.Evidence, Evidence{"sessions of " + s.Addr.String(), fmt.Sprintf("%d of %d", s.Sessions, e.PerSource), "natkit sessions"})
 	}
-	v.Why = "limits.sessions_per_source keeps one host from taking what all share. At the limit the engine refuses new sessions of that host alone; it answers with ICMP, and open sessions go on."
-	v.Remedy = []string{"# what does it have open? If that is a scan or a broken program, cure the host:", f.natkit("sessions" + source)}
+	v.Why = "limits.sessions_per_source keeps one host from using up what all share. At the limit the engine refuses new sessions of that host only, with an ICMP error; its open sessions continue."
+	v.Remedy = []string{"# which sessions does it have? If they are a scan or a broken program, fix that on the host:", f.natkit("sessions" + source)}
 	v.Remedy = append(v.Remedy, "# if it needs them, allow more:")
 	v.Remedy = append(v.Remedy, f.editLimit("sessions_per_source", e.PerSource, 4*e.PerSource)...)
 	v.Remedy = append(v.Remedy, f.apply())

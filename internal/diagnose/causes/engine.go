@@ -15,7 +15,7 @@ import (
 // What several causes ask of natkit's own engine.
 
 const (
-	fromEngine = "counters of natkit's engine"
+	fromEngine = "counters of the engine"
 	// portsLow is the share of an address's ports that are left when a warning is due.
 	portsLow = 0.05
 	// engineGrow is by how much a limit that was reached is raised.
@@ -70,7 +70,7 @@ func (f facts) editLimit(key string, from, to uint64) []string {
 // itself that the file has changed.
 func (f facts) apply() string {
 	if f.Engine.Served {
-		return "# natkit serve applies the file by itself"
+		return "# natkit serve applies the file"
 	}
 	return f.natkit("apply -f " + quote(f.Engine.File))
 }
@@ -101,7 +101,7 @@ func (f facts) engineRules(about func(snapshot.EngineRule) bool) (out []Evidence
 	for _, r := range f.Engine.RuleList {
 		if about(r) {
 			rules = append(rules, r)
-			out = append(out, Evidence{"rule of natkit's engine", fmt.Sprintf("%s, line %d: %s", r.ID, r.Line, r.Rule), "natkit rules, " + f.Engine.File})
+			out = append(out, Evidence{"rule of the engine", fmt.Sprintf("%s, line %d: %s", r.ID, r.Line, r.Rule), "natkit rules, " + f.Engine.File})
 		}
 	}
 	return out, rules
@@ -152,7 +152,7 @@ func judgeEnginePorts(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ports free of %d at %s (%d-%d)", a.Given, a.Addr, a.Ports.Min, a.Ports.Max),
 			fmt.Sprintf("TCP %d, UDP %d, ICMP %d", a.FreeTCP, a.FreeUDP, a.FreeICMP), "natkit status"})
 	}
-	v.Why = "Each inside endpoint that sends through the engine takes a port of an outside address, for as long as it has sessions and a while after. With none left, new sessions are refused; those there are go on."
+	v.Why = "Each internal endpoint that sends through the engine uses a port of an external address while it has sessions, and for a while after. When none is left, new sessions are refused; existing ones continue."
 	v.Remedy = f.moreEnginePorts(low)
 	v.Verify = f.look(f.natkit("status"))
 	return v
@@ -162,11 +162,11 @@ func judgeEnginePorts(f facts) *verdict {
 // narrow one, else more addresses.
 func (f facts) moreEnginePorts(low *snapshot.EngineAddress) []string {
 	if low != nil && low.Line > 0 && low.Ports != (snapshot.PortRange{Min: 1024, Max: 65535}) {
-		return append([]string{fmt.Sprintf("# line %d of %s gives %s; give all. The engine is brought up again for that, and its sessions end:", low.Line, f.Engine.File, number(rangeSize(low.Ports), "port")),
+		return append([]string{fmt.Sprintf("# line %d of %s gives %s; give all. This restarts the engine, and its sessions end:", low.Line, f.Engine.File, number(rangeSize(low.Ports), "port")),
 			widenPorts(low.Line, low.Ports, f.Engine.File)}, f.again()...)
 	}
-	return []string{"# all ports are given: which hosts hold most of them?", f.natkit("mappings"),
-		fmt.Sprintf("# more outside addresses: add them to the pool in %s, and apply it. Which ones, who runs this gateway's uplink knows", f.Engine.File)}
+	return []string{"# all ports are already given: which hosts use most of them?", f.natkit("mappings"),
+		fmt.Sprintf("# more external addresses: add them to the pool in %s, and apply it. Ask your provider for them", f.Engine.File)}
 }
 
 // engineTable is one that the engine can be full of.
@@ -184,7 +184,7 @@ func judgeEngineTable(f facts) *verdict {
 	tables := []engineTable{
 		{"sessions-full", "sessions", "table of sessions", e.Sessions, e.SessionsMax},
 		{"mappings-full", "mappings", "table of mappings", e.Mappings, e.MappingsMax},
-		{"sources-full", "sources", "table of inside hosts", 0, e.SourcesMax},
+		{"sources-full", "sources", "table of internal hosts", 0, e.SourcesMax},
 	}
 	slices.SortStableFunc(tables, func(a, b engineTable) int { return cmp.Compare(f.counted(b.reason), f.counted(a.reason)) })
 	for _, t := range tables {
@@ -205,8 +205,8 @@ func judgeEngineTable(f facts) *verdict {
 			continue
 		}
 		v.Evidence = append(f.engineEvidence(), f.countedEvidence(t.reason)...)
-		v.Why = "Every session needs a place. While the table is full the first packet of each new session is dropped; sessions that are there go on. Its size is fixed when the engine is brought up."
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# room for %d; the engine is brought up again for that, and its sessions end:", engineGrow*t.most))
+		v.Why = "Every session needs an entry. While the table is full the first packet of each new session is dropped; existing sessions continue. The size is fixed when the engine starts."
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# room for %d; this restarts the engine, and its sessions end:", engineGrow*t.most))
 		v.Remedy = append(v.Remedy, f.editLimit(t.key, t.most, engineGrow*t.most)...)
 		v.Remedy = append(v.Remedy, f.again()...)
 		v.Verify = f.look(f.natkit("status"))

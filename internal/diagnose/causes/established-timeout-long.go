@@ -58,10 +58,10 @@ func judgeEstablishedLong(f facts) *verdict {
 	v.Title = fmt.Sprintf("connections idle for hours hold %s of the connection tracking table", percent(share(t.Idle, limit)))
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{fmt.Sprintf("established connections without a packet for %d hours", snapshot.IdleSeconds/3600), fmt.Sprintf("%d of %d entries (%s)", t.Idle, t.Entries, percent(share(t.Idle, t.Entries))), fromDump},
-		Evidence{"they stay for", strconv.FormatInt(now, 10) + " s after their last packet", fromSettings + ": nf_conntrack_tcp_timeout_established"})
-	v.Why = "A connection whose ends are gone without a word, or whose last packets took another way, keeps its entry until the time-out. At five days the table collects all that died within the week."
+		Evidence{"their timeout", strconv.FormatInt(now, 10) + " s after their last packet", fromSettings + ": nf_conntrack_tcp_timeout_established"})
+	v.Why = "A connection whose endpoints vanished silently, or whose last packets took another path, keeps its entry until the timeout. With five days, the table collects all that vanished in that time."
 	v.Settings = []snapshot.Setting{s}
-	v.Remedy = []string{"# longer than keepalive on this machine needs, so that no connection breaks that has it:", f.set(s)}
+	v.Remedy = []string{"# longer than this machine's keepalive needs, so that no connection with keepalive breaks:", f.set(s)}
 	if kube := f.owner("kube-proxy", s.Name); kube != "" {
 		v.Remedy = append(v.Remedy, "# kube-proxy sets it when it starts ("+kube+"): its option --conntrack-tcp-timeout-established")
 	}

@@ -84,9 +84,9 @@ func judgeUDPShort(f facts) *verdict {
 		reply = fmt.Sprintf("%d UDP replies", late)
 	}
 	v.Title = fmt.Sprintf("%s arrived %s after their entries had expired: the timeout is %s s", reply, f.window(), short[len(short)-1].Value)
-	v.Evidence = append(short, Evidence{"datagrams without an entry (NO_SOCKET, or dropped by a rule), from where flows here go to", strconv.FormatUint(late, 10) + cameInBy(rows), fromTracer})
+	v.Evidence = append(short, Evidence{"datagrams without an entry (NO_SOCKET, or dropped by a rule) from destinations of flows here", strconv.FormatUint(late, 10) + cameInBy(rows), fromTracer})
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Why = "When the entry of a translated flow is gone, what comes from outside is for this machine itself, which knows nothing of it. RFC 4787 asks for two minutes at least; calls, tunnels and games send as seldom as every 20 to 30 s."
+	v.Why = "When the entry of a translated flow has expired, packets from outside are for this machine itself, which has no socket for them. RFC 4787 requires at least two minutes; calls, tunnels and games may send only every 20 to 30 s."
 	v.Remedy = append(v.Remedy, "# if they were shortened because the table was full, raise its limit instead")
 	v.Verify = f.look(f.run("sysctl " + v.Settings[0].Name))
 	return v
@@ -186,7 +186,7 @@ func judgeTCPShort(f facts) *verdict {
 	}
 	v.Evidence = []Evidence{{s.Name, strconv.FormatInt(now, 10), fromSettings}}
 	if strays > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"segments for nobody here (NO_SOCKET)", strconv.FormatUint(strays, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"segments for which no socket was found (NO_SOCKET)", strconv.FormatUint(strays, 10) + cameInBy(rows), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	}
 	if swallowed > 0 {
@@ -196,13 +196,13 @@ func judgeTCPShort(f facts) *verdict {
 	if sent > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"resets that this machine sent", strconv.FormatUint(sent, 10), fromSnmp + ": Tcp OutRsts"})
 	}
-	v.Why = "When the entry of a translated connection is gone, a packet from outside is for this machine itself, which knows nothing of it and answers with a reset; one from within is invalid or begins another, which rules that ask for a state may drop. Programs count on two hours and more, " +
-		"keepalive begins after two."
+	v.Why = "When the entry of a translated connection has expired, a packet from outside is for this machine itself, which replies with a reset; one from inside is invalid or starts a new connection, which rules with a state match may drop. Programs expect two hours or more: " +
+		"keepalive starts after two."
 	v.Settings = []snapshot.Setting{s}
 	if v.Severity < Warning { // a time-out that hurts nobody was somebody's choice
-		v.Settings[0].If = "nobody chose the short time-out on purpose"
+		v.Settings[0].If = "nobody chose the short timeout on purpose"
 	}
-	v.Remedy = []string{f.set(s), "# or let the programs that stay connected send keepalives more often than that (TCP_KEEPIDLE, ServerAliveInterval of ssh)"}
+	v.Remedy = []string{f.set(s), "# or let the programs that stay connected send keepalives more often (TCP_KEEPIDLE, ServerAliveInterval of ssh)"}
 	v.Verify = f.look(f.run("sysctl " + s.Name))
 	return v
 }

@@ -59,24 +59,24 @@ func judgeEventListener(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s lost %s %s", who, number(lost, "conntrack event"), f.window())
 	v.Evidence = []Evidence{
-		{"events that found no room in a socket", strconv.FormatUint(lost, 10), fromNetlink + ": Drops"},
-		{"socket that lost most", fmt.Sprintf("of %s, port %d: %d lost, %s wait", who, worst.PortID, worst.Drops, amount(worst.QueueBytes)), fromNetlink},
+		{"events for which a socket had no room", strconv.FormatUint(lost, 10), fromNetlink + ": Drops"},
+		{"socket with most losses", fmt.Sprintf("of %s, port %d: %d lost, %s wait", who, worst.PortID, worst.Drops, amount(worst.QueueBytes)), fromNetlink},
 		{"sockets that listen", strconv.Itoa(len(f.EventSockets)), fromNetlink},
 	}
 	if n, known := f.sysctl("net.netfilter.nf_conntrack_events"); known {
 		v.Evidence = append(v.Evidence, Evidence{"net.netfilter.nf_conntrack_events", strconv.FormatInt(n, 10), fromSettings})
 	}
-	v.Why = "Each connection that begins, changes its state or ends is a message to every listener. What does not fit into a listener's buffer is lost to it; a listener that asked for reliable delivery keeps ended connections in the table until it reads."
+	v.Why = "Each connection that starts, changes its state or ends is a message to every listener. A listener loses what does not fit into its buffer; one that asked for reliable delivery keeps ended connections in the table until it reads."
 	room := snapshot.Setting{Name: "net.core.rmem_max", Value: "16777216"} // the host's
 	v.Settings = []snapshot.Setting{room}
 	v.Remedy = []string{
-		"# allow a larger buffer, then let the program ask for it (conntrackd: NetlinkBufferSize and NetlinkBufferSizeMaxGrowth; others: a restart after raising the default):",
+		"# allow a larger buffer, then let the program use it (conntrackd: NetlinkBufferSize and NetlinkBufferSizeMaxGrowth; others: raise the default and restart):",
 		f.set(room),
-		"# or make fewer events: only beginnings and ends, by a rule for new connections:",
+		"# or create fewer events, only for connections that start and end, by a rule:",
 		f.run("nft add table inet natkit-events"),
 		f.run("nft " + quote("add chain inet natkit-events prerouting { type filter hook prerouting priority mangle; }")),
 		f.run("nft " + quote("add rule inet natkit-events prerouting ct state new ct event set new,destroy")),
-		"# or, if nobody needs them, end the program",
+		"# or stop the program, if nobody needs the events",
 	}
 	v.Verify = f.look("cat /proc/net/netlink")
 	return v

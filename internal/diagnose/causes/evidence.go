@@ -8,11 +8,11 @@ import (
 )
 
 // apart is what is said of two numbers that seem to contradict each other.
-const apart = ", counted apart: at another place, or over a slightly other time"
+const apart = ", counted elsewhere, or over a slightly different time"
 
 // isWhole and isPart tell numbers of one finding of which one holds the other.
 func isWhole(what string) bool {
-	return strings.HasPrefix(what, "packets that came in") || strings.Contains(what, "these included") || strings.HasPrefix(what, "packets that it received")
+	return strings.HasPrefix(what, "packets received") || strings.Contains(what, "these included") || strings.HasPrefix(what, "packets received")
 }
 
 func isPart(what string) bool {

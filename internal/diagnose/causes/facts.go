@@ -363,7 +363,7 @@ func (f facts) set(s snapshot.Setting) string {
 // initial namespace: sysctl.d is read for no other one.
 func (f facts) applied() []string {
 	if f.Netns.Init {
-		return []string{"# the same, journalled and kept over the next boot:", f.natkit("tune apply --persist")}
+		return []string{"# the same, journalled and kept after a reboot:", f.natkit("tune apply --persist")}
 	}
 	return []string{"# the same, journalled; it lasts as long as the namespace:", f.natkit("tune apply")}
 }
@@ -468,7 +468,7 @@ const (
 	fromDrivers  = "drivers, by ethtool"
 	fromQdiscs   = "queues of the interfaces"
 	fromHooks    = "registered netfilter hooks, and rules"
-	fromRoutes   = "routing tables, asked at the end"
+	fromRoutes   = "routing tables, read at the end of the window"
 	fromSockets  = "listening sockets"
 	fromOwnTCP   = "sockets of TCP connections"
 	fromSlab     = "/proc/slabinfo"

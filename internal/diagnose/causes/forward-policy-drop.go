@@ -118,17 +118,17 @@ func judgeForwardPolicy(f facts) *verdict {
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if forwarded > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, these included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, including these", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	if vanished > 0 && !tracing && !counts {
 		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded that never left", strconv.FormatUint(vanished, 10),
 			fromSnmp + ", netstat: Ip ForwDatagrams + OutRequests - OutTransmits"})
 	}
-	v.Why = "The chain drops what no rule accepts. Docker sets this policy so that containers can't be reached past their published ports; it also stops every other network that this machine forwards for."
+	v.Why = "The chain drops what no rule accepts. Docker sets this policy so that only published ports of containers can be reached; it also blocks every other network for which this machine forwards."
 	v.Remedy = f.acceptForwarded(chains, rows)
 	if bridge := f.bridged(rows); bridge != "" {
-		v.Why += fmt.Sprintf(" These packets are not even routed: they cross the bridge %s, and br_netfilter shows them to the IP rules.", bridge)
-		v.Remedy = append(v.Remedy, "# or keep what is bridged out of the IP packet filter altogether; not under Kubernetes, whose rules must see it:",
+		v.Why += fmt.Sprintf(" These packets are not routed: they cross the bridge %s, and br_netfilter passes them through the IP rules.", bridge)
+		v.Remedy = append(v.Remedy, "# or keep bridged traffic out of the IP packet filter; not with Kubernetes, whose rules must see it:",
 			f.set(f.local("net.bridge.bridge-nf-call-iptables", 0)))
 	}
 	v.Verify = f.look(f.natkit("drops --for 10s"))
@@ -319,15 +319,15 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 	for _, c := range f.Chains {
 		docker = docker || c.Name == "DOCKER-USER"
 	}
-	remedy := []string{"# if this traffic is wanted, accept it and its answers; put the rules where your firewall keeps its own:"}
+	remedy := []string{"# if this traffic is wanted, accept it and its replies; put the rules where your firewall keeps its own:"}
 	if len(chains) == 0 {
 		return append(remedy, f.run("nft list ruleset"), f.run("iptables -nvL FORWARD"))
 	}
 	if in == "" && !led {
-		remedy = append(remedy, "# which interfaces it takes can't be told from here; see the packets, then the chain:", f.natkit("drops --for 10s"))
+		remedy = append(remedy, "# natkit cannot tell which interfaces the traffic uses; see the packets, then the chain:", f.natkit("drops --for 10s"))
 	}
 	if led {
-		remedy[0] = "# accept what a rule here leads to a published service, and its answers (a rule that accepts it by port must name the port it is led to); put the rules where your firewall keeps its own:"
+		remedy[0] = "# accept traffic that a rule here translates to a published service, and its replies (a rule that accepts it by port must name the translated port); put the rules where your firewall keeps its own:"
 	}
 	for _, c := range chains {
 		if in == "" && !led {

@@ -69,13 +69,13 @@ func judgeFragments(f facts) *verdict {
 		v.Title = fmt.Sprintf("%s found no memory for reassembly %s", number(full, "fragment"), f.window())
 	}
 	if f.Counters != nil {
-		v.Evidence = append(v.Evidence, Evidence{"failures to put a packet together", strconv.FormatUint(fails, 10), fromSnmp + ": Ip ReasmFails"})
+		v.Evidence = append(v.Evidence, Evidence{"failed reassemblies", strconv.FormatUint(fails, 10), fromSnmp + ": Ip ReasmFails"})
 	}
 	if timeoutsKnown {
-		v.Evidence = append(v.Evidence, Evidence{"of them for want of fragments until the time-out", strconv.FormatUint(timeouts, 10), fromSnmp + ": Ip ReasmTimeout"})
+		v.Evidence = append(v.Evidence, Evidence{"of them because fragments were missing at the timeout", strconv.FormatUint(timeouts, 10), fromSnmp + ": Ip ReasmTimeout"})
 	}
 	if doneKnown {
-		v.Evidence = append(v.Evidence, Evidence{"packets put together", strconv.FormatUint(done, 10), fromSnmp + ": Ip ReasmOKs"})
+		v.Evidence = append(v.Evidence, Evidence{"packets reassembled", strconv.FormatUint(done, 10), fromSnmp + ": Ip ReasmOKs"})
 	}
 	if traced > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"fragments dropped", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
@@ -85,17 +85,17 @@ func judgeFragments(f facts) *verdict {
 	if roomKnown {
 		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ipfrag_high_thresh", strconv.FormatInt(room, 10), fromSettings})
 	}
-	v.Why = "A fragment that waits for the others takes memory until they come or half a minute is over. While that memory is used up no other fragmented packet gets through; and a packet of which one fragment is lost is lost whole."
+	v.Why = "A fragment that waits for the others uses memory until they arrive or half a minute has passed. While that memory is used up, no other fragmented packet gets through. A packet is lost if one of its fragments is lost."
 	if crowded {
 		want := uint64(fragmentsRoom)
 		if roomKnown && room > 0 && room < implausible {
 			want = max(want, 4*uint64(room))
 		}
 		s := f.local("net.ipv4.ipfrag_high_thresh", want)
-		v.Remedy = []string{"# room for more that wait; if an attacker fills it with first fragments, find the source instead:", f.set(s)}
+		v.Remedy = []string{"# room for more waiting fragments; if an attacker fills it with first fragments, find the source instead:", f.set(s)}
 		v.Settings = []snapshot.Setting{s}
 	} else {
-		v.Remedy = []string{"# fragments are lost before they come here. See whose they are, and let that program or tunnel send smaller packets:"}
+		v.Remedy = []string{"# fragments are lost before they arrive here. See whose they are, and let that program or tunnel send smaller packets:"}
 	}
 	v.Remedy = append(v.Remedy, f.natkit("drops --for 40s"))
 	v.Verify = f.look(f.run("nstat -az IpReasmFails IpReasmTimeout IpReasmOKs"), f.run("grep FRAG /proc/net/sockstat"))

@@ -75,10 +75,10 @@ func (f facts) hairpins(wanted func(snapshot.Interface) bool) (h hairpin, found 
 // evidence is what hairpin-missing and bridge-nf-missing have in common.
 func (h hairpin) evidence(recent uint64) []Evidence {
 	return []Evidence{
-		{"connections within one network that saw no answer", strconv.FormatUint(h.entries, 10), fromDump + ": SYN_SENT"},
-		{fmt.Sprintf("of these, tried in the last %d s", recent), strconv.FormatUint(h.recents, 10), fromDump + ": by the time they have left"},
+		{"connections within one network without a reply", strconv.FormatUint(h.entries, 10), fromDump + ": SYN_SENT"},
+		{fmt.Sprintf("of these, tried in the last %d s", recent), strconv.FormatUint(h.recents, 10), fromDump + ": by their remaining timeout"},
 		{"one of them", fmt.Sprintf("%s to %s, translated to %s", h.example.Source, h.example.Dest, h.example.Target), fromDump},
-		{"both ends are on", fmt.Sprintf("%s, %s", h.link.Name, h.network), fromLinks},
+		{"both endpoints are on", fmt.Sprintf("%s, %s", h.link.Name, h.network), fromLinks},
 	}
 }
 
@@ -98,8 +98,8 @@ func judgeHairpin(f facts) *verdict {
 	v.Severity = h.severity()
 	v.Title = fmt.Sprintf("%s from %s to %s saw no reply: no hairpinning", number(h.entries, "connection"), h.network, h.example.Dest)
 	v.Evidence = h.evidence(f.recent())
-	v.Why = "The service sees the client's own address and answers directly, past this machine. The client gets an answer from an address that it never asked, and refuses it."
-	v.Remedy = append([]string{"# translate the source of what goes from this network back into it:"}, f.masqueradeWithin(h)...)
+	v.Why = "The service sees the client's own address and replies directly, not through this machine. The client gets a reply from an address that it never asked, and rejects it."
+	v.Remedy = append([]string{"# translate the source of traffic that goes from this network back into it:"}, f.masqueradeWithin(h)...)
 	v.Remedy = append(v.Remedy, "# connections that were tried before keep their old translation:",
 		f.run(fmt.Sprintf("conntrack -D -p tcp -d %s --dport %d --state SYN_SENT", h.example.Dest.Addr(), h.example.Dest.Port())))
 	v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
@@ -126,9 +126,9 @@ func (f facts) judgeOutsideOnly() *verdict {
 			{"connections refused to " + r.Dest.String(), strconv.FormatUint(r.Count, 10), fromEvents},
 			{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), fmt.Sprintf("leads port %d to %s", r.Dest.Port(), to), fromRules + " (" + c.Backend + ")"},
 		}, sampleEvidence([]snapshot.Drop{row})...)
-		v.Why = "A rule publishes this port, but did not take these connections: mostly because it is about what comes in by another interface. Nobody here listens on the port itself."
-		v.Remedy = []string{"# the rule that publishes the service; does it say by which interface, or from where, packets must come?", f.run(listChain(c)),
-			"# a rule for clients within, by the address that they ask:"}
+		v.Why = "A rule publishes this port but did not match these connections, usually because it matches another ingress interface. No program here listens on the port itself."
+		v.Remedy = []string{"# the rule that publishes the service; does it match an ingress interface or a source?", f.run(listChain(c)),
+			"# a rule for internal clients, for the address that they ask:"}
 		six := ""
 		if r.Dest.Addr().Is6() {
 			six = "6"
@@ -140,7 +140,7 @@ func (f facts) judgeOutsideOnly() *verdict {
 		}
 		for _, p := range from.Addresses {
 			if p.IsValid() && p.Masked().Contains(to.Addr()) {
-				v.Remedy = append(append(v.Remedy, "# the service is in the clients' own network: its answers must come back this way, too:"),
+				v.Remedy = append(append(v.Remedy, "# the service is in the clients' own network: its replies must also return through this machine:"),
 					f.masqueradeWithin(hairpin{link: from, network: p.Masked(), example: snapshot.UnansweredUse{Target: to}})...)
 			}
 		}

@@ -121,7 +121,7 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped at ip_error", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Why = "A packet for another host is forwarded only if forwarding is on for the interface that it came in by; otherwise it is dropped before any rule sees it. " +
+	v.Why = "A packet for another host is forwarded only if forwarding is on for its ingress interface; otherwise it is dropped before any rule sees it. " +
 		"Writing net.ipv4.ip_forward sets all interfaces at once."
 
 	// Writing the global value sets every interface. Where some are on and some
@@ -144,7 +144,7 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 	v.Settings = settings
 	if v.Severity < Warning { // nothing begins to forward unasked
 		for i := range v.Settings {
-			v.Settings[i].If = "this machine is to forward packets"
+			v.Settings[i].If = "this machine is meant to forward packets"
 		}
 	} else {
 		v.Remedy = append(v.Remedy, f.applied()...)
@@ -174,12 +174,12 @@ func judgeForward6(f facts, rows []snapshot.Drop) *verdict {
 		{setting, "0", fromSettings},
 		{"packets dropped at ip6_forward", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer},
 	}, sampleEvidence(rows)...)
-	v.Why = "A packet for another host is forwarded only if forwarding is on; IPv6 has a setting of its own, which net.ipv4.ip_forward does not touch."
+	v.Why = "A packet for another host is forwarded only if forwarding is on. IPv6 has its own setting, which net.ipv4.ip_forward does not change."
 	v.Remedy = []string{
-		"# with forwarding on, addresses and routes from router advertisements are taken only by interfaces with accept_ra=2: set that first where this machine has its own from there",
+		"# with forwarding on, only interfaces with accept_ra=2 accept addresses and routes from router advertisements: set that first where this machine needs them",
 		f.set(f.local(setting, 1)),
 	}
-	v.Settings = []snapshot.Setting{provided(f.local(setting, 1), "this machine takes no route of its own from router advertisements, or by an interface with accept_ra=2")}
+	v.Settings = []snapshot.Setting{provided(f.local(setting, 1), "this machine takes no route from router advertisements, or only on an interface with accept_ra=2")}
 	v.Verify = f.look(f.run("sysctl "+setting), f.natkit("drops --for 10s"))
 	return v
 }
@@ -206,7 +206,7 @@ func cameInBy(rows []snapshot.Drop) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return ", in by " + strings.Join(names[:min(len(names), 5)], ", ")
+	return ", arriving on " + strings.Join(names[:min(len(names), 5)], ", ")
 }
 
 // sampleEvidence is one packet of those dropped.

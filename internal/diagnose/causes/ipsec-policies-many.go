@@ -49,12 +49,12 @@ func judgePolicies(f facts) *verdict {
 	v.Severity = Advice
 	v.Title = fmt.Sprintf("each of %.0f packets a second is compared with %d IPsec policies", f.perSecond(packets), f.Xfrm.Prefixes)
 	v.Evidence = []Evidence{
-		{"policies for packets on their way out", fmt.Sprintf("%d, %d of them about networks", f.Xfrm.Policies, f.Xfrm.Prefixes), "IPsec policies, by netlink"},
-		{"packets that came in", strconv.FormatUint(packets, 10), fromLinks},
+		{"outbound policies", fmt.Sprintf("%d, %d of them for networks", f.Xfrm.Policies, f.Xfrm.Prefixes), "IPsec policies, by netlink"},
+		{"packets received", strconv.FormatUint(packets, 10), fromLinks},
 	}
-	v.Why = "The kernel must know of every packet that leaves whether a tunnel is for it, and so looks through the policies, also for traffic that has nothing to do with any."
+	v.Why = "For every packet that leaves, the kernel must find out whether it belongs to a tunnel, so it searches the policies, also for traffic that no policy concerns."
 	v.Remedy = []string{
-		"# the policies there are; neighbouring networks with the same tunnel may become one:",
+		"# the present policies; adjacent networks with the same tunnel may become one:",
 		f.run("ip xfrm policy"),
 		"# with strongSwan: fewer and wider local_ts and remote_ts; or if_id_in and if_id_out with an xfrm interface and a route, so that only the tunnels' own packets meet policies",
 	}

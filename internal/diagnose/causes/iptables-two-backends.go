@@ -77,11 +77,11 @@ func judgeTwoBackends(f facts) *verdict {
 		slices.Sort(texts)
 		v.Evidence = append(v.Evidence, Evidence{"chains of " + backend, strings.Join(texts[:min(len(texts), 8)], "; "), fromRules})
 	}
-	v.Why = "Each packet goes through both, and is accepted only if both accept it. Of two translations the one that is asked first wins, which depends on priorities and, where they are equal, on which was loaded first."
+	v.Why = "Each packet passes both, and is accepted only if both accept it. Of two NAT rules the first one wins, which depends on the priorities and, if they are equal, on which back end was loaded first."
 	v.Remedy = []string{
-		"# see what each has; the program iptables shows only its own:",
+		"# see the rules of each; iptables shows only its own:",
 		f.run("iptables-legacy-save"), f.run("nft list ruleset"),
-		"# carry the legacy rules over, then switch the programs that write them (update-alternatives --set iptables /usr/sbin/iptables-nft) and restart these:",
+		"# convert the legacy rules, then switch the programs that write them (update-alternatives --set iptables /usr/sbin/iptables-nft) and restart these:",
 		f.run("sh -c " + quote("iptables-legacy-save | iptables-nft-restore --noflush")),
 	}
 	tables := map[string]bool{}

@@ -68,21 +68,21 @@ func judgeLinkDown(f facts) *verdict {
 		v.Severity = Warning
 	}
 	state := "switched off"
-	v.Remedy = []string{"# switch it on, if it is to be used; its own network's route comes back with it, others must be added again:", f.run("ip link set dev " + quote(down.Name) + " up")}
+	v.Remedy = []string{"# set it up, if it is meant to be used; the route of its own network returns with it, others must be added again:", f.run("ip link set dev " + quote(down.Name) + " up")}
 	if down.Up {
 		state = "without a carrier"
-		v.Remedy = []string{"# nothing is at its other end: the cable, the switch's port; of a virtual pair, the other interface, which is down or gone:", f.run("ip -d link show dev " + quote(down.Name))}
+		v.Remedy = []string{"# check its other end: the cable and the switch port; for a virtual pair, the other interface, which is down or gone:", f.run("ip -d link show dev " + quote(down.Name))}
 	}
 	v.Title = fmt.Sprintf("%s, with %s, is %s", down.Name, network, state)
 	v.Evidence = []Evidence{{"state of " + down.Name, state, fromLinks}, {"network on it", network.String(), fromLinks}}
 	if entries > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"entries of sources in that network at least", strconv.FormatUint(entries, 10), fromDump})
+		v.Evidence = append(v.Evidence, Evidence{"entries with sources in that network, at least", strconv.FormatUint(entries, 10), fromDump})
 	}
 	if lost > 0 {
 		v.Title += fmt.Sprintf(": %s for it lost %s", number(lost, "packet"), f.window())
-		v.Evidence = append(v.Evidence, Evidence{"packets that were to leave by it and were dropped", strconv.FormatUint(lost, 10), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets that were to leave on it and were dropped", strconv.FormatUint(lost, 10), fromTracer})
 	}
-	v.Why = "No packet of that network comes in, and what is for it is sent by another route, or by none. Rules and translation do not matter."
+	v.Why = "No packet from that network arrives, and packets for it take another route, or none. Rules and NAT are not the cause."
 	v.Verify = f.look(f.run("ip -br link"))
 	return v
 }

@@ -31,7 +31,7 @@ var listenOverflow = Cause{
 		"reason: TCP_LISTEN_OVERFLOW",
 	},
 	Severities:    []Severity{Advice, Warning, Critical},
-	Thresholds:    []Threshold{many(overflowFew, "connections refused for a full queue"), portion(overflowShare, "of those accepted")},
+	Thresholds:    []Threshold{many(overflowFew, "connections refused because of a full queue"), portion(overflowShare, "of those accepted")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanListeners, snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanProcessNames},
 	Symptom:       "Clients wait 1, 3 or 7 seconds for a connection. It looks like packet loss in NAT but is not.",
 	Proof:         fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): from %d and %s of all connections during the window a warning, from %s critical.", overflowFew, percent(overflowShare), percent(overflowMany)),
@@ -85,10 +85,10 @@ func judgeListen(f facts) *verdict {
 		v.Title = fmt.Sprintf("%s refused by the full accept queue of %s %s", number(lost, "connection"), listenerName(worst), f.window())
 	}
 	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"connections that found the queue full", strconv.FormatUint(counted, 10), fromNetstat + ": TcpExt ListenOverflows"})
+		v.Evidence = append(v.Evidence, Evidence{"connections refused because the queue was full", strconv.FormatUint(counted, 10), fromNetstat + ": TcpExt ListenOverflows"})
 	}
 	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped for it", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped because of it", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	if found {
 		v.Evidence = append(v.Evidence, Evidence{"queue of " + listenerName(worst), fmt.Sprintf("%d waiting, %d allowed, %d refused", worst.Queue, worst.Backlog, worst.Drops), fromSockets})
@@ -100,8 +100,8 @@ func judgeListen(f facts) *verdict {
 	if somaxconnKnown {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.somaxconn", strconv.FormatInt(somaxconn, 10), fromSettings})
 	}
-	v.Why = "The kernel finishes handshakes on the server's behalf and queues the connections until the program accepts them. While the queue is full the last packet of a handshake is dropped, " +
-		"and the client has to send again, after 1 s, 3 s, 7 s. NAT is not the cause, however much it looks like it."
+	v.Why = "The kernel completes handshakes for the server and queues the connections until the program accepts them. While the queue is full, the last packet of a handshake is dropped, " +
+		"and the client retransmits after 1 s, 3 s, 7 s. NAT is not the cause, although it looks like it."
 	v.Remedy, v.Settings = f.longerQueue(worst, found, somaxconn, somaxconnKnown)
 	v.Verify = f.look(f.run("ss -ltn"), f.run("nstat -az TcpExtListenOverflows"))
 	return v
@@ -115,7 +115,7 @@ func (f facts) longerQueue(worst snapshot.Listener, found bool, somaxconn int64,
 	if !known || somaxconn < wantedBacklog {
 		s := f.local("net.core.somaxconn", wantedBacklog)
 		settings = append(settings, s)
-		remedy = append(remedy, "# the longest queue that a program can have; it counts from its next listen() on:", f.set(s))
+		remedy = append(remedy, "# the longest queue that a program can have; it applies from the program's next listen():", f.set(s))
 	}
 	program := "the program"
 	if found && worst.Process != "" {
@@ -131,7 +131,7 @@ func (f facts) longerQueue(worst snapshot.Listener, found bool, somaxconn int64,
 	if found {
 		show += " " + quote("sport = :"+strconv.Itoa(int(worst.Addr.Port())))
 	}
-	return append(remedy, "# if the queue (Recv-Q) is full all the time, the program is too slow or stands still, and no queue is long enough:", f.run(show)), settings
+	return append(remedy, "# if the queue (Recv-Q) is always full, the program is too slow or has stopped, and no queue is long enough:", f.run(show)), settings
 }
 
 // listenerName is how a listener is spoken of.

@@ -79,14 +79,14 @@ func judgeLocalPorts(f facts) *verdict {
 		v.Title += " (" + worst.Process + ")"
 	}
 	v.Evidence = []Evidence{
-		{"ports that connections hold", fmt.Sprintf("%d of %d", held, room), fromOwnTCP},
-		{"of them over, in TIME_WAIT", strconv.FormatUint(worst.TimeWait-(worst.Used-held), 10), fromOwnTCP},
+		{"ports in use by connections", fmt.Sprintf("%d of %d", held, room), fromOwnTCP},
+		{"of them closed, in TIME_WAIT", strconv.FormatUint(worst.TimeWait-(worst.Used-held), 10), fromOwnTCP},
 		{"net.ipv4.ip_local_port_range", fmt.Sprintf("%d %d", low, high), fromSettings},
 	}
 	if reserved > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"ports of it that are reserved", strconv.FormatUint(reserved, 10), fromSettings + ": ip_local_reserved_ports"})
+		v.Evidence = append(v.Evidence, Evidence{"reserved ports in that range", strconv.FormatUint(reserved, 10), fromSettings + ": ip_local_reserved_ports"})
 	}
-	v.Why = "Each connection from one address to one destination needs a port of its own, and keeps it for 60 s after its end if this side closed it first (TIME_WAIT). When all of the range are taken connect() fails at once, and no counter of the kernel tells. Before that each connect() looks longer for a free one."
+	v.Why = "Each connection from one address to one destination needs its own port, and keeps it for 60 s after its end if this side closed it first (TIME_WAIT). When all ports of the range are in use connect() fails at once, and no kernel counter shows it. Before that, each connect() takes longer to find a free one."
 	v.Remedy, v.Settings = f.moreLocalPorts(low, high, worst)
 	v.Verify = f.look(f.run("ss -Htan " + quote("dst "+worst.Dest.String()) + " | wc -l"))
 	return v
@@ -136,16 +136,16 @@ func (f facts) portsUsedAgain(u snapshot.LocalPortUse) bool {
 func (f facts) moreLocalPorts(low, high uint64, worst snapshot.LocalPortUse) (remedy []string, settings []snapshot.Setting) {
 	if low > widestLow || high < math.MaxUint16 {
 		s := snapshot.Setting{Name: "net.ipv4.ip_local_port_range", Value: fmt.Sprintf("%d %d", min(low, widestLow), math.MaxUint16), Netns: f.Netns.Name}
-		settings = append(settings, provided(s, "no program here is to listen at one of these ports later; those of such programs belong into net.ipv4.ip_local_reserved_ports"))
-		remedy = append(remedy, "# the widest range; a program that is to listen at one of these ports may find it taken, so reserve such ports first (net.ipv4.ip_local_reserved_ports):", f.set(s))
+		settings = append(settings, provided(s, "no program here will listen on one of these ports later; such ports belong in net.ipv4.ip_local_reserved_ports"))
+		remedy = append(remedy, "# the widest range; a program that listens on one of these ports may find it in use, so reserve such ports first (net.ipv4.ip_local_reserved_ports):", f.set(s))
 	}
 	if worst.TimeWait > worst.Used/2 && !f.portsUsedAgain(worst) {
 		s := f.local("net.ipv4.tcp_tw_reuse", 1)
 		settings = append(settings, s)
-		remedy = append(remedy, "# most of these connections are over: a new one may have the port of one that is, after a second:", f.set(s))
+		remedy = append(remedy, "# most of these connections are closed: let new ones reuse their ports after a second:", f.set(s))
 	}
 	return append(remedy,
-		"# let the program keep connections and use them again (nginx: keepalive in upstream; haproxy: http-reuse), or give it more addresses to connect from or to",
-		`# if it is docker-proxy: "userland-proxy": false in /etc/docker/daemon.json, and dockerd restarted, leave published ports to the kernel's NAT`,
+		"# let the program reuse connections (nginx: keepalive in upstream; haproxy: http-reuse), or give it more addresses to connect from or to",
+		`# if it is docker-proxy: set "userland-proxy": false in /etc/docker/daemon.json and restart dockerd, so that the kernel's NAT serves published ports`,
 		f.run("ss -tanp "+quote("dst "+worst.Dest.String())+" | head")), settings
 }

@@ -80,7 +80,7 @@ func (f facts) judgeLocalnet(rows []snapshot.Drop) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s translated to %s dropped %s: route_localnet is off", number(lost, "packet"), strings.TrimPrefix(destinations(rows), " to "), f.window())
 	v.Evidence = append([]Evidence{{"packets dropped as martians", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer}}, sampleEvidence(rows)...)
-	v.Why = "The kernel takes no packet from the network to 127.0.0.0/8, whoever translated it there: what listens on 127.0.0.1 counts on being reached by its own machine alone."
+	v.Why = "The kernel accepts no packet from the network to 127.0.0.0/8, even if a rule translated it: a program that listens on 127.0.0.1 expects to be reached only from its own machine."
 	all, _ := f.conf("all", "route_localnet")
 	for _, name := range devices(rows) {
 		value, known := f.conf(name, "route_localnet")
@@ -90,17 +90,17 @@ func (f facts) judgeLocalnet(rows []snapshot.Drop) *verdict {
 		// Without the rule before it, all that listens on 127.0.0.1 would be open to the
 		// network, and tune makes no rules.
 		s := f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "route_localnet"), 1)
-		v.Settings = append(v.Settings, provided(s, "a rule drops before that what is sent to 127.0.0.0/8 directly, as in this finding's remedy"))
+		v.Settings = append(v.Settings, provided(s, "an earlier rule drops what is sent to 127.0.0.0/8 directly, as in this finding's cure"))
 		v.Remedy = append(v.Remedy,
-			"# keep out what is sent to 127.0.0.0/8 directly, before anything is translated:",
+			"# drop what is sent to 127.0.0.0/8 directly, before NAT:",
 			f.run("nft add table ip natkit-localnet"),
 			f.run("nft "+quote("add chain ip natkit-localnet prerouting { type filter hook prerouting priority raw; }")),
 			f.run("nft "+quote("add rule ip natkit-localnet prerouting"+nftIface(" iifname ", name)+" ip daddr 127.0.0.0/8 drop")),
-			"# then let in what a rule translated; a server that listens on an address of "+name+" needs neither:",
+			"# then admit what a rule translated; a server that listens on an address of "+name+" needs neither:",
 			f.set(s))
 	}
 	if len(v.Remedy) == 0 { // the interface is not known
-		v.Remedy = []string{"# see by which interface they come in, then switch its route_localnet on:", f.natkit("drops --for 10s"), f.run("sysctl -ar '\\.route_localnet$'")}
+		v.Remedy = []string{"# see on which interface they arrive, then set its route_localnet:", f.natkit("drops --for 10s"), f.run("sysctl -ar '\\.route_localnet$'")}
 	}
 	v.Verify = f.look(f.run("sysctl -ar '\\.route_localnet$'"))
 	return v
@@ -128,16 +128,16 @@ func (f facts) judgeOwnSource(rows []snapshot.Drop) *verdict {
 		v.Title = fmt.Sprintf("%s from %s dropped %s: that source cannot arrive there", number(lost, "packet"), source, f.window())
 	}
 	v.Evidence = append([]Evidence{{"packets dropped as martians", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer}}, sampleEvidence(rows)...)
-	v.Evidence = append(v.Evidence, Evidence{"share of what came in there", percent(part), fromLinks})
-	v.Why = "A packet from one of this machine's own addresses can't come from outside: another machine has the same address, a router, bridge or cable leads this machine's packets back to it, or somebody translates sources to an address that is not his."
+	v.Evidence = append(v.Evidence, Evidence{"share of the packets received there", percent(part), fromLinks})
+	v.Why = "A packet from one of this machine's own addresses cannot come from outside: another machine has the same address, a router, bridge or cable returns this machine's packets to it, or another machine translates sources to an address that it does not have."
 	for _, name := range devices(rows)[:min(1, len(devices(rows)))] {
 		if source != "" {
-			v.Remedy = append(v.Remedy, "# whose they are: the sender's hardware address stands first:",
+			v.Remedy = append(v.Remedy, "# who sends them: the sender's hardware address is printed first:",
 				f.run(fmt.Sprintf("tcpdump -c 5 -eni %s src %s", quote(name), source)))
 		}
 		self := f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "accept_local"), 1)
-		v.Settings = append(v.Settings, provided(self, "this machine hands packets to itself on purpose"))
-		v.Remedy = append(v.Remedy, "# take the address away from the other machine, or stop what leads packets back. Only where this machine hands packets to itself on purpose, accept them:",
+		v.Settings = append(v.Settings, provided(self, "this machine sends packets to itself on purpose"))
+		v.Remedy = append(v.Remedy, "# remove the address from the other machine, or stop what returns the packets. Accept them only if this machine sends packets to itself on purpose:",
 			"# "+f.set(self))
 	}
 	if len(v.Remedy) == 0 {

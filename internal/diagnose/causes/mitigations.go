@@ -27,7 +27,7 @@ func (f facts) perPacketCost() bool {
 // cheaperPackets are remedy lines that name what makes a forwarded packet cheaper here,
 // the mildest first.
 func (f facts) cheaperPackets() []string {
-	return append([]string{"# what each packet meets, what of it no rule needs, and what that costs here:", f.natkit("hooks --cost")}, f.beyondNetfilter()...)
+	return append([]string{"# which hooks each packet passes, which of them no rule needs, and what they cost here:", f.natkit("hooks --cost")}, f.beyondNetfilter()...)
 }
 
 // beyondNetfilter are remedy lines about what takes packets past netfilter: shortcuts
@@ -37,17 +37,17 @@ func (f facts) beyondNetfilter() []string {
 	if !f.translates() {
 		return nil
 	}
-	lines := []string{"# shortcuts for flows that the rules here have let through, rules and connection tracking as they are; TCP wants --tcp-liberal besides. See what would be done, and what packets would go past:",
+	lines := []string{"# forward established flows before the kernel stack; rules and connection tracking stay as they are, and TCP also needs --tcp-liberal. See what would be done, and what packets would bypass:",
 		f.natkit("accel on " + strings.Join(f.routed(), " ") + " --dry-run")}
-	const measured = "# what that gains on this machine, in namespaces of its own:"
+	const measured = "# what that gains on this machine, measured in separate namespaces:"
 	if owner := f.rulesOwner(); owner != "" {
-		return append(lines, fmt.Sprintf("# natkit up, an engine in the place of the kernel's NAT, is not for this machine: its rules are kept by %s, which writes them again", owner),
+		return append(lines, fmt.Sprintf("# natkit up, which replaces the kernel's NAT, is not for this machine: its rules are managed by %s, which would write them again", owner),
 			measured, "natkit bench udp --router nft,accel --both-ways")
 	}
-	lines = append(lines, "# or natkit's own engine in the place of the kernel's NAT. Read the rules here into a rule file (add --inside and --outside if it asks), look at it, and see what would be done:",
+	lines = append(lines, "# or replace the kernel's NAT with the eBPF engine. Import the rules here into a rule file (add --inside and --outside if it asks), read it, and see what would be done:",
 		f.importRules(), f.natkit("up --engine ebpf -f nat.yaml --dry-run"))
 	if past := f.past(); len(past) > 0 {
-		lines = append(lines, "# its packets would go past what is set up for them here, which natkit up refuses without --bypass: "+strings.Join(past, "; "))
+		lines = append(lines, "# its packets would bypass what is configured for them here, which natkit up refuses without --bypass: "+strings.Join(past, "; "))
 	}
 	return append(lines, measured, "natkit bench udp --router nft,accel,ebpf --both-ways")
 }

@@ -73,21 +73,21 @@ func judgeMTU(f facts) *verdict {
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, these included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, including these", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	for _, l := range f.links() {
 		if len(l.Addresses) > 0 {
 			v.Evidence = append(v.Evidence, Evidence{"MTU of " + l.Name, strconv.Itoa(l.MTU), fromLinks})
 		}
 	}
-	v.Why = "Each is answered with an ICMP message that says which size fits. Where a firewall on the way drops that message the sender goes on sending the same packet: " +
-		"connections open, and hang with the first full segment."
+	v.Why = "The kernel replies to each with an ICMP message that reports the size that fits. If a firewall on the path drops that message, the sender keeps sending packets of the same size: " +
+		"connections open, and hang at the first full segment."
 	v.Remedy = f.fitSize(rows, out, mtu, found)
 	if c, n, ok := f.ownSizeMessages(); ok {
 		v.Title += fmt.Sprintf("; %s drops the ICMP errors", c.short())
 		v.Evidence = append(v.Evidence, Evidence{"ICMP messages of this machine that its own rules dropped", strconv.FormatUint(n, 10), fromTracer})
 		v.Evidence = append(v.Evidence, c.evidence(f)...)
-		v.Why = "This machine answers each with an ICMP message that says which size fits, and its own rules drop that message on its way out. The sender goes on sending packets of the same size."
+		v.Why = "This machine replies to each with an ICMP message that reports the size that fits, but its own rules drop that message. The sender keeps sending packets of the same size."
 		v.Remedy = append(f.sendSizeMessages(c), v.Remedy...)
 	}
 	v.Verify = f.look(f.run("nstat -az IpFragFails"))
@@ -97,7 +97,7 @@ func judgeMTU(f facts) *verdict {
 // fitSize is how senders get to send what fits.
 func (f facts) fitSize(rows []snapshot.Drop, out string, mtu int, found bool) []string {
 	if !found {
-		return []string{"# all interfaces have the same MTU, so a route has a smaller one; see which:", f.run("ip route show table all"), f.natkit("drops --for 10s")}
+		return []string{"# all interfaces have the same MTU, so a route has a smaller one; find it:", f.run("ip route show table all"), f.natkit("drops --for 10s")}
 	}
 	packets := samples(rows)
 	udp := slices.IndexFunc(packets, func(t tuple) bool { return t.protocol != "tcp" })
@@ -106,12 +106,12 @@ func (f facts) fitSize(rows []snapshot.Drop, out string, mtu int, found bool) []
 	if tcp || udp < 0 {
 		const headers = 40 // IPv4 and TCP without options: what a segment size does not count
 		remedy = []string{
-			"# announce a segment size that fits, in both directions, whatever ICMP gets through:",
+			"# announce a segment size that fits, in both directions, even if no ICMP message gets through:",
 			f.run("nft add table ip natkit-mss"),
 			f.run("nft " + quote("add chain ip natkit-mss forward { type filter hook forward priority mangle; }")),
 			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" oifname ", out), mtu-headers))),
 			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" iifname ", out), mtu-headers))),
-			"# connections that exist keep their size. Other protocols than TCP need the ICMP messages: let type 3 code 4 pass every firewall on the way",
+			"# existing connections keep their size. Protocols other than TCP need the ICMP messages: let type 3 code 4 pass every firewall on the path",
 		}
 	}
 	if udp >= 0 {
@@ -119,7 +119,7 @@ func (f facts) fitSize(rows []snapshot.Drop, out string, mtu int, found bool) []
 		remedy = append(remedy,
 			fmt.Sprintf("# MSS clamping does not help %s: its sender must learn the size. Does the ICMP message (type 3 code 4, of IPv6 type 2) get there? Then this shows mtu %d on %s:", strings.ToUpper(t.protocol), mtu, t.source.Addr()),
 			fmt.Sprintf("#   ip%s route get %s", sixFlag(t.dest.Addr()), t.dest.Addr()),
-			fmt.Sprintf("# if not, a packet filter on the way or on %s drops it. Or use the same MTU on all links, if the network behind %s carries it; it is now:", t.source.Addr(), out),
+			fmt.Sprintf("# if not, a packet filter on the path or on %s drops it. Or use the same MTU on all links, if the network behind %s supports it; it is now:", t.source.Addr(), out),
 			f.run("ip link show dev "+quote(out)))
 	}
 	return remedy
@@ -196,13 +196,13 @@ func judgeSizeUntold(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s drops the ICMP messages of path MTU discovery", who)
 	v.Evidence = []Evidence{
-		{"packets dropped by rules, such messages among them", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer},
+		{"packets dropped by rules, including such messages", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer},
 		{"one of them", example, fromTracer},
 	}
 	for _, s := range suspects {
 		v.Evidence = append(v.Evidence, s.evidence(f)...)
 	}
-	v.Why = "A router whose link is too small for a packet drops it and answers with an ICMP message that says which size fits. Its sender never hears of it, and goes on sending the same packet: connections open, and hang with the first full segment."
+	v.Why = "A router whose link is too small for a packet drops it and replies with an ICMP message that reports the size that fits. The sender never gets it, and keeps sending packets of the same size: connections open, and hang at the first full segment."
 	v.Remedy = append([]string{"# let these messages pass before that rule: in nftables \"icmp type destination-unreachable accept\" and \"icmpv6 type packet-too-big accept\", in iptables \"-p icmp --icmp-type fragmentation-needed -j ACCEPT\""}, f.spare(victims, suspects, sure)...)
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v

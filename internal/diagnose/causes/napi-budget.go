@@ -65,9 +65,9 @@ func judgeBudget(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("CPU %d ended %.0f receive rounds a second with packets left", worst.Number, f.perSecond(worst.Squeezed))
 	v.Evidence = []Evidence{
-		{fmt.Sprintf("rounds that processor %d broke off", worst.Number), strconv.FormatUint(worst.Squeezed, 10), fromSoftnet},
-		{"packets that it took", fmt.Sprintf("%d, up to %s of them in such rounds", worst.Packets, percent(part)), fromSoftnet},
-		{fmt.Sprintf("processor %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq", percent(worst.Busy), percent(worst.Softirq)), fromCPUs},
+		{fmt.Sprintf("rounds that CPU %d ended early", worst.Number), strconv.FormatUint(worst.Squeezed, 10), fromSoftnet},
+		{"packets that it processed", fmt.Sprintf("%d, up to %s of them in such rounds", worst.Packets, percent(part)), fromSoftnet},
+		{fmt.Sprintf("CPU %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq", percent(worst.Busy), percent(worst.Softirq)), fromCPUs},
 	}
 	if known {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_budget", strconv.FormatInt(budget, 10), fromSettings})
@@ -76,7 +76,7 @@ func judgeBudget(f facts) *verdict {
 	if microsKnown {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_budget_usecs", strconv.FormatInt(micros, 10), fromSettings})
 	}
-	v.Why = "What is left of a round is done in the next one, often by ksoftirqd, which waits for its turn like a program: packets arrive in time and leave late."
+	v.Why = "What is left of a round is done in the next one, often by ksoftirqd, which is scheduled like any program: packets arrive in time and leave late."
 	settings := []snapshot.Setting{{Name: "net.core.netdev_budget", Value: strconv.FormatUint(max(budgetRoom, 2*uint64(budget)), 10)}}
 	if !microsKnown || micros < budgetMicros {
 		settings = append(settings, snapshot.Setting{Name: "net.core.netdev_budget_usecs", Value: strconv.Itoa(budgetMicros)})
@@ -88,7 +88,7 @@ func judgeBudget(f facts) *verdict {
 	v.Settings = settings
 	if v.Severity < Warning {
 		for i := range v.Settings {
-			v.Settings[i].If = "programs here may wait longer for a processor that receives"
+			v.Settings[i].If = "programs here may wait longer for a CPU that receives packets"
 		}
 	}
 	v.Verify = f.look("cat /proc/net/softnet_stat")

@@ -80,7 +80,7 @@ func judgeNeedless(f facts) *verdict {
 	if f.perPacketCost() {
 		v.Remedy = append(v.Remedy, f.beyondNetfilter()...)
 	}
-	v.Why = "Whatever is registered on a hook is called for every packet there, rule or not. An empty chain costs little, tracking of flows that need none an entry and a look-up each."
+	v.Why = "The kernel calls every function on a hook for every packet, even without rules. An empty chain costs little; tracking costs an entry for each flow and a lookup for each packet."
 	v.Verify = []string{f.natkit("hooks --cost")}
 	return v
 }

@@ -64,10 +64,10 @@ func judgeNeighbours(f facts) *verdict {
 	}
 	source := "/proc/net/stat/" + words.file
 	if worst.TableFulls > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"neighbours that found no room", strconv.FormatUint(worst.TableFulls, 10), source + ": table_fulls"})
+		v.Evidence = append(v.Evidence, Evidence{"neighbours for which there was no room", strconv.FormatUint(worst.TableFulls, 10), source + ": table_fulls"})
 	}
 	if worst.ForcedRuns > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"times that it was cleared on the spot", strconv.FormatUint(worst.ForcedRuns, 10), source + ": forced_gc_runs"})
+		v.Evidence = append(v.Evidence, Evidence{"forced garbage collections", strconv.FormatUint(worst.ForcedRuns, 10), source + ": forced_gc_runs"})
 	}
 	v.Evidence = append(v.Evidence, Evidence{"entries of all namespaces", strconv.FormatUint(worst.Entries, 10), source})
 	here := strconv.FormatUint(worst.Here, 10)
@@ -80,9 +80,9 @@ func judgeNeighbours(f facts) *verdict {
 	}
 	_, rows, _ := f.dropped(snapshot.CauseNeighbour)
 	if n := total(rows); n > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped for want of a neighbour", strconv.FormatUint(n, 10), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped because the neighbour was unknown", strconv.FormatUint(n, 10), fromTracer})
 	}
-	v.Why = "To send a packet on a network the kernel must know the receiver's hardware address. When the table is full it can't learn a new one: packets to hosts that are not in it are lost, in every namespace of the machine."
+	v.Why = "To send a packet on a network the kernel must know the receiver's hardware address. When the table is full it cannot learn a new one: packets to hosts that are not in it are lost, in every namespace of the machine."
 	// As large as twice what there is, and never less than the usual advice.
 	limit := uint64(8192)
 	for limit < 2*max(min(worst.Entries, 1<<24), min(worst.Thresh3, 1<<24)) {
@@ -94,7 +94,7 @@ func judgeNeighbours(f facts) *verdict {
 		v.Settings = append(v.Settings, s)
 		v.Remedy = append(v.Remedy, f.set(s))
 	}
-	v.Remedy = append(v.Remedy, "# who has the most; a scan of a large network, by one of its own hosts, fills any table:", f.run("ip "+words.flag+" neigh show"))
+	v.Remedy = append(v.Remedy, "# which interfaces have the most; a scan of a large network, by one of its own hosts, fills any table:", f.run("ip "+words.flag+" neigh show"))
 	v.Verify = f.look("cat "+source, "sysctl -a --pattern "+quote("net."+worst.Family+".neigh.default.gc_thresh"))
 	return v
 }

@@ -123,28 +123,28 @@ func judgeNextHop(f facts) *verdict {
 	if replies > 0 {
 		v.Title = fmt.Sprintf("%s on %s replies to ARP but is ignored: %s lost %s", who, worst.out, number(worst.lost, "packet"), f.window())
 	}
-	v.Evidence = []Evidence{{"packets whose next hop did not answer", strconv.FormatUint(lost, 10), fromTracer}}
+	v.Evidence = []Evidence{{"packets whose next hop did not reply", strconv.FormatUint(lost, 10), fromTracer}}
 	v.Evidence = append(v.Evidence, sampleEvidence(worst.rows)...)
 	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets that were to be forwarded meanwhile", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded in that time", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	if l, ok := f.link(worst.out); ok {
-		v.Evidence = append(v.Evidence, Evidence{"packets that came in by " + l.Name, strconv.FormatUint(l.RxPackets, 10), fromLinks})
+		v.Evidence = append(v.Evidence, Evidence{"packets received on " + l.Name, strconv.FormatUint(l.RxPackets, 10), fromLinks})
 	}
 	for _, r := range f.Routes {
 		if r.Via == worst.addr {
 			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route to %s", r.Dest), routeAnswer(r), fromRoutes})
 		}
 	}
-	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. What waits for it meanwhile is dropped when nobody answers; rules and translation have done their part by then."
+	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. The packets that wait are dropped if nobody replies. Rules and NAT were passed before that and are not the cause."
 	if replies > 0 {
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ARP replies of %s (%s)", worst.addr, reply.MAC), fmt.Sprintf("%d, in by %s", replies, reply.Interface), fromFrames})
-		v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop. The reply comes in and is dropped before the table of neighbours: by a rule of nftables' family arp, of arptables or of a bridge, or because it came in by another interface than it was asked by."
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ARP replies of %s (%s)", worst.addr, reply.MAC), fmt.Sprintf("%d, received on %s", replies, reply.Interface), fromFrames})
+		v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop. The reply arrives and is dropped before it reaches the neighbour table: by a rule of nftables' family arp, of arptables or of a bridge, or because it arrived on another interface than the request left by."
 		v.Remedy = []string{"# rules that see ARP:", f.run("nft list ruleset arp"), f.run("nft list ruleset bridge"), f.run(fmt.Sprintf("ip neigh show to %s", worst.addr))}
 		v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
 		return v
 	}
-	v.Remedy = []string{"# what is known of it (FAILED: it was asked and did not answer), and whether anything comes in there:",
+	v.Remedy = []string{"# its neighbour entry (FAILED: it was asked and did not reply), and whether anything arrives there:",
 		f.run(fmt.Sprintf("ip%s neigh show to %s dev %s", sixFlag(worst.addr), worst.addr, quote(worst.out))),
 		f.run("ip -s link show dev " + quote(worst.out))}
 	for _, port := range f.Interfaces {
@@ -159,17 +159,17 @@ func judgeNextHop(f facts) *verdict {
 	}
 	switch {
 	case worst.router:
-		v.Remedy = append(v.Remedy, "# if it is up: the cable, VLAN and network of "+worst.out+", and that its address is still "+worst.addr.String()+". If another router leads there, change the routes by this one:",
+		v.Remedy = append(v.Remedy, "# if it is up, check the cable, VLAN and network of "+worst.out+", and whether its address is still "+worst.addr.String()+". If another router leads there, change the routes through this one:",
 			f.run(fmt.Sprintf("ip%s route show via %s", sixFlag(worst.addr), worst.addr)))
 	case worst.translated.IsValid():
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# start what %s is for, or correct the rule that names %s:", worst.translated, worst.addr))
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# start the machine with the address %s, or correct the rule that names %s:", worst.translated, worst.addr))
 		if chains := f.leadingTo(worst.addr); len(chains) > 0 {
 			v.Remedy = append(v.Remedy, chains...)
 		} else {
 			v.Remedy = append(v.Remedy, f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat"))
 		}
 	default:
-		v.Remedy = append(v.Remedy, "# if it is up: cable, VLAN, address and firewall of that host. If it is gone, tell who asks for it:", f.natkit("drops --for 10s"))
+		v.Remedy = append(v.Remedy, "# if it is up, check the cable, VLAN, address and firewall of that host. If it is gone, find out who still sends to it:", f.natkit("drops --for 10s"))
 	}
 	v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
 	return v

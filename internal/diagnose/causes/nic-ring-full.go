@@ -31,7 +31,7 @@ var nicRingFull = Cause{
 		"ethtool -S: conntrack_allowance_exceeded",
 	},
 	Severities:    []Severity{Advice, Warning, Critical},
-	Thresholds:    []Threshold{many(ringFew, "packets that the card had no room for"), portion(ringShare, "of what the interface received")},
+	Thresholds:    []Threshold{many(ringFew, "packets for which the card had no room"), portion(ringShare, "of what the interface received")},
 	Needs:         []string{snapshot.CanInterfaces, snapshot.CanNICs, snapshot.CanCPUs},
 	Symptom:       "Packet loss under load or in bursts that no IP counter, no rule and no capture shows.",
 	Proof:         fmt.Sprintf("The card had no room for received packets (missed, FIFO and overrun errors of the interface, the driver's own counters such as rx_missed and rx_no_buffer), at least %s of what the interface received: a warning, from %s critical. The kernel never had these packets, so the tracer does not see them. Limits of a cloud are reported apart: *_allowance_exceeded of Amazon's driver.", "0.01 %", percent(ringMost)),
@@ -92,25 +92,25 @@ func judgeRing(f facts) *verdict {
 	for _, key := range slices.Sorted(maps.Keys(nic.Lost)) {
 		v.Evidence = append(v.Evidence, Evidence{key + " of " + worst.Name, strconv.FormatUint(nic.Lost[key], 10), fromDrivers})
 	}
-	v.Evidence = append(v.Evidence, Evidence{"packets that it received", strconv.FormatUint(received, 10), fromLinks})
+	v.Evidence = append(v.Evidence, Evidence{"packets received", strconv.FormatUint(received, 10), fromLinks})
 	if nic.RxRing > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"its receive ring", fmt.Sprintf("%d of at most %d", nic.RxRing, nic.RxRingMax), fromDrivers})
 	}
-	v.Why = "A card puts what it receives into a ring of buffers that a processor empties. When the processor comes too late the ring is full, and the card throws away what comes: nothing in the kernel knows of it."
+	v.Why = "A card puts received packets into a ring of buffers that a CPU empties. If the CPU is too late the ring is full, and the card discards packets; the kernel never sees them."
 	switch {
 	case allowance != "":
 		v.Why = "The cloud's network enforces limits of bandwidth, packets a second or tracked connections for each machine, and drops what is beyond. The kernel never sees these packets."
-		v.Remedy = []string{fmt.Sprintf("# %s is a limit of this kind of machine: a larger one, or less traffic. Which limits are met:", allowance), f.run("ethtool -S " + dev)}
+		v.Remedy = []string{fmt.Sprintf("# %s is a limit of this instance type: use a larger one, or send less traffic. Which limits are reached:", allowance), f.run("ethtool -S " + dev)}
 	case nic.RxRing > 0 && nic.RxRing < nic.RxRingMax:
 		v.Settings = []snapshot.Setting{provided(f.device(worst.Name, "rx_ring", strconv.FormatUint(uint64(nic.RxRingMax), 10)), linkMayGo)}
 		v.Remedy = []string{"# the longest ring that the card has; its link may go down for a moment:", f.run(fmt.Sprintf("ethtool -G %s rx %d", dev, nic.RxRingMax))}
 	default:
-		v.Remedy = []string{"# the ring can't be longer, so a processor must empty it sooner: see which one does, and how busy it is", "grep -E " + quote("CPU|"+worst.Name) + " /proc/interrupts",
+		v.Remedy = []string{"# the ring cannot be longer, so a CPU must empty it sooner: see which one does, and how busy it is", "grep -E " + quote("CPU|"+worst.Name) + " /proc/interrupts",
 			f.run("ethtool -c " + dev)}
 	}
 	for _, c := range f.CPUs {
 		if c.Busy >= oneCPUBusy && c.Softirq >= oneCPUSoftirq && allowance == "" {
-			v.Remedy = append(v.Remedy, fmt.Sprintf("# processor %d has no time left, so that any ring fills: let others help, see the cause softirq-one-cpu", c.Number))
+			v.Remedy = append(v.Remedy, fmt.Sprintf("# CPU %d has no time left, so any ring fills: let other CPUs help, see the cause softirq-one-cpu", c.Number))
 			break
 		}
 	}

@@ -17,7 +17,7 @@ const (
 	// without a route for them drops them rightly. A route is missing when such
 	// packets are a good part of what is to be forwarded.
 	noRouteFew   = 3
-	noRouteShare = 0.01 // of all that was to be forwarded, these included: a warning
+	noRouteShare = 0.01 // of all packets to forward, these included: a warning
 	noRouteMost  = 0.10 // critical
 	noRouteMany  = 10   // packets from which a smaller share is worth advice
 )
@@ -34,7 +34,7 @@ var noRoute = Cause{
 		"reason: IP_INNOROUTES",
 	},
 	Severities:    []Severity{Advice, Warning, Critical},
-	Thresholds:    []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all that was to be forwarded")},
+	Thresholds:    []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all packets to forward")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
 	Symptom:       `One network cannot be reached, or only the gateway itself can. Clients report "Network is unreachable", or wait.`,
 	Proof:         fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one step milder, since an administrator may want that, unless they are replies or packets for a published service. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
@@ -102,36 +102,36 @@ func judgeNoRoute(f facts) *verdict {
 		v.Title = fmt.Sprintf("a route of type %s dropped %s%s %s", refusing[0].Answer, number(lost, "packet"), to, f.window())
 	}
 	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets that no route led on", strconv.FormatUint(counted, 10), fromNetstat + ": IpExt InNoRoutes"})
+		v.Evidence = append(v.Evidence, Evidence{"packets without a route", strconv.FormatUint(counted, 10), fromNetstat + ": IpExt InNoRoutes"})
 	}
 	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped for their route", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped because of their route", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets that were forwarded meanwhile", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+		v.Evidence = append(v.Evidence, Evidence{"packets forwarded in that time", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	for _, r := range f.Routes {
 		if r.Answer != snapshot.RouteFound && r.In != "" {
-			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, in by %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
+			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, received on %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
 		}
 	}
 	down := f.downLink(rows)
 	if down != "" && !deliberate {
 		v.Title += ": " + down + " is down"
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
-		v.Remedy = append(v.Remedy, "# bring the interface up; its own network's route comes back with it, others must be added again:", f.run("ip link set dev "+quote(down)+" up"))
+		v.Remedy = append(v.Remedy, "# bring the interface up; the route of its own network returns with it, others must be added again:", f.run("ip link set dev "+quote(down)+" up"))
 	}
-	v.Why = "A packet that no route leads on is dropped before any rule about forwarding sees it; its sender may get an ICMP message, or none. Where a default route is missing that is everything that leaves the site."
+	v.Why = "A packet without a route is dropped before any forwarding rule sees it; its sender may get an ICMP message, or none. If the default route is missing, that is everything that leaves for the Internet."
 
 	for _, r := range refusing {
 		if !r.Match.IsValid() {
-			v.Remedy = append(v.Remedy, "# a rule of policy routing says "+string(r.Answer)+"; see which:", f.run("ip rule show"))
+			v.Remedy = append(v.Remedy, "# a policy routing rule is of type "+string(r.Answer)+"; see which:", f.run("ip rule show"))
 			continue
 		}
 		line := fmt.Sprintf("ip%s route del %s %s table %d", sixFlag(r.Dest), r.Answer, r.Match, r.Table)
 		if line = f.run(line); !slices.Contains(v.Remedy, line) {
-			v.Remedy = append(v.Remedy, "# if "+r.Match.String()+" is to be reached, delete the route that refuses it (a routing daemon would put it back: ask there):", line)
+			v.Remedy = append(v.Remedy, "# if "+r.Match.String()+" must be reachable, delete the route that refuses it (a routing daemon would add it again: look there):", line)
 		}
 	}
 	if !deliberate {
@@ -142,17 +142,17 @@ func judgeNoRoute(f facts) *verdict {
 			}
 			example, six = t.dest.Addr().String(), sixFlag(t.dest.Addr())
 			if rows[0].Interface != "" {
-				v.Remedy = append(v.Remedy, "# what the routing tables say about one of them:",
+				v.Remedy = append(v.Remedy, "# which route one of them has:",
 					f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(t.dest.Addr()), t.dest.Addr(), t.source.Addr(), quote(rows[0].Interface))))
 			}
 			break
 		}
-		v.Remedy = append(v.Remedy, "# the routes there are, a default route among them or not, and rules of policy routing, which come first and may say unreachable:",
+		v.Remedy = append(v.Remedy, "# the routes (is there a default route?), and the policy routing rules, which come first and may be of type unreachable:",
 			f.run("ip"+six+" route show"), f.run("ip"+six+" rule show"))
 		if example != "" {
-			v.Remedy = append(v.Remedy, "# add what is missing, by the router that leads there: ip route add "+example+" via ROUTER; or for all that is unknown: ip route add default via ROUTER")
+			v.Remedy = append(v.Remedy, "# add the missing route through the router that leads there: ip route add "+example+" via ROUTER; or a default route: ip route add default via ROUTER")
 		} else {
-			v.Remedy = append(v.Remedy, "# add what is missing, by the router that leads there: ip route add default via ROUTER")
+			v.Remedy = append(v.Remedy, "# add the missing route through the router that leads there: ip route add default via ROUTER")
 		}
 	}
 	v.Verify = f.look(f.run("nstat -az IpExtInNoRoutes"))

@@ -33,7 +33,7 @@ var otherDrops = Cause{
 		"reason: NOT_SPECIFIED",
 	},
 	Severities:    []Severity{Advice, Warning, Critical},
-	Thresholds:    []Threshold{many(otherFew, "packets dropped"), portion(otherShare, "of what came in by the interface")},
+	Thresholds:    []Threshold{many(otherFew, "packets dropped"), portion(otherShare, "of the packets received on the interface")},
 	Needs:         []string{snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:       "Packet loss that no rule, route, queue or table explains: a queue to a dead program, a traffic control filter, an XDP or BPF program, IPsec, a bridge port.",
 	Proof:         fmt.Sprintf("The tracer saw forwarded packets dropped for a reason that no other cause covers: at least %d and %s of what arrived on their interface is advice, %s a warning, %s critical. natkit reports the kernel's reason and function, and what is known of them.", otherFew, percent(otherShare), percent(otherSome), percent(otherMost)),
@@ -50,12 +50,12 @@ var elsewhere = []struct {
 	commands         []string
 	remark           string
 }{
-	{"nf_queue", "", "packets are handed to a program (NFQUEUE), and none reads that queue", []string{"cat /proc/net/netfilter/nfnetlink_queue", "iptables-legacy-save | grep NFQUEUE", "nft list ruleset | grep queue"},
+	{"nf_queue", "", "packets are queued for a program (NFQUEUE), and none reads that queue", []string{"cat /proc/net/netfilter/nfnetlink_queue", "iptables-legacy-save | grep NFQUEUE", "nft list ruleset | grep queue"},
 		"# start the program; or let packets pass while it is away: --queue-bypass of NFQUEUE, bypass of nft's queue"},
 	{"nfqnl_", "", "the queue of a program that reads packets (NFQUEUE) is full", []string{"cat /proc/net/netfilter/nfnetlink_queue"},
 		"# a faster program, more queues (--queue-balance), or a longer queue (its maximum length is set by the program)"},
-	{"dev_forward_skb", "", "the other end of a virtual link does not take them: it is down, or its MTU is smaller than theirs", []string{"ip -d link show dev %s"},
-		"# on the other end of the pair: the same MTU as here, and up; of a TCP connection through here, MSS clamping helps too"},
+	{"dev_forward_skb", "", "the other end of a virtual link does not accept them: it is down, or its MTU is too small", []string{"ip -d link show dev %s"},
+		"# on the other end of the pair: the same MTU as here, and up; for TCP, MSS clamping also helps"},
 	{"veth_xmit", "", "the other end of a virtual link is gone or down", []string{"ip -d link show dev %s"}, ""},
 	{"", "TC_", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress", "bpftool net show dev %s"}, ""},
 	{"tcf_", "", "a filter or classifier of traffic control dropped them", []string{"tc -s filter show dev %s ingress", "tc -s filter show dev %s egress"}, ""},
@@ -120,12 +120,12 @@ func judgeOther(f facts) *verdict {
 	}
 	v.Evidence = append([]Evidence{{fmt.Sprintf("packets dropped at %s with reason %s", worst.Location, worst.Reason), fmt.Sprintf("%d, %s of what %s %s", lost, percent(part), strings.TrimPrefix(way, "were to "), worst.Interface), fromTracer}},
 		sampleEvidence([]snapshot.Drop{worst})...)
-	v.Why = "The kernel dropped packets that were to go on, at a place that is none of NAT's. To a client it looks the same."
+	v.Why = "The kernel dropped forwarded packets outside NAT and its rules. To a client it looks the same."
 	for _, e := range elsewhere {
 		if !strings.HasPrefix(inner, e.function) || !strings.HasPrefix(worst.Reason, e.reason) {
 			continue
 		}
-		v.Why = "As far as the place tells, " + e.what + "."
+		v.Why = "Judging by the function that dropped them, " + e.what + "."
 		if e.what == xdpDropped {
 			v.Severity = Advice // that is what such programs are for
 		}
@@ -140,11 +140,11 @@ func judgeOther(f facts) *verdict {
 	}
 	if client, network, ok := f.clientAtBroadcast(worst); ok {
 		v.Title = fmt.Sprintf("%s to %s dropped %s: it is the broadcast address of %s", number(lost, "reply"), client, f.window(), network)
-		v.Why = fmt.Sprintf("A client has the address %s, and its packets are forwarded; the replies are taken for broadcasts, because the mask of the address on this machine makes it the last address of %s. One of the two masks is wrong.", client, network)
-		v.Remedy = []string{"# the address and its mask here; clients have theirs by DHCP or by hand:", f.run("ip -4 addr show to " + network.String())}
+		v.Why = fmt.Sprintf("A client has the address %s, and its packets are forwarded. Its replies are treated as broadcasts, because with this machine's prefix length it is the last address of %s. One of the two prefix lengths is wrong.", client, network)
+		v.Remedy = []string{"# the address and prefix length here; clients have theirs by DHCP or by hand:", f.run("ip -4 addr show to " + network.String())}
 	}
 	if v.Remedy == nil {
-		v.Remedy = []string{"# see the packets, and by which way they came to " + function + " (" + strconv.Quote(worst.Reason) + " is the kernel's word):", f.natkit("drops --for 10s --stacks")}
+		v.Remedy = []string{"# see the packets, and by which functions they came to " + function + " (" + strconv.Quote(worst.Reason) + " is the kernel's name):", f.natkit("drops --for 10s --stacks")}
 	}
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v

@@ -15,7 +15,7 @@ const (
 	// everything that is as fast as the line. What drops more is too short or too
 	// slow for what comes.
 	qdiscFew   = 10
-	qdiscShare = 0.01 // of what was to leave: a warning
+	qdiscShare = 0.01 // of the packets to send: a warning
 	qdiscMost  = 0.10 // critical
 	// Queues that manage themselves drop early on purpose, to keep waiting short.
 	activeShare = 0.05
@@ -35,10 +35,10 @@ var qdiscDrop = Cause{
 		"overlimits",
 	},
 	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(qdiscFew, "packets dropped by a queue"), portion(qdiscShare, "of what was to leave")},
+	Thresholds: []Threshold{many(qdiscFew, "packets dropped by a queue"), portion(qdiscShare, "of the packets to send")},
 	Needs:      []string{snapshot.CanQdiscs, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "Uploads or downloads are slow and lossy, and ping times through the gateway vary with the load. The gateway's CPUs are idle.",
-	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and similar, the queue's own counter), at least %s of what was to leave there: a warning, from %s critical. Queues that drop early on purpose (fq_codel, cake) are allowed %s, and never get more than a warning. No counter of the interface or of IP shows it: Ip.OutTransmits counts what the queue drops.",
+	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and similar, the queue's own counter), at least %s of the packets to send there: a warning, from %s critical. Queues that drop early on purpose (fq_codel, cake) are allowed %s, and never get more than a warning. No counter of the interface or of IP shows it: Ip.OutTransmits counts what the queue drops.",
 		percent(qdiscShare), percent(qdiscMost), percent(activeShare)),
 	FalsePositive: "A line that TCP fills: the queue drops a packet now and then, and must.",
 	Cure:          "Set a rate that the line carries, and a queue that holds a fifth of a second of it. Use a longer queue, or a fair queue instead of a short plain one. If the line itself is too slow, get a faster line.",
@@ -89,10 +89,10 @@ func judgeQdisc(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s on %s dropped %s %s, %s of what was to leave", q.Kind, worst.Name, number(lost, "packet"), f.window(), percent(part))
+	v.Title = fmt.Sprintf("%s on %s dropped %s %s, %s of the packets to send", q.Kind, worst.Name, number(lost, "packet"), f.window(), percent(part))
 	if worst.Qdisc != nil {
 		v.Evidence = append(v.Evidence, Evidence{"dropped by " + q.Kind + " of " + worst.Name, strconv.FormatUint(q.Dropped, 10), fromQdiscs},
-			Evidence{"packets that it let go", strconv.FormatUint(sent, 10), fromQdiscs})
+			Evidence{"packets that it sent", strconv.FormatUint(sent, 10), fromQdiscs})
 		if q.RateBytes > 0 {
 			v.Evidence = append(v.Evidence, Evidence{"its rate", bitRate(q.RateBytes), fromQdiscs})
 		}
@@ -109,7 +109,7 @@ func judgeQdisc(f facts) *verdict {
 			break
 		}
 	}
-	v.Why = "What finds the queue full is lost after all the work of forwarding and translating it was done, and is sent again by its sender."
+	v.Why = "The queue drops packets after they were forwarded and translated, and the sender retransmits them."
 	v.Remedy, v.Settings = f.longerQdisc(worst, q, lost, sent)
 	if v.Severity < Warning {
 		for i := range v.Settings {
@@ -135,9 +135,9 @@ func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent ui
 		limit := max(rate/5, 4*min(q.LimitBytes, 1<<40))
 		burst := max(q.BurstBytes, rate/250, 2*uint64(max(l.MTU, 0))) // 4 ms: what a timer of 250 Hz lets by at once
 		return []string{
-			fmt.Sprintf("# %s came where %s are let by. If the line carries that, let the shaper do so, with room for bursts:", bitRate(uint64(math.Min(came, 1<<50))), bitRate(q.RateBytes)),
+			fmt.Sprintf("# %s arrived where the shaper lets %s pass. If the line carries that, raise the rate, with room for bursts:", bitRate(uint64(math.Min(came, 1<<50))), bitRate(q.RateBytes)),
 			f.run(fmt.Sprintf("tc qdisc replace dev %s root tbf rate %dkbit burst %d limit %d", dev, max(1, rate*8/1000), burst, limit)),
-			"# if it does not, no queue helps: less traffic, or more line. See what sends the most:",
+			"# if not, no queue helps: send less traffic, or get a faster line. See which flows send the most:",
 			f.natkit("conntrack top"),
 		}, nil
 	case "pfifo_fast", "pfifo", "bfifo", "mq", "noqueue":
@@ -146,18 +146,18 @@ func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent ui
 			length = 4 * uint64(l.QueueLength)
 		}
 		return []string{
-			"# a longer queue lets bursts by, for a longer wait when it is full:",
+			"# a longer queue absorbs bursts, but packets wait longer when it is full:",
 			f.run(fmt.Sprintf("ip link set dev %s txqueuelen %d", dev, length)),
-			"# if it stays full, the line is too slow; a fair queue then keeps one flow from delaying all others:",
+			"# if it stays full the line is too slow; a fair queue then keeps one flow from delaying all others:",
 			f.run("tc qdisc replace dev " + dev + " root fq_codel"),
 		}, []snapshot.Setting{f.device(l.Name, "tx_queue_len", strconv.FormatUint(length, 10))}
 	case "fq_codel", "codel", "cake", "fq_pie", "pie", "red", "dualpi2":
 		return []string{
-			"# this queue keeps waiting short by dropping: the line carries less than what comes, and a longer queue would only make it wait. See what sends the most:",
+			"# this queue drops to keep delays short: more arrives than the line carries, and a longer queue would only add delay. See which flows send the most:",
 			f.natkit("conntrack top"), f.run("tc -s qdisc show dev " + dev),
 		}, nil
 	}
-	return []string{"# see which class or queue drops, and what its rate and its limit are:", f.run("tc -s qdisc show dev " + dev), f.run("tc -s class show dev " + dev)}, nil
+	return []string{"# see which class or queue drops, and its rate and limit:", f.run("tc -s qdisc show dev " + dev), f.run("tc -s class show dev " + dev)}, nil
 }
 
 // bitRate prints bytes a second as line rates are spoken of.

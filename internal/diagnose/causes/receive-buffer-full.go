@@ -29,7 +29,7 @@ var receiveBufferFull = Cause{
 		"reason: SOCKET_RCVBUFF",
 	},
 	Severities: []Severity{Advice, Warning, Critical},
-	Thresholds: []Threshold{many(bufferFew, "datagrams without room"), portion(bufferShare, "of the datagrams for programs here")},
+	Thresholds: []Threshold{many(bufferFew, "datagrams dropped because of a full buffer"), portion(bufferShare, "of the datagrams for programs here")},
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "A DNS forwarder, VPN or proxy on this machine loses requests under load, or all of them. It looks like packet loss in NAT but is not.",
 	Proof: fmt.Sprintf("UDP datagrams found their socket's buffer full (Udp.RcvbufErrors, SOCKET_RCVBUFF): at least %d are advice, from %s of all datagrams for programs here a warning, from %s critical.",
@@ -71,21 +71,21 @@ func judgeReceiveBuffer(f facts) *verdict {
 		v.Severity = Warning
 	}
 	v.Title = fmt.Sprintf("%s dropped %s: the program's receive buffer is full", number(lost, "UDP datagram"), f.window())
-	v.Evidence = []Evidence{{"datagrams that found a full buffer", strconv.FormatUint(lost, 10), fromSnmp + ": Udp RcvbufErrors"},
-		{"datagrams that programs here took", strconv.FormatUint(taken, 10), fromSnmp + ": Udp InDatagrams"}}
+	v.Evidence = []Evidence{{"datagrams dropped because a buffer was full", strconv.FormatUint(lost, 10), fromSnmp + ": Udp RcvbufErrors"},
+		{"datagrams delivered to programs here", strconv.FormatUint(taken, 10), fromSnmp + ": Udp InDatagrams"}}
 	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped for it", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped because of it", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	}
-	v.Why = "The kernel keeps datagrams for a program until it reads them, as many as its buffer holds; what comes then is dropped, and its sender is not told. NAT is not the cause, however much it looks like it."
+	v.Why = "The kernel keeps datagrams for a program until it reads them, as many as the socket's buffer holds. More are dropped silently. NAT is not the cause, although it looks like it."
 	show := "ss -lunpm"
 	if len(rows) > 0 {
 		dest := udpOf(rows[0])[0]
 		v.Title += fmt.Sprintf(" (port %d first)", dest.Port())
 		show += fmt.Sprintf(" 'sport = :%d'", dest.Port())
 	}
-	v.Remedy = []string{"# which program is it, and does it read? A Recv-Q that stays full means that it is too slow or stands still, and no buffer is long enough:", f.run(show)}
-	v.Remedy = append(v.Remedy, "# for bursts: raise the program's own buffer (SO_RCVBUF, some MiB), and net.core.rmem_max, which bounds it, to as much; then restart it:", "sysctl net.core.rmem_max")
+	v.Remedy = []string{"# which program is it, and does it read? If Recv-Q stays full, the program is too slow or has stopped, and no buffer is long enough:", f.run(show)}
+	v.Remedy = append(v.Remedy, "# for bursts: raise the program's own buffer (SO_RCVBUF, some MiB) and net.core.rmem_max, which limits it, to the same size; then restart it:", "sysctl net.core.rmem_max")
 	v.Verify = f.look(f.run("nstat -az UdpRcvbufErrors"))
 	return v
 }

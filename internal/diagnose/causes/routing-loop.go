@@ -20,7 +20,7 @@ const (
 	ttlMost      = 0.50 // of ttlMany packets or more: of what mtr sends, one in as many as there are routers expires here
 )
 
-var circlesFew = many(3, "packets that came by more than once")
+var circlesFew = many(3, "packets that arrived more than once")
 
 var routingLoop = Cause{
 	Code:     "routing-loop",
@@ -92,28 +92,28 @@ func judgeTTL(f facts) *verdict {
 		v.Title = fmt.Sprintf("routing loop: packets to %s enter and leave by %s; %s lost %s", loop[0].Dest, loop[0].In, number(lost, "packet"), f.window())
 	}
 	if expired > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped with no hop left", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped with TTL exceeded", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer})
 	}
 	if len(back) > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets that came back to their sender", strconv.FormatUint(total(back), 10) + cameInBy(back), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets that returned to their sender", strconv.FormatUint(total(back), 10) + cameInBy(back), fromTracer})
 	}
 	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets with no hop left or a broken header", strconv.FormatUint(counted, 10), fromSnmp + ": Ip InHdrErrors"})
+		v.Evidence = append(v.Evidence, Evidence{"packets with TTL exceeded or a broken header", strconv.FormatUint(counted, 10), fromSnmp + ": Ip InHdrErrors"})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets forwarded, each turn of a loop included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+		v.Evidence = append(v.Evidence, Evidence{"packets forwarded, including each turn of a loop", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	for _, r := range loop {
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, in by %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, received on %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
 	}
 	v.Why = whyLoop
 	if len(loop) > 0 {
 		v.Remedy = f.endLoop(loop[0])
 	} else {
-		v.Why = "A packet without a hop left is dropped and its sender told. Many of them are a loop that shows elsewhere, or their time to live was set too low: by their sender (some providers let one host pass, TTL 1), or by a rule here."
-		v.Remedy = []string{"# see which packets, and where they come from and want to go:", f.natkit("drops --for 10s"), f.run("ip route show"),
-			"# rules that set the time to live:", f.run("iptables-legacy-save -t mangle | grep -i -e ttl -e hl-"), f.run("nft -a list ruleset | grep -i -e ttl -e hoplimit")}
+		v.Why = "A packet whose TTL is used up is dropped, and its sender gets an ICMP error. Many of them mean a loop elsewhere, or a TTL that was set too low: by the sender (some providers allow one host only, TTL 1), or by a rule here."
+		v.Remedy = []string{"# see which packets, where they come from and where they are sent:", f.natkit("drops --for 10s"), f.run("ip route show"),
+			"# rules that set the TTL:", f.run("iptables-legacy-save -t mangle | grep -i -e ttl -e hl-"), f.run("nft -a list ruleset | grep -i -e ttl -e hoplimit")}
 	}
 	v.Verify = f.look(f.run("nstat -az IpInHdrErrors"))
 	return v
@@ -150,9 +150,9 @@ func (f facts) judgeCircles(expired uint64) *verdict {
 	}
 	v.Title = fmt.Sprintf("routing loop: packets to %s repeatedly enter and leave by %s", worst.Dest, worst.Interface)
 	v.Evidence = []Evidence{
-		{"packets seen more than once, with fewer hops left each time", fmt.Sprintf("at least %d", seen), fromFrames},
+		{"packets seen more than once, with a smaller TTL each time", fmt.Sprintf("at least %d", seen), fromFrames},
 		{"one of them", worst.Sample, fromFrames},
-		{fmt.Sprintf("route from %s, in by %s, to %s", route.Source, route.In, route.Dest), routeAnswer(route), fromRoutes},
+		{fmt.Sprintf("route from %s, received on %s, to %s", route.Source, route.In, route.Dest), routeAnswer(route), fromRoutes},
 	}
 	if expired > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets whose TTL was exceeded here", strconv.FormatUint(expired, 10), fromTracer})
@@ -160,7 +160,7 @@ func (f facts) judgeCircles(expired uint64) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets whose TTL was exceeded here", "0: they expire on the other router", fromTracer})
 	}
 	if forwarded, known := f.counter("Ip.ForwDatagrams"); known {
-		v.Evidence = append(v.Evidence, Evidence{"packets forwarded, each turn of a loop included", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+		v.Evidence = append(v.Evidence, Evidence{"packets forwarded, including each turn of a loop", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
 	v.Why = whyLoop
 	v.Remedy = f.endLoop(route)
@@ -168,14 +168,14 @@ func (f facts) judgeCircles(expired uint64) *verdict {
 	return v
 }
 
-const whyLoop = "Two routers that each think the other one leads there hand a packet to and fro until its hops are used up: it is lost, and takes the room of dozens on the line between them."
+const whyLoop = "Two routers whose routes point at each other exchange a packet until its TTL is used up: it is lost, and uses the bandwidth of dozens of packets on the link between them."
 
 // endLoop is how to end a circle.
 func (f facts) endLoop(r snapshot.RouteAnswer) []string {
 	return []string{
-		"# who thinks what; on the other router, ask the same:",
+		"# this router's route; check the same on the other router:",
 		f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(r.Dest), r.Dest, r.Source, quote(r.In))),
-		fmt.Sprintf("# correct the route to %s where it is wrong. If nothing has this address, end the circle here:", r.Dest),
+		fmt.Sprintf("# correct the route to %s where it is wrong. If no host has this address, end the loop here:", r.Dest),
 		f.run(fmt.Sprintf("ip%s route add unreachable %s", sixFlag(r.Dest), r.Dest)),
 	}
 }

@@ -88,14 +88,14 @@ func judgeRPFilter(f facts) *verdict {
 	}
 	v.Title = titled(v.Title, ", arriving on "+strings.Join(wrong, ", "))
 	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped for their source's route", strconv.FormatUint(counted, 10), fromNetstat + ": TcpExt IPReversePathFilter"})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped because of the route to their source", strconv.FormatUint(counted, 10), fromNetstat + ": TcpExt IPReversePathFilter"})
 	}
 	if traced > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped with reason IP_RPFILTER", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	if known {
-		v.Evidence = append(v.Evidence, Evidence{"share of what came in", percent(part), fromLinks})
+		v.Evidence = append(v.Evidence, Evidence{"share of the packets received", percent(part), fromLinks})
 	}
 	loose := false
 	var settings []snapshot.Setting
@@ -111,22 +111,22 @@ func judgeRPFilter(f facts) *verdict {
 			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "rp_filter"), 2))
 		}
 	}
-	v.Why = "A strict filter drops a packet whose answer would leave by another interface. With asymmetric routes, several providers or policy routing that is every packet of the flows concerned."
+	v.Why = "A strict filter drops a packet if its reply would leave by another interface. With asymmetric routes, several providers or policy routing that is every packet of the flows concerned."
 	switch {
 	case len(settings) > 0:
-		v.Remedy = append(v.Remedy, "# loose: the source must be reachable, by whatever interface; or give it a route by the interface that it comes in by:")
+		v.Remedy = append(v.Remedy, "# loose: the source must be reachable by any interface; or add a route to it through its ingress interface:")
 		for _, s := range settings {
 			v.Remedy = append(v.Remedy, f.set(s))
 		}
 	case loose:
-		v.Remedy = append(v.Remedy, "# the filter is loose already, so there is no route at all back to these sources: add one", f.run("ip route show table all"))
+		v.Remedy = append(v.Remedy, "# the filter is already loose, so there is no route back to these sources: add one", f.run("ip route show table all"))
 	default:
 		v.Remedy = append(v.Remedy, "# find the interface, then loosen its filter:", f.run("sysctl -ar '\\.rp_filter$'"), f.natkit("drops --for 10s"))
 	}
 	v.Settings = settings
 	if v.Severity < Warning { // a filter that drops a trickle is not loosened unasked
 		for i := range v.Settings {
-			v.Settings[i].If = "packets from there are meant to come in by this interface"
+			v.Settings[i].If = "packets from there are meant to arrive on this interface"
 		}
 	}
 	v.Verify = f.look(f.run("nstat -az TcpExtIPReversePathFilter"))

@@ -71,11 +71,11 @@ func judgeRuleChain(f facts) *verdict {
 	for _, c := range long[:min(len(long), 5)] {
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rules of chain %s, table %s %s", c.Name, c.Family, c.Table), strconv.Itoa(c.Rules), fromRules + " (" + c.Backend + ")"})
 	}
-	v.Evidence = append(v.Evidence, Evidence{"packets that came in", fmt.Sprintf("%.0f a second", f.perSecond(packets)), fromLinks})
-	v.Why = "A packet is compared with one rule after the other until one decides. The time is in proportion to the rules before that one; a set or a map finds the same in one look-up."
-	v.Remedy = []string{"# see what they have in common; addresses or ports alone become one rule with a set (nft) or ipset (iptables):", f.run(listChain(longest))}
+	v.Evidence = append(v.Evidence, Evidence{"packets received", fmt.Sprintf("%.0f a second", f.perSecond(packets)), fromLinks})
+	v.Why = "A packet is compared with one rule after the other until one decides. The time is proportional to the number of rules before that one; a set or map needs one lookup."
+	v.Remedy = []string{"# see what they have in common; rules that differ only in addresses or ports become one rule with a set (nft) or ipset (iptables):", f.run(listChain(longest))}
 	if !first {
-		v.Remedy = append(v.Remedy, "# and let a rule before them accept what is known already: ct state established,related accept")
+		v.Remedy = append(v.Remedy, "# and put a rule before them that accepts known connections: ct state established,related accept")
 	}
 	v.Remedy = append(v.Remedy, "# what that saves on this machine:", "natkit bench rules")
 	if f.perPacketCost() {

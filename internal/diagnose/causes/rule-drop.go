@@ -121,7 +121,7 @@ func judgeRuleDrop(f facts) *verdict {
 	what := ""
 	switch {
 	case k.answers.count >= ruleFew && k.answers.share() >= ruleShare:
-		v.Severity, victims, what = Warning, k.answers, "replies to connections that it let begin"
+		v.Severity, victims, what = Warning, k.answers, "replies to connections that it let start"
 		if k.answers.share() >= ruleMost {
 			v.Severity = Critical
 		}
@@ -164,7 +164,7 @@ func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy 
 		v.Evidence = append(v.Evidence, sampleEvidence(victims.rows)...)
 	}
 	if victims.by != "" {
-		v.Evidence = append(v.Evidence, Evidence{"packets that came in by " + victims.by, strconv.FormatUint(victims.received, 10), fromLinks})
+		v.Evidence = append(v.Evidence, Evidence{"packets received on " + victims.by, strconv.FormatUint(victims.received, 10), fromLinks})
 	}
 	for _, s := range suspects {
 		v.Evidence = append(v.Evidence, s.evidence(f)...)
@@ -172,13 +172,13 @@ func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy 
 	if sure {
 		v.Evidence = append(v.Evidence, f.near(suspects[0])...)
 	}
-	v.Why = "A dropped packet is lost without a word to its sender, who retransmits and waits. A rule that was meant for others, or for another time, looks like a fault of the network."
+	v.Why = "The sender of a dropped packet gets no error; it retransmits and waits. A rule that was meant for other hosts, or for another time, looks like a network fault."
 	v.Remedy = f.spare(victims, suspects, sure)
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v
 }
 
-const neighbourPackets = "packets by which hosts find each other's hardware addresses"
+const neighbourPackets = "packets of ARP and neighbour discovery"
 
 // ruleTitle names the rule, or all that may have been it.
 func (f facts) ruleTitle(victims ruleVictims, suspects []culprit, sure bool, what string) string {
@@ -392,9 +392,9 @@ func (f facts) spare(victims ruleVictims, suspects []culprit, sure bool) (remedy
 
 // spareFrom is what to do about the rule that dropped packets.
 func (f facts) spareFrom(s culprit) (remedy []string) {
-	remedy = append(remedy, "# read the rule:", f.run(listChain(*s.Chain)))
+	remedy = append(remedy, "# show the rule:", f.run(listChain(*s.Chain)))
 	if f.ofEngine(*s.Chain) {
-		return append(remedy, fmt.Sprintf("# natkit made this table of %s: it drops what is for outside addresses that no rule leads inside. If this traffic is wanted, add a rule there:", f.Engine.File),
+		return append(remedy, fmt.Sprintf("# natkit made this table from %s: it drops packets for external addresses that no rule translates. If this traffic is wanted, add a rule there:", f.Engine.File),
 			f.natkit("rules"))
 	}
 	if s.Rule == nil {
@@ -403,17 +403,17 @@ func (f facts) spareFrom(s culprit) (remedy []string) {
 	tool := iptables(*s.Chain)
 	for _, e := range f.metElements(s) {
 		if e.set.Backend == "ipset" {
-			remedy = append(remedy, "# if this traffic is wanted, take the element out of the set; the rule stays:", f.run("ipset del "+quote(e.set.Name)+" "+quote(ipsetElement(e.element))))
+			remedy = append(remedy, "# if this traffic is wanted, remove the element from the set; the rule stays:", f.run("ipset del "+quote(e.set.Name)+" "+quote(ipsetElement(e.element))))
 			return remedy
 		}
 		if s.Rule.Map == "" && !strings.HasPrefix(e.set.Name, "__") {
-			return append(remedy, "# if this traffic is wanted, take the element out of the set; the rule stays:",
+			return append(remedy, "# if this traffic is wanted, remove the element from the set; the rule stays:",
 				f.run("nft "+quote(fmt.Sprintf("delete element %s %s %s { %s }", e.set.Family, e.set.Table, e.set.Name, strings.Join(e.element.Key, " . ")))))
 		}
 	}
 	for _, m := range s.Rule.Matches {
 		if name, ok := strings.CutPrefix(m.Text, "quota name "); ok {
-			return append(remedy, "# if more is to pass, reset the quota, or set a larger one; the rule stays:",
+			return append(remedy, "# if more traffic may pass, reset the quota, or set a larger one; the rule stays:",
 				f.run(fmt.Sprintf("nft reset quota %s %s %s", s.Chain.Family, quote(s.Chain.Table), quote(strings.Trim(name, `"`)))))
 		}
 	}
@@ -424,7 +424,7 @@ func (f facts) spareFrom(s culprit) (remedy []string) {
 	case s.Rule.Handle != 0:
 		return append(remedy, f.run(fmt.Sprintf("nft delete rule %s %s %s handle %d", s.Chain.Family, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Handle)))
 	}
-	remedy[len(remedy)-1] = fmt.Sprintf("# if this traffic is wanted, narrow it, or delete it by the handle that the list shows: nft delete rule %s %s %s handle N", s.Chain.Family, s.Chain.Table, s.Chain.Name)
+	remedy[len(remedy)-1] = fmt.Sprintf("# if this traffic is wanted, narrow the rule, or delete it by the handle that the list shows: nft delete rule %s %s %s handle N", s.Chain.Family, s.Chain.Table, s.Chain.Name)
 	return remedy
 }
 
@@ -457,7 +457,7 @@ func (f facts) countSuspects(suspects []culprit) (remedy []string) {
 		case s.Rule == nil:
 			remedy = append(remedy, "# count what reaches the policy:", f.run("nft add rule "+where+" counter"))
 		case s.Rule.Handle != 0:
-			remedy = append(remedy, fmt.Sprintf("# count what reaches rule %d, and what passes it; the rest it dropped:", s.Rule.Number),
+			remedy = append(remedy, fmt.Sprintf("# count packets before and after rule %d; it dropped the difference:", s.Rule.Number),
 				f.run(fmt.Sprintf("nft insert rule %s handle %d counter", where, s.Rule.Handle)),
 				f.run(fmt.Sprintf("nft add rule %s handle %d counter", where, s.Rule.Handle)))
 		}
@@ -475,7 +475,7 @@ func (f facts) traceRules(t tuple) []string {
 		family = "ip6"
 	}
 	const table = "inet natkit-trace"
-	return []string{"# see which rule it is: follow one pair's packets through all rules of nftables and iptables-nft, for 10 s:",
+	return []string{"# see which rule it is: trace the packets of one pair through all rules of nftables and iptables-nft, for 10 s:",
 		f.run("nft add table " + table),
 		f.run("nft " + quote("add chain "+table+" prerouting { type filter hook prerouting priority -350; }")),
 		f.run("nft " + quote(fmt.Sprintf("add rule %s prerouting %s saddr %s %s daddr %s meta nftrace set 1", table, family, t.source.Addr(), family, t.dest.Addr()))),
@@ -496,7 +496,7 @@ func judgeTTLRule(f facts) *verdict {
 	v.Title = fmt.Sprintf("%s sets the TTL: %s exceeded it %s", rule.short(), number(expired, "packet"), f.window())
 	v.Evidence = append([]Evidence{{"packets dropped with TTL exceeded", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer}}, sampleEvidence(rows)...)
 	v.Evidence = append(v.Evidence, rule.evidence(f)...)
-	v.Why = "A router drops a packet whose TTL is used up. A rule that sets a low TTL keeps packets from being forwarded; it is no loop."
+	v.Why = "A router drops a packet whose TTL is used up. A rule that sets a low TTL prevents forwarding; this is not a routing loop."
 	v.Remedy = f.spareFrom(rule)
 	v.Verify = f.look(f.run("nstat -az IpInHdrErrors"))
 	return v

@@ -51,10 +51,10 @@ func judgePortRace(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"most ports in use towards one destination", fmt.Sprintf("%d, of %s towards %s %s", use[0].Used, use[0].Outside, use[0].Protocol, use[0].Dest), fromDump})
 	}
 	if n, _ := f.stat("found"); n > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"tuples that were found taken while a free one was looked for", strconv.FormatUint(n, 10), fromStats + ": found"})
+		v.Evidence = append(v.Evidence, Evidence{"tuples already in use during the search for a free one", strconv.FormatUint(n, 10), fromStats + ": found"})
 	}
-	v.Why = "The port is chosen with the first packet and reserved only when that packet leaves. Two processors that handle new flows to one destination at the same time choose the same free port; the second entry can't be inserted, " +
-		"its packet is dropped, and the client sends again after a second."
+	v.Why = "The kernel chooses the port with the first packet and reserves it only when that packet leaves. Two CPUs that handle new flows to one destination at the same time choose the same free port; the second entry cannot be inserted, " +
+		"its packet is dropped, and the client retransmits after a second."
 	v.Remedy = f.randomPorts()
 	v.Verify = f.look(f.run("conntrack -S"))
 	return v
@@ -78,7 +78,7 @@ func (f facts) raceEvidence(lost uint64, rows []snapshot.Drop) []Evidence {
 		out = append(out, Evidence{"flows that could not be inserted", strconv.FormatUint(failed, 10), fromStats + ": insert_failed"})
 	}
 	if len(rows) > 0 {
-		out = append(out, Evidence{"packets dropped when their entry was to be confirmed", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
+		out = append(out, Evidence{"packets dropped at confirmation of their entry", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
 	}
 	return append(out, sampleEvidence(rows)...)
 }
@@ -90,10 +90,10 @@ func (f facts) randomPorts() []string {
 			continue
 		}
 		if tool := iptables(c); tool != "" {
-			return []string{"# give the rule that translates the option --random-fully (iptables 1.6.2, Linux 3.14 or later), and delete the old one:", f.run(listChain(c)),
-				"# kube-proxy has it by itself from Kubernetes 1.16 on; for flannel and Docker see their options"}
+			return []string{"# add the option --random-fully to the rule that translates (iptables 1.6.2, Linux 3.14 or later), and delete the old rule:", f.run(listChain(c)),
+				"# kube-proxy uses it from Kubernetes 1.16 on; for flannel and Docker see their options"}
 		}
-		return []string{"# give the rule that translates the flags fully-random (masquerade fully-random, snat to ADDRESS fully-random), in place of the old one:", f.run(listChain(c))}
+		return []string{"# add the flag fully-random to the rule that translates (masquerade fully-random, snat to ADDRESS fully-random), in place of the old rule:", f.run(listChain(c))}
 	}
-	return []string{"# give the rule that translates --random-fully (iptables) or fully-random (nft):", f.run("nft list ruleset"), f.run("iptables-save -t nat")}
+	return []string{"# add --random-fully (iptables) or fully-random (nft) to the rule that translates:", f.run("nft list ruleset"), f.run("iptables-save -t nat")}
 }

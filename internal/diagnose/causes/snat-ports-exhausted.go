@@ -101,14 +101,14 @@ func judgeSNATPorts(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"flows that could not be inserted", strconv.FormatUint(failed, 10), fromStats + ": insert_failed"})
 	}
 	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped when their entry was to be confirmed", strconv.FormatUint(traced, 10), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets dropped at confirmation of their entry", strconv.FormatUint(traced, 10), fromTracer})
 	}
 	if f.Conntrack != nil && f.Conntrack.Max > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"entries", fmt.Sprintf("%d of %d (%s): the table is not the limit", f.Conntrack.Count, f.Conntrack.Max,
 			percent(share(f.Conntrack.Count, f.Conntrack.Max))), fromSettings + ": nf_conntrack_count, nf_conntrack_max"})
 	}
-	v.Why = "Behind one address, flows to the same address and port differ only in their outside port. When all are in use, the first packet of the next flow is dropped; " +
-		"flows to other destinations are not touched, which makes it look like a fault of the destination."
+	v.Why = "Behind one address, flows to the same address and port differ only in their external port. When all are in use, the first packet of the next flow is dropped; " +
+		"flows to other destinations are not affected, so it looks like a fault of the destination."
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	v.Remedy, v.Settings = f.morePorts(p, found)
 	v.Verify = f.look(f.natkit("conntrack top --by nat"))
@@ -228,18 +228,18 @@ func (f facts) morePorts(p ports, found bool) (remedy []string, settings []snaps
 	case len(own) > 0:
 		remedy = append(remedy, f.editPorts(own[0])...)
 	case p.narrow && found:
-		remedy = append(remedy, fmt.Sprintf("# the rule allows %s; put one before it that allows all:", number(rangeSize(r), "port")), f.run(widerRange(c, p.use)))
+		remedy = append(remedy, fmt.Sprintf("# the rule allows %s; insert one before it that allows all:", number(rangeSize(r), "port")), f.run(widerRange(c, p.use)))
 	case p.narrow:
 		remedy = append(remedy, fmt.Sprintf("# a rule of table %s %s, chain %s allows only ports %d-%d; widen it:", c.Family, c.Table, c.Name, r.Min, r.Max),
 			f.run(listChain(c)))
 	default:
-		remedy = append(remedy, "# all ports of the outside address are in use: translate to several (snat to FIRST-LAST), or use connections again (keep-alive)")
+		remedy = append(remedy, "# all ports of the external address are in use: translate to several (snat to FIRST-LAST), or reuse connections (keep-alive)")
 	}
 	if !found || p.use.Protocol == "tcp" {
 		s := f.local("net.netfilter.nf_conntrack_tcp_timeout_time_wait", shortTimeWait)
 		if now, known := f.sysctl(s.Name); !known || now > shortTimeWait {
 			settings = append(settings, s)
-			remedy = append(remedy, "# give the ports of connections that are over back sooner:", f.set(s))
+			remedy = append(remedy, "# free the ports of closed connections sooner:", f.set(s))
 		}
 	}
 	return remedy, settings

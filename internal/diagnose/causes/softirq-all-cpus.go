@@ -67,14 +67,14 @@ func judgeAllCPUs(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s %s busy, %s of it in softirq; %.0f packets a second forwarded", allOf(len(f.CPUs)), percent(busy), percent(softirq/busy), rate)
 	v.Evidence = []Evidence{
-		{"processors, on average", fmt.Sprintf("%s busy, %s in softirq", percent(busy), percent(softirq)), fromCPUs},
+		{"CPUs, on average", fmt.Sprintf("%s busy, %s in softirq", percent(busy), percent(softirq)), fromCPUs},
 		{"packets forwarded", fmt.Sprintf("%.0f a second", rate), fromSnmp},
-		{"softirq time for a forwarded packet", fmt.Sprintf("%.0f ns", 1e9*softirq*n/rate), fromCPUs + ", " + fromSnmp},
+		{"softirq time per forwarded packet", fmt.Sprintf("%.0f ns", 1e9*softirq*n/rate), fromCPUs + ", " + fromSnmp},
 	}
 	if lost > 0 && lost < implausible {
-		v.Evidence = append(v.Evidence, Evidence{"packets lost for it, in a backlog or a card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
+		v.Evidence = append(v.Evidence, Evidence{"packets lost because of it, in a backlog or a card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
 	}
-	v.Why = "Forwarding, translation and filtering are done in softirq, packet by packet. When no processor has time left for it, packets wait and are lost, and only cheaper packets or fewer of them help."
+	v.Why = "Forwarding, NAT and filtering run in softirq, packet by packet. When no CPU has time left, packets wait and are lost; only cheaper or fewer packets help."
 	v.Remedy = f.cheaperPackets()
 	v.Verify = f.look("cat /proc/net/softnet_stat")
 	return v

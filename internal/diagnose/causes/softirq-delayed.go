@@ -65,20 +65,20 @@ func judgeDelayed(f facts) *verdict {
 	v.Title = fmt.Sprintf("packets waited for CPU %d, busy with other work: %.0f ms at a time, %s of the window", worst.Number, 1000*wait/runs, percent(part))
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("ksoftirqd/%d was ready and waited", worst.Number), fmt.Sprintf("%.1f s in all, %.0f times", wait, runs), "/proc/PID/schedstat"},
-		{fmt.Sprintf("processor %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(worst.Busy), percent(worst.Softirq), f.perSecond(worst.Packets)), fromCPUs},
+		{fmt.Sprintf("CPU %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(worst.Busy), percent(worst.Softirq), f.perSecond(worst.Packets)), fromCPUs},
 	}
 	if worst.Steal > 0.01 && plausibleShare(worst.Steal) {
-		v.Evidence = append(v.Evidence, Evidence{"time that the hypervisor kept", percent(worst.Steal), fromCPUs})
+		v.Evidence = append(v.Evidence, Evidence{"time taken by the hypervisor (steal)", percent(worst.Steal), fromCPUs})
 	}
-	v.Why = "What a softirq can't finish at once is left to ksoftirqd, a thread with no more right to the processor than any program. While a program has it, packets lie there."
+	v.Why = "What a softirq cannot finish at once is left to ksoftirqd, a thread with the same priority as any program. While a program runs on that CPU, packets wait."
 	v.Remedy = []string{
-		fmt.Sprintf("# what runs on processor %d; move the programs that use the most elsewhere (taskset -p, or AllowedCPUs= of their service):", worst.Number),
+		fmt.Sprintf("# what runs on CPU %d; move the programs that use it most (taskset -p, or AllowedCPUs= of their service):", worst.Number),
 		"ps -eo psr,pcpu,pid,comm --sort=-pcpu | awk " + quote("NR==1 || $1=="+strconv.Itoa(worst.Number)) + " | head",
 	}
 	for _, l := range f.links() {
 		if l.NIC != nil && l.Kind == "device" && !l.NIC.Threaded {
-			v.Settings = []snapshot.Setting{provided(f.device(l.Name, "threaded", "1"), "its threads are then given a priority or processors of their own")}
-			v.Remedy = append(v.Remedy, "# or receive in threads of their own, which may be given a priority (chrt -f -p 50 PID):",
+			v.Settings = []snapshot.Setting{provided(f.device(l.Name, "threaded", "1"), "its threads then get a priority or CPUs of their own")}
+			v.Remedy = append(v.Remedy, "# or receive in separate threads, which can have a priority (chrt -f -p 50 PID):",
 				f.run("sh -c "+quote("echo 1 > /sys/class/net/"+l.Name+"/threaded")))
 			break
 		}

@@ -75,21 +75,21 @@ func judgeOneCPU(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("CPU %d is %s busy and processes nearly all packets; the other %d spend %s on them", hot.Number, percent(hot.Busy), len(f.CPUs)-1, percent(others))
 	v.Evidence = []Evidence{
-		{fmt.Sprintf("processor %d", hot.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(hot.Busy), percent(hot.Softirq), f.perSecond(hot.Packets)), fromCPUs},
+		{fmt.Sprintf("CPU %d", hot.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(hot.Busy), percent(hot.Softirq), f.perSecond(hot.Packets)), fromCPUs},
 		{"softirq of the others, on average", percent(others), fromCPUs},
 	}
 	if hot.Squeezed > 0 && hot.Squeezed < implausible {
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rounds that processor %d broke off with work left", hot.Number), strconv.FormatUint(hot.Squeezed, 10), fromSoftnet})
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rounds that CPU %d ended with work left", hot.Number), strconv.FormatUint(hot.Squeezed, 10), fromSoftnet})
 	}
 	if lost > 0 && lost < implausible {
-		v.Evidence = append(v.Evidence, Evidence{"packets lost for it, in its backlog or the card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
+		v.Evidence = append(v.Evidence, Evidence{"packets lost because of it, in its backlog or the card's ring", strconv.FormatUint(lost, 10), fromSoftnet + ", " + fromLinks})
 	}
-	v.Why = "A receive queue is served by one processor, and forwarding, translation and filtering are done there and then. When it has no time left packets wait, and are lost when their queue is full, however idle the others are."
+	v.Why = "One CPU serves a receive queue, and forwards, translates and filters its packets there. When it has no time left packets wait, and are lost when their queue is full, even if the other CPUs are idle."
 	v.Remedy, v.Settings = f.spreadPackets(hot.Number, &v.Evidence)
 	v.Remedy = append(v.Remedy, f.cheaperPackets()...)
 	if v.Severity < Warning {
 		for i := range v.Settings {
-			v.Settings[i].If = cmp.Or(v.Settings[i].If, "programs on the other processors may wait for what is then done there")
+			v.Settings[i].If = cmp.Or(v.Settings[i].If, "programs on the other CPUs may have to wait")
 		}
 	}
 	v.Verify = f.look("cat /proc/net/softnet_stat")
@@ -111,22 +111,22 @@ func (f facts) spreadPackets(hot int, evidence *[]Evidence) (remedy []string, se
 	nic, dev := *worst.NIC, quote(worst.Name)
 	*evidence = append(*evidence, Evidence{"receive queues of " + worst.Name, fmt.Sprintf("%d, %d of them spread by RPS", nic.RxQueues, nic.RPSQueues), fromDrivers})
 	if nic.ChannelsMax > nic.Channels && nic.ChannelsMax < 1<<16 {
-		*evidence = append(*evidence, Evidence{"queues that the card could have", strconv.FormatUint(uint64(nic.ChannelsMax), 10), fromDrivers})
+		*evidence = append(*evidence, Evidence{"queues that the card can have", strconv.FormatUint(uint64(nic.ChannelsMax), 10), fromDrivers})
 		queues := min(int(nic.ChannelsMax), len(f.CPUs))
 		settings = append(settings, provided(f.device(worst.Name, "combined_channels", strconv.Itoa(queues)), linkMayGo))
-		remedy = append(remedy, "# use the queues that the card has, one for each processor:", f.run(fmt.Sprintf("ethtool -L %s combined %d", dev, queues)))
+		remedy = append(remedy, "# use the card's queues, one for each CPU:", f.run(fmt.Sprintf("ethtool -L %s combined %d", dev, queues)))
 	}
 	if nic.RxQueues > 1 {
-		remedy = append(remedy, "# the card has several queues: see which processor each of them interrupts, and spread them, best by irqbalance:",
+		remedy = append(remedy, "# the card has several queues: see which CPU each of them interrupts, and spread them, best with irqbalance:",
 			"grep -E "+quote("CPU|"+worst.Name)+" /proc/interrupts")
 	}
 	if nic.RPSQueues < max(nic.RxQueues, 1) {
 		settings = append(settings, f.device(worst.Name, "rps_cpus", cpuMask(f.CPUs, hot)))
-		remedy = append(remedy, "# hand packets on to the other processors, by flow (RPS):",
+		remedy = append(remedy, "# distribute packets to the other CPUs by flow (RPS):",
 			f.run("sh -c "+quote(fmt.Sprintf("for q in /sys/class/net/%s/queues/rx-*/rps_cpus; do echo %s > $q; done", worst.Name, cpuMask(f.CPUs, hot)))))
 	}
 	if len(remedy) == 0 {
-		remedy = []string{"# packets are spread by flow already, so that one flow may be all there is; see which:", f.natkit("conntrack top")}
+		remedy = []string{"# packets are already distributed by flow, so one flow may be most of the load; find it:", f.natkit("conntrack top")}
 	}
 	return remedy, settings
 }

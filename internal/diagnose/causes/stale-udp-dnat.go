@@ -77,9 +77,9 @@ func judgeStaleDNAT(f facts) *verdict {
 	} else {
 		v.Title = fmt.Sprintf("%s to %s via %s, which no rule names any more", goesOn(flows), first.Dest, first.Target)
 	}
-	v.Evidence = []Evidence{{"such flows at least", strconv.FormatUint(flows, 10), fmt.Sprintf("%s: unanswered, with a packet in the last %d s; samples of the tracer", fromDump, f.recent())}}
+	v.Evidence = []Evidence{{"such flows at least", strconv.FormatUint(flows, 10), fmt.Sprintf("%s: without a reply, with a packet in the last %d s; samples of the tracer", fromDump, f.recent())}}
 	if lost > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets that found no neighbour or route there", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets without a neighbour or route there", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	}
 	for _, u := range stale[:min(len(stale), 3)] {
@@ -88,8 +88,8 @@ func judgeStaleDNAT(f facts) *verdict {
 	if n, _ := f.counter("Udp.NoPorts"); untranslated && n > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"UDP packets for which there was no socket", strconv.FormatUint(n, 10), fromSnmp + ": Udp NoPorts"})
 	}
-	v.Why = "Rules are asked about the first packet of a flow only; the entry keeps what they said. UDP has no end that the entry could see: while the client goes on sending, each packet renews the entry, and it goes where nobody is."
-	v.Remedy = []string{"# remove these entries; the next packet asks the rules anew:"}
+	v.Why = "Only the first packet of a flow passes the NAT rules; the entry keeps the result. UDP has no end that connection tracking could see: while the client keeps sending, each packet renews the entry and goes to the old address."
+	v.Remedy = []string{"# remove these entries; the rules then translate the next packet again:"}
 	seen := map[string]bool{}
 	for _, u := range stale {
 		command := fmt.Sprintf("conntrack -D%s -p udp -d %s --dport %d", conntrackFamily(u.Dest.Addr()), u.Dest.Addr(), u.Dest.Port())

@@ -66,26 +66,26 @@ func judgeSYNFlood(f facts) *verdict {
 		v.Title += fmt.Sprintf(", most to %s", dest.Addr)
 	}
 	v.Evidence = append(f.fillEvidence(),
-		Evidence{"answered and not finished (SYN_RECV)", strconv.FormatUint(answered, 10), fromDump},
-		Evidence{"not answered (SYN_SENT)", strconv.FormatUint(silent, 10), fromDump})
+		Evidence{"replied to and not completed (SYN_RECV)", strconv.FormatUint(answered, 10), fromDump},
+		Evidence{"without a reply (SYN_SENT)", strconv.FormatUint(silent, 10), fromDump})
 	if hasDest {
 		v.Evidence = append(v.Evidence, Evidence{"destination with most entries", fmt.Sprintf("%s: %s (%s)", dest.Addr, plural.Count(dest.Entries, "entry"), percent(share(dest.Entries, t.Entries))), fromDump})
 	}
 	if evicted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
+		v.Evidence = append(v.Evidence, Evidence{"half-open entries evicted to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
 	}
 	for _, name := range []string{"TCPReqQFullDrop", "TCPReqQFullDoCookies", "SyncookiesSent"} {
 		if n, _ := f.counter("TcpExt." + name); n > 0 {
-			v.Evidence = append(v.Evidence, Evidence{"SYNs that met a full queue here", strconv.FormatUint(n, 10), fromNetstat + ": TcpExt " + name})
+			v.Evidence = append(v.Evidence, Evidence{"SYNs that arrived at a full queue here", strconv.FormatUint(n, 10), fromNetstat + ": TcpExt " + name})
 			break
 		}
 	}
-	v.Why = "Each first packet of a connection costs an entry, for 120 s if nobody answers and 60 s if the service does. Its sender needs no address of his own for that."
+	v.Why = "The first packet of each connection costs an entry, for 120 s without a reply and 60 s after the service's reply. The sender can use forged addresses."
 	timeouts := []snapshot.Setting{
 		f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_recv", 10),
 		f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_sent", 20),
 	}
-	v.Remedy = []string{"# half-open connections go sooner:"}
+	v.Remedy = []string{"# expire half-open connections sooner:"}
 	for _, s := range timeouts {
 		if now, known := f.sysctl(s.Name); known && strconv.FormatInt(now, 10) != s.Value && now > 20 {
 			v.Settings = append(v.Settings, s)
@@ -102,13 +102,13 @@ func judgeSYNFlood(f facts) *verdict {
 		proxy, over, settings = f.synproxy(dest.Addr)
 		v.Remedy, v.Settings = append(v.Remedy, proxy...), append(v.Settings, settings...)
 	} else {
-		v.Remedy = append(v.Remedy, "# no single destination: see which service it is for, then put SYNPROXY before it:", f.natkit("conntrack top --by destination"))
+		v.Remedy = append(v.Remedy, "# no single destination: see which service is meant, then put SYNPROXY before it:", f.natkit("conntrack top --by destination"))
 	}
 	state := "SYN_SENT"
 	if share(answered, half) >= floodMajority {
 		state = "SYN_RECV"
 	}
-	v.Remedy = append(v.Remedy, "# remove the half-open entries that are there:", f.run("conntrack -D -p tcp --state "+state))
+	v.Remedy = append(v.Remedy, "# remove the present half-open entries:", f.run("conntrack -D -p tcp --state "+state))
 	if over != "" {
 		v.Remedy = append(v.Remedy, over)
 	}
@@ -126,7 +126,7 @@ func (f facts) synproxy(service netip.Addr) (remedy []string, over string, setti
 	}
 	if f.own(service) {
 		if f.translatesDestinations() {
-			return []string{fmt.Sprintf("# %s is this machine's own and leads on by a destination translation: put SYNPROXY on the machine that serves it, or limit what comes in:", service),
+			return []string{fmt.Sprintf("# %s is an address of this machine that DNAT translates: put SYNPROXY on the machine that serves it, or limit what arrives:", service),
 				f.run("nft add table " + family + " natkit-guard"),
 				f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
 				f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s daddr %s tcp flags & (fin|syn|rst|ack) == syn limit rate over 1000/second drop", family, family, service))),
@@ -139,7 +139,7 @@ func (f facts) synproxy(service netip.Addr) (remedy []string, over string, setti
 		return f.run("nft " + quote("add rule "+family+" natkit-synproxy "+chain+" "+family+" daddr "+service.String()+" "+text))
 	}
 	return []string{
-		"# answer SYNs with cookies instead of entries, and make an entry when the client finishes (Linux 5.3 or later with nft_synproxy):",
+		"# reply to SYNs with cookies instead of entries, and create an entry when the client completes the handshake (Linux 5.3 or later with nft_synproxy):",
 		f.set(loose), // the client's last packet must not be taken for a connection in progress
 		f.run("nft add table " + family + " natkit-synproxy"),
 		f.run("nft " + quote("add chain "+family+" natkit-synproxy raw { type filter hook prerouting priority raw; }")),
@@ -147,7 +147,7 @@ func (f facts) synproxy(service netip.Addr) (remedy []string, over string, setti
 		rule("raw", "tcp flags & (fin|syn|rst|ack) == syn notrack"),
 		rule(hook, "meta l4proto tcp ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm"),
 		rule(hook, "ct state invalid drop"),
-	}, "# when it is over: " + f.run("nft delete table "+family+" natkit-synproxy"), []snapshot.Setting{provided(loose, "the rules of SYNPROXY in this finding's remedy are made as well")}
+	}, "# when it is over: " + f.run("nft delete table "+family+" natkit-synproxy"), []snapshot.Setting{provided(loose, "the SYNPROXY rules of this finding's cure are also in place")}
 }
 
 // translatesDestinations says whether a rule here leads packets to another address.

@@ -61,19 +61,19 @@ func judgeTimeWait(f facts) *verdict {
 		Evidence{"entries in TIME_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump})
 	const timeout = "net.netfilter.nf_conntrack_tcp_timeout_time_wait"
 	if now, known := f.sysctl(timeout); known {
-		v.Evidence = append(v.Evidence, Evidence{"they stay for", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_time_wait"})
+		v.Evidence = append(v.Evidence, Evidence{"their timeout", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_time_wait"})
 	}
 	if len(t.Destinations) > 0 && share(t.Destinations[0].Entries, t.Entries) >= worthNaming {
 		d := t.Destinations[0]
 		v.Evidence = append(v.Evidence, Evidence{"destination with most entries", fmt.Sprintf("%s: %d", d.Addr, d.Entries), fromDump})
 	}
-	v.Why = "An entry in TIME_WAIT serves nobody but packets that come late. At this share the time-out of TIME_WAIT, not the number of open " +
+	v.Why = "An entry in TIME_WAIT serves only late packets. At this share the timeout of TIME_WAIT, not the number of open " +
 		"connections, decides when the table is full."
 	if s, ok := f.shortenTimeWait(); ok {
 		v.Settings = []snapshot.Setting{s}
-		v.Remedy = append(v.Remedy, f.set(s), "# entries that are there keep their old time-out; to remove them at once:")
+		v.Remedy = append(v.Remedy, f.set(s), "# existing entries keep their old timeout; to remove them at once:")
 	} else {
-		v.Remedy = append(v.Remedy, "# the time-out is short already; what helps is keep-alive in client, proxy and server. To remove these entries at once:")
+		v.Remedy = append(v.Remedy, "# the timeout is already short; what helps is keep-alive in client, proxy and server. To remove these entries at once:")
 	}
 	v.Remedy = append(v.Remedy, f.run("conntrack -D -p tcp --state TIME_WAIT"))
 	v.Verify = f.look(f.natkit("conntrack stats"))

@@ -72,13 +72,13 @@ func judgeUnreplied(f facts) *verdict {
 	v.Evidence = append(f.fillEvidence(),
 		Evidence{"unreplied entries", fmt.Sprintf("%d of %d (%s)", unreplied, t.Entries, percent(share(unreplied, t.Entries))), fromDump})
 	if evicted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"half-open entries thrown out to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
+		v.Evidence = append(v.Evidence, Evidence{"half-open entries evicted to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
 	}
 	if proto, n := most(t.ByProtocol); n > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"most common protocol", fmt.Sprintf("%s: %s", proto, plural.Count(n, "entry")), fromDump})
 	}
-	v.Why = "Each unanswered packet to a new address or port costs an entry for 30 s (UDP) or 120 s (a SYN). A scan or a flood so fills the table " +
-		"with nothing, and in a full table the kernel throws out half-open connections, real ones among them."
+	v.Why = "Each packet without a reply to a new address or port costs an entry for 30 s (UDP) or 120 s (a SYN). A scan or flood fills the table " +
+		"with useless entries, and in a full table the kernel evicts half-open connections, including real ones."
 
 	author, ok := mostUnreplied(t.Sources)
 	if ok && share(author.Unreplied, unreplied) >= oneSource {
@@ -89,17 +89,17 @@ func judgeUnreplied(f facts) *verdict {
 			family = "ip6"
 		}
 		v.Remedy = []string{
-			fmt.Sprintf("# stop what %s sends; until then let few of its packets come so far that they cost an entry:", author.Addr),
+			fmt.Sprintf("# stop what %s sends; until then limit its packets before they cost an entry:", author.Addr),
 			f.run("nft add table " + family + " natkit-guard"),
 			f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
 			f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s saddr %s limit rate over %d/second drop", family, family, author.Addr, guardRate))),
-			"# its entries expire by themselves; to remove them at once:",
+			"# its entries expire on their own; to remove them at once:",
 			f.run("conntrack -D -s " + author.Addr.String()),
 			"# when it is over: " + f.run("nft delete table "+family+" natkit-guard"),
 		}
 	} else {
 		v.Remedy = []string{
-			"# no single source: let unanswered flows expire sooner, and see to whom they go:",
+			"# no single source: let flows without replies expire sooner, and see where they go:",
 			f.set(f.local("net.netfilter.nf_conntrack_udp_timeout", 10)),
 			f.set(f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_sent", 20)),
 			f.natkit("conntrack top --by destination"),

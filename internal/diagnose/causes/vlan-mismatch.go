@@ -78,20 +78,20 @@ func judgeVLAN(f facts) *verdict {
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("frames with tag %d", worst.vlan), strconv.FormatUint(n, 10), fromFrames},
 		{"one of them", examples[worst], fromFrames},
-		{"frames that came in by " + worst.link, strconv.FormatUint(came, 10), fromLinks},
+		{"frames received on " + worst.link, strconv.FormatUint(came, 10), fromLinks},
 	}
-	v.Why = "A tagged frame belongs to the interface of its VLAN. Where there is none the stack takes it for somebody else's and drops it; the address of the untagged interface is not reached from there."
+	v.Why = "A tagged frame belongs to the interface of its VLAN. If there is none, the stack drops it as a frame for another host; the address of the untagged interface cannot be reached from that VLAN."
 	address := "ADDRESS/BITS"
 	if a, ok := addrs[worst]; ok {
 		address = a.String() + "/BITS"
 	}
 	name := fmt.Sprintf("%s.%d", worst.link, worst.vlan)
-	v.Remedy = []string{"# the VLANs that there are:", f.run("ip -d link show type vlan"),
-		"# if this machine is to be in that VLAN, make its interface and put the address there:",
+	v.Remedy = []string{"# the present VLAN interfaces:", f.run("ip -d link show type vlan"),
+		"# if this machine belongs in that VLAN, create the interface and move the address there:",
 		"#   " + f.run(fmt.Sprintf("ip link add link %s name %s type vlan id %d", quote(worst.link), quote(name), worst.vlan)),
 		"#   " + f.run(fmt.Sprintf("ip addr add %s dev %s", address, quote(name))),
 		"#   " + f.run("ip link set dev "+quote(name)+" up"),
-		"# if not, have the switch port send this network untagged (its native or access VLAN)"}
+		"# if not, let the switch port send this network untagged (its native or access VLAN)"}
 	v.Verify = f.look()
 	return v
 }

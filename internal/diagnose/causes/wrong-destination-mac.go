@@ -14,7 +14,7 @@ import (
 // A switch floods a frame now and then whose receiver it has forgotten.
 var (
 	astrayFew  = many(10, "frames for a hardware address that nobody has")
-	astrayMost = portion(0.20, "of what came in by that interface, critical")
+	astrayMost = portion(0.20, "of the frames received on that interface, critical")
 )
 
 var wrongDestinationMAC = Cause{
@@ -82,13 +82,13 @@ func judgeWrongMAC(f facts) *verdict {
 	for _, a := range worst.rows[:min(len(worst.rows), 3)] {
 		v.Evidence = append(v.Evidence, Evidence{"sent by " + a.From, fmt.Sprintf("%s -> %s", a.Source, a.Dest), fromFrames})
 	}
-	v.Why = "The sender has noted this hardware address for its gateway, in an ARP entry that is static or from before a card or machine was replaced. The stack takes only frames for its own address; the others are dropped and no counter of IP shows them."
+	v.Why = "The sender has this hardware address for its gateway, in an ARP entry that is static or older than the replacement of a card or machine. The stack accepts only frames for its own address; it drops the others, and no IP counter shows them."
 	gateway := f.addressNear(first.Source, worst.link)
-	v.Remedy = []string{fmt.Sprintf("# on the sender (%s, %s): which address does its gateway have there? Delete the entry that says %s:", f.senderName(first), first.From, worst.to),
+	v.Remedy = []string{fmt.Sprintf("# on the sender (%s, %s): which hardware address does it have for its gateway? Delete the entry with %s:", f.senderName(first), first.From, worst.to),
 		"#   ip neigh show | grep -i " + worst.to}
 	if gateway.IsValid() {
 		v.Remedy = append(v.Remedy, fmt.Sprintf("#   ip neigh del %s dev INTERFACE", gateway),
-			"# or announce the right one from here to all, which corrects entries that are not static:",
+			"# or announce the right one from here to all hosts, which updates entries that are not static:",
 			f.run(fmt.Sprintf("arping -U -c 3 -I %s %s", quote(worst.link), gateway)))
 	}
 	v.Verify = f.look()
