@@ -17,6 +17,10 @@ import (
 
 // nftObject is one element of the list "nftables".
 type nftObject struct {
+	Table *struct {
+		Family, Name string
+		Flags        any // one word or a list of them
+	}
 	Chain *struct {
 		Family, Table, Name, Type, Hook, Policy string
 		Prio                                    any // a number, but names in old versions
@@ -96,7 +100,20 @@ func ReadNFTables(data []byte, name string) (*Ruleset, error) {
 			return nil, &SyntaxError{name, r.line, fmt.Errorf("rule %d of chain %s: %w", r.object.Rule.Handle, n.chainOf(r), err)}
 		}
 	}
+	n.set.Tables, n.set.Dormant = apart(n.set.Tables, func(t *Table) bool { return !t.dormant })
 	return n.set, nil
+}
+
+// apart are the tables that are kept, and the others.
+func apart(tables []*Table, keep func(*Table) bool) (kept, others []*Table) {
+	for _, t := range tables {
+		if keep(t) {
+			kept = append(kept, t)
+		} else {
+			others = append(others, t)
+		}
+	}
+	return kept, others
 }
 
 func (n *nftReader) table(family, name string) *Table {
@@ -126,6 +143,8 @@ var priorities = map[string]int{"raw": -300, "mangle": -150, "dstnat": -100, "fi
 
 func (n *nftReader) take(line int, o nftObject) {
 	switch {
+	case o.Table != nil:
+		n.takeTable(line, n.table(o.Table.Family, o.Table.Name), o.Table.Flags)
 	case o.Chain != nil:
 		c := n.chain(o.Chain.Family, o.Chain.Table, o.Chain.Name)
 		c.Line, c.Type, c.Hook, c.Policy = line, o.Chain.Type, o.Chain.Hook, o.Chain.Policy
@@ -141,6 +160,25 @@ func (n *nftReader) take(line int, o nftObject) {
 		n.takeSet(o.Map)
 	case o.Rule != nil:
 		n.rules = append(n.rules, nftRule{line, o})
+	}
+}
+
+// takeTable reads a table's flags. nftables before 1.0.8 prints other words in the place
+// of a flag that is alone, so an unknown word may stand for dormant.
+func (n *nftReader) takeTable(line int, t *Table, flags any) {
+	t.Line = line
+	words, ok := flags.([]any)
+	if !ok && flags != nil {
+		words = []any{flags}
+	}
+	for _, word := range words {
+		switch word {
+		case "dormant":
+			t.dormant = true
+		case "owner", "persist": // who may change it
+		default:
+			t.UnknownFlag = true
+		}
 	}
 }
 

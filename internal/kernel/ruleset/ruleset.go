@@ -24,17 +24,21 @@ const (
 
 // Ruleset is what one program listed.
 type Ruleset struct {
-	Source string // IPTables or NFTables
-	Tables []*Table
+	Source  string // IPTables or NFTables
+	Tables  []*Table
+	Dormant []*Table // their chains are on no hook, so their rules do nothing
 }
 
 // Table is a table of a family.
 type Table struct {
 	Family, Name string
+	Line         int
 	Chains       []*Chain // in their order
 	Sets         []*Set   // and maps
+	UnknownFlag  bool     // it may be dormant
 
-	byName map[string]*Chain
+	dormant bool
+	byName  map[string]*Chain
 }
 
 // Chain is a list of rules; one with a hook is a base chain.

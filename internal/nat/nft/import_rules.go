@@ -390,6 +390,8 @@ func (it *item) targets(ports rulefile.PortRange) (all []rulefile.Target, shares
 			t = ports
 		case s.mode == portFixed && ports.Count() == 1:
 			t = rulefile.PortRange{First: s.port, Last: s.port}
+		case s.mode == portFixed:
+			return nil, nil, fmt.Sprintf("sends ports %s to one port, %d (the kernel takes the first of a range); a rule file has at most %d ports for one: for a port each write a target with as many ports", orAll(ports), s.port, maxSingle)
 		case s.mode == portShifted && !ports.IsZero() && s.shifts(ports):
 			first := s.port + (ports.First - s.base)
 			t = rulefile.PortRange{First: first, Last: first + (ports.Last - ports.First)}

@@ -14,6 +14,7 @@ import (
 
 // surroundings names it.
 func (i *importer) surroundings() {
+	i.sleeping()
 	reached := i.reached()
 	for r := range i.set.Rules {
 		switch {
@@ -25,6 +26,20 @@ func (i *importer) surroundings() {
 			}
 		case reached[r]:
 			i.beside(r)
+		}
+	}
+}
+
+// sleeping names tables whose rules do nothing now, and those of which that can't be told.
+func (i *importer) sleeping() {
+	for _, t := range i.set.Dormant {
+		i.note(Note{Line: t.Line, Rule: "table " + t.Family + " " + t.Name, Why: "is dormant: its rules do nothing now, and are left out"})
+	}
+	for _, t := range i.set.Tables {
+		if t.UnknownFlag {
+			name := t.Family + " " + t.Name
+			i.note(Note{Line: t.Line, Rule: "table " + name, Lost: true,
+				Why: "has a flag that this version of nft does not list rightly. Run \"nft list table " + name + "\": if it shows \"flags dormant\", the table's rules do nothing, and the rule file must not have them"})
 		}
 	}
 }

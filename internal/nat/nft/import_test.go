@@ -185,6 +185,35 @@ func TestImportHalfMap(t *testing.T) {
 	}
 }
 
+// The rules of a dormant table do nothing, and where nft prints its flag wrongly, which old
+// versions do, the import asks.
+func TestImportDormant(t *testing.T) {
+	const list = `{"nftables":[{"table":{"family":"ip","name":"t","handle":1%s}},
+{"chain":{"family":"ip","table":"t","name":"c","type":"nat","hook":"prerouting","prio":-100}},
+{"rule":{"family":"ip","table":"t","chain":"c","handle":4,"expr":[
+ {"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":"203.0.113.1"}},{"dnat":{"addr":"10.0.0.1"}}]}},
+{"chain":{"family":"ip","table":"t","name":"raw","type":"filter","hook":"prerouting","prio":-300}},
+{"rule":{"family":"ip","table":"t","chain":"raw","handle":5,"expr":[{"notrack":null}]}}]}`
+	const rule, notrack = "dnat: 203.0.113.1, to: 10.0.0.1", "is not tracked"
+	for flags, want := range map[string][]string{
+		"":                                    {rule, notrack},
+		`,"flags":["owner","persist"]`:        {rule, notrack},
+		`,"flags":"dormant"`:                  {"lost=false table ip t: is dormant", "no rule of the input could be taken over"},
+		`,"flags":["dormant","owner"]`:        {"lost=false table ip t: is dormant", "no rule of the input could be taken over"},
+		`,"flags":"chars that nft has freed"`: {rule, notrack, "1 lost=true table ip t: has a flag", "nft list table ip t"},
+	} {
+		got := importText("dormant", fmt.Appendf(nil, list, flags))
+		for _, part := range want {
+			if !strings.Contains(got, part) {
+				t.Errorf("flags %q: no %q in\n%s", flags, part, got)
+			}
+		}
+		if dormant := strings.Contains(flags, "dormant"); dormant && (strings.Contains(got, rule) || strings.Contains(got, notrack)) || !dormant && strings.Contains(got, "is dormant") {
+			t.Errorf("flags %q:\n%s", flags, got)
+		}
+	}
+}
+
 // Chains that lead into each other along more ways than can be followed are refused.
 func TestImportEnds(t *testing.T) {
 	var b strings.Builder
