@@ -314,13 +314,15 @@ var faultWays = []struct {
 	ways       []way
 }{
 	{"a client is blocked", "rule-drop", blocked}, {"nothing accepts the client", "forward-policy-drop", policies}, {"undecided", "", undecided}, {"replies are dropped", "", replies},
-	{"size messages are dropped", "", sizes}, {"the TTL", "", timesToLive}, {"not tracked", "", untracked}, {"a program drops", "", programs},
+	{"size messages are dropped", "", sizes}, {"the TTL", "", timesToLive}, {"not tracked", "", untracked}, {"a program drops", "", programs}, {"far away", "", farAway},
 	{"healthy: a block list", "", healthyLists}, {"healthy: scans", "", scans},
 }
 
 // policies: nothing accepts what the client sends. The cure must not go before a block list.
 var policies = []way{
-	{name: "a policy", nft: forwardChain("drop", "tcp dport 443 accept"), named: []string{"chain fw of table ip f"}},
+	{name: "a policy", nft: forwardChain("drop", "tcp dport 443 accept"), named: []string{"chain fw of table ip f", "oifname \"eth0\" tcp dport 80 accept"}, never: []string{"oifname \"eth0\" accept"}},
+	{name: "iptables, by port", setup: "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p tcp --dport 443 -j ACCEPT", named: []string{"-o eth0 -p tcp --dport 80 -j ACCEPT"}, never: []string{"-o eth0 -j ACCEPT"}},
+	{name: "iptables, by ports", setup: "iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -p tcp -m multiport --dports 22,443 -j ACCEPT", named: []string{"-o eth0 -p tcp --dport 80 -j ACCEPT"}, never: []string{"-o eth0 -j ACCEPT"}},
 	{name: "a policy behind a block list", nft: forwardChain("drop", "ip saddr 10.9.9.9 drop"), named: []string{"nft 'add rule ip f fw iifname"}, never: []string{"insert rule"}},
 	{name: "a last rule", nft: forwardChain("accept", "ip saddr 10.9.9.9 drop\ntcp dport 443 accept\ndrop"), named: []string{"insert rule ip f fw handle"}},
 	{name: "a last rule that counts", nft: forwardChain("accept", "tcp dport 443 accept\ncounter drop"), named: []string{"chain fw of table ip f"}},
@@ -328,8 +330,8 @@ var policies = []way{
 	{name: "iptables-nft", setup: "iptables-nft -P FORWARD DROP", named: []string{"iptables-nft -I FORWARD -i eth1"}},
 	{name: "iptables-nft behind a block list", setup: "iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -s 10.9.9.9 -j DROP", named: []string{"iptables-nft -A FORWARD -i eth1"}, never: []string{"-I FORWARD"}},
 	{name: "iptables-legacy", setup: "iptables-legacy -P FORWARD DROP", named: []string{"iptables-legacy -I FORWARD -i eth1"}},
-	{name: "an interface that is not there", nft: forwardChain("drop", "iifname \"eth9\" accept"), named: []string{"chain fw"}},
-	{name: "a quota that ends", nft: forwardChain("drop", "iifname \"eth1\" quota until 1 kbytes used 1 kbytes accept"), named: []string{"chain fw"}},
+	{name: "an interface that is not there", nft: forwardChain("drop", "iifname \"eth9\" accept"), named: []string{"chain fw", "would accept it", "there is no interface eth9"}},
+	{name: "a quota that ends", nft: forwardChain("drop", "iifname \"eth1\" quota until 1 kbytes used 1 kbytes accept"), named: []string{"chain fw", "would accept it", "bytes used"}},
 }
 
 // undecided: a sample of a packet does not tell whether the rule's condition held.
@@ -374,6 +376,19 @@ var untracked = []way{
 var programs = []way{
 	{name: "tc", work: dropByTC, want: "other-drops", named: []string{"traffic control", "tc -s filter show dev eth1 ingress"}},
 	{name: "XDP", work: dropByXDP, want: "other-drops", least: causes.Advice, named: []string{"XDP"}},
+	{name: "tc, what was translated", work: far(dropByTCAt("eth0", netlink.HANDLE_MIN_EGRESS)), want: "other-drops", named: []string{"traffic control", "were to leave by eth0", "tc -s filter show dev eth0 egress"}},
+	{name: "tc, replies before they are translated back", work: far(dropByTCAt("eth0", netlink.HANDLE_MIN_INGRESS)), want: "other-drops", named: []string{"traffic control", "arrived on eth0"}},
+}
+
+// farAway are rules that drop what clients send to a host that only a default route leads to: what is
+// not translated yet, and what has this machine's own source already.
+var farAway = []way{
+	{name: "forward", nft: forwardChain("accept", "ip daddr 198.51.100.7 drop"), work: far(nil), want: "rule-drop", named: []string{"ip daddr 198.51.100.7 drop"}},
+	{name: "a policy", nft: forwardChain("drop", "ip daddr 198.51.100.9 accept"), work: far(nil), want: "forward-policy-drop", named: []string{"chain fw"}},
+	{name: "behind source translation", nft: "table ip f { chain post { type filter hook postrouting priority 200; tcp dport 80 drop; } }", work: far(nil), want: "rule-drop", named: []string{"tcp dport 80 drop"}},
+	{name: "egress of netdev", nft: "table netdev f { chain out { type filter hook egress device \"eth0\" priority 0; tcp dport 80 drop; } }", work: far(nil), want: "rule-drop", named: []string{"tcp dport 80 drop", "netdev f"}},
+	{name: "replies at ingress", nft: "table netdev f { chain in { type filter hook ingress device \"eth0\" priority 0; tcp sport 80 drop; } }", work: far(nil), want: "rule-drop", named: []string{"tcp sport 80 drop"}},
+	{name: "not translated, beside what is published", setup: "nft flush chain ip nat POSTROUTING", work: far(publish), want: "answers-lost", named: []string{"left untranslated"}},
 }
 
 // healthyLists block one address, as they should, however much it sends.
@@ -423,6 +438,36 @@ func browseAndScan(t *testing.T, s *faultRun) {
 	must(t, s.browseAt(t.Context(), 100))
 	must(t, s.run(t.Context(), s.lab.ServerNode(), "ip route replace 192.168.0.0/24 via 203.0.113.1"))
 	s.traffic = append(s.traffic, sending(s.lab.ServerNode(), netip.MustParseAddrPort("192.168.0.77:5353"), 16, 1000, 0))
+}
+
+// farHost is an address that only the gateway's default route leads to, behind the server.
+const farHost = "198.51.100.7"
+
+// far has the client ask farHost for pages, and does the rest beside it. The server knows no way
+// to the client's own address, as it is on the Internet.
+func far(work func(*testing.T, *faultRun)) func(*testing.T, *faultRun) {
+	return func(t *testing.T, s *faultRun) {
+		server := s.lab.ServerNode()
+		must(t, s.run(t.Context(), s.watched, "ip route replace default via "+server.Addr.String()))
+		must(t, s.run(t.Context(), server, "ip route replace blackhole 192.168.0.0/24; ip addr replace "+farHost+"/32 dev lo"))
+		t.Cleanup(func() {
+			_ = s.run(context.Background(), s.watched, "ip route del default")
+			_ = s.run(context.Background(), server, "ip route del blackhole 192.168.0.0/24; ip addr del "+farHost+"/32 dev lo")
+		})
+		must(t, s.serve(t.Context(), lab.HTTPServerOptions{}))
+		s.traffic = append(s.traffic, s.requests("http://"+farHost+"/", 100))
+		if work != nil {
+			work(t, s)
+		}
+	}
+}
+
+// publish has the server's machine ask the gateway for what a client publishes.
+func publish(t *testing.T, s *faultRun) {
+	client := s.lab.Node(lab.RoleClient)
+	must(t, s.swallow(client, 5354))
+	must(t, s.run(t.Context(), s.watched, "nft add table ip published; nft 'add chain ip published pre { type nat hook prerouting priority dstnat; }'; nft add rule ip published pre iifname eth0 udp dport 5354 dnat to "+client.Addr.String()))
+	s.traffic = append(s.traffic, sending(s.lab.ServerNode(), netip.MustParseAddrPort("203.0.113.1:5354"), 16, 50, 0))
 }
 
 // bigDatagrams sends what does not fit and must not be fragmented.
@@ -476,9 +521,18 @@ func dropping(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program 
 
 func dropByTC(t *testing.T, s *faultRun) {
 	must(t, s.browseAt(t.Context(), 100))
+	dropAt(t, s, "eth1", netlink.HANDLE_MIN_INGRESS)
+}
+
+// dropByTCAt drops at one end of an interface.
+func dropByTCAt(device string, at uint32) func(*testing.T, *faultRun) {
+	return func(t *testing.T, s *faultRun) { dropAt(t, s, device, at) }
+}
+
+func dropAt(t *testing.T, s *faultRun, device string, at uint32) {
 	p := dropping(t, ebpf.SchedCLS, 2) // TC_ACT_SHOT
 	must(t, s.watched.Do(func() error {
-		dev, err := netlink.LinkByName("eth1")
+		dev, err := netlink.LinkByName(device)
 		if err != nil {
 			return err
 		}
@@ -487,7 +541,7 @@ func dropByTC(t *testing.T, s *faultRun) {
 			return err
 		}
 		t.Cleanup(func() { _ = s.watched.Do(func() error { return netlink.QdiscDel(qdisc) }) })
-		return netlink.FilterAdd(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: dev.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
+		return netlink.FilterAdd(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: dev.Attrs().Index, Parent: at, Handle: 1, Protocol: unix.ETH_P_IP, Priority: 1},
 			Fd: p.FD(), Name: "drops_all", DirectAction: true})
 	}))
 }

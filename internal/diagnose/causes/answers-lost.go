@@ -112,7 +112,7 @@ func judgeUnmatched(f facts) *verdict {
 	if n == 0 {
 		return nil
 	}
-	v := &verdict{impact: float64(n)}
+	v := &verdict{impact: float64(n), explains: []string{"backend-silent", "conntrack-invalid-reset"}}
 	v.Severity = Critical
 	replies := "1 reply"
 	if n != 1 {
@@ -157,7 +157,7 @@ func (f facts) unmatched() (n uint64, rows []snapshot.Drop) {
 				return false
 			case packet.protocol == "udp":
 				foreseen := slices.ContainsFunc(t.Controls, func(c snapshot.ControlUse) bool { return opensData(c, packet, s) })
-				return !foreseen && f.silentAt(packet.source.Addr())
+				return !foreseen && (f.silentAt(packet.source.Addr()) || f.silentFrom(packet.source, s)) && judgeUDPShort(f) == nil
 			}
 			return connecting && packet.protocol == "tcp" && strings.Contains(s, " SYN,ACK")
 		}) {
@@ -171,15 +171,29 @@ func (f facts) unmatched() (n uint64, rows []snapshot.Drop) {
 	return n, rows
 }
 
-// silentAt says whether flows of UDP go to an address that next to none of them has a reply from, as far
-// as their entries know. Where entries are gone before the reply comes it is another fault.
+// silentAt says whether flows go to an address that next to none of them has a reply from, as far
+// as their entries know.
 func (f facts) silentAt(addr netip.Addr) bool {
 	for _, d := range f.Conntrack.Table.Destinations {
 		if d.Addr == addr {
-			return d.Unreplied > 0 && d.Unreplied <= d.Entries && share(d.Unreplied, d.Entries) >= lostMost && judgeUDPShort(f) == nil
+			return d.Unreplied > 0 && d.Unreplied <= d.Entries && share(d.Unreplied, d.Entries) >= lostMost
 		}
 	}
 	return false
+}
+
+// silentFrom is the same of UDP flows to one port of an address, for a reply that has no entry.
+func (f facts) silentFrom(from netip.AddrPort, sample string) bool {
+	var flows uint64
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol == "udp" && u.SNAT && u.Target == from && u.Entries < implausible {
+			flows = saturate(flows, u.Entries)
+		}
+	}
+	_, known := parseFlow(sample)
+	return !known && flows >= lostFew && slices.ContainsFunc(f.Conntrack.Table.DestPorts, func(p snapshot.PortUse) bool {
+		return p.Protocol == "udp" && p.Port == from.Port() && p.Unreplied <= p.Entries && share(p.Unreplied, p.Entries) >= lostMost
+	})
 }
 
 // judgeForeignSource tells of sources translated to an address that nobody here answers for.
@@ -265,7 +279,8 @@ func judgeUntranslated(f facts) *verdict {
 		flows, recent = saturate(flows, u.Entries), saturate(recent, u.Recent)
 	}
 	// Without rules that translate, a router further on may: then others are answered.
-	if flows < lostFew || (!public || !f.translatesSources()) && share(min(flows, t.Entries), t.Entries) < lostMost {
+	like := t.Entries - min(t.Entries, f.inward())
+	if flows < lostFew || (!public || !f.translatesSources()) && share(min(flows, like), like) < lostMost {
 		return nil
 	}
 	v := &verdict{impact: float64(recent)}
@@ -546,6 +561,17 @@ func (f facts) translatedSources() (n uint64) {
 
 // onlyInside says whether an address means something within a site only.
 func onlyInside(a netip.Addr) bool { return snapshot.OnlyInside(a) }
+
+// inward is how many entries are of connections to this machine's own addresses, published services
+// among them.
+func (f facts) inward() (n uint64) {
+	for _, d := range f.Conntrack.Table.Destinations {
+		if f.own(d.Addr) && d.Entries < implausible {
+			n = saturate(n, d.Entries)
+		}
+	}
+	return n
+}
 
 // answers says whether some flow to addr was answered, as far as the dump tells.
 func (f facts) answers(addr netip.Addr) bool {

@@ -117,6 +117,7 @@ func judgeForwardPolicy(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped on the forward hook", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Evidence = append(v.Evidence, f.nearPolicy()...)
 	if forwarded > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, including these", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
 	}
@@ -170,6 +171,19 @@ func (f facts) policyDrops() (rows []snapshot.Drop, n uint64, tracing bool) {
 		n = saturate(n, unknown)
 	}
 	return rows, n, f.Drops != nil
+}
+
+// nearPolicy is what would have accepted the packets that the ends of forward chains dropped,
+// but for one condition.
+func (f facts) nearPolicy() []Evidence {
+	for _, b := range f.blamed() {
+		if d, sure := b.sure(); sure && isPolicy(d) && d.Chain.Hook == "forward" && len(b.row.Packets) > 0 {
+			if out := f.near(culprit{Dropper: d, row: b.row, sample: b.row.Packets[0]}); len(out) > 0 {
+				return out
+			}
+		}
+	}
+	return nil
 }
 
 // silentRules says whether rules that a packet may meet on a hook drop on a condition and do
@@ -344,7 +358,11 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 				c.Name, c.Walk, c.DropRules = "DOCKER-USER", nil, nil
 			}
 		}
-		for _, rule := range acceptRules(tool, in, out, led) {
+		ports := []string{""}
+		if opensPorts(c) {
+			ports = portsOf(tool, rows)
+		}
+		for _, rule := range acceptRules(tool, in, out, led, ports) {
 			remedy = append(remedy, f.run(putRule(tool, c, rule)))
 		}
 	}
@@ -353,27 +371,71 @@ func (f facts) acceptForwarded(chains []snapshot.Chain, rows []snapshot.Drop) []
 
 // acceptRules are the conditions and verdicts of rules that let traffic of two interfaces
 // pass, or what is led to a published service.
-func acceptRules(tool, in, out string, led bool) (rules []string) {
+func acceptRules(tool, in, out string, led bool, ports []string) (rules []string) {
 	switch {
 	case tool != "" && led:
 		return []string{"-m conntrack --ctstate DNAT -j ACCEPT"}
 	case led:
 		return []string{"ct status dnat accept"}
 	case tool != "":
-		rules = []string{strings.TrimSpace(iface(" -i ", in)+iface(" -o ", out)) + " -j ACCEPT"}
-		if in != out { // on one bridge answers take the same rule
-			rules = append(rules, strings.TrimSpace(iface(" -i ", out)+iface(" -o ", in))+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+		for _, port := range ports {
+			rules = append(rules, iface(" -i ", in)+iface(" -o ", out)+port+" -j ACCEPT")
+		}
+		if in != out || ports[0] != "" { // on one bridge answers take the same rule, unless that is for a port
+			rules = append(rules, iface(" -i ", out)+iface(" -o ", in)+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
 		}
 	default:
-		rules = []string{strings.TrimSpace(nftIface(" iifname ", in)+nftIface(" oifname ", out)) + " accept"}
-		if in != out {
-			rules = append(rules, strings.TrimSpace(nftIface(" iifname ", out)+nftIface(" oifname ", in))+" ct state established,related accept")
+		for _, port := range ports {
+			rules = append(rules, nftIface(" iifname ", in)+nftIface(" oifname ", out)+port+" accept")
+		}
+		if in != out || ports[0] != "" {
+			rules = append(rules, nftIface(" iifname ", out)+nftIface(" oifname ", in)+" ct state established,related accept")
 		}
 	}
 	for i, r := range rules {
 		rules[i] = strings.TrimSpace(r)
 	}
 	return rules
+}
+
+// opensPorts says whether a chain accepts by port: then it means to keep all others out.
+func opensPorts(c snapshot.Chain) bool {
+	return slices.ContainsFunc(c.Walk, func(r snapshot.Rule) bool {
+		return r.Verdict == "accept" && slices.ContainsFunc(r.Matches, func(m snapshot.Match) bool {
+			return slices.ContainsFunc(m.Keys, func(key string) bool { return strings.HasSuffix(key, " dport") })
+		})
+	})
+}
+
+// maxPorts is how many ports a cure opens one by one.
+const maxPorts = 5
+
+// portsOf are conditions for the ports that dropped packets were for, as far as they were seen;
+// an empty one where there are no ports, or too many of them.
+func portsOf(tool string, rows []snapshot.Drop) (out []string) {
+	for _, row := range rows {
+		for _, sample := range row.Samples {
+			t, ok := parseSample(sample)
+			switch {
+			case isAnswer(sample):
+				continue // the rule for what is established accepts it
+			case !ok || t.protocol != "tcp" && t.protocol != "udp" || t.dest.Port() == 0:
+				return []string{""}
+			}
+			port := fmt.Sprintf(" %s dport %d", t.protocol, t.dest.Port())
+			if tool != "" {
+				port = fmt.Sprintf(" -p %s --dport %d", t.protocol, t.dest.Port())
+			}
+			if !slices.Contains(out, port) {
+				out = append(out, port)
+			}
+		}
+	}
+	if len(out) == 0 || len(out) > maxPorts {
+		return []string{""}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // putRule is the command that puts a rule into a chain: in front where nothing before it drops,

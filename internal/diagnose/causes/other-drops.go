@@ -5,6 +5,7 @@ package causes
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -86,15 +87,15 @@ func judgeOther(f facts) *verdict {
 			continue
 		}
 		l, ok := f.link(row.Interface)
-		whole := l.RxPackets
+		whole := max(row.Count, l.RxPackets)
 		if leaves(row.Location) {
-			whole = l.TxPackets
+			whole = saturate(row.Count, l.TxPackets) // counted once they have left
 		}
 		if !ok || whole >= implausible {
 			continue
 		}
 		if row.Count > lost {
-			worst, lost, part = row, row.Count, share(row.Count, max(row.Count, whole))
+			worst, lost, part = row, row.Count, share(row.Count, whole)
 		}
 	}
 	v := &verdict{impact: float64(lost)}
@@ -154,7 +155,9 @@ func judgeOther(f facts) *verdict {
 // were to leave by.
 func leaves(function string) bool {
 	function = strings.TrimLeft(function, "_")
-	return strings.HasPrefix(function, "dev_forward_skb") || strings.HasPrefix(function, "veth_xmit")
+	return slices.ContainsFunc([]string{"dev_forward_skb", "veth_xmit", "dev_queue_xmit", "sch_handle_egress"}, func(begin string) bool {
+		return strings.HasPrefix(function, begin)
+	})
 }
 
 // clientAtBroadcast finds a client that has the broadcast address of a network here: replies to its flows
@@ -177,15 +180,24 @@ func (f facts) clientAtBroadcast(row snapshot.Drop) (client netip.Addr, network 
 	return client, network, false
 }
 
+// replyForOther says whether a sampled packet is the reply to somebody else's connection, though it is
+// for this machine's address: what is translated back only later.
+func (f facts) replyForOther(sample string) bool {
+	flow, ok := parseFlow(sample)
+	return ok && isAnswer(sample) && !f.own(flow.source.Addr())
+}
+
 // passing says whether packets of row were on their way through this machine.
 func (f facts) passing(row snapshot.Drop) bool {
 	if _, _, ok := f.clientAtBroadcast(row); ok {
 		return true
 	}
-	for _, t := range samples([]snapshot.Drop{row}) {
-		if !f.own(t.dest.Addr()) && !f.own(t.source.Addr()) && !f.manifold(t.dest.Addr()) && !t.dest.Addr().IsLoopback() && t.dest.Addr().IsValid() {
+	return slices.ContainsFunc(row.Samples, func(sample string) bool {
+		if row.Reason != "NO_SOCKET" && f.awaited(sample) || f.replyForOther(sample) {
 			return true
 		}
-	}
-	return false
+		t, _ := f.asSent(sample)
+		dest := t.dest.Addr()
+		return dest.IsValid() && !f.own(dest) && !f.own(t.source.Addr()) && !f.manifold(dest) && !dest.IsLoopback()
+	})
 }

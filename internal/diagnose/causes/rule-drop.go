@@ -239,23 +239,28 @@ func (f facts) awaited(sample string) bool {
 		})
 }
 
+// asSent is a sampled packet with the source that its sender gave it: what leaves may have one
+// of this machine's addresses already. An ICMP message about a flow is this machine's own.
+func (f facts) asSent(sample string) (tuple, bool) {
+	t, ok := parseSample(sample)
+	if flow, tracked := parseFlow(sample); tracked && f.own(t.source.Addr()) && !strings.HasPrefix(t.protocol, "icmp") {
+		t.source = flow.source
+	}
+	return t, ok
+}
+
 // sentByClients says whether dropped packets were on their way through, from a network
 // of this machine or to where a rule here had sent them, and by which interface they came.
 func (f facts) sentByClients(row snapshot.Drop, in snapshot.Interface) (snapshot.Interface, bool) {
 	for _, sample := range row.Samples {
-		t, ok := parseSample(sample)
-		source := t.source.Addr()
-		flow, tracked := parseFlow(sample)
-		if tracked && f.own(source) && !strings.HasPrefix(t.protocol, "icmp") {
-			source = flow.source.Addr() // it was translated already; an ICMP message about the flow is this machine's
-		}
-		if !ok || f.own(t.dest.Addr()) || f.own(source) || f.manifold(t.dest.Addr()) {
+		t, ok := f.asSent(sample)
+		if !ok || f.own(t.dest.Addr()) || f.own(t.source.Addr()) || f.manifold(t.dest.Addr()) {
 			continue
 		}
-		if tracked && flow.dest.Addr() != t.dest.Addr() {
+		if flow, tracked := parseFlow(sample); tracked && flow.dest.Addr() != t.dest.Addr() {
 			return in, true
 		}
-		if from, ok := f.linkTo(source); ok && !f.fromOutside(t) {
+		if from, ok := f.linkTo(t.source.Addr()); ok && !f.fromOutside(t) {
 			return from, true
 		}
 	}
