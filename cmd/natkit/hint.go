@@ -14,14 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/diagnose/tune"
+	"natkit/internal/ui/report"
 )
 
 // hint says what helps a user whom the machine has refused something: a line of its own, with
-// what is missing and what to do.
-func hint(err error, uid int) string {
+// what is missing and what to type. args are those of the command.
+func hint(err error, uid int, args []string) string {
 	switch {
+	case errors.Is(err, os.ErrPermission) && uid != 0 && strings.Contains(err.Error(), "root"):
+		return "" // said already, with what else would do
 	case errors.Is(err, os.ErrPermission) && uid != 0:
-		return "\nthis needs root: try it by sudo"
+		return "\nthis needs root: " + report.Command(append([]string{"sudo", "natkit"}, args...)...)
 	case errors.Is(err, os.ErrPermission):
 		if missing := missingCapabilities(processStatus()); len(missing) > 0 {
 			return "\nthis process is root without " + strings.Join(missing, ", ") + ": give its container these capabilities, as `docker run --privileged` does, or run natkit outside of it"

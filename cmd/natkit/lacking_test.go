@@ -84,7 +84,7 @@ func TestLackingReaders(t *testing.T) {
 	const (
 		down    = "no NAT of natkit's is up here"
 		off     = "acceleration is off here"
-		sudo    = "try it by sudo"
+		sudo    = "this needs root: sudo natkit "
 		rights  = "this process is root without CAP_NET_ADMIN, CAP_SYS_ADMIN"
 		noTypes = "mount -t sysfs sysfs /sys"
 		unsure  = "No change is known to be needed, but not everything could be judged"
@@ -108,8 +108,9 @@ func TestLackingReaders(t *testing.T) {
 	}
 	table := []string{"conntrack list", "conntrack stats", "conntrack top"}
 	tracers := []string{"drops --for 1", "hooks", "profile --for 1"}
-	always := slices.Concat(works("conntrack memory", "top --once", "tune history", "kconfig", "lab list"), refuses(down, "status", "rules", "sessions"),
-		refuses(off, "accel status"), []try{{"tune plan --for 1", exitOK, unsure}})
+	always := slices.Concat(works("conntrack memory", "top --once", "kconfig"), []try{{"tune plan --for 1", exitOK, unsure}, {"tune apply --dry-run --for 1", exitUnjudged, unsure}})
+	fresh := slices.Concat(always, works("tune history", "tune rollback", "lab list"), refuses(down, "status", "rules", "sessions"), refuses(off, "accel status"))
+	roots := refuses(sudo, "tune history", "tune rollback", "tune apply --for 1", "lab list", "status", "rules", "sessions", "accel status")
 	nothing := slices.Concat(refuses(down, "down"), refuses(off, "accel off"))
 	doctor := func(says string) []try {
 		return []try{{"doctor --for 1", exitUnjudged, says}, {"doctor --for 1 -o json", exitUnjudged, "unjudged"}}
@@ -118,14 +119,15 @@ func TestLackingReaders(t *testing.T) {
 		lacks []ktest.Lack
 		tries []try
 	}{
-		{[]ktest.Lack{ktest.NoRoot}, slices.Concat(always, doctor("run as root"), refuses(sudo, table...), refuses("run as root", tracers...),
-			refuses(sudo, "accel on in out", "up -f RULES", "down", "accel off"), refuses("needs root", "doctor --all-netns --for 1"), refuses("must be root", "import --from iptables"))},
-		{[]ktest.Lack{ktest.NoRights}, slices.Concat(always, nothing, doctor("root here lacks the capability"), refuses(rights, table...),
+		{[]ktest.Lack{ktest.NoRoot}, slices.Concat(fresh, doctor("run as root"), refuses("needs root, or CAP_NET_ADMIN", table...), refuses("run as root", tracers...),
+			refuses(sudo, "accel on in out", "up -f RULES", "down", "accel off", "tune apply --for 1"), refuses("needs root", "doctor --all-netns --for 1"), refuses("must be root", "import --from iptables"))},
+		{[]ktest.Lack{ktest.NoRoot, ktest.NotFresh}, slices.Concat(always, roots)},
+		{[]ktest.Lack{ktest.NoRights}, slices.Concat(fresh, nothing, doctor("root here lacks the capability"), refuses(rights, table...),
 			refuses(rights, "hooks", "drops --for 1"), refuses("CAP_SYSLOG", "profile --for 1"), refuses("must be root", "import --from nft"))},
-		{[]ktest.Lack{ktest.NoSys}, slices.Concat(always, nothing, doctor(noTypes), works(table...), refuses(noTypes, tracers...))},
-		{[]ktest.Lack{ktest.NoBPFFS, ktest.NoTracefs, ktest.NoPrograms}, slices.Concat(always, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...),
+		{[]ktest.Lack{ktest.NoSys}, slices.Concat(fresh, nothing, doctor(noTypes), works(table...), refuses(noTypes, tracers...))},
+		{[]ktest.Lack{ktest.NoBPFFS, ktest.NoTracefs, ktest.NoPrograms}, slices.Concat(fresh, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...),
 			refuses("is not installed (or give its output from elsewhere with --from FILE)", "import --from iptables", "import --from nft"))},
-		{[]ktest.Lack{ktest.ReadOnlyRun}, slices.Concat(always, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...))},
+		{[]ktest.Lack{ktest.ReadOnlyRun}, slices.Concat(fresh, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...))},
 	} {
 		var names []string
 		for _, lack := range c.lacks {
@@ -146,6 +148,9 @@ func TestLackingReaders(t *testing.T) {
 					if raw := rawWords.FindString(all); raw != "" {
 						t.Errorf("natkit %s: %q:\n%s", tt.args, raw, all)
 					}
+					if n := len(advice.FindAllString(stderr, -1)); n > 1 {
+						t.Errorf("natkit %s: says %d times what it needs:\n%s", tt.args, n, stderr)
+					}
 					if strings.Count(stderr, "\n") > 2 && !strings.HasPrefix(tt.args, "import") {
 						t.Errorf("natkit %s: more than an error and what to do:\n%s", tt.args, stderr)
 					}
@@ -157,6 +162,9 @@ func TestLackingReaders(t *testing.T) {
 
 // rawWords are what no user should read.
 var rawWords = regexp.MustCompile(`panic|goroutine|%!|namespace ""|<nil>|0x[0-9a-f]{8}|strconv|context canceled`)
+
+// advice is what a user without rights is told to do: once is enough.
+var advice = regexp.MustCompile(`\b(?:needs? root|as root|be root)\b`)
 
 // atOnce runs a command; natkit serve only until it has begun.
 func atOnce(ctx context.Context, args string) (code int, stdout, stderr string) {

@@ -30,7 +30,7 @@ const (
 	exitError    = 1
 	exitUsage    = 2
 	exitFindings = 3 // doctor found something of severity warning or above, or an import lost something
-	exitUnjudged = 4 // doctor found nothing of the kind, but could not judge every cause
+	exitUnjudged = 4 // doctor found nothing of the kind, or tune apply nothing to change, but could not judge every cause
 )
 
 // env is everything that a command may touch of the process it runs in; tests
@@ -96,7 +96,7 @@ func run(ctx context.Context, args []string, e *env) int {
 		fmt.Fprintf(e.stderr, "natkit: %s\n", inWords(err))
 		return exitUsage
 	default:
-		fmt.Fprintf(e.stderr, "natkit: %s%s\n", inWords(err), hint(err, os.Geteuid()))
+		fmt.Fprintf(e.stderr, "natkit: %s%s\n", inWords(err), hint(err, os.Geteuid(), args))
 		return exitError
 	}
 }

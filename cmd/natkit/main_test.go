@@ -22,7 +22,7 @@ func TestRootHint(t *testing.T) {
 		{refused, 0, false}, // a container's root: what it lacks is said
 		{errors.New("no such thing"), 1000, false},
 	} {
-		if hint := hint(tt.err, tt.uid); strings.Contains(hint, "needs root") != tt.says {
+		if hint := hint(tt.err, tt.uid, []string{"tune", "history"}); strings.Contains(hint, "needs root: sudo natkit tune history") != tt.says {
 			t.Errorf("%v as %d: %q", tt.err, tt.uid, hint)
 		}
 	}

@@ -59,7 +59,7 @@ func manPage(root *cobra.Command, files [][2]string) []byte {
 			{strconv.Itoa(exitError), "the command failed; the reason is on standard error"},
 			{strconv.Itoa(exitUsage), "the command line is wrong"},
 			{strconv.Itoa(exitFindings), "doctor found something of severity warning or critical, or import lost something of the rules"},
-			{strconv.Itoa(exitUnjudged), "doctor found nothing of the kind, but not every cause could be judged: it lacked rights or a part of the kernel"},
+			{strconv.Itoa(exitUnjudged), "doctor found nothing of the kind, or tune apply nothing to change, but not every cause could be judged: it lacked rights or a part of the kernel"},
 		}},
 		{"FILES", files},
 		{"ENVIRONMENT", [][2]string{

@@ -64,7 +64,8 @@ namespace, old, new, code of the finding, reason, does, memory_bytes, owners wit
 who, where, value, warning) in the order in which they would be written; refused
 (setting, value, code, why, chosen, if, need_bytes); memory: growth, now and then
 (max, buckets, bytes, chain, entries, full_s unless it is not growing); notes (what the
-plan's settings do not reach, such as sessions of the eBPF engine); unseen.`,
+plan's settings do not reach, such as sessions of the eBPF engine); unseen; unjudged,
+the codes of causes that could not be judged.`,
 		Example: `  natkit tune plan
   natkit tune plan --netns blue --for 10s
   natkit tune plan --confirm conntrack-accounting
@@ -104,8 +105,10 @@ and that still stands.
 
 With -o json: id, time, state (planned, unchanged, applied), changes as in the
 plan with the values that were found, skipped with the reason for each, file,
-udev_file. The exit code is 1 when a change could not be made that was neither left out by
---no-host-write nor waits for a --confirm.`,
+udev_file; unjudged, the codes of causes that could not be judged, when nothing was changed.
+The exit code is 1 when a change could not be made that was neither left out by
+--no-host-write nor waits for a --confirm, and 4 when nothing was changed but not every
+cause could be judged.`,
 		Example: `  natkit tune apply --dry-run
   natkit tune apply --persist
   natkit tune apply --netns blue --no-host-write
@@ -141,6 +144,9 @@ udev_file. The exit code is 1 when a change could not be made that was neither l
 		}
 		if slices.ContainsFunc(record.Skipped, func(r tune.Refusal) bool { return !r.Chosen }) {
 			return errors.New("not every change of the plan could be made")
+		}
+		if len(record.Unjudged) > 0 {
+			return errUnjudged
 		}
 		return nil
 	}
@@ -265,7 +271,12 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 	if in.facts.from != "" && e.netns != "" && e.netns != s.Netns.Name {
 		return nil, usagef("--netns %s: the facts in %s are of namespace %q", e.netns, in.facts.from, s.Netns.Name)
 	}
-	return tune.MakePlan(s, tune.PlanOptions{Wanted: causes.Settings(causes.Judge(s)), MemoryShare: in.share, Confirmed: in.confirmed})
+	findings := causes.Judge(s)
+	var unjudged []string
+	for _, c := range causes.NotJudged(s, findings) {
+		unjudged = append(unjudged, c.Code)
+	}
+	return tune.MakePlan(s, tune.PlanOptions{Wanted: causes.Settings(findings), MemoryShare: in.share, Confirmed: in.confirmed, Unjudged: unjudged})
 }
 
 // applyCommand is the command line that applies a plan made with these flags.

@@ -91,16 +91,7 @@ func readRecords(path string) (records, error) {
 		}
 		return nil
 	})
-	return r, needsRoot(err)
-}
-
-// needsRoot says so where that is why something was refused: the run directory is
-// root's.
-func needsRoot(err error) error {
-	if errors.Is(err, os.ErrPermission) && os.Geteuid() != 0 {
-		return fmt.Errorf("%w (labs need root)", err)
-	}
-	return err
+	return r, err
 }
 
 func (r records) thisBoot() bool {
@@ -268,7 +259,7 @@ func names() ([]string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list labs: %w", needsRoot(err))
+		return nil, fmt.Errorf("list labs: %w", err)
 	}
 	var out []string
 	for _, e := range entries {
@@ -312,7 +303,7 @@ func Down(name string) error {
 	if _, err := os.Stat(journalPath(name)); errors.Is(err, os.ErrNotExist) {
 		return notThere(name)
 	} else if err != nil {
-		return fmt.Errorf("lab %q: %w", name, needsRoot(err))
+		return fmt.Errorf("lab %q: %w", name, err)
 	}
 	return downByName(name, whatever)
 }

@@ -54,7 +54,7 @@ func Apply(ctx context.Context, p *Plan, o ApplyOptions) (*Record, error) {
 	a := &applying{o: o, target: target}
 	defer a.close()
 	if !o.DryRun {
-		if a.journal, err = openJournal(o.Place); err != nil {
+		if a.journal, err = journal.Open(o.journal()); err != nil {
 			return nil, err
 		}
 		defer a.journal.Close()
@@ -74,22 +74,15 @@ func Apply(ctx context.Context, p *Plan, o ApplyOptions) (*Record, error) {
 	switch {
 	case len(a.steps) == 0 && len(a.files) == 0:
 		a.record.State = StateUnchanged
+		if len(a.record.Skipped) == 0 {
+			a.record.Unjudged = p.Unjudged
+		}
 		return &a.record, nil
 	case o.DryRun:
 		a.record.State = StatePlanned
 		return &a.record, nil
 	}
 	return a.run(ctx)
-}
-
-// openJournal opens the journal and with it takes the lock: one natkit at a time
-// changes settings.
-func openJournal(p Place) (*journal.Journal, error) {
-	j, err := journal.Open(p.journal())
-	if errors.Is(err, fs.ErrPermission) {
-		return nil, fmt.Errorf("%w (needs root)", err)
-	}
-	return j, err
 }
 
 // applying is one apply in progress.

@@ -165,7 +165,7 @@ func readAccounts(p Place) ([]*account, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("%w (needs root)", err)
+		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("%w; it holds the values from before each change: restore by hand what has to be, then move it away", err)
 	}

@@ -36,6 +36,7 @@ type PlanOptions struct {
 	// as the user says. Without that the plan refuses such a change and says what it
 	// depends on.
 	Confirmed []string
+	Unjudged  []string // codes of causes that the facts do not show
 }
 
 // MakePlan works out what to change on the machine that s describes: what the
@@ -51,7 +52,7 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 	if !(o.MemoryShare > 0 && o.MemoryShare <= 1) {
 		return nil, fmt.Errorf("memory share %v: want more than 0 and at most 1", o.MemoryShare)
 	}
-	p := &planner{facts: s, confirmed: o.Confirmed, plan: &Plan{TakenAt: s.TakenAt, Host: s.Host, Netns: s.Netns, Changes: []Change{}, Refused: []Refusal{}, Unseen: []snapshot.Capability{}}}
+	p := &planner{facts: s, confirmed: o.Confirmed, plan: &Plan{TakenAt: s.TakenAt, Host: s.Host, Netns: s.Netns, Changes: []Change{}, Refused: []Refusal{}, Unseen: []snapshot.Capability{}, Unjudged: o.Unjudged}}
 	for _, c := range s.Capabilities {
 		if !c.OK {
 			p.plan.Unseen = append(p.plan.Unseen, c)

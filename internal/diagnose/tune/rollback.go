@@ -42,7 +42,7 @@ func Rollback(ctx context.Context, id string, o RollbackOptions) (*Record, error
 	if accounts, err := readAccounts(o.Place); err != nil || len(accounts) == 0 {
 		return nil, cmpErr(err, id) // and no journal is made for nothing
 	}
-	j, err := openJournal(o.Place)
+	j, err := journal.Open(o.journal())
 	if err != nil {
 		return nil, err
 	}

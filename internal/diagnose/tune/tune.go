@@ -111,6 +111,8 @@ type Plan struct {
 	Notes []string `json:"notes,omitempty"`
 	// Unseen is what could not be looked at, and what that costs the plan.
 	Unseen []snapshot.Capability `json:"unseen"`
+	// Unjudged are the causes that may want a change and could not be judged, by their codes.
+	Unjudged []string `json:"unjudged,omitempty"`
 }
 
 // State is what became of an apply.
@@ -158,6 +160,7 @@ type Record struct {
 	File     string     `json:"file,omitempty"`      // the sysctl.d file, when it was written
 	UdevFile string     `json:"udev_file,omitempty"` // that of udev's rules, with settings of devices
 	Restored []Restored `json:"restored,omitempty"`
+	Unjudged []string   `json:"unjudged,omitempty"` // those of the plan, when nothing was changed
 }
 
 // wrote notes a file of settings.

@@ -65,7 +65,7 @@ func Open(ref string) (*Handle, error) {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("network namespace %q: not found (looked for %s)%s", ref, path, meant(ref))
 		}
-		return nil, fmt.Errorf("open network namespace %q: %w", ref, needsRoot(err))
+		return nil, fmt.Errorf("open network namespace %q: %w", ref, err)
 	}
 	h := &Handle{file: f, name: name}
 	var st unix.Stat_t
@@ -156,7 +156,7 @@ func (h *Handle) Do(fn func() error) error {
 	defer old.Close()
 	if err := unix.Setns(h.Fd(), unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("enter %s: %w", h.label(), needsRoot(err))
+		return fmt.Errorf("enter %s: %w", h.label(), err)
 	}
 	defer func() {
 		// A thread that can't come back stays locked, so that the runtime ends it
@@ -398,13 +398,6 @@ func OnNewThread(fn func() error) error {
 		done <- fn()
 	}()
 	return <-done
-}
-
-func needsRoot(err error) error {
-	if errors.Is(err, os.ErrPermission) && os.Geteuid() != 0 {
-		return fmt.Errorf("%w (needs root)", err)
-	}
-	return err
 }
 
 func inodeOf(path string) uint64 {

@@ -20,7 +20,7 @@ func (h *Handle) DoWithSys(fn func() error) error {
 	}
 	return OnNewThread(func() error {
 		if err := unix.Setns(h.Fd(), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("show the devices of %s in /sys: %w", h.label(), needsRoot(err))
+			return fmt.Errorf("show the devices of %s in /sys: %w", h.label(), err)
 		}
 		err := OwnMounts()
 		if err == nil {
@@ -37,7 +37,7 @@ func (h *Handle) DoWithSys(fn func() error) error {
 // what it mounts only those see that it starts.
 func OwnMounts() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace: %w", needsRoot(err))
+		return fmt.Errorf("make a mount namespace: %w", err)
 	}
 	err := unix.Mount("", "/", "none", unix.MS_SLAVE|unix.MS_REC, "")
 	if errors.Is(err, unix.EINVAL) {

@@ -73,7 +73,7 @@ func netlinkHooks(ns *netns.Handle) (hooks []snapshot.Hook, err error) {
 				return &unavailableError{"list netfilter hooks by netlink",
 					"the kernel has no nfnetlink_hook (CONFIG_NETFILTER_NETLINK_HOOK)", err}
 			case errors.Is(err, unix.EPERM):
-				return &unavailableError{"list netfilter hooks by netlink", "it needs root, or the capability CAP_NET_ADMIN", err}
+				return &unavailableError{"list netfilter hooks by netlink", "it needs the capability CAP_NET_ADMIN", err}
 			case err != nil:
 				return fmt.Errorf("list netfilter hooks by netlink: %w", err)
 			}

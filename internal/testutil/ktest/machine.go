@@ -31,6 +31,7 @@ const (
 	ReadOnlyRun  Lack = "a read-only /run"
 	NoRights     Lack = "root without capabilities"
 	NoRoot       Lack = "the user nobody"
+	NotFresh     Lack = "where root has used natkit"        // its folders are there, and not for others
 	RootNotMount Lack = "a root folder that is not a mount" // a chroot
 
 	ready Lack = "nothing more to be taken away"
@@ -44,7 +45,7 @@ const (
 
 // Lacking runs fn where the machine lacks some things, and has a BPF file system and tracefs
 // if they are not among them: in a process of the test binary with a network namespace with interfaces in and out, mounts,
-// a /run and process numbers of its own, in which the calling test comes here again. It should
+// a /run, a /var/lib and process numbers of its own, in which the calling test comes here again. It should
 // do nothing before that.
 func Lacking(t *testing.T, fn func(t *testing.T), lacks ...Lack) {
 	t.Helper()
@@ -97,7 +98,10 @@ func again(t *testing.T, what Lack, attr *syscall.SysProcAttr, begin func(*exec.
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), self, "-test.v", "-test.run="+strings.Join(parts, "/"), fmt.Sprintf("-test.short=%t", testing.Short()))
-	cmd.Env = append(os.Environ(), lackingTest+"="+t.Name(), lackingWhat+"="+string(what))
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "NATKIT_RUN_DIR=") || strings.HasPrefix(v, "NATKIT_STATE_DIR=")
+	})
+	cmd.Env = append(cmd.Env, lackingTest+"="+t.Name(), lackingWhat+"="+string(what))
 	cmd.SysProcAttr = attr
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -150,7 +154,13 @@ func copyRoot(cmd *exec.Cmd, root string) error {
 // takeAway makes the process's machine one that lacks something.
 func takeAway(lacks []Lack) error {
 	without := func(lack Lack) bool { return slices.Contains(lacks, lack) }
-	errs := []error{makeLinks(), unix.Mount("proc", "/proc", "proc", 0, ""), unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755")}
+	errs := []error{makeLinks(), unix.Mount("proc", "/proc", "proc", 0, "")}
+	for _, dir := range []string{"/run", "/var/lib"} {
+		errs = append(errs, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"))
+	}
+	if without(NotFresh) {
+		errs = append(errs, useNatkit())
+	}
 	if without(NoSys) {
 		errs = append(errs, unix.Mount("tmpfs", "/sys", "tmpfs", unix.MS_RDONLY, ""))
 	} else {
@@ -169,6 +179,16 @@ func takeAway(lacks []Lack) error {
 		errs = append(errs, os.Setenv("PATH", "/nonexistent"))
 	}
 	return errors.Join(errs...)
+}
+
+// useNatkit leaves the machine as root leaves it who has changed and taken back a setting, and
+// has had a NAT and a lab up: with folders that are not for others.
+func useNatkit() error {
+	var errs []error
+	for _, dir := range []string{"/run/natkit/nat", "/run/natkit/lab", "/var/lib/natkit/tune"} {
+		errs = append(errs, os.MkdirAll(dir, 0o700))
+	}
+	return errors.Join(append(errs, os.WriteFile("/var/lib/natkit/tune/journal", nil, 0o600))...)
 }
 
 // makeLinks gives the machine a network: a loopback device that is up, and a gateway's

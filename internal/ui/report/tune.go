@@ -5,13 +5,12 @@ package report
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"natkit/internal/diagnose/tune"
-	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
 )
 
 // TuneHistory is what natkit tune history prints with -o json.
@@ -53,7 +52,7 @@ func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 		for i, c := range plan.Changes {
 			p.tuneReason(c, i == 0 || plan.Changes[i-1].Reason != c.Reason)
 		}
-	case len(plan.Refused) == 0 && slices.ContainsFunc(plan.Unseen, func(c snapshot.Capability) bool { return !c.Waived }):
+	case len(plan.Refused) == 0 && len(plan.Unjudged) > 0:
 		p.text("", "", "No change is known to be needed, but not everything could be judged: what could not be read is at the end. With all rights, natkit doctor says more.")
 	case len(plan.Refused) == 0:
 		p.text("", "", "Nothing to change: no finding asks for another setting, and nothing presses the connection tracking table.")
@@ -82,6 +81,8 @@ func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 func TuneApplyText(w io.Writer, r *tune.Record, rollback string) error {
 	var p page
 	switch {
+	case r.State == tune.StateUnchanged && len(r.Skipped) == 0 && len(r.Unjudged) > 0:
+		p.text("", "", fmt.Sprintf("No change is known to be needed, but not everything could be judged: %s lacked sources. natkit doctor lists what could not be read.", plural.Count(len(r.Unjudged), "cause")))
 	case r.State == tune.StateUnchanged && len(r.Skipped) == 0:
 		p.text("", "", "Nothing to change: every setting is as planned.")
 	case r.State == tune.StateUnchanged:

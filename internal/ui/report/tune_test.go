@@ -46,29 +46,32 @@ func TestTunePlanText(t *testing.T) {
 		file   string
 		facts  *snapshot.Snapshot
 		wanted []snapshot.Setting
+
+		unjudged []string
 	}{
-		{"tune-plan.txt", tuneFacts(nil), full},
+		{"tune-plan.txt", tuneFacts(nil), full, nil},
 		{"tune-plan-refused.txt", tuneFacts(func(s *snapshot.Snapshot) {
 			s.Netns = snapshot.Netns{Name: "blue"}
 			s.Host.MemoryBytes = 1 << 30
 			s.Conntrack.ObjectBytes = 0 // not root
-		}), append(full[:1:1], snapshot.Setting{Name: "kernel.panic", Value: "1", Code: "odd"})},
+		}), append(full[:1:1], snapshot.Setting{Name: "kernel.panic", Value: "1", Code: "odd"}), nil},
 		{"tune-plan-asked.txt", tuneFacts(func(s *snapshot.Snapshot) {
 			s.Conntrack.Count, s.Conntrack.CountStart, s.WindowSeconds = 12000, 11000, 10
 		}), []snapshot.Setting{{Name: "net.netfilter.nf_conntrack_acct", Value: "0", Code: "conntrack-accounting", Reason: "each of 12000 entries carries what nf_conntrack_acct counts",
-			If: "no program here reads what entries count"}}},
-		{"tune-plan-nothing.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 10, 10 }), nil},
+			If: "no program here reads what entries count"}}, nil},
+		{"tune-plan-nothing.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 10, 10 }), nil, nil},
+		{"tune-plan-unjudged.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 10, 10 }), nil, []string{"rule-drop"}},
 		{"tune-plan-engine.txt", tuneFacts(func(s *snapshot.Snapshot) {
 			s.Engine = &snapshot.Engine{Kind: "ebpf", File: "/etc/natkit.yaml", Sessions: 600, SessionsMax: 1000}
-		}), full[:1]},
+		}), full[:1], nil},
 		{"tune-plan-blind.txt", tuneFacts(func(s *snapshot.Snapshot) {
 			*s = snapshot.Snapshot{TakenAt: s.TakenAt, Capabilities: []snapshot.Capability{
 				{Name: snapshot.CanSysctls, OK: true},
 				{Name: snapshot.CanConntrack, Reason: "no such file or directory", Costs: "a full table is not seen"},
 			}}
-		}), nil},
+		}), nil, []string{"conntrack-table-full"}},
 	} {
-		plan, err := tune.MakePlan(c.facts, tune.PlanOptions{Wanted: c.wanted})
+		plan, err := tune.MakePlan(c.facts, tune.PlanOptions{Wanted: c.wanted, Unjudged: c.unjudged})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,9 +103,10 @@ func TestTuneRecordTexts(t *testing.T) {
 		{State: tune.StatePlanned, Changes: changes, File: file},
 		{State: tune.StateUnchanged},
 		{State: tune.StateUnchanged, Skipped: skipped},
+		{State: tune.StateUnchanged, Unjudged: []string{"rule-drop", "dns-race"}},
 	}
 	var out bytes.Buffer
-	for _, i := range []int{0, 1, 3, 4, 5} {
+	for _, i := range []int{0, 1, 3, 4, 5, 6} {
 		if err := TuneApplyText(&out, &records[i], "natkit tune rollback "+records[i].ID); err != nil {
 			t.Fatal(err)
 		}
