@@ -51,7 +51,7 @@ func Faults() []Fault {
 		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
 		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
 		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault, portRaceFault,
-		noRouteFault, ttlFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
+		noRouteFault, ttlFault, ttlExceededFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
 		needlessFault, policiesFault, ruleDropFault, nextHopFault, answersFault, clientsFault, linkDownFault, receiveBufferFault, localPortsFault, elsewhereFault, otherDropsFault, backendFault,
 		wrongMACFault, vlanFault, duplicateFault, arpRefusedFault, helperMissingFault,
 	} {

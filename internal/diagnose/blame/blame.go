@@ -183,6 +183,17 @@ func Accepting(s *snapshot.Snapshot, row snapshot.Drop, dropped snapshot.Dropped
 	return w.accepting
 }
 
+// MayMeet says whether the conditions of a rule may hold for a packet, wherever in its chain the
+// rule is.
+func MayMeet(s *snapshot.Snapshot, c *snapshot.Chain, r *snapshot.Rule, dropped snapshot.DroppedPacket) bool {
+	p, ok := newPacket(s, dropped)
+	if !ok {
+		return true
+	}
+	w := walker{s: s, p: p}
+	return p.meets(c.Family) && !slices.ContainsFunc(r.Matches, func(m snapshot.Match) bool { return w.match(c, hook{name: c.Hook}, m) == no })
+}
+
 // outcome is a verdict that a rule gives; sure: if its conditions hold, no other.
 type outcome struct {
 	verdict, chain string

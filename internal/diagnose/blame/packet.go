@@ -169,6 +169,9 @@ func (p *packet) compare(key, value string, mask uint32, c *snapshot.Chain, at h
 		if p.Stage == snapshot.StageArrived && at.name != "forward" {
 			return no // it has none yet
 		}
+		if p.Stage == snapshot.StageArrived && p.Out == "" {
+			return maybe
+		}
 		return p.device(p.Out, value, c, at)
 	case "ct state":
 		if p.State == "" {

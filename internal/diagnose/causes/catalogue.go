@@ -73,6 +73,7 @@ var catalogue = []Cause{
 	clientsUnreached,
 	neighbourTableFull,
 	routingLoop,
+	ttlExceeded,
 	martianDrop,
 	mtuDrop,
 	fragmentsLost,

@@ -404,6 +404,10 @@ func TestPairs(t *testing.T) {
 		{"established-timeout-short", "established-timeout-long"}: "one time-out can't be both",
 		{"forward-policy-drop", "rule-drop"}:                      "packets that a policy drops are not told apart from those that rules do",
 		{"syn-flood", "clients-unreached"}:                        "a flood leaves connections that nobody confirms",
+		{"duplicate-address", "routing-loop"}:                     "frames were read, and none came by again",
+		{"wrong-destination-mac", "routing-loop"}:                 "the same",
+		{"vlan-mismatch", "routing-loop"}:                         "the same",
+		{"arp-refused", "routing-loop"}:                           "the same",
 		{"conntrack-early-drop", "conntrack-no-memory"}:           "what a full table refuses it refuses for want of room",
 	}
 	pairs := 0

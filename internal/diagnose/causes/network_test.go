@@ -24,6 +24,12 @@ func init() {
 		s.Drops.Rows = append(s.Drops.Rows, drop(500, snapshot.CauseTTL, "eth0", sample("udp 192.168.1.20:4000 -> 10.71.0.1:53")))
 		s.Routes = []snapshot.RouteAnswer{{In: "eth0", Source: addr("192.168.1.20"), Dest: addr("10.71.0.1"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")}}
 	}
+	examples["ttl-exceeded"] = func(s *snapshot.Snapshot) {
+		s.Counters["Ip.InHdrErrors"], s.Counters["Ip.ForwDatagrams"] = 500, 17000
+		s.Drops.Rows = append(s.Drops.Rows, drop(500, snapshot.CauseTTL, "eth1", sample("udp 192.168.1.20:4000 -> 203.0.113.80:443")))
+		s.Routes = []snapshot.RouteAnswer{{In: "eth1", Source: addr("192.168.1.20"), Dest: addr("203.0.113.80"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")}}
+		s.Frames = &snapshot.Frames{}
+	}
 	examples["martian-drop"] = func(s *snapshot.Snapshot) {
 		s.Sysctls["net.ipv4.conf.eth1.route_localnet"], s.Sysctls["net.ipv4.conf.all.route_localnet"] = "0", "0"
 		row := drop(60, snapshot.CauseMartian, "eth1", sample("tcp 192.168.1.20:4000 -> 127.0.0.1:80 SYN (flow 192.168.1.20:4000 -> 192.168.1.1:8080)"))
@@ -128,7 +134,7 @@ func TestTTL(t *testing.T) {
 		}
 	}
 	onward := func(s *snapshot.Snapshot) { s.Routes[0].Out = "eth1" }
-	const full, warn, advice = "critical routing-loop", "warning routing-loop", "advice routing-loop"
+	const full, warn, exceeded, advice = "critical routing-loop", "warning routing-loop", "warning ttl-exceeded", "advice ttl-exceeded"
 	run(t, []row{
 		{"a loop", lost(500, 17000), full},
 		{"three pings into a loop", lost(3, 100), warn},
@@ -138,8 +144,10 @@ func TestTTL(t *testing.T) {
 			examples["routing-loop"](s)
 			s.Counters["Ip.InHdrErrors"], s.Drops.Rows[2] = 0, back
 		}, full},
-		{"routes not known, many", func(s *snapshot.Snapshot) { lost(500, 17000)(s); s.Routes = nil }, warn},
-		{"no tracer, many", func(s *snapshot.Snapshot) { lost(500, 17000)(s); s.Routes, s.Drops = nil, nil }, warn},
+		{"routes not known, many", func(s *snapshot.Snapshot) { lost(500, 17000)(s); s.Routes = nil }, exceeded},
+		{"no tracer, many", func(s *snapshot.Snapshot) { lost(500, 17000)(s); s.Routes, s.Drops = nil, nil }, exceeded},
+		{"out where it came in, and no frame came by again", func(s *snapshot.Snapshot) { lost(500, 17000)(s); s.Frames = &snapshot.Frames{} }, exceeded},
+		{"the route leads on, many", func(s *snapshot.Snapshot) { lost(500, 17000)(s); onward(s) }, exceeded},
 		{"the route leads on, many of many", func(s *snapshot.Snapshot) { lost(500, 2_000_000)(s); onward(s) }, advice},
 
 		{"traceroute", func(s *snapshot.Snapshot) { lost(30, 2_000_000)(s); onward(s) }, ""},

@@ -11,13 +11,8 @@ import (
 )
 
 const (
-	// traceroute and mtr let packets expire on purpose, a few a second for each that
-	// runs. A loop uses up the hops of everything that is sent into it.
-	ttlFew       = 3    // packets whose route leads back, from which it is a loop
-	ttlMany      = 10   // the same, critical
-	ttlPerSecond = 10.0 // without the route, packets a second that no traceroute makes
-	ttlShare     = 0.01 // and of those forwarded; a looping packet is forwarded up to 32 times by each of two routers
-	ttlMost      = 0.50 // of ttlMany packets or more: of what mtr sends, one in as many as there are routers expires here
+	ttlFew  = 3  // packets whose route leads back, from which it is a loop
+	ttlMany = 10 // the same, critical
 )
 
 var circlesFew = many(3, "packets that arrived more than once")
@@ -32,91 +27,106 @@ var routingLoop = Cause{
 		"nstat IpInHdrErrors",
 		"reason: IP_INHDR",
 	},
-	Severities:    []Severity{Advice, Warning, Critical},
+	Severities:    []Severity{Warning, Critical},
 	Thresholds:    []Threshold{circlesFew},
-	Explains:      []string{"qdisc-drop"},
+	Explains:      []string{"ttl-exceeded", "qdisc-drop"},
 	Needs:         []string{snapshot.CanDrops, snapshot.CanFrames, snapshot.CanRoutes, snapshot.CanCounters},
 	Symptom:       "Some addresses cannot be reached, traceroute shows the same two routers in turn, and a little traffic to them fills the line between.",
-	Proof:         fmt.Sprintf("The TTL of packets was exceeded here (IP_INHDR at ip_forward, Ip.InHdrErrors), and the route of one of them leads out by its ingress interface: a loop, critical from %d packets. The same if packets return by the egress interface of their route with one of this machine's own addresses as source (IP_LOCAL_SOURCE): packets that a gateway has masqueraded end this way. The same if a packet arrives repeatedly on one interface with a smaller TTL each time: packets expire at either of the two routers, depending on the sender's first TTL. If routes cannot be asked, %.0f exceeded packets a second and %s of the forwarded packets are a warning; so are %d packets that are %s of all packets to forward.", ttlMany, ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
-	FalsePositive: "traceroute and mtr, with a few probes a second; a single packet from far away. A rule that sets the TTL, or drops by it: this is rule-drop.",
+	Proof:         fmt.Sprintf("A packet arrives repeatedly on one interface with a smaller TTL each time, and its route leads out by that interface: packets expire at either of the two routers, depending on the sender's first TTL. Or packets return by the egress interface of their route with one of this machine's own addresses as source (IP_LOCAL_SOURCE): packets that a gateway has masqueraded end this way. Where frames cannot be read: the TTL of packets was exceeded here (IP_INHDR at ip_forward), and the route of one of them leads out by its ingress interface. Critical from %d packets. Packets whose TTL is exceeded without any of these are ttl-exceeded.", ttlMany),
+	FalsePositive: "traceroute and mtr, with a few probes a second; a client that sends with TTL 1. A gateway with one interface. A rule that sets the TTL, or drops by it: this is rule-drop.",
 	Cure:          "Add a route on one of the two routers that leads on or ends: on the gateway, give the unused part of a routed network a route of type unreachable.",
-	judge:         judgeTTL,
+	judge:         judgeLoop,
 }
 
-func judgeTTL(f facts) *verdict {
-	expired, rows, tracing := f.dropped(snapshot.CauseTTL)
-	counted, _ := f.counter("Ip.InHdrErrors") // broken headers included
+// ttlFacts are packets whose TTL was exceeded here, and those that a router sent back.
+type ttlFacts struct {
+	expired, counted uint64          // by the tracer, and by the stack's counter, broken headers included
+	rows             []snapshot.Drop // of expired
+	back             []snapshot.Drop // this machine's own, that came back
+	tracing          bool
+}
+
+func (f facts) ttl() (t ttlFacts) {
+	t.expired, t.rows, t.tracing = f.dropped(snapshot.CauseTTL)
+	t.counted, _ = f.counter("Ip.InHdrErrors")
 	_, martians, _ := f.dropped(snapshot.CauseMartian)
-	back := slices.DeleteFunc(martians, func(row snapshot.Drop) bool { return !f.cameBack(row) })
-	lost := expired
-	if !tracing {
-		lost = counted
+	t.back = slices.DeleteFunc(martians, func(row snapshot.Drop) bool { return !f.cameBack(row) })
+	return t
+}
+
+// lost is how many packets ended here.
+func (t ttlFacts) lost() uint64 {
+	if !t.tracing {
+		return saturate(t.counted, total(t.back))
 	}
-	lost = saturate(lost, total(back))
-	if v := f.judgeCircles(lost); v != nil {
+	return saturate(t.expired, total(t.back))
+}
+
+// evidence is the counts, and some of the packets.
+func (t ttlFacts) evidence() (out []Evidence) {
+	if t.expired > 0 {
+		out = append(out, Evidence{"packets dropped with TTL exceeded", strconv.FormatUint(t.expired, 10) + cameInBy(t.rows), fromTracer})
+	}
+	if len(t.back) > 0 {
+		out = append(out, Evidence{"packets that returned to their sender", strconv.FormatUint(total(t.back), 10) + cameInBy(t.back), fromTracer})
+	}
+	if t.counted > 0 {
+		out = append(out, Evidence{"packets with TTL exceeded or a broken header", strconv.FormatUint(t.counted, 10), fromSnmp + ": Ip InHdrErrors"})
+	}
+	return append(out, sampleEvidence(slices.Concat(t.rows, t.back))...)
+}
+
+// forwardedEvidence is how many packets were forwarded, where that is known.
+func (f facts) forwardedEvidence(what string) []Evidence {
+	forwarded, known := f.counter("Ip.ForwDatagrams")
+	if !known {
+		return nil
+	}
+	return []Evidence{{what, strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"}}
+}
+
+const eachTurn = "packets forwarded, including each turn of a loop"
+
+func judgeLoop(f facts) *verdict {
+	t := f.ttl()
+	if v := f.judgeCircles(t.lost()); v != nil {
 		return v
 	}
-	if lost < ttlFew {
+	loop := f.leadBack(t)
+	if len(loop) == 0 || t.lost() < ttlFew {
 		return nil
 	}
-	rows = append(rows, back...)
-	var loop []snapshot.RouteAnswer
-	for _, r := range f.Routes {
-		sampled := slices.ContainsFunc(samples(rows), func(t tuple) bool { return t.dest.Addr() == r.Dest })
-		// A gateway with one interface has such routes, too, and traceroute goes by it.
-		if sampled && r.Answer == snapshot.RouteFound && r.Out != "" && r.Out == r.In && (f.Frames == nil || len(back) > 0) {
-			loop = append(loop, r)
-		}
-	}
-	if _, ruled := f.ttlRule(); ruled && len(loop) == 0 {
-		return nil // rule-drop tells of it
-	}
-	forwarded, known := f.counter("Ip.ForwDatagrams")
-	v := &verdict{impact: float64(lost)}
-	switch {
-	case len(loop) > 0 && lost >= ttlMany:
+	v := &verdict{impact: float64(t.lost())}
+	v.Severity = Warning
+	if t.lost() >= ttlMany {
 		v.Severity = Critical
-	case len(loop) > 0:
-		v.Severity = Warning
-	case tracing && lost >= ttlMany && known && share(lost, saturate(lost, forwarded)) >= ttlMost:
-		v.Severity = Warning
-	case f.perSecond(lost) < ttlPerSecond:
-		return nil
-	case known && share(lost, forwarded) < ttlShare:
-		v.Severity = Advice
-	default:
-		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("the TTL of %s%s was exceeded here %s", number(lost, "packet"), destinations(rows), f.window())
-	if len(loop) > 0 {
-		v.Title = fmt.Sprintf("routing loop: packets to %s enter and leave by %s; %s lost %s", loop[0].Dest, loop[0].In, number(lost, "packet"), f.window())
-	}
-	if expired > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped with TTL exceeded", strconv.FormatUint(expired, 10) + cameInBy(rows), fromTracer})
-	}
-	if len(back) > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets that returned to their sender", strconv.FormatUint(total(back), 10) + cameInBy(back), fromTracer})
-	}
-	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets with TTL exceeded or a broken header", strconv.FormatUint(counted, 10), fromSnmp + ": Ip InHdrErrors"})
-	}
-	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets forwarded, including each turn of a loop", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
-	}
+	v.Title = fmt.Sprintf("routing loop: packets to %s enter and leave by %s; %s lost %s", loop[0].Dest, loop[0].In, number(t.lost(), "packet"), f.window())
+	v.Evidence = append(t.evidence(), f.forwardedEvidence(eachTurn)...)
 	for _, r := range loop {
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, received on %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
 	}
 	v.Why = whyLoop
-	if len(loop) > 0 {
-		v.Remedy = f.endLoop(loop[0])
-	} else {
-		v.Why = "A packet whose TTL is used up is dropped, and its sender gets an ICMP error. Many of them mean a loop elsewhere, or a TTL that was set too low: by the sender (some providers allow one host only, TTL 1), or by a rule here."
-		v.Remedy = []string{"# see which packets, where they come from and where they are sent:", f.natkit("drops --for 10s"), f.run("ip route show"),
-			"# rules that set the TTL:", f.run("iptables-legacy-save -t mangle | grep -i -e ttl -e hl-"), f.run("nft -a list ruleset | grep -i -e ttl -e hoplimit")}
-	}
+	v.Remedy = f.endLoop(loop[0])
 	v.Verify = f.look(f.run("nstat -az IpInHdrErrors"))
 	return v
+}
+
+// leadBack are the routes of packets that ended here which lead out where these came in. A gateway
+// with one interface has such routes too, and traceroute goes by it: where frames were read, they
+// decide, unless packets came back.
+func (f facts) leadBack(t ttlFacts) (loop []snapshot.RouteAnswer) {
+	if f.Frames != nil && len(t.back) == 0 {
+		return nil
+	}
+	seen := samples(slices.Concat(t.rows, t.back))
+	for _, r := range f.Routes {
+		sampled := slices.ContainsFunc(seen, func(t tuple) bool { return t.dest.Addr() == r.Dest })
+		if sampled && r.Answer == snapshot.RouteFound && r.Out != "" && r.Out == r.In {
+			loop = append(loop, r)
+		}
+	}
+	return loop
 }
 
 // judgeCircles tells of packets that were seen to come by again and again. expired is what of them, and
@@ -159,9 +169,7 @@ func (f facts) judgeCircles(expired uint64) *verdict {
 	} else {
 		v.Evidence = append(v.Evidence, Evidence{"packets whose TTL was exceeded here", "0: they expire on the other router", fromTracer})
 	}
-	if forwarded, known := f.counter("Ip.ForwDatagrams"); known {
-		v.Evidence = append(v.Evidence, Evidence{"packets forwarded, including each turn of a loop", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
-	}
+	v.Evidence = append(v.Evidence, f.forwardedEvidence(eachTurn)...)
 	v.Why = whyLoop
 	v.Remedy = f.endLoop(route)
 	v.Verify = f.look(f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(route.Dest), route.Dest, route.Source, quote(route.In))))

@@ -507,13 +507,23 @@ func judgeTTLRule(f facts) *verdict {
 	return v
 }
 
-// ttlRule is a rule that writes the time to live of forwarded packets.
+// ttlRule is a rule that writes the time to live of packets that expired here, as far as its
+// counter and its conditions tell.
 func (f facts) ttlRule() (culprit, bool) {
+	_, rows, _ := f.dropped(snapshot.CauseTTL)
+	var packets []snapshot.DroppedPacket
+	for _, row := range rows {
+		for _, text := range row.Samples {
+			packets = append(packets, snapshot.DroppedPacket{Text: text, In: row.Interface, Stage: snapshot.StageArrived})
+		}
+	}
 	for i := range f.Chains {
 		c := &f.Chains[i]
 		for n := range c.Walk {
-			if slices.Contains(c.Walk[n].Sets, "ttl") {
-				return culprit{Dropper: blame.Dropper{Chain: c, Rule: &c.Walk[n]}}, true
+			r := &c.Walk[n]
+			met := len(packets) == 0 || slices.ContainsFunc(packets, func(p snapshot.DroppedPacket) bool { return blame.MayMeet(f.Snapshot, c, r, p) })
+			if slices.Contains(r.Sets, "ttl") && (r.Packets == nil || *r.Packets > 0) && met {
+				return culprit{Dropper: blame.Dropper{Chain: c, Rule: r}}, true
 			}
 		}
 	}

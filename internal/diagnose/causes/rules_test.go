@@ -162,3 +162,24 @@ func TestHelper(t *testing.T) {
 		{"given to nobody", func(s *snapshot.Snapshot) { s.Sysctls["net.netfilter.nf_conntrack_helper"] = "0" }, ""},
 	})
 }
+
+// A rule that sets the TTL is named where it may have met the packets that expired, and no other.
+func TestTTLRule(t *testing.T) {
+	rule := func(packets *uint64, matches ...snapshot.Match) func(s *snapshot.Snapshot) {
+		return func(s *snapshot.Snapshot) {
+			examples["ttl-exceeded"](s)
+			s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "ip", Table: "f", Name: "pre", Hook: "prerouting", Type: "filter", Priority: -150, Policy: "accept", Rules: 1,
+				Walk: []snapshot.Rule{{Number: 1, Text: "ip ttl set 1", Sets: []string{"ttl"}, Packets: packets, Matches: matches}}})
+		}
+	}
+	from := func(address string) snapshot.Match {
+		return snapshot.Match{Keys: []string{"ip saddr"}, Values: []string{address}}
+	}
+	run(t, []row{
+		{"without a condition", rule(nil), "warning rule-drop"},
+		{"about them", rule(nil, from("192.168.1.0/24")), "warning rule-drop"},
+		{"that counted", rule(count(500)), "warning rule-drop"},
+		{"about others", rule(nil, from("10.0.0.0/8")), "warning ttl-exceeded"},
+		{"that met nobody", rule(count(0)), "warning ttl-exceeded"},
+	})
+}

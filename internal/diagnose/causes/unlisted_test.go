@@ -506,7 +506,7 @@ func TestNoHopLeft(t *testing.T) {
 		}
 	}
 	run(t, []row{
-		{"all that a slow client sends", expired(30, 0), "warning routing-loop"},
+		{"all that a slow client sends", expired(30, 0), "warning ttl-exceeded"},
 		{"mtr on a quiet gateway", expired(30, 90), ""},
 	})
 }
