@@ -10,12 +10,14 @@
 #include <bpf/bpf_endian.h>
 
 /* A function that stays one: the program is smaller, and its stack is freed between
- * two calls. Not every object that includes a header calls all that is in it. */
+ * two calls. Not every object that includes a header calls all that is in it. The verifier
+ * follows its paths again at every call on every path. */
 #define SUBPROGRAM static __noinline __attribute__((unused))
 
 /* The same, and checked by the verifier once by itself instead of at every call, for
- * any arguments: what has loops must be one, or a million instructions are not enough
- * (Linux 6.18: "BPF program is too large"). Its pointers may be null. */
+ * any arguments: what has loops or is called on many paths must be one (TestVerifierWork).
+ * Its pointers may be null; to Linux 6.1 they are no key or value of a map, and all that they
+ * point at must be written. It must use all its arguments: clang passes anything for others. */
 #define GLOBAL __noinline __attribute__((unused))
 
 /* Makes the compiler forget what it knows of a number. clang leaves out a mask that

@@ -51,17 +51,17 @@ static __always_inline int flow_frame(struct ctx *ctx, struct packet *packet)
 }
 
 /*
- * The way out for a packet whose next hop's MAC isn't known, or should be confirmed:
+ * On tc: the way out for a packet whose next hop's MAC isn't known, or should be confirmed:
  * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile. One
  * to be cut goes whole, and is lost: it was only of use to ask.
  */
-static __noinline int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
 	struct route route;
 	int reason;
 
-	if (!CTX_TC)
-		return NAT_PASS_TO_TC;
+	if (!packet || !flow)
+		return NAT_DROP_BYPASS;
 	reason = route_to(ctx, packet, flow->dst, &route);
 	if (reason == GO_ON && !route.link)
 		reason = NAT_DROP_NO_ROUTE;
@@ -100,7 +100,7 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	link = bpf_map_lookup_elem(&links, &index);
 	if (unlikely(!link || (packet->flags & (PACKET_PROBE | PACKET_CUT |
 						PACKET_FRAGMENT_FIRST)) == PACKET_PROBE))
-		return flow_neighbour(ctx, packet, flow);
+		return CTX_TC ? flow_neighbour(ctx, packet, flow) : NAT_PASS_TO_TC;
 	if (unlikely(!ctx_can_transmit(link)))
 		return NAT_PASS_TO_TC;
 	if (unlikely(!packet->l3)) {
@@ -220,11 +220,15 @@ static __always_inline int flow_live(const struct packet *packet, const struct n
 }
 
 /* What a packet of an existing flow may need besides the rewriting. */
-static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+GLOBAL int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
-	__u32 state = flow_state(flow);
-	int reason = flow_live(packet, flow);
+	__u32 state;
+	int reason;
 
+	if (!packet || !flow)
+		return NAT_DROP_BYPASS;
+	state = flow_state(flow);
+	reason = flow_live(packet, flow);
 	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
 		reason = flow_reroute(ctx, packet, flow);
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
@@ -233,9 +237,9 @@ static __noinline int flow_attend(struct ctx *ctx, struct packet *packet, struct
 }
 
 /* flow_forward for packets that are few. */
-static __noinline int flow_send(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+GLOBAL int flow_send(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
-	return flow_forward(ctx, packet, flow);
+	return packet && flow ? flow_forward(ctx, packet, flow) : NAT_DROP_BYPASS;
 }
 
 /*
@@ -322,13 +326,16 @@ static __noinline struct nat_flow *flow_enter(struct packet *packet, struct nat_
 	return to;
 }
 
-/* Sends it to the receiver, with what both sessions make of it in *out. */
-static __noinline int flow_return(struct ctx *ctx, struct packet *packet, struct nat_flow *out,
-				  struct nat_flow *to)
+/* What both sessions make of it, in *out. */
+GLOBAL int flow_join(struct ctx *ctx, struct packet *packet, struct nat_flow *out,
+		     struct nat_flow *to)
 {
-	__u32 clamp = (out->state | to->state) & NAT_FLOW_CLAMP;
 	int reason = GO_ON;
+	__u32 clamp;
 
+	if (!packet || !out || !to)
+		return NAT_DROP_BYPASS;
+	clamp = (out->state | to->state) & NAT_FLOW_CLAMP;
 	if (packet->now - to->hop_checked >= ROUTE_CHECK_TICKS || !to->hop)
 		reason = flow_reroute(ctx, packet, to);
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && clamp)
@@ -337,6 +344,17 @@ static __noinline int flow_return(struct ctx *ctx, struct packet *packet, struct
 		return reason;
 	*out = *to;
 	session_deltas(&packet->key, out);
+	return GO_ON;
+}
+
+/* Sends it to the receiver. */
+static __always_inline int flow_return(struct ctx *ctx, struct packet *packet, struct nat_flow *out,
+				       struct nat_flow *to)
+{
+	int reason = flow_join(ctx, packet, out, to);
+
+	if (reason != GO_ON)
+		return reason;
 	reason = flow_send(ctx, packet, out);
 	if (CTX_TC || reason != NAT_PASS_TO_TC) {
 		to->packets += packet->segments;
@@ -347,11 +365,13 @@ static __noinline int flow_return(struct ctx *ctx, struct packet *packet, struct
 
 /* A packet of a flow whose packets come back. Nobody outside sends such: its source is one of
  * natkit's own. GO_ON: the session is over, and the packet opens another. */
-static __noinline int flow_hairpin(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+GLOBAL int flow_hairpin(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
 	struct nat_flow out, *to;
 	int reason;
 
+	if (!packet || !flow)
+		return NAT_DROP_BYPASS;
 	if (packet->key.side == NAT_OUTSIDE)
 		return NAT_DROP_SPOOFED;
 	if (flow_stranded(flow)) {
@@ -400,11 +420,13 @@ static __always_inline int flow_opened(struct ctx *ctx, struct packet *packet, s
 			       : reason; /* the receiver's session ended meanwhile */
 }
 
-static __noinline int flow_open(struct ctx *ctx, struct packet *packet)
+GLOBAL int flow_open(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
 	int reason;
 
+	if (!packet)
+		return NAT_DROP_BYPASS;
 	reason = session_open(ctx, packet, &flow);
 	if (reason != GO_ON)
 		return reason;
@@ -461,19 +483,24 @@ static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet
  * none, it may be ours if a rule or an outside address says so, whatever its ports are: then
  * it is kept; and for an address of the gateway's own, where the stack gets it as well.
  */
-static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
+GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
-	int reason = flow_fragment_known(ctx, packet, &flow);
+	struct nat_addr dst;
+	int reason;
 
+	if (!packet)
+		return NAT_DROP_BYPASS;
+	reason = flow_fragment_known(ctx, packet, &flow);
 	if (reason == NAT_DROP_FRAGMENT) {
 		reason = flow_stateless(ctx, packet, &packet->key, &flow);
 		if (reason == NAT_DROP_NO_SESSION || reason == NAT_DROP_NO_MAPPING) {
 			packet->action = CTX_DROP; /* if only kept */
 			return fragment_hold(ctx, packet);
 		}
+		dst = packet->key.dst; /* Linux 6.1 takes no key from elsewhere than the stack */
 		if (reason < NAT_TRANSLATED_IN && reason != GO_ON &&
-		    bpf_map_lookup_elem(&outside, &packet->key.dst) &&
+		    bpf_map_lookup_elem(&outside, &dst) &&
 		    fragment_hold(ctx, packet) == NAT_FRAGMENT_HELD)
 			count_add(NAT_FRAGMENT_HELD);
 	}
@@ -487,7 +514,7 @@ static __noinline int flow_fragment(struct ctx *ctx, struct packet *packet)
 static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
 	__u16 in = link_find(packet->ifindex);
-	struct route back = {};
+	struct route back;
 
 	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
 	    back.link != in)
@@ -507,17 +534,19 @@ static __always_inline int flow_known(const struct packet *packet)
  * A packet that came in by a link of both sides: it is from the side that its flow says, which
  * may be older than the rules; if it has none, from inside if its source is one of the rules'.
  */
-static __noinline void flow_side(struct packet *packet)
+GLOBAL int flow_side(struct packet *packet)
 {
 	__u32 slot = 0;
 
+	if (!packet)
+		return NAT_DROP_BYPASS;
 	packet->key.side = NAT_INSIDE;
 	if (flow_known(packet))
-		return;
+		return GO_ON;
 	packet->key.side = NAT_OUTSIDE;
-	if (flow_known(packet) || !config_get(&slot))
-		return;
-	packet->key.side = rule_side(packet->key.src, slot);
+	if (!flow_known(packet) && config_get(&slot))
+		packet->key.side = rule_side(packet->key.src, slot);
+	return GO_ON;
 }
 
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)

@@ -67,6 +67,16 @@ static __always_inline int flow_is(const void *key, __u64 value)
 	return s && flow_key_is(&s->keys[flow_direction(value)], *(const struct flow_words *)key);
 }
 
+GLOBAL __u64 flow_within(const struct nat_bucket *bucket, __u64 hash, const struct flow_words *key)
+{
+	return bucket && key ? table_within(bucket, hash, flow_is, key) : 0;
+}
+
+static __always_inline __u64 flow_in(const struct nat_bucket *bucket, __u64 hash, const void *key)
+{
+	return flow_within(bucket, hash, key);
+}
+
 /* The key's entry in flow_table; 0: none. */
 GLOBAL __u64 flow_entry(const struct nat_flow_key *key)
 {
@@ -77,7 +87,7 @@ GLOBAL __u64 flow_entry(const struct nat_flow_key *key)
 		return 0;
 	words = flow_words(key);
 	return table_find(&flow_table, c->flow_mask, table_hash(c, words.addresses, words.rest),
-			  flow_is, &words);
+			  flow_in, &words);
 }
 
 /* Makes the key lead to that session's direction; errors of table_insert. */
@@ -90,7 +100,7 @@ GLOBAL int flow_insert(const struct nat_flow_key *key, __u32 number, __u32 direc
 		return E_BUSY;
 	words = flow_words(key);
 	return table_insert(&flow_table, c->flow_mask, table_hash(c, words.addresses, words.rest),
-			    (__u64)number * NAT_DIRECTIONS + direction, flow_is, &words);
+			    (__u64)number * NAT_DIRECTIONS + direction, flow_in, &words);
 }
 
 GLOBAL int flow_remove(const struct nat_flow_key *key, __u32 number, __u32 direction)

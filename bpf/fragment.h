@@ -24,15 +24,20 @@ static __always_inline void fragment_key(const struct packet *packet, struct nat
 
 /* Notes what a datagram's fragments become. An entry that is there is overwritten:
  * identifiers are used again. */
-SUBPROGRAM int fragment_note(const struct packet *packet, const struct nat_fragment *value)
+GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __u32 excluded)
 {
+	struct nat_fragment value = {
+		.src = addr_of(src), .dst = addr_of(dst), .excluded = excluded};
 	struct nat_fragment_key key;
 	long error;
 
+	if (!packet)
+		return NAT_DROP_BYPASS;
+	value.seen = packet->now;
 	fragment_key(packet, &key);
-	error = bpf_map_update_elem(&fragments, &key, value, BPF_NOEXIST);
+	error = bpf_map_update_elem(&fragments, &key, &value, BPF_NOEXIST);
 	if (error == E_EXIST)
-		return bpf_map_update_elem(&fragments, &key, value, BPF_EXIST)
+		return bpf_map_update_elem(&fragments, &key, &value, BPF_EXIST)
 			       ? NAT_DROP_FRAGMENTS_FULL
 			       : GO_ON;
 	if (error)
@@ -47,9 +52,7 @@ SUBPROGRAM int fragment_note(const struct packet *packet, const struct nat_fragm
 /* Before the first fragment goes: what it becomes is what the others become. */
 static __always_inline int fragment_first(const struct packet *packet, const struct nat_flow *flow)
 {
-	struct nat_fragment value = {.src = flow->src, .dst = flow->dst, .seen = packet->now};
-
-	return fragment_note(packet, &value);
+	return fragment_note(packet, addr_word(flow->src), addr_word(flow->dst), 0);
 }
 
 /* Whether the first one is known, or was a while ago. */
@@ -121,15 +124,18 @@ struct {
 } held_rooms SEC(".maps");
 
 /* Keeps a copy of a fragment, if there is a place. */
-static __noinline int fragment_hold(struct ctx *ctx, const struct packet *packet)
+GLOBAL int fragment_hold(struct ctx *ctx, const struct packet *packet)
 {
-	__u32 zero = 0, bytes = packet->bytes, place;
+	__u32 zero = 0, bytes, place;
 	struct held *room = bpf_map_lookup_elem(&held_rooms, &zero), *old;
 	const struct nat_config *c = config_get(&zero);
 	struct held_key key;
 
+	if (!packet || !room || !c)
+		return NAT_DROP_FRAGMENT;
+	bytes = packet->bytes;
 	OPAQUE(bytes);
-	if (!room || !c || bytes > HELD_PACKET)
+	if (bytes > HELD_PACKET)
 		return NAT_DROP_FRAGMENT;
 	OPAQUE(bytes);
 	if (bytes < sizeof(struct ipv4) || ctx_load(ctx, packet->l3, room->packet, bytes))
@@ -273,23 +279,24 @@ GLOBAL int fragment_checksum(__u32 header, __u32 total, __u32 offset)
  * the frame by more than its headers is what makes the kernel forget that a checksum is
  * partial; what is lost then is written again from the room.
  */
-static __noinline int fragment_cut(struct ctx *ctx, struct packet *packet, __u32 mtu, __u32 ifindex)
+GLOBAL int fragment_cut(struct ctx *ctx, const struct packet *packet, __u32 mtu, __u32 ifindex)
 {
 	struct fragment_room *room = fragment_room();
-	__u32 header = packet->l4 - packet->l3, total = packet->bytes;
+	struct cut cut = {.ctx = ctx, .ifindex = ifindex};
 	struct ipv4 *ip = (void *)room;
-	struct cut cut = {
-		.ctx = ctx,
-		.l3 = packet->l3,
-		.header = header,
-		.end = total - header,
-		.size = (mtu - header) & ~7U,
-		.ifindex = ifindex,
-	};
+	__u32 header, total;
 	int reason = GO_ON;
 
+	if (!room || !packet)
+		return NAT_DROP_TOO_BIG;
+	header = packet->l4 - packet->l3;
+	total = packet->bytes;
+	cut.l3 = packet->l3;
+	cut.header = header;
+	cut.end = total - header;
+	cut.size = (mtu - header) & ~7U;
 	OPAQUE(total);
-	if (!room || total > FRAGMENT_PACKET - 4 || mtu < header + 8)
+	if (total > FRAGMENT_PACKET - 4 || mtu < header + 8)
 		return NAT_DROP_TOO_BIG;
 	OPAQUE(total);
 	if (total <= 128)
@@ -367,21 +374,19 @@ static long fragment_release_next(__u32 place, struct release *r)
 /* Sends a first fragment, which has been translated and has its MACs, and after it those
  * that wait for it; without a flow up, from that interface. True: the frame itself is of no
  * more use. */
-static __noinline int fragment_release(struct ctx *ctx, const struct packet *packet,
-				       const struct nat_flow *flow, __u32 ifindex)
+GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
+			    const struct nat_flow *flow, __u32 ifindex)
 {
-	struct release r = {.ctx = ctx,
-			    .flow = flow,
-			    .now = packet->now,
-			    .l3 = packet->l3,
-			    .mtu = flow ? flow->mtu : 0,
-			    .ifindex = ifindex};
+	struct release r = {.ctx = ctx, .flow = flow, .ifindex = ifindex};
 	const struct nat_config *c;
 	__u32 slot;
 
 	c = config_get(&slot);
-	if (!c)
+	if (!c || !packet)
 		return 0;
+	r.now = packet->now;
+	r.l3 = packet->l3;
+	r.mtu = flow ? flow->mtu : 0;
 	fragment_key(packet, &r.key.datagram);
 	if (!bpf_map_lookup_elem(&held_fragments, &r.key)) /* in place 0 is the first to come */
 		return 0;
@@ -399,9 +404,7 @@ static __noinline int fragment_release(struct ctx *ctx, const struct packet *pac
  * waiting for it any more.) */
 static __noinline int fragment_exclude(struct ctx *ctx, const struct packet *packet)
 {
-	struct nat_fragment value = {.seen = packet->now, .excluded = 1};
-
-	fragment_note(packet, &value);
+	fragment_note(packet, 0, 0, 1);
 	return fragment_release(ctx, packet, NULL, packet->ifindex);
 }
 

@@ -224,7 +224,7 @@ static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
 {
 	__u16 in = link_find(packet->ifindex);
 	const struct nat_config *c;
-	struct route back = {};
+	struct route back;
 	__u32 slot;
 
 	c = config_get(&slot);
@@ -266,17 +266,17 @@ static __always_inline void icmp_side(struct packet *packet, struct nat_flow_key
  * source is translated if it is the receiver of that packet; and from inside always, to
  * the address that the receiver has outside (RFC 5508 REQ-5): routers there have none.
  */
-static __noinline int icmp_error(struct ctx *ctx, struct packet *packet)
+GLOBAL int icmp_error(struct ctx *ctx, struct packet *packet)
 {
-	__u32 check = packet->l4 + __builtin_offsetof(struct icmp, check), delta;
-	__u32 zero = 0;
+	__u32 zero = 0, check, delta;
 	struct icmp_room *room = bpf_map_lookup_elem(&icmp_rooms, &zero);
 	struct inner inner = {};
 	struct nat_flow *flow;
 	int reason;
 
-	if (!room)
+	if (!room || !packet)
 		return NAT_DROP_BYPASS;
+	check = packet->l4 + __builtin_offsetof(struct icmp, check);
 	flow = &room->flow;
 	if (!icmp_is_error(packet))
 		return icmp_other(ctx, packet, flow);
@@ -383,19 +383,20 @@ static __always_inline __be32 icmp_source(struct ctx *ctx, const struct packet *
 
 /* Turns the packet into the error about it, and sends that back the way it came. GO_ON:
  * packet->action does; else the packet is only dropped. */
-static __noinline int icmp_send(struct ctx *ctx, struct packet *packet, __u32 answer)
+GLOBAL int icmp_send(struct ctx *ctx, struct packet *packet, __u32 answer)
 {
-	__u32 quoted = packet->bytes, header = sizeof(struct ipv4) + sizeof(struct icmp);
+	__u32 quoted, header = sizeof(struct ipv4) + sizeof(struct icmp);
 	struct icmp icmp = {.type = answer >> 8, .code = answer};
-	/* RFC 1812 section 4.3.2.5: precedence 6, the rest as in what it answers. */
-	struct ipv4 ip = {
-		.version = 0x45, .tos = 0xc0 | (packet->tos & 0x1e), .ttl = 64, .protocol = ICMP};
+	struct ipv4 ip = {.version = 0x45, .ttl = 64, .protocol = ICMP};
 	int sum;
 
-	if (!CTX_TC)
-		return NAT_PASS_TO_TC;
+	if (!packet)
+		return NAT_DROP_BYPASS;
 	if (!icmp_allowed(packet, 1))
 		return NAT_DROP_REWRITE;
+	/* RFC 1812 section 4.3.2.5: precedence 6, the rest as in what it answers. */
+	ip.tos = 0xc0 | (packet->tos & 0x1e);
+	quoted = packet->bytes;
 	if (quoted > ICMP_QUOTED)
 		quoted = ICMP_QUOTED;
 	if (answer == (ICMP_UNREACHABLE << 8 | ICMP_TOO_BIG))

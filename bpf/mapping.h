@@ -125,6 +125,18 @@ static __always_inline int mapping_at(const void *inside, __u64 place)
 	return slot && mapping_is(slot, place, inside);
 }
 
+GLOBAL __u64 mapping_within(const struct nat_bucket *bucket, __u64 hash,
+			    const struct nat_mapping_key *inside)
+{
+	return bucket && inside ? table_within(bucket, hash, mapping_at, inside) : 0;
+}
+
+static __always_inline __u64 mapping_in(const struct nat_bucket *bucket, __u64 hash,
+					const void *inside)
+{
+	return mapping_within(bucket, hash, inside);
+}
+
 /* The realm has no part in it: a packet's bucket is known before its rule is. */
 static __always_inline __u64 mapping_hash(const struct nat_control *c,
 					  const struct nat_mapping_key *inside)
@@ -157,7 +169,7 @@ GLOBAL __u64 mapping_lookup(const struct nat_mapping_key *inside)
 	if (!c || !inside)
 		return 0;
 	return table_value(table_find(&mapping_table, c->mapping_mask, mapping_hash(c, inside),
-				      mapping_at, inside));
+				      mapping_in, inside));
 }
 
 /* Makes the slot at that place, which is named already, the mapping of inside: 0, or the
@@ -169,7 +181,7 @@ GLOBAL int mapping_enter(const struct nat_mapping_key *inside, __u64 place)
 	if (!c || !inside)
 		return E_TOO_BIG;
 	return table_insert(&mapping_table, c->mapping_mask, mapping_hash(c, inside), place,
-			    mapping_at, inside);
+			    mapping_in, inside);
 }
 
 GLOBAL int mapping_leave(const struct nat_mapping_key *inside, __u64 place)
@@ -251,6 +263,16 @@ GLOBAL int mapping_hold(struct hold *h, __u32 now, __u64 only)
 	h->filtering = refs_read(&slot->refs) & NAT_REFS_FILTERING;
 	h->flags |= NAT_FLOW_MAPPED;
 	return GO_ON;
+}
+
+/* Gives back the mapping that h holds, and nothing else. */
+static __always_inline void mapping_drop(const struct hold *h, __u32 now)
+{
+	__u64 place = mapping_place(h->address, h->inside.class, h->port);
+	struct nat_slot *slot = h->flags & NAT_FLOW_MAPPED ? place_slot(place) : NULL;
+
+	if (slot)
+		mapping_put(slot, place, now);
 }
 
 static __always_inline int mapping_find(struct hold *h, __u32 now)

@@ -100,11 +100,12 @@ struct packet {
 	__u8 class;     /* enum nat_class */
 	__u8 ttl, tos;
 	__u8 tcp_flags; /* 0 for others */
-	__u8 flags;     /* enum packet_flag */
+	__u16 mtu;      /* of the way out, if the packet is too big for it */
+	__u16 zero;
+	int action; /* the hook's verdict, once translated */
+	__u8 flags; /* enum packet_flag */
 	__u8 icmp_type;
 	__be16 id;
-	__u16 mtu;  /* of the way out, if the packet is too big for it */
-	int action; /* the hook's verdict, once translated */
 };
 
 /* Ports, and what follows them in the key, are written by 32 bits, because the hash reads
@@ -206,7 +207,8 @@ static __always_inline int parse_pull(struct ctx *ctx, __u32 l3)
 	return ctx_pull(ctx, PACKET_HEADERS);
 }
 
-/* l3 is where IPv4 begins: 14, or 0 on links without Ethernet. */
+/* l3 is where IPv4 begins: 14, or 0 on links without Ethernet. GO_ON: all of *packet is
+ * written, without which Linux 6.1 lets no function have it that it checks by itself. */
 static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 				 struct packet *packet)
 {
@@ -215,9 +217,6 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	void *data, *end, *l4;
 	int reason = GO_ON;
 
-	packet->flags = 0; /* what a drop looks at */
-	packet->bytes = 0;
-	packet_protocol(packet, 0, side);
 	if (!ctx_is_ours(ctx, l3))
 		return NAT_PASS_NOT_IPV4;
 	if (parse_pull(ctx, l3))
@@ -249,6 +248,9 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	packet->ttl = ip->ttl;
 	packet->tos = ip->tos;
 	packet->tcp_flags = 0;
+	packet->mtu = 0;
+	packet->zero = 0;
+	packet->action = 0;
 	packet->icmp_type = 0;
 	packet->length = header; /* of a segment, but for its payload */
 	packet->id = ip->id;

@@ -27,8 +27,8 @@ enum nat_process {
 	NAT_RAW = 0,       /* on links without Ethernet: tunnels, PPP */
 };
 
-/* Counts the packet, once. */
-static __always_inline void nat_count(const struct packet *packet, int reason)
+/* Counts a packet that was translated, once. */
+static __always_inline void nat_translated(const struct packet *packet, int reason)
 {
 	struct nat_stats *s = count_stats();
 
@@ -42,6 +42,13 @@ static __always_inline void nat_count(const struct packet *packet, int reason)
 		s->packets[reason]++;
 }
 
+/* What XDP leaves to the stack meets tc first, which finds the same, and counts it. */
+static __always_inline int nat_pass(int reason)
+{
+	count_add(CTX_TC ? reason : NAT_PASS_TO_TC);
+	return CTX_PASS;
+}
+
 /* A drop may be answered by an ICMP error: by tc, to which XDP leaves as many packets as
  * may be answered. */
 static __noinline int nat_drop(struct ctx *ctx, struct packet *packet, int reason)
@@ -49,10 +56,8 @@ static __noinline int nat_drop(struct ctx *ctx, struct packet *packet, int reaso
 	__u32 answer = icmp_answer(packet, reason);
 
 	if (!CTX_TC && answer && icmp_allowed(packet, 0))
-		reason = NAT_PASS_TO_TC;
-	nat_count(packet, reason);
-	if (reason == NAT_PASS_TO_TC)
-		return CTX_PASS;
+		return nat_pass(NAT_PASS_TO_TC);
+	count_add(reason);
 	return CTX_TC && answer && icmp_send(ctx, packet, answer) == GO_ON ? packet->action
 									   : CTX_DROP;
 }
@@ -64,11 +69,15 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	int reason;
 
 	reason = parse(ctx, side == NAT_BOTH ? NAT_OUTSIDE : side, l3, &packet);
-	if (side == NAT_BOTH && reason == GO_ON)
-		flow_side(&packet);
+	if (unlikely(reason == NAT_DROP_MALFORMED)) {
+		count_add(reason);
+		return CTX_DROP;
+	}
 	if (unlikely(reason != GO_ON))
-		; /* counted below */
-	else if (!CTX_TC && unlikely(packet.flags & PACKET_FOR_TC))
+		return nat_pass(reason);
+	if (side == NAT_BOTH)
+		flow_side(&packet);
+	if (!CTX_TC && unlikely(packet.flags & PACKET_FOR_TC))
 		reason = NAT_PASS_TO_TC;
 	else if (CTX_TC && unlikely(packet.flags & PACKET_FRAGMENT_LATER))
 		reason = flow_fragment(ctx, &packet);
@@ -80,15 +89,15 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	if (unlikely(reason >= NAT_DROP_MALFORMED))
 		return nat_drop(ctx, &packet, reason);
 	if (unlikely(reason < NAT_TRANSLATED_IN)) {
-		/* What XDP leaves to the stack meets tc first, which finds the same. */
-		nat_count(&packet, CTX_TC ? reason : NAT_PASS_TO_TC);
 		if (CTX_TC && reason == NAT_PASS_EXCLUDED &&
 		    (side == NAT_BOTH ? packet.key.side : side) == NAT_INSIDE &&
-		    packet.flags & PACKET_FRAGMENT_FIRST && fragment_exclude(ctx, &packet))
+		    packet.flags & PACKET_FRAGMENT_FIRST && fragment_exclude(ctx, &packet)) {
+			count_add(reason);
 			return CTX_DROP;
-		return CTX_PASS;
+		}
+		return nat_pass(reason);
 	}
-	nat_count(&packet, reason);
+	nat_translated(&packet, reason);
 	return packet.action;
 }
 

@@ -214,12 +214,14 @@ static __always_inline struct nat_slot slot_read(const struct nat_slot *slot)
 
 /* Whether a socket of the gateway listens on the port or talks from it to the
  * packet's destination. */
-SUBPROGRAM int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
-			       __be32 address, __be16 port)
+GLOBAL int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, __u32 class,
+			   __be32 address, __be16 port)
 {
 	struct bpf_sock_tuple tuple = {};
 	void *socket;
 
+	if (!key)
+		return 0;
 	tuple.ipv4.saddr = addr_word(key->dst);
 	tuple.ipv4.sport = key->dport;
 	tuple.ipv4.daddr = address;

@@ -75,22 +75,26 @@ static __always_inline int route_none(const struct packet *packet, long answer)
  * is set, with hop 0 if only the neighbour is missing. NAT_PASS_LOCAL: dst is an
  * address of the gateway, or broadcast.
  */
-static __noinline int route_find(struct ctx *ctx, const struct packet *packet, struct nat_addr src,
-				 struct nat_addr dst, struct route *route)
+GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, __be32 dst,
+		     struct route *route)
 {
-	struct bpf_fib_lookup fib = {
+	struct bpf_fib_lookup fib;
+	struct nat_link *link;
+	__u16 low, middle, high;
+	long answer;
+
+	if (!packet || !route)
+		return NAT_DROP_BYPASS;
+	fib = (struct bpf_fib_lookup){
 		.family = ROUTE_AF_INET,
 		.l4_protocol = packet->key.protocol,
 		.tot_len = sizeof(struct ipv4), /* not 0: then the answer has the route's MTU */
 		.ifindex = packet->ifindex,
 		.tos = packet->tos,
-		.ipv4_src = addr_word(src),
-		.ipv4_dst = addr_word(dst),
+		.ipv4_src = src,
+		.ipv4_dst = dst,
 	};
-	long answer = ctx_fib_lookup(ctx, &fib, 0);
-	struct nat_link *link;
-	__u16 low, middle, high;
-
+	answer = ctx_fib_lookup(ctx, &fib, 0);
 	if (answer == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return NAT_PASS_LOCAL;
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
@@ -118,6 +122,13 @@ static __noinline int route_find(struct ctx *ctx, const struct packet *packet, s
 	return GO_ON;
 }
 
+static __always_inline int route_find(struct ctx *ctx, const struct packet *packet,
+				      struct nat_addr src, struct nat_addr dst, struct route *route)
+{
+	__builtin_memset(route, 0, sizeof(*route));
+	return route_ask(ctx, packet, addr_word(src), addr_word(dst), route);
+}
+
 /* Whether the source of a packet that came in by that link routes back to it: for any
  * receiver of the last half second, where routes back depend on that. */
 static __always_inline int route_home(struct ctx *ctx, const struct packet *packet, __u16 in)
@@ -126,7 +137,7 @@ static __always_inline int route_home(struct ctx *ctx, const struct packet *pack
 	__u32 here = hash / ROUTE_HOMES << 16 | in;
 	__u64 *home = bpf_map_lookup_elem(&homes, &key);
 	__u64 known = home ? *(volatile __u64 *)home : 0;
-	struct route back = {};
+	struct route back;
 
 	if (known >> 32 == here && packet->now - (__u32)known < ROUTE_HOME_TICKS)
 		return GO_ON;

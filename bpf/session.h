@@ -214,7 +214,7 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
 			     struct opening *o)
 {
 	int translated = session_moves(p, out);
-	struct route route = {};
+	struct route route;
 	struct nat_link *link;
 	int reason;
 
@@ -243,7 +243,7 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
  */
 SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const struct opening *o)
 {
-	struct route back = {};
+	struct route back;
 	struct nat_link *link;
 	int reason;
 
@@ -268,7 +268,7 @@ SUBPROGRAM __u32 session_way_out(struct ctx *ctx, const struct packet *p, const 
 {
 	struct nat_addr key = p->key.dst;
 	struct nat_address *address;
-	struct route route = {};
+	struct route route;
 	__u32 *index;
 
 	if (!(o->flags & NAT_FLOW_HAIRPIN))
@@ -852,11 +852,12 @@ static __always_inline int session_open(struct ctx *ctx, struct packet *p, struc
 
 /* Whether a new packet from outside would be let in: a rule forwards it, or the mapping
  * admits its sender. */
-static __always_inline int session_admits(const struct packet *p, const struct nat_config *config,
+static __always_inline int session_admits(struct opening *o, const struct nat_config *config,
 					  __u32 slot)
 {
+	const struct packet *p = &o->packet;
+	struct hold *h = &o->target;
 	int query = p->flags & PACKET_QUERY, reason;
-	struct hold h = {};
 
 	reason = session_opens(p);
 	if (reason != GO_ON)
@@ -864,13 +865,13 @@ static __always_inline int session_admits(const struct packet *p, const struct n
 	if (rule_destination(&p->key, link_find(p->ifindex), config->lookups, slot) != RULE_NONE)
 		return GO_ON;
 	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
-				    p->class, &h);
+				    p->class, h);
 	if (reason != GO_ON)
 		return reason == NAT_PASS_NO_RULE ? NAT_DROP_NO_MAPPING : reason;
-	reason = mapping_addressed(&h, p->now);
+	reason = mapping_addressed(h, p->now);
 	if (reason == GO_ON)
-		reason = mapping_admits(&h, addr_word(p->key.src));
-	hold_drop(&h, addr_word(p->key.src), p->now);
+		reason = mapping_admits(h, addr_word(p->key.src));
+	mapping_drop(h, p->now);
 	return reason;
 }
 
@@ -881,7 +882,7 @@ GLOBAL int session_enters(void)
 	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
 	const struct nat_config *config = config_get(&slot);
 
-	return o && config ? session_admits(&o->packet, config, slot) : NAT_DROP_BYPASS;
+	return o && config ? session_admits(o, config, slot) : NAT_DROP_BYPASS;
 }
 
 GLOBAL int session_wake(void)
@@ -912,7 +913,7 @@ GLOBAL int session_wake(void)
 			return NAT_DROP_RACE; /* the address moved: anew, when this is removed */
 		state = direction == NAT_OWNER ? old : state_read(peer);
 		reason = state & NAT_FLOW_OUTBOUND ? session_opens(p)
-						   : session_admits(p, config, slot);
+						   : session_admits(o, config, slot);
 		if (reason != GO_ON)
 			return reason;
 		owner->seen = p->now;

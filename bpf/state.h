@@ -119,40 +119,38 @@ static __always_inline __u32 state_tcp(__u32 state, __u32 flags, int owner, int 
 
 /* Copies the owner's time-out into the peer's word. Two CPUs may do so at once for two
  * changes: who finds the owner changed after writing does it again. */
-static __always_inline void state_copy_timeout(struct nat_flow *owner, struct nat_flow *peer)
+GLOBAL int state_copy_timeout(struct nat_flow *owner, struct nat_flow *peer)
 {
 	__u32 try, timeout, old;
-
-	for (try = 0; try < STATE_TRIES; try++) {
-		timeout = state_read(owner) & NAT_FLOW_TIMEOUT;
-		old = state_read(peer);
-		if ((old & NAT_FLOW_TIMEOUT) == timeout)
-			return;
-		state_replace(peer, old, (old & ~NAT_FLOW_TIMEOUT) | timeout);
-	}
-}
-
-/* One step of the table, for a packet of the owner's direction or the other. */
-GLOBAL int state_step(struct nat_flow *owner, struct nat_flow *peer, __u32 flags, __u32 is_owner,
-		      __u32 begins)
-{
-	__u32 try, old, new;
 
 	if (!owner || !peer)
 		return NAT_DROP_RACE;
 	for (try = 0; try < STATE_TRIES; try++) {
-		old = state_read(owner);
-		if (old & NAT_FLOW_GONE)
-			return NAT_DROP_RACE;
-		new = state_tcp(old, flags, is_owner, begins);
-		if (new == old)
-			return GO_ON;
-		if (state_replace(owner, old, new)) {
-			state_copy_timeout(owner, peer);
-			return GO_ON;
-		}
+		timeout = state_read(owner) & NAT_FLOW_TIMEOUT;
+		old = state_read(peer);
+		if ((old & NAT_FLOW_TIMEOUT) == timeout)
+			break;
+		state_replace(peer, old, (old & ~NAT_FLOW_TIMEOUT) | timeout);
 	}
-	return NAT_DROP_RACE;
+	return GO_ON;
+}
+
+/* One step of the table, for a packet of the owner's direction or the other; E_BUSY if
+ * another CPU changed the word meanwhile. */
+GLOBAL int state_step(struct nat_flow *owner, struct nat_flow *peer, __u32 flags, __u32 is_owner,
+		      __u32 begins)
+{
+	__u32 old, new;
+
+	if (!owner || !peer)
+		return NAT_DROP_RACE;
+	old = state_read(owner);
+	if (old & NAT_FLOW_GONE)
+		return NAT_DROP_RACE;
+	new = state_tcp(old, flags, is_owner, begins);
+	if (new == old)
+		return GO_ON;
+	return state_replace(owner, old, new) ? state_copy_timeout(owner, peer) : E_BUSY;
 }
 
 /*
@@ -161,8 +159,9 @@ GLOBAL int state_step(struct nat_flow *owner, struct nat_flow *peer, __u32 flags
  */
 static __always_inline int state_packet(const struct packet *p)
 {
-	__u32 direction = 0, begins;
+	__u32 direction = 0, begins, try;
 	struct nat_session *s;
+	int reason;
 
 	if (p->class != NAT_TCP || state_impossible(p->tcp_flags))
 		return GO_ON;
@@ -170,8 +169,13 @@ static __always_inline int state_packet(const struct packet *p)
 	if (!s)
 		return NAT_DROP_RACE;
 	begins = direction == NAT_OWNER || state_read(&s->flows[NAT_PEER]) & NAT_FLOW_OUTBOUND;
-	return state_step(&s->flows[NAT_OWNER], &s->flows[NAT_PEER], p->tcp_flags,
-			  direction == NAT_OWNER, begins);
+	for (try = 0; try < STATE_TRIES; try++) {
+		reason = state_step(&s->flows[NAT_OWNER], &s->flows[NAT_PEER], p->tcp_flags,
+				    direction == NAT_OWNER, begins);
+		if (reason != E_BUSY)
+			return reason;
+	}
+	return NAT_DROP_RACE;
 }
 
 /*

@@ -46,6 +46,10 @@ enum table_limit {
 /* Whether the element of that value has the key. */
 typedef int table_is(const void *key, __u64 value);
 
+/* The entry of the bucket that has the hash's tag and the key, or 0: table_within, in a function
+ * of its own, so that the verifier follows the loop once and not for each bucket. */
+typedef __u64 table_in(const struct nat_bucket *bucket, __u64 hash, const void *key);
+
 static __always_inline struct nat_control *control_get(void)
 {
 	__u32 zero = 0;
@@ -119,31 +123,43 @@ static __always_inline __u64 table_first(const struct nat_bucket *home, __u64 ha
 	return 0;
 }
 
-/* The key's entry, or 0. In a function of its own: it has loops. */
-static __always_inline __u64 table_find(void *table, __u32 mask, __u64 hash, table_is *is,
-					const void *key)
+static __always_inline __u64 table_within(const struct nat_bucket *bucket, __u64 hash, table_is *is,
+					  const void *key)
 {
-	struct nat_bucket *bucket = table_bucket(table, mask, hash, 0);
-	__u32 reach = bucket ? *(volatile __u32 *)&bucket->reach : 0, distance, i;
 	__u64 entry;
+	__u32 i;
 
-	for (distance = 0; distance < TABLE_REACH && distance <= reach; distance++) {
-		bucket = table_bucket(table, mask, hash, distance);
-		if (!bucket)
-			return 0;
-		for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
-			entry = table_read(&bucket->entries[i]);
-			if (table_tagged(entry, hash) && is(key, table_value(entry)))
-				return entry;
-		}
+	for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
+		entry = table_read(&bucket->entries[i]);
+		if (table_tagged(entry, hash) && is(key, table_value(entry)))
+			return entry;
 	}
 	return 0;
 }
 
-static __always_inline int table_lock(struct nat_bucket *home)
+/* The key's entry, or 0. In a function of its own: it has a loop. */
+static __always_inline __u64 table_find(void *table, __u32 mask, __u64 hash, table_in *in,
+					const void *key)
+{
+	struct nat_bucket *bucket = table_bucket(table, mask, hash, 0);
+	__u32 reach = bucket ? *(volatile __u32 *)&bucket->reach : 0, distance;
+	__u64 entry;
+
+	for (distance = 0; distance < TABLE_REACH && distance <= reach; distance++) {
+		bucket = table_bucket(table, mask, hash, distance);
+		entry = bucket ? in(bucket, hash, key) : 0;
+		if (entry)
+			return entry;
+	}
+	return 0;
+}
+
+GLOBAL int table_lock(struct nat_bucket *home)
 {
 	__u32 try;
 
+	if (!home)
+		return 0;
 	for (try = 0; try < TABLE_TRIES; try++)
 		if (!__sync_val_compare_and_swap(&home->lock, 0, 1))
 			return 1;
@@ -158,50 +174,73 @@ static __always_inline void table_unlock(struct nat_bucket *home)
 	OPAQUE(was);
 }
 
+/* Whether the bucket has an entry that is that far from its home. */
+GLOBAL int table_has(const struct nat_bucket *bucket, __u32 distance)
+{
+	__u64 entry;
+	__u32 i;
+
+	if (!bucket)
+		return 0;
+	for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
+		entry = table_read(&bucket->entries[i]);
+		if (entry && table_distance(entry) == distance)
+			return 1;
+	}
+	return 0;
+}
+
 /* Lets look-ups look less far if the home's farthest entries are gone. The caller has its lock. */
 static __always_inline void table_shorten(void *table, __u32 mask, __u64 hash,
 					  struct nat_bucket *home)
 {
 	struct nat_bucket *bucket;
-	__u32 reach, i;
-	__u64 entry;
+	__u32 reach;
 
 	for (reach = TABLE_REACH - 1; reach > 0; reach--) {
 		if (home->reach != reach)
 			continue;
 		bucket = table_bucket(table, mask, hash, reach);
-		if (!bucket)
+		if (!bucket || table_has(bucket, reach))
 			return;
-		for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
-			entry = table_read(&bucket->entries[i]);
-			if (entry && table_distance(entry) == reach)
-				return;
-		}
 		*(volatile __u32 *)&home->reach = reach - 1;
 	}
 }
 
-/* Takes the first empty entry within reach of the home, whose lock the caller has. How far
- * to look is written first: who doesn't look that far must not miss what is there. */
+/* Takes the first empty entry of a bucket that is that far from the home. How far to look is
+ * written first: who doesn't look that far must not miss what is there. */
+GLOBAL int table_put(struct nat_bucket *bucket, struct nat_bucket *home, __u64 hash, __u32 distance,
+		     __u64 value)
+{
+	__u32 i;
+
+	if (!bucket || !home)
+		return E_TOO_BIG;
+	for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
+		if (table_read(&bucket->entries[i]))
+			continue;
+		if (home->reach < distance)
+			*(volatile __u32 *)&home->reach = distance;
+		if (!__sync_val_compare_and_swap(&bucket->entries[i], 0,
+						 table_entry(hash, distance, value)))
+			return 0;
+	}
+	return E_TOO_BIG;
+}
+
+/* Takes the first empty entry within reach of the home, whose lock the caller has. */
 static __always_inline int table_place(void *table, __u32 mask, __u64 hash, struct nat_bucket *home,
 				       __u64 value)
 {
 	struct nat_bucket *bucket;
-	__u32 distance, i;
+	__u32 distance;
 
 	for (distance = 0; distance < TABLE_REACH; distance++) {
 		bucket = table_bucket(table, mask, hash, distance);
 		if (!bucket)
 			return E_TOO_BIG;
-		for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
-			if (table_read(&bucket->entries[i]))
-				continue;
-			if (home->reach < distance)
-				*(volatile __u32 *)&home->reach = distance;
-			if (!__sync_val_compare_and_swap(&bucket->entries[i], 0,
-							 table_entry(hash, distance, value)))
-				return 0;
-		}
+		if (!table_put(bucket, home, hash, distance, value))
+			return 0;
 	}
 	return E_TOO_BIG;
 }
@@ -212,7 +251,7 @@ static __always_inline int table_place(void *table, __u32 mask, __u64 hash, stru
  * lock was not to be had. In a function of its own, like table_find.
  */
 static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u64 value,
-					table_is *is, const void *key)
+					table_in *in, const void *key)
 {
 	struct nat_bucket *home = table_bucket(table, mask, hash, 0);
 	int error = E_EXIST;
@@ -221,7 +260,7 @@ static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u
 		return E_TOO_BIG;
 	if (!table_lock(home))
 		return E_BUSY;
-	if (!table_find(table, mask, hash, is, key)) {
+	if (!table_find(table, mask, hash, in, key)) {
 		table_shorten(table, mask, hash, home);
 		error = table_place(table, mask, hash, home, value);
 	}

@@ -20,12 +20,17 @@ static __always_inline int test_is(const void *key, __u64 value)
 	return *(const __u32 *)key == (value & TEST_KEY);
 }
 
+static __always_inline __u64 test_in(const struct nat_bucket *bucket, __u64 hash, const void *key)
+{
+	return table_within(bucket, hash, test_is, key);
+}
+
 GLOBAL int insert_value(__u32 value)
 {
 	struct nat_control *c = control_get();
 	__u32 key = value & TEST_KEY;
 
-	return c ? table_insert(&flow_table, c->flow_mask, table_hash(c, key, 0), value, test_is,
+	return c ? table_insert(&flow_table, c->flow_mask, table_hash(c, key, 0), value, test_in,
 				&key)
 		 : E_BUSY;
 }
@@ -36,7 +41,7 @@ GLOBAL int find_value(__u32 value)
 	struct nat_control *c = control_get();
 	__u32 key = value & TEST_KEY;
 	__u64 entry =
-		c ? table_find(&flow_table, c->flow_mask, table_hash(c, key, 0), test_is, &key) : 0;
+		c ? table_find(&flow_table, c->flow_mask, table_hash(c, key, 0), test_in, &key) : 0;
 
 	return entry ? (int)table_value(entry) : -1;
 }

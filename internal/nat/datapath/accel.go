@@ -70,7 +70,7 @@ func NewAccelerator(o AccelOptions, links []Link) (_ *Accelerator, err error) {
 			err = errors.Join(fmt.Errorf("make accelerator: %w", err), a.Close())
 		}
 	}()
-	for _, object := range []object{{"nat_accel_tc", loadAccelTc}, {"nat_accel_xdp", loadAccelXdp}} {
+	for _, object := range accelObjects {
 		spec, err := accelSpec(object, o)
 		if err != nil {
 			return nil, err

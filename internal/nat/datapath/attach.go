@@ -36,10 +36,9 @@ const (
 // IsProgram tells whether a program of that name at a hook is natkit's: of an engine or of
 // an accelerator, perhaps one that was taken off and is still there for a moment.
 func IsProgram(name string) bool {
-	return slices.Contains([]string{
-		xdpInside, xdpOutside, xdpBoth, tcInside, tcOutside, tcBoth, tcInsideRaw, tcOutsideRaw, tcBothRaw,
-		accelXDP, accelTC, accelTCRest, accelEgress,
-	}, name)
+	return !slices.Contains(ofEvery, name) && slices.ContainsFunc(slices.Concat(objects, accelObjects), func(o object) bool {
+		return slices.Contains(o.programs, name)
+	})
 }
 
 // Attachment is a hook of an interface, and the sides that the interface is on.
@@ -64,6 +63,15 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 		}
 		return errors.Join(errs...)
 	}
+	var names []string
+	for _, a := range want {
+		names = append(names, programName(a))
+	}
+	forget, err := e.need(names)
+	if err != nil {
+		return nil, err
+	}
+	undos = append(undos, forget)
 	for _, a := range want {
 		back, err := e.attach(a.Ifindex, a.Hook, programName(a))
 		if err != nil {
@@ -75,10 +83,7 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 }
 
 func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error, err error) {
-	program, err := e.program(name)
-	if err != nil {
-		return nil, err
-	}
+	program := e.programs[name]
 	pin := e.linkPin(ifindex, hook)
 	if e.dir != "" {
 		undo, err := e.keep(pin, ifindex, program)

@@ -45,12 +45,13 @@ const (
 	tcOutsideRaw = "tc_outside_raw"
 	tcBothRaw    = "tc_both_raw"
 	sweepStart   = "sweep_start"
+	sweepStop    = "sweep_stop"
 	portsChange  = "ports_change"
 )
 
-// onDemand are programs that few engines need: the kernel checks each for a second or two of a
-// processor's time. They are loaded when an interface needs one (program).
-var onDemand = []string{xdpBoth, tcBoth, tcBothRaw}
+// ofEvery are the programs that every engine has. Those of hooks are loaded when an interface
+// needs them (need): the kernel checks each for a tenth of a second of a processor's time.
+var ofEvery = []string{sweepStart, sweepStop, portsChange}
 
 // ABIError says that an instance was made by a natkit whose maps this one does not know.
 type ABIError struct {
@@ -96,7 +97,7 @@ func New(size Size) (_ *Engine, err error) {
 			err = errors.Join(fmt.Errorf("make NAT engine: %w", err), fewFiles(), e.Close())
 		}
 	}()
-	if err := e.load(size, func(program string) bool { return !slices.Contains(onDemand, program) }); err != nil {
+	if err := e.load(size, ofEvery); err != nil {
 		return nil, err
 	}
 	if err := putControl(e.maps, size.Mappings); err != nil {
@@ -132,15 +133,18 @@ func putControl(maps map[string]*ebpf.Map, mappings int) error {
 
 const abi = uint32(abiNatLimitNAT_ABI)
 
-// load puts the maps and then each object's programs on them into the kernel, of these the
-// wanted ones.
-func (e *Engine) load(size Size, wanted func(program string) bool) error {
+// load puts the maps, unless they are there, and on them the programs into the kernel.
+func (e *Engine) load(size Size, programs []string) error {
+	fresh := len(e.maps) == 0
 	for _, object := range objects {
+		if !fresh && !slices.ContainsFunc(programs, func(name string) bool { return slices.Contains(object.programs, name) }) {
+			continue
+		}
 		spec, err := object.load()
 		if err != nil {
 			return err
 		}
-		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !wanted(name) })
+		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(programs, name) })
 		resize(spec, size)
 		if err := setClock(spec); err != nil {
 			return err
@@ -153,8 +157,7 @@ func (e *Engine) load(size Size, wanted func(program string) bool) error {
 }
 
 // loadSpec puts an object into the kernel, on those of its maps that are there already.
-// Its programs are checked at the same time, which takes the kernel a third of a second
-// for each hook.
+// Its programs are checked at the same time.
 func (e *Engine) loadSpec(object string, spec *ebpf.CollectionSpec) error {
 	known := map[string]*ebpf.Map{}
 	for name, m := range spec.Maps {
@@ -247,25 +250,49 @@ func damaged(pin string) error {
 	return fmt.Errorf("open NAT engine: somebody has removed its pin %s: `natkit down`, then `natkit up`", pin)
 }
 
-// program gives a program that the engine was made with, or upgraded to, or that is loaded now.
-func (e *Engine) program(name string) (*ebpf.Program, error) {
-	if p := e.programs[name]; p != nil {
-		return p, nil
+// need loads those of the programs of hooks that the engine does not have. On an error, and by
+// undo, it has none of them.
+func (e *Engine) need(names []string) (undo func() error, err error) {
+	var missing []string
+	for _, name := range names {
+		if e.programs[name] == nil && !slices.Contains(missing, name) {
+			missing = append(missing, name)
+		}
 	}
-	pin := filepath.Join(e.dir, programsDir, name)
-	if !slices.Contains(onDemand, name) {
-		return nil, damaged(pin)
+	undo = func() error {
+		var errs []error
+		for _, name := range missing {
+			if p := e.programs[name]; p != nil {
+				errs = append(errs, p.Unpin(), p.Close())
+				delete(e.programs, name)
+			}
+		}
+		return errors.Join(errs...)
 	}
-	if err := e.load(e.Size(), func(program string) bool { return program == name }); err != nil {
-		return nil, err
+	if len(missing) == 0 {
+		return undo, nil
+	}
+	if err := e.load(e.Size(), missing); err != nil {
+		return nil, errors.Join(err, undo())
 	}
 	if e.dir == "" {
-		return e.programs[name], nil
+		return undo, nil
 	}
-	if err := e.programs[name].Pin(pin); err != nil {
-		return nil, fmt.Errorf("pin program %s: %w", name, err)
+	for _, name := range missing {
+		if err := e.programs[name].Pin(filepath.Join(e.dir, programsDir, name)); err != nil {
+			return nil, errors.Join(fmt.Errorf("pin program %s: %w", name, err), undo())
+		}
 	}
-	return e.programs[name], nil
+	return undo, nil
+}
+
+// run runs a program that every engine has.
+func (e *Engine) run(name string, o *ebpf.RunOptions) (uint32, error) {
+	p := e.programs[name]
+	if p == nil {
+		return 0, damaged(filepath.Join(e.dir, programsDir, name))
+	}
+	return p.Run(o)
 }
 
 // openPins opens what is pinned as dir.

@@ -4,8 +4,10 @@ package datapath
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,7 +58,7 @@ func TestCreateOpenUnload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{xdpInside, xdpOutside, tcInside, tcOutside} {
+	for _, name := range ofEvery {
 		if e.programs[name] == nil {
 			t.Errorf("program %s is not there", name)
 		}
@@ -111,7 +113,7 @@ func TestOpenTellsDamage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = e.program(filepath.Base(pin))
+			_, err = e.run(filepath.Base(pin), &ebpf.RunOptions{Data: make([]byte, 64)})
 			e.Close()
 		}
 		if err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "natkit down") {
@@ -168,19 +170,27 @@ func TestOpenTellsOldABI(t *testing.T) {
 	}
 }
 
-// What few engines need is loaded and pinned when an interface needs it, and upgraded from then on.
+// The programs of hooks are loaded and pinned when an interface needs them, and upgraded from then on.
 func TestProgramsOnDemand(t *testing.T) {
 	dir := testDir(t)
 	e, err := Create(dir, smallSize)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range onDemand {
-		if e.programs[name] != nil {
-			t.Errorf("program %s is there before it is needed", name)
-		}
+	if len(e.programs) != len(ofEvery) {
+		t.Errorf("an engine without interfaces has programs %q", slices.Sorted(maps.Keys(e.programs)))
 	}
-	if _, err := e.program(tcBoth); err != nil {
+	undo, err := e.need([]string{tcBoth, xdpBoth})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := undo(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, programsDir, tcBoth)); !errors.Is(err, os.ErrNotExist) || len(e.programs) != len(ofEvery) {
+		t.Errorf("taken back: %v, programs %q", err, slices.Sorted(maps.Keys(e.programs)))
+	}
+	if _, err := e.need([]string{tcBoth, tcBoth}); err != nil {
 		t.Fatal(err)
 	}
 	if err := e.Close(); err != nil {
@@ -196,8 +206,8 @@ func TestProgramsOnDemand(t *testing.T) {
 	if _, err := e.Upgrade(); err != nil {
 		t.Fatal(err)
 	}
-	if after := e.programs[tcBoth]; after == nil || after == before || e.programs[xdpBoth] != nil {
-		t.Errorf("after the upgrade tc_both is %v, xdp_both %v", after, e.programs[xdpBoth])
+	if after := e.programs[tcBoth]; after == nil || after == before || len(e.programs) != len(ofEvery)+1 {
+		t.Errorf("after the upgrade tc_both is %v, of programs %q", after, slices.Sorted(maps.Keys(e.programs)))
 	}
 	if err := e.Close(); err != nil {
 		t.Error(err)

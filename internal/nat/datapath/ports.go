@@ -23,10 +23,6 @@ const portChangesPerRun = 128
 
 // changePorts makes changes between the packets that take and give ports.
 func (e *Engine) changePorts(changes []portChange) error {
-	program, err := e.program(portsChange)
-	if err != nil {
-		return err
-	}
 	for len(changes) > 0 {
 		n := min(len(changes), portChangesPerRun)
 		data := make([]byte, 14, 14+n*16)
@@ -34,7 +30,7 @@ func (e *Engine) changePorts(changes []portChange) error {
 		if err != nil {
 			return err
 		}
-		if _, err := program.Run(&ebpf.RunOptions{Data: data}); err != nil {
+		if _, err := e.run(portsChange, &ebpf.RunOptions{Data: data}); err != nil {
 			return fmt.Errorf("change free ports: %w", err)
 		}
 		changes = changes[n:]

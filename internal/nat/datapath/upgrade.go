@@ -36,7 +36,8 @@ func hashOf(objects ...[]byte) string {
 //  3. pins are replaced one by one, each by a rename
 func (e *Engine) Upgrade() (undo func() error, err error) {
 	fresh := &Engine{maps: maps.Clone(e.maps), programs: map[string]*ebpf.Program{}}
-	if err := fresh.load(e.Size(), e.needs); err != nil {
+	names := append(slices.Collect(maps.Keys(e.programs)), ofEvery...)
+	if err := fresh.load(e.Size(), names); err != nil {
 		return nil, errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
 	}
 	old := e.programs
@@ -50,11 +51,6 @@ func (e *Engine) Upgrade() (undo func() error, err error) {
 		return nil, errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), undo())
 	}
 	return undo, nil
-}
-
-// needs tells whether an engine of this natkit in place of this one would have the program.
-func (e *Engine) needs(program string) bool {
-	return e.programs[program] != nil || !slices.Contains(onDemand, program)
 }
 
 // usePrograms makes the programs the ones that expire sessions and that are pinned.

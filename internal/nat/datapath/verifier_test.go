@@ -10,13 +10,15 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"natkit/internal/testutil/ktest"
 )
 
 // Linux before 6.10 counts the stack of a chain of calls in steps of 32 bytes a function, and
 // refuses more than 512 together: a program that loads here may not load there.
 func TestStackOfCalls(t *testing.T) {
 	const most, step = 512, 32
-	for _, o := range append(slices.Clone(objects), object{"nat_accel_tc", loadAccelTc}, object{"nat_accel_xdp", loadAccelXdp}) {
+	for _, o := range slices.Concat(objects, accelObjects) {
 		spec, err := o.load()
 		if err != nil {
 			t.Fatal(err)
@@ -26,6 +28,40 @@ func TestStackOfCalls(t *testing.T) {
 			if depth > most {
 				t.Errorf("%s: %s takes %d bytes of stack: %s", o.name, name, depth, strings.Join(chain, " > "))
 			}
+		}
+	}
+}
+
+// The kernel follows every path through a program whenever an engine starts: what many paths lead to
+// is a GLOBAL function, whose paths it follows once.
+func TestVerifierWork(t *testing.T) {
+	ktest.Root(t)
+	const most = 100_000 // instructions of paths; Linux 6.1 and 6.18 look at up to 70 000
+	for _, o := range slices.Concat(objects, accelObjects) {
+		spec, err := o.load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		coll, err := ebpf.NewCollection(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer coll.Close()
+		for name, p := range coll.Programs {
+			info, err := p.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, known := info.VerifiedInstructions()
+			if !known {
+				t.Fatalf("%s: the kernel does not say how many instructions it has followed", name)
+			}
+			if n > most {
+				t.Errorf("%s: the kernel followed %d instructions, want at most %d", name, n, most)
+			}
+		}
+		if len(coll.Programs) != len(o.programs) {
+			t.Errorf("%s has %d programs, known are %q", o.name, len(coll.Programs), o.programs)
 		}
 	}
 }
