@@ -145,6 +145,8 @@ func (p *packet) lacks(key string) bool {
 		return p.protocol == "arp" || four
 	case "tcp", "udp", "sctp", "dccp", "udplite", "icmp":
 		return p.protocol != head || p.number != 0 && (rest == "sport" || rest == "dport") && !p.ports
+	case "arp":
+		return p.protocol != "arp"
 	case "icmpv6":
 		return p.number != Protocols["icmpv6"]
 	case "th":

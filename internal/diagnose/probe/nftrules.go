@@ -30,6 +30,7 @@ type nftPart struct {
 	key    string
 	length int // bytes
 	mask   []byte
+	shift  uint // of the bits that are looked at, to the right
 	turned bool // from the kernel's own byte order to the network's, as ranges want it
 }
 
@@ -47,9 +48,11 @@ type ruleReader struct {
 	xt     bool // written by iptables-nft, and printed in its words
 
 	loaded    map[int][]nftPart // register, in units of 4 bytes -> what was put there last
-	network   string            // ip or ip6, where a condition said so
+	constants map[int][]byte    // likewise, of values that the rule gives
+	network   string            // ip, ip6 or arp, where a condition said so
 	transport string            // likewise
 	statement []string          // what follows the conditions
+	reject    string            // with what
 	setNames  []string          // of sets whose elements are wanted
 	from      bool              // the last condition was that a value is at least something
 	objects   map[nftObject]nftAttrs
@@ -149,7 +152,7 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 	case "dynset":
 		r.dynset(a)
 	case "reject":
-		r.rule.Verdict = "reject"
+		r.rule.Verdict, r.reject = "reject", rejectWords(a)
 	case "match":
 		r.add(xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])...)
 	case "target":
@@ -163,7 +166,9 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 			r.statement[last] = name
 		}
 	default:
-		if load, ok := nftLoads[name]; ok {
+		if load, ok := nftLoads[name]; ok && name == "exthdr" && a[unix.NFTA_EXTHDR_DREG] == nil {
+			r.set(load.part(a).key, a.number(7))
+		} else if ok {
 			r.load(a.number(load.register), load.part(a))
 		} else {
 			r.add(snapshot.Match{Text: name})
@@ -178,7 +183,11 @@ var nftLoads = map[string]struct {
 }{
 	"exthdr": {unix.NFTA_EXTHDR_DREG, func(a nftAttrs) nftPart {
 		head := map[uint32]string{0: "exthdr", 1: "tcp option", 2: "ip option", 3: "sctp chunk", 4: "dccp option"}[a.number(6)]
-		return nftPart{key: fmt.Sprintf("%s @%d,%d,%d", head, a.number(2), 8*a.number(3), 8*a.number(4)), length: int(a.number(4))}
+		part := nftPart{key: fmt.Sprintf("%s @%d,%d,%d", head, a.number(2), 8*a.number(3), 8*a.number(4)), length: int(a.number(4))}
+		if part.key == "tcp option @2,16,16" {
+			part.key = "tcp option maxseg size"
+		}
+		return part
 	}},
 	"rt": {1, func(a nftAttrs) nftPart {
 		return nftPart{key: "rt " + wordOf([]string{"classid", "nexthop", "nexthop", "mtu", "ipsec"}, a.number(2)), length: 4}
@@ -210,6 +219,7 @@ func (r *ruleReader) load(to uint32, parts ...nftPart) {
 		r.loaded = map[int][]nftPart{}
 	}
 	r.loaded[register(to)] = parts
+	delete(r.constants, register(to))
 }
 
 // add appends conditions, and puts them into words.
@@ -238,7 +248,18 @@ var nftMeta = map[uint32]nftPart{
 	unix.NFT_META_BRI_IIFNAME: {key: "meta ibrname", length: 16}, unix.NFT_META_BRI_OIFNAME: {key: "meta obrname", length: 16},
 	unix.NFT_META_IIFGROUP: {key: "iifgroup", length: 4}, unix.NFT_META_OIFGROUP: {key: "oifgroup", length: 4}, unix.NFT_META_PRANDOM: {key: "meta random", length: 4},
 	25: {key: "meta ipsec", length: 1}, 26: {key: "meta iifkind", length: 16}, 27: {key: "meta oifkind", length: 16}, 28: {key: "meta ibrpvid", length: 2}, 29: {key: "meta ibrvproto", length: 2},
-	30: {key: "meta time", length: 8}, 31: {key: "meta day", length: 1}, 32: {key: "meta hour", length: 4}, 33: {key: "meta sdif", length: 4}, 34: {key: "meta sdifname", length: 16},
+	12: {key: "meta nftrace", length: 1}, 30: {key: "meta time", length: 8}, 31: {key: "meta day", length: 1}, 32: {key: "meta hour", length: 4}, 33: {key: "meta sdif", length: 4}, 34: {key: "meta sdifname", length: 16},
+}
+
+// set writes that a field is given the value of a register.
+func (r *ruleReader) set(key string, from uint32) {
+	text := key + " set"
+	if value, ok := r.constants[register(from)]; ok {
+		text += " " + spelt(key, valueWord(key, value))
+	} else if parts := r.loaded[register(from)]; len(parts) == 1 && !strings.HasPrefix(parts[0].key, untold) && parts[0].mask == nil {
+		text += " " + parts[0].key
+	}
+	r.statement = append(r.statement, text)
 }
 
 func (r *ruleReader) meta(a nftAttrs) {
@@ -248,7 +269,7 @@ func (r *ruleReader) meta(a nftAttrs) {
 		part = nftPart{key: fmt.Sprintf("meta %d", key), length: 4}
 	}
 	if _, sets := a[unix.NFTA_META_SREG]; sets {
-		r.statement = append(r.statement, part.key+" set")
+		r.set(part.key, a.number(unix.NFTA_META_SREG))
 		return
 	}
 	r.load(a.number(unix.NFTA_META_DREG), part)
@@ -263,46 +284,65 @@ type headerField struct {
 var (
 	ipv4Fields = []headerField{{1, 1, "ip tos"}, {2, 2, "ip length"}, {4, 2, "ip id"}, {6, 2, "ip frag-off"}, {8, 1, "ip ttl"}, {9, 1, "ip protocol"}, {10, 2, "ip checksum"}, {12, 4, "ip saddr"}, {16, 4, "ip daddr"}}
 	ipv6Fields = []headerField{{4, 2, "ip6 length"}, {6, 1, "ip6 nexthdr"}, {7, 1, "ip6 hoplimit"}, {8, 16, "ip6 saddr"}, {24, 16, "ip6 daddr"}}
-	linkFields = []headerField{{0, 6, "ether daddr"}, {6, 6, "ether saddr"}, {12, 2, "ether type"}}
+	linkFields = []headerField{{0, 6, "ether daddr"}, {6, 6, "ether saddr"}, {12, 2, "ether type"}, {14, 2, "vlan id"}, {16, 2, "vlan type"}}
+	arpFields  = []headerField{{0, 2, "arp htype"}, {2, 2, "arp ptype"}, {4, 1, "arp hlen"}, {5, 1, "arp plen"}, {6, 2, "arp operation"},
+		{8, 6, "arp saddr ether"}, {14, 4, "arp saddr ip"}, {18, 6, "arp daddr ether"}, {24, 4, "arp daddr ip"}}
 	icmpFields = []headerField{{0, 1, "type"}, {1, 1, "code"}}
-	portFields = []headerField{{0, 2, "sport"}, {2, 2, "dport"}, {13, 1, "flags"}}
+	portFields = []headerField{{0, 2, "sport"}, {2, 2, "dport"}}
+
+	// transportFields are those of each protocol; others may have ports.
+	transportFields = map[string][]headerField{
+		"icmp": icmpFields, "icmpv6": icmpFields,
+		"tcp": append(slices.Clip(portFields), headerField{4, 4, "sequence"}, headerField{8, 4, "ackseq"}, headerField{13, 1, "flags"}, headerField{14, 2, "window"}, headerField{16, 2, "checksum"}),
+		"udp": append(slices.Clip(portFields), headerField{4, 2, "length"}, headerField{6, 2, "checksum"}),
+		"esp": {{0, 4, "spi"}, {4, 4, "sequence"}}, "ah": {{4, 4, "spi"}}, "gre": {{0, 2, "flags"}, {2, 2, "protocol"}},
+	}
 )
 
 func (r *ruleReader) payload(a nftAttrs) {
 	base, offset, length := a.number(unix.NFTA_PAYLOAD_BASE), int(a.number(unix.NFTA_PAYLOAD_OFFSET)), int(a.number(unix.NFTA_PAYLOAD_LEN))
-	if _, sets := a[unix.NFTA_PAYLOAD_SREG]; sets {
-		r.statement = append(r.statement, "payload set")
-		if base == unix.NFT_PAYLOAD_NETWORK_HEADER && (r.family == "ip6" || r.network == "ip6") && offset <= 7 && offset+length > 7 ||
-			base == unix.NFT_PAYLOAD_NETWORK_HEADER && r.family != "ip6" && r.network != "ip6" && offset <= 8 && offset+length > 8 {
-			r.statement[len(r.statement)-1] = "ip ttl set"
-			r.rule.Sets = append(r.rule.Sets, "ttl")
-		}
+	fields, prefix, name := r.header(base, offset, length)
+	parts := partsOf(fields, prefix, name, offset, length)
+	if _, sets := a[unix.NFTA_PAYLOAD_SREG]; !sets {
+		r.load(a.number(unix.NFTA_PAYLOAD_DREG), parts...)
 		return
 	}
-	var fields []headerField
-	prefix, name := "", "@ll"
+	ttl := 8
+	if r.family == "ip6" || r.network == "ip6" {
+		ttl = 7
+	}
+	if base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset <= ttl && offset+length > ttl {
+		r.rule.Sets = append(r.rule.Sets, "ttl")
+	}
+	if offset == ttl-1 && length == 2 || offset == ttl && length == 2 { // with its neighbour, as checksums want it
+		parts = partsOf(fields, prefix, name, ttl, 1)
+	}
+	r.set(parts[0].key, a.number(unix.NFTA_PAYLOAD_SREG))
+}
+
+// header is the fields of a header, what their names begin with, and what others of it are called by.
+func (r *ruleReader) header(base uint32, offset, length int) (fields []headerField, prefix, name string) {
 	switch base {
 	case unix.NFT_PAYLOAD_LL_HEADER:
-		fields = linkFields
+		return linkFields, "", "@ll"
 	case unix.NFT_PAYLOAD_NETWORK_HEADER:
-		name = "@nh"
-		fields = ipv4Fields
-		if r.family == "ip6" || r.network == "ip6" || r.network == "" && r.family != "ip" && (length > 8 || offset >= 20) {
-			fields = ipv6Fields
+		switch {
+		case r.family == "arp" || r.network == "arp":
+			return arpFields, "", "@nh"
+		case r.family == "ip6" || r.network == "ip6" || r.network == "" && r.family != "ip" && (length > 8 || offset >= 20):
+			return ipv6Fields, "", "@nh"
 		}
+		return ipv4Fields, "", "@nh"
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
-		name = "@th"
-		fields, prefix = portFields, "th "
-		switch r.transport {
-		case "icmp", "icmpv6":
-			fields = icmpFields
-			prefix = r.transport + " "
-		case "":
-		default:
-			prefix = r.transport + " "
+		if r.transport == "" {
+			return portFields, "th ", "@th"
 		}
+		if fields, ok := transportFields[r.transport]; ok {
+			return fields, r.transport + " ", "@th"
+		}
+		return portFields, r.transport + " ", "@th"
 	}
-	r.load(a.number(unix.NFTA_PAYLOAD_DREG), partsOf(fields, prefix, name, offset, length)...)
+	return nil, "", "@ll"
 }
 
 // partsOf are the fields in a stretch of a header; a prefix of an address may be all that
@@ -311,7 +351,7 @@ func partsOf(fields []headerField, prefix, name string, offset, length int) (out
 	for at := offset; at < offset+length; {
 		i := slices.IndexFunc(fields, func(f headerField) bool { return f.offset == at })
 		left := offset + length - at
-		if i < 0 || fields[i].length > left && !strings.HasSuffix(fields[i].key, "addr") {
+		if i < 0 || fields[i].length > left && !isAddress(fields[i].key) {
 			return []nftPart{{key: fmt.Sprintf("%s,%d,%d", name, offset*8, length*8), length: length}} // as nft(8) writes it
 		}
 		size := min(fields[i].length, left)
@@ -327,7 +367,7 @@ var nftCT = map[uint32]nftPart{
 	unix.NFT_CT_SECMARK: {key: "ct secmark", length: 4}, unix.NFT_CT_EXPIRATION: {key: "ct expiration", length: 4}, unix.NFT_CT_HELPER: {key: "ct helper", length: 16}, unix.NFT_CT_L3PROTOCOL: {key: "ct l3proto", length: 1},
 	unix.NFT_CT_SRC: {key: "ct saddr", length: 16}, unix.NFT_CT_DST: {key: "ct daddr", length: 16}, unix.NFT_CT_PROTOCOL: {key: "ct protocol", length: 1}, unix.NFT_CT_PROTO_SRC: {key: "ct proto-src", length: 2}, unix.NFT_CT_PROTO_DST: {key: "ct proto-dst", length: 2},
 	unix.NFT_CT_LABELS: {key: "ct label", length: 16}, unix.NFT_CT_PKTS: {key: "ct packets", length: 8}, unix.NFT_CT_BYTES: {key: "ct bytes", length: 8}, unix.NFT_CT_AVGPKT: {key: "ct avgpkt", length: 8}, unix.NFT_CT_ZONE: {key: "ct zone", length: 2},
-	19: {key: "ct ip saddr", length: 4}, 20: {key: "ct ip daddr", length: 4}, 21: {key: "ct ip6 saddr", length: 16}, 22: {key: "ct ip6 daddr", length: 16}, 23: {key: "ct id", length: 4},
+	18: {key: "ct event", length: 4}, 19: {key: "ct ip saddr", length: 4}, 20: {key: "ct ip daddr", length: 4}, 21: {key: "ct ip6 saddr", length: 16}, 22: {key: "ct ip6 daddr", length: 16}, 23: {key: "ct id", length: 4},
 }
 
 func (r *ruleReader) ct(a nftAttrs) {
@@ -337,7 +377,7 @@ func (r *ruleReader) ct(a nftAttrs) {
 		part = nftPart{key: fmt.Sprintf("ct %d", key), length: 4}
 	}
 	if _, sets := a[unix.NFTA_CT_SREG]; sets {
-		r.statement = append(r.statement, part.key+" set")
+		r.set(part.key, a.number(unix.NFTA_CT_SREG))
 		return
 	}
 	if way, ok := a[unix.NFTA_CT_DIRECTION]; ok && len(way) == 1 { // "ct original packets"
@@ -355,6 +395,9 @@ func (r *ruleReader) fib(a nftAttrs) {
 		}
 	}
 	what := wordOf([]string{"", "oif", "oifname", "type"}, a.number(result))
+	if a.number(3)&0x20 != 0 { // NFTA_FIB_F_PRESENT: whether there is one
+		what = "exists " + what
+	}
 	r.load(a.number(1), nftPart{key: "fib " + strings.Join(by, " . ") + " " + what, length: 4})
 }
 
@@ -366,9 +409,25 @@ func (r *ruleReader) bitwise(a nftAttrs) {
 		r.load(a.number(unix.NFTA_BITWISE_DREG), nftPart{key: untold + "bitwise", length: 4})
 		return
 	}
-	part := parts[0]
-	part.mask = mask
+	part := parts[0].masked(mask)
 	r.load(a.number(unix.NFTA_BITWISE_DREG), part)
+}
+
+// masked is the part of a field that a mask leaves, by the name that it has of its own.
+func (p nftPart) masked(mask []byte) nftPart {
+	p.mask = mask
+	n := numberOf("", mask[:p.length])
+	switch {
+	case p.key == "ip tos" && n == 0xfc:
+		p.key, p.mask, p.shift = "ip dscp", nil, 2
+	case p.key == "ip tos" && n == 0x03:
+		p.key, p.mask = "ip ecn", nil
+	case p.key == "vlan id" && n == 0x0fff:
+		p.mask = nil
+	case p.key == "vlan id":
+		p.key = "@ll,112,16"
+	}
+	return p
 }
 
 // cmp: nft(8) writes a range as two comparisons.
@@ -385,7 +444,11 @@ func (r *ruleReader) cmp(a nftAttrs) {
 	}
 	for _, p := range parts {
 		size := min(p.length, len(data))
-		r.one(p, op, p.inOrder(data[:size]))
+		value := p.inOrder(data[:size])
+		if p.shift > 0 && size == 1 {
+			value = []byte{value[0] >> p.shift}
+		}
+		r.one(p, op, value)
 		data = data[size:]
 	}
 }
@@ -447,9 +510,9 @@ func (r *ruleReader) learn(key string, op uint32, m snapshot.Match) {
 	}
 	switch v := m.Values[0]; key {
 	case "meta nfproto", "meta protocol", "ether type":
-		r.network = map[string]string{"ipv4": "ip", "ip": "ip", "ipv6": "ip6", "ip6": "ip6"}[v]
+		r.network = map[string]string{"ipv4": "ip", "ip": "ip", "ipv6": "ip6", "ip6": "ip6", "arp": "arp"}[v]
 	case "meta l4proto", "ip protocol", "ip6 nexthdr":
-		r.transport = map[string]string{"tcp": "tcp", "udp": "udp", "icmp": "icmp", "icmpv6": "icmpv6", "ipv6-icmp": "icmpv6", "sctp": "sctp", "dccp": "dccp", "udplite": "udplite"}[v]
+		r.transport = map[string]string{"tcp": "tcp", "udp": "udp", "icmp": "icmp", "icmpv6": "icmpv6", "ipv6-icmp": "icmpv6", "sctp": "sctp", "dccp": "dccp", "udplite": "udplite", "esp": "esp", "ah": "ah", "gre": "gre"}[v]
 	}
 }
 
@@ -459,7 +522,7 @@ func (r *ruleReader) values(p nftPart, op uint32, data []byte) (values []string,
 	if p.length < 8 {
 		top = 1<<(8*p.length) - 1
 	}
-	address := strings.HasSuffix(p.key, "addr")
+	address := isAddress(p.key)
 	switch op {
 	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:
 		if address {
@@ -558,12 +621,36 @@ func (r *ruleReader) lookup(a nftAttrs) {
 }
 
 func (r *ruleReader) immediate(a nftAttrs) {
+	if value := a.value(unix.NFTA_IMMEDIATE_DATA); value != nil {
+		if r.constants == nil {
+			r.constants = map[int][]byte{}
+		}
+		r.constants[register(a.number(unix.NFTA_IMMEDIATE_DREG))] = value
+	}
 	decode(a[unix.NFTA_IMMEDIATE_DATA], func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == unix.NFTA_DATA_VERDICT {
 			v := verdictOf(ad)
 			r.rule.Verdict, r.rule.Chain = verdictWord(v.code), v.chain
 		}
 	})
+}
+
+// rejectWords is what a rejected packet's sender is told, where it is not what nft(8) has by itself.
+func rejectWords(a nftAttrs) string {
+	const kind, code = 1, 2
+	of := map[uint32][]string{0: {"net-unreachable", "host-unreachable", "prot-unreachable", "port-unreachable", 9: "net-prohibited", 10: "host-prohibited", 13: "admin-prohibited"},
+		2: {"no-route", "", "host-unreachable", "admin-prohibited"}}
+	var n uint32
+	if v := a[code]; len(v) == 1 {
+		n = uint32(v[0])
+	}
+	switch k := a.number(kind); {
+	case k == 1:
+		return " with tcp reset"
+	case n < uint32(len(of[k])) && of[k][n] != "":
+		return " with " + map[uint32]string{0: "icmp", 2: "icmpx"}[k] + " " + of[k][n]
+	}
+	return ""
 }
 
 func verdictWord(code int32) string {

@@ -27,9 +27,8 @@ func saved(t *testing.T, s *snapshot.Snapshot, backend, chain string) (texts []s
 
 // Rules are written as nft(8) writes them.
 func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
-	h := newNetns(t)
-	const chain = "fw"
-	output(t, h, `table inet f {
+	for family, rules := range map[string]string{
+		"inet": `table inet f {
 	set bad { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
 	quota month { 1 mbytes }
 	limit few { rate 3/minute }
@@ -90,10 +89,80 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 		socket mark 0x00000005 drop
 		rt mtu 1400 drop
 		fib daddr . oif type local drop
+		tcp flags & (fin|syn|rst|ack) == syn|ack drop
+		tcp flags syn drop
+		tcp flags & (syn|ack) == syn drop
+		tcp flags != syn drop
+		tcp flags & (fin|syn) != 0 drop
+		meta pkttype != host drop
+		meta iiftype ether drop
+		ip dscp ef drop
+		ip dscp != cs1 drop
+		ip ecn ce drop
+		ether saddr 02:00:00:00:00:01 drop
+		vlan id 5 drop
+		meta day "Monday" drop
+		ct expiration > 10s drop
+		tcp option maxseg size 1-500 drop
+		tcp option maxseg size set 1400
+		meta mark set 0x5
+		meta mark set ct mark
+		ct mark set 0x7
+		tcp dport set 81
+		ip saddr set 10.0.0.1
+		udp length > 1000 drop
+		tcp window 0 drop
+		esp spi 5 drop
+		tcp dport 80 reject with tcp reset
+		ip saddr 10.0.0.1 meta nftrace set 1
 		jump other
 		goto other
 	}
-}`, "nft", "-f", "-")
+}`,
+		"ip": `table ip f {
+	chain fw {
+		type filter hook prerouting priority 0; policy drop;
+		fib saddr . iif oif missing drop
+		fib saddr . mark oif exists drop
+		fib saddr type != unicast drop
+		ip saddr 10.0.0.1 drop
+	}
+}`,
+		"arp": `table arp f {
+	chain fw {
+		type filter hook output priority 0; policy drop;
+		arp operation request drop
+		arp saddr ip 10.0.0.1 drop
+		arp daddr ip 10.0.0.1 arp operation reply drop
+		arp saddr ether 02:00:00:00:00:01 drop
+		arp htype 1 drop
+		arp ptype ip drop
+		iifname "eth0" arp operation { request, reply } drop
+	}
+}`,
+		"bridge": `table bridge f {
+	chain fw {
+		type filter hook output priority 0; policy drop;
+		ether saddr 02:00:00:00:00:01 drop
+		ether daddr ff:ff:ff:ff:ff:ff drop
+		ether type ip udp dport 53 drop
+		ether type 8021q drop
+		vlan id 5 drop
+		arp operation request drop
+		ip saddr 10.0.0.1 drop
+		ip protocol udp udp dport 5000 drop
+	}
+}`,
+	} {
+		t.Run(family, func(t *testing.T) { ruleTextsAreThoseOfNFT(t, family, rules) })
+	}
+}
+
+func ruleTextsAreThoseOfNFT(t *testing.T, family, rules string) {
+	h := newNetns(t)
+	const chain = "fw"
+	output(t, h, rules, "nft", "-f", "-")
+	output(t, h, "", "nft", "add table ip dropping; add chain ip dropping out { type filter hook output priority -1; policy drop; }")
 	s := takeWhile(t, Options{Netns: h}, func() { sendUDP(t, h, "127.0.0.1:9", 3) })
 	got := saved(t, s, "nft", chain)
 	var file bytes.Buffer
@@ -107,7 +176,7 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 	if again := saved(t, read, "nft", chain); !slices.Equal(again, got) {
 		t.Errorf("saved and read again:\n%q\nbefore:\n%q", again, got)
 	}
-	_, list, _ := strings.Cut(output(t, h, "", "nft", "-s", "list", "chain", "inet", "f", chain), "policy drop;\n")
+	_, list, _ := strings.Cut(output(t, h, "", "nft", "-s", "list", "chain", family, "f", chain), "policy drop;\n")
 	var want []string
 	for line := range strings.SplitSeq(list, "\n") {
 		if line = strings.TrimSpace(line); line != "" && line != "}" {

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,7 +41,7 @@ func numberOf(key string, data []byte) (n uint64) {
 // native says whether the kernel keeps a field in its own byte order.
 func native(key string) bool {
 	switch key {
-	case "meta protocol", "meta ibrvproto":
+	case "meta protocol", "meta ibrvproto", "meta random":
 		return false
 	}
 	head, rest, _ := strings.Cut(key, " ")
@@ -59,7 +60,7 @@ var protocolWords = map[uint64]string{1: "icmp", 2: "igmp", 6: "tcp", 17: "udp",
 func valueWord(key string, data []byte) string {
 	n := numberOf(key, data)
 	switch key {
-	case "ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr":
+	case "ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr", "arp saddr ip", "arp daddr ip":
 		return addrWord(data)
 	case "iifname", "oifname":
 		return deviceWord(data)
@@ -67,14 +68,16 @@ func valueWord(key string, data []byte) string {
 		if l, err := net.InterfaceByIndex(int(n)); err == nil {
 			return l.Name
 		}
-	case "ether saddr", "ether daddr":
+	case "ct expiration":
+		return (time.Duration(n) * time.Millisecond).String()
+	case "ether saddr", "ether daddr", "arp saddr ether", "arp daddr ether":
 		return net.HardwareAddr(data).String()
 	case "meta nfproto":
 		if word, ok := map[uint64]string{unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"}[n]; ok {
 			return word
 		}
-	case "meta protocol", "ether type":
-		if word, ok := map[uint64]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6", unix.ETH_P_ARP: "arp"}[n]; ok {
+	case "meta protocol", "ether type", "vlan type", "arp ptype":
+		if word, ok := map[uint64]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6", unix.ETH_P_ARP: "arp", unix.ETH_P_8021Q: "8021q", unix.ETH_P_8021AD: "8021ad"}[n]; ok {
 			return word
 		}
 	case "meta l4proto", "ip protocol", "ip6 nexthdr":
@@ -143,6 +146,11 @@ func bitWords(n uint32, names map[int]string) (words []string) {
 	return words
 }
 
+// isAddress says whether a field is an IP address, of which a prefix may be asked.
+func isAddress(key string) bool {
+	return strings.HasSuffix(key, "addr") && !strings.HasPrefix(key, "ether")
+}
+
 func addrWord(data []byte) string {
 	a, ok := netip.AddrFromSlice(data)
 	if !ok {
@@ -174,7 +182,7 @@ func rangeWord(key string, from, to []byte) string {
 	if slices.Equal(from, to) {
 		return valueWord(key, from)
 	}
-	if strings.HasSuffix(key, "addr") && !strings.HasPrefix(key, "ether") {
+	if isAddress(key) {
 		if size, ok := prefixLength(from, to); ok {
 			return addrWord(from) + "/" + strconv.Itoa(size)
 		}
@@ -224,7 +232,13 @@ func (r *ruleReader) words(m snapshot.Match) string {
 	if r.xt {
 		return xtWords(m)
 	}
+	if slices.Equal(m.Keys, []string{"tcp flags"}) && len(m.Values) == 1 {
+		return flagsWords(m)
+	}
 	text := strings.Join(m.Keys, " . ") + " "
+	if by, what, ok := strings.Cut(text, "exists "); ok { // "fib saddr oif missing"
+		text = by + what
+	}
 	if m.Mask != 0 {
 		text += fmt.Sprintf("& 0x%x == ", m.Mask)
 	}
@@ -247,6 +261,41 @@ func (r *ruleReader) words(m snapshot.Match) string {
 	return text + strings.Join(values, "")
 }
 
+// flagsWords writes a condition on the flags of TCP.
+func flagsWords(m snapshot.Match) string {
+	want, err := strconv.ParseUint(m.Values[0], 0, 8)
+	if err != nil {
+		return "tcp flags " + m.Values[0]
+	}
+	flags := strings.ToLower(tcpFlagWords(uint32(want)))
+	mask := strings.ToLower(tcpFlagWords(m.Mask))
+	switch {
+	case m.Mask != 0 && want == 0 && m.Not:
+		return "tcp flags " + mask
+	case m.Mask != 0 && want == 0:
+		return "tcp flags ! " + mask
+	case m.Mask != 0 && m.Not:
+		return "tcp flags != " + flags + " / " + mask
+	case m.Mask != 0:
+		return "tcp flags " + flags + " / " + mask
+	case m.Not:
+		return "tcp flags != " + flags
+	}
+	return "tcp flags " + flags
+}
+
+// valueNames are what nft(8) calls some values of fields.
+var valueNames = map[string]map[string]string{
+	"arp operation": {"1": "request", "2": "reply", "3": "rrequest", "4": "rreply", "8": "inrequest", "9": "inreply", "10": "nak"},
+	"meta pkttype":  {"0": "host", "1": "broadcast", "2": "multicast", "3": "other"},
+	"meta iiftype":  {"1": "ether", "512": "ppp", "772": "loopback", "65534": "none"},
+	"meta oiftype":  {"1": "ether", "512": "ppp", "772": "loopback", "65534": "none"},
+	"meta day":      {"0": `"Sunday"`, "1": `"Monday"`, "2": `"Tuesday"`, "3": `"Wednesday"`, "4": `"Thursday"`, "5": `"Friday"`, "6": `"Saturday"`},
+	"ip ecn":        {"0": "not-ect", "1": "ect1", "2": "ect0", "3": "ce"},
+	"ip dscp": {"0": "cs0", "8": "cs1", "16": "cs2", "24": "cs3", "32": "cs4", "40": "cs5", "48": "cs6", "56": "cs7", "10": "af11", "12": "af12", "14": "af13",
+		"18": "af21", "20": "af22", "22": "af23", "26": "af31", "28": "af32", "30": "af33", "34": "af41", "36": "af42", "38": "af43", "46": "ef"},
+}
+
 // icmpTypes are the types of ICMP messages that nft(8) has names for.
 var icmpTypes = map[string]map[string]string{
 	"icmp type": {"0": "echo-reply", "3": "destination-unreachable", "4": "source-quench", "5": "redirect", "8": "echo-request", "9": "router-advertisement",
@@ -261,30 +310,39 @@ func spelt(key, value string) string {
 	case "iifname", "oifname", "iif", "oif", "meta ibrname", "meta obrname", "meta sdifname", "ct helper", "meta iifkind", "meta oifkind", "osf name":
 		return strconv.Quote(value)
 	}
-	if name, ok := icmpTypes[key][value]; ok {
-		return name
+	for _, names := range []map[string]string{icmpTypes[key], valueNames[key]} {
+		if name, ok := names[value]; ok {
+			return name
+		}
+	}
+	if strings.HasPrefix(key, "fib ") && strings.Contains(key, " exists ") {
+		return map[string]string{"0": "missing", "1": "exists"}[value]
 	}
 	return value
 }
 
 // implied says whether nft(8) added a condition by itself and does not print it: one behind it
 // says it.
-func implied(m snapshot.Match, behind []snapshot.Match) bool {
+func (r *ruleReader) implied(m snapshot.Match, behind []snapshot.Match) bool {
 	if len(m.Keys) != 1 || len(m.Values) != 1 || m.Not {
 		return false
 	}
 	var heads []string
 	switch m.Keys[0] {
 	case "meta nfproto", "meta protocol", "ether type":
-		heads = map[string][]string{"ipv4": {"ip", "icmp"}, "ip": {"ip", "icmp"}, "ipv6": {"ip6", "icmpv6"}, "ip6": {"ip6", "icmpv6"}}[m.Values[0]]
+		heads = map[string][]string{"ipv4": {"ip", "icmp"}, "ip": {"ip", "icmp"}, "ipv6": {"ip6", "icmpv6"}, "ip6": {"ip6", "icmpv6"}, "arp": {"arp"}, "8021q": {"vlan"}}[m.Values[0]]
+	case "meta iiftype":
+		heads = map[string][]string{"1": {"ether", "vlan"}}[m.Values[0]]
 	case "meta l4proto":
 		heads = m.Values
 	}
-	return slices.ContainsFunc(behind, func(m snapshot.Match) bool {
-		return slices.ContainsFunc(m.Keys, func(key string) bool {
-			head, _, _ := strings.Cut(key, " ")
-			return slices.Contains(heads, head)
-		})
+	names := slices.Concat(r.rule.MapKeys, r.statement)
+	for _, m := range behind {
+		names = append(names, m.Keys...)
+	}
+	return slices.ContainsFunc(names, func(name string) bool {
+		head, _, _ := strings.Cut(name, " ")
+		return slices.Contains(heads, head)
 	})
 }
 
@@ -292,7 +350,7 @@ func implied(m snapshot.Match, behind []snapshot.Match) bool {
 func (r *ruleReader) text(chain string) string {
 	var out []string
 	for i, m := range r.rule.Matches {
-		if m.Text != "" && (r.xt || !implied(m, r.rule.Matches[i+1:])) {
+		if m.Text != "" && (r.xt || !r.implied(m, r.rule.Matches[i+1:])) {
 			out = append(out, m.Text)
 		}
 	}
@@ -305,7 +363,7 @@ func (r *ruleReader) text(chain string) string {
 	case "jump", "goto":
 		out = append(out, r.rule.Verdict+" "+r.rule.Chain)
 	default:
-		out = append(out, r.rule.Verdict)
+		out = append(out, r.rule.Verdict+r.reject)
 	}
 	return strings.Join(out, " ")
 }

@@ -186,8 +186,14 @@ func keyLength(key string) (n int) {
 			}
 		}
 	}
-	for _, f := range slices.Concat(ipv4Fields, ipv6Fields, linkFields) {
+	for _, f := range slices.Concat(ipv4Fields, ipv6Fields, linkFields, arpFields) {
 		if f.key == key {
+			return f.length
+		}
+	}
+	head, field, _ := strings.Cut(key, " ")
+	for _, f := range transportFields[head] {
+		if f.key == field {
 			return f.length
 		}
 	}
