@@ -27,7 +27,7 @@ as connection tracking would.
 Once a second one packet of each direction goes through the stack again, and its
 connection tracking entry is revalidated. So a new rule, a deleted entry, another
 route, link or neighbour takes effect within a second, without a running process,
-and the kernel's time-outs do not change. SYN, FIN, RST, fragments, IP options, an
+and the kernel's timeouts do not change. SYN, FIN, RST, fragments, IP options, an
 expiring TTL, packets above the MTU, ICMP and flows with a helper always go through
 the stack.`,
 		Args: noArgs,
@@ -120,8 +120,8 @@ func newAccelOffCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "off",
 		Short: "Turn acceleration off without losing a connection",
-		Long: `Turn acceleration off. Packets go through the stack again, which has known every
-flow all along. The settings of the namespace are restored, except those that
+		Long: `Turn acceleration off. Packets go through the stack again, which kept the entry of
+every flow. The settings of the namespace are restored, except those that
 somebody else has changed since: natkit reports these and leaves them.
 
 If TCP was accelerated, connection tracking did not follow its windows and would

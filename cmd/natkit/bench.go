@@ -76,29 +76,29 @@ func newBenchHTTPCommand(e *env) *cobra.Command {
 		Short: "Measure HTTP requests, one connection each, as ab does",
 		Long: `Make HTTP requests as ab(1) does, with its flags, and print its figures.
 
-Every request has a connection of its own unless -k is given. The server closes
-it first, as with ab, so the client's ports do not run out; where it does not,
-natkit waits 200 ms, does it itself and says so.
+Every request has its own connection unless -k is given. The server closes it
+first, as with ab, so the client's ports do not run out; if it does not, natkit
+closes it after 200 ms and reports that.
 
 Failed requests are counted under ab's names:
   Connect     no connection: refused, no route, no local port left
   Receive     the connection was reset, or closed before the header was complete
   Length      the body is not as long as the first one, or as announced; such a
-              request counts as complete, too
-  Exceptions  the answer is not HTTP
-  Time-outs   nothing happened for -s seconds: the connection was not made, the
+              request also counts as complete
+  Exceptions  the reply is not HTTP
+  Timeouts    nothing happened for -s seconds: the connection was not made, the
               header not complete, or no more of the body came
-Without -r the first of Connect, Receive (but for an early close) or Time-outs
+Without -r the first of Connect, Receive (but for an early close) or Timeouts
 ends the run: what was measured so far is printed and the exit code is 1, also
 after an interrupt. With -r failed requests leave the exit code 0.
 
-With --rate the load is open: requests begin at that rate whether or not earlier
-ones are done, and a request's time counts from when it should have begun. So a
-server that stalls shows in the times of all requests that it kept waiting.
+With --rate the load is open: requests start at that rate whether or not earlier
+ones have finished, and the time of a request counts from its scheduled start. So
+a server that stalls shows in the times of all requests that it delayed.
 
-SYN retransmits and listen overflows are counters of a whole namespace, other
-traffic in it included. Client CPU is the time of natkit's own threads. Ports
-left are those of ip_local_port_range without a socket to the target.
+SYN retransmits and listen overflows are counters of a whole namespace, including
+other traffic. Client CPU is the time of natkit's own threads. Ports left are
+those of ip_local_port_range without a socket to the target.
 
 Times are exact, percentiles and medians within 0.05 %.`,
 		Example: `  natkit bench http -c 100 -n 10000 http://192.0.2.1:8080/
@@ -112,7 +112,7 @@ Times are exact, percentiles and medians within 0.05 %.`,
 	f.IntVarP(&o.Requests, "requests", "n", 0, "requests to make (default 1, with -t 50000)")
 	f.VarP((*secondsFlag)(&o.TimeLimit), "time-limit", "t", "stop after so many `seconds`")
 	f.VarP((*secondsFlag)(&o.SocketTimeout), "socket-timeout", "s", "`seconds` until a socket times out (default 30)")
-	f.BoolVarP(&o.TolerateErrors, "tolerate-errors", "r", false, "go on after socket errors and time-outs")
+	f.BoolVarP(&o.TolerateErrors, "tolerate-errors", "r", false, "continue after socket errors and timeouts")
 	f.BoolVarP(&o.KeepAlive, "keep-alive", "k", false, "several requests on a connection")
 	f.StringArrayVarP(&o.Headers, "header", "H", nil, "header to send, as `'Name: value'`; replaces natkit's own of that name")
 	f.Float64Var(&o.Rate, "rate", 0, "begin so many requests a second, with -c as the most at a time")

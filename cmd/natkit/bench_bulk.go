@@ -19,21 +19,21 @@ func newBenchBulkCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bulk",
 		Short: "Measure TCP bulk transfer through NAT routers",
-		Long: `Measure TCP connections that carry as much as they can, through one router after
-the other, in network namespaces of its own.
+		Long: `Measure how much TCP connections carry through one router after the other, in
+separate network namespaces.
 
 Trials take turns: every router once, then every router again. A trial that other
-programs or the hypervisor disturbed is repeated once; where the second was
-disturbed, too, the figure is labelled "noisy". The defaults take about two
-minutes, twice that on a busy machine.
+programs or the hypervisor disturbed is repeated once; if the second is disturbed
+too, the figure is labelled "noisy". The defaults take about two minutes, twice
+that on a busy machine.
 
-Processor time is that of the whole machine: both ends, the router, and whatever
-else runs. The left end of a connection runs on one processor, the right end on
-the next, as with "iperf3 -A 0,1"; --iperf3 makes each transfer once more with
-iperf3, in whole seconds, to compare with.
+CPU time is that of the whole machine: both ends, the router, and all other
+programs. The left end of a connection runs on one CPU, the right end on the
+next, as with "iperf3 -A 0,1"; --iperf3 repeats each transfer with iperf3, in
+whole seconds, for comparison.
 
---paper repeats an experiment of 1997 in its five set-ups, 20 MB six times each
-way, and prints its tables beside those that were published.`,
+--paper repeats an experiment of 1997 in its five configurations, 20 MB six times
+in each direction, and prints its tables beside the published ones.`,
 		Example: `  natkit bench bulk
   natkit bench bulk --router none,nft --streams 1,2,4 --seconds 3 --iperf3
   natkit bench bulk --paper

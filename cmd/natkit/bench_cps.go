@@ -19,48 +19,46 @@ func newBenchCPSCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cps",
 		Short: "Measure new sessions per second, established sessions and table capacity",
-		Long: `Measure how fast routers take new sessions, in the manner of RFC 9693: UDP or TCP,
-made in the kernel by XDP and sent through namespaces of their own. Nothing outside
-these namespaces is touched.
+		Long: `Measure how fast routers accept new sessions, as in RFC 9693: UDP or TCP, generated
+in the kernel by XDP and sent through separate namespaces. Nothing outside these
+namespaces is touched.
 
-A session of UDP is one packet from the left to the right. One of TCP is a whole
-connection: SYN, SYN-ACK, ACK, the server's FIN, the client's, the last ACK. Client
-and server are XDP programs without state: they answer the segment that arrives.
-Its sequence numbers are cookies of the connection, so that a segment that was
-translated to where it does not belong is found and counted. Nothing is sent twice;
-a connection of which one segment is lost is not completed.
+A UDP session is one packet from left to right. A TCP session is a whole connection:
+SYN, SYN-ACK, ACK, the server's FIN, the client's FIN, the last ACK. Client and
+server are XDP programs without state: they reply to the segment that arrives. Its
+sequence numbers are cookies of the connection, so a segment that was translated to
+the wrong connection is detected and counted. Nothing is retransmitted; a connection
+that loses a segment is not completed.
 
-Without --ndr and --pdr the generator, the router and the sink share one CPU and
-go as fast as they can, so that nothing waits or is lost:
-  1. New sessions. The router's table is emptied, in its namespace; then each frame
-     begins another session, in pseudo-random order, 63 ports a source address. The
-     time that one takes is its cost, with that of the generator and the ends, which
-     is the same for all routers. Sessions a second are by the time it took: those in
-     the table with UDP, those completed with TCP. The time that other programs had
-     the CPU is left out.
+Without --ndr and --pdr the generator, the router and the sink share one CPU and run
+at full speed, so nothing waits or is lost:
+  1. New sessions. The router's table is flushed in its namespace; then each frame
+     starts another session, in pseudo-random order, 63 ports per source address. The
+     cost is the time per session, including generator and ends, which are the same
+     for all routers. The rate counts sessions in the table (UDP) or completed
+     sessions (TCP) in that time. CPU time of other programs is left out.
   2. Established sessions. Packets a second with one session, and with all of them
      in the table; with TCP, data on open connections.
   3. Capacity. How many of the sessions offered were in the table after 1, and what
      one took of the kernel's memory by /proc/slabinfo, from 10000 sessions on. A
      note says which are missing and where their packets were lost.
 
-With them the router has one CPU of its own, and the generator another. The highest
-rate of new sessions is searched at which no session fails, or at most that share
-of them, by MLRsearch as in natkit bench udp, with a table emptied before each
-trial. It takes some minutes a router.
+With them the router has one CPU, and the generator another. natkit searches the
+highest rate of new sessions at which no session fails, or at most that share of
+them, by MLRsearch as in natkit bench udp. The table is flushed before each trial.
+It takes some minutes per router.
 
---sessions is at most what one table takes, sysctl net.netfilter.nf_conntrack_max.
+--sessions is at most the size of one table, sysctl net.netfilter.nf_conntrack_max.
 CSIT's grid is 64512, 129024, 258048 and so on to 4128768: 1024 source addresses and
-more. With more sessions than the 64512 ports of one outside address the routers get
-a pool of addresses with about twice as many ports. natkit's own engine has room for
-1048576 sessions, or the next power of two. With --held so many others are in the
-table, as in one that is in use, when those of a trial come. With --rules each router
-is measured with several numbers of rules, which its new sessions do not match.
-Routers without a table (none, xdp-forward) show what the frames cost alone.
+more. With more sessions than the 64512 ports of one external address the routers get
+a pool of addresses with about twice as many ports. The eBPF engine has room for
+1048576 sessions, or the next power of two. With --held the table already holds that
+many other sessions, like a table in use. With --rules each router is measured with
+several numbers of rules that its new sessions do not match. Routers without a table
+(none, xdp-forward) show the cost of the frames alone.
 
-Trials of several routers are interleaved. A trial that was disturbed, by the
-hypervisor or other programs, is repeated; what could not be had undisturbed is
-labelled.
+Trials of several routers are interleaved. A trial that the hypervisor or other
+programs disturbed is repeated; figures that stay disturbed are labelled.
 
 ` + routerList(),
 		Example: `  natkit bench cps

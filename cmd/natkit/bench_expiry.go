@@ -16,19 +16,20 @@ func newBenchExpiryCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expiry",
 		Short: "Measure packet delay while many other sessions expire",
-		Long: `Measure what the end of many sessions does to the packets of others. A table is
-filled with sessions of one packet each. Then the packets of some flows are timed,
-every one of them: median, 99th and 99.99th percentile and the longest, in turn
-with the sessions in the table and while they expire. The router has one CPU of its
-own, the generator another. It is measured in namespaces of their own.
+		Long: `Measure how the expiry of many sessions delays the packets of others. natkit fills
+a table with sessions of one packet each. Then it times every packet of some flows:
+median, 99th and 99.99th percentile and the longest, alternating between a table
+that keeps its sessions and one where they expire. The router has one CPU, the
+generator another, in separate namespaces.
 
-Connection tracking removes sessions some time after they are over, up to a minute:
-"Sessions that expired meanwhile" says how many were removed while packets were
-timed. natkit's engine looks at sessions for 25 microseconds at a time, a millisecond
-apart, so that not all of them leave the table within the ten seconds of a trial.
+Connection tracking removes expired sessions up to a minute late: "Sessions that
+expired during the trial" shows how many were removed while packets were timed. The
+garbage collection of the eBPF engine runs for 25 microseconds at a time, a
+millisecond apart, so not all sessions leave the table within the ten seconds of a
+trial.
 
-Trials take turns. One that was disturbed is repeated; what could not be had
-undisturbed is labelled. The defaults take about six minutes.
+Trials take turns. A disturbed trial is repeated; figures that stay disturbed are
+labelled. The defaults take about six minutes.
 
 ` + routerList(),
 		Example: `  natkit bench expiry

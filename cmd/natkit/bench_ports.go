@@ -17,22 +17,22 @@ func newBenchPortsCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ports",
 		Short: "Measure how a router behaves while its external ports run out, and after",
-		Long: `Measure what a new flow costs while the outside ports of a router are taken one by
-one, and what the router does with flows for which none is left. All flows are UDP
-to one target, from behind one outside address with the ports 1024 to 65535. It is
-measured in namespaces of their own; generator, router and sink share one CPU.
+		Long: `Measure the cost of a new flow while the external ports of a router are used up,
+and what the router does with flows for which no port is left. All flows are UDP to
+one target, behind one external address with the ports 1024 to 65535. Generator,
+router and sink share one CPU, in separate namespaces.
 
   A new flow's first packet    with 10, 50, 90, 99 and 99.9 % of the ports in use
-  Connections in the table     when as many flows came as there are ports
+  Connections in the table     after as many flows as there are ports
   Cost of a packet without a port
-                               of which a router without NAT forwards all
-  Packets dealt with           when eight times as many flows want a port as get
-                               one, and how many of them were forwarded
+                               a router without NAT forwards all of these
+  Packets processed            with eight times as many flows as ports, and how
+                               many of them were forwarded
   Packets of open connections  alone; and on one core, while another core has open
                                connections or flows that get no port
 
-Trials take turns. A trial that was disturbed is repeated; what could not be had
-undisturbed is labelled. The defaults take about a minute.
+Trials take turns. A disturbed trial is repeated; figures that stay disturbed are
+labelled. The defaults take about a minute.
 
 ` + routerList(),
 		Example: `  natkit bench ports

@@ -14,9 +14,10 @@ func newBenchProbeCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe",
 		Short: "Show what this machine can measure, and how to fix what it cannot",
-		Long: `Try what measurements need: packets made in the kernel (live frames), XDP and NAPI
-on veth devices, a CPU for the router alone, open files, and each router. It is
-tried in namespaces that natkit makes and removes; nothing else is touched.`,
+		Long: `Check what measurements need: packets generated in the kernel (live frames), XDP
+and NAPI on veth devices, a CPU for the router alone, open files, and each router.
+The checks run in namespaces that natkit creates and removes; nothing else is
+touched.`,
 		Example: "  natkit bench probe\n  natkit bench probe -o json",
 		Args:    noArgs,
 	}

@@ -17,24 +17,24 @@ func newBenchRulesCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
 		Short: "Measure how much each additional NAT rule costs",
-		Long: `Measure what rules cost that match nothing, before the one that matches: NAT asks
-its rules about the first packet of a connection, so bulk transfer does not show
-it. In network namespaces of its own it measures, for each router and number of
-rules:
+		Long: `Measure the cost of rules that do not match, before the rule that does. Only the
+first packet of a connection passes the NAT rules, so bulk transfer does not show
+it. For each router and number of rules natkit measures, in separate network
+namespaces:
 
-  New connections     HTTP requests, a connection for each, 32 at a time
-  First packet        what the first datagram of a flow, with its answer, takes
-                      longer than the second
+  New connections     HTTP requests, one connection each, 32 at a time
+  First packet        how much longer the first datagram of a flow and its reply
+                      take than the second
   Packets of open connections
                       64-byte frames of 1000 flows that the router knows, as
-                      fast as generator, router and sink go on one CPU
+                      fast as generator, router and sink run on one CPU
   Time to load        the rules, as one transaction or one file
   Kernel memory       of 5000 rules and more
 
-Trials take turns: every router once, then every router again; each loads its
-rules anew. The defaults take two to three minutes, four on a busy machine.
+Trials take turns: every router once, then every router again; each trial loads
+the rules again. The defaults take two to three minutes, four on a busy machine.
 
-A router that has no rules whose number could vary is measured without them.`,
+A router that has no such rules is measured without them.`,
 		Example: `  natkit bench rules
   natkit bench rules --router nft,nft-map --counts 0,500,5000 --trials 5
   natkit bench rules -o json > rules.json`,

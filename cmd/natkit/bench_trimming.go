@@ -19,17 +19,17 @@ func newBenchTrimmingCommand(e *env) *cobra.Command {
 		Short: "Measure NAT with netfilter whole, trimmed and absent (a published report)",
 		Long: `Repeat a published report on this machine: how many 64-byte UDP frames a NAT
 router loses at 100 Mbit/s and at 1 Gbit/s, the highest rate without loss, and the
-router's processor time, with all that a distribution registers in netfilter, with
-only what NAT needs, with empty hooks, without NAT, and with addresses rewritten
-without connection tracking.
+router's CPU time, with all that a distribution registers in netfilter, with only
+what NAT needs, with empty hooks, without NAT, and with addresses rewritten without
+connection tracking.
 
-Rates are offered to a router with one core; the generator has another. The report's
-rows of a router with two cores have no counterpart: in their place natkit measures
-what a frame costs on one core and on two, shared by generator, router and sink.
+The load is offered to a router with one core; the generator has another. The
+report's rows of a router with two cores have no counterpart: instead natkit measures
+the cost of a frame on one core and on two, shared by generator, router and sink.
 
-The published figures stand beside; they were measured elsewhere, on a kernel and
-processors of 2010. What "natkit bench udp --help" says of rates, noise and lost
-frames holds here too. The defaults take about six minutes.`,
+The published figures are shown beside; they were measured on a kernel and CPUs of
+2010. "natkit bench udp --help" explains rates, noise and lost frames. The defaults
+take about six minutes.`,
 		Example: `  natkit bench trimming
   natkit bench trimming --router default,trimmed,none --flows 1000
   natkit bench trimming -o json > trimming.json`,

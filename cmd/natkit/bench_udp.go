@@ -24,51 +24,50 @@ func newBenchUDPCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "udp",
 		Short: "Measure UDP forwarding: cost per packet, frame loss, throughput without loss",
-		Long: `Measure routers with UDP frames, made in the kernel by XDP and sent through
-namespaces of their own. Nothing outside these namespaces is touched, unless --tx
-and --rx name two interfaces with a router elsewhere between them.
+		Long: `Measure routers with UDP frames, generated in the kernel by XDP and sent through
+separate namespaces. Nothing outside these namespaces is touched, unless --tx and
+--rx name two interfaces with a router elsewhere between them.
 
 Without --rate, --curve, --ndr, --pdr and --rfc2544 the generator, the router and
-the sink share the CPUs that --cores counts, and go as fast as they can. Nothing
-can be lost then; the CPU time a frame takes is its cost, generator and sink
-included, which are the same for all routers. What other programs had of the CPUs
-is left out of the cost, but not of the rate received.
+the sink share the number of CPUs in --cores, and run at full speed. Nothing can be
+lost then. The cost of a frame is its CPU time, including generator and sink, which
+are the same for all routers. CPU time of other programs is left out of the cost,
+but not of the rate received.
 
-With them the router has one CPU of its own, and the generator another. A rate is
-frames a second (250000, 500kpps, 1.5Mpps) or a share of what the router forwards
-under overload (50%), and counts both ways together. The generator's clock is in
-the kernel; slots it misses are counted, and a trial with many is repeated.
+With any of them the router has one CPU, and the generator another. A rate is frames
+a second (250000, 500kpps, 1.5Mpps) or a share of what the router forwards under
+overload (50%); it counts both directions together. The generator's clock is in the
+kernel; slots that it misses are counted, and a trial with many is repeated.
 
---ndr and --pdr search the highest rate without loss, or with at most that much,
-by MLRsearch: of 42 trials half may lose more, because single trials on a shared
-machine contradict each other. Disturbed trials are repeated, 210 at most; what could
-not be had without them is labelled. --rfc2544 is strict: trials of 60 seconds, none
-may lose a frame.
+--ndr and --pdr search the highest rate without loss, or with at most that loss, by
+MLRsearch: half of 42 trials may lose more, because single trials on a shared machine
+contradict each other. Disturbed trials are repeated, at most 210; figures that stay
+disturbed are labelled. --rfc2544 is strict: trials of 60 seconds, and none may lose
+a frame.
 
-Trials of several routers are interleaved. A trial that was disturbed, by the
-hypervisor, other programs or missed slots, is repeated; what could not be had
-undisturbed is labelled. Every lost frame is looked for in the kernel's counters:
-the note below the tables says where they went, and what stays unexplained.
+Trials of several routers are interleaved. A trial that the hypervisor, other
+programs or missed slots disturbed is repeated; figures that stay disturbed are
+labelled. natkit looks for every lost frame in the kernel's counters: the note below
+the tables shows where they were lost, and how many remain unexplained.
 
-Two interfaces. With --tx and --rx frames leave by the one, addressed to the router,
-and are counted at the other:
+Two interfaces. With --tx and --rx frames leave on the first, addressed to the router,
+and are counted on the second:
 
   --tx ── router ── --rx
 
-The router's MAC is that of the next hop to --target through --tx, by the routing
-and neighbour tables, or what --router-mac says. Flows are UDP to port 9 of --target,
-from 63 ports of each address of --source; 32768 flows go to one target address. The
-router must lead --target to an address of --rx, forward from --source, and know who
-is there; --rx needs no route. --netns is where both interfaces are, --rx-netns where
---rx is if that is another namespace.
+The router's MAC is that of the next hop to --target through --tx, from the routing
+and neighbour tables, or --router-mac. Flows are UDP to port 9 of --target, from 63
+ports of each address of --source; 32768 flows go to one target address. The router
+must route --target to an address of --rx, forward from --source, and resolve the
+next hop; --rx needs no route. Both interfaces are in --netns; --rx-netns names the
+namespace of --rx if it is another.
   ip route add 198.19.0.0/16 via ADDRESS-OF-RX    on the router
   ip route add 198.19.0.0/16 via ROUTER dev TX    here, or --router-mac
-Without a rate or a search it is measured what comes through under overload. Costs
-and processor time of the router are not known. Both interfaces get an XDP program,
-which takes natkit's frames alone, and lose it when natkit ends, however it ends;
-nothing else of them is changed. They need native XDP, and --tx a driver that sends
-for XDP (ndo_xdp_xmit). An interface that has a default route is refused without
---force.
+Without a rate or a search natkit measures how much arrives under overload. The cost
+and CPU time of the router are not known. Both interfaces get an XDP program, which
+consumes only natkit's frames and is removed when natkit ends, however it ends;
+nothing else is changed. They need native XDP, and --tx needs a driver that transmits
+for XDP (ndo_xdp_xmit). An interface with a default route is refused without --force.
 
 ` + routerList(),
 		Example: `  natkit bench udp --router none,nft,xdp-forward

@@ -34,7 +34,7 @@ func newConntrackCommand(e *env) *cobra.Command {
 		Long: `Show what is in the connection tracking table: live, or from a dump.
 
 The live table is read entry by entry over ctnetlink, which needs root or
-CAP_NET_ADMIN; nothing is kept, so a table of any size takes the same memory.`,
+CAP_NET_ADMIN. Nothing is kept, so a table of any size needs the same memory.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -49,23 +49,23 @@ CAP_NET_ADMIN; nothing is kept, so a table of any size takes the same memory.`,
 }
 
 const fromHelp = `
---from reads what "conntrack -L" printed (plain or with -o extended, id,
-ktimestamp, labels), or a copy of /proc/net/nf_conntrack. A line that can't be
+--from reads the output of "conntrack -L" (plain or with -o extended, id,
+ktimestamp, labels), or a copy of /proc/net/nf_conntrack. A line that cannot be
 read is reported with its number and counted; the others are used.`
 
 func newConntrackListCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the entries in the format of conntrack -L -o extended",
-		Long: `List the entries of the table in the form of "conntrack -L -o extended".
+		Long: `List the entries of the table in the format of "conntrack -L -o extended".
 
 With -o json each entry is an object in a line of its own: family, protocol,
 protocol_number, timeout_s, state, status (UNREPLIED, ASSURED, OFFLOAD,
 HW_OFFLOAD, SNAT, DNAT), original and reply (src, dst, sport, dport or what the
 protocol has in their place, zone, packets, bytes), mark, zone, age_s, use, id,
 start, stop, secctx, helper, labels. A key that the entry does not have is left
-out. Where one of natkit's engines is up, natkit says whether its rules translate the
-entry. Sessions of the eBPF engine are not in the table: natkit sessions lists them.
+out. If a natkit engine is running, a note shows whether its rules translate the
+entries. Sessions of the eBPF engine are not in the table: natkit sessions lists them.
 ` + fromHelp,
 		Example: `  natkit conntrack list
   natkit conntrack list --proto tcp --state TIME_WAIT --src 192.168.0.0/24
@@ -146,16 +146,16 @@ func newConntrackTopCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show who has the most entries: sources, destinations, ports, SNAT ports",
-		Long: `Show who has most entries in the table.
+		Long: `Show who has the most entries in the table.
 
 --by is source or destination (addresses of the original direction), dport
 (destination port of the original direction), or nat: how many ports each
-outside address uses towards each destination. Source translation runs out of
-ports per destination, so the first row of nat is the one to look at.
+external address uses towards each destination. Source NAT runs out of ports per
+destination, so look at the first row of nat.
 
-Counts are exact up to 32768 different addresses or ports. With more, every one
-that has more than 1/32768 of the entries is still found, no count is too high,
-and it is said by how much one may be too low (missed).
+Counts are exact up to 32768 different addresses or ports. With more, each one
+with more than 1/32768 of the entries is still found, no count is too high, and
+the column missed shows by how much it may be too low.
 
 With -o json: by, entries, interrupted, unreadable, natkit_engine (where one is up:
 kind, sessions, entries, note, see), rows; a row has entries,
@@ -201,13 +201,13 @@ func newConntrackMemoryCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "memory",
 		Short: "Show how much memory the table uses, now and when full",
-		Long: `Show what the connection tracking table takes of memory, now and when full.
+		Long: `Show how much memory the connection tracking table uses, now and when full.
 
 The size of an entry is read from the kernel's slab information, which needs
-root. An entry has 128 bytes more when it is masqueraded, accounted,
-time-stamped, labelled or watched by events; no file shows which entries are, so
-both sums are shown. The limit is one number for the host, but each
-namespace counts for itself; the hash and its chains are shared by all.
+root. An entry uses 128 bytes more if it is masqueraded, accounted, time-stamped,
+labelled or watched by events; no file shows which entries are, so both sums are
+shown. The limit is one number for the host, but each namespace counts its own
+entries; all namespaces share the hash and its chains.
 
 With -o json: count, max, buckets, host_entries, object_bytes, object_source,
 extension_bytes, bucket_bytes, chain_now, chain_full, hash_bytes, entries_bytes, now_bytes, full_bytes,
@@ -242,10 +242,10 @@ func newConntrackWatchCommand(e *env) *cobra.Command {
 		Long: `Show how many entries are created and end per second, and which states TCP flows
 enter, live from the kernel's events.
 
-Events that the kernel could not deliver are counted as lost. Where
-net.netfilter.nf_conntrack_events is 2, today's default, only entries that begin
-while somebody watches have events; older ones leave without, and only the count
-of entries shows it.
+Events that the kernel could not deliver are counted as lost. If
+net.netfilter.nf_conntrack_events is 2, the present default, only entries that are
+created while a program listens have events; older entries end without one, and
+only the number of entries shows it.
 
 With -o json an object a line for each interval: time, seconds, new_per_second,
 destroyed_per_second, entered_per_second and ended_per_second (by TCP state: the

@@ -20,22 +20,22 @@ func newDemoCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show a whole case in namespaces of its own: fault, diagnosis, cure, proof",
-		Long: `Show a published case on this machine's own kernel, in network namespaces of the
-demo's own: a web server that answers thousands of requests a second, the same
-server collapsing behind a published port, the cause with evidence, the cure,
-the figures after it, and the same load on the kernel accelerated by natkit and on
-the eBPF engine, side by side. It takes one to two minutes.
+		Long: `Show a published case on this machine's own kernel, in separate network namespaces:
+a web server that serves thousands of requests a second, its collapse behind a
+published port, the cause with evidence, the cure, the figures after it, and the
+same load on the kernel accelerated by natkit and on the eBPF engine, side by side.
+It takes one to two minutes.
 
 The steps are baseline, collapse, diagnosis, cure, proof, accelerate and replace;
 each prints the command that does it alone.
 
-The cure raises nf_conntrack_max, one limit for all namespaces of the machine,
-and puts it back at the end: the first line says so. --no-host-write cures inside
-the namespace instead. After an interrupt, too, everything is put back; after
-SIGKILL by the next demo, or by "natkit tune rollback" and "natkit lab down --all".
+The cure raises nf_conntrack_max, one limit for all namespaces of the machine, and
+restores it at the end, as the first line shows. --no-host-write cures inside the
+namespace instead. An interrupted demo restores everything too; after SIGKILL the
+next demo does, or "natkit tune rollback" and "natkit lab down --all".
 
-The table is filled to at most a share of the machine's memory. Where its limit is
-larger, the collapse is made by source ports that run out instead.`,
+The table is filled to at most a share of the machine's memory. If its limit is
+larger than that, the demo exhausts the source ports instead.`,
 		Example: `  natkit demo
   natkit demo --no-host-write
   natkit demo --site 2

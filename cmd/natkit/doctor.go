@@ -31,41 +31,38 @@ func newDoctorCommand(e *env) *cobra.Command {
 its source, why it matters, the commands that cure it, and how to check.
 
 The doctor reads the kernel's counters twice, --for apart, and judges what
-happened in between; totals since boot decide nothing. It changes nothing and
-runs no program. What follows from another finding is folded under it. While it
-watches, it listens for connections that are refused (a tenth of the time where
-the table has many entries) and sees where the first few hundred packets that
-leave for the Internet come from, which costs the kernel some time each.
+happened in between; it ignores totals since boot. It changes nothing and runs no
+program. A finding that follows from another one is listed under it. During the
+window the doctor listens for refused connections (a tenth of the time if the
+table has many entries), and records the sources of the first few hundred packets
+that leave for the Internet, which costs the kernel some time for each.
 
-Severities: critical is traffic lost now, a warning will be lost soon, advice is
-waste. With a finding of warning or above the exit code is 3.
+Severities: critical means that traffic is lost now, warning that it will be lost
+soon, advice that resources are wasted. With a critical finding or a warning the
+exit code is 3.
 
-What it can't see, for lack of root, of BPF or of a part of the kernel, costs
-that part of the answer. Causes that could not be judged are named first, the
-reasons at the end; if nothing of warning or above was found besides, the exit code
-is 4. With --save the facts
-go to a file, which --from judges anywhere: send it with a bug report (it holds
-host name, addresses, settings and names of rules, no packet's content). --redact
-replaces addresses, hardware addresses, the names of the host, of namespaces,
-containers, users and sets, and the comments and log prefixes of rules, the same by
-the same everywhere, before anything is judged, saved or printed; networks stay
-networks, and private addresses private. Names of interfaces, tables, chains and
-programs stay.
+Without root, BPF or some part of the kernel, the doctor cannot judge some causes.
+It names these first and the reasons at the end; if there is no warning or critical
+finding, the exit code is then 4.
 
---all-netns looks into every network namespace that a name or a process leads to,
-in one window: the host's, and those of containers and pods, which it calls by
-their names where their engine tells. What all share is told once. Namespaces with
-no interface but loopback are left out. The start values of all are read, then
---for passes once, then the end values of all are read; a namespace takes some 20
-milliseconds of processor time, and one with entries a walk through the conntrack
-table of the machine besides, which --no-dump leaves out. It needs root. --save makes one file of
-them all, which --from judges, and --redact replaces the same by the same in all.
+--save writes the facts to a file, which --from judges anywhere: send it with a bug
+report (it contains host name, addresses, settings and names of rules, but no packet
+contents). --redact replaces addresses, hardware addresses, the names of the host,
+namespaces, containers, users and sets, and the comments and log prefixes of rules,
+before anything is judged, saved or printed. Equal values stay equal, networks stay
+networks, and private addresses stay private. Names of interfaces, tables, chains
+and programs are kept. To redact a saved file, give --redact, --from and --save.
 
-A file that was saved as it is can be redacted later: with --redact, --from and
---save go together.
+--all-netns examines every network namespace that a name or a process refers to, in
+one window: the host's, and those of containers and pods, by name if their engine
+shows it. What all share is reported once. Namespaces with no interface other than
+loopback are left out. The doctor reads the start values of all, waits for --for
+once, and reads the end values of all. A namespace takes about 20 milliseconds of
+CPU time; one with conntrack entries also a walk through the machine's table, which
+--no-dump leaves out. It needs root. --save writes one file for all of them.
 
--o html is one page that needs nothing besides itself, to attach to a ticket: the
-findings with curves of the window, the facts, and what could not be seen.
+-o html is one self-contained page to attach to a ticket: the findings with charts
+of the window, the facts, and what could not be seen.
 
 JSON: kernel, hostname, netns, taken_at, window_s; capabilities, a list of {name,
 ok, reason, costs, waived}; unjudged, a list of {code, title, lacks}; findings, a list of {code, severity, title, evidence: [{what,

@@ -28,20 +28,20 @@ func newDropsCommand(e *env) *cobra.Command {
 reason, in which namespace and on which interface, and the cause, where the packet
 and the counters of connection tracking show it.
 
-Causes: conntrack-table-full, nat-confirm (an entry could not be put into the
-table: source ports used up, or a race for one), firewall-rule, ip-forward-off,
-rp-filter, no-route, martian (an address that no packet may have there), mtu,
+Causes: conntrack-table-full, nat-confirm (an entry could not be inserted into the
+table: no source port left, or a race for one), firewall-rule, ip-forward-off,
+rp-filter, no-route, martian (an address that is not valid there), mtu,
 ttl-expired, queue-full, neighbour, listen-overflow, checksum, fragment,
 cpu-backlog.
 
---cause shows the rows of one cause. --host and --port show the rows of which a
+--cause shows the rows of one cause. --host and --port show the rows in which a
 sampled packet has that address or port as source or destination, before or after
 translation. The kernel counts all packets, but keeps only a sample of their
-headers: each row shows how many sampled packets match, its count is of all its
-packets, and a rare packet within a flood may be missed.
+headers: each row shows how many sampled packets match, its count is for all of its
+packets, and a rare packet in a flood may be missed.
 
-Packets are counted in the kernel, for less than 0.1 us each, so counting can stay
-on during a flood; with --stacks it costs about 5 us each. All namespaces of the
+Counting costs less than 0.1 us per packet in the kernel, so it can stay on during a
+flood; with --stacks it costs about 5 us per packet. All namespaces of the
 host are watched unless --netns names one. Packets dropped by a network card or by
 XDP do not reach the stack and are not counted.
 

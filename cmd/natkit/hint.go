@@ -72,12 +72,12 @@ func readOnlyHint(err error) string {
 		return ""
 	}
 	for _, own := range []struct{ variable, folder, holds string }{
-		{"NATKIT_RUN_DIR", "/run/natkit", "what it has up"},
+		{"NATKIT_RUN_DIR", "/run/natkit", "what is running"},
 		{"NATKIT_STATE_DIR", tune.DefaultStateDir, "what it changed"},
 	} {
 		dir := cmp.Or(os.Getenv(own.variable), own.folder)
 		if dir == path.Path || strings.HasPrefix(path.Path, dir+"/") || slices.Contains(parents(dir), path.Path) {
-			return "\nnatkit remembers " + own.holds + " in " + dir + ": make it writable, or name another folder, always the same: export " + own.variable + "=DIR"
+			return "\nnatkit records " + own.holds + " in " + dir + ": make it writable, or name another folder, always the same: export " + own.variable + "=DIR"
 		}
 	}
 	return ""

@@ -31,23 +31,23 @@ func newHooksCommand(e *env) *cobra.Command {
 priority, in the order in which a packet meets them, with the chain of nftables
 or the table of iptables behind them where there is one.
 
-Functions behind a └ are not on the hook themselves: the NAT core, above them,
-asks these chains about the first packet of a flow.
+Functions behind a └ are not on the hook themselves: the NAT core above them passes
+the first packet of a flow to these chains.
 
-The kernel's own lists are read by a program, which needs root or CAP_BPF and
-CAP_PERFMON; without, the kernel is asked by netlink, if it was built for that
-(CONFIG_NETFILTER_NETLINK_HOOK). With -o json the answer is one object: netns and
+A BPF program reads the kernel's own lists, which needs root or CAP_BPF and
+CAP_PERFMON. Without these natkit asks the kernel by netlink, if the kernel was built
+with CONFIG_NETFILTER_NETLINK_HOOK. With -o json the answer is one object: netns and
 hooks (family, hook, priority, function, owner, device, chain, via), and natkit_engine
 where one of natkit's own is up, whose packets do not come to these hooks.
 
-With --cost natkit measures for a while what share of the processors' time each takes,
-how many packets reached each hook, and which of it no rule in use needs, with the
-commands that remove it: empty chains, legacy tables, br_netfilter, tracking of what
-nothing translates, helpers. Time is sampled on the whole machine. What removing
-would save depends on the kernel: --measure compares routers in namespaces of its
-own, which keeps the processors busy for about forty seconds. It loads no module:
-the cost of br_netfilter and of the SIP helper is shown only where they are loaded.
-What the lab has no figure for is reported.
+With --cost natkit measures the share of CPU time of each function and the number of
+packets on each hook, and shows which functions no rule in use needs, with the
+commands that remove them: empty chains, legacy tables, br_netfilter, tracking of
+traffic that nothing translates, helpers. Time is sampled on the whole machine. The
+saving depends on the kernel: --measure compares routers in separate namespaces,
+which keeps the CPUs busy for about forty seconds. It loads no module: the cost of
+br_netfilter and of the SIP helper is shown only if they are loaded. The output
+lists what was not measured.
 
 JSON then: netns, interval_s, samples, whole, framework, hooks (as above, and rules,
 packets, samples, share, shared, rule_use), needless (kind, what, why, hooks, on_path,
@@ -60,7 +60,7 @@ unseen.`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.BoolVar(&cost.on, "cost", false, "what each takes of the time, and what is needless")
+	f.BoolVar(&cost.on, "cost", false, "measure the CPU time of each function, and show which no rule needs")
 	timeVar(f, &cost.window, "for", 10*time.Second, "with --cost: how long to look")
 	f.BoolVar(&cost.noDump, "no-dump", false, "with --cost: do not read the entries of the conntrack table")
 	f.BoolVar(&cost.measure, "measure", false, "with --cost: measure in a lab what removing saves")

@@ -157,28 +157,28 @@ func newImportCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import",
 		Short: "Convert the NAT rules of iptables or nftables to a rule file",
-		Long: `Read the NAT rules of iptables or nftables into a rule file for natkit, and name
-each that it can't express, with its line and why.
+		Long: `Convert the NAT rules of iptables or nftables to a rule file for natkit, and list
+each rule that it cannot express, with its line and the reason.
 
 SOURCE is a file with the output of iptables-save or of nft -j list ruleset (- is
-stdin), or "iptables" or "nft": then that program is run here, or in --netns.
-Where both kinds of iptables have rules, "iptables-nft" and "iptables-legacy" name
-one. natkit says where other NAT rules are that the named program does not list.
+stdin), or "iptables" or "nft": then natkit runs that program here, or in --netns.
+If both kinds of iptables have rules, choose "iptables-nft" or "iptables-legacy".
+natkit reports other NAT rules that the chosen program does not list.
 
-The first rule of a list that matches a packet decides; in a rule file the most
-special one does. So all packets are followed through the chains, also Docker's,
-firewalld's and kube-proxy's, and the rule file is compared with what they do:
-each rule of which it does something else is named at its top, with an example.
-Targets that take turns become one rule, with their shares as weights.
+In a chain the first rule that matches a packet decides; in a rule file the most
+specific one does. So natkit follows all packets through the chains, including those
+of Docker, firewalld and kube-proxy, and compares the result with the rule file:
+each rule with a different effect is listed at the top of the file, with an example.
+Targets used in turn become one rule, with their shares as weights.
 
-The exit code is 3 when something of the rules is lost: when a packet exists that
-the rule file treats in another way, or other tables take part in what NAT does
-(notrack, zones, TPROXY, changes of the MSS, rewriting). What is done in another
-way that natkit's NAT always has, as hairpin, is noted and not lost.
+The exit code is 3 if something is lost: if the rule file treats some packet
+differently, or if other tables take part in NAT (notrack, zones, TPROXY, MSS
+changes, stateless rewriting). Differences that all of natkit's NAT has, such as
+hairpinning, are noted and do not count as lost.
 
-Interfaces that are not named by --inside and --outside are taken from the
-rules. --local names the gateway's own outside addresses, for rules that say
-"whatever is local"; where a program is run they are asked for.
+Interfaces not named by --inside and --outside are taken from the rules. --local
+names the gateway's own external addresses, for rules that match any local address;
+if natkit runs the program, it reads them from the machine.
 
 With -o json: inside, outside; pools, a list of {name, addresses, ports}; rules,
 a list of rules as text; notes, a list of {line, rule, why, lost}, lost where
@@ -189,9 +189,9 @@ the rule file does not do what the rule did.`,
 		Args: noArgs,
 	}
 	cmd.Flags().StringVar(&from, "from", "", "where the rules are: a `FILE`, - for stdin, or iptables or nft")
-	cmd.Flags().StringSliceVar(&o.Inside, "inside", nil, "`INTERFACES` of inside hosts")
-	cmd.Flags().StringSliceVar(&o.Outside, "outside", nil, "`INTERFACES` towards the world")
-	cmd.Flags().StringSliceVar(&local, "local", nil, "outside `ADDRESSES` of the gateway itself")
+	cmd.Flags().StringSliceVar(&o.Inside, "inside", nil, "`INTERFACES` of internal hosts")
+	cmd.Flags().StringSliceVar(&o.Outside, "outside", nil, "`INTERFACES` towards the Internet")
+	cmd.Flags().StringSliceVar(&local, "local", nil, "external `ADDRESSES` of the gateway itself")
 	out := outputFlag(cmd, "yaml", "json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, text := range local {

@@ -20,9 +20,8 @@ func newLabCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "Build test networks of namespaces, and faults in them",
-		Long: `Make small networks of namespaces: clients, a NAT node, a server. They take
-nothing from the host and change nothing on it, and are gone without a trace
-after "natkit lab down".`,
+		Long: `Create small networks of namespaces: clients, a NAT node, a server. They change
+nothing on the host, and "natkit lab down" removes them completely.`,
 		Example: `  natkit lab up published
   natkit lab exec published client -- curl http://192.168.0.96:8080/
   natkit lab down published
@@ -53,14 +52,14 @@ func newLabUpCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up [flags] TOPOLOGY",
 		Short: "Create a lab",
-		Long: `Make a lab, which stays up until "natkit lab down".
+		Long: `Create a lab, which stays up until "natkit lab down".
 
   routed     client -- gateway -- server; the gateway masquerades the clients
-  published  client -- host -- container; a port of the host leads into the
-             container, as Docker publishes it: DNAT, masquerading, a bridge with
+  published  client -- host -- container; the host publishes a port of the
+             container as Docker does: DNAT, masquerading, a bridge with
              br_netfilter, a FORWARD chain that drops by default
 
-What labs of killed natkits left behind is removed first.
+Remains of labs whose natkit was killed are removed first.
 
 -o json: the lab as in "natkit lab list"; with --dry-run {"plan": [line...]}.`,
 		Example: `  natkit lab up published
@@ -131,8 +130,9 @@ func newLabDownCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down [flags] NAME...",
 		Short: "Remove labs",
-		Long: `Remove labs: what their journals say natkit made, and nothing else. A lab that a
-running natkit owns or is just making is left alone; with --all that is no error.
+		Long: `Remove labs: everything that natkit created according to their journals, and nothing
+else. A lab that a running natkit owns or is creating is left alone; with --all that
+is not an error.
 
 -o json: {"down": [NAME...], "in_use": [why it was left alone...]}.`,
 		Example: "  natkit lab down published\n  natkit lab down --all",
@@ -193,11 +193,11 @@ func newLabListCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the labs on this machine",
-		Long: `Show the labs there are. The network namespace of a role is LAB-ROLE.
+		Long: `List the labs. The network namespace of a role is LAB-ROLE.
 
-States: up (until taken down), owned (ends with the process that made it), making
-(not complete yet), remains (what a killed process left; the next "natkit lab up"
-and "natkit lab down --all" remove it).
+States: up (until removed), owned (ends with the process that created it), making
+(not complete yet), remains (left by a killed process; the next "natkit lab up" and
+"natkit lab down --all" remove it).
 
 -o json: a list of {"name", "topology", "state", "pid", "rules", "server", "url",
 "direct_url", "nodes": [{"role", "netns", "addr"}]}.`,

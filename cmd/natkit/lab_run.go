@@ -24,20 +24,20 @@ func newLabRunCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] CODE",
 		Short: "Create a fault in a lab, diagnose it, cure it, prove the cure",
-		Long: `Make one of the faults that the doctor knows, in a lab of its own, in three steps:
-something that looks like the fault and is healthy, the fault, and the cure that
-the doctor's finding gives, run as it stands there. After each step the doctor
-watches and says what it finds. The lab is gone afterwards.
+		Long: `Create one of the faults that the doctor knows, in a separate lab, in three steps:
+healthy traffic that looks like the fault, the fault, and the cure that the doctor's
+finding prints, run unchanged. After each step the doctor watches and shows what it
+finds. The lab is removed afterwards.
 
 CODE is a finding's code: ` + strings.Join(codes, ", ") + `.
 
-The exit code is 0 when the doctor was silent about the first and the last step
-and named the fault first in between.`,
+The exit code is 0 if the doctor reported nothing in the first and the last step,
+and reported the fault first in between.`,
 		Example: `  natkit lab run --list
   natkit lab run conntrack-table-full
   natkit lab run mtu-drop -o json`,
 	}
-	cmd.Flags().BoolVar(&list, "list", false, "show the faults there are, and make none")
+	cmd.Flags().BoolVar(&list, "list", false, "list the faults and create none")
 	timeVar(cmd.Flags(), &o.Window, "for", 2*time.Second, "how long the doctor watches after each step")
 	out := outputFlag(cmd)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {

@@ -105,7 +105,7 @@ func newMappingsCommand(e *env) *cobra.Command {
 		Long: `List the mappings of engine ebpf: the internal endpoint, the external address and
 port that all its sessions use, the number of sessions, and its filtering. A
 mapping without sessions is in hold-down: the same internal endpoint gets it back
-until its time-out.
+until its timeout.
 
 With -o json each is an object in a line of its own: class, inside, outside,
 sessions, filtering, resting.`,

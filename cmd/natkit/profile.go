@@ -24,29 +24,29 @@ func newProfileCommand(e *env) *cobra.Command {
 		Short: "Measure where the kernel spends its time below nf_hook_slow",
 		Long: `Sample what every CPU is doing, some hundred times a second, and show where the
 kernel spends its time below one function: by default nf_hook_slow, through which
-the kernel calls everything that hangs on the netfilter hooks.
+the kernel calls every function on the netfilter hooks.
 
-The first table is what that function calls, wherever it is on the stack; the
-second the tree of calls from its outermost call on. A function's samples hold
-those of all it calls: a bridge's hook functions (br_nf_pre_routing,
-ip_sabotage_in) carry the packet on themselves, so what follows is theirs too.
-Functions that the compiler jumps to instead of calling are not on the stack;
-conntrack's hook functions, which end that way, are put back.
+The first table lists what that function calls, wherever it is on the stack; the
+second is the call tree from its outermost call. The samples of a function include
+those of all functions that it calls: a bridge's hook functions (br_nf_pre_routing,
+ip_sabotage_in) continue the packet's path themselves, so later work counts as
+theirs too. Functions that the compiler jumps to instead of calling are not on the
+stack; natkit adds conntrack's hook functions, which end that way.
 
-The whole machine is sampled: which namespace a packet is in is not on the
-stack. With --netns only what that namespace's tasks have the kernel do in system
-calls is shown; interrupts and softirqs, where packets are forwarded, belong to no
-task, and natkit reports how much of that was left out. Code that runs with
-interrupts off is seen where they are enabled again.
+The whole machine is sampled, because the stack does not show the namespace of a
+packet. With --netns natkit shows only system calls of that namespace's tasks;
+interrupts and softirqs, where packets are forwarded, belong to no task, and natkit
+reports how much was left out. Code that runs with interrupts disabled is attributed
+to the point where they are enabled again.
 
--o html and -o svg draw a flame graph in one file that needs nothing besides
-itself: a click zooms, / searches, colours say what a function does for a packet
-(tracking, NAT, rules, bridge, driver, the rest of the stack). -o folded is a line
-a stack for other programs that draw. These and -o pprof, which is for "go tool
-pprof", hold all kernel stacks unless --root is given (-o pprof always).
+-o html and -o svg draw a flame graph in one self-contained file: a click zooms, /
+searches, and colours show what a function does for a packet (tracking, NAT, rules,
+bridge, driver, the rest of the stack). -o folded prints one line per stack for other
+programs that draw. These and -o pprof, for "go tool pprof", contain all kernel
+stacks unless --root is given (-o pprof always).
 
---from takes a profile that -o pprof wrote instead of looking; --diff compares
-with one: shares of all time, before and after, as text, json, html or svg.
+--from reads a profile that -o pprof wrote instead of sampling; --diff compares with
+one: shares of all time, before and after, as text, json, html or svg.
 
 -o json is one object: root, interval_s, frequency_hz, cpus, samples (total,
 kernel, user, idle, lost, root), called and tree; with --diff root, before, after
@@ -66,8 +66,8 @@ kernel, user, idle, lost, root), called and tree; with --diff root, before, afte
 	f.StringVar(&o.root, "root", "nf_hook_slow", `kernel function to start from, or "all"`)
 	f.Float64Var(&o.least, "min", 1, "leave out branches below so many `percent` of the root, in text")
 	f.StringVar(&o.file, "file", "", "write to this file instead of standard output")
-	f.StringVar(&o.from, "from", "", "show the profile in `FILE`, that -o pprof wrote, instead of looking")
-	f.StringVar(&o.diff, "diff", "", "compare with the profile in `FILE`, that -o pprof wrote")
+	f.StringVar(&o.from, "from", "", "show the profile in `FILE`, written by -o pprof, instead of sampling")
+	f.StringVar(&o.diff, "diff", "", "compare with the profile in `FILE`, written by -o pprof")
 	out := outputFlag(cmd, "text", "json", "html", "svg", "folded", "pprof")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if err := o.check(cmd, e, *out); err != nil {

@@ -18,18 +18,18 @@ func newReportCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report [flags] FILE...",
 		Short: "Show saved measurements as text or HTML, or compare two",
-		Long: `Show what "natkit bench" and "natkit demo" saved with -o json. What a file holds
-is recognised by its content; "-" is the standard input. Everything shown is computed
-again from the raw values in the files.
+		Long: `Show what "natkit bench" and "natkit demo" saved with -o json. natkit recognizes a
+file by its content; "-" is standard input. Everything shown is computed again from
+the raw values in the files.
 
 With -o html the page is one file that needs no network and no script: bars with
 their spread, curves of loss and latency against the load, cost against the number
-of rules, distributions of times, and tables to copy. Figures that other people
-published are marked as such.
+of rules, distributions of times, and tables to copy. Figures published by others
+are marked.
 
-With --compare the two files are compared, figure by figure: those of the same
-router, metric and conditions. It says for each change whether it is outside the
-noise, and states the rule by which it judges.`,
+--compare compares two files, figure by figure, for the same router, metric and
+conditions. It shows for each change whether it is outside the noise, and by which
+rule.`,
 		Example: `  natkit report udp.json
   natkit report -o html udp.json rules.json > report.html
   natkit report --compare before.json after.json

@@ -111,7 +111,7 @@ func TestServeCommand(t *testing.T) {
 	if code := <-ended; code != exitOK {
 		t.Errorf("exit %d", code)
 	}
-	says("ended, and taken down")
+	says("ended, and stopped the gateway")
 	if code, _, stderr := observed(t.Context(), "status --netns "+name); code != exitError || !strings.Contains(stderr, "no NAT of natkit's is up here") {
 		t.Errorf("status at the end: exit %d, %s", code, stderr)
 	}

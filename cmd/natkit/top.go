@@ -25,25 +25,25 @@ func newTopCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show table, flows, drops, top talkers and findings on one live screen",
-		Long: `Watch a namespace on one live screen: how full the connection tracking table is,
-where that leads and when it is full, flows that begin and end, who has most
-entries, the ports that source translation has used, drops by cause, processors,
-and what the doctor finds, as it appears. Keys: h shows them.
+		Long: `Watch a namespace on one live screen: how full the connection tracking table is and
+when it will be full, flows that start and end, who has the most entries, the ports
+used by source NAT, drops by cause, CPUs, and the doctor's findings as they appear.
+Press h for the keys.
 
-What is cheap is read every --interval, and the facts that findings rest on once
-a --window. The entries of the table are read once a window as well, but never for
-more than a hundredth of the time: the fourth line shows how long the last reading
-took and how old it is, and findings of a window in between rest on it. With
---no-dump the entries are left alone. Flows are counted by the kernel's events,
-which cost it some time a flow while somebody watches: --no-events does without.
+Cheap values are read every --interval, and the facts behind findings once per
+--window. The entries of the table are also read once per window, but for at most
+1 % of the time: the fourth line shows how long the last reading took and how old it
+is, and findings of windows in between use it. With --no-dump the entries are not
+read. Flows are counted by kernel events, which cost the kernel some time per flow;
+--no-events turns that off.
 
-Where one of natkit's engines or its acceleration is up a line of the head shows it, and
-the last panel all about it. Sessions, ports and drops of the eBPF engine, which the
-kernel's table does not have, stand beside the kernel's.
+If a natkit engine or accel is running, a line at the top shows it, and the last
+panel shows its details. Sessions, ports and drops of the eBPF engine, which are not
+in the kernel's table, are shown beside the kernel's.
 
-Where no screen can be drawn (a pipe, TERM=dumb) use --once, which waits for one
-short window and prints everything as text, or -o json. It needs root; without,
-the screen shows less. NO_COLOR is obeyed.
+If no screen can be drawn (a pipe, TERM=dumb) use --once, which watches for one short
+window and prints everything as text, or -o json. It needs root; without root the
+screen shows less. NO_COLOR turns colours off.
 
 With -o json each interval is one object in a line of its own: at, interval_s,
 host, netns; table (entries, max, per_second, full_in_s), flows (new_per_second,
@@ -59,8 +59,8 @@ natkit's own is up, findings, unseen; unseen. What is not known is left out.`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	timeVar(f, &o.Interval, "interval", time.Second, "time between two readings of what is cheap")
-	timeVar(f, &o.Window, "window", 10*time.Second, "time that findings are judged from, and between two readings of the table")
+	timeVar(f, &o.Interval, "interval", time.Second, "time between two readings of cheap values")
+	timeVar(f, &o.Window, "window", 10*time.Second, "time between two judgements, and between two readings of the table")
 	f.BoolVar(&noDump, "no-dump", false, "do not read the entries of the conntrack table")
 	f.BoolVar(&noEvents, "no-events", false, "do not count flows by events")
 	f.BoolVar(&once, "once", false, "print once, as text, and end")

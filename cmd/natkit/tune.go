@@ -41,23 +41,22 @@ func newTunePlanCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show what would change, why, and what it costs",
-		Long: `Show what would be changed, why, what it costs in memory at the kernel's true
-size of an entry, and who else sets it and may write it back (sysctl.d, tuned,
-ufw, kube-proxy, also that of k3s, Docker, firewalld, NetworkManager,
-systemd-networkd). Nothing is changed.
+		Long: `Show what would change, why, its cost in memory with the kernel's true entry size,
+and who else sets the value and may write it back (sysctl.d, tuned, ufw, kube-proxy,
+k3s, Docker, firewalld, NetworkManager, systemd-networkd). Nothing is changed.
 
-The facts are read from the kernel, --for apart, or from a file that "natkit
-doctor --save" wrote. A table that would take more than --memory-share of the
-memory is not planned; the plan says what it would need.
+The facts are read from the kernel twice, --for apart, or from a file that "natkit
+doctor --save" wrote. A table that needs more than --memory-share of the memory is
+not planned; the plan shows how much it would need.
 
 Changes that natkit cannot verify from here (no program reads the counters, a link
 may go down) need --confirm with the finding's code, as the plan shows. The plan
-also shows the table as it will be: its memory at the limit, the mean length of a
-chain then, and when it is full at the rate at which it grows.
+also shows the future table: its memory at the limit, its mean chain, and when it
+will be full at the present growth.
 
-The limit of the connection tracking table and the size of its hash are one for
-the whole machine: they are written in the initial network namespace, whichever
-namespace is looked at.
+The limit of the connection tracking table and the size of its hash are settings of
+the whole machine: natkit writes them in the initial network namespace, whichever
+namespace it examines.
 
 With -o json: taken_at, host, netns; changes (setting, netns, scope host or
 namespace, old, new, code of the finding, reason, does, memory_bytes, owners with
@@ -93,15 +92,15 @@ func newTuneApplyCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply",
 		Short: "Change the settings of the plan; each is journalled and verified",
-		Long: `Make the changes of the plan: note each old value in the journal, write, read
-back. When one step fails, those before it are put back. Applying again changes
-nothing. After an interrupted apply it refuses: roll that one back
+		Long: `Make the changes of the plan: save each old value in the journal, write the new
+one, read it back. If one step fails, the earlier ones are undone. Applying again
+changes nothing. After an interrupted apply it refuses to run: roll that one back
 first.
 
 --persist also writes /etc/sysctl.d/90-natkit.conf and, for settings of network
 devices, /etc/udev/rules.d/90-natkit.rules, the only files that natkit writes below
 /etc, with every setting of the initial network namespace that natkit has applied
-and that still stands.
+and not rolled back.
 
 With -o json: id, time, state (planned, unchanged, applied), changes as in the
 plan with the values that were found, skipped with the reason for each, file,
@@ -206,9 +205,9 @@ func newTuneHistoryCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history",
 		Short: "List what natkit has changed on this machine, and its state",
-		Long: `List every apply of this machine: when, which settings from what to what, and
-whether it stands, was rolled back, failed and was undone, ended by a reboot, or
-was interrupted and waits for a rollback.`,
+		Long: `List every apply on this machine: when, which settings, old and new values, and
+whether it is in effect, was rolled back, failed and was undone, ended by a reboot,
+or was interrupted and needs a rollback.`,
 		Example: "  natkit tune history\n  natkit tune history -o json",
 		Args:    noArgs,
 	}
@@ -303,7 +302,7 @@ func (in *tuneInput) meantForHere(plan *tune.Plan, e *env) error {
 		return nil
 	}
 	if host, err := os.Hostname(); err != nil || host != plan.Host.Hostname {
-		return fmt.Errorf("the facts in %s are of the machine %q, this is %q: apply there, or plan anew here", in.facts.from, plan.Host.Hostname, host)
+		return fmt.Errorf("the facts in %s are of the machine %q, this is %q: apply there, or make a plan here", in.facts.from, plan.Host.Hostname, host)
 	}
 	if plan.Netns.Name != e.netns {
 		return usagef("the facts in %s are of namespace %q: add --netns %s", in.facts.from, plan.Netns.Name, plan.Netns.Name)

@@ -63,7 +63,7 @@ func TestTunePlan(t *testing.T) {
 	if code != exitOK || errs != "" {
 		t.Errorf("exit %d, %q", code, errs)
 	}
-	for _, want := range []string{"net.netfilter.nf_conntrack_max ", "conntrack-table-full", "To make it so: natkit tune apply --netns 'a b' --from " + facts} {
+	for _, want := range []string{"net.netfilter.nf_conntrack_max ", "conntrack-table-full", "To apply it: natkit tune apply --netns 'a b' --from " + facts} {
 		if !strings.Contains(out, want) {
 			t.Errorf("plan does not say %q:\n%s", want, out)
 		}

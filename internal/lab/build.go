@@ -196,7 +196,7 @@ func (n *Node) RestoreIPTables(ctx context.Context, by RuleSet, rules string) er
 type MissingProgramError struct{ Program string }
 
 func (e *MissingProgramError) Error() string {
-	return e.Program + " is not installed: install iptables, or take --rules nft, which needs no program"
+	return e.Program + " is not installed: install iptables, or use --rules nft, which needs no program"
 }
 
 // mustNode is for roles that the plan itself names.

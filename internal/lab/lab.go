@@ -155,7 +155,7 @@ func Open(name string) (*Lab, error) {
 		return nil, err
 	}
 	if !r.complete || !r.thisBoot() {
-		return nil, fmt.Errorf("lab %q: not up: it is being made, or is what a killed process left (natkit lab down %s)", name, name)
+		return nil, fmt.Errorf("lab %q: not up: it is being created, or a killed process left it (natkit lab down %s)", name, name)
 	}
 	p, err := newPlan(r.header.Topology, r.header.Options)
 	if err != nil {

@@ -103,7 +103,7 @@ func (o Options) fill(defaults Addresses) (Options, error) {
 		bad("%s: want 1 to %d", plural.Count(o.Clients, "client"), maxClients)
 	}
 	if o.LocalClient && o.Clients > 1 {
-		bad("%s: a client on the host itself is the only one", plural.Count(o.Clients, "client"))
+		bad("%s: only one client can be on the host itself", plural.Count(o.Clients, "client"))
 	}
 
 	a := &o.Addresses
@@ -150,7 +150,7 @@ func (a Addresses) check(clients int, local bool) (errs []error) {
 		return errs
 	}
 	if a.Client.Masked().Overlaps(a.Far.Masked()) {
-		bad("networks %s and %s overlap: a router needs two that don't", a.Client.Masked(), a.Far.Masked())
+		bad("networks %s and %s overlap: a router needs two that do not", a.Client.Masked(), a.Far.Masked())
 	}
 	if a.Far.Addr() == a.Server {
 		bad("address %s: given to both the far side of the NAT and the server", a.Server)

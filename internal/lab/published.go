@@ -70,7 +70,7 @@ COMMIT
 	p.nodes = append(p.nodes,
 		nodePlan{role: RoleHost, addr: a.Near, sysctls: append(quiet(true),
 			sysctl{key: "net.bridge.bridge-nf-call-iptables", value: "1", optional: true,
-				note: "br_netfilter is not loaded: frames cross docker0 without netfilter, unlike on a Docker host (modprobe br_netfilter)"})},
+				note: "br_netfilter is not loaded: frames bypass netfilter on docker0, unlike on a Docker host (modprobe br_netfilter)"})},
 		nodePlan{role: RoleContainer, addr: a.Server, sysctls: quiet(false)})
 	p.bridges = append(p.bridges, bridgePlan{role: RoleHost, name: bridge, addr: a.Far})
 	p.links = append(p.links, linkPlan{

@@ -247,9 +247,9 @@ type inUseError struct {
 
 func (e inUseError) Error() string {
 	if e.r.header == nil {
-		return fmt.Sprintf("lab %q: another natkit is just beginning it", e.name)
+		return fmt.Sprintf("lab %q: another natkit is creating it", e.name)
 	}
-	return fmt.Sprintf("lab %q: in use by process %d: end that one first, it removes its lab", e.name, e.r.header.Maker.PID)
+	return fmt.Sprintf("lab %q: in use by process %d: end that process, which removes its lab", e.name, e.r.header.Maker.PID)
 }
 
 // names lists the labs that have a journal.
@@ -289,7 +289,7 @@ func removeRemains() (notes []string) {
 		case err != nil:
 			notes = append(notes, fmt.Sprintf("remains of lab %q could not be removed: %v", name, err))
 		case r.header != nil:
-			notes = append(notes, fmt.Sprintf("removed what was left of lab %q: process %d ended without removing it", name, r.header.Maker.PID))
+			notes = append(notes, fmt.Sprintf("removed the remains of lab %q: process %d ended without removing it", name, r.header.Maker.PID))
 		}
 	}
 	return notes

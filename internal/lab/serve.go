@@ -92,7 +92,7 @@ func (l *Lab) startServer(ctx context.Context, at listenPlan, j *journal.Journal
 	if l.plan.options.Server == ServerNginx {
 		path, err := lookPath("nginx")
 		if err != nil {
-			return errors.New("nginx is not installed: install it, or take the built-in server")
+			return errors.New("nginx is not installed: install it, or use --server builtin")
 		}
 		dir := filepath.Join(runDir(), l.name+"."+at.role)
 		if err := writeNginx(dir, at.addr, j); err != nil {

@@ -114,7 +114,7 @@ type Published struct {
 // requests.
 var published = map[string]Published{
 	StepBaseline: {Completed: 100000, RequestsPerSecond: 6576, TimePerRequestMS: 760, ConnectMS: 177},
-	StepCollapse: {Completed: 5602, Note: "stopped by a time-out of 2 s"},
+	StepCollapse: {Completed: 5602, Note: "stopped by a timeout of 2 s"},
 	StepProof:    {Completed: 100000, RequestsPerSecond: 6315, TimePerRequestMS: 791, ConnectMS: 355},
 }
 
@@ -226,7 +226,7 @@ func (o *DemoOptions) recover(ctx context.Context) error {
 			continue
 		}
 		if _, err := tune.Rollback(ctx, r.ID, tune.RollbackOptions{Place: o.Place}); err != nil {
-			return fmt.Errorf("put back what a killed demo changed: %w", err)
+			return fmt.Errorf("restore what a killed demo changed: %w", err)
 		}
 	}
 	for _, r := range history {
@@ -268,15 +268,15 @@ func (d *demo) run(ctx context.Context) error {
 			Command: d.benchCommand(d.lab.DirectURL(), loadTime)}, d.baseline},
 		{DemoStep{Name: StepCollapse, Shows: fault.shows,
 			Command: "natkit lab run " + fault.code}, func(ctx context.Context, a *DemoStep) error { return d.collapse(ctx, a, fault) }},
-		{DemoStep{Name: StepDiagnosis, Shows: "what the kernel says under that load, step by step, and the doctor's answer",
+		{DemoStep{Name: StepDiagnosis, Shows: "what the kernel shows under that load, step by step, and what the doctor finds",
 			Command: "natkit doctor --netns case-host"}, d.diagnosis},
 		{DemoStep{Name: StepCure, Shows: fault.cureShows,
 			Command: fault.cureCommand}, func(ctx context.Context, a *DemoStep) error { return fault.cure(ctx, a) }},
 		{DemoStep{Name: StepProof, Shows: "the same load on the same published port, after the cure",
 			Command: d.benchCommand(d.lab.URL(), loadTime)}, d.proof},
-		{DemoStep{Name: StepAccelerate, Shows: "the same load on the cured kernel, with natkit's shortcuts past its stack for connections that it has let through",
+		{DemoStep{Name: StepAccelerate, Shows: "the same load on the cured kernel, with natkit accel forwarding established flows before the stack",
 			Command: fmt.Sprintf("natkit accel on %s %s --tcp-liberal --netns case-host", publicSide, containerSide)}, d.accelerate},
-		{DemoStep{Name: StepReplace, Shows: "the same load on natkit's own engine in the place of the kernel's NAT; then all of them in turns",
+		{DemoStep{Name: StepReplace, Shows: "the same load on the eBPF engine instead of the kernel's NAT; then all of them in turn",
 			Command: "natkit up --netns case-host -f nat.yaml --bypass", RuleFile: d.engineFile().Text()}, d.replace},
 	}
 	for i := range steps {
@@ -406,7 +406,7 @@ func (d *demo) chooseFault(s *snapshot.Snapshot) fault {
 	ct := s.Conntrack
 	switch {
 	case ct == nil || ct.Max == 0:
-		d.res.FaultReason = "nf_conntrack_max is not set here: the table has no limit to run into"
+		d.res.FaultReason = "nf_conntrack_max is not set here: the table has no limit to reach"
 	default:
 		object := ct.ObjectBytes
 		if object == 0 {
@@ -460,13 +460,13 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 		return f
 	}
 	d.res.HostWrite = true
-	f.hostWrite = fmt.Sprintf("for the cure nf_conntrack_max, one limit for the whole machine, is raised from %d to %d and put back at the end (should natkit be killed: natkit tune rollback)", ct.Max, limit)
+	f.hostWrite = fmt.Sprintf("for the cure nf_conntrack_max, one limit for the whole machine, is raised from %d to %d and restored at the end (if natkit is killed: natkit tune rollback)", ct.Max, limit)
 	f.cureShows = "the limit of the table raised to fit, with the old value kept in a journal"
 	f.cureCommand = "natkit tune apply --netns case-host"
 	f.cure = func(ctx context.Context, a *DemoStep) error {
 		return d.apply(ctx, a, []snapshot.Setting{{
 			Name: "net.netfilter.nf_conntrack_max", Value: strconv.FormatUint(limit, 10), Code: f.code,
-			Reason: fmt.Sprintf("the table is full at %d, and %s leave an entry each for two minutes", ct.Max, plural.Count(d.size.requests, "request")),
+			Reason: fmt.Sprintf("the table is full at %d, and %s keep one entry each for two minutes", ct.Max, plural.Count(d.size.requests, "request")),
 		}}, func(c tune.Change) bool { return c.Setting == "net.netfilter.nf_conntrack_max" })
 	}
 	return f

@@ -68,7 +68,7 @@ func (d *demo) engineFile() *rulefile.File {
 const containerPort = 80
 
 // localClient is why neither step has a load where the client is on the host itself.
-const localClient = "the client is on the host itself, and what natkit does it does with packets that come in by an interface, not with the host's own"
+const localClient = "the client is on the host itself, and natkit handles packets that arrive on an interface, not the host's own"
 
 // accelerate runs the load on the cured kernel with shortcuts for its flows.
 func (d *demo) accelerate(ctx context.Context, a *DemoStep) error {
@@ -78,11 +78,11 @@ func (d *demo) accelerate(ctx context.Context, a *DemoStep) error {
 	}
 	out, err := d.shortcuts()
 	if err != nil {
-		a.NotRun = fmt.Sprintf("this kernel can't run it: %v", err)
+		a.NotRun = fmt.Sprintf("this kernel cannot run it: %v", err)
 		return nil
 	}
 	d.accelerated = true
-	d.o.Report.Say("the rules stay as they are and see the first packets of each connection; a request of this load has few more, flows that last have (measured at the end)")
+	d.o.Report.Say("the rules stay as they are and see the first packets of each connection; a request of this load has few more packets, long flows have many (measured at the end)")
 	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
 	return errors.Join(err, out())
 }
@@ -101,11 +101,11 @@ func (d *demo) replace(ctx context.Context, a *DemoStep) error {
 	}
 	out, err := d.putEngine()
 	if err != nil {
-		a.NotRun = fmt.Sprintf("this kernel can't run the engine: %v", err)
+		a.NotRun = fmt.Sprintf("this kernel cannot run the engine: %v", err)
 		_, err = d.putKernel()
 		return err
 	}
-	d.o.Report.Say("the host's nftables rules are out and br_netfilter is off, so that no packet meets connection tracking")
+	d.o.Report.Say("the host's nftables rules are removed and br_netfilter is off, so no packet passes connection tracking")
 	a.HTTP, err = d.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
 	if err = errors.Join(err, out()); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (d *demo) compare(ctx context.Context, a *DemoStep) (err error) {
 		mitigations = append(mitigations, mitigation{MitigationAccel, d.putAccelerated})
 	}
 	mitigations = append(mitigations, mitigation{MitigationEngine, d.putEngine})
-	d.o.Report.Say("%s in turns, %s a turn", plural.Count(len(mitigations), "mitigation"), plural.Count(d.turn(), "request"))
+	d.o.Report.Say("%s in turn, %s per turn", plural.Count(len(mitigations), "mitigation"), plural.Count(d.turn(), "request"))
 	if a.Figures, err = d.inTurns(ctx, mitigations...); err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (d *demo) inTurns(ctx context.Context, mitigations ...mitigation) ([]bench.
 			d.o.Report.Progress(fmt.Sprintf("turn %d of %d: %s", turn+1, d.o.Turns, t.name), float64(turn*len(mitigations)+i)/float64(d.o.Turns*len(mitigations)))
 			out, err := t.put()
 			if err != nil {
-				return nil, fmt.Errorf("put %s in: %w", t.name, err)
+				return nil, fmt.Errorf("set up %s: %w", t.name, err)
 			}
 			res, err := part.load(ctx, d.lab.URL(), d.lab.ServerNode(), loadTime)
 			if err = errors.Join(err, out()); err != nil {

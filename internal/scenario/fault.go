@@ -140,14 +140,14 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 		return steps, err
 	}
 	if wrong, ok := alarm(healthy); ok {
-		return steps, fmt.Errorf("the doctor found %s where nothing is wrong", wrong)
+		return steps, fmt.Errorf("the doctor reported %s although nothing is wrong", wrong)
 	}
 	broken, err := play("broken", f.Broken, f.broken)
 	if err != nil {
 		return steps, err
 	}
 	if len(broken.Findings) == 0 || broken.Findings[0].Code != f.Code {
-		return steps, fmt.Errorf("the doctor did not name %s first, but %s", f.Code, cmp.Or(strings.Join(codes(broken.Findings), ", "), "nothing"))
+		return steps, fmt.Errorf("the doctor did not report %s first, but %s", f.Code, cmp.Or(strings.Join(codes(broken.Findings), ", "), "nothing"))
 	}
 	cured, err := play("cured", f.Cured, func(ctx context.Context, s *faultRun) error {
 		return s.cure(ctx, f, broken.Findings[0])

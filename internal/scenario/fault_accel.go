@@ -28,9 +28,9 @@ func (s *faultRun) accelerate(ctx context.Context) error {
 
 var accelSlowPathFault = Fault{
 	Code:    "accel-slow-path",
-	Healthy: "natkit accel forwards UDP; TCP, which it leaves to the stack, is little",
+	Healthy: "natkit accel forwards UDP; there is little TCP, which takes the stack",
 	Broken:  "a client asks a web server two hundred times a second: nearly all packets are TCP",
-	Cured:   "acceleration is turned off and on with TCP",
+	Cured:   "acceleration is turned off, and on again with TCP",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -14,10 +14,10 @@ import (
 
 var elsewhereFault = Fault{
 	Code:    "answered-from-elsewhere",
-	Healthy: "a program on the server answers datagrams from the address that they are for",
-	Broken:  "it answers from the server's other address",
-	Cured:   "it is bound to the address that it is asked at",
-	Note:    "the program does so by itself, so that the cure is no command of the finding",
+	Healthy: "a program on the server replies from the address to which the datagrams were sent",
+	Broken:  "it replies from the server's other address",
+	Cured:   "it is bound to the address that clients ask",
+	Note:    "the cure is a setting of the program, not a command of the finding",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -12,8 +12,8 @@ import (
 var answersFault = Fault{
 	Code:    "answers-lost",
 	Healthy: "web traffic through the gateway, and two packets for an address that nobody has",
-	Broken:  "the rule that translates sources names an interface that is not the way out any more",
-	Cured:   "a rule about the right one",
+	Broken:  "the rule that translates sources names an interface that is no longer the egress interface",
+	Cured:   "a rule for the right interface",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -13,10 +13,10 @@ import (
 
 var arpRefusedFault = Fault{
 	Code:    "arp-refused",
-	Healthy: "web traffic through the gateway, which does not answer ARP for an address of its loopback interface, as the servers behind a load balancer",
-	Broken:  "the gateway answers ARP for none of its addresses (arp_ignore=8), and the client has forgotten where it is",
-	Cured:   "the setting is taken back",
-	Note:    "the client asks every 100 ms instead of every second, which saves waiting",
+	Healthy: "web traffic through the gateway, which does not reply to ARP for an address of its loopback interface, like servers behind a load balancer",
+	Broken:  "the gateway replies to ARP for none of its addresses (arp_ignore=8), and the client has no ARP entry for it",
+	Cured:   "the setting is undone",
+	Note:    "the client sends ARP requests every 100 ms instead of every second, to save time",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

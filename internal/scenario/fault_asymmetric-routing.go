@@ -27,9 +27,9 @@ func asymmetricBy(firewall ...string) Fault {
 
 var asymmetricRouted = Fault{
 	Code:    "asymmetric-routing",
-	Healthy: "the gateway forwards without translation and drops what its connection tracking takes for invalid, as firewalls do",
-	Broken:  "the server answers by another way, past the gateway",
-	Cured:   "what these two send each other is left out of connection tracking",
+	Healthy: "the gateway forwards without NAT and drops invalid packets, as firewalls do",
+	Broken:  "the server replies by another path, around the gateway",
+	Cured:   "traffic between the two is excluded from connection tracking",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -13,9 +13,9 @@ import (
 var backendFault = Fault{
 	Code:    "backend-silent",
 	Healthy: "web traffic to a published port, behind which a program listens",
-	Broken:  "the rule leads to a port of the backend that the program has left",
-	Cured:   "a rule about the right one",
-	Note:    "which port is the right one only the backend knows, so that the cure is no command of the finding",
+	Broken:  "the rule translates to a port of the backend on which no program listens any more",
+	Cured:   "a rule with the right port",
+	Note:    "only the backend knows the right port, so the cure is not a command of the finding",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -12,7 +12,7 @@ import (
 
 var brNetfilterFault = Fault{
 	Code:    "br-netfilter-overhead",
-	Healthy: "a published port gets twenty requests a second: br_netfilter is on, and costs nothing worth a word",
+	Healthy: "a published port gets twenty requests a second: br_netfilter is on, and costs almost nothing",
 	Broken:  "a published port gets a thousand requests a second, and bridged frames go through the IP packet filter",
 	Cured:   "bridged frames no longer go through the IP packet filter",
 
@@ -20,7 +20,7 @@ var brNetfilterFault = Fault{
 	healthy: func(ctx context.Context, s *faultRun) error {
 		const key = "net.bridge.bridge-nf-call-iptables"
 		if _, err := s.watched.SysctlValue(key); err != nil {
-			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): bridged frames do not meet the packet filter")
+			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): bridged frames bypass the packet filter")
 		}
 		if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
 			return err

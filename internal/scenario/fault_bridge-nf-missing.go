@@ -14,13 +14,13 @@ import (
 var bridgeNFFault = Fault{
 	Code:    "bridge-nf-missing",
 	Healthy: "a second container of the bridge reaches the first by the address of a service, which the host translates, with br_netfilter on",
-	Broken:  "bridged frames do not pass the IP packet filter any more",
+	Broken:  "bridged frames no longer pass the IP packet filter",
 	Cured:   "they do again",
 
 	topology: "published",
 	healthy: func(ctx context.Context, s *faultRun) error {
 		if _, err := s.watched.SysctlValue("net.bridge.bridge-nf-call-iptables"); err != nil {
-			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): answers between containers can't be translated")
+			return errors.New("br_netfilter is not loaded in this kernel (modprobe br_netfilter): replies between containers cannot be translated")
 		}
 		// The client gets a second leg, as a container of the bridge.
 		client, container := s.lab.Node(lab.RoleClient), s.lab.ServerNode().Addr

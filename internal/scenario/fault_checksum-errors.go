@@ -13,10 +13,10 @@ import (
 
 var checksumFault = Fault{
 	Code:    "checksum-errors",
-	Healthy: "the doctor looks at the gateway, which answers the clients' questions on a port of its own",
-	Broken:  "a client sends to that port with wrong checksums, as from a card that was to fill them in and did not",
-	Cured:   "that client makes its checksums itself",
-	Note:    "no device of a lab makes wrong sums, so that the client writes them itself; the cure is at the sender, and shown, not run",
+	Healthy: "the doctor watches the gateway, which serves its clients on one of its ports",
+	Broken:  "a client sends to that port with wrong checksums, like a card that does not fill them in",
+	Cured:   "that client computes its checksums itself",
+	Note:    "no device of a lab writes wrong checksums, so the client does; the cure is on the sender, so it is shown and not run",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -15,7 +15,7 @@ var clientsFault = Fault{
 	Code:    "clients-unreached",
 	Healthy: "web traffic through the gateway",
 	Broken:  "the gateway has a permanent entry with another hardware address for the client",
-	Cured:   "the entry is deleted, and the gateway asks for the address",
+	Cured:   "the entry is deleted, and the gateway resolves the address again",
 
 	topology: "routed",
 	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },

@@ -11,10 +11,10 @@ import (
 
 var closeWaitFault = Fault{
 	Code:    "close-wait-heavy",
-	Healthy: "the time-out of CLOSE_WAIT is an hour, as kube-proxy sets it, and few connections are in that state",
+	Healthy: "the timeout of CLOSE_WAIT is an hour, as kube-proxy sets it, and few connections are in that state",
 	Broken:  "half of the gateway's table is connections that one side has closed",
-	Cured:   "their time-out is set to the kernel's, and those that are there are removed, by netlink in place of the conntrack program",
-	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
+	Cured:   "their timeout is set to the kernel's default, and the present ones are removed, by netlink instead of the conntrack program",
+	Note:    "the entries are created by netlink, not by packets, and belong only to the gateway's namespace",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -12,8 +12,8 @@ import (
 var accountingFault = Fault{
 	Code:    "conntrack-accounting",
 	Healthy: "web traffic through a gateway with fifteen thousand connections",
-	Broken:  "each connection counts its packets and notes its begin",
-	Cured:   "both are switched off",
+	Broken:  "each connection counts its packets and records its start",
+	Cured:   "both are turned off",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

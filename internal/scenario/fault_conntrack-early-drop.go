@@ -14,9 +14,9 @@ import (
 var earlyDropFault = Fault{
 	Code:    "conntrack-early-drop",
 	Healthy: "web traffic through a gateway whose table is a third full",
-	Broken:  "the table is full, most of it with flows that are still being opened, and new ones take their places",
-	Cured:   "the flows that fill the table are removed, those of the burst with them, by netlink in place of the conntrack program; nf_conntrack_max is left alone because it is one limit for the whole host",
-	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
+	Broken:  "the table is full, mostly with half-open flows, and new ones evict them",
+	Cured:   "the flows that fill the table are removed, including those of the burst, by netlink instead of the conntrack program; nf_conntrack_max is not changed, because it is one limit for the whole host",
+	Note:    "the entries are created by netlink, not by packets, and belong only to the gateway's namespace",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

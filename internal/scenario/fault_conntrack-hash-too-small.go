@@ -21,7 +21,7 @@ var hashFault = Fault{
 	Healthy: "web traffic through a gateway with a tenth of its table in use, judged with the hash that this host has",
 	Broken:  fmt.Sprintf("the same facts, judged as if the hash had %d buckets", smallHash),
 	Cured:   "the same facts, judged with the number of buckets that the finding asks for",
-	Note: "the hash is one for the whole host, so that it is not touched: the doctor is given what it read with another number of buckets, " +
+	Note: "the hash belongs to the whole host, so it is not changed: the doctor judges its facts with another number of buckets, " +
 		"and the cure is shown, not run",
 
 	topology: "routed",

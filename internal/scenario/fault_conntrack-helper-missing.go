@@ -22,7 +22,7 @@ var helperMissingFault = Fault{
 	Code:    "conntrack-helper-missing",
 	Healthy: "web traffic through the gateway, and a client that is logged in at an FTP server",
 	Broken:  "the server opens the data connection to the client (active mode)",
-	Cured:   "a rule gives the FTP helper to connections to port 21",
+	Cured:   "a rule assigns the FTP helper to connections to port 21",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -10,10 +10,10 @@ import (
 
 var helperFault = Fault{
 	Code:    "conntrack-helper",
-	Healthy: "web traffic through a gateway; the kernel has helpers, and gives them to nobody",
-	Broken:  "a rule gives the FTP helper to all connections to port 80",
-	Cured:   "the rule is deleted, and the connections that have the helper with it",
-	Note:    "which rule gives the helper is found by eye in what the finding's commands show; connections that have it are removed instead of waiting for their end",
+	Healthy: "web traffic through a gateway; the kernel has helpers, but assigns none",
+	Broken:  "a rule assigns the FTP helper to all connections to port 80",
+	Cured:   "the rule and the connections with the helper are deleted",
+	Note:    "the output of the finding's commands shows the rule; connections with the helper are removed to save time",
 
 	topology: "routed",
 	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },

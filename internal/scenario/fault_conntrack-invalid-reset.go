@@ -19,10 +19,10 @@ import (
 
 var invalidResetFault = Fault{
 	Code:    "conntrack-invalid-reset",
-	Healthy: "ten connections through masquerading, and one segment a second that lies outside of its connection's window",
-	Broken:  "two hundred segments a second lie outside of their connection's window, as after reordering or with offloads that conntrack does not follow",
-	Cured:   "connection tracking takes such segments for what they are, and the ends decide",
-	Note:    "the segments are made with the server's own acknowledgement numbers and sequence numbers far ahead",
+	Healthy: "ten connections through masquerading, and one segment a second outside its connection's window",
+	Broken:  "two hundred segments a second are outside their connection's window, as after reordering or with offloads that conntrack does not follow",
+	Cured:   "connection tracking accepts such segments, and the endpoints decide",
+	Note:    "the segments have the server's own acknowledgement numbers and sequence numbers far ahead",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -13,9 +13,9 @@ import (
 var tableFullFault = Fault{
 	Code:    "conntrack-table-full",
 	Healthy: "web traffic through a gateway whose connection tracking table is half full of established connections",
-	Broken:  "the table has 100 places left when the traffic begins",
-	Cured:   "the connections that fill the table are broken, as the finding proposes, by netlink in place of the conntrack program; nf_conntrack_max is left alone because it is one limit for the whole host",
-	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
+	Broken:  "the table has room for 100 entries when the traffic starts",
+	Cured:   "the connections that fill the table are ended, as the finding proposes, by netlink instead of the conntrack program; nf_conntrack_max is not changed, because it is one limit for the whole host",
+	Note:    "the entries are created by netlink, not by packets, and belong only to the gateway's namespace",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

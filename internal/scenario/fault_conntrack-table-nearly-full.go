@@ -14,8 +14,8 @@ var tableNearlyFullFault = Fault{
 	Code:    "conntrack-table-nearly-full",
 	Healthy: "web traffic through a gateway whose connection tracking table is half full",
 	Broken:  "the table is 92 % full, and nothing is lost yet",
-	Cured:   "the connections that fill the table are broken, as the finding proposes, by netlink in place of the conntrack program",
-	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
+	Cured:   "the connections that fill the table are ended, as the finding proposes, by netlink instead of the conntrack program",
+	Note:    "the entries are created by netlink, not by packets, and belong only to the gateway's namespace",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

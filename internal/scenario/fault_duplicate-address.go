@@ -13,8 +13,8 @@ import (
 var duplicateFault = Fault{
 	Code:    "duplicate-address",
 	Healthy: "web traffic through the gateway, and a second host on the clients' network",
-	Broken:  "the second host has the gateway's address, too",
-	Cured:   "it is removed there, and the gateway announces its own hardware address",
+	Broken:  "the second host also has the gateway's address",
+	Cured:   "it is removed there, and the gateway announces its hardware address",
 
 	topology: "routed",
 	clients:  2,

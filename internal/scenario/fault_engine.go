@@ -59,7 +59,7 @@ func (s *faultRun) engine(ctx context.Context, text string) error {
 		_, err = control.Up(ctx, file, text, control.Options{Namespace: ns, Engine: s.kind})
 	}
 	if err != nil {
-		return fmt.Errorf("bring the engine up: %w", err)
+		return fmt.Errorf("start the engine: %w", err)
 	}
 	return nil
 }
@@ -78,9 +78,9 @@ func (s *faultRun) engineRules(limits, ports string) string {
 
 var engineLimitFault = Fault{
 	Code:    "engine-source-limit",
-	Healthy: "a client has exactly as many sessions as the rule file of natkit's engine allows one host",
-	Broken:  "the rule file allows one host five sessions less than the client needs",
-	Cured:   "the limit is raised in the rule file, and the file applied",
+	Healthy: "a client has exactly as many sessions as the engine's rule file allows one host",
+	Broken:  "the rule file allows one host five sessions fewer than the client needs",
+	Cured:   "the limit is raised in the rule file, and the file is applied",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {
@@ -96,8 +96,8 @@ var engineLimitFault = Fault{
 
 var engineDriftFault = Fault{
 	Code:    "engine-drift",
-	Healthy: "natkit's engine masquerades behind an address; another one was added to the interface",
-	Broken:  "the interface has lost the first address, and the engine still gives it to packets",
+	Healthy: "the engine masquerades behind an address; another one was added to the interface",
+	Broken:  "the interface has lost the first address, and the engine still uses it",
 	Cured:   "the rule file is applied again",
 
 	topology: "routed",

@@ -15,8 +15,8 @@ var establishedLongFault = Fault{
 	Code:    "established-timeout-long",
 	Healthy: "a tenth of the gateway's table is connections that were idle for a day",
 	Broken:  "half of the gateway's table is connections that were idle for a day",
-	Cured:   "their time-out is shortened and those that are there are removed, by netlink in place of the conntrack program",
-	Note:    "the entries are made by netlink, not by packets, with the time left that a day without a packet leaves them",
+	Cured:   "their timeout is shortened and the present ones are removed, by netlink instead of the conntrack program",
+	Note:    "the entries are created by netlink, not by packets, with the remaining time of a day without a packet",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -16,9 +16,9 @@ import (
 
 var establishedShortFault = Fault{
 	Code:    "established-timeout-short",
-	Healthy: "clients ask a server that answers after one and a half, with the kernel's time-outs",
+	Healthy: "clients ask a server that replies after one and a half seconds, with the kernel's timeouts",
 	Broken:  "the gateway forgets open connections after one second without a packet",
-	Cured:   "the time-out is set to a day",
+	Cured:   "the timeout is set to a day",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

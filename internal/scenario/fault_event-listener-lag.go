@@ -15,8 +15,8 @@ var eventListenerFault = Fault{
 	Code:    "event-listener-lag",
 	Healthy: "a program with a large buffer listens to the events of the gateway's connection tracking",
 	Broken:  "a program with a small buffer does not read the events of the gateway's connection tracking",
-	Cured:   "the program that does not read ends",
-	Note:    "the programs are sockets of this process; in place of a larger buffer the slow one is closed",
+	Cured:   "the program that does not read is ended",
+	Note:    "the programs are sockets of this process; instead of a larger buffer the slow one is closed",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -18,9 +18,9 @@ import (
 
 var fragmentsFault = Fault{
 	Code:    "fragments-lost",
-	Healthy: "the client sends datagrams of 4000 bytes, in three fragments each, which the gateway puts together to translate them",
-	Broken:  "the gateway has 64 KiB for fragments that wait, and a hundred first fragments whose others never come have taken it",
-	Cured:   "fragments get as much memory as the finding says",
+	Healthy: "the client sends datagrams of 4000 bytes, in three fragments each, which the gateway reassembles to translate them",
+	Broken:  "the gateway has 64 KiB for waiting fragments, and a hundred first fragments whose others never arrive use it up",
+	Cured:   "fragments get as much memory as the finding shows",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -12,9 +12,9 @@ import (
 
 var hairpinFault = Fault{
 	Code:    "hairpin-missing",
-	Healthy: "a port of the gateway's outside address leads to a server in the clients' network; a client of that network uses the server's own address",
-	Broken:  "a client of the server's own network uses the gateway's outside address",
-	Cured:   "the source of what comes back into this network is translated as well",
+	Healthy: "a port of the gateway's external address is forwarded to a server in the clients' network; a client of that network uses the server's own address",
+	Broken:  "a client of the server's own network uses the gateway's external address",
+	Cured:   "the source of traffic back into this network is also translated",
 
 	topology: "routed", clients: 2,
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -10,9 +10,9 @@ import (
 
 var ipForwardFault = Fault{
 	Code:    "ip-forward-off",
-	Healthy: "the doctor looks at the web server behind the gateway: a host with forwarding off, as hosts have it",
+	Healthy: "the doctor watches the web server behind the gateway: a host with forwarding off, which is normal for hosts",
 	Broken:  "forwarding is off on the gateway",
-	Cured:   "forwarding is switched on",
+	Cured:   "forwarding is turned on",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

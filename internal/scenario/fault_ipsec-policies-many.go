@@ -13,10 +13,10 @@ import (
 
 var policiesFault = Fault{
 	Code:    "ipsec-policies-many",
-	Healthy: "a gateway with one policy of IPsec, and web traffic that it is not about",
+	Healthy: "a gateway with one IPsec policy, and web traffic that does not match it",
 	Broken:  "the gateway has two hundred policies, one for each small network of a site",
-	Cured:   "one policy is about all of the site",
-	Note:    "which policies may become one their owner knows, so that the cure is the one that the finding describes",
+	Cured:   "one policy covers the whole site",
+	Note:    "only their owner knows which policies may become one, so the cure follows the finding's description",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -11,8 +11,8 @@ import (
 var twoBackendsFault = Fault{
 	Code:    "iptables-two-backends",
 	Healthy: "iptables-legacy has tables without rules beside the rules of nftables",
-	Broken:  "iptables-legacy translates and filters as well",
-	Cured:   "its rules are carried over to nftables, and its tables are emptied",
+	Broken:  "iptables-legacy also translates and filters",
+	Cured:   "its rules are converted to nftables, and its tables are emptied",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -11,8 +11,8 @@ import (
 var linkDownFault = Fault{
 	Code:    "link-down",
 	Healthy: "web traffic through the gateway",
-	Broken:  "the gateway's interface to the clients is switched off",
-	Cured:   "it is switched on",
+	Broken:  "the gateway's interface to the clients is set down",
+	Cured:   "it is set up",
 
 	topology: "routed",
 	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },

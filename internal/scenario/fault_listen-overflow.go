@@ -15,8 +15,8 @@ import (
 var listenFault = Fault{
 	Code:    "listen-overflow",
 	Healthy: "a web server with a long accept queue takes 300 connections at a time",
-	Broken:  "the web server is started with room for one waiting connection, and 300 come at a time",
-	Cured:   "the server is started again with a backlog as the finding proposes",
+	Broken:  "the web server is started with a queue for one connection, and 300 arrive at a time",
+	Cured:   "the server is restarted with the backlog that the finding proposes",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -276,7 +276,7 @@ func (s *faultRun) fill(ctx context.Context, part float64, less int, sources str
 			return err
 		}
 		if limits.Max == 0 {
-			return errors.New("nf_conntrack_max is 0 here: the table has no limit to run into")
+			return errors.New("nf_conntrack_max is 0 here: the table has no limit to reach")
 		}
 		if err := affordable(limits.Max); err != nil {
 			return err

@@ -17,9 +17,9 @@ import (
 
 var localPortsFault = Fault{
 	Code:    "local-ports-exhausted",
-	Healthy: "the gateway itself has 350 connections to a server, with 500 ports to have them from",
+	Healthy: "the gateway itself has 350 connections to a server, from a range of 500 ports",
 	Broken:  "it opens more, until connect() fails",
-	Cured:   "it has more ports, and opens another",
+	Cured:   "it gets more ports, and opens another connection",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

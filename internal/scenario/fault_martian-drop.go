@@ -13,7 +13,7 @@ var martianFault = Fault{
 	Code:    "martian-drop",
 	Healthy: "web traffic through the gateway, on which a server listens on 127.0.0.1",
 	Broken:  "the gateway's port 8080 is forwarded to that server, and nothing arrives",
-	Cured:   "packets that a rule sends to 127.0.0.1 are let in, and those that were sent there directly are not",
+	Cured:   "packets that a rule translates to 127.0.0.1 are accepted, and those sent there directly are not",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

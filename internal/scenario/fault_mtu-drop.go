@@ -16,9 +16,9 @@ import (
 
 var mtuFault = Fault{
 	Code:    "mtu-drop",
-	Healthy: "the gateway's link to the clients carries packets of 1000 bytes only, and its ICMP messages tell the server so",
-	Broken:  "a firewall drops the gateway's ICMP messages, and the server has forgotten what they said",
-	Cured:   "the segment size that TCP announces is clamped to what fits; connections that hang already are given up",
+	Healthy: "the gateway's link to the clients carries packets of 1000 bytes only, and its ICMP messages reach the server",
+	Broken:  "a firewall drops the gateway's ICMP messages, and the server's path MTU entry has expired",
+	Cured:   "the TCP MSS is clamped to what fits; connections that already hang are closed",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

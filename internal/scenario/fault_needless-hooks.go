@@ -12,7 +12,7 @@ import (
 var needlessFault = Fault{
 	Code:    "needless-hooks",
 	Healthy: "a gateway with the rules that it needs, and web traffic",
-	Broken:  "the tables mangle, raw and security are there as well, with chains that hold no rule",
+	Broken:  "the tables mangle, raw and security also exist, with chains without a rule",
 	Cured:   "the chains without a rule are deleted",
 
 	topology: "routed",

@@ -21,7 +21,7 @@ var nextHopFault = Fault{
 	Healthy: "web traffic through the gateway, and two packets for an address of the server's network that nobody has",
 	Broken:  "the client talks to a network behind another router, which is gone",
 	Cured:   "the router is back",
-	Note:    "a router is brought back where it stands, so that the cure is no command of the finding; the gateway asks for it every 10 ms instead of every second, which saves waiting",
+	Note:    "the cure is on that router, so it is not a command of the finding; the gateway sends ARP requests every 10 ms instead of every second, to save time",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

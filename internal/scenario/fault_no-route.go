@@ -21,7 +21,7 @@ var noRouteFault = Fault{
 	Healthy: "web traffic through the gateway, and two packets for an address that nobody has",
 	Broken:  "the client talks to a network behind the server, and the gateway's route there is gone",
 	Cured:   "the gateway has the route again",
-	Note:    "which router leads to a network only its owner knows, so that the cure is the one that the finding describes, with the router that this lab has",
+	Note:    "only its owner knows which router leads to a network, so the cure follows the finding's description, with the router of this lab",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -11,10 +11,10 @@ import (
 
 var otherDropsFault = Fault{
 	Code:    "other-drops",
-	Healthy: "the firewall shows a program some of the traffic (NFQUEUE), and lets it pass as long as none reads",
-	Broken:  "the same without letting it pass, as when the program has died",
-	Cured:   "what no program reads may pass again",
-	Note:    "of all that drops packets outside of NAT this is the one that every kernel has; the finding says what to add to the rule, which only its owner can read",
+	Healthy: "the firewall queues some traffic for a program (NFQUEUE), and lets it pass while none reads",
+	Broken:  "the same without letting it pass, as when the program has ended",
+	Cured:   "packets that no program reads pass again",
+	Note:    "every kernel has this one of the functions that drop packets outside NAT; the finding shows what to add to the rule",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

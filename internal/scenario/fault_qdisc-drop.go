@@ -16,7 +16,7 @@ var qdiscFault = Fault{
 	Code:    "qdisc-drop",
 	Healthy: "the gateway shapes what it sends to the clients to 100 Mbit/s, and web traffic takes some of that",
 	Broken:  "the shaper is set to 4 Mbit/s with room for two packets",
-	Cured:   "the shaper lets by what comes, with room for bursts",
+	Cured:   "the shaper passes what arrives, with room for bursts",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

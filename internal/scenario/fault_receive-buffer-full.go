@@ -13,10 +13,10 @@ import (
 
 var receiveBufferFault = Fault{
 	Code:    "receive-buffer-full",
-	Healthy: "a program on the server answers datagrams",
-	Broken:  "it stands still, and the datagrams go on",
+	Healthy: "a program on the server replies to datagrams",
+	Broken:  "it stops reading, and the datagrams continue",
 	Cured:   "it reads again",
-	Note:    "the program goes on by itself, so that the cure is no command of the finding",
+	Note:    "the cure is in the program, so it is not a command of the finding",
 
 	topology: "routed",
 	healthy: func(_ context.Context, s *faultRun) error {

@@ -18,7 +18,7 @@ var ttlFault = Fault{
 	Healthy: "web traffic through the gateway",
 	Broken:  "the gateway sends packets for a network to the server, and the server sends them back",
 	Cured:   "the server has that network, and sends nothing back",
-	Note:    "which of the two routers is wrong only their owner knows: here it is the server, whose route the cure corrects",
+	Note:    "only their owner knows which of the two routers is wrong: here it is the server, whose route the cure corrects",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -20,8 +20,8 @@ var otherway = netip.MustParsePrefix("10.99.0.1/32")
 var rpFilterFault = Fault{
 	Code:    "rp-filter-drop",
 	Healthy: "the gateway filters strictly by reverse path, and routes are symmetric",
-	Broken:  "the client sends from an address whose way back leads by the gateway's other interface",
-	Cured:   "filtering is made loose on that interface",
+	Broken:  "the client sends from an address whose return path uses the gateway's other interface",
+	Cured:   "filtering is set to loose on that interface",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

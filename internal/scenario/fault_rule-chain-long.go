@@ -14,7 +14,7 @@ var ruleChainFault = Fault{
 	Code:    "rule-chain-long",
 	Healthy: "three hundred connections a second through a firewall with one rule and a set of two thousand addresses",
 	Broken:  "the firewall has a rule for each of two thousand addresses",
-	Cured:   "the set again, in place of the rules",
+	Cured:   "the set again, instead of the rules",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

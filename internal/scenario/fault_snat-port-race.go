@@ -20,15 +20,15 @@ import (
 
 var portRaceFault = Fault{
 	Code:    "snat-port-race",
-	Healthy: "two clients on two processors open connections to one server at the same time, from different source ports",
-	Broken:  "two clients on two processors open connections from the same source ports, which masquerading would keep",
-	Cured:   "masquerading chooses ports at random from the beginning",
-	Note:    "the clients are two threads, each on a processor of its own, that wait for each other before each SYN; the rule that the finding shows is replaced by hand",
+	Healthy: "two clients on two CPUs open connections to one server at the same time, from different source ports",
+	Broken:  "two clients on two CPUs open connections from the same source ports, which masquerading tries to keep",
+	Cured:   "masquerading chooses ports at random from the start",
+	Note:    "the clients are two threads on two CPUs that synchronize before each SYN; the rule that the finding shows is replaced by hand",
 
 	topology: "routed", clients: 2,
 	healthy: func(_ context.Context, s *faultRun) error {
 		if runtime.NumCPU() < 2 {
-			return errors.New("this machine has one processor: two flows can't choose a port at the same time")
+			return errors.New("this machine has one CPU: two flows cannot choose a port at the same time")
 		}
 		s.traffic = append(s.traffic, s.pairs(20000))
 		return nil

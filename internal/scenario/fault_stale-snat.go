@@ -12,9 +12,9 @@ import (
 
 var staleSNATFault = Fault{
 	Code:    "stale-snat",
-	Healthy: "UDP flows through a gateway that translates their source to its outside address",
-	Broken:  "the gateway has another outside address now and a rule for it; flows that began before go on with the old one",
-	Cured:   "their entries are removed, and the rules are asked anew",
+	Healthy: "UDP flows through a gateway that translates their source to its external address",
+	Broken:  "the gateway has another external address now and a rule for it; older flows continue with the old one",
+	Cured:   "their entries are removed, and the rules translate them again",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -12,9 +12,9 @@ import (
 
 var staleDNATFault = Fault{
 	Code:    "stale-udp-dnat",
-	Healthy: "clients send UDP to the gateway, whose rule leads on to a server; it never answers, and the rule names it",
-	Broken:  "the rule for a UDP service leads to another server now; clients that began before go on",
-	Cured:   "their entries are removed, and the rules are asked anew",
+	Healthy: "clients send UDP to the gateway, whose rule translates to a server that never replies",
+	Broken:  "the rule for a UDP service names another server now; older flows continue to the old one",
+	Cured:   "their entries are removed, and the rules translate them again",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -20,8 +20,8 @@ var spoofed = netip.MustParsePrefix("198.51.100.0/24")
 var synFloodFault = Fault{
 	Code:    "syn-flood",
 	Healthy: "web traffic through a gateway, two hundred connections a second",
-	Broken:  "twelve thousand SYNs from addresses that never answer, to the web server",
-	Cured:   "the kernel's SYNPROXY answers SYNs with cookies, half-open connections are removed; the flood goes on",
+	Broken:  "twelve thousand SYNs to the web server, from addresses that never reply",
+	Cured:   "the kernel's SYNPROXY replies to SYNs with cookies, half-open connections are removed; the flood continues",
 	Note:    "the flood has a source network of its own, which the gateway routes to the client",
 
 	topology: "routed",

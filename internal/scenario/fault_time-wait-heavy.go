@@ -11,10 +11,10 @@ import (
 
 var timeWaitFault = Fault{
 	Code:    "time-wait-heavy",
-	Healthy: "nearly all entries of the gateway's table are connections that are over, and it has plenty of room",
-	Broken:  "connections that are over take more than two fifths of the table",
-	Cured:   "their time-out is shortened and those that are there are removed, by netlink in place of the conntrack program",
-	Note:    "the entries are made by netlink, not by packets, and belong to the gateway's namespace alone",
+	Healthy: "nearly all entries of the gateway's table are closed connections, and it has plenty of room",
+	Broken:  "closed connections use more than two fifths of the table",
+	Cured:   "their timeout is shortened and the present ones are removed, by netlink instead of the conntrack program",
+	Note:    "the entries are created by netlink, not by packets, and belong only to the gateway's namespace",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

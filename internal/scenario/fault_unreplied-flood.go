@@ -10,9 +10,9 @@ import (
 
 var unrepliedFault = Fault{
 	Code:    "unreplied-flood",
-	Healthy: "a client sends to a few hundred ports where nobody answers, as a monitor does",
-	Broken:  "a client scans ten thousand ports, and none answers",
-	Cured:   "the gateway lets few of the client's packets come so far that they cost an entry, and drops the entries there are",
+	Healthy: "a client sends to a few hundred ports without a reply, as a monitor does",
+	Broken:  "a client scans ten thousand ports, and none replies",
+	Cured:   "the gateway limits the client's packets before they cost an entry, and removes the present entries",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

@@ -19,9 +19,9 @@ import (
 var vlanFault = Fault{
 	Code:    "vlan-mismatch",
 	Healthy: "web traffic through the gateway, and requests of another VLAN of the trunk, for a router of its own",
-	Broken:  "requests for the gateway come in with the tag of that VLAN",
+	Broken:  "requests for the gateway arrive with the tag of that VLAN",
 	Cured:   "the switch sends them untagged",
-	Note:    "whether the tag or the interface is wrong only the owner of the network knows: here it is the tag, which the cure takes away",
+	Note:    "only the owner of the network knows whether the tag or the interface is wrong: here it is the tag, which the cure removes",
 
 	topology: "routed",
 	healthy: func(ctx context.Context, s *faultRun) error {

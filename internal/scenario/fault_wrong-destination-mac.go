@@ -13,8 +13,8 @@ import (
 var wrongMACFault = Fault{
 	Code:    "wrong-destination-mac",
 	Healthy: "web traffic through the gateway",
-	Broken:  "the client has noted for the gateway the hardware address of a card that is gone",
-	Cured:   "the gateway announces its own",
+	Broken:  "the client's ARP entry for the gateway has the hardware address of a card that is gone",
+	Cured:   "the gateway announces its own address",
 
 	topology: "routed",
 	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },

@@ -88,10 +88,10 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 		{Name: "an empty table of iptables-legacy with chains on these three", More: emptyLegacy{}.Name(), Less: "none", Kind: trim.LegacyTable, PerHook: 3},
 		{Name: "tracking of flows that nothing translates", More: idle.Name(), Less: "none", Kind: trim.IdleTracking},
 		{Name: "tracking and translation", More: "trimmed", Less: "none"},
-		{Name: "the tables raw, mangle, security and filter besides", More: "default", Less: "trimmed"},
-		{Name: "br_netfilter, of a frame that comes by a bridge and is routed", More: routedBridgeShown.name, Less: routedBridge.name, Kind: trim.BridgeHooks},
-		{Name: "br_netfilter and tracking, of a frame that is only bridged", More: switchedBridgeShown.name, Less: switchedBridge.name},
-		{Name: "a helper, SIP's, in a flow that has one", More: helped{}.Name(), Less: "trimmed"},
+		{Name: "also the tables raw, mangle, security and filter", More: "default", Less: "trimmed"},
+		{Name: "br_netfilter, for a frame that arrives on a bridge and is routed", More: routedBridgeShown.name, Less: routedBridge.name, Kind: trim.BridgeHooks},
+		{Name: "br_netfilter and tracking, for a bridged frame", More: switchedBridgeShown.name, Less: switchedBridge.name},
+		{Name: "a helper (SIP), in a flow that has one", More: helped{}.Name(), Less: "trimmed"},
 	} {
 		more, ok1 := cost[p.More]
 		less, ok2 := cost[p.Less]
@@ -111,15 +111,15 @@ func measureHooks(ctx context.Context, version string, trials int, duration time
 
 // The bridges that are compared.
 var (
-	routedBridge        = bridgeRouter{name: "bridge-routed", describe: "a bridge, routing and masquerade; the bridge's frames are not shown to the hooks of IP"}
-	routedBridgeShown   = bridgeRouter{name: "bridge-routed-nf", describe: "likewise, and they are (br_netfilter)", shows: true}
-	switchedBridge      = bridgeRouter{name: "bridge", describe: "a bridge alone; its frames are not shown to the hooks of IP", switched: true}
-	switchedBridgeShown = bridgeRouter{name: "bridge-nf", describe: "likewise, and they are (br_netfilter), and tracked", switched: true, shows: true}
+	routedBridge        = bridgeRouter{name: "bridge-routed", describe: "a bridge, routing and masquerade; bridged frames bypass the IP hooks"}
+	routedBridgeShown   = bridgeRouter{name: "bridge-routed-nf", describe: "the same, but they pass them (br_netfilter)", shows: true}
+	switchedBridge      = bridgeRouter{name: "bridge", describe: "a bridge alone; its frames bypass the IP hooks", switched: true}
+	switchedBridgeShown = bridgeRouter{name: "bridge-nf", describe: "the same, but they pass them (br_netfilter), and tracked", switched: true, shows: true}
 )
 
 // unmeasurable are the kinds that no figure is for, and why.
 var unmeasurable = map[string]string{
-	trim.HelperEnabled: "it is what a helper costs (above, where this kernel has SIP's) in flows that have one, and nothing in others: helpers are looked for with a flow's first packet",
+	trim.HelperEnabled: "it is the cost of a helper (above, if this kernel has the SIP one) in flows that have one, and nothing in others: helpers are looked up with a flow's first packet",
 	trim.LegacyBeside:  "it depends on the rules: natkit bench rules compares both back ends with many",
 }
 
@@ -168,7 +168,7 @@ func (r helped) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptio
 	rules := gateway(b, o).Helped("sip")
 	switch err := rules.Apply(b.Router); {
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT):
-		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "this kernel's rules can't give helpers (nft_ct, nft_objref)"}
+		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "this kernel's rules cannot assign helpers (nft_ct, nft_objref)"}
 	case err != nil:
 		return nil, fmt.Errorf("router %s: %w", r.Name(), err)
 	}

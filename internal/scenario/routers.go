@@ -41,8 +41,8 @@ func Routers() []bench.Router {
 			}},
 		&rulesRouter{name: "nft-flowtable", nat: true, describe: "nftables masquerade with a flowtable", needs: "a flowtable (CONFIG_NF_FLOW_TABLE, CONFIG_NFT_FLOW_OFFLOAD)",
 			rules: func(b *bench.Testbed, o bench.RouterOptions) nft.Ruleset { return gateway(b, o).Offloaded(b.InsideDev) }},
-		&iptablesRouter{name: "iptables", by: lab.RulesIPTables, describe: "iptables' nftables back end: masquerade, a rule for each host before it"},
-		&iptablesRouter{name: "iptables-legacy", by: lab.RulesIPTablesLegacy, describe: "iptables' own tables: masquerade, a rule for each host before it"},
+		&iptablesRouter{name: "iptables", by: lab.RulesIPTables, describe: "the nftables back end of iptables: masquerade, a rule for each host before it"},
+		&iptablesRouter{name: "iptables-legacy", by: lab.RulesIPTablesLegacy, describe: "iptables-legacy: masquerade, a rule for each host before it"},
 		&rulesRouter{name: "stateless", nat: true, describe: "nftables rewriting the addresses of a whole network, no tracking, no ports",
 			rules: func(b *bench.Testbed, _ bench.RouterOptions) nft.Ruleset {
 				return nft.Stateless(b.Sources, statelessOutside, b.OutsideDev)
@@ -50,15 +50,15 @@ func Routers() []bench.Router {
 		actionRouter{},
 		bench.Forwarder{},
 		&accelRouter{attach: control.AttachXDP, rulesRouter: rulesRouter{name: "accel", nat: true, takesRules: true, rules: behind,
-			describe: "the rules of nft, accelerated by natkit at XDP; both ways, each trial comes after 2 s of its load, in which flows are learned"}},
+			describe: "the rules of nft, accelerated by natkit at XDP; with --both-ways each trial starts after 2 s of its load, in which natkit learns the flows"}},
 		&accelRouter{attach: control.AttachTC, rulesRouter: rulesRouter{name: "accel-tc", nat: true, takesRules: true, rules: behind,
-			describe: "likewise at tc"}},
+			describe: "the same at tc"}},
 		&rulesRouter{name: "filtered", nat: true, rules: filtered,
-			describe: "nftables masquerade behind 5000 filter rules, of which each packet is asked"},
+			describe: "nftables masquerade behind 5000 filter rules, all evaluated for each packet"},
 		&accelRouter{attach: control.AttachXDP, rulesRouter: rulesRouter{name: "accel-filtered", nat: true, rules: filtered,
-			describe: "likewise, accelerated by natkit at XDP"}},
-		&engineRouter{name: "ebpf", attach: control.AttachXDP, describe: "natkit's engine at XDP: masquerade with sessions, counters and expiry"},
-		&engineRouter{name: "ebpf-tc", attach: control.AttachTC, describe: "natkit's engine at tc, likewise"},
+			describe: "the same, accelerated by natkit at XDP"}},
+		&engineRouter{name: "ebpf", attach: control.AttachXDP, describe: "the eBPF engine at XDP: masquerade with sessions, counters and expiry"},
+		&engineRouter{name: "ebpf-tc", attach: control.AttachTC, describe: "the eBPF engine at tc, the same"},
 	}
 }
 
@@ -123,7 +123,7 @@ func (r *rulesRouter) NAT() bool        { return r.nat }
 
 func (r *rulesRouter) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptions) (func() error, error) {
 	if o.Rules > 0 && !r.takesRules {
-		return nil, &bench.UnsupportedError{Router: r.name, Reason: "it has no rules whose number could vary"}
+		return nil, &bench.UnsupportedError{Router: r.name, Reason: "it has no rules"}
 	}
 	set := r.rules(b, o)
 	if len(set) == 0 {

@@ -29,7 +29,7 @@ func (actionRouter) NAT() bool { return true }
 
 func (r actionRouter) Install(_ context.Context, b *bench.Testbed, o bench.RouterOptions) (remove func() error, err error) {
 	if o.Rules > 0 {
-		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "it has no rules whose number could vary"}
+		return nil, &bench.UnsupportedError{Router: r.Name(), Reason: "it has no rules"}
 	}
 	var qdisc *netlink.Clsact
 	remove = func() error { return b.Router.Do(func() error { return netlink.QdiscDel(qdisc) }) }

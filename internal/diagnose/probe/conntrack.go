@@ -72,7 +72,7 @@ func conntrackMemory(opts Options) source {
 	}
 	return source{
 		name:  snapshot.CanConntrackMemory,
-		costs: "what the table takes of memory, and how long the chains of its hash are, is estimated from this namespace alone",
+		costs: "memory use and chain lengths of the table are estimated from this namespace only",
 		live:  true,
 		end: func(_ *view, s *snapshot.Snapshot) error {
 			if s.Conntrack == nil {
@@ -245,11 +245,11 @@ const maxDump = 30 * time.Second
 func conntrackTable(ctx context.Context, opts Options) source {
 	return source{
 		name:  snapshot.CanConntrackDump,
-		costs: "what fills the table, and how near source translation is to its last port, is not told",
+		costs: "what fills the table, and how many ports source NAT has left, is unknown",
 		live:  true,
 		start: func(*view) error {
 			if !opts.Dump && opts.Table == nil {
-				return waived("not asked for")
+				return waived("not requested")
 			}
 			return nil
 		},
@@ -288,7 +288,7 @@ func refusals() source {
 	}
 	return source{
 		name:  snapshot.CanRefused,
-		costs: "published services that refuse connections are not told",
+		costs: "published services that refuse connections are not found",
 		live:  true,
 		start: func(v *view) (err error) {
 			if _, err := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil {

@@ -30,7 +30,7 @@ func cpus() source {
 	}
 	return source{
 		name:  snapshot.CanCPUs,
-		costs: "no word about processors that are busy with packets or lose them before the stack",
+		costs: "CPUs that are busy with packets, or lose them before the stack, are not found",
 		start: func(v *view) (err error) {
 			times, queues, err = read(v)
 			return err

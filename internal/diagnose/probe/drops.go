@@ -11,7 +11,7 @@ import (
 func drops(opts Options) source {
 	out := source{
 		name:  snapshot.CanDrops,
-		costs: "where the kernel drops packets and why is not told; counters tell of some of it",
+		costs: "where and why the kernel drops packets is unknown, except for a few counters",
 		live:  true,
 	}
 	if opts.shared != nil {

@@ -16,11 +16,11 @@ func engine(opts Options) source {
 	var before *snapshot.Engine
 	return source{
 		name:  snapshot.CanEngine,
-		costs: "whether natkit's own engine runs here, and what it refuses, is not told",
+		costs: "whether a natkit engine runs here, and what it refuses, is unknown",
 		live:  true,
 		start: func(*view) (err error) {
 			if opts.Engine == nil {
-				return waived("not asked for")
+				return waived("not requested")
 			}
 			before, err = opts.Engine(opts.Netns, false)
 			return err

@@ -30,7 +30,7 @@ func eventSockets() source {
 	}
 	return source{
 		name:  snapshot.CanEventSockets,
-		costs: "who listens to events of connection tracking, and loses some, is not told",
+		costs: "programs that lose conntrack events are not found",
 		start: func(v *view) error {
 			list, err := read(v)
 			for _, s := range list {

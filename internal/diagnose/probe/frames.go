@@ -31,7 +31,7 @@ func frames(opts Options) source {
 	}
 	return source{
 		name:  snapshot.CanFrames,
-		costs: "frames for another hardware address or VLAN, duplicate addresses, unanswered ARP and loops that end on another router are not told",
+		costs: "frames for another hardware address or VLAN, duplicate addresses, ARP requests without a reply, and loops that end on another router are not found",
 		live:  true,
 		start: func(*view) (err error) {
 			if tap, err = openFrames(); err == nil && !opts.Quiet {

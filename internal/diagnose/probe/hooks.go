@@ -11,7 +11,7 @@ import (
 func hooks(opts Options) source {
 	return source{
 		name:  snapshot.CanHooks,
-		costs: "what each packet walks through, asked for or not, is not told",
+		costs: "the functions that each packet passes are unknown",
 		live:  true,
 		end: func(_ *view, s *snapshot.Snapshot) (err error) {
 			switch {

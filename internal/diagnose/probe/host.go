@@ -14,7 +14,7 @@ import (
 func host() source {
 	return source{
 		name:  "host",
-		costs: "sizes can't be compared with the machine's memory",
+		costs: "sizes cannot be compared with the machine's memory",
 		end: func(v *view, s *snapshot.Snapshot) error {
 			release, err := v.read("proc/sys/kernel/osrelease")
 			if err != nil {

@@ -19,7 +19,7 @@ func interfaces() source {
 	before := map[int]netlink.LinkStatistics{} // by index: a name may be used again
 	return source{
 		name:  snapshot.CanInterfaces,
-		costs: "differences of MTU, bridges and losses of devices are not judged",
+		costs: "MTU differences, bridges and losses of devices are not judged",
 		live:  true,
 		start: func(*view) error {
 			links, err := listWhole(netlink.LinkList)

@@ -32,7 +32,7 @@ func leaving() source {
 	}
 	return source{
 		name:  snapshot.CanLeaving,
-		costs: "packets that leave untranslated beside others that are translated are not told",
+		costs: "packets that leave untranslated, while others are translated, are not found",
 		live:  true,
 		start: func(*view) (err error) {
 			tap, err = openLeaving()

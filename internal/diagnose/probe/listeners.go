@@ -31,7 +31,7 @@ func listeners() source {
 	before := map[uint64]uint64{} // cookie -> drops
 	return source{
 		name:  snapshot.CanListeners,
-		costs: "which server's accept queue is full is not told",
+		costs: "the server whose accept queue is full is unknown",
 		live:  true,
 		start: func(*view) error {
 			list, err := readListeners()
@@ -65,7 +65,7 @@ func listeners() source {
 func processNames() source {
 	return source{
 		name:  snapshot.CanProcessNames,
-		costs: "which program some listeners belong to is not told",
+		costs: "the programs of some listeners are unknown",
 		live:  true,
 		end: func(v *view, s *snapshot.Snapshot) error {
 			if s.Listeners == nil {

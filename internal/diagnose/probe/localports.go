@@ -25,7 +25,7 @@ const maxLocalDestinations = 1 << 16
 func localPorts() source {
 	return source{
 		name:  snapshot.CanLocalPorts,
-		costs: "whether programs here run out of ports for connections of their own is not told",
+		costs: "programs here that run out of local ports are not found",
 		live:  true,
 		end: func(v *view, s *snapshot.Snapshot) error {
 			low, high, err := localPortRange(v)

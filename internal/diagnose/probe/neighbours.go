@@ -59,7 +59,7 @@ func neighbours() source {
 	}
 	return source{
 		name:  snapshot.CanNeighbours,
-		costs: "a neighbour table that is too small for the hosts on the network is not told",
+		costs: "a neighbour table that is too small for the network is not found",
 		start: func(v *view) (err error) {
 			before, err = read(v)
 			return err

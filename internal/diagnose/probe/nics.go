@@ -30,7 +30,7 @@ func nics(opts Options) source {
 	before := map[string]map[string]uint64{}
 	return source{
 		name:  snapshot.CanNICs,
-		costs: "packets that network cards lost before the stack saw them, and how their queues are spread, are not told",
+		costs: "packets lost by network cards, and how their queues are spread, are unknown",
 		live:  true,
 		start: func(*view) error {
 			names, err := os.ReadFile("/proc/thread-self/net/dev")

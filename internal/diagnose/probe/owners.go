@@ -22,7 +22,7 @@ import (
 func owners(opts Options) source {
 	return source{
 		name:  snapshot.CanOwners,
-		costs: "a plan does not say who else sets a setting",
+		costs: "a plan does not show who else sets a setting",
 		end: func(v *view, s *snapshot.Snapshot) error {
 			if _, err := os.Stat(filepath.Join(v.root, "etc")); err != nil {
 				return err

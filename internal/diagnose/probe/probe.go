@@ -158,7 +158,7 @@ func begin(ctx context.Context, opts Options) (*reading, error) {
 	r.failed = make([]error, len(r.sources))
 	for i, src := range r.sources {
 		if src.live && !r.view.live {
-			r.failed[i] = fmt.Errorf("not asked: the facts are from the files in %s", r.view.root)
+			r.failed[i] = fmt.Errorf("not read: the facts are from the files in %s", r.view.root)
 		}
 	}
 	err := opts.Netns.Do(func() error {

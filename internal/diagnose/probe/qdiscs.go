@@ -21,7 +21,7 @@ func qdiscs() source {
 	before := map[key]netlink.QdiscStatistics{}
 	return source{
 		name:  snapshot.CanQdiscs,
-		costs: "which queue drops what this machine sends, and how long it is, is not told",
+		costs: "queues that drop outgoing packets are not found",
 		live:  true,
 		start: func(*view) error {
 			roots, err := rootQdiscs()

@@ -25,7 +25,7 @@ const maxRouteQuestions = 8
 func routes() source {
 	return source{
 		name:  snapshot.CanRoutes,
-		costs: "which route a dropped packet has, or lacks, is not told",
+		costs: "the routes of dropped packets are unknown",
 		live:  true,
 		end: func(_ *view, s *snapshot.Snapshot) error {
 			s.Routes = []snapshot.RouteAnswer{}

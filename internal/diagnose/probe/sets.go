@@ -22,7 +22,7 @@ import (
 func sets() source {
 	return source{
 		name:  snapshot.CanSets,
-		costs: "which elements of sets packets met is not known, and so, of rules that ask sets, which one dropped them",
+		costs: "which set elements packets matched is unknown, and so is which of the rules with sets dropped them",
 		live:  true,
 		end: func(v *view, s *snapshot.Snapshot) error {
 			packets := ruledPackets(s)

@@ -18,7 +18,7 @@ func softirqWait() source {
 	var before map[int]schedstat
 	return source{
 		name:  snapshot.CanSoftirqWait,
-		costs: "packets that wait because other work has the processor are not told from slow ones",
+		costs: "packets that wait for a busy CPU are not distinguished from slow ones",
 		start: func(v *view) (err error) {
 			if threads, err = ksoftirqd(v); err != nil {
 				return err
@@ -53,7 +53,7 @@ func ksoftirqd(v *view) (map[int]string, error) {
 	if name, err := v.read("proc/2/comm"); err != nil || strings.TrimSpace(name) != "kthreadd" {
 		// Waived: a container's doctor could never say that nothing is wrong, for the sake of one
 		// rare cause that slows packets down and loses none.
-		return nil, waived("the kernel's threads are not visible from here, in a process namespace of its own (run natkit on the host to see them)")
+		return nil, waived("the kernel's threads are not visible in this process namespace (run natkit on the host to see them)")
 	}
 	children, err := v.read("proc/2/task/2/children")
 	if err != nil {

@@ -68,7 +68,7 @@ const maxInterfaces = snapshot.MaxInterfaces
 func sysctls() source {
 	return source{
 		name:  snapshot.CanSysctls,
-		costs: "settings that hinder NAT (forwarding, rp_filter, time-outs) are not judged",
+		costs: "settings that hinder NAT (forwarding, rp_filter, timeouts) are not judged",
 		end: func(v *view, s *snapshot.Snapshot) error {
 			dir := filepath.Join(v.root, "proc/sys")
 			if _, err := os.Stat(filepath.Join(dir, "net")); err != nil {

@@ -95,7 +95,7 @@ func (s *sharedSources) close() {
 // TakeAll by an error. A namespace that is gone at the end of the window is left out.
 func TakeAll(ctx context.Context, opts Options, found func([]snapshot.Netns, []netip.Prefix), each func(*snapshot.Snapshot) error) (*All, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("look into all network namespaces: needs root")
+		return nil, errors.New("examine all network namespaces: needs root")
 	}
 	if opts.Progress == nil {
 		opts.Progress = func(string, float64) {}

@@ -16,7 +16,7 @@ import (
 func xfrm() source {
 	return source{
 		name:  snapshot.CanXfrm,
-		costs: "what policies of IPsec cost other packets is not told",
+		costs: "the cost of IPsec policies for other packets is unknown",
 		live:  true,
 		end: func(v *view, s *snapshot.Snapshot) error {
 			s.Xfrm = &snapshot.Xfrm{}
@@ -29,7 +29,7 @@ func xfrm() source {
 				list = nil
 			case err != nil:
 				s.Xfrm = nil
-				return fmt.Errorf("list policies of IPsec: %w", err)
+				return fmt.Errorf("list IPsec policies: %w", err)
 			}
 			for _, p := range list {
 				if p.Dir != netlink.XFRM_DIR_OUT && p.Dir != netlink.XFRM_DIR_FWD || p.Ifid != 0 {

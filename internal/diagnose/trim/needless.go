@@ -47,9 +47,9 @@ func Find(s *snapshot.Snapshot) []Needless {
 	out = append(out, bridged(s)...)
 	out = append(out, tracking(s)...)
 	if s.Sysctls["net.netfilter.nf_conntrack_helper"] == "1" {
-		out = append(out, Needless{Kind: HelperEnabled, What: "helpers of connection tracking are given to flows by their ports",
-			Why:      "Each new flow is compared with the helpers' ports, and a helper reads what an attacker sends. Rules give a helper to the flows that need it.",
-			Commands: []string{"# when rules give helpers (nft: ct helper set; iptables: -j CT --helper), or none is needed:", command(s, "sysctl -w net.netfilter.nf_conntrack_helper=0")}})
+		out = append(out, Needless{Kind: HelperEnabled, What: "conntrack helpers are assigned to flows by port",
+			Why:      "Each new flow is compared with the helpers' ports, and a helper reads what an attacker sends. Rules can assign a helper to the flows that need it.",
+			Commands: []string{"# when rules assign helpers (nft: ct helper set; iptables: -j CT --helper), or none is needed:", command(s, "sysctl -w net.netfilter.nf_conntrack_helper=0")}})
 	}
 	return out
 }
@@ -89,17 +89,17 @@ func emptyChains(s *snapshot.Snapshot) []Needless {
 		}
 		n := Needless{
 			Kind: EmptyChain, What: fmt.Sprintf("chain %s %s %s on %s: no rule, policy accept", c.Family, c.Table, c.Name, c.Hook), Hooks: 1,
-			Why:      "Every packet of the hook enters it and leaves it again.",
+			Why:      "Every packet on the hook passes it for nothing.",
 			Commands: []string{command(s, fmt.Sprintf("nft delete chain %s %s %s", c.Family, quoted(c.Table), quoted(c.Name)))},
 		}
 		switch {
 		case c.Family == "inet":
 			n.Hooks = 2 // IPv4 and IPv6
 		case c.Type == "nat":
-			n.Why = "Without a rule it translates nothing, but it has every flow tracked, and the first packet of each asked for a rule."
+			n.Why = "Without a rule it translates nothing, but it turns on tracking for every flow, and evaluates the chain for the first packet of each."
 		}
 		if owner := ownerOf(c.Name, c.Table); owner != "" {
-			n.Commands = slices.Insert(n.Commands, 0, "# "+owner+" makes it again when it next sets its rules")
+			n.Commands = slices.Insert(n.Commands, 0, "# "+owner+" creates it again when it next writes its rules")
 		}
 		out = append(out, n)
 	}
@@ -145,14 +145,14 @@ func legacy(s *snapshot.Snapshot) []Needless {
 		}
 		out = append(out, Needless{
 			Kind: LegacyTable, What: fmt.Sprintf("legacy table %s %s: no rule", t.family, t.name), Hooks: base[t], OnPath: onPath[t],
-			Why:      "Its chains are on the hooks, and each packet walks through their policies.",
-			Commands: []string{"# where it is a module; one that is built in stays until the namespace ends:", "modprobe -r " + module},
+			Why:      "Its chains are on the hooks, and each packet passes them.",
+			Commands: []string{"# if it is a module; if it is built in, it stays until the namespace ends:", "modprobe -r " + module},
 		})
 	}
 	if used > 0 && nft > 0 {
 		out = append(out, Needless{
 			Kind: LegacyBeside, What: fmt.Sprintf("%s of iptables-legacy beside %d of nftables", plural.Count(used, "rule"), nft),
-			Why: "Each packet walks through both. Which one decides depends on priorities that nobody set on purpose.",
+			Why: "Each packet passes both. Which one decides depends on priorities that nobody chose.",
 			Commands: []string{"# move the legacy rules to nftables, look at them, then empty the legacy tables:",
 				command(s, "iptables-legacy-save > legacy.rules"), command(s, "iptables-nft-restore --noflush < legacy.rules"), command(s, "iptables-legacy -F")},
 		})
@@ -176,8 +176,8 @@ func bridged(s *snapshot.Snapshot) []Needless {
 	}
 	return []Needless{{
 		Kind: BridgeHooks, What: fmt.Sprintf("br_netfilter: %d functions on the bridge's hooks", hooks), Hooks: hooks,
-		Why: "A frame that is only bridged walks through the hooks of IP as well, tracking included; one that is routed does so anyway.",
-		Commands: []string{"# unless rules here filter or translate what is bridged:", command(s, "sysctl -w net.bridge.bridge-nf-call-iptables=0"),
+		Why: "A bridged frame also passes the IP hooks, including tracking; a routed one does so anyway.",
+		Commands: []string{"# unless rules here filter or translate bridged traffic:", command(s, "sysctl -w net.bridge.bridge-nf-call-iptables=0"),
 			command(s, "sysctl -w net.bridge.bridge-nf-call-ip6tables=0")},
 	}}
 }
@@ -207,8 +207,8 @@ func tracking(s *snapshot.Snapshot) []Needless {
 	n := Needless{
 		Kind: IdleTracking, Hooks: tracked,
 		What: fmt.Sprintf("connection tracking: %d of %d entries are translated", translated, t.Entries),
-		Why:  "The others cost an entry and a look-up a packet for nothing but rules about states, if there are such.",
-		Commands: []string{"# whose flows are they? Networks that no rule about states or NAT concerns can do without: notrack, in a chain of type filter at priority raw",
+		Why:  "The others cost an entry, and a lookup for each packet, which only rules on connection states need.",
+		Commands: []string{"# whose flows are they? Networks without rules on connection states or NAT need no tracking: use notrack, in a chain of type filter at priority raw",
 			command(s, "natkit conntrack top --by source")},
 	}
 	if rules == 0 {

@@ -30,7 +30,7 @@ func PastChains(chains []snapshot.Chain) (out []Past) {
 		name := fmt.Sprintf("chain %s %s/%s", c.Family, c.Table, c.Name)
 		switch {
 		case c.Policy == "drop":
-			out = append(out, Past{name, "its policy drop no longer stops what a rule of natkit translates"})
+			out = append(out, Past{name, "its policy drop no longer applies to what a natkit rule translates"})
 		case c.Rules > 0:
 			out = append(out, Past{name, fmt.Sprintf("packets that natkit translates bypass its %s", plural.Count(c.Rules, "rule"))})
 		}

@@ -34,7 +34,7 @@ type ApplyOptions struct {
 type PendingError struct{ ID string }
 
 func (e *PendingError) Error() string {
-	return fmt.Sprintf("apply %s was interrupted and stands half done: run natkit tune rollback first", e.ID)
+	return fmt.Sprintf("apply %s was interrupted and is incomplete: run natkit tune rollback first", e.ID)
 }
 
 // Apply makes the changes of a plan, in its order, in the namespace that the
@@ -49,7 +49,7 @@ func Apply(ctx context.Context, p *Plan, o ApplyOptions) (*Record, error) {
 	}
 	defer target.close()
 	if o.Persist && !target.initial() {
-		return nil, errors.New("settings persist for the initial network namespace only: sysctl.d and udev's rules are read for no other one")
+		return nil, errors.New("settings persist for the initial network namespace only: sysctl.d and udev rules apply to no other")
 	}
 	a := &applying{o: o, target: target}
 	defer a.close()
@@ -152,7 +152,7 @@ func (a *applying) prepareChange(p *Plan, c Change) error {
 	if k.scope == ScopeHost {
 		if a.o.NoHostWrite && !at.initial() {
 			r.Chosen = true
-			return skip("it has one value for the whole machine, set in the initial network namespace, and that was forbidden (--no-host-write)")
+			return skip("it has one value for the whole machine, set in the initial network namespace, which --no-host-write forbids")
 		}
 		if at, err = a.hostSpace(); err != nil {
 			return skip(err.Error())
@@ -323,16 +323,16 @@ func (a *applying) undo(steps []step, cause error) error {
 	}
 	if failed == nil {
 		if err := a.append(entry{Op: opEnd, State: StateFailed}); err != nil {
-			return fmt.Errorf("%w; what was written before is put back, which can't be noted (%w): run natkit tune rollback once it can", cause, err)
+			return fmt.Errorf("%w; the earlier changes are undone, but that could not be recorded (%w): run natkit tune rollback when it can", cause, err)
 		}
 	}
 	if failed != nil {
-		return fmt.Errorf("%w; putting back what was written failed too (%w): run natkit tune rollback", cause, failed)
+		return fmt.Errorf("%w; undoing the earlier changes failed too (%w): run natkit tune rollback", cause, failed)
 	}
 	if errors.Is(cause, context.Canceled) {
-		return fmt.Errorf("apply stopped (%w); what was written is put back", cause)
+		return fmt.Errorf("apply stopped (%w); all changes are undone", cause)
 	}
-	return fmt.Errorf("%w; what was written before is put back", cause)
+	return fmt.Errorf("%w; the earlier changes are undone", cause)
 }
 
 // restore gives a setting its old value again, and the settings that the kernel

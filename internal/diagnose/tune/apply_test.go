@@ -215,7 +215,7 @@ func TestFailureHalfWay(t *testing.T) {
 				}
 				return nil
 			}})
-			if err == nil || !strings.Contains(err.Error(), "today") || !strings.Contains(err.Error(), "put back") {
+			if err == nil || !strings.Contains(err.Error(), "today") || !strings.Contains(err.Error(), "undone") {
 				t.Errorf("error %v", err)
 			}
 			f.expect(normal)
@@ -271,7 +271,7 @@ func TestInterrupt(t *testing.T) {
 		}
 		return nil
 	}})
-	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "put back") {
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "undone") {
 		t.Errorf("error %v", err)
 	}
 	f.expect(normal)
@@ -547,7 +547,7 @@ func TestFullDisk(t *testing.T) {
 		write(t, f.journal(), string(text)+line)
 		return errors.New("stop here")
 	}})
-	if !errors.Is(err, unix.ENOSPC) || strings.Contains(err.Error(), "failed") || !strings.Contains(err.Error(), "is put back, which can't be noted") {
+	if !errors.Is(err, unix.ENOSPC) || strings.Contains(err.Error(), "failed") || !strings.Contains(err.Error(), "are undone, but that could not be recorded") {
 		t.Errorf("on a full disk: %v", err)
 	}
 	f.expect(normal)
@@ -587,7 +587,7 @@ func TestRollbackOnFullDisk(t *testing.T) {
 			break
 		}
 	}
-	if _, err := Rollback(context.Background(), Last, RollbackOptions{Place: f.Place}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "everything is put back, which can't be noted") {
+	if _, err := Rollback(context.Background(), Last, RollbackOptions{Place: f.Place}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "everything is restored, but that could not be recorded") {
 		t.Errorf("on a full disk: %v", err)
 	}
 	f.expect(normal)

@@ -21,8 +21,8 @@ const (
 )
 
 // persistHeader begins either file, and shows that it is natkit's.
-const persistHeader = `# Written by "natkit tune apply --persist"; "natkit tune rollback" takes it back.
-# Keep settings of your own in a file of your own: this one is written as a whole.
+const persistHeader = `# Written by "natkit tune apply --persist"; "natkit tune rollback" undoes it.
+# Keep your own settings in another file: natkit overwrites this one.
 `
 
 const persistModule = `#

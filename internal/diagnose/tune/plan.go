@@ -71,7 +71,7 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 	if ct := s.Conntrack; ct != nil {
 		p.sizeTable(ct, o.MemoryShare)
 	} else {
-		p.refuseSizes("connection tracking could not be read: its sizes can't be planned")
+		p.refuseSizes("connection tracking could not be read: its sizes cannot be planned")
 	}
 	p.plan.Notes = engineNotes(s.Engine)
 	inOrder(p.plan.Changes)
@@ -95,7 +95,7 @@ func engineNotes(e *snapshot.Engine) []string {
 		return nil
 	}
 	return []string{
-		fmt.Sprintf("The eBPF engine translates here and has its own sessions (%d of %d): nf_conntrack_max, nf_conntrack_buckets and the time-outs nf_conntrack_* do nothing for them. "+
+		fmt.Sprintf("The eBPF engine translates here and has its own sessions (%d of %d): nf_conntrack_max, nf_conntrack_buckets and the timeouts nf_conntrack_* do not affect them. "+
 			"limits.sessions and defaults.timeouts in %s do; a new limits.sessions needs `natkit down` and `natkit up`.", e.Sessions, e.SessionsMax, e.File),
 	}
 }
@@ -137,7 +137,7 @@ func (p *planner) want(w snapshot.Setting) {
 	}
 	if w.If != "" && !slices.Contains(p.confirmed, w.Code) {
 		p.plan.Refused = append(p.plan.Refused, Refusal{Setting: k.name, Value: value, Code: w.Code, Netns: p.facts.Netns.Name,
-			Why: fmt.Sprintf("right only if %s: --confirm %s says so", w.If, w.Code), Chosen: true, If: w.If})
+			Why: fmt.Sprintf("right only if %s: confirm that with --confirm %s", w.If, w.Code), Chosen: true, If: w.If})
 		return
 	}
 	c := Change{Setting: k.name, Scope: k.scope, Old: old, New: value, Code: w.Code, Reason: w.Reason, Does: k.does, Owners: []Owner{}}
@@ -356,7 +356,7 @@ var endingStates = map[string]string{
 // tooMuch says why the planned table would take too much memory, or "".
 func (m *Memory) tooMuch() string {
 	if m.RAMBytes == 0 {
-		return "the size of the machine's memory is not known, so the table must not grow"
+		return "the size of the machine's memory is unknown, so natkit does not enlarge the table"
 	}
 	allowed := uint64(float64(m.RAMBytes) * m.Share)
 	if m.Then.Bytes <= allowed {
@@ -376,7 +376,7 @@ func (m *Memory) tooMuch() string {
 	if need < 1 {
 		why += fmt.Sprintf("; to allow it: --memory-share %.2f", need+0.005)
 	}
-	return why + "; otherwise shorten time-outs, or find what fills the table (natkit conntrack top)"
+	return why + "; otherwise shorten timeouts, or find what fills the table (natkit conntrack top)"
 }
 
 // mul multiplies and stays at the largest number instead of wrapping: sizes come
@@ -453,9 +453,9 @@ func warning(o snapshot.Owner) string {
 	case "NetworkManager":
 		return "NetworkManager writes it when the connection comes up: change the connection too"
 	case "systemd-networkd":
-		return "systemd-networkd writes it when the interface comes up or is configured anew: change its file too"
+		return "systemd-networkd writes it when the interface comes up or is reconfigured: change its file too"
 	case "docker":
-		return "dockerd may write it when it starts or makes a network"
+		return "dockerd may write it when it starts or creates a network"
 	}
 	return o.Who + " may write it back"
 }

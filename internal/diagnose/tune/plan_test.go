@@ -149,7 +149,7 @@ func TestRefusalNamesTheNeed(t *testing.T) {
 	if len(p.Refused) != 2 || p.Refused[0].NeedBytes != 1048576*(384+8) {
 		t.Fatalf("refused %+v", p.Refused)
 	}
-	for _, text := range []string{"392.0 MiB", "19.1 %", "2.0 GiB", "10.0 % is allowed", "a limit of 524288 would fit", "--memory-share 0.20", "time-outs"} {
+	for _, text := range []string{"392.0 MiB", "19.1 %", "2.0 GiB", "10.0 % is allowed", "a limit of 524288 would fit", "--memory-share 0.20", "timeouts"} {
 		if !strings.Contains(p.Refused[0].Why, text) {
 			t.Errorf("%q does not say %q", p.Refused[0].Why, text)
 		}
@@ -257,7 +257,7 @@ func TestConditions(t *testing.T) {
 			t.Errorf("%s: plan\n%swant\n%s", c.name, got, c.plan)
 		}
 		for _, r := range p.Refused {
-			if r.If != "" && (!r.Chosen || !strings.Contains(r.Why, "only if the moon is full: --confirm an-advice")) {
+			if r.If != "" && (!r.Chosen || !strings.Contains(r.Why, "only if the moon is full: confirm that with --confirm an-advice")) {
 				t.Errorf("%s: refused %+v", c.name, r)
 			}
 		}

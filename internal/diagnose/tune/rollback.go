@@ -98,7 +98,7 @@ func choose(accounts []*account, id string, force bool) (*account, error) {
 	if a.State == StateRolledBack && a.Kept() {
 		return nil, fmt.Errorf("apply %s is rolled back, except what somebody else had changed: --force restores that too", id)
 	}
-	return nil, fmt.Errorf("apply %s: nothing to take back, it is %s", id, a.State)
+	return nil, fmt.Errorf("apply %s: nothing to undo, it is %s", id, a.State)
 }
 
 // rolling is one rollback in progress.
@@ -142,7 +142,7 @@ func (r *rolling) run() (*Record, error) {
 	r.State = StateRolledBack
 	r.append(entry{Op: opEnd, State: StateRolledBack})
 	if r.unnoted != nil {
-		return nil, fmt.Errorf("roll back %s: everything is put back, which can't be noted: %w; natkit tune rollback again notes it when that is mended", r.ID, r.unnoted)
+		return nil, fmt.Errorf("roll back %s: everything is restored, but that could not be recorded: %w; fix that and run natkit tune rollback again", r.ID, r.unnoted)
 	}
 	return &r.Record, nil
 }
@@ -159,7 +159,7 @@ func restoreFile(f *fileChange, force bool) (Restored, error) {
 		x.Outcome = OutcomeRestored
 		err = writeFile(f.Path, f.Old)
 	default:
-		x.Outcome, x.Detail = OutcomeKept, "it was changed since: its values come back at the next boot"
+		x.Outcome, x.Detail = OutcomeKept, "it was changed since: its values return at the next boot"
 	}
 	if err == nil { // that a killed process had begun
 		if err = os.Remove(f.Path + temporarySuffix); errors.Is(err, fs.ErrNotExist) {
@@ -203,7 +203,7 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 		r.append(entry{Op: opRestoring, Restored: &Restored{Setting: s.Setting, Netns: s.Netns}})
 		err = restore(at, s)
 	default:
-		x.Outcome, x.Detail = OutcomeKept, fmt.Sprintf("somebody set it to %s since (natkit: %s -> %s); --force restores it all the same", present, s.Old, s.New)
+		x.Outcome, x.Detail = OutcomeKept, fmt.Sprintf("somebody set it to %s since (natkit: %s -> %s); --force restores it anyway", present, s.Old, s.New)
 	}
 	return x, err
 }
@@ -219,7 +219,7 @@ func (r *rolling) find(s set) (*space, string, error) {
 		return at, "", nil
 	}
 	if !r.sameBoot {
-		return nil, "the machine was started again since: its namespace is gone", nil
+		return nil, "the machine was rebooted since: its namespace is gone", nil
 	}
 	at, err := findSpace(s.Netns, s.Space, r.o.procSys())
 	if err != nil || at != nil {

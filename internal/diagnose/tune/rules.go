@@ -58,10 +58,10 @@ func timeoutRules(s *snapshot.Snapshot) []snapshot.Setting {
 		seconds        uint64
 		why            string
 	}{
-		{"TIME_WAIT", "tcp_timeout_time_wait", 30, "closed connections, kept only for packets that come late"},
+		{"TIME_WAIT", "tcp_timeout_time_wait", 30, "closed connections, kept only for late packets"},
 		{"CLOSE_WAIT", "tcp_timeout_close_wait", 60, "closed by one side"},
-		{"SYN_SENT", "tcp_timeout_syn_sent", 60, "connections that were never answered"},
-		{"ESTABLISHED", "tcp_timeout_established", establishedSeconds(s), "a connection whose ends have vanished stays this long"},
+		{"SYN_SENT", "tcp_timeout_syn_sent", 60, "connections that never got a reply"},
+		{"ESTABLISHED", "tcp_timeout_established", establishedSeconds(s), "a connection whose endpoints have vanished stays this long"},
 	} {
 		entries := ct.Table.ByState[r.state]
 		if float64(entries) < dominant*float64(ct.Table.Entries) {

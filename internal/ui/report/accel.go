@@ -55,7 +55,7 @@ func (o *AccelOff) Text(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("Off: every packet goes through the stack again.\n")
 	for _, k := range o.Kept {
-		fmt.Fprintf(&b, "not put back: %s\n", k)
+		fmt.Fprintf(&b, "not restored: %s\n", k)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -90,15 +90,15 @@ func (s *AccelStatus) Text(w io.Writer) error {
 	if s.TCP {
 		what = "TCP and UDP"
 	}
-	fmt.Fprintf(&b, "the kernel's NAT is accelerated since %s: %s\n", s.Since.Format(time.DateTime), what)
+	fmt.Fprintf(&b, "accelerating the kernel's NAT since %s: %s\n", s.Since.Format(time.DateTime), what)
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for _, l := range s.Interfaces {
 		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, strings.Join(l.Hooks, " "), l.Reason)
 	}
 	t.Flush()
-	fmt.Fprintf(&b, "%d directions of flows go past the stack now; %d are remembered, of at most %d\n", s.Stats.Trusted, s.Stats.Known, 2*s.Flows)
+	fmt.Fprintf(&b, "%d flow directions bypass the stack now; %d have a fast-path entry, of at most %d\n", s.Stats.Trusted, s.Stats.Known, 2*s.Flows)
 	if s.Share != nil {
-		fmt.Fprintf(&b, "%.1f%% of the TCP and UDP packets that came in for others went past the stack\n", 100**s.Share)
+		fmt.Fprintf(&b, "%.1f%% of the TCP and UDP packets to forward bypassed the stack\n", 100**s.Share)
 	}
 	var rows []rulefile.AccelReason
 	for _, r := range rulefile.AccelReasons[1:] {
@@ -109,10 +109,10 @@ func (s *AccelStatus) Text(w io.Writer) error {
 	slices.SortStableFunc(rows, func(x, y rulefile.AccelReason) int {
 		return int(s.Stats.Reasons[y.Name]) - int(s.Stats.Reasons[x.Name])
 	})
-	fmt.Fprintf(&b, "packets past the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name],
+	fmt.Fprintf(&b, "packets that bypassed the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name],
 		measureOf("memory_bytes").unit(float64(s.Stats.Bytes)).with(float64(s.Stats.Bytes)))
 	if len(rows) > 0 {
-		b.WriteString("packets through it\n")
+		b.WriteString("packets through the stack\n")
 	}
 	t = tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for _, r := range rows {

@@ -257,7 +257,7 @@ func (c *Comparison) tooFew() string {
 	if len(c.Rows) == 0 || slices.ContainsFunc(c.Rows, enough) {
 		return ""
 	}
-	return "TOO FEW TRIALS: no figure has so many that a change could be told from noise; four in each file do."
+	return "TOO FEW TRIALS: no figure has enough to distinguish a change from noise; four in each file are enough."
 }
 
 // Compared writes a comparison for people.

@@ -39,14 +39,14 @@ func (t *DemoText) page() *page { return &page{color: t.Color} }
 func (t *DemoText) Begin(d *scenario.DemoResult, drawing, hostWrite string) {
 	p := t.page()
 	if hostWrite == "" {
-		hostWrite = "none: everything happens in network namespaces of the demo's own"
+		hostWrite = "none: everything happens in separate network namespaces"
 	}
 	p.text("Host-wide change: ", "  ", hostWrite+".")
 	p.b.WriteByte('\n')
 	title := "natkit demo: a published port that collapses under load, on Linux " + d.Kernel
 	p.b.WriteString(p.style(bold, title) + "\n")
 	if d.FaultReason != "" {
-		p.text("", "", "The collapse is made by "+d.Fault+" instead of a full table: "+d.FaultReason+".")
+		p.text("", "", "The collapse is caused by "+d.Fault+" instead of a full table: "+d.FaultReason+".")
 	}
 	p.b.WriteString("\n" + drawing)
 	p.text("", "", "Each step names the command that does it alone, in a lab of yours: natkit lab up published --name case")
@@ -165,7 +165,7 @@ func (t *DemoText) Done(a *scenario.DemoStep) {
 		if r.Completed > 0 {
 			what += fmt.Sprintf(", mean %.0f ms, connect mean %.0f ms", r.TimePerRequestMS, r.Connect.Mean)
 		}
-		what += fmt.Sprintf(", %d SYNs sent again", r.TCP.SYNRetransmits)
+		what += fmt.Sprintf(", %d SYNs retransmitted", r.TCP.SYNRetransmits)
 		p.text("  ", "  ", what)
 	}
 	for _, f := range a.Findings {
@@ -249,12 +249,12 @@ func Demo(w io.Writer, d *scenario.DemoResult, color bool) error {
 		p.b.WriteString(row + "\n")
 	}
 	if published {
-		p.text("  * ", "    ", "other people's measurement of the same case, on other machines and an older kernel")
+		p.text("  * ", "    ", "measured by others for the same case, on other machines and an older kernel")
 	}
 	p.b.WriteByte('\n')
 	switch {
 	case d.Restored:
-		p.text("", "", fmt.Sprintf("Nothing is left: the lab is gone, and the host-wide values are as before (nf_conntrack_max %d, nf_conntrack_buckets %d).",
+		p.text("", "", fmt.Sprintf("Nothing is left: the lab is removed, and the host-wide values are as before (nf_conntrack_max %d, nf_conntrack_buckets %d).",
 			d.After.ConntrackMax, d.After.ConntrackBuckets))
 	default:
 		for _, l := range d.Left {
@@ -264,10 +264,10 @@ func Demo(w io.Writer, d *scenario.DemoResult, color bool) error {
 	p.b.WriteString(`
 On a machine that carries traffic:
   natkit doctor --for 30s        what is wrong there, with evidence and cure
-  natkit drops                   every packet the kernel drops, by place and cause
-  natkit tune plan               what would be changed; apply does it, rollback takes it back
-  natkit accel on eth0 eth1      shortcuts for the NAT there is; --dry-run first
-  natkit up -f nat.yaml          natkit's engine instead; import makes the file
+  natkit drops                   every packet that the kernel drops, by place and cause
+  natkit tune plan               what would change; apply changes it, rollback undoes it
+  natkit accel on eth0 eth1      forward established flows before the stack; --dry-run first
+  natkit up -f nat.yaml          the eBPF engine instead; import writes the file
 `)
 	_, err := io.WriteString(w, p.b.String())
 	return err

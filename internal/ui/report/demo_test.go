@@ -18,7 +18,7 @@ func TestDemoPublished(t *testing.T) {
 		if err := Demo(&b, d, false); err != nil {
 			t.Fatal(err)
 		}
-		got, want := strings.Count(b.String(), "elsewhere")+strings.Count(b.String(), "other people's"), 0
+		got, want := strings.Count(b.String(), "elsewhere")+strings.Count(b.String(), "measured by others"), 0
 		if published != nil {
 			want = 2
 		}

@@ -171,7 +171,7 @@ func (p *page) finding(f causes.Finding) {
 	p.commands("Cure", f.Remedy)
 	p.commands("Check", f.Verify)
 	if len(f.Consequences) > 0 {
-		p.section("Follows from it, and goes with it")
+		p.section("Follows from it, and ends with it")
 		p.consequences("    ", f.Consequences)
 	}
 }
@@ -290,7 +290,7 @@ func nothingWrong(s *snapshot.Snapshot, unjudged []causes.Unjudged) string {
 	}
 	switch n := len(parts); n {
 	case 0:
-		return "Nothing could be looked at, so nothing can be said."
+		return "Nothing could be read, so natkit cannot judge anything."
 	case 1:
 		return found + parts[0] + "."
 	default:

@@ -353,7 +353,7 @@ func interfaceFacts(interfaces []snapshot.Interface) doctorFacts {
 }
 
 func counterFacts(counters map[string]uint64) doctorFacts {
-	f := doctorFacts{Title: "Counters of the stack that moved", Head: []string{"counter", "in the window"}, Words: 1}
+	f := doctorFacts{Title: "Counters of the stack that changed", Head: []string{"counter", "in the window"}, Words: 1}
 	for _, name := range byCount(counters) {
 		if n := counters[name]; n > 0 {
 			f.row(0, name, fmt.Sprint(n))

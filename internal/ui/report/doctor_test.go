@@ -24,7 +24,7 @@ func doctored() (*snapshot.Snapshot, []causes.Finding) {
 		Capabilities: []snapshot.Capability{
 			{Name: snapshot.CanConntrack, OK: true},
 			{Name: snapshot.CanDrops, Reason: "trace drops: not possible here: run as root, or with the capabilities CAP_BPF and CAP_PERFMON", Costs: "where the kernel drops packets and why is not told"},
-			{Name: snapshot.CanConntrackDump, Reason: "not asked for"},
+			{Name: snapshot.CanConntrackDump, Reason: "not requested"},
 		},
 		Conntrack: &snapshot.Conntrack{Count: 1000, Max: 1000, Buckets: 65536},
 	}

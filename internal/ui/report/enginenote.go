@@ -42,7 +42,7 @@ func NewEngineNote(e *snapshot.Engine, table *snapshot.Table, ref string) *Engin
 		}
 	default:
 		n.Sessions, n.See = e.Sessions, []string{natkitIn(ref, "sessions"), natkitIn(ref, "mappings")}
-		n.Note = fmt.Sprintf("the eBPF engine translates here, with %s of its own that this table does not have", plural.Count(e.Sessions, "session"))
+		n.Note = fmt.Sprintf("the eBPF engine translates here: %s that this table does not contain", plural.Count(e.Sessions, "session"))
 	}
 	return n
 }
@@ -53,9 +53,9 @@ func NewHooksNote(e *snapshot.Engine, ref string) *EngineNote {
 	case e == nil || e.Kind == "nft":
 		return nil
 	case e.Kind == "accel":
-		return &EngineNote{Kind: e.Kind, Note: "packets that natkit accel forwards do not come to these hooks", See: []string{natkitIn(ref, "accel", "status")}}
+		return &EngineNote{Kind: e.Kind, Note: "packets that natkit accel forwards bypass these hooks", See: []string{natkitIn(ref, "accel", "status")}}
 	}
-	return &EngineNote{Kind: e.Kind, Sessions: e.Sessions, Note: "packets that the eBPF engine translates do not come to these hooks", See: []string{natkitIn(ref, "status")}}
+	return &EngineNote{Kind: e.Kind, Sessions: e.Sessions, Note: "packets that the eBPF engine translates bypass these hooks", See: []string{natkitIn(ref, "status")}}
 }
 
 // natkitIn is a command about a namespace.

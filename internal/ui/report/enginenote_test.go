@@ -24,8 +24,8 @@ func TestEngineNotes(t *testing.T) {
 		want   string
 	}{
 		{nil, "", ""},
-		{&snapshot.Engine{Kind: "ebpf", Sessions: 600}, "gw", "the eBPF engine translates here, with 600 sessions of its own that this table does not have: `natkit --netns gw sessions`, `natkit --netns gw mappings`\n"},
-		{&snapshot.Engine{Kind: "ebpf", Sessions: 1}, "", "the eBPF engine translates here, with 1 session of its own that this table does not have: `natkit sessions`, `natkit mappings`\n"},
+		{&snapshot.Engine{Kind: "ebpf", Sessions: 600}, "gw", "the eBPF engine translates here: 600 sessions that this table does not contain: `natkit --netns gw sessions`, `natkit --netns gw mappings`\n"},
+		{&snapshot.Engine{Kind: "ebpf", Sessions: 1}, "", "the eBPF engine translates here: 1 session that this table does not contain: `natkit sessions`, `natkit mappings`\n"},
 		{&snapshot.Engine{Kind: "nft"}, "", "natkit's engine nft translates here: its sessions are entries of this table, with label 110 (12 of 20 entries): `natkit rules`, `natkit conntrack list -o json`\n"},
 		{&snapshot.Engine{Kind: "accel"}, "", "natkit accel forwards established flows before the kernel stack; their entries are in this table: `natkit accel status`\n"},
 	} {
@@ -96,8 +96,8 @@ func TestEntriesOfEngine(t *testing.T) {
 
 func TestHooksNote(t *testing.T) {
 	for kind, want := range map[string]string{
-		"ebpf":  "packets that the eBPF engine translates do not come to these hooks: `natkit --netns gw status`\n",
-		"accel": "packets that natkit accel forwards do not come to these hooks: `natkit --netns gw accel status`\n",
+		"ebpf":  "packets that the eBPF engine translates bypass these hooks: `natkit --netns gw status`\n",
+		"accel": "packets that natkit accel forwards bypass these hooks: `natkit --netns gw accel status`\n",
 		"nft":   "",
 	} {
 		r := &Hooks{Engine: NewHooksNote(&snapshot.Engine{Kind: kind}, "gw")}

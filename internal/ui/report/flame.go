@@ -133,7 +133,7 @@ func (f *Flame) about() []string {
 		out = append(out, about("", f.After))
 	}
 	if p := f.After; p.OtherNetns+p.NoNetns > 0 {
-		out = append(out, fmt.Sprintf("One namespace's tasks alone; left out: %d kernel samples of others, %d of interrupts and softirqs, which belong to none.", p.OtherNetns, p.NoNetns))
+		out = append(out, fmt.Sprintf("Tasks of one namespace only; left out: %d kernel samples of others, %d of interrupts and softirqs, which belong to no task.", p.OtherNetns, p.NoNetns))
 	}
 	return out
 }

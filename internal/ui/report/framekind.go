@@ -16,14 +16,14 @@ type frameKind struct {
 
 // The kinds, in the order of the legend.
 var (
-	kindTracking = frameKind{"tracking", "connection tracking, its time-outs and flowtables"}
+	kindTracking = frameKind{"tracking", "connection tracking, its timeouts and flowtables"}
 	kindNAT      = frameKind{"nat", "address translation"}
 	kindRules    = frameKind{"rules", "hooks, nftables, iptables, sets"}
 	kindBridge   = frameKind{"bridge", "bridge, br_netfilter, ebtables"}
 	kindDriver   = frameKind{"driver", "devices and their drivers"}
 	kindStack    = frameKind{"stack", "the rest of the network stack"}
 	kindBPF      = frameKind{"bpf", "eBPF programs"}
-	kindOther    = frameKind{"other", "not of the network"}
+	kindOther    = frameKind{"other", "outside the network stack"}
 
 	frameKinds = []frameKind{kindTracking, kindNAT, kindRules, kindBridge, kindDriver, kindStack, kindBPF, kindOther}
 )

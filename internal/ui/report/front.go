@@ -74,7 +74,7 @@ func (f *Front) lost() (sum uint64, by map[string]uint64) {
 	}
 	if n := f.Drops.LostEvents; n > 0 {
 		sum += n
-		by["not told apart"] = n
+		by["cause unknown"] = n
 	}
 	return sum, by
 }
@@ -118,7 +118,7 @@ func (f *Front) translators() string {
 	}
 	seen := f.KernelUnseen == "" && f.EngineUnseen == ""
 	if len(parts) == 0 && seen {
-		return "nobody translates: no NAT rule in the kernel, no natkit engine"
+		return "nothing translates: no NAT rule in the kernel, no natkit engine"
 	}
 	if len(parts) == 0 && f.KernelUnseen == f.EngineUnseen {
 		return "unknown: " + f.KernelUnseen
@@ -137,7 +137,7 @@ func engineWords(e *snapshot.Engine) string {
 	case "accel":
 		return fmt.Sprintf("accelerated by natkit accel (%s)", plural.Count(e.Sessions, "fast-path entry"))
 	case "ebpf":
-		return fmt.Sprintf("natkit's eBPF engine (%s, %s)", plural.Count(e.Rules, "rule"), plural.Count(e.Sessions, "session"))
+		return fmt.Sprintf("the eBPF engine of natkit (%s, %s)", plural.Count(e.Rules, "rule"), plural.Count(e.Sessions, "session"))
 	}
 	return fmt.Sprintf("natkit's engine %s (%s)", e.Kind, plural.Count(e.Rules, "rule"))
 }
@@ -162,7 +162,7 @@ func (f *Front) next() string {
 	line(command+" doctor"+in, why)
 	line(command+" top"+in, "all of this on one live screen")
 	if f.Engine == nil && len(f.Kernel) == 0 && f.KernelUnseen == "" {
-		line(command+" demo", "a whole case, in namespaces of its own")
+		line(command+" demo", "a whole case, in separate namespaces")
 	}
 	line("natkit --help", "all commands")
 	return b.String()

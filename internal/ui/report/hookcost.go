@@ -87,14 +87,14 @@ func (r *HookCost) Text(w io.Writer) error {
 	var p page
 	head := fmt.Sprintf("%.1f s; time was not sampled.", r.Seconds)
 	if r.Samples > 0 {
-		head = fmt.Sprintf("%.1f s, %d samples of all processors: %.2f %% of the time below nf_hook_slow, %.2f %% in it itself. "+
+		head = fmt.Sprintf("%.1f s, %d samples of all processors: %.2f %% of the time below nf_hook_slow, %.2f %% in the function itself. "+
 			"Samples are of the whole machine; packets are this namespace's.", r.Seconds, r.Samples, 100*r.Whole, 100*r.Framework)
 	}
 	p.text("", "", head)
 	switch {
 	case !r.known:
 	case len(r.Hooks) == 0:
-		p.text("", "", "No function hangs on a netfilter hook here: packets walk through none.")
+		p.text("", "", "No function is registered on a netfilter hook here.")
 	default:
 		fmt.Fprintf(&p.b, "\n%7s %9s %6s  hook\n", "of time", "packets", "rules")
 	}
@@ -136,7 +136,7 @@ func (r *HookCost) Text(w io.Writer) error {
 		p.b.WriteString("\n" + r.Engine.Line())
 	}
 	if shared {
-		p.text("", "  ", "* of all functions of that name on the hook together: a stack does not tell chains apart")
+		p.text("", "  ", "* sum of all functions of that name on the hook: a stack does not distinguish chains")
 	}
 	if r.Measured != nil {
 		p.b.WriteString("\nMeasured in a lab on this kernel just now, cost of a forwarded 64-byte frame:\n")
@@ -152,15 +152,15 @@ func (r *HookCost) Text(w io.Writer) error {
 	case len(r.Needless) > 0:
 		p.b.WriteString("\nNo rule in use needs:\n")
 	case len(r.Hooks) > 0:
-		p.b.WriteString("\nNothing needless was found.\n")
+		p.b.WriteString("\nNothing superfluous was found.\n")
 	}
 	for _, n := range r.Needless {
 		what := n.What
 		if n.SavesNS != nil {
-			what += fmt.Sprintf("; without it %.0f ns less a forwarded packet, by the measurement above", *n.SavesNS)
+			what += fmt.Sprintf("; removing it saves %.0f ns per forwarded packet, by the measurement above", *n.SavesNS)
 		}
 		if n.Unmeasured != "" {
-			what += "; what that saves was not measured: " + n.Unmeasured
+			what += "; the saving was not measured: " + n.Unmeasured
 		}
 		p.text("- ", "  ", what)
 		p.text("    ", "    ", n.Why)
@@ -173,7 +173,7 @@ func (r *HookCost) Text(w io.Writer) error {
 		}
 	}
 	if len(r.Needless) > 0 && r.Measured == nil {
-		p.text("", "", "What that saves was not measured: --measure compares routers in a lab on this kernel, some forty seconds.")
+		p.text("", "", "The saving was not measured: --measure compares routers in a lab on this kernel, which takes about forty seconds.")
 	}
 	for i, u := range r.Unseen {
 		if i == 0 {

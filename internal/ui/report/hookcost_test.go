@@ -16,7 +16,7 @@ import (
 func TestHookCostText(t *testing.T) {
 	s := &snapshot.Snapshot{
 		WindowSeconds: 10, Counters: map[string]uint64{"Ip.InReceives": 12345, "Ip.ForwDatagrams": 12000, "Ip.OutRequests": 7},
-		Capabilities: []snapshot.Capability{{Name: snapshot.CanConntrackDump, Reason: "not asked for"}, {Name: snapshot.CanOwners, Reason: "not of interest"}},
+		Capabilities: []snapshot.Capability{{Name: snapshot.CanConntrackDump, Reason: "not requested"}, {Name: snapshot.CanOwners, Reason: "not of interest"}},
 		Hooks: []snapshot.Hook{
 			{Family: "ipv4", Hook: "prerouting", Function: "ipv4_conntrack_in", Priority: -200},
 			{Family: "ipv4", Hook: "prerouting", Function: "nft_do_chain_ipv4", Owner: "nf_tables", Chain: "raw/PREROUTING"},

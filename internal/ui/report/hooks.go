@@ -23,7 +23,7 @@ type Hooks struct {
 func (r *Hooks) Text(w io.Writer) error {
 	var b strings.Builder
 	if len(r.Hooks) == 0 {
-		b.WriteString("No function hangs on a netfilter hook here: packets walk through none.\n")
+		b.WriteString("No function is registered on a netfilter hook here.\n")
 	}
 	place := func(h snapshot.Hook) string {
 		return strings.Join(strings.Fields(h.Family+" "+h.Device+" "+h.Hook), " ")

@@ -179,15 +179,15 @@ func demoSection(d *scenario.DemoResult) htmlSection {
 		},
 	}
 	if d.FaultReason != "" {
-		out.Notes = append(out.Notes, "The collapse was not made by a full table: "+d.FaultReason+".")
+		out.Notes = append(out.Notes, "The collapse was not caused by a full table: "+d.FaultReason+".")
 	}
 	if d.Restored {
-		out.Notes = append(out.Notes, "Everything was put back: nothing of the lab was left, and the host-wide values were as before.")
+		out.Notes = append(out.Notes, "Everything was restored: the lab was removed, and the host-wide values were as before.")
 	}
 	for _, l := range d.Left {
 		out.Notes = append(out.Notes, "Left behind: "+l)
 	}
-	out.Notes = append(out.Notes, "Each step ran once: its bars have no spread. What stands side by side ran in turns.")
+	out.Notes = append(out.Notes, "Each step ran once: its bars have no spread. Loads shown side by side ran in turns.")
 	for _, a := range d.Steps {
 		step := htmlStep{Name: a.Name, Shows: a.Shows, Command: a.Command, RuleFile: a.RuleFile, NotRun: a.NotRun}
 		for _, f := range a.Findings {
@@ -214,7 +214,7 @@ func httpSection(h *bench.HTTPResult) htmlSection {
 		Notes: append(httpNotes(h), "One run: the bars have no spread."),
 	}
 	if h.Stopped != "" {
-		out.Notes = append(out.Notes, "Stopped before its time: "+h.Stopped)
+		out.Notes = append(out.Notes, "Stopped early: "+h.Stopped)
 	}
 	for _, f := range h.FailureList() {
 		out.Notes = append(out.Notes, fmt.Sprintf("%d failed: %s", f.Count, f.Text))
@@ -251,7 +251,7 @@ func (out *htmlSection) cards(sheets []sheet, who string) {
 			if slices.ContainsFunc(b.Rows, func(r row) bool { return r.theirs() == 0 }) {
 				card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, template.HTML(s.plots(b)), s.legend(b), s.labelled(b)})
 			} else { // nothing that the published figures could be compared with
-				card.Blocks = append(card.Blocks, htmlBlock{Conditions: b.Conditions, Labelled: "Nothing of natkit's own: the published figures stand in the table."})
+				card.Blocks = append(card.Blocks, htmlBlock{Conditions: b.Conditions, Labelled: "natkit measured nothing here: the published figures are in the table."})
 			}
 			for _, r := range b.Rows {
 				if r.PublishedBy != "" && !slices.Contains(out.Sources, r.PublishedBy) {
@@ -306,7 +306,7 @@ func (s *sheet) labelled(b *block) string {
 	if len(words) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("Labels, of %d points: %s. The table says which.", len(b.Rows), strings.Join(words, ", "))
+	return fmt.Sprintf("Labels, of %d points: %s. The table shows which.", len(b.Rows), strings.Join(words, ", "))
 }
 
 // table is a sheet as a table that stands for itself when it is copied: each row
@@ -370,7 +370,7 @@ func environment(e bench.Environment) []htmlPair {
 		add("memory", fmt.Sprintf("%.1f GiB", float64(e.MemoryBytes)/(1<<30)))
 	}
 	if e.Hypervisor {
-		add("virtual machine", "yes: other machines may share its processors")
+		add("virtual machine", "yes: other machines may share its CPUs")
 	}
 	for _, group := range []struct {
 		name   string

@@ -32,7 +32,7 @@ func HTTP(w io.Writer, r *bench.HTTPResult) error {
 	line("Complete requests", "%d", r.Completed)
 	line("Failed requests", "%d", r.Failed.Sum())
 	if f := r.Failed; f.Sum() > 0 {
-		fmt.Fprintf(&b, "   (Connect: %d, Receive: %d, Length: %d, Exceptions: %d, Time-outs: %d)\n",
+		fmt.Fprintf(&b, "   (Connect: %d, Receive: %d, Length: %d, Exceptions: %d, Timeouts: %d)\n",
 			f.Connect, f.Receive, f.Length, f.Exceptions, f.Timeout)
 		for _, f := range r.FailureList() {
 			fmt.Fprintf(&b, "   %8d %s\n", f.Count, f.Text)
@@ -77,7 +77,7 @@ func HTTP(w io.Writer, r *bench.HTTPResult) error {
 
 	b.WriteByte('\n')
 	if r.Rate != nil {
-		line("Rate", "%.2f [#/sec] asked, %.2f begun, %d late by more than 1 ms", r.Rate.Requested, r.Rate.Achieved, r.Rate.LateStarts)
+		line("Rate", "%.2f [#/sec] offered, %.2f started, %d late by more than 1 ms", r.Rate.Requested, r.Rate.Achieved, r.Rate.LateStarts)
 	}
 	line("SYN retransmits", "%d", r.TCP.SYNRetransmits)
 	line("Listen overflows", "%d (seen at the %s)", r.TCP.ListenOverflows, r.TCP.ListenOverflowsAt)
@@ -96,18 +96,18 @@ func httpNotes(r *bench.HTTPResult) []string {
 	var notes []string
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	if r.TCP.ListenOverflows > 0 {
-		note("the server's accept queue overflowed: connections waited for a SYN to be sent again.\n" +
-			"      Give the server a larger backlog (and net.core.somaxconn) before blaming the way to it.")
+		note("the server's accept queue overflowed: connections waited for a SYN to be retransmitted.\n" +
+			"      Give the server a larger backlog (and net.core.somaxconn) before you blame the path to it.")
 	}
 	if r.ClientCPUShare > 0.9 {
-		note("the client used all of its processor time: a faster client might show more.")
+		note("the client used all of its CPU time: a faster client might reach more.")
 	}
 	if r.LeftOpen > 0 {
-		note("%d times the server did not close the connection though asked to, so the client did:\n"+
+		note("%d times the client closed the connection because the server did not:\n"+
 			"      each such connection keeps a local port for a minute.", r.LeftOpen)
 	}
 	if r.PortsLeft < r.Concurrency {
-		note("fewer local ports are left than connections at a time: the next run will fail to connect.\n" +
+		note("fewer local ports are left than concurrent connections: the next run will fail to connect.\n" +
 			"      Widen net.ipv4.ip_local_port_range or wait a minute.")
 	}
 	return notes

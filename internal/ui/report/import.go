@@ -16,7 +16,7 @@ func ImportYAML(w io.Writer, i *nft.Imported) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s from %s\n", plural.Count(len(i.File.Rules), "rule"), oneLine(i.File.Name))
 	for _, lost := range []bool{true, false} {
-		title := map[bool]string{true: "Not taken over, or decided otherwise:", false: "Taken over, with a difference:"}[lost]
+		title := map[bool]string{true: "Not converted, or with another effect:", false: "Converted, with a difference:"}[lost]
 		for _, n := range i.Notes {
 			if n.Lost != lost {
 				continue

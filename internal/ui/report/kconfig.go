@@ -19,10 +19,10 @@ func KconfigText(w io.Writer, r *kconfig.Report) error {
 	if r.Kernel != "" {
 		kernel = "Linux " + r.Kernel
 	}
-	p.text("", "", fmt.Sprintf("%s, %s: %s as a NAT machine wants it.", kernel, r.Source, plural.Count(len(r.Well), "option")))
+	p.text("", "", fmt.Sprintf("%s, %s: %s as a NAT machine needs it.", kernel, r.Source, plural.Count(len(r.Well), "option")))
 	titles := map[kconfig.Kind]string{
-		kconfig.Need: "Lacks, and NAT does not work without", kconfig.Want: "Lacks, and would serve",
-		kconfig.Debug: "Has, for kernel developers: every packet pays", kconfig.Spare: "Has, and NAT could do without",
+		kconfig.Need: "Missing, and NAT does not work without", kconfig.Want: "Missing, and would help",
+		kconfig.Debug: "Set for kernel developers: every packet pays", kconfig.Spare: "Set, and not needed for NAT",
 	}
 	var last kconfig.Kind
 	for _, list := range [][]kconfig.Line{r.Lacks, r.Spare} {
@@ -36,7 +36,7 @@ func KconfigText(w io.Writer, r *kconfig.Report) error {
 	}
 	if len(r.Lacks)+len(r.Spare) > 0 {
 		p.b.WriteString("\n")
-		p.text("", "", "natkit kconfig -o fragment writes this for scripts/kconfig/merge_config.sh. =n is to be left out, =m a module that is loaded when something wants it.")
+		p.text("", "", "natkit kconfig -o fragment writes this for scripts/kconfig/merge_config.sh. =n means off, =m a module that is loaded on demand.")
 	}
 	_, err := io.WriteString(w, p.b.String())
 	return err

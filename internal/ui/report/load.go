@@ -52,7 +52,7 @@ func Load(name string, r io.Reader) (*Saved, error) {
 }
 
 // errForeign is for JSON that is no result.
-var errForeign = errors.New("no result of a measurement: want what natkit bench or natkit demo wrote with -o json")
+var errForeign = errors.New("not the result of a measurement: want what natkit bench or natkit demo wrote with -o json")
 
 func parse(data []byte) (*Saved, error) {
 	var keys map[string]json.RawMessage
@@ -109,7 +109,7 @@ func decode(data []byte, v any) error {
 	err := d.Decode(v)
 	if err == nil {
 		if _, err := d.Token(); err != io.EOF {
-			return fmt.Errorf("%s: more after the end of the result: one result a file", place(data, d.InputOffset()))
+			return fmt.Errorf("%s: more data after the end of the result: want one result per file", place(data, d.InputOffset()))
 		}
 		return nil
 	}
@@ -122,13 +122,13 @@ func decode(data []byte, v any) error {
 	case errors.As(err, &wrong) && wrong.Field == "":
 		return errForeign // all of it is something else
 	case errors.As(err, &wrong):
-		return fmt.Errorf("%s: %s is a %s, want %s", place(data, wrong.Offset), wrong.Field, wrong.Value, wrong.Type)
+		return fmt.Errorf("%s: %s is of type %s, want %s", place(data, wrong.Offset), wrong.Field, wrong.Value, wrong.Type)
 	case errors.As(err, &day):
-		return fmt.Errorf("%q is no time: want a form such as 2026-01-31T12:00:00Z", day.Value)
+		return fmt.Errorf("%q is not a time: want a form such as 2026-01-31T12:00:00Z", day.Value)
 	case errors.Is(err, io.EOF):
 		return errors.New("it is empty")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("%s: it ends too early: it is cut off", place(data, int64(len(data))))
+		return fmt.Errorf("%s: it ends too early: it is truncated", place(data, int64(len(data))))
 	}
 	return err
 }

@@ -48,13 +48,13 @@ func (p *NATPlan) Text(w io.Writer) error {
 	list("+", p.Added)
 	list("-", p.Removed)
 	if p.Upgrade {
-		b.WriteString("programs of another natkit are replaced; sessions go on\n")
+		b.WriteString("programs of another natkit are replaced; sessions continue\n")
 	}
 	for _, c := range control.ChangesText(p.Changes) {
 		fmt.Fprintf(&b, "changed in the namespace, until natkit down: %s\n", c)
 	}
 	for _, c := range control.ChangesText(p.Undone) {
-		fmt.Fprintf(&b, "taken back: %s\n", c)
+		fmt.Fprintf(&b, "undone: %s\n", c)
 	}
 	planTail(&b, p.Bypassed, p.Warnings)
 	_, err := io.WriteString(w, b.String())
@@ -64,7 +64,7 @@ func (p *NATPlan) Text(w io.Writer) error {
 // planTail is what all plans end with.
 func planTail(b *strings.Builder, bypassed []control.Bypassed, warnings []string) {
 	for _, g := range bypassed {
-		fmt.Fprintf(b, "gone past: %s: %s\n", g.What, g.Effect)
+		fmt.Fprintf(b, "bypassed: %s: %s\n", g.What, g.Effect)
 	}
 	for _, t := range warnings {
 		fmt.Fprintf(b, "note: %s\n", t)
@@ -83,7 +83,7 @@ func (d *NATDown) Text(w io.Writer) error {
 	b.WriteString("Down; the namespace is as it was.\n")
 	if len(d.Kept) > 0 {
 		b.Reset()
-		b.WriteString("Down. Left as somebody else has set it since:\n")
+		b.WriteString("Down. Left as changed by somebody else since:\n")
 		for _, k := range d.Kept {
 			fmt.Fprintf(&b, "  %s\n", k)
 		}
@@ -107,9 +107,9 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 	}
 	fmt.Fprintf(&b, "engine %s, up since %s: %s of %s\n", s.Engine, s.Since.Format(time.DateTime), plural.Count(s.Rules, "rule"), s.File)
 	if v := s.Serve; v != nil {
-		fmt.Fprintf(&b, "natkit serve (process %d, since %s) keeps it equal to %s\n", v.Process, v.Since.Format(time.DateTime), v.File)
+		fmt.Fprintf(&b, "natkit serve (process %d, since %s) keeps it in line with %s\n", v.Process, v.Since.Format(time.DateTime), v.File)
 	} else {
-		b.WriteString("no natkit serve keeps it: packets need none, changes of the file and of the machine wait for natkit apply\n")
+		b.WriteString("no natkit serve runs: packets do not need it; changes of the file and of the machine take effect with natkit apply\n")
 	}
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for _, l := range s.Interfaces {
@@ -150,7 +150,7 @@ func natCounts(b *strings.Builder, s *control.Status) {
 		}
 		fmt.Fprintf(b, "%s\n", map[string]string{
 			"translated": "packets translated", "dropped": "packets dropped",
-			"passed": "packets left to the stack, untouched", "counted": "besides",
+			"passed": "packets passed to the stack, unchanged", "counted": "besides",
 		}[kind])
 		slices.SortStableFunc(rows, func(x, y rulefile.ReasonInfo) int { return int(s.Stats.Reasons[y.Name]) - int(s.Stats.Reasons[x.Name]) })
 		t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
@@ -164,7 +164,7 @@ func natCounts(b *strings.Builder, s *control.Status) {
 func natKind(a control.AddressStatus) string {
 	switch {
 	case a.Leaving:
-		return "no rule wants it; it goes with its last mapping"
+		return "no rule uses it; it is removed with its last mapping"
 	case a.Masquerade:
 		return "the interface's"
 	case a.OneToOne:

@@ -79,14 +79,14 @@ func (r *Profile) Text(w io.Writer, least float64) error {
 	fmt.Fprintf(&b, "%.1f s, %s, %d Hz: %s: %d kernel, %d user, %d idle, %d lost\n",
 		r.Seconds, plural.Count(r.CPUs, "CPU"), r.Frequency, plural.Count(s.Total, "sample"), s.Kernel, s.User, s.Idle, s.Lost)
 	if s.OtherNetns+s.NoNetns > 0 {
-		fmt.Fprintf(&b, "left out: %d kernel samples of other namespaces, %d of interrupts and softirqs, which belong to none\n", s.OtherNetns, s.NoNetns)
+		fmt.Fprintf(&b, "left out: %d kernel samples of other namespaces, %d of interrupts and softirqs, which belong to no task\n", s.OtherNetns, s.NoNetns)
 	}
 	if r.Root != observe.AllFunctions {
 		fmt.Fprintf(&b, "%s: %s, %.1f %% of all, %.1f %% of the kernel's\n",
 			r.Root, plural.Count(s.Root, "sample"), percent(s.Root, s.Total), percent(s.Root, s.Kernel))
 	}
 	if s.Root == 0 {
-		b.WriteString("Nothing was seen there: was there traffic?\n")
+		b.WriteString("No sample there: was there traffic?\n")
 	}
 	if len(r.Called) > 0 {
 		fmt.Fprintf(&b, "\n%8s  %7s  called by %s\n", "samples", "share", r.Root)

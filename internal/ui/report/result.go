@@ -27,9 +27,9 @@ var kindTitles = map[string]string{
 	"udp":      "UDP through a NAT router",
 	"cps":      "New connections through a NAT router",
 	"bulk":     "TCP bulk transfer through a NAT router",
-	"rules":    "What the number of rules costs",
-	"ports":    "Outside ports of a NAT router that run out",
-	"expiry":   "Delay of packets while sessions expire",
+	"rules":    "Cost of the number of rules",
+	"ports":    "Exhaustion of a NAT router's external ports",
+	"expiry":   "Packet delay while sessions expire",
 	"trimming": "NAT with netfilter whole, trimmed and absent",
 }
 
@@ -122,11 +122,11 @@ func (p *page) result(r *bench.Result) {
 
 // labelMeanings say in a sentence what labels of figures mean for who reads them.
 var labelMeanings = []struct{ label, means string }{
-	{"noisy", "something else used the machine's processors meanwhile, also when trials were repeated"},
-	{"generator-limited", "the generator could not send as fast as it was asked to, so that the router may do better"},
-	{"lossy", "packets were lost, so that this is the cost of those that came through"},
-	{"below range", "it was not reached even at the lowest rate that was tried"},
-	{"at the generator's limit", "it was reached at the highest rate that the generator can send, so that the router may do better"},
+	{"noisy", "other programs used the machine's CPUs, also when trials were repeated"},
+	{"generator-limited", "the generator could not reach the offered load, so the router may do better"},
+	{"lossy", "packets were lost, so this is the cost of the forwarded ones"},
+	{"below range", "it was not met even at the lowest rate tried"},
+	{"at the generator's limit", "it was met at the generator's highest rate, so the router may do better"},
 }
 
 // labelNotes explain the labels that figures have.

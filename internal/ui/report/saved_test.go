@@ -67,7 +67,7 @@ func TestHTML(t *testing.T) {
 	}
 	page := checkPage(t, "all", func(w io.Writer) error { return HTML(w, all) })
 	for _, want := range []string{
-		"UDP through a NAT router", "The rule-count experiment of 1997", "published kB/s", "What the number of rules costs", "A published port that collapses under load",
+		"UDP through a NAT router", "The rule-count experiment of 1997", "published kB/s", "Cost of the number of rules", "A published port that collapses under load",
 		"natkit bench rules -o json", "natkit demo --no-host-write --report demo.html", "not measured:", "noisy", "published elsewhere", "6.18.0", "prefers-color-scheme: dark",
 	} {
 		if !strings.Contains(page, want) {
@@ -318,20 +318,20 @@ func TestLoadRefuses(t *testing.T) {
 		{``, `empty`},
 		{`{`, `line 1, column 1: it ends too early`},
 		{"{\n  \"version\": 1,\n  x}", `line 3, column 3: this is not JSON`},
-		{`[1]`, `no result of a measurement`},
-		{`null`, `no result of a measurement`},
-		{`{"version": 1}`, `no result of a measurement`},
+		{`[1]`, `not the result of a measurement`},
+		{`null`, `not the result of a measurement`},
+		{`{"version": 1}`, `not the result of a measurement`},
 		{`{"version": 2, "kind": "udp", "figures": []}`, `version 2 of the format, but this natkit knows those up to 1: use a later natkit`},
 		{`{"version": 0, "kind": "udp", "figures": []}`, `version 0`},
-		{`{"version": "1", "kind": "udp", "figures": []}`, `version is a string, want int`},
-		{result(`{"router": "a", "metric": "m", "values": ["1"]}`), `figures.values is a string, want float64`},
-		{"{\"version\": 1, \"kind\": \"udp\",\n \"figures\": {}}", `line 2, column 13: figures is a object`},
+		{`{"version": "1", "kind": "udp", "figures": []}`, `version is of type string, want int`},
+		{result(`{"router": "a", "metric": "m", "values": ["1"]}`), `figures.values is of type string, want float64`},
+		{"{\"version\": 1, \"kind\": \"udp\",\n \"figures\": {}}", `line 2, column 13: figures is of type object`},
 		{result(`{"router": "a", "metric": "m", "values": [1e999]}`), `want float64`},
 		{result(`{"router": "a", "metric": "m", "values": [1, 1e308]}`), `figures[0].values[1] is 1e+308: want a number up to 1e+18`},
 		{result(`{"router": "a", "values": [1]}`), `figures[0].metric is missing`},
 		{result(`{"metric": "m", "params": {"flows": -1}}`), `figures[0].params.flows is -1: want 0 to`},
-		{result(``) + `{}`, `more after the end`},
-		{`{"version": 1, "kind": "udp", "figures": [], "started": "yesterday"}`, `"yesterday" is no time`},
+		{result(``) + `{}`, `more data after the end`},
+		{`{"version": 1, "kind": "udp", "figures": [], "started": "yesterday"}`, `"yesterday" is not a time`},
 		{`{"steps": [{"http": {"requests_per_second": 1e300}}], "restored": true}`, `steps[0].http.requests_per_second is 1e+300`},
 		{`{"requests_per_second": 1, "percentiles_ms": {"50": -1e300}}`, `percentiles_ms["50"] is -1e+300`},
 	} {

@@ -24,7 +24,7 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 	case "up":
 		fmt.Fprintf(&b, "up on engine %s: %s of %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"), e.File)
 	case "adopted":
-		fmt.Fprintf(&b, "adopted engine %s, which was up: %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"))
+		fmt.Fprintf(&b, "adopted the running engine %s: %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"))
 	case "reloaded":
 		fmt.Fprintf(&b, "%s of %s in use: %d new, %d gone\n", plural.Count(e.Plan.Rules, "rule"), e.File, len(e.Plan.Added), len(e.Plan.Removed))
 	case "followed":
@@ -32,11 +32,11 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 	case "waiting":
 		fmt.Fprintf(&b, "waiting: %s\n", why)
 	case "kept":
-		fmt.Fprintf(&b, "the rules in use stay: %s\n", strings.ReplaceAll(e.Error, "\n", "\n  "))
+		fmt.Fprintf(&b, "the rules in use stay in effect: %s\n", strings.ReplaceAll(e.Error, "\n", "\n  "))
 	case "ended":
-		b.WriteString("ended; the NAT stays up, and packets don't notice: natkit down takes it down\n")
+		b.WriteString("ended; NAT continues without it: natkit down stops it\n")
 	case "down":
-		b.WriteString("ended, and taken down\n")
+		b.WriteString("ended, and stopped the gateway\n")
 		for _, k := range e.Why {
 			fmt.Fprintf(&b, "  left: %s\n", k)
 		}
@@ -51,10 +51,10 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 // serveNotes adds what of a plan an operator does not expect.
 func serveNotes(b *strings.Builder, e *control.ServeEvent) {
 	for _, name := range e.Plan.Awaited {
-		fmt.Fprintf(b, "  %s is not there, or has no address: it is waited for\n", name)
+		fmt.Fprintf(b, "waiting for %s: it does not exist, or has no address\n", name)
 	}
 	if e.Plan.Upgrade {
-		b.WriteString("  programs of another natkit were replaced; sessions go on\n")
+		b.WriteString("  programs of another natkit were replaced; sessions continue\n")
 	}
 	for _, c := range control.ChangesText(e.Plan.Changes) {
 		fmt.Fprintf(b, "  changed in the namespace, until natkit down: %s\n", c)
@@ -63,7 +63,7 @@ func serveNotes(b *strings.Builder, e *control.ServeEvent) {
 		return
 	}
 	for _, g := range e.Plan.Bypassed {
-		fmt.Fprintf(b, "  gone past: %s: %s\n", g.What, g.Effect)
+		fmt.Fprintf(b, "  bypassed: %s: %s\n", g.What, g.Effect)
 	}
 	for _, t := range e.Plan.Warnings {
 		fmt.Fprintf(b, "  note: %s\n", t)

@@ -151,7 +151,7 @@ func sheetsOf(routers []string, figures []bench.Figure, published []bench.Publis
 				name = p.Router
 			}
 			add(p.Params, row{Name: name, Series: series[p.Router], Median: p.Value, Min: p.Value, Max: p.Value,
-				PublishedBy: cmp.Or(p.Source, "a source that is not named"), PublishedNote: p.Note})
+				PublishedBy: cmp.Or(p.Source, "an unnamed source"), PublishedNote: p.Note})
 		}
 		s.finish()
 		sheets = append(sheets, s)

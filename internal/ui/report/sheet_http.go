@@ -36,7 +36,7 @@ func httpRuns(d *scenario.DemoResult) []httpRun {
 }
 
 // publishedCase says whose the published figures of the demo are.
-const publishedCase = "the same case by its authors, on other machines and an older kernel"
+const publishedCase = "the same case, measured by its authors on other machines and an older kernel"
 
 // httpSheets is the figures of loads that are compared, and the distribution of
 // their times.
@@ -109,7 +109,7 @@ func httpFigures(name string, h *bench.HTTPResult) []bench.Figure {
 // percentileSheet is within which time which share of the requests was answered.
 func percentileSheet(runs []httpRun) sheet {
 	s := sheet{Metric: "answered_within_ms", Measure: measureOf("answered_within_ms"), Axis: axisPercentile, Blocks: make([]block, 1)}
-	s.Measure.Title = "Time within which a share of the completed requests was answered"
+	s.Measure.Title = "Time within which a share of the requests completed"
 	for _, share := range bench.Percentages {
 		for i, r := range runs {
 			v, ok := r.http.Percentiles[strconv.Itoa(share)]

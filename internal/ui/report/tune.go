@@ -53,16 +53,16 @@ func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 			p.tuneReason(c, i == 0 || plan.Changes[i-1].Reason != c.Reason)
 		}
 	case len(plan.Refused) == 0 && len(plan.Unjudged) > 0:
-		p.text("", "", "No change is known to be needed, but not everything could be judged: what could not be read is at the end. With all rights, natkit doctor says more.")
+		p.text("", "", "No change is known to be needed, but not everything could be judged: the end lists what could not be read. Run natkit doctor as root for a full judgement.")
 	case len(plan.Refused) == 0:
-		p.text("", "", "Nothing to change: no finding asks for another setting, and nothing presses the connection tracking table.")
+		p.text("", "", "Nothing to change: no finding asks for another setting, and the connection tracking table has room.")
 	case len(refused) == 0:
-		p.text("", "", "Nothing is changed unasked.")
+		p.text("", "", "Nothing changes without confirmation.")
 	default:
 		p.text("", "", "Nothing can be changed.")
 	}
 	p.tuneRefused("Not planned", refused)
-	p.tuneRefused("Planned only at your word", asked)
+	p.tuneRefused("Planned only with --confirm", asked)
 	p.tuneMemory(plan.Memory)
 	for _, note := range plan.Notes {
 		p.b.WriteByte('\n')
@@ -70,7 +70,7 @@ func TunePlanText(w io.Writer, plan *tune.Plan, apply string) error {
 	}
 	p.unseen(plan.Unseen)
 	if len(plan.Changes) > 0 {
-		p.b.WriteString("\nTo make it so: " + apply + "\n")
+		p.b.WriteString("\nTo apply it: " + apply + "\n")
 	}
 	_, err := io.WriteString(w, p.b.String())
 	return err
@@ -88,7 +88,7 @@ func TuneApplyText(w io.Writer, r *tune.Record, rollback string) error {
 	case r.State == tune.StateUnchanged:
 		p.text("", "", "Nothing was changed.")
 	case r.State == tune.StatePlanned:
-		p.text("", "", "Would write, after noting the old values, and read back:")
+		p.text("", "", "Would save the old values, write these, and read them back:")
 	default:
 		p.text("", "", fmt.Sprintf("Applied as %s; each value was read back:", r.ID))
 	}
@@ -101,9 +101,9 @@ func TuneApplyText(w io.Writer, r *tune.Record, rollback string) error {
 	p.tuneRefused("Left out", r.Skipped)
 	if r.State == tune.StateApplied {
 		if len(tuneFiles(r)) == 0 {
-			p.text("", "", "At the next boot these values are gone; --persist would keep those of the initial namespace.")
+			p.text("", "", "A reboot resets these values; --persist would keep those of the initial namespace.")
 		}
-		p.b.WriteString("To take it back: " + rollback + "\n")
+		p.b.WriteString("To undo it: " + rollback + "\n")
 	}
 	_, err := io.WriteString(w, p.b.String())
 	return err
@@ -122,7 +122,7 @@ func tuneFiles(r *tune.Record) (files []string) {
 // TuneRollbackText writes what became of each setting.
 func TuneRollbackText(w io.Writer, r *tune.Record) error {
 	var p page
-	p.text("", "", fmt.Sprintf("Took back %s, newest first:", r.ID))
+	p.text("", "", fmt.Sprintf("Rolled back %s, newest first:", r.ID))
 	for _, x := range r.Restored {
 		line := x.Setting + ": " + tuneOutcomes[x.Outcome]
 		if x.Detail != "" {
@@ -136,7 +136,7 @@ func TuneRollbackText(w io.Writer, r *tune.Record) error {
 
 var tuneOutcomes = map[tune.Outcome]string{
 	tune.OutcomeRestored: "restored",
-	tune.OutcomeAlready:  "had its old value already",
+	tune.OutcomeAlready:  "already had its old value",
 	tune.OutcomeKept:     "kept",
 	tune.OutcomeGone:     "gone",
 }
@@ -174,7 +174,7 @@ func TuneHistoryText(w io.Writer, records []tune.Record) error {
 var tuneStates = map[tune.State]string{
 	tune.StateRunning:     "being done",
 	tune.StateApplied:     "applied",
-	tune.StateInterrupted: "INTERRUPTED: stands half done, natkit tune rollback restores all",
+	tune.StateInterrupted: "INTERRUPTED: partly applied, natkit tune rollback restores everything",
 	tune.StateFailed:      "failed and undone",
 	tune.StateRolledBack:  "rolled back",
 	tune.StateRebooted:    "ended by a reboot",
@@ -258,12 +258,12 @@ func (p *page) tuneMemory(m *tune.Memory) {
 	p.table("lrrrrrrl", rows)
 	switch {
 	case m.Growth > 0:
-		p.text("  ", "  ", fmt.Sprintf("Full in: with %s entries more a second, as in the time looked at; what a full table refuses counts as well.", rate(m.Growth)))
+		p.text("  ", "  ", fmt.Sprintf("Full in: at %s more entries a second, as during the window; entries that a full table refuses count too.", rate(m.Growth)))
 	case m.Growth < 0:
-		p.text("  ", "  ", fmt.Sprintf("In the time looked at it lost %s entries a second.", rate(-m.Growth)))
+		p.text("  ", "  ", fmt.Sprintf("During the window it lost %s entries a second.", rate(-m.Growth)))
 	}
 	if m.Then.Entries != m.Now.Entries {
-		p.text("  ", "  ", "Entries then: once the shorter time-outs hold for all of them, with as many new ones as now.")
+		p.text("  ", "  ", "Entries then: when the shorter timeouts apply to all of them, with as many new ones as now.")
 	}
 	entry := fmt.Sprintf("An entry takes %d bytes", m.EntryBytes)
 	if m.EntryAssumed {

@@ -144,7 +144,7 @@ func (s *state) reading(m *live.Moment) string {
 	var words []string
 	switch j := m.Judged; {
 	case j == nil:
-		words = append(words, "the first window is not over yet")
+		words = append(words, "the first window is not complete yet")
 	case j.Table != nil:
 		words = append(words, fmt.Sprintf("table read in %.2f s, %.0f s ago", j.Table.DumpSeconds, max(0, m.At.Sub(j.TableAt).Seconds())))
 	default:
@@ -225,20 +225,20 @@ func (s *state) footer(c *canvas) {
 var helpLines = []string{
 	"q, ctrl-c      quit",
 	"tab, right     next panel; left, shift-tab: the one before",
-	"enter          the panel alone, with all its columns; again, or esc: back",
-	"up, down       scroll the panel that is alone (page up, page down, home)",
-	"f              what was found, why, and what cures it",
+	"enter          zoom the panel, with all its columns; again, or esc: back",
+	"up, down       scroll the zoomed panel (page up, page down, home)",
+	"f              findings, with reason and cure",
 	"s              sort the panel by its next column",
-	"/              show only rows that hold a text; esc: all rows",
-	"p, space       hold the screen; counting goes on",
+	"/              show only rows that contain a text; esc: all rows",
+	"p, space       pause the screen; counting continues",
 	"n              choose a namespace",
-	"ctrl-l         draw the screen anew",
-	"ctrl-z         stop natkit; fg goes on",
+	"ctrl-l         redraw the screen",
+	"ctrl-z         stop natkit; fg continues",
 	"",
-	"Entries, new and ended flows, drops and processors are of the last interval or",
-	"so; addresses, states, ports and findings of the last window, whose time stands",
-	"in the last line of the head. The trend is over half a minute. Sessions of the",
-	"eBPF engine are not in the table: rows of the engine are marked so.",
+	"Entries, new and ended flows, drops and CPUs are of about the last interval;",
+	"addresses, states, ports and findings are of the last window, whose time is",
+	"in the last line of the head. The trend covers half a minute. Sessions of the",
+	"eBPF engine are not in the table: its rows are marked.",
 }
 
 func (s *state) drawHelp(c *canvas) {

@@ -81,7 +81,7 @@ func engineLine(e *snapshot.Engine, r *live.EngineRates) (string, style) {
 
 func accelShare(r *live.EngineRates) string {
 	if r.FastPath == nil {
-		return "no packet that accel could forward came in"
+		return "no packet arrived that accel could forward"
 	}
 	return fmt.Sprintf("%.1f%% of packets bypass the stack", 100**r.FastPath)
 }

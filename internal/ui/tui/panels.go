@@ -208,7 +208,7 @@ func (s *state) dropRows() table {
 	}
 	if lost > 0 {
 		packets, n := number(lost)
-		t.add(warn, "not told apart", packets, n, "", 0.0, "", "")
+		t.add(warn, "cause unknown", packets, n, "", 0.0, "", "")
 	}
 	return t
 }

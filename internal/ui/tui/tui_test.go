@@ -124,7 +124,7 @@ func TestScreens(t *testing.T) {
 		s := newState()
 		golden(t, "first", screen(t, s, 80, 24, "UTF-8"))
 		s.add(&live.Moment{At: busy().At, Unseen: []string{"dropped packets: not permitted"}, Judged: &live.Judged{At: busy().At,
-			Unseen: []snapshot.Capability{{Name: snapshot.CanConntrackDump, Reason: "not asked for"}}}})
+			Unseen: []snapshot.Capability{{Name: snapshot.CanConntrackDump, Reason: "not requested"}}}})
 		golden(t, "blind", screen(t, s, 80, 24, "UTF-8"))
 	})
 	t.Run("namespaces", func(t *testing.T) {
