@@ -4,7 +4,6 @@ package report
 
 import (
 	"fmt"
-	"html/template"
 	"io"
 	"math"
 	"slices"
@@ -372,7 +371,7 @@ func onlyWords(f bench.Figure) string {
 	return words + ": " + measureOf(f.Metric).unit(f.Median).with(f.Median)
 }
 
-// htmlCompared is a comparison in the template.
+// htmlCompared is a comparison on a page.
 type htmlCompared struct {
 	A, B        string
 	Environment []EnvironmentChange
@@ -387,6 +386,37 @@ type htmlComparedMetric struct {
 	Title  string
 	Blocks []htmlBlock
 	Table  htmlTable
+}
+
+func (c *htmlCompared) markup() markup {
+	body := tag("dl", tag("dt", "A"), tag("dd", text(c.A)), tag("dt", "B"), tag("dd", text(c.B)))
+	if len(c.Environment) > 0 {
+		rows := tag("tr", tag("th"), tag("th", "A"), tag("th", "B"))
+		rows += each(c.Environment, func(e EnvironmentChange) markup {
+			return tag("tr", tag("th", text(e.Name)), tag("td", text(e.A)), tag("td", text(e.B)))
+		})
+		body += tag("article", tag("h2", "The machines differ"), scroll("", rows))
+	}
+	body += said("p.bad", c.TooFew)
+	body += each(c.Metrics, func(m htmlComparedMetric) markup {
+		return tag("article", tag("h2", text(m.Title)), each(m.Blocks, htmlBlock.markup), m.Table.markup())
+	})
+	if len(c.Metrics) == 0 {
+		body += tag("p", "No figure is in both.")
+	}
+	for _, only := range []struct {
+		title markup
+		lines []string
+	}{{"Only in A", c.OnlyA}, {"Only in B", c.OnlyB}} {
+		if len(only.lines) > 0 {
+			body += tag("h3", only.title) + paragraphs(only.lines)
+		}
+	}
+	rule := tag("h2", "Outside the noise")
+	if len(c.Metrics) > 0 {
+		rule += tag("p", "In the pictures the words and the bar of B are green for a change to the better, red for one to the worse, blue where neither is said, grey where the change is not outside the noise. Bars are medians; whiskers reach from the least to the largest trial.")
+	}
+	return body + tag("article", rule, tag("p", text(c.Rule)))
 }
 
 // ComparedHTML writes a comparison as a page like HTML's.
@@ -430,7 +460,7 @@ func ComparedHTML(w io.Writer, c *Comparison) error {
 		for _, b := range blocksOf(rows) {
 			words := conditions(b[0].Params)
 			plots := c.comparedPlots(b, strings.TrimSuffix(h.Metrics[i].Title+": "+words, ": "))
-			h.Metrics[i].Blocks = append(h.Metrics[i].Blocks, htmlBlock{Conditions: words, Plots: template.HTML(plots)})
+			h.Metrics[i].Blocks = append(h.Metrics[i].Blocks, htmlBlock{Conditions: words, Plots: markup(plots)})
 		}
 	}
 	page := htmlPage{Title: "Two measurements compared", Sections: []htmlSection{{Title: "Two measurements compared", Compared: h}}}

@@ -3,11 +3,9 @@
 package report
 
 import (
-	"bytes"
 	"cmp"
 	_ "embed"
 	"fmt"
-	"html/template"
 	"io"
 	"slices"
 	"strings"
@@ -16,19 +14,8 @@ import (
 	"natkit/internal/snapshot"
 )
 
-//go:embed doctor.tmpl
-var doctorPage string
-
-// doctorTemplate shares the style sheet of the other reports.
-var doctorTemplate = template.Must(template.New("doctor").Funcs(template.FuncMap{
-	"style": func() template.CSS {
-		_, style, _ := strings.Cut(htmlText, "<style>")
-		style, _, _ = strings.Cut(style, "</style>")
-		return template.CSS(style)
-	},
-	"upper":  func(s causes.Severity) string { return strings.ToUpper(s.String()) },
-	"remark": func(s string) bool { return strings.HasPrefix(s, "#") },
-}).Parse(doctorPage))
+//go:embed doctor.css
+var doctorStyle string
 
 // DoctorHTML writes what the doctor found as one page that needs nothing besides
 // itself: the findings with curves of the window, the facts that they rest on, and
@@ -57,19 +44,19 @@ func DoctorHTML(w io.Writer, s *snapshot.Snapshot, findings []causes.Finding) er
 
 // withCurves are the findings with the curves that speak for them, and all curves of
 // the window. Findings begin their places on the page with prefix.
-func withCurves(s *snapshot.Snapshot, findings []causes.Finding, prefix string) (out []doctorFinding, window []template.HTML) {
+func withCurves(s *snapshot.Snapshot, findings []causes.Finding, prefix string) (out []doctorFinding, window []markup) {
 	curves := curvesOf(s)
 	for _, f := range findings {
 		h := doctorFinding{Finding: f, ID: prefix + f.Code}
 		for _, c := range curves {
 			if c.speaksFor(f.Code) {
-				h.Plots = append(h.Plots, template.HTML(c.svg()))
+				h.Plots = append(h.Plots, c.svg())
 			}
 		}
 		out = append(out, h)
 	}
 	for _, c := range curves {
-		window = append(window, template.HTML(c.svg()))
+		window = append(window, c.svg())
 	}
 	return out, window
 }
@@ -82,12 +69,135 @@ func (d *doctorHTML) notJudged(causes []causes.Unjudged) {
 }
 
 func (d *doctorHTML) write(w io.Writer) error {
-	var b bytes.Buffer
-	if err := doctorTemplate.Execute(&b, d); err != nil {
-		return fmt.Errorf("write findings: %w", err)
+	body := tag("h1", text(d.Title)) + tag("p.dim", text(d.About))
+	if d.NotJudged != "" {
+		body += tag("article.warning", tag("p", tag("span.tag", "NOT JUDGED"), " ", text(d.NotJudged), ":"), tag("p.dim", text(d.Unjudged)))
 	}
-	_, err := w.Write(b.Bytes())
-	return err
+	body += said("p", d.Nothing) + each(d.Findings, doctorFinding.markup) + d.namespaces() + paragraphs(d.Closing)
+	if len(d.Window) > 0 {
+		body += tag("article", tag("h2", "The window"), windows(d.Window), windowLegend)
+	}
+	if len(d.Unseen) > 0 {
+		body += tag("article", tag("h2", "Could not be seen"), tag("dl", each(d.Unseen, func(c snapshot.Capability) markup {
+			reason := c.Reason
+			if c.Costs != "" {
+				reason += "; so " + c.Costs
+			}
+			return tag("dt", text(c.Name)) + tag("dd", text(reason))
+		})))
+	}
+	if len(d.Facts) > 0 {
+		body += tag("article", tag("h2", "The facts"), each(d.Facts, doctorFacts.markup))
+	}
+	return document{title: d.Title, style: pageStyle + doctorStyle, body: tag("main", body)}.write(w)
+}
+
+const windowLegend markup = `<p class="dim">Seconds since the window began.</p>
+`
+
+// windows are plots of the window beside each other.
+func windows(plots []markup) markup {
+	if len(plots) == 0 {
+		return ""
+	}
+	return tag("div.windows", plots...)
+}
+
+// namespaces are a list with a link to each, and then each.
+func (d *doctorHTML) namespaces() markup {
+	if len(d.Namespaces) == 0 {
+		return ""
+	}
+	list := tag("ul", each(d.Namespaces, func(n doctorNamespace) markup {
+		var codes []string
+		for _, f := range n.Findings {
+			codes = append(codes, f.Code)
+		}
+		link := element("a", []attribute{{"href", "#" + n.ID}}, text(n.Title))
+		return tag("li."+n.Worst.String(), severityTag(n.Worst), " ", link, ": ", text(strings.Join(codes, ", ")))
+	}))
+	return list + each(d.Namespaces, doctorNamespace.markup)
+}
+
+func (n doctorNamespace) markup() markup {
+	body := tag("h2", text(n.Title)) + each(n.Findings, doctorFinding.markup)
+	if len(n.Facts) > 0 {
+		window := windows(n.Window)
+		if window != "" {
+			window += windowLegend
+		}
+		body += details(false, "The facts of "+n.Title, window, each(n.Facts, doctorFacts.markup))
+	}
+	return element("section", []attribute{{"id", n.ID}}, body)
+}
+
+func severityTag(s causes.Severity) markup {
+	return tag("span.tag", text(strings.ToUpper(s.String())))
+}
+
+func (f doctorFinding) markup() markup {
+	body := severityTag(f.Severity) + " " + tag("code", text(f.Code)) + tag("h2", text(f.Title)) + windows(f.Plots)
+	if len(f.Evidence) > 0 {
+		body += tag("h3", "Evidence") + scroll("evidence", each(f.Evidence, func(e causes.Evidence) markup {
+			return tag("tr", tag("td", text(e.What)), tag("td", text(e.Value)), tag("td.source", text(e.Source)))
+		}))
+	}
+	if f.Why != "" {
+		body += tag("h3", "Why it matters") + tag("p", text(f.Why))
+	}
+	body += commands("Cure", f.Remedy) + commands("Check", f.Verify)
+	if len(f.Consequences) > 0 {
+		body += tag("h3", "Follows from it, and goes with it") + each(f.Consequences, consequence)
+	}
+	return element("article", []attribute{{"class", f.Severity.String()}, {"id", f.ID}}, body)
+}
+
+// consequence is a finding that another one explains, with those that it explains.
+func consequence(f causes.Finding) markup {
+	about := tag("span.dim", text(fmt.Sprintf("(%s, %s)", f.Severity, f.Code)))
+	return tag("p", text(f.Title), " ", about) + each(f.Consequences, consequence)
+}
+
+// commands are lines to type, and remarks between them.
+func commands(title markup, lines []string) markup {
+	if len(lines) == 0 {
+		return ""
+	}
+	return tag("h3", title) + tag("pre.cmd", each(lines, func(line string) markup {
+		if strings.HasPrefix(line, "#") {
+			return tag("span.rem", text(line)) + "\n"
+		}
+		return text(line) + "\n"
+	}))
+}
+
+func (f doctorFacts) markup() markup {
+	cell := func(name string, i int, s string) markup {
+		if i >= f.Words {
+			name += ".num"
+		}
+		return tag(name, text(s))
+	}
+	var head, rows markup
+	for i, h := range f.Head {
+		head += cell("th", i, h)
+	}
+	head += said("th.track", f.Bar)
+	for _, r := range f.Rows {
+		var cells markup
+		for i, c := range r.Cells {
+			cells += cell("td", i, c)
+		}
+		if f.Bar != "" {
+			var bar markup
+			if r.Share != 0 {
+				bar = element("span", []attribute{{"class", "bar"}, {"style", "width: " + r.Percent() + "%"}})
+			}
+			cells += tag("td.track", bar)
+		}
+		rows += tag("tr", cells)
+	}
+	return details(len(f.Rows) <= 12, f.Title, scroll("facts", tag("tr", head), rows))
 }
 
 // doctorHTML is a page about one namespace, or about several, which are then in
@@ -98,7 +208,7 @@ type doctorHTML struct {
 	Findings              []doctorFinding
 	Namespaces            []doctorNamespace
 	Closing               []string
-	Window                []template.HTML
+	Window                []markup
 	Facts                 []doctorFacts
 	Unseen                []snapshot.Capability
 }
@@ -108,14 +218,14 @@ type doctorNamespace struct {
 	ID, Title string
 	Worst     causes.Severity
 	Findings  []doctorFinding
-	Window    []template.HTML
+	Window    []markup
 	Facts     []doctorFacts
 }
 
 type doctorFinding struct {
 	causes.Finding
 	ID    string // of its place on the page
-	Plots []template.HTML
+	Plots []markup
 }
 
 // doctorFacts is a table of facts; a row's Share, 0 to 1, is drawn as a bar, where Bar
@@ -230,7 +340,7 @@ const (
 	curveHeight = 130
 )
 
-func (c *windowCurve) svg() string {
+func (c *windowCurve) svg() markup {
 	last, most := c.times[len(c.times)-1], 0.0
 	for _, line := range c.lines {
 		most = max(most, slices.Max(line))
@@ -251,11 +361,11 @@ func (c *windowCurve) svg() string {
 			p.lines(look, path...)
 		}
 	})
-	var legend strings.Builder
+	var legend markup
 	for i, name := range c.names {
-		fmt.Fprintf(&legend, `<li><span class="key i-%s"></span>%s</li>`, inks[i%len(inks)], escaped(name))
+		legend += tag("li", tag("span.key i-"+string(inks[i%len(inks)])), text(name))
 	}
-	return fmt.Sprintf(`<figure class="window"><figcaption>%s</figcaption>%s<ul class="legend">%s</ul></figure>`, escaped(c.title), picture, legend.String())
+	return tag("figure.window", tag("figcaption", text(c.title)), markup(picture), tag("ul.legend", legend))
 }
 
 // factsOf are the facts of the snapshot as tables, those that have rows.

@@ -3,11 +3,9 @@
 package report
 
 import (
-	"bytes"
 	"cmp"
 	_ "embed"
 	"fmt"
-	"html/template"
 	"io"
 	"slices"
 	"strings"
@@ -32,10 +30,8 @@ var flameScript string
 //go:embed flame.css
 var flameStyle string
 
-//go:embed flame.tmpl
-var flamePage string
-
-var flameTemplate = template.Must(template.New("flame").Parse(flamePage))
+//go:embed flamepage.css
+var flamePageStyle string
 
 // flameBox is one function at one place of the tree. Values are shares of all
 // ticks, so that profiles of different length compare.
@@ -100,19 +96,39 @@ func (b *flameBox) callee(frame observe.Frame) *flameBox {
 
 // HTML writes the picture as a page that needs nothing besides itself.
 func (f *Flame) HTML(w io.Writer) error {
-	page := struct {
-		Title   string
-		About   []string
-		Picture template.HTML
-		Kinds   []flameKind
-		Diff    bool
-	}{f.Title, f.about(), template.HTML(f.svg(false)), f.kinds(), f.Before != nil}
-	var b bytes.Buffer
-	if err := flameTemplate.Execute(&b, page); err != nil {
-		return fmt.Errorf("write flame graph: %w", err)
+	body := tag("h1", text(f.Title)) + each(f.about(), func(line string) markup { return said("p.dim", line) })
+	hint := markup("A box is a function of the kernel below the one that called it, as wide as its share of the samples. A click zooms, escape shows all, / searches.")
+	diff := f.Before != nil
+	if diff {
+		hint += " Red boxes grew, blue ones shrank; a box is as wide as the mean of its two shares."
 	}
-	_, err := w.Write(b.Bytes())
-	return err
+	body += tag("p.dim", hint)
+	if !diff {
+		body += tag("p.dim keys", each(f.kinds(), func(k flameKind) markup { return tag("span", k.swatch(12), " ", text(k.Name)) }))
+	}
+	body += markup(f.svg(false)) + "\n" + f.legend(diff)
+	return document{title: f.Title, style: flamePageStyle, inPicture: true, body: body}.write(w)
+}
+
+// legend says what the colours mean, and how much of the time each has.
+func (f *Flame) legend(diff bool) markup {
+	shares := tag("th.num", "of all time")
+	if diff {
+		shares = tag("th.num", "before") + tag("th.num", "after")
+	}
+	return scroll("", tag("tr", tag("th"), tag("th", "work"), shares, tag("th", "what it is")), each(f.kinds(), func(k flameKind) markup {
+		swatch, before := k.swatch(14), markup("")
+		if diff {
+			swatch, before = "", tag("td.num", text(k.Before))
+		}
+		return tag("tr", tag("td", swatch), tag("td", text(k.Name)), before, tag("td.num", text(k.After)), tag("td", text(k.About)))
+	}))
+}
+
+// swatch is a square in the kind's colour.
+func (k flameKind) swatch(size int) markup {
+	side := []attribute{{"width", fmt.Sprint(size)}, {"height", fmt.Sprint(size)}}
+	return element("svg", append([]attribute{{"class", "flame swatch"}}, side...), element("rect", append([]attribute{{"class", k.Name}}, side...)))
 }
 
 // SVG writes the picture as a file that a browser opens.

@@ -3,11 +3,9 @@
 package report
 
 import (
-	"bytes"
 	"cmp"
 	_ "embed"
 	"fmt"
-	"html/template"
 	"io"
 	"slices"
 	"strings"
@@ -17,12 +15,11 @@ import (
 	"natkit/internal/words/plural"
 )
 
-//go:embed html.tmpl
-var htmlText string
+//go:embed page.css
+var pageStyle string
 
-// htmlTemplate escapes all that came from a file. Only what svg.go made goes in
-// as it is.
-var htmlTemplate = template.Must(template.New("report").Parse(htmlText))
+//go:embed copy.js
+var copyScript string
 
 // HTML writes saved results as one page that needs nothing besides itself: no
 // network, and no script but for copying tables.
@@ -38,15 +35,14 @@ func HTML(w io.Writer, saved []*Saved) error {
 }
 
 func (p *htmlPage) write(w io.Writer) error {
-	var b bytes.Buffer
-	if err := htmlTemplate.Execute(&b, p); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	body := each(p.Sections, htmlSection.markup)
+	if len(p.Sections) > 1 {
+		body = tag("h1", text(p.Title)) + body
 	}
-	_, err := w.Write(b.Bytes())
-	return err
+	return document{title: p.Title, style: pageStyle, script: copyScript, body: tag("main", body)}.write(w)
 }
 
-// htmlPage is what the template shows.
+// htmlPage is a page about results.
 type htmlPage struct {
 	Title    string
 	Sections []htmlSection
@@ -76,13 +72,13 @@ type htmlCard struct {
 
 type htmlBlock struct {
 	Conditions string
-	Plots      template.HTML
+	Plots      markup
 	Legend     []htmlLegend
 	Labelled   string // what bars say beside themselves, and curves don't
 }
 
 type htmlLegend struct {
-	Swatch template.HTML
+	Swatch markup
 	Name   string
 }
 
@@ -124,6 +120,102 @@ type htmlStep struct {
 	Findings                       []string
 	Changes                        []string
 	NotRun                         string
+}
+
+func (s htmlSection) markup() markup {
+	body := tag("h1", text(s.Title))
+	body += each(s.About, func(line string) markup { return said("p.dim", line) })
+	body += command(s.Command)
+	if s.Compared != nil {
+		body += s.Compared.markup()
+	}
+	if len(s.Routers) > 0 {
+		body += tag("dl", each(s.Routers, func(r bench.RouterUse) markup {
+			about := text(r.Describe)
+			if r.Unsupported != "" {
+				about = tag("span.bad", "not measured:") + " " + text(r.Unsupported)
+			}
+			return tag("dt", text(r.Name)) + tag("dd", about)
+		}))
+	}
+	body += each(s.Steps, htmlStep.markup) + each(s.Cards, htmlCard.markup) + s.notes()
+	if len(s.Environment) > 0 {
+		body += tag("article", tag("h2", "Environment"), scroll("", each(s.Environment, func(p htmlPair) markup {
+			return tag("tr", tag("th", text(p.Name)), tag("td", text(p.Value)))
+		})))
+	}
+	if s.File != "" {
+		body += tag("p.dim", "Made from ", text(s.File), ".")
+	}
+	return tag("section", body)
+}
+
+// notes are what must be known of all cards.
+func (s htmlSection) notes() markup {
+	if len(s.Sources)+len(s.Notes) == 0 && s.WithoutValues == "" {
+		return ""
+	}
+	body := tag("h2", "Notes")
+	if len(s.Cards) > 0 {
+		body += tag("p", "Bars, the numbers beside them, and points are medians; whiskers reach from the least to the largest of the n trials.")
+	}
+	body += each(s.Sources, func(source string) markup {
+		return tag("p", "Outlined, dashed and in italics: published elsewhere, not measured here: ", text(source), ".")
+	})
+	body += paragraphs(s.Notes)
+	if s.WithoutValues != "" {
+		body += tag("p", "Without a value: ", text(s.WithoutValues), ".")
+	}
+	return tag("article", body)
+}
+
+// command is what was typed.
+func command(c string) markup {
+	if c == "" {
+		return ""
+	}
+	return tag("pre", "$ ", text(c))
+}
+
+func (a htmlStep) markup() markup {
+	body := tag("h3", text(a.Name)) + said("p", a.Shows) + command(a.Command) + said("pre", a.RuleFile)
+	for _, part := range []struct {
+		name  markup
+		lines []string
+	}{{"the load was not run", []string{a.NotRun}}, {"found", a.Findings}, {"changed", a.Changes}} {
+		body += each(part.lines, func(line string) markup {
+			if line == "" {
+				return ""
+			}
+			return tag("p", tag("b", part.name), " ", text(line))
+		})
+	}
+	return body
+}
+
+func (c htmlCard) markup() markup {
+	return tag("article", tag("h2", text(c.Title)), said("p", c.Text), each(c.Blocks, htmlBlock.markup), c.Table.markup())
+}
+
+func (b htmlBlock) markup() markup {
+	legend := each(b.Legend, func(l htmlLegend) markup { return tag("li", l.Swatch, text(l.Name)) })
+	if legend != "" {
+		legend = tag("ul.legend", legend)
+	}
+	return tag("figure", said("figcaption", b.Conditions), legend, b.Plots, said("figcaption", b.Labelled))
+}
+
+func (t htmlTable) markup() markup {
+	rows := tag("tr", each(t.Heads(), func(c htmlCell) markup { return tag("th."+c.Class, text(c.Text)) }))
+	rows += each(t.Rows, func(r htmlRow) markup {
+		name := "tr"
+		if r.Theirs {
+			name = "tr.theirs"
+		}
+		return tag(name, each(r.Cells, func(c htmlCell) markup { return tag("td."+c.Class, text(c.Text)) }))
+	})
+	copyButton := element("button", []attribute{{"class", "copy"}, {"hidden", ""}}, "copy as TSV")
+	return details(t.Open, "Table, "+t.Size(), scroll("data", rows), copyButton)
 }
 
 func (s *Saved) section() htmlSection {
@@ -249,7 +341,7 @@ func (out *htmlSection) cards(sheets []sheet, who string) {
 		for i := range s.Blocks {
 			b := &s.Blocks[i]
 			if slices.ContainsFunc(b.Rows, func(r row) bool { return r.theirs() == 0 }) {
-				card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, template.HTML(s.plots(b)), s.legend(b), s.labelled(b)})
+				card.Blocks = append(card.Blocks, htmlBlock{b.Conditions, markup(s.plots(b)), s.legend(b), s.labelled(b)})
 			} else { // nothing that the published figures could be compared with
 				card.Blocks = append(card.Blocks, htmlBlock{Conditions: b.Conditions, Labelled: "natkit measured nothing here: the published figures are in the table."})
 			}
@@ -279,7 +371,7 @@ func (s *sheet) legend(b *block) []htmlLegend {
 			name += ", published elsewhere"
 		}
 		if !slices.ContainsFunc(out, func(l htmlLegend) bool { return l.Name == name }) {
-			out = append(out, htmlLegend{template.HTML(swatch(r.Series, r.PublishedBy != "")), name})
+			out = append(out, htmlLegend{markup(swatch(r.Series, r.PublishedBy != "")), name})
 		}
 	}
 	return out
