@@ -2,6 +2,8 @@
 
 package bench
 
+import _ "natkit/internal/kernel/littleendian" // as the objects below are
+
 // The eBPF objects and their Go types are committed; a test compares them with
 // their source.
 //go:generate ../../bpf/generate.sh generator ../../bpf/bench/generator.bpf.c

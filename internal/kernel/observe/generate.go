@@ -2,6 +2,8 @@
 
 package observe
 
+import _ "natkit/internal/kernel/littleendian" // as the objects below are
+
 // The eBPF objects and their Go types are committed; a test compares them with
 // their source.
 //go:generate ../../../bpf/generate.sh -type drop_class -type drop_slot drops ../../../bpf/trace/drops.bpf.c
