@@ -6,15 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/kernel/conntrack"
@@ -28,20 +25,21 @@ import (
 // the rule file: what packets say is in none, so that there can't be more series
 // than maxMetricAddresses allows.
 type metrics struct {
-	registry *prometheus.Registry
-	ns       *netns.Handle
+	ns    *netns.Handle
+	build map[string]string
 
-	reloads     *prometheus.CounterVec
-	lastOK      prometheus.Gauge
-	lastSuccess prometheus.Gauge
-	rules       prometheus.Gauge
-	running     prometheus.Gauge
-
-	mu       sync.Mutex // guards what follows
-	engine   Engine
-	ruleset  nft.Ruleset // of engine nft, as it was applied; nil when it was adopted
-	starting error       // nil since rules are in use
+	mu          sync.Mutex // guards what follows: one scrape at a time
+	reloads     map[reload]int
+	lastOK      bool
+	lastSuccess time.Time
+	rules       int
+	engine      Engine
+	ruleset     nft.Ruleset // of engine nft, as it was applied; nil when it was adopted
+	starting    error       // nil since rules are in use
 }
+
+// reload is what caused a reload, and its result.
+type reload struct{ cause, result string }
 
 // maxMetricAddresses is how many outside addresses have series of their own; of more
 // there are the sums.
@@ -51,33 +49,18 @@ const maxMetricAddresses = 256
 var reloadCauses = []string{"file", "signal", "machine"}
 
 func newMetrics(ns *netns.Handle, build map[string]string) *metrics {
-	m := &metrics{registry: prometheus.NewRegistry(), ns: ns}
-	m.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "natkit_reloads_total", Help: "Times that rules were applied, by what caused it and its result.",
-	}, []string{"cause", "result"})
+	m := &metrics{ns: ns, build: build, reloads: map[reload]int{}}
 	for _, cause := range reloadCauses {
-		m.reloads.WithLabelValues(cause, "ok")
-		m.reloads.WithLabelValues(cause, "failed")
+		m.reloads[reload{cause, "ok"}], m.reloads[reload{cause, "failed"}] = 0, 0
 	}
-	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-	}
-	m.lastOK = gauge("natkit_last_reload_successful", "Whether the last reload was applied; if not, the rules before it are in use.")
-	m.lastSuccess = gauge("natkit_last_reload_success_timestamp_seconds", "When rules were last applied.")
-	m.rules = gauge("natkit_rules", "Rules in use.")
-	m.running = prometheus.NewGauge(prometheus.GaugeOpts{Name: "natkit_build_info", Help: "Always 1; the labels say which natkit this is.", ConstLabels: build})
-	m.running.Set(1)
-	m.registry.MustRegister(m, m.reloads, m.lastOK, m.lastSuccess, m.rules, m.running,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 // use notes the rules in use.
 func (m *metrics) use(p *Plan, file *rulefile.File) {
-	m.rules.Set(float64(len(file.Rules)))
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.engine, m.starting = p.Engine, nil
+	m.rules, m.engine, m.starting = len(file.Rules), p.Engine, nil
 	if p.ruleset != nil {
 		m.ruleset = p.ruleset
 	}
@@ -85,22 +68,40 @@ func (m *metrics) use(p *Plan, file *rulefile.File) {
 
 // reloaded counts a reload.
 func (m *metrics) reloaded(cause string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lastOK = err == nil
 	if err != nil {
-		m.reloads.WithLabelValues(cause, "failed").Inc()
-		m.lastOK.Set(0)
+		m.reloads[reload{cause, "failed"}]++
 		return
 	}
-	m.reloads.WithLabelValues(cause, "ok").Inc()
-	m.lastOK.Set(1)
-	m.lastSuccess.SetToCurrentTime()
+	m.reloads[reload{cause, "ok"}]++
+	m.lastSuccess = time.Now()
 }
+
+// mostScrapes are how many scrapes may wait for each other.
+const mostScrapes = 4
 
 // listen answers until it is stopped.
 func (m *metrics) listen(l net.Listener) (stop func()) {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
-		Registry: m.registry, MaxRequestsInFlight: 4, ErrorHandling: promhttp.HTTPErrorOnError,
-	}))
+	scrapes := make(chan struct{}, mostScrapes)
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case scrapes <- struct{}{}:
+			defer func() { <-scrapes }()
+		default:
+			http.Error(w, fmt.Sprintf("%d scrapes are being answered: ask again later", mostScrapes), http.StatusServiceUnavailable)
+			return
+		}
+		e := m.collect()
+		if e.err != nil {
+			http.Error(w, "read metrics: "+e.err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		e.write(w)
+	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := m.health(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -130,13 +131,13 @@ func (m *metrics) health() error {
 	return health(m.ns)
 }
 
-func metric(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("natkit_"+name, help, labels, nil)
-}
-
 // Of both engines.
 var (
-	descUp = metric("up", "Whether the NAT is up, by the engine that carries its rules out.", "engine")
+	descUp          = metric("up", "Whether the NAT is up, by the engine that carries its rules out.", "engine")
+	descReloads     = metric("reloads_total", "Times that rules were applied, by what caused it and its result.", "cause", "result")
+	descLastOK      = metric("last_reload_successful", "Whether the last reload was applied; if not, the rules before it are in use.")
+	descLastSuccess = metric("last_reload_success_timestamp_seconds", "When rules were last applied.")
+	descRules       = metric("rules", "Rules in use.")
 )
 
 // Of engine ebpf.
@@ -158,7 +159,7 @@ var (
 )
 
 // descCounted are the reasons that are no packet's end, by their names.
-var descCounted = map[string]*prometheus.Desc{
+var descCounted = map[string]*family{
 	"to-tc":           metric("packets_left_to_tc_total", "Packets that XDP left to tc, where their end is counted."),
 	"created":         metric("sessions_created_total", "Sessions made."),
 	"expired":         metric("sessions_expired_total", "Sessions removed after their time-out."),
@@ -185,99 +186,102 @@ var (
 // conntrackCounters are those that tell of packets and flows that did not go their way.
 var conntrackCounters = []string{"drop", "early_drop", "insert_failed", "invalid", "error", "clash_resolve", "chaintoolong", "search_restart"}
 
-// Describe tells every series' name.
-func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		descUp, descGeneration, descSessions, descSessionsLimit, descMappings, descMappingsLimit, descPorts, descPortsFree,
-		descPackets, descBytes, descRefused, descSweepAge, descSweepTime, descSweepLooked, descEventsLost,
-		descEntries, descEntriesLimit, descCounters, descTranslated,
-	} {
-		ch <- d
-	}
-	for _, d := range descCounted {
-		ch <- d
-	}
-}
-
-// Collect reads the engine that is up.
-func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	m.mu.Lock() // one scrape at a time
+// collect reads the engine that is up, and what serve itself has done.
+func (m *metrics) collect() *exposition {
+	e := newExposition()
+	e.process()
+	m.mu.Lock()
 	defer m.mu.Unlock()
-	c := collecting{ch}
+	m.collectServe(e)
 	rec, err := ofEngine(readRecord(m.ns.Inode()))
 	up := err == nil && rec.Whole
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
-		n := 0.0
-		if up && rec.Engine == engine {
-			n = 1
-		}
-		c.gauge(descUp, n, string(engine))
+		e.gauge(descUp, number(up && rec.Engine == engine), string(engine))
 	}
 	switch {
 	case errors.Is(err, ErrDown), err == nil && !rec.Whole:
 	case err != nil:
-		c.fail(descUp, err)
+		e.fail(descUp, err)
 	case rec.Engine == EngineNFT:
-		m.collectNFT(c)
+		m.collectNFT(e)
 	default:
-		c.ebpf(m.ns, rec)
+		e.ebpf(m.ns, rec)
 	}
+	return e
 }
 
-type collecting struct{ ch chan<- prometheus.Metric }
-
-func (c collecting) gauge(d *prometheus.Desc, value float64, labels ...string) {
-	c.ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+// collectServe tells of reloads, and which natkit this is.
+func (m *metrics) collectServe(e *exposition) {
+	names := slices.Sorted(maps.Keys(m.build))
+	build := metric("build_info", "Always 1; the labels say which natkit this is.", names...)
+	var values []string
+	for _, name := range names {
+		values = append(values, m.build[name])
+	}
+	e.gauge(build, 1, values...)
+	for _, cause := range reloadCauses {
+		for _, result := range []string{"ok", "failed"} {
+			e.counter(descReloads, float64(m.reloads[reload{cause, result}]), cause, result)
+		}
+	}
+	e.gauge(descLastOK, number(m.lastOK))
+	success := 0.0
+	if !m.lastSuccess.IsZero() {
+		success = float64(m.lastSuccess.UnixNano()) / 1e9
+	}
+	e.gauge(descLastSuccess, success)
+	e.gauge(descRules, float64(m.rules))
 }
 
-func (c collecting) counter(d *prometheus.Desc, value float64, labels ...string) {
-	c.ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, value, labels...)
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
-func (c collecting) fail(d *prometheus.Desc, err error) { c.ch <- prometheus.NewInvalidMetric(d, err) }
-
-func (c collecting) ebpf(ns *netns.Handle, rec *record) {
-	e, err := Open(ns)
+func (e *exposition) ebpf(ns *netns.Handle, rec *record) {
+	engine, err := Open(ns)
 	if err != nil {
-		c.fail(descGeneration, err)
+		e.fail(descGeneration, err)
 		return
 	}
-	defer e.Close()
-	generation, err1 := e.Generation()
-	stats, err2 := e.Stats()
-	addresses, err3 := readAddresses(e, rec)
+	defer engine.Close()
+	generation, err1 := engine.Generation()
+	stats, err2 := engine.Stats()
+	addresses, err3 := readAddresses(engine, rec)
 	if err := errors.Join(err1, err2, err3); err != nil {
-		c.fail(descGeneration, err)
+		e.fail(descGeneration, err)
 		return
 	}
-	size := e.Size()
-	c.gauge(descGeneration, float64(generation))
-	c.gauge(descSessions, float64(stats.Sessions))
-	c.gauge(descSessionsLimit, float64(size.Sessions))
-	c.gauge(descMappings, float64(stats.Mappings))
-	c.gauge(descMappingsLimit, float64(size.Mappings))
-	c.counter(descBytes, float64(stats.BytesIn), "in")
-	c.counter(descBytes, float64(stats.BytesOut), "out")
-	c.gauge(descSweepAge, max(stats.SweepAge.Seconds(), 0))
-	c.counter(descSweepTime, stats.SweepTime.Seconds())
-	c.counter(descSweepLooked, float64(stats.SweepLooked))
-	c.counter(descEventsLost, float64(stats.EventsLost))
+	size := engine.Size()
+	e.gauge(descGeneration, float64(generation))
+	e.gauge(descSessions, float64(stats.Sessions))
+	e.gauge(descSessionsLimit, float64(size.Sessions))
+	e.gauge(descMappings, float64(stats.Mappings))
+	e.gauge(descMappingsLimit, float64(size.Mappings))
+	e.counter(descBytes, float64(stats.BytesIn), "in")
+	e.counter(descBytes, float64(stats.BytesOut), "out")
+	e.gauge(descSweepAge, max(stats.SweepAge.Seconds(), 0))
+	e.counter(descSweepTime, stats.SweepTime.Seconds())
+	e.counter(descSweepLooked, float64(stats.SweepLooked))
+	e.counter(descEventsLost, float64(stats.EventsLost))
 	for _, r := range rulefile.Reasons {
 		n := float64(stats.Reasons[r.Name])
 		if d := descCounted[r.Name]; d != nil {
-			c.counter(d, n)
+			e.counter(d, n)
 			continue
 		}
-		c.counter(descPackets, n, r.Kind, r.Name)
+		e.counter(descPackets, n, r.Kind, r.Name)
 		if slices.Contains(refusals, r.Name) {
-			c.counter(descRefused, n, r.Name)
+			e.counter(descRefused, n, r.Name)
 		}
 	}
-	c.ports(addresses)
+	e.ports(addresses)
 }
 
 // ports tells of the addresses that give ports, one by one or all together.
-func (c collecting) ports(addresses []AddressStatus) {
+func (e *exposition) ports(addresses []AddressStatus) {
 	type row struct{ ports, tcp, udp, icmp int }
 	rows := map[string]row{}
 	var names []string
@@ -298,31 +302,31 @@ func (c collecting) ports(addresses []AddressStatus) {
 	for _, name := range names {
 		r := rows[name]
 		for class, free := range map[string]int{"tcp": r.tcp, "udp": r.udp, "icmp": r.icmp} {
-			c.gauge(descPorts, float64(r.ports), name, class)
-			c.gauge(descPortsFree, float64(free), name, class)
+			e.gauge(descPorts, float64(r.ports), name, class)
+			e.gauge(descPortsFree, float64(free), name, class)
 		}
 	}
 }
 
 // collectNFT reads what the kernel counts. Without connection tracking there is nothing
 // to read, and nothing is translated.
-func (m *metrics) collectNFT(c collecting) {
+func (m *metrics) collectNFT(e *exposition) {
 	var limits conntrack.Limits
 	err := m.ns.Do(func() (err error) { limits, err = conntrack.ReadLimits(); return err })
 	if err != nil {
-		c.fail(descEntries, err)
+		e.fail(descEntries, err)
 		return
 	}
-	c.gauge(descEntries, float64(limits.Count))
-	c.gauge(descEntriesLimit, float64(limits.Max))
+	e.gauge(descEntries, float64(limits.Count))
+	e.gauge(descEntriesLimit, float64(limits.Max))
 	counters, err := probe.ConntrackCounters(m.ns)
 	if err != nil {
-		c.fail(descCounters, err)
+		e.fail(descCounters, err)
 		return
 	}
 	for _, name := range conntrackCounters {
 		if n, known := counters[name]; known {
-			c.counter(descCounters, float64(n), name)
+			e.counter(descCounters, float64(n), name)
 		}
 	}
 	if m.ruleset == nil {
@@ -330,12 +334,12 @@ func (m *metrics) collectNFT(c collecting) {
 	}
 	uses, err := m.ruleset.Uses(m.ns)
 	if err != nil {
-		c.fail(descTranslated, err)
+		e.fail(descTranslated, err)
 		return
 	}
 	total := uint64(0)
 	for _, u := range uses {
 		total += u.Packets
 	}
-	c.counter(descTranslated, float64(total))
+	e.counter(descTranslated, float64(total))
 }

@@ -22,7 +22,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/google/nftables"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -743,7 +742,7 @@ func TestMetrics(t *testing.T) {
 	b.up(baseRules, b.options())
 	b.ping(b.client, "198.51.100.9")
 	m := newMetrics(b.gateway, map[string]string{"version": "test"})
-	problems, err := testutil.GatherAndLint(m.registry)
+	problems, err := testutil.GatherAndLint(gathered(t, m.collect()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -766,10 +765,10 @@ natkit_bytes_total{direction="out"} 28
 natkit_up{engine="ebpf"} 1
 natkit_up{engine="nft"} 0
 `
-	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(want), "natkit_sessions_created_total", "natkit_sessions_limit", "natkit_bytes_total", "natkit_up"); err != nil {
+	if err := testutil.GatherAndCompare(gathered(t, m.collect()), strings.NewReader(want), "natkit_sessions_created_total", "natkit_sessions_limit", "natkit_bytes_total", "natkit_up"); err != nil {
 		t.Error(err)
 	}
-	if n := testutil.CollectAndCount(m, "natkit_ports_free"); n != rulefile.PortClasses {
+	if n := seriesOf(t, m.collect(), "natkit_ports_free"); n != rulefile.PortClasses {
 		t.Errorf("%d series of free ports, want those of one address", n)
 	}
 	// All are free but the port that a rule forwards, of TCP alone, and what the ping has.
@@ -785,14 +784,18 @@ natkit_up{engine="nft"} 0
 	for i := range maxMetricAddresses + 1 {
 		addresses = append(addresses, AddressStatus{Address: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), FirstPort: 1024, LastPort: 1033, Ports: 10, FreeTCP: 2})
 	}
-	many := func(n int) int { return testutil.CollectAndCount(portsOnly(addresses[:n]), "natkit_ports_free") }
+	many := func(n int) int {
+		e := newExposition()
+		e.ports(addresses[:n])
+		return seriesOf(t, e, "natkit_ports_free")
+	}
 	if one, all := many(maxMetricAddresses), many(maxMetricAddresses+1); one != rulefile.PortClasses*maxMetricAddresses || all != rulefile.PortClasses {
 		t.Errorf("%d series for %d addresses, %d for one more", one, maxMetricAddresses, all)
 	}
 	if _, err := Down(b.gateway); err != nil {
 		t.Fatal(err)
 	}
-	if n := testutil.CollectAndCount(m, "natkit_sessions"); n != 0 {
+	if n := seriesOf(t, m.collect(), "natkit_sessions"); n != 0 {
 		t.Errorf("%d series of sessions of an engine that is down", n)
 	}
 	if err := m.health(); !errors.Is(err, ErrDown) {
@@ -827,10 +830,3 @@ func TestServeNotifies(t *testing.T) {
 	s.end()
 	hears("STOPPING=1")
 }
-
-// portsOnly collects the series of addresses.
-type portsOnly []AddressStatus
-
-func (p portsOnly) Describe(ch chan<- *prometheus.Desc) { ch <- descPorts; ch <- descPortsFree }
-
-func (p portsOnly) Collect(ch chan<- prometheus.Metric) { collecting{ch}.ports(p) }
