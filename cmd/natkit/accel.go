@@ -168,7 +168,7 @@ the cards and the packet, and the path not taken cannot be measured here. natkit
 hooks --cost shows what the rules cost, natkit bench udp compares both paths.
 
 With -o json: since, interfaces (name, hooks, reason), tcp, flows_limit, stats
-(reasons by name, bytes, trusted, known), share (past the stack, of the TCP and UDP
+(reasons by name, bytes, trusted, known), share (that bypassed the stack, of the TCP and UDP
 packets that came in and were not seen to be for this machine), changes, problems.`,
 		Example: "  natkit accel status\n  natkit accel status -o json",
 		Args:    noArgs,

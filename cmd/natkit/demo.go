@@ -79,7 +79,7 @@ larger than that, the demo exhausts the source ports instead.`,
 		line := newProgressLine(e)
 		text := &report.DemoText{W: e.stdout, Color: colored(e.stdout)}
 		if *out == "json" {
-			text.W = e.stderr // the story goes where it does not mix with the result
+			text.W = e.stderr // the demo goes where it does not mix with the result
 			text.Color = colored(e.stderr)
 		}
 		text.Line = func(s string) {
@@ -95,7 +95,7 @@ larger than that, the demo exhausts the source ports instead.`,
 		if res == nil {
 			return err
 		}
-		if page != nil && cmd.Context().Err() == nil { // half a story is no report
+		if page != nil && cmd.Context().Err() == nil { // half a demo is no report
 			err = errors.Join(err, report.HTML(&page.content, []*report.Saved{{Name: "natkit demo", Demo: res}}))
 		}
 		if *out == "json" {

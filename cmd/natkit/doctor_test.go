@@ -67,7 +67,7 @@ func TestDoctorFrom(t *testing.T) {
 	}{
 		{"healthy", healthy, exitUnjudged, []string{"gw1; Linux 6.18.44; watched for 10.0 s", "NOT JUDGED", "Nothing wrong was found among what could be judged.", "180 of 262144", "drop-tracing: no BPF here; so places are not told"}},
 		{"full", full, exitFindings, []string{"CRITICAL [conntrack-table-full]", "nf_conntrack_max"}},
-		{"nothing known", `{"version": 1}`, exitUnjudged, []string{"nothing can be said"}},
+		{"nothing known", `{"version": 1}`, exitUnjudged, []string{"cannot judge anything"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, out, errs := doctor(t, t.Context(), c.facts, "--from", "-")

@@ -36,7 +36,7 @@ func TestFrontCommand(t *testing.T) {
 			}
 		}
 	}
-	says("table  ", "drops  none in the last", "NAT    nobody translates", "natkit doctor --netns "+name)
+	says("table  ", "drops  none in the last", "NAT    nothing translates", "natkit doctor --netns "+name)
 	if err := nft.OneToOne(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("192.0.2.2"), "lo").Apply(ns); err != nil {
 		t.Fatal(err)
 	}

@@ -425,7 +425,7 @@ func (r *cpsRun) memory(l *dut, s *series, p Params) {
 	}
 	took, err := objectsPerSession(trials)
 	if err != nil {
-		r.note("What a session of %s takes of the kernel's memory can't be told, for other programs took or gave back memory meanwhile: %v.", l.name, err)
+		r.note("The kernel memory of a session of %s is unknown, because other programs allocated or freed memory during the trial: %v.", l.name, err)
 		return
 	}
 	bytes := l.bucketBytes()
@@ -562,7 +562,7 @@ func (r *cpsRun) conditions(protocol string) {
 	} else {
 		timeouts = []string{"tcp_timeout_time_wait", "tcp_timeout_established"}
 		r.note(begin+"makes a TCP connection for each of %s: SYN, SYN-ACK, ACK, the server's FIN, the client's, the last ACK. "+
-			"A connection counts when the last has come; a segment is never sent again. Their entries are in TIME_WAIT.", "TCP connections", sessions)
+			"A connection counts when the last has come; a segment is never retransmitted. Their entries are in TIME_WAIT.", "TCP connections", sessions)
 	}
 	for _, l := range r.duts {
 		seconds := make([]any, len(timeouts))
@@ -640,7 +640,7 @@ type growth struct {
 }
 
 // growthPerSession is what each of so many sessions took, and what other programs
-// took and gave back meanwhile.
+// took and gave back in that time.
 func growthPerSession(before, after map[string]object, sessions uint64) map[string]growth {
 	grown := map[string]growth{}
 	for name, o := range after {

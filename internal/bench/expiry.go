@@ -160,7 +160,7 @@ func (r *expiryRun) measure(ctx context.Context) error {
 }
 
 // trial times the flows' packets beside the sessions, from when the first of them
-// expires. Sessions that last are begun anew before they are over.
+// expires. Sessions that last are begun again before they are over.
 func (r *expiryRun) trial(ctx context.Context, l *dut, expiring bool) (*trial, error) {
 	begun := time.Now()
 	if expiring || time.Since(r.filled[l])+2*r.window > l.sessionsLast {

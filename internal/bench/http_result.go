@@ -67,7 +67,7 @@ type HTTPResult struct {
 	// they ran: near 1 means that the client is the limit.
 	ClientCPUShare float64 `json:"client_cpu_share"`
 	// MachineCPUSeconds is for how long the processors of this machine were busy
-	// meanwhile, all together and with whatever: the client and, where they are here,
+	// in that time, all together and with whatever: the client and, where they are here,
 	// the server and what is between.
 	MachineCPUSeconds float64 `json:"machine_cpu_seconds"`
 	Ports

@@ -393,7 +393,7 @@ func (w *httpWorker) receive(i int32, events uint32) {
 		}
 	}
 	// More is there. To be told again, and not before others had their turn, the
-	// edge is armed anew.
+	// edge is armed again.
 	if err := w.watch(unix.EPOLL_CTL_MOD, i); err != nil {
 		w.broken(i, err)
 	}

@@ -16,8 +16,8 @@ import (
 type Ability struct {
 	Name   string `json:"name"`
 	Have   bool   `json:"have"`
-	Detail string `json:"detail"`         // what was seen
-	Mend   string `json:"mend,omitempty"` // how to get it, when it is missing
+	Detail string `json:"detail"`        // what was seen
+	Fix    string `json:"fix,omitempty"` // how to get it, when it is missing
 }
 
 // ProbeResult is what this machine can measure, and with which routers.
@@ -36,9 +36,9 @@ const (
 // because versions and configurations say less than trying.
 func Probe(ctx context.Context, natkit string, routers []Router) (*ProbeResult, error) {
 	p := &ProbeResult{Environment: ReadEnvironment(natkit)}
-	add := func(name string, err error, detail, mend string) bool {
+	add := func(name string, err error, detail, fix string) bool {
 		if err != nil {
-			p.Abilities = append(p.Abilities, Ability{Name: name, Detail: err.Error(), Mend: mend})
+			p.Abilities = append(p.Abilities, Ability{Name: name, Detail: err.Error(), Fix: fix})
 			return false
 		}
 		p.Abilities = append(p.Abilities, Ability{Name: name, Have: true, Detail: detail})
@@ -105,7 +105,7 @@ func Probe(ctx context.Context, natkit string, routers []Router) (*ProbeResult, 
 
 // tryTester tries generator, sinks and threads on a testbed. What is missing is no
 // error, but what can't be undone is.
-func (p *ProbeResult) tryTester(ctx context.Context, testbed *Testbed, add func(name string, err error, detail, mend string) bool) (err error) {
+func (p *ProbeResult) tryTester(ctx context.Context, testbed *Testbed, add func(name string, err error, detail, fix string) bool) (err error) {
 	s, err := newTester(testbed, 1)
 	if !add("generator", err, "attached to a spare pair of veth devices", "the kernel needs CONFIG_VETH, CONFIG_BPF_JIT and native XDP on veth devices (Linux 4.19)") {
 		return nil
@@ -134,7 +134,7 @@ func (p *ProbeResult) tryTester(ctx context.Context, testbed *Testbed, add func(
 	add("forwarding", err, fmt.Sprintf("%d of %d frames came through", t.received.frames, t.sent.frames),
 		"frames from XDP reach a veth device only when its peer receives by NAPI: GRO or an XDP program on it (Linux 5.13)")
 	_, err = os.Stat("/proc/thread-self/schedstat")
-	add("schedstat", err, "tells how long other programs had a CPU", "the kernel needs CONFIG_SCHED_INFO; without it trials are judged by steal and missed slots alone")
+	add("schedstat", err, "shows how long other programs had a CPU", "the kernel needs CONFIG_SCHED_INFO; without it trials are judged by steal and missed slots alone")
 	add("threaded_napi", s.giveRouterACPU(), "the router can have a CPU of its own", "needs two CPUs and Linux 5.12; without it --rate, --curve, --ndr and --pdr can't be had")
 	return nil
 }

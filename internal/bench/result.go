@@ -73,7 +73,7 @@ type Params struct {
 	Setup      string  `json:"setup,omitempty"`      // a published experiment's name for it
 	Held       int     `json:"held,omitempty"`       // sessions in the table besides
 	PortsUsed  float64 `json:"ports_used,omitempty"` // share of the outside ports that are taken
-	Beside     string  `json:"beside,omitempty"`     // what goes on meanwhile
+	Beside     string  `json:"beside,omitempty"`     // what goes on in that time
 }
 
 // Figure is one quantity of one router under one set of conditions, with all

@@ -81,7 +81,7 @@ const (
 
 // Rules measures what the number of rules before the one that matches costs: what
 // pays is the first packet of a connection. Trials of different routers take turns;
-// each loads its rules anew.
+// each loads its rules again.
 func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (c *comparison) rulesTrials(ctx context.Context, o RulesOptions, trials *st
 func (c *comparison) rulesNotes(o RulesOptions) {
 	c.result.Notes = append(c.result.Notes,
 		"New connections are HTTP requests, a connection for each, between ends on the same processors as the router: where they are the limit, "+
-			"routers look alike. The first packet is what the first datagram of a flow and its answer take longer than the second's, median of a trial.",
+			"routers look the same. The first packet is how much longer the first datagram of a flow and its reply take than the second, median of a trial.",
 		fmt.Sprintf("Packets of open connections: 64-byte frames of %d flows, in a second of the one CPU that generator, router and sink share.", establishedFlows))
 	if o.Counts[len(o.Counts)-1] >= leastRulesForMemory {
 		c.result.Notes = append(c.result.Notes, fmt.Sprintf(

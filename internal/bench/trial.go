@@ -101,7 +101,7 @@ func closeDUTs(duts []*dut) error {
 	return errors.Join(errs...)
 }
 
-// bedTimeout is when routers forget a session of UDP: what RFC 4787 recommends, and
+// testbedTimeout is when routers forget a session of UDP: what RFC 4787 recommends, and
 // long enough for a table of millions to be filled and measured.
 const testbedTimeout = 5 * time.Minute
 

@@ -399,7 +399,7 @@ func TestProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range res.Abilities {
-		if a.Have != (a.Mend == "") || a.Detail == "" {
+		if a.Have != (a.Fix == "") || a.Detail == "" {
 			t.Errorf("%+v", a)
 		}
 		if needed := []string{"bpf", "namespaces", "generator", "native_xdp", "live_frames", "forwarding"}; !a.Have && slices.Contains(needed, a.Name) {

@@ -66,7 +66,7 @@ func (w *Wire) complete(flows int) error {
 	case w.TX.Device == "" || w.RX.Device == "":
 		return refuse("--tx, --rx", "want both")
 	case w.TX.Device == w.RX.Device && w.TX.Netns.Inode() == w.RX.Netns.Inode():
-		return refuse("--rx", "%q is --tx as well: want two interfaces, with the router between them", w.RX.Device)
+		return refuse("--rx", "%q is also --tx: want two interfaces, with the router between them", w.RX.Device)
 	case hosts > addressesOf(w.Sources):
 		return refuse("--source", "%v: %d flows want %d addresses, %d ports each", w.Sources, flows, hosts, flowsPerSource)
 	case targets > addressesOf(w.Targets):
@@ -77,7 +77,7 @@ func (w *Wire) complete(flows int) error {
 	return nil
 }
 
-// newWireLane equips both interfaces, for loads of at most so many flows, and says
+// newWireDUT equips both interfaces, for loads of at most so many flows, and says
 // what they are.
 func newWireDUT(ctx context.Context, w *Wire, flows int) (l *dut, describe string, err error) {
 	l = &dut{name: "external", lost: map[string]int64{}, sessionsLast: wireFor}

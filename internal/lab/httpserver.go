@@ -288,7 +288,7 @@ func (s *HTTPServer) loop() {
 		}
 		if now := uint32(time.Since(started) / time.Second); now != s.tick {
 			s.tick = now
-			s.sweep()
+			s.closeIdle()
 		}
 	}
 }
@@ -316,7 +316,7 @@ func (s *HTTPServer) accept(buf []byte) {
 		case unix.EAGAIN:
 			return
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			// The listener would wake us at once again. Until the next sweep watches
+			// The listener would wake us at once again. Until the next round of closeIdle watches
 			// it again, connections wait in the backlog.
 			s.paused = s.control(unix.EPOLL_CTL_DEL, s.listener, 0) == nil
 			return
@@ -334,7 +334,7 @@ func (s *HTTPServer) accept(buf []byte) {
 
 // serve takes a connection as far as it goes without waiting, and has the rest of
 // it watched. An event of a connection that is gone may meet a new one with its
-// descriptor, or none: neither does harm.
+// descriptor, or none: both are fine.
 func (s *HTTPServer) serve(fd int, buf []byte) {
 	c := &s.conns[fd]
 	for {
@@ -462,8 +462,8 @@ func (s *HTTPServer) drop(fd int) {
 	unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 }
 
-// sweep closes connections without progress, once a second.
-func (s *HTTPServer) sweep() {
+// closeIdle closes connections without progress, once a second.
+func (s *HTTPServer) closeIdle() {
 	for fd := range s.conns {
 		c := &s.conns[fd]
 		limit := s.idle

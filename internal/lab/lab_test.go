@@ -668,7 +668,7 @@ func TestMissingPrograms(t *testing.T) {
 
 // A namespace of the name that Up found may be made by somebody else before Up makes
 // it: natkit with another run folder, as tests of other packages are.
-func TestUpNameTakenMeanwhile(t *testing.T) {
+func TestUpNameTakenAtOnce(t *testing.T) {
 	ktest.Root(t)
 	once := true
 	lab.FailStep(t, func(what string) error {

@@ -127,7 +127,7 @@ type DemoResult struct {
 	FaultReason string     `json:"fault_reason,omitempty"`
 	HostWrite   bool       `json:"host_write"` // nf_conntrack_max was raised, and put back
 	Steps       []DemoStep `json:"steps"`
-	// Restored says that, after all, the host-wide values were as before and
+	// Restored reports that in the end the host-wide values were as before and
 	// nothing of the lab was left. Left names what was not so.
 	Restored bool       `json:"restored"`
 	Left     []string   `json:"left,omitempty"`

@@ -70,13 +70,13 @@ const containerPort = 80
 // localClient is why neither step has a load where the client is on the host itself.
 const localClient = "the client is on the host itself, and natkit handles packets that arrive on an interface, not the host's own"
 
-// accelerate runs the load on the cured kernel with shortcuts for its flows.
+// accelerate runs the load on the cured kernel accelerated by natkit accel.
 func (d *demo) accelerate(ctx context.Context, a *DemoStep) error {
 	if d.o.Site == 2 {
 		a.NotRun = localClient
 		return nil
 	}
-	out, err := d.shortcuts()
+	out, err := d.fastPath()
 	if err != nil {
 		a.NotRun = fmt.Sprintf("this kernel cannot run it: %v", err)
 		return nil
@@ -128,7 +128,7 @@ func (d *demo) compare(ctx context.Context, a *DemoStep) (err error) {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err != nil { // the load has told the story already
+	if err != nil { // the load has reported it already
 		d.o.Report.Say("packets were not measured: %v", err)
 	}
 	a.Figures = append(a.Figures, packets...)
@@ -162,16 +162,16 @@ func (d *demo) putAccelerated() (out func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	accelOut, err := d.shortcuts()
+	accelOut, err := d.fastPath()
 	if err != nil {
 		return nil, errors.Join(err, kernelOut())
 	}
 	return func() error { return errors.Join(accelOut(), kernelOut()) }, nil
 }
 
-// shortcuts accelerates the kernel's NAT in the lab's host, at the latest until this
+// fastPath accelerates the kernel's NAT in the lab's host, at the latest until this
 // process ends.
-func (d *demo) shortcuts() (out func() error, err error) {
+func (d *demo) fastPath() (out func() error, err error) {
 	host := d.lab.NATNode()
 	plan, err := control.PlanAccel(control.AccelOptions{
 		Namespace: host.Handle(), Interfaces: []string{publicSide, containerSide}, Flows: engineRoom, TCPLiberal: true,
@@ -248,7 +248,7 @@ var packetRouters = []struct{ router, mitigation string }{{"nft", MitigationKern
 
 // packets measures what a web server hides, the cost of a packet, where nothing but
 // the generator, the router and the sink takes time. Flows are answered: of others no
-// shortcut is taken.
+// fast-path entry is used.
 func (d *demo) packets(ctx context.Context) ([]bench.Figure, error) {
 	var names []string
 	for _, r := range packetRouters {

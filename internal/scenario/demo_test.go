@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	dir, err := os.MkdirTemp("", "natkit-story-")
+	dir, err := os.MkdirTemp("", "natkit-demo-")
 	if err != nil {
 		panic(err)
 	}

@@ -93,7 +93,7 @@ func (s *faultRun) talk(ctx context.Context, port uint16, perSecond int) error {
 					if err != nil {
 						continue // the context has ended
 					}
-					// The client is not told that its connection was reset: it tries anew.
+					// The client is not told that its connection was reset: it tries again.
 					_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
 					_, _ = c.Read(make([]byte, 1))
 					c.Close()

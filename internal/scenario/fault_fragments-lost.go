@@ -33,7 +33,7 @@ var fragmentsFault = Fault{
 	},
 	broken: func(_ context.Context, s *faultRun) error {
 		// The lower limit first: the kernel refuses an upper one below it. And what
-		// waits must not time out before the end of the story.
+		// waits must not time out before the end of the demo.
 		for _, set := range [][2]string{{"low_thresh", "32768"}, {"high_thresh", "65536"}, {"time", "120"}} {
 			if err := s.watched.Sysctl("net.ipv4.ipfrag_"+set[0], set[1]); err != nil {
 				return err

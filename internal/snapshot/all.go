@@ -101,7 +101,7 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 		}
 	}
 	for ; ; n++ {
-		limited.N = maxBytes // anew for each of them
+		limited.N = maxBytes // for each of them
 		if !dec.More() {
 			break
 		}

@@ -52,7 +52,7 @@ type ARPQuestion struct {
 	Answered  uint64     `json:"answered"`
 }
 
-// Circle is packets that came in by one interface several times, with fewer hops left each time.
+// Circle is packets that came in by one interface several times, with a smaller TTL each time.
 type Circle struct {
 	Interface string     `json:"interface"`
 	Source    netip.Addr `json:"source"`

@@ -346,7 +346,7 @@ var (
 	fileEnding = regexp.MustCompile(`^\.(?:conf|service|log|rules|ya?ml|json|sock|scope|slice|sh|py|d)$`)
 )
 
-// domainAt is how many bytes at the begin of rest are a domain.
+// domainAt is how many bytes at the start of rest are a domain.
 func domainAt(rest string) int {
 	d := domain.FindString(rest)
 	if fileEnding.MatchString(d) || len(d) < len(rest) && wordByte(rest[len(d)]) {

@@ -13,7 +13,7 @@ import (
 
 const (
 	// A connection that has ended gets a late packet now and then, which is answered
-	// by a reset and harms nobody. At fault is what resets many, beside the
+	// by a reset and nobody notices. At fault is what resets many, beside the
 	// connections that end: those in TIME_WAIT tell how many that are.
 	resetFew      = 10
 	resetOfEnded  = 0.10

@@ -17,7 +17,7 @@ import (
 	"natkit/internal/snapshot"
 )
 
-var update = flag.Bool("update", false, "write golden files and docs/causes.md anew")
+var update = flag.Bool("update", false, "write golden files and docs/causes.md")
 
 // A row is one machine: the healthy gateway with something done to it.
 type row struct {

@@ -36,7 +36,7 @@ func init() {
 		e.Packets["source-limit"], e.Sources[0].Sessions = 80, 200
 	}
 	examples["engine-drift"] = func(s *snapshot.Snapshot) {
-		withEngine(s).Drift = []snapshot.EngineDrift{{What: "interface eth0 was made anew and carries no program", Stops: true}, {What: "interface eth1 has another MTU, 1400"}}
+		withEngine(s).Drift = []snapshot.EngineDrift{{What: "interface eth0 was recreated and carries no program", Stops: true}, {What: "interface eth1 has another MTU, 1400"}}
 	}
 	moreExamples["snat-ports-exhausted, engine"] = func(s *snapshot.Snapshot) {
 		e := withEngine(s)

@@ -12,7 +12,7 @@ import (
 const (
 	// deadRoom and deadWaste are the shares of the limit that connections without
 	// life must hold for a warning and for advice: the same as for those in
-	// TIME_WAIT. In a table with room they harm nobody.
+	// TIME_WAIT. In a table with room they do no damage.
 	deadRoom  = timeWaitRoom
 	deadWaste = timeWaitWaste
 

@@ -30,7 +30,7 @@ func (f facts) cheaperPackets() []string {
 	return append([]string{"# which hooks each packet passes, which of them no rule needs, and what they cost here:", f.natkit("hooks --cost")}, f.beyondNetfilter()...)
 }
 
-// beyondNetfilter are remedy lines about what takes packets past netfilter: shortcuts
+// beyondNetfilter are remedy lines about what lets packets bypass netfilter: fast-path entries
 // for the kernel's NAT, whose rules stay, and natkit's own engine in its place. Who
 // keeps the rules decides whether the second fits.
 func (f facts) beyondNetfilter() []string {
@@ -70,7 +70,7 @@ func (f facts) translates() bool {
 	})
 }
 
-// ruleKeepers are programs that write the rules of a machine, and write them anew when
+// ruleKeepers are programs that write the rules of a machine, and write them again when
 // they see fit, by what their chains or tables are called.
 var ruleKeepers = []struct {
 	who           string

@@ -65,7 +65,7 @@ func TestAllCPUs(t *testing.T) {
 	}
 }
 
-// Shortcuts for the kernel's NAT are proposed where packets are the limit, an engine in
+// Accel for the kernel's NAT is proposed where packets are the limit, an engine in
 // its place where the rules are the user's besides.
 func TestBeyondNetfilter(t *testing.T) {
 	const up = "natkit up --engine ebpf -f nat.yaml --dry-run"

@@ -13,7 +13,7 @@ import (
 
 const (
 	// A packet too big for the next link is answered with "fragmentation needed",
-	// and its sender learns the size: a few drops at the begin of a connection are
+	// and its sender learns the size: a few drops at the start of a connection are
 	// path MTU discovery at work. Where the answer does not arrive the same packet
 	// is lost again and again, while little else of the flow goes through.
 	mtuFew       = 3

@@ -15,7 +15,7 @@ const (
 	timeWaitDominant = 0.50
 
 	// timeWaitRoom is the share of the limit that they must hold for a warning; from
-	// timeWaitWaste on they are worth advice. Below it they harm nobody: the room
+	// timeWaitWaste on they are worth advice. Below it they do no damage: the room
 	// that they take is not needed.
 	timeWaitRoom  = 0.40
 	timeWaitWaste = 0.20

@@ -498,7 +498,7 @@ func TestOtherDrops(t *testing.T) {
 	}
 }
 
-func TestNoHopLeft(t *testing.T) {
+func TestTTLExceeded(t *testing.T) {
 	expired := func(n, forwarded uint64) func(s *snapshot.Snapshot) {
 		return func(s *snapshot.Snapshot) {
 			s.Counters["Ip.InHdrErrors"], s.Counters["Ip.ForwDatagrams"] = n, forwarded

@@ -62,7 +62,7 @@ func arpFilter(links []int) frameFilter {
 }
 
 // astrayFilter accepts what comes in by these interfaces for other hardware addresses, what is for this
-// machine with the tag of a VLAN that it does not have, and IPv4 packets that have few hops left.
+// machine with the tag of a VLAN that it does not have, and IPv4 packets with a small TTL.
 func astrayFilter(links, vlans []int) frameFilter {
 	var p frameFilter
 	p.load(adKind)

@@ -34,7 +34,7 @@ func TestFrameFiltersAreValid(t *testing.T) {
 	}
 }
 
-// Packets that come by again have fewer hops left; those of traceroute are others each time.
+// Packets that come by again have a smaller TTL; those of traceroute are others each time.
 func TestCircles(t *testing.T) {
 	packet := func(ttl byte, id, port byte) (leavingPacket, []byte) {
 		b := []byte{0x45, 0, 0, 28, 0, id, 0, 0, ttl, unix.IPPROTO_UDP, 0, 0, 10, 0, 0, 2, 10, 9, 0, 1, 1, 2, 0x82, port, 0, 8, 0, 0}

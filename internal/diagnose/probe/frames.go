@@ -18,7 +18,7 @@ import (
 )
 
 // frames samples what no counter of the stack tells of: frames for other hardware addresses
-// and VLANs, packets that come by again with fewer hops left, and ARP. It asks once, as a host
+// and VLANs, packets that come by again with a smaller TTL, and ARP. It asks once, as a host
 // does that is about to take an address (RFC 5227), whether anybody else has one of this
 // machine's own; nobody notes such a question.
 func frames(opts Options) source {

@@ -91,7 +91,7 @@ func missed(s netlink.LinkStatistics) uint64 {
 	return s.RxMissedErrors + s.RxFifoErrors + s.RxOverErrors
 }
 
-// listWhole lists until nothing changed meanwhile, a few times; on a host whose
+// listWhole lists until nothing changed in that time, a few times; on a host whose
 // containers come and go all the time, the last list has to do.
 func listWhole[T any](list func() ([]T, error)) (out []T, err error) {
 	err = whole(func() error {

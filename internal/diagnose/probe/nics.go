@@ -185,7 +185,7 @@ func ethtoolStats(c *ethtool.Conn, name string) (map[string]uint64, error) {
 	// A command, a set, a length, then the names; a command, a length, the numbers.
 	// In words of 8 bytes, which the numbers must be aligned to. Kernels of 2026 give
 	// nothing unless the length is what they have; older ones write as many as they
-	// have, whatever it is, so there is room for some that came meanwhile.
+	// have, whatever it is, so there is room for some that came in that time.
 	room := 2*n + 64
 	words := make([]uint64, 2+room*ethtoolNameBytes/8)
 	head := (*[3]uint32)(unsafe.Pointer(&words[0]))

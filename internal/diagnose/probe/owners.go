@@ -67,7 +67,7 @@ func readOwners(root string, cpus int) []snapshot.Owner {
 var sysctlDirs = []string{"etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d", "lib/sysctl.d"}
 
 // sysctlFiles reads what is set at boot. The files are applied in the order of
-// their names, whatever their directory, and /etc/sysctl.conf after all; the last
+// their names, whatever their directory, and /etc/sysctl.conf at the end; the last
 // one to name a setting wins.
 func sysctlFiles(root string) []snapshot.Owner {
 	var paths []string

@@ -299,7 +299,7 @@ func netnsOf(r *reading, place netns.Place) snapshot.Netns {
 }
 
 // openPlace opens a namespace, by another of its processes when the first has
-// ended meanwhile. A number that belongs to another namespace by now is an error.
+// ended in that time. A number that belongs to another namespace by now is an error.
 func openPlace(p netns.Place) (*netns.Handle, error) {
 	refs := []string{p.Ref}
 	for _, pid := range p.Processes {

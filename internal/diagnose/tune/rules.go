@@ -15,7 +15,7 @@ const (
 	// finding asks for it.
 	nearlyFull = 0.90
 	// pressed is how full it is when time-outs begin to matter: in a table with
-	// room, dead entries harm nobody.
+	// room, dead entries do no damage.
 	pressed = 0.50
 	// dominant is the share of the entries that one TCP state must have before its
 	// time-out is shortened.

@@ -46,7 +46,7 @@ func DeleteFunc(ctx context.Context, w Filter, also func(*Flow) bool) (deleted u
 }
 
 // change sends for each entry that w, and also if it is given, chooses the message that write appends, and
-// returns how many the kernel carried out. Entries that end by themselves meanwhile
+// returns how many the kernel carried out. Entries that end by themselves in that time
 // are no error. interrupted: it may have missed some, as a dump may.
 func change(ctx context.Context, w Filter, also func(*Flow) bool, write func(*Flow, *message, uint32)) (changed uint64, interrupted bool, err error) {
 	s, err := openSocket(ctx, 0)

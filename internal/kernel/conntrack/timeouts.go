@@ -3,7 +3,7 @@
 package conntrack
 
 // How long ago a flow had its last packet, told from the time it has left: each
-// packet sets the flow's timer anew.
+// packet sets the flow's timer again.
 
 import "golang.org/x/sys/unix"
 

@@ -77,7 +77,7 @@ func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
 //	entry         way the packet had come         refused by
 //	none          before routing, or sent here    conntrack, which could not make one
 //	none          routed                          a rule (such as "drop invalid")
-//	unconfirmed   source translation decided      confirmation: the tuple was taken meanwhile
+//	unconfirmed   source translation decided      confirmation: the tuple was taken in that time
 //	unconfirmed   sent on by routing, no NAT      confirmation
 //	unconfirmed   before that                     a rule
 //	confirmed, or notrack                         a rule
@@ -85,7 +85,7 @@ func causeOf(function, reason string, class dropsDropClass) snapshot.NATCause {
 //
 // A rule in iptables' raw table looks like the first line, one in its mangle
 // POSTROUTING like the third: drops that the kernel's own conntrack counters do
-// not confirm are rules after all, see Drops.check.
+// not confirm are also rules, see Drops.check.
 func netfilterCause(class dropsDropClass) snapshot.NATCause {
 	has := func(bit dropsDropClass) bool { return class&bit != 0 }
 	switch {

@@ -112,7 +112,7 @@ func kernelTypes() (kernel *btf.Spec, opts ebpf.ProgramOptions, err error) {
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, fs.ErrNotExist) {
 		why := "it was built without them (CONFIG_DEBUG_INFO_BTF)"
 		if _, err := os.Stat("/sys/kernel"); err != nil {
-			why = "no sysfs is mounted on /sys, where it tells them: run `mount -t sysfs sysfs /sys`"
+			why = "no sysfs is mounted on /sys, where the kernel shows them: run `mount -t sysfs sysfs /sys`"
 		}
 		return nil, opts, &unavailableError{"read the kernel's types", why, err}
 	}

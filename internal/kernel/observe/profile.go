@@ -48,7 +48,7 @@ type Profile struct {
 	Samples uint64 // ticks: the sum of the four below
 	Kernel  uint64
 	User    uint64 // in user mode
-	Idle    uint64 // in the idle task, with no interrupt at work, or stood still meanwhile
+	Idle    uint64 // in the idle task, with no interrupt at work, or stood still in that time
 	Lost    uint64 // busy, but not looked at closer: there was no room
 
 	// Of Kernel, where only one namespace was asked for: what was another's, and

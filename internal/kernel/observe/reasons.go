@@ -86,7 +86,7 @@ func checkDropArguments(kernel *btf.Spec) error {
 	}
 	proto, _ := pointer.Target.(*btf.FuncProto) // its first parameter is the tracer's own
 	if proto == nil || len(proto.Params) < 4 {
-		return fmt.Errorf("tracepoint kfree_skb tells no reason (Linux 5.17 and later do): %w", ebpf.ErrNotSupported)
+		return fmt.Errorf("tracepoint kfree_skb reports no reason (Linux 5.17 and later do): %w", ebpf.ErrNotSupported)
 	}
 	if _, ok := btf.UnderlyingType(proto.Params[3].Type).(*btf.Enum); !ok {
 		return fmt.Errorf("tracepoint kfree_skb has other arguments than natkit knows: %w", ebpf.ErrNotSupported)

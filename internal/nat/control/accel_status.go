@@ -197,7 +197,7 @@ func (s *AccelStatus) readLinks(rec *record, dir string) error {
 		case err != nil:
 			s.problem("interface " + known.Name + " is gone; when it is back, " + again)
 		case l.Attrs().Index != known.Ifindex:
-			s.problem("interface " + known.Name + " was made anew, and its packets go through the stack: " + again)
+			s.problem("interface " + known.Name + " was recreated, and its packets go through the stack: " + again)
 		case l.Attrs().HardwareAddr.String() != rec.Accel.MACs[i]:
 			s.problem("interface " + known.Name + " has another MAC, and what leaves there goes through the stack: " + again)
 		}

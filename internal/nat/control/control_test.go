@@ -498,7 +498,7 @@ func TestApplyNothing(t *testing.T) {
 	}
 }
 
-// An interface that was made anew is told of, and attached by an apply of the same file.
+// An interface that was recreated is told of, and attached by an apply of the same file.
 func TestInterfaceMadeAnew(t *testing.T) {
 	b := newTestbed(t)
 	b.up(baseRules, b.options())
@@ -520,7 +520,7 @@ func TestInterfaceMadeAnew(t *testing.T) {
 		t.Errorf("apply without the interface: %v", err)
 	}
 	b.join("out", "198.51.100.1/24", b.server, "198.51.100.9/24")
-	if p := problem(); !strings.Contains(p, "out was made anew") {
+	if p := problem(); !strings.Contains(p, "out was recreated") {
 		t.Errorf("problems %q", p)
 	}
 	if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, Options{Namespace: b.gateway}); err != nil {

@@ -161,7 +161,7 @@ func (d *drifting) device(l netlink.Link, known linkRecord, attached map[int][]d
 	case was.Ifindex == 0:
 		d.stop("interface %s is there now", is.Name)
 	case was.Ifindex != is.Index:
-		d.stop("interface %s was made anew and carries no program", is.Name)
+		d.stop("interface %s was recreated and carries no program", is.Name)
 	case off != "":
 		d.stop("somebody has taken the program off the %s hook of interface %s", off, is.Name)
 	case was.Ethernet && string(was.MAC[:]) != string(is.HardwareAddr):

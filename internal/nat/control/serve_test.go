@@ -389,11 +389,11 @@ func TestServeFollows(t *testing.T) {
 		t.Errorf("%v sessions were made, want the one to go on", n)
 	}
 
-	// The interface, made anew.
+	// The interface, recreated.
 	link(netlink.LinkDel)
 	s.hears("waiting", "out is gone")
 	b.join("out", "198.51.100.1/24", b.server, "198.51.100.9/24")
-	s.hears("followed", "interface out was made anew")
+	s.hears("followed", "interface out was recreated")
 	clean()
 	b.echo(b.server, "198.51.100.9:8")
 	if got := b.ask(b.client, "198.51.100.9:8").Addr().String(); got != "198.51.100.1" {

@@ -10,14 +10,14 @@ import (
 	"natkit/internal/bench"
 )
 
-// Probe writes what this machine can measure, and how to mend what it can't.
+// Probe writes what this machine can measure, and how to fix what it can't.
 func Probe(w io.Writer, r *bench.ProbeResult) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", printable(machine(r.Environment)))
 	for _, a := range r.Abilities {
 		fmt.Fprintf(&b, "%-4s %-15s %s\n", yesNo(a.Have), a.Name, printable(a.Detail))
 		if !a.Have {
-			fmt.Fprintf(&b, "     %-15s fix: %s\n", "", a.Mend)
+			fmt.Fprintf(&b, "     %-15s fix: %s\n", "", a.Fix)
 		}
 	}
 	if len(r.Routers) > 0 {

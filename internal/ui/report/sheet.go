@@ -84,7 +84,7 @@ func (a axis) write(x float64) string {
 // sheetsOf puts figures in order: one sheet a metric, one block a set of
 // conditions, both in the order in which they first appear; inside a block by the
 // axis, then by router. What the figures say of their values is not believed but
-// made anew from the values; figures without any are left out.
+// made again from the values; figures without any are left out.
 func sheetsOf(routers []string, figures []bench.Figure, published []bench.Published) []sheet {
 	series := map[string]int{}
 	number := func(router string) int {

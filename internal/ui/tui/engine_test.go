@@ -41,7 +41,7 @@ func withEngine(kind string) *live.Moment {
 
 func TestEngineScreens(t *testing.T) {
 	drifted := func(m *live.Moment) {
-		m.Judged.Engine.Drift = []snapshot.EngineDrift{{What: "interface eth0 was made anew and carries no program", Stops: true}}
+		m.Judged.Engine.Drift = []snapshot.EngineDrift{{What: "interface eth0 was recreated and carries no program", Stops: true}}
 	}
 	for _, c := range []struct {
 		name, kind string
