@@ -11,8 +11,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"natkit/internal/snapshot"
 )
 
@@ -147,11 +145,6 @@ func addNAT(c *snapshot.Chain, r natRule) {
 			c.DNATUnknown = true
 		}
 	}
-}
-
-// protocolName is the transport protocol of a rule's condition.
-func protocolName(number uint8) string {
-	return map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[number]
 }
 
 // xtNATKinds are the targets of iptables that translate.

@@ -112,7 +112,18 @@ func compatRange(flags uint32, low, high uint16) []byte {
 
 func TestNFTablesMessages(t *testing.T) {
 	none := func(*netlink.AttributeEncoder) {}
-	payload, match := expression("payload", none), func(name string) encoder {
+	payload := expression("payload", func(ae *netlink.AttributeEncoder) { // tcp dport 80
+		ae.Uint32(unix.NFTA_PAYLOAD_DREG, 1)
+		ae.Uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_TRANSPORT_HEADER)
+		ae.Uint32(unix.NFTA_PAYLOAD_OFFSET, 2)
+		ae.Uint32(unix.NFTA_PAYLOAD_LEN, 2)
+	})
+	cmp := expression("cmp", func(ae *netlink.AttributeEncoder) {
+		ae.Uint32(unix.NFTA_CMP_SREG, 1)
+		ae.Uint32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
+		nest(ae, unix.NFTA_CMP_DATA, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.NFTA_DATA_VALUE, []byte{0, 80}) })
+	})
+	match := func(name string) encoder {
 		return expression("match", func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_MATCH_NAME, name) })
 	}
 	set := newNFTRuleset()
@@ -141,13 +152,13 @@ func TestNFTablesMessages(t *testing.T) {
 		}
 	}
 	for _, r := range [][]byte{
-		ruleOf(t, "filter", "forward", payload, counter(5), verdict(0)),           // 1 drop on a condition
+		ruleOf(t, "filter", "forward", payload, cmp, counter(5), verdict(0)),      // 1 drop on a condition
 		ruleOf(t, "filter", "forward", verdict(1)),                                // 2 accept
 		ruleOf(t, "filter", "forward", verdict(-3)),                               // 3 jump
 		ruleOf(t, "filter", "forward", match("comment"), verdict(0)),              // 4 a comment is no condition
 		ruleOf(t, "filter", "forward", match("conntrack"), verdict(0)),            // 5
 		ruleOf(t, "filter", "forward", counter(6), expression("reject", none)),    // 6
-		ruleOf(t, "filter", "forward", payload, compatTarget("REJECT", nil)),      // 7
+		ruleOf(t, "filter", "forward", payload, cmp, compatTarget("REJECT", nil)), // 7
 		ruleOf(t, "filter", "forward", compatTarget("SNAT", natRange(3, 10, 20))), // 8
 		ruleOf(t, "filter", "forward", compatTarget("MASQUERADE", compatRange(2, 30, 40))),
 		ruleOf(t, "filter", "forward", compatTarget("DNAT", natRange(3, 80, 80))),
@@ -249,7 +260,9 @@ func standard(verdict int32) []byte {
 
 func (r iptRule) bytes() []byte {
 	b := make([]byte, ipt4.entry)
-	b[0] = r.source
+	if b[0] = r.source; r.source != 0 {
+		b[8] = 255 // its mask
+	}
 	binary.NativeEndian.PutUint64(b[ipt4.counters:], r.packets)
 	extension := func(name string, info []byte) {
 		e := make([]byte, xtTargetLen, xtTargetLen+len(info)+8)
@@ -322,7 +335,7 @@ func TestParseIPTable(t *testing.T) {
 	user := snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "mine", Rules: 1,
 		DropRules: []snapshot.DropRule{{Number: 1, Verdict: "drop", All: true, Packets: new(uint64(1))}}}
 	empty := snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "empty"}
-	for i, texts := range [][]string{1: {"-A FORWARD -j DROP", "-A FORWARD -j DROP", "-A FORWARD -m conntrack -j REJECT", "-A FORWARD -j SNAT", "-A FORWARD -j MARK"}} {
+	for i, texts := range [][]string{1: {"-A FORWARD -s 10.0.0.0/8 -j DROP", "-A FORWARD -j DROP", "-A FORWARD -m conntrack -j REJECT", "-A FORWARD -j SNAT", "-A FORWARD -j MARK"}} {
 		var walked []string
 		for _, r := range got[i].Walk {
 			walked = append(walked, r.Text)

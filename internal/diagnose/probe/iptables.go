@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"runtime"
 	"strings"
 	"unsafe"
@@ -196,11 +195,11 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 		}
 	}
 	var out []snapshot.Chain
-	walks := [][]snapshot.Rule{}
+	walks, readers := [][]snapshot.Rule{}, [][]*ruleReader{}
 	var chain *snapshot.Chain
 	begin := func(name string) {
 		out = append(out, snapshot.Chain{Backend: "iptables-legacy", Family: l.family, Table: table, Name: name})
-		walks = append(walks, nil)
+		walks, readers = append(walks, nil), append(readers, nil)
 		chain = &out[len(out)-1]
 	}
 	for off := 0; off < len(entries); {
@@ -226,55 +225,25 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 			chain.Policy = e.verdict()
 			chain.PolicyPackets = new(e.packets)
 		default:
-			chain.Rules++
-			rules[len(out)-1] = append(rules[len(out)-1], e)
-			walks[len(out)-1] = append(walks[len(out)-1], l.rule(chain.Rules, chain.Name, entries[off:], e, e.at))
-			if v := e.verdict(); v == "drop" || v == "reject" {
-				chain.DropRules = append(chain.DropRules, snapshot.DropRule{
-					Number: chain.Rules, Verdict: v, All: e.all, Packets: new(e.packets),
-				})
-			}
-			if kind := xtNATKinds[e.target]; kind != "" {
-				e.nat.kind = kind
-				e.nat.addrs, e.nat.ports = xtNATRange(chain.Family, e.info)
-				addNAT(chain, e.nat)
-			}
+			at := len(out) - 1
+			rule := snapshot.Rule{Number: chain.Rules + 1, Packets: new(e.packets)}
+			r := l.rule(&rule, chain.Name, entries[off:], e)
+			r.addTo(chain)
+			rules[at] = append(rules[at], e)
+			walks[at], readers[at] = append(walks[at], rule), append(readers[at], r)
 		}
 		off += e.size
 	}
 	out = out[:max(0, len(out)-1)]
-	l.keepRules(out, walks, rules, starts)
-	w := walk{chains: out, rules: make([][]walkedRule, len(out))}
+	find := l.keepRules(out, walks, rules, starts)
+	w := walk{chains: out, rules: make([][]walkedRule, len(out)), find: find}
 	for i := range out {
-		for _, e := range rules[i] {
-			w.rules[i] = append(w.rules[i], e.walked(starts))
+		for n, r := range readers[i][:len(walks[i])] {
+			r.rule = &walks[i][n] // where a jump leads is known by now
+			w.rules[i] = append(w.rules[i], r.walked())
 		}
 	}
 	return out, w.run()
-}
-
-// walked is what the entry does with packets of established flows. starts are the chains
-// by the offset of their first entry: a jump anywhere else is none.
-func (e iptEntry) walked(starts map[int32]int) walkedRule {
-	r := walkedRule{never: e.never, always: !e.others, perPacket: e.perPacket}
-	if e.target != "" || len(e.info) < 4 {
-		return r
-	}
-	switch v := int32(binary.NativeEndian.Uint32(e.info)); {
-	case v == iptReturn:
-		r.verdicts = []walkedVerdict{{code: unix.NFT_RETURN}}
-	case v < 0:
-		r.verdicts = []walkedVerdict{{code: -v - 1}}
-	default:
-		if i, ok := starts[v]; ok {
-			code := int32(unix.NFT_JUMP)
-			if e.goes {
-				code = unix.NFT_GOTO
-			}
-			r.verdicts = []walkedVerdict{{code, i}}
-		}
-	}
-	return r
 }
 
 // iptPlace is the type and the priority on a hook that a table of iptables has.
@@ -297,18 +266,11 @@ func iptPlace(table, hook string) (string, int) {
 // iptEntry is struct ipt_entry or ip6t_entry with its target.
 type iptEntry struct {
 	size    int
-	all     bool // it has no condition
 	packets uint64
 	target  string
 	info    []byte // the target's private part
 	at      int    // where the target is
-	nat     natRule
-
-	// For packets of established flows (walk).
-	never     bool // a condition wants another state
-	others    bool // there are conditions besides the state
-	goes      bool // and does not come back
-	perPacket []string
+	goes    bool   // and does not come back
 }
 
 // verdict is what the entry does with a packet, "" for anything but accept, drop
@@ -319,7 +281,7 @@ func (e iptEntry) verdict() string {
 		return "reject"
 	case e.target == "" && len(e.info) >= 4: // the standard target: NF_ACCEPT is -2, NF_DROP is -1
 		if v := int32(binary.NativeEndian.Uint32(e.info)); v < 0 {
-			return verdictName(-v - 1)
+			return verdictWord(-v - 1)
 		}
 	}
 	return ""
@@ -342,44 +304,13 @@ func (l *iptLayout) parseEntry(b []byte) (iptEntry, error) {
 		target:  cString(b[target+xtNameOffset:][:xtNameLen]),
 		info:    b[target+xtTargetLen : size],
 	}
-	flags := b[l.inverted-1] // no condition; the rest is one if it is not zero
-	zeros := bytes.Count(b[:l.ip], []byte{0})
-	if flags != 0 {
-		zeros++
-	}
-	e.all = zeros == l.ip
-	e.others = !e.all
-	e.nat.protocol = protocolName(uint8(binary.NativeEndian.Uint16(b[l.protocol:])))
-	if one := bytes.Count(b[l.destMask:][:l.address], []byte{0xff}) == l.address; one && b[l.inverted]&iptInvertDest == 0 {
-		e.nat.dest, _ = netip.AddrFromSlice(b[l.dest:][:l.address])
-	}
-	if xtPerPacket[e.target] {
-		e.perPacket = append(e.perPacket, e.target)
-	}
-	for m := l.entry; m < target; { // the matches; a comment is no condition
+	for m := l.entry; m < target; { // the matches, which rule reads
 		length := 0
 		if m+xtTargetLen <= target {
 			length = int(binary.NativeEndian.Uint16(b[m:]))
 		}
 		if length < xtTargetLen || m+length > target {
 			return iptEntry{}, fmt.Errorf("match at %d of %d bytes", m, length)
-		}
-		name := cString(b[m+xtNameOffset:][:xtNameLen])
-		if xtPerPacket[name] {
-			e.perPacket = append(e.perPacket, name)
-		}
-		states, only, ok := xtStates(name, b[m+xtTargetLen:m+length])
-		e.never = e.never || ok && states&stateEstablished == 0
-		e.others = e.others || name != "comment" && !(ok && only)
-		switch name {
-		case "comment":
-		case "tcp", "udp": // ports of the source and of the destination come first in both
-			if ports := b[m+xtTargetLen : m+length]; len(ports) >= 8 {
-				e.nat.destPorts = snapshot.PortRange{Min: binary.NativeEndian.Uint16(ports[4:]), Max: binary.NativeEndian.Uint16(ports[6:])}
-			}
-			fallthrough
-		default:
-			e.all = false
 		}
 		m += length
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,6 +57,8 @@ type ruleReader struct {
 	setNames  []string          // of sets whose elements are wanted
 	from      bool              // the last condition was that a value is at least something
 	objects   map[nftObject]nftAttrs
+
+	ruleFacts
 }
 
 // untold begins the key of a part that has no name of its own, such as the result of a map.
@@ -109,6 +112,7 @@ func (a nftAttrs) value(typ uint16) (value []byte) {
 
 // read takes one expression.
 func (r *ruleReader) read(name string, a nftAttrs) {
+	r.sees(name, a)
 	switch name {
 	case "meta":
 		r.meta(a)
@@ -156,15 +160,25 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 	case "match":
 		r.add(xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])...)
 	case "target":
-		r.target(a.text(unix.NFTA_TARGET_NAME))
-	case "log", "notrack", "queue", "masq", "redir", "nat", "dup", "fwd", "tproxy", "flow_offload", "synproxy":
-		if name == "queue" {
-			r.rule.Verdict = "queue"
+		r.target(a.text(unix.NFTA_TARGET_NAME), a[unix.NFTA_TARGET_INFO])
+	case "masq":
+		r.translate("masquerade", a, 0, unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX)
+	case "redir":
+		r.translate("redirect", a, 0, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX)
+	case "nat":
+		kind := "snat"
+		if a.number(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
+			kind = "dnat"
 		}
-		r.statement = append(r.statement, map[string]string{"masq": "masquerade", "redir": "redirect", "flow_offload": "flow add"}[name])
-		if last := len(r.statement) - 1; r.statement[last] == "" {
-			r.statement[last] = name
-		}
+		r.translate(kind, a, unix.NFTA_NAT_REG_ADDR_MIN, unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX)
+	case "flow_offload":
+		r.offloads = true
+		r.statement = append(r.statement, "flow add")
+	case "queue":
+		r.rule.Verdict = "queue"
+		r.statement = append(r.statement, name)
+	case "log", "notrack", "dup", "fwd", "tproxy", "synproxy":
+		r.statement = append(r.statement, name)
 	default:
 		if load, ok := nftLoads[name]; ok && name == "exthdr" && a[unix.NFTA_EXTHDR_DREG] == nil {
 			r.set(load.part(a).key, a.number(7))
@@ -605,14 +619,19 @@ func (r *ruleReader) lookup(a nftAttrs) {
 	}
 	r.setNames = append(r.setNames, name)
 	dreg, maps := a[unix.NFTA_LOOKUP_DREG]
+	verdicts := maps && binary.BigEndian.Uint32(dreg) == unix.NFT_REG_VERDICT
+	inverted := a.number(unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0
+	if states := slices.Equal(keys, []string{"ct state"}); states || verdicts {
+		r.lookups = append(r.lookups, nftLookup{set: name, states: states, inverted: inverted})
+	}
 	switch {
-	case maps && binary.BigEndian.Uint32(dreg) == unix.NFT_REG_VERDICT:
+	case verdicts:
 		r.rule.Map, r.rule.MapKeys = name, keys
 		r.statement = append(r.statement, strings.Join(keys, " . ")+" vmap @"+name)
 	case maps:
 		r.load(binary.BigEndian.Uint32(dreg), nftPart{key: untold + "map @" + name, length: 4})
 	default:
-		m := snapshot.Match{Keys: keys, Set: name, Not: a.number(unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0}
+		m := snapshot.Match{Keys: keys, Set: name, Not: inverted}
 		if keys == nil {
 			m.Text = "in set @" + name
 		}
@@ -620,6 +639,7 @@ func (r *ruleReader) lookup(a nftAttrs) {
 	}
 }
 
+// immediate: a verdict, or a constant for a register that a translation uses.
 func (r *ruleReader) immediate(a nftAttrs) {
 	if value := a.value(unix.NFTA_IMMEDIATE_DATA); value != nil {
 		if r.constants == nil {
@@ -651,6 +671,44 @@ func rejectWords(a nftAttrs) string {
 		return " with " + map[uint32]string{0: "icmp", 2: "icmpx"}[k] + " " + of[k][n]
 	}
 	return ""
+}
+
+// translate reads nat, masq and redir, which number their attributes differently; the last of the
+// addresses follows their first, addrAttr 0 is none.
+func (r *ruleReader) translate(kind string, a nftAttrs, addrAttr, minAttr, maxAttr uint16) {
+	r.nat.kind = kind
+	constant := func(attr uint16) []byte { // nil: from the packet or a map, or there is none
+		if _, ok := a[attr]; !ok || attr == 0 {
+			return nil
+		}
+		return r.constants[register(a.number(attr))]
+	}
+	address := func(attr uint16) netip.Addr {
+		addr, _ := netip.AddrFromSlice(constant(attr))
+		return addr
+	}
+	port := func(attr uint16) (n uint16) {
+		if b := constant(attr); len(b) >= 2 {
+			n = binary.BigEndian.Uint16(b)
+		}
+		return n
+	}
+	if addrAttr != 0 {
+		r.nat.addrs.First = address(addrAttr)
+		r.nat.addrs.Last = r.nat.addrs.First
+		if _, ok := a[addrAttr+1]; ok {
+			r.nat.addrs.Last = address(addrAttr + 1)
+		}
+	}
+	r.nat.ports.Min = port(minAttr)
+	r.nat.ports.Max = r.nat.ports.Min
+	if _, ok := a[maxAttr]; ok {
+		r.nat.ports.Max = port(maxAttr)
+	}
+	r.statement = append(r.statement, kind)
+	if kind == "snat" || kind == "dnat" {
+		r.statement[len(r.statement)-1] = "nat"
+	}
 }
 
 func verdictWord(code int32) string {
@@ -708,7 +766,11 @@ func (r *ruleReader) dynset(a nftAttrs) {
 	r.statement = append(r.statement, text)
 }
 
-func (r *ruleReader) target(name string) {
+func (r *ruleReader) target(name string, info []byte) {
+	if kind := xtNATKinds[name]; kind != "" {
+		r.nat.kind = kind
+		r.nat.addrs, r.nat.ports = xtNATRange(r.family, info)
+	}
 	switch name {
 	case "REJECT":
 		r.rule.Verdict = "reject"
@@ -746,10 +808,10 @@ func limitText(a nftAttrs) string {
 	return "limit rate " + overText(a.number(flags)) + amount + "/" + per
 }
 
-// readRule reads a rule of a chain for package blame.
-func (set *nftRuleset) readRule(i int, rule *snapshot.Rule, expressions []byte) {
+// readRule reads a rule of a chain.
+func (set *nftRuleset) readRule(i int, rule *snapshot.Rule, expressions []byte) *ruleReader {
 	table := nftKey{set.keys[i].family, set.keys[i].table, ""}
-	r := ruleReader{rule: rule, family: set.out[i].Family, sets: set.sets[table], objects: set.objects[table], xt: set.xt[table]}
+	r := &ruleReader{rule: rule, family: set.out[i].Family, sets: set.sets[table], objects: set.objects[table], xt: set.xt[table]}
 	err := decode(expressions, func(ad *netlink.AttributeDecoder) {
 		var name string
 		nested(ad, func(ad *netlink.AttributeDecoder) {
@@ -769,7 +831,7 @@ func (set *nftRuleset) readRule(i int, rule *snapshot.Rule, expressions []byte) 
 		r.limited("a condition that could not be read")
 	}
 	rule.Text = r.text(set.out[i].Name)
-	set.walks[i] = append(set.walks[i], *rule)
+	return r
 }
 
 // isIPTables says whether a chain is a built-in one of iptables-nft.

@@ -10,8 +10,6 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"natkit/internal/snapshot"
 )
 
@@ -52,11 +50,8 @@ type walkedRule struct {
 	lookups   []nftLookup // that say more
 }
 
-// walkedVerdict is one of nftables; chain is by its index, -1 if it is unknown.
-type walkedVerdict struct {
-	code  int32
-	chain int
-}
+// walkedVerdict is one with the chain that a jump or a goto names.
+type walkedVerdict struct{ verdict, chain string }
 
 // walk follows packets of established flows through the chains that forwarded ones meet,
 // and puts what must see each of them into Chain.PerPacket. Chains of type nat see the
@@ -64,6 +59,8 @@ type walkedVerdict struct {
 type walk struct {
 	chains []snapshot.Chain
 	rules  [][]walkedRule // of each chain
+	// find is the index of a chain in the table of another, -1 if it is not there.
+	find func(beside int, name string) int
 	// look says what the lookups of a rule say; nil if there are none.
 	look func(chain int, r *walkedRule) error
 
@@ -103,16 +100,16 @@ func (w *walk) chain(i int) (ends bool, err error) {
 		}
 		addPerPacket(&w.chains[i], r.perPacket)
 		for _, v := range r.verdicts {
-			if v.code == unix.NFT_CONTINUE || v.code == unix.NFT_BREAK {
+			if v.verdict == "continue" || v.verdict == "" {
 				continue
 			}
-			ended := v.code != unix.NFT_RETURN
-			if v.code == unix.NFT_JUMP || v.code == unix.NFT_GOTO {
-				if ended, err = w.chain(v.chain); err != nil {
+			ended := v.verdict != "return"
+			if v.verdict == "jump" || v.verdict == "goto" {
+				if ended, err = w.chain(w.find(i, v.chain)); err != nil {
 					return false, err
 				}
 			}
-			if r.always && (ended || v.code != unix.NFT_JUMP) {
+			if r.always && (ended || v.verdict != "jump") {
 				w.ends[i] = ended
 				return ended, nil
 			}

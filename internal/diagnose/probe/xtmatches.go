@@ -224,7 +224,7 @@ func xtMultiport(info xtInfo, _ bool) []snapshot.Match {
 // xtState reads conditions on the state of connection tracking.
 func xtState(name string, info xtInfo) []snapshot.Match {
 	states, only, ok := xtStates(name, info)
-	if !ok || !only {
+	if !ok {
 		return []snapshot.Match{{Text: "-m " + name}}
 	}
 	names := map[int]string{0: "invalid", 1: "established", 2: "related", 3: "new", 6: "untracked"}
@@ -240,6 +240,9 @@ func xtState(name string, info xtInfo) []snapshot.Match {
 	if name == "state" || binary.NativeEndian.Uint16(info[146:])&xtStateAlias != 0 {
 		m.Text = strings.Replace(m.Text, "-m conntrack", "-m state", 1)
 		m.Text = strings.Replace(m.Text, "--ctstate", "--state", 1)
+	}
+	if !only { // addresses, directions and the like, of the connection
+		return []snapshot.Match{m, {Text: "-m " + name + " ..."}}
 	}
 	return []snapshot.Match{m}
 }
@@ -302,23 +305,29 @@ func xtRate(period uint32) string {
 }
 
 // rule reads an entry of iptables-legacy.
-func (l *iptLayout) rule(number int, chain string, b []byte, e iptEntry, target int) snapshot.Rule {
-	r := ruleReader{rule: &snapshot.Rule{Number: number, Packets: new(e.packets)}, family: l.family, xt: true}
+func (l *iptLayout) rule(rule *snapshot.Rule, chain string, b []byte, e iptEntry) *ruleReader {
+	r := &ruleReader{rule: rule, family: l.family, xt: true}
 	r.add(l.addresses(b)...)
-	for m := l.entry; m+xtTargetLen <= target; {
+	for m := l.entry; m+xtTargetLen <= e.at; {
 		length := int(binary.NativeEndian.Uint16(b[m:]))
 		name := cString(b[m+xtNameOffset:][:xtNameLen])
+		if xtPerPacket[name] {
+			r.perPacket = append(r.perPacket, name)
+		}
 		r.add(xtMatch(l.family, name, int(b[m+xtTargetLen-1]), b[m+xtTargetLen:m+length])...)
 		m += length
 	}
-	r.rule.Verdict = e.verdict()
+	rule.Verdict = e.verdict()
 	if e.target != "" {
-		r.target(e.target)
+		if xtPerPacket[e.target] {
+			r.perPacket = append(r.perPacket, e.target)
+		}
+		r.target(e.target, e.info)
 	} else if len(e.info) >= 4 && int32(binary.NativeEndian.Uint32(e.info)) == iptReturn {
-		r.rule.Verdict = "return"
+		rule.Verdict = "return"
 	}
-	r.rule.Text = r.text(chain)
-	return *r.rule
+	rule.Text = r.text(chain)
+	return r
 }
 
 // addresses are the conditions of an entry's first part.
@@ -354,8 +363,9 @@ func (l *iptLayout) addresses(b []byte) (out []snapshot.Match) {
 	return slices.Clip(out)
 }
 
-// keepRules gives the chains their rules; where a jump leads is known when all are read.
-func (l *iptLayout) keepRules(chains []snapshot.Chain, walks [][]snapshot.Rule, entries map[int][]iptEntry, starts map[int32]int) {
+// keepRules gives the chains their rules; where a jump leads is known when all are read. It
+// returns how to find a chain.
+func (l *iptLayout) keepRules(chains []snapshot.Chain, walks [][]snapshot.Rule, entries map[int][]iptEntry, starts map[int32]int) (find func(int, string) int) {
 	names := map[string]int{}
 	for i, c := range chains {
 		names[c.Name] = i
@@ -379,10 +389,12 @@ func (l *iptLayout) keepRules(chains []snapshot.Chain, walks [][]snapshot.Rule, 
 			r.Text += option + r.Chain
 		}
 	}
-	keepWalks(chains, walks[:len(chains)], func(_ int, name string) int {
+	find = func(_ int, name string) int {
 		if i, ok := names[name]; ok {
 			return i
 		}
 		return -1
-	})
+	}
+	keepWalks(chains, walks[:len(chains)], find)
+	return find
 }
