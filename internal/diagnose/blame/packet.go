@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"natkit/internal/kernel/ruleset"
 	"natkit/internal/snapshot"
 )
 
@@ -25,9 +26,6 @@ type packet struct {
 	words        []string // what the text says besides
 }
 
-// Protocols are the transport protocols by the names that texts have.
-var Protocols = map[string]int{"icmp": 1, "igmp": 2, "tcp": 6, "udp": 17, "dccp": 33, "gre": 47, "esp": 50, "ah": 51, "icmpv6": 58, "ipv6-icmp": 58, "comp": 108, "sctp": 132, "udplite": 136}
-
 // newPacket reads "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN".
 func newPacket(s *snapshot.Snapshot, d snapshot.DroppedPacket) (*packet, bool) {
 	p := &packet{DroppedPacket: d, s: s}
@@ -38,8 +36,8 @@ func newPacket(s *snapshot.Snapshot, d snapshot.DroppedPacket) (*packet, bool) {
 	}
 	var ok1, ok2 bool
 	p.protocol, p.words = fields[0], fields[4:]
-	if n, ok := Protocols[p.protocol]; ok {
-		p.number = n
+	if n, ok := ruleset.Protocols[p.protocol]; ok {
+		p.number = int(n)
 	} else if _, err := fmt.Sscanf(p.protocol, "ip-protocol-%d", &p.number); err != nil {
 		return nil, false
 	}
@@ -148,7 +146,7 @@ func (p *packet) lacks(key string) bool {
 	case "arp":
 		return p.protocol != "arp"
 	case "icmpv6":
-		return p.number != Protocols["icmpv6"]
+		return p.number != int(ruleset.Protocols["icmpv6"])
 	case "th":
 		return !p.ports
 	}
@@ -326,7 +324,7 @@ func inRange(a netip.Addr, value string) truth {
 
 // numberIn compares a number with "80", "1024-65535", "0x10" or a protocol's name.
 func numberIn(n uint64, value string) truth {
-	if named, ok := Protocols[value]; ok {
+	if named, ok := ruleset.Protocols[value]; ok {
 		return truthOf(n == uint64(named))
 	}
 	first, last, ok := strings.Cut(value, "-")

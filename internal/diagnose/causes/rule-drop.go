@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"natkit/internal/diagnose/blame"
+	"natkit/internal/kernel/ruleset"
 	"natkit/internal/snapshot"
 )
 
@@ -438,9 +439,9 @@ func ipsetElement(e snapshot.Element) string {
 	out := ""
 	for i, part := range e.Key {
 		switch {
-		case i+1 < len(e.Key) && i > 0 && blame.Protocols[e.Key[i+1]] != 0:
+		case i+1 < len(e.Key) && i > 0 && ruleset.Protocols[e.Key[i+1]] != 0:
 			out += "," + e.Key[i+1] + ":" + part
-		case blame.Protocols[part] != 0:
+		case ruleset.Protocols[part] != 0:
 		case i > 0:
 			out += "," + part
 		default:

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"natkit/internal/kernel/ruleset"
+	"natkit/internal/testutil/natproof"
 )
 
 const nftSeed = `{"nftables":[{"metainfo":{}},{"set":{"family":"ip","table":"t","name":"s","type":"ipv4_addr","flags":["interval"],"elem":["10.0.0.1",{"prefix":{"addr":"10.1.0.0","len":16}},{"range":["10.2.0.1","10.2.0.9"]},{"elem":{"val":"10.3.0.1","expires":7}}]}},
@@ -45,13 +46,13 @@ func fuzzReader(f *testing.F, read func([]byte, string) (*ruleset.Ruleset, error
 			}
 		}
 		w := ruleset.Walker{Set: set, Universe: set.Links(), Kind: "nat"}
-		e := ruleset.Evaluator{Set: set, Kind: "nat", Draw: func(ruleset.Field) uint32 { return 0 }}
+		e := natproof.Evaluator{Set: set, Kind: "nat", Draw: func(ruleset.Field) uint32 { return 0 }}
 		for _, hook := range []string{"prerouting", "postrouting"} {
 			if _, err := w.Walk(hook, ruleset.Region{}); err != nil && !errors.Is(err, ruleset.ErrTooLong) && !errors.Is(err, ruleset.ErrTooMany) {
 				t.Error(err)
 			}
 			if len(data) < 4096 { // one packet may be led in circles for long
-				e.Eval(hook, ruleset.Packet{In: "eth0", Protocol: 6, Destination: 1, DestinationPort: 80})
+				e.Eval(hook, natproof.Packet{In: "eth0", Protocol: 6, Destination: 1, DestinationPort: 80})
 			}
 		}
 	})

@@ -470,7 +470,7 @@ func (p *iptablesRule) protocol(text string, not bool) error {
 	if text == "all" || text == "0" || text == "ip" {
 		return nil
 	}
-	n, ok := protocols[text]
+	n, ok := Protocols[text]
 	if !ok {
 		v, err := strconv.ParseUint(text, 10, 8)
 		if err != nil {

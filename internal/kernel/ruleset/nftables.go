@@ -520,7 +520,7 @@ func (r nftRuleReader) payload(p map[string]any) (Field, error) {
 	case name == "sport" || name == "dport":
 		m := Match{Fields: []Field{{Kind: ProtocolField}}, Values: portProtocols}
 		if header != "th" {
-			m.Values = []Tuple{{number(protocols[header])}}
+			m.Values = []Tuple{{number(Protocols[header])}}
 		}
 		if header != "th" || !r.negated { // the kernel looks where ports would be, and other protocols have none that is meant
 			r.add(m)
@@ -593,7 +593,7 @@ func value(f Field, v any) (Value, error) {
 		return Value{}, errForeign
 	case ProtocolField:
 		if name, ok := v.(string); ok {
-			if n, ok := protocols[name]; ok {
+			if n, ok := Protocols[name]; ok {
 				return number(n), nil
 			}
 		}

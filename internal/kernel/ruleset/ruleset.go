@@ -2,8 +2,8 @@
 
 // Package ruleset is one model of the packet filter's rules, whoever wrote them: nft -j
 // list ruleset and iptables-save are read into the same tables, chains and rules. It is
-// pure. Which rules a packet meets is evaluated twice: for one packet (Eval), and for all
-// packets at once (Walk), which is what an import is made of.
+// pure. Which rules packets meet is evaluated for all of them at once (Walk): an import is
+// made of that.
 //
 // Only what decides about IPv4 packets is evaluated. What is not understood stays in the
 // model as a condition or statement with its text, so that whoever reads the rules can
@@ -295,8 +295,8 @@ func (c *Chain) String() string {
 	return strings.Join([]string{c.Table.Family, c.Table.Name, c.Name}, " ")
 }
 
-// protocols by name, as both programs write them.
-var protocols = map[string]uint32{
+// Protocols are the transport protocols by the names that both programs write.
+var Protocols = map[string]uint32{
 	"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "udp": 17, "dccp": 33, "gre": 47, "esp": 50, "ah": 51, "ipv6-icmp": 58, "icmpv6": 58,
 	"ospf": 89, "pim": 103, "comp": 108, "vrrp": 112, "l2tp": 115, "sctp": 132, "udplite": 136,
 }

@@ -47,7 +47,7 @@ type Outcome struct {
 
 // decided are the rules that did: the one that translates or drops, and those that let the
 // packet past others, by accepting or returning.
-func decided(list *[]string, o ruleset.Outcome) {
+func decided(list *[]string, o HookOutcome) {
 	rules := slices.DeleteFunc(slices.Clone(o.Asked), func(r *ruleset.Rule) bool {
 		return !slices.ContainsFunc(r.Statements, func(s ruleset.Statement) bool {
 			v, plain := s.(ruleset.Verdict)
@@ -81,7 +81,7 @@ func (i *Imported) Model(p rulefile.Packet) Outcome {
 	chance := rand.New(rand.NewPCG(7, 7))
 	for k := range draws {
 		used := false
-		e := ruleset.Evaluator{Set: i.Set, Kind: "nat", Draw: func(f ruleset.Field) uint32 {
+		e := Evaluator{Set: i.Set, Kind: "nat", Draw: func(f ruleset.Field) uint32 {
 			used = true
 			return chance.Uint32N(f.Mod)
 		}}
@@ -97,9 +97,9 @@ func (i *Imported) Model(p rulefile.Packet) Outcome {
 	return m
 }
 
-func (m *Outcome) once(e *ruleset.Evaluator, p rulefile.Packet) []Result {
+func (m *Outcome) once(e *Evaluator, p rulefile.Packet) []Result {
 	router := Surroundings{}
-	q := ruleset.Packet{
+	q := Packet{
 		In: p.In, Source: toNumber(p.Source), Destination: toNumber(p.Destination), Protocol: uint8(p.Protocol),
 		SourcePort: p.SourcePort, DestinationPort: p.DestinationPort, DestinationLocal: router.IsLocal(p.Destination),
 	}
@@ -145,7 +145,7 @@ func (m *Outcome) once(e *ruleset.Evaluator, p rulefile.Packet) []Result {
 }
 
 // translated is where a destination may be sent.
-func translated(o ruleset.Outcome, destination uint32, port uint16) (to []uint32, toPort uint16, gone bool) {
+func translated(o HookOutcome, destination uint32, port uint16) (to []uint32, toPort uint16, gone bool) {
 	c := o.Choice
 	switch {
 	case o.Kind != ruleset.Translated, o.To.Kind == ruleset.Redirect:

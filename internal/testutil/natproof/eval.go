@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ruleset
+package natproof
 
 import (
 	"math"
 	"slices"
 	"strings"
+
+	"natkit/internal/kernel/ruleset"
 )
 
 // Packet is one packet as chains see it.
@@ -19,28 +21,28 @@ type Packet struct {
 	DestinationLocal            bool
 }
 
-// Outcome is what the chains of a hook do with one packet.
-type Outcome struct {
-	Rule   *Rule // that decided; nil: none did
-	Kind   LeafKind
+// HookOutcome is what the chains of a hook do with one packet.
+type HookOutcome struct {
+	Rule   *ruleset.Rule // that decided; nil: none did
+	Kind   ruleset.LeafKind
 	Done   bool // false: nothing was decided, the packet goes on as it is
-	To     Translate
-	Choice Choice
+	To     ruleset.Translate
+	Choice ruleset.Choice
 	Mark   uint32
 	// Unknown: a condition or statement on the way is not understood.
 	Unknown bool
 	// Asked are the rules that took it, up to the one that decided: jumps, returns, accepts.
-	Asked []*Rule
+	Asked []*ruleset.Rule
 }
 
 // Evaluator asks chains about one packet, plainly, rule by rule, as the kernel does. Draw
 // gives a number below its argument.
 type Evaluator struct {
-	Set  *Ruleset
+	Set  *ruleset.Ruleset
 	Kind string
-	Draw func(f Field) uint32
+	Draw func(f ruleset.Field) uint32
 
-	out   Outcome
+	out   HookOutcome
 	steps int
 }
 
@@ -54,8 +56,8 @@ const (
 )
 
 // Eval gives what the base chains of a hook make of a packet.
-func (e *Evaluator) Eval(hook string, p Packet) Outcome {
-	e.out, e.steps = Outcome{Mark: p.Mark}, 0
+func (e *Evaluator) Eval(hook string, p Packet) HookOutcome {
+	e.out, e.steps = HookOutcome{Mark: p.Mark}, 0
 	for _, base := range e.Set.Bases(e.Kind, hook) {
 		switch e.chain(base, &p, 0) {
 		case finished:
@@ -63,7 +65,7 @@ func (e *Evaluator) Eval(hook string, p Packet) Outcome {
 			return e.out
 		case goOn, backToCaller:
 			if base.Policy == "drop" {
-				e.out.Done, e.out.Kind = true, Dropped
+				e.out.Done, e.out.Kind = true, ruleset.Dropped
 				return e.out
 			}
 		}
@@ -74,14 +76,17 @@ func (e *Evaluator) Eval(hook string, p Packet) Outcome {
 
 // maxDepth is the kernel's NFT_JUMP_STACK_SIZE. An input that no kernel would take could
 // still lead a packet in circles within it: that ends, and is unknown.
-const maxDepth = 16
+const (
+	maxDepth = 16
+	maxRules = 500_000 // that one packet is led through
+)
 
-func (e *Evaluator) chain(c *Chain, p *Packet, depth int) next {
+func (e *Evaluator) chain(c *ruleset.Chain, p *Packet, depth int) next {
 	if c == nil || depth > maxDepth {
 		return goOn
 	}
 	for _, r := range c.Rules {
-		if e.steps++; e.steps > maxSteps {
+		if e.steps++; e.steps > maxRules {
 			e.out.Unknown = true
 			return finished
 		}
@@ -92,7 +97,7 @@ func (e *Evaluator) chain(c *Chain, p *Packet, depth int) next {
 	return goOn
 }
 
-func (e *Evaluator) rule(r *Rule, p *Packet, depth int) next {
+func (e *Evaluator) rule(r *ruleset.Rule, p *Packet, depth int) next {
 	if r.IPv6 {
 		return goOn
 	}
@@ -109,23 +114,23 @@ func (e *Evaluator) rule(r *Rule, p *Packet, depth int) next {
 }
 
 // statement gives where the packet goes on, and whether the rule does.
-func (e *Evaluator) statement(r *Rule, statement Statement, p *Packet, depth int) (n next, met bool) {
+func (e *Evaluator) statement(r *ruleset.Rule, statement ruleset.Statement, p *Packet, depth int) (n next, met bool) {
 	switch x := statement.(type) {
-	case Match:
+	case ruleset.Match:
 		drawn := e.drawn(x.Fields)
-		return goOn, slices.ContainsFunc(x.Values, func(t Tuple) bool { return e.holds(x.Fields, t, p, drawn) }) != x.Not
-	case SetMark:
+		return goOn, slices.ContainsFunc(x.Values, func(t ruleset.Tuple) bool { return e.holds(x.Fields, t, p, drawn) }) != x.Not
+	case ruleset.SetMark:
 		p.Mark = p.Mark&^x.And ^ x.Xor
 		e.out.Unknown = e.out.Unknown || x.Unknown
-	case Other:
+	case ruleset.Other:
 		if x.Ends {
-			e.out.Rule, e.out.Done, e.out.Kind, e.out.Unknown = r, true, Ended, true
+			e.out.Rule, e.out.Done, e.out.Kind, e.out.Unknown = r, true, ruleset.Ended, true
 			return finished, true
 		}
-	case Verdict:
+	case ruleset.Verdict:
 		e.out.Asked = append(e.out.Asked, r)
 		return e.verdict(r, x, p, depth), true
-	case VerdictMap:
+	case ruleset.VerdictMap:
 		drawn := e.drawn(x.Fields)
 		for _, el := range x.Elements {
 			if e.holds(x.Fields, el.Key, p, drawn) {
@@ -133,11 +138,11 @@ func (e *Evaluator) statement(r *Rule, statement Statement, p *Packet, depth int
 				return e.verdict(r, el.Verdict, p, depth), true
 			}
 		}
-	case Translate:
+	case ruleset.Translate:
 		drawn := e.drawn(x.Fields)
 		for _, c := range x.Choices {
 			if len(x.Fields) == 0 || e.holds(x.Fields, c.Key, p, drawn) {
-				e.out.Rule, e.out.Done, e.out.Kind, e.out.To, e.out.Choice = r, true, Translated, x, c
+				e.out.Rule, e.out.Done, e.out.Kind, e.out.To, e.out.Choice = r, true, ruleset.Translated, x, c
 				e.out.Unknown = e.out.Unknown || x.Lost != ""
 				return finished, true
 			}
@@ -147,19 +152,19 @@ func (e *Evaluator) statement(r *Rule, statement Statement, p *Packet, depth int
 	return goOn, true
 }
 
-func (e *Evaluator) verdict(r *Rule, v Verdict, p *Packet, depth int) next {
+func (e *Evaluator) verdict(r *ruleset.Rule, v ruleset.Verdict, p *Packet, depth int) next {
 	switch v.Kind {
-	case Accept:
+	case ruleset.Accept:
 		return leaveBase
-	case Return:
+	case ruleset.Return:
 		return backToCaller
-	case Drop:
-		e.out.Rule, e.out.Done, e.out.Kind = r, true, Dropped
+	case ruleset.Drop:
+		e.out.Rule, e.out.Done, e.out.Kind = r, true, ruleset.Dropped
 		return finished
-	case Jump, Goto:
+	case ruleset.Jump, ruleset.Goto:
 		n := e.chain(r.Chain.Table.Chain(v.Chain), p, depth+1)
 		if n == goOn || n == backToCaller {
-			if v.Kind == Goto {
+			if v.Kind == ruleset.Goto {
 				return backToCaller
 			}
 			return goOn
@@ -169,53 +174,53 @@ func (e *Evaluator) verdict(r *Rule, v Verdict, p *Packet, depth int) next {
 	return goOn
 }
 
-func (e *Evaluator) drawn(fields []Field) []uint32 {
+func (e *Evaluator) drawn(fields []ruleset.Field) []uint32 {
 	numbers := make([]uint32, len(fields))
 	for k, f := range fields {
-		if f.Kind == Draw && e.Draw != nil {
+		if f.Kind == ruleset.Draw && e.Draw != nil {
 			numbers[k] = f.Offset + e.Draw(f)
 		}
 	}
 	return numbers
 }
 
-func (e *Evaluator) holds(fields []Field, t Tuple, p *Packet, drawn []uint32) bool {
+func (e *Evaluator) holds(fields []ruleset.Field, t ruleset.Tuple, p *Packet, drawn []uint32) bool {
 	if len(t) != len(fields) {
 		return false
 	}
 	for k, f := range fields {
 		n := uint32(math.MaxUint32)
 		switch f.Kind {
-		case In, Out:
-			name := map[FieldKind]string{In: p.In, Out: p.Out}[f.Kind]
+		case ruleset.In, ruleset.Out:
+			name := map[ruleset.FieldKind]string{ruleset.In: p.In, ruleset.Out: p.Out}[f.Kind]
 			base, pattern := strings.CutSuffix(t[k].Name, "*")
 			if pattern && !strings.HasPrefix(name, base) || !pattern && name != base {
 				return false
 			}
 			continue
-		case Source:
+		case ruleset.Source:
 			n = p.Source
-		case Destination:
+		case ruleset.Destination:
 			n = p.Destination
-		case ProtocolField:
+		case ruleset.ProtocolField:
 			n = uint32(p.Protocol)
-		case SourcePort:
+		case ruleset.SourcePort:
 			n = uint32(p.SourcePort)
-		case DestinationPort:
+		case ruleset.DestinationPort:
 			n = uint32(p.DestinationPort)
-		case Mark:
+		case ruleset.Mark:
 			n = p.Mark & f.Mask
-		case DestinationLocal:
+		case ruleset.DestinationLocal:
 			if n = 0; p.DestinationLocal {
 				n = 1
 			}
-		case SourceLocal:
+		case ruleset.SourceLocal:
 			n = 0
-		case State:
+		case ruleset.State:
 			n = 1
-		case Draw:
+		case ruleset.Draw:
 			n = drawn[k]
-		case Unknown:
+		case ruleset.Unknown:
 			e.out.Unknown = true
 			return false
 		}
