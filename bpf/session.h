@@ -20,6 +20,8 @@
 #include "mapping.h"
 #include "state.h"
 
+enum session_limit { SESSION_PORT_TRIES = 64 };
+
 /* The packet at hand, and what is known of the session that it opens. */
 struct opening {
 	struct packet packet;         /* without inner */
@@ -523,9 +525,7 @@ static __always_inline int session_refused(const struct packet *p, struct nat_fl
  * Writes the session and makes both keys lead to it: the peer's first, so that when the
  * owner's does the answers find their way. Of two CPUs that open the same session one
  * inserts each key; who fails takes back what it inserted, and adopts. The peer's key can
- * also belong to another session: another client's to the same receiver by the same
- * outside endpoint (protocols without ports), or by another destination rule. That is
- * a port that is not to be had.
+ * also belong to another session: session_other_port.
  *
  * What is taken back was in the table for some nanoseconds, not for NAT_DEAD_TICKS: an
  * answer that came in between could meet memory that is used again. But nobody was
@@ -533,16 +533,24 @@ static __always_inline int session_refused(const struct packet *p, struct nat_fl
  *
  * E_EXIST: *out is another CPU's flow.
  */
-SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, struct opening *o)
+GLOBAL int session_insert(struct opening *o)
 {
-	__s64 taken = flow_take();
-	__u32 number = taken;
+	const struct packet *p;
 	struct nat_session *s;
+	struct nat_flow *out;
+	__u32 number;
 	__u64 *bits;
+	__s64 taken;
 	int error;
 
+	if (!o)
+		return NAT_DROP_BYPASS;
+	p = &o->packet;
+	out = &o->owner;
+	taken = flow_take();
 	if (taken < 0)
 		return NAT_DROP_SESSIONS_FULL;
+	number = taken;
 	s = flow_session(number);
 	bits = flow_bits(number);
 	if (!s || !bits)
@@ -565,6 +573,75 @@ SUBPROGRAM int session_insert(const struct packet *p, struct nat_flow *out, stru
 	}
 	flow_give(number);
 	return session_refused(p, out, o, error);
+}
+
+/* Any source port from the range of the packet's own by which no session of the receiver's
+ * answers is known. */
+GLOBAL int session_draw_port(struct opening *o)
+{
+	__u32 first = 1024, count = NAT_PORTS - 1024, wanted, try;
+
+	if (!o)
+		return NAT_DROP_BYPASS;
+	wanted = bpf_ntohs(o->packet.key.sport);
+	if (o->packet.class == NAT_ICMP) {
+		first = 0;
+		count = NAT_PORTS;
+	} else if (wanted < 512) {
+		first = 1;
+		count = 511;
+	} else if (wanted < PORT_SYSTEM) {
+		first = 600;
+		count = PORT_SYSTEM - 600;
+	}
+	for (try = 0; try < SESSION_PORT_TRIES; try++) {
+		o->other.dport = bpf_htons(first + bpf_get_prandom_u32() % count);
+		if (!flow_entry(&o->other)) {
+			o->owner.sport = o->other.dport;
+			return GO_ON;
+		}
+	}
+	return NAT_DROP_NO_PORT;
+}
+
+/*
+ * Another source port for a session whose answers another one knows as its own: the same client
+ * has come to the same receiver by another outside endpoint. Netfilter does so for any such pair
+ * (nf_nat_l4proto_unique_tuple). Where natkit gives ports the session takes one for itself, as
+ * with address-and-port-dependent mapping; what has an address to itself, or is not translated,
+ * gets any. NAT_DROP_NO_PORT: there is none, or the protocol has no ports.
+ */
+static __always_inline int session_other_port(struct ctx *ctx, struct opening *o)
+{
+	struct hold *h = &o->source;
+	int port;
+
+	if (o->packet.class >= NAT_PORT_CLASSES || h->flags & NAT_FLOW_PORT)
+		return NAT_DROP_NO_PORT;
+	if (!(h->flags & NAT_FLOW_MAPPED) || h->inside.class >= NAT_PORT_CLASSES)
+		return session_draw_port(o);
+	port = port_take(ctx, &o->packet.key, h->inside.class, h->address,
+			 o->config & NAT_CONFIG_PARITY);
+	if (port == PORT_NONE)
+		return NAT_DROP_NO_PORT;
+	h->port = bpf_htons(port);
+	h->flags |= NAT_FLOW_PORT;
+	port_name(h);
+	o->owner.sport = h->port;
+	return GO_ON;
+}
+
+/* session_insert, by another source port if need be; another CPU may take that at once. */
+static __always_inline int session_place(struct ctx *ctx, struct opening *o)
+{
+	int reason = session_insert(o), try;
+
+	for (try = 0; try < MAPPING_TRIES && reason == NAT_DROP_NO_PORT; try++) {
+		if (session_other_port(ctx, o) != GO_ON)
+			break;
+		reason = session_insert(o);
+	}
+	return reason;
 }
 
 /* --- a packet without session --------------------------------------------------- */
@@ -804,7 +881,7 @@ GLOBAL int session_make(struct ctx *ctx)
 		return GO_ON;
 	}
 	if (reason == GO_ON) {
-		reason = session_insert(p, out, o);
+		reason = session_place(ctx, o);
 		if (reason == GO_ON) {
 			count_add(NAT_CREATED);
 			if (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_RETURNS))

@@ -665,13 +665,17 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	var f *modelFlow
 	s := &modelSession{class: p.protocol.Class(), seen: m.now}
 	if session {
+		answer := modelKey{toInside, p.protocol, modelEnds{to.dst, to.src}}
+		if m.flows[answer] != nil {
+			end, reason, err := m.otherPort(p, own, answer, saw)
+			if err != nil || reason != translated {
+				return modelOutcome{reason: reason}, err
+			}
+			to.src, answer.dst = end, end
+		}
 		f = &modelFlow{session: s, to: to, owner: true, outbound: p.inside, returns: returns}
 		if p.inside {
 			f.link = p.link
-		}
-		answer := modelKey{toInside, p.protocol, modelEnds{to.dst, to.src}}
-		if m.flows[answer] != nil {
-			return refused(abiNatReasonNAT_DROP_NO_PORT)
 		}
 		m.flows[p.modelKey] = f
 		m.flows[answer] = &modelFlow{session: s, to: modelEnds{p.dst, p.src}, outbound: answer.inside, returns: returns}
@@ -865,6 +869,35 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 	}
 	m.held[modelOutside{inside.class, mapping.outside}] = mapping
 	return end(mapping), mapping, translated, nil
+}
+
+// otherPort is what the source becomes of a packet whose session's answers are another session's:
+// own is its mapping, if it has one. saw has what the engine chose.
+func (m *model) otherPort(p modelPacket, own *modelMapping, answer modelKey, saw modelOutcome) (netip.AddrPort, abiNatReason, error) {
+	class := p.protocol.Class()
+	if class == rulefile.ClassOther || own != nil && own.single {
+		return netip.AddrPort{}, abiNatReasonNAT_DROP_NO_PORT, nil
+	}
+	end := netip.AddrPortFrom(answer.dst.Addr(), saw.ends.src.Port())
+	answer.dst = end
+	if own != nil && own.class != rulefile.ClassOther {
+		free := m.free(class, end.Addr(), p.src.Port())
+		if len(free) == 0 {
+			return netip.AddrPort{}, abiNatReasonNAT_DROP_NO_PORT, nil
+		}
+		if isTranslated(saw) && !slices.Contains(free, end.Port()) {
+			return netip.AddrPort{}, 0, fmt.Errorf("port %d, of which the best free ones are %v", end.Port(), free)
+		}
+		m.held[modelOutside{class, end}] = &modelMapping{inside: p.src, class: class, outside: end, filtering: own.filtering, single: true}
+	}
+	if !isTranslated(saw) {
+		m.lost = true
+		return end, translated, nil
+	}
+	if m.flows[answer] != nil || class != rulefile.ClassICMP && end.Port() < 1024 != (p.src.Port() < 1024) {
+		return netip.AddrPort{}, 0, fmt.Errorf("source %v of what %v sends, which is another session's or of another range", end, p.src)
+	}
+	return end, translated, nil
 }
 
 // free gives the ports of an address that may be given to who wants one: that one, or

@@ -60,8 +60,15 @@ const (
 	mapBackRule
 	statelessBackRule
 	keepRule // udp 203.0.113.1:6600-6009 -> 192.168.1.2, port kept
+	hostRule // 198.18.8.0/24 -> 192.168.1.2, every protocol, port kept
 	ruleCount
 )
+
+// The rules after those: UDP and TCP to that port of 203.0.113.1. Several lead to one endpoint.
+var moreForwards = []struct {
+	port            uint16
+	target, targets int // of newGateway's
+}{{9090, 0, 1}, {9091, 0, 1}, {9443, 2, 3}, {9444, 2, 3}, {9093, 6, 1}, {9094, 7, 1}}
 
 var outsideAddresses = [addressCount]string{"203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.18", "203.0.113.19", "203.0.113.20", "203.0.113.21", "203.0.113.22"}
 
@@ -85,7 +92,7 @@ func newGateway(t testing.TB) *gateway {
 	)
 	prefix := func(s string) abiNatAddr { return addr(netip.MustParseAddr(s)) }
 	all := func(n uint8) [3]uint8 { return [3]uint8{n, n, n} }
-	rules := [ruleCount]abiNatRule{
+	rules := []abiNatRule{
 		masqueradeRule:    {Kind: napt, Flags: uint8(abiNatRuleFlagNAT_RULE_MASQUERADE), Filtering: all(session)},
 		fullRule:          {Kind: napt, Filtering: all(independent), Realm: fullAddress + 1, PoolFirst: fullAddress, PoolCount: 2},
 		knownRule:         {Kind: napt, Filtering: all(known), Realm: knownAddress + 1, PoolFirst: knownAddress, PoolCount: 1},
@@ -100,25 +107,35 @@ func newGateway(t testing.TB) *gateway {
 		mapBackRule:       {Kind: uint8(abiNatRuleKindNAT_RULE_MAP), Prefix: 24, To: prefix("192.168.6.0")},
 		statelessBackRule: {Kind: uint8(abiNatRuleKindNAT_RULE_STATELESS), Prefix: 24, To: prefix("192.168.7.0")},
 		keepRule:          {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 6000, Targets: 5, TargetCount: 1, Flags: uint8(abiNatRuleFlagNAT_RULE_KEEP_PORT)},
+		hostRule:          {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), Targets: 5, TargetCount: 1, Flags: uint8(abiNatRuleFlagNAT_RULE_KEEP_PORT)},
+	}
+	own := addr(gatewayOut)
+	exact := []entry{
+		{&abiNatExactKey{Addr: own, Port: be(8080), Protocol: unix.IPPROTO_TCP}, uint32(forwardRule)},
+		{&abiNatExactKey{Addr: own, Port: be(443), Protocol: unix.IPPROTO_TCP}, uint32(balanceRule)},
+	}
+	for _, f := range moreForwards {
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			exact = append(exact, entry{&abiNatExactKey{Addr: own, Port: be(f.port), Protocol: protocol}, uint32(len(rules))})
+		}
+		rules = append(rules, abiNatRule{Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: f.port, Targets: uint32(f.target), TargetCount: uint32(f.targets)})
 	}
 	for i := range rules {
 		rules[i].Id = uint32(i)
 	}
-	g.fill(t, "rules", indexed(rules[:]))
+	g.fill(t, "rules", indexed(rules))
 	g.fill(t, "targets", indexed([]abiNatTarget{
 		{Addr: addr(insideHost), Port: be(80)},
 		{Addr: addr(insideHost), Port: be(9000)},
 		{Addr: prefix("192.168.2.1"), Port: be(4430)}, {Addr: prefix("192.168.2.2"), Port: be(4430)}, {Addr: prefix("192.168.2.3"), Port: be(4430)},
 		{Addr: addr(insideHost)},
+		{Addr: prefix("192.168.6.2"), Port: be(80)}, {Addr: prefix("192.168.2.2"), Port: be(80)},
 	}))
-	own := addr(gatewayOut)
-	g.fill(t, "exact", []entry{
-		{&abiNatExactKey{Addr: own, Port: be(8080), Protocol: unix.IPPROTO_TCP}, uint32(forwardRule)},
-		{&abiNatExactKey{Addr: own, Port: be(443), Protocol: unix.IPPROTO_TCP}, uint32(balanceRule)},
-	})
+	g.fill(t, "exact", exact)
 	destinations := []entry{
 		{&abiNatDestinationKey{Prefixlen: 56, Kind: uint8(abiNatDestinationKindNAT_BY_PREFIX), Addr: prefix("198.18.6.0")}, uint32(mapBackRule)},
 		{&abiNatDestinationKey{Prefixlen: 56, Kind: uint8(abiNatDestinationKindNAT_BY_PREFIX), Addr: prefix("198.18.7.0")}, uint32(statelessBackRule)},
+		{&abiNatDestinationKey{Prefixlen: 56, Kind: uint8(abiNatDestinationKindNAT_BY_PREFIX), Addr: prefix("198.18.8.0")}, uint32(hostRule)},
 	}
 	for _, r := range []struct {
 		first, last uint16
