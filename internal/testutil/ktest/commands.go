@@ -88,10 +88,21 @@ func CheckCommand(t testing.TB, where, line string) {
 		return
 	}
 	command = afterwards.ReplaceAllString(command, "") // a pipe, a file: --help is for natkit
-	cmd := exec.Command("bash", "-c", command+" --help")
-	cmd.Dir = t.TempDir()
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(Natkit(t))+":"+os.Getenv("PATH"))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%s: %q: %s", where, line, out)
+	help, _ := helps.LoadOrStore(inNamespace.ReplaceAllString(command, " --netns x"), sync.OnceValue(func() string {
+		cmd := exec.Command("bash", "-c", command+" --help")
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(Natkit(t))+":"+os.Getenv("PATH"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return err.Error() + ": " + string(out)
+		}
+		return ""
+	}))
+	if wrong := help.(func() string)(); wrong != "" {
+		t.Errorf("%s: %q: %s", where, line, wrong)
 	}
 }
+
+// helps are what natkit's commands said of --help, by the command: they are printed often.
+var (
+	helps       sync.Map // of string: func() string
+	inNamespace = regexp.MustCompile(` --netns \S+`)
+)
