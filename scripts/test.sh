@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run all tests, then list what was left out and why.
+# Run all tests, then list what was left out and why, and how much of each package the
+# tests went through.
 #
 #   scripts/test.sh [ARGUMENTS OF GO TEST]
 #
@@ -10,9 +11,12 @@
 #
 # Tests that work with the kernel share the machine with whatever else runs there. So
 # each of up to three that failed is run once more by itself, when all are through. If
-# they pass then, so does the run, and names them as unsteady, with how they failed.
-# What is final at once: a package that does not build or that does not come to its end
-# (a panic, a time-out), and a data race.
+# they pass then, so does the run, counts them and names them as unsteady, with how they
+# failed. What is final at once: a package that does not build or that does not come to its
+# end (a panic, a time-out), a data race, and a test that was run again in an earlier run,
+# of those that have the same file NATKIT_TEST_AGAIN.
+#
+# As root it fails too when the tests leave something behind in natkit's folders.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
@@ -21,14 +25,46 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export NATKIT_TEST_SKIPS=$work/skips
 : >"$NATKIT_TEST_SKIPS"
+again=${NATKIT_TEST_AGAIN:-$work/again-before}
+[ -e "$again" ] || : >"$again"
+folders=${NATKIT_TEST_FOLDERS:-/var/lib/natkit /run/natkit /run/netns /sys/fs/bpf}
 
-# As root the tests work with the kernel: nothing is cached, and one package
-# runs at a time, so that they do not disturb each other's timing.
+# As root the tests work with the kernel: nothing is cached. Two packages run side by side,
+# and those whose tests measure, or look at the whole machine, by themselves.
 args=(-timeout 25m)
-[ "$(id -u)" != 0 ] || args+=(-count=1 -p 1)
+alone='/(cmd/natkit|internal/(bench|diagnose/probe|kernel/observe|lab))$'
+root=
+if [ "$(id -u)" = 0 ]; then
+    root=1
+    args+=(-count=1)
+fi
+# Under the race detector coverage would cost as much again.
+case " $* " in *' -race '*) ;; *) args+=(-cover) ;; esac
 
+# present lists what is in natkit's folders. Of BPF folders an empty one is something, too.
+present() {
+    # shellcheck disable=SC2086 # words of folders
+    find $folders ! -type d -o -path '/sys/fs/bpf/*' 2>/dev/null | sort
+}
+
+# run tests packages and keeps what they print.
+run() {
+    go test "${args[@]}" "$@" 2>&1 | tee -a "$work/output"
+}
+
+: >"$work/output"
+present >"$work/before"
 status=0
-go test "${args[@]}" "$@" ./... 2>&1 | tee "$work/output" || status=$?
+if [ -n "$root" ]; then
+    go list ./... >"$work/packages"
+    mapfile -t together < <(grep -vE "$alone" "$work/packages")
+    mapfile -t measuring < <(grep -E "$alone" "$work/packages")
+    [ ${#together[@]} = 0 ] || run -p 2 "$@" "${together[@]}" || status=$?
+    [ ${#measuring[@]} = 0 ] || run -p 1 "$@" "${measuring[@]}" || status=$?
+else
+    run "$@" ./... || status=$?
+fi
+present | comm -13 "$work/before" - >"$work/left"
 
 # Lines "package test" of what failed, in a package that came to its end: then its own
 # line FAIL is before go's. Of any other package, "package".
@@ -42,9 +78,14 @@ awk '
     /^(FAIL|ok  )\t/ { n = ended = 0 }' "$work/output" >"$work/failed"
 
 unsteady=
-if [ "$status" != 0 ] && [ -s "$work/failed" ] && [ "$(wc -l <"$work/failed")" -le 3 ] &&
+grep -Fxf "$again" "$work/failed" >"$work/twice" || true
+if [ -s "$work/twice" ]; then
+    printf '\nrun again in an earlier run, and failed in this one:\n'
+    sed 's/^/  /' "$work/twice"
+elif [ "$status" != 0 ] && [ -s "$work/failed" ] && [ "$(wc -l <"$work/failed")" -le 3 ] &&
     ! grep -qv ' ' "$work/failed" && ! grep -q 'DATA RACE' "$work/output"; then
     unsteady=1
+    cat "$work/failed" >>"$again"
     while read -r package name; do
         printf '\nonce more, by itself: %s %s\n' "$package" "$name"
         if NATKIT_TEST_SKIPS='' go test "${args[@]}" "$@" -v -run "^$name\$" "$package" >"$work/again" 2>&1 </dev/null &&
@@ -55,6 +96,13 @@ if [ "$status" != 0 ] && [ -s "$work/failed" ] && [ "$(wc -l <"$work/failed")" -
             unsteady=
         fi
     done <"$work/failed"
+fi
+
+# From lines "ok <tab> package <tab> time <tab> coverage: N% of statements".
+awk -F '\t' '$1 ~ /^ok/ && $4 ~ /^coverage: [0-9]/ { split($4, w, "[ %]"); print w[2], $2 }' "$work/output" | sort -n >"$work/coverage"
+if [ -s "$work/coverage" ]; then
+    awk '{ v[NR] = $1; if (NR <= 3) least = least (NR > 1 ? ", " : "") $2 " " $1 " %" }
+        END { printf "\ncoverage by the own tests of %d packages: median %s %%, least: %s\n", NR, v[int((NR + 1) / 2)], least }' "$work/coverage"
 fi
 
 left_out=$(wc -l <"$NATKIT_TEST_SKIPS")
@@ -69,10 +117,15 @@ if [ "$left_out" -gt 0 ]; then
 fi
 if [ -n "$unsteady" ]; then
     status=0
-    printf '\nunsteady: failed once, passed when run again:\n'
+    printf '\nunsteady: failed once, passed when run again: %d\n' "$(wc -l <"$work/failed")"
     sed 's/^/  /' "$work/failed"
     echo "how they failed:"
     awk '/^--- FAIL: / { on = 1 } /^(FAIL|PASS|ok)/ { on = 0 } on { print "  " $0 }' "$work/output"
+fi
+if [ -n "$root" ] && [ -s "$work/left" ]; then
+    status=1
+    printf '\nleft behind on this machine:\n'
+    sed 's/^/  /' "$work/left"
 fi
 if [ "$status" = 0 ]; then echo "tests: all that ran passed"; else echo "tests: FAILED"; fi
 exit "$status"

@@ -54,6 +54,7 @@ func TestLacking(t *testing.T) {
 			names = append(names, string(lack))
 		}
 		t.Run(strings.Join(names, ", "), func(t *testing.T) {
+			t.Parallel() // machines of their own, whose commands mostly wait
 			ktest.Lacking(t, func(t *testing.T) {
 				rules := filepath.Join(t.TempDir(), "nat.yaml")
 				text := "inside: [in]\noutside: [out]\nlimits: {sessions: 4096, sources: 256}\nrules:\n  - masquerade: 10.0.0.0/24\n"
@@ -134,6 +135,7 @@ func TestLackingReaders(t *testing.T) {
 			names = append(names, string(lack))
 		}
 		t.Run(strings.Join(names, ", "), func(t *testing.T) {
+			t.Parallel() // machines of their own, whose commands mostly wait
 			ktest.Lacking(t, func(t *testing.T) {
 				rules := filepath.Join(t.TempDir(), "nat.yaml")
 				if err := os.WriteFile(rules, []byte("inside: [in]\noutside: [out]\nrules:\n  - masquerade: 10.0.0.0/24\n"), 0o600); err != nil {

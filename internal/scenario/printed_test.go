@@ -80,7 +80,7 @@ func (p *printed) run(ctx context.Context, node *lab.Node, line string) (out str
 	}
 	for tries := 0; ; tries++ {
 		out, err = p.shell(ctx, node, command, text)
-		if err == nil || tries == 5 || !strings.Contains(err.Error(), entryGone) {
+		if err == nil || tries == 50 || !strings.Contains(err.Error(), entryGone) {
 			return out, err
 		}
 	}

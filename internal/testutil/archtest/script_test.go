@@ -40,6 +40,11 @@ func test(t *testing.T) {
 			panic("here")
 		case "once-exit":
 			os.Exit(1)
+		case "leaves":
+			if err := os.WriteFile(os.Getenv("NATKIT_TEST_FOLDERS")+"/something", nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return
 		}
 		t.Run("part", func(t *testing.T) { t.Error("this is how") })
 	}
@@ -55,14 +60,18 @@ func TestD(t *testing.T)  { test(t) }
 func TestUnsteady(t *testing.T) {
 	for _, c := range []struct {
 		name, fixture string
-		broken        bool // there is a package that does not build
+		broken        bool   // there is a package that does not build
+		before        string // what an earlier run has run again
 		passes        bool
 		says          []string
 	}{
 		{name: "all pass", passes: true, says: []string{"all that ran passed"}},
 		{name: "one, once", fixture: "TestA:once", passes: true, says: []string{
-			"unsteady: failed once, passed when run again:\n  fixture TestA\nhow they failed:\n  --- FAIL: TestA ", "      fixture_test.go:30: this is how\ntests: all that ran passed"}},
-		{name: "three, once", fixture: "TestA:once TestAB:once TestD:once", passes: true, says: []string{"  fixture TestA\n  fixture TestAB\n  fixture TestD\n"}},
+			"unsteady: failed once, passed when run again: 1\n  fixture TestA\nhow they failed:\n  --- FAIL: TestA ", "      fixture_test.go:35: this is how\ntests: all that ran passed"}},
+		{name: "three, once", fixture: "TestA:once TestAB:once TestD:once", passes: true, says: []string{"when run again: 3\n  fixture TestA\n  fixture TestAB\n  fixture TestD\n"}},
+		{name: "one, once, and once before", fixture: "TestA:once", before: "fixture TestA\n", says: []string{"run again in an earlier run, and failed in this one:\n  fixture TestA\n"}},
+		{name: "one, once, another before", fixture: "TestA:once", before: "fixture TestAB\n", passes: true},
+		{name: "leaves something", fixture: "TestA:leaves", passes: os.Geteuid() != 0},
 		{name: "four, once", fixture: "TestA:once TestAB:once TestC:once TestD:once"},
 		{name: "always", fixture: "TestA:always", says: []string{"once more, by itself: fixture TestA\n=== RUN"}},
 		{name: "one once, one always", fixture: "TestA:once TestC:always", says: []string{"fixture TestA\npassed\n"}},
@@ -90,7 +99,11 @@ func TestUnsteady(t *testing.T) {
 				}
 			}
 			cmd := exec.Command("bash", filepath.Join(dir, "scripts/test.sh"), "-vet=off")
-			cmd.Env = append(os.Environ(), "FIXTURE="+c.fixture)
+			left, before := filepath.Join(dir, "left"), filepath.Join(dir, "before")
+			if err := errors.Join(os.Mkdir(left, 0o755), os.WriteFile(before, []byte(c.before), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+			cmd.Env = append(os.Environ(), "FIXTURE="+c.fixture, "NATKIT_TEST_FOLDERS="+left, "NATKIT_TEST_AGAIN="+before)
 			out, err := cmd.CombinedOutput()
 			if passed := err == nil; passed != c.passes {
 				t.Errorf("passed: %v", passed)
@@ -102,6 +115,13 @@ func TestUnsteady(t *testing.T) {
 				if !strings.Contains(string(out), want) {
 					t.Errorf("does not say %q", want)
 				}
+			}
+			if c.name == "leaves something" && !c.passes && !strings.Contains(string(out), "left behind on this machine:\n  "+left+"/something\n") {
+				t.Error("does not name what is left behind")
+			}
+			noted, err := os.ReadFile(before)
+			if want := c.passes && strings.Contains(c.fixture, "TestA:once"); err != nil || want && !strings.Contains(string(noted), "fixture TestA\n") {
+				t.Errorf("run again, and noted for later runs: %q, %v", noted, err)
 			}
 			if !c.passes && strings.Contains(string(out), "unsteady") {
 				t.Error("the failure is called unsteady")
