@@ -256,7 +256,7 @@ func TestBarsFor(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	file, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		t.Skipf("no pseudo terminal: %v", err)
+		ktest.Missing(t, "needs a pseudo terminal: %v", err)
 	}
 	defer file.Close()
 	for columns, want := range map[uint16]report.Bars{0: report.BlockBars, 40: report.NoBars, 80: report.BlockBars, 200: report.BlockBars} {

@@ -48,10 +48,7 @@ func main() {
 	// way out. A later signal ends the process at once; one that comes with the first, as
 	// timeout(1) sends it to a process and to its group, is the same.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, func() {
-		time.Sleep(time.Second)
-		stop()
-	})
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	// A write to a pipe that nobody reads any more is an error, not this process's end.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, end := context.WithCancel(ctx)

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"natkit/internal/testutil/ktest"
 )
 
 func TestReport(t *testing.T) {
@@ -51,9 +53,7 @@ func TestReport(t *testing.T) {
 
 // A demo whose report can't be written does not begin.
 func TestDemoReportFile(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the demo asks for root first")
-	}
+	ktest.Root(t)
 	var out, errs bytes.Buffer
 	code := run(context.Background(), []string{"demo", "--report", filepath.Join(t.TempDir(), "no", "demo.html")},
 		&env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs})

@@ -679,7 +679,7 @@ func TestRequest(t *testing.T) {
 func TestIPv6(t *testing.T) {
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
-		t.Skip("no IPv6 here")
+		ktest.Missing(t, "no IPv6 here: %v", err)
 	}
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })}
 	go s.Serve(l)

@@ -17,7 +17,7 @@ import (
 func TestTrimming(t *testing.T) {
 	ktest.Root(t)
 	if cpus, err := allowedCPUs(); err != nil || len(cpus) < 2 {
-		t.Skip("needs two CPUs")
+		ktest.Missing(t, "needs two CPUs")
 	}
 	res, err := Trimming(t.Context(), TrimmingOptions{
 		Routers: []Router{Forwarder{}}, Flows: 1, Duration: 10 * time.Millisecond, Trials: 1, width: searchRoughStep,

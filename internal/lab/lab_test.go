@@ -491,7 +491,7 @@ func TestForeignNamespaces(t *testing.T) {
 		name := "routed-client"
 		h, err := netns.Create(name)
 		if err != nil {
-			t.Skipf("somebody has it: %v", err)
+			ktest.Missing(t, "the name %s: %v", name, err)
 		}
 		defer netns.Delete(name)
 		defer h.Close()

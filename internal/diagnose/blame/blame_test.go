@@ -163,7 +163,7 @@ func FuzzFollow(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, text string) {
 		var s snapshot.Snapshot
 		if json.Unmarshal(data, &s) != nil {
-			t.Skip()
+			return // no snapshot
 		}
 		for _, stage := range []snapshot.Stage{snapshot.StageArrived, snapshot.StageRouted, snapshot.StageLocal, snapshot.StageLeaving} {
 			p := syn

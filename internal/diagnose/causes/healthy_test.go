@@ -226,7 +226,7 @@ func FuzzJudge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var s snapshot.Snapshot
 		if json.Unmarshal(data, &s) != nil {
-			t.Skip()
+			return // no snapshot
 		}
 		first := Judge(&s)
 		for _, f := range first {

@@ -108,7 +108,7 @@ func TestDeviceThreaded(t *testing.T) {
 	const threaded = "dev.nk0.threaded"
 	err := s.write(threaded, "1")
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
-		t.Skipf("this kernel gives veth no threads: %v", err)
+		ktest.Unsupported(t, "this kernel gives veth no threads: %v", err)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -89,3 +89,18 @@ func TestTypesAreGeneratedOnce(t *testing.T) {
 		}
 	}
 }
+
+// A test that is left out says why where scripts/test.sh counts it, and on CI only for what
+// nobody can install: by internal/testutil/ktest.
+func TestSkipsAreCounted(t *testing.T) {
+	skip := regexp.MustCompile(`\bt\.Skip(?:f|Now)?\(`)
+	for _, path := range sources(t, func(path string) bool {
+		return strings.HasSuffix(path, ".go") && !strings.HasPrefix(path, "internal/testutil/")
+	}) {
+		for i, line := range strings.Split(string(read(t, path)), "\n") {
+			if skip.MatchString(line) {
+				t.Errorf("%s:%d: %s: use ktest.Missing or ktest.Unsupported", path, i+1, strings.TrimSpace(line))
+			}
+		}
+	}
+}

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"natkit/internal/testutil/ktest"
 )
 
 const top = "../../.."
@@ -26,7 +28,7 @@ func sources(t *testing.T, match func(path string) bool) []string {
 	cmd.Dir = top
 	out, err := cmd.Output()
 	if err != nil {
-		t.Skipf("not a git work tree: %v", err) // a release archive
+		ktest.Missing(t, "not a git work tree: %v", err) // a release archive
 	}
 	var paths []string
 	for path := range strings.SplitSeq(string(out), "\x00") {
