@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"natkit/internal/kernel/netns"
+	"natkit/internal/testutil/ktest"
 )
 
 // tunnel connects the gateway and a neighbour by devices without Ethernet, whose packets
@@ -70,7 +71,7 @@ func (b *testbed) tunnel(name, addr string, peer *netns.Handle, peerAddr string)
 // Interfaces without Ethernet, inside and outside, beside those with it.
 func TestTunnels(t *testing.T) {
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		t.Skip(err)
+		ktest.Missing(t, "needs the module tun: %v", err)
 	}
 	b := newTestbed(t)
 	b.tunnel("tin", "10.1.0.1/24", b.client, "10.1.0.2/24")
