@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Check everything that a reader would otherwise have to: formatting, vet,
-# staticcheck, go.mod, shell scripts, the C under bpf/. Prints every problem,
+# staticcheck, go.mod, words, shell scripts, the C under bpf/. Prints every problem,
 # then fails when there was one. A checker that is not installed is named and,
 # where CI is set, is a failure.
 set -uo pipefail
@@ -30,6 +30,11 @@ have() {
     return 1
 }
 
+words() { # words that must not return: internal/testutil/archtest/words.txt
+    local out
+    out=$(go test ./internal/testutil/archtest -run '^TestWords$') || { printf '%s\n' "$out"; return 1; }
+}
+
 mapfile -t shell < <(git ls-files '*.sh' .ci/run)
 mapfile -t c < <(git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/include')
 
@@ -37,6 +42,7 @@ check gofmt gofmt -l .
 check "go vet" go vet ./...
 check staticcheck go run "$staticcheck" ./...
 check "go.mod is not tidy" go mod tidy -diff
+check words words
 if have shellcheck; then check shellcheck shellcheck "${shell[@]}"; fi
 if [ ${#c[@]} -gt 0 ] && have clang-format-19; then
     check clang-format clang-format-19 --dry-run --Werror "${c[@]}"

@@ -132,7 +132,7 @@ func TestNATCommands(t *testing.T) {
 		t.Errorf("conntrack list: %q, %q", stdout, stderr)
 	}
 	says(natkit(exitOK, "tune plan --for 100ms"), "has its own sessions (0 of 1000)")
-	says(natkit(exitOK, "hooks"), "do not come to these hooks")
+	says(natkit(exitOK, "hooks"), "bypass these hooks")
 	says(natkit(exitOK, "hooks --cost --for 200ms -o json"), `"kind": "ebpf"`)
 	says(natkit(exitOK, "top --once -o json"), `"engine_rates"`)
 	write("masquerade: 10.0.0.0/25")

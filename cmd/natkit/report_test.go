@@ -36,7 +36,7 @@ func TestReport(t *testing.T) {
 		{"report -o pdf " + udp, exitUsage, "", `--output "pdf": want text, html or json`},
 		{"report --netns x " + udp, exitUsage, "", "made from files alone"},
 		{"report no-such-file", exitError, "", "no-such-file does not exist"},
-		{"report " + bad, exitError, "", "no result of a measurement"},
+		{"report " + bad, exitError, "", "not the result of a measurement"},
 		{"report -", exitError, "", `read "-": it is empty`},
 		{"report --compare " + udp + " " + rules, exitError, "", "one is of kind udp, the other of kind rules"},
 	} {

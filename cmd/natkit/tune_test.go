@@ -136,7 +136,7 @@ func TestTuneApplyRollbackHistory(t *testing.T) {
 	apply := []string{"tune", "apply", "--netns", name, "--from", facts, "--no-host-write"}
 
 	code, out, errs := natkit(t, append(apply, "--dry-run")...)
-	if code != exitOK || !strings.Contains(out, "Would write") || timeout() != was {
+	if code != exitOK || !strings.Contains(out, "Would save the old values") || timeout() != was {
 		t.Errorf("dry run: exit %d, %s%s", code, out, errs)
 	}
 	code, out, errs = natkit(t, append(apply, "-o", "json")...)

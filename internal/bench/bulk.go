@@ -126,7 +126,7 @@ func (c *comparison) bulkTrials(ctx context.Context, sites []*site, o BulkOption
 			for _, direction := range o.Directions {
 				for _, s := range sites {
 					p := Params{Streams: streams, Direction: direction, Protocol: "tcp"}
-					trials.next("%s, %d streams %s", s.router.Name(), streams, direction)
+					trials.next("%s, %s %s", s.router.Name(), plural.Count(streams, "stream"), direction)
 					if err := c.bulkTrial(ctx, s, p, o.Duration); err != nil {
 						return fmt.Errorf("router %s: %w", s.router.Name(), err)
 					}

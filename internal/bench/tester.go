@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/netns"
+	"natkit/internal/words/plural"
 )
 
 // tester is a testbed with generator and sinks at its ends, and the CPUs on which all
@@ -214,8 +215,8 @@ func threadedNAPI(ns *netns.Handle, device string) ([]string, error) {
 	}
 	made := slices.DeleteFunc(threadsNamed(name), func(pid string) bool { return slices.Contains(before, pid) })
 	if len(made) != queues {
-		return nil, fmt.Errorf("make threads of the queues of %s: %d new threads for %d queues (is another measurement starting?)",
-			device, len(made), queues)
+		return nil, fmt.Errorf("make threads of the queues of %s: %s for %s (is another measurement starting?)",
+			device, plural.Count(len(made), "new thread"), plural.Count(queues, "queue"))
 	}
 	return made, nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"natkit/internal/words/plural"
 	"os"
 	"strconv"
 	"strings"
@@ -169,8 +170,8 @@ func (l *dut) warm(ctx context.Context, load frameLoad) error {
 			l.warmed, l.warmedFlows = time.Now(), load.flows
 			return nil
 		case attempt == warmAttempts:
-			return fmt.Errorf("router %s: %d of %d flows did not come through after %d attempts (%d frames sent in %v; %s)",
-				l.name, missing, load.flows, attempt, t.sent.frames, through.duration, placesOf(t.lost))
+			return fmt.Errorf("router %s: %d of %d flows did not come through after %s (%s sent in %v; %s)",
+				l.name, missing, load.flows, plural.Count(attempt, "attempt"), plural.Count(t.sent.frames, "frame"), through.duration, placesOf(t.lost))
 		}
 		through.duration = max(2*through.duration, 200*time.Millisecond) // the generator may have missed slots
 	}
@@ -208,8 +209,8 @@ func (l *dut) open(ctx context.Context, flows int) error {
 			l.warmed, l.warmedFlows = time.Now(), flows
 			return nil
 		case attempt == warmAttempts:
-			return fmt.Errorf("router %s: of %d TCP connections %d were opened, in %d attempts (%s)",
-				l.name, flows, t.received.frames, attempt, placesOf(t.lost))
+			return fmt.Errorf("router %s: of %d TCP connections %d were opened, in %s (%s)",
+				l.name, flows, t.received.frames, plural.Count(attempt, "attempt"), placesOf(t.lost))
 		}
 		if err := l.emptyTable(ctx); err != nil {
 			return err

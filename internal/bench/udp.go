@@ -303,7 +303,7 @@ const maxCostLoss = 0.01
 func (r *udpRun) cost(ctx context.Context, p Params, load frameLoad) error {
 	round := 0
 	all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
-		r.Progress("%s: %s, %d flows, %d cores: trial %d", l.name, lengths(load.frames), p.Flows, p.Cores, round+1)
+		r.Progress("%s: %s, %s, %s: trial %d", l.name, lengths(load.frames), plural.Count(p.Flows, "flow"), plural.Count(p.Cores, "core"), round+1)
 		load := load
 		// The last CPUs: the first ones of many machines do the housekeeping.
 		load.cpus = l.tester.cpus[len(l.tester.cpus)-p.Cores:]
@@ -359,7 +359,7 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 		all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 			load := load
 			load.pps = offered(slices.Index(r.duts, l))
-			r.Progress("%s: %s, %d flows, %.0f frames/s", l.name, lengths(load.frames), p.Flows, load.pps)
+			r.Progress("%s: %s, %s, %.0f frames/s", l.name, lengths(load.frames), plural.Count(p.Flows, "flow"), load.pps)
 			return l.run(ctx, load)
 		})
 		for i, l := range measured(r.duts, all) {
@@ -405,7 +405,7 @@ func (r *udpRun) generatorCPU() int {
 func (r *udpRun) overload(ctx context.Context, l *dut, load frameLoad) (*series, error) {
 	flood := 0.0
 	for range 3 { // the flood, and two approaches
-		r.Progress("%s: %s, %d flows, overload", l.name, lengths(load.frames), load.flows)
+		r.Progress("%s: %s, %s, overload", l.name, lengths(load.frames), plural.Count(load.flows, "flow"))
 		t, err := l.run(ctx, load)
 		if err != nil {
 			return nil, err
@@ -415,7 +415,7 @@ func (r *udpRun) overload(ctx context.Context, l *dut, load frameLoad) (*series,
 		load.pps = min(1.2*flood, MaxPPS)
 	}
 	all, err := interleave(ctx, []*dut{l}, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
-		r.Progress("%s: %s, %d flows, overload", l.name, lengths(load.frames), load.flows)
+		r.Progress("%s: %s, %s, overload", l.name, lengths(load.frames), plural.Count(load.flows, "flow"))
 		return l.run(ctx, load)
 	})
 	if err != nil {
@@ -448,7 +448,7 @@ func (r *udpRun) search(ctx context.Context, l *dut, goal SearchGoal, p Params, 
 		return nil
 	}
 	found, err := Search(ctx, goal, searchLeast*overload, searchMost*overload, func(ctx context.Context, pps float64, d time.Duration) (float64, error) {
-		r.Progress("%s: %s, %d flows, search for %s: %.0f frames/s", l.name, lengths(load.frames), p.Flows, strings.ToUpper(goal.Name), pps)
+		r.Progress("%s: %s, %s, search for %s: %.0f frames/s", l.name, lengths(load.frames), plural.Count(p.Flows, "flow"), strings.ToUpper(goal.Name), pps)
 		load := load
 		load.pps, load.duration = pps, d
 		t, err := l.run(ctx, load)

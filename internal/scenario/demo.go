@@ -430,7 +430,7 @@ var filled = netip.MustParsePrefix("198.18.0.0/15")
 func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 	f := fault{
 		code:  "conntrack-table-full",
-		shows: fmt.Sprintf("the same server behind the published port, with only %s left in the connection tracking table", plural.Count(leave, "place")),
+		shows: fmt.Sprintf("the same server behind the published port, with room for only %s more in the connection tracking table", plural.Count(leave, "entry")),
 		make: func(ctx context.Context) error {
 			node := d.lab.NATNode()
 			// The baseline's connections are still in TIME_WAIT and would make room by expiring.
@@ -454,7 +454,7 @@ func (d *demo) tableFull(ct *snapshot.Conntrack) fault {
 		limit *= 2
 	}
 	if d.o.NoHostWrite {
-		f.cureShows = "inside the namespace: shorter time-outs, and what fills the table removed"
+		f.cureShows = "inside the namespace: shorter timeouts, and the entries that fill the table removed"
 		f.cureCommand = "natkit tune apply --netns case-host --no-host-write"
 		f.cure = d.cureInside
 		return f

@@ -120,7 +120,7 @@ func (d *demo) compare(ctx context.Context, a *DemoStep) (err error) {
 		mitigations = append(mitigations, mitigation{MitigationAccel, d.putAccelerated})
 	}
 	mitigations = append(mitigations, mitigation{MitigationEngine, d.putEngine})
-	d.o.Report.Say("%s in turn, %s per turn", plural.Count(len(mitigations), "mitigation"), plural.Count(d.turn(), "request"))
+	d.o.Report.Say("%s in turn, %s per turn", plural.Count(len(mitigations), "kind of NAT", "kinds of NAT"), plural.Count(d.turn(), "request"))
 	if a.Figures, err = d.inTurns(ctx, mitigations...); err != nil {
 		return err
 	}

@@ -175,7 +175,7 @@ func bridged(s *snapshot.Snapshot) []Needless {
 		}
 	}
 	return []Needless{{
-		Kind: BridgeHooks, What: fmt.Sprintf("br_netfilter: %d functions on the bridge's hooks", hooks), Hooks: hooks,
+		Kind: BridgeHooks, What: "br_netfilter: " + plural.Count(hooks, "function") + " on the bridge's hooks", Hooks: hooks,
 		Why: "A bridged frame also passes the IP hooks, including tracking; a routed one does so anyway.",
 		Commands: []string{"# unless rules here filter or translate bridged traffic:", command(s, "sysctl -w net.bridge.bridge-nf-call-iptables=0"),
 			command(s, "sysctl -w net.bridge.bridge-nf-call-ip6tables=0")},

@@ -499,7 +499,7 @@ func TestApplyNothing(t *testing.T) {
 }
 
 // An interface that was recreated is told of, and attached by an apply of the same file.
-func TestInterfaceMadeAnew(t *testing.T) {
+func TestInterfaceRecreated(t *testing.T) {
 	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	b.in(b.gateway, func() error {

@@ -121,7 +121,7 @@ func TestDecision(t *testing.T) {
 }
 
 // A source that was right at one interface is not so at another.
-func TestDecisionWayIn(t *testing.T) {
+func TestDecisionIngress(t *testing.T) {
 	g := newGateway(t)
 	g.hook = hooks[1]
 	var second port

@@ -114,3 +114,64 @@ func TestNeededProgramsAreInstalled(t *testing.T) {
 		}
 	}
 }
+
+// What the documents name exists: files and folders in backquotes and links, targets of make,
+// and the tests and benchmarks of `go test` commands.
+func TestDocsNameWhatExists(t *testing.T) {
+	makefile := string(read(t, "Makefile"))
+	inQuotes := regexp.MustCompile("`((?:bpf|cmd|docs|internal|scripts)/[\\w./-]*\\w)`")
+	link := regexp.MustCompile(`\]\(([^):#]+)(?:#[\w-]*)?\)`)
+	target := regexp.MustCompile("(?m)(?:^ +|`)make ([a-z-]+)")
+	command := regexp.MustCompile("go test [^\\n`]*")
+	pkg := regexp.MustCompile(`\./(internal/\S+|cmd/\S+)`)
+	chosen := regexp.MustCompile(`-(?:run|bench) +'?([\w|]+)`)
+	for _, path := range sources(t, func(path string) bool { return filepath.Ext(path) == ".md" }) {
+		text := string(read(t, path))
+		exists := func(name string) {
+			if _, err := os.Stat(name); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		for _, m := range inQuotes.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(m[1], "CODE") { // any cause's
+				exists(filepath.Join(top, m[1]))
+			}
+		}
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			exists(filepath.Join(top, filepath.Dir(path), m[1]))
+		}
+		for _, m := range target.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(makefile, "\n"+m[1]+":") {
+				t.Errorf("%s: there is no make %s", path, m[1])
+			}
+		}
+		for _, line := range command.FindAllString(text, -1) {
+			in := pkg.FindStringSubmatch(line)
+			if in == nil {
+				if strings.Contains(line, " ./") && !strings.Contains(line, " ./...") {
+					t.Errorf("%s: no package in %q", path, line)
+				}
+				continue
+			}
+			tests, err := filepath.Glob(filepath.Join(top, strings.TrimSuffix(in[1], "`"), "*_test.go"))
+			if err != nil || len(tests) == 0 {
+				t.Errorf("%s: no tests in the package of %q (%v)", path, line, err)
+			}
+			var code strings.Builder
+			for _, file := range tests {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				code.Write(text)
+			}
+			for _, m := range chosen.FindAllStringSubmatch(line, -1) {
+				for name := range strings.SplitSeq(m[1], "|") {
+					if !regexp.MustCompile(`func (Test|Benchmark)\w*` + strings.TrimPrefix(strings.TrimPrefix(name, "Benchmark"), "Test")).MatchString(code.String()) {
+						t.Errorf("%s: no test or benchmark %s for %q", path, name, line)
+					}
+				}
+			}
+		}
+	}
+}

@@ -147,7 +147,7 @@ func (t *DemoText) Facts(s *snapshot.Snapshot, prof *observe.Profile) {
 	if log := s.KernelLog; log != nil && len(log.Lines) > 0 {
 		step("The kernel's log", "dmesg")
 		p.b.WriteString("    " + log.Lines[len(log.Lines)-1] + "\n")
-		p.text("    ", "    ", fmt.Sprintf("%d such lines in the window, and %d messages suppressed", log.TableFull, log.Suppressed))
+		p.text("    ", "    ", plural.Count(log.TableFull, "such line")+" in the window, and "+plural.Count(log.Suppressed, "message")+" suppressed")
 	}
 	p.b.WriteString("\n  " + p.style(cyan, "The doctor") + "   $ natkit doctor --netns case-host\n\n")
 	t.write(p)
@@ -165,7 +165,7 @@ func (t *DemoText) Done(a *scenario.DemoStep) {
 		if r.Completed > 0 {
 			what += fmt.Sprintf(", mean %.0f ms, connect mean %.0f ms", r.TimePerRequestMS, r.Connect.Mean)
 		}
-		what += fmt.Sprintf(", %d SYNs retransmitted", r.TCP.SYNRetransmits)
+		what += ", " + plural.Count(r.TCP.SYNRetransmits, "SYN") + " retransmitted"
 		p.text("  ", "  ", what)
 	}
 	for _, f := range a.Findings {

@@ -128,7 +128,7 @@ func (s *state) flows(c *canvas, m *live.Moment) {
 	if f := m.Flows; f != nil {
 		text = fmt.Sprintf("flows   new %s/s  ended %s/s", short(f.NewPerSecond), short(f.EndedPerSecond))
 		if f.LostEvents > 0 {
-			text += fmt.Sprintf("  (%d events lost)", f.LostEvents)
+			text += "  (" + plural.Count(f.LostEvents, "event") + " lost)"
 		}
 	}
 	end := c.text(0, 2, c.w, plain, text)
