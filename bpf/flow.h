@@ -71,6 +71,10 @@ GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flo
 		reason = flow_frame(ctx, packet);
 	if (reason != GO_ON)
 		return reason;
+	if (CTX_TC && packet->flags & PACKET_FRAGMENT_FIRST && fragment_again(ctx, packet)) {
+		packet->action = CTX_DROP;
+		return NAT_FRAGMENT_HELD;
+	}
 	flow_seen(packet, flow);
 	reason = rewrite(ctx, packet, flow, 0, NULL);
 	if (reason != GO_ON)

@@ -399,6 +399,14 @@ GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
 	return 1;
 }
 
+/* A first fragment, noted and not translated yet, whose next hop's MAC isn't known: copies can't
+ * go by the neighbour output, so it comes in once more, and behind it those that waited. True: the
+ * frame itself is of no more use. */
+static __noinline int fragment_again(struct ctx *ctx, const struct packet *packet)
+{
+	return fragment_release(ctx, packet, NULL, packet->ifindex);
+}
+
 /* A first fragment from inside that is excluded, perhaps by its port, which the others don't have:
  * they go up as it does. True: it is of no more use. (It comes in once more, with nobody
  * waiting for it any more.) */

@@ -32,9 +32,9 @@ import (
 //
 //	10.0.0.0/16 ── wire ── in 10.0.255.1 │ gateway │ 203.0.113.1 out ── wire ── everything else
 type crossing struct {
-	t       *testing.T
-	gateway *netns.Handle
-	in, out *wire
+	t            *testing.T
+	gateway, far *netns.Handle
+	in, out      *wire
 }
 
 // wire is the end of a link beyond the gateway.
@@ -57,6 +57,7 @@ func newCrossing(t *testing.T, engine Engine, attach Attach, rules string) *cros
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { far.Close() })
+	c.far = far
 	if c.gateway, err = netns.Create(name); err != nil {
 		t.Fatal(err)
 	}
