@@ -42,6 +42,7 @@ type Outcome struct {
 	Results             []Result
 	destination, source []string // rules that decided about them
 	destined            bool     // a rule translates the destination
+	masqueraded         bool     // the source is masqueraded
 	Unknown             bool     // a rule is not understood
 }
 
@@ -177,7 +178,7 @@ func (i *Imported) Explained(p rulefile.Packet) Outcome { return i.explained(p, 
 func (i *Imported) ExplainedNFT(p rulefile.Packet) Outcome {
 	m := i.explained(p, Surroundings{hairpin: i.File.Outside[0]})
 	for k, r := range m.Results {
-		if !r.gone && inside(p.In) && r.dst != p.Destination.String() && r.src == addresses[i.File.Outside[0]] && inside((Surroundings{}).WayOut(p.Source, netip.MustParseAddr(r.dst))) {
+		if !r.gone && inside(p.In) && r.dst != p.Destination.String() && m.masqueraded && inside((Surroundings{}).WayOut(p.Source, netip.MustParseAddr(r.dst))) {
 			m.Results[k].src = p.Destination.String()
 		}
 	}
@@ -212,6 +213,9 @@ func (i *Imported) explained(p rulefile.Packet, router Surroundings) (m Outcome)
 		}
 	}
 	m.destined = destination != nil
+	if source != nil {
+		_, m.masqueraded = source.Action.(rulefile.Masquerade)
+	}
 	given := destination == nil && strings.Contains(steps[len(steps)-1].Why, "otherwise it is dropped")
 	for _, e := range destinationsOf(destination, p) {
 		r := Result{src: p.Source.String(), dst: e.a.String(), port: e.port}
