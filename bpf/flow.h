@@ -71,10 +71,6 @@ GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flo
 		reason = flow_frame(ctx, packet);
 	if (reason != GO_ON)
 		return reason;
-	if (CTX_TC && packet->flags & PACKET_FRAGMENT_FIRST && fragment_again(ctx, packet)) {
-		packet->action = CTX_DROP;
-		return NAT_FRAGMENT_HELD;
-	}
 	flow_seen(packet, flow);
 	reason = rewrite(ctx, packet, flow, 0, NULL);
 	if (reason != GO_ON)
@@ -103,8 +99,14 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	}
 	link = bpf_map_lookup_elem(&links, &index);
 	if (unlikely(!link || (packet->flags & (PACKET_PROBE | PACKET_CUT |
-						PACKET_FRAGMENT_FIRST)) == PACKET_PROBE))
+						PACKET_FRAGMENT_FIRST)) == PACKET_PROBE)) {
+		if (CTX_TC && packet->flags & PACKET_FRAGMENT_FIRST &&
+		    fragment_again(ctx, packet)) {
+			packet->action = CTX_DROP;
+			return NAT_FRAGMENT_HELD;
+		}
 		return CTX_TC ? flow_neighbour(ctx, packet, flow) : NAT_PASS_TO_TC;
+	}
 	if (unlikely(!ctx_can_transmit(link)))
 		return NAT_PASS_TO_TC;
 	if (unlikely(!packet->l3)) {

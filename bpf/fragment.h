@@ -402,7 +402,7 @@ GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
 /* A first fragment, noted and not translated yet, whose next hop's MAC isn't known: copies can't
  * go by the neighbour output, so it comes in once more, and behind it those that waited. True: the
  * frame itself is of no more use. */
-static __noinline int fragment_again(struct ctx *ctx, const struct packet *packet)
+static __always_inline int fragment_again(struct ctx *ctx, const struct packet *packet)
 {
 	return fragment_release(ctx, packet, NULL, packet->ifindex);
 }
