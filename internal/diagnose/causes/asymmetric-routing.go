@@ -4,6 +4,7 @@ package causes
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"natkit/internal/snapshot"
@@ -46,19 +47,9 @@ func judgeAsymmetric(f facts) *verdict {
 		return nil
 	}
 	t := f.Conntrack.Table
-	tcp := t.ByProtocol["tcp"]
+	tcp, silent := t.ByProtocol["tcp"], t.ByState["SYN_SENT"]
 	invalid, _ := f.stat("invalid")
-	silent := t.ByState["SYN_SENT"]
-	n := uint64(0)
-	if t.OneWay >= oneWayFew && share(t.OneWay, tcp) >= oneWayShare {
-		n = t.OneWay
-	}
-	// The ACK that follows an answer which was not seen is invalid; the SYN's entry
-	// stays for two minutes.
-	followed := min(uint64(f.perSecond(invalid)*synSentSeconds), implausible)
-	if unanswered := min(silent, followed); invalid >= oneWayFew && unanswered >= oneWayFew && share(unanswered, tcp) >= silentShare {
-		n = saturate(n, unanswered)
-	}
+	n := f.oneWay()
 	if n == 0 || n > t.Entries {
 		return nil
 	}
@@ -68,18 +59,7 @@ func judgeAsymmetric(f facts) *verdict {
 	if back, _ := f.unmatched(); back > 0 {
 		return nil // the answers do come here
 	}
-	var lost uint64
-	var rows []snapshot.Drop
-	_, ruled, _ := f.dropped(snapshot.CauseRule)
-	for _, row := range ruled {
-		for _, sample := range row.Samples {
-			if midStream(sample) {
-				lost = saturate(lost, row.Count)
-				rows = append(rows, row)
-				break
-			}
-		}
-	}
+	lost, rows := f.midStreamDrops()
 	v := &verdict{impact: float64(lost)}
 	switch {
 	case lost >= oneWayFew:
@@ -104,24 +84,57 @@ func judgeAsymmetric(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"one pair of them", source + " to " + dest, fromDump})
 	}
 	v.Why = "The answers come by another router. Connection tracking then takes what follows the first packet for invalid: it is not translated, and a rule that lets only known connections pass drops it."
-	if !found {
-		source, dest = "SOURCE", "DESTINATION"
-		v.Remedy = append(v.Remedy, "# see which pairs of addresses they are:", f.run("conntrack -L -p tcp --state SYN_SENT"))
-	}
-	v.Remedy = append(v.Remedy, "# make the replies return here: check the route of "+dest+" to "+source+", on that host and its routers")
-	if found {
-		v.Remedy = append(v.Remedy, "# from here it is:", f.run("ip route get "+source))
-		family := "ip"
-		if len(rows) == 0 || !f.translatesSources() {
-			v.Remedy = append(v.Remedy, "# or, if another return path is intended and nothing of this is translated, exclude it from tracking; rules must then accept untracked packets:",
-				f.run("nft add table "+family+" natkit-notrack"),
-				f.run("nft "+quote("add chain "+family+" natkit-notrack prerouting { type filter hook prerouting priority raw; }")),
-				f.run("nft "+quote("add rule "+family+" natkit-notrack prerouting ip saddr "+source+" ip daddr "+dest+" notrack")),
-				f.run("nft "+quote("add rule "+family+" natkit-notrack prerouting ip saddr "+dest+" ip daddr "+source+" notrack")))
-		}
-	}
+	v.Remedy = f.returnHere(source, dest, found, len(rows) == 0 || !f.translatesSources())
 	v.Verify = f.look(f.run("conntrack -S"), f.natkit("conntrack stats"))
 	return v
+}
+
+// oneWay is how many TCP connections are seen in one direction only.
+func (f facts) oneWay() (n uint64) {
+	t := f.Conntrack.Table
+	tcp := t.ByProtocol["tcp"]
+	if t.OneWay >= oneWayFew && share(t.OneWay, tcp) >= oneWayShare {
+		n = t.OneWay
+	}
+	// The ACK that follows an answer which was not seen is invalid; the SYN's entry
+	// stays for two minutes.
+	invalid, _ := f.stat("invalid")
+	followed := min(uint64(f.perSecond(invalid)*synSentSeconds), implausible)
+	if unanswered := min(t.ByState["SYN_SENT"], followed); invalid >= oneWayFew && unanswered >= oneWayFew && share(unanswered, tcp) >= silentShare {
+		n = saturate(n, unanswered)
+	}
+	return n
+}
+
+// midStreamDrops are packets in the middle of a connection that rules dropped.
+func (f facts) midStreamDrops() (lost uint64, rows []snapshot.Drop) {
+	_, ruled, _ := f.dropped(snapshot.CauseRule)
+	for _, row := range ruled {
+		if slices.ContainsFunc(row.Samples, midStream) {
+			lost = saturate(lost, row.Count)
+			rows = append(rows, row)
+		}
+	}
+	return lost, rows
+}
+
+// returnHere is how to have replies return by this machine or, where that is asked for, not track
+// what goes one way.
+func (f facts) returnHere(source, dest string, found, notrack bool) (remedy []string) {
+	if !found {
+		return []string{"# see which pairs of addresses they are:", f.run("conntrack -L -p tcp --state SYN_SENT"),
+			"# make the replies return here: check the route of DESTINATION to SOURCE, on that host and its routers"}
+	}
+	remedy = []string{"# make the replies return here: check the route of " + dest + " to " + source + ", on that host and its routers",
+		"# from here it is:", f.run("ip route get " + source)}
+	if notrack {
+		remedy = append(remedy, "# or, if another return path is intended and nothing of this is translated, exclude it from tracking; rules must then accept untracked packets:",
+			f.run("nft add table ip natkit-notrack"),
+			f.run("nft "+quote("add chain ip natkit-notrack prerouting { type filter hook prerouting priority raw; }")),
+			f.run("nft "+quote("add rule ip natkit-notrack prerouting ip saddr "+source+" ip daddr "+dest+" notrack")),
+			f.run("nft "+quote("add rule ip natkit-notrack prerouting ip saddr "+dest+" ip daddr "+source+" notrack")))
+	}
+	return remedy
 }
 
 // oneWayPair is a source and a destination whose connections see no answer.

@@ -48,13 +48,11 @@ func (b *backend) failed() uint64 { return saturate(b.refused, b.unanswered) }
 
 func (b *backend) share() float64 { return share(b.failed(), saturate(b.failed(), b.answers)) }
 
+// silent says that packets leave and nothing comes back, rather than that it refuses.
+func (b backend) silent() bool { return b.unanswered > b.refused }
+
 func judgeBackend(f facts) *verdict {
-	var bad []backend
-	for _, b := range f.backends() {
-		if b.failed() >= f.few(backendFew) && b.share() >= f.part(backendShare) {
-			bad = append(bad, b)
-		}
-	}
+	bad := slices.DeleteFunc(f.backends(), func(b backend) bool { return b.failed() < f.few(backendFew) || b.share() < f.part(backendShare) })
 	if len(bad) == 0 {
 		return nil
 	}
@@ -62,22 +60,8 @@ func judgeBackend(f facts) *verdict {
 	worst := bad[0]
 	v := &verdict{impact: float64(worst.failed())}
 	v.Severity = Warning
-	for _, b := range bad {
-		if b.share() >= backendMost {
-			v.Severity = Critical
-		}
-	}
-	thing := "connection"
-	if worst.protocol == "udp" {
-		thing = "UDP flow"
-	}
-	sent, reply := "SYNs leave", "SYN-ACK"
-	if worst.protocol == "udp" {
-		sent, reply = "datagrams leave", "reply"
-	}
-	v.Title = fmt.Sprintf("%s for %s but no %s arrives here: %s to %s", sent, worst.target, reply, number(worst.unanswered, thing), worst.dest)
-	if worst.refused >= worst.unanswered {
-		v.Title = fmt.Sprintf("%s, the backend of %s, refused %s %s", worst.target, worst.dest, number(worst.refused, "connection"), f.window())
+	if slices.ContainsFunc(bad, func(b backend) bool { return b.share() >= backendMost }) {
+		v.Severity = Critical
 	}
 	for _, b := range bad[:min(len(bad), 3)] {
 		to := fmt.Sprintf("to %s by way of %s", b.dest, b.target)
@@ -86,59 +70,74 @@ func judgeBackend(f facts) *verdict {
 		}
 		v.Evidence = append(v.Evidence, Evidence{"connections without and with a reply " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, f.recent())})
 	}
-	address, port := worst.target.Addr(), worst.target.Port()
-	if worst.refused >= worst.unanswered {
-		v.Why = fmt.Sprintf("%s is up and replies with a reset: no program listens on port %d, or a packet filter there rejects it. NAT works; the rule may name a port that the program no longer uses.", address, port)
-	} else {
-		v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back. Either no program there replies (it does not listen, its queue is full, a packet filter drops them), or it replies and the replies take a path around this machine: the client, which asked %s, accepts none from %s.", address, worst.dest.Addr(), address)
-	}
-	client, direct := f.clientOf(worst)
-	elsewhere, astray := f.repliesAstray(address)
-	if down := f.downLinkTo(address); down != "" {
-		v.Title = fmt.Sprintf("%s, the backend of %s, does not reply: %s is down", worst.target, worst.dest, down)
-		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
-		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s take the default route. NAT works.", down, address)
-		v.Remedy = []string{"# bring the interface up; the route of its own network returns with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
-	} else if row, ok := f.lostElsewhere(worst); ok {
-		where := cmp.Or(row.Container, row.Namespace, "this machine's own namespace")
-		v.Title = fmt.Sprintf("packets for %s, the backend of %s, are dropped in %s", worst.target, worst.dest, where)
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
-		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)
-		v.Why = fmt.Sprintf("Packets to %s arrive and are dropped there, in a namespace of this machine. NAT works.", address)
-		v.Remedy = []string{"# find out why; if a rule of the backend's own packet filter drops them, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
-			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
-	} else if astray && worst.unanswered > worst.refused {
-		v.Title = fmt.Sprintf("replies of %s, the backend of %s, go to another machine", worst.target, worst.dest)
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", address, elsewhere.To), fmt.Sprintf("%d, such as %s -> %s", elsewhere.Count, elsewhere.Source, elsewhere.Dest), fromFrames})
-		v.Remedy = f.returnPath(address, elsewhere.Dest)
-	} else if f.own(address) {
-		v.Remedy = []string{"# which program listens there:", f.run(fmt.Sprintf("ss -Hl%snp 'sport = :%d'", worst.protocol[:1], port))}
-	} else {
-		v.Remedy = f.askBackend(worst)
-		if direct && worst.unanswered > worst.refused {
-			v.Evidence = append(v.Evidence, Evidence{"source that the backend sees", client.String() + ", not translated: it needs a route back through this machine", fromDump})
-			v.Remedy = append(v.Remedy, "# if it replies locally, check the return path:")
-			v.Remedy = append(v.Remedy, f.returnPath(address, client)...)
-		}
-		option, peers := "-ltnp", "for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?"
-		if worst.protocol == "udp" {
-			option, peers = "-lunp", "for packets from elsewhere (not 127.0.0.1 alone), and is its Recv-Q empty?"
-		}
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# if it does not, on %s: is a program listening on that port, %s", address, peers), fmt.Sprintf("#   ss %s 'sport = :%d'", option, port))
-		if l, ok := f.linkTo(address); ok && (l.Kind == "bridge" || l.Kind == "veth") {
-			v.Remedy = append(v.Remedy, "# if it is a container of this machine: does its namespace drop them?", "natkit doctor --all-netns --for 10s")
-		}
-	}
+	f.describeBackend(v, worst)
 	own, _ := f.engineRules(func(r snapshot.EngineRule) bool { return slices.Contains(r.To, worst.target) })
 	v.Evidence = append(v.Evidence, own...)
 	v.Remedy = append(v.Remedy, "# the rule that translates to it:")
 	if len(own) > 0 {
 		v.Remedy = append(v.Remedy, f.natkit("rules"))
 	} else {
-		v.Remedy = append(v.Remedy, f.listRulesTo(address)...)
+		v.Remedy = append(v.Remedy, f.listRulesTo(worst.target.Addr())...)
 	}
 	v.Verify = f.look(f.natkit("conntrack list --proto " + worst.protocol + " --dst " + worst.dest.Addr().String()))
 	return v
+}
+
+// describeBackend says what is known of why it does not reply, and what to ask for otherwise.
+func (f facts) describeBackend(v *verdict, b backend) {
+	address := b.target.Addr()
+	sent, reply, thing := "SYNs leave", "SYN-ACK", "connection"
+	if b.protocol == "udp" {
+		sent, reply, thing = "datagrams leave", "reply", "UDP flow"
+	}
+	v.Title = fmt.Sprintf("%s for %s but no %s arrives here: %s to %s", sent, b.target, reply, number(b.unanswered, thing), b.dest)
+	v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back. Either no program there replies (it does not listen, its queue is full, a packet filter drops them), or it replies and the replies take a path around this machine: the client, which asked %s, accepts none from %s.", address, b.dest.Addr(), address)
+	if !b.silent() {
+		v.Title = fmt.Sprintf("%s, the backend of %s, refused %s %s", b.target, b.dest, number(b.refused, "connection"), f.window())
+		v.Why = fmt.Sprintf("%s is up and replies with a reset: no program listens on port %d, or a packet filter there rejects it. NAT works; the rule may name a port that the program no longer uses.", address, b.target.Port())
+	}
+	elsewhere, astray := f.repliesAstray(address)
+	if down := f.downLinkTo(address); down != "" {
+		v.Title = fmt.Sprintf("%s, the backend of %s, does not reply: %s is down", b.target, b.dest, down)
+		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
+		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s take the default route. NAT works.", down, address)
+		v.Remedy = []string{"# bring the interface up; the route of its own network returns with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
+	} else if row, ok := f.lostElsewhere(b); ok {
+		where := cmp.Or(row.Container, row.Namespace, "this machine's own namespace")
+		v.Title = fmt.Sprintf("packets for %s, the backend of %s, are dropped in %s", b.target, b.dest, where)
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
+		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)
+		v.Why = fmt.Sprintf("Packets to %s arrive and are dropped there, in a namespace of this machine. NAT works.", address)
+		v.Remedy = []string{"# find out why; if a rule of the backend's own packet filter drops them, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
+			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
+	} else if astray && b.silent() {
+		v.Title = fmt.Sprintf("replies of %s, the backend of %s, go to another machine", b.target, b.dest)
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", address, elsewhere.To), fmt.Sprintf("%d, such as %s -> %s", elsewhere.Count, elsewhere.Source, elsewhere.Dest), fromFrames})
+		v.Remedy = f.returnPath(address, elsewhere.Dest)
+	} else if f.own(address) {
+		v.Remedy = []string{"# which program listens there:", f.run(fmt.Sprintf("ss -Hl%snp 'sport = :%d'", b.protocol[:1], b.target.Port()))}
+	} else {
+		f.askThere(v, b)
+	}
+}
+
+// askThere says what to find out on the backend itself, of which nothing is known here.
+func (f facts) askThere(v *verdict, b backend) {
+	address := b.target.Addr()
+	v.Remedy = f.askBackend(b)
+	if client, direct := f.clientOf(b); direct && b.silent() {
+		v.Evidence = append(v.Evidence, Evidence{"source that the backend sees", client.String() + ", not translated: it needs a route back through this machine", fromDump})
+		v.Remedy = append(v.Remedy, "# if it replies locally, check the return path:")
+		v.Remedy = append(v.Remedy, f.returnPath(address, client)...)
+	}
+	option, peers := "-ltnp", "for connections from elsewhere (not 127.0.0.1 alone), and is its Recv-Q below its Send-Q?"
+	if b.protocol == "udp" {
+		option, peers = "-lunp", "for packets from elsewhere (not 127.0.0.1 alone), and is its Recv-Q empty?"
+	}
+	v.Remedy = append(v.Remedy, fmt.Sprintf("# if it does not, on %s: is a program listening on that port, %s", address, peers), fmt.Sprintf("#   ss %s 'sport = :%d'", option, b.target.Port()))
+	if l, ok := f.linkTo(address); ok && (l.Kind == "bridge" || l.Kind == "veth") {
+		v.Remedy = append(v.Remedy, "# if it is a container of this machine: does its namespace drop them?", "natkit doctor --all-netns --for 10s")
+	}
 }
 
 // listRulesTo lists the chains whose rules lead to an address.

@@ -43,67 +43,102 @@ var forwardPolicyDrop = Cause{
 	judge:         judgeForwardPolicy,
 }
 
-func judgeForwardPolicy(f facts) *verdict {
-	chains := f.droppingForwardChains()
-	if f.Chains != nil && len(chains) == 0 {
-		return nil
-	}
-	counted, counts := metPolicies(chains)
-	if counts && counted == 0 {
-		return nil
-	}
-	rows, traced, tracing := f.policyDrops()
-	forwarded, forwardedKnown := f.counter("Ip.ForwDatagrams") // counted before the hook
-	vanished := f.vanished(forwarded)
+// refusedForwards are forwarded packets that no rule accepted.
+type refusedForwards struct {
+	chains    []snapshot.Chain // whose policy or last rule drops
+	rows      []snapshot.Drop
+	counted   uint64 // by the chains; counts: they do count
+	counts    bool
+	traced    uint64
+	tracing   bool
+	forwarded uint64
+	vanished  uint64 // packets to be forwarded that never left
+	lost      uint64
+	source    string // how sure that is, for the title
+}
 
-	lost, source := counted, ""
-	switch {
-	case counts:
-	case tracing:
-		lost = traced
-	case f.Chains == nil && share(vanished, forwarded) < forwardMost:
-		return nil // not even known whether there is such a chain
+// refusedForwards adds them up; ok is false if nothing shows any.
+func (f facts) refusedForwards() (r refusedForwards, ok bool) {
+	r.chains = f.droppingForwardChains()
+	if f.Chains != nil && len(r.chains) == 0 {
+		return r, false
+	}
+	r.counted, r.counts = metPolicies(r.chains)
+	if r.counts && r.counted == 0 {
+		return r, false
+	}
+	r.rows, r.traced, r.tracing = f.policyDrops()
+	r.forwarded, _ = f.counter("Ip.ForwDatagrams") // counted before the hook
+	r.vanished = f.vanished(r.forwarded)
+	switch r.lost = r.counted; {
+	case r.counts:
+	case r.tracing:
+		r.lost = r.traced
+	case f.Chains == nil && share(r.vanished, r.forwarded) < forwardMost:
+		return r, false // not even known whether there is such a chain
 	default:
-		lost, source = vanished, "likely "
+		r.lost, r.source = r.vanished, "likely "
 	}
-	if lost == 0 {
-		return nil
-	}
+	return r, r.lost > 0
+}
 
-	part := share(lost, forwarded)
-	if !forwardedKnown || lost > forwarded {
+// forwardPart is how much of what was to be forwarded was lost.
+func (f facts) forwardPart(r refusedForwards) float64 {
+	part := share(r.lost, r.forwarded)
+	if _, known := f.counter("Ip.ForwDatagrams"); !known || r.lost > r.forwarded {
 		part = 1 // bridged frames are not counted there
 	}
-	if p, known := f.receivedShare(lost, rows, devices(rows)); known && len(rows) > 0 {
+	if p, known := f.receivedShare(r.lost, r.rows, devices(r.rows)); known && len(r.rows) > 0 {
 		part = max(part, p)
 	}
-	v := &verdict{impact: float64(lost)}
-	switch {
-	case lost >= forwardFew && part < forwardShare:
-		v.Severity = Advice
-	case lost < forwardFew && part < forwardMost:
+	return part
+}
+
+func judgeForwardPolicy(f facts) *verdict {
+	r, ok := f.refusedForwards()
+	if !ok {
 		return nil
-	case part >= forwardMost && lost >= forwardNothing && source == "" && len(chains) > 0:
+	}
+	part := f.forwardPart(r)
+	v := &verdict{impact: float64(r.lost)}
+	switch {
+	case r.lost >= forwardFew && part < forwardShare:
+		v.Severity = Advice
+	case r.lost < forwardFew && part < forwardMost:
+		return nil
+	case part >= forwardMost && r.lost >= forwardNothing && r.source == "" && len(r.chains) > 0:
 		v.Severity = Critical
 	default:
 		v.Severity = Warning
 	}
 	// A policy is meant for what nobody thought of.
-	v.Severity = max(v.Severity, f.publishedLost(rows, func(a netip.Addr) bool {
+	v.Severity = max(v.Severity, f.publishedLost(r.rows, func(a netip.Addr) bool {
 		_, near := f.linkTo(a)
 		return near || onlyInside(a)
 	}))
-	if v.Severity > Advice && len(samples(rows)) > 0 && !slices.ContainsFunc(rows, f.wanted) {
+	if v.Severity > Advice && len(samples(r.rows)) > 0 && !slices.ContainsFunc(r.rows, f.wanted) {
 		v.Severity = Advice
 	}
 	what := "the FORWARD chain"
-	chains = f.busiestPolicy(chains)
-	if len(chains) > 0 {
-		what = fmt.Sprintf("chain %s (%s %s)", chains[0].Name, chains[0].Family, chains[0].Table)
+	r.chains = f.busiestPolicy(r.chains)
+	if len(r.chains) > 0 {
+		what = fmt.Sprintf("chain %s (%s %s)", r.chains[0].Name, r.chains[0].Family, r.chains[0].Table)
 	}
-	v.Title = fmt.Sprintf("%s %sdropped %s %s that no rule accepted", what, source, number(lost, "forwarded packet"), f.window())
+	v.Title = fmt.Sprintf("%s %sdropped %s %s that no rule accepted", what, r.source, number(r.lost, "forwarded packet"), f.window())
+	v.Evidence = f.policyEvidence(r)
+	v.Why = "The chain drops what no rule accepts. Docker sets this policy so that only published ports of containers can be reached; it also blocks every other network for which this machine forwards."
+	v.Remedy = f.acceptForwarded(r.chains, r.rows)
+	if bridge := f.bridged(r.rows); bridge != "" {
+		v.Why += fmt.Sprintf(" These packets are not routed: they cross the bridge %s, and br_netfilter passes them through the IP rules.", bridge)
+		v.Remedy = append(v.Remedy, "# or keep bridged traffic out of the IP packet filter; not with Kubernetes, whose rules must see it:",
+			f.set(f.local("net.bridge.bridge-nf-call-iptables", 0)))
+	}
+	v.Verify = f.look(f.natkit("drops --for 10s"))
+	return v
+}
 
-	for _, c := range chains {
+func (f facts) policyEvidence(r refusedForwards) (out []Evidence) {
+	for _, c := range r.chains {
 		value := "policy drop"
 		if c.Policy != "drop" {
 			value = "last rule drops everything"
@@ -111,29 +146,21 @@ func judgeForwardPolicy(f facts) *verdict {
 		if n, ok := metPolicy(c); ok {
 			value += fmt.Sprintf(", met by %s", number(n, "packet"))
 		}
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), value, fromRules + " (" + c.Backend + ")"})
+		out = append(out, Evidence{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), value, fromRules + " (" + c.Backend + ")"})
 	}
-	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped on the forward hook", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	if r.traced > 0 {
+		out = append(out, Evidence{"packets dropped on the forward hook", strconv.FormatUint(r.traced, 10) + cameInBy(r.rows), fromTracer})
 	}
-	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Evidence = append(v.Evidence, f.nearPolicy()...)
-	if forwarded > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, including these", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
+	out = append(out, sampleEvidence(r.rows)...)
+	out = append(out, f.nearPolicy()...)
+	if r.forwarded > 0 {
+		out = append(out, f.forwardedEvidence("packets to be forwarded, including these")...)
 	}
-	if vanished > 0 && !tracing && !counts {
-		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded that never left", strconv.FormatUint(vanished, 10),
+	if r.vanished > 0 && !r.tracing && !r.counts {
+		out = append(out, Evidence{"packets to be forwarded that never left", strconv.FormatUint(r.vanished, 10),
 			fromSnmp + ", netstat: Ip ForwDatagrams + OutRequests - OutTransmits"})
 	}
-	v.Why = "The chain drops what no rule accepts. Docker sets this policy so that only published ports of containers can be reached; it also blocks every other network for which this machine forwards."
-	v.Remedy = f.acceptForwarded(chains, rows)
-	if bridge := f.bridged(rows); bridge != "" {
-		v.Why += fmt.Sprintf(" These packets are not routed: they cross the bridge %s, and br_netfilter passes them through the IP rules.", bridge)
-		v.Remedy = append(v.Remedy, "# or keep bridged traffic out of the IP packet filter; not with Kubernetes, whose rules must see it:",
-			f.set(f.local("net.bridge.bridge-nf-call-iptables", 0)))
-	}
-	v.Verify = f.look(f.natkit("drops --for 10s"))
-	return v
+	return out
 }
 
 // metPolicies is what met the policies by the chains' own counters, where all of them count.

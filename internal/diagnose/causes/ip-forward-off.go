@@ -61,87 +61,67 @@ func judgeIPForward(f facts) *verdict {
 	return v
 }
 
-func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
-	links := f.links()
-	var off, on []string // interfaces by their own setting, which is the one that counts
-	for _, l := range links {
+// forwardingOff is which interfaces forward IPv4, and what was lost because others do not.
+type forwardingOff struct {
+	off, on         []string // interfaces by their own setting, which is the one that counts
+	global          int64
+	globalKnown     bool
+	rows            []snapshot.Drop
+	traced, counted uint64
+	networks        int // interfaces with addresses
+}
+
+func (w forwardingOff) known() bool { return len(w.off)+len(w.on) > 0 || w.globalKnown }
+
+func (w forwardingOff) lost() uint64 { return max(w.traced, w.counted) }
+
+func (f facts) forwardingOff(rows []snapshot.Drop) (w forwardingOff) {
+	for _, l := range f.links() {
 		switch value, known := f.conf(l.Name, "forwarding"); {
 		case known && value == 0:
-			off = append(off, l.Name)
+			w.off = append(w.off, l.Name)
 		case known:
-			on = append(on, l.Name)
+			w.on = append(w.on, l.Name)
+		}
+		if len(l.Addresses) > 0 {
+			w.networks++
 		}
 	}
-	global, globalKnown := f.sysctl("net.ipv4.ip_forward")
-	known := len(off)+len(on) > 0 || globalKnown
-	if known && len(off) == 0 && (len(on) > 0 || global != 0) {
+	w.global, w.globalKnown = f.sysctl("net.ipv4.ip_forward")
+	w.rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool { return slices.Contains(w.on, row.Interface) })
+	w.traced = total(w.rows)
+	w.counted, _ = f.counter("Ip.InAddrErrors")
+	return w
+}
+
+func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
+	w := f.forwardingOff(rows)
+	if w.known() && len(w.off) == 0 && (len(w.on) > 0 || w.global != 0) {
 		return nil
 	}
-
-	rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool { return slices.Contains(on, row.Interface) })
-	var traced uint64
-	for _, row := range rows {
-		traced = saturate(traced, row.Count)
-	}
-	counted, _ := f.counter("Ip.InAddrErrors")
-	lost := max(traced, counted)
-
-	networks := 0
-	for _, l := range links {
-		if len(l.Addresses) > 0 {
-			networks++
-		}
-	}
+	lost := w.lost()
 	received, receivedKnown := f.counter("Ip.InReceives")
 	v := &verdict{impact: float64(lost)}
 	switch {
-	case lost > 0 && (f.translatesSources() && networks >= 2 || f.meantForOtherLink(rows)):
+	case lost > 0 && (f.translatesSources() && w.networks >= 2 || f.meantForOtherLink(w.rows)):
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("forwarding is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
-	case known && lost >= 3 && networks >= 2 && receivedKnown && share(lost, received) >= strayShare:
+	case w.known() && lost >= 3 && w.networks >= 2 && receivedKnown && share(lost, received) >= strayShare:
 		v.Severity = Warning
 		v.Title = fmt.Sprintf("forwarding is off, and likely should not be: %s for other hosts dropped %s", number(lost, "packet"), f.window())
-	case known && len(on) == 0 && f.translatesSources() && networks >= 2:
+	case w.known() && len(w.on) == 0 && f.translatesSources() && w.networks >= 2:
 		v.Severity = Advice
 		v.Title = "forwarding is off on a machine whose rules translate source addresses"
 	default:
 		return nil
 	}
-
-	if globalKnown {
-		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ip_forward", strconv.FormatInt(global, 10), fromSettings})
-	}
-	if len(off) > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"interfaces with forwarding off", strings.Join(off, ", "), fromSettings + ": net.ipv4.conf.*.forwarding"})
-	}
-	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets for other hosts, dropped", strconv.FormatUint(counted, 10), fromSnmp + ": Ip InAddrErrors"})
-	}
-	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped at ip_error", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
-	}
-	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
+	v.Evidence = w.evidence()
 	v.Why = "A packet for another host is forwarded only if forwarding is on for its ingress interface; otherwise it is dropped before any rule sees it. " +
 		"Writing net.ipv4.ip_forward sets all interfaces at once."
-
-	// Writing the global value sets every interface. Where some are on and some
-	// are off, somebody chose: touch only those that lost packets.
-	wrong := devices(rows)
-	if len(wrong) == 0 {
-		wrong = off
-	}
-	var settings []snapshot.Setting
-	if globalKnown && global != 0 || len(on) > 0 {
-		for _, name := range wrong {
-			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "forwarding"), 1))
-		}
-	} else {
-		settings = append(settings, f.local("net.ipv4.ip_forward", 1))
-	}
-	for _, s := range settings {
+	v.Settings = f.forwardHere(w)
+	for _, s := range v.Settings {
 		v.Remedy = append(v.Remedy, f.set(s))
 	}
-	v.Settings = settings
 	if v.Severity < Warning { // nothing begins to forward unasked
 		for i := range v.Settings {
 			v.Settings[i].If = "this machine is meant to forward packets"
@@ -151,6 +131,38 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 	}
 	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
 	return v
+}
+
+func (w forwardingOff) evidence() (out []Evidence) {
+	if w.globalKnown {
+		out = append(out, Evidence{"net.ipv4.ip_forward", strconv.FormatInt(w.global, 10), fromSettings})
+	}
+	if len(w.off) > 0 {
+		out = append(out, Evidence{"interfaces with forwarding off", strings.Join(w.off, ", "), fromSettings + ": net.ipv4.conf.*.forwarding"})
+	}
+	if w.counted > 0 {
+		out = append(out, Evidence{"packets for other hosts, dropped", strconv.FormatUint(w.counted, 10), fromSnmp + ": Ip InAddrErrors"})
+	}
+	if w.traced > 0 {
+		out = append(out, Evidence{"packets dropped at ip_error", strconv.FormatUint(w.traced, 10) + cameInBy(w.rows), fromTracer})
+	}
+	return append(out, sampleEvidence(w.rows)...)
+}
+
+// forwardHere are the settings that have it forward. Writing the global value sets every
+// interface. Where some are on and some are off, somebody chose: touch only those that lost packets.
+func (f facts) forwardHere(w forwardingOff) (settings []snapshot.Setting) {
+	if (!w.globalKnown || w.global == 0) && len(w.on) == 0 {
+		return []snapshot.Setting{f.local("net.ipv4.ip_forward", 1)}
+	}
+	wrong := devices(w.rows)
+	if len(wrong) == 0 {
+		wrong = w.off
+	}
+	for _, name := range wrong {
+		settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "forwarding"), 1))
+	}
+	return settings
 }
 
 // judgeForward6 knows of IPv6 what the tracer saw. The setting of all interfaces

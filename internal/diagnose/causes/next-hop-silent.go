@@ -41,40 +41,62 @@ var nextHopSilent = Cause{
 	judge:         judgeNextHop,
 }
 
-func judgeNextHop(f facts) *verdict {
-	_, rows, _ := f.dropped(snapshot.CauseNeighbour)
-	type hop struct {
-		addr       netip.Addr
-		out        string
-		router     bool
-		translated netip.AddrPort // what clients asked for, where a rule led here
-		lost       uint64
-		rows       []snapshot.Drop
+// hop is a next hop that did not reply, with the packets that were to go there.
+type hop struct {
+	addr       netip.Addr
+	out        string
+	router     bool
+	translated netip.AddrPort // what clients asked for, where a rule led here
+	lost       uint64
+	rows       []snapshot.Drop
+}
+
+// grave says whether more than one host's own traffic goes there.
+func (h *hop) grave() bool { return h.router || h.translated.IsValid() }
+
+func (h *hop) name() string {
+	switch {
+	case h.router:
+		return "router " + h.addr.String()
+	case h.translated.IsValid():
+		return "backend " + h.addr.String()
 	}
-	hops := map[netip.Addr]*hop{}
-	var lost uint64
+	return "host " + h.addr.String()
+}
+
+// hopOf is where a dropped packet was to go.
+func (f facts) hopOf(row snapshot.Drop, sample string) (*hop, bool) {
+	t, ok := parseSample(sample)
+	if !ok || f.own(t.dest.Addr()) || t.dest.Addr().IsMulticast() {
+		return nil, false
+	}
+	h := &hop{addr: t.dest.Addr(), out: row.Interface}
+	for _, r := range f.Routes {
+		if r.Dest == t.dest.Addr() && r.Answer == snapshot.RouteFound && r.Via.IsValid() {
+			h.addr, h.router = r.Via, true
+		}
+		if r.Dest == t.dest.Addr() && r.Out != "" {
+			h.out = r.Out
+		}
+	}
+	if flow, ok := parseFlow(sample); ok && flow.dest.Addr() != t.dest.Addr() && flow.source.Addr() != t.dest.Addr() {
+		h.translated = flow.dest
+	}
+	return h, true
+}
+
+// silentHops are all of them, and the gravest, nil if there is none.
+func (f facts) silentHops(rows []snapshot.Drop) (hops map[netip.Addr]*hop, worst *hop) {
+	hops = map[netip.Addr]*hop{}
 	for _, row := range rows {
-		lost = saturate(lost, row.Count)
 		counted := false
 		for _, text := range row.Samples {
-			t, ok := parseSample(text)
-			if !ok || f.own(t.dest.Addr()) || t.dest.Addr().IsMulticast() {
+			h, ok := f.hopOf(row, text)
+			if !ok {
 				continue
 			}
-			h := hop{addr: t.dest.Addr(), out: row.Interface}
-			for _, r := range f.Routes {
-				if r.Dest == t.dest.Addr() && r.Answer == snapshot.RouteFound && r.Via.IsValid() {
-					h.addr, h.router = r.Via, true
-				}
-				if r.Dest == t.dest.Addr() && r.Out != "" {
-					h.out = r.Out
-				}
-			}
-			if flow, ok := parseFlow(text); ok && flow.dest.Addr() != t.dest.Addr() && flow.source.Addr() != t.dest.Addr() {
-				h.translated = flow.dest
-			}
 			if hops[h.addr] == nil {
-				hops[h.addr] = &h
+				hops[h.addr] = h
 			}
 			if !counted { // a row's packets are its first sample's: which of several is not known
 				hops[h.addr].lost = saturate(hops[h.addr].lost, row.Count)
@@ -83,13 +105,17 @@ func judgeNextHop(f facts) *verdict {
 			}
 		}
 	}
-	var worst *hop
 	for _, h := range hops {
-		grave := func(h *hop) bool { return h.router || h.translated.IsValid() }
-		if worst == nil || grave(h) != grave(worst) && grave(h) || grave(h) == grave(worst) && (h.lost > worst.lost || h.lost == worst.lost && h.addr.Less(worst.addr)) {
+		if worst == nil || h.grave() != worst.grave() && h.grave() || h.grave() == worst.grave() && (h.lost > worst.lost || h.lost == worst.lost && h.addr.Less(worst.addr)) {
 			worst = h
 		}
 	}
+	return hops, worst
+}
+
+func judgeNextHop(f facts) *verdict {
+	_, rows, _ := f.dropped(snapshot.CauseNeighbour)
+	hops, worst := f.silentHops(rows)
 	if worst == nil || worst.lost < f.few(silentFew) {
 		return nil
 	}
@@ -99,80 +125,83 @@ func judgeNextHop(f facts) *verdict {
 		part = 0
 	}
 	v := &verdict{impact: float64(worst.lost)}
-	switch grave := worst.router || worst.translated.IsValid(); {
-	case grave && part >= silentMost:
+	switch {
+	case worst.grave() && part >= silentMost:
 		v.Severity = Critical
-	case grave, len(hops) == 1 && part >= silentHost && worst.lost >= ruleFew:
+	case worst.grave(), len(hops) == 1 && part >= silentHost && worst.lost >= ruleFew:
 		v.Severity = Warning
 	default:
 		v.Severity = Advice
 	}
-	who := "host " + worst.addr.String()
-	switch {
-	case worst.router:
-		who = "router " + worst.addr.String()
-	case worst.translated.IsValid():
-		who = "backend " + worst.addr.String()
+	v.Evidence = f.hopEvidence(worst, total(rows))
+	v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
+	if replies, reply := f.arpReplies(worst.addr); replies > 0 {
+		v.Title = fmt.Sprintf("%s on %s replies to ARP but is ignored: %s lost %s", worst.name(), worst.out, number(worst.lost, "packet"), f.window())
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ARP replies of %s (%s)", worst.addr, reply.MAC), fmt.Sprintf("%d, received on %s", replies, reply.Interface), fromFrames})
+		v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop. The reply arrives and is dropped before it reaches the neighbour table: by a rule of nftables' family arp, of arptables or of a bridge, or because it arrived on another interface than the request left by."
+		v.Remedy = []string{"# rules that see ARP:", f.run("nft list ruleset arp"), f.run("nft list ruleset bridge"), f.run(fmt.Sprintf("ip neigh show to %s", worst.addr))}
+		return v
 	}
 	question := "ARP"
 	if worst.addr.Is6() {
 		question = "neighbour discovery"
 	}
-	v.Title = fmt.Sprintf("%s on %s does not reply to %s: %s lost %s", who, worst.out, question, number(worst.lost, "packet"), f.window())
-	replies, reply := f.arpReplies(worst.addr)
-	if replies > 0 {
-		v.Title = fmt.Sprintf("%s on %s replies to ARP but is ignored: %s lost %s", who, worst.out, number(worst.lost, "packet"), f.window())
-	}
-	v.Evidence = []Evidence{{"packets whose next hop did not reply", strconv.FormatUint(lost, 10), fromTracer}}
-	v.Evidence = append(v.Evidence, sampleEvidence(worst.rows)...)
-	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded in that time", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
-	}
-	if l, ok := f.link(worst.out); ok {
-		v.Evidence = append(v.Evidence, Evidence{"packets received on " + l.Name, strconv.FormatUint(l.RxPackets, 10), fromLinks})
+	v.Title = fmt.Sprintf("%s on %s does not reply to %s: %s lost %s", worst.name(), worst.out, question, number(worst.lost, "packet"), f.window())
+	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. The packets that wait are dropped if nobody replies. Rules and NAT were passed before that and are not the cause."
+	ports, raise := f.deadPorts(worst.out)
+	v.Evidence = append(v.Evidence, ports...)
+	v.Remedy = append([]string{"# its neighbour entry (FAILED: it was asked and did not reply), and whether anything arrives there:",
+		f.run(fmt.Sprintf("ip%s neigh show to %s dev %s", sixFlag(worst.addr), worst.addr, quote(worst.out))),
+		f.run("ip -s link show dev " + quote(worst.out))}, raise...)
+	v.Remedy = append(v.Remedy, f.reviveHop(worst)...)
+	return v
+}
+
+// hopEvidence is what was lost of all hops, and what is known of this one.
+func (f facts) hopEvidence(h *hop, lost uint64) []Evidence {
+	out := []Evidence{{"packets whose next hop did not reply", strconv.FormatUint(lost, 10), fromTracer}}
+	out = append(out, sampleEvidence(h.rows)...)
+	out = append(out, f.forwardedEvidence("packets to be forwarded in that time")...)
+	if l, ok := f.link(h.out); ok {
+		out = append(out, Evidence{"packets received on " + l.Name, strconv.FormatUint(l.RxPackets, 10), fromLinks})
 	}
 	for _, r := range f.Routes {
-		if r.Via == worst.addr {
-			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route to %s", r.Dest), routeAnswer(r), fromRoutes})
+		if r.Via == h.addr {
+			out = append(out, Evidence{fmt.Sprintf("route to %s", r.Dest), routeAnswer(r), fromRoutes})
 		}
 	}
-	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. The packets that wait are dropped if nobody replies. Rules and NAT were passed before that and are not the cause."
-	if replies > 0 {
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ARP replies of %s (%s)", worst.addr, reply.MAC), fmt.Sprintf("%d, received on %s", replies, reply.Interface), fromFrames})
-		v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop. The reply arrives and is dropped before it reaches the neighbour table: by a rule of nftables' family arp, of arptables or of a bridge, or because it arrived on another interface than the request left by."
-		v.Remedy = []string{"# rules that see ARP:", f.run("nft list ruleset arp"), f.run("nft list ruleset bridge"), f.run(fmt.Sprintf("ip neigh show to %s", worst.addr))}
-		v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
-		return v
-	}
-	v.Remedy = []string{"# its neighbour entry (FAILED: it was asked and did not reply), and whether anything arrives there:",
-		f.run(fmt.Sprintf("ip%s neigh show to %s dev %s", sixFlag(worst.addr), worst.addr, quote(worst.out))),
-		f.run("ip -s link show dev " + quote(worst.out))}
+	return out
+}
+
+// deadPorts are the ports of a bridge that carry nothing, and how to bring them up.
+func (f facts) deadPorts(bridge string) (seen []Evidence, remedy []string) {
 	for _, port := range f.Interfaces {
 		switch {
-		case port.Master != worst.out || worst.out == "":
+		case port.Master != bridge || bridge == "":
 		case !port.Up:
-			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, worst.out), "down", fromLinks})
-			v.Remedy = append(v.Remedy, fmt.Sprintf("# a port of %s is down; if the host is behind it:", worst.out), f.run("ip link set dev "+quote(port.Name)+" up"))
+			seen = append(seen, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, bridge), "down", fromLinks})
+			remedy = append(remedy, fmt.Sprintf("# a port of %s is down; if the host is behind it:", bridge), f.run("ip link set dev "+quote(port.Name)+" up"))
 		case port.NoCarrier:
-			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, worst.out), "no carrier: its other end is down or gone", fromLinks})
+			seen = append(seen, Evidence{fmt.Sprintf("state of %s, a port of %s", port.Name, bridge), "no carrier: its other end is down or gone", fromLinks})
 		}
 	}
+	return seen, remedy
+}
+
+// reviveHop is how to get a next hop back, or to do without it.
+func (f facts) reviveHop(h *hop) []string {
 	switch {
-	case worst.router:
-		v.Remedy = append(v.Remedy, "# if it is up, check the cable, VLAN and network of "+worst.out+", and whether its address is still "+worst.addr.String()+". If another router leads there, change the routes through this one:",
-			f.run(fmt.Sprintf("ip%s route show via %s", sixFlag(worst.addr), worst.addr)))
-	case worst.translated.IsValid():
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# start the machine with the address %s, or correct the rule that names %s:", worst.translated, worst.addr))
-		if chains := f.leadingTo(worst.addr); len(chains) > 0 {
-			v.Remedy = append(v.Remedy, chains...)
-		} else {
-			v.Remedy = append(v.Remedy, f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat"))
+	case h.router:
+		return []string{"# if it is up, check the cable, VLAN and network of " + h.out + ", and whether its address is still " + h.addr.String() + ". If another router leads there, change the routes through this one:",
+			f.run(fmt.Sprintf("ip%s route show via %s", sixFlag(h.addr), h.addr))}
+	case h.translated.IsValid():
+		remark := fmt.Sprintf("# start the machine with the address %s, or correct the rule that names %s:", h.translated, h.addr)
+		if chains := f.leadingTo(h.addr); len(chains) > 0 {
+			return append([]string{remark}, chains...)
 		}
-	default:
-		v.Remedy = append(v.Remedy, "# if it is up, check the cable, VLAN, address and firewall of that host. If it is gone, find out who still sends to it:", f.natkit("drops --for 10s"))
+		return []string{remark, f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat")}
 	}
-	v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
-	return v
+	return []string{"# if it is up, check the cable, VLAN, address and firewall of that host. If it is gone, find out who still sends to it:", f.natkit("drops --for 10s")}
 }
 
 // arpReplies is how many ARP replies for an address came in.

@@ -43,120 +43,145 @@ var noRoute = Cause{
 	judge:         judgeNoRoute,
 }
 
-func judgeNoRoute(f facts) *verdict {
+// unrouted are packets that were dropped because of their route.
+type unrouted struct {
+	rows            []snapshot.Drop // traced, without multicast alone
+	traced, counted uint64
+	refusing        []snapshot.RouteAnswer // routes of a type that refuses
+	deliberate      bool                   // they alone: somebody put them there
+	wanted          bool                   // replies to connections, or packets for what is published
+}
+
+func (u unrouted) lost() uint64 { return max(u.traced, u.counted) }
+
+func (f facts) unrouted() (u unrouted) {
 	_, rows, _ := f.dropped(snapshot.CauseNoRoute)
-	rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool {
+	u.rows = slices.DeleteFunc(rows, func(row snapshot.Drop) bool {
 		seen := samples([]snapshot.Drop{row})
 		return len(seen) > 0 && !slices.ContainsFunc(seen, func(t tuple) bool { return !t.dest.Addr().IsMulticast() })
 	})
-	traced := total(rows)
-	counted, _ := f.counter("IpExt.InNoRoutes")
-	lost := max(traced, counted)
-	if lost < f.few(noRouteFew) || !f.forwards() {
-		return nil
-	}
+	u.traced = total(u.rows)
+	u.counted, _ = f.counter("IpExt.InNoRoutes")
 	// A route that refuses is no missing route: somebody put it there.
-	var refusing []snapshot.RouteAnswer
-	missing := counted > 0
+	missing := u.counted > 0
 	for _, r := range f.Routes {
-		if !slices.ContainsFunc(samples(rows), func(t tuple) bool { return t.dest.Addr() == r.Dest }) {
+		if !slices.ContainsFunc(samples(u.rows), func(t tuple) bool { return t.dest.Addr() == r.Dest }) {
 			continue
 		}
 		switch r.Answer {
 		case snapshot.RouteNone:
 			missing = true
 		case snapshot.RouteBlackhole, snapshot.RouteUnreachable, snapshot.RouteProhibited:
-			refusing = append(refusing, r)
+			u.refusing = append(u.refusing, r)
 		}
 	}
-	deliberate := !missing && len(refusing) > 0
+	u.deliberate = !missing && len(u.refusing) > 0
 	// Nobody lets connections out and wants their answers refused, or publishes what is refused.
-	wanted := slices.ContainsFunc(rows, func(row snapshot.Drop) bool {
+	u.wanted = slices.ContainsFunc(u.rows, func(row snapshot.Drop) bool {
 		return slices.ContainsFunc(row.Samples, func(sample string) bool {
 			_, led := ledBy(sample)
 			return led || isAnswer(sample)
 		})
 	})
+	return u
+}
+
+func judgeNoRoute(f facts) *verdict {
+	u := f.unrouted()
+	lost := u.lost()
+	if lost < f.few(noRouteFew) || !f.forwards() {
+		return nil
+	}
 	forwarded, known := f.counter("Ip.ForwDatagrams")
 	part := share(lost, saturate(lost, forwarded))
 	v := &verdict{impact: float64(lost)}
 	switch {
-	case known && part < f.part(noRouteShare) && (deliberate || lost < noRouteMany):
+	case known && part < f.part(noRouteShare) && (u.deliberate || lost < noRouteMany):
 		return nil
-	case known && part >= f.part(noRouteShare) && wanted:
+	case known && part >= f.part(noRouteShare) && u.wanted:
 		v.Severity = Warning
 		if part >= noRouteMost {
 			v.Severity = Critical
 		}
-	case known && part < f.part(noRouteShare), deliberate && part < noRouteMost:
+	case known && part < f.part(noRouteShare), u.deliberate && part < noRouteMost:
 		v.Severity = Advice
-	case known && part >= noRouteMost && !deliberate:
+	case known && part >= noRouteMost && !u.deliberate:
 		v.Severity = Critical
 	default:
 		v.Severity = Warning
 	}
-
-	to := destinations(rows)
+	to := destinations(u.rows)
 	v.Title = fmt.Sprintf("%s had no route%s %s", number(lost, "packet"), to, f.window())
-	if deliberate {
-		v.Title = fmt.Sprintf("a route of type %s dropped %s%s %s", refusing[0].Answer, number(lost, "packet"), to, f.window())
+	if u.deliberate {
+		v.Title = fmt.Sprintf("a route of type %s dropped %s%s %s", u.refusing[0].Answer, number(lost, "packet"), to, f.window())
 	}
-	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets without a route", strconv.FormatUint(counted, 10), fromNetstat + ": IpExt InNoRoutes"})
-	}
-	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped because of their route", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
-	}
-	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets forwarded in that time", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
-	}
-	for _, r := range f.Routes {
-		if r.Answer != snapshot.RouteFound && r.In != "" {
-			v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route from %s, received on %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
-		}
-	}
-	down := f.downLink(rows)
-	if down != "" && !deliberate {
+	v.Evidence = f.noRouteEvidence(u)
+	if down := f.downLink(u.rows); down != "" && !u.deliberate {
 		v.Title += ": " + down + " is down"
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
 		v.Remedy = append(v.Remedy, "# bring the interface up; the route of its own network returns with it, others must be added again:", f.run("ip link set dev "+quote(down)+" up"))
 	}
 	v.Why = "A packet without a route is dropped before any forwarding rule sees it; its sender may get an ICMP message, or none. If the default route is missing, that is everything that leaves for the Internet."
-
-	for _, r := range refusing {
-		if !r.Match.IsValid() {
-			v.Remedy = append(v.Remedy, "# a policy routing rule is of type "+string(r.Answer)+"; see which:", f.run("ip rule show"))
-			continue
-		}
-		line := fmt.Sprintf("ip%s route del %s %s table %d", sixFlag(r.Dest), r.Answer, r.Match, r.Table)
-		if line = f.run(line); !slices.Contains(v.Remedy, line) {
-			v.Remedy = append(v.Remedy, "# if "+r.Match.String()+" must be reachable, delete the route that refuses it (a routing daemon would add it again: look there):", line)
-		}
-	}
-	if !deliberate {
-		example, six := "", ""
-		for _, t := range samples(rows) {
-			if t.dest.Addr().IsMulticast() {
-				continue
-			}
-			example, six = t.dest.Addr().String(), sixFlag(t.dest.Addr())
-			if rows[0].Interface != "" {
-				v.Remedy = append(v.Remedy, "# which route one of them has:",
-					f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(t.dest.Addr()), t.dest.Addr(), t.source.Addr(), quote(rows[0].Interface))))
-			}
-			break
-		}
-		v.Remedy = append(v.Remedy, "# the routes (is there a default route?), and the policy routing rules, which come first and may be of type unreachable:",
-			f.run("ip"+six+" route show"), f.run("ip"+six+" rule show"))
-		if example != "" {
-			v.Remedy = append(v.Remedy, "# add the missing route through the router that leads there: ip route add "+example+" via ROUTER; or a default route: ip route add default via ROUTER")
-		} else {
-			v.Remedy = append(v.Remedy, "# add the missing route through the router that leads there: ip route add default via ROUTER")
-		}
+	v.Remedy = f.unrefuse(v.Remedy, u.refusing)
+	if !u.deliberate {
+		v.Remedy = append(v.Remedy, f.addRoute(u.rows)...)
 	}
 	v.Verify = f.look(f.run("nstat -az IpExtInNoRoutes"))
 	return v
+}
+
+func (f facts) noRouteEvidence(u unrouted) (out []Evidence) {
+	if u.counted > 0 {
+		out = append(out, Evidence{"packets without a route", strconv.FormatUint(u.counted, 10), fromNetstat + ": IpExt InNoRoutes"})
+	}
+	if u.traced > 0 {
+		out = append(out, Evidence{"packets dropped because of their route", strconv.FormatUint(u.traced, 10) + cameInBy(u.rows), fromTracer})
+	}
+	out = append(out, sampleEvidence(u.rows)...)
+	out = append(out, f.forwardedEvidence("packets forwarded in that time")...)
+	for _, r := range f.Routes {
+		if r.Answer != snapshot.RouteFound && r.In != "" {
+			out = append(out, Evidence{fmt.Sprintf("route from %s, received on %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
+		}
+	}
+	return out
+}
+
+// unrefuse adds to a remedy how to delete the routes that refuse.
+func (f facts) unrefuse(remedy []string, refusing []snapshot.RouteAnswer) []string {
+	for _, r := range refusing {
+		if !r.Match.IsValid() {
+			remedy = append(remedy, "# a policy routing rule is of type "+string(r.Answer)+"; see which:", f.run("ip rule show"))
+			continue
+		}
+		line := fmt.Sprintf("ip%s route del %s %s table %d", sixFlag(r.Dest), r.Answer, r.Match, r.Table)
+		if line = f.run(line); !slices.Contains(remedy, line) {
+			remedy = append(remedy, "# if "+r.Match.String()+" must be reachable, delete the route that refuses it (a routing daemon would add it again: look there):", line)
+		}
+	}
+	return remedy
+}
+
+// addRoute is how to find out what is missing, and to add it.
+func (f facts) addRoute(rows []snapshot.Drop) (remedy []string) {
+	example, six := "", ""
+	for _, t := range samples(rows) {
+		if t.dest.Addr().IsMulticast() {
+			continue
+		}
+		example, six = t.dest.Addr().String(), sixFlag(t.dest.Addr())
+		if rows[0].Interface != "" {
+			remedy = append(remedy, "# which route one of them has:",
+				f.run(fmt.Sprintf("ip%s route get %s from %s iif %s", sixFlag(t.dest.Addr()), t.dest.Addr(), t.source.Addr(), quote(rows[0].Interface))))
+		}
+		break
+	}
+	remedy = append(remedy, "# the routes (is there a default route?), and the policy routing rules, which come first and may be of type unreachable:",
+		f.run("ip"+six+" route show"), f.run("ip"+six+" rule show"))
+	if example != "" {
+		return append(remedy, "# add the missing route through the router that leads there: ip route add "+example+" via ROUTER; or a default route: ip route add default via ROUTER")
+	}
+	return append(remedy, "# add the missing route through the router that leads there: ip route add default via ROUTER")
 }
 
 // downLink is an interface that is down and has the network that dropped packets

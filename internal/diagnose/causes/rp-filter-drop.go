@@ -38,92 +38,65 @@ var rpFilterDrop = Cause{
 	judge:         judgeRPFilter,
 }
 
-func judgeRPFilter(f facts) *verdict {
-	traced, rows, _ := f.dropped(snapshot.CauseReversePath)
-	counted, _ := f.counter("TcpExt.IPReversePathFilter")
-	lost := max(traced, counted)
-	if lost < rpFilterFew {
-		return nil
-	}
+// filteredSources are packets that reverse-path filtering dropped.
+type filteredSources struct {
+	rows            []snapshot.Drop
+	traced, counted uint64
+	mode            map[string]int64 // of each interface: the larger of its own and of all
+	wrong           []string         // interfaces that lost packets or, if that is not known, that filter strictly
+	part            float64          // of what arrived
+	known           bool
+}
 
-	// Which interfaces filter, and which of them lost packets.
+func (s filteredSources) lost() uint64 { return max(s.traced, s.counted) }
+
+func (f facts) filteredSources() (s filteredSources) {
+	s.traced, s.rows, _ = f.dropped(snapshot.CauseReversePath)
+	s.counted, _ = f.counter("TcpExt.IPReversePathFilter")
 	all, _ := f.conf("all", "rp_filter")
-	mode := map[string]int64{}
+	s.mode = map[string]int64{}
 	var strict []string
 	for _, l := range f.links() {
 		own, known := f.conf(l.Name, "rp_filter")
 		if !known {
 			continue
 		}
-		mode[l.Name] = max(all, own)
-		if mode[l.Name] == 1 {
+		s.mode[l.Name] = max(all, own)
+		if s.mode[l.Name] == 1 {
 			strict = append(strict, l.Name)
 		}
 	}
-	wrong := devices(rows)
-	if len(wrong) == 0 {
-		wrong = strict
+	if s.wrong = devices(s.rows); len(s.wrong) == 0 {
+		s.wrong = strict
 	}
-
-	v := &verdict{impact: float64(lost)}
-	part, known := f.receivedShare(lost, rows, wrong)
-	if !known {
+	s.part, s.known = f.receivedShare(s.lost(), s.rows, s.wrong)
+	if !s.known {
 		received, _ := f.counter("Ip.InReceives")
-		part, known = share(lost, received), received > 0
+		s.part, s.known = share(s.lost(), received), received > 0
 	}
+	return s
+}
+
+func judgeRPFilter(f facts) *verdict {
+	s := f.filteredSources()
+	lost := s.lost()
+	v := &verdict{impact: float64(lost)}
+	v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
 	switch {
-	case !known && lost < rpFilterMany:
+	case lost < rpFilterFew, !s.known && lost < rpFilterMany, s.known && s.part < rpFilterShare && lost < rpFilterMany:
 		return nil
-	case known && part < rpFilterShare && lost < rpFilterMany:
-		return nil
-	case known && part < rpFilterShare:
+	case s.known && s.part < rpFilterShare:
 		v.Severity = Advice
-		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s, %s of what arrived", number(lost, "packet"), f.window(), percent(part))
-	case known && lost >= rpFilterMany:
+		v.Title += fmt.Sprintf(", %s of what arrived", percent(s.part))
+	case s.known && lost >= rpFilterMany:
 		v.Severity = Critical
-		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
 	default:
 		v.Severity = Warning
-		v.Title = fmt.Sprintf("reverse-path filtering dropped %s %s", number(lost, "packet"), f.window())
 	}
-	v.Title = titled(v.Title, ", arriving on "+strings.Join(wrong, ", "))
-	if counted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped because of the route to their source", strconv.FormatUint(counted, 10), fromNetstat + ": TcpExt IPReversePathFilter"})
-	}
-	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped with reason IP_RPFILTER", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
-	}
-	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	if known {
-		v.Evidence = append(v.Evidence, Evidence{"share of the packets received", percent(part), fromLinks})
-	}
-	loose := false
-	var settings []snapshot.Setting
-	for _, name := range wrong {
-		m, ok := mode[name]
-		if !ok {
-			continue
-		}
-		word := map[int64]string{0: "off", 1: "strict", 2: "loose"}[m]
-		v.Evidence = append(v.Evidence, Evidence{"rp_filter of " + name, fmt.Sprintf("%d (%s)", m, word), fromSettings + ": the larger of conf.all and the interface"})
-		loose = loose || m == 2
-		if m == 1 {
-			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "rp_filter"), 2))
-		}
-	}
+	v.Title = titled(v.Title, ", arriving on "+strings.Join(s.wrong, ", "))
+	v.Evidence = s.evidence()
 	v.Why = "A strict filter drops a packet if its reply would leave by another interface. With asymmetric routes, several providers or policy routing that is every packet of the flows concerned."
-	switch {
-	case len(settings) > 0:
-		v.Remedy = append(v.Remedy, "# loose: the source must be reachable by any interface; or add a route to it through its ingress interface:")
-		for _, s := range settings {
-			v.Remedy = append(v.Remedy, f.set(s))
-		}
-	case loose:
-		v.Remedy = append(v.Remedy, "# the filter is already loose, so there is no route back to these sources: add one", f.run("ip route show table all"))
-	default:
-		v.Remedy = append(v.Remedy, "# find the interface, then loosen its filter:", f.run("sysctl -ar '\\.rp_filter$'"), f.natkit("drops --for 10s"))
-	}
-	v.Settings = settings
+	v.Settings, v.Remedy = f.loosen(s)
 	if v.Severity < Warning { // a filter that drops a trickle is not loosened unasked
 		for i := range v.Settings {
 			v.Settings[i].If = "packets from there are meant to arrive on this interface"
@@ -131,6 +104,48 @@ func judgeRPFilter(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("nstat -az TcpExtIPReversePathFilter"))
 	return v
+}
+
+func (s filteredSources) evidence() (out []Evidence) {
+	if s.counted > 0 {
+		out = append(out, Evidence{"packets dropped because of the route to their source", strconv.FormatUint(s.counted, 10), fromNetstat + ": TcpExt IPReversePathFilter"})
+	}
+	if s.traced > 0 {
+		out = append(out, Evidence{"packets dropped with reason IP_RPFILTER", strconv.FormatUint(s.traced, 10) + cameInBy(s.rows), fromTracer})
+	}
+	out = append(out, sampleEvidence(s.rows)...)
+	if s.known {
+		out = append(out, Evidence{"share of the packets received", percent(s.part), fromLinks})
+	}
+	for _, name := range s.wrong {
+		if m, ok := s.mode[name]; ok {
+			word := map[int64]string{0: "off", 1: "strict", 2: "loose"}[m]
+			out = append(out, Evidence{"rp_filter of " + name, fmt.Sprintf("%d (%s)", m, word), fromSettings + ": the larger of conf.all and the interface"})
+		}
+	}
+	return out
+}
+
+// loosen is how to have the filter let these packets in.
+func (f facts) loosen(s filteredSources) (settings []snapshot.Setting, remedy []string) {
+	loose := false
+	for _, name := range s.wrong {
+		loose = loose || s.mode[name] == 2
+		if s.mode[name] == 1 {
+			settings = append(settings, f.local(snapshot.SysctlName("net", "ipv4", "conf", name, "rp_filter"), 2))
+		}
+	}
+	switch {
+	case len(settings) > 0:
+		remedy = []string{"# loose: the source must be reachable by any interface; or add a route to it through its ingress interface:"}
+		for _, s := range settings {
+			remedy = append(remedy, f.set(s))
+		}
+		return settings, remedy
+	case loose:
+		return nil, []string{"# the filter is already loose, so there is no route back to these sources: add one", f.run("ip route show table all")}
+	}
+	return nil, []string{"# find the interface, then loosen its filter:", f.run("sysctl -ar '\\.rp_filter$'"), f.natkit("drops --for 10s")}
 }
 
 // receivedShare is the largest share that lost packets have of what one of the interfaces

@@ -32,88 +32,109 @@ var synFlood = Cause{
 	judge:         judgeSYNFlood,
 }
 
+// halfOpen are connections that are not complete.
+type halfOpen struct {
+	answered, silent uint64 // SYN_RECV, SYN_SENT
+	dest             snapshot.Talker
+	hasDest          bool // most of all entries are to dest
+}
+
+func (h halfOpen) all() uint64 { return saturate(h.answered, h.silent) }
+
+// halfOpen adds them up; ok is false if they are no flood.
+func (f facts) halfOpen(limit uint64) (h halfOpen, ok bool) {
+	t := f.Conntrack.Table
+	h.answered, h.silent = t.ByState["SYN_RECV"], t.ByState["SYN_SENT"]
+	half := h.all()
+	many := half >= floodEntries && share(half, limit) >= floodRoom || half >= floodSmall && share(half, limit) >= floodSmallRoom
+	if !many || half > t.Entries || share(half, t.ByProtocol["tcp"]) < floodMajority {
+		return h, false
+	}
+	if len(t.Destinations) > 0 && t.Destinations[0].Addr.IsValid() && share(t.Destinations[0].Entries, t.Entries) >= oneSource {
+		h.dest, h.hasDest = t.Destinations[0], true
+	}
+	author, known := mostUnreplied(t.Sources)
+	scanned := known && share(author.Unreplied, h.silent) >= oneSource
+	return h, share(h.answered, half) >= floodMajority || h.hasDest && !scanned
+}
+
 func judgeSYNFlood(f facts) *verdict {
 	limit, ok := f.limit()
 	if !ok || f.Conntrack.Table == nil {
 		return nil
 	}
-	t := f.Conntrack.Table
-	answered, silent := t.ByState["SYN_RECV"], t.ByState["SYN_SENT"]
-	half := saturate(answered, silent)
-	many := half >= floodEntries && share(half, limit) >= floodRoom || half >= floodSmall && share(half, limit) >= floodSmallRoom
-	if !many || half > t.Entries || share(half, t.ByProtocol["tcp"]) < floodMajority {
-		return nil
-	}
-	dest, hasDest := snapshot.Talker{}, false
-	if len(t.Destinations) > 0 && t.Destinations[0].Addr.IsValid() && share(t.Destinations[0].Entries, t.Entries) >= oneSource {
-		dest, hasDest = t.Destinations[0], true
-	}
-	author, known := mostUnreplied(t.Sources)
-	scanned := known && share(author.Unreplied, silent) >= oneSource
-	if share(answered, half) < floodMajority && (!hasDest || scanned) {
+	h, ok := f.halfOpen(limit)
+	if !ok {
 		return nil
 	}
 	evicted, _ := f.stat("early_drop")
 	queueFull, _ := f.counter("TcpExt.TCPReqQFullDrop")
-	v := &verdict{impact: share(half, limit)}
+	v := &verdict{impact: share(h.all(), limit)}
 	v.Severity = Warning
 	if evicted > 0 || queueFull > 0 {
 		v.Severity = Critical
 		v.impact = float64(saturate(evicted, queueFull))
 	}
-	v.Title = fmt.Sprintf("%d of %d TCP connections are half open", half, t.ByProtocol["tcp"])
-	if hasDest {
-		v.Title += fmt.Sprintf(", most to %s", dest.Addr)
+	v.Title = fmt.Sprintf("%d of %d TCP connections are half open", h.all(), f.Conntrack.Table.ByProtocol["tcp"])
+	if h.hasDest {
+		v.Title += fmt.Sprintf(", most to %s", h.dest.Addr)
 	}
-	v.Evidence = append(f.fillEvidence(),
-		Evidence{"replied to and not completed (SYN_RECV)", strconv.FormatUint(answered, 10), fromDump},
-		Evidence{"without a reply (SYN_SENT)", strconv.FormatUint(silent, 10), fromDump})
-	if hasDest {
-		v.Evidence = append(v.Evidence, Evidence{"destination with most entries", fmt.Sprintf("%s: %s (%s)", dest.Addr, plural.Count(dest.Entries, "entry"), percent(share(dest.Entries, t.Entries))), fromDump})
+	v.Evidence = f.floodEvidence(h, evicted)
+	v.Why = "The first packet of each connection costs an entry, for 120 s without a reply and 60 s after the service's reply. The sender can use forged addresses."
+	f.endFlood(v, h)
+	v.Verify = f.look(f.natkit("conntrack stats"))
+	return v
+}
+
+func (f facts) floodEvidence(h halfOpen, evicted uint64) []Evidence {
+	out := append(f.fillEvidence(),
+		Evidence{"replied to and not completed (SYN_RECV)", strconv.FormatUint(h.answered, 10), fromDump},
+		Evidence{"without a reply (SYN_SENT)", strconv.FormatUint(h.silent, 10), fromDump})
+	if h.hasDest {
+		out = append(out, Evidence{"destination with most entries", fmt.Sprintf("%s: %s (%s)", h.dest.Addr, plural.Count(h.dest.Entries, "entry"), percent(share(h.dest.Entries, f.Conntrack.Table.Entries))), fromDump})
 	}
 	if evicted > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"half-open entries evicted to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
+		out = append(out, Evidence{"half-open entries evicted to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
 	}
 	for _, name := range []string{"TCPReqQFullDrop", "TCPReqQFullDoCookies", "SyncookiesSent"} {
 		if n, _ := f.counter("TcpExt." + name); n > 0 {
-			v.Evidence = append(v.Evidence, Evidence{"SYNs that arrived at a full queue here", strconv.FormatUint(n, 10), fromNetstat + ": TcpExt " + name})
-			break
+			return append(out, Evidence{"SYNs that arrived at a full queue here", strconv.FormatUint(n, 10), fromNetstat + ": TcpExt " + name})
 		}
 	}
-	v.Why = "The first packet of each connection costs an entry, for 120 s without a reply and 60 s after the service's reply. The sender can use forged addresses."
-	timeouts := []snapshot.Setting{
+	return out
+}
+
+// endFlood is shorter time-outs, and a proxy before the service that is meant.
+func (f facts) endFlood(v *verdict, h halfOpen) {
+	for _, s := range []snapshot.Setting{
 		f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_recv", 10),
 		f.local("net.netfilter.nf_conntrack_tcp_timeout_syn_sent", 20),
-	}
-	v.Remedy = []string{"# expire half-open connections sooner:"}
-	for _, s := range timeouts {
+	} {
 		if now, known := f.sysctl(s.Name); known && strconv.FormatInt(now, 10) != s.Value && now > 20 {
 			v.Settings = append(v.Settings, s)
 			v.Remedy = append(v.Remedy, f.set(s))
 		}
 	}
-	if len(v.Settings) == 0 {
-		v.Remedy = nil
+	if len(v.Settings) > 0 {
+		v.Remedy = append([]string{"# expire half-open connections sooner:"}, v.Remedy...)
 	}
 	over := "" // what takes the proxy away again
-	if hasDest {
+	if h.hasDest {
 		var proxy []string
 		var settings []snapshot.Setting
-		proxy, over, settings = f.synproxy(dest.Addr)
+		proxy, over, settings = f.synproxy(h.dest.Addr)
 		v.Remedy, v.Settings = append(v.Remedy, proxy...), append(v.Settings, settings...)
 	} else {
 		v.Remedy = append(v.Remedy, "# no single destination: see which service is meant, then put SYNPROXY before it:", f.natkit("conntrack top --by destination"))
 	}
 	state := "SYN_SENT"
-	if share(answered, half) >= floodMajority {
+	if share(h.answered, h.all()) >= floodMajority {
 		state = "SYN_RECV"
 	}
 	v.Remedy = append(v.Remedy, "# remove the present half-open entries:", f.run("conntrack -D -p tcp --state "+state))
 	if over != "" {
 		v.Remedy = append(v.Remedy, over)
 	}
-	v.Verify = f.look(f.natkit("conntrack stats"))
-	return v
 }
 
 // synproxy is the kernel's SYNPROXY before the TCP services of an address. A
