@@ -44,26 +44,7 @@ func judgeClientsUnreached(f facts) *verdict {
 		return nil
 	}
 	t := f.Conntrack.Table
-	type client struct {
-		recent  uint64
-		example snapshot.UnansweredUse
-	}
-	clients := map[netip.Addr]*client{}
-	var worst *client
-	for _, u := range t.Halfway {
-		if !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() || u.Recent > u.Entries || u.Entries >= implausible || f.own(u.Source) || f.answerDropped(u) {
-			continue
-		}
-		c := clients[u.Source]
-		if c == nil {
-			c = &client{example: u}
-			clients[u.Source] = c
-		}
-		c.recent = saturate(c.recent, u.Recent)
-		if worst == nil || c.recent > worst.recent {
-			worst = c
-		}
-	}
+	worst := f.unreached()
 	if worst == nil || worst.recent < f.few(halfwayFew) {
 		return nil
 	}
@@ -80,29 +61,9 @@ func judgeClientsUnreached(f facts) *verdict {
 		v.Severity = Critical
 	}
 	v.Title = fmt.Sprintf("replies to %s of %s did not reach it in the last %d s", number(worst.recent, "connection"), u.Source, f.recent())
-	v.Evidence = []Evidence{
-		{"connections from " + u.Source.String() + " with a SYN-ACK that was not confirmed", fmt.Sprintf("%d, %s of its open entries", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
-		{"one of them", fmt.Sprintf("%s to %s", u.Source, u.Dest), fromDump},
-	}
-	if u.Target != u.Dest {
-		v.Evidence[1].Value += ", translated to " + u.Target.String()
-	}
 	link, near := f.linkTo(u.Source)
-	if near {
-		v.Evidence = append(v.Evidence, Evidence{u.Source.String() + " is on the network of", link.Name, fromLinks})
-	}
-	astray, seen := f.repliesAstray(u.Source)
-	if seen {
-		v.Evidence = append(v.Evidence, Evidence{"frames of " + u.Source.String() + " to " + astray.To + ", which is none of this machine's hardware addresses", fmt.Sprint(astray.Count), fromFrames})
-	}
 	r, asked := f.wayBack(u)
-	if asked {
-		value := routeAnswer(r)
-		if r.Table > 0 && r.Table != mainTable {
-			value += fmt.Sprintf(", by table %d", r.Table)
-		}
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("route of the replies from %s to %s", r.Source, r.Dest), value, fromRoutes})
-	}
+	v.Evidence = f.unreachedEvidence(worst, part)
 	v.Why = "The service replied, and the reply passed connection tracking here. After that it depends on policy routing, which may treat the two directions differently, on the neighbour entry for the client or the router before it, and on the path from there."
 	if asked && near && r.Out != link.Name {
 		v.Title = fmt.Sprintf("replies to %s of %s leave by %s, but it is on %s", number(worst.recent, "connection"), u.Source, r.Out, link.Name)
@@ -112,6 +73,57 @@ func judgeClientsUnreached(f facts) *verdict {
 	}
 	v.Verify = f.look(f.natkit("conntrack list --state SYN_RECV"))
 	return v
+}
+
+// unreachedClient is a client that does not confirm connections that were replied to.
+type unreachedClient struct {
+	recent  uint64
+	example snapshot.UnansweredUse
+}
+
+// unreached is the one with most of them, nil for none.
+func (f facts) unreached() (worst *unreachedClient) {
+	clients := map[netip.Addr]*unreachedClient{}
+	for _, u := range f.Conntrack.Table.Halfway {
+		if !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() || u.Recent > u.Entries || u.Entries >= implausible || f.own(u.Source) || f.answerDropped(u) {
+			continue
+		}
+		c := clients[u.Source]
+		if c == nil {
+			c = &unreachedClient{example: u}
+			clients[u.Source] = c
+		}
+		c.recent = saturate(c.recent, u.Recent)
+		if worst == nil || c.recent > worst.recent {
+			worst = c
+		}
+	}
+	return worst
+}
+
+func (f facts) unreachedEvidence(worst *unreachedClient, part float64) []Evidence {
+	u := worst.example
+	out := []Evidence{
+		{"connections from " + u.Source.String() + " with a SYN-ACK that was not confirmed", fmt.Sprintf("%d, %s of its open entries", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
+		{"one of them", fmt.Sprintf("%s to %s", u.Source, u.Dest), fromDump},
+	}
+	if u.Target != u.Dest {
+		out[1].Value += ", translated to " + u.Target.String()
+	}
+	if link, near := f.linkTo(u.Source); near {
+		out = append(out, Evidence{u.Source.String() + " is on the network of", link.Name, fromLinks})
+	}
+	if astray, seen := f.repliesAstray(u.Source); seen {
+		out = append(out, Evidence{"frames of " + u.Source.String() + " to " + astray.To + ", which is none of this machine's hardware addresses", fmt.Sprint(astray.Count), fromFrames})
+	}
+	if r, asked := f.wayBack(u); asked {
+		value := routeAnswer(r)
+		if r.Table > 0 && r.Table != mainTable {
+			value += fmt.Sprintf(", by table %d", r.Table)
+		}
+		out = append(out, Evidence{fmt.Sprintf("route of the replies from %s to %s", r.Source, r.Dest), value, fromRoutes})
+	}
+	return out
 }
 
 // wayBack is the route of the answers to a client's connections, as far as it was asked for.

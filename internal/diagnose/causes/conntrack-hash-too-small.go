@@ -94,11 +94,19 @@ func judgeHash(f facts) *verdict {
 	v.Why = "Every packet looks up its connection in the hash and walks the chain of its bucket entry by entry; the first packet of a connection walks two chains to the end. " +
 		"Chains of 50 and more are refused: new connections are then dropped although the table has room."
 
+	f.moreBuckets(v, max(entries, limit))
+	v.Verify = f.look(f.natkit("conntrack memory"))
+	return v
+}
+
+// moreBuckets sizes the hash for so many entries, as far as memory allows.
+func (f facts) moreBuckets(v *verdict, entries uint64) {
+	ct := f.Conntrack
 	bucket := ct.BucketBytes
 	if bucket < 8 || bucket > 64 {
 		bucket = assumedBucketBytes
 	}
-	want := powerOfTwo(float64(max(entries, limit)))
+	want := powerOfTwo(float64(entries))
 	for want > ct.Buckets && f.Host.MemoryBytes > 0 && float64(want*bucket) > float64(f.Host.MemoryBytes)*tableMemoryShare {
 		want /= 2
 	}
@@ -113,6 +121,4 @@ func judgeHash(f facts) *verdict {
 	} else {
 		v.Remedy = []string{"# more buckets do not fit in memory, or do not help if single chains are long: see who opens so many similar flows", f.natkit("conntrack top --by source")}
 	}
-	v.Verify = f.look(f.natkit("conntrack memory"))
-	return v
 }

@@ -39,17 +39,7 @@ var conntrackHelper = Cause{
 func judgeHelper(f facts) *verdict {
 	automatic := f.local("net.netfilter.nf_conntrack_helper", 0)
 	on, _ := f.sysctl(automatic.Name)
-	var helped uint64
-	var names []string
-	if f.Conntrack != nil && f.Conntrack.Table != nil {
-		by := f.Conntrack.Table.ByHelper
-		for _, name := range slices.Sorted(maps.Keys(by)) {
-			if n := by[name]; n > 0 && n < implausible {
-				helped = saturate(helped, n)
-				names = append(names, fmt.Sprintf("%s: %d", orUnknown(name), n))
-			}
-		}
-	}
+	helped, names := f.helped()
 	var drops uint64
 	if f.KernelLog != nil && f.KernelLog.HelperDrops < implausible {
 		drops = f.KernelLog.HelperDrops
@@ -99,4 +89,18 @@ func judgeHelper(f facts) *verdict {
 		f.run("nft -a list ruleset"), f.run("iptables-save -t raw"))
 	v.Verify = []string{f.run("conntrack -L -o extended"), f.run("conntrack -L expect")}
 	return v
+}
+
+// helped is how many connections have a helper, and how many each.
+func (f facts) helped() (helped uint64, names []string) {
+	if f.Conntrack != nil && f.Conntrack.Table != nil {
+		by := f.Conntrack.Table.ByHelper
+		for _, name := range slices.Sorted(maps.Keys(by)) {
+			if n := by[name]; n > 0 && n < implausible {
+				helped = saturate(helped, n)
+				names = append(names, fmt.Sprintf("%s: %d", orUnknown(name), n))
+			}
+		}
+	}
+	return helped, names
 }

@@ -81,23 +81,26 @@ func judgeFragments(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"fragments dropped", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	room, roomKnown := f.sysctl("net.ipv4.ipfrag_high_thresh")
-	if roomKnown {
+	if room, known := f.sysctl("net.ipv4.ipfrag_high_thresh"); known {
 		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ipfrag_high_thresh", strconv.FormatInt(room, 10), fromSettings})
 	}
 	v.Why = "A fragment that waits for the others uses memory until they arrive or half a minute has passed. While that memory is used up, no other fragmented packet gets through. A packet is lost if one of its fragments is lost."
 	if crowded {
-		want := uint64(fragmentsRoom)
-		if roomKnown && room > 0 && room < implausible {
-			want = max(want, 4*uint64(room))
-		}
-		s := f.local("net.ipv4.ipfrag_high_thresh", want)
-		v.Remedy = []string{"# room for more waiting fragments; if an attacker fills it with first fragments, find the source instead:", f.set(s)}
-		v.Settings = []snapshot.Setting{s}
+		v.Settings = []snapshot.Setting{f.fragmentRoom()}
+		v.Remedy = []string{"# room for more waiting fragments; if an attacker fills it with first fragments, find the source instead:", f.set(v.Settings[0])}
 	} else {
 		v.Remedy = []string{"# fragments are lost before they arrive here. See whose they are, and let that program or tunnel send smaller packets:"}
 	}
 	v.Remedy = append(v.Remedy, f.natkit("drops --for 40s"))
 	v.Verify = f.look(f.run("nstat -az IpReasmFails IpReasmTimeout IpReasmOKs"), f.run("grep FRAG /proc/net/sockstat"))
 	return v
+}
+
+// fragmentRoom is more memory for fragments that wait.
+func (f facts) fragmentRoom() snapshot.Setting {
+	want := uint64(fragmentsRoom)
+	if room, known := f.sysctl("net.ipv4.ipfrag_high_thresh"); known && room > 0 && room < implausible {
+		want = max(want, 4*uint64(room))
+	}
+	return f.local("net.ipv4.ipfrag_high_thresh", want)
 }

@@ -29,33 +29,19 @@ var iptablesTwoBackends = Cause{
 	judge:         judgeTwoBackends,
 }
 
+// hookPlace is where chains of a kind stand.
+type hookPlace struct{ hook, kind string }
+
+func (p hookPlace) String() string { return p.hook + " (" + p.kind + ")" }
+
 func judgeTwoBackends(f facts) *verdict {
-	type place struct{ hook, kind string }
-	legacy, nft := map[place][]snapshot.Chain{}, map[place][]snapshot.Chain{}
-	for _, c := range f.Chains {
-		if c.Hook == "" || c.Rules == 0 && c.Policy != "drop" {
-			continue
-		}
-		kind := "filter"
-		if c.Type == "nat" {
-			kind = "nat"
-		}
-		p := place{c.Hook, kind}
-		switch {
-		case c.Family == "ip6": // it has tables and programs of its own
-		case c.Backend == "iptables-legacy":
-			legacy[p] = append(legacy[p], c)
-		case c.Family == "ip" || c.Family == "inet":
-			nft[p] = append(nft[p], c)
-		}
-	}
+	legacy, nft := f.bySide()
 	var both []string
 	v := &verdict{impact: 1000} // before what is merely walked through in vain
 	for p := range legacy {
-		if len(nft[p]) == 0 {
-			continue
+		if len(nft[p]) > 0 {
+			both = append(both, p.String())
 		}
-		both = append(both, p.hook+" ("+p.kind+")")
 	}
 	if len(both) == 0 {
 		return nil
@@ -63,12 +49,12 @@ func judgeTwoBackends(f facts) *verdict {
 	slices.Sort(both)
 	v.Severity = Advice
 	v.Title = "iptables-legacy and nftables rules are both in force on " + strings.Join(both, ", ")
-	for _, side := range []map[place][]snapshot.Chain{legacy, nft} {
+	for _, side := range []map[hookPlace][]snapshot.Chain{legacy, nft} {
 		var texts []string
 		backend := ""
 		for p, chains := range side {
 			for _, c := range chains {
-				if slices.Contains(both, p.hook+" ("+p.kind+")") {
+				if slices.Contains(both, p.String()) {
 					backend = c.Backend
 					texts = append(texts, fmt.Sprintf("%s %s: %s", c.Table, c.Name, number(uint64(max(c.Rules, 0)), "rule")))
 				}
@@ -84,6 +70,36 @@ func judgeTwoBackends(f facts) *verdict {
 		"# convert the legacy rules, then switch the programs that write them (update-alternatives --set iptables /usr/sbin/iptables-nft) and restart these:",
 		f.run("sh -c " + quote("iptables-legacy-save | iptables-nft-restore --noflush")),
 	}
+	v.Remedy = append(v.Remedy, f.emptyLegacy(legacy)...)
+	v.Verify = f.look(f.run("iptables-legacy-save"), f.natkit("hooks"))
+	return v
+}
+
+// bySide are the chains in force of IPv4, by back end and place.
+func (f facts) bySide() (legacy, nft map[hookPlace][]snapshot.Chain) {
+	legacy, nft = map[hookPlace][]snapshot.Chain{}, map[hookPlace][]snapshot.Chain{}
+	for _, c := range f.Chains {
+		if c.Hook == "" || c.Rules == 0 && c.Policy != "drop" {
+			continue
+		}
+		kind := "filter"
+		if c.Type == "nat" {
+			kind = "nat"
+		}
+		p := hookPlace{c.Hook, kind}
+		switch {
+		case c.Family == "ip6": // it has tables and programs of its own
+		case c.Backend == "iptables-legacy":
+			legacy[p] = append(legacy[p], c)
+		case c.Family == "ip" || c.Family == "inet":
+			nft[p] = append(nft[p], c)
+		}
+	}
+	return legacy, nft
+}
+
+// emptyLegacy empties the tables that legacy rules are in.
+func (f facts) emptyLegacy(legacy map[hookPlace][]snapshot.Chain) (remedy []string) {
 	tables := map[string]bool{}
 	for _, chains := range legacy {
 		for _, c := range chains {
@@ -94,12 +110,11 @@ func judgeTwoBackends(f facts) *verdict {
 		if tables[table] {
 			if table == "filter" {
 				for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
-					v.Remedy = append(v.Remedy, f.run("iptables-legacy -P "+chain+" ACCEPT"))
+					remedy = append(remedy, f.run("iptables-legacy -P "+chain+" ACCEPT"))
 				}
 			}
-			v.Remedy = append(v.Remedy, f.run("iptables-legacy -t "+table+" -F"))
+			remedy = append(remedy, f.run("iptables-legacy -t "+table+" -F"))
 		}
 	}
-	v.Verify = f.look(f.run("iptables-legacy-save"), f.natkit("hooks"))
-	return v
+	return remedy
 }

@@ -43,20 +43,7 @@ var listenOverflow = Cause{
 func judgeListen(f facts) *verdict {
 	counted, _ := f.counter("TcpExt.ListenOverflows")
 	traced, rows, _ := f.dropped(snapshot.CauseListenOverflow)
-	var worst snapshot.Listener
-	var refused uint64
-	found := false
-	for _, l := range f.Listeners {
-		if l.Drops >= implausible {
-			continue
-		}
-		refused = saturate(refused, l.Drops)
-		full, worstFull := l.Queue > l.Backlog, worst.Queue > worst.Backlog
-		if l.Drops > worst.Drops || l.Drops == worst.Drops && (full && !worstFull || full == worstFull && l.Queue > worst.Queue) {
-			worst, found = l, true
-		}
-	}
-	found = found && (worst.Drops > 0 || worst.Queue > worst.Backlog)
+	worst, refused, found := f.fullestListener()
 	// A socket also drops for other reasons; only overflows count, where they are counted.
 	lost := max(counted, traced)
 	if _, known := f.counter("TcpExt.ListenOverflows"); !known && traced == 0 {
@@ -105,6 +92,21 @@ func judgeListen(f facts) *verdict {
 	v.Remedy, v.Settings = f.longerQueue(worst, found, somaxconn, somaxconnKnown)
 	v.Verify = f.look(f.run("ss -ltn"), f.run("nstat -az TcpExtListenOverflows"))
 	return v
+}
+
+// fullestListener is the socket that dropped most, or whose queue is fullest, and how many all dropped.
+func (f facts) fullestListener() (worst snapshot.Listener, refused uint64, found bool) {
+	for _, l := range f.Listeners {
+		if l.Drops >= implausible {
+			continue
+		}
+		refused = saturate(refused, l.Drops)
+		full, worstFull := l.Queue > l.Backlog, worst.Queue > worst.Backlog
+		if l.Drops > worst.Drops || l.Drops == worst.Drops && (full && !worstFull || full == worstFull && l.Queue > worst.Queue) {
+			worst, found = l, true
+		}
+	}
+	return worst, refused, found && (worst.Drops > 0 || worst.Queue > worst.Backlog)
 }
 
 // wantedBacklog is a queue for the burst that thousands of clients make when

@@ -38,17 +38,7 @@ var neighbourTableFull = Cause{
 }
 
 func judgeNeighbours(f facts) *verdict {
-	var worst *snapshot.Neighbours
-	for i := range f.Neighbours {
-		n := &f.Neighbours[i]
-		if n.TableFulls >= implausible || n.ForcedRuns >= implausible || n.Entries >= implausible || n.Thresh3 >= implausible {
-			continue
-		}
-		near := n.ForcedRuns > 0 && n.Thresh3 > 0 && float64(n.Entries) >= neighbourNear*float64(n.Thresh3)
-		if (n.TableFulls > 0 || near) && (worst == nil || n.TableFulls > worst.TableFulls) {
-			worst = n
-		}
-	}
+	worst := f.fullestNeighbours()
 	if worst == nil || worst.Family != "ipv4" && worst.Family != "ipv6" {
 		return nil
 	}
@@ -97,4 +87,19 @@ func judgeNeighbours(f facts) *verdict {
 	v.Remedy = append(v.Remedy, "# which interfaces have the most; a scan of a large network, by one of its own hosts, fills any table:", f.run("ip "+words.flag+" neigh show"))
 	v.Verify = f.look("cat "+source, "sysctl -a --pattern "+quote("net."+worst.Family+".neigh.default.gc_thresh"))
 	return v
+}
+
+// fullestNeighbours is the table that had no room, or nearly none; nil for none.
+func (f facts) fullestNeighbours() (worst *snapshot.Neighbours) {
+	for i := range f.Neighbours {
+		n := &f.Neighbours[i]
+		if n.TableFulls >= implausible || n.ForcedRuns >= implausible || n.Entries >= implausible || n.Thresh3 >= implausible {
+			continue
+		}
+		near := n.ForcedRuns > 0 && n.Thresh3 > 0 && float64(n.Entries) >= neighbourNear*float64(n.Thresh3)
+		if (n.TableFulls > 0 || near) && (worst == nil || n.TableFulls > worst.TableFulls) {
+			worst = n
+		}
+	}
+	return worst
 }

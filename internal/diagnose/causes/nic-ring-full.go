@@ -42,27 +42,7 @@ var nicRingFull = Cause{
 }
 
 func judgeRing(f facts) *verdict {
-	var worst snapshot.Interface
-	var lost uint64
-	allowance := ""
-	for _, l := range f.links() {
-		n := l.RxMissed
-		name := ""
-		if l.NIC != nil {
-			for _, key := range slices.Sorted(maps.Keys(l.NIC.Lost)) {
-				// The same loss under several names: the largest is the one.
-				if c := l.NIC.Lost[key]; c < implausible && c > n {
-					n = c
-					if name = ""; strings.HasSuffix(key, "allowance_exceeded") {
-						name = key
-					}
-				}
-			}
-		}
-		if n < implausible && n > lost {
-			worst, lost, allowance = l, n, name
-		}
-	}
+	worst, lost, allowance := f.fullestRing()
 	if lost < f.few(ringFew) {
 		return nil
 	}
@@ -86,16 +66,7 @@ func judgeRing(f facts) *verdict {
 	if allowance != "" {
 		v.Title = fmt.Sprintf("the cloud dropped %s of %s %s: a limit of this instance type", number(lost, "packet"), worst.Name, f.window())
 	}
-	if worst.RxMissed > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"missed, FIFO and overrun errors of " + worst.Name, strconv.FormatUint(worst.RxMissed, 10), fromLinks})
-	}
-	for _, key := range slices.Sorted(maps.Keys(nic.Lost)) {
-		v.Evidence = append(v.Evidence, Evidence{key + " of " + worst.Name, strconv.FormatUint(nic.Lost[key], 10), fromDrivers})
-	}
-	v.Evidence = append(v.Evidence, Evidence{"packets received", strconv.FormatUint(received, 10), fromLinks})
-	if nic.RxRing > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"its receive ring", fmt.Sprintf("%d of at most %d", nic.RxRing, nic.RxRingMax), fromDrivers})
-	}
+	v.Evidence = ringEvidence(worst, nic)
 	v.Why = "A card puts received packets into a ring of buffers that a CPU empties. If the CPU is too late the ring is full, and the card discards packets; the kernel never sees them."
 	switch {
 	case allowance != "":
@@ -116,4 +87,42 @@ func judgeRing(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("ip -s -s link show dev "+dev), f.run("ethtool -S "+dev))
 	return v
+}
+
+// fullestRing is the interface that lost most for want of room, and the limit of the cloud that it
+// was, if it was one.
+func (f facts) fullestRing() (worst snapshot.Interface, lost uint64, allowance string) {
+	for _, l := range f.links() {
+		n := l.RxMissed
+		name := ""
+		if l.NIC != nil {
+			for _, key := range slices.Sorted(maps.Keys(l.NIC.Lost)) {
+				// The same loss under several names: the largest is the one.
+				if c := l.NIC.Lost[key]; c < implausible && c > n {
+					n = c
+					if name = ""; strings.HasSuffix(key, "allowance_exceeded") {
+						name = key
+					}
+				}
+			}
+		}
+		if n < implausible && n > lost {
+			worst, lost, allowance = l, n, name
+		}
+	}
+	return worst, lost, allowance
+}
+
+func ringEvidence(l snapshot.Interface, nic snapshot.NIC) (out []Evidence) {
+	if l.RxMissed > 0 {
+		out = append(out, Evidence{"missed, FIFO and overrun errors of " + l.Name, strconv.FormatUint(l.RxMissed, 10), fromLinks})
+	}
+	for _, key := range slices.Sorted(maps.Keys(nic.Lost)) {
+		out = append(out, Evidence{key + " of " + l.Name, strconv.FormatUint(nic.Lost[key], 10), fromDrivers})
+	}
+	out = append(out, Evidence{"packets received", strconv.FormatUint(l.RxPackets, 10), fromLinks})
+	if nic.RxRing > 0 {
+		out = append(out, Evidence{"its receive ring", fmt.Sprintf("%d of at most %d", nic.RxRing, nic.RxRingMax), fromDrivers})
+	}
+	return out
 }

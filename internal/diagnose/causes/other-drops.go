@@ -79,25 +79,8 @@ func judgeOther(f facts) *verdict {
 	if f.Drops == nil {
 		return nil
 	}
-	var worst snapshot.Drop
-	var lost uint64
-	var part float64
-	for _, row := range f.Drops.Rows {
-		if row.Cause != snapshot.CauseNone || row.Benign || row.Count >= implausible || row.Count < f.few(otherFew) || !f.here(row.Netns) || !f.passing(row) {
-			continue
-		}
-		l, ok := f.link(row.Interface)
-		whole := max(row.Count, l.RxPackets)
-		if leaves(row.Location) {
-			whole = saturate(row.Count, l.TxPackets) // counted once they have left
-		}
-		if !ok || whole >= implausible {
-			continue
-		}
-		if row.Count > lost {
-			worst, lost, part = row, row.Count, share(row.Count, whole)
-		}
-	}
+	worst, part := f.otherDrop()
+	lost := worst.Count
 	v := &verdict{impact: float64(lost)}
 	switch {
 	case lost == 0 || part < f.part(otherShare):
@@ -149,6 +132,28 @@ func judgeOther(f facts) *verdict {
 	}
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v
+}
+
+// otherDrop is the place that dropped most of what was on its way through, and how much that is of
+// what went by its interface.
+func (f facts) otherDrop() (worst snapshot.Drop, part float64) {
+	for _, row := range f.Drops.Rows {
+		if row.Cause != snapshot.CauseNone || row.Benign || row.Count >= implausible || row.Count < f.few(otherFew) || !f.here(row.Netns) || !f.passing(row) {
+			continue
+		}
+		l, ok := f.link(row.Interface)
+		whole := max(row.Count, l.RxPackets)
+		if leaves(row.Location) {
+			whole = saturate(row.Count, l.TxPackets) // counted once they have left
+		}
+		if !ok || whole >= implausible {
+			continue
+		}
+		if row.Count > worst.Count {
+			worst, part = row, share(row.Count, whole)
+		}
+	}
+	return worst, part
 }
 
 // leaves says whether packets are dropped in a function on their way out: its interface is the one that they

@@ -51,20 +51,7 @@ func judgeQdisc(f facts) *verdict {
 	for _, row := range rows {
 		tracedBy[row.Interface] = saturate(tracedBy[row.Interface], row.Count)
 	}
-	var worst snapshot.Interface
-	var lost uint64
-	for _, l := range f.links() {
-		if l.Qdisc == nil && f.Can(snapshot.CanQdiscs) {
-			continue // no queue to be full: what is dropped there finds no carrier
-		}
-		n := tracedBy[l.Name]
-		if l.Qdisc != nil && l.Qdisc.Dropped < implausible {
-			n = max(n, l.Qdisc.Dropped)
-		}
-		if n > lost {
-			worst, lost = l, n
-		}
-	}
+	worst, lost := f.fullestQdisc(tracedBy)
 	if lost < f.few(qdiscFew) {
 		return nil
 	}
@@ -90,25 +77,7 @@ func judgeQdisc(f facts) *verdict {
 		v.Severity = Warning
 	}
 	v.Title = fmt.Sprintf("%s on %s dropped %s %s, %s of the packets to send", q.Kind, worst.Name, number(lost, "packet"), f.window(), percent(part))
-	if worst.Qdisc != nil {
-		v.Evidence = append(v.Evidence, Evidence{"dropped by " + q.Kind + " of " + worst.Name, strconv.FormatUint(q.Dropped, 10), fromQdiscs},
-			Evidence{"packets that it sent", strconv.FormatUint(sent, 10), fromQdiscs})
-		if q.RateBytes > 0 {
-			v.Evidence = append(v.Evidence, Evidence{"its rate", bitRate(q.RateBytes), fromQdiscs})
-		}
-		if q.LimitBytes > 0 {
-			v.Evidence = append(v.Evidence, Evidence{"its length", amount(q.LimitBytes), fromQdiscs})
-		}
-	}
-	if n := tracedBy[worst.Name]; n > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped by a queue of " + worst.Name, strconv.FormatUint(n, 10), fromTracer})
-	}
-	for _, row := range rows {
-		if row.Interface == worst.Name && len(row.Samples) > 0 {
-			v.Evidence = append(v.Evidence, Evidence{"one of them", row.Samples[0], fromTracer})
-			break
-		}
-	}
+	v.Evidence = qdiscEvidence(worst, q, sent, tracedBy[worst.Name], rows)
 	v.Why = "The queue drops packets after they were forwarded and translated, and the sender retransmits them."
 	v.Remedy, v.Settings = f.longerQdisc(worst, q, lost, sent)
 	if v.Severity < Warning {
@@ -118,6 +87,46 @@ func judgeQdisc(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("tc -s qdisc show dev " + quote(worst.Name)))
 	return v
+}
+
+// fullestQdisc is the interface whose queue dropped most.
+func (f facts) fullestQdisc(tracedBy map[string]uint64) (worst snapshot.Interface, lost uint64) {
+	for _, l := range f.links() {
+		if l.Qdisc == nil && f.Can(snapshot.CanQdiscs) {
+			continue // no queue to be full: what is dropped there finds no carrier
+		}
+		n := tracedBy[l.Name]
+		if l.Qdisc != nil && l.Qdisc.Dropped < implausible {
+			n = max(n, l.Qdisc.Dropped)
+		}
+		if n > lost {
+			worst, lost = l, n
+		}
+	}
+	return worst, lost
+}
+
+func qdiscEvidence(worst snapshot.Interface, q snapshot.Qdisc, sent, traced uint64, rows []snapshot.Drop) (out []Evidence) {
+	if worst.Qdisc != nil {
+		out = append(out, Evidence{"dropped by " + q.Kind + " of " + worst.Name, strconv.FormatUint(q.Dropped, 10), fromQdiscs},
+			Evidence{"packets that it sent", strconv.FormatUint(sent, 10), fromQdiscs})
+		if q.RateBytes > 0 {
+			out = append(out, Evidence{"its rate", bitRate(q.RateBytes), fromQdiscs})
+		}
+		if q.LimitBytes > 0 {
+			out = append(out, Evidence{"its length", amount(q.LimitBytes), fromQdiscs})
+		}
+	}
+	if traced > 0 {
+		out = append(out, Evidence{"packets dropped by a queue of " + worst.Name, strconv.FormatUint(traced, 10), fromTracer})
+	}
+	for _, row := range rows {
+		if row.Interface == worst.Name && len(row.Samples) > 0 {
+			out = append(out, Evidence{"one of them", row.Samples[0], fromTracer})
+			break
+		}
+	}
+	return out
 }
 
 // longerQdisc is how a queue of this kind gets to drop less.

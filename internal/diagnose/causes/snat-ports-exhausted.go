@@ -82,37 +82,43 @@ func judgeSNATPorts(f facts) *verdict {
 	default:
 		return nil
 	}
+	if !found {
+		p.chain, p.allowed, p.narrow = f.narrowest(func(snapshot.PortRange) bool { return true })
+	}
+	v.Evidence = append(f.portsEvidence(p, found, failed, traced), sampleEvidence(rows)...)
+	v.Why = "Behind one address, flows to the same address and port differ only in their external port. When all are in use, the first packet of the next flow is dropped; " +
+		"flows to other destinations are not affected, so it looks like a fault of the destination."
+	v.Remedy, v.Settings = f.morePorts(p, found)
+	v.Verify = f.look(f.natkit("conntrack top --by nat"))
+	return v
+}
+
+// portsEvidence is how many ports are in use and allowed, and what failed for want of one.
+func (f facts) portsEvidence(p ports, found bool, failed, traced uint64) (out []Evidence) {
 	if found {
 		value := fmt.Sprintf("%d of %d (%d-%d seen)", p.use.Used, p.size, p.use.MinPort, p.use.MaxPort)
 		if p.mixed {
 			value = fmt.Sprintf("%d, some of them by a rule that allows only %d (%d-%d seen)", p.use.Used, p.size, p.use.MinPort, p.use.MaxPort)
 		}
-		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ports of %s in use towards %s %s", p.use.Outside, p.use.Protocol, p.use.Dest), value, fromDump})
-	} else {
-		p.chain, p.allowed, p.narrow = f.narrowest(func(snapshot.PortRange) bool { return true })
+		out = append(out, Evidence{fmt.Sprintf("ports of %s in use towards %s %s", p.use.Outside, p.use.Protocol, p.use.Dest), value, fromDump})
 	}
 	if p.narrow {
-		v.Evidence = append(v.Evidence, Evidence{"ports that the rule allows", fmt.Sprintf("%d-%d (%d)", p.allowed.Min, p.allowed.Max, rangeSize(p.allowed)),
+		out = append(out, Evidence{"ports that the rule allows", fmt.Sprintf("%d-%d (%d)", p.allowed.Min, p.allowed.Max, rangeSize(p.allowed)),
 			fmt.Sprintf("%s: table %s %s, chain %s", fromRules, p.chain.Family, p.chain.Table, p.chain.Name)})
 		rules, _ := f.narrowRules(p)
-		v.Evidence = append(v.Evidence, rules...)
+		out = append(out, rules...)
 	}
 	if failed > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"flows that could not be inserted", strconv.FormatUint(failed, 10), fromStats + ": insert_failed"})
+		out = append(out, Evidence{"flows that could not be inserted", strconv.FormatUint(failed, 10), fromStats + ": insert_failed"})
 	}
 	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets dropped at confirmation of their entry", strconv.FormatUint(traced, 10), fromTracer})
+		out = append(out, Evidence{"packets dropped at confirmation of their entry", strconv.FormatUint(traced, 10), fromTracer})
 	}
 	if f.Conntrack != nil && f.Conntrack.Max > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"entries", fmt.Sprintf("%d of %d (%s): the table is not the limit", f.Conntrack.Count, f.Conntrack.Max,
+		out = append(out, Evidence{"entries", fmt.Sprintf("%d of %d (%s): the table is not the limit", f.Conntrack.Count, f.Conntrack.Max,
 			percent(share(f.Conntrack.Count, f.Conntrack.Max))), fromSettings + ": nf_conntrack_count, nf_conntrack_max"})
 	}
-	v.Why = "Behind one address, flows to the same address and port differ only in their external port. When all are in use, the first packet of the next flow is dropped; " +
-		"flows to other destinations are not affected, so it looks like a fault of the destination."
-	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	v.Remedy, v.Settings = f.morePorts(p, found)
-	v.Verify = f.look(f.natkit("conntrack top --by nat"))
-	return v
+	return out
 }
 
 // ports is a destination that the translation runs out of ports for.

@@ -35,24 +35,7 @@ func judgeStaleDNAT(f facts) *verdict {
 	if f.Conntrack == nil || f.Conntrack.Table == nil || f.Interfaces == nil || !f.rulesKnown() {
 		return nil
 	}
-	var stale []snapshot.UnansweredUse
-	var flows uint64
-	untranslated := false
-	for _, u := range f.Conntrack.Table.Unanswered {
-		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() {
-			continue
-		}
-		if u.Target == u.Dest {
-			if !f.own(u.Dest.Addr()) || !f.wouldTranslate(u.Dest) || !f.nobodyListens(u.Dest) {
-				continue
-			}
-			untranslated = true
-		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target) || !f.wouldTranslate(u.Dest) && !f.onlyRulesTranslate() {
-			continue
-		}
-		stale = append(stale, u)
-		flows = saturate(flows, u.Recent)
-	}
+	stale, flows, untranslated := f.staleFlows()
 	lost, rows, traced := f.lostOnTheWay()
 	for _, u := range traced {
 		same := func(o snapshot.UnansweredUse) bool {
@@ -90,19 +73,46 @@ func judgeStaleDNAT(f facts) *verdict {
 	}
 	v.Why = "Only the first packet of a flow passes the NAT rules; the entry keeps the result. UDP has no end that connection tracking could see: while the client keeps sending, each packet renews the entry and goes to the old address."
 	v.Remedy = []string{"# remove these entries; the rules then translate the next packet again:"}
+	v.Remedy = append(v.Remedy, f.removeFlows(stale)...)
+	v.Verify = f.look(f.natkit("conntrack list --proto udp --dst " + first.Dest.Addr().String()))
+	return v
+}
+
+// staleFlows are flows whose entry leads elsewhere than the rules would now; untranslated: one of
+// them to this machine itself.
+func (f facts) staleFlows() (stale []snapshot.UnansweredUse, flows uint64, untranslated bool) {
+	for _, u := range f.Conntrack.Table.Unanswered {
+		if u.Protocol != "udp" || u.Recent == 0 || u.Recent >= implausible || !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() {
+			continue
+		}
+		if u.Target == u.Dest {
+			if !f.own(u.Dest.Addr()) || !f.wouldTranslate(u.Dest) || !f.nobodyListens(u.Dest) {
+				continue
+			}
+			untranslated = true
+		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target) || !f.wouldTranslate(u.Dest) && !f.onlyRulesTranslate() {
+			continue
+		}
+		stale = append(stale, u)
+		flows = saturate(flows, u.Recent)
+	}
+	return stale, flows, untranslated
+}
+
+// removeFlows are commands that remove the entries of flows.
+func (f facts) removeFlows(flows []snapshot.UnansweredUse) (remedy []string) {
 	seen := map[string]bool{}
-	for _, u := range stale {
+	for _, u := range flows {
 		command := fmt.Sprintf("conntrack -D%s -p udp -d %s --dport %d", conntrackFamily(u.Dest.Addr()), u.Dest.Addr(), u.Dest.Port())
 		if u.Target != u.Dest {
 			command += fmt.Sprintf(" -r %s", u.Target.Addr())
 		}
 		if !seen[command] {
 			seen[command] = true
-			v.Remedy = append(v.Remedy, f.run(command))
+			remedy = append(remedy, f.run(command))
 		}
 	}
-	v.Verify = f.look(f.natkit("conntrack list --proto udp --dst " + first.Dest.Addr().String()))
-	return v
+	return remedy
 }
 
 // lostOnTheWay is UDP packets that were translated to a target that no rule names any

@@ -36,34 +36,8 @@ func judgeVLAN(f facts) *verdict {
 	if f.Frames == nil {
 		return nil
 	}
-	type tag struct {
-		link string
-		vlan uint16
-	}
-	counts, examples := map[tag]uint64{}, map[tag]string{}
-	addrs := map[tag]netip.Addr{}
-	for _, a := range f.Frames.Astray {
-		if a.VLAN != 0 && a.Count < implausible {
-			at := tag{a.Interface, a.VLAN}
-			counts[at] = saturate(counts[at], a.Count)
-			examples[at] = cmp.Or(examples[at], fmt.Sprintf("%s -> %s, from %s", a.Source, a.Dest, a.From))
-		}
-	}
-	for _, q := range f.Frames.Asked {
-		if q.VLAN != 0 && q.Answered == 0 && q.Count < implausible {
-			at := tag{q.Interface, q.VLAN}
-			counts[at] = saturate(counts[at], q.Count)
-			examples[at] = cmp.Or(examples[at], fmt.Sprintf("%s asks who has %s, from %s", q.Asker, q.Addr, q.MAC))
-			addrs[at] = q.Addr
-		}
-	}
-	var worst tag
-	for at, n := range counts {
-		if n > counts[worst] || n == counts[worst] && at.vlan < worst.vlan {
-			worst = at
-		}
-	}
-	n := counts[worst]
+	worst := f.worstTag()
+	n := worst.count
 	if n == 0 || !f.reaches(n, vlanFew) {
 		return nil
 	}
@@ -77,13 +51,13 @@ func judgeVLAN(f facts) *verdict {
 	v.Title = fmt.Sprintf("%s for this machine on %s with VLAN tag %d: no interface has it", number(n, "frame"), worst.link, worst.vlan)
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("frames with tag %d", worst.vlan), strconv.FormatUint(n, 10), fromFrames},
-		{"one of them", examples[worst], fromFrames},
+		{"one of them", worst.example, fromFrames},
 		{"frames received on " + worst.link, strconv.FormatUint(came, 10), fromLinks},
 	}
 	v.Why = "A tagged frame belongs to the interface of its VLAN. If there is none, the stack drops it as a frame for another host; the address of the untagged interface cannot be reached from that VLAN."
 	address := "ADDRESS/BITS"
-	if a, ok := addrs[worst]; ok {
-		address = a.String() + "/BITS"
+	if worst.asked.IsValid() {
+		address = worst.asked.String() + "/BITS"
 	}
 	name := fmt.Sprintf("%s.%d", worst.link, worst.vlan)
 	v.Remedy = []string{"# the present VLAN interfaces:", f.run("ip -d link show type vlan"),
@@ -94,4 +68,47 @@ func judgeVLAN(f facts) *verdict {
 		"# if not, let the switch port send this network untagged (its native or access VLAN)"}
 	v.Verify = f.look()
 	return v
+}
+
+// taggedFrames are frames with a tag that no interface here has.
+type taggedFrames struct {
+	link    string
+	vlan    uint16
+	count   uint64
+	example string
+	asked   netip.Addr // that they ask for
+}
+
+// worstTag is the tag with most frames.
+func (f facts) worstTag() (worst taggedFrames) {
+	type tag struct {
+		link string
+		vlan uint16
+	}
+	tags := map[tag]taggedFrames{}
+	add := func(link string, vlan uint16, count uint64, example string, asked netip.Addr) {
+		if vlan == 0 || count >= implausible {
+			return
+		}
+		t := tags[tag{link, vlan}]
+		t.link, t.vlan, t.count, t.example = link, vlan, saturate(t.count, count), cmp.Or(t.example, example)
+		if asked.IsValid() {
+			t.asked = asked
+		}
+		tags[tag{link, vlan}] = t
+	}
+	for _, a := range f.Frames.Astray {
+		add(a.Interface, a.VLAN, a.Count, fmt.Sprintf("%s -> %s, from %s", a.Source, a.Dest, a.From), netip.Addr{})
+	}
+	for _, q := range f.Frames.Asked {
+		if q.Answered == 0 {
+			add(q.Interface, q.VLAN, q.Count, fmt.Sprintf("%s asks who has %s, from %s", q.Asker, q.Addr, q.MAC), q.Addr)
+		}
+	}
+	for _, t := range tags {
+		if t.count > worst.count || t.count == worst.count && t.vlan < worst.vlan {
+			worst = t
+		}
+	}
+	return worst
 }

@@ -113,6 +113,20 @@ func (a nftAttrs) value(typ uint16) (value []byte) {
 // read takes one expression.
 func (r *ruleReader) read(name string, a nftAttrs) {
 	r.sees(name, a)
+	load, loads := nftLoads[name]
+	switch {
+	case r.compares(name, a) || r.does(name, a):
+	case name == "exthdr" && a[unix.NFTA_EXTHDR_DREG] == nil:
+		r.set(load.part(a).key, a.number(7))
+	case loads:
+		r.load(a.number(load.register), load.part(a))
+	default:
+		r.add(snapshot.Match{Text: name})
+	}
+}
+
+// compares takes an expression that loads a part of a packet, or is a condition.
+func (r *ruleReader) compares(name string, a nftAttrs) bool {
 	switch name {
 	case "meta":
 		r.meta(a)
@@ -136,6 +150,23 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 		r.between(a)
 	case "lookup":
 		r.lookup(a)
+	case "limit":
+		r.limited(r.limitWords(a))
+	case "quota":
+		r.quota(a)
+	case "connlimit":
+		r.limited("ct count " + overText(a.number(2)) + strconv.FormatUint(uint64(a.number(1)), 10))
+	case "match":
+		r.add(xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])...)
+	default:
+		return false
+	}
+	return true
+}
+
+// does takes an expression that decides about the packet, changes it or notes it.
+func (r *ruleReader) does(name string, a nftAttrs) bool {
+	switch name {
 	case "immediate":
 		r.immediate(a)
 	case "counter", "comment":
@@ -145,20 +176,12 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 				r.statement = append(r.statement, "counter")
 			}
 		}
-	case "limit":
-		r.limited(r.limitWords(a))
-	case "quota":
-		r.quota(a)
-	case "connlimit":
-		r.limited("ct count " + overText(a.number(2)) + strconv.FormatUint(uint64(a.number(1)), 10))
 	case "objref":
 		r.object(a)
 	case "dynset":
 		r.dynset(a)
 	case "reject":
 		r.rule.Verdict, r.reject = "reject", rejectWords(a)
-	case "match":
-		r.add(xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])...)
 	case "target":
 		r.target(a.text(unix.NFTA_TARGET_NAME), a[unix.NFTA_TARGET_INFO])
 	case "masq":
@@ -180,14 +203,9 @@ func (r *ruleReader) read(name string, a nftAttrs) {
 	case "log", "notrack", "dup", "fwd", "tproxy", "synproxy":
 		r.statement = append(r.statement, name)
 	default:
-		if load, ok := nftLoads[name]; ok && name == "exthdr" && a[unix.NFTA_EXTHDR_DREG] == nil {
-			r.set(load.part(a).key, a.number(7))
-		} else if ok {
-			r.load(a.number(load.register), load.part(a))
-		} else {
-			r.add(snapshot.Match{Text: name})
-		}
+		return false
 	}
+	return true
 }
 
 // nftLoads are expressions that load what nobody can tell from a packet's sample.
