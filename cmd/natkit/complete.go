@@ -30,7 +30,7 @@ var flagWords = map[string]words{
 	"netns": namespaceNames, "server-netns": namespaceNames, "rx-netns": namespaceNames,
 	"tx": interfaceNames, "rx": interfaceNames, "inside": interfaceNames, "outside": interfaceNames,
 	"router": routerNames, "confirm": causeCodes, "cause": dropCauses,
-	"engine": these(string(control.EngineEBPF), string(control.EngineNFT)),
+	"engine": these(control.Engines()...),
 	"attach": these(string(control.AttachAuto), string(control.AttachXDP), string(control.AttachTC)),
 	"by":     these(countsBy...), "direction": these("up", "down", "both"), "size": these("64", "128", "256", "512", "1024", "1518", "imix"),
 	"family": these("ipv4", "ipv6"), "proto": these("tcp", "udp", "icmp", "icmpv6", "gre", "sctp", "dccp", "udplite"),

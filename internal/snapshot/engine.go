@@ -4,10 +4,18 @@ package snapshot
 
 import "net/netip"
 
+// What translates: natkit's engine, the kernel's NAT by a rule file of natkit's, and the
+// kernel's NAT, accelerated.
+const (
+	EngineEBPF  = "ebpf"
+	EngineNFT   = "nft"
+	EngineAccel = "accel"
+)
+
 // Engine is what natkit itself has up in the namespace: an engine that translates, or
 // acceleration of the kernel's NAT.
 type Engine struct {
-	Kind   string `json:"kind"`             // ebpf, nft, accel
+	Kind   string `json:"kind"`             // EngineEBPF, EngineNFT, EngineAccel
 	File   string `json:"file,omitempty"`   // rule file, as it was given
 	Rules  int    `json:"rules,omitempty"`  // in use
 	Table  string `json:"table,omitempty"`  // of nftables, that engine nft has made: "ip natkit"
@@ -45,6 +53,17 @@ type Engine struct {
 	Drift    []EngineDrift `json:"drift,omitzero"`
 	Problems []string      `json:"problems,omitzero"` // of accel, each with what to do
 }
+
+// Tracks reports whether it has sessions and mappings that connection tracking knows nothing of.
+func (e *Engine) Tracks() bool { return e != nil && e.Kind == EngineEBPF }
+
+// InNftables reports whether it is rules of an nftables table, and its sessions are entries of
+// connection tracking.
+func (e *Engine) InNftables() bool { return e != nil && e.Kind == EngineNFT }
+
+// Accelerates reports whether rules of others translate, and their flows are forwarded before
+// the stack.
+func (e *Engine) Accelerates() bool { return e != nil && e.Kind == EngineAccel }
 
 // EngineAddress is an outside address of an engine.
 type EngineAddress struct {

@@ -37,7 +37,7 @@ var accelSlowPath = Cause{
 
 func judgeAccelSlowPath(f facts) *verdict {
 	e := f.Engine
-	if e == nil || e.Kind != "accel" || len(e.Interfaces) == 0 {
+	if !e.Accelerates() || len(e.Interfaces) == 0 {
 		return nil
 	}
 	reason := slices.MaxFunc([]string{"tcp-strict", "no-way", "no-room"}, func(a, b string) int { return cmp.Compare(f.counted(a), f.counted(b)) })

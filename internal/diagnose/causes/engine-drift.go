@@ -32,7 +32,7 @@ func judgeEngineDrift(f facts) *verdict {
 	if e == nil {
 		return nil
 	}
-	if e.Kind == "accel" {
+	if e.Accelerates() {
 		return f.accelDrift()
 	}
 	drift := e.Drift

@@ -178,7 +178,7 @@ type engineTable struct {
 // judgeEngineTable is conntrack-table-full of the engine's own tables.
 func judgeEngineTable(f facts) *verdict {
 	e := f.Engine
-	if e == nil || e.Kind != "ebpf" {
+	if !e.Tracks() {
 		return nil
 	}
 	tables := []engineTable{

@@ -91,7 +91,7 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 
 // engineNotes are what settings of the kernel do not reach where natkit's own engine translates.
 func engineNotes(e *snapshot.Engine) []string {
-	if e == nil || e.Kind != "ebpf" {
+	if !e.Tracks() {
 		return nil
 	}
 	return []string{

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -20,9 +21,19 @@ import (
 	"natkit/internal/snapshot"
 )
 
-// EngineAccel is no engine that a rule file can be for: the kernel's own NAT goes on
-// deciding, and packets of flows that it has established take a shortcut.
-const EngineAccel Engine = "accel"
+// acceleration carries out no rule file: the kernel's own NAT goes on deciding, and packets of
+// flows that it has established take a shortcut.
+type acceleration struct{}
+
+func (acceleration) pinned() bool { return true }
+
+func (acceleration) exists(*record) error {
+	return errors.New("the kernel's NAT is accelerated here already: `natkit accel off` ends that, and no connection with it")
+}
+
+func (acceleration) remove(in *instance, rec *record) ([]string, error) {
+	return nil, in.detachFilters(rec)
+}
 
 // AccelOptions says what to accelerate.
 type AccelOptions struct {
@@ -238,75 +249,45 @@ func settingNumber(name string) (int, error) {
 
 // AccelOn accelerates the NAT that the kernel does in a namespace: whole, or not at all.
 // What a crash of an earlier one has left is removed first.
-//
-//  1. the record, which says that it is not whole
-//  2. the programs and tables; pinned
-//  3. changes of the namespace, each journalled
-//  4. the interfaces
-//  5. the record: whole
 func AccelOn(ctx context.Context, o AccelOptions) (p *AccelPlan, err error) {
-	in, left, err := occupy(o.Namespace, nil)
+	left, err := raise(o.Namespace, nil, func(in *instance) (*record, error) {
+		if p, err = PlanAccel(o); err != nil {
+			return nil, err
+		}
+		if len(p.Bypassed) > 0 && !o.Bypass {
+			return p.record, &BypassError{Packets: "most packets would not go through the stack any more", Bypassed: p.Bypassed}
+		}
+		p.record.Accepted = p.Bypassed
+		if err := in.canPin(); err != nil {
+			return p.record, err
+		}
+		return p.record, in.accelerate(ctx, p)
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err == nil {
-			err = in.release()
-			return
-		}
-		var made *record
-		if p != nil {
-			made = p.record
-		}
-		kept, undone := in.takeDown(made)
-		for _, k := range append(left, kept...) {
-			err = errors.Join(err, errors.New(k))
-		}
-		if undone != nil {
-			err = errors.Join(err, undone, in.release())
-		} else {
-			err = errors.Join(err, in.remove())
-		}
-		p = nil
-	}()
-	if p, err = PlanAccel(o); err != nil {
-		return p, err
-	}
-	if len(p.Bypassed) > 0 && !o.Bypass {
-		return p, &BypassError{Engine: EngineAccel, Bypassed: p.Bypassed}
-	}
-	p.record.Accepted = p.Bypassed
 	p.Warnings = append(p.Warnings, left...)
-	if err := in.canPin(); err != nil {
-		return p, err
-	}
-	return p, in.bringAccelUp(ctx, p)
+	return p, nil
 }
 
-func (in *instance) bringAccelUp(ctx context.Context, p *AccelPlan) error {
+// accelerate brings up what the plan is for.
+func (in *instance) accelerate(ctx context.Context, p *AccelPlan) error {
 	p.record.Make = datapath.MakeAccel()
-	if err := p.record.write(in.inode); err != nil {
-		return err
-	}
-	err := in.ns.Do(func() error {
-		a, err := datapath.CreateAccelerator(in.dir, p.make, p.links)
-		if err != nil {
+	return in.bringUp(ctx, p.record, p.Changes, func() (func() error, io.Closer, error) { return in.createAccelerator(p) })
+}
+
+// createAccelerator pins what accelerates, which start attaches.
+func (in *instance) createAccelerator(p *AccelPlan) (start func() error, a *datapath.Accelerator, err error) {
+	err = in.ns.Do(func() error {
+		if a, err = datapath.CreateAccelerator(in.dir, p.make, p.links); err != nil {
 			return err
 		}
-		err = datapath.PinLifetime(in.dir)
-		if err == nil {
-			err = do(in.ns, in.j, p.Changes)
+		if err = datapath.PinLifetime(in.dir); err != nil {
+			err = errors.Join(err, a.Close())
 		}
-		if err == nil {
-			err = p.attach(a)
-		}
-		return errors.Join(err, a.Close())
-	})
-	if err := errors.Join(err, context.Cause(ctx)); err != nil {
 		return err
-	}
-	p.record.Whole = true
-	return p.record.write(in.inode)
+	})
+	return func() error { return in.ns.Do(func() error { return p.attach(a) }) }, a, err
 }
 
 // attach puts the programs on the plan's interfaces. The calling thread is in their
@@ -359,7 +340,7 @@ func AccelOff(ns *netns.Handle) (kept []string, err error) {
 			return nil, errors.Join(ErrAccelOff, in.remove())
 		}
 		err = ErrAccelOff
-	} else if err == nil && rec.Engine != EngineAccel {
+	} else if err == nil && rec.Accel == nil {
 		err = fmt.Errorf("%w: engine %s is up, which `natkit down` takes down", ErrAccelOff, rec.Engine)
 	}
 	if err != nil {

@@ -4,7 +4,6 @@ package control
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -20,25 +19,6 @@ import (
 
 // ErrAccelOff says that nothing is accelerated in the namespace.
 var ErrAccelOff = errors.New("acceleration is off here: `natkit accel on INTERFACE...` turns it on")
-
-// errAccelOn refuses what is for engines.
-var errAccelOn = errors.New("no engine is up here, but the kernel's NAT is accelerated: `natkit accel status` shows it, `natkit accel off` ends it")
-
-// ofEngine passes on what reading a record gave, but for one that is of no engine.
-func ofEngine(rec *record, err error) (*record, error) {
-	if err == nil && rec.Engine == EngineAccel {
-		return nil, errAccelOn
-	}
-	return rec, err
-}
-
-// exists is why nothing can be brought up beside what is there.
-func (r *record) exists() error {
-	if r.Engine == EngineAccel {
-		return errors.New("the kernel's NAT is accelerated here already: `natkit accel off` ends that, and no connection with it")
-	}
-	return fmt.Errorf("%w (engine %s, rules of %s)", datapath.ErrExists, r.Engine, r.Rules.File)
-}
 
 // AccelInterface is an accelerated interface.
 type AccelInterface struct {
@@ -109,7 +89,7 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 // accelRecordOf reads the record of an acceleration, and where its pins are.
 func accelRecordOf(ns *netns.Handle) (rec *record, dir string, err error) {
 	rec, err = readRecord(ns.Inode())
-	if errors.Is(err, ErrDown) || err == nil && rec.Engine != EngineAccel {
+	if errors.Is(err, ErrDown) || err == nil && rec.Accel == nil {
 		return nil, "", ErrAccelOff
 	}
 	if err != nil {

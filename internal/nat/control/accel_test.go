@@ -1155,7 +1155,7 @@ func TestAccelXDP(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(in.bringAccelUp(t.Context(), p), in.release()); err != nil {
+			if err := errors.Join(in.accelerate(t.Context(), p), in.release()); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {

@@ -129,30 +129,24 @@ func bypassedQdiscs(interfaces []string) (out []Bypassed, err error) {
 
 // BypassError refuses what packets would go past that somebody set up.
 type BypassError struct {
-	Engine   Engine // ebpf, or accel
-	Bypassed []Bypassed
+	Packets   string // that go past it: which, and how
+	Otherwise string // what may be done instead of accepting it, after that
+	Bypassed  []Bypassed
 	// Accept and Instead are command lines to type next: one that accepts it, one that does
 	// without; "" is not known.
 	Accept, Instead string
 }
 
 func (e *BypassError) Error() string {
-	packets := "packets of engine ebpf do not go through the stack"
-	if e.Engine == EngineAccel {
-		packets = "most packets would not go through the stack any more"
-	}
-	remedy := "accept it with --bypass"
-	switch {
-	case e.Accept != "":
+	remedy := "accept it with --bypass" + e.Otherwise
+	if e.Accept != "" {
 		remedy = "to accept that:\n  " + e.Accept
 		if e.Instead != "" {
 			remedy += "\nto go on through them:\n  " + e.Instead
 		}
-	case e.Engine == EngineEBPF:
-		remedy += ", or use --engine nft"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, and here that means:\n", packets)
+	fmt.Fprintf(&b, "%s, and here that means:\n", e.Packets)
 	for _, p := range e.Bypassed {
 		fmt.Fprintf(&b, "  %s: %s\n", p.What, p.Effect)
 	}

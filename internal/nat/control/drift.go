@@ -14,7 +14,6 @@ import (
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
-	"natkit/internal/nat/nft"
 	"natkit/internal/nat/rulefile"
 )
 
@@ -29,30 +28,14 @@ type Drift struct {
 // staleSweep is how old the last run of expiry may be. It comes several times a second.
 const staleSweep = 5 * time.Second
 
-// driftOf compares. The engine is nil for engine nft; made are the changes of the
-// namespace that the instance has made.
-func driftOf(ns *netns.Handle, rec *record, file *rulefile.File, e *datapath.Engine, made []Change) (out []Drift, err error) {
-	d := &drifting{rec: rec, file: file, engine: e}
-	if e == nil {
-		there, err := nft.RulesThere(ns)
-		if err != nil {
-			return nil, err
-		}
-		if !there {
-			d.stop("somebody has removed the nftables table natkit: nothing is translated")
-		}
-	} else if err := d.programs(); err != nil {
-		return nil, err
-	}
-	err = ns.Do(func() error {
-		if e != nil {
-			if err := d.interfaces(ns.Inode()); err != nil {
-				return err
-			}
-		} else if err := d.unanswered(made); err != nil {
+// driftOf compares. Made are the changes of the namespace that the instance has made.
+func driftOf(ns *netns.Handle, rec *record, file *rulefile.File, e running, made []Change) ([]Drift, error) {
+	d := &drifting{rec: rec, file: file, made: made}
+	err := ns.Do(func() error {
+		if err := e.drift(d); err != nil {
 			return err
 		}
-		return d.changes(made)
+		return d.changes()
 	})
 	return d.out, err
 }
@@ -60,7 +43,8 @@ func driftOf(ns *netns.Handle, rec *record, file *rulefile.File, e *datapath.Eng
 type drifting struct {
 	rec    *record
 	file   *rulefile.File
-	engine *datapath.Engine
+	made   []Change
+	engine *datapath.Engine // of engine ebpf
 	out    []Drift
 }
 
@@ -92,8 +76,8 @@ func (d *drifting) programs() error {
 
 // interfaces compares what the engine knows of interfaces and addresses. The calling
 // thread is in the namespace.
-func (d *drifting) interfaces(inode uint64) error {
-	attached, err := datapath.Attached(pinsOf(inode))
+func (d *drifting) interfaces(pins string) error {
+	attached, err := datapath.Attached(pins)
 	if err != nil {
 		return err
 	}
@@ -218,7 +202,7 @@ func (d *drifting) masquerade(l netlink.Link, known linkRecord) error {
 // changes finds what of the instance's own changes of the namespace is not there any
 // more: an interface that goes down forgets whom it answers ARP for. The calling thread
 // is in the namespace.
-func (d *drifting) changes(made []Change) error {
+func (d *drifting) changes() error {
 	proxies, err := proxied()
 	if err != nil {
 		return err
@@ -228,7 +212,7 @@ func (d *drifting) changes(made []Change) error {
 		return err
 	}
 	seen := map[Change]bool{}
-	for _, c := range made {
+	for _, c := range d.made {
 		c.Old, c.Reason = "", ""
 		if seen[c] {
 			continue
@@ -260,7 +244,7 @@ func (d *drifting) changes(made []Change) error {
 
 // unanswered finds addresses for which engine nft is to answer since it was told of the
 // interfaces: one has an address again. Those that it was told of are among its changes.
-func (d *drifting) unanswered(made []Change) error {
+func (d *drifting) unanswered() error {
 	wanted, err := kernelProxies(d.file)
 	if err != nil {
 		return err
@@ -273,7 +257,7 @@ func (d *drifting) unanswered(made []Change) error {
 	for _, n := range have {
 		answered[n] = true
 	}
-	for _, c := range made {
+	for _, c := range d.made {
 		answered[datapath.ProxyNeighbour{Link: c.Interface, Addr: c.Address}] = true
 	}
 	open := map[string][]string{}
@@ -301,10 +285,7 @@ func readDrift(ns *netns.Handle, file *rulefile.File) ([]Drift, error) {
 	if err != nil {
 		return nil, err
 	}
-	if rec.Engine == EngineNFT {
-		return driftOf(ns, rec, file, nil, made)
-	}
-	e, err := Open(ns)
+	e, err := rec.open(ns)
 	if err != nil {
 		return nil, err
 	}

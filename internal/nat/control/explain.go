@@ -80,7 +80,7 @@ func RulesOf(ctx context.Context, ns *netns.Handle, path string) (*rulefile.File
 	if path != "" {
 		return rulefile.ParseFile(ctx, path)
 	}
-	file, _, err := InUse(ns)
+	_, file, err := inUse(ns)
 	if errors.Is(err, ErrDown) {
 		return nil, errNoRules
 	}

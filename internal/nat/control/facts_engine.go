@@ -26,38 +26,46 @@ func ReadFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	var facts *snapshot.Engine
-	if rec.Engine == EngineAccel {
-		facts, err = accelFacts(ns)
-	} else {
-		facts, err = engineFacts(ns, whole)
-	}
+	facts, err := rec.Engine.translator().facts(ns, whole)
 	if errors.Is(err, ErrDown) || errors.Is(err, ErrAccelOff) { // of an earlier namespace
 		return nil, nil
 	}
 	return facts, err
 }
 
-func engineFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
+// engineFacts are what engines have in common. The status has no file where the engine is half
+// brought up: then there is no more.
+func engineFacts(ns *netns.Handle) (*Status, *snapshot.Engine, error) {
 	s, err := ReadStatus(ns)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	out := &snapshot.Engine{Kind: string(s.Engine), File: s.File, Rules: s.Rules, Served: s.Serve != nil && s.Serve.Error == ""}
-	if s.Engine == EngineNFT {
-		out.Table = "ip natkit"
-	}
-	out.Bypass = s.bypass
-	if s.file == nil { // half brought up
+	out := &snapshot.Engine{Kind: string(s.Engine), File: s.File, Rules: s.Rules, Served: s.Serve != nil && s.Serve.Error == "", Bypass: s.bypass}
+	if s.file == nil {
 		out.Problems = s.Problems
-		return out, nil
 	}
 	for _, d := range s.drift {
 		out.Drift = append(out.Drift, snapshot.EngineDrift(d))
 	}
-	if s.Engine == EngineNFT {
+	return s, out, nil
+}
+
+func (nftEngine) facts(ns *netns.Handle, _ bool) (*snapshot.Engine, error) {
+	s, out, err := engineFacts(ns)
+	if err != nil {
+		return nil, err
+	}
+	out.Table = "ip natkit"
+	if s.file != nil {
 		out.RuleList = ruleFacts(s.file, s.text)
-		return out, nil
+	}
+	return out, nil
+}
+
+func (ebpfEngine) facts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
+	s, out, err := engineFacts(ns)
+	if err != nil || s.file == nil {
+		return out, err
 	}
 	out.Packets = s.Stats.Reasons
 	out.Sessions, out.SessionsMax = uint64(s.Stats.Sessions), uint64(s.Limits.Sessions)
@@ -167,7 +175,7 @@ func busiestSources(ns *netns.Handle) ([]snapshot.EngineSource, error) {
 	return out[:min(len(out), snapshot.TopN)], nil
 }
 
-func accelFacts(ns *netns.Handle) (*snapshot.Engine, error) {
+func (acceleration) facts(ns *netns.Handle, _ bool) (*snapshot.Engine, error) {
 	s, err := ReadAccelStatus(ns)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@
 package control
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,13 +12,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/journal"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
-	"natkit/internal/nat/nft"
 )
 
 // instance is what natkit has in a namespace, held against other processes that would
@@ -37,7 +34,7 @@ type instance struct {
 	dir   string // of its pins
 	j     *journal.Journal
 	pins  *os.File // nil where there can be no pins
-	// noPins is why: only engine nft, which has none, can be brought up, changed or taken down.
+	// noPins is why: only what has none can be brought up, changed or taken down.
 	noPins error
 }
 
@@ -87,7 +84,7 @@ func occupy(ns *netns.Handle, by *serving) (in *instance, left []string, err err
 		return nil, nil, errors.Join(err, in.release())
 	}
 	if rec != nil && rec.stands(in.dir) {
-		return nil, nil, errors.Join(rec.exists(), in.release())
+		return nil, nil, errors.Join(rec.Engine.translator().exists(rec), in.release())
 	}
 	left, err = in.takeDown(rec)
 	if err != nil {
@@ -113,14 +110,14 @@ func vacant(ns *netns.Handle, by *serving) error {
 		return err
 	}
 	if id == rec.ID && rec.stands(pinsOf(ns.Inode())) {
-		return rec.exists()
+		return rec.Engine.translator().exists(rec)
 	}
 	return nil
 }
 
 // stands tells whether what the record is about is up, with its pins in dir.
 func (r *record) stands(dir string) bool {
-	if !r.Whole || r.Engine == EngineNFT {
+	if !r.Whole || !r.Engine.translator().pinned() {
 		return r.Whole
 	}
 	_, err := os.Stat(dir)
@@ -144,7 +141,7 @@ func leavePins(lock *os.File) error {
 	return datapath.UnlockRoot(runDir(), lock)
 }
 
-// canPin is for who is about to bring up, or has, an engine with pins.
+// canPin is for who is about to bring up what has pins.
 func (in *instance) canPin() error {
 	if in.noPins != nil {
 		return in.noPins
@@ -190,7 +187,7 @@ func (in *instance) record() (*record, error) {
 		return nil, err
 	}
 	if rec.ID == id {
-		if rec.Engine != EngineNFT && in.noPins != nil {
+		if rec.Engine.translator().pinned() && in.noPins != nil {
 			return nil, in.noPins
 		}
 		return rec, nil
@@ -211,7 +208,7 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Who is killed meanwhile leaves what the next Up makes anew. Where there is no room to
+	// Who is killed here leaves what the next Up makes again. Where there is no room to
 	// write it down, what is up can be taken down all the same.
 	if rec != nil && rec.Whole {
 		half := *rec
@@ -225,15 +222,10 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 		}
 	}
 	var untold []string
-	if rec != nil && rec.Engine == EngineNFT {
-		if err = nft.RemoveRules(in.ns); err == nil {
-			untold = in.endConnections(rec)
+	if rec != nil {
+		if untold, err = rec.Engine.translator().remove(in, rec); err != nil {
+			return nil, err
 		}
-	} else if rec != nil {
-		err = in.detachFilters(rec)
-	}
-	if err != nil {
-		return nil, err
 	}
 	if err := datapath.Unload(in.dir); err != nil {
 		return nil, err
@@ -244,29 +236,6 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 		return kept, err
 	}
 	return kept, removeRecord(in.inode)
-}
-
-// endConnections ends those that the kernel's NAT has translated by the record's rules, which
-// are gone, as those of engine ebpf end with it. Where that can't be, it is told.
-func (in *instance) endConnections(rec *record) (kept []string) {
-	err := in.ns.Do(func() error { return rec.endTranslated(context.Background(), nil) })
-	if err != nil {
-		kept = append(kept, fmt.Sprintf("connections that were translated, which stay so while they last: %v", err))
-	}
-	return kept
-}
-
-// detachFilters takes off what is not a pinned link: tc filters of old kernels.
-func (in *instance) detachFilters(rec *record) error {
-	return in.ns.Do(func() error {
-		var errs []error
-		for _, l := range rec.Links {
-			if have, err := netlink.LinkByIndex(l.Ifindex); err == nil && have.Attrs().Name == l.Name {
-				errs = append(errs, datapath.DetachFilter(l.Ifindex))
-			}
-		}
-		return errors.Join(errs...)
-	})
 }
 
 // Clean removes what is left of namespaces that are gone: their engines carry nothing,

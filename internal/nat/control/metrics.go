@@ -33,8 +33,8 @@ type metrics struct {
 	lastOK      bool
 	lastSuccess time.Time
 	rules       int
-	engine      Engine
-	ruleset     nft.Ruleset // of engine nft, as it was applied; nil when it was adopted
+	file        *rulefile.File
+	ruleset     nft.Ruleset // of engine nft: the file compiled, nil until it is asked for
 	starting    error       // nil since rules are in use
 }
 
@@ -60,9 +60,9 @@ func newMetrics(ns *netns.Handle, build map[string]string) *metrics {
 func (m *metrics) use(p *Plan, file *rulefile.File) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.rules, m.engine, m.starting = len(file.Rules), p.Engine, nil
-	if p.ruleset != nil {
-		m.ruleset = p.ruleset
+	m.rules, m.starting = len(file.Rules), nil
+	if file != m.file {
+		m.file, m.ruleset = file, p.ruleset
 	}
 }
 
@@ -195,17 +195,22 @@ func (m *metrics) collect() *exposition {
 	m.collectServe(e)
 	rec, err := ofEngine(readRecord(m.ns.Inode()))
 	up := err == nil && rec.Whole
-	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
-		e.gauge(descUp, number(up && rec.Engine == engine), string(engine))
+	for _, engine := range Engines() {
+		e.gauge(descUp, number(up && string(rec.Engine) == engine), engine)
 	}
 	switch {
 	case errors.Is(err, ErrDown), err == nil && !rec.Whole:
 	case err != nil:
 		e.fail(descUp, err)
-	case rec.Engine == EngineNFT:
-		m.collectNFT(e)
 	default:
-		e.ebpf(m.ns, rec)
+		running, err := rec.open(m.ns)
+		if err == nil {
+			running.collect(e, m, rec)
+			err = running.Close()
+		}
+		if err != nil {
+			e.fail(descUp, err)
+		}
 	}
 	return e
 }
@@ -240,16 +245,10 @@ func number(yes bool) float64 {
 	return 0
 }
 
-func (e *exposition) ebpf(ns *netns.Handle, rec *record) {
-	engine, err := Open(ns)
-	if err != nil {
-		e.fail(descGeneration, err)
-		return
-	}
-	defer engine.Close()
+func (engine *ebpfRunning) collect(e *exposition, _ *metrics, rec *record) {
 	generation, err1 := engine.Generation()
 	stats, err2 := engine.Stats()
-	addresses, err3 := readAddresses(engine, rec)
+	addresses, err3 := readAddresses(engine.Engine, rec)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		e.fail(descGeneration, err)
 		return
@@ -308,9 +307,9 @@ func (e *exposition) ports(addresses []AddressStatus) {
 	}
 }
 
-// collectNFT reads what the kernel counts. Without connection tracking there is nothing
+// collect reads what the kernel counts. Without connection tracking there is nothing
 // to read, and nothing is translated.
-func (m *metrics) collectNFT(e *exposition) {
+func (engine nftRunning) collect(e *exposition, m *metrics, _ *record) {
 	var limits conntrack.Limits
 	err := m.ns.Do(func() (err error) { limits, err = conntrack.ReadLimits(); return err })
 	if err != nil {
@@ -329,7 +328,11 @@ func (m *metrics) collectNFT(e *exposition) {
 			e.counter(descCounters, float64(n), name)
 		}
 	}
-	if m.ruleset == nil {
+	if m.ruleset == nil && m.file != nil {
+		m.ruleset, err = engine.compile(m.file)
+	}
+	if err != nil {
+		e.fail(descTranslated, err)
 		return
 	}
 	uses, err := m.ruleset.Uses(m.ns)

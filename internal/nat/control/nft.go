@@ -13,14 +13,42 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/conntrack"
+	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/nft"
 	"natkit/internal/nat/rulefile"
 )
 
-// planNFT compiles the file for the kernel's NAT. The calling thread is in the
-// namespace.
-func (p *Plan) planNFT(file *rulefile.File, o Options, made []Change) error {
+// nftEngine is the kernel's own NAT: an nftables table, and entries of connection tracking.
+type nftEngine struct{}
+
+func (nftEngine) pinned() bool { return false }
+
+func (nftEngine) exists(r *record) error { return engineExists(r) }
+
+// remove also ends the connections that the table has translated, as those of engine ebpf end
+// with it.
+func (nftEngine) remove(in *instance, rec *record) (kept []string, err error) {
+	if err := nft.RemoveRules(in.ns); err != nil {
+		return nil, err
+	}
+	if err := in.ns.Do(func() error { return rec.endTranslated(context.Background(), nil) }); err != nil {
+		kept = append(kept, fmt.Sprintf("connections that were translated, which stay so while they last: %v", err))
+	}
+	return kept, nil
+}
+
+func (nftEngine) create(in *instance, _ *Plan) (running, error) { return nftRunning{in.ns}, nil }
+func (nftEngine) open(ns *netns.Handle) (running, error)        { return nftRunning{ns}, nil }
+
+func (nftEngine) tables(*netns.Handle) (*datapath.Engine, error) {
+	return nil, errors.New("engine nft is up here: its sessions are the kernel's, `natkit conntrack list` shows them")
+}
+
+func (nftEngine) watch(w *watcher, ns *netns.Handle) error { return w.nftables(ns) }
+
+// plan compiles the file to a table.
+func (nftEngine) plan(p *Plan, file *rulefile.File, o Options, made []Change) error {
 	facts, err := nft.ReadFacts(o.Namespace)
 	if err != nil {
 		return err
@@ -176,18 +204,77 @@ func withoutRule(file *rulefile.File) func(*conntrack.Flow) bool {
 	}
 }
 
-// retrack lets the rules of the file hold for flows of before, where the kernel's NAT is the
-// engine. They hold for new flows without it, so it is no reason to undo them.
-func (in *instance) retrack(ctx context.Context, p *Plan, file *rulefile.File) {
-	if p.Engine != EngineNFT {
-		return
+// nftRunning is the kernel's NAT in a namespace, which has no tables of natkit's: what asks for
+// those has nothing to do.
+type nftRunning struct{ ns *netns.Handle }
+
+// settle leaves both texts: the kernel does not say which of them it has.
+func (nftRunning) settle(*record) error  { return nil }
+func (nftRunning) refresh(*record) error { return nil }
+func (nftRunning) fits(*Plan) error      { return nil }
+func (nftRunning) Close() error          { return nil }
+
+func (nftRunning) prepare(*Plan) (undo func() error, err error) {
+	return func() error { return nil }, nil
+}
+
+func (e nftRunning) start(ctx context.Context, p *Plan) error { return e.replace(ctx, p) }
+
+// replace also lets the rules hold for flows of before. They hold for new ones without that, so
+// that it fails is no reason to undo them.
+func (e nftRunning) replace(ctx context.Context, p *Plan) error {
+	if err := p.ruleset.Apply(e.ns); err != nil {
+		return err
 	}
-	if err := in.ns.Do(func() error { return retrack(ctx, file) }); err != nil {
+	if err := e.ns.Do(func() error { return retrack(ctx, p.file) }); err != nil {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("flows of before the rules stay untranslated while they last: %v", err))
 	}
-	if err := in.ns.Do(func() error { return p.record.endTranslated(ctx, file) }); err != nil {
+	if err := e.ns.Do(func() error { return p.record.endTranslated(ctx, p.file) }); err != nil {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("connections of rules that are gone stay translated while they last: %v", err))
 	}
+	return nil
+}
+
+func (e nftRunning) drift(d *drifting) error {
+	there, err := nft.RulesThere(e.ns)
+	if err != nil {
+		return err
+	}
+	if !there {
+		d.stop("somebody has removed the nftables table natkit: nothing is translated")
+	}
+	return d.unanswered()
+}
+
+func (nftRunning) status(s *Status, rec *record) error {
+	if rec.Next != nil {
+		s.problem("an apply of %s was killed: `natkit apply -f %s`, or the file that is meant", rec.Next.File, rec.Next.File)
+	}
+	return nil
+}
+
+// uses counts what the rules were chosen for. The file is compiled again, to know which
+// elements of the table are which rule's.
+func (e nftRunning) uses(file *rulefile.File, rules []RuleUse) error {
+	ruleset, err := e.compile(file)
+	if err != nil {
+		return err
+	}
+	uses, err := ruleset.Uses(e.ns)
+	for i, u := range uses {
+		n := u.Packets
+		rules[i].Uses = &n
+	}
+	return err
+}
+
+func (e nftRunning) compile(file *rulefile.File) (nft.Ruleset, error) {
+	facts, err := nft.ReadFacts(e.ns)
+	if err != nil {
+		return nil, err
+	}
+	ruleset, _, err := nft.CompileRules(file, facts)
+	return ruleset, err
 }
 
 // isOf tells whether a flow is of the protocol, and to one of the ports; zero is any.

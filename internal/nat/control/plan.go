@@ -3,6 +3,7 @@
 package control
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -52,11 +53,11 @@ type Plan struct {
 	Bypassed    []Bypassed  `json:"bypassed,omitempty"`
 	Warnings    []string    `json:"warnings,omitempty"`
 
-	tables    *datapath.Tables
-	size      datapath.Size
-	ruleset   nft.Ruleset
-	record    *record                   // as it is to be
-	forgotten []datapath.OutsideAddress // that had left, and are idle
+	file    *rulefile.File
+	tables  *datapath.Tables // of engine ebpf, with their size
+	size    datapath.Size
+	ruleset nft.Ruleset // of engine nft
+	record  *record     // as it is to be
 }
 
 // MakePlan plans what Up would do in a namespace that has no engine, and changes nothing.
@@ -82,20 +83,17 @@ func PlanApply(file *rulefile.File, text string, o Options) (_ *Plan, err error)
 	if err != nil {
 		return nil, err
 	}
-	if rec.Engine == EngineNFT {
-		return makePlan(rec, file, text, o, made)
-	}
-	e, err := Open(o.Namespace)
+	e, err := rec.open(o.Namespace)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	if _, err := rec.refresh(e); err != nil {
+	if err := e.refresh(rec); err != nil {
 		return nil, err
 	}
 	p, err := makePlan(rec, file, text, o, made)
 	if err == nil {
-		err = p.fits(e)
+		err = e.fits(p)
 	}
 	if err != nil {
 		return nil, err
@@ -106,7 +104,7 @@ func PlanApply(file *rulefile.File, text string, o Options) (_ *Plan, err error)
 // makePlan plans to go on from what the record says, with the changes of the namespace
 // that the instance has made.
 func makePlan(rec *record, file *rulefile.File, text string, o Options, made []Change) (_ *Plan, err error) {
-	p := &Plan{Engine: rec.Engine, record: rec, Rules: len(file.Rules)}
+	p := &Plan{Engine: rec.Engine, record: rec, file: file, Rules: len(file.Rules)}
 	if o.Attach != "" {
 		rec.Attach = o.Attach
 	}
@@ -123,34 +121,10 @@ func makePlan(rec *record, file *rulefile.File, text string, o Options, made []C
 			return err
 		}
 		p.Warnings = append(p.Warnings, found...)
-		if p.Engine == EngineNFT {
-			return p.planNFT(file, o, made)
-		}
-		return p.planEBPF(file, o, made)
+		return rec.Engine.rules().plan(p, file, o, made)
 	})
 	if err != nil {
 		return nil, err
-	}
-	if p.Engine == EngineNFT {
-		return p, nil
-	}
-	if !o.follow {
-		there := slices.DeleteFunc(slices.Clone(p.tables.Links), func(l datapath.Link) bool { return l.Ifindex == 0 })
-		if p.Bypassed, err = bypassed(o.Namespace, o.Chains, there); err != nil {
-			return nil, err
-		}
-		p.Warnings = append(p.Warnings, kernelNAT(o.Chains)...)
-	}
-	p.size = sizeOf(file)
-	p.MemoryBytes = p.size.MemoryBytes()
-	for _, a := range p.tables.Addresses {
-		if a.Leaving {
-			continue
-		}
-		p.Addresses++
-		if a.Ports[0] > 0 {
-			p.MemoryBytes += datapath.AddressBytes(int(a.Ports[1]) - int(a.Ports[0]) + 1)
-		}
 	}
 	return p, nil
 }
@@ -160,11 +134,9 @@ func newRecord(o Options) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec := &record{Engine: o.Engine, Namespace: o.Namespace.Name(), ID: id, Attach: AttachAuto, Since: time.Now()}
-	if rec.Engine == "" {
-		rec.Engine = EngineEBPF
-	}
-	return rec, nil
+	return &record{
+		Engine: cmp.Or(o.Engine, EngineEBPF), Namespace: o.Namespace.Name(), ID: id, Attach: AttachAuto, Since: time.Now(),
+	}, nil
 }
 
 // compare says which rules come and go. A rule is its text.
@@ -194,52 +166,6 @@ func without(a, b []string) (out []string) {
 		}
 	}
 	return out
-}
-
-func (p *Plan) planEBPF(file *rulefile.File, o Options, made []Change) error {
-	rec := p.record
-	facts, placements, err := gather(file, rec, o.Wait)
-	if err != nil {
-		return err
-	}
-	if p.tables, err = datapath.Compile(file, facts); err != nil {
-		return err
-	}
-	p.Placements = placements
-	p.Warnings = append(p.Warnings, cautions(file, facts.Local)...)
-	for i, l := range facts.Links {
-		known := &rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })]
-		known.Ifindex, known.Awaited = l.Ifindex, l.Awaited
-		if l.Awaited {
-			p.Awaited = append(p.Awaited, l.Name)
-		}
-		if softwareKinds[placements[i].kind] != "" && placements[i].XDP {
-			p.Warnings = append(p.Warnings, softwareCaution(placements[i]))
-		}
-		if !l.Transmit && placements[i].XDP {
-			p.Warnings = append(p.Warnings, l.Name+": the driver's XDP can't send: packets that leave here take tc")
-		}
-	}
-	for _, old := range rec.Rules.Placements {
-		if !slices.ContainsFunc(placements, func(n Placement) bool { return n.Interface == old.Interface }) {
-			p.Detached = append(p.Detached, old.Interface)
-		}
-	}
-	p.Upgrade = rec.Whole && rec.Make != datapath.Make()
-	rec.Addresses, rec.Next.Placements = p.tables.Addresses, placements
-	return p.planChanges(file, p.tables.ReservePorts, p.tables.ProxyNeighbours, facts.ReservedPorts, made)
-}
-
-func sizeOf(file *rulefile.File) datapath.Size {
-	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources}
-	for i := range file.Rules {
-		for class := range rulefile.Class(rulefile.PortClasses) {
-			if file.FilteringMode(&file.Rules[i], class) == rulefile.FilterAddress {
-				size.Contacts = file.Limits.Sessions
-			}
-		}
-	}
-	return size
 }
 
 // planChanges plans what an instance needs of its namespace besides what it has made,
@@ -352,21 +278,8 @@ func (p *Plan) refusal(o Options) error {
 		}
 	}
 	if len(open) > 0 && !o.Bypass {
-		return &BypassError{Engine: EngineEBPF, Bypassed: open}
+		return &BypassError{Packets: "packets of engine ebpf do not go through the stack", Otherwise: ", or use --engine nft", Bypassed: open}
 	}
 	p.record.Accepted = p.Bypassed
 	return nil
-}
-
-// attachments are where the programs go: tc before XDP, so that nothing that XDP
-// passes up meets the stack untranslated.
-func (p *Plan) attachments() (out []datapath.Attachment) {
-	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
-		for i, l := range p.tables.Links {
-			if l.Ifindex != 0 && (hook == datapath.HookTC || p.Placements[i].XDP) {
-				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Outside: l.Outside, Raw: !l.Ethernet, Hook: hook})
-			}
-		}
-	}
-	return out
 }

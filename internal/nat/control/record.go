@@ -16,26 +16,7 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
-	"natkit/internal/words/choice"
 )
-
-// Engine is what carries rules out.
-type Engine string
-
-// The engines.
-const (
-	EngineEBPF Engine = "ebpf"
-	EngineNFT  Engine = "nft"
-)
-
-// ParseEngine reads the value of a flag.
-func ParseEngine(s string) (Engine, error) {
-	switch e := Engine(s); e {
-	case EngineEBPF, EngineNFT:
-		return e, nil
-	}
-	return "", choice.Error(s, string(EngineEBPF), string(EngineNFT))
-}
 
 // record is what natkit remembers of an instance: what the kernel can't tell. It is
 // one file, replaced whole.
@@ -56,6 +37,8 @@ type record struct {
 	Make      string                    `json:"make,omitempty"` // datapath.Make of the programs
 	Links     []linkRecord              `json:"links,omitempty"`
 	Addresses []datapath.OutsideAddress `json:"addresses,omitempty"` // indices are for life
+
+	forgotten []datapath.OutsideAddress // that refresh has taken out of Addresses
 }
 
 // ruleText is a rule file as it was applied.
@@ -83,42 +66,16 @@ func (r *record) linkIndex(name string) int {
 	return index
 }
 
-// settle makes the rules that were being applied the rules, if the engine has them: who
-// applied them was killed before it could write that down. Of engine nft nobody knows.
+// settle makes the rules that were being applied the rules, if the engine has that generation:
+// who applied them was killed before it could write that down.
 func (r *record) settle(generation uint32) {
-	if r.Engine == EngineNFT || r.Next == nil {
+	if r.Next == nil {
 		return
 	}
 	if generation >= r.Next.Generation {
 		r.Rules = *r.Next
 	}
 	r.Next = nil
-}
-
-// refresh makes the record what the engine says that has happened since it was written,
-// and takes out of it the addresses that have left and are idle.
-func (r *record) refresh(e *datapath.Engine) (forgotten []datapath.OutsideAddress, err error) {
-	generation, err := e.Generation()
-	if err != nil {
-		return nil, err
-	}
-	r.settle(generation)
-	var keep []datapath.OutsideAddress
-	for _, a := range r.Addresses {
-		idle := false
-		if a.Leaving {
-			if idle, err = e.Idle(a); err != nil {
-				return nil, err
-			}
-		}
-		if idle {
-			forgotten = append(forgotten, a)
-		} else {
-			keep = append(keep, a)
-		}
-	}
-	r.Addresses = keep
-	return forgotten, nil
 }
 
 // rules is the file that is in use.
@@ -149,7 +106,11 @@ func readRecord(inode uint64) (*record, error) {
 		return nil, err
 	}
 	rec := &record{}
-	if err := json.Unmarshal(data, rec); err != nil {
+	err = json.Unmarshal(data, rec)
+	if err == nil && rec.Engine.translator() == nil {
+		err = fmt.Errorf("engine %q", rec.Engine)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w, which %s should be: `natkit down` takes down what is there (%w)", errRecord, instancePath(inode, ".json"), err)
 	}
 	return rec, nil

@@ -80,10 +80,8 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
-	if s.engine == EngineNFT {
-		if err := s.watcher.nftables(o.Namespace); err != nil {
-			return err
-		}
+	if err := s.engine.rules().watch(s.watcher, o.Namespace); err != nil {
+		return err
 	}
 	notify("READY=1")
 	s.run(ctx)
@@ -150,15 +148,8 @@ func (s *server) begin(ctx context.Context) error {
 		return fmt.Errorf("read the rules in use: %w", err)
 	}
 	p := &Plan{Engine: rec.Engine, Rules: len(file.Rules)}
-	if rec.Engine == EngineNFT { // to read what its rules count they must be compiled
-		o := s.o.Options
-		o.follow = true
-		if p, err = PlanApply(file, rec.Rules.Text, o); err != nil {
-			return err
-		}
-	}
 	s.use(p, file, rec.Rules.Text)
-	s.say(&ServeEvent{Kind: "adopted", Plan: &Plan{Engine: p.Engine, Rules: p.Rules}})
+	s.say(&ServeEvent{Kind: "adopted", Plan: p})
 	s.look(ctx, "file", s.o.Attach != "" && s.o.Attach != rec.Attach)
 	return nil
 }

@@ -16,7 +16,6 @@ import (
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
-	"natkit/internal/nat/nft"
 	"natkit/internal/nat/rulefile"
 )
 
@@ -39,7 +38,8 @@ type Status struct {
 	file  *rulefile.File
 	text  string // of the file
 
-	bypass bool // something is bypassed, and was accepted
+	attached map[int][]datapath.Hook // programs, by interface
+	bypass   bool                    // something is bypassed, and was accepted
 }
 
 // InterfaceStatus is an interface of the rules in use.
@@ -86,17 +86,13 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		s.Problems = append(s.Problems, why.Error())
 		return s, nil
 	}
-	var e *datapath.Engine
-	if rec.Engine == EngineEBPF {
-		if e, err = Open(ns); err != nil {
-			return nil, err
-		}
-		defer e.Close()
-		if err := s.readEngine(e, rec); err != nil {
-			return nil, err
-		}
-	} else if rec.Next != nil {
-		s.problem("an apply of %s was killed: `natkit apply -f %s`, or the file that is meant", rec.Next.File, rec.Next.File)
+	e, err := rec.open(ns)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	if err := e.status(s, rec); err != nil {
+		return nil, err
 	}
 	file, err := rec.rules()
 	if err != nil {
@@ -119,7 +115,7 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		for _, what := range found {
 			s.problem("%s: give one side other addresses", what)
 		}
-		return errors.Join(err, s.readLinks(ns, file, rec), s.checkLinks(file))
+		return errors.Join(err, s.readLinks(file, rec), s.checkLinks(file))
 	})
 }
 
@@ -160,19 +156,6 @@ func (s *Status) problem(format string, args ...any) {
 	s.Problems = append(s.Problems, fmt.Sprintf(format, args...))
 }
 
-func (s *Status) readEngine(e *datapath.Engine, rec *record) (err error) {
-	generation, err := e.Generation()
-	if err != nil {
-		return err
-	}
-	rec.settle(generation)
-	if s.Stats, err = e.Stats(); err != nil {
-		return err
-	}
-	s.Addresses, err = readAddresses(e, rec)
-	return err
-}
-
 // readAddresses reads what the outside addresses have left. One that is just being
 // added, or forgotten, is left out.
 func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err error) {
@@ -198,14 +181,7 @@ func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err er
 }
 
 // readLinks tells where the engine meets packets. The calling thread is in the namespace.
-func (s *Status) readLinks(ns *netns.Handle, file *rulefile.File, rec *record) error {
-	var attached map[int][]datapath.Hook
-	if rec.Engine == EngineEBPF {
-		var err error
-		if attached, err = datapath.Attached(pinsOf(ns.Inode())); err != nil {
-			return err
-		}
-	}
+func (s *Status) readLinks(file *rulefile.File, rec *record) error {
 	for _, name := range interfacesOf(file) {
 		out := InterfaceStatus{Name: name, Side: "outside"}
 		if file.IsInside(name) {
@@ -218,7 +194,7 @@ func (s *Status) readLinks(ns *netns.Handle, file *rulefile.File, rec *record) e
 			out.Reason = rec.Rules.Placements[i].Reason
 		}
 		if l, err := netlink.LinkByName(name); err == nil {
-			hooks, err := datapath.Hooks(attached, l.Attrs().Index)
+			hooks, err := datapath.Hooks(s.attached, l.Attrs().Index)
 			if err != nil {
 				return err
 			}
@@ -254,7 +230,7 @@ type RuleUse struct {
 
 // Rules lists the rules in use with their use.
 func Rules(ns *netns.Handle) ([]RuleUse, error) {
-	file, rec, err := InUse(ns)
+	rec, file, err := inUse(ns)
 	if err != nil {
 		return nil, err
 	}
@@ -264,71 +240,38 @@ func Rules(ns *netns.Handle) ([]RuleUse, error) {
 		r := &file.Rules[i]
 		out[i] = RuleUse{ID: ids[i], Rule: r.String(), Line: r.Position.Line}
 	}
-	if rec == EngineNFT {
-		return out, countNFT(ns, file, out)
-	}
-	e, err := Open(ns)
+	e, err := rec.open(ns)
 	if err != nil {
 		return nil, err
 	}
-	sessions := map[rulefile.RuleID]int{}
-	err = e.Sessions(func(s *rulefile.Session) bool {
-		if s.State != rulefile.StateDead {
-			sessions[s.Rule]++
-		}
-		return true
-	})
-	for i := range out {
-		n := sessions[out[i].ID]
-		out[i].Sessions = &n
-	}
-	return out, errors.Join(err, e.Close())
+	return out, errors.Join(e.uses(file, out), e.Close())
 }
 
-func countNFT(ns *netns.Handle, file *rulefile.File, out []RuleUse) error {
-	facts, err := nft.ReadFacts(ns)
-	if err != nil {
-		return err
-	}
-	ruleset, _, err := nft.CompileRules(file, facts)
-	if err != nil {
-		return err
-	}
-	uses, err := ruleset.Uses(ns)
-	for i, u := range uses {
-		n := u.Packets
-		out[i].Uses = &n
-	}
-	return err
-}
-
-// InUse is the file whose rules are in use, and the engine.
-func InUse(ns *netns.Handle) (*rulefile.File, Engine, error) {
+// inUse reads the record of an engine, and the file whose rules are in use.
+func inUse(ns *netns.Handle) (*record, *rulefile.File, error) {
 	rec, err := readSettled(ns)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	file, err := rec.rules()
 	if err != nil {
-		return nil, "", fmt.Errorf("read the rules in use: %w", err)
+		return nil, nil, fmt.Errorf("read the rules in use: %w", err)
 	}
-	return file, rec.Engine, nil
+	return rec, file, nil
 }
 
 // readSettled reads the record of an engine, with the rules that it has.
 func readSettled(ns *netns.Handle) (*record, error) {
 	rec, err := ofEngine(readRecord(ns.Inode()))
-	if err != nil || rec.Engine == EngineNFT {
+	if err != nil {
 		return rec, err
 	}
-	e, err := Open(ns)
+	e, err := rec.open(ns)
 	if err != nil {
 		return nil, err
 	}
-	generation, err := e.Generation()
-	if err := errors.Join(err, e.Close()); err != nil {
+	if err := errors.Join(e.settle(rec), e.Close()); err != nil {
 		return nil, err
 	}
-	rec.settle(generation)
 	return rec, nil
 }

@@ -6,104 +6,100 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io"
+	"io/fs"
 	"slices"
-	"strings"
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
 )
 
-// Up brings an engine up in a namespace that has none: whole, or not at all. The plan
-// says what was done. What a crash of an earlier Up has left is removed first.
+// raise brings up what up makes in a namespace that has nothing: whole, or not at all. Left is
+// what a crash of an earlier one has changed and could not be put back; the rest of it is
+// removed first.
+func raise(ns *netns.Handle, by *serving, up func(*instance) (*record, error)) (left []string, err error) {
+	in, left, err := occupy(ns, by)
+	if err != nil {
+		return nil, err
+	}
+	made, err := up(in)
+	if err == nil {
+		return left, in.release()
+	}
+	kept, undone := in.takeDown(made)
+	for _, k := range append(left, kept...) {
+		err = errors.Join(err, errors.New(k))
+	}
+	if undone != nil {
+		return nil, errors.Join(err, undone, in.release()) // the next one goes on from the journal
+	}
+	return nil, errors.Join(err, in.remove())
+}
+
+// bringUp makes what the record is about:
 //
 //  1. the record, which says that it is not whole
-//  2. the engine, without rules; pinned
+//  2. programs and tables, without rules; pinned
 //  3. changes of the namespace, each journalled, but for forwarding
 //  4. rules, then the interfaces
 //  5. forwarding, so that no packet leaves untranslated
 //  6. the record: whole
-func Up(ctx context.Context, file *rulefile.File, text string, o Options) (p *Plan, err error) {
-	in, left, err := occupy(o.Namespace, o.serve)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err == nil {
-			err = in.release()
-			return
-		}
-		var made *record
-		if p != nil {
-			made = p.record
-		}
-		if _, undone := in.takeDown(made); undone != nil {
-			err = errors.Join(err, undone, in.release()) // the next Up or Down goes on from the journal
-		} else {
-			err = errors.Join(err, in.remove())
-		}
-		p = nil
-	}()
-	if p, err = MakePlan(file, text, o); err != nil {
-		return p, err
-	}
-	p.Warnings = append(p.Warnings, left...)
-	if err := p.refusal(o); err != nil {
-		return p, err
-	}
-	if p.Engine != EngineNFT {
-		if err := in.canPin(); err != nil {
-			return p, err
-		}
-	}
-	return p, in.bringUp(ctx, p, file)
-}
-
-func (in *instance) bringUp(ctx context.Context, p *Plan, file *rulefile.File) (err error) {
-	p.record.Rules, p.record.Next = *p.record.Next, nil
-	p.record.Make = datapath.Make()
-	if err := p.record.write(in.inode); err != nil {
+func (in *instance) bringUp(ctx context.Context, rec *record, changes []Change, create func() (start func() error, made io.Closer, err error)) error {
+	if err := rec.write(in.inode); err != nil {
 		return err
 	}
-	others, forwarding := splitForwarding(p.Changes)
-	if p.Engine == EngineNFT {
-		err = do(in.ns, in.j, others)
-		if err == nil {
-			err = p.ruleset.Apply(in.ns)
-		}
-	} else {
-		err = in.createEngine(p, others)
+	start, made, err := create()
+	if err != nil {
+		return err
+	}
+	others, forwarding := splitForwarding(changes)
+	err = do(in.ns, in.j, others)
+	if err == nil {
+		err = start()
 	}
 	if err == nil {
 		err = do(in.ns, in.j, forwarding)
 	}
-	if err := errors.Join(err, context.Cause(ctx)); err != nil {
+	if err := errors.Join(err, made.Close(), context.Cause(ctx)); err != nil {
 		return err
 	}
-	in.retrack(ctx, p, file)
-	p.record.Whole = true
-	return p.record.write(in.inode)
+	rec.Whole = true
+	return rec.write(in.inode)
 }
 
-func (in *instance) createEngine(p *Plan, changes []Change) (err error) {
-	e, err := datapath.Create(in.dir, p.size)
+// Up brings an engine up in a namespace that has none: whole, or not at all. The plan
+// says what was done. What a crash of an earlier Up has left is removed first.
+func Up(ctx context.Context, file *rulefile.File, text string, o Options) (p *Plan, err error) {
+	left, err := raise(o.Namespace, o.serve, func(in *instance) (*record, error) {
+		if p, err = MakePlan(file, text, o); err != nil {
+			return nil, err
+		}
+		if err := p.refusal(o); err != nil {
+			return p.record, err
+		}
+		return p.record, in.upWith(ctx, p)
+	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	if err := do(in.ns, in.j, changes); err != nil {
-		return err
-	}
-	return in.ns.Do(func() error {
-		if err := datapath.PinLifetime(in.dir); err != nil {
+	p.Warnings = append(p.Warnings, left...)
+	return p, nil
+}
+
+// upWith brings up what the plan is for.
+func (in *instance) upWith(ctx context.Context, p *Plan) error {
+	rec := p.record
+	if rec.Engine.rules().pinned() {
+		if err := in.canPin(); err != nil {
 			return err
 		}
-		if err := e.Apply(p.tables); err != nil {
-			return err
-		}
-		_, err := e.Attach(p.attachments())
-		return err
+	}
+	rec.Rules, rec.Next = *rec.Next, nil
+	rec.Make = datapath.Make()
+	return in.bringUp(ctx, rec, p.Changes, func() (func() error, io.Closer, error) {
+		e, err := rec.Engine.rules().create(in, p)
+		return func() error { return e.start(ctx, p) }, e, err
 	})
 }
 
@@ -129,12 +125,9 @@ func Apply(ctx context.Context, file *rulefile.File, text string, o Options) (p 
 	if o.Engine != "" && o.Engine != rec.Engine {
 		return nil, fmt.Errorf("engine %s is up: `natkit down`, then `natkit up --engine %s`; sessions end", rec.Engine, o.Engine)
 	}
-	if rec.Engine == EngineNFT {
-		return in.apply(ctx, rec, file, text, o, nil)
-	}
-	e, err := datapath.Open(in.dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, errHalf
+	e, err := rec.Engine.rules().open(o.Namespace)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errHalf
 	}
 	if err != nil {
 		return nil, err
@@ -143,7 +136,7 @@ func Apply(ctx context.Context, file *rulefile.File, text string, o Options) (p 
 	return in.apply(ctx, rec, file, text, o, e)
 }
 
-var errHalf = errors.New("an engine is half up here: who brought it up, or down, was killed: `natkit up` brings it up anew, `natkit down` removes it")
+var errHalf = errors.New("an engine is half up here: who brought it up, or down, was killed: `natkit up` brings it up again, `natkit down` removes it")
 
 // apply does what Apply says. The order is such that what can be refused comes before
 // what can't be taken back, and that a later run can tell how far this one came:
@@ -155,16 +148,13 @@ var errHalf = errors.New("an engine is half up here: who brought it up, or down,
 //  5. the rules: from here on nothing is taken back
 //  6. interfaces and changes that are not needed any more
 //  7. the record
-func (in *instance) apply(ctx context.Context, rec *record, file *rulefile.File, text string, o Options, e *datapath.Engine) (*Plan, error) {
+func (in *instance) apply(ctx context.Context, rec *record, file *rulefile.File, text string, o Options, e running) (*Plan, error) {
 	made, err := standing(in.j.Path())
 	if err != nil {
 		return nil, err
 	}
-	var forgotten []datapath.OutsideAddress
-	if e != nil {
-		if forgotten, err = rec.refresh(e); err != nil {
-			return nil, err
-		}
+	if err := e.refresh(rec); err != nil {
+		return nil, err
 	}
 	before := *rec
 	rec.Links = slices.Clone(rec.Links)
@@ -172,83 +162,29 @@ func (in *instance) apply(ctx context.Context, rec *record, file *rulefile.File,
 	if err != nil {
 		return nil, err
 	}
-	p.forgotten = forgotten
 	if err := errors.Join(p.refusal(o), context.Cause(ctx)); err != nil {
 		return nil, err
 	}
-	undo := func() error { return nil }
-	if e != nil {
-		if undo, err = p.prepare(e); err != nil {
-			return nil, err
-		}
+	undo, err := e.prepare(p)
+	if err != nil {
+		return nil, err
 	}
 	intent := before
 	intent.Links, intent.Addresses, intent.Next = rec.Links, rec.Addresses, rec.Next
-	if err := in.change(p, &intent, e); err != nil {
+	if err := in.change(ctx, p, &intent, e); err != nil {
 		changes, err2 := standing(in.j.Path())
 		if err2 == nil {
 			err2 = takeBack(in.ns, in.j, changes[len(made):])
 		}
 		return nil, errors.Join(err, err2, undo())
 	}
-	in.retrack(ctx, p, file)
 	rec.Rules, rec.Next = *rec.Next, nil
 	return p, errors.Join(takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
 }
 
-// fits refuses a plan for more, or less, than the engine was made for.
-func (p *Plan) fits(e *datapath.Engine) error {
-	have := e.Size()
-	if have == p.size {
-		return nil
-	}
-	var what []string
-	for _, n := range []struct {
-		of         string
-		have, want int
-	}{
-		{"sessions", have.Sessions, p.size.Sessions}, {"mappings", have.Mappings, p.size.Mappings}, {"sources", have.Sources, p.size.Sources},
-		{"places for filtering address-dependent", have.Contacts, p.size.Contacts},
-	} {
-		if n.have != n.want {
-			what = append(what, fmt.Sprintf("%d instead of %d %s", n.want, n.have, n.of))
-		}
-	}
-	return fmt.Errorf("%s: tables of %s need other memory, which an engine that is up can't be given: `natkit down`, then `natkit up`; sessions end", p.record.Next.File, strings.Join(what, ", "))
-}
-
-// prepare makes the engine one that the plan's tables can be put into. Undo takes that
-// back.
-func (p *Plan) prepare(e *datapath.Engine) (undo func() error, err error) {
-	undo = func() error { return nil }
-	if err := p.fits(e); err != nil {
-		return nil, err
-	}
-	generation, err := e.Generation()
-	if err != nil {
-		return nil, err
-	}
-	p.record.Next.Generation = generation + 1
-	if err := e.Forget(p.forgotten); err != nil {
-		return nil, err
-	}
-	if p.Upgrade {
-		if undo, err = e.Upgrade(); err != nil {
-			return nil, err
-		}
-		p.record.Make = datapath.Make()
-		return undo, nil
-	}
-	stats, err := e.Stats()
-	if err == nil && stats.SweepAge > staleSweep {
-		err = e.StartSweep()
-	}
-	return undo, err
-}
-
 // change puts the plan's rules in place, or nothing but changes of the namespace, which
 // are in the journal.
-func (in *instance) change(p *Plan, intent *record, e *datapath.Engine) error {
+func (in *instance) change(ctx context.Context, p *Plan, intent *record, e running) error {
 	others, forwarding := splitForwarding(p.Changes)
 	if err := do(in.ns, in.j, others); err != nil {
 		return err
@@ -256,22 +192,7 @@ func (in *instance) change(p *Plan, intent *record, e *datapath.Engine) error {
 	if err := intent.write(in.inode); err != nil {
 		return err
 	}
-	var err error
-	if e == nil {
-		err = p.ruleset.Apply(in.ns)
-	} else {
-		err = in.ns.Do(func() error {
-			undo, err := e.Attach(p.attachments())
-			if err != nil {
-				return err
-			}
-			if err := e.Apply(p.tables); err != nil {
-				return errors.Join(err, undo())
-			}
-			return e.DetachOthers(p.attachments())
-		})
-	}
-	if err != nil {
+	if err := e.replace(ctx, p); err != nil {
 		return err
 	}
 	return do(in.ns, in.j, forwarding)
@@ -316,14 +237,7 @@ func Open(ns *netns.Handle) (*datapath.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if rec.Engine == EngineNFT {
-		return nil, errors.New("engine nft is up here: its sessions are the kernel's, `natkit conntrack list` shows them")
-	}
-	e, err := datapath.Open(pinsOf(ns.Inode()))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, half(ns.Inode())
-	}
-	return e, err
+	return rec.Engine.rules().tables(ns)
 }
 
 // Temporary runs a file on an engine that ends with its Close, or with the process

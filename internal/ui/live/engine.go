@@ -32,12 +32,12 @@ func (r *EngineRates) Dropped() (sum float64) {
 
 // engineRates are those of a window, nil where nothing counts.
 func engineRates(e *snapshot.Engine, seconds float64) *EngineRates {
-	if e == nil || e.Kind == "nft" || seconds <= 0 {
+	if e == nil || e.InNftables() || seconds <= 0 {
 		return nil
 	}
 	rate := func(name string) float64 { return float64(e.Packets[name]) / seconds }
 	r := &EngineRates{}
-	if e.Kind == "accel" {
+	if e.Accelerates() {
 		if share := rulefile.AccelShare(e.Packets); share >= 0 {
 			r.FastPath = &share
 		}

@@ -394,7 +394,7 @@ func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte
 		b = appendString(b, "label_names", f.Names)
 	}
 	if engine != nil {
-		b = strconv.AppendBool(append(b, `,"natkit":`...), engine.Kind == "nft" && (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit))
+		b = strconv.AppendBool(append(b, `,"natkit":`...), engine.labels && (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit))
 	}
 	return append(b, '}')
 }

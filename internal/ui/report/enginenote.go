@@ -20,6 +20,8 @@ type EngineNote struct {
 	Entries *uint64  `json:"entries,omitempty"`
 	Note    string   `json:"note"`
 	See     []string `json:"see"` // commands
+
+	labels bool // entries that rules of natkit translate have its label
 }
 
 // NewEngineNote is about an engine and the table of connection tracking, nil for none. table
@@ -29,11 +31,12 @@ func NewEngineNote(e *snapshot.Engine, table *snapshot.Table, ref string) *Engin
 		return nil
 	}
 	n := &EngineNote{Kind: e.Kind}
-	switch e.Kind {
-	case "accel":
+	switch {
+	case e.Accelerates():
 		n.See = []string{natkitIn(ref, "accel", "status")}
 		n.Note = "natkit accel forwards established flows before the kernel stack; their entries are in this table"
-	case "nft":
+	case e.InNftables():
+		n.labels = true
 		n.See = []string{natkitIn(ref, "rules"), natkitIn(ref, "conntrack", "list", "-o", "json")}
 		n.Note = "natkit's engine nft translates here: its sessions are entries of this table, with label " + strconv.Itoa(nft.LabelBit)
 		if table != nil {
@@ -50,9 +53,9 @@ func NewEngineNote(e *snapshot.Engine, table *snapshot.Table, ref string) *Engin
 // NewHooksNote is about an engine and the hooks of netfilter, nil where all packets come to them.
 func NewHooksNote(e *snapshot.Engine, ref string) *EngineNote {
 	switch {
-	case e == nil || e.Kind == "nft":
+	case e == nil || e.InNftables():
 		return nil
-	case e.Kind == "accel":
+	case e.Accelerates():
 		return &EngineNote{Kind: e.Kind, Note: "packets that natkit accel forwards bypass these hooks", See: []string{natkitIn(ref, "accel", "status")}}
 	}
 	return &EngineNote{Kind: e.Kind, Sessions: e.Sessions, Note: "packets that the eBPF engine translates bypass these hooks", See: []string{natkitIn(ref, "status")}}

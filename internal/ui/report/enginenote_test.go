@@ -85,7 +85,7 @@ func TestEntriesOfEngine(t *testing.T) {
 	} {
 		var note *EngineNote
 		if c.engine != "" {
-			note = &EngineNote{Kind: c.engine}
+			note = NewEngineNote(&snapshot.Engine{Kind: c.engine}, nil, "")
 		}
 		line := string(AppendConntrackFlow(nil, &c.flow, note))
 		if !json.Valid([]byte(line)) || !strings.Contains(line, c.want) || c.want == "" && strings.Contains(line, "natkit") {

@@ -133,10 +133,10 @@ func (f *Front) translators() string {
 }
 
 func engineWords(e *snapshot.Engine) string {
-	switch e.Kind {
-	case "accel":
+	switch {
+	case e.Accelerates():
 		return fmt.Sprintf("accelerated by natkit accel (%s)", plural.Count(e.Sessions, "fast-path entry"))
-	case "ebpf":
+	case e.Tracks():
 		return fmt.Sprintf("the eBPF engine of natkit (%s, %s)", plural.Count(e.Rules, "rule"), plural.Count(e.Sessions, "session"))
 	}
 	return fmt.Sprintf("natkit's engine %s (%s)", e.Kind, plural.Count(e.Rules, "rule"))

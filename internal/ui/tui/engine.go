@@ -50,13 +50,13 @@ func fullStyle(share float64) style {
 // engineLine is the header's: what matters most comes first, a narrow screen cuts the rest.
 func engineLine(e *snapshot.Engine, r *live.EngineRates) (string, style) {
 	st, words := plain, []string{}
-	switch e.Kind {
-	case "accel":
+	switch {
+	case e.Accelerates():
 		words = append(words, accelShare(r))
 		if name, rate := most(r.SlowPathPerSecond); rate > 0 {
 			words = append(words, fmt.Sprintf("most others: %s %s/s", name, short(rate)))
 		}
-	case "nft":
+	case e.InNftables():
 		words = append(words, plural.Count(e.Rules, "rule")+" in nftables; its sessions are entries of this table")
 	default:
 		share, part := percent(float64(e.Sessions), float64(e.SessionsMax))
@@ -73,7 +73,7 @@ func engineLine(e *snapshot.Engine, r *live.EngineRates) (string, style) {
 		st = bad
 	}
 	name := "engine"
-	if e.Kind == "accel" {
+	if e.Accelerates() {
 		name = "accel"
 	}
 	return fmt.Sprintf("%-8s%s", name, strings.Join(words, "  ")), st
@@ -138,7 +138,7 @@ func enginePanel(m *live.Moment) table {
 		return t
 	}
 	t.title = fmt.Sprintf("engine %s, %.0f s", e.Kind, m.Judged.WindowSeconds)
-	if e.Kind == "accel" {
+	if e.Accelerates() {
 		t.title = fmt.Sprintf("accel, %.0f s", m.Judged.WindowSeconds)
 	}
 	for _, d := range e.Drift {
@@ -159,8 +159,8 @@ func enginePanel(m *live.Moment) table {
 	rate := func(st style, what string, perSecond float64, means string) {
 		t.add(st, what+"/s", short(perSecond), perSecond, "", 0.0, "", 0.0, means)
 	}
-	switch e.Kind {
-	case "accel":
+	switch {
+	case e.Accelerates():
 		level("flow directions on the fast path", e.Sessions, 2*e.SessionsMax, "")
 		rate(plain, "forwarded", r.ForwardedPerSecond, accelShare(r))
 		means := map[string]string{}
@@ -170,7 +170,7 @@ func enginePanel(m *live.Moment) table {
 		for _, name := range byRate(r.SlowPathPerSecond) {
 			rate(plain, name, r.SlowPathPerSecond[name], means[name])
 		}
-	case "nft":
+	case e.InNftables():
 		for _, rule := range e.RuleList {
 			t.add(plain, "rule "+rule.ID, "", 0.0, "", 0.0, "", 0.0, fmt.Sprintf("line %d: %s", rule.Line, rule.Rule))
 		}

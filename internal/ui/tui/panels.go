@@ -124,7 +124,7 @@ func talkers(title string, m *live.Moment, of func(*snapshot.Table) []snapshot.T
 func sources(m *live.Moment) table {
 	t := talkers("sources", m, func(t *snapshot.Table) []snapshot.Talker { return t.Sources })
 	e, _ := engineOf(m)
-	if e == nil || e.Kind != "ebpf" {
+	if !e.Tracks() {
 		return t
 	}
 	tracked := t.rows
