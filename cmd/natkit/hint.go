@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/diagnose/tune"
-	"natkit/internal/ui/report"
+	"natkit/internal/words/shell"
 )
 
 // hint says what helps a user whom the machine has refused something: a line of its own, with
@@ -24,7 +24,7 @@ func hint(err error, uid int, args []string) string {
 	case errors.Is(err, os.ErrPermission) && uid != 0 && strings.Contains(err.Error(), "root"):
 		return "" // said already, with what else would do
 	case errors.Is(err, os.ErrPermission) && uid != 0:
-		return "\nthis needs root: " + report.Command(append([]string{"sudo", "natkit"}, args...)...)
+		return "\nthis needs root: " + shell.Command(append([]string{"sudo", "natkit"}, args...)...)
 	case errors.Is(err, os.ErrPermission):
 		if missing := missingCapabilities(processStatus()); len(missing) > 0 {
 			return "\nthis process is root without " + strings.Join(missing, ", ") + ": give its container these capabilities, as `docker run --privileged` does, or run natkit outside of it"

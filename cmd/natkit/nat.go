@@ -50,7 +50,7 @@ func (f *natFlags) read(ctx context.Context, e *env) (file *rulefile.File, text 
 		if err != nil {
 			return nil, "", o, err
 		}
-		file, err = rulefile.Parse("stdin", data)
+		file, err = rulefile.Parse(rulefile.Stdin, data)
 		return file, string(data), o, err
 	}
 	path, err := filepath.Abs(f.file) // the record is read in other folders

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"natkit/internal/nat/control"
+	"natkit/internal/words/shell"
 )
 
 // next gives a refusal for what packets would bypass the commands that can be typed next: the
@@ -30,7 +31,7 @@ func next(cmd *cobra.Command, args []string, err error, instead string) error {
 func typed(cmd *cobra.Command, args []string) string {
 	words := []string{cmd.CommandPath()}
 	for _, arg := range args {
-		words = append(words, shellWord(arg))
+		words = append(words, shell.Quote(arg))
 	}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		switch {
@@ -38,19 +39,8 @@ func typed(cmd *cobra.Command, args []string) string {
 		case f.Value.Type() == "bool":
 			words = append(words, "--"+f.Name)
 		default:
-			words = append(words, "--"+f.Name, shellWord(f.Value.String()))
+			words = append(words, "--"+f.Name, shell.Quote(f.Value.String()))
 		}
 	})
 	return strings.Join(words, " ")
-}
-
-// shellWord quotes what a shell would read as anything but one word.
-func shellWord(s string) string {
-	plain := func(c rune) bool {
-		return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("-_./:,=@%+", c)
-	}
-	if s != "" && strings.TrimFunc(s, plain) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -16,6 +16,7 @@ import (
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/choice"
+	"natkit/internal/words/shell"
 )
 
 func newTuneCommand(e *env) *cobra.Command {
@@ -292,7 +293,7 @@ func (in *tuneInput) applyCommand(cmd *cobra.Command, plan *tune.Plan) string {
 	for _, code := range in.confirmed {
 		words = append(words, "--confirm", code)
 	}
-	return report.Command(words...)
+	return shell.Command(words...)
 }
 
 // meantForHere refuses to apply a plan from a file that is about another machine

@@ -21,11 +21,10 @@ type Engine struct {
 	Table  string `json:"table,omitempty"`  // of nftables, that engine nft has made: "ip natkit"
 	Served bool   `json:"served,omitempty"` // natkit serve keeps it
 
-	Bypass bool   `json:"bypass,omitempty"` // was brought up with --bypass
-	Attach string `json:"attach,omitempty"` // as with --attach, "" for auto
+	// Flags are those that bring it up again as it is, beside the file or the interfaces.
+	Flags []string `json:"flags,omitzero"`
 
-	// TCP says that accel forwards TCP too, Interfaces between which.
-	TCP        bool     `json:"tcp,omitempty"`
+	// Interfaces are those that accel forwards between.
 	Interfaces []string `json:"interfaces,omitzero"`
 
 	Sessions    uint64 `json:"sessions"` // now; of accel directions of flows on the fast path

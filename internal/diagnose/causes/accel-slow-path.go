@@ -11,6 +11,7 @@ import (
 
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/shell"
 )
 
 const (
@@ -79,22 +80,13 @@ func judgeAccelSlowPath(f facts) *verdict {
 
 const fromAccel = "natkit accel status"
 
-// accelAgain is the commands that turn acceleration off and on as it is, with more.
+// accelAgain is the commands that turn acceleration off and on as it is, with a flag that is new
+// or has another value, or one more interface.
 func (f facts) accelAgain(more ...string) []string {
-	e := f.Engine
-	words := []string{"accel on"}
-	if e.TCP {
-		words = append(words, "--tcp-liberal")
+	flags := slices.Clone(f.Engine.Flags)
+	if i := slices.Index(flags, more[0]); i >= 0 {
+		flags = slices.Delete(flags, i, i+len(more))
 	}
-	if e.Bypass {
-		words = append(words, "--bypass")
-	}
-	if e.Attach != "" {
-		words = append(words, "--attach "+e.Attach)
-	}
-	words = append(words, more...)
-	for _, name := range e.Interfaces {
-		words = append(words, quote(name))
-	}
-	return []string{f.natkit("accel off"), f.natkit(strings.Join(words, " "))}
+	words := slices.Concat([]string{"accel", "on"}, flags, more, f.Engine.Interfaces)
+	return []string{f.natkit("accel off"), f.natkit(shell.Command(words...))}
 }

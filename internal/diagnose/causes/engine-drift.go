@@ -65,7 +65,7 @@ func judgeEngineDrift(f facts) *verdict {
 	if e.Served {
 		v.Remedy = append(v.Remedy, "# natkit serve waits for it, and then applies the file")
 	} else {
-		v.Remedy = append(v.Remedy, f.apply(), "# natkit serve does this whenever something changes: "+f.natkit("serve -f "+quote(e.File)))
+		v.Remedy = append(v.Remedy, f.apply(), "# natkit serve does this whenever something changes: "+f.natkit(f.onFile("serve", e.Flags...)))
 	}
 	v.Verify = f.look(f.natkit("status"))
 	return v

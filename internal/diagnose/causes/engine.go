@@ -10,6 +10,7 @@ import (
 
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/shell"
 )
 
 // What several causes ask of natkit's own engine.
@@ -66,13 +67,18 @@ func (f facts) editLimit(key string, from, to uint64) []string {
 	return []string{fmt.Sprintf("sed -i -e '%ds/{/{%s: %d, /;t' -e '%da\\  %s: %d' %s", line, key, to, line, key, to, file)}
 }
 
+// onFile is a command about the rule file in use.
+func (f facts) onFile(verb string, flags ...string) string {
+	return shell.Command(append([]string{verb, "-f", rulefile.Argument(f.Engine.File)}, flags...)...)
+}
+
 // apply is the command that has the engine take its rule file again. natkit serve sees by
 // itself that the file has changed.
 func (f facts) apply() string {
 	if f.Engine.Served {
 		return "# natkit serve applies the file"
 	}
-	return f.natkit("apply -f " + quote(f.Engine.File))
+	return f.natkit(f.onFile("apply"))
 }
 
 // again is the commands that take the engine down and bring it up: what fixes the size of its
@@ -81,11 +87,7 @@ func (f facts) again() []string {
 	if f.Engine.Served {
 		return []string{"# stop natkit serve (its service), then:", f.natkit("down"), "# and start it again"}
 	}
-	up := "up -f " + quote(f.Engine.File)
-	if f.Engine.Bypass {
-		up += " --bypass"
-	}
-	return []string{f.natkit("down"), f.natkit(up)}
+	return []string{f.natkit("down"), f.natkit(f.onFile("up", f.Engine.Flags...))}
 }
 
 // ofEngine tells whether a chain is in the table that engine nft has made of its rule file.

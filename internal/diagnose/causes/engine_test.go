@@ -14,7 +14,7 @@ import (
 // withEngine has natkit's engine translate on the gateway in place of the kernel.
 func withEngine(s *snapshot.Snapshot) *snapshot.Engine {
 	s.Engine = &snapshot.Engine{
-		Kind: "ebpf", File: "/etc/natkit.yaml", Rules: 3, Sessions: 600, SessionsMax: 1000, Mappings: 500, MappingsMax: 1000, PerSource: 200, SourcesMax: 100,
+		Kind: "ebpf", Flags: []string{"--attach", "xdp", "--bypass"}, File: "/etc/natkit.yaml", Rules: 3, Sessions: 600, SessionsMax: 1000, Mappings: 500, MappingsMax: 1000, PerSource: 200, SourcesMax: 100,
 		Packets:   map[string]uint64{"translated-in": 40_000, "translated-out": 50_000, "created": 300, "filtered": 12},
 		Addresses: []snapshot.EngineAddress{{Addr: addr("198.51.100.9"), Ports: snapshot.PortRange{Min: 5000, Max: 5999}, Given: 1000, FreeTCP: 500, FreeUDP: 400, FreeICMP: 1000, Line: 7}},
 		Sources:   []snapshot.EngineSource{{Addr: addr("192.168.1.20"), Sessions: 199}},
@@ -25,7 +25,7 @@ func withEngine(s *snapshot.Snapshot) *snapshot.Engine {
 
 // withAccel has natkit accel forward flows of the gateway.
 func withAccel(s *snapshot.Snapshot) *snapshot.Engine {
-	s.Engine = &snapshot.Engine{Kind: "accel", Sessions: 40, SessionsMax: 1000, Interfaces: []string{"eth0", "eth1"}, Bypass: true,
+	s.Engine = &snapshot.Engine{Kind: "accel", Sessions: 40, SessionsMax: 1000, Interfaces: []string{"eth0", "eth1"}, Flags: []string{"--flows", "1000", "--bypass"},
 		Packets: map[string]uint64{"forwarded": 5000, "tcp-flags": 900, "young": 300, "local": 1_000_000, "not-ipv4": 1_000_000}}
 	return s.Engine
 }
@@ -178,12 +178,24 @@ func narrowChain(s *snapshot.Snapshot) string {
 	panic("no chain with ports")
 }
 
+// A cure that brings the engine up again does so with the flags that it was brought up with.
+func TestEngineUpAgain(t *testing.T) {
+	s := gateway()
+	withEngine(s)
+	s.Netns.Name = "gw"
+	s.Engine.File = "stdin"
+	want := []string{"natkit --netns gw down", "natkit --netns gw up -f - --attach xdp --bypass"}
+	if got := (facts{Snapshot: s}).again(); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // The commands of a cure change the line of the file that is meant, and no other.
 func TestEngineRemedies(t *testing.T) {
 	for name, want := range map[string]string{
 		"snat-ports-exhausted, engine":       `sed -i -E '7s/\bports: *5000-5999\b/ports: 1024-65535/' /etc/natkit.yaml`,
 		"conntrack-table-full, engine":       `sed -i -E '4s/\bsessions: *1000\b/sessions: 2000/' /etc/natkit.yaml`,
-		"accel-slow-path":                    "natkit accel on --bypass --tcp-liberal eth0 eth1",
+		"accel-slow-path":                    "natkit accel on --flows 1000 --bypass --tcp-liberal eth0 eth1",
 		"accel-slow-path, a full flow cache": "natkit accel on --bypass --flows 2000 eth0 eth1",
 		"engine-drift":                       "natkit apply -f /etc/natkit.yaml",
 		"engine-source-limit":                `sed -i -E '4s/\bsessions_per_source: *200\b/sessions_per_source: 800/' /etc/natkit.yaml`,

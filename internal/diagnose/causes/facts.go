@@ -13,6 +13,7 @@ import (
 
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/shell"
 )
 
 // facts is a Snapshot with the questions that several causes ask of it. It
@@ -393,16 +394,7 @@ func (f facts) look(more ...string) []string {
 	return append([]string{f.natkit("doctor --for 10s")}, more...)
 }
 
-// quote makes s one word of a shell command.
-func quote(s string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_@%+=:,./-", r)
-	}
-	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
+func quote(s string) string { return shell.Quote(s) }
 
 // share is part of whole, from 0 to 1; 0 when there is no whole.
 func share(part, whole uint64) float64 {

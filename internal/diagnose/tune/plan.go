@@ -10,7 +10,9 @@ import (
 	"strconv"
 	"strings"
 
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/shell"
 )
 
 // DefaultMemoryShare is how much of the machine's memory the connection tracking
@@ -73,7 +75,7 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 	} else {
 		p.refuseSizes("connection tracking could not be read: its sizes cannot be planned")
 	}
-	p.plan.Notes = engineNotes(s.Engine)
+	p.plan.Notes = engineNotes(s)
 	inOrder(p.plan.Changes)
 	for i := range p.plan.Changes {
 		c := &p.plan.Changes[i]
@@ -90,13 +92,16 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 }
 
 // engineNotes are what settings of the kernel do not reach where natkit's own engine translates.
-func engineNotes(e *snapshot.Engine) []string {
+func engineNotes(s *snapshot.Snapshot) []string {
+	e := s.Engine
 	if !e.Tracks() {
 		return nil
 	}
+	up := append([]string{"up", "-f", rulefile.Argument(e.File)}, e.Flags...)
 	return []string{
 		fmt.Sprintf("The eBPF engine translates here and has its own sessions (%d of %d): nf_conntrack_max, nf_conntrack_buckets and the timeouts nf_conntrack_* do not affect them. "+
-			"limits.sessions and defaults.timeouts in %s do; a new limits.sessions needs `natkit down` and `natkit up`.", e.Sessions, e.SessionsMax, e.File),
+			"limits.sessions and defaults.timeouts in %s do; a new limits.sessions needs `%s` and `%s`.", e.Sessions, e.SessionsMax, e.File,
+			shell.Natkit(s.Netns.Name, "down"), shell.Natkit(s.Netns.Name, up...)),
 	}
 }
 

@@ -78,7 +78,8 @@ type accelRecord struct {
 	Placements []Placement `json:"placements"` // of the links
 	MACs       []string    `json:"macs"`       // likewise
 	Flows      int         `json:"flows"`
-	TCPTimeout int         `json:"tcp_timeout_s"` // as the programs have it; 0: TCP is left alone
+	Asked      int         `json:"flows_asked,omitempty"` // by --flows
+	TCPTimeout int         `json:"tcp_timeout_s"`         // as the programs have it; 0: TCP is left alone
 }
 
 // The settings of connection tracking that acceleration looks at.
@@ -126,7 +127,7 @@ func planAccel(o AccelOptions) (*AccelPlan, error) {
 	if p.Bypassed, err = accelBypassed(o.Namespace, o.Chains, p.links); err != nil {
 		return nil, err
 	}
-	rec.Accel = &accelRecord{Placements: p.Placements, MACs: macs(p.links), Flows: p.Flows, TCPTimeout: int(p.make.TCPTimeout / time.Second)}
+	rec.Accel = &accelRecord{Placements: p.Placements, MACs: macs(p.links), Flows: p.Flows, Asked: o.Flows, TCPTimeout: int(p.make.TCPTimeout / time.Second)}
 	p.MemoryBytes = p.make.MemoryBytes()
 	return p, nil
 }
@@ -341,7 +342,7 @@ func AccelOff(ns *netns.Handle) (kept []string, err error) {
 		}
 		err = ErrAccelOff
 	} else if err == nil && rec.Accel == nil {
-		err = fmt.Errorf("%w: engine %s is up, which `natkit down` takes down", ErrAccelOff, rec.Engine)
+		err = fmt.Errorf("%w: engine %s is up, which %s takes down", ErrAccelOff, rec.Engine, rec.down(ns))
 	}
 	if err != nil {
 		return nil, errors.Join(err, in.release())

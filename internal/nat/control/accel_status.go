@@ -37,8 +37,7 @@ type AccelStatus struct {
 	Changes    []Change             `json:"changes"`  // of the namespace, that AccelOff puts back
 	Problems   []string             `json:"problems"` // each with what to do
 
-	attach Attach
-	bypass bool // something is bypassed, and was accepted
+	flags []string // of the record
 }
 
 // Share is which part of the TCP and UDP packets that came in for others bypassed the stack
@@ -51,14 +50,15 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, attach: rec.Attach, bypass: len(rec.Accepted) > 0, Problems: []string{}, Changes: []Change{}}
+	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, flags: rec.flags(), Problems: []string{}, Changes: []Change{}}
+	again := rec.restart(ns)
 	other := rec.Make != datapath.MakeAccel()
 	a, err := datapath.OpenAccelerator(dir)
 	if !rec.Whole || errors.Is(err, os.ErrNotExist) {
 		if a != nil {
 			a.Close()
 		}
-		s.problem("acceleration is half on, whose maker was killed: `natkit accel on` turns it on anew, `natkit accel off` removes it")
+		s.problem("acceleration is half on, whose maker was killed: " + rec.again(ns) + " turns it on again, " + rec.down(ns) + " removes it")
 		s.Stats = &rulefile.AccelStats{Reasons: map[string]uint64{}}
 		return s, nil
 	}
@@ -69,11 +69,11 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 	switch {
 	case err != nil && other:
 		s.Stats = &rulefile.AccelStats{Reasons: map[string]uint64{}}
-		s.problem("the programs are another natkit's, whose counters this one can't read: `natkit accel off` and `natkit accel on` replace them, and no connection ends")
+		s.problem("the programs are another natkit's, whose counters this one can't read: " + again + " replace them, and no connection ends")
 	case err != nil:
 		return nil, err
 	case other:
-		s.problem("the programs are another natkit's: `natkit accel off` and `natkit accel on` replace them, and no connection ends")
+		s.problem("the programs are another natkit's: " + again + " replace them, and no connection ends")
 	}
 	if made, err := standing(instancePath(ns.Inode(), ".journal")); err == nil {
 		s.Changes = append(s.Changes, made...)
@@ -81,8 +81,8 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 		return nil, err
 	}
 	return s, ns.Do(func() error {
-		s.checkSettings(rec)
-		return s.readLinks(rec, dir)
+		s.checkSettings(ns, rec, again)
+		return s.readLinks(rec, dir, again)
 	})
 }
 
@@ -122,15 +122,15 @@ func (s *AccelStatus) problem(text string) { s.Problems = append(s.Problems, tex
 
 // checkSettings finds settings that are no longer what the programs were made for. The
 // calling thread is in the namespace.
-func (s *AccelStatus) checkSettings(rec *record) {
+func (s *AccelStatus) checkSettings(ns *netns.Handle, rec *record, again string) {
 	if !s.TCP {
 		return
 	}
 	if v, err := readSetting(settingLiberal); err == nil && v != "1" {
-		s.problem("connection tracking is strict about TCP windows again (" + settingLiberal + " is " + v + "), and drops packets of connections as invalid: set it to 1, or `natkit accel off`")
+		s.problem("connection tracking is strict about TCP windows again (" + settingLiberal + " is " + v + "), and drops packets of connections as invalid: set it to 1, or " + rec.down(ns))
 	}
 	if v, err := readSetting(settingEstablished); err == nil && v != strconv.Itoa(rec.Accel.TCPTimeout) {
-		s.problem(settingEstablished + " is " + v + " now; accelerated connections have " + strconv.Itoa(rec.Accel.TCPTimeout) + " until `natkit accel off` and `natkit accel on`")
+		s.problem(settingEstablished + " is " + v + " now; accelerated connections have " + strconv.Itoa(rec.Accel.TCPTimeout) + " until " + again)
 	}
 }
 
@@ -156,7 +156,7 @@ func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) e
 	found, err := accelBypassed(ns, chains, links)
 	for _, b := range found {
 		if !slices.Contains(rec.Accepted, b) {
-			s.problem("packets go past what was not here when acceleration was turned on: " + b.What + ": " + b.Effect + "; `natkit accel off` lets it see them")
+			s.problem("packets go past what was not here when acceleration was turned on: " + b.What + ": " + b.Effect + "; " + rec.down(ns) + " lets it see them")
 		}
 	}
 	return err
@@ -164,22 +164,21 @@ func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) e
 
 // readLinks tells where packets are met, and what has changed since. The calling thread
 // is in the namespace.
-func (s *AccelStatus) readLinks(rec *record, dir string) error {
+func (s *AccelStatus) readLinks(rec *record, dir, again string) error {
 	attached, err := datapath.Attached(dir)
 	if err != nil {
 		return err
 	}
-	again := "`natkit accel off` and `natkit accel on` follow it"
 	for i, known := range rec.Links {
 		out := AccelInterface{Name: known.Name, Hooks: []string{}, Reason: rec.Accel.Placements[i].Reason}
 		l, err := netlink.LinkByName(known.Name)
 		switch {
 		case err != nil:
-			s.problem("interface " + known.Name + " is gone; when it is back, " + again)
+			s.problem("interface " + known.Name + " is gone; when it is back, " + again + " follow it")
 		case l.Attrs().Index != known.Ifindex:
-			s.problem("interface " + known.Name + " was recreated, and its packets go through the stack: " + again)
+			s.problem("interface " + known.Name + " was recreated, and its packets go through the stack: " + again + " follow it")
 		case l.Attrs().HardwareAddr.String() != rec.Accel.MACs[i]:
-			s.problem("interface " + known.Name + " has another MAC, and what leaves there goes through the stack: " + again)
+			s.problem("interface " + known.Name + " has another MAC, and what leaves there goes through the stack: " + again + " follow it")
 		}
 		hooks := attached[known.Ifindex]
 		if err == nil && l.Attrs().Index == known.Ifindex {

@@ -583,15 +583,15 @@ func (w *world) waitForEnd(protocol rulefile.Protocol, from string) {
 
 // shell is a connection like that of a terminal: silent for long, and then either side
 // may speak.
-type shell struct {
+type remoteShell struct {
 	w              *world
 	client, server net.Conn
 }
 
-func (w *world) shell(port int) *shell {
+func (w *world) shell(port int) *remoteShell {
 	w.t.Helper()
 	l := w.listen(w.server, fmt.Sprintf("%s:%d", serverAddr, port))
-	s := &shell{w: w, client: w.dial(w.client, fmt.Sprintf("%s:%d", clientAddr, port), l.Addr().String())}
+	s := &remoteShell{w: w, client: w.dial(w.client, fmt.Sprintf("%s:%d", clientAddr, port), l.Addr().String())}
 	server, err := l.Accept()
 	if err != nil {
 		w.t.Fatal(err)
@@ -604,7 +604,7 @@ func (w *world) shell(port int) *shell {
 	return s
 }
 
-func (s *shell) says(from, to net.Conn, text string) {
+func (s *remoteShell) says(from, to net.Conn, text string) {
 	s.w.t.Helper()
 	if err := say(from, to, text); err != nil {
 		s.w.t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -150,11 +149,7 @@ func (ebpfEngine) open(ns *netns.Handle) (running, error) {
 }
 
 func (ebpfEngine) tables(ns *netns.Handle) (*datapath.Engine, error) {
-	e, err := datapath.Open(pinsOf(ns.Inode()))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, half(ns.Inode())
-	}
-	return e, err
+	return datapath.Open(pinsOf(ns.Inode()))
 }
 
 func (ebpfEngine) watch(*watcher, *netns.Handle) error { return nil } // of its devices netlink reports
@@ -214,7 +209,9 @@ func (e *ebpfRunning) fits(p *Plan) error {
 			what = append(what, fmt.Sprintf("%d instead of %d %s", n.want, n.have, n.of))
 		}
 	}
-	return fmt.Errorf("%s: tables of %s need other memory, which an engine that is up can't be given: `natkit down`, then `natkit up`; sessions end", p.record.Next.File, strings.Join(what, ", "))
+	next := *p.record
+	next.Rules = *next.Next
+	return fmt.Errorf("%s: tables of %s need other memory, which an engine that is up can't be given: %s; sessions end", next.Rules.File, strings.Join(what, ", "), next.restart(e.ns))
 }
 
 func (e *ebpfRunning) prepare(p *Plan) (undo func() error, err error) {

@@ -40,7 +40,7 @@ func engineFacts(ns *netns.Handle) (*Status, *snapshot.Engine, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	out := &snapshot.Engine{Kind: string(s.Engine), File: s.File, Rules: s.Rules, Served: s.Serve != nil && s.Serve.Error == "", Bypass: s.bypass}
+	out := &snapshot.Engine{Kind: string(s.Engine), File: s.File, Rules: s.Rules, Served: s.Serve != nil && s.Serve.Error == "", Flags: s.flags}
 	if s.file == nil {
 		out.Problems = s.Problems
 	}
@@ -181,10 +181,7 @@ func (acceleration) facts(ns *netns.Handle, _ bool) (*snapshot.Engine, error) {
 		return nil, err
 	}
 	out := &snapshot.Engine{Kind: string(EngineAccel), SessionsMax: uint64(s.Flows), Packets: s.Stats.Reasons, Problems: s.Problems}
-	out.Sessions, out.TCP, out.Bypass = uint64(s.Stats.Trusted), s.TCP, s.bypass
-	if s.attach != AttachAuto {
-		out.Attach = string(s.attach)
-	}
+	out.Sessions, out.Flags = uint64(s.Stats.Trusted), s.flags
 	for _, l := range s.Interfaces {
 		out.Interfaces = append(out.Interfaces, l.Name)
 	}

@@ -24,7 +24,7 @@ func health(ns *netns.Handle) error {
 	case err != nil:
 		return err
 	case !rec.Whole:
-		return half(ns.Inode())
+		return rec.half(ns)
 	}
 	file, err := rec.rules()
 	if err != nil {
@@ -112,15 +112,15 @@ func masqueradesBehind(file *rulefile.File, name string) bool {
 var errUnderway = errors.New("natkit is just bringing an engine up here, or down: look again in a moment")
 
 // half is why an instance is not whole: somebody is at it, or was killed.
-func half(inode uint64) error {
-	held, err := journal.Held(instancePath(inode, ".journal"))
+func (r *record) half(ns *netns.Handle) error {
+	held, err := journal.Held(instancePath(ns.Inode(), ".journal"))
 	if err != nil {
 		return err
 	}
 	if held {
 		return errUnderway
 	}
-	return errHalf
+	return r.killed(ns)
 }
 
 // notWhole says whether an error is one of half's.

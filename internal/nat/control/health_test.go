@@ -128,13 +128,14 @@ func TestHalf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := half(b.gateway.Inode()); !errors.Is(err, errUnderway) {
+	rec := &record{Engine: EngineEBPF}
+	if err := rec.half(b.gateway); !errors.Is(err, errUnderway) {
 		t.Errorf("held: %v", err)
 	}
 	if err := in.release(); err != nil {
 		t.Fatal(err)
 	}
-	if err := half(b.gateway.Inode()); !errors.Is(err, errHalf) {
+	if err := rec.half(b.gateway); !errors.Is(err, errHalf) {
 		t.Errorf("left: %v", err)
 	}
 	if held, err := journal.Held(instancePath(1, ".journal")); err != nil || held {

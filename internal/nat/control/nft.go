@@ -246,9 +246,9 @@ func (e nftRunning) drift(d *drifting) error {
 	return d.unanswered()
 }
 
-func (nftRunning) status(s *Status, rec *record) error {
+func (e nftRunning) status(s *Status, rec *record) error {
 	if rec.Next != nil {
-		s.problem("an apply of %s was killed: `natkit apply -f %s`, or the file that is meant", rec.Next.File, rec.Next.File)
+		s.problem("an apply of %s was killed: %s, or the file that is meant", rec.Next.File, onFile(e.ns, "apply", rec.Next.File))
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ import (
 // Options says how to run a rule file.
 type Options struct {
 	Namespace *netns.Handle
-	Engine    Engine // "" is EngineEBPF; Apply keeps the one that is up
+	Engine    Engine // "" is defaultEngine; Apply keeps the one that is up
 	Attach    Attach // "" is AttachAuto, or with Apply what it was
 	Bypass    bool   // go past what the stack does with forwarded packets
 	// Wait for interfaces of engine ebpf that are not there, or have no address to
@@ -135,7 +135,7 @@ func newRecord(o Options) (*record, error) {
 		return nil, err
 	}
 	return &record{
-		Engine: cmp.Or(o.Engine, EngineEBPF), Namespace: o.Namespace.Name(), ID: id, Attach: AttachAuto, Since: time.Now(),
+		Engine: cmp.Or(o.Engine, defaultEngine), Namespace: o.Namespace.Name(), ID: id, Attach: AttachAuto, Since: time.Now(),
 	}, nil
 }
 

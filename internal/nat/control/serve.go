@@ -141,7 +141,7 @@ func (s *server) begin(ctx context.Context) error {
 	case err != nil:
 		return err
 	case s.o.Engine != "" && s.o.Engine != rec.Engine:
-		return fmt.Errorf("engine %s is up: `natkit down` first, or serve that engine; sessions end", rec.Engine)
+		return fmt.Errorf("engine %s is up: %s first, or serve that engine; sessions end", rec.Engine, rec.down(s.o.Namespace))
 	}
 	file, err := rec.rules()
 	if err != nil {

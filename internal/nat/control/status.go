@@ -39,7 +39,7 @@ type Status struct {
 	text  string // of the file
 
 	attached map[int][]datapath.Hook // programs, by interface
-	bypass   bool                    // something is bypassed, and was accepted
+	flags    []string                // of the record
 }
 
 // InterfaceStatus is an interface of the rules in use.
@@ -77,9 +77,9 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Status{Engine: rec.Engine, Since: rec.Since, Serve: serve, Problems: []string{}, Changes: []Change{}}
+	s := &Status{Engine: rec.Engine, Since: rec.Since, Serve: serve, Problems: []string{}, Changes: []Change{}, flags: rec.flags()}
 	if !rec.Whole {
-		why := half(ns.Inode())
+		why := rec.half(ns)
 		if serve != nil && serve.Starting {
 			why = serve.starting()
 		}
@@ -108,8 +108,8 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.drift, s.file, s.text, s.bypass = drift, file, rec.Rules.Text, len(rec.Accepted) > 0
-	s.tell(drift)
+	s.drift, s.file, s.text = drift, file, rec.Rules.Text
+	s.tell(ns, drift)
 	return s, ns.Do(func() error {
 		found, err := overlaps(file)
 		for _, what := range found {
@@ -134,13 +134,14 @@ func recordOf(ns *netns.Handle) (*record, error) {
 }
 
 // tell makes problems of what has changed on the machine, with who does something about it.
-func (s *Status) tell(drift []Drift) {
+func (s *Status) tell(ns *netns.Handle, drift []Drift) {
+	apply, serve := onFile(ns, "apply", s.File), onFile(ns, "serve", s.File, s.flags...)
 	for _, d := range drift {
 		switch {
 		case s.Serve == nil && d.Waits:
-			s.problem("%s: when it is back, `natkit apply -f %s` follows; `natkit serve` does so by itself", d.What, s.File)
+			s.problem("%s: when it is back, %s follows; %s does so by itself", d.What, apply, serve)
 		case s.Serve == nil:
-			s.problem("%s: `natkit apply -f %s` follows; `natkit serve` does so by itself", d.What, s.File)
+			s.problem("%s: %s follows; %s does so by itself", d.What, apply, serve)
 		case d.Waits:
 			s.problem("%s: natkit serve waits for it", d.What)
 		default:

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"io/fs"
 	"maps"
 	"slices"
 
@@ -26,6 +25,9 @@ const (
 	EngineNFT   Engine = snapshot.EngineNFT
 	EngineAccel Engine = snapshot.EngineAccel
 )
+
+// defaultEngine is brought up where none is named.
+const defaultEngine = EngineEBPF
 
 var translators = map[Engine]translator{EngineEBPF: ebpfEngine{}, EngineNFT: nftEngine{}, EngineAccel: acceleration{}}
 
@@ -88,10 +90,7 @@ func (e Engine) rules() ruleEngine { return translators[e].(ruleEngine) }
 // open opens the engine of the record, which is whole, to look at it.
 func (r *record) open(ns *netns.Handle) (running, error) {
 	e, err := r.Engine.rules().open(ns)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = half(ns.Inode())
-	}
-	return e, err
+	return e, r.unopened(ns, err)
 }
 
 // Engines are the names of those that carry out a rule file.

@@ -3,6 +3,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,26 +118,25 @@ func Apply(ctx context.Context, file *rulefile.File, text string, o Options) (p 
 	defer func() { err = errors.Join(err, in.release()) }()
 	rec, err := ofEngine(in.record())
 	if err == nil && !rec.Whole {
-		err = errHalf
+		err = rec.killed(o.Namespace)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if o.Engine != "" && o.Engine != rec.Engine {
-		return nil, fmt.Errorf("engine %s is up: `natkit down`, then `natkit up --engine %s`; sessions end", rec.Engine, o.Engine)
+		want := record{Engine: o.Engine, Attach: cmp.Or(o.Attach, rec.Attach), Accepted: rec.Accepted, Rules: ruleText{File: file.Name}}
+		return nil, fmt.Errorf("engine %s is up: %s; sessions end", rec.Engine, want.restart(o.Namespace))
 	}
 	e, err := rec.Engine.rules().open(o.Namespace)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = errHalf
+		err = rec.killed(o.Namespace) // the hold is this one's
 	}
 	if err != nil {
-		return nil, err
+		return nil, rec.unopened(o.Namespace, err)
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 	return in.apply(ctx, rec, file, text, o, e)
 }
-
-var errHalf = errors.New("an engine is half up here: who brought it up, or down, was killed: `natkit up` brings it up again, `natkit down` removes it")
 
 // apply does what Apply says. The order is such that what can be refused comes before
 // what can't be taken back, and that a later run can tell how far this one came:
@@ -237,7 +237,8 @@ func Open(ns *netns.Handle) (*datapath.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rec.Engine.rules().tables(ns)
+	e, err := rec.Engine.rules().tables(ns)
+	return e, rec.unopened(ns, err)
 }
 
 // Temporary runs a file on an engine that ends with its Close, or with the process

@@ -60,8 +60,7 @@ type ABIError struct {
 }
 
 func (e *ABIError) Error() string {
-	return fmt.Sprintf("the engine at %s was made with data structures of version %d, this natkit has version %d: "+
-		"`natkit down` and `natkit up` for that; its sessions end", e.Dir, e.Have, e.Want)
+	return fmt.Sprintf("the engine at %s was made with data structures of version %d, this natkit has version %d", e.Dir, e.Have, e.Want)
 }
 
 // ErrExists says that the namespace has an engine already.
@@ -238,16 +237,18 @@ func Open(dir string) (*Engine, error) {
 		for _, field := range reflect.VisibleFields(reflect.TypeOf(maps)) {
 			name := field.Tag.Get("ebpf")
 			if e.maps[name] == nil && !strings.HasPrefix(name, ".") {
-				return nil, errors.Join(damaged(filepath.Join(dir, mapsDir, name)), e.Close())
+				return nil, errors.Join(&DamagedError{filepath.Join(dir, mapsDir, name)}, e.Close())
 			}
 		}
 	}
 	return e, nil
 }
 
-// damaged is the error for an engine that lacks a pin.
-func damaged(pin string) error {
-	return fmt.Errorf("open NAT engine: somebody has removed its pin %s: `natkit down`, then `natkit up`", pin)
+// DamagedError says that an engine lacks a pin.
+type DamagedError struct{ Pin string }
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("open NAT engine: somebody has removed its pin %s", e.Pin)
 }
 
 // need loads those of the programs of hooks that the engine does not have. On an error, and by
@@ -290,7 +291,7 @@ func (e *Engine) need(names []string) (undo func() error, err error) {
 func (e *Engine) run(name string, o *ebpf.RunOptions) (uint32, error) {
 	p := e.programs[name]
 	if p == nil {
-		return 0, damaged(filepath.Join(e.dir, programsDir, name))
+		return 0, &DamagedError{filepath.Join(e.dir, programsDir, name)}
 	}
 	return p.Run(o)
 }
@@ -309,7 +310,7 @@ func openPins(dir string) (_ *Engine, err error) {
 	pin := filepath.Join(dir, mapsDir, "control")
 	control, err := ebpf.LoadPinnedMap(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, damaged(pin)
+		return nil, &DamagedError{pin}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open NAT engine: %w", err)

@@ -39,6 +39,17 @@ func items(data []byte) (n int) {
 	return n
 }
 
+// Stdin is the name of a file that was read from there.
+const Stdin = "stdin"
+
+// Argument is how a file of that name is given on a command line.
+func Argument(name string) string {
+	if name == Stdin {
+		return "-"
+	}
+	return name
+}
+
 // ParseFile reads a rule file, until ctx ends.
 func ParseFile(ctx context.Context, path string) (*File, error) {
 	data, err := ReadFile(ctx, path)

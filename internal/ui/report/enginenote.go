@@ -10,6 +10,7 @@ import (
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/shell"
 )
 
 // EngineNote says beside facts of the kernel what natkit's own engine has to do with them.
@@ -33,18 +34,18 @@ func NewEngineNote(e *snapshot.Engine, table *snapshot.Table, ref string) *Engin
 	n := &EngineNote{Kind: e.Kind}
 	switch {
 	case e.Accelerates():
-		n.See = []string{natkitIn(ref, "accel", "status")}
+		n.See = []string{shell.Natkit(ref, "accel", "status")}
 		n.Note = "natkit accel forwards established flows before the kernel stack; their entries are in this table"
 	case e.InNftables():
 		n.labels = true
-		n.See = []string{natkitIn(ref, "rules"), natkitIn(ref, "conntrack", "list", "-o", "json")}
+		n.See = []string{shell.Natkit(ref, "rules"), shell.Natkit(ref, "conntrack", "list", "-o", "json")}
 		n.Note = "natkit's engine nft translates here: its sessions are entries of this table, with label " + strconv.Itoa(nft.LabelBit)
 		if table != nil {
 			n.Entries = &table.Labelled
 			n.Note += fmt.Sprintf(" (%d of %s)", table.Labelled, plural.Count(table.Entries, "entry"))
 		}
 	default:
-		n.Sessions, n.See = e.Sessions, []string{natkitIn(ref, "sessions"), natkitIn(ref, "mappings")}
+		n.Sessions, n.See = e.Sessions, []string{shell.Natkit(ref, "sessions"), shell.Natkit(ref, "mappings")}
 		n.Note = fmt.Sprintf("the eBPF engine translates here: %s that this table does not contain", plural.Count(e.Sessions, "session"))
 	}
 	return n
@@ -56,18 +57,9 @@ func NewHooksNote(e *snapshot.Engine, ref string) *EngineNote {
 	case e == nil || e.InNftables():
 		return nil
 	case e.Accelerates():
-		return &EngineNote{Kind: e.Kind, Note: "packets that natkit accel forwards bypass these hooks", See: []string{natkitIn(ref, "accel", "status")}}
+		return &EngineNote{Kind: e.Kind, Note: "packets that natkit accel forwards bypass these hooks", See: []string{shell.Natkit(ref, "accel", "status")}}
 	}
-	return &EngineNote{Kind: e.Kind, Sessions: e.Sessions, Note: "packets that the eBPF engine translates bypass these hooks", See: []string{natkitIn(ref, "status")}}
-}
-
-// natkitIn is a command about a namespace.
-func natkitIn(ref string, args ...string) string {
-	words := []string{"natkit"}
-	if ref != "" {
-		words = append(words, "--netns", ref)
-	}
-	return Command(append(words, args...)...)
+	return &EngineNote{Kind: e.Kind, Sessions: e.Sessions, Note: "packets that the eBPF engine translates bypass these hooks", See: []string{shell.Natkit(ref, "status")}}
 }
 
 // Line is the note in one line, with where to look.

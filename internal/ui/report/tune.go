@@ -310,20 +310,6 @@ func (p *page) table(align string, rows [][]string) {
 	}
 }
 
-// Command writes words as a command line that a shell takes as these words.
-func Command(words ...string) string {
-	quoted := make([]string, len(words))
-	for i, w := range words {
-		quoted[i] = w
-		if w == "" || strings.ContainsFunc(w, func(r rune) bool {
-			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_@%+=:,./-", r))
-		}) {
-			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(quoted, " ")
-}
-
 // rate writes a number a second: to the full, or to three digits if it is small.
 func rate(v float64) string {
 	if v >= 100 {

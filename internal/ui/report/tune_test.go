@@ -135,19 +135,6 @@ func TestTuneRecordTexts(t *testing.T) {
 	golden(t, "tune-history.json", out.Bytes())
 }
 
-// What natkit shows as a command may be pasted into a shell.
-func TestCommand(t *testing.T) {
-	for want, words := range map[string][]string{
-		"natkit tune apply --netns blue": {"natkit", "tune", "apply", "--netns", "blue"},
-		`a 'b c' ''`:                     {"a", "b c", ""},
-		`'x; rm -rf /' 'it'\''s' '$(y)'`: {"x; rm -rf /", "it's", "$(y)"},
-	} {
-		if got := Command(words...); got != want {
-			t.Errorf("%q gives %s, want %s", words, got, want)
-		}
-	}
-}
-
 func TestRate(t *testing.T) {
 	for v, want := range map[float64]string{0.04321: "0.0432", 12: "12", 99.94: "99.9", 1984.4: "1984", 1e6: "1000000"} {
 		if got := rate(v); got != want {
