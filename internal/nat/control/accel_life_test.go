@@ -113,7 +113,7 @@ func TestAccelVanished(t *testing.T) {
 }
 
 // An idle connection lives as long as the kernel lets one live, also if the table has
-// forgotten meanwhile that it was accelerated.
+// forgotten since that it was accelerated.
 func TestAccelForgotten(t *testing.T) {
 	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())

@@ -1033,7 +1033,7 @@ func TestAccelForeignXDP(t *testing.T) {
 	b.accelOn(o)
 }
 
-// Killed at any moment of turning it on, off puts everything back, and on begins anew.
+// Killed at any moment of turning it on, off puts everything back, and on begins again.
 func TestAccelKilled(t *testing.T) {
 	b := newAccelTestbed(t)
 	before := b.state()

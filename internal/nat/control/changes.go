@@ -218,7 +218,7 @@ func takeBack(ns *netns.Handle, j *journal.Journal, changes []Change) error {
 // unmake puts one change back. Who waits for it no more does not stop it: half put back is
 // worse. Of TCP that was accelerated, connection tracking has not followed the windows; so
 // before it looks at them again, connections that are open are excepted. No program may be
-// attached any more by then, or others would miss packets meanwhile.
+// attached any more by then, or others would miss packets until then.
 func (c Change) unmake() (kept string, err error) {
 	switch c.Kind {
 	case changeSetting:

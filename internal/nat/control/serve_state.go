@@ -72,7 +72,7 @@ func holdServing(inode uint64) (*serving, error) {
 			}
 			return s, nil
 		}
-		f.Close() // who held it has removed it meanwhile
+		f.Close() // who held it has removed it since
 	}
 }
 

@@ -400,7 +400,7 @@ func (c *compiler) modes() {
 		}
 	}
 	if independent {
-		c.warn(rulefile.Position{}, "mapping endpoint-independent is not kept: the kernel maps an endpoint anew for each remote endpoint, to the same port where that is free")
+		c.warn(rulefile.Position{}, "mapping endpoint-independent is not kept: the kernel makes a mapping for each remote endpoint, with the same port where that is free")
 	}
 	if open {
 		c.warn(rulefile.Position{}, "filtering endpoint-independent and address-dependent are not kept: the kernel lets in answers only")

@@ -117,7 +117,7 @@ func addTimeouts(c *nftables.Conn, table *nftables.Table, policies []Timeout) {
 func (r Ruleset) Apply(h *netns.Handle) error { return r.transact(h, false) }
 
 // Try asks the kernel whether it takes the tables, and leaves none of them, whatever
-// happens meanwhile: what makes them takes them away.
+// happens in between: what makes them takes them away.
 func (r Ruleset) Try(h *netns.Handle) error { return r.transact(h, true) }
 
 func (r Ruleset) transact(h *netns.Handle, remove bool) error {

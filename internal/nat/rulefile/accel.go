@@ -34,7 +34,7 @@ var AccelReasons = []AccelReason{
 	{"local", "for this machine itself"},
 	{"no-way", "no route, no neighbour, or its way out is not an accelerated interface"},
 	{"other-way", "the stack sends the flow another way than the routes say: routing by mark, or a program"},
-	{"no-room", "the table of shortcuts gave no place, or gave it to another flow meanwhile"},
+	{"no-room", "the flow cache had no free slot, or gave the slot to another flow"},
 }
 
 // AccelEligible tells whether a reason is of packets that acceleration could have forwarded:

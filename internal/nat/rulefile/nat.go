@@ -378,7 +378,7 @@ func DefaultTimeouts() Timeouts {
 }
 
 // Limits bound what an engine holds. All but the last two fix memory, and change only
-// when the engine is made anew.
+// when the engine is created again.
 type Limits struct {
 	Sessions            int // at once
 	Mappings            int // inside endpoints with an outside port; 0 is as many as sessions
