@@ -157,8 +157,8 @@ func (w *world) punchTCP(hosts [2]string, port int) error {
 	for i := range hosts {
 		both.Go(func() {
 			c, err := dial(i, seen[1-i])
-			for until := time.Now().Add(patience); errors.Is(err, unix.ECONNREFUSED) && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-				c, err = dial(i, seen[1-i]) // the other had not begun, whose filter lets everybody in
+			for until := time.Now().Add(patience); errors.Is(err, unix.ECONNREFUSED) && time.Now().Before(until); {
+				c, err = dial(i, seen[1-i]) // the other has not begun, whose filter lets everybody in
 			}
 			if err != nil {
 				errs[i] = err

@@ -182,6 +182,19 @@ func (w *wire) take(t testing.TB) []byte {
 	}
 }
 
+// arrives waits until a frame is there to be taken from one of the wires: false when it is late.
+func arrives(deadline time.Time, wires ...*wire) bool {
+	fds := make([]unix.PollFd, len(wires))
+	for i, w := range wires {
+		fds[i] = unix.PollFd{Fd: int32(w.socket), Events: unix.POLLIN}
+	}
+	left := time.Until(deadline)
+	if left > 0 {
+		unix.Poll(fds, int(left.Milliseconds())+1) // a signal wakes it too
+	}
+	return left > 0
+}
+
 // sumOf is the one's complement sum of RFC 1071, folded: 0xffff over what has a right
 // checksum in it.
 func sumOf(sum uint32, b []byte) uint32 {
@@ -527,12 +540,16 @@ func (w *twins) cross(inside bool, ips [2]pktbuild.IPv4, limit time.Duration) (o
 		}
 		from.put(w.t, from.frame(ips[i]))
 	}
-	for deadline := time.Now().Add(limit); (out[0] == nil || out[1] == nil) && time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
-		for i, c := range w.pair {
-			to := c.in
-			if inside {
-				to = c.out
-			}
+	var wires []*wire // on which it comes out
+	for _, c := range w.pair {
+		if inside {
+			wires = append(wires, c.out)
+		} else {
+			wires = append(wires, c.in)
+		}
+	}
+	for deadline := time.Now().Add(limit); (out[0] == nil || out[1] == nil) && arrives(deadline, wires...); {
+		for i, to := range wires {
 			for b := to.take(w.t); b != nil; b = to.take(w.t) {
 				if from := netip.AddrFrom4([4]byte(b[12:16])); from == strangerAddress {
 					w.t.Errorf("a stranger's packet came in: %x on %s", b, engines[i])

@@ -188,8 +188,9 @@ func (m *matrix) put(inside bool, ip pktbuild.IPv4) uint16 {
 
 // await gives what arrives on a side until done says so; nil if it never does.
 func (m *matrix) await(inside bool, limit time.Duration, done func(ip []byte) bool) []byte {
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
-		for b := m.wireOf(inside).take(m.t); b != nil; b = m.wireOf(inside).take(m.t) {
+	w := m.wireOf(inside)
+	for deadline := time.Now().Add(limit); arrives(deadline, w); {
+		for b := w.take(m.t); b != nil; b = w.take(m.t) {
 			if done(b) {
 				return bytes.Clone(b)
 			}
