@@ -42,8 +42,9 @@ func showMeasured(ctx context.Context, e *env, format string, measure func(bench
 		Row: func(f bench.Figure) { line.say("%s", report.Row(f)) },
 	})
 	line.clear()
-	if errors.As(err, new(*bench.OptionError)) {
-		return usagef("%w", err)
+	err = inFlags(err)
+	if errors.As(err, new(usageError)) {
+		return err
 	}
 	if res == nil {
 		return interruptedEmpty(ctx, err)
@@ -55,6 +56,36 @@ func showMeasured(ctx context.Context, e *env, format string, measure func(bench
 		shown = report.Result(e.stdout, res)
 	}
 	return errors.Join(shown, interrupted(ctx, err))
+}
+
+// benchFlags are the flags by the fields of package bench's options that they set.
+var benchFlags = map[string]string{
+	"Apart": "apart", "BothWays": "both-ways", "Concurrency": "concurrency", "Cores": "cores", "Counts": "counts", "Directions": "direction",
+	"Duration": "duration", "Flows": "flows", "Force": "force", "Goals": "ndr", "Headers": "header", "Held": "held", "IPerf3": "iperf3",
+	"Load": "seconds", "PDR": "pdr", "Protocols": "protocol", "RX": "rx", "Rate": "rate", "Rates": "rate", "Requests": "requests",
+	"RouterMAC": "router-mac", "Routers": "router", "Rules": "rules", "Sessions": "sessions", "Sizes": "size", "SocketTimeout": "socket-timeout",
+	"Sources": "source", "Streams": "streams", "TX": "tx", "Targets": "target", "TimeLimit": "time-limit", "TransferFor": "seconds",
+	"Trials": "trials", "Workers": "workers",
+}
+
+// inFlags is an error of package bench with flags in place of its options' fields; what
+// is wrong with an option is an error of usage.
+func inFlags(err error) error {
+	flag := func(field string) string {
+		if name := benchFlags[field]; name != "" {
+			return "--" + name
+		}
+		return field // the argument
+	}
+	var option *bench.OptionError
+	if errors.As(err, &option) {
+		return usagef("%s", option.Worded(flag))
+	}
+	var hint *bench.HintError
+	if errors.As(err, &hint) {
+		return errors.New(strings.Replace(err.Error(), hint.Error(), hint.Worded(flag), 1))
+	}
+	return err
 }
 
 // interruptedEmpty is the error of a measurement that has nothing to show.
@@ -146,9 +177,8 @@ Times are exact, percentiles and medians within 0.05 %.`,
 		}
 		res, runErr := bench.HTTP(cmd.Context(), o)
 		progress.clear()
-		var option *bench.OptionError
-		if errors.As(runErr, &option) {
-			return usagef("%w", runErr)
+		if runErr = inFlags(runErr); errors.As(runErr, new(usageError)) {
+			return runErr
 		}
 		if res != nil {
 			show := report.HTTP

@@ -12,7 +12,7 @@ import (
 )
 
 func newBenchBulkCommand(e *env) *cobra.Command {
-	o := bench.BulkOptions{Duration: time.Second}
+	o := bench.BulkOptions{TransferFor: time.Second}
 	var routers []string
 	var direction string
 	var paper bool
@@ -44,7 +44,7 @@ in each direction, and prints its tables beside the published ones.`,
 	f.StringSliceVar(&routers, "router", []string{"none", "default", "nft", "iptables", "iptables-legacy", "stateless", "act-nat", "ebpf-tc"}, "routers to compare")
 	f.IntSliceVar(&o.Streams, "streams", []int{1, 4}, "connections at a time")
 	f.StringVar(&direction, "direction", "both", "up (client to server), down or both")
-	f.Var((*secondsFlag)(&o.Duration), "seconds", "`seconds` that a trial sends for")
+	f.Var((*secondsFlag)(&o.TransferFor), "seconds", "`seconds` that a trial sends for")
 	f.IntVar(&o.Trials, "trials", 3, "trials of each router under each condition")
 	f.BoolVar(&o.IPerf3, "iperf3", false, "compare with iperf3, which must be installed")
 	f.BoolVar(&paper, "paper", false, "repeat the published experiment of 1997")
@@ -68,7 +68,7 @@ in each direction, and prints its tables beside the published ones.`,
 			return usagef("--router %w", err)
 		}
 		if o.Directions, err = bench.ParseDirection(direction); err != nil {
-			return usagef("%w", err)
+			return inFlags(err)
 		}
 		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about

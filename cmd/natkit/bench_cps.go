@@ -87,7 +87,7 @@ programs disturbed is repeated; figures that stay disturbed are labelled.
 		}
 		var err error
 		if o.Goals, err = bench.SearchGoals(ndr, pdr, false, 0, false); err != nil {
-			return usagef("--pdr: %w", err)
+			return inFlags(err)
 		}
 		for _, name := range []string{"duration", "trials"} {
 			if len(o.Goals) > 0 && f.Changed(name) {

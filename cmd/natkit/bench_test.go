@@ -10,10 +10,15 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 func runBench(ctx context.Context, args ...string) (code int, stdout, stderr string) {
@@ -98,5 +103,54 @@ func TestSecondsFlag(t *testing.T) {
 		if err := s.Set(text); time.Duration(s) != want || (err == nil) != (want > 0) {
 			t.Errorf("%q: %v, %v", text, time.Duration(s), err)
 		}
+	}
+}
+
+// Package bench knows options by the fields that hold them. Every field that an error of
+// it names has a flag, and no text of it names a flag.
+func TestBenchFlags(t *testing.T) {
+	flags := map[string]bool{}
+	for _, cmd := range newBenchCommand(&env{}).Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = true })
+	}
+	for field, flag := range benchFlags {
+		if !flags[flag] {
+			t.Errorf("%s: no --%s", field, flag)
+		}
+	}
+	files, err := filepath.Glob("../../internal/bench/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal(err, len(files))
+	}
+	named, called := regexp.MustCompile(`refuse(?:All)?\((?:\[\]string\{)?((?:"[A-Za-z0-9]+"(?:, )?)+)|\{([A-Z]\w*)\}[^,})]`), regexp.MustCompile(`"(?:[^"\n]* )?--[a-z][^"\n]* [^"\n]*"`)
+	seen := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(file, "_test.go") || strings.HasSuffix(file, "_bpfel.go") {
+			continue
+		}
+		for _, m := range named.FindAllStringSubmatch(string(text), -1) {
+			for _, field := range strings.Split(m[1]+m[2], ", ") {
+				field = strings.Trim(field, `" `)
+				if field == "" || field == "URL" || field == "Field" {
+					continue
+				}
+				if seen++; benchFlags[field] == "" {
+					t.Errorf("%s names %s, for which there is no flag", file, field)
+				}
+			}
+		}
+		for _, m := range called.FindAllString(string(text), -1) {
+			if strings.Contains(m, "iperf3 --") { // that program's
+				continue
+			}
+			t.Errorf("%s names a flag: %s", file, m)
+		}
+	}
+	if seen < 40 {
+		t.Errorf("%d fields found in the source", seen)
 	}
 }

@@ -147,7 +147,7 @@ for XDP (ndo_xdp_xmit). An interface with a default route is refused without --f
 			o.Rates = append(o.Rates, bench.CurveRates()...)
 		}
 		if o.Goals, err = bench.SearchGoals(ndr, pdr, rfc2544, o.Duration, f.Changed("duration")); err != nil {
-			return usagef("%w", err)
+			return inFlags(err)
 		}
 		return showMeasured(cmd.Context(), e, *out, func(about bench.About) (*bench.Result, error) {
 			o.About = about

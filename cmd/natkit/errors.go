@@ -160,11 +160,28 @@ func flagError(cmd *cobra.Command, err error) error {
 	return usagef("%s%s", inWords(err), see)
 }
 
+// outOfRange tells whether a value is a number as the flag wants it, but too large or
+// too small: pflag does not.
+func outOfRange(kind, value string) bool {
+	var err error
+	switch {
+	case strings.HasPrefix(kind, "uint"):
+		_, err = strconv.ParseUint(value, 0, 64)
+	case strings.HasPrefix(kind, "int") && kind != "intSlice":
+		_, err = strconv.ParseInt(value, 0, 64)
+	case strings.HasPrefix(kind, "float"):
+		_, err = strconv.ParseFloat(value, 64)
+	default:
+		return false
+	}
+	return err == nil || errors.Is(err, strconv.ErrRange)
+}
+
 // flagValue says what is wrong with a flag's value.
 func flagValue(e *pflag.InvalidValueError) string {
 	got, want := e.GetValue(), ""
 	switch kind := e.GetFlag().Value.Type(); {
-	case errors.Is(e, strconv.ErrRange):
+	case outOfRange(kind, got):
 		return fmt.Sprintf("%q: out of range", got)
 	case kind == "duration":
 		want = "a time such as 10s, 500ms or 2m"

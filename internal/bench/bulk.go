@@ -16,11 +16,11 @@ import (
 
 // BulkOptions says which transfers Bulk makes.
 type BulkOptions struct {
-	Routers    []Router
-	Streams    []int         // connections at a time
-	Directions []string      // "up": client to server, "down"
-	Duration   time.Duration // of a transfer
-	Trials     int
+	Routers     []Router
+	Streams     []int    // connections at a time
+	Directions  []string // "up": client to server, "down"
+	TransferFor time.Duration
+	Trials      int
 	// IPerf3 repeats each transfer with iperf3, to compare with.
 	IPerf3 bool
 
@@ -35,27 +35,24 @@ const (
 )
 
 func (o *BulkOptions) check() error {
-	refuse := func(option, format string, args ...any) error {
-		return &OptionError{option, fmt.Sprintf(format, args...)}
-	}
 	switch {
 	case len(o.Routers) == 0:
-		return refuse("--router", "none given")
+		return refuse("Routers", "none given")
 	case len(o.Streams) == 0:
-		return refuse("--streams", "none given")
+		return refuse("Streams", "none given")
 	case o.Trials < 1 || o.Trials > MaxTrials:
-		return refuse("--trials", "%d: want 1 to %d", o.Trials, MaxTrials)
-	case o.Duration < 10*time.Millisecond || o.Duration > MaxDuration:
-		return refuse("--seconds", "%v: want 10ms to %v", o.Duration, MaxDuration)
+		return refuse("Trials", "%d: want 1 to %d", o.Trials, MaxTrials)
+	case o.TransferFor < 10*time.Millisecond || o.TransferFor > MaxDuration:
+		return refuse("TransferFor", "%v: want 10ms to %v", o.TransferFor, MaxDuration)
 	}
 	for _, n := range o.Streams {
 		if n < 1 || n > MaxStreams {
-			return refuse("--streams", "%d: want 1 to %d", n, MaxStreams)
+			return refuse("Streams", "%d: want 1 to %d", n, MaxStreams)
 		}
 	}
 	for _, d := range o.Directions {
 		if d != DirectionUp && d != DirectionDown {
-			return refuse("--direction", "%q: want up, down or both", d)
+			return refuse("Directions", "%q: want up, down or both", d)
 		}
 	}
 	return nil
@@ -109,7 +106,7 @@ func Bulk(ctx context.Context, o BulkOptions) (res *Result, err error) {
 		c.result.Environment.Versions = map[string]string{"iperf3": version}
 	}
 	trials := &steps{total: o.Trials * len(o.Streams) * len(o.Directions) * len(sites), show: o.Progress}
-	trials.expected = time.Duration(trials.total) * (o.Duration + trialOverhead)
+	trials.expected = time.Duration(trials.total) * (o.TransferFor + trialOverhead)
 	if o.IPerf3 {
 		trials.expected *= 2
 	}
@@ -127,11 +124,11 @@ func (c *comparison) bulkTrials(ctx context.Context, sites []*site, o BulkOption
 				for _, s := range sites {
 					p := Params{Streams: streams, Direction: direction, Protocol: "tcp"}
 					trials.next("%s, %s %s", s.router.Name(), plural.Count(streams, "stream"), direction)
-					if err := c.bulkTrial(ctx, s, p, o.Duration); err != nil {
+					if err := c.bulkTrial(ctx, s, p, o.TransferFor); err != nil {
 						return fmt.Errorf("router %s: %w", s.router.Name(), err)
 					}
 					if o.IPerf3 {
-						if err := c.iperf3Trial(ctx, s, p, o.Duration); err != nil {
+						if err := c.iperf3Trial(ctx, s, p, o.TransferFor); err != nil {
 							return fmt.Errorf("router %s: %w", s.router.Name(), err)
 						}
 					}
@@ -218,5 +215,5 @@ func ParseDirection(text string) ([]string, error) {
 	case slices.Contains([]string{DirectionUp, DirectionDown}, text):
 		return []string{text}, nil
 	}
-	return nil, &OptionError{"--direction", choice.Error(text, DirectionUp, DirectionDown, "both").Error()}
+	return nil, refuse("Directions", "%v", choice.Error(text, DirectionUp, DirectionDown, "both"))
 }

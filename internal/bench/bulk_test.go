@@ -55,7 +55,7 @@ func TestBulk(t *testing.T) {
 	a := &bareRouter{name: "a"}
 	res, err := Bulk(t.Context(), BulkOptions{
 		Routers: []Router{a, &bareRouter{name: "missing", unsupported: true}},
-		Streams: []int{1, 3}, Directions: []string{DirectionUp, DirectionDown}, Duration: 150 * time.Millisecond, Trials: 2,
+		Streams: []int{1, 3}, Directions: []string{DirectionUp, DirectionDown}, TransferFor: 150 * time.Millisecond, Trials: 2,
 		About: About{Progress: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }},
 	})
 	if err != nil {
@@ -140,20 +140,20 @@ func TestTransfer(t *testing.T) {
 
 func TestBulkRefuses(t *testing.T) {
 	good := func() BulkOptions {
-		return BulkOptions{Routers: []Router{&bareRouter{}}, Streams: []int{1}, Directions: []string{DirectionUp}, Duration: time.Second, Trials: 1}
+		return BulkOptions{Routers: []Router{&bareRouter{}}, Streams: []int{1}, Directions: []string{DirectionUp}, TransferFor: time.Second, Trials: 1}
 	}
 	for option, spoil := range map[string]func(*BulkOptions){
-		"--router":    func(o *BulkOptions) { o.Routers = nil },
-		"--streams":   func(o *BulkOptions) { o.Streams = []int{1, 0} },
-		"--direction": func(o *BulkOptions) { o.Directions = []string{"sideways"} },
-		"--seconds":   func(o *BulkOptions) { o.Duration = time.Hour },
-		"--trials":    func(o *BulkOptions) { o.Trials = 0 },
+		"Routers":     func(o *BulkOptions) { o.Routers = nil },
+		"Streams":     func(o *BulkOptions) { o.Streams = []int{1, 0} },
+		"Directions":  func(o *BulkOptions) { o.Directions = []string{"sideways"} },
+		"TransferFor": func(o *BulkOptions) { o.TransferFor = time.Hour },
+		"Trials":      func(o *BulkOptions) { o.Trials = 0 },
 	} {
 		o := good()
 		spoil(&o)
 		_, err := Bulk(t.Context(), o)
 		var refused *OptionError
-		if !errors.As(err, &refused) || refused.Option != option {
+		if !errors.As(err, &refused) || strings.Join(refused.Fields, ", ") != option {
 			t.Errorf("%s: %v", option, err)
 		}
 	}

@@ -47,39 +47,36 @@ const fewSessions = 10_000
 
 // complete checks the options; an *OptionError names the one that cannot be.
 func (o *CPSOptions) complete() error {
-	refuse := func(option, format string, args ...any) error {
-		return &OptionError{option, fmt.Sprintf(format, args...)}
-	}
 	cpus, err := allowedCPUs()
 	for i, name := range o.Protocols {
 		switch {
 		case !slices.Contains(Protocols, name):
-			return refuse("--protocol", "%v", choice.Error(name, Protocols...))
+			return refuse("Protocols", "%v", choice.Error(name, Protocols...))
 		case slices.Contains(o.Protocols[:i], name):
-			return refuse("--protocol", "%s is named twice", name)
+			return refuse("Protocols", "%s is named twice", name)
 		}
 	}
 	switch {
 	case err != nil:
 		return err
 	case len(o.Routers) == 0 || len(o.Protocols) == 0:
-		return refuse("--router, --protocol", "want one at least")
+		return refuseAll([]string{"Routers", "Protocols"}, "want one at least")
 	case o.Sessions < 1 || o.Sessions > MaxFlows:
-		return refuse("--sessions", "%d: want 1 to %d", o.Sessions, MaxFlows)
+		return refuse("Sessions", "%d: want 1 to %d", o.Sessions, MaxFlows)
 	case o.Held < 0 || o.Held > MaxFlows-o.Sessions:
-		return refuse("--held", "%d: want 0 to %d, which are %d with those of a trial", o.Held, MaxFlows-o.Sessions, MaxFlows)
+		return refuse("Held", "%d: want 0 to %d, which are %d with those of a trial", o.Held, MaxFlows-o.Sessions, MaxFlows)
 	case o.Held > 0 && !slices.Equal(o.Protocols, []string{"udp"}):
-		return refuse("--held", "%d: only with sessions of UDP alone", o.Held)
+		return refuse("Held", "%d: only with sessions of UDP alone", o.Held)
 	case slices.ContainsFunc(o.Rules, func(n int) bool { return n < 0 || n > MaxRules }):
-		return refuse("--rules", "%v: want 0 to %d each", o.Rules, MaxRules)
+		return refuse("Rules", "%v: want 0 to %d each", o.Rules, MaxRules)
 	case o.Trials < 1 || o.Trials > MaxTrials:
-		return refuse("--trials", "%d: want 1 to %d", o.Trials, MaxTrials)
+		return refuse("Trials", "%d: want 1 to %d", o.Trials, MaxTrials)
 	case o.Duration < 10*time.Millisecond || o.Duration > MaxDuration:
-		return refuse("--duration", "%v: want 10ms to %v", o.Duration, MaxDuration)
+		return refuse("Duration", "%v: want 10ms to %v", o.Duration, MaxDuration)
 	case o.searches() && o.Sessions < fewSessions:
-		return refuse("--sessions", "%d: too few for a search, many would wait in rings: want %d at least", o.Sessions, fewSessions)
+		return refuse("Sessions", "%d: too few for a search, many would wait in rings: want %d at least", o.Sessions, fewSessions)
 	case o.searches() && len(cpus) < 2:
-		return refuse("--ndr, --pdr", "the generator and the router want a CPU each, and natkit may use one only")
+		return refuse("Goals", "the generator and the router want a CPU each, and natkit may use one only")
 	}
 	return nil
 }
@@ -202,9 +199,9 @@ func (r *cpsRun) addDUT(ctx context.Context, router Router, rules int) error {
 
 // tooSmall says that a table has no room for so many sessions, and what would give it.
 func tooSmall(sessions int, limit uint64) error {
-	return &OptionError{"--sessions", fmt.Sprintf("%d in all: the table takes %d: want no more, or for the time being "+
+	return refuse("Sessions", "%d in all: the table takes %d: want no more, or for the time being "+
 		"sysctl -w net.netfilter.nf_conntrack_max=%d net.netfilter.nf_conntrack_buckets=%[3]d, which hold for the whole machine",
-		sessions, limit, sessions+sessions/20)}
+		sessions, limit, sessions+sessions/20)
 }
 
 // conntrackSysctls is where a namespace with connection tracking has its settings.

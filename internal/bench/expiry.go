@@ -40,25 +40,22 @@ const (
 const MetricExpired = "expired_sessions"
 
 func (o *ExpiryOptions) check() error {
-	refuse := func(option, format string, args ...any) error {
-		return &OptionError{option, fmt.Sprintf(format, args...)}
-	}
 	cpus, err := allowedCPUs()
 	switch {
 	case err != nil:
 		return err
 	case len(o.Routers) == 0:
-		return refuse("--router", "none given")
+		return refuse("Routers", "none given")
 	case o.Flows < 1 || o.Flows > MaxFlows/2:
-		return refuse("--flows", "%d: want 1 to %d", o.Flows, MaxFlows/2)
+		return refuse("Flows", "%d: want 1 to %d", o.Flows, MaxFlows/2)
 	case o.Sessions < 1 || o.Sessions > MaxFlows-o.Flows:
-		return refuse("--sessions", "%d: want 1 to %d", o.Sessions, MaxFlows-o.Flows)
+		return refuse("Sessions", "%d: want 1 to %d", o.Sessions, MaxFlows-o.Flows)
 	case !(o.Rate >= 1 && o.Rate <= MaxPPS):
-		return refuse("--rate", "%g: want 1 to %g a second", o.Rate, MaxPPS)
+		return refuse("Rate", "%g: want 1 to %g a second", o.Rate, MaxPPS)
 	case o.Trials < 1 || o.Trials > MaxTrials:
-		return refuse("--trials", "%d: want 1 to %d", o.Trials, MaxTrials)
+		return refuse("Trials", "%d: want 1 to %d", o.Trials, MaxTrials)
 	case len(cpus) < 2:
-		return refuse("--router", "the generator and the router want a CPU each, and natkit may use one only")
+		return refuse("Routers", "the generator and the router want a CPU each, and natkit may use one only")
 	}
 	return nil
 }

@@ -64,15 +64,6 @@ type HTTPProgress struct {
 	RequestsPerSecond float64 // over the last second
 }
 
-// OptionError is an option that HTTP can't work with, as opposed to a run that
-// failed. Option is the option's name as natkit's command line has it.
-type OptionError struct {
-	Option string
-	Reason string
-}
-
-func (e *OptionError) Error() string { return e.Option + ": " + e.Reason }
-
 // HTTP makes requests and measures them. When the run ends before its time,
 // because ctx ended or because of the first socket error without
 // TolerateErrors, it returns the error together with what was measured so far.
@@ -131,22 +122,19 @@ func HTTP(ctx context.Context, o HTTPOptions) (*HTTPResult, error) {
 
 // complete checks the options and fills in what was left out.
 func (o *HTTPOptions) complete() error {
-	refuse := func(option, format string, args ...any) error {
-		return &OptionError{option, fmt.Sprintf(format, args...)}
-	}
 	switch {
 	case o.Concurrency < 0:
-		return refuse("--concurrency", "%d: want at least 1", o.Concurrency)
+		return refuse("Concurrency", "%d: want at least 1", o.Concurrency)
 	case o.Requests < 0:
-		return refuse("--requests", "%d: want at least 1", o.Requests)
+		return refuse("Requests", "%d: want at least 1", o.Requests)
 	case o.TimeLimit < 0:
-		return refuse("--time-limit", "%v: want a positive time", o.TimeLimit)
+		return refuse("TimeLimit", "%v: want a positive time", o.TimeLimit)
 	case o.SocketTimeout < 0:
-		return refuse("--socket-timeout", "%v: want a positive time", o.SocketTimeout)
+		return refuse("SocketTimeout", "%v: want a positive time", o.SocketTimeout)
 	case o.Rate < 0 || math.IsNaN(o.Rate) || math.IsInf(o.Rate, 0):
-		return refuse("--rate", "%v: want a positive number of requests a second", o.Rate)
+		return refuse("Rate", "%v: want a positive number of requests a second", o.Rate)
 	case o.Workers < 0:
-		return refuse("--workers", "%d: want at least 1", o.Workers)
+		return refuse("Workers", "%d: want at least 1", o.Workers)
 	}
 	if o.Concurrency == 0 {
 		o.Concurrency = 1
@@ -158,7 +146,7 @@ func (o *HTTPOptions) complete() error {
 		}
 	}
 	if o.Concurrency > o.Requests {
-		return refuse("--concurrency", "%s at a time are more than %d requests: raise --requests", plural.Count(o.Concurrency, "connection"), o.Requests)
+		return refuse("Concurrency", "%s at a time are more than %d requests: raise {Requests}", plural.Count(o.Concurrency, "connection"), o.Requests)
 	}
 	if o.SocketTimeout == 0 {
 		o.SocketTimeout = defaultSocketTimeout

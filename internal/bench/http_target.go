@@ -28,9 +28,6 @@ type httpTarget struct {
 // HTTP/1.0, as ab(1) sends it: the answer is the same body without chunks, and
 // the server closes the connection unless asked to keep it.
 func parseTarget(raw string, keepAlive bool, headers []string) (*httpTarget, error) {
-	refuse := func(format string, args ...any) (*httpTarget, error) {
-		return nil, &OptionError{"URL", fmt.Sprintf("%q: ", raw) + fmt.Sprintf(format, args...)}
-	}
 	full := raw
 	if !strings.Contains(raw, "://") {
 		full = "http://" + raw
@@ -38,21 +35,21 @@ func parseTarget(raw string, keepAlive bool, headers []string) (*httpTarget, err
 	u, err := url.Parse(full)
 	switch {
 	case err != nil:
-		return refuse("not a URL: %v", err)
+		return nil, refuse("URL", "%q: not a URL: %v", raw, err)
 	case u.Scheme == "https":
-		return refuse("https is not supported: NAT treats both alike, measure with http")
+		return nil, refuse("URL", "%q: https is not supported: NAT treats both alike, measure with http", raw)
 	case u.Scheme != "http":
-		return refuse("want http://HOST[:PORT]/PATH")
+		return nil, refuse("URL", "%q: want http://HOST[:PORT]/PATH", raw)
 	case u.Hostname() == "":
-		return refuse("no host")
+		return nil, refuse("URL", "%q: no host", raw)
 	case u.User != nil:
-		return refuse("user and password are not sent; give them as -H 'Authorization: ...'")
+		return nil, refuse("URL", "%q: user and password are not sent; give them as {Headers} 'Authorization: ...'", raw)
 	}
 	t := &httpTarget{host: u.Hostname(), port: 80, path: u.RequestURI()}
 	if p := u.Port(); p != "" {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil || n == 0 {
-			return refuse("port %q: want 1 to 65535", p)
+			return nil, refuse("URL", "%q: port %q: want 1 to 65535", raw, p)
 		}
 		t.port = uint16(n)
 	}
@@ -66,7 +63,7 @@ func parseTarget(raw string, keepAlive bool, headers []string) (*httpTarget, err
 	for _, h := range headers {
 		name, value, ok := strings.Cut(h, ":")
 		if !ok || name == "" || strings.ContainsAny(name, " \t\r\n") || strings.ContainsAny(value, "\r\n") {
-			return nil, &OptionError{"--header", fmt.Sprintf("%q: want \"Name: value\"", h)}
+			return nil, refuse("Headers", "%q: want \"Name: value\"", h)
 		}
 		given[strings.ToLower(name)] = true
 	}

@@ -619,22 +619,22 @@ func TestOptions(t *testing.T) {
 		{HTTPOptions{URL: "127.0.0.1:65536"}, "URL"},
 		{HTTPOptions{URL: "127.0.0.1:x"}, "URL"},
 		{HTTPOptions{URL: "http://127.0.0.1/a\nb"}, "URL"},
-		{HTTPOptions{URL: "127.0.0.1", Concurrency: 2}, "--concurrency"},
-		{HTTPOptions{URL: "127.0.0.1", Concurrency: -1}, "--concurrency"},
-		{HTTPOptions{URL: "127.0.0.1", Concurrency: 1 << 40, Requests: 1 << 40}, "--concurrency"},
-		{HTTPOptions{URL: "127.0.0.1", Requests: -1}, "--requests"},
-		{HTTPOptions{URL: "127.0.0.1", TimeLimit: -1}, "--time-limit"},
-		{HTTPOptions{URL: "127.0.0.1", SocketTimeout: -1}, "--socket-timeout"},
-		{HTTPOptions{URL: "127.0.0.1", Rate: -1}, "--rate"},
-		{HTTPOptions{URL: "127.0.0.1", Workers: -1}, "--workers"},
-		{HTTPOptions{URL: "127.0.0.1", Headers: []string{"no colon"}}, "--header"},
-		{HTTPOptions{URL: "127.0.0.1", Headers: []string{": x"}}, "--header"},
-		{HTTPOptions{URL: "127.0.0.1", Headers: []string{"A: b\r\nC: d"}}, "--header"},
+		{HTTPOptions{URL: "127.0.0.1", Concurrency: 2}, "Concurrency"},
+		{HTTPOptions{URL: "127.0.0.1", Concurrency: -1}, "Concurrency"},
+		{HTTPOptions{URL: "127.0.0.1", Concurrency: 1 << 40, Requests: 1 << 40}, "Concurrency"},
+		{HTTPOptions{URL: "127.0.0.1", Requests: -1}, "Requests"},
+		{HTTPOptions{URL: "127.0.0.1", TimeLimit: -1}, "TimeLimit"},
+		{HTTPOptions{URL: "127.0.0.1", SocketTimeout: -1}, "SocketTimeout"},
+		{HTTPOptions{URL: "127.0.0.1", Rate: -1}, "Rate"},
+		{HTTPOptions{URL: "127.0.0.1", Workers: -1}, "Workers"},
+		{HTTPOptions{URL: "127.0.0.1", Headers: []string{"no colon"}}, "Headers"},
+		{HTTPOptions{URL: "127.0.0.1", Headers: []string{": x"}}, "Headers"},
+		{HTTPOptions{URL: "127.0.0.1", Headers: []string{"A: b\r\nC: d"}}, "Headers"},
 	}
 	for _, tt := range refused {
 		_, err := HTTP(t.Context(), tt.options)
 		var option *OptionError
-		if !errors.As(err, &option) || option.Option != tt.option {
+		if !errors.As(err, &option) || option.Fields[0] != tt.option {
 			t.Errorf("%+v: %v, want one about %s", tt.options, err, tt.option)
 		}
 	}

@@ -20,7 +20,7 @@ import (
 func iperf3Version(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "iperf3", "--version").Output()
 	if errors.Is(err, exec.ErrNotFound) {
-		return "", errors.New("iperf3 is not installed: install it, or leave out --iperf3")
+		return "", hint("iperf3 is not installed: install it, or leave out {IPerf3}")
 	}
 	if err != nil {
 		return "", fmt.Errorf("run iperf3 --version: %w", err)

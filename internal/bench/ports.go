@@ -42,11 +42,11 @@ const (
 func (o *PortsOptions) check() error {
 	switch {
 	case len(o.Routers) == 0:
-		return &OptionError{"--router", "none given"}
+		return refuse("Routers", "none given")
 	case o.Trials < 1 || o.Trials > MaxTrials:
-		return &OptionError{"--trials", fmt.Sprintf("%d: want 1 to %d", o.Trials, MaxTrials)}
+		return refuse("Trials", "%d: want 1 to %d", o.Trials, MaxTrials)
 	case o.Duration < 10*time.Millisecond || o.Duration > MaxDuration:
-		return &OptionError{"--duration", fmt.Sprintf("%v: want 10ms to %v", o.Duration, MaxDuration)}
+		return refuse("Duration", "%v: want 10ms to %v", o.Duration, MaxDuration)
 	}
 	return nil
 }

@@ -78,14 +78,14 @@ func TestPortsInterrupted(t *testing.T) {
 func TestPortsRefuses(t *testing.T) {
 	good := PortsOptions{Routers: []Router{&bareRouter{name: "bare"}}, Duration: time.Second, Trials: 1}
 	for option, change := range map[string]func(*PortsOptions){
-		"--router":   func(o *PortsOptions) { o.Routers = nil },
-		"--trials":   func(o *PortsOptions) { o.Trials = 0 },
-		"--duration": func(o *PortsOptions) { o.Duration = 0 },
+		"Routers":  func(o *PortsOptions) { o.Routers = nil },
+		"Trials":   func(o *PortsOptions) { o.Trials = 0 },
+		"Duration": func(o *PortsOptions) { o.Duration = 0 },
 	} {
 		o := good
 		change(&o)
 		var refused *OptionError
-		if _, err := MeasurePorts(t.Context(), o); !errors.As(err, &refused) || refused.Option != option {
+		if _, err := MeasurePorts(t.Context(), o); !errors.As(err, &refused) || strings.Join(refused.Fields, ", ") != option {
 			t.Errorf("%s: %v", option, err)
 		}
 	}
@@ -162,16 +162,16 @@ func TestExpiry(t *testing.T) {
 		t.Errorf("%+v", res.Routers)
 	}
 	for option, change := range map[string]func(*ExpiryOptions){
-		"--router":   func(o *ExpiryOptions) { o.Routers = nil },
-		"--trials":   func(o *ExpiryOptions) { o.Trials = 0 },
-		"--sessions": func(o *ExpiryOptions) { o.Sessions = MaxFlows },
-		"--flows":    func(o *ExpiryOptions) { o.Flows = 0 },
-		"--rate":     func(o *ExpiryOptions) { o.Rate = 0 },
+		"Routers":  func(o *ExpiryOptions) { o.Routers = nil },
+		"Trials":   func(o *ExpiryOptions) { o.Trials = 0 },
+		"Sessions": func(o *ExpiryOptions) { o.Sessions = MaxFlows },
+		"Flows":    func(o *ExpiryOptions) { o.Flows = 0 },
+		"Rate":     func(o *ExpiryOptions) { o.Rate = 0 },
 	} {
 		o := o
 		change(&o)
 		var refused *OptionError
-		if _, err := Expiry(t.Context(), o); !errors.As(err, &refused) || refused.Option != option {
+		if _, err := Expiry(t.Context(), o); !errors.As(err, &refused) || strings.Join(refused.Fields, ", ") != option {
 			t.Errorf("%s: %v", option, err)
 		}
 	}

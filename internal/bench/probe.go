@@ -135,6 +135,6 @@ func (p *ProbeResult) tryTester(ctx context.Context, testbed *Testbed, add func(
 		"frames from XDP reach a veth device only when its peer receives by NAPI: GRO or an XDP program on it (Linux 5.13)")
 	_, err = os.Stat("/proc/thread-self/schedstat")
 	add("schedstat", err, "shows how long other programs had a CPU", "the kernel needs CONFIG_SCHED_INFO; without it trials are judged by steal and missed slots alone")
-	add("threaded_napi", s.giveRouterACPU(), "the router can have a CPU of its own", "needs two CPUs and Linux 5.12; without it --rate, --curve, --ndr and --pdr can't be had")
+	add("threaded_napi", s.giveRouterACPU(), "the router can have a CPU of its own", "needs two CPUs and Linux 5.12; without it nothing can be measured at a given rate or by a search")
 	return nil
 }

@@ -47,24 +47,21 @@ const (
 )
 
 func (o *RulesOptions) check() error {
-	refuse := func(option, format string, args ...any) error {
-		return &OptionError{option, fmt.Sprintf(format, args...)}
-	}
 	switch {
 	case len(o.Routers) == 0:
-		return refuse("--router", "none given")
+		return refuse("Routers", "none given")
 	case len(o.Counts) == 0:
-		return refuse("--counts", "none given")
+		return refuse("Counts", "none given")
 	case o.Trials < 1 || o.Trials > MaxTrials:
-		return refuse("--trials", "%d: want 1 to %d", o.Trials, MaxTrials)
+		return refuse("Trials", "%d: want 1 to %d", o.Trials, MaxTrials)
 	case o.Load < 10*time.Millisecond || o.Load > MaxDuration:
-		return refuse("--seconds", "%v: want 10ms to %v", o.Load, MaxDuration)
+		return refuse("Load", "%v: want 10ms to %v", o.Load, MaxDuration)
 	case o.Flows < 1 || o.Flows > maxTimedFlows:
-		return refuse("--flows", "%d: want 1 to %d", o.Flows, maxTimedFlows)
+		return refuse("Flows", "%d: want 1 to %d", o.Flows, maxTimedFlows)
 	}
 	for _, n := range o.Counts {
 		if n < 0 || n > MaxRules {
-			return refuse("--counts", "%d: want 0 to %d", n, MaxRules)
+			return refuse("Counts", "%d: want 0 to %d", n, MaxRules)
 		}
 	}
 	return nil

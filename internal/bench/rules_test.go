@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,17 +79,17 @@ func TestFirstPacket(t *testing.T) {
 
 func TestRulesRefuses(t *testing.T) {
 	for option, spoil := range map[string]func(*RulesOptions){
-		"--router":  func(o *RulesOptions) { o.Routers = nil },
-		"--counts":  func(o *RulesOptions) { o.Counts = []int{0, MaxRules + 1} },
-		"--seconds": func(o *RulesOptions) { o.Load = 0 },
-		"--flows":   func(o *RulesOptions) { o.Flows = 0 },
-		"--trials":  func(o *RulesOptions) { o.Trials = MaxTrials + 1 },
+		"Routers": func(o *RulesOptions) { o.Routers = nil },
+		"Counts":  func(o *RulesOptions) { o.Counts = []int{0, MaxRules + 1} },
+		"Load":    func(o *RulesOptions) { o.Load = 0 },
+		"Flows":   func(o *RulesOptions) { o.Flows = 0 },
+		"Trials":  func(o *RulesOptions) { o.Trials = MaxTrials + 1 },
 	} {
 		o := RulesOptions{Routers: []Router{&bareRouter{}}, Counts: []int{0}, Load: time.Second, Flows: 1, Trials: 1}
 		spoil(&o)
 		_, err := Rules(t.Context(), o)
 		var refused *OptionError
-		if !errors.As(err, &refused) || refused.Option != option {
+		if !errors.As(err, &refused) || strings.Join(refused.Fields, ", ") != option {
 			t.Errorf("%s: %v", option, err)
 		}
 	}

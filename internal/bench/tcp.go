@@ -202,9 +202,9 @@ func allowConnections(n int) error {
 	if limit.Max >= need {
 		return nil
 	}
-	return &OptionError{"--concurrency", fmt.Sprintf(
+	return refuse("Concurrency",
 		"%d: this process may open %d files, enough for %s; raise the limit before starting natkit (as root: ulimit -Hn %d)",
-		n, limit.Max, plural.Count(max(int64(limit.Max)-int64(need)+int64(n), 0), "connection"), need)}
+		n, limit.Max, plural.Count(max(int64(limit.Max)-int64(need)+int64(n), 0), "connection"), need)
 }
 
 func openFiles() (int, error) {

@@ -108,9 +108,6 @@ type UDPOptions struct {
 
 // complete checks the options; an *OptionError names the one that cannot be.
 func (o *UDPOptions) complete() error {
-	refuse := func(option, format string, args ...any) error {
-		return &OptionError{option, fmt.Sprintf(format, args...)}
-	}
 	cpus, err := allowedCPUs()
 	if err != nil {
 		return err
@@ -118,11 +115,11 @@ func (o *UDPOptions) complete() error {
 	if o.Wire != nil {
 		switch {
 		case len(o.Routers) > 0:
-			return refuse("--router", "not with --tx: the router is elsewhere")
+			return refuse("Routers", "not with {TX}: the router is elsewhere")
 		case o.BothWays:
-			return refuse("--both-ways", "not with --tx, whose frames go one way")
+			return refuse("BothWays", "not with {TX}, whose frames go one way")
 		case len(o.Flows) == 0:
-			return refuse("--flows", "want one at least")
+			return refuse("Flows", "want one at least")
 		}
 		if err := o.Wire.complete(slices.Max(o.Flows)); err != nil {
 			return err
@@ -131,36 +128,36 @@ func (o *UDPOptions) complete() error {
 	}
 	for i, router := range o.Routers {
 		if slices.ContainsFunc(o.Routers[:i], func(r Router) bool { return r.Name() == router.Name() }) {
-			return refuse("--router", "%s is named twice", router.Name())
+			return refuse("Routers", "%s is named twice", router.Name())
 		}
 	}
 	for _, n := range o.Flows {
 		if n < 1 || n > MaxFlows {
-			return refuse("--flows", "%d: want 1 to %d", n, MaxFlows)
+			return refuse("Flows", "%d: want 1 to %d", n, MaxFlows)
 		}
 	}
 	for _, n := range o.Cores {
 		switch {
 		case o.Wire != nil:
 		case n < 1 || n > len(cpus):
-			return refuse("--cores", "%d: want 1 to %d, the CPUs that natkit may use", n, len(cpus))
+			return refuse("Cores", "%d: want 1 to %d, the CPUs that natkit may use", n, len(cpus))
 		case n > 1 && n%2 == 1 && o.Apart:
-			return refuse("--apart", "%d cores: want an even number, half of them for each way, or one to compare with", n)
+			return refuse("Apart", "%s: want an even number, half of them for each way, or one to compare with", plural.Count(n, "core"))
 		case n > 1 && o.ownCPU():
-			return refuse("--cores", "%d: at a given rate the router has one CPU of its own", n)
+			return refuse("Cores", "%d: at a given rate the router has one CPU of its own", n)
 		}
 	}
 	switch {
 	case o.Apart && (!o.BothWays || o.ownCPU()):
-		return refuse("--apart", "only with --both-ways, and without a rate or a search")
+		return refuse("Apart", "only with {BothWays}, and without a rate or a search")
 	case len(o.Routers) == 0 && o.Wire == nil || len(o.Sizes) == 0 || len(o.Flows) == 0 || len(o.Cores) == 0:
-		return refuse("--router, --size, --flows, --cores", "want one at least")
+		return refuseAll([]string{"Routers", "Sizes", "Flows", "Cores"}, "want one at least")
 	case o.Trials < 1 || o.Trials > 10_000:
-		return refuse("--trials", "%d: want 1 to 10000", o.Trials)
+		return refuse("Trials", "%d: want 1 to 10000", o.Trials)
 	case o.Duration < 10*time.Millisecond || o.Duration > time.Hour:
-		return refuse("--duration", "%v: want 10ms to 1h", o.Duration)
+		return refuse("Duration", "%v: want 10ms to 1h", o.Duration)
 	case o.ownCPU() && o.Wire == nil && len(cpus) < 2:
-		return refuse("--rate", "the generator and the router want a CPU each, and natkit may use one only")
+		return refuse("Rates", "the generator and the router want a CPU each, and natkit may use one only")
 	}
 	return nil
 }
@@ -495,7 +492,7 @@ func SearchGoals(ndr bool, pdr string, rfc2544 bool, d time.Duration, given bool
 		goal := GoalPDR
 		percent, err := strconv.ParseFloat(strings.TrimSuffix(pdr, "%"), 64)
 		if err != nil || !strings.HasSuffix(pdr, "%") || !(percent > 0 && percent < 100) {
-			return nil, fmt.Errorf("--pdr %q: want a share above 0%% and below 100%%, such as 0.5%%", pdr)
+			return nil, refuse("PDR", "%q: want a share above 0%% and below 100%%, such as 0.5%%", pdr)
 		}
 		goal.LossRatio = percent / 100
 		goals = append(goals, goal)

@@ -341,21 +341,21 @@ func TestLostFramesAreFound(t *testing.T) {
 func TestUDPRefuses(t *testing.T) {
 	router := stubRouter{"never", func(*Testbed) (func() error, error) { panic("installed") }}
 	for want, change := range map[string]func(*UDPOptions){
-		"--flows":    func(o *UDPOptions) { o.Flows = []int{0} },
-		"--flows 2":  func(o *UDPOptions) { o.Flows = []int{MaxFlows + 1} },
-		"--cores":    func(o *UDPOptions) { o.Cores = []int{1, 1000} },
-		"--cores 2":  func(o *UDPOptions) { o.Cores, o.Rates = []int{2}, []Rate{{PPS: 1}} },
-		"--apart":    func(o *UDPOptions) { o.Apart, o.BothWays = true, false },
-		"--apart 2":  func(o *UDPOptions) { o.Apart, o.BothWays, o.Rates = true, true, []Rate{{PPS: 1}} },
-		"--trials":   func(o *UDPOptions) { o.Trials = 0 },
-		"--duration": func(o *UDPOptions) { o.Duration = time.Nanosecond },
-		"--router":   func(o *UDPOptions) { o.Routers = nil },
+		"Flows":    func(o *UDPOptions) { o.Flows = []int{0} },
+		"Flows 2":  func(o *UDPOptions) { o.Flows = []int{MaxFlows + 1} },
+		"Cores":    func(o *UDPOptions) { o.Cores = []int{1, 1000} },
+		"Cores 2":  func(o *UDPOptions) { o.Cores, o.Rates = []int{2}, []Rate{{PPS: 1}} },
+		"Apart":    func(o *UDPOptions) { o.Apart, o.BothWays = true, false },
+		"Apart 2":  func(o *UDPOptions) { o.Apart, o.BothWays, o.Rates = true, true, []Rate{{PPS: 1}} },
+		"Trials":   func(o *UDPOptions) { o.Trials = 0 },
+		"Duration": func(o *UDPOptions) { o.Duration = time.Nanosecond },
+		"Routers":  func(o *UDPOptions) { o.Routers = nil },
 	} {
 		o := udpOptions(router)
 		change(&o)
 		var refused *OptionError
 		option, _, _ := strings.Cut(want, " ")
-		if _, err := UDP(context.Background(), o); !errors.As(err, &refused) || !strings.HasPrefix(refused.Option, option) {
+		if _, err := UDP(context.Background(), o); !errors.As(err, &refused) || refused.Fields[0] != option {
 			t.Errorf("%s: %v", want, err)
 		}
 	}

@@ -57,22 +57,19 @@ func addressesOf(p netip.Prefix) int {
 
 // complete checks what does not depend on the machine.
 func (w *Wire) complete(flows int) error {
-	refuse := func(option, format string, args ...any) error {
-		return &OptionError{option, fmt.Sprintf(format, args...)}
-	}
 	hosts := (flows + flowsPerSource - 1) / flowsPerSource
 	targets := (flows + flowsPerTarget - 1) / flowsPerTarget
 	switch {
 	case w.TX.Device == "" || w.RX.Device == "":
-		return refuse("--tx, --rx", "want both")
+		return refuseAll([]string{"TX", "RX"}, "want both")
 	case w.TX.Device == w.RX.Device && w.TX.Netns.Inode() == w.RX.Netns.Inode():
-		return refuse("--rx", "%q is also --tx: want two interfaces, with the router between them", w.RX.Device)
+		return refuse("RX", "%q is also {TX}: want two interfaces, with the router between them", w.RX.Device)
 	case hosts > addressesOf(w.Sources):
-		return refuse("--source", "%v: %d flows want %d addresses, %d ports each", w.Sources, flows, hosts, flowsPerSource)
+		return refuse("Sources", "%v: %d flows want %d addresses, %d ports each", w.Sources, flows, hosts, flowsPerSource)
 	case targets > addressesOf(w.Targets):
-		return refuse("--target", "%v: %d flows want %d addresses, %d flows each", w.Targets, flows, targets, flowsPerTarget)
+		return refuse("Targets", "%v: %d flows want %d addresses, %d flows each", w.Targets, flows, targets, flowsPerTarget)
 	case w.Sources.Overlaps(w.Targets):
-		return refuse("--target", "%v overlaps with --source %v", w.Targets, w.Sources)
+		return refuse("Targets", "%v overlaps with {Sources} %v", w.Targets, w.Sources)
 	}
 	return nil
 }
@@ -152,7 +149,7 @@ func (p Port) check(force bool) (driver string, err error) {
 		case err != nil:
 			return fmt.Errorf("read routes of interface %q: %w", p.Device, err)
 		case isDefault && !force:
-			return fmt.Errorf("interface %q has this machine's default route%s: a load on it may cut off who works here; use another, or --force",
+			return hint("interface %q has this machine's default route%s: a load on it may cut off who works here; use another, or {Force}",
 				p.Device, p.where())
 		}
 		driver = "unknown driver"
@@ -215,7 +212,7 @@ const resolveFor = 3 * time.Second
 // and the neighbour table for that one's MAC, which the kernel resolves if need be.
 func (w *Wire) findRouter(ctx context.Context) (mac net.HardwareAddr, err error) {
 	target := w.Targets.Addr()
-	const remedy = "name the router's MAC by --router-mac, or add a route (ip route add %v via ROUTER dev %s)"
+	const remedy = "name the router's MAC by {RouterMAC}, or add a route (ip route add %v via ROUTER dev %s)"
 	err = w.TX.Netns.Do(func() error {
 		tx, err := netlink.LinkByName(w.TX.Device)
 		if err != nil {
@@ -223,7 +220,7 @@ func (w *Wire) findRouter(ctx context.Context) (mac net.HardwareAddr, err error)
 		}
 		routes, err := netlink.RouteGetWithOptions(target.AsSlice(), &netlink.RouteGetOptions{Oif: w.TX.Device})
 		if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST || routes[0].LinkIndex != tx.Attrs().Index {
-			return fmt.Errorf("no route to %v through %s%s: "+remedy, target, w.TX.Device, w.TX.where(), w.Targets.Masked(), w.TX.Device)
+			return hint("no route to %v through %s%s: "+remedy, target, w.TX.Device, w.TX.where(), w.Targets.Masked(), w.TX.Device)
 		}
 		hop := routes[0].Gw
 		if hop == nil {
@@ -249,7 +246,7 @@ func (w *Wire) findRouter(ctx context.Context) (mac net.HardwareAddr, err error)
 				}
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("nobody answers for %v on %s%s: "+remedy, hop, w.TX.Device, w.TX.where(), w.Targets.Masked(), w.TX.Device)
+				return hint("nobody answers for %v on %s%s: "+remedy, hop, w.TX.Device, w.TX.where(), w.Targets.Masked(), w.TX.Device)
 			}
 			select {
 			case <-ctx.Done():

@@ -210,14 +210,14 @@ func TestWireRefuses(t *testing.T) {
 	}{
 		{name: "no such interface", change: func(o *UDPOptions) { o.Wire.RX.Device = "eth9" }, want: `"eth9": not found`},
 		{name: "no Ethernet", prepare: in(w.TX.Netns, "lo", netlink.LinkSetUp), change: func(o *UDPOptions) { o.Wire.TX.Device = "lo" }, want: "no Ethernet"},
-		{name: "one interface", change: func(o *UDPOptions) { o.Wire.RX = o.Wire.TX }, wantOption: "--rx"},
-		{name: "no rx", change: func(o *UDPOptions) { o.Wire.RX.Device = "" }, wantOption: "--tx, --rx"},
-		{name: "few sources", change: func(o *UDPOptions) { o.Wire.Sources = netip.MustParsePrefix("192.0.2.255/24") }, wantOption: "--source"},
-		{name: "few targets", change: func(o *UDPOptions) { o.Wire.Targets, o.Flows = netip.MustParsePrefix("192.0.2.1/32"), []int{32769} }, wantOption: "--target"},
-		{name: "same network", change: func(o *UDPOptions) { o.Wire.Targets = o.Wire.Sources }, wantOption: "--target"},
-		{name: "a router", change: func(o *UDPOptions) { o.Routers = []Router{stubRouter{"plain", plain}} }, wantOption: "--router"},
-		{name: "both ways", change: func(o *UDPOptions) { o.BothWays = true }, wantOption: "--both-ways"},
-		{name: "no flows", change: func(o *UDPOptions) { o.Flows = nil }, wantOption: "--flows"},
+		{name: "one interface", change: func(o *UDPOptions) { o.Wire.RX = o.Wire.TX }, wantOption: "RX"},
+		{name: "no rx", change: func(o *UDPOptions) { o.Wire.RX.Device = "" }, wantOption: "TX, RX"},
+		{name: "few sources", change: func(o *UDPOptions) { o.Wire.Sources = netip.MustParsePrefix("192.0.2.255/24") }, wantOption: "Sources"},
+		{name: "few targets", change: func(o *UDPOptions) { o.Wire.Targets, o.Flows = netip.MustParsePrefix("192.0.2.1/32"), []int{32769} }, wantOption: "Targets"},
+		{name: "same network", change: func(o *UDPOptions) { o.Wire.Targets = o.Wire.Sources }, wantOption: "Targets"},
+		{name: "a router", change: func(o *UDPOptions) { o.Routers = []Router{stubRouter{"plain", plain}} }, wantOption: "Routers"},
+		{name: "both ways", change: func(o *UDPOptions) { o.BothWays = true }, wantOption: "BothWays"},
+		{name: "no flows", change: func(o *UDPOptions) { o.Flows = nil }, wantOption: "Flows"},
 		{name: "down", prepare: in(w.RX.Netns, "eth2", netlink.LinkSetDown), undo: in(w.RX.Netns, "eth2", netlink.LinkSetUp), want: "ip link set dev eth2 up"},
 		{name: "no carrier", prepare: func() {
 			in(router, "in0", netlink.LinkSetDown)()
@@ -228,8 +228,8 @@ func TestWireRefuses(t *testing.T) {
 		}, undo: in(router, "in0", netlink.LinkSetUp), want: "no carrier"},
 		{name: "default route",
 			prepare: in(w.TX.Netns, "eth1", func(netlink.Link) error { return netlink.RouteAdd(byDefault) }),
-			undo:    in(w.TX.Netns, "eth1", func(netlink.Link) error { return netlink.RouteDel(byDefault) }), want: "--force"},
-		{name: "no route", change: func(o *UDPOptions) { o.Wire.Targets = netip.MustParsePrefix("192.0.2.0/24") }, want: "--router-mac"},
+			undo:    in(w.TX.Netns, "eth1", func(netlink.Link) error { return netlink.RouteDel(byDefault) }), want: "or Force"},
+		{name: "no route", change: func(o *UDPOptions) { o.Wire.Targets = netip.MustParsePrefix("192.0.2.0/24") }, want: "RouterMAC"},
 		{name: "wrong MAC", change: func(o *UDPOptions) { o.Wire.RouterMAC = net.HardwareAddr{2, 0, 0, 0, 0, 1} }, want: "none came to \"eth2\""},
 		{name: "no NAPI", prepare: gro(false), undo: gro(true), want: "ethtool -K PEER gro on"},
 		{name: "XDP in use", prepare: in(w.RX.Netns, "eth2", func(l netlink.Link) (err error) {
@@ -256,7 +256,7 @@ func TestWireRefuses(t *testing.T) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 			var option *OptionError
-			if got := errors.As(err, &option); got != (c.wantOption != "") || got && option.Option != c.wantOption {
+			if got := errors.As(err, &option); got != (c.wantOption != "") || got && strings.Join(option.Fields, ", ") != c.wantOption {
 				t.Errorf("%v, want it to be about %q", err, c.wantOption)
 			}
 			if c.name != "XDP in use" && (xdpOn(t, w.TX) || xdpOn(t, w.RX)) {
