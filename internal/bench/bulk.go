@@ -113,33 +113,52 @@ func Bulk(ctx context.Context, o BulkOptions) (res *Result, err error) {
 	c.Plan(fmt.Sprintf("TCP bulk transfer through %s, %s", plural.Count(len(sites), "router"), plural.Count(trials.total, "trial")), trials.expected)
 	err = c.bulkTrials(ctx, sites, o, trials)
 	c.result.Notes = append(c.result.Notes, bulkNote)
-	return c.finish(ctx, err)
+	return c.result.ended(ctx, err)
 }
 
-// bulkTrials makes all of them, in turns.
+// bulkTrials makes all of them, those of each set of conditions in turns.
 func (c *comparison) bulkTrials(ctx context.Context, sites []*site, o BulkOptions, trials *steps) error {
-	for round := range o.Trials {
-		for _, streams := range o.Streams {
-			for _, direction := range o.Directions {
-				for _, s := range sites {
-					p := Params{Streams: streams, Direction: direction, Protocol: "tcp"}
-					trials.next("%s, %s %s", s.router.Name(), plural.Count(streams, "stream"), direction)
-					if err := c.bulkTrial(ctx, s, p, o.TransferFor); err != nil {
-						return fmt.Errorf("router %s: %w", s.router.Name(), err)
-					}
-					if o.IPerf3 {
-						if err := c.iperf3Trial(ctx, s, p, o.TransferFor); err != nil {
-							return fmt.Errorf("router %s: %w", s.router.Name(), err)
-						}
+	for _, streams := range o.Streams {
+		for _, direction := range o.Directions {
+			p := Params{Streams: streams, Direction: direction, Protocol: "tcp"}
+			all, err := interleave(ctx, sites, o.Trials, func(ctx context.Context, s *site) (*bulkTrial, error) {
+				trials.next("%s, %s %s", s.router.Name(), plural.Count(streams, "stream"), direction)
+				t, err := s.transferFor(ctx, p, o.TransferFor)
+				if err == nil && o.IPerf3 {
+					err = t.byIPerf3(ctx, s, p, o.TransferFor)
+				}
+				if err != nil {
+					return nil, fmt.Errorf("router %s: %w", s.router.Name(), err)
+				}
+				return t, nil
+			})
+			for i, s := range measured(sites, all) {
+				for _, m := range bulkMetrics {
+					if o.IPerf3 || !m.iperf3 {
+						c.result.add(all[i].figure(s.router.Name(), m.name, p, m.of))
 					}
 				}
-				if round == o.Trials-1 {
-					c.rows(func(p Params) bool { return p.Streams == streams && p.Direction == direction })
-				}
+			}
+			if err != nil {
+				return err
 			}
 		}
 	}
 	return nil
+}
+
+// bulkMetrics are what is told of a transfer.
+var bulkMetrics = []struct {
+	name   string
+	iperf3 bool
+	of     func(*bulkTrial) float64
+}{
+	{MetricThroughput, false, func(t *bulkTrial) float64 { return t.gbit() * 1e9 / t.elapsed.Seconds() }},
+	{MetricCPUPerGbit, false, (*bulkTrial).cpuPerGbit},
+	{MetricRetransmits, false, func(t *bulkTrial) float64 { return float64(t.retransmits) }},
+	{metricIPerf3Throughput, true, func(t *bulkTrial) float64 { return t.iperf3.bps }},
+	{metricIPerf3CPUPerGbit, true, func(t *bulkTrial) float64 { return t.iperf3CPU.busy.Seconds() / (t.iperf3.bytes * 8 / 1e9) }},
+	{metricIPerf3Retransmits, true, func(t *bulkTrial) float64 { return t.iperf3.retransmits }},
 }
 
 const bulkNote = "Processor time is the whole machine's: both ends, the router and whatever else ran. " +
@@ -170,42 +189,37 @@ func (s *site) endpoints(port uint16) (source, target netip.AddrPort) {
 	return source, netip.AddrPortFrom(netip.AddrFrom4(a), port)
 }
 
-// bulkTrial makes one transfer that counts.
-func (c *comparison) bulkTrial(ctx context.Context, s *site, p Params, duration time.Duration) error {
-	done, err := c.undisturbed(ctx, s, p, duration, MetricThroughput, MetricCPUPerGbit, MetricRetransmits)
-	if err != nil {
-		return err
-	}
-	name := s.router.Name()
-	c.add(name, MetricThroughput, p, done.gbit()*1e9/done.elapsed.Seconds())
-	c.add(name, MetricCPUPerGbit, p, done.cpu.busy.Seconds()/done.gbit())
-	c.add(name, MetricRetransmits, p, float64(done.retransmits))
-	return nil
+// bulkTrial is one transfer, and the same by iperf3 where that is compared with.
+type bulkTrial struct {
+	transferred
+	iperf3    iperf3Report
+	iperf3CPU machineTime
+	noise     []string
 }
 
-// undisturbed makes a transfer, and once more when something disturbed it. Its
-// values will be those of the metrics.
-func (c *comparison) undisturbed(ctx context.Context, s *site, p Params, duration time.Duration, metrics ...string) (done transferred, err error) {
-	noisy := true
-	for attempt := 0; attempt < 2 && noisy; attempt++ {
-		if attempt > 0 {
-			c.disturbed(s, p, trialCounts{discarded: 1}, metrics...)
-		}
-		source, target := s.endpoints(bulkPort)
-		t := transfer{source: source, target: target, streams: p.Streams, down: p.Direction == DirectionDown, duration: duration}
-		if done, err = t.run(ctx, s.testbed); err != nil {
-			return done, err
-		}
-		if done.bytes == 0 {
-			return done, errors.New("no data came through")
-		}
-		noisy = done.cpu.noisy(done.elapsed)
+func (t *bulkTrial) disturbed() []string { return t.noise }
+func (t *bulkTrial) limited() bool       { return false }
+
+func (t *bulkTrial) cpuPerGbit() float64 { return t.cpu.busy.Seconds() / t.gbit() }
+
+// transferFor makes a transfer that lasts so long.
+func (s *site) transferFor(ctx context.Context, p Params, duration time.Duration) (*bulkTrial, error) {
+	source, target := s.endpoints(bulkPort)
+	done, err := transfer{source: source, target: target, streams: p.Streams, down: p.Direction == DirectionDown, duration: duration}.run(ctx, s.testbed)
+	if err != nil {
+		return nil, err
 	}
-	if noisy {
-		c.disturbed(s, p, trialCounts{noisy: 1}, metrics...)
+	if done.bytes == 0 {
+		return nil, errors.New("no data came through")
 	}
-	return done, nil
+	t := &bulkTrial{transferred: done}
+	if done.cpu.noisy(done.elapsed) {
+		t.noise = append(t.noise, otherPrograms)
+	}
+	return t, nil
 }
+
+const otherPrograms = "other programs or the hypervisor had the processors"
 
 // ParseDirection turns an option into directions.
 func ParseDirection(text string) ([]string, error) {

@@ -15,10 +15,7 @@ type comparison struct {
 	About
 	sites  []*site
 	result *Result
-
-	order  []figureKey
-	values map[figureKey][]float64
-	trials map[figureKey]*trialCounts
+	hidden []string // figures that were left out, as other programs hid them
 }
 
 // About is what a result shows of the program that made it, and what reports to that
@@ -62,23 +59,10 @@ type site struct {
 	stop    []func() error // what serves at its right end
 }
 
-// figureKey is what figures differ in.
-type figureKey struct {
-	router, metric string
-	params         Params
-}
-
-// trialCounts is how many trials were disturbed: repeated, or kept all the same.
-type trialCounts struct{ discarded, noisy int }
-
 // newComparison makes a testbed for each router.
 func newComparison(ctx context.Context, kind string, routers []Router, about About) (c *comparison, err error) {
 	about.complete()
-	c = &comparison{
-		About:  about,
-		result: newResult(kind, about),
-		values: map[figureKey][]float64{}, trials: map[figureKey]*trialCounts{},
-	}
+	c = &comparison{About: about, result: newResult(kind, about)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())
@@ -118,52 +102,6 @@ func (c *comparison) exclude(router string, err error) error {
 		}
 	}
 	return nil
-}
-
-// add adds a trial's value to a figure.
-func (c *comparison) add(router, metric string, p Params, value float64) {
-	k := figureKey{router, metric, p}
-	if c.values[k] == nil {
-		c.order = append(c.order, k)
-	}
-	c.values[k] = append(c.values[k], value)
-}
-
-// disturbed counts trials of a router under these conditions, whose values are
-// those of the metrics.
-func (c *comparison) disturbed(s *site, p Params, n trialCounts, metrics ...string) {
-	for _, metric := range metrics {
-		k := figureKey{s.router.Name(), metric, p}
-		if c.trials[k] == nil {
-			c.trials[k] = &trialCounts{}
-		}
-		c.trials[k].discarded += n.discarded
-		c.trials[k].noisy += n.noisy
-	}
-}
-
-// rows reports figures whose last trial is done: those under conditions that done says.
-func (c *comparison) rows(done func(Params) bool) {
-	for _, k := range c.order {
-		if done(k.params) {
-			c.result.row(NewFigure(k.router, k.metric, k.params, c.values[k]...))
-		}
-	}
-}
-
-// finish makes the figures of the values, whatever ended the trials.
-func (c *comparison) finish(ctx context.Context, err error) (*Result, error) {
-	for _, k := range c.order {
-		f := NewFigure(k.router, k.metric, k.params, c.values[k]...)
-		if n := c.trials[k]; n != nil {
-			f.Discarded = n.discarded
-			if n.noisy > 0 {
-				f.Label = "noisy"
-			}
-		}
-		c.result.Figures = append(c.result.Figures, f)
-	}
-	return c.result.ended(ctx, err)
 }
 
 // steps counts the trials of a measurement for its progress and its duration.

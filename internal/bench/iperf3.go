@@ -29,39 +29,24 @@ func iperf3Version(ctx context.Context) (string, error) {
 	return version, nil
 }
 
-// iperf3Trial makes the transfer of bulkTrial with iperf3, and as that once more
-// when something disturbed it.
-func (c *comparison) iperf3Trial(ctx context.Context, s *site, p Params, duration time.Duration) error {
-	metrics := []string{metricIPerf3Throughput, metricIPerf3CPUPerGbit, metricIPerf3Retransmits}
-	var done iperf3Report
-	var cpu machineTime
-	noisy := true
-	for attempt := 0; attempt < 2 && noisy; attempt++ {
-		if attempt > 0 {
-			c.disturbed(s, p, trialCounts{discarded: 1}, metrics...)
-		}
-		before, err := readMachineTime()
-		if err != nil {
-			return err
-		}
-		start := time.Now()
-		if done, err = s.iperf3(ctx, p, duration); err != nil {
-			return err
-		}
-		after, err := readMachineTime()
-		if err != nil {
-			return err
-		}
-		cpu = after.since(before)
-		noisy = cpu.noisy(time.Since(start))
+// byIPerf3 makes the transfer again, with iperf3.
+func (t *bulkTrial) byIPerf3(ctx context.Context, s *site, p Params, duration time.Duration) error {
+	before, err := readMachineTime()
+	if err != nil {
+		return err
 	}
-	if noisy {
-		c.disturbed(s, p, trialCounts{noisy: 1}, metrics...)
+	start := time.Now()
+	if t.iperf3, err = s.iperf3(ctx, p, duration); err != nil {
+		return err
 	}
-	name := s.router.Name()
-	c.add(name, metricIPerf3Throughput, p, done.bps)
-	c.add(name, metricIPerf3CPUPerGbit, p, cpu.busy.Seconds()/(done.bytes*8/1e9))
-	c.add(name, metricIPerf3Retransmits, p, done.retransmits)
+	after, err := readMachineTime()
+	if err != nil {
+		return err
+	}
+	t.iperf3CPU = after.since(before)
+	if t.iperf3CPU.noisy(time.Since(start)) {
+		t.noise = append(t.noise, otherPrograms)
+	}
 	return nil
 }
 

@@ -93,7 +93,7 @@ func BulkPaper(ctx context.Context, o PaperOptions) (res *Result, err error) {
 	trials := &steps{total: each * (1 + o.Transfers + o.CPUTrials), show: o.Progress}
 	trials.expected = time.Duration(each*o.CPUTrials)*(o.CPUFor+trialOverhead) + time.Duration(each*(1+o.Transfers))*trialOverhead
 	c.Plan(fmt.Sprintf("the published transfers in %s, %s", plural.Count(len(sites), "set-up"), plural.Count(trials.total, "trial")), trials.expected)
-	err = c.paperTrials(ctx, sites, setups, o, trials)
+	err = c.paperTrials(ctx, paperSides(sites, setups), o, trials)
 	for i, s := range o.Setups {
 		if i < len(paperRows) {
 			c.publish(s, i)
@@ -103,53 +103,63 @@ func BulkPaper(ctx context.Context, o PaperOptions) (res *Result, err error) {
 		"A transfer takes milliseconds today, as long as a few interrupts of the machine by something else: its spread is wide, "+
 			"and its seconds say little. What a set-up costs shows in the processor time, measured by longer transfers.",
 		bulkNote)
-	return c.finish(ctx, err)
+	return c.result.ended(ctx, err)
 }
 
-// paperTrials makes all of them, in turns.
-func (c *comparison) paperTrials(ctx context.Context, sites []*site, setups map[string]string, o PaperOptions, trials *steps) (err error) {
-	// The first round is not counted: it is the only one that finds all caches cold.
-	for round := range 1 + o.Transfers + o.CPUTrials {
-		for _, s := range sites {
-			for _, direction := range PaperDirections {
-				p := Params{Streams: 1, Direction: direction, Protocol: "tcp", Setup: setups[s.router.Name()]}
-				trials.next("%s %s", p.Setup, direction)
-				if round > o.Transfers {
-					err = c.paperCPU(ctx, s, p, o.CPUFor)
-				} else {
-					err = c.paperTransfer(ctx, s, p, o.Bytes, round > 0)
-				}
-				if err != nil {
-					return fmt.Errorf("set-up %s: %w", p.Setup, err)
-				}
-			}
+// paperSide is one row of the published tables: a set-up and a direction.
+type paperSide struct {
+	*site
+	Params
+}
+
+// paperSides are all of them, in the order of the tables.
+func paperSides(sites []*site, setups map[string]string) (out []*paperSide) {
+	for _, s := range sites {
+		for _, direction := range PaperDirections {
+			out = append(out, &paperSide{s, Params{Streams: 1, Direction: direction, Protocol: "tcp", Setup: setups[s.router.Name()]}})
 		}
 	}
-	c.rows(func(Params) bool { return true })
-	return nil
+	return out
 }
 
-// paperTransfer makes one of the published transfers.
-func (c *comparison) paperTransfer(ctx context.Context, s *site, p Params, bytes int64, counts bool) error {
-	source, target := s.endpoints(bulkPort)
-	done, err := transfer{source: source, target: target, streams: 1, down: p.Direction == DirectionDown, bytes: bytes}.run(ctx, s.testbed)
-	if err != nil || !counts {
+// paperTrials makes all trials: transfers as published, then longer ones.
+func (c *comparison) paperTrials(ctx context.Context, sides []*paperSide, o PaperOptions, trials *steps) error {
+	inTurns := func(n int, run func(context.Context, *paperSide) (*bulkTrial, error), figures func(*paperSide, *runs[*bulkTrial])) error {
+		all, err := interleave(ctx, sides, n, func(ctx context.Context, s *paperSide) (*bulkTrial, error) {
+			trials.next("%s %s", s.Setup, s.Direction)
+			t, err := run(ctx, s)
+			if err != nil {
+				return nil, fmt.Errorf("set-up %s: %w", s.Setup, err)
+			}
+			return t, nil
+		})
+		for i, s := range measured(sides, all) {
+			figures(s, &all[i])
+		}
 		return err
 	}
-	seconds := done.elapsed.Seconds()
-	c.add(s.router.Name(), MetricTransferSeconds, p, seconds)
-	c.add(s.router.Name(), MetricTransferKBs, p, float64(done.bytes)/1000/seconds)
-	return nil
-}
-
-// paperCPU measures the processor time of a set-up.
-func (c *comparison) paperCPU(ctx context.Context, s *site, p Params, duration time.Duration) error {
-	done, err := c.undisturbed(ctx, s, p, duration, MetricCPUPerGbit)
-	if err != nil {
+	published := func(ctx context.Context, s *paperSide) (*bulkTrial, error) {
+		source, target := s.endpoints(bulkPort)
+		done, err := transfer{source: source, target: target, streams: 1, down: s.Direction == DirectionDown, bytes: o.Bytes}.run(ctx, s.testbed)
+		return &bulkTrial{transferred: done}, err
+	}
+	// The first round is not counted: it is the only one that finds all caches cold.
+	if err := inTurns(1, published, func(*paperSide, *runs[*bulkTrial]) {}); err != nil {
 		return err
 	}
-	c.add(s.router.Name(), MetricCPUPerGbit, p, done.cpu.busy.Seconds()/done.gbit())
-	return nil
+	if err := inTurns(o.Transfers, published, func(s *paperSide, r *runs[*bulkTrial]) {
+		c.result.add(r.figure(s.router.Name(), MetricTransferSeconds, s.Params, func(t *bulkTrial) float64 { return t.elapsed.Seconds() }))
+		c.result.add(r.figure(s.router.Name(), MetricTransferKBs, s.Params, func(t *bulkTrial) float64 {
+			return float64(t.bytes) / 1000 / t.elapsed.Seconds()
+		}))
+	}); err != nil {
+		return err
+	}
+	return inTurns(o.CPUTrials, func(ctx context.Context, s *paperSide) (*bulkTrial, error) {
+		return s.transferFor(ctx, s.Params, o.CPUFor)
+	}, func(s *paperSide, r *runs[*bulkTrial]) {
+		c.result.add(r.figure(s.router.Name(), MetricCPUPerGbit, s.Params, (*bulkTrial).cpuPerGbit))
+	})
 }
 
 // publish adds the published figures of a set-up.

@@ -102,13 +102,9 @@ func Rules(ctx context.Context, o RulesOptions) (res *Result, err error) {
 	// Half of them are of open connections; half a second for the rest of a trial.
 	trials.expected = time.Duration(trials.total/2) * (o.Load + establishedFor + 500*time.Millisecond)
 	c.Plan(fmt.Sprintf("%s in front of the one that matches, in %s", numbersOf(o.Counts), plural.Count(len(c.sites), "router")), trials.expected)
-	open, err := c.rulesTrials(ctx, o, trials)
+	err = c.rulesTrials(ctx, o, trials)
 	c.rulesNotes(o)
-	res, err = c.finish(ctx, err)
-	if res != nil {
-		res.Figures = append(res.Figures, open...)
-	}
-	return res, err
+	return c.result.ended(ctx, err)
 }
 
 // numbersOf writes numbers of rules: 0, 1 and 50 rules.
@@ -124,37 +120,17 @@ func numbersOf(counts []int) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last] + " rules"
 }
 
-// rulesTrials makes all trials: those of new connections first, then those of open ones,
-// whose figures it returns.
-func (c *comparison) rulesTrials(ctx context.Context, o RulesOptions, trials *steps) (open []Figure, err error) {
+// rulesTrials makes all trials: those of new connections first, then those of open ones.
+func (c *comparison) rulesTrials(ctx context.Context, o RulesOptions, trials *steps) error {
 	limited := map[string]string{} // by router: why it has not all counts
 	for _, count := range o.Counts {
-		for range o.Trials {
-			for _, s := range c.sites {
-				name := s.router.Name()
-				trials.next("%s behind %s", name, plural.Count(count, "rule"))
-				var unsupported *UnsupportedError
-				err := c.rulesTrial(ctx, s, count, o)
-				switch {
-				case errors.As(err, &unsupported) && s.works: // without these rules it does
-					limited[name] = fmt.Sprintf("%s behind %s was left out: %s.", name, plural.Count(count, "rule"), unsupported.Reason)
-				case err != nil:
-					if err := c.exclude(name, err); err != nil {
-						return nil, fmt.Errorf("router %s behind %s: %w", name, plural.Count(count, "rule"), err)
-					}
-				}
-			}
+		if err := c.newConnections(ctx, count, o, trials, limited); err != nil {
+			return err
 		}
-		c.rows(func(p Params) bool { return p.Rules == count })
 	}
 	for _, count := range o.Counts {
-		figures, err := c.established(ctx, count, o, trials)
-		for _, f := range figures {
-			c.Row(f)
-		}
-		open = append(open, figures...)
-		if err != nil {
-			return open, err
+		if err := c.established(ctx, count, o, trials); err != nil {
+			return err
 		}
 	}
 	for _, s := range c.sites {
@@ -162,7 +138,53 @@ func (c *comparison) rulesTrials(ctx context.Context, o RulesOptions, trials *st
 			c.result.Notes = append(c.result.Notes, why)
 		}
 	}
-	return open, nil
+	return nil
+}
+
+// newConnections measures connections that begin behind so many rules.
+func (c *comparison) newConnections(ctx context.Context, count int, o RulesOptions, trials *steps, limited map[string]string) error {
+	all, err := interleave(ctx, c.sites, o.Trials, func(ctx context.Context, s *site) (*rulesTrial, error) {
+		name := s.router.Name()
+		trials.next("%s behind %s", name, plural.Count(count, "rule"))
+		t, err := s.rulesTrial(ctx, count, o)
+		var unsupported *UnsupportedError
+		switch {
+		case errors.As(err, &unsupported) && s.works: // without these rules it does
+			limited[name] = fmt.Sprintf("%s behind %s was left out: %s.", name, plural.Count(count, "rule"), unsupported.Reason)
+		case err != nil:
+			if err := c.exclude(name, err); err != nil {
+				return nil, fmt.Errorf("router %s behind %s: %w", name, plural.Count(count, "rule"), err)
+			}
+		default:
+			return t, nil
+		}
+		return &rulesTrial{leftOut: true}, nil
+	})
+	for i, s := range c.sites {
+		c.rulesFigures(s, count, &all[i])
+	}
+	return err
+}
+
+// rulesFigures adds what the trials of new connections gave.
+func (c *comparison) rulesFigures(s *site, count int, r *runs[*rulesTrial]) {
+	r.trials = slices.DeleteFunc(r.trials, func(t *rulesTrial) bool { return t.leftOut })
+	if len(r.trials) == 0 {
+		return
+	}
+	name, p := s.router.Name(), Params{Rules: count}
+	connections := r.figure(name, MetricNewConnections, p, func(t *rulesTrial) float64 { return t.perSecond })
+	if slices.ContainsFunc(r.trials, func(t *rulesTrial) bool { return t.busy }) {
+		connections.Label = "noisy"
+	}
+	c.result.add(connections)
+	c.result.add(r.figure(name, MetricFirstPacket, p, func(t *rulesTrial) float64 { return float64(t.first) }))
+	if count > 0 || s.router.NAT() {
+		c.result.add(r.figure(name, MetricLoad, p, func(t *rulesTrial) float64 { return t.load.Seconds() }))
+	}
+	if count >= leastRulesForMemory {
+		c.addMemory(r.figure(name, MetricMemory, p, func(t *rulesTrial) float64 { return float64(t.memory) }))
+	}
 }
 
 // rulesNotes says what the figures are.
@@ -176,24 +198,19 @@ func (c *comparison) rulesNotes(o RulesOptions) {
 			"Memory is what the kernel's slabs, vmalloc areas and per-processor data grew by while the rules were loaded, "+
 				"other allocations of that moment included; it is read for %s and more.", plural.Count(leastRulesForMemory, "rule")))
 	}
-	c.dropHiddenMemory()
+	if len(c.hidden) > 0 {
+		c.result.Notes = append(c.result.Notes,
+			"Kernel memory was left out where other allocations of the machine hid it: "+strings.Join(c.hidden, ", ")+".")
+	}
 }
 
-// dropHiddenMemory leaves out figures of memory that other allocations hid.
-func (c *comparison) dropHiddenMemory() {
-	var hidden []string
-	c.order = slices.DeleteFunc(c.order, func(k figureKey) bool {
-		v := c.values[k]
-		if k.metric != MetricMemory || slices.Min(v) > (1-maxMemorySpread)*max(slices.Max(v), 0) {
-			return false
-		}
-		hidden = append(hidden, fmt.Sprintf("%s behind %s", k.router, plural.Count(k.params.Rules, "rule")))
-		return true
-	})
-	if len(hidden) > 0 {
-		c.result.Notes = append(c.result.Notes,
-			"Kernel memory was left out where other allocations of the machine hid it: "+strings.Join(hidden, ", ")+".")
+// addMemory adds a figure of memory, unless other allocations hid it.
+func (c *comparison) addMemory(f Figure) {
+	if f.Min > (1-maxMemorySpread)*max(f.Max, 0) {
+		c.result.add(f)
+		return
 	}
+	c.hidden = append(c.hidden, fmt.Sprintf("%s behind %s", f.Router, plural.Count(f.Params.Rules, "rule")))
 }
 
 // maxMemorySpread of a figure's values, as a share of the largest.
@@ -208,19 +225,15 @@ const (
 // established measures frames of flows that the router knows behind so many rules.
 // Its ends are XDP programs, which sockets can't have beside them: so it has testbeds
 // of its own.
-func (c *comparison) established(ctx context.Context, count int, o RulesOptions, trials *steps) (figures []Figure, err error) {
+func (c *comparison) established(ctx context.Context, count int, o RulesOptions, trials *steps) (err error) {
 	var duts []*dut
-	defer func() {
-		for _, l := range duts {
-			err = errors.Join(err, l.close())
-		}
-	}()
+	defer func() { err = errors.Join(err, closeDUTs(duts)) }()
 	for _, s := range c.sites {
 		l, err := newDUT(ctx, s.router, RouterOptions{Rules: count}, establishedFlows, false)
 		switch {
 		case errors.As(err, new(*UnsupportedError)): // said already
 		case err != nil:
-			return nil, fmt.Errorf("open connections: %w", err)
+			return fmt.Errorf("open connections: %w", err)
 		default:
 			duts = append(duts, l)
 		}
@@ -234,14 +247,11 @@ func (c *comparison) established(ctx context.Context, count int, o RulesOptions,
 		err = fmt.Errorf("open connections: %w", err)
 	}
 	for i, l := range measured(duts, all) {
-		s := &all[i]
-		f := NewFigure(l.name, MetricEstablished, Params{Rules: count}, s.values(func(t *trial) float64 {
+		c.result.add(all[i].figure(l.name, MetricEstablished, Params{Rules: count}, func(t *trial) float64 {
 			return ratio(float64(t.received.frames), t.spent.Seconds())
-		})...)
-		f.Discarded, f.Label = s.discarded, s.label()
-		figures = append(figures, f)
+		}))
 	}
-	return figures, err
+	return err
 }
 
 // serve makes the right end answer: HTTP, and an echo of datagrams; what the left
@@ -265,68 +275,77 @@ func (s *site) serve(ctx context.Context) error {
 	})
 }
 
+// rulesTrial is what a trial of new connections gave.
+type rulesTrial struct {
+	leftOut   bool    // the router can't have so many rules
+	busy      bool    // other programs had the processors while connections began
+	perSecond float64 // connections
+	first     time.Duration
+	load      time.Duration
+	memory    int64
+}
+
+// disturbed is nothing: a trial is not made again, as its load of rules takes long.
+func (t *rulesTrial) disturbed() []string { return nil }
+func (t *rulesTrial) limited() bool       { return false }
+
 // rulesTrial loads rules, measures, and takes them out again.
-func (c *comparison) rulesTrial(ctx context.Context, s *site, count int, o RulesOptions) (err error) {
-	p := Params{Rules: count}
-	name := s.router.Name()
-	var memoryBefore int64
+func (s *site) rulesTrial(ctx context.Context, count int, o RulesOptions) (t *rulesTrial, err error) {
+	var memoryBefore, memory int64
 	if count >= leastRulesForMemory {
 		if memoryBefore, err = settledMemory(ctx); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	start := time.Now()
 	remove, err := s.router.Install(ctx, s.testbed, RouterOptions{Rules: count, Sockets: true})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	load := time.Since(start)
+	t = &rulesTrial{load: time.Since(start)}
 	s.works = true
 	defer func() {
 		// A table full of this trial's connections would slow the next.
 		err = errors.Join(err, remove(), s.testbed.Router.Do(func() error { return conntrack.Flush(context.WithoutCancel(ctx)) }))
 	}()
-	var memory int64
 	if count >= leastRulesForMemory {
 		if memory, err = settledMemory(ctx); err != nil {
-			return err
+			return nil, err
 		}
+		t.memory = memory - memoryBefore
 	}
+	if err := t.connect(ctx, s, o.Load); err != nil {
+		return nil, fmt.Errorf("new connections: %w", err)
+	}
+	if t.first, err = s.firstPacket(ctx, o.Flows); err != nil {
+		return nil, fmt.Errorf("first packet: %w", err)
+	}
+	return t, nil
+}
 
+// connect makes HTTP requests, a connection for each.
+func (t *rulesTrial) connect(ctx context.Context, s *site, load time.Duration) error {
 	_, target := s.endpoints(rulesPort)
 	before, err := readMachineTime()
 	if err != nil {
 		return err
 	}
 	http, err := HTTP(ctx, HTTPOptions{
-		URL: "http://" + target.String() + "/", Concurrency: rulesConnections, Requests: maxRequests, TimeLimit: o.Load,
+		URL: "http://" + target.String() + "/", Concurrency: rulesConnections, Requests: maxRequests, TimeLimit: load,
 		Netns: s.testbed.Left, ServerNetns: s.testbed.Right,
 	})
 	if err != nil {
-		return fmt.Errorf("new connections: %w", err)
+		return err
 	}
 	after, err := readMachineTime()
 	if err != nil {
 		return err
 	}
 	if http.Completed == 0 {
-		return errors.New("new connections: none was made")
+		return errors.New("none was made")
 	}
-	if after.since(before).noisy(time.Duration(http.Seconds * float64(time.Second))) {
-		c.disturbed(s, p, trialCounts{noisy: 1}, MetricNewConnections)
-	}
-	first, err := s.firstPacket(ctx, o.Flows)
-	if err != nil {
-		return fmt.Errorf("first packet: %w", err)
-	}
-	c.add(name, MetricNewConnections, p, http.RequestsPerSecond)
-	c.add(name, MetricFirstPacket, p, float64(first))
-	if count > 0 || s.router.NAT() {
-		c.add(name, MetricLoad, p, load.Seconds())
-	}
-	if count >= leastRulesForMemory {
-		c.add(name, MetricMemory, p, float64(memory-memoryBefore))
-	}
+	t.perSecond = http.RequestsPerSecond
+	t.busy = after.since(before).noisy(time.Duration(http.Seconds * float64(time.Second)))
 	return nil
 }
 

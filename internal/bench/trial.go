@@ -266,17 +266,29 @@ func (l *dut) runWarm(ctx context.Context, load frameLoad) (*trial, error) {
 	return t, err
 }
 
-// series is the trials of one DUT under one set of conditions.
-type series struct {
-	trials    []*trial
+// outcome is what a trial gave, of whatever load.
+type outcome interface {
+	disturbed() []string // what makes the trial no measure of the router
+	limited() bool       // the generator missed slots
+}
+
+func (t *trial) disturbed() []string { return t.noise }
+func (t *trial) limited() bool       { return t.late }
+
+// runs are the trials of one router under one set of conditions.
+type runs[T outcome] struct {
+	trials    []T
 	discarded int
 	noise     []string // of trials that were kept all the same
 	late      bool     // among them are such whose generator missed slots
 	lossy     bool     // more was lost than a cost may bear
 }
 
-// label is the series' Figure.Label.
-func (s *series) label() string {
+// series is the trials of one DUT.
+type series = runs[*trial]
+
+// label is the trials' Figure.Label.
+func (s *runs[T]) label() string {
 	switch {
 	case s.lossy:
 		return "lossy"
@@ -289,14 +301,14 @@ func (s *series) label() string {
 }
 
 // figure is one quantity of the trials, with what must be known beside.
-func (s *series) figure(router, metric string, p Params, of func(*trial) float64) Figure {
+func (s *runs[T]) figure(router, metric string, p Params, of func(T) float64) Figure {
 	f := NewFigure(router, metric, p, s.values(of)...)
 	f.Discarded, f.Label = s.discarded, s.label()
 	return f
 }
 
 // values are one quantity of all trials.
-func (s *series) values(of func(*trial) float64) []float64 {
+func (s *runs[T]) values(of func(T) float64) []float64 {
 	v := make([]float64, len(s.trials))
 	for i, t := range s.trials {
 		v[i] = of(t)
@@ -304,31 +316,34 @@ func (s *series) values(of func(*trial) float64) []float64 {
 	return v
 }
 
-// interleave runs n rounds, in each of which every DUT has one trial: A B C A B C.
+// interleave runs n rounds, in each of which every router has one trial: A B C A B C.
 // What disturbs the machine for a while so disturbs all alike. A trial that was
-// disturbed is repeated at once, n times at most over all of a DUT's; then it is
+// disturbed is repeated at once, n times at most over all of a router's; then it is
 // kept and labelled. With an error come the trials before it.
-func interleave(ctx context.Context, duts []*dut, n int, run func(context.Context, *dut) (*trial, error)) ([]series, error) {
-	all := make([]series, len(duts))
+func interleave[R any, T outcome](ctx context.Context, routers []R, n int, run func(context.Context, R) (T, error)) ([]runs[T], error) {
+	all := make([]runs[T], len(routers))
 	for range n {
-		for i, l := range duts {
+		for i, r := range routers {
 			s := &all[i]
 			for {
 				if ctx.Err() != nil {
 					return all, context.Cause(ctx)
 				}
-				t, err := run(ctx, l)
+				t, err := run(ctx, r)
 				if err != nil {
 					return all, err
 				}
-				if len(t.noise) > 0 && s.discarded < n {
+				noise := t.disturbed()
+				if len(noise) > 0 && s.discarded < n {
 					s.discarded++
 					continue
 				}
 				s.trials = append(s.trials, t)
-				s.noise = append(s.noise, t.noise...)
-				s.late = s.late || t.late
-				l.count(t)
+				s.noise = append(s.noise, noise...)
+				s.late = s.late || t.limited()
+				if account, ok := any(r).(interface{ count(T) }); ok { // a DUT's, of lost frames
+					account.count(t)
+				}
 				break
 			}
 		}
@@ -336,10 +351,10 @@ func interleave(ctx context.Context, duts []*dut, n int, run func(context.Contex
 	return all, nil
 }
 
-// measured are the DUTs that have trials, with them. After an interrupt not all do.
-func measured(duts []*dut, all []series) iter.Seq2[int, *dut] {
-	return func(yield func(int, *dut) bool) {
-		for i, l := range duts {
+// measured are the routers that have trials. After an interrupt not all do.
+func measured[R any, T outcome](routers []R, all []runs[T]) iter.Seq2[int, R] {
+	return func(yield func(int, R) bool) {
+		for i, l := range routers {
 			if len(all[i].trials) > 0 && !yield(i, l) {
 				return
 			}
