@@ -275,7 +275,8 @@ func (c *compiler) emit(ch *Chain, s *step) {
 }
 
 // nobody drops what is sent to an outside address for which no rule has a use: routed
-// on, it would come back again and again. Addresses of the gateway are its own.
+// on, it would come back again and again. Addresses of the gateway are its own, and those of a
+// map are its hosts' by whichever interface the map is not bound to.
 func (c *compiler) nobody() []Rule {
 	var spans []span
 	add := func(ranges []rulefile.AddressRange) {
@@ -287,7 +288,7 @@ func (c *compiler) nobody() []Rule {
 		add(p.Addresses)
 	}
 	for i := range c.file.Rules {
-		if m, ok := c.file.Rules[i].Action.(rulefile.Map); !ok || !m.Stateless && !m.IsIdentity() {
+		if _, ok := c.file.Rules[i].Action.(rulefile.Map); !ok {
 			add(c.file.Rules[i].OutsideAddresses())
 		}
 	}
