@@ -76,11 +76,8 @@ type iptLayout struct {
 	domain, level          int // of the socket that is asked
 
 	entry    int // length of an entry
-	ip       int // of its first part: the condition on addresses, interfaces, protocol
 	address  int // of an address
-	dest     int // within that: destination, its mask, protocol, what is inverted
-	destMask int
-	protocol int
+	protocol int // where it has the protocol, and what is inverted
 	inverted int
 	target   int // offsets of the target and of the next entry
 	next     int
@@ -90,11 +87,11 @@ type iptLayout struct {
 var (
 	ipt4 = iptLayout{
 		program: "iptables-legacy", family: "ip", names: "ip_tables_names", domain: unix.AF_INET, level: unix.SOL_IP,
-		entry: 112, ip: 84, address: 4, dest: 4, destMask: 12, protocol: 80, inverted: 83, target: 88, next: 90, counters: 96,
+		entry: 112, address: 4, protocol: 80, inverted: 83, target: 88, next: 90, counters: 96,
 	}
 	ipt6 = iptLayout{
 		program: "ip6tables-legacy", family: "ip6", names: "ip6_tables_names", domain: unix.AF_INET6, level: unix.SOL_IPV6,
-		entry: 168, ip: 136, address: 16, dest: 16, destMask: 48, protocol: 128, inverted: 132, target: 140, next: 142, counters: 152,
+		entry: 168, address: 16, protocol: 128, inverted: 132, target: 140, next: 142, counters: 152,
 	}
 )
 
@@ -105,7 +102,6 @@ const (
 
 	iptInfoLen       = 84 // name[32] valid_hooks hook_entry[5] underflow[5] num_entries size
 	iptGetEntriesLen = 40 // name[32] size, padding
-	iptInvertDest    = 1 << 4
 	iptGoto          = 1 << 1
 	iptReturn        = -5 // XT_RETURN
 	xtTargetLen      = 32 // size, name[29], revision
