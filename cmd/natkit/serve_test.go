@@ -104,7 +104,7 @@ func TestServeCommand(t *testing.T) {
 		t.Errorf("status: exit %d, %s", code, stdout)
 	}
 	write(rules + "  - nonsense: 1\n")
-	says("the rules in use stay: " + file + ":6:5: ")
+	says("the rules in use stay in effect: " + file + ":6:5: ")
 	write(rules + "  - masquerade: 10.0.1.0/24\n")
 	says("2 rules of " + file + " in use: 1 new, 0 gone")
 	stop()

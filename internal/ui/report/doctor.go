@@ -282,7 +282,7 @@ func nothingWrong(s *snapshot.Snapshot, unjudged []causes.Unjudged) string {
 	add(s.Hooks != nil, "%s", plural.Count(len(s.Hooks), "netfilter hook"))
 	add(s.Interfaces != nil, "%s", plural.Count(len(s.Interfaces), "interface"))
 	add(s.Listeners != nil, "%s", plural.Count(len(s.Listeners), "listening socket"))
-	add(s.CPUs != nil, "%s", plural.Count(len(s.CPUs), "processor"))
+	add(s.CPUs != nil, "%s", plural.Count(len(s.CPUs), "CPU"))
 	add(s.KernelLog != nil, "the kernel's log")
 	found := "Nothing wrong was found. Looked at "
 	if len(unjudged) > 0 {

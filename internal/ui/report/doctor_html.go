@@ -138,7 +138,7 @@ func severityTag(s causes.Severity) markup {
 func (f doctorFinding) markup() markup {
 	body := severityTag(f.Severity) + " " + tag("code", text(f.Code)) + tag("h2", text(f.Title)) + windows(f.Plots)
 	if len(f.Evidence) > 0 {
-		body += tag("h3", "Evidence") + scroll("evidence", each(f.Evidence, func(e causes.Evidence) markup {
+		body += tag("h3", "Evidence") + scroll("evidence", tag("tr", tag("th", "what"), tag("th", "value"), tag("th", "source")), each(f.Evidence, func(e causes.Evidence) markup {
 			return tag("tr", tag("td", text(e.What)), tag("td", text(e.Value)), tag("td.source", text(e.Source)))
 		}))
 	}
@@ -147,7 +147,7 @@ func (f doctorFinding) markup() markup {
 	}
 	body += commands("Cure", f.Remedy) + commands("Check", f.Verify)
 	if len(f.Consequences) > 0 {
-		body += tag("h3", "Follows from it, and goes with it") + each(f.Consequences, consequence)
+		body += tag("h3", "Follows from it, and ends with it") + each(f.Consequences, consequence)
 	}
 	return element("article", []attribute{{"class", f.Severity.String()}, {"id", f.ID}}, body)
 }
@@ -280,7 +280,7 @@ func curvesOf(s *snapshot.Snapshot) []windowCurve {
 		{"invalid packets and clashes, per second", true, func(n string) bool {
 			return n == "conntrack.invalid" || n == "conntrack.clash_resolve" || n == "conntrack.error"
 		}, []string{"invalid", "clash", "checksum"}},
-		{"softirq, % of each processor", false, func(n string) bool { return strings.HasSuffix(n, ".softirq") }, []string{"cpu", "softirq", "backlog", "netfilter", "rules", "hook"}},
+		{"softirq, % of each CPU", false, func(n string) bool { return strings.HasSuffix(n, ".softirq") }, []string{"cpu", "softirq", "backlog", "netfilter", "rules", "hook"}},
 		{"connections refused by full queues, per second", true, func(n string) bool { return strings.HasPrefix(n, "TcpExt.Listen") || n == "TcpExt.TCPBacklogDrop" }, []string{"listen"}},
 		{"retransmitted and failed, per second", true, func(n string) bool { return n == "Tcp.RetransSegs" || n == "Tcp.AttemptFails" }, []string{"table-full", "snat", "listen", "drop"}},
 		{"discarded by IP, per second", true, func(n string) bool {
@@ -447,7 +447,7 @@ func dropFacts(drops *snapshot.Drops) doctorFacts {
 }
 
 func processorFacts(cpus []snapshot.CPU) doctorFacts {
-	f := doctorFacts{Title: "Processors", Head: []string{"CPU", "busy", "of it softirq"}, Words: 1, Bar: "busy"}
+	f := doctorFacts{Title: "CPUs", Head: []string{"CPU", "busy", "in softirq"}, Words: 1, Bar: "busy"}
 	for _, c := range cpus {
 		f.row(c.Busy, fmt.Sprint(c.Number), fmt.Sprintf("%.0f %%", 100*c.Busy), fmt.Sprintf("%.0f %%", 100*c.Softirq))
 	}

@@ -457,7 +457,7 @@ func environment(e bench.Environment) []htmlPair {
 	add("natkit", e.Natkit)
 	add("kernel", e.Kernel)
 	add("processor", e.CPU)
-	add("processors", fmt.Sprint(e.CPUs))
+	add("CPUs", fmt.Sprint(e.CPUs))
 	if e.MemoryBytes > 0 {
 		add("memory", fmt.Sprintf("%.1f GiB", float64(e.MemoryBytes)/(1<<30)))
 	}

@@ -238,7 +238,7 @@ func machine(e bench.Environment) string {
 	}
 	add(e.Kernel != "", "Linux %s", e.Kernel)
 	add(e.CPU != "", "%s", e.CPU)
-	add(e.CPUs != 0, "%s", plural.Count(e.CPUs, "processor"))
+	add(e.CPUs != 0, "%s", plural.Count(e.CPUs, "CPU"))
 	add(e.MemoryBytes != 0, "%.1f GiB", float64(e.MemoryBytes)/(1<<30))
 	add(e.Hypervisor, "virtual machine")
 	add(e.Natkit != "", "natkit %s", e.Natkit)

@@ -16,6 +16,7 @@ import (
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/live"
+	"natkit/internal/words/plural"
 )
 
 // The panels, in the order of the key tab.
@@ -246,7 +247,7 @@ func states(m *live.Moment) table {
 }
 
 func processors(m *live.Moment) table {
-	t := table{title: "processors", few: true, columns: []column{{name: "cpu"}, {name: "busy", right: true}, {name: "softirq", right: true}, {name: "packets/s", right: true},
+	t := table{title: "CPUs", few: true, columns: []column{{name: "cpu"}, {name: "busy", right: true}, {name: "softirq", right: true}, {name: "packets/s", right: true},
 		{name: "steal", right: true, zoom: true}, {name: "squeezed", right: true, zoom: true}, {name: "backlog drops", right: true, zoom: true}}, empty: "not seen"}
 	if m == nil {
 		return t
@@ -288,7 +289,7 @@ func (s *state) findingsList() table {
 	t.title = fmt.Sprintf("findings of %.0f s until %s", j.WindowSeconds, j.At.Local().Format("15:04:05"))
 	t.empty = "nothing wrong was found"
 	if n := len(j.Unseen); n > 0 {
-		t.empty = fmt.Sprintf("nothing wrong was found; %d facts could not be seen (enter shows which)", n)
+		t.empty = fmt.Sprintf("nothing wrong was found; %s could not be read (enter shows which)", plural.Count(n, "source"))
 	}
 	for _, f := range j.Findings {
 		t.add(severityStyle(f.Severity), fmt.Sprintf("%-8s %s: %s", strings.ToUpper(f.Severity.String()), f.Code, f.Title))

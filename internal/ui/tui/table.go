@@ -77,7 +77,7 @@ func (t *table) draw(c *canvas, x, y, w, h int, focus, zoomed bool, by, from int
 	}
 	from = max(0, min(from, len(t.rows)-1))
 	widths := t.widths(w, zoomed)
-	if (zoomed || h > 4) && !t.text {
+	if (zoomed || h > 2) && !t.text {
 		c.line(x, y, t.columns, widths, nil, dim)
 		y, h = y+1, h-1
 	}
