@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/nat/control"
 )
@@ -42,8 +41,6 @@ var accelSlowPathFault = Fault{
 		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(server.Addr, port), 4, 20))
 		return s.accelerate(ctx)
 	},
-	broken: func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "natkit")
-	},
+	broken: browse,
+	cure:   follow("natkit"),
 }

@@ -5,8 +5,6 @@ package scenario
 import (
 	"context"
 	"net/netip"
-
-	"natkit/internal/diagnose/causes"
 )
 
 var answersFault = Fault{
@@ -27,7 +25,5 @@ var answersFault = Fault{
 	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.watched, "nft flush chain ip nat POSTROUTING", "nft add rule ip nat POSTROUTING oifname eth9 masquerade", "conntrack -F")
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "masquerade", "MASQUERADE", "conntrack -D")
-	},
+	cure: follow("masquerade", "MASQUERADE", "conntrack -D"),
 }

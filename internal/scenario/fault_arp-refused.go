@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -35,7 +34,5 @@ var arpRefusedFault = Fault{
 		}
 		return s.run(ctx, s.lab.Node(lab.RoleClient), fmt.Sprintf("ip neigh del %s dev eth0 || true", s.lab.Options().Addresses.Near))
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "sysctl -w")
-	},
+	cure: follow("sysctl -w"),
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -32,7 +31,5 @@ var brNetfilterFault = Fault{
 		s.traffic = append(s.traffic[:0], s.requests(s.lab.URL(), 1000))
 		return nil
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "bridge-nf-call-iptables=0")
-	},
+	cure: follow("bridge-nf-call-iptables=0"),
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -18,12 +17,10 @@ var clientsFault = Fault{
 	Cured:   "the entry is deleted, and the gateway resolves the address again",
 
 	topology: "routed",
-	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	healthy:  browse,
 	broken: func(ctx context.Context, s *faultRun) error {
 		s.least = 3 * time.Second // a client and its server try again after one, and then after two more
 		return s.shell(ctx, fmt.Sprintf("ip neigh replace %s lladdr 02:00:00:00:00:99 nud permanent dev eth1", s.lab.Node(lab.RoleClient).Addr))
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "neigh del")
-	},
+	cure: follow("neigh del"),
 }

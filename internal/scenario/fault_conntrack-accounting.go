@@ -5,7 +5,6 @@ package scenario
 import (
 	"context"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/kernel/conntrack"
 )
 
@@ -33,7 +32,5 @@ var accountingFault = Fault{
 		}
 		return nil
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "sysctl -w")
-	},
+	cure: follow("sysctl -w"),
 }

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -36,9 +35,7 @@ var helperMissingFault = Fault{
 		s.traffic = append(s.traffic, s.ftpClient(true))
 		return nil
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "nft ")
-	},
+	cure: follow("nft "),
 }
 
 // ftpServer knows nothing of FTP but PORT: it connects from port 20 to the port that it is told, at the

@@ -16,7 +16,7 @@ var helperFault = Fault{
 	Note:    "the output of the finding's commands shows the rule; connections with the helper are removed to save time",
 
 	topology: "routed",
-	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	healthy:  browse,
 	broken: func(ctx context.Context, s *faultRun) error {
 		return s.nft(ctx, `table ip helped {
 	ct helper ftp { type "ftp" protocol tcp; }

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -32,9 +31,7 @@ var invalidResetFault = Fault{
 		s.traffic = nil
 		return s.talk(ctx, 5001, 200)
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "be_liberal")
-	},
+	cure: follow("be_liberal"),
 }
 
 // talk keeps ten connections from the client to a port of the server open, and

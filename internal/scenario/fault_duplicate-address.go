@@ -18,7 +18,7 @@ var duplicateFault = Fault{
 
 	topology: "routed",
 	clients:  2,
-	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	healthy:  browse,
 	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.lab.Node("client2"), fmt.Sprintf("ip addr add %s dev eth0", s.nearPrefix()))
 	},

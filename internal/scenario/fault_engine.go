@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
 )
@@ -89,9 +88,7 @@ var engineLimitFault = Fault{
 	broken: func(ctx context.Context, s *faultRun) error {
 		return s.engine(ctx, s.engineRules(fmt.Sprintf("sessions_per_source: %d", engineFlows-5), ""))
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "sed -i", "natkit")
-	},
+	cure: follow("sed -i", "natkit"),
 }
 
 var engineDriftFault = Fault{
@@ -109,7 +106,5 @@ var engineDriftFault = Fault{
 	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.watched, fmt.Sprintf("ip addr del %s dev eth0", s.lab.Options().Addresses.Far))
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "natkit")
-	},
+	cure: follow("natkit"),
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/nftables"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/nat/nft"
 )
 
@@ -18,14 +17,12 @@ var forwardPolicyFault = Fault{
 	Cured:   "a rule accepts this traffic again",
 
 	topology: "published",
-	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	healthy:  browse,
 	broken: func(_ context.Context, s *faultRun) error {
 		return nft.Ruleset{{Name: "filter", Chains: []nft.Chain{{Name: "FORWARD", Base: &nft.Base{
 			Type: nftables.ChainTypeFilter, Hook: nftables.ChainHookForward,
 			Priority: nftables.ChainPriorityFilter, Policy: nftables.ChainPolicyDrop,
 		}}}}}.Apply(s.watched.Handle())
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "ACCEPT")
-	},
+	cure: follow("ACCEPT"),
 }

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -42,9 +41,7 @@ var fragmentsFault = Fault{
 		client := s.lab.Node(lab.RoleClient)
 		return client.Do(func() error { return firstFragments(client.Addr, s.lab.ServerNode().Addr, 200) })
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "sysctl -w")
-	},
+	cure: follow("sysctl -w"),
 }
 
 // large sends datagrams that are larger than a packet, fifty a second.

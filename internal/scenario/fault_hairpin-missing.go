@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -36,7 +35,5 @@ var hairpinFault = Fault{
 		s.traffic = append(s.traffic[:0], s.requests(fmt.Sprintf("http://%s:8080/", s.lab.Options().Addresses.Far.Addr()), 50))
 		return nil
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "MASQUERADE", "hairpin", "conntrack -D")
-	},
+	cure: follow("MASQUERADE", "hairpin", "conntrack -D"),
 }

@@ -4,8 +4,6 @@ package scenario
 
 import (
 	"context"
-
-	"natkit/internal/diagnose/causes"
 )
 
 var ipForwardFault = Fault{
@@ -23,7 +21,5 @@ var ipForwardFault = Fault{
 		s.watched = s.lab.NATNode()
 		return s.watched.Sysctl("net.ipv4.ip_forward", "0")
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "sysctl -w")
-	},
+	cure: follow("sysctl -w"),
 }

@@ -4,8 +4,6 @@ package scenario
 
 import (
 	"context"
-
-	"natkit/internal/diagnose/causes"
 )
 
 var twoBackendsFault = Fault{
@@ -25,7 +23,5 @@ var twoBackendsFault = Fault{
 		return s.run(ctx, s.watched, "iptables-legacy -t nat -A POSTROUTING -s 192.168.0.0/24 -o eth0 -j MASQUERADE",
 			"iptables-legacy -A FORWARD -s 198.18.0.0/15 -j DROP")
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "iptables-nft-restore", "iptables-legacy -t", "iptables-legacy -P")
-	},
+	cure: follow("iptables-nft-restore", "iptables-legacy -t", "iptables-legacy -P"),
 }

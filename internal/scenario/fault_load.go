@@ -324,3 +324,18 @@ func affordable(entries uint64) error {
 	}
 	return nil
 }
+
+// The steps of faults that need no more than one thing.
+
+// browse is web traffic, and nothing is changed.
+func browse(ctx context.Context, s *faultRun) error { return s.browse(ctx) }
+
+// shell runs a line in the watched namespace.
+func shell(line string) func(context.Context, *faultRun) error {
+	return func(ctx context.Context, s *faultRun) error { return s.shell(ctx, line) }
+}
+
+// follow runs those commands of the finding's remedy that hold one of these texts.
+func follow(texts ...string) func(context.Context, *faultRun, causes.Finding) error {
+	return func(ctx context.Context, s *faultRun, f causes.Finding) error { return s.follow(ctx, f, texts...) }
+}

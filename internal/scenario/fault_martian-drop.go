@@ -5,7 +5,6 @@ package scenario
 import (
 	"context"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -37,7 +36,5 @@ var martianFault = Fault{
 		s.traffic = append(s.traffic, s.requests("http://"+s.watched.Addr.String()+":8080/", 50))
 		return nil
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "natkit-localnet", "route_localnet=1")
-	},
+	cure: follow("natkit-localnet", "route_localnet=1"),
 }

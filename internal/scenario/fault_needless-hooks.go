@@ -5,8 +5,6 @@ package scenario
 import (
 	"context"
 	"fmt"
-
-	"natkit/internal/diagnose/causes"
 )
 
 var needlessFault = Fault{
@@ -34,7 +32,5 @@ var needlessFault = Fault{
 		}
 		return nil
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "nft delete chain")
-	},
+	cure: follow("nft delete chain"),
 }

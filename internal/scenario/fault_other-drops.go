@@ -29,9 +29,7 @@ var otherDropsFault = Fault{
 		}
 		return s.browse(ctx)
 	},
-	broken: func(ctx context.Context, s *faultRun) error {
-		return s.shell(ctx, "iptables-legacy -R FORWARD 1 -p udp -j NFQUEUE --queue-num 9")
-	},
+	broken: shell("iptables-legacy -R FORWARD 1 -p udp -j NFQUEUE --queue-num 9"),
 	cure: func(ctx context.Context, s *faultRun, _ causes.Finding) error {
 		return s.shell(ctx, "iptables-legacy -R FORWARD 1 -p udp -j NFQUEUE --queue-num 9 --queue-bypass")
 	},

@@ -8,7 +8,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -29,9 +28,7 @@ var qdiscFault = Fault{
 	broken: func(_ context.Context, s *faultRun) error {
 		return s.shape(4e6, 4000)
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "tc qdisc replace")
-	},
+	cure: follow("tc qdisc replace"),
 }
 
 // shape puts a token bucket in place of what the gateway sends to the clients by.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -47,9 +46,7 @@ var rpFilterFault = Fault{
 		s.traffic = append(s.traffic, s.datagrams(otherway.Addr(), netip.AddrPortFrom(server.Addr, port), 10, 50))
 		return nil
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "sysctl -w")
-	},
+	cure: follow("sysctl -w"),
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

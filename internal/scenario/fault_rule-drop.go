@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -29,7 +28,5 @@ var ruleDropFault = Fault{
 	broken: func(ctx context.Context, s *faultRun) error {
 		return s.shell(ctx, fmt.Sprintf("iptables-legacy -A FORWARD -s %s -j DROP", s.lab.Node(lab.RoleClient).Addr))
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, " -D FORWARD ")
-	},
+	cure: follow(" -D FORWARD "),
 }

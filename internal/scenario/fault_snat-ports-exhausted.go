@@ -6,7 +6,6 @@ import (
 	"context"
 	"net/netip"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 )
@@ -34,7 +33,5 @@ var snatPortsFault = Fault{
 			Address: a.Far.Addr(), Ports: snapshot.PortRange{Min: 5000, Max: 5003},
 		}.Compile().Apply(s.watched.Handle())
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "1024-65535")
-	},
+	cure: follow("1024-65535"),
 }

@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-
-	"natkit/internal/diagnose/causes"
 )
 
 var staleSNATFault = Fault{
@@ -35,7 +33,5 @@ var staleSNATFault = Fault{
 			fmt.Sprintf("ip addr del %s dev eth0", far), fmt.Sprintf("ip addr add 203.0.113.9/%d dev eth0", far.Bits()),
 			"nft flush chain ip nat POSTROUTING", "nft add rule ip nat POSTROUTING oifname eth0 snat to 203.0.113.9")
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "conntrack -D")
-	},
+	cure: follow("conntrack -D"),
 }

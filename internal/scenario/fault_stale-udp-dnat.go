@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-
-	"natkit/internal/diagnose/causes"
 )
 
 var staleDNATFault = Fault{
@@ -37,7 +35,5 @@ var staleDNATFault = Fault{
 		return s.run(ctx, s.watched, "nft flush chain ip nat PREROUTING",
 			fmt.Sprintf("nft add rule ip nat PREROUTING ip daddr %s udp dport 53 dnat to %s:5354", s.lab.Options().Addresses.Near, s.lab.ServerNode().Addr))
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "conntrack -D")
-	},
+	cure: follow("conntrack -D"),
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -46,7 +45,5 @@ var synFloodFault = Fault{
 		defer stop()
 		return flood(begun)
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "tcp_loose", "nft add", "nft 'add", "conntrack -D")
-	},
+	cure: follow("tcp_loose", "nft add", "nft 'add", "conntrack -D"),
 }

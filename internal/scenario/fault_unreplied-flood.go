@@ -4,8 +4,6 @@ package scenario
 
 import (
 	"context"
-
-	"natkit/internal/diagnose/causes"
 )
 
 var unrepliedFault = Fault{
@@ -24,7 +22,5 @@ var unrepliedFault = Fault{
 		s.traffic = append(s.traffic[:0], scan)
 		return scan(ctx) // has begun before the doctor comes
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "nft add", "nft 'add", "conntrack -D")
-	},
+	cure: follow("nft add", "nft 'add", "conntrack -D"),
 }

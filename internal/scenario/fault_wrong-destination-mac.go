@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/lab"
 )
 
@@ -17,11 +16,9 @@ var wrongMACFault = Fault{
 	Cured:   "the gateway announces its own address",
 
 	topology: "routed",
-	healthy:  func(ctx context.Context, s *faultRun) error { return s.browse(ctx) },
+	healthy:  browse,
 	broken: func(ctx context.Context, s *faultRun) error {
 		return s.run(ctx, s.lab.Node(lab.RoleClient), fmt.Sprintf("ip neigh replace %s lladdr 02:00:00:00:0e:ad nud reachable dev eth0", s.lab.Options().Addresses.Near))
 	},
-	cure: func(ctx context.Context, s *faultRun, f causes.Finding) error {
-		return s.follow(ctx, f, "arping -U")
-	},
+	cure: follow("arping -U"),
 }
