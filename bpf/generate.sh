@@ -32,4 +32,4 @@ done
 source=$(realpath "${!#}")
 set -- "${@:1:$#-1}" "$source"
 exec go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc "$clang" -strip "$strip" \
-    -cflags "-O2 -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -nostdinc -I$bpf/include -fdebug-prefix-map=$bpf=bpf" "$@"
+    -cflags "-O2 -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -nostdinc -I$bpf -I$bpf/include -fdebug-prefix-map=$bpf=bpf" "$@"

@@ -45,7 +45,7 @@ scripts/make-guest.sh "$guest"
 
 # Some tests compare names with those of the C.
 mkdir -p "$guest/natkit/bpf"
-cp bpf/*.h "$guest/natkit/bpf/"
+cp -r bpf/lib bpf/nat bpf/accel "$guest/natkit/bpf/"
 
 packages=("$@")
 [ $# -gt 0 ] || mapfile -t packages < <(

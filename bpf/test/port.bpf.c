@@ -3,9 +3,9 @@
 // Calls port.h alone, for its tests: many ports in one run, so that CPUs meet. The
 // frame is a list of 16-bit ports; mark is the class, priority the address, cb[0] how
 // many, cb[1] the port that is wished for, cb[2] whether its parity matters.
-#include "../ctx_skb.h"
-#include "../parse.h"
-#include "../port.h"
+#include "lib/ctx_skb.h"
+#include "lib/parse.h"
+#include "nat/port.h"
 
 struct test {
 	struct ctx *ctx;

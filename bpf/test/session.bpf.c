@@ -2,8 +2,8 @@
 //
 // Opens many sessions in one run, for the benchmark: what session.h costs when its code
 // and the tables are warm. No packet is made or changed.
-#include "../ctx_skb.h"
-#include "../session.h"
+#include "lib/ctx_skb.h"
+#include "nat/session.h"
 
 struct test {
 	struct ctx *ctx;

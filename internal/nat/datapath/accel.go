@@ -42,7 +42,7 @@ const (
 const accelTCPVariable = "learn_tcp_milliseconds"
 
 // MemoryBytes is what the table takes in the kernel, and the front of it: struct learn_front
-// of bpf/learn.h, by 1 << LEARN_FRONT_BITS.
+// of bpf/accel/learn.h, by 1 << LEARN_FRONT_BITS.
 func (o AccelOptions) MemoryBytes() int64 { return hashBytes(o.Shortcuts, 16, 64) + 64<<16 }
 
 // CreateAccelerator makes an accelerator with these interfaces, pinned as dir, whole or not at

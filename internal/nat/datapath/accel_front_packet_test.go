@@ -20,7 +20,7 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// frontEntry is struct learn_front of bpf/learn.h, by words.
+// frontEntry is struct learn_front of bpf/accel/learn.h, by words.
 type frontEntry [8]uint64
 
 const (
@@ -137,7 +137,7 @@ func TestAccelFront(t *testing.T) {
 			a.setFront(t, func(f *frontEntry) {
 				past := uint64(now()-2) - f[frontWay]&0xffffffff
 				f[frontWay] += past
-				f[frontSum] += past * 0x31358cc5 // of bpf/learn.h: a whole entry
+				f[frontSum] += past * 0x31358cc5 // of bpf/accel/learn.h: a whole entry
 			})
 			x.passes(t, h)
 		})
@@ -368,7 +368,7 @@ func BenchmarkAccelFlows(b *testing.B) {
 	}
 }
 
-// inWindow runs fn anew until all of it was in one window of learn_young (bpf/learn.h), in
+// inWindow runs fn anew until all of it was in one window of learn_young (bpf/accel/learn.h), in
 // which nothing was counted before, and no flow has a shortcut that was attended to.
 func (a accelRig) inWindow(t testing.TB, fn func()) {
 	t.Helper()

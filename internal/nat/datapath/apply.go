@@ -271,7 +271,7 @@ func addressOf(a OutsideAddress) abiNatAddress {
 
 // leaveAddresses keeps addresses for the sessions that they have. A masqueraded one that
 // is not the gateway's any more is no outside address: the sessions behind it are asked
-// once a second (flow_reroute of bpf/flow.h), and end.
+// once a second (flow_reroute of bpf/nat/flow.h), and end.
 func (e *Engine) leaveAddresses(leaving []OutsideAddress) error {
 	if err := e.putAddresses(leaving); err != nil {
 		return err

@@ -95,7 +95,7 @@ func trieLookup(t *Tables, in, out int, src netip.Addr) int {
 	return -1
 }
 
-// The source rule that the look-ups of bpf/rule.h find is the one that the precedence
+// The source rule that the look-ups of bpf/nat/rule.h find is the one that the precedence
 // asks for: by interfaces, then by the longest prefix.
 func TestOriginsFollowPrecedence(t *testing.T) {
 	names := []string{"", "eth1", "eth2", "eth0", "wan"}
@@ -154,7 +154,7 @@ func TestOriginsFollowPrecedence(t *testing.T) {
 	}
 }
 
-// Packets excluded by the look-ups of bpf/rule.h are those that a rule names.
+// Packets excluded by the look-ups of bpf/nat/rule.h are those that a rule names.
 func TestExcludesMatchRules(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 2))

@@ -16,7 +16,7 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// decisionPlace is where decision_get of bpf/decision.h looks for UDP or TCP, but for its
+// decisionPlace is where decision_get of bpf/nat/decision.h looks for UDP or TCP, but for its
 // last bit: a decision has two places beside each other.
 func decisionPlace(protocol uint8, e endpoints) uint32 {
 	class := abiNatClassNAT_UDP

@@ -12,7 +12,7 @@ import (
 	"natkit/internal/nat/rulefile"
 )
 
-// lookups are those of bpf/rule.h, plainly, over the tables that Compile made.
+// lookups are those of bpf/nat/rule.h, plainly, over the tables that Compile made.
 type lookups struct {
 	*Tables
 	p    rulefile.Packet
@@ -88,7 +88,7 @@ func (l lookups) target(r *abiNatRule) netip.Addr {
 	return mapAddress(l.p.Destination, netip.PrefixFrom(netip.AddrFrom4(r.To.Octet), int(r.Prefix)))
 }
 
-// inside is session_side of bpf/session.h.
+// inside is session_side of bpf/nat/session.h.
 func (l lookups) inside(link Link, a netip.Addr) bool {
 	if !link.Inside || !link.Outside {
 		return link.Inside
@@ -216,7 +216,7 @@ func few(rng *rand.Rand, net byte) netip.Addr {
 	return netip.AddrFrom4([4]byte{net, 0, 0, byte(1 + rng.IntN(6))})
 }
 
-// The rules that the look-ups of bpf/rule.h find are those that the precedence asks
+// The rules that the look-ups of bpf/nat/rule.h find are those that the precedence asks
 // for, as Explain reads it.
 func TestLookupsFindWhatExplainTells(t *testing.T) {
 	const seeds = 600

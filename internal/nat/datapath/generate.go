@@ -5,14 +5,14 @@ package datapath
 import _ "natkit/internal/kernel/littleendian" // as the objects below are
 
 // The eBPF objects and their Go types are committed; a test compares them with
-// their source. The types are those of bpf/nat.h, and come from an object of their own.
-//go:generate ../../../bpf/generate.sh -type nat_limit -type nat_side -type nat_class -type nat_mapping_mode -type nat_filtering_mode -type nat_timeout -type nat_reason -type nat_flow_state -type nat_direction -type nat_refs -type nat_slot_use -type nat_mapping_value -type nat_address_flag -type nat_link_flag -type nat_rule_kind -type nat_rule_flag -type nat_destination_kind -type nat_lookup -type nat_config_flag -type nat_event_kind -type nat_addr -type nat_flow_key -type nat_flow -type nat_session -type nat_bucket -type nat_mapping_key -type nat_slot -type nat_ports -type nat_address -type nat_source_key -type nat_source -type nat_contact_key -type nat_contact -type nat_link -type nat_rule -type nat_target -type nat_exact_key -type nat_destination_key -type nat_origin_key -type nat_prefix_key -type nat_exclude_key -type nat_config -type nat_control -type nat_counts -type nat_stats -type nat_resting -type nat_fragment_key -type nat_fragment -type nat_event -type nat_accel_reason -type nat_shortcut -type nat_accel_stats abi ../../../bpf/nat_abi.bpf.c
-//go:generate ../../../bpf/generate.sh -no-global-types xdp ../../../bpf/nat_xdp.bpf.c
-//go:generate ../../../bpf/generate.sh -no-global-types tc ../../../bpf/nat_tc.bpf.c
-//go:generate ../../../bpf/generate.sh -no-global-types sweep ../../../bpf/nat_sweep.bpf.c
+// their source. The types are those of bpf/nat/abi.h, and come from an object of their own.
+//go:generate ../../../bpf/generate.sh -type nat_limit -type nat_side -type nat_class -type nat_mapping_mode -type nat_filtering_mode -type nat_timeout -type nat_reason -type nat_flow_state -type nat_direction -type nat_refs -type nat_slot_use -type nat_mapping_value -type nat_address_flag -type nat_link_flag -type nat_rule_kind -type nat_rule_flag -type nat_destination_kind -type nat_lookup -type nat_config_flag -type nat_event_kind -type nat_addr -type nat_flow_key -type nat_flow -type nat_session -type nat_bucket -type nat_mapping_key -type nat_slot -type nat_ports -type nat_address -type nat_source_key -type nat_source -type nat_contact_key -type nat_contact -type nat_link -type nat_rule -type nat_target -type nat_exact_key -type nat_destination_key -type nat_origin_key -type nat_prefix_key -type nat_exclude_key -type nat_config -type nat_control -type nat_counts -type nat_stats -type nat_resting -type nat_fragment_key -type nat_fragment -type nat_event -type nat_accel_reason -type nat_shortcut -type nat_accel_stats abi ../../../bpf/nat/abi.bpf.c
+//go:generate ../../../bpf/generate.sh -no-global-types xdp ../../../bpf/nat/xdp.bpf.c
+//go:generate ../../../bpf/generate.sh -no-global-types tc ../../../bpf/nat/tc.bpf.c
+//go:generate ../../../bpf/generate.sh -no-global-types sweep ../../../bpf/nat/sweep.bpf.c
 //go:generate ../../../bpf/generate.sh -no-global-types -output-suffix _test portTest ../../../bpf/test/port.bpf.c
-//go:generate ../../../bpf/generate.sh -no-global-types ports ../../../bpf/nat_ports.bpf.c
+//go:generate ../../../bpf/generate.sh -no-global-types ports ../../../bpf/nat/ports.bpf.c
 //go:generate ../../../bpf/generate.sh -no-global-types -output-suffix _test sessionTest ../../../bpf/test/session.bpf.c
 //go:generate ../../../bpf/generate.sh -no-global-types -output-suffix _test tableTest ../../../bpf/test/table.bpf.c
-//go:generate ../../../bpf/generate.sh -no-global-types accelTc ../../../bpf/nat_accel_tc.bpf.c
-//go:generate ../../../bpf/generate.sh -no-global-types accelXdp ../../../bpf/nat_accel_xdp.bpf.c
+//go:generate ../../../bpf/generate.sh -no-global-types accelTc ../../../bpf/accel/tc.bpf.c
+//go:generate ../../../bpf/generate.sh -no-global-types accelXdp ../../../bpf/accel/xdp.bpf.c

@@ -58,7 +58,7 @@ func zero(t testing.TB, m *ebpf.Map) {
 	clear(bytes)
 }
 
-// fillTable fills a table of bpf/table.h with entries that lead nowhere. The function that it
+// fillTable fills a table of bpf/lib/table.h with entries that lead nowhere. The function that it
 // returns empties it.
 func fillTable(t testing.TB, m *ebpf.Map) (empty func()) {
 	t.Helper()

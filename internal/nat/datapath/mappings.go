@@ -30,7 +30,7 @@ func (e *Engine) Mappings(fn func(*rulefile.Mapping) bool) error {
 	})
 }
 
-// mappingPlace says which slot is a mapping: enum nat_mapping_value of bpf/nat.h.
+// mappingPlace says which slot is a mapping: enum nat_mapping_value of bpf/nat/abi.h.
 type mappingPlace uint64
 
 func (p mappingPlace) address() uint32 {
@@ -109,7 +109,7 @@ func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(mappingP
 	return true, nil
 }
 
-// slotsOf lays the slots of an address open: port_slot of bpf/port.h.
+// slotsOf lays the slots of an address open: port_slot of bpf/nat/port.h.
 func (e *Engine) slotsOf(address uint32, a *abiNatAddress) (slots []slotMemory, close func() error, err error) {
 	if a.PortCount == 0 {
 		return memoryOf[slotMemory](e.maps["whole_slots"])
@@ -126,7 +126,7 @@ func (e *Engine) slotsOf(address uint32, a *abiNatAddress) (slots []slotMemory, 
 	return memoryOf[slotMemory](inner)
 }
 
-// tableValues reads what a table of bpf/table.h leads to.
+// tableValues reads what a table of bpf/lib/table.h leads to.
 func tableValues(m *ebpf.Map) ([]uint64, error) {
 	buckets, close, err := memoryOf[abiNatBucket](m)
 	if err != nil {
@@ -143,5 +143,5 @@ func tableValues(m *ebpf.Map) ([]uint64, error) {
 	return values, close()
 }
 
-// tableValueBits is TABLE_VALUE_BITS of bpf/table.h.
+// tableValueBits is TABLE_VALUE_BITS of bpf/lib/table.h.
 const tableValueBits = 40

@@ -543,7 +543,7 @@ func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 	return out, nil
 }
 
-// quotedMost is ICMP_QUOTED of bpf/icmp.h.
+// quotedMost is ICMP_QUOTED of bpf/nat/icmp.h.
 const quotedMost = 548
 
 func (r *modelRig) end(t *testing.T, h hook, side abiNatSide, way port, frame []byte) (uint32, []byte, abiNatReason, error) {

@@ -18,7 +18,7 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-// ports is one address with a range of ports, and the allocator of bpf/port.h over it.
+// ports is one address with a range of ports, and the allocator of bpf/nat/port.h over it.
 type ports struct {
 	maps        map[string]*ebpf.Map
 	programs    map[string]*ebpf.Program

@@ -10,7 +10,7 @@ import (
 )
 
 // portChange says that a port is to be given to inside endpoints, or not: struct
-// change of bpf/nat_ports.bpf.c.
+// change of bpf/nat/ports.bpf.c.
 type portChange struct {
 	Index, Class, Port uint32
 	Give               uint32

@@ -1003,7 +1003,7 @@ func TestPoolGrowsInUse(t *testing.T) {
 	}
 }
 
-// addressHash is addr_hash of bpf/base.h.
+// addressHash is addr_hash of bpf/lib/base.h.
 func addressHash(a netip.Addr) uint32 {
 	b := a.As4()
 	h := binary.BigEndian.Uint32(b[:])

@@ -92,7 +92,7 @@ func session(key *abiNatFlowKey, flow *abiNatFlow) rulefile.Session {
 }
 
 // idle is how long nothing has come that keeps the session alive, and how long it has
-// left: what state_expired of bpf/state.h decides.
+// left: what state_expired of bpf/nat/state.h decides.
 func idle(owner, peer *abiNatFlow, config *abiNatConfig, now uint32) (idle, left time.Duration) {
 	outbound := uint32(abiNatFlowStateNAT_FLOW_OUTBOUND)
 	all := config.Flags&uint32(abiNatConfigFlagNAT_CONFIG_INBOUND_REFRESH) != 0 || (owner.State|peer.State)&outbound == 0
@@ -112,7 +112,7 @@ func ticksToDuration(ticks int32) time.Duration {
 
 func sinceTick(now, then uint32) time.Duration { return ticksToDuration(int32(now - then)) }
 
-// otherKey is the key of the other direction: state_other_key of bpf/state.h.
+// otherKey is the key of the other direction: state_other_key of bpf/nat/state.h.
 func otherKey(key *abiNatFlowKey, flow *abiNatFlow) abiNatFlowKey {
 	other := abiNatFlowKey{Src: flow.Dst, Dst: flow.Src, Sport: flow.Dport, Dport: flow.Sport, Protocol: key.Protocol}
 	if flow.State&uint32(abiNatFlowStateNAT_FLOW_PEER_OUTSIDE) != 0 {

@@ -40,14 +40,14 @@ func (s Size) entries() map[string]uint32 {
 	}
 }
 
-// tableBuckets is how many buckets of seven a table of bpf/table.h has for so many entries:
+// tableBuckets is how many buckets of seven a table of bpf/lib/table.h has for so many entries:
 // a power of two, with four in each on average at most, so that none finds no room.
 func tableBuckets(entries int) uint32 {
 	buckets := uint32(1) << bits.Len(uint(max(entries-1, 0))/4)
 	return max(buckets, tableReach)
 }
 
-// tableReach is TABLE_REACH of bpf/table.h.
+// tableReach is TABLE_REACH of bpf/lib/table.h.
 const tableReach = 16
 
 // MemoryBytes is what the maps of this size take in the kernel, without those that

@@ -261,7 +261,7 @@ func (g *gateway) mark(t testing.TB, bits abiNatFlowState) {
 	changeFlows(t, g.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) { flow.State |= uint32(bits) })
 }
 
-// TCP's table of bpf/state.h, by packets: who sends what, and the time-out after it.
+// TCP's table of bpf/nat/state.h, by packets: who sends what, and the time-out after it.
 func TestStateTCP(t *testing.T) {
 	const (
 		S, A, F, R  = pktbuild.SYN, pktbuild.ACK, pktbuild.FIN, pktbuild.RST

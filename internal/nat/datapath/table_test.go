@@ -18,10 +18,10 @@ func elementsOf[T any](t testing.TB, m *ebpf.Map) (elements []T, close func()) {
 	return unsafe.Slice((*T)(unsafe.Pointer(&bytes[0])), m.MaxEntries()), close
 }
 
-// tableTag is TABLE_TAG of bpf/table.h.
+// tableTag is TABLE_TAG of bpf/lib/table.h.
 const tableTag = 1 << (tableValueBits + 4)
 
-// tableHash is table_hash of bpf/table.h, of a flow's key.
+// tableHash is table_hash of bpf/lib/table.h, of a flow's key.
 func tableHash(seed [2]uint64, key *abiNatFlowKey) uint64 {
 	var words [16]byte
 	copy(words[0:], key.Src.Octet[:])

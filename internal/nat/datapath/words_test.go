@@ -11,11 +11,11 @@ import (
 	"natkit/internal/nat/rulefile"
 )
 
-// enumOf gives the names of an enum of bpf/nat.h, in order, without the last, which
+// enumOf gives the names of an enum of bpf/nat/abi.h, in order, without the last, which
 // counts them.
 func enumOf(t *testing.T, name string) []string {
 	t.Helper()
-	return enumIn(t, "../../../bpf/nat.h", name)
+	return enumIn(t, "../../../bpf/nat/abi.h", name)
 }
 
 func enumIn(t *testing.T, path, name string) []string {
@@ -38,7 +38,7 @@ func enumIn(t *testing.T, path, name string) []string {
 func TestReasonsAreThoseOfTheContract(t *testing.T) {
 	names := enumOf(t, "nat_reason")
 	if len(names) != len(rulefile.Reasons) || len(names) != int(abiNatReasonNAT_REASONS) {
-		t.Fatalf("%d reasons in bpf/nat.h, %d in package rulefile, %d generated", len(names), len(rulefile.Reasons), abiNatReasonNAT_REASONS)
+		t.Fatalf("%d reasons in bpf/nat/abi.h, %d in package rulefile, %d generated", len(names), len(rulefile.Reasons), abiNatReasonNAT_REASONS)
 	}
 	seen := map[string]bool{}
 	for i, name := range names {
@@ -70,11 +70,11 @@ func TestReasonsAreThoseOfTheContract(t *testing.T) {
 func TestTimeoutsAreThoseOfTheContract(t *testing.T) {
 	names := enumOf(t, "nat_timeout")
 	if known := len(rulefile.Timeouts{}); len(names) != known || known != int(abiNatTimeoutNAT_TIMEOUTS) {
-		t.Fatalf("%d time-outs in bpf/nat.h, %d in package rulefile, %d generated", len(names), known, abiNatTimeoutNAT_TIMEOUTS)
+		t.Fatalf("%d time-outs in bpf/nat/abi.h, %d in package rulefile, %d generated", len(names), known, abiNatTimeoutNAT_TIMEOUTS)
 	}
 	for i, name := range names {
 		if got := "NAT_TIMEOUT_" + strings.ToUpper(rulefile.Timeout(i).String()); got != name {
-			t.Errorf("time-out %d is %s in package rulefile and %s in bpf/nat.h", i, got, name)
+			t.Errorf("time-out %d is %s in package rulefile and %s in bpf/nat/abi.h", i, got, name)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func TestBoundsAreThoseOfTheContract(t *testing.T) {
 		{"class icmp", int(rulefile.ClassICMP), int(abiNatClassNAT_ICMP)},
 	} {
 		if bound.file != bound.maps {
-			t.Errorf("%s: %d in package rulefile, %d in bpf/nat.h", bound.what, bound.file, bound.maps)
+			t.Errorf("%s: %d in package rulefile, %d in bpf/nat/abi.h", bound.what, bound.file, bound.maps)
 		}
 	}
 }

@@ -10,7 +10,7 @@ type AccelReason struct {
 	Means string
 }
 
-// AccelReasons by number: enum nat_accel_reason of bpf/shortcut.h, whose order this is.
+// AccelReasons by number: enum nat_accel_reason of bpf/accel/shortcut.h, whose order this is.
 // Packets of all but the first went through the stack, untouched.
 var AccelReasons = []AccelReason{
 	{"forwarded", "past the stack"},

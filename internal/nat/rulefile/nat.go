@@ -228,7 +228,7 @@ func ParseProtocol(s string) (Protocol, error) {
 // HasPorts tells whether ports of the protocol can be translated.
 func (p Protocol) HasPorts() bool { return p == TCP || p == UDP || p == UDPLite }
 
-// Class is what shares a space of outside ports (enum nat_class of bpf/nat.h).
+// Class is what shares a space of outside ports (enum nat_class of bpf/nat/abi.h).
 type Class uint8
 
 // UDP-Lite lives in UDP's space. ICMP queries use their identifier as port. Every
@@ -317,7 +317,7 @@ type Defaults struct {
 	Timeouts   Timeouts
 }
 
-// Timeout is a class of time-out (enum nat_timeout of bpf/nat.h).
+// Timeout is a class of time-out (enum nat_timeout of bpf/nat/abi.h).
 type Timeout uint8
 
 // Time-outs: how long a session lives without a packet, and two that are not a session's.

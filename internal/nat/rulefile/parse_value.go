@@ -17,7 +17,7 @@ import (
 )
 
 // MaxSessions is the most that an engine holds; as many references fit in what counts
-// them (NAT_REFS_COUNT of bpf/nat.h).
+// them (NAT_REFS_COUNT of bpf/nat/abi.h).
 const MaxSessions = 1<<24 - 1
 
 // --- addresses -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Bounds of a rule file, those of the engine's tables (enum nat_limit of bpf/nat.h).
+// Bounds of a rule file, those of the engine's tables (enum nat_limit of bpf/nat/abi.h).
 const (
 	MaxLinks     = 256
 	MaxRealms    = 255   // pools, addresses of snat rules, and interfaces masqueraded behind

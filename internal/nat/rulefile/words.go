@@ -57,7 +57,7 @@ type Event struct {
 }
 
 // Reason says what became of a packet, or what else an engine counts (enum nat_reason
-// of bpf/nat.h, whose order this is).
+// of bpf/nat/abi.h, whose order this is).
 type Reason uint8
 
 // ReasonInfo is a reason in words.

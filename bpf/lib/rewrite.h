@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Writes what a flow says into a packet: addresses, ports or identifier, TTL,
+ * checksums, MACs. Checksums are updated by deltas that were worked out when the
+ * session was made (RFC 1624, equation 3): HC' = ~(~HC + delta).
+ */
+#ifndef NATKIT_REWRITE_H
+#define NATKIT_REWRITE_H
+
+#include "nat/count.h"
+#include "lib/parse.h"
+
+/* One less hop, in the word of TTL and protocol: TTL is its first byte in memory,
+ * so on a little-endian machine the word becomes less by 1. */
+static __always_inline void rewrite_ttl(struct ipv4 *ip, __u32 delta)
+{
+	ip->ttl--;
+	ip->check = checksum_add(ip->check, delta + 0xfffe);
+}
+
+/* The next hop's MAC lies in hop as in the frame. */
+static __always_inline void rewrite_macs(void *frame, __u64 hop, const struct nat_link *link)
+{
+	*(__u32 *)frame = hop;
+	*(__u16 *)(frame + 4) = hop >> 32;
+	__builtin_memcpy(frame + 6, link->mac, sizeof(link->mac));
+}
+
+/*
+ * Whether a transport checksum may be partial: only the sum of the pseudo-header, to which
+ * a device adds the rest when it sends. One of 65536 full checksums looks so too. The sum
+ * that the kernel puts into a packet of several segments is not relied on.
+ */
+static __always_inline int rewrite_partial(const struct packet *packet, __u16 check)
+{
+	__u32 bytes = packet->bytes - (packet->l4 - packet->l3);
+
+	return packet->flags & PACKET_GSO ||
+	       check == checksum_pseudo(addr_word(packet->key.src), addr_word(packet->key.dst),
+					packet->key.protocol, bytes);
+}
+
+/*
+ * All of it, in a packet whose transport header is there. No link: the MACs are the
+ * neighbour output's. Packet pointers from before are void.
+ */
+static __always_inline int rewrite(struct ctx *ctx, const struct packet *packet,
+				   const struct nat_flow *flow, __u64 hop,
+				   const struct nat_link *link)
+{
+	void *data = ctx_data(ctx), *end = ctx_data_end(ctx);
+	__u32 at = packet->l4 & PACKET_L4_MASK;
+	/* Who gives a link has Ethernet; the verifier wants the constant. */
+	struct ipv4 *ip = data + (link ? 14 : packet->l3 & PACKET_L3_MASK);
+	struct icmp *icmp;
+	struct tcp *tcp;
+	struct udp *udp;
+	void *l4 = data + at;
+
+	if ((void *)(ip + 1) > end)
+		return NAT_DROP_REWRITE;
+	ip->src = flow->src;
+	ip->dst = flow->dst;
+	rewrite_ttl(ip, flow->l3_delta);
+	if (link)
+		rewrite_macs(data, hop, link);
+
+	if (packet->class == NAT_UDP) {
+		udp = l4;
+		if ((void *)(udp + 1) > end)
+			return NAT_DROP_REWRITE;
+		udp->sport = flow->sport;
+		udp->dport = flow->dport;
+		return ctx_checksum(ctx, &udp->check, at + __builtin_offsetof(struct udp, check),
+				    flow->l3_delta, flow->l4_delta, 1,
+				    rewrite_partial(packet, udp->check));
+	}
+	if (packet->class == NAT_TCP) {
+		tcp = l4;
+		if ((void *)(tcp + 1) > end)
+			return NAT_DROP_REWRITE;
+		tcp->sport = flow->sport;
+		tcp->dport = flow->dport;
+		return ctx_checksum(ctx, &tcp->check, at + __builtin_offsetof(struct tcp, check),
+				    flow->l3_delta, flow->l4_delta, 0,
+				    rewrite_partial(packet, tcp->check));
+	}
+	if (packet->class == NAT_ICMP) {
+		icmp = l4;
+		if ((void *)(icmp + 1) > end)
+			return NAT_DROP_REWRITE;
+		/* No pseudo-header: identifier and checksum keep the sum on both hooks. */
+		icmp->id = packet->flags & PACKET_QUERY ? flow->sport : flow->dport;
+		icmp->check = checksum_add(icmp->check, flow->l4_delta);
+	}
+	return GO_ON;
+}
+
+/* A walk over the options of a TCP header; offsets are from the start of the frame. */
+struct option_walk {
+	struct ctx *ctx;
+	__u32 at, end; /* the option at hand, and where the header ends */
+	__u32 kind;
+	__u32 found; /* 0: not there */
+};
+
+static long option_next(__u32 n, struct option_walk *walk)
+{
+	__u8 *option = ctx_data(walk->ctx) + (walk->at & 255);
+
+	if (walk->at + 4 > walk->end || (void *)(option + 4) > ctx_data_end(walk->ctx) || !*option)
+		return 1;
+	if (*option == walk->kind) {
+		walk->found = walk->at;
+		return 1;
+	}
+	if (*option != 1 && option[1] < 2)
+		return 1;
+	walk->at += *option == 1 ? 1 : option[1];
+	return 0;
+}
+
+/* Lowers the MSS that a SYN tells its receiver. A SYN that tells none gets none. */
+GLOBAL int rewrite_mss(struct ctx *ctx, __u32 l4, __u32 most)
+{
+	void *end = ctx_data_end(ctx);
+	__u32 at = l4 & PACKET_L4_MASK, delta;
+	struct tcp *tcp = ctx_data(ctx) + at;
+	struct option_walk walk = {.ctx = ctx, .at = at + sizeof(*tcp), .kind = TCP_MSS};
+	__u16 old, new = most;
+	__u8 *mss;
+
+	if ((void *)(tcp + 1) > end)
+		return GO_ON;
+	walk.end = at + (tcp->offset >> 4) * 4;
+	bpf_loop(40, option_next, &walk, 0); /* no option is shorter than a byte */
+	mss = ctx_data(ctx) + (walk.found & 255);
+	if (!walk.found || (void *)(mss + 4) > end)
+		return GO_ON;
+	old = mss[2] << 8 | mss[3];
+	if (mss[1] != 4 || old <= new)
+		return GO_ON;
+	mss[2] = new >> 8;
+	mss[3] = new;
+	/* In the order in which the checksum's words lie in memory. */
+	if (!(walk.found & 1)) {
+		old = bpf_htons(old);
+		new = bpf_htons(new);
+	}
+	delta = (__u16)~old + new;
+	delta = (delta & 0xffff) + (delta >> 16);
+	count_add(NAT_MSS_CLAMPED);
+	return ctx_checksum(ctx, &tcp->check, at + __builtin_offsetof(struct tcp, check), 0, delta,
+			    0, 1);
+}
+
+#endif

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Where a packet goes: the kernel's routes and neighbours, asked when a session is
+ * made and once a second after that. Policy routing by source, incoming interface
+ * and protocol is obeyed, as the stack would for the same packet: with the
+ * destination translated and the source not yet.
+ */
+#ifndef NATKIT_ROUTE_H
+#define NATKIT_ROUTE_H
+
+#include "lib/parse.h"
+
+enum route_limit {
+	ROUTE_CHECK_TICKS = 953, /* a second, rounded down: how long a next hop is trusted */
+	ROUTE_HOME_TICKS = ROUTE_CHECK_TICKS / 2, /* the other half is decision.h's */
+	ROUTE_LINK_SHIFT = 48,                    /* in nat_flow.hop */
+	ROUTE_AF_INET = 2,
+	ROUTE_PROBED = 4096, /* entries of the map */
+	ROUTE_HOMES = 65536, /* likewise; addr_hash is one-to-one: its upper half tells who it is */
+};
+
+struct route {
+	__u64 hop;      /* as nat_flow.hop; 0: the neighbour is not resolved */
+	__u32 ifindex;  /* of the way out */
+	__be32 gateway; /* IPv4 address of the neighbour; 0: it is not IPv4, the stack knows */
+	__u16 link;     /* index of the way out plus 1; 0: not an interface of the rule file */
+	__u16 mtu;
+	__u32 found; /* ticks: when the kernel was asked */
+};
+
+/* Inside hosts that were found to be where their packets come from, in the last half second, by
+ * hash of the address: its upper half, 16 bits of the link (plus 1), 32 of the time. Read
+ * and written whole. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, ROUTE_HOMES);
+} homes SEC(".maps");
+
+/* Index of an interface plus 1; 0 if it is none of the rule file's. */
+static __always_inline __u16 link_find(__u32 ifindex)
+{
+	__u32 *index = bpf_map_lookup_elem(&link_indices, &ifindex);
+
+	return index ? *index + 1 : 0;
+}
+
+static __always_inline struct nat_link *link_get(__u16 link)
+{
+	__u32 index = link - 1;
+
+	return bpf_map_lookup_elem(&links, &index);
+}
+
+/* Whether a link is inside and outside: a one-armed gateway's. */
+static __always_inline int link_is_both(const struct nat_link *link)
+{
+	__u32 both = NAT_LINK_INSIDE | NAT_LINK_OUTSIDE;
+
+	return link && (link->flags & both) == both;
+}
+
+/* A packet that has no way: from inside the stack says so to its sender, unless it
+ * might find one that we can't take, and let the packet out untranslated. */
+static __always_inline int route_none(const struct packet *packet, long answer)
+{
+	if (answer == BPF_FIB_LKUP_RET_UNSUPP_LWT || packet->key.side == NAT_OUTSIDE)
+		return NAT_DROP_NO_ROUTE;
+	return NAT_PASS_NO_ROUTE;
+}
+
+/*
+ * The way from src to dst for a packet that came in by packet->ifindex. GO_ON: *route
+ * is set, with hop 0 if only the neighbour is missing. NAT_PASS_LOCAL: dst is an
+ * address of the gateway, or broadcast.
+ */
+GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, __be32 dst,
+		     struct route *route)
+{
+	struct bpf_fib_lookup fib;
+	struct nat_link *link;
+	__u16 low, middle, high;
+	long answer;
+
+	if (!packet || !route)
+		return NAT_DROP_BYPASS;
+	fib = (struct bpf_fib_lookup){
+		.family = ROUTE_AF_INET,
+		.l4_protocol = packet->key.protocol,
+		.tot_len = sizeof(struct ipv4), /* not 0: then the answer has the route's MTU */
+		.ifindex = packet->ifindex,
+		.tos = packet->tos,
+		.ipv4_src = src,
+		.ipv4_dst = dst,
+	};
+	answer = ctx_fib_lookup(ctx, &fib, 0);
+	if (answer == BPF_FIB_LKUP_RET_NOT_FWDED)
+		return NAT_PASS_LOCAL;
+	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return route_none(packet, answer);
+	route->hop = 0;
+	route->ifindex = fib.ifindex;
+	route->gateway = fib.family == ROUTE_AF_INET ? fib.ipv4_dst : 0;
+	route->mtu = 0;
+	route->found = packet->now;
+	route->link = link_find(fib.ifindex);
+	link = link_get(route->link);
+	if (!link)
+		return GO_ON;
+	/* Without a neighbour the answer does not say the MTU. */
+	route->mtu = answer == BPF_FIB_LKUP_RET_SUCCESS ? fib.mtu_result : link->mtu;
+	if (link->flags & NAT_LINK_NO_ETHERNET) {
+		route->hop = (__u64)route->link << ROUTE_LINK_SHIFT;
+	} else if (answer == BPF_FIB_LKUP_RET_SUCCESS) {
+		low = *(__u16 *)&fib.dmac[0];
+		middle = *(__u16 *)&fib.dmac[2];
+		high = *(__u16 *)&fib.dmac[4];
+		route->hop = (__u64)route->link << ROUTE_LINK_SHIFT | (__u64)high << 32 |
+			     (__u64)middle << 16 | low;
+	}
+	return GO_ON;
+}
+
+static __always_inline int route_find(struct ctx *ctx, const struct packet *packet,
+				      struct nat_addr src, struct nat_addr dst, struct route *route)
+{
+	__builtin_memset(route, 0, sizeof(*route));
+	return route_ask(ctx, packet, addr_word(src), addr_word(dst), route);
+}
+
+/* Whether the source of a packet that came in by that link routes back to it: for any
+ * receiver of the last half second, where routes back depend on that. */
+static __always_inline int route_home(struct ctx *ctx, const struct packet *packet, __u16 in)
+{
+	__u32 hash = addr_hash(packet->key.src), key = hash % ROUTE_HOMES;
+	__u32 here = hash / ROUTE_HOMES << 16 | in;
+	__u64 *home = bpf_map_lookup_elem(&homes, &key);
+	__u64 known = home ? *(volatile __u64 *)home : 0;
+	struct route back;
+
+	if (known >> 32 == here && packet->now - (__u32)known < ROUTE_HOME_TICKS)
+		return GO_ON;
+	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
+	    back.link != in)
+		return NAT_DROP_SPOOFED;
+	if (home)
+		*(volatile __u64 *)home = (__u64)here << 32 | packet->now;
+	return GO_ON;
+}
+
+/*
+ * Whether a packet that is to go to dst and can't may go up as it came: from inside, the
+ * stack then answers its sender. But where its destination was to be another (hairpin) the
+ * stack would take it for its own, or let it out untranslated.
+ */
+static __always_inline int route_up(const struct packet *packet, struct nat_addr dst)
+{
+	return packet->key.side == NAT_INSIDE && addr_equal(packet->key.dst, dst);
+}
+
+/* route_find for what the packet is to become. */
+static __always_inline int route_to(struct ctx *ctx, const struct packet *packet,
+				    struct nat_addr dst, struct route *route)
+{
+	int reason = route_find(ctx, packet, packet->key.src, dst, route);
+
+	if (reason == NAT_PASS_LOCAL && !addr_equal(packet->key.dst, dst))
+		return NAT_DROP_UNSUPPORTED;
+	return reason == NAT_PASS_NO_ROUTE && !route_up(packet, dst) ? NAT_DROP_NO_ROUTE : reason;
+}
+
+/*
+ * Whether a packet can be sent to dst by a way with that MTU. Where the stack may not answer
+ * its sender (route_up) we do. Without DF tc cuts what is too big, but never what
+ * stands for several frames.
+ */
+static __always_inline int route_carries(struct packet *packet, struct nat_addr dst, __u16 mtu)
+{
+	if (unlikely(packet->ttl <= 1))
+		return route_up(packet, dst) ? NAT_PASS_TTL : NAT_DROP_TTL;
+	if (!mtu || packet->length <= mtu)
+		return GO_ON;
+	packet->mtu = mtu;
+	if (packet->flags & PACKET_DF)
+		return route_up(packet, dst) ? NAT_PASS_TOO_BIG : NAT_DROP_TOO_BIG;
+	if (packet->flags & PACKET_GSO)
+		return NAT_DROP_TOO_BIG;
+	packet->flags |= PACKET_CUT;
+	return CTX_TC ? GO_ON : NAT_PASS_TO_TC;
+}
+
+/* Whether a packet should go through the neighbour table, because none has for a
+ * second: that is what makes the kernel confirm an entry, and notice a new MAC. */
+static __always_inline __u32 *route_probed(__u64 hop)
+{
+	__u32 key = (hop ^ hop >> 24 ^ hop >> 44) % ROUTE_PROBED;
+
+	return bpf_map_lookup_elem(&probed, &key);
+}
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What is told to user space: counters, one set a CPU, and events, made only while
+ * somebody reads them. Counting decides nothing.
+ */
+#ifndef NATKIT_COUNT_H
+#define NATKIT_COUNT_H
+
+#include "lib/base.h"
+
+static __always_inline struct nat_stats *count_stats(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&stats, &zero);
+}
+
+/* Programs of one CPU don't interrupt each other here (softirq, or test runs with
+ * bottom halves off), so a plain addition loses nothing. */
+static __always_inline void count_add(__u32 reason)
+{
+	struct nat_stats *s = count_stats();
+
+	if (s && reason < NAT_REASONS)
+		s->packets[reason]++;
+}
+
+static __always_inline struct nat_event *event_begin(enum nat_event_kind kind)
+{
+	struct nat_event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	struct nat_stats *s;
+
+	if (!e) {
+		s = count_stats();
+		if (s)
+			s->events_lost++;
+		return NULL;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	e->time_ns = bpf_ktime_get_ns();
+	e->kind = kind;
+	return e;
+}
+
+/* A session was made or has ended: its owner's key and flow, and how much went the
+ * other way. */
+SUBPROGRAM void event_session(enum nat_event_kind kind, const struct nat_flow_key *key,
+			      const struct nat_flow *owner, const struct nat_flow *peer)
+{
+	struct nat_event *e = event_begin(kind);
+
+	if (!e)
+		return;
+	e->key = *key;
+	e->src = owner->src;
+	e->dst = owner->dst;
+	e->sport = owner->sport;
+	e->dport = owner->dport;
+	e->rule = owner->rule;
+	if (kind == NAT_EVENT_DELETE) {
+		e->packets[0] = owner->packets;
+		e->bytes[0] = owner->bytes;
+		if (peer) {
+			e->packets[1] = peer->packets;
+			e->bytes[1] = peer->bytes;
+		}
+	}
+	bpf_ringbuf_submit(e, 0);
+}
+
+SUBPROGRAM void event_refused(const struct nat_flow_key *key, __u32 reason)
+{
+	struct nat_event *e = event_begin(NAT_EVENT_REFUSED);
+
+	if (!e)
+		return;
+	e->key = *key;
+	e->reason = reason;
+	bpf_ringbuf_submit(e, 0);
+}
+
+#endif

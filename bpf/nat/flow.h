@@ -1,0 +1,583 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The fast path: one look-up of the packet's flow, rewrite, out. Whatever needs more
+ * (no flow, a flow that is dying, TCP flags that move its state, a second gone by
+ * since its route was asked) goes through a subprogram first and then comes back.
+ */
+#ifndef NATKIT_FLOW_H
+#define NATKIT_FLOW_H
+
+#include "nat/fragment.h"
+#include "lib/rewrite.h"
+#include "lib/route.h"
+#include "nat/session.h"
+
+enum flow_limit {
+	/* Time-out classes in which a packet without SYN, FIN or RST changes nothing. */
+	FLOW_STEADY = 1 << NAT_TIMEOUT_UDP | 1 << NAT_TIMEOUT_TCP_ESTABLISHED |
+		      1 << NAT_TIMEOUT_ICMP | 1 << NAT_TIMEOUT_OTHER,
+};
+
+static __always_inline __u32 flow_state(const struct nat_flow *flow)
+{
+	return *(const volatile __u32 *)&flow->state;
+}
+
+/* A packet of the flow is about to leave. Counters are plain additions: two CPUs at
+ * once with packets of one direction may lose a count. */
+static __always_inline void flow_seen(const struct packet *packet, struct nat_flow *flow)
+{
+	flow->seen = packet->now;
+	flow->packets += packet->segments;
+	flow->bytes += packet->bytes;
+}
+
+static __always_inline int flow_translated(const struct packet *packet)
+{
+	return packet->key.side == NAT_INSIDE ? NAT_TRANSLATED_OUT : NAT_TRANSLATED_IN;
+}
+
+/* A packet that came without Ethernet gets it before it leaves: the kernel's redirects are
+ * made for frames, and take it off again where the way out has none. */
+static __always_inline int flow_frame(struct ctx *ctx, struct packet *packet)
+{
+	if (!CTX_TC || packet->l3)
+		return GO_ON;
+	if (ctx_frame(ctx))
+		return NAT_DROP_REWRITE;
+	packet->l3 = 14;
+	packet->l4 += 14;
+	return GO_ON;
+}
+
+/*
+ * On tc: the way out for a packet whose next hop's MAC isn't known, or should be confirmed:
+ * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile. One
+ * to be cut goes whole, and is lost: it was only of use to ask.
+ */
+GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	struct route route;
+	int reason;
+
+	if (!packet || !flow)
+		return NAT_DROP_BYPASS;
+	reason = route_to(ctx, packet, flow->dst, &route);
+	if (reason == GO_ON && !route.link)
+		reason = NAT_DROP_NO_ROUTE;
+	if (reason == GO_ON)
+		reason = route_carries(packet, flow->dst, route.mtu);
+	if (reason == GO_ON)
+		reason = flow_frame(ctx, packet);
+	if (reason != GO_ON)
+		return reason;
+	flow_seen(packet, flow);
+	reason = rewrite(ctx, packet, flow, 0, NULL);
+	if (reason != GO_ON)
+		return reason;
+	packet->action = ctx_transmit_neighbour(ctx, route.ifindex, route.gateway);
+	return flow_translated(packet);
+}
+
+/* Rewrites and sends. Everything that can end the packet is asked before the first
+ * byte is written. */
+static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
+					struct nat_flow *flow)
+{
+	__u64 hop = *(volatile __u64 *)&flow->hop;
+	__u32 index = (hop >> ROUTE_LINK_SHIFT) - 1;
+	struct nat_link *link;
+	int reason;
+
+	reason = route_carries(packet, flow->dst, flow->mtu);
+	if (unlikely(reason != GO_ON))
+		return reason;
+	if (CTX_TC && unlikely(packet->flags & PACKET_FRAGMENT_FIRST)) {
+		reason = fragment_first(packet, flow);
+		if (reason != GO_ON)
+			return reason;
+	}
+	link = bpf_map_lookup_elem(&links, &index);
+	if (unlikely(!link || (packet->flags & (PACKET_PROBE | PACKET_CUT |
+						PACKET_FRAGMENT_FIRST)) == PACKET_PROBE)) {
+		if (CTX_TC && packet->flags & PACKET_FRAGMENT_FIRST &&
+		    fragment_again(ctx, packet)) {
+			packet->action = CTX_DROP;
+			return NAT_FRAGMENT_HELD;
+		}
+		return CTX_TC ? flow_neighbour(ctx, packet, flow) : NAT_PASS_TO_TC;
+	}
+	if (unlikely(!ctx_can_transmit(link)))
+		return NAT_PASS_TO_TC;
+	if (unlikely(!packet->l3)) {
+		reason = flow_frame(ctx, packet);
+		if (reason != GO_ON)
+			return reason;
+	}
+	flow_seen(packet, flow);
+	reason = rewrite(ctx, packet, flow, hop, link);
+	if (unlikely(reason != GO_ON))
+		return reason;
+	if (CTX_TC && unlikely(packet->flags & PACKET_CUT)) {
+		reason = fragment_cut(ctx, packet, packet->mtu, link->ifindex);
+		if (reason != GO_ON)
+			return reason;
+	}
+	if (CTX_TC && unlikely(packet->flags & PACKET_FRAGMENT_FIRST) &&
+	    !(packet->flags & PACKET_CUT) && fragment_release(ctx, packet, flow, link->ifindex)) {
+		packet->action = CTX_DROP;
+		return flow_translated(packet);
+	}
+	packet->action = ctx_transmit(ctx, index, link);
+	return flow_translated(packet);
+}
+
+/* Whether the address that it masquerades behind is no longer the gateway's. */
+static __always_inline int flow_stranded(const struct nat_flow *flow)
+{
+	struct nat_addr src = flow->src;
+
+	return flow_state(flow) & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src);
+}
+
+/*
+ * Asks the FIB again, once a second or as long as there is no next hop. From XDP, a
+ * neighbour that no packet has gone through the neighbour table for in that time is
+ * left to tc, whose packet does.
+ */
+static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
+					struct nat_flow *flow)
+{
+	struct route route;
+	__u32 *probed = route_probed(flow->hop);
+	int reason;
+
+	if (flow_stranded(flow)) {
+		session_kill(packet);
+		return NAT_DROP_RACE; /* the next packet makes it anew */
+	}
+	if (!CTX_TC && (!probed || packet->now - *probed >= ROUTE_CHECK_TICKS))
+		return NAT_PASS_TO_TC;
+	reason = route_to(ctx, packet, flow->dst, &route);
+	if (reason == GO_ON && !route.link)
+		reason = NAT_DROP_NO_ROUTE;
+	if (reason != GO_ON) {
+		flow->hop = 0; /* the next packet asks again */
+		return reason;
+	}
+	flow->mtu = route.mtu;
+	*(volatile __u64 *)&flow->hop = route.hop;
+	flow->hop_checked = packet->now;
+	probed = route_probed(route.hop);
+	if (CTX_TC && probed && packet->now - *probed >= ROUTE_CHECK_TICKS) {
+		*probed = packet->now;
+		packet->flags |= PACKET_PROBE;
+	}
+	return GO_ON;
+}
+
+/* Whether a packet may be more than one of many: checked in one place, on every packet. */
+static __always_inline int flow_needs_attention(const struct packet *packet,
+						const struct nat_flow *flow)
+{
+	__u32 state = flow_state(flow);
+
+	return state & (NAT_FLOW_DEAD | NAT_FLOW_GONE | NAT_FLOW_RETURNS) ||
+	       packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
+	       !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1) ||
+	       packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS;
+}
+
+/* A SYN: lowers its MSS to what fits the links on both sides, so that it holds for
+ * what comes back as well. */
+static __always_inline int flow_clamp(struct ctx *ctx, const struct packet *packet, __u16 mtu)
+{
+	struct nat_link *in = link_get(link_find(packet->ifindex));
+
+	if (in && in->mtu && (!mtu || in->mtu < mtu))
+		mtu = in->mtu;
+	return mtu ? rewrite_mss(ctx, packet->l4, mtu - sizeof(struct ipv4) - sizeof(struct tcp))
+		   : GO_ON;
+}
+
+/* Whether the flow has been silent for longer than its time-out. The session lives on
+ * if the other direction has not. */
+static __always_inline int flow_silent(const struct packet *packet, const struct nat_flow *flow,
+				       __u32 state)
+{
+	__u32 slot, timeout = state & NAT_FLOW_TIMEOUT;
+	const struct nat_config *c = config_get(&slot);
+
+	return c && timeout < NAT_TIMEOUTS && packet->now - flow->seen > c->timeouts[timeout];
+}
+
+/* What a packet does to the life of its session. */
+static __always_inline int flow_live(const struct packet *packet, const struct nat_flow *flow)
+{
+	__u32 state = flow_state(flow);
+	int reason = GO_ON;
+
+	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) || flow_silent(packet, flow, state))
+		reason = session_revive(packet, flow);
+	if (reason == GO_ON && (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
+				!(FLOW_STEADY >> (flow_state(flow) & NAT_FLOW_TIMEOUT) & 1)))
+		reason = state_packet(packet);
+	return reason;
+}
+
+/* What a packet of an existing flow may need besides the rewriting. */
+GLOBAL int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	__u32 state;
+	int reason;
+
+	if (!packet || !flow)
+		return NAT_DROP_BYPASS;
+	state = flow_state(flow);
+	reason = flow_live(packet, flow);
+	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
+		reason = flow_reroute(ctx, packet, flow);
+	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
+		reason = flow_clamp(ctx, packet, flow->mtu);
+	return reason;
+}
+
+/* flow_forward for packets that are few. */
+GLOBAL int flow_send(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	return packet && flow ? flow_forward(ctx, packet, flow) : NAT_DROP_BYPASS;
+}
+
+/*
+ * A packet that needs attention. If XDP leaves it to tc, its flow was seen all the same:
+ * the packet may have changed the state, whose time-out is shorter now, and to tc a
+ * connection that was idle for longer than that would be over.
+ */
+static __always_inline int flow_attended(struct ctx *ctx, struct packet *packet,
+					 struct nat_flow *flow)
+{
+	int reason = flow_attend(ctx, packet, flow), left;
+
+	if (reason == GO_ON)
+		reason = flow_send(ctx, packet, flow);
+	if (CTX_TC || reason != NAT_PASS_TO_TC)
+		return reason;
+	left = route_carries(packet, flow->dst, flow->mtu);
+	if (left == GO_ON || left == NAT_PASS_TO_TC)
+		flow->seen = packet->now;
+	return reason;
+}
+
+/* To keep a key aside would take stack that Linux 6.1 doesn't have. */
+static __always_inline void flow_swap(struct nat_flow_key *a, struct nat_flow_key *b)
+{
+	struct nat_flow_key c = *a;
+
+	*a = *b;
+	*b = c;
+}
+
+/* Gives a key the ends that a flow has, with the key's in their place. */
+static __always_inline void flow_exchange(struct nat_flow_key *key, struct nat_flow *flow)
+{
+	struct nat_flow_key c = *key;
+
+	key->src = flow->src;
+	key->dst = flow->dst;
+	key->sport = flow->sport;
+	key->dport = flow->dport;
+	flow->src = c.src;
+	flow->dst = c.dst;
+	flow->sport = c.sport;
+	flow->dport = c.dport;
+}
+
+/* The flow that packets belong to which have left by *out and come back; or NULL. For so long
+ * the key is theirs. */
+static __always_inline struct nat_flow *flow_receiver(struct nat_flow_key *key,
+						      struct nat_flow *out)
+{
+	__u32 direction = 0;
+	struct nat_session *s;
+
+	flow_exchange(key, out);
+	key->side = NAT_OUTSIDE;
+	s = flow_look(key, &direction);
+	return s ? flow_at(s, direction) : NULL;
+}
+
+static __always_inline void flow_received(struct nat_flow_key *key, struct nat_flow *out)
+{
+	flow_exchange(key, out);
+	key->side = NAT_INSIDE;
+}
+
+/*
+ * A packet between two inside hosts that has left, as it says in *out, and comes back: the
+ * receiver's session for it, alive, and GO_ON. Else *reason ends it; GO_ON and no session: the
+ * receiver's filter would let a new one in.
+ */
+static __noinline struct nat_flow *flow_enter(struct packet *packet, struct nat_flow *out,
+					      int *reason)
+{
+	struct nat_flow *to = flow_receiver(&packet->key, out);
+
+	if (to)
+		*reason = flow_live(packet, to);
+	else
+		*reason = session_begin(packet) ? session_enters() : NAT_DROP_BYPASS;
+	flow_received(&packet->key, out);
+	if (to && *reason == GO_ON)
+		to->seen = packet->now;
+	return to;
+}
+
+/* What both sessions make of it, in *out. */
+GLOBAL int flow_join(struct ctx *ctx, struct packet *packet, struct nat_flow *out,
+		     struct nat_flow *to)
+{
+	int reason = GO_ON;
+	__u32 clamp;
+
+	if (!packet || !out || !to)
+		return NAT_DROP_BYPASS;
+	clamp = (out->state | to->state) & NAT_FLOW_CLAMP;
+	if (packet->now - to->hop_checked >= ROUTE_CHECK_TICKS || !to->hop)
+		reason = flow_reroute(ctx, packet, to);
+	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && clamp)
+		reason = flow_clamp(ctx, packet, to->mtu);
+	if (reason != GO_ON)
+		return reason;
+	*out = *to;
+	session_deltas(&packet->key, out);
+	return GO_ON;
+}
+
+/* Sends it to the receiver. */
+static __always_inline int flow_return(struct ctx *ctx, struct packet *packet, struct nat_flow *out,
+				       struct nat_flow *to)
+{
+	int reason = flow_join(ctx, packet, out, to);
+
+	if (reason != GO_ON)
+		return reason;
+	reason = flow_send(ctx, packet, out);
+	if (CTX_TC || reason != NAT_PASS_TO_TC) {
+		to->packets += packet->segments;
+		to->bytes += packet->bytes;
+	}
+	return reason;
+}
+
+/* A packet of a flow whose packets come back. Nobody outside sends such: its source is one of
+ * natkit's own. GO_ON: the session is over, and the packet opens another. */
+GLOBAL int flow_hairpin(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	struct nat_flow out, *to;
+	int reason;
+
+	if (!packet || !flow)
+		return NAT_DROP_BYPASS;
+	if (packet->key.side == NAT_OUTSIDE)
+		return NAT_DROP_SPOOFED;
+	if (flow_stranded(flow)) {
+		session_kill(packet);
+		return GO_ON;
+	}
+	reason = flow_live(packet, flow);
+	if (reason != GO_ON)
+		return reason;
+	flow->seen = packet->now;
+	out = *flow;
+	to = flow_enter(packet, &out, &reason);
+	if (to && reason == GO_ON)
+		reason = flow_return(ctx, packet, &out, to);
+	if (reason == GO_ON)
+		session_kill(packet);
+	else if (CTX_TC || reason != NAT_PASS_TO_TC)
+		flow_seen(packet, flow);
+	return reason;
+}
+
+/* The session has counted the packet that opened it, and tc will again. */
+static __always_inline void flow_uncount(const struct packet *packet)
+{
+	__u32 direction = 0;
+	struct nat_session *s = flow_look(&packet->key, &direction);
+	struct nat_flow *flow = s ? flow_at(s, direction) : NULL;
+
+	if (flow && flow->packets) {
+		flow->packets -= packet->segments;
+		flow->bytes -= packet->bytes;
+	}
+}
+
+/* The packet of a new session whose packets come back. */
+static __always_inline int flow_opened(struct ctx *ctx, struct packet *packet, struct nat_flow *out)
+{
+	int reason;
+	struct nat_flow *to = flow_enter(packet, out, &reason);
+
+	if (to && reason == GO_ON)
+		reason = flow_return(ctx, packet, out, to);
+	if (!CTX_TC && reason == NAT_PASS_TO_TC)
+		flow_uncount(packet);
+	return reason == GO_ON ? NAT_DROP_RACE
+			       : reason; /* the receiver's session ended meanwhile */
+}
+
+GLOBAL int flow_open(struct ctx *ctx, struct packet *packet)
+{
+	struct nat_flow flow;
+	int reason;
+
+	if (!packet)
+		return NAT_DROP_BYPASS;
+	reason = session_open(ctx, packet, &flow);
+	if (reason != GO_ON)
+		return reason;
+	if (flow.state & NAT_FLOW_RETURNS)
+		return flow_opened(ctx, packet, &flow);
+	if (packet->tcp_flags & TCP_SYN && flow.state & NAT_FLOW_CLAMP) {
+		reason = flow_clamp(ctx, packet, flow.mtu);
+		if (reason != GO_ON)
+			return reason;
+	}
+	reason = flow_send(ctx, packet, &flow);
+	if (!CTX_TC && reason == NAT_PASS_TO_TC)
+		flow_uncount(packet);
+	return reason;
+}
+
+/*
+ * What becomes of a packet that belongs to no session and can't open one. GO_ON: *out is
+ * what a stateless rule makes of it. NAT_DROP_NO_SESSION: a rule would want a session.
+ * Else it is none of ours, or dropped for another reason.
+ */
+static __always_inline int flow_stateless(struct ctx *ctx, struct packet *packet,
+					  struct nat_flow_key *key, struct nat_flow *out)
+{
+	__u8 class = packet->class;
+	int reason;
+
+	flow_swap(&packet->key, key);
+	packet->class = NAT_ICMP; /* without PACKET_QUERY it opens none */
+	reason = session_open(ctx, packet, out);
+	packet->class = class;
+	flow_swap(&packet->key, key);
+	return reason;
+}
+
+/* What a later fragment becomes and where it goes, if its first one is known. */
+static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet,
+					  struct nat_flow *out)
+{
+	struct route route;
+	int reason = fragment_later(packet, out);
+
+	if (reason == GO_ON)
+		reason = route_to(ctx, packet, out->dst, &route);
+	if (reason != GO_ON)
+		return reason;
+	out->hop = route.hop;
+	out->mtu = route.mtu;
+	return GO_ON;
+}
+
+/*
+ * A later fragment: as its first one, whose session is not kept alive by it. If there was
+ * none, it may be ours if a rule or an outside address says so, whatever its ports are: then
+ * it is kept; and for an address of the gateway's own, where the stack gets it as well.
+ */
+GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
+{
+	struct nat_flow flow;
+	struct nat_addr dst;
+	int reason;
+
+	if (!packet)
+		return NAT_DROP_BYPASS;
+	reason = flow_fragment_known(ctx, packet, &flow);
+	if (reason == NAT_DROP_FRAGMENT) {
+		reason = flow_stateless(ctx, packet, &packet->key, &flow);
+		if (reason == NAT_DROP_NO_SESSION || reason == NAT_DROP_NO_MAPPING) {
+			packet->action = CTX_DROP; /* if only kept */
+			return fragment_hold(ctx, packet);
+		}
+		dst = packet->key.dst; /* Linux 6.1 takes no key from elsewhere than the stack */
+		if (reason < NAT_TRANSLATED_IN && reason != GO_ON &&
+		    bpf_map_lookup_elem(&outside, &dst) &&
+		    fragment_hold(ctx, packet) == NAT_FRAGMENT_HELD)
+			count_add(NAT_FRAGMENT_HELD);
+	}
+	return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
+}
+
+/*
+ * A packet from inside that comes by another link than its session: its host has moved, if
+ * the route back to it has, too. Else somebody else pretends to be it.
+ */
+static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+{
+	__u16 in = link_find(packet->ifindex);
+	struct route back;
+
+	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
+	    back.link != in)
+		return NAT_DROP_SPOOFED;
+	flow->in_link = in;
+	return GO_ON;
+}
+
+static __always_inline int flow_known(const struct packet *packet)
+{
+	if (packet->flags & PACKET_FRAGMENT_LATER)
+		return fragment_known(packet);
+	return flow_entry(&packet->key) != 0;
+}
+
+/*
+ * A packet that came in by a link of both sides: it is from the side that its flow says, which
+ * may be older than the rules; if it has none, from inside if its source is one of the rules'.
+ */
+GLOBAL int flow_side(struct packet *packet)
+{
+	__u32 slot = 0;
+
+	if (!packet)
+		return NAT_DROP_BYPASS;
+	packet->key.side = NAT_INSIDE;
+	if (flow_known(packet))
+		return GO_ON;
+	packet->key.side = NAT_OUTSIDE;
+	if (!flow_known(packet) && config_get(&slot))
+		packet->key.side = rule_side(packet->key.src, slot);
+	return GO_ON;
+}
+
+static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)
+{
+	struct nat_flow *flow = flow_find(&packet->key);
+	struct nat_link *in;
+	int reason;
+
+	if (unlikely(!flow))
+		return flow_open(ctx, packet);
+	if (flow->in_link) {
+		in = link_get(flow->in_link);
+		if (unlikely(!in || in->ifindex != packet->ifindex)) {
+			reason = flow_moved(ctx, packet, flow);
+			if (reason != GO_ON)
+				return reason;
+		}
+	}
+	if (unlikely(flow_needs_attention(packet, flow))) {
+		if (!(flow_state(flow) & NAT_FLOW_RETURNS))
+			return flow_attended(ctx, packet, flow);
+		reason = flow_hairpin(ctx, packet, flow);
+		return reason == GO_ON ? flow_open(ctx, packet) : reason;
+	}
+	return flow_forward(ctx, packet, flow);
+}
+
+#endif

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Fragments, on tc. The first one has the ports, is translated like any packet, and
+ * leaves a note for those that come after it. Those that come before it are kept, a few,
+ * and sent when it has gone.
+ *
+ * A packet that is too big for the way out and may be fragmented is cut here, because
+ * nothing behind a redirect does it (RFC 4787 REQ-13).
+ */
+#ifndef NATKIT_FRAGMENT_H
+#define NATKIT_FRAGMENT_H
+
+#include "lib/rewrite.h"
+#include "nat/session.h"
+
+static __always_inline void fragment_key(const struct packet *packet, struct nat_fragment_key *key)
+{
+	key->src = packet->key.src;
+	key->dst = packet->key.dst;
+	key->id = packet->id;
+	key->protocol = packet->key.protocol;
+	key->side = packet->key.side;
+}
+
+/* Notes what a datagram's fragments become. An entry that is there is overwritten:
+ * identifiers are used again. */
+GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __u32 excluded)
+{
+	struct nat_fragment value = {
+		.src = addr_of(src), .dst = addr_of(dst), .excluded = excluded};
+	struct nat_fragment_key key;
+	long error;
+
+	if (!packet)
+		return NAT_DROP_BYPASS;
+	value.seen = packet->now;
+	fragment_key(packet, &key);
+	error = bpf_map_update_elem(&fragments, &key, &value, BPF_NOEXIST);
+	if (error == E_EXIST)
+		return bpf_map_update_elem(&fragments, &key, &value, BPF_EXIST)
+			       ? NAT_DROP_FRAGMENTS_FULL
+			       : GO_ON;
+	if (error)
+		return NAT_DROP_FRAGMENTS_FULL;
+	if (bpf_map_push_elem(&fragment_queue, &key, 0)) {
+		bpf_map_delete_elem(&fragments, &key);
+		return NAT_DROP_FRAGMENTS_FULL;
+	}
+	return GO_ON;
+}
+
+/* Before the first fragment goes: what it becomes is what the others become. */
+static __always_inline int fragment_first(const struct packet *packet, const struct nat_flow *flow)
+{
+	return fragment_note(packet, addr_word(flow->src), addr_word(flow->dst), 0);
+}
+
+/* Whether the first one is known, or was a while ago. */
+static __always_inline int fragment_known(const struct packet *packet)
+{
+	struct nat_fragment_key key;
+
+	fragment_key(packet, &key);
+	return bpf_map_lookup_elem(&fragments, &key) != NULL;
+}
+
+/* What a later fragment becomes: addresses only. */
+static __always_inline int fragment_later(const struct packet *packet, struct nat_flow *out)
+{
+	struct nat_fragment_key key;
+	struct nat_fragment *first;
+	const struct nat_config *c;
+	__u32 slot;
+
+	fragment_key(packet, &key);
+	first = bpf_map_lookup_elem(&fragments, &key);
+	c = config_get(&slot);
+	if (!first || !c || packet->now - first->seen > c->timeouts[NAT_TIMEOUT_FRAGMENT])
+		return NAT_DROP_FRAGMENT;
+	if (first->excluded)
+		return NAT_PASS_EXCLUDED;
+	__builtin_memset(out, 0, sizeof(*out));
+	out->src = first->src;
+	out->dst = first->dst;
+	session_deltas(&packet->key, out);
+	return GO_ON;
+}
+
+/* --- keeping ---------------------------------------------------------------------- */
+
+enum held_limit {
+	HELD_PLACES = 4,    /* of one datagram */
+	HELD_PACKET = 1788, /* longest that is kept, whole */
+	HELD_DATAGRAMS = 512,
+};
+
+struct held_key {
+	struct nat_fragment_key datagram;
+	__u32 place;
+};
+
+struct held {
+	__u32 seen; /* ticks */
+	__u32 bytes;
+	__u8 packet[HELD_PACKET]; /* from the IPv4 header on */
+};
+
+/* Fragments without their first one. Nobody takes out what is never asked for: it is the
+ * one map of the engine that forgets its oldest entries, so a flood costs other such
+ * fragments their place, and nothing else. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct held_key);
+	__type(value, struct held);
+	__uint(max_entries, HELD_DATAGRAMS);
+} held_fragments SEC(".maps");
+
+/* Room to put one together. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct held);
+	__uint(max_entries, 1);
+} held_rooms SEC(".maps");
+
+/* Keeps a copy of a fragment, if there is a place. */
+GLOBAL int fragment_hold(struct ctx *ctx, const struct packet *packet)
+{
+	__u32 zero = 0, bytes, place;
+	struct held *room = bpf_map_lookup_elem(&held_rooms, &zero), *old;
+	const struct nat_config *c = config_get(&zero);
+	struct held_key key;
+
+	if (!packet || !room || !c)
+		return NAT_DROP_FRAGMENT;
+	bytes = packet->bytes;
+	OPAQUE(bytes);
+	if (bytes > HELD_PACKET)
+		return NAT_DROP_FRAGMENT;
+	OPAQUE(bytes);
+	if (bytes < sizeof(struct ipv4) || ctx_load(ctx, packet->l3, room->packet, bytes))
+		return NAT_DROP_FRAGMENT;
+	room->seen = packet->now;
+	room->bytes = bytes;
+	fragment_key(packet, &key.datagram);
+	for (place = 0; place < HELD_PLACES; place++) {
+		key.place = place;
+		old = bpf_map_lookup_elem(&held_fragments, &key);
+		if (old && packet->now - old->seen <= c->timeouts[NAT_TIMEOUT_FRAGMENT])
+			continue;
+		return bpf_map_update_elem(&held_fragments, &key, room, BPF_ANY)
+			       ? NAT_DROP_FRAGMENT
+			       : NAT_FRAGMENT_HELD;
+	}
+	return NAT_DROP_FRAGMENT;
+}
+
+/* --- cutting ---------------------------------------------------------------------- */
+
+enum fragment_limit {
+	FRAGMENT_PACKET = 16384, /* longest packet that is cut */
+	FRAGMENT_MOST = 8192,    /* payload of one fragment */
+	FRAGMENT_PIECES = 256,   /* of the longest packet, for an MTU of 84 */
+	FRAGMENT_CHUNK = 512,    /* bpf_csum_diff: not more at once */
+};
+
+/* A packet from its IPv4 header on, and room to read past its end. A per-CPU value has
+ * at most 32 KiB. */
+struct fragment_room {
+	__u8 bytes[FRAGMENT_PACKET + FRAGMENT_MOST];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct fragment_room);
+	__uint(max_entries, 1);
+} fragment_rooms SEC(".maps");
+
+static __always_inline struct fragment_room *fragment_room(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&fragment_rooms, &zero);
+}
+
+struct cut {
+	struct ctx *ctx;
+	__u32 l3, header; /* where IPv4 begins, how long its header is */
+	__u32 at, end;    /* of the payload: what is next, and all */
+	__u32 size;       /* payload of a fragment */
+	__u32 fragment;   /* the packet's own word: it may be a fragment itself */
+	__u32 ifindex;    /* way out */
+	int reason;
+};
+
+/* Makes the frame the next fragment, and sends a copy of it unless it is the last one. */
+static long fragment_next(__u32 n, struct cut *cut)
+{
+	__u32 left = cut->end - cut->at, bytes = left > cut->size ? cut->size : left;
+	__u32 header = cut->header, from = header + cut->at, word;
+	struct fragment_room *room = fragment_room();
+	__be16 length, fragment;
+	struct ipv4 *ip;
+
+	cut->reason = NAT_DROP_REWRITE;
+	OPAQUE(header);
+	OPAQUE(from);
+	bytes--; /* Linux 6.1 does not see from "not 0" that a number is at least 1 */
+	OPAQUE(bytes);
+	if (!room || header < sizeof(*ip) || from > FRAGMENT_PACKET || bytes >= FRAGMENT_MOST)
+		return 1;
+	OPAQUE(header); /* nor that one comparison may stand for two */
+	if (header > 60)
+		return 1;
+	bytes++;
+	OPAQUE(bytes);
+	word = cut->fragment + cut->at / 8;
+	if (bytes < left)
+		word |= IPV4_MF;
+	length = bpf_htons(header + bytes);
+	fragment = bpf_htons(word);
+	ip = (void *)room->bytes;
+	ip->check = checksum_add(ip->check, delta_word(ip->length, length) +
+						    delta_word(ip->fragment, fragment));
+	ip->length = length;
+	ip->fragment = fragment;
+	if (ctx_resize(cut->ctx, cut->l3 + header + bytes) ||
+	    ctx_store(cut->ctx, cut->l3, room->bytes, header) ||
+	    ctx_store(cut->ctx, cut->l3 + header, room->bytes + from, bytes))
+		return 1;
+	cut->reason = GO_ON;
+	cut->at += bytes;
+	if (bytes == left)
+		return 1;
+	ctx_copy(cut->ctx, cut->ifindex);
+	return 0;
+}
+
+/*
+ * Makes a partial checksum whole, because no device can do that for a fragment: one that
+ * is the sum of the pseudo-header alone, while the sum over everything is wrong. offset is
+ * the checksum's, in the room.
+ */
+GLOBAL int fragment_checksum(__u32 header, __u32 total, __u32 offset)
+{
+	struct fragment_room *room = fragment_room();
+	struct ipv4 *ip = (void *)room;
+	__u32 at, bytes, pseudo, whole;
+	__s64 sum = 0;
+	__u16 *check;
+
+	OPAQUE(header);
+	OPAQUE(offset);
+	if (!room || header > 60 || total > FRAGMENT_PACKET || offset > 60 + sizeof(struct tcp))
+		return NAT_DROP_REWRITE;
+	for (at = 0; at < FRAGMENT_PACKET; at += FRAGMENT_CHUNK) {
+		OPAQUE(total); /* or clang leaves the loop's own end out */
+		if (header + at >= total)
+			break;
+		bytes = (total - header - at + 3) & ~3U;
+		if (bytes > FRAGMENT_CHUNK)
+			bytes = FRAGMENT_CHUNK;
+		OPAQUE(bytes);
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)(room->bytes + header + at), bytes & 1023,
+				    sum);
+	}
+	pseudo = checksum_pseudo(addr_word(ip->src), addr_word(ip->dst), ip->protocol,
+				 total - header);
+	check = (__u16 *)(room->bytes + offset);
+	whole = checksum_add(0xffff, (sum & 0xffff) + (sum >> 16 & 0xffff)); /* complement */
+	if (*check == pseudo && checksum_add(whole, pseudo))
+		*check = ip->protocol == TCP || whole ? whole : 0xffff;
+	return GO_ON;
+}
+
+/*
+ * Sends a packet in pieces that fit mtu; it has been translated and has its MACs. Shrinking
+ * the frame by more than its headers is what makes the kernel forget that a checksum is
+ * partial; what is lost then is written again from the room.
+ */
+GLOBAL int fragment_cut(struct ctx *ctx, const struct packet *packet, __u32 mtu, __u32 ifindex)
+{
+	struct fragment_room *room = fragment_room();
+	struct cut cut = {.ctx = ctx, .ifindex = ifindex};
+	struct ipv4 *ip = (void *)room;
+	__u32 header, total;
+	int reason = GO_ON;
+
+	if (!room || !packet)
+		return NAT_DROP_TOO_BIG;
+	header = packet->l4 - packet->l3;
+	total = packet->bytes;
+	cut.l3 = packet->l3;
+	cut.header = header;
+	cut.end = total - header;
+	cut.size = (mtu - header) & ~7U;
+	OPAQUE(total);
+	if (total > FRAGMENT_PACKET - 4 || mtu < header + 8)
+		return NAT_DROP_TOO_BIG;
+	OPAQUE(total);
+	if (total <= 128)
+		return NAT_DROP_TOO_BIG;
+	if (cut.size > FRAGMENT_MOST)
+		cut.size = FRAGMENT_MOST;
+	*(__u32 *)(room->bytes + (total & ~3U)) = 0; /* an odd end is summed with zeros */
+	if (ctx_load(ctx, packet->l3, room->bytes, total))
+		return NAT_DROP_REWRITE;
+	cut.fragment = bpf_ntohs(ip->fragment);
+	if (!(cut.fragment & (IPV4_MF | IPV4_OFFSET)) && packet->class == NAT_TCP)
+		reason = fragment_checksum(header, total,
+					   header + __builtin_offsetof(struct tcp, check));
+	else if (!(cut.fragment & (IPV4_MF | IPV4_OFFSET)) && packet->class == NAT_UDP)
+		reason = fragment_checksum(header, total,
+					   header + __builtin_offsetof(struct udp, check));
+	if (reason != GO_ON)
+		return reason;
+	if (ctx_shrink(ctx, 128 - sizeof(*ip)))
+		return NAT_DROP_REWRITE;
+	bpf_loop(FRAGMENT_PIECES, fragment_next, &cut, 0);
+	return cut.reason;
+}
+
+/* --- sending what was kept ----------------------------------------------------------- */
+
+struct release {
+	struct ctx *ctx;
+	const struct nat_flow *flow; /* NULL: up, as they came */
+	struct held_key key;
+	__u32 now, limit; /* time-out */
+	__u32 l3, mtu, ifindex;
+};
+
+/* Makes the frame the fragment in that place, translated, and sends a copy of it. */
+static long fragment_release_next(__u32 place, struct release *r)
+{
+	struct held *held;
+	struct ipv4 ip;
+	__u32 bytes;
+
+	r->key.place = place;
+	held = bpf_map_lookup_elem(&held_fragments, &r->key);
+	if (!held)
+		return 0;
+	bytes = held->bytes;
+	OPAQUE(bytes);
+	if (bytes < sizeof(ip))
+		return 0;
+	OPAQUE(bytes);
+	if (bytes > HELD_PACKET || r->now - held->seen > r->limit || (r->mtu && bytes > r->mtu))
+		return 0;
+	__builtin_memcpy(&ip, held->packet, sizeof(ip));
+	if ((r->flow && ip.ttl <= 1) || ctx_resize(r->ctx, r->l3 + bytes) ||
+	    ctx_store(r->ctx, r->l3, held->packet, bytes))
+		return 0;
+	if (r->flow) {
+		ip.src = r->flow->src;
+		ip.dst = r->flow->dst;
+		rewrite_ttl(&ip, r->flow->l3_delta);
+		if (ctx_store(r->ctx, r->l3, &ip, sizeof(ip)))
+			return 0;
+	}
+	/* Not sent if another datagram has got the place meanwhile, and perhaps its bytes here. */
+	if (bpf_map_lookup_elem(&held_fragments, &r->key) != held)
+		return 0;
+	bpf_map_delete_elem(&held_fragments, &r->key);
+	if (r->flow)
+		ctx_copy(r->ctx, r->ifindex);
+	else
+		ctx_copy_up(r->ctx, r->ifindex);
+	return 0;
+}
+
+/* Sends a first fragment, which has been translated and has its MACs, and after it those
+ * that wait for it; without a flow up, from that interface. True: the frame itself is of no
+ * more use. */
+GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
+			    const struct nat_flow *flow, __u32 ifindex)
+{
+	struct release r = {.ctx = ctx, .flow = flow, .ifindex = ifindex};
+	const struct nat_config *c;
+	__u32 slot;
+
+	c = config_get(&slot);
+	if (!c || !packet)
+		return 0;
+	r.now = packet->now;
+	r.l3 = packet->l3;
+	r.mtu = flow ? flow->mtu : 0;
+	fragment_key(packet, &r.key.datagram);
+	if (!bpf_map_lookup_elem(&held_fragments, &r.key)) /* in place 0 is the first to come */
+		return 0;
+	r.limit = c->timeouts[NAT_TIMEOUT_FRAGMENT];
+	if (flow)
+		ctx_copy(ctx, ifindex);
+	else
+		ctx_copy_up(ctx, ifindex);
+	bpf_loop(HELD_PLACES, fragment_release_next, &r, 0);
+	return 1;
+}
+
+/* A first fragment, noted and not translated yet, whose next hop's MAC isn't known: copies can't
+ * go by the neighbour output, so it comes in once more, and behind it those that waited. True: the
+ * frame itself is of no more use. */
+static __always_inline int fragment_again(struct ctx *ctx, const struct packet *packet)
+{
+	return fragment_release(ctx, packet, NULL, packet->ifindex);
+}
+
+/* A first fragment from inside that is excluded, perhaps by its port, which the others don't have:
+ * they go up as it does. True: it is of no more use. (It comes in once more, with nobody
+ * waiting for it any more.) */
+static __noinline int fragment_exclude(struct ctx *ctx, const struct packet *packet)
+{
+	fragment_note(packet, 0, 0, 1);
+	return fragment_release(ctx, packet, NULL, packet->ifindex);
+}
+
+#endif

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The maps that files of the engine share, or natkit reads: key, who writes, who reads, what
+ * full means. A map that one file alone uses is in that file: decision.h, fragment.h, icmp.h,
+ * route.h, rule.h, session.h and nat/sweep.bpf.c; those of accel are in learn.h.
+ * "Packets" are the programs at the hooks, "sweep" the timer of nat/sweep.bpf.c,
+ * "natkit" user space. max_entries given here are for tests of the C code; package
+ * datapath puts in those of the rule file's limits before it loads.
+ *
+ * Sessions and mappings lie in arrays, and tables of cache lines lead to them (table.h);
+ * other state is in the kernel's preallocated hashes. None is LRU (but for fragments that
+ * wait for their first one, fragment.h): a live session or mapping is not thrown away for
+ * a new one (RFC 6888 REQ-11). Memory of what was removed is used again by any other key,
+ * so:
+ *  - a session is removed only by the sweep, NAT_DEAD_TICKS after it was marked
+ *    NAT_FLOW_DEAD, and a packet that finds it dead does not use it (it may revive it);
+ *  - a reference on a mapping, source or contact is taken by compare-and-exchange
+ *    and its identity checked after that.
+ */
+#ifndef NATKIT_MAPS_H
+#define NATKIT_MAPS_H
+
+#include "nat/abi.h"
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+/* --- state ------------------------------------------------------------------- */
+
+/* By number. Packets write; a number is used for another session NAT_DEAD_TICKS after the
+ * last one died, at the soonest. Read in place by natkit. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_session);
+	__uint(max_entries, 65536);
+} sessions SEC(".maps");
+
+/* Which numbers are in use, 64 in a word. Packets set, the sweep clears. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 65536 / 64);
+} session_bits SEC(".maps");
+
+/* Numbers that were in use and are not, oldest first. The sweep puts in, packets take out
+ * once every number has been in use. Has room for all. Empty: the new session is refused,
+ * NAT_DROP_SESSIONS_FULL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__type(value, __u32);
+	__uint(max_entries, 65536);
+} free_sessions SEC(".maps");
+
+/* Key of a flow -> number of its session * NAT_DIRECTIONS + enum nat_direction, by table.h.
+ * As large as there can be sessions, so that it is hardly ever full before they are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_bucket);
+	__uint(max_entries, 32768);
+} flow_table SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_counts);
+	__uint(max_entries, 1);
+} counts SEC(".maps");
+
+/* Inside endpoint -> slot of its outside endpoint, enum nat_mapping_value (table.h). Packets
+ * create; the sweep removes when no session has used it for the time that its port rests.
+ * No room near its place, or nat_control.mappings_max reached: NAT_DROP_MAPPINGS_FULL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_bucket);
+	__uint(max_entries, 16384);
+} mapping_table SEC(".maps");
+
+/* Mappings whose last session ended, oldest first; and, with class's port rest, the
+ * ports of ended sessions without mapping (APDM: realm set, port's slot is SESSION). */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__type(value, struct nat_resting);
+	__uint(max_entries, 65536);
+} mapping_queue SEC(".maps");
+
+/* Inside hosts. Packets create, the sweep removes those without sessions. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_source_key);
+	__type(value, struct nat_source);
+	__uint(max_entries, 65536);
+} sources SEC(".maps");
+
+/* For rules that filter by address only. Packets create, the sweep removes those
+ * without sessions. Full: NAT_DROP_MAPPINGS_FULL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_contact_key);
+	__type(value, struct nat_contact);
+	__uint(max_entries, 65536);
+} contacts SEC(".maps");
+
+/* Packets write on tc, the sweep removes. Full: NAT_DROP_FRAGMENTS_FULL. Only packets
+ * of a session make entries, so a flood from outside can't fill it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_fragment_key);
+	__type(value, struct nat_fragment);
+	__uint(max_entries, NAT_MAX_FRAGMENTS);
+} fragments SEC(".maps");
+
+/* Keys of fragments, oldest first. Who makes an entry of fragments puts its key here;
+ * the sweep takes it out. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__type(value, struct nat_fragment_key);
+	__uint(max_entries, NAT_MAX_FRAGMENTS);
+} fragment_queue SEC(".maps");
+
+/* --- outside addresses ------------------------------------------------------- */
+
+/* By index. natkit writes; packets move a masquerade address on Linux 6.7 and later. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_address);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+} addresses SEC(".maps");
+
+/* Address -> index, of every address that natkit translates to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct nat_addr);
+	__type(value, __u32);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+} outside SEC(".maps");
+
+/* By index of the address: who has which port. Three spaces, one a class. Read in place by
+ * natkit. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_ARRAY);
+			__uint(map_flags, BPF_F_INNER_MAP | BPF_F_MMAPABLE);
+			__type(key, __u32);
+			__type(value, struct nat_slot);
+			__uint(max_entries, 1);
+		});
+} slots SEC(".maps");
+
+/* By index of the address, for pools without ports: who has it. Not a map for each, which would
+ * take two pages. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_slot);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+} whole_slots SEC(".maps");
+
+/* By index of the address: which ports are free. Key of the inner map: enum nat_class. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_ARRAY);
+			__type(key, __u32);
+			__type(value, struct nat_ports);
+			__uint(max_entries, NAT_PORT_CLASSES);
+		});
+} free_ports SEC(".maps");
+
+/* For pools without ports: key 0, bit = index of the address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_ports);
+	__uint(max_entries, 1);
+} free_addresses SEC(".maps");
+
+/* --- links ------------------------------------------------------------------- */
+
+/* By index. natkit writes, nobody else. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_link);
+	__uint(max_entries, NAT_MAX_LINKS);
+} links SEC(".maps");
+
+/* ifindex -> index in links. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, NAT_MAX_LINKS);
+} link_indices SEC(".maps");
+
+/* By index in links: where XDP transmits. natkit fills it from inside the devices'
+ * namespace. A link without NAT_LINK_XDP has none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, NAT_MAX_LINKS);
+} transmit SEC(".maps");
+
+/* Per neighbour (hash of MAC and link): when a packet last went through the stack's
+ * neighbour table, which keeps the entry confirmed. A collision only delays. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 4096);
+} probed SEC(".maps");
+
+/* --- rules and configuration -------------------------------------------------- */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_control);
+	__uint(max_entries, 1);
+} control SEC(".maps");
+
+/* By generation % NAT_GENERATIONS, like all that follow. natkit fills the slot that
+ * is not in use, then flips control.generation: all or nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_config);
+	__uint(max_entries, NAT_GENERATIONS);
+} config SEC(".maps");
+
+#define NAT_GENERATION_MAP(name, inner_type, inner_flags, key_type, value_type)                    \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                          \
+		__type(key, __u32);                                                                \
+		__uint(max_entries, NAT_GENERATIONS);                                              \
+		__array(                                                                           \
+			values, struct {                                                           \
+				__uint(type, inner_type);                                          \
+				__uint(map_flags, inner_flags);                                    \
+				__type(key, key_type);                                             \
+				__type(value, value_type);                                         \
+				__uint(max_entries, 1);                                            \
+			});                                                                        \
+	} name SEC(".maps")
+
+NAT_GENERATION_MAP(rules, BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP, __u32, struct nat_rule);
+NAT_GENERATION_MAP(targets, BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP, __u32, struct nat_target);
+NAT_GENERATION_MAP(exact, BPF_MAP_TYPE_HASH, 0, struct nat_exact_key, __u32);
+NAT_GENERATION_MAP(destinations, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC,
+		   struct nat_destination_key, __u32);
+NAT_GENERATION_MAP(origins, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_origin_key, __u32);
+NAT_GENERATION_MAP(exclude_src, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_prefix_key,
+		   __u32);
+NAT_GENERATION_MAP(exclude_dst, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_prefix_key,
+		   __u32);
+NAT_GENERATION_MAP(excludes, BPF_MAP_TYPE_HASH, 0, struct nat_exclude_key, __u32);
+
+/* --- what is told ------------------------------------------------------------- */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_stats);
+	__uint(max_entries, 1);
+} stats SEC(".maps");
+
+/* struct nat_event. Full: the event is lost and counted in nat_stats.events_lost. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} events SEC(".maps");
+
+/* clang 19 leaves a type that only inner maps name as a forward declaration, and loaders
+ * need its size ("type is unsized"). A parameter's type is written down whole. Never
+ * called, so never loaded. */
+struct map_types {
+	struct nat_slot slot;
+	struct nat_ports ports;
+	struct nat_rule rule;
+	struct nat_target target;
+	struct nat_exact_key exact;
+	struct nat_destination_key destination;
+	struct nat_origin_key origin;
+	struct nat_prefix_key prefix;
+	struct nat_exclude_key exclude;
+};
+__attribute__((used)) static void map_types(struct map_types *types)
+{
+}
+
+#endif

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// Lets user space change free ports while packets take theirs: a map's value can only
+// be replaced whole from there, and packets would lose what they took meanwhile. Run
+// by BPF_PROG_TEST_RUN; the packet is a list of struct change, after the 14 bytes that
+// a frame must have.
+#include "nat/abi.h"
+#include "nat/maps.h"
+#include "lib/ctx_skb.h"
+#include "nat/port.h"
+
+enum ports_limit { PORTS_CHANGES = 128 };
+
+struct change {
+	__u32 index; /* of the address */
+	__u32 class; /* NAT_PORT_CLASSES: the address itself, in free_addresses */
+	__u32 port;
+	__u32 give; /* 1: free; 0: not to be given */
+};
+
+/* The n-th change. 1: made; 0: not, since a port that is in use can't be taken, nor a
+ * free one given; negative: there are no more. */
+GLOBAL int port_change(struct ctx *ctx, __u32 n)
+{
+	struct nat_ports *ports;
+	struct change c;
+	__u32 zero = 0;
+
+	if (bpf_skb_load_bytes(ctx, 14 + n * sizeof(c), &c, sizeof(c)))
+		return -1;
+	if (c.class < NAT_PORT_CLASSES)
+		ports = port_bits(c.index, c.class);
+	else
+		ports = bpf_map_lookup_elem(&free_addresses, &zero);
+	if (!ports || c.port >= NAT_PORTS)
+		return 0;
+	if (!c.give)
+		return bit_take(ports, c.port);
+	if (*(volatile __u64 *)bit_word(ports, c.port) & 1ULL << (c.port & 63))
+		return 0;
+	bit_give(ports, c.port);
+	return 1;
+}
+
+/* How many were changed. */
+SEC("tc")
+int ports_change(struct ctx *ctx)
+{
+	int n, change, done = 0;
+
+	for (n = 0; n < PORTS_CHANGES; n++) {
+		change = port_change(ctx, n);
+		if (change < 0)
+			break;
+		done += change;
+	}
+	return done;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
