@@ -3,7 +3,7 @@
 // `natkit accel` at the tc hooks: ingress, ingress of an interface where XDP comes
 // first, and egress.
 #include "nat/abi.h"
-#include "nat/maps.h"
+#include "lib/control.h" /* for natkit: NAT_ABI */
 #include "lib/ctx_skb.h"
 #define CONNTRACK_LOOKUP bpf_skb_ct_lookup
 #include "accel/leaving.h"

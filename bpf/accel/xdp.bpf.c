@@ -2,7 +2,7 @@
 //
 // `natkit accel` at the XDP hook.
 #include "nat/abi.h"
-#include "nat/maps.h"
+#include "lib/control.h" /* for natkit: NAT_ABI */
 #include "lib/ctx_xdp.h"
 #define CONNTRACK_LOOKUP bpf_xdp_ct_lookup
 #include "accel/learn.h"

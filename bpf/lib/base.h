@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What every file of the core uses: the verdict of a step, words of addresses,
- * the configuration in use, the hash that balances.
+ * What every file uses: the verdict of a step, words of addresses, checksums, the clock,
+ * the hash that balances.
  */
 #ifndef NATKIT_BASE_H
 #define NATKIT_BASE_H
 
-#include "nat/maps.h"
+#include "nat/abi.h"
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
 /* A function that stays one: the program is smaller, and its stack is freed between
@@ -110,19 +112,6 @@ static __always_inline __u16 delta_fold(__u32 sum)
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return sum == 0xffff ? 0 : sum;
-}
-
-/* The configuration of the generation in use, and which slot of the rule maps goes
- * with it. Only one of the two slots is ever written, and not the one in use. */
-static __always_inline const struct nat_config *config_get(__u32 *slot)
-{
-	__u32 zero = 0;
-	struct nat_control *c = bpf_map_lookup_elem(&control, &zero);
-
-	if (!c)
-		return NULL;
-	*slot = *(volatile __u32 *)&c->generation % NAT_GENERATIONS;
-	return bpf_map_lookup_elem(&config, slot);
 }
 
 /* Spreads addresses over the entries of a table. Package datapath has it too: the

@@ -11,7 +11,7 @@
 #define NATKIT_CTX_H
 
 #include <linux/bpf.h>
-#include "lib/base.h"
+#include "lib/links.h"
 
 /* Renames the parameter as well as the type: struct ctx *ctx is the hook's context. */
 #define ctx xdp_md

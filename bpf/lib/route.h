@@ -8,15 +8,13 @@
 #ifndef NATKIT_ROUTE_H
 #define NATKIT_ROUTE_H
 
+#include "lib/links.h"
 #include "lib/parse.h"
 
 enum route_limit {
 	ROUTE_CHECK_TICKS = 953, /* a second, rounded down: how long a next hop is trusted */
-	ROUTE_HOME_TICKS = ROUTE_CHECK_TICKS / 2, /* the other half is decision.h's */
-	ROUTE_LINK_SHIFT = 48,                    /* in nat_flow.hop */
+	ROUTE_LINK_SHIFT = 48,   /* in nat_flow.hop */
 	ROUTE_AF_INET = 2,
-	ROUTE_PROBED = 4096, /* entries of the map */
-	ROUTE_HOMES = 65536, /* likewise; addr_hash is one-to-one: its upper half tells who it is */
 };
 
 struct route {
@@ -27,39 +25,6 @@ struct route {
 	__u16 mtu;
 	__u32 found; /* ticks: when the kernel was asked */
 };
-
-/* Inside hosts that were found to be where their packets come from, in the last half second, by
- * hash of the address: its upper half, 16 bits of the link (plus 1), 32 of the time. Read
- * and written whole. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, ROUTE_HOMES);
-} homes SEC(".maps");
-
-/* Index of an interface plus 1; 0 if it is none of the rule file's. */
-static __always_inline __u16 link_find(__u32 ifindex)
-{
-	__u32 *index = bpf_map_lookup_elem(&link_indices, &ifindex);
-
-	return index ? *index + 1 : 0;
-}
-
-static __always_inline struct nat_link *link_get(__u16 link)
-{
-	__u32 index = link - 1;
-
-	return bpf_map_lookup_elem(&links, &index);
-}
-
-/* Whether a link is inside and outside: a one-armed gateway's. */
-static __always_inline int link_is_both(const struct nat_link *link)
-{
-	__u32 both = NAT_LINK_INSIDE | NAT_LINK_OUTSIDE;
-
-	return link && (link->flags & both) == both;
-}
 
 /* A packet that has no way: from inside the stack says so to its sender, unless it
  * might find one that we can't take, and let the packet out untranslated. */
@@ -129,26 +94,6 @@ static __always_inline int route_find(struct ctx *ctx, const struct packet *pack
 	return route_ask(ctx, packet, addr_word(src), addr_word(dst), route);
 }
 
-/* Whether the source of a packet that came in by that link routes back to it: for any
- * receiver of the last half second, where routes back depend on that. */
-static __always_inline int route_home(struct ctx *ctx, const struct packet *packet, __u16 in)
-{
-	__u32 hash = addr_hash(packet->key.src), key = hash % ROUTE_HOMES;
-	__u32 here = hash / ROUTE_HOMES << 16 | in;
-	__u64 *home = bpf_map_lookup_elem(&homes, &key);
-	__u64 known = home ? *(volatile __u64 *)home : 0;
-	struct route back;
-
-	if (known >> 32 == here && packet->now - (__u32)known < ROUTE_HOME_TICKS)
-		return GO_ON;
-	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
-	    back.link != in)
-		return NAT_DROP_SPOOFED;
-	if (home)
-		*(volatile __u64 *)home = (__u64)here << 32 | packet->now;
-	return GO_ON;
-}
-
 /*
  * Whether a packet that is to go to dst and can't may go up as it came: from inside, the
  * stack then answers its sender. But where its destination was to be another (hairpin) the
@@ -188,15 +133,6 @@ static __always_inline int route_carries(struct packet *packet, struct nat_addr 
 		return NAT_DROP_TOO_BIG;
 	packet->flags |= PACKET_CUT;
 	return CTX_TC ? GO_ON : NAT_PASS_TO_TC;
-}
-
-/* Whether a packet should go through the neighbour table, because none has for a
- * second: that is what makes the kernel confirm an entry, and notice a new MAC. */
-static __always_inline __u32 *route_probed(__u64 hop)
-{
-	__u32 key = (hop ^ hop >> 24 ^ hop >> 44) % ROUTE_PROBED;
-
-	return bpf_map_lookup_elem(&probed, &key);
 }
 
 #endif

@@ -25,7 +25,7 @@
 #ifndef NATKIT_TABLE_H
 #define NATKIT_TABLE_H
 
-#include "lib/base.h"
+#include "lib/control.h"
 
 enum table_limit {
 	TABLE_REACH = 16, /* buckets, home included, that may have an entry */
@@ -49,13 +49,6 @@ typedef int table_is(const void *key, __u64 value);
 /* The entry of the bucket that has the hash's tag and the key, or 0: table_within, in a function
  * of its own, so that the verifier follows the loop once and not for each bucket. */
 typedef __u64 table_in(const struct nat_bucket *bucket, __u64 hash, const void *key);
-
-static __always_inline struct nat_control *control_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&control, &zero);
-}
 
 /* Of a key of two words. Without knowing the seed nobody can choose keys that meet in one
  * bucket. Multiplication carries what differs up, the shifts bring it down again. */

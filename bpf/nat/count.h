@@ -8,6 +8,19 @@
 
 #include "lib/base.h"
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct nat_stats);
+	__uint(max_entries, 1);
+} stats SEC(".maps");
+
+/* struct nat_event. Full: the event is lost and counted in nat_stats.events_lost. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} events SEC(".maps");
+
 static __always_inline struct nat_stats *count_stats(void)
 {
 	__u32 zero = 0;

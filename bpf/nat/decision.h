@@ -9,7 +9,7 @@
 #ifndef NATKIT_DECISION_H
 #define NATKIT_DECISION_H
 
-#include "lib/route.h"
+#include "nat/home.h"
 #include "nat/rule.h"
 
 enum decision_limit {

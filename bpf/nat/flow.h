@@ -8,7 +8,7 @@
 #define NATKIT_FLOW_H
 
 #include "nat/fragment.h"
-#include "lib/rewrite.h"
+#include "nat/mss.h"
 #include "lib/route.h"
 #include "nat/session.h"
 

@@ -8,6 +8,45 @@
 #define NATKIT_FLOWS_H
 
 #include "lib/table.h"
+#include "nat/maps.h"
+
+/* By number. Packets write; a number is used for another session NAT_DEAD_TICKS after the
+ * last one died, at the soonest. Read in place by natkit. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_session);
+	__uint(max_entries, 65536);
+} sessions SEC(".maps");
+
+/* Which numbers are in use, 64 in a word. Packets set, the sweep clears. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 65536 / 64);
+} session_bits SEC(".maps");
+
+/* Numbers that were in use and are not, oldest first. The sweep puts in, packets take out
+ * once every number has been in use. Has room for all. Empty: the new session is refused,
+ * NAT_DROP_SESSIONS_FULL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__type(value, __u32);
+	__uint(max_entries, 65536);
+} free_sessions SEC(".maps");
+
+/* Key of a flow -> number of its session * NAT_DIRECTIONS + enum nat_direction, by table.h.
+ * As large as there can be sessions, so that it is hardly ever full before they are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_bucket);
+	__uint(max_entries, 32768);
+} flow_table SEC(".maps");
 
 /* A key as the two numbers that are hashed and compared. It is read by 32 bits, as it was
  * written a moment ago (packet_ports): a wider read would wait for the writes. */

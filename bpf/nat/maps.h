@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The maps that files of the engine share, or natkit reads: key, who writes, who reads, what
- * full means. A map that one file alone uses is in that file: decision.h, fragment.h, icmp.h,
- * route.h, rule.h, session.h and nat/sweep.bpf.c; those of accel are in learn.h.
+ * full means. A map that one file alone uses is in that file: count.h, decision.h, flows.h,
+ * fragment.h, home.h, icmp.h, rule.h, session.h and nat/sweep.bpf.c; control.h and links.h have
+ * those that accel has as well, whose own are in learn.h.
  * "Packets" are the programs at the hooks, "sweep" the timer of nat/sweep.bpf.c,
  * "natkit" user space. max_entries given here are for tests of the C code; package
  * datapath puts in those of the rule file's limits before it loads.
@@ -20,49 +21,9 @@
 #ifndef NATKIT_MAPS_H
 #define NATKIT_MAPS_H
 
-#include "nat/abi.h"
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
+#include "lib/control.h"
 
 /* --- state ------------------------------------------------------------------- */
-
-/* By number. Packets write; a number is used for another session NAT_DEAD_TICKS after the
- * last one died, at the soonest. Read in place by natkit. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct nat_session);
-	__uint(max_entries, 65536);
-} sessions SEC(".maps");
-
-/* Which numbers are in use, 64 in a word. Packets set, the sweep clears. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, 65536 / 64);
-} session_bits SEC(".maps");
-
-/* Numbers that were in use and are not, oldest first. The sweep puts in, packets take out
- * once every number has been in use. Has room for all. Empty: the new session is refused,
- * NAT_DROP_SESSIONS_FULL. */
-struct {
-	__uint(type, BPF_MAP_TYPE_QUEUE);
-	__type(value, __u32);
-	__uint(max_entries, 65536);
-} free_sessions SEC(".maps");
-
-/* Key of a flow -> number of its session * NAT_DIRECTIONS + enum nat_direction, by table.h.
- * As large as there can be sessions, so that it is hardly ever full before they are. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct nat_bucket);
-	__uint(max_entries, 32768);
-} flow_table SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -190,50 +151,7 @@ struct {
 	__uint(max_entries, 1);
 } free_addresses SEC(".maps");
 
-/* --- links ------------------------------------------------------------------- */
-
-/* By index. natkit writes, nobody else. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct nat_link);
-	__uint(max_entries, NAT_MAX_LINKS);
-} links SEC(".maps");
-
-/* ifindex -> index in links. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, NAT_MAX_LINKS);
-} link_indices SEC(".maps");
-
-/* By index in links: where XDP transmits. natkit fills it from inside the devices'
- * namespace. A link without NAT_LINK_XDP has none. */
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, NAT_MAX_LINKS);
-} transmit SEC(".maps");
-
-/* Per neighbour (hash of MAC and link): when a packet last went through the stack's
- * neighbour table, which keeps the entry confirmed. A collision only delays. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 4096);
-} probed SEC(".maps");
-
 /* --- rules and configuration -------------------------------------------------- */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct nat_control);
-	__uint(max_entries, 1);
-} control SEC(".maps");
 
 /* By generation % NAT_GENERATIONS, like all that follow. natkit fills the slot that
  * is not in use, then flips control.generation: all or nothing. */
@@ -271,20 +189,17 @@ NAT_GENERATION_MAP(exclude_dst, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct
 		   __u32);
 NAT_GENERATION_MAP(excludes, BPF_MAP_TYPE_HASH, 0, struct nat_exclude_key, __u32);
 
-/* --- what is told ------------------------------------------------------------- */
+/* The configuration of the generation in use, and which slot of the rule maps goes
+ * with it. Only one of the two slots is ever written, and not the one in use. */
+static __always_inline const struct nat_config *config_get(__u32 *slot)
+{
+	struct nat_control *c = control_get();
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct nat_stats);
-	__uint(max_entries, 1);
-} stats SEC(".maps");
-
-/* struct nat_event. Full: the event is lost and counted in nat_stats.events_lost. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20);
-} events SEC(".maps");
+	if (!c)
+		return NULL;
+	*slot = *(volatile __u32 *)&c->generation % NAT_GENERATIONS;
+	return bpf_map_lookup_elem(&config, slot);
+}
 
 /* clang 19 leaves a type that only inner maps name as a forward declaration, and loaders
  * need its size ("type is unsized"). A parameter's type is written down whole. Never

@@ -22,7 +22,7 @@
 #ifndef NATKIT_PORT_H
 #define NATKIT_PORT_H
 
-#include "lib/base.h"
+#include "nat/maps.h"
 
 enum port_limit {
 	PORT_TRIES = 8, /* words looked into; each is lost only to another CPU or to parity */

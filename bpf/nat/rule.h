@@ -10,7 +10,7 @@
 #ifndef NATKIT_RULE_H
 #define NATKIT_RULE_H
 
-#include "lib/base.h"
+#include "nat/maps.h"
 
 #define RULE_NONE (-1)
 

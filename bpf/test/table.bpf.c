@@ -3,7 +3,7 @@
 // Calls table.h alone, for its tests. A value's key is its low 16 bits, so that many have the
 // same. The frame is a list of values, which the results replace; cb[0] says how many.
 #include "lib/ctx_skb.h"
-#include "lib/table.h"
+#include "nat/flows.h"
 
 enum { TEST_KEY = 0xffff, TEST_KEYS = 256 };
 

@@ -5,11 +5,9 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -94,8 +92,7 @@ func NewAccelerator(o AccelOptions, links []Link) (_ *Accelerator, err error) {
 	return a, nil
 }
 
-// accelSpec is one of the accelerator's objects, with the options in it, and without the
-// engine's maps that it has no use for.
+// accelSpec is one of the accelerator's objects, with the options in it.
 func accelSpec(object object, o AccelOptions) (*ebpf.CollectionSpec, error) {
 	spec, err := object.load()
 	if err != nil {
@@ -108,15 +105,6 @@ func accelSpec(object object, o AccelOptions) (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables[accelTCPVariable].Set(milliseconds); err != nil {
 		return nil, err
 	}
-	used := map[string]bool{"control": true}
-	for _, program := range spec.Programs {
-		for _, ins := range program.Instructions {
-			used[ins.Reference()] = true
-		}
-	}
-	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool {
-		return !used[name] && !strings.HasPrefix(name, ".")
-	})
 	spec.Maps["shortcuts"].MaxEntries = uint32(o.Shortcuts)
 	return spec, nil
 }

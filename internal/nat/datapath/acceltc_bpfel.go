@@ -17,44 +17,14 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	accelTcMapAccelStats           = "accel_stats"
-	accelTcMapAddresses            = "addresses"
-	accelTcMapConfig               = "config"
-	accelTcMapContacts             = "contacts"
 	accelTcMapControl              = "control"
-	accelTcMapCounts               = "counts"
-	accelTcMapDestinations         = "destinations"
-	accelTcMapEvents               = "events"
-	accelTcMapExact                = "exact"
-	accelTcMapExcludeDst           = "exclude_dst"
-	accelTcMapExcludeSrc           = "exclude_src"
-	accelTcMapExcludes             = "excludes"
-	accelTcMapFlowTable            = "flow_table"
-	accelTcMapFragmentQueue        = "fragment_queue"
-	accelTcMapFragments            = "fragments"
-	accelTcMapFreeAddresses        = "free_addresses"
-	accelTcMapFreePorts            = "free_ports"
-	accelTcMapFreeSessions         = "free_sessions"
 	accelTcMapFront                = "front"
 	accelTcMapGlances              = "glances"
-	accelTcMapHomes                = "homes"
 	accelTcMapLinkIndices          = "link_indices"
 	accelTcMapLinks                = "links"
-	accelTcMapMappingQueue         = "mapping_queue"
-	accelTcMapMappingTable         = "mapping_table"
 	accelTcMapMarks                = "marks"
-	accelTcMapOrigins              = "origins"
-	accelTcMapOutside              = "outside"
-	accelTcMapProbed               = "probed"
-	accelTcMapRules                = "rules"
-	accelTcMapSessionBits          = "session_bits"
-	accelTcMapSessions             = "sessions"
 	accelTcMapShortcuts            = "shortcuts"
-	accelTcMapSlots                = "slots"
-	accelTcMapSources              = "sources"
-	accelTcMapStats                = "stats"
-	accelTcMapTargets              = "targets"
 	accelTcMapTransmit             = "transmit"
-	accelTcMapWholeSlots           = "whole_slots"
 	accelTcProgAccelEgress         = "accel_egress"
 	accelTcProgAccelTc             = "accel_tc"
 	accelTcProgAccelTcRest         = "accel_tc_rest"
@@ -114,45 +84,15 @@ type accelTcProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type accelTcMapSpecs struct {
-	AccelStats    *ebpf.MapSpec `ebpf:"accel_stats"`
-	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
-	Config        *ebpf.MapSpec `ebpf:"config"`
-	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
-	Control       *ebpf.MapSpec `ebpf:"control"`
-	Counts        *ebpf.MapSpec `ebpf:"counts"`
-	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Events        *ebpf.MapSpec `ebpf:"events"`
-	Exact         *ebpf.MapSpec `ebpf:"exact"`
-	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
-	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
-	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
-	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
-	Front         *ebpf.MapSpec `ebpf:"front"`
-	Glances       *ebpf.MapSpec `ebpf:"glances"`
-	Homes         *ebpf.MapSpec `ebpf:"homes"`
-	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
-	Links         *ebpf.MapSpec `ebpf:"links"`
-	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
-	Marks         *ebpf.MapSpec `ebpf:"marks"`
-	Origins       *ebpf.MapSpec `ebpf:"origins"`
-	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Probed        *ebpf.MapSpec `ebpf:"probed"`
-	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
-	Shortcuts     *ebpf.MapSpec `ebpf:"shortcuts"`
-	Slots         *ebpf.MapSpec `ebpf:"slots"`
-	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Stats         *ebpf.MapSpec `ebpf:"stats"`
-	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
+	AccelStats  *ebpf.MapSpec `ebpf:"accel_stats"`
+	Control     *ebpf.MapSpec `ebpf:"control"`
+	Front       *ebpf.MapSpec `ebpf:"front"`
+	Glances     *ebpf.MapSpec `ebpf:"glances"`
+	LinkIndices *ebpf.MapSpec `ebpf:"link_indices"`
+	Links       *ebpf.MapSpec `ebpf:"links"`
+	Marks       *ebpf.MapSpec `ebpf:"marks"`
+	Shortcuts   *ebpf.MapSpec `ebpf:"shortcuts"`
+	Transmit    *ebpf.MapSpec `ebpf:"transmit"`
 }
 
 // accelTcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -184,88 +124,28 @@ func (o *accelTcObjects) Close() error {
 //
 // It can be passed to loadAccelTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type accelTcMaps struct {
-	AccelStats    *ebpf.Map `ebpf:"accel_stats"`
-	Addresses     *ebpf.Map `ebpf:"addresses"`
-	Config        *ebpf.Map `ebpf:"config"`
-	Contacts      *ebpf.Map `ebpf:"contacts"`
-	Control       *ebpf.Map `ebpf:"control"`
-	Counts        *ebpf.Map `ebpf:"counts"`
-	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Events        *ebpf.Map `ebpf:"events"`
-	Exact         *ebpf.Map `ebpf:"exact"`
-	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
-	Excludes      *ebpf.Map `ebpf:"excludes"`
-	FlowTable     *ebpf.Map `ebpf:"flow_table"`
-	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
-	FreePorts     *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
-	Front         *ebpf.Map `ebpf:"front"`
-	Glances       *ebpf.Map `ebpf:"glances"`
-	Homes         *ebpf.Map `ebpf:"homes"`
-	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
-	Links         *ebpf.Map `ebpf:"links"`
-	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
-	Marks         *ebpf.Map `ebpf:"marks"`
-	Origins       *ebpf.Map `ebpf:"origins"`
-	Outside       *ebpf.Map `ebpf:"outside"`
-	Probed        *ebpf.Map `ebpf:"probed"`
-	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionBits   *ebpf.Map `ebpf:"session_bits"`
-	Sessions      *ebpf.Map `ebpf:"sessions"`
-	Shortcuts     *ebpf.Map `ebpf:"shortcuts"`
-	Slots         *ebpf.Map `ebpf:"slots"`
-	Sources       *ebpf.Map `ebpf:"sources"`
-	Stats         *ebpf.Map `ebpf:"stats"`
-	Targets       *ebpf.Map `ebpf:"targets"`
-	Transmit      *ebpf.Map `ebpf:"transmit"`
-	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
+	AccelStats  *ebpf.Map `ebpf:"accel_stats"`
+	Control     *ebpf.Map `ebpf:"control"`
+	Front       *ebpf.Map `ebpf:"front"`
+	Glances     *ebpf.Map `ebpf:"glances"`
+	LinkIndices *ebpf.Map `ebpf:"link_indices"`
+	Links       *ebpf.Map `ebpf:"links"`
+	Marks       *ebpf.Map `ebpf:"marks"`
+	Shortcuts   *ebpf.Map `ebpf:"shortcuts"`
+	Transmit    *ebpf.Map `ebpf:"transmit"`
 }
 
 func (m *accelTcMaps) Close() error {
 	return _AccelTcClose(
 		m.AccelStats,
-		m.Addresses,
-		m.Config,
-		m.Contacts,
 		m.Control,
-		m.Counts,
-		m.Destinations,
-		m.Events,
-		m.Exact,
-		m.ExcludeDst,
-		m.ExcludeSrc,
-		m.Excludes,
-		m.FlowTable,
-		m.FragmentQueue,
-		m.Fragments,
-		m.FreeAddresses,
-		m.FreePorts,
-		m.FreeSessions,
 		m.Front,
 		m.Glances,
-		m.Homes,
 		m.LinkIndices,
 		m.Links,
-		m.MappingQueue,
-		m.MappingTable,
 		m.Marks,
-		m.Origins,
-		m.Outside,
-		m.Probed,
-		m.Rules,
-		m.SessionBits,
-		m.Sessions,
 		m.Shortcuts,
-		m.Slots,
-		m.Sources,
-		m.Stats,
-		m.Targets,
 		m.Transmit,
-		m.WholeSlots,
 	)
 }
 

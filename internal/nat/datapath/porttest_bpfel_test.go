@@ -22,32 +22,22 @@ const (
 	portTestMapControl       = "control"
 	portTestMapCounts        = "counts"
 	portTestMapDestinations  = "destinations"
-	portTestMapEvents        = "events"
 	portTestMapExact         = "exact"
 	portTestMapExcludeDst    = "exclude_dst"
 	portTestMapExcludeSrc    = "exclude_src"
 	portTestMapExcludes      = "excludes"
-	portTestMapFlowTable     = "flow_table"
 	portTestMapFragmentQueue = "fragment_queue"
 	portTestMapFragments     = "fragments"
 	portTestMapFreeAddresses = "free_addresses"
 	portTestMapFreePorts     = "free_ports"
-	portTestMapFreeSessions  = "free_sessions"
-	portTestMapLinkIndices   = "link_indices"
-	portTestMapLinks         = "links"
 	portTestMapMappingQueue  = "mapping_queue"
 	portTestMapMappingTable  = "mapping_table"
 	portTestMapOrigins       = "origins"
 	portTestMapOutside       = "outside"
-	portTestMapProbed        = "probed"
 	portTestMapRules         = "rules"
-	portTestMapSessionBits   = "session_bits"
-	portTestMapSessions      = "sessions"
 	portTestMapSlots         = "slots"
 	portTestMapSources       = "sources"
-	portTestMapStats         = "stats"
 	portTestMapTargets       = "targets"
-	portTestMapTransmit      = "transmit"
 	portTestMapWholeSlots    = "whole_slots"
 	portTestProgChurn        = "churn"
 	portTestProgGive         = "give"
@@ -115,32 +105,22 @@ type portTestMapSpecs struct {
 	Control       *ebpf.MapSpec `ebpf:"control"`
 	Counts        *ebpf.MapSpec `ebpf:"counts"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
-	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
-	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -178,32 +158,22 @@ type portTestMaps struct {
 	Control       *ebpf.Map `ebpf:"control"`
 	Counts        *ebpf.Map `ebpf:"counts"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
 	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
 	Excludes      *ebpf.Map `ebpf:"excludes"`
-	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
-	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
-	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
-	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionBits   *ebpf.Map `ebpf:"session_bits"`
-	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
-	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
-	Transmit      *ebpf.Map `ebpf:"transmit"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -215,32 +185,22 @@ func (m *portTestMaps) Close() error {
 		m.Control,
 		m.Counts,
 		m.Destinations,
-		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
-		m.FlowTable,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
-		m.FreeSessions,
-		m.LinkIndices,
-		m.Links,
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
 		m.Outside,
-		m.Probed,
 		m.Rules,
-		m.SessionBits,
-		m.Sessions,
 		m.Slots,
 		m.Sources,
-		m.Stats,
 		m.Targets,
-		m.Transmit,
 		m.WholeSlots,
 	)
 }

@@ -33,13 +33,10 @@ const (
 	sweepMapFreeAddresses = "free_addresses"
 	sweepMapFreePorts     = "free_ports"
 	sweepMapFreeSessions  = "free_sessions"
-	sweepMapLinkIndices   = "link_indices"
-	sweepMapLinks         = "links"
 	sweepMapMappingQueue  = "mapping_queue"
 	sweepMapMappingTable  = "mapping_table"
 	sweepMapOrigins       = "origins"
 	sweepMapOutside       = "outside"
-	sweepMapProbed        = "probed"
 	sweepMapRules         = "rules"
 	sweepMapSessionBits   = "session_bits"
 	sweepMapSessions      = "sessions"
@@ -48,7 +45,6 @@ const (
 	sweepMapStats         = "stats"
 	sweepMapSweeps        = "sweeps"
 	sweepMapTargets       = "targets"
-	sweepMapTransmit      = "transmit"
 	sweepMapWholeSlots    = "whole_slots"
 	sweepProgSweepStart   = "sweep_start"
 	sweepProgSweepStop    = "sweep_stop"
@@ -123,13 +119,10 @@ type sweepMapSpecs struct {
 	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
-	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
-	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
 	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
 	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
@@ -138,7 +131,6 @@ type sweepMapSpecs struct {
 	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Sweeps        *ebpf.MapSpec `ebpf:"sweeps"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -187,13 +179,10 @@ type sweepMaps struct {
 	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
-	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
-	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
-	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
 	SessionBits   *ebpf.Map `ebpf:"session_bits"`
 	Sessions      *ebpf.Map `ebpf:"sessions"`
@@ -202,7 +191,6 @@ type sweepMaps struct {
 	Stats         *ebpf.Map `ebpf:"stats"`
 	Sweeps        *ebpf.Map `ebpf:"sweeps"`
 	Targets       *ebpf.Map `ebpf:"targets"`
-	Transmit      *ebpf.Map `ebpf:"transmit"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -225,13 +213,10 @@ func (m *sweepMaps) Close() error {
 		m.FreeAddresses,
 		m.FreePorts,
 		m.FreeSessions,
-		m.LinkIndices,
-		m.Links,
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
 		m.Outside,
-		m.Probed,
 		m.Rules,
 		m.SessionBits,
 		m.Sessions,
@@ -240,7 +225,6 @@ func (m *sweepMaps) Close() error {
 		m.Stats,
 		m.Sweeps,
 		m.Targets,
-		m.Transmit,
 		m.WholeSlots,
 	)
 }

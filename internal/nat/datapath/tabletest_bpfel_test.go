@@ -22,7 +22,6 @@ const (
 	tableTestMapControl       = "control"
 	tableTestMapCounts        = "counts"
 	tableTestMapDestinations  = "destinations"
-	tableTestMapEvents        = "events"
 	tableTestMapExact         = "exact"
 	tableTestMapExcludeDst    = "exclude_dst"
 	tableTestMapExcludeSrc    = "exclude_src"
@@ -34,21 +33,16 @@ const (
 	tableTestMapFreePorts     = "free_ports"
 	tableTestMapFreeSessions  = "free_sessions"
 	tableTestMapHolders       = "holders"
-	tableTestMapLinkIndices   = "link_indices"
-	tableTestMapLinks         = "links"
 	tableTestMapMappingQueue  = "mapping_queue"
 	tableTestMapMappingTable  = "mapping_table"
 	tableTestMapOrigins       = "origins"
 	tableTestMapOutside       = "outside"
-	tableTestMapProbed        = "probed"
 	tableTestMapRules         = "rules"
 	tableTestMapSessionBits   = "session_bits"
 	tableTestMapSessions      = "sessions"
 	tableTestMapSlots         = "slots"
 	tableTestMapSources       = "sources"
-	tableTestMapStats         = "stats"
 	tableTestMapTargets       = "targets"
-	tableTestMapTransmit      = "transmit"
 	tableTestMapWholeSlots    = "whole_slots"
 	tableTestProgFind         = "find"
 	tableTestProgInsert       = "insert"
@@ -116,7 +110,6 @@ type tableTestMapSpecs struct {
 	Control       *ebpf.MapSpec `ebpf:"control"`
 	Counts        *ebpf.MapSpec `ebpf:"counts"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Events        *ebpf.MapSpec `ebpf:"events"`
 	Exact         *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
@@ -128,21 +121,16 @@ type tableTestMapSpecs struct {
 	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
 	Holders       *ebpf.MapSpec `ebpf:"holders"`
-	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
-	Links         *ebpf.MapSpec `ebpf:"links"`
 	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Probed        *ebpf.MapSpec `ebpf:"probed"`
 	Rules         *ebpf.MapSpec `ebpf:"rules"`
 	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
 	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Stats         *ebpf.MapSpec `ebpf:"stats"`
 	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -180,7 +168,6 @@ type tableTestMaps struct {
 	Control       *ebpf.Map `ebpf:"control"`
 	Counts        *ebpf.Map `ebpf:"counts"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Events        *ebpf.Map `ebpf:"events"`
 	Exact         *ebpf.Map `ebpf:"exact"`
 	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
@@ -192,21 +179,16 @@ type tableTestMaps struct {
 	FreePorts     *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
 	Holders       *ebpf.Map `ebpf:"holders"`
-	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
-	Links         *ebpf.Map `ebpf:"links"`
 	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	Outside       *ebpf.Map `ebpf:"outside"`
-	Probed        *ebpf.Map `ebpf:"probed"`
 	Rules         *ebpf.Map `ebpf:"rules"`
 	SessionBits   *ebpf.Map `ebpf:"session_bits"`
 	Sessions      *ebpf.Map `ebpf:"sessions"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
-	Stats         *ebpf.Map `ebpf:"stats"`
 	Targets       *ebpf.Map `ebpf:"targets"`
-	Transmit      *ebpf.Map `ebpf:"transmit"`
 	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -218,7 +200,6 @@ func (m *tableTestMaps) Close() error {
 		m.Control,
 		m.Counts,
 		m.Destinations,
-		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
@@ -230,21 +211,16 @@ func (m *tableTestMaps) Close() error {
 		m.FreePorts,
 		m.FreeSessions,
 		m.Holders,
-		m.LinkIndices,
-		m.Links,
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
 		m.Outside,
-		m.Probed,
 		m.Rules,
 		m.SessionBits,
 		m.Sessions,
 		m.Slots,
 		m.Sources,
-		m.Stats,
 		m.Targets,
-		m.Transmit,
 		m.WholeSlots,
 	)
 }

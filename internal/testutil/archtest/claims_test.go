@@ -21,7 +21,11 @@ func core(t *testing.T) map[string]string {
 	for _, path := range sources(t, func(path string) bool {
 		return slices.Contains([]string{"bpf/lib", "bpf/nat", "bpf/accel"}, filepath.Dir(path)) && (strings.HasSuffix(path, ".h") || strings.HasSuffix(path, ".c"))
 	}) {
-		out[filepath.Base(path)] = cComment.ReplaceAllString(string(read(t, path)), "")
+		name := strings.TrimPrefix(path, "bpf/")
+		if strings.HasSuffix(name, ".h") {
+			name = filepath.Base(name)
+		}
+		out[name] = cComment.ReplaceAllString(string(read(t, path)), "")
 	}
 	return out
 }
