@@ -347,8 +347,5 @@ func AccelOff(ns *netns.Handle) (kept []string, err error) {
 	if err != nil {
 		return nil, errors.Join(err, in.release())
 	}
-	if kept, err = in.takeDown(rec); err != nil {
-		return kept, errors.Join(err, in.release())
-	}
-	return kept, in.remove()
+	return in.lower(rec)
 }

@@ -131,11 +131,7 @@ func TestAccelForgotten(t *testing.T) {
 
 func (b *testbed) forgetShortcuts() {
 	b.t.Helper()
-	_, dir, err := accelRecordOf(b.gateway)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, "maps", "shortcuts"), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(pinsOf(b.gateway.Inode()), "maps", "shortcuts"), nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}

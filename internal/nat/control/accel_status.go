@@ -46,10 +46,11 @@ func (s *AccelStatus) Share() float64 { return rulefile.AccelShare(s.Stats.Reaso
 
 // ReadAccelStatus reads what is accelerated in a namespace.
 func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
-	rec, dir, err := accelRecordOf(ns)
+	rec, err := ofAccel(recordOf(ns))
 	if err != nil {
 		return nil, err
 	}
+	dir := pinsOf(ns.Inode())
 	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, flags: rec.flags(), Problems: []string{}, Changes: []Change{}}
 	again := rec.restart(ns)
 	other := rec.Make != datapath.MakeAccel()
@@ -86,32 +87,20 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 	})
 }
 
-// accelRecordOf reads the record of an acceleration, and where its pins are.
-func accelRecordOf(ns *netns.Handle) (rec *record, dir string, err error) {
-	rec, err = readRecord(ns.Inode())
+// ofAccel passes on what reading a record gave, but for one that is of no acceleration.
+func ofAccel(rec *record, err error) (*record, error) {
 	if errors.Is(err, ErrDown) || err == nil && rec.Accel == nil {
-		return nil, "", ErrAccelOff
+		return nil, ErrAccelOff
 	}
-	if err != nil {
-		return nil, "", err
-	}
-	id, err := ns.ID()
-	if err != nil {
-		return nil, "", err
-	}
-	if id != rec.ID {
-		return nil, "", ErrAccelOff // of an earlier namespace with that number
-	}
-	return rec, pinsOf(ns.Inode()), nil
+	return rec, err
 }
 
 // Shortcuts calls fn with every direction of a flow that is remembered.
 func Shortcuts(ns *netns.Handle, fn func(*rulefile.Shortcut) bool) error {
-	_, dir, err := accelRecordOf(ns)
-	if err != nil {
+	if _, err := ofAccel(recordOf(ns)); err != nil {
 		return err
 	}
-	a, err := datapath.OpenAccelerator(dir)
+	a, err := datapath.OpenAccelerator(pinsOf(ns.Inode()))
 	if err != nil {
 		return err
 	}
@@ -137,7 +126,7 @@ func (s *AccelStatus) checkSettings(ns *netns.Handle, rec *record, again string)
 // CheckBypassed finds what packets go past that was set up after acceleration was turned
 // on, or that nobody has accepted for another reason. chains are those of the namespace.
 func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) error {
-	rec, _, err := accelRecordOf(ns)
+	rec, err := ofAccel(recordOf(ns))
 	if err != nil {
 		return err
 	}

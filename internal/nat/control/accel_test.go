@@ -982,11 +982,11 @@ func TestAccelBypassedSince(t *testing.T) {
 func TestAccelOfAnother(t *testing.T) {
 	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
-	rec, dir, err := accelRecordOf(b.gateway)
+	rec, err := ofAccel(recordOf(b.gateway))
 	if err != nil {
 		t.Fatal(err)
 	}
-	pin := filepath.Join(dir, "maps", "accel_stats")
+	pin := filepath.Join(pinsOf(b.gateway.Inode()), "maps", "accel_stats")
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 // ReadFacts reads what is up in a namespace as facts for the doctor, nil for nothing:
 // a probe.EngineReader. It changes nothing.
 func ReadFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
-	rec, err := readRecord(ns.Inode())
+	rec, err := recordOf(ns)
 	if errors.Is(err, ErrDown) {
 		return nil, nil
 	}
@@ -27,7 +27,7 @@ func ReadFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
 		return nil, err
 	}
 	facts, err := rec.Engine.translator().facts(ns, whole)
-	if errors.Is(err, ErrDown) || errors.Is(err, ErrAccelOff) { // of an earlier namespace
+	if errors.Is(err, ErrDown) || errors.Is(err, ErrAccelOff) { // it was taken down since
 		return nil, nil
 	}
 	return facts, err

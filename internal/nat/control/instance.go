@@ -98,21 +98,14 @@ func vacant(ns *netns.Handle, by *serving) error {
 	if err := refuseServed(ns, by); err != nil {
 		return err
 	}
-	rec, err := readRecord(ns.Inode())
+	rec, err := recordOf(ns)
 	if errors.Is(err, ErrDown) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil && rec.stands(pinsOf(ns.Inode())) {
+		err = rec.Engine.translator().exists(rec)
 	}
-	id, err := ns.ID()
-	if err != nil {
-		return err
-	}
-	if id == rec.ID && rec.stands(pinsOf(ns.Inode())) {
-		return rec.Engine.translator().exists(rec)
-	}
-	return nil
+	return err
 }
 
 // stands tells whether what the record is about is up, with its pins in dir.
@@ -236,6 +229,14 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 		return kept, err
 	}
 	return kept, removeRecord(in.inode)
+}
+
+// lower takes down what is of the instance, and lets the namespace go.
+func (in *instance) lower(rec *record) (kept []string, err error) {
+	if kept, err = in.takeDown(rec); err != nil {
+		return kept, errors.Join(err, in.release()) // the next one goes on from the journal
+	}
+	return kept, in.remove()
 }
 
 // Clean removes what is left of namespaces that are gone: their engines carry nothing,

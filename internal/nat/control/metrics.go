@@ -193,7 +193,7 @@ func (m *metrics) collect() *exposition {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.collectServe(e)
-	rec, err := ofEngine(readRecord(m.ns.Inode()))
+	rec, err := ofEngine(recordOf(m.ns))
 	up := err == nil && rec.Whole
 	for _, engine := range Engines() {
 		e.gauge(descUp, number(up && string(rec.Engine) == engine), engine)

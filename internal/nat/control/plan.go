@@ -75,7 +75,7 @@ func MakePlan(file *rulefile.File, text string, o Options) (*Plan, error) {
 // PlanApply plans what Apply would do, and changes nothing.
 func PlanApply(file *rulefile.File, text string, o Options) (_ *Plan, err error) {
 	inode := o.Namespace.Inode()
-	rec, err := ofEngine(readRecord(inode))
+	rec, err := ofEngine(recordOf(o.Namespace))
 	if err != nil {
 		return nil, err
 	}

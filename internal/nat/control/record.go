@@ -116,6 +116,23 @@ func readRecord(inode uint64) (*record, error) {
 	return rec, nil
 }
 
+// recordOf reads the record of what is up in a namespace, and not that of an earlier one with
+// the same number.
+func recordOf(ns *netns.Handle) (*record, error) {
+	rec, err := readRecord(ns.Inode())
+	if err != nil {
+		return nil, err
+	}
+	id, err := ns.ID()
+	if err == nil && id != rec.ID {
+		err = ErrDown
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rec, nil
+}
+
 func (r *record) write(inode uint64) error {
 	path := instancePath(inode, ".json")
 	data, err := json.MarshalIndent(r, "", "\t")

@@ -70,7 +70,7 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, err := recordOf(ns)
+	rec, err := ofEngine(recordOf(ns))
 	if errors.Is(err, ErrDown) && serve != nil && serve.Starting {
 		err = serve.starting()
 	}
@@ -117,20 +117,6 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		}
 		return errors.Join(err, s.readLinks(file, rec), s.checkLinks(file))
 	})
-}
-
-// recordOf reads the record of the engine in a namespace, and not that of an earlier one with
-// the same number.
-func recordOf(ns *netns.Handle) (*record, error) {
-	rec, err := ofEngine(readRecord(ns.Inode()))
-	if err != nil {
-		return nil, err
-	}
-	id, err := ns.ID()
-	if err == nil && id != rec.ID {
-		err = ErrDown
-	}
-	return rec, err
 }
 
 // tell makes problems of what has changed on the machine, with who does something about it.
@@ -263,7 +249,7 @@ func inUse(ns *netns.Handle) (*record, *rulefile.File, error) {
 
 // readSettled reads the record of an engine, with the rules that it has.
 func readSettled(ns *netns.Handle) (*record, error) {
-	rec, err := ofEngine(readRecord(ns.Inode()))
+	rec, err := ofEngine(recordOf(ns))
 	if err != nil {
 		return rec, err
 	}

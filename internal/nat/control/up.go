@@ -28,14 +28,11 @@ func raise(ns *netns.Handle, by *serving, up func(*instance) (*record, error)) (
 	if err == nil {
 		return left, in.release()
 	}
-	kept, undone := in.takeDown(made)
+	kept, undone := in.lower(made)
 	for _, k := range append(left, kept...) {
 		err = errors.Join(err, errors.New(k))
 	}
-	if undone != nil {
-		return nil, errors.Join(err, undone, in.release()) // the next one goes on from the journal
-	}
-	return nil, errors.Join(err, in.remove())
+	return nil, errors.Join(err, undone)
 }
 
 // bringUp makes what the record is about:
@@ -225,15 +222,12 @@ func down(ns *netns.Handle, by *serving) (kept []string, err error) {
 	if rec == nil && !in.pinned() && len(changes) == 0 {
 		return nil, errors.Join(ErrDown, in.remove())
 	}
-	if kept, err = in.takeDown(rec); err != nil {
-		return kept, errors.Join(err, in.release())
-	}
-	return kept, in.remove()
+	return in.lower(rec)
 }
 
 // Open opens the engine ebpf of a namespace, for reading what it does.
 func Open(ns *netns.Handle) (*datapath.Engine, error) {
-	rec, err := ofEngine(readRecord(ns.Inode()))
+	rec, err := ofEngine(recordOf(ns))
 	if err != nil {
 		return nil, err
 	}
