@@ -279,8 +279,22 @@ func (c *conversation) packet(fromHost, hostSees bool, flags uint8, data []byte)
 	return ip
 }
 
-// say sends a packet of the conversation and checks it where it arrives. Of the first one
-// the outside endpoint is learned, or which host of several has it.
+// learn notes what only a first packet shows, the outside endpoint or which host of several has
+// it, and gives the ends that one is to arrive with.
+func (c *conversation) learn(fromHost bool, arrived pktEnds) pktEnds {
+	switch {
+	case fromHost && !c.outside.IsValid():
+		c.outside = arrived.src
+	case !fromHost && c.host.Addr().As4()[3] == 0:
+		c.host = arrived.dst
+	}
+	if fromHost {
+		return pktEnds{c.outside, c.remote}
+	}
+	return pktEnds{c.remote, c.host}
+}
+
+// say sends a packet of the conversation and checks it where it arrives.
 func (m *matrix) say(c *conversation, fromHost bool, flags uint8, data string) error {
 	ip := c.packet(fromHost, fromHost, flags, []byte(data))
 	got, err := m.pass(fromHost, !fromHost, ip)
@@ -288,16 +302,7 @@ func (m *matrix) say(c *conversation, fromHost bool, flags uint8, data string) e
 		return fmt.Errorf("%s from the host %t: %w", c.protocol, fromHost, err)
 	}
 	ends := endsOf(got)
-	switch {
-	case fromHost && !c.outside.IsValid():
-		c.outside = ends.src
-	case !fromHost && c.host.Addr().As4()[3] == 0:
-		c.host = ends.dst
-	}
-	want := pktEnds{c.outside, c.remote}
-	if !fromHost {
-		want = pktEnds{c.remote, c.host}
-	}
+	want := c.learn(fromHost, ends)
 	if c.protocol == "icmp" {
 		ends.src, ends.dst = netip.AddrPortFrom(ends.src.Addr(), 0), netip.AddrPortFrom(ends.dst.Addr(), 0)
 		want.src, want.dst = netip.AddrPortFrom(want.src.Addr(), 0), netip.AddrPortFrom(want.dst.Addr(), 0)
@@ -639,16 +644,7 @@ func (m *matrix) fragmented(c *conversation, order []int) error {
 			return fmt.Errorf("from the host %t: %w", fromHost, err)
 		}
 		ends := endsOf(got)
-		switch {
-		case fromHost && !c.outside.IsValid():
-			c.outside = ends.src
-		case !fromHost && c.host.Addr().As4()[3] == 0:
-			c.host = ends.dst
-		}
-		want := pktEnds{c.outside, c.remote}
-		if !fromHost {
-			want = pktEnds{c.remote, c.host}
-		}
+		want := c.learn(fromHost, ends)
 		if ends != want || !bytes.Equal(got[28:], matrixData(2992)) {
 			return fmt.Errorf("arrives as %v, want %v", ends, want)
 		}

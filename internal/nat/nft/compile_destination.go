@@ -4,6 +4,7 @@ package nft
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -32,122 +33,155 @@ type place struct {
 	address  netip.Addr
 }
 
-// destinations gives the chain of the destination rules, which is empty if there are none.
-func (c *compiler) destinations() (Chain, error) {
-	const bound, unbound = 0, 1
+// destinationSteps are the questions, each for rules that are bound to a way in and for others,
+// and what is to be cut before it is asked for.
+type destinationSteps struct {
+	*compiler
+	ports, ranges, shifted, protocols, hosts, nets [2]*step
+
+	overlapping map[place][]span
+	prefixes    map[string][]span // by way in
+}
+
+const bound, unbound = 0, 1
+
+func (c *compiler) newDestinationSteps() *destinationSteps {
 	steps := func(name string, interval bool, parts ...part) [2]*step {
 		return [2]*step{
 			bound:   {name: name + "_in", kind: expr.NATTypeDestNAT, interval: interval, parts: append([]part{partIn}, parts...)},
 			unbound: {name: name, kind: expr.NATTypeDestNAT, interval: interval, parts: parts},
 		}
 	}
-	ports := steps("ports", false, partProtocol, partDest, partDestPort)
-	shifted := steps("shifted", false, partProtocol, partDest, partDestPort)
-	ranges := steps("ranges", true, partProtocol, partDest, partDestPort)
-	protocols := steps("protocols", false, partProtocol, partDest)
-	hosts := steps("hosts", false, partDest)
-	nets := steps("nets", true, partDest)
-	at := func(in string, parts ...[]byte) (int, []byte) {
-		if in == "" {
-			return unbound, key(parts...)
-		}
-		return bound, key(append([][]byte{keyLink(in)}, parts...)...)
+	return &destinationSteps{
+		compiler:    c,
+		ports:       steps("ports", false, partProtocol, partDest, partDestPort),
+		shifted:     steps("shifted", false, partProtocol, partDest, partDestPort),
+		ranges:      steps("ranges", true, partProtocol, partDest, partDestPort),
+		protocols:   steps("protocols", false, partProtocol, partDest),
+		hosts:       steps("hosts", false, partDest),
+		nets:        steps("nets", true, partDest),
+		overlapping: map[place][]span{},
+		prefixes:    map[string][]span{},
 	}
+}
 
-	overlapping := map[place][]span{}
-	prefixes := map[string][]span{} // by way in
+// keyAt is which of two steps asks for what comes in by that interface, "" for any, and the key.
+func keyAt(in string, parts ...[]byte) (int, []byte) {
+	if in == "" {
+		return unbound, key(parts...)
+	}
+	return bound, key(append([][]byte{keyLink(in)}, parts...)...)
+}
+
+// destinations gives the chain of the destination rules, which is empty if there are none.
+func (c *compiler) destinations() (Chain, error) {
+	d := c.newDestinationSteps()
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
 		switch a := r.Action.(type) {
 		case rulefile.Map:
-			switch {
-			case a.Stateless:
-			case singleHost(a.Outside):
-				for _, in := range c.mapWaysIn(r) {
-					b, k := at(in, a.Outside.Addr().AsSlice())
-					e := Element{Key: k, Value: a.Inside.Addr().AsSlice(), Rule: i}
-					if a.IsIdentity() {
-						e.Value, e.Verdict = nil, acceptVerdict()
-					}
-					hosts[b].add(e)
-				}
-			default:
-				all := rulefile.RangeOf(a.Outside)
-				for _, in := range c.mapWaysIn(r) {
-					prefixes[in] = append(prefixes[in], span{number(all.First), number(all.Last), a.Outside.Bits(), i})
-				}
+			if !a.Stateless {
+				d.addMap(i, r, a)
 			}
 		case rulefile.DNAT:
 			if len(a.Targets) == 0 {
 				return Chain{}, fmt.Errorf("compile rule %q: no target", r.Match())
 			}
-			address := a.Address.AsSlice()
-			switch {
-			case a.Ports.IsZero() && a.Protocol == rulefile.AnyProtocol:
-				b, k := at(r.In, address)
-				hosts[b].add(c.forward(i, k, rulefile.PortRange{}))
-			case a.Ports.IsZero():
-				b, k := at(r.In, []byte{byte(a.Protocol)}, address)
-				protocols[b].add(c.forward(i, k, rulefile.PortRange{}))
-			default:
-				for _, p := range portProtocols(a.Protocol) {
-					if a.Ports.Count() == 1 {
-						b, k := at(r.In, []byte{byte(p)}, address, keyPort(a.Ports.First))
-						ports[b].add(c.forward(i, k, a.Ports))
-						continue
-					}
-					where := place{r.In, p, a.Address}
-					overlapping[where] = append(overlapping[where],
-						span{uint32(a.Ports.First), uint32(a.Ports.Last), -a.Ports.Count(), i})
-				}
-			}
+			d.addForward(i, r, a)
 		}
 	}
-	for _, where := range sortedPlaces(overlapping) {
-		for _, p := range flatten(overlapping[where]) {
-			piece := rulefile.PortRange{First: uint16(p.first), Last: uint16(p.last)}
-			from := c.file.Rules[p.rule].Action.(rulefile.DNAT)
-			if keepsPorts(from) {
-				b, k := at(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(piece.First))
-				_, end := at(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(piece.Last))
-				e := c.forward(p.rule, k, rulefile.PortRange{})
-				e.End = end
-				ranges[b].add(e)
-				continue
-			}
-			for port := p.first; port <= p.last; port++ {
-				b, k := at(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(uint16(port)))
-				shifted[b].add(c.forward(p.rule, k, rulefile.PortRange{First: uint16(port), Last: uint16(port)}))
-			}
-		}
-	}
-	ins := make([]string, 0, len(prefixes))
-	for in := range prefixes {
-		ins = append(ins, in)
-	}
-	slices.Sort(ins)
-	for _, in := range ins {
-		for _, p := range flatten(prefixes[in]) {
-			b, k := at(in, binaryutil.BigEndian.PutUint32(p.first))
-			_, end := at(in, binaryutil.BigEndian.PutUint32(p.last))
-			m := c.file.Rules[p.rule].Action.(rulefile.Map)
-			verdict := acceptVerdict()
-			if !m.IsIdentity() {
-				verdict = goToVerdict(c.chain("to_"+m.Inside.String(), rule(translatePrefix(expr.NATTypeDestNAT, m.Inside))))
-			}
-			nets[b].add(Element{Key: k, End: end, Verdict: verdict, Rule: p.rule})
-		}
-	}
+	d.cutRanges()
+	d.cutPrefixes()
 
 	chain := Chain{Name: "destination"}
-	for _, s := range []*step{ports[bound], ports[unbound], ranges[bound], shifted[bound], ranges[unbound], shifted[unbound],
-		protocols[bound], hosts[bound], nets[bound], protocols[unbound], hosts[unbound], nets[unbound]} {
+	for _, s := range []*step{d.ports[bound], d.ports[unbound], d.ranges[bound], d.shifted[bound], d.ranges[unbound], d.shifted[unbound],
+		d.protocols[bound], d.hosts[bound], d.nets[bound], d.protocols[unbound], d.hosts[unbound], d.nets[unbound]} {
 		c.emit(&chain, s)
 	}
 	if len(chain.Rules) > 0 {
 		c.table.Chains = append(c.table.Chains, chain)
 	}
 	return chain, nil
+}
+
+func (d *destinationSteps) addMap(i int, r *rulefile.Rule, a rulefile.Map) {
+	if !singleHost(a.Outside) {
+		all := rulefile.RangeOf(a.Outside)
+		for _, in := range d.mapWaysIn(r) {
+			d.prefixes[in] = append(d.prefixes[in], span{number(all.First), number(all.Last), a.Outside.Bits(), i})
+		}
+		return
+	}
+	for _, in := range d.mapWaysIn(r) {
+		b, k := keyAt(in, a.Outside.Addr().AsSlice())
+		e := Element{Key: k, Value: a.Inside.Addr().AsSlice(), Rule: i}
+		if a.IsIdentity() {
+			e.Value, e.Verdict = nil, acceptVerdict()
+		}
+		d.hosts[b].add(e)
+	}
+}
+
+func (d *destinationSteps) addForward(i int, r *rulefile.Rule, a rulefile.DNAT) {
+	address := a.Address.AsSlice()
+	switch {
+	case a.Ports.IsZero() && a.Protocol == rulefile.AnyProtocol:
+		b, k := keyAt(r.In, address)
+		d.hosts[b].add(d.forward(i, k, rulefile.PortRange{}))
+		return
+	case a.Ports.IsZero():
+		b, k := keyAt(r.In, []byte{byte(a.Protocol)}, address)
+		d.protocols[b].add(d.forward(i, k, rulefile.PortRange{}))
+		return
+	}
+	for _, p := range portProtocols(a.Protocol) {
+		if a.Ports.Count() == 1 {
+			b, k := keyAt(r.In, []byte{byte(p)}, address, keyPort(a.Ports.First))
+			d.ports[b].add(d.forward(i, k, a.Ports))
+			continue
+		}
+		where := place{r.In, p, a.Address}
+		d.overlapping[where] = append(d.overlapping[where],
+			span{uint32(a.Ports.First), uint32(a.Ports.Last), -a.Ports.Count(), i})
+	}
+}
+
+// cutRanges adds ranges of ports that do not overlap any more.
+func (d *destinationSteps) cutRanges() {
+	for _, where := range sortedPlaces(d.overlapping) {
+		at := func(port uint32) (int, []byte) {
+			return keyAt(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(uint16(port)))
+		}
+		for _, p := range flatten(d.overlapping[where]) {
+			if keepsPorts(d.file.Rules[p.rule].Action.(rulefile.DNAT)) {
+				b, k := at(p.first)
+				e := d.forward(p.rule, k, rulefile.PortRange{})
+				_, e.End = at(p.last)
+				d.ranges[b].add(e)
+				continue
+			}
+			for port := p.first; port <= p.last; port++ {
+				b, k := at(port)
+				d.shifted[b].add(d.forward(p.rule, k, rulefile.PortRange{First: uint16(port), Last: uint16(port)}))
+			}
+		}
+	}
+}
+
+// cutPrefixes adds ranges of addresses likewise.
+func (d *destinationSteps) cutPrefixes() {
+	for _, in := range slices.Sorted(maps.Keys(d.prefixes)) {
+		for _, p := range flatten(d.prefixes[in]) {
+			b, k := keyAt(in, binaryutil.BigEndian.PutUint32(p.first))
+			_, end := keyAt(in, binaryutil.BigEndian.PutUint32(p.last))
+			m := d.file.Rules[p.rule].Action.(rulefile.Map)
+			verdict := acceptVerdict()
+			if !m.IsIdentity() {
+				verdict = goToVerdict(d.chain("to_"+m.Inside.String(), rule(translatePrefix(expr.NATTypeDestNAT, m.Inside))))
+			}
+			d.nets[b].add(Element{Key: k, End: end, Verdict: verdict, Rule: p.rule})
+		}
+	}
 }
 
 // mapWaysIn are the interfaces that what is sent to a map's outside addresses may come in

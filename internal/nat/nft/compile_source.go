@@ -4,6 +4,7 @@ package nft
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -144,12 +145,7 @@ func (c *compiler) origins(ch *Chain, o origin, belongs func(*rulefile.Rule) boo
 		e.Key = append(links(r), from.Addr().AsSlice()...)
 		hosts.add(e)
 	}
-	bounds := make([]string, 0, len(prefixes))
-	for b := range prefixes {
-		bounds = append(bounds, b)
-	}
-	slices.Sort(bounds)
-	for _, b := range bounds {
+	for _, b := range slices.Sorted(maps.Keys(prefixes)) {
 		for _, p := range flatten(prefixes[b]) {
 			e, err := c.hide(p.rule)
 			if err != nil {
