@@ -122,3 +122,23 @@ func checkNoRoutes(t *testing.T, ns *netns.Handle) {
 		t.Fatal(err)
 	}
 }
+
+// Between inside hosts by an outside address the source rules of the outside interface count, and
+// not those of the way out itself.
+func TestHairpinBoundInside(t *testing.T) {
+	const rules = `
+inside: [in]
+outside: [out]
+limits: {sessions: 8192, sources: 256}
+rules:
+  - {masquerade: 10.0.0.0/16, out: in}
+  - {dnat: udp 203.0.113.30:5000, to: 10.0.7.7}
+`
+	onEveryWay(t, rules, func(t *testing.T, c *crossing) {
+		c.in.put(t, c.in.frame(udp("10.0.1.5:4000", "203.0.113.30:5000")))
+		got := c.in.arrives(t)
+		if got == nil || sourceOf(got) != netip.MustParseAddr("10.0.1.5") || destinationOf(got) != netip.MustParseAddr("10.0.7.7") {
+			t.Errorf("the host inside sees %x, want 10.0.1.5 to 10.0.7.7", got)
+		}
+	})
+}

@@ -299,8 +299,13 @@ func (c *compiler) postrouting(excluded []Rule, destinations bool) Chain {
 	if !c.chains[hairpin] {
 		hairpin = c.anywhere.Name
 	}
-	if destinations && (c.chains["hairpin"] || len(c.anywhere.Rules) > 0) {
-		ch.Rules = append(ch.Rules, rule(inSet(setInside, partIn), inSet(setInside, partOut), destTranslated(), goTo(hairpin)))
+	within := rule(inSet(setInside, partIn), inSet(setInside, partOut), destTranslated())
+	switch {
+	case !destinations:
+	case c.chains["hairpin"] || len(c.anywhere.Rules) > 0:
+		ch.Rules = append(ch.Rules, rule(within, goTo(hairpin)))
+	case slices.ContainsFunc(c.file.Rules, func(r rulefile.Rule) bool { return isSource(&r) && c.file.IsInside(r.Out) }):
+		ch.Rules = append(ch.Rules, rule(within, accept())) // rules of the way out itself are not for them
 	}
 	ch.Rules = append(ch.Rules, rule(inSet(setInside, partIn), goTo("source")))
 	if destinations {

@@ -176,6 +176,9 @@ func (i *Imported) Explained(p rulefile.Packet) Outcome { return i.explained(p, 
 // docs/rules.md has it: rules count as if the client left by the first outside interface, and
 // masqueraded it is seen as the outside address that it asked for.
 func (i *Imported) ExplainedNFT(p rulefile.Packet) Outcome {
+	if plain := i.explained(p, Surroundings{}); !plain.destined {
+		return plain
+	}
 	m := i.explained(p, Surroundings{hairpin: i.File.Outside[0]})
 	for k, r := range m.Results {
 		if !r.gone && inside(p.In) && r.dst != p.Destination.String() && m.masqueraded && inside((Surroundings{}).WayOut(p.Source, netip.MustParseAddr(r.dst))) {
