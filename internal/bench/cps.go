@@ -324,13 +324,27 @@ func (r *cpsRun) hold(ctx context.Context, l *dut, load frameLoad) (uint64, erro
 	return limits.Count, err
 }
 
-// atFullSpeed measures with generator, router and sink on one CPU.
+// atFullSpeed measures with generator, router and sink on one CPU: new sessions, then
+// established ones, of which the table has those of the first trials.
 func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 	p := Params{FrameBytes: MinFrame, Flows: r.Sessions, Cores: 1, Protocol: protocol, Held: r.Held}
+	fills, err := r.newSessions(ctx, protocol, p)
+	if err != nil {
+		return err
+	}
+	for _, flows := range slices.Compact([]int{r.Sessions, 1}) {
+		if err := r.establishedSessions(ctx, protocol, flows, p); err != nil {
+			return err
+		}
+	}
+	r.tableTook(fills, protocol, p)
+	return nil
+}
 
-	// 1) New sessions.
+// newSessions measures what beginning a session costs.
+func (r *cpsRun) newSessions(ctx context.Context, protocol string, p Params) (fills []series, err error) {
 	round := 0
-	fills, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
+	fills, err = interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
 		round++
 		r.Progress("%s: %d new %s sessions: trial %d", l.name, r.Sessions, protocol, round)
 		return r.fill(ctx, l, protocol, 0)
@@ -355,43 +369,40 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 			r.figure(l, s, "establishment_cps", p, label, func(t *trial) float64 { return t.rate(r.fills[t].sessions) })
 		}
 	}
-	if err != nil {
-		return err
-	}
+	return fills, err
+}
 
-	// 2) Established sessions: all of them, which the table has from 1), then one.
-	for _, flows := range slices.Compact([]int{r.Sessions, 1}) {
-		p.Flows = flows
-		if flows == 1 {
-			p.Held = 0
-		}
-		load := frameLoad{frames: []int{MinFrame}, flows: flows, duration: r.Duration}
-		if protocol == "tcp" {
-			load.traffic = segments
-		}
-		round := 0
-		all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
-			round++
-			r.Progress("%s: %d established %s sessions: trial %d", l.name, flows, protocol, round)
-			if l.warmedFlows != flows {
-				if err := l.emptyTable(ctx); err != nil {
-					return nil, err
-				}
+// establishedSessions measures packets of so many sessions that the table has.
+func (r *cpsRun) establishedSessions(ctx context.Context, protocol string, flows int, p Params) error {
+	p.Flows = flows
+	if flows == 1 {
+		p.Held = 0
+	}
+	load := frameLoad{frames: []int{MinFrame}, flows: flows, duration: r.Duration}
+	if protocol == "tcp" {
+		load.traffic = segments
+	}
+	round := 0
+	all, err := interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
+		round++
+		r.Progress("%s: %d established %s sessions: trial %d", l.name, flows, protocol, round)
+		if l.warmedFlows != flows {
+			if err := l.emptyTable(ctx); err != nil {
+				return nil, err
 			}
-			load := load
-			load.cpus = l.tester.cpus[len(l.tester.cpus)-1:]
-			return l.runWarm(ctx, load)
-		})
-		for i, l := range measured(r.duts, all) {
-			r.figure(l, &all[i], "established_pps", p, all[i].label(), func(t *trial) float64 { return t.rate(t.received.frames) })
 		}
-		if err != nil {
-			return err
-		}
+		load := load
+		load.cpus = l.tester.cpus[len(l.tester.cpus)-1:]
+		return l.runWarm(ctx, load)
+	})
+	for i, l := range measured(r.duts, all) {
+		r.figure(l, &all[i], "established_pps", p, all[i].label(), func(t *trial) float64 { return t.rate(t.received.frames) })
 	}
+	return err
+}
 
-	// 3) What the table took, in the trials of 1).
-	p.Flows, p.Held = r.Sessions, r.Held
+// tableTook says what the table took in the trials with new sessions.
+func (r *cpsRun) tableTook(fills []series, protocol string, p Params) {
 	for i, l := range r.duts {
 		s := &fills[i]
 		if !r.tracks(s) {
@@ -405,7 +416,6 @@ func (r *cpsRun) atFullSpeed(ctx context.Context, protocol string) error {
 		}
 		r.memory(l, s, p)
 	}
-	return nil
 }
 
 // memory says what a session takes of the kernel's memory. The caches are those of
