@@ -133,43 +133,43 @@ func (m *metrics) health() error {
 
 // Of both engines.
 var (
-	descUp          = metric("up", "Whether the NAT is up, by the engine that carries its rules out.", "engine")
-	descReloads     = metric("reloads_total", "Times that rules were applied, by what caused it and its result.", "cause", "result")
-	descLastOK      = metric("last_reload_successful", "Whether the last reload was applied; if not, the rules before it are in use.")
+	descUp          = metric("up", "Whether the gateway runs, by its engine.", "engine")
+	descReloads     = metric("reloads_total", "Applies of the rules, by cause and result.", "cause", "result")
+	descLastOK      = metric("last_reload_successful", "Whether the last reload was applied; if not, the earlier rules are in use.")
 	descLastSuccess = metric("last_reload_success_timestamp_seconds", "When rules were last applied.")
 	descRules       = metric("rules", "Rules in use.")
 )
 
 // Of engine ebpf.
 var (
-	descGeneration    = metric("generation", "Rule sets that the engine has had since it was brought up.")
+	descGeneration    = metric("generation", "Rule sets since the engine started.")
 	descSessions      = metric("sessions", "Sessions now.")
-	descSessionsLimit = metric("sessions_limit", "Sessions that there can be at once.")
-	descMappings      = metric("mappings", "Mappings now, with those whose ports rest.")
-	descMappingsLimit = metric("mappings_limit", "Mappings that there can be at once.")
-	descPorts         = metric("ports", "Ports that an outside address gives; address is all where there are more than 256.", "address", "class")
-	descPortsFree     = metric("ports_free", "Ports that an outside address has left.", "address", "class")
-	descPackets       = metric("packets_total", "Packets by what became of them: passed to the stack, translated, or dropped, and why.", "verdict", "reason")
+	descSessionsLimit = metric("sessions_limit", "Maximum number of sessions.")
+	descMappings      = metric("mappings", "Mappings now, including those in hold-down.")
+	descMappingsLimit = metric("mappings_limit", "Maximum number of mappings.")
+	descPorts         = metric("ports", "Ports of an external address; address is all if there are more than 256.", "address", "class")
+	descPortsFree     = metric("ports_free", "Free ports of an external address.", "address", "class")
+	descPackets       = metric("packets_total", "Packets by outcome: passed to the stack, translated, or dropped, and the reason.", "verdict", "reason")
 	descBytes         = metric("bytes_total", "Bytes of IPv4 translated, by direction.", "direction")
-	descRefused       = metric("sessions_refused_total", "Packets that would have opened a session, dropped for want of room.", "reason")
-	descSweepAge      = metric("sweep_age_seconds", "Time since expiry last ran.")
-	descSweepTime     = metric("sweep_seconds_total", "Processor time of expiry.")
-	descSweepLooked   = metric("sweep_looked_total", "Sessions and mappings that expiry looked at.")
-	descEventsLost    = metric("events_lost_total", "Events that found no room while somebody read them.")
+	descRefused       = metric("sessions_refused_total", "Packets that would have opened a session, dropped because a limit was reached.", "reason")
+	descSweepAge      = metric("sweep_age_seconds", "Time since garbage collection last ran.")
+	descSweepTime     = metric("sweep_seconds_total", "CPU time of garbage collection.")
+	descSweepLooked   = metric("sweep_looked_total", "Sessions and mappings that garbage collection examined.")
+	descEventsLost    = metric("events_lost_total", "Events lost because the reader's buffer was full.")
 )
 
 // descCounted are the reasons that are no packet's end, by their names.
 var descCounted = map[string]*family{
-	"to-tc":           metric("packets_left_to_tc_total", "Packets that XDP left to tc, where their end is counted."),
-	"created":         metric("sessions_created_total", "Sessions made."),
-	"expired":         metric("sessions_expired_total", "Sessions removed after their time-out."),
-	"mapped":          metric("mappings_created_total", "Mappings made."),
+	"to-tc":           metric("packets_left_to_tc_total", "Packets that XDP left to tc, where their outcome is counted."),
+	"created":         metric("sessions_created_total", "Sessions created."),
+	"expired":         metric("sessions_expired_total", "Sessions removed after their timeout."),
+	"mapped":          metric("mappings_created_total", "Mappings created."),
 	"unmapped":        metric("mappings_expired_total", "Mappings removed, their ports free again."),
-	"hairpinned":      metric("sessions_hairpinned_total", "Sessions of two inside hosts by an outside address."),
+	"hairpinned":      metric("sessions_hairpinned_total", "Sessions between two internal hosts by an external address."),
 	"mss-clamped":     metric("mss_clamped_total", "SYN packets whose MSS was lowered."),
 	"icmp-translated": metric("icmp_errors_translated_total", "ICMP errors translated, with the packet inside."),
 	"icmp-sent":       metric("icmp_errors_sent_total", "ICMP errors sent by the engine."),
-	"fragment-held":   metric("fragments_held_total", "Fragments that came before their first one and were kept for it."),
+	"fragment-held":   metric("fragments_held_total", "Fragments that arrived before their first one and were kept for it."),
 }
 
 // refusals are the reasons for which a packet does not open the session that it would.
@@ -178,7 +178,7 @@ var refusals = []string{"no-port", "no-address", "sessions-full", "mappings-full
 // Of engine nft: the kernel's.
 var (
 	descEntries      = metric("conntrack_entries", "Entries of the namespace's connection tracking table.")
-	descEntriesLimit = metric("conntrack_entries_limit", "Entries that a namespace can have at once: nf_conntrack_max.")
+	descEntriesLimit = metric("conntrack_entries_limit", "Maximum entries of a namespace: nf_conntrack_max.")
 	descCounters     = metric("conntrack_events_total", "What connection tracking counts in the namespace: drop without insert_failed is a full table, drop with insert_failed a port or slot that was not found.", "event")
 	descTranslated   = metric("rule_uses_total", "Connections that the rules have translated since they were applied, and packets of stateless ones.")
 )

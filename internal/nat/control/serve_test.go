@@ -750,17 +750,17 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	want := `
-# HELP natkit_sessions_created_total Sessions made.
+# HELP natkit_sessions_created_total Sessions created.
 # TYPE natkit_sessions_created_total counter
 natkit_sessions_created_total 1
-# HELP natkit_sessions_limit Sessions that there can be at once.
+# HELP natkit_sessions_limit Maximum number of sessions.
 # TYPE natkit_sessions_limit gauge
 natkit_sessions_limit 4096
 # HELP natkit_bytes_total Bytes of IPv4 translated, by direction.
 # TYPE natkit_bytes_total counter
 natkit_bytes_total{direction="in"} 28
 natkit_bytes_total{direction="out"} 28
-# HELP natkit_up Whether the NAT is up, by the engine that carries its rules out.
+# HELP natkit_up Whether the gateway runs, by its engine.
 # TYPE natkit_up gauge
 natkit_up{engine="ebpf"} 1
 natkit_up{engine="nft"} 0

@@ -13,27 +13,27 @@ type AccelReason struct {
 // AccelReasons by number: enum nat_accel_reason of bpf/accel/shortcut.h, whose order this is.
 // Packets of all but the first went through the stack, untouched.
 var AccelReasons = []AccelReason{
-	{"forwarded", "past the stack"},
+	{"forwarded", "before the kernel stack"},
 	{"not-ipv4", "not an IPv4 packet for this machine: ARP, IPv6, a VLAN's, broadcast frames"},
 	{"protocol", "neither TCP nor UDP"},
 	{"special", "a fragment, with IP options, or malformed"},
-	{"ttl", "its time to live ends here"},
-	{"too-big", "longer than the way out's MTU"},
-	{"tcp-strict", "TCP, of which connection tracking wants to see every packet: nf_conntrack_tcp_be_liberal is 0, --tcp-liberal sets it"},
+	{"ttl", "TTL exceeded here"},
+	{"too-big", "longer than the MTU of the egress interface"},
+	{"tcp-strict", "TCP while connection tracking checks its windows: nf_conntrack_tcp_be_liberal is 0, --tcp-liberal sets it to 1"},
 	{"tcp-flags", "a SYN, FIN or RST"},
-	{"probe", "the one a second that asks the stack whether it still lets the flow out"},
-	{"waiting", "of a flow that is new or was silent, or that the stack does not let out"},
-	{"other-link", "came in where the flow's packets do not"},
-	{"young", "its direction has fewer than eight or so packets a second, or has only begun: not worth a shortcut"},
-	{"unknown", "connection tracking does not know it: the first of a flow, or untracked"},
+	{"probe", "one packet a second, passed to the stack to see whether it still forwards the flow"},
+	{"waiting", "of a flow that is new or was idle, or that the stack does not forward"},
+	{"other-link", "arrived on another interface than the flow's packets"},
+	{"young", "below threshold: its direction has fewer than about eight packets a second, or has just started"},
+	{"unknown", "connection tracking has no entry: the first packet of a flow, or untracked"},
 	{"unanswered", "the other end of its flow has not sent anything"},
-	{"unsteady", "TCP that opens or closes"},
-	{"helper", "a helper of connection tracking follows the flow, or changes its sequence numbers"},
+	{"unsteady", "a TCP connection that opens or closes"},
+	{"helper", "a conntrack helper reads the flow, or changes its sequence numbers"},
 	{"offloaded", "a flowtable has the flow"},
-	{"timeout", "the flow has a time-out below three seconds"},
+	{"timeout", "the flow has a timeout below three seconds"},
 	{"local", "for this machine itself"},
-	{"no-way", "no route, no neighbour, or its way out is not an accelerated interface"},
-	{"other-way", "the stack sends the flow another way than the routes say: routing by mark, or a program"},
+	{"no-way", "no route, no neighbour, or its egress interface is not accelerated"},
+	{"other-way", "the stack sends the flow by another path than its route: routing by mark, or a program"},
 	{"no-room", "the flow cache had no free slot, or gave the slot to another flow"},
 }
 
@@ -65,7 +65,7 @@ type Shortcut struct {
 	Destination      netip.AddrPort `json:"destination"`
 	SourceAfter      netip.AddrPort `json:"source_translated"`
 	DestinationAfter netip.AddrPort `json:"destination_translated"`
-	Packets          uint64         `json:"packets"` // past the stack
+	Packets          uint64         `json:"packets"` // before the stack
 	// Trusted: packets take the shortcut now.
 	Trusted bool   `json:"trusted"`
 	Refused string `json:"refused,omitempty"` // an AccelReason's name
@@ -74,7 +74,7 @@ type Shortcut struct {
 // AccelStats count packets since acceleration was turned on.
 type AccelStats struct {
 	Reasons map[string]uint64 `json:"reasons"`
-	Bytes   uint64            `json:"bytes"`   // of IPv4, past the stack
+	Bytes   uint64            `json:"bytes"`   // of IPv4, before the stack
 	Trusted int               `json:"trusted"` // directions that take the shortcut now
 	Known   int               `json:"known"`   // in the table
 }

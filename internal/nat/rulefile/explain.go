@@ -396,18 +396,18 @@ func (e *explanation) hides(r *Rule, way string) verdict {
 	v := verdict{about: source.Contains(e.p.Source), what: fmt.Sprintf("its prefix has %d bits", source.Bits())}
 	v.rank = [4]int{truthRank(r.Out != ""), truthRank(r.In != ""), source.Bits()}
 	if r.In != "" {
-		v.what += ", bound to the way in " + r.In
+		v.what += ", bound to the ingress interface " + r.In
 	}
 	if r.Out != "" {
-		v.what += ", bound to the way out " + r.Out
+		v.what += ", bound to the egress interface " + r.Out
 	}
 	switch {
 	case r.In != "" && r.In != e.p.In:
-		v.not = fmt.Sprintf("it is bound to the way in %s", r.In)
+		v.not = fmt.Sprintf("it is bound to the ingress interface %s", r.In)
 	case r.Out != "" && r.Out != way:
-		v.not = fmt.Sprintf("it is bound to the way out %s", r.Out)
+		v.not = fmt.Sprintf("it is bound to the egress interface %s", r.Out)
 	case r.Out == "" && !e.f.IsOutside(way):
-		v.not = fmt.Sprintf("without a way out it holds for outside interfaces, and %s is none", cmp.Or(way, "the way"))
+		v.not = fmt.Sprintf("without out it holds for outside interfaces, and %s is none", cmp.Or(way, "the egress interface"))
 	}
 	return v
 }

@@ -131,14 +131,14 @@ exclude: no rule
 destination: no rule
 route: 192.0.2.1 is reached by eth0
 source: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
-source: 11 masquerade: 172.16.0.0/12, out: eth1: it is bound to the way out eth1
+source: 11 masquerade: 172.16.0.0/12, out: eth1: it is bound to the egress interface eth1
 result: source and destination stay: its session is tracked, not translated`},
 		{"tcp 192.168.0.7:4000 -> 172.18.0.7:443 in eth1", `
 exclude: no rule
 destination: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
 route: 172.18.0.7 is reached by docker0
 source: no rule
-source: 6 masquerade: 192.168.0.0/16: without a way out it holds for outside interfaces, and docker0 is none
+source: 6 masquerade: 192.168.0.0/16: without out it holds for outside interfaces, and docker0 is none
 result: source and destination stay: its session is tracked, not translated`},
 		{"tcp 192.168.0.7:4000 -> 100.100.100.100:8090 in eth1", `
 exclude: no rule
@@ -178,14 +178,14 @@ exclude: no rule
 destination: no rule
 route: 192.0.2.1 is reached by eth0
 source: no rule
-source: 11 masquerade: 172.16.0.0/12, out: eth1: it is bound to the way out eth1
+source: 11 masquerade: 172.16.0.0/12, out: eth1: it is bound to the egress interface eth1
 result: goes on untranslated, unless it is for the outside endpoint of a mapping`},
 		{"tcp 192.168.0.7:4000 -> 172.17.0.2:80 in eth1", `
 exclude: no rule
 destination: no rule
 route: 172.17.0.2 is reached by docker0
 source: no rule
-source: 6 masquerade: 192.168.0.0/16: without a way out it holds for outside interfaces, and docker0 is none
+source: 6 masquerade: 192.168.0.0/16: without out it holds for outside interfaces, and docker0 is none
 result: goes on untranslated, unless it is for the outside endpoint of a mapping`},
 		{"tcp 192.0.2.1:4000 -> 100.100.100.1:5000 in eth0", `
 exclude: no rule

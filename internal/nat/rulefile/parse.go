@@ -460,7 +460,7 @@ var ruleKeys = map[string][]string{
 var misplaced = map[[2]string]string{
 	{"masquerade", "to"}:  "it translates to the address of the interface that packets leave by; for another write snat",
 	{"masquerade", "arp"}: "the gateway's own address is answered for by the gateway",
-	{"dnat", "out"}:       "the way out is found afterwards, by what the rule translates to",
+	{"dnat", "out"}:       "the egress interface follows from the translated destination",
 	{"dnat", "ports"}:     "ports stand behind the address, as in tcp 100.100.100.100:8080",
 	{"dnat", "mapping"}:   "the rule itself is the mapping",
 	{"dnat", "filtering"}: "the rule lets everybody in",
