@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -116,7 +115,8 @@ func TestOpenTellsDamage(t *testing.T) {
 			_, err = e.run(filepath.Base(pin), &ebpf.RunOptions{Data: make([]byte, 64)})
 			e.Close()
 		}
-		if err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "natkit down") {
+		var damaged *DamagedError // to which control adds what to type
+		if !errors.As(err, &damaged) || errors.Is(err, os.ErrNotExist) || damaged.Pin != pin {
 			t.Errorf("without %s: %v", pin, err)
 		}
 		if err := os.Rename(dir+"/kept", pin); err != nil {
