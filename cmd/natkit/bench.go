@@ -228,6 +228,9 @@ func (s *secondsFlag) Set(text string) error {
 	if d <= 0 {
 		return errors.New("want a time above 0, such as 10 (seconds) or 500ms")
 	}
+	if d > 1e6*time.Second {
+		return errors.New("want more than 0 and at most a million seconds")
+	}
 	*s = secondsFlag(d)
 	return nil
 }

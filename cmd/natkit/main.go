@@ -138,7 +138,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return front(cmd.Context(), e) },
 	}
-	root.PersistentFlags().StringVar(&e.netns, "netns", "", "network `namespace` to work in: a name, a path, or pid:N")
+	root.PersistentFlags().Var((*namespaceFlag)(&e.netns), "netns", "network `namespace` to work in: a name, a path, or pid:N")
 	root.SetFlagErrorFunc(flagError)
 	for _, g := range []struct {
 		title    string
@@ -206,4 +206,19 @@ func outputFlag(cmd *cobra.Command, formats ...string) *string {
 		return nil
 	}
 	return value
+}
+
+// namespaceFlag refuses an empty name: a script's variable that is not set must not mean the host.
+type namespaceFlag string
+
+func (n *namespaceFlag) String() string { return string(*n) }
+
+func (n *namespaceFlag) Type() string { return "string" }
+
+func (n *namespaceFlag) Set(text string) error {
+	if text == "" {
+		return errors.New("it is empty: name a namespace, or leave the flag out")
+	}
+	*n = namespaceFlag(text)
+	return nil
 }

@@ -26,7 +26,7 @@ func TestTimesAreTakenAlike(t *testing.T) {
 						t.Errorf("%s --%s %s: %s, %v", c.CommandPath(), f.Name, text, f.Value, err)
 					}
 				}
-				for _, text := range []string{"x", "-1", "", "10 s", "1e9"} {
+				for _, text := range []string{"x", "-1", "", "10 s", "1e9", "1000h"} {
 					if f.Value.Set(text) == nil {
 						t.Errorf("%s --%s %q is taken for %s", c.CommandPath(), f.Name, text, f.Value)
 					}
@@ -40,5 +40,14 @@ func TestTimesAreTakenAlike(t *testing.T) {
 	walk(newRoot(&env{}))
 	if times < 12 {
 		t.Errorf("only %d flags are times", times)
+	}
+}
+
+// An empty name, as of a script's variable that is not set, must not mean the host's namespace.
+func TestNamespaceIsNotEmpty(t *testing.T) {
+	code, stdout, stderr := runBad(t, "", "status", "--netns", "")
+	refused(t, []string{"status", "--netns", ""}, code, stdout, stderr)
+	if code != exitUsage {
+		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
