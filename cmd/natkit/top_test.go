@@ -39,7 +39,7 @@ func TestTopCommand(t *testing.T) {
 	defer ns.Close()
 
 	code, stdout, stderr := observed(t.Context(), "top --once --window 1s --netns "+name)
-	if code != exitOK || !strings.Contains(stdout, "namespace "+name) || !strings.Contains(stdout, "processors") {
+	if code != exitOK || !strings.Contains(stdout, "namespace "+name) || !strings.Contains(stdout, "CPUs") {
 		t.Errorf("exit %d, %q\n%s", code, stderr, stdout)
 	}
 	code, stdout, stderr = observed(t.Context(), "top --for 1s --interval 200ms --no-dump --no-events -o json --netns "+name)
