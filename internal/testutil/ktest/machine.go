@@ -156,7 +156,7 @@ func takeAway(lacks []Lack) error {
 	without := func(lack Lack) bool { return slices.Contains(lacks, lack) }
 	errs := []error{makeLinks(), unix.Mount("proc", "/proc", "proc", 0, "")}
 	for _, dir := range []string{"/run", "/var/lib"} {
-		errs = append(errs, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"))
+		errs = append(errs, os.MkdirAll(dir, 0o755), unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"))
 	}
 	if without(NotFresh) {
 		errs = append(errs, useNatkit())
