@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Record the corpus of internal/ui/report/testdata/corpus: what natkit doctor --save
+# writes of a gateway whose rules a real program has made, with traffic through them.
+#
+#   scripts/record-corpus.sh [PROGRAM...]
+#
+# PROGRAM is docker, firewalld or ufw; all of them without. Each runs from its Debian
+# package in network, mount and process namespaces of its own and is not installed here: what
+# is missing is named. Needs root and ./natkit (make build). Run the tests of report with
+# -update afterwards, and read what the doctor says of each.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+corpus=$PWD/internal/ui/report/testdata/corpus
+natkit=${NATKIT:-$PWD/natkit}
+
+if [ "${1:-}" != --inside ]; then
+    mkdir -p "$corpus"
+    [ $# -gt 0 ] || set -- docker firewalld ufw
+    for program in "$@"; do
+        NATKIT=$natkit unshare -m --propagation private -n -p --fork --mount-proc --kill-child \
+            scripts/record-corpus.sh --inside "$program" "$corpus"
+    done
+    exit
+fi
+program=$2 corpus=$3
+
+# Folders of the machine's own are not written to.
+mount -t tmpfs tmpfs /run
+work=/run/work
+mount -t sysfs sysfs /sys && mount -t bpf bpf /sys/fs/bpf && mount -t tracefs tracefs /sys/kernel/tracing && mount -t cgroup2 cgroup2 /sys/fs/cgroup
+for folder in /etc /var/lib; do
+    mkdir -p "$work$folder"/{upper,work}
+    mount -t overlay overlay -o "lowerdir=$folder,upperdir=$work$folder/upper,workdir=$work$folder/work" "$folder"
+done
+
+# client 198.51.100.9 -- eth0 198.51.100.1 | this | lan0 10.0.0.1 -- server 10.0.0.2
+ip link set lo up
+sysctl -qw net.ipv4.ip_forward=1
+mkdir -p /run/netns
+end() {
+    ip netns add "$1"
+    ip link add "$2" type veth peer name eth0 netns "$1"
+    ip link set "$2" up
+    ip addr add "$3/24" dev "$2"
+    ip -n "$1" link set lo up
+    ip -n "$1" link set eth0 up
+    ip -n "$1" addr add "$4/24" dev eth0
+    ip -n "$1" route add default via "$3"
+}
+end client eth0 198.51.100.1 198.51.100.9
+end server lan0 10.0.0.1 10.0.0.2
+
+until_true() {
+    for _ in $(seq 300); do
+        if "$@" >/dev/null 2>&1; then return; fi
+        sleep 0.2
+    done
+    cat /run/*.log >&2
+    echo "$program: not within a minute: $*" >&2
+    exit 1
+}
+
+# Each leads port 8080 of the outside to a web server, and lets it out again.
+target=10.0.0.2
+case $program in
+ufw)
+    sed -i 's/^DEFAULT_FORWARD_POLICY=.*/DEFAULT_FORWARD_POLICY="DROP"/' /etc/default/ufw
+    cat >>/etc/ufw/before.rules <<'RULES'
+*nat
+:PREROUTING ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+-A PREROUTING -i eth0 -p tcp --dport 8080 -j DNAT --to-destination 10.0.0.2:80
+-A POSTROUTING -s 10.0.0.0/24 -o eth0 -j MASQUERADE
+COMMIT
+RULES
+    ufw allow 22/tcp
+    ufw route allow in on eth0 out on lan0 to 10.0.0.2 port 80 proto tcp
+    ufw route allow in on lan0 out on eth0
+    ufw --force enable
+    ;;
+firewalld)
+    offline=(firewall-offline-cmd -q)
+    "${offline[@]}" --zone=external --add-interface=eth0
+    "${offline[@]}" --zone=internal --add-interface=lan0
+    "${offline[@]}" --zone=external --add-forward-port=port=8080:proto=tcp:toport=80:toaddr=10.0.0.2
+    "${offline[@]}" --new-policy=out
+    "${offline[@]}" --policy=out --add-ingress-zone=internal
+    "${offline[@]}" --policy=out --add-egress-zone=external
+    "${offline[@]}" --policy=out --set-target=ACCEPT
+    export DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/dbus
+    dbus-daemon --system --address="$DBUS_SYSTEM_BUS_ADDRESS" --nofork --nopidfile 2>/run/dbus.log &
+    until_true test -S /run/dbus
+    firewalld --nofork --nopid &
+    until_true nft list chain inet firewalld nat_POST_external_allow
+    ;;
+docker)
+    mkdir -p /run/root /run/exec
+    dockerd --data-root /run/root --exec-root /run/exec -H unix:///run/docker.sock --pidfile /run/docker.pid \
+        --storage-driver vfs --containerd "" --exec-opt native.cgroupdriver=cgroupfs >/run/dockerd.log 2>&1 &
+    docker=(docker -H unix:///run/docker.sock)
+    until_true "${docker[@]}" info
+    mkdir -p /run/image/bin /run/image/www
+    cp "$(command -v busybox)" /run/image/bin/busybox
+    tar -C /run/image -c . | "${docker[@]}" import - web
+    "${docker[@]}" run -d --name web -p 8080:80 web /bin/busybox httpd -f -p 80 -h /www
+    target=
+    ;;
+*)
+    echo "$program is none of docker, firewalld, ufw" >&2
+    exit 2
+    ;;
+esac
+
+# Traffic through the rules, from both sides, while the doctor watches.
+mkdir -p /run/www && echo hello >/run/www/index.html
+if [ -n "$target" ]; then
+    (cd /run/www && exec ip netns exec server python3 -m http.server 80 >/dev/null 2>&1) &
+fi
+(cd /run/www && exec ip netns exec client python3 -m http.server 80 >/dev/null 2>&1) &
+until_true ip netns exec client curl -s -m 2 http://127.0.0.1/
+until_true ip netns exec client curl -s -m 2 http://198.51.100.1:8080/
+load() {
+    while :; do
+        ip netns exec client curl -s -m 2 -o /dev/null http://198.51.100.1:8080/ || true
+        ip netns exec server curl -s -m 2 -o /dev/null http://198.51.100.9/ || true
+        sleep 0.05
+    done
+}
+load 2>/dev/null &
+"$natkit" doctor --for 3s --save "$corpus/$program.json" --redact || [ $? -gt 2 ]
+
+# And where somebody has blocked the service by a rule of their own before the program's.
+chain=FORWARD
+[ "$program" != docker ] || chain=DOCKER-USER
+iptables -I $chain -p tcp --dport 80 -j DROP
+for _ in $(seq 20); do
+    while :; do ip netns exec client curl -s -m 1 -o /dev/null http://198.51.100.1:8080/ || true; done &
+done
+sleep 1
+"$natkit" doctor --for 3s --save "$corpus/$program-blocked.json" --redact || [ $? -gt 2 ]
