@@ -204,7 +204,7 @@ func TestDemoInterrupted(t *testing.T) {
 		full bool   // the fault is the full table, which takes longer to make
 	}{
 		{step: StepBaseline}, {step: StepCollapse, full: true}, {step: StepDiagnosis}, {step: StepCure, full: true}, {step: StepAccelerate, said: "rules stay"},
-		{step: StepReplace, said: "in turns"}, // with the engine in the place of the kernel's NAT, or about to be
+		{step: StepReplace, said: "in turn,"}, // with the engine in the place of the kernel's NAT, or about to be
 	} {
 		if testing.Short() && c.step != StepBaseline && c.step != StepReplace {
 			continue
