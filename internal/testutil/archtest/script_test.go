@@ -41,7 +41,7 @@ func test(t *testing.T) {
 		case "once-exit":
 			os.Exit(1)
 		case "leaves":
-			if err := os.WriteFile(os.Getenv("NATKIT_TEST_FOLDERS")+"/something", nil, 0o600); err != nil {
+			if err := os.WriteFile(strings.Fields(os.Getenv("NATKIT_TEST_FOLDERS"))[0]+"/something", nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			return
@@ -103,7 +103,7 @@ func TestUnsteady(t *testing.T) {
 			if err := errors.Join(os.Mkdir(left, 0o755), os.WriteFile(before, []byte(c.before), 0o644)); err != nil {
 				t.Fatal(err)
 			}
-			cmd.Env = append(os.Environ(), "FIXTURE="+c.fixture, "NATKIT_TEST_FOLDERS="+left, "NATKIT_TEST_AGAIN="+before)
+			cmd.Env = append(os.Environ(), "FIXTURE="+c.fixture, "NATKIT_TEST_FOLDERS="+left+" "+left+"/missing", "NATKIT_TEST_AGAIN="+before)
 			out, err := cmd.CombinedOutput()
 			if passed := err == nil; passed != c.passes {
 				t.Errorf("passed: %v", passed)
