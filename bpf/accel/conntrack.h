@@ -12,7 +12,7 @@
 #define NATKIT_CONNTRACK_H
 
 #include <bpf/bpf_core_read.h>
-#include "accel/shortcut.h"
+#include "accel/entry.h"
 #include "lib/parse.h"
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -90,15 +90,16 @@ enum conntrack_limit {
 	TCP_CONNTRACK_ESTABLISHED = 3,
 	IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED = 0x10,
 	CONNTRACK_THIS_NAMESPACE = -1,
-	CONNTRACK_UNANSWERED_MS = 300000, /* nf_conntrack_tcp_timeout_unacknowledged's default */
-	CONNTRACK_SECONDS = 3, /* of life that an entry must have: it is asked for once a second */
+	CONNTRACK_UNACKNOWLEDGED_MS =
+		300000,        /* nf_conntrack_tcp_timeout_unacknowledged's default */
+	CONNTRACK_SECONDS = 3, /* that an entry must have to live: it is refreshed once a second */
 };
 
 /* What is known of a TCP connection when a packet of it leaves. */
 enum conntrack_doubt {
-	CONNTRACK_ALIVE,        /* both ends were heard lately */
-	CONNTRACK_ACKNOWLEDGED, /* the packet has no data */
-	CONNTRACK_UNANSWERED,   /* it has, and the other end was not heard lately */
+	CONNTRACK_ALIVE,          /* both ends were heard lately */
+	CONNTRACK_ACKNOWLEDGED,   /* the packet has no data */
+	CONNTRACK_UNACKNOWLEDGED, /* it has, and the other end was not heard lately */
 };
 
 /* As it was when the kfuncs were new (12 bytes), which every later kernel takes. */
@@ -110,7 +111,7 @@ struct bpf_ct_opts___short {
 	__u8 reserved[2];
 };
 
-/* bpf_xdp_ct_lookup or bpf_skb_ct_lookup: the object says which, before it includes this. */
+/* bpf_xdp_ct_lookup or bpf_skb_ct_lookup: the object defines which, before it includes this. */
 extern struct nf_conn *CONNTRACK_LOOKUP(struct ctx *ctx, struct bpf_sock_tuple *tuple,
 					__u32 tuple_bytes, struct bpf_ct_opts___short *opts,
 					__u32 opts_bytes) __ksym;
@@ -118,7 +119,7 @@ extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 milliseconds) __ksym;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym;
 extern void *bpf_cast_to_kern_ctx(void *context) __ksym __weak; /* Linux 6.2 */
 
-/* The entry of packets with that key; to be released. *reply: they are its answers. */
+/* The entry of packets with that key; to be released. *reply: in its reply direction. */
 static __always_inline struct nf_conn *conntrack_find(struct ctx *ctx,
 						      const struct nat_flow_key *key, __u8 *reply)
 {
@@ -164,7 +165,7 @@ static __always_inline int conntrack_unfit(const struct nf_conn *ct, __u8 protoc
 	if (status & (IPS_DYING | IPS_TEMPLATE) || !(status & IPS_CONFIRMED))
 		return NAT_ACCEL_UNKNOWN;
 	if (!(status & IPS_SEEN_REPLY))
-		return NAT_ACCEL_UNANSWERED;
+		return NAT_ACCEL_UNREPLIED;
 	if (protocol == TCP && ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED)
 		return NAT_ACCEL_UNSTEADY;
 	if (status & (IPS_EXPECTED | IPS_SEQ_ADJUST | IPS_HELPER) ||
@@ -178,10 +179,9 @@ static __always_inline int conntrack_unfit(const struct nf_conn *ct, __u8 protoc
 	return 0;
 }
 
-/* What the entry makes of packets that arrive as the one direction: the other turned
- * round. */
+/* What the entry makes of packets that arrive in one direction: the other tuple, reversed. */
 static __always_inline void conntrack_translate(const struct nf_conntrack_tuple *other,
-						struct nat_shortcut *to)
+						struct nat_accel_entry *to)
 {
 	to->src = addr_of(other->dst.u3.ip);
 	to->dst = addr_of(other->src.u3.ip);
@@ -192,7 +192,7 @@ static __always_inline void conntrack_translate(const struct nf_conntrack_tuple 
 /* What becomes of the packet, by connection tracking: 0 and the addresses and ports of
  * *to, or why it is the stack's alone. */
 static __noinline int conntrack_ask(struct ctx *ctx, const struct packet *packet,
-				    struct nat_shortcut *to)
+				    struct nat_accel_entry *to)
 {
 	__u8 reply;
 	struct nf_conn *ct = conntrack_find(ctx, &packet->key, &reply);
@@ -242,8 +242,8 @@ static __noinline __u32 conntrack_policy(const struct nf_conn *ct)
 
 /*
  * Whether the entry of a TCP packet that the stack has seen believes that data is
- * unacknowledged. It goes with the packet: to look it up takes three times what all else
- * at the egress does.
+ * unacknowledged. The packet has a pointer to it: a look-up costs three times what all else at the
+ * egress does.
  */
 static __always_inline int conntrack_unacknowledged(struct ctx *ctx)
 {
@@ -278,8 +278,8 @@ static __noinline int conntrack_keep(struct ctx *ctx, const struct nat_flow_key 
 	if (ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED &&
 	    (doubt != CONNTRACK_ACKNOWLEDGED || flags & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED)) {
 		milliseconds = conntrack_policy(ct) ?: milliseconds;
-		if (doubt == CONNTRACK_UNANSWERED && milliseconds > CONNTRACK_UNANSWERED_MS)
-			milliseconds = CONNTRACK_UNANSWERED_MS;
+		if (doubt == CONNTRACK_UNACKNOWLEDGED && milliseconds > CONNTRACK_UNACKNOWLEDGED_MS)
+			milliseconds = CONNTRACK_UNACKNOWLEDGED_MS;
 		bpf_ct_change_timeout(ct, milliseconds);
 	}
 	bpf_ct_release(ct);

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The life of a packet under `natkit accel`. The kernel's NAT decides and goes on
- * seeing; the packets in between take a shortcut past the stack, with the translation
- * that connection tracking holds. START HERE: learn_process at the ingress of every
+ * The life of a packet under `natkit accel`. The kernel's NAT decides, and sees a packet
+ * of each direction every second; those in between bypass the stack, with the translation
+ * that connection tracking has. START HERE: learn_process at the ingress of every
  * accelerated interface, learn_leaving at its egress.
  *
- *   1) a packet without a shortcut asks connection tracking and the routes, unless it
- *      is among the first of its direction, or one of few a second; if both know what
- *      becomes of it, shortcuts of both directions are made, and wait
- *   2) a packet of the direction goes up to the stack and is seen leaving by it, to the
- *      next hop and by the link that the routes say: what netfilter, IPsec, policy routing
- *      by mark or a foreign program would do otherwise shows here
- *   3) then, if connection tracking has said the same since LEARN_GRACE before, the
- *      direction is trusted until LEARN_TRUST after that
- *   4) after that connection tracking and the routes are asked again, and the next packet
- *      goes up (2). Those after it still take the shortcut for LEARN_GRACE, in which it
- *      must have been seen leaving
+ *   1) a packet without a fast-path entry looks up connection tracking and the FIB, unless its
+ *      direction is below the threshold; if both know what becomes of it, entries of both
+ *      directions are made, and wait
+ *   2) a packet of the direction is passed to the stack and is seen leaving by it, to the next
+ *      hop and by the link that the FIB names: this shows what netfilter, IPsec, policy routing
+ *      by mark or another program does differently
+ *   3) then, if connection tracking has given the same translation since LEARN_GRACE before,
+ *      the entry is valid until LEARN_VALID after that
+ *   4) after that it is revalidated: connection tracking and the FIB are looked up again, and
+ *      the next packet is passed to the stack (2). Those after it still use the entry for
+ *      LEARN_GRACE, in which the probe must have been seen leaving
  *
- * So whatever changes in the kernel ends a shortcut within a second, with no process
- * running; and as every direction in use shows the stack a packet a second, the
- * kernel's own time-outs go on as they would (TCP's need help: leaving.h).
+ * So whatever changes in the kernel ends an entry within a second, with no process
+ * running; and as the stack sees a packet a second of every direction in use, the
+ * kernel's timeouts continue as usual (TCP's need help: leaving.h).
  *
- * The routes are asked with the TOS of the packet that goes up: one of another TOS takes
- * the same way, even where policy routing has others for it.
+ * The FIB is looked up with the TOS of the probe: a packet with another TOS takes the same
+ * path, even where policy routing has another for it.
  */
 #ifndef NATKIT_LEARN_H
 #define NATKIT_LEARN_H
@@ -32,35 +32,35 @@
 #include "lib/route.h"
 
 enum learn_limit {
-	/* Ticks. How long a direction is trusted after one of its packets was seen leaving; the
-	 * next packet may come LEARN_GRACE after that, and waits as long to be seen: a second
-	 * in all, in which a change may go unnoticed. */
-	LEARN_TRUST = 750,
+	/* Ticks. How long an entry is valid after a packet of its direction was seen leaving; the
+	 * next packet may come LEARN_GRACE after that, and has as long to be seen: a second in all,
+	 * in which a change may go unnoticed. */
+	LEARN_VALID = 750,
 	LEARN_GRACE = 100,
-	LEARN_PATIENCE = 50,        /* how long XDP waits for a small packet to send up */
+	LEARN_PATIENCE = 50,        /* how long XDP waits for a small packet to probe with */
 	LEARN_SMALL = 100,          /* bytes: an acknowledgement, which may be overtaken */
-	LEARN_YOUNG = 8,            /* packets of a direction in a window before it is looked at */
+	LEARN_THRESHOLD = 8,        /* packets of a direction in a window that make it eligible */
 	LEARN_WINDOW = 10,          /* bits: 1024 ticks */
-	LEARN_WINDOW_MASK = 0xfff0, /* in learn_glance.young */
-	LEARN_WORTH = 4, /* packets by the shortcut while trusted, or it is young again */
-	LEARN_GLANCES = 65536,
-	LEARN_FRONT_BITS = 16,
-	LEARN_REFUSED = 900,    /* until a refused flow is asked about again */
-	LEARN_UNANSWERED = 100, /* one that may be answered at any moment */
-	LEARN_BUSY = 30000,     /* since it was trusted: what it carried tells what it will */
+	LEARN_WINDOW_MASK = 0xfff0, /* in learn_admission.count */
+	LEARN_MIN_PACKETS = 4, /* that used the entry while valid, or it must be eligible again */
+	LEARN_ADMISSIONS = 65536,
+	LEARN_CACHE_BITS = 16,
+	LEARN_REFUSED = 900,    /* until a refused flow is looked up again */
+	LEARN_UNREPLIED = 100,  /* one that may get a reply at any moment */
+	LEARN_BUSY = 30000,     /* since it was valid: a flow that was busy then will be again */
 	LEARN_HEARD = 5000,     /* since the other end was heard: no round trip takes longer */
 	LEARN_OWN = 0x6e61746b, /* in skb->cb, from our ingress to our egress: not the stack's */
 	LEARN_SILENT = -2,      /* the other hook's packet, which counts it */
-	LEARN_ANEW = -3,        /* the kernel says something else than the shortcut */
+	LEARN_CHANGED = -3,     /* the kernel has another translation than the entry */
 };
 
-/* Packets write. Full: the least recently used is forgotten. */
+/* Packets write. Full: the least recently used entry is evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct nat_flow_key); /* side is 0 */
-	__type(value, struct nat_shortcut);
+	__type(value, struct nat_accel_entry);
 	__uint(max_entries, 65536);
-} shortcuts SEC(".maps");
+} accel_entries SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -69,36 +69,37 @@ struct {
 	__uint(max_entries, 1);
 } accel_stats SEC(".maps");
 
-/* What is known of directions without looking for their shortcuts, by a hash of their
+/* What is known of directions without a look-up of their entries, by a hash of their
  * keys. Packets write. */
-struct learn_glance {
-	/* How many packets of one that takes no shortcut came in a window: from below, the count,
-	 * in which LEARN_YOUNG has room; a bit: the window before was full; the window; 16 bits of
-	 * the hash. The first of a window is counted; others here wait until it has filled it or
-	 * the next begins, so that each that is busy has its turn. */
-	__u32 young;
-	/* When a shortcut of one of them last was made, asked about or trusted anew. */
-	__u32 attended;
+struct learn_admission {
+	/* How many packets of a direction that uses no entry came in a window. From the lowest
+	 * bits: the count, which has room for LEARN_THRESHOLD; a bit: the window before was full;
+	 * the window; 16 bits of the hash. The first direction of a window is counted. Others that
+	 * share the counter wait until it has filled the window, or the next begins, so that each
+	 * busy one has its turn. */
+	__u32 count;
+	/* When an entry of one of them was last made or revalidated. */
+	__u32 revalidated;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, struct learn_glance);
-	__uint(max_entries, LEARN_GLANCES);
-} glances SEC(".maps");
+	__type(value, struct learn_admission);
+	__uint(max_entries, LEARN_ADMISSIONS);
+} admissions SEC(".maps");
 
 /*
- * Shortcuts that are trusted, where a hash of their keys says: 64 bytes, of which the table
- * touches three times as many, in more pages. Written and read by words; what is read while
- * another CPU writes shows in the sum. Of two here the later waits until the earlier ends.
- * Packets write.
+ * The flow cache: valid entries, indexed by a hash of their keys. One takes 64 bytes; the table
+ * touches three times as many, in more pages. Written and read by words: the sum shows what
+ * was read while another CPU wrote. Two keys share a pair of lines, a third waits until one
+ * of them ends. Packets write.
  */
-struct learn_front {
+struct learn_cached {
 	__u64 key[2]; /* as in nat_flow_key; side is 0, zero the hook */
 	__u64 addresses, ports;
 	__u64 hop;
-	__u64 way; /* until, mtu, in_link */
+	__u64 route; /* until, mtu, in_link */
 	__u64 sum;
 	__u64 packets;
 };
@@ -107,45 +108,46 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, so every entry is a cache line */
 	__type(key, __u32);
-	__type(value, struct learn_front);
-	__uint(max_entries, 1 << LEARN_FRONT_BITS);
-} front SEC(".maps");
+	__type(value, struct learn_cached);
+	__uint(max_entries, 1 << LEARN_CACHE_BITS);
+} flow_cache SEC(".maps");
 
 /*
- * When a shortcut of the directions of a hash was last attended to, coarsely and for many of
- * them together: so few bytes that they stay in the processor's cache. Packets of short
- * connections, and what leaves of them, look at nothing else here, where little else is
- * accelerated. Packets write. Ever again an old one looks new for a while: slower, never wrong.
+ * The recency filter: when an entry of the directions of a hash was last revalidated, coarsely
+ * and for many of them together, in so few bytes that they stay in the CPU's cache. Where
+ * little else is accelerated, packets of short connections, and what leaves of them, read
+ * nothing else of accel. Packets write. An old slot looks recent again from time to time:
+ * slower, never wrong.
  */
-struct learn_marks {
-	__u16 when[4096]; /* ticks >> LEARN_MARK_TICKS */
+struct learn_recency {
+	__u16 when[4096]; /* ticks >> LEARN_RECENCY_SHIFT */
 };
 
-enum learn_marking {
-	LEARN_MARKS = sizeof(struct learn_marks) / sizeof(__u16),
-	LEARN_MARK_TICKS = 8,
-	/* So many units after it was attended to a direction may be trusted, or wait for a packet
-	 * to leave; and the front tell what it carried. One of them is for a mark that another
-	 * CPU's packet wrote which had looked at the clock before. */
-	LEARN_MARK_LIVES = (LEARN_REFUSED >> LEARN_MARK_TICKS) + 2,
-	LEARN_MARK_FRONT = ((LEARN_REFUSED + LEARN_BUSY) >> LEARN_MARK_TICKS) + 2,
+enum learn_recency_limit {
+	LEARN_RECENCY_SLOTS = sizeof(struct learn_recency) / sizeof(__u16),
+	LEARN_RECENCY_SHIFT = 8,
+	/* For so many units after it was revalidated an entry may be valid, or wait for a packet to
+	 * leave; and the flow cache may have its count of packets. One of them is for a slot that
+	 * another CPU wrote whose packet had read the clock later. */
+	LEARN_RECENCY_VALID = (LEARN_REFUSED >> LEARN_RECENCY_SHIFT) + 2,
+	LEARN_RECENCY_CACHED = ((LEARN_REFUSED + LEARN_BUSY) >> LEARN_RECENCY_SHIFT) + 2,
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, struct learn_marks);
+	__type(value, struct learn_recency);
 	__uint(max_entries, 1);
-} marks SEC(".maps");
+} recency_filter SEC(".maps");
 
-/* Time-out of an established TCP connection. 0: TCP is not accelerated, because
- * connection tracking takes packets for invalid that follow some it has not seen. */
+/* Timeout of an established TCP connection. 0: TCP is not accelerated, because connection
+ * tracking would mark packets invalid that follow some it has not seen. */
 const volatile __u32 learn_tcp_milliseconds = 0;
 
-static __always_inline int learn_trusted(__u32 until, __u32 now)
+static __always_inline int learn_valid(__u32 until, __u32 now)
 {
-	/* One comparison. Of an entry forgotten for 52 days the clock says nothing: at worst it
-	 * is trusted for as long as the longest of these. */
+	/* One comparison. The clock cannot date an entry of 52 days ago: at worst it is valid
+	 * for as long as the longest of these. */
 	return until - now - 1 < LEARN_REFUSED;
 }
 
@@ -171,51 +173,51 @@ static __always_inline __u64 learn_mix(__u64 addresses, __u64 ports)
 	return addresses * 0x9e3779b97f4a7c15 + ports * 0xc2b2ae3d27d4eb4f;
 }
 
-static __always_inline __u32 front_slot(__u64 addresses, __u64 ports)
+static __always_inline __u32 cache_slot(__u64 addresses, __u64 ports)
 {
-	return learn_mix(addresses, ports) >> (64 - LEARN_FRONT_BITS);
+	return learn_mix(addresses, ports) >> (64 - LEARN_CACHE_BITS);
 }
 
-static __always_inline struct learn_front *front_at(__u32 slot)
+static __always_inline struct learn_cached *cache_at(__u32 slot)
 {
-	return bpf_map_lookup_elem(&front, &slot);
+	return bpf_map_lookup_elem(&flow_cache, &slot);
 }
 
-static __always_inline __u16 *learn_mark(__u64 addresses, __u64 ports)
+static __always_inline __u16 *learn_recency_at(__u64 addresses, __u64 ports)
 {
 	__u32 zero = 0;
-	struct learn_marks *m = bpf_map_lookup_elem(&marks, &zero);
+	struct learn_recency *m = bpf_map_lookup_elem(&recency_filter, &zero);
 
-	return m ? &m->when[(learn_mix(addresses, ports) >> 48) % LEARN_MARKS] : NULL;
+	return m ? &m->when[(learn_mix(addresses, ports) >> 48) % LEARN_RECENCY_SLOTS] : NULL;
 }
 
-static __always_inline __u16 learn_mark_time(__u32 now)
+static __always_inline __u16 learn_recency_time(__u32 now)
 {
-	return now >> LEARN_MARK_TICKS;
+	return now >> LEARN_RECENCY_SHIFT;
 }
 
-/* Whether a mark is no older than that. It may be newer than the packet's look at the clock. */
-static __always_inline int learn_marked(const __u16 *mark, __u32 now, __u16 units)
+/* Whether a slot is no older than that. It may be newer than the packet's look at the clock. */
+static __always_inline int learn_recent(const __u16 *recency, __u32 now, __u16 units)
 {
-	return mark && (__u16)(learn_mark_time(now) - *mark + 1) <= units + 1;
+	return recency && (__u16)(learn_recency_time(now) - *recency + 1) <= units + 1;
 }
 
-static __always_inline __u64 front_sum(const struct learn_front *f)
+static __always_inline __u64 cache_sum(const struct learn_cached *f)
 {
 	return f->key[0] * 0x2545f491 + f->key[1] * 0x41c64e6d + f->addresses * 0x5851f42d +
-	       f->ports * 0x14057b7f + f->hop * 0x369dea0f + f->way * 0x31358cc5 + 1;
+	       f->ports * 0x14057b7f + f->hop * 0x369dea0f + f->route * 0x31358cc5 + 1;
 }
 
 /* The hook that the program is at. */
 #define LEARN_HOOK ((__u64)(CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP) << 48)
 
-/* What is written there by another CPU at the same time is written no more, or sees that
- * the shortcut is not trusted. */
-static __always_inline void front_forget(const struct nat_flow_key *key)
+/* Another CPU that fills a line at the same time is overwritten, or sees that the entry is
+ * not valid. */
+static __always_inline void cache_forget(const struct nat_flow_key *key)
 {
 	__u64 addresses = learn_key_addresses(key), ports = learn_key_ports(key);
-	__u32 slot = front_slot(addresses, ports);
-	struct learn_front *f = front_at(slot), *g = front_at(slot ^ 1);
+	__u32 slot = cache_slot(addresses, ports);
+	struct learn_cached *f = cache_at(slot), *g = cache_at(slot ^ 1);
 
 	if (f)
 		__sync_lock_test_and_set(&f->sum, 0);
@@ -235,35 +237,35 @@ static __always_inline __u32 learn_hash(const struct nat_flow_key *key)
 	return learn_hash_words(learn_key_addresses(key), learn_key_ports(key));
 }
 
-static __always_inline struct learn_glance *learn_glance(__u32 hash)
+static __always_inline struct learn_admission *learn_admission(__u32 hash)
 {
-	__u32 slot = hash % LEARN_GLANCES;
+	__u32 slot = hash % LEARN_ADMISSIONS;
 
-	return bpf_map_lookup_elem(&glances, &slot);
+	return bpf_map_lookup_elem(&admissions, &slot);
 }
 
-static __always_inline void learn_attended(const struct nat_flow_key *key, __u32 now)
+static __always_inline void learn_revalidated(const struct nat_flow_key *key, __u32 now)
 {
-	__u16 *mark = learn_mark(learn_key_addresses(key), learn_key_ports(key));
-	struct learn_glance *glance = learn_glance(learn_hash(key));
+	__u16 *recency = learn_recency_at(learn_key_addresses(key), learn_key_ports(key));
+	struct learn_admission *admission = learn_admission(learn_hash(key));
 
-	if (glance)
-		glance->attended = now;
-	if (mark && *mark != learn_mark_time(now))
-		*mark = learn_mark_time(now);
+	if (admission)
+		admission->revalidated = now;
+	if (recency && *recency != learn_recency_time(now))
+		*recency = learn_recency_time(now);
 }
 
-/* Whether a direction may have a shortcut that is trusted, or waits for a packet that was
- * just sent up: no look-up in a large table for those that end, or begin. Another CPU may
- * have attended to it since this packet looked at the clock. */
+/* Whether a direction may have an entry that is valid, or that waits for a probe: no look-up in
+ * a large table for connections that end, or begin. Another CPU may have revalidated it since
+ * this packet looked at the clock. */
 static __always_inline int learn_lives(__u64 addresses, __u64 ports, __u32 now)
 {
-	struct learn_glance *glance;
+	struct learn_admission *admission;
 
-	if (!learn_marked(learn_mark(addresses, ports), now, LEARN_MARK_LIVES))
+	if (!learn_recent(learn_recency_at(addresses, ports), now, LEARN_RECENCY_VALID))
 		return 0;
-	glance = learn_glance(learn_hash_words(addresses, ports));
-	return glance && (__s32)(now - glance->attended) <= LEARN_REFUSED;
+	admission = learn_admission(learn_hash_words(addresses, ports));
+	return admission && (__s32)(now - admission->revalidated) <= LEARN_REFUSED;
 }
 
 /*
@@ -287,13 +289,14 @@ static __always_inline struct tcp *learn_turn(struct ctx *ctx)
  * the same ends a moment ago. */
 static __always_inline void learn_begin(__u32 hash)
 {
-	struct learn_glance *glance = learn_glance(hash);
+	struct learn_admission *admission = learn_admission(hash);
 
-	if (glance && glance->young % (2 * LEARN_YOUNG) && !((glance->young ^ hash) >> 16))
-		glance->young = 0;
+	if (admission && admission->count % (2 * LEARN_THRESHOLD) &&
+	    !((admission->count ^ hash) >> 16))
+		admission->count = 0;
 }
 
-/* Whether it is of a direction that has no shortcut in use, so that none of ours ends. */
+/* Whether it is of a direction that has no entry in use, so that none of ours ends. */
 static __always_inline int learn_turns(struct ctx *ctx)
 {
 	struct tcp *tcp = learn_turn(ctx);
@@ -314,60 +317,62 @@ static __always_inline int learn_turns(struct ctx *ctx)
 
 /* How packets of the other direction arrive. */
 static __always_inline struct nat_flow_key learn_other_key(const struct packet *packet,
-							   const struct nat_shortcut *s)
+							   const struct nat_accel_entry *e)
 {
 	struct nat_flow_key key = {
-		.src = s->dst,
-		.dst = s->src,
-		.sport = s->dport,
-		.dport = s->sport,
+		.src = e->dst,
+		.dst = e->src,
+		.sport = e->dport,
+		.dport = e->sport,
 		.protocol = packet->key.protocol,
 	};
 
 	return key;
 }
 
-static __always_inline struct nat_shortcut *learn_other(const struct packet *packet,
-							const struct nat_shortcut *s)
+static __always_inline struct nat_accel_entry *learn_other(const struct packet *packet,
+							   const struct nat_accel_entry *e)
 {
-	struct nat_flow_key key = learn_other_key(packet, s);
+	struct nat_flow_key key = learn_other_key(packet, e);
 
-	return bpf_map_lookup_elem(&shortcuts, &key);
+	return bpf_map_lookup_elem(&accel_entries, &key);
 }
 
-/* The shortcuts of a flow are attended to. */
-static __noinline void learn_note(const struct packet *packet, const struct nat_shortcut *s)
+/* The entries of a flow are made or revalidated. */
+static __noinline void learn_note(const struct packet *packet, const struct nat_accel_entry *e)
 {
-	struct nat_flow_key key = learn_other_key(packet, s);
+	struct nat_flow_key key = learn_other_key(packet, e);
 
-	learn_attended(&packet->key, packet->now);
-	learn_attended(&key, packet->now);
+	learn_revalidated(&packet->key, packet->now);
+	learn_revalidated(&key, packet->now);
 }
 
-static __always_inline int learn_same(const struct nat_shortcut *a, const struct nat_shortcut *b)
+static __always_inline int learn_same(const struct nat_accel_entry *a,
+				      const struct nat_accel_entry *b)
 {
 	return addr_equal(a->src, b->src) && addr_equal(a->dst, b->dst) && a->sport == b->sport &&
 	       a->dport == b->dport;
 }
 
-static __always_inline void learn_deltas(const struct nat_flow_key *key, struct nat_shortcut *s)
+static __always_inline void learn_deltas(const struct nat_flow_key *key, struct nat_accel_entry *e)
 {
-	s->l3_delta = delta_fold(delta_address(key->src, s->src) + delta_address(key->dst, s->dst));
-	s->l4_delta =
-		delta_fold(delta_word(key->sport, s->sport) + delta_word(key->dport, s->dport));
+	e->l3_delta = delta_fold(delta_address(key->src, e->src) + delta_address(key->dst, e->dst));
+	e->l4_delta =
+		delta_fold(delta_word(key->sport, e->sport) + delta_word(key->dport, e->dport));
 }
 
-/* Trusted no more: packets go up, and one of them must be seen leaving after this. */
-static __always_inline void learn_wait(struct nat_shortcut *s, __u32 now)
+/* No longer valid: packets are passed to the stack, and one of them must be seen leaving after
+ * this. */
+static __always_inline void learn_wait(struct nat_accel_entry *e, __u32 now)
 {
-	s->until = now;
-	s->probed = now ? now : 1;
+	e->until = now;
+	e->probed = now ? now : 1;
 }
 
-/* What the kernel says now becomes of the packet, into *to: connection tracking, then the
- * routes. 0, or why it is the stack's. */
+/* What becomes of the packet, into *to: by connection tracking, then by the FIB. 0, or why it is
+ * the stack's. */
 static __noinline int learn_ask(struct ctx *ctx, const struct packet *packet,
-				struct nat_shortcut *to)
+				struct nat_accel_entry *to)
 {
 	struct nat_link *in, *out;
 	struct route route;
@@ -383,10 +388,10 @@ static __noinline int learn_ask(struct ctx *ctx, const struct packet *packet,
 	learn_deltas(&packet->key, to);
 	reason = route_find(ctx, packet, packet->key.src, to->dst, &route);
 	if (reason != GO_ON)
-		return reason == NAT_PASS_LOCAL ? NAT_ACCEL_LOCAL : NAT_ACCEL_NO_WAY;
+		return reason == NAT_PASS_LOCAL ? NAT_ACCEL_LOCAL : NAT_ACCEL_NO_ROUTE;
 	out = link_get(route.link);
 	if (!out || !route.hop)
-		return NAT_ACCEL_NO_WAY;
+		return NAT_ACCEL_NO_ROUTE;
 	to->hop = route.hop;
 	to->mtu = route.mtu;
 	to->hook = in->flags & NAT_LINK_XDP && out->flags & NAT_LINK_XDP ? NAT_ACCEL_XDP
@@ -394,19 +399,18 @@ static __noinline int learn_ask(struct ctx *ctx, const struct packet *packet,
 	return 0;
 }
 
-static __always_inline int learn_refuse(const struct packet *packet, struct nat_shortcut *s,
+static __always_inline int learn_refuse(const struct packet *packet, struct nat_accel_entry *e,
 					int reason)
 {
-	s->reason = reason;
-	s->until =
-		packet->now + (reason == NAT_ACCEL_UNANSWERED ? LEARN_UNANSWERED : LEARN_REFUSED);
+	e->reason = reason;
+	e->until = packet->now + (reason == NAT_ACCEL_UNREPLIED ? LEARN_UNREPLIED : LEARN_REFUSED);
 	return reason;
 }
 
-/* Makes, or makes anew, the shortcuts of both directions. They wait. */
+/* Makes, or replaces, the entries of both directions. They wait. */
 static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 {
-	struct nat_shortcut made = {.left = packet->now - 1}, *other;
+	struct nat_accel_entry made = {.left = packet->now - 1}, *other;
 	struct nat_flow_key key = packet->key;
 	int reason = learn_ask(ctx, packet, &made), silent;
 
@@ -419,7 +423,7 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 	} else {
 		learn_wait(&made, packet->now);
 	}
-	if (bpf_map_update_elem(&shortcuts, &key, &made, BPF_ANY))
+	if (bpf_map_update_elem(&accel_entries, &key, &made, BPF_ANY))
 		return NAT_ACCEL_NO_ROOM;
 	if (reason)
 		return reason;
@@ -432,134 +436,135 @@ static __noinline int learn_make(struct ctx *ctx, struct packet *packet)
 	made.dport = packet->key.sport;
 	learn_deltas(&key, &made);
 	made.hook = NAT_ACCEL_ANY;
-	other = bpf_map_lookup_elem(&shortcuts, &key);
+	other = bpf_map_lookup_elem(&accel_entries, &key);
 	if (!(other && !other->reason && learn_same(other, &made))) {
-		if (bpf_map_update_elem(&shortcuts, &key, &made, BPF_ANY))
+		if (bpf_map_update_elem(&accel_entries, &key, &made, BPF_ANY))
 			return NAT_ACCEL_NO_ROOM;
-		front_forget(&key);
+		cache_forget(&key);
 	}
 	return silent ? LEARN_SILENT : NAT_ACCEL_WAITING;
 }
 
 /*
- * Whether a direction has too few packets to be worth a look: to ask about it, once a second,
- * costs more than the stack does for a few of them. One that fills a window is looked at to
- * the end of the next. count: the packet is counted.
+ * Whether a direction has too few packets to be eligible: to revalidate it, once a second, costs
+ * more than the stack does for a few of them. One that fills a window is eligible to the end of
+ * the next. add: the packet is counted.
  */
-static __always_inline int learn_young(struct learn_glance *glance, __u32 hash, __u32 now,
-				       int count)
+static __always_inline int learn_below_threshold(struct learn_admission *admission, __u32 hash,
+						 __u32 now, int add)
 {
-	__u32 window = (hash & 0xffff0000) | (now >> LEARN_WINDOW << 4 & LEARN_WINDOW_MASK), young,
+	__u32 window = (hash & 0xffff0000) | (now >> LEARN_WINDOW << 4 & LEARN_WINDOW_MASK), count,
 	      full;
 
-	if (!glance)
+	if (!admission)
 		return 0;
-	young = glance->young;
-	full = young % LEARN_YOUNG == LEARN_YOUNG - 1;
-	if ((young ^ window) >> 4) {
-		if (!((young ^ window) & LEARN_WINDOW_MASK) && !full)
+	count = admission->count;
+	full = count % LEARN_THRESHOLD == LEARN_THRESHOLD - 1;
+	if ((count ^ window) >> 4) {
+		if (!((count ^ window) & LEARN_WINDOW_MASK) && !full)
 			return 1;
-		if (full && !(((young + 16) ^ window) >> 4)) /* a window ago */
-			window |= LEARN_YOUNG;
-		young = window;
+		if (full && !(((count + 16) ^ window) >> 4)) /* a window ago */
+			window |= LEARN_THRESHOLD;
+		count = window;
 	} else if (full) {
 		return 0;
 	}
-	if (count)
-		glance->young = young + 1;
-	return !(young & LEARN_YOUNG);
+	if (add)
+		admission->count = count + 1;
+	return !(count & LEARN_THRESHOLD);
 }
 
-/* The flow changes, or has changed: both directions wait, and the kernel is asked anew. */
-static __always_inline void learn_stop(const struct packet *packet, struct nat_shortcut *s)
+/* The flow changes, or has changed: both directions wait, and are looked up again. */
+static __always_inline void learn_stop(const struct packet *packet, struct nat_accel_entry *e)
 {
-	struct nat_flow_key key = learn_other_key(packet, s);
-	struct nat_shortcut *other = bpf_map_lookup_elem(&shortcuts, &key);
+	struct nat_flow_key key = learn_other_key(packet, e);
+	struct nat_accel_entry *other = bpf_map_lookup_elem(&accel_entries, &key);
 
-	learn_wait(s, packet->now);
-	s->hook = NAT_ACCEL_ANY;
-	front_forget(&packet->key);
+	learn_wait(e, packet->now);
+	e->hook = NAT_ACCEL_ANY;
+	cache_forget(&packet->key);
 	if (other && !other->reason) {
 		learn_wait(other, packet->now);
 		other->hook = NAT_ACCEL_ANY;
-		front_forget(&key);
+		cache_forget(&key);
 	}
 }
 
-/* Whether the kernel still says what the shortcut does; its way is set to what the
- * kernel says. 0, or why the packet goes up, or LEARN_ANEW. */
+/* Whether the kernel still has the entry's translation; its path is set to what the FIB names.
+ * 0, or why the packet is passed to the stack, or LEARN_CHANGED. */
 static __noinline int learn_again(struct ctx *ctx, const struct packet *packet,
-				  struct nat_shortcut *s)
+				  struct nat_accel_entry *e)
 {
-	struct nat_shortcut now = {};
+	struct nat_accel_entry now = {};
 	int reason = learn_ask(ctx, packet, &now);
 
-	if (!reason && !learn_same(&now, s))
-		return LEARN_ANEW;
+	if (!reason && !learn_same(&now, e))
+		return LEARN_CHANGED;
 	if (reason) {
-		learn_stop(packet, s);
-		return reason == NAT_ACCEL_NOT_IPV4 ? reason : learn_refuse(packet, s, reason);
+		learn_stop(packet, e);
+		return reason == NAT_ACCEL_NOT_IPV4 ? reason : learn_refuse(packet, e, reason);
 	}
-	if (s->hop != now.hop) /* none was seen leaving by that: the stack may forbid it */
-		learn_wait(s, packet->now);
-	s->hop = now.hop;
-	s->mtu = now.mtu;
-	s->in_link = now.in_link;
-	s->hook = now.hook;
+	if (e->hop != now.hop) /* none was seen leaving by that: the stack may forbid it */
+		learn_wait(e, packet->now);
+	e->hop = now.hop;
+	e->mtu = now.mtu;
+	e->in_link = now.in_link;
+	e->hook = now.hook;
 	return 0;
 }
 
-/* Sends the packet up, to be seen leaving. */
-static __always_inline int learn_probe(const struct packet *packet, struct nat_shortcut *s)
+/* Passes the packet to the stack, to be seen leaving. */
+static __always_inline int learn_probe(const struct packet *packet, struct nat_accel_entry *e)
 {
-	s->lately = 0;
-	s->probed = packet->now ? packet->now : 1;
+	e->recent = 0;
+	e->probed = packet->now ? packet->now : 1;
 	return NAT_ACCEL_PROBE;
 }
 
 /*
- * A packet whose shortcut is not trusted. 0: it is from now on. What the kernel says is
- * asked before a packet goes up, so that those that follow it have no translation which
- * it alone has no more; and again after that, unless it was asked just now.
+ * A packet whose entry is not valid. 0: it is from now on. The kernel is looked up before a
+ * probe goes, so that packets after it do not keep a translation that the probe no longer
+ * has; and again after that, unless it was just looked up.
  */
-static __noinline int learn_attend(struct ctx *ctx, struct packet *packet, struct nat_shortcut *s)
+static __noinline int learn_revalidate(struct ctx *ctx, struct packet *packet,
+				       struct nat_accel_entry *e)
 {
-	__u32 now = packet->now, silent = now - s->until;
-	struct nat_shortcut *other;
+	__u32 now = packet->now, silent = now - e->until;
+	struct nat_accel_entry *other;
 	int reason;
 
-	if (s->reason)
-		return LEARN_ANEW;
-	learn_note(packet, s);
-	if (!s->probed) {
+	if (e->reason)
+		return LEARN_CHANGED;
+	learn_note(packet, e);
+	if (!e->probed) {
 		if (!CTX_TC && packet->class == NAT_TCP && packet->length > LEARN_SMALL &&
 		    silent < LEARN_PATIENCE)
 			return 0;
-		reason = learn_again(ctx, packet, s);
-		if (!reason && !s->probed && silent < LEARN_GRACE)
-			s->until = now + LEARN_GRACE;
-		return reason ?: learn_probe(packet, s);
+		reason = learn_again(ctx, packet, e);
+		if (!reason && !e->probed && silent < LEARN_GRACE)
+			e->until = now + LEARN_GRACE;
+		return reason ?: learn_probe(packet, e);
 	}
-	other = learn_other(packet, s);
+	other = learn_other(packet, e);
 	if (!other)
-		return LEARN_ANEW;
+		return LEARN_CHANGED;
 	/* Another's packet, with this flow's addresses from elsewhere, proves nothing. */
-	if ((__s32)(other->left - s->probed) < 0 || other->left_ifindex != packet->ifindex)
+	if ((__s32)(other->left - e->probed) < 0 || other->left_ifindex != packet->ifindex)
 		return NAT_ACCEL_WAITING;
-	if (s->hook == NAT_ACCEL_ANY || now - s->probed >= LEARN_GRACE) {
-		reason = learn_again(ctx, packet, s);
+	if (e->hook == NAT_ACCEL_ANY || now - e->probed >= LEARN_GRACE) {
+		reason = learn_again(ctx, packet, e);
 		if (reason)
 			return reason;
 	}
-	if (now - other->left >= LEARN_TRUST)
-		return learn_probe(packet, s);
-	if (other->left_hop != s->hop)
-		return learn_refuse(packet, s, NAT_ACCEL_OTHER_WAY);
-	if (packet->class == NAT_TCP && !s->carried)
+	if (now - other->left >= LEARN_VALID)
+		return learn_probe(packet, e);
+	if (other->left_hop != e->hop)
+		return learn_refuse(packet, e, NAT_ACCEL_OTHER_ROUTE);
+	if (packet->class == NAT_TCP && !e->carried)
 		conntrack_keep(ctx, &packet->key, learn_tcp_milliseconds, CONNTRACK_ALIVE);
-	s->probed = 0;
-	s->until = other->left + LEARN_TRUST;
-	s->carried = 1;
+	e->probed = 0;
+	e->until = other->left + LEARN_VALID;
+	e->carried = 1;
 	other->carried = 1;
 	return 0;
 }
@@ -573,20 +578,21 @@ static __always_inline int learn_zero(__u64 sum)
 
 /* Whether a translation is the one of packets with that key: what it adds to checksums is
  * what it changes. */
-static __always_inline int learn_fits(const struct nat_flow_key *key, const struct nat_shortcut *s)
+static __always_inline int learn_fits(const struct nat_flow_key *key,
+				      const struct nat_accel_entry *e)
 {
-	__u64 l3 = (__u64)addr_word(s->src) + addr_word(s->dst) + (__u32)~addr_word(key->src) +
-		   (__u32)~addr_word(key->dst) + (__u16)~s->l3_delta;
+	__u64 l3 = (__u64)addr_word(e->src) + addr_word(e->dst) + (__u32)~addr_word(key->src) +
+		   (__u32)~addr_word(key->dst) + (__u16)~e->l3_delta;
 	__u64 l4 =
-		s->sport + s->dport + (__u16)~key->sport + (__u16)~key->dport + (__u16)~s->l4_delta;
+		e->sport + e->dport + (__u16)~key->sport + (__u16)~key->dport + (__u16)~e->l4_delta;
 
 	return learn_zero(l3) && learn_zero(l4);
 }
 
-/* The way of the packet into *to, if it is that entry's. Also if it is not trusted any more,
- * to->packets: how many took it when it lately was. */
-static __always_inline int front_read(struct learn_front *f, const struct packet *packet,
-				      __u64 addresses, __u64 ports, struct learn_front *to)
+/* The path of the packet into *to, if the line is its own. If that is no longer valid,
+ * to->packets is how many packets used it when it last was. */
+static __always_inline int cache_read(struct learn_cached *f, const struct packet *packet,
+				      __u64 addresses, __u64 ports, struct learn_cached *to)
 {
 	const volatile __u64 *word = (const volatile __u64 *)f;
 
@@ -597,29 +603,30 @@ static __always_inline int front_read(struct learn_front *f, const struct packet
 	to->addresses = word[2];
 	to->ports = word[3];
 	to->hop = word[4];
-	to->way = word[5];
-	if (!learn_trusted(to->way, packet->now) || front_sum(to) != word[6]) {
-		to->packets = packet->now - (__u32)to->way < LEARN_BUSY ? word[7] : 0;
+	to->route = word[5];
+	if (!learn_valid(to->route, packet->now) || cache_sum(to) != word[6]) {
+		to->packets = packet->now - (__u32)to->route < LEARN_BUSY ? word[7] : 0;
 		return 0;
 	}
 	f->packets += packet->segments;
 	return 1;
 }
 
-/* The way of the packet into *to, if it is at the front. */
-static __always_inline int front_find(const struct packet *packet, struct learn_front *to)
+/* The path of the packet into *to, if it is in the flow cache. */
+static __always_inline int cache_find(const struct packet *packet, struct learn_cached *to)
 {
 	__u64 addresses = learn_key_addresses(&packet->key);
 	__u64 ports = learn_key_ports(&packet->key);
-	__u32 slot = front_slot(addresses, ports);
+	__u32 slot = cache_slot(addresses, ports);
 
-	return learn_marked(learn_mark(addresses, ports), packet->now, LEARN_MARK_FRONT) &&
-	       (front_read(front_at(slot), packet, addresses, ports, to) ||
-		front_read(front_at(slot ^ 1), packet, addresses, ports, to));
+	return learn_recent(learn_recency_at(addresses, ports), packet->now,
+			    LEARN_RECENCY_CACHED) &&
+	       (cache_read(cache_at(slot), packet, addresses, ports, to) ||
+		cache_read(cache_at(slot ^ 1), packet, addresses, ports, to));
 }
 
-/* The flow ends, or begins anew, and the table has forgotten it. */
-static __always_inline void front_stop(const struct packet *packet, const struct learn_front *to)
+/* The flow ends, or begins again, and the table has evicted it. */
+static __always_inline void cache_stop(const struct packet *packet, const struct learn_cached *to)
 {
 	struct nat_flow_key key = {
 		.src = addr_of(to->addresses >> 32),
@@ -629,39 +636,39 @@ static __always_inline void front_stop(const struct packet *packet, const struct
 		.protocol = packet->key.protocol,
 	};
 
-	front_forget(&packet->key);
-	front_forget(&key);
+	cache_forget(&packet->key);
+	cache_forget(&key);
 }
 
-/* Whether a direction may be written there: its own place, or one that nobody needs. */
-static __always_inline int front_free(struct learn_front *f, const struct learn_front *of,
+/* Whether a direction may be written there: its own line, or one that nobody needs. */
+static __always_inline int cache_free(struct learn_cached *f, const struct learn_cached *of,
 				      __u32 now)
 {
 	const volatile __u64 *word = (const volatile __u64 *)f;
 
 	return f && ((word[0] == of->key[0] && word[1] == of->key[1]) || !word[6] ||
-		     !learn_trusted(word[5], now));
+		     !learn_valid(word[5], now));
 }
 
-/* So many packets took the shortcut. */
-static __always_inline void learn_carried(struct nat_shortcut *s, __u64 packets)
+/* So many packets used the entry. */
+static __always_inline void learn_carried(struct nat_accel_entry *e, __u64 packets)
 {
-	__u64 lately = s->lately + packets;
+	__u64 recent = e->recent + packets;
 
-	s->packets += packets;
-	s->lately = lately < LEARN_WORTH ? lately : LEARN_WORTH;
+	e->packets += packets;
+	e->recent = recent < LEARN_MIN_PACKETS ? recent : LEARN_MIN_PACKETS;
 }
 
 /*
- * The way of the packet into *to, from its shortcut, and to the front if it is trusted and
- * there is room. An LRU map gives a place away at once, to another flow, while packets on
- * other CPUs still look at it: so all is read once, and must fit together.
+ * The path of the packet into *to, from its entry, and into the flow cache if that is valid and
+ * there is room. An LRU map reuses the slot of an evicted entry at once, for another flow, while
+ * packets on other CPUs still read it: so all is read once, and must fit together.
  */
-static __always_inline int front_fill(const struct packet *packet, struct nat_shortcut *s,
-				      struct learn_front *to)
+static __always_inline int cache_fill(const struct packet *packet, struct nat_accel_entry *e,
+				      struct learn_cached *to)
 {
-	struct nat_shortcut copy = *s;
-	struct learn_front *f;
+	struct nat_accel_entry copy = *e;
+	struct learn_cached *f;
 	volatile __u64 *word;
 	__u32 slot;
 
@@ -674,38 +681,38 @@ static __always_inline int front_fill(const struct packet *packet, struct nat_sh
 	to->ports = learn_words((__u32)copy.dport << 16 | copy.sport,
 				(__u32)copy.l4_delta << 16 | copy.l3_delta);
 	to->hop = copy.hop;
-	to->way = learn_words(copy.until, (__u32)copy.in_link << 16 | copy.mtu);
-	slot = front_slot(to->key[0], to->key[1]);
+	to->route = learn_words(copy.until, (__u32)copy.in_link << 16 | copy.mtu);
+	slot = cache_slot(to->key[0], to->key[1]);
 	to->key[1] |= LEARN_HOOK;
-	learn_carried(s, packet->segments);
-	if (!learn_trusted(copy.until, packet->now))
+	learn_carried(e, packet->segments);
+	if (!learn_valid(copy.until, packet->now))
 		return 0;
-	f = front_at(slot);
-	if (!front_free(f, to, packet->now)) {
-		f = front_at(slot ^ 1);
-		if (!front_free(f, to, packet->now))
+	f = cache_at(slot);
+	if (!cache_free(f, to, packet->now)) {
+		f = cache_at(slot ^ 1);
+		if (!cache_free(f, to, packet->now))
 			return 0;
 	}
 	word = (volatile __u64 *)f;
 	if (word[0] == to->key[0] && word[1] == to->key[1])
-		learn_carried(s, f->packets);
+		learn_carried(e, f->packets);
 	word[6] = 0;
 	word[0] = to->key[0];
 	word[1] = to->key[1];
 	word[2] = to->addresses;
 	word[3] = to->ports;
 	word[4] = to->hop;
-	word[5] = to->way;
+	word[5] = to->route;
 	word[7] = 0;
-	__sync_lock_test_and_set(&f->sum, front_sum(to));
-	if (*(volatile __u32 *)&s->until != copy.until)
+	__sync_lock_test_and_set(&f->sum, cache_sum(to));
+	if (*(volatile __u32 *)&e->until != copy.until)
 		word[6] = 0;
 	return 0;
 }
 
 /* Rewrites and sends. */
 static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
-					 const struct learn_front *to)
+					 const struct learn_cached *to)
 {
 	struct nat_flow flow = {
 		.src = addr_of(to->addresses),
@@ -718,16 +725,16 @@ static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
 	__u32 index = (to->hop >> ROUTE_LINK_SHIFT) - 1;
 	struct nat_link *in, *out;
 
-	in = link_get(to->way >> 48);
+	in = link_get(to->route >> 48);
 	out = bpf_map_lookup_elem(&links, &index);
 	if (unlikely(!in || in->ifindex != packet->ifindex || !ctx_is_addressed(ctx, in)))
 		return NAT_ACCEL_OTHER_LINK;
 	if (unlikely(packet->ttl <= 1))
 		return NAT_ACCEL_TTL;
-	if (unlikely(packet->length > (__u16)(to->way >> 32)))
+	if (unlikely(packet->length > (__u16)(to->route >> 32)))
 		return NAT_ACCEL_TOO_BIG;
 	if (unlikely(!out || rewrite(ctx, packet, &flow, to->hop, out) != GO_ON))
-		return NAT_ACCEL_NO_WAY;
+		return NAT_ACCEL_NO_ROUTE;
 	ctx_tag(ctx, LEARN_OWN);
 	packet->action = ctx_transmit(ctx, index, out);
 	return NAT_ACCEL_FORWARDED;
@@ -735,9 +742,9 @@ static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
 
 static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, int after_xdp)
 {
-	struct learn_glance *glance;
-	struct nat_shortcut *s;
-	struct learn_front to;
+	struct learn_admission *admission;
+	struct nat_accel_entry *e;
+	struct learn_cached to;
 	int reason, turns, lives;
 	__u32 hash;
 
@@ -757,54 +764,57 @@ static __always_inline int learn_packet(struct ctx *ctx, struct packet *packet, 
 		return NAT_ACCEL_TCP_STRICT;
 	turns = packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST);
 	to.packets = 0;
-	if (!turns && front_find(packet, &to))
+	if (!turns && cache_find(packet, &to))
 		return learn_forward(ctx, packet, &to);
 	hash = learn_hash(&packet->key);
-	glance = learn_glance(hash);
+	admission = learn_admission(hash);
 	lives = learn_lives(learn_key_addresses(&packet->key), learn_key_ports(&packet->key),
 			    packet->now);
 	if (!lives) {
 		if (turns)
 			return after_xdp ? LEARN_SILENT : NAT_ACCEL_TCP_FLAGS;
-		/* One that was busy before the silence is asked about at once. */
-		if (to.packets < LEARN_YOUNG && learn_young(glance, hash, packet->now, !after_xdp))
-			return after_xdp ? LEARN_SILENT : NAT_ACCEL_YOUNG;
+		/* One that was busy before the silence is eligible at once. */
+		if (to.packets < LEARN_THRESHOLD &&
+		    learn_below_threshold(admission, hash, packet->now, !after_xdp))
+			return after_xdp ? LEARN_SILENT : NAT_ACCEL_BELOW_THRESHOLD;
 	}
-	s = bpf_map_lookup_elem(&shortcuts, &packet->key);
-	if (unlikely(s && s->hook && s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP)))
+	e = bpf_map_lookup_elem(&accel_entries, &packet->key);
+	if (unlikely(e && e->hook && e->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP)))
 		return LEARN_SILENT;
-	if (after_xdp && unlikely(!s || !s->hook))
+	if (after_xdp && unlikely(!e || !e->hook))
 		return LEARN_SILENT;
 	if (unlikely(turns)) {
-		if (s && !s->reason)
-			learn_stop(packet, s);
-		else if (!s && front_find(packet, &to))
-			front_stop(packet, &to);
+		if (e && !e->reason)
+			learn_stop(packet, e);
+		else if (!e && cache_find(packet, &to))
+			cache_stop(packet, &to);
 		return NAT_ACCEL_TCP_FLAGS;
 	}
-	if (unlikely(!s))
-		return lives && learn_young(glance, hash, packet->now, 1) ? NAT_ACCEL_YOUNG
-									  : learn_make(ctx, packet);
-	if (unlikely(!learn_trusted(s->until, packet->now))) {
-		if (lives && !s->probed && !s->reason && s->lately + to.packets < LEARN_WORTH &&
-		    learn_young(glance, hash, packet->now, 1))
-			return NAT_ACCEL_YOUNG;
-		reason = learn_attend(ctx, packet, s);
-		if (reason == LEARN_ANEW)
+	if (unlikely(!e))
+		return lives && learn_below_threshold(admission, hash, packet->now, 1)
+			       ? NAT_ACCEL_BELOW_THRESHOLD
+			       : learn_make(ctx, packet);
+	if (unlikely(!learn_valid(e->until, packet->now))) {
+		if (lives && !e->probed && !e->reason &&
+		    e->recent + to.packets < LEARN_MIN_PACKETS &&
+		    learn_below_threshold(admission, hash, packet->now, 1))
+			return NAT_ACCEL_BELOW_THRESHOLD;
+		reason = learn_revalidate(ctx, packet, e);
+		if (reason == LEARN_CHANGED)
 			reason = learn_make(ctx, packet);
 		if (reason)
 			return reason;
-		if (s->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP))
+		if (e->hook != (CTX_TC ? NAT_ACCEL_TC : NAT_ACCEL_XDP))
 			return LEARN_SILENT;
-	} else if (unlikely(s->reason)) {
-		return s->reason;
+	} else if (unlikely(e->reason)) {
+		return e->reason;
 	}
-	reason = front_fill(packet, s, &to);
+	reason = cache_fill(packet, e, &to);
 	return reason ?: learn_forward(ctx, packet, &to);
 }
 
-/* after_xdp: XDP has met the packet here before, and passed it up on purpose, but for
- * those whose way out is none of XDP's. */
+/* after_xdp: XDP has seen the packet here before, and passed it to the stack on purpose, except
+ * for those whose egress interface is none of XDP's. */
 static __always_inline int learn_process(struct ctx *ctx, int after_xdp)
 {
 	__u32 zero = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What leaves an accelerated interface through the stack: it shows that the kernel
- * still lets a flow out, and by which way. Those that took the shortcut pass here too
- * (on tc), and show nothing.
+ * What leaves an accelerated interface through the stack: it shows that the kernel still
+ * forwards a flow, and by which path. Packets that bypassed the stack pass here too (on tc),
+ * and show nothing.
  */
 #ifndef NATKIT_LEAVING_H
 #define NATKIT_LEAVING_H
@@ -35,24 +35,24 @@ static __always_inline int leaving_bare(struct ctx *ctx, const struct packet *pa
 }
 
 /*
- * TCP's time-out, which the stack has just set by what it has seen of the connection
- * (conntrack_keep). Data is answered by somebody who was heard lately, or it is not. The
- * table may have forgotten that a connection was accelerated: then who acknowledges, and
- * sends nothing, has what was sent.
+ * TCP's timeout, which the stack has just set by what it has seen of the connection
+ * (conntrack_keep). Data will be acknowledged if the other end was heard lately. The table may
+ * have evicted the entries of an accelerated connection: then a bare acknowledgement shows
+ * that there is no unacknowledged data.
  */
 static __always_inline void leaving_keep(struct ctx *ctx, const struct packet *packet,
 					 const struct nat_flow_key *key,
-					 const struct nat_shortcut *other)
+					 const struct nat_accel_entry *other)
 {
 	int bare = leaving_bare(ctx, packet), doubt = CONNTRACK_ACKNOWLEDGED;
-	const struct nat_shortcut *own = NULL;
+	const struct nat_accel_entry *own = NULL;
 
 	if (other && other->carried)
 		own = learn_other(packet, other);
 	if (own && packet->now - own->left < LEARN_HEARD)
 		doubt = CONNTRACK_ALIVE;
 	else if (own && !bare)
-		doubt = CONNTRACK_UNANSWERED;
+		doubt = CONNTRACK_UNACKNOWLEDGED;
 	else if (!bare || !conntrack_unacknowledged(ctx))
 		return;
 	conntrack_keep(ctx, key, learn_tcp_milliseconds, doubt);
@@ -60,7 +60,7 @@ static __always_inline void leaving_keep(struct ctx *ctx, const struct packet *p
 
 static __always_inline void learn_leaving(struct ctx *ctx)
 {
-	struct nat_shortcut *other = NULL;
+	struct nat_accel_entry *other = NULL;
 	struct packet packet;
 	struct nat_flow_key key = {};
 	__u64 hop;
@@ -79,7 +79,7 @@ static __always_inline void learn_leaving(struct ctx *ctx)
 	key.dport = packet.key.sport;
 	key.protocol = packet.key.protocol;
 	if (learn_lives(learn_key_addresses(&key), learn_key_ports(&key), packet.now))
-		other = bpf_map_lookup_elem(&shortcuts, &key);
+		other = bpf_map_lookup_elem(&accel_entries, &key);
 	hop = other ? leaving_hop(ctx) : 0;
 	if (hop) {
 		other->left_hop = hop;

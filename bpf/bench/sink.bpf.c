@@ -29,13 +29,11 @@ struct {
 	__type(value, struct translation);
 } translations SEC(".maps");
 
-// No value of it is used: it brings the limits' names into the object, for Go.
-const volatile enum bench_limit limits;
 __u32 learn;
 
-// connections is what client and server know of all of them; it is written by user
+// setup is what client and server know of all of them; it is written by user
 // space before a load.
-struct connections {
+struct setup {
 	__u32 source; // first source address, host order
 	__u32 target; // first target address, host order
 	__u32 salt;   // of the cookies
@@ -44,7 +42,7 @@ struct connections {
 	__u16 unused;
 };
 
-struct connections connections;
+struct setup connections;
 struct receiver receivers[BENCH_CPUS] __attribute__((aligned(64)));
 __u32 latencies[BENCH_CPUS][BENCH_BUCKETS];
 

@@ -27,7 +27,7 @@
  * 6.18: "invalid access to map value"). */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
-/* What bpf_map_update_elem and table.h answer; the kernel's headers for it are not for BPF. */
+/* What bpf_map_update_elem and table.h return; the kernel's headers for it are not for BPF. */
 enum { E_TOO_BIG = -7, E_BUSY = -16, E_EXIST = -17 };
 
 /* A step that doesn't end the packet; what ends it is an enum nat_reason. */
@@ -57,8 +57,8 @@ static __always_inline __u16 checksum_pseudo(__u32 src, __u32 dst, __u8 protocol
 
 /*
  * Length of a jiffy, and what to add to the jiffies since boot to get CLOCK_MONOTONIC, in
- * nanoseconds. Package datapath measures both before it loads a program (clock.go). With 0
- * the clock is asked by a helper, which takes a sixth of the time that a packet may.
+ * nanoseconds. Package datapath measures both before it loads a program (clock.go). With 0 the
+ * clock is read by a helper, which takes a sixth of the time that a packet may.
  */
 const volatile __u64 clock_jiffy_ns = 0;
 const volatile __u64 clock_offset_ns = 0;

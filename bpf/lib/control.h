@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The one word that says whose the maps are, and what holds for their life. natkit writes;
- * packets and the sweep write what nat_control says.
+ * The version of the maps, and what is fixed for their life. natkit writes; packets and GC
+ * write the fields that nat_control marks as theirs.
  */
 #ifndef NATKIT_CONTROL_H
 #define NATKIT_CONTROL_H

@@ -118,7 +118,7 @@ static __always_inline long ctx_fib_lookup(struct ctx *ctx, struct bpf_fib_looku
  * Out by that link; the frame has its MACs. A priority tag ends here.
  *
  * Of a frame that came by no known queue (veth), the kernel would dissect the headers and
- * hash them for which queue to send it by: a tenth of what the way through takes. Each CPU
+ * hash them for which queue to send it by: a tenth of the cost of the whole path. Each CPU
  * has one instead. That field is the queue plus 1, and counted round where there are fewer.
  */
 static __always_inline int ctx_transmit(struct ctx *ctx, __u32 index, const struct nat_link *link)
@@ -184,13 +184,13 @@ static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void 
 }
 
 /* Cuts the IPv4 packet at l3 to that many bytes and makes room for a header before it. */
-static __always_inline long ctx_answer(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
+static __always_inline long ctx_reply(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
 {
 	return bpf_skb_change_tail(ctx, l3 + quoted, 0)
 		       ?: bpf_skb_adjust_room(ctx, header, BPF_ADJ_ROOM_MAC, 0);
 }
 
-/* Back to who sent the frame, by the way it came. */
+/* Back to the sender of the frame, by the interface it came in by. */
 static __always_inline int ctx_return(struct ctx *ctx, __u32 l3)
 {
 	__u8 macs[12], turned[12];

@@ -2,7 +2,7 @@
 /*
  * What the core may do to a packet on XDP. ctx_skb.h has the same names for tc. Other
  * headers know no hook's types, helpers or return codes; where a step is for one hook
- * alone they ask CTX_TC, which is a constant.
+ * alone they test CTX_TC, which is a constant.
  *
  * XDP has no skb: no metadata, no neighbour output, no clone. What needs one is a
  * stub that sends the packet on to tc, untranslated, which does it all again.
@@ -54,7 +54,7 @@ static __always_inline int ctx_is_ours(struct ctx *ctx, __u32 l3)
 }
 
 /* Whether a frame is to that link's address: not, if the card takes in what is for others.
- * Asked before a session is made; a stranger's frame with the addresses and ports of a
+ * Checked before a session is made; another host's frame with the addresses and ports of a
  * session of ours does not occur. */
 static __always_inline int ctx_is_addressed(struct ctx *ctx, const struct nat_link *link)
 {
@@ -116,7 +116,7 @@ static __always_inline int ctx_transmit(struct ctx *ctx, __u32 index, const stru
 
 static __always_inline int ctx_transmit_neighbour(struct ctx *ctx, __u32 ifindex, __be32 gateway)
 {
-	return CTX_DROP; /* asked for on tc only */
+	return CTX_DROP; /* used on tc only */
 }
 
 /* What XDP sends passes no egress. */
@@ -129,7 +129,7 @@ static __always_inline int ctx_can_transmit(const struct nat_link *link)
 	return link->flags & NAT_LINK_XDP;
 }
 
-/* Asked for on tc only. */
+/* Used on tc only. */
 static __always_inline long ctx_frame(struct ctx *ctx)
 {
 	return -1;
@@ -145,7 +145,7 @@ static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void 
 	return -1;
 }
 
-static __always_inline long ctx_answer(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
+static __always_inline long ctx_reply(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
 {
 	return -1;
 }

@@ -84,7 +84,7 @@ enum packet_flag {
 	PACKET_ICMP_ERROR = 8,     /* or neither query nor error; key has zeros for ports */
 	PACKET_QUERY = 16,         /* ICMP request: the identifier is sport */
 	PACKET_GSO = 64,           /* stands for several frames */
-	PACKET_CUT = 128,          /* too big for the way out, may be fragmented */
+	PACKET_CUT = 128,          /* too big for the egress interface, may be fragmented */
 	PACKET_PROBE = 32,         /* this one goes through the neighbour table */
 	PACKET_FOR_TC = PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER | PACKET_ICMP_ERROR,
 };
@@ -92,7 +92,7 @@ enum packet_flag {
 struct packet {
 	struct nat_flow_key key; /* as it arrived */
 	__u32 now;               /* ticks */
-	__u32 ifindex;           /* way in */
+	__u32 ifindex;           /* ingress interface */
 	__u32 bytes;    /* of IPv4; a GSO packet: of all its segments' payload and one header */
 	__u16 segments; /* frames on the wire; 1 but for GSO */
 	__u16 length;   /* of IPv4, of one segment */
@@ -100,7 +100,7 @@ struct packet {
 	__u8 class;     /* enum nat_class */
 	__u8 ttl, tos;
 	__u8 tcp_flags; /* 0 for others */
-	__u16 mtu;      /* of the way out, if the packet is too big for it */
+	__u16 mtu;      /* of the egress interface, if the packet is too big for it */
 	__u16 zero;
 	int action; /* the hook's verdict, once translated */
 	__u8 flags; /* enum packet_flag */
@@ -229,7 +229,7 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	header = (ip->version & 15) * 4;
 	total = bpf_ntohs(ip->length);
 	gso = ctx_gso_size(ctx);
-	if (!total && gso) /* BIG TCP: longer than the field can say */
+	if (!total && gso) /* BIG TCP: longer than the field can hold */
 		total = ctx_length(ctx) - l3;
 	if (header < sizeof(*ip) || total < header || total + l3 > ctx_length(ctx))
 		return NAT_DROP_MALFORMED;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Writes what a flow says into a packet: addresses, ports or identifier, TTL,
+ * Writes a flow's translation into a packet: addresses, ports or identifier, TTL,
  * checksums, MACs. Checksums are updated by deltas that were worked out when the
  * session was made (RFC 1624, equation 3): HC' = ~(~HC + delta).
  */

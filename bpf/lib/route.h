@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Where a packet goes: the kernel's routes and neighbours, asked when a session is
+ * Where a packet goes: the kernel's routes and neighbours, looked up when a session is
  * made and once a second after that. Policy routing by source, incoming interface
  * and protocol is obeyed, as the stack would for the same packet: with the
  * destination translated and the source not yet.
@@ -19,24 +19,24 @@ enum route_limit {
 
 struct route {
 	__u64 hop;      /* as nat_flow.hop; 0: the neighbour is not resolved */
-	__u32 ifindex;  /* of the way out */
+	__u32 ifindex;  /* of the egress interface */
 	__be32 gateway; /* IPv4 address of the neighbour; 0: it is not IPv4, the stack knows */
-	__u16 link;     /* index of the way out plus 1; 0: not an interface of the rule file */
+	__u16 link; /* index of the egress interface plus 1; 0: not an interface of the rule file */
 	__u16 mtu;
-	__u32 found; /* ticks: when the kernel was asked */
+	__u32 found; /* ticks: when it was looked up */
 };
 
-/* A packet that has no way: from inside the stack says so to its sender, unless it
+/* A packet that has no route: from inside the stack sends its sender an ICMP error, unless it
  * might find one that we can't take, and let the packet out untranslated. */
-static __always_inline int route_none(const struct packet *packet, long answer)
+static __always_inline int route_none(const struct packet *packet, long result)
 {
-	if (answer == BPF_FIB_LKUP_RET_UNSUPP_LWT || packet->key.side == NAT_OUTSIDE)
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT || packet->key.side == NAT_OUTSIDE)
 		return NAT_DROP_NO_ROUTE;
 	return NAT_PASS_NO_ROUTE;
 }
 
 /*
- * The way from src to dst for a packet that came in by packet->ifindex. GO_ON: *route
+ * The route from src to dst for a packet that came in by packet->ifindex. GO_ON: *route
  * is set, with hop 0 if only the neighbour is missing. NAT_PASS_LOCAL: dst is an
  * address of the gateway, or broadcast.
  */
@@ -46,24 +46,24 @@ GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, _
 	struct bpf_fib_lookup fib;
 	struct nat_link *link;
 	__u16 low, middle, high;
-	long answer;
+	long result;
 
 	if (!packet || !route)
 		return NAT_DROP_BYPASS;
 	fib = (struct bpf_fib_lookup){
 		.family = ROUTE_AF_INET,
 		.l4_protocol = packet->key.protocol,
-		.tot_len = sizeof(struct ipv4), /* not 0: then the answer has the route's MTU */
+		.tot_len = sizeof(struct ipv4), /* not 0: then the result has the route's MTU */
 		.ifindex = packet->ifindex,
 		.tos = packet->tos,
 		.ipv4_src = src,
 		.ipv4_dst = dst,
 	};
-	answer = ctx_fib_lookup(ctx, &fib, 0);
-	if (answer == BPF_FIB_LKUP_RET_NOT_FWDED)
+	result = ctx_fib_lookup(ctx, &fib, 0);
+	if (result == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return NAT_PASS_LOCAL;
-	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
-		return route_none(packet, answer);
+	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return route_none(packet, result);
 	route->hop = 0;
 	route->ifindex = fib.ifindex;
 	route->gateway = fib.family == ROUTE_AF_INET ? fib.ipv4_dst : 0;
@@ -73,11 +73,11 @@ GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, _
 	link = link_get(route->link);
 	if (!link)
 		return GO_ON;
-	/* Without a neighbour the answer does not say the MTU. */
-	route->mtu = answer == BPF_FIB_LKUP_RET_SUCCESS ? fib.mtu_result : link->mtu;
+	/* Without a neighbour the result has no MTU. */
+	route->mtu = result == BPF_FIB_LKUP_RET_SUCCESS ? fib.mtu_result : link->mtu;
 	if (link->flags & NAT_LINK_NO_ETHERNET) {
 		route->hop = (__u64)route->link << ROUTE_LINK_SHIFT;
-	} else if (answer == BPF_FIB_LKUP_RET_SUCCESS) {
+	} else if (result == BPF_FIB_LKUP_RET_SUCCESS) {
 		low = *(__u16 *)&fib.dmac[0];
 		middle = *(__u16 *)&fib.dmac[2];
 		high = *(__u16 *)&fib.dmac[4];
@@ -95,9 +95,9 @@ static __always_inline int route_find(struct ctx *ctx, const struct packet *pack
 }
 
 /*
- * Whether a packet that is to go to dst and can't may go up as it came: from inside, the
- * stack then answers its sender. But where its destination was to be another (hairpin) the
- * stack would take it for its own, or let it out untranslated.
+ * Whether a packet that is to go to dst and can't may be passed to the stack as it came: from
+ * inside, the stack then sends the ICMP error. But where its destination was to be another
+ * (hairpin) the stack would take it for its own, or let it out untranslated.
  */
 static __always_inline int route_up(const struct packet *packet, struct nat_addr dst)
 {
@@ -116,8 +116,8 @@ static __always_inline int route_to(struct ctx *ctx, const struct packet *packet
 }
 
 /*
- * Whether a packet can be sent to dst by a way with that MTU. Where the stack may not answer
- * its sender (route_up) we do. Without DF tc cuts what is too big, but never what
+ * Whether a packet can be sent to dst by a route with that MTU. Where the stack may not send the
+ * ICMP error (route_up) we do. Without DF tc cuts what is too big, but never what
  * stands for several frames.
  */
 static __always_inline int route_carries(struct packet *packet, struct nat_addr dst, __u16 mtu)

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Hash tables that lead from a key to the number of the element that has it: of flows to
- * their session (flows.h), of inside endpoints to their slot (mapping.h). A table is an
+ * their session (flows.h), of internal endpoints to their slot (mapping.h). A table is an
  * array of struct nat_bucket, each a cache line; the elements lie elsewhere, with their
  * keys.
  *
  * A key's entry is in its home bucket or, if that was full, in one of the next fifteen of a
  * sequence that leaps about, because neighbours of full buckets would soon be full as well.
- * The home says how far to look, so what is not there is mostly found out by reading one
- * line. An entry says how far it is from home, so that an insert finds out when that has
+ * The home has how far to look, so what is not there is mostly found out by reading one
+ * line. An entry has how far it is from home, so that an insert finds out when that has
  * become less.
  *
  *   look-up   takes no lock. An entry that it finds may be out of date a moment later, so
- *             it is the element that says whether it has the key (the caller's table_is).
+ *             the element decides whether it has the key (the caller's table_is).
  *   insert    holds the home bucket's lock: of equal keys the second is refused. An empty
  *             entry may be wanted from several homes, so it is taken by compare-and-exchange.
  *             Only here entries of that home appear, and only here its reach changes.
- *   remove    is of whoever inserted, or the sweep. It takes no lock: nobody else writes an
+ *   remove    is of whoever inserted, or GC. It takes no lock: nobody else writes an
  *             entry that is in use.
  *
  * A lock's holder is not interrupted by another user on its CPU: all programs run with
@@ -36,7 +36,7 @@ enum table_limit {
 
 /*
  * An entry is 0, or a value, above it how many buckets it is from home, and above that a
- * tag: bits of the hash that don't say which bucket. The lowest of the tag is always 1, so no
+ * tag: bits of the hash that don't select the bucket. The lowest of the tag is always 1, so no
  * entry in use is 0. Entries outlive the programs that made them, so a change of this, or of
  * table_hash or table_bucket, raises NAT_ABI.
  */
@@ -222,8 +222,8 @@ GLOBAL int table_put(struct nat_bucket *bucket, struct nat_bucket *home, __u64 h
 }
 
 /* Takes the first empty entry within reach of the home, whose lock the caller has. */
-static __always_inline int table_place(void *table, __u32 mask, __u64 hash, struct nat_bucket *home,
-				       __u64 value)
+static __always_inline int table_add(void *table, __u32 mask, __u64 hash, struct nat_bucket *home,
+				     __u64 value)
 {
 	struct nat_bucket *bucket;
 	__u32 distance;
@@ -255,7 +255,7 @@ static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u
 		return E_BUSY;
 	if (!table_find(table, mask, hash, in, key)) {
 		table_shorten(table, mask, hash, home);
-		error = table_place(table, mask, hash, home, value);
+		error = table_add(table, mask, hash, home, value);
 	}
 	table_unlock(home);
 	return error;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Names the types of abi.h and shortcut.h that Go needs, so that bpf2go writes them down from the
-// object's BTF. No program: the other objects are generated without types, so that Go
-// has each type once.
+// Names the types of abi.h and entry.h that Go needs, so that bpf2go writes them down
+// from the object's BTF. No program: the other objects are generated without types, so that Go has
+// each type once.
 #include "nat/abi.h"
-#include "accel/shortcut.h"
+#include "accel/entry.h"
 
 #define NAT_NAME_TYPE(kind, name) const kind name *unused_##name __attribute__((unused))
 
@@ -39,8 +39,8 @@ NAT_NAME_TYPE(struct, nat_ports);
 NAT_NAME_TYPE(struct, nat_address);
 NAT_NAME_TYPE(struct, nat_source_key);
 NAT_NAME_TYPE(struct, nat_source);
-NAT_NAME_TYPE(struct, nat_contact_key);
-NAT_NAME_TYPE(struct, nat_contact);
+NAT_NAME_TYPE(struct, nat_filter_key);
+NAT_NAME_TYPE(struct, nat_filter_entry);
 NAT_NAME_TYPE(struct, nat_link);
 NAT_NAME_TYPE(struct, nat_rule);
 NAT_NAME_TYPE(struct, nat_target);
@@ -53,10 +53,10 @@ NAT_NAME_TYPE(struct, nat_config);
 NAT_NAME_TYPE(struct, nat_control);
 NAT_NAME_TYPE(struct, nat_counts);
 NAT_NAME_TYPE(struct, nat_stats);
-NAT_NAME_TYPE(struct, nat_resting);
+NAT_NAME_TYPE(struct, nat_hold_down);
 NAT_NAME_TYPE(struct, nat_fragment_key);
 NAT_NAME_TYPE(struct, nat_fragment);
 NAT_NAME_TYPE(struct, nat_event);
 NAT_NAME_TYPE(enum, nat_accel_reason);
-NAT_NAME_TYPE(struct, nat_shortcut);
+NAT_NAME_TYPE(struct, nat_accel_entry);
 NAT_NAME_TYPE(struct, nat_accel_stats);

@@ -15,24 +15,24 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 8, /* number of this contract */
+	NAT_ABI = 9, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
-	NAT_MAX_ADDRESSES = 65536, /* indices of outside addresses, struct nat_address */
-	NAT_MAX_REALMS = 255,      /* pools and masquerading links */
+	NAT_MAX_ADDRESSES = 65536, /* indices of external addresses, struct nat_address */
+	NAT_MAX_POOLS = 255,       /* pools and masquerading links */
 	NAT_MAX_RULES = 1 << 20,
 	NAT_GENERATIONS = 2, /* one in use, one being filled */
 	NAT_PORTS = 65536,
 	NAT_WORDS = NAT_PORTS / 64,
 	NAT_SUMMARY = NAT_WORDS / 64,
 	NAT_MAX_FRAGMENTS = 16384,
-	NAT_FLOW_REALM_SHIFT = 21,
+	NAT_FLOW_POOL_SHIFT = 21,
 	NAT_DEAD_TICKS = 2000, /* between the end of a session and the reuse of its memory */
 };
 
-/* Which way a packet comes from. Part of every flow key: a packet from outside
- * that pretends an inside source never meets the flow of the real one. BOTH is of links
- * only, of one-armed gateways: there each packet's source tells (flow_side). */
+/* The side a packet comes from. Part of every flow key: a packet from outside with a spoofed
+ * internal source never meets the flow of the real host. BOTH is for links only, of one-armed
+ * gateways: there the side follows from each packet's source (flow_side). */
 enum nat_side { NAT_INSIDE, NAT_OUTSIDE, NAT_BOTH };
 
 /* What shares a space of port numbers. UDP-Lite lives in UDP's, ICMP queries use
@@ -57,7 +57,7 @@ enum nat_timeout {
 	NAT_TIMEOUT_ICMP,
 	NAT_TIMEOUT_OTHER,
 	NAT_TIMEOUT_FRAGMENT,
-	NAT_TIMEOUT_PORT_REST, /* RFC 6888 REQ-8: how long a freed port rests */
+	NAT_TIMEOUT_PORT_REST, /* RFC 6888 REQ-8: how long a freed port is in hold-down */
 	NAT_TIMEOUTS,
 };
 
@@ -71,7 +71,7 @@ enum nat_reason {
 	NAT_PASS_NO_RULE,
 	NAT_PASS_EXCLUDED,
 	NAT_PASS_LOCAL,     /* for the gateway itself */
-	NAT_PASS_TTL,       /* outbound, the stack answers its sender */
+	NAT_PASS_TTL,       /* outbound: the stack sends the ICMP error */
 	NAT_PASS_TOO_BIG,   /* outbound with DF, likewise */
 	NAT_PASS_NO_ROUTE,  /* outbound, likewise */
 	NAT_PASS_MULTICAST, /* and broadcast */
@@ -96,19 +96,19 @@ enum nat_reason {
 	NAT_DROP_NO_MAPPING,   /* to a pool address that nothing maps */
 	NAT_DROP_NO_SESSION,   /* an ICMP error about a packet we did not translate; TCP that opens
 				  nothing */
-	NAT_DROP_NO_PORT,      /* every port of the address is in use or rests */
+	NAT_DROP_NO_PORT,      /* every port of the address is in use or in hold-down */
 	NAT_DROP_NO_ADDRESS,   /* every address of a pool without ports is in use */
 	NAT_DROP_SESSIONS_FULL,
 	NAT_DROP_MAPPINGS_FULL,
 	NAT_DROP_SOURCE_LIMIT, /* sessions_per_source reached */
 	NAT_DROP_SOURCES_FULL,
-	NAT_DROP_TTL,     /* inbound: the engine answers */
-	NAT_DROP_TOO_BIG, /* inbound with DF: the engine answers. Without it tc cuts */
+	NAT_DROP_TTL,     /* inbound: the engine sends the ICMP error */
+	NAT_DROP_TOO_BIG, /* inbound with DF: likewise. Without it tc fragments */
 	NAT_DROP_NO_ROUTE,
 	NAT_DROP_UNSUPPORTED, /* a protocol or ICMP type that can't be translated by this rule */
 	NAT_DROP_FRAGMENT,    /* of a datagram whose first fragment is unknown */
 	NAT_DROP_FRAGMENTS_FULL,
-	NAT_DROP_RACE,    /* lost against another CPU or the sweep; the sender repeats */
+	NAT_DROP_RACE,    /* lost a race against another CPU or GC; the sender retransmits */
 	NAT_DROP_REWRITE, /* a helper refused to write; cannot happen */
 	NAT_DROP_BYPASS,  /* cannot happen: a rule of the program's own tables is missing */
 	NAT_REASONS,
@@ -135,8 +135,8 @@ struct nat_flow_key {
 /*
  * Bits of nat_flow.state. The *owner* is the flow of the packet that opened the
  * session; only its word decides over life, and TCP bits are gathered there.
- * MAPPED, PORT, SOURCE, CONTACT and REALM say what the inside endpoint that this
- * direction comes from holds: an outbound session's are in the owner's word, an
+ * MAPPED, PORT, SOURCE, FILTER and POOL are the reservation of the internal endpoint that
+ * this direction comes from: an outbound session's are in the owner's word, an
  * inbound one's in its peer's, hairpin has both. Changed by compare-and-exchange only.
  */
 enum nat_flow_state {
@@ -145,25 +145,26 @@ enum nat_flow_state {
 	NAT_FLOW_PEER_OUTSIDE = 0x00000020, /* side of the other flow's key */
 	NAT_FLOW_MAPPED =
 		0x00000040,         /* holds a reference on a mapping (EIM, NAPT or dynamic 1:1) */
-	NAT_FLOW_PORT = 0x00000080, /* owns an outside port without a mapping (APDM) */
+	NAT_FLOW_PORT = 0x00000080, /* owns an external port without a mapping (APDM) */
 	NAT_FLOW_SOURCE = 0x00000100, /* counted in nat_source */
-	NAT_FLOW_CONTACT =
-		0x00000200, /* holds a reference on a contact (address-dependent filtering) */
-	NAT_FLOW_OUTBOUND = 0x00000400, /* this direction leaves an inside host: it refreshes (RFC
+	NAT_FLOW_FILTER =
+		0x00000200, /* holds a reference on a filter entry (address-dependent filtering) */
+	NAT_FLOW_OUTBOUND = 0x00000400, /* this direction leaves an internal host: it refreshes (RFC
 					   4787 REQ-6) */
 	NAT_FLOW_HAIRPIN = 0x00000800,
-	NAT_FLOW_CLAMP = 0x00001000,      /* clamp MSS of SYNs */
-	NAT_FLOW_WHOLE = 0x00004000,      /* the mapping is of a whole address (dynamic 1:1) */
-	NAT_FLOW_RETURNS = 0x00008000,    /* what it becomes comes back in: see flow_hairpin */
-	NAT_FLOW_MASQUERADE = 0x00002000, /* outside address may change: see hop_checked */
+	NAT_FLOW_CLAMP = 0x00001000, /* clamp MSS of SYNs */
+	NAT_FLOW_WHOLE = 0x00004000, /* the mapping is of a whole address (dynamic 1:1) */
+	NAT_FLOW_RETURNS =
+		0x00008000, /* its packets come back in after translation: see flow_hairpin */
+	NAT_FLOW_MASQUERADE = 0x00002000, /* external address may change: see hop_checked */
 	NAT_FLOW_TCP_SYN_OWNER = 0x00010000,
 	NAT_FLOW_TCP_SYN_PEER = 0x00020000,
 	NAT_FLOW_TCP_FIN_OWNER = 0x00040000,
 	NAT_FLOW_TCP_FIN_PEER = 0x00080000,
 	NAT_FLOW_TCP_RST = 0x00100000,
-	NAT_FLOW_REALM = 0x1fe00000, /* of what it holds; NAT_FLOW_REALM_SHIFT */
-	NAT_FLOW_DEAD = 0x40000000,  /* expired; may be revived until GONE */
-	NAT_FLOW_GONE = 0x80000000,  /* being removed: as if not there */
+	NAT_FLOW_POOL = 0x1fe00000, /* of what it holds; NAT_FLOW_POOL_SHIFT */
+	NAT_FLOW_DEAD = 0x40000000, /* expired; may be revived until GONE */
+	NAT_FLOW_GONE = 0x80000000, /* being removed: as if not there */
 };
 
 /*
@@ -173,7 +174,7 @@ enum nat_flow_state {
  * hop holds the next hop in one word, so that it is read and replaced whole: the
  * low 48 bits are the neighbour's MAC as it lies in memory, the high 16 the index
  * of the link it is behind plus 1; 0 is none yet. After a second (hop_checked) a packet of the flow
- * asks the FIB again, and a masquerading flow whether its address is still ours.
+ * looks up the FIB again and, for a masquerading flow, whether the address is still ours.
  */
 struct nat_flow {
 	struct nat_addr src, dst; /* what the packet becomes */
@@ -186,8 +187,8 @@ struct nat_flow {
 	__u64 packets;
 	__u64 bytes;   /* of IPv4 */
 	__u32 rule;    /* nat_rule.id that made the session */
-	__u32 created; /* owner: ticks. Peer: index of the outside address of the owner's source */
-	__u16 mtu;     /* of the way out, 0 unknown */
+	__u32 created; /* owner: ticks. Peer: index of the external address of the owner's source */
+	__u16 mtu;     /* of the egress interface, 0 unknown */
 	__u16 in_link; /* link this direction's packets must come from, plus 1; 0 any of the side */
 	__u32 state;   /* enum nat_flow_state */
 };
@@ -211,26 +212,28 @@ struct nat_bucket {
 	__u64 entries[NAT_BUCKET_ENTRIES];
 };
 
-/* RFC 4787 REQ-1: an inside endpoint, which has one outside endpoint for as long as its
+/* RFC 4787 REQ-1: an internal endpoint, which has one external endpoint for as long as its
  * mapping lives. */
 struct nat_mapping_key {
 	struct nat_addr addr;
 	__be16 port;
 	__u8 class; /* enum nat_class; NAT_OTHER: the whole address (dynamic one-to-one) */
-	__u8 realm;
+	__u8 pool;
 };
 
 enum nat_refs {
 	NAT_REFS_COUNT = 0x00ffffff,
 	NAT_REFS_FILTERING = 0x03000000, /* enum nat_filtering_mode << 24 */
-	NAT_REFS_AGAIN = 0x10000000,  /* in use again since it was queued: its rest begins anew */
-	NAT_REFS_QUEUED = 0x40000000, /* is in mapping_queue: its port rests or will */
-	NAT_REFS_GONE = 0x80000000,   /* being removed: as if not there */
+	NAT_REFS_AGAIN =
+		0x10000000, /* in use again since it was queued: its hold-down starts again */
+	NAT_REFS_QUEUED =
+		0x40000000,         /* is in mapping_queue: its port is in hold-down, or will be */
+	NAT_REFS_GONE = 0x80000000, /* being removed: as if not there */
 };
 
 /*
- * One outside port of one class, or a whole address: which inside endpoint has it. Index: class *
- * (ports of the address) + port - port_first. The first eight bytes are written whole, by whoever
+ * One external port of one class, or a whole address: which internal endpoint has it. Index: class
+ * * (ports of the address) + port - port_first. The first eight bytes are written whole, by whoever
  * holds the port's bit.
  *
  * refs counts the sessions of a mapping. Without NAT_REFS_GONE it is in mapping_table, and
@@ -240,13 +243,13 @@ enum nat_refs {
 struct nat_slot {
 	struct nat_addr addr;
 	__be16 port;
-	__u8 realm;
+	__u8 pool;
 	__u8 used;  /* 0 free, enum nat_slot_use */
 	__u32 refs; /* enum nat_refs */
 	__u32 zero;
 };
 
-/* An entry of mapping_table says where the slot is: index of the address, class and port. */
+/* An entry of mapping_table is the id of a slot: index of the address, class and port. */
 enum nat_mapping_value {
 	NAT_MAPPING_CLASS_SHIFT = 16,
 	NAT_MAPPING_ADDRESS_SHIFT = 18,
@@ -254,7 +257,7 @@ enum nat_mapping_value {
 
 enum nat_slot_use { NAT_SLOT_FREE, NAT_SLOT_MAPPING, NAT_SLOT_SESSION };
 
-/* Free outside ports of one address and class: bit set = free. summary has a bit
+/* Free external ports of one address and class: bit set = free. summary has a bit
  * for each word that may have one. Ports outside the pool's range, reserved by port
  * forwards or bound by sockets at start are never set. */
 struct nat_ports {
@@ -263,7 +266,7 @@ struct nat_ports {
 	__u64 free; /* how many, kept by atomic addition; for status and the choice of an address */
 };
 
-/* An outside address. Index is for life: mappings hold it. */
+/* An external address. Index is for life: mappings hold it. */
 enum nat_address_flag {
 	NAT_ADDRESS_OWNED = 1,      /* the gateway's own: what nothing maps is the stack's */
 	NAT_ADDRESS_MASQUERADE = 2, /* follows the address of link */
@@ -277,36 +280,37 @@ struct nat_address {
 	__u16 link;                   /* index plus 1 of the link it is on, 0 none */
 	__u16 port_first, port_count; /* host order; count 0 = no ports; 65536 does not occur: port
 					 0 is never given */
-	__u8 realm;
+	__u8 pool;
 	__u8 zero[3];
 };
 
-/* An inside host in a realm: how many sessions it has, and which outside address
+/* An internal host in a pool: how many sessions it has, and which external address
  * (RFC 4787 REQ-2, paired pooling). */
 struct nat_source_key {
 	struct nat_addr addr;
-	__u32 realm;
+	__u32 pool;
 };
 
 struct nat_source {
 	struct nat_addr addr; /* repeated, to be compared by who takes a reference */
-	__u16 realm;
-	__u16 address; /* index, valid if the realm is a pool */
+	__u16 pool;
+	__u16 address; /* index; of no meaning for masquerade */
 	__u32 refs;    /* enum nat_refs */
 	__u32 zero;
 };
 
-/* Address-dependent filtering: this outside endpoint has sent to that address. */
-struct nat_contact_key {
+/* A filter entry, of address-dependent filtering: this external endpoint has sent to that
+ * address. */
+struct nat_filter_key {
 	struct nat_addr remote;
 	__u16 address; /* index */
 	__be16 port;
 	__u32 class;
 };
 
-struct nat_contact {
-	struct nat_contact_key key; /* repeated, as in nat_source */
-	__u32 refs;                 /* enum nat_refs */
+struct nat_filter_entry {
+	struct nat_filter_key key; /* repeated, as in nat_source */
+	__u32 refs;                /* enum nat_refs */
 };
 
 /* An interface. Index is for life of the instance; ifindex 0: gone. */
@@ -322,7 +326,7 @@ struct nat_link {
 	__u16 flags;
 	__u16 mtu;
 	__u8 mac[6];
-	__u16 realm;   /* masquerading behind this link */
+	__u16 pool;    /* masquerading behind this link */
 	__u16 address; /* index of the address it masquerades behind, plus 1; 0 none */
 	__u16 zero;
 };
@@ -334,10 +338,11 @@ struct nat_link {
  *   excluded      class of the source and of the destination prefix (two LPM),
  *                 then the pair in a hash
  *   destination   exact (protocol, address, port) in a hash, then port ranges, then
- *                 prefixes, both in one LPM; at each step first bound to the way in
- *   source        LPM of the address under (way in, way out), (any, out), (in, any), (any, any)
+ *                 prefixes, both in one LPM; at each step first bound to the ingress interface
+ *   source        LPM of the address under (ingress, egress), (any, egress),
+ *                 (ingress, any), (any, any)
  *
- * nat_config.lookups says which of them this rule set needs at all.
+ * nat_config.lookups has the ones that this rule set needs at all.
  */
 enum nat_rule_kind {
 	NAT_RULE_NAPT = 1,   /* source: pool or masquerade, with ports */
@@ -348,7 +353,7 @@ enum nat_rule_kind {
 };
 
 enum nat_rule_flag {
-	NAT_RULE_MASQUERADE = 1, /* address of the way out */
+	NAT_RULE_MASQUERADE = 1, /* address of the egress interface */
 	NAT_RULE_CLAMP_MSS = 2,
 	NAT_RULE_KEEP_PORT =
 		4, /* FORWARD: the port of the packet stays; else to_port + (port - from_port) */
@@ -360,7 +365,7 @@ struct nat_rule {
 	__u8 mapping[NAT_PORT_CLASSES];   /* enum nat_mapping_mode */
 	__u8 filtering[NAT_PORT_CLASSES]; /* enum nat_filtering_mode */
 	__u8 prefix;                      /* MAP, STATELESS: length */
-	__u8 realm;                       /* NAPT, ONE_TO_ONE */
+	__u8 pool;                        /* NAPT, ONE_TO_ONE */
 	__u16 from_port;                  /* FORWARD: first of the range, host order */
 	struct nat_addr to;               /* MAP, STATELESS: the other prefix */
 	__u32 pool_first;                 /* index of the pool's first address */
@@ -380,14 +385,14 @@ struct nat_exact_key {
 	__be16 port;
 	__u8 protocol;
 	__u8 zero;
-	__u32 link; /* way in, plus 1; 0 any */
+	__u32 link; /* ingress interface, plus 1; 0 any */
 };
 
-enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX, NAT_OWNED, NAT_INSIDE_HOSTS };
+enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX, NAT_OWNED, NAT_INTERNAL_HOSTS };
 
 /* bits: 16 link (plus 1, network order), 8 kind, 8 protocol (0 any), 32 address, 16 port.
  * NAT_BY_RANGE has the full address and a prefix of the port, NAT_BY_PREFIX a prefix of the
- * address. NAT_OWNED and NAT_INSIDE_HOSTS are no rules: the outside prefix of a map, and the
+ * address. NAT_OWNED and NAT_INTERNAL_HOSTS are no rules: the outside prefix of a map, and the
  * sources of a rule, whatever they are bound to. The second is there for links of both sides. */
 struct nat_destination_key {
 	__u32 prefixlen;
@@ -398,7 +403,7 @@ struct nat_destination_key {
 	__u16 zero;
 };
 
-/* bits: 16 way in, 16 way out (plus 1, 0 any, network order), 32 address */
+/* bits: 16 ingress interface, 16 egress interface (plus 1, 0 any, network order), 32 address */
 struct nat_origin_key {
 	__u32 prefixlen;
 	__be16 in, out;
@@ -452,7 +457,7 @@ struct nat_config {
 };
 
 /* The one word that apply flips, what upgrade looks at, and what holds for the life of the
- * maps. What packets and the sweep write is in a cache line of its own. */
+ * maps. What packets and GC write is in a cache line of its own. */
 struct nat_control {
 	__u32 abi;          /* NAT_ABI of who made the maps */
 	__u32 generation;   /* config and rules in use: slot generation % NAT_GENERATIONS */
@@ -462,7 +467,7 @@ struct nat_control {
 	__u32 sessions_max; /* that there may be */
 	__u32 mappings_max; /* likewise */
 	__u32 zero[6];
-	__u32 swept;                /* ticks: last run of the sweep */
+	__u32 gc_ran;               /* ticks: last run of GC */
 	__u32 icmp_tick, icmp_sent; /* rate limit of errors: the second, and how many in it */
 	__u32 zeros[13];
 };
@@ -477,17 +482,17 @@ struct nat_counts {
 
 struct nat_stats {
 	__u64 packets[NAT_REASONS];
-	__u64 bytes_in, bytes_out;    /* translated, IPv4 bytes */
-	__u64 sweep_ns, sweep_looked; /* time the sweep took, sessions it looked at */
-	__u64 events_lost;            /* no room in the ring buffer */
+	__u64 bytes_in, bytes_out; /* translated, IPv4 bytes */
+	__u64 gc_ns, gc_examined;  /* time GC took, sessions it looked at */
+	__u64 events_lost;         /* no room in the ring buffer */
 };
 
-/* An entry of mapping_queue: a port that rests, of a mapping without sessions (which its
- * slot leads to) or of a session that had it without one. */
-struct nat_resting {
+/* An entry of mapping_queue: a port in hold-down, of a mapping without sessions (which its slot
+ * leads to) or of a session that had it without one. */
+struct nat_hold_down {
 	__u16 address;
 	__be16 port;
-	__u32 since; /* ticks, with enum nat_class in the place of the low two bits */
+	__u32 since; /* ticks, with enum nat_class in the low two bits */
 };
 
 /* A fragmented datagram whose first fragment was translated, or is excluded by its port. */
@@ -501,7 +506,7 @@ struct nat_fragment_key {
 struct nat_fragment {
 	struct nat_addr src, dst; /* what its later fragments become */
 	__u32 seen;
-	__u32 excluded; /* 1: its later fragments go up as they came */
+	__u32 excluded; /* 1: its later fragments are passed to the stack as they came */
 };
 
 enum nat_event_kind { NAT_EVENT_CREATE = 1, NAT_EVENT_DELETE, NAT_EVENT_REFUSED };
@@ -528,14 +533,14 @@ NAT_ASSERT(sizeof(struct nat_control) == 128);
 NAT_ASSERT(sizeof(struct nat_mapping_key) == 8);
 NAT_ASSERT(sizeof(struct nat_slot) == 16);
 NAT_ASSERT(sizeof(struct nat_source) == 16);
-NAT_ASSERT(sizeof(struct nat_contact_key) == 12);
-NAT_ASSERT(sizeof(struct nat_contact) == 16);
+NAT_ASSERT(sizeof(struct nat_filter_key) == 12);
+NAT_ASSERT(sizeof(struct nat_filter_entry) == 16);
 NAT_ASSERT(sizeof(struct nat_address) == 16);
 NAT_ASSERT(sizeof(struct nat_link) == 20);
 NAT_ASSERT(sizeof(struct nat_rule) == 36);
 NAT_ASSERT(sizeof(struct nat_destination_key) == 16);
 NAT_ASSERT(sizeof(struct nat_origin_key) == 12);
-NAT_ASSERT(sizeof(struct nat_resting) == 8);
+NAT_ASSERT(sizeof(struct nat_hold_down) == 8);
 NAT_ASSERT(NAT_OTHER < 4);
 NAT_ASSERT(NAT_TIMEOUTS <= NAT_FLOW_TIMEOUT + 1);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What is told to user space: counters, one set a CPU, and events, made only while
- * somebody reads them. Counting decides nothing.
+ * What is reported to user space: counters, one set a CPU, and events, made only while somebody
+ * reads them. Counting decides nothing.
  */
 #ifndef NATKIT_COUNT_H
 #define NATKIT_COUNT_H

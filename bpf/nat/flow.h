@@ -2,7 +2,7 @@
 /*
  * The fast path: one look-up of the packet's flow, rewrite, out. Whatever needs more
  * (no flow, a flow that is dying, TCP flags that move its state, a second gone by
- * since its route was asked) goes through a subprogram first and then comes back.
+ * since its route was looked up) goes through a subprogram first and then comes back.
  */
 #ifndef NATKIT_FLOW_H
 #define NATKIT_FLOW_H
@@ -38,7 +38,7 @@ static __always_inline int flow_translated(const struct packet *packet)
 }
 
 /* A packet that came without Ethernet gets it before it leaves: the kernel's redirects are
- * made for frames, and take it off again where the way out has none. */
+ * made for frames, and take it off again where the egress interface has none. */
 static __always_inline int flow_frame(struct ctx *ctx, struct packet *packet)
 {
 	if (!CTX_TC || packet->l3)
@@ -51,9 +51,9 @@ static __always_inline int flow_frame(struct ctx *ctx, struct packet *packet)
 }
 
 /*
- * On tc: the way out for a packet whose next hop's MAC isn't known, or should be confirmed:
- * the stack's neighbour output, which asks for the MAC and keeps the packet meanwhile. One
- * to be cut goes whole, and is lost: it was only of use to ask.
+ * On tc: the egress interface for a packet whose next hop's MAC isn't known, or should be
+ * confirmed: the stack's neighbour output, which sends an ARP request and queues the packet. One
+ * that is to be fragmented goes whole, and is lost: its only use was the request.
  */
 GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
@@ -79,8 +79,8 @@ GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flo
 	return flow_translated(packet);
 }
 
-/* Rewrites and sends. Everything that can end the packet is asked before the first
- * byte is written. */
+/* Rewrites and sends. Everything that can end the packet is checked before the first byte is
+ * written. */
 static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 					struct nat_flow *flow)
 {
@@ -137,11 +137,12 @@ static __always_inline int flow_stranded(const struct nat_flow *flow)
 {
 	struct nat_addr src = flow->src;
 
-	return flow_state(flow) & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src);
+	return flow_state(flow) & NAT_FLOW_MASQUERADE &&
+	       !bpf_map_lookup_elem(&address_indices, &src);
 }
 
 /*
- * Asks the FIB again, once a second or as long as there is no next hop. From XDP, a
+ * Looks up the FIB again, once a second or as long as there is no next hop. From XDP, a
  * neighbour that no packet has gone through the neighbour table for in that time is
  * left to tc, whose packet does.
  */
@@ -154,7 +155,7 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 
 	if (flow_stranded(flow)) {
 		session_kill(packet);
-		return NAT_DROP_RACE; /* the next packet makes it anew */
+		return NAT_DROP_RACE; /* the next packet opens another */
 	}
 	if (!CTX_TC && (!probed || packet->now - *probed >= ROUTE_CHECK_TICKS))
 		return NAT_PASS_TO_TC;
@@ -162,7 +163,7 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 	if (reason == GO_ON && !route.link)
 		reason = NAT_DROP_NO_ROUTE;
 	if (reason != GO_ON) {
-		flow->hop = 0; /* the next packet asks again */
+		flow->hop = 0; /* the next packet looks up again */
 		return reason;
 	}
 	flow->mtu = route.mtu;
@@ -177,7 +178,7 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 }
 
 /* Whether a packet may be more than one of many: checked in one place, on every packet. */
-static __always_inline int flow_needs_attention(const struct packet *packet,
+static __always_inline int flow_needs_slow_path(const struct packet *packet,
 						const struct nat_flow *flow)
 {
 	__u32 state = flow_state(flow);
@@ -188,8 +189,7 @@ static __always_inline int flow_needs_attention(const struct packet *packet,
 	       packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS;
 }
 
-/* A SYN: lowers its MSS to what fits the links on both sides, so that it holds for
- * what comes back as well. */
+/* A SYN: lowers its MSS to what fits the links on both sides, so that it also holds for replies. */
 static __always_inline int flow_clamp(struct ctx *ctx, const struct packet *packet, __u16 mtu)
 {
 	struct nat_link *in = link_get(link_find(packet->ifindex));
@@ -226,7 +226,7 @@ static __always_inline int flow_live(const struct packet *packet, const struct n
 }
 
 /* What a packet of an existing flow may need besides the rewriting. */
-GLOBAL int flow_attend(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
+GLOBAL int flow_update(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
 	__u32 state;
 	int reason;
@@ -249,14 +249,14 @@ GLOBAL int flow_send(struct ctx *ctx, struct packet *packet, struct nat_flow *fl
 }
 
 /*
- * A packet that needs attention. If XDP leaves it to tc, its flow was seen all the same:
- * the packet may have changed the state, whose time-out is shorter now, and to tc a
+ * A packet that needs more than the fast path. If XDP leaves it to tc, its flow was seen all the
+ * same: the packet may have changed the state, whose time-out is shorter now, and to tc a
  * connection that was idle for longer than that would be over.
  */
-static __always_inline int flow_attended(struct ctx *ctx, struct packet *packet,
-					 struct nat_flow *flow)
+static __always_inline int flow_slow_path(struct ctx *ctx, struct packet *packet,
+					  struct nat_flow *flow)
 {
-	int reason = flow_attend(ctx, packet, flow), left;
+	int reason = flow_update(ctx, packet, flow), left;
 
 	if (reason == GO_ON)
 		reason = flow_send(ctx, packet, flow);
@@ -313,7 +313,7 @@ static __always_inline void flow_received(struct nat_flow_key *key, struct nat_f
 }
 
 /*
- * A packet between two inside hosts that has left, as it says in *out, and comes back: the
+ * A packet between two internal hosts that has left, as *out has it, and comes back: the
  * receiver's session for it, alive, and GO_ON. Else *reason ends it; GO_ON and no session: the
  * receiver's filter would let a new one in.
  */
@@ -422,8 +422,7 @@ static __always_inline int flow_opened(struct ctx *ctx, struct packet *packet, s
 		reason = flow_return(ctx, packet, out, to);
 	if (!CTX_TC && reason == NAT_PASS_TO_TC)
 		flow_uncount(packet);
-	return reason == GO_ON ? NAT_DROP_RACE
-			       : reason; /* the receiver's session ended meanwhile */
+	return reason == GO_ON ? NAT_DROP_RACE : reason; /* the receiver's session has just ended */
 }
 
 GLOBAL int flow_open(struct ctx *ctx, struct packet *packet)
@@ -486,8 +485,8 @@ static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet
 
 /*
  * A later fragment: as its first one, whose session is not kept alive by it. If there was
- * none, it may be ours if a rule or an outside address says so, whatever its ports are: then
- * it is kept; and for an address of the gateway's own, where the stack gets it as well.
+ * none, it may be ours by a rule or an external address, whatever its ports are: then
+ * it is kept; and for an address of the gateway's own, where the stack also gets it.
  */
 GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
@@ -506,7 +505,7 @@ GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 		}
 		dst = packet->key.dst; /* Linux 6.1 takes no key from elsewhere than the stack */
 		if (reason < NAT_TRANSLATED_IN && reason != GO_ON &&
-		    bpf_map_lookup_elem(&outside, &dst) &&
+		    bpf_map_lookup_elem(&address_indices, &dst) &&
 		    fragment_hold(ctx, packet) == NAT_FRAGMENT_HELD)
 			count_add(NAT_FRAGMENT_HELD);
 	}
@@ -515,7 +514,7 @@ GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 
 /*
  * A packet from inside that comes by another link than its session: its host has moved, if
- * the route back to it has, too. Else somebody else pretends to be it.
+ * the route back to it has, too. Else its source is spoofed.
  */
 static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
@@ -537,8 +536,8 @@ static __always_inline int flow_known(const struct packet *packet)
 }
 
 /*
- * A packet that came in by a link of both sides: it is from the side that its flow says, which
- * may be older than the rules; if it has none, from inside if its source is one of the rules'.
+ * A packet that came in by a link of both sides: it is from the side of its flow, which may be
+ * older than the rules; if it has none, from inside if its source is one of the rules'.
  */
 GLOBAL int flow_side(struct packet *packet)
 {
@@ -571,9 +570,9 @@ static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet
 				return reason;
 		}
 	}
-	if (unlikely(flow_needs_attention(packet, flow))) {
+	if (unlikely(flow_needs_slow_path(packet, flow))) {
 		if (!(flow_state(flow) & NAT_FLOW_RETURNS))
-			return flow_attended(ctx, packet, flow);
+			return flow_slow_path(ctx, packet, flow);
 		reason = flow_hairpin(ctx, packet, flow);
 		return reason == GO_ON ? flow_open(ctx, packet) : reason;
 	}

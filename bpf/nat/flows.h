@@ -2,7 +2,7 @@
 /*
  * Where sessions are: an array of them by number, and a table (table.h) that leads from the
  * keys of both directions to the number. Numbers never used are given first, in order, so
- * that an engine of millions begins at once; then the one that has rested longest.
+ * that an engine of millions begins at once; then the one that has been free longest.
  */
 #ifndef NATKIT_FLOWS_H
 #define NATKIT_FLOWS_H
@@ -20,7 +20,7 @@ struct {
 	__uint(max_entries, 65536);
 } sessions SEC(".maps");
 
-/* Which numbers are in use, 64 in a word. Packets set, the sweep clears. */
+/* Which numbers are in use, 64 in a word. Packets set, GC clears. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -29,7 +29,7 @@ struct {
 	__uint(max_entries, 65536 / 64);
 } session_bits SEC(".maps");
 
-/* Numbers that were in use and are not, oldest first. The sweep puts in, packets take out
+/* Numbers that were in use and are not, oldest first. GC puts in, packets take out
  * once every number has been in use. Has room for all. Empty: the new session is refused,
  * NAT_DROP_SESSIONS_FULL. */
 struct {

@@ -4,7 +4,7 @@
  * leaves a note for those that come after it. Those that come before it are kept, a few,
  * and sent when it has gone.
  *
- * A packet that is too big for the way out and may be fragmented is cut here, because
+ * A packet that is too big for the egress interface and may be fragmented is cut here, because
  * nothing behind a redirect does it (RFC 4787 REQ-13).
  */
 #ifndef NATKIT_FRAGMENT_H
@@ -89,14 +89,14 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 /* --- keeping ---------------------------------------------------------------------- */
 
 enum held_limit {
-	HELD_PLACES = 4,    /* of one datagram */
+	HELD_SLOTS = 4,     /* of one datagram */
 	HELD_PACKET = 1788, /* longest that is kept, whole */
 	HELD_DATAGRAMS = 512,
 };
 
 struct held_key {
 	struct nat_fragment_key datagram;
-	__u32 place;
+	__u32 slot;
 };
 
 struct held {
@@ -105,9 +105,9 @@ struct held {
 	__u8 packet[HELD_PACKET]; /* from the IPv4 header on */
 };
 
-/* Fragments without their first one. Nobody takes out what is never asked for: it is the
- * one map of the engine that forgets its oldest entries, so a flood costs other such
- * fragments their place, and nothing else. */
+/* Fragments without their first one. Nobody removes those whose first one never comes: it is the
+ * one map of the engine that evicts its oldest entries, so a flood costs other such fragments their
+ * slot, and nothing else. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct held_key);
@@ -123,10 +123,10 @@ struct {
 	__uint(max_entries, 1);
 } held_rooms SEC(".maps");
 
-/* Keeps a copy of a fragment, if there is a place. */
+/* Keeps a copy of a fragment, if there is a slot. */
 GLOBAL int fragment_hold(struct ctx *ctx, const struct packet *packet)
 {
-	__u32 zero = 0, bytes, place;
+	__u32 zero = 0, bytes, slot;
 	struct held *room = bpf_map_lookup_elem(&held_rooms, &zero), *old;
 	const struct nat_config *c = config_get(&zero);
 	struct held_key key;
@@ -143,8 +143,8 @@ GLOBAL int fragment_hold(struct ctx *ctx, const struct packet *packet)
 	room->seen = packet->now;
 	room->bytes = bytes;
 	fragment_key(packet, &key.datagram);
-	for (place = 0; place < HELD_PLACES; place++) {
-		key.place = place;
+	for (slot = 0; slot < HELD_SLOTS; slot++) {
+		key.slot = slot;
 		old = bpf_map_lookup_elem(&held_fragments, &key);
 		if (old && packet->now - old->seen <= c->timeouts[NAT_TIMEOUT_FRAGMENT])
 			continue;
@@ -190,7 +190,7 @@ struct cut {
 	__u32 at, end;    /* of the payload: what is next, and all */
 	__u32 size;       /* payload of a fragment */
 	__u32 fragment;   /* the packet's own word: it may be a fragment itself */
-	__u32 ifindex;    /* way out */
+	__u32 ifindex;    /* egress interface */
 	int reason;
 };
 
@@ -325,20 +325,20 @@ GLOBAL int fragment_cut(struct ctx *ctx, const struct packet *packet, __u32 mtu,
 
 struct release {
 	struct ctx *ctx;
-	const struct nat_flow *flow; /* NULL: up, as they came */
+	const struct nat_flow *flow; /* NULL: to the stack, as they came */
 	struct held_key key;
 	__u32 now, limit; /* time-out */
 	__u32 l3, mtu, ifindex;
 };
 
-/* Makes the frame the fragment in that place, translated, and sends a copy of it. */
-static long fragment_release_next(__u32 place, struct release *r)
+/* Makes the frame the fragment in that slot, translated, and sends a copy of it. */
+static long fragment_release_next(__u32 slot, struct release *r)
 {
 	struct held *held;
 	struct ipv4 ip;
 	__u32 bytes;
 
-	r->key.place = place;
+	r->key.slot = slot;
 	held = bpf_map_lookup_elem(&held_fragments, &r->key);
 	if (!held)
 		return 0;
@@ -360,7 +360,7 @@ static long fragment_release_next(__u32 place, struct release *r)
 		if (ctx_store(r->ctx, r->l3, &ip, sizeof(ip)))
 			return 0;
 	}
-	/* Not sent if another datagram has got the place meanwhile, and perhaps its bytes here. */
+	/* Not sent if another datagram has got the slot, and perhaps its bytes are here. */
 	if (bpf_map_lookup_elem(&held_fragments, &r->key) != held)
 		return 0;
 	bpf_map_delete_elem(&held_fragments, &r->key);
@@ -372,8 +372,8 @@ static long fragment_release_next(__u32 place, struct release *r)
 }
 
 /* Sends a first fragment, which has been translated and has its MACs, and after it those
- * that wait for it; without a flow up, from that interface. True: the frame itself is of no
- * more use. */
+ * that wait for it; without a flow to the stack, from that interface. True: the frame itself is of
+ * no more use. */
 GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
 			    const struct nat_flow *flow, __u32 ifindex)
 {
@@ -388,14 +388,14 @@ GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
 	r.l3 = packet->l3;
 	r.mtu = flow ? flow->mtu : 0;
 	fragment_key(packet, &r.key.datagram);
-	if (!bpf_map_lookup_elem(&held_fragments, &r.key)) /* in place 0 is the first to come */
+	if (!bpf_map_lookup_elem(&held_fragments, &r.key)) /* in slot 0 is the first to come */
 		return 0;
 	r.limit = c->timeouts[NAT_TIMEOUT_FRAGMENT];
 	if (flow)
 		ctx_copy(ctx, ifindex);
 	else
 		ctx_copy_up(ctx, ifindex);
-	bpf_loop(HELD_PLACES, fragment_release_next, &r, 0);
+	bpf_loop(HELD_SLOTS, fragment_release_next, &r, 0);
 	return 1;
 }
 
@@ -408,8 +408,8 @@ static __always_inline int fragment_again(struct ctx *ctx, const struct packet *
 }
 
 /* A first fragment from inside that is excluded, perhaps by its port, which the others don't have:
- * they go up as it does. True: it is of no more use. (It comes in once more, with nobody
- * waiting for it any more.) */
+ * they are passed to the stack as it is. True: it is of no more use. (It comes in once more, with
+ * nobody waiting for it any more.) */
 static __noinline int fragment_exclude(struct ctx *ctx, const struct packet *packet)
 {
 	fragment_note(packet, 0, 0, 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the kernel said of hosts and neighbours in the last half second or second, so that it
- * is not asked of every packet.
+ * What the kernel's look-ups of hosts and neighbours found in the last half second or second, so
+ * that not every packet repeats them.
  */
 #ifndef NATKIT_HOME_H
 #define NATKIT_HOME_H
@@ -9,12 +9,13 @@
 #include "lib/route.h"
 
 enum home_limit {
-	ROUTE_HOME_TICKS = ROUTE_CHECK_TICKS / 2, /* the other half is decision.h's */
+	ROUTE_HOME_TICKS = ROUTE_CHECK_TICKS / 2, /* the other half is verdict.h's */
 	ROUTE_PROBED = 4096,                      /* entries of the map */
-	ROUTE_HOMES = 65536, /* likewise; addr_hash is one-to-one: its upper half tells who it is */
+	ROUTE_HOMES =
+		65536, /* likewise; addr_hash is one-to-one: its upper half identifies the host */
 };
 
-/* Inside hosts that were found to be where their packets come from, in the last half second, by
+/* Internal hosts that were found to be where their packets come from, in the last half second, by
  * hash of the address: its upper half, 16 bits of the link (plus 1), 32 of the time. Read
  * and written whole. */
 struct {

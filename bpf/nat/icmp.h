@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * ICMP errors: those of others, which carry a packet that we have translated (RFC
- * 5508), and our own. On tc; XDP passes both on.
+ * 5508), and our own. On tc; XDP passes both on to tc.
  *
  * The packet inside went the other way than the error does. Turned round it has the
  * key of a flow, and that flow's translation, turned round again, is what it must
@@ -156,7 +156,7 @@ static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
 	return out->state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
 }
 
-/* Changes a checksum inside the error, and says what that adds to the error's own. */
+/* Changes a checksum inside the error, and returns what that adds to the error's own. */
 static __always_inline int icmp_inner_checksum(struct ctx *ctx, __u32 offset, __u32 delta, int udp,
 					       __u32 *outer)
 {
@@ -217,7 +217,7 @@ static __noinline int icmp_rewrite(struct ctx *ctx, const struct inner *inner,
 /*
  * Whether an error about a packet that is none of ours may go on as it is. From inside not
  * if that packet's receiver is not where the error comes from: then it was invented, to get
- * an inside address out untranslated.
+ * an internal address out untranslated.
  */
 static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
 				  const struct inner *inner)
@@ -263,8 +263,8 @@ static __always_inline void icmp_side(struct packet *packet, struct nat_flow_key
 
 /*
  * An error from somebody else, to the sender of a packet that we have translated. Its
- * source is translated if it is the receiver of that packet; and from inside always, to
- * the address that the receiver has outside (RFC 5508 REQ-5): routers there have none.
+ * source is translated if it is the receiver of that packet; and from inside always, to the
+ * receiver's external address (RFC 5508 REQ-5): routers there have none.
  */
 GLOBAL int icmp_error(struct ctx *ctx, struct packet *packet)
 {
@@ -318,8 +318,8 @@ GLOBAL int icmp_error(struct ctx *ctx, struct packet *packet)
 
 /* --- our own --------------------------------------------------------------------- */
 
-/* The error that answers a packet which ended so, as type and code; 0: none. */
-static __always_inline __u32 icmp_answer(const struct packet *packet, int reason)
+/* The error to send about a packet that ended so, as type and code; 0: none. */
+static __always_inline __u32 icmp_error_for(const struct packet *packet, int reason)
 {
 	if (packet->flags & (PACKET_ICMP_ERROR | PACKET_FRAGMENT_LATER))
 		return 0;
@@ -363,8 +363,8 @@ static __always_inline int icmp_allowed(const struct packet *packet, int take)
 
 /*
  * The address that an error comes from. Outside: the one that was addressed. Inside: the
- * gateway's towards the sender, as the stack would take; before Linux 6.7, which can't
- * be asked, the one that was addressed as well.
+ * gateway's towards the sender, as the stack would take; before Linux 6.7, which can't look that
+ * up, also the one that was addressed.
  */
 static __always_inline __be32 icmp_source(struct ctx *ctx, const struct packet *packet)
 {
@@ -383,10 +383,10 @@ static __always_inline __be32 icmp_source(struct ctx *ctx, const struct packet *
 
 /* Turns the packet into the error about it, and sends that back the way it came. GO_ON:
  * packet->action does; else the packet is only dropped. */
-GLOBAL int icmp_send(struct ctx *ctx, struct packet *packet, __u32 answer)
+GLOBAL int icmp_send(struct ctx *ctx, struct packet *packet, __u32 error)
 {
 	__u32 quoted, header = sizeof(struct ipv4) + sizeof(struct icmp);
-	struct icmp icmp = {.type = answer >> 8, .code = answer};
+	struct icmp icmp = {.type = error >> 8, .code = error};
 	struct ipv4 ip = {.version = 0x45, .ttl = 64, .protocol = ICMP};
 	int sum;
 
@@ -394,12 +394,12 @@ GLOBAL int icmp_send(struct ctx *ctx, struct packet *packet, __u32 answer)
 		return NAT_DROP_BYPASS;
 	if (!icmp_allowed(packet, 1))
 		return NAT_DROP_REWRITE;
-	/* RFC 1812 section 4.3.2.5: precedence 6, the rest as in what it answers. */
+	/* RFC 1812 section 4.3.2.5: precedence 6, the rest as in the packet it is about. */
 	ip.tos = 0xc0 | (packet->tos & 0x1e);
 	quoted = packet->bytes;
 	if (quoted > ICMP_QUOTED)
 		quoted = ICMP_QUOTED;
-	if (answer == (ICMP_UNREACHABLE << 8 | ICMP_TOO_BIG))
+	if (error == (ICMP_UNREACHABLE << 8 | ICMP_TOO_BIG))
 		icmp.rest = bpf_htons(packet->mtu);
 	ip.src = addr_of(icmp_source(ctx, packet));
 	ip.dst = packet->key.src;
@@ -413,7 +413,7 @@ GLOBAL int icmp_send(struct ctx *ctx, struct packet *packet, __u32 answer)
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&icmp, sizeof(icmp), sum);
 	sum = (sum & 0xffff) + ((__u32)sum >> 16);
 	icmp.check = checksum_add(0xffff, sum);
-	if (ctx_answer(ctx, packet->l3, quoted, header) ||
+	if (ctx_reply(ctx, packet->l3, quoted, header) ||
 	    ctx_store(ctx, packet->l3, &ip, sizeof(ip)) ||
 	    ctx_store(ctx, packet->l3 + sizeof(ip), &icmp, sizeof(icmp)))
 		return NAT_DROP_REWRITE;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Mappings: inside endpoint -> outside endpoint (RFC 4787 section 4.1), the hosts
+ * Mappings: internal endpoint -> external endpoint (RFC 4787 section 4.1), the hosts
  * they belong to (paired pooling, limits) and whom they let in (section 5).
  *
- * A mapping is the slot of its outside port: that names the inside endpoint and counts
- * references. mapping_table leads there from the inside endpoint; its entries are *places*
- * of slots: index of the address, class and port in one number.
+ * A mapping is the slot of its external port: that names the internal endpoint and counts
+ * references. mapping_table leads there from the internal endpoint; its entries are ids of
+ * slots: index of the address, class and port in one number.
  *
  * All three are counted by reference, and live as long as a session holds one. A
  * reference is taken by compare-and-exchange, so never from what is being removed;
  * since the memory may be another one's by then, its identity is compared after that,
  * and a wrong one is put back.
  *
- * Removal is one CPU's: hosts and contacts by whoever changes 0 to GONE, mappings only
- * by the sweep, because their port rests first. What is removed stays where it is found,
+ * Removal is one CPU's: hosts and filter entries by whoever changes 0 to GONE, mappings only
+ * by GC, because of the hold-down of their port. What is removed stays where it is found,
  * marked GONE, until it is taken out there, and nobody can insert the same key before: so
  * that can't meet another one's.
  */
@@ -31,12 +31,12 @@ enum mapping_limit {
 	MAPPING_TRIES = 2,  /* the second after another CPU made the same mapping */
 };
 
-/* What the inside endpoint at one end of a session holds. */
-struct hold {
-	struct nat_mapping_key inside;
+/* What a session has reserved for the internal endpoint at one end of it. */
+struct reservation {
+	struct nat_mapping_key internal;
 	__u16 address;   /* outside: index */
 	__be16 port;     /* outside */
-	__u32 flags;     /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_CONTACT */
+	__u32 flags;     /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_FILTER */
 	__u32 filtering; /* of the mapping */
 };
 
@@ -77,71 +77,72 @@ static __always_inline int refs_put(__u32 *refs, __u32 mark)
 
 /* --- mappings ---------------------------------------------------------------- */
 
-static __always_inline __u64 mapping_place(__u32 address, __u32 class, __be16 port)
+static __always_inline __u64 slot_id(__u32 address, __u32 class, __be16 port)
 {
 	return (__u64)address << NAT_MAPPING_ADDRESS_SHIFT | class << NAT_MAPPING_CLASS_SHIFT |
 	       bpf_ntohs(port);
 }
 
-static __always_inline __u32 place_address(__u64 place)
+static __always_inline __u32 slot_id_address(__u64 id)
 {
-	return place >> NAT_MAPPING_ADDRESS_SHIFT;
+	return id >> NAT_MAPPING_ADDRESS_SHIFT;
 }
 
-static __always_inline __u32 place_class(__u64 place)
+static __always_inline __u32 slot_id_class(__u64 id)
 {
-	return place >> NAT_MAPPING_CLASS_SHIFT & 3;
+	return id >> NAT_MAPPING_CLASS_SHIFT & 3;
 }
 
-static __always_inline __be16 place_port(__u64 place)
+static __always_inline __be16 slot_id_port(__u64 id)
 {
-	return bpf_htons(place);
+	return bpf_htons(id);
 }
 
-static __always_inline struct nat_slot *place_slot(__u64 place)
+static __always_inline struct nat_slot *slot_at(__u64 id)
 {
-	__u32 index = place_address(place);
+	__u32 index = slot_id_address(id);
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
 
-	return address ? port_slot(index, address, place_class(place), place & 0xffff) : NULL;
+	return address ? port_slot(index, address, slot_id_class(id), id & 0xffff) : NULL;
 }
 
-/* Whether the slot of that place is the mapping of inside. */
-static __always_inline int mapping_is(const struct nat_slot *slot, __u64 place,
-				      const struct nat_mapping_key *inside)
+/* Whether the slot of that id is the mapping of internal. */
+static __always_inline int mapping_is(const struct nat_slot *slot, __u64 id,
+				      const struct nat_mapping_key *internal)
 {
 	struct nat_slot value = slot_read(slot);
 
-	return value.used == NAT_SLOT_MAPPING && place_class(place) == inside->class &&
-	       addr_equal(value.addr, inside->addr) && value.port == inside->port &&
-	       value.realm == inside->realm;
+	return value.used == NAT_SLOT_MAPPING && slot_id_class(id) == internal->class &&
+	       addr_equal(value.addr, internal->addr) && value.port == internal->port &&
+	       value.pool == internal->pool;
 }
 
-/* table.h: whether the mapping at that place is of the inside endpoint. */
-static __always_inline int mapping_at(const void *inside, __u64 place)
+/* table.h: whether the mapping in that slot is of the internal endpoint. */
+static __always_inline int mapping_at(const void *internal, __u64 id)
 {
-	struct nat_slot *slot = place_slot(place);
+	struct nat_slot *slot = slot_at(id);
 
-	return slot && mapping_is(slot, place, inside);
+	return slot && mapping_is(slot, id, internal);
 }
 
 GLOBAL __u64 mapping_within(const struct nat_bucket *bucket, __u64 hash,
-			    const struct nat_mapping_key *inside)
+			    const struct nat_mapping_key *internal)
 {
-	return bucket && inside ? table_within(bucket, hash, mapping_at, inside) : 0;
+	return bucket && internal ? table_within(bucket, hash, mapping_at, internal) : 0;
 }
 
 static __always_inline __u64 mapping_in(const struct nat_bucket *bucket, __u64 hash,
-					const void *inside)
+					const void *internal)
 {
-	return mapping_within(bucket, hash, inside);
+	return mapping_within(bucket, hash, internal);
 }
 
-/* The realm has no part in it: a packet's bucket is known before its rule is. */
+/* The pool has no part in it: a packet's bucket is known before its rule is. */
 static __always_inline __u64 mapping_hash(const struct nat_control *c,
-					  const struct nat_mapping_key *inside)
+					  const struct nat_mapping_key *internal)
 {
-	return table_hash(c, addr_word(inside->addr), (__u32)inside->class << 16 | inside->port);
+	return table_hash(c, addr_word(internal->addr),
+			  (__u32)internal->class << 16 | internal->port);
 }
 
 /*
@@ -149,47 +150,47 @@ static __always_inline __u64 mapping_hash(const struct nat_control *c,
  * It is in no cache, as the flow's was not, and who waits for both at once waits half as
  * long. What is read decides nothing.
  */
-static __always_inline void mapping_touch(const struct nat_mapping_key *inside)
+static __always_inline void mapping_touch(const struct nat_mapping_key *internal)
 {
 	struct nat_control *c = control_get();
 	struct nat_bucket *home;
 
 	if (!c)
 		return;
-	home = table_bucket(&mapping_table, c->mapping_mask, mapping_hash(c, inside), 0);
+	home = table_bucket(&mapping_table, c->mapping_mask, mapping_hash(c, internal), 0);
 	if (home)
 		table_read(&home->entries[0]);
 }
 
-/* The place of the mapping of an inside endpoint; 0 is none. */
-GLOBAL __u64 mapping_lookup(const struct nat_mapping_key *inside)
+/* The slot id of the mapping of an internal endpoint; 0 is none. */
+GLOBAL __u64 mapping_lookup(const struct nat_mapping_key *internal)
 {
 	struct nat_control *c = control_get();
 
-	if (!c || !inside)
+	if (!c || !internal)
 		return 0;
-	return table_value(table_find(&mapping_table, c->mapping_mask, mapping_hash(c, inside),
-				      mapping_in, inside));
+	return table_value(table_find(&mapping_table, c->mapping_mask, mapping_hash(c, internal),
+				      mapping_in, internal));
 }
 
-/* Makes the slot at that place, which is named already, the mapping of inside: 0, or the
+/* Makes the slot of that id, which is named already, the mapping of internal: 0, or the
  * error of table_insert. */
-GLOBAL int mapping_enter(const struct nat_mapping_key *inside, __u64 place)
+GLOBAL int mapping_enter(const struct nat_mapping_key *internal, __u64 id)
 {
 	struct nat_control *c = control_get();
 
-	if (!c || !inside)
+	if (!c || !internal)
 		return E_TOO_BIG;
-	return table_insert(&mapping_table, c->mapping_mask, mapping_hash(c, inside), place,
-			    mapping_in, inside);
+	return table_insert(&mapping_table, c->mapping_mask, mapping_hash(c, internal), id,
+			    mapping_in, internal);
 }
 
-GLOBAL int mapping_leave(const struct nat_mapping_key *inside, __u64 place)
+GLOBAL int mapping_leave(const struct nat_mapping_key *internal, __u64 id)
 {
 	struct nat_control *c = control_get();
 
-	if (c && inside)
-		table_remove(&mapping_table, c->mapping_mask, mapping_hash(c, inside), place);
+	if (c && internal)
+		table_remove(&mapping_table, c->mapping_mask, mapping_hash(c, internal), id);
 	return 0;
 }
 
@@ -208,145 +209,145 @@ static __always_inline int mapping_count(int one)
 	return 0;
 }
 
-/* The port of a mapping, or of a session without one, rests from now on, if the queue has
- * room, which is for every mapping. If not a mapping stays until it is used and left again,
- * and the caller frees a session's port at once. */
-static __always_inline int port_rest(__u64 place, __u32 now)
+/* The port of a mapping, or of a session without one, is in hold-down from now on, if the
+ * queue has room, which it has for every mapping. If not, a mapping stays until it is used and left
+ * again, and the caller frees a session's port at once. */
+static __always_inline int port_hold_down(__u64 id, __u32 now)
 {
-	struct nat_resting resting = {.address = place_address(place),
-				      .port = place_port(place),
-				      .since = (now & ~3) | place_class(place)};
+	struct nat_hold_down resting = {.address = slot_id_address(id),
+					.port = slot_id_port(id),
+					.since = (now & ~3) | slot_id_class(id)};
 
 	return bpf_map_push_elem(&mapping_queue, &resting, 0);
 }
 
 /*
- * A mapping without sessions goes into the queue once; QUEUED says that it is there.
- * Who takes it out of rest leaves AGAIN, so that the sweep, when it meets the entry,
- * knows that the rest began later than the entry says.
+ * A mapping without sessions goes into the queue once; QUEUED means that it is there.
+ * Who uses it during hold-down leaves AGAIN, so that GC, when it gets to the entry, knows that
+ * the hold-down started later.
  */
-SUBPROGRAM void mapping_put(struct nat_slot *slot, __u64 place, __u32 now)
+SUBPROGRAM void mapping_put(struct nat_slot *slot, __u64 id, __u32 now)
 {
-	if (refs_put(&slot->refs, NAT_REFS_QUEUED) && port_rest(place, now))
+	if (refs_put(&slot->refs, NAT_REFS_QUEUED) && port_hold_down(id, now))
 		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
 }
 
-/* Whether two places are of one slot: an address whose pool has grown has two indices. */
-SUBPROGRAM int place_same(__u64 a, __u64 b)
+/* Whether two ids are of one slot: an address whose pool has grown has two indices. */
+SUBPROGRAM int slot_same(__u64 a, __u64 b)
 {
-	return place_slot(a) == place_slot(b);
+	return slot_at(a) == slot_at(b);
 }
 
-/* Holds the mapping of h->inside, if there is one and its slot is that of only, or only is 0;
+/* Takes a reference on the mapping of r->internal, if there is one and its slot is that of only,
+ * or only is 0;
  * NAT_DROP_NO_MAPPING if not. */
-GLOBAL int mapping_hold(struct hold *h, __u32 now, __u64 only)
+GLOBAL int mapping_reserve(struct reservation *r, __u32 now, __u64 only)
 {
 	struct nat_slot *slot;
-	__u64 place;
+	__u64 id;
 
-	if (!h)
+	if (!r)
 		return NAT_DROP_BYPASS;
-	place = mapping_lookup(&h->inside);
-	if (!place)
+	id = mapping_lookup(&r->internal);
+	if (!id)
 		return NAT_DROP_NO_MAPPING;
-	if (only && place != only && !place_same(place, only))
+	if (only && id != only && !slot_same(id, only))
 		return NAT_DROP_NO_MAPPING;
-	slot = place_slot(place);
+	slot = slot_at(id);
 	if (!slot || refs_take(&slot->refs, NAT_REFS_COUNT) != GO_ON)
 		return NAT_DROP_RACE;
-	if (!mapping_is(slot, place, &h->inside)) {
-		mapping_put(slot, place, now);
+	if (!mapping_is(slot, id, &r->internal)) {
+		mapping_put(slot, id, now);
 		return NAT_DROP_RACE;
 	}
-	h->address = place_address(place);
-	h->port = place_port(place);
-	h->filtering = refs_read(&slot->refs) & NAT_REFS_FILTERING;
-	h->flags |= NAT_FLOW_MAPPED;
+	r->address = slot_id_address(id);
+	r->port = slot_id_port(id);
+	r->filtering = refs_read(&slot->refs) & NAT_REFS_FILTERING;
+	r->flags |= NAT_FLOW_MAPPED;
 	return GO_ON;
 }
 
-/* Gives back the mapping that h holds, and nothing else. */
-static __always_inline void mapping_drop(const struct hold *h, __u32 now)
+/* Gives back the mapping of r, and nothing else. */
+static __always_inline void mapping_drop(const struct reservation *r, __u32 now)
 {
-	__u64 place = mapping_place(h->address, h->inside.class, h->port);
-	struct nat_slot *slot = h->flags & NAT_FLOW_MAPPED ? place_slot(place) : NULL;
+	__u64 id = slot_id(r->address, r->internal.class, r->port);
+	struct nat_slot *slot = r->flags & NAT_FLOW_MAPPED ? slot_at(id) : NULL;
 
 	if (slot)
-		mapping_put(slot, place, now);
+		mapping_put(slot, id, now);
 }
 
-static __always_inline int mapping_find(struct hold *h, __u32 now)
+static __always_inline int mapping_find(struct reservation *r, __u32 now)
 {
-	return mapping_hold(h, now, 0);
+	return mapping_reserve(r, now, 0);
 }
 
-/* Says whose the outside endpoint of h is. */
-static __always_inline void slot_name(struct nat_slot *slot, const struct hold *h, __u8 use)
+/* Writes whose the external endpoint of r is. */
+static __always_inline void slot_name(struct nat_slot *slot, const struct reservation *r, __u8 use)
 {
-	struct nat_slot value = {.addr = h->inside.addr,
-				 .port = h->inside.port,
-				 .realm = h->inside.realm,
+	struct nat_slot value = {.addr = r->internal.addr,
+				 .port = r->internal.port,
+				 .pool = r->internal.pool,
 				 .used = use};
 
 	slot_write(slot, value);
 }
 
 /* The same for a session that has the port without a mapping. */
-static __always_inline void port_name(const struct hold *h)
+static __always_inline void port_name(const struct reservation *r)
 {
-	struct nat_slot *slot = place_slot(mapping_place(h->address, h->inside.class, h->port));
+	struct nat_slot *slot = slot_at(slot_id(r->address, r->internal.class, r->port));
 
 	if (slot)
-		slot_name(slot, h, NAT_SLOT_SESSION);
+		slot_name(slot, r, NAT_SLOT_SESSION);
 }
 
 /*
- * Makes the mapping of h->inside with the outside endpoint h->address, h->port, which
- * the caller took; E_EXIST if another CPU was faster. The slot is named before its place
- * is in the table: whoever finds that looks at the name. Packets to the port find no
- * mapping meanwhile, and are refused. Until refs are set nobody can take one, and who tries
- * gives up.
+ * Makes the mapping of r->internal with the external endpoint r->address, r->port, which
+ * the caller took; E_EXIST if another CPU was faster. The slot is named before its id is in
+ * the table: whoever finds that looks at the name. Until then packets to the port find no
+ * mapping, and are refused. Before refs are set nobody can take one, and who tries gives up.
  */
-static __always_inline int mapping_insert(struct hold *h)
+static __always_inline int mapping_insert(struct reservation *r)
 {
-	__u64 place = mapping_place(h->address, h->inside.class, h->port);
-	struct nat_slot *slot = place_slot(place);
-	struct nat_mapping_key inside = h->inside;
+	__u64 id = slot_id(r->address, r->internal.class, r->port);
+	struct nat_slot *slot = slot_at(id);
+	struct nat_mapping_key internal = r->internal;
 	int error;
 
 	if (!slot || !mapping_count(1))
 		return E_TOO_BIG;
 	*(volatile __u32 *)&slot->refs = NAT_REFS_GONE;
-	slot_name(slot, h, NAT_SLOT_MAPPING);
-	error = mapping_enter(&inside, place);
+	slot_name(slot, r, NAT_SLOT_MAPPING);
+	error = mapping_enter(&internal, id);
 	if (error) {
 		mapping_count(-1);
 		return error;
 	}
-	*(volatile __u32 *)&slot->refs = 1 | h->filtering;
-	h->flags |= NAT_FLOW_MAPPED;
+	*(volatile __u32 *)&slot->refs = 1 | r->filtering;
+	r->flags |= NAT_FLOW_MAPPED;
 	count_add(NAT_MAPPED);
 	return 0;
 }
 
 /*
- * Endpoint-independent: makes the mapping of h->inside with the port of h->address that
- * the caller took. Two CPUs may do it at once: both took a port, one inserts; the
- * other gives its port back and holds the winner's mapping.
+ * Endpoint-independent: makes the mapping of r->internal with the port of r->address that
+ * the caller took. Two CPUs may do it at once: both took a port, one inserts; the other gives its
+ * port back and uses the winner's mapping.
  */
-GLOBAL int mapping_make(struct hold *h, __u32 now)
+GLOBAL int mapping_make(struct reservation *r, __u32 now)
 {
 	int error;
 
-	if (!h)
+	if (!r)
 		return NAT_DROP_BYPASS;
-	error = mapping_insert(h);
+	error = mapping_insert(r);
 	if (!error)
 		return GO_ON;
-	port_give(h->address, h->inside.class, bpf_ntohs(h->port));
+	port_give(r->address, r->internal.class, bpf_ntohs(r->port));
 	if (error == E_TOO_BIG)
 		return NAT_DROP_MAPPINGS_FULL;
-	return mapping_find(h, now) == GO_ON ? GO_ON : NAT_DROP_RACE;
+	return mapping_find(r, now) == GO_ON ? GO_ON : NAT_DROP_RACE;
 }
 
 /* The caller's whole address is free again: port_give for pools without ports. */
@@ -367,24 +368,24 @@ static __always_inline void address_give(__u32 index)
 
 /* For a pool without ports, whose addresses are first and the next: the mapping of the
  * host, or a new one with an address of its own. */
-GLOBAL int mapping_take_address(struct hold *h, __u32 first, __u32 count, __u32 now)
+GLOBAL int mapping_take_address(struct reservation *r, __u32 first, __u32 count, __u32 now)
 {
 	__u32 zero = 0, try;
 	struct nat_ports *ports = bpf_map_lookup_elem(&free_addresses, &zero);
 	int index, reason, error;
 
-	if (!h || !ports)
+	if (!r || !ports)
 		return NAT_DROP_BYPASS;
 	for (try = 0; try < MAPPING_TRIES; try++) {
-		reason = mapping_find(h, now);
+		reason = mapping_find(r, now);
 		if (reason != NAT_DROP_NO_MAPPING)
 			return reason;
 		index = bits_take(ports, first, first + count - 1, ~0ULL);
 		if (index == PORT_NONE)
 			return NAT_DROP_NO_ADDRESS;
-		h->address = index;
-		h->port = 0;
-		error = mapping_insert(h);
+		r->address = index;
+		r->port = 0;
+		error = mapping_insert(r);
 		if (!error)
 			return GO_ON;
 		address_give(index);
@@ -395,19 +396,19 @@ GLOBAL int mapping_take_address(struct hold *h, __u32 first, __u32 count, __u32 
 }
 
 /*
- * Who has an outside endpoint: GO_ON, and h is that endpoint and the inside one, not yet
- * held; NAT_PASS_NO_RULE if the address is none of ours, and if nobody has it NAT_PASS_LOCAL
+ * Who has an external endpoint: GO_ON, and r is that endpoint and the internal one, not yet
+ * referenced; NAT_PASS_NO_RULE if the address is none of ours, and if nobody has it NAT_PASS_LOCAL
  * where the gateway itself does, NAT_DROP_NO_MAPPING where it doesn't.
  */
-GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class, struct hold *h)
+GLOBAL int mapping_by_external(__be32 external, __be16 port, __u8 class, struct reservation *r)
 {
-	struct nat_addr key = addr_of(outside_addr);
-	__u32 *index = bpf_map_lookup_elem(&outside, &key);
+	struct nat_addr key = addr_of(external);
+	__u32 *index = bpf_map_lookup_elem(&address_indices, &key);
 	struct nat_address *address;
 	struct nat_slot *slot, value;
 	__u32 i;
 
-	if (!index || !h)
+	if (!index || !r)
 		return NAT_PASS_NO_RULE;
 	i = *index;
 	address = bpf_map_lookup_elem(&addresses, &i);
@@ -417,79 +418,81 @@ GLOBAL int mapping_by_outside(__be32 outside_addr, __be16 port, __u8 class, stru
 	if (slot) {
 		value = slot_read(slot);
 		if (value.used) {
-			h->inside.addr = value.addr;
-			h->inside.port = value.port;
-			h->inside.class = address->port_count ? class : NAT_OTHER;
-			h->inside.realm = value.realm;
-			h->address = i;
-			h->port = address->port_count ? port : 0;
+			r->internal.addr = value.addr;
+			r->internal.port = value.port;
+			r->internal.class = address->port_count ? class : NAT_OTHER;
+			r->internal.pool = value.pool;
+			r->address = i;
+			r->port = address->port_count ? port : 0;
 			return GO_ON;
 		}
 	}
 	return address->flags & NAT_ADDRESS_OWNED ? NAT_PASS_LOCAL : NAT_DROP_NO_MAPPING;
 }
 
-/* Holds the mapping of the outside endpoint that mapping_by_outside found. NAT_DROP_FILTERED:
+/* Holds the mapping of the external endpoint that mapping_by_external found. NAT_DROP_FILTERED:
  * the port is a session's, which others can't use; its host's mapping, if any, is another's. */
-static __always_inline int mapping_addressed(struct hold *h, __u32 now)
+static __always_inline int mapping_addressed(struct reservation *r, __u32 now)
 {
-	int reason = mapping_hold(h, now, mapping_place(h->address, h->inside.class, h->port));
+	int reason = mapping_reserve(r, now, slot_id(r->address, r->internal.class, r->port));
 
 	return reason == NAT_DROP_NO_MAPPING ? NAT_DROP_FILTERED : reason;
 }
 
-/* --- contacts ---------------------------------------------------------------- */
+/* --- filter entries ---------------------------------------------------------------- */
 
-static __always_inline int contact_equal(const struct nat_contact_key *a,
-					 const struct nat_contact_key *b)
+static __always_inline int filter_equal(const struct nat_filter_key *a,
+					const struct nat_filter_key *b)
 {
 	return addr_equal(a->remote, b->remote) && a->address == b->address && a->port == b->port &&
 	       a->class == b->class;
 }
 
-static __always_inline struct nat_contact_key contact_key(const struct hold *h,
-							  struct nat_addr remote)
+static __always_inline struct nat_filter_key filter_key(const struct reservation *r,
+							struct nat_addr remote)
 {
-	struct nat_contact_key key = {
-		.remote = remote, .address = h->address, .port = h->port, .class = h->inside.class};
+	struct nat_filter_key key = {.remote = remote,
+				     .address = r->address,
+				     .port = r->port,
+				     .class = r->internal.class};
 
 	return key;
 }
 
-static __always_inline void contact_put(struct nat_contact *c)
+static __always_inline void filter_put(struct nat_filter_entry *c)
 {
-	struct nat_contact_key key = c->key;
+	struct nat_filter_key key = c->key;
 
 	if (refs_put(&c->refs, NAT_REFS_GONE))
-		bpf_map_delete_elem(&contacts, &key);
+		bpf_map_delete_elem(&filter_entries, &key);
 }
 
-/* The inside endpoint sends to that address: from now on it may answer from any port. */
-GLOBAL int contact_take(struct hold *h, __be32 remote)
+/* The internal endpoint sends to that address: from now on it may send from any port. */
+GLOBAL int filter_take(struct reservation *r, __be32 remote)
 {
-	struct nat_contact new = {.refs = 1}, *c;
-	struct nat_contact_key key;
+	struct nat_filter_entry new = {.refs = 1}, *c;
+	struct nat_filter_key key;
 	int try, error;
 
-	if (!h)
+	if (!r)
 		return NAT_DROP_BYPASS;
-	key = contact_key(h, addr_of(remote));
+	key = filter_key(r, addr_of(remote));
 	new.key = key;
 	for (try = 0; try < MAPPING_TRIES; try++) {
-		c = bpf_map_lookup_elem(&contacts, &key);
+		c = bpf_map_lookup_elem(&filter_entries, &key);
 		if (c) {
 			if (refs_take(&c->refs, NAT_REFS_COUNT) != GO_ON)
 				return NAT_DROP_RACE;
-			h->flags |= NAT_FLOW_CONTACT;
-			if (contact_equal(&c->key, &key))
+			r->flags |= NAT_FLOW_FILTER;
+			if (filter_equal(&c->key, &key))
 				return GO_ON;
-			h->flags &= ~NAT_FLOW_CONTACT;
-			contact_put(c);
+			r->flags &= ~NAT_FLOW_FILTER;
+			filter_put(c);
 			return NAT_DROP_RACE;
 		}
-		error = bpf_map_update_elem(&contacts, &key, &new, BPF_NOEXIST);
+		error = bpf_map_update_elem(&filter_entries, &key, &new, BPF_NOEXIST);
 		if (!error) {
-			h->flags |= NAT_FLOW_CONTACT;
+			r->flags |= NAT_FLOW_FILTER;
 			return GO_ON;
 		}
 		if (error == E_TOO_BIG)
@@ -498,29 +501,29 @@ GLOBAL int contact_take(struct hold *h, __be32 remote)
 	return NAT_DROP_RACE;
 }
 
-/* Whether the mapping that h holds lets a stranger in: a packet that no session
+/* Whether the mapping of r lets a stranger in: a packet that no session
  * expects, from that address. */
-GLOBAL int mapping_admits(const struct hold *h, __be32 remote)
+GLOBAL int mapping_admits(const struct reservation *r, __be32 remote)
 {
-	struct nat_contact_key key;
-	struct nat_contact *c;
+	struct nat_filter_key key;
+	struct nat_filter_entry *c;
 
-	if (!h)
+	if (!r)
 		return NAT_DROP_BYPASS;
-	key = contact_key(h, addr_of(remote));
-	if (h->filtering == NAT_FILTER_ENDPOINT_INDEPENDENT << 24)
+	key = filter_key(r, addr_of(remote));
+	if (r->filtering == NAT_FILTER_ENDPOINT_INDEPENDENT << 24)
 		return GO_ON;
-	if (h->filtering != NAT_FILTER_ADDRESS << 24)
+	if (r->filtering != NAT_FILTER_ADDRESS << 24)
 		return NAT_DROP_FILTERED;
-	c = bpf_map_lookup_elem(&contacts, &key);
+	c = bpf_map_lookup_elem(&filter_entries, &key);
 	return c && refs_read(&c->refs) & NAT_REFS_COUNT ? GO_ON : NAT_DROP_FILTERED;
 }
 
-/* --- inside hosts ------------------------------------------------------------- */
+/* --- internal hosts ------------------------------------------------------------- */
 
 static __always_inline void source_put(struct nat_source *s)
 {
-	struct nat_source_key key = {.addr = s->addr, .realm = s->realm};
+	struct nat_source_key key = {.addr = s->addr, .pool = s->pool};
 
 	if (refs_put(&s->refs, NAT_REFS_GONE))
 		bpf_map_delete_elem(&sources, &key);
@@ -594,7 +597,7 @@ static __always_inline int pool_has(__u32 index, __u32 first, __u32 count)
 
 	if (address && index - first >= count) {
 		key = address->addr;
-		now = bpf_map_lookup_elem(&outside, &key);
+		now = bpf_map_lookup_elem(&address_indices, &key);
 		index = now ? *now : index;
 		address = bpf_map_lookup_elem(&addresses, &index);
 	}
@@ -602,47 +605,47 @@ static __always_inline int pool_has(__u32 index, __u32 first, __u32 count)
 }
 
 /*
- * Counts a session for the inside host of h, if it has fewer than limit (0: no limit).
+ * Counts a session for the internal host of r, if it has fewer than limit (0: no limit).
  * A pool's address is the host's for as long as it has sessions (RFC 4787 REQ-2) and the
- * pool has it; count 0: h has it.
+ * pool has it; count 0: r has it.
  */
-GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
+GLOBAL int source_take(struct reservation *r, __u32 first, __u32 count, __u32 limit)
 {
 	struct nat_source new = {.refs = 1}, *s;
 	struct nat_source_key key = {};
 	int try, reason, error;
 
-	if (!h)
+	if (!r)
 		return NAT_DROP_BYPASS;
-	key.addr = new.addr = h->inside.addr;
-	key.realm = new.realm = h->inside.realm;
+	key.addr = new.addr = r->internal.addr;
+	key.pool = new.pool = r->internal.pool;
 	for (try = 0; try < MAPPING_TRIES; try++) {
 		s = bpf_map_lookup_elem(&sources, &key);
 		if (s) {
 			reason = refs_take(&s->refs, limit ? limit : NAT_REFS_COUNT);
 			if (reason != GO_ON)
 				return reason;
-			if (!addr_equal(s->addr, key.addr) || s->realm != key.realm) {
+			if (!addr_equal(s->addr, key.addr) || s->pool != key.pool) {
 				source_put(s);
 				return NAT_DROP_RACE;
 			}
-			h->flags |= NAT_FLOW_SOURCE;
+			r->flags |= NAT_FLOW_SOURCE;
 			if (count && !pool_has(s->address, first, count))
 				s->address = pool_choose(addr_word(key.addr), first, count,
-							 h->inside.class);
+							 r->internal.class);
 			if (count)
-				h->address = s->address;
+				r->address = s->address;
 			return GO_ON;
 		}
-		new.address = h->address;
+		new.address = r->address;
 		if (count)
 			new.address =
-				pool_choose(addr_word(key.addr), first, count, h->inside.class);
+				pool_choose(addr_word(key.addr), first, count, r->internal.class);
 		error = bpf_map_update_elem(&sources, &key, &new, BPF_NOEXIST);
 		if (!error) {
-			h->flags |= NAT_FLOW_SOURCE;
+			r->flags |= NAT_FLOW_SOURCE;
 			if (count)
-				h->address = new.address;
+				r->address = new.address;
 			return GO_ON;
 		}
 		if (error == E_TOO_BIG)
@@ -654,45 +657,45 @@ GLOBAL int source_take(struct hold *h, __u32 first, __u32 count, __u32 limit)
 /* --- both ends ---------------------------------------------------------------- */
 
 /*
- * Gives back what h holds; remote is whom a contact was made with. Everything is found
- * by its key again: while the reference is held the element is there and the right one.
+ * Releases the reservation r; remote is whom a filter entry was made with. Everything is
+ * found by its key again: while there is a reference the element is there and the right one.
  */
-GLOBAL int hold_drop(const struct hold *h, __be32 remote, __u32 now)
+GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 now)
 {
 	struct nat_source_key host = {};
-	struct nat_contact_key contact;
-	struct nat_mapping_key inside;
+	struct nat_filter_key filter;
+	struct nat_mapping_key internal;
 	struct nat_slot *slot = NULL;
-	struct nat_contact *c;
+	struct nat_filter_entry *c;
 	struct nat_source *s;
-	__u64 place;
+	__u64 id;
 
-	if (!h)
+	if (!r)
 		return NAT_DROP_BYPASS;
-	inside = h->inside;
-	host.addr = inside.addr;
-	host.realm = inside.realm;
-	contact = contact_key(h, addr_of(remote));
-	if (h->flags & NAT_FLOW_MAPPED) {
-		place = mapping_lookup(&inside);
-		if (place) {
-			slot = place_slot(place);
-			contact.address = place_address(place);
-			contact.port = place_port(place);
+	internal = r->internal;
+	host.addr = internal.addr;
+	host.pool = internal.pool;
+	filter = filter_key(r, addr_of(remote));
+	if (r->flags & NAT_FLOW_MAPPED) {
+		id = mapping_lookup(&internal);
+		if (id) {
+			slot = slot_at(id);
+			filter.address = slot_id_address(id);
+			filter.port = slot_id_port(id);
 		}
-		if (h->flags & NAT_FLOW_CONTACT) {
-			c = bpf_map_lookup_elem(&contacts, &contact);
+		if (r->flags & NAT_FLOW_FILTER) {
+			c = bpf_map_lookup_elem(&filter_entries, &filter);
 			if (c)
-				contact_put(c);
+				filter_put(c);
 		}
 		if (slot)
-			mapping_put(slot, place, now);
+			mapping_put(slot, id, now);
 	}
-	/* No room for it to rest: it is free at once, not lost for ever. */
-	if (h->flags & NAT_FLOW_PORT &&
-	    port_rest(mapping_place(h->address, inside.class, h->port), now))
-		port_give(h->address, inside.class, bpf_ntohs(h->port));
-	if (h->flags & NAT_FLOW_SOURCE) {
+	/* No room for its hold-down: it is free at once, not lost for ever. */
+	if (r->flags & NAT_FLOW_PORT &&
+	    port_hold_down(slot_id(r->address, internal.class, r->port), now))
+		port_give(r->address, internal.class, bpf_ntohs(r->port));
+	if (r->flags & NAT_FLOW_SOURCE) {
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)
 			source_put(s);

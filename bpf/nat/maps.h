@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The maps that files of the engine share, or natkit reads: key, who writes, who reads, what
- * full means. A map that one file alone uses is in that file: count.h, decision.h, flows.h,
- * fragment.h, home.h, icmp.h, rule.h, session.h and nat/sweep.bpf.c; control.h and links.h have
- * those that accel has as well, whose own are in learn.h.
- * "Packets" are the programs at the hooks, "sweep" the timer of nat/sweep.bpf.c,
- * "natkit" user space. max_entries given here are for tests of the C code; package
+ * full means. A map that one file alone uses is in that file: count.h, flows.h, fragment.h, home.h,
+ * icmp.h, rule.h, session.h, verdict.h and nat/gc.bpf.c; control.h and links.h have those that
+ * accel also has, whose own are in learn.h. "Packets" are the programs at the hooks, "GC" the timer
+ * of nat/gc.bpf.c, "natkit" user space. max_entries given here are for tests of the C code; package
  * datapath puts in those of the rule file's limits before it loads.
  *
  * Sessions and mappings lie in arrays, and tables of cache lines lead to them (table.h);
@@ -13,9 +12,9 @@
  * wait for their first one, fragment.h): a live session or mapping is not thrown away for
  * a new one (RFC 6888 REQ-11). Memory of what was removed is used again by any other key,
  * so:
- *  - a session is removed only by the sweep, NAT_DEAD_TICKS after it was marked
+ *  - a session is removed only by GC, NAT_DEAD_TICKS after it was marked
  *    NAT_FLOW_DEAD, and a packet that finds it dead does not use it (it may revive it);
- *  - a reference on a mapping, source or contact is taken by compare-and-exchange
+ *  - a reference on a mapping, source or filter entry is taken by compare-and-exchange
  *    and its identity checked after that.
  */
 #ifndef NATKIT_MAPS_H
@@ -32,9 +31,10 @@ struct {
 	__uint(max_entries, 1);
 } counts SEC(".maps");
 
-/* Inside endpoint -> slot of its outside endpoint, enum nat_mapping_value (table.h). Packets
- * create; the sweep removes when no session has used it for the time that its port rests.
- * No room near its place, or nat_control.mappings_max reached: NAT_DROP_MAPPINGS_FULL. */
+/* Internal endpoint -> slot of its external endpoint, enum nat_mapping_value (table.h). Packets
+ * create; GC removes when no session has used it for the
+ * hold-down of its port. No room near its home bucket, or nat_control.mappings_max reached:
+ * NAT_DROP_MAPPINGS_FULL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -43,15 +43,15 @@ struct {
 	__uint(max_entries, 16384);
 } mapping_table SEC(".maps");
 
-/* Mappings whose last session ended, oldest first; and, with class's port rest, the
- * ports of ended sessions without mapping (APDM: realm set, port's slot is SESSION). */
+/* Mappings whose last session ended, oldest first; and the ports
+ * of ended sessions without a mapping (APDM: the port's slot is NAT_SLOT_SESSION). */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
-	__type(value, struct nat_resting);
+	__type(value, struct nat_hold_down);
 	__uint(max_entries, 65536);
 } mapping_queue SEC(".maps");
 
-/* Inside hosts. Packets create, the sweep removes those without sessions. */
+/* Internal hosts. Packets create, GC removes those without sessions. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct nat_source_key);
@@ -59,16 +59,16 @@ struct {
 	__uint(max_entries, 65536);
 } sources SEC(".maps");
 
-/* For rules that filter by address only. Packets create, the sweep removes those
+/* For rules that filter by address only. Packets create, GC removes those
  * without sessions. Full: NAT_DROP_MAPPINGS_FULL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct nat_contact_key);
-	__type(value, struct nat_contact);
+	__type(key, struct nat_filter_key);
+	__type(value, struct nat_filter_entry);
 	__uint(max_entries, 65536);
-} contacts SEC(".maps");
+} filter_entries SEC(".maps");
 
-/* Packets write on tc, the sweep removes. Full: NAT_DROP_FRAGMENTS_FULL. Only packets
+/* Packets write on tc, GC removes. Full: NAT_DROP_FRAGMENTS_FULL. Only packets
  * of a session make entries, so a flood from outside can't fill it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -78,14 +78,14 @@ struct {
 } fragments SEC(".maps");
 
 /* Keys of fragments, oldest first. Who makes an entry of fragments puts its key here;
- * the sweep takes it out. */
+ * GC takes it out. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__type(value, struct nat_fragment_key);
 	__uint(max_entries, NAT_MAX_FRAGMENTS);
 } fragment_queue SEC(".maps");
 
-/* --- outside addresses ------------------------------------------------------- */
+/* --- external addresses ------------------------------------------------------- */
 
 /* By index. natkit writes; packets move a masquerade address on Linux 6.7 and later. */
 struct {
@@ -101,7 +101,7 @@ struct {
 	__type(key, struct nat_addr);
 	__type(value, __u32);
 	__uint(max_entries, NAT_MAX_ADDRESSES);
-} outside SEC(".maps");
+} address_indices SEC(".maps");
 
 /* By index of the address: who has which port. Three spaces, one a class. Read in place by
  * natkit. */

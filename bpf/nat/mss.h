@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Clamps the MSS that TCP's ends tell each other.
+ * Clamps the MSS that TCP's ends announce to each other.
  */
 #ifndef NATKIT_MSS_H
 #define NATKIT_MSS_H
@@ -32,7 +32,7 @@ static long option_next(__u32 n, struct option_walk *walk)
 	return 0;
 }
 
-/* Lowers the MSS that a SYN tells its receiver. A SYN that tells none gets none. */
+/* Lowers the MSS that a SYN announces. A SYN without one gets none. */
 GLOBAL int rewrite_mss(struct ctx *ctx, __u32 l4, __u32 most)
 {
 	void *end = ctx_data_end(ctx);

@@ -49,20 +49,20 @@ static __always_inline int nat_pass(int reason)
 	return CTX_PASS;
 }
 
-/* A drop may be answered by an ICMP error: by tc, to which XDP leaves as many packets as
- * may be answered. */
+/* A drop may cause an ICMP error: by tc, to which XDP leaves as many packets as errors may be
+ * sent for. */
 static __noinline int nat_drop(struct ctx *ctx, struct packet *packet, int reason)
 {
-	__u32 answer = icmp_answer(packet, reason);
+	__u32 error = icmp_error_for(packet, reason);
 
-	if (!CTX_TC && answer && icmp_allowed(packet, 0))
+	if (!CTX_TC && error && icmp_allowed(packet, 0))
 		return nat_pass(NAT_PASS_TO_TC);
 	count_add(reason);
-	return CTX_TC && answer && icmp_send(ctx, packet, answer) == GO_ON ? packet->action
-									   : CTX_DROP;
+	return CTX_TC && error && icmp_send(ctx, packet, error) == GO_ON ? packet->action
+									 : CTX_DROP;
 }
 
-/* side is a constant: what it decides is decided when this is compiled. */
+/* side is a constant: what depends on it is settled when this is compiled. */
 static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u32 l3)
 {
 	struct packet packet;
@@ -100,5 +100,12 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	nat_translated(&packet, reason);
 	return packet.action;
 }
+
+/* The program of a hook for links of one side, or of both. */
+#define NAT_PROGRAM(section, name, side, l3)                                                       \
+	SEC(section) int name(struct ctx *ctx)                                                     \
+	{                                                                                          \
+		return nat_process(ctx, side, l3);                                                 \
+	}
 
 #endif

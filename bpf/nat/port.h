@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Chooses an outside port, in a time that does not depend on how many are taken,
+ * Chooses an external port, in a time that does not depend on how many are taken,
  * and takes it back. A free port is a bit in two levels: words of 64 ports, and a
  * summary with a bit for each word that may have one (struct nat_ports).
  *
@@ -134,8 +134,8 @@ GLOBAL int word_draw(const struct nat_ports *ports, __u32 lo, __u32 hi)
  * (The first at once would be easy to guess behind ports that are never given, as those
  * of the gateway's own connections.) Every step but the last looks at a word that
  * had what was wanted and lost it to another CPU, has it only in bits that mask or
- * range exclude (two words of a range at most), or has been made stale; a caller that
- * masks asks once more without.
+ * range exclude (two words of a range at most), or has been made stale; a caller that masks tries
+ * once more without.
  */
 GLOBAL int bits_take(struct nat_ports *ports, __u32 lo, __u32 hi, __u64 mask)
 {
@@ -242,8 +242,8 @@ GLOBAL int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, __u3
 	return 0;
 }
 
-/* A port for a packet that no wish was granted: of its own range and parity if it can
- * be, of the rest if not. */
+/* A port for a packet that cannot keep its own: of its own range and parity if there is one, any
+ * other if not. */
 static __always_inline int port_search(struct nat_ports *ports, __u32 first, __u32 last,
 				       __u32 class, __u32 wanted, __u32 parity)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Lets user space change free ports while packets take theirs: a map's value can only
-// be replaced whole from there, and packets would lose what they took meanwhile. Run
-// by BPF_PROG_TEST_RUN; the packet is a list of struct change, after the 14 bytes that
-// a frame must have.
+// Lets user space change free ports while packets take theirs: from there a map's value can
+// only be replaced whole, and what packets take at the same time would be lost. Run by
+// BPF_PROG_TEST_RUN; the packet is a list of struct change, after the 14 bytes that a frame
+// must have.
 #include "nat/abi.h"
 #include "nat/maps.h"
 #include "lib/ctx_skb.h"

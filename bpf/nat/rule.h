@@ -2,9 +2,9 @@
 /*
  * On a miss: which rules want this packet, and what they make of its addresses.
  * Every question is a fixed number of look-ups, whatever the number of rules;
- * nat_config.lookups leaves out those that this rule set can't answer.
+ * nat_config.lookups leaves out those that find nothing in this rule set.
  *
- * Rules of a kind are asked from the most to the least special, and at each step
+ * Rules of a kind are looked up from the most to the least special, and at each step
  * first bound to an interface, then unbound: no order in the file decides.
  */
 #ifndef NATKIT_RULE_H
@@ -16,11 +16,11 @@
 
 enum rule_limit { RULE_RECENT = 4096 };
 
-/* What source rule a host's packets of that way met, of that generation. src 0: nothing
- * here, for no host has that address. */
+/* The source rule that a host's packets between two interfaces matched, of that generation. src 0:
+ * nothing here, for no host has that address. */
 struct rule_recent {
 	__be32 src;
-	__u32 links; /* way in and way out */
+	__u32 links; /* ingress and egress interface */
 	__u32 generation;
 	int index;
 };
@@ -87,8 +87,8 @@ GLOBAL int rule_excluded(const struct nat_flow_key *key, __u32 lookups, __u32 sl
 }
 
 /*
- * The destination rule for a packet, as an index of rules. link is the way in, plus
- * 1. ICMP queries and protocols without ports ask with port 0.
+ * The destination rule for a packet, as an index of rules. link is the ingress interface, plus
+ * 1. ICMP queries and protocols without ports are looked up with port 0.
  */
 GLOBAL int rule_destination(const struct nat_flow_key *key, __u32 link, __u32 lookups, __u32 slot)
 {
@@ -179,11 +179,11 @@ static __always_inline int rule_owns(struct nat_addr addr, __u32 lookups, __u32 
 /* The side of a host that is behind a link of both sides: inside are the sources of rules. */
 static __always_inline __u8 rule_side(struct nat_addr addr, __u32 slot)
 {
-	return rule_within(addr, NAT_INSIDE_HOSTS, slot) ? NAT_INSIDE : NAT_OUTSIDE;
+	return rule_within(addr, NAT_INTERNAL_HOSTS, slot) ? NAT_INSIDE : NAT_OUTSIDE;
 }
 
-/* The source rule for a packet from that address, as an index of rules. in and out
- * are the links of its way, plus 1. */
+/* The source rule for a packet from that address, as an index of rules. in and out are its
+ * ingress and egress links, plus 1. */
 SUBPROGRAM int rule_origin(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 slot)
 {
 	struct nat_origin_key k = {.prefixlen = 64, .addr = addr_of(src)};
@@ -215,8 +215,8 @@ SUBPROGRAM int rule_origin(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32
 }
 
 /*
- * rule_origin in that generation of the rules, with what it answered of late: hosts open many
- * sessions, and among thousands of prefixes a look-up waits for memory several times.
+ * rule_origin in that generation of the rules, with a cache: hosts open many sessions, and among
+ * thousands of prefixes a look-up waits for memory several times.
  */
 GLOBAL int rule_source(__be32 src, __u32 in, __u32 out, __u32 lookups, __u32 generation)
 {

@@ -1,40 +1,40 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * On a miss: finds what a packet is to become and makes the session, two flows; and
- * brings a session back that had died.
+ * revives a session that had died.
  *
  *   1) exclusions                     nothing more
- *   2) destination                    a rule, or who has the outside endpoint; else it stays
- *   3) the way to that
- *   4) source                         a rule for that way; a port or an address from it
+ *   2) destination                    a rule, or who has the external endpoint; else it stays
+ *   3) the route to that
+ *   4) source                         a rule for that route; a port or an address from it
  *   5) filtering                      of the mapping found in 2
  *   6) both flows, the peer's first
  *
- * Sources are checked against the routes only here: the flow of an inside host remembers
+ * Sources are checked against the routes only here: the flow of an internal host remembers
  * the link that its packets must come from.
  */
 #ifndef NATKIT_SESSION_H
 #define NATKIT_SESSION_H
 
-#include "nat/decision.h"
+#include "nat/verdict.h"
 #include "nat/mapping.h"
 #include "nat/state.h"
 
 enum session_limit { SESSION_PORT_TRIES = 64 };
 
 /* The packet at hand, and what is known of the session that it opens. */
-struct opening {
+struct new_session {
 	struct packet packet;         /* without inner */
 	__u32 lookups, config, limit; /* of nat_config: lookups, flags, sessions_per_source */
 	__u32 generation, slot;       /* of the rules and of their maps */
-	struct decided decided;
-	struct hold source; /* the packet's sender */
-	struct hold target; /* its receiver, if it has the mapping that was addressed */
-	__u32 flags;        /* enum nat_flow_state, of the owner */
-	__u8 by_mapping;    /* the destination is translated by the mapping that has it */
-	__u8 refused;       /* enum nat_reason: its port is a session's, which others can't use */
+	struct verdict verdict;
+	struct reservation source; /* the packet's sender */
+	struct reservation target; /* its receiver, if it has the mapping that was addressed */
+	__u32 flags;               /* enum nat_flow_state, of the owner */
+	__u8 by_mapping;           /* the destination is translated by the mapping that has it */
+	__u8 refused; /* enum nat_reason: its port is a session's, which others can't use */
 	struct nat_flow owner;
-	struct nat_flow_key other; /* of the answers */
+	struct nat_flow_key other; /* of the replies */
 };
 
 /* It doesn't fit on the stack beside the rest, which is 512 bytes for the whole chain
@@ -43,9 +43,9 @@ struct opening {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__type(value, struct opening);
+	__type(value, struct new_session);
 	__uint(max_entries, 1);
-} openings SEC(".maps");
+} new_sessions SEC(".maps");
 
 /* --- 2) destination ----------------------------------------------------------- */
 
@@ -69,25 +69,26 @@ static __always_inline int session_opens(const struct packet *p)
 }
 
 static __always_inline void session_rule(const struct packet *p, struct nat_flow *out,
-					 struct opening *o, const struct nat_rule *rule)
+					 struct new_session *new, const struct nat_rule *rule)
 {
 	out->rule = rule->id;
 	if (rule->kind != NAT_RULE_STATELESS)
-		o->decided.sessions = 1;
+		new->verdict.sessions = 1;
 	if (rule->flags & NAT_RULE_CLAMP_MSS && p->class == NAT_TCP)
-		o->flags |= NAT_FLOW_CLAMP;
+		new->flags |= NAT_FLOW_CLAMP;
 }
 
-/* The outside endpoint that was addressed belongs to an inside one, which is held. A session's
- * own is not, and only from inside it matters whose it is: session_hairpin. */
+/* The external endpoint that was addressed belongs to an internal one, whose mapping is
+ * referenced. A port of a session alone is not, and only from inside it matters whose it is:
+ * session_hairpin. */
 static __always_inline int session_to_mapping(const struct packet *p, struct nat_flow *out,
-					      struct opening *o)
+					      struct new_session *new)
 {
 	int query = p->flags & PACKET_QUERY, reason;
-	struct nat_mapping_key *inside = &o->target.inside;
+	struct nat_mapping_key *internal = &new->target.internal;
 
-	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
-				    p->class, &o->target);
+	reason = mapping_by_external(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
+				     p->class, &new->target);
 	if (reason == NAT_PASS_NO_RULE)
 		return GO_ON; /* not one of ours */
 	if (reason != GO_ON)
@@ -95,40 +96,41 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	reason = session_opens(p);
 	if (reason != GO_ON)
 		return reason;
-	reason = mapping_addressed(&o->target, p->now);
+	reason = mapping_addressed(&new->target, p->now);
 	if (reason == NAT_DROP_FILTERED && p->key.side == NAT_INSIDE)
-		o->refused = reason;
+		new->refused = reason;
 	else if (reason != GO_ON)
 		return reason;
-	o->by_mapping = 1;
-	o->decided.sessions = 1;
-	out->dst = inside->addr;
-	if (query && inside->class != NAT_OTHER)
-		out->sport = inside->port;
-	else if (inside->class != NAT_OTHER)
-		out->dport = inside->port;
+	new->by_mapping = 1;
+	new->verdict.sessions = 1;
+	out->dst = internal->addr;
+	if (query && internal->class != NAT_OTHER)
+		out->sport = internal->port;
+	else if (internal->class != NAT_OTHER)
+		out->dport = internal->port;
 	return GO_ON;
 }
 
-SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out, struct opening *o)
+SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out,
+				   struct new_session *new)
 {
-	int index = rule_destination(&p->key, o->decided.in, o->lookups, o->slot);
+	int index = rule_destination(&p->key, new->verdict.in, new->lookups, new->slot);
 	const struct nat_rule *rule;
 
 	if (index == RULE_NONE)
-		return session_to_mapping(p, out, o);
-	rule = rule_get(o->slot, index);
+		return session_to_mapping(p, out, new);
+	rule = rule_get(new->slot, index);
 	if (!rule)
 		return NAT_DROP_BYPASS;
-	o->decided.by_rule = 1;
-	session_rule(p, out, o, rule);
+	new->verdict.by_rule = 1;
+	session_rule(p, out, new, rule);
 	if (rule->kind == NAT_RULE_FORWARD)
-		return rule_forward(rule, o->slot, p->key.src, &out->dst, &out->dport);
+		return rule_forward(rule, new->slot, p->key.src, &out->dst, &out->dport);
 	out->dst = rule_map_address(rule, p->key.dst);
 	return GO_ON;
 }
 
-/* --- 3) the way ---------------------------------------------------------------- */
+/* --- 3) the route -------------------------------------------------------------- */
 
 static __always_inline int session_to_many(struct nat_addr addr)
 {
@@ -155,7 +157,7 @@ static __always_inline int session_martian(const struct nat_flow_key *key)
 	return session_nobody(key->dst) ? NAT_PASS_NO_RULE : GO_ON;
 }
 
-/* Whether an address is given to inside hosts: it is not only that of forwards. */
+/* Whether an address is given to internal hosts: it is not only that of forwards. */
 static __always_inline int session_gives(__u32 *index)
 {
 	struct nat_address *address = index ? bpf_map_lookup_elem(&addresses, index) : NULL;
@@ -164,7 +166,7 @@ static __always_inline int session_gives(__u32 *index)
 }
 
 /*
- * Whether a packet from inside has a source that no inside host has: an outside address of
+ * Whether a packet from inside has a source that no internal host has: an external address of
  * any rule, or a reserved one, unless it is routed to where the packet came from (a host may
  * be mapped to its own address, and some networks use 240.0.0.0/4). Asked of packets that
  * no rule is about as well: the stack would let them out as they are. By a link of both sides
@@ -179,7 +181,7 @@ SUBPROGRAM int session_pretends(struct ctx *ctx, const struct packet *p, __u16 i
 
 	if (p->key.side != NAT_INSIDE && !link_is_both(link_get(in)))
 		return 0;
-	index = bpf_map_lookup_elem(&outside, &src);
+	index = bpf_map_lookup_elem(&address_indices, &src);
 	owned = rule_owns(src, lookups, slot);
 	if (src.octet[0] && src.octet[0] < 240 && !index && !owned)
 		return 0;
@@ -203,17 +205,17 @@ static __always_inline __u8 session_side(const struct nat_link *link, struct nat
 	return link->flags & NAT_LINK_INSIDE ? NAT_INSIDE : NAT_OUTSIDE;
 }
 
-/* Whether an inside host sends to another one by a link of both sides, under its own address:
+/* Whether an internal host sends to another one by a link of both sides, under its own address:
  * rules for what leaves by that link are not about it. */
 static __always_inline int session_among(const struct packet *p, const struct nat_flow *out,
-					 const struct decided *d)
+					 const struct verdict *d)
 {
 	return p->key.side == NAT_INSIDE && d->side == NAT_INSIDE &&
 	       link_is_both(link_get(d->link)) && !session_moves(p, out);
 }
 
 SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const struct nat_flow *out,
-			     struct opening *o)
+			     struct new_session *new)
 {
 	int translated = session_moves(p, out);
 	struct route route;
@@ -226,35 +228,36 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
 	if (reason != GO_ON)
 		return reason;
 	link = link_get(route.link);
-	if (!link) /* answers would not meet us */
+	if (!link) /* replies would not pass here */
 		return translated ? NAT_DROP_NO_ROUTE : NAT_PASS_NO_RULE;
-	o->decided.link = route.link;
-	o->decided.mtu = route.mtu;
-	o->decided.found = route.found;
-	o->decided.hop = route.hop;
-	o->decided.side = session_side(link, out->dst, o->slot);
-	if (translated && p->key.side == NAT_INSIDE && o->decided.side == NAT_INSIDE)
-		o->flags |= NAT_FLOW_HAIRPIN;
+	new->verdict.link = route.link;
+	new->verdict.mtu = route.mtu;
+	new->verdict.found = route.found;
+	new->verdict.hop = route.hop;
+	new->verdict.side = session_side(link, out->dst, new->slot);
+	if (translated && p->key.side == NAT_INSIDE && new->verdict.side == NAT_INSIDE)
+		new->flags |= NAT_FLOW_HAIRPIN;
 	return GO_ON;
 }
 
 /*
- * Whether the packet can be from where it came. An inside source must route back to that
- * link. One from outside must not be the gateway's or an inside host's: a session of
- * it would translate what inside hosts say to each other.
+ * Whether the packet can be from where it came. An internal source must route back to that
+ * link. One from outside must not be the gateway's or an internal host's: its session would
+ * translate packets between internal hosts.
  */
-SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const struct opening *o)
+SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p,
+			       const struct new_session *new)
 {
 	struct route back;
 	struct nat_link *link;
 	int reason;
 
 	if (p->key.side == NAT_INSIDE)
-		return route_home(ctx, p, o->decided.in);
+		return route_home(ctx, p, new->verdict.in);
 	reason = route_find(ctx, p, p->key.dst, p->key.src, &back);
 	link = reason == GO_ON ? link_get(back.link) : NULL;
 	if (reason == NAT_PASS_LOCAL ||
-	    (link && session_side(link, p->key.src, o->slot) == NAT_INSIDE))
+	    (link && session_side(link, p->key.src, new->slot) == NAT_INSIDE))
 		return NAT_DROP_SPOOFED;
 	return GO_ON;
 }
@@ -262,20 +265,21 @@ SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p, const st
 /* --- 4) source ----------------------------------------------------------------- */
 
 /*
- * The link whose source rules a packet meets: the way out, or for hairpin the link
+ * The link whose source rules a packet meets: the egress interface, or for hairpin the link
  * that it would have left by, had its receiver not been inside: the one that the
- * addressed outside address is on, or the way to that.
+ * addressed external address is on, or the route to that.
  */
-SUBPROGRAM __u32 session_way_out(struct ctx *ctx, const struct packet *p, const struct opening *o)
+SUBPROGRAM __u32 session_egress(struct ctx *ctx, const struct packet *p,
+				const struct new_session *new)
 {
 	struct nat_addr key = p->key.dst;
 	struct nat_address *address;
 	struct route route;
 	__u32 *index;
 
-	if (!(o->flags & NAT_FLOW_HAIRPIN))
-		return o->decided.link;
-	index = bpf_map_lookup_elem(&outside, &key);
+	if (!(new->flags &NAT_FLOW_HAIRPIN))
+		return new->verdict.link;
+	index = bpf_map_lookup_elem(&address_indices, &key);
 	address = index ? bpf_map_lookup_elem(&addresses, index) : NULL;
 	if (address && address->link)
 		return address->link;
@@ -283,22 +287,23 @@ SUBPROGRAM __u32 session_way_out(struct ctx *ctx, const struct packet *p, const 
 }
 
 /* The pool of the rule, or the one address of the link for masquerade. */
-static __always_inline int session_pool(struct opening *o, const struct nat_rule *rule, __u32 out)
+static __always_inline int session_pool(struct new_session *new, const struct nat_rule *rule,
+					__u32 out)
 {
-	struct hold *h = &o->source;
+	struct reservation *r = &new->source;
 	struct nat_link *link;
 
 	if (!(rule->flags & NAT_RULE_MASQUERADE)) {
-		h->inside.realm = rule->realm;
-		h->address = rule->pool_first;
+		r->internal.pool = rule->pool;
+		r->address = rule->pool_first;
 		return GO_ON;
 	}
 	link = link_get(out);
 	if (!link || !link->address)
 		return NAT_DROP_NO_ADDRESS;
-	h->inside.realm = link->realm;
-	h->address = link->address - 1;
-	o->flags |= NAT_FLOW_MASQUERADE;
+	r->internal.pool = link->pool;
+	r->address = link->address - 1;
+	new->flags |= NAT_FLOW_MASQUERADE;
 	return GO_ON;
 }
 
@@ -315,19 +320,19 @@ static __always_inline __u32 rule_strictest(const struct nat_rule *rule)
 }
 
 /*
- * Asks early for memory that is written soon: the port's slot and the answers' bucket of
- * flow_table. Neither is in a cache, and who waits for both at once waits half as
- * long: behind the locks in between, one would be waited for after the other.
+ * Prefetches memory that is written soon: the port's slot and the replies' bucket of
+ * flow_table. Neither is in a cache, and waiting for both at once takes half as long: behind
+ * the locks in between, one would be waited for after the other.
  */
-SUBPROGRAM void session_touch(const struct packet *p, const struct hold *h)
+SUBPROGRAM void session_touch(const struct packet *p, const struct reservation *r)
 {
-	__u32 index = h->address;
+	__u32 index = r->address;
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_flow_key answer = {.src = p->key.dst,
-				      .sport = p->key.dport,
-				      .dport = h->port,
-				      .protocol = p->key.protocol,
-				      .side = NAT_OUTSIDE};
+	struct nat_flow_key reply = {.src = p->key.dst,
+				     .sport = p->key.dport,
+				     .dport = r->port,
+				     .protocol = p->key.protocol,
+				     .side = NAT_OUTSIDE};
 	struct nat_control *c = control_get();
 	struct nat_bucket *bucket;
 	struct flow_words words;
@@ -335,87 +340,87 @@ SUBPROGRAM void session_touch(const struct packet *p, const struct hold *h)
 
 	if (!address || !c)
 		return;
-	answer.dst = address->addr;
-	slot = port_slot(index, address, h->inside.class, bpf_ntohs(h->port));
+	reply.dst = address->addr;
+	slot = port_slot(index, address, r->internal.class, bpf_ntohs(r->port));
 	if (slot)
 		slot_read(slot);
-	words = flow_words(&answer);
+	words = flow_words(&reply);
 	bucket = table_bucket(&flow_table, c->flow_mask, table_hash(c, words.addresses, words.rest),
 			      0);
 	if (bucket)
 		table_read(&bucket->entries[0]);
 }
 
-/* Takes an outside endpoint for the packet's sender. */
-static __always_inline int session_take(struct ctx *ctx, const struct packet *p, struct opening *o,
-					const struct nat_rule *rule)
+/* Takes an external endpoint for the packet's sender. */
+static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
+					struct new_session *new, const struct nat_rule *rule)
 {
 	__u32 count = 0, class = p->class;
-	struct hold *h = &o->source;
+	struct reservation *r = &new->source;
 	int reason, port, independent;
 
 	if (rule->kind == NAT_RULE_NAPT && rule->pool_count > 1)
 		count = rule->pool_count;
-	reason = source_take(h, rule->pool_first, count, o->limit);
+	reason = source_take(r, rule->pool_first, count, new->limit);
 	if (reason != GO_ON)
 		return reason;
 	if (rule->kind == NAT_RULE_ONE_TO_ONE) {
-		h->inside.class = NAT_OTHER;
-		h->filtering = rule_strictest(rule) << 24;
-		reason = mapping_take_address(h, rule->pool_first, rule->pool_count, p->now);
+		r->internal.class = NAT_OTHER;
+		r->filtering = rule_strictest(rule) << 24;
+		reason = mapping_take_address(r, rule->pool_first, rule->pool_count, p->now);
 	} else if (class >= NAT_PORT_CLASSES) {
 		/* By address: the flows are only let in if no other host talks so with
 		 * that receiver. ICMP that is neither query nor error has no owner. */
 		return p->key.protocol == ICMP ? NAT_DROP_UNSUPPORTED : GO_ON;
 	} else {
-		h->inside.port = p->key.sport;
+		r->internal.port = p->key.sport;
 		/* Linux 6.1 forgets what class was compared with ("max value is outside"). */
 		OPAQUE(class);
 		class &= 3;
-		h->filtering = (__u32)rule->filtering[class] << 24;
+		r->filtering = (__u32)rule->filtering[class] << 24;
 		independent = rule->mapping[class] == NAT_ENDPOINT_INDEPENDENT;
-		reason = independent ? mapping_find(h, p->now) : NAT_DROP_NO_MAPPING;
+		reason = independent ? mapping_find(r, p->now) : NAT_DROP_NO_MAPPING;
 		if (reason == NAT_DROP_NO_MAPPING) {
-			port = port_take(ctx, &p->key, class, h->address,
-					 o->config & NAT_CONFIG_PARITY);
+			port = port_take(ctx, &p->key, class, r->address,
+					 new->config &NAT_CONFIG_PARITY);
 			if (port == PORT_NONE)
 				return NAT_DROP_NO_PORT;
-			h->port = bpf_htons(port);
+			r->port = bpf_htons(port);
 			if (!independent) {
-				h->flags |= NAT_FLOW_PORT;
-				port_name(h);
+				r->flags |= NAT_FLOW_PORT;
+				port_name(r);
 				return GO_ON;
 			}
-			session_touch(p, h);
-			reason = mapping_make(h, p->now);
+			session_touch(p, r);
+			reason = mapping_make(r, p->now);
 		}
 	}
-	if (reason == GO_ON && h->filtering == NAT_FILTER_ADDRESS << 24)
-		reason = contact_take(h, addr_word(p->key.dst));
+	if (reason == GO_ON && r->filtering == NAT_FILTER_ADDRESS << 24)
+		reason = filter_take(r, addr_word(p->key.dst));
 	return reason;
 }
 
 static __always_inline int session_source(struct ctx *ctx, const struct packet *p,
-					  struct nat_flow *out, struct opening *o,
+					  struct nat_flow *out, struct new_session *new,
 					  const struct nat_rule *rule)
 {
 	struct nat_address *address;
-	struct hold *h = &o->source;
+	struct reservation *r = &new->source;
 	__u32 index;
 	int reason;
 
-	reason = session_take(ctx, p, o, rule);
+	reason = session_take(ctx, p, new, rule);
 	if (reason != GO_ON)
 		return reason;
-	index = h->address;
+	index = r->address;
 	address = bpf_map_lookup_elem(&addresses, &index);
 	if (!address)
 		return NAT_DROP_BYPASS;
 	if (address->flags & NAT_ADDRESS_LEAVING)
 		return NAT_DROP_NO_ADDRESS;
 	out->src = address->addr;
-	if (h->inside.class < NAT_PORT_CLASSES)
-		out->sport = h->port;
+	if (r->internal.class < NAT_PORT_CLASSES)
+		out->sport = r->port;
 	return GO_ON;
 }
 
@@ -431,68 +436,68 @@ static __always_inline void session_deltas(const struct nat_flow_key *key, struc
 				    delta_word(key->dport, flow->dport));
 }
 
-static __always_inline __u32 session_held(const struct hold *h)
+static __always_inline __u32 session_reserved(const struct reservation *r)
 {
 	__u32 whole =
-		h->flags & NAT_FLOW_MAPPED && h->inside.class == NAT_OTHER ? NAT_FLOW_WHOLE : 0;
+		r->flags & NAT_FLOW_MAPPED && r->internal.class == NAT_OTHER ? NAT_FLOW_WHOLE : 0;
 
-	return h->flags | whole | (__u32)h->inside.realm << NAT_FLOW_REALM_SHIFT;
+	return r->flags | whole | (__u32)r->internal.pool << NAT_FLOW_POOL_SHIFT;
 }
 
-/* The flow of the answers: everything the other way round. Its next hop is found by
+/* The flow of the replies: everything reversed. Its next hop is found by
  * its first packet. */
 static __always_inline void session_peer(const struct packet *p, struct nat_flow *peer,
-					 const struct opening *o)
+					 const struct new_session *new)
 {
 	peer->src = p->key.dst;
 	peer->dst = p->key.src;
 	peer->sport = p->key.dport;
 	peer->dport = p->key.sport;
-	session_deltas(&o->other, peer);
+	session_deltas(&new->other, peer);
 	peer->hop = 0;
 	peer->hop_checked = 0;
 	peer->seen = p->now;
 	peer->packets = 0;
 	peer->bytes = 0;
-	peer->rule = o->owner.rule;
-	peer->created = o->source.address;
+	peer->rule = new->owner.rule;
+	peer->created = new->source.address;
 	peer->mtu = 0;
 	peer->in_link = 0;
 	peer->state = (state_open(p) & NAT_FLOW_TIMEOUT) |
-		      (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP | NAT_FLOW_RETURNS)) |
-		      session_held(&o->target) |
+		      (new->flags &(NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP | NAT_FLOW_RETURNS)) |
+		      session_reserved(&new->target) |
 		      (p->key.side == NAT_OUTSIDE ? NAT_FLOW_PEER_OUTSIDE : 0) |
-		      (o->decided.side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
+		      (new->verdict.side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
 }
 
 static __always_inline void session_owner(const struct packet *p, struct nat_flow *owner,
-					  const struct opening *o)
+					  const struct new_session *new)
 {
 	session_deltas(&p->key, owner);
-	owner->hop = o->decided.hop;
-	owner->mtu = o->decided.mtu;
-	owner->hop_checked = o->decided.found;
+	owner->hop = new->verdict.hop;
+	owner->mtu = new->verdict.mtu;
+	owner->hop_checked = new->verdict.found;
 	owner->seen = p->now;
 	owner->created = p->now;
 	owner->packets = p->segments;
 	owner->bytes = p->bytes;
-	owner->state = state_open(p) | NAT_FLOW_OWNER | o->flags | session_held(&o->source);
+	owner->state = state_open(p) | NAT_FLOW_OWNER | new->flags | session_reserved(&new->source);
 	if (p->key.side == NAT_INSIDE) {
-		owner->in_link = o->decided.in;
+		owner->in_link = new->verdict.in;
 		owner->state |= NAT_FLOW_OUTBOUND;
 	}
-	if (o->decided.side == NAT_OUTSIDE)
+	if (new->verdict.side == NAT_OUTSIDE)
 		owner->state |= NAT_FLOW_PEER_OUTSIDE;
 }
 
 /*
  * A key of this session is another one's already. E_EXIST: another CPU has made the
  * session, a moment ago, and *out is its flow. If that is not there yet, or dying, the
- * sender's next packet will know more. NAT_DROP_NO_PORT: the answers' key is another
+ * sender's next packet will know more. NAT_DROP_NO_PORT: the replies' key is another
  * session's.
  */
 static __always_inline int session_adopt(const struct packet *p, struct nat_flow *out,
-					 struct opening *o)
+					 struct new_session *new)
 {
 	__u32 direction = 0;
 	struct nat_session *s = flow_look(&p->key, &direction);
@@ -505,7 +510,7 @@ static __always_inline int session_adopt(const struct packet *p, struct nat_flow
 		*out = *flow;
 		return E_EXIST;
 	}
-	s = flow_look(&o->other, &direction);
+	s = flow_look(&new->other, &direction);
 	flow = s ? flow_at(s, direction) : NULL;
 	if (flow && (!addr_equal(flow->src, p->key.dst) || !addr_equal(flow->dst, p->key.src) ||
 		     flow->sport != p->key.dport || flow->dport != p->key.sport))
@@ -514,26 +519,26 @@ static __always_inline int session_adopt(const struct packet *p, struct nat_flow
 }
 
 static __always_inline int session_refused(const struct packet *p, struct nat_flow *out,
-					   struct opening *o, int error)
+					   struct new_session *new, int error)
 {
 	if (error == E_EXIST)
-		return session_adopt(p, out, o);
+		return session_adopt(p, out, new);
 	return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
 }
 
 /*
  * Writes the session and makes both keys lead to it: the peer's first, so that when the
- * owner's does the answers find their way. Of two CPUs that open the same session one
+ * owner's does the replies are known. Of two CPUs that open the same session one
  * inserts each key; who fails takes back what it inserted, and adopts. The peer's key can
  * also belong to another session: session_other_port.
  *
- * What is taken back was in the table for some nanoseconds, not for NAT_DEAD_TICKS: an
- * answer that came in between could meet memory that is used again. But nobody was
- * sent anything that it could be an answer to.
+ * What is taken back was in the table for some nanoseconds, not for NAT_DEAD_TICKS: a
+ * reply that came in between could meet memory that is used again. But nothing was sent that
+ * it could be a reply to.
  *
  * E_EXIST: *out is another CPU's flow.
  */
-GLOBAL int session_insert(struct opening *o)
+GLOBAL int session_insert(struct new_session *new)
 {
 	const struct packet *p;
 	struct nat_session *s;
@@ -543,10 +548,10 @@ GLOBAL int session_insert(struct opening *o)
 	__s64 taken;
 	int error;
 
-	if (!o)
+	if (!new)
 		return NAT_DROP_BYPASS;
-	p = &o->packet;
-	out = &o->owner;
+	p = &new->packet;
+	out = &new->owner;
 	taken = flow_take();
 	if (taken < 0)
 		return NAT_DROP_SESSIONS_FULL;
@@ -555,36 +560,36 @@ GLOBAL int session_insert(struct opening *o)
 	bits = flow_bits(number);
 	if (!s || !bits)
 		return NAT_DROP_BYPASS; /* cannot happen: there is room for every number */
-	session_owner(p, out, o);
-	state_other_key(&p->key, out, &o->other);
+	session_owner(p, out, new);
+	state_other_key(&p->key, out, &new->other);
 	s->keys[NAT_OWNER] = p->key;
-	s->keys[NAT_PEER] = o->other;
+	s->keys[NAT_PEER] = new->other;
 	s->flows[NAT_OWNER] = *out;
-	session_peer(p, &s->flows[NAT_PEER], o);
-	error = flow_insert(&o->other, number, NAT_PEER);
+	session_peer(p, &s->flows[NAT_PEER], new);
+	error = flow_insert(&new->other, number, NAT_PEER);
 	if (!error) {
 		error = flow_insert(&p->key, number, NAT_OWNER);
 		if (error)
-			flow_remove(&o->other, number, NAT_PEER);
+			flow_remove(&new->other, number, NAT_PEER);
 	}
 	if (!error) {
 		__sync_fetch_and_or(bits, 1ULL << number % 64);
 		return GO_ON;
 	}
 	flow_give(number);
-	return session_refused(p, out, o, error);
+	return session_refused(p, out, new, error);
 }
 
-/* Any source port from the range of the packet's own by which no session of the receiver's
- * answers is known. */
-GLOBAL int session_draw_port(struct opening *o)
+/* Any source port from the range of the packet's own that no session's replies from the receiver
+ * use. */
+GLOBAL int session_draw_port(struct new_session *new)
 {
 	__u32 first = 1024, count = NAT_PORTS - 1024, wanted, try;
 
-	if (!o)
+	if (!new)
 		return NAT_DROP_BYPASS;
-	wanted = bpf_ntohs(o->packet.key.sport);
-	if (o->packet.class == NAT_ICMP) {
+	wanted = bpf_ntohs(new->packet.key.sport);
+	if (new->packet.class == NAT_ICMP) {
 		first = 0;
 		count = NAT_PORTS;
 	} else if (wanted < 512) {
@@ -595,9 +600,9 @@ GLOBAL int session_draw_port(struct opening *o)
 		count = PORT_SYSTEM - 600;
 	}
 	for (try = 0; try < SESSION_PORT_TRIES; try++) {
-		o->other.dport = bpf_htons(first + bpf_get_prandom_u32() % count);
-		if (!flow_entry(&o->other)) {
-			o->owner.sport = o->other.dport;
+		new->other.dport = bpf_htons(first + bpf_get_prandom_u32() % count);
+		if (!flow_entry(&new->other)) {
+			new->owner.sport = new->other.dport;
 			return GO_ON;
 		}
 	}
@@ -605,41 +610,41 @@ GLOBAL int session_draw_port(struct opening *o)
 }
 
 /*
- * Another source port for a session whose answers another one knows as its own: the same client
- * has come to the same receiver by another outside endpoint. Netfilter does so for any such pair
+ * Another source port for a session whose replies would be another session's: the same client
+ * has come to the same receiver by another external endpoint. Netfilter does so for any such pair
  * (nf_nat_l4proto_unique_tuple). Where natkit gives ports the session takes one for itself, as
  * with address-and-port-dependent mapping; what has an address to itself, or is not translated,
  * gets any. NAT_DROP_NO_PORT: there is none, or the protocol has no ports.
  */
-static __always_inline int session_other_port(struct ctx *ctx, struct opening *o)
+static __always_inline int session_other_port(struct ctx *ctx, struct new_session *new)
 {
-	struct hold *h = &o->source;
+	struct reservation *r = &new->source;
 	int port;
 
-	if (o->packet.class >= NAT_PORT_CLASSES || h->flags & NAT_FLOW_PORT)
+	if (new->packet.class >= NAT_PORT_CLASSES || r->flags & NAT_FLOW_PORT)
 		return NAT_DROP_NO_PORT;
-	if (!(h->flags & NAT_FLOW_MAPPED) || h->inside.class >= NAT_PORT_CLASSES)
-		return session_draw_port(o);
-	port = port_take(ctx, &o->packet.key, h->inside.class, h->address,
-			 o->config & NAT_CONFIG_PARITY);
+	if (!(r->flags & NAT_FLOW_MAPPED) || r->internal.class >= NAT_PORT_CLASSES)
+		return session_draw_port(new);
+	port = port_take(ctx, &new->packet.key, r->internal.class, r->address,
+			 new->config &NAT_CONFIG_PARITY);
 	if (port == PORT_NONE)
 		return NAT_DROP_NO_PORT;
-	h->port = bpf_htons(port);
-	h->flags |= NAT_FLOW_PORT;
-	port_name(h);
-	o->owner.sport = h->port;
+	r->port = bpf_htons(port);
+	r->flags |= NAT_FLOW_PORT;
+	port_name(r);
+	new->owner.sport = r->port;
 	return GO_ON;
 }
 
 /* session_insert, by another source port if need be; another CPU may take that at once. */
-static __always_inline int session_place(struct ctx *ctx, struct opening *o)
+static __always_inline int session_insert_retry(struct ctx *ctx, struct new_session *new)
 {
-	int reason = session_insert(o), try;
+	int reason = session_insert(new), try;
 
 	for (try = 0; try < MAPPING_TRIES && reason == NAT_DROP_NO_PORT; try++) {
-		if (session_other_port(ctx, o) != GO_ON)
+		if (session_other_port(ctx, new) != GO_ON)
 			break;
-		reason = session_insert(o);
+		reason = session_insert(new);
 	}
 	return reason;
 }
@@ -647,98 +652,99 @@ static __always_inline int session_place(struct ctx *ctx, struct opening *o)
 /* --- a packet without session --------------------------------------------------- */
 
 /* Steps 1 to 4, but for what a source rule takes. */
-static __always_inline int session_decide(struct ctx *ctx, const struct packet *p,
-					  struct nat_flow *out, struct opening *o)
+static __always_inline int session_evaluate(struct ctx *ctx, const struct packet *p,
+					    struct nat_flow *out, struct new_session *new)
 {
-	struct decided *d = &o->decided;
+	struct verdict *d = &new->verdict;
 	const struct nat_rule *rule;
 	int reason;
 
 	d->source = RULE_NONE;
-	if (session_pretends(ctx, p, d->in, o->lookups, o->slot))
+	if (session_pretends(ctx, p, d->in, new->lookups, new->slot))
 		return NAT_DROP_SPOOFED;
-	if (o->lookups & NAT_LOOKUP_EXCLUDE && rule_excluded(&p->key, o->lookups, o->slot))
+	if (new->lookups & NAT_LOOKUP_EXCLUDE &&rule_excluded(&p->key, new->lookups, new->slot))
 		return NAT_PASS_EXCLUDED;
-	reason = session_destination(p, out, o);
+	reason = session_destination(p, out, new);
 	if (reason != GO_ON)
 		return reason;
-	if (p->key.side == NAT_OUTSIDE && !d->by_rule && !o->by_mapping)
+	if (p->key.side == NAT_OUTSIDE && !d->by_rule && !new->by_mapping)
 		return NAT_PASS_NO_RULE;
-	reason = session_route(ctx, p, out, o);
+	reason = session_route(ctx, p, out, new);
 	if (reason != GO_ON)
 		return reason;
 
-	/* A stranger who uses a mapping keeps his address. */
+	/* An external host that uses a mapping keeps its address. */
 	if ((p->key.side == NAT_INSIDE && !session_among(p, out, d)) ||
 	    (d->by_rule && session_moves(p, out))) {
-		d->way_out = session_way_out(ctx, p, o);
-		d->source = rule_source(addr_word(p->key.src), d->in, d->way_out, o->lookups,
-					o->generation);
+		d->egress = session_egress(ctx, p, new);
+		d->source = rule_source(addr_word(p->key.src), d->in, d->egress, new->lookups,
+					new->generation);
 		if (d->source != RULE_NONE) {
-			rule = rule_get(o->slot, d->source);
+			rule = rule_get(new->slot, d->source);
 			if (!rule)
 				return NAT_DROP_BYPASS;
-			session_rule(p, out, o, rule);
+			session_rule(p, out, new, rule);
 		}
 	}
-	if (d->source == RULE_NONE && !d->by_rule && !o->by_mapping)
+	if (d->source == RULE_NONE && !d->by_rule && !new->by_mapping)
 		return NAT_PASS_NO_RULE;
 	d->to = out->dst;
 	d->to_port = out->dport;
 	d->rule = out->rule;
-	d->flags = o->flags;
-	return session_spoofed(ctx, p, o);
+	d->flags = new->flags;
+	return session_spoofed(ctx, p, new);
 }
 
-/* session_decide, or what it said of a packet like this one. */
-SUBPROGRAM int session_decided(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
-			       struct opening *o)
+/* session_evaluate, or its cached verdict on a packet like this one. */
+SUBPROGRAM int session_verdict(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
+			       struct new_session *new)
 {
-	struct decision_key key = decision_key(p, o->generation);
-	struct decision *d = decision_get(&key, p->now);
-	int known = d && decision_holds(d, &key, p->now), reason;
+	struct verdict_key key = verdict_key(p, new->generation);
+	struct verdict_entry *d = verdict_get(&key, p->now);
+	int known = d && verdict_holds(d, &key, p->now), reason;
 
 	if (known)
-		o->decided = d->decided;
+		new->verdict = d->verdict;
 	else
-		o->decided.in = link_find(p->ifindex);
-	if (!ctx_is_addressed(ctx, link_get(o->decided.in)))
+		new->verdict.in = link_find(p->ifindex);
+	if (!ctx_is_addressed(ctx, link_get(new->verdict.in)))
 		return NAT_PASS_NOT_IPV4;
 	if (known) {
-		out->dst = o->decided.to;
-		out->dport = o->decided.to_port;
-		out->rule = o->decided.rule;
-		o->flags = o->decided.flags;
+		out->dst = new->verdict.to;
+		out->dport = new->verdict.to_port;
+		out->rule = new->verdict.rule;
+		new->flags = new->verdict.flags;
 		return GO_ON;
 	}
-	reason = session_decide(ctx, p, out, o);
-	if (reason == GO_ON && d && !o->by_mapping && o->decided.hop) {
+	reason = session_evaluate(ctx, p, out, new);
+	if (reason == GO_ON && d && !new->by_mapping &&new->verdict.hop) {
 		d->key = key;
-		d->decided = o->decided;
+		d->verdict = new->verdict;
 	}
 	return reason;
 }
 
-/* Whether the mapping that was addressed lets the packet's sender in, known by that address. What
- * strangers open is the host's as well: they fill its share, not the table. */
-static __always_inline int session_admitted(struct opening *o, struct nat_addr sender)
+/* Whether the mapping that was addressed lets the packet's sender in, known by that address.
+ * Sessions that external hosts open count as the host's: they fill its share, not the table. */
+static __always_inline int session_admitted(struct new_session *new, struct nat_addr sender)
 {
-	int reason = o->refused ? o->refused : mapping_admits(&o->target, addr_word(sender));
+	int reason = new->refused ? new->refused : mapping_admits(&new->target, addr_word(sender));
 
-	if (reason != GO_ON || !o->limit)
+	if (reason != GO_ON || !new->limit)
 		return reason;
-	return source_take(&o->target, 0, 0, o->limit);
+	return source_take(&new->target, 0, 0, new->limit);
 }
 
 /*
- * A packet from inside to an outside endpoint of another inside host, its source translated:
+ * A packet from inside to an external endpoint of another internal host, its source translated:
  * RFC 4787 REQ-9 has it be as if it had left and come back. Mostly one session stands for both
  * ways through the NAT. But if its receiver's filter refuses it, it has left all the same, so
  * the sender's now knows whom it has sent to; and if the receiver has sent to it before, or
  * is itself, that session's key is taken. Then the session is of the packet that leaves, as to
  * anybody outside, and what comes back is looked up by itself, each time: flow_hairpin.
  */
-SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out, struct opening *o)
+SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out,
+			       struct new_session *new)
 {
 	struct nat_flow_key back = {.src = out->src,
 				    .dst = p->key.dst,
@@ -749,40 +755,40 @@ SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out, str
 	int reason = GO_ON, self = addr_equal(back.src, back.dst) && back.sport == back.dport;
 
 	if (!self && !flow_entry(&back)) {
-		if (o->by_mapping)
-			reason = session_admitted(o, out->src);
+		if (new->by_mapping)
+			reason = session_admitted(new, out->src);
 		if (reason != NAT_DROP_FILTERED)
 			return reason;
 	}
-	o->refused = reason == GO_ON ? 0 : reason;
-	if (o->target.flags)
-		hold_drop(&o->target, addr_word(p->key.dst), p->now);
-	o->target.flags = 0;
-	o->flags = (o->flags & ~NAT_FLOW_HAIRPIN) | NAT_FLOW_RETURNS;
-	o->decided.side = NAT_OUTSIDE;
+	new->refused = reason == GO_ON ? 0 : reason;
+	if (new->target.flags)
+		reservation_drop(&new->target, addr_word(p->key.dst), p->now);
+	new->target.flags = 0;
+	new->flags = (new->flags & ~NAT_FLOW_HAIRPIN) | NAT_FLOW_RETURNS;
+	new->verdict.side = NAT_OUTSIDE;
 	out->dst = p->key.dst;
 	out->dport = p->key.dport;
 	return GO_ON;
 }
 
-/* Steps 1 to 5 for a packet: what it becomes, and what its session holds. */
+/* Steps 1 to 5 for a packet: what it becomes, and what its session reserves. */
 static __always_inline int session_find(struct ctx *ctx, struct packet *p, struct nat_flow *out,
-					struct opening *o)
+					struct new_session *new)
 {
 	const struct nat_rule *rule = NULL;
 	int reason, takes = 0;
 
 	reason = session_martian(&p->key);
 	if (reason == GO_ON)
-		reason = session_decided(ctx, p, out, o);
+		reason = session_verdict(ctx, p, out, new);
 	if (reason != GO_ON)
 		return reason;
-	if (o->decided.source != RULE_NONE) {
-		rule = rule_get(o->slot, o->decided.source);
+	if (new->verdict.source != RULE_NONE) {
+		rule = rule_get(new->slot, new->verdict.source);
 		if (!rule)
 			return NAT_DROP_BYPASS;
 	}
-	if (o->decided.sessions) {
+	if (new->verdict.sessions) {
 		reason = session_opens(p);
 		if (reason != GO_ON)
 			return reason;
@@ -792,113 +798,113 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 	else if (rule)
 		takes = 1;
 	/* Before anything is taken. A host that is itself translated leaves first. */
-	if (o->by_mapping && !rule) {
-		reason = session_admitted(o, out->src);
+	if (new->by_mapping && !rule) {
+		reason = session_admitted(new, out->src);
 		if (reason != GO_ON)
 			return reason;
 	}
-	if (o->decided.sessions) {
-		reason = route_carries(p, out->dst, o->decided.mtu);
+	if (new->verdict.sessions) {
+		reason = route_carries(p, out->dst, new->verdict.mtu);
 		if (reason != GO_ON)
 			return reason;
 	}
 	if (takes) {
-		o->source.inside.addr = p->key.src;
-		o->source.inside.class = p->class;
-		reason = session_pool(o, rule, o->decided.way_out);
+		new->source.internal.addr = p->key.src;
+		new->source.internal.class = p->class;
+		reason = session_pool(new, rule, new->verdict.egress);
 		if (reason == GO_ON)
-			reason = session_source(ctx, p, out, o, rule);
+			reason = session_source(ctx, p, out, new, rule);
 		if (reason != GO_ON)
 			return reason;
 	}
-	if (rule && o->decided.sessions && o->flags & NAT_FLOW_HAIRPIN)
-		return session_hairpin(p, out, o);
-	return rule && o->by_mapping ? session_admitted(o, out->src) : GO_ON;
+	if (rule && new->verdict.sessions &&new->flags & NAT_FLOW_HAIRPIN)
+		return session_hairpin(p, out, new);
+	return rule && new->by_mapping ? session_admitted(new, out->src) : GO_ON;
 }
 
-/* The remote of the contact that the session's owner made. */
-static __always_inline void session_drop(const struct packet *p, const struct opening *o)
+/* The remote of the filter entry that the session's owner made. */
+static __always_inline void session_drop(const struct packet *p, const struct new_session *new)
 {
-	if (o->source.flags)
-		hold_drop(&o->source, addr_word(p->key.dst), p->now);
-	if (o->target.flags)
-		hold_drop(&o->target, addr_word(p->key.dst), p->now);
+	if (new->source.flags)
+		reservation_drop(&new->source, addr_word(p->key.dst), p->now);
+	if (new->target.flags)
+		reservation_drop(&new->target, addr_word(p->key.dst), p->now);
 }
 
 /* Puts the packet where the functions below find it. */
-static __always_inline struct opening *session_begin(const struct packet *p)
+static __always_inline struct new_session *session_begin(const struct packet *p)
 {
 	__u32 zero = 0;
-	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
 
-	if (!o)
+	if (!new)
 		return NULL;
-	__builtin_memset(o, 0, sizeof(*o));
-	o->packet.key = p->key;
-	o->packet.now = p->now;
-	o->packet.ifindex = p->ifindex;
-	o->packet.bytes = p->bytes;
-	o->packet.segments = p->segments;
-	o->packet.length = p->length;
-	o->packet.class = p->class;
-	o->packet.ttl = p->ttl;
-	o->packet.tos = p->tos;
-	o->packet.tcp_flags = p->tcp_flags;
-	o->packet.flags = p->flags;
-	return o;
+	__builtin_memset(new, 0, sizeof(*new));
+	new->packet.key = p->key;
+	new->packet.now = p->now;
+	new->packet.ifindex = p->ifindex;
+	new->packet.bytes = p->bytes;
+	new->packet.segments = p->segments;
+	new->packet.length = p->length;
+	new->packet.class = p->class;
+	new->packet.ttl = p->ttl;
+	new->packet.tos = p->tos;
+	new->packet.tcp_flags = p->tcp_flags;
+	new->packet.flags = p->flags;
+	return new;
 }
 
 GLOBAL int session_make(struct ctx *ctx)
 {
 	__u32 zero = 0;
-	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
 	struct nat_control *control = control_get();
 	const struct nat_config *c;
 	struct nat_flow *out;
 	struct packet *p;
 	int reason;
 
-	if (!o || !control)
+	if (!new || !control)
 		return NAT_DROP_BYPASS;
-	p = &o->packet;
-	out = &o->owner;
-	o->generation = *(volatile __u32 *)&control->generation;
-	o->slot = o->generation % NAT_GENERATIONS;
-	c = bpf_map_lookup_elem(&config, &o->slot);
+	p = &new->packet;
+	out = &new->owner;
+	new->generation = *(volatile __u32 *)&control->generation;
+	new->slot = new->generation % NAT_GENERATIONS;
+	c = bpf_map_lookup_elem(&config, &new->slot);
 	if (!c)
 		return NAT_DROP_BYPASS;
-	o->lookups = c->lookups;
-	o->config = c->flags;
-	o->limit = c->sessions_per_source;
+	new->lookups = c->lookups;
+	new->config = c->flags;
+	new->limit = c->sessions_per_source;
 	out->src = p->key.src;
 	out->dst = p->key.dst;
 	out->sport = p->key.sport;
 	out->dport = p->key.dport;
 
-	reason = session_find(ctx, p, out, o);
-	if (reason == GO_ON && !o->decided.sessions) {
-		session_owner(p, out, o);
+	reason = session_find(ctx, p, out, new);
+	if (reason == GO_ON && !new->verdict.sessions) {
+		session_owner(p, out, new);
 		return GO_ON;
 	}
 	if (reason == GO_ON) {
-		reason = session_place(ctx, o);
+		reason = session_insert_retry(ctx, new);
 		if (reason == GO_ON) {
 			count_add(NAT_CREATED);
-			if (o->flags & (NAT_FLOW_HAIRPIN | NAT_FLOW_RETURNS))
+			if (new->flags &(NAT_FLOW_HAIRPIN | NAT_FLOW_RETURNS))
 				count_add(NAT_HAIRPINNED);
-			if (o->config & NAT_CONFIG_EVENTS)
+			if (new->config & NAT_CONFIG_EVENTS)
 				event_session(NAT_EVENT_CREATE, &p->key, out, NULL);
-			if (!o->refused)
+			if (!new->refused)
 				return GO_ON;
-			if (o->config & NAT_CONFIG_EVENTS)
-				event_refused(&p->key, o->refused);
-			return o->refused;
+			if (new->config & NAT_CONFIG_EVENTS)
+				event_refused(&p->key, new->refused);
+			return new->refused;
 		}
 	}
-	session_drop(p, o);
+	session_drop(p, new);
 	if (reason == E_EXIST)
 		return GO_ON;
-	if (reason >= NAT_DROP_MALFORMED && o->config & NAT_CONFIG_EVENTS)
+	if (reason >= NAT_DROP_MALFORMED && new->config & NAT_CONFIG_EVENTS)
 		event_refused(&p->key, reason);
 	return reason;
 }
@@ -909,19 +915,19 @@ GLOBAL int session_make(struct ctx *ctx)
  */
 static __always_inline int session_open(struct ctx *ctx, struct packet *p, struct nat_flow *out)
 {
-	struct nat_mapping_key inside = {
+	struct nat_mapping_key internal = {
 		.addr = p->key.src, .port = p->key.sport, .class = p->class};
-	struct opening *o;
+	struct new_session *new;
 	int reason;
 
 	if (p->key.side == NAT_INSIDE)
-		mapping_touch(&inside);
-	o = session_begin(p);
-	if (!o)
+		mapping_touch(&internal);
+	new = session_begin(p);
+	if (!new)
 		return NAT_DROP_BYPASS;
 	reason = session_make(ctx);
-	p->mtu = o->packet.mtu; /* if it is too big */
-	*out = o->owner;
+	p->mtu = new->packet.mtu; /* if it is too big */
+	*out = new->owner;
 	return reason;
 }
 
@@ -929,11 +935,11 @@ static __always_inline int session_open(struct ctx *ctx, struct packet *p, struc
 
 /* Whether a new packet from outside would be let in: a rule forwards it, or the mapping
  * admits its sender. */
-static __always_inline int session_admits(struct opening *o, const struct nat_config *config,
+static __always_inline int session_admits(struct new_session *new, const struct nat_config *config,
 					  __u32 slot)
 {
-	const struct packet *p = &o->packet;
-	struct hold *h = &o->target;
+	const struct packet *p = &new->packet;
+	struct reservation *r = &new->target;
 	int query = p->flags & PACKET_QUERY, reason;
 
 	reason = session_opens(p);
@@ -941,14 +947,14 @@ static __always_inline int session_admits(struct opening *o, const struct nat_co
 		return reason;
 	if (rule_destination(&p->key, link_find(p->ifindex), config->lookups, slot) != RULE_NONE)
 		return GO_ON;
-	reason = mapping_by_outside(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
-				    p->class, h);
+	reason = mapping_by_external(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
+				     p->class, r);
 	if (reason != GO_ON)
 		return reason == NAT_PASS_NO_RULE ? NAT_DROP_NO_MAPPING : reason;
-	reason = mapping_addressed(h, p->now);
+	reason = mapping_addressed(r, p->now);
 	if (reason == GO_ON)
-		reason = mapping_admits(h, addr_word(p->key.src));
-	mapping_drop(h, p->now);
+		reason = mapping_admits(r, addr_word(p->key.src));
+	mapping_drop(r, p->now);
 	return reason;
 }
 
@@ -956,16 +962,16 @@ static __always_inline int session_admits(struct opening *o, const struct nat_co
 GLOBAL int session_enters(void)
 {
 	__u32 zero = 0, slot;
-	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
 	const struct nat_config *config = config_get(&slot);
 
-	return o && config ? session_admits(o, config, slot) : NAT_DROP_BYPASS;
+	return new && config ? session_admits(new, config, slot) : NAT_DROP_BYPASS;
 }
 
 GLOBAL int session_wake(void)
 {
 	__u32 zero = 0, slot, old, state, direction = 0;
-	struct opening *o = bpf_map_lookup_elem(&openings, &zero);
+	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
 	const struct nat_config *config = config_get(&slot);
 	struct nat_flow *owner, *peer;
 	const struct packet *p;
@@ -973,9 +979,9 @@ GLOBAL int session_wake(void)
 	struct nat_addr src;
 	int reason;
 
-	if (!o || !config)
+	if (!new || !config)
 		return NAT_DROP_BYPASS;
-	p = &o->packet;
+	p = &new->packet;
 	s = flow_look(&p->key, &direction);
 	if (!s)
 		return NAT_DROP_RACE;
@@ -986,11 +992,12 @@ GLOBAL int session_wake(void)
 		return NAT_DROP_RACE;
 	if (old & NAT_FLOW_DEAD || state_expired(owner, peer, config, p->now)) {
 		src = owner->src;
-		if (old & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&outside, &src))
-			return NAT_DROP_RACE; /* the address moved: anew, when this is removed */
+		if (old & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&address_indices, &src))
+			return NAT_DROP_RACE; /* the address moved: another is opened when this is
+						 removed */
 		state = direction == NAT_OWNER ? old : state_read(peer);
 		reason = state & NAT_FLOW_OUTBOUND ? session_opens(p)
-						   : session_admits(o, config, slot);
+						   : session_admits(new, config, slot);
 		if (reason != GO_ON)
 			return reason;
 		owner->seen = p->now;
@@ -1013,8 +1020,8 @@ GLOBAL int session_wake(void)
 
 /*
  * A packet whose flow is DEAD, or has been silent for longer than its time-out. GO_ON:
- * the session lives, with everything it holds; its time begins anew. A packet from
- * outside must be one that could open it. Who finds GONE came too late: the sweep is
+ * the session lives, with all its reservations; its time starts again. A packet from
+ * outside must be one that could open it. Who finds GONE came too late: GC is
  * removing the session, and the sender's next packet makes another.
  */
 static __always_inline int session_revive(const struct packet *p, const struct nat_flow *flow)
@@ -1030,8 +1037,8 @@ static __always_inline int session_revive(const struct packet *p, const struct n
 	return s && flow_at(s, direction) == flow ? GO_ON : NAT_DROP_RACE;
 }
 
-/* Ends the session of a flow whose outside address is no longer the gateway's. Its keys lead
- * to it no more, so that the next packet opens another; the sweep does the rest. */
+/* Ends the session of a flow whose external address is no longer the gateway's. Its keys lead
+ * to it no more, so that the next packet opens another; GC does the rest. */
 SUBPROGRAM void session_kill(const struct packet *p)
 {
 	__u64 entry = flow_entry(&p->key);

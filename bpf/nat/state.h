@@ -7,22 +7,22 @@
  *   one side's SYN, or none (see       OPENING          the other side's SYN: both
  *   below)                                              (simultaneous open is the same)
  *   SYN of both                        ESTABLISHED      one FIN: stays (half-close)
- *   FIN of both                        CLOSING          SYN of an inside host: begins anew
+ *   FIN of both                        CLOSING          SYN of an internal host: begins again
  *   RST                                RESET            any packet without RST: as it was before
  *
  * A connection that natkit did not see begin is taken up from inside only; it has no
- * SYN bit until the other side has answered.
+ * SYN bit until the other side has replied.
  *
  *   alive --(both directions silent, or killed)--> DEAD --(a packet)--> alive
  *                                                   |
- *                                                   +--(NAT_DEAD_TICKS, sweep)--> GONE, removed
+ *                                                   +--(NAT_DEAD_TICKS, GC)--> GONE, removed
  *
  * The owner's word decides: alive -> DEAD, DEAD -> alive and DEAD -> GONE are compare-
  * and-exchange on it, so exactly one wins. The peer's word has a copy of time-out and
- * DEAD, so that its packets see them without a second look-up; a copy that says DEAD
- * wrongly costs its next packet a look at the owner, and one that wrongly does not is
- * put right by the sweep, which lets NAT_DEAD_TICKS begin anew then. So when a session is
- * removed, no packet has used it for that long.
+ * DEAD, so that its packets see them without a second look-up; a copy that is wrongly DEAD costs
+ * its next packet a look at the owner, and one that wrongly does not is put right by GC, which lets
+ * NAT_DEAD_TICKS begin again then. So when a session is removed, no packet has used it for that
+ * long.
  */
 #ifndef NATKIT_STATE_H
 #define NATKIT_STATE_H
@@ -89,13 +89,13 @@ static __always_inline __u32 state_open(const struct packet *p)
 	}
 }
 
-/* No TCP sends these together: such a segment goes its way, and moves nothing. */
+/* No TCP sends these together: such a segment is forwarded, and changes no state. */
 static __always_inline int state_impossible(__u32 flags)
 {
 	return flags & TCP_SYN && flags & (TCP_FIN | TCP_RST);
 }
 
-/* The table above. begins: from this direction a SYN begins a connection anew. */
+/* The table above. begins: from this direction a SYN begins a connection again. */
 static __always_inline __u32 state_tcp(__u32 state, __u32 flags, int owner, int begins)
 {
 	__u32 tcp = state & STATE_TCP;
@@ -108,7 +108,7 @@ static __always_inline __u32 state_tcp(__u32 state, __u32 flags, int owner, int 
 			tcp = 0;
 		tcp &= ~NAT_FLOW_TCP_RST;
 		if (!owner && (flags & (TCP_SYN | TCP_ACK)) == TCP_ACK && !(tcp & STATE_TCP_SYN))
-			tcp |= STATE_TCP_SYN; /* taken up, and answered */
+			tcp |= STATE_TCP_SYN; /* taken up, and replied to */
 		if (flags & TCP_SYN)
 			tcp |= owner ? NAT_FLOW_TCP_SYN_OWNER : NAT_FLOW_TCP_SYN_PEER;
 		if (flags & TCP_FIN)
@@ -136,7 +136,7 @@ GLOBAL int state_copy_timeout(struct nat_flow *owner, struct nat_flow *peer)
 }
 
 /* One step of the table, for a packet of the owner's direction or the other; E_BUSY if
- * another CPU changed the word meanwhile. */
+ * another CPU changed the word at the same time. */
 GLOBAL int state_step(struct nat_flow *owner, struct nat_flow *peer, __u32 flags, __u32 is_owner,
 		      __u32 begins)
 {
@@ -181,7 +181,7 @@ static __always_inline int state_packet(const struct packet *p)
 /*
  * Whether the session has been silent for longer than its time-out. What an inside
  * host sends keeps it alive; what comes from outside only if so configured (RFC 4787
- * REQ-6), or if no inside host is in it at all.
+ * REQ-6), or if no internal host is in it at all.
  */
 static __always_inline int state_expired(const struct nat_flow *owner, const struct nat_flow *peer,
 					 const struct nat_config *config, __u32 now)

@@ -7,40 +7,11 @@
 #include "lib/ctx_skb.h"
 #include "nat/pipeline.h"
 
-SEC("tc")
-int tc_inside(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_INSIDE, NAT_ETHERNET);
-}
-
-SEC("tc")
-int tc_outside(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_OUTSIDE, NAT_ETHERNET);
-}
-
-SEC("tc")
-int tc_both(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_BOTH, NAT_ETHERNET);
-}
-
-SEC("tc")
-int tc_inside_raw(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_INSIDE, NAT_RAW);
-}
-
-SEC("tc")
-int tc_outside_raw(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_OUTSIDE, NAT_RAW);
-}
-
-SEC("tc")
-int tc_both_raw(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_BOTH, NAT_RAW);
-}
+NAT_PROGRAM("tc", tc_inside, NAT_INSIDE, NAT_ETHERNET)
+NAT_PROGRAM("tc", tc_outside, NAT_OUTSIDE, NAT_ETHERNET)
+NAT_PROGRAM("tc", tc_both, NAT_BOTH, NAT_ETHERNET)
+NAT_PROGRAM("tc", tc_inside_raw, NAT_INSIDE, NAT_RAW)
+NAT_PROGRAM("tc", tc_outside_raw, NAT_OUTSIDE, NAT_RAW)
+NAT_PROGRAM("tc", tc_both_raw, NAT_BOTH, NAT_RAW)
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -6,22 +6,8 @@
 #include "lib/ctx_xdp.h"
 #include "nat/pipeline.h"
 
-SEC("xdp")
-int xdp_inside(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_INSIDE, NAT_ETHERNET);
-}
-
-SEC("xdp")
-int xdp_outside(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_OUTSIDE, NAT_ETHERNET);
-}
-
-SEC("xdp")
-int xdp_both(struct ctx *ctx)
-{
-	return nat_process(ctx, NAT_BOTH, NAT_ETHERNET);
-}
+NAT_PROGRAM("xdp", xdp_inside, NAT_INSIDE, NAT_ETHERNET)
+NAT_PROGRAM("xdp", xdp_outside, NAT_OUTSIDE, NAT_ETHERNET)
+NAT_PROGRAM("xdp", xdp_both, NAT_BOTH, NAT_ETHERNET)
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -4,7 +4,7 @@
  * thread that runs it, in the order in which packets meet them. Not every kernel
  * can tell by netlink (CONFIG_NETFILTER_NETLINK_HOOK), but all have the lists.
  *
- * They are read without a lock: a list that changes meanwhile may show a function
+ * They are read without a lock: a list that changes while it is read may show a function
  * that has just gone.
  */
 #include "kernel.h"

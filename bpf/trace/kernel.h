@@ -65,6 +65,17 @@ struct sock {
 
 struct dst_entry {
 	struct net_device *dev;
+	void *input; /* int (*)(struct sk_buff *) */
+};
+
+struct gateway6 { /* struct in6_addr */
+	__u8 all[16];
+};
+
+struct rtable {
+	__u8 rt_gw_family; /* 0: the destination itself is the next hop */
+	__be32 rt_gw4;
+	struct gateway6 rt_gw6;
 };
 
 struct sk_buff {
@@ -77,8 +88,10 @@ struct sk_buff {
 	__be16 protocol;
 	__u16 transport_header;
 	__u16 network_header;
+	unsigned int len;
 	unsigned int tail;
 	unsigned char *head;
+	unsigned char *data;
 };
 
 union nf_inet_addr {
@@ -155,6 +168,19 @@ struct nft_table {
 struct nft_chain {
 	struct nft_table *table;
 	char *name;
+};
+
+struct nf_hook_state {
+	__u8 hook;
+	__u8 pf;
+	struct net_device *in;
+	struct net_device *out;
+	struct net *net;
+};
+
+struct bpf_nf_ctx {
+	const struct nf_hook_state *state;
+	struct sk_buff *skb;
 };
 
 struct xt_table {

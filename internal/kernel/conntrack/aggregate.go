@@ -287,7 +287,7 @@ func (a *Aggregate) strayRows(rows int) []snapshot.StrayUse {
 		p := pair{q.dest, q.target, from, q.destPort, key.port}
 		if uses[p] == nil {
 			uses[p] = &snapshot.StrayUse{From: from.addr(),
-				Dest: netip.AddrPortFrom(q.dest.addr(), q.destPort), Target: netip.AddrPortFrom(q.target.addr(), key.port)}
+				Dest: snapshot.EndpointOf(netip.AddrPortFrom(q.dest.addr(), q.destPort)), Target: snapshot.EndpointOf(netip.AddrPortFrom(q.target.addr(), key.port))}
 		}
 		u := uses[p]
 		u.Flows++
@@ -343,7 +343,7 @@ func (a *Aggregate) addControl(f *Flow) {
 func (a *Aggregate) controlRows(rows int) (out []snapshot.ControlUse) {
 	for k, n := range a.controls {
 		out = append(out, snapshot.ControlUse{Protocol: ProtoName(k.proto), Source: k.source.addr(), Seen: k.seen.addr(),
-			Dest: netip.AddrPortFrom(k.dest.addr(), k.destPort), Target: netip.AddrPortFrom(k.target.addr(), k.targetPort),
+			Dest: snapshot.EndpointOf(netip.AddrPortFrom(k.dest.addr(), k.destPort)), Target: snapshot.EndpointOf(netip.AddrPortFrom(k.target.addr(), k.targetPort)),
 			Entries: n.entries, Helped: n.helped})
 	}
 	slices.SortFunc(out, func(x, y snapshot.ControlUse) int {
@@ -362,8 +362,8 @@ func (a *Aggregate) targetRows(rows int) []snapshot.TargetUse {
 	})
 	var out []snapshot.TargetUse
 	for _, k := range keys[:min(len(keys), rows)] {
-		out = append(out, snapshot.TargetUse{Protocol: ProtoName(k.proto), Dest: netip.AddrPortFrom(k.dest.addr(), k.destPort),
-			Target: netip.AddrPortFrom(k.target.addr(), k.targetPort), Answered: a.targets[k].answered, Unanswered: a.targets[k].unanswered})
+		out = append(out, snapshot.TargetUse{Protocol: ProtoName(k.proto), Dest: snapshot.EndpointOf(netip.AddrPortFrom(k.dest.addr(), k.destPort)),
+			Target: snapshot.EndpointOf(netip.AddrPortFrom(k.target.addr(), k.targetPort)), Answered: a.targets[k].answered, Unanswered: a.targets[k].unanswered})
 	}
 	return out
 }
@@ -424,7 +424,7 @@ func (a *Aggregate) Table(rows int) *snapshot.Table {
 	}) {
 		t.SNATPorts = append(t.SNATPorts, snapshot.SNATUse{
 			Protocol: ProtoName(r.key.proto), Outside: r.key.outside.addr(),
-			Dest: netip.AddrPortFrom(r.key.dest.addr(), r.key.port),
+			Dest: snapshot.EndpointOf(netip.AddrPortFrom(r.key.dest.addr(), r.key.port)),
 			Used: uint64(r.sure()), MinPort: r.minPort, MaxPort: r.maxPort, Missed: uint64(r.missed),
 		})
 	}
@@ -449,7 +449,7 @@ func unansweredRows(of *tally[unansweredKey], rows int) (out []snapshot.Unanswer
 	for _, r := range of.top(rows, unansweredKey.compare) {
 		out = append(out, snapshot.UnansweredUse{
 			Protocol: ProtoName(r.key.proto), Source: r.key.source.addr(), SNAT: r.key.snat,
-			Dest: netip.AddrPortFrom(r.key.dest.addr(), r.key.destPort), Target: netip.AddrPortFrom(r.key.target.addr(), r.key.targetPort),
+			Dest: snapshot.EndpointOf(netip.AddrPortFrom(r.key.dest.addr(), r.key.destPort)), Target: snapshot.EndpointOf(netip.AddrPortFrom(r.key.target.addr(), r.key.targetPort)),
 			Entries: uint64(r.sure()), Recent: uint64(r.unreplied), Missed: uint64(r.missed),
 		})
 	}

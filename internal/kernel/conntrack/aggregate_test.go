@@ -105,12 +105,12 @@ sctp     132 7 ESTABLISHED src=2001:db8::1 dst=2001:db8::2 sport=1 dport=2 src=2
 			{Protocol: "udp", Port: 443, Entries: 1, Unreplied: 1}, {Protocol: "sctp", Port: 2, Entries: 1},
 		},
 		SNATPorts: []snapshot.SNATUse{
-			{Protocol: "tcp", Outside: outside, Dest: netip.AddrPortFrom(one, 443), Used: 2, MinPort: 5001, MaxPort: 5005},
-			{Protocol: "icmp", Outside: outside, Dest: netip.AddrPortFrom(one, 0), Used: 1, MinPort: 9, MaxPort: 9},
-			{Protocol: "udp", Outside: outside, Dest: netip.AddrPortFrom(one, 443), Used: 1, MinPort: 1000, MaxPort: 1000},
+			{Protocol: "tcp", Outside: outside, Dest: snapshot.EndpointOf(netip.AddrPortFrom(one, 443)), Used: 2, MinPort: 5001, MaxPort: 5005},
+			{Protocol: "icmp", Outside: outside, Dest: snapshot.EndpointOf(netip.AddrPortFrom(one, 0)), Used: 1, MinPort: 9, MaxPort: 9},
+			{Protocol: "udp", Outside: outside, Dest: snapshot.EndpointOf(netip.AddrPortFrom(one, 443)), Used: 1, MinPort: 1000, MaxPort: 1000},
 		},
 		Outsides:   []snapshot.OutsideUse{{Addr: outside, Entries: 4}},
-		Unanswered: []snapshot.UnansweredUse{{Protocol: "udp", Source: netip.MustParseAddr("10.0.0.2"), Dest: netip.AddrPortFrom(one, 443), Target: netip.AddrPortFrom(one, 443), SNAT: true, Entries: 1}},
+		Unanswered: []snapshot.UnansweredUse{{Protocol: "udp", Source: netip.MustParseAddr("10.0.0.2"), Dest: snapshot.EndpointOf(netip.AddrPortFrom(one, 443)), Target: snapshot.EndpointOf(netip.AddrPortFrom(one, 443)), SNAT: true, Entries: 1}},
 	}
 	if got := a.Table(snapshot.TopN); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -163,14 +163,14 @@ tcp 6 20 SYN_RECV src=192.168.0.4 dst=1.2.3.4 sport=9 dport=80 src=192.168.0.9 d
 		t.Errorf("outside addresses %+v\nwant %+v", got.Outsides, want)
 	}
 	want := []snapshot.UnansweredUse{
-		{Protocol: "tcp", Source: addr("192.168.0.2"), Dest: ap("1.2.3.4:80"), Target: ap("192.168.0.9:8080"), Entries: 2, Recent: 1},
-		{Protocol: "udp", Source: addr("192.168.0.3"), Dest: ap("1.2.3.4:53"), Target: ap("192.168.0.8:53"), SNAT: true, Entries: 1, Recent: 1},
+		{Protocol: "tcp", Source: addr("192.168.0.2"), Dest: snapshot.EndpointOf(ap("1.2.3.4:80")), Target: snapshot.EndpointOf(ap("192.168.0.9:8080")), Entries: 2, Recent: 1},
+		{Protocol: "udp", Source: addr("192.168.0.3"), Dest: snapshot.EndpointOf(ap("1.2.3.4:53")), Target: snapshot.EndpointOf(ap("192.168.0.8:53")), SNAT: true, Entries: 1, Recent: 1},
 	}
 	if !reflect.DeepEqual(got.Unanswered, want) {
 		t.Errorf("unanswered %+v\nwant %+v", got.Unanswered, want)
 	}
 	// What was answered a moment ago may still be confirmed.
-	want = []snapshot.UnansweredUse{{Protocol: "tcp", Source: addr("192.168.0.4"), Dest: ap("1.2.3.4:80"), Target: ap("192.168.0.9:8080"), Entries: 2, Recent: 1}}
+	want = []snapshot.UnansweredUse{{Protocol: "tcp", Source: addr("192.168.0.4"), Dest: snapshot.EndpointOf(ap("1.2.3.4:80")), Target: snapshot.EndpointOf(ap("192.168.0.9:8080")), Entries: 2, Recent: 1}}
 	if !reflect.DeepEqual(got.Halfway, want) {
 		t.Errorf("answered and not confirmed %+v\nwant %+v", got.Halfway, want)
 	}
@@ -215,8 +215,8 @@ udp 17 29 src=1.1.1.6 dst=100.64.0.1 sport=3000 dport=8000 [UNREPLIED] src=100.6
 	}
 	addr, ap := netip.MustParseAddr, netip.MustParseAddrPort
 	want := []snapshot.StrayUse{
-		{Source: addr("10.0.0.1"), Seen: addr("100.64.0.1"), Dest: ap("1.1.1.1:1194"), Target: ap("1.1.1.1:1194"), From: addr("1.1.1.2"), Flows: 2},
-		{Source: addr("7.7.7.7"), Seen: addr("7.7.7.7"), Dest: ap("100.64.0.1:53"), Target: ap("10.0.0.53:5353"), From: addr("10.0.0.54"), Flows: 1},
+		{Source: addr("10.0.0.1"), Seen: addr("100.64.0.1"), Dest: snapshot.EndpointOf(ap("1.1.1.1:1194")), Target: snapshot.EndpointOf(ap("1.1.1.1:1194")), From: addr("1.1.1.2"), Flows: 2},
+		{Source: addr("7.7.7.7"), Seen: addr("7.7.7.7"), Dest: snapshot.EndpointOf(ap("100.64.0.1:53")), Target: snapshot.EndpointOf(ap("10.0.0.53:5353")), From: addr("10.0.0.54"), Flows: 1},
 	}
 	if got := a.Table(snapshot.TopN).Strays; !reflect.DeepEqual(got, want) {
 		t.Errorf("strays %+v\nwant %+v", got, want)
@@ -310,7 +310,7 @@ func TestAggregateControls(t *testing.T) {
 	a.Add(flow(unix.IPPROTO_UDP, 21, StatusSeenReply, ""))
 	row := func(proto string, port uint16, helped uint64) snapshot.ControlUse {
 		to := netip.AddrPortFrom(server, port)
-		return snapshot.ControlUse{Protocol: proto, Source: client, Seen: gateway, Dest: to, Target: to, Entries: 1, Helped: helped}
+		return snapshot.ControlUse{Protocol: proto, Source: client, Seen: gateway, Dest: snapshot.EndpointOf(to), Target: snapshot.EndpointOf(to), Entries: 1, Helped: helped}
 	}
 	want := []snapshot.ControlUse{row("udp", 69, 0), row("tcp", 21, 1)}
 	if got := a.Table(10).Controls; !reflect.DeepEqual(got, want) {

@@ -328,11 +328,11 @@ func TestTabulateLive(t *testing.T) {
 			Destinations: []snapshot.Talker{{Addr: netip.MustParseAddr("198.19.0.1"), Entries: 100}},
 			DestPorts:    []snapshot.PortUse{{Protocol: "tcp", Port: 80, Entries: 100}},
 			SNATPorts: []snapshot.SNATUse{{
-				Protocol: "tcp", Outside: netip.MustParseAddr("100.64.0.1"), Dest: netip.MustParseAddrPort("10.9.9.9:443"),
+				Protocol: "tcp", Outside: netip.MustParseAddr("100.64.0.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("10.9.9.9:443")),
 				Used: 40, MinPort: 5000, MaxPort: 5039,
 			}},
 			Outsides:   []snapshot.OutsideUse{{Addr: netip.MustParseAddr("100.64.0.1"), Entries: 40, Recent: 40}},
-			Unanswered: []snapshot.UnansweredUse{{Protocol: "udp", Source: netip.MustParseAddr("10.1.1.1"), Dest: netip.MustParseAddrPort("10.9.9.9:53"), Target: netip.MustParseAddrPort("10.9.9.9:53"), Entries: 30, Recent: 30}},
+			Unanswered: []snapshot.UnansweredUse{{Protocol: "udp", Source: netip.MustParseAddr("10.1.1.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("10.9.9.9:53")), Target: snapshot.EndpointOf(netip.MustParseAddrPort("10.9.9.9:53")), Entries: 30, Recent: 30}},
 		}
 		if g, w := fmt.Sprintf("%+v", table), fmt.Sprintf("%+v", want); g != w {
 			t.Errorf("got  %s\nwant %s", g, w)

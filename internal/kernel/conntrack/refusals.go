@@ -194,8 +194,8 @@ func (r *Refusals) Read(rows int) ([]snapshot.RefusedUse, error) {
 	})
 	out := []snapshot.RefusedUse{} // known to be none
 	for _, key := range keys[:min(len(keys), rows)] {
-		out = append(out, snapshot.RefusedUse{Dest: netip.AddrPortFrom(key.dest.addr(), key.destPort),
-			Target: netip.AddrPortFrom(key.target.addr(), key.targetPort), Count: r.counts[key]})
+		out = append(out, snapshot.RefusedUse{Dest: snapshot.EndpointOf(netip.AddrPortFrom(key.dest.addr(), key.destPort)),
+			Target: snapshot.EndpointOf(netip.AddrPortFrom(key.target.addr(), key.targetPort)), Count: r.counts[key]})
 	}
 	clear(r.counts)
 	return out, nil

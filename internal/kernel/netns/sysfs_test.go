@@ -17,6 +17,8 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
+const bpfFSMagic = "cafe4a11" // as stat shows it: BPF_FS_MAGIC
+
 // A program in a namespace sees that namespace's devices in /sys, whatever the machine's root
 // folder and /sys are, and what was mounted below /sys.
 func TestDoWithSys(t *testing.T) {
@@ -38,14 +40,14 @@ func TestDoWithSys(t *testing.T) {
 				t.Chdir(folder)
 				var out []byte
 				err = h.DoWithSys(func() error {
-					out, err = exec.Command("/bin/sh", "-c", "ls /sys/class/net; pwd; stat -f -c %T /sys/fs/bpf").CombinedOutput()
+					out, err = exec.Command("/bin/sh", "-c", "ls /sys/class/net; pwd; stat -f -c %t /sys/fs/bpf").CombinedOutput()
 					return err
 				})
 				got := strings.Fields(string(out))
 				if err != nil || len(got) != 3 || got[0] != "lo" || got[1] != folder {
 					t.Errorf("%v: a program saw %q, want lo alone, in %s", err, got, folder)
 				}
-				if bpffs := !slices.Contains(lacks, ktest.NoBPFFS); len(got) == 3 && (got[2] == "bpf_fs") != bpffs {
+				if bpffs := !slices.Contains(lacks, ktest.NoBPFFS); len(got) == 3 && (got[2] == bpfFSMagic) != bpffs {
 					t.Errorf("at /sys/fs/bpf is %s, want a BPF file system: %t", got[2], bpffs)
 				}
 				if after, err := os.ReadFile("/proc/self/mounts"); err != nil || string(after) != string(mounts) {

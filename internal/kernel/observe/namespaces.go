@@ -112,11 +112,15 @@ func (n *namespaces) device(inode uint64, ifindex uint32) string {
 	name, known := n.interfaces[key]
 	if !known {
 		name = fmt.Sprintf("if%d", ifindex)
-		// Without a name the bare number says as much as can be said.
+		// Without a name the bare number says as much as can be said. One list names all: each is
+		// a list of all for the kernel.
 		_ = n.do(inode, func() error {
-			dev, err := net.InterfaceByIndex(int(ifindex))
-			if err == nil {
-				name = dev.Name
+			all, err := net.Interfaces()
+			for _, dev := range all {
+				n.interfaces[deviceKey{inode, uint32(dev.Index)}] = dev.Name
+				if uint32(dev.Index) == ifindex {
+					name = dev.Name
+				}
 			}
 			return err
 		})

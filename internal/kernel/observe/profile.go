@@ -361,8 +361,8 @@ func interrupted(frames []Frame) bool {
 // stack below its parents, and at how many of these it ran itself.
 type CallNode struct {
 	Function string      `json:"function"`
-	Samples  uint64      `json:"samples"`
-	Self     uint64      `json:"self"`
+	Samples  uint64      `json:"sample_count"`
+	Self     uint64      `json:"self_count"`
 	Callees  []*CallNode `json:"callees,omitempty"` // most samples first
 }
 

@@ -19,13 +19,6 @@ type profileProfileCount struct {
 	Lost uint64
 }
 
-type profileProfileSample struct {
-	_      structs.HostLayout
-	Idle   uint32
-	Netns  uint32
-	Frames [127]uint64
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

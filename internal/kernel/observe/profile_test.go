@@ -34,14 +34,14 @@ func TestCalls(t *testing.T) {
 		stackOf(7, "ip_forward softirq"),
 	}}
 	tests := []struct{ root, want string }{
-		{"nf_hook_slow", `{"function":"nf_hook_slow","samples":11,"self":2,"callees":[
-			{"function":"ipv4_conntrack_in","samples":5,"self":0,"callees":[
-				{"function":"nf_conntrack_in","samples":5,"self":5}]},
-			{"function":"br_nf_pre_routing","samples":4,"self":1,"callees":[
-				{"function":"nf_hook_slow","samples":3,"self":0,"callees":[
-					{"function":"ipv4_conntrack_in","samples":3,"self":3}]}]}]}`},
-		{"ip_forward", `{"function":"ip_forward","samples":7,"self":7}`},
-		{"absent", `{"function":"absent","samples":0,"self":0}`},
+		{"nf_hook_slow", `{"function":"nf_hook_slow","sample_count":11,"self_count":2,"callees":[
+			{"function":"ipv4_conntrack_in","sample_count":5,"self_count":0,"callees":[
+				{"function":"nf_conntrack_in","sample_count":5,"self_count":5}]},
+			{"function":"br_nf_pre_routing","sample_count":4,"self_count":1,"callees":[
+				{"function":"nf_hook_slow","sample_count":3,"self_count":0,"callees":[
+					{"function":"ipv4_conntrack_in","sample_count":3,"self_count":3}]}]}]}`},
+		{"ip_forward", `{"function":"ip_forward","sample_count":7,"self_count":7}`},
+		{"absent", `{"function":"absent","sample_count":0,"self_count":0}`},
 	}
 	for _, tt := range tests {
 		got, err := json.Marshal(p.Calls(tt.root))

@@ -318,6 +318,9 @@ func (r nftRuleReader) match(arg any) error {
 	op, _ := m["op"].(string)
 	not := op == "!="
 	text := exprText(m["left"]) + " " + exprText(m["right"])
+	if op != "==" && op != "in" && !not { // that of !=, too, is the condition that is not to hold
+		text = exprText(m["left"]) + " " + op + " " + exprText(m["right"])
+	}
 	if done := r.family(m, not); done {
 		return nil
 	}

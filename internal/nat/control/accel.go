@@ -22,7 +22,7 @@ import (
 )
 
 // acceleration carries out no rule file: the kernel's own NAT goes on deciding, and packets of
-// flows that it has established take a shortcut.
+// flows that it has established use the fast path.
 type acceleration struct{}
 
 func (acceleration) pinned() bool { return true }
@@ -62,7 +62,7 @@ const MaxAccelFlows = 1 << 23
 type AccelPlan struct {
 	Placements  []Placement `json:"interfaces"`
 	TCP         bool        `json:"tcp"`          // TCP is accelerated, not only UDP
-	Flows       int         `json:"flows"`        // that are remembered
+	Flows       int         `json:"flows_max"`    // that are remembered
 	MemoryBytes int64       `json:"memory_bytes"` // of the kernel, for them
 	Changes     []Change    `json:"changes,omitempty"`
 	Bypassed    []Bypassed  `json:"bypassed,omitempty"`
@@ -184,7 +184,7 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		}
 		// Connection tracking would have to be asked by the packet's entry instead of its
 		// addresses; but by these two flows may look the same then, one to a service and one to
-		// what is behind it, and a shortcut would translate the one as the other.
+		// what is behind it, and a fast-path entry would translate the one as the other.
 		if v, err := readSetting(settingBridge); err == nil && v == "1" && l.Type() == "bridge" {
 			p.Warnings = append(p.Warnings, name+": packets of its ports whose destination NAT changes go through the stack: it is changed before they get here, as "+settingBridge+" is 1")
 		}
@@ -232,7 +232,7 @@ func (p *AccelPlan) gatherFlows(o AccelOptions) error {
 		}
 		p.Flows = max(min(most, DefaultAccelFlows), MinAccelFlows())
 	}
-	p.make.Shortcuts = 2 * p.Flows
+	p.make.AccelEntries = 2 * p.Flows
 	return nil
 }
 
@@ -329,7 +329,7 @@ func TemporaryAccel(p *AccelPlan, ns *netns.Handle) (a *datapath.Accelerator, of
 // AccelOff ends acceleration and puts back what it changed in the namespace. Packets go
 // through the stack again, which knows of every flow: no connection ends. TCP connections
 // that are open have their windows not checked till they end. What somebody else has
-// changed since is kept, and told; so is what would stall connections if it were put back.
+// changed since is kept, and reported; so is what would stall connections if it were put back.
 func AccelOff(ns *netns.Handle) (kept []string, err error) {
 	in, err := holdToRemove(ns, ErrAccelOff)
 	if err != nil {

@@ -99,7 +99,7 @@ func bypassedTOS(rules []netlink.Rule) (out []Bypassed) {
 	return out
 }
 
-// accelUseless tells what keeps flows from being accelerated though nothing is wrong.
+// accelUseless reports what keeps flows from being accelerated though nothing is wrong.
 func accelUseless(chains []snapshot.Chain, rules []netlink.Rule) (out []string) {
 	for _, c := range chains {
 		if c.Offloads > 0 {

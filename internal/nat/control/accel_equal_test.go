@@ -54,13 +54,13 @@ func TestAccelEqual(t *testing.T) {
 
 // randomTraffic sends packets of some flows both ways and returns what arrives, in words.
 func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []string) {
-	b := newAccelTestbed(t)
+	b := newTestbedAlone(t).byKernel()
 	onOneCPU(t)
 	b.in(b.gateway, func() error {
 		return errors.Join(
 			writeSetting("net.ipv4.icmp_ratemask", "0"), // every ICMP error is sent
 			writeSetting(settingLiberal, "1"),
-			// What has a wrong checksum is not for the rules: shortcuts don't look at it.
+			// What has a wrong checksum is not for the rules: fast-path entries don't look at it.
 			writeSetting("net.netfilter.nf_conntrack_checksum", "0"))
 	})
 	if accelerate {
@@ -129,7 +129,7 @@ func randomTraffic(t *testing.T, accelerate bool, random *rand.Rand) (arrived []
 		s := b.accelStats()
 		t.Logf("%v", s.Reasons)
 		if s.Reasons["forwarded"] < 2000 {
-			t.Errorf("only %d packets took the shortcut", s.Reasons["forwarded"])
+			t.Errorf("only %d packets used the fast path", s.Reasons["forwarded"])
 		}
 	}
 	return append(client.words("client"), server.words("server")...)

@@ -30,7 +30,7 @@ func (b *testbed) tcpLife() uint32 {
 	return entries[i].TimeOut
 }
 
-// acceleratedTCP is a connection that has taken the shortcut: the client's end and the
+// acceleratedTCP is a connection that has used the fast path: the client's end and the
 // server's. Connection tracking has lost it, and believes that data of the client, if so
 // asked, is unacknowledged.
 func (b *testbed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPConn) {
@@ -54,9 +54,9 @@ func (b *testbed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPCo
 			b.t.Fatal(err)
 		}
 	}
-	trusted := func() (n int) {
-		if err := Shortcuts(b.gateway, func(s *rulefile.Shortcut) bool {
-			if s.Trusted {
+	valid := func() (n int) {
+		if err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
+			if s.Valid {
 				n++
 			}
 			return true
@@ -65,16 +65,16 @@ func (b *testbed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPCo
 		}
 		return n
 	}
-	ktest.Wait(b.t, 30*time.Second, "both directions take the shortcut", func() bool {
+	ktest.Wait(b.t, 30*time.Second, "both directions use the fast path", func() bool {
 		for range 10 {
 			transfer(c, s, 1)
 			transfer(s, c, 1)
 		}
-		return trusted() == 2
+		return valid() == 2
 	})
 	if unacknowledged {
 		// The byte that is seen is acknowledged with the one after it, which is not.
-		ktest.Wait(b.t, 10*time.Second, "the next packet goes through the stack", func() bool { return trusted() == 0 })
+		ktest.Wait(b.t, 10*time.Second, "the next packet goes through the stack", func() bool { return valid() == 0 })
 		raw, err := s.(*net.TCPConn).SyscallConn()
 		if err != nil {
 			b.t.Fatal(err)
@@ -118,7 +118,7 @@ func TestAccelForgotten(t *testing.T) {
 	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
 	client, server := b.acceleratedTCP(true)
-	b.forgetShortcuts()
+	b.forgetEntries()
 	if _, err := client.Write([]byte("still here")); err != nil {
 		t.Fatal(err)
 	}
@@ -129,9 +129,9 @@ func TestAccelForgotten(t *testing.T) {
 	ktest.Wait(t, 10*time.Second, "the entry has the life of an idle connection", func() bool { return b.tcpLife() > 100000 })
 }
 
-func (b *testbed) forgetShortcuts() {
+func (b *testbed) forgetEntries() {
 	b.t.Helper()
-	m, err := ebpf.LoadPinnedMap(filepath.Join(pinsOf(b.gateway.Inode()), "maps", "shortcuts"), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(pinsOf(b.gateway.Inode()), "maps", "accel_entries"), nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -342,9 +342,9 @@ func TestAccelRuleSets(t *testing.T) {
 					want = "198.51.100.1"
 				}
 				checked(m.conn.LocalAddr().String(), m.seen, want)
-				ktest.Wait(t, 30*time.Second, "a connection takes the shortcut", func() bool {
+				ktest.Wait(t, 30*time.Second, "a connection uses the fast path", func() bool {
 					m.exchange(b)
-					return b.trusted(m.conn) >= 2
+					return b.valid(m.conn) >= 2
 				})
 				m.exchange(b)
 			}
@@ -386,7 +386,7 @@ type mirrored struct {
 	seen string // whom the mirror sees
 }
 
-// mirror tells who connects whom it sees, and gives back what is sent.
+// mirror reports who connects whom it sees, and gives back what is sent.
 func (b *testbed) mirror(ns *netns.Handle, at string) {
 	b.t.Helper()
 	b.serveTCP(ns, at, func(c net.Conn) {

@@ -23,7 +23,7 @@ var ErrAccelOff = errors.New("acceleration is off here: `natkit accel on INTERFA
 // AccelInterface is an accelerated interface.
 type AccelInterface struct {
 	Name   string   `json:"name"`
-	Hooks  []string `json:"hooks"` // tc, xdp, egress; none when it is gone
+	Hooks  []string `json:"attached_hooks"` // tc, xdp, egress; none when it is gone
 	Reason string   `json:"reason"`
 }
 
@@ -32,7 +32,7 @@ type AccelStatus struct {
 	Since      time.Time            `json:"since"`
 	Interfaces []AccelInterface     `json:"interfaces"`
 	TCP        bool                 `json:"tcp"`
-	Flows      int                  `json:"flows_limit"` // that are remembered
+	Flows      int                  `json:"flows_max"` // that are remembered
 	Stats      *rulefile.AccelStats `json:"stats"`
 	Changes    []Change             `json:"changes"`  // of the namespace, that AccelOff puts back
 	Problems   []string             `json:"problems"` // each with what to do
@@ -95,8 +95,8 @@ func ofAccel(rec *record, err error) (*record, error) {
 	return rec, err
 }
 
-// Shortcuts calls fn with every direction of a flow that is remembered.
-func Shortcuts(ns *netns.Handle, fn func(*rulefile.Shortcut) bool) error {
+// AccelEntries calls fn with every direction of a flow that is remembered.
+func AccelEntries(ns *netns.Handle, fn func(*rulefile.AccelEntry) bool) error {
 	if _, err := ofAccel(recordOf(ns)); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func Shortcuts(ns *netns.Handle, fn func(*rulefile.Shortcut) bool) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.Shortcuts(fn), a.Close())
+	return errors.Join(a.AccelEntries(fn), a.Close())
 }
 
 func (s *AccelStatus) problem(text string) { s.Problems = append(s.Problems, text) }
@@ -151,7 +151,7 @@ func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) e
 	return err
 }
 
-// readLinks tells where packets are met, and what has changed since. The calling thread
+// readLinks reports where packets are met, and what has changed since. The calling thread
 // is in the namespace.
 func (s *AccelStatus) readLinks(rec *record, dir, again string) error {
 	attached, err := datapath.Attached(dir)

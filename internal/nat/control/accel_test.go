@@ -53,7 +53,12 @@ table ip filter {
 // newAccelTestbed is a testbed whose gateway is one by the kernel's means.
 func newAccelTestbed(t *testing.T) *testbed {
 	t.Helper()
-	b := newTestbed(t)
+	return newTestbed(t).byKernel()
+}
+
+// byKernel has the kernel forward and translate.
+func (b *testbed) byKernel() *testbed {
+	b.t.Helper()
 	b.in(b.gateway, func() error { return writeSetting(settingForward, "1") })
 	b.nft(accelRules)
 	return b
@@ -184,7 +189,7 @@ func (b *testbed) explain() {
 		b.t.Logf("entry %v", f)
 	}
 	shown := 0
-	err := Shortcuts(b.gateway, func(s *rulefile.Shortcut) bool { b.t.Logf("shortcut %+v", *s); shown++; return shown < 30 })
+	err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool { b.t.Logf("entry %+v", *s); shown++; return shown < 30 })
 	s, err2 := ReadAccelStatus(b.gateway)
 	if err := errors.Join(err, err2); err != nil {
 		b.t.Log(err)
@@ -193,7 +198,7 @@ func (b *testbed) explain() {
 	b.t.Logf("problems %q, packets %v", s.Problems, s.Stats.Reasons)
 }
 
-// accelerated talks until both directions of these flows take the shortcut, and returns
+// accelerated talks until both directions of these flows use the fast path, and returns
 // whom the parrot saw, each time the same if there is one flow.
 func (b *testbed) accelerated(flows ...*dialogue) (seen string) {
 	b.t.Helper()
@@ -201,7 +206,7 @@ func (b *testbed) accelerated(flows ...*dialogue) (seen string) {
 	for _, k := range flows {
 		conns = append(conns, k.conn)
 	}
-	ktest.Wait(b.t, 30*time.Second, "flows take the shortcut", func() bool {
+	ktest.Wait(b.t, 30*time.Second, "flows use the fast path", func() bool {
 		for range 20 {
 			for _, k := range flows {
 				answer := k.ask(10 * time.Second)
@@ -214,20 +219,20 @@ func (b *testbed) accelerated(flows ...*dialogue) (seen string) {
 				seen = answer
 			}
 		}
-		return b.trusted(conns...) >= 2*len(flows)
+		return b.valid(conns...) >= 2*len(flows)
 	})
 	return seen
 }
 
-// trusted counts the directions of these flows, by who began them, that take the shortcut.
-func (b *testbed) trusted(flows ...net.Conn) (n int) {
+// valid counts the directions of these flows, by who began them, that use the fast path.
+func (b *testbed) valid(flows ...net.Conn) (n int) {
 	b.t.Helper()
 	local := map[string]bool{}
 	for _, c := range flows {
 		local[c.LocalAddr().Network()+c.LocalAddr().String()] = true
 	}
-	err := Shortcuts(b.gateway, func(s *rulefile.Shortcut) bool {
-		if proto := s.Protocol.String(); s.Trusted && (local[proto+s.Source.String()] || local[proto+s.DestinationAfter.String()]) {
+	err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
+		if proto := s.Protocol.String(); s.Valid && (local[proto+s.Source.String()] || local[proto+s.DestinationAfter.String()]) {
 			n++
 		}
 		return true
@@ -238,7 +243,7 @@ func (b *testbed) trusted(flows ...net.Conn) (n int) {
 	return n
 }
 
-// A flow is translated as before, once it takes the shortcut; off puts everything back.
+// A flow is translated as before, once it uses the fast path; off puts everything back.
 func TestAccelUDP(t *testing.T) {
 	b := newAccelTestbed(t)
 	before := b.state()
@@ -258,8 +263,8 @@ func TestAccelUDP(t *testing.T) {
 	if s := b.accelStats(); s.Reasons["forwarded"] < 20 || s.Bytes < 20*36 || s.Known < 4 {
 		t.Errorf("%+v", s)
 	}
-	err := Shortcuts(b.gateway, func(s *rulefile.Shortcut) bool {
-		if s.Trusted && s.SourceAfter == s.Source && s.DestinationAfter == s.Destination {
+	err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
+		if s.Valid && s.SourceAfter == s.Source && s.DestinationAfter == s.Destination {
 			t.Errorf("no translation: %+v", s)
 		}
 		return true
@@ -566,7 +571,7 @@ func TestAccelObeys(t *testing.T) {
 			b := b.within(t)
 			k := b.dialogue(b.client, "", "198.51.100.9:7000")
 			b.accelerated(k)
-			// What the next entry is to look like tells it from the one that is deleted.
+			// What the next entry is to look like distinguishes it from the one that is deleted.
 			b.nft(`insert rule ip nat post oifname "out" udp dport 7000 masquerade to :2000-2099`)
 			args := []string{"-D", "-p", "udp", "--dport", "7000"}
 			if name == "flushed table" {
@@ -697,35 +702,6 @@ func TestAccelFull(t *testing.T) {
 	}
 }
 
-// Turned on and off again and again under a flow, nothing is lost or out of order.
-func TestAccelToggled(t *testing.T) {
-	b := newAccelTestbed(t)
-	b.parrot(b.server, "198.51.100.9:7000")
-	k := b.dialogue(b.client, "10.0.0.2:6000", "198.51.100.9:7000")
-	forwarded := uint64(0)
-	for range 3 {
-		b.accelOn(b.accelOptions())
-		b.accelerated(k)
-		done := make(chan error)
-		forwarded += b.accelStats().Reasons["forwarded"]
-		go func() { done <- second(AccelOff(b.gateway)) }()
-		for ended := false; !ended; {
-			select {
-			case err := <-done:
-				if err != nil {
-					t.Fatal(err)
-				}
-				ended = true
-			default:
-			}
-			if k.ask(10*time.Second) == "" {
-				t.Fatalf("number %d was lost", k.number)
-			}
-		}
-	}
-	t.Logf("%d of %d packets took the shortcut", forwarded, 2*k.number)
-}
-
 // A flow with packets now and then outlives its time-out, and one without does not.
 func TestAccelTimeouts(t *testing.T) {
 	b := newAccelTestbed(t)
@@ -800,7 +776,7 @@ func TestAccelLeavesAlone(t *testing.T) {
 	b.parrot(b.server, "198.51.100.9:7000")
 	reason("special", func() { large.conn.Write(make([]byte, 3000)) })
 	if n := b.accelStats().Reasons["forwarded"]; n > 0 {
-		t.Errorf("%d packets took a shortcut", n)
+		t.Errorf("%d packets used the fast path", n)
 	}
 
 	helper := `
@@ -871,7 +847,7 @@ func TestAccelBypassEgress(t *testing.T) {
 	}
 }
 
-// What makes acceleration useless is told; a time-out that forgets TCP at once leaves it
+// What makes acceleration useless is reported; a time-out that forgets TCP at once leaves it
 // alone.
 func TestAccelUseless(t *testing.T) {
 	b := newAccelTestbed(t)

@@ -93,7 +93,7 @@ func TestAccelToggledOften(t *testing.T) {
 			t.Fatal(err)
 		}
 		var now uint64
-		ktest.Wait(t, 20*time.Second, "packets take the shortcut", func() bool {
+		ktest.Wait(t, 20*time.Second, "packets use the fast path", func() bool {
 			for _, s := range streams {
 				select {
 				case err := <-s.ended:
@@ -120,7 +120,7 @@ func TestAccelToggledOften(t *testing.T) {
 		}
 		t.Logf("%d datagrams came back", s.answered)
 	}
-	t.Logf("more than %d packets took the shortcut", forwarded)
+	t.Logf("more than %d packets used the fast path", forwarded)
 	if _, err := ReadAccelStatus(b.gateway); !errors.Is(err, ErrAccelOff) {
 		t.Errorf("after the last off: %v", err)
 	}

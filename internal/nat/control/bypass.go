@@ -58,8 +58,8 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, links []datapath.Link) 
 	return out, err
 }
 
-// kernelNAT tells of chains by which the kernel translates as well. The engine meets
-// packets first, so where both have an address or an inside host, one undoes the other.
+// kernelNAT reports chains by which the kernel translates as well. The engine meets
+// packets first, so where both have an address or an internal host, one undoes the other.
 func kernelNAT(chains []snapshot.Chain) (warnings []string) {
 	for _, c := range chains {
 		if c.Family != "ip" && c.Family != "inet" {

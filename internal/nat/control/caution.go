@@ -59,7 +59,7 @@ func cautions(file *rulefile.File, local []netip.Addr) (warnings []string) {
 
 // foreign looks for addresses that natkit is to answer for and that are others': the next
 // hop of a route is refused, because the gateway itself would lose it. Hosts that the gateway
-// has heard of, and addresses that no host can have there, are told. The calling thread
+// has heard of, and addresses that no host can have there, are reported. The calling thread
 // is in the namespace.
 func foreign(proxies []datapath.ProxyNeighbour) (warnings []string, err error) {
 	if len(proxies) == 0 {
@@ -89,13 +89,13 @@ func foreign(proxies []datapath.ProxyNeighbour) (warnings []string, err error) {
 		}
 	}
 	if len(taken) > 0 {
-		return nil, fmt.Errorf("outside address %s is the next hop of a route of this machine: a rule file that gives it to hosts inside cuts the machine off; leave it out", listed(taken))
+		return nil, fmt.Errorf("external address %s is the next hop of a route of this machine: a rule file that gives it to hosts inside cuts the machine off; leave it out", listed(taken))
 	}
 	if len(others) > 0 {
-		warnings = append(warnings, fmt.Sprintf("outside addresses that other hosts have: %s: both would answer for them; leave them out", listed(others)))
+		warnings = append(warnings, fmt.Sprintf("external addresses that other hosts have: %s: both would answer for them; leave them out", listed(others)))
 	}
 	if len(unfit) > 0 {
-		warnings = append(warnings, fmt.Sprintf("outside addresses %s are the first or last of the network they are on, which routers may take for broadcasts: hosts behind them may get no answers", listed(unfit)))
+		warnings = append(warnings, fmt.Sprintf("external addresses %s are the first or last of the network they are on, which routers may take for broadcasts: hosts behind them may get no answers", listed(unfit)))
 	}
 	return warnings, nil
 }

@@ -184,7 +184,7 @@ func standing(path string) (changes []Change, err error) {
 }
 
 // undo puts changes back, the last one first. What somebody else has changed since is
-// kept, and told.
+// kept, and reported.
 func undo(ns *netns.Handle, changes []Change) (kept []string, err error) {
 	var errs []error
 	for _, c := range slices.Backward(changes) {

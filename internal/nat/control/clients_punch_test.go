@@ -25,7 +25,7 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-// punchPairs are hosts of stunRules that keep their outside endpoint towards everybody, with
+// punchPairs are hosts of stunRules that keep their external endpoint towards everybody, with
 // every two kinds of filtering.
 var punchPairs = [][2]string{
 	{"10.1.0.11", "10.1.0.12"}, {"10.1.0.11", "10.1.0.13"}, {"10.1.0.12", "10.1.0.12"}, {"10.1.0.12", "10.1.0.13"}, {"10.1.0.13", "10.1.0.13"},
@@ -48,7 +48,7 @@ func (w *world) punchers() {
 	})
 }
 
-// Two hosts behind one gateway that know each other by their outside endpoints alone get
+// Two hosts behind one gateway that know each other by their external endpoints alone get
 // through to each other, over UDP and TCP. The kernel has no mappings to address.
 func clientPunch(w *world) {
 	if w.engine != EngineEBPF {
@@ -71,7 +71,7 @@ func clientPunch(w *world) {
 	all.Wait()
 }
 
-// whoamiUDP tells everybody who sends to it who they are.
+// whoamiUDP answers everybody who sends to it with who they are.
 func (w *world) whoamiUDP(ns *netns.Handle, at string) {
 	w.t.Helper()
 	c := w.packets(ns, at)
@@ -193,7 +193,7 @@ func (n netOf) ListenPacket(network, at string) (c net.PacketConn, err error) {
 	return c, err
 }
 
-// Two agents of ICE (RFC 8445) behind one gateway, with nothing but what a STUN server tells
+// Two agents of ICE (RFC 8445) behind one gateway, with nothing but what a STUN server reports
 // them, connect and talk.
 func clientICE(w *world) {
 	if w.engine != EngineEBPF {

@@ -172,7 +172,7 @@ func newWorld(t *testing.T, engine Engine, rules string) *world {
 	return w
 }
 
-// accelerate has packets of the kernel's NAT go past the stack, until the test ends.
+// accelerate has packets of the kernel's NAT go before the kernel stack, until the test ends.
 func (w *world) accelerate() {
 	w.t.Helper()
 	o := w.accelOptions()
@@ -188,7 +188,7 @@ func (w *world) accelerate() {
 	w.t.Cleanup(func() {
 		stats, err := a.Stats()
 		if err = errors.Join(err, off()); err != nil || stats.Reasons["forwarded"] == 0 {
-			w.t.Errorf("%+v, %v: no packet took a shortcut", stats, err)
+			w.t.Errorf("%+v, %v: no packet used the fast path", stats, err)
 		}
 	})
 }
@@ -241,7 +241,7 @@ func (w *world) apply(rules string) {
 	}
 }
 
-// hasSession tells whether the gateway has a living session from the inside endpoint.
+// hasSession reports whether the gateway has a living session from the internal endpoint.
 func (w *world) hasSession(protocol rulefile.Protocol, from netip.AddrPort) (found bool) {
 	w.t.Helper()
 	if w.engine == EngineNFT {
@@ -260,7 +260,7 @@ func (w *world) hasSession(protocol rulefile.Protocol, from netip.AddrPort) (fou
 	}
 	defer e.Close()
 	err = e.Sessions(func(s *rulefile.Session) bool {
-		found = s.Protocol == protocol && s.Source == from && s.State != "dead" && s.Expires > 0
+		found = s.Protocol == protocol && s.Source.AddrPort == from && s.State != "dead" && s.Expires > 0
 		return !found
 	})
 	if err != nil {

@@ -151,7 +151,7 @@ func clientTraceroute(w *world) {
 }
 
 // To a server outside passive transfers work both ways. Active ones do not, on either
-// engine: the client names its inside address to the server, and nobody reads along.
+// engine: the client names its internal address to the server, and nobody reads along.
 func clientFTP(w *world) {
 	root := w.vsftpd(w.server, serverAddr, serverAddr)
 	if sum := w.fetch(w.client, "ftp://"+serverAddr+"/small"); sum != w.small.sum {
@@ -168,7 +168,7 @@ func clientFTP(w *world) {
 	}
 }
 
-// A server inside, whose ports are forwarded and that knows its outside address, can do
+// A server inside, whose ports are forwarded and that knows its external address, can do
 // both.
 func clientFTPForwarded(w *world) {
 	w.vsftpd(w.peer, peerAddr, gatewayAddr)
@@ -251,7 +251,7 @@ func clientOneToOne(w *world) {
 	}
 }
 
-// An inside host meets another by its outside address, and is seen by an outside one.
+// An internal host meets another by its external address, and is seen by an outside one.
 func clientHairpin(w *world) {
 	puts := w.nginx(w.peer, peerAddr+":80")
 	const url = "http://" + gatewayAddr + ":8080"
@@ -620,9 +620,9 @@ func clientIdleTCP(w *world) {
 	s.says(s.client, s.server, "input")
 }
 
-// A connection that was silent for longer is forgotten. If its inside host speaks first it
+// A connection that was silent for longer is forgotten. If its internal host speaks first it
 // is taken up again. If the server does, engine ebpf drops that silently, and what the
-// server repeats gets through as soon as the inside host has spoken; the kernel's NAT takes
+// server repeats gets through as soon as the internal host has spoken; the kernel's NAT takes
 // it for its own and resets the server's end.
 func clientIdleTooLong(w *world) {
 	w.apply(plainRules + "defaults: {timeouts: {tcp_established: 1s}}\n")
@@ -648,7 +648,7 @@ func clientIdleTooLong(w *world) {
 }
 
 // Links of less than 1500 bytes behind, before and in the gateway: who sends more with DF
-// is told by whoever is before the link, and TCP goes on with less.
+// is reported by whoever is before the link, and TCP goes on with less.
 func clientPathMTU(w *world) {
 	puts := w.nginx(w.server, serverAddr+":80")
 	const url, mapped = "http://" + serverAddr, "198.51.100.77"
@@ -698,7 +698,7 @@ func clientPathMTU(w *world) {
 func flushRouteCache() error { return writeSetting("net.ipv4.route.flush", "1") }
 
 // stream sends numbered datagrams as long as other things are done, and each only when the
-// one before was answered: so none may be lost. All must come from one outside endpoint. The
+// one before was answered: so none may be lost. All must come from one external endpoint. The
 // pace leaves the machine to those other things.
 func (w *world) stream(port int, doing <-chan error) {
 	w.t.Helper()
@@ -798,7 +798,7 @@ func clientKill(w *world) {
 }
 
 // The link to the provider is gone for a moment, at its end, while a file comes down and
-// datagrams go up. Both go on, by the same outside endpoint.
+// datagrams go up. Both go on, by the same external endpoint.
 func clientFlap(w *world) {
 	w.nginx(w.server, serverAddr+":80")
 	k := w.chat(5103)
@@ -817,7 +817,7 @@ func clientFlap(w *world) {
 		}
 		return netlink.LinkSetDown(l)
 	})
-	if k.ask("meanwhile", 100*time.Millisecond) != nil {
+	if k.ask("in between", 100*time.Millisecond) != nil {
 		w.t.Error("a datagram came by a link that is down")
 	}
 	w.in(w.isp, func() error {
@@ -844,7 +844,7 @@ func (w *world) askUntil(k *chat, want string) {
 	})
 }
 
-// The gateway's outside address becomes another while traffic flows: the next packets are
+// The gateway's external address becomes another while traffic flows: the next packets are
 // from the new one. Engine ebpf needs an apply for that, which `natkit status` asks for.
 func clientAddressChange(w *world) {
 	k := w.chat(5104)
@@ -887,7 +887,7 @@ rules:
   - {masquerade: 10.1.0.16/32, mapping: address-and-port-dependent, filtering: address-and-port-dependent}
 `
 
-// A server with two addresses and two ports tells what the NAT does (RFC 5780): what the
+// A server with two addresses and two ports reports what the NAT does (RFC 5780): what the
 // rule of the host says, on engine ebpf; but a port that serves one remote endpoint lets
 // in nobody else. The kernel keeps a lone host's port, and lets in answers only, whatever
 // the rule; nor is there a way from inside to a port that a mapping has.

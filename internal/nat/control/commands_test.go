@@ -67,7 +67,7 @@ func TestCommandsAreWhole(t *testing.T) {
 	}
 }
 
-// The doctor is told the flags of what is up, whichever it is.
+// The doctor gets the flags of what is up, whichever it is.
 func TestFactsHaveFlags(t *testing.T) {
 	b := newTestbed(t)
 	check := func(want ...string) {

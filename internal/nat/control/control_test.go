@@ -56,7 +56,11 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	remove := ktest.SharedRunDir()
+	ktest.MoreAtOnce(2)
+	code := m.Run()
+	remove()
+	os.Exit(code)
 }
 
 // testbed is a client and a server with a gateway between them.
@@ -79,7 +83,17 @@ rules:
   - map: 10.0.0.77 <-> 198.51.100.77
 `
 
+// newTestbed is one for a test that runs beside others: all in it is its own but the folder
+// of what natkit writes.
 func newTestbed(t *testing.T) *testbed {
+	t.Helper()
+	ktest.Root(t)
+	t.Parallel()
+	return makeTestbed(t)
+}
+
+// newTestbedAlone is one for a test beside which nothing runs.
+func newTestbedAlone(t *testing.T) *testbed {
 	t.Helper()
 	ktest.Root(t)
 	ktest.RunDir(t)
@@ -498,7 +512,7 @@ func TestApplyNothing(t *testing.T) {
 	}
 }
 
-// An interface that was recreated is told of, and attached by an apply of the same file.
+// An interface that was recreated is reported, and attached by an apply of the same file.
 func TestInterfaceRecreated(t *testing.T) {
 	b := newTestbed(t)
 	b.up(baseRules, b.options())
@@ -532,7 +546,7 @@ func TestInterfaceRecreated(t *testing.T) {
 	b.ping(b.client, "198.51.100.9")
 }
 
-// An interface that was moved to another namespace keeps its program there: that is told, and
+// An interface that was moved to another namespace keeps its program there: that is reported, and
 // whoever follows the machine takes it off.
 func TestInterfaceMoved(t *testing.T) {
 	b := newTestbed(t)
@@ -570,7 +584,7 @@ func TestInterfaceMoved(t *testing.T) {
 // A record without an engine is removed with its namespace; whoever had another folder for
 // records may have removed the engine.
 func TestRecordOfNamespaceGone(t *testing.T) {
-	b := newTestbed(t)
+	b := newTestbedAlone(t)
 	b.up(baseRules, b.options())
 	inode := b.gateway.Inode()
 	if err := errors.Join(netns.Delete(b.name), b.gateway.Close(), datapath.Unload(pinsOf(inode))); err != nil {
@@ -593,7 +607,7 @@ func TestRecordOfNamespaceGone(t *testing.T) {
 func TestNamespaceGone(t *testing.T) {
 	for name, older := range map[string]bool{"as made": false, "of an older natkit": true} {
 		t.Run(name, func(t *testing.T) {
-			b := newTestbed(t)
+			b := newTestbedAlone(t)
 			b.up(baseRules, b.options())
 			dir := pinsOf(b.gateway.Inode())
 			if older { // it knows by its links only, if the kernel has any
@@ -705,7 +719,7 @@ func TestUpByIPNetns(t *testing.T) {
 	}
 }
 
-// Programs that somebody takes off, of one hook or of all, are told of, and put back by an
+// Programs that somebody takes off, of one hook or of all, are reported, and put back by an
 // apply of the same file.
 func TestProgramsTakenOff(t *testing.T) {
 	b := newTestbed(t)
@@ -794,7 +808,7 @@ func TestPortOfBridge(t *testing.T) {
 }
 
 // Whenever natkit is killed while it takes an engine down, up finds it whole as it was, or
-// brings it up anew.
+// brings it up again.
 func TestDownKilled(t *testing.T) {
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
 		t.Run(string(engine), func(t *testing.T) {

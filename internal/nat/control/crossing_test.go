@@ -210,7 +210,7 @@ func sumOf(sum uint32, b []byte) uint32 {
 	return sum
 }
 
-// checkSums tells what is wrong with the checksums of a packet that is whole.
+// checkSums reports what is wrong with the checksums of a packet that is whole.
 func checkSums(ip []byte) error {
 	if len(ip) < 20 || int(binary.BigEndian.Uint16(ip[2:])) != len(ip) {
 		return fmt.Errorf("length of %x", ip)
@@ -281,9 +281,9 @@ type twins struct {
 	pair   [2]*crossing
 	talks  []*talk
 	id     uint16
-	// Outside endpoint of a class -> who has it, by engine.
+	// External endpoint of a class -> who has it, by engine.
 	holders [2]map[string]netip.AddrPort
-	// Inside endpoint of a class -> its outside endpoint, on engine ebpf.
+	// Internal endpoint of a class -> its external endpoint, on engine ebpf.
 	mapped map[string]netip.AddrPort
 	seen   map[string]int
 }
@@ -387,7 +387,7 @@ var tcpLife = []struct {
 	{true, pktbuild.ACK}, {false, pktbuild.FIN | pktbuild.ACK}, {true, pktbuild.ACK},
 }
 
-// opens tells whether the opener is the next to send.
+// opens reports whether the opener is the next to send.
 func (k *talk) opens() bool {
 	if k.protocol == pktbuild.TCPProtocol {
 		return tcpLife[min(k.step, len(tcpLife)-1)].opener
@@ -491,7 +491,7 @@ func (w *twins) say(k *talk, opener bool) {
 	w.seen[kind]++
 }
 
-// holds notes who has an outside endpoint: towards one remote endpoint never two, and on
+// holds notes who has an external endpoint: towards one remote endpoint never two, and on
 // engine ebpf the same for all remotes.
 func (w *twins) holds(i int, k *talk, there pktEnds) {
 	if !k.inside {
@@ -639,7 +639,7 @@ func (w *twins) complain(k *talk) {
 	}
 }
 
-// stranger sends to an outside endpoint that a conversation uses, from an address that it
+// stranger sends to an external endpoint that a conversation uses, from an address that it
 // has nothing to do with: nobody inside must see it.
 func (w *twins) stranger(k *talk) {
 	if !k.inside || k.there[0].src.Addr() == k.opener.src.Addr() || k.there[0].src.Addr().As4()[0] == 198 {
@@ -655,7 +655,7 @@ func (w *twins) stranger(k *talk) {
 	w.seen["stranger"]++
 }
 
-// An inside host's packet to another by an outside address of the gateway (hairpin), whose
+// An internal host's packet to another by an external address of the gateway (hairpin), whose
 // TTL ends here: the gateway answers by ICMP, its stack does not take it for its own.
 func TestHairpinTTL(t *testing.T) {
 	ktest.Root(t)

@@ -54,7 +54,7 @@ type cable struct {
 }
 
 // deviceKinds make one end of a pair of devices, which has no address and is down. Kinds
-// that natkit refuses for the engine of its own are for the kernel's alone.
+// that natkit refuses for the eBPF engine are for the kernel's alone.
 var deviceKinds = []struct {
 	name       string
 	refused    string // what engine ebpf says
@@ -101,7 +101,7 @@ var deviceKinds = []struct {
 			return &netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}
 		})
 	}},
-	{"ipvlan", "", "is an ipvlan: what inside hosts send to others does not come in there", false, func(e *deviceEnd) error {
+	{"ipvlan", "", "is an ipvlan: what internal hosts send to others does not come in there", false, func(e *deviceEnd) error {
 		return e.above(func(a netlink.LinkAttrs) netlink.Link {
 			return &netlink.IPVlan{LinkAttrs: a, Mode: netlink.IPVLAN_MODE_L2}
 		})
@@ -507,7 +507,7 @@ func (b *testbed) bulk(from, to *netns.Handle, dialed, heard, seen string) {
 	}
 }
 
-// closed sends a datagram to a port that nobody has, and waits to be told.
+// closed sends a datagram to a port that nobody has, and waits for the error.
 func (b *testbed) closed(from *netns.Handle, at string) {
 	b.t.Helper()
 	var c net.Conn
@@ -522,7 +522,7 @@ func (b *testbed) closed(from *netns.Handle, at string) {
 	}
 }
 
-// tooBig has the gateway tell a sender what the way out can carry.
+// tooBig has the gateway tell a sender what the egress interface can carry.
 func (b *testbed) tooBig(from *netns.Handle, at string, carries int) {
 	b.t.Helper()
 	var c net.Conn

@@ -17,7 +17,7 @@ import (
 	"natkit/internal/nat/rulefile"
 )
 
-// Drift is how the machine has moved away from what an engine was told of it: status
+// Drift is how the machine has moved away from what an engine was configured with: status
 // names it, an apply of the rules in use follows it, and Serve does that by itself.
 type Drift struct {
 	What  string
@@ -25,8 +25,8 @@ type Drift struct {
 	Stops bool // packets are not translated until then
 }
 
-// staleSweep is how old the last run of expiry may be. It comes several times a second.
-const staleSweep = 5 * time.Second
+// staleGC is how old the last run of expiry may be. It comes several times a second.
+const staleGC = 5 * time.Second
 
 // driftOf compares. Made are the changes of the namespace that the instance has made.
 func driftOf(ns *netns.Handle, rec *record, file *rulefile.File, e running, made []Change) ([]Drift, error) {
@@ -65,8 +65,8 @@ func (d *drifting) programs() error {
 	if err != nil {
 		return err
 	}
-	if stats.SweepAge > staleSweep {
-		d.stop("expiry has not run for %v", stats.SweepAge.Round(time.Second))
+	if time.Duration(stats.GCAge) > staleGC {
+		d.stop("expiry has not run for %v", time.Duration(stats.GCAge).Round(time.Second))
 	}
 	if d.rec.Make != datapath.Make() {
 		d.add("the programs are another natkit's; no session is lost when they are replaced")
@@ -183,7 +183,7 @@ func (d *drifting) masquerade(l netlink.Link, known linkRecord) error {
 	if len(have) > 0 {
 		now, _ = netip.AddrFromSlice(have[0].IP.To4())
 	}
-	i := slices.IndexFunc(d.rec.Addresses, func(a datapath.OutsideAddress) bool {
+	i := slices.IndexFunc(d.rec.Addresses, func(a datapath.ExternalAddress) bool {
 		return a.Masquerade && !a.Leaving && a.Link == known.Index
 	})
 	name := l.Attrs().Name
@@ -242,8 +242,8 @@ func (d *drifting) changes() error {
 	return nil
 }
 
-// unanswered finds addresses for which engine nft is to answer since it was told of the
-// interfaces: one has an address again. Those that it was told of are among its changes.
+// unanswered finds addresses for which engine nft is to answer since it was configured with the
+// interfaces: one has an address again. Those that it was configured with are among its changes.
 func (d *drifting) unanswered() error {
 	wanted, err := kernelProxies(d.file)
 	if err != nil {

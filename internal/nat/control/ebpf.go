@@ -14,6 +14,7 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 )
 
 // ebpfEngine is natkit's own: programs and tables in the kernel, pinned.
@@ -111,7 +112,7 @@ func sizeOf(file *rulefile.File) datapath.Size {
 	for i := range file.Rules {
 		for class := range rulefile.Class(rulefile.PortClasses) {
 			if file.FilteringMode(&file.Rules[i], class) == rulefile.FilterAddress {
-				size.Contacts = file.Limits.Sessions
+				size.FilterEntries = file.Limits.Sessions
 			}
 		}
 	}
@@ -124,7 +125,7 @@ func (p *Plan) attachments() (out []datapath.Attachment) {
 	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
 		for i, l := range p.tables.Links {
 			if l.Ifindex != 0 && (hook == datapath.HookTC || p.Placements[i].XDP) {
-				out = append(out, datapath.Attachment{Ifindex: l.Ifindex, Inside: l.Inside, Outside: l.Outside, Raw: !l.Ethernet, Hook: hook})
+				out = append(out, datapath.Attachment{Name: l.Name, Ifindex: l.Ifindex, Inside: l.Inside, Outside: l.Outside, Raw: !l.Ethernet, Hook: hook})
 			}
 		}
 	}
@@ -173,7 +174,7 @@ func (e *ebpfRunning) refresh(rec *record) error {
 	if err := e.settle(rec); err != nil {
 		return err
 	}
-	var keep []datapath.OutsideAddress
+	var keep []datapath.ExternalAddress
 	for _, a := range rec.Addresses {
 		idle := false
 		if a.Leaving {
@@ -203,7 +204,7 @@ func (e *ebpfRunning) fits(p *Plan) error {
 		have, want int
 	}{
 		{"sessions", have.Sessions, p.size.Sessions}, {"mappings", have.Mappings, p.size.Mappings}, {"sources", have.Sources, p.size.Sources},
-		{"places for filtering address-dependent", have.Contacts, p.size.Contacts},
+		{"filter entries for address-dependent filtering", have.FilterEntries, p.size.FilterEntries},
 	} {
 		if n.have != n.want {
 			what = append(what, fmt.Sprintf("%d instead of %d %s", n.want, n.have, n.of))
@@ -235,8 +236,8 @@ func (e *ebpfRunning) prepare(p *Plan) (undo func() error, err error) {
 		return undo, nil
 	}
 	stats, err := e.Stats()
-	if err == nil && stats.SweepAge > staleSweep {
-		err = e.StartSweep()
+	if err == nil && stats.GCAge > snapshot.Seconds(staleGC) {
+		err = e.StartGC()
 	}
 	return undo, err
 }

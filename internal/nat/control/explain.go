@@ -14,7 +14,7 @@ import (
 	"natkit/internal/nat/rulefile"
 )
 
-// Explain tells which rules of the file a packet meets in a namespace, and why. No
+// Explain reports which rules of the file a packet meets in a namespace, and why. No
 // packet is sent.
 func Explain(ns *netns.Handle, file *rulefile.File, p rulefile.Packet) (steps []rulefile.Step, err error) {
 	err = ns.Do(func() error {
@@ -27,7 +27,7 @@ func Explain(ns *netns.Handle, file *rulefile.File, p rulefile.Packet) (steps []
 // kernelSurroundings asks the namespace that the calling thread is in.
 type kernelSurroundings struct{}
 
-func (kernelSurroundings) WayOut(source, destination netip.Addr) string {
+func (kernelSurroundings) Egress(source, destination netip.Addr) string {
 	options := &netlink.RouteGetOptions{SrcAddr: net.IP(source.AsSlice())}
 	routes, err := netlink.RouteGetWithOptions(destination.AsSlice(), options)
 	if err != nil { // the source need not be the gateway's own

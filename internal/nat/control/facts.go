@@ -127,7 +127,7 @@ func refuseIPVLAN(l netlink.Link, inside bool) error {
 	if l.Type() != "ipvlan" || !inside {
 		return nil
 	}
-	return fmt.Errorf("interface %q is an ipvlan: what inside hosts send to others does not come in there, but at the interface below it; name that, or use a macvlan", l.Attrs().Name)
+	return fmt.Errorf("interface %q is an ipvlan: what internal hosts send to others does not come in there, but at the interface below it; name that, or use a macvlan", l.Attrs().Name)
 }
 
 // interfacesOf are the interfaces that a file names.

@@ -120,7 +120,7 @@ func ruleFacts(file *rulefile.File, text string) (out []snapshot.EngineRule) {
 				if port == 0 {
 					port = a.Ports.First // the same as it came to
 				}
-				fact.To = append(fact.To, netip.AddrPortFrom(t.Address, port))
+				fact.To = append(fact.To, snapshot.EndpointOf(netip.AddrPortFrom(t.Address, port)))
 			}
 		}
 		if fact.Ports.Min > 0 {
@@ -131,7 +131,7 @@ func ruleFacts(file *rulefile.File, text string) (out []snapshot.EngineRule) {
 	return out[:min(len(out), snapshot.MaxTargets)]
 }
 
-// addressFacts are the outside addresses with ports, fewest free first.
+// addressFacts are the external addresses with ports, fewest free first.
 func addressFacts(s *Status) (out []snapshot.EngineAddress) {
 	for _, a := range s.Addresses {
 		if a.Ports == 0 || a.Leaving {
@@ -149,7 +149,7 @@ func addressFacts(s *Status) (out []snapshot.EngineAddress) {
 	return out[:min(len(out), snapshot.TopN)]
 }
 
-// busiestSources are the inside hosts with most sessions.
+// busiestSources are the internal hosts with most sessions.
 func busiestSources(ns *netns.Handle) ([]snapshot.EngineSource, error) {
 	e, err := Open(ns)
 	if err != nil {
@@ -181,7 +181,7 @@ func (acceleration) facts(ns *netns.Handle, _ bool) (*snapshot.Engine, error) {
 		return nil, err
 	}
 	out := &snapshot.Engine{Kind: string(EngineAccel), SessionsMax: uint64(s.Flows), Packets: s.Stats.Reasons, Problems: s.Problems}
-	out.Sessions, out.Flags = uint64(s.Stats.Trusted), s.flags
+	out.Sessions, out.Flags = uint64(s.Stats.Valid), s.flags
 	for _, l := range s.Interfaces {
 		out.Interfaces = append(out.Interfaces, l.Name)
 	}

@@ -37,11 +37,11 @@ rules:
 			t.Errorf("%+v, want %+v", got, want)
 		}
 	}
-	var to []netip.AddrPort
+	var to []snapshot.Endpoint
 	for _, r := range ruleFacts(file, text) {
 		to = append(to, r.To...)
 	}
-	if want := []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:8080"), netip.MustParseAddrPort("10.0.0.3:81")}; !reflect.DeepEqual(to, want) || len(ruleFacts(file, text)) != 3 {
+	if want := []snapshot.Endpoint{snapshot.EndpointOf(netip.MustParseAddrPort("10.0.0.2:8080")), snapshot.EndpointOf(netip.MustParseAddrPort("10.0.0.3:81"))}; !reflect.DeepEqual(to, want) || len(ruleFacts(file, text)) != 3 {
 		t.Errorf("%v, want %v; %d rules", to, want, len(ruleFacts(file, text)))
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 // What others have on the interfaces where natkit meets packets.
 
-// goneBefore tells whether a chain on devices has rules that natkit's packets do not meet:
+// goneBefore reports whether a chain on devices has rules that natkit's packets do not meet:
 // those at ingress come after it, and XDP sends past those at egress.
 func goneBefore(c snapshot.Chain, links []datapath.Link) bool {
 	return c.Rules > 0 && slices.ContainsFunc(links, func(l datapath.Link) bool {

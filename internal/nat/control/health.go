@@ -123,7 +123,7 @@ func (r *record) half(ns *netns.Handle) error {
 	return r.killed(ns)
 }
 
-// notWhole says whether an error is one of half's.
+// notWhole reports whether an error is one of half's.
 func notWhole(err error) bool { return errors.Is(err, errHalf) || errors.Is(err, errUnderway) }
 
 // starting is for the time before a natkit serve has adopted or brought up its NAT.

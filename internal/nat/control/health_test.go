@@ -16,7 +16,7 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-// As long as an outside interface, or every inside one, carries no packets /healthz is 503
+// As long as an outside interface, or every internal one, carries no packets /healthz is 503
 // and says why, and natkit status says the same; with both engines.
 func TestHealthOfLinks(t *testing.T) {
 	for _, engine := range []Engine{EngineEBPF, EngineNFT} {

@@ -164,5 +164,5 @@ var rawKinds = map[string]bool{"tuntap": true, "ppp": true, "wireguard": true, "
 // errFrames refuses what has neither.
 var errFrames = errors.New("the engine needs Ethernet frames, or packets without any header of the link")
 
-// hasFrames tells whether a device's packets come in Ethernet frames.
+// hasFrames reports whether a device's packets come in Ethernet frames.
 func hasFrames(l netlink.Link) bool { return len(l.Attrs().HardwareAddr) == 6 }

@@ -248,8 +248,8 @@ func testHostile(t *testing.T, attach Attach) {
 	}
 	s.attack("port scan", frames...)
 	s.opened(func(session *rulefile.Session) bool {
-		return session.Source == victimInside || session.Protocol == rulefile.TCP && session.Destination == netip.AddrPortFrom(crossingOut, 8080)
-	}, func(mapping *rulefile.Mapping) bool { return mapping.Inside == victimInside })
+		return session.Source.AddrPort == victimInside || session.Protocol == rulefile.TCP && session.Destination.AddrPort == netip.AddrPortFrom(crossingOut, 8080)
+	}, func(mapping *rulefile.Mapping) bool { return mapping.Inside.AddrPort == victimInside })
 
 	s.within = true
 	s.attack("broken frames from inside", broken(within, hostile(attacker, stranger, 80))...)

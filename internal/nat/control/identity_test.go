@@ -66,7 +66,7 @@ func TestIdentityMap(t *testing.T) {
 			c.passes(t, "the answer", c.out, c.in, udp("198.51.100.9:53", host+":5000"))
 			c.passes(t, "a stranger to "+host, c.out, c.in, udp("198.51.100.77:999", host+":7"))
 			c.passes(t, "its answer", c.in, c.out, udp(host+":7", "198.51.100.77:999"))
-			c.passes(t, "another inside host to "+host, c.in, c.in, udp("10.0.7.7:1234", host+":7"))
+			c.passes(t, "another internal host to "+host, c.in, c.in, udp("10.0.7.7:1234", host+":7"))
 		}
 		c.passes(t, "a stateless host to the world", c.in, c.out, udp("10.0.9.5:5000", "198.51.100.9:53"))
 		c.passes(t, "a stranger to a stateless host", c.out, c.in, udp("198.51.100.77:999", "10.0.9.5:7"))
@@ -123,8 +123,8 @@ func checkNoRoutes(t *testing.T, ns *netns.Handle) {
 	}
 }
 
-// Between inside hosts by an outside address the source rules of the outside interface count, and
-// not those of the way out itself.
+// Between internal hosts by an external address the source rules of the outside interface count, and
+// not those of the egress interface itself.
 func TestHairpinBoundInside(t *testing.T) {
 	const rules = `
 inside: [in]

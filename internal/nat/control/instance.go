@@ -108,7 +108,7 @@ func vacant(ns *netns.Handle, by *serving) error {
 	return err
 }
 
-// stands tells whether what the record is about is up, with its pins in dir.
+// stands reports whether what the record is about is up, with its pins in dir.
 func (r *record) stands(dir string) bool {
 	if !r.Whole || !r.Engine.translator().pinned() {
 		return r.Whole
@@ -144,7 +144,7 @@ func (in *instance) canPin() error {
 
 // canLoad is for who is about to load programs.
 func canLoad() error {
-	// The kernel tells there of its types and processors, without which nothing is loaded.
+	// The kernel shows there its types and processors, without which nothing is loaded.
 	const processors = "/sys/devices/system/cpu/possible"
 	if _, err := os.Stat(processors); err != nil {
 		return fmt.Errorf("no sysfs is mounted on /sys, which an eBPF program cannot be loaded without: run `mount -t sysfs sysfs /sys`; engine nft needs none (%w)", err)
@@ -161,7 +161,7 @@ func (in *instance) release() error { return errors.Join(in.j.Close(), leavePins
 // remove lets others have the namespace, in which nothing is left.
 func (in *instance) remove() error { return errors.Join(in.j.Remove(), leavePins(in.pins)) }
 
-// pinned tells whether an engine is there.
+// pinned reports whether an engine is there.
 func (in *instance) pinned() bool {
 	_, err := os.Stat(in.dir)
 	return err == nil
@@ -195,7 +195,7 @@ func (in *instance) record() (*record, error) {
 }
 
 // takeDown removes everything of the instance, whole or not, and puts the namespace
-// back. What somebody else has changed since is kept, and told.
+// back. What somebody else has changed since is kept, and reported.
 func (in *instance) takeDown(rec *record) (kept []string, err error) {
 	changes, err := standing(in.j.Path())
 	if err != nil {
@@ -241,7 +241,7 @@ func (in *instance) lower(rec *record) (kept []string, err error) {
 
 // Clean removes what is left of namespaces that are gone: their engines carry nothing,
 // and hold memory. It leaves alone what it can't be sure of, and does nothing while
-// somebody makes or changes an engine. It tells how many it removed.
+// somebody makes or changes an engine. It reports how many it removed.
 func Clean() (removed int, err error) {
 	lock, dir, err := holdPins(0, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.As(err, new(*datapath.NoRootError)) {
@@ -276,7 +276,7 @@ func Clean() (removed int, err error) {
 	return removed, nil
 }
 
-// isGone tells whether the namespace of an instance has ended. One that neither a name
+// isGone reports whether the namespace of an instance has ended. One that neither a name
 // nor a process leads to may be held by a socket or a mount. Of an instance that an older
 // natkit made, which can't say, it has ended if there are links, and none of them has an
 // interface any more.

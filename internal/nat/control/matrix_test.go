@@ -26,7 +26,7 @@ import (
 // What docs/rfc.md calls met is so for every kind of rule, at both hooks and on both engines:
 // each row below goes through each check of matrixChecks.
 
-// matrixKind is a kind of rule, with an inside host that it is for.
+// matrixKind is a kind of rule, with an internal host that it is for.
 type matrixKind struct {
 	name    string
 	rules   string             // of the file
@@ -164,7 +164,7 @@ func (m *matrix) narrow() {
 	}
 }
 
-// oneArmed tells whether both sides are behind the same interface.
+// oneArmed reports whether both sides are behind the same interface.
 func (m *matrix) oneArmed() bool { return m.in == m.out }
 
 // wireOf is that of the side.
@@ -244,7 +244,7 @@ func (m *matrix) nothing(from, to bool, ips ...pktbuild.IPv4) error {
 	return wrong
 }
 
-// conversation is between an inside host and a remote one, which sees it by an outside
+// conversation is between an internal host and a remote one, which sees it by an outside
 // endpoint. Of ICMP ports are the identifier.
 type conversation struct {
 	protocol              string
@@ -279,7 +279,7 @@ func (c *conversation) packet(fromHost, hostSees bool, flags uint8, data []byte)
 	return ip
 }
 
-// learn notes what only a first packet shows, the outside endpoint or which host of several has
+// learn notes what only a first packet shows, the external endpoint or which host of several has
 // it, and gives the ends that one is to arrive with.
 func (c *conversation) learn(fromHost bool, arrived pktEnds) pktEnds {
 	switch {
@@ -652,7 +652,7 @@ func (m *matrix) fragmented(c *conversation, order []int) error {
 	return nil
 }
 
-// hairpin is a conversation of the host with another inside one, which is masqueraded.
+// hairpin is a conversation of the host with another internal one, which is masqueraded.
 func (m *matrix) hairpin(k *matrixKind) error {
 	for _, protocol := range matrixProtocols {
 		if protocol == "icmp" && (!k.icmp || !k.outside.IsValid()) {
@@ -665,7 +665,7 @@ func (m *matrix) hairpin(k *matrixKind) error {
 	return nil
 }
 
-// inner is an inside host with the outside endpoint that others know it by.
+// inner is an internal host with the external endpoint that others know it by.
 type inner struct{ host, outside netip.AddrPort }
 
 // to sends a packet from one to the other, and checks who it seems to be from.
@@ -737,7 +737,7 @@ func (m *matrix) pieces(protocol string, a, b *inner) error {
 	return nil
 }
 
-// refused tells what is wrong with the ICMP error that a packet is to be answered by. It is sent
+// refused reports what is wrong with the ICMP error that a packet is to be answered by. It is sent
 // until one comes, for the stack sends so many a second.
 func (m *matrix) refused(fromHost bool, ip pktbuild.IPv4, kind, code uint8, mtu uint16) error {
 	sent := ip.Bytes()
@@ -810,8 +810,8 @@ func (m *matrix) noChecksum(k *matrixKind) error {
 	})
 }
 
-// spoofed packets do not get through: from inside with the outside address of the host, from
-// outside with its inside address; where both are behind one interface nobody can tell the latter.
+// spoofed packets do not get through: from inside with the external address of the host, from
+// outside with its internal address; where both are behind one interface nobody can tell the latter.
 func (m *matrix) spoofed(k *matrixKind) error {
 	return m.opened(k, []string{"udp"}, func(c *conversation) error {
 		var within, outside []pktbuild.IPv4

@@ -66,7 +66,7 @@ func TestUpInterfaceMissing(t *testing.T) {
 	}
 }
 
-// Chains by which the kernel translates too are told: of connections that they send
+// Chains by which the kernel translates too are reported: of connections that they send
 // inside, the engine sees the answers only.
 func TestKernelNATIsTold(t *testing.T) {
 	chains := []snapshot.Chain{
@@ -90,7 +90,7 @@ func TestKernelNATIsTold(t *testing.T) {
 	}
 }
 
-// One XDP program of somebody else is told by its name before anything is done; filters of
+// One XDP program of somebody else is reported by its name before anything is done; filters of
 // others that would see nothing any more are refused as all that is gone past.
 func TestForeignPrograms(t *testing.T) {
 	b := newTestbed(t)
@@ -160,7 +160,7 @@ func (b *testbed) classifier() int {
 	return p.FD()
 }
 
-// A record that somebody has damaged is told with what helps, and is in nobody's way in
+// A record that somebody has damaged is reported with what helps, and is in nobody's way
 // other namespaces; down takes down what is there.
 func TestDamagedRecord(t *testing.T) {
 	b := newTestbed(t)
@@ -345,7 +345,7 @@ func TestCautions(t *testing.T) {
 		{"rules:\n  - dnat: tcp 198.51.100.1:80\n    to: 10.0.0.9:80\n", ""},
 		{"rules:\n  - map: 10.0.0.1 <-> 198.51.100.20\n", "test.yaml:5:5: 10.0.0.1 is the gateway itself"},
 		{"rules:\n  - map: 10.0.0.0/28 <-> 198.51.100.32/28\n", ""},
-		{"pools:\n  a: {addresses: 198.51.100.240/28}\nrules:\n  - {snat: any, to: a}\n", "outside addresses 198.51.100.255 are the first or last"},
+		{"pools:\n  a: {addresses: 198.51.100.240/28}\nrules:\n  - {snat: any, to: a}\n", "external addresses 198.51.100.255 are the first or last"},
 		{"pools:\n  a: {addresses: 198.51.100.240-198.51.100.254}\nrules:\n  - {snat: any, to: a}\n", ""},
 	} {
 		if warnings, err := plan(tt.rules); err != nil || tt.warns == "" && warnings != "" || !strings.Contains(warnings, tt.warns) {
@@ -370,7 +370,7 @@ func TestCautions(t *testing.T) {
 		text := "inside: [in]\noutside: [out]\npools:\n  a: {addresses: 198.51.100.32/28}\nrules:\n  - {snat: any, to: a}\n"
 		_, err := Up(t.Context(), b.parse(text), text, Options{Namespace: b.gateway, Engine: engine})
 		if err == nil || !strings.Contains(err.Error(), "198.51.100.33 is the next hop of a route") {
-			t.Errorf("%s: the next hop as outside address: %v", engine, err)
+			t.Errorf("%s: the next hop as external address: %v", engine, err)
 		}
 	}
 	if after := b.state(); after != before {

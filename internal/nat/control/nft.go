@@ -112,7 +112,7 @@ func retrack(ctx context.Context, file *rulefile.File) error {
 		}) {
 			return true
 		}
-		way := here.WayOut(f.Orig.Src, f.Orig.Dst)
+		way := here.Egress(f.Orig.Src, f.Orig.Dst)
 		return slices.ContainsFunc(from, func(r *rulefile.Rule) bool {
 			return way != "" && (r.Out == way || r.Out == "" && file.IsOutside(way))
 		})
@@ -172,7 +172,7 @@ func (r *record) endTranslated(ctx context.Context, file *rulefile.File) error {
 	return err
 }
 
-// withoutRule gives a function that tells whether no rule of the file translates as a connection
+// withoutRule gives a function that reports whether no rule of the file translates as a connection
 // is. To what a rule is bound, and of several targets which, may have changed: that does
 // not end what goes on.
 func withoutRule(file *rulefile.File) func(*conntrack.Flow) bool {
@@ -277,7 +277,7 @@ func (e nftRunning) compile(file *rulefile.File) (nft.Ruleset, error) {
 	return ruleset, err
 }
 
-// isOf tells whether a flow is of the protocol, and to one of the ports; zero is any.
+// isOf reports whether a flow is of the protocol, and to one of the ports; zero is any.
 func isOf(f *conntrack.Flow, p rulefile.Protocol, ports rulefile.PortRange) bool {
 	return (p == rulefile.AnyProtocol || uint8(p) == f.Proto) && (ports.IsZero() || ports.First <= f.Orig.DstPort && f.Orig.DstPort <= ports.Last)
 }

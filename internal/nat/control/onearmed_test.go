@@ -64,8 +64,8 @@ func replyTo(out []byte) pktbuild.IPv4 {
 }
 
 // A gateway with one interface, which is inside and outside: the sources of the rules say who is
-// inside. Hosts go out translated, strangers come in by forwards only, inside hosts meet by
-// outside addresses, and speak to each other untranslated.
+// inside. Hosts go out translated, strangers come in by forwards only, internal hosts meet by
+// external addresses, and speak to each other untranslated.
 func TestOneArmed(t *testing.T) {
 	ktest.Root(t)
 	ktest.RunDir(t)
@@ -81,7 +81,7 @@ func testOneArmed(t *testing.T, run matrixRun) {
 		t.Helper()
 		return c.becomes(t, what, arm, arm, p, wantSource, wantDestination)
 	}
-	out := send("an inside host", udp("10.0.0.5:1000", "198.51.100.9:53"), "203.0.113.1", "198.51.100.9")
+	out := send("an internal host", udp("10.0.0.5:1000", "198.51.100.9:53"), "203.0.113.1", "198.51.100.9")
 	send("the reply", replyTo(out), "198.51.100.9", "10.0.0.5")
 	send("a mapped host", udp("10.0.2.7:1000", "198.51.100.9:53"), "198.18.2.7", "198.51.100.9")
 	send("a stranger to a mapped host", udp("198.51.100.77:1", "198.18.2.7:5"), "198.51.100.77", "10.0.2.7")
@@ -98,7 +98,7 @@ func testOneArmed(t *testing.T, run matrixRun) {
 	send("inside to inside", udp("10.0.0.7:1", "10.0.2.8:1"), "10.0.0.7", "10.0.2.8")
 	send("stateless inside to inside", udp("10.0.3.8:1", "10.0.0.8:1"), "10.0.3.8", "10.0.0.8")
 	send("outside to outside", udp("198.51.100.77:1", "192.0.2.5:1"), "198.51.100.77", "192.0.2.5")
-	// A host's share of sessions is an inside host's: strangers have none.
+	// A host's share of sessions is an internal host's: strangers have none.
 	for i := range uint16(8) {
 		send("a stranger's many sessions", udp(fmt.Sprintf("198.51.100.78:%d", 1000+i), "198.18.2.9:5"), "198.51.100.78", "10.0.2.9")
 	}
@@ -133,8 +133,8 @@ func testOneArmed(t *testing.T, run matrixRun) {
 	}
 }
 
-// The gateway, its inside hosts and the router to the world are on one network, as behind many a
-// router that can't be replaced. The router is an inside host by its address.
+// The gateway, its internal hosts and the router to the world are on one network, as behind many a
+// router that can't be replaced. The router is an internal host by its address.
 func TestOneArmedNetwork(t *testing.T) {
 	ktest.Root(t)
 	ktest.RunDir(t)
@@ -155,7 +155,7 @@ rules:
 				t.Helper()
 				return c.becomes(t, what, arm, arm, p, wantSource, wantDestination)
 			}
-			out := send("an inside host", udp("203.0.113.50:1000", "198.51.100.9:53"), "203.0.113.1", "198.51.100.9")
+			out := send("an internal host", udp("203.0.113.50:1000", "198.51.100.9:53"), "203.0.113.1", "198.51.100.9")
 			send("the reply", replyTo(out), "198.51.100.9", "203.0.113.50")
 			for _, from := range []string{"203.0.113.254", "192.0.2.200"} {
 				got := send("an error from a router", pktbuild.IPv4{Src: netip.MustParseAddr(from), Dst: crossingOut, TTL: 64, Payload: pktbuild.ICMP{Type: 11, Data: out[:28]}}, from, "203.0.113.50")
@@ -205,7 +205,7 @@ rules:
 			c := newCrossing(t, run.engine, run.attach, rules)
 			out := c.becomes(t, "a host inside", c.in, c.out, udp("10.0.0.5:1000", "198.51.100.9:53"), "203.0.113.1", "198.51.100.9")
 			c.becomes(t, "its reply", c.out, c.in, replyTo(out), "198.51.100.9", "10.0.0.5")
-			out = c.becomes(t, "an inside host by the arm", c.out, c.out, udp("172.16.0.9:2000", "198.51.100.9:53"), "203.0.113.1", "198.51.100.9")
+			out = c.becomes(t, "an internal host by the arm", c.out, c.out, udp("172.16.0.9:2000", "198.51.100.9:53"), "203.0.113.1", "198.51.100.9")
 			c.becomes(t, "its reply", c.out, c.out, replyTo(out), "198.51.100.9", "172.16.0.9")
 			c.becomes(t, "inside to inside by the arm", c.in, c.out, udp("10.0.0.5:1000", "172.16.0.9:5"), "10.0.0.5", "172.16.0.9")
 			c.becomes(t, "inside by the arm to inside", c.out, c.in, udp("172.16.0.9:2000", "10.0.0.6:5"), "172.16.0.9", "10.0.0.6")
@@ -230,9 +230,9 @@ func TestOneArmedSessionsStay(t *testing.T) {
 			c := newOneArmed(t, run.engine, run.attach, "inside: [out]\noutside: [out]\n"+head+"10.0.0.0/24\n")
 			m := &matrix{crossing: c, engine: run.engine, far: end("198.51.100.9:0")}
 			packet := udp("10.0.0.5:1000", "198.51.100.9:53")
-			out := c.becomes(t, "an inside host", c.out, c.out, packet, "203.0.113.1", "198.51.100.9")
+			out := c.becomes(t, "an internal host", c.out, c.out, packet, "203.0.113.1", "198.51.100.9")
 			c.apply(t, "inside: [out]\noutside: [out]\n"+head+"10.0.1.0/24\n")
-			c.becomes(t, "an inside host of then", c.out, c.out, packet, "203.0.113.1", "198.51.100.9")
+			c.becomes(t, "an internal host of then", c.out, c.out, packet, "203.0.113.1", "198.51.100.9")
 			c.becomes(t, "its reply", c.out, c.out, replyTo(out), "198.51.100.9", "10.0.0.5")
 			for name, order := range matrixOrders {
 				large := packet
@@ -251,7 +251,7 @@ func TestOneArmedSessionsStay(t *testing.T) {
 			packet := udp("10.0.0.5:1000", "198.51.100.9:53")
 			for _, inside := range []string{"in", "in, out", "in"} {
 				c.apply(t, "inside: ["+inside+"]\noutside: [out]\n"+head)
-				out := c.becomes(t, "an inside host", c.in, c.out, packet, "203.0.113.1", "198.51.100.9")
+				out := c.becomes(t, "an internal host", c.in, c.out, packet, "203.0.113.1", "198.51.100.9")
 				c.becomes(t, "its reply", c.out, c.in, replyTo(out), "198.51.100.9", "10.0.0.5")
 			}
 		})
@@ -280,7 +280,7 @@ func TestOneArmedExplained(t *testing.T) {
 	}
 	for packet, want := range map[string]string{
 		"udp 10.0.0.5:1 -> 198.51.100.9:53 in out":       "source becomes the address of out, the destination stays",
-		"udp 10.0.0.5:1 -> 10.0.2.5:53 in out":           "goes on untranslated, unless it is for the outside endpoint of a mapping",
+		"udp 10.0.0.5:1 -> 10.0.2.5:53 in out":           "goes on untranslated, unless it is for the external endpoint of a mapping",
 		"udp 198.51.100.77:1 -> 203.0.113.1:7000 in out": "destination becomes 10.0.0.2:9000, the source stays",
 		"udp 10.0.0.6:1 -> 203.0.113.1:7000 in out":      "destination becomes 10.0.0.2:9000, source becomes the address of out",
 	} {

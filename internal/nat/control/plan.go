@@ -39,17 +39,17 @@ type Options struct {
 // Plan is what Up or Apply would do, and why.
 type Plan struct {
 	Engine      Engine      `json:"engine"`
-	Rules       int         `json:"rules"`
+	Rules       int         `json:"rule_count"`
 	Added       []string    `json:"added,omitempty"`   // rules that are not in use
 	Removed     []string    `json:"removed,omitempty"` // rules in use that are not in the file
 	Placements  []Placement `json:"interfaces,omitempty"`
 	Detached    []string    `json:"detached,omitempty"` // interfaces in use that are not in the file
-	Addresses   int         `json:"outside_addresses,omitempty"`
+	Addresses   int         `json:"external_address_count,omitempty"`
 	MemoryBytes int64       `json:"memory_bytes,omitempty"` // of the kernel, for the limits of the file
 	Changes     []Change    `json:"changes,omitempty"`
-	Undone      []Change    `json:"undone,omitempty"`  // changes of before that are not needed any more
-	Awaited     []string    `json:"awaited,omitempty"` // interfaces that are not there, or without an address
-	Upgrade     bool        `json:"upgrade,omitempty"` // programs of another natkit are replaced
+	Undone      []Change    `json:"undone_changes,omitempty"` // changes of before that are not needed any more
+	Awaited     []string    `json:"awaited,omitempty"`        // interfaces that are not there, or without an address
+	Upgrade     bool        `json:"upgrade,omitempty"`        // programs of another natkit are replaced
 	Bypassed    []Bypassed  `json:"bypassed,omitempty"`
 	Warnings    []string    `json:"warnings,omitempty"`
 
@@ -180,14 +180,14 @@ func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxi
 		}
 	}
 	if armed := file.OneArmed(); len(armed) > 0 {
-		const reason = "inside hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated"
+		const reason = "internal hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated"
 		for _, name := range append(armed, "all") { // either of the two is enough to send redirects
 			if _, err := netlink.LinkByName(name); name == "all" || err == nil {
 				add(redirectSetting(name), "0", reason)
 			}
 		}
 	}
-	add(settingForward, "1", "without it the kernel's routes are not for forwarding, and its answers to senders are not given")
+	add(settingForward, "1", "without it the kernel neither forwards packets nor sends ICMP errors to their senders")
 	// Ports that an earlier file of this instance wanted left alone need not be any more.
 	others := reserved
 	if i := slices.IndexFunc(made, func(c Change) bool { return c.Setting == settingReservedPorts }); i >= 0 {

@@ -36,7 +36,7 @@ func TestReadingDropsNothing(t *testing.T) {
 	routes := func(b *testbed) error {
 		return b.gateway.Do(func() error {
 			for _, to := range []string{"198.51.100.9", "10.0.0.77", "192.0.2.1", "2001:db8::1", "::1"} {
-				kernelSurroundings{}.WayOut(netip.Addr{}, netip.MustParseAddr(to))
+				kernelSurroundings{}.Egress(netip.Addr{}, netip.MustParseAddr(to))
 			}
 			return nil
 		})

@@ -34,11 +34,11 @@ type record struct {
 
 	Accel *accelRecord `json:"accel,omitempty"` // instead of rules
 
-	Make      string                    `json:"make,omitempty"` // datapath.Make of the programs
-	Links     []linkRecord              `json:"links,omitempty"`
-	Addresses []datapath.OutsideAddress `json:"addresses,omitempty"` // indices are for life
+	Make      string                     `json:"make,omitempty"` // datapath.Make of the programs
+	Links     []linkRecord               `json:"links,omitempty"`
+	Addresses []datapath.ExternalAddress `json:"addresses,omitempty"` // indices are for life
 
-	forgotten []datapath.OutsideAddress // that refresh has taken out of Addresses
+	forgotten []datapath.ExternalAddress // that refresh has taken out of Addresses
 }
 
 // ruleText is a rule file as it was applied.

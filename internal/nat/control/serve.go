@@ -7,13 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/service"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
@@ -38,9 +42,9 @@ type ServeEvent struct {
 	// Error), ended, or down.
 	Kind  string   `json:"kind"`
 	File  string   `json:"file"`
-	Why   []string `json:"why,omitempty"`
+	Why   []string `json:"reasons,omitempty"`
 	Error string   `json:"error,omitempty"`
-	Plan  *Plan    `json:"plan,omitempty"`
+	Plan  *Plan    `json:"nat_plan,omitempty"`
 }
 
 const (
@@ -83,9 +87,9 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	if err := s.engine.rules().watch(s.watcher, o.Namespace); err != nil {
 		return err
 	}
-	notify("READY=1")
+	service.Notify(service.Ready)
 	s.run(ctx)
-	notify("STOPPING=1")
+	service.Notify(service.Stopping)
 	if !o.Down {
 		s.say(&ServeEvent{Kind: "ended"})
 		return nil
@@ -106,6 +110,7 @@ type server struct {
 	metrics *metrics
 
 	engine Engine
+	attach Attach         // of what was adopted
 	file   *rulefile.File // whose rules are in use
 	text   string         // of it
 
@@ -117,7 +122,7 @@ type server struct {
 
 	failed time.Time // the last try of something
 	woken  bool      // something has happened since
-	told   string    // what was said last of what may be the case for long
+	told   string    // what was reported last of what may be the case for long
 }
 
 func (s *server) say(e *ServeEvent) {
@@ -147,6 +152,7 @@ func (s *server) begin(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the rules in use: %w", err)
 	}
+	s.attach = rec.Attach
 	p := &Plan{Engine: rec.Engine, Rules: len(file.Rules)}
 	s.use(p, file, rec.Rules.Text)
 	s.say(&ServeEvent{Kind: "adopted", Plan: p})
@@ -169,7 +175,9 @@ func (s *server) bringUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := Up(ctx, file, text, o)
+	// What somebody has taken down comes back as it was adopted.
+	o.Engine, o.Attach = cmp.Or(o.Engine, s.engine), cmp.Or(o.Attach, s.attach)
+	p, err := untilSteady(ctx, o.Namespace, file, func() (*Plan, error) { return Up(ctx, file, text, o) })
 	if err != nil {
 		return err
 	}
@@ -178,6 +186,43 @@ func (s *server) bringUp(ctx context.Context) error {
 	s.metrics.reloaded("file", nil)
 	s.say(&ServeEvent{Kind: "up", Plan: p})
 	return nil
+}
+
+// unsteadyTries bounds untilSteady: interfaces that come and go for longer are an error.
+const unsteadyTries = 5
+
+// untilSteady calls up again when it fails while interfaces of the file come or go: what is
+// not there when it begins is waited for, and what goes later would be an error.
+func untilSteady(ctx context.Context, ns *netns.Handle, file *rulefile.File, up func() (*Plan, error)) (p *Plan, err error) {
+	for range unsteadyTries {
+		before, err1 := indicesOf(ns, file)
+		p, err = up()
+		after, err2 := indicesOf(ns, file)
+		if err == nil || ctx.Err() != nil || err1 != nil || err2 != nil || maps.Equal(before, after) {
+			break
+		}
+	}
+	return p, err
+}
+
+// indicesOf are the indices of the interfaces of a file that are there.
+func indicesOf(ns *netns.Handle, file *rulefile.File) (map[string]int, error) {
+	out := map[string]int{}
+	err := ns.Do(func() error {
+		for _, name := range interfacesOf(file) {
+			l, err := netlink.LinkByName(name)
+			var missing netlink.LinkNotFoundError
+			if errors.As(err, &missing) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("interface %q: %w", name, err)
+			}
+			out[name] = l.Attrs().Index
+		}
+		return nil
+	})
+	return out, err
 }
 
 // options are those of this moment.
@@ -208,9 +253,9 @@ func (s *server) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-s.o.Reload:
-			notify(reloading())
+			service.Notify(service.Reloading())
 			s.look(ctx, "signal", true)
-			notify("READY=1")
+			service.Notify(service.Ready)
 		case <-s.watcher.C:
 			s.settle(ctx)
 			s.woken = true
@@ -262,7 +307,7 @@ func (s *server) look(ctx context.Context, cause string, must bool) {
 	}
 }
 
-// due tells whether it is time to try again.
+// due reports whether it is time to try again.
 func (s *server) due() bool {
 	since := time.Since(s.failed)
 	return since > serveRetry || since > serveAgain && s.woken
@@ -270,7 +315,7 @@ func (s *server) due() bool {
 
 // read reads the file if it has changed since it was read, or in any case. A file that
 // is being written is left for a moment later, and is no change. What is wrong with
-// reading it is told once.
+// reading it is reported once.
 func (s *server) read(ctx context.Context, must bool) (text string, changed bool, err error) {
 	seen, err := stampOf(s.o.File)
 	switch {
@@ -383,7 +428,7 @@ func (s *server) adapt(ctx context.Context, why []string) {
 	s.say(&ServeEvent{Kind: "followed", Why: why, Plan: p})
 }
 
-// stamp tells a file from what it was before.
+// stamp distinguishes a file from what it was before.
 type stamp struct {
 	inode    uint64
 	size     int64

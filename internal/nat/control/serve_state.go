@@ -17,7 +17,7 @@ import (
 
 // ServeState is what a `natkit serve` says of itself to other natkits.
 type ServeState struct {
-	Process  int       `json:"process"`
+	Process  int       `json:"pid"`
 	Since    time.Time `json:"since"`
 	File     string    `json:"file"`
 	Starting bool      `json:"starting,omitempty"` // it has not brought up or adopted its NAT yet
@@ -81,7 +81,7 @@ func (s *serving) release() error {
 	return errors.Join(removeServing(s.inode), s.lock.Close())
 }
 
-// say tells other natkits how it stands.
+// say informs other natkits how it stands.
 func (s *serving) say(state ServeState) error {
 	data, err := json.Marshal(state)
 	if err != nil {
@@ -117,7 +117,7 @@ func removeServing(inode uint64) error {
 	return errors.Join(errs...)
 }
 
-// served tells of the natkit serve that keeps a namespace, nil if there is none.
+// served is the natkit serve that keeps a namespace, nil if there is none.
 func served(inode uint64) (*ServeState, error) {
 	f, err := os.OpenFile(instancePath(inode, ".serve"), os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

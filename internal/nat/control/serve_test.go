@@ -31,6 +31,8 @@ import (
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/testutil/ktest"
+	"natkit/internal/testutil/scraped"
+	"natkit/internal/words/exposition"
 )
 
 // patient is how long a busy machine may take for what comes at once.
@@ -162,12 +164,12 @@ type numbered struct {
 	stop chan struct{}
 	err  chan error
 	sent int
-	seen []string // sources that the server saw
+	seen chan []string // sources that the server saw, once it ended
 }
 
 func (b *testbed) numbered(port int) *numbered {
 	b.t.Helper()
-	n := &numbered{stop: make(chan struct{}), err: make(chan error, 1)}
+	n := &numbered{stop: make(chan struct{}), err: make(chan error, 1), seen: make(chan []string, 1)}
 	var server, client net.PacketConn
 	b.in(b.server, func() (err error) {
 		server, err = net.ListenPacket("udp4", fmt.Sprintf("198.51.100.9:%d", port))
@@ -178,14 +180,16 @@ func (b *testbed) numbered(port int) *numbered {
 		return err
 	})
 	go func() {
+		var seen []string
 		data := make([]byte, 100)
 		for {
 			size, from, err := server.ReadFrom(data)
 			if err != nil {
+				n.seen <- seen
 				return
 			}
-			if !slices.Contains(n.seen, from.String()) {
-				n.seen = append(n.seen, from.String())
+			if !slices.Contains(seen, from.String()) {
+				seen = append(seen, from.String())
 			}
 			server.WriteTo(data[:size], from)
 		}
@@ -220,22 +224,22 @@ func (b *testbed) numbered(port int) *numbered {
 	return n
 }
 
-// whole stops and wants every datagram to have come back, all by one outside endpoint.
+// whole stops and wants every datagram to have come back, all by one external endpoint.
 func (n *numbered) whole(t *testing.T) {
 	t.Helper()
 	close(n.stop)
 	if err := <-n.err; err != nil {
 		t.Error(err)
 	}
-	if len(n.seen) != 1 || n.sent == 0 {
-		t.Errorf("%d datagrams from %q", n.sent, n.seen)
+	if seen := <-n.seen; len(seen) != 1 || n.sent == 0 {
+		t.Errorf("%d datagrams from %q", n.sent, seen)
 	}
 }
 
 const moreRules = baseRules + "  - dnat: udp 198.51.100.1:7000\n    to: 10.0.0.3\n"
 
 // The file is applied when it changes, and on demand; one with errors changes nothing; and
-// packets notice none of it. Who scrapes meanwhile gets whole answers.
+// packets notice none of it. Scrapes at the same time get whole replies.
 func TestServeReload(t *testing.T) {
 	b := newTestbed(t)
 	s := b.serve(baseRules, ServeOptions{Build: map[string]string{"version": "test"}})
@@ -419,7 +423,7 @@ func TestServeFollows(t *testing.T) {
 	// Settings, and expiry, that somebody stops.
 	b.in(b.gateway, func() error { return writeSetting(settingForward, "0") })
 	s.hears("followed", "somebody has set net.ipv4.ip_forward to 0")
-	b.stopSweep()
+	b.stopGC()
 	if code, body := s.get("/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(string(body), "expiry has not run") {
 		t.Errorf("health without expiry: %d %s", code, body)
 	}
@@ -428,10 +432,10 @@ func TestServeFollows(t *testing.T) {
 	clean()
 }
 
-// stopSweep ends expiry, and waits until that is old.
-func (b *testbed) stopSweep() {
+// stopGC ends expiry, and waits until that is old.
+func (b *testbed) stopGC() {
 	b.t.Helper()
-	program, err := ebpf.LoadPinnedProgram(filepath.Join(pinsOf(b.gateway.Inode()), "programs", "sweep_stop"), nil)
+	program, err := ebpf.LoadPinnedProgram(filepath.Join(pinsOf(b.gateway.Inode()), "programs", "gc_stop"), nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -449,7 +453,7 @@ func (b *testbed) stopSweep() {
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		return stats.SweepAge > staleSweep
+		return time.Duration(stats.GCAge) > staleGC
 	})
 }
 
@@ -724,6 +728,68 @@ func TestServeNFT(t *testing.T) {
 	if rules := s.metric("natkit_rules"); rules != 4 {
 		t.Errorf("%v rules", rules)
 	}
+	// What was adopted comes back on its own engine, though this serve was given none. A down
+	// that does not ask whether somebody serves is of an older natkit.
+	if _, err := down(b.gateway, new(serving)); err != nil {
+		t.Fatal(err)
+	}
+	s.reload <- syscall.SIGHUP
+	if e := s.hears("up", ""); e.Plan.Engine != EngineNFT {
+		t.Errorf("engine %s is up", e.Plan.Engine)
+	}
+}
+
+// An interface that is removed while serve brings its engine up for the first time is waited
+// for, as one that is removed later; natkit up names it.
+func TestServeFirstUpLosesInterface(t *testing.T) {
+	b := newTestbed(t)
+	more, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer more.Close()
+	b.join("later", "10.0.5.1/24", more, "10.0.5.2/24")
+	text := strings.Replace(baseRules, "[in]", "[in, later]", 1)
+	file, o := b.parse(text), b.options()
+	o.Wait = true
+	tries, lost := 0, ""
+	p, err := untilSteady(t.Context(), b.gateway, file, func() (*Plan, error) {
+		tries++
+		var p *Plan
+		err := b.gateway.Do(func() (err error) {
+			p, err = MakePlan(file, text, o)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		if tries == 1 {
+			b.in(b.gateway, func() error {
+				l, err := netlink.LinkByName("later")
+				if err != nil {
+					return err
+				}
+				return netlink.LinkDel(l)
+			})
+		}
+		e, err := Temporary(p, b.gateway)
+		if err != nil {
+			lost = err.Error()
+			return nil, err
+		}
+		return p, e.Close()
+	})
+	if err != nil || tries != 2 || !slices.Equal(p.Awaited, []string{"later"}) {
+		t.Errorf("after %d tries: %v, %+v", tries, err, p)
+	}
+	if !strings.Contains(lost, `interface "later" was removed while natkit`) {
+		t.Errorf("the first try: %s", lost)
+	}
+	// Without an interface that comes or goes an error is one.
+	tries = 0
+	if _, err := untilSteady(t.Context(), b.gateway, file, func() (*Plan, error) { tries++; return nil, errHalf }); err != errHalf || tries != 1 {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
 }
 
 // The exposition is what Prometheus takes, and has a word for everything that an engine counts.
@@ -742,7 +808,7 @@ func TestMetrics(t *testing.T) {
 	b.up(baseRules, b.options())
 	b.ping(b.client, "198.51.100.9")
 	m := newMetrics(b.gateway, map[string]string{"version": "test"})
-	problems, err := testutil.GatherAndLint(gathered(t, m.collect()))
+	problems, err := testutil.GatherAndLint(scraped.Gathered(t, m.collect()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -765,10 +831,10 @@ natkit_bytes_total{direction="out"} 28
 natkit_up{engine="ebpf"} 1
 natkit_up{engine="nft"} 0
 `
-	if err := testutil.GatherAndCompare(gathered(t, m.collect()), strings.NewReader(want), "natkit_sessions_created_total", "natkit_sessions_limit", "natkit_bytes_total", "natkit_up"); err != nil {
+	if err := testutil.GatherAndCompare(scraped.Gathered(t, m.collect()), strings.NewReader(want), "natkit_sessions_created_total", "natkit_sessions_limit", "natkit_bytes_total", "natkit_up"); err != nil {
 		t.Error(err)
 	}
-	if n := seriesOf(t, m.collect(), "natkit_ports_free"); n != rulefile.PortClasses {
+	if n := scraped.SeriesOf(t, m.collect(), "natkit_ports_free"); n != rulefile.PortClasses {
 		t.Errorf("%d series of free ports, want those of one address", n)
 	}
 	// All are free but the port that a rule forwards, of TCP alone, and what the ping has.
@@ -785,9 +851,9 @@ natkit_up{engine="nft"} 0
 		addresses = append(addresses, AddressStatus{Address: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), FirstPort: 1024, LastPort: 1033, Ports: 10, FreeTCP: 2})
 	}
 	many := func(n int) int {
-		e := newExposition()
-		e.ports(addresses[:n])
-		return seriesOf(t, e, "natkit_ports_free")
+		e := exposition.New()
+		exposePorts(e, addresses[:n])
+		return scraped.SeriesOf(t, e, "natkit_ports_free")
 	}
 	if one, all := many(maxMetricAddresses), many(maxMetricAddresses+1); one != rulefile.PortClasses*maxMetricAddresses || all != rulefile.PortClasses {
 		t.Errorf("%d series for %d addresses, %d for one more", one, maxMetricAddresses, all)
@@ -795,7 +861,7 @@ natkit_up{engine="nft"} 0
 	if _, err := Down(b.gateway); err != nil {
 		t.Fatal(err)
 	}
-	if n := seriesOf(t, m.collect(), "natkit_sessions"); n != 0 {
+	if n := scraped.SeriesOf(t, m.collect(), "natkit_sessions"); n != 0 {
 		t.Errorf("%d series of sessions of an engine that is down", n)
 	}
 	if err := m.health(); !errors.Is(err, ErrDown) {
@@ -803,9 +869,9 @@ natkit_up{engine="nft"} 0
 	}
 }
 
-// systemd is told when a service is ready, reloads, and stops.
+// systemd is informed when a service is ready, reloads, and stops.
 func TestServeNotifies(t *testing.T) {
-	b := newTestbed(t)
+	b := newTestbedAlone(t)
 	path := filepath.Join(t.TempDir(), "notify")
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {

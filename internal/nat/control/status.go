@@ -24,11 +24,11 @@ type Status struct {
 	Engine     Engine            `json:"engine"`
 	Since      time.Time         `json:"since"`
 	File       string            `json:"file"`
-	Rules      int               `json:"rules"`
+	Rules      int               `json:"rule_count"`
 	Interfaces []InterfaceStatus `json:"interfaces"`
-	Addresses  []AddressStatus   `json:"outside_addresses,omitempty"` // of engine ebpf
+	Addresses  []AddressStatus   `json:"external_addresses,omitempty"` // of engine ebpf
 	Limits     rulefile.Limits   `json:"-"`
-	Sessions   int               `json:"sessions_limit,omitempty"` // there can be at once
+	Sessions   int               `json:"sessions_max,omitempty"` // there can be at once
 	Stats      *rulefile.Stats   `json:"stats,omitempty"`
 	Serve      *ServeState       `json:"serve,omitempty"` // the natkit serve that keeps it
 	Changes    []Change          `json:"changes"`         // of the namespace, that Down puts back
@@ -45,23 +45,23 @@ type Status struct {
 // InterfaceStatus is an interface of the rules in use.
 type InterfaceStatus struct {
 	Name   string   `json:"name"`
-	Side   string   `json:"side"`            // inside, outside, both
-	Hooks  []string `json:"hooks,omitempty"` // of engine ebpf, that are on it
+	Side   string   `json:"side"`                     // inside, outside, both
+	Hooks  []string `json:"attached_hooks,omitempty"` // of engine ebpf, that are on it
 	Reason string   `json:"reason,omitempty"`
 }
 
-// AddressStatus is an outside address of engine ebpf.
+// AddressStatus is an external address of engine ebpf.
 type AddressStatus struct {
 	Address    netip.Addr `json:"address"`
-	FirstPort  uint16     `json:"first_port,omitempty"`
-	LastPort   uint16     `json:"last_port,omitempty"`
-	Ports      int        `json:"ports,omitempty"` // of these, that inside hosts can have: the rest is the gateway's own connections'
+	FirstPort  uint16     `json:"min_port,omitempty"`
+	LastPort   uint16     `json:"max_port,omitempty"`
+	Ports      int        `json:"usable_ports,omitempty"` // of these, that internal hosts can have: the rest is the gateway's own connections'
 	FreeTCP    int        `json:"free_tcp"`
 	FreeUDP    int        `json:"free_udp"`
 	FreeICMP   int        `json:"free_icmp"`
 	Masquerade bool       `json:"masquerade,omitempty"`
 	OneToOne   bool       `json:"one_to_one,omitempty"`
-	Leaving    bool       `json:"leaving,omitempty"` // no rule wants it; it goes with its last mapping
+	Leaving    bool       `json:"draining,omitempty"` // no rule wants it; it goes with its last mapping
 }
 
 // ReadStatus reads what is up in a namespace.
@@ -143,7 +143,7 @@ func (s *Status) problem(format string, args ...any) {
 	s.Problems = append(s.Problems, fmt.Sprintf(format, args...))
 }
 
-// readAddresses reads what the outside addresses have left. One that is just being
+// readAddresses reads what the external addresses have left. One that is just being
 // added, or forgotten, is left out.
 func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err error) {
 	for _, a := range rec.Addresses {
@@ -167,7 +167,7 @@ func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err er
 	return all, nil
 }
 
-// readLinks tells where the engine meets packets. The calling thread is in the namespace.
+// readLinks reports where the engine meets packets. The calling thread is in the namespace.
 func (s *Status) readLinks(file *rulefile.File, rec *record) error {
 	for _, name := range interfacesOf(file) {
 		out := InterfaceStatus{Name: name, Side: "outside"}
@@ -208,7 +208,7 @@ func (s *Status) checkLinks(file *rulefile.File) error {
 
 // RuleUse is a rule in use, and what of it can be counted.
 type RuleUse struct {
-	ID       rulefile.RuleID `json:"id"` // as sessions give it
+	ID       rulefile.RuleID `json:"rule_id"` // as sessions give it
 	Rule     string          `json:"rule"`
 	Line     int             `json:"line"`
 	Sessions *int            `json:"sessions,omitempty"` // now; engine ebpf

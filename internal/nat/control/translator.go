@@ -14,6 +14,7 @@ import (
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/choice"
+	"natkit/internal/words/exposition"
 )
 
 // Engine names what translates in a namespace: a row of translators.
@@ -78,7 +79,7 @@ type running interface {
 	drift(*drifting) error
 	status(*Status, *record) error
 	uses(*rulefile.File, []RuleUse) error
-	collect(*exposition, *metrics, *record)
+	collect(*exposition.Exposition, *metrics, *record)
 	io.Closer
 }
 

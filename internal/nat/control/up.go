@@ -196,7 +196,7 @@ func (in *instance) change(ctx context.Context, p *Plan, intent *record, e runni
 }
 
 // Down takes the engine off the namespace and puts back what it changed there. What
-// somebody else has changed since is kept, and told.
+// somebody else has changed since is kept, and reported.
 func Down(ns *netns.Handle) (kept []string, err error) { return down(ns, nil) }
 
 func down(ns *netns.Handle, by *serving) (kept []string, err error) {

@@ -57,7 +57,7 @@ rules:
     weights: [9, 1]
 `
 
-const weightedAnew = `
+const weightedAgain = `
 inside: [in]
 outside: [out]
 limits: {sessions: 8192, sources: 256}
@@ -105,11 +105,11 @@ func TestWeights(t *testing.T) {
 		near("the first target's share", count[first], 0.9)
 		near("the second target's share", count[second], 0.1)
 
-		file, err := rulefile.Parse("test.yaml", []byte(weightedAnew))
+		file, err := rulefile.Parse("test.yaml", []byte(weightedAgain))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Apply(t.Context(), file, weightedAnew, Options{Namespace: c.gateway}); err != nil {
+		if _, err := Apply(t.Context(), file, weightedAgain, Options{Namespace: c.gateway}); err != nil {
 			t.Fatal(err)
 		}
 		came, moved := 0, 0

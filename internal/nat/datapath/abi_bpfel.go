@@ -13,32 +13,55 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type abiNatAccelEntry struct {
+	_           structs.HostLayout
+	Src         abiNatAddr
+	Dst         abiNatAddr
+	Sport       uint16
+	Dport       uint16
+	L3Delta     uint16
+	L4Delta     uint16
+	Hop         uint64
+	LeftHop     uint64
+	Left        uint32
+	LeftIfindex uint32
+	Until       uint32
+	Probed      uint32
+	Packets     uint64
+	Mtu         uint16
+	InLink      uint16
+	Reason      uint8
+	Hook        uint8
+	Carried     uint8
+	Recent      uint8
+}
+
 type abiNatAccelReason uint32
 
 const (
-	abiNatAccelReasonNAT_ACCEL_FORWARDED  abiNatAccelReason = 0
-	abiNatAccelReasonNAT_ACCEL_NOT_IPV4   abiNatAccelReason = 1
-	abiNatAccelReasonNAT_ACCEL_PROTOCOL   abiNatAccelReason = 2
-	abiNatAccelReasonNAT_ACCEL_SPECIAL    abiNatAccelReason = 3
-	abiNatAccelReasonNAT_ACCEL_TTL        abiNatAccelReason = 4
-	abiNatAccelReasonNAT_ACCEL_TOO_BIG    abiNatAccelReason = 5
-	abiNatAccelReasonNAT_ACCEL_TCP_STRICT abiNatAccelReason = 6
-	abiNatAccelReasonNAT_ACCEL_TCP_FLAGS  abiNatAccelReason = 7
-	abiNatAccelReasonNAT_ACCEL_PROBE      abiNatAccelReason = 8
-	abiNatAccelReasonNAT_ACCEL_WAITING    abiNatAccelReason = 9
-	abiNatAccelReasonNAT_ACCEL_OTHER_LINK abiNatAccelReason = 10
-	abiNatAccelReasonNAT_ACCEL_YOUNG      abiNatAccelReason = 11
-	abiNatAccelReasonNAT_ACCEL_UNKNOWN    abiNatAccelReason = 12
-	abiNatAccelReasonNAT_ACCEL_UNANSWERED abiNatAccelReason = 13
-	abiNatAccelReasonNAT_ACCEL_UNSTEADY   abiNatAccelReason = 14
-	abiNatAccelReasonNAT_ACCEL_HELPER     abiNatAccelReason = 15
-	abiNatAccelReasonNAT_ACCEL_OFFLOADED  abiNatAccelReason = 16
-	abiNatAccelReasonNAT_ACCEL_TIMEOUT    abiNatAccelReason = 17
-	abiNatAccelReasonNAT_ACCEL_LOCAL      abiNatAccelReason = 18
-	abiNatAccelReasonNAT_ACCEL_NO_WAY     abiNatAccelReason = 19
-	abiNatAccelReasonNAT_ACCEL_OTHER_WAY  abiNatAccelReason = 20
-	abiNatAccelReasonNAT_ACCEL_NO_ROOM    abiNatAccelReason = 21
-	abiNatAccelReasonNAT_ACCEL_REASONS    abiNatAccelReason = 22
+	abiNatAccelReasonNAT_ACCEL_FORWARDED       abiNatAccelReason = 0
+	abiNatAccelReasonNAT_ACCEL_NOT_IPV4        abiNatAccelReason = 1
+	abiNatAccelReasonNAT_ACCEL_PROTOCOL        abiNatAccelReason = 2
+	abiNatAccelReasonNAT_ACCEL_SPECIAL         abiNatAccelReason = 3
+	abiNatAccelReasonNAT_ACCEL_TTL             abiNatAccelReason = 4
+	abiNatAccelReasonNAT_ACCEL_TOO_BIG         abiNatAccelReason = 5
+	abiNatAccelReasonNAT_ACCEL_TCP_STRICT      abiNatAccelReason = 6
+	abiNatAccelReasonNAT_ACCEL_TCP_FLAGS       abiNatAccelReason = 7
+	abiNatAccelReasonNAT_ACCEL_PROBE           abiNatAccelReason = 8
+	abiNatAccelReasonNAT_ACCEL_WAITING         abiNatAccelReason = 9
+	abiNatAccelReasonNAT_ACCEL_OTHER_LINK      abiNatAccelReason = 10
+	abiNatAccelReasonNAT_ACCEL_BELOW_THRESHOLD abiNatAccelReason = 11
+	abiNatAccelReasonNAT_ACCEL_UNKNOWN         abiNatAccelReason = 12
+	abiNatAccelReasonNAT_ACCEL_UNREPLIED       abiNatAccelReason = 13
+	abiNatAccelReasonNAT_ACCEL_UNSTEADY        abiNatAccelReason = 14
+	abiNatAccelReasonNAT_ACCEL_HELPER          abiNatAccelReason = 15
+	abiNatAccelReasonNAT_ACCEL_OFFLOADED       abiNatAccelReason = 16
+	abiNatAccelReasonNAT_ACCEL_TIMEOUT         abiNatAccelReason = 17
+	abiNatAccelReasonNAT_ACCEL_LOCAL           abiNatAccelReason = 18
+	abiNatAccelReasonNAT_ACCEL_NO_ROUTE        abiNatAccelReason = 19
+	abiNatAccelReasonNAT_ACCEL_OTHER_ROUTE     abiNatAccelReason = 20
+	abiNatAccelReasonNAT_ACCEL_NO_ROOM         abiNatAccelReason = 21
+	abiNatAccelReasonNAT_ACCEL_REASONS         abiNatAccelReason = 22
 )
 
 type abiNatAccelStats struct {
@@ -59,7 +82,7 @@ type abiNatAddress struct {
 	Link      uint16
 	PortFirst uint16
 	PortCount uint16
-	Realm     uint8
+	Pool      uint8
 	Zero      [3]uint8
 }
 
@@ -106,20 +129,6 @@ const (
 	abiNatConfigFlagNAT_CONFIG_PARITY          abiNatConfigFlag = 4
 )
 
-type abiNatContact struct {
-	_    structs.HostLayout
-	Key  abiNatContactKey
-	Refs uint32
-}
-
-type abiNatContactKey struct {
-	_       structs.HostLayout
-	Remote  abiNatAddr
-	Address uint16
-	Port    uint16
-	Class   uint32
-}
-
 type abiNatControl struct {
 	_           structs.HostLayout
 	Abi         uint32
@@ -130,7 +139,7 @@ type abiNatControl struct {
 	SessionsMax uint32
 	MappingsMax uint32
 	Zero        [6]uint32
-	Swept       uint32
+	GcRan       uint32
 	IcmpTick    uint32
 	IcmpSent    uint32
 	Zeros       [13]uint32
@@ -158,10 +167,10 @@ type abiNatDestinationKey struct {
 type abiNatDestinationKind uint32
 
 const (
-	abiNatDestinationKindNAT_BY_RANGE     abiNatDestinationKind = 1
-	abiNatDestinationKindNAT_BY_PREFIX    abiNatDestinationKind = 2
-	abiNatDestinationKindNAT_OWNED        abiNatDestinationKind = 3
-	abiNatDestinationKindNAT_INSIDE_HOSTS abiNatDestinationKind = 4
+	abiNatDestinationKindNAT_BY_RANGE       abiNatDestinationKind = 1
+	abiNatDestinationKindNAT_BY_PREFIX      abiNatDestinationKind = 2
+	abiNatDestinationKindNAT_OWNED          abiNatDestinationKind = 3
+	abiNatDestinationKindNAT_INTERNAL_HOSTS abiNatDestinationKind = 4
 )
 
 type abiNatDirection uint32
@@ -214,6 +223,20 @@ type abiNatExcludeKey struct {
 	Zero     uint8
 }
 
+type abiNatFilterEntry struct {
+	_    structs.HostLayout
+	Key  abiNatFilterKey
+	Refs uint32
+}
+
+type abiNatFilterKey struct {
+	_       structs.HostLayout
+	Remote  abiNatAddr
+	Address uint16
+	Port    uint16
+	Class   uint32
+}
+
 type abiNatFilteringMode uint32
 
 const (
@@ -262,7 +285,7 @@ const (
 	abiNatFlowStateNAT_FLOW_MAPPED        abiNatFlowState = 64
 	abiNatFlowStateNAT_FLOW_PORT          abiNatFlowState = 128
 	abiNatFlowStateNAT_FLOW_SOURCE        abiNatFlowState = 256
-	abiNatFlowStateNAT_FLOW_CONTACT       abiNatFlowState = 512
+	abiNatFlowStateNAT_FLOW_FILTER        abiNatFlowState = 512
 	abiNatFlowStateNAT_FLOW_OUTBOUND      abiNatFlowState = 1024
 	abiNatFlowStateNAT_FLOW_HAIRPIN       abiNatFlowState = 2048
 	abiNatFlowStateNAT_FLOW_CLAMP         abiNatFlowState = 4096
@@ -274,7 +297,7 @@ const (
 	abiNatFlowStateNAT_FLOW_TCP_FIN_OWNER abiNatFlowState = 262144
 	abiNatFlowStateNAT_FLOW_TCP_FIN_PEER  abiNatFlowState = 524288
 	abiNatFlowStateNAT_FLOW_TCP_RST       abiNatFlowState = 1048576
-	abiNatFlowStateNAT_FLOW_REALM         abiNatFlowState = 534773760
+	abiNatFlowStateNAT_FLOW_POOL          abiNatFlowState = 534773760
 	abiNatFlowStateNAT_FLOW_DEAD          abiNatFlowState = 1073741824
 	abiNatFlowStateNAT_FLOW_GONE          abiNatFlowState = 2147483648
 )
@@ -296,22 +319,29 @@ type abiNatFragmentKey struct {
 	Side     uint8
 }
 
+type abiNatHoldDown struct {
+	_       structs.HostLayout
+	Address uint16
+	Port    uint16
+	Since   uint32
+}
+
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI              abiNatLimit = 8
-	abiNatLimitNAT_TICK_SHIFT       abiNatLimit = 20
-	abiNatLimitNAT_MAX_LINKS        abiNatLimit = 256
-	abiNatLimitNAT_MAX_ADDRESSES    abiNatLimit = 65536
-	abiNatLimitNAT_MAX_REALMS       abiNatLimit = 255
-	abiNatLimitNAT_MAX_RULES        abiNatLimit = 1048576
-	abiNatLimitNAT_GENERATIONS      abiNatLimit = 2
-	abiNatLimitNAT_PORTS            abiNatLimit = 65536
-	abiNatLimitNAT_WORDS            abiNatLimit = 1024
-	abiNatLimitNAT_SUMMARY          abiNatLimit = 16
-	abiNatLimitNAT_MAX_FRAGMENTS    abiNatLimit = 16384
-	abiNatLimitNAT_FLOW_REALM_SHIFT abiNatLimit = 21
-	abiNatLimitNAT_DEAD_TICKS       abiNatLimit = 2000
+	abiNatLimitNAT_ABI             abiNatLimit = 9
+	abiNatLimitNAT_TICK_SHIFT      abiNatLimit = 20
+	abiNatLimitNAT_MAX_LINKS       abiNatLimit = 256
+	abiNatLimitNAT_MAX_ADDRESSES   abiNatLimit = 65536
+	abiNatLimitNAT_MAX_POOLS       abiNatLimit = 255
+	abiNatLimitNAT_MAX_RULES       abiNatLimit = 1048576
+	abiNatLimitNAT_GENERATIONS     abiNatLimit = 2
+	abiNatLimitNAT_PORTS           abiNatLimit = 65536
+	abiNatLimitNAT_WORDS           abiNatLimit = 1024
+	abiNatLimitNAT_SUMMARY         abiNatLimit = 16
+	abiNatLimitNAT_MAX_FRAGMENTS   abiNatLimit = 16384
+	abiNatLimitNAT_FLOW_POOL_SHIFT abiNatLimit = 21
+	abiNatLimitNAT_DEAD_TICKS      abiNatLimit = 2000
 )
 
 type abiNatLink struct {
@@ -320,7 +350,7 @@ type abiNatLink struct {
 	Flags   uint16
 	Mtu     uint16
 	Mac     [6]uint8
-	Realm   uint16
+	Pool    uint16
 	Address uint16
 	Zero    uint16
 }
@@ -359,7 +389,7 @@ type abiNatMappingKey struct {
 	Addr  abiNatAddr
 	Port  uint16
 	Class uint8
-	Realm uint8
+	Pool  uint8
 }
 
 type abiNatMappingMode uint32
@@ -454,13 +484,6 @@ const (
 	abiNatRefsNAT_REFS_GONE      abiNatRefs = 2147483648
 )
 
-type abiNatResting struct {
-	_       structs.HostLayout
-	Address uint16
-	Port    uint16
-	Since   uint32
-}
-
 type abiNatRule struct {
 	_           structs.HostLayout
 	Id          uint32
@@ -469,7 +492,7 @@ type abiNatRule struct {
 	Mapping     [3]uint8
 	Filtering   [3]uint8
 	Prefix      uint8
-	Realm       uint8
+	Pool        uint8
 	FromPort    uint16
 	To          abiNatAddr
 	PoolFirst   uint32
@@ -503,29 +526,6 @@ type abiNatSession struct {
 	Flows [2]abiNatFlow
 }
 
-type abiNatShortcut struct {
-	_           structs.HostLayout
-	Src         abiNatAddr
-	Dst         abiNatAddr
-	Sport       uint16
-	Dport       uint16
-	L3Delta     uint16
-	L4Delta     uint16
-	Hop         uint64
-	LeftHop     uint64
-	Left        uint32
-	LeftIfindex uint32
-	Until       uint32
-	Probed      uint32
-	Packets     uint64
-	Mtu         uint16
-	InLink      uint16
-	Reason      uint8
-	Hook        uint8
-	Carried     uint8
-	Lately      uint8
-}
-
 type abiNatSide uint32
 
 const (
@@ -535,13 +535,13 @@ const (
 )
 
 type abiNatSlot struct {
-	_     structs.HostLayout
-	Addr  abiNatAddr
-	Port  uint16
-	Realm uint8
-	Used  uint8
-	Refs  uint32
-	Zero  uint32
+	_    structs.HostLayout
+	Addr abiNatAddr
+	Port uint16
+	Pool uint8
+	Used uint8
+	Refs uint32
+	Zero uint32
 }
 
 type abiNatSlotUse uint32
@@ -555,26 +555,26 @@ const (
 type abiNatSource struct {
 	_       structs.HostLayout
 	Addr    abiNatAddr
-	Realm   uint16
+	Pool    uint16
 	Address uint16
 	Refs    uint32
 	Zero    uint32
 }
 
 type abiNatSourceKey struct {
-	_     structs.HostLayout
-	Addr  abiNatAddr
-	Realm uint32
+	_    structs.HostLayout
+	Addr abiNatAddr
+	Pool uint32
 }
 
 type abiNatStats struct {
-	_           structs.HostLayout
-	Packets     [41]uint64
-	BytesIn     uint64
-	BytesOut    uint64
-	SweepNs     uint64
-	SweepLooked uint64
-	EventsLost  uint64
+	_          structs.HostLayout
+	Packets    [41]uint64
+	BytesIn    uint64
+	BytesOut   uint64
+	GcNs       uint64
+	GcExamined uint64
+	EventsLost uint64
 }
 
 type abiNatTarget struct {
@@ -603,6 +603,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	abiVarUnusedNatAccelEntry      = "unused_nat_accel_entry"
 	abiVarUnusedNatAccelReason     = "unused_nat_accel_reason"
 	abiVarUnusedNatAccelStats      = "unused_nat_accel_stats"
 	abiVarUnusedNatAddr            = "unused_nat_addr"
@@ -612,8 +613,6 @@ const (
 	abiVarUnusedNatClass           = "unused_nat_class"
 	abiVarUnusedNatConfig          = "unused_nat_config"
 	abiVarUnusedNatConfigFlag      = "unused_nat_config_flag"
-	abiVarUnusedNatContact         = "unused_nat_contact"
-	abiVarUnusedNatContactKey      = "unused_nat_contact_key"
 	abiVarUnusedNatControl         = "unused_nat_control"
 	abiVarUnusedNatCounts          = "unused_nat_counts"
 	abiVarUnusedNatDestinationKey  = "unused_nat_destination_key"
@@ -623,12 +622,15 @@ const (
 	abiVarUnusedNatEventKind       = "unused_nat_event_kind"
 	abiVarUnusedNatExactKey        = "unused_nat_exact_key"
 	abiVarUnusedNatExcludeKey      = "unused_nat_exclude_key"
+	abiVarUnusedNatFilterEntry     = "unused_nat_filter_entry"
+	abiVarUnusedNatFilterKey       = "unused_nat_filter_key"
 	abiVarUnusedNatFilteringMode   = "unused_nat_filtering_mode"
 	abiVarUnusedNatFlow            = "unused_nat_flow"
 	abiVarUnusedNatFlowKey         = "unused_nat_flow_key"
 	abiVarUnusedNatFlowState       = "unused_nat_flow_state"
 	abiVarUnusedNatFragment        = "unused_nat_fragment"
 	abiVarUnusedNatFragmentKey     = "unused_nat_fragment_key"
+	abiVarUnusedNatHoldDown        = "unused_nat_hold_down"
 	abiVarUnusedNatLimit           = "unused_nat_limit"
 	abiVarUnusedNatLink            = "unused_nat_link"
 	abiVarUnusedNatLinkFlag        = "unused_nat_link_flag"
@@ -641,12 +643,10 @@ const (
 	abiVarUnusedNatPrefixKey       = "unused_nat_prefix_key"
 	abiVarUnusedNatReason          = "unused_nat_reason"
 	abiVarUnusedNatRefs            = "unused_nat_refs"
-	abiVarUnusedNatResting         = "unused_nat_resting"
 	abiVarUnusedNatRule            = "unused_nat_rule"
 	abiVarUnusedNatRuleFlag        = "unused_nat_rule_flag"
 	abiVarUnusedNatRuleKind        = "unused_nat_rule_kind"
 	abiVarUnusedNatSession         = "unused_nat_session"
-	abiVarUnusedNatShortcut        = "unused_nat_shortcut"
 	abiVarUnusedNatSide            = "unused_nat_side"
 	abiVarUnusedNatSlot            = "unused_nat_slot"
 	abiVarUnusedNatSlotUse         = "unused_nat_slot_use"
@@ -711,6 +711,7 @@ type abiMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiVariableSpecs struct {
+	UnusedNatAccelEntry      *ebpf.VariableSpec `ebpf:"unused_nat_accel_entry"`
 	UnusedNatAccelReason     *ebpf.VariableSpec `ebpf:"unused_nat_accel_reason"`
 	UnusedNatAccelStats      *ebpf.VariableSpec `ebpf:"unused_nat_accel_stats"`
 	UnusedNatAddr            *ebpf.VariableSpec `ebpf:"unused_nat_addr"`
@@ -720,8 +721,6 @@ type abiVariableSpecs struct {
 	UnusedNatClass           *ebpf.VariableSpec `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.VariableSpec `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.VariableSpec `ebpf:"unused_nat_config_flag"`
-	UnusedNatContact         *ebpf.VariableSpec `ebpf:"unused_nat_contact"`
-	UnusedNatContactKey      *ebpf.VariableSpec `ebpf:"unused_nat_contact_key"`
 	UnusedNatControl         *ebpf.VariableSpec `ebpf:"unused_nat_control"`
 	UnusedNatCounts          *ebpf.VariableSpec `ebpf:"unused_nat_counts"`
 	UnusedNatDestinationKey  *ebpf.VariableSpec `ebpf:"unused_nat_destination_key"`
@@ -731,12 +730,15 @@ type abiVariableSpecs struct {
 	UnusedNatEventKind       *ebpf.VariableSpec `ebpf:"unused_nat_event_kind"`
 	UnusedNatExactKey        *ebpf.VariableSpec `ebpf:"unused_nat_exact_key"`
 	UnusedNatExcludeKey      *ebpf.VariableSpec `ebpf:"unused_nat_exclude_key"`
+	UnusedNatFilterEntry     *ebpf.VariableSpec `ebpf:"unused_nat_filter_entry"`
+	UnusedNatFilterKey       *ebpf.VariableSpec `ebpf:"unused_nat_filter_key"`
 	UnusedNatFilteringMode   *ebpf.VariableSpec `ebpf:"unused_nat_filtering_mode"`
 	UnusedNatFlow            *ebpf.VariableSpec `ebpf:"unused_nat_flow"`
 	UnusedNatFlowKey         *ebpf.VariableSpec `ebpf:"unused_nat_flow_key"`
 	UnusedNatFlowState       *ebpf.VariableSpec `ebpf:"unused_nat_flow_state"`
 	UnusedNatFragment        *ebpf.VariableSpec `ebpf:"unused_nat_fragment"`
 	UnusedNatFragmentKey     *ebpf.VariableSpec `ebpf:"unused_nat_fragment_key"`
+	UnusedNatHoldDown        *ebpf.VariableSpec `ebpf:"unused_nat_hold_down"`
 	UnusedNatLimit           *ebpf.VariableSpec `ebpf:"unused_nat_limit"`
 	UnusedNatLink            *ebpf.VariableSpec `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.VariableSpec `ebpf:"unused_nat_link_flag"`
@@ -749,12 +751,10 @@ type abiVariableSpecs struct {
 	UnusedNatPrefixKey       *ebpf.VariableSpec `ebpf:"unused_nat_prefix_key"`
 	UnusedNatReason          *ebpf.VariableSpec `ebpf:"unused_nat_reason"`
 	UnusedNatRefs            *ebpf.VariableSpec `ebpf:"unused_nat_refs"`
-	UnusedNatResting         *ebpf.VariableSpec `ebpf:"unused_nat_resting"`
 	UnusedNatRule            *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
 	UnusedNatSession         *ebpf.VariableSpec `ebpf:"unused_nat_session"`
-	UnusedNatShortcut        *ebpf.VariableSpec `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.VariableSpec `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
 	UnusedNatSlotUse         *ebpf.VariableSpec `ebpf:"unused_nat_slot_use"`
@@ -795,6 +795,7 @@ func (m *abiMaps) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiVariables struct {
+	UnusedNatAccelEntry      *ebpf.Variable `ebpf:"unused_nat_accel_entry"`
 	UnusedNatAccelReason     *ebpf.Variable `ebpf:"unused_nat_accel_reason"`
 	UnusedNatAccelStats      *ebpf.Variable `ebpf:"unused_nat_accel_stats"`
 	UnusedNatAddr            *ebpf.Variable `ebpf:"unused_nat_addr"`
@@ -804,8 +805,6 @@ type abiVariables struct {
 	UnusedNatClass           *ebpf.Variable `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.Variable `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.Variable `ebpf:"unused_nat_config_flag"`
-	UnusedNatContact         *ebpf.Variable `ebpf:"unused_nat_contact"`
-	UnusedNatContactKey      *ebpf.Variable `ebpf:"unused_nat_contact_key"`
 	UnusedNatControl         *ebpf.Variable `ebpf:"unused_nat_control"`
 	UnusedNatCounts          *ebpf.Variable `ebpf:"unused_nat_counts"`
 	UnusedNatDestinationKey  *ebpf.Variable `ebpf:"unused_nat_destination_key"`
@@ -815,12 +814,15 @@ type abiVariables struct {
 	UnusedNatEventKind       *ebpf.Variable `ebpf:"unused_nat_event_kind"`
 	UnusedNatExactKey        *ebpf.Variable `ebpf:"unused_nat_exact_key"`
 	UnusedNatExcludeKey      *ebpf.Variable `ebpf:"unused_nat_exclude_key"`
+	UnusedNatFilterEntry     *ebpf.Variable `ebpf:"unused_nat_filter_entry"`
+	UnusedNatFilterKey       *ebpf.Variable `ebpf:"unused_nat_filter_key"`
 	UnusedNatFilteringMode   *ebpf.Variable `ebpf:"unused_nat_filtering_mode"`
 	UnusedNatFlow            *ebpf.Variable `ebpf:"unused_nat_flow"`
 	UnusedNatFlowKey         *ebpf.Variable `ebpf:"unused_nat_flow_key"`
 	UnusedNatFlowState       *ebpf.Variable `ebpf:"unused_nat_flow_state"`
 	UnusedNatFragment        *ebpf.Variable `ebpf:"unused_nat_fragment"`
 	UnusedNatFragmentKey     *ebpf.Variable `ebpf:"unused_nat_fragment_key"`
+	UnusedNatHoldDown        *ebpf.Variable `ebpf:"unused_nat_hold_down"`
 	UnusedNatLimit           *ebpf.Variable `ebpf:"unused_nat_limit"`
 	UnusedNatLink            *ebpf.Variable `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.Variable `ebpf:"unused_nat_link_flag"`
@@ -833,12 +835,10 @@ type abiVariables struct {
 	UnusedNatPrefixKey       *ebpf.Variable `ebpf:"unused_nat_prefix_key"`
 	UnusedNatReason          *ebpf.Variable `ebpf:"unused_nat_reason"`
 	UnusedNatRefs            *ebpf.Variable `ebpf:"unused_nat_refs"`
-	UnusedNatResting         *ebpf.Variable `ebpf:"unused_nat_resting"`
 	UnusedNatRule            *ebpf.Variable `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
 	UnusedNatSession         *ebpf.Variable `ebpf:"unused_nat_session"`
-	UnusedNatShortcut        *ebpf.Variable `ebpf:"unused_nat_shortcut"`
 	UnusedNatSide            *ebpf.Variable `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.Variable `ebpf:"unused_nat_slot"`
 	UnusedNatSlotUse         *ebpf.Variable `ebpf:"unused_nat_slot_use"`

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -14,15 +13,19 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 )
 
-// Accelerator is the programs that take packets of the kernel's own NAT past the stack,
+// Accelerator is the programs by which packets of the kernel's own NAT bypass the stack,
 // in one network namespace. Like Engine it is not a process.
-type Accelerator struct{ engine *Engine }
+type Accelerator struct {
+	engine *Engine // its maps, programs and pins
+	m      accelTcMaps
+}
 
 // AccelOptions fix what an accelerator is.
 type AccelOptions struct {
-	Shortcuts int // directions of flows that it remembers
+	AccelEntries int // directions of flows that it remembers
 	// TCPTimeout is that of established connections, nf_conntrack_tcp_timeout_established.
 	// 0: TCP is left alone, as it must be while connection tracking is strict about windows.
 	TCPTimeout time.Duration
@@ -39,9 +42,9 @@ const (
 // accelTCPVariable is where the programs have AccelOptions.TCPTimeout.
 const accelTCPVariable = "learn_tcp_milliseconds"
 
-// MemoryBytes is what the table takes in the kernel, and the front of it: struct learn_front
-// of bpf/accel/learn.h, by 1 << LEARN_FRONT_BITS.
-func (o AccelOptions) MemoryBytes() int64 { return hashBytes(o.Shortcuts, 16, 64) + 64<<16 }
+// MemoryBytes is what the table takes in the kernel, and its flow cache: struct learn_cached
+// of bpf/accel/learn.h, by 1 << LEARN_CACHE_BITS.
+func (o AccelOptions) MemoryBytes() int64 { return hashBytes(o.AccelEntries, 16, 64) + 64<<16 }
 
 // CreateAccelerator makes an accelerator with these interfaces, pinned as dir, whole or not at
 // all. Nothing is attached yet. The calling thread must be in the interfaces' namespace.
@@ -62,7 +65,7 @@ func NewAccelerator(o AccelOptions, links []Link) (_ *Accelerator, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
 	}
-	a := &Accelerator{&Engine{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}}
+	a := &Accelerator{engine: &Engine{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("make accelerator: %w", err), a.Close())
@@ -81,7 +84,10 @@ func NewAccelerator(o AccelOptions, links []Link) (_ *Accelerator, err error) {
 			return nil, err
 		}
 	}
-	if err := a.engine.maps["control"].Put(uint32(0), &abiNatControl{Abi: abi}); err != nil {
+	if err := a.assign(); err != nil {
+		return nil, err
+	}
+	if err := a.m.Control.Put(uint32(0), &abiNatControl{Abi: abi}); err != nil {
 		return nil, err
 	}
 	for _, l := range links {
@@ -105,7 +111,7 @@ func accelSpec(object object, o AccelOptions) (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables[accelTCPVariable].Set(milliseconds); err != nil {
 		return nil, err
 	}
-	spec.Maps["shortcuts"].MaxEntries = uint32(o.Shortcuts)
+	spec.Maps[accelTcMapAccelEntries].MaxEntries = uint32(o.AccelEntries)
 	return spec, nil
 }
 
@@ -116,8 +122,14 @@ func OpenAccelerator(dir string) (*Accelerator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Accelerator{e}, nil
+	a := &Accelerator{engine: e}
+	if err := a.assign(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open accelerator: %w", err), a.Close())
+	}
+	return a, nil
 }
+
+func (a *Accelerator) assign() error { return a.engine.assign(&a.engine.common, &a.m) }
 
 // Attach puts the programs on the interfaces: what sees packets leave before what keeps
 // them from the stack. The calling thread must be in their namespace. xdp says on which
@@ -125,7 +137,7 @@ func OpenAccelerator(dir string) (*Accelerator, error) {
 func (a *Accelerator) Attach(links []Link, xdp func(Link) bool) error {
 	rest := slices.ContainsFunc(links, func(l Link) bool { return !l.Transmit })
 	for _, l := range links {
-		if _, err := a.engine.attach(l.Ifindex, HookEgress, accelEgress); err != nil {
+		if _, err := a.engine.attach(l.Name, l.Ifindex, HookEgress, accelEgress); err != nil {
 			return err
 		}
 	}
@@ -137,7 +149,7 @@ func (a *Accelerator) Attach(links []Link, xdp func(Link) bool) error {
 		if xdp(l) && !rest {
 			continue
 		}
-		if _, err := a.engine.attach(l.Ifindex, HookTC, tc); err != nil {
+		if _, err := a.engine.attach(l.Name, l.Ifindex, HookTC, tc); err != nil {
 			return err
 		}
 	}
@@ -145,26 +157,26 @@ func (a *Accelerator) Attach(links []Link, xdp func(Link) bool) error {
 		if !xdp(l) {
 			continue
 		}
-		if _, err := a.engine.attach(l.Ifindex, HookXDP, accelXDP); err != nil {
+		if _, err := a.engine.attach(l.Name, l.Ifindex, HookXDP, accelXDP); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// MakeAccel tells the programs of this natkit from those of another: a hash of its objects.
+// MakeAccel distinguishes the programs of this natkit from those of another: a hash of its objects.
 func MakeAccel() string { return hashOf(_AccelTcBytes, _AccelXdpBytes) }
 
 // Close lets go of the accelerator. What is pinned works on.
 func (a *Accelerator) Close() error { return a.engine.Close() }
 
-// Capacity is how many shortcuts it remembers.
-func (a *Accelerator) Capacity() int { return int(a.engine.maps["shortcuts"].MaxEntries()) }
+// Capacity is how many fast-path entries it remembers.
+func (a *Accelerator) Capacity() int { return int(a.m.AccelEntries.MaxEntries()) }
 
-// Stats reads the counters, summed over CPUs, and counts the shortcuts.
+// Stats reads the counters, summed over CPUs, and counts the fast-path entries.
 func (a *Accelerator) Stats() (*rulefile.AccelStats, error) {
 	var perCPU []abiNatAccelStats
-	if err := a.engine.maps["accel_stats"].Lookup(uint32(0), &perCPU); err != nil {
+	if err := a.m.AccelStats.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("read counters: %w", err)
 	}
 	s := &rulefile.AccelStats{Reasons: map[string]uint64{}}
@@ -174,30 +186,30 @@ func (a *Accelerator) Stats() (*rulefile.AccelStats, error) {
 		}
 		s.Bytes += c.Bytes
 	}
-	err := a.Shortcuts(func(c *rulefile.Shortcut) bool {
+	err := a.AccelEntries(func(c *rulefile.AccelEntry) bool {
 		s.Known++
-		if c.Trusted {
-			s.Trusted++
+		if c.Valid {
+			s.Valid++
 		}
 		return true
 	})
 	return s, err
 }
 
-// Shortcuts calls fn with every direction of a flow in the table until it returns false.
-func (a *Accelerator) Shortcuts(fn func(*rulefile.Shortcut) bool) error {
+// AccelEntries calls fn with every direction of a flow in the table until it returns false.
+func (a *Accelerator) AccelEntries(fn func(*rulefile.AccelEntry) bool) error {
 	now := clock()
-	return eachEntry(a.engine.maps["shortcuts"], func(key *abiNatFlowKey, s *abiNatShortcut) bool {
+	return eachEntry(a.m.AccelEntries, func(key *abiNatFlowKey, s *abiNatAccelEntry) bool {
 		left := int32(s.Until - now)
-		out := rulefile.Shortcut{
+		out := rulefile.AccelEntry{
 			Protocol: rulefile.Protocol(key.Protocol), Packets: s.Packets,
-			Source: endpoint(key.Src, key.Sport), Destination: endpoint(key.Dst, key.Dport),
-			SourceAfter: endpoint(s.Src, s.Sport), DestinationAfter: endpoint(s.Dst, s.Dport),
-			Trusted: left > 0 && s.Reason == 0,
+			Source: snapshot.EndpointOf(endpoint(key.Src, key.Sport)), Destination: snapshot.EndpointOf(endpoint(key.Dst, key.Dport)),
+			SourceAfter: snapshot.EndpointOf(endpoint(s.Src, s.Sport)), DestinationAfter: snapshot.EndpointOf(endpoint(s.Dst, s.Dport)),
+			Valid: left > 0 && s.Reason == 0,
 		}
 		if s.Reason != 0 && left > 0 {
 			out.Refused = rulefile.AccelReasons[s.Reason].Name
-			out.SourceAfter, out.DestinationAfter = netip.AddrPort{}, netip.AddrPort{}
+			out.SourceAfter, out.DestinationAfter = snapshot.Endpoint{}, snapshot.Endpoint{}
 		}
 		return fn(&out)
 	})

@@ -14,9 +14,9 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// A shortcut whose place in the table was given to another flow, while a packet looked at
+// A fast-path entry whose place in the table was given to another flow, while a packet looked at
 // it, says what is not that packet's: it goes up to the stack as it came.
-func TestAccelPlaceGivenAway(t *testing.T) {
+func TestAccelSlotGivenAway(t *testing.T) {
 	r := aRig(t)
 	from, to := endpoints{insideHost, world, 5000, 53}, endpoints{gatewayOut, world, 40000, 53}
 	packet := pktbuild.IPv4{Src: from.src, Dst: from.dst, TTL: 64, Payload: pktbuild.UDP{Src: from.sport, Dst: from.dport, Data: []byte("data")}}
@@ -27,15 +27,15 @@ func TestAccelPlaceGivenAway(t *testing.T) {
 		for _, c := range []struct {
 			name   string
 			reason abiNatAccelReason
-			change func(*abiNatShortcut)
+			change func(*abiNatAccelEntry)
 		}{
-			{"its own", abiNatAccelReasonNAT_ACCEL_FORWARDED, func(*abiNatShortcut) {}},
-			{"another address", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatShortcut) { s.Dst = addr(poolFirst) }},
-			{"another port", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatShortcut) { s.Sport = be(40001) }},
-			{"another host's", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatShortcut) {
+			{"its own", abiNatAccelReasonNAT_ACCEL_FORWARDED, func(*abiNatAccelEntry) {}},
+			{"another address", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatAccelEntry) { s.Dst = addr(poolFirst) }},
+			{"another port", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatAccelEntry) { s.Sport = be(40001) }},
+			{"another host's", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatAccelEntry) {
 				s.L3Delta = delta([]byte{192, 168, 1, 3}, to.src.AsSlice(), from.dst.AsSlice(), to.dst.AsSlice())
 			}},
-			{"another connection's", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatShortcut) {
+			{"another connection's", abiNatAccelReasonNAT_ACCEL_NO_ROOM, func(s *abiNatAccelEntry) {
 				s.L4Delta = delta(port16(5001), port16(to.sport), port16(53), port16(53))
 			}},
 		} {
@@ -70,9 +70,9 @@ func TestAccelEnds(t *testing.T) {
 	from, to := endpoints{insideHost, world, 5000, 80}, endpoints{gatewayOut, world, 40000, 80}
 	back, home := endpoints{world, gatewayOut, 80, 40000}, endpoints{world, insideHost, 80, 5000}
 	a := r.accelerator(t)
-	trusted := func() (n int) {
-		if err := a.Shortcuts(func(s *rulefile.Shortcut) bool {
-			if s.Trusted {
+	valid := func() (n int) {
+		if err := a.AccelEntries(func(s *rulefile.AccelEntry) bool {
+			if s.Valid {
 				n++
 			}
 			return true
@@ -87,21 +87,21 @@ func TestAccelEnds(t *testing.T) {
 				var before, after int
 				var verdict uint32
 				segment := pktbuild.IPv4{Src: from.src, Dst: from.dst, TTL: 64, Payload: pktbuild.TCP{Src: from.sport, Dst: from.dport, Flags: flags}}
-				a.inTime(func() {
-					a.put(t, pktbuild.TCPProtocol, from, to, func(*abiNatShortcut) {})
-					a.put(t, pktbuild.TCPProtocol, back, home, func(*abiNatShortcut) {})
-					before = trusted()
+				a.inTime(t, func(t testing.TB) {
+					a.put(t, pktbuild.TCPProtocol, from, to, func(*abiNatAccelEntry) {})
+					a.put(t, pktbuild.TCPProtocol, back, home, func(*abiNatAccelEntry) {})
+					before = valid()
 					verdict, _ = a.run(t, h, r.in.arriving(segment).Bytes())
-					after = trusted()
+					after = valid()
 				})
 				if before != 2 {
-					t.Fatalf("%d of 2 directions are trusted", before)
+					t.Fatalf("%d of 2 directions are valid", before)
 				}
 				if verdict != h.pass {
 					t.Errorf("verdict %d, want %d", int32(verdict), int32(h.pass))
 				}
 				if after != 0 {
-					t.Errorf("%d directions are trusted after that", after)
+					t.Errorf("%d directions are valid after that", after)
 				}
 			})
 		}
@@ -119,7 +119,7 @@ func (r *rig) accelerator(t testing.TB) accelRig {
 	return r.acceleratorOf(t, 1024)
 }
 
-func (r *rig) acceleratorOf(t testing.TB, shortcuts int) accelRig {
+func (r *rig) acceleratorOf(t testing.TB, entries int) accelRig {
 	t.Helper()
 	var a *Accelerator
 	var links []Link
@@ -130,68 +130,90 @@ func (r *rig) acceleratorOf(t testing.TB, shortcuts int) accelRig {
 		links = append(links, Link{Index: int(p.link), Ifindex: p.ifindex, MAC: [6]byte(p.mac), MTU: p.mtu, Transmit: true, Ethernet: true})
 	}
 	r.do(t, func() (err error) {
-		a, err = NewAccelerator(AccelOptions{Shortcuts: shortcuts, TCPTimeout: time.Hour}, links)
+		a, err = NewAccelerator(AccelOptions{AccelEntries: entries, TCPTimeout: time.Hour}, links)
 		return err
 	})
 	t.Cleanup(func() { a.Close() })
 	return accelRig{a, r}
 }
 
-// putTicks is for how long a shortcut is trusted that put gave.
+// putTicks is for how long a fast-path entry is valid that put gave.
 const putTicks = 800
 
-// inTime runs fn anew until it took less time than what it put is trusted: a busy machine may
-// stop it for longer.
-func (a accelRig) inTime(fn func()) {
-	for begun := now() - putTicks; now()-begun >= putTicks; {
-		begun = now()
-		fn()
+// inTime runs fn again until it took less time than what it put is valid: a busy machine may
+// stop it for longer. What fails in time, with the t that fn is given, fails the test.
+func (a accelRig) inTime(t testing.TB, fn func(t testing.TB)) {
+	t.Helper()
+	for {
+		begun, attempt := now(), &attempt{TB: t}
+		fn(attempt)
+		if now()-begun < putTicks {
+			attempt.report()
+			return
+		}
 	}
 }
 
-// put gives a direction a shortcut that is trusted, and was just now, of which nothing is at
-// the front.
-func (a accelRig) put(t testing.TB, protocol uint8, from, to endpoints, change func(*abiNatShortcut)) {
+// attempt keeps errors of a test, of which it is not known yet whether they are some.
+type attempt struct {
+	testing.TB
+	errors []string
+}
+
+func (a *attempt) Errorf(format string, args ...any) {
+	a.errors = append(a.errors, fmt.Sprintf(format, args...))
+}
+
+func (a *attempt) report() {
+	a.Helper()
+	for _, e := range a.errors {
+		a.Error(e)
+	}
+}
+
+// put gives a direction a fast-path entry that is valid, and was just now, of which nothing is at
+// the flow cache.
+func (a accelRig) put(t testing.TB, protocol uint8, from, to endpoints, change func(*abiNatAccelEntry)) {
 	t.Helper()
 	key := abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: protocol}
-	s := abiNatShortcut{
+	s := abiNatAccelEntry{
 		Src: addr(to.src), Dst: addr(to.dst), Sport: be(to.sport), Dport: be(to.dport),
 		L3Delta: delta(from.src.AsSlice(), to.src.AsSlice(), from.dst.AsSlice(), to.dst.AsSlice()),
 		L4Delta: delta(port16(from.sport), port16(to.sport), port16(from.dport), port16(to.dport)),
 		Hop:     a.out.hop(), Until: now() + putTicks, Mtu: outsideMTU, InLink: a.in.link + 1,
 	}
 	change(&s)
-	if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
+	if err := a.engine.maps["accel_entries"].Put(&key, &s); err != nil {
 		t.Fatal(err)
 	}
-	a.setFront(t, func(f *frontEntry) { *f = frontEntry{} })
-	a.attended(t, now()+50)
+	a.setCache(t, func(f *cacheEntry) { *f = cacheEntry{} })
+	a.revalidated(t, now()+50)
 }
 
-// attended has the programs believe of all directions that their shortcuts were made or
-// trusted at that tick: one that is to come is that of a processor that is ahead, as one is
+// revalidated has the programs believe of all directions that their fast-path entries were made or
+// valid at that tick: one that is to come is that of a processor that is ahead, as one is
 // that looked at the clock after a tick for which another's packet came too early.
-func (a accelRig) attended(t testing.TB, at uint32) {
+func (a accelRig) revalidated(t testing.TB, at uint32) {
 	t.Helper()
-	m := a.engine.maps["glances"]
-	keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
+	m := a.engine.maps["admissions"]
+	keys, admissions := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
 	for i := range keys {
-		keys[i], glances[i] = uint32(i), uint64(at)<<32
+		keys[i], admissions[i] = uint32(i), uint64(at)<<32
 	}
-	if _, err := m.BatchUpdate(keys, glances, nil); err != nil {
+	if _, err := m.BatchUpdate(keys, admissions, nil); err != nil {
 		t.Fatal(err)
 	}
-	a.mark(t, at)
+	a.recency(t, at)
 }
 
-// mark has all marks say that tick.
-func (a accelRig) mark(t testing.TB, at uint32) {
+// recency has all slots of the recency filter hold that tick.
+func (a accelRig) recency(t testing.TB, at uint32) {
 	t.Helper()
 	var when [marks]uint16
 	for i := range when {
 		when[i] = uint16(at >> 8)
 	}
-	if err := a.engine.maps["marks"].Put(uint32(0), &when); err != nil {
+	if err := a.engine.maps["recency_filter"].Put(uint32(0), &when); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -16,14 +16,14 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	accelTcMapAccelEntries         = "accel_entries"
 	accelTcMapAccelStats           = "accel_stats"
+	accelTcMapAdmissions           = "admissions"
 	accelTcMapControl              = "control"
-	accelTcMapFront                = "front"
-	accelTcMapGlances              = "glances"
+	accelTcMapFlowCache            = "flow_cache"
 	accelTcMapLinkIndices          = "link_indices"
 	accelTcMapLinks                = "links"
-	accelTcMapMarks                = "marks"
-	accelTcMapShortcuts            = "shortcuts"
+	accelTcMapRecencyFilter        = "recency_filter"
 	accelTcMapTransmit             = "transmit"
 	accelTcProgAccelEgress         = "accel_egress"
 	accelTcProgAccelTc             = "accel_tc"
@@ -84,15 +84,15 @@ type accelTcProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type accelTcMapSpecs struct {
-	AccelStats  *ebpf.MapSpec `ebpf:"accel_stats"`
-	Control     *ebpf.MapSpec `ebpf:"control"`
-	Front       *ebpf.MapSpec `ebpf:"front"`
-	Glances     *ebpf.MapSpec `ebpf:"glances"`
-	LinkIndices *ebpf.MapSpec `ebpf:"link_indices"`
-	Links       *ebpf.MapSpec `ebpf:"links"`
-	Marks       *ebpf.MapSpec `ebpf:"marks"`
-	Shortcuts   *ebpf.MapSpec `ebpf:"shortcuts"`
-	Transmit    *ebpf.MapSpec `ebpf:"transmit"`
+	AccelEntries  *ebpf.MapSpec `ebpf:"accel_entries"`
+	AccelStats    *ebpf.MapSpec `ebpf:"accel_stats"`
+	Admissions    *ebpf.MapSpec `ebpf:"admissions"`
+	Control       *ebpf.MapSpec `ebpf:"control"`
+	FlowCache     *ebpf.MapSpec `ebpf:"flow_cache"`
+	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
+	Links         *ebpf.MapSpec `ebpf:"links"`
+	RecencyFilter *ebpf.MapSpec `ebpf:"recency_filter"`
+	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
 }
 
 // accelTcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -124,27 +124,27 @@ func (o *accelTcObjects) Close() error {
 //
 // It can be passed to loadAccelTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type accelTcMaps struct {
-	AccelStats  *ebpf.Map `ebpf:"accel_stats"`
-	Control     *ebpf.Map `ebpf:"control"`
-	Front       *ebpf.Map `ebpf:"front"`
-	Glances     *ebpf.Map `ebpf:"glances"`
-	LinkIndices *ebpf.Map `ebpf:"link_indices"`
-	Links       *ebpf.Map `ebpf:"links"`
-	Marks       *ebpf.Map `ebpf:"marks"`
-	Shortcuts   *ebpf.Map `ebpf:"shortcuts"`
-	Transmit    *ebpf.Map `ebpf:"transmit"`
+	AccelEntries  *ebpf.Map `ebpf:"accel_entries"`
+	AccelStats    *ebpf.Map `ebpf:"accel_stats"`
+	Admissions    *ebpf.Map `ebpf:"admissions"`
+	Control       *ebpf.Map `ebpf:"control"`
+	FlowCache     *ebpf.Map `ebpf:"flow_cache"`
+	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
+	Links         *ebpf.Map `ebpf:"links"`
+	RecencyFilter *ebpf.Map `ebpf:"recency_filter"`
+	Transmit      *ebpf.Map `ebpf:"transmit"`
 }
 
 func (m *accelTcMaps) Close() error {
 	return _AccelTcClose(
+		m.AccelEntries,
 		m.AccelStats,
+		m.Admissions,
 		m.Control,
-		m.Front,
-		m.Glances,
+		m.FlowCache,
 		m.LinkIndices,
 		m.Links,
-		m.Marks,
-		m.Shortcuts,
+		m.RecencyFilter,
 		m.Transmit,
 	)
 }

@@ -26,14 +26,14 @@ import (
 //  5. the generation
 //  6. addresses that no rule wants any more: nothing new is given from them, and
 //     sessions masqueraded behind one that the gateway has lost end;
-//     interfaces that the rules do not name are no way out any more
+//     interfaces that the rules do not name are not egress interfaces any more
 func (e *Engine) Apply(t *Tables) error {
 	var control abiNatControl
-	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+	if err := e.m.Control.Lookup(uint32(0), &control); err != nil {
 		return fmt.Errorf("read generation: %w", err)
 	}
 	slot := (control.Generation + 1) % uint32(abiNatLimitNAT_GENERATIONS)
-	var wanted, leaving []OutsideAddress
+	var wanted, leaving []ExternalAddress
 	for _, a := range t.Addresses {
 		if a.Leaving {
 			leaving = append(leaving, a)
@@ -56,10 +56,10 @@ func (e *Engine) Apply(t *Tables) error {
 	if have, err := e.config(); err == nil { // whether somebody reads events is not the file's to say
 		config.Flags |= have.Flags & uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
 	}
-	if err := e.maps["config"].Put(slot, &config); err != nil {
+	if err := e.m.Config.Put(slot, &config); err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
-	// One word of the map is ours to write; the sweep and packets write the others.
+	// One word of the map is ours to write; GC and packets write the others.
 	if err := e.flip(control.Generation + 1); err != nil {
 		return err
 	}
@@ -72,94 +72,100 @@ func (e *Engine) Apply(t *Tables) error {
 // forgetLinks removes interfaces that are not among these from what packets find.
 func (e *Engine) forgetLinks(keep []Link) error {
 	var gone []uint32
-	err := eachEntry(e.maps["link_indices"], func(ifindex, _ *uint32) bool {
+	err := eachEntry(e.m.LinkIndices, func(ifindex, _ *uint32) bool {
 		if !slices.ContainsFunc(keep, func(l Link) bool { return uint32(l.Ifindex) == *ifindex }) {
 			gone = append(gone, *ifindex)
 		}
 		return true
 	})
 	for _, ifindex := range gone {
-		err = errors.Join(err, e.maps["link_indices"].Delete(ifindex))
+		err = errors.Join(err, e.m.LinkIndices.Delete(ifindex))
 	}
 	return err
 }
 
-// putRules fills the maps of one generation. They are made anew with as much room as
+// putRules fills the maps of one generation. They are made again with as much room as
 // they need; the kernel frees those they replace when no packet looks into them. All at
 // once, since for each of them it waits for a grace period of RCU.
 func (e *Engine) putRules(slot uint32, t *Tables) error {
+	spec, err := mapSpecs()
+	if err != nil {
+		return err
+	}
 	var puts errgroup.Group
-	puts.Go(func() error { return putList(e, "rules", slot, t.Rules) })
-	puts.Go(func() error { return putList(e, "targets", slot, t.Targets) })
-	puts.Go(func() error { return putTable(e, "exact", slot, t.Exact) })
-	puts.Go(func() error { return putTable(e, "destinations", slot, t.Destinations) })
-	puts.Go(func() error { return putTable(e, "origins", slot, t.Origins) })
-	puts.Go(func() error { return putTable(e, "exclude_src", slot, t.ExcludeSrc) })
-	puts.Go(func() error { return putTable(e, "exclude_dst", slot, t.ExcludeDst) })
-	puts.Go(func() error { return putTable(e, "excludes", slot, t.Excludes) })
+	puts.Go(func() error { return putList(e.m.Rules, spec.Rules, slot, t.Rules) })
+	puts.Go(func() error { return putList(e.m.Targets, spec.Targets, slot, t.Targets) })
+	puts.Go(func() error { return putTable(e.m.Exact, spec.Exact, slot, t.Exact) })
+	puts.Go(func() error { return putTable(e.m.Destinations, spec.Destinations, slot, t.Destinations) })
+	puts.Go(func() error { return putTable(e.m.Origins, spec.Origins, slot, t.Origins) })
+	puts.Go(func() error { return putTable(e.m.ExcludeSrc, spec.ExcludeSrc, slot, t.ExcludeSrc) })
+	puts.Go(func() error { return putTable(e.m.ExcludeDst, spec.ExcludeDst, slot, t.ExcludeDst) })
+	puts.Go(func() error { return putTable(e.m.Excludes, spec.Excludes, slot, t.Excludes) })
 	return puts.Wait()
 }
 
-func putList[V any](e *Engine, name string, slot uint32, values []V) error {
+func putList[V any](outer *ebpf.Map, spec *ebpf.MapSpec, slot uint32, values []V) error {
 	keys := make([]uint32, len(values))
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
-	return fill(e, name, slot, keys, values)
+	return fill(outer, spec, slot, keys, values)
 }
 
-func putTable[K comparable](e *Engine, name string, slot uint32, table map[K]uint32) error {
+func putTable[K comparable](outer *ebpf.Map, spec *ebpf.MapSpec, slot uint32, table map[K]uint32) error {
 	keys := make([]K, 0, len(table))
 	values := make([]uint32, 0, len(table))
 	for k, v := range table {
 		keys, values = append(keys, k), append(values, v)
 	}
-	return fill(e, name, slot, keys, values)
+	return fill(outer, spec, slot, keys, values)
 }
 
 // fill makes the inner map of a slot and puts it in place.
-func fill[K, V any](e *Engine, name string, slot uint32, keys []K, values []V) error {
-	outer := e.maps[name]
-	inner, err := e.newInner(name, max(len(keys), 1))
+func fill[K, V any](outer *ebpf.Map, spec *ebpf.MapSpec, slot uint32, keys []K, values []V) error {
+	inner, err := makeInner(spec, max(len(keys), 1))
 	if err != nil {
-		return fmt.Errorf("make map %s: %w", name, err)
+		return fmt.Errorf("make map %s: %w", spec.Name, err)
 	}
 	defer inner.Close()
 	if len(keys) > 0 {
 		if _, err := inner.BatchUpdate(keys, values, nil); err != nil {
-			return fmt.Errorf("fill map %s with %d entries: %w", name, len(keys), err)
+			return fmt.Errorf("fill map %s with %d entries: %w", spec.Name, len(keys), err)
 		}
 	}
 	if err := outer.Put(slot, inner); err != nil {
-		return fmt.Errorf("replace map %s: %w", name, err)
+		return fmt.Errorf("replace map %s: %w", spec.Name, err)
 	}
 	return nil
 }
 
-// tcSpec is the object that has every map, read once.
-var tcSpec = sync.OnceValues(loadTc)
-
-// newInner makes a map that may stand in the outer map of that name.
-func (e *Engine) newInner(name string, entries int) (*ebpf.Map, error) {
-	specs, err := tcSpec()
-	if err != nil {
-		return nil, err
+// mapSpecs are what the engine's maps are made by, read once.
+var mapSpecs = sync.OnceValues(func() (*tcMapSpecs, error) {
+	specs := new(tcMapSpecs)
+	spec, err := loadTc()
+	if err == nil {
+		err = spec.Assign(specs)
 	}
-	spec := specs.Maps[name].InnerMap.Copy()
+	return specs, err
+})
+
+// makeInner makes a map that may stand in the outer map of that spec.
+func makeInner(outer *ebpf.MapSpec, entries int) (*ebpf.Map, error) {
+	spec := outer.InnerMap.Copy()
 	spec.MaxEntries = uint32(entries)
 	return ebpf.NewMap(spec)
 }
 
-// flip makes a generation the one in use. Whoever reads the word meanwhile sees the
-// old one or the new: only its lowest bit counts. What the sweep and packets write
+// flip makes a generation the one in use. Whoever reads the word at that time sees the
+// old one or the new: only its lowest bit counts. What GC and packets write
 // beside it may be set back by a moment, which costs nothing.
 func (e *Engine) flip(generation uint32) error {
 	var control abiNatControl
-	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+	if err := e.m.Control.Lookup(uint32(0), &control); err != nil {
 		return fmt.Errorf("read generation: %w", err)
 	}
 	control.Generation = generation
-	if err := e.maps["control"].Put(uint32(0), &control); err != nil {
+	if err := e.m.Control.Put(uint32(0), &control); err != nil {
 		return fmt.Errorf("switch to generation %d: %w", generation, err)
 	}
 	return nil
@@ -180,27 +186,27 @@ func (e *Engine) putLink(l Link, masks []Masking) error {
 	flag(abiNatLinkFlagNAT_LINK_NO_ETHERNET, !l.Ethernet)
 	for _, m := range masks {
 		if m.Link == l.Index {
-			v.Realm, v.Address = uint16(m.Realm), uint16(m.Address+1)
+			v.Pool, v.Address = uint16(m.Pool), uint16(m.Address+1)
 		}
 	}
 	if l.Ifindex == 0 {
-		return e.maps["links"].Put(index, &v)
+		return e.common.Links.Put(index, &v)
 	}
 	if l.Transmit {
-		if err := e.maps["transmit"].Put(index, uint32(l.Ifindex)); err != nil {
+		if err := e.common.Transmit.Put(index, uint32(l.Ifindex)); err != nil {
 			return fmt.Errorf("let XDP send there: %w", err)
 		}
 	}
-	return errors.Join(e.maps["links"].Put(index, &v), e.maps["link_indices"].Put(uint32(l.Ifindex), index))
+	return errors.Join(e.common.Links.Put(index, &v), e.common.LinkIndices.Put(uint32(l.Ifindex), index))
 }
 
 // addressesAtOnce bounds the file descriptors that putAddresses has open.
 const addressesAtOnce = 256
 
-// putAddresses writes outside addresses: new ones with all their ports free, of those
+// putAddresses writes external addresses: new ones with all their ports free, of those
 // that are there only what they are for. Many at once: for every change of an outer map
 // the kernel waits as in putRules.
-func (e *Engine) putAddresses(all []OutsideAddress) error {
+func (e *Engine) putAddresses(all []ExternalAddress) error {
 	for some := range slices.Chunk(all, addressesAtOnce) {
 		if err := e.putSome(some); err != nil {
 			return err
@@ -209,8 +215,12 @@ func (e *Engine) putAddresses(all []OutsideAddress) error {
 	return nil
 }
 
-func (e *Engine) putSome(some []OutsideAddress) (err error) {
-	slots, free := inners{name: "slots"}, inners{name: "free_ports"}
+func (e *Engine) putSome(some []ExternalAddress) (err error) {
+	spec, err := mapSpecs()
+	if err != nil {
+		return err
+	}
+	slots, free := inners{outer: e.m.Slots, spec: spec.Slots}, inners{outer: e.m.FreePorts, spec: spec.FreePorts}
 	defer func() { err = errors.Join(err, slots.close(), free.close()) }()
 	indices := make([]uint32, len(some))
 	values := make([]abiNatAddress, len(some))
@@ -220,40 +230,40 @@ func (e *Engine) putSome(some []OutsideAddress) (err error) {
 		index, v := uint32(a.Index), addressOf(a)
 		indices[i], values[i], addrs[i] = index, v, v.Addr
 		var have abiNatAddress
-		if e.maps["addresses"].Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount {
+		if e.m.Addresses.Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount {
 			continue
 		}
 		switch {
 		case a.Before > 0:
-			err = errors.Join(e.sharePorts(&slots, index, uint32(a.Before-1)), e.sharePorts(&free, index, uint32(a.Before-1)))
+			err = errors.Join(slots.share(index, uint32(a.Before-1)), free.share(index, uint32(a.Before-1)))
 		case v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0:
-			err = e.makePorts(&slots, &free, index, v, a)
+			err = makePorts(&slots, &free, index, v, a)
 		}
 		if err != nil {
-			return fmt.Errorf("outside address %s: %w", a.Addr, err)
+			return fmt.Errorf("external address %s: %w", a.Addr, err)
 		}
 		if a.OneToOne {
 			whole = append(whole, index)
 		}
 	}
-	if err := errors.Join(slots.put(e), free.put(e)); err != nil {
+	if err := errors.Join(slots.put(), free.put()); err != nil {
 		return err
 	}
-	if _, err := e.maps["addresses"].BatchUpdate(indices, values, nil); err != nil {
-		return fmt.Errorf("write outside addresses: %w", err)
+	if _, err := e.m.Addresses.BatchUpdate(indices, values, nil); err != nil {
+		return fmt.Errorf("write external addresses: %w", err)
 	}
 	if err := e.freeAddresses(whole); err != nil {
 		return err
 	}
-	if _, err := e.maps["outside"].BatchUpdate(addrs, indices, nil); err != nil {
-		return fmt.Errorf("write outside addresses: %w", err)
+	if _, err := e.m.AddressIndices.BatchUpdate(addrs, indices, nil); err != nil {
+		return fmt.Errorf("write external addresses: %w", err)
 	}
 	return nil
 }
 
-// addressOf is an outside address as the map of them has it.
-func addressOf(a OutsideAddress) abiNatAddress {
-	v := abiNatAddress{Addr: abiNatAddr{Octet: a.Addr.As4()}, Link: uint16(a.Link + 1), Realm: a.Realm}
+// addressOf is an external address as the map of them has it.
+func addressOf(a ExternalAddress) abiNatAddress {
+	v := abiNatAddress{Addr: abiNatAddr{Octet: a.Addr.As4()}, Link: uint16(a.Link + 1), Pool: a.Pool}
 	if a.Ports[0] > 0 {
 		v.PortFirst, v.PortCount = a.Ports[0], a.Ports[1]-a.Ports[0]+1
 	}
@@ -270,9 +280,9 @@ func addressOf(a OutsideAddress) abiNatAddress {
 }
 
 // leaveAddresses keeps addresses for the sessions that they have. A masqueraded one that
-// is not the gateway's any more is no outside address: the sessions behind it are asked
+// is not the gateway's any more is no external address: the sessions behind it are asked
 // once a second (flow_reroute of bpf/nat/flow.h), and end.
-func (e *Engine) leaveAddresses(leaving []OutsideAddress) error {
+func (e *Engine) leaveAddresses(leaving []ExternalAddress) error {
 	if err := e.putAddresses(leaving); err != nil {
 		return err
 	}
@@ -280,25 +290,26 @@ func (e *Engine) leaveAddresses(leaving []OutsideAddress) error {
 		if !a.Masquerade || a.Owned {
 			continue
 		}
-		if err := e.maps["outside"].Delete(abiNatAddr{Octet: a.Addr.As4()}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("outside address %s: %w", a.Addr, err)
+		if err := e.m.AddressIndices.Delete(abiNatAddr{Octet: a.Addr.As4()}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("external address %s: %w", a.Addr, err)
 		}
 	}
 	return nil
 }
 
-// inners are maps to be put into an outer one, by that one's name.
+// inners are maps to be put into an outer one.
 type inners struct {
-	name string
-	keys []uint32
-	maps []*ebpf.Map
+	outer *ebpf.Map
+	spec  *ebpf.MapSpec // of the outer one
+	keys  []uint32
+	maps  []*ebpf.Map
 }
 
 func (in *inners) add(key uint32, m *ebpf.Map) {
 	in.keys, in.maps = append(in.keys, key), append(in.maps, m)
 }
 
-func (in *inners) put(e *Engine) error {
+func (in *inners) put() error {
 	if len(in.keys) == 0 {
 		return nil
 	}
@@ -306,8 +317,8 @@ func (in *inners) put(e *Engine) error {
 	for i, m := range in.maps {
 		files[i] = uint32(m.FD())
 	}
-	if _, err := e.maps[in.name].BatchUpdate(in.keys, files, nil); err != nil {
-		return fmt.Errorf("fill map %s: %w", in.name, err)
+	if _, err := in.outer.BatchUpdate(in.keys, files, nil); err != nil {
+		return fmt.Errorf("fill map %s: %w", in.spec.Name, err)
 	}
 	return nil
 }
@@ -320,32 +331,32 @@ func (in *inners) close() error {
 	return errors.Join(errs...)
 }
 
-// sharePorts gives an address that has got a new index the map of its old one: mappings
+// share gives an address that has got a new index the map of its old one: mappings
 // hold that, and both are the same address from now on.
-func (e *Engine) sharePorts(in *inners, index, before uint32) error {
+func (in *inners) share(index, before uint32) error {
 	var id ebpf.MapID
-	if err := e.maps[in.name].Lookup(before, &id); err != nil {
-		return fmt.Errorf("map %s of index %d: %w", in.name, before, err)
+	if err := in.outer.Lookup(before, &id); err != nil {
+		return fmt.Errorf("map %s of index %d: %w", in.spec.Name, before, err)
 	}
 	inner, err := ebpf.NewMapFromID(id)
 	if err != nil {
-		return fmt.Errorf("map %s of index %d: %w", in.name, before, err)
+		return fmt.Errorf("map %s of index %d: %w", in.spec.Name, before, err)
 	}
 	in.add(index, inner)
 	return nil
 }
 
 // makePorts makes the two maps of an address with ports.
-func (e *Engine) makePorts(slots, free *inners, index uint32, v abiNatAddress, a OutsideAddress) error {
+func makePorts(slots, free *inners, index uint32, v abiNatAddress, a ExternalAddress) error {
 	if v.PortCount == 0 {
 		return nil // it is given whole
 	}
-	m, err := e.newInner("slots", int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES))
+	m, err := makeInner(slots.spec, int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES))
 	if err != nil {
 		return err
 	}
 	slots.add(index, m)
-	if m, err = e.newInner("free_ports", int(abiNatClassNAT_PORT_CLASSES)); err != nil {
+	if m, err = makeInner(free.spec, int(abiNatClassNAT_PORT_CLASSES)); err != nil {
 		return err
 	}
 	free.add(index, m)

@@ -33,7 +33,7 @@ const (
 	filterName     = "natkit"
 )
 
-// IsProgram tells whether a program of that name at a hook is natkit's: of an engine or of
+// IsProgram reports whether a program of that name at a hook is natkit's: of an engine or of
 // an accelerator, perhaps one that was taken off and is still there for a moment.
 func IsProgram(name string) bool {
 	return !slices.Contains(ofEvery, name) && slices.ContainsFunc(slices.Concat(objects, accelObjects), func(o object) bool {
@@ -43,6 +43,7 @@ func IsProgram(name string) bool {
 
 // Attachment is a hook of an interface, and the sides that the interface is on.
 type Attachment struct {
+	Name    string // of the interface, for messages
 	Ifindex int
 	Inside  bool
 	Outside bool
@@ -73,7 +74,7 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 	}
 	undos = append(undos, forget)
 	for _, a := range want {
-		back, err := e.attach(a.Ifindex, a.Hook, programName(a))
+		back, err := e.attach(a.Name, a.Ifindex, a.Hook, programName(a))
 		if err != nil {
 			return nil, errors.Join(err, undo())
 		}
@@ -82,8 +83,8 @@ func (e *Engine) Attach(want []Attachment) (undo func() error, err error) {
 	return undo, nil
 }
 
-func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error, err error) {
-	program := e.programs[name]
+func (e *Engine) attach(name string, ifindex int, hook Hook, programName string) (undo func() error, err error) {
+	program := e.programs[programName]
 	pin := e.linkPin(ifindex, hook)
 	if e.dir != "" {
 		undo, err := e.keep(pin, ifindex, program)
@@ -105,7 +106,7 @@ func (e *Engine) attach(ifindex int, hook Hook, name string) (undo func() error,
 		}
 	}
 	if err != nil {
-		return nil, attachError(hook, ifindex, err)
+		return nil, attachError(hook, name, ifindex, err)
 	}
 	if e.dir == "" {
 		e.links = append(e.links, l)
@@ -126,12 +127,12 @@ func unpin(pin string) error {
 
 // attachError names the interface. A driver refuses XDP for more than it can say in advance,
 // and says why in the kernel's log at most.
-func attachError(hook Hook, ifindex int, err error) error {
-	name := fmt.Sprint(ifindex)
-	if l, err := netlink.LinkByIndex(ifindex); err == nil {
-		name = l.Attrs().Name
-	}
+func attachError(hook Hook, name string, ifindex int, err error) error {
+	var missing netlink.LinkNotFoundError
+	_, gone := netlink.LinkByIndex(ifindex)
 	switch {
+	case errors.As(gone, &missing):
+		return fmt.Errorf("interface %q was removed while natkit attached %s to it: check `ip link show`, then try again", name, hook)
 	case hook == HookXDP && errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("attach xdp to interface %q, where a program of somebody else is: %w; --attach tc does without", name, err)
 	case hook == HookXDP:
@@ -352,7 +353,7 @@ func filtersOf(ifindex int, parent uint32) (own []*netlink.BpfFilter, err error)
 	return own, nil
 }
 
-// IsFilter says whether a tc filter is natkit's.
+// IsFilter reports whether a tc filter is natkit's.
 func IsFilter(f netlink.Filter) bool {
 	own, ok := f.(*netlink.BpfFilter)
 	return ok && own.Handle == filterHandle && own.Name == filterName

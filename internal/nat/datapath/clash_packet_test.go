@@ -156,7 +156,7 @@ func TestSameReceiverEnds(t *testing.T) {
 	if held := g.held(t); held.mappings != 2 || held.sources != 2 {
 		t.Errorf("the two sessions hold %+v", held)
 	}
-	defer g.startSweep(t)()
+	defer g.startGC(t)()
 	ktest.Wait(t, 30*time.Second, "the sessions and their ports to end", func() bool {
 		return g.flowCount(t) == 0 && g.freePorts(t, ownAddress, abiNatClassNAT_UDP) == before
 	})

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setClock tells the programs of a collection how jiffies and CLOCK_MONOTONIC belong
+// setClock sets in the programs of a collection how jiffies and CLOCK_MONOTONIC belong
 // together. Reading jiffies is one load; asking for the time is a call, and on some
 // processors a call alone takes as long as a hash look-up.
 //

@@ -16,7 +16,7 @@ import (
 )
 
 // Compile turns a rule file into the contents of the engine's maps. It is pure: what
-// the machine looks like comes in as facts. All that can't be is told at once.
+// the machine looks like comes in as facts. All that can't be is reported at once.
 func Compile(file *rulefile.File, facts Facts) (*Tables, error) {
 	c := &compiler{file: file, facts: facts, byName: map[string]*Link{}, ids: make(map[*rulefile.Rule]uint32, len(file.Rules)), t: &Tables{
 		Links:        slices.Clone(facts.Links),
@@ -56,8 +56,8 @@ type compiler struct {
 	errs   []error
 	ids    map[*rulefile.Rule]uint32 // rulefile.RuleID
 
-	addresses map[netip.Addr]*OutsideAddress // wanted, by address
-	had       map[netip.Addr]*OutsideAddress // of the engine as it runs, likewise
+	addresses map[netip.Addr]*ExternalAddress // wanted, by address
+	had       map[netip.Addr]*ExternalAddress // of the engine as it runs, likewise
 	proxies   map[ProxyNeighbour]bool
 	next      int             // first index that was never given
 	pools     map[string]pool // by what poolKey says
@@ -75,7 +75,7 @@ type gatewaysKey struct {
 
 // pool is what a source rule gives addresses from.
 type pool struct {
-	realm        uint8
+	number       uint8
 	first, count int // indices
 }
 
@@ -115,14 +115,14 @@ func Ticks(d time.Duration) uint32 {
 	return uint32((d + tick - 1) / tick)
 }
 
-// --- outside addresses ---------------------------------------------------------
+// --- external addresses ---------------------------------------------------------
 
 // outside collects the addresses that are translated to, and gives each an index and
-// each pool a realm. What the engine knows already keeps both: mappings hold them.
+// each pool a number. What the engine knows already keeps both: mappings hold them.
 func (c *compiler) outside() {
-	c.addresses = map[netip.Addr]*OutsideAddress{}
+	c.addresses = map[netip.Addr]*ExternalAddress{}
 	c.pools = map[string]pool{}
-	c.had = make(map[netip.Addr]*OutsideAddress, len(c.facts.Addresses))
+	c.had = make(map[netip.Addr]*ExternalAddress, len(c.facts.Addresses))
 	c.proxies = map[ProxyNeighbour]bool{}
 	for i, a := range c.facts.Addresses {
 		c.next = max(c.next, a.Index+1)
@@ -170,10 +170,10 @@ func (c *compiler) outside() {
 			c.t.Addresses = append(c.t.Addresses, a)
 		}
 	}
-	slices.SortFunc(c.t.Addresses, func(a, b OutsideAddress) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(c.t.Addresses, func(a, b ExternalAddress) int { return cmp.Compare(a.Index, b.Index) })
 }
 
-// masquerade gives a link the realm and address of what leaves by it.
+// masquerade gives a link the pool and address of what leaves by it.
 func (c *compiler) masquerade(r *rulefile.Rule, a rulefile.Masquerade, l *Link) {
 	if len(l.Addresses) == 0 && l.Awaited {
 		return
@@ -197,10 +197,10 @@ func (c *compiler) masquerade(r *rulefile.Rule, a rulefile.Masquerade, l *Link) 
 			return
 		}
 	}
-	p = pool{count: 1, realm: c.realm([]netip.Addr{addr})}
-	p.first = c.address(r, OutsideAddress{Addr: addr, Ports: c.portsOf(addr, a.Ports), Masquerade: true, Link: l.Index, Realm: p.realm}, -1)
+	p = pool{count: 1, number: c.poolNumber([]netip.Addr{addr})}
+	p.first = c.address(r, ExternalAddress{Addr: addr, Ports: c.portsOf(addr, a.Ports), Masquerade: true, Link: l.Index, Pool: p.number}, -1)
 	c.pools[key] = p
-	c.t.Masks = append(c.t.Masks, Masking{Link: l.Index, Realm: p.realm, Address: p.first})
+	c.t.Masks = append(c.t.Masks, Masking{Link: l.Index, Pool: p.number, Address: p.first})
 }
 
 func poolKey(a rulefile.SNAT) string {
@@ -237,9 +237,9 @@ func (c *compiler) pool(r *rulefile.Rule, a rulefile.SNAT) {
 			}
 		}
 	}
-	p := pool{count: len(addrs), realm: c.realm(addrs), first: c.block(addrs)}
+	p := pool{count: len(addrs), number: c.poolNumber(addrs), first: c.block(addrs)}
 	for i, addr := range addrs {
-		wanted := OutsideAddress{Addr: addr, OneToOne: oneToOne, Link: c.linkOf(addr), Realm: p.realm}
+		wanted := ExternalAddress{Addr: addr, OneToOne: oneToOne, Link: c.linkOf(addr), Pool: p.number}
 		if !oneToOne {
 			wanted.Ports = c.portsOf(addr, ports)
 		}
@@ -276,16 +276,16 @@ func (c *compiler) block(addrs []netip.Addr) int {
 }
 
 // known is what the engine has under an address, from this file or the one before.
-func (c *compiler) known(addr netip.Addr) *OutsideAddress {
+func (c *compiler) known(addr netip.Addr) *ExternalAddress {
 	if a := c.addresses[addr]; a != nil {
 		return a
 	}
 	return c.had[addr]
 }
 
-// address wants an outside address, with the index that it has or else this one (-1:
+// address wants an external address, with the index that it has or else this one (-1:
 // the next).
-func (c *compiler) address(r *rulefile.Rule, a OutsideAddress, index int) int {
+func (c *compiler) address(r *rulefile.Rule, a ExternalAddress, index int) int {
 	a.Owned = slices.Contains(c.facts.Local, a.Addr)
 	have := c.known(a.Addr)
 	switch {
@@ -310,7 +310,7 @@ func (c *compiler) address(r *rulefile.Rule, a OutsideAddress, index int) int {
 		a.Masquerade = a.Masquerade || c.addresses[a.Addr] != nil && have.Masquerade
 	}
 	if a.Index >= int(abiNatLimitNAT_MAX_ADDRESSES) {
-		c.fail(r, "more than %d outside addresses", abiNatLimitNAT_MAX_ADDRESSES)
+		c.fail(r, "more than %d external addresses", abiNatLimitNAT_MAX_ADDRESSES)
 	}
 	if a.Owned && a.Ports[0] > 0 {
 		a.Reserved = c.gatewaysPorts(r, a.Ports)
@@ -319,7 +319,7 @@ func (c *compiler) address(r *rulefile.Rule, a OutsideAddress, index int) int {
 	return a.Index
 }
 
-func portsText(a OutsideAddress) string {
+func portsText(a ExternalAddress) string {
 	switch {
 	case a.OneToOne:
 		return "none (whole)"
@@ -377,12 +377,12 @@ func (c *compiler) namesPorts(r *rulefile.Rule) bool {
 
 // forwardKey is a space of ports: forwards of TCP leave those of UDP alone.
 type forwardKey struct {
-	address *OutsideAddress
+	address *ExternalAddress
 	class   rulefile.Class
 }
 
 // forwarded takes the ports of a forward out of those that are given. Of another
-// address it makes known on which interface it is, for inside hosts that use it; and
+// address it makes known on which interface it is, for internal hosts that use it; and
 // packets to its other ports end here, unless it is the gateway's own.
 func (c *compiler) forwarded(r *rulefile.Rule, a rulefile.DNAT) {
 	have := c.addresses[a.Address]
@@ -406,30 +406,30 @@ func (c *compiler) forwarded(r *rulefile.Rule, a rulefile.DNAT) {
 // hosts that use it. One that has given ports is known until its sessions have ended.
 func (c *compiler) locate(r *rulefile.Rule, addr netip.Addr) {
 	if have := c.known(addr); have == nil || have.Ports[0] == 0 && !have.OneToOne {
-		c.address(r, OutsideAddress{Addr: addr, Link: c.linkOf(addr)}, -1)
+		c.address(r, ExternalAddress{Addr: addr, Link: c.linkOf(addr)}, -1)
 	}
 }
 
-// realm gives a number to a pool: the one that its addresses have had, or a new one.
-func (c *compiler) realm(addrs []netip.Addr) uint8 {
+// poolNumber gives a pool its number: the one that its addresses have had, or a new one.
+func (c *compiler) poolNumber(addrs []netip.Addr) uint8 {
 	for _, addr := range addrs {
-		if a := c.known(addr); a != nil && a.Realm > 0 && (a.Ports[0] > 0 || a.OneToOne) {
-			return a.Realm
+		if a := c.known(addr); a != nil && a.Pool > 0 && (a.Ports[0] > 0 || a.OneToOne) {
+			return a.Pool
 		}
 	}
 	used := map[uint8]bool{}
 	for _, a := range c.facts.Addresses {
-		used[a.Realm] = true
+		used[a.Pool] = true
 	}
 	for _, p := range c.pools {
-		used[p.realm] = true
+		used[p.number] = true
 	}
-	for realm := 1; realm <= int(abiNatLimitNAT_MAX_REALMS); realm++ {
-		if !used[uint8(realm)] {
-			return uint8(realm)
+	for number := 1; number <= int(abiNatLimitNAT_MAX_POOLS); number++ {
+		if !used[uint8(number)] {
+			return uint8(number)
 		}
 	}
-	c.fail(nil, "more than %d pools and masquerading interfaces", abiNatLimitNAT_MAX_REALMS)
+	c.fail(nil, "more than %d pools and masquerading interfaces", abiNatLimitNAT_MAX_POOLS)
 	return 0
 }
 
@@ -567,7 +567,7 @@ func (c *compiler) rules() {
 		case rulefile.SNAT:
 			p := c.pools[poolKey(a)]
 			rule := abiNatRule{
-				Id: c.ids[r], Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: p.realm, PoolFirst: uint32(p.first), PoolCount: uint32(p.count),
+				Id: c.ids[r], Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Pool: p.number, PoolFirst: uint32(p.first), PoolCount: uint32(p.count),
 			}
 			if named := c.file.Pool(a.Pool); named != nil && named.OneToOne {
 				rule.Kind = uint8(abiNatRuleKindNAT_RULE_ONE_TO_ONE)
@@ -581,7 +581,7 @@ func (c *compiler) rules() {
 	}
 }
 
-// from notes a source rule for every way out that it holds for.
+// from notes a source rule for every egress interface that it holds for.
 func (c *compiler) from(r *rulefile.Rule, prefix netip.Prefix, rule uint32) {
 	out := -1
 	if r.Out != "" {
@@ -590,8 +590,8 @@ func (c *compiler) from(r *rulefile.Rule, prefix netip.Prefix, rule uint32) {
 	c.sources = append(c.sources, source{in: c.index(r, r.In), out: out, prefix: prefix.Masked(), rule: rule})
 }
 
-// both is a map: a source rule for what inside hosts send, a destination rule for what
-// is sent to them, from outside and by other inside hosts.
+// both is a map: a source rule for what internal hosts send, a destination rule for what
+// is sent to them, from outside and by other internal hosts.
 func (c *compiler) both(r *rulefile.Rule, a rulefile.Map) {
 	kind := abiNatRuleKindNAT_RULE_MAP
 	if a.Stateless {
@@ -640,7 +640,7 @@ func (c *compiler) insideHosts() {
 	}
 	for _, prefix := range c.file.InsideHosts() {
 		c.t.Destinations[abiNatDestinationKey{
-			Prefixlen: 32 + uint32(prefix.Bits()), Kind: uint8(abiNatDestinationKindNAT_INSIDE_HOSTS), Addr: octets(prefix.Masked().Addr()),
+			Prefixlen: 32 + uint32(prefix.Bits()), Kind: uint8(abiNatDestinationKindNAT_INTERNAL_HOSTS), Addr: octets(prefix.Masked().Addr()),
 		}] = 0
 	}
 }
@@ -716,11 +716,11 @@ func portPrefixes(r rulefile.PortRange) (out []portPrefix) {
 
 // --- source rules by interface -----------------------------------------------------
 
-// origins gives every pair of way in and way out that rules are about a trie of its
+// origins gives every pair of ingress and egress interface that rules are about a trie of its
 // own, complete in itself. A rule bound to more interfaces goes before one bound to
 // fewer, whatever their prefixes: (in, out), then out alone, then in alone, then
 // neither. So a prefix enters a trie only where no rule of a higher rank covers it.
-// Rules without a way out are about the outside interfaces.
+// Rules without an egress interface are about the outside interfaces.
 func (c *compiler) origins() {
 	ins, outs := map[int]bool{-1: true}, map[int]bool{}
 	for _, s := range c.sources {
@@ -782,7 +782,7 @@ func (s source) rank() int {
 	return 3
 }
 
-// covered tells whether a prefix, or a shorter one around it, is in the set.
+// covered reports whether a prefix, or a shorter one around it, is in the set.
 func covered(set map[netip.Prefix]bool, p netip.Prefix) bool {
 	for b := p.Bits(); b >= 0; b-- {
 		if set[netip.PrefixFrom(p.Addr(), b).Masked()] {
@@ -860,7 +860,7 @@ func (c *compiler) excludes() {
 }
 
 // within gives for each prefix of a set the numbers of those that lie in it, its own
-// among them: every prefix is told to the at most 33 that are around it.
+// among them: every prefix is compared with the at most 33 that are around it.
 func within(set map[netip.Prefix]uint32) map[netip.Prefix][]uint32 {
 	out := make(map[netip.Prefix][]uint32, len(set))
 	for p, n := range set {

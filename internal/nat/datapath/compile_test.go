@@ -205,7 +205,7 @@ func TestExcludesMatchRules(t *testing.T) {
 	}
 }
 
-// Indices and realms stay when rules change; a pool's addresses follow each other;
+// Indices and pools stay when rules change; a pool's addresses follow each other;
 // what no rule wants any more is marked.
 func TestIndicesAreForLife(t *testing.T) {
 	masquerade := rulefile.Rule{Action: rulefile.Masquerade{Source: netip.MustParsePrefix("192.168.1.0/24")}}
@@ -215,16 +215,16 @@ func TestIndicesAreForLife(t *testing.T) {
 	before := mustCompile(t, gatewayFile(masquerade, pooled), facts)
 	facts.Addresses = before.Addresses
 	after := mustCompile(t, gatewayFile(whole, pooled), facts)
-	index := func(tables *Tables, addr string) *OutsideAddress {
-		i := slices.IndexFunc(tables.Addresses, func(a OutsideAddress) bool { return a.Addr == netip.MustParseAddr(addr) })
+	index := func(tables *Tables, addr string) *ExternalAddress {
+		i := slices.IndexFunc(tables.Addresses, func(a ExternalAddress) bool { return a.Addr == netip.MustParseAddr(addr) })
 		if i < 0 {
 			t.Fatalf("%s is not among the addresses", addr)
 		}
 		return &tables.Addresses[i]
 	}
 	for _, addr := range []string{"203.0.113.1", "203.0.113.16", "203.0.113.31"} {
-		if a, b := index(before, addr), index(after, addr); a.Index != b.Index || a.Realm != b.Realm {
-			t.Errorf("%s was %d in realm %d, is %d in realm %d", addr, a.Index, a.Realm, b.Index, b.Realm)
+		if a, b := index(before, addr), index(after, addr); a.Index != b.Index || a.Pool != b.Pool {
+			t.Errorf("%s was %d in pool %d, is %d in pool %d", addr, a.Index, a.Pool, b.Index, b.Pool)
 		}
 	}
 	if a := index(after, "203.0.113.1"); !a.Leaving {
@@ -303,12 +303,12 @@ func BenchmarkCompile50000(b *testing.B) {
 	}
 }
 
-// Where the outside address of a map is, is known from the tables: the routes lead to lo.
+// Where the external address of a map is, is known from the tables: the routes lead to lo.
 func TestCompileLocatesMaps(t *testing.T) {
 	file := gatewayFile(rulefile.Rule{Action: rulefile.Map{Inside: netip.MustParsePrefix("192.168.1.9/32"), Outside: netip.MustParsePrefix("198.51.100.9/32")}})
 	tables := mustCompile(t, file, machine())
 	want := netip.MustParseAddr("198.51.100.9")
-	i := slices.IndexFunc(tables.Addresses, func(a OutsideAddress) bool { return a.Addr == want })
+	i := slices.IndexFunc(tables.Addresses, func(a ExternalAddress) bool { return a.Addr == want })
 	if i < 0 || tables.Addresses[i].Link != 3 {
 		t.Errorf("addresses %+v, want %s on link 3", tables.Addresses, want)
 	}

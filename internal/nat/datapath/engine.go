@@ -26,11 +26,31 @@ import (
 // Engine is one NAT engine: the maps and programs of one network namespace. It is
 // not a process: what Create made works on when the program that made it has ended.
 type Engine struct {
-	dir      string // of its pins; "" lives as long as it is open
-	maps     map[string]*ebpf.Map
+	dir      string               // of its pins; "" lives as long as it is open
+	maps     map[string]*ebpf.Map // by name, as they are pinned; m and common are these
+	m        tcMaps               // of an engine; the tc object has every map that user space uses
+	common   commonMaps           // of an engine or an accelerator
 	programs map[string]*ebpf.Program
 	before   map[string]*ebpf.Program // replaced by Upgrade, until Close
 	links    []link.Link              // of an engine without pins
+}
+
+// commonMaps are those of bpf/lib.
+type commonMaps struct {
+	Control     *ebpf.Map `ebpf:"control"`
+	Links       *ebpf.Map `ebpf:"links"`
+	LinkIndices *ebpf.Map `ebpf:"link_indices"`
+	Transmit    *ebpf.Map `ebpf:"transmit"`
+}
+
+// assign sets the fields of bpf2go's structs of maps to those that there are.
+func (e *Engine) assign(structs ...any) error {
+	for _, s := range structs {
+		if err := (&ebpf.Collection{Maps: maps.Clone(e.maps)}).Assign(s); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Programs of the hooks, by name: hook and side.
@@ -44,14 +64,14 @@ const (
 	tcInsideRaw  = "tc_inside_raw"
 	tcOutsideRaw = "tc_outside_raw"
 	tcBothRaw    = "tc_both_raw"
-	sweepStart   = "sweep_start"
-	sweepStop    = "sweep_stop"
+	gcStart      = "gc_start"
+	gcStop       = "gc_stop"
 	portsChange  = "ports_change"
 )
 
 // ofEvery are the programs that every engine has. Those of hooks are loaded when an interface
 // needs them (need): the kernel checks each for a tenth of a second of a processor's time.
-var ofEvery = []string{sweepStart, sweepStop, portsChange}
+var ofEvery = []string{gcStart, gcStop, portsChange}
 
 // ABIError says that an instance was made by a natkit whose maps this one does not know.
 type ABIError struct {
@@ -66,7 +86,7 @@ func (e *ABIError) Error() string {
 // ErrExists says that the namespace has an engine already.
 var ErrExists = errors.New("an engine is up already: `natkit apply` changes its rules, `natkit down` removes it")
 
-// Create makes an engine of that size, with no rules, and starts its sweep. It is
+// Create makes an engine of that size, with no rules, and starts its GC. It is
 // pinned as dir, whole or not at all: everything is pinned beside first and then
 // renamed. Nothing is attached yet.
 func Create(dir string, size Size) (*Engine, error) {
@@ -99,10 +119,13 @@ func New(size Size) (_ *Engine, err error) {
 	if err := e.load(size, ofEvery); err != nil {
 		return nil, err
 	}
-	if err := putControl(e.maps, size.Mappings); err != nil {
+	if err := e.assign(&e.common, &e.m); err != nil {
 		return nil, err
 	}
-	return e, e.StartSweep()
+	if err := putControl(&e.m, size.Mappings); err != nil {
+		return nil, err
+	}
+	return e, e.StartGC()
 }
 
 // fewFiles is an error if the process may open fewer files than an engine has maps and
@@ -118,16 +141,16 @@ func fewFiles() error {
 
 // putControl writes what holds for the life of the maps, which are as large as they are to
 // be. It is done before the first packet comes.
-func putControl(maps map[string]*ebpf.Map, mappings int) error {
+func putControl(m *tcMaps, mappings int) error {
 	c := abiNatControl{
 		Abi:         abi,
 		Seed:        [2]uint64{rand.Uint64(), rand.Uint64()},
-		FlowMask:    maps["flow_table"].MaxEntries() - 1,
-		MappingMask: maps["mapping_table"].MaxEntries() - 1,
-		SessionsMax: maps["sessions"].MaxEntries(),
+		FlowMask:    m.FlowTable.MaxEntries() - 1,
+		MappingMask: m.MappingTable.MaxEntries() - 1,
+		SessionsMax: m.Sessions.MaxEntries(),
 		MappingsMax: uint32(mappings),
 	}
-	return maps["control"].Put(uint32(0), &c)
+	return m.Control.Put(uint32(0), &c)
 }
 
 const abi = uint32(abiNatLimitNAT_ABI)
@@ -233,13 +256,16 @@ func Open(dir string) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, maps := range []any{tcMapSpecs{}, xdpMapSpecs{}, sweepMapSpecs{}, portsMapSpecs{}} {
+	for _, maps := range []any{tcMapSpecs{}, xdpMapSpecs{}, gcMapSpecs{}, portsMapSpecs{}} {
 		for _, field := range reflect.VisibleFields(reflect.TypeOf(maps)) {
 			name := field.Tag.Get("ebpf")
 			if e.maps[name] == nil && !strings.HasPrefix(name, ".") {
 				return nil, errors.Join(&DamagedError{filepath.Join(dir, mapsDir, name)}, e.Close())
 			}
 		}
+	}
+	if err := e.assign(&e.common, &e.m); err != nil {
+		return nil, errors.Join(fmt.Errorf("open NAT engine: %w", err), e.Close())
 	}
 	return e, nil
 }
@@ -307,7 +333,7 @@ func openPins(dir string) (_ *Engine, err error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
 	}
-	pin := filepath.Join(dir, mapsDir, "control")
+	pin := filepath.Join(dir, mapsDir, tcMapControl)
 	control, err := ebpf.LoadPinnedMap(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, &DamagedError{pin}
@@ -315,7 +341,7 @@ func openPins(dir string) (_ *Engine, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NAT engine: %w", err)
 	}
-	e.maps["control"] = control
+	e.maps[tcMapControl] = control
 	// The first word has the same meaning in every version, what comes behind it not.
 	c, err := control.LookupBytes(uint32(0))
 	if err != nil {
@@ -362,14 +388,14 @@ func eachPin(dir string, fn func(name, path string) error) error {
 // Size is how much the engine can hold.
 func (e *Engine) Size() Size {
 	var c abiNatControl
-	_ = e.maps["control"].Lookup(uint32(0), &c) // cannot fail: Open has read it
+	_ = e.m.Control.Lookup(uint32(0), &c) // cannot fail: Open has read it
 	s := Size{
 		Sessions: int(c.SessionsMax), Mappings: int(c.MappingsMax),
-		Sources: int(e.maps["sources"].MaxEntries()), Contacts: int(e.maps["contacts"].MaxEntries()),
+		Sources: int(e.m.Sources.MaxEntries()), FilterEntries: int(e.m.FilterEntries.MaxEntries()),
 	}
-	s.Resting = int(e.maps["mapping_queue"].MaxEntries()) - s.Mappings
-	if s.Contacts == 1 { // a map has one entry at least
-		s.Contacts = 0
+	s.HoldDown = int(e.m.MappingQueue.MaxEntries()) - s.Mappings
+	if s.FilterEntries == 1 { // a map has one entry at least
+		s.FilterEntries = 0
 	}
 	return s
 }
@@ -378,14 +404,14 @@ func (e *Engine) Size() Size {
 // and the ways to it, its mapping and the way to that, and its places in the queues.
 func (e *Engine) SessionBytes() (float64, error) {
 	total := 0.0
-	for _, name := range []string{"sessions", "session_bits", "free_sessions", "flow_table", "mapping_table", "mapping_queue"} {
-		info, err := e.maps[name].Info()
+	for _, m := range []*ebpf.Map{e.m.Sessions, e.m.SessionBits, e.m.FreeSessions, e.m.FlowTable, e.m.MappingTable, e.m.MappingQueue} {
+		info, err := m.Info()
 		if err != nil {
-			return 0, fmt.Errorf("memory of map %s: %w", name, err)
+			return 0, fmt.Errorf("memory of map %s: %w", m, err)
 		}
 		bytes, known := info.Memlock()
 		if !known {
-			return 0, fmt.Errorf("memory of map %s: the kernel does not say", name)
+			return 0, fmt.Errorf("memory of map %s: the kernel does not say", m)
 		}
 		total += float64(bytes)
 	}

@@ -17,7 +17,7 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-var smallSize = Size{Sessions: 1000, Mappings: 1000, Sources: 100, Contacts: 100}
+var smallSize = Size{Sessions: 1000, Mappings: 1000, Sources: 100, FilterEntries: 100}
 
 // testDir is a place for an engine of this test alone.
 func testDir(t *testing.T) string {
@@ -65,13 +65,13 @@ func TestCreateOpenUnload(t *testing.T) {
 	if got := e.Size(); got != smallSize {
 		t.Errorf("room for %+v, want %+v", got, smallSize)
 	}
-	// The sweep runs with nobody looking.
+	// GC runs with nobody looking.
 	var before, after abiNatControl
 	if err := e.maps["control"].Lookup(uint32(0), &before); err != nil {
 		t.Fatal(err)
 	}
-	ktest.Wait(t, 5*time.Second, "the sweep to run", func() bool {
-		return e.maps["control"].Lookup(uint32(0), &after) == nil && after.Swept != before.Swept
+	ktest.Wait(t, 5*time.Second, "garbage collection to run", func() bool {
+		return e.maps["control"].Lookup(uint32(0), &after) == nil && after.GcRan != before.GcRan
 	})
 	if err := e.Close(); err != nil {
 		t.Error(err)
@@ -84,7 +84,7 @@ func TestCreateOpenUnload(t *testing.T) {
 	}
 }
 
-// Whatever pin somebody has removed, the engine is told to be damaged, and can be taken down.
+// Whatever pin somebody has removed, the engine is reported as damaged, and can be taken down.
 func TestOpenTellsDamage(t *testing.T) {
 	dir := testDir(t)
 	e, err := Create(dir, smallSize)
@@ -147,7 +147,7 @@ func TestOpenRefusesOtherABI(t *testing.T) {
 	}
 }
 
-// That of an engine whose control was another struct is told as well.
+// That of an engine whose control was another struct is reported as well.
 func TestOpenTellsOldABI(t *testing.T) {
 	dir := testDir(t)
 	if err := os.MkdirAll(filepath.Join(dir, mapsDir), 0o700); err != nil {

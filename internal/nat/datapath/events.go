@@ -20,15 +20,15 @@ import (
 // engine makes events only while somebody reads them. Two readers share them: each
 // event goes to one.
 func (e *Engine) Events(ctx context.Context, fn func(*rulefile.Event) bool) (err error) {
-	reader, err := ringbuf.NewReader(e.maps["events"])
+	reader, err := ringbuf.NewReader(e.m.Events)
 	if err != nil {
 		return fmt.Errorf("read events: %w", err)
 	}
 	defer reader.Close()
-	if err := e.tellEvents(true); err != nil {
+	if err := e.enableEvents(true); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.tellEvents(false)) }()
+	defer func() { err = errors.Join(err, e.enableEvents(false)) }()
 	boot, err := bootTime()
 	if err != nil {
 		return err
@@ -68,19 +68,19 @@ func eventOf(raw *abiNatEvent, boot time.Time) rulefile.Event {
 	return event
 }
 
-// tellEvents sets whether the engine makes events, in the configuration in use and
+// enableEvents sets whether the engine makes events, in the configuration in use and
 // the next one's slot.
-func (e *Engine) tellEvents(on bool) error {
+func (e *Engine) enableEvents(on bool) error {
 	for slot := range uint32(abiNatLimitNAT_GENERATIONS) {
 		var config abiNatConfig
-		if err := e.maps["config"].Lookup(slot, &config); err != nil {
+		if err := e.m.Config.Lookup(slot, &config); err != nil {
 			return fmt.Errorf("read configuration: %w", err)
 		}
 		config.Flags &^= uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
 		if on {
 			config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
 		}
-		if err := e.maps["config"].Put(slot, &config); err != nil {
+		if err := e.m.Config.Put(slot, &config); err != nil {
 			return fmt.Errorf("switch events: %w", err)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 type lookups struct {
 	*Tables
 	p    rulefile.Packet
-	link int // the way in
+	link int // the ingress interface
 }
 
 func (l lookups) asks(bit abiNatLookup) bool { return l.Config.Lookups&uint32(bit) != 0 }
@@ -95,7 +95,7 @@ func (l lookups) inside(link Link, a netip.Addr) bool {
 	}
 	for bits := 32; bits >= 0; bits-- {
 		_, ok := l.Destinations[abiNatDestinationKey{
-			Prefixlen: uint32(32 + bits), Kind: uint8(abiNatDestinationKindNAT_INSIDE_HOSTS), Addr: octets(netip.PrefixFrom(a, bits).Masked().Addr()),
+			Prefixlen: uint32(32 + bits), Kind: uint8(abiNatDestinationKindNAT_INTERNAL_HOSTS), Addr: octets(netip.PrefixFrom(a, bits).Masked().Addr()),
 		}]
 		if ok {
 			return true
@@ -159,7 +159,7 @@ func (l lookups) source(out int) uint32 {
 // somewhere is a machine whose routes and networks are what a test says.
 type somewhere struct{ way, link string }
 
-func (s somewhere) WayOut(_, _ netip.Addr) string { return s.way }
+func (s somewhere) Egress(_, _ netip.Addr) string { return s.way }
 func (s somewhere) LinkOf(netip.Addr) string      { return s.link }
 func (s somewhere) IsLocal(netip.Addr) bool       { return false }
 
@@ -275,7 +275,7 @@ func TestLookupsFindWhatExplainTells(t *testing.T) {
 				if inside && translated && toInside {
 					way = addressed
 				}
-				given := slices.ContainsFunc(tables.Addresses, func(a OutsideAddress) bool { return a.Addr == l.p.Destination && !a.Owned })
+				given := slices.ContainsFunc(tables.Addresses, func(a ExternalAddress) bool { return a.Addr == l.p.Destination && !a.Owned })
 				if translated || inside && !given && !among {
 					note(rulefile.StageSource, l.source(way))
 				}

@@ -31,7 +31,7 @@ var filtering = map[string][3]bool{
 	"address-and-port-dependent": {false, false, true},
 }
 
-// Inside hosts whose rule filters so.
+// Internal hosts whose rule filters so.
 var filteringRules = map[string]int{"endpoint-independent": fullRule, "address-dependent": knownRule, "address-and-port-dependent": masqueradeRule}
 
 // peer is a host and the endpoint that others know it by: of one outside its own.
@@ -40,14 +40,14 @@ type peer struct {
 	host, seen netip.AddrPort
 }
 
-// filterBed sends packets of one protocol through one hook.
+// filterTestbed sends packets of one protocol through one hook.
 type filterTestbed struct {
 	*gateway
 	kind string
 	port uint16
 }
 
-// to is a packet from one to another: of TCP a SYN. It tells whether it arrived, and from where.
+// to is a packet from one to another: of TCP a SYN. It reports whether it arrived, and from where.
 func (b *filterTestbed) to(t *testing.T, from, to *peer, flags uint8) bool {
 	t.Helper()
 	e := endpoints{from.host.Addr(), to.seen.Addr(), from.host.Port(), to.seen.Port()}
@@ -58,7 +58,7 @@ func (b *filterTestbed) to(t *testing.T, from, to *peer, flags uint8) bool {
 		}
 		return false
 	}
-	// RFC 4787 REQ-9a, RFC 5382 REQ-8a: the receiver sees the outside endpoint.
+	// RFC 4787 REQ-9a, RFC 5382 REQ-8a: the receiver sees the external endpoint.
 	if got := netip.AddrPortFrom(out.src, out.sport); from.seen.IsValid() && got != from.seen {
 		t.Errorf("%v to %v arrives from %v, want %v", from.host, to.seen, got, from.seen)
 	}

@@ -128,7 +128,7 @@ func TestFragmentsOutOfOrder(t *testing.T) {
 	}
 }
 
-// A packet without DF that is too big for the way out is cut (RFC 4787 REQ-13): what
+// A packet without DF that is too big for the egress interface is cut (RFC 4787 REQ-13): what
 // leaves, put together, is the translated packet.
 func TestCut(t *testing.T) {
 	g := aGateway(t)
@@ -204,7 +204,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// counting is data of which every byte tells its place.
+// counting is data of which every byte shows its place.
 func counting(n int) []byte {
 	data := make([]byte, n)
 	for i := range data {
@@ -275,7 +275,7 @@ func TestFragmentsExpire(t *testing.T) {
 	if reason := later(951); reason != abiNatReasonNAT_FRAGMENT_HELD {
 		t.Errorf("after the time-out: %v", reason)
 	}
-	defer g.startSweep(t)()
+	defer g.startGC(t)()
 	seen(118)
 	if n := len(entries[[12]byte, [16]byte](t, g.maps["fragments"])); n != 2 {
 		t.Errorf("%d datagrams are known, want 2: packets may still look at them", n)
@@ -290,7 +290,7 @@ func TestFragmentsExpire(t *testing.T) {
 }
 
 // A fragment that comes before its first one is kept for every kind of rule and either way,
-// also between inside hosts, though ports are not known yet that would tell which rule.
+// also between internal hosts, though ports are not known yet that would tell which rule.
 func TestFragmentsOfEveryRule(t *testing.T) {
 	g := aGateway(t)
 	type way struct {

@@ -219,7 +219,7 @@ func (r *rig) sidePort(side abiNatSide) port {
 	return r.out
 }
 
-// putSession makes both directions of a session that an inside host opened; change is
+// putSession makes both directions of a session that an internal host opened; change is
 // applied to each.
 func (r *rig) putSession(t testing.TB, protocol uint8, from, to endpoints, change func(*abiNatFlow)) {
 	t.Helper()
@@ -231,7 +231,7 @@ func (r *rig) putSession(t testing.TB, protocol uint8, from, to endpoints, chang
 	r.putFlow(t, abiNatSideNAT_OUTSIDE, protocol, endpoints{to.dst, to.src, to.dport, to.sport}, endpoints{from.dst, from.src, from.dport, from.sport}, r.in, change)
 }
 
-// BenchmarkHit tells what the program takes for a packet of an established session, in
+// BenchmarkHit reports what the program takes for a packet of an established session, in
 // nanoseconds a packet without the hook around it, which BPF_PROG_TEST_RUN measures in
 // the kernel; and the instructions of it and of the helpers that it calls, where the
 // processor counts them for us. The flow changes nothing but checksums, so that the same

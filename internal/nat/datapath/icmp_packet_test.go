@@ -152,8 +152,8 @@ func TestICMPErrors(t *testing.T) {
 	}
 }
 
-// Errors between two inside hosts that know each other by outside endpoints (RFC 5508
-// REQ-7), and errors that an inside host invents to get its address out.
+// Errors between two internal hosts that know each other by external endpoints (RFC 5508
+// REQ-7), and errors that an internal host invents to get its address out.
 func TestICMPInside(t *testing.T) {
 	g := aGateway(t)
 	g.hook = hooks[1]

@@ -16,7 +16,7 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// A port at which the gateway itself listens is not given to an inside host, and is free
+// A port at which the gateway itself listens is not given to an internal host, and is free
 // again when it listens no more.
 func TestPortsOfSockets(t *testing.T) {
 	g := aGateway(t)
@@ -69,7 +69,7 @@ func parseFile(t *testing.T, text string) *rulefile.File {
 	return f
 }
 
-// udpOut is a datagram of an inside host.
+// udpOut is a datagram of an internal host.
 var udpOut = modelPacket{
 	modelKey: modelKey{true, rulefile.UDP, modelEnds{netip.MustParseAddrPort("192.168.1.2:5000"), netip.MustParseAddrPort("198.51.100.9:53")}},
 	link:     "in", ttl: 64, length: 50,
@@ -255,7 +255,7 @@ func TestLeftToTC(t *testing.T) {
 }
 
 // Packets from outside keep a session alive if it is so configured, and otherwise do not;
-// those of the inside host always do.
+// those of the internal host always do.
 func TestInboundRefresh(t *testing.T) {
 	g := aGateway(t)
 	refresh := func(on bool) {
@@ -268,7 +268,7 @@ func TestInboundRefresh(t *testing.T) {
 	refresh(true)
 	long := now() - ticks(100) // time-outs are a minute
 	flows := map[string]abiNatFlowKey{}
-	for i, who := range []string{"heard", "speaking", "silent"} { // in the order that the sweep looks at them
+	for i, who := range []string{"heard", "speaking", "silent"} { // in the order that GC looks at them
 		e := ends("192.168.1.9:7000", "198.51.100.9:53")
 		e.sport += uint16(i)
 		g.send(t, inside, "udp", 0, e)
@@ -290,7 +290,7 @@ func TestInboundRefresh(t *testing.T) {
 		flow, known := flowOf(t, g.maps, flows[who])
 		return !known || flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD) != 0
 	}
-	defer g.startSweep(t)()
+	defer g.startGC(t)()
 	ktest.Wait(t, 30*time.Second, "the silent session ends", func() bool { return dead("silent") })
 	if dead("heard") || dead("speaking") {
 		t.Error("a session that was heard of has ended")
@@ -298,7 +298,7 @@ func TestInboundRefresh(t *testing.T) {
 	refresh(false)
 	ktest.Wait(t, 30*time.Second, "the session ends that only outside keeps alive", func() bool { return dead("heard") })
 	if dead("speaking") {
-		t.Error("a session has ended whose inside host speaks")
+		t.Error("a session has ended whose internal host speaks")
 	}
 }
 
@@ -311,7 +311,7 @@ func TestEvents(t *testing.T) {
 		short(c)
 		c.SessionsPerSource = 1
 	})
-	e := &Engine{maps: g.maps}
+	e := engineOn(t, g.maps)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	heard, ended := make(chan rulefile.Event, 100), make(chan error, 1)
@@ -342,7 +342,7 @@ func TestEvents(t *testing.T) {
 	g.send(t, outer, "udp", 0, endpoints{world, gatewayOut, 53, 5000})
 	g.send(t, inside, "udp", 0, ends("192.168.1.2:5001", "198.51.100.9:53"))
 	want("refused", "source-limit", "192.168.1.2:5001", [2]uint64{})
-	defer g.startSweep(t)()
+	defer g.startGC(t)()
 	want("ended", "", "192.168.1.2:5000", [2]uint64{2, 1})
 	stop()
 	if err := <-ended; err != nil {
@@ -355,7 +355,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// What is refused for want of resources is answered to inside hosts as administratively
+// What is refused for want of resources is answered to internal hosts as administratively
 // prohibited (RFC 5508 REQ-8, RFC 6888 REQ-11), to nobody outside.
 func TestICMPProhibited(t *testing.T) {
 	g := aGateway(t)
@@ -385,7 +385,7 @@ func TestICMPProhibited(t *testing.T) {
 			return
 		}
 		from := gatewayIn
-		if netip.AddrFrom4([4]byte(got[26:30])) == in.Dst { // before Linux 6.7 the address of the way in is not known
+		if netip.AddrFrom4([4]byte(got[26:30])) == in.Dst { // before Linux 6.7 the address of the ingress interface is not known
 			from = in.Dst
 		}
 		want := way.leaving(pktbuild.IPv4{Src: from, Dst: in.Src, TTL: 64, TOS: 0xc0, Payload: icmpError(3, 13, 0, in, 0, nil)}).Bytes()

@@ -20,7 +20,7 @@ type object struct {
 var objects = []object{
 	{"nat_tc", loadTc, []string{tcInside, tcOutside, tcBoth, tcInsideRaw, tcOutsideRaw, tcBothRaw}},
 	{"nat_xdp", loadXdp, []string{xdpInside, xdpOutside, xdpBoth}},
-	{"nat_sweep", loadSweep, []string{sweepStart, sweepStop}},
+	{"nat_gc", loadGc, []string{gcStart, gcStop}},
 	{"nat_ports", loadPorts, []string{portsChange}},
 }
 
@@ -30,15 +30,15 @@ var accelObjects = []object{
 	{"nat_accel_xdp", loadAccelXdp, []string{accelXDP}},
 }
 
-// StartSweep arms the timer that expires sessions, with the code that the engine has now.
+// StartGC arms the timer that expires sessions, with the code that the engine has now.
 // It lives as long as its map is pinned.
-func (e *Engine) StartSweep() error {
-	code, err := e.run(sweepStart, &ebpf.RunOptions{Data: make([]byte, 64)})
+func (e *Engine) StartGC() error {
+	code, err := e.run(gcStart, &ebpf.RunOptions{Data: make([]byte, 64)})
 	if err == nil && code != 0 {
 		err = fmt.Errorf("verdict %d", int32(code))
 	}
 	if err != nil {
-		return fmt.Errorf("arm the sweep's timer: %w", err)
+		return fmt.Errorf("arm the timer of garbage collection: %w", err)
 	}
 	return nil
 }

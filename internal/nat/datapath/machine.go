@@ -10,14 +10,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// What an engine believes of the machine it runs on: natkit tells it, and packets don't
+// What an engine believes of the machine it runs on: natkit writes it, and packets don't
 // find out by themselves.
 
 // Link reads what the engine knows of the interface of an index. Ifindex 0: it is not
 // there. Name and addresses are not in the engine.
 func (e *Engine) Link(index int) (Link, error) {
 	var v abiNatLink
-	if err := e.maps["links"].Lookup(uint32(index), &v); err != nil {
+	if err := e.m.Links.Lookup(uint32(index), &v); err != nil {
 		return Link{}, fmt.Errorf("read interface %d: %w", index, err)
 	}
 	return Link{
@@ -29,9 +29,9 @@ func (e *Engine) Link(index int) (Link, error) {
 	}, nil
 }
 
-// Idle tells whether no mapping and no session has a port of an outside address. Of one
+// Idle reports whether no mapping and no session has a port of an external address. Of one
 // that is leaving it stays so. An address that is given whole is never idle.
-func (e *Engine) Idle(a OutsideAddress) (bool, error) {
+func (e *Engine) Idle(a ExternalAddress) (bool, error) {
 	if a.OneToOne || a.Ports[0] == 0 {
 		return !a.OneToOne, nil
 	}
@@ -49,7 +49,7 @@ func (e *Engine) Idle(a OutsideAddress) (bool, error) {
 
 // Forget gives back the room of addresses that are leaving and idle. Their indices may be
 // given to others.
-func (e *Engine) Forget(addresses []OutsideAddress) error {
+func (e *Engine) Forget(addresses []ExternalAddress) error {
 	missing := func(err error) error {
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil
@@ -59,13 +59,13 @@ func (e *Engine) Forget(addresses []OutsideAddress) error {
 	for _, a := range addresses {
 		index := uint32(a.Index)
 		err := errors.Join(
-			missing(e.maps["outside"].Delete(abiNatAddr{Octet: a.Addr.As4()})),
-			e.maps["addresses"].Put(index, &abiNatAddress{}),
-			missing(e.maps["slots"].Delete(index)),
-			missing(e.maps["free_ports"].Delete(index)),
+			missing(e.m.AddressIndices.Delete(abiNatAddr{Octet: a.Addr.As4()})),
+			e.m.Addresses.Put(index, &abiNatAddress{}),
+			missing(e.m.Slots.Delete(index)),
+			missing(e.m.FreePorts.Delete(index)),
 		)
 		if err != nil {
-			return fmt.Errorf("forget outside address %s: %w", a.Addr, err)
+			return fmt.Errorf("forget external address %s: %w", a.Addr, err)
 		}
 	}
 	return nil

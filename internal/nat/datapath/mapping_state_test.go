@@ -18,12 +18,12 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// mappingsOf reads all mappings: the slot of each, by its inside endpoint.
+// mappingsOf reads all mappings: the slot of each, by its internal endpoint.
 func mappingsOf(t testing.TB, maps map[string]*ebpf.Map) map[abiNatMappingKey]abiNatSlot {
 	t.Helper()
 	out := map[abiNatMappingKey]abiNatSlot{}
-	err := (&Engine{maps: maps}).eachMapping(func(place mappingPlace, _ netip.Addr, slot *abiNatSlot) bool {
-		key := abiNatMappingKey{Addr: slot.Addr, Port: slot.Port, Class: uint8(place.class()), Realm: slot.Realm}
+	err := engineOn(t, maps).eachMapping(func(id slotID, _ netip.Addr, slot *abiNatSlot) bool {
+		key := abiNatMappingKey{Addr: slot.Addr, Port: slot.Port, Class: uint8(id.class()), Pool: slot.Pool}
 		if before, twice := out[key]; twice {
 			t.Errorf("%+v has two mappings: %+v and %+v", key, before, slot)
 		}
@@ -111,10 +111,10 @@ func TestMappings(t *testing.T) {
 	show := func(m *rulefile.Mapping) string {
 		return strings.Join([]string{m.Class, m.Inside.String(), m.Outside.String(), strings.Repeat("I", m.Sessions), m.Filtering}, " ")
 	}
-	e := &Engine{maps: g.maps}
+	e := engineOn(t, g.maps)
 	err := e.Mappings(func(m *rulefile.Mapping) bool {
 		got = append(got, show(m))
-		if m.Resting {
+		if m.HoldDown {
 			t.Errorf("%s rests", show(m))
 		}
 		return true
@@ -169,7 +169,7 @@ func TestMappingLimit(t *testing.T) {
 	if reason, _ := g.send(t, inside, "udp", 0, e); reason != sent {
 		t.Errorf("another session of a mapping: %v", reason)
 	}
-	defer g.startSweep(t)()
+	defer g.startGC(t)()
 	ktest.Wait(t, 60*time.Second, "room for another mapping", func() bool {
 		reason, _ := g.send(t, inside, "udp", 0, other)
 		return reason == sent
@@ -235,8 +235,9 @@ func TestMappingChanging(t *testing.T) {
 func BenchmarkRead(b *testing.B) {
 	c := newCrowd(b)
 	c.open(b, crowdNew, crowdHeld)
-	e := &Engine{maps: maps.Clone(c.maps)}
-	maps.Copy(e.maps, c.Maps)
+	all := maps.Clone(c.maps)
+	maps.Copy(all, c.Maps)
+	e := engineOn(b, all)
 	read := func(what string, all func(count func() bool) error) {
 		n := 0
 		begun := time.Now()

@@ -14,34 +14,35 @@ import (
 	"github.com/cilium/ebpf"
 
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 )
 
 // Mappings calls fn with every mapping until it returns false. The table is read in
-// place and never held; mappings that come or go meanwhile may be missed.
+// place and never held; mappings that come or go during the call may be missed.
 func (e *Engine) Mappings(fn func(*rulefile.Mapping) bool) error {
-	return e.eachMapping(func(place mappingPlace, outside netip.Addr, slot *abiNatSlot) bool {
+	return e.eachMapping(func(id slotID, outside netip.Addr, slot *abiNatSlot) bool {
 		sessions := int(slot.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
 		filtering := slot.Refs & uint32(abiNatRefsNAT_REFS_FILTERING) >> bits.TrailingZeros32(uint32(abiNatRefsNAT_REFS_FILTERING))
 		return fn(&rulefile.Mapping{
-			Class: rulefile.Class(place.class()).String(), Inside: endpoint(slot.Addr, slot.Port),
-			Outside:  netip.AddrPortFrom(outside, place.port()),
-			Sessions: sessions, Filtering: (rulefile.FilteringMode(filtering) + rulefile.FilterEndpointIndependent).String(), Resting: sessions == 0,
+			Class: rulefile.Class(id.class()).String(), Inside: snapshot.EndpointOf(endpoint(slot.Addr, slot.Port)),
+			Outside:  snapshot.EndpointFrom(outside, id.port()),
+			Sessions: sessions, Filtering: (rulefile.FilteringMode(filtering) + rulefile.FilterEndpointIndependent).String(), HoldDown: sessions == 0,
 		})
 	})
 }
 
-// mappingPlace says which slot is a mapping: enum nat_mapping_value of bpf/nat/abi.h.
-type mappingPlace uint64
+// slotID says which slot is a mapping: enum nat_mapping_value of bpf/nat/abi.h.
+type slotID uint64
 
-func (p mappingPlace) address() uint32 {
-	return uint32(p >> mappingPlace(abiNatMappingValueNAT_MAPPING_ADDRESS_SHIFT))
+func (p slotID) address() uint32 {
+	return uint32(p >> slotID(abiNatMappingValueNAT_MAPPING_ADDRESS_SHIFT))
 }
 
-func (p mappingPlace) class() uint32 {
-	return uint32(p>>mappingPlace(abiNatMappingValueNAT_MAPPING_CLASS_SHIFT)) & 3
+func (p slotID) class() uint32 {
+	return uint32(p>>slotID(abiNatMappingValueNAT_MAPPING_CLASS_SHIFT)) & 3
 }
 
-func (p mappingPlace) port() uint16 { return uint16(p) }
+func (p slotID) port() uint16 { return uint16(p) }
 
 // slotMemory is a slot as it lies in memory: whose it is, and its references.
 type slotMemory [2]uint64
@@ -56,17 +57,17 @@ func (m *slotMemory) read() (slot abiNatSlot, ok bool) {
 	return slot, slot.Used == uint8(abiNatSlotUseNAT_SLOT_MAPPING) && slot.Refs&uint32(abiNatRefsNAT_REFS_GONE) == 0
 }
 
-// eachMapping reads the places of all mappings, and then the slots of one address after
+// eachMapping reads the slot ids of all mappings, and then the slots of one address after
 // the other.
-func (e *Engine) eachMapping(fn func(place mappingPlace, outside netip.Addr, slot *abiNatSlot) bool) error {
-	values, err := tableValues(e.maps["mapping_table"])
+func (e *Engine) eachMapping(fn func(id slotID, outside netip.Addr, slot *abiNatSlot) bool) error {
+	values, err := tableValues(e.m.MappingTable)
 	if err != nil {
 		return err
 	}
 	slices.Sort(values)
 	for len(values) > 0 {
-		address := mappingPlace(values[0]).address()
-		n := slices.IndexFunc(values, func(v uint64) bool { return mappingPlace(v).address() != address })
+		address := slotID(values[0]).address()
+		n := slices.IndexFunc(values, func(v uint64) bool { return slotID(v).address() != address })
 		if n < 0 {
 			n = len(values)
 		}
@@ -79,10 +80,10 @@ func (e *Engine) eachMapping(fn func(place mappingPlace, outside netip.Addr, slo
 }
 
 // eachMappingOf is eachMapping for one address; goOn is false when fn has had enough.
-func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(mappingPlace, netip.Addr, *abiNatSlot) bool) (goOn bool, err error) {
+func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(slotID, netip.Addr, *abiNatSlot) bool) (goOn bool, err error) {
 	var a abiNatAddress
-	if err := e.maps["addresses"].Lookup(address, &a); err != nil {
-		return false, fmt.Errorf("read outside address %d: %w", address, err)
+	if err := e.m.Addresses.Lookup(address, &a); err != nil {
+		return false, fmt.Errorf("read external address %d: %w", address, err)
 	}
 	outside := netip.AddrFrom4(a.Addr.Octet)
 	slots, close, err := e.slotsOf(address, &a)
@@ -94,15 +95,15 @@ func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(mappingP
 	}
 	defer func() { err = errors.Join(err, close()) }()
 	for _, v := range values {
-		place := mappingPlace(v)
+		id := slotID(v)
 		i := address // of all that are given whole
 		if a.PortCount > 0 {
-			i = place.class()*uint32(a.PortCount) + uint32(place.port()-a.PortFirst)
+			i = id.class()*uint32(a.PortCount) + uint32(id.port()-a.PortFirst)
 		}
 		if int(i) >= len(slots) {
 			continue // cannot happen
 		}
-		if slot, ok := slots[i].read(); ok && !fn(place, outside, &slot) {
+		if slot, ok := slots[i].read(); ok && !fn(id, outside, &slot) {
 			return false, nil
 		}
 	}
@@ -112,10 +113,10 @@ func (e *Engine) eachMappingOf(address uint32, values []uint64, fn func(mappingP
 // slotsOf lays the slots of an address open: port_slot of bpf/nat/port.h.
 func (e *Engine) slotsOf(address uint32, a *abiNatAddress) (slots []slotMemory, close func() error, err error) {
 	if a.PortCount == 0 {
-		return memoryOf[slotMemory](e.maps["whole_slots"])
+		return memoryOf[slotMemory](e.m.WholeSlots)
 	}
 	var id ebpf.MapID
-	if err := e.maps["slots"].Lookup(address, &id); err != nil {
+	if err := e.m.Slots.Lookup(address, &id); err != nil {
 		return nil, nil, err
 	}
 	inner, err := ebpf.NewMapFromID(id)

@@ -12,7 +12,7 @@ import (
 
 // memoryOf lays an array map open to be read in place, without a system call for each
 // element; the map must have BPF_F_MMAPABLE. Packets go on writing it: who reads more than
-// a word of an element has to find out whether it changed meanwhile. T is the map's type, as
+// a word of an element has to find out whether it changed in between. T is the map's type, as
 // long as the kernel's elements. The elements are not to be used after close.
 func memoryOf[T any](m *ebpf.Map) (elements []T, close func() error, err error) {
 	var element T

@@ -3,7 +3,7 @@
 // The NAT of a rule file in plain Go, for tests: packet after packet it says what the
 // engine must have done. It reads rulefile.File and shares no look-up with the compiler.
 // Where the engine may choose (a port, an address of a pool, one of several targets) the
-// model checks that the choice was a legal one and remembers it. It knows no sweep: a
+// model checks that the choice was a legal one and remembers it. It knows no GC: a
 // session that has expired is there to be revived.
 
 package datapath
@@ -85,8 +85,8 @@ type modelFlow struct {
 	to       modelEnds
 	link     string // that its packets must come by; "" any
 	owner    bool   // of the direction that opened the session
-	outbound bool   // from an inside host
-	returns  bool   // to is an outside endpoint of another inside host, or from one
+	outbound bool   // from an internal host
+	returns  bool   // to is an external endpoint of another internal host, or from one
 }
 
 type modelSession struct {
@@ -117,7 +117,7 @@ type modelMapping struct {
 	class     rulefile.Class // ClassOther: of the whole address
 	outside   netip.AddrPort
 	filtering rulefile.FilteringMode
-	contacts  map[netip.Addr]bool
+	remotes   map[netip.Addr]bool
 	single    bool // a session's own, which nobody else can use
 }
 
@@ -213,7 +213,7 @@ func (m *model) pool(r *rulefile.Rule, link string) (string, []netip.Addr) {
 	return "", nil
 }
 
-// packet tells what is wrong with how a packet ended, if anything is.
+// packet reports what is wrong with how a packet ended, if anything is.
 func (m *model) packet(p modelPacket, saw modelOutcome) error {
 	want, err := m.decide(p, saw)
 	if err == nil && want != saw {
@@ -255,7 +255,7 @@ func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	return m.forward(p, f.to, s)
 }
 
-// from tells whether a packet by a link of both sides is from inside: its session says so, or
+// from reports whether a packet by a link of both sides is from inside: its session says so, or
 // else the rules.
 func (m *model) from(p modelPacket) bool {
 	for _, p.inside = range []bool{true, false} {
@@ -266,7 +266,7 @@ func (m *model) from(p modelPacket) bool {
 	return m.inside(p.link, p.src.Addr())
 }
 
-// inside tells whether an address that is behind a link is an inside host's.
+// inside reports whether an address that is behind a link is an internal host's.
 func (m *model) inside(link string, a netip.Addr) bool {
 	if !m.file.IsOneArmed(link) {
 		return m.file.IsInside(link)
@@ -317,7 +317,7 @@ func (m *model) forward(p modelPacket, to modelEnds, s *modelSession) (modelOutc
 	return modelOutcome{abiNatReasonNAT_TRANSLATED_IN, to}, nil
 }
 
-// carries tells whether a packet can be sent to where it would go.
+// carries reports whether a packet can be sent to where it would go.
 func (m *model) carries(p modelPacket, to modelEnds) abiNatReason {
 	out := m.link(m.route(to.dst.Addr()))
 	up := p.inside && to.dst.Addr() == p.dst.Addr() // the stack may answer, for it is to send it there, too
@@ -389,7 +389,7 @@ func (s *modelSession) step(p modelPacket, f *modelFlow) {
 	s.fin[who] = s.fin[who] || p.fin
 }
 
-// opens tells whether a packet may open a session.
+// opens reports whether a packet may open a session.
 func opens(p modelPacket) bool {
 	switch p.protocol.Class() {
 	case rulefile.ClassICMP:
@@ -416,7 +416,7 @@ func (m *model) revive(p modelPacket, f *modelFlow) abiNatReason {
 	return translated
 }
 
-// enters tells whether a new packet from outside would be let in.
+// enters reports whether a new packet from outside would be let in.
 func (m *model) enters(p modelPacket) abiNatReason {
 	if !opens(p) {
 		return abiNatReasonNAT_DROP_NO_SESSION
@@ -434,7 +434,7 @@ func (m *model) enters(p modelPacket) abiNatReason {
 func (mapping *modelMapping) admits(remote netip.Addr) abiNatReason {
 	switch {
 	case mapping.single:
-	case mapping.filtering == rulefile.FilterEndpointIndependent, mapping.filtering == rulefile.FilterAddress && mapping.contacts[remote]:
+	case mapping.filtering == rulefile.FilterEndpointIndependent, mapping.filtering == rulefile.FilterAddress && mapping.remotes[remote]:
 		return translated
 	}
 	return abiNatReasonNAT_DROP_FILTERED
@@ -486,7 +486,7 @@ func (m *model) destination(p modelPacket) *rulefile.Rule {
 }
 
 // source is the rule for a packet's source that leaves by out: bound to both ways, to the
-// way out, to the way in, to none; of these the longest prefix.
+// egress interface, to the ingress interface, to none; of these the longest prefix.
 func (m *model) source(p modelPacket, out string) *rulefile.Rule {
 	best, found := -1, (*rulefile.Rule)(nil)
 	for i := range m.file.Rules {
@@ -615,7 +615,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	if session && !opens(p) {
 		return refused(abiNatReasonNAT_DROP_NO_SESSION)
 	}
-	// Refused before anything is taken, unless the sender's outside address must be known.
+	// Refused before anything is taken, unless the sender's external address must be known.
 	from, takes := p.src.Addr(), hide != nil
 	if takes {
 		if a, ok := hide.Action.(rulefile.Map); ok {
@@ -645,7 +645,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	if target != nil && hide != nil {
 		admitted = target.admits(to.src.Addr())
 		if target == own && to.src.Addr() == p.dst.Addr() && own.filtering == rulefile.FilterAddress && !own.single {
-			admitted = translated // what a host sends to its own outside address, it has sent to that
+			admitted = translated // what a host sends to its own external address, it has sent to that
 		}
 	}
 	hairpin, returns := moved && session && hide != nil && p.inside && toInside, false
@@ -681,7 +681,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		m.flows[answer] = &modelFlow{session: s, to: modelEnds{p.dst, p.src}, outbound: answer.inside, returns: returns}
 		s.step(p, f)
 		if own != nil && !own.single && own.filtering == rulefile.FilterAddress {
-			own.contacts[p.dst.Addr()] = true
+			own.remotes[p.dst.Addr()] = true
 		}
 		if hide != nil {
 			pool, addrs := m.pool(hide, way)
@@ -702,7 +702,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	return m.comeBack(p, f, saw)
 }
 
-// pretends tells whether the source of a packet from inside is one that no inside host has,
+// pretends reports whether the source of a packet from inside is one that no internal host has,
 // unless it is routed to where the packet came from. By a link of both sides that is so for
 // strangers too, and nobody there has what rules translate to.
 func (m *model) pretends(p modelPacket) bool {
@@ -779,7 +779,7 @@ func (m *model) mappingOf(p modelPacket) (*modelMapping, abiNatReason) {
 	return nil, abiNatReasonNAT_DROP_NO_MAPPING
 }
 
-// --- outside endpoints -----------------------------------------------------------
+// --- external endpoints -----------------------------------------------------------
 
 // hidden is what a source rule makes of a packet's source. saw has what the engine chose.
 func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds, saw modelOutcome) (netip.AddrPort, *modelMapping, abiNatReason, error) {
@@ -846,7 +846,7 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 		}
 		return netip.AddrPortFrom(chosen.Addr(), to.src.Port()), nil, translated, nil
 	}
-	mapping := &modelMapping{inside: inside.end, class: inside.class, outside: chosen, filtering: filtering, contacts: map[netip.Addr]bool{}}
+	mapping := &modelMapping{inside: inside.end, class: inside.class, outside: chosen, filtering: filtering, remotes: map[netip.Addr]bool{}}
 	if whole {
 		mapping.outside = netip.AddrPortFrom(chosen.Addr(), 0)
 	} else {

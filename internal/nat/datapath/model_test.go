@@ -118,23 +118,10 @@ func newModelRig(t testing.TB, armed bool) *modelRig {
 	if !armed {
 		r.do(t, r.addSecond(t))
 	}
-	spec, err := loadPorts()
-	if err != nil {
-		t.Fatal(err)
-	}
-	known := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if m := r.maps[name]; m != nil {
-			known[name] = m
-		}
-	}
-	change, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(change.Close)
+	change := r.load(t, loadPorts)
 	maps.Copy(r.programs, change.Programs)
-	r.engine = &Engine{maps: r.maps, programs: r.programs}
+	r.engine = engineOn(t, r.maps)
+	r.engine.programs = r.programs
 	r.facts.LocalPorts = [2]uint16{32768, 60999}
 	for _, l := range []struct {
 		name, addr string
@@ -258,8 +245,8 @@ func (r *modelRig) forget(t *testing.T, f *rulefile.File) {
 	forgetSessions(t, r.maps)
 	forgetMappings(t, r.maps)
 	deleteAll[abiNatSourceKey, abiNatSource](t, r.maps["sources"])
-	deleteAll[abiNatContactKey, abiNatContact](t, r.maps["contacts"])
-	deleteAll[abiNatAddr, uint32](t, r.maps["outside"])
+	deleteAll[abiNatFilterKey, abiNatFilterEntry](t, r.maps["filter_entries"])
+	deleteAll[abiNatAddr, uint32](t, r.maps["address_indices"])
 	for _, name := range []string{"mapping_queue"} {
 		value := make([]byte, r.maps[name].ValueSize())
 		for r.maps[name].LookupAndDelete(nil, &value) == nil {
@@ -338,7 +325,7 @@ func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
 }
 
 // pass lets time go by: for the engine, everything it has seen was so much earlier. What
-// time really went by since the last call is taken back meanwhile, of which a busy machine
+// time really went by since the last call is taken back, of which a busy machine
 // can take a lot, and the model knows nothing.
 func (r *modelRig) pass(t *testing.T, d time.Duration) {
 	t.Helper()
@@ -487,7 +474,7 @@ func (p modelPacket) ip(ends modelEnds) pktbuild.IPv4 {
 	return ip
 }
 
-// send lets a packet in at a hook, after XDP passes it on at tc, and tells how it ended.
+// send lets a packet in at a hook, after XDP passes it on at tc, and reports how it ended.
 // What leaves must be the same packet with other ends, every byte of it.
 func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 	t.Helper()

@@ -18,7 +18,7 @@ import (
 // Where an instance's pins are. Whoever has the folder has the instance: packets
 // flow, and maps live, as long as it is there, with no process running.
 //
-//	maps/NAME       every map of the programs, the sweep's timers, and lifetime
+//	maps/NAME       every map of the programs, the GC timers, and lifetime
 //	programs/NAME   the programs, for interfaces that come later
 //	links/HOOK-INDEX what is attached: tc or xdp, and the interface's index
 const (
@@ -50,7 +50,7 @@ func Instances(root string) ([]uint64, error) {
 	return out, nil
 }
 
-// lifetime is the pinned map that tells when the namespace of an instance has ended: a
+// lifetime is the pinned map that reports when the namespace of an instance has ended: a
 // DEVMAP with the namespace's loopback device, which is there as long as the namespace is,
 // and which the kernel takes out of the map with it (Linux 4.14).
 const lifetime = "lifetime"
@@ -70,8 +70,8 @@ func PinLifetime(dir string) error {
 	return m.Pin(filepath.Join(dir, mapsDir, lifetime))
 }
 
-// Ended says whether the namespace of the instance pinned as dir has ended, and false for
-// known where nothing there tells: it was made by an older natkit, or never whole.
+// Ended reports whether the namespace of the instance pinned as dir has ended, and false for
+// known where nothing there shows it: it was made by an older natkit, or never whole.
 func Ended(dir string) (ended, known bool, err error) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, mapsDir, lifetime), nil)
 	if errors.Is(err, os.ErrNotExist) {

@@ -48,7 +48,7 @@ func newPorts(t testing.TB, first, last int) *ports {
 	return p
 }
 
-// addAddress makes an outside address with all its ports free. The function that it
+// addAddress makes an external address with all its ports free. The function that it
 // returns takes all back.
 func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatAddress) (reset func()) {
 	t.Helper()
@@ -90,7 +90,7 @@ func addAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a abiNatA
 	if err := maps["addresses"].Put(index, &a); err != nil {
 		t.Fatal(err)
 	}
-	if err := maps["outside"].Put(&a.Addr, index); err != nil {
+	if err := maps["address_indices"].Put(&a.Addr, index); err != nil {
 		t.Fatal(err)
 	}
 	return reset
@@ -108,13 +108,13 @@ func addWholeAddress(t testing.TB, maps map[string]*ebpf.Map, index uint32, a ab
 	if err := maps["addresses"].Put(index, &a); err != nil {
 		t.Fatal(err)
 	}
-	if err := maps["outside"].Put(&a.Addr, index); err != nil {
+	if err := maps["address_indices"].Put(&a.Addr, index); err != nil {
 		t.Fatal(err)
 	}
 	return reset
 }
 
-// allFree tells whether no port is taken.
+// allFree reports whether no port is taken.
 func allFree(t testing.TB, free *ebpf.Map, count uint16) bool {
 	t.Helper()
 	for class := range uint32(3) {

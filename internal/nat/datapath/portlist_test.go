@@ -28,22 +28,22 @@ func TestPortList(t *testing.T) {
 // A record has a line for what was 28 232 numbers; those of before are read as well.
 func TestPortListJSON(t *testing.T) {
 	list := PortList{80}.With(list(32768, 60999)...)
-	data, err := json.Marshal(OutsideAddress{Reserved: list})
+	data, err := json.Marshal(ExternalAddress{Reserved: list})
 	if err != nil || len(data) > 400 {
 		t.Errorf("%d bytes, %v: %.400s", len(data), err, data)
 	}
-	var back OutsideAddress
+	var back ExternalAddress
 	if err := json.Unmarshal(data, &back); err != nil || !slices.Equal(back.Reserved, list) {
 		t.Errorf("read back: %v, %v", err, back.Reserved)
 	}
 	for text, want := range map[string]PortList{`{"Reserved":[80,443]}`: {80, 443}, `{"Reserved":null}`: nil, `{}`: nil} {
-		var a OutsideAddress
+		var a ExternalAddress
 		if err := json.Unmarshal([]byte(text), &a); err != nil || !slices.Equal(a.Reserved, want) {
 			t.Errorf("%s: %v, %v", text, a.Reserved, err)
 		}
 	}
 	for _, text := range []string{`{"Reserved":"9-3"}`, `{"Reserved":{}}`, `{"Reserved":[-1]}`} {
-		if err := json.Unmarshal([]byte(text), new(OutsideAddress)); err == nil {
+		if err := json.Unmarshal([]byte(text), new(ExternalAddress)); err == nil {
 			t.Errorf("%s: no error", text)
 		}
 	}

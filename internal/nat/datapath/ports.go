@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// portChange says that a port is to be given to inside endpoints, or not: struct
+// portChange says that a port is to be given to internal endpoints, or not: struct
 // change of bpf/nat/ports.bpf.c.
 type portChange struct {
 	Index, Class, Port uint32

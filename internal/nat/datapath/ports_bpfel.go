@@ -16,32 +16,32 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	portsMapAddresses     = "addresses"
-	portsMapConfig        = "config"
-	portsMapContacts      = "contacts"
-	portsMapControl       = "control"
-	portsMapCounts        = "counts"
-	portsMapDestinations  = "destinations"
-	portsMapExact         = "exact"
-	portsMapExcludeDst    = "exclude_dst"
-	portsMapExcludeSrc    = "exclude_src"
-	portsMapExcludes      = "excludes"
-	portsMapFragmentQueue = "fragment_queue"
-	portsMapFragments     = "fragments"
-	portsMapFreeAddresses = "free_addresses"
-	portsMapFreePorts     = "free_ports"
-	portsMapMappingQueue  = "mapping_queue"
-	portsMapMappingTable  = "mapping_table"
-	portsMapOrigins       = "origins"
-	portsMapOutside       = "outside"
-	portsMapRules         = "rules"
-	portsMapSlots         = "slots"
-	portsMapSources       = "sources"
-	portsMapTargets       = "targets"
-	portsMapWholeSlots    = "whole_slots"
-	portsProgPortsChange  = "ports_change"
-	portsVarClockJiffyNs  = "clock_jiffy_ns"
-	portsVarClockOffsetNs = "clock_offset_ns"
+	portsMapAddressIndices = "address_indices"
+	portsMapAddresses      = "addresses"
+	portsMapConfig         = "config"
+	portsMapControl        = "control"
+	portsMapCounts         = "counts"
+	portsMapDestinations   = "destinations"
+	portsMapExact          = "exact"
+	portsMapExcludeDst     = "exclude_dst"
+	portsMapExcludeSrc     = "exclude_src"
+	portsMapExcludes       = "excludes"
+	portsMapFilterEntries  = "filter_entries"
+	portsMapFragmentQueue  = "fragment_queue"
+	portsMapFragments      = "fragments"
+	portsMapFreeAddresses  = "free_addresses"
+	portsMapFreePorts      = "free_ports"
+	portsMapMappingQueue   = "mapping_queue"
+	portsMapMappingTable   = "mapping_table"
+	portsMapOrigins        = "origins"
+	portsMapRules          = "rules"
+	portsMapSlots          = "slots"
+	portsMapSources        = "sources"
+	portsMapTargets        = "targets"
+	portsMapWholeSlots     = "whole_slots"
+	portsProgPortsChange   = "ports_change"
+	portsVarClockJiffyNs   = "clock_jiffy_ns"
+	portsVarClockOffsetNs  = "clock_offset_ns"
 )
 
 // loadPorts returns the embedded CollectionSpec for ports.
@@ -93,29 +93,29 @@ type portsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type portsMapSpecs struct {
-	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
-	Config        *ebpf.MapSpec `ebpf:"config"`
-	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
-	Control       *ebpf.MapSpec `ebpf:"control"`
-	Counts        *ebpf.MapSpec `ebpf:"counts"`
-	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Exact         *ebpf.MapSpec `ebpf:"exact"`
-	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
-	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
-	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
-	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
-	Origins       *ebpf.MapSpec `ebpf:"origins"`
-	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	Slots         *ebpf.MapSpec `ebpf:"slots"`
-	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
+	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
+	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Config         *ebpf.MapSpec `ebpf:"config"`
+	Control        *ebpf.MapSpec `ebpf:"control"`
+	Counts         *ebpf.MapSpec `ebpf:"counts"`
+	Destinations   *ebpf.MapSpec `ebpf:"destinations"`
+	Exact          *ebpf.MapSpec `ebpf:"exact"`
+	ExcludeDst     *ebpf.MapSpec `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
+	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
+	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
+	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
+	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
+	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
+	Origins        *ebpf.MapSpec `ebpf:"origins"`
+	Rules          *ebpf.MapSpec `ebpf:"rules"`
+	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	Targets        *ebpf.MapSpec `ebpf:"targets"`
+	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // portsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -146,36 +146,36 @@ func (o *portsObjects) Close() error {
 //
 // It can be passed to loadPortsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type portsMaps struct {
-	Addresses     *ebpf.Map `ebpf:"addresses"`
-	Config        *ebpf.Map `ebpf:"config"`
-	Contacts      *ebpf.Map `ebpf:"contacts"`
-	Control       *ebpf.Map `ebpf:"control"`
-	Counts        *ebpf.Map `ebpf:"counts"`
-	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Exact         *ebpf.Map `ebpf:"exact"`
-	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
-	Excludes      *ebpf.Map `ebpf:"excludes"`
-	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
-	FreePorts     *ebpf.Map `ebpf:"free_ports"`
-	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
-	Origins       *ebpf.Map `ebpf:"origins"`
-	Outside       *ebpf.Map `ebpf:"outside"`
-	Rules         *ebpf.Map `ebpf:"rules"`
-	Slots         *ebpf.Map `ebpf:"slots"`
-	Sources       *ebpf.Map `ebpf:"sources"`
-	Targets       *ebpf.Map `ebpf:"targets"`
-	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
+	AddressIndices *ebpf.Map `ebpf:"address_indices"`
+	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Config         *ebpf.Map `ebpf:"config"`
+	Control        *ebpf.Map `ebpf:"control"`
+	Counts         *ebpf.Map `ebpf:"counts"`
+	Destinations   *ebpf.Map `ebpf:"destinations"`
+	Exact          *ebpf.Map `ebpf:"exact"`
+	ExcludeDst     *ebpf.Map `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
+	Excludes       *ebpf.Map `ebpf:"excludes"`
+	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
+	Fragments      *ebpf.Map `ebpf:"fragments"`
+	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreePorts      *ebpf.Map `ebpf:"free_ports"`
+	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
+	Origins        *ebpf.Map `ebpf:"origins"`
+	Rules          *ebpf.Map `ebpf:"rules"`
+	Slots          *ebpf.Map `ebpf:"slots"`
+	Sources        *ebpf.Map `ebpf:"sources"`
+	Targets        *ebpf.Map `ebpf:"targets"`
+	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *portsMaps) Close() error {
 	return _PortsClose(
+		m.AddressIndices,
 		m.Addresses,
 		m.Config,
-		m.Contacts,
 		m.Control,
 		m.Counts,
 		m.Destinations,
@@ -183,6 +183,7 @@ func (m *portsMaps) Close() error {
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
+		m.FilterEntries,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
@@ -190,7 +191,6 @@ func (m *portsMaps) Close() error {
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
-		m.Outside,
 		m.Rules,
 		m.Slots,
 		m.Sources,

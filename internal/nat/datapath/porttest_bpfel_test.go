@@ -16,35 +16,35 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	portTestMapAddresses     = "addresses"
-	portTestMapConfig        = "config"
-	portTestMapContacts      = "contacts"
-	portTestMapControl       = "control"
-	portTestMapCounts        = "counts"
-	portTestMapDestinations  = "destinations"
-	portTestMapExact         = "exact"
-	portTestMapExcludeDst    = "exclude_dst"
-	portTestMapExcludeSrc    = "exclude_src"
-	portTestMapExcludes      = "excludes"
-	portTestMapFragmentQueue = "fragment_queue"
-	portTestMapFragments     = "fragments"
-	portTestMapFreeAddresses = "free_addresses"
-	portTestMapFreePorts     = "free_ports"
-	portTestMapMappingQueue  = "mapping_queue"
-	portTestMapMappingTable  = "mapping_table"
-	portTestMapOrigins       = "origins"
-	portTestMapOutside       = "outside"
-	portTestMapRules         = "rules"
-	portTestMapSlots         = "slots"
-	portTestMapSources       = "sources"
-	portTestMapTargets       = "targets"
-	portTestMapWholeSlots    = "whole_slots"
-	portTestProgChurn        = "churn"
-	portTestProgGive         = "give"
-	portTestProgStorm        = "storm"
-	portTestProgTake         = "take"
-	portTestVarClockJiffyNs  = "clock_jiffy_ns"
-	portTestVarClockOffsetNs = "clock_offset_ns"
+	portTestMapAddressIndices = "address_indices"
+	portTestMapAddresses      = "addresses"
+	portTestMapConfig         = "config"
+	portTestMapControl        = "control"
+	portTestMapCounts         = "counts"
+	portTestMapDestinations   = "destinations"
+	portTestMapExact          = "exact"
+	portTestMapExcludeDst     = "exclude_dst"
+	portTestMapExcludeSrc     = "exclude_src"
+	portTestMapExcludes       = "excludes"
+	portTestMapFilterEntries  = "filter_entries"
+	portTestMapFragmentQueue  = "fragment_queue"
+	portTestMapFragments      = "fragments"
+	portTestMapFreeAddresses  = "free_addresses"
+	portTestMapFreePorts      = "free_ports"
+	portTestMapMappingQueue   = "mapping_queue"
+	portTestMapMappingTable   = "mapping_table"
+	portTestMapOrigins        = "origins"
+	portTestMapRules          = "rules"
+	portTestMapSlots          = "slots"
+	portTestMapSources        = "sources"
+	portTestMapTargets        = "targets"
+	portTestMapWholeSlots     = "whole_slots"
+	portTestProgChurn         = "churn"
+	portTestProgGive          = "give"
+	portTestProgStorm         = "storm"
+	portTestProgTake          = "take"
+	portTestVarClockJiffyNs   = "clock_jiffy_ns"
+	portTestVarClockOffsetNs  = "clock_offset_ns"
 )
 
 // loadPortTest returns the embedded CollectionSpec for portTest.
@@ -99,29 +99,29 @@ type portTestProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type portTestMapSpecs struct {
-	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
-	Config        *ebpf.MapSpec `ebpf:"config"`
-	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
-	Control       *ebpf.MapSpec `ebpf:"control"`
-	Counts        *ebpf.MapSpec `ebpf:"counts"`
-	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Exact         *ebpf.MapSpec `ebpf:"exact"`
-	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
-	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
-	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
-	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
-	Origins       *ebpf.MapSpec `ebpf:"origins"`
-	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	Slots         *ebpf.MapSpec `ebpf:"slots"`
-	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
+	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
+	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Config         *ebpf.MapSpec `ebpf:"config"`
+	Control        *ebpf.MapSpec `ebpf:"control"`
+	Counts         *ebpf.MapSpec `ebpf:"counts"`
+	Destinations   *ebpf.MapSpec `ebpf:"destinations"`
+	Exact          *ebpf.MapSpec `ebpf:"exact"`
+	ExcludeDst     *ebpf.MapSpec `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
+	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
+	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
+	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
+	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
+	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
+	Origins        *ebpf.MapSpec `ebpf:"origins"`
+	Rules          *ebpf.MapSpec `ebpf:"rules"`
+	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	Targets        *ebpf.MapSpec `ebpf:"targets"`
+	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // portTestVariableSpecs contains global variables before they are loaded into the kernel.
@@ -152,36 +152,36 @@ func (o *portTestObjects) Close() error {
 //
 // It can be passed to loadPortTestObjects or ebpf.CollectionSpec.LoadAndAssign.
 type portTestMaps struct {
-	Addresses     *ebpf.Map `ebpf:"addresses"`
-	Config        *ebpf.Map `ebpf:"config"`
-	Contacts      *ebpf.Map `ebpf:"contacts"`
-	Control       *ebpf.Map `ebpf:"control"`
-	Counts        *ebpf.Map `ebpf:"counts"`
-	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Exact         *ebpf.Map `ebpf:"exact"`
-	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
-	Excludes      *ebpf.Map `ebpf:"excludes"`
-	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
-	FreePorts     *ebpf.Map `ebpf:"free_ports"`
-	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
-	Origins       *ebpf.Map `ebpf:"origins"`
-	Outside       *ebpf.Map `ebpf:"outside"`
-	Rules         *ebpf.Map `ebpf:"rules"`
-	Slots         *ebpf.Map `ebpf:"slots"`
-	Sources       *ebpf.Map `ebpf:"sources"`
-	Targets       *ebpf.Map `ebpf:"targets"`
-	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
+	AddressIndices *ebpf.Map `ebpf:"address_indices"`
+	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Config         *ebpf.Map `ebpf:"config"`
+	Control        *ebpf.Map `ebpf:"control"`
+	Counts         *ebpf.Map `ebpf:"counts"`
+	Destinations   *ebpf.Map `ebpf:"destinations"`
+	Exact          *ebpf.Map `ebpf:"exact"`
+	ExcludeDst     *ebpf.Map `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
+	Excludes       *ebpf.Map `ebpf:"excludes"`
+	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
+	Fragments      *ebpf.Map `ebpf:"fragments"`
+	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreePorts      *ebpf.Map `ebpf:"free_ports"`
+	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
+	Origins        *ebpf.Map `ebpf:"origins"`
+	Rules          *ebpf.Map `ebpf:"rules"`
+	Slots          *ebpf.Map `ebpf:"slots"`
+	Sources        *ebpf.Map `ebpf:"sources"`
+	Targets        *ebpf.Map `ebpf:"targets"`
+	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *portTestMaps) Close() error {
 	return _PortTestClose(
+		m.AddressIndices,
 		m.Addresses,
 		m.Config,
-		m.Contacts,
 		m.Control,
 		m.Counts,
 		m.Destinations,
@@ -189,6 +189,7 @@ func (m *portTestMaps) Close() error {
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
+		m.FilterEntries,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
@@ -196,7 +197,6 @@ func (m *portTestMaps) Close() error {
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
-		m.Outside,
 		m.Rules,
 		m.Slots,
 		m.Sources,

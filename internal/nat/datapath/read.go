@@ -14,7 +14,7 @@ import (
 const batchSize = 4096
 
 // eachEntry calls fn with every element of a hash map until it returns false. The
-// map may change meanwhile: an element that comes or goes may be missed, none is
+// map may change during the call: an element that comes or goes may be missed, none is
 // given twice by one batch. K and V are the map's types, of fixed size.
 func eachEntry[K, V any](m *ebpf.Map, fn func(*K, *V) bool) error {
 	var cursor ebpf.MapBatchCursor

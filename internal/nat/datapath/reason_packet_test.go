@@ -46,11 +46,11 @@ func (g *gateway) unreachable(t testing.TB, dst *net.IPNet) {
 func TestReasons(t *testing.T) {
 	const (
 		// Where a reason takes longer to produce, this is the test that does.
-		sweep = "TestSweep"
+		gc    = "TestGC"
 		never = "parse.h has refused before what a helper would"
 	)
 	elsewhere := map[abiNatReason]string{
-		abiNatReasonNAT_EXPIRED: sweep, abiNatReasonNAT_UNMAPPED: sweep,
+		abiNatReasonNAT_EXPIRED: gc, abiNatReasonNAT_UNMAPPED: gc,
 		abiNatReasonNAT_DROP_REWRITE: never,
 	}
 	g := aGateway(t)

@@ -26,10 +26,15 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
+func TestMain(m *testing.M) {
+	ktest.MoreAtOnce(2)
+	os.Exit(m.Run())
+}
+
 // rig is a gateway for packet tests: a namespace of its own with the programs of both
 // hooks on the same maps. Nothing is attached: packets go in by BPF_PROG_TEST_RUN.
 //
-//	inside host 192.168.1.2 --- in 192.168.1.1/24   gateway   out 203.0.113.1/24 --- router .254 --- the world
+//	internal host 192.168.1.2 --- in 192.168.1.1/24   gateway   out 203.0.113.1/24 --- router .254 --- the world
 type rig struct {
 	ns       *netns.Handle
 	maps     map[string]*ebpf.Map
@@ -160,7 +165,57 @@ func (r *rig) build(t testing.TB) error {
 	if err := r.configure(); err != nil {
 		return err
 	}
-	return putControl(r.maps, int(r.maps["mapping_queue"].MaxEntries()))
+	m, err := mapsOf(r.maps)
+	if err != nil {
+		return err
+	}
+	return putControl(m, int(m.MappingQueue.MaxEntries()))
+}
+
+// load loads an object on the maps of the rig.
+func (r *rig) load(t testing.TB, load func() (*ebpf.CollectionSpec, error)) *ebpf.Collection {
+	t.Helper()
+	return loadOn(t, load, func(name string) *ebpf.Map { return r.maps[name] })
+}
+
+// loadOn loads an object on the maps that known knows, for the time of the test.
+func loadOn(t testing.TB, load func() (*ebpf.CollectionSpec, error), known func(name string) *ebpf.Map) *ebpf.Collection {
+	t.Helper()
+	spec, err := load()
+	if err == nil {
+		err = setClock(spec)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if m := known(name); m != nil && !strings.HasPrefix(name, ".") { // each object has its own global variables
+			use[name] = m
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: use})
+	if err != nil {
+		t.Fatalf("load: %+v", err)
+	}
+	t.Cleanup(coll.Close)
+	return coll
+}
+
+// mapsOf gives maps by their fields.
+func mapsOf(byName map[string]*ebpf.Map) (*tcMaps, error) {
+	e := &Engine{maps: byName}
+	return &e.m, e.assign(&e.m)
+}
+
+// engineOn is an engine of these maps.
+func engineOn(t testing.TB, byName map[string]*ebpf.Map) *Engine {
+	t.Helper()
+	e := &Engine{maps: byName}
+	if err := e.assign(&e.common, &e.m); err != nil {
+		t.Fatal(err)
+	}
+	return e
 }
 
 // configure writes a configuration without rules.
@@ -375,7 +430,7 @@ func (r *rig) counted(t testing.TB) map[abiNatReason]uint64 {
 	return out
 }
 
-// differ tells two frames apart, in lines of 16 bytes.
+// differ shows how two frames differ, in lines of 16 bytes.
 func differ(got, want []byte) string {
 	a, b := strings.Split(hex.Dump(got), "\n"), strings.Split(hex.Dump(want), "\n")
 	var out strings.Builder

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// limits.sources bounds the inside hosts of every kind of rule that gives outside endpoints.
+// limits.sources bounds the internal hosts of every kind of rule that gives external endpoints.
 func TestSourcesOfEveryRule(t *testing.T) {
 	g := aGateway(t)
 	for _, rule := range []int{masqueradeRule, fullRule, knownRule, apdmRule, wholeRule, tinyRule} {
@@ -41,7 +41,7 @@ func TestPoolRoom(t *testing.T) {
 	const pool, count = 200, 600
 	g := newGateway(t)
 	for i := range uint32(count) {
-		a := abiNatAddress{Addr: abiNatAddr{Octet: [4]uint8{100, 64, uint8(i >> 8), uint8(i)}}, PortFirst: 1024, PortCount: 64, Realm: 200}
+		a := abiNatAddress{Addr: abiNatAddr{Octet: [4]uint8{100, 64, uint8(i >> 8), uint8(i)}}, PortFirst: 1024, PortCount: 64, Pool: 200}
 		addAddress(t, g.maps, pool+i, a)
 	}
 	room := func(index, ports uint32) {
@@ -61,7 +61,7 @@ func TestPoolRoom(t *testing.T) {
 	choose := func(addresses uint32) map[uint32]int {
 		t.Helper()
 		rules := [ruleCount]abiNatRule{}
-		rules[fullRule] = abiNatRule{Id: fullRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: 200, PoolFirst: pool, PoolCount: addresses}
+		rules[fullRule] = abiNatRule{Id: fullRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Pool: 200, PoolFirst: pool, PoolCount: addresses}
 		g.fill(t, "rules", indexed(rules[:]))
 		got := map[uint32]int{}
 		for host := range 40 {

@@ -160,7 +160,7 @@ func lockRunDir(runDir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// isSame says whether a path still leads to an open file.
+// isSame reports whether a path still leads to an open file.
 func isSame(f *os.File, path string) bool {
 	byName, err1 := os.Stat(path)
 	byFile, err2 := f.Stat()

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// gateway is a rig with one rule of every kind, and the sweep's programs; packets
+// gateway is a rig with one rule of every kind, and GC's programs; packets
 // enter at one hook.
 type gateway struct {
 	*rig
@@ -31,7 +30,7 @@ type gateway struct {
 	addresses []func() // reset each
 }
 
-// Outside addresses of the gateway's rules, by index.
+// External addresses of the gateway's rules, by index.
 const (
 	ownAddress   = iota // the gateway's own: masquerade, port forwards
 	fullAddress         // pool of two: full cone
@@ -70,7 +69,7 @@ var moreForwards = []struct {
 	target, targets int // of newGateway's
 }{{9090, 0, 1}, {9091, 0, 1}, {9443, 2, 3}, {9444, 2, 3}, {9093, 6, 1}, {9094, 7, 1}}
 
-var outsideAddresses = [addressCount]string{"203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.18", "203.0.113.19", "203.0.113.20", "203.0.113.21", "203.0.113.22"}
+var externalAddresses = [addressCount]string{"203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.18", "203.0.113.19", "203.0.113.20", "203.0.113.21", "203.0.113.22"}
 
 // newGateway makes the gateway. Its ports are 1024-9999.
 func newGateway(t testing.TB) *gateway {
@@ -81,7 +80,7 @@ func newGateway(t testing.TB) *gateway {
 			Dst: &net.IPNet{IP: net.IP{192, 168, 0, 0}, Mask: net.CIDRMask(16, 32)}})
 	})
 	g.put(t, "links", uint32(g.out.link), &abiNatLink{Ifindex: uint32(g.out.ifindex), Mtu: outsideMTU, Mac: [6]uint8(g.out.mac),
-		Flags: uint16(abiNatLinkFlagNAT_LINK_OUTSIDE | abiNatLinkFlagNAT_LINK_XDP), Realm: 1, Address: ownAddress + 1})
+		Flags: uint16(abiNatLinkFlagNAT_LINK_OUTSIDE | abiNatLinkFlagNAT_LINK_XDP), Pool: 1, Address: ownAddress + 1})
 
 	const (
 		independent = uint8(abiNatFilteringModeNAT_FILTER_ENDPOINT_INDEPENDENT)
@@ -94,13 +93,13 @@ func newGateway(t testing.TB) *gateway {
 	all := func(n uint8) [3]uint8 { return [3]uint8{n, n, n} }
 	rules := []abiNatRule{
 		masqueradeRule:    {Kind: napt, Flags: uint8(abiNatRuleFlagNAT_RULE_MASQUERADE), Filtering: all(session)},
-		fullRule:          {Kind: napt, Filtering: all(independent), Realm: fullAddress + 1, PoolFirst: fullAddress, PoolCount: 2},
-		knownRule:         {Kind: napt, Filtering: all(known), Realm: knownAddress + 1, PoolFirst: knownAddress, PoolCount: 1},
-		apdmRule:          {Kind: napt, Mapping: all(each), Filtering: all(session), Realm: apdmAddress + 1, PoolFirst: apdmAddress, PoolCount: 1},
-		wholeRule:         {Kind: uint8(abiNatRuleKindNAT_RULE_ONE_TO_ONE), Filtering: all(independent), Realm: wholeAddress + 1, PoolFirst: wholeAddress, PoolCount: 2},
+		fullRule:          {Kind: napt, Filtering: all(independent), Pool: fullAddress + 1, PoolFirst: fullAddress, PoolCount: 2},
+		knownRule:         {Kind: napt, Filtering: all(known), Pool: knownAddress + 1, PoolFirst: knownAddress, PoolCount: 1},
+		apdmRule:          {Kind: napt, Mapping: all(each), Filtering: all(session), Pool: apdmAddress + 1, PoolFirst: apdmAddress, PoolCount: 1},
+		wholeRule:         {Kind: uint8(abiNatRuleKindNAT_RULE_ONE_TO_ONE), Filtering: all(independent), Pool: wholeAddress + 1, PoolFirst: wholeAddress, PoolCount: 2},
 		mapRule:           {Kind: uint8(abiNatRuleKindNAT_RULE_MAP), Prefix: 24, To: prefix("198.18.6.0")},
 		statelessRule:     {Kind: uint8(abiNatRuleKindNAT_RULE_STATELESS), Prefix: 24, To: prefix("198.18.7.0")},
-		tinyRule:          {Kind: napt, Filtering: all(session), Realm: tinyAddress + 1, PoolFirst: tinyAddress, PoolCount: 1},
+		tinyRule:          {Kind: napt, Filtering: all(session), Pool: tinyAddress + 1, PoolFirst: tinyAddress, PoolCount: 1},
 		forwardRule:       {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 8080, Targets: 0, TargetCount: 1},
 		rangeRule:         {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 7000, Targets: 1, TargetCount: 1},
 		balanceRule:       {Kind: uint8(abiNatRuleKindNAT_RULE_FORWARD), FromPort: 443, Targets: 2, TargetCount: 3},
@@ -182,11 +181,11 @@ func aGateway(t *testing.T) *gateway {
 	return theGateway
 }
 
-// addAddresses makes the outside addresses.
+// addAddresses makes the external addresses.
 func (g *gateway) addAddresses(t testing.TB) {
 	t.Helper()
-	for i, s := range outsideAddresses {
-		a := abiNatAddress{Addr: addr(netip.MustParseAddr(s)), PortFirst: 1024, PortCount: 8976, Realm: uint8(i + 1)}
+	for i, s := range externalAddresses {
+		a := abiNatAddress{Addr: addr(netip.MustParseAddr(s)), PortFirst: 1024, PortCount: 8976, Pool: uint8(i + 1)}
 		switch i {
 		case ownAddress:
 			a.Flags = uint16(abiNatAddressFlagNAT_ADDRESS_OWNED | abiNatAddressFlagNAT_ADDRESS_MASQUERADE)
@@ -425,7 +424,7 @@ func (g *gateway) reset(t testing.TB) {
 	forgetSessions(t, g.maps)
 	forgetMappings(t, g.maps)
 	deleteAll[abiNatSourceKey, abiNatSource](t, g.maps["sources"])
-	deleteAll[abiNatContactKey, abiNatContact](t, g.maps["contacts"])
+	deleteAll[abiNatFilterKey, abiNatFilterEntry](t, g.maps["filter_entries"])
 	for _, name := range []string{"mapping_queue"} {
 		value := make([]byte, g.maps[name].ValueSize())
 		for g.maps[name].LookupAndDelete(nil, &value) == nil {
@@ -437,7 +436,7 @@ func (g *gateway) reset(t testing.TB) {
 	g.put(t, "free_addresses", uint32(0), freePorts(wholeAddress, 2))
 }
 
-// Sessions that inside hosts open, their answers, and what others get.
+// Sessions that internal hosts open, their answers, and what others get.
 func testOutbound(t *testing.T, g *gateway) {
 	// Masquerade: the port is kept, and the same for every receiver.
 	g.want(t, inside, "udp", 0, ends("192.168.1.2:5000", "198.51.100.9:53"), sent, ends("203.0.113.1:5000", "198.51.100.9:53"))
@@ -575,7 +574,7 @@ func testForward(t *testing.T, g *gateway) {
 	}
 }
 
-// Inside hosts that address each other by outside endpoints: both sides see those.
+// Internal hosts that address each other by external endpoints: both sides see those.
 func testHairpin(t *testing.T, g *gateway) {
 	// By a port forward.
 	g.want(t, inside, "tcp", pktbuild.SYN, ends("192.168.1.3:5000", "203.0.113.1:8080"), sent, ends("203.0.113.1:5000", "192.168.1.2:80"))
@@ -740,6 +739,7 @@ func testLimits(t *testing.T, g *gateway) {
 // New sessions may go by a route that is a second old, not by an older one; nor is their
 // sender believed to be for longer where it was.
 func TestRouteOfNewSessions(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	e := ends("192.168.1.2:5000", "198.51.100.9:53")
 	g.want(t, inside, "udp", 0, e, sent, ends("203.0.113.1:5000", "198.51.100.9:53"))
@@ -778,7 +778,7 @@ func TestSessionFull(t *testing.T) {
 	}{
 		{"counts", useUp, abiNatReasonNAT_DROP_SESSIONS_FULL},
 		{"mapping_table", fillTable, abiNatReasonNAT_DROP_MAPPINGS_FULL},
-		{"contacts", fillUp[[12]byte, abiNatContact], abiNatReasonNAT_DROP_MAPPINGS_FULL},
+		{"filter_entries", fillUp[[12]byte, abiNatFilterEntry], abiNatReasonNAT_DROP_MAPPINGS_FULL},
 		{"sources", fillUp[[8]byte, abiNatSource], abiNatReasonNAT_DROP_SOURCES_FULL},
 	} {
 		t.Run(row.full, func(t *testing.T) {
@@ -833,7 +833,7 @@ func (g *gateway) held(t testing.TB) references {
 	for _, s := range entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"]) {
 		r.sources += int(s.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
 	}
-	for _, c := range entries[abiNatContactKey, abiNatContact](t, g.maps["contacts"]) {
+	for _, c := range entries[abiNatFilterKey, abiNatFilterEntry](t, g.maps["filter_entries"]) {
 		r.contacts += int(c.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
 	}
 	return r
@@ -853,8 +853,9 @@ func (g *gateway) freePorts(t testing.TB, address uint32, class abiNatClass) int
 	return int(p.Free)
 }
 
-// Which source rule a host meets is remembered, for its way out and one generation of the rules.
+// Which source rule a host meets is remembered, for its egress interface and one generation of the rules.
 func TestSourceRuleRemembered(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	g.hook = hooks[1]
 	source := func(e endpoints) string {
@@ -866,22 +867,23 @@ func TestSourceRuleRemembered(t *testing.T) {
 		return out.src.String()
 	}
 	first, second := ends("192.168.1.2:5000", "198.51.100.9:53"), ends("192.168.1.2:5001", "198.51.100.9:53")
-	if got := source(first); got != outsideAddresses[ownAddress] {
+	if got := source(first); got != externalAddresses[ownAddress] {
 		t.Errorf("%v leaves from %s", first, got)
 	}
-	g.refused(t, abiNatSideNAT_INSIDE, "udp", 0, ends("192.168.1.2:5002", "192.168.99.2:53"), abiNatReasonNAT_PASS_NO_RULE) // by another way out
-	if got := source(second); got != outsideAddresses[ownAddress] {
+	g.refused(t, abiNatSideNAT_INSIDE, "udp", 0, ends("192.168.1.2:5002", "192.168.99.2:53"), abiNatReasonNAT_PASS_NO_RULE) // by another egress interface
+	if got := source(second); got != externalAddresses[ownAddress] {
 		t.Errorf("%v leaves from %s", second, got)
 	}
 	g.fill(t, "origins", []entry{{&abiNatOriginKey{Prefixlen: 56, Out: be(g.out.link + 1), Addr: addr(netip.MustParseAddr("192.168.1.0"))}, uint32(knownRule)}})
-	if got := source(ends("192.168.1.2:5003", "198.51.100.9:53")); got != outsideAddresses[knownAddress] {
+	if got := source(ends("192.168.1.2:5003", "198.51.100.9:53")); got != externalAddresses[knownAddress] {
 		t.Errorf("by the rules of the next generation from %s", got)
 	}
 }
 
-// What was to be led to another inside host and can't be sent there does not go up as it
+// What was to be led to another internal host and can't be sent there does not go up as it
 // came: the stack would route it by the address that it was to lose.
 func TestHairpinStaysInside(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	nowhere := func(t *testing.T, host string) {
 		g.unreachable(t, &net.IPNet{IP: net.ParseIP(host).To4(), Mask: net.CIDRMask(32, 32)})
@@ -894,16 +896,17 @@ func TestHairpinStaysInside(t *testing.T) {
 			nowhere(t, "192.168.6.7")
 			nowhere(t, "192.168.7.8")
 			g.refused(t, inside, "udp", 0, unknown, abiNatReasonNAT_DROP_NO_ROUTE)
-			time.Sleep(time.Second) // the way that the session has is trusted for so long
+			time.Sleep(time.Second) // the path that the session has is valid for so long
 			g.refused(t, inside, "udp", 0, known, abiNatReasonNAT_DROP_NO_ROUTE)
 			g.reset(t)
 		})
 	}
 }
 
-// A stranger is not let in by a port that is a session's, though its inside endpoint has a
+// A stranger is not let in by a port that is a session's, though its internal endpoint has a
 // mapping, by another port: the rule was another one when the session was made.
 func TestStrangerToPortOfSession(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	host := fmt.Sprintf("192.168.%d.9:5000", apdmRule)
 	stranger := func(src string, to endpoints, want abiNatReason) {
@@ -916,7 +919,7 @@ func TestStrangerToPortOfSession(t *testing.T) {
 	_, first := g.send(t, inside, "udp", 0, ends(host, "198.51.100.9:53"))
 	stranger("198.51.100.77:999", first, abiNatReasonNAT_DROP_FILTERED)
 	rules := [ruleCount]abiNatRule{}
-	rules[apdmRule] = abiNatRule{Id: apdmRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: apdmAddress + 1, PoolFirst: apdmAddress, PoolCount: 1}
+	rules[apdmRule] = abiNatRule{Id: apdmRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Pool: apdmAddress + 1, PoolFirst: apdmAddress, PoolCount: 1}
 	g.fill(t, "rules", indexed(rules[:]))
 	_, second := g.send(t, inside, "udp", 0, ends(host, "198.51.100.10:53"))
 	if second.sport == first.sport {
@@ -928,6 +931,7 @@ func TestStrangerToPortOfSession(t *testing.T) {
 
 // A host whose address has left the pool goes on with another one.
 func TestPoolLosesAddress(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	host := func(port int) endpoints {
 		return ends(fmt.Sprintf("192.168.%d.9:%d", fullRule, port), "198.51.100.9:53")
@@ -964,15 +968,17 @@ func TestPoolGrowsInUse(t *testing.T) {
 	for n := range before {
 		_, before[n] = g.send(t, inside, "udp", 0, host(n, 5000))
 	}
-	e := &Engine{maps: g.maps}
+	m, err := mapsOf(g.maps)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i, old := range []uint32{fullAddress, fullAddress2} {
 		index := more + 1 + uint32(i)
-		for _, name := range []string{"slots", "free_ports"} {
-			in := inners{name: name}
-			if err := e.sharePorts(&in, index, old); err != nil {
+		for _, in := range []inners{{outer: m.Slots, spec: &ebpf.MapSpec{}}, {outer: m.FreePorts, spec: &ebpf.MapSpec{}}} {
+			if err := in.share(index, old); err != nil {
 				t.Fatal(err)
 			}
-			if err := in.put(e); err != nil {
+			if err := in.put(); err != nil {
 				t.Fatal(err)
 			}
 			if err := in.close(); err != nil {
@@ -984,11 +990,11 @@ func TestPoolGrowsInUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.put(t, "addresses", index, &a)
-		g.put(t, "outside", &a.Addr, index)
+		g.put(t, "address_indices", &a.Addr, index)
 	}
-	addAddress(t, g.maps, more, abiNatAddress{Addr: abiNatAddr{Octet: [4]uint8{203, 0, 113, 15}}, PortFirst: 1024, PortCount: 8976, Realm: fullAddress + 1})
+	addAddress(t, g.maps, more, abiNatAddress{Addr: abiNatAddr{Octet: [4]uint8{203, 0, 113, 15}}, PortFirst: 1024, PortCount: 8976, Pool: fullAddress + 1})
 	rules := [ruleCount]abiNatRule{}
-	rules[fullRule] = abiNatRule{Id: fullRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: fullAddress + 1, PoolFirst: more, PoolCount: 3}
+	rules[fullRule] = abiNatRule{Id: fullRule, Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Pool: fullAddress + 1, PoolFirst: more, PoolCount: 3}
 	g.fill(t, "rules", indexed(rules[:]))
 	g.nextGeneration(t)
 	for n := range before {
@@ -1019,22 +1025,8 @@ func addressHash(a netip.Addr) uint32 {
 // the rules are one masquerade.
 func BenchmarkSessionOpen(b *testing.B) {
 	g := newGateway(b)
-	addAddress(b, g.maps, ownAddress, abiNatAddress{Addr: addr(gatewayOut), PortFirst: 1024, PortCount: 64512, Realm: 1})
-	spec, err := loadSessionTest()
-	if err != nil {
-		b.Fatal(err)
-	}
-	known := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if m := g.maps[name]; m != nil {
-			known[name] = m
-		}
-	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
-	if err != nil {
-		b.Fatalf("load: %+v", err)
-	}
-	defer coll.Close()
+	addAddress(b, g.maps, ownAddress, abiNatAddress{Addr: addr(gatewayOut), PortFirst: 1024, PortCount: 64512, Pool: 1})
+	coll := g.load(b, loadSessionTest)
 	var ports *ebpf.Map
 	if err := g.maps["free_ports"].Lookup(uint32(ownAddress), &ports); err != nil {
 		b.Fatal(err)
@@ -1096,9 +1088,9 @@ func newCrowd(b *testing.B) *crowd {
 	c := &crowd{gateway: newGateway(b), size: Size{Sessions: 1 << 20, Mappings: 1 << 20, Sources: 65536}}
 	for i := range addresses {
 		a := netip.AddrFrom4([4]byte{203, 0, 113, byte(100 + i)})
-		addAddress(b, c.maps, uint32(first+i), abiNatAddress{Addr: addr(a), PortFirst: 1024, PortCount: 64512, Realm: first})
+		addAddress(b, c.maps, uint32(first+i), abiNatAddress{Addr: addr(a), PortFirst: 1024, PortCount: 64512, Pool: first})
 	}
-	c.fill(b, "rules", indexed([]abiNatRule{{Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Realm: first, PoolFirst: first, PoolCount: addresses}}))
+	c.fill(b, "rules", indexed([]abiNatRule{{Kind: uint8(abiNatRuleKindNAT_RULE_NAPT), Pool: first, PoolFirst: first, PoolCount: addresses}}))
 	c.fill(b, "origins", []entry{{&abiNatOriginKey{Prefixlen: 48, Addr: addr(netip.MustParseAddr("192.168.0.0"))}, uint32(0)}})
 	c.configure(b, func(c *abiNatConfig) {
 		c.Lookups = uint32(abiNatLookupNAT_LOOKUP_SOURCE)
@@ -1112,35 +1104,24 @@ func newCrowd(b *testing.B) *crowd {
 		}
 		return c.maps[name]
 	})
-	if err := putControl(c.Maps, c.size.Mappings); err != nil {
+	of := maps.Clone(c.maps)
+	maps.Copy(of, c.Maps)
+	if err := putControl(&engineOn(b, of).m, c.size.Mappings); err != nil {
 		b.Fatal(err)
 	}
 	return c
 }
 
-// load loads an object on the maps that known knows.
+// load loads an object of the crowd's size on the maps that known knows.
 func (c *crowd) load(b *testing.B, load func() (*ebpf.CollectionSpec, error), known func(name string) *ebpf.Map) *ebpf.Collection {
 	b.Helper()
-	spec, err := load()
-	if err != nil {
-		b.Fatal(err)
-	}
-	resize(spec, c.size)
-	if err := setClock(spec); err != nil {
-		b.Fatal(err)
-	}
-	use := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if m := known(name); m != nil && !strings.HasPrefix(name, ".") { // each object has its own global variables
-			use[name] = m
+	return loadOn(b, func() (*ebpf.CollectionSpec, error) {
+		spec, err := load()
+		if err == nil {
+			resize(spec, c.size)
 		}
-	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: use})
-	if err != nil {
-		b.Fatalf("load: %+v", err)
-	}
-	b.Cleanup(coll.Close)
-	return coll
+		return spec, err
+	}, known)
 }
 
 // open opens so many sessions that come after others, and returns what one of them took in
@@ -1172,18 +1153,18 @@ func BenchmarkSessionHalfFull(b *testing.B) {
 }
 
 // 459 776 sessions that end at once: how long until all are removed, 2.1 s of rest included, and
-// what the sweep works for each, removal of the mapping included. Likewise with 1x.
+// what GC works for each, removal of the mapping included. Likewise with 1x.
 func BenchmarkSessionsEnd(b *testing.B) {
 	c := newCrowd(b)
 	c.open(b, crowdNew, crowdHeld)
-	sweep := c.load(b, loadSweep, func(name string) *ebpf.Map {
+	gc := c.load(b, loadGc, func(name string) *ebpf.Map {
 		if m := c.Maps[name]; m != nil {
 			return m
 		}
 		return c.maps[name]
 	})
 	run := func(program string) {
-		if _, err := sweep.Programs[program].Run(&ebpf.RunOptions{Data: make([]byte, 64)}); err != nil {
+		if _, err := gc.Programs[program].Run(&ebpf.RunOptions{Data: make([]byte, 64)}); err != nil {
 			b.Fatalf("%s: %v", program, err)
 		}
 	}
@@ -1192,8 +1173,8 @@ func BenchmarkSessionsEnd(b *testing.B) {
 			c.Timeouts[i] = 0
 		}
 	})
-	run("sweep_start")
-	defer run("sweep_stop")
+	run("gc_start")
+	defer run("gc_stop")
 	begun := time.Now()
 	var removed time.Duration
 	for {
@@ -1206,7 +1187,7 @@ func BenchmarkSessionsEnd(b *testing.B) {
 			for _, reason := range []abiNatReason{abiNatReasonNAT_CREATED, abiNatReasonNAT_EXPIRED, abiNatReasonNAT_MAPPED, abiNatReasonNAT_UNMAPPED} {
 				sum.Packets[reason] += s.Packets[reason]
 			}
-			sum.SweepNs += s.SweepNs
+			sum.GcNs += s.GcNs
 		}
 		created := sum.Packets[abiNatReasonNAT_CREATED]
 		if removed == 0 && sum.Packets[abiNatReasonNAT_EXPIRED] == created {
@@ -1214,16 +1195,17 @@ func BenchmarkSessionsEnd(b *testing.B) {
 		}
 		if removed > 0 && sum.Packets[abiNatReasonNAT_UNMAPPED] == sum.Packets[abiNatReasonNAT_MAPPED] {
 			b.ReportMetric(removed.Seconds(), "s-all-removed")
-			b.ReportMetric(float64(sum.SweepNs)/float64(created), "sweep-ns/session")
+			b.ReportMetric(float64(sum.GcNs)/float64(created), "gc-ns/session")
 			return
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// Flows whose keys have the same home and the same tag are told apart by the keys: whose
+// Flows whose keys have the same home and the same tag are distinguished by the keys: whose
 // addresses are alike by their ports, and the other way round.
 func TestFlowsOfOneTag(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	g.hook = hooks[1]
 	var control abiNatControl

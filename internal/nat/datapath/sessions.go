@@ -14,21 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 )
 
 // Sessions calls fn with every session until it returns false. They are read in place and
-// never held; one that comes or goes meanwhile may be missed.
+// never held; one that comes or goes during the call may be missed.
 func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 	config, err := e.config()
 	if err != nil {
 		return err
 	}
-	sessions, closeSessions, err := memoryOf[abiNatSession](e.maps["sessions"])
+	sessions, closeSessions, err := memoryOf[abiNatSession](e.m.Sessions)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeSessions()) }()
-	used, closeUsed, err := memoryOf[uint64](e.maps["session_bits"])
+	used, closeUsed, err := memoryOf[uint64](e.m.SessionBits)
 	if err != nil {
 		return err
 	}
@@ -46,10 +47,11 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 			}
 			owner, peer := &one.Flows[abiNatDirectionNAT_OWNER], &one.Flows[abiNatDirectionNAT_PEER]
 			s := session(&one.Keys[abiNatDirectionNAT_OWNER], owner)
-			s.Age = sinceTick(now, owner.Created)
+			s.Age = snapshot.Seconds(sinceTick(now, owner.Created))
 			s.Packets = [2]uint64{owner.Packets, peer.Packets}
 			s.Bytes = [2]uint64{owner.Bytes, peer.Bytes}
-			s.Idle, s.Expires = idle(owner, peer, config, now)
+			since, left := idle(owner, peer, config, now)
+			s.Idle, s.Expires = snapshot.Seconds(since), snapshot.Seconds(left)
 			if s.Expires <= 0 { // a packet that comes now begins another
 				s.State = rulefile.StateDead
 			}
@@ -62,7 +64,7 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 }
 
 // readSession copies a session. It is whole if it was not removed, and its number not used
-// for another one, meanwhile: that takes NAT_DEAD_TICKS from when it died.
+// for another one, in between: that takes NAT_DEAD_TICKS from when it died.
 func readSession(s *abiNatSession) (out abiNatSession, whole bool) {
 	const gone = uint32(abiNatFlowStateNAT_FLOW_GONE)
 	state := &s.Flows[abiNatDirectionNAT_OWNER].State
@@ -74,12 +76,12 @@ func readSession(s *abiNatSession) (out abiNatSession, whole bool) {
 	return out, atomic.LoadUint32(state)&gone == 0 && s.Keys == keys && out.Keys == keys
 }
 
-// session is what the owner's flow alone tells.
+// session is what the owner's flow alone has.
 func session(key *abiNatFlowKey, flow *abiNatFlow) rulefile.Session {
 	s := rulefile.Session{
 		Protocol: rulefile.Protocol(key.Protocol), From: "inside", Rule: rulefile.RuleID(flow.Rule),
-		Source: endpoint(key.Src, key.Sport), Destination: endpoint(key.Dst, key.Dport),
-		SourceAfter: endpoint(flow.Src, flow.Sport), DestinationAfter: endpoint(flow.Dst, flow.Dport),
+		Source: snapshot.EndpointOf(endpoint(key.Src, key.Sport)), Destination: snapshot.EndpointOf(endpoint(key.Dst, key.Dport)),
+		SourceAfter: snapshot.EndpointOf(endpoint(flow.Src, flow.Sport)), DestinationAfter: snapshot.EndpointOf(endpoint(flow.Dst, flow.Dport)),
 		State: rulefile.Timeout(flow.State & uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)).String(),
 	}
 	if key.Side == uint8(abiNatSideNAT_OUTSIDE) {
@@ -128,7 +130,7 @@ func endpoint(a abiNatAddr, port uint16) netip.AddrPort {
 // Stats reads the counters, summed over CPUs.
 func (e *Engine) Stats() (*rulefile.Stats, error) {
 	var perCPU []abiNatStats
-	if err := e.maps["stats"].Lookup(uint32(0), &perCPU); err != nil {
+	if err := e.m.Stats.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("read counters: %w", err)
 	}
 	s := &rulefile.Stats{Reasons: map[string]uint64{}}
@@ -138,24 +140,24 @@ func (e *Engine) Stats() (*rulefile.Stats, error) {
 		}
 		s.BytesIn += c.BytesIn
 		s.BytesOut += c.BytesOut
-		s.SweepTime += time.Duration(c.SweepNs)
-		s.SweepLooked += c.SweepLooked
+		s.GCTime += snapshot.Seconds(c.GcNs)
+		s.GCExamined += c.GcExamined
 		s.EventsLost += c.EventsLost
 	}
 	s.Sessions = int(s.Reasons["created"] - s.Reasons["expired"])
 	s.Mappings = int(s.Reasons["mapped"] - s.Reasons["unmapped"])
 	var control abiNatControl
-	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
-		return nil, fmt.Errorf("read the sweep's age: %w", err)
+	if err := e.m.Control.Lookup(uint32(0), &control); err != nil {
+		return nil, fmt.Errorf("read the time of the last garbage collection: %w", err)
 	}
-	s.SweepAge = sinceTick(clock(), control.Swept)
+	s.GCAge = snapshot.Seconds(sinceTick(clock(), control.GcRan))
 	return s, nil
 }
 
-// FreePorts tells how many ports an outside address has left, by class.
+// FreePorts reports how many ports an external address has left, by class.
 func (e *Engine) FreePorts(index int) (free [rulefile.PortClasses]int, err error) {
 	var id ebpf.MapID
-	if err := e.maps["free_ports"].Lookup(uint32(index), &id); err != nil {
+	if err := e.m.FreePorts.Lookup(uint32(index), &id); err != nil {
 		return free, fmt.Errorf("free ports of address %d: %w", index, err)
 	}
 	ports, err := ebpf.NewMapFromID(id)
@@ -177,10 +179,10 @@ func (e *Engine) FreePorts(index int) (free [rulefile.PortClasses]int, err error
 func (e *Engine) config() (*abiNatConfig, error) {
 	var control abiNatControl
 	var config abiNatConfig
-	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+	if err := e.m.Control.Lookup(uint32(0), &control); err != nil {
 		return nil, fmt.Errorf("read generation: %w", err)
 	}
-	if err := e.maps["config"].Lookup(control.Generation%uint32(abiNatLimitNAT_GENERATIONS), &config); err != nil {
+	if err := e.m.Config.Lookup(control.Generation%uint32(abiNatLimitNAT_GENERATIONS), &config); err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	return &config, nil

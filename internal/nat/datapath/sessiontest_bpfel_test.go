@@ -16,47 +16,47 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sessionTestMapAddresses     = "addresses"
-	sessionTestMapConfig        = "config"
-	sessionTestMapContacts      = "contacts"
-	sessionTestMapControl       = "control"
-	sessionTestMapCounts        = "counts"
-	sessionTestMapDecisions     = "decisions"
-	sessionTestMapDestinations  = "destinations"
-	sessionTestMapEvents        = "events"
-	sessionTestMapExact         = "exact"
-	sessionTestMapExcludeDst    = "exclude_dst"
-	sessionTestMapExcludeSrc    = "exclude_src"
-	sessionTestMapExcludes      = "excludes"
-	sessionTestMapFlowTable     = "flow_table"
-	sessionTestMapFragmentQueue = "fragment_queue"
-	sessionTestMapFragments     = "fragments"
-	sessionTestMapFreeAddresses = "free_addresses"
-	sessionTestMapFreePorts     = "free_ports"
-	sessionTestMapFreeSessions  = "free_sessions"
-	sessionTestMapHomes         = "homes"
-	sessionTestMapLinkIndices   = "link_indices"
-	sessionTestMapLinks         = "links"
-	sessionTestMapMappingQueue  = "mapping_queue"
-	sessionTestMapMappingTable  = "mapping_table"
-	sessionTestMapOpenings      = "openings"
-	sessionTestMapOrigins       = "origins"
-	sessionTestMapOutside       = "outside"
-	sessionTestMapProbed        = "probed"
-	sessionTestMapRules         = "rules"
-	sessionTestMapRulesRecent   = "rules_recent"
-	sessionTestMapSessionBits   = "session_bits"
-	sessionTestMapSessions      = "sessions"
-	sessionTestMapSlots         = "slots"
-	sessionTestMapSources       = "sources"
-	sessionTestMapStats         = "stats"
-	sessionTestMapTargets       = "targets"
-	sessionTestMapTransmit      = "transmit"
-	sessionTestMapWholeSlots    = "whole_slots"
-	sessionTestProgOpen         = "open"
-	sessionTestProgScatter      = "scatter"
-	sessionTestVarClockJiffyNs  = "clock_jiffy_ns"
-	sessionTestVarClockOffsetNs = "clock_offset_ns"
+	sessionTestMapAddressIndices = "address_indices"
+	sessionTestMapAddresses      = "addresses"
+	sessionTestMapConfig         = "config"
+	sessionTestMapControl        = "control"
+	sessionTestMapCounts         = "counts"
+	sessionTestMapDestinations   = "destinations"
+	sessionTestMapEvents         = "events"
+	sessionTestMapExact          = "exact"
+	sessionTestMapExcludeDst     = "exclude_dst"
+	sessionTestMapExcludeSrc     = "exclude_src"
+	sessionTestMapExcludes       = "excludes"
+	sessionTestMapFilterEntries  = "filter_entries"
+	sessionTestMapFlowTable      = "flow_table"
+	sessionTestMapFragmentQueue  = "fragment_queue"
+	sessionTestMapFragments      = "fragments"
+	sessionTestMapFreeAddresses  = "free_addresses"
+	sessionTestMapFreePorts      = "free_ports"
+	sessionTestMapFreeSessions   = "free_sessions"
+	sessionTestMapHomes          = "homes"
+	sessionTestMapLinkIndices    = "link_indices"
+	sessionTestMapLinks          = "links"
+	sessionTestMapMappingQueue   = "mapping_queue"
+	sessionTestMapMappingTable   = "mapping_table"
+	sessionTestMapNewSessions    = "new_sessions"
+	sessionTestMapOrigins        = "origins"
+	sessionTestMapProbed         = "probed"
+	sessionTestMapRules          = "rules"
+	sessionTestMapRulesRecent    = "rules_recent"
+	sessionTestMapSessionBits    = "session_bits"
+	sessionTestMapSessions       = "sessions"
+	sessionTestMapSlots          = "slots"
+	sessionTestMapSources        = "sources"
+	sessionTestMapStats          = "stats"
+	sessionTestMapTargets        = "targets"
+	sessionTestMapTransmit       = "transmit"
+	sessionTestMapVerdicts       = "verdicts"
+	sessionTestMapWholeSlots     = "whole_slots"
+	sessionTestProgOpen          = "open"
+	sessionTestProgScatter       = "scatter"
+	sessionTestVarClockJiffyNs   = "clock_jiffy_ns"
+	sessionTestVarClockOffsetNs  = "clock_offset_ns"
 )
 
 // loadSessionTest returns the embedded CollectionSpec for sessionTest.
@@ -109,43 +109,43 @@ type sessionTestProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sessionTestMapSpecs struct {
-	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
-	Config        *ebpf.MapSpec `ebpf:"config"`
-	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
-	Control       *ebpf.MapSpec `ebpf:"control"`
-	Counts        *ebpf.MapSpec `ebpf:"counts"`
-	Decisions     *ebpf.MapSpec `ebpf:"decisions"`
-	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Events        *ebpf.MapSpec `ebpf:"events"`
-	Exact         *ebpf.MapSpec `ebpf:"exact"`
-	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
-	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
-	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
-	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
-	Homes         *ebpf.MapSpec `ebpf:"homes"`
-	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
-	Links         *ebpf.MapSpec `ebpf:"links"`
-	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
-	Openings      *ebpf.MapSpec `ebpf:"openings"`
-	Origins       *ebpf.MapSpec `ebpf:"origins"`
-	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Probed        *ebpf.MapSpec `ebpf:"probed"`
-	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	RulesRecent   *ebpf.MapSpec `ebpf:"rules_recent"`
-	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
-	Slots         *ebpf.MapSpec `ebpf:"slots"`
-	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Stats         *ebpf.MapSpec `ebpf:"stats"`
-	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
+	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
+	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Config         *ebpf.MapSpec `ebpf:"config"`
+	Control        *ebpf.MapSpec `ebpf:"control"`
+	Counts         *ebpf.MapSpec `ebpf:"counts"`
+	Destinations   *ebpf.MapSpec `ebpf:"destinations"`
+	Events         *ebpf.MapSpec `ebpf:"events"`
+	Exact          *ebpf.MapSpec `ebpf:"exact"`
+	ExcludeDst     *ebpf.MapSpec `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
+	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
+	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
+	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
+	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	Homes          *ebpf.MapSpec `ebpf:"homes"`
+	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
+	Links          *ebpf.MapSpec `ebpf:"links"`
+	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
+	NewSessions    *ebpf.MapSpec `ebpf:"new_sessions"`
+	Origins        *ebpf.MapSpec `ebpf:"origins"`
+	Probed         *ebpf.MapSpec `ebpf:"probed"`
+	Rules          *ebpf.MapSpec `ebpf:"rules"`
+	RulesRecent    *ebpf.MapSpec `ebpf:"rules_recent"`
+	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
+	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	Stats          *ebpf.MapSpec `ebpf:"stats"`
+	Targets        *ebpf.MapSpec `ebpf:"targets"`
+	Transmit       *ebpf.MapSpec `ebpf:"transmit"`
+	Verdicts       *ebpf.MapSpec `ebpf:"verdicts"`
+	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // sessionTestVariableSpecs contains global variables before they are loaded into the kernel.
@@ -176,59 +176,59 @@ func (o *sessionTestObjects) Close() error {
 //
 // It can be passed to loadSessionTestObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sessionTestMaps struct {
-	Addresses     *ebpf.Map `ebpf:"addresses"`
-	Config        *ebpf.Map `ebpf:"config"`
-	Contacts      *ebpf.Map `ebpf:"contacts"`
-	Control       *ebpf.Map `ebpf:"control"`
-	Counts        *ebpf.Map `ebpf:"counts"`
-	Decisions     *ebpf.Map `ebpf:"decisions"`
-	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Events        *ebpf.Map `ebpf:"events"`
-	Exact         *ebpf.Map `ebpf:"exact"`
-	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
-	Excludes      *ebpf.Map `ebpf:"excludes"`
-	FlowTable     *ebpf.Map `ebpf:"flow_table"`
-	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
-	FreePorts     *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
-	Homes         *ebpf.Map `ebpf:"homes"`
-	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
-	Links         *ebpf.Map `ebpf:"links"`
-	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
-	Openings      *ebpf.Map `ebpf:"openings"`
-	Origins       *ebpf.Map `ebpf:"origins"`
-	Outside       *ebpf.Map `ebpf:"outside"`
-	Probed        *ebpf.Map `ebpf:"probed"`
-	Rules         *ebpf.Map `ebpf:"rules"`
-	RulesRecent   *ebpf.Map `ebpf:"rules_recent"`
-	SessionBits   *ebpf.Map `ebpf:"session_bits"`
-	Sessions      *ebpf.Map `ebpf:"sessions"`
-	Slots         *ebpf.Map `ebpf:"slots"`
-	Sources       *ebpf.Map `ebpf:"sources"`
-	Stats         *ebpf.Map `ebpf:"stats"`
-	Targets       *ebpf.Map `ebpf:"targets"`
-	Transmit      *ebpf.Map `ebpf:"transmit"`
-	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
+	AddressIndices *ebpf.Map `ebpf:"address_indices"`
+	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Config         *ebpf.Map `ebpf:"config"`
+	Control        *ebpf.Map `ebpf:"control"`
+	Counts         *ebpf.Map `ebpf:"counts"`
+	Destinations   *ebpf.Map `ebpf:"destinations"`
+	Events         *ebpf.Map `ebpf:"events"`
+	Exact          *ebpf.Map `ebpf:"exact"`
+	ExcludeDst     *ebpf.Map `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
+	Excludes       *ebpf.Map `ebpf:"excludes"`
+	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
+	Fragments      *ebpf.Map `ebpf:"fragments"`
+	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreePorts      *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	Homes          *ebpf.Map `ebpf:"homes"`
+	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
+	Links          *ebpf.Map `ebpf:"links"`
+	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
+	NewSessions    *ebpf.Map `ebpf:"new_sessions"`
+	Origins        *ebpf.Map `ebpf:"origins"`
+	Probed         *ebpf.Map `ebpf:"probed"`
+	Rules          *ebpf.Map `ebpf:"rules"`
+	RulesRecent    *ebpf.Map `ebpf:"rules_recent"`
+	SessionBits    *ebpf.Map `ebpf:"session_bits"`
+	Sessions       *ebpf.Map `ebpf:"sessions"`
+	Slots          *ebpf.Map `ebpf:"slots"`
+	Sources        *ebpf.Map `ebpf:"sources"`
+	Stats          *ebpf.Map `ebpf:"stats"`
+	Targets        *ebpf.Map `ebpf:"targets"`
+	Transmit       *ebpf.Map `ebpf:"transmit"`
+	Verdicts       *ebpf.Map `ebpf:"verdicts"`
+	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *sessionTestMaps) Close() error {
 	return _SessionTestClose(
+		m.AddressIndices,
 		m.Addresses,
 		m.Config,
-		m.Contacts,
 		m.Control,
 		m.Counts,
-		m.Decisions,
 		m.Destinations,
 		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
+		m.FilterEntries,
 		m.FlowTable,
 		m.FragmentQueue,
 		m.Fragments,
@@ -240,9 +240,8 @@ func (m *sessionTestMaps) Close() error {
 		m.Links,
 		m.MappingQueue,
 		m.MappingTable,
-		m.Openings,
+		m.NewSessions,
 		m.Origins,
-		m.Outside,
 		m.Probed,
 		m.Rules,
 		m.RulesRecent,
@@ -253,6 +252,7 @@ func (m *sessionTestMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.Verdicts,
 		m.WholeSlots,
 	)
 }

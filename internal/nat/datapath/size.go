@@ -11,11 +11,11 @@ import (
 // Size is how much an engine can hold. It is fixed when the engine is made: maps
 // do not grow, so that memory is known before the first packet.
 type Size struct {
-	Sessions int // each takes two flows
-	Mappings int // inside endpoints with an outside port
-	Sources  int // inside hosts
-	Contacts int // endpoints and addresses they have sent to, for address-dependent filtering
-	Resting  int // ports that rest without a mapping, beside as many as there are mappings; what finds no room does not rest
+	Sessions      int // each takes two flows
+	Mappings      int // internal endpoints with an external port
+	Sources       int // internal hosts
+	FilterEntries int // endpoints and addresses they have sent to, for address-dependent filtering
+	HoldDown      int // ports that rest without a mapping, beside as many as there are mappings; what finds no room does not rest
 }
 
 // What the kernel adds to an element of a preallocated hash map (struct htab_elem
@@ -29,14 +29,14 @@ const (
 // entries gives the maps whose size the rule file decides.
 func (s Size) entries() map[string]uint32 {
 	return map[string]uint32{
-		"sessions":      uint32(s.Sessions),
-		"session_bits":  uint32(s.Sessions+63) / 64,
-		"free_sessions": uint32(s.Sessions),
-		"flow_table":    tableBuckets(2 * s.Sessions),
-		"mapping_table": tableBuckets(s.Mappings),
-		"mapping_queue": uint32(s.Mappings + s.Resting),
-		"sources":       uint32(s.Sources),
-		"contacts":      uint32(s.Contacts),
+		tcMapSessions:      uint32(s.Sessions),
+		tcMapSessionBits:   uint32(s.Sessions+63) / 64,
+		tcMapFreeSessions:  uint32(s.Sessions),
+		tcMapFlowTable:     tableBuckets(2 * s.Sessions),
+		tcMapMappingTable:  tableBuckets(s.Mappings),
+		tcMapMappingQueue:  uint32(s.Mappings + s.HoldDown),
+		tcMapSources:       uint32(s.Sources),
+		tcMapFilterEntries: uint32(s.FilterEntries),
 	}
 }
 
@@ -51,12 +51,12 @@ func tableBuckets(entries int) uint32 {
 const tableReach = 16
 
 // MemoryBytes is what the maps of this size take in the kernel, without those that
-// depend on the number of outside addresses (AddressBytes) and rules.
+// depend on the number of external addresses (AddressBytes) and rules.
 func (s Size) MemoryBytes() int64 {
 	n := s.entries()
-	return arrayBytes(n["sessions"], 192) + arrayBytes(n["session_bits"], 8) + queueBytes(n["free_sessions"], 4) +
-		arrayBytes(n["flow_table"], 64) + arrayBytes(n["mapping_table"], 64) + queueBytes(n["mapping_queue"], 8) +
-		hashBytes(s.Sources, 8, 16) + hashBytes(s.Contacts, 12, 16)
+	return arrayBytes(n[tcMapSessions], 192) + arrayBytes(n[tcMapSessionBits], 8) + queueBytes(n[tcMapFreeSessions], 4) +
+		arrayBytes(n[tcMapFlowTable], 64) + arrayBytes(n[tcMapMappingTable], 64) + queueBytes(n[tcMapMappingQueue], 8) +
+		hashBytes(s.Sources, 8, 16) + hashBytes(s.FilterEntries, 12, 16)
 }
 
 // arrayBytes is what an array takes that can be read in place: whole pages.
@@ -67,7 +67,7 @@ func arrayBytes(entries uint32, value int) int64 {
 
 func queueBytes(entries uint32, value int) int64 { return int64(max(entries, 1)+1) * int64(value) }
 
-// AddressBytes is what one outside address with that many ports takes.
+// AddressBytes is what one external address with that many ports takes.
 func AddressBytes(ports int) int64 {
 	const portsBytes = (1024 + 16 + 1) * 8
 	return 3*portsBytes + arrayBytes(3*uint32(ports), 16)

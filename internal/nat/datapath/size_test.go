@@ -35,8 +35,8 @@ func TestMemoryIsTheKernels(t *testing.T) {
 		}
 	}
 	for _, size := range []Size{
-		{Sessions: 1 << 17, Mappings: 1 << 17, Sources: 1 << 14, Contacts: 1 << 13},
-		{Sessions: 100000, Mappings: 70000, Sources: 10000, Contacts: 5000, Resting: 300000},
+		{Sessions: 1 << 17, Mappings: 1 << 17, Sources: 1 << 14, FilterEntries: 1 << 13},
+		{Sessions: 100000, Mappings: 70000, Sources: 10000, FilterEntries: 5000, HoldDown: 300000},
 		smallSize,
 	} {
 		e, err := New(size)
@@ -56,11 +56,15 @@ func TestMemoryIsTheKernels(t *testing.T) {
 			t.Errorf("the engine's size is %+v, want %+v", got, size)
 		}
 		const ports = 64512
-		slots, err := e.newInner("slots", 3*ports)
+		specs, err := mapSpecs()
 		if err != nil {
 			t.Fatal(err)
 		}
-		free, err := e.newInner("free_ports", 3)
+		slots, err := makeInner(specs.Slots, 3*ports)
+		if err != nil {
+			t.Fatal(err)
+		}
+		free, err := makeInner(specs.FreePorts, 3)
 		if err != nil {
 			t.Fatal(err)
 		}

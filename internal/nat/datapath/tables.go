@@ -16,7 +16,7 @@ type Facts struct {
 	Links []Link
 	// Addresses are those that the engine has had an index for. An index is for life:
 	// mappings hold it.
-	Addresses []OutsideAddress
+	Addresses []ExternalAddress
 	// Local are the gateway's own addresses, of all its interfaces.
 	Local []netip.Addr
 	// LocalPorts are what the gateway's own connections take their ports from:
@@ -41,8 +41,8 @@ type Link struct {
 	Addresses []netip.Prefix // IPv4, the primary one first
 }
 
-// OutsideAddress is an address that inside endpoints are translated to.
-type OutsideAddress struct {
+// ExternalAddress is an address that internal endpoints are translated to.
+type ExternalAddress struct {
 	Index      int
 	Addr       netip.Addr
 	Ports      [2]uint16                      // that may be given, both included; {0, 0}: none
@@ -50,15 +50,15 @@ type OutsideAddress struct {
 	Forwarded  [rulefile.PortClasses]PortList `json:",omitzero"`  // of these, what port forwards of a class have
 	Owned      bool                           // the gateway's own
 	Masquerade bool                           // follows the address of Link
-	OneToOne   bool                           // given whole, to one inside host
+	OneToOne   bool                           // given whole, to one internal host
 	Before     int                            `json:",omitempty"` // the index that it had in a smaller pool, plus 1: both are it from now on
 	Leaving    bool                           // no rule wants it any more; it goes when its last mapping does
 	Link       int                            // index of the interface it is on, -1 none
-	Realm      uint8
+	Pool       uint8
 }
 
-// Kept are the ports of a class that no inside host is given.
-func (a *OutsideAddress) Kept(class rulefile.Class) PortList {
+// Kept are the ports of a class that no internal host is given.
+func (a *ExternalAddress) Kept(class rulefile.Class) PortList {
 	return a.Reserved.With(a.Forwarded[class]...)
 }
 
@@ -76,9 +76,9 @@ type Tables struct {
 	ExcludeDst   map[abiNatPrefixKey]uint32
 	Excludes     map[abiNatExcludeKey]uint32
 
-	Links     []Link // with the realm and address each masquerades behind
+	Links     []Link // with the pool and address each masquerades behind
 	Masks     []Masking
-	Addresses []OutsideAddress
+	Addresses []ExternalAddress
 
 	// ReservePorts are to be put into ip_local_reserved_ports before packets flow, so
 	// that the gateway's own connections leave them alone.
@@ -90,8 +90,8 @@ type Tables struct {
 // Masking says what a link's masqueraded packets get.
 type Masking struct {
 	Link    int // index
-	Realm   uint8
-	Address int // index of an outside address
+	Pool    uint8
+	Address int // index of an external address
 }
 
 // ProxyNeighbour is an address that the gateway answers ARP for though it is not its own.

@@ -16,40 +16,40 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	tableTestMapAddresses     = "addresses"
-	tableTestMapConfig        = "config"
-	tableTestMapContacts      = "contacts"
-	tableTestMapControl       = "control"
-	tableTestMapCounts        = "counts"
-	tableTestMapDestinations  = "destinations"
-	tableTestMapExact         = "exact"
-	tableTestMapExcludeDst    = "exclude_dst"
-	tableTestMapExcludeSrc    = "exclude_src"
-	tableTestMapExcludes      = "excludes"
-	tableTestMapFlowTable     = "flow_table"
-	tableTestMapFragmentQueue = "fragment_queue"
-	tableTestMapFragments     = "fragments"
-	tableTestMapFreeAddresses = "free_addresses"
-	tableTestMapFreePorts     = "free_ports"
-	tableTestMapFreeSessions  = "free_sessions"
-	tableTestMapHolders       = "holders"
-	tableTestMapMappingQueue  = "mapping_queue"
-	tableTestMapMappingTable  = "mapping_table"
-	tableTestMapOrigins       = "origins"
-	tableTestMapOutside       = "outside"
-	tableTestMapRules         = "rules"
-	tableTestMapSessionBits   = "session_bits"
-	tableTestMapSessions      = "sessions"
-	tableTestMapSlots         = "slots"
-	tableTestMapSources       = "sources"
-	tableTestMapTargets       = "targets"
-	tableTestMapWholeSlots    = "whole_slots"
-	tableTestProgFind         = "find"
-	tableTestProgInsert       = "insert"
-	tableTestProgRemove       = "remove"
-	tableTestProgStorm        = "storm"
-	tableTestVarClockJiffyNs  = "clock_jiffy_ns"
-	tableTestVarClockOffsetNs = "clock_offset_ns"
+	tableTestMapAddressIndices = "address_indices"
+	tableTestMapAddresses      = "addresses"
+	tableTestMapConfig         = "config"
+	tableTestMapControl        = "control"
+	tableTestMapCounts         = "counts"
+	tableTestMapDestinations   = "destinations"
+	tableTestMapExact          = "exact"
+	tableTestMapExcludeDst     = "exclude_dst"
+	tableTestMapExcludeSrc     = "exclude_src"
+	tableTestMapExcludes       = "excludes"
+	tableTestMapFilterEntries  = "filter_entries"
+	tableTestMapFlowTable      = "flow_table"
+	tableTestMapFragmentQueue  = "fragment_queue"
+	tableTestMapFragments      = "fragments"
+	tableTestMapFreeAddresses  = "free_addresses"
+	tableTestMapFreePorts      = "free_ports"
+	tableTestMapFreeSessions   = "free_sessions"
+	tableTestMapHolders        = "holders"
+	tableTestMapMappingQueue   = "mapping_queue"
+	tableTestMapMappingTable   = "mapping_table"
+	tableTestMapOrigins        = "origins"
+	tableTestMapRules          = "rules"
+	tableTestMapSessionBits    = "session_bits"
+	tableTestMapSessions       = "sessions"
+	tableTestMapSlots          = "slots"
+	tableTestMapSources        = "sources"
+	tableTestMapTargets        = "targets"
+	tableTestMapWholeSlots     = "whole_slots"
+	tableTestProgFind          = "find"
+	tableTestProgInsert        = "insert"
+	tableTestProgRemove        = "remove"
+	tableTestProgStorm         = "storm"
+	tableTestVarClockJiffyNs   = "clock_jiffy_ns"
+	tableTestVarClockOffsetNs  = "clock_offset_ns"
 )
 
 // loadTableTest returns the embedded CollectionSpec for tableTest.
@@ -104,34 +104,34 @@ type tableTestProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tableTestMapSpecs struct {
-	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
-	Config        *ebpf.MapSpec `ebpf:"config"`
-	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
-	Control       *ebpf.MapSpec `ebpf:"control"`
-	Counts        *ebpf.MapSpec `ebpf:"counts"`
-	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Exact         *ebpf.MapSpec `ebpf:"exact"`
-	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
-	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
-	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
-	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
-	Holders       *ebpf.MapSpec `ebpf:"holders"`
-	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
-	Origins       *ebpf.MapSpec `ebpf:"origins"`
-	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
-	Slots         *ebpf.MapSpec `ebpf:"slots"`
-	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
+	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
+	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Config         *ebpf.MapSpec `ebpf:"config"`
+	Control        *ebpf.MapSpec `ebpf:"control"`
+	Counts         *ebpf.MapSpec `ebpf:"counts"`
+	Destinations   *ebpf.MapSpec `ebpf:"destinations"`
+	Exact          *ebpf.MapSpec `ebpf:"exact"`
+	ExcludeDst     *ebpf.MapSpec `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
+	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
+	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
+	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
+	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	Holders        *ebpf.MapSpec `ebpf:"holders"`
+	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
+	Origins        *ebpf.MapSpec `ebpf:"origins"`
+	Rules          *ebpf.MapSpec `ebpf:"rules"`
+	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
+	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	Targets        *ebpf.MapSpec `ebpf:"targets"`
+	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // tableTestVariableSpecs contains global variables before they are loaded into the kernel.
@@ -162,41 +162,41 @@ func (o *tableTestObjects) Close() error {
 //
 // It can be passed to loadTableTestObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tableTestMaps struct {
-	Addresses     *ebpf.Map `ebpf:"addresses"`
-	Config        *ebpf.Map `ebpf:"config"`
-	Contacts      *ebpf.Map `ebpf:"contacts"`
-	Control       *ebpf.Map `ebpf:"control"`
-	Counts        *ebpf.Map `ebpf:"counts"`
-	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Exact         *ebpf.Map `ebpf:"exact"`
-	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
-	Excludes      *ebpf.Map `ebpf:"excludes"`
-	FlowTable     *ebpf.Map `ebpf:"flow_table"`
-	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
-	FreePorts     *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
-	Holders       *ebpf.Map `ebpf:"holders"`
-	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
-	Origins       *ebpf.Map `ebpf:"origins"`
-	Outside       *ebpf.Map `ebpf:"outside"`
-	Rules         *ebpf.Map `ebpf:"rules"`
-	SessionBits   *ebpf.Map `ebpf:"session_bits"`
-	Sessions      *ebpf.Map `ebpf:"sessions"`
-	Slots         *ebpf.Map `ebpf:"slots"`
-	Sources       *ebpf.Map `ebpf:"sources"`
-	Targets       *ebpf.Map `ebpf:"targets"`
-	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
+	AddressIndices *ebpf.Map `ebpf:"address_indices"`
+	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Config         *ebpf.Map `ebpf:"config"`
+	Control        *ebpf.Map `ebpf:"control"`
+	Counts         *ebpf.Map `ebpf:"counts"`
+	Destinations   *ebpf.Map `ebpf:"destinations"`
+	Exact          *ebpf.Map `ebpf:"exact"`
+	ExcludeDst     *ebpf.Map `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
+	Excludes       *ebpf.Map `ebpf:"excludes"`
+	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
+	Fragments      *ebpf.Map `ebpf:"fragments"`
+	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreePorts      *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	Holders        *ebpf.Map `ebpf:"holders"`
+	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
+	Origins        *ebpf.Map `ebpf:"origins"`
+	Rules          *ebpf.Map `ebpf:"rules"`
+	SessionBits    *ebpf.Map `ebpf:"session_bits"`
+	Sessions       *ebpf.Map `ebpf:"sessions"`
+	Slots          *ebpf.Map `ebpf:"slots"`
+	Sources        *ebpf.Map `ebpf:"sources"`
+	Targets        *ebpf.Map `ebpf:"targets"`
+	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *tableTestMaps) Close() error {
 	return _TableTestClose(
+		m.AddressIndices,
 		m.Addresses,
 		m.Config,
-		m.Contacts,
 		m.Control,
 		m.Counts,
 		m.Destinations,
@@ -204,6 +204,7 @@ func (m *tableTestMaps) Close() error {
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
+		m.FilterEntries,
 		m.FlowTable,
 		m.FragmentQueue,
 		m.Fragments,
@@ -214,7 +215,6 @@ func (m *tableTestMaps) Close() error {
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
-		m.Outside,
 		m.Rules,
 		m.SessionBits,
 		m.Sessions,

@@ -16,55 +16,55 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	tcMapAddresses     = "addresses"
-	tcMapConfig        = "config"
-	tcMapContacts      = "contacts"
-	tcMapControl       = "control"
-	tcMapCounts        = "counts"
-	tcMapDecisions     = "decisions"
-	tcMapDestinations  = "destinations"
-	tcMapEvents        = "events"
-	tcMapExact         = "exact"
-	tcMapExcludeDst    = "exclude_dst"
-	tcMapExcludeSrc    = "exclude_src"
-	tcMapExcludes      = "excludes"
-	tcMapFlowTable     = "flow_table"
-	tcMapFragmentQueue = "fragment_queue"
-	tcMapFragmentRooms = "fragment_rooms"
-	tcMapFragments     = "fragments"
-	tcMapFreeAddresses = "free_addresses"
-	tcMapFreePorts     = "free_ports"
-	tcMapFreeSessions  = "free_sessions"
-	tcMapHeldFragments = "held_fragments"
-	tcMapHeldRooms     = "held_rooms"
-	tcMapHomes         = "homes"
-	tcMapIcmpRooms     = "icmp_rooms"
-	tcMapLinkIndices   = "link_indices"
-	tcMapLinks         = "links"
-	tcMapMappingQueue  = "mapping_queue"
-	tcMapMappingTable  = "mapping_table"
-	tcMapOpenings      = "openings"
-	tcMapOrigins       = "origins"
-	tcMapOutside       = "outside"
-	tcMapProbed        = "probed"
-	tcMapRules         = "rules"
-	tcMapRulesRecent   = "rules_recent"
-	tcMapSessionBits   = "session_bits"
-	tcMapSessions      = "sessions"
-	tcMapSlots         = "slots"
-	tcMapSources       = "sources"
-	tcMapStats         = "stats"
-	tcMapTargets       = "targets"
-	tcMapTransmit      = "transmit"
-	tcMapWholeSlots    = "whole_slots"
-	tcProgTcBoth       = "tc_both"
-	tcProgTcBothRaw    = "tc_both_raw"
-	tcProgTcInside     = "tc_inside"
-	tcProgTcInsideRaw  = "tc_inside_raw"
-	tcProgTcOutside    = "tc_outside"
-	tcProgTcOutsideRaw = "tc_outside_raw"
-	tcVarClockJiffyNs  = "clock_jiffy_ns"
-	tcVarClockOffsetNs = "clock_offset_ns"
+	tcMapAddressIndices = "address_indices"
+	tcMapAddresses      = "addresses"
+	tcMapConfig         = "config"
+	tcMapControl        = "control"
+	tcMapCounts         = "counts"
+	tcMapDestinations   = "destinations"
+	tcMapEvents         = "events"
+	tcMapExact          = "exact"
+	tcMapExcludeDst     = "exclude_dst"
+	tcMapExcludeSrc     = "exclude_src"
+	tcMapExcludes       = "excludes"
+	tcMapFilterEntries  = "filter_entries"
+	tcMapFlowTable      = "flow_table"
+	tcMapFragmentQueue  = "fragment_queue"
+	tcMapFragmentRooms  = "fragment_rooms"
+	tcMapFragments      = "fragments"
+	tcMapFreeAddresses  = "free_addresses"
+	tcMapFreePorts      = "free_ports"
+	tcMapFreeSessions   = "free_sessions"
+	tcMapHeldFragments  = "held_fragments"
+	tcMapHeldRooms      = "held_rooms"
+	tcMapHomes          = "homes"
+	tcMapIcmpRooms      = "icmp_rooms"
+	tcMapLinkIndices    = "link_indices"
+	tcMapLinks          = "links"
+	tcMapMappingQueue   = "mapping_queue"
+	tcMapMappingTable   = "mapping_table"
+	tcMapNewSessions    = "new_sessions"
+	tcMapOrigins        = "origins"
+	tcMapProbed         = "probed"
+	tcMapRules          = "rules"
+	tcMapRulesRecent    = "rules_recent"
+	tcMapSessionBits    = "session_bits"
+	tcMapSessions       = "sessions"
+	tcMapSlots          = "slots"
+	tcMapSources        = "sources"
+	tcMapStats          = "stats"
+	tcMapTargets        = "targets"
+	tcMapTransmit       = "transmit"
+	tcMapVerdicts       = "verdicts"
+	tcMapWholeSlots     = "whole_slots"
+	tcProgTcBoth        = "tc_both"
+	tcProgTcBothRaw     = "tc_both_raw"
+	tcProgTcInside      = "tc_inside"
+	tcProgTcInsideRaw   = "tc_inside_raw"
+	tcProgTcOutside     = "tc_outside"
+	tcProgTcOutsideRaw  = "tc_outside_raw"
+	tcVarClockJiffyNs   = "clock_jiffy_ns"
+	tcVarClockOffsetNs  = "clock_offset_ns"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -121,47 +121,47 @@ type tcProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcMapSpecs struct {
-	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
-	Config        *ebpf.MapSpec `ebpf:"config"`
-	Contacts      *ebpf.MapSpec `ebpf:"contacts"`
-	Control       *ebpf.MapSpec `ebpf:"control"`
-	Counts        *ebpf.MapSpec `ebpf:"counts"`
-	Decisions     *ebpf.MapSpec `ebpf:"decisions"`
-	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
-	Events        *ebpf.MapSpec `ebpf:"events"`
-	Exact         *ebpf.MapSpec `ebpf:"exact"`
-	ExcludeDst    *ebpf.MapSpec `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.MapSpec `ebpf:"exclude_src"`
-	Excludes      *ebpf.MapSpec `ebpf:"excludes"`
-	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
-	FragmentQueue *ebpf.MapSpec `ebpf:"fragment_queue"`
-	FragmentRooms *ebpf.MapSpec `ebpf:"fragment_rooms"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FreeAddresses *ebpf.MapSpec `ebpf:"free_addresses"`
-	FreePorts     *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions  *ebpf.MapSpec `ebpf:"free_sessions"`
-	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
-	HeldRooms     *ebpf.MapSpec `ebpf:"held_rooms"`
-	Homes         *ebpf.MapSpec `ebpf:"homes"`
-	IcmpRooms     *ebpf.MapSpec `ebpf:"icmp_rooms"`
-	LinkIndices   *ebpf.MapSpec `ebpf:"link_indices"`
-	Links         *ebpf.MapSpec `ebpf:"links"`
-	MappingQueue  *ebpf.MapSpec `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.MapSpec `ebpf:"mapping_table"`
-	Openings      *ebpf.MapSpec `ebpf:"openings"`
-	Origins       *ebpf.MapSpec `ebpf:"origins"`
-	Outside       *ebpf.MapSpec `ebpf:"outside"`
-	Probed        *ebpf.MapSpec `ebpf:"probed"`
-	Rules         *ebpf.MapSpec `ebpf:"rules"`
-	RulesRecent   *ebpf.MapSpec `ebpf:"rules_recent"`
-	SessionBits   *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions      *ebpf.MapSpec `ebpf:"sessions"`
-	Slots         *ebpf.MapSpec `ebpf:"slots"`
-	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Stats         *ebpf.MapSpec `ebpf:"stats"`
-	Targets       *ebpf.MapSpec `ebpf:"targets"`
-	Transmit      *ebpf.MapSpec `ebpf:"transmit"`
-	WholeSlots    *ebpf.MapSpec `ebpf:"whole_slots"`
+	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
+	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Config         *ebpf.MapSpec `ebpf:"config"`
+	Control        *ebpf.MapSpec `ebpf:"control"`
+	Counts         *ebpf.MapSpec `ebpf:"counts"`
+	Destinations   *ebpf.MapSpec `ebpf:"destinations"`
+	Events         *ebpf.MapSpec `ebpf:"events"`
+	Exact          *ebpf.MapSpec `ebpf:"exact"`
+	ExcludeDst     *ebpf.MapSpec `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
+	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
+	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
+	FragmentRooms  *ebpf.MapSpec `ebpf:"fragment_rooms"`
+	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
+	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
+	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	HeldFragments  *ebpf.MapSpec `ebpf:"held_fragments"`
+	HeldRooms      *ebpf.MapSpec `ebpf:"held_rooms"`
+	Homes          *ebpf.MapSpec `ebpf:"homes"`
+	IcmpRooms      *ebpf.MapSpec `ebpf:"icmp_rooms"`
+	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
+	Links          *ebpf.MapSpec `ebpf:"links"`
+	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
+	NewSessions    *ebpf.MapSpec `ebpf:"new_sessions"`
+	Origins        *ebpf.MapSpec `ebpf:"origins"`
+	Probed         *ebpf.MapSpec `ebpf:"probed"`
+	Rules          *ebpf.MapSpec `ebpf:"rules"`
+	RulesRecent    *ebpf.MapSpec `ebpf:"rules_recent"`
+	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
+	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
+	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	Stats          *ebpf.MapSpec `ebpf:"stats"`
+	Targets        *ebpf.MapSpec `ebpf:"targets"`
+	Transmit       *ebpf.MapSpec `ebpf:"transmit"`
+	Verdicts       *ebpf.MapSpec `ebpf:"verdicts"`
+	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -192,63 +192,63 @@ func (o *tcObjects) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcMaps struct {
-	Addresses     *ebpf.Map `ebpf:"addresses"`
-	Config        *ebpf.Map `ebpf:"config"`
-	Contacts      *ebpf.Map `ebpf:"contacts"`
-	Control       *ebpf.Map `ebpf:"control"`
-	Counts        *ebpf.Map `ebpf:"counts"`
-	Decisions     *ebpf.Map `ebpf:"decisions"`
-	Destinations  *ebpf.Map `ebpf:"destinations"`
-	Events        *ebpf.Map `ebpf:"events"`
-	Exact         *ebpf.Map `ebpf:"exact"`
-	ExcludeDst    *ebpf.Map `ebpf:"exclude_dst"`
-	ExcludeSrc    *ebpf.Map `ebpf:"exclude_src"`
-	Excludes      *ebpf.Map `ebpf:"excludes"`
-	FlowTable     *ebpf.Map `ebpf:"flow_table"`
-	FragmentQueue *ebpf.Map `ebpf:"fragment_queue"`
-	FragmentRooms *ebpf.Map `ebpf:"fragment_rooms"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FreeAddresses *ebpf.Map `ebpf:"free_addresses"`
-	FreePorts     *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions  *ebpf.Map `ebpf:"free_sessions"`
-	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
-	HeldRooms     *ebpf.Map `ebpf:"held_rooms"`
-	Homes         *ebpf.Map `ebpf:"homes"`
-	IcmpRooms     *ebpf.Map `ebpf:"icmp_rooms"`
-	LinkIndices   *ebpf.Map `ebpf:"link_indices"`
-	Links         *ebpf.Map `ebpf:"links"`
-	MappingQueue  *ebpf.Map `ebpf:"mapping_queue"`
-	MappingTable  *ebpf.Map `ebpf:"mapping_table"`
-	Openings      *ebpf.Map `ebpf:"openings"`
-	Origins       *ebpf.Map `ebpf:"origins"`
-	Outside       *ebpf.Map `ebpf:"outside"`
-	Probed        *ebpf.Map `ebpf:"probed"`
-	Rules         *ebpf.Map `ebpf:"rules"`
-	RulesRecent   *ebpf.Map `ebpf:"rules_recent"`
-	SessionBits   *ebpf.Map `ebpf:"session_bits"`
-	Sessions      *ebpf.Map `ebpf:"sessions"`
-	Slots         *ebpf.Map `ebpf:"slots"`
-	Sources       *ebpf.Map `ebpf:"sources"`
-	Stats         *ebpf.Map `ebpf:"stats"`
-	Targets       *ebpf.Map `ebpf:"targets"`
-	Transmit      *ebpf.Map `ebpf:"transmit"`
-	WholeSlots    *ebpf.Map `ebpf:"whole_slots"`
+	AddressIndices *ebpf.Map `ebpf:"address_indices"`
+	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Config         *ebpf.Map `ebpf:"config"`
+	Control        *ebpf.Map `ebpf:"control"`
+	Counts         *ebpf.Map `ebpf:"counts"`
+	Destinations   *ebpf.Map `ebpf:"destinations"`
+	Events         *ebpf.Map `ebpf:"events"`
+	Exact          *ebpf.Map `ebpf:"exact"`
+	ExcludeDst     *ebpf.Map `ebpf:"exclude_dst"`
+	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
+	Excludes       *ebpf.Map `ebpf:"excludes"`
+	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
+	FragmentRooms  *ebpf.Map `ebpf:"fragment_rooms"`
+	Fragments      *ebpf.Map `ebpf:"fragments"`
+	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreePorts      *ebpf.Map `ebpf:"free_ports"`
+	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	HeldFragments  *ebpf.Map `ebpf:"held_fragments"`
+	HeldRooms      *ebpf.Map `ebpf:"held_rooms"`
+	Homes          *ebpf.Map `ebpf:"homes"`
+	IcmpRooms      *ebpf.Map `ebpf:"icmp_rooms"`
+	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
+	Links          *ebpf.Map `ebpf:"links"`
+	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
+	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
+	NewSessions    *ebpf.Map `ebpf:"new_sessions"`
+	Origins        *ebpf.Map `ebpf:"origins"`
+	Probed         *ebpf.Map `ebpf:"probed"`
+	Rules          *ebpf.Map `ebpf:"rules"`
+	RulesRecent    *ebpf.Map `ebpf:"rules_recent"`
+	SessionBits    *ebpf.Map `ebpf:"session_bits"`
+	Sessions       *ebpf.Map `ebpf:"sessions"`
+	Slots          *ebpf.Map `ebpf:"slots"`
+	Sources        *ebpf.Map `ebpf:"sources"`
+	Stats          *ebpf.Map `ebpf:"stats"`
+	Targets        *ebpf.Map `ebpf:"targets"`
+	Transmit       *ebpf.Map `ebpf:"transmit"`
+	Verdicts       *ebpf.Map `ebpf:"verdicts"`
+	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
 
 func (m *tcMaps) Close() error {
 	return _TcClose(
+		m.AddressIndices,
 		m.Addresses,
 		m.Config,
-		m.Contacts,
 		m.Control,
 		m.Counts,
-		m.Decisions,
 		m.Destinations,
 		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
 		m.Excludes,
+		m.FilterEntries,
 		m.FlowTable,
 		m.FragmentQueue,
 		m.FragmentRooms,
@@ -264,9 +264,8 @@ func (m *tcMaps) Close() error {
 		m.Links,
 		m.MappingQueue,
 		m.MappingTable,
-		m.Openings,
+		m.NewSessions,
 		m.Origins,
-		m.Outside,
 		m.Probed,
 		m.Rules,
 		m.RulesRecent,
@@ -277,6 +276,7 @@ func (m *tcMaps) Close() error {
 		m.Stats,
 		m.Targets,
 		m.Transmit,
+		m.Verdicts,
 		m.WholeSlots,
 	)
 }

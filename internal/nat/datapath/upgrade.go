@@ -15,8 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Make tells the programs of this natkit from those of another: a hash of its objects.
-func Make() string { return hashOf(_TcBytes, _XdpBytes, _SweepBytes, _PortsBytes) }
+// Make distinguishes the programs of this natkit from those of another: a hash of its objects.
+func Make() string { return hashOf(_TcBytes, _XdpBytes, _GcBytes, _PortsBytes) }
 
 func hashOf(objects ...[]byte) string {
 	h := sha256.New()
@@ -32,10 +32,10 @@ func hashOf(objects ...[]byte) string {
 // before. The calling thread may be in any namespace.
 //
 //  1. every program that it needs is loaded; a kernel that refuses one has changed nothing
-//  2. the sweep's timer gets its new code
+//  2. the GC timer gets its new code
 //  3. pins are replaced one by one, each by a rename
 func (e *Engine) Upgrade() (undo func() error, err error) {
-	fresh := &Engine{maps: maps.Clone(e.maps), programs: map[string]*ebpf.Program{}}
+	fresh := &Engine{maps: maps.Clone(e.maps), m: e.m, common: e.common, programs: map[string]*ebpf.Program{}}
 	names := append(slices.Collect(maps.Keys(e.programs)), ofEvery...)
 	if err := fresh.load(e.Size(), names); err != nil {
 		return nil, errors.Join(fmt.Errorf("upgrade NAT engine: %w", err), closePrograms(fresh.programs))
@@ -59,7 +59,7 @@ func (e *Engine) usePrograms() error {
 	if err := removePins(draft); err != nil {
 		return err
 	}
-	if err := e.StartSweep(); err != nil {
+	if err := e.StartGC(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(draft, programsDir), 0o700); err != nil {
@@ -67,7 +67,7 @@ func (e *Engine) usePrograms() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.programs)) {
 		made, pin := filepath.Join(draft, programsDir, name), filepath.Join(e.dir, programsDir, name)
-		if err := pinAnew(e.programs[name], made); err != nil {
+		if err := pinFresh(e.programs[name], made); err != nil {
 			return errors.Join(fmt.Errorf("pin program %s: %w", name, err), removePins(draft))
 		}
 		if err := os.Rename(made, pin); err != nil {
@@ -77,9 +77,9 @@ func (e *Engine) usePrograms() error {
 	return removePins(draft)
 }
 
-// pinAnew pins a program at a path, whatever is where it was pinned before: the library
+// pinFresh pins a program at a path, whatever is where it was pinned before: the library
 // would move that.
-func pinAnew(p *ebpf.Program, path string) error {
+func pinFresh(p *ebpf.Program, path string) error {
 	fresh, err := p.Clone()
 	if err != nil {
 		return err
@@ -98,7 +98,7 @@ func closePrograms(programs map[string]*ebpf.Program) error {
 // Generation counts the rule sets that the engine has had.
 func (e *Engine) Generation() (uint32, error) {
 	var control abiNatControl
-	if err := e.maps["control"].Lookup(uint32(0), &control); err != nil {
+	if err := e.m.Control.Lookup(uint32(0), &control); err != nil {
 		return 0, fmt.Errorf("read generation: %w", err)
 	}
 	return control.Generation, nil

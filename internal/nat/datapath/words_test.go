@@ -86,7 +86,7 @@ func TestBoundsAreThoseOfTheContract(t *testing.T) {
 		file, maps int
 	}{
 		{"interfaces", rulefile.MaxLinks, int(abiNatLimitNAT_MAX_LINKS)},
-		{"realms", rulefile.MaxRealms, int(abiNatLimitNAT_MAX_REALMS)},
+		{"pools", rulefile.MaxPools, int(abiNatLimitNAT_MAX_POOLS)},
 		{"addresses", rulefile.MaxAddresses, int(abiNatLimitNAT_MAX_ADDRESSES)},
 		{"sessions", rulefile.MaxSessions, int(abiNatRefsNAT_REFS_COUNT)},
 		{"classes with ports", rulefile.PortClasses, int(abiNatClassNAT_PORT_CLASSES)},

@@ -465,7 +465,7 @@ func TestStrayOfNoConnection(t *testing.T) {
 	}
 }
 
-// Inside hosts keep their address of a pool, and all of the pool is used.
+// Internal hosts keep their address of a pool, and all of the pool is used.
 func TestPoolIsPaired(t *testing.T) {
 	b := newBench(t)
 	if err := compile(t, files["source"]).Apply(b.router.ns); err != nil {
@@ -493,7 +493,7 @@ func TestPoolIsPaired(t *testing.T) {
 }
 
 // A rule that gives ports gives those alone, whatever the port inside was, to every protocol
-// that has ports or identifiers, and to inside hosts that address an outside address.
+// that has ports or identifiers, and to internal hosts that address an external address.
 func TestPortsOfRange(t *testing.T) {
 	given := ports(2000, 2099)
 	f := file(rules(
@@ -633,7 +633,7 @@ func BenchmarkLoad50000(b *testing.B) {
 	}
 }
 
-// What the kernel counted is told by the rules of the file.
+// What the kernel counted is reported by the rules of the file.
 func TestUses(t *testing.T) {
 	b := newBench(t)
 	facts, err := nft.ReadFacts(b.router.ns)
@@ -665,7 +665,7 @@ func TestUses(t *testing.T) {
 	}
 }
 
-// A SYN that offers more than the way out carries is made to offer less, in both
+// A SYN that offers more than the egress interface carries is made to offer less, in both
 // directions.
 func TestClampMSS(t *testing.T) {
 	b := newBench(t)

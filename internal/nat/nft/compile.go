@@ -60,7 +60,7 @@ func CompileRules(f *rulefile.File, facts Facts) (Ruleset, []Warning, error) {
 	c.oneArmed()
 
 	excluded := c.exclusions()
-	excludedOut := excluded // what is sent to an inside host by a rule is not what was excluded
+	excludedOut := excluded // what is sent to an internal host by a rule is not what was excluded
 	if excluded != nil {
 		excludedOut = []Rule{slices.Concat(destNotTranslated(), excluded[0])}
 	}
@@ -105,7 +105,7 @@ type compiler struct {
 	chains   map[string]bool // by name, those that are in the table
 	bases    []Chain
 	warnings []Warning
-	anywhere Chain    // source rules for whatever way out
+	anywhere Chain    // source rules for whatever egress interface
 	bound    bool     // some source rule is bound to one of several ways out
 	armed    bool     // some interface is on both sides
 	beside   []string // inside only, where that is so
@@ -143,7 +143,7 @@ func linkElements(names []string) []Element {
 }
 
 // The interfaces that are on both sides, those that are inside only beside them, and the
-// addresses of inside hosts, which tell by the former who is inside.
+// addresses of internal hosts, which tell by the former who is inside.
 const (
 	setArmed       = "one_armed"
 	setInsideOnly  = "inside_only"
@@ -174,7 +174,7 @@ func (c *compiler) oneArmed() {
 	}
 }
 
-// amongInside accepts what inside hosts send to those behind an interface of both sides: no
+// amongInside accepts what internal hosts send to those behind an interface of both sides: no
 // rule is about it, unless a destination rule has translated it.
 func (c *compiler) amongInside(conditions ...[]expr.Any) []Rule {
 	if !c.armed {
@@ -274,7 +274,7 @@ func (c *compiler) emit(ch *Chain, s *step) {
 	}
 }
 
-// nobody drops what is sent to an outside address for which no rule has a use: routed
+// nobody drops what is sent to an external address for which no rule has a use: routed
 // on, it would come back again and again. Addresses of the gateway are its own, and those of a
 // map are its hosts' by whichever interface the map is not bound to.
 func (c *compiler) nobody() []Rule {
@@ -303,7 +303,7 @@ func (c *compiler) nobody() []Rule {
 }
 
 // forwarded has what is for all that is forwarded. What connection tracking finds invalid
-// meets no chain of type nat, so not nobody either: sent to an outside address that is
+// meets no chain of type nat, so not nobody either: sent to an external address that is
 // routed to lo, for the sake of ARP, it would go round there until its TTL ends.
 func (c *compiler) forwarded(toNobody bool) {
 	var rules []Rule

@@ -33,14 +33,14 @@ type place struct {
 	address  netip.Addr
 }
 
-// destinationSteps are the questions, each for rules that are bound to a way in and for others,
+// destinationSteps are the questions, each for rules that are bound to an ingress interface and for others,
 // and what is to be cut before it is asked for.
 type destinationSteps struct {
 	*compiler
 	ports, ranges, shifted, protocols, hosts, nets [2]*step
 
 	overlapping map[place][]span
-	prefixes    map[string][]span // by way in
+	prefixes    map[string][]span // by ingress interface
 }
 
 const bound, unbound = 0, 1
@@ -184,7 +184,7 @@ func (d *destinationSteps) cutPrefixes() {
 	}
 }
 
-// mapWaysIn are the interfaces that what is sent to a map's outside addresses may come in
+// mapWaysIn are the interfaces that what is sent to a map's external addresses may come in
 // by: from outside its own, and from inside (hairpin) its hosts'. "" is every one.
 func (c *compiler) mapWaysIn(r *rulefile.Rule) []string {
 	if r.In == "" && r.Out == "" {
@@ -220,7 +220,7 @@ func portProtocols(p rulefile.Protocol) []rulefile.Protocol {
 	return []rulefile.Protocol{p}
 }
 
-// keepsPorts tells whether all targets get the ports as they were addressed.
+// keepsPorts reports whether all targets get the ports as they were addressed.
 func keepsPorts(a rulefile.DNAT) bool {
 	return !slices.ContainsFunc(a.Targets, func(t rulefile.Target) bool { return !t.Ports.IsZero() && t.Ports != a.Ports })
 }

@@ -15,9 +15,9 @@ import (
 	"natkit/internal/nat/rulefile"
 )
 
-// Source rules: by the interfaces they are bound to, way in and way out, way out, way
+// Source rules: by the interfaces they are bound to, ingress and egress interface, egress interface, ingress
 // in, none; for each the host, then the longest prefix. A rule that is not bound to a
-// way out is for the outside interfaces.
+// egress interface is for the outside interfaces.
 //
 // Where a file has one outside interface, to be bound to it is nothing special, and
 // names of interfaces out are left out of the keys.
@@ -28,7 +28,7 @@ type origin struct {
 	in, out bool // the key has the interface
 }
 
-// sources makes the chains "source" and, for whatever way out, "source_anywhere".
+// sources makes the chains "source" and, for whatever egress interface, "source_anywhere".
 func (c *compiler) sources(destinations bool) error {
 	f := c.file
 	for i := range f.Rules {
@@ -76,7 +76,7 @@ func (c *compiler) sources(destinations bool) error {
 		}
 	}
 	if c.bound && destinations && len(f.Outside) > 1 {
-		c.warn(rulefile.Position{}, "an inside host that addresses an outside address is seen by what the rules give it towards %q, the first outside interface, whichever the address belongs to", f.Outside[0])
+		c.warn(rulefile.Position{}, "an internal host that addresses an external address is seen by what the rules give it towards %q, the first outside interface, whichever the address belongs to", f.Outside[0])
 	}
 	return nil
 }
@@ -208,7 +208,7 @@ func (c *compiler) hide(index int) (Element, error) {
 	return e, nil
 }
 
-// masquerade hides behind the way out's address, and on a hairpin, which has none,
+// masquerade hides behind the egress interface's address, and on a hairpin, which has none,
 // behind the address that was asked for.
 func (c *compiler) masquerade(ports rulefile.PortRange) string {
 	name := "masquerade"
@@ -287,7 +287,7 @@ func spreadRanges(ranges []rulefile.AddressRange) []int {
 	return table
 }
 
-// postrouting says whose sources are translated: what inside hosts send out, and what
+// postrouting says whose sources are translated: what internal hosts send out, and what
 // a destination rule has translated.
 func (c *compiler) postrouting(excluded []Rule, destinations bool) Chain {
 	ch := Chain{Name: "postrouting", Base: postroutingNAT()}
@@ -305,7 +305,7 @@ func (c *compiler) postrouting(excluded []Rule, destinations bool) Chain {
 	case c.chains["hairpin"] || len(c.anywhere.Rules) > 0:
 		ch.Rules = append(ch.Rules, rule(within, goTo(hairpin)))
 	case slices.ContainsFunc(c.file.Rules, func(r rulefile.Rule) bool { return isSource(&r) && c.file.IsInside(r.Out) }):
-		ch.Rules = append(ch.Rules, rule(within, accept())) // rules of the way out itself are not for them
+		ch.Rules = append(ch.Rules, rule(within, accept())) // rules of the egress interface itself are not for them
 	}
 	ch.Rules = append(ch.Rules, rule(inSet(setInside, partIn), goTo("source")))
 	if destinations {

@@ -13,9 +13,9 @@ import (
 )
 
 // Stateless maps are rewriting of every packet, without connection tracking: of
-// destinations before it (priority raw), which tells it to leave the packet alone; of
+// destinations before it (priority raw), which has it leave the packet alone; of
 // sources when the packet leaves. What has been left alone is what was rewritten, or
-// comes from a stateless inside host and leaves by an outside interface.
+// comes from a stateless internal host and leaves by an outside interface.
 
 // stateless adds the chains and sets of the stateless maps.
 func (c *compiler) stateless() {

@@ -35,7 +35,7 @@ func ReadFacts(h *netns.Handle) (Facts, error) {
 // is not there is no error.
 func RemoveRules(h *netns.Handle) error { return Ruleset{{Name: rulesTable}}.Remove(h) }
 
-// RulesThere tells whether the table of a compiled rule file is in the namespace of h.
+// RulesThere reports whether the table of a compiled rule file is in the namespace of h.
 // Others may remove it: flushing the whole rule set is how firewalls start.
 func RulesThere(h *netns.Handle) (there bool, err error) {
 	err = h.Do(func() error {

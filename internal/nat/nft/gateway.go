@@ -12,18 +12,18 @@ import (
 	"natkit/internal/snapshot"
 )
 
-// Gateway is a router that hides an inside network behind its outside address.
+// Gateway is a router that hides an inside network behind its external address.
 type Gateway struct {
 	Inside  netip.Prefix // the network that is hidden
 	Outside string       // the interface towards everybody else: "eth0"
 
-	// Address and Ports, where given, are the outside address and its ports that
+	// Address and Ports, where given, are the external address and its ports that
 	// TCP and UDP are translated to. Without, the network is masqueraded: the
 	// interface's own address, and the source port kept where that is possible.
 	Address netip.Addr
 	Ports   snapshot.PortRange
 
-	// Pool, where given, are the outside addresses instead: a host keeps one of them.
+	// Pool, where given, are the external addresses instead: a host keeps one of them.
 	Pool netip.Prefix
 
 	Table string // name of the table, "" for "nat"

@@ -31,7 +31,7 @@ import (
 type ImportOptions struct {
 	Name            string       // of the input, in messages
 	Inside, Outside []string     // interfaces; those that the rules tell of need not be named
-	Local           []netip.Addr // outside addresses of the gateway: what "type local" stands for
+	Local           []netip.Addr // external addresses of the gateway: what "type local" stands for
 }
 
 // Imported is a rule file and what of the input it does not say.
@@ -41,7 +41,7 @@ type Imported struct {
 	From  []string // what each rule of File was made of, as notes have it
 }
 
-// Lost tells whether the rule file does not do something that the input did.
+// Lost reports whether the rule file does not do something that the input did.
 func (i *Imported) Lost() bool {
 	return slices.ContainsFunc(i.Notes, func(n Note) bool { return n.Lost })
 }
@@ -50,7 +50,7 @@ func (i *Imported) Lost() bool {
 type Note struct {
 	Line int    `json:"line"`
 	Rule string `json:"rule"` // as it was written
-	Why  string `json:"why"`
+	Why  string `json:"reason"`
 	Lost bool   `json:"lost"` // the rule file does not do what the rule did; otherwise it does it otherwise
 }
 
@@ -180,7 +180,7 @@ func CountNAT(data []byte) int {
 	return n
 }
 
-// ofIPTables tells whether a table that nft lists is one that iptables keeps there.
+// ofIPTables reports whether a table that nft lists is one that iptables keeps there.
 func ofIPTables(set *ruleset.Ruleset, t *ruleset.Table) bool {
 	return set.Source == ruleset.NFTables && t.Family == "ip" && t.Name == "nat" && (t.Chain("PREROUTING") != nil || t.Chain("POSTROUTING") != nil)
 }
@@ -219,7 +219,7 @@ func whereOf(r *ruleset.Rule) string {
 	return fmt.Sprintf("%s handle %d", r.Chain, r.Handle)
 }
 
-// ways says once what natkit does with outside addresses and Linux does not.
+// ways says once what natkit does with external addresses and Linux does not.
 func (i *importer) ways() {
 	hides := slices.ContainsFunc(i.file.Rules, func(r rulefile.Rule) bool { return isSource(&r) })
 	others, hairpin := len(i.file.Pools) > 0, false
@@ -234,15 +234,15 @@ func (i *importer) ways() {
 		}
 	}
 	if others {
-		i.note(Note{Why: "what is sent to an outside address of a rule or pool, and meets no rule, is dropped, unless the address is the gateway's own"})
+		i.note(Note{Why: "what is sent to an external address of a rule or pool, and meets no rule, is dropped, unless the address is the gateway's own"})
 	}
 	if hairpin {
-		i.note(Note{Why: "an inside host that asks for what is published is seen there by an outside address (hairpin)"})
+		i.note(Note{Why: "an internal host that asks for what is published is seen there by an external address (hairpin)"})
 	}
 }
 
 // portsLeft names addresses of which forwards have every port of a protocol: engine ebpf
-// gives none of those to inside hosts.
+// gives none of those to internal hosts.
 func (i *importer) portsLeft() {
 	type space struct {
 		address  netip.Addr
@@ -272,12 +272,12 @@ func (i *importer) portsLeft() {
 	}
 	for _, s := range spaces {
 		if len(left[s]) == 0 && len(i.gives(s.address)) > 0 {
-			i.note(Note{Why: fmt.Sprintf("the rules forward every %s port of %s: engine ebpf has none left there for inside hosts, engine nft does", s.protocol, s.address), Lost: true})
+			i.note(Note{Why: fmt.Sprintf("the rules forward every %s port of %s: engine ebpf has none left there for internal hosts, engine nft does", s.protocol, s.address), Lost: true})
 		}
 	}
 }
 
-// gives are the ports of an address that source rules give to inside hosts, none if it is
+// gives are the ports of an address that source rules give to internal hosts, none if it is
 // not theirs.
 func (i *importer) gives(address netip.Addr) (ports []rulefile.PortRange) {
 	add := func(r rulefile.PortRange) {

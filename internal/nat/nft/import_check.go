@@ -48,9 +48,9 @@ func (i *importer) checkMaps() {
 		}
 		switch i.halves[rule.Key()] {
 		case halfSource:
-			i.otherwise(i.origins[k].rule, "became a map, which holds both ways: it also lets in what is sent to its outside addresses")
+			i.otherwise(i.origins[k].rule, "became a map, which holds both ways: it also lets in what is sent to its external addresses")
 		case halfDestination:
-			i.otherwise(i.origins[k].rule, "became a map, which holds both ways: it also translates what its inside hosts send")
+			i.otherwise(i.origins[k].rule, "became a map, which holds both ways: it also translates what its internal hosts send")
 		}
 	}
 }
@@ -491,7 +491,7 @@ func (i *importer) strangers() ruleset.Ranges {
 	return forwardable.And(ruleset.RangesOf(hidden).Not())
 }
 
-// hides tells whether an item is for certain sources that go outside: they are inside.
+// hides reports whether an item is for certain sources that go outside: they are inside.
 func (i *importer) hides(it *item) bool {
 	src := it.box.Dim[ruleset.Source]
 	return src != nil && src.Size() <= 1<<31 && len(i.namesIn(it.box.Dim[ruleset.Out], i.file.Outside)) > 0

@@ -128,7 +128,7 @@ func (i *importer) undestined(regions []ruleset.Region) []ruleset.Region {
 	return out
 }
 
-// marksElsewhere tells whether rules outside of NAT set marks, which NAT rules then see.
+// marksElsewhere reports whether rules outside of NAT set marks, which NAT rules then see.
 func (i *importer) marksElsewhere() bool {
 	for r := range i.set.Rules {
 		for _, s := range r.Statements {
@@ -140,7 +140,7 @@ func (i *importer) marksElsewhere() bool {
 	return false
 }
 
-// isNAT tells whether the table has a NAT chain.
+// isNAT reports whether the table has a NAT chain.
 func (i *importer) isNAT(t *ruleset.Table) bool {
 	return slices.ContainsFunc(t.Chains, func(c *ruleset.Chain) bool { return c.Type == "nat" })
 }
@@ -304,6 +304,8 @@ func (i *importer) assume(w *ruleset.Walked, l ruleset.Leaf) (ruleset.Leaf, bool
 				i.lost(l.Rule, "is for addresses of the gateway, which the rules do not tell: name them with --local")
 			case f.Kind == ruleset.Mark:
 				i.lost(l.Rule, "depends on a mark that other tables set")
+			case r.Contains(0):
+				i.lost(l.Rule, "is for packets without %s", f.Key)
 			default:
 				i.lost(l.Rule, "depends on %s", f.Key)
 			}
@@ -342,7 +344,7 @@ func cmpKey(f ruleset.Field) string {
 	return f.Key
 }
 
-// chancy tells whether not all packets of a leaf's box are in it, or not always.
+// chancy reports whether not all packets of a leaf's box are in it, or not always.
 func chancy(l ruleset.Leaf) bool {
 	return len(l.Box.Vars) > 0 || slices.ContainsFunc(l.Not, func(n ruleset.Except) bool { return len(n.Box.Vars) > 0 })
 }

@@ -81,7 +81,7 @@ func (i *importer) placeBefore(p placed) {
 	}
 }
 
-// besideDestination makes room for an earlier rule; it tells whether the later one is still
+// besideDestination makes room for an earlier rule; it reports whether the later one is still
 // to be placed.
 func (i *importer) besideDestination(early, late placed) bool {
 	e, l := early.rule.Action.(rulefile.DNAT), late.rule.Action.(rulefile.DNAT)
@@ -191,7 +191,7 @@ func truth(b bool) int {
 	return 0
 }
 
-// holds tells whether a binding to an interface is for all packets of another.
+// holds reports whether a binding to an interface is for all packets of another.
 func holds(a, b string) bool { return a == "" || a == b }
 
 func meetLink(a, b string) (string, bool) { return cmp.Or(a, b), a == "" || b == "" || a == b }

@@ -217,11 +217,11 @@ func (i *importer) destinationOf(it *item, p ruleset.Box) {
 	}
 	switch {
 	case several && it.local:
-		i.otherwise(it.rule, "holds for outside addresses of the gateway, not for its inside ones")
+		i.otherwise(it.rule, "holds for external addresses of the gateway, not for its inside ones")
 	case several && !it.local && fromInside:
-		i.lost(it.rule, "is for every destination: of those only the gateway's own outside addresses are named")
+		i.lost(it.rule, "is for every destination: of those only the gateway's own external addresses are named")
 	case several && !it.local:
-		i.otherwise(it.rule, "holds for outside addresses of the gateway, not for others that are routed to it")
+		i.otherwise(it.rule, "holds for external addresses of the gateway, not for others that are routed to it")
 	}
 	protocols, ok := protocolsIn(p.Dim[ruleset.ProtocolField])
 	if !ok {
@@ -430,7 +430,7 @@ func orAll(r rulefile.PortRange) string {
 	return r.String()
 }
 
-// shifts tells whether a shift holds for all of the ports.
+// shifts reports whether a shift holds for all of the ports.
 func (s share) shifts(ports rulefile.PortRange) bool {
 	return ports.First >= s.base && int(ports.Last)-int(s.base) < s.ports.Count()
 }

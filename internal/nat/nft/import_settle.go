@@ -13,7 +13,7 @@ import (
 	"natkit/internal/nat/rulefile"
 )
 
-// What was read need not fit together in a rule file: there each outside address is given
+// What was read need not fit together in a rule file: there each external address is given
 // by one rule or pool, where the kernel's rules may name it as often as they like. What
 // does not fit is left out and said, so that both engines take the file.
 
@@ -41,7 +41,7 @@ func (i *importer) settle() {
 }
 
 // maxRounds bounds the looking for what does not fit: of each round the first hundred
-// problems are told.
+// problems are reported.
 const maxRounds = 100
 
 // carve takes addresses out of pools that another rule gives on its own: by snat to the
@@ -124,7 +124,7 @@ func (i *importer) dropIdlePools() {
 	}
 }
 
-// ruleAt is a position that tells the index of a rule; no other problem is in this column.
+// ruleAt is a position that has the index of a rule; no other problem is in this column.
 func ruleAt(k int) rulefile.Position { return rulefile.Position{Line: k + 1, Column: ruleColumn} }
 
 const ruleColumn = 2

@@ -30,7 +30,7 @@ func (i *importer) surroundings() {
 	}
 }
 
-// sleeping names tables whose rules do nothing now, and those of which that can't be told.
+// sleeping names tables whose rules do nothing now, and those of which that can't be known.
 func (i *importer) sleeping() {
 	for _, t := range i.set.Dormant {
 		i.note(Note{Line: t.Line, Rule: "table " + t.Family + " " + t.Name, Why: "is dormant: its rules do nothing now, and are left out"})

@@ -14,7 +14,7 @@ import (
 )
 
 // LabelBit: connections that the rules of a compiled rule file translate carry a label, by which they
-// are told from those that others translate, even in the same way: their entries outlive the
+// are distinguished from those that others translate, even in the same way: their entries outlive the
 // rules by minutes, and the kernel goes on translating by them. A label is one of 128 bits
 // that everybody may set; who deletes by it looks at the translation too.
 const (

@@ -20,7 +20,7 @@ const maxTransaction = 128 << 20
 
 // newTransaction opens the library's connection, whose messages are sent here: all of them
 // are one transaction, of which the last message alone is acknowledged, and what the library
-// leaves out of a masquerade is added. It has no other way in than what its tests use.
+// leaves out of a masquerade is added. It has no other caller than its tests.
 func newTransaction() (*nftables.Conn, error) {
 	return nftables.New(nftables.WithTestDial(func(batch []netlink.Message) ([]netlink.Message, error) {
 		if batch == nil { // the library asks for acknowledgements that commit has had

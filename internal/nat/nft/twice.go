@@ -37,8 +37,8 @@ func OneToOne(host, seenAs netip.Addr, outside string) Ruleset {
 	}}}
 }
 
-// Double is translation of each packet twice: on the way in to an address that
-// is seen on the router alone, on the way out to the final one.
+// Double is translation of each packet twice: on ingress to an address that
+// is seen on the router alone, on egress to the final one.
 type Double struct {
 	Host, Middle, SeenAs netip.Addr
 	Inside, Outside      string       // devices

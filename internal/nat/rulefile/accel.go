@@ -2,7 +2,7 @@
 
 package rulefile
 
-import "net/netip"
+import "natkit/internal/snapshot"
 
 // AccelReason is what acceleration of the kernel's NAT did with a packet.
 type AccelReason struct {
@@ -10,7 +10,7 @@ type AccelReason struct {
 	Means string
 }
 
-// AccelReasons by number: enum nat_accel_reason of bpf/accel/shortcut.h, whose order this is.
+// AccelReasons by number: enum nat_accel_reason of bpf/accel/entry.h, whose order this is.
 // Packets of all but the first went through the stack, untouched.
 var AccelReasons = []AccelReason{
 	{"forwarded", "before the kernel stack"},
@@ -24,20 +24,20 @@ var AccelReasons = []AccelReason{
 	{"probe", "one packet a second, passed to the stack to see whether it still forwards the flow"},
 	{"waiting", "of a flow that is new or was idle, or that the stack does not forward"},
 	{"other-link", "arrived on another interface than the flow's packets"},
-	{"young", "below threshold: its direction has fewer than about eight packets a second, or has just started"},
+	{"below-threshold", "its direction has fewer than about eight packets a second, or has just started"},
 	{"unknown", "connection tracking has no entry: the first packet of a flow, or untracked"},
-	{"unanswered", "the other end of its flow has not sent anything"},
+	{"unreplied", "the other end of its flow has not sent anything"},
 	{"unsteady", "a TCP connection that opens or closes"},
 	{"helper", "a conntrack helper reads the flow, or changes its sequence numbers"},
 	{"offloaded", "a flowtable has the flow"},
 	{"timeout", "the flow has a timeout below three seconds"},
 	{"local", "for this machine itself"},
-	{"no-way", "no route, no neighbour, or its egress interface is not accelerated"},
-	{"other-way", "the stack sends the flow by another path than its route: routing by mark, or a program"},
+	{"no-route", "no route, no neighbour, or its egress interface is not accelerated"},
+	{"other-route", "the stack sends the flow by another path than its route: routing by mark, or a program"},
 	{"no-room", "the flow cache had no free slot, or gave the slot to another flow"},
 }
 
-// AccelEligible tells whether a reason is of packets that acceleration could have forwarded:
+// AccelEligible reports whether a reason is of packets that acceleration could have forwarded:
 // TCP and UDP over IPv4 for others. Those that were seen to be for the machine itself are not
 // of them; a new connection to it is not seen to be.
 func AccelEligible(reason string) bool {
@@ -58,23 +58,23 @@ func AccelShare(reasons map[string]uint64) float64 {
 	return float64(reasons["forwarded"]) / total
 }
 
-// Shortcut is one direction of a flow that is accelerated, or may be.
-type Shortcut struct {
-	Protocol         Protocol       `json:"protocol"`
-	Source           netip.AddrPort `json:"source"`
-	Destination      netip.AddrPort `json:"destination"`
-	SourceAfter      netip.AddrPort `json:"source_translated"`
-	DestinationAfter netip.AddrPort `json:"destination_translated"`
-	Packets          uint64         `json:"packets"` // before the stack
-	// Trusted: packets take the shortcut now.
-	Trusted bool   `json:"trusted"`
-	Refused string `json:"refused,omitempty"` // an AccelReason's name
+// AccelEntry is one direction of a flow that is accelerated, or may be.
+type AccelEntry struct {
+	Protocol         Protocol          `json:"protocol"`
+	Source           snapshot.Endpoint `json:"source"`
+	Destination      snapshot.Endpoint `json:"destination"`
+	SourceAfter      snapshot.Endpoint `json:"source_translated"`
+	DestinationAfter snapshot.Endpoint `json:"destination_translated"`
+	Packets          uint64            `json:"packets"` // before the stack
+	// Valid: packets use the fast path now.
+	Valid   bool   `json:"valid"`
+	Refused string `json:"reason,omitempty"` // an AccelReason's name
 }
 
 // AccelStats count packets since acceleration was turned on.
 type AccelStats struct {
-	Reasons map[string]uint64 `json:"reasons"`
+	Reasons map[string]uint64 `json:"by_reason"`
 	Bytes   uint64            `json:"bytes"`   // of IPv4, before the stack
-	Trusted int               `json:"trusted"` // directions that take the shortcut now
-	Known   int               `json:"known"`   // in the table
+	Valid   int               `json:"valid"`   // directions that use the fast path now
+	Known   int               `json:"entries"` // in the table
 }

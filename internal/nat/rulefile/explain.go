@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Which rules a packet meets that opens a session, and why not others. This is the
-// precedence read plainly, rule by rule: what `natkit explain` tells, and what the
+// precedence read plainly, rule by rule: what `natkit explain` reports, and what the
 // engines' look-ups are tested against.
 
 package rulefile
@@ -89,12 +89,12 @@ func (p Packet) String() string {
 
 // Surroundings are what Explain must know of the machine.
 type Surroundings interface {
-	// WayOut is the interface that a packet with these addresses leaves by, "" if there
+	// Egress is the interface that a packet with these addresses leaves by, "" if there
 	// is no route.
-	WayOut(source, destination netip.Addr) string
+	Egress(source, destination netip.Addr) string
 	// LinkOf is the interface on whose network an address is, "" if it is on none.
 	LinkOf(netip.Addr) string
-	// IsLocal tells whether an address is the gateway's own.
+	// IsLocal reports whether an address is the gateway's own.
 	IsLocal(netip.Addr) bool
 }
 
@@ -119,11 +119,11 @@ type Step struct {
 	Text    string `json:"rule,omitempty"` // of the rule
 	Line    int    `json:"line,omitempty"` // of the rule
 	Applies bool   `json:"applies"`        // the rule does
-	Why     string `json:"why"`
+	Why     string `json:"reason"`
 }
 
-// Explain tells which rules a packet meets. Only rules that are about one of its
-// addresses are told of.
+// Explain reports which rules a packet meets. Only rules that are about one of its
+// addresses are reported.
 func Explain(f *File, p Packet, s Surroundings) []Step {
 	e := explanation{f: f, p: p, s: s}
 	e.explain()
@@ -157,7 +157,7 @@ func (e *explanation) explain() {
 		return
 	}
 	to, toText := e.target(destination)
-	way := e.s.WayOut(e.p.Source, to)
+	way := e.s.Egress(e.p.Source, to)
 	if way == "" || !e.f.IsInside(way) && !e.f.IsOutside(way) {
 		e.noWay(way, to, destination != nil && !destination.isIdentity())
 		return
@@ -179,7 +179,7 @@ func (e *explanation) explain() {
 	case !moves && !hides && (destination != nil || source != nil):
 		e.say(StageResult, "source and destination stay: its session is tracked, not translated")
 	case !moves && !hides:
-		e.say(StageResult, "goes on untranslated, unless it is for the outside endpoint of a mapping")
+		e.say(StageResult, "goes on untranslated, unless it is for the external endpoint of a mapping")
 	case !hides:
 		e.say(StageResult, "destination becomes %s, the source stays", toText)
 	case !moves:
@@ -189,17 +189,17 @@ func (e *explanation) explain() {
 	}
 }
 
-// sayMapping tells what becomes of a packet that no destination rule is about, and that a
+// sayMapping reports what becomes of a packet that no destination rule is about, and that a
 // mapping may be. What is for an address that the file gives away is nobody else's.
 func (e *explanation) sayMapping(inside, given bool) {
-	hit, miss := "it goes to the inside endpoint, and its source stays", "it is not translated"
+	hit, miss := "it goes to the internal endpoint, and its source stays", "it is not translated"
 	if inside {
-		hit = "it goes to the inside endpoint (hairpin)"
+		hit = "it goes to the internal endpoint (hairpin)"
 	}
 	if given {
 		miss = "it is dropped"
 	}
-	e.say(StageResult, "if it is for the outside endpoint of a mapping that lets its sender in, %s; otherwise %s", hit, miss)
+	e.say(StageResult, "if it is for the external endpoint of a mapping that lets its sender in, %s; otherwise %s", hit, miss)
 }
 
 // untranslatable is why no rule is asked, "" if they are.
@@ -218,10 +218,10 @@ func (e *explanation) untranslatable() string {
 	return ""
 }
 
-// isNobody tells whether an address is none of a host on a network.
+// isNobody reports whether an address is none of a host on a network.
 func isNobody(a [4]byte) bool { return a == [4]byte{} || a[0] == 127 || isMany(a) }
 
-// isMany tells whether an address is of multicast or broadcast.
+// isMany reports whether an address is of multicast or broadcast.
 func isMany(a [4]byte) bool { return a[0]>>4 == 14 || a == [4]byte{255, 255, 255, 255} }
 
 func (e *explanation) noWay(way string, to netip.Addr, translated bool) {
@@ -232,7 +232,7 @@ func (e *explanation) noWay(way string, to netip.Addr, translated bool) {
 		return
 	case e.s.IsLocal(to):
 		e.say(StageRoute, "%s is the gateway itself", to)
-		e.say(StageResult, "goes on untranslated, unless it is for the outside endpoint of a mapping")
+		e.say(StageResult, "goes on untranslated, unless it is for the external endpoint of a mapping")
 		return
 	case way == "":
 		e.say(StageRoute, "there is no route to %s", to)
@@ -246,14 +246,14 @@ func (e *explanation) noWay(way string, to netip.Addr, translated bool) {
 	}
 }
 
-// addressedBy is the way out whose source rules a packet meets that an inside host sent
-// to another by an outside address: the one by which it would have left.
+// addressedBy is the egress interface whose source rules a packet meets that an internal host sent
+// to another by an external address: the one by which it would have left.
 func (e *explanation) addressedBy(way string) string {
 	out := e.s.LinkOf(e.p.Destination)
 	if out == "" {
-		out = e.s.WayOut(e.p.Source, e.p.Destination)
+		out = e.s.Egress(e.p.Source, e.p.Destination)
 	}
-	e.say(StageRoute, "from inside to inside by an outside address (hairpin): the source rules of %s hold, where %s is, and not those of %s", out, e.p.Destination, way)
+	e.say(StageRoute, "from inside to inside by an external address (hairpin): the source rules of %s hold, where %s is, and not those of %s", out, e.p.Destination, way)
 	return out
 }
 
@@ -268,7 +268,7 @@ type verdict struct {
 	what  string // that is special about it: "port, bound to eth0"
 }
 
-// choose asks every rule, and tells which one applies and which others are about the
+// choose asks every rule, and reports which one applies and which others are about the
 // packet's addresses.
 func (e *explanation) choose(stage Stage, ask func(*Rule) verdict) *Rule {
 	type answer struct {
@@ -333,7 +333,7 @@ const (
 
 // destines asks for a rule that translates the destination: one for the port, for a
 // range of ports, for the address or its prefix; of each kind first one that is bound to
-// the way in; of those for addresses first one for the protocol, then the longest prefix.
+// the ingress interface; of those for addresses first one for the protocol, then the longest prefix.
 func (e *explanation) destines(r *Rule) verdict {
 	switch a := r.Action.(type) {
 	case Map:
@@ -386,8 +386,8 @@ func (e *explanation) mapBinding(r *Rule) string {
 }
 
 // hides asks for a rule that translates the source of what leaves by way: one bound to
-// both interfaces, to the way out, to the way in, to none; of each the longest prefix.
-// Without a way out it holds for the outside interfaces.
+// both interfaces, to the egress interface, to the ingress interface, to none; of each the longest prefix.
+// Without an egress interface it holds for the outside interfaces.
 func (e *explanation) hides(r *Rule, way string) verdict {
 	source, ok := r.source()
 	if !ok {

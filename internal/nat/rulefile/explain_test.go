@@ -44,7 +44,7 @@ func TestParsePacket(t *testing.T) {
 // the rest behind eth0, whose network is 100.100.100.0/24.
 type network struct{}
 
-func (network) WayOut(_, to netip.Addr) string {
+func (network) Egress(_, to netip.Addr) string {
 	switch b := to.As4(); {
 	case b[0] == 192 && b[1] == 168:
 		return "eth1"
@@ -146,7 +146,7 @@ destination: APPLIES 15 dnat: tcp 100.100.100.100:8000-8099, to: 172.17.0.4:9000
 destination: 13 dnat: tcp 100.100.100.100:8080, to: [172.17.0.2:80, 172.17.0.3:80]: another port
 destination: 17 dnat: tcp 100.100.100.100:8080, to: 172.17.0.5:80, in: docker0: another port
 route: 172.17.0.4 is reached by docker0
-route: from inside to inside by an outside address (hairpin): the source rules of eth0 hold, where 100.100.100.100 is, and not those of docker0
+route: from inside to inside by an external address (hairpin): the source rules of eth0 hold, where 100.100.100.100 is, and not those of docker0
 source: APPLIES 6 masquerade: 192.168.0.0/16: its prefix has 16 bits
 result: destination becomes 172.17.0.4:9090, source becomes the address of eth0`},
 		{"icmp 192.168.0.9:77 -> 192.0.2.1 in eth1", `
@@ -179,18 +179,18 @@ destination: no rule
 route: 192.0.2.1 is reached by eth0
 source: no rule
 source: 11 masquerade: 172.16.0.0/12, out: eth1: it is bound to the egress interface eth1
-result: goes on untranslated, unless it is for the outside endpoint of a mapping`},
+result: goes on untranslated, unless it is for the external endpoint of a mapping`},
 		{"tcp 192.168.0.7:4000 -> 172.17.0.2:80 in eth1", `
 exclude: no rule
 destination: no rule
 route: 172.17.0.2 is reached by docker0
 source: no rule
 source: 6 masquerade: 192.168.0.0/16: without out it holds for outside interfaces, and docker0 is none
-result: goes on untranslated, unless it is for the outside endpoint of a mapping`},
+result: goes on untranslated, unless it is for the external endpoint of a mapping`},
 		{"tcp 192.0.2.1:4000 -> 100.100.100.1:5000 in eth0", `
 exclude: no rule
 destination: no rule
-result: if it is for the outside endpoint of a mapping that lets its sender in, it goes to the inside endpoint, and its source stays; otherwise it is not translated`},
+result: if it is for the external endpoint of a mapping that lets its sender in, it goes to the internal endpoint, and its source stays; otherwise it is not translated`},
 		{"tcp 192.0.2.1:4000 -> 100.100.100.103:5000 in eth0", `
 exclude: no rule
 destination: APPLIES 20 dnat: 100.100.100.103, to: 100.100.100.1: the address
@@ -200,15 +200,15 @@ result: dropped`},
 exclude: no rule
 destination: no rule
 route: 100.100.100.1 is the gateway itself
-result: goes on untranslated, unless it is for the outside endpoint of a mapping`},
+result: goes on untranslated, unless it is for the external endpoint of a mapping`},
 		{"tcp 192.168.0.7:4000 -> 100.64.0.3:5000 in eth1", `
 exclude: no rule
 destination: no rule
-result: if it is for the outside endpoint of a mapping that lets its sender in, it goes to the inside endpoint (hairpin); otherwise it is dropped`},
+result: if it is for the external endpoint of a mapping that lets its sender in, it goes to the internal endpoint (hairpin); otherwise it is dropped`},
 		{"tcp 192.0.2.1:4000 -> 100.64.0.3:5000 in eth0", `
 exclude: no rule
 destination: no rule
-result: if it is for the outside endpoint of a mapping that lets its sender in, it goes to the inside endpoint, and its source stays; otherwise it is dropped`},
+result: if it is for the external endpoint of a mapping that lets its sender in, it goes to the internal endpoint, and its source stays; otherwise it is dropped`},
 		{"tcp 192.168.0.7:4000 -> 9.9.9.9:80 in eth1", `
 exclude: no rule
 destination: no rule

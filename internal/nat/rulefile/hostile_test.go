@@ -10,7 +10,7 @@ import (
 // head begins a file whose rules begin in line 4.
 const head = "inside: [eth1]\noutside: [eth0]\nrules:\n"
 
-// hostile is texts that are no rule files, each with the one problem that is told of it, or
+// hostile is texts that are no rule files, each with the one problem that is reported of it, or
 // the first of several.
 var hostile = []struct{ text, want string }{
 	// addresses and prefixes
@@ -90,7 +90,7 @@ var hostile = []struct{ text, want string }{
 	{head + "- masqerade: any", `did you mean masquerade?`},
 	{head + "- {masquerade: any, filterng: endpoint-independent}", `did you mean filtering?`},
 	{head + "- {masquerade: any, in: ethh1}", `4:4: in: "ethh1" is not among the file's inside and outside interfaces; did you mean eth1?`},
-	{"inside: eth0\noutside: eth0\nrules:\n- masquerade: any", `4:3: interface "eth0" is inside and outside, so the sources of rules say who is inside: name the prefix of the inside hosts, and not any`},
+	{"inside: eth0\noutside: eth0\nrules:\n- masquerade: any", `4:3: interface "eth0" is inside and outside, so the sources of rules say who is inside: name the prefix of the internal hosts, and not any`},
 	{head + "- {dnat: tpc 192.0.2.1:80, to: 10.0.0.1}", `did you mean tcp?`},
 	{"inside: eth1\noutside: eth0\npools: {office: {addresses: 100.64.0.0}}\nrules:\n- {snat: any, to: ofice}", `5:19: unknown pool "ofice"; did you mean office?`},
 	{head + "- {masquerade: any, in: eth1, in: eth1}", `4:31: key "in" is in line 4 already`},
@@ -101,7 +101,7 @@ var hostile = []struct{ text, want string }{
 	{"5", `1:1: a rule file must be keys with values`},
 }
 
-// What is wrong with a text is told in plain words, with its place, and nothing besides
+// What is wrong with a text is reported in plain words, with its place, and nothing besides
 // that only follows from it.
 func TestHostileTexts(t *testing.T) {
 	for _, c := range hostile {

@@ -2,7 +2,7 @@
 
 // Package rulefile is the language of natkit's NAT: the rule file with its rules, pools,
 // defaults and limits, which rule a packet meets, and the words in which an engine
-// tells what it did: sessions, mappings, reasons, events. It is pure: no engine, no
+// reports what it did: sessions, mappings, reasons, events. It is pure: no engine, no
 // kernel.
 //
 // A rule file is YAML; docs/rules.md explains every key. Which of several rules a
@@ -23,7 +23,7 @@ import (
 // File is a rule file. Make one by Parse, or start from New.
 type File struct {
 	Name    string   // what messages call it
-	Inside  []string // interfaces of inside hosts
+	Inside  []string // interfaces of internal hosts
 	Outside []string // interfaces towards the world
 	Pools   []Pool   // by name
 	Rules   []Rule   // as in the file; the order means nothing
@@ -49,16 +49,19 @@ func New() *File {
 }
 
 // Position is a place in a rule file, counted from 1; zero is unknown.
-type Position struct{ Line, Column int }
+type Position struct {
+	Line   int `json:"line"` // from 1
+	Column int `json:"column"`
+}
 
-// Pool is a set of outside addresses under a name.
+// Pool is a set of external addresses under a name.
 type Pool struct {
 	Name      string
 	Addresses []AddressRange
-	// Ports of each address that may be given to inside endpoints. Zero is DefaultPorts,
+	// Ports of each address that may be given to internal endpoints. Zero is DefaultPorts,
 	// and on addresses of the gateway itself what is left beside its own ports.
 	Ports PortRange
-	// OneToOne is `ports: none`: an inside host gets an address of its own, with all
+	// OneToOne is `ports: none`: an internal host gets an address of its own, with all
 	// ports and protocols, for as long as it has sessions.
 	OneToOne bool
 	// Silent is `arp: none`: nobody answers for the addresses on a connected network.
@@ -78,7 +81,7 @@ func (p *Pool) Count() int {
 	return n
 }
 
-// Contains tells whether the pool has the address.
+// Contains reports whether the pool has the address.
 func (p *Pool) Contains(a netip.Addr) bool {
 	for _, r := range p.Addresses {
 		if r.Contains(a) {
@@ -121,7 +124,7 @@ func (r AddressRange) Count() int { return int(number(r.Last)-number(r.First)) +
 // At gives the address that is i behind the first.
 func (r AddressRange) At(i int) netip.Addr { return address(number(r.First) + uint32(i)) }
 
-// Contains tells whether a is in the range.
+// Contains reports whether a is in the range.
 func (r AddressRange) Contains(a netip.Addr) bool {
 	return a.Is4() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
 }
@@ -144,7 +147,7 @@ func (r AddressRange) String() string {
 // PortRange is ports from First to Last, both included. The zero value is no port.
 type PortRange struct{ First, Last uint16 }
 
-// IsZero tells whether no port is named.
+// IsZero reports whether no port is named.
 func (r PortRange) IsZero() bool { return r == PortRange{} }
 
 // Count is the number of ports.
@@ -155,12 +158,12 @@ func (r PortRange) Count() int {
 	return int(r.Last) - int(r.First) + 1
 }
 
-// Contains tells whether port is in the range.
+// Contains reports whether port is in the range.
 func (r PortRange) Contains(port uint16) bool {
 	return !r.IsZero() && r.First <= port && port <= r.Last
 }
 
-// Overlaps tells whether both have a port in common.
+// Overlaps reports whether both have a port in common.
 func (r PortRange) Overlaps(o PortRange) bool {
 	return !r.IsZero() && !o.IsZero() && r.First <= o.Last && o.First <= r.Last
 }
@@ -225,10 +228,10 @@ func ParseProtocol(s string) (Protocol, error) {
 	return 0, fmt.Errorf("unknown protocol %q: write any, tcp, udp, udplite, icmp, gre, esp, ah, sctp or a number from 1 to 255%s", s, didYouMean(s, known))
 }
 
-// HasPorts tells whether ports of the protocol can be translated.
+// HasPorts reports whether ports of the protocol can be translated.
 func (p Protocol) HasPorts() bool { return p == TCP || p == UDP || p == UDPLite }
 
-// Class is what shares a space of outside ports (enum nat_class of bpf/nat/abi.h).
+// Class is what shares a space of external ports (enum nat_class of bpf/nat/abi.h).
 type Class uint8
 
 // UDP-Lite lives in UDP's space. ICMP queries use their identifier as port. Every
@@ -260,7 +263,7 @@ func (c Class) String() string { return [...]string{"tcp", "udp", "icmp", "other
 // PerClass is a choice for each class that has ports, indexed by Class.
 type PerClass[T comparable] [PortClasses]T
 
-// MappingMode says when an inside endpoint keeps its outside endpoint (RFC 4787,
+// MappingMode says when an internal endpoint keeps its external endpoint (RFC 4787,
 // section 4.1). Zero in a rule is the file's default.
 type MappingMode uint8
 
@@ -296,7 +299,7 @@ type MSSMode uint8
 // MSS modes.
 const (
 	MSSKeep  MSSMode = iota + 1
-	MSSClamp         // lowered to what fits the way out's MTU
+	MSSClamp         // lowered to what fits the egress interface's MTU
 )
 
 var mssNames = []string{"", "keep", "clamp"}
@@ -330,7 +333,7 @@ const (
 	TimeoutICMP                   // queries
 	TimeoutOther                  // protocols without ports
 	TimeoutFragment               // how long the rest of a fragmented datagram is waited for
-	TimeoutPortRest               // how long an outside port rests before another endpoint gets it
+	TimeoutPortRest               // how long an external port rests before another endpoint gets it
 
 	timeoutCount
 )
@@ -381,9 +384,9 @@ func DefaultTimeouts() Timeouts {
 // when the engine is created again.
 type Limits struct {
 	Sessions            int // at once
-	Mappings            int // inside endpoints with an outside port; 0 is as many as sessions
-	Sources             int // inside hosts
-	SessionsPerSource   int // of one inside host; 0 is no limit (RFC 6888 REQ-4)
+	Mappings            int // internal endpoints with an external port; 0 is as many as sessions
+	Sources             int // internal hosts
+	SessionsPerSource   int // of one internal host; 0 is no limit (RFC 6888 REQ-4)
 	ICMPErrorsPerSecond int // that the engine itself sends, of all kinds together
 }
 
@@ -416,7 +419,7 @@ func (f *File) FilteringMode(r *Rule, c Class) FilteringMode {
 	return f.Defaults.Filtering[c]
 }
 
-// ClampsMSS tells whether a rule's sessions have their MSS clamped.
+// ClampsMSS reports whether a rule's sessions have their MSS clamped.
 func (f *File) ClampsMSS(r *Rule) bool {
 	if r.MSS != 0 {
 		return r.MSS == MSSClamp

@@ -319,8 +319,8 @@ func (r *reader) links(n *yaml.Node, side string) (names []string) {
 
 func (r *reader) pools(n *yaml.Node) {
 	entries := r.entries(n, "pools")
-	if len(entries) > MaxRealms {
-		r.fail(n, "%d pools, of at most %d", len(entries), MaxRealms)
+	if len(entries) > MaxPools {
+		r.fail(n, "%d pools, of at most %d", len(entries), MaxPools)
 		return
 	}
 	for _, e := range entries {

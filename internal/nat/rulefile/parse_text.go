@@ -67,7 +67,7 @@ func unfit(c rune, encoded []byte, comment bool) string {
 	return ""
 }
 
-// invisible tells whether nobody sees a character, or takes it for a space.
+// invisible reports whether nobody sees a character, or takes it for a space.
 func invisible(c rune) bool { return c != ' ' && unicode.In(c, unicode.Cf, unicode.Zs) }
 
 // grammar is what the library says of a text that is no YAML, as far as it has one cause,

@@ -37,7 +37,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxProblems are told of one file; who has more starts with these. Of a file that is
+// maxProblems are reported of one file; who has more starts with these. Of a file that is
 // something else altogether no more than maxKept are kept to choose from.
 const (
 	maxProblems = 100

@@ -46,7 +46,7 @@ rules:
 ` + rules
 }
 
-// What does not fit together is told at the later rule; what looks alike and fits is not.
+// What does not fit together is reported at the later rule; what looks alike and fits is not.
 func TestTies(t *testing.T) {
 	for _, c := range []struct{ rules, want string }{
 		{"- masquerade: 10.0.0.0/8\n- snat: 10.0.0.0/8\n  to: office", `9:3: rule "snat 10.0.0.0/8" ties with "masquerade 10.0.0.0/8" in line 8`},
@@ -76,7 +76,7 @@ func TestTies(t *testing.T) {
 		{"- map: 10.0.0.0/24 <-> 100.65.0.0/24", "8:3: 100.65.0.0/24 is mapped, and 100.65.0.0/30 of pool whole in line 5 is given to other hosts"},
 		{"- masquerade: 10.0.0.0/8\n  in: eth0", "8:3: in: \"eth0\" is an outside interface"},
 		{"- masquerade: 10.0.0.0/8\n  in: eth0\n  out: eth1", ""},
-		{"- map: 10.0.0.0/24 <-> 100.0.0.0/24\n  in: eth0", "8:3: a map is bound as inside hosts see it"},
+		{"- map: 10.0.0.0/24 <-> 100.0.0.0/24\n  in: eth0", "8:3: a map is bound as internal hosts see it"},
 		{"- dnat: tcp 1.2.3.4:80\n  to: 10.0.0.1\n  in: eth7", `8:3: in: "eth7" is not among`},
 	} {
 		_, err := Parse("f", []byte(rulesFile(c.rules)))
@@ -134,8 +134,8 @@ func TestHostileFiles(t *testing.T) {
 		"map as key":       {"{a: b}: c\ninside: eth1\noutside: eth0", "f:1:1: a key of a rule file must be a word"},
 		"not text":         {"inside: \xff\xfe", "f:1:9: byte 0xFF is not UTF-8"},
 		"too many links":   {"inside: [" + names(300) + "]\noutside: eth0", "301 interfaces, of at most 256"},
-		"too many realms":  {"inside: eth1\noutside: eth0\nrules:\n" + manySNAT(300), "300 pools, addresses of snat rules and interfaces masqueraded behind, of at most 255"},
-		"too many of pool": {"inside: eth1\noutside: eth0\npools: {a: {addresses: 10.0.0.0/15}}", "131072 outside addresses in pools and rules, of at most 65536"},
+		"too many pools":   {"inside: eth1\noutside: eth0\nrules:\n" + manySNAT(300), "300 pools, addresses of snat rules and interfaces masqueraded behind, of at most 255"},
+		"too many of pool": {"inside: eth1\noutside: eth0\npools: {a: {addresses: 10.0.0.0/15}}", "131072 external addresses in pools and rules, of at most 65536"},
 	} {
 		_, err := Parse("f", []byte(c.text))
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -15,13 +15,13 @@ import (
 type Rule struct {
 	Action Action
 	// In and Out bind the rule to the interface that packets come in or leave by; "" is
-	// any. For a Map they are meant as inside hosts see it: Out is the interface that its
-	// outside addresses are reached by.
+	// any. For a Map they are meant as internal hosts see it: Out is the interface that its
+	// external addresses are reached by.
 	In, Out   string
 	Mapping   PerClass[MappingMode]
 	Filtering PerClass[FilteringMode]
 	MSS       MSSMode
-	// Silent is `arp: none`: nobody answers for the rule's outside addresses on a
+	// Silent is `arp: none`: nobody answers for the rule's external addresses on a
 	// connected network. A pool has its own.
 	Silent   bool
 	Position Position
@@ -50,7 +50,7 @@ type SNAT struct {
 	Ports   PortRange  // with Address: to be given; zero as in Pool
 }
 
-// DNAT sends what is for an address, or for ports of it, to an inside host, or to one
+// DNAT sends what is for an address, or for ports of it, to an internal host, or to one
 // of several that the client's address chooses.
 type DNAT struct {
 	Protocol Protocol
@@ -74,11 +74,11 @@ type Map struct {
 	Stateless       bool
 }
 
-// IsIdentity tells whether hosts keep their addresses: they have sessions, and are reached
+// IsIdentity reports whether hosts keep their addresses: they have sessions, and are reached
 // from outside, without being translated.
 func (a Map) IsIdentity() bool { return a.Inside == a.Outside }
 
-// KeepsAddress tells whether an identity map has the address: its packets are routed to its
+// KeepsAddress reports whether an identity map has the address: its packets are routed to its
 // host, also those that others on an outside network are to send here.
 func (f *File) KeepsAddress(a netip.Addr) bool {
 	return slices.ContainsFunc(f.Rules, func(r Rule) bool {
@@ -87,7 +87,7 @@ func (f *File) KeepsAddress(a netip.Addr) bool {
 	})
 }
 
-// isIdentity tells whether a rule is an identity map.
+// isIdentity reports whether a rule is an identity map.
 func (r *Rule) isIdentity() bool {
 	a, ok := r.Action.(Map)
 	return ok && a.IsIdentity()
@@ -159,7 +159,7 @@ func (r *Rule) Kind() string { return r.Action.kind() }
 // Match is what the rule is for, the value of its first key.
 func (r *Rule) Match() string { return r.Action.match() }
 
-// Key tells what the rule claims: its kind, match and interfaces. No two rules of a
+// Key reports what the rule claims: its kind, match and interfaces. No two rules of a
 // file have the same, and a rule that keeps its key from one file to the next is the
 // same rule, perhaps changed.
 func (r *Rule) Key() string {
@@ -268,8 +268,8 @@ func (r *Rule) OutsideAddresses() []AddressRange {
 	return nil
 }
 
-// gives tells whether an address is an outside one that hosts share: of a pool, of a source
-// rule or of a forward. One of a map is its inside host's.
+// gives reports whether an address is an outside one that hosts share: of a pool, of a source
+// rule or of a forward. One of a map is its internal host's.
 func (f *File) gives(a netip.Addr) bool {
 	for i := range f.Pools {
 		if slices.ContainsFunc(f.Pools[i].Addresses, func(r AddressRange) bool { return r.Contains(a) }) {
@@ -294,8 +294,8 @@ func (f *File) IsInside(link string) bool { return slices.Contains(f.Inside, lin
 // IsOutside is described at IsInside.
 func (f *File) IsOutside(link string) bool { return slices.Contains(f.Outside, link) }
 
-// IsOneArmed tells whether an interface is on both sides: what comes in there is from inside if
-// its source is an inside host's.
+// IsOneArmed reports whether an interface is on both sides: what comes in there is from inside if
+// its source is an internal host's.
 func (f *File) IsOneArmed(link string) bool { return f.IsInside(link) && f.IsOutside(link) }
 
 // OneArmed are those interfaces.
@@ -319,7 +319,7 @@ func (f *File) InsideHosts() (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// isInsideHost tells whether an address that is behind an interface is inside.
+// isInsideHost reports whether an address that is behind an interface is inside.
 func (f *File) isInsideHost(link string, a netip.Addr) bool {
 	if !f.IsOneArmed(link) {
 		return f.IsInside(link)

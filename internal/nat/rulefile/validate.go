@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // What must fit together in a rule file. None of it depends on the machine; what does
-// is told by an engine that compiles the file.
+// is reported by an engine that compiles the file.
 
 package rulefile
 
@@ -16,11 +16,11 @@ import (
 // Bounds of a rule file, those of the engine's tables (enum nat_limit of bpf/nat/abi.h).
 const (
 	MaxLinks     = 256
-	MaxRealms    = 255   // pools, addresses of snat rules, and interfaces masqueraded behind
+	MaxPools     = 255   // pools, addresses of snat rules, and interfaces masqueraded behind
 	MaxAddresses = 65536 // outside
 )
 
-// Validate tells what does not fit together in a file that was not parsed; of one that
+// Validate reports what does not fit together in a file that was not parsed; of one that
 // was, all does. Single values it does not look at. An error is of type Problems.
 func (f *File) Validate() error {
 	r := &reader{collector: collector{name: f.Name}, file: f}
@@ -38,7 +38,7 @@ func (r *reader) validate() {
 	r.sourceTies()
 	r.destinationTies()
 	r.givenPorts()
-	r.realms()
+	r.poolCount()
 	r.excludedTwice()
 }
 
@@ -85,7 +85,7 @@ func (r *reader) oneArmed() {
 	for i := range r.file.Rules {
 		rule := &r.file.Rules[i]
 		if source, ok := rule.source(); ok && source.Bits() == 0 && len(armed) > 0 {
-			r.add(rule.Position, "interface %q is inside and outside, so the sources of rules say who is inside: name the prefix of the inside hosts, and not any", armed[0])
+			r.add(rule.Position, "interface %q is inside and outside, so the sources of rules say who is inside: name the prefix of the internal hosts, and not any", armed[0])
 		}
 	}
 }
@@ -122,7 +122,7 @@ func (r *reader) bindings() {
 			}
 		case Map:
 			if side[rule.In] == "outside" || side[rule.Out] == "inside" {
-				r.add(rule.Position, "a map is bound as inside hosts see it: in is an inside interface, out an outside one")
+				r.add(rule.Position, "a map is bound as internal hosts see it: in is an inside interface, out an outside one")
 			}
 		}
 	}
@@ -130,7 +130,7 @@ func (r *reader) bindings() {
 
 // --- addresses -----------------------------------------------------------------------
 
-// claimed is a range of outside addresses that nobody else may give away.
+// claimed is a range of external addresses that nobody else may give away.
 type claimed struct {
 	AddressRange
 	at   Position
@@ -167,7 +167,7 @@ func (r *reader) poolsApart() {
 		}
 	}
 	if count > MaxAddresses {
-		r.add(Position{}, "%d outside addresses in pools and rules, of at most %d", count, MaxAddresses)
+		r.add(Position{}, "%d external addresses in pools and rules, of at most %d", count, MaxAddresses)
 	}
 	byAddress(all)
 	for i := 1; i < len(all); i++ {
@@ -206,7 +206,7 @@ func (r *reader) mappedApart(given []claimed) {
 
 // --- ties ----------------------------------------------------------------------------
 
-// firstOf notes who claims something, and tells of the rule that did before.
+// firstOf notes who claims something, and reports the rule that did before.
 func firstOf[K comparable](claims map[K]*Rule, key K, rule *Rule) *Rule {
 	if first := claims[key]; first != nil {
 		return first
@@ -315,29 +315,29 @@ func (r *reader) destinationTies() {
 	}
 }
 
-// wayIn is where packets for a destination rule come in: an interface of a side or, if that is
+// ingress is where packets for a destination rule come in: an interface of a side or, if that is
 // "", any of them; without a side any at all.
-type wayIn struct{ side, in string }
+type ingress struct{ side, in string }
 
-// waysIn are those of a rule. An interface of both sides is one of each.
-func (r *reader) waysIn(rule *Rule) (ways []wayIn) {
+// ingresses are those of a rule. An interface of both sides is one of each.
+func (r *reader) ingresses(rule *Rule) (ways []ingress) {
 	_, both := rule.Action.(Map)
 	switch {
 	case rule.In == "" && rule.Out == "":
-		return []wayIn{{}}
+		return []ingress{{}}
 	case both:
-		ways = []wayIn{{"inside", rule.In}, {"outside", rule.Out}}
+		ways = []ingress{{"inside", rule.In}, {"outside", rule.Out}}
 	case r.file.IsInside(rule.In):
-		ways = []wayIn{{"inside", rule.In}}
+		ways = []ingress{{"inside", rule.In}}
 	default:
-		ways = []wayIn{{"outside", rule.In}}
+		ways = []ingress{{"outside", rule.In}}
 	}
 	for _, way := range ways {
 		if r.file.IsOneArmed(way.in) {
-			ways = append(ways, wayIn{"inside", way.in}, wayIn{"outside", way.in})
+			ways = append(ways, ingress{"inside", way.in}, ingress{"outside", way.in})
 		}
 	}
-	slices.SortFunc(ways, func(a, b wayIn) int { return cmp.Or(cmp.Compare(a.side, b.side), cmp.Compare(a.in, b.in)) })
+	slices.SortFunc(ways, func(a, b ingress) int { return cmp.Or(cmp.Compare(a.side, b.side), cmp.Compare(a.in, b.in)) })
 	return slices.Compact(ways)
 }
 
@@ -345,7 +345,7 @@ func (r *reader) waysIn(rule *Rule) (ways []wayIn) {
 // for, and gives a rule that has one of them already.
 func (r *reader) claimWhole(claims map[wholeClaim]*Rule, protocol Protocol, prefix netip.Prefix, rule *Rule) *Rule {
 	var found *Rule
-	for _, bound := range r.waysIn(rule) {
+	for _, bound := range r.ingresses(rule) {
 		all := wholeClaim{protocol: protocol, prefix: prefix, side: bound.side}
 		one, some := all, all
 		one.in, some.some = bound.in, true
@@ -380,12 +380,12 @@ func (r *reader) excludedTwice() {
 	}
 }
 
-// --- ports and realms ------------------------------------------------------------------
+// --- ports and pools ------------------------------------------------------------------
 
 // givenPorts: rules that give ports of the same address give the same ones.
 func (r *reader) givenPorts() {
 	addresses := map[netip.Addr]*Rule{}
-	masquerades := map[string]*Rule{} // by way out, "" is all outside
+	masquerades := map[string]*Rule{} // by egress interface, "" is all outside
 	check := func(rule, first *Rule, ports, before PortRange) {
 		if first != nil && first != rule && ports != before {
 			r.add(rule.Position, "the rule %q%s gives %s of the same address, this one %s", first.Kind()+" "+first.Match(), first.Position.inLine(), givenText(before), givenText(ports))
@@ -425,8 +425,8 @@ func givenText(p PortRange) string {
 	return "ports " + p.String()
 }
 
-// realms: an engine numbers what it gives ports of.
-func (r *reader) realms() {
+// poolCount: an engine numbers what it gives ports of.
+func (r *reader) poolCount() {
 	used := map[string]bool{}
 	for i := range r.file.Rules {
 		rule := &r.file.Rules[i]
@@ -449,14 +449,14 @@ func (r *reader) realms() {
 		}
 	}
 	delete(used, "")
-	if len(used) > MaxRealms {
-		r.add(Position{}, "%d pools, addresses of snat rules and interfaces masqueraded behind, of at most %d: put single addresses into pools", len(used), MaxRealms)
+	if len(used) > MaxPools {
+		r.add(Position{}, "%d pools, addresses of snat rules and interfaces masqueraded behind, of at most %d: put single addresses into pools", len(used), MaxPools)
 	}
 }
 
 // --- warnings --------------------------------------------------------------------------
 
-// Warnings tells what is allowed, and perhaps not meant.
+// Warnings reports what is allowed, and perhaps not meant.
 func (f *File) Warnings() []Problem {
 	w := collector{name: f.Name}
 	for i, class := range timeoutClasses {

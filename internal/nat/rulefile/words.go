@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What an engine tells: sessions, mappings, events, and what it did with packets.
+// What an engine reports: sessions, mappings, events, and what it did with packets.
 
 package rulefile
 
 import (
-	"net/netip"
 	"time"
+
+	"natkit/internal/snapshot"
 )
 
 // Session is a conversation that is translated: two directions, each as it arrives
@@ -14,38 +15,38 @@ import (
 type Session struct {
 	Protocol Protocol `json:"protocol"`
 	// From is the side whose packet opened it: "inside" or "outside".
-	From  string `json:"from"`
+	From  string `json:"side"`
 	State string `json:"state"` // the time-out it is under: "udp", "tcp_established"; "dead" before it is removed
 
 	// The opener's packets: as they arrive, as they leave. ICMP queries have their
 	// identifier as source port.
-	Source           netip.AddrPort `json:"source"`
-	Destination      netip.AddrPort `json:"destination"`
-	SourceAfter      netip.AddrPort `json:"source_translated"`
-	DestinationAfter netip.AddrPort `json:"destination_translated"`
+	Source           snapshot.Endpoint `json:"source"`
+	Destination      snapshot.Endpoint `json:"destination"`
+	SourceAfter      snapshot.Endpoint `json:"source_translated,omitzero"`
+	DestinationAfter snapshot.Endpoint `json:"destination_translated,omitzero"`
 
-	Rule    RuleID        `json:"rule,omitzero"` // none of a refusal; as `natkit rules` lists it
-	Age     time.Duration `json:"age_ns"`
-	Idle    time.Duration `json:"idle_ns"`    // since the last packet that keeps it alive
-	Expires time.Duration `json:"expires_ns"` // when nothing more comes; negative: due
-	Packets [2]uint64     `json:"packets"`    // the opener's direction, the other
-	Bytes   [2]uint64     `json:"bytes"`      // of IPv4
+	Rule    RuleID           `json:"rule_id,omitzero"` // none of a refusal; as `natkit rules` lists it
+	Age     snapshot.Seconds `json:"age_s"`
+	Idle    snapshot.Seconds `json:"idle_s"`               // since the last packet that keeps it alive
+	Expires snapshot.Seconds `json:"expires_s"`            // when nothing more comes; negative: due
+	Packets [2]uint64        `json:"packets_by_direction"` // the opener's direction, the other
+	Bytes   [2]uint64        `json:"bytes_by_direction"`   // of IPv4
 }
 
 // StateDead is the Session.State of one that has ended and waits to be removed.
 const StateDead = "dead"
 
-// Mapping is an inside endpoint with its outside endpoint.
+// Mapping is an internal endpoint with its external endpoint.
 type Mapping struct {
-	Class    string         `json:"class"` // tcp, udp, icmp; other: the whole address
-	Inside   netip.AddrPort `json:"inside"`
-	Outside  netip.AddrPort `json:"outside"`
-	Sessions int            `json:"sessions"`
+	Class    string            `json:"class"` // tcp, udp, icmp; other: the whole address
+	Inside   snapshot.Endpoint `json:"internal"`
+	Outside  snapshot.Endpoint `json:"external"`
+	Sessions int               `json:"sessions"`
 	// Filtering is whom it lets in.
 	Filtering string `json:"filtering"`
-	// Resting: no session uses it, and its port is kept for the same endpoint until the
+	// HoldDown: no session uses it, and its port is kept for the same endpoint until the
 	// rest is over.
-	Resting bool `json:"resting"`
+	HoldDown bool `json:"in_hold_down"`
 }
 
 // Event is something that happened to a session, as it happens.
@@ -122,15 +123,15 @@ func (r Reason) String() string {
 
 // Stats are an engine's counters since it was made.
 type Stats struct {
-	Reasons  map[string]uint64 `json:"reasons"` // packets, or what the name says, by reason's name
+	Reasons  map[string]uint64 `json:"by_reason"` // packets, or what the name says, by reason's name
 	BytesIn  uint64            `json:"bytes_in"`
 	BytesOut uint64            `json:"bytes_out"`
 
 	Sessions int `json:"sessions"` // now
 	Mappings int `json:"mappings"` // now
 
-	SweepAge    time.Duration `json:"sweep_age_ns"` // since expiry last ran
-	SweepTime   time.Duration `json:"sweep_time_ns"`
-	SweepLooked uint64        `json:"sweep_looked"`
-	EventsLost  uint64        `json:"events_lost"`
+	GCAge      snapshot.Seconds `json:"gc_age_s"` // since expiry last ran
+	GCTime     snapshot.Seconds `json:"gc_duration_s"`
+	GCExamined uint64           `json:"gc_visited"`
+	EventsLost uint64           `json:"lost_events"`
 }

@@ -6,41 +6,41 @@
 #include "nat/abi.h"
 #include "nat/maps.h"
 #include "lib/ctx_skb.h"
-#include "nat/sweep.h"
+#include "nat/gc.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, struct sweep);
+	__type(value, struct gc);
 	__uint(max_entries, 1);
-} sweeps SEC(".maps");
+} gc_timers SEC(".maps");
 
-enum sweep_clock { SWEEP_CLOCK_MONOTONIC = 1, SWEEP_EBUSY = -16 };
+enum gc_clock { GC_CLOCK_MONOTONIC = 1, GC_EBUSY = -16 };
 
 /* 0, or the negative error of what failed: kernels refuse while nobody holds the map. */
 SEC("tc")
-int sweep_start(struct ctx *ctx)
+int gc_start(struct ctx *ctx)
 {
 	__u32 zero = 0;
-	struct sweep *s = bpf_map_lookup_elem(&sweeps, &zero);
+	struct gc *s = bpf_map_lookup_elem(&gc_timers, &zero);
 	long error;
 
 	if (!s)
-		return SWEEP_EBUSY;
-	error = bpf_timer_init(&s->timer, &sweeps, SWEEP_CLOCK_MONOTONIC);
-	if (error && error != SWEEP_EBUSY) /* it was there before: the upgrade */
+		return GC_EBUSY;
+	error = bpf_timer_init(&s->timer, &gc_timers, GC_CLOCK_MONOTONIC);
+	if (error && error != GC_EBUSY) /* it was there before: the upgrade */
 		return error;
-	error = bpf_timer_set_callback(&s->timer, sweep_tick);
+	error = bpf_timer_set_callback(&s->timer, gc_tick);
 	if (error)
 		return error;
 	return bpf_timer_start(&s->timer, 0, 0);
 }
 
 SEC("tc")
-int sweep_stop(struct ctx *ctx)
+int gc_stop(struct ctx *ctx)
 {
 	__u32 zero = 0;
-	struct sweep *s = bpf_map_lookup_elem(&sweeps, &zero);
+	struct gc *s = bpf_map_lookup_elem(&gc_timers, &zero);
 
 	return s ? bpf_timer_cancel(&s->timer) : 0;
 }

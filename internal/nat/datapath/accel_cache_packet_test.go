@@ -20,30 +20,30 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// frontEntry is struct learn_front of bpf/accel/learn.h, by words.
-type frontEntry [8]uint64
+// cacheEntry is struct learn_cached of bpf/accel/learn.h, by words.
+type cacheEntry [8]uint64
 
 const (
-	frontKey  = 0 // and 1
-	frontWay  = 5
-	frontSum  = 6
-	frontBits = 16
+	cacheKey   = 0 // and 1
+	cacheRoute = 5
+	cacheSum   = 6
+	cacheBits  = 16
 
-	frontWayFactor = 0x31358cc5 // in the sum
+	cacheRouteFactor = 0x31358cc5 // in the sum
 )
 
-// setFront changes what is at the front, and returns how much that is.
-func (a accelRig) setFront(t testing.TB, change func(*frontEntry)) (n int) {
+// setCache changes what is in the flow cache, and returns how much that is.
+func (a accelRig) setCache(t testing.TB, change func(*cacheEntry)) (n int) {
 	t.Helper()
-	m := a.engine.maps["front"]
-	keys, entries := make([]uint32, m.MaxEntries()), make([]frontEntry, m.MaxEntries())
+	m := a.engine.maps["flow_cache"]
+	keys, entries := make([]uint32, m.MaxEntries()), make([]cacheEntry, m.MaxEntries())
 	var cursor ebpf.MapBatchCursor
 	if _, err := m.BatchLookup(&cursor, keys, entries, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Fatal(err)
 	}
 	for i, slot := range keys {
 		f := entries[i]
-		if f == (frontEntry{}) {
+		if f == (cacheEntry{}) {
 			continue
 		}
 		n++
@@ -55,21 +55,21 @@ func (a accelRig) setFront(t testing.TB, change func(*frontEntry)) (n int) {
 	return n
 }
 
-// frontSlot is where an entry of that key belongs: there, or next to it in the pair.
-func frontSlot(addresses, ports uint64) uint64 {
-	return (addresses*0x9e3779b97f4a7c15 + ports*0xc2b2ae3d27d4eb4f) >> (64 - frontBits)
+// cacheSlot is where an entry of that key belongs: there, or next to it in the pair.
+func cacheSlot(addresses, ports uint64) uint64 {
+	return (addresses*0x9e3779b97f4a7c15 + ports*0xc2b2ae3d27d4eb4f) >> (64 - cacheBits)
 }
 
-// frontTraffic is packets of one flow, as they arrive and as they leave.
-type frontTraffic struct {
+// cacheTraffic is packets of one flow, as they arrive and as they leave.
+type cacheTraffic struct {
 	accelRig
 	from, to endpoints
 	in, out  []byte
 	end      []byte // of TCP, with FIN
 }
 
-func (a accelRig) traffic(sport uint16) frontTraffic {
-	x := frontTraffic{accelRig: a, from: endpoints{insideHost, world, sport, 80}, to: endpoints{gatewayOut, world, 40000, 80}}
+func (a accelRig) traffic(sport uint16) cacheTraffic {
+	x := cacheTraffic{accelRig: a, from: endpoints{insideHost, world, sport, 80}, to: endpoints{gatewayOut, world, 40000, 80}}
 	data := pktbuild.TCP{Src: sport, Dst: 80, Flags: pktbuild.ACK, Data: []byte("data")}
 	packet := pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: data}
 	x.in = a.rig.in.arriving(packet).Bytes()
@@ -83,21 +83,21 @@ func (a accelRig) traffic(sport uint16) frontTraffic {
 	return x
 }
 
-// learnt puts the flow's shortcut into the table and, by a packet of it, to the front.
-func (x frontTraffic) learnt(t testing.TB, h hook) {
+// learnt puts the flow's fast-path entry into the table and, by a packet of it, into the flow cache.
+func (x cacheTraffic) learnt(t testing.TB, h hook) {
 	t.Helper()
-	x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatShortcut) {})
+	x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatAccelEntry) {})
 	x.forwards(t, h)
 }
 
-func (x frontTraffic) forwards(t testing.TB, h hook) {
+func (x cacheTraffic) forwards(t testing.TB, h hook) {
 	t.Helper()
 	if verdict, out := x.run(t, h, x.in); verdict != h.redirect || !bytes.Equal(out, x.out) {
 		t.Errorf("verdict %d, want %d; the packet: %s", int32(verdict), int32(h.redirect), differ(out, x.out))
 	}
 }
 
-func (x frontTraffic) passes(t testing.TB, h hook) {
+func (x cacheTraffic) passes(t testing.TB, h hook) {
 	t.Helper()
 	if verdict, out := x.run(t, h, x.in); verdict != h.pass || !bytes.Equal(out, x.in) {
 		t.Errorf("verdict %d, want %d; the packet: %s", int32(verdict), int32(h.pass), differ(out, x.in))
@@ -105,16 +105,16 @@ func (x frontTraffic) passes(t testing.TB, h hook) {
 }
 
 // forget has the table forget the flow, as when others need its place.
-func (x frontTraffic) forget(t testing.TB) {
+func (x cacheTraffic) forget(t testing.TB) {
 	t.Helper()
 	key := abiNatFlowKey{Src: addr(x.from.src), Dst: addr(x.from.dst), Sport: be(x.from.sport), Dport: be(x.from.dport), Protocol: pktbuild.TCPProtocol}
-	if err := x.engine.maps["shortcuts"].Delete(&key); err != nil {
+	if err := x.engine.maps["accel_entries"].Delete(&key); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A direction in use is found at the front, without the table, as long as it is trusted.
-func TestAccelFront(t *testing.T) {
+// A direction in use is found in the flow cache, without the table, as long as it is valid.
+func TestAccelCache(t *testing.T) {
 	a := aRig(t).accelerator(t)
 	x := a.traffic(5000)
 	for _, h := range hooks {
@@ -122,22 +122,22 @@ func TestAccelFront(t *testing.T) {
 			x.learnt(t, h)
 			x.forget(t)
 			x.forwards(t, h)
-			if n := a.setFront(t, func(f *frontEntry) {}); n != 1 {
+			if n := a.setCache(t, func(f *cacheEntry) {}); n != 1 {
 				t.Fatalf("%d entries, want 1", n)
 			}
 			for _, other := range hooks {
 				if other.name != h.name {
-					x.passes(t, other) // the packet that this hook has sent up, to be seen leaving
+					x.passes(t, other) // the packet that this hook has passed to the stack, to be seen leaving
 				}
 			}
 		})
-		t.Run(h.name+" not trusted any more", func(t *testing.T) {
+		t.Run(h.name+" not valid any more", func(t *testing.T) {
 			x.learnt(t, h)
 			x.forget(t)
-			a.setFront(t, func(f *frontEntry) {
-				past := uint64(now()-2) - f[frontWay]&0xffffffff
-				f[frontWay] += past
-				f[frontSum] += past * 0x31358cc5 // of bpf/accel/learn.h: a whole entry
+			a.setCache(t, func(f *cacheEntry) {
+				past := uint64(now()-2) - f[cacheRoute]&0xffffffff
+				f[cacheRoute] += past
+				f[cacheSum] += past * 0x31358cc5 // of bpf/accel/learn.h: a whole entry
 			})
 			x.passes(t, h)
 		})
@@ -146,23 +146,25 @@ func TestAccelFront(t *testing.T) {
 
 // What is read of an entry while another processor writes it is never believed: of whatever
 // word it is.
-func TestAccelFrontHalfWritten(t *testing.T) {
+func TestAccelCacheHalfWritten(t *testing.T) {
 	a := aRig(t).accelerator(t)
 	x := a.traffic(5000)
 	for _, h := range hooks {
-		for word := frontKey; word <= frontSum; word++ {
-			x.learnt(t, h)
-			x.forget(t)
-			if n := a.setFront(t, func(f *frontEntry) { f[word] ^= 1 << 20 }); n != 1 {
-				t.Fatalf("%d entries, want 1", n)
-			}
-			x.passes(t, h)
+		for word := cacheKey; word <= cacheSum; word++ {
+			a.inTime(t, func(t testing.TB) {
+				x.learnt(t, h)
+				x.forget(t)
+				if n := a.setCache(t, func(f *cacheEntry) { f[word] ^= 1 << 20 }); n != 1 {
+					t.Errorf("%d entries, want 1", n)
+				}
+				x.passes(t, h)
+			})
 		}
 	}
 }
 
-// A FIN ends what is at the front even where the table has forgotten the flow.
-func TestAccelFrontEnds(t *testing.T) {
+// A FIN ends what is in the flow cache even where the table has forgotten the flow.
+func TestAccelCacheEnds(t *testing.T) {
 	a := aRig(t).accelerator(t)
 	x := a.traffic(5000)
 	for _, h := range hooks {
@@ -180,8 +182,8 @@ func TestAccelFrontEnds(t *testing.T) {
 }
 
 // More directions than a pair has room for, of one pair: all of them are forwarded, two of
-// them from the front.
-func TestAccelFrontIsFull(t *testing.T) {
+// them from the flow cache.
+func TestAccelCacheIsFull(t *testing.T) {
 	a := aRig(t).accelerator(t)
 	pairs := map[uint64][]uint16{}
 	var ports []uint16
@@ -189,7 +191,7 @@ func TestAccelFrontIsFull(t *testing.T) {
 		src, dst := insideHost.As4(), world.As4()
 		word := func(b [4]byte) uint64 { return uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 }
 		swap := func(p uint16) uint64 { return uint64(p>>8 | p<<8) }
-		slot := frontSlot(word(src)|word(dst)<<32, swap(sport)|swap(80)<<16|pktbuild.TCPProtocol<<32)
+		slot := cacheSlot(word(src)|word(dst)<<32, swap(sport)|swap(80)<<16|pktbuild.TCPProtocol<<32)
 		pairs[slot/2] = append(pairs[slot/2], sport)
 		ports = pairs[slot/2]
 		if sport == 65535 {
@@ -197,29 +199,31 @@ func TestAccelFrontIsFull(t *testing.T) {
 		}
 	}
 	for _, h := range hooks {
-		var flows []frontTraffic
-		for _, sport := range ports {
-			x := a.traffic(sport)
-			x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatShortcut) {})
-			flows = append(flows, x)
-		}
-		before := a.counted(t)
-		for range 3 {
-			for _, x := range flows {
-				x.forwards(t, h)
+		a.inTime(t, func(t testing.TB) {
+			var flows []cacheTraffic
+			for _, sport := range ports {
+				x := a.traffic(sport)
+				x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatAccelEntry) {})
+				flows = append(flows, x)
 			}
-		}
-		if n := a.setFront(t, func(*frontEntry) {}); n != 2 {
-			t.Errorf("%s: %d of 3 directions are at the front, want 2", h.name, n)
-		}
-		name := rulefile.AccelReasons[abiNatAccelReasonNAT_ACCEL_FORWARDED].Name
-		if n := a.counted(t)[name] - before[name]; n != 9 {
-			t.Errorf("%s: %d packets forwarded, want 9", h.name, n)
-		}
+			before := a.counted(t)
+			for range 3 {
+				for _, x := range flows {
+					x.forwards(t, h)
+				}
+			}
+			if n := a.setCache(t, func(*cacheEntry) {}); n != 2 {
+				t.Errorf("%s: %d of 3 directions are in the flow cache, want 2", h.name, n)
+			}
+			name := rulefile.AccelReasons[abiNatAccelReasonNAT_ACCEL_FORWARDED].Name
+			if n := a.counted(t)[name] - before[name]; n != 9 {
+				t.Errorf("%s: %d packets forwarded, want 9", h.name, n)
+			}
+		})
 	}
 }
 
-// BenchmarkAccel tells what the programs take, in nanoseconds a packet, as BenchmarkHit: for
+// BenchmarkAccel reports what the programs take, in nanoseconds a packet, as BenchmarkHit: for
 // a packet that is forwarded; and, where it comes in and where it leaves, for one of a flow
 // that has only begun, and for one that opens a connection.
 func BenchmarkAccel(b *testing.B) {
@@ -236,7 +240,7 @@ func BenchmarkAccel(b *testing.B) {
 		program []string
 	}{
 		{"hit", pktbuild.ACK, true, "forwarded", []string{accelXDP, accelTC}},
-		{"young", pktbuild.ACK, false, "young", []string{accelTC, accelEgress}},
+		{"below-threshold", pktbuild.ACK, false, "below-threshold", []string{accelTC, accelEgress}},
 		{"opens", pktbuild.SYN, false, "tcp-flags", []string{accelTC, accelEgress}},
 	} {
 		for _, program := range kind.program {
@@ -248,11 +252,11 @@ func BenchmarkAccel(b *testing.B) {
 						same.sport++ // another flow
 						packet := pktbuild.IPv4{Src: same.src, Dst: same.dst, TTL: 255, Payload: pktbuild.TCP{Src: same.sport, Dst: 80, Flags: kind.flags}}
 						frame := pktbuild.Frame{To: make([]byte, 6), From: a.rig.in.neighbor, IP: packet}.Bytes()
-						a.attended(b, now()-1000)
-						n := 6 // less than LEARN_YOUNG
+						a.revalidated(b, now()-1000)
+						n := 6 // less than LEARN_THRESHOLD
 						if kind.known {
-							a.put(b, pktbuild.TCPProtocol, same, same, func(s *abiNatShortcut) { s.Hop &^= 1<<48 - 1 }) // it comes back to whom it was for
-							n = 250                                                                                     // its TTL
+							a.put(b, pktbuild.TCPProtocol, same, same, func(s *abiNatAccelEntry) { s.Hop &^= 1<<48 - 1 }) // it comes back to whom it was for
+							n = 250                                                                                       // its TTL
 						}
 						before := a.counted(b)
 						a.do(b, func() error {
@@ -286,9 +290,9 @@ func (a accelRig) forwarded(t testing.TB) (n uint64) {
 	return n
 }
 
-// BenchmarkAccelFlows tells what packets of so many flows take that the table remembers, by
+// BenchmarkAccelFlows reports what packets of so many flows take that the table remembers, by
 // the kernel's own clock around the program: those that are found there, and after that
-// those at the front. Besides, how much memory it takes, and how long it is to fill.
+// those in the flow cache. Besides, how much memory it takes, and how long it is to fill.
 func BenchmarkAccelFlows(b *testing.B) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -299,21 +303,21 @@ func BenchmarkAccelFlows(b *testing.B) {
 	for _, flows := range []int{1_000, 10_000, 100_000, 1_000_000} {
 		b.Run(strconv.Itoa(flows), func(b *testing.B) {
 			a := r.acceleratorOf(b, 2*flows)
-			m := a.engine.maps["shortcuts"]
-			keys, shortcuts := make([]abiNatFlowKey, 2*flows), make([]abiNatShortcut, 2*flows)
+			m := a.engine.maps["accel_entries"]
+			keys, entries := make([]abiNatFlowKey, 2*flows), make([]abiNatAccelEntry, 2*flows)
 			for i := range keys {
 				from := endpoints{netip.AddrFrom4([4]byte{10, byte(i >> 17), byte(i >> 9), byte(i >> 1)}), world, 5000, 53}
 				if i%2 == 1 { // the answers
 					from = endpoints{world, from.src, 53, 5000}
 				}
 				keys[i] = abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: pktbuild.UDPProtocol}
-				shortcuts[i] = abiNatShortcut{
+				entries[i] = abiNatAccelEntry{
 					Src: keys[i].Src, Dst: keys[i].Dst, Sport: keys[i].Sport, Dport: keys[i].Dport,
 					Hop: a.out.hop(), Mtu: outsideMTU, InLink: a.in.link + 1,
 				}
 			}
 			begun := time.Now()
-			if _, err := m.BatchUpdate(keys, shortcuts, nil); err != nil {
+			if _, err := m.BatchUpdate(keys, entries, nil); err != nil {
 				b.Fatal(err)
 			}
 			filled := time.Since(begun)
@@ -326,13 +330,13 @@ func BenchmarkAccelFlows(b *testing.B) {
 				sample := make([]int, 1000)
 				for i := range sample {
 					sample[i] = 2 * random.IntN(flows)
-					s := shortcuts[sample[i]]
+					s := entries[sample[i]]
 					s.Until = now() + 800
 					if err := m.Put(&keys[sample[i]], &s); err != nil {
 						b.Fatal(err)
 					}
 				}
-				a.attended(b, now())
+				a.revalidated(b, now())
 				before := a.forwarded(b)
 				for pass := range times {
 					was, err := program.Stats()
@@ -353,7 +357,7 @@ func BenchmarkAccelFlows(b *testing.B) {
 					b.Fatalf("%d of %d packets forwarded", n, 2*len(sample))
 				}
 			}
-			for pass, name := range []string{"ns/table", "ns/front"} {
+			for pass, name := range []string{"ns/table", "ns/cache"} {
 				slices.Sort(times[pass])
 				b.ReportMetric(times[pass][0], name+"-least")
 				b.ReportMetric(times[pass][len(times[pass])/2], name)
@@ -368,13 +372,13 @@ func BenchmarkAccelFlows(b *testing.B) {
 	}
 }
 
-// inWindow runs fn anew until all of it was in one window of learn_young (bpf/accel/learn.h), in
-// which nothing was counted before, and no flow has a shortcut that was attended to.
+// inWindow runs fn again until all of it was in one window of learn_below_threshold (bpf/accel/learn.h), in
+// which nothing was counted before, and no flow has a fast-path entry that was revalidated.
 func (a accelRig) inWindow(t testing.TB, fn func()) {
 	t.Helper()
 	for window := -1; window != int(now()>>10); {
 		window = int(now() >> 10)
-		a.attended(t, now()-1000)
+		a.revalidated(t, now()-1000)
 		fn()
 	}
 }
@@ -382,16 +386,16 @@ func (a accelRig) inWindow(t testing.TB, fn func()) {
 // age has the windows that are counted be as many windows ago.
 func (a accelRig) age(t testing.TB, windows uint64) {
 	t.Helper()
-	m := a.engine.maps["glances"]
-	keys, glances := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
+	m := a.engine.maps["admissions"]
+	keys, admissions := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
 	var cursor ebpf.MapBatchCursor
-	if _, err := m.BatchLookup(&cursor, keys, glances, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if _, err := m.BatchLookup(&cursor, keys, admissions, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Fatal(err)
 	}
 	for i, slot := range keys {
-		if young := glances[i]; young&0xffffffff != 0 {
-			young = young&^0xfff0 | (young-windows<<4)&0xfff0
-			if err := m.Put(slot, young); err != nil {
+		if below := admissions[i]; below&0xffffffff != 0 {
+			below = below&^0xfff0 | (below-windows<<4)&0xfff0
+			if err := m.Put(slot, below); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -399,8 +403,8 @@ func (a accelRig) age(t testing.TB, windows uint64) {
 }
 
 // asked sends so many packets, and returns how many of them connection tracking was asked
-// about, which has no entry; the others were young.
-func (x frontTraffic) asked(t testing.TB, h hook, packets int) (n int) {
+// about, which has no entry; the others were below the threshold.
+func (x cacheTraffic) asked(t testing.TB, h hook, packets int) (n int) {
 	t.Helper()
 	before := x.counted(t)
 	for range packets {
@@ -412,15 +416,15 @@ func (x frontTraffic) asked(t testing.TB, h hook, packets int) (n int) {
 		return int(after[name] - before[name])
 	}
 	n = count(abiNatAccelReasonNAT_ACCEL_UNKNOWN)
-	if young := count(abiNatAccelReasonNAT_ACCEL_YOUNG); n+young != packets {
-		t.Errorf("%s: of %d packets %d were asked about and %d were young", h.name, packets, n, young)
+	if below := count(abiNatAccelReasonNAT_ACCEL_BELOW_THRESHOLD); n+below != packets {
+		t.Errorf("%s: of %d packets %d were asked about and %d were below the threshold", h.name, packets, n, below)
 	}
 	return n
 }
 
 // A direction is asked about from its eighth packet in a window on, and so it is in the window
 // after that; one with few packets in each never is.
-func TestAccelYoung(t *testing.T) {
+func TestAccelThreshold(t *testing.T) {
 	a := aRig(t).accelerator(t)
 	x := a.traffic(5000)
 	type step struct {
@@ -456,7 +460,7 @@ func TestAccelYoung(t *testing.T) {
 
 // Of two directions with one place to be counted at, both of which are busy, the one that
 // comes later has its turn once the other is known.
-func TestAccelYoungShared(t *testing.T) {
+func TestAccelThresholdShared(t *testing.T) {
 	a := aRig(t).accelerator(t)
 	slot := func(sport uint16) uint16 {
 		src, dst := addr(insideHost).Octet, addr(world).Octet
@@ -466,7 +470,7 @@ func TestAccelYoungShared(t *testing.T) {
 		return uint16(hash ^ hash>>15)
 	}
 	first := map[uint16]uint16{}
-	var one, two frontTraffic
+	var one, two cacheTraffic
 	for sport := uint16(1024); two.from.sport == 0; sport++ {
 		if sport == 0 {
 			t.Fatal("no two ports share a place")
@@ -494,7 +498,7 @@ func TestAccelYoungShared(t *testing.T) {
 	}
 }
 
-// A flow whose shortcut few packets take is not asked about again when trust ends; one that
+// A flow whose fast-path entry few packets take is not asked about again when its validity ends; one that
 // many take is.
 func TestAccelSparse(t *testing.T) {
 	a := aRig(t).accelerator(t)
@@ -506,7 +510,7 @@ func TestAccelSparse(t *testing.T) {
 		}{{3, 0}, {4, 1}} {
 			asked := 0
 			a.inWindow(t, func() {
-				x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatShortcut) {})
+				x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(*abiNatAccelEntry) {})
 				for range c.packets {
 					x.forwards(t, h)
 				}
@@ -517,26 +521,26 @@ func TestAccelSparse(t *testing.T) {
 				asked = int(a.counted(t)[unknown] - before[unknown])
 			})
 			if asked != c.asked {
-				t.Errorf("%s: %d packets took the shortcut: after that %d were asked about, want %d", h.name, c.packets, asked, c.asked)
+				t.Errorf("%s: %d packets used the fast path: after that %d were asked about, want %d", h.name, c.packets, asked, c.asked)
 			}
 		}
 	}
 }
 
-// expire ends the trust in the traffic's shortcut a moment ago.
-func (x frontTraffic) expire(t testing.TB) {
+// expire ends the validity of the traffic's fast-path entry a moment ago.
+func (x cacheTraffic) expire(t testing.TB) {
 	t.Helper()
 	key := abiNatFlowKey{Src: addr(x.from.src), Dst: addr(x.from.dst), Sport: be(x.from.sport), Dport: be(x.from.dport), Protocol: pktbuild.TCPProtocol}
-	var s abiNatShortcut
-	if err := x.engine.maps["shortcuts"].Lookup(&key, &s); err != nil {
+	var s abiNatAccelEntry
+	if err := x.engine.maps["accel_entries"].Lookup(&key, &s); err != nil {
 		t.Fatal(err)
 	}
 	s.Until = now() - 200
-	if err := x.engine.maps["shortcuts"].Put(&key, &s); err != nil {
+	if err := x.engine.maps["accel_entries"].Put(&key, &s); err != nil {
 		t.Fatal(err)
 	}
-	x.setFront(t, func(f *frontEntry) {
-		f[frontWay] = f[frontWay]&^0xffffffff | uint64(s.Until)
+	x.setCache(t, func(f *cacheEntry) {
+		f[cacheRoute] = f[cacheRoute]&^0xffffffff | uint64(s.Until)
 	})
 }
 
@@ -551,43 +555,43 @@ func TestAccelBursts(t *testing.T) {
 		for _, c := range []struct {
 			packets int
 			silence uint32
-			young   int
+			below   int
 		}{{3, 2000, 7}, {9, 2000, 0}, {9, 40000, 7}} {
-			young := 0
+			below := 0
 			a.inWindow(t, func() {
-				young = 0
-				var s abiNatShortcut
-				x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(trusted *abiNatShortcut) { s = *trusted })
+				below = 0
+				var s abiNatAccelEntry
+				x.put(t, pktbuild.TCPProtocol, x.from, x.to, func(valid *abiNatAccelEntry) { s = *valid })
 				for range c.packets {
 					x.forwards(t, h)
 				}
-				a.setFront(t, func(f *frontEntry) {
-					f[frontWay] = f[frontWay]&^0xffffffff | uint64(now()-c.silence)
+				a.setCache(t, func(f *cacheEntry) {
+					f[cacheRoute] = f[cacheRoute]&^0xffffffff | uint64(now()-c.silence)
 				})
 				s.Until = now() - c.silence
-				if err := a.engine.maps["shortcuts"].Put(&key, &s); err != nil {
+				if err := a.engine.maps["accel_entries"].Put(&key, &s); err != nil {
 					t.Fatal(err)
 				}
-				a.attended(t, now()-1000) // and nothing is counted
+				a.revalidated(t, now()-1000) // and nothing is counted
 				before := a.counted(t)
 				for range 8 {
 					x.passes(t, h)
 					if n := a.counted(t); n[unknown] > before[unknown] { // connection tracking has no entry
 						break
 					}
-					young++
+					below++
 				}
 			})
-			if young != c.young {
-				t.Errorf("%s: %d packets, then a silence: after it %d were not asked about, want %d", h.name, c.packets, young, c.young)
+			if below != c.below {
+				t.Errorf("%s: %d packets, then a silence: after it %d were not asked about, want %d", h.name, c.packets, below, c.below)
 			}
 		}
 	}
 }
 
-// The front is looked at if a mark says that something of its hash was attended to, not too
-// long ago; and a mark of long ago may look new again.
-func TestAccelMarks(t *testing.T) {
+// The flow cache is looked at if the recency filter shows that something of its hash was revalidated, not too
+// long ago; and an old slot may look recent again.
+func TestAccelRecencyFilter(t *testing.T) {
 	for _, h := range hooks {
 		t.Run(h.name, func(t *testing.T) {
 			a := aRig(t).accelerator(t)
@@ -595,20 +599,20 @@ func TestAccelMarks(t *testing.T) {
 			x.learnt(t, h)
 			x.forget(t)
 			for _, c := range []struct {
-				ago   uint32 // ticks
-				front bool
+				ago    uint32 // ticks
+				cached bool
 			}{
 				{0, true}, {900, true}, {30_000, true}, {1<<24 + 900, true},
 				{31_500, false}, {1 << 20, false}, {1 << 23, false}, {1<<24 - 1000, false},
 			} {
-				a.setFront(t, func(f *frontEntry) {
-					way := f[frontWay]&^0xffffffff | uint64(now()+800)
-					f[frontSum] += (way - f[frontWay]) * frontWayFactor
-					f[frontWay] = way
+				a.setCache(t, func(f *cacheEntry) {
+					way := f[cacheRoute]&^0xffffffff | uint64(now()+800)
+					f[cacheSum] += (way - f[cacheRoute]) * cacheRouteFactor
+					f[cacheRoute] = way
 				})
-				a.attended(t, now()-1000)
-				a.mark(t, now()-c.ago)
-				if c.front {
+				a.revalidated(t, now()-1000)
+				a.recency(t, now()-c.ago)
+				if c.cached {
 					x.forwards(t, h)
 				} else {
 					x.passes(t, h)

@@ -16,9 +16,9 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// decisionPlace is where decision_get of bpf/nat/decision.h looks for UDP or TCP, but for its
+// verdictSlot is where verdict_get of bpf/nat/verdict.h looks for UDP or TCP, but for its
 // last bit: a decision has two places beside each other.
-func decisionPlace(protocol uint8, e endpoints) uint32 {
+func verdictSlot(protocol uint8, e endpoints) uint32 {
 	class := abiNatClassNAT_UDP
 	if protocol == unix.IPPROTO_TCP {
 		class = abiNatClassNAT_TCP
@@ -35,7 +35,7 @@ func meets(t *testing.T, protocol uint8, base endpoints, change func(n uint32, e
 	for n := range uint32(1 << 22) {
 		e := base
 		change(n, &e)
-		if e != base && decisionPlace(protocol, e) == decisionPlace(protocol, base) {
+		if e != base && verdictSlot(protocol, e) == verdictSlot(protocol, base) {
 			return e
 		}
 	}
@@ -55,7 +55,7 @@ func TestDecision(t *testing.T) {
 			t.Errorf("%v: %v from %v, want %v from %s", e, got, out.src, reason, src)
 		}
 	}
-	own, known := outsideAddresses[ownAddress], outsideAddresses[knownAddress]
+	own, known := externalAddresses[ownAddress], externalAddresses[knownAddress]
 
 	t.Run("source", func(t *testing.T) {
 		var base, other endpoints
@@ -64,11 +64,11 @@ func TestDecision(t *testing.T) {
 		}
 		for n := range 250 * 250 {
 			base, other = host(masqueradeRule, n%250+3), host(knownRule, n/250+1)
-			if decisionPlace(unix.IPPROTO_UDP, base) == decisionPlace(unix.IPPROTO_UDP, other) {
+			if verdictSlot(unix.IPPROTO_UDP, base) == verdictSlot(unix.IPPROTO_UDP, other) {
 				break
 			}
 		}
-		if decisionPlace(unix.IPPROTO_UDP, base) != decisionPlace(unix.IPPROTO_UDP, other) {
+		if verdictSlot(unix.IPPROTO_UDP, base) != verdictSlot(unix.IPPROTO_UDP, other) {
 			t.Fatal("no two hosts meet")
 		}
 		for range 2 {
@@ -122,6 +122,7 @@ func TestDecision(t *testing.T) {
 
 // A source that was right at one interface is not so at another.
 func TestDecisionIngress(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	g.hook = hooks[1]
 	var second port

@@ -21,35 +21,19 @@ import (
 	"natkit/internal/testutil/pktbuild"
 )
 
-// startSweep loads the sweep on the gateway's maps and arms its timer, for the time of the test.
-func (g *gateway) startSweep(t testing.TB) (stop func()) {
+// startGC loads GC on the gateway's maps and arms its timer, for the time of the test.
+func (g *gateway) startGC(t testing.TB) (stop func()) {
 	t.Helper()
-	spec, err := loadSweep()
-	if err != nil {
-		t.Fatal(err)
-	}
-	known := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if m := g.maps[name]; m != nil {
-			known[name] = m
-		}
-	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
-	if err != nil {
-		t.Fatalf("load sweep: %+v", err)
-	}
+	coll := g.load(t, loadGc)
 	run := func(name string) {
 		code, err := coll.Programs[name].Run(&ebpf.RunOptions{Data: make([]byte, 64)})
 		if err != nil || int32(code) < 0 {
 			t.Fatalf("%s: %d, %v", name, int32(code), err)
 		}
 	}
-	run("sweep_start")
-	run("sweep_start") // a newer natkit's upgrade
-	return sync.OnceFunc(func() {
-		run("sweep_stop")
-		coll.Close()
-	})
+	run("gc_start")
+	run("gc_start") // a newer natkit's upgrade
+	return sync.OnceFunc(func() { run("gc_stop") })
 }
 
 // short makes all time-outs so short that a test can wait for them.
@@ -76,8 +60,8 @@ func (g *gateway) nothing(t testing.TB) {
 	for key, s := range entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"]) {
 		t.Errorf("a source is left: %v %+v", key, s)
 	}
-	for key, c := range entries[abiNatContactKey, abiNatContact](t, g.maps["contacts"]) {
-		t.Errorf("a contact is left: %v %+v", key, c)
+	for key, c := range entries[abiNatFilterKey, abiNatFilterEntry](t, g.maps["filter_entries"]) {
+		t.Errorf("a filter entry is left: %v %+v", key, c)
 	}
 	for _, name := range []string{"mapping_queue"} {
 		if g.maps[name].LookupAndDelete(nil, make([]byte, g.maps[name].ValueSize())) == nil {
@@ -123,8 +107,8 @@ func (g *gateway) flowCount(t testing.TB) int {
 }
 
 // Sessions of every kind end when they are silent, and give back all they had. What an
-// inside host keeps using stays; what only comes from outside does not keep it.
-func TestSweep(t *testing.T) {
+// internal host keeps using stays; what only comes from outside does not keep it.
+func TestGC(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
 	g.configure(t, short)
@@ -161,8 +145,8 @@ func TestSweep(t *testing.T) {
 	pushed = open(inside, "udp", pushed).answer()
 
 	mapped := len(mappingsOf(t, g.maps))
-	g.counted(t) // sets to zero, which must not meet the sweep
-	stop := g.startSweep(t)
+	g.counted(t) // sets to zero, which must not meet GC
+	stop := g.startGC(t)
 	defer stop()
 	ktest.Wait(t, 20*time.Second, "all sessions but one end", func() bool {
 		for _, e := range []struct {
@@ -187,8 +171,8 @@ func TestSweep(t *testing.T) {
 	if err := g.maps["control"].Lookup(uint32(0), &before); err != nil {
 		t.Fatal(err)
 	}
-	ktest.Wait(t, 5*time.Second, "the sweep's age", func() bool {
-		return g.maps["control"].Lookup(uint32(0), &after) == nil && after.Swept != before.Swept
+	ktest.Wait(t, 5*time.Second, "the time of the last garbage collection", func() bool {
+		return g.maps["control"].Lookup(uint32(0), &after) == nil && after.GcRan != before.GcRan
 	})
 	stop()
 	g.nothing(t)
@@ -201,8 +185,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A port rests before it is another host's, and its own host gets it back meanwhile.
-func TestSweepRest(t *testing.T) {
+// A port is in hold-down before it is another host's, and its own host gets it back in that time.
+func TestGCHoldDown(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
 	g.configure(t, func(c *abiNatConfig) {
@@ -210,12 +194,12 @@ func TestSweepRest(t *testing.T) {
 		c.Timeouts[abiNatTimeoutNAT_TIMEOUT_PORT_REST] = ticks(3600)
 	})
 	_, out := g.send(t, inside, "udp", 0, ends("192.168.2.2:700", "198.51.100.9:53"))
-	defer g.startSweep(t)()
+	defer g.startGC(t)()
 	ktest.Wait(t, 20*time.Second, "the session ends", func() bool { return g.flowCount(t) == 0 })
 	ended := now()
 	ktest.Wait(t, 30*time.Second, "the least rest that a port has, twice", func() bool {
 		var c abiNatControl
-		return g.maps["control"].Lookup(uint32(0), &c) == nil && int32(c.Swept-ended) > 2*int32(abiNatLimitNAT_DEAD_TICKS)
+		return g.maps["control"].Lookup(uint32(0), &c) == nil && int32(c.GcRan-ended) > 2*int32(abiNatLimitNAT_DEAD_TICKS)
 	})
 	if g.freePorts(t, fullAddress, abiNatClassNAT_UDP)+g.freePorts(t, fullAddress2, abiNatClassNAT_UDP) != 2*8976-1 {
 		t.Error("the port does not rest")
@@ -223,7 +207,7 @@ func TestSweepRest(t *testing.T) {
 	g.want(t, inside, "udp", 0, ends("192.168.2.2:700", "198.51.100.8:53"), sent, endpoints{out.src, netip.MustParseAddr("198.51.100.8"), out.sport, 53})
 }
 
-// A session that is dead, but still there, lives again when its inside host speaks; from
+// A session that is dead, but still there, lives again when its internal host speaks; from
 // outside only who could open it may do that. One that is being removed is nobody's.
 func TestRevive(t *testing.T) {
 	g := aGateway(t)
@@ -323,7 +307,7 @@ func TestStateTCP(t *testing.T) {
 }
 
 // All CPUs open the same sessions at once, of every kind that takes something, while the
-// sweep ends and removes others and some come back just then. After some seconds of
+// GC ends and removes others and some come back just then. After some seconds of
 // that nothing may be left or lost.
 func TestSessionRace(t *testing.T) {
 	t.Parallel()
@@ -367,7 +351,7 @@ func sessionRace(t *testing.T, g *gateway) {
 			}
 		}
 	}
-	stop := g.startSweep(t)
+	stop := g.startGC(t)
 	defer stop()
 	var wg sync.WaitGroup
 	begin := time.Now()
@@ -450,8 +434,8 @@ func TestSessionsRead(t *testing.T) {
 	}
 	control.SessionsMax = room
 	g.put(t, "control", uint32(0), &control)
-	e := &Engine{maps: g.maps}
-	// The port tells everything else of a session.
+	e := engineOn(t, g.maps)
+	// Everything else of a session follows from the port.
 	of := func(port uint16) endpoints {
 		return endpoints{netip.AddrFrom4([4]byte{192, 168, 6, byte(port)}), netip.AddrFrom4([4]byte{198, 51, byte(port >> 8), byte(port)}), port, port ^ 0x5555}
 	}
@@ -463,7 +447,7 @@ func TestSessionsRead(t *testing.T) {
 			t.Fatalf("%v: %v", stays, reason)
 		}
 	}
-	defer g.startSweep(t)()
+	defer g.startGC(t)()
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	begin := time.Now()
@@ -497,7 +481,7 @@ func TestSessionsRead(t *testing.T) {
 				return true
 			}
 			want := of(s.Source.Port())
-			if s.Source.Addr() != want.src || s.Destination != netip.AddrPortFrom(want.dst, want.dport) || s.DestinationAfter != s.Destination ||
+			if s.Source.Addr() != want.src || s.Destination.AddrPort != netip.AddrPortFrom(want.dst, want.dport) || s.DestinationAfter != s.Destination ||
 				s.SourceAfter.Port() != want.sport || s.SourceAfter.Addr().As4()[3] != want.src.As4()[3] {
 				t.Errorf("read %+v, which is of no session", s)
 			}
@@ -516,6 +500,7 @@ func TestSessionsRead(t *testing.T) {
 
 // Where no room is left for a port to rest, it is free at once: it is not lost for ever.
 func TestPortsWithoutRest(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	full := func(n int) int { return g.freePorts(t, apdmAddress, abiNatClassNAT_UDP) + n }
 	all := full(0)
@@ -538,7 +523,7 @@ func TestPortsWithoutRest(t *testing.T) {
 	if n := full(5); n != all {
 		t.Fatalf("%d ports are free or in use, want %d", n, all)
 	}
-	stop := g.startSweep(t)
+	stop := g.startGC(t)
 	defer stop()
 	for began := time.Now(); len(flowsOf(t, g.maps)) > 0; time.Sleep(50 * time.Millisecond) {
 		if time.Since(began) > time.Minute {

@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Removes what has expired: sessions, ports that have rested, fragments. Called by a
- * timer, a slice of work at a time: the packets of this CPU wait meanwhile.
+ * Garbage collection: removes sessions that have expired, ports after their hold-down, and
+ * fragments. Called by a timer, a slice of work at a time: the packets of this CPU wait for it.
  *
  * Sessions are looked at in the order of their numbers, round and round. The two queues
  * have one reader, this one, so what is looked at (peek) is what is taken out next (pop);
- * they are in order of time, so the head says whether there is anything to do.
+ * they are in order of time, so the head shows whether there is anything to do.
  */
-#ifndef NATKIT_SWEEP_H
-#define NATKIT_SWEEP_H
+#ifndef NATKIT_GC_H
+#define NATKIT_GC_H
 
 #include "nat/mapping.h"
 #include "nat/state.h"
 
-enum sweep_limit {
-	SWEEP_SLICE_NS = 10000,   /* work at a time, as long as sessions are left to look at */
-	SWEEP_HASTE_NS = 40000,   /* until the next slice then, if this one ended any */
-	SWEEP_BUSY_NS = 400000,   /* if not */
-	SWEEP_IDLE_NS = 10000000, /* and if none are left */
-	SWEEP_ROUND_TICKS = 953,  /* a second: no session is looked at more often */
-	SWEEP_LOOK_AT_CLOCK = 4,  /* sessions, or ports, between two looks at the clock */
-	SWEEP_SESSIONS = 1024,    /* at most in a slice, with words of session_bits */
-	SWEEP_QUEUED = 64,        /* ports, and fragments, at most in a slice */
+enum gc_limit {
+	GC_SLICE_NS = 10000,   /* work at a time, as long as sessions are left to look at */
+	GC_HASTE_NS = 40000,   /* until the next slice then, if this one ended any */
+	GC_BUSY_NS = 400000,   /* if not */
+	GC_IDLE_NS = 10000000, /* and if none are left */
+	GC_ROUND_TICKS = 953,  /* a second: no session is looked at more often */
+	GC_LOOK_AT_CLOCK = 4,  /* sessions, or ports, between two looks at the clock */
+	GC_SESSIONS = 1024,    /* at most in a slice, with words of session_bits */
+	GC_QUEUED = 64,        /* ports, and fragments, at most in a slice */
 };
 
 /* The timer, and where it is on its round. */
-struct sweep {
+struct gc {
 	struct bpf_timer timer;
 	__u32 next;    /* number of the session to look at, or of none */
 	__u32 began;   /* ticks: the round */
@@ -35,7 +35,7 @@ struct sweep {
 
 /* One slice. */
 struct slice {
-	struct sweep *sweep;
+	struct gc *gc;
 	__u32 numbers; /* of sessions, that were in use once */
 	const struct nat_config *config;
 	__u64 began_ns;
@@ -46,10 +46,9 @@ struct slice {
 };
 
 /* Whether the slice has taken that long, after n of a kind. */
-static __always_inline int sweep_over(struct slice *s, __u32 n, __u64 ns)
+static __always_inline int gc_over(struct slice *s, __u32 n, __u64 ns)
 {
-	if (n % SWEEP_LOOK_AT_CLOCK != SWEEP_LOOK_AT_CLOCK - 1 ||
-	    bpf_ktime_get_ns() - s->began_ns <= ns)
+	if (n % GC_LOOK_AT_CLOCK != GC_LOOK_AT_CLOCK - 1 || bpf_ktime_get_ns() - s->began_ns <= ns)
 		return 0;
 	s->more = 1;
 	return 1;
@@ -57,7 +56,7 @@ static __always_inline int sweep_over(struct slice *s, __u32 n, __u64 ns)
 
 /* --- sessions --------------------------------------------------------------------- */
 
-static __always_inline __u8 sweep_class(__u8 protocol)
+static __always_inline __u8 gc_class(__u8 protocol)
 {
 	switch (protocol) {
 	case TCP:
@@ -72,42 +71,43 @@ static __always_inline __u8 sweep_class(__u8 protocol)
 	}
 }
 
-/* What the sender of the packets with that key held, by its flow's word. */
-static __always_inline void sweep_hold(const struct nat_flow_key *key, __u32 state, struct hold *h)
+/* The reservation of the sender of the packets with that key, by its flow's word. */
+static __always_inline void gc_reservation(const struct nat_flow_key *key, __u32 state,
+					   struct reservation *r)
 {
-	h->inside.addr = key->src;
-	h->inside.realm = (state & NAT_FLOW_REALM) >> NAT_FLOW_REALM_SHIFT;
-	h->inside.class = NAT_OTHER;
-	h->inside.port = 0;
-	h->flags = state & (NAT_FLOW_MAPPED | NAT_FLOW_PORT | NAT_FLOW_SOURCE | NAT_FLOW_CONTACT);
+	r->internal.addr = key->src;
+	r->internal.pool = (state & NAT_FLOW_POOL) >> NAT_FLOW_POOL_SHIFT;
+	r->internal.class = NAT_OTHER;
+	r->internal.port = 0;
+	r->flags = state & (NAT_FLOW_MAPPED | NAT_FLOW_PORT | NAT_FLOW_SOURCE | NAT_FLOW_FILTER);
 	if (state & NAT_FLOW_WHOLE)
 		return;
-	h->inside.class = sweep_class(key->protocol);
+	r->internal.class = gc_class(key->protocol);
 	/* An ICMP identifier is in dport of the replies. */
-	h->inside.port = h->inside.class == NAT_ICMP ? key->sport | key->dport : key->sport;
+	r->internal.port = r->internal.class == NAT_ICMP ? key->sport | key->dport : key->sport;
 }
 
 /*
- * Removes a session that this CPU has made GONE. What it held comes after its keys: until
- * then the mapping and its port are spoken for. Its number comes last.
+ * Removes a session that this CPU has made GONE. Its reservations are released after its
+ * keys: until then the mapping and its port are in use. Its number comes last.
  */
-SUBPROGRAM void sweep_remove(struct slice *s, __u32 number, struct nat_session *session)
+SUBPROGRAM void gc_remove(struct slice *s, __u32 number, struct nat_session *session)
 {
 	const struct nat_flow_key *key = &session->keys[NAT_OWNER];
 	struct nat_flow *owner = &session->flows[NAT_OWNER], *peer = &session->flows[NAT_PEER];
-	struct hold source = {}, target = {};
+	struct reservation source = {}, target = {};
 	__u64 *bits = flow_bits(number);
 
-	sweep_hold(key, state_read(owner), &source);
+	gc_reservation(key, state_read(owner), &source);
 	source.port = owner->sport;
 	source.address = peer->created;
-	sweep_hold(&session->keys[NAT_PEER], state_read(peer), &target);
+	gc_reservation(&session->keys[NAT_PEER], state_read(peer), &target);
 	if (s->config->flags & NAT_CONFIG_EVENTS)
 		event_session(NAT_EVENT_DELETE, key, owner, peer);
 	flow_remove(&session->keys[NAT_PEER], number, NAT_PEER);
 	flow_remove(key, number, NAT_OWNER);
-	hold_drop(&source, addr_word(key->dst), s->now);
-	hold_drop(&target, addr_word(key->dst), s->now);
+	reservation_drop(&source, addr_word(key->dst), s->now);
+	reservation_drop(&target, addr_word(key->dst), s->now);
 	count_add(NAT_EXPIRED);
 	s->ended++;
 	if (bits)
@@ -116,7 +116,7 @@ SUBPROGRAM void sweep_remove(struct slice *s, __u32 number, struct nat_session *
 }
 
 /* One session a step further; see state.h. */
-static __always_inline void sweep_session(struct slice *s, __u32 number)
+static __always_inline void gc_session(struct slice *s, __u32 number)
 {
 	struct nat_session *session = flow_session(number);
 	struct nat_flow *owner, *peer;
@@ -143,63 +143,63 @@ static __always_inline void sweep_session(struct slice *s, __u32 number)
 	    !state_replace(owner, state, state | NAT_FLOW_GONE))
 		return;
 	__sync_fetch_and_or(&peer->state, NAT_FLOW_GONE);
-	sweep_remove(s, number, session);
+	gc_remove(s, number, session);
 }
 
 /* The next session of the round, or a word of session_bits without any; 1 ends the slice. */
-static long sweep_next(__u32 n, struct slice *s)
+static long gc_next(__u32 n, struct slice *s)
 {
-	struct sweep *sweep = s->sweep;
-	__u32 number = sweep->next;
+	struct gc *gc = s->gc;
+	__u32 number = gc->next;
 	__u64 *word, left;
 
-	if (sweep_over(s, n, SWEEP_SLICE_NS))
+	if (gc_over(s, n, GC_SLICE_NS))
 		return 1;
 	word = number < s->numbers ? flow_bits(number) : NULL;
 	if (!word) {
-		sweep->next = 0;
-		sweep->paused = 1;
-		sweep->resumes = sweep->began + SWEEP_ROUND_TICKS;
+		gc->next = 0;
+		gc->paused = 1;
+		gc->resumes = gc->began + GC_ROUND_TICKS;
 		return 1;
 	}
 	left = *(volatile __u64 *)word >> number % 64;
 	if (!left) {
-		sweep->next = (number | 63) + 1;
+		gc->next = (number | 63) + 1;
 		return 0;
 	}
 	number += bit_lowest(left);
-	sweep->next = number + 1;
+	gc->next = number + 1;
 	s->looked++;
-	sweep_session(s, number);
+	gc_session(s, number);
 	return 0;
 }
 
-static __always_inline void sweep_sessions(struct slice *s)
+static __always_inline void gc_sessions(struct slice *s)
 {
-	struct sweep *sweep = s->sweep;
+	struct gc *gc = s->gc;
 	__u32 zero = 0;
 	struct nat_counts *n = bpf_map_lookup_elem(&counts, &zero);
 
-	if (sweep->paused && (__s32)(s->now - sweep->resumes) < 0)
+	if (gc->paused && (__s32)(s->now - gc->resumes) < 0)
 		return;
-	if (sweep->paused || !sweep->next)
-		sweep->began = s->now;
-	sweep->paused = 0;
+	if (gc->paused || !gc->next)
+		gc->began = s->now;
+	gc->paused = 0;
 	s->numbers = n ? *(volatile __u32 *)&n->sessions : 0;
-	if (bpf_loop(SWEEP_SESSIONS, sweep_next, s, 0) == SWEEP_SESSIONS)
+	if (bpf_loop(GC_SESSIONS, gc_next, s, 0) == GC_SESSIONS)
 		s->more = 1;
 }
 
-/* --- ports that rest ---------------------------------------------------------------- */
+/* --- ports in hold-down ------------------------------------------------------------- */
 
-enum sweep_rest { REST_OVER, REST_AGAIN, REST_ENDED };
+enum gc_hold_down { HOLD_DOWN_OVER, HOLD_DOWN_AGAIN, HOLD_DOWN_ENDED };
 
 /*
  * What becomes of a mapping whose entry comes out of the queue. In use: it will be
- * queued anew when it is left. Used since it was queued, and left: its rest has begun
- * later, it goes to the end. Neither: it is over, and nobody can take it any more.
+ * queued again when it is left. Used since it was queued, and left: its hold-down has
+ * started later, it goes to the end. Neither: it is over, and nobody can take it any more.
  */
-static __always_inline enum sweep_rest sweep_mapping(struct nat_slot *slot)
+static __always_inline enum gc_hold_down gc_mapping(struct nat_slot *slot)
 {
 	__u32 try, old, new;
 
@@ -213,23 +213,23 @@ static __always_inline enum sweep_rest sweep_mapping(struct nat_slot *slot)
 		if (__sync_val_compare_and_swap(&slot->refs, old, new) != old)
 			continue;
 		if (old & NAT_REFS_COUNT)
-			return REST_ENDED;
-		return old & NAT_REFS_AGAIN ? REST_AGAIN : REST_OVER;
+			return HOLD_DOWN_ENDED;
+		return old & NAT_REFS_AGAIN ? HOLD_DOWN_AGAIN : HOLD_DOWN_OVER;
 	}
-	return REST_AGAIN; /* fought over, so in use */
+	return HOLD_DOWN_AGAIN; /* fought over, so in use */
 }
 
-/* The head of the queue, if it has rested; 1 ends. Half of the slice is left. */
-static long sweep_rested(__u32 n, struct slice *s)
+/* The head of the queue, if its hold-down is over; 1 ends. Half of the slice is left. */
+static long gc_held_down(__u32 n, struct slice *s)
 {
 	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], class;
-	struct nat_mapping_key inside = {};
-	struct nat_resting r = {};
+	struct nat_mapping_key internal = {};
+	struct nat_hold_down r = {};
 	struct nat_slot *slot, value;
-	enum sweep_rest end;
-	__u64 place;
+	enum gc_hold_down end;
+	__u64 id;
 
-	if (sweep_over(s, n, SWEEP_SLICE_NS / 2))
+	if (gc_over(s, n, GC_SLICE_NS / 2))
 		return 1;
 	if (rest < NAT_DEAD_TICKS)
 		rest = NAT_DEAD_TICKS;
@@ -238,22 +238,22 @@ static long sweep_rested(__u32 n, struct slice *s)
 		return 1;
 	bpf_map_pop_elem(&mapping_queue, &r);
 	class = r.since & 3;
-	place = mapping_place(r.address, class, r.port);
-	slot = place_slot(place);
+	id = slot_id(r.address, class, r.port);
+	slot = slot_at(id);
 	if (!slot)
 		return 0; /* cannot happen: indices are for life */
 	value = slot_read(slot);
 	if (value.used == NAT_SLOT_MAPPING) {
-		end = sweep_mapping(slot);
-		if (end == REST_AGAIN)
-			port_rest(place, s->now);
-		if (end != REST_OVER)
+		end = gc_mapping(slot);
+		if (end == HOLD_DOWN_AGAIN)
+			port_hold_down(id, s->now);
+		if (end != HOLD_DOWN_OVER)
 			return 0;
-		inside.addr = value.addr;
-		inside.port = value.port;
-		inside.class = class;
-		inside.realm = value.realm;
-		mapping_leave(&inside, place);
+		internal.addr = value.addr;
+		internal.port = value.port;
+		internal.class = class;
+		internal.pool = value.pool;
+		mapping_leave(&internal, id);
 		mapping_count(-1);
 		count_add(NAT_UNMAPPED);
 	}
@@ -270,13 +270,13 @@ static long sweep_rested(__u32 n, struct slice *s)
 /* The oldest datagram, if it is too old; 1 ends. A quarter of the slice is left. Packets
  * don't use an entry older than the time-out; it stays for as long again, so none still
  * does when it is deleted. */
-static long sweep_fragment(__u32 n, struct slice *s)
+static long gc_fragment(__u32 n, struct slice *s)
 {
 	__u32 limit = 2 * s->config->timeouts[NAT_TIMEOUT_FRAGMENT];
 	struct nat_fragment_key key = {};
 	struct nat_fragment *f;
 
-	if (sweep_over(s, n, SWEEP_SLICE_NS / 4 * 3) || bpf_map_peek_elem(&fragment_queue, &key))
+	if (gc_over(s, n, GC_SLICE_NS / 4 * 3) || bpf_map_peek_elem(&fragment_queue, &key))
 		return 1;
 	f = bpf_map_lookup_elem(&fragments, &key);
 	if (f && (__s32)(s->now - f->seen) <= (__s32)limit)
@@ -289,21 +289,21 @@ static long sweep_fragment(__u32 n, struct slice *s)
 /* --- the timer ---------------------------------------------------------------------- */
 
 /*
- * Until the next slice. To look at sessions that live takes a fortieth of a CPU at most.
+ * Until the next slice. Examining live sessions takes a fortieth of a CPU at most.
  * While sessions end it is a fifth, in more slices, not in longer ones: no packet waits
  * longer.
  */
-static __always_inline __u64 sweep_pause(const struct slice *s)
+static __always_inline __u64 gc_pause(const struct slice *s)
 {
 	if (!s->more)
-		return SWEEP_IDLE_NS;
-	return s->ended ? SWEEP_HASTE_NS : SWEEP_BUSY_NS;
+		return GC_IDLE_NS;
+	return s->ended ? GC_HASTE_NS : GC_BUSY_NS;
 }
 
-static int sweep_tick(void *map, __u32 *index, struct sweep *sweep)
+static int gc_tick(void *map, __u32 *index, struct gc *gc)
 {
 	__u64 began_ns = bpf_ktime_get_ns();
-	struct slice s = {.sweep = sweep, .began_ns = began_ns, .now = began_ns >> NAT_TICK_SHIFT};
+	struct slice s = {.gc = gc, .began_ns = began_ns, .now = began_ns >> NAT_TICK_SHIFT};
 	struct nat_control *c;
 	struct nat_stats *st = count_stats();
 	__u32 slot = 0, zero = 0;
@@ -311,17 +311,17 @@ static int sweep_tick(void *map, __u32 *index, struct sweep *sweep)
 	s.config = config_get(&slot);
 	c = bpf_map_lookup_elem(&control, &zero);
 	if (s.config && c) {
-		if (bpf_loop(SWEEP_QUEUED, sweep_rested, &s, 0) == SWEEP_QUEUED)
+		if (bpf_loop(GC_QUEUED, gc_held_down, &s, 0) == GC_QUEUED)
 			s.more = 1;
-		bpf_loop(SWEEP_QUEUED, sweep_fragment, &s, 0);
-		sweep_sessions(&s);
-		c->swept = s.now;
+		bpf_loop(GC_QUEUED, gc_fragment, &s, 0);
+		gc_sessions(&s);
+		c->gc_ran = s.now;
 	}
 	if (st) {
-		st->sweep_ns += bpf_ktime_get_ns() - began_ns;
-		st->sweep_looked += s.looked;
+		st->gc_ns += bpf_ktime_get_ns() - began_ns;
+		st->gc_examined += s.looked;
 	}
-	bpf_timer_start(&sweep->timer, sweep_pause(&s), 0);
+	bpf_timer_start(&gc->timer, gc_pause(&s), 0);
 	return 0;
 }
 
