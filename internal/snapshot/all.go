@@ -9,27 +9,33 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"natkit/internal/words/schema"
 )
 
 // A file of all namespaces of a machine holds their snapshots one after the other,
 // so that it is written and read with one of them in memory:
 //
-//	{"namespaces": [
-//	{"version": 1, ...},
-//	{"version": 1, ...}
+//	{"schema": "natkit/snapshots/1", "namespaces": [
+//	{"schema": "natkit/snapshot/1", ...},
+//	{"schema": "natkit/snapshot/1", ...}
 //	], "left_out": {...}}
 const (
-	allBegin = `{"namespaces": [`
-	allKey   = "namespaces"
+	allKey = "namespaces"
 
 	// maxAll is how many snapshots such a file may hold.
 	maxAll = 10000
 )
 
+// allBegin is how a file of all namespaces begins.
+func allBegin() string {
+	return fmt.Sprintf("{%q: %q, %q: [\n", schema.Key, schema.Name(KindAll, Version), allKey)
+}
+
 // LeftOut is what is not in a file of all namespaces: how many have no interface but
 // loopback, and which could not be looked into, with the reason.
 type LeftOut struct {
-	Idle    int      `json:"idle"`
+	Idle    int      `json:"idle_count"`
 	Skipped []string `json:"skipped"`
 }
 
@@ -44,7 +50,7 @@ func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
 // Add writes one snapshot.
 func (w *Writer) Add(s *Snapshot) error {
-	before := allBegin + "\n"
+	before := allBegin()
 	if w.some {
 		before = ",\n"
 	}
@@ -59,7 +65,7 @@ func (w *Writer) Add(s *Snapshot) error {
 func (w *Writer) End(l LeftOut) error {
 	before := ""
 	if !w.some {
-		before = allBegin + "\n"
+		before = allBegin()
 	}
 	l.Skipped = append([]string{}, l.Skipped...)
 	b, err := json.Marshal(l)
@@ -95,9 +101,17 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 		return LeftOut{}, true, fmt.Errorf("load snapshots, after %d: %w", n, err)
 	}
 	limited.N = maxBytes
-	for range 3 { // { "namespaces" [
-		if _, err := dec.Token(); err != nil {
+	for i, want := range []json.Token{json.Delim('{'), schema.Key, nil, allKey, json.Delim('[')} {
+		token, err := dec.Token()
+		if err != nil {
 			return failed(err)
+		}
+		if name, _ := token.(string); want == nil {
+			if err := known(nil, name, KindAll); err != nil {
+				return LeftOut{}, true, fmt.Errorf("load snapshots: %w", err)
+			}
+		} else if token != want {
+			return failed(fmt.Errorf("its part %d is %v, want %v", i+1, token, want))
 		}
 	}
 	for ; ; n++ {
@@ -148,6 +162,15 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 
 // ofAll says whether a file that begins so is one of all namespaces.
 func ofAll(head []byte) bool {
-	rest, ok := bytes.CutPrefix(bytes.TrimSpace(head), []byte("{"))
-	return ok && bytes.HasPrefix(bytes.TrimSpace(rest), []byte(`"`+allKey+`"`))
+	dec := json.NewDecoder(bytes.NewReader(head))
+	var tokens [3]json.Token
+	for i := range tokens {
+		var err error
+		if tokens[i], err = dec.Token(); err != nil {
+			return false
+		}
+	}
+	name, _ := tokens[2].(string)
+	kind, _, ok := schema.Parse(name)
+	return ok && tokens[0] == json.Delim('{') && tokens[1] == schema.Key && kind == KindAll
 }

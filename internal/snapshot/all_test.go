@@ -60,20 +60,23 @@ func TestWriterLoadEach(t *testing.T) {
 func TestLoadEachRefuses(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"nothing", "", "it is empty"},
-		{"cut within one", `{"namespaces": [{"version": 1, "ho`, "load snapshots, after 0: unexpected EOF"},
-		{"cut between two", `{"namespaces": [{"version": 1}`, "unexpected EOF"},
-		{"cut at the end", `{"namespaces": [{"version": 1}]`, "unexpected EOF"},
-		{"not a list", `{"namespaces": 5}`, "load snapshots, after 0"},
-		{"a list of others", `{"namespaces": [{"version": 1}, 5]}`, "namespace 2"},
-		{"later", `{"namespaces": [{"version": 9}]}`, "use a newer natkit"},
-		{"too long", `{"namespaces": [{"version": 1, "later": "` + strings.Repeat("x", maxBytes+8192) + `"}]}`, "longer than 64 MB"},
-		{"left out of another type", `{"namespaces": [], "left_out": 7}`, "load snapshots, after 0"},
+		{"cut within one", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1", "ho`, "load snapshots, after 0: unexpected EOF"},
+		{"cut between two", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}`, "unexpected EOF"},
+		{"cut at the end", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}]`, "unexpected EOF"},
+		{"not a list", `{"schema": "natkit/snapshots/1", "namespaces": 5}`, "load snapshots, after 0"},
+		{"of an earlier natkit", `{"namespaces": [{"version": 1}]}`, "an earlier natkit saved it"},
+		{"another order", `{"schema": "natkit/snapshots/1", "left_out": {}}`, `its part 4 is left_out, want namespaces`},
+		{"later, all", `{"schema": "natkit/snapshots/9", "namespaces": 1}`, "use a newer natkit"},
+		{"a list of others", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}, 5]}`, "namespace 2"},
+		{"later", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/9"}]}`, "use a newer natkit"},
+		{"too long", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1", "later": "` + strings.Repeat("x", maxBytes+8192) + `"}]}`, "longer than 64 MB"},
+		{"left out of another type", `{"schema": "natkit/snapshots/1", "namespaces": [], "left_out": 7}`, "load snapshots, after 0"},
 	} {
 		if all, _, _, err := eachOf(t, c.in); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %d read, error %v, want %q", c.name, len(all), err, c.want)
 		}
 	}
-	if all, left, _, err := eachOf(t, ` {"namespaces": [{"version": 1}], "later": {"a": 1}, "left_out": {"skipped": ["\u001b[2J"]}}`); err != nil || len(all) != 1 || left.Skipped[0] != "?[2J" {
+	if all, left, _, err := eachOf(t, ` {"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}], "later": {"a": 1}, "left_out": {"skipped": ["\u001b[2J"]}}`); err != nil || len(all) != 1 || left.Skipped[0] != "?[2J" {
 		t.Errorf("of a later version: %d read, %+v, %v", len(all), left, err)
 	}
 }

@@ -68,3 +68,11 @@ func cleanString(s string) string {
 		return r
 	}, s)
 }
+
+// CleanText is Clean for a text alone.
+func CleanText(s string) string {
+	if printable(s) {
+		return s
+	}
+	return cleanString(s)
+}

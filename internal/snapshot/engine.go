@@ -15,17 +15,17 @@ const (
 // Engine is what natkit itself has up in the namespace: an engine that translates, or
 // acceleration of the kernel's NAT.
 type Engine struct {
-	Kind   string `json:"kind"`             // EngineEBPF, EngineNFT, EngineAccel
-	File   string `json:"file,omitempty"`   // rule file, as it was given
-	Rules  int    `json:"rules,omitempty"`  // in use
-	Table  string `json:"table,omitempty"`  // of nftables, that engine nft has made: "ip natkit"
-	Served bool   `json:"served,omitempty"` // natkit serve keeps it
+	Kind   string `json:"engine"`               // EngineEBPF, EngineNFT, EngineAccel
+	File   string `json:"file,omitempty"`       // rule file, as it was given
+	Rules  int    `json:"rule_count,omitempty"` // in use
+	Table  string `json:"table,omitempty"`      // of nftables, that engine nft has made: "ip natkit"
+	Served bool   `json:"served,omitempty"`     // natkit serve keeps it
 
 	// Flags are those that bring it up again as it is, beside the file or the interfaces.
 	Flags []string `json:"flags,omitzero"`
 
 	// Interfaces are those that accel forwards between.
-	Interfaces []string `json:"interfaces,omitzero"`
+	Interfaces []string `json:"interface_names,omitzero"`
 
 	Sessions    uint64 `json:"sessions"` // now; of accel directions of flows on the fast path
 	SessionsMax uint64 `json:"sessions_max"`
@@ -38,17 +38,17 @@ type Engine struct {
 
 	// Packets are what became of packets, and what else an engine counts, by the names of
 	// nat.Reasons, for accel those of its own: increases, only those above zero.
-	Packets map[string]uint64 `json:"packets,omitzero"`
+	Packets map[string]uint64 `json:"by_reason,omitzero"`
 	// Addresses are the outside addresses that give ports, fewest free first, and Sources
 	// the inside hosts with most sessions, at most TopN of each.
-	Addresses []EngineAddress `json:"addresses,omitzero"`
+	Addresses []EngineAddress `json:"external_addresses,omitzero"`
 	Sources   []EngineSource  `json:"sources,omitzero"`
 	// Lines are the lines of the rule file at which keys of limits stand ("sessions").
-	Lines map[string]int `json:"lines,omitzero"`
+	Lines map[string]int `json:"limit_lines,omitzero"`
 
 	// RuleList are the rules of the file that translate, of engine nft: they stand in an
 	// nftables table, where they have other names.
-	RuleList []EngineRule  `json:"rule_list,omitzero"`
+	RuleList []EngineRule  `json:"rules,omitzero"`
 	Drift    []EngineDrift `json:"drift,omitzero"`
 	Problems []string      `json:"problems,omitzero"` // of accel, each with what to do
 }
@@ -66,11 +66,11 @@ func (e *Engine) Accelerates() bool { return e != nil && e.Kind == EngineAccel }
 
 // EngineAddress is an outside address of an engine.
 type EngineAddress struct {
-	Addr  netip.Addr `json:"addr"`
+	Addr  netip.Addr `json:"address"`
 	Ports PortRange  `json:"ports"`
 	// Given are the ports of it that inside hosts can have, Free those of each class that
 	// are left.
-	Given    uint64 `json:"given"`
+	Given    uint64 `json:"usable_ports"`
 	FreeTCP  uint64 `json:"free_tcp"`
 	FreeUDP  uint64 `json:"free_udp"`
 	FreeICMP uint64 `json:"free_icmp"`
@@ -80,21 +80,21 @@ type EngineAddress struct {
 
 // EngineSource is an inside host with its sessions.
 type EngineSource struct {
-	Addr     netip.Addr `json:"addr"`
+	Addr     netip.Addr `json:"address"`
 	Sessions uint64     `json:"sessions"`
 }
 
 // EngineRule is a rule of a rule file.
 type EngineRule struct {
-	ID   string `json:"id"`   // as `natkit rules` lists it
-	Line int    `json:"line"` // of the rule file
+	ID   string `json:"rule_id"` // as `natkit rules` lists it
+	Line int    `json:"line"`    // of the rule file
 	Rule string `json:"rule"`
 	// Ports are those that its source translation may choose from, zero: all; PortsLine is
 	// the line that gives them, 0 where that is not known.
 	Ports     PortRange `json:"ports,omitzero"`
 	PortsLine int       `json:"ports_line,omitempty"`
 	// To are the first addresses and ports that its destination translation leads to.
-	To []netip.AddrPort `json:"to,omitzero"`
+	To []Endpoint `json:"targets,omitzero"`
 }
 
 // EngineDrift is how the machine has moved away from what the engine was told of it.

@@ -11,6 +11,8 @@ import (
 	"math"
 	"reflect"
 	"strings"
+
+	"natkit/internal/words/schema"
 )
 
 // Limits of a saved snapshot. A large host's is a few megabytes with some
@@ -28,13 +30,22 @@ func Save(w io.Writer, s *Snapshot) error {
 	if err != nil {
 		return fmt.Errorf("save snapshot: %w", err)
 	}
-	if _, err := w.Write(append(b, '\n')); err != nil {
+	if _, err := w.Write(append(schema.Put(schema.Name(Kind, Version), b), '\n')); err != nil {
 		return fmt.Errorf("save snapshot: %w", err)
 	}
 	return nil
 }
 
-// Load reads what Save wrote, from whatever source: it refuses what is too
+// Marshal is what Save writes, in one line.
+func Marshal(s *Snapshot) ([]byte, error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("save snapshot: %w", err)
+	}
+	return schema.Put(schema.Name(Kind, Version), b), nil
+}
+
+// Load reads what Save or Marshal wrote, from whatever source: it refuses what is too
 // large, not a snapshot, or of a later version, and makes all texts safe to
 // print. Keys it does not know are passed over; what is missing is not known.
 func Load(r io.Reader) (*Snapshot, error) {
@@ -54,24 +65,43 @@ func parse(b []byte) (*Snapshot, error) {
 	if n := bytes.Count(b, []byte{','}); n > maxValues {
 		return nil, fmt.Errorf("load snapshot: more than %d values", maxValues)
 	}
-	// The version first: in a later one anything may have another type.
-	var head struct {
-		Version *int `json:"version"`
-	}
-	if err := json.Unmarshal(b, &head); err != nil {
+	// The version first: in another one anything may have another type.
+	name, err := schema.Of(b)
+	if err != nil {
 		return nil, fmt.Errorf("load snapshot: %w", placed(b, err))
 	}
-	switch {
-	case head.Version == nil && ofAll(b):
-		return nil, errors.New("load snapshot: it is of all namespaces of a machine (natkit doctor --all-netns): natkit doctor --from judges it; for one namespace save that alone")
-	case head.Version == nil:
-		return nil, errors.New(`load snapshot: no "version": not a file of natkit doctor --save`)
-	case *head.Version > Version:
-		return nil, fmt.Errorf("load snapshot: it has version %d, this natkit knows up to %d: use a newer natkit", *head.Version, Version)
-	case *head.Version < 1:
-		return nil, fmt.Errorf("load snapshot: version %d does not exist", *head.Version)
+	if err := known(b, name, Kind); err != nil {
+		return nil, fmt.Errorf("load snapshot: %w", err)
 	}
 	return decode(b)
+}
+
+// known refuses what is not of the kind, in the version that is read here.
+func known(b []byte, name, want string) error {
+	kind, version, ok := schema.Parse(name)
+	switch {
+	case name == "" && ofEarlier(b):
+		return errors.New("an earlier natkit saved it, and this one does not read its form: save it again (natkit doctor --save FILE), or judge it with the natkit that saved it")
+	case name == "":
+		return errors.New(`no "schema": not a file of natkit doctor --save`)
+	case !ok || kind != Kind && kind != KindAll:
+		return fmt.Errorf("it is %q: not a file of natkit doctor --save", name)
+	case kind != want:
+		return errors.New("it is of all namespaces of a machine (natkit doctor --all-netns): natkit doctor --from judges it; for one namespace save that alone")
+	case version > Version:
+		return fmt.Errorf("it is %q, this natkit reads %q: use a newer natkit", name, schema.Name(want, Version))
+	}
+	return nil
+}
+
+// ofEarlier says whether a natkit saved it whose files had no schema.
+func ofEarlier(b []byte) bool {
+	var head struct {
+		Version    *int            `json:"version"`
+		TakenAt    json.RawMessage `json:"taken_at"`
+		Namespaces json.RawMessage `json:"namespaces"`
+	}
+	return json.Unmarshal(b, &head) == nil && (head.Version != nil && head.TakenAt != nil || head.Namespaces != nil)
 }
 
 // decode reads a snapshot of a version that is known.
@@ -97,8 +127,8 @@ func (s *Snapshot) validate() error {
 		path       string
 		n, highest float64
 	}{
-		{"window_s", s.WindowSeconds, 366 * 24 * 3600},
-		{"host.cpus", float64(s.Host.CPUs), math.MaxUint16},
+		{"interval_s", s.WindowSeconds, 366 * 24 * 3600},
+		{"host.cpu_count", float64(s.Host.CPUs), math.MaxUint16},
 	} {
 		if v.n < 0 || v.n > v.highest {
 			return fmt.Errorf("%s is %v, want 0 to %v", v.path, v.n, v.highest)
@@ -112,12 +142,12 @@ func (s *Snapshot) validate() error {
 		path       string
 		n, highest uint64
 	}{
-		{"count", ct.Count, math.MaxUint32}, // 32 bits in the kernel
-		{"count_start", ct.CountStart, math.MaxUint32},
-		{"max", ct.Max, math.MaxUint32},
+		{"entries", ct.Count, math.MaxUint32}, // 32 bits in the kernel
+		{"entries_start", ct.CountStart, math.MaxUint32},
+		{"entries_max", ct.Max, math.MaxUint32},
 		{"buckets", ct.Buckets, math.MaxUint32},
-		{"host_objects", ct.HostObjects, math.MaxUint32},
-		{"object_bytes", ct.ObjectBytes, math.MaxUint16},
+		{"host_entries", ct.HostObjects, math.MaxUint32},
+		{"entry_bytes", ct.ObjectBytes, math.MaxUint16},
 		{"extension_bytes", ct.ExtensionBytes, math.MaxUint16},
 		{"bucket_bytes", ct.BucketBytes, math.MaxUint16},
 	} {

@@ -15,7 +15,6 @@ import (
 // full returns a Snapshot with something in every kind of field.
 func full() *Snapshot {
 	return &Snapshot{
-		Version:       Version,
 		TakenAt:       time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC),
 		WindowSeconds: 10.002,
 		Host:          Host{Hostname: "gw", Kernel: "6.18.0", CPUs: 2, MemoryBytes: 24 << 30},
@@ -26,7 +25,7 @@ func full() *Snapshot {
 			Table: &Table{
 				Entries: 1000, ByState: map[string]uint64{"TIME_WAIT": 900},
 				Sources:   []Talker{{Addr: netip.MustParseAddr("192.168.0.2"), Entries: 990}},
-				SNATPorts: []SNATUse{{Protocol: "tcp", Outside: netip.MustParseAddr("192.0.2.1"), Dest: netip.MustParseAddrPort("[2001:db8::1]:80"), Used: 4, MinPort: 5000, MaxPort: 5003}},
+				SNATPorts: []SNATUse{{Protocol: "tcp", Outside: netip.MustParseAddr("192.0.2.1"), Dest: EndpointOf(netip.MustParseAddrPort("[2001:db8::1]:80")), Used: 4, MinPort: 5000, MaxPort: 5003}},
 			},
 		},
 		Sysctls:    map[string]string{"net.ipv4.ip_local_port_range": "32768 60999"},
@@ -66,25 +65,27 @@ func TestLoadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"nothing", "", "it is empty"},
 		{"not JSON", "conntrack v1.4.7\n", "line 1, column 1: this is not JSON"},
-		{"cut", `{"version": 1, "sysctls": {"a"`, "line 1, column 30: it ends too early"},
-		{"more after it", "{\"version\": 1}\n{}", "line 2, column 1: this is not JSON"},
+		{"cut", `{"schema": "natkit/snapshot/1", "sysctls": {"a"`, "line 1, column 47: it ends too early"},
+		{"more after it", "{\"schema\": \"natkit/snapshot/1\"}\n{}", "line 2, column 1: this is not JSON"},
 		{"another file", `{"findings": []}`, "not a file of natkit doctor --save"},
 		{"a list", `[]`, "not a file of natkit doctor --save: a JSON array"},
 		{"null", `null`, "not a file of natkit doctor --save"},
-		{"later", `{"version": 2, "host": "of another type"}`, "version 2, this natkit knows up to 1: use a newer natkit"},
-		{"version zero", `{"version": 0}`, "version 0 does not exist"},
-		{"wrong type", "{\n \"version\": 1,\n \"conntrack\": {\"count\": \"many\"}\n}", "line 3, column 30: conntrack.count is a string, want uint64"},
-		{"negative count", `{"version": 1, "conntrack": {"count": -1}}`, "conntrack.count is a number -1, want uint64"},
-		{"bad address", `{"version": 1, "interfaces": [{"addresses": ["nonsense"]}]}`, "nonsense"},
-		{"bad time", `{"version": 1, "taken_at": "yesterday"}`, "yesterday"},
-		{"negative window", `{"version": 1, "window_s": -1}`, "window_s is -1"},
-		{"absurd table", `{"version": 1, "conntrack": {"max": 5000000000}}`, "conntrack.max is 5000000000, want at most 4294967295"},
-		{"absurd object", `{"version": 1, "conntrack": {"object_bytes": 70000}}`, "conntrack.object_bytes is 70000"},
-		{"absurd counter", `{"version": 1, "counters": {"Ip.InReceives": 18446744073709551615}}`, `counters["Ip.InReceives"] is 18446744073709551615`},
-		{"absurd drop", `{"version": 1, "drops": {"rows": [{}, {"count": 9223372036854775807}]}}`, "drops.rows[1].count is 9223372036854775807"},
-		{"absurd MTU", `{"version": 1, "interfaces": [{"mtu": 9223372036854775807}]}`, "interfaces[0].mtu is 9223372036854775807"},
-		{"too many values", `{"version": 1, "capabilities": [` + strings.Repeat("{},", maxValues) + `{}]}`, "more than 2097152 values"},
-		{"too long", `{"version": 1}` + strings.Repeat(" ", maxBytes), "longer than 64 MB"},
+		{"later", `{"schema": "natkit/snapshot/2", "host": "of another type"}`, `it is "natkit/snapshot/2", this natkit reads "natkit/snapshot/1": use a newer natkit`},
+		{"version zero", `{"schema": "natkit/snapshot/0"}`, "not a file of natkit doctor --save"},
+		{"another kind", `{"schema": "natkit/doctor/1"}`, "not a file of natkit doctor --save"},
+		{"of an earlier natkit", `{"version": 1, "taken_at": "2026-01-02T15:04:05Z"}`, "an earlier natkit saved it"},
+		{"wrong type", "{\n \"schema\": \"natkit/snapshot/1\",\n \"conntrack\": {\"entries\": \"many\"}\n}", "line 3, column 32: conntrack.entries is a string, want uint64"},
+		{"negative count", `{"schema": "natkit/snapshot/1", "conntrack": {"entries": -1}}`, "conntrack.entries is a number -1, want uint64"},
+		{"bad address", `{"schema": "natkit/snapshot/1", "interfaces": [{"addresses": ["nonsense"]}]}`, "nonsense"},
+		{"bad time", `{"schema": "natkit/snapshot/1", "time": "yesterday"}`, "yesterday"},
+		{"negative window", `{"schema": "natkit/snapshot/1", "interval_s": -1}`, "interval_s is -1"},
+		{"absurd table", `{"schema": "natkit/snapshot/1", "conntrack": {"entries_max": 5000000000}}`, "conntrack.entries_max is 5000000000, want at most 4294967295"},
+		{"absurd object", `{"schema": "natkit/snapshot/1", "conntrack": {"entry_bytes": 70000}}`, "conntrack.entry_bytes is 70000"},
+		{"absurd counter", `{"schema": "natkit/snapshot/1", "counters": {"Ip.InReceives": 18446744073709551615}}`, `counters["Ip.InReceives"] is 18446744073709551615`},
+		{"absurd drop", `{"schema": "natkit/snapshot/1", "drops": {"rows": [{}, {"packets": 9223372036854775807}]}}`, "drops.rows[1].packets is 9223372036854775807"},
+		{"absurd MTU", `{"schema": "natkit/snapshot/1", "interfaces": [{"mtu": 9223372036854775807}]}`, "interfaces[0].mtu is 9223372036854775807"},
+		{"too many values", `{"schema": "natkit/snapshot/1", "capabilities": [` + strings.Repeat("{},", maxValues) + `{}]}`, "more than 2097152 values"},
+		{"too long", `{"schema": "natkit/snapshot/1"}` + strings.Repeat(" ", maxBytes), "longer than 64 MB"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := Load(strings.NewReader(c.in))
@@ -100,7 +101,7 @@ func TestLoadRefuses(t *testing.T) {
 
 // What a snapshot holds is printed to terminals.
 func TestLoadMakesPrintable(t *testing.T) {
-	in := `{"version": 1, "host": {"hostname": "\u001b[2Jgw\u202e"},
+	in := `{"schema": "natkit/snapshot/1", "host": {"hostname": "\u001b[2Jgw\u202e"},
 		"sysctls": {"net.\u0007": "1\t2\u0000"},
 		"kernel_log": {"lines": ["` + "\xff" + `full"]},
 		"drops": {"rows": [{"cause": "x\ny"}]},
@@ -148,9 +149,9 @@ func FuzzLoad(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
-	f.Add([]byte(`{"version": 1}`))
-	f.Add([]byte(`{"version": 1, "conntrack": {"table": {"sources": [{"addr": ""}]}}, "chains": [{"policy_packets": null}]}`))
-	f.Add([]byte(`{"version": 1, "sysctls": {"\u0001": "a", "\u0002": "b", "?": "c"}}`))
+	f.Add([]byte(`{"schema": "natkit/snapshot/1"}`))
+	f.Add([]byte(`{"schema": "natkit/snapshot/1", "conntrack": {"table": {"sources": [{"addr": ""}]}}, "chains": [{"policy_packets": null}]}`))
+	f.Add([]byte(`{"schema": "natkit/snapshot/1", "sysctls": {"\u0001": "a", "\u0002": "b", "?": "c"}}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s, err := Load(bytes.NewReader(in))
 		if err != nil {

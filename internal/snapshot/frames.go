@@ -8,10 +8,10 @@ import "net/netip"
 // ARP and packets that go in circles: the first few hundred of those that matter. Ports of
 // bridges and bonds are not looked at, the bridge or bond is.
 type Frames struct {
-	Astray  []AstrayFrames `json:"astray,omitzero"`  // most first
-	Claims  []AddressClaim `json:"claims,omitzero"`  // those of this machine's own addresses first
-	Asked   []ARPQuestion  `json:"asked,omitzero"`   // most first
-	Circles []Circle       `json:"circles,omitzero"` // most first
+	Astray  []AstrayFrames `json:"astray_frames,omitzero"`  // most first
+	Claims  []AddressClaim `json:"address_claims,omitzero"` // those of this machine's own addresses first
+	Asked   []ARPQuestion  `json:"arp_requests,omitzero"`   // most first
+	Circles []Circle       `json:"loops,omitzero"`          // most first
 }
 
 // AstrayFrames are unicast frames with an IP packet that the stack did not take: their destination is
@@ -19,44 +19,47 @@ type Frames struct {
 type AstrayFrames struct {
 	Interface string     `json:"interface"`
 	VLAN      uint16     `json:"vlan,omitempty"` // 0: another hardware address
-	From      string     `json:"from"`           // hardware addresses
-	To        string     `json:"to"`
-	Source    netip.Addr `json:"source"` // of the first packet
-	Dest      netip.Addr `json:"dest"`
-	Count     uint64     `json:"count"`
+	From      string     `json:"source_mac"`     // hardware addresses
+	To        string     `json:"destination_mac"`
+	Source    netip.Addr `json:"source_address"` // of the first packet
+	Dest      netip.Addr `json:"destination_address"`
+	Count     uint64     `json:"frames"`
 	// Known says that somebody has the address To: it sent a frame in the window, or is a
 	// neighbour of this machine.
 	Known bool `json:"known,omitempty"`
 }
 
+// AskedNeighbours is how many neighbours are asked for at most, and how many addresses of this machine.
+const AskedNeighbours = 16
+
 // AddressClaim is a hardware address that ARP gave for an address.
 type AddressClaim struct {
 	Interface string     `json:"interface"`
-	Addr      netip.Addr `json:"addr"`
+	Addr      netip.Addr `json:"address"`
 	MAC       string     `json:"mac"`
-	Count     uint64     `json:"count"`
+	Count     uint64     `json:"packets"`
 	Replies   uint64     `json:"replies,omitempty"` // of Count: answers to this machine
 	// Own says that the address is this machine's, Router that a route here leads by it.
 	Own    bool `json:"own,omitempty"`
-	Router bool `json:"router,omitempty"`
+	Router bool `json:"is_router,omitempty"`
 }
 
 // ARPQuestion is ARP requests for one of this machine's own addresses.
 type ARPQuestion struct {
 	Interface string     `json:"interface"`
 	VLAN      uint16     `json:"vlan,omitempty"` // a tag that no interface here has
-	Addr      netip.Addr `json:"addr"`
-	Asker     netip.Addr `json:"asker"`
+	Addr      netip.Addr `json:"address"`
+	Asker     netip.Addr `json:"source_address"`
 	MAC       string     `json:"mac"`
-	Count     uint64     `json:"count"`
-	Answered  uint64     `json:"answered"`
+	Count     uint64     `json:"packets"`
+	Answered  uint64     `json:"replied"`
 }
 
 // Circle is packets that came in by one interface several times, with a smaller TTL each time.
 type Circle struct {
 	Interface string     `json:"interface"`
-	Source    netip.Addr `json:"source"`
-	Dest      netip.Addr `json:"dest"`
+	Source    netip.Addr `json:"source_address"`
+	Dest      netip.Addr `json:"destination_address"`
 	Packets   uint64     `json:"packets"`
-	Sample    string     `json:"sample"`
+	Sample    string     `json:"example"`
 }

@@ -266,7 +266,7 @@ func FuzzRedactText(f *testing.F) {
 // key of it still means something. A later version gets a file of its own; this one
 // is not rewritten.
 func TestLoadVersion1(t *testing.T) {
-	file, err := os.ReadFile("testdata/version-1.json")
+	file, err := os.ReadFile("testdata/snapshot-1.json")
 	if err != nil {
 		t.Fatal(err)
 	}

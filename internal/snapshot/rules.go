@@ -29,10 +29,10 @@ type Rule struct {
 	MapKeys []string `json:"map_keys,omitempty"`
 	Packets *uint64  `json:"packets,omitempty"` // in the window; nil without a counter
 	// Sets is what of the packet it writes: ttl.
-	Sets []string `json:"sets,omitempty"`
+	Sets []string `json:"set_names,omitempty"`
 	// State is what its quota, limit or the like has come to: "quota 1000 of 1000 bytes
 	// used", one for each.
-	State []string `json:"state,omitempty"`
+	State []string `json:"states,omitempty"`
 }
 
 // Match is one condition of a rule.
@@ -44,7 +44,7 @@ type Match struct {
 	Not  bool     `json:"not,omitempty"`
 	// Values are alternatives: "10.0.0.1", "10.0.0.0/8", "80", "1024-65535", "new". Set is a
 	// set that has them instead, Mask what is looked at of a number.
-	Values []string `json:"values,omitempty"`
+	Values []string `json:"match_values,omitempty"`
 	Set    string   `json:"set,omitempty"`
 	Mask   uint32   `json:"mask,omitempty"`
 	// Text is the condition as the rule's text has it.
@@ -61,7 +61,7 @@ type Set struct {
 	// Elements are those kept: all, or those that packets of Drops may have met.
 	Elements []Element `json:"elements,omitempty"`
 	// Whole says that for each packet of Drops the elements tell whether it is in.
-	Whole bool `json:"whole"`
+	Whole bool `json:"complete"`
 }
 
 // Element is one of a set.
@@ -80,15 +80,15 @@ type DroppedPacket struct {
 	Text string `json:"text"` // as in Drop.Samples
 	// Stands is for how many of the row's packets it stands: all of them sum up to the
 	// row's count.
-	Stands uint64 `json:"stands"`
+	Stands uint64 `json:"packets"`
 	Stage  Stage  `json:"stage"`
 	// In is the interface that it came in by, Out the one that its route leads out by.
-	In  string `json:"in,omitempty"`
-	Out string `json:"out,omitempty"`
+	In  string `json:"ingress_interface,omitempty"`
+	Out string `json:"egress_interface,omitempty"`
 	// State is what rules call its state of connection tracking: new, established, related,
 	// invalid, untracked. Reply and Status are of its entry.
 	State  string   `json:"state,omitempty"`
-	Reply  bool     `json:"reply,omitempty"`
+	Reply  bool     `json:"reply_direction,omitempty"`
 	Status []string `json:"status,omitempty"` // snat, dnat, confirmed, assured, seen-reply, ...
 	Mark   uint32   `json:"mark,omitempty"`
 	TTL    uint8    `json:"ttl,omitempty"` // hop limit

@@ -14,7 +14,7 @@ type Series struct {
 	//	TcpExt.ListenOverflows  increase of a counter of the stack
 	//
 	// A counter that did not move is left out.
-	Lines map[string][]float64 `json:"lines"`
+	Lines map[string][]float64 `json:"curves"`
 }
 
 // MaxSeries is how many times a Series holds at most.

@@ -14,18 +14,21 @@ import (
 	"time"
 )
 
-// Version is the number of the saved form. A reader takes its own and all
-// earlier ones, and refuses later ones.
-const Version = 1
+// Kind and Version are what a saved snapshot says of itself (package schema), and KindAll
+// is the kind of a file of all namespaces. A reader takes its own version only.
+const (
+	Kind    = "snapshot"
+	KindAll = "snapshots"
+	Version = 1
+)
 
 // Snapshot is everything natkit knows about a machine at one moment, and what
 // happened there during the window that ended at that moment.
 type Snapshot struct {
-	Version       int          `json:"version"`
-	TakenAt       time.Time    `json:"taken_at"`
-	WindowSeconds float64      `json:"window_s"`
+	TakenAt       time.Time    `json:"time"`
+	WindowSeconds float64      `json:"interval_s"`
 	Host          Host         `json:"host"`
-	Netns         Netns        `json:"netns"`
+	Netns         Netns        `json:"namespace"`
 	Capabilities  []Capability `json:"capabilities"`
 
 	Conntrack    *Conntrack        `json:"conntrack,omitzero"`
@@ -34,7 +37,7 @@ type Snapshot struct {
 	CPUs         []CPU             `json:"cpus,omitzero"`     // the host's, whatever the namespace
 	Drops        *Drops            `json:"drops,omitzero"`
 	Leaving      []Leaving         `json:"leaving,omitzero"`
-	Frames       *Frames           `json:"frames,omitzero"`
+	Frames       *Frames           `json:"link_layer,omitzero"`
 	Hooks        []Hook            `json:"hooks,omitzero"`
 	Chains       []Chain           `json:"chains,omitzero"`
 	Sets         []Set             `json:"sets,omitzero"` // that saved rules ask
@@ -47,7 +50,7 @@ type Snapshot struct {
 	KernelLog    *KernelLog        `json:"kernel_log,omitzero"`
 	Owners       []Owner           `json:"owners,omitzero"`
 	EventSockets []EventSocket     `json:"event_sockets,omitzero"`
-	Engine       *Engine           `json:"engine,omitempty"` // nil where natkit has nothing up
+	Engine       *Engine           `json:"natkit_engine,omitempty"` // nil where natkit has nothing up
 	Series       *Series           `json:"series,omitzero"`
 }
 
@@ -55,18 +58,18 @@ type Snapshot struct {
 type Host struct {
 	Hostname    string `json:"hostname"`
 	Kernel      string `json:"kernel"` // uname -r
-	CPUs        int    `json:"cpus"`
-	MemoryBytes uint64 `json:"memory_bytes"`
+	CPUs        int    `json:"cpu_count"`
+	MemoryBytes uint64 `json:"ram_bytes"`
 	// AvailableBytes is what programs could still have at the end of the window, 0
 	// when not known.
-	AvailableBytes uint64 `json:"available_bytes,omitempty"`
+	AvailableBytes uint64 `json:"ram_available_bytes,omitempty"`
 }
 
 // Netns is the network namespace that was looked at.
 type Netns struct {
-	Name  string `json:"name"` // "" for the caller's own
-	Inode uint64 `json:"inode"`
-	Init  bool   `json:"init"` // it is the initial one, where the global limits are writable
+	Name  string `json:"netns"` // "" for the caller's own
+	Inode uint64 `json:"netns_inode"`
+	Init  bool   `json:"initial"` // it is the initial one, where the global limits are writable
 	// Container is what the namespace belongs to, where a process in it tells:
 	// "docker web1", "pod shop/cart-5d8f", "podman 3f2a9c0d1e2b", "service nginx".
 	Container string `json:"container,omitempty"`
@@ -129,34 +132,34 @@ func (s *Snapshot) Can(name string) bool {
 
 // Conntrack is the state of connection tracking in the namespace.
 type Conntrack struct {
-	Count      uint64 `json:"count"` // entries of this namespace now
-	CountStart uint64 `json:"count_start"`
-	Max        uint64 `json:"max"`     // nf_conntrack_max: one limit for the host, each namespace counts for itself
-	Buckets    uint64 `json:"buckets"` // one hash for all namespaces
+	Count      uint64 `json:"entries"` // entries of this namespace now
+	CountStart uint64 `json:"entries_start"`
+	Max        uint64 `json:"entries_max"` // nf_conntrack_max: one limit for the host, each namespace counts for itself
+	Buckets    uint64 `json:"buckets"`     // one hash for all namespaces
 
 	// Size of one entry from slab information, of its extension as allocated for
 	// a translated flow, and of one bucket. Bytes; 0 when not readable.
-	ObjectBytes    uint64 `json:"object_bytes,omitempty"`
+	ObjectBytes    uint64 `json:"entry_bytes,omitempty"`
 	ExtensionBytes uint64 `json:"extension_bytes,omitempty"`
 	BucketBytes    uint64 `json:"bucket_bytes,omitempty"`
-	HostObjects    uint64 `json:"host_objects,omitempty"` // entries of all namespaces, from slab information
+	HostObjects    uint64 `json:"host_entries,omitempty"` // entries of all namespaces, from slab information
 
 	// Stats are the table's counters, by their names in conntrack -S (chaintoolong
 	// and clash_resolve are chainlength and clashres in /proc/net/stat/nf_conntrack)
 	// -> increase, summed over CPUs.
-	Stats map[string]uint64 `json:"stats,omitzero"`
-	Table *Table            `json:"table,omitempty"` // nil without a dump
+	Stats map[string]uint64 `json:"counters,omitzero"`
+	Table *Table            `json:"conntrack_table,omitempty"` // nil without a dump
 
 	// Refused is TCP connections whose only answer was a reset, in the window or, where
 	// the table has many entries, in a tenth of it; most first, at most TopN.
-	Refused []RefusedUse `json:"refused,omitzero"`
+	Refused []RefusedUse `json:"refused_connections,omitzero"`
 }
 
 // RefusedUse is connections to one destination that were refused.
 type RefusedUse struct {
-	Dest   netip.AddrPort `json:"dest"`
-	Target netip.AddrPort `json:"target"` // where they really went: Dest, unless it is translated
-	Count  uint64         `json:"count"`
+	Dest   Endpoint `json:"destination"`
+	Target Endpoint `json:"target"` // where they really went: Dest, unless it is translated
+	Count  uint64   `json:"connections"`
 }
 
 // Table is one dump of the conntrack table, aggregated.
@@ -164,31 +167,31 @@ type Table struct {
 	Entries      uint64            `json:"entries"`
 	DumpSeconds  float64           `json:"dump_s"`
 	Interrupted  bool              `json:"interrupted,omitempty"` // the table changed while it was read: entries may be missing or counted twice
-	Malformed    uint64            `json:"malformed,omitempty"`   // entries that could not be read, not in Entries
+	Malformed    uint64            `json:"unreadable,omitempty"`  // entries that could not be read, not in Entries
 	ByProtocol   map[string]uint64 `json:"by_protocol,omitzero"`
-	ByState      map[string]uint64 `json:"by_state,omitzero"`  // TCP states
-	ByStatus     map[string]uint64 `json:"by_status,omitzero"` // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
-	Labelled     uint64            `json:"labelled,omitempty"` // translated, with the label that was asked for
-	Sources      []Talker          `json:"sources,omitzero"`   // most entries first, at most TopN
+	ByState      map[string]uint64 `json:"by_state,omitzero"`          // TCP states
+	ByStatus     map[string]uint64 `json:"by_status,omitzero"`         // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
+	Labelled     uint64            `json:"labelled_entries,omitempty"` // translated, with the label that was asked for
+	Sources      []Talker          `json:"sources,omitzero"`           // most entries first, at most TopN
 	Destinations []Talker          `json:"destinations,omitzero"`
-	DestPorts    []PortUse         `json:"dest_ports,omitzero"`
+	DestPorts    []PortUse         `json:"destination_ports,omitzero"`
 	SNATPorts    []SNATUse         `json:"snat_ports,omitzero"` // fullest first, at most TopN
 
 	// OneWay is TCP entries taken up in the middle of a connection of which only one
 	// direction was ever seen.
-	OneWay uint64 `json:"one_way,omitempty"`
+	OneWay uint64 `json:"one_way_entries,omitempty"`
 	// Idle is ESTABLISHED TCP entries without a packet for IdleSeconds, as far as
 	// the time that they have left tells.
-	Idle       uint64          `json:"idle,omitempty"`
-	Outsides   []OutsideUse    `json:"outsides,omitzero"`   // most entries first, at most TopN
-	Unanswered []UnansweredUse `json:"unanswered,omitzero"` // the same
+	Idle       uint64          `json:"idle_entries,omitempty"`
+	Outsides   []OutsideUse    `json:"external_addresses,omitzero"` // most entries first, at most TopN
+	Unanswered []UnansweredUse `json:"unreplied_flows,omitzero"`    // the same
 	// Halfway is opening TCP connections that were answered a second ago or more, and whose
 	// client has not confirmed that (SYN_RECV).
-	Halfway  []UnansweredUse   `json:"halfway,omitzero"`
+	Halfway  []UnansweredUse   `json:"half_open,omitzero"`
 	ByHelper map[string]uint64 `json:"by_helper,omitzero"`
-	Targets  []TargetUse       `json:"targets,omitzero"`  // of translated destinations, most unanswered first, at most TopN
-	Strays   []StrayUse        `json:"strays,omitzero"`   // most flows first, at most TopN
-	Controls []ControlUse      `json:"controls,omitzero"` // at most TopN
+	Targets  []TargetUse       `json:"targets,omitzero"`         // of translated destinations, most unanswered first, at most TopN
+	Strays   []StrayUse        `json:"foreign_replies,omitzero"` // most flows first, at most TopN
+	Controls []ControlUse      `json:"controls,omitzero"`        // at most TopN
 	// RecentSeconds is how young a packet was that counted as sent just now; 0 is the constant of that name.
 	RecentSeconds uint64 `json:"recent_s,omitempty"`
 }
@@ -196,11 +199,11 @@ type Table struct {
 // TargetUse is where a translated destination leads to, and the flows with a packet in
 // the last RecentSeconds there. Of UDP most expects no answer.
 type TargetUse struct {
-	Protocol   string         `json:"protocol"`
-	Dest       netip.AddrPort `json:"dest"`
-	Target     netip.AddrPort `json:"target"`
-	Answered   uint64         `json:"answered"`
-	Unanswered uint64         `json:"unanswered"`
+	Protocol   string   `json:"protocol"`
+	Dest       Endpoint `json:"destination"`
+	Target     Endpoint `json:"target"`
+	Answered   uint64   `json:"replied"`
+	Unanswered uint64   `json:"unreplied"`
 }
 
 // IdleSeconds is longer than the default keepalive needs to show that both ends
@@ -214,49 +217,49 @@ const (
 
 // OutsideUse is an address that sources are translated to, and the flows behind it.
 type OutsideUse struct {
-	Addr    netip.Addr `json:"addr"`
+	Addr    netip.Addr `json:"address"`
 	Entries uint64     `json:"entries"`
 	Recent  uint64     `json:"recent"` // with a packet in the last RecentSeconds, where that can be told
 	// Unanswered of these were never answered.
-	Unanswered uint64 `json:"unanswered,omitempty"`
+	Unanswered uint64 `json:"unreplied,omitempty"`
 	Missed     uint64 `json:"missed,omitempty"`
 }
 
 // UnansweredUse is UDP flows and opening TCP connections of one source to one
 // destination that nobody has answered.
 type UnansweredUse struct {
-	Protocol string         `json:"protocol"`
-	Source   netip.Addr     `json:"source"`
-	Dest     netip.AddrPort `json:"dest"`
-	Target   netip.AddrPort `json:"target"` // where they really go: Dest, unless it is translated
-	SNAT     bool           `json:"snat"`   // their source is translated
-	Entries  uint64         `json:"entries"`
-	Recent   uint64         `json:"recent"`
-	Missed   uint64         `json:"missed,omitempty"`
+	Protocol string     `json:"protocol"`
+	Source   netip.Addr `json:"source_address"`
+	Dest     Endpoint   `json:"destination"`
+	Target   Endpoint   `json:"target"` // where they really go: Dest, unless it is translated
+	SNAT     bool       `json:"snat"`   // their source is translated
+	Entries  uint64     `json:"entries"`
+	Recent   uint64     `json:"recent"`
+	Missed   uint64     `json:"missed,omitempty"`
 }
 
 // StrayUse is UDP flows of the last RecentSeconds that nobody has answered, while another
 // address than the one that was asked sent to the very port that waits for the answer, from
 // the port that was asked: the answer, as the client will never know.
 type StrayUse struct {
-	Source netip.Addr     `json:"source"` // one of those that asked
-	Seen   netip.Addr     `json:"seen"`   // and its address as Target sees it
-	Dest   netip.AddrPort `json:"dest"`
-	Target netip.AddrPort `json:"target"` // where the flows really go: Dest, unless it is translated
-	From   netip.Addr     `json:"from"`   // who sent instead, from Target's port
-	Flows  uint64         `json:"flows"`
+	Source netip.Addr `json:"source_address"`            // one of those that asked
+	Seen   netip.Addr `json:"source_translated_address"` // and its address as Target sees it
+	Dest   Endpoint   `json:"destination"`
+	Target Endpoint   `json:"target"`        // where the flows really go: Dest, unless it is translated
+	From   netip.Addr `json:"reply_address"` // who sent instead, from Target's port
+	Flows  uint64     `json:"flows"`
 }
 
 // ControlUse is flows of one client to one server's port whose protocol agrees on further
 // connections: FTP, SIP and the like.
 type ControlUse struct {
-	Protocol string         `json:"protocol"`
-	Source   netip.Addr     `json:"source"`
-	Dest     netip.AddrPort `json:"dest"`
-	Target   netip.AddrPort `json:"target"` // where they really go: Dest, unless it is translated
-	Seen     netip.Addr     `json:"seen"`   // Source, unless it is translated
-	Entries  uint64         `json:"entries"`
-	Helped   uint64         `json:"helped"` // of them have a helper of connection tracking
+	Protocol string     `json:"protocol"`
+	Source   netip.Addr `json:"source_address"`
+	Dest     Endpoint   `json:"destination"`
+	Target   Endpoint   `json:"target"`                    // where they really go: Dest, unless it is translated
+	Seen     netip.Addr `json:"source_translated_address"` // Source, unless it is translated
+	Entries  uint64     `json:"entries"`
+	Helped   uint64     `json:"helped"` // of them have a helper of connection tracking
 }
 
 // HelperPort is a protocol that agrees on further connections, which only a helper of connection
@@ -287,7 +290,7 @@ const TopN = 20
 
 // Talker is an address and its entries in the table.
 type Talker struct {
-	Addr      netip.Addr `json:"addr"`
+	Addr      netip.Addr `json:"address"`
 	Entries   uint64     `json:"entries"`
 	Unreplied uint64     `json:"unreplied"`
 	Missed    uint64     `json:"missed,omitempty"`
@@ -305,13 +308,13 @@ type PortUse struct {
 // SNATUse is how many ports one outside address uses towards one destination:
 // the tuple in which source translation must stay unique.
 type SNATUse struct {
-	Protocol string         `json:"protocol"`
-	Outside  netip.Addr     `json:"outside"`
-	Dest     netip.AddrPort `json:"dest"`
-	Used     uint64         `json:"used"`     // translated flows
-	MinPort  uint16         `json:"min_port"` // lowest and highest outside port seen
-	MaxPort  uint16         `json:"max_port"`
-	Missed   uint64         `json:"missed,omitempty"`
+	Protocol string     `json:"protocol"`
+	Outside  netip.Addr `json:"external_address"`
+	Dest     Endpoint   `json:"destination"`
+	Used     uint64     `json:"entries"`  // translated flows
+	MinPort  uint16     `json:"min_port"` // lowest and highest outside port seen
+	MaxPort  uint16     `json:"max_port"`
+	Missed   uint64     `json:"missed,omitempty"`
 }
 
 // Leaving is packets between an interface and the Internet: the first few hundred
@@ -322,12 +325,12 @@ type Leaving struct {
 	Family    string `json:"family,omitempty"` // ipv6; "" for IPv4
 	// Inside left with a source that means something within a site only, is not this
 	// machine's, and is reached by another interface.
-	Inside  uint64   `json:"inside"`
-	Others  uint64   `json:"others"`  // left with another one
-	Back    uint64   `json:"back"`    // came in for an address such as Inside counts
-	Samples []string `json:"samples"` // of Inside
+	Inside  uint64   `json:"internal_packets"`
+	Others  uint64   `json:"other_packets"`    // left with another one
+	Back    uint64   `json:"returned_packets"` // came in for an address such as Inside counts
+	Samples []string `json:"examples"`         // of Inside
 	// Datagrams is where UDP went, at most MaxDatagrams.
-	Datagrams []netip.AddrPort `json:"datagrams,omitzero"`
+	Datagrams []Endpoint `json:"udp_destinations,omitzero"`
 }
 
 // MaxDatagrams is how many destinations of UDP a Leaving holds at most.
@@ -354,29 +357,29 @@ const MaxElsewhere = 50
 
 // Drop is one row: packets of one namespace dropped at one place for one reason.
 type Drop struct {
-	Count     uint64   `json:"count"`
+	Count     uint64   `json:"packets"`
 	Location  string   `json:"location"`            // "nf_hook_slow+0xa6"
 	Reason    string   `json:"reason"`              // the running kernel's name: "NETFILTER_DROP"
-	Netns     uint64   `json:"netns"`               // inode, 0 when not known
-	Namespace string   `json:"namespace,omitempty"` // reference as for --netns; "" for the caller's own, or when not known
+	Netns     uint64   `json:"netns_inode"`         // inode, 0 when not known
+	Namespace string   `json:"netns,omitempty"`     // reference as for --netns; "" for the caller's own, or when not known
 	Container string   `json:"container,omitempty"` // of a namespace elsewhere, as Netns.Container
 	Interface string   `json:"interface,omitempty"`
 	Cause     NATCause `json:"cause,omitempty"`
-	Benign    bool     `json:"benign,omitempty"` // ends of sockets and the like, no lost traffic
-	Samples   []string `json:"samples,omitzero"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
+	Benign    bool     `json:"benign,omitempty"`  // ends of sockets and the like, no lost traffic
+	Samples   []string `json:"examples,omitzero"` // "tcp 10.0.0.2:4000 -> 10.0.1.2:80 SYN"
 	// Sampled are the packets whose addresses were looked at, and Matching those of them that
 	// were asked for; 0 where any packet would do. Samples are of those that match.
-	Sampled  uint64 `json:"sampled,omitzero"`
-	Matching uint64 `json:"matching,omitzero"`
+	Sampled  uint64 `json:"sampled_packets,omitzero"`
+	Matching uint64 `json:"matching_packets,omitzero"`
 	// Packets are what rules ask for of some of them, of drops by rules only.
-	Packets []DroppedPacket `json:"packets,omitzero"`
+	Packets []DroppedPacket `json:"packet_details,omitzero"`
 	Stacks  []Stack         `json:"stacks,omitzero"`
 }
 
 // Stack is a kernel stack and how often it was seen; innermost function first.
 type Stack struct {
-	Count  uint64   `json:"count"`
-	Frames []string `json:"frames"`
+	Count  uint64   `json:"packets"`
+	Frames []string `json:"functions"`
 }
 
 // NATCause says what a drop means for NAT, where that can be told from the packet.
@@ -413,9 +416,9 @@ type Hook struct {
 	Hook     string `json:"hook"`   // prerouting, input, forward, output, postrouting, ingress, egress
 	Priority int    `json:"priority"`
 	Function string `json:"function"`
-	Owner    string `json:"owner,omitempty"`  // nf_tables, iptables, bpf, flowtable, ""
-	Device   string `json:"device,omitempty"` // netdev family
-	Chain    string `json:"chain,omitempty"`  // "table/chain" where it can be told
+	Owner    string `json:"owner,omitempty"`     // nf_tables, iptables, bpf, flowtable, ""
+	Device   string `json:"interface,omitempty"` // netdev family
+	Chain    string `json:"chain,omitempty"`     // "table/chain" where it can be told
 	// Via is the function on the hook that calls this one, which is not on the hook
 	// itself: the chains that the NAT core asks about the first packet of a flow.
 	Via string `json:"via,omitempty"`
@@ -431,7 +434,7 @@ type Chain struct {
 	Type     string `json:"type,omitempty"` // filter, nat, route
 	Priority int    `json:"priority"`
 	Policy   string `json:"policy,omitempty"` // accept, drop
-	Rules    int    `json:"rules"`
+	Rules    int    `json:"rule_count"`
 	// PolicyPackets is how many packets reached the policy during the window; nil
 	// where that is not counted (nftables counts only if the chain was made so).
 	PolicyPackets *uint64 `json:"policy_packets,omitempty"`
@@ -439,17 +442,17 @@ type Chain struct {
 	DropRules []DropRule `json:"drop_rules,omitzero"`
 	// Walk are all its rules, of chains from which a packet may be dropped; nil where they
 	// are not known.
-	Walk []Rule `json:"walk,omitzero"`
+	Walk []Rule `json:"rules,omitzero"`
 	// PerPacket are what of its rules must see each packet of an established flow of IPv4
 	// that is forwarded, by the names that nftables and iptables give them: limit, quota,
 	// NFQUEUE. Rules that such packets do not meet have none.
 	PerPacket []string `json:"per_packet,omitzero"`
 	// Offloads is how many rules give flows to a flowtable.
-	Offloads int `json:"offloads,omitzero"`
+	Offloads int `json:"offload_rule_count,omitzero"`
 	// Devices are those of a hook that is on devices.
-	Devices []string `json:"devices,omitzero"`
+	Devices []string `json:"interface_names,omitzero"`
 	// NATRules is how many rules translate, by kind: masquerade, snat, dnat, redirect.
-	NATRules map[string]int `json:"nat_rules,omitzero"`
+	NATRules map[string]int `json:"nat_rules_by_kind,omitzero"`
 	// SNATRanges are the port ranges that its source translations allow; an empty
 	// one means no range was given.
 	SNATRanges []PortRange `json:"snat_ranges,omitzero"`
@@ -484,8 +487,8 @@ type Target struct {
 	AddrRange
 	Ports     PortRange  `json:"ports"`
 	Protocol  string     `json:"protocol,omitempty"`
-	DestPorts PortRange  `json:"dest_ports"`
-	Dest      netip.Addr `json:"dest,omitzero"`
+	DestPorts PortRange  `json:"destination_port_range"`
+	Dest      netip.Addr `json:"destination_address,omitzero"`
 }
 
 // DropRule is a rule that refuses packets.
@@ -504,10 +507,10 @@ type PortRange struct {
 
 // CPU is what one processor did during the window.
 type CPU struct {
-	Number  int     `json:"number"`
-	Busy    float64 `json:"busy"`    // share of the window, 0 to 1, softirq included
-	Softirq float64 `json:"softirq"` // share of the window
-	Steal   float64 `json:"steal"`   // share that the hypervisor kept
+	Number  int     `json:"cpu"`
+	Busy    float64 `json:"busy_share"`    // share of the window, 0 to 1, softirq included
+	Softirq float64 `json:"softirq_share"` // share of the window
+	Steal   float64 `json:"steal_share"`   // share that the hypervisor kept
 	// From /proc/net/softnet_stat.
 	Packets        uint64 `json:"packets"`
 	BacklogDropped uint64 `json:"backlog_dropped"` // queue of netdev_max_backlog was full
@@ -534,7 +537,7 @@ type Interface struct {
 	RxErrors  uint64         `json:"rx_errors"`
 	TxErrors  uint64         `json:"tx_errors"`
 	// Default says that a default route leads out by it.
-	Default   bool   `json:"default,omitempty"`
+	Default   bool   `json:"default_route,omitempty"`
 	RxPackets uint64 `json:"rx_packets"`
 	TxPackets uint64 `json:"tx_packets"`
 	// RxMissed is packets that the device had no room for (missed, FIFO and ring
@@ -555,7 +558,7 @@ type Qdisc struct {
 	// BurstBytes what it lets go at once; 0 where it has none or that is not known.
 	LimitPackets uint64 `json:"limit_packets,omitempty"`
 	LimitBytes   uint64 `json:"limit_bytes,omitempty"`
-	RateBytes    uint64 `json:"rate_bytes,omitempty"`
+	RateBytes    uint64 `json:"rate_bytes_per_second,omitempty"`
 	BurstBytes   uint64 `json:"burst_bytes,omitempty"`
 }
 
@@ -572,7 +575,7 @@ type NIC struct {
 	Threaded    bool   `json:"threaded,omitempty"`   // polled by threads of their own, not in softirq
 	// Lost are the driver's own counters of packets that never reached the stack ->
 	// increase; only those that increased.
-	Lost map[string]uint64 `json:"lost,omitzero"`
+	Lost map[string]uint64 `json:"lost_by_counter,omitzero"`
 }
 
 // Neighbours is the table of one family's neighbours (ARP or neighbour
@@ -600,16 +603,16 @@ type Xfrm struct {
 // RouteAnswer is what the routing tables said at the end of the window about a
 // packet that was dropped in it.
 type RouteAnswer struct {
-	In     string     `json:"in"` // interface that it came in by
-	Source netip.Addr `json:"source"`
-	Dest   netip.Addr `json:"dest"`
-	Answer RouteKind  `json:"answer"`
-	Out    string     `json:"out,omitempty"` // of a route: by which interface, and to which router
-	Via    netip.Addr `json:"via,omitzero"`
+	In     string     `json:"ingress_interface"` // interface that it came in by
+	Source netip.Addr `json:"source_address"`
+	Dest   netip.Addr `json:"destination_address"`
+	Answer RouteKind  `json:"result"`
+	Out    string     `json:"egress_interface,omitempty"` // of a route: by which interface, and to which router
+	Via    netip.Addr `json:"next_hop_address,omitzero"`
 	// Match is the route that an answer of unreachable, blackhole or prohibit comes
 	// from; not valid where a rule says it. Table is where it, or the route that was found, stands.
 	Match netip.Prefix `json:"match,omitzero"`
-	Table int          `json:"table,omitempty"`
+	Table int          `json:"table_id,omitempty"`
 }
 
 // RouteKind is how a look-up of a route ends.
@@ -626,12 +629,12 @@ const (
 
 // Listener is a listening TCP socket: how full its accept queue is.
 type Listener struct {
-	Addr    netip.AddrPort `json:"addr"`
-	Queue   uint32         `json:"queue"`   // connections waiting for accept
-	Backlog uint32         `json:"backlog"` // its limit
-	Drops   uint64         `json:"drops"`   // connections it refused in the window
-	Inode   uint64         `json:"inode"`
-	Process string         `json:"process,omitempty"`
+	Addr    Endpoint `json:"local"`
+	Queue   uint32   `json:"queue"`               // connections waiting for accept
+	Backlog uint32   `json:"backlog"`             // its limit
+	Drops   uint64   `json:"dropped_connections"` // connections it refused in the window
+	Inode   uint64   `json:"inode"`
+	Process string   `json:"process,omitempty"`
 }
 
 // LocalPortUse is TCP connections that programs of the namespace itself hold, or that
@@ -640,10 +643,10 @@ type Listener struct {
 // of that range and that nobody listens at count, and only where at least MinLocalPorts of
 // it may be taken; most first, at most TopN.
 type LocalPortUse struct {
-	Source   netip.Addr     `json:"source"`
-	Dest     netip.AddrPort `json:"dest"`
-	Used     uint64         `json:"used"`
-	TimeWait uint64         `json:"time_wait"` // of Used
+	Source   netip.Addr `json:"source_address"`
+	Dest     Endpoint   `json:"destination"`
+	Used     uint64     `json:"connections"`
+	TimeWait uint64     `json:"time_wait"` // of Used
 	// Process is a program that holds one of them, "" where all are over or it is not told.
 	Process string `json:"process,omitempty"`
 	Inode   uint64 `json:"inode,omitempty"` // of that one's socket
@@ -668,7 +671,7 @@ type KernelLog struct {
 type EventSocket struct {
 	PortID     uint32 `json:"port_id"` // mostly the process's number
 	QueueBytes uint64 `json:"queue_bytes"`
-	Drops      uint64 `json:"drops"` // events in the window that it had no room for
+	Drops      uint64 `json:"lost_events"` // events in the window that it had no room for
 	Inode      uint64 `json:"inode"`
 	Process    string `json:"process,omitempty"`
 }
@@ -684,12 +687,12 @@ type Owner struct {
 // Setting is one change of one kernel setting: what a finding wants and what
 // tune plans, applies and takes back.
 type Setting struct {
-	Name  string `json:"name"`            // dotted: "net.netfilter.nf_conntrack_max"
+	Name  string `json:"setting"`         // dotted: "net.netfilter.nf_conntrack_max"
 	Value string `json:"value"`           // as it is written
 	Netns string `json:"netns,omitempty"` // reference as for --netns; "" is the caller's own
 	// If is what must be so for it to be right and the facts can't show, a clause: it
 	// is planned only when the user says that it is so. "" asks for nothing.
-	If string `json:"if,omitempty"`
+	If string `json:"condition,omitempty"`
 	// Code is that of the finding that wants it and Reason its one line; not filled
 	// within the finding itself.
 	Code   string `json:"code,omitempty"`

@@ -24,13 +24,13 @@ const (
 var accelSlowPath = Cause{
 	Code:       "accel-slow-path",
 	Title:      "Packets take the kernel stack that natkit accel could forward",
-	Headline:   "natkit accel does not speed up forwarding: tcp-strict, no-way, no-room",
+	Headline:   "natkit accel does not speed up forwarding: tcp-strict, no-route, no-room",
 	Search:     []string{"tcp-strict", "no-room", "net.netfilter.nf_conntrack_tcp_be_liberal"},
 	Severities: []Severity{Advice},
 	Needs:      []string{snapshot.CanEngine},
 	Symptom:    "natkit accel is on, and forwarding is hardly faster. No packet is lost.",
 	Proof: fmt.Sprintf("At least %d packets a second, and %s of the forwarded TCP and UDP packets, took the stack during the window for one reason that a setting of accel decides: "+
-		"TCP while connection tracking checks its windows (tcp-strict), an egress interface that is not accelerated (no-way), or a full flow cache (no-room). It is always advice.", slowPackets, percent(slowShare)),
+		"TCP while connection tracking checks its windows (tcp-strict), an egress interface that is not accelerated (no-route), or a full flow cache (no-room). It is always advice.", slowPackets, percent(slowShare)),
 	FalsePositive: "Flows below the threshold, SYN, FIN and RST, fragments and packets for this machine: they always take the stack.",
 	Cure:          "Turn accel off and on again with the option that includes these packets. No connection ends.",
 	judge:         judgeAccelSlowPath,
@@ -41,7 +41,7 @@ func judgeAccelSlowPath(f facts) *verdict {
 	if !e.Accelerates() || len(e.Interfaces) == 0 {
 		return nil
 	}
-	reason := slices.MaxFunc([]string{"tcp-strict", "no-way", "no-room"}, func(a, b string) int { return cmp.Compare(f.counted(a), f.counted(b)) })
+	reason := slices.MaxFunc([]string{"tcp-strict", "no-route", "no-room"}, func(a, b string) int { return cmp.Compare(f.counted(a), f.counted(b)) })
 	var eligible uint64
 	for name := range e.Packets {
 		if rulefile.AccelEligible(name) {
@@ -65,7 +65,7 @@ func judgeAccelSlowPath(f facts) *verdict {
 		v.Title = fmt.Sprintf("accel leaves TCP to the stack: %s of %s", percent(share(slow, eligible)), number(eligible, "packet"))
 		v.Why = "Connection tracking checks TCP windows and must see every packet for that, so accel forwards UDP only. With nf_conntrack_tcp_be_liberal set to 1 it can forward TCP too; segments outside their window are then not marked invalid."
 		v.Remedy = append([]string{"# if no rule here relies on TCP windows being checked (ct state invalid); `natkit accel off` puts the setting back:"}, f.accelAgain("--tcp-liberal")...)
-	case "no-way":
+	case "no-route":
 		v.Title = fmt.Sprintf("accel finds no path for %s of %s", percent(share(slow, eligible)), number(eligible, "packet"))
 		v.Why = "accel forwards between the interfaces that it was turned on for (" + strings.Join(e.Interfaces, ", ") + "). What leaves by another one, or has no route or neighbour, takes the stack."
 		v.Remedy = append([]string{"# by which interface do they leave? Name it too when you turn accel on:", f.run("ip route show"), f.natkit("accel status")}, "#   "+strings.Join(f.accelAgain("INTERFACE"), "; "))

@@ -40,7 +40,7 @@ func judgeLeaving(f facts) *verdict {
 		if gone {
 			v.Title += ": NAT rules are gone"
 			v.Evidence = append(v.Evidence, Evidence{"older entries whose source was translated", strconv.FormatUint(f.translatedSources(), 10), fromDump})
-			v.Why = "No rule here translates sources, but entries in the table show that one did. Someone flushed the rules, or started a firewall that does, and the NAT rules went with them."
+			v.Why = "No rule here translates sources, but entries in the table show that one did. Most likely the rules were flushed, by hand or by a firewall that started, and the NAT rules went with them."
 			v.Remedy = []string{"# restore the rules with the program that manages them (systemctl restart docker, nftables, firewalld ...), then check that they are there:",
 				f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat")}
 			return v

@@ -54,11 +54,12 @@ func (f facts) unmatched() (n uint64, rows []snapshot.Drop) {
 	waiting := t.ByState["SYN_SENT"]
 	connecting := waiting >= lostFew && share(waiting, tcp-min(tcp, over)) >= silentShare
 	for _, row := range f.Drops.Rows {
-		ruled := row.Cause == snapshot.CauseRule && f.hookOf(row) == "input"
+		// What a rule dropped as it arrived was not looked up.
+		ruled := row.Cause == snapshot.CauseRule && f.hookOf(row) == "input" && !slices.ContainsFunc(row.Packets, func(p snapshot.DroppedPacket) bool { return p.Stage == snapshot.StageArrived })
 		if row.Reason != "NO_SOCKET" && !ruled || row.Benign || row.Count >= implausible || !f.here(row.Netns) {
 			continue
 		}
-		if slices.ContainsFunc(row.Samples, func(s string) bool {
+		replies, some := only(row, func(s string) bool {
 			packet, ok := parseSample(s)
 			switch {
 			case !ok || !f.own(packet.dest.Addr()):
@@ -68,9 +69,10 @@ func (f facts) unmatched() (n uint64, rows []snapshot.Drop) {
 				return !foreseen && (f.silentAt(packet.source.Addr()) || f.silentFrom(packet.source, s)) && judgeUDPShort(f) == nil
 			}
 			return connecting && packet.protocol == "tcp" && strings.Contains(s, " SYN,ACK")
-		}) {
-			n = saturate(n, row.Count)
-			rows = append(rows, row)
+		})
+		if some {
+			n = saturate(n, replies.Count)
+			rows = append(rows, replies)
 		}
 	}
 	if n < lostFew || t.ByStatus["SNAT"] == 0 {
@@ -94,7 +96,7 @@ func (f facts) silentAt(addr netip.Addr) bool {
 func (f facts) silentFrom(from netip.AddrPort, sample string) bool {
 	var flows uint64
 	for _, u := range f.Conntrack.Table.Unanswered {
-		if u.Protocol == "udp" && u.SNAT && u.Target == from && u.Entries < implausible {
+		if u.Protocol == "udp" && u.SNAT && u.Target.AddrPort == from && u.Entries < implausible {
 			flows = saturate(flows, u.Entries)
 		}
 	}

@@ -3,8 +3,9 @@
 package causes
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
+	"net/netip"
 	"strconv"
 
 	"natkit/internal/snapshot"
@@ -35,7 +36,7 @@ var asymmetricRouting = Cause{
 	Severities:    []Severity{Advice, Warning, Critical},
 	Explains:      []string{"rule-drop"},
 	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
-	Symptom:       "Connections open and then hang, or work only while no firewall rule checks their state. The replies take another path.",
+	Symptom:       "Connections open and then hang, or work only while no firewall rule checks their state.",
 	Proof:         fmt.Sprintf("Connections picked up in the middle that never saw a reply (ESTABLISHED and UNREPLIED), or SYNs without a reply (SYN_SENT) together with invalid packets: at least %d, and %s of the TCP entries, of SYNs %s. Critical if rules dropped packets in the middle of a connection during the window; advice if no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
 	FalsePositive: "A scan leaves SYNs without replies, but sends nothing later that could be invalid. Connections older than connection tracking are picked up in the middle, and soon see a reply.",
 	Cure:          "Route both directions through this machine. If that is not wanted, do not track these networks; NAT needs both directions.",
@@ -71,19 +72,22 @@ func judgeAsymmetric(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s of %d TCP connections are seen in one direction only", strconv.FormatUint(n, 10), tcp)
 	v.Evidence = []Evidence{
-		{"connections taken up in the middle, never answered", strconv.FormatUint(t.OneWay, 10), fromDump + ": ESTABLISHED, UNREPLIED"},
-		{"SYNs that saw no answer", strconv.FormatUint(silent, 10), fromDump + ": SYN_SENT"},
-		{"packets that were invalid " + f.window(), strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
+		{"connections picked up mid-stream, without a reply", strconv.FormatUint(t.OneWay, 10), fromDump + ": ESTABLISHED, UNREPLIED"},
+		{"SYNs without a reply", strconv.FormatUint(silent, 10), fromDump + ": SYN_SENT"},
+		{"invalid packets " + f.window(), strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
 	}
 	if lost > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"packets in the middle of a connection that rules dropped", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
+		v.Evidence = append(v.Evidence, Evidence{"packets of open connections, dropped by rules", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	source, dest, found := f.oneWayPair(rows)
 	if found {
 		v.Evidence = append(v.Evidence, Evidence{"one pair of them", source + " to " + dest, fromDump})
 	}
-	v.Why = "The answers come by another router. Connection tracking then takes what follows the first packet for invalid: it is not translated, and a rule that lets only known connections pass drops it."
+	v.Why = "These sources send more than a SYN and conntrack sees no reply to it, so the replies most likely take a path that does not pass this machine. (Connections that were open before conntrack ran look the same until their next reply.) Conntrack then marks what follows the SYN as invalid: it is not translated, and a rule that accepts only known connections drops it."
+	if astray, seen := f.repliesAstray(netip.MustParseAddr(cmp.Or(dest, "0.0.0.0"))); seen {
+		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", dest, astray.To), strconv.FormatUint(astray.Count, 10), fromFrames})
+	}
 	v.Remedy = f.returnHere(source, dest, found, len(rows) == 0 || !f.translatesSources())
 	v.Verify = f.look(f.run("conntrack -S"), f.natkit("conntrack stats"))
 	return v
@@ -108,9 +112,8 @@ func (f facts) oneWay() (n uint64) {
 
 // midStreamDrops are packets in the middle of a connection that rules dropped.
 func (f facts) midStreamDrops() (lost uint64, rows []snapshot.Drop) {
-	_, ruled, _ := f.dropped(snapshot.CauseRule)
-	for _, row := range ruled {
-		if slices.ContainsFunc(row.Samples, midStream) {
+	for _, b := range f.blamed() {
+		if row, some := only(b.row, midStream); some {
 			lost = saturate(lost, row.Count)
 			rows = append(rows, row)
 		}

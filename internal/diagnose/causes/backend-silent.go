@@ -51,12 +51,18 @@ func (b *backend) share() float64 { return share(b.failed(), saturate(b.failed()
 // silent says that packets leave and nothing comes back, rather than that it refuses.
 func (b backend) silent() bool { return b.unanswered > b.refused }
 
-func judgeBackend(f facts) *verdict {
+// failingBackends are those with enough failures, most first.
+func (f facts) failingBackends() []backend {
 	bad := slices.DeleteFunc(f.backends(), func(b backend) bool { return b.failed() < f.few(backendFew) || b.share() < f.part(backendShare) })
+	slices.SortStableFunc(bad, func(a, b backend) int { return cmp.Compare(b.failed(), a.failed()) })
+	return bad
+}
+
+func judgeBackend(f facts) *verdict {
+	bad := f.failingBackends()
 	if len(bad) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(bad, func(a, b backend) int { return int(min(b.failed(), 1<<31)) - int(min(a.failed(), 1<<31)) })
 	worst := bad[0]
 	v := &verdict{impact: float64(worst.failed())}
 	v.Severity = Warning
@@ -71,7 +77,7 @@ func judgeBackend(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"connections without and with a reply " + to, fmt.Sprintf("%d, %d", b.unanswered, b.answers), fmt.Sprintf("%s: flows with a packet in the last %d s", fromDump, f.recent())})
 	}
 	f.describeBackend(v, worst)
-	own, _ := f.engineRules(func(r snapshot.EngineRule) bool { return slices.Contains(r.To, worst.target) })
+	own, _ := f.engineRules(func(r snapshot.EngineRule) bool { return slices.Contains(r.To, snapshot.EndpointOf(worst.target)) })
 	v.Evidence = append(v.Evidence, own...)
 	v.Remedy = append(v.Remedy, "# the rule that translates to it:")
 	if len(own) > 0 {
@@ -92,15 +98,19 @@ func (f facts) describeBackend(v *verdict, b backend) {
 	}
 	v.Title = fmt.Sprintf("%s for %s but no %s arrives here: %s to %s", sent, b.target, reply, number(b.unanswered, thing), b.dest)
 	v.Why = fmt.Sprintf("Packets to %s leave and nothing comes back. Either no program there replies (it does not listen, its queue is full, a packet filter drops them), or it replies and the replies take a path around this machine: the client, which asked %s, accepts none from %s.", address, b.dest.Addr(), address)
+	if n := f.repliesOfNoEntry(b); n > 0 && b.silent() {
+		v.Title = fmt.Sprintf("%s for %s but conntrack matches no %s to them: %s to %s", sent, b.target, reply, number(b.unanswered, thing), b.dest)
+		v.Why = fmt.Sprintf("Packets to %s leave, and conntrack knows no reply. Packets arrive here that match no entry (%d invalid or unmatched %s); replies may be among them: in another conntrack zone, untracked, or marked invalid. They are not translated back.", address, n, f.window())
+	}
 	if !b.silent() {
 		v.Title = fmt.Sprintf("%s, the backend of %s, refused %s %s", b.target, b.dest, number(b.refused, "connection"), f.window())
-		v.Why = fmt.Sprintf("%s is up and replies with a reset: no program listens on port %d, or a packet filter there rejects it. NAT works; the rule may name a port that the program no longer uses.", address, b.target.Port())
+		v.Why = fmt.Sprintf("%s is up and replies with a reset: no program listens on port %d, or a packet filter on the path rejects it. NAT works; the rule may name a port that the program no longer uses.", address, b.target.Port())
 	}
 	elsewhere, astray := f.repliesAstray(address)
 	if down := f.downLinkTo(address); down != "" {
 		v.Title = fmt.Sprintf("%s, the backend of %s, does not reply: %s is down", b.target, b.dest, down)
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
-		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s take the default route. NAT works.", down, address)
+		v.Why = fmt.Sprintf("While %s is down its network has no route, and packets to %s take another route, or none. NAT works.", down, address)
 		v.Remedy = []string{"# bring the interface up; the route of its own network returns with it, others must be added again:", f.run("ip link set dev " + quote(down) + " up")}
 	} else if row, ok := f.lostElsewhere(b); ok {
 		where := cmp.Or(row.Container, row.Namespace, "this machine's own namespace")
@@ -119,6 +129,16 @@ func (f facts) describeBackend(v *verdict, b backend) {
 	} else {
 		f.askThere(v, b)
 	}
+}
+
+// repliesOfNoEntry is how many packets came in that match no entry, so many that replies of a backend may be among them.
+func (f facts) repliesOfNoEntry(b backend) uint64 {
+	invalid, _ := f.stat("invalid")
+	unmatched, _ := f.unmatched()
+	if n := max(invalid, unmatched); n >= backendFew && n >= b.unanswered/2 {
+		return n
+	}
+	return 0
 }
 
 // askThere says what to find out on the backend itself, of which nothing is known here.
@@ -172,7 +192,7 @@ func (f facts) clientOf(b backend) (client netip.Addr, direct bool) {
 		return client, false
 	}
 	for _, u := range f.Conntrack.Table.Unanswered {
-		if u.Protocol == b.protocol && u.Target == b.target && !u.SNAT && u.Source.IsValid() && !f.own(u.Source) {
+		if u.Protocol == b.protocol && u.Target.AddrPort == b.target && !u.SNAT && u.Source.IsValid() && !f.own(u.Source) {
 			return u.Source, true
 		}
 	}
@@ -234,26 +254,26 @@ func (f facts) backends() []backend {
 		return dest.IsValid() && target.IsValid() && dest != target && n < implausible
 	}
 	for _, r := range f.Conntrack.Refused {
-		if plausible(r.Dest, r.Target, r.Count) {
-			b := of("tcp", r.Dest, r.Target)
+		if plausible(r.Dest.AddrPort, r.Target.AddrPort, r.Count) {
+			b := of("tcp", r.Dest.AddrPort, r.Target.AddrPort)
 			b.refused = saturate(b.refused, r.Count)
 		}
 	}
 	if t := f.Conntrack.Table; t != nil {
 		for _, u := range t.Targets {
 			answers := u.Protocol == "tcp" || u.Protocol == "udp" && answersExpected[u.Target.Port()]
-			if answers && plausible(u.Dest, u.Target, u.Unanswered) && u.Answered < implausible {
-				b := of(u.Protocol, u.Dest, u.Target)
+			if answers && plausible(u.Dest.AddrPort, u.Target.AddrPort, u.Unanswered) && u.Answered < implausible {
+				b := of(u.Protocol, u.Dest.AddrPort, u.Target.AddrPort)
 				b.unanswered, b.answers = saturate(b.unanswered, u.Unanswered), saturate(b.answers, u.Answered)
 			}
 		}
 		for _, u := range t.Unanswered { // of its own network, answers go past this machine
 			from, ok1 := f.linkTo(u.Source)
 			to, ok2 := f.linkTo(u.Target.Addr())
-			if u.SNAT || !plausible(u.Dest, u.Target, u.Recent) || !ok1 || !ok2 || from.Name != to.Name {
+			if u.SNAT || !plausible(u.Dest.AddrPort, u.Target.AddrPort, u.Recent) || !ok1 || !ok2 || from.Name != to.Name {
 				continue
 			}
-			b := of(u.Protocol, u.Dest, u.Target)
+			b := of(u.Protocol, u.Dest.AddrPort, u.Target.AddrPort)
 			b.unanswered -= min(b.unanswered, u.Recent)
 		}
 	}

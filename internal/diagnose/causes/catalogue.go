@@ -148,6 +148,7 @@ func JudgeAgain(s *snapshot.Snapshot, before map[string]bool) []Finding {
 	for _, c := range catalogue {
 		if v := c.judgeNear(f, before[c.Code]); v != nil {
 			v.Code, v.explains = c.Code, append(v.explains, c.Explains...)
+			v.Impact = v.impact
 			reconcile(&v.Finding)
 			v.Title = fit(v.Title)
 			v.wastes = slices.Max(c.Severities) == Advice

@@ -22,7 +22,7 @@ const (
 
 var clientsUnreached = Cause{
 	Code:     "clients-unreached",
-	Title:    "Replies return to this machine but do not reach the clients",
+	Title:    "Replies return to this machine but the clients do not confirm them",
 	Headline: "Replies reach the router but not the client: wrong return route or stale neighbour",
 	Search: []string{
 		"conntrack: SYN_RECV",
@@ -34,7 +34,7 @@ var clientsUnreached = Cause{
 	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanRoutes, snapshot.CanInterfaces, snapshot.CanDrops},
 	Symptom:       "One client, or a network of them, gets no reply from anywhere. A capture on the egress interface shows their packets and the replies.",
 	Proof:         fmt.Sprintf("At least %d TCP connections of one client were answered by a SYN-ACK at least a second ago and during the doctor's run (at most %d s), and the client has not confirmed it (SYN_RECV): from %s of its open entries a warning, from %s, with %d connections, critical. natkit asks the routing tables, including policy routing, where the replies go.", halfwayFew, snapshot.RecentSeconds, percent(halfwaySome), percent(halfwayMost), halfwayMany),
-	FalsePositive: "Connections being opened: they are confirmed within a second. Replies that are seen to be dropped here, which have their own causes, and floods of half-open connections (syn-flood).",
+	FalsePositive: "Connections being opened: they are confirmed within a second. Replies, or the client's confirmations, that are seen to be dropped here, which have their own causes, and floods of half-open connections (syn-flood).",
 	Cure:          "Fix the route or policy-routing rule so that replies go to the client's network. If an old or permanent neighbour entry has another hardware address, delete it.",
 	judge:         judgeClientsUnreached,
 }
@@ -60,11 +60,11 @@ func judgeClientsUnreached(f facts) *verdict {
 	if worst.recent >= halfwayMany && part >= halfwayMost {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("replies to %s of %s did not reach it in the last %d s", number(worst.recent, "connection"), u.Source, f.recent())
+	v.Title = fmt.Sprintf("%s of %s got a SYN-ACK and did not confirm it in the last %d s", number(worst.recent, "connection"), u.Source, f.recent())
 	link, near := f.linkTo(u.Source)
 	r, asked := f.wayBack(u)
 	v.Evidence = f.unreachedEvidence(worst, part)
-	v.Why = "The service replied, and the reply passed connection tracking here. After that it depends on policy routing, which may treat the two directions differently, on the neighbour entry for the client or the router before it, and on the path from there."
+	v.Why = "The service replied, and the reply passed connection tracking here. Either it does not reach the client (policy routing may treat the two directions differently, the neighbour entry for the client or the router before it may be wrong, or it is lost on the path), or what the client confirms it with does not pass this machine."
 	if asked && near && r.Out != link.Name {
 		v.Title = fmt.Sprintf("replies to %s of %s leave by %s, but it is on %s", number(worst.recent, "connection"), u.Source, r.Out, link.Name)
 		v.Remedy = f.correctRoute(r)
@@ -85,7 +85,7 @@ type unreachedClient struct {
 func (f facts) unreached() (worst *unreachedClient) {
 	clients := map[netip.Addr]*unreachedClient{}
 	for _, u := range f.Conntrack.Table.Halfway {
-		if !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() || u.Recent > u.Entries || u.Entries >= implausible || f.own(u.Source) || f.answerDropped(u) {
+		if !u.Source.IsValid() || !u.Dest.IsValid() || !u.Target.IsValid() || u.Recent > u.Entries || u.Entries >= implausible || f.own(u.Source) || f.handshakeDropped(u) {
 			continue
 		}
 		c := clients[u.Source]
@@ -191,11 +191,16 @@ func (f facts) entriesOf(source netip.Addr) uint64 {
 	return least
 }
 
-// answerDropped says whether answers to a client were seen to be dropped here.
-func (f facts) answerDropped(u snapshot.UnansweredUse) bool {
+// handshakeDropped says whether replies to a client, or what it confirms them with, were seen to be dropped here.
+func (f facts) handshakeDropped(u snapshot.UnansweredUse) bool {
 	return f.Drops != nil && slices.ContainsFunc(f.Drops.Rows, func(row snapshot.Drop) bool {
-		return !row.Benign && f.here(row.Netns) && row.Count >= u.Recent/2 && slices.ContainsFunc(samples([]snapshot.Drop{row}), func(t tuple) bool {
-			return t.dest.Addr() == u.Source
+		if row.Benign || !f.here(row.Netns) {
+			return false
+		}
+		part, some := only(row, func(sample string) bool {
+			t, ok := parseSample(sample)
+			return ok && (t.dest.Addr() == u.Source || midStream(sample) && confirmation(u, t))
 		})
+		return some && part.Count >= u.Recent/2
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"natkit/internal/snapshot"
 )
 
-// A client tries its data connection once a file.
+// A client tries its data connection once a file. Of FTP's port 20 one is enough: nothing else comes from there.
 var dataFew = many(2, "refused or unanswered data connections")
 
 var helperMissing = Cause{
@@ -30,7 +30,7 @@ var helperMissing = Cause{
 	Explains:      []string{"rule-drop", "forward-policy-drop", "backend-silent", "answers-lost"},
 	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:       "FTP logs in and hangs at the first listing. SIP calls connect without sound. TFTP gets no file. PPTP stops after authentication.",
-	Proof:         fmt.Sprintf("A flow with replies is at the port of such a protocol and has no conntrack helper, and at least %.0f packets were dropped (by a rule, or because nobody here listens) that open another flow between the same two hosts: FTP from the server's port 20, or to a high port of the server, TFTP from another port of the server, RTP and GRE.", dataFew.Enter),
+	Proof:         fmt.Sprintf("A flow with replies is at the port of such a protocol and has no conntrack helper, and at least %.0f packets were dropped (by a rule, or because nobody here listens) that open another flow between the same two hosts: FTP from the server's port 20 (here one packet is enough), or to a high port of the server, TFTP from another port of the server, RTP and GRE.", dataFew.Enter),
 	FalsePositive: "Passive FTP from behind source NAT, SIP with STUN or a session border controller, and control connections in TLS (FTPS), which no helper can read: their data connections pass, or need open ports.",
 	Cure:          "Add a rule that assigns the helper to these control connections, and rules that accept related connections. For FTPS, open a fixed range of passive ports.",
 	judge:         judgeHelperMissing,
@@ -49,7 +49,7 @@ func judgeHelperMissing(f facts) *verdict {
 			continue
 		}
 		lost, rows := f.dataLost(c)
-		if !f.reaches(lost, dataFew) {
+		if lost == 0 || !f.reaches(lost, dataFew) && !fromFTPData(c, rows) {
 			continue
 		}
 		return f.helperVerdict(c, snapshot.HelperPorts[at], lost, rows)
@@ -91,20 +91,27 @@ func (f facts) dataLost(c snapshot.ControlUse) (n uint64, rows []snapshot.Drop) 
 		if !unwanted || row.Benign || row.Count >= implausible || !f.here(row.Netns) {
 			continue
 		}
-		if slices.ContainsFunc(row.Samples, func(s string) bool {
+		if data, some := only(row, func(s string) bool {
 			packet, ok := parseSample(s)
 			return ok && opensData(c, packet, s)
-		}) {
-			n = saturate(n, row.Count)
-			rows = append(rows, row)
+		}); some {
+			n = saturate(n, data.Count)
+			rows = append(rows, data)
 		}
 	}
 	return n, rows
 }
 
+const ftpDataPort = 20
+
+// fromFTPData says whether a server's FTP data connection is among the packets.
+func fromFTPData(c snapshot.ControlUse, rows []snapshot.Drop) bool {
+	return c.Target.Port() == 21 && slices.ContainsFunc(samples(rows), func(t tuple) bool { return t.source.Port() == ftpDataPort })
+}
+
 // opensData says whether a packet opens a further connection of a control connection's.
 func opensData(c snapshot.ControlUse, packet tuple, sample string) bool {
-	const high, ftpData = 1024, 20
+	const high = 1024
 	source, dest := packet.source.Addr(), packet.dest.Addr()
 	toClient := (source == c.Target.Addr() || source == c.Dest.Addr()) && (dest == c.Seen || dest == c.Source)
 	toServer := (source == c.Source || source == c.Seen) && (dest == c.Dest.Addr() || dest == c.Target.Addr())
@@ -117,7 +124,7 @@ func opensData(c snapshot.ControlUse, packet tuple, sample string) bool {
 		return packet.protocol == "udp" && (toClient || toServer) && packet.source.Port() >= high && packet.dest.Port() >= high && !hasPort(packet, 5060)
 	case 21:
 		return packet.protocol == "tcp" && strings.HasSuffix(strings.TrimSpace(cutFlow(sample)), " SYN") &&
-			(toClient && packet.source.Port() == ftpData || (toServer || toClient) && packet.source.Port() >= high && packet.dest.Port() >= high)
+			(toClient && packet.source.Port() == ftpDataPort || (toServer || toClient) && packet.source.Port() >= high && packet.dest.Port() >= high)
 	}
 	return packet.protocol == "tcp" && (toClient || toServer) && strings.HasSuffix(strings.TrimSpace(cutFlow(sample)), " SYN") &&
 		!hasPort(packet, c.Target.Port()) && packet.dest.Port() >= high

@@ -4,7 +4,6 @@ package causes
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -35,7 +34,7 @@ var conntrackInvalidReset = Cause{
 	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:       `Long transfers break with "Connection reset by peer", at random, on fast or lossy paths. Short ones work.`,
 	Proof:         fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
-	FalsePositive: "Late FINs of closed connections, and scans with odd flags, which are also invalid and cause a reset. With nf_conntrack_tcp_be_liberal=1 windows are not checked.",
+	FalsePositive: "Late FINs of closed connections, and scans with odd flags, which are also invalid and cause a reset. With nf_conntrack_tcp_be_liberal=1 windows are not checked. With br_netfilter and engine ebpf conntrack sees the replies of containers in the bridge's ports, and never the packets that they reply to.",
 	Cure:          "Set nf_conntrack_tcp_be_liberal=1: segments outside their window stay in their connection, and its endpoints decide. Or drop invalid packets before they reach this machine's stack; the segment is then lost and retransmitted. One report describes a table that filled up with be_liberal, because resets no longer ended connections: watch the table.",
 	judge:         judgeInvalidReset,
 }
@@ -61,7 +60,7 @@ func judgeInvalidReset(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s likely reset %s because conntrack marked segments invalid", number(resets, "connection"), f.window())
+	v.Title = fmt.Sprintf("%s likely reset %s: conntrack marked their segments invalid", number(resets, "connection"), f.window())
 	v.Evidence = []Evidence{
 		{"invalid packets (the resets are among them)", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
 		{"resets that this machine sent", strconv.FormatUint(sent, 10), fromSnmp + ": Tcp OutRsts"},
@@ -74,9 +73,10 @@ func judgeInvalidReset(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT entries and their timeout"})
 	}
 	v.Evidence = append(v.Evidence, Evidence{liberal.Name, "0", fromSettings})
-	v.Why = "A segment outside the window that connection tracking computed is not translated back. It stays addressed to this machine, where no socket matches, and the kernel replies with a reset, " +
-		"which ends the connection at the sender."
-	v.Remedy = append([]string{"# let the endpoints check the window:", f.set(liberal)}, f.dropInvalid("input")...)
+	v.Why = "A segment that is outside the window which connection tracking computed, or whose entry is gone, is not translated back. It stays addressed to this machine, where no socket matches, and the kernel replies with a reset, " +
+		"which ends the connection at the sender. Entries are gone after conntrack -F, after a restart that clears the table, or when they expired."
+	v.Remedy = append(f.entryOf(rows), "# let the endpoints check the window:", f.set(liberal))
+	v.Remedy = append(v.Remedy, f.dropInvalid("input")...)
 	v.Settings = []snapshot.Setting{liberal}
 	if v.Severity < Warning { // late packets of a busy gateway are no reason
 		v.Settings[0].If = openConnections
@@ -85,23 +85,37 @@ func judgeInvalidReset(f facts) *verdict {
 	return v
 }
 
+// entryOf is how to tell segments outside their window from segments of no entry.
+func (f facts) entryOf(rows []snapshot.Drop) []string {
+	seen := samples(rows)
+	if len(seen) == 0 {
+		return nil
+	}
+	t := seen[0]
+	return []string{fmt.Sprintf("# is there an entry for such a segment? If there is none, the entries are gone: find who deletes them, or see the timeouts. Resets right after conntrack -F end by themselves. %s -> %s:", t.source, t.dest),
+		f.run(fmt.Sprintf("conntrack -L%s -p tcp --reply-src %s --reply-port-dst %d", conntrackFamily(t.source.Addr()), t.source.Addr(), t.dest.Port()))}
+}
+
 // judgeInvalidForwarded is for destinations that are translated: there an invalid
 // answer goes on to the client with the server's own address, and the client
 // resets it. This machine sees no more of it than the number of invalid packets.
 func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *verdict {
 	ended, known := f.ended()
+	if frames, _ := f.sysctl("net.bridge.bridge-nf-call-iptables"); frames == 1 && f.Engine.Tracks() {
+		return nil // conntrack sees one direction of the engine's connections, in the bridge's ports
+	}
 	if !known || !f.translatesDestinations() || invalid < resetFew || f.perSecond(invalid) < max(1, resetOfEnded*ended) {
 		return nil
 	}
 	v := &verdict{}
 	v.Severity = Advice
-	v.Title = fmt.Sprintf("%s %s that no rule translates", number(invalid, "invalid packet"), f.window())
+	v.Title = fmt.Sprintf("%s %s, which conntrack does not translate", number(invalid, "invalid packet"), f.window())
 	v.Evidence = []Evidence{
 		{"invalid packets", strconv.FormatUint(invalid, 10), fromStats + ": invalid"},
 		{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT entries and their timeout"},
 		{liberal.Name, "0", fromSettings},
 	}
-	v.Why = "A reply that connection tracking marks invalid is not translated back. It reaches the client with the server's own address, and the client, which has no such connection, replies with a reset."
+	v.Why = "The kernel counts these packets and does not say what they were. If replies of published services are among them, they reach the client with the server's own address, and the client, which has no such connection, sends a reset."
 	log := f.local("net.netfilter.nf_conntrack_log_invalid", 6)
 	v.Settings = []snapshot.Setting{
 		provided(log, "the kernel may log a line for each invalid packet until this is rolled back"),
@@ -140,9 +154,9 @@ func (f facts) strays() (n uint64, out []snapshot.Drop) {
 		if row.Reason != "NO_SOCKET" || row.Count >= implausible || !f.here(row.Netns) {
 			continue
 		}
-		if slices.ContainsFunc(row.Samples, midStream) {
-			n = saturate(n, row.Count)
-			out = append(out, row)
+		if open, some := only(row, midStream); some {
+			n = saturate(n, open.Count)
+			out = append(out, open)
 		}
 	}
 	return n, out

@@ -49,7 +49,7 @@ func init() {
 	examples["snat-ports-exhausted"] = func(s *snapshot.Snapshot) {
 		*chain(s, "postrouting") = snapshot.Chain{Backend: "nft", Family: "ip", Table: "nat", Name: "postrouting", Hook: "postrouting", Type: "nat", Policy: "accept",
 			Rules: 1, NATRules: map[string]int{"snat": 1}, SNATRanges: []snapshot.PortRange{{Min: 5000, Max: 5003}}}
-		s.Conntrack.Table.SNATPorts = []snapshot.SNATUse{{Protocol: "udp", Outside: addr("198.51.100.1"), Dest: netip.MustParseAddrPort("203.0.113.53:53"), Used: 4, MinPort: 5000, MaxPort: 5003}}
+		s.Conntrack.Table.SNATPorts = []snapshot.SNATUse{{Protocol: "udp", Outside: addr("198.51.100.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:53")), Used: 4, MinPort: 5000, MaxPort: 5003}}
 		s.Conntrack.Stats["insert_failed"], s.Conntrack.Stats["drop"] = 8, 8
 		s.Drops.Rows = append(s.Drops.Rows, drop(8, snapshot.CauseConfirm, "eth1"))
 	}
@@ -359,7 +359,7 @@ func TestSNATPorts(t *testing.T) {
 		{"many such races, ports free", failed(300), "critical snat-port-race"},
 		{"one service on one port", both(narrow, quiet, func(s *snapshot.Snapshot) {
 			chain(s, "postrouting").SNATRanges = []snapshot.PortRange{{Min: 5060, Max: 5060}}
-			s.Conntrack.Table.SNATPorts[0] = snapshot.SNATUse{Protocol: "udp", Outside: addr("198.51.100.1"), Dest: netip.MustParseAddrPort("203.0.113.5:5060"), Used: 1, MinPort: 5060, MaxPort: 5060}
+			s.Conntrack.Table.SNATPorts[0] = snapshot.SNATUse{Protocol: "udp", Outside: addr("198.51.100.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.5:5060")), Used: 1, MinPort: 5060, MaxPort: 5060}
 		}), ""},
 		{"half the ports", wide(32000), ""},
 		{"no dump, a few refused", both(failed(3), func(s *snapshot.Snapshot) { s.Conntrack.Table = nil }), ""},

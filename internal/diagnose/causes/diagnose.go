@@ -60,7 +60,7 @@ func (s *Severity) UnmarshalText(text []byte) error {
 type Evidence struct {
 	What   string `json:"what"`
 	Value  string `json:"value"`
-	Source string `json:"source"`
+	Source string `json:"read_from"`
 }
 
 // Finding is one cause found at work, with what proves it and what cures it.
@@ -79,4 +79,7 @@ type Finding struct {
 	Settings []snapshot.Setting `json:"settings,omitempty"`
 	// Consequences are findings that this one explains; curing this cures them.
 	Consequences []Finding `json:"consequences,omitempty"`
+	// Impact is packets or connections lost in the window, or below 1 how near the limit; 0 where
+	// nothing is lost or that is not known.
+	Impact float64 `json:"-"`
 }

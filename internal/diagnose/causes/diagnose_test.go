@@ -49,7 +49,6 @@ func run(t *testing.T, rows []row) {
 // masquerading, ten seconds of a normal day. Everything is known.
 func gateway() *snapshot.Snapshot {
 	return &snapshot.Snapshot{
-		Version:       snapshot.Version,
 		WindowSeconds: 10,
 		Host:          snapshot.Host{Hostname: "gw", Kernel: "6.12.0", CPUs: 4, MemoryBytes: 8 << 30},
 		Netns:         snapshot.Netns{Inode: 4026531840, Init: true},
@@ -65,7 +64,7 @@ func gateway() *snapshot.Snapshot {
 				Sources: []snapshot.Talker{{Addr: addr("192.168.1.20"), Entries: 4000, Unreplied: 100},
 					{Addr: addr("192.168.1.21"), Entries: 3000, Unreplied: 80}},
 				Destinations: []snapshot.Talker{{Addr: addr("203.0.113.80"), Entries: 5000}},
-				SNATPorts: []snapshot.SNATUse{{Protocol: "tcp", Outside: addr("198.51.100.1"), Dest: netip.MustParseAddrPort("203.0.113.80:443"),
+				SNATPorts: []snapshot.SNATUse{{Protocol: "tcp", Outside: addr("198.51.100.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.80:443")),
 					Used: 5000, MinPort: 1031, MaxPort: 65530}},
 			},
 		},
@@ -100,7 +99,7 @@ func gateway() *snapshot.Snapshot {
 			{Name: "eth0", Index: 2, Kind: "device", MTU: 1500, Up: true, Addresses: prefixes("198.51.100.1/24"), RxPackets: 1_000_000, TxPackets: 990_000},
 			{Name: "eth1", Index: 3, Kind: "device", MTU: 1500, Up: true, Addresses: prefixes("192.168.1.1/24"), RxPackets: 1_000_000, TxPackets: 1_000_000},
 		},
-		Listeners: []snapshot.Listener{{Addr: netip.MustParseAddrPort("0.0.0.0:22"), Backlog: 128, Process: "sshd"}},
+		Listeners: []snapshot.Listener{{Addr: snapshot.EndpointOf(netip.MustParseAddrPort("0.0.0.0:22")), Backlog: 128, Process: "sshd"}},
 		KernelLog: &snapshot.KernelLog{TableFullBefore: 12},
 	}
 }

@@ -3,7 +3,6 @@
 package causes
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -26,7 +25,7 @@ func withEngine(s *snapshot.Snapshot) *snapshot.Engine {
 // withAccel has natkit accel forward flows of the gateway.
 func withAccel(s *snapshot.Snapshot) *snapshot.Engine {
 	s.Engine = &snapshot.Engine{Kind: "accel", Sessions: 40, SessionsMax: 1000, Interfaces: []string{"eth0", "eth1"}, Flags: []string{"--flows", "1000", "--bypass"},
-		Packets: map[string]uint64{"forwarded": 5000, "tcp-flags": 900, "young": 300, "local": 1_000_000, "not-ipv4": 1_000_000}}
+		Packets: map[string]uint64{"forwarded": 5000, "tcp-flags": 900, "below-threshold": 300, "local": 1_000_000, "not-ipv4": 1_000_000}}
 	return s.Engine
 }
 
@@ -53,7 +52,7 @@ func init() {
 	}
 	examples["accel-slow-path"] = func(s *snapshot.Snapshot) { withAccel(s).Packets["tcp-strict"] = 90_000 }
 	moreExamples["accel-slow-path, a full flow cache"] = func(s *snapshot.Snapshot) { withAccel(s).Packets["no-room"] = 90_000 }
-	moreExamples["accel-slow-path, by another interface"] = func(s *snapshot.Snapshot) { withAccel(s).Packets["no-way"] = 90_000 }
+	moreExamples["accel-slow-path, by another interface"] = func(s *snapshot.Snapshot) { withAccel(s).Packets["no-route"] = 90_000 }
 	moreExamples["engine-drift, accel"] = func(s *snapshot.Snapshot) {
 		s.Engine = &snapshot.Engine{Kind: "accel", Sessions: 40, SessionsMax: 1000, Problems: []string{"interface eth1 is gone"}}
 	}
@@ -128,7 +127,7 @@ func TestEngineNFTRules(t *testing.T) {
 		{"a silent backend", "backend-silent", func(s *snapshot.Snapshot) {
 			examples["backend-silent"](s)
 			s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml",
-				RuleList: []snapshot.EngineRule{{ID: "77aa0001", Line: 9, Rule: "dnat", To: []netip.AddrPort{s.Conntrack.Refused[0].Target}}}}
+				RuleList: []snapshot.EngineRule{{ID: "77aa0001", Line: 9, Rule: "dnat", To: []snapshot.Endpoint{snapshot.EndpointOf(s.Conntrack.Refused[0].Target.AddrPort)}}}}
 		}, "77aa0001, line 9: dnat", "natkit rules"},
 		{"a rule that drops", "rule-drop", func(s *snapshot.Snapshot) {
 			examples["rule-drop"](s)

@@ -130,8 +130,10 @@ func (f facts) lateReplies(row snapshot.Drop, ruled bool) bool {
 // asked says whether flows here go to an address and port by UDP.
 func (f facts) asked(service netip.AddrPort) bool {
 	t := f.Conntrack.Table
-	if slices.ContainsFunc(t.Unanswered, func(u snapshot.UnansweredUse) bool { return u.Protocol == "udp" && u.SNAT && u.Dest == service }) ||
-		slices.ContainsFunc(f.Leaving, func(l snapshot.Leaving) bool { return slices.Contains(l.Datagrams, service) }) {
+	if slices.ContainsFunc(t.Unanswered, func(u snapshot.UnansweredUse) bool {
+		return u.Protocol == "udp" && u.SNAT && u.Dest.AddrPort == service
+	}) ||
+		slices.ContainsFunc(f.Leaving, func(l snapshot.Leaving) bool { return slices.Contains(l.Datagrams, snapshot.EndpointOf(service)) }) {
 		return true
 	}
 	return slices.ContainsFunc(t.Destinations, func(d snapshot.Talker) bool { return d.Addr == service.Addr() }) &&

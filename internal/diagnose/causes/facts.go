@@ -74,6 +74,18 @@ func (f facts) dropped(cause snapshot.NATCause) (n uint64, rows []snapshot.Drop,
 	return n, rows, true
 }
 
+// only is those packets of a row whose samples are wanted: as many as their share of the samples.
+func only(row snapshot.Drop, wanted func(sample string) bool) (part snapshot.Drop, some bool) {
+	all := uint64(len(row.Samples))
+	row.Samples = slices.DeleteFunc(slices.Clone(row.Samples), func(s string) bool { return !wanted(s) })
+	matching := uint64(len(row.Samples))
+	if matching == 0 || row.Count >= implausible {
+		return snapshot.Drop{}, false
+	}
+	row.Count = (row.Count*matching + all - 1) / all
+	return row, true
+}
+
 // here says whether a namespace number is this namespace's, or unknown.
 func (f facts) here(inode uint64) bool {
 	return inode == 0 || f.Netns.Inode == 0 || inode == f.Netns.Inode

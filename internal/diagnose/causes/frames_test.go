@@ -29,7 +29,7 @@ func init() {
 	}
 	examples["conntrack-helper-missing"] = func(s *snapshot.Snapshot) {
 		control := netip.MustParseAddrPort("203.0.113.80:21")
-		s.Conntrack.Table.Controls = []snapshot.ControlUse{{Protocol: "tcp", Source: addr("192.168.1.20"), Seen: addr("198.51.100.1"), Dest: control, Target: control, Entries: 1}}
+		s.Conntrack.Table.Controls = []snapshot.ControlUse{{Protocol: "tcp", Source: addr("192.168.1.20"), Seen: addr("198.51.100.1"), Dest: snapshot.EndpointOf(control), Target: snapshot.EndpointOf(control), Entries: 1}}
 		row := drop(4, snapshot.CauseNone, "eth0", sample("tcp 203.0.113.80:20 -> 198.51.100.1:40100 SYN"))
 		row.Reason = "NO_SOCKET"
 		s.Drops.Rows = append(s.Drops.Rows, row)
@@ -84,7 +84,31 @@ func TestDuplicateAddress(t *testing.T) {
 	router := func(mac string, n uint64) snapshot.AddressClaim {
 		return snapshot.AddressClaim{Interface: "eth0", Addr: addr("198.51.100.254"), MAC: mac, Count: n, Router: true}
 	}
+	client := func(mac string, replies uint64) snapshot.AddressClaim {
+		return snapshot.AddressClaim{Interface: "eth1", Addr: addr("192.168.1.10"), MAC: mac, Count: max(replies, 1), Replies: replies}
+	}
+	both := claims(client("02:00:00:00:00:01", 1), client("02:00:00:00:00:02", 1))
 	run(t, []row{
+		{"a client's address, of which nothing is lost", both, "advice duplicate-address"},
+		{"a client that moved", claims(client("02:00:00:00:00:01", 1), client("02:00:00:00:00:02", 0)), ""},
+		{"the address of a client that no reply reaches", func(s *snapshot.Snapshot) {
+			with("clients-unreached", func(s *snapshot.Snapshot) {
+				c := client("02:00:00:00:00:01", 1)
+				c.Addr = s.Conntrack.Table.Halfway[0].Source
+				d := c
+				d.MAC = "02:00:00:00:00:02"
+				s.Frames = &snapshot.Frames{Claims: []snapshot.AddressClaim{c, d}}
+			})(s)
+		}, "critical duplicate-address"},
+		{"the address of a backend that is silent", func(s *snapshot.Snapshot) {
+			with("backend-silent", func(s *snapshot.Snapshot) {
+				c := client("02:00:00:00:00:01", 1)
+				c.Addr = s.Conntrack.Refused[0].Target.Addr()
+				d := c
+				d.MAC = "02:00:00:00:00:02"
+				s.Frames = &snapshot.Frames{Claims: []snapshot.AddressClaim{c, d}}
+			})(s)
+		}, "critical duplicate-address"},
 		{"this machine's address", examples["duplicate-address"], "critical duplicate-address"},
 		{"its router's", claims(router("02:00:00:00:00:01", 3), router("02:00:00:00:00:02", 2)), "warning duplicate-address"},
 		{"a router that moved", claims(router("02:00:00:00:00:01", 3), router("02:00:00:00:00:02", 1)), ""},
@@ -161,13 +185,18 @@ func TestHelperMissing(t *testing.T) {
 	control := func(port uint16, protocol, text string) func(s *snapshot.Snapshot) {
 		return with("conntrack-helper-missing", func(s *snapshot.Snapshot) {
 			c := &s.Conntrack.Table.Controls[0]
-			c.Protocol, c.Dest, c.Target = protocol, netip.AddrPortFrom(c.Dest.Addr(), port), netip.AddrPortFrom(c.Dest.Addr(), port)
+			c.Protocol, c.Dest, c.Target = protocol, snapshot.EndpointOf(netip.AddrPortFrom(c.Dest.Addr(), port)), snapshot.EndpointOf(netip.AddrPortFrom(c.Dest.Addr(), port))
 			s.Drops.Rows[len(s.Drops.Rows)-1].Samples = []string{text}
 		})
 	}
 	const warn = "warning conntrack-helper-missing"
 	run(t, []row{
 		{"FTP, active", examples["conntrack-helper-missing"], warn},
+		{"FTP, active, once", with("conntrack-helper-missing", func(s *snapshot.Snapshot) { s.Drops.Rows[len(s.Drops.Rows)-1].Count = 1 }), warn},
+		{"a scan of others beside one packet from the server", with("conntrack-helper-missing", func(s *snapshot.Snapshot) {
+			row := &s.Drops.Rows[len(s.Drops.Rows)-1]
+			row.Count, row.Samples = 3, []string{"tcp 203.0.113.80:40000 -> 198.51.100.1:45000 SYN", "tcp 203.0.113.7:40000 -> 198.51.100.1:23 SYN", "tcp 203.0.113.8:40000 -> 198.51.100.1:23 SYN"}
+		}), ""},
 		{"FTP, passive, to the server's port", dropped("tcp 192.168.1.20:40000 -> 203.0.113.80:45000 SYN"), warn},
 		{"TFTP", control(69, "udp", "udp 203.0.113.80:40123 -> 198.51.100.1:40000"), warn},
 		{"SIP", control(5060, "udp", "udp 203.0.113.80:17000 -> 198.51.100.1:17002"), warn},
@@ -205,7 +234,7 @@ func TestUDPReplies(t *testing.T) {
 		{"late, the flow is there again", talks(noSocket, 0), short},
 		{"late, and nothing of it in the table", func(s *snapshot.Snapshot) {
 			noSocket(s)
-			s.Leaving = []snapshot.Leaving{{Interface: "eth0", Others: 4, Datagrams: []netip.AddrPort{netip.MustParseAddrPort(server + ":5000")}}}
+			s.Leaving = []snapshot.Leaving{{Interface: "eth0", Others: 4, Datagrams: []snapshot.Endpoint{snapshot.EndpointOf(netip.MustParseAddrPort(server + ":5000"))}}}
 		}, short},
 		{"late, dropped by a rule", talks(late(snapshot.CauseRule, "NETFILTER_DROP", "2", reply), 0), short},
 		{"late, with the kernel's time-outs", talks(late(snapshot.CauseNone, "NO_SOCKET", "120", reply), 0), ""},
@@ -224,8 +253,8 @@ func TestReturnPath(t *testing.T) {
 		s.Conntrack.Refused = nil
 		target := netip.MustParseAddrPort("192.168.1.80:80")
 		dest := netip.MustParseAddrPort("198.51.100.1:8080")
-		s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: dest, Target: target, Unanswered: 40}}
-		addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("203.0.113.7"), Dest: dest, Target: target, SNAT: snat, Entries: 40, Recent: 40})
+		s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: snapshot.EndpointOf(dest), Target: snapshot.EndpointOf(target), Unanswered: 40}}
+		addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("203.0.113.7"), Dest: snapshot.EndpointOf(dest), Target: snapshot.EndpointOf(target), SNAT: snat, Entries: 40, Recent: 40})
 		return s
 	}
 	remedy := func(s *snapshot.Snapshot) (Finding, string) {

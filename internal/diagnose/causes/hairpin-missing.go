@@ -55,7 +55,7 @@ func (f facts) hairpins(wanted func(snapshot.Interface) bool) (h hairpin, found 
 		from, ok1 := f.linkTo(u.Source)
 		to, ok2 := f.linkTo(u.Target.Addr())
 		if !ok1 || !ok2 || from.Name != to.Name || f.own(u.Source) || f.own(u.Target.Addr()) || !wanted(from) ||
-			u.Recent == 0 && f.reached(u.Dest) { // it was cured since
+			u.Recent == 0 && f.reached(u.Dest.AddrPort) { // it was cured since
 			continue
 		}
 		if !found {
@@ -113,8 +113,8 @@ func (f facts) judgeOutsideOnly() *verdict {
 		return nil
 	}
 	for _, r := range f.Conntrack.Refused {
-		c, t, published := f.publishes("tcp", r.Dest)
-		from, row, asked := f.askedFromWithin(r.Dest)
+		c, t, published := f.publishes("tcp", r.Dest.AddrPort)
+		from, row, asked := f.askedFromWithin(r.Dest.AddrPort)
 		if !published || !asked || r.Dest != r.Target || !f.own(r.Dest.Addr()) || r.Count < outsideOnlyFew || r.Count >= implausible {
 			continue
 		}
@@ -141,7 +141,7 @@ func (f facts) judgeOutsideOnly() *verdict {
 		for _, p := range from.Addresses {
 			if p.IsValid() && p.Masked().Contains(to.Addr()) {
 				v.Remedy = append(append(v.Remedy, "# the service is in the clients' own network: its replies must also return through this machine:"),
-					f.masqueradeWithin(hairpin{link: from, network: p.Masked(), example: snapshot.UnansweredUse{Target: to}})...)
+					f.masqueradeWithin(hairpin{link: from, network: p.Masked(), example: snapshot.UnansweredUse{Target: snapshot.EndpointOf(to)}})...)
 			}
 		}
 		v.Verify = f.look()

@@ -52,7 +52,7 @@ var healthy = map[string]func(s *snapshot.Snapshot){
 		s.Conntrack.Table.ByStatus = map[string]uint64{"UNREPLIED": 9000}
 	},
 	"idle machine": func(s *snapshot.Snapshot) {
-		*s = snapshot.Snapshot{Version: 1, WindowSeconds: 10, Host: s.Host, Netns: s.Netns, Interfaces: s.Interfaces[:2], Sysctls: map[string]string{"net.ipv4.ip_forward": "0"},
+		*s = snapshot.Snapshot{WindowSeconds: 10, Host: s.Host, Netns: s.Netns, Interfaces: s.Interfaces[:2], Sysctls: map[string]string{"net.ipv4.ip_forward": "0"},
 			Counters: map[string]uint64{"Ip.InReceives": 12, "Ip.InAddrErrors": 1}, Conntrack: &snapshot.Conntrack{Count: 30, CountStart: 31, Max: 65536, Buckets: 65536,
 				Table: &snapshot.Table{Entries: 30, ByStatus: map[string]uint64{"UNREPLIED": 25}, ByState: map[string]uint64{"TIME_WAIT": 4}}}}
 	},
@@ -67,7 +67,7 @@ var healthy = map[string]func(s *snapshot.Snapshot){
 	"SIP behind one port": func(s *snapshot.Snapshot) {
 		s.Chains[0].SNATRanges = []snapshot.PortRange{{Min: 5060, Max: 5060}}
 		s.Conntrack.Table.SNATPorts = append(s.Conntrack.Table.SNATPorts, snapshot.SNATUse{Protocol: "udp", Outside: addr("198.51.100.1"),
-			Dest: netip.MustParseAddrPort("203.0.113.5:5060"), Used: 1, MinPort: 5060, MaxPort: 5060})
+			Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.5:5060")), Used: 1, MinPort: 5060, MaxPort: 5060})
 		s.Conntrack.Stats["insert_failed"], s.Conntrack.Stats["drop"] = 2, 2
 	},
 	"gateway at 80 % of all its limits": func(s *snapshot.Snapshot) {

@@ -117,7 +117,28 @@ func TestNoRoute(t *testing.T) {
 		}, ""},
 	})
 
+	// A rule for a whole network is said once, and called a rule, however many addresses were asked for.
 	s := gateway()
+	refused(snapshot.RouteProhibited, 400, 2000)(s)
+	s.Routes[0].Match = netip.Prefix{}
+	s.Drops.Rows[2].Samples = append(slices.Clone(s.Drops.Rows[2].Samples), "udp 192.168.1.20:4000 -> 10.64.0.77:53")
+	s.Routes = append(s.Routes, s.Routes[0])
+	s.Routes[len(s.Routes)-1].Dest = addr("10.64.0.77")
+	found := Judge(s)[0]
+	if text := strings.Join(found.Remedy, "\n"); strings.Count(text, "is of type prohibit") != 1 || !strings.HasPrefix(found.Title, "a policy routing rule of type prohibit") {
+		t.Errorf("%s\n%s", found.Title, text)
+	}
+	asked := 0
+	for _, e := range found.Evidence {
+		if strings.HasPrefix(e.What, "route from ") {
+			asked++
+		}
+	}
+	if asked != 1 {
+		t.Errorf("one answer of the routing tables is shown %d times: %+v", asked, found.Evidence)
+	}
+
+	s = gateway()
 	refused(snapshot.RouteBlackhole, 400, 2000)(s)
 	s.Netns.Name = "blue"
 	if got, want := Judge(s)[0].Remedy[1], "ip netns exec blue ip route del blackhole 10.64.0.0/15 table 254"; got != want {

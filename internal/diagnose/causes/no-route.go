@@ -112,8 +112,14 @@ func judgeNoRoute(f facts) *verdict {
 	}
 	to := destinations(u.rows)
 	v.Title = fmt.Sprintf("%s had no route%s %s", number(lost, "packet"), to, f.window())
+	v.Why = "A packet without a route is dropped before any forwarding rule sees it; its sender may get an ICMP message, or none. If the default route is missing, that is everything that leaves for the Internet."
 	if u.deliberate {
-		v.Title = fmt.Sprintf("a route of type %s dropped %s%s %s", u.refusing[0].Answer, number(lost, "packet"), to, f.window())
+		what := "route"
+		if !u.refusing[0].Match.IsValid() {
+			what = "policy routing rule"
+		}
+		v.Title = titled(fmt.Sprintf("a %s of type %s dropped %s", what, u.refusing[0].Answer, number(lost, "packet")), to, " "+f.window())
+		v.Why = fmt.Sprintf("The %s matches these packets and drops them before any forwarding rule sees them. The sender gets an ICMP message unless the type is blackhole.", what)
 	}
 	v.Evidence = f.noRouteEvidence(u)
 	if down := f.downLink(u.rows); down != "" && !u.deliberate {
@@ -121,7 +127,6 @@ func judgeNoRoute(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"state of " + down, "down", fromLinks})
 		v.Remedy = append(v.Remedy, "# bring the interface up; the route of its own network returns with it, others must be added again:", f.run("ip link set dev "+quote(down)+" up"))
 	}
-	v.Why = "A packet without a route is dropped before any forwarding rule sees it; its sender may get an ICMP message, or none. If the default route is missing, that is everything that leaves for the Internet."
 	v.Remedy = f.unrefuse(v.Remedy, u.refusing)
 	if !u.deliberate {
 		v.Remedy = append(v.Remedy, f.addRoute(u.rows)...)
@@ -139,10 +144,32 @@ func (f facts) noRouteEvidence(u unrouted) (out []Evidence) {
 	}
 	out = append(out, sampleEvidence(u.rows)...)
 	out = append(out, f.forwardedEvidence("packets forwarded in that time")...)
+	return append(out, f.askedRoutes()...)
+}
+
+// askedRoutes are the answers of the routing tables that are no route, each once for all the packets that have it.
+func (f facts) askedRoutes() (out []Evidence) {
+	type answer struct {
+		source netip.Addr
+		in     string
+		text   string
+	}
+	var order []answer
+	dests := map[answer][]string{}
 	for _, r := range f.Routes {
-		if r.Answer != snapshot.RouteFound && r.In != "" {
-			out = append(out, Evidence{fmt.Sprintf("route from %s, received on %s, to %s", r.Source, r.In, r.Dest), routeAnswer(r), fromRoutes})
+		if r.Answer == snapshot.RouteFound || r.In == "" {
+			continue
 		}
+		a := answer{r.Source, r.In, routeAnswer(r)}
+		if dests[a] == nil {
+			order = append(order, a)
+		}
+		if name := r.Dest.String(); !slices.Contains(dests[a], name) {
+			dests[a] = append(dests[a], name)
+		}
+	}
+	for _, a := range order {
+		out = append(out, Evidence{fmt.Sprintf("route from %s, received on %s, to %s", a.source, a.in, strings.Join(dests[a], ", ")), a.text, fromRoutes})
 	}
 	return out
 }
@@ -150,13 +177,14 @@ func (f facts) noRouteEvidence(u unrouted) (out []Evidence) {
 // unrefuse adds to a remedy how to delete the routes that refuse.
 func (f facts) unrefuse(remedy []string, refusing []snapshot.RouteAnswer) []string {
 	for _, r := range refusing {
+		comment := "# if " + r.Match.String() + " must be reachable, delete the route that refuses it (a routing daemon would add it again: look there):"
+		line := f.run(fmt.Sprintf("ip%s route del %s %s table %d", sixFlag(r.Dest), r.Answer, r.Match, r.Table))
 		if !r.Match.IsValid() {
-			remedy = append(remedy, "# a policy routing rule is of type "+string(r.Answer)+"; see which:", f.run("ip rule show"))
-			continue
+			comment = fmt.Sprintf("# a policy routing rule is of type %s; see which, and delete it if this traffic is wanted: ip%s rule del pref NUMBER", r.Answer, sixFlag(r.Dest))
+			line = f.run(fmt.Sprintf("ip%s rule show", sixFlag(r.Dest)))
 		}
-		line := fmt.Sprintf("ip%s route del %s %s table %d", sixFlag(r.Dest), r.Answer, r.Match, r.Table)
-		if line = f.run(line); !slices.Contains(remedy, line) {
-			remedy = append(remedy, "# if "+r.Match.String()+" must be reachable, delete the route that refuses it (a routing daemon would add it again: look there):", line)
+		if !slices.Contains(remedy, line) {
+			remedy = append(remedy, comment, line)
 		}
 	}
 	return remedy

@@ -37,7 +37,7 @@ func init() {
 	}
 	examples["listen-overflow"] = func(s *snapshot.Snapshot) {
 		s.Counters["TcpExt.ListenOverflows"], s.Counters["Tcp.PassiveOpens"] = 9788, 40000
-		s.Listeners = append(s.Listeners, snapshot.Listener{Addr: netip.MustParseAddrPort("0.0.0.0:80"), Queue: 512, Backlog: 511, Drops: 9788, Process: "nginx"})
+		s.Listeners = append(s.Listeners, snapshot.Listener{Addr: snapshot.EndpointOf(netip.MustParseAddrPort("0.0.0.0:80")), Queue: 512, Backlog: 511, Drops: 9788, Process: "nginx"})
 	}
 	examples["br-netfilter-overhead"] = func(s *snapshot.Snapshot) {
 		s.Sysctls["net.bridge.bridge-nf-call-iptables"] = "1"
@@ -441,7 +441,7 @@ func TestListenOverflow(t *testing.T) {
 		s := gateway()
 		lost(9788, 40000)(s)
 		s.Sysctls["net.core.somaxconn"] = r.somaxconn
-		s.Listeners = append(s.Listeners, snapshot.Listener{Addr: netip.MustParseAddrPort("0.0.0.0:80"), Queue: r.backlog + 1, Backlog: r.backlog, Process: "nginx"})
+		s.Listeners = append(s.Listeners, snapshot.Listener{Addr: snapshot.EndpointOf(netip.MustParseAddrPort("0.0.0.0:80")), Queue: r.backlog + 1, Backlog: r.backlog, Process: "nginx"})
 		f := Judge(s)[0]
 		if len(f.Settings) != r.settings || !strings.Contains(strings.Join(f.Remedy, "\n"), r.remark) {
 			t.Errorf("%s: settings %v, remedy\n%s", r.name, f.Settings, strings.Join(f.Remedy, "\n"))

@@ -78,7 +78,7 @@ func judgeQdisc(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%s on %s dropped %s %s, %s of the packets to send", q.Kind, worst.Name, number(lost, "packet"), f.window(), percent(part))
 	v.Evidence = qdiscEvidence(worst, q, sent, tracedBy[worst.Name], rows)
-	v.Why = "The queue drops packets after they were forwarded and translated, and the sender retransmits them."
+	v.Why = "The queue drops packets after they were forwarded and translated, and TCP senders retransmit them; other protocols lose them."
 	v.Remedy, v.Settings = f.longerQdisc(worst, q, lost, sent)
 	if v.Severity < Warning {
 		for i := range v.Settings {

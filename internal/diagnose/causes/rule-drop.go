@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"natkit/internal/diagnose/blame"
 	"natkit/internal/kernel/ruleset"
@@ -39,8 +40,8 @@ var ruleDrop = Cause{
 	Explains:   []string{"clients-unreached"}, // replies among what a rule drops may not be among its samples
 	Needs:      []string{snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanSets, snapshot.CanInterfaces, snapshot.CanCounters},
 	Symptom:    "Some clients, or one protocol, get through and others do not. Connections open on one side only. Over IPv6 nobody finds this machine. It often began when a list of addresses, a limit or a rule was added.",
-	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what arrived on that interface is advice, %s a warning, %s critical. %d packets for a published service that no connection reaches are advice; if their sources are private, a warning. Replies to connections that the rules let start: %s are a warning, %s critical. Neighbour discovery and ARP: a warning from %d packets. natkit finds the rule from samples of the dropped packets: it follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle and the quota, limit or set element that made it drop. Counters are not needed. If a sample does not show whether a condition held (limits, connection marks, sets that could not be read), counters decide. Without counters, natkit names all rules and policies that remain, with commands that count what reaches each one.",
-		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, percent(ruleShare), percent(ruleMost), fewFailures),
+	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what arrived on that interface is advice, %s a warning, %s critical. %d packets for a published service that no connection reaches are advice; if their sources are private, a warning. Replies to connections that the rules let start, and other packets of open connections: %s are a warning (fewer if a client has at least %d connections half-open because of them), %s critical. Neighbour discovery and ARP: a warning from %d packets. natkit finds the rule from samples of the dropped packets: it follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle and the quota, limit or set element that made it drop. Counters are not needed. If a sample does not show whether a condition held (limits, connection marks, sets that could not be read), counters decide. Without counters, natkit names all rules and policies that remain, with commands that count what reaches each one.",
+		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, percent(ruleShare), halfwayFew, percent(ruleMost), fewFailures),
 	FalsePositive: "A firewall that drops traffic from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send. A block list at work is advice at most: the rule concerns some addresses, and connections of others get replies.",
 	Cure:          "Remove the address from the set, reset the quota, narrow the rule, or delete it. Never put an accept rule in front of it: that would disable the rest of the list.",
 	judge:         judgeRuleDrop,
@@ -72,7 +73,11 @@ func (r *ruleVictims) share() float64 {
 }
 
 // ruleKinds are the packets that rules dropped, by what they mean.
-type ruleKinds struct{ discovery, answers, own, published ruleVictims }
+type ruleKinds struct {
+	discovery, own, published ruleVictims
+	answers                   ruleVictims // and other packets of connections that it let start
+	replies                   bool        // among them
+}
 
 // ruleKinds leaves out what other causes tell of: the end of a forward chain, and one-way
 // connections.
@@ -98,6 +103,9 @@ func (f facts) ruleKinds(policy, oneWay bool) (k ruleKinds) {
 			// what these causes tell of
 		case slices.ContainsFunc(row.Samples, isAnswer) || slices.ContainsFunc(row.Samples, f.awaited):
 			k.answers.add(b, in)
+			k.replies = true
+		case slices.ContainsFunc(row.Packets, ofOpenConnection) || slices.ContainsFunc(row.Samples, f.confirms):
+			k.answers.add(b, in)
 		default:
 			if from, ok := f.sentByClients(row, in); ok {
 				k.own.add(b, from)
@@ -121,8 +129,11 @@ func judgeRuleDrop(f facts) *verdict {
 	var victims ruleVictims
 	what := ""
 	switch {
-	case k.answers.count >= ruleFew && k.answers.share() >= ruleShare:
-		v.Severity, victims, what = Warning, k.answers, "replies to connections that it let start"
+	case k.answers.count >= ruleFew && (k.answers.share() >= ruleShare || f.leftHalfway()):
+		v.Severity, victims, what = Warning, k.answers, "packets of open connections"
+		if k.replies {
+			what = "replies to connections that it let start"
+		}
 		if k.answers.share() >= ruleMost {
 			v.Severity = Critical
 		}
@@ -160,7 +171,7 @@ func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy 
 		v.Severity = min(v.Severity, Advice) // it is about this address, and others get through
 	}
 	v.Title = f.ruleTitle(victims, suspects, sure, what)
-	v.Evidence = []Evidence{{"packets dropped by rules", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer}}
+	v.Evidence = []Evidence{{what + " dropped by rules", strconv.FormatUint(victims.count, 10) + cameInBy(victims.rows), fromTracer}}
 	if !policy || sure { // otherwise it is not known which of the packets were the policy's
 		v.Evidence = append(v.Evidence, sampleEvidence(victims.rows)...)
 	}
@@ -174,6 +185,9 @@ func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy 
 		v.Evidence = append(v.Evidence, f.near(suspects[0])...)
 	}
 	v.Why = "The sender of a dropped packet gets no error; it retransmits and waits. A rule that was meant for other hosts, or for another time, looks like a network fault."
+	if sure && suspects[0].Rule != nil && suspects[0].Rule.Verdict == "reject" {
+		v.Why = "The sender gets an error (a reset, or ICMP). A rule that was meant for other hosts, or for another time, looks like a network fault."
+	}
 	v.Remedy = f.spare(victims, suspects, sure)
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v
@@ -188,7 +202,13 @@ func (f facts) ruleTitle(victims ruleVictims, suspects []culprit, sure bool, wha
 		part = fmt.Sprintf(", %s of what arrived on %s", percent(victims.share()), victims.by)
 	}
 	if sure {
-		return titled(fmt.Sprintf("%s dropped %d %s %s", suspects[0].short(), victims.count, what, f.window()), f.usedUp(suspects[0]), part)
+		title := ""
+		for _, w := range []string{what, briefly(what), "packets"} {
+			if title = fmt.Sprintf("%s dropped %d %s %s", suspects[0].short(), victims.count, w, f.window()); utf8.RuneCountInString(title) <= titleMost {
+				break
+			}
+		}
+		return titled(title, f.usedUp(suspects[0]), part)
 	}
 	if !slices.ContainsFunc(suspects, func(c culprit) bool { return c.blamed || c.Rule == nil }) || len(suspects) < 2 {
 		return fmt.Sprintf("a rule dropped %d %s %s%s", victims.count, what, f.window(), part)
@@ -201,6 +221,14 @@ func (f facts) ruleTitle(victims ruleVictims, suspects []culprit, sure bool, wha
 		names[1] += " or another"
 	}
 	return titled(fmt.Sprintf("%d %s dropped %s by %s", victims.count, what, f.window(), strings.Join(names, " or ")), "; natkit cannot tell which")
+}
+
+// briefly is what was dropped in a word or two, where a rule's text leaves little room.
+func briefly(what string) string {
+	if strings.HasPrefix(what, "replies") {
+		return "replies"
+	}
+	return what
 }
 
 // usedUp is what made a rule drop, in a word.
@@ -230,13 +258,38 @@ func isAnswer(sample string) bool {
 	return ok1 && ok2 && (packet.dest == flow.source || packet.source == flow.dest)
 }
 
+// ofOpenConnection says whether a dropped packet belongs to a connection that has seen packets of both directions.
+func ofOpenConnection(p snapshot.DroppedPacket) bool {
+	return p.State == "established" && slices.Contains(p.Status, "seen-reply")
+}
+
+// confirms says whether a sampled packet, dropped before connection tracking saw it, is one that a connection
+// which was replied to waits for.
+func (f facts) confirms(sample string) bool {
+	packet, ok := parseSample(sample)
+	return ok && midStream(sample) && f.Conntrack != nil && f.Conntrack.Table != nil &&
+		slices.ContainsFunc(f.Conntrack.Table.Halfway, func(u snapshot.UnansweredUse) bool { return u.Recent > 0 && confirmation(u, packet) })
+}
+
+// leftHalfway says whether a client has several connections half-open for packets that were dropped here.
+func (f facts) leftHalfway() bool {
+	return f.Conntrack != nil && f.Conntrack.Table != nil && judgeSYNFlood(f) == nil && slices.ContainsFunc(f.Conntrack.Table.Halfway, func(u snapshot.UnansweredUse) bool {
+		return u.Recent >= halfwayFew && u.Recent < implausible && !f.own(u.Source) && f.handshakeDropped(u)
+	})
+}
+
+// confirmation says whether a packet is what a half-open connection's client sends next.
+func confirmation(u snapshot.UnansweredUse, t tuple) bool {
+	return t.protocol == "tcp" && t.source.Addr() == u.Source && (t.dest == u.Dest.AddrPort || t.dest == u.Target.AddrPort)
+}
+
 // awaited says whether a sampled packet, dropped before connection tracking saw it, answers
 // a connection that waits for it. What answers to others' packets with forged sources does not.
 func (f facts) awaited(sample string) bool {
 	packet, ok := parseSample(sample)
 	return ok && (packet.protocol == "udp" || packet.protocol == "tcp" && strings.Contains(sample, " SYN,ACK")) && f.Conntrack != nil && f.Conntrack.Table != nil &&
 		slices.ContainsFunc(f.Conntrack.Table.Unanswered, func(u snapshot.UnansweredUse) bool {
-			return u.Protocol == packet.protocol && u.Target == packet.source && (u.Protocol == "tcp" || u.SNAT && f.own(packet.dest.Addr()))
+			return u.Protocol == packet.protocol && u.Target.AddrPort == packet.source && (u.Protocol == "tcp" || u.SNAT && f.own(packet.dest.Addr()))
 		})
 }
 
@@ -305,7 +358,7 @@ func ledBy(sample string) (flow tuple, ok bool) {
 // reached says whether a connection to a translated destination was answered lately.
 func (f facts) reached(dest netip.AddrPort) bool {
 	return f.Conntrack != nil && f.Conntrack.Table != nil &&
-		slices.ContainsFunc(f.Conntrack.Table.Targets, func(u snapshot.TargetUse) bool { return u.Dest == dest && u.Answered > 0 })
+		slices.ContainsFunc(f.Conntrack.Table.Targets, func(u snapshot.TargetUse) bool { return u.Dest.AddrPort == dest && u.Answered > 0 })
 }
 
 // guardTable is where rules go by which a cure keeps something out.

@@ -176,7 +176,7 @@ func (f facts) fullestPorts(lost uint64, rows []snapshot.Drop) (best ports, foun
 // destination with a source port from r: it has been translated by then.
 func refusedFrom(rows []snapshot.Drop, use snapshot.SNATUse, r snapshot.PortRange) bool {
 	for _, t := range samples(rows) {
-		if t.dest == use.Dest && t.source.Addr() == use.Outside && r.Min <= t.source.Port() && t.source.Port() <= r.Max {
+		if t.dest == use.Dest.AddrPort && t.source.Addr() == use.Outside && r.Min <= t.source.Port() && t.source.Port() <= r.Max {
 			return true
 		}
 	}

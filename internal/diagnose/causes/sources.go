@@ -12,7 +12,7 @@ import (
 type Unjudged struct {
 	Code  string   `json:"code"`
 	Title string   `json:"title"`
-	Lacks []string `json:"lacks"` // names of capabilities
+	Lacks []string `json:"missing"` // names of capabilities
 }
 
 // NotJudged are the causes of the catalogue that s can't show, without those that were

@@ -66,7 +66,7 @@ func judgeStaleSNAT(f facts) *verdict {
 	}
 	v.Evidence = v.Evidence[:min(len(v.Evidence), 20)]
 	v.Evidence = append(v.Evidence, Evidence{"rules that translate to it", "none", fromRules})
-	v.Why = "The translation of a flow is chosen with its first packet. Replies to the old address no longer arrive here, but the flow's own packets keep its entry alive."
+	v.Why = "The translation of a flow is chosen with its first packet. Replies to the old address most likely no longer arrive here, but the flow's own packets keep its entry alive."
 	v.Remedy = []string{"# remove these entries; the rules then translate the next packet again:"}
 	for _, u := range gone {
 		v.Remedy = append(v.Remedy, f.run("conntrack -D"+conntrackFamily(u.Addr)+" -q "+u.Addr.String()))

@@ -86,11 +86,11 @@ func (f facts) staleFlows() (stale []snapshot.UnansweredUse, flows uint64, untra
 			continue
 		}
 		if u.Target == u.Dest {
-			if !f.own(u.Dest.Addr()) || !f.wouldTranslate(u.Dest) || !f.nobodyListens(u.Dest) {
+			if !f.own(u.Dest.Addr()) || !f.wouldTranslate(u.Dest.AddrPort) || !f.nobodyListens(u.Dest.AddrPort) {
 				continue
 			}
 			untranslated = true
-		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target) || !f.wouldTranslate(u.Dest) && !f.onlyRulesTranslate() {
+		} else if f.own(u.Target.Addr()) || !f.targetGone(u.Target.AddrPort) || !f.wouldTranslate(u.Dest.AddrPort) && !f.onlyRulesTranslate() {
 			continue
 		}
 		stale = append(stale, u)
@@ -132,7 +132,7 @@ func (f facts) lostOnTheWay() (lost uint64, rows []snapshot.Drop, flows []snapsh
 					continue
 				}
 				stale = true
-				flows = append(flows, snapshot.UnansweredUse{Protocol: "udp", Source: flow.source.Addr(), Dest: dest, Target: target})
+				flows = append(flows, snapshot.UnansweredUse{Protocol: "udp", Source: flow.source.Addr(), Dest: snapshot.EndpointOf(dest), Target: snapshot.EndpointOf(target)})
 			}
 			if stale {
 				lost = saturate(lost, row.Count)

@@ -24,7 +24,7 @@ func all(changes ...func(s *snapshot.Snapshot)) func(s *snapshot.Snapshot) {
 func one(a string) snapshot.AddrRange { return snapshot.AddrRange{First: addr(a), Last: addr(a)} }
 
 func unanswered(protocol, source, dest, target string, entries, recent uint64) snapshot.UnansweredUse {
-	return snapshot.UnansweredUse{Protocol: protocol, Source: addr(source), Dest: netip.MustParseAddrPort(dest), Target: netip.MustParseAddrPort(target), Entries: entries, Recent: recent}
+	return snapshot.UnansweredUse{Protocol: protocol, Source: addr(source), Dest: snapshot.EndpointOf(netip.MustParseAddrPort(dest)), Target: snapshot.EndpointOf(netip.MustParseAddrPort(target)), Entries: entries, Recent: recent}
 }
 
 // publish makes a rule of s lead packets for 198.51.100.1 to a target.
@@ -52,7 +52,7 @@ func init() {
 	}
 	examples["backend-silent"] = func(s *snapshot.Snapshot) {
 		publish(s, "tcp", 443, "192.168.1.80", 8443)
-		s.Conntrack.Refused = []snapshot.RefusedUse{{Dest: netip.MustParseAddrPort("198.51.100.1:443"), Target: netip.MustParseAddrPort("192.168.1.80:8443"), Count: 240}}
+		s.Conntrack.Refused = []snapshot.RefusedUse{{Dest: snapshot.EndpointOf(netip.MustParseAddrPort("198.51.100.1:443")), Target: snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.80:8443")), Count: 240}}
 	}
 	examples["hairpin-missing"] = func(s *snapshot.Snapshot) {
 		publish(s, "tcp", 443, "192.168.1.80", 8443)
@@ -105,6 +105,12 @@ func TestInvalidReset(t *testing.T) {
 			publish(s, "tcp", 80, "192.168.1.80", 80)
 			s.Conntrack.Stats["invalid"] = 5000
 		}, "advice " + code},
+		{"invalid in the ports of a bridge, whose connections are the engine's", func(s *snapshot.Snapshot) {
+			publish(s, "tcp", 80, "192.168.1.80", 80)
+			s.Conntrack.Stats["invalid"] = 5000
+			s.Sysctls["net.bridge.bridge-nf-call-iptables"] = "1"
+			s.Engine = &snapshot.Engine{Kind: snapshot.EngineEBPF, Sessions: 40, SessionsMax: 1000}
+		}, ""},
 		{"a few invalid beside published ports", func(s *snapshot.Snapshot) {
 			publish(s, "tcp", 80, "192.168.1.80", 80)
 			s.Conntrack.Stats["invalid"] = 50
@@ -230,7 +236,7 @@ func TestHairpin(t *testing.T) {
 			for i := range s.Conntrack.Table.Unanswered {
 				s.Conntrack.Table.Unanswered[i].Recent = 0
 			}
-			s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: netip.MustParseAddrPort("198.51.100.1:443"), Target: netip.MustParseAddrPort("192.168.1.80:8443"), Answered: 30}}
+			s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: snapshot.EndpointOf(netip.MustParseAddrPort("198.51.100.1:443")), Target: snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.80:8443")), Answered: 30}}
 		}), ""},
 		{"a bridge without containers", also(code, func(s *snapshot.Snapshot) { link(s, "eth1").Kind = "bridge" }), "critical " + code},
 		{"source translated", also(code, first(func(u *snapshot.UnansweredUse) { u.SNAT = true })), ""},
@@ -244,7 +250,7 @@ func TestHairpin(t *testing.T) {
 		return func(s *snapshot.Snapshot) {
 			publish(s, "tcp", 443, "192.168.1.80", 8443)
 			dest := netip.MustParseAddrPort(asked)
-			s.Conntrack.Refused = []snapshot.RefusedUse{{Dest: dest, Target: dest, Count: n}}
+			s.Conntrack.Refused = []snapshot.RefusedUse{{Dest: snapshot.EndpointOf(dest), Target: snapshot.EndpointOf(dest), Count: n}}
 			d := drop(n, snapshot.CauseNone, "eth1", sample("tcp 192.168.1.20:4000 -> "+asked+" SYN"))
 			d.Reason = "NO_SOCKET"
 			s.Drops.Rows = append(s.Drops.Rows, d)
@@ -261,7 +267,7 @@ func TestHairpin(t *testing.T) {
 		}, ""},
 		{"published for all, and refused by the backend", func(s *snapshot.Snapshot) {
 			outsideOnly(12, "198.51.100.1:443")(s)
-			s.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.1.80:8443")
+			s.Conntrack.Refused[0].Target = snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.80:8443"))
 		}, "critical backend-silent"},
 	})
 	within := gateway()
@@ -338,7 +344,7 @@ func TestNothingBack(t *testing.T) {
 			s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("198.51.100.1"), Entries: 9000, Recent: recent, Unanswered: unanswered}}
 			for i := range destinations {
 				to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}), port)
-				addUnanswered(s, snapshot.UnansweredUse{Protocol: protocol, Source: addr("192.168.1.20"), SNAT: true, Dest: to, Target: to, Entries: 30, Recent: 15})
+				addUnanswered(s, snapshot.UnansweredUse{Protocol: protocol, Source: addr("192.168.1.20"), SNAT: true, Dest: snapshot.EndpointOf(to), Target: snapshot.EndpointOf(to), Entries: 30, Recent: 15})
 			}
 		}
 	}
@@ -358,6 +364,22 @@ func TestNothingBack(t *testing.T) {
 	})
 }
 
+// Where packets arrive that match no entry, it is not said that no reply arrives.
+func TestBackendBesideInvalid(t *testing.T) {
+	s := gateway()
+	examples["backend-silent"](s)
+	s.Conntrack.Refused = nil
+	s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: snapshot.EndpointOf(netip.MustParseAddrPort("198.51.100.1:443")), Target: snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.80:8443")), Unanswered: 60}}
+	if found := Judge(s)[0]; !strings.Contains(found.Title, "no SYN-ACK arrives here") {
+		t.Errorf("%s: %s", found.Code, found.Title)
+	}
+	s.Conntrack.Stats["invalid"] = 80
+	found := Judge(s)[0]
+	if text := found.Title + found.Why; found.Code != "backend-silent" || strings.Contains(text, "nothing comes back") || strings.Contains(text, "no SYN-ACK arrives") || !strings.Contains(text, "80 invalid or unmatched") {
+		t.Errorf("%s: %s\n%s", found.Code, found.Title, found.Why)
+	}
+}
+
 func TestBackend(t *testing.T) {
 	const code = "backend-silent"
 	dest, target := netip.MustParseAddrPort("198.51.100.1:443"), netip.MustParseAddrPort("192.168.1.80:8443")
@@ -366,7 +388,7 @@ func TestBackend(t *testing.T) {
 	}
 	seen := func(answered, unanswered uint64) func(s *snapshot.Snapshot) {
 		return func(s *snapshot.Snapshot) {
-			s.Conntrack.Table.Targets = append(s.Conntrack.Table.Targets, snapshot.TargetUse{Protocol: "tcp", Dest: dest, Target: target, Answered: answered, Unanswered: unanswered})
+			s.Conntrack.Table.Targets = append(s.Conntrack.Table.Targets, snapshot.TargetUse{Protocol: "tcp", Dest: snapshot.EndpointOf(dest), Target: snapshot.EndpointOf(target), Answered: answered, Unanswered: unanswered})
 		}
 	}
 	silent := func(s *snapshot.Snapshot) { s.Conntrack.Refused = nil }
@@ -379,19 +401,19 @@ func TestBackend(t *testing.T) {
 		{"some are just being opened", also(code, silent, seen(900, 40)), ""},
 		{"the table is not known", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Table = nil }), "critical " + code},
 		{"connection tracking is not known", also(code, func(s *snapshot.Snapshot) { s.Conntrack = nil }), ""},
-		{"no translation: a scan", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Refused[0].Target = dest }), ""},
+		{"no translation: a scan", also(code, func(s *snapshot.Snapshot) { s.Conntrack.Refused[0].Target = snapshot.EndpointOf(dest) }), ""},
 		{"DNS", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
-			s.Conntrack.Table.Targets[0].Protocol, s.Conntrack.Table.Targets[0].Target = "udp", netip.MustParseAddrPort("192.168.1.53:53")
+			s.Conntrack.Table.Targets[0].Protocol, s.Conntrack.Table.Targets[0].Target = "udp", snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.53:53"))
 		}), "critical " + code},
 		{"DNS, some of it answered", also(code, silent, seen(40, 60), func(s *snapshot.Snapshot) {
-			s.Conntrack.Table.Targets[0].Protocol, s.Conntrack.Table.Targets[0].Target = "udp", netip.MustParseAddrPort("192.168.1.53:53")
+			s.Conntrack.Table.Targets[0].Protocol, s.Conntrack.Table.Targets[0].Target = "udp", snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.53:53"))
 		}), "warning " + code},
 		{"syslog, which nobody answers", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) { s.Conntrack.Table.Targets[0].Protocol = "udp" }), ""},
 		{"a rule here drops what goes there", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
 			s.Drops.Rows = append(s.Drops.Rows, drop(80, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
 		}), "advice rule-drop"},
 		{"refused by this machine itself", also(code, func(s *snapshot.Snapshot) {
-			s.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.1.1:3128")
+			s.Conntrack.Refused[0].Target = snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.1:3128"))
 			d := drop(240, snapshot.CauseNone, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.1:3128 SYN"))
 			d.Reason = "NO_SOCKET"
 			s.Drops.Rows = append(s.Drops.Rows, d)
@@ -405,7 +427,7 @@ func TestBackend(t *testing.T) {
 	down := gateway()
 	examples[code](down)
 	down.Interfaces = append(down.Interfaces, snapshot.Interface{Name: "br 0", Addresses: prefixes("192.168.9.1/24")})
-	down.Conntrack.Refused[0].Target = netip.MustParseAddrPort("192.168.9.80:8443")
+	down.Conntrack.Refused[0].Target = snapshot.EndpointOf(netip.MustParseAddrPort("192.168.9.80:8443"))
 	if f := Judge(down)[0]; !strings.HasSuffix(f.Title, ": br 0 is down") || f.Remedy[1] != "ip link set dev 'br 0' up" {
 		t.Errorf("the interface is down: %s, %q", f.Title, f.Remedy)
 	}
@@ -431,7 +453,7 @@ func TestBackend(t *testing.T) {
 	s = gateway()
 	examples[code](s)
 	other := netip.MustParseAddrPort("192.168.1.81:8443")
-	s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: dest, Target: other, Answered: 5000}}
+	s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: snapshot.EndpointOf(dest), Target: snapshot.EndpointOf(other), Answered: 5000}}
 	if got := Judge(s); len(got) != 1 || got[0].Severity != Critical || !strings.Contains(got[0].Title, target.String()+", the backend of "+dest.String()) {
 		t.Errorf("beside a backend that works: %+v", got)
 	}

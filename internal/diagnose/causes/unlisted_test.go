@@ -39,8 +39,8 @@ func init() {
 		s.Routes = append(s.Routes, snapshot.RouteAnswer{Dest: addr("203.0.113.81"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")})
 	}
 	examples["answers-lost"] = func(s *snapshot.Snapshot) {
-		addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("192.168.1.30"), Dest: netip.MustParseAddrPort("203.0.113.90:443"),
-			Target: netip.MustParseAddrPort("203.0.113.90:443"), Entries: 40, Recent: 12})
+		addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("192.168.1.30"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.90:443")),
+			Target: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.90:443")), Entries: 40, Recent: 12})
 		s.Routes = append(s.Routes, snapshot.RouteAnswer{Dest: addr("203.0.113.90"), Answer: snapshot.RouteFound, Out: "eth0", Via: addr("198.51.100.254")})
 	}
 	examples["receive-buffer-full"] = func(s *snapshot.Snapshot) {
@@ -52,20 +52,20 @@ func init() {
 	examples["local-ports-exhausted"] = func(s *snapshot.Snapshot) {
 		s.Sysctls["net.ipv4.ip_local_port_range"], s.Sysctls["net.ipv4.ip_local_reserved_ports"] = "32768 60999", "80,40000-40009"
 		s.Sysctls["net.ipv4.tcp_tw_reuse"] = "2"
-		s.LocalPorts = []snapshot.LocalPortUse{{Source: addr("172.17.0.1"), Dest: netip.MustParseAddrPort("172.17.0.2:80"), Used: 28_222, TimeWait: 28_000, Process: "docker-proxy", Inode: 4711}}
+		s.LocalPorts = []snapshot.LocalPortUse{{Source: addr("172.17.0.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("172.17.0.2:80")), Used: 28_222, TimeWait: 28_000, Process: "docker-proxy", Inode: 4711}}
 	}
 	examples["answered-from-elsewhere"] = func(s *snapshot.Snapshot) {
 		s.Conntrack.Table.Destinations = append(s.Conntrack.Table.Destinations, snapshot.Talker{Addr: addr("203.0.113.53"), Entries: 40, Unreplied: 40})
-		s.Conntrack.Table.Strays = []snapshot.StrayUse{{Source: addr("192.168.1.20"), Seen: addr("198.51.100.1"), Dest: netip.MustParseAddrPort("203.0.113.53:1194"),
-			Target: netip.MustParseAddrPort("203.0.113.53:1194"), From: addr("203.0.113.54"), Flows: 40}}
+		s.Conntrack.Table.Strays = []snapshot.StrayUse{{Source: addr("192.168.1.20"), Seen: addr("198.51.100.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:1194")),
+			Target: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:1194")), From: addr("203.0.113.54"), Flows: 40}}
 	}
 	examples["link-down"] = func(s *snapshot.Snapshot) {
 		s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "eth2", Kind: "device", Addresses: prefixes("10.80.0.1/24")})
 		s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: addr("10.80.0.9"), Entries: 40})
 	}
 	examples["clients-unreached"] = func(s *snapshot.Snapshot) {
-		s.Conntrack.Table.Halfway = []snapshot.UnansweredUse{{Protocol: "tcp", Source: addr("192.168.1.40"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.80:443"),
-			Target: netip.MustParseAddrPort("203.0.113.80:443"), Entries: 60, Recent: 24}}
+		s.Conntrack.Table.Halfway = []snapshot.UnansweredUse{{Protocol: "tcp", Source: addr("192.168.1.40"), SNAT: true, Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.80:443")),
+			Target: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.80:443")), Entries: 60, Recent: 24}}
 		s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: addr("192.168.1.40"), Entries: 80})
 		s.Routes = append(s.Routes, snapshot.RouteAnswer{In: "eth0", Source: addr("203.0.113.80"), Dest: addr("192.168.1.40"), Answer: snapshot.RouteFound, Out: "eth1", Table: 254})
 	}
@@ -150,18 +150,18 @@ func TestRuleDrop(t *testing.T) {
 		}, "advice rule-drop"},
 		{"some that want a published service, which others reach", func(s *snapshot.Snapshot) {
 			by(12, "eth0", led)(s)
-			s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: netip.MustParseAddrPort("198.51.100.1:80"), Target: netip.MustParseAddrPort("192.168.1.80:80"), Answered: 9}}
+			s.Conntrack.Table.Targets = []snapshot.TargetUse{{Protocol: "tcp", Dest: snapshot.EndpointOf(netip.MustParseAddrPort("198.51.100.1:80")), Target: snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.80:80")), Answered: 9}}
 		}, ""},
 		{"answers by UDP, dropped before connection tracking", func(s *snapshot.Snapshot) {
 			by(600_000, "eth0", "udp 203.0.113.53:53 -> 198.51.100.1:4000")(s)
-			addUnanswered(s, snapshot.UnansweredUse{Protocol: "udp", Source: addr("192.168.1.20"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.53:53"),
-				Target: netip.MustParseAddrPort("203.0.113.53:53"), Entries: 40, Recent: 12})
+			addUnanswered(s, snapshot.UnansweredUse{Protocol: "udp", Source: addr("192.168.1.20"), SNAT: true, Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:53")),
+				Target: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:53")), Entries: 40, Recent: 12})
 		}, "critical rule-drop"},
 		{"UDP that nobody here asked for", by(600_000, "eth0", "udp 203.0.113.53:53 -> 198.51.100.1:4000"), ""},
 		{"answers, dropped before connection tracking", func(s *snapshot.Snapshot) {
 			by(600_000, "eth0", backscatter)(s)
-			addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("192.168.1.20"), SNAT: true, Dest: netip.MustParseAddrPort("203.0.113.80:443"),
-				Target: netip.MustParseAddrPort("203.0.113.80:443"), Entries: 40, Recent: 12})
+			addUnanswered(s, snapshot.UnansweredUse{Protocol: "tcp", Source: addr("192.168.1.20"), SNAT: true, Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.80:443")),
+				Target: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.80:443")), Entries: 40, Recent: 12})
 		}, "critical rule-drop"},
 		{"answers to others, who forge this address", by(600_000, "eth0", backscatter), ""},
 		{"neighbour solicitations", by(4, "eth1", "icmpv6 fd00::2 -> ff02::1:ff00:1 type 135 code 0"), "warning rule-drop"},
@@ -239,7 +239,7 @@ func TestNextHop(t *testing.T) {
 
 func TestAnswersLost(t *testing.T) {
 	flow := func(u snapshot.UnansweredUse, source, dest string, n, recent uint64) func(s *snapshot.Snapshot) {
-		u.Protocol, u.Source, u.Dest, u.Entries, u.Recent = "tcp", addr(source), netip.MustParseAddrPort(dest), n, recent
+		u.Protocol, u.Source, u.Dest, u.Entries, u.Recent = "tcp", addr(source), snapshot.EndpointOf(netip.MustParseAddrPort(dest)), n, recent
 		if !u.Target.IsValid() {
 			u.Target = u.Dest
 		}
@@ -332,7 +332,7 @@ func TestClientsUnreached(t *testing.T) {
 			u.Entries, u.Recent = 900, 900
 		}), "critical " + code},
 		{"one published service and a client from outside", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) {
-			u.Source, u.Target, s.Routes = addr("203.0.113.9"), netip.MustParseAddrPort("192.168.1.80:443"), nil
+			u.Source, u.Target, s.Routes = addr("203.0.113.9"), snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.80:443")), nil
 			s.Conntrack.Table.Sources = append(s.Conntrack.Table.Sources, snapshot.Talker{Addr: u.Source, Entries: 60})
 		}), "critical " + code},
 
@@ -340,7 +340,10 @@ func TestClientsUnreached(t *testing.T) {
 		{"a busy client that loses a packet now and then", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) { u.Source, u.Recent = addr("192.168.1.20"), 30 }), ""},
 		{"a rule here drops the answers", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) {
 			s.Drops.Rows = append(s.Drops.Rows, drop(60, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.80:443 -> 192.168.1.40:4000 SYN,ACK (flow 192.168.1.40:4000 -> 203.0.113.80:443)")))
-		}), ""},
+		}), "warning rule-drop"},
+		{"a rule here drops what the client confirms with", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(60, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.40:4000 -> 203.0.113.80:443 ACK")))
+		}), "warning rule-drop"},
 		{"absurd", change(func(s *snapshot.Snapshot, u *snapshot.UnansweredUse) { u.Entries, u.Recent = 1<<60, 1<<61 }), ""},
 	})
 	s := gateway()
@@ -390,18 +393,18 @@ func TestLocalPorts(t *testing.T) {
 			u.TimeWait = 0
 		}), "critical " + code},
 		{"IPv6", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
-			u.Source, u.Dest = addr("fd00::1"), netip.MustParseAddrPort("[fd00::2]:80")
+			u.Source, u.Dest = addr("fd00::1"), snapshot.EndpointOf(netip.MustParseAddrPort("[fd00::2]:80"))
 		}), "critical " + code},
 
 		{"many", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { u.Used, u.TimeWait = 22_500, 0 }), ""},
 		{"that are over and used again", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) { s.Sysctls["net.ipv4.tcp_tw_reuse"] = "1" }), ""},
 		{"that are over, on loopback", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
-			u.Source, u.Dest = addr("127.0.0.1"), netip.MustParseAddrPort("127.0.0.1:80")
+			u.Source, u.Dest = addr("127.0.0.1"), snapshot.EndpointOf(netip.MustParseAddrPort("127.0.0.1:80"))
 		}), ""},
 		{"to two destinations", use(func(s *snapshot.Snapshot, u *snapshot.LocalPortUse) {
 			u.Used, u.TimeWait = 15_000, 0
 			other := *u
-			other.Dest = netip.MustParseAddrPort("172.17.0.3:80")
+			other.Dest = snapshot.EndpointOf(netip.MustParseAddrPort("172.17.0.3:80"))
 			s.LocalPorts = append(s.LocalPorts, other)
 		}), ""},
 		{"range not known", also(code, func(s *snapshot.Snapshot) { delete(s.Sysctls, "net.ipv4.ip_local_port_range") }), ""},
@@ -442,8 +445,8 @@ func TestAnsweredFromElsewhere(t *testing.T) {
 		{"not known whether others are", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { s.Conntrack.Table.Destinations = nil }), "warning " + code},
 		{"one tunnel", stray(func(s *snapshot.Snapshot, u *snapshot.StrayUse) { u.Flows = 1 }), "advice " + code},
 		{"and nobody else answers what was asked behind the gateway", also(code, func(s *snapshot.Snapshot) { // folded under it
-			addUnanswered(s, snapshot.UnansweredUse{Protocol: "udp", Source: addr("192.168.1.20"), Dest: netip.MustParseAddrPort("203.0.113.53:1194"),
-				Target: netip.MustParseAddrPort("203.0.113.53:1194"), SNAT: true, Entries: 40, Recent: 40})
+			addUnanswered(s, snapshot.UnansweredUse{Protocol: "udp", Source: addr("192.168.1.20"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:1194")),
+				Target: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:1194")), SNAT: true, Entries: 40, Recent: 40})
 			s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr("198.51.100.1"), Entries: 40, Recent: 40, Unanswered: 40}}
 		}), "critical " + code},
 

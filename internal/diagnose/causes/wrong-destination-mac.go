@@ -75,14 +75,14 @@ func judgeWrongMAC(f facts) *verdict {
 	if share(n, came) >= astrayMost.Enter {
 		v.Severity = Critical
 	}
-	v.Title = fmt.Sprintf("%s on %s for %s, a hardware address that no machine has", number(n, "frame"), worst.link, worst.to)
+	v.Title = fmt.Sprintf("%s on %s for %s, which no machine here was seen to have", number(n, "frame"), worst.link, worst.to)
 	v.Evidence = []Evidence{
 		{"frames for " + worst.to, fmt.Sprintf("%d of the %d that came in by %s", n, came, worst.link), fromFrames},
 	}
 	for _, a := range worst.rows[:min(len(worst.rows), 3)] {
 		v.Evidence = append(v.Evidence, Evidence{"sent by " + a.From, fmt.Sprintf("%s -> %s", a.Source, a.Dest), fromFrames})
 	}
-	v.Why = "The sender has this hardware address for its gateway, in an ARP entry that is static or older than the replacement of a card or machine. The stack accepts only frames for its own address; it drops the others, and no IP counter shows them."
+	v.Why = "The sender most likely has this hardware address for its gateway, in an ARP entry that is static or older than the replacement of a card or machine. The stack accepts only frames for its own address; it drops the others, and no IP counter shows them."
 	gateway := f.addressNear(first.Source, worst.link)
 	v.Remedy = []string{fmt.Sprintf("# on the sender (%s, %s): which hardware address does it have for its gateway? Delete the entry with %s:", f.senderName(first), first.From, worst.to),
 		"#   ip neigh show | grep -i " + worst.to}

@@ -122,9 +122,9 @@ type Line struct {
 // Report is what a configuration means.
 type Report struct {
 	Kernel string `json:"kernel"`
-	Source string `json:"source"` // where the configuration was read
-	Lacks  []Line `json:"lacks"`  // needed first
-	Spare  []Line `json:"spare"`  // debug first
+	Source string `json:"read_from"` // where the configuration was read
+	Lacks  []Line `json:"lacks"`     // needed first
+	Spare  []Line `json:"spare"`     // debug first
 	Well   []Line `json:"well"`
 }
 

@@ -315,7 +315,7 @@ func iptTable() (iptInfo, []byte) {
 
 func TestParseIPTable(t *testing.T) {
 	info, entries := iptTable()
-	got, err := ipt4.parse("filter", info, entries)
+	got, err := ipt4.parse("filter", info, entries, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,11 +374,11 @@ func TestParseIPTableRefuses(t *testing.T) {
 		if c.name == "starts outside of a chain" {
 			where = iptInfo{}
 		}
-		if _, err := ipt4.parse("filter", where, c.damage(append([]byte{}, entries...))); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := ipt4.parse("filter", where, c.damage(append([]byte{}, entries...)), false); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
 	}
-	if got, err := ipt4.parse("filter", iptInfo{}, nil); err != nil || len(got) != 0 {
+	if got, err := ipt4.parse("filter", iptInfo{}, nil, false); err != nil || len(got) != 0 {
 		t.Errorf("empty table: %v, %v", got, err)
 	}
 }
@@ -405,13 +405,28 @@ func TestChainIncreases(t *testing.T) {
 	}
 }
 
+// A rule that drops stands in DropRules and in Walk, and its counter has one increase.
+func TestChainIncreasesOfOneRule(t *testing.T) {
+	at := func(packets uint64) []snapshot.Chain {
+		r := ruleReader{rule: &snapshot.Rule{Number: 1, Handle: 7, Verdict: "drop", Packets: &packets}}
+		var c snapshot.Chain
+		r.addTo(&c)
+		c.Walk = []snapshot.Rule{*r.rule}
+		return []snapshot.Chain{c}
+	}
+	got := chainIncreases(at(100), at(250))[0]
+	if dropped, met := *got.DropRules[0].Packets, *got.Walk[0].Packets; dropped != 150 || met != 150 {
+		t.Errorf("increases %d and %d of a counter that went from 100 to 250", dropped, met)
+	}
+}
+
 func FuzzChains(f *testing.F) {
 	info, entries := iptTable()
 	f.Add(entries, info.hookEntry[2], info.underflow[2])
 	f.Add(ruleOf(f, "filter", "forward", counter(5), verdict(0), compatTarget("SNAT", natRange(2, 1, 2))), uint32(0), uint32(0))
 	f.Fuzz(func(t *testing.T, b []byte, entry, underflow uint32) {
 		for _, l := range []*iptLayout{&ipt4, &ipt6} {
-			l.parse("nat", iptInfo{validHooks: 4, hookEntry: [5]uint32{2: entry}, underflow: [5]uint32{2: underflow}}, b)
+			l.parse("nat", iptInfo{validHooks: 4, hookEntry: [5]uint32{2: entry}, underflow: [5]uint32{2: underflow}}, b, false)
 		}
 		set := newNFTRuleset()
 		set.chains[nftKey{2, "filter", "forward"}] = 0

@@ -125,17 +125,23 @@ func conntrackStats() source {
 			if err != nil || s.Conntrack == nil {
 				return err
 			}
-			s.Conntrack.Stats = map[string]uint64{}
-			for cpu := range min(len(before), len(after)) {
-				for name, n := range after[cpu] {
-					if b, ok := before[cpu][name]; ok {
-						s.Conntrack.Stats[name] += increase32(b, n)
-					}
-				}
-			}
+			s.Conntrack.Stats = statIncreases(before, after)
 			return nil
 		},
 	}
+}
+
+// statIncreases are the increases of the table's counters, of all processors.
+func statIncreases(before, after []map[string]uint64) map[string]uint64 {
+	out := map[string]uint64{}
+	for cpu := range min(len(before), len(after)) {
+		for name, n := range after[cpu] {
+			if b, ok := before[cpu][name]; ok {
+				out[name] += increase32(b, n)
+			}
+		}
+	}
+	return out
 }
 
 // readConntrackStats reads the counters, one row a processor.

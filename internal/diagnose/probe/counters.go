@@ -13,28 +13,15 @@ import (
 // counters reads the stack's own counters of the namespace: what nstat(8) shows.
 func counters() source {
 	var before map[string]uint64
-	read := func(v *view) (map[string]uint64, error) {
-		out := map[string]uint64{}
-		for _, file := range []string{"snmp", "netstat"} {
-			text, err := v.readNet(file)
-			if err != nil {
-				return nil, err
-			}
-			if err := parseCounters(text, out); err != nil {
-				return nil, fmt.Errorf("read /proc/net/%s: %w", file, err)
-			}
-		}
-		return out, nil
-	}
 	return source{
 		name:  snapshot.CanCounters,
 		costs: "drops by forwarding, reverse path, MTU and full accept queues are not counted",
 		start: func(v *view) (err error) {
-			before, err = read(v)
+			before, err = readCounters(v)
 			return err
 		},
 		end: func(v *view, s *snapshot.Snapshot) error {
-			after, err := read(v)
+			after, err := readCounters(v)
 			if err != nil {
 				return err
 			}
@@ -47,6 +34,21 @@ func counters() source {
 			return nil
 		},
 	}
+}
+
+// readCounters reads them, since the namespace was made.
+func readCounters(v *view) (map[string]uint64, error) {
+	out := map[string]uint64{}
+	for _, file := range []string{"snmp", "netstat"} {
+		text, err := v.readNet(file)
+		if err != nil {
+			return nil, err
+		}
+		if err := parseCounters(text, out); err != nil {
+			return nil, fmt.Errorf("read /proc/net/%s: %w", file, err)
+		}
+	}
+	return out, nil
 }
 
 // gauges are the columns that are settings or levels, not counters.

@@ -20,7 +20,8 @@ import (
 // frames samples what no counter of the stack tells of: frames for other hardware addresses
 // and VLANs, packets that come by again with a smaller TTL, and ARP. It asks once, as a host
 // does that is about to take an address (RFC 5227), whether anybody else has one of this
-// machine's own; nobody notes such a question.
+// machine's own, or that of a neighbour in use; nobody notes such a question. One with this machine's
+// address in it would tell the neighbours where this machine is, and so hide that they can't find out.
 func frames(opts Options) source {
 	var tap *framesTap
 	stop := func() {
@@ -53,9 +54,8 @@ const (
 	// some nanoseconds.
 	maxFrameLinks = 64
 	maxFrameVLANs = 64
-	// maxFrameRows bounds each list of the result, maxFrameProbes the addresses asked for.
-	maxFrameRows   = 20
-	maxFrameProbes = 16
+	// maxFrameRows bounds each list of the result.
+	maxFrameRows = 40
 
 	// lowTTL is how many hops a packet has left that is looked at for going in circles: so many
 	// that it comes by three times, once for every second hop.
@@ -76,8 +76,8 @@ type framesTap struct {
 type frameLink struct {
 	name  string
 	mac   net.HardwareAddr
-	addrs []netip.Addr // of IPv4
-	asks  bool         // broadcast, with ARP
+	addrs []netip.Prefix // of IPv4
+	asks  bool           // broadcast, with ARP
 }
 
 func openFrames() (*framesTap, error) {
@@ -133,7 +133,7 @@ func (t *framesTap) chooseLinks() (vlans []int, err error) {
 		link := frameLink{name: a.Name, mac: a.HardwareAddr, asks: a.Flags&net.FlagBroadcast != 0 && a.RawFlags&unix.IFF_NOARP == 0}
 		for _, addr := range addrs {
 			if p, ok := prefixOf(addr.IPNet); ok && addr.LinkIndex == a.Index {
-				link.addrs = append(link.addrs, p.Addr())
+				link.addrs = append(link.addrs, p)
 			}
 		}
 		t.links[a.Index] = link
@@ -141,20 +141,44 @@ func (t *framesTap) chooseLinks() (vlans []int, err error) {
 	return vlans, nil
 }
 
-// askForDuplicates sends an ARP probe for each of this machine's own addresses.
+// askForDuplicates sends an ARP probe for each of this machine's own addresses, and for each of the
+// neighbours that it has used last.
 func (t *framesTap) askForDuplicates() {
 	asked := 0
 	for index, l := range t.links {
-		for _, addr := range l.addrs {
-			if !l.asks || asked >= maxFrameProbes {
-				continue
+		for _, own := range l.addrs {
+			if l.asks && asked < snapshot.AskedNeighbours {
+				asked++
+				t.ask(index, own.Addr())
 			}
-			asked++
-			to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: index, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
-			// A link that takes nothing now has no answers either.
-			_ = unix.Sendto(t.arp.fd, arpProbe(l.mac, addr), 0, to)
 		}
 	}
+	asked = 0
+	for _, n := range neighboursInUse() {
+		addr, _ := netip.AddrFromSlice(n.IP.To4())
+		l := t.links[n.LinkIndex]
+		near := slices.ContainsFunc(l.addrs, func(own netip.Prefix) bool { return own.Contains(addr) })
+		if l.asks && near && asked < snapshot.AskedNeighbours {
+			asked++
+			t.ask(n.LinkIndex, addr)
+		}
+	}
+}
+
+// ask sends a probe for an address. A link that takes nothing now has no answers either.
+func (t *framesTap) ask(link int, addr netip.Addr) {
+	to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: link, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+	_ = unix.Sendto(t.arp.fd, arpProbe(t.links[link].mac, addr), 0, to)
+}
+
+// neighboursInUse are the neighbours of IPv4 with a hardware address, those used last first. An
+// interrupted list has still most of them.
+func neighboursInUse() []netlink.Neigh {
+	const known = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT
+	list, _ := listWhole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_V4) })
+	list = slices.DeleteFunc(list, func(n netlink.Neigh) bool { return n.State&known == 0 })
+	slices.SortStableFunc(list, func(a, b netlink.Neigh) int { return cmp.Compare(a.Used, b.Used) })
+	return list
 }
 
 // arpProbe is a frame that asks who has an address, and says nothing of the asker (RFC 5227, 2.1.1).
@@ -214,66 +238,98 @@ func parseARP(f tappedFrame) (p arpPacket, ok bool) {
 
 // readARP finds who claims which address, and which requests were answered.
 func (t *framesTap) readARP(out *snapshot.Frames, known map[string]bool) error {
-	own, routers := ownAddresses(), routersHere()
-	type pair struct{ addr, asker netip.Addr }
-	answered := map[pair]uint64{}
-	asked := map[pair]*snapshot.ARPQuestion{}
-	claims := map[string]*snapshot.AddressClaim{}
+	seen := arpSeen{own: ownAddresses(), routers: routersHere(), answered: map[arpPair]uint64{}, asked: map[arpPair]*snapshot.ARPQuestion{}, claims: map[arpClaim]*snapshot.AddressClaim{}}
 	err := t.arp.each(func(f tappedFrame) {
 		p, ok := parseARP(f)
 		link, here := t.links[f.link]
-		if !ok || !here {
+		switch {
+		case !ok || !here:
 			return
-		}
-		if p.outgoing {
+		case p.outgoing:
 			if !p.request {
-				answered[pair{p.sender, p.target}]++
+				seen.answered[arpPair{p.sender, p.target}]++
 			}
 			return
 		}
 		known[p.fromMAC], known[p.senderMAC] = true, true
 		if !p.sender.IsUnspecified() && !t.own[p.senderMAC] {
-			key := link.name + " " + p.sender.String() + " " + p.senderMAC
-			if claims[key] == nil {
-				claims[key] = &snapshot.AddressClaim{Interface: link.name, Addr: p.sender, MAC: p.senderMAC, Own: own[p.sender], Router: routers[p.sender]}
-			}
-			claims[key].Count++
-			if !p.request && p.toMyself {
-				claims[key].Replies++
-			}
-		}
-		if p.request && own[p.target] && p.sender != p.target && !p.sender.IsUnspecified() && !t.own[p.senderMAC] {
-			key := pair{p.target, p.sender}
-			if asked[key] == nil {
-				asked[key] = &snapshot.ARPQuestion{Interface: link.name, VLAN: f.vlan, Addr: p.target, Asker: p.sender, MAC: p.senderMAC}
-			}
-			asked[key].Count++
+			seen.add(p, link.name, f.vlan)
 		}
 	})
-	for key, q := range asked {
-		q.Answered = answered[key]
-		out.Asked = append(out.Asked, *q)
+	out.Asked, out.Claims = seen.questions(), seen.claimed()
+	return err
+}
+
+// arpSeen is what others said by ARP, and what this machine answered.
+type arpSeen struct {
+	own, routers map[netip.Addr]bool
+	answered     map[arpPair]uint64
+	asked        map[arpPair]*snapshot.ARPQuestion
+	claims       map[arpClaim]*snapshot.AddressClaim
+}
+
+type arpPair struct{ addr, asker netip.Addr }
+
+type arpClaim struct {
+	link string
+	addr netip.Addr
+	mac  string
+}
+
+// add counts a packet of another machine that names its address.
+func (s *arpSeen) add(p arpPacket, link string, vlan uint16) {
+	claim := arpClaim{link, p.sender, p.senderMAC}
+	if s.claims[claim] == nil {
+		s.claims[claim] = &snapshot.AddressClaim{Interface: link, Addr: p.sender, MAC: p.senderMAC, Own: s.own[p.sender], Router: s.routers[p.sender]}
 	}
-	for _, c := range claims {
-		out.Claims = append(out.Claims, *c)
+	s.claims[claim].Count++
+	if !p.request && p.toMyself {
+		s.claims[claim].Replies++
 	}
-	slices.SortFunc(out.Asked, func(a, b snapshot.ARPQuestion) int {
+	if p.request && s.own[p.target] && p.sender != p.target {
+		pair := arpPair{p.target, p.sender}
+		if s.asked[pair] == nil {
+			s.asked[pair] = &snapshot.ARPQuestion{Interface: link, VLAN: vlan, Addr: p.target, Asker: p.sender, MAC: p.senderMAC}
+		}
+		s.asked[pair].Count++
+	}
+}
+
+// questions are the requests for this machine's addresses, those without a reply first.
+func (s *arpSeen) questions() (out []snapshot.ARPQuestion) {
+	for pair, q := range s.asked {
+		q.Answered = s.answered[pair]
+		out = append(out, *q)
+	}
+	slices.SortFunc(out, func(a, b snapshot.ARPQuestion) int {
 		return cmp.Or(cmp.Compare(b.Count-min(b.Count, b.Answered), a.Count-min(a.Count, a.Answered)), a.Addr.Compare(b.Addr), a.Asker.Compare(b.Asker))
 	})
+	return out[:min(len(out), maxFrameRows)]
+}
+
+// claimed are the claims: of this machine's addresses first, then of routers', then of addresses that
+// several hardware addresses claim.
+func (s *arpSeen) claimed() (out []snapshot.AddressClaim) {
+	claimants := map[netip.Addr]int{}
+	for claim, c := range s.claims {
+		claimants[claim.addr]++
+		out = append(out, *c)
+	}
 	rank := func(c snapshot.AddressClaim) int {
 		switch {
 		case c.Own:
 			return 0
 		case c.Router:
 			return 1
+		case claimants[c.Addr] > 1:
+			return 2
 		}
-		return 2
+		return 3
 	}
-	slices.SortFunc(out.Claims, func(a, b snapshot.AddressClaim) int {
+	slices.SortFunc(out, func(a, b snapshot.AddressClaim) int {
 		return cmp.Or(rank(a)-rank(b), cmp.Compare(b.Count, a.Count), a.Addr.Compare(b.Addr), cmp.Compare(a.MAC, b.MAC))
 	})
-	out.Asked, out.Claims = out.Asked[:min(len(out.Asked), maxFrameRows)], out.Claims[:min(len(out.Claims), maxFrameRows)]
-	return err
+	return out[:min(len(out), maxFrameRows)]
 }
 
 // routersHere are the next hops of routes of the calling thread's namespace, as far as a thousand

@@ -244,7 +244,7 @@ func TestDevices(t *testing.T) {
 		}
 		// Where answers go that a client did not confirm.
 		s := &snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Table: &snapshot.Table{Halfway: []snapshot.UnansweredUse{
-			{Source: netip.MustParseAddr("10.70.0.1"), Target: netip.MustParseAddrPort("10.9.0.9:80")}, {}}}}}
+			{Source: netip.MustParseAddr("10.70.0.1"), Target: snapshot.EndpointOf(netip.MustParseAddrPort("10.9.0.9:80"))}, {}}}}}
 		answers(s)
 		want := snapshot.RouteAnswer{In: "veth0", Source: netip.MustParseAddr("10.9.0.9"), Dest: netip.MustParseAddr("10.70.0.1"),
 			Answer: snapshot.RouteFound, Out: "veth0", Via: netip.MustParseAddr("10.9.0.7"), Table: 254}

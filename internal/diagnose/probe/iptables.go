@@ -58,7 +58,7 @@ func readIPTables(v *view) ([]snapshot.Chain, error) {
 			if err != nil {
 				return nil, fmt.Errorf("read %s table %q: %w", l.program, table, err)
 			}
-			chains, err := l.parse(table, info, entries)
+			chains, err := l.parse(table, info, entries, v.allRules)
 			if err != nil {
 				return nil, fmt.Errorf("read %s table %q: %w", l.program, table, err)
 			}
@@ -181,7 +181,7 @@ var iptHooks = [5]struct{ chain, hook string }{
 // begins at the offset of its hook and ends with its policy; a chain of the user
 // begins with an entry whose target is ERROR and holds the chain's name, and
 // ends with an entry that returns; one more ERROR ends the list.
-func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapshot.Chain, error) {
+func (l *iptLayout) parse(table string, info iptInfo, entries []byte, all bool) ([]snapshot.Chain, error) {
 	begins, policies := map[int]int{}, map[int]bool{}      // offset -> hook; offsets of policies
 	starts, rules := map[int32]int{}, map[int][]iptEntry{} // offset of a chain's first entry -> its index; the entries of each
 	for h := range iptHooks {
@@ -231,7 +231,7 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte) ([]snapsho
 		off += e.size
 	}
 	out = out[:max(0, len(out)-1)]
-	find := l.keepRules(out, walks, rules, starts)
+	find := l.keepRules(out, walks, rules, starts, all)
 	w := walk{chains: out, rules: make([][]walkedRule, len(out)), find: find}
 	for i := range out {
 		for n, r := range readers[i][:len(walks[i])] {

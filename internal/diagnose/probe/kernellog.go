@@ -65,6 +65,19 @@ func (l *logReader) goOn() {
 	}
 }
 
+// keptLines is how many telling lines are kept from windows before.
+const keptLines = 1000
+
+// again begins another window.
+func (l *logReader) again() {
+	if l.err != nil {
+		return
+	}
+	l.goOn()
+	l.before = append(l.before, l.during...)
+	l.before, l.during = l.before[max(0, len(l.before)-keptLines):], nil
+}
+
 func (l *logReader) readTelling() ([]string, error) {
 	lines, err := l.read()
 	return telling(lines), err

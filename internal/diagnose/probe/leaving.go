@@ -270,8 +270,8 @@ func (t *packetTap) readLeaving() ([]snapshot.Leaving, error) {
 			}
 			rows[at] = row
 		}
-		if to, ok := packet.udpTo(); ok && link.Pkttype == unix.PACKET_OUTGOING && len(row.Datagrams) < snapshot.MaxDatagrams && !slices.Contains(row.Datagrams, to) {
-			row.Datagrams = append(row.Datagrams, to)
+		if to, ok := packet.udpTo(); ok && link.Pkttype == unix.PACKET_OUTGOING && len(row.Datagrams) < snapshot.MaxDatagrams && !slices.Contains(row.Datagrams, snapshot.EndpointOf(to)) {
+			row.Datagrams = append(row.Datagrams, snapshot.EndpointOf(to))
 		}
 		switch {
 		case packet.midConnection():

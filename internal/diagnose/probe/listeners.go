@@ -112,7 +112,7 @@ func parseListener(b []byte) (listener, error) {
 	u32 := binary.NativeEndian.Uint32
 	l := listener{
 		Listener: snapshot.Listener{
-			Addr:    netip.AddrPortFrom(diagAddr(b, diagSourceAddr), binary.BigEndian.Uint16(b[diagSourcePort:])),
+			Addr:    snapshot.EndpointOf(netip.AddrPortFrom(diagAddr(b, diagSourceAddr), binary.BigEndian.Uint16(b[diagSourcePort:]))),
 			Queue:   u32(b[diagQueue:]),
 			Backlog: u32(b[diagBacklog:]),
 			Inode:   uint64(u32(b[diagInode:])),

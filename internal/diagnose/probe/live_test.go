@@ -818,7 +818,7 @@ func TestLiveRefused(t *testing.T) {
 	if want := map[string]uint64{"127.0.0.1:8080 127.0.0.1:81": n, "127.0.0.1:83 127.0.0.1:83": n}; !maps.Equal(got, want) {
 		t.Errorf("refused %v, want %v; %+v", got, want, s.Capabilities)
 	}
-	want := []snapshot.TargetUse{{Protocol: "tcp", Dest: netip.MustParseAddrPort("127.0.0.1:8081"), Target: netip.MustParseAddrPort("127.0.0.1:82"), Answered: n}}
+	want := []snapshot.TargetUse{{Protocol: "tcp", Dest: snapshot.EndpointOf(netip.MustParseAddrPort("127.0.0.1:8081")), Target: snapshot.EndpointOf(netip.MustParseAddrPort("127.0.0.1:82")), Answered: n}}
 	if !slices.Equal(s.Conntrack.Table.Targets, want) {
 		t.Errorf("targets %+v, want %+v", s.Conntrack.Table.Targets, want)
 	}
@@ -875,9 +875,9 @@ func TestLiveLeaving(t *testing.T) {
 	})
 	want := []snapshot.Leaving{
 		{Interface: "veth0", Inside: 7, Others: 9, Samples: []string{"udp 10.7.0.9:4000 -> 203.0.113.5:53"},
-			Datagrams: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.5:53")}},
+			Datagrams: []snapshot.Endpoint{snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.5:53"))}},
 		{Interface: "veth0", Family: "ipv6", Inside: 6, Others: 4, Samples: []string{"udp [fd00:7::9]:4000 -> [2001:db8:1::5]:53"},
-			Datagrams: []netip.AddrPort{netip.MustParseAddrPort("[2001:db8:1::5]:53")}},
+			Datagrams: []snapshot.Endpoint{snapshot.EndpointOf(netip.MustParseAddrPort("[2001:db8:1::5]:53"))}},
 		{Interface: "veth1", Back: 3},
 		{Interface: "veth1", Family: "ipv6", Back: 2},
 	}

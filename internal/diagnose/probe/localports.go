@@ -127,7 +127,7 @@ func (c *portCount) add(b []byte) {
 		if len(c.uses) == maxLocalDestinations {
 			return
 		}
-		use = &snapshot.LocalPortUse{Source: source, Dest: netip.AddrPortFrom(dest, user.port)}
+		use = &snapshot.LocalPortUse{Source: source, Dest: snapshot.EndpointOf(netip.AddrPortFrom(dest, user.port))}
 		c.uses[user] = use
 	}
 	use.Used++

@@ -83,7 +83,7 @@ func TestLocalPorts(t *testing.T) {
 	if got[0].Inode == 0 || got[0].Process == "" || got[0].TimeWait != 0 {
 		t.Errorf("of nobody: %+v", got[0])
 	}
-	if want := (snapshot.LocalPortUse{Source: netip.MustParseAddr("127.0.0.1"), Dest: netip.MustParseAddrPort("127.0.0.1:40100")}); got[0].Source != want.Source || got[0].Dest != want.Dest {
+	if want := (snapshot.LocalPortUse{Source: netip.MustParseAddr("127.0.0.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("127.0.0.1:40100"))}); got[0].Source != want.Source || got[0].Dest != want.Dest {
 		t.Errorf("from %s to %s", got[0].Source, got[0].Dest)
 	}
 }

@@ -92,7 +92,7 @@ func readNFTables(v *view) ([]snapshot.Chain, error) {
 				return err
 			}
 		}
-		set.keepRules()
+		set.keepRules(v.allRules)
 		return set.walk(conn)
 	})
 	return set.out, err

@@ -21,9 +21,12 @@ import (
 )
 
 // nftSet is what the kernel tells of a set besides its elements.
+const nftaSetObjType = 15 // NFTA_SET_OBJ_TYPE
+
 type nftSet struct {
 	keyLen              int
 	anonymous, interval bool
+	objects             uint32 // a map to named objects: of which kind
 }
 
 // nftPart is a part of a packet that rules compare.
@@ -756,21 +759,28 @@ func (r *ruleReader) used(what, name string, limit, used uint64, over bool) {
 }
 
 func (r *ruleReader) object(a nftAttrs) {
-	const kind, name = 1, 2
-	text := map[uint32]string{1: "counter", 2: "quota", 3: "ct helper", 4: "limit", 5: "ct count", 8: "synproxy"}[a.number(kind)]
-	if o, ok := r.objects[nftObject{a.number(kind), a.text(name)}]; ok && text == "quota" {
+	const typ, name, setKey, setName = 1, 2, 3, 4 // NFTA_OBJREF_*
+	kind, named := a.number(typ), strconv.Quote(a.text(name))
+	if set, ok := r.sets[a.text(setName)]; ok {
+		kind, named = set.objects, strings.Join(r.keysAt(a.number(setKey), set.keyLen), " . ")+" map @"+a.text(setName)
+	}
+	word := objectKinds[kind]
+	if o, ok := r.objects[nftObject{kind, a.text(name)}]; ok && word == "quota" {
 		r.used("quota", a.text(name), o.long(1), o.long(4), o.number(2)&1 != 0)
 		return
-	} else if ok && text == "limit" {
+	} else if ok && word == "limit" {
 		r.rule.State = append(r.rule.State, fmt.Sprintf("limit %s: %s", a.text(name), limitText(o)))
 	}
-	text = fmt.Sprintf("%s name %q", text, a.text(name))
-	if k := a.number(kind); k == 1 || k == 3 {
+	text := word + " name " + named
+	if word == "counter" || word == "ct helper" {
 		r.statement = append(r.statement, text)
 		return
 	}
 	r.limited(text)
 }
+
+// objectKinds are NFT_OBJECT_* in nft's words.
+var objectKinds = map[uint32]string{1: "counter", 2: "quota", 3: "ct helper", 4: "limit", 5: "ct count", 8: "synproxy"}
 
 func (r *ruleReader) dynset(a nftAttrs) {
 	const name, op, exprs, expr = 1, 3, 10, 7
@@ -872,6 +882,8 @@ func (set *nftRuleset) addSet(family uint8, attrs []byte) error {
 			s.interval = ad.Uint32()&unix.NFT_SET_INTERVAL != 0
 		case unix.NFTA_SET_KEY_LEN:
 			s.keyLen = int(ad.Uint32())
+		case nftaSetObjType:
+			s.objects = ad.Uint32()
 		}
 	})
 	key := nftKey{family, table, ""}
@@ -908,17 +920,17 @@ func (set *nftRuleset) addObject(family uint8, attrs []byte) error {
 }
 
 // keepRules gives the chains their rules.
-func (set *nftRuleset) keepRules() {
+func (set *nftRuleset) keepRules(all bool) {
 	walks := make([][]snapshot.Rule, len(set.out))
 	for i, rules := range set.walks {
 		walks[i] = rules
 	}
-	keepWalks(set.out, walks, set.chain)
+	keepWalks(set.out, walks, set.chain, all)
 }
 
 // keepWalks gives chains their rules where a packet may be dropped in them, or in those that
-// lead to them. find is the index of the chain that a jump names.
-func keepWalks(chains []snapshot.Chain, walks [][]snapshot.Rule, find func(beside int, name string) int) {
+// lead to them; with all, wherever they are. find is the index of the chain that a jump names.
+func keepWalks(chains []snapshot.Chain, walks [][]snapshot.Rule, find func(beside int, name string) int, all bool) {
 	drops := make([]int, len(chains)) // 0 unknown, 1 being looked at or no, 2 yes
 	var mayDrop func(i int) bool
 	mayDrop = func(i int) bool {
@@ -965,7 +977,7 @@ func keepWalks(chains []snapshot.Chain, walks [][]snapshot.Rule, find func(besid
 		}
 	}
 	for i, c := range chains {
-		if c.Hook != "" && mayDrop(i) {
+		if c.Hook != "" && (all || mayDrop(i)) {
 			keep(i)
 		}
 	}

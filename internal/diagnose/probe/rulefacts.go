@@ -91,9 +91,11 @@ func (r *ruleReader) addTo(c *snapshot.Chain) {
 		addNAT(c, r.nat)
 	}
 	if r.drops() {
-		c.DropRules = append(c.DropRules, snapshot.DropRule{
-			Number: r.rule.Number, Verdict: r.rule.Verdict, All: len(r.rule.Matches) == 0 && r.rule.Map == "" && !r.mayEnd, Packets: r.rule.Packets,
-		})
+		drops := snapshot.DropRule{Number: r.rule.Number, Verdict: r.rule.Verdict, All: len(r.rule.Matches) == 0 && r.rule.Map == "" && !r.mayEnd}
+		if n := r.rule.Packets; n != nil {
+			drops.Packets = new(*n) // not the counter of Chain.Walk, whose increase is taken by itself
+		}
+		c.DropRules = append(c.DropRules, drops)
 	}
 }
 

@@ -365,7 +365,7 @@ func (l *iptLayout) addresses(b []byte) (out []snapshot.Match) {
 
 // keepRules gives the chains their rules; where a jump leads is known when all are read. It
 // returns how to find a chain.
-func (l *iptLayout) keepRules(chains []snapshot.Chain, walks [][]snapshot.Rule, entries map[int][]iptEntry, starts map[int32]int) (find func(int, string) int) {
+func (l *iptLayout) keepRules(chains []snapshot.Chain, walks [][]snapshot.Rule, entries map[int][]iptEntry, starts map[int32]int, all bool) (find func(int, string) int) {
 	names := map[string]int{}
 	for i, c := range chains {
 		names[c.Name] = i
@@ -395,6 +395,6 @@ func (l *iptLayout) keepRules(chains []snapshot.Chain, walks [][]snapshot.Rule, 
 		}
 		return -1
 	}
-	keepWalks(chains, walks[:len(chains)], find)
+	keepWalks(chains, walks[:len(chains)], find, all)
 	return find
 }

@@ -25,17 +25,17 @@ const (
 type Needless struct {
 	Kind  string `json:"kind"`
 	What  string `json:"what"`
-	Why   string `json:"why"`
-	Hooks int    `json:"hooks"` // functions on hooks that go with it
+	Why   string `json:"reason"`
+	Hooks int    `json:"hook_count"` // functions on hooks that go with it
 	// OnPath is how many of them a forwarded packet meets; 0 where it is not counted.
-	OnPath int `json:"on_path,omitzero"`
+	OnPath int `json:"path_hook_count,omitzero"`
 	// Commands remove it; a line that begins with "# " is a remark.
-	Commands []string `json:"commands"`
+	Commands []string `json:"remedy"`
 	// SavesNS is what a forwarded packet would save, measured in the lab on this
 	// kernel; nil where it was not measured.
 	SavesNS *float64 `json:"saves_ns,omitzero"`
 	// Unmeasured is why a measurement in the lab left it out.
-	Unmeasured string `json:"unmeasured,omitzero"`
+	Unmeasured string `json:"unmeasured_reason,omitzero"`
 }
 
 // Find lists what is needless, as far as the facts tell. It says nothing where they

@@ -16,10 +16,10 @@ import (
 // share.
 type Cost struct {
 	snapshot.Hook
-	Rules int `json:"rules"` // of the chain behind it; -1 where there is none, or it is not known
+	Rules int `json:"rule_count"` // of the chain behind it; -1 where there is none, or it is not known
 	// Packets is how many came to the hook in the window; nil where no counter tells.
 	Packets *uint64 `json:"packets,omitzero"`
-	Samples uint64  `json:"samples"`
+	Samples uint64  `json:"sample_count"`
 	Share   float64 `json:"share"` // of the time of all processors, 0 to 1
 	// Shared says that the samples are those of several functions of that name on
 	// this hook, which a stack does not tell apart.

@@ -65,24 +65,24 @@ type Refusal struct {
 	Netns     string `json:"netns"`
 	Value     string `json:"value"`
 	Code      string `json:"code,omitempty"`
-	Why       string `json:"why"`              // names the remedy
-	Chosen    bool   `json:"chosen,omitempty"` // the user's word: said to be left out, or not said to hold
-	If        string `json:"if,omitempty"`     // what the user has to say for it (PlanOptions.Confirmed)
+	Why       string `json:"reason"`              // names the remedy
+	Chosen    bool   `json:"chosen,omitempty"`    // the user's word: said to be left out, or not said to hold
+	If        string `json:"condition,omitempty"` // what the user has to say for it (PlanOptions.Confirmed)
 	NeedBytes uint64 `json:"need_bytes,omitempty"`
 }
 
 // Table is the connection tracking table with one pair of limits.
 type Table struct {
-	Max     uint64  `json:"max"`
+	Max     uint64  `json:"entries_max"`
 	Buckets uint64  `json:"buckets"`
-	Bytes   uint64  `json:"bytes"` // when it is full
-	Chain   float64 `json:"chain"` // mean entries a bucket when it is full; each flow stands in two
+	Bytes   uint64  `json:"bytes"`        // when it is full
+	Chain   float64 `json:"chain_length"` // mean entries a bucket when it is full; each flow stands in two
 	// Entries is how many are in it: now as the facts say, then when shorter
 	// time-outs have taken effect at the rate at which entries come now.
 	Entries uint64 `json:"entries"`
 	// FullSeconds is how long it takes to fill at the present rate, 0 when it is
 	// full; nil when it is not growing, or has no limit.
-	FullSeconds *float64 `json:"full_s,omitempty"`
+	FullSeconds *float64 `json:"full_in_s,omitempty"`
 }
 
 // Memory is what the table costs now and with the plan.
@@ -94,16 +94,16 @@ type Memory struct {
 	BucketBytes  uint64  `json:"bucket_bytes"`
 	// Growth is how many entries a second come and stay, those among them that a full
 	// table refused; below zero it empties.
-	Growth float64 `json:"growth"`
+	Growth float64 `json:"growth_per_second"`
 	Now    Table   `json:"now"`
-	Then   Table   `json:"then"`
+	Then   Table   `json:"planned"`
 }
 
 // Plan is what tune would change, in the order in which it would write.
 type Plan struct {
-	TakenAt time.Time      `json:"taken_at"` // when the facts were read
+	TakenAt time.Time      `json:"time"` // when the facts were read
 	Host    snapshot.Host  `json:"host"`
-	Netns   snapshot.Netns `json:"netns"`
+	Netns   snapshot.Netns `json:"namespace"`
 	Changes []Change       `json:"changes"`
 	Refused []Refusal      `json:"refused"`
 	Memory  *Memory        `json:"memory,omitempty"` // nil without facts on connection tracking
@@ -112,7 +112,7 @@ type Plan struct {
 	// Unseen is what could not be looked at, and what that costs the plan.
 	Unseen []snapshot.Capability `json:"unseen"`
 	// Unjudged are the causes that may want a change and could not be judged, by their codes.
-	Unjudged []string `json:"unjudged,omitempty"`
+	Unjudged []string `json:"unjudged_codes,omitempty"`
 }
 
 // State is what became of an apply.
@@ -156,11 +156,11 @@ type Record struct {
 	By       string     `json:"by,omitempty"` // who asked for it, "" for the user
 	State    State      `json:"state"`
 	Changes  []Change   `json:"changes"`
-	Skipped  []Refusal  `json:"skipped,omitempty"`   // wanted, but refused by the plan or not possible here
+	Skipped  []Refusal  `json:"refused,omitempty"`   // wanted, but refused by the plan or not possible here
 	File     string     `json:"file,omitempty"`      // the sysctl.d file, when it was written
 	UdevFile string     `json:"udev_file,omitempty"` // that of udev's rules, with settings of devices
-	Restored []Restored `json:"restored,omitempty"`
-	Unjudged []string   `json:"unjudged,omitempty"` // those of the plan, when nothing was changed
+	Restored []Restored `json:"restored_settings,omitempty"`
+	Unjudged []string   `json:"unjudged_codes,omitempty"` // those of the plan, when nothing was changed
 }
 
 // wrote notes a file of settings.

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package follow
+
+import (
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/diagnose/trace"
+	"natkit/internal/lab"
+	"natkit/internal/testutil/ktest"
+)
+
+// BenchmarkNothingMatches is what a trace costs packets that it is not about: datagrams through a
+// router with masquerading, whose sender's thread does all the work. Rounds with and without the
+// trace take turns; the medians are compared.
+func BenchmarkNothingMatches(b *testing.B) {
+	ktest.Root(b)
+	l, err := lab.Up(b.Context(), "routed", lab.Options{Name: ktest.Name(b), Rules: lab.RulesNft, Owned: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Down()
+	var sink, source net.Conn
+	server := netip.AddrPortFrom(l.Options().Addresses.Server, 9)
+	if err := l.ServerNode().Do(func() error {
+		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(server))
+		sink = c
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	defer sink.Close()
+	if err := l.Node("client").Do(func() (err error) {
+		source, err = net.Dial("udp4", server.String())
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	defer source.Close()
+	raw, err := source.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		b.Fatal(err)
+	}
+	const packets, rounds = 20000, 15
+	round := func() (ns float64) {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		datagram := make([]byte, 64)
+		before := threadTime()
+		_ = raw.Control(func(fd uintptr) {
+			for range packets {
+				_ = unix.Send(int(fd), datagram, 0) // a full queue of the receiver is as good
+			}
+		})
+		return float64(threadTime()-before) / packets
+	}
+	flow, err := trace.ParseFlow("tcp 198.18.0.1 -> 198.18.0.2:9")
+	if err != nil {
+		b.Fatal(err)
+	}
+	round()
+	for b.Loop() {
+		var with, without []float64
+		for range rounds {
+			without = append(without, round())
+			r, err := Open(Options{Flow: flow, Rate: 100})
+			if err != nil {
+				b.Fatal(err)
+			}
+			with = append(with, round())
+			r.Close()
+		}
+		slices.Sort(with)
+		slices.Sort(without)
+		b.ReportMetric(without[rounds/2], "ns/packet")
+		b.ReportMetric(with[rounds/2]-without[rounds/2], "ns/packet-more")
+		b.ReportMetric(100*(with[rounds/2]/without[rounds/2]-1), "%")
+	}
+}
+
+// threadTime is the CPU time of the calling thread, in nanoseconds.
+func threadTime() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // it can't fail
+	return t.Nano()
+}

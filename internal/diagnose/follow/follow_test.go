@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package follow
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/internal/diagnose/trace"
+	"natkit/internal/lab"
+	"natkit/internal/snapshot"
+	"natkit/internal/testutil/ktest"
+)
+
+// up is a lab with a listener on its server, port 80.
+func up(t *testing.T, topology string, rules lab.RuleSet) *lab.Lab {
+	t.Helper()
+	ktest.Root(t)
+	l, err := lab.Up(t.Context(), topology, lab.Options{Name: ktest.Name(t), Rules: rules, Owned: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	var listener net.Listener
+	if err := l.ServerNode().Do(func() (err error) {
+		listener, err = net.Listen("tcp", ":80")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	return l
+}
+
+// in runs commands in a node of a lab, one a line.
+func in(t *testing.T, l *lab.Lab, role, commands string) {
+	t.Helper()
+	for line := range strings.Lines(commands) {
+		words := strings.Fields(line)
+		ktest.Tool(t, words[0])
+		if err := l.Node(role).Do(func() error {
+			out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %s", line, out)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// traced traces what send does in a lab, until enough says that the packets suffice. Labs of other
+// tests have the same addresses.
+func traced(t *testing.T, l *lab.Lab, o Options, send func(), enough func([]trace.Packet) bool) []trace.Packet {
+	t.Helper()
+	o.Netns = l.Node("client").Handle().Inode()
+	if o.Rate == 0 {
+		o.Rate = 1000
+	}
+	r, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for _, m := range r.Missing() {
+		t.Logf("missing: %+v", m)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		send()
+	}()
+	var packets []trace.Packet
+	err = r.Watch(ctx, func(p trace.Packet) error {
+		if !strings.HasPrefix(p.Steps[0].Namespace, l.Name()+"-") {
+			return nil
+		}
+		packets = append(packets, p)
+		if enough(packets) {
+			stop()
+		}
+		return nil
+	})
+	<-done
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packets
+}
+
+// dial connects from a node, and reports nothing: what becomes of it the trace shows.
+func dial(l *lab.Lab, role, address string, timeout time.Duration) {
+	_ = l.Node(role).Do(func() error {
+		c, err := net.DialTimeout("tcp4", address, timeout)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+}
+
+func flowOf(t *testing.T, text string) trace.Flow {
+	t.Helper()
+	f, err := trace.ParseFlow(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// replied: a packet of each direction is there.
+func replied(packets []trace.Packet) bool {
+	return slices.ContainsFunc(packets, func(p trace.Packet) bool { return p.Reply && p.Kind != "SYN,ACK" })
+}
+
+func dropped(packets []trace.Packet) bool {
+	return slices.ContainsFunc(packets, func(p trace.Packet) bool { return p.End.Outcome == trace.Died })
+}
+
+// first is the first packet of a kind and direction.
+func first(t *testing.T, packets []trace.Packet, kind string, reply bool) trace.Packet {
+	t.Helper()
+	i := slices.IndexFunc(packets, func(p trace.Packet) bool { return p.Kind == kind && p.Reply == reply })
+	if i < 0 {
+		t.Fatalf("no packet %s, reply %v, among %d: %+v", kind, reply, len(packets), packets)
+	}
+	return packets[i]
+}
+
+// step is the first step of a packet that does this in a hook.
+func step(p trace.Packet, what trace.What, hook string) *trace.Step {
+	i := slices.IndexFunc(p.Steps, func(s trace.Step) bool { return s.What == what && s.Hook == hook })
+	if i < 0 {
+		return nil
+	}
+	return &p.Steps[i]
+}
+
+// A connection to a published port, and one that is masqueraded: every translation where it
+// happens, whoever has the rules.
+func TestTranslations(t *testing.T) {
+	for _, rules := range []lab.RuleSet{lab.RulesNft, lab.RulesIPTables, lab.RulesIPTablesLegacy} {
+		t.Run("published/"+string(rules), func(t *testing.T) {
+			l := up(t, "published", rules)
+			packets := traced(t, l, Options{Flow: flowOf(t, "tcp 192.168.0.2 -> 192.168.0.96:8080")},
+				func() { dial(l, "client", "192.168.0.96:8080", time.Second) }, replied)
+			syn := first(t, packets, "SYN", false)
+			if s := step(syn, trace.Translated, "prerouting"); s == nil || !strings.HasSuffix(s.After, "172.17.0.2:80") || !strings.HasSuffix(s.Before, "192.168.0.96:8080") {
+				t.Errorf("no destination translation in prerouting: %+v", syn.Steps)
+			} else if s.Rule == nil || !strings.Contains(s.Rule.Chain, "DOCKER") || s.Rule.Derived != (rules == lab.RulesIPTablesLegacy) {
+				t.Errorf("translated by %+v", s.Rule)
+			}
+			if step(syn, trace.NewEntry, "prerouting") == nil {
+				t.Errorf("no new entry: %+v", syn.Steps)
+			}
+			if syn.End.Outcome != trace.Arrived || syn.End.Namespace != l.Name()+"-container" {
+				t.Errorf("the SYN ended as %+v", syn.End)
+			}
+			synack := first(t, packets, "SYN,ACK", true)
+			if s := step(synack, trace.Translated, "postrouting"); s == nil || !strings.HasPrefix(s.After, "192.168.0.96:8080") {
+				t.Errorf("the reply is not translated back: %+v", synack.Steps)
+			}
+			if synack.End.Namespace != l.Name()+"-client" || synack.Connection != syn.Connection {
+				t.Errorf("the reply is of connection %d, and ended as %+v", synack.Connection, synack.End)
+			}
+		})
+		t.Run("routed/"+string(rules), func(t *testing.T) {
+			l := up(t, "routed", rules)
+			a := l.Options().Addresses
+			to := netip.AddrPortFrom(a.Server, 80).String()
+			packets := traced(t, l, Options{Flow: flowOf(t, "tcp "+a.Client.Addr().String()+" -> "+to)},
+				func() { dial(l, "client", to, time.Second) }, replied)
+			syn := first(t, packets, "SYN", false)
+			if s := step(syn, trace.Translated, "postrouting"); s == nil || !strings.HasPrefix(s.After, a.Far.Addr().String()+":") {
+				t.Errorf("no source translation in postrouting: %+v", syn.Steps)
+			} else if s.Rule == nil || !strings.Contains(strings.ToUpper(s.Rule.Chain), "POSTROUTING") || s.Rule.Derived != (rules == lab.RulesIPTablesLegacy) {
+				t.Errorf("translated by %+v", s.Rule)
+			}
+			synack := first(t, packets, "SYN,ACK", true)
+			if s := step(synack, trace.Translated, "prerouting"); s == nil || !strings.Contains(s.After, "-> "+a.Client.Addr().String()+":") {
+				t.Errorf("the reply is not translated back: %+v", synack.Steps)
+			}
+		})
+	}
+}
+
+// A packet that a rule drops: the rule that did, by what the kernel reports or, of iptables-legacy,
+// by following the saved rules.
+func TestDropRules(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		rules          lab.RuleSet
+		role, commands string
+		want           string // in the rule's name
+		derived        bool
+	}{
+		{"nft/forward", lab.RulesNft, "gateway", `nft add table inet fw
+nft add chain inet fw forward { type filter hook forward priority 10 ; }
+nft add chain inet fw bad
+nft add rule inet fw forward tcp dport 443 accept
+nft add rule inet fw forward jump bad
+nft add rule inet fw bad tcp dport 80 drop`, "inet fw bad handle ", false},
+		{"nft/policy", lab.RulesNft, "gateway", `nft add table inet fw
+nft add chain inet fw forward { type filter hook forward priority 10 ; policy drop ; }
+nft add rule inet fw forward tcp dport 443 accept`, "inet fw forward policy drop", false},
+		{"nft/raw", lab.RulesNft, "gateway", `nft add table ip fw
+nft add chain ip fw early { type filter hook prerouting priority -300 ; }
+nft add rule ip fw early tcp dport 80 drop`, "ip fw early handle ", false},
+		{"nft/output", lab.RulesNone, "client", `nft add table ip fw
+nft add chain ip fw out { type filter hook output priority 0 ; }
+nft add rule ip fw out tcp dport 80 drop`, "ip fw out handle ", false},
+		{"nft/set", lab.RulesNft, "gateway", `nft add table ip fw
+nft add set ip fw bad { type ipv4_addr ; elements = { 10.0.0.66, CLIENT } ; }
+nft add chain ip fw forward { type filter hook forward priority 10 ; }
+nft add rule ip fw forward ip saddr @bad drop`, "ip fw forward handle ", false},
+		{"iptables/forward", lab.RulesIPTables, "gateway", `iptables-nft -N bad
+iptables-nft -I FORWARD -j bad
+iptables-nft -A bad -p tcp --dport 80 -j DROP`, "ip filter bad handle ", false},
+		{"iptables/mangle", lab.RulesIPTables, "gateway", `iptables-nft -t mangle -A POSTROUTING -p tcp --dport 80 -j DROP`, "ip mangle POSTROUTING handle ", false},
+		{"legacy/forward", lab.RulesIPTablesLegacy, "gateway", `iptables-legacy -N bad
+iptables-legacy -I FORWARD -p tcp --dport 443 -j DROP
+iptables-legacy -A FORWARD -j bad
+iptables-legacy -A bad -p tcp --dport 80 -j DROP`, "iptables-legacy filter bad rule 1", true},
+		{"legacy/policy", lab.RulesIPTablesLegacy, "gateway", `iptables-legacy -P FORWARD DROP`, "iptables-legacy filter FORWARD policy drop", true},
+		{"legacy/raw", lab.RulesIPTablesLegacy, "gateway", `iptables-legacy -t raw -A PREROUTING -p tcp --dport 80 -j DROP`, "iptables-legacy raw PREROUTING rule 1", true},
+		{"legacy/mangle", lab.RulesIPTablesLegacy, "gateway", `iptables-legacy -t mangle -A POSTROUTING -p tcp --dport 80 -j DROP`, "iptables-legacy mangle POSTROUTING rule 1", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := up(t, "routed", tt.rules)
+			a := l.Options().Addresses
+			in(t, l, tt.role, strings.ReplaceAll(tt.commands, "CLIENT", a.Client.Addr().String()))
+			to := netip.AddrPortFrom(a.Server, 80).String()
+			packets := traced(t, l, Options{Flow: flowOf(t, "tcp any -> "+to)},
+				func() { dial(l, "client", to, 300*time.Millisecond) }, dropped)
+			end := first(t, packets, "SYN", false).End
+			if end.Outcome != trace.Died || end.Cause != snapshot.CauseRule || end.Namespace != l.Name()+"-"+tt.role {
+				t.Fatalf("got %+v, want a drop by a rule in %s", end, tt.role)
+			}
+			if end.Rule == nil || !strings.HasPrefix(end.Rule.String(), tt.want) || end.Rule.Derived != tt.derived {
+				t.Errorf("got rule %+v, %q, want %s, derived: %v", end.Rule, end.Why, tt.want, tt.derived)
+			}
+		})
+	}
+}
+
+// What the kernel drops for reasons of its own.
+func TestDrops(t *testing.T) {
+	for _, tt := range []struct {
+		name, role, commands string
+		want                 snapshot.NATCause
+	}{
+		{"ip-forward-off", "gateway", "sysctl -qw net.ipv4.ip_forward=0", snapshot.CauseIPForwardOff},
+		{"no-route", "gateway", "ip route replace unreachable 203.0.113.0/24", snapshot.CauseNoRoute},
+		{"ttl", "client", "sysctl -qw net.ipv4.ip_default_ttl=1", snapshot.CauseTTL},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := up(t, "routed", lab.RulesNft)
+			in(t, l, tt.role, tt.commands)
+			to := netip.AddrPortFrom(l.Options().Addresses.Server, 80).String()
+			if tt.want == snapshot.CauseNoRoute {
+				to = "203.0.113.9:80"
+			}
+			packets := traced(t, l, Options{Flow: flowOf(t, "tcp any -> "+to)},
+				func() { dial(l, "client", to, 300*time.Millisecond) }, dropped)
+			end := first(t, packets, "SYN", false).End
+			if end.Outcome != trace.Died || end.Cause != tt.want || end.Namespace != l.Name()+"-gateway" || end.Why == "" {
+				t.Errorf("got %+v, want a drop by %s in the gateway", end, tt.want)
+			}
+		})
+	}
+}
+
+// What connection tracking and routing refuse, told apart from rules by the place on the path.
+func TestNATDrops(t *testing.T) {
+	for _, tt := range []struct {
+		name, commands string
+		fill           bool // the table, so that nothing more gets in
+		want           snapshot.NATCause
+	}{
+		{"conntrack-table-full", "true", true, snapshot.CauseTableFull},
+		{"snat-ports-exhausted", `nft flush ruleset
+nft add table ip nat
+nft add chain ip nat post { type nat hook postrouting priority 100 ; }
+nft add rule ip nat post oifname eth0 udp dport 5353 masquerade to :5000-5001`, false, snapshot.CauseConfirm},
+		{"mtu", "ip link set eth0 mtu 600", false, snapshot.CauseTooBig},
+		{"queue-full", "tc qdisc add dev eth0 root tbf rate 8bit burst 1000 limit 1000", false, snapshot.CauseQueue},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := up(t, "routed", lab.RulesNft)
+			a := l.Options().Addresses
+			if tt.fill {
+				if _, err := l.NATNode().FillConntrack(t.Context(), 0, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			in(t, l, "gateway", tt.commands)
+			to := netip.AddrPortFrom(a.Server, 5353)
+			there := func(p trace.Packet) bool { // the server's port is closed, and drops what arrives
+				return p.End.Outcome == trace.Died && p.End.Namespace == l.Name()+"-gateway"
+			}
+			packets := traced(t, l, Options{Flow: flowOf(t, "udp any -> "+to.String())}, func() {
+				_ = l.Node("client").Do(func() error {
+					for range 8 {
+						c, err := net.Dial("udp4", to.String())
+						if err != nil {
+							return err
+						}
+						_, _ = c.Write(make([]byte, 900)) // what becomes of it the trace shows
+						c.Close()
+					}
+					return nil
+				})
+			}, func(packets []trace.Packet) bool { return slices.ContainsFunc(packets, there) })
+			i := slices.IndexFunc(packets, there)
+			if i < 0 {
+				t.Fatalf("none of %d packets was dropped in the gateway", len(packets))
+			}
+			if end := packets[i].End; end.Cause != tt.want || end.Why == "" {
+				t.Errorf("got %+v, want a drop by %s in the gateway", end, tt.want)
+			}
+		})
+	}
+}

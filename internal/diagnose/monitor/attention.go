@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitor
+
+import (
+	"fmt"
+	"sort"
+	"time"
+
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/snapshot"
+)
+
+// To examine a namespace takes some 20 ms of processor time, to feel its pulse a fiftieth of
+// that. attention decides who is examined in the next window: who has a finding, whose pulse
+// shows a symptom, whose rules changed, and who has not been for the longest time; as many as
+// there is time for. A symptom is no finding: it says where to look.
+type attention struct {
+	// quiet is for the clock's turn, alert for what is or may be wrong: a machine on which all is
+	// well costs little, and a fault does not wait.
+	quiet, alert budget
+	spaces       map[uint64]*regard
+}
+
+// regard is what is known of a namespace.
+type regard struct {
+	last     time.Time // its last examination; before the first one, long before it was seen
+	symptoms map[string]bool
+	// explained are the symptoms of which examinations found nothing, and pause how long it is
+	// left alone with them: it doubles.
+	explained map[string]bool
+	pause     time.Duration
+	idle      bool // no interface but loopback
+	ports     uint64
+	table     *snapshot.Table // the last reading
+	dumped    time.Time
+}
+
+const (
+	// hostApart and otherApart are between two examinations of a namespace in which all is well, of the host
+	// and of the others; there may be no time for them so soon.
+	hostApart  = time.Minute
+	otherApart = 5 * time.Minute
+	maxPause   = 10 * time.Minute
+
+	// mostLooks is how many are examined in one window.
+	mostLooks = 32
+
+	// fillSymptom is how full a table is from which on it is of interest who fills it.
+	fillSymptom = 0.5
+	// portsSymptom is which part of the ports that a source has to choose from all entries
+	// together must be, before one destination may have taken nearly all of them.
+	portsSymptom = 0.8
+	// dumpShare bounds how much of the time the table is read, and reusable is how long a reading
+	// stands for the next.
+	dumpShare = 200
+	reusable  = 2 * time.Minute
+
+	// pressing is the urgency from which on the budget for alerts pays.
+	pressing = 1e3
+)
+
+// budget is processor time that may be spent on examinations: it grows with the clock.
+type budget struct {
+	rate float64       // of one processor
+	most time.Duration // that can be saved up
+	left time.Duration
+}
+
+// pass lets time pass.
+func (b *budget) pass(d time.Duration) {
+	b.left = min(b.most, b.left+time.Duration(float64(d)*b.rate))
+}
+
+// affordable is how many examinations there is time for, at about examinationCost each.
+func (b *budget) affordable() int { return int(max(0, b.left) / examinationCost) }
+
+const examinationCost = 20 * time.Millisecond
+
+func newAttention() *attention {
+	return &attention{
+		quiet:  budget{rate: 0.003, most: time.Second, left: time.Second},
+		alert:  budget{rate: 0.03, most: 5 * time.Second, left: 5 * time.Second},
+		spaces: map[uint64]*regard{},
+	}
+}
+
+// pass lets time pass.
+func (a *attention) pass(d time.Duration) {
+	a.quiet.pass(d)
+	a.alert.pass(d)
+}
+
+// paid takes what examinations have cost, of which so many were pressing.
+func (a *attention) paid(cost time.Duration, looks, alerts int) {
+	if looks == 0 {
+		return
+	}
+	forAlerts := cost * time.Duration(alerts) / time.Duration(looks)
+	a.alert.left -= forAlerts
+	a.quiet.left -= cost - forAlerts
+}
+
+func (a *attention) of(inode uint64) *regard {
+	r := a.spaces[inode]
+	if r == nil {
+		r = &regard{}
+		a.spaces[inode] = r
+	}
+	return r
+}
+
+// symptomsOf are what a pulse shows that may be a fault, in words that stay the same while it lasts.
+func symptomsOf(s *snapshot.Snapshot, ports uint64) map[string]bool {
+	out := map[string]bool{}
+	if ct := s.Conntrack; ct != nil {
+		for _, name := range []string{"insert_failed", "drop", "early_drop", "error", "chaintoolong"} {
+			if ct.Stats[name] > 0 {
+				out["conntrack."+name] = true
+			}
+		}
+		if ct.Max > 0 && float64(ct.Count) >= fillSymptom*float64(ct.Max) {
+			out["fill"] = true
+		}
+		if ports > 0 && float64(ct.Count) >= portsSymptom*float64(ports) {
+			out["ports"] = true
+		}
+	}
+	if s.Drops != nil {
+		for _, row := range s.Drops.Rows {
+			if !row.Benign {
+				out[fmt.Sprintf("drop.%s.%s", row.Cause, row.Reason)] = true
+			}
+		}
+	}
+	for _, name := range []string{"TcpExt.ListenOverflows", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter", "Ip.InAddrErrors", "Ip.OutNoRoutes", "Ip.FragFails", "Ip.ReasmFails", "Udp.RcvbufErrors"} {
+		if s.Counters[name] > 0 {
+			out[name] = true
+		}
+	}
+	return out
+}
+
+// beat takes a pulse.
+func (a *attention) beat(s *snapshot.Snapshot) {
+	r := a.of(s.Netns.Inode)
+	r.symptoms = symptomsOf(s, r.ports)
+}
+
+// changed says that somebody changed the namespace: it is examined soon, with or without symptoms.
+func (a *attention) changed(inode uint64) {
+	r := a.of(inode)
+	r.explained, r.pause, r.idle = nil, 0, false
+	r.last = r.last.Add(-otherApart)
+}
+
+// examined takes what an examination has shown.
+func (a *attention) examined(s *snapshot.Snapshot, found bool, now time.Time) {
+	r := a.of(s.Netns.Inode)
+	r.last, r.idle = now, false
+	r.ports = fewestPorts(s)
+	if s.Conntrack != nil && s.Conntrack.Table != nil && s.Conntrack.Table.Entries > 0 {
+		if s.Conntrack.Table != r.table {
+			r.table, r.dumped = s.Conntrack.Table, now
+		}
+	}
+	if found || len(r.symptoms) == 0 {
+		r.explained, r.pause = nil, 0
+		return
+	}
+	if r.pause == 0 || !subset(r.symptoms, r.explained) {
+		r.explained, r.pause = map[string]bool{}, hostApart/4
+	}
+	for name := range r.symptoms {
+		r.explained[name] = true
+	}
+	r.pause = min(2*r.pause, maxPause)
+}
+
+func subset(a, b map[string]bool) bool {
+	for name := range a {
+		if !b[name] {
+			return false
+		}
+	}
+	return true
+}
+
+// fewestPorts is how many ports the narrowest rule of source translation allows, 0 where none translates.
+func fewestPorts(s *snapshot.Snapshot) (fewest uint64) {
+	const all = 65536 - 1024
+	for _, c := range s.Chains {
+		if c.NATRules["masquerade"]+c.NATRules["snat"] > 0 && fewest == 0 {
+			fewest = all
+		}
+		for _, r := range c.SNATRanges {
+			if n := uint64(r.Max) - uint64(r.Min) + 1; r.Min > 0 && r.Max >= r.Min && (fewest == 0 || n < fewest) {
+				fewest = n
+			}
+		}
+	}
+	return fewest
+}
+
+// urgency orders those who may be examined; below 1 it is too early.
+func (r *regard) urgency(inode uint64, urgent, host bool, now time.Time) float64 {
+	since := now.Sub(r.last)
+	apart := otherApart
+	if host {
+		apart = hostApart
+	}
+	switch {
+	case urgent:
+		return 1000*pressing + since.Seconds()
+	case len(r.symptoms) > 0 && !subset(r.symptoms, r.explained):
+		return pressing + since.Seconds()
+	case len(r.symptoms) > 0 && r.pause > 0:
+		apart = min(apart, r.pause)
+	}
+	return since.Seconds() / apart.Seconds()
+}
+
+// choose says who is examined in the next window, most urgent first, and how many of them are pressing.
+func (a *attention) choose(there []snapshot.Netns, urgent func(uint64) bool, now time.Time) (out []probe.Want, alerts int) {
+	type candidate struct {
+		inode   uint64
+		urgency float64
+	}
+	var all []candidate
+	known := map[uint64]bool{}
+	for i, n := range there {
+		known[n.Inode] = true
+		r := a.of(n.Inode)
+		if r.last.IsZero() {
+			r.last = now.Add(-maxPause)
+		}
+		if r.idle && now.Sub(r.last) < otherApart {
+			continue
+		}
+		if u := r.urgency(n.Inode, urgent(n.Inode), i == 0, now); u >= 1 {
+			all = append(all, candidate{n.Inode, u})
+		}
+	}
+	for inode := range a.spaces {
+		if !known[inode] {
+			delete(a.spaces, inode)
+		}
+	}
+	sort.SliceStable(all, func(i, j int) bool { return all[i].urgency > all[j].urgency })
+	quiet, alert := a.quiet.affordable(), a.alert.affordable()
+	for _, c := range all {
+		left := &quiet
+		if c.urgency >= pressing {
+			left = &alert
+		}
+		if *left == 0 || len(out) == mostLooks {
+			continue
+		}
+		*left--
+		if c.urgency >= pressing {
+			alerts++
+		}
+		out = append(out, a.of(c.inode).want(c.inode, now))
+	}
+	return out, alerts
+}
+
+// want is how to examine the namespace: cheaper facts ask for the entries of its table.
+func (r *regard) want(inode uint64, now time.Time) probe.Want {
+	w := probe.Want{Inode: inode}
+	if len(r.symptoms) == 0 {
+		return w
+	}
+	if age := now.Sub(r.dumped); r.table != nil && age < reusable && age.Seconds() < dumpShare*r.table.DumpSeconds {
+		w.Table = r.table
+	} else {
+		w.Dump = true
+	}
+	return w
+}
+
+// idleAgain notes a namespace that has nothing to examine.
+func (a *attention) idleAgain(inode uint64, now time.Time) {
+	r := a.of(inode)
+	r.idle, r.last = true, now
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitor
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/snapshot"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/testutil/scraped"
+)
+
+var update = flag.Bool("update", false, "rewrite generated files instead of comparing them")
+
+// crowded is a monitor of a machine on which there is as much as can be of everything.
+func crowded() *monitor {
+	m := &monitor{findings: newFindings(), state: newState(Options{Build: map[string]string{"version": "test"}})}
+	r := &probe.Round{At: noon}
+	for i := range 400 {
+		n := snapshot.Netns{Inode: uint64(i + 1), Name: fmt.Sprintf("n%d", i), Init: i == 0}
+		for w := range onAfter {
+			m.findings.window(n, noon.Add(time.Duration(w)*time.Second), []causes.Finding{{Code: causes.Catalogue()[i%len(causes.Catalogue())].Code, Severity: causes.Critical, Impact: float64(i)}})
+		}
+		table := &snapshot.Table{Entries: 1}
+		for a := range 20 {
+			address := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(a)})
+			table.Sources = append(table.Sources, snapshot.Talker{Addr: address, Entries: uint64(a)})
+			table.SNATPorts = append(table.SNATPorts, snapshot.SNATUse{Protocol: "tcp", Outside: address, Used: uint64(a)})
+		}
+		ct := snapshot.Conntrack{Count: uint64(1000 * (i + 1)), Max: 1 << 20, Stats: map[string]uint64{"drop": 1}}
+		r.Pulses = append(r.Pulses, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &ct,
+			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Cause: snapshot.NATCauses[i%len(snapshot.NATCauses)]}, {Count: 1}, {Count: 5, Benign: true}}}})
+		full := ct
+		full.Table = table
+		r.Looks = append(r.Looks, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &full, Engine: &snapshot.Engine{Kind: snapshot.EngineEBPF, Sessions: 1, SessionsMax: 2}})
+	}
+	// Every table grows, so that there are forecasts of all.
+	for i := range 20 {
+		for _, p := range r.Pulses {
+			p.TakenAt = noon.Add(time.Duration(i) * 10 * time.Second)
+			p.Conntrack.Count += 100
+		}
+		m.observe(r)
+	}
+	return m
+}
+
+func TestMetrics(t *testing.T) {
+	m := crowded()
+	e := m.collect()
+	if n := e.Len(); n > maxSeries || n < maxSeries*8/10 {
+		t.Errorf("%d series, want at most %d", n, maxSeries)
+	}
+	gatherer := scraped.Gathered(t, e)
+	if problems, err := testutil.GatherAndLint(gatherer); err != nil || len(problems) > 0 {
+		t.Error(problems, err)
+	}
+	for _, f := range Families {
+		if n := scraped.SeriesOf(t, e, f.Name); n == 0 && f != descFullLate {
+			t.Errorf("no series of %s", f.Name)
+		}
+	}
+	const want = `# HELP natkit_dropped_packets_total Packets that the kernel dropped in all namespaces, by what that means for NAT; other are those that mean nothing for it.
+# TYPE natkit_dropped_packets_total counter
+`
+	if err := testutil.GatherAndCompare(gatherer, strings.NewReader(want+dropSeries()), descDrops.Name); err != nil {
+		t.Error(err)
+	}
+	// A monitor that has seen nothing yet answers, too.
+	fresh := &monitor{findings: newFindings(), state: newState(Options{})}
+	if problems, err := testutil.GatherAndLint(scraped.Gathered(t, fresh.collect())); err != nil || len(problems) > 0 {
+		t.Error(problems, err)
+	}
+	if err := fresh.health(); err == nil {
+		t.Error("healthy before the first interval")
+	}
+}
+
+// dropSeries are those of crowded: 20 rounds of 400 namespaces with three rows.
+func dropSeries() string {
+	counts := map[string]int{otherDrops: 20 * 400}
+	for i := range 400 {
+		counts[string(snapshot.NATCauses[i%len(snapshot.NATCauses)])] += 20 * 2
+	}
+	var b strings.Builder
+	for cause, n := range counts {
+		fmt.Fprintf(&b, "natkit_dropped_packets_total{cause=%q} %d\n", cause, n)
+	}
+	return b.String()
+}
+
+// What Prometheus' own tool says of the metrics and of the alerts.
+func TestPromtool(t *testing.T) {
+	ktest.Tool(t, "promtool")
+	var b bytes.Buffer
+	if err := crowded().collect().Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	check := exec.Command("promtool", "check", "metrics")
+	check.Stdin = &b
+	if out, err := check.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("promtool check metrics: %v\n%s", err, out)
+	}
+	rules := exec.Command("promtool", "test", "rules", "natkit.rules.test.yml")
+	rules.Dir = "../../../deploy/prometheus"
+	if out, err := rules.CombinedOutput(); err != nil {
+		t.Errorf("promtool test rules: %v\n%s", err, out)
+	}
+}
+
+// Every alert is of metrics that there are, and is tested.
+func TestAlerts(t *testing.T) {
+	rules, err := os.ReadFile("../../../deploy/prometheus/natkit.rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests, err := os.ReadFile("../../../deploy/prometheus/natkit.rules.test.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, f := range Families {
+		known[f.Name] = true
+	}
+	for _, name := range metricName.FindAllString(string(rules), -1) {
+		if !known[name] {
+			t.Errorf("there is no metric %s", name)
+		}
+	}
+	for _, m := range alertName.FindAllStringSubmatch(string(rules), -1) {
+		if !strings.Contains(string(tests), "alertname: "+m[1]+"\n        exp_alerts:") {
+			t.Errorf("alert %s has no test in which it fires", m[1])
+		}
+	}
+}
+
+// The dashboard and the table of metrics are made from Families; -update rewrites them.
+func TestGenerated(t *testing.T) {
+	for path, want := range map[string][]byte{
+		"../../../deploy/grafana/natkit-monitor.json": dashboard(t),
+		"../../../docs/monitor.md":                    metricsTable(t, "../../../docs/monitor.md"),
+	} {
+		if *update {
+			if err := os.WriteFile(path, want, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what the metrics are now: go test ./internal/diagnose/monitor -run TestGenerated -update", filepath.Base(path))
+		}
+	}
+}

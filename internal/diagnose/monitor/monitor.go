@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package monitor runs the doctor for years: facts, the doctor's own judgement, hysteresis, and
+// then metrics, history and events. It judges nothing of its own.
+//
+// In each interval it feels the pulse of every namespace, which is cheap, and examines those that
+// the pulse, a change or the clock gives reason to (attention.go), within a budget of processor
+// time. Findings begin and end by several windows (findings.go).
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/service"
+	"natkit/internal/snapshot"
+	"natkit/internal/words/exposition"
+)
+
+// Options say how to watch, and whom to tell.
+type Options struct {
+	Interval time.Duration
+	History  *history.Writer // nil: nothing is stored
+	Metrics  net.Listener    // nil: none. Closed at the end
+	Build    map[string]string
+	Engine   probe.EngineReader
+	Say      func(Line) // what an administrator wants to read in the journal
+}
+
+// Line is something that happened: a finding began, changed or ended, or the monitor itself has
+// a problem.
+type Line struct {
+	history.Event
+	Problem string `json:"problem,omitempty"`
+}
+
+// monitor is a Run.
+type monitor struct {
+	o         Options
+	patrol    *probe.Patrol
+	attention *attention
+	findings  *findings
+	cpu       time.Duration // at the end of the last round
+	idleCost  time.Duration // of a round without examinations, as they were
+	problem   string        // that was said last
+	sysctls   map[uint64]map[string]string
+	begun     bool // one round is over
+
+	mu    sync.Mutex // of what scrapes read
+	state state
+}
+
+// Run watches until ctx ends, which is no error.
+func Run(ctx context.Context, o Options) error {
+	patrol, err := probe.OpenPatrol(probe.Options{Engine: o.Engine, Quiet: true})
+	if err != nil {
+		return err
+	}
+	defer patrol.Close()
+	m := &monitor{o: o, patrol: patrol, attention: newAttention(), findings: newFindings(), sysctls: map[uint64]map[string]string{}, state: newState(o)}
+	if o.Metrics != nil {
+		defer exposition.Listen(o.Metrics, m.collect, m.health)()
+	}
+	service.Notify(service.Ready)
+	defer service.Notify(service.Stopping)
+	if within := service.Watchdog(); within > 0 && within < 2*o.Interval {
+		return fmt.Errorf("systemd expects a sign of life within %v, which an interval of %v does not give: raise WatchdogSec", within, o.Interval)
+	}
+	m.cpu = processorTime()
+	for ctx.Err() == nil {
+		if err := m.round(ctx); err != nil {
+			return err
+		}
+		service.Notify(service.Alive)
+	}
+	return nil
+}
+
+// round is one interval.
+func (m *monitor) round(ctx context.Context) error {
+	now := time.Now()
+	m.attention.pass(m.o.Interval)
+	wants, alerts := m.attention.choose(m.patrol.Namespaces(), m.findings.urgent, now)
+	r, err := m.patrol.Round(ctx, probe.Tour{Window: m.o.Interval, Looks: wants, Close: m.near})
+	if err != nil {
+		return err
+	}
+	e := &history.Entry{At: r.At.UTC().Truncate(time.Millisecond), Seconds: r.Seconds, Begins: !m.begun}
+	m.begun = true
+	there := map[uint64]bool{}
+	for _, s := range r.Pulses {
+		there[s.Netns.Inode] = true
+		m.attention.beat(s)
+		if p := stirred(s); p != nil {
+			e.Pulses = append(e.Pulses, p)
+		}
+	}
+	for _, c := range r.Changes {
+		m.attention.changed(c.Netns.Inode)
+		e.Changes = append(e.Changes, history.Change{At: c.At.UTC().Truncate(time.Millisecond), Inode: c.Netns.Inode, Namespace: Title(c.Netns), What: c.What})
+	}
+	for _, s := range r.Looks {
+		e.Changes = append(e.Changes, m.changedSettings(s)...)
+		e.Events = append(e.Events, m.judge(s)...)
+		e.Looks = append(e.Looks, history.NewLook(s))
+	}
+	for _, inode := range r.Idle {
+		m.attention.idleAgain(inode, now)
+	}
+	e.Events = append(e.Events, m.findings.remaining(there, e.At)...)
+	maps.DeleteFunc(m.sysctls, func(inode uint64, _ map[string]string) bool { return !there[inode] })
+	m.store(e)
+	m.observe(r)
+	for _, event := range e.Events {
+		m.o.Say(Line{Event: event})
+	}
+	m.account(len(wants), alerts)
+	return nil
+}
+
+// near says whose pulse is felt wholly in each round.
+func (m *monitor) near(inode uint64) bool {
+	return m.findings.urgent(inode) || len(m.attention.of(inode).symptoms) > 0
+}
+
+// judge is the doctor's judgement of a look, and what begins or ends by it.
+func (m *monitor) judge(s *snapshot.Snapshot) []history.Event {
+	shown := causes.JudgeAgain(s, m.findings.named(s.Netns.Inode))
+	found := slices.ContainsFunc(shown, func(f causes.Finding) bool { return f.Severity > causes.Advice })
+	m.attention.examined(s, found, time.Now())
+	return m.findings.window(s.Netns, s.TakenAt, m.own(s.Netns.Inode, flat(shown)))
+}
+
+// own leaves out findings of the whole machine that another namespace has shown before.
+func (m *monitor) own(inode uint64, shown []causes.Finding) (out []causes.Finding) {
+	for _, f := range shown {
+		if !ofMachine[f.Code] || !m.findings.elsewhere(inode, f.Code) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// ofMachine are the causes that lie in what all namespaces share.
+var ofMachine = func() map[string]bool {
+	out := map[string]bool{}
+	for _, c := range causes.Catalogue() {
+		out[c.Code] = c.Host
+	}
+	return out
+}()
+
+// changedSettings compares the settings with those of the look before: the kernel announces only
+// few of them.
+func (m *monitor) changedSettings(s *snapshot.Snapshot) (out []history.Change) {
+	before := m.sysctls[s.Netns.Inode]
+	if s.Sysctls == nil {
+		return nil
+	}
+	m.sysctls[s.Netns.Inode] = s.Sysctls
+	for _, name := range slices.Sorted(maps.Keys(s.Sysctls)) {
+		if was, ok := before[name]; ok && was != s.Sysctls[name] && !isLevel(name, before, s.Sysctls) {
+			out = append(out, history.Change{At: s.TakenAt, Inode: s.Netns.Inode, Namespace: Title(s.Netns),
+				What: fmt.Sprintf("setting %s: %s -> %s", name, was, s.Sysctls[name])})
+		}
+	}
+	return out
+}
+
+// isLevel says whether a value is no setting but a level, or follows from another setting that changed.
+func isLevel(name string, before, now map[string]string) bool {
+	const forward = "net.ipv4.ip_forward"
+	return name == "net.netfilter.nf_conntrack_count" ||
+		strings.HasPrefix(name, "net.ipv4.conf.") && strings.HasSuffix(name, ".forwarding") && before[forward] != now[forward]
+}
+
+// storedCounters are the counters of the stack that are worth their room in each interval.
+var storedCounters = []string{"TcpExt.ListenOverflows", "TcpExt.ListenDrops", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter", "Tcp.RetransSegs", "Tcp.AttemptFails",
+	"Ip.ForwDatagrams", "Ip.InDiscards", "Ip.OutDiscards", "Ip.OutNoRoutes", "Ip.FragFails", "Ip.ReasmFails", "Udp.RcvbufErrors", "Icmp.OutTimeExcds"}
+
+// stirred is what of a pulse is stored; nil where nothing moved.
+func stirred(s *snapshot.Snapshot) *snapshot.Snapshot {
+	out := &snapshot.Snapshot{TakenAt: s.TakenAt, Netns: s.Netns}
+	moved := false
+	if ct := s.Conntrack; ct != nil && (ct.Count > 0 || ct.CountStart > 0) {
+		moved = true
+		c := *ct
+		c.Stats = nil
+		for name, n := range ct.Stats {
+			if n > 0 && name != "found" && name != "searched" && name != "search_restart" {
+				if c.Stats == nil {
+					c.Stats = map[string]uint64{}
+				}
+				c.Stats[name] = n
+			}
+		}
+		out.Conntrack = &c
+	}
+	for _, name := range storedCounters {
+		if n := s.Counters[name]; n > 0 {
+			if out.Counters == nil {
+				out.Counters = map[string]uint64{}
+			}
+			out.Counters[name], moved = n, true
+		}
+	}
+	if s.Drops != nil {
+		d := &snapshot.Drops{LostEvents: s.Drops.LostEvents}
+		for _, row := range s.Drops.Rows {
+			if !row.Benign {
+				d.Rows = append(d.Rows, snapshot.Drop{Count: row.Count, Location: row.Location, Reason: row.Reason, Netns: row.Netns, Interface: row.Interface, Cause: row.Cause})
+			}
+		}
+		if len(d.Rows) > 0 || d.LostEvents > 0 {
+			out.Drops, moved = d, true
+		}
+	}
+	if !moved {
+		return nil
+	}
+	return out
+}
+
+// store writes the history. That it can't be written is said once, and ends nothing.
+func (m *monitor) store(e *history.Entry) {
+	if m.o.History == nil {
+		return
+	}
+	err := m.o.History.Add(e)
+	m.mu.Lock()
+	if err != nil {
+		m.state.historyErrors++
+	}
+	m.state.historyError = err
+	m.mu.Unlock()
+	m.trouble(err)
+}
+
+// trouble says a problem of the monitor itself, once as long as it lasts.
+func (m *monitor) trouble(err error) {
+	now := ""
+	if err != nil {
+		now = err.Error()
+	}
+	if now != m.problem && now != "" {
+		m.o.Say(Line{Problem: now})
+	}
+	m.problem = now
+}
+
+// account takes what the round cost from the budget of examinations.
+func (m *monitor) account(looks, alerts int) {
+	now := processorTime()
+	cost := now - m.cpu
+	m.cpu = now
+	if looks == 0 {
+		if m.idleCost == 0 {
+			m.idleCost = cost
+		}
+		m.idleCost = (7*m.idleCost + cost) / 8
+		return
+	}
+	m.attention.paid(max(0, cost-m.idleCost), looks, alerts)
+}
+
+// processorTime is what this process has taken.
+func processorTime() time.Duration {
+	var r unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &r) != nil {
+		return 0
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// health is why the monitor does not do what it is there for; nil if it does.
+func (m *monitor) health() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state.at.IsZero() {
+		return errors.New("the first interval is not over")
+	}
+	if late := time.Since(m.state.at); late > 3*m.o.Interval+time.Minute {
+		return fmt.Errorf("no interval ended for %v", late.Round(time.Second))
+	}
+	return m.state.historyError
+}

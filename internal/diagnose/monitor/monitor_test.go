@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitor
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+	"time"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
+	"natkit/internal/snapshot"
+)
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// course runs windows through the hysteresis: each letter is what the window shows of one cause,
+// - nothing, a advice, w warning, c critical. It returns what happened, by window.
+func course(t *testing.T, windows string) (out []string) {
+	t.Helper()
+	f := newFindings()
+	for i, letter := range windows {
+		var shown []causes.Finding
+		if severity := map[rune]causes.Severity{'a': causes.Advice, 'w': causes.Warning, 'c': causes.Critical}[letter]; severity > 0 {
+			shown = append(shown, causes.Finding{Code: "x", Severity: severity})
+		}
+		for _, e := range f.window(snapshot.Netns{Inode: 7, Name: "blue"}, noon.Add(time.Duration(i)*10*time.Second), shown) {
+			said := fmt.Sprintf("%d %s %s", i, e.Kind, e.Severity)
+			if !e.Since.IsZero() {
+				said += fmt.Sprintf(" %.0f", e.Since.Sub(noon).Seconds()/10)
+			}
+			out = append(out, said)
+		}
+	}
+	return out
+}
+
+func TestHysteresis(t *testing.T) {
+	for _, test := range []struct {
+		windows string
+		want    []string
+	}{
+		{"", nil},
+		{"c", nil},
+		{"c-c-c-c-", nil},
+		{"--cc", []string{"3 began critical 2"}},
+		{"-c-cc-----", []string{"4 began critical 3", "9 ended critical 4"}},
+		{"cc----", []string{"1 began critical 0"}},
+		{"cc----c----c-----", []string{"1 began critical 0", "16 ended critical 11"}},
+		{"ww-w-ww-w--w-----ww", []string{"1 began warning 0", "16 ended warning 11", "18 began warning 17"}},
+		{"wwcwcw", []string{"1 began warning 0"}},
+		{"wwcc", []string{"1 began warning 0", "3 changed critical"}},
+		{"ccww-----", []string{"1 began critical 0", "3 changed warning", "8 ended warning 3"}},
+		{"aa-----", []string{"1 began advice 0", "6 ended advice 1"}},
+	} {
+		got := course(t, test.windows)
+		if !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%q: %q, want %q", test.windows, got, test.want)
+		}
+	}
+}
+
+// A load near a threshold, as ten windows of it were measured: no more than one beginning.
+func TestFlapping(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for _, share := range []float64{0.3, 0.5, 0.8} {
+		windows := ""
+		for range 1000 {
+			windows += map[bool]string{true: "w", false: "-"}[r.Float64() < share]
+		}
+		raw, events := 0, 0
+		for i := 1; i < len(windows); i++ {
+			if windows[i] != windows[i-1] {
+				raw++
+			}
+		}
+		if events = len(course(t, windows)); events > raw/4 {
+			t.Errorf("%.0f %% of windows: %d changes became %d events", 100*share, raw, events)
+		}
+	}
+}
+
+func TestNamespaceGone(t *testing.T) {
+	f := newFindings()
+	ns := snapshot.Netns{Inode: 9, Container: "pod shop/cart"}
+	shown := []causes.Finding{{Code: "a", Severity: causes.Critical, Consequences: []causes.Finding{{Code: "b", Severity: causes.Warning}}}}
+	f.window(ns, noon, shown)
+	if e := f.window(ns, noon.Add(time.Second), shown); len(e) != 2 || e[1].Code != "b" {
+		t.Fatal(e)
+	}
+	if got := f.active(); len(got) != 2 || got[0].Finding.Code != "a" || !f.urgent(9) || f.urgent(8) {
+		t.Error(got)
+	}
+	if e := f.remaining(map[uint64]bool{9: true}, noon); len(e) != 0 {
+		t.Error(e)
+	}
+	e := f.remaining(nil, noon.Add(time.Minute))
+	if len(e) != 2 || e[0].Kind != history.Ended || e[0].Why == "" || e[0].Namespace != "pod shop/cart" || len(f.active()) != 0 {
+		t.Error(e)
+	}
+}
+
+// look is what an attention is told after it chose.
+func (a *attention) lookAll(spaces []snapshot.Netns, now time.Time, found bool) (chosen []uint64) {
+	wants, alerts := a.choose(spaces, func(uint64) bool { return false }, now)
+	for _, w := range wants {
+		chosen = append(chosen, w.Inode)
+		a.examined(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: w.Inode}}, found, now)
+	}
+	a.paid(time.Duration(len(chosen))*examinationCost, len(chosen), alerts)
+	return chosen
+}
+
+func spaces(n int) (out []snapshot.Netns) {
+	for i := range n {
+		out = append(out, snapshot.Netns{Inode: uint64(i + 1), Name: fmt.Sprint(i)})
+	}
+	return out
+}
+
+// However many namespaces there are and whatever is wrong with them, examinations stay within
+// their budget, and each namespace gets its turn.
+func TestBudget(t *testing.T) {
+	for _, sick := range []bool{false, true} {
+		a, all := newAttention(), spaces(250)
+		looks, turns := 0, map[uint64]int{}
+		const hours = 3
+		for i := range hours * 360 {
+			now := noon.Add(time.Duration(i) * 10 * time.Second)
+			a.pass(10 * time.Second)
+			for _, n := range all {
+				s := &snapshot.Snapshot{Netns: n}
+				if sick {
+					s.Drops = &snapshot.Drops{Rows: []snapshot.Drop{{Count: 1, Reason: fmt.Sprint(i % 7)}}}
+				}
+				a.beat(s)
+			}
+			for _, inode := range a.lookAll(all, now, sick) {
+				looks++
+				turns[inode]++
+			}
+		}
+		spent := time.Duration(looks) * 20 * time.Millisecond
+		pays := a.quiet
+		if sick {
+			pays = a.alert
+		}
+		allowed := time.Duration(pays.rate*float64(hours*time.Hour)) + pays.most + a.quiet.most
+		if spent > allowed || spent < allowed/2 {
+			t.Errorf("sick %v: %v spent, %v allowed", sick, spent, allowed)
+		}
+		if len(turns) != len(all) {
+			t.Errorf("sick %v: %d of %d examined", sick, len(turns), len(all))
+		}
+	}
+}
+
+// Who is examined next: a finding to decide about, then a symptom, then a change, then the clock;
+// and a symptom that examinations explained nothing of is left alone ever longer.
+func TestAttention(t *testing.T) {
+	a, all := newAttention(), spaces(4)
+	now := noon
+	if got := a.lookAll(all, now, false); !reflect.DeepEqual(got, []uint64{1, 2, 3, 4}) {
+		t.Errorf("at first %v", got)
+	}
+	now = now.Add(10 * time.Second)
+	if got := a.lookAll(all, now, false); got != nil {
+		t.Errorf("again %v", got)
+	}
+	dropping := &snapshot.Snapshot{Netns: all[2], Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 1, Reason: "NETFILTER_DROP"}}}}
+	var times []int
+	for i := range 120 {
+		now = now.Add(10 * time.Second)
+		a.pass(10 * time.Second)
+		a.beat(dropping)
+		for _, inode := range a.lookAll(all, now, false) {
+			if inode == 3 {
+				times = append(times, i)
+			}
+		}
+	}
+	if len(times) < 4 || times[0] != 0 || len(times) > 10 {
+		t.Errorf("with a symptom examined in rounds %v", times)
+	}
+	for i := 2; i < len(times); i++ {
+		if times[i]-times[i-1] < times[i-1]-times[i-2] && times[i]-times[i-1] < 29 {
+			t.Errorf("with a symptom examined in rounds %v", times)
+		}
+	}
+	if w, _ := a.choose(all[2:3], func(uint64) bool { return true }, now); len(w) != 1 || !w[0].Dump {
+		t.Errorf("with a finding %v", w)
+	}
+	dropping.Drops.Rows[0].Reason = "another"
+	a.beat(dropping)
+	if w, _ := a.choose(all[2:3], func(uint64) bool { return false }, now); len(w) != 1 {
+		t.Error("another symptom was left alone")
+	}
+	a.beat(&snapshot.Snapshot{Netns: all[2]})
+	a.examined(&snapshot.Snapshot{Netns: all[2]}, false, now)
+	a.changed(3)
+	if w, _ := a.choose(all[2:3], func(uint64) bool { return false }, now.Add(time.Second)); len(w) != 1 || w[0].Dump {
+		t.Errorf("after a change %v", w)
+	}
+}
+
+func TestSymptoms(t *testing.T) {
+	for _, test := range []struct {
+		about string
+		s     snapshot.Snapshot
+		ports uint64
+		want  string
+	}{
+		{"nothing", snapshot.Snapshot{}, 0, ""},
+		{"half full", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 50, Max: 100}}, 0, "fill"},
+		{"no limit", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 50}}, 0, ""},
+		{"few ports", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 80, Max: 1000}}, 100, "ports"},
+		{"enough ports", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 79, Max: 1000}}, 100, ""},
+		{"refused", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Max: 9, Stats: map[string]uint64{"drop": 1, "found": 9}}}, 0, "conntrack.drop"},
+		{"benign drop", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 9, Benign: true}}}}, 0, ""},
+		{"drop", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 9, Cause: snapshot.CauseRule, Reason: "R"}}}}, 0, "drop.firewall-rule.R"},
+	} {
+		got := symptomsOf(&test.s, test.ports)
+		if len(got) > 1 || test.want == "" && len(got) > 0 || test.want != "" && !got[test.want] {
+			t.Errorf("%s: %v, want %q", test.about, got, test.want)
+		}
+	}
+}
+
+// forecastOf runs levels through a trend, ten seconds apart.
+func forecastOf(levels func(i int) float64, n int, limit uint64) (tr tableTrend, last *Forecast) {
+	for i := range n {
+		last = tr.add(noon.Add(time.Duration(i)*10*time.Second), uint64(max(0, levels(i))), limit)
+	}
+	return tr, last
+}
+
+func TestForecast(t *testing.T) {
+	r := rand.New(rand.NewPCG(2, 2))
+	noise := func(size float64) float64 { return size * r.NormFloat64() }
+	for _, test := range []struct {
+		about    string
+		levels   func(i int) float64
+		low, top time.Duration // of Full; 0: none is expected
+	}{
+		{"steady growth", func(i int) float64 { return 1000 + 100*float64(i) }, 58 * time.Minute, 72 * time.Minute},
+		{"noisy growth", func(i int) float64 { return 1000 + 100*float64(i) + noise(100) }, 45 * time.Minute, 90 * time.Minute},
+		{"standing still", func(i int) float64 { return 20000 + noise(50) }, 0, 0},
+		{"emptying", func(i int) float64 { return 40000 - 100*float64(i) }, 0, 0},
+		{"levelled off", func(i int) float64 { return 30000 * min(1, float64(i)/40) }, 0, 0},
+	} {
+		_, f := forecastOf(test.levels, 120, 50000)
+		switch {
+		case test.top == 0 && f != nil:
+			t.Errorf("%s: full in %v", test.about, f.Full)
+		case test.top > 0 && (f == nil || f.Full < test.low || f.Full > test.top || f.Early > f.Full || f.Late != 0 && f.Late < f.Full):
+			t.Errorf("%s: %+v, want %v to %v", test.about, f, test.low, test.top)
+		}
+	}
+	if _, f := forecastOf(func(i int) float64 { return 100 * float64(i) }, 10, 50000); f != nil {
+		t.Error("a forecast from less than two minutes")
+	}
+}
+
+// The record of forecasts is what they are worth: of a load that goes on most held, of one that
+// changes its mind fewer.
+func TestForecastScore(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	steady, _ := forecastOf(func(i int) float64 { return 1000 + 50*float64(i) + 30*r.NormFloat64() }, 600, 1<<20)
+	level := 20000.0
+	erratic, _ := forecastOf(func(i int) float64 {
+		if (i/45)%2 == 0 {
+			level += 200
+		} else {
+			level -= 200
+		}
+		return level
+	}, 600, 1<<20)
+	if s := steady.score; s.Checked < 500 || s.Held*10 < s.Checked*8 {
+		t.Errorf("steady: %+v", s)
+	}
+	if e := erratic.score; e.Checked < 500 || e.Held*10 > e.Checked*8 {
+		t.Errorf("erratic: %+v", e)
+	}
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
+)
+
+// Patrol watches all namespaces of a machine, round after round, for years. Of each it reads in
+// every round what is cheap, the pulse; of those that its caller asks for it takes all facts in
+// the same window. The drop tracer stays attached. It holds no namespace open between two
+// rounds, but for those with a packet filter, whose changes it listens to. It is for one
+// goroutine.
+type Patrol struct {
+	opts   Options
+	shared *sharedSources
+	traced time.Time // when the drop tracer was opened
+	places []netns.Place
+	seen   map[uint64]*pulse
+	rounds int
+}
+
+// Tour is what a Patrol reads in one round.
+type Tour struct {
+	Window time.Duration
+	Looks  []Want // most urgent first
+	// Close says of which namespaces the counters of the stack are read in each round, not in
+	// one of stackEvery.
+	Close func(inode uint64) bool
+}
+
+// Want asks for all facts of a namespace.
+type Want struct {
+	Inode uint64
+	Dump  bool            // the entries of its conntrack table, too
+	Table *snapshot.Table // what was read of them not long ago, in place of another reading; nil: nothing
+}
+
+// Round is what a Patrol saw in one window.
+type Round struct {
+	At      time.Time
+	Seconds float64
+	// Pulses are of all namespaces, the caller's own first: Conntrack (the limits and counters),
+	// Drops, and Counters where they were read. What is not there was not read.
+	Pulses []*snapshot.Snapshot
+	Looks  []*snapshot.Snapshot // those that were asked for and could be read
+	// Idle are those asked for that have no interface but loopback.
+	Idle    []uint64
+	Changes []Change
+	// NoDrops is why drops are not traced; nil if they are.
+	NoDrops error
+}
+
+const (
+	// stackEvery is in how many rounds the counters of the stack are read once, of namespaces that
+	// nothing is wrong in. The tracer sees what they lose.
+	stackEvery = 12
+
+	// retrace is how long a tracer lives. What it remembers of namespaces that are gone goes with it.
+	retrace = time.Hour
+)
+
+// pulse is what is remembered of a namespace from one round to the next.
+type pulse struct {
+	netns    snapshot.Netns
+	ref      string
+	round    int // in which it was seen last
+	at       time.Time
+	count    uint64
+	known    bool // count and stats
+	max      uint64
+	buckets  uint64
+	stats    []map[string]uint64
+	counters map[string]uint64
+	stackAt  time.Time
+	changes  *changeListener
+}
+
+// OpenPatrol begins. It needs root.
+func OpenPatrol(opts Options) (*Patrol, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("watch all network namespaces: needs root")
+	}
+	if opts.Progress == nil {
+		opts.Progress = func(string, float64) {}
+	}
+	p := &Patrol{opts: opts, shared: openShared(), traced: time.Now(), seen: map[uint64]*pulse{}}
+	p.opts.shared = p.shared
+	p.opts.NoSeries = true
+	if err := p.find(); err != nil {
+		p.Close()
+		return nil, err
+	}
+	p.pulses(func(uint64) bool { return true }) // what the first round's increases begin with
+	p.shared.drops.begin()
+	return p, nil
+}
+
+// Close ends it.
+func (p *Patrol) Close() {
+	p.shared.close()
+	for _, n := range p.seen {
+		n.changes.close()
+	}
+}
+
+// Namespaces are those of the last round, the caller's own first.
+func (p *Patrol) Namespaces() (out []snapshot.Netns) {
+	for _, place := range p.places {
+		if n := p.seen[place.Inode]; n != nil {
+			out = append(out, n.netns)
+		}
+	}
+	return out
+}
+
+// find looks which namespaces there are, and forgets those that are gone.
+func (p *Patrol) find() error {
+	places, err := netns.All()
+	if err != nil {
+		return fmt.Errorf("look for network namespaces: %w", err)
+	}
+	p.places = places[:min(len(places), maxNamespaces)]
+	p.rounds++
+	for _, place := range p.places {
+		n := p.seen[place.Inode]
+		if n == nil || n.ref != place.Ref && !slices.ContainsFunc(place.Processes, func(pid int) bool { return n.ref == fmt.Sprintf("pid:%d", pid) }) {
+			if n != nil {
+				n.changes.close()
+			}
+			n = &pulse{ref: place.Ref}
+			p.seen[place.Inode] = n
+		}
+		n.round = p.rounds
+	}
+	for inode, n := range p.seen {
+		if n.round != p.rounds {
+			n.changes.close()
+			delete(p.seen, inode)
+		}
+	}
+	return nil
+}
+
+// Round lets a window pass and says what was in it.
+func (p *Patrol) Round(ctx context.Context, t Tour) (*Round, error) {
+	if time.Since(p.traced) >= retrace {
+		p.retrace()
+	}
+	if err := p.find(); err != nil {
+		return nil, err
+	}
+	out := &Round{}
+	began := time.Now()
+	var early snapshot.Drops
+	readings := p.beginLooks(ctx, t, out)
+	if len(readings) > 0 {
+		// The looks' window begins now; what was dropped before is of the pulse alone.
+		p.shared.drops.end()
+		early = p.shared.drops.rows
+	}
+	opts := p.opts
+	opts.Window = max(0, t.Window-time.Since(began))
+	opts.watch(ctx)
+	p.shared.endWindow()
+	out.At = time.Now()
+	out.Seconds = out.At.Sub(began).Seconds()
+	out.Pulses = p.pulses(t.Close)
+	p.sortDrops(out, early)
+	for _, r := range readings {
+		if s, err := r.finish(); err == nil { // else it is gone
+			if n := p.seen[s.Netns.Inode]; n != nil {
+				s.Netns = n.netns
+				n.watchChanges(r.opts.Netns, s)
+			}
+			out.Looks = append(out.Looks, s)
+		}
+		r.release()
+	}
+	for _, n := range p.seen {
+		for _, c := range n.changes.take() {
+			c.Netns = n.netns
+			out.Changes = append(out.Changes, c)
+		}
+	}
+	slices.SortFunc(out.Changes, func(a, b Change) int { return a.At.Compare(b.At) })
+	out.NoDrops = p.shared.drops.err
+	return out, nil
+}
+
+// beginLooks reads the start values of what is wanted.
+func (p *Patrol) beginLooks(ctx context.Context, t Tour, out *Round) (readings []*reading) {
+	if len(t.Looks) == 0 {
+		return nil
+	}
+	p.shared.again()
+	opts := p.opts
+	opts.Window = t.Window
+	inOrder(len(t.Looks), func(i int) begun {
+		at := slices.IndexFunc(p.places, func(place netns.Place) bool { return place.Inode == t.Looks[i].Inode })
+		if at < 0 {
+			return begun{err: errors.New("it is gone")}
+		}
+		o := opts
+		o.Dump, o.Table = t.Looks[i].Dump, t.Looks[i].Table
+		return beginAt(ctx, o, p.places[at], at > 0)
+	}, func(i int, b begun) bool {
+		switch {
+		case b.reading != nil:
+			readings = append(readings, b.reading)
+		case b.err == nil:
+			out.Idle = append(out.Idle, t.Looks[i].Inode)
+		}
+		return ctx.Err() == nil
+	})
+	return readings
+}
+
+// pulses reads what is cheap, of all namespaces.
+func (p *Patrol) pulses(near func(inode uint64) bool) (out []*snapshot.Snapshot) {
+	v := newView("")
+	i := 0
+	// A thread that can't learn where it is can't go anywhere: then there are no pulses.
+	_ = netns.Tour(p.places, func(place netns.Place) {
+		n := p.seen[place.Inode]
+		if n.at.IsZero() {
+			n.name(v, place)
+		}
+		stack := n.stackAt.IsZero() || near != nil && near(place.Inode) || (p.rounds+i)%stackEvery == 0
+		out = append(out, n.beat(v, stack))
+		i++
+	}, nil)
+	return out
+}
+
+// name says whose the namespace is.
+func (n *pulse) name(v *view, place netns.Place) {
+	n.netns = snapshot.Netns{Name: place.Ref, Inode: place.Inode, Init: v.initialNetns()}
+	if !n.netns.Init {
+		n.netns.Container = Container(place.Processes)
+	}
+	s := snapshot.Snapshot{Netns: n.netns}
+	snapshot.Clean(&s)
+	n.netns = s.Netns
+}
+
+// beat reads the pulse of the namespace that the thread is in.
+func (n *pulse) beat(v *view, stack bool) *snapshot.Snapshot {
+	now := time.Now()
+	s := &snapshot.Snapshot{TakenAt: now.UTC().Truncate(time.Millisecond), Netns: n.netns}
+	if !n.at.IsZero() {
+		s.WindowSeconds = now.Sub(n.at).Seconds()
+	}
+	n.at = now
+	if count, err := v.number(conntrackSysctls + "count"); err == nil {
+		n.beatConntrack(v, s, count, stack)
+	} else {
+		n.known = false
+	}
+	if stack {
+		n.beatStack(v, s, now)
+	}
+	return s
+}
+
+func (n *pulse) beatConntrack(v *view, s *snapshot.Snapshot, count uint64, stack bool) {
+	if stack || n.max == 0 {
+		n.max, _ = v.number(conntrackSysctls + "max")
+		n.buckets, _ = v.number(conntrackSysctls + "buckets")
+	}
+	s.Conntrack = &snapshot.Conntrack{Count: count, CountStart: count, Max: n.max, Buckets: n.buckets}
+	if n.known {
+		s.Conntrack.CountStart = n.count
+	}
+	// Without entries now and before, what the counters show is refusals alone, which are traced.
+	if count > 0 || n.count > 0 || stack || !n.known {
+		if rows, err := readConntrackStats(v); err == nil {
+			if n.known {
+				s.Conntrack.Stats = statIncreases(n.stats, rows)
+			}
+			n.stats = rows
+		}
+	}
+	n.count, n.known = count, true
+}
+
+func (n *pulse) beatStack(v *view, s *snapshot.Snapshot, now time.Time) {
+	counters, err := readCounters(v)
+	if err != nil {
+		return
+	}
+	if !n.stackAt.IsZero() {
+		s.Counters = map[string]uint64{}
+		for name, after := range counters {
+			if before, ok := n.counters[name]; ok && after != before {
+				s.Counters[name] = increase(before, after)
+			}
+		}
+	}
+	n.counters, n.stackAt = counters, now
+}
+
+// sortDrops gives each pulse its drops: of the window and of the moment before it.
+func (p *Patrol) sortDrops(out *Round, early snapshot.Drops) {
+	d := p.shared.drops
+	if d.err != nil {
+		return
+	}
+	rows := append(slices.Clone(early.Rows), d.rows.Rows...)
+	for i, s := range out.Pulses {
+		s.Drops = &snapshot.Drops{Rows: []snapshot.Drop{}}
+		if i == 0 {
+			s.Drops.LostEvents = early.LostEvents + d.rows.LostEvents
+		}
+		for _, row := range rows {
+			if row.Netns == s.Netns.Inode || i == 0 && row.Netns == 0 {
+				s.Drops.Rows = append(s.Drops.Rows, row)
+			}
+		}
+	}
+}
+
+// retrace opens another tracer before it closes the one that there is.
+func (p *Patrol) retrace() {
+	next := traceAll()
+	next.begin()
+	p.shared.drops.close()
+	p.shared.drops, p.traced = next, time.Now()
+}
+
+// again makes what is shared ready for another window.
+func (s *sharedSources) again() {
+	s.memory = sync.OnceValues(conntrack.ReadMemory)
+	s.known = false
+	s.log.again()
+}
