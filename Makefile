@@ -8,10 +8,10 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man test-kernels install clean
+.PHONY: help build demo test race bench lint generate man test-kernels packages test-packages test-boot test-arm64 install clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 build: ## build ./natkit
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.release=$(VERSION)' -o natkit ./cmd/natkit
@@ -41,13 +41,33 @@ generate: ## rebuild the eBPF objects from bpf/ with the one compiler they are p
 man: ## rewrite docs/natkit.8 from the command tree
 	go test ./cmd/natkit -run '^TestManPage$$' -update
 
-test-kernels: ## run the tests of the kernel parts on Linux 6.1 and 6.12 in qemu; rewrites docs/kernels.md
+schema: ## rewrite docs/schema and the list of kinds in docs/json.md from the types
+	go test ./internal/ui/report -run '^TestSchemas$$' -update
+
+test-kernels: ## run the tests of the kernel parts on Linux 6.1 and 6.12 in qemu: hours; writes docs/kernels.md
 	@scripts/install-deps.sh kernels
 	@scripts/test-kernels.sh
 
-install: build ## install natkit and its man page below PREFIX (/usr/local)
+packages: ## make .deb, .rpm, the bare binaries, bill of materials and checksums below dist/
+	@scripts/packages.sh
+
+test-packages: ## install, upgrade under traffic, remove and purge the packages on a bare Debian of their own; needs root
+	@scripts/install-deps.sh packages
+	@scripts/test-packages.sh
+
+test-boot: ## boot a Debian with the package in qemu, reboot it, look what is back; needs root, takes minutes
+	@scripts/install-deps.sh packages kernels
+	@scripts/test-boot.sh
+
+test-arm64: ## run the arm64 build on an emulated machine: load every eBPF object, translate; needs root, takes minutes
+	@scripts/install-deps.sh packages arm64
+	@scripts/test-arm64.sh
+
+install: build ## install natkit, its man page and units below PREFIX (/usr/local)
 	install -D -m 755 natkit $(DESTDIR)$(PREFIX)/bin/natkit
 	install -D -m 644 docs/natkit.8 $(DESTDIR)$(PREFIX)/share/man/man8/natkit.8
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	for unit in deploy/systemd/*.service; do sed 's#/usr/bin/natkit#$(PREFIX)/bin/natkit#' $$unit >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}; done
 
 clean: ## remove what the other targets left in this folder
 	rm -rf natkit dist .cache

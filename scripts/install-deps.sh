@@ -3,7 +3,7 @@
 #
 # Install what a make target needs and this machine lacks, on Debian and Ubuntu.
 #
-#   scripts/install-deps.sh test|compare|race|lint|generate|kernels ...
+#   scripts/install-deps.sh test|compare|race|lint|generate|kernels|packages|arm64 ...
 #   scripts/install-deps.sh --list TARGET   only print the programs of a target
 #
 # Only packages whose program is missing are installed. Without root (or sudo
@@ -20,6 +20,7 @@ needs() {
         needs generate
         cat <<-'END'
 		promtool            prometheus
+		systemd-analyze     systemd
 		END
         ;;
     compare)
@@ -54,6 +55,19 @@ needs() {
 		turnutils_natdiscovery   coturn
 		END
         ;;
+    packages)
+        cat <<-'END'
+		mmdebstrap          mmdebstrap
+		lintian             lintian
+		rpm                 rpm
+		END
+        ;;
+    arm64)
+        cat <<-'END'
+		qemu-system-aarch64 qemu-system-arm
+		cpio                cpio
+		END
+        ;;
     lint)
         cat <<-'END'
 		shellcheck          shellcheck
@@ -82,7 +96,7 @@ needs() {
 		END
         ;;
     *)
-        echo "usage: $0 [--list] test|compare|race|lint|generate|kernels ..." >&2
+        echo "usage: $0 [--list] test|compare|race|lint|generate|kernels|packages|arm64 ..." >&2
         exit 2
         ;;
     esac

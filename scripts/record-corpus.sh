@@ -6,7 +6,7 @@
 #
 #   scripts/record-corpus.sh [PROGRAM...]
 #
-# PROGRAM is docker, firewalld or ufw; all of them without. Each runs from its Debian
+# PROGRAM is docker, firewalld, libvirt or ufw; all of them without. Each runs from its Debian
 # package in network, mount and process namespaces of its own and is not installed here: what
 # is missing is named. Needs root and ./natkit (make build). Run the tests of report with
 # -update afterwards, and read what the doctor says of each.
@@ -17,7 +17,7 @@ natkit=${NATKIT:-$PWD/natkit}
 
 if [ "${1:-}" != --inside ]; then
     mkdir -p "$corpus"
-    [ $# -gt 0 ] || set -- docker firewalld ufw
+    [ $# -gt 0 ] || set -- docker firewalld libvirt ufw
     for program in "$@"; do
         NATKIT=$natkit unshare -m --propagation private -n -p --fork --mount-proc --kill-child \
             scripts/record-corpus.sh --inside "$program" "$corpus"
@@ -95,6 +95,35 @@ firewalld)
     firewalld --nofork --nopid &
     until_true nft list chain inet firewalld nat_POST_external_allow
     ;;
+libvirt)
+    # The server is a virtual machine at the network that libvirt makes by itself; the port is
+    # published by a rule before libvirt's, as in its documentation's hook for that.
+    ip addr flush dev lan0
+    ip -n server addr flush dev eth0
+    # Users of its package, without which it does not start.
+    echo libvirt-qemu:x:64055:64055::/:/bin/false >>/etc/passwd
+    echo libvirt-qemu:x:64055: >>/etc/group
+    libvirtd >/run/libvirtd.log 2>&1 &
+    virsh=(virsh -c network:///system)
+    until_true "${virsh[@]}" net-list
+    "${virsh[@]}" net-define /dev/stdin <<'XML'
+<network>
+  <name>default</name>
+  <forward mode='nat'/>
+  <bridge name='virbr0' stp='on' delay='0'/>
+  <ip address='192.168.122.1' netmask='255.255.255.0'>
+    <dhcp><range start='192.168.122.100' end='192.168.122.254'/></dhcp>
+  </ip>
+</network>
+XML
+    "${virsh[@]}" net-start default
+    ip link set lan0 master virbr0
+    target=192.168.122.2
+    ip -n server addr add $target/24 dev eth0
+    ip -n server route replace default via 192.168.122.1
+    iptables -I FORWARD -o virbr0 -p tcp -d $target --dport 80 -j ACCEPT
+    iptables -t nat -I PREROUTING -p tcp --dport 8080 -j DNAT --to-destination $target:80
+    ;;
 docker)
     mkdir -p /run/root /run/exec
     dockerd --data-root /run/root --exec-root /run/exec -H unix:///run/docker.sock --pidfile /run/docker.pid \
@@ -108,7 +137,7 @@ docker)
     target=
     ;;
 *)
-    echo "$program is none of docker, firewalld, ufw" >&2
+    echo "$program is none of docker, firewalld, libvirt, ufw" >&2
     exit 2
     ;;
 esac

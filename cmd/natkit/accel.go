@@ -67,10 +67,7 @@ address, and replies to a masqueraded client, go through the stack; the other
 direction of such a flow is accelerated, and all other flows in both directions.
 
 Either everything is set up or nothing. The old setting is saved before it is
-changed, and natkit accel off restores it, even after natkit was killed.
-
-With -o json: done (false with --dry-run), interfaces (interface, xdp, xdp_transmit,
-reason), tcp, flows, memory_bytes, changes, bypassed (what, effect), warnings.`,
+changed, and natkit accel off restores it, even after natkit was killed.`,
 		Example: `  natkit accel on eth0 docker0 --dry-run
   natkit accel on eth0 docker0 --tcp-liberal
   natkit accel on eth0 eth1 --tcp-liberal --attach xdp --netns gateway`,
@@ -131,9 +128,7 @@ the window check until it ends; later connections are checked as before. If they
 cannot be marked, the setting stays, and natkit shows how to restore it later.
 
 With XDP, the driver may reset the card's queues when the program is removed and
-lose the packets in them; natkit cannot prevent that.
-
-With -o json: kept (what was not put back, each with why).`,
+lose the packets in them; natkit cannot prevent that.`,
 		Example: "  natkit accel off\n  natkit accel off --netns gateway",
 		Args:    noArgs,
 	}
@@ -165,11 +160,7 @@ set up since, or if a link or a setting has changed.
 
 natkit accel status does not show what a packet saves: that depends on the rules,
 the cards and the packet, and the path not taken cannot be measured here. natkit
-hooks --cost shows what the rules cost, natkit bench udp compares both paths.
-
-With -o json: since, interfaces (name, hooks, reason), tcp, flows_limit, stats
-(reasons by name, bytes, trusted, known), share (that bypassed the stack, of the TCP and UDP
-packets that came in and were not seen to be for this machine), changes, problems.`,
+hooks --cost shows what the rules cost, natkit bench udp compares both paths.`,
 		Example: "  natkit accel status\n  natkit accel status -o json",
 		Args:    noArgs,
 	}

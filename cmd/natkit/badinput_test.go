@@ -91,6 +91,19 @@ func TestBadFlags(t *testing.T) {
 	})
 }
 
+// Of a file in a directory that does not exist, the directory is named.
+func TestMissingDirectoryIsNamed(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	file := filepath.Join(missing, "deeper", "x")
+	for _, args := range [][]string{{"doctor", "--for", "1s", "--save", file}, {"import", "--from", file}, {"report", file}, {"up", "-f", file}} {
+		code, out, errs := runBad(t, "", args...)
+		refused(t, args, code, out, errs)
+		if want := missing + " does not exist, the directory of " + file; !strings.Contains(errs, want) {
+			t.Errorf("natkit %s: %q, want %q", strings.Join(args, " "), errs, want)
+		}
+	}
+}
+
 // Every flag that takes one of a few words refuses others with all of them, and with the one
 // that was probably meant.
 func TestFewWords(t *testing.T) {
@@ -107,7 +120,7 @@ func TestFewWords(t *testing.T) {
 		{"bench cps --protocol tpc", "tcp"}, {"bench ports --router ebfp", "ebpf"}, {"bench expiry --router ebfp", "ebpf"}, {"bench bulk --direction bth", "both"},
 		{"lab up publishd", "published"}, {"lab up published --client lcal", "local"}, {"lab up published --rules iptable", "iptables"}, {"lab up published --server ngnix", "nginx"},
 		{"lab run mtu-dorp", "mtu-drop"}, {"tune plan --confirm conntrack-acounting", "conntrack-accounting"}, {"report -o htm x.json", "html"}, {"kconfig -o fragmnt", "fragment"},
-		{"drops --cause conntrack-tablefull", "conntrack-table-full"}, {"doctor -o jsno", "json"}, {"profile -o foldd", "folded"}, {"doctr", "doctor"}, {"conntrack lst", "list"}, {"doctor --reduct", "redact"},
+		{"drops --cause conntrack-tablefull", "conntrack-table-full"}, {"doctor -o jsno", "json"}, {"profile -o foldd", "folded"}, {"doctr", "doctor"}, {"conntrack lst", "list"}, {"help doctr", "doctor"}, {"help lab rnu", "run"}, {"completion bsh", "bash"}, {"doctor --reduct", "redact"},
 	} {
 		args := strings.Fields(tt.args)
 		code, out, errs := runBad(t, "", args...)
@@ -132,7 +145,7 @@ func TestBadFiles(t *testing.T) {
 	files := map[string]string{
 		"missing": filepath.Join(dir, "not-there"), "folder": dir, "below a file": write("plain", "words\n") + "/below",
 		"empty": write("empty", ""), "binary": write("binary", strings.Repeat("\x7fELF\x00\x01\xff\xfe\n", 2000)), "words": write("words", "these are words\n"),
-		"cut": write("cut", `{"version": 1, "host": {"hostname": "x`), "other": write("other", `{"results": [1, 2, 3]}`), "list": write("list", "[]"),
+		"cut": write("cut", `{"schema": "natkit/snapshot/1", "host": {"hostname": "x`), "other": write("other", `{"results": [1, 2, 3]}`), "list": write("list", "[]"),
 	}
 	for _, command := range []string{
 		"doctor --from FILE", "doctor --from FILE --redact", "tune plan --from FILE", "report FILE", "report --compare FILE FILE", "conntrack list --from FILE", "conntrack stats --from FILE",

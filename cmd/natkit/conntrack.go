@@ -59,12 +59,7 @@ func newConntrackListCommand(e *env) *cobra.Command {
 		Short: "List the entries in the format of conntrack -L -o extended",
 		Long: `List the entries of the table in the format of "conntrack -L -o extended".
 
-With -o json each entry is an object in a line of its own: family, protocol,
-protocol_number, timeout_s, state, status (UNREPLIED, ASSURED, OFFLOAD,
-HW_OFFLOAD, SNAT, DNAT), original and reply (src, dst, sport, dport or what the
-protocol has in their place, zone, packets, bytes), mark, zone, age_s, use, id,
-start, stop, secctx, helper, labels. A key that the entry does not have is left
-out. If a natkit engine is running, a note shows whether its rules translate the
+If a natkit engine is running, a note shows whether its rules translate the
 entries. Sessions of the eBPF engine are not in the table: natkit sessions lists them.
 ` + fromHelp,
 		Example: `  natkit conntrack list
@@ -112,10 +107,6 @@ func newConntrackStatsCommand(e *env) *cobra.Command {
 SNAT and DNAT count translated entries, recognized by their addresses and ports, so
 they are the same for the live table and for a dump. A dump does not show
 whether an offloaded entry is assured.
-
-With -o json: entries, max (live), dump_s, interrupted (the table changed while
-it was read), unreadable, cut (the dump has no end), by_protocol, by_state,
-by_status, natkit_engine (where one is up: kind, sessions, entries, note, see).
 ` + fromHelp,
 		Example: `  natkit conntrack stats
   natkit conntrack stats --dst 172.17.0.2 -o json
@@ -156,11 +147,6 @@ destination, so look at the first row of nat.
 Counts are exact up to 32768 different addresses or ports. With more, each one
 with more than 1/32768 of the entries is still found, no count is too high, and
 the column missed shows by how much it may be too low.
-
-With -o json: by, entries, interrupted, unreadable, natkit_engine (where one is up:
-kind, sessions, entries, note, see), rows; a row has entries,
-missed and, by source and destination, addr and unreplied; by dport, protocol,
-port and unreplied; by nat, protocol, outside, dest, min_port and max_port.
 ` + fromHelp,
 		Example: `  natkit conntrack top
   natkit conntrack top --by nat --proto tcp
@@ -207,12 +193,7 @@ The size of an entry is read from the kernel's slab information, which needs
 root. An entry uses 128 bytes more if it is masqueraded, accounted, time-stamped,
 labelled or watched by events; no file shows which entries are, so both sums are
 shown. The limit is one number for the host, but each namespace counts its own
-entries; all namespaces share the hash and its chains.
-
-With -o json: count, max, buckets, host_entries, object_bytes, object_source,
-extension_bytes, bucket_bytes, chain_now, chain_full, hash_bytes, entries_bytes, now_bytes, full_bytes,
-now_with_extensions_bytes, full_with_extensions_bytes, slab_bytes, unknown (what
-can't be read here, and why), natkit_engine (where one is up: kind, sessions, note, see).`,
+entries; all namespaces share the hash and its chains.`,
 		Example: `  natkit conntrack memory
   natkit conntrack memory --netns gateway -o json`,
 		Args: noArgs,
@@ -245,11 +226,7 @@ enter, live from the kernel's events.
 Events that the kernel could not deliver are counted as lost. If
 net.netfilter.nf_conntrack_events is 2, the present default, only entries that are
 created while a program listens have events; older entries end without one, and
-only the number of entries shows it.
-
-With -o json an object a line for each interval: time, seconds, new_per_second,
-destroyed_per_second, entered_per_second and ended_per_second (by TCP state: the
-one come into, and the one destroyed in), lost_events, count, max.`,
+only the number of entries shows it.`,
 		Example: `  natkit conntrack watch
   natkit conntrack watch --interval 5s --for 1m --proto tcp
   natkit conntrack watch --netns gateway --for 10s -o json`,

@@ -60,11 +60,12 @@ SNAT                    1  33.3 %
 UNREPLIED               1  33.3 %
 `},
 		{"stats --proto udp -o json", `{
+  "schema": "natkit/conntrack-stats/1",
   "entries": 1,
   "dump_s": 0,
   "interrupted": false,
   "unreadable": 2,
-  "cut": true,
+  "truncated": true,
   "by_protocol": {
     "udp": 1
   },
@@ -81,6 +82,7 @@ UNREPLIED               1  33.3 %
 1        33.3 %  tcp       100.64.0.1  1.1.1.1:443  60162-60162
 `},
 		{"top --by dport --unreplied -o json", `{
+  "schema": "natkit/conntrack-top/1",
   "by": "dport",
   "entries": 1,
   "interrupted": false,
@@ -98,7 +100,7 @@ UNREPLIED               1  33.3 %
 		{"list --state TIME_WAIT,ESTABLISHED", `ipv4     2 tcp      6 7 TIME_WAIT src=192.168.0.2 dst=192.168.0.96 sport=51744 dport=8080 src=172.17.0.2 dst=192.168.0.2 sport=8080 dport=51744 [ASSURED] mark=0 use=1
 ipv4     2 tcp      6 27 ESTABLISHED src=192.168.1.18 dst=1.1.1.1 sport=60162 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=60162 [ASSURED] mark=0 secctx=system_u:object_r:unlabeled_t:s0 use=1
 `},
-		{"list --src 192.168.1.0/24 -o json", `{"family":"ipv4","protocol":"tcp","protocol_number":6,"timeout_s":27,"state":"ESTABLISHED","status":["ASSURED","SNAT"],"original":{"src":"192.168.1.18","dst":"1.1.1.1","sport":60162,"dport":443},"reply":{"src":"1.1.1.1","dst":"100.64.0.1","sport":443,"dport":60162},"mark":0,"use":1,"secctx":"system_u:object_r:unlabeled_t:s0"}
+		{"list --src 192.168.1.0/24 -o json", `{"schema":"natkit/conntrack-entry/1","family":"ipv4","protocol":"tcp","protocol_number":6,"timeout_s":27,"state":"ESTABLISHED","status":["ASSURED","SNAT"],"original":{"source":{"address":"192.168.1.18","port":60162},"destination":{"address":"1.1.1.1","port":443}},"reply":{"source":{"address":"1.1.1.1","port":443},"destination":{"address":"100.64.0.1","port":60162}},"mark":0,"use":1,"secctx":"system_u:object_r:unlabeled_t:s0"}
 `},
 		{"list --family ipv6", ""},
 	} {
@@ -216,16 +218,16 @@ func TestConntrackLive(t *testing.T) {
 		return v
 	}
 	stats := asJSON("stats")
-	if stats["entries"] != 7.0 || fmt.Sprint(stats["by_state"]) != "map[SYN_RECV:7]" || stats["max"].(float64) <= 0 {
+	if stats["entries"] != 7.0 || fmt.Sprint(stats["by_state"]) != "map[SYN_RECV:7]" || stats["entries_max"].(float64) <= 0 {
 		t.Errorf("stats %v", stats)
 	}
 	memory := asJSON("memory")
-	object, buckets := memory["object_bytes"].(float64), memory["buckets"].(float64)*memory["bucket_bytes"].(float64)
-	if memory["count"] != 7.0 || memory["now_bytes"] != 7*object+buckets || memory["full_bytes"] != memory["max"].(float64)*object+buckets {
+	object, buckets := memory["entry_bytes"].(float64), memory["buckets"].(float64)*memory["bucket_bytes"].(float64)
+	if memory["entries"] != 7.0 || memory["now_bytes"] != 7*object+buckets || memory["full_bytes"] != memory["entries_max"].(float64)*object+buckets {
 		t.Errorf("memory %v", memory)
 	}
 	watch := asJSON("watch", "--interval", "100ms", "--for", "100ms")
-	if watch["count"] != 7.0 || watch["new_per_second"] != 0.0 || watch["lost_events"] != 0.0 {
+	if watch["entries"] != 7.0 || watch["new_per_second"] != 0.0 || watch["lost_events"] != 0.0 {
 		t.Errorf("watch %v", watch)
 	}
 	code, stdout, stderr := runConntrack(t, "", "list", "--netns", name, "--src", "198.18.0.3")

@@ -61,6 +61,13 @@ once, and reads the end values of all. A namespace takes about 20 milliseconds o
 CPU time; one with conntrack entries also a walk through the machine's table, which
 --no-dump leaves out. It needs root. --save writes one file for all of them.
 
+--at judges what natkit monitor recorded, with the causes of this natkit: of each
+namespace the facts that are nearest to that time. --since judges all facts since
+then and shows the worst window of each finding. --netns selects one namespace.
+
+--diff A B compares two files of --save, or two recorded times: findings that are
+new, gone or still there, and what is configured otherwise.
+
 -o html is one self-contained page to attach to a ticket: the findings with charts
 of the window, the facts, and what could not be seen.
 
@@ -77,8 +84,20 @@ others were.`,
   natkit doctor --save facts.json
   natkit doctor --from facts.json
   natkit doctor --from facts.json --redact --save redacted.json
-  natkit doctor --redact -o html > ticket.html`,
-		Args: noArgs,
+  natkit doctor --redact -o html > ticket.html
+  natkit doctor --at 03:12
+  natkit doctor --since 1h
+  natkit doctor --diff before.json after.json
+  natkit doctor --diff 02:00 03:12`,
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if o.diff != "" {
+			if len(args) != 1 {
+				return usagef("--diff wants two: natkit doctor --diff A B, each a file of --save or a time such as 03:12")
+			}
+			return nil
+		}
+		return noArgs(cmd, args)
 	}
 	f := cmd.Flags()
 	f.Var((*secondsFlag)(&o.window), "for", "how long to watch, in `seconds` or with a unit")
@@ -87,8 +106,37 @@ others were.`,
 	f.StringVar(&o.save, "save", "", "write the facts to `FILE`, too")
 	f.StringVar(&o.from, "from", "", "judge the facts in `FILE` (- is stdin) instead of this machine's")
 	f.BoolVar(&o.redact, "redact", false, "replace addresses and names, everywhere alike")
+	f.StringVar(&o.at, "at", "", "judge what natkit monitor recorded at this `time`, such as 03:12")
+	f.StringVar(&o.since, "since", "", "judge all that natkit monitor recorded since this `time`")
+	f.StringVar(&o.diff, "diff", "", "compare the facts `A` with those of the argument B, each a file or a time")
+	f.StringVar(&o.history, "history", "", "`FOLDER` of the recorded history")
 	out := outputFlag(cmd, "text", "json", "html")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if o.diff != "" {
+			for _, name := range []string{"for", "no-dump", "from", "all-netns", "at", "since", "save", "redact"} {
+				if cmd.Flags().Changed(name) {
+					return usagef("--%s does not go with --diff, which compares what is there", name)
+				}
+			}
+			if *out == "html" {
+				return usagef("--diff has no HTML: use text or json")
+			}
+			return o.compared(e, o.diff, args[0], *out)
+		}
+		if o.at != "" || o.since != "" {
+			for _, name := range []string{"for", "no-dump", "from", "all-netns"} {
+				if cmd.Flags().Changed(name) {
+					return usagef("--%s does not go with --at and --since: what was recorded is what it is", name)
+				}
+			}
+			if o.at != "" && o.since != "" {
+				return usagef("--at and --since exclude each other: one is a time, the other a span")
+			}
+			if o.save != "" && o.since != "" {
+				return usagef("--save does not go with --since: use --at")
+			}
+			return o.recorded(e, *out)
+		}
 		if o.from != "" {
 			for _, name := range []string{"for", "no-dump", "save", "netns", "all-netns"} {
 				if cmd.Flags().Changed(name) && !(name == "save" && o.redact) {
@@ -362,6 +410,8 @@ type doctorOptions struct {
 	redact     bool
 	allNetns   bool
 	save, from string
+
+	at, since, diff, history string // of what natkit monitor recorded
 }
 
 // facts takes a Snapshot of this machine, or of the file that was given.

@@ -40,7 +40,7 @@ func saved(t *testing.T, s *snapshot.Snapshot) string {
 // is full.
 func healthyFacts() *snapshot.Snapshot {
 	return &snapshot.Snapshot{
-		Version: snapshot.Version, TakenAt: time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC), WindowSeconds: 10,
+		TakenAt: time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC), WindowSeconds: 10,
 		Host:         snapshot.Host{Hostname: "gw1", Kernel: "6.18.44", CPUs: 2, MemoryBytes: 8 << 30},
 		Netns:        snapshot.Netns{Inode: 4026531833, Init: true},
 		Capabilities: []snapshot.Capability{{Name: snapshot.CanConntrack, OK: true}, {Name: snapshot.CanDrops, Reason: "no BPF here", Costs: "places are not told"}},
@@ -67,7 +67,7 @@ func TestDoctorFrom(t *testing.T) {
 	}{
 		{"healthy", healthy, exitUnjudged, []string{"gw1; Linux 6.18.44; watched for 10.0 s", "NOT JUDGED", "Nothing wrong was found among what could be judged.", "180 of 262144", "drop-tracing: no BPF here; so places are not told"}},
 		{"full", full, exitFindings, []string{"CRITICAL [conntrack-table-full]", "nf_conntrack_max"}},
-		{"nothing known", `{"version": 1}`, exitUnjudged, []string{"cannot judge anything"}},
+		{"nothing known", `{"schema": "natkit/snapshot/1"}`, exitUnjudged, []string{"cannot judge anything"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, out, errs := doctor(t, t.Context(), c.facts, "--from", "-")
@@ -90,7 +90,7 @@ func TestDoctorFrom(t *testing.T) {
 			code, out, _ = doctor(t, t.Context(), c.facts, "--from", "-", "-o", "json")
 			var result struct {
 				Kernel       string
-				Window       float64 `json:"window_s"`
+				Window       float64 `json:"interval_s"`
 				Capabilities []snapshot.Capability
 				Findings     []struct {
 					Code, Severity, Title, Why string
@@ -130,10 +130,10 @@ func TestDoctorRefuses(t *testing.T) {
 		{"--for soon", "", exitUsage, "soon"},
 		{"-o yaml", "", exitUsage, "yaml"},
 		{"here", "", exitUsage, "here"},
-		{"--from /nowhere/facts.json", "", exitError, "/nowhere/facts.json does not exist"},
+		{"--from /nowhere/facts.json", "", exitError, "/nowhere does not exist"},
 		{"--from .", "", exitError, "is a directory"},
 		{"--from -", "{", exitError, "it is cut off"},
-		{"--from -", `{"version": 99}`, exitError, "use a newer natkit"},
+		{"--from -", `{"schema": "natkit/snapshot/99"}`, exitError, "use a newer natkit"},
 		{"--for 10ms --netns no-such-namespace", "", exitError, "not found"},
 		{"--for 10ms --save /nowhere/facts.json", "", exitError, "/nowhere/facts.json"},
 	} {
@@ -307,7 +307,7 @@ func TestDoctorAllNetns(t *testing.T) {
 	// As it is taken, and judged again from the file; without what tells whose it is.
 	file := filepath.Join(t.TempDir(), "all.json")
 	type namespace struct {
-		Netns    snapshot.Netns
+		Netns    snapshot.Netns `json:"namespace"`
 		Findings []struct{ Code string }
 	}
 	for _, args := range [][]string{{"--all-netns", "--for", "0.2s", "--redact", "--save", file}, {"--from", file}} {

@@ -46,13 +46,7 @@ host are watched unless --netns names one. Packets dropped by a network card or 
 XDP do not reach the stack and are not counted.
 
 It needs root, or CAP_BPF and CAP_PERFMON. Without CAP_SYSLOG places are shown as
-addresses, and without CAP_SYS_ADMIN interfaces of other namespaces as numbers.
-
-With -o json each interval is one object in a line of its own: at, interval_s,
-rows (count, location, reason, netns, namespace, interface, cause, benign,
-samples, stacks; sampled and matching with --host or --port), lost_events,
-benign_packets and filtered_packets: packets in rows that are shown only with
---all, and in rows that do not match.`,
+addresses, and without CAP_SYS_ADMIN interfaces of other namespaces as numbers.`,
 		Example: `  natkit drops
   natkit drops --interval 1s --for 10s --netns gateway
   natkit drops --host 192.168.0.7 --port 443

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -123,6 +124,9 @@ var errnoWords = map[syscall.Errno]string{
 func fileInWords(op, path string, err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		if folder := missingFolder(path); folder != "" {
+			return fmt.Sprintf("%s does not exist, the directory of %s", folder, path)
+		}
 		return path + " does not exist"
 	case errors.Is(err, syscall.EISDIR):
 		return path + " is a directory, not a file"
@@ -132,6 +136,17 @@ func fileInWords(op, path string, err error) string {
 		return path + ": permission denied"
 	}
 	return fmt.Sprintf("%s %s: %s", op, path, inWords(err))
+}
+
+// missingFolder is the first directory on the way to a file that does not exist, "" if only the file itself does not.
+func missingFolder(path string) (missing string) {
+	for folder := filepath.Dir(path); folder != filepath.Dir(folder); folder = filepath.Dir(folder) {
+		if _, err := os.Stat(folder); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		missing = folder
+	}
+	return missing
 }
 
 // flagError says which flag is wrong, and what it takes.

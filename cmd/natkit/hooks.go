@@ -36,9 +36,7 @@ the first packet of a flow to these chains.
 
 A BPF program reads the kernel's own lists, which needs root or CAP_BPF and
 CAP_PERFMON. Without these natkit asks the kernel by netlink, if the kernel was built
-with CONFIG_NETFILTER_NETLINK_HOOK. With -o json the answer is one object: netns and
-hooks (family, hook, priority, function, owner, device, chain, via), and natkit_engine
-where one of natkit's own is up, whose packets do not come to these hooks.
+with CONFIG_NETFILTER_NETLINK_HOOK.
 
 With --cost natkit measures the share of CPU time of each function and the number of
 packets on each hook, and shows which functions no rule in use needs, with the

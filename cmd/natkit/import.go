@@ -178,11 +178,7 @@ hairpinning, are noted and do not count as lost.
 
 Interfaces not named by --inside and --outside are taken from the rules. --local
 names the gateway's own external addresses, for rules that match any local address;
-if natkit runs the program, it reads them from the machine.
-
-With -o json: inside, outside; pools, a list of {name, addresses, ports}; rules,
-a list of rules as text; notes, a list of {line, rule, why, lost}, lost where
-the rule file does not do what the rule did.`,
+if natkit runs the program, it reads them from the machine.`,
 		Example: `  natkit import --from nft --inside eth1 --outside eth0 > nat.yaml
   natkit import --from iptables --netns blue --inside eth1 --outside eth0
   iptables-save | natkit import --from - --outside eth0 --local 203.0.113.5`,

@@ -47,7 +47,7 @@ func TestMeasurementsInterrupted(t *testing.T) {
 		code := run(ctx, append(strings.Fields(line), "-o", "json"), &env{stdin: strings.NewReader(""), stdout: &out, stderr: errs})
 		cancel()
 		first, _, _ := strings.Cut(errs.String(), "\n")
-		if code != exitError || !strings.Contains(first, "about ") || !strings.Contains(errs.String(), "natkit: interrupted") {
+		if code != exitError || !strings.Contains(first, "about ") || !strings.Contains(errs.String(), `"error":"interrupted`) {
 			t.Errorf("natkit %s: exit code %d, %s", line, code, errs.String())
 			continue
 		}

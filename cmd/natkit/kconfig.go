@@ -25,12 +25,7 @@ packet or memory, each with the reason.
 
 The running kernel's configuration is read from /proc/config.gz or
 /boot/config-VERSION. -o fragment writes the options to change in the form that the
-kernel's scripts/kconfig/merge_config.sh merges into a .config.
-
-With -o json: kernel, source; lacks, spare and well, lists of {name, kind (needed,
-useful, spare, debug), value, reason, set}; value is left out where the
-configuration does not have the option, set where it is right as
-it is, or a matter of choice.`,
+kernel's scripts/kconfig/merge_config.sh merges into a .config.`,
 		Example: `  natkit kconfig
   natkit kconfig --from /boot/config-6.1.0-18-amd64
   natkit kconfig -o fragment > nat.config`,

@@ -59,9 +59,7 @@ func newLabUpCommand(e *env) *cobra.Command {
              container as Docker does: DNAT, masquerading, a bridge with
              br_netfilter, a FORWARD chain that drops by default
 
-Remains of labs whose natkit was killed are removed first.
-
--o json: the lab as in "natkit lab list"; with --dry-run {"plan": [line...]}.`,
+Remains of labs whose natkit was killed are removed first.`,
 		Example: `  natkit lab up published
   natkit lab up published --client local --rules iptables --server nginx
   natkit lab up routed --name two --clients 4 --client-addr 10.1.0.10/16 --near-addr 10.1.0.1
@@ -132,9 +130,7 @@ func newLabDownCommand(e *env) *cobra.Command {
 		Short: "Remove labs",
 		Long: `Remove labs: everything that natkit created according to their journals, and nothing
 else. A lab that a running natkit owns or is creating is left alone; with --all that
-is not an error.
-
--o json: {"down": [NAME...], "in_use": [why it was left alone...]}.`,
+is not an error.`,
 		Example: "  natkit lab down published\n  natkit lab down --all",
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -181,7 +177,7 @@ is not an error.
 // showPlan prints what a dry run found.
 func showPlan(e *env, format string, plan []string) error {
 	if format == "json" {
-		return report.JSON(e.stdout, map[string][]string{"plan": plan})
+		return report.JSON(e.stdout, report.LabPlan{Plan: plan})
 	}
 	for _, line := range plan {
 		fmt.Fprintln(e.stdout, line)
@@ -197,10 +193,7 @@ func newLabListCommand(e *env) *cobra.Command {
 
 States: up (until removed), owned (ends with the process that created it), making
 (not complete yet), remains (left by a killed process; the next "natkit lab up" and
-"natkit lab down --all" remove it).
-
--o json: a list of {"name", "topology", "state", "pid", "rules", "server", "url",
-"direct_url", "nodes": [{"role", "netns", "addr"}]}.`,
+"natkit lab down --all" remove it).`,
 		Example: "  natkit lab list\n  natkit lab list -o json",
 		Args:    noArgs,
 	}
@@ -211,7 +204,7 @@ States: up (until removed), owned (ends with the process that created it), makin
 			return err
 		}
 		if *out == "json" {
-			return report.JSON(e.stdout, infos)
+			return report.JSON(e.stdout, report.Labs{Labs: infos})
 		}
 		return report.LabList(e.stdout, infos)
 	}

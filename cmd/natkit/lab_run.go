@@ -49,7 +49,7 @@ and reported the fault first in between.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if list {
 			if *out == "json" {
-				return report.JSON(e.stdout, report.Faults(faults))
+				return report.JSON(e.stdout, report.NewFaults(faults))
 			}
 			return report.FaultList(e.stdout, faults)
 		}

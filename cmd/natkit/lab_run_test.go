@@ -29,19 +29,19 @@ func TestLabRunList(t *testing.T) {
 	if code := run(t.Context(), []string{"lab", "run", "--list", "-o", "json"}, &env{stdout: &out, stderr: &out}); code != exitOK {
 		t.Fatalf("exit %d: %s", code, out.String())
 	}
-	var list []report.FaultInfo
+	var list report.Faults
 	if err := json.Unmarshal(out.Bytes(), &list); err != nil {
 		t.Fatal(err)
 	}
 	want := slices.DeleteFunc(causes.Catalogue(), func(c causes.Cause) bool { return c.NoLab != "" })
-	if len(list) != len(want) {
-		t.Errorf("%d scenarios for %d causes that a lab can show", len(list), len(want))
+	if len(list.Faults) != len(want) {
+		t.Errorf("%d scenarios for %d causes that a lab can show", len(list.Faults), len(want))
 	}
 	out.Reset()
 	if code := run(t.Context(), []string{"lab", "run", "--list"}, &env{stdout: &out, stderr: &out}); code != exitOK {
 		t.Errorf("exit %d: %s", code, out.String())
 	}
-	for _, f := range list {
+	for _, f := range list.Faults {
 		if !strings.Contains("\n"+out.String(), "\n"+f.Code+" ") {
 			t.Errorf("no line of %s in\n%s", f.Code, out.String())
 		}

@@ -20,6 +20,7 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/lab"
 	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/report"
 )
 
 // program builds the program once for the test and returns how to run it, with a
@@ -109,9 +110,9 @@ func TestLabCommands(t *testing.T) {
 		t.Errorf("second lab of the name: exit code %d: %s", code, errs)
 	}
 
-	var infos []lab.Info
+	var list report.Labs
 	out, _, _ = try(t, natkit("lab", "list", "-o", "json"))
-	if err := json.Unmarshal([]byte(out), &infos); err != nil || len(infos) != 1 || infos[0].Name != name || infos[0].State != lab.StateUp || len(infos[0].Nodes) != 5 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list.Labs) != 1 || list.Labs[0].Name != name || list.Labs[0].State != lab.StateUp || len(list.Labs[0].Nodes) != 5 {
 		t.Errorf("lab list -o json: %v: %s", err, out)
 	}
 	if out, _, _ := try(t, natkit("lab", "list")); !strings.Contains(out, name) || !strings.Contains(out, "http://192.168.0.96:8080/") {
@@ -172,7 +173,7 @@ func TestLabCommands(t *testing.T) {
 	if out, errs, code := try(t, natkit("lab", "down", name)); code != exitOK || out != "lab "+name+" is down\n" {
 		t.Errorf("lab down: exit code %d: %s%s", code, out, errs)
 	}
-	if out, _, code := try(t, natkit("lab", "down", "--all", "-o", "json")); code != exitOK || strings.Join(strings.Fields(out), "") != `{"down":[],"in_use":[]}` {
+	if out, _, code := try(t, natkit("lab", "down", "--all", "-o", "json")); code != exitOK || strings.Join(strings.Fields(out), "") != `{"schema":"natkit/lab-down/1","down":[],"in_use":[]}` {
 		t.Errorf("lab down --all -o json of none: exit code %d: %s", code, out)
 	}
 	if out, _, code := try(t, natkit("lab", "list")); code != exitOK || out != "no lab\n" {

@@ -89,6 +89,7 @@ func TestLackingReaders(t *testing.T) {
 		rights  = "this process is root without CAP_NET_ADMIN, CAP_SYS_ADMIN"
 		noTypes = "mount -t sysfs sysfs /sys"
 		unsure  = "No change is known to be needed, but not everything could be judged"
+		onHost  = "Only the host shows neighbour-table-full, "
 	)
 	type try struct {
 		args string
@@ -109,7 +110,10 @@ func TestLackingReaders(t *testing.T) {
 	}
 	table := []string{"conntrack list", "conntrack stats", "conntrack top"}
 	tracers := []string{"drops --for 1", "hooks", "profile --for 1"}
-	always := slices.Concat(works("conntrack memory", "top --once", "kconfig"), []try{{"tune plan --for 1", exitOK, unsure}, {"tune apply --dry-run --for 1", exitUnjudged, unsure}})
+	unknown := []try{{"tune plan --for 1", exitOK, unsure}, {"tune apply --dry-run --for 1", exitUnjudged, unsure}}
+	// What is lacking is for the host's tune.
+	hosts := []try{{"tune plan --for 1", exitOK, "Nothing to change: "}, {"tune plan --for 1", exitOK, onHost}, {"tune apply --dry-run --for 1", exitOK, onHost}}
+	always := works("conntrack memory", "top --once", "kconfig")
 	fresh := slices.Concat(always, works("tune history", "tune rollback", "lab list"), refuses(down, "status", "rules", "sessions"), refuses(off, "accel status"))
 	roots := refuses(sudo, "tune history", "tune rollback", "tune apply --for 1", "lab list", "status", "rules", "sessions", "accel status")
 	nothing := slices.Concat(refuses(down, "down"), refuses(off, "accel off"))
@@ -120,15 +124,15 @@ func TestLackingReaders(t *testing.T) {
 		lacks []ktest.Lack
 		tries []try
 	}{
-		{[]ktest.Lack{ktest.NoRoot}, slices.Concat(fresh, doctor("run as root"), refuses("needs root, or CAP_NET_ADMIN", table...), refuses("run as root", tracers...),
+		{[]ktest.Lack{ktest.NoRoot}, slices.Concat(fresh, unknown, doctor("run as root"), refuses("needs root, or CAP_NET_ADMIN", table...), refuses("run as root", tracers...),
 			refuses(sudo, "accel on in out", "up -f RULES", "down", "accel off", "tune apply --for 1"), refuses("needs root", "doctor --all-netns --for 1"), refuses("must be root", "import --from iptables"))},
-		{[]ktest.Lack{ktest.NoRoot, ktest.NotFresh}, slices.Concat(always, roots)},
-		{[]ktest.Lack{ktest.NoRights}, slices.Concat(fresh, nothing, doctor("root here lacks the capability"), refuses(rights, table...),
+		{[]ktest.Lack{ktest.NoRoot, ktest.NotFresh}, slices.Concat(always, unknown, roots)},
+		{[]ktest.Lack{ktest.NoRights}, slices.Concat(fresh, unknown, nothing, doctor("root here lacks the capability"), refuses(rights, table...),
 			refuses(rights, "hooks", "drops --for 1"), refuses("CAP_SYSLOG", "profile --for 1"), refuses("must be root", "import --from nft"))},
-		{[]ktest.Lack{ktest.NoSys}, slices.Concat(fresh, nothing, doctor(noTypes), works(table...), refuses(noTypes, tracers...))},
-		{[]ktest.Lack{ktest.NoBPFFS, ktest.NoTracefs, ktest.NoPrograms}, slices.Concat(fresh, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...),
+		{[]ktest.Lack{ktest.NoSys}, slices.Concat(fresh, unknown, nothing, doctor(noTypes), works(table...), refuses(noTypes, tracers...))},
+		{[]ktest.Lack{ktest.NoBPFFS, ktest.NoTracefs, ktest.NoPrograms}, slices.Concat(fresh, hosts, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...),
 			refuses("is not installed (or give its output from elsewhere with --from FILE)", "import --from iptables", "import --from nft"))},
-		{[]ktest.Lack{ktest.ReadOnlyRun}, slices.Concat(fresh, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...))},
+		{[]ktest.Lack{ktest.ReadOnlyRun}, slices.Concat(fresh, hosts, nothing, doctor("neighbour-table-full"), works(table...), works(tracers...))},
 	} {
 		var names []string
 		for _, lack := range c.lacks {

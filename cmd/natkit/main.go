@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,11 +16,13 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/choice"
 )
@@ -74,6 +77,7 @@ func finish(code int, failed error, stderr io.Writer) int {
 // run executes one command line and returns the exit code.
 func run(ctx context.Context, args []string, e *env) int {
 	root := newRoot(e)
+	refuseUnknownWords(root)
 	root.SetArgs(args)
 	root.SetIn(e.stdin)
 	root.SetOut(e.stdout)
@@ -90,12 +94,45 @@ func run(ctx context.Context, args []string, e *env) int {
 	case errors.Is(err, errUnjudged):
 		return exitUnjudged
 	case errors.As(err, &usage):
-		fmt.Fprintf(e.stderr, "natkit: %s\n", inWords(err))
-		return exitUsage
+		return e.fail(args, err, inWords(err), exitUsage)
 	default:
-		fmt.Fprintf(e.stderr, "natkit: %s%s\n", inWords(err), hint(err, os.Geteuid(), args))
-		return exitError
+		return e.fail(args, err, inWords(err)+hint(err, os.Geteuid(), args), exitError)
 	}
+}
+
+// fail reports on standard error why a command failed, as an object where -o json is asked
+// for, and returns its exit code.
+func (e *env) fail(args []string, err error, text string, code int) int {
+	if !asksForJSON(args) {
+		fmt.Fprintf(e.stderr, "natkit: %s\n", text)
+		return code
+	}
+	shown := report.Error{Error: text, ExitCode: code}
+	if problems := (rulefile.Problems)(nil); errors.As(err, &problems) {
+		shown.Problems = problems
+	}
+	if err := report.JSONLine(e.stderr, shown); err != nil {
+		fmt.Fprintf(e.stderr, "natkit: %s\n", text)
+	}
+	return code
+}
+
+// asksForJSON tells whether a command line has -o json. It reads the arguments themselves:
+// what is wrong may be another flag, after which none is parsed.
+func asksForJSON(args []string) bool {
+	for i, a := range args {
+		switch a {
+		case "--":
+			return false
+		case "-ojson", "-o=json", "--output=json":
+			return true
+		case "-o", "--output":
+			if i+1 < len(args) && args[i+1] == "json" {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // errFindings makes natkit exit with 3; the findings, or what an import lost, are printed
@@ -145,7 +182,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		commands []*cobra.Command
 	}{
 		{"Diagnose", []*cobra.Command{newDoctorCommand(e), newHooksCommand(e), newProfileCommand(e), newKconfigCommand(e)}},
-		{"Watch", []*cobra.Command{newTopCommand(e), newDropsCommand(e), newConntrackCommand(e)}},
+		{"Watch", []*cobra.Command{newTopCommand(e), newDropsCommand(e), newTraceCommand(e), newConntrackCommand(e), newMonitorCommand(e), newHistoryCommand(e)}},
 		{"Fix", []*cobra.Command{newTuneCommand(e)}},
 		{"Gateway", []*cobra.Command{
 			newUpCommand(e), newApplyCommand(e), newDownCommand(e), newServeCommand(e), newStatusCommand(e), newRulesCommand(e),
@@ -162,8 +199,47 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		}
 	}
 	root.AddCommand(newVersionCommand(e))
+	for _, k := range report.Kinds {
+		nameKind(root, k)
+	}
 	completions(root)
 	return root
+}
+
+// refuseUnknownWords has cobra's own commands, help and completion, refuse a word that they do not know: they
+// would print a help text and end with 0.
+func refuseUnknownWords(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				if found, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+					return argumentsError(found, rest)
+				}
+				return nil
+			}
+		case "completion":
+			cmd.Args, cmd.RunE = noArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
+}
+
+// nameKind adds to the help of the commands that write a kind of object what it is.
+func nameKind(root *cobra.Command, k report.Kind) {
+	const begin = "With -o json: "
+	for _, path := range strings.Split(k.Command, ", ") {
+		cmd, _, err := root.Find(strings.Fields(path))
+		if err != nil || cmd == root {
+			continue
+		}
+		if i := strings.LastIndex(cmd.Long, begin); i >= 0 {
+			cmd.Long = strings.TrimSuffix(cmd.Long, " (docs/json.md).") + ", " + k.Schema() + " (docs/json.md)."
+			continue
+		}
+		cmd.Long = strings.TrimRight(cmp.Or(cmd.Long, cmd.Short+"."), "\n") + "\n\n" + begin + k.Schema() + " (docs/json.md)."
+	}
 }
 
 // noArgs, exactArgs: cobra's argument checks, as usage errors.

@@ -117,11 +117,7 @@ are configured and refuses to start without --bypass.
 
 Either everything is set up or nothing. What natkit changes in the namespace
 (forwarding, ports reserved for NAT, proxy neighbours) is recorded first, and natkit
-down restores it, even after natkit was killed.
-
-With -o json: file, done (false with --dry-run), engine, rules, interfaces
-(interface, xdp, xdp_transmit, reason), outside_addresses, memory_bytes, changes,
-bypassed (what, effect), warnings.`,
+down restores it, even after natkit was killed.`,
 		Example: `  natkit up -f nat.yaml --dry-run
   natkit up -f nat.yaml
   natkit up -f nat.yaml --engine nft --netns gateway`,
@@ -148,10 +144,7 @@ addresses are read again, so applying the rules in use also attaches to an
 interface that was recreated and follows an address that has changed.
 
 Programs of another natkit version are replaced too, if both use the same data
-structures; no session is lost.
-
-With -o json: as natkit up, and added, removed (rules), detached (interfaces),
-undone (changes that are taken back), upgrade.`,
+structures; no session is lost.`,
 		Example: `  natkit apply -f nat.yaml --dry-run
   natkit apply -f nat.yaml
   natkit apply -f nat.yaml --netns gateway -o json`,
@@ -174,10 +167,7 @@ sessions end. Settings are restored, except those that somebody else has changed
 since: natkit reports these and leaves them.
 
 Engines of namespaces that no longer exist, which still hold memory, are removed
-too.
-
-With -o json: kept (what was changed by somebody else), cleaned (how many engines
-of namespaces that are gone).`,
+too.`,
 		Example: "  natkit down\n  natkit down --netns gateway",
 		Args:    noArgs,
 	}

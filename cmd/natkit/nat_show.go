@@ -30,14 +30,7 @@ func newStatusCommand(e *env) *cobra.Command {
 and the reason, sessions, free ports of each external address, packets by outcome
 since it started, and whether a natkit serve keeps it. Lines with ! report what has
 changed on the machine that a pinned program cannot notice, and what to do: natkit
-serve does it by itself.
-
-With -o json: engine, since, file, rules, interfaces (name, side: inside, outside or both, hooks, reason),
-outside_addresses (address, first_port, last_port, ports, free_tcp, free_udp,
-free_icmp, masquerade, one_to_one, leaving), sessions_limit, stats (reasons, bytes_in,
-bytes_out, sessions, mappings, sweep_age_ns, sweep_time_ns, sweep_looked,
-events_lost), serve (process, since, file, metrics, error; absent without one),
-changes, problems.`,
+serve does it by itself.`,
 		Example: "  natkit status\n  natkit status --netns gateway -o json",
 		Args:    noArgs,
 	}
@@ -73,9 +66,7 @@ func newRulesCommand(e *env) *cobra.Command {
 		Short: "List the rules in use and how often each is used",
 		Long: `List the rules in use, with the ID by which sessions name them. For engine ebpf the
 list shows how many sessions each rule has now, for engine nft how many connections
-it has translated since it was applied.
-
-With -o json a list of: id, rule, line, sessions or uses.`,
+it has translated since it was applied.`,
 		Example: "  natkit rules\n  natkit rules --netns gateway -o json",
 		Args:    noArgs,
 	}
@@ -91,7 +82,7 @@ With -o json a list of: id, rule, line, sessions or uses.`,
 			return err
 		}
 		if *out == "json" {
-			return report.JSON(e.stdout, rules)
+			return report.JSON(e.stdout, report.NATRules{Rules: rules})
 		}
 		return unlessPipeClosed(report.NATRulesText(e.stdout, rules))
 	}
@@ -105,10 +96,7 @@ func newMappingsCommand(e *env) *cobra.Command {
 		Long: `List the mappings of engine ebpf: the internal endpoint, the external address and
 port that all its sessions use, the number of sessions, and its filtering. A
 mapping without sessions is in hold-down: the same internal endpoint gets it back
-until its timeout.
-
-With -o json each is an object in a line of its own: class, inside, outside,
-sessions, filtering, resting.`,
+until its timeout.`,
 		Example: "  natkit mappings\n  natkit mappings --netns gateway -o json",
 		Args:    noArgs,
 	}
@@ -192,7 +180,7 @@ func (f *sessionFilter) wants(s *rulefile.Session) bool {
 	in := func(p netip.Prefix, a, b netip.AddrPort) bool {
 		return !p.IsValid() || p.Contains(a.Addr()) || p.Contains(b.Addr())
 	}
-	return in(f.sources, s.Source, s.SourceAfter) && in(f.destinations, s.Destination, s.DestinationAfter) &&
+	return in(f.sources, s.Source.AddrPort, s.SourceAfter.AddrPort) && in(f.destinations, s.Destination.AddrPort, s.DestinationAfter.AddrPort) &&
 		(f.number == rulefile.AnyProtocol || s.Protocol == f.number) && (f.state == "" || s.State == f.state) &&
 		(f.rule == "" || s.Rule == f.id)
 }
@@ -213,12 +201,7 @@ table of any size takes the same memory, and sessions that start or end during t
 listing may be missing. Sessions that have ended and wait for garbage collection are
 listed only with --state dead. Addresses are those of the side that opened the
 session, before and after translation. Packets and bytes are shown for the original
-and the reply direction.
-
-With -o json each is an object in a line of its own: protocol (its name, or its
-number if it has none here, as text), from, state,
-source, destination, source_translated, destination_translated, rule, age_ns,
-idle_ns, expires_ns, packets, bytes (two numbers each).`,
+and the reply direction.`,
 		Example: `  natkit sessions
   natkit sessions --source 192.168.0.0/24 --protocol tcp --state tcp_established
   natkit sessions --rule 1f3a9c02 -o json`,
@@ -260,10 +243,7 @@ func newEventsCommand(e *env) *cobra.Command {
 		Long: `Show sessions of engine ebpf as they are created, end or are refused, with the
 reason, until interrupted. The engine produces events only while somebody reads
 them; two readers share them. Events that found no room are counted by natkit
-status (events_lost).
-
-With -o json each is an object in a line of its own: time, kind (created, ended,
-refused), reason, session as natkit sessions has it.`,
+status (lost_events).`,
 		Example: `  natkit events
   natkit events --kind refused
   natkit events --source 192.168.0.7 -o json`,
@@ -328,9 +308,7 @@ or those of --file; routes and addresses are the namespace's. Nothing is sent.
 
 PACKET is [PROTOCOL] SOURCE[:PORT] -> DESTINATION[:PORT] in INTERFACE, in one
 argument or several; the arrow must be quoted in a shell. The default protocol is
-tcp if a port is given, otherwise icmp.
-
-With -o json: packet, steps (stage, rule, line, applies, why).`,
+tcp if a port is given, otherwise icmp.`,
 		Example: `  natkit explain 'tcp 192.168.0.5:40000 -> 192.0.2.1:80 in eth1'
   natkit explain -f nat.yaml '192.168.0.5 -> 192.0.2.1 in eth1'`,
 		Args: asUsage(cobra.MinimumNArgs(1)),

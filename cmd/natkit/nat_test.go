@@ -18,6 +18,7 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 	"natkit/internal/ui/report"
 )
@@ -48,17 +49,15 @@ func TestNATUsage(t *testing.T) {
 	}
 }
 
-// The life of a gateway by its commands: dry run, up, what shows it, apply, down.
-func TestNATCommands(t *testing.T) {
-	ktest.Root(t)
-	ktest.RunDir(t)
+// twoLinks makes a namespace with the links "in" and "out", each with an address, and returns its name.
+func twoLinks(t *testing.T) string {
+	t.Helper()
 	name := ktest.Name(t)
 	ns, err := netns.Create(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer netns.Delete(name)
-	defer ns.Close()
+	t.Cleanup(func() { _ = errors.Join(ns.Close(), netns.Delete(name)) })
 	if err := ns.Do(func() error {
 		var errs []error
 		for i, link := range []string{"in", "out"} {
@@ -72,6 +71,14 @@ func TestNATCommands(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	return name
+}
+
+// The life of a gateway by its commands: dry run, up, what shows it, apply, down.
+func TestNATCommands(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
+	name := twoLinks(t)
 	path := filepath.Join(t.TempDir(), "nat.yaml")
 	write := func(rule string) {
 		text := "inside: [in]\noutside: [out]\nlimits: {sessions: 1000, sources: 100}\nrules:\n  - " + rule + "\n"
@@ -125,7 +132,7 @@ func TestNATCommands(t *testing.T) {
 	// What shows the kernel's table says that these sessions are not in it.
 	for _, command := range []string{"conntrack stats", "conntrack top", "conntrack memory"} {
 		says(natkit(exitOK, command), "`natkit --netns "+name+" sessions`")
-		says(natkit(exitOK, command+" -o json"), `"kind": "ebpf"`)
+		says(natkit(exitOK, command+" -o json"), `"engine": "ebpf"`)
 	}
 	_, stdout, stderr := observed(t.Context(), "conntrack list --netns "+name)
 	if !strings.Contains(stderr, "the eBPF engine translates here") || strings.Contains(stdout, "engine") {
@@ -133,7 +140,7 @@ func TestNATCommands(t *testing.T) {
 	}
 	says(natkit(exitOK, "tune plan --for 100ms"), "has its own sessions (0 of 1000)")
 	says(natkit(exitOK, "hooks"), "bypass these hooks")
-	says(natkit(exitOK, "hooks --cost --for 200ms -o json"), `"kind": "ebpf"`)
+	says(natkit(exitOK, "hooks --cost --for 200ms -o json"), `"engine": "ebpf"`)
 	says(natkit(exitOK, "top --once -o json"), `"engine_rates"`)
 	write("masquerade: 10.0.0.0/25")
 	for _, dry := range []string{" --dry-run", ""} {
@@ -174,7 +181,7 @@ func TestRuleIDsHaveOneForm(t *testing.T) {
 	}
 	rules := []control.RuleUse{{ID: s.Rule, Rule: "masquerade: any", Sessions: &use}}
 	check("rules", report.NATRulesText(&shown, rules))
-	check("rules as JSON", report.JSON(&shown, rules))
+	check("rules as JSON", report.JSON(&shown, report.NATRules{Rules: rules}))
 	shown.Write(report.AppendNATSession(nil, &s))
 	check("session", nil)
 	check("session as JSON", report.JSONLine(&shown, &s))
@@ -195,8 +202,8 @@ func TestRuleIDsHaveOneForm(t *testing.T) {
 
 func TestSessionFilter(t *testing.T) {
 	s := rulefile.Session{Protocol: rulefile.TCP, State: "tcp_established", Rule: 0xab}
-	s.Source, s.SourceAfter = endpoint("10.0.0.1:5"), endpoint("192.0.2.1:5")
-	s.Destination, s.DestinationAfter = endpoint("198.51.100.1:80"), endpoint("198.51.100.1:80")
+	s.Source, s.SourceAfter = snapshot.EndpointOf(endpoint("10.0.0.1:5")), snapshot.EndpointOf(endpoint("192.0.2.1:5"))
+	s.Destination, s.DestinationAfter = snapshot.EndpointOf(endpoint("198.51.100.1:80")), snapshot.EndpointOf(endpoint("198.51.100.1:80"))
 	for _, tt := range []struct {
 		f    sessionFilter
 		want bool
@@ -224,7 +231,7 @@ func TestSessionFilter(t *testing.T) {
 		t.Error("a session that has ended is listed with the open ones, or not where it is asked for")
 	}
 	for left, want := range map[time.Duration]string{time.Millisecond: "ends in 1s,", 1500 * time.Millisecond: "ends in 2s,", 30 * time.Second: "ends in 30s,"} {
-		s.Expires = left
+		s.Expires = snapshot.Seconds(left)
 		if line := string(report.AppendNATSession(nil, &s)); !strings.Contains(line, want) {
 			t.Errorf("%v left: %s", left, line)
 		}

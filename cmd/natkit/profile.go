@@ -46,11 +46,7 @@ programs that draw. These and -o pprof, for "go tool pprof", contain all kernel
 stacks unless --root is given (-o pprof always).
 
 --from reads a profile that -o pprof wrote instead of sampling; --diff compares with
-one: shares of all time, before and after, as text, json, html or svg.
-
--o json is one object: root, interval_s, frequency_hz, cpus, samples (total,
-kernel, user, idle, lost, root), called and tree; with --diff root, before, after
-(samples), functions (function, before, after).`,
+one: shares of all time, before and after, as text, json, html or svg.`,
 		Example: `  natkit profile --for 10s
   natkit profile --root net_rx_action --min 2
   natkit profile --for 10s -o html --file flame.html

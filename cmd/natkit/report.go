@@ -70,9 +70,7 @@ rule.`,
 		case "html":
 			return report.HTML(e.stdout, saved)
 		case "json":
-			return report.JSON(e.stdout, struct {
-				Results []*report.Saved `json:"results"`
-			}{saved})
+			return report.JSON(e.stdout, report.SavedResults{Results: saved})
 		}
 		return report.Text(e.stdout, saved)
 	}

@@ -50,9 +50,7 @@ namespace where natkit was started, even with --netns. There is no authenticatio
 use an address that only the machine itself can reach.
 
 Each action is printed on one line. For systemd this is a service of Type=notify,
-or notify-reload from systemd 253. With -o json each is an object:
-time, kind (up, adopted, reloaded, followed, waiting, kept, ended, down), file, why,
-error, plan as natkit apply has it.`,
+or notify-reload from systemd 253.`,
 		Example: `  natkit serve -f /etc/natkit/nat.yaml
   natkit serve -f nat.yaml --metrics 127.0.0.1:9640
   natkit serve -f nat.yaml --engine nft --netns gateway --down`,

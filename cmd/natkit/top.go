@@ -43,15 +43,7 @@ in the kernel's table, are shown beside the kernel's.
 
 If no screen can be drawn (a pipe, TERM=dumb) use --once, which watches for one short
 window and prints everything as text, or -o json. It needs root; without root the
-screen shows less. NO_COLOR turns colours off.
-
-With -o json each interval is one object in a line of its own: at, interval_s,
-host, netns; table (entries, max, per_second, full_in_s), flows (new_per_second,
-ended_per_second, lost_events), drops and cpus of the interval; judged, of the
-last window: at, window_s, table, table_at (when it was read), snat_ports, engine
-and engine_rates (new_per_second, translated_per_second, dropped_per_second by reason;
-of accel fast_path_share, forwarded_per_second, slow_path_per_second by reason) where
-natkit's own is up, findings, unseen; unseen. What is not known is left out.`,
+screen shows less. NO_COLOR turns colours off.`,
 		Example: `  natkit top
   natkit top --netns gateway --window 1m
   natkit top --once --no-dump

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/tune"
+	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/choice"
 	"natkit/internal/words/shell"
@@ -57,15 +59,7 @@ will be full at the present growth.
 
 The limit of the connection tracking table and the size of its hash are settings of
 the whole machine: natkit writes them in the initial network namespace, whichever
-namespace it examines.
-
-With -o json: taken_at, host, netns; changes (setting, netns, scope host or
-namespace, old, new, code of the finding, reason, does, memory_bytes, owners with
-who, where, value, warning) in the order in which they would be written; refused
-(setting, value, code, why, chosen, if, need_bytes); memory: growth, now and then
-(max, buckets, bytes, chain, entries, full_s unless it is not growing); notes (what the
-plan's settings do not reach, such as sessions of the eBPF engine); unseen; unjudged,
-the codes of causes that could not be judged.`,
+namespace it examines.`,
 		Example: `  natkit tune plan
   natkit tune plan --netns blue --for 10s
   natkit tune plan --confirm conntrack-accounting
@@ -103,12 +97,9 @@ devices, /etc/udev/rules.d/90-natkit.rules, the only files that natkit writes be
 /etc, with every setting of the initial network namespace that natkit has applied
 and not rolled back.
 
-With -o json: id, time, state (planned, unchanged, applied), changes as in the
-plan with the values that were found, skipped with the reason for each, file,
-udev_file; unjudged, the codes of causes that could not be judged, when nothing was changed.
 The exit code is 1 when a change could not be made that was neither left out by
 --no-host-write nor waits for a --confirm, and 4 when nothing was changed but not every
-cause could be judged.`,
+cause could be judged. In a container, causes that only the host shows do not count.`,
 		Example: `  natkit tune apply --dry-run
   natkit tune apply --persist
   natkit tune apply --netns blue --no-host-write
@@ -138,6 +129,9 @@ cause could be judged.`,
 			err = report.JSON(e.stdout, record)
 		} else {
 			err = report.TuneApplyText(e.stdout, record, "natkit tune rollback "+record.ID)
+			if err == nil && in.onHost != "" {
+				_, err = fmt.Fprintln(e.stdout, in.onHost)
+			}
 		}
 		if err != nil {
 			return err
@@ -164,10 +158,7 @@ stands.
 
 A setting that somebody else has changed since is reported and kept, unless --force
 is given. A namespace that is gone is left alone, even when another one has its
-name now.
-
-With -o json: the record, with restored (setting, netns, outcome restored,
-already, kept or gone, detail); state is unchanged when there was nothing to do.`,
+name now.`,
 		Example: `  natkit tune rollback
   natkit tune rollback last
   natkit tune rollback 20260102-150405 --force`,
@@ -234,6 +225,7 @@ type tuneInput struct {
 	facts     doctorOptions
 	share     float64
 	confirmed []string
+	onHost    string // set by plan: what can be judged and changed on the host only, "" for nothing
 }
 
 func (in *tuneInput) flags(cmd *cobra.Command) {
@@ -273,10 +265,26 @@ func (in *tuneInput) plan(cmd *cobra.Command, e *env) (*tune.Plan, error) {
 	}
 	findings := causes.Judge(s)
 	var unjudged []string
+	var onHost []string
 	for _, c := range causes.NotJudged(s, findings) {
+		if hostsAlone(s, c) {
+			onHost = append(onHost, c.Code)
+			continue
+		}
 		unjudged = append(unjudged, c.Code)
 	}
-	return tune.MakePlan(s, tune.PlanOptions{Wanted: causes.Settings(findings), MemoryShare: in.share, Confirmed: in.confirmed, Unjudged: unjudged})
+	plan, err := tune.MakePlan(s, tune.PlanOptions{Wanted: causes.Settings(findings), MemoryShare: in.share, Confirmed: in.confirmed, Unjudged: unjudged})
+	if err == nil && len(onHost) > 0 {
+		in.onHost = fmt.Sprintf("Only the host shows %s, and only there can its settings be changed: run natkit tune plan on the host.", strings.Join(onHost, ", "))
+		plan.Notes = append(plan.Notes, in.onHost)
+	}
+	return plan, err
+}
+
+// hostsAlone says whether a cause could be judged on the host only, as its settings can be
+// changed there only: in a container the host's neighbour table is not to be seen.
+func hostsAlone(s *snapshot.Snapshot, c causes.Unjudged) bool {
+	return !s.Netns.Init && len(s.Capabilities) > 0 && !slices.ContainsFunc(c.Lacks, func(name string) bool { return name != snapshot.CanNeighbours })
 }
 
 // applyCommand is the command line that applies a plan made with these flags.

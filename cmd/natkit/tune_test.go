@@ -33,9 +33,9 @@ func fullTable(t *testing.T, change func(*snapshot.Snapshot)) string {
 		t.Fatal(err)
 	}
 	s := &snapshot.Snapshot{
-		Version: snapshot.Version, WindowSeconds: 10,
-		Host:    snapshot.Host{Hostname: host, MemoryBytes: 8 << 30},
-		Sysctls: map[string]string{"net.netfilter.nf_conntrack_tcp_timeout_time_wait": "120"},
+		WindowSeconds: 10,
+		Host:          snapshot.Host{Hostname: host, MemoryBytes: 8 << 30},
+		Sysctls:       map[string]string{"net.netfilter.nf_conntrack_tcp_timeout_time_wait": "120"},
 		Conntrack: &snapshot.Conntrack{
 			Count: 262144, CountStart: 262144, Max: 262144, Buckets: 262144, ObjectBytes: 256, ExtensionBytes: 128, BucketBytes: 8,
 			Stats: map[string]uint64{"drop": 500},

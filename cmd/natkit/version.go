@@ -3,12 +3,13 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"natkit/internal/ui/report"
 )
 
 // release is set by the Makefile from `git describe`; a plain `go install`
@@ -42,9 +43,7 @@ func newVersionCommand(e *env) *cobra.Command {
 	out := outputFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if *out == "json" {
-			return json.NewEncoder(e.stdout).Encode(map[string]string{
-				"version": version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
-			})
+			return report.JSON(e.stdout, report.Version{Version: version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH})
 		}
 		_, err := fmt.Fprintf(e.stdout, "natkit %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return err

@@ -339,6 +339,9 @@ func TestCPSInterrupted(t *testing.T) {
 				cancel()
 			}
 		}}})
+	if errors.Is(err, errThreadsHidden) {
+		ktest.Missing(t, "%v", err)
+	}
 	if res != nil || !errors.Is(err, context.Canceled) || interrupted.IsZero() || time.Since(interrupted) > 20*time.Second {
 		t.Errorf("interrupted at %v, at %v: %v", interrupted, time.Now(), err)
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"natkit/internal/snapshot"
 )
 
 // HTTPResult is what HTTP measured. Its JSON form is stable: keys are added,
@@ -19,18 +21,19 @@ import (
 // Failed.Timeout + Unfinished + those never begun. Failed.Length is among the
 // completed, as in ab(1).
 type HTTPResult struct {
-	URL         string `json:"url"`
-	Address     string `json:"address"` // that the host of the URL resolved to, with the port
-	Host        string `json:"host"`
-	Port        int    `json:"port"`
-	Path        string `json:"path"`
-	Server      string `json:"server_software"` // its Server header
-	Concurrency int    `json:"concurrency"`
-	Workers     int    `json:"workers"`
-	KeepAlive   bool   `json:"keep_alive"`
+	URL string `json:"url"`
+	// Endpoint is what the host of the URL resolved to.
+	Endpoint    snapshot.Endpoint `json:"endpoint"`
+	Host        string            `json:"hostname"`
+	Port        int               `json:"port"`
+	Path        string            `json:"path"`
+	Server      string            `json:"server_software"` // its Server header
+	Concurrency int               `json:"concurrency"`
+	Workers     int               `json:"workers"`
+	KeepAlive   bool              `json:"keep_alive"`
 
 	Requests  int64      `json:"requests"` // asked for
-	Begun     int64      `json:"begun"`
+	Begun     int64      `json:"started"`
 	Completed int64      `json:"completed"` // whose response came to its end
 	Failed    HTTPFailed `json:"failed"`
 	// Failures says more precisely what Failed counts: code -> count, those that
@@ -44,7 +47,7 @@ type HTTPResult struct {
 	// though asked to, so that the client had to.
 	LeftOpen int64 `json:"left_open"`
 
-	Seconds           float64 `json:"seconds"`
+	Seconds           float64 `json:"duration_s"`
 	RequestsPerSecond float64 `json:"requests_per_second"` // completed
 	TimePerRequestMS  float64 `json:"time_per_request_ms"` // mean: Concurrency * Seconds / Completed
 	TimePerRequestAll float64 `json:"time_per_request_across_ms"`
@@ -62,14 +65,14 @@ type HTTPResult struct {
 	Percentiles map[string]float64 `json:"percentiles_ms"`
 
 	Rate *HTTPRate   `json:"rate,omitempty"` // of an open load
-	TCP  TCPCounters `json:"tcp"`
+	TCP  TCPCounters `json:"tcp_counters"`
 	// ClientCPUShare is the processor time of the workers' threads over the time
 	// they ran: near 1 means that the client is the limit.
 	ClientCPUShare float64 `json:"client_cpu_share"`
 	// MachineCPUSeconds is for how long the processors of this machine were busy
 	// in that time, all together and with whatever: the client and, where they are here,
 	// the server and what is between.
-	MachineCPUSeconds float64 `json:"machine_cpu_seconds"`
+	MachineCPUSeconds float64 `json:"machine_cpu_s"`
 	Ports
 	Stopped string `json:"stopped,omitempty"` // why the run ended before its time
 }
@@ -252,7 +255,7 @@ func (t *httpTally) count(f failure) {
 // result puts the workers' tallies together.
 func (r *httpRun) result() *HTTPResult {
 	res := &HTTPResult{
-		URL: r.URL, Address: r.target.addr.String(), Host: r.target.host, Port: int(r.target.port), Path: r.target.path,
+		URL: r.URL, Endpoint: snapshot.EndpointOf(r.target.addr), Host: r.target.host, Port: int(r.target.port), Path: r.target.path,
 		Concurrency: r.Concurrency, Workers: len(r.workers), KeepAlive: r.KeepAlive,
 		Requests: int64(r.Requests), DocumentBytes: max(r.docBytes.Load(), 0),
 		Failures: map[string]int64{}, Percentiles: map[string]float64{},

@@ -671,7 +671,7 @@ func TestRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Completed != 1 || res.Host != "localhost" || res.Address != s.listener.Addr().String() || res.Server != "test" || res.DocumentBytes != 5 {
+	if res.Completed != 1 || res.Host != "localhost" || res.Endpoint.String() != s.listener.Addr().String() || res.Server != "test" || res.DocumentBytes != 5 {
 		t.Errorf("%+v", res)
 	}
 }

@@ -14,10 +14,10 @@ import (
 
 // Ability is one thing that measurements need of a machine.
 type Ability struct {
-	Name   string `json:"name"`
-	Have   bool   `json:"have"`
-	Detail string `json:"detail"`        // what was seen
-	Fix    string `json:"fix,omitempty"` // how to get it, when it is missing
+	Name   string   `json:"name"`
+	Have   bool     `json:"ok"`
+	Detail string   `json:"detail"`           // what was seen
+	Fix    []string `json:"remedy,omitempty"` // how to get it, when it is missing
 }
 
 // ProbeResult is what this machine can measure, and with which routers.
@@ -38,7 +38,7 @@ func Probe(ctx context.Context, natkit string, routers []Router) (*ProbeResult, 
 	p := &ProbeResult{Environment: ReadEnvironment(natkit)}
 	add := func(name string, err error, detail, fix string) bool {
 		if err != nil {
-			p.Abilities = append(p.Abilities, Ability{Name: name, Detail: err.Error(), Fix: fix})
+			p.Abilities = append(p.Abilities, Ability{Name: name, Detail: err.Error(), Fix: []string{fix}})
 			return false
 		}
 		p.Abilities = append(p.Abilities, Ability{Name: name, Have: true, Detail: detail})

@@ -9,19 +9,18 @@ import (
 	"time"
 )
 
-// ResultVersion is the number of the saved form of a Result. A reader takes its
-// own and all earlier ones, and refuses later ones.
+// ResultVersion is the number of the saved form of a Result, an HTTPResult and a demo's: what
+// package schema calls a version. A reader takes its own only.
 const ResultVersion = 1
 
 // Result is what one measurement of routers gave: raw figures, from which every
 // text, table and picture is made. Its JSON form is stable: keys are added, never
 // changed.
 type Result struct {
-	Version     int         `json:"version"`
 	Kind        string      `json:"kind"`    // udp, cps, bulk, rules, trimming, ports, expiry
 	Command     string      `json:"command"` // that made it
-	Started     time.Time   `json:"started"`
-	Seconds     float64     `json:"seconds"`
+	Started     time.Time   `json:"time"`
+	Seconds     float64     `json:"duration_s"`
 	Environment Environment `json:"environment"`
 	Routers     []RouterUse `json:"routers"` // in the order asked for
 	Figures     []Figure    `json:"figures"`
@@ -38,7 +37,7 @@ type Result struct {
 // machine can't have it.
 type RouterUse struct {
 	Name        string `json:"name"`
-	Describe    string `json:"describe"`
+	Describe    string `json:"description"`
 	Unsupported string `json:"unsupported,omitempty"`
 }
 
@@ -46,12 +45,12 @@ type RouterUse struct {
 type Environment struct {
 	Natkit      string            `json:"natkit"`
 	Kernel      string            `json:"kernel"`
-	CPU         string            `json:"cpu"` // model name
-	CPUs        int               `json:"cpus"`
-	MemoryBytes uint64            `json:"memory_bytes"`
+	CPU         string            `json:"cpu_model"` // model name
+	CPUs        int               `json:"cpu_count"`
+	MemoryBytes uint64            `json:"ram_bytes"`
 	Hypervisor  bool              `json:"hypervisor"` // other machines may share the processors
 	Mitigations map[string]string `json:"mitigations,omitempty"`
-	Settings    map[string]string `json:"settings,omitempty"` // sysctls and the like that matter
+	Settings    map[string]string `json:"sysctls,omitempty"`  // sysctls and the like that matter
 	Offloads    map[string]string `json:"offloads,omitempty"` // "router/eth0": what ethtool -k would say, short
 	Versions    map[string]string `json:"versions,omitempty"` // of programs that were used: nft, iptables, iperf3
 }
@@ -65,8 +64,8 @@ type Params struct {
 	Cores      int     `json:"cores,omitempty"` // of the router
 	BothWays   bool    `json:"both_ways,omitempty"`
 	WaysApart  bool    `json:"ways_apart,omitempty"` // each on a core of its own
-	OfferedPPS float64 `json:"offered_pps,omitempty"`
-	Rules      int     `json:"rules"` // that match nothing, before the one that matches
+	OfferedPPS float64 `json:"offered_packets_per_second,omitempty"`
+	Rules      int     `json:"rule_count"` // that match nothing, before the one that matches
 	Streams    int     `json:"streams,omitempty"`
 	Direction  string  `json:"direction,omitempty"`  // up: client to server, down: back
 	Protocol   string  `json:"protocol,omitempty"`   // udp, tcp
@@ -91,7 +90,7 @@ type Figure struct {
 
 	// Lost is where the frames went that a loss figure counts, over all its trials:
 	// frames by place, one of which is what no counter explains.
-	Lost map[string]int64 `json:"lost,omitempty"`
+	Lost map[string]int64 `json:"lost_by_reason,omitempty"`
 
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
@@ -101,7 +100,7 @@ type Figure struct {
 func newResult(kind string, about About) *Result {
 	about.complete()
 	return &Result{
-		Version: ResultVersion, Kind: kind, Command: about.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(about.Natkit),
+		Kind: kind, Command: about.Command, Started: time.Now().UTC(), Environment: ReadEnvironment(about.Natkit),
 		row: about.Row,
 	}
 }
@@ -142,12 +141,12 @@ func NewFigure(router, metric string, p Params, values ...float64) Figure {
 
 // Published is a figure that other people measured elsewhere.
 type Published struct {
-	Source string  `json:"source"` // what it was and on what
-	Router string  `json:"router"` // natkit's name for the nearest set-up
-	Name   string  `json:"name"`   // theirs
+	Source string  `json:"publication"` // what it was and on what
+	Router string  `json:"router"`      // natkit's name for the nearest set-up
+	Name   string  `json:"name"`        // theirs
 	Metric string  `json:"metric"`
 	Params Params  `json:"params"`
-	Value  float64 `json:"value"`
+	Value  float64 `json:"published_value"`
 	Note   string  `json:"note,omitempty"` // "at least", where the value is a bound
 }
 

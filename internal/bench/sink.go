@@ -34,7 +34,7 @@ func newTranslations(flows int) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := spec.Maps["translations"]
+	m := spec.Maps[sinkMapTranslations]
 	m.MaxEntries = uint32(flows)
 	translations, err := ebpf.NewMap(m)
 	if err != nil {
@@ -45,9 +45,9 @@ func newTranslations(flows int) (*ebpf.Map, error) {
 
 // loadWith loads a program that uses translations into objects.
 func loadWith(spec *ebpf.CollectionSpec, translations *ebpf.Map, objects any) error {
-	spec.Maps["translations"].MaxEntries = translations.MaxEntries()
+	spec.Maps[sinkMapTranslations].MaxEntries = translations.MaxEntries()
 	return explainBPF(spec.LoadAndAssign(objects, &ebpf.CollectionOptions{
-		MapReplacements: map[string]*ebpf.Map{"translations": translations}}))
+		MapReplacements: map[string]*ebpf.Map{sinkMapTranslations: translations}}))
 }
 
 // newSink attaches a sink to a device.
@@ -87,7 +87,7 @@ func (s *sink) close() error {
 
 // attend makes the sink one of these programs of its own, which it stays: Sink, or
 // for TCP connections Server or Client.
-func (s *sink) attend(program *ebpf.Program, c sinkConnections) error {
+func (s *sink) attend(program *ebpf.Program, c sinkSetup) error {
 	if err := errors.Join(s.objects.Connections.Set(c), s.attach.Update(program)); err != nil {
 		return fmt.Errorf("change packet sink: %w", explainBPF(err))
 	}
@@ -129,7 +129,7 @@ func (s *sink) read() (receiveCount, error) {
 	return c, nil
 }
 
-const latencyBuckets = int(sinkBenchLimitBENCH_BUCKETS)
+const latencyBuckets = int(generatorBenchLimitBENCH_BUCKETS)
 
 // latencies is the distribution of frames' times in the sink's buckets: exact
 // below 32 ns, then 16 for each power of two. min and max are exact, and 0 when

@@ -13,32 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type sinkBenchLimit uint32
-
-const (
-	sinkBenchLimitBENCH_CPUS             sinkBenchLimit = 64
-	sinkBenchLimitBENCH_HEADER           sinkBenchLimit = 42
-	sinkBenchLimitBENCH_LEAST            sinkBenchLimit = 60
-	sinkBenchLimitBENCH_MOST             sinkBenchLimit = 1514
-	sinkBenchLimitBENCH_PORTS            sinkBenchLimit = 63
-	sinkBenchLimitBENCH_FLOWS_PER_TARGET sinkBenchLimit = 32768
-	sinkBenchLimitBENCH_FIRST_PORT       sinkBenchLimit = 1024
-	sinkBenchLimitBENCH_PATTERN          sinkBenchLimit = 12
-	sinkBenchLimitBENCH_MAGIC            sinkBenchLimit = 28267
-	sinkBenchLimitBENCH_COOKIE_BITS      sinkBenchLimit = 10
-	sinkBenchLimitBENCH_BUCKETS          sinkBenchLimit = 465
-)
-
-type sinkConnections struct {
-	_          structs.HostLayout
-	Source     uint32
-	Target     uint32
-	Salt       uint32
-	Close      uint32
-	TargetPort uint16
-	Unused     uint16
-}
-
 type sinkReceiver struct {
 	_          structs.HostLayout
 	Frames     uint64
@@ -49,11 +23,14 @@ type sinkReceiver struct {
 	Unused     [3]uint64
 }
 
-type sinkTranslation struct {
-	_       structs.HostLayout
-	Address uint32
-	Port    uint16
-	Known   uint16
+type sinkSetup struct {
+	_          structs.HostLayout
+	Source     uint32
+	Target     uint32
+	Salt       uint32
+	Close      uint32
+	TargetPort uint16
+	Unused     uint16
 }
 
 // Names of all BPF objects in the ELF.
@@ -67,7 +44,6 @@ const (
 	sinkVarConnections  = "connections"
 	sinkVarLatencies    = "latencies"
 	sinkVarLearn        = "learn"
-	sinkVarLimits       = "limits"
 	sinkVarReceivers    = "receivers"
 )
 
@@ -132,7 +108,6 @@ type sinkVariableSpecs struct {
 	Connections *ebpf.VariableSpec `ebpf:"connections"`
 	Latencies   *ebpf.VariableSpec `ebpf:"latencies"`
 	Learn       *ebpf.VariableSpec `ebpf:"learn"`
-	Limits      *ebpf.VariableSpec `ebpf:"limits"`
 	Receivers   *ebpf.VariableSpec `ebpf:"receivers"`
 }
 
@@ -172,7 +147,6 @@ type sinkVariables struct {
 	Connections *ebpf.Variable `ebpf:"connections"`
 	Latencies   *ebpf.Variable `ebpf:"latencies"`
 	Learn       *ebpf.Variable `ebpf:"learn"`
-	Limits      *ebpf.Variable `ebpf:"limits"`
 	Receivers   *ebpf.Variable `ebpf:"receivers"`
 }
 

@@ -201,6 +201,9 @@ func (s *tester) giveRouterThreads(devices ...string) error {
 func threadedNAPI(ns *netns.Handle, device string) ([]string, error) {
 	// The kernel cuts names to 15 characters; of these devices' none is cut.
 	name := "napi/" + device + "-*"
+	if comm, err := os.ReadFile("/proc/2/comm"); err != nil || strings.TrimSpace(string(comm)) != "kthreadd" {
+		return nil, errThreadsHidden
+	}
 	before := threadsNamed(name)
 	queues := 0
 	if err := ns.DoWithSys(func() error {
@@ -220,6 +223,9 @@ func threadedNAPI(ns *netns.Handle, device string) ([]string, error) {
 	}
 	return made, nil
 }
+
+// errThreadsHidden: the CPU of a kernel's thread is set by its process number.
+var errThreadsHidden = errors.New("the kernel's threads are not visible in this process namespace: run natkit bench on the host, or in a container with --pid=host")
 
 // threadsNamed returns the process numbers of kernel threads by a pattern as of
 // filepath.Match, in which a slash is like any other character.
@@ -363,7 +369,7 @@ func (s *tester) runLearning(ctx context.Context, l frameLoad, learn bool) (*tri
 
 // attend makes the ends take what the load sends.
 func (s *tester) attend(l *frameLoad) error {
-	c := sinkConnections{Source: s.generator.base.Source, Target: s.generator.base.Target, TargetPort: s.generator.base.TargetPort}
+	c := sinkSetup{Source: s.generator.base.Source, Target: s.generator.base.Target, TargetPort: s.generator.base.TargetPort}
 	right, left := s.right.objects.Server, s.left.objects.Client
 	switch l.traffic {
 	case datagrams:

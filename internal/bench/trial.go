@@ -225,7 +225,7 @@ func (l *dut) forwardsNothing(t *trial) error {
 
 // unknownFlows counts flows of which the right sink has seen no frame.
 func (s *tester) unknownFlows(flows int) (unknown int, err error) {
-	var t sinkTranslation
+	var t generatorTranslation
 	for flow := range uint32(flows) {
 		if err := s.translations.Lookup(flow, &t); err != nil {
 			return 0, fmt.Errorf("read translation of flow %d: %w", flow, err)

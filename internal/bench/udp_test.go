@@ -276,6 +276,9 @@ func TestUDPAtRate(t *testing.T) {
 	o := udpOptions(stubRouter{"plain", plain})
 	o.Rates = []Rate{{PPS: 5000}, {Share: 0.1}}
 	res, err := UDP(context.Background(), o)
+	if errors.Is(err, errThreadsHidden) {
+		ktest.Missing(t, "%v", err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -399,7 +402,7 @@ func TestProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range res.Abilities {
-		if a.Have != (a.Fix == "") || a.Detail == "" {
+		if a.Have != (len(a.Fix) == 0) || a.Detail == "" {
 			t.Errorf("%+v", a)
 		}
 		if needed := []string{"bpf", "namespaces", "generator", "native_xdp", "live_frames", "forwarding"}; !a.Have && slices.Contains(needed, a.Name) {

@@ -26,7 +26,7 @@ type Info struct {
 	Topology  string     `json:"topology"`
 	State     State      `json:"state"`
 	PID       int        `json:"pid"` // of the process that made it
-	Rules     RuleSet    `json:"rules"`
+	Rules     RuleSet    `json:"rule_set"`
 	Server    Server     `json:"server"`
 	URL       string     `json:"url"`
 	DirectURL string     `json:"direct_url"`
@@ -37,7 +37,7 @@ type Info struct {
 type NodeInfo struct {
 	Role  string     `json:"role"`
 	Netns string     `json:"netns"`
-	Addr  netip.Addr `json:"addr"`
+	Addr  netip.Addr `json:"address"`
 }
 
 // List returns all labs that have a journal, sorted by name.

@@ -88,9 +88,9 @@ type DemoStep struct {
 	Name      string             `json:"name"`
 	Shows     string             `json:"shows"`
 	Command   string             `json:"command"` // that does it alone, in a lab named case
-	Seconds   float64            `json:"seconds"`
+	Seconds   float64            `json:"duration_s"`
 	HTTP      *bench.HTTPResult  `json:"http,omitempty"`
-	Published *Published         `json:"published,omitempty"`
+	Published *Published         `json:"published_result,omitempty"`
 	Findings  []causes.Finding   `json:"findings,omitempty"`
 	Changes   []tune.Change      `json:"changes,omitempty"`
 	Removed   uint64             `json:"removed_entries,omitempty"` // from the conntrack table, by a cure without host-wide write
@@ -106,7 +106,7 @@ type Published struct {
 	Completed         int     `json:"completed"`
 	RequestsPerSecond float64 `json:"requests_per_second,omitempty"`
 	TimePerRequestMS  float64 `json:"time_per_request_ms,omitempty"`
-	ConnectMS         float64 `json:"connect_ms,omitempty"`
+	ConnectMS         float64 `json:"connect_mean_ms,omitempty"`
 	Note              string  `json:"note,omitempty"`
 }
 

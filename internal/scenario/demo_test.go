@@ -4,13 +4,10 @@ package scenario
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,21 +34,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	dir, err := os.MkdirTemp("", "natkit-demo-")
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("NATKIT_RUN_DIR", dir) // labs of others are none of these tests' business
-	// Faults and healthy machines mostly wait for the doctor's windows: more of them
-	// at once than there are processors.
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		if err := f.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0))); err != nil {
-			panic(err)
-		}
-	}
+	remove := ktest.SharedRunDir() // labs of others are none of these tests' business
+	ktest.MoreAtOnce(2)
 	code := m.Run()
-	os.RemoveAll(dir)
+	remove()
 	ktest.CleanNatkit()
 	os.Exit(code)
 }

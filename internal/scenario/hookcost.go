@@ -25,7 +25,7 @@ import (
 type HookCosts struct {
 	Figures []bench.Figure `json:"figures"` // cost_ns of each router
 	Notes   []string       `json:"notes,omitzero"`
-	Seconds float64        `json:"seconds"`
+	Seconds float64        `json:"duration_s"`
 	// Parts is the measured cost of each part, in nanoseconds a frame.
 	Parts []HookPart `json:"parts"`
 	// Unmeasured is why there is no figure, by kind of what package trim finds.
@@ -37,7 +37,7 @@ type HookPart struct {
 	Name  string  `json:"name"`
 	More  string  `json:"more"` // router with the part
 	Less  string  `json:"less"` // router without
-	NS    float64 `json:"ns"`
+	NS    float64 `json:"cost_ns"`
 	Noise float64 `json:"noise_ns"` // how wide the middle half of each router's trials is, both together
 	// Kind is what of package trim it measures, per function on a hook if PerHook.
 	Kind    string `json:"kind,omitzero"`

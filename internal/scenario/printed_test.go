@@ -116,8 +116,6 @@ func (p *printed) shell(ctx context.Context, node *lab.Node, command, text strin
 		return out.String(), nil // they have ended by themselves
 	case strings.HasPrefix(command, "natkit tune apply") && strings.Contains(errs.String(), "not every change of the plan"):
 		return out.String(), nil // what is the whole machine's is left alone here
-	case strings.HasPrefix(command, "natkit tune apply") && exit.ExitCode() == 4:
-		return out.String(), nil // the same, where what is the whole machine's cannot even be read
 	}
 	return "", fmt.Errorf("run %q: %v: %s", text, err, strings.TrimSpace(errs.String()))
 }

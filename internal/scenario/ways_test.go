@@ -69,6 +69,16 @@ var blocked = []way{
 	{name: "the TTL", nft: forwardChain("drop", "ip ttl < 60 accept\nip ttl < 64 drop\naccept"), named: []string{"ip ttl < 64 drop"}},
 	{name: "a mark", nft: "table ip f { chain pre { type filter hook prerouting priority -150; ip saddr 192.168.0.2 meta mark set 7; }\nchain fw { type filter hook forward priority 0; policy drop; meta mark 7 drop; accept; } }", named: []string{"meta mark 0x7 drop"}},
 	{name: "a quota", nft: "table ip f { quota month { over 1 kbytes used 1 kbytes }\nchain fw { type filter hook forward priority 0; policy accept; iifname \"eth1\" quota name \"month\" drop; } }", named: []string{"quota name \"month\"", "bytes used", "nft reset quota ip f month"}},
+	{name: "a quota that a map chooses", nft: "table ip f { quota q1 { over 1 kbytes used 1 kbytes }\nmap byclient { type ipv4_addr : quota; elements = { 192.168.0.2 : \"q1\" }; }\nchain fw { type filter hook forward priority 0; policy accept; quota name ip saddr map @byclient drop; } }", named: []string{"quota name ip saddr map @byclient drop"}},
+	{name: "a dynamic set with a limit", nft: "table ip f { set met { type ipv4_addr; flags dynamic; timeout 1m; }\nchain fw { type filter hook forward priority 0; ct state new add @met { ip saddr limit rate over 1/second burst 1 packets } drop; } }", named: []string{"add @met"}},
+	{name: "a map of concatenated ranges to verdicts", nft: "table ip f { map bad { type ipv4_addr . inet_service : verdict; flags interval; elements = { 192.168.0.0/28 . 79-81 : drop, 10.0.0.0/8 . 0-65535 : accept }; }\nchain fw { type filter hook forward priority 0; ip saddr . tcp dport vmap @bad; } }", named: []string{"ip saddr . tcp dport vmap @bad", "192.168.0.0/28 . 79-81"}},
+	{name: "the policy of a netdev chain", nft: "table netdev f { chain in { type filter hook ingress device \"eth1\" priority 0; policy drop; meta protocol arp accept; } }", named: []string{"policy of chain in"}},
+	{name: "the policy of prerouting", nft: "table inet f { chain pre { type filter hook prerouting priority -300; policy drop; iifname \"eth0\" accept; udp dport 53 accept; } }", named: []string{"policy of chain pre"}},
+	{name: "the direction and the mark of a connection", nft: "table ip f { chain pre { type filter hook prerouting priority -150; ct state new ct mark set 9; }\nchain fw { type filter hook forward priority 0; ct mark 9 ct direction reply drop; } }", named: []string{"ct mark 0x9 ct direction reply drop"}},
+	{name: "raw bytes", nft: forwardChain("accept", "@th,16,16 80 drop"), named: []string{"th dport 80 drop"}},
+	{name: "the hour", nft: forwardChain("accept", "meta hour \"00:00\"-\"23:59\" tcp dport 80 drop"), named: []string{"meta hour"}},
+	{name: "iptables-legacy, hashlimit", setup: "iptables-legacy -A FORWARD -p tcp --dport 80 -m hashlimit --hashlimit-above 3/sec --hashlimit-burst 2 --hashlimit-mode srcip --hashlimit-name w -j DROP", named: []string{"--hashlimit-name w"}},
+	{name: "iptables-legacy, u32", setup: "iptables-legacy -A FORWARD -m u32 --u32 '0>>22&0x3C@0&0xFFFF=80' -j DROP", named: []string{"-m u32"}},
 	{name: "a limit that a rule accepts by", nft: forwardChain("accept", "iifname \"eth1\" ct state new limit rate 2/second accept\niifname \"eth1\" ct state new drop"), named: []string{"ct state new drop", "limit rate 2/second"}},
 	{name: "a limit over which it drops", nft: forwardChain("accept", "iifname \"eth1\" limit rate over 2/second drop"), named: []string{"limit rate over 2/second drop"}},
 	{name: "a number of connections", nft: forwardChain("accept", "ct count over 1 drop"), named: []string{"ct count over 1 drop"}, least: causes.Advice},
@@ -156,7 +166,7 @@ func TestWaysOfAsymmetricRouting(t *testing.T) {
 }
 
 // wayLabs is how many labs play at once.
-const wayLabs = 3
+const wayLabs = 6
 
 // runWays plays each row on a gateway of its own rules; labs are used again and again.
 func runWays(t *testing.T, topology string, labs int, rows []way) {
@@ -348,6 +358,9 @@ var replies = []way{
 	{name: "by state", setup: "iptables-legacy -A FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED -j DROP", want: "rule-drop", named: []string{"--ctstate ESTABLISHED -j DROP"}},
 	{name: "before connection tracking", nft: "table ip f { chain raw { type filter hook prerouting priority -300; iifname \"eth0\" tcp sport 80 drop; } }", want: "rule-drop", named: []string{"iifname \"eth0\" tcp sport 80 drop"}},
 	{name: "at ingress", nft: "table netdev f { chain in { type filter hook ingress device \"eth0\" priority 0; tcp sport 80 drop; } }", want: "rule-drop", named: []string{"tcp sport 80 drop"}},
+	{name: "the client's confirmations", work: browseLonger, nft: forwardChain("accept", "iifname \"eth1\" tcp flags & (fin|syn|rst|ack) == ack drop"), want: "rule-drop", named: []string{"packets of open connections"}, never: []string{"clients-unreached"}},
+	{name: "the client's confirmations, before connection tracking", nft: "table ip f { chain raw { type filter hook prerouting priority -300; iifname \"eth1\" tcp flags & (fin|syn|rst|ack) == ack drop; } }", work: browseLonger, want: "rule-drop",
+		named: []string{"packets of open connections"}, never: []string{"clients-unreached"}},
 	{name: "on their way out", nft: "table ip f { chain post { type filter hook postrouting priority 10; oifname \"eth1\" drop; } }", want: "rule-drop", named: []string{"oifname \"eth1\" drop"}},
 }
 
@@ -387,7 +400,7 @@ var farAway = []way{
 	{name: "a policy", nft: forwardChain("drop", "ip daddr 198.51.100.9 accept"), work: far(nil), want: "forward-policy-drop", named: []string{"chain fw"}},
 	{name: "behind source translation", nft: "table ip f { chain post { type filter hook postrouting priority 200; tcp dport 80 drop; } }", work: far(nil), want: "rule-drop", named: []string{"tcp dport 80 drop"}},
 	{name: "egress of netdev", nft: "table netdev f { chain out { type filter hook egress device \"eth0\" priority 0; tcp dport 80 drop; } }", work: far(nil), want: "rule-drop", named: []string{"tcp dport 80 drop", "netdev f"}},
-	{name: "replies at ingress", nft: "table netdev f { chain in { type filter hook ingress device \"eth0\" priority 0; tcp sport 80 drop; } }", work: far(nil), want: "rule-drop", named: []string{"tcp sport 80 drop"}},
+	{name: "replies at ingress", nft: "table netdev f { chain in { type filter hook ingress device \"eth0\" priority 0; tcp sport 80 drop; } }", work: far(nil), want: "rule-drop", named: []string{"tcp sport 80 drop"}, never: []string{"answers-lost"}},
 	{name: "not translated, beside what is published", setup: "nft flush chain ip nat POSTROUTING", work: far(publish), want: "answers-lost", named: []string{"left untranslated"}},
 }
 
@@ -423,6 +436,17 @@ func browseAnd(to string, perSecond float64) func(*testing.T, *faultRun) {
 		must(t, s.browseAt(t.Context(), 100))
 		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.MustParseAddrPort(to), 1, perSecond))
 	}
+}
+
+// browseLonger browses for as long as it takes until connections count as never confirmed.
+func browseLonger(t *testing.T, s *faultRun) {
+	must(t, s.browseAt(t.Context(), 100))
+	s.least = 3 * time.Second
+	t.Cleanup(func() { // connections that hang would be taken up in the next row
+		for _, n := range []*lab.Node{s.lab.Node(lab.RoleClient), s.lab.ServerNode()} {
+			_ = s.run(context.Background(), n, "ss -K dst 0.0.0.0/0 >/dev/null")
+		}
+	})
 }
 
 // browseAndFlood browses, and floods from the address that is listed.

@@ -45,7 +45,7 @@ func TestMapsAreWhereMapsSays(t *testing.T) {
 	}
 	slices.Sort(lru)
 	if !slices.Equal(lru, []string{"fragment.h", "learn.h"}) {
-		t.Errorf("LRU maps in %q; maps.h and shortcut.h say that those of fragments and shortcuts are such", lru)
+		t.Errorf("LRU maps in %q; maps.h and entry.h say that those of fragments and fast-path entries are such", lru)
 	}
 }
 

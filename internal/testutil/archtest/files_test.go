@@ -121,7 +121,7 @@ func TestDocsNameWhatExists(t *testing.T) {
 	makefile := string(read(t, "Makefile"))
 	inQuotes := regexp.MustCompile("`((?:bpf|cmd|docs|internal|scripts)/[\\w./-]*\\w)`")
 	link := regexp.MustCompile(`\]\(([^):#]+)(?:#[\w-]*)?\)`)
-	target := regexp.MustCompile("(?m)(?:^ +|`)make ([a-z-]+)")
+	target := regexp.MustCompile("(?m)(?:^ +|`)make ([a-z0-9-]+)")
 	command := regexp.MustCompile("go test [^\\n`]*")
 	pkg := regexp.MustCompile(`\./(internal/\S+|cmd/\S+)`)
 	chosen := regexp.MustCompile(`-(?:run|bench) +'?([\w|]+)`)

@@ -7,11 +7,14 @@ package ktest
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"hash/fnv"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -86,6 +89,35 @@ func Tool(t testing.TB, name string) string {
 		Missing(t, "needs the program %s", name)
 	}
 	return path
+}
+
+// MoreAtOnce has so many tests for each processor run side by side, of those that may: for
+// packages whose tests mostly wait. TestMain calls it.
+func MoreAtOnce(perProcessor int) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set(strconv.Itoa(perProcessor * runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// SharedRunDir gives a whole package what RunDir gives a test: its tests may then run side by
+// side. TestMain calls it, and the function that it returns at its end. A process that a test
+// has started has the folder of that test.
+func SharedRunDir() (remove func()) {
+	if os.Getenv("NATKIT_RUN_DIR") != "" || os.Getenv(lackingTest) != "" {
+		return func() {}
+	}
+	dir, err := os.MkdirTemp("", "natkit-run")
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv("NATKIT_RUN_DIR", dir)
+	return func() {
+		unix.Unmount(filepath.Join(dir, "bpf"), 0) // where one was mounted
+		os.RemoveAll(dir)
+	}
 }
 
 // RunDir gives the test a folder of its own for what ends with the next boot. Where the

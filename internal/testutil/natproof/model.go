@@ -120,7 +120,7 @@ func (m *Outcome) once(e *Evaluator, p rulefile.Packet) []Result {
 		}
 		after := q
 		after.Destination, after.Mark = d, pre.Mark
-		after.Out = router.WayOut(p.Source, toAddr(d))
+		after.Out = router.Egress(p.Source, toAddr(d))
 		post := e.Eval("postrouting", after)
 		decided(&m.source, post)
 		m.Unknown = m.Unknown || post.Unknown
@@ -181,7 +181,7 @@ func (i *Imported) ExplainedNFT(p rulefile.Packet) Outcome {
 	}
 	m := i.explained(p, Surroundings{hairpin: i.File.Outside[0]})
 	for k, r := range m.Results {
-		if !r.gone && inside(p.In) && r.dst != p.Destination.String() && m.masqueraded && inside((Surroundings{}).WayOut(p.Source, netip.MustParseAddr(r.dst))) {
+		if !r.gone && inside(p.In) && r.dst != p.Destination.String() && m.masqueraded && inside((Surroundings{}).Egress(p.Source, netip.MustParseAddr(r.dst))) {
 			m.Results[k].src = p.Destination.String()
 		}
 	}
@@ -269,9 +269,9 @@ func moved(a netip.Addr, to netip.Prefix) netip.Addr {
 func (i *Imported) sourceBy(rule *rulefile.Rule, p rulefile.Packet, to netip.Addr, router Surroundings) string {
 	switch a := rule.Action.(type) {
 	case rulefile.Masquerade:
-		way := router.WayOut(p.Source, to)
+		way := router.Egress(p.Source, to)
 		if inside(p.In) && inside(way) {
-			way = cmp.Or(router.LinkOf(p.Destination), router.WayOut(p.Source, p.Destination))
+			way = cmp.Or(router.LinkOf(p.Destination), router.Egress(p.Source, p.Destination))
 		}
 		return addresses[way]
 	case rulefile.SNAT:
@@ -329,7 +329,7 @@ func hairpins(p rulefile.Packet, want, got Outcome) bool {
 	without := func(r Result) Result { r.src = ""; return r }
 	return inside(p.In) && Same(parts(want.Results, without), parts(got.Results, without)) &&
 		slices.ContainsFunc(got.Results, func(r Result) bool {
-			return !r.gone && r.dst != p.Destination.String() && inside(Surroundings{}.WayOut(p.Source, netip.MustParseAddr(r.dst)))
+			return !r.gone && r.dst != p.Destination.String() && inside(Surroundings{}.Egress(p.Source, netip.MustParseAddr(r.dst)))
 		})
 }
 

@@ -55,8 +55,8 @@ type Surroundings struct {
 	hairpin string // the interface that every outside address is said to be on, "" for its own
 }
 
-// WayOut is the interface by which a packet leaves.
-func (Surroundings) WayOut(_, destination netip.Addr) string {
+// Egress is the interface by which a packet leaves.
+func (Surroundings) Egress(_, destination netip.Addr) string {
 	if (Surroundings{}).IsLocal(destination) {
 		return ""
 	}

@@ -22,6 +22,8 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
+const icmpEcho = 8 // RFC 792: an echo request
+
 // Router is the router in a namespace of its own, whose interfaces the test reads and
 // writes.
 type Router struct {
@@ -86,7 +88,8 @@ func (r *Router) Run(in string, command ...string) (out []byte, err error) {
 }
 
 // Send gives the router a packet, and what it sends on: packets are on their way out
-// before the writing ends.
+// before the writing ends. What the router sends itself, as the reply to a ping of its own
+// address, has an identification of its own, which may by chance be the packet's.
 func (r *Router) Send(p rulefile.Packet, id uint16) (Result, error) {
 	if _, err := unix.Write(int(r.tuns[p.In].Fd()), rawPacket(p, id)); err != nil {
 		return Result{}, err
@@ -100,7 +103,7 @@ func (r *Router) Send(p rulefile.Packet, id uint16) (Result, error) {
 				break
 			}
 			b := buffer[:n]
-			if b[0]>>4 != 4 || uint16(b[4])<<8|uint16(b[5]) != id || b[9] != byte(p.Protocol) {
+			if b[0]>>4 != 4 || uint16(b[4])<<8|uint16(b[5]) != id || b[9] != byte(p.Protocol) || p.Protocol == rulefile.ICMP && b[20] != icmpEcho {
 				continue
 			}
 			found = Result{src: netip.AddrFrom4([4]byte(b[12:16])).String(), dst: netip.AddrFrom4([4]byte(b[16:20])).String()}
@@ -124,7 +127,7 @@ func rawPacket(p rulefile.Packet, id uint16) []byte {
 		l4[5] = 12
 	case rulefile.ICMP:
 		l4 = make([]byte, 12)
-		l4[0], l4[4], l4[5] = 8, byte(id>>8), byte(id)
+		l4[0], l4[4], l4[5] = icmpEcho, byte(id>>8), byte(id)
 	default:
 		l4 = []byte{0, 0, 8, 0, 0, 0, 0, 0}
 	}

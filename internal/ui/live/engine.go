@@ -13,13 +13,13 @@ type EngineRates struct {
 	NewPerSecond        float64 `json:"new_per_second"` // sessions
 	TranslatedPerSecond float64 `json:"translated_per_second"`
 	// DroppedPerSecond is by reason (natkit status), only what was dropped.
-	DroppedPerSecond map[string]float64 `json:"dropped_per_second,omitzero"`
+	DroppedPerSecond map[string]float64 `json:"dropped_per_second_by_reason,omitzero"`
 
 	// FastPath is which part of the packets that accel could have forwarded it did, 0 to 1;
 	// nil where none came, and for engines. SlowPathPerSecond is why the others were not.
 	FastPath           *float64           `json:"fast_path_share,omitzero"`
 	ForwardedPerSecond float64            `json:"forwarded_per_second,omitzero"`
-	SlowPathPerSecond  map[string]float64 `json:"slow_path_per_second,omitzero"`
+	SlowPathPerSecond  map[string]float64 `json:"slow_path_per_second_by_reason,omitzero"`
 }
 
 // Dropped is all that was dropped.

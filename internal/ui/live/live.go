@@ -48,25 +48,25 @@ const firstWindow = 2 * time.Second
 // Moment is what happened in one interval, and what is known at its end. Nil is
 // not known: the reason stands in Unseen.
 type Moment struct {
-	At      time.Time      `json:"at"`
+	At      time.Time      `json:"time"`
 	Seconds float64        `json:"interval_s"`
 	Host    snapshot.Host  `json:"host"`
-	Netns   snapshot.Netns `json:"netns"`
+	Netns   snapshot.Netns `json:"namespace"`
 
-	Table  *Fill           `json:"table,omitzero"`
-	Flows  *Flows          `json:"flows,omitzero"`
+	Table  *Fill           `json:"conntrack_table,omitzero"`
+	Flows  *Flows          `json:"flow_rates,omitzero"`
 	Drops  *snapshot.Drops `json:"drops,omitzero"`
 	CPUs   []snapshot.CPU  `json:"cpus,omitzero"` // the host's
 	Judged *Judged         `json:"judged,omitzero"`
-	Unseen []string        `json:"unseen,omitzero"`
+	Unseen []string        `json:"notes,omitzero"`
 }
 
 // Fill is how full the table is, and where that leads.
 type Fill struct {
 	Entries uint64 `json:"entries"`
-	Max     uint64 `json:"max"` // 0: no limit
+	Max     uint64 `json:"entries_max"` // 0: no limit
 	// PerSecond is how fast it grows over the last half minute; nil at first.
-	PerSecond *float64 `json:"per_second,omitzero"`
+	PerSecond *float64 `json:"growth_per_second,omitzero"`
 	// FullIn is in how many seconds it is full if it goes on so; nil if it does not
 	// grow, or ever less.
 	FullIn *float64 `json:"full_in_s,omitzero"`
@@ -81,12 +81,12 @@ type Flows struct {
 
 // Judged is what the last whole window showed.
 type Judged struct {
-	At            time.Time             `json:"at"`
-	WindowSeconds float64               `json:"window_s"`
-	Table         *snapshot.Table       `json:"table,omitzero"`    // nil without a dump
-	TableAt       time.Time             `json:"table_at,omitzero"` // when it was read, which may be some windows ago
-	SNATPorts     []PortUse             `json:"snat_ports"`        // fullest first
-	Engine        *snapshot.Engine      `json:"engine,omitzero"`   // natkit's own, where one is up
+	At            time.Time             `json:"time"`
+	WindowSeconds float64               `json:"interval_s"`
+	Table         *snapshot.Table       `json:"conntrack_table,omitzero"` // nil without a dump
+	TableAt       time.Time             `json:"table_time,omitzero"`      // when it was read, which may be some windows ago
+	SNATPorts     []PortUse             `json:"snat_ports"`               // fullest first
+	Engine        *snapshot.Engine      `json:"natkit_engine,omitzero"`   // natkit's own, where one is up
 	EngineRates   *EngineRates          `json:"engine_rates,omitzero"`
 	Findings      []causes.Finding      `json:"findings"`
 	Unseen        []snapshot.Capability `json:"unseen"` // only those that are not there
@@ -95,7 +95,7 @@ type Judged struct {
 // PortUse is how many of its ports an outside address uses towards a destination.
 type PortUse struct {
 	snapshot.SNATUse
-	Ports int `json:"ports"` // that source translation may choose from
+	Ports int `json:"usable_ports"` // that source translation may choose from
 }
 
 // Watch gives a Moment an interval to fn until ctx ends, which is no error, or fn
@@ -137,7 +137,7 @@ type watcher struct {
 	cpus  *probe.CPUMeter
 
 	unseen []string
-	trend  trend
+	trend  fillTrend
 	last   time.Time
 	judged atomic.Pointer[Judged]
 }

@@ -47,7 +47,7 @@ func TestTrend(t *testing.T) {
 		{"a burst longer ago than a trend", append([]uint64{0, 50000}, make([]uint64, 40)...), 100000, 0, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var tr trend
+			var tr fillTrend
 			var f *Fill
 			for i, n := range c.counts {
 				f = tr.add(at.Add(time.Duration(i)*time.Second), conntrack.Limits{Count: n, Max: c.max})

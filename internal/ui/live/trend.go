@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"natkit/internal/diagnose/trend"
 	"natkit/internal/kernel/conntrack"
 )
 
@@ -13,22 +14,17 @@ import (
 // none, short enough to be told of before the table is full.
 const trendOver = 30 * time.Second
 
-// trend fits a line through the last levels of the table.
-type trend struct{ levels []level }
-
-type level struct {
-	at      time.Time
-	entries uint64
-}
+// fillTrend fits a line through the last levels of the table.
+type fillTrend struct{ levels []trend.Level }
 
 // add takes the level of now and says where the table is going.
-func (t *trend) add(now time.Time, l conntrack.Limits) *Fill {
-	t.levels = append(t.levels, level{now, l.Count})
-	for now.Sub(t.levels[0].at) > trendOver {
+func (t *fillTrend) add(now time.Time, l conntrack.Limits) *Fill {
+	t.levels = append(t.levels, trend.Level{At: now, Entries: l.Count})
+	for now.Sub(t.levels[0].At) > trendOver {
 		t.levels = t.levels[1:]
 	}
 	f := &Fill{Entries: l.Count, Max: l.Max}
-	rate, known := slope(t.levels)
+	rate, _, known := trend.Slope(t.levels)
 	if !known {
 		return f
 	}
@@ -47,15 +43,15 @@ const (
 // fullIn is how many seconds it takes to grow by left, nil for ever. A load that begins fills the table
 // at first by its rate, and in the end not at all, when as many entries expire as come: a rate that falls
 // goes on falling by the same part.
-func (t *trend) fullIn(left float64) *float64 {
-	rate, known := slope(t.levels)
+func (t *fillTrend) fullIn(left float64) *float64 {
+	rate, _, known := trend.Slope(t.levels)
 	if !known || rate < leastGrowth {
 		return nil
 	}
 	seconds := left / rate
 	half := len(t.levels) / 2
-	before, known1 := slope(t.levels[:half])
-	now, known2 := slope(t.levels[half:])
+	before, _, known1 := trend.Slope(t.levels[:half])
+	now, _, known2 := trend.Slope(t.levels[half:])
 	if !known1 || !known2 {
 		return &seconds
 	}
@@ -64,7 +60,7 @@ func (t *trend) fullIn(left float64) *float64 {
 	}
 	seconds = left / now
 	if part := now / before; before > 0 && part < flattens {
-		apart := t.levels[len(t.levels)-1].at.Sub(t.levels[0].at).Seconds() / 2
+		apart := t.levels[len(t.levels)-1].At.Sub(t.levels[0].At).Seconds() / 2
 		decay := -math.Log(part) / apart // a second
 		now *= math.Sqrt(part)           // the rate was that in the middle of its half
 		if now/decay <= left {
@@ -73,22 +69,4 @@ func (t *trend) fullIn(left float64) *float64 {
 		seconds = -math.Log(1-left*decay/now) / decay
 	}
 	return &seconds
-}
-
-// slope is the rise, in entries a second, of the line with the least squares.
-func slope(levels []level) (rate float64, known bool) {
-	n := float64(len(levels))
-	if n < 3 {
-		return 0, false
-	}
-	var sumX, sumY, sumXX, sumXY float64
-	for _, l := range levels {
-		x, y := l.at.Sub(levels[0].at).Seconds(), float64(l.entries)
-		sumX, sumY, sumXX, sumXY = sumX+x, sumY+y, sumXX+x*x, sumXY+x*y
-	}
-	spread := n*sumXX - sumX*sumX
-	if spread <= 0 {
-		return 0, false
-	}
-	return (n*sumXY - sumX*sumY) / spread, true
 }

@@ -96,7 +96,7 @@ func (s *AccelStatus) Text(w io.Writer) error {
 		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, strings.Join(l.Hooks, " "), l.Reason)
 	}
 	t.Flush()
-	fmt.Fprintf(&b, "%d flow directions bypass the stack now; %d have a fast-path entry, of at most %d\n", s.Stats.Trusted, s.Stats.Known, 2*s.Flows)
+	fmt.Fprintf(&b, "%d flow directions bypass the stack now; %d have a fast-path entry, of at most %d\n", s.Stats.Valid, s.Stats.Known, 2*s.Flows)
 	if s.Share != nil {
 		fmt.Fprintf(&b, "%.1f%% of the TCP and UDP packets to forward bypassed the stack\n", 100**s.Share)
 	}

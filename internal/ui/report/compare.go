@@ -17,10 +17,10 @@ import (
 type Comparison struct {
 	A    ComparedFile `json:"a"`
 	B    ComparedFile `json:"b"`
-	Rule string       `json:"rule"` // when a change counts as outside the noise
+	Rule string       `json:"method"` // when a change counts as outside the noise
 	// Environment names what was different about the machines.
-	Environment []EnvironmentChange `json:"environment"`
-	Rows        []ComparedFigure    `json:"rows"` // metric by metric, then by their conditions, as these come in A
+	Environment []EnvironmentChange `json:"environment_changes"`
+	Rows        []ComparedFigure    `json:"figures"` // metric by metric, then by their conditions, as these come in A
 	OnlyA       []bench.Figure      `json:"only_a"`
 	OnlyB       []bench.Figure      `json:"only_b"`
 }
@@ -29,15 +29,15 @@ type Comparison struct {
 type ComparedFile struct {
 	File    string    `json:"file"`
 	Command string    `json:"command,omitempty"`
-	Started time.Time `json:"started,omitzero"`
+	Started time.Time `json:"time,omitzero"`
 }
 
 // EnvironmentChange is something that the figures may depend on besides what was
 // meant to be changed.
 type EnvironmentChange struct {
 	Name string `json:"name"`
-	A    string `json:"a"`
-	B    string `json:"b"`
+	A    string `json:"value_a"`
+	B    string `json:"value_b"`
 }
 
 // ComparedFigure is a figure that both results have, under the same conditions.

@@ -20,16 +20,17 @@ import (
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/schema"
 )
 
 // ConntrackStats is what is in a connection tracking table.
 type ConntrackStats struct {
 	Entries     uint64            `json:"entries"`
-	Max         uint64            `json:"max,omitempty"` // of the live table
-	Seconds     float64           `json:"dump_s"`        // 0 for a dump from a file
-	Interrupted bool              `json:"interrupted"`   // the table changed while it was read
-	Unreadable  uint64            `json:"unreadable"`    // entries or lines not counted in the rest
-	Cut         bool              `json:"cut,omitempty"` // the dump has no end
+	Max         uint64            `json:"entries_max,omitempty"` // of the live table
+	Seconds     float64           `json:"dump_s"`                // 0 for a dump from a file
+	Interrupted bool              `json:"interrupted"`           // the table changed while it was read
+	Unreadable  uint64            `json:"unreadable"`            // entries or lines not counted in the rest
+	Cut         bool              `json:"truncated,omitempty"`   // the dump has no end
 	ByProtocol  map[string]uint64 `json:"by_protocol"`
 	ByState     map[string]uint64 `json:"by_state"`                // TCP
 	ByStatus    map[string]uint64 `json:"by_status"`               // ASSURED, UNREPLIED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
@@ -98,16 +99,16 @@ type ConntrackTop struct {
 // ConntrackRow is one row: Addr for source and destination, Protocol and Port
 // for dport, Protocol, Outside, Dest and ports for nat.
 type ConntrackRow struct {
-	Addr      *netip.Addr     `json:"addr,omitempty"`
-	Protocol  string          `json:"protocol,omitempty"`
-	Port      *uint16         `json:"port,omitempty"`
-	Outside   *netip.Addr     `json:"outside,omitempty"`
-	Dest      *netip.AddrPort `json:"dest,omitempty"`
-	MinPort   *uint16         `json:"min_port,omitempty"` // lowest and highest outside port
-	MaxPort   *uint16         `json:"max_port,omitempty"`
-	Entries   uint64          `json:"entries"`
-	Unreplied *uint64         `json:"unreplied,omitempty"`
-	Missed    uint64          `json:"missed,omitempty"` // the count may be so much too low
+	Addr      *netip.Addr        `json:"address,omitempty"`
+	Protocol  string             `json:"protocol,omitempty"`
+	Port      *uint16            `json:"port,omitempty"`
+	Outside   *netip.Addr        `json:"external_address,omitempty"`
+	Dest      *snapshot.Endpoint `json:"destination,omitempty"`
+	MinPort   *uint16            `json:"min_port,omitempty"` // lowest and highest outside port
+	MaxPort   *uint16            `json:"max_port,omitempty"`
+	Entries   uint64             `json:"entries"`
+	Unreplied *uint64            `json:"unreplied,omitempty"`
+	Missed    uint64             `json:"missed,omitempty"` // the count may be so much too low
 }
 
 // NewConntrackTop takes one of a table's lists.
@@ -185,16 +186,16 @@ func (t *ConntrackTop) Text(w io.Writer, bars Bars) error {
 
 // ConntrackMemory is what the table takes, in bytes.
 type ConntrackMemory struct {
-	Count          uint64      `json:"count"`
-	Max            uint64      `json:"max"` // 0: no limit
+	Count          uint64      `json:"entries"`
+	Max            uint64      `json:"entries_max"` // 0: no limit
 	Buckets        uint64      `json:"buckets"`
 	HostEntries    uint64      `json:"host_entries,omitempty"`
-	ObjectBytes    uint64      `json:"object_bytes,omitempty"`
-	ObjectSource   string      `json:"object_source,omitempty"`
+	ObjectBytes    uint64      `json:"entry_bytes,omitempty"`
+	ObjectSource   string      `json:"entry_source,omitempty"`
 	ExtensionBytes uint64      `json:"extension_bytes"`
 	BucketBytes    uint64      `json:"bucket_bytes"`
-	ChainNow       float64     `json:"chain_now"`
-	ChainFull      float64     `json:"chain_full"`
+	ChainNow       float64     `json:"chain_length_now"`
+	ChainFull      float64     `json:"chain_length_full"`
 	HashBytes      uint64      `json:"hash_bytes"`    // of the hash, which all namespaces share
 	EntriesBytes   uint64      `json:"entries_bytes"` // of this namespace's entries alone
 	NowBytes       uint64      `json:"now_bytes"`
@@ -270,14 +271,14 @@ func megabytes(n uint64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) 
 // ConntrackRates is one interval of natkit conntrack watch.
 type ConntrackRates struct {
 	Time               time.Time          `json:"time"`
-	Seconds            float64            `json:"seconds"`
+	Seconds            float64            `json:"interval_s"`
 	NewPerSecond       float64            `json:"new_per_second"`
-	DestroyedPerSecond float64            `json:"destroyed_per_second"`
-	Entered            map[string]float64 `json:"entered_per_second"` // TCP state -> flows that came into it
-	Ended              map[string]float64 `json:"ended_per_second"`   // TCP state -> flows destroyed in it
+	DestroyedPerSecond float64            `json:"ended_per_second"`
+	Entered            map[string]float64 `json:"entered_per_second_by_state"` // TCP state -> flows that came into it
+	Ended              map[string]float64 `json:"ended_per_second_by_state"`   // TCP state -> flows destroyed in it
 	LostEvents         uint64             `json:"lost_events"`
-	Count              uint64             `json:"count"`
-	Max                uint64             `json:"max"`
+	Count              uint64             `json:"entries"`
+	Max                uint64             `json:"entries_max"`
 }
 
 // NewConntrackRates divides by the time.
@@ -317,11 +318,68 @@ func (r *ConntrackRates) Text(w io.Writer) error {
 	return err
 }
 
-// AppendConntrackFlow appends a flow as one JSON object in one line, without
+// ConntrackEntry is one entry of the table, as natkit conntrack list prints it. A field that
+// the entry does not have is left out.
+type ConntrackEntry struct {
+	Family         string   `json:"family"` // ipv4, ipv6
+	Protocol       string   `json:"protocol"`
+	ProtocolNumber uint8    `json:"protocol_number"`
+	TimeoutSeconds *uint32  `json:"timeout_s,omitempty"` // until the entry expires; an offloaded one has none
+	State          string   `json:"state,omitempty"`     // of TCP, SCTP and DCCP
+	Status         []string `json:"status"`              // UNREPLIED, ASSURED, OFFLOAD, HW_OFFLOAD, SNAT, DNAT
+
+	Original ConntrackDirection `json:"original"`
+	Reply    ConntrackDirection `json:"reply"`
+
+	Mark       *uint32    `json:"mark,omitempty"`
+	Secmark    *uint32    `json:"secmark,omitempty"`
+	Zone       *uint16    `json:"zone,omitempty"`  // of both directions
+	AgeSeconds *uint64    `json:"age_s,omitempty"` // with nf_conntrack_timestamp
+	Use        *uint32    `json:"use,omitempty"`   // references
+	ID         *uint32    `json:"entry_id,omitempty"`
+	Since      *time.Time `json:"since,omitempty"` // when it began, with nf_conntrack_timestamp
+	Ended      *time.Time `json:"ended,omitempty"`
+	Secctx     *string    `json:"secctx,omitempty"`
+	Helper     *string    `json:"helper,omitempty"`
+	Labels     []int      `json:"labels,omitzero"`       // numbers of the labels that are set
+	LabelNames *string    `json:"label_names,omitempty"` // separated by commas
+	// Natkit says whether rules of natkit translate it; absent where no engine of natkit's is up.
+	Natkit *bool `json:"by_natkit,omitempty"`
+}
+
+// ConntrackDirection is one direction of an entry: where its packets come from and go to.
+type ConntrackDirection struct {
+	Source      ConntrackEnd `json:"source"`
+	Destination ConntrackEnd `json:"destination"`
+	// Of ICMP, in the place of ports.
+	ICMPType *uint8  `json:"icmp_type,omitempty"`
+	ICMPCode *uint8  `json:"icmp_code,omitempty"`
+	ICMPID   *uint16 `json:"icmp_id,omitempty"`
+	// Of GRE, in the place of ports.
+	SourceKey      *uint16 `json:"source_key,omitempty"`
+	DestinationKey *uint16 `json:"destination_key,omitempty"`
+
+	Zone    *uint16 `json:"zone,omitempty"` // of this direction only
+	Packets *uint64 `json:"packets,omitempty"`
+	Bytes   *uint64 `json:"bytes,omitempty"`
+}
+
+// ConntrackEnd is one end of a direction.
+type ConntrackEnd struct {
+	Address netip.Addr `json:"address"`
+	Port    *uint16    `json:"port,omitempty"` // of protocols that have ports
+}
+
+const kindConntrackEntry = "conntrack-entry"
+
+// entryHead is how an entry begins.
+var entryHead = []byte(`{"` + schema.Key + `":"` + Kind{Name: kindConntrackEntry, Version: 1}.Schema() + `","family":"`)
+
+// AppendConntrackFlow appends a flow as one ConntrackEntry in one line, without
 // allocation: a table has hundreds of thousands. engine is what of natkit's own is up,
 // whose entries are marked; nil leaves that out.
 func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte {
-	b = append(b, `{"family":"`...)
+	b = append(b, entryHead...)
 	b = append(b, conntrack.FamilyName(f.Family)...)
 	b = append(b, `","protocol":"`...)
 	b = append(b, conntrack.ProtoName(f.Proto)...)
@@ -359,17 +417,17 @@ func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte
 	}{
 		{conntrack.HasMark, "mark", uint64(f.Mark)}, {conntrack.HasSecmark, "secmark", uint64(f.Secmark)},
 		{conntrack.HasZone, "zone", uint64(f.Zone)}, {conntrack.HasDelta, "age_s", f.DeltaSeconds},
-		{conntrack.HasUse, "use", uint64(f.Use)}, {conntrack.HasID, "id", uint64(f.ID)},
+		{conntrack.HasUse, "use", uint64(f.Use)}, {conntrack.HasID, "entry_id", uint64(f.ID)},
 	} {
 		if f.Has&n.has != 0 {
 			b = appendNumber(b, n.key, n.value)
 		}
 	}
 	if f.Has&conntrack.HasStart != 0 {
-		b = appendTime(b, "start", f.Start)
+		b = appendTime(b, "since", f.Start)
 	}
 	if f.Has&conntrack.HasStop != 0 {
-		b = appendTime(b, "stop", f.Stop)
+		b = appendTime(b, "ended", f.Stop)
 	}
 	if f.Has&conntrack.HasSecctx != 0 {
 		b = appendString(b, "secctx", f.Secctx)
@@ -394,26 +452,27 @@ func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte
 		b = appendString(b, "label_names", f.Names)
 	}
 	if engine != nil {
-		b = strconv.AppendBool(append(b, `,"natkit":`...), engine.labels && (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit))
+		b = strconv.AppendBool(append(b, `,"by_natkit":`...), engine.labels && (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit))
 	}
 	return append(b, '}')
 }
 
 func appendTuple(b []byte, f *conntrack.Flow, t *conntrack.Tuple, c *conntrack.Counters, hasZone conntrack.Fields, zone uint16) []byte {
-	b = t.Src.AppendTo(append(b, `{"src":"`...))
-	b = t.Dst.AppendTo(append(b, `","dst":"`...))
-	b = append(b, '"')
+	var ports bool
+	switch f.Proto {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP:
+		ports = true
+	}
+	b = appendEnd(append(b, `{"source":`...), t.Src, t.SrcPort, ports)
+	b = appendEnd(append(b, `,"destination":`...), t.Dst, t.DstPort, ports)
 	switch f.Proto {
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
-		b = appendNumber(b, "type", uint64(t.ICMPType))
-		b = appendNumber(b, "code", uint64(t.ICMPCode))
-		b = appendNumber(b, "id", uint64(t.SrcPort))
+		b = appendNumber(b, "icmp_type", uint64(t.ICMPType))
+		b = appendNumber(b, "icmp_code", uint64(t.ICMPCode))
+		b = appendNumber(b, "icmp_id", uint64(t.SrcPort))
 	case unix.IPPROTO_GRE:
-		b = appendNumber(b, "srckey", uint64(t.SrcPort))
-		b = appendNumber(b, "dstkey", uint64(t.DstPort))
-	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP:
-		b = appendNumber(b, "sport", uint64(t.SrcPort))
-		b = appendNumber(b, "dport", uint64(t.DstPort))
+		b = appendNumber(b, "source_key", uint64(t.SrcPort))
+		b = appendNumber(b, "destination_key", uint64(t.DstPort))
 	}
 	if f.Has&hasZone != 0 {
 		b = appendNumber(b, "zone", uint64(zone))
@@ -421,6 +480,14 @@ func appendTuple(b []byte, f *conntrack.Flow, t *conntrack.Tuple, c *conntrack.C
 	if f.Has&conntrack.HasCounters != 0 {
 		b = appendNumber(b, "packets", c.Packets)
 		b = appendNumber(b, "bytes", c.Bytes)
+	}
+	return append(b, '}')
+}
+
+func appendEnd(b []byte, a netip.Addr, port uint16, hasPort bool) []byte {
+	b = append(a.AppendTo(append(b, `{"address":"`...)), '"')
+	if hasPort {
+		b = appendNumber(b, "port", uint64(port))
 	}
 	return append(b, '}')
 }

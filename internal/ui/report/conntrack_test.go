@@ -3,10 +3,10 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -28,41 +28,54 @@ func TestAppendConntrackFlow(t *testing.T) {
 		Secctx: []byte("a:\"b\"\\\x1b[2J\xff"), Helper: []byte("ftp"), Labels: make([]byte, 16), Names: []byte("in,out"),
 	}
 	*(*[4]byte)(f.Labels[4:]) = [4]byte{0xff, 0xff, 0xff, 0xff} // the second word is the same in both byte orders
-	line := AppendConntrackFlow(nil, f, nil)
-	var got map[string]any
-	if err := json.Unmarshal(line, &got); err != nil {
-		t.Fatalf("%v: %s", err, line)
+	line := sameAsTyped(t, f, nil)
+	if want := `"secctx":"a:\"b\"\\?[2J?","helper":"ftp","labels":[32,33,`; !strings.Contains(line, want) {
+		t.Errorf("%s\nlacks %s", line, want)
 	}
-	if labels := got["labels"].([]any); len(labels) != 32 || labels[0] != 32.0 || labels[31] != 63.0 {
-		t.Errorf("labels %v", labels)
+	if want := `"original":{"source":{"address":"10.0.0.1","port":1000},"destination":{"address":"10.0.0.2","port":80},"zone":6,"packets":18446744073709551615,"bytes":2},"reply":`; !strings.Contains(line, want) {
+		t.Errorf("%s\nlacks %s", line, want)
 	}
-	delete(got, "labels")
-	want := map[string]any{
-		"family": "ipv4", "protocol": "tcp", "protocol_number": 6.0, "timeout_s": 7.0, "state": "TIME_WAIT",
-		"status": []any{"ASSURED", "SNAT", "DNAT"},
-		"original": map[string]any{"src": "10.0.0.1", "dst": "10.0.0.2", "sport": 1000.0, "dport": 80.0, "zone": 6.0,
-			"packets": float64(1<<64 - 1), "bytes": 2.0},
-		"reply": map[string]any{"src": "172.17.0.2", "dst": "100.64.0.1", "sport": 8080.0, "dport": 5000.0, "zone": 7.0,
-			"packets": 3.0, "bytes": 4.0},
-		"mark": 1.0, "secmark": 2.0, "zone": 5.0, "age_s": 1.0, "use": 3.0, "id": 4.0,
-		"start": "1970-01-01T00:00:01.000000001Z", "stop": "1970-01-01T00:00:02Z",
-		"secctx": `a:"b"\?[2J?`, "helper": "ftp", "label_names": "in,out",
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %v\nwant %v", got, want)
-	}
+	sameAsTyped(t, f, &EngineNote{labels: true})
 
 	// An entry has only what it has.
 	f = &conntrack.Flow{Family: unix.AF_INET, Proto: unix.IPPROTO_ICMP, Orig: f.Orig, Reply: f.Reply}
-	const icmp = `{"family":"ipv4","protocol":"icmp","protocol_number":1,"status":["UNREPLIED","SNAT","DNAT"],` +
-		`"original":{"src":"10.0.0.1","dst":"10.0.0.2","type":0,"code":0,"id":1000},"reply":{"src":"172.17.0.2","dst":"100.64.0.1","type":0,"code":0,"id":8080}}`
-	if line := string(AppendConntrackFlow(nil, f, nil)); line != icmp {
+	const icmp = `{"schema":"natkit/conntrack-entry/1","family":"ipv4","protocol":"icmp","protocol_number":1,"status":["UNREPLIED","SNAT","DNAT"],` +
+		`"original":{"source":{"address":"10.0.0.1"},"destination":{"address":"10.0.0.2"},"icmp_type":0,"icmp_code":0,"icmp_id":1000},` +
+		`"reply":{"source":{"address":"172.17.0.2"},"destination":{"address":"100.64.0.1"},"icmp_type":0,"icmp_code":0,"icmp_id":8080}}`
+	if line := sameAsTyped(t, f, nil); line != icmp {
 		t.Errorf("got  %s\nwant %s", line, icmp)
+	}
+	f.Proto = unix.IPPROTO_GRE
+	if line := sameAsTyped(t, f, nil); !strings.Contains(line, `"source_key":1000,"destination_key":80`) {
+		t.Errorf("of GRE: %s", line)
 	}
 	buf := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(100, func() { AppendConntrackFlow(buf, f, nil) }); n > 0 {
 		t.Errorf("%.0f allocations an entry", n)
 	}
+}
+
+// sameAsTyped returns an entry's line, which is what encoding/json makes of it as a value.
+func sameAsTyped(t *testing.T, f *conntrack.Flow, engine *EngineNote) string {
+	t.Helper()
+	line := AppendConntrackFlow(nil, f, engine)
+	var entry struct {
+		Schema string `json:"schema"`
+		ConntrackEntry
+	}
+	dec := json.NewDecoder(bytes.NewReader(line))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&entry); err != nil {
+		t.Fatalf("%v: %s", err, line)
+	}
+	var want bytes.Buffer
+	if err := JSONLine(&want, &entry.ConntrackEntry); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(line) + "\n"; got != want.String() {
+		t.Errorf("got  %swant %s", got, want.String())
+	}
+	return string(line)
 }
 
 func TestConntrackBars(t *testing.T) {

@@ -21,9 +21,9 @@ import (
 type DoctorResult struct {
 	Kernel        string                `json:"kernel"`
 	Hostname      string                `json:"hostname"`
-	Netns         snapshot.Netns        `json:"netns"`
-	TakenAt       time.Time             `json:"taken_at"`
-	WindowSeconds float64               `json:"window_s"`
+	Netns         snapshot.Netns        `json:"namespace"`
+	TakenAt       time.Time             `json:"time"`
+	WindowSeconds float64               `json:"interval_s"`
 	Capabilities  []snapshot.Capability `json:"capabilities"`
 	Unjudged      []causes.Unjudged     `json:"unjudged"`
 	Findings      []causes.Finding      `json:"findings"`

@@ -18,8 +18,8 @@ import (
 // -o json prints it.
 type DoctorAllResult struct {
 	Namespaces []DoctorResult `json:"namespaces"`
-	Idle       int            `json:"idle"`    // left out: they have no interface but loopback
-	Skipped    []string       `json:"skipped"` // left out for the reason that stands there
+	Idle       int            `json:"idle_count"` // left out: they have no interface but loopback
+	Skipped    []string       `json:"skipped"`    // left out for the reason that stands there
 }
 
 // DoctorAll collects what was found in the namespaces of a machine, one after the

@@ -16,7 +16,7 @@ import (
 
 func TestDoctorHTML(t *testing.T) {
 	s := &snapshot.Snapshot{
-		Version: snapshot.Version, WindowSeconds: 10, Host: snapshot.Host{Hostname: "<gw>", Kernel: "6.18.0"},
+		WindowSeconds: 10, Host: snapshot.Host{Hostname: "<gw>", Kernel: "6.18.0"},
 		Capabilities: []snapshot.Capability{{Name: "drop-tracing", Reason: "no BPF here", Costs: "places are not told"}},
 		Conntrack: &snapshot.Conntrack{Count: 900, Max: 1000, Buckets: 65536, Stats: map[string]uint64{"drop": 17},
 			Table: &snapshot.Table{Entries: 900, ByState: map[string]uint64{"TIME_WAIT": 450},

@@ -18,7 +18,7 @@ import (
 // doctored is a machine with something of everything that can be shown.
 func doctored() (*snapshot.Snapshot, []causes.Finding) {
 	s := &snapshot.Snapshot{
-		Version: snapshot.Version, TakenAt: time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC), WindowSeconds: 10.04,
+		TakenAt: time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC), WindowSeconds: 10.04,
 		Host:  snapshot.Host{Hostname: "gw1", Kernel: "6.18.44", CPUs: 2},
 		Netns: snapshot.Netns{Name: "blue", Inode: 4026532322},
 		Capabilities: []snapshot.Capability{
@@ -121,7 +121,7 @@ func TestDoctorJSON(t *testing.T) {
 			t.Errorf("%s is %v, want an empty list", key, empty[key])
 		}
 	}
-	for _, key := range []string{"kernel", "window_s"} {
+	for _, key := range []string{"kernel", "interval_s"} {
 		if _, ok := empty[key]; !ok {
 			t.Errorf("no key %s", key)
 		}

@@ -18,7 +18,7 @@ import (
 
 // Drops is what was dropped during one interval, as `natkit drops` shows it.
 type Drops struct {
-	At         time.Time       `json:"at"` // the end of the interval
+	At         time.Time       `json:"time"` // the end of the interval
 	Seconds    float64         `json:"interval_s"`
 	Rows       []snapshot.Drop `json:"rows"` // most first
 	LostEvents uint64          `json:"lost_events"`

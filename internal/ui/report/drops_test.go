@@ -4,7 +4,6 @@ package report
 
 import (
 	"bytes"
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -72,14 +71,16 @@ func TestDropsJSON(t *testing.T) {
 		{
 			"one benign row left out",
 			snapshot.Drops{Rows: dropped.Rows[1:3], LostEvents: 12},
-			`{"at":"2024-05-06T07:08:09Z","interval_s":5,"rows":[{"count":676,"location":"tcp_v4_rcv+0x91","reason":"NO_SOCKET",` +
-				`"netns":4026531840,"interface":"eth0"}],"lost_events":12,"benign_packets":30}`,
+			`{"schema":"natkit/drops/1","time":"2024-05-06T07:08:09Z","interval_s":5,"rows":[{"packets":676,"location":"tcp_v4_rcv+0x91","reason":"NO_SOCKET",` +
+				`"netns_inode":4026531840,"interface":"eth0"}],"lost_events":12,"benign_packets":30}`,
 		},
-		{"nothing", snapshot.Drops{}, `{"at":"2024-05-06T07:08:09Z","interval_s":5,"rows":[],"lost_events":0,"benign_packets":0}`},
+		{"nothing", snapshot.Drops{}, `{"schema":"natkit/drops/1","time":"2024-05-06T07:08:09Z","interval_s":5,"rows":[],"lost_events":0,"benign_packets":0}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := json.Marshal(NewDrops(time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC), 5*time.Second, tt.drops, DropFilter{}))
-			if err != nil || string(got) != tt.want {
+			var b bytes.Buffer
+			err := JSONLine(&b, NewDrops(time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC), 5*time.Second, tt.drops, DropFilter{}))
+			got := strings.TrimSpace(b.String())
+			if err != nil || got != tt.want {
 				t.Errorf("%s, %v; want\n%s", got, err, tt.want)
 			}
 		})

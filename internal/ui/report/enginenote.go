@@ -15,7 +15,7 @@ import (
 
 // EngineNote says beside facts of the kernel what natkit's own engine has to do with them.
 type EngineNote struct {
-	Kind     string `json:"kind"` // ebpf, nft, accel
+	Kind     string `json:"engine"` // ebpf, nft, accel
 	Sessions uint64 `json:"sessions,omitempty"`
 	// Entries is how many of the entries shown rules of natkit translate, of engine nft.
 	Entries *uint64  `json:"entries,omitempty"`

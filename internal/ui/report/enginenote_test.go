@@ -55,7 +55,7 @@ func TestEngineNotes(t *testing.T) {
 			if err := json.Unmarshal(text, &fields); err != nil {
 				t.Fatal(err)
 			}
-			if got := fields["natkit_engine"]; (got == nil) != (c.engine == nil) || c.engine != nil && got.(map[string]any)["kind"] != c.engine.Kind {
+			if got := fields["natkit_engine"]; (got == nil) != (c.engine == nil) || c.engine != nil && got.(map[string]any)["engine"] != c.engine.Kind {
 				t.Errorf("%s: natkit_engine is %v in JSON", name, got)
 			}
 		}
@@ -78,17 +78,17 @@ func TestEntriesOfEngine(t *testing.T) {
 		want   string
 	}{
 		{"no engine", conntrack.Flow{Orig: sent, Reply: translated, Labels: labels}, "", ""},
-		{"labelled", conntrack.Flow{Orig: sent, Reply: translated, Labels: labels}, "nft", `"natkit":true`},
-		{"not translated", conntrack.Flow{Orig: sent, Reply: back, Labels: labels}, "nft", `"natkit":false`},
-		{"another's", conntrack.Flow{Orig: sent, Reply: translated, Labels: make([]byte, 16)}, "nft", `"natkit":false`},
-		{"of the kernel beside the eBPF engine", conntrack.Flow{Orig: sent, Reply: translated, Labels: labels}, "ebpf", `"natkit":false`},
+		{"labelled", conntrack.Flow{Orig: sent, Reply: translated, Labels: labels}, "nft", `"by_natkit":true`},
+		{"not translated", conntrack.Flow{Orig: sent, Reply: back, Labels: labels}, "nft", `"by_natkit":false`},
+		{"another's", conntrack.Flow{Orig: sent, Reply: translated, Labels: make([]byte, 16)}, "nft", `"by_natkit":false`},
+		{"of the kernel beside the eBPF engine", conntrack.Flow{Orig: sent, Reply: translated, Labels: labels}, "ebpf", `"by_natkit":false`},
 	} {
 		var note *EngineNote
 		if c.engine != "" {
 			note = NewEngineNote(&snapshot.Engine{Kind: c.engine}, nil, "")
 		}
 		line := string(AppendConntrackFlow(nil, &c.flow, note))
-		if !json.Valid([]byte(line)) || !strings.Contains(line, c.want) || c.want == "" && strings.Contains(line, "natkit") {
+		if !json.Valid([]byte(line)) || !strings.Contains(line, c.want) || c.want == "" && strings.Contains(line, "by_natkit") {
 			t.Errorf("%s: %s, want %s", c.name, line, c.want)
 		}
 	}

@@ -104,11 +104,16 @@ type FaultInfo struct {
 	Note    string `json:"note,omitempty"`
 }
 
-// Faults lists the scenarios.
-func Faults(faults []scenario.Fault) []FaultInfo {
-	out := []FaultInfo{}
+// Faults is what natkit lab run --list prints with -o json.
+type Faults struct {
+	Faults []FaultInfo `json:"faults"`
+}
+
+// NewFaults lists the scenarios.
+func NewFaults(faults []scenario.Fault) Faults {
+	out := Faults{[]FaultInfo{}}
 	for _, f := range faults {
-		out = append(out, FaultInfo{f.Code, faultTitle(f), f.Healthy, f.Broken, f.Cured, f.Note})
+		out.Faults = append(out.Faults, FaultInfo{f.Code, faultTitle(f), f.Healthy, f.Broken, f.Cured, f.Note})
 	}
 	return out
 }

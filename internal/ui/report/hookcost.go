@@ -18,11 +18,11 @@ import (
 // HookCost is what the packets of a namespace walk through, what it takes, and what
 // of it is needless, as `natkit hooks --cost` shows it.
 type HookCost struct {
-	Netns     uint64              `json:"netns"` // inode
+	Netns     uint64              `json:"netns_inode"` // inode
 	Seconds   float64             `json:"interval_s"`
-	Samples   uint64              `json:"samples"`   // of all processors
-	Whole     float64             `json:"whole"`     // share of time below nf_hook_slow, 0 to 1
-	Framework float64             `json:"framework"` // of that, nf_hook_slow itself
+	Samples   uint64              `json:"sample_count"`    // of all processors
+	Whole     float64             `json:"hooks_share"`     // share of time below nf_hook_slow, 0 to 1
+	Framework float64             `json:"framework_share"` // of that, nf_hook_slow itself
 	Hooks     []HookCostRow       `json:"hooks"`
 	Needless  []trim.Needless     `json:"needless"`
 	Measured  *scenario.HookCosts `json:"measured,omitzero"`

@@ -14,8 +14,8 @@ import (
 
 // Hooks is what a packet of a namespace walks through, as `natkit hooks` shows it.
 type Hooks struct {
-	Netns  uint64          `json:"netns"` // inode
-	Hooks  []snapshot.Hook `json:"hooks"` // by family and hook, in the order of a packet's way
+	Netns  uint64          `json:"netns_inode"` // inode
+	Hooks  []snapshot.Hook `json:"hooks"`       // by family and hook, in the order of a packet's way
 	Engine *EngineNote     `json:"natkit_engine,omitempty"`
 }
 

@@ -82,7 +82,7 @@ func HTTP(w io.Writer, r *bench.HTTPResult) error {
 	line("SYN retransmits", "%d", r.TCP.SYNRetransmits)
 	line("Listen overflows", "%d (seen at the %s)", r.TCP.ListenOverflows, r.TCP.ListenOverflowsAt)
 	line("Client CPU", "%.0f%% of %s", 100*r.ClientCPUShare, plural.Count(r.Workers, "core"))
-	line("Ports left", "%d of %d to %s", r.PortsLeft, r.PortsRange, r.Address)
+	line("Ports left", "%d of %d to %s", r.PortsLeft, r.PortsRange, r.Endpoint)
 	for _, note := range httpNotes(r) {
 		b.WriteString("\nNote: " + note + "\n")
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -14,13 +15,14 @@ import (
 	"testing"
 
 	"natkit/internal/bench"
+	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 )
 
 // httpResult is a run with everything that can be shown.
 func httpResult() *bench.HTTPResult {
 	return &bench.HTTPResult{
-		URL: "http://192.168.0.96:8080/", Address: "192.168.0.96:8080", Host: "192.168.0.96", Port: 8080, Path: "/",
+		URL: "http://192.168.0.96:8080/", Endpoint: snapshot.EndpointOf(netip.MustParseAddrPort("192.168.0.96:8080")), Host: "192.168.0.96", Port: 8080, Path: "/",
 		Server: "test/1.0 \x1b[31m", Concurrency: 5000, Workers: 2, KeepAlive: true,
 		Requests: 100000, Begun: 60000, Completed: 56020,
 		Failed:     bench.HTTPFailed{Connect: 5, Receive: 30, Length: 20, Exceptions: 1, Timeout: 3940},
@@ -44,7 +46,7 @@ func TestHTTP(t *testing.T) {
 	for name, r := range map[string]*bench.HTTPResult{
 		"http.txt": httpResult(),
 		// Nothing completed: no times, nothing divided by nothing.
-		"http-none.txt": {Host: "192.168.0.96", Port: 80, Path: "/", Address: "192.168.0.96:80", Concurrency: 1, Workers: 1, Requests: 1, Begun: 1,
+		"http-none.txt": {Host: "192.168.0.96", Port: 80, Path: "/", Endpoint: snapshot.EndpointOf(netip.MustParseAddrPort("192.168.0.96:80")), Concurrency: 1, Workers: 1, Requests: 1, Begun: 1,
 			Failed: bench.HTTPFailed{Connect: 1}, Failures: map[string]int64{"refused": 1}, Seconds: 0.001,
 			TCP: bench.TCPCounters{ListenOverflowsAt: "client"}, Ports: bench.Ports{PortsRange: 28232, PortsLeft: 28232}},
 	} {
@@ -69,12 +71,12 @@ func TestHTTPJSON(t *testing.T) {
 	}
 	times := []string{"min", "mean", "sd", "median", "max"}
 	for key, want := range map[string][]string{
-		"requests": nil, "completed": nil, "requests_per_second": nil, "seconds": nil, "time_per_request_ms": nil,
+		"requests": nil, "completed": nil, "requests_per_second": nil, "duration_s": nil, "time_per_request_ms": nil,
 		"transferred_bytes": nil, "client_cpu_share": nil,
 		"failed":     {"connect", "receive", "length", "exceptions", "timeout"},
 		"connect_ms": times, "processing_ms": times, "waiting_ms": times, "total_ms": times,
 		"percentiles_ms": {"50", "66", "75", "80", "90", "95", "98", "99", "100"},
-		"tcp":            {"syn_retransmits", "listen_overflows"},
+		"tcp_counters":   {"syn_retransmits", "listen_overflows"},
 	} {
 		value, ok := got[key]
 		if !ok {

@@ -52,15 +52,15 @@ type ImportView struct {
 	Inside  []string     `json:"inside"`
 	Outside []string     `json:"outside"`
 	Pools   []ImportPool `json:"pools"`
-	Rules   []string     `json:"rules"` // as a rule file has them between braces
-	Notes   []nft.Note   `json:"notes"`
+	Rules   []string     `json:"rule_lines"` // as a rule file has them between braces
+	Notes   []nft.Note   `json:"differences"`
 }
 
 // ImportPool is a pool that rules name.
 type ImportPool struct {
 	Name      string   `json:"name"`
 	Addresses []string `json:"addresses"`
-	Ports     string   `json:"ports,omitempty"`
+	Ports     string   `json:"port_range,omitempty"`
 }
 
 // Import makes the view of imported rules.

@@ -52,6 +52,16 @@ func LabUp(w io.Writer, l *lab.Lab) error {
 	return err
 }
 
+// Labs is what natkit lab list prints with -o json.
+type Labs struct {
+	Labs []lab.Info `json:"labs"`
+}
+
+// LabPlan is what natkit lab up and down would do.
+type LabPlan struct {
+	Plan []string `json:"plan"` // one step a line
+}
+
 // LabList writes one line for each lab. The namespace of a role is LAB-ROLE.
 func LabList(w io.Writer, infos []lab.Info) error {
 	if len(infos) == 0 {

@@ -14,14 +14,20 @@ import (
 
 	"natkit/internal/bench"
 	"natkit/internal/scenario"
+	"natkit/internal/words/schema"
 )
 
 // Saved is one saved result. One of Result, HTTP and Demo is set.
 type Saved struct {
 	Name   string               `json:"file"`
-	Result *bench.Result        `json:"result,omitempty"`
+	Result *bench.Result        `json:"bench,omitempty"`
 	HTTP   *bench.HTTPResult    `json:"http,omitempty"`
 	Demo   *scenario.DemoResult `json:"demo,omitempty"`
+}
+
+// SavedResults is what natkit report prints with -o json.
+type SavedResults struct {
+	Results []*Saved `json:"results"`
 }
 
 // What a file may hold at most. It may come from anybody.
@@ -54,52 +60,49 @@ func Load(name string, r io.Reader) (*Saved, error) {
 // errForeign is for JSON that is no result.
 var errForeign = errors.New("not the result of a measurement: want what natkit bench or natkit demo wrote with -o json")
 
+// errEarlier is for the results of a natkit whose files had no schema.
+var errEarlier = errors.New("an earlier natkit saved it, and this one does not read its form: measure again, or show it with the natkit that saved it")
+
 func parse(data []byte) (*Saved, error) {
-	var keys map[string]json.RawMessage
-	if err := decode(data, &keys); err != nil {
+	var object map[string]json.RawMessage
+	if err := decode(data, &object); err != nil {
 		return nil, err
 	}
-	has := func(names ...string) bool {
-		for _, n := range names {
-			if _, ok := keys[n]; !ok {
-				return false
-			}
+	var name string
+	if text, ok := object[schema.Key]; !ok {
+		if _, ok := object["figures"]; ok || object["percentiles_ms"] != nil || object["restored"] != nil {
+			return nil, errEarlier
 		}
-		return true
+		return nil, errForeign
+	} else if err := json.Unmarshal(text, &name); err != nil {
+		return nil, errForeign
 	}
+	kind, version, ok := schema.Parse(name)
+	s := &Saved{}
+	var check func() error
+	var into any
 	switch {
-	case has("version", "kind", "figures"):
-		var version struct {
-			Version int `json:"version"`
-		}
-		if err := decode(data, &version); err != nil {
-			return nil, err
-		}
-		switch {
-		case version.Version > bench.ResultVersion:
-			return nil, fmt.Errorf("version %d of the format, but this natkit knows those up to %d: use a later natkit", version.Version, bench.ResultVersion)
-		case version.Version < 1:
-			return nil, fmt.Errorf("version %d of the format: there is none below 1", version.Version)
-		}
-		r := new(bench.Result)
-		if err := decode(data, r); err != nil {
-			return nil, err
-		}
-		return &Saved{Result: r}, checkResult(r)
-	case has("steps", "restored"):
-		d := new(scenario.DemoResult)
-		if err := decode(data, d); err != nil {
-			return nil, err
-		}
-		return &Saved{Demo: d}, checkDemo(d)
-	case has("requests_per_second", "percentiles_ms"):
-		h := new(bench.HTTPResult)
-		if err := decode(data, h); err != nil {
-			return nil, err
-		}
-		return &Saved{HTTP: h}, checkHTTP("", h)
+	case !ok:
+		return nil, errForeign
+	case kind == KindBench:
+		s.Result = new(bench.Result)
+		into, check = s.Result, func() error { return checkResult(s.Result) }
+	case kind == KindDemo:
+		s.Demo = new(scenario.DemoResult)
+		into, check = s.Demo, func() error { return checkDemo(s.Demo) }
+	case kind == KindBenchHTTP:
+		s.HTTP = new(bench.HTTPResult)
+		into, check = s.HTTP, func() error { return checkHTTP("", s.HTTP) }
+	default:
+		return nil, fmt.Errorf("it is %q: %w", name, errForeign)
 	}
-	return nil, errForeign
+	if version > bench.ResultVersion {
+		return nil, fmt.Errorf("it is %q, this natkit reads %q: use a newer natkit", name, schema.Name(kind, bench.ResultVersion))
+	}
+	if err := decode(data, into); err != nil {
+		return nil, err
+	}
+	return s, check()
 }
 
 // decode reads the one JSON value that data is; an error says at which line and
@@ -146,7 +149,7 @@ func checkResult(r *bench.Result) error {
 		return fmt.Errorf("more than %d figures", maxFigures)
 	}
 	c := checker{}
-	c.number("seconds", r.Seconds)
+	c.number("duration_s", r.Seconds)
 	c.figures("", r.Figures)
 	for i, p := range r.Published {
 		at := fmt.Sprintf("published[%d]", i)
@@ -210,7 +213,7 @@ func checkHTTP(at string, h *bench.HTTPResult) error {
 	c.number(at+"requests_per_second", h.RequestsPerSecond)
 	c.number(at+"time_per_request_ms", h.TimePerRequestMS)
 	c.number(at+"client_cpu_share", h.ClientCPUShare)
-	c.number(at+"machine_cpu_seconds", h.MachineCPUSeconds)
+	c.number(at+"machine_cpu_s", h.MachineCPUSeconds)
 	for _, t := range timesOf(h) {
 		for _, v := range []float64{t.Min, t.Mean, t.SD, t.Median, t.Max} {
 			c.number(at+strings.ToLower(t.Name)+"_ms", v)
@@ -243,7 +246,7 @@ func (c *checker) params(at string, p bench.Params) {
 		value float64
 	}{
 		{"frame_bytes", float64(p.FrameBytes)}, {"flows", float64(p.Flows)}, {"cores", float64(p.Cores)},
-		{"offered_pps", p.OfferedPPS}, {"rules", float64(p.Rules)}, {"streams", float64(p.Streams)},
+		{"offered_packets_per_second", p.OfferedPPS}, {"rule_count", float64(p.Rules)}, {"streams", float64(p.Streams)},
 		{"held", float64(p.Held)}, {"ports_used", p.PortsUsed},
 	} {
 		if !(n.value >= 0 && n.value <= maxMagnitude) {

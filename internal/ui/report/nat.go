@@ -173,6 +173,11 @@ func natKind(a control.AddressStatus) string {
 	return ""
 }
 
+// NATRules is what natkit rules prints with -o json.
+type NATRules struct {
+	Rules []control.RuleUse `json:"rules"`
+}
+
 // NATRulesText writes the rules in use with their use.
 func NATRulesText(w io.Writer, rules []control.RuleUse) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
@@ -204,7 +209,7 @@ func AppendNATSession(line []byte, s *rulefile.Session) []byte {
 		line = fmt.Appendf(line, ", destination %s", s.DestinationAfter)
 	}
 	return fmt.Appendf(line, ", packets %d/%d, bytes %d/%d, ends in %s, rule %s",
-		s.Packets[0], s.Packets[1], s.Bytes[0], s.Bytes[1], endsIn(s.Expires), s.Rule)
+		s.Packets[0], s.Packets[1], s.Bytes[0], s.Bytes[1], endsIn(time.Duration(s.Expires)), s.Rule)
 }
 
 // endsIn is what is left to a session in whole seconds: none has 0 that is open.
@@ -215,10 +220,10 @@ func endsIn(left time.Duration) time.Duration {
 // NATMappingText writes a mapping as a line.
 func NATMappingText(w io.Writer, m *rulefile.Mapping) error {
 	rest := ""
-	if m.Resting {
+	if m.HoldDown {
 		rest = ", resting"
 	}
-	_, err := fmt.Fprintf(w, "%-5s %s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside), natEnd(m.Outside), plural.Count(m.Sessions, "session"), m.Filtering, rest)
+	_, err := fmt.Fprintf(w, "%-5s %s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside.AddrPort), natEnd(m.Outside.AddrPort), plural.Count(m.Sessions, "session"), m.Filtering, rest)
 	return err
 }
 

@@ -17,7 +17,7 @@ func Probe(w io.Writer, r *bench.ProbeResult) error {
 	for _, a := range r.Abilities {
 		fmt.Fprintf(&b, "%-4s %-15s %s\n", yesNo(a.Have), a.Name, printable(a.Detail))
 		if !a.Have {
-			fmt.Fprintf(&b, "     %-15s fix: %s\n", "", a.Fix)
+			fmt.Fprintf(&b, "     %-15s fix: %s\n", "", strings.Join(a.Fix, "; "))
 		}
 	}
 	if len(r.Routers) > 0 {

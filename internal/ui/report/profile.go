@@ -24,8 +24,8 @@ type Profile struct {
 	Root      string         `json:"root"`
 	Seconds   float64        `json:"interval_s"`
 	Frequency int            `json:"frequency_hz"`
-	CPUs      int            `json:"cpus"`
-	Samples   ProfileSamples `json:"samples"`
+	CPUs      int            `json:"cpu_count"`
+	Samples   ProfileSamples `json:"sample_counts"`
 	// Called are the functions that the root calls, wherever it is on the stack;
 	// shares are of the root's samples.
 	Called []ProfileCallee   `json:"called"`
@@ -35,11 +35,11 @@ type Profile struct {
 // ProfileSamples is at how many ticks of the clock the CPUs did what.
 type ProfileSamples struct {
 	Total  uint64 `json:"total"`
-	Kernel uint64 `json:"kernel"`
+	Kernel uint64 `json:"in_kernel"`
 	User   uint64 `json:"user"`
 	Idle   uint64 `json:"idle"`
-	Lost   uint64 `json:"lost"`
-	Root   uint64 `json:"root"` // of the kernel's: below the root
+	Lost   uint64 `json:"lost_samples"`
+	Root   uint64 `json:"below_root"` // of the kernel's: below the root
 	// Of the kernel's, where one namespace was asked for: left out.
 	OtherNetns uint64 `json:"other_netns,omitzero"`
 	NoNetns    uint64 `json:"no_netns,omitzero"`
@@ -48,8 +48,8 @@ type ProfileSamples struct {
 // ProfileCallee is one function that the root calls.
 type ProfileCallee struct {
 	Function string  `json:"function"`
-	Samples  uint64  `json:"samples"`
-	Self     uint64  `json:"self"`
+	Samples  uint64  `json:"sample_count"`
+	Self     uint64  `json:"self_count"`
 	Share    float64 `json:"share"` // 0 to 1
 }
 
@@ -212,14 +212,14 @@ type ProfileDiff struct {
 	Root      string           `json:"root"`
 	Before    ProfileSamples   `json:"before"`
 	After     ProfileSamples   `json:"after"`
-	Functions []FunctionChange `json:"functions"` // largest change first
+	Functions []FunctionChange `json:"function_changes"` // largest change first
 }
 
 // FunctionChange is one function, with all that it called.
 type FunctionChange struct {
 	Function string  `json:"function"`
-	Before   float64 `json:"before"` // share of all ticks, 0 to 1
-	After    float64 `json:"after"`
+	Before   float64 `json:"share_before"` // share of all ticks, 0 to 1
+	After    float64 `json:"share_after"`
 }
 
 // NewProfileDiff compares what lies below one function.

@@ -5,23 +5,39 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
+	"reflect"
+
+	"natkit/internal/words/schema"
 )
 
-// JSON writes a result as indented JSON, the form of every command's -o json.
-func JSON(w io.Writer, v any) error {
-	enc := encoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
-}
+// JSON writes a result of one of the Kinds as indented JSON, the form of every command's
+// -o json.
+func JSON(w io.Writer, v any) error { return write(w, v, "  ") }
 
 // JSONLine writes one of many results as JSON on a line of its own, for commands
 // that go on until they are interrupted.
-func JSONLine(w io.Writer, v any) error { return encoder(w).Encode(v) }
+func JSONLine(w io.Writer, v any) error { return write(w, v, "") }
 
-func encoder(w io.Writer) *json.Encoder {
-	enc := json.NewEncoder(w)
+func write(w io.Writer, v any, indent string) error {
+	t := reflect.TypeOf(v)
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	name, ok := kindNames[t]
+	if !ok {
+		return fmt.Errorf("write %v as JSON: it is none of report.Kinds", t)
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false) // "->" stays readable
-	return enc
+	enc.SetIndent("", indent)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(schema.Put(name, b.Bytes()))
+	return err
 }

@@ -198,7 +198,7 @@ func wellFormed(page string) error {
 // hostile is a result as somebody would write it who wishes the reader ill.
 func hostile() *bench.Result {
 	const markup = `</td><script>alert(1)</script>"'<svg onload=alert(1)>` + "\x1b[2J\u202e"
-	r := &bench.Result{Version: 1, Kind: markup, Command: markup, Notes: []string{markup}, Seconds: -1e18,
+	r := &bench.Result{Kind: markup, Command: markup, Notes: []string{markup}, Seconds: -1e18,
 		Environment: bench.Environment{CPU: markup, Settings: map[string]string{markup: markup}},
 		Routers:     []bench.RouterUse{{Name: markup, Describe: markup}, {Name: "b", Unsupported: markup}},
 		Published:   []bench.Published{{Source: markup, Router: markup, Name: markup, Metric: markup, Note: markup, Value: -1e18}, {Metric: "loss_ratio", Value: 0}},
@@ -254,12 +254,12 @@ func TestHostileResult(t *testing.T) {
 // Results in which nothing happened are shown, too.
 func TestEmptyResults(t *testing.T) {
 	for _, in := range []string{
-		`{"version": 1, "kind": "udp", "figures": []}`,
-		`{"version": 1, "kind": "new", "figures": [{"metric": "m", "values": []}], "published": [{"metric": "n", "value": 1}]}`,
-		`{"steps": [], "restored": true}`,
-		`{"steps": [{"name": "a", "http": {}}, {"http": {"completed": 1}}], "restored": false, "left": ["x"]}`,
-		`{"requests_per_second": 0, "percentiles_ms": {}}`,
-		`{"requests_per_second": 1, "completed": 5, "percentiles_ms": {}}`,
+		`{"schema": "natkit/bench/1", "kind": "udp", "figures": []}`,
+		`{"schema": "natkit/bench/1", "kind": "new", "figures": [{"metric": "m", "values": []}], "published": [{"metric": "n", "published_value": 1}]}`,
+		`{"schema": "natkit/demo/1", "steps": [], "restored": true}`,
+		`{"schema": "natkit/demo/1", "steps": [{"name": "a", "http": {}}, {"http": {"completed": 1}}], "restored": false, "left": ["x"]}`,
+		`{"schema": "natkit/bench-http/1", "requests_per_second": 0, "percentiles_ms": {}}`,
+		`{"schema": "natkit/bench-http/1", "requests_per_second": 1, "completed": 5, "percentiles_ms": {}}`,
 	} {
 		s, err := Load("f", strings.NewReader(in))
 		if err != nil {
@@ -313,7 +313,9 @@ func TestSheetOrder(t *testing.T) {
 }
 
 func TestLoadRefuses(t *testing.T) {
-	result := func(rest string) string { return `{"version": 1, "kind": "udp", "figures": [` + rest + `]}` }
+	result := func(rest string) string {
+		return `{"schema": "natkit/bench/1", "kind": "udp", "figures": [` + rest + `]}`
+	}
 	for _, c := range []struct{ in, want string }{
 		{``, `empty`},
 		{`{`, `line 1, column 1: it ends too early`},
@@ -321,19 +323,21 @@ func TestLoadRefuses(t *testing.T) {
 		{`[1]`, `not the result of a measurement`},
 		{`null`, `not the result of a measurement`},
 		{`{"version": 1}`, `not the result of a measurement`},
-		{`{"version": 2, "kind": "udp", "figures": []}`, `version 2 of the format, but this natkit knows those up to 1: use a later natkit`},
-		{`{"version": 0, "kind": "udp", "figures": []}`, `version 0`},
-		{`{"version": "1", "kind": "udp", "figures": []}`, `version is of type string, want int`},
+		{`{"schema": "natkit/bench/2", "kind": "udp", "figures": []}`, `it is "natkit/bench/2", this natkit reads "natkit/bench/1": use a newer natkit`},
+		{`{"schema": "natkit/bench/0", "kind": "udp", "figures": []}`, `not the result of a measurement`},
+		{`{"schema": 1, "kind": "udp", "figures": []}`, `not the result of a measurement`},
+		{`{"schema": "natkit/doctor/1"}`, `it is "natkit/doctor/1": not the result of a measurement`},
+		{`{"version": 1, "kind": "udp", "figures": []}`, `an earlier natkit saved it`},
 		{result(`{"router": "a", "metric": "m", "values": ["1"]}`), `figures.values is of type string, want float64`},
-		{"{\"version\": 1, \"kind\": \"udp\",\n \"figures\": {}}", `line 2, column 13: figures is of type object`},
+		{"{\"schema\": \"natkit/bench/1\", \"kind\": \"udp\",\n \"figures\": {}}", `line 2, column 13: figures is of type object`},
 		{result(`{"router": "a", "metric": "m", "values": [1e999]}`), `want float64`},
 		{result(`{"router": "a", "metric": "m", "values": [1, 1e308]}`), `figures[0].values[1] is 1e+308: want a number up to 1e+18`},
 		{result(`{"router": "a", "values": [1]}`), `figures[0].metric is missing`},
 		{result(`{"metric": "m", "params": {"flows": -1}}`), `figures[0].params.flows is -1: want 0 to`},
 		{result(``) + `{}`, `more data after the end`},
-		{`{"version": 1, "kind": "udp", "figures": [], "started": "yesterday"}`, `"yesterday" is not a time`},
-		{`{"steps": [{"http": {"requests_per_second": 1e300}}], "restored": true}`, `steps[0].http.requests_per_second is 1e+300`},
-		{`{"requests_per_second": 1, "percentiles_ms": {"50": -1e300}}`, `percentiles_ms["50"] is -1e+300`},
+		{`{"schema": "natkit/bench/1", "kind": "udp", "figures": [], "time": "yesterday"}`, `"yesterday" is not a time`},
+		{`{"schema": "natkit/demo/1", "steps": [{"http": {"requests_per_second": 1e300}}], "restored": true}`, `steps[0].http.requests_per_second is 1e+300`},
+		{`{"schema": "natkit/bench-http/1", "requests_per_second": 1, "percentiles_ms": {"50": -1e300}}`, `percentiles_ms["50"] is -1e+300`},
 	} {
 		if _, err := Load("f.json", strings.NewReader(c.in)); err == nil || !strings.HasPrefix(err.Error(), `read "f.json": `) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s\n got %v\nwant %s", c.in, err, c.want)
@@ -355,7 +359,7 @@ func (*endless) Read(b []byte) (int, error) {
 
 // Keys that a later natkit of the same version adds don't hinder.
 func TestLoadNewKeys(t *testing.T) {
-	s, err := Load("f", strings.NewReader(`{"version": 1, "kind": "udp", "new": {}, "figures": [{"metric": "m", "values": [1], "newer": 2}]}`))
+	s, err := Load("f", strings.NewReader(`{"schema": "natkit/bench/1", "kind": "udp", "new": {}, "figures": [{"metric": "m", "values": [1], "newer": 2}]}`))
 	if err != nil || s.Result == nil || len(s.Result.Figures) != 1 {
 		t.Fatal(s, err)
 	}
@@ -497,7 +501,7 @@ func FuzzLoad(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(data)
-	f.Add([]byte(`{"steps":[{"name":"a","http":{"completed":1}}],"restored":true}`))
+	f.Add([]byte(`{"schema": "natkit/demo/1", "steps":[{"name":"a","http":{"completed":1}}],"restored":true}`))
 	f.Add([]byte(`{"version":1,"kind":"rules","figures":[{"metric":"a_ns","params":{"rules":1},"values":[1]},{"metric":"a_ns","params":{"rules":9},"values":[9e17]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := Load("f", bytes.NewReader(data))

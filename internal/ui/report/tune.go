@@ -15,7 +15,7 @@ import (
 
 // TuneHistory is what natkit tune history prints with -o json.
 type TuneHistory struct {
-	Applies []tune.Record `json:"applies"` // oldest first
+	Applies []tune.Record `json:"records"` // oldest first
 }
 
 // TunePlanText writes a plan: what would change, why and who else sets it, what

@@ -50,7 +50,7 @@ func busy() *live.Moment {
 				ByStatus: map[string]uint64{"SNAT": 219000},
 				Sources:  []snapshot.Talker{{Addr: addr("10.0.0.9"), Entries: 150000}, {Addr: addr("2001:db8:1234:5678:9abc:def0:1234:5678"), Entries: 70000, Unreplied: 69999}},
 			},
-			SNATPorts: []live.PortUse{{SNATUse: snapshot.SNATUse{Protocol: "tcp", Outside: addr("198.51.100.1"), Dest: netip.MustParseAddrPort("203.0.113.200:443"), Used: 60000, MinPort: 1024, MaxPort: 65535}, Ports: 64512}},
+			SNATPorts: []live.PortUse{{SNATUse: snapshot.SNATUse{Protocol: "tcp", Outside: addr("198.51.100.1"), Dest: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.200:443")), Used: 60000, MinPort: 1024, MaxPort: 65535}, Ports: 64512}},
 			Findings: []causes.Finding{
 				{Code: "conntrack-table-full", Severity: causes.Critical, Title: "the table is full: 17 new flows were dropped in 10 s", Why: "New connections fail.",
 					Evidence: []causes.Evidence{{What: "entries", Value: "262144 of 262144", Source: "/proc/sys"}}, Remedy: []string{"sysctl -w net.netfilter.nf_conntrack_max=524288"}},

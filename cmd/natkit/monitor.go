@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/monitor"
+	"natkit/internal/diagnose/tune"
+	"natkit/internal/nat/control"
+	"natkit/internal/ui/report"
+)
+
+// Intervals of the monitor.
+const (
+	monitorInterval      = 10 * time.Second
+	leastMonitorInterval = time.Second
+	mostMonitorInterval  = 5 * time.Minute
+)
+
+func newMonitorCommand(e *env) *cobra.Command {
+	interval := monitorInterval
+	metrics := "127.0.0.1:9641"
+	var dir, room, age string
+	cmd := &cobra.Command{
+		Use:   "monitor",
+		Short: "Run the doctor all the time: metrics, history and events",
+		Long: `Watch every network namespace of this machine until SIGTERM or SIGINT: the host,
+containers and pods. In each interval natkit reads what is cheap to read (how full
+each connection tracking table is, its counters, what the kernel dropped) and
+examines the namespaces that this, a change of rules, routes or links, or the time
+since the last examination gives reason to. The judgement is that of natkit doctor.
+
+A finding begins after two windows in a row that show it and ends after five that do
+not. Each beginning and end is printed on one line. natkit sends nothing to anybody:
+Prometheus reads the metrics, Alertmanager pages.
+
+--metrics serves Prometheus metrics at /metrics, and /healthz, which answers 200
+while intervals end and the history can be written, otherwise 503 and why. There is
+no authentication: use an address that only the machine itself can reach. An empty
+address serves none.
+
+The history is kept in /var/lib/natkit/history (NATKIT_STATE_DIR names another
+directory than /var/lib/natkit, --history another folder): at most 256 MB or 7 days,
+whichever is less. natkit history and natkit doctor --at read it, also while it is
+written.
+
+It needs root. For systemd it is a service of Type=notify with a watchdog.`,
+		Example: `  natkit monitor
+  natkit monitor --interval 30s --history-size 64MB --history-age 2d
+  natkit monitor --metrics '' --history /tmp/night`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.Var((*secondsFlag)(&interval), "interval", "time between two looks, in `seconds` or with a unit")
+	f.StringVar(&metrics, "metrics", metrics, "serve Prometheus metrics at this `ADDRESS:PORT`")
+	f.StringVar(&dir, "history", "", "keep the history in this `FOLDER`")
+	f.StringVar(&room, "history-size", "256MB", "keep at most so `much` history")
+	f.StringVar(&age, "history-age", "7d", "keep history for at most this `time`")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if interval < leastMonitorInterval || interval > mostMonitorInterval {
+			return usagef("--interval %v: want %v to %v", interval, leastMonitorInterval, mostMonitorInterval)
+		}
+		if cmd.Flags().Changed("netns") {
+			return usagef("--netns: natkit monitor watches all network namespaces")
+		}
+		limits, err := historyLimits(room, age)
+		if err != nil {
+			return err
+		}
+		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
+		if o.History, err = history.Create(historyFolder(dir), limits); err != nil {
+			return err
+		}
+		defer func() { err = cmp.Or(err, o.History.Close()) }()
+		if metrics != "" {
+			if o.Metrics, err = net.Listen("tcp", metrics); err != nil {
+				return fmt.Errorf("serve metrics: %w", err)
+			}
+			defer o.Metrics.Close()
+		}
+		// It runs for years beside what the machine is there for: room is worth more to it than time.
+		defer debug.SetGCPercent(debug.SetGCPercent(80))
+		stamp := os.Getenv("JOURNAL_STREAM") == ""
+		var failed error
+		o.Say = func(l monitor.Line) {
+			err := error(nil)
+			if *out == "json" {
+				err = report.JSONLine(e.stdout, l)
+			} else {
+				err = report.MonitorLineText(e.stdout, l, stamp)
+			}
+			failed = cmp.Or(failed, err)
+		}
+		return unlessPipeClosed(cmp.Or(monitor.Run(cmd.Context(), o), failed))
+	}
+	return cmd
+}
+
+// historyFolder is where the history is.
+func historyFolder(dir string) string {
+	return cmp.Or(dir, filepath.Join(cmp.Or(os.Getenv("NATKIT_STATE_DIR"), tune.DefaultStateDir), "history"))
+}
+
+// historyLimits reads how much is kept.
+func historyLimits(room, age string) (l history.Limits, err error) {
+	bytes, err := parseBytes(room)
+	if err != nil || bytes < 1<<20 {
+		return l, usagef("--history-size %q: want a size of at least 1MB, such as 256MB", room)
+	}
+	d, err := parseAge(age)
+	if err != nil || d < time.Hour {
+		return l, usagef("--history-age %q: want a time of at least 1h, such as 7d", age)
+	}
+	return history.Limits{Bytes: bytes, Age: d}, nil
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
+	"natkit/internal/testutil/ktest"
+	"natkit/internal/ui/report"
+)
+
+func TestMonitorUsage(t *testing.T) {
+	for _, tt := range []struct{ args, says string }{
+		{"monitor --interval 10ms", "want 1s to 5m0s"},
+		{"monitor --netns blue", "watches all network namespaces"},
+		{"monitor --history-size many", "such as 256MB"},
+		{"monitor --history-size 1KB", "at least 1MB"},
+		{"monitor --history-age 5m", "such as 7d"},
+		{"history --since soon", "03:12"},
+		{"history --since 1h --until 2h", "is before --since"},
+		{"doctor --at soon", "03:12"},
+		{"doctor --at 03:12 --since 1h", "exclude each other"},
+		{"doctor --at 03:12 --for 5s", "what was recorded is what it is"},
+		{"doctor --since 1h --save x", "use --at"},
+		{"doctor --diff a", "--diff A B"},
+		{"doctor --diff a b --at 03:12", "does not go with --diff"},
+		{"doctor --diff a b -o html", "text or json"},
+		{"doctor --diff no-such-file b", "neither a file"},
+	} {
+		code, stdout, stderr := observed(t.Context(), tt.args)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {
+			t.Errorf("%s: exit %d, %q, %q; want %q", tt.args, code, stdout, stderr, tt.says)
+		}
+	}
+	for _, args := range []string{"history", "doctor --at 1h", "doctor --since 1h"} {
+		code, _, stderr := observed(t.Context(), args+" --history "+t.TempDir())
+		if code != exitError || !strings.Contains(stderr, "natkit monitor records it") {
+			t.Errorf("%s: exit %d, %q", args, code, stderr)
+		}
+	}
+}
+
+func TestParseMoment(t *testing.T) {
+	zone := time.FixedZone("east", 2*3600)
+	now := time.Date(2026, 3, 1, 2, 30, 0, 0, zone)
+	for text, want := range map[string]string{
+		"02:12":                "2026-03-01T02:12:00+02:00",
+		"02:12:05":             "2026-03-01T02:12:05+02:00",
+		"22:00":                "2026-02-28T22:00:00+02:00", // the last time that it was so
+		"2026-02-27 03:12":     "2026-02-27T03:12:00+02:00",
+		"2026-02-27":           "2026-02-27T00:00:00+02:00",
+		"2026-02-27T03:12:00Z": "2026-02-27T03:12:00Z",
+		"90m":                  "2026-03-01T01:00:00+02:00",
+		"2d":                   "2026-02-27T02:30:00+02:00",
+		"25:00":                "", "-1h": "", "": "", "yesterday": "", "99999d": "",
+	} {
+		got, err := parseMoment(text, now)
+		if err == nil && got.Format(time.RFC3339) != want || err != nil && want != "" {
+			t.Errorf("%q: %v, %v; want %q", text, got, err, want)
+		}
+	}
+}
+
+// monitored runs natkit monitor until the returned function is called, which returns its exit code.
+func monitored(t *testing.T, dir string, out io.Writer) (metrics string, stop func() int) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics = l.Addr().String()
+	l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan int, 1)
+	go func() {
+		done <- run(ctx, []string{"monitor", "--interval", "1s", "--history", dir, "--metrics", metrics}, &env{stdout: out, stderr: out})
+	}()
+	ktest.Wait(t, time.Minute, "the first interval", func() bool {
+		answer, err := http.Get("http://" + metrics + "/healthz")
+		if err != nil {
+			return false
+		}
+		answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+	return metrics, func() int {
+		cancel()
+		return <-done
+	}
+}
+
+// allCodes are the codes of findings and of those folded under them.
+func allCodes(findings []causes.Finding) (out []string) {
+	for _, f := range findings {
+		out = append(append(out, f.Code), allCodes(f.Consequences)...)
+	}
+	return out
+}
+
+// A night: faults at random times on a router with traffic. The history shows each of them, and no
+// warning that the doctor, who was there, did not see.
+func TestNight(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "ip")
+	dir := t.TempDir()
+	var said log
+	_, stop := monitored(t, dir, &said)
+	r := rand.New(rand.NewPCG(7, 8))
+	type fault struct {
+		code        string
+		began, over time.Time
+		seen        []string
+	}
+	var night []fault
+	codes := []string{"ip-forward-off", "rp-filter-drop", "rule-drop"}
+	r.Shuffle(len(codes), func(i, j int) { codes[i], codes[j] = codes[j], codes[i] })
+	if testing.Short() {
+		codes = codes[:1]
+	}
+	for _, code := range codes {
+		// A fault begins at any moment of the monitor's interval, not always at the same one.
+		time.Sleep(time.Duration(r.Int64N(int64(2 * time.Second))))
+		f := fault{code: code, began: time.Now()}
+		exit, stdout, stderr := observed(t.Context(), "lab run "+code+" --for 9s -o json")
+		if exit != exitOK {
+			t.Fatalf("%s: exit %d, %s", code, exit, stderr)
+		}
+		f.over = time.Now()
+		var res report.FaultResult
+		if err := json.Unmarshal([]byte(stdout), &res); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range res.Steps {
+			f.seen = append(f.seen, allCodes(step.Doctor.Findings)...)
+		}
+		night = append(night, f)
+	}
+	if exit := stop(); exit != exitOK {
+		t.Errorf("natkit monitor: exit %d", exit)
+	}
+
+	exit, stdout, stderr := observed(t.Context(), "history --since 1h -o json --history "+dir)
+	var res report.HistoryResult
+	if err := json.Unmarshal([]byte(stdout), &res); err != nil || exit != exitOK {
+		t.Fatalf("exit %d, %v, %s", exit, err, stderr)
+	}
+	for _, f := range night {
+		i := slices.IndexFunc(res.Findings, func(e history.Episode) bool {
+			return e.Code == f.code && e.Began.After(f.began) && e.Began.Before(f.over) && strings.HasPrefix(e.Namespace, "routed-")
+		})
+		if i < 0 {
+			t.Errorf("the history does not show %s between %s and %s", f.code, f.began.Format(time.TimeOnly), f.over.Format(time.TimeOnly))
+			continue
+		}
+		// The facts of that moment, judged today.
+		at := res.Findings[i].Began.Format(time.RFC3339)
+		exit, out, errs := observed(t.Context(), strings.Join([]string{"doctor --netns", res.Findings[i].Namespace, "-o json --history", dir, "--at", at}, " "))
+		var doctor report.DoctorResult
+		if err := json.Unmarshal([]byte(out), &doctor); err != nil || exit != exitFindings || !slices.Contains(allCodes(doctor.Findings), f.code) {
+			t.Errorf("doctor --at %s: exit %d, %v, %s, %v", at, exit, err, errs, allCodes(doctor.Findings))
+		}
+	}
+	for _, e := range res.Findings {
+		if e.Severity == causes.Advice.String() || !strings.HasPrefix(e.Namespace, "routed-") {
+			continue
+		}
+		if !slices.ContainsFunc(night, func(f fault) bool {
+			return slices.Contains(f.seen, e.Code) && e.Began.After(f.began) && e.Began.Before(f.over)
+		}) {
+			t.Errorf("the history shows what nobody saw: %+v", e)
+		}
+	}
+	if t.Failed() {
+		said.mu.Lock()
+		t.Log(said.text.String())
+		said.mu.Unlock()
+	}
+}

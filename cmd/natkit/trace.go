@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/diagnose/follow"
+	"natkit/internal/diagnose/trace"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/ui/report"
+)
+
+func newTraceCommand(e *env) *cobra.Command {
+	var host, device string
+	var port uint16
+	var total time.Duration
+	var packets, rate uint32
+	var dropsOnly bool
+	cmd := &cobra.Command{
+		Use:   "trace [FLOW]",
+		Short: "Follow a connection through namespaces, hooks and NAT",
+		Long: `Follow the packets of connections, in both directions, through every network
+namespace of this machine: where each packet is received, what connection tracking
+and the rules do to it, which route it takes, and where it leaves or is dropped, and
+why.
+
+FLOW is [PROTOCOL] SOURCE[:PORT] -> DESTINATION[:PORT], as the connection looks
+anywhere on this machine; either side may be any. A connection is found by its first
+packet that matches and followed from there on, also behind translations. --host and
+--port match either end.
+
+With --netns and --interface the matching packet must be seen there.
+
+It needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. What this kernel does not
+allow to see is listed. Packets that a program at XDP forwards never reach the stack
+and are not seen. Packets that match beyond --rate are counted and not traced.
+
+With -o json each packet is an object in a line of its own, then one with the totals.
+-o html is one page with a sequence drawing per packet, -o pcapng a capture for
+Wireshark, in which each frame has its step as comment.`,
+		Example: `  natkit trace 'tcp 10.0.0.5 -> 198.51.100.1:443'
+  natkit trace --host 192.168.0.2 --port 8080 --packets 20
+  natkit trace 'udp any -> any:53' --drops-only --for 1m
+  natkit trace 'icmp 10.0.0.5 -> any' --netns gateway --interface eth1 -o json
+  natkit trace --port 53 --for 10s -o pcapng > trace.pcapng`,
+		Args: asUsage(cobra.MaximumNArgs(1)),
+	}
+	f := cmd.Flags()
+	f.StringVar(&host, "host", "", "connections of this `ADDRESS` or prefix, at either end")
+	f.Uint16Var(&port, "port", 0, "connections of this port `NUMBER`, at either end")
+	f.StringVar(&device, "interface", "", "the matching packet is seen on this `NAME` of an interface")
+	f.BoolVar(&dropsOnly, "drops-only", false, "show only packets that are dropped")
+	f.Uint32Var(&packets, "packets", 0, "end after this `NUMBER` of packets (default until interrupted)")
+	f.Uint32Var(&rate, "rate", 100, "trace at most this `NUMBER` of packets per second")
+	timeVar(f, &total, "for", 0, "how long to trace (default until interrupted)")
+	out := outputFlag(cmd, "text", "json", "html", "pcapng")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		o := follow.Options{Port: port, Rate: rate}
+		var err error
+		if len(args) > 0 {
+			if o.Flow, err = trace.ParseFlow(args[0]); err != nil {
+				return usagef("%w", err)
+			}
+		}
+		prefix, err := hostOrPrefix("host", host)
+		switch {
+		case err != nil:
+			return err
+		case total < 0:
+			return usagef("--for %v: want a time, or nothing to trace until interrupted", total)
+		case rate == 0:
+			return usagef("--rate 0: want 1 or more")
+		case port == 0 && cmd.Flags().Changed("port"):
+			return usagef("--port 0: want 1 to 65535")
+		case prefix.IsValid() && o.Flow.A.Addresses.IsValid():
+			return usagef("--host %s: the flow names its addresses already", host)
+		case len(args) == 0 && host == "" && port == 0 && device == "":
+			return usagef("what to trace? Give a flow, as in natkit trace 'tcp 10.0.0.5 -> 198.51.100.1:443', or --host, --port or --interface")
+		}
+		if prefix.IsValid() {
+			o.Flow.A.Addresses = prefix
+		}
+		if err := traceAt(&o, e.netns, device); err != nil {
+			return err
+		}
+		run, err := follow.Open(o)
+		if err != nil {
+			return err
+		}
+		defer run.Close()
+		ctx := cmd.Context()
+		if total > 0 {
+			var stop context.CancelFunc
+			ctx, stop = context.WithTimeout(ctx, total)
+			defer stop()
+		}
+		return e.trace(ctx, run, *out, dropsOnly, packets)
+	}
+	return cmd
+}
+
+// errEnough ends a trace after its number of packets.
+var errEnough = errors.New("enough packets")
+
+// trace shows packets until ctx ends or there were enough.
+func (e *env) trace(ctx context.Context, run *follow.Run, output string, dropsOnly bool, packets uint32) error {
+	summary, err := run.Summary()
+	if err != nil {
+		return err
+	}
+	fmt.Fprint(e.stderr, report.TraceMissing(summary))
+	fmt.Fprintln(e.stderr, "tracing; Ctrl-C ends it")
+	show, end, err := e.tracePresenter(output)
+	if err != nil {
+		return err
+	}
+	shown := uint32(0)
+	err = run.Watch(ctx, func(p trace.Packet) error {
+		if dropsOnly && p.End.Outcome != trace.Died {
+			return nil
+		}
+		if err := show(p); err != nil {
+			return err
+		}
+		if shown++; shown == packets {
+			return errEnough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return unlessPipeClosed(err)
+	}
+	if summary, err = run.Summary(); err != nil {
+		return err
+	}
+	return unlessPipeClosed(end(summary))
+}
+
+// tracePresenter returns what shows a packet, and what shows the totals.
+func (e *env) tracePresenter(output string) (show func(trace.Packet) error, end func(follow.Summary) error, err error) {
+	var clock unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
+		return nil, nil, fmt.Errorf("read clock: %w", err)
+	}
+	boot := time.Now().Add(-time.Duration(clock.Nano()))
+	switch output {
+	case "json":
+		return func(p trace.Packet) error { return report.JSONLine(e.stdout, p) },
+			func(s follow.Summary) error { return report.JSONLine(e.stdout, s) }, nil
+	case "html":
+		var all []trace.Packet
+		return func(p trace.Packet) error {
+				if all = append(all, p); len(all) == maxDrawn {
+					return errEnough
+				}
+				return nil
+			}, func(s follow.Summary) error {
+				return report.TraceHTML(e.stdout, boot, all, s)
+			}, nil
+	case "pcapng":
+		capture, err := trace.NewPcapng(e.stdout, boot.UnixNano())
+		if err != nil {
+			return nil, nil, err
+		}
+		return func(p trace.Packet) error { return capture.Packet(p, report.TraceComment) },
+			func(follow.Summary) error { return nil }, nil
+	}
+	text := report.NewTraceText(e.stdout, boot)
+	return text.Packet, text.End, nil
+}
+
+// maxDrawn is how many packets one page shows.
+const maxDrawn = 1000
+
+// traceAt says where the matching packet is to be seen.
+func traceAt(o *follow.Options, namespace, device string) error {
+	if namespace == "" && device == "" {
+		return nil
+	}
+	h, err := netns.Open(namespace)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	o.Netns = h.Inode()
+	if device == "" {
+		return nil
+	}
+	return h.Do(func() error {
+		dev, err := net.InterfaceByName(device)
+		if err != nil {
+			return fmt.Errorf("--interface %s: %s", device, strings.TrimPrefix(err.Error(), "route ip+net: "))
+		}
+		o.Ifindex = uint32(dev.Index)
+		return nil
+	})
+}

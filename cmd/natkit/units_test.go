@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"natkit/internal/testutil/ktest"
+)
+
+var execStart = regexp.MustCompile(`(?m)^ExecStart=/usr/bin/(natkit .*)$`)
+var defaults = regexp.MustCompile(`(?m)^(NATKIT_[A-Z]+)="(.*)"$`)
+
+// The units of systemd start commands that there are, and systemd understands every line of them.
+func TestUnits(t *testing.T) {
+	units, err := filepath.Glob("../../deploy/systemd/*.service")
+	if err != nil || len(units) != 3 {
+		t.Fatal(units, err)
+	}
+	text, err := os.ReadFile("../../deploy/default/natkit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := map[string]string{"NATKIT_ACCEL": "eth0 docker0 --tcp-liberal"} // empty in the file, as the comment there says
+	for _, v := range defaults.FindAllStringSubmatch(string(text), -1) {
+		if flags[v[1]] == "" {
+			flags[v[1]] = v[2]
+		}
+	}
+	for _, unit := range units {
+		text, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := execStart.FindSubmatch(text)
+		if start == nil {
+			t.Errorf("%s starts nothing", unit)
+			continue
+		}
+		command := os.Expand(string(start[1]), func(name string) string {
+			if flags[name] == "" {
+				t.Errorf("%s: %s is not in deploy/default/natkit", filepath.Base(unit), name)
+			}
+			return flags[name]
+		})
+		checkCommandLines(t, filepath.Base(unit), "  "+command+"\n")
+	}
+	ktest.Tool(t, "systemd-analyze")
+	for _, unit := range units {
+		text, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It looks for the program, too.
+		there := filepath.Join(t.TempDir(), filepath.Base(unit))
+		if err := os.WriteFile(there, []byte(strings.ReplaceAll(string(text), "/usr/bin/natkit", "/bin/true")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("systemd-analyze", "verify", "--man=no", there).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", filepath.Base(unit), err, out)
+		}
+		const exposure = "50" // tenths: beyond it systemd calls a service exposed
+		if out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+exposure, there).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", filepath.Base(unit), err, out)
+		}
+	}
+}

@@ -1,0 +1,20 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs before natkit is removed or upgraded: dpkg passes "remove" or "upgrade", rpm 0 or 1. An upgrade leaves
+# everything running. Removing stops what natkit runs in this network namespace, so that nothing is left that no
+# program can show or stop.
+set -e
+case "$1" in
+remove | 0) ;;
+*) exit 0 ;;
+esac
+if [ -d /run/systemd/system ]; then
+    systemctl --no-reload disable --now natkit.service natkit-accel.service natkit-monitor.service || true
+fi
+if natkit accel status >/dev/null 2>&1; then natkit accel off; fi
+if natkit status >/dev/null 2>&1; then natkit down; fi
+if [ -e /etc/sysctl.d/90-natkit.conf ]; then
+    echo "natkit: settings that 'natkit tune apply --persist' made stay in /etc/sysctl.d/90-natkit.conf until the package is purged" >&2
+fi
+exit 0

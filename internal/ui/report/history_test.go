@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/monitor"
+	"natkit/internal/snapshot"
+)
+
+// aNight is eight hours with two findings, a restart, a gap, and words from outside.
+func aNight(t *testing.T) *HistoryResult {
+	t.Helper()
+	start := time.Date(2026, 3, 1, 22, 0, 0, 0, time.UTC)
+	r := &HistoryResult{Since: start, Until: start.Add(8 * time.Hour)}
+	const hostile = `</svg><script>alert(1)</script>`
+	for i := range 8 * 360 {
+		at := start.Add(time.Duration(i) * 10 * time.Second)
+		if i > 2000 && i < 2060 { // nobody recorded
+			continue
+		}
+		e := &history.Entry{At: at, Seconds: 10, Begins: i == 0 || i == 1000}
+		e.Pulses = []*snapshot.Snapshot{{TakenAt: at, Netns: snapshot.Netns{Init: true, Inode: 1}, Conntrack: &snapshot.Conntrack{Count: uint64(i), Max: 4000},
+			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: uint64(i % 50), Cause: snapshot.CauseNoRoute}}}}}
+		finding := func(kind, namespace, code, severity string) {
+			e.Events = append(e.Events, history.Event{At: at, Kind: kind, Namespace: namespace, Inode: 1, Code: code, Severity: severity, Title: "title of " + code, Since: at.Add(-10 * time.Second)})
+		}
+		switch i {
+		case 98:
+			e.Changes = []history.Change{{At: at, Inode: 1, Namespace: "host", What: "route removed: default via 10.0.0.1 dev eth0"}}
+		case 100:
+			finding(history.Began, "host", "no-route", "critical")
+		case 150:
+			finding(history.Changed, "host", "no-route", "warning")
+		case 200:
+			finding(history.Ended, "host", "no-route", "warning")
+		case 990:
+			finding(history.Began, hostile, "listen-overflow", "warning")
+		case 1002: // the monitor was started again
+			finding(history.Began, hostile, "listen-overflow", "warning")
+		case 2500:
+			e.Lost = "3 intervals could not be written: no space left on device"
+		}
+		if err := r.Add(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.Finish([]string{"0000000003.segment: damaged"})
+	return r
+}
+
+func TestHistoryText(t *testing.T) {
+	r := aNight(t)
+	var b strings.Builder
+	if err := r.Text(&b, time.UTC, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"03-01 22:16:30  03-01 22:33:10  warning   host                  no-route: title of no-route\n  10s before: route removed: default via 10.0.0.1 dev eth0\n",
+		"03-02 00:44:50  still on        warning   ",
+		"Not recorded:\n  03-02 03:33:20 to 03-02 03:43:10\n",
+		"no space left on device",
+		"0000000003.segment: damaged",
+		"2\n  findings, 1 change.",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+	if s := r.Forecasts; s.Checked < 2000 || s.Held < s.Checked*8/10 {
+		t.Errorf("forecasts of a steady growth: %+v", s)
+	}
+}
+
+func TestHistoryHTML(t *testing.T) {
+	var b strings.Builder
+	if err := aNight(t).HTML(&b, time.UTC); err != nil {
+		t.Fatal(err)
+	}
+	page := b.String()
+	if strings.Contains(page, "<script") || strings.Count(page, "<svg ") != 3 || len(page) > 300<<10 {
+		t.Errorf("%d bytes, %d pictures", len(page), strings.Count(page, "<svg "))
+	}
+	for _, want := range []string{"title of no-route", "Changed before:", "still on", "Dropped packets a second", "2026-03-02 03:33:20 to 2026-03-02 03:43:10"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	b.Reset()
+	empty := &HistoryResult{Since: time.Unix(0, 0), Until: time.Unix(3600, 0)}
+	empty.Finish(nil)
+	if err := empty.HTML(&b, time.UTC); err != nil || !strings.Contains(b.String(), "Nothing was recorded") {
+		t.Error(err)
+	}
+}
+
+func TestMonitorLine(t *testing.T) {
+	at := time.Date(2026, 3, 1, 3, 12, 0, 0, time.Local)
+	event := history.Event{At: at, Namespace: "host", Code: "no-route", Severity: "critical", Title: "5 packets had no route", Since: at.Add(-time.Minute)}
+	for want, change := range map[string]func(*monitor.Line){
+		"2026-03-01 03:12:00 began: critical no-route in host: 5 packets had no route\n": func(l *monitor.Line) { l.Kind = history.Began },
+		"2026-03-01 03:12:00 ended: no-route in host, last seen 03:11:00\n":              func(l *monitor.Line) { l.Kind = history.Ended },
+		"2026-03-01 03:12:00 ended: no-route in host: the namespace is gone\n": func(l *monitor.Line) {
+			l.Kind, l.Why = history.Ended, "the namespace is gone"
+		},
+		"2026-03-01 03:12:00 problem: write the history: no space left on device\n": func(l *monitor.Line) { l.Problem = "write the history: no space left on device" },
+	} {
+		l := monitor.Line{Event: event}
+		change(&l)
+		var b strings.Builder
+		if err := MonitorLineText(&b, l, true); err != nil || b.String() != want {
+			t.Errorf("%v, %q, want %q", err, b.String(), want)
+		}
+	}
+}
+
+func TestDiff(t *testing.T) {
+	side := func(forward string, names ...string) (out []*snapshot.Snapshot) {
+		for i, name := range names {
+			out = append(out, &snapshot.Snapshot{Netns: snapshot.Netns{Name: name, Inode: uint64(i + 1)}, Sysctls: map[string]string{"x": forward}})
+		}
+		return out
+	}
+	var b strings.Builder
+	if err := Diff("A", "B", append(side("1", "blue"), side("1", "red", "gone")...), append(side("2", "blue"), side("1", "red", "new")...)).Text(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = "From A to B\n\nblue\n  setting x: 1 -> 2\n\ngone is only there before\n\nnew is only there after\n\nNo difference in 1 namespace.\n"
+	if b.String() != want {
+		t.Errorf("%s", b.String())
+	}
+	if r := Diff("A", "B", side("1", "blue"), side("2", "other")); len(r.Namespaces) != 1 {
+		t.Error(fmt.Sprint(r))
+	}
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"natkit/internal/diagnose/follow"
+	"natkit/internal/diagnose/trace"
+	"natkit/internal/kernel/observe"
+	"natkit/internal/words/plural"
+)
+
+// TraceText writes packets as ladders.
+type TraceText struct {
+	w           io.Writer
+	boot        time.Time // when CLOCK_MONOTONIC was 0
+	connections map[int]*tracedConnection
+}
+
+type tracedConnection struct {
+	tuple            string
+	protocol         string
+	packets, dropped int
+	translations     []string
+	ends             []string
+}
+
+// NewTraceText writes to w; boot is when CLOCK_MONOTONIC was 0.
+func NewTraceText(w io.Writer, boot time.Time) *TraceText {
+	return &TraceText{w: w, boot: boot, connections: map[int]*tracedConnection{}}
+}
+
+// Packet writes one.
+func (t *TraceText) Packet(p trace.Packet) error {
+	t.count(p)
+	var b strings.Builder
+	b.WriteString(packetTitle(&p, t.boot) + "\n")
+	namespace := ""
+	last := p.StartNS
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if i == 0 || s.Namespace != namespace {
+			namespace = s.Namespace
+			fmt.Fprintf(&b, "  %s\n", namespaceLabel(namespace))
+		}
+		elapsed := ""
+		if s.TimeNS != 0 {
+			elapsed = "+" + shortTime(s.TimeNS-last)
+			last = s.TimeNS
+		}
+		fmt.Fprintf(&b, "  %9s  %-10s %-12s %s\n", elapsed, s.Interface, s.Hook, stepText(s))
+	}
+	fmt.Fprintf(&b, "  end: %s\n\n", endText(p.End))
+	_, err := io.WriteString(t.w, b.String())
+	return err
+}
+
+func packetTitle(p *trace.Packet, boot time.Time) string {
+	direction := "original direction"
+	if p.Reply {
+		direction = "reply direction"
+	}
+	at := boot.Add(time.Duration(p.StartNS))
+	return fmt.Sprintf("packet %d  %s  %s  %s  connection %d, %s  %s", p.Number, strings.TrimSpace(p.Protocol+" "+p.Tuple+" "+p.Kind),
+		plural.Count(p.Length, "byte"), endWord(p.End), p.Connection, direction, at.Format("15:04:05.000000"))
+}
+
+func endWord(e trace.End) string {
+	if e.Outcome == trace.Died {
+		return "DROPPED"
+	}
+	return string(e.Outcome)
+}
+
+func namespaceLabel(name string) string {
+	if name == "" {
+		return "(the namespace that natkit was started in)"
+	}
+	return name
+}
+
+// shortTime writes nanoseconds as people say them.
+func shortTime(ns uint64) string {
+	switch {
+	case ns < 1_000_000:
+		return fmt.Sprintf("%.1f us", float64(ns)/1e3)
+	case ns < 1_000_000_000:
+		return fmt.Sprintf("%.1f ms", float64(ns)/1e6)
+	}
+	return fmt.Sprintf("%.1f s", float64(ns)/1e9)
+}
+
+func stepText(s *trace.Step) string {
+	var words []string
+	switch s.What {
+	case trace.RuleMet:
+		words = append(words, s.Rule.String())
+		if !s.Rule.Policy {
+			words = append(words, "=> "+verdictText(s.Rule))
+		}
+	case trace.Translated, trace.Bypassed:
+		words = append(words, string(s.What)+" ("+s.Detail+"): "+s.Before+"  =>  "+s.After)
+		if s.Rule != nil {
+			words = append(words, "by "+ruleName(s.Rule))
+		}
+	case trace.NewEntry, trace.Found, trace.NoEntry, trace.Confirmed:
+		words = append(words, "conntrack: "+string(s.What)+" ("+s.Detail+")")
+	default:
+		words = append(words, string(s.What))
+		if s.Detail != "" {
+			words = append(words, s.Detail)
+		}
+	}
+	if s.Rule != nil && s.Rule.Derived {
+		words = append(words, "(derived from the rules)")
+	}
+	return strings.Join(words, " ")
+}
+
+// ruleName is the rule without its text, which stands in the step above where the kernel reported it.
+func ruleName(r *trace.Rule) string {
+	if r.Derived {
+		return r.String()
+	}
+	name := *r
+	name.Text = ""
+	return name.String()
+}
+
+func verdictText(r *trace.Rule) string {
+	if r.To != "" {
+		return r.Verdict + " " + r.To
+	}
+	return r.Verdict
+}
+
+func endText(e trace.End) string {
+	where := namespaceLabel(e.Namespace)
+	if e.Interface != "" {
+		where += " " + e.Interface
+	}
+	switch e.Outcome {
+	case trace.Died:
+		text := "DROPPED in " + where
+		if e.Why != "" {
+			text += ": " + e.Why
+		} else {
+			text += ": " + e.Reason + " at " + e.Place
+		}
+		if e.Rule != nil && e.Rule.Derived {
+			text += " (derived from the rules)"
+		}
+		return text
+	case trace.Left:
+		return "left " + where + ", " + e.Why
+	}
+	return string(e.Outcome) + " in " + where + ": " + e.Why
+}
+
+// count adds a packet to its connection.
+func (t *TraceText) count(p trace.Packet) {
+	c := t.connections[p.Connection]
+	if c == nil {
+		c = &tracedConnection{tuple: p.Tuple, protocol: p.Protocol}
+		t.connections[p.Connection] = c
+	}
+	c.packets++
+	if p.End.Outcome == trace.Died && !p.End.Benign {
+		c.dropped++
+		if why := endText(p.End); !slices.Contains(c.ends, why) && len(c.ends) < 10 {
+			c.ends = append(c.ends, why)
+		}
+	}
+	if p.Reply {
+		return
+	}
+	for _, s := range p.Steps {
+		if s.What != trace.Translated && s.What != trace.Bypassed {
+			continue
+		}
+		text := fmt.Sprintf("%s: %s  =>  %s", namespaceLabel(s.Namespace), s.Before, s.After)
+		if !slices.Contains(c.translations, text) && len(c.translations) < 10 {
+			c.translations = append(c.translations, text)
+		}
+	}
+}
+
+// End writes what it came to.
+func (t *TraceText) End(s follow.Summary) error {
+	var b strings.Builder
+	if len(t.connections) == 0 {
+		b.WriteString("No packet matched.\n")
+	}
+	for _, number := range slices.Sorted(maps.Keys(t.connections)) {
+		c := t.connections[number]
+		fmt.Fprintf(&b, "connection %d  %s %s: %s, %d dropped\n", number, c.protocol, c.tuple, plural.Count(c.packets, "packet"), c.dropped)
+		for _, text := range c.translations {
+			fmt.Fprintf(&b, "  translated in %s\n", text)
+		}
+		for _, text := range c.ends {
+			fmt.Fprintf(&b, "  %s\n", text)
+		}
+	}
+	if s.Capped > 0 {
+		fmt.Fprintf(&b, "%s matched beyond --rate and were not traced.\n", plural.Count(s.Capped, "packet"))
+	}
+	if s.Lost > 0 {
+		fmt.Fprintf(&b, "%s found no room and are missing above.\n", plural.Count(s.Lost, "step"))
+	}
+	_, err := io.WriteString(t.w, b.String())
+	return err
+}
+
+// TraceMissing writes what a trace can't see.
+func TraceMissing(s follow.Summary) string {
+	var b strings.Builder
+	for _, m := range s.Missing {
+		b.WriteString(missingText(m) + "\n")
+	}
+	return b.String()
+}
+
+func missingText(m observe.Missing) string {
+	where := "on this machine"
+	if m.Namespace != "" {
+		where = "in " + m.Namespace
+	}
+	return fmt.Sprintf("not seen %s: %s: %s", where, m.What, m.Why)
+}
+
+// TraceComment is a step as the comment of a frame in a capture.
+func TraceComment(s *trace.Step) string {
+	place := namespaceLabel(s.Namespace) + " " + s.Interface
+	if s.Hook != "" {
+		place += " " + s.Hook
+	}
+	return place + ": " + stepText(s)
+}

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Boot a Debian with systemd in qemu, install natkit's package there, and reboot it twice:
+# the gateway must be back before the network carries traffic, settings of natkit tune and
+# acceleration must be back, too. Needs root, mmdebstrap and qemu; takes minutes without KVM.
+#
+#   scripts/test-boot.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+work=$(mktemp -d)
+trap 'rm -rf --one-file-system "$work"' EXIT
+scripts/packages.sh "$(sed -n 's/^## \[\([0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)" amd64 >"$work/made"
+
+mmdebstrap --quiet --variant=minbase --include=systemd-sysv,udev,dbus,initramfs-tools,linux-image-cloud-amd64,iproute2,iputils-ping,procps,nftables \
+    "$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)" "$work/root" >/dev/null
+cp dist/*.deb "$work/root/natkit.deb"
+cp "$work/root"/boot/vmlinuz-* "$work/kernel"
+cp "$work/root"/boot/initrd.img-* "$work/initrd"
+
+mkdir -p "$work/root/etc/systemd/network" "$work/root/etc/natkit"
+cat >"$work/root/etc/systemd/network/lan.netdev" <<'END'
+[NetDev]
+Name=lan
+Kind=veth
+[Peer]
+Name=client0
+END
+printf '[Match]\nName=lan\n[Network]\nAddress=192.168.7.1/24\n' >"$work/root/etc/systemd/network/lan.network"
+printf '[Match]\nName=eth0\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n' >"$work/root/etc/systemd/network/wan.network"
+cat >"$work/root/etc/systemd/system/story.service" <<'END'
+[Unit]
+After=multi-user.target natkit.service natkit-accel.service
+[Service]
+Type=oneshot
+ExecStart=/story
+StandardOutput=file:/dev/ttyS1
+StandardError=inherit
+FailureAction=poweroff-force
+[Install]
+WantedBy=default.target
+END
+cat >"$work/root/story" <<'END'
+#!/bin/bash
+# What happens in the guest, boot by boot.
+set -e
+fail() { echo "FAILED: $*"; systemctl --no-pager status natkit natkit-accel || true; journalctl -b --no-pager | tail -n 40; exit 1; }
+trap 'fail "line $LINENO"' ERR
+boot=$(cat /boots 2>/dev/null || echo 1)
+echo $((boot + 1)) >/boots
+echo "boot $boot, $(uname -r)"
+
+# A client behind the interface lan, which systemd-networkd makes at each boot.
+client() {
+    for _ in $(seq 60); do [ -e /sys/class/net/client0 ] && break; sleep 1; done
+    ip netns add client
+    ip link set client0 netns client
+    ip -n client addr add 192.168.7.2/24 dev client0
+    ip -n client link set client0 up
+    ip -n client route add default via 192.168.7.1
+    for _ in $(seq 30); do ip netns exec client ping -c 1 -W 10 -q 10.0.2.2 >/dev/null && return; sleep 1; done
+    fail "the client reaches nothing"
+}
+began() { systemctl show -p ActiveEnterTimestampMonotonic --value "$1"; }
+
+case $boot in
+1)
+    dpkg -i /natkit.deb >/dev/null
+    systemctl enable systemd-networkd
+    printf 'inside: [lan]\noutside: [eth0]\nrules:\n  - masquerade: 192.168.7.0/24\n' >/etc/natkit/nat.yaml
+    systemctl enable natkit
+    # A table whose hash is far too small: natkit tune corrects it, also for the next boots.
+    modprobe nf_conntrack
+    echo nf_conntrack >/etc/modules-load.d/nf_conntrack.conf
+    sysctl -qw net.netfilter.nf_conntrack_max=131072 net.netfilter.nf_conntrack_buckets=1024
+    natkit tune apply --persist | cat
+    cat /etc/sysctl.d/90-natkit.conf
+    ;;
+2)
+    systemctl is-active natkit
+    [ "$(began natkit)" -lt "$(began systemd-networkd)" ] || fail "natkit started after the network"
+    [ "$(began natkit)" -lt "$(began network-pre.target)" ] || fail "natkit started after network-pre.target"
+    client
+    natkit status
+    natkit sessions | grep -q 192.168.7.2 || fail "no session of the client"
+    set -- $(sed -n 's/^net.netfilter.nf_conntrack_buckets *= *//p' /etc/sysctl.d/90-natkit.conf)
+    [ "$(cat /proc/sys/net/netfilter/nf_conntrack_buckets)" = "$1" ] || fail "buckets: $(cat /proc/sys/net/netfilter/nf_conntrack_buckets), not $1"
+    # Now the kernel's NAT, accelerated.
+    systemctl disable --now natkit
+    natkit down
+    printf 'table ip nat { chain post { type nat hook postrouting priority 100; ip saddr 192.168.7.0/24 masquerade; }; }\n' >/etc/nftables.conf
+    systemctl enable nftables
+    echo net.ipv4.ip_forward=1 >/etc/sysctl.d/50-forward.conf
+    sed -i 's/^NATKIT_ACCEL=.*/NATKIT_ACCEL="lan eth0"/' /etc/default/natkit
+    systemctl enable natkit-accel
+    ;;
+3)
+    systemctl is-active natkit-accel
+    client
+    natkit accel status
+    echo "all boots: passed"
+    systemctl poweroff
+    exit
+    ;;
+esac
+systemctl reboot
+END
+chmod +x "$work/root/story"
+chroot "$work/root" systemctl -q enable story.service
+: >"$work/root/etc/fstab"
+size=$(du -sm "$work/root" | cut -f1)
+mke2fs -q -t ext4 -d "$work/root" "$work/disk" "$((size + 300))M"
+
+timeout 1500 qemu-system-x86_64 -M pc -accel tcg -cpu max -smp 2 -m 1G -nodefaults -no-user-config -display none \
+    -drive "file=$work/disk,format=raw,if=virtio,cache=unsafe" -netdev user,id=wan,restrict=on -device virtio-net-pci,netdev=wan \
+    -serial "file:$work/console" -serial "file:$work/story" -kernel "$work/kernel" -initrd "$work/initrd" \
+    -append "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet systemd.show_status=no" </dev/null || echo "qemu: exit $?"
+cat "$work/story"
+grep -qx 'all boots: passed' "$work/story" || {
+    tail -n 30 "$work/console"
+    exit 1
+}
