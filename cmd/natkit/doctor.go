@@ -71,6 +71,10 @@ new, gone or still there, and what is configured otherwise.
 -o html is one self-contained page to attach to a ticket: the findings with charts
 of the window, the facts, and what could not be seen.
 
+-o npd is for a custom plugin of Kubernetes' node-problem-detector: one line of at
+most 80 bytes. Its exit codes are other than natkit's: 0 without a critical finding, 1
+with one, 2 if a cause that may be critical could not be judged or the doctor failed.
+
 JSON: kernel, hostname, netns, taken_at, window_s; capabilities, a list of {name,
 ok, reason, costs, waived}; unjudged, a list of {code, title, lacks}; findings, a list of {code, severity, title, evidence: [{what,
 value, source}], why, remedy, verify, settings, consequences}. With --all-netns:
@@ -85,6 +89,7 @@ others were.`,
   natkit doctor --from facts.json
   natkit doctor --from facts.json --redact --save redacted.json
   natkit doctor --redact -o html > ticket.html
+  natkit doctor --all-netns --for 5s --no-dump -o npd
   natkit doctor --at 03:12
   natkit doctor --since 1h
   natkit doctor --diff before.json after.json
@@ -110,59 +115,68 @@ others were.`,
 	f.StringVar(&o.since, "since", "", "judge all that natkit monitor recorded since this `time`")
 	f.StringVar(&o.diff, "diff", "", "compare the facts `A` with those of the argument B, each a file or a time")
 	f.StringVar(&o.history, "history", "", "`FOLDER` of the recorded history")
-	out := outputFlag(cmd, "text", "json", "html")
+	out := outputFlag(cmd, "text", "json", "html", "npd")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if o.diff != "" {
-			for _, name := range []string{"for", "no-dump", "from", "all-netns", "at", "since", "save", "redact"} {
-				if cmd.Flags().Changed(name) {
-					return usagef("--%s does not go with --diff, which compares what is there", name)
-				}
-			}
-			if *out == "html" {
-				return usagef("--diff has no HTML: use text or json")
-			}
-			return o.compared(e, o.diff, args[0], *out)
+		err := o.run(cmd, e, args, *out)
+		if *out == "npd" {
+			return npdFailure(e, err)
 		}
-		if o.at != "" || o.since != "" {
-			for _, name := range []string{"for", "no-dump", "from", "all-netns"} {
-				if cmd.Flags().Changed(name) {
-					return usagef("--%s does not go with --at and --since: what was recorded is what it is", name)
-				}
-			}
-			if o.at != "" && o.since != "" {
-				return usagef("--at and --since exclude each other: one is a time, the other a span")
-			}
-			if o.save != "" && o.since != "" {
-				return usagef("--save does not go with --since: use --at")
-			}
-			return o.recorded(e, *out)
-		}
-		if o.from != "" {
-			for _, name := range []string{"for", "no-dump", "save", "netns", "all-netns"} {
-				if cmd.Flags().Changed(name) && !(name == "save" && o.redact) {
-					return usagef("--%s and --from exclude each other: the facts in a file are what they are", name)
-				}
-			}
-		}
-		if o.allNetns && cmd.Flags().Changed("netns") {
-			return usagef("--netns and --all-netns exclude each other: use --netns for the one namespace")
-		}
-		switch {
-		case o.allNetns:
-			return o.everywhere(cmd.Context(), e, *out)
-		case o.from != "":
-			return o.saved(e, *out)
-		}
-		s, err := o.facts(cmd.Context(), e)
-		if err != nil {
-			return err
-		}
-		if o.from == "" {
-			e.cutShort(cmd.Context(), seconds(s.WindowSeconds), o.window)
-		}
-		return showDoctor(e, s, *out)
+		return err
 	}
 	return cmd
+}
+
+// run is the command by its flags.
+func (o *doctorOptions) run(cmd *cobra.Command, e *env, args []string, out string) error {
+	if o.diff != "" {
+		for _, name := range []string{"for", "no-dump", "from", "all-netns", "at", "since", "save", "redact"} {
+			if cmd.Flags().Changed(name) {
+				return usagef("--%s does not go with --diff, which compares what is there", name)
+			}
+		}
+		if out != "text" && out != "json" {
+			return usagef("--diff has no output %s: use text or json", out)
+		}
+		return o.compared(e, o.diff, args[0], out)
+	}
+	if o.at != "" || o.since != "" {
+		for _, name := range []string{"for", "no-dump", "from", "all-netns"} {
+			if cmd.Flags().Changed(name) {
+				return usagef("--%s does not go with --at and --since: what was recorded is what it is", name)
+			}
+		}
+		if o.at != "" && o.since != "" {
+			return usagef("--at and --since exclude each other: one is a time, the other a span")
+		}
+		if o.save != "" && o.since != "" {
+			return usagef("--save does not go with --since: use --at")
+		}
+		return o.recorded(e, out)
+	}
+	if o.from != "" {
+		for _, name := range []string{"for", "no-dump", "save", "netns", "all-netns"} {
+			if cmd.Flags().Changed(name) && !(name == "save" && o.redact) {
+				return usagef("--%s and --from exclude each other: the facts in a file are what they are", name)
+			}
+		}
+	}
+	if o.allNetns && cmd.Flags().Changed("netns") {
+		return usagef("--netns and --all-netns exclude each other: use --netns for the one namespace")
+	}
+	switch {
+	case o.allNetns:
+		return o.everywhere(cmd.Context(), e, out)
+	case o.from != "":
+		return o.saved(e, out)
+	}
+	s, err := o.facts(cmd.Context(), e)
+	if err != nil {
+		return err
+	}
+	if o.from == "" {
+		e.cutShort(cmd.Context(), seconds(s.WindowSeconds), o.window)
+	}
+	return showDoctor(e, s, out)
 }
 
 // showDoctor prints what is wrong in one namespace.
@@ -174,6 +188,10 @@ func showDoctor(e *env, s *snapshot.Snapshot, out string) error {
 		err = report.JSON(e.stdout, report.Doctor(s, findings))
 	case "html":
 		err = report.DoctorHTML(e.stdout, s, findings)
+	case "npd":
+		var n report.NPD
+		n.Add(s, findings)
+		return showNPD(e, &n)
 	default:
 		err = report.DoctorText(e.stdout, s, findings, colored(e.stdout))
 	}
@@ -207,6 +225,7 @@ type namespaces struct {
 	file     *snapshot.Writer   // nil: nothing is saved
 	machine  causes.Machine
 	page     report.DoctorAll
+	npd      report.NPD
 	alarm    error
 }
 
@@ -221,6 +240,7 @@ func (n *namespaces) add(s *snapshot.Snapshot) error {
 	}
 	findings := n.machine.Judge(s)
 	n.page.Add(s, findings)
+	n.npd.Add(s, findings)
 	if err := alarm(s, findings); n.alarm == nil || err == errFindings {
 		n.alarm = err
 	}
@@ -234,6 +254,8 @@ func (n *namespaces) show(e *env, left snapshot.LeftOut, out string) error {
 		err = report.JSON(e.stdout, n.page.Result(left))
 	case "html":
 		err = n.page.HTML(e.stdout, left)
+	case "npd":
+		return showNPD(e, &n.npd)
 	default:
 		err = n.page.Text(e.stdout, left, colored(e.stdout))
 	}

@@ -234,6 +234,7 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 			return cmp.Or(-cmp.Compare(a.Severity, b.Severity), -cmp.Compare(a.Impact, b.Impact), cmp.Compare(a.Code, b.Code))
 		})
 		n.page.Add(space.last, findings)
+		n.npd.Add(space.last, findings)
 		if err := alarm(space.last, findings); n.alarm == nil || err == errFindings {
 			n.alarm = err
 		}

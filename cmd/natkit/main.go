@@ -84,9 +84,12 @@ func run(ctx context.Context, args []string, e *env) int {
 	root.SetErr(e.stderr)
 	err := root.ExecuteContext(ctx)
 	var usage usageError
+	var npd npdStatus
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &npd):
+		return int(npd)
 	case errors.Is(err, errFindings):
 		return exitFindings
 	case errors.Is(err, syscall.EPIPE): // its reader has gone away, as with | head
