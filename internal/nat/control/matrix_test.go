@@ -388,7 +388,7 @@ var matrixChecks = []struct {
 		}
 		return ""
 	}},
-	{"ICMP errors", (*matrix).errors, withoutInner},
+	{"ICMP errors", (*matrix).errors, nil},
 	{"fragments", (*matrix).fragments, nil},
 	{"hairpin", (*matrix).hairpin, func(e Engine, k *matrixKind) string {
 		switch {
@@ -401,8 +401,8 @@ var matrixChecks = []struct {
 		}
 		return ""
 	}},
-	{"TTL", (*matrix).ttl, withoutInner},
-	{"too big", (*matrix).tooBig, withoutInner},
+	{"TTL", (*matrix).ttl, nil},
+	{"too big", (*matrix).tooBig, nil},
 	{"no UDP checksum", (*matrix).noChecksum, nil},
 	{"spoofed", (*matrix).spoofed, func(e Engine, _ *matrixKind) string {
 		if e == EngineNFT {
@@ -410,13 +410,6 @@ var matrixChecks = []struct {
 		}
 		return ""
 	}},
-}
-
-func withoutInner(e Engine, k *matrixKind) string {
-	if e == EngineNFT && k.name == "stateless map" {
-		return "the packet inside an error is not translated by stateless rules of nftables"
-	}
-	return ""
 }
 
 // matrixRun is an engine at a hook.

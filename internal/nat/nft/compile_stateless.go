@@ -4,6 +4,7 @@ package nft
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -33,17 +34,25 @@ func (c *compiler) stateless() {
 	if rules == nil {
 		return
 	}
+	c.warn(rulefile.Position{}, "in ICMP errors about packets of stateless maps that have IPv4 options, the transport checksum inside stays as it is")
 	raw := filterChain("stateless_in", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	raw.Rules = append(c.trackedAnyway(), c.amongInside(leavesBy(setArmed))...)
-	for _, set := range c.statelessSources(rules) {
+	sources := c.statelessSources(rules)
+	for _, set := range sources {
 		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partSource), leavesBy(setOutside), notrack()))
 	}
+	errors := c.statelessErrors(rules, sources)
+	raw.Rules = append(raw.Rules, errors.in...)
 	for _, r := range c.rewriting("stateless_outside", partDest, destOffset, rules,
 		func(m rulefile.Map) (from, to netip.Prefix) { return m.Outside, m.Inside }, notrack()) {
 		raw.Rules = append(raw.Rules, rule(inSet(setLinks, partIn), r))
 	}
 	c.base(raw)
+	own := filterChain("stateless_own", nftables.ChainHookOutput, nftables.ChainPriorityRaw)
+	own.Rules = errors.own
+	c.base(own)
 	post := filterChain("stateless_out", nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+	post.Rules = errors.out
 	for _, r := range c.rewriting("stateless_inside", partSource, sourceOffset, rules,
 		func(m rulefile.Map) (from, to netip.Prefix) { return m.Inside, m.Outside }, nil) {
 		post.Rules = append(post.Rules, rule(untracked(), r))
@@ -56,12 +65,9 @@ func (c *compiler) stateless() {
 func (c *compiler) trackedAnyway() []Rule {
 	var rules []Rule
 	var spans []span
-	excluded := false
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
 		switch r.Action.(type) {
-		case rulefile.Exclude:
-			excluded = true
 		case rulefile.DNAT, rulefile.Map:
 			if isStateless(r) {
 				continue
@@ -71,13 +77,22 @@ func (c *compiler) trackedAnyway() []Rule {
 			}
 		}
 	}
-	if excluded {
-		rules = append(rules, rule(inSet(setExclude, partsExclude...), verdictWord(expr.VerdictAccept)))
+	if c.excludes() {
+		rules = append(rules,
+			rule(inSet(setExclude, partsExclude...), verdictWord(expr.VerdictAccept)),
+			rule(icmpError(), inSet(setExclude, partsExcludeAbout...), verdictWord(expr.VerdictAccept)))
 	}
 	for _, set := range c.addresses("tracked", partDest, spans) {
 		rules = append(rules, rule(inSet(set, partDest), verdictWord(expr.VerdictAccept)))
 	}
 	return rules
+}
+
+func (c *compiler) excludes() bool {
+	return slices.ContainsFunc(c.file.Rules, func(r rulefile.Rule) bool {
+		_, ok := r.Action.(rulefile.Exclude)
+		return ok
+	})
 }
 
 func (c *compiler) statelessSources(rules []int) []string {
