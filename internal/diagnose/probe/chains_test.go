@@ -335,7 +335,7 @@ func TestParseIPTable(t *testing.T) {
 	user := snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "mine", Rules: 1,
 		DropRules: []snapshot.DropRule{{Number: 1, Verdict: "drop", All: true, Packets: new(uint64(1))}}}
 	empty := snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "empty"}
-	for i, texts := range [][]string{1: {"-A FORWARD -s 10.0.0.0/8 -j DROP", "-A FORWARD -j DROP", "-A FORWARD -m conntrack -j REJECT", "-A FORWARD -j SNAT", "-A FORWARD -j MARK"}} {
+	for i, texts := range [][]string{1: {"-A FORWARD -s 10.0.0.0/8 -j DROP", "-A FORWARD -j DROP", "-A FORWARD -m conntrack -j REJECT", "-A FORWARD -j SNAT --to-source 10.0.0.7-10.0.0.9:1000-2000", "-A FORWARD -j MARK"}} {
 		var walked []string
 		for _, r := range got[i].Walk {
 			walked = append(walked, r.Text)

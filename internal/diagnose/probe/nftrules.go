@@ -650,7 +650,11 @@ func (r *ruleReader) lookup(a nftAttrs) {
 		r.rule.Map, r.rule.MapKeys = name, keys
 		r.statement = append(r.statement, strings.Join(keys, " . ")+" vmap @"+name)
 	case maps:
-		r.load(binary.BigEndian.Uint32(dreg), nftPart{key: untold + "map @" + name, length: 4})
+		key := untold + "map @" + name
+		if keys != nil {
+			key = untold + strings.Join(keys, " . ") + " map @" + name
+		}
+		r.load(binary.BigEndian.Uint32(dreg), nftPart{key: key, length: 4})
 	default:
 		m := snapshot.Match{Keys: keys, Set: name, Not: inverted}
 		if keys == nil {
@@ -726,10 +730,18 @@ func (r *ruleReader) translate(kind string, a nftAttrs, addrAttr, minAttr, maxAt
 	if _, ok := a[maxAttr]; ok {
 		r.nat.ports.Max = port(maxAttr)
 	}
-	r.statement = append(r.statement, kind)
-	if kind == "snat" || kind == "dnat" {
-		r.statement[len(r.statement)-1] = "nat"
+	var mapped string // what the target is looked up by, where a map has it
+	if _, ok := a[addrAttr]; ok && addrAttr != 0 && constant(addrAttr) == nil {
+		if parts := r.loaded[register(a.number(addrAttr))]; len(parts) == 1 {
+			mapped = strings.TrimPrefix(parts[0].key, untold)
+		}
 	}
+	flags := a.number(map[string]uint16{"masquerade": unix.NFTA_MASQ_FLAGS, "redirect": unix.NFTA_REDIR_FLAGS, "snat": unix.NFTA_NAT_FLAGS, "dnat": unix.NFTA_NAT_FLAGS}[kind])
+	if r.xt {
+		r.statement = append(r.statement, xtTargetWords(kind, r.nat.addrs, r.nat.ports, flags))
+		return
+	}
+	r.statement = append(r.statement, r.translationWords(mapped, flags))
 }
 
 func verdictWord(code int32) string {
@@ -798,6 +810,8 @@ func (r *ruleReader) target(name string, info []byte) {
 	if kind := xtNATKinds[name]; kind != "" {
 		r.nat.kind = kind
 		r.nat.addrs, r.nat.ports = xtNATRange(r.family, info)
+		r.statement = append(r.statement, xtTargetWords(kind, r.nat.addrs, r.nat.ports, 0))
+		return
 	}
 	switch name {
 	case "REJECT":

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
 )
 
@@ -246,4 +247,87 @@ func tidyXT(rule string) string {
 	rule = strings.ReplaceAll(rule, "-m tcp --sport 1024:65535 -m tcp ! --dport", "-m tcp --sport 1024:65535 ! --dport")
 	rule = strings.ReplaceAll(rule, "RELATED,ESTABLISHED", "ESTABLISHED,RELATED")
 	return regexp.MustCompile(`-m (icmp|icmpv6) `).ReplaceAllString(rule, "")
+}
+
+// Rules that translate are written with what they translate to.
+func TestLiveTranslationsAreThoseOfTheirPrograms(t *testing.T) {
+	h := newNetns(t)
+	for family, rules := range map[string]string{
+		"ip": `dnat to 10.0.0.1
+tcp dport 80 dnat to 10.0.0.1:8080
+tcp dport 81 dnat to 10.0.0.1:8080-8090
+dnat to 10.0.0.1-10.0.0.9
+dnat to 10.0.0.1-10.0.0.9 persistent
+dnat to ip saddr map @targets
+tcp dport 82 redirect to :8080
+tcp dport 83 redirect`,
+		"inet": `tcp dport 80 dnat ip to 10.0.0.1:8080
+tcp dport 80 dnat ip6 to [fd00::1]:8080
+dnat ip6 to fd00::1`,
+	} {
+		output(t, h, "table "+family+" n {\n map targets { type ipv4_addr : ipv4_addr; }\n chain pre {\n type nat hook prerouting priority -100; policy accept;\n"+rules+"\n}\n}", "nft", "-f", "-")
+		translationsAre(t, h, family, "pre")
+	}
+	output(t, h, `table ip n { chain post {
+ type nat hook postrouting priority 100; policy accept;
+masquerade
+udp dport 53 masquerade to :1024-2047 random
+tcp dport 53 masquerade fully-random,persistent
+snat to 10.0.0.1
+udp dport 54 snat to 10.0.0.1-10.0.0.3:5000-5999
+}
+}`, "nft", "-f", "-")
+	translationsAre(t, h, "ip", "post")
+	for _, backend := range []struct{ tool, name string }{{"iptables-legacy", "iptables-legacy"}, {"iptables-nft", "nft"}} {
+		for chain, rules := range map[string][]string{
+			"PREROUTING":  {"-p tcp --dport 80 -j DNAT --to-destination 10.0.0.1:8080", "-j DNAT --to-destination 10.0.0.1", "-p tcp -j REDIRECT --to-ports 8080", "-j REDIRECT"},
+			"POSTROUTING": {"-s 10.0.0.0/8 -j MASQUERADE", "-p udp -j MASQUERADE --to-ports 1024-2047", "-j SNAT --to-source 10.0.0.1-10.0.0.3", "-p tcp -j SNAT --to-source 10.0.0.1:1024-2047"},
+		} {
+			for _, rule := range rules {
+				output(t, h, "", backend.tool, append([]string{"-t", "nat", "-A", chain}, strings.Fields(rule)...)...)
+			}
+			s, err := Rules(h, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := saved(t, s, backend.name, chain)
+			i := -1
+			for want := range strings.SplitSeq(output(t, h, "", backend.tool, "-t", "nat", "-S", chain), "\n") {
+				if !strings.HasPrefix(want, "-A ") {
+					continue
+				}
+				if i++; i >= len(got) || got[i] != want {
+					t.Errorf("%s: rule %d is %q, want %q", backend.tool, i+1, slices.Concat(got, make([]string, i+1))[i], want)
+				}
+			}
+		}
+	}
+}
+
+// translationsAre compares a chain of table n with what nft(8) lists.
+func translationsAre(t *testing.T, h *netns.Handle, family, chain string) {
+	t.Helper()
+	s, err := Rules(h, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range s.Chains {
+		if c.Name == chain && c.Family == family {
+			for _, r := range c.Walk {
+				got = append(got, r.Text)
+			}
+		}
+	}
+	_, list, _ := strings.Cut(output(t, h, "", "nft", "-s", "list", "chain", family, "n", chain), "policy accept;\n")
+	i := 0
+	for line := range strings.Lines(list) {
+		if line = strings.TrimSpace(line); line == "" || line == "}" {
+			continue
+		}
+		if i >= len(got) || got[i] != line {
+			t.Errorf("%s: rule %d is %q, nft writes %q", family, i+1, slices.Concat(got, make([]string, i+1))[i], line)
+		}
+		i++
+	}
 }

@@ -444,3 +444,82 @@ func withLength(value string) string {
 	}
 	return value + "/32"
 }
+
+// translationWords writes what a rule translates to as nft(8) does: "dnat to 10.0.0.1:80".
+// mapped is the field and the map that the target is looked up by, "" where the rule gives it.
+func (r *ruleReader) translationWords(mapped string, flags uint32) string {
+	kind, target := r.nat.kind, mapped
+	if target == "" {
+		target = endWords(r.nat.addrs, r.nat.ports, "-")
+	}
+	text := kind
+	if target != "" {
+		if a := r.nat.addrs.First; r.family == "inet" && (kind == "snat" || kind == "dnat") && (a.IsValid() || mapped != "") {
+			text += map[bool]string{true: " ip6", false: " ip"}[a.Is6() || r.network == "ip6"]
+		}
+		text += " to " + target
+	}
+	var words []string
+	for _, f := range natFlags {
+		if flags&f.bit != 0 {
+			words = append(words, f.nft)
+		}
+	}
+	if words != nil {
+		text += " " + strings.Join(words, ",")
+	}
+	return text
+}
+
+// natFlags are bits of NF_NAT_RANGE_* that a rule may ask for.
+var natFlags = []struct {
+	bit           uint32
+	nft, iptables string
+}{{1 << 2, "random", "--random"}, {1 << 4, "fully-random", "--random-fully"}, {1 << 3, "persistent", "--persistent"}}
+
+// endWords writes addresses and ports, the ports as a range with this sign.
+func endWords(addrs snapshot.AddrRange, ports snapshot.PortRange, to string) string {
+	var text string
+	one := func(a netip.Addr) string {
+		if a.Is6() && ports.Min != 0 {
+			return "[" + a.String() + "]"
+		}
+		return a.String()
+	}
+	if addrs.First.IsValid() {
+		text = one(addrs.First)
+		if addrs.Last.IsValid() && addrs.Last != addrs.First {
+			text += "-" + one(addrs.Last)
+		}
+	}
+	if ports.Min != 0 {
+		text += fmt.Sprintf(":%d", ports.Min)
+		if ports.Max > ports.Min {
+			text += fmt.Sprintf("%s%d", to, ports.Max)
+		}
+	}
+	return text
+}
+
+// xtTargetWords writes a translation as iptables -S does.
+func xtTargetWords(kind string, addrs snapshot.AddrRange, ports snapshot.PortRange, flags uint32) string {
+	text := "-j " + strings.ToUpper(kind)
+	target := endWords(addrs, ports, "-")
+	switch {
+	case target == "":
+	case kind == "dnat":
+		text += " --to-destination " + target
+	case kind == "snat":
+		text += " --to-source " + target
+	case kind == "netmap":
+		text += " --to " + target
+	default:
+		text += " --to-ports " + strings.TrimPrefix(target, ":")
+	}
+	for _, f := range natFlags {
+		if flags&f.bit != 0 {
+			text += " " + f.iptables
+		}
+	}
+	return text
+}
