@@ -116,6 +116,7 @@ timeout 1500 qemu-system-x86_64 -M pc -accel tcg -cpu max -smp 2 -m 1G -nodefaul
     -drive "file=$work/disk,format=raw,if=virtio,cache=unsafe" -netdev user,id=wan,restrict=on -device virtio-net-pci,netdev=wan \
     -serial "file:$work/console" -serial "file:$work/story" -kernel "$work/kernel" -initrd "$work/initrd" \
     -append "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet systemd.show_status=no" </dev/null || echo "qemu: exit $?"
+sed -i 's/\r$//' "$work/story" # the serial line's
 cat "$work/story"
 grep -qx 'all boots: passed' "$work/story" || {
     tail -n 30 "$work/console"
