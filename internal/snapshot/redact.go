@@ -57,6 +57,7 @@ func (r *Redactor) Know(namespaces []Netns, networks []netip.Prefix) {
 	for _, n := range namespaces {
 		r.name("Namespace", n.Name)
 		r.name("Container", n.Container)
+		r.name("PodUID", n.PodUID)
 	}
 	r.sort()
 }
@@ -123,7 +124,7 @@ func (r *Redactor) sort() {
 }
 
 // nameFields are the fields that hold a name, and what stands for it.
-var nameFields = map[string]string{"Hostname": "host", "Namespace": "netns", "Container": "container"}
+var nameFields = map[string]string{"Hostname": "host", "Namespace": "netns", "Container": "container", "PodUID": "uid"}
 
 // collect finds the names, wherever they stand.
 func (r *Redactor) collect(v reflect.Value) {

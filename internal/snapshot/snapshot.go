@@ -73,6 +73,8 @@ type Netns struct {
 	// Container is what the namespace belongs to, where a process in it tells:
 	// "docker web1", "pod shop/cart-5d8f", "podman 3f2a9c0d1e2b", "service nginx".
 	Container string `json:"container,omitempty"`
+	// PodUID is the number of the Kubernetes pod that the namespace belongs to.
+	PodUID string `json:"pod_uid,omitempty"`
 }
 
 // Capability is something natkit can or can't see here, and what that costs.

@@ -4,12 +4,11 @@ package probe
 
 import "strconv"
 
-// Container says what processes of this machine are part of: "docker web1",
-// "pod shop/cart-5d8f", "" when none tells.
-func Container(pids []int) string {
+// OwnerOf says what processes of this machine are part of.
+func OwnerOf(pids []int) Owner {
 	words := make([]string, len(pids))
 	for i, pid := range pids {
 		words[i] = strconv.Itoa(pid)
 	}
-	return containerOf(newView(""), words)
+	return ownerOf(newView(""), words)
 }

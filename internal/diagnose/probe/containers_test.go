@@ -12,13 +12,22 @@ import (
 
 // Each engine's way to write a container into the tree of control groups, and
 // what people call it.
-func TestContainerOf(t *testing.T) {
+func TestOwnerOf(t *testing.T) {
 	id := strings.Repeat("3f2a9c0d1e2b4455", 4)
 	const uid = "6f7a1b2c-1111-2222-3333-444455556666"
 	escaped := strings.ReplaceAll(uid, "-", "_")
 	dockerConfig := map[string]string{"var/lib/docker/containers/" + id + "/config.v2.json": `{"ID":"x","Name":"/web1"}`}
 	containerdConfig := map[string]string{"run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/config.json": `{"annotations":{"io.kubernetes.cri.sandbox-namespace":"shop","io.kubernetes.cri.sandbox-name":"cart-5d8f"}}`}
 	crioConfig := map[string]string{"run/containers/storage/overlay-containers/" + id + "/userdata/config.json": `{"annotations":{"io.kubernetes.pod.namespace":"shop","io.kubernetes.pod.name":"cart-5d8f"}}`}
+	numberedConfig := map[string]string{"run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/config.json": `{"annotations":{"io.kubernetes.cri.container-type":"sandbox","io.kubernetes.cri.sandbox-namespace":"shop","io.kubernetes.cri.sandbox-name":"cart-5d8f","io.kubernetes.cri.sandbox-uid":"` + uid + `"}}`}
+	under := func(dir string, files map[string]string) map[string]string {
+		out := map[string]string{}
+		for path, text := range files {
+			out[strings.Replace(path, "run/containerd", dir, 1)] = text
+		}
+		return out
+	}
+	static := strings.Repeat("0123456789abcdef", 2)
 	named := map[string]string{"proc/7/root/etc/hostname": "cart-5d8f\n"}
 	for _, r := range []struct {
 		name, groups string
@@ -32,6 +41,19 @@ func TestContainerOf(t *testing.T) {
 		{"pod of containerd", "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", containerdConfig, "pod shop/cart-5d8f"},
 		{"pod of cri-o", "0::/kubepods.slice/kubepods-pod" + escaped + ".slice/crio-" + id + ".scope\n", crioConfig, "pod shop/cart-5d8f"},
 		{"pod, cgroupfs", "3:cpu:/kubepods/besteffort/pod" + uid + "/" + id + "\n", containerdConfig, "pod shop/cart-5d8f"},
+		{"pod, cgroupfs, from inside a container of another class", "0::/../../../burstable/pod" + uid + "/" + id + "\n", containerdConfig, "pod shop/cart-5d8f"},
+		{"pod, cgroupfs, from inside a container beside it", "0::/../../pod" + uid + "/" + id + "\n", containerdConfig, "pod shop/cart-5d8f"},
+		{"pod, systemd, from inside a container", "0::/../../kubepods-besteffort-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", containerdConfig, "pod shop/cart-5d8f"},
+		{"pod of kind, whose node is a container", "0::/docker/" + strings.Repeat("ab", 32) + "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", containerdConfig, "pod shop/cart-5d8f"},
+		{"pod of k3s", "0::/kubepods/besteffort/pod" + uid + "/" + id + "\n", under("run/k3s/containerd", containerdConfig), "pod shop/cart-5d8f"},
+		{"pod whose number is annotated alone", "0::/system.slice/cri-containerd-" + id + ".scope\n", numberedConfig, "pod shop/cart-5d8f"},
+		{"pod of cri-dockerd", "0::/kubepods.slice/kubepods-pod" + escaped + ".slice/docker-" + id + ".scope\n",
+			map[string]string{"var/lib/docker/containers/" + id + "/config.v2.json": `{"Name":"/k8s_POD_cart-5d8f_shop_` + uid + `_0"}`}, "pod shop/cart-5d8f"},
+		{"pod, known by its logs", "3:cpu:/kubepods/besteffort/pod" + uid + "/" + id + "\n", map[string]string{"var/log/pods/shop_cart-5d8f_" + uid + "/cart/0.log": "", "var/log/pods/shop_other_1/x": ""}, "pod shop/cart-5d8f"},
+		{"static pod", "0::/kubepods/burstable/pod" + static + "/" + id + "\n", map[string]string{"var/log/pods/kube-system_etcd-n1_" + static + "/etcd/0.log": ""}, "pod kube-system/etcd-n1"},
+		{"pod with damaged annotations", "3:cpu:/kubepods/besteffort/pod" + uid + "/" + id + "\n", map[string]string{"run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/config.json": `{"annotations":[`}, "pod " + uid},
+		{"a container of Docker from inside another", "0::/../" + id + "\n", dockerConfig, "docker web1"},
+		{"a container of what engine ever, from inside another", "0::/../" + id + "\n", nil, "container 3f2a9c0d1e2b"},
 		{"pod, known by its own name", "3:cpu:/kubepods/besteffort/pod" + uid + "/" + id + "\n", named, "pod cart-5d8f"},
 		{"pod, known by number", "0::/kubepods.slice/kubepods-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", nil, "pod " + uid},
 		{"podman", "0::/machine.slice/libpod-" + id + ".scope/container\n", named, "podman cart-5d8f"},
@@ -52,8 +74,12 @@ func TestContainerOf(t *testing.T) {
 			files := map[string]string{"proc/7/cgroup": r.groups}
 			maps.Copy(files, r.files)
 			v := &view{root: tree(t, files), net: "proc/net"}
-			if got := containerOf(v, []string{"6", "7"}); got != r.want {
-				t.Errorf("got %q, want %q", got, r.want)
+			want := Owner{Name: r.want}
+			if strings.HasPrefix(r.want, "pod ") && (strings.Contains(r.groups, uid) || strings.Contains(r.groups, escaped) || strings.HasSuffix(r.name, "annotated alone")) {
+				want.PodUID = uid
+			}
+			if got := ownerOf(v, []string{"6", "7"}); got != want {
+				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
 	}

@@ -247,7 +247,8 @@ func (p *Patrol) pulses(near func(inode uint64) bool) (out []*snapshot.Snapshot)
 func (n *pulse) name(v *view, place netns.Place) {
 	n.netns = snapshot.Netns{Name: place.Ref, Inode: place.Inode, Init: v.initialNetns()}
 	if !n.netns.Init {
-		n.netns.Container = Container(place.Processes)
+		owner := OwnerOf(place.Processes)
+		n.netns.Container, n.netns.PodUID = owner.Name, owner.PodUID
 	}
 	s := snapshot.Snapshot{Netns: n.netns}
 	snapshot.Clean(&s)

@@ -179,7 +179,7 @@ func (a *allReadings) finish(series []*snapshot.Series, each func(*snapshot.Snap
 			a.out.Skipped = append(a.out.Skipped, fmt.Sprintf("%s: %v", a.watched[i].Name, f.err))
 		default:
 			s := f.snapshot
-			s.Netns.Container, s.Series = a.watched[i].Container, series[i]
+			s.Netns.Container, s.Netns.PodUID, s.Series = a.watched[i].Container, a.watched[i].PodUID, series[i]
 			if s.Drops != nil {
 				nameContainers(s.Drops.Elsewhere, a.watched)
 			}
@@ -292,7 +292,8 @@ func netnsOf(r *reading, place netns.Place) snapshot.Netns {
 		for _, pid := range place.Processes {
 			pids = append(pids, strconv.Itoa(pid))
 		}
-		s.Netns.Container = containerOf(r.view, pids)
+		owner := ownerOf(r.view, pids)
+		s.Netns.Container, s.Netns.PodUID = owner.Name, owner.PodUID
 	}
 	snapshot.Clean(&s)
 	return s.Netns

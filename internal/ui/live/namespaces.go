@@ -24,7 +24,7 @@ func Namespaces() ([]Namespace, error) {
 	for i, p := range places {
 		out[i] = Namespace{Ref: p.Ref}
 		if i > 0 {
-			out[i].About = probe.Container(p.Processes)
+			out[i].About = probe.OwnerOf(p.Processes).Name
 		}
 	}
 	return out, nil
