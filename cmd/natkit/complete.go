@@ -50,7 +50,7 @@ var argumentWords = map[string][]words{
 }
 
 // takesFiles are the commands whose arguments, and the flags whose values, are files.
-var takesFiles = map[string]bool{"natkit report": true, "natkit import from": true}
+var takesFiles = map[string]bool{"natkit report": true, "natkit fleet report": true, "natkit import from": true}
 
 // completions gives every command of the tree what a shell may offer.
 func completions(cmd *cobra.Command) {

@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/internal/bench"
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/fleet"
 	"natkit/internal/diagnose/follow"
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/monitor"
@@ -223,6 +225,7 @@ func TestEveryJSON(t *testing.T) {
 	for _, name := range []string{"docker", "docker-blocked", "firewalld-blocked", "ufw"} {
 		runs("doctor", "-o", "json", "--from", saved+"corpus/"+name+".json")
 	}
+	runs("fleet", "report", "-o", "json", saved+"corpus/docker.json", saved+"corpus/ufw.json", saved+"corpus/firewalld-blocked.json", "no-such-file")
 	runs("tune", "plan", "-o", "json", "--from", saved+"corpus/docker.json")
 	runs("report", "-o", "json", saved+"saved-cps.json", saved+"saved-demo.json", saved+"http.json")
 	runs("report", "--compare", "-o", "json", saved+"saved-udp.json", saved+"saved-udp-later.json")
@@ -297,6 +300,7 @@ func TestEveryJSON(t *testing.T) {
 	shows(rulefile.Mapping{Inside: end, Outside: end})
 	shows(control.ServeEvent{Time: now, Kind: "applied", Why: []string{"the file"}})
 	shows(monitor.Line{Event: history.Event{At: now}})
+	shows(fleet.Node{Name: "a", Findings: []fleet.Finding{{Severity: causes.Warning, Since: now}}, Configuration: map[string]string{"kernel": "6.1"}})
 	shows(trace.Packet{Steps: []trace.Step{{Rule: &trace.Rule{}}}})
 	shows(follow.Summary{Missing: []observe.Missing{{}}})
 	shows(report.NewProfileDiff(&observe.Profile{}, &observe.Profile{}, ""))

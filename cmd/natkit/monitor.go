@@ -46,8 +46,9 @@ not. Each beginning and end is printed on one line. natkit sends nothing to anyb
 Prometheus reads the metrics, Alertmanager pages.
 
 --metrics serves Prometheus metrics at /metrics, and /healthz, which answers 200
-while intervals end and the history can be written, otherwise 503 and why. There is
-no authentication: use an address that only the machine itself can reach. An empty
+while intervals end and the history can be written, otherwise 503 and why. At
+/findings it serves what natkit fleet report compares. There is no authentication:
+use an address that only the machine itself or a trusted network can reach. An empty
 address serves none.
 
 The history is kept in /var/lib/natkit/history (NATKIT_STATE_DIR names another

@@ -5,8 +5,11 @@ package snapshot
 import (
 	"cmp"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strings"
+
+	"natkit/internal/words/plural"
 )
 
 // Difference is something that is configured otherwise in one snapshot than in another.
@@ -92,10 +95,54 @@ func configuration(s *Snapshot) map[string]map[string]string {
 		}
 	}
 	if s.Can(CanEngine) {
-		put("engine", "natkit's engine", "none")
-		if e := s.Engine; e != nil {
-			out["engine"]["natkit's engine"] = strings.TrimSpace(fmt.Sprintf("%s, rules: %d %s", e.Kind, e.Rules, e.File))
-		}
+		put("engine", "natkit's engine", engineInWords(s.Engine))
 	}
 	return out
+}
+
+// Comparable is what machines that do the same work are expected to have in common: settings, and
+// of each table of rules how many there are with a digest of their texts.
+func Comparable(s *Snapshot) map[string]string {
+	out := map[string]string{}
+	if s.Host.Kernel != "" {
+		out["kernel"] = s.Host.Kernel
+	}
+	for name, value := range s.Sysctls {
+		if name != "net.netfilter.nf_conntrack_count" {
+			out["setting "+name] = value
+		}
+	}
+	type table struct {
+		chains, rules int
+		digest        uint64 // of chains, in whatever order they are listed
+	}
+	tables := map[string]*table{}
+	for _, c := range s.Chains {
+		name := strings.Join([]string{"rules of", c.Backend, c.Family, c.Table}, " ")
+		t := tables[name]
+		if t == nil {
+			t = &table{}
+			tables[name] = t
+		}
+		h := fnv.New64a()
+		fmt.Fprintln(h, c.Name, c.Hook, c.Type, c.Priority, c.Policy, c.Rules)
+		for _, r := range c.Walk {
+			fmt.Fprintln(h, r.Text)
+		}
+		t.chains, t.rules, t.digest = t.chains+1, t.rules+c.Rules, t.digest+h.Sum64()
+	}
+	for name, t := range tables {
+		out[name] = fmt.Sprintf("%s in %s, digest %08x", plural.Count(t.rules, "rule"), plural.Count(t.chains, "chain"), uint32(t.digest))
+	}
+	if s.Can(CanEngine) {
+		out["natkit's engine"] = engineInWords(s.Engine)
+	}
+	return out
+}
+
+func engineInWords(e *Engine) string {
+	if e == nil {
+		return "none"
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s, rules: %d %s", e.Kind, e.Rules, e.File))
 }

@@ -77,6 +77,19 @@ type Netns struct {
 	PodUID string `json:"pod_uid,omitempty"`
 }
 
+// Title is how a namespace is spoken of: host, its container, or its name.
+func (n Netns) Title() string {
+	switch {
+	case n.Init:
+		return "host"
+	case n.Container != "":
+		return n.Container
+	case n.Name == "":
+		return "own"
+	}
+	return n.Name
+}
+
 // Capability is something natkit can or can't see here, and what that costs.
 type Capability struct {
 	Name   string `json:"name"` // kebab-case: "drop-tracing", "conntrack-dump", "kernel-log"

@@ -192,17 +192,7 @@ func (f *findings) urgent(inode uint64) bool {
 }
 
 // Title is how a namespace is spoken of.
-func Title(n snapshot.Netns) string {
-	switch {
-	case n.Init:
-		return "host"
-	case n.Container != "":
-		return n.Container
-	case n.Name == "":
-		return "own"
-	}
-	return n.Name
-}
+func Title(n snapshot.Netns) string { return n.Title() }
 
 // elsewhere says whether another namespace has this finding.
 func (f *findings) elsewhere(inode uint64, code string) bool {

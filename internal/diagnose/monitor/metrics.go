@@ -75,6 +75,8 @@ type state struct {
 	build         map[string]string
 	at            time.Time
 	active        []Active
+	hostname      string
+	configuration map[string]string // of the host's namespace, to compare nodes by
 	titles        map[uint64]string // of all namespaces
 	spaces        []spaceState
 	trends        map[uint64]*tableTrend
@@ -137,6 +139,9 @@ func (m *monitor) observe(r *probe.Round) {
 		st.pulse(s)
 	}
 	for _, s := range r.Looks {
+		if s.Netns.Init || s.Netns.Name == "" {
+			st.hostname, st.configuration = s.Host.Hostname, snapshot.Comparable(s)
+		}
 		st.engines[s.Netns.Inode] = s.Engine
 		if ct := s.Conntrack; ct != nil && ct.Table != nil && ct.Table.Entries > 0 {
 			st.dumps++

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/fleet"
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/kernel/service"
@@ -71,7 +72,7 @@ func Run(ctx context.Context, o Options) error {
 	defer patrol.Close()
 	m := &monitor{o: o, patrol: patrol, attention: newAttention(), findings: newFindings(), sysctls: map[uint64]map[string]string{}, state: newState(o)}
 	if o.Metrics != nil {
-		defer exposition.Listen(o.Metrics, m.collect, m.health)()
+		defer exposition.Listen(o.Metrics, m.collect, m.health, exposition.Page{Path: fleet.Path, Of: m.node})()
 	}
 	service.Notify(service.Ready)
 	defer service.Notify(service.Stopping)

@@ -6,6 +6,7 @@ import (
 	"reflect"
 
 	"natkit/internal/bench"
+	"natkit/internal/diagnose/fleet"
 	"natkit/internal/diagnose/follow"
 	"natkit/internal/diagnose/kconfig"
 	"natkit/internal/diagnose/monitor"
@@ -46,6 +47,8 @@ var Kinds = []Kind{
 	{"drops", 1, Drops{}, "drops", "drops --for 5s -o json | jq '.rows[0]'"},
 	{"monitor-line", 1, monitor.Line{}, "monitor", "monitor -o json | jq -r .title"},
 	{"history", 1, HistoryResult{}, "history", "history -o json | jq -r '.findings[].title'"},
+	{"fleet", 1, fleet.Report{}, "fleet report", "fleet report -o json *.json | jq '.causes[] | select(.outlier)'"},
+	{fleet.Kind, fleet.Version, fleet.Node{}, "monitor", "monitor --metrics 127.0.0.1:9641"},
 	{"trace-packet", 1, trace.Packet{}, "trace", "trace --host 192.0.2.1 -o json | jq .end"},
 	{"trace-summary", 1, follow.Summary{}, "trace", "trace --host 192.0.2.1 -o json | jq .packets"},
 	{kindConntrackEntry, 1, ConntrackEntry{}, "conntrack list", "conntrack list -o json | jq -r .original.source.address"},

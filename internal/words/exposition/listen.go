@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,9 +30,15 @@ const (
 	acceptPause = 100 * time.Millisecond
 )
 
+// Page is JSON that is served besides: its path, and what it holds now or why there is nothing yet.
+type Page struct {
+	Path string
+	Of   func() ([]byte, error)
+}
+
 // Listen answers Prometheus at /metrics, and who asks whether all is well at /healthz, until it is stopped.
-func Listen(l net.Listener, collect func() *Exposition, health func() error) (stop func()) {
-	s := &server{collect: collect, health: health, slots: make(chan struct{}, mostScrapes)}
+func Listen(l net.Listener, collect func() *Exposition, health func() error, pages ...Page) (stop func()) {
+	s := &server{collect: collect, health: health, pages: pages, slots: make(chan struct{}, mostScrapes)}
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -59,6 +66,7 @@ func Listen(l net.Listener, collect func() *Exposition, health func() error) (st
 type server struct {
 	collect func() *Exposition
 	health  func() error
+	pages   []Page
 	slots   chan struct{}
 	running sync.WaitGroup
 }
@@ -139,8 +147,9 @@ func readRequest(in *bufio.Reader) (method, path string, err error) {
 }
 
 func (s *server) answer(method, path string) answer {
-	if path != "/metrics" && path != "/healthz" {
-		return failed("404 Not Found", "there are /metrics and /healthz")
+	page := slices.IndexFunc(s.pages, func(p Page) bool { return p.Path == path })
+	if path != "/metrics" && path != "/healthz" && page < 0 {
+		return failed("404 Not Found", "there are /metrics"+s.morePages()+" and /healthz")
 	}
 	if method != "GET" && method != "HEAD" {
 		a := failed("405 Method Not Allowed", "want GET")
@@ -159,6 +168,13 @@ func (s *server) answer(method, path string) answer {
 	default:
 		return failed("503 Service Unavailable", fmt.Sprintf("%d scrapes are being answered: ask again later", mostScrapes))
 	}
+	if page >= 0 {
+		b, err := s.pages[page].Of()
+		if err != nil {
+			return failed("503 Service Unavailable", err.Error())
+		}
+		return answer{status: "200 OK", contentType: "application/json", body: append(b, '\n')}
+	}
 	e := s.collect()
 	if e.err != nil {
 		return failed("500 Internal Server Error", "read metrics: "+e.err.Error())
@@ -166,4 +182,12 @@ func (s *server) answer(method, path string) answer {
 	var b bytes.Buffer
 	e.Write(&b)
 	return answer{status: "200 OK", contentType: "text/plain; version=0.0.4; charset=utf-8", body: b.Bytes()}
+}
+
+// morePages are the paths of the pages, for a sentence.
+func (s *server) morePages() (out string) {
+	for _, p := range s.pages {
+		out += ", " + p.Path
+	}
+	return out
 }

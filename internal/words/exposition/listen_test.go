@@ -80,6 +80,31 @@ func TestListen(t *testing.T) {
 }
 
 // Who sends something else gets an answer or nothing, and nobody else waits for that.
+func TestListenPages(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(exposition.Listen(l, things, func() error { return nil },
+		exposition.Page{Path: "/facts", Of: func() ([]byte, error) { return []byte(`{"a":1}`), nil }},
+		exposition.Page{Path: "/later", Of: func() ([]byte, error) { return nil, errors.New("not yet") }}))
+	for path, want := range map[string]string{
+		"/facts": "200 application/json {\"a\":1}\n",
+		"/later": "503 text/plain; charset=utf-8 not yet\n",
+		"/":      "404 text/plain; charset=utf-8 there are /metrics, /facts, /later and /healthz\n",
+	} {
+		answer, err := http.Get("http://" + l.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if got := fmt.Sprintf("%d %s %s", answer.StatusCode, answer.Header.Get("Content-Type"), body); got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+}
+
 func TestListenToStrangers(t *testing.T) {
 	address := served(t, things, nil)
 	silent, err := net.Dial("tcp", address)

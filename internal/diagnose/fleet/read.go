@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"natkit/internal/snapshot"
+	"natkit/internal/words/schema"
+)
+
+// Path is where natkit monitor serves its Node.
+const Path = "/findings"
+
+// Input is what was read of one file or URL: a node, or why there is none.
+type Input struct {
+	Name string
+	Node *Node
+	Err  error
+}
+
+const (
+	// mostFetches is how many URLs are asked at once.
+	mostFetches = 64
+	// mostHead is how long the head of an HTTP reply may be.
+	mostHead = 64 << 10
+)
+
+// Read reads files and URLs, several at once, each until timeout; each is called with one after
+// the other, in whatever order they come. What can't be read is an Input with an error.
+func Read(ctx context.Context, names []string, timeout time.Duration, each func(Input)) {
+	queue, results := make(chan string), make(chan Input)
+	// Judging takes processor time and room, waiting for a reply does not.
+	judging := make(chan struct{}, runtime.GOMAXPROCS(0))
+	var workers sync.WaitGroup
+	for range min(mostFetches, len(names)) {
+		workers.Go(func() {
+			for name := range queue {
+				node, err := readOne(ctx, name, timeout, judging)
+				results <- Input{name, node, err}
+			}
+		})
+	}
+	go func() {
+		for _, name := range names {
+			queue <- name
+		}
+		close(queue)
+		workers.Wait()
+		close(results)
+	}()
+	for in := range results {
+		each(in)
+	}
+}
+
+func readOne(ctx context.Context, name string, timeout time.Duration, judging chan struct{}) (*Node, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, errors.New("interrupted before it was read")
+	}
+	if strings.Contains(name, "://") {
+		body, err := fetch(ctx, name, timeout)
+		if err != nil {
+			return nil, err
+		}
+		defer body.Close()
+		// The whole of it before the turn to judge: a slow node must not hold up the others.
+		b, err := io.ReadAll(io.LimitReader(body, maxReply+1))
+		if err != nil {
+			return nil, inWords(err, timeout)
+		}
+		if len(b) > maxReply {
+			return nil, fmt.Errorf("the reply is longer than %d MB", maxReply>>20)
+		}
+		judging <- struct{}{}
+		defer func() { <-judging }()
+		return parse(bytes.NewReader(b))
+	}
+	judging <- struct{}{}
+	defer func() { <-judging }()
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fileInWords(err)
+	}
+	defer f.Close()
+	node, err := parse(f)
+	return node, fileInWords(err)
+}
+
+// maxReply is how long a node's reply may be: a file of facts behind a URL, or natkit monitor's own.
+const maxReply = maxNodeBytes
+
+// parse reads a file of facts or a Node.
+func parse(r io.Reader) (*Node, error) {
+	in := bufio.NewReaderSize(r, 64<<10)
+	head, _ := in.Peek(256)
+	if kindOf(head) == Kind {
+		return load(in)
+	}
+	var j Judging
+	_, _, err := snapshot.LoadEach(in, func(s *snapshot.Snapshot) error {
+		j.Add(s)
+		return nil
+	})
+	if err == nil && j.node.Namespaces == 0 {
+		err = errors.New("it holds the facts of no namespace")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return j.Node(), nil
+}
+
+// kindOf is what JSON that begins so says of itself, "" for nothing.
+func kindOf(head []byte) string {
+	dec := json.NewDecoder(bytes.NewReader(head))
+	var tokens [3]json.Token
+	for i := range tokens {
+		tokens[i], _ = dec.Token()
+	}
+	name, _ := tokens[2].(string)
+	kind, _, _ := schema.Parse(name)
+	return kind
+}
+
+// fetch asks for a URL. A reply of one request over plain HTTP is all that natkit monitor has.
+func fetch(ctx context.Context, address string, timeout time.Duration) (io.ReadCloser, error) {
+	u, err := url.Parse(address)
+	switch {
+	case err != nil || u.Host == "":
+		return nil, errors.New("this is no URL: want http://HOST:PORT")
+	case u.Scheme == "https":
+		return nil, errors.New("natkit reads http only: save it with curl -o FILE and name the file")
+	case u.Scheme != "http":
+		return nil, fmt.Errorf("scheme %q: want http://HOST:PORT or a file", u.Scheme)
+	}
+	if u.Path == "" || u.Path == "/" {
+		u.Path = Path
+	}
+	port := u.Port()
+	if port == "" {
+		port = "80"
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	if err != nil {
+		return nil, inWords(err, timeout)
+	}
+	deadline, _ := ctx.Deadline()
+	conn.SetDeadline(deadline)
+	// HTTP/1.0: the reply ends with the connection, and is not sent in chunks.
+	_, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: %s\r\nUser-Agent: natkit\r\nAccept: application/json\r\n\r\n", u.RequestURI(), u.Host)
+	var in *bufio.Reader
+	if err == nil {
+		in, err = replyOf(conn)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, inWords(err, timeout)
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{in, conn}, nil
+}
+
+// replyOf reads the head of a reply, and is an error for any but 200.
+func replyOf(conn io.Reader) (*bufio.Reader, error) {
+	limited := &io.LimitedReader{R: conn, N: mostHead}
+	in := bufio.NewReader(limited)
+	var status string
+	for first := true; ; first = false {
+		line, err := in.ReadString('\n')
+		if err != nil && limited.N <= 0 {
+			return nil, errNoHTTP
+		}
+		if err != nil {
+			return nil, err
+		}
+		line = strings.TrimRight(line, "\r\n")
+		if first {
+			protocol, rest, _ := strings.Cut(line, " ")
+			if status = rest; !strings.HasPrefix(protocol, "HTTP/1.") {
+				return nil, errNoHTTP
+			}
+		}
+		if line == "" {
+			break
+		}
+	}
+	limited.N = maxReply + 1
+	code, _, _ := strings.Cut(status, " ")
+	if n, _ := strconv.Atoi(code); n != 200 {
+		why, _ := io.ReadAll(io.LimitReader(in, 200))
+		text := "HTTP status " + snapshot.CleanText(status)
+		if line, _, _ := strings.Cut(strings.TrimSpace(string(why)), "\n"); line != "" && !strings.HasPrefix(line, "<") {
+			text += ": " + snapshot.CleanText(strings.TrimSpace(line))
+		}
+		if n == 404 {
+			text += " (does an older natkit monitor run there?)"
+		}
+		return nil, errors.New(text)
+	}
+	return in, nil
+}
+
+var errNoHTTP = errors.New("the reply is no HTTP")
+
+// inWords is why a node was not reached.
+func inWords(err error, timeout time.Duration) error {
+	var dns *net.DNSError
+	var timed net.Error
+	switch {
+	case errors.As(err, &dns):
+		return fmt.Errorf("the name %s was not resolved", dns.Name)
+	case errors.As(err, &timed) && timed.Timeout(), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("no reply within %v", timeout)
+	case errors.Is(err, context.Canceled):
+		return errors.New("interrupted before it replied")
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return errors.New("connection refused: does natkit monitor run there, and with --metrics at this address?")
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return errors.New("the connection ended before the reply was whole")
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return errors.New("no route to it")
+	}
+	return err
+}
+
+// fileInWords is why a file was not read, without its name.
+func fileInWords(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errors.New("no such file")
+	case errors.Is(err, fs.ErrPermission):
+		return errors.New("permission denied")
+	case errors.Is(err, syscall.EISDIR):
+		return errors.New("it is a directory: name the files in it")
+	}
+	return err
+}
