@@ -15,7 +15,7 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 9, /* number of this contract */
+	NAT_ABI = 10, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of external addresses, struct nat_address */

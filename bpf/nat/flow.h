@@ -492,7 +492,7 @@ GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
 	struct nat_flow flow;
 	struct nat_addr dst;
-	int reason;
+	int reason, held;
 
 	if (!packet)
 		return NAT_DROP_BYPASS;
@@ -501,13 +501,20 @@ GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 		reason = flow_stateless(ctx, packet, &packet->key, &flow);
 		if (reason == NAT_DROP_NO_SESSION || reason == NAT_DROP_NO_MAPPING) {
 			packet->action = CTX_DROP; /* if only kept */
-			return fragment_hold(ctx, packet);
+			reason = fragment_hold(ctx, packet);
+			if (reason == GO_ON)
+				reason = flow_fragment_known(ctx, packet, &flow);
+			return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
 		}
 		dst = packet->key.dst; /* Linux 6.1 takes no key from elsewhere than the stack */
 		if (reason < NAT_TRANSLATED_IN && reason != GO_ON &&
-		    bpf_map_lookup_elem(&address_indices, &dst) &&
-		    fragment_hold(ctx, packet) == NAT_FRAGMENT_HELD)
-			count_add(NAT_FRAGMENT_HELD);
+		    bpf_map_lookup_elem(&address_indices, &dst)) {
+			held = fragment_hold(ctx, packet);
+			if (held == NAT_FRAGMENT_HELD)
+				count_add(NAT_FRAGMENT_HELD);
+			else if (held == GO_ON)
+				reason = flow_fragment_known(ctx, packet, &flow);
+		}
 	}
 	return reason == GO_ON ? flow_send(ctx, packet, &flow) : reason;
 }

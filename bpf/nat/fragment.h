@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Fragments, on tc. The first one has the ports, is translated like any packet, and
- * leaves a note for those that come after it. Those that come before it are kept, a few,
- * and sent when it has gone.
+ * leaves a note for those that come after it. Those that come before it are kept and
+ * sent when it has gone: as many as the largest datagram has, in room that is the same for all.
  *
  * A packet that is too big for the egress interface and may be fragmented is cut here, because
  * nothing behind a redirect does it (RFC 4787 REQ-13).
@@ -64,6 +64,12 @@ static __always_inline int fragment_known(const struct packet *packet)
 	return bpf_map_lookup_elem(&fragments, &key) != NULL;
 }
 
+/* Whether that was longer ago than the time-out; the tick may be another CPU's, and ahead. */
+static __always_inline int fragment_old(const struct packet *packet, __u32 seen, __u32 timeout)
+{
+	return (__s32)(packet->now - seen) > (__s32)timeout;
+}
+
 /* What a later fragment becomes: addresses only. */
 static __always_inline int fragment_later(const struct packet *packet, struct nat_flow *out)
 {
@@ -75,7 +81,7 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 	fragment_key(packet, &key);
 	first = bpf_map_lookup_elem(&fragments, &key);
 	c = config_get(&slot);
-	if (!first || !c || packet->now - first->seen > c->timeouts[NAT_TIMEOUT_FRAGMENT])
+	if (!first || !c || fragment_old(packet, first->seen, c->timeouts[NAT_TIMEOUT_FRAGMENT]))
 		return NAT_DROP_FRAGMENT;
 	if (first->excluded)
 		return NAT_PASS_EXCLUDED;
@@ -89,9 +95,9 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 /* --- keeping ---------------------------------------------------------------------- */
 
 enum held_limit {
-	HELD_SLOTS = 4,     /* of one datagram */
+	HELD_SLOTS = 128,   /* of one datagram: 64 KiB have 119 fragments at an MTU of 576, 45 at 1500 */
 	HELD_PACKET = 1788, /* longest that is kept, whole */
-	HELD_DATAGRAMS = 512,
+	HELD_ALL = 2048,    /* of all datagrams: 4 MB, as much as the stack's own reassembly takes */
 };
 
 struct held_key {
@@ -105,15 +111,29 @@ struct held {
 	__u8 packet[HELD_PACKET]; /* from the IPv4 header on */
 };
 
-/* Fragments without their first one. Nobody removes those whose first one never comes: it is the
- * one map of the engine that evicts its oldest entries, so a flood costs other such fragments their
- * slot, and nothing else. */
+/* Fragments without their first one. Nobody removes those whose first one never comes: this and the
+ * next are the maps of the engine that evict their oldest entries, so a flood costs other such
+ * fragments their slot, and nothing else. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct held_key);
 	__type(value, struct held);
-	__uint(max_entries, HELD_DATAGRAMS);
+	__uint(max_entries, HELD_ALL);
 } held_fragments SEC(".maps");
+
+struct held_count {
+	__u32 seen; /* ticks, when the first slot was given */
+	__u32 slots;
+};
+
+/* How many slots a datagram has got, so that its next fragment and its first one need not look for
+ * them: a flood of fragments that are one datagram costs no more a packet than any. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct nat_fragment_key);
+	__type(value, struct held_count);
+	__uint(max_entries, HELD_ALL);
+} held_datagrams SEC(".maps");
 
 /* Room to put one together. */
 struct {
@@ -123,12 +143,36 @@ struct {
 	__uint(max_entries, 1);
 } held_rooms SEC(".maps");
 
-/* Keeps a copy of a fragment, if there is a slot. */
+/* The next slot of a datagram: HELD_SLOTS or more is none. */
+static __always_inline __u32 held_slot(const struct packet *packet,
+				       const struct nat_fragment_key *datagram, __u32 timeout)
+{
+	struct held_count *count, first = {.seen = packet->now, .slots = 1};
+
+	count = bpf_map_lookup_elem(&held_datagrams, datagram);
+	if (!count && !bpf_map_update_elem(&held_datagrams, datagram, &first, BPF_NOEXIST))
+		return 0;
+	if (!count) /* another CPU was first */
+		count = bpf_map_lookup_elem(&held_datagrams, datagram);
+	if (!count)
+		return HELD_SLOTS;
+	if (fragment_old(packet, count->seen, timeout)) { /* the identifier is used again */
+		count->seen = packet->now;
+		count->slots = 0;
+	}
+	if (*(volatile __u32 *)&count->slots >= HELD_SLOTS)
+		return HELD_SLOTS;
+	return __sync_fetch_and_add(&count->slots, 1);
+}
+
+/* Keeps a copy of a fragment, if there is a slot. GO_ON: its first one has come in that time, on
+ * another CPU, and has not sent it. */
 GLOBAL int fragment_hold(struct ctx *ctx, const struct packet *packet)
 {
-	__u32 zero = 0, bytes, slot;
-	struct held *room = bpf_map_lookup_elem(&held_rooms, &zero), *old;
+	__u32 zero = 0, bytes;
+	struct held *room = bpf_map_lookup_elem(&held_rooms, &zero);
 	const struct nat_config *c = config_get(&zero);
+	struct nat_fragment *known;
 	struct held_key key;
 
 	if (!packet || !room || !c)
@@ -143,16 +187,15 @@ GLOBAL int fragment_hold(struct ctx *ctx, const struct packet *packet)
 	room->seen = packet->now;
 	room->bytes = bytes;
 	fragment_key(packet, &key.datagram);
-	for (slot = 0; slot < HELD_SLOTS; slot++) {
-		key.slot = slot;
-		old = bpf_map_lookup_elem(&held_fragments, &key);
-		if (old && packet->now - old->seen <= c->timeouts[NAT_TIMEOUT_FRAGMENT])
-			continue;
-		return bpf_map_update_elem(&held_fragments, &key, room, BPF_ANY)
-			       ? NAT_DROP_FRAGMENT
-			       : NAT_FRAGMENT_HELD;
-	}
-	return NAT_DROP_FRAGMENT;
+	key.slot = held_slot(packet, &key.datagram, c->timeouts[NAT_TIMEOUT_FRAGMENT]);
+	if (key.slot >= HELD_SLOTS ||
+	    bpf_map_update_elem(&held_fragments, &key, room, BPF_ANY))
+		return NAT_DROP_FRAGMENT;
+	known = bpf_map_lookup_elem(&fragments, &key.datagram);
+	if (known && !fragment_old(packet, known->seen, c->timeouts[NAT_TIMEOUT_FRAGMENT]) &&
+	    !bpf_map_delete_elem(&held_fragments, &key))
+		return GO_ON;
+	return NAT_FRAGMENT_HELD;
 }
 
 /* --- cutting ---------------------------------------------------------------------- */
@@ -327,7 +370,8 @@ struct release {
 	struct ctx *ctx;
 	const struct nat_flow *flow; /* NULL: to the stack, as they came */
 	struct held_key key;
-	__u32 now, limit; /* time-out */
+	__u32 now;
+	__s32 limit; /* time-out */
 	__u32 l3, mtu, ifindex;
 };
 
@@ -347,7 +391,7 @@ static long fragment_release_next(__u32 slot, struct release *r)
 	if (bytes < sizeof(ip))
 		return 0;
 	OPAQUE(bytes);
-	if (bytes > HELD_PACKET || r->now - held->seen > r->limit || (r->mtu && bytes > r->mtu))
+	if (bytes > HELD_PACKET || (__s32)(r->now - held->seen) > r->limit || (r->mtu && bytes > r->mtu))
 		return 0;
 	__builtin_memcpy(&ip, held->packet, sizeof(ip));
 	if ((r->flow && ip.ttl <= 1) || ctx_resize(r->ctx, r->l3 + bytes) ||
@@ -379,23 +423,27 @@ GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
 {
 	struct release r = {.ctx = ctx, .flow = flow, .ifindex = ifindex};
 	const struct nat_config *c;
-	__u32 slot;
+	struct held_count *count;
+	__u32 slots;
 
-	c = config_get(&slot);
+	c = config_get(&slots);
 	if (!c || !packet)
 		return 0;
 	r.now = packet->now;
 	r.l3 = packet->l3;
 	r.mtu = flow ? flow->mtu : 0;
 	fragment_key(packet, &r.key.datagram);
-	if (!bpf_map_lookup_elem(&held_fragments, &r.key)) /* in slot 0 is the first to come */
+	count = bpf_map_lookup_elem(&held_datagrams, &r.key.datagram);
+	if (!count)
 		return 0;
+	slots = count->slots;
+	bpf_map_delete_elem(&held_datagrams, &r.key.datagram);
 	r.limit = c->timeouts[NAT_TIMEOUT_FRAGMENT];
 	if (flow)
 		ctx_copy(ctx, ifindex);
 	else
 		ctx_copy_up(ctx, ifindex);
-	bpf_loop(HELD_SLOTS, fragment_release_next, &r, 0);
+	bpf_loop(slots < HELD_SLOTS ? slots : HELD_SLOTS, fragment_release_next, &r, 0);
 	return 1;
 }
 

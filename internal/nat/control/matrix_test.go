@@ -390,6 +390,7 @@ var matrixChecks = []struct {
 	}},
 	{"ICMP errors", (*matrix).errors, nil},
 	{"fragments", (*matrix).fragments, nil},
+	{"fragments of the largest datagram", (*matrix).largest, nil},
 	{"hairpin", (*matrix).hairpin, func(e Engine, k *matrixKind) string {
 		switch {
 		case e == EngineNFT && !k.outside.IsValid():
@@ -555,16 +556,16 @@ func (m *matrix) errors(k *matrixKind) error {
 // orders of a datagram's four fragments.
 var matrixOrders = map[string][]int{"in order": {0, 1, 2, 3}, "reversed": {3, 2, 1, 0}, "the first one last": {1, 2, 3, 0}, "the last one first": {3, 0, 1, 2}}
 
-// datagram sends one in four fragments, in that order, and gives the whole that arrives.
+// datagram sends one in fragments, in that order, and gives the whole that arrives.
 func (m *matrix) datagram(from, to bool, ip pktbuild.IPv4, order []int) ([]byte, error) {
-	const size = 752
 	whole := ip.Bytes()[20:]
+	size := (len(whole)/len(order) + 7) / 8 * 8
 	m.id++
 	for _, n := range order {
 		p := ip
 		p.ID, p.Protocol, p.Fragment = m.id, pktbuild.UDPProtocol, uint16(n*size/8)
 		p.Payload = pktbuild.Bytes(whole[n*size : min((n+1)*size, len(whole))])
-		if n < 3 {
+		if n < len(order)-1 {
 			p.Fragment |= pktbuild.MF
 		}
 		m.put(from, p)
@@ -606,7 +607,7 @@ func (m *matrix) fragments(k *matrixKind) error {
 				continue
 			}
 			c := m.begin(k, "udp", fromInside)
-			if err := m.fragmented(c, order); err != nil {
+			if err := m.fragmented(c, order, 2992); err != nil {
 				return fmt.Errorf("%s, opened from inside %t: %w", name, fromInside, err)
 			}
 		}
@@ -630,15 +631,32 @@ func (m *matrix) excluded() error {
 	return nil
 }
 
-func (m *matrix) fragmented(c *conversation, order []int) error {
+// largest datagram in 49 fragments, the last one first, as some hosts send it.
+func (m *matrix) largest(k *matrixKind) error {
+	reversed := make([]int, 49)
+	for i := range reversed {
+		reversed[i] = len(reversed) - 1 - i
+	}
+	for _, fromInside := range []bool{true, false} {
+		if fromInside && !k.opens || !fromInside && !k.outside.IsValid() {
+			continue
+		}
+		if err := m.fragmented(m.begin(k, "udp", fromInside), reversed, 65507); err != nil {
+			return fmt.Errorf("opened from inside %t: %w", fromInside, err)
+		}
+	}
+	return nil
+}
+
+func (m *matrix) fragmented(c *conversation, order []int, size int) error {
 	for _, fromHost := range []bool{c.fromInside, !c.fromInside} {
-		got, err := m.datagram(fromHost, !fromHost, c.packet(fromHost, fromHost, 0, matrixData(2992)), order)
+		got, err := m.datagram(fromHost, !fromHost, c.packet(fromHost, fromHost, 0, matrixData(size)), order)
 		if err != nil {
 			return fmt.Errorf("from the host %t: %w", fromHost, err)
 		}
 		ends := endsOf(got)
 		want := c.learn(fromHost, ends)
-		if ends != want || !bytes.Equal(got[28:], matrixData(2992)) {
+		if ends != want || !bytes.Equal(got[28:], matrixData(size)) {
 			return fmt.Errorf("arrives as %v, want %v", ends, want)
 		}
 	}

@@ -329,7 +329,7 @@ type abiNatHoldDown struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI             abiNatLimit = 9
+	abiNatLimitNAT_ABI             abiNatLimit = 10
 	abiNatLimitNAT_TICK_SHIFT      abiNatLimit = 20
 	abiNatLimitNAT_MAX_LINKS       abiNatLimit = 256
 	abiNatLimitNAT_MAX_ADDRESSES   abiNatLimit = 65536

@@ -99,25 +99,43 @@ func TestFragmentsOutOfOrder(t *testing.T) {
 	open := pktbuild.IPv4{Src: insideHost, Dst: world, TTL: 64, Payload: pktbuild.UDP{Src: 5000, Dst: 5000}}
 	send(inside, g.in, open, tcRedirect, sent, abiNatReasonNAT_CREATED, abiNatReasonNAT_MAPPED)
 
-	for i := range uint16(4) {
-		send(inside, g.in, part(insideHost, world, 600*(4-i), 64), tcShot, held)
+	// As many as the largest datagram has at an MTU of 576, and no more: others have their room.
+	other := part(insideHost, world, 600, 64)
+	other.ID = 10
+	send(inside, g.in, other, tcShot, held)
+	const most = 128
+	for i := range uint16(most) {
+		send(inside, g.in, part(insideHost, world, 504*(most-i), 64), tcShot, held)
 	}
-	send(inside, g.in, part(insideHost, world, 3000, 64), tcShot, full) // the fifth
-	frames := g.captured(t, "out-peer", 5, func() []byte {
+	for range 3000 {
+		send(inside, g.in, part(insideHost, world, 504*(most+1), 64), tcShot, full)
+	}
+	want := []uint16{0}
+	for i := range uint16(most) {
+		want = append(want, 504*(most-i))
+	}
+	for i, frame := range g.captured(t, "out-peer", len(want), func() []byte {
 		send(inside, g.in, part(insideHost, world, 0, 64), tcShot, sent)
 		return nil
-	})
-	for i, at := range []uint16{0, 2400, 1800, 1200, 600} {
-		if want := g.out.leaving(part(gatewayOut, world, at, 63)).Bytes(); !bytes.Equal(frames[i], want) {
-			t.Errorf("frame %d is not as it should be:\n%s", i, differ(frames[i], want))
+	})[:len(want)] {
+		if want := g.out.leaving(part(gatewayOut, world, want[i], 63)).Bytes(); !bytes.Equal(frame, want) {
+			t.Fatalf("frame %d is not as it should be:\n%s", i, differ(frame, want))
 		}
+	}
+	first := part(insideHost, world, 0, 64)
+	first.ID = other.ID
+	if n := len(g.captured(t, "out-peer", 2, func() []byte {
+		send(inside, g.in, first, tcShot, sent)
+		return nil
+	})); n != 3 {
+		t.Errorf("%d frames of the other datagram left", n-1)
 	}
 	send(inside, g.in, part(insideHost, world, 600, 64), tcRedirect, sent) // late, not kept
 
 	// To an address that is the gateway's own it may be the stack's: that gets it too.
 	send(outside, g.out, part(world, gatewayOut, 600, 64), tcNext, abiNatReasonNAT_PASS_LOCAL, held)
-	first := part(world, gatewayOut, 0, 64)
-	frames = g.captured(t, "in-peer", 2, func() []byte {
+	first = part(world, gatewayOut, 0, 64)
+	frames := g.captured(t, "in-peer", 2, func() []byte {
 		send(outside, g.out, first, tcShot, back)
 		return nil
 	})

@@ -35,6 +35,7 @@ const (
 	tcMapFreeAddresses  = "free_addresses"
 	tcMapFreePorts      = "free_ports"
 	tcMapFreeSessions   = "free_sessions"
+	tcMapHeldDatagrams  = "held_datagrams"
 	tcMapHeldFragments  = "held_fragments"
 	tcMapHeldRooms      = "held_rooms"
 	tcMapHomes          = "homes"
@@ -140,6 +141,7 @@ type tcMapSpecs struct {
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	HeldDatagrams  *ebpf.MapSpec `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.MapSpec `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.MapSpec `ebpf:"held_rooms"`
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
@@ -211,6 +213,7 @@ type tcMaps struct {
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	HeldDatagrams  *ebpf.Map `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.Map `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.Map `ebpf:"held_rooms"`
 	Homes          *ebpf.Map `ebpf:"homes"`
@@ -256,6 +259,7 @@ func (m *tcMaps) Close() error {
 		m.FreeAddresses,
 		m.FreePorts,
 		m.FreeSessions,
+		m.HeldDatagrams,
 		m.HeldFragments,
 		m.HeldRooms,
 		m.Homes,

@@ -35,6 +35,7 @@ const (
 	xdpMapFreeAddresses  = "free_addresses"
 	xdpMapFreePorts      = "free_ports"
 	xdpMapFreeSessions   = "free_sessions"
+	xdpMapHeldDatagrams  = "held_datagrams"
 	xdpMapHeldFragments  = "held_fragments"
 	xdpMapHeldRooms      = "held_rooms"
 	xdpMapHomes          = "homes"
@@ -134,6 +135,7 @@ type xdpMapSpecs struct {
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	HeldDatagrams  *ebpf.MapSpec `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.MapSpec `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.MapSpec `ebpf:"held_rooms"`
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
@@ -205,6 +207,7 @@ type xdpMaps struct {
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	HeldDatagrams  *ebpf.Map `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.Map `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.Map `ebpf:"held_rooms"`
 	Homes          *ebpf.Map `ebpf:"homes"`
@@ -250,6 +253,7 @@ func (m *xdpMaps) Close() error {
 		m.FreeAddresses,
 		m.FreePorts,
 		m.FreeSessions,
+		m.HeldDatagrams,
 		m.HeldFragments,
 		m.HeldRooms,
 		m.Homes,
