@@ -4,10 +4,12 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/monitor"
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/nat/control"
@@ -32,6 +35,7 @@ func newMonitorCommand(e *env) *cobra.Command {
 	interval := monitorInterval
 	metrics := "127.0.0.1:9641"
 	var dir, room, age string
+	var cluster clusterFlags
 	cmd := &cobra.Command{
 		Use:   "monitor",
 		Short: "Run the doctor all the time: metrics, history and events",
@@ -42,8 +46,8 @@ examines the namespaces that this, a change of rules, routes or links, or the ti
 since the last examination gives reason to. The judgement is that of natkit doctor.
 
 A finding begins after two windows in a row that show it and ends after five that do
-not. Each beginning and end is printed on one line. natkit sends nothing to anybody:
-Prometheus reads the metrics, Alertmanager pages.
+not. Each beginning and end is printed on one line. Without --node-name natkit sends
+nothing to anybody: Prometheus reads the metrics, Alertmanager pages.
 
 --metrics serves Prometheus metrics at /metrics, and /healthz, which answers 200
 while intervals end and the history can be written, otherwise 503 and why. At
@@ -56,10 +60,17 @@ directory than /var/lib/natkit, --history another folder): at most 256 MB or 7 d
 whichever is less. natkit history and natkit doctor --at read it, also while it is
 written.
 
+--node-name NAME is for a node of Kubernetes: the node gets the condition NATProblem
+while a critical finding is on, and the node or the pod it is in an Event of each cause,
+at most one an hour. The API is that of the pod which natkit runs in, or the one that
+--kubernetes-api and --kubernetes-credentials name. If it does not answer, nothing else
+is affected. See docs/kubernetes.md.
+
 It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		Example: `  natkit monitor
   natkit monitor --interval 30s --history-size 64MB --history-age 2d
-  natkit monitor --metrics '' --history /tmp/night`,
+  natkit monitor --metrics '' --history /tmp/night
+  natkit monitor --node-name "$NODE_NAME"`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
@@ -68,6 +79,7 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 	f.StringVar(&dir, "history", "", "keep the history in this `FOLDER`")
 	f.StringVar(&room, "history-size", "256MB", "keep at most so `much` history")
 	f.StringVar(&age, "history-age", "7d", "keep history for at most this `time`")
+	cluster.add(cmd)
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if interval < leastMonitorInterval || interval > mostMonitorInterval {
@@ -81,6 +93,9 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 			return err
 		}
 		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
+		if o.Kubernetes, err = cluster.reporter(cmd); err != nil {
+			return err
+		}
 		if o.History, err = history.Create(historyFolder(dir), limits); err != nil {
 			return err
 		}
@@ -104,9 +119,58 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 			}
 			failed = cmp.Or(failed, err)
 		}
+		if o.Kubernetes != nil {
+			defer runBeside(cmd.Context(), o.Kubernetes.Run)()
+		}
 		return unlessPipeClosed(cmp.Or(monitor.Run(cmd.Context(), o), failed))
 	}
 	return cmd
+}
+
+// clusterFlags name the node that this machine is in Kubernetes.
+type clusterFlags struct{ node, api, credentials string }
+
+func (c *clusterFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.node, "node-name", "", "report to the Kubernetes API as this `node`")
+	f.StringVar(&c.api, "kubernetes-api", "", "`URL` of the API (default: that of the pod)")
+	f.StringVar(&c.credentials, "kubernetes-credentials", kubernetes.DefaultCredentials, "`FOLDER` with ca.crt and token for the API")
+}
+
+// reporter is who reports to the API; nil without --node-name.
+func (c *clusterFlags) reporter(cmd *cobra.Command) (*kubernetes.Reporter, error) {
+	if !cmd.Flags().Changed("node-name") {
+		for _, name := range []string{"kubernetes-api", "kubernetes-credentials"} {
+			if cmd.Flags().Changed(name) {
+				return nil, usagef("--%s needs --node-name", name)
+			}
+		}
+		return nil, nil
+	}
+	if !nodeName.MatchString(c.node) || len(c.node) > 253 {
+		return nil, usagef("--node-name %q: want the name of this node as kubectl get nodes shows it", c.node)
+	}
+	api, err := kubernetes.NewAPI(c.api, c.credentials)
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.New(api, c.node), nil
+}
+
+var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+
+// runBeside runs f until ctx ends or the returned function is called, which waits for it.
+func runBeside(ctx context.Context, f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
 }
 
 // historyFolder is where the history is.

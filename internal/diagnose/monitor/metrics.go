@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/exposition"
@@ -65,6 +66,7 @@ var (
 var Families = []*exposition.Family{
 	descFinding, descImpact, descOmitted, descSpaces, descEntries, descLimit, descOthers, descFull, descFullEarly, descFullLate, descChecked, descHeld, descStats, descDrops, descDropsLost,
 	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descIntervals, descLast, descLooks, descDumps, descHistory, descCausesLot,
+	kubernetes.Families[0], kubernetes.Families[1], kubernetes.Families[2], kubernetes.Families[3],
 }
 
 // statNames are the counters of the table that have a series.
@@ -222,6 +224,9 @@ func (m *monitor) collect() *exposition.Exposition {
 	e.Gauge(descTracing, yes(st.noDrops == nil))
 	st.exposeReadings(e)
 	st.exposeEngines(e)
+	if m.o.Kubernetes != nil {
+		m.o.Kubernetes.Expose(e)
+	}
 	return e
 }
 

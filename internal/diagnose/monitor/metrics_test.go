@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
@@ -27,7 +28,7 @@ var update = flag.Bool("update", false, "rewrite generated files instead of comp
 
 // crowded is a monitor of a machine on which there is as much as can be of everything.
 func crowded() *monitor {
-	m := &monitor{findings: newFindings(), state: newState(Options{Build: map[string]string{"version": "test"}})}
+	m := &monitor{findings: newFindings(), state: newState(Options{Build: map[string]string{"version": "test"}}), o: Options{Kubernetes: kubernetes.New(nil, "n1")}}
 	r := &probe.Round{At: noon}
 	for i := range 400 {
 		n := snapshot.Netns{Inode: uint64(i + 1), Name: fmt.Sprintf("n%d", i), Init: i == 0}

@@ -24,6 +24,7 @@ import (
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/fleet"
 	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/kernel/service"
 	"natkit/internal/snapshot"
@@ -38,6 +39,8 @@ type Options struct {
 	Build    map[string]string
 	Engine   probe.EngineReader
 	Say      func(Line) // what an administrator wants to read in the journal
+	// Kubernetes is told of the findings; nil: nobody is. The caller runs it.
+	Kubernetes *kubernetes.Reporter
 }
 
 // Line is something that happened: a finding began, changed or ended, or the monitor itself has
@@ -56,6 +59,7 @@ type monitor struct {
 	cpu       time.Duration // at the end of the last round
 	idleCost  time.Duration // of a round without examinations, as they were
 	problem   string        // that was said last
+	refusal   string        // of the Kubernetes API, that was said last
 	sysctls   map[uint64]map[string]string
 	begun     bool // one round is over
 
@@ -124,6 +128,7 @@ func (m *monitor) round(ctx context.Context) error {
 	maps.DeleteFunc(m.sysctls, func(inode uint64, _ map[string]string) bool { return !there[inode] })
 	m.store(e)
 	m.observe(r)
+	m.reportToKubernetes()
 	for _, event := range e.Events {
 		m.o.Say(Line{Event: event})
 	}
@@ -259,6 +264,36 @@ func (m *monitor) trouble(err error) {
 		m.o.Say(Line{Problem: now})
 	}
 	m.problem = now
+}
+
+// reportToKubernetes reports what is on and above advice. It waits for nobody.
+func (m *monitor) reportToKubernetes() {
+	k := m.o.Kubernetes
+	if k == nil {
+		return
+	}
+	var on []kubernetes.Finding
+	for _, a := range m.findings.active() {
+		if a.Finding.Severity <= causes.Advice {
+			continue
+		}
+		f := kubernetes.Finding{Code: a.Finding.Code, Title: a.Finding.Title, Critical: a.Finding.Severity == causes.Critical, Impact: a.Finding.Impact, Since: a.Since}
+		if !a.Netns.Init {
+			f.Where = Title(a.Netns)
+		}
+		if name, ok := strings.CutPrefix(a.Netns.Container, "pod "); ok && a.Netns.PodUID != "" {
+			if namespace, name, ok := strings.Cut(name, "/"); ok {
+				f.Pod = kubernetes.Pod{Namespace: namespace, Name: name, UID: a.Netns.PodUID}
+			}
+		}
+		on = append(on, f)
+	}
+	k.Report(on)
+	refusal := k.Problem()
+	if refusal != m.refusal && refusal != "" {
+		m.o.Say(Line{Problem: refusal})
+	}
+	m.refusal = refusal
 }
 
 // account takes what the round cost from the budget of examinations.

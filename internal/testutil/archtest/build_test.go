@@ -51,8 +51,9 @@ func TestBigEndianIsRefused(t *testing.T) {
 	}
 }
 
-// mostBytes is how large the program that make build makes may be.
-const mostBytes = 22_000_000
+// mostBytes is how large the program that make build makes may be. TLS, for the API of
+// Kubernetes, is 1.8 MB of it.
+const mostBytes = 23_500_000
 
 var buildCommand = regexp.MustCompile(`(?m)^\t(CGO_ENABLED=0 go build .*) -o natkit \./cmd/natkit$`)
 
