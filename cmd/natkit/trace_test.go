@@ -23,6 +23,7 @@ func TestTraceUsage(t *testing.T) {
 		{"trace nonsense", "want [PROTOCOL]"},
 		{"trace --port 0", "--port 0: want 1 to 65535"},
 		{"trace --port 80 --rate 0", "--rate 0: want 1 or more"},
+		{"trace --port 80 --wait --interface lo", "--wait and --interface"},
 		{"trace --host nonsense", "--host \"nonsense\": want an address or prefix"},
 		{"trace --port 80 -o xml", "want text, json, html or pcapng"},
 	} {
@@ -48,7 +49,7 @@ func tracing(t *testing.T, args ...string) (cmd *exec.Cmd, stdout *bytes.Buffer)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	var said []byte
-	for b := make([]byte, 4096); !bytes.Contains(said, []byte("tracing")); {
+	for b := make([]byte, 4096); !bytes.Contains(said, []byte("Ctrl-C")); {
 		n, err := errs.Read(b)
 		if said = append(said, b[:n]...); err != nil {
 			t.Fatalf("%v: %s", err, said)
@@ -79,6 +80,11 @@ func traceLab(t *testing.T) *lab.Lab {
 
 // A trace that is killed leaves no rule behind: its table belongs to its socket.
 func TestTraceKilled(t *testing.T) {
+	t.Run("tracing", func(t *testing.T) { traceKilled(t) })
+	t.Run("waiting", func(t *testing.T) { traceKilled(t, "--wait") })
+}
+
+func traceKilled(t *testing.T, args ...string) {
 	l := traceLab(t)
 	ktest.Tool(t, "nft")
 	tables := func() string {
@@ -89,7 +95,7 @@ func TestTraceKilled(t *testing.T) {
 		return string(out)
 	}
 	before := tables()
-	cmd, _ := tracing(t, "--port", "80", "--netns", l.Name()+"-client")
+	cmd, _ := tracing(t, append(args, "--port", "80")...)
 	if !strings.Contains(tables(), "natkit-trace-") {
 		t.Errorf("no table marks packets: %s", tables())
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,9 @@ type Options struct {
 	Netns   uint64 // where packets are first seen; 0: anywhere
 	Ifindex uint32 // likewise, in that namespace
 	Rate    uint32 // packets in a second at most
+	// Wait attaches nothing to the path of packets until a new connection matches where NAT is on,
+	// and detaches again when no more is seen of any.
+	Wait bool
 }
 
 // Summary is what a run came to.
@@ -38,8 +42,26 @@ type Summary struct {
 
 // Run is a trace that is on.
 type Run struct {
-	packets *observe.Packets
-	joined  *trace.Assembler
+	filter observe.PacketFilter
+	joined *trace.Assembler
+	at     *attachment
+	counts observe.PacketCounts // of attachments that were closed
+	begun  chan struct{}        // while waiting: a connection has matched
+	waits  atomic.Bool
+
+	mu    sync.Mutex
+	met   []snapshot.TraceEvent // what readers have read
+	early map[earlyPacket]bool  // that were read while waiting
+	late  bool                  // waiting is over: what waits reads no other packets
+	last  uint64                // when a packet was last seen
+}
+
+// earlyPacket is a packet by nftables' number of it.
+type earlyPacket struct{ netns, id uint64 }
+
+// attachment is what hangs in the kernel.
+type attachment struct {
+	packets *observe.Packets // nil while waiting
 	books   map[uint64]*book // of rules, by namespace
 	missing []observe.Missing
 
@@ -47,61 +69,82 @@ type Run struct {
 	reader sync.WaitGroup       // of rules
 	stop   chan struct{}
 	known  map[snapshot.TraceTuple]bool // in rules' tables
-
-	mu  sync.Mutex
-	met []snapshot.TraceEvent // what readers have read
 }
 
-// Open attaches everything. Close must be called.
+func newAttachment() *attachment {
+	return &attachment{books: map[uint64]*book{}, stop: make(chan struct{}), known: map[snapshot.TraceTuple]bool{}}
+}
+
+// Open attaches everything, or what waits. Close must be called.
 func Open(o Options) (*Run, error) {
-	f := observe.PacketFilter{
-		A: observe.PacketEnd(o.Flow.A), B: observe.PacketEnd(o.Flow.B), Port: o.Port,
-		Protocol: trace.Protocols[o.Flow.Protocol], Netns: o.Netns, Ifindex: o.Ifindex, Rate: o.Rate,
-	}
-	p, err := observe.OpenPackets(f)
-	if err != nil {
-		return nil, err
-	}
 	r := &Run{
-		packets: p, books: map[uint64]*book{}, missing: p.Missing(),
-		stop: make(chan struct{}), known: map[snapshot.TraceTuple]bool{},
+		filter: observe.PacketFilter{
+			A: observe.PacketEnd(o.Flow.A), B: observe.PacketEnd(o.Flow.B), Port: o.Port,
+			Protocol: trace.Protocols[o.Flow.Protocol], Netns: o.Netns, Ifindex: o.Ifindex, Rate: o.Rate,
+		},
+		early: map[earlyPacket]bool{},
 	}
 	r.joined = trace.NewAssembler(r)
+	if o.Wait {
+		r.begun = make(chan struct{}, 1)
+		return r, r.wait()
+	}
+	return r, r.attach()
+}
+
+// attach follows packets from here on.
+func (r *Run) attach() error {
+	p, err := observe.OpenPackets(r.filter)
+	if err != nil {
+		return err
+	}
+	a := newAttachment()
+	a.packets, a.missing = p, p.Missing()
 	for _, place := range p.Places() {
-		r.openRules(place, f)
+		a.openRules(place, r.filter)
 	}
-	for _, t := range r.rules { // from here on books and rules are only read
-		r.reader.Go(func() { r.read(t) })
+	r.replace(a)
+	return nil
+}
+
+// replace puts an attachment in the place of the one before.
+func (r *Run) replace(a *attachment) {
+	was := r.at
+	r.at = a
+	for _, t := range a.rules { // from here on books and rules are only read
+		a.reader.Go(func() { r.read(a, t) })
 	}
-	return r, nil
+	if was != nil {
+		r.closeAttachment(was)
+	}
 }
 
 // openRules reads the rules of a namespace and has the kernel report those that packets meet.
-func (r *Run) openRules(place observe.HookedPlace, f observe.PacketFilter) {
+func (a *attachment) openRules(place observe.HookedPlace, f observe.PacketFilter) {
 	if !place.NFTables && !place.Legacy {
 		return
 	}
 	b, err := newBook(place.Place)
 	if err != nil {
-		r.missing = append(r.missing, observe.Missing{Namespace: place.Ref, What: "names of rules", Why: err.Error()})
+		a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "names of rules", Why: err.Error()})
 	}
-	r.books[place.Inode] = b
+	a.books[place.Inode] = b
 	if !place.NFTables {
 		return
 	}
 	t, err := observe.OpenRuleTrace(place.Place, f, place.Tracks)
 	if err != nil {
-		r.missing = append(r.missing, observe.Missing{Namespace: place.Ref, What: "rules of nftables that packets meet; they are derived", Why: err.Error()})
+		a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "rules of nftables that packets meet; they are derived", Why: err.Error()})
 		return
 	}
-	r.rules = append(r.rules, t)
+	a.rules = append(a.rules, t)
 }
 
 // read takes what one namespace's trace reports.
-func (r *Run) read(t *observe.RuleTrace) {
+func (r *Run) read(a *attachment, t *observe.RuleTrace) {
 	for {
 		select {
-		case <-r.stop:
+		case <-a.stop:
 			return
 		default:
 		}
@@ -110,13 +153,33 @@ func (r *Run) read(t *observe.RuleTrace) {
 			return
 		}
 		for i := range events {
-			if b := r.books[events[i].Netns]; b != nil {
+			if b := a.books[events[i].Netns]; b != nil {
 				b.name(&events[i])
 			}
 		}
-		r.mu.Lock()
-		r.met = append(r.met, events...)
-		r.mu.Unlock()
+		r.keep(events, a.packets == nil)
+	}
+}
+
+// keep keeps what was read. Of a packet that was seen while waiting the rest is read there, too:
+// the kernel reports it to every reader.
+func (r *Run) keep(events []snapshot.TraceEvent, waiting bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range events {
+		key := earlyPacket{e.Netns, e.Packet}
+		if waiting && !r.late {
+			r.early[key] = true
+		}
+		if r.early[key] == waiting {
+			r.met = append(r.met, e)
+		}
+	}
+	if waiting && len(events) > 0 {
+		select {
+		case r.begun <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -130,36 +193,43 @@ func (r *Run) takeMet() []snapshot.TraceEvent {
 }
 
 // mark has nftables report the rules of connections that got other tuples, too.
-func (r *Run) mark(e *snapshot.TraceEvent) {
+func (a *attachment) mark(e *snapshot.TraceEvent) {
 	tuples := []snapshot.TraceTuple{e.Tuple, e.Tuple.Turned()}
 	if e.Entry != nil {
 		tuples = append(tuples, e.Entry.Original, e.Entry.Reply)
 	}
-	tuples = slices.DeleteFunc(tuples, func(t snapshot.TraceTuple) bool { return r.known[t] })
-	if len(tuples) == 0 || len(r.known) > 100000 {
+	tuples = slices.DeleteFunc(tuples, func(t snapshot.TraceTuple) bool { return a.known[t] })
+	if len(tuples) == 0 || len(a.known) > 100000 {
 		return
 	}
 	for _, t := range tuples {
-		r.known[t] = true
+		a.known[t] = true
 	}
-	for _, t := range r.rules {
+	for _, t := range a.rules {
 		_ = t.Follow(tuples...) // without it a rule is derived
 	}
 }
 
 // Close detaches everything.
-func (r *Run) Close() error {
-	close(r.stop)
-	r.reader.Wait()
+func (r *Run) Close() error { return r.closeAttachment(r.at) }
+
+func (r *Run) closeAttachment(a *attachment) error {
+	close(a.stop)
+	a.reader.Wait()
 	var errs []error
-	for _, t := range r.rules {
+	for _, t := range a.rules {
 		errs = append(errs, t.Close())
 	}
-	return errors.Join(append(errs, r.packets.Close())...)
+	if a.packets != nil {
+		c, err := a.packets.Counts()
+		r.counts = observe.PacketCounts{Packets: r.counts.Packets + c.Packets, Capped: r.counts.Capped + c.Capped, Lost: r.counts.Lost + c.Lost}
+		errs = append(errs, err, a.packets.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Missing is what can't be seen.
-func (r *Run) Missing() []observe.Missing { return slices.Clone(r.missing) }
+func (r *Run) Missing() []observe.Missing { return slices.Clone(r.at.missing) }
 
 // tick is how often complete packets are looked for.
 const tick = 100 * time.Millisecond
@@ -168,14 +238,20 @@ const tick = 100 * time.Millisecond
 func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 	next := time.Now().Add(tick)
 	for {
-		e, err := r.packets.Read(next)
+		if r.at.packets == nil {
+			if err := r.await(ctx); err != nil || r.at.packets == nil {
+				return err
+			}
+		}
+		e, err := r.at.packets.Read(next)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 		case err != nil:
 			return err
 		default:
-			r.mark(&e)
+			r.at.mark(&e)
 			r.joined.Add(e)
+			r.last = e.TimeNS
 		}
 		if time.Now().Before(next) {
 			continue
@@ -197,12 +273,23 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 		if over {
 			return nil
 		}
+		if r.begun != nil && now > r.last+idle {
+			if err := r.wait(); err != nil {
+				return err
+			}
+		}
 	}
 }
 
 // Summary returns the totals until now.
 func (r *Run) Summary() (Summary, error) {
-	c, err := r.packets.Counts()
+	c := r.counts
+	var err error
+	if r.at.packets != nil {
+		var now observe.PacketCounts
+		now, err = r.at.packets.Counts()
+		c = observe.PacketCounts{Packets: c.Packets + now.Packets, Capped: c.Capped + now.Capped, Lost: c.Lost + now.Lost}
+	}
 	return Summary{Packets: c.Packets, Capped: c.Capped, Lost: c.Lost + r.joined.Lost(), Missing: r.Missing()}, err
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -203,6 +204,71 @@ func TestTranslations(t *testing.T) {
 				t.Errorf("the reply is not translated back: %+v", synack.Steps)
 			}
 		})
+	}
+}
+
+// A trace that waits attaches nothing until a new connection matches. Of its first packet it has the
+// rules and the translation, of the next ones everything; then it waits again.
+func TestWait(t *testing.T) {
+	was := idle
+	idle = 1_000_000_000
+	t.Cleanup(func() { idle = was })
+	l := up(t, "routed", lab.RulesNft)
+	a := l.Options().Addresses
+	in(t, l, "gateway", `nft add table ip fw
+nft add chain ip fw forward { type filter hook forward priority 10 ; }
+nft add rule ip fw forward tcp dport 81 drop`)
+	to := netip.AddrPortFrom(a.Server, 80).String()
+	r, err := Open(Options{Flow: flowOf(t, "tcp "+a.Client.Addr().String()+" -> any"), Rate: 1000, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if !r.Waiting() {
+		t.Fatal("it does not wait")
+	}
+	for round := range 2 { // it waits again after the first
+		ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+		defer stop()
+		var refused, packets []trace.Packet
+		var whole atomic.Bool // a connection was seen from its first packet on
+		send := make(chan struct{})
+		go func() {
+			defer close(send)
+			dial(l, "client", netip.AddrPortFrom(a.Server, 81).String(), 300*time.Millisecond)
+			for ctx.Err() == nil && !whole.Load() {
+				dial(l, "client", to, time.Second)
+			}
+		}()
+		watched := make(chan error)
+		go func() {
+			watched <- r.Watch(ctx, func(p trace.Packet) error {
+				if strings.HasSuffix(p.Tuple, ":81") {
+					refused = append(refused, p)
+				} else {
+					packets = append(packets, p)
+				}
+				whole.Store(replied(packets))
+				return nil
+			})
+		}()
+		<-send
+		ktest.Wait(t, 20*time.Second, "it waits again", r.Waiting)
+		stop()
+		if err := <-watched; err != nil {
+			t.Fatal(err)
+		}
+		if len(refused) == 0 || !replied(packets) {
+			t.Fatalf("round %d: %d and %d packets", round, len(refused), len(packets))
+		}
+		end := refused[0].End
+		if end.Outcome != trace.Died || end.Rule == nil || end.Rule.Text != "tcp dport 81 drop" || end.Rule.Derived {
+			t.Errorf("round %d: the first packet ended as %+v", round, end)
+		}
 	}
 }
 

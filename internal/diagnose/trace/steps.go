@@ -256,6 +256,11 @@ func (t *follower) end() End {
 	switch {
 	case last.Point == snapshot.PointDropped:
 		t.died(&end)
+	case last.Source == snapshot.TraceNFTables:
+		end.Outcome, end.Why = Vanished, "it came before natkit had attached its programs; only its rules and its conntrack entry are known"
+		if rule := t.dropRule(); rule != nil {
+			end.Outcome, end.Rule, end.Cause, end.Why = Died, rule, snapshot.CauseRule, rule.String()
+		}
 	case last.Point == snapshot.PointSent:
 		end.Outcome = Left
 		end.Why = "and was not received in a namespace of this machine"

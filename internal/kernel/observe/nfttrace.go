@@ -3,10 +3,12 @@
 package observe
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -29,8 +31,11 @@ type RuleTrace struct {
 	inode  uint64
 	filter PacketFilter
 	tracks bool          // connection tracking is on in the namespace
+	family uint8         // of the table
+	waits  bool          // for new connections alone: see OpenConnectionWatch
 	owner  *netlink.Conn // whose table it is
 	events *netlink.Conn
+	names  map[uint32]string // of interfaces, for Read
 	known  map[snapshot.TraceTuple]bool
 	asks   bool // the rules that ask the sets of followed tuples are there
 	mu     sync.Mutex
@@ -61,8 +66,15 @@ func OpenRuleTrace(place netns.Place, f PacketFilter, tracks bool) (*RuleTrace, 
 		return nil, err
 	}
 	defer h.Close()
-	t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, tracks: tracks, known: map[snapshot.TraceTuple]bool{}}
-	err = h.Do(func() (err error) {
+	t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, tracks: tracks, family: unix.NFPROTO_INET, known: map[snapshot.TraceTuple]bool{}}
+	if err := t.open(h); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *RuleTrace) open(h *netns.Handle) error {
+	err := h.Do(func() (err error) {
 		if logsTrace() {
 			return &unavailableError{what: traceRules, why: "iptables-legacy has tables here, and would write each marked packet to the kernel's log"}
 		}
@@ -76,13 +88,13 @@ func OpenRuleTrace(place netns.Place, f PacketFilter, tracks bool) (*RuleTrace, 
 		if t.owner, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
 			return err
 		}
-		return batch(t.owner, t.table())
+		return t.batch(t.table())
 	})
 	if err != nil {
 		t.Close()
-		return nil, refused(traceRules, err)
+		return refused(traceRules, err)
 	}
-	return t, nil
+	return nil
 }
 
 const traceRules = "trace rules of nftables"
@@ -136,7 +148,7 @@ func (t *RuleTrace) Follow(tuples ...snapshot.TraceTuple) error {
 			messages = append(messages, t.rule(chain, followedMatch(0)), t.rule(chain, followedMatch(1)))
 		}
 	}
-	return batch(t.owner, messages)
+	return t.batch(messages)
 }
 
 func portsByName(protocol string) bool {
@@ -166,7 +178,7 @@ func (t *RuleTrace) Read(until time.Time) ([]snapshot.TraceEvent, error) {
 		if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE) || len(m.Data) < 4 {
 			continue
 		}
-		e, err := traceEvent(m.Data[4:])
+		e, device, err := traceEvent(m.Data[4:])
 		e.Rule.Family = traceFamilies[m.Data[0]]
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", traceRules, err)
@@ -174,10 +186,31 @@ func (t *RuleTrace) Read(until time.Time) ([]snapshot.TraceEvent, error) {
 		if e.Rule.Table == ruleTraceTable() || e.Rule.Handle == 0 && e.Point == snapshot.PointRule && e.Head == nil {
 			continue // natkit's own, or the end of a chain that was jumped to
 		}
-		e.Netns, e.Namespace, e.TimeNS = t.inode, t.ref, monotonicNow()
+		e.Netns, e.Namespace, e.TimeNS, e.Interface = t.inode, t.ref, monotonicNow(), t.device(device)
 		out = append(out, e)
 	}
 	return out, nil
+}
+
+// device names an interface of the namespace, "" for none.
+func (t *RuleTrace) device(number uint32) string {
+	if number == 0 || t.names[number] != "" {
+		return t.names[number]
+	}
+	t.names = map[uint32]string{number: fmt.Sprintf("if%d", number)}
+	h, err := netns.Open(t.ref)
+	if err != nil {
+		return t.names[number]
+	}
+	defer h.Close()
+	_ = h.Do(func() error { // without a list the number stays
+		all, err := net.Interfaces()
+		for _, dev := range all {
+			t.names[uint32(dev.Index)] = dev.Name
+		}
+		return err
+	})
+	return t.names[number]
 }
 
 func monotonicNow() uint64 {
@@ -191,16 +224,16 @@ var traceFamilies = map[uint8]string{
 	unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev", unix.NFPROTO_BRIDGE: "bridge",
 }
 
-// traceEvent reads the attributes of NFT_MSG_TRACE.
-func traceEvent(attrs []byte) (snapshot.TraceEvent, error) {
+// traceEvent reads the attributes of NFT_MSG_TRACE, and the number of the interface.
+func traceEvent(attrs []byte) (snapshot.TraceEvent, uint32, error) {
 	e := snapshot.TraceEvent{Source: snapshot.TraceNFTables, Point: snapshot.PointRule, Rule: &snapshot.TraceRule{}}
 	ad, err := netlink.NewAttributeDecoder(attrs)
 	if err != nil {
-		return e, err
+		return e, 0, err
 	}
 	ad.ByteOrder = binary.BigEndian
 	var network, transport []byte
-	var policy uint32
+	var policy, in, out uint32
 	for ad.Next() {
 		switch ad.Type() {
 		case unix.NFTA_TRACE_TABLE:
@@ -232,6 +265,10 @@ func traceEvent(attrs []byte) (snapshot.TraceEvent, error) {
 			e.Packet = uint64(ad.Uint32())
 		case unix.NFTA_TRACE_POLICY:
 			policy = ad.Uint32()
+		case unix.NFTA_TRACE_IIF:
+			in = ad.Uint32()
+		case unix.NFTA_TRACE_OIF:
+			out = ad.Uint32()
 		case unix.NFTA_TRACE_MARK:
 			e.Mark = ad.Uint32()
 		case unix.NFTA_TRACE_NETWORK_HEADER:
@@ -246,7 +283,7 @@ func traceEvent(attrs []byte) (snapshot.TraceEvent, error) {
 	if len(network) > 0 {
 		readHead(&e, append(network, transport...))
 	}
-	return e, ad.Err()
+	return e, cmp.Or(in, out), ad.Err()
 }
 
 func traceVerdict(code int32) string {
@@ -296,6 +333,14 @@ func message(kind uint16, flags netlink.HeaderFlags, encode func(*netlink.Attrib
 	}
 }
 
+// batch sends messages about the table as one transaction.
+func (t *RuleTrace) batch(messages []netlink.Message) error {
+	for i := range messages {
+		messages[i].Data[0] = t.family
+	}
+	return batch(t.owner, messages)
+}
+
 // batch sends messages as one transaction.
 func batch(conn *netlink.Conn, messages []netlink.Message) error {
 	edge := func(kind int) netlink.Message {
@@ -327,6 +372,9 @@ func (t *RuleTrace) table() []netlink.Message {
 		ae.String(unix.NFTA_TABLE_NAME, name)
 		ae.Uint32(unix.NFTA_TABLE_FLAGS, nftTableOwner)
 	})}
+	if t.waits {
+		return append(out, t.waitingChains()...)
+	}
 	for i, keyLength := range []uint32{20, 44} {
 		out = append(out, message(unix.NFT_MSG_NEWSET, netlink.Create, func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.NFTA_SET_TABLE, name)
@@ -338,13 +386,13 @@ func (t *RuleTrace) table() []netlink.Message {
 		}))
 	}
 	for hook, chain := range markChains {
-		out = append(out, t.chain(chain, hook, math.MinInt32+1))
+		out = append(out, t.chain(chain, "filter", hook, math.MinInt32+1))
 		for _, match := range t.filterMatches() {
 			out = append(out, t.rule(chain, match))
 		}
 	}
 	if t.tracks {
-		out = append(out, t.chain("tracked", unix.NF_INET_PRE_ROUTING, conntrackPriority+1))
+		out = append(out, t.chain("tracked", "filter", unix.NF_INET_PRE_ROUTING, conntrackPriority+1))
 		for _, match := range t.replyMatches() {
 			out = append(out, t.rule("tracked", match))
 		}
@@ -357,11 +405,11 @@ var markChains = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.
 
 var followedSets = []string{"followed4", "followed6"}
 
-func (t *RuleTrace) chain(name string, hook uint32, priority int32) netlink.Message {
+func (t *RuleTrace) chain(name, kind string, hook uint32, priority int32) netlink.Message {
 	return message(unix.NFT_MSG_NEWCHAIN, netlink.Create, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_CHAIN_TABLE, ruleTraceTable())
 		ae.String(unix.NFTA_CHAIN_NAME, name)
-		ae.String(unix.NFTA_CHAIN_TYPE, "filter")
+		ae.String(unix.NFTA_CHAIN_TYPE, kind)
 		ae.Nested(unix.NFTA_CHAIN_HOOK, func(ae *netlink.AttributeEncoder) error {
 			ae.Uint32(unix.NFTA_HOOK_HOOKNUM, hook)
 			ae.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))
@@ -489,7 +537,7 @@ func (t *RuleTrace) both(one func(source, destination PacketEnd) []expression) (
 	return out
 }
 
-func (t *RuleTrace) family() (four, known bool) {
+func (t *RuleTrace) family4() (four, known bool) {
 	for _, end := range []PacketEnd{t.filter.A, t.filter.B} {
 		if end.Addresses.IsValid() {
 			return end.Addresses.Addr().Is4(), true
@@ -509,7 +557,7 @@ func port(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
 // common is what both kinds of matches begin with.
 func (t *RuleTrace) common() (out []expression) {
-	if four, known := t.family(); known {
+	if four, known := t.family4(); known {
 		out = append(out, meta(unix.NFT_REG_1, unix.NFT_META_NFPROTO), compare(nfproto(four)))
 	}
 	if t.filter.Protocol != 0 {
@@ -520,7 +568,7 @@ func (t *RuleTrace) common() (out []expression) {
 
 // filterMatches are the conditions of packets as they are.
 func (t *RuleTrace) filterMatches() [][]expression {
-	four, _ := t.family()
+	four, _ := t.family4()
 	at := addressOffsets[four]
 	return t.both(func(source, destination PacketEnd) []expression {
 		var out []expression // addresses first: they decide for most packets, and fast
@@ -542,7 +590,7 @@ func (t *RuleTrace) filterMatches() [][]expression {
 // replyMatches are the conditions of replies, by the original direction of their entry.
 func (t *RuleTrace) replyMatches() [][]expression {
 	addresses := [2]uint32{nftCtSrcIP, nftCtDstIP}
-	if four, known := t.family(); known && !four {
+	if four, known := t.family4(); known && !four {
 		addresses = [2]uint32{nftCtSrcIP6, nftCtDstIP6}
 	}
 	return t.both(func(source, destination PacketEnd) []expression {

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"errors"
+	"math"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
+)
+
+// Waiting for a connection without a program on the path of its packets. The kernel asks chains of
+// type nat for the first packet of a connection only; where NAT is on, one more costs the packets
+// of established connections nothing. Such chains mark new connections of the filter, and the
+// kernel reports from there on the rules that their first packets meet.
+
+// TranslatingPlace is a namespace in which NAT is on.
+type TranslatingPlace struct {
+	netns.Place
+	IPv4, IPv6 bool
+}
+
+// TranslatingPlaces are those of this machine, and what could not be looked at.
+func TranslatingPlaces() (out []TranslatingPlace, missing []Missing, err error) {
+	lister := OpenHooks()
+	defer lister.Close()
+	all, err := netns.All()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, place := range all {
+		hooks, err := hooksAt(lister, place)
+		if err != nil {
+			missing = append(missing, Missing{place.Ref, "new connections", err.Error()})
+		}
+		at := TranslatingPlace{Place: place}
+		for _, h := range hooks {
+			at.IPv4 = at.IPv4 || strings.HasPrefix(h.Function, "nf_nat_ipv4_")
+			at.IPv6 = at.IPv6 || strings.HasPrefix(h.Function, "nf_nat_ipv6_")
+		}
+		if at.IPv4 || at.IPv6 {
+			out = append(out, at)
+		}
+	}
+	return out, missing, nil
+}
+
+func hooksAt(lister *HookLister, place netns.Place) ([]snapshot.Hook, error) {
+	h, err := netns.Open(place.Ref)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return lister.List(h)
+}
+
+// OpenWaiting begins to wait in a namespace, with a table for each family that is translated. The
+// table goes with its socket, as that of a RuleTrace.
+func OpenWaiting(place TranslatingPlace, f PacketFilter) (out []*RuleTrace, err error) {
+	h, err := netns.Open(place.Ref)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		four := family == unix.NFPROTO_IPV4
+		t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, family: family, waits: true, known: map[snapshot.TraceTuple]bool{}}
+		if wants, known := t.family4(); four && !place.IPv4 || !four && !place.IPv6 || known && wants != four {
+			continue
+		}
+		if err := t.open(h); err != nil {
+			for _, t := range out {
+				err = errors.Join(err, t.Close())
+			}
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// waitingPriorities are right before those of NAT: rules in front of these are not reported.
+var waitingPriorities = []struct {
+	chain    string
+	hook     uint32
+	priority int32
+}{
+	{"prerouting", unix.NF_INET_PRE_ROUTING, -101}, {"output", unix.NF_INET_LOCAL_OUT, -101},
+	{"postrouting", unix.NF_INET_POST_ROUTING, 99}, {"input", unix.NF_INET_LOCAL_IN, 99},
+}
+
+func (t *RuleTrace) waitingChains() (out []netlink.Message) {
+	if t.filter.Rate == 0 {
+		t.filter.Rate = math.MaxUint32
+	}
+	for _, c := range waitingPriorities {
+		out = append(out, t.chain(c.chain, "nat", c.hook, c.priority))
+		for _, match := range t.filterMatches() {
+			out = append(out, t.rule(c.chain, match))
+		}
+	}
+	return out
+}
