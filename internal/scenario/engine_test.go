@@ -8,58 +8,42 @@ import (
 	"testing"
 	"time"
 
-	"natkit/internal/diagnose/causes"
 	"natkit/internal/testutil/ktest"
 )
 
 // The engine's kin of faults whose scenario is about the kernel's NAT: the same codes.
 var engineFaults = map[string]Fault{
 	"ports": {
-		Code: "snat-ports-exhausted", topology: "routed",
-		healthy: func(ctx context.Context, s *faultRun) error { return s.engine(ctx, s.engineRules("", "5000-5029")) },
-		broken:  func(ctx context.Context, s *faultRun) error { return s.engine(ctx, s.engineRules("", "5000-5009")) },
-		cure:    followAll,
+		Code:    "snat-ports-exhausted",
+		healthy: engine(masquerade + "    ports: 5000-5029\n"),
+		broken:  engine(masquerade + "    ports: 5000-5009\n"),
+		cure:    followEngine,
 	},
 	"sessions": {
-		Code: "conntrack-table-full", topology: "routed",
-		healthy: func(ctx context.Context, s *faultRun) error {
-			return s.engine(ctx, s.engineRules(fmt.Sprintf("sessions: %d", engineFlows+1), ""))
-		},
-		broken: func(ctx context.Context, s *faultRun) error {
-			return s.engine(ctx, s.engineRules(fmt.Sprintf("sessions: %d", engineFlows-5), ""))
-		},
-		cure: followAll,
+		Code:    "conntrack-table-full",
+		healthy: engine(fmt.Sprintf("limits: {sessions: %d}\n", engineFlows+1) + masquerade),
+		broken:  engine(fmt.Sprintf("limits: {sessions: %d}\n", engineFlows-5) + masquerade),
+		cure:    followEngine,
 	},
 	"an interface made again": {
-		Code: "engine-drift", topology: "routed",
-		healthy: func(ctx context.Context, s *faultRun) error {
-			if err := s.run(ctx, s.watched, "ip link add inside9 type veth peer name peer9", "ip link set inside9 up"); err != nil {
-				return err
-			}
-			if err := s.engine(ctx, "inside: [eth1, inside9]\noutside: [eth0]\n"+s.engineRules("", "")); err != nil {
-				return err
-			}
-			return s.run(ctx, s.watched, "ip link set inside9 down", "ip link set inside9 up")
-		},
-		broken: func(ctx context.Context, s *faultRun) error {
-			return s.run(ctx, s.watched, "ip link del inside9", "ip link add inside9 type veth peer name peer9", "ip link set inside9 up")
-		},
-		cure: followAll,
+		Code: "engine-drift",
+		healthy: do(onGateway("ip link add inside9 type veth peer name peer9", "ip link set inside9 up"),
+			engine("inside: [eth1, inside9]\noutside: [eth0]\n"+masquerade), onGateway("ip link set inside9 down", "ip link set inside9 up")),
+		broken: onGateway("ip link del inside9", "ip link add inside9 type veth peer name peer9", "ip link set inside9 up"),
+		cure:   followEngine,
 	},
 	"the table of engine nft removed": {
-		Code: "engine-drift", topology: "routed",
+		Code: "engine-drift",
 		healthy: func(ctx context.Context, s *faultRun) error {
 			s.kind = "nft"
-			return s.engine(ctx, s.engineRules("", ""))
+			return engine(masquerade)(ctx, s)
 		},
-		broken: func(ctx context.Context, s *faultRun) error { return s.run(ctx, s.watched, "nft flush ruleset") },
-		cure:   followAll,
+		broken: onGateway("nft flush ruleset"),
+		cure:   followEngine,
 	},
 }
 
-func followAll(ctx context.Context, s *faultRun, f causes.Finding) error {
-	return s.follow(ctx, f, "sed -i", "natkit")
-}
+var followEngine = follow("sed -i", "natkit")
 
 // The doctor sees natkit's engine: what it refuses has the code of the kernel's kin, and
 // the printed commands cure it, from the host and from inside.

@@ -3,13 +3,10 @@
 package scenario
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -24,7 +21,8 @@ import (
 
 // Fault is one cause of the doctor's catalogue, made to happen in a lab: first
 // something that looks like it and is healthy, then the fault, then the cure that
-// the doctor's finding gives. One file holds one of them.
+// the doctor's finding gives. Faults are rows of the files faults_*.go; what such a row can
+// say is in fault_actions.go, fault_traffic.go and fault_servers.go.
 type Fault struct {
 	Code string // of the cause
 	// Healthy, Broken and Cured say what is done, a sentence each.
@@ -32,35 +30,21 @@ type Fault struct {
 	// Note says how the scenario differs from the real thing, "" where it does not.
 	Note string
 
-	topology string
-	clients  int // of the topology, 0 for one
+	topology string // "" for routed
+	clients  int    // of the topology, 0 for one
 	// healthy and broken bring their state about and say which traffic flows while
 	// the doctor watches; cure does what the finding says. They are called in this
 	// order on one lab.
-	healthy, broken func(ctx context.Context, s *faultRun) error
-	cure            func(ctx context.Context, s *faultRun, f causes.Finding) error
+	healthy, broken, cure action
 }
 
 // Faults are the scenarios, one for each cause that a lab can show, in the
 // catalogue's order.
-func Faults() []Fault {
-	byCode := map[string]Fault{}
-	for _, f := range []Fault{
-		engineLimitFault, engineDriftFault, accelSlowPathFault, tableFullFault, tableNearlyFullFault, timeWaitFault, unrepliedFault, hashFault, snatPortsFault,
-		ipForwardFault, forwardPolicyFault, rpFilterFault, mtuFault, listenFault, brNetfilterFault,
-		synFloodFault, earlyDropFault, establishedLongFault, closeWaitFault, accountingFault,
-		invalidResetFault, staleSNATFault, staleDNATFault, hairpinFault, bridgeNFFault, asymmetricFault, establishedShortFault,
-		eventListenerFault, ruleChainFault, twoBackendsFault, helperFault, portRaceFault,
-		noRouteFault, ttlFault, ttlExceededFault, martianFault, qdiscFault, fragmentsFault, checksumFault,
-		needlessFault, policiesFault, ruleDropFault, nextHopFault, answersFault, clientsFault, linkDownFault, receiveBufferFault, localPortsFault, elsewhereFault, otherDropsFault, backendFault,
-		wrongMACFault, vlanFault, duplicateFault, arpRefusedFault, helperMissingFault,
-	} {
-		byCode[f.Code] = f
-	}
-	var out []Fault
+func Faults() (out []Fault) {
+	rows := slices.Concat(tableFaults, natFaults, ruleFaults, linkFaults, routeFaults, programFaults)
 	for _, c := range causes.Catalogue() {
-		if f, ok := byCode[c.Code]; ok {
-			out = append(out, f)
+		if i := slices.IndexFunc(rows, func(f Fault) bool { return f.Code == c.Code }); i >= 0 {
+			out = append(out, rows[i])
 		}
 	}
 	return out
@@ -114,7 +98,7 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 	if o.Progress == nil {
 		o.Progress = func(string, float64) {}
 	}
-	l, err := lab.Up(ctx, f.topology, lab.Options{Owned: true, Clients: f.clients})
+	l, err := lab.Up(ctx, cmp.Or(f.topology, "routed"), lab.Options{Owned: true, Clients: f.clients})
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +111,7 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 	s := &faultRun{lab: l, watched: l.NATNode(), options: o}
 	defer s.close()
 
-	play := func(name, what string, change func(context.Context, *faultRun) error) (*FaultStep, error) {
+	play := func(name, what string, change action) (*FaultStep, error) {
 		step, err := s.step(ctx, name, what, change)
 		if err != nil {
 			return nil, fmt.Errorf("step %s: %w", name, err)
@@ -150,7 +134,7 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 		return steps, fmt.Errorf("the doctor did not report %s first, but %s", f.Code, cmp.Or(strings.Join(codes(broken.Findings), ", "), "nothing"))
 	}
 	cured, err := play("cured", f.Cured, func(ctx context.Context, s *faultRun) error {
-		return s.cure(ctx, f, broken.Findings[0])
+		return s.cure(ctx, f, &broken.Findings[0])
 	})
 	if err != nil {
 		return steps, err
@@ -188,12 +172,12 @@ type faultRun struct {
 	// least is how long the doctor watches at least, where the fault shows only after a while.
 	least time.Duration
 	// traffic flows while the doctor watches, each function until its context ends.
-	traffic []func(ctx context.Context) error
+	traffic []action
 	// reads, if not nil, changes what the doctor is given to judge.
 	reads    func(*snapshot.Snapshot)
-	commands []string // run by the present step
-	cured    *causes.Finding
-	file     string // rule file of natkit's engine, where one is up
+	commands []string        // run by the present step
+	found    *causes.Finding // what the cure follows, nil before
+	file     string          // rule file of natkit's engine, where one is up
 	kind     control.Engine
 	closers  []func()
 }
@@ -207,7 +191,7 @@ func (s *faultRun) close() {
 }
 
 // step changes the lab and asks the doctor about it.
-func (s *faultRun) step(ctx context.Context, name, what string, change func(context.Context, *faultRun) error) (*FaultStep, error) {
+func (s *faultRun) step(ctx context.Context, name, what string, change action) (*FaultStep, error) {
 	s.options.Progress(what, 0)
 	s.commands = nil
 	if err := change(ctx, s); err != nil {
@@ -230,7 +214,7 @@ func (s *faultRun) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 	failed := make([]error, len(s.traffic))
 	var wg sync.WaitGroup
 	for i, run := range s.traffic {
-		wg.Go(func() { failed[i] = run(flowing) })
+		wg.Go(func() { failed[i] = run(flowing, s) })
 	}
 	facts, err := probe.Take(ctx, probe.Options{Netns: s.watched.Handle(), Window: max(s.options.Window, s.least), Dump: true, Engine: control.ReadFacts, Progress: s.options.Progress})
 	err = errors.Join(err, s.check(ctx))
@@ -254,7 +238,8 @@ func (s *faultRun) watch(ctx context.Context) (*snapshot.Snapshot, error) {
 }
 
 // cure does what the scenario takes from the finding's remedy, or all of that.
-func (s *faultRun) cure(ctx context.Context, f Fault, found causes.Finding) error {
+func (s *faultRun) cure(ctx context.Context, f Fault, found *causes.Finding) error {
+	s.found = found
 	if s.options.command != nil {
 		for _, line := range found.Remedy {
 			if strings.HasPrefix(line, "#") {
@@ -266,69 +251,18 @@ func (s *faultRun) cure(ctx context.Context, f Fault, found causes.Finding) erro
 			}
 		}
 	}
-	if err := f.cure(ctx, s, found); err != nil {
-		return err
-	}
-	s.cured = &found
-	return nil
+	return f.cure(ctx, s)
 }
 
 // check runs the commands that show whether the cure worked, where a test wants that.
 func (s *faultRun) check(ctx context.Context) error {
-	if s.cured == nil || s.options.check == nil {
+	if s.found == nil || s.options.check == nil {
 		return nil
 	}
-	for _, line := range s.cured.Verify {
-		if err := s.options.check(ctx, s.watched, s.cured.Code, line); err != nil {
+	for _, line := range s.found.Verify {
+		if err := s.options.check(ctx, s.watched, s.found.Code, line); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// follow runs those commands of a finding's remedy that contain one of the
-// words, in their order: exactly as the finding gives them.
-func (s *faultRun) follow(ctx context.Context, f causes.Finding, words ...string) error {
-	followed := 0
-	for _, line := range f.Remedy {
-		if strings.HasPrefix(line, "#") || !containsAny(line, words) {
-			continue
-		}
-		followed++
-		if s.options.command != nil {
-			continue // cure has run it
-		}
-		s.options.Progress(line, 0)
-		s.commands = append(s.commands, line)
-		if err := s.shell(ctx, line); err != nil {
-			return err
-		}
-	}
-	if followed == 0 {
-		return fmt.Errorf("the remedy of %s has no command with any of %q:\n%s", f.Code, words, strings.Join(f.Remedy, "\n"))
-	}
-	return nil
-}
-
-// shell runs a command in the watched namespace.
-func (s *faultRun) shell(ctx context.Context, line string) error {
-	var stderr bytes.Buffer
-	cmd := s.watched.Command(ctx, "sh", "-c", line)
-	cmd.Stderr = &stderr
-	if own, err := os.Executable(); err == nil { // natkit is this program
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(own)+":"+os.Getenv("PATH"))
-	}
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("run %q: %w: %s", line, err, strings.TrimSpace(stderr.String()))
-	}
-	return nil
-}
-
-func containsAny(s string, words []string) bool {
-	for _, w := range words {
-		if strings.Contains(s, w) {
-			return true
-		}
-	}
-	return false
 }

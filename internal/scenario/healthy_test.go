@@ -5,7 +5,6 @@ package scenario
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -27,42 +26,17 @@ func TestHealthyMachines(t *testing.T) {
 		topology string
 		options  lab.Options
 		watch    func(l *lab.Lab) *lab.Node
-		work     func(ctx context.Context, s *faultRun) error
+		work     action
 	}{
-		{name: "idle gateway", topology: "routed", work: func(context.Context, *faultRun) error { return nil }},
-		{name: "busy Docker host", topology: "published", work: func(ctx context.Context, s *faultRun) error {
-			if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
-				return err
-			}
-			s.traffic = append(s.traffic, s.requests(s.lab.URL(), 800))
-			return nil
-		}},
-		{name: "Kubernetes-like rules", topology: "published", work: func(ctx context.Context, s *faultRun) error {
-			if err := s.kubernetesRules(ctx, 5000); err != nil {
-				return err
-			}
-			return s.browse(ctx)
-		}},
-		{name: "busy gateway at 80 % of its table", topology: "routed", work: func(ctx context.Context, s *faultRun) error {
-			if err := s.fill(ctx, 0.8, 1000, "198.18.0.0/24", conntrack.FillOptions{}); err != nil {
-				return err
-			}
-			// Flows that stay: with new ones all the time the table would fill.
-			if err := s.swallow(s.lab.ServerNode(), 5353); err != nil {
-				return err
-			}
-			s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(s.lab.ServerNode().Addr, 5353), 50, 100),
-				s.spray(netip.MustParseAddr("10.65.0.1"), 2, 100))
-			return s.shape(100e6, 256<<10)
-		}},
-		{name: "router without NAT", topology: "routed", options: lab.Options{Rules: lab.RulesNone}, work: func(ctx context.Context, s *faultRun) error { return s.browse(ctx) }},
-		{name: "web server that forwards nothing", topology: "routed", watch: (*lab.Lab).ServerNode, work: func(ctx context.Context, s *faultRun) error {
-			if err := s.serve(ctx, lab.HTTPServerOptions{}); err != nil {
-				return err
-			}
-			s.traffic = append(s.traffic, s.httpLoad(bench.HTTPOptions{URL: s.lab.URL(), Concurrency: 20, KeepAlive: true}))
-			return nil
-		}},
+		{name: "idle gateway", topology: "routed", work: do()},
+		{name: "busy Docker host", topology: "published", work: browseAt(800)},
+		{name: "Kubernetes-like rules", topology: "published", work: do(kubernetesRules(5000), browse)},
+		// Flows that stay: with new ones all the time the table would fill.
+		{name: "busy gateway at 80 % of its table", topology: "routed", work: do(fill(0.8, 1000, "198.18.0.0/24", conntrack.FillOptions{}), swallow(lab.RoleServer, 5353),
+			send(datagrams("{server}:5353", 50, 100), spray("10.65.0.1", 2, 100)), shape("100mbit", "256k"))},
+		{name: "router without NAT", topology: "routed", options: lab.Options{Rules: lab.RulesNone}, work: browse},
+		{name: "web server that forwards nothing", topology: "routed", watch: (*lab.Lab).ServerNode, work: do(serve(lab.HTTPServerOptions{}),
+			send(pages(bench.HTTPOptions{URL: "{url}", Concurrency: 20, KeepAlive: true})))},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel() // most of the time is waiting
@@ -110,7 +84,7 @@ func TestHealthyEmpty(t *testing.T) {
 
 // kubernetesRules adds so many rules as kube-proxy in iptables mode keeps them:
 // a rule in KUBE-SERVICES, a chain of the service and one of its endpoint each.
-func (s *faultRun) kubernetesRules(ctx context.Context, rules int) error {
+func kubernetesRules(rules int) action {
 	services := rules / 3
 	var b strings.Builder
 	b.WriteString("*nat\n:KUBE-SERVICES - [0:0]\n")
@@ -124,10 +98,12 @@ func (s *faultRun) kubernetesRules(ctx context.Context, rules int) error {
 		fmt.Fprintf(&b, "-A KUBE-SEP-%016d -p tcp -m tcp -j DNAT --to-destination 10.244.%d.%d:8443\n", i, i/250, i%250+1)
 	}
 	b.WriteString("COMMIT\n")
-	cmd := s.watched.Command(ctx, "iptables-nft-restore", "--noflush")
-	cmd.Stdin = strings.NewReader(b.String())
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("restore rules: %w: %s", err, out)
+	return func(ctx context.Context, s *faultRun) error {
+		cmd := s.watched.Command(ctx, "iptables-nft-restore", "--noflush")
+		cmd.Stdin = strings.NewReader(b.String())
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("restore rules: %w: %s", err, out)
+		}
+		return nil
 	}
-	return nil
 }

@@ -66,7 +66,7 @@ func BenchmarkRank(b *testing.B) {
 				"natkit-req/s": ours.RequestsPerSecond,
 				"ab-req/s":     number(b, output(b, c.testbed.Left, "ab", "-q", "-c", "50", "-n", "5000", url), `Requests per second: +([\d.]+)`),
 				"wrk-req/s":    number(b, output(b, c.testbed.Left, "wrk", "-t", "1", "-c", "50", "-d", "1s", "-H", "Connection: close", url), `Requests/sec: +([\d.]+)`),
-				"iperf3-pps":   datagrams(b, c.testbed),
+				"iperf3-pps":   iperfDatagrams(b, c.testbed),
 			} {
 				c.rates[tool] = append(c.rates[tool], rate)
 			}
@@ -117,8 +117,8 @@ server { listen 8080 backlog=4096; location / { return 200 "%070[2]d"; } } }`, d
 	}
 }
 
-// datagrams is how many of 18 bytes a second get through, with both ends on one CPU.
-func datagrams(b *testing.B, testbed *bench.Testbed) float64 {
+// iperfDatagrams is how many of 18 bytes a second get through, with both ends on one CPU.
+func iperfDatagrams(b *testing.B, testbed *bench.Testbed) float64 {
 	b.Helper()
 	server := exec.CommandContext(b.Context(), "iperf3", "-s", "-1", "-A", "1")
 	if err := testbed.Right.Do(server.Start); err != nil {

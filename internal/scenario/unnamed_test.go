@@ -4,8 +4,6 @@ package scenario
 
 import (
 	"context"
-	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -19,71 +17,32 @@ import (
 func TestOtherWays(t *testing.T) {
 	ktest.Root(t)
 	ktest.Tool(t, "nft")
-	const short = "net.netfilter.nf_conntrack_udp_timeout_stream=1 net.netfilter.nf_conntrack_udp_timeout=1"
+	short := onGateway("sysctl -w net.netfilter.nf_conntrack_udp_timeout_stream=1 net.netfilter.nf_conntrack_udp_timeout=1")
 	// rally is flows of UDP whose server replies after a while.
-	rally := func(s *faultRun, after time.Duration) error {
-		if err := s.lateEcho(s.lab.ServerNode(), 5000, after); err != nil {
-			return err
+	rally := func(after time.Duration) action {
+		return do(lateEcho(lab.RoleServer, 5000, after), send(datagrams("{server}:5000", 8, 0.4)), atLeast(4*time.Second))
+	}
+	zones := func(rule string) action {
+		return do(nftText("table ip zones {\nchain pre {\ntype filter hook prerouting priority raw\n"+rule+"\n}\n}\n"),
+			echo(lab.RoleServer, 5000), send(datagrams("{server}:5000", 5, 10)))
+	}
+	asking := func(ctx context.Context, s *faultRun) error {
+		for ctx.Err() == nil {
+			_ = onClient("arping -D -c 1 -w 1 -I eth0 192.168.0.3 || true")(ctx, s)
 		}
-		to := netip.AddrPortFrom(s.lab.ServerNode().Addr, 5000)
-		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, to, 8, 0.4))
-		s.least = 4 * time.Second
 		return nil
 	}
 	for _, f := range []struct {
 		name, code string // "": nothing of severity warning or above
-		make       func(ctx context.Context, s *faultRun) error
+		make       action
 	}{
-		{"UDP replies that come later than the time-out", "established-timeout-short", func(ctx context.Context, s *faultRun) error {
-			if err := s.shell(ctx, "sysctl -w "+short); err != nil {
-				return err
-			}
-			return rally(s, 1700*time.Millisecond)
-		}},
-		{"the same where the rules drop what is not known", "established-timeout-short", func(ctx context.Context, s *faultRun) error {
-			if err := s.nft(ctx, "table ip guard {\nchain input {\ntype filter hook input priority 0; policy drop\nct state established accept\n}\n}\n"); err != nil {
-				return err
-			}
-			if err := s.shell(ctx, "sysctl -w "+short); err != nil {
-				return err
-			}
-			return rally(s, 1700*time.Millisecond)
-		}},
-		{"a short time-out that is long enough", "", func(ctx context.Context, s *faultRun) error {
-			if err := s.shell(ctx, "sysctl -w "+short); err != nil {
-				return err
-			}
-			return rally(s, 100*time.Millisecond)
-		}},
-		{"a zone of one direction, UDP", "answers-lost", func(ctx context.Context, s *faultRun) error {
-			if err := s.nft(ctx, "table ip zones {\nchain pre {\ntype filter hook prerouting priority raw\niifname eth1 ct zone set 5\n}\n}\n"); err != nil {
-				return err
-			}
-			if err := s.echo(s.lab.ServerNode(), 5000); err != nil {
-				return err
-			}
-			s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(s.lab.ServerNode().Addr, 5000), 5, 10))
-			return nil
-		}},
-		{"a zone for the original direction only", "", func(ctx context.Context, s *faultRun) error {
-			if err := s.nft(ctx, "table ip zones {\nchain pre {\ntype filter hook prerouting priority raw\niifname eth1 ct original zone set 5\n}\n}\n"); err != nil {
-				return err
-			}
-			if err := s.echo(s.lab.ServerNode(), 5000); err != nil {
-				return err
-			}
-			s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.AddrPortFrom(s.lab.ServerNode().Addr, 5000), 5, 10))
-			return nil
-		}},
-		{"requests for an address that somebody is about to take", "", func(ctx context.Context, s *faultRun) error {
-			s.traffic = append(s.traffic, func(ctx context.Context) error {
-				for ctx.Err() == nil {
-					_ = s.run(ctx, s.lab.Node(lab.RoleClient), fmt.Sprintf("arping -D -c 1 -w 1 -I eth0 %s || true", s.lab.Node(lab.RoleClient).Addr.Next()))
-				}
-				return nil
-			})
-			return s.browse(ctx)
-		}},
+		{"UDP replies that come later than the time-out", "established-timeout-short", do(short, rally(1700*time.Millisecond))},
+		{"the same where the rules drop what is not known", "established-timeout-short",
+			do(nftText("table ip guard {\nchain input {\ntype filter hook input priority 0; policy drop\nct state established accept\n}\n}\n"), short, rally(1700*time.Millisecond))},
+		{"a short time-out that is long enough", "", do(short, rally(100*time.Millisecond))},
+		{"a zone of one direction, UDP", "answers-lost", zones("iifname eth1 ct zone set 5")},
+		{"a zone for the original direction only", "", zones("iifname eth1 ct original zone set 5")},
+		{"requests for an address that somebody is about to take", "", do(send(asking), browse)},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel() // most of the time is waiting

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -208,7 +207,7 @@ const clearRules = "nft flush ruleset; for t in raw mangle nat filter; do iptabl
 func playWay(ctx context.Context, t *testing.T, l *lab.Lab, base string, w way) {
 	s := &faultRun{lab: l, watched: l.NATNode(), options: FaultOptions{Window: time.Second, Progress: func(string, float64) {}}}
 	defer s.close()
-	for _, err := range []error{s.run(ctx, s.watched, clearRules), s.nft(ctx, base+strings.ReplaceAll(w.nft, "} }", "}\n}"))} {
+	for _, err := range []error{s.run(ctx, s.watched, clearRules), nftText(base+strings.ReplaceAll(w.nft, "} }", "}\n}"))(ctx, s)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +218,7 @@ func playWay(ctx context.Context, t *testing.T, l *lab.Lab, base string, w way) 
 		}
 	}
 	if w.work == nil {
-		if err := s.browseAt(ctx, 100); err != nil {
+		if err := browseAt(100)(ctx, s); err != nil {
 			t.Fatal(err)
 		}
 	} else {
@@ -432,37 +431,28 @@ var scans = []way{
 
 // browseAnd browses, and sends datagrams to somebody else.
 func browseAnd(to string, perSecond float64) func(*testing.T, *faultRun) {
-	return func(t *testing.T, s *faultRun) {
-		must(t, s.browseAt(t.Context(), 100))
-		s.traffic = append(s.traffic, s.datagrams(netip.Addr{}, netip.MustParseAddrPort(to), 1, perSecond))
-	}
+	return by(browseAt(100), send(datagrams(to, 1, perSecond)))
+}
+
+// by does these for a row.
+func by(actions ...action) func(*testing.T, *faultRun) {
+	return func(t *testing.T, s *faultRun) { must(t, do(actions...)(t.Context(), s)) }
 }
 
 // browseLonger browses for as long as it takes until connections count as never confirmed.
 func browseLonger(t *testing.T, s *faultRun) {
-	must(t, s.browseAt(t.Context(), 100))
+	must(t, browseAt(100)(t.Context(), s))
 	s.least = 3 * time.Second
 	t.Cleanup(func() { // connections that hang would be taken up in the next row
-		for _, n := range []*lab.Node{s.lab.Node(lab.RoleClient), s.lab.ServerNode()} {
-			_ = s.run(context.Background(), n, "ss -K dst 0.0.0.0/0 >/dev/null")
-		}
+		_ = do(onClient("ss -K dst 0.0.0.0/0 >/dev/null"), onServer("ss -K dst 0.0.0.0/0 >/dev/null"))(context.Background(), s)
 	})
 }
 
 // browseAndFlood browses, and floods from the address that is listed.
-func browseAndFlood(t *testing.T, s *faultRun) {
-	must(t, s.browseAt(t.Context(), 100))
-	must(t, s.run(t.Context(), s.lab.Node(lab.RoleClient), "ip addr replace "+listed+"/24 dev eth0"))
-	to := netip.AddrPortFrom(s.lab.ServerNode().Addr, 5353)
-	s.traffic = append(s.traffic, s.datagrams(netip.MustParseAddr(listed), to, 1, 4000))
-}
+var browseAndFlood = by(browseAt(100), onClient("ip addr replace "+listed+"/24 dev eth0"), send(datagramsFrom(listed, "{server}:5353", 1, 4000, 10)))
 
 // browseAndScan browses, and has the server's machine try what is behind the gateway.
-func browseAndScan(t *testing.T, s *faultRun) {
-	must(t, s.browseAt(t.Context(), 100))
-	must(t, s.run(t.Context(), s.lab.ServerNode(), "ip route replace 192.168.0.0/24 via 203.0.113.1"))
-	s.traffic = append(s.traffic, sending(s.lab.ServerNode(), netip.MustParseAddrPort("192.168.0.77:5353"), 16, 1000, 0))
-}
+var browseAndScan = by(browseAt(100), onServer("ip route replace 192.168.0.0/24 via 203.0.113.1"), send(sending(lab.RoleServer, "192.168.0.77:5353", 16, 1000, 0)))
 
 // farHost is an address that only the gateway's default route leads to, behind the server.
 const farHost = "198.51.100.7"
@@ -471,15 +461,12 @@ const farHost = "198.51.100.7"
 // to the client's own address, as it is on the Internet.
 func far(work func(*testing.T, *faultRun)) func(*testing.T, *faultRun) {
 	return func(t *testing.T, s *faultRun) {
-		server := s.lab.ServerNode()
-		must(t, s.run(t.Context(), s.watched, "ip route replace default via "+server.Addr.String()))
-		must(t, s.run(t.Context(), server, "ip route replace blackhole 192.168.0.0/24; ip addr replace "+farHost+"/32 dev lo"))
 		t.Cleanup(func() {
-			_ = s.run(context.Background(), s.watched, "ip route del default")
-			_ = s.run(context.Background(), server, "ip route del blackhole 192.168.0.0/24; ip addr del "+farHost+"/32 dev lo")
+			_ = onGateway("ip route del default")(context.Background(), s)
+			_ = onServer("ip route del blackhole 192.168.0.0/24; ip addr del "+farHost+"/32 dev lo")(context.Background(), s)
 		})
-		must(t, s.serve(t.Context(), lab.HTTPServerOptions{}))
-		s.traffic = append(s.traffic, s.requests("http://"+farHost+"/", 100))
+		by(onGateway("ip route replace default via {server}"), onServer("ip route replace blackhole 192.168.0.0/24; ip addr replace "+farHost+"/32 dev lo"),
+			serve(lab.HTTPServerOptions{}), send(requests("http://"+farHost+"/", 100)))(t, s)
 		if work != nil {
 			work(t, s)
 		}
@@ -487,24 +474,20 @@ func far(work func(*testing.T, *faultRun)) func(*testing.T, *faultRun) {
 }
 
 // publish has the server's machine ask the gateway for what a client publishes.
-func publish(t *testing.T, s *faultRun) {
-	client := s.lab.Node(lab.RoleClient)
-	must(t, s.swallow(client, 5354))
-	must(t, s.run(t.Context(), s.watched, "nft add table ip published; nft 'add chain ip published pre { type nat hook prerouting priority dstnat; }'; nft add rule ip published pre iifname eth0 udp dport 5354 dnat to "+client.Addr.String()))
-	s.traffic = append(s.traffic, sending(s.lab.ServerNode(), netip.MustParseAddrPort("203.0.113.1:5354"), 16, 50, 0))
-}
+var publish = by(swallow(lab.RoleClient, 5354), onGateway("nft add table ip published", "nft 'add chain ip published pre { type nat hook prerouting priority dstnat; }'",
+	"nft add rule ip published pre iifname eth0 udp dport 5354 dnat to {client}"), send(sending(lab.RoleServer, "203.0.113.1:5354", 16, 50, 0)))
 
 // bigDatagrams sends what does not fit and must not be fragmented.
 func bigDatagrams(t *testing.T, s *faultRun) {
-	t.Cleanup(func() { _ = s.run(context.Background(), s.watched, "ip link set dev eth0 mtu 1500") })
-	s.traffic = append(s.traffic, sending(s.lab.Node(lab.RoleClient), netip.AddrPortFrom(s.lab.ServerNode().Addr, 5353), 1400, 50, unix.IP_PMTUDISC_PROBE))
+	t.Cleanup(func() { _ = onGateway("ip link set dev eth0 mtu 1500")(context.Background(), s) })
+	by(send(sending(lab.RoleClient, "{server}:5353", 1400, 50, unix.IP_PMTUDISC_PROBE)))(t, s)
 }
 
 // sending sends datagrams of a size from a node.
-func sending(node *lab.Node, to netip.AddrPort, size, perSecond, discover int) func(context.Context) error {
-	return func(ctx context.Context) error {
+func sending(role, to string, size, perSecond, discover int) action {
+	return func(ctx context.Context, s *faultRun) error {
 		var c *net.UDPConn
-		err := node.Do(func() (err error) {
+		err := s.node(role).Do(func() (err error) {
 			c, err = net.ListenUDP("udp4", nil)
 			return err
 		})
@@ -522,16 +505,11 @@ func sending(node *lab.Node, to netip.AddrPort, size, perSecond, discover int) f
 				return err
 			}
 		}
-		tick := time.NewTicker(time.Second / time.Duration(perSecond))
-		defer tick.Stop()
-		for {
-			_, _ = c.WriteToUDPAddrPort(make([]byte, size), to)
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-tick.C:
-			}
-		}
+		remote := s.addrPort(to)
+		return every(ctx, time.Second/time.Duration(perSecond), func() error {
+			_, _ = c.WriteToUDPAddrPort(make([]byte, size), remote)
+			return nil
+		})
 	}
 }
 
@@ -544,7 +522,7 @@ func dropping(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program 
 }
 
 func dropByTC(t *testing.T, s *faultRun) {
-	must(t, s.browseAt(t.Context(), 100))
+	must(t, browseAt(100)(t.Context(), s))
 	dropAt(t, s, "eth1", netlink.HANDLE_MIN_INGRESS)
 }
 
@@ -571,7 +549,7 @@ func dropAt(t *testing.T, s *faultRun, device string, at uint32) {
 }
 
 func dropByXDP(t *testing.T, s *faultRun) {
-	must(t, s.browseAt(t.Context(), 100))
+	must(t, browseAt(100)(t.Context(), s))
 	p := dropping(t, ebpf.XDP, 1) // XDP_DROP
 	must(t, s.watched.Do(func() error {
 		dev, err := netlink.LinkByName("eth1")
