@@ -95,15 +95,3 @@ func TestBenchUDPNoInterface(t *testing.T) {
 		t.Errorf("exit %d\n%s", code, stderr)
 	}
 }
-
-func TestBenchProbe(t *testing.T) {
-	ktest.Root(t)
-	code, stdout, stderr := runCommand(t.Context(), "bench", "probe", "-o", "json")
-	var res bench.ProbeResult
-	if err := json.Unmarshal([]byte(stdout), &res); err != nil || code != exitOK || !onlyProgress(stderr) {
-		t.Fatalf("exit %d, %v\n%s%s", code, err, stdout, stderr)
-	}
-	if len(res.Abilities) == 0 || len(res.Routers) < 10 {
-		t.Errorf("%s", stdout)
-	}
-}

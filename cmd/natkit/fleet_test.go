@@ -65,7 +65,7 @@ func TestFleetOfMonitors(t *testing.T) {
 		body, _ = io.ReadAll(reply.Body)
 		return reply.StatusCode == http.StatusOK
 	})
-	if names := newValidator(t).check(t, fleet.Path, body); len(names) != 1 {
+	if names := ktest.ReadSchemas(t).Check(t, fleet.Path, body); len(names) != 1 {
 		t.Errorf("%q", names)
 	}
 	_, stdout, stderr := observed(t.Context(), "fleet report -o json http://"+address)

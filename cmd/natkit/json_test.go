@@ -4,11 +4,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
-	"net/netip"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,106 +17,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/spf13/cobra"
 
 	"natkit/internal/bench"
-	"natkit/internal/diagnose/causes"
-	"natkit/internal/diagnose/fleet"
-	"natkit/internal/diagnose/follow"
-	"natkit/internal/diagnose/history"
-	"natkit/internal/diagnose/monitor"
-	"natkit/internal/diagnose/trace"
-	"natkit/internal/kernel/observe"
+	"natkit/internal/kernel/netns"
 	"natkit/internal/lab"
-	"natkit/internal/nat/control"
-	"natkit/internal/nat/rulefile"
-	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 	"natkit/internal/ui/report"
-	"natkit/internal/words/schema"
 )
-
-// validator knows the schemas of docs/schema by the names of their kinds. It is stricter than
-// they are: a field that they do not name is an error.
-type validator map[string]*jsonschema.Schema
-
-func newValidator(t *testing.T) validator {
-	t.Helper()
-	v := validator{}
-	for _, k := range report.Kinds {
-		path := filepath.Join("../../docs/schema", k.Name+".json")
-		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		doc, err := jsonschema.UnmarshalJSON(f)
-		if err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-		closeObjects(doc)
-		c := jsonschema.NewCompiler()
-		c.AssertFormat()
-		if err := c.AddResource(path, doc); err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-		if v[k.Schema()], err = c.Compile(path); err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-	}
-	return v
-}
-
-// closeObjects makes a schema refuse fields that it does not name.
-func closeObjects(node any) {
-	switch n := node.(type) {
-	case map[string]any:
-		if _, ok := n["properties"].(map[string]any); ok && n["type"] == "object" {
-			n["additionalProperties"] = false
-		}
-		for _, below := range n {
-			closeObjects(below)
-		}
-	case []any:
-		for _, below := range n {
-			closeObjects(below)
-		}
-	}
-}
-
-// check validates all objects of an output and returns their schemas.
-func (v validator) check(t *testing.T, what string, output []byte) (names []string) {
-	t.Helper()
-	dec := json.NewDecoder(bytes.NewReader(output))
-	for {
-		var object json.RawMessage
-		if err := dec.Decode(&object); errors.Is(err, io.EOF) {
-			return names
-		} else if err != nil {
-			t.Errorf("%s: %v\n%s", what, err, output)
-			return names
-		}
-		name, err := schema.Of(object)
-		if head := string(bytes.TrimLeft(bytes.TrimPrefix(object, []byte("{")), " \n")); err != nil || !strings.HasPrefix(head, `"`+schema.Key+`"`) {
-			t.Errorf("%s: its first field is not its schema (%v)\n%.200s", what, err, object)
-			continue
-		}
-		names = append(names, name)
-		kind := v[name]
-		if kind == nil {
-			t.Errorf("%s: %q is none of report.Kinds", what, name)
-			continue
-		}
-		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(object))
-		if err == nil {
-			err = kind.Validate(value)
-		}
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-}
 
 // Every command with -o json says in report.Kinds what it writes, and no other does.
 func TestKindsHaveCommands(t *testing.T) {
@@ -145,7 +54,7 @@ func TestKindsHaveCommands(t *testing.T) {
 
 // With -o json an error is an object on standard error, wherever the flag stands.
 func TestErrorsAsJSON(t *testing.T) {
-	v := newValidator(t)
+	v := ktest.ReadSchemas(t)
 	rules := filepath.Join(t.TempDir(), "nat.yaml")
 	if err := os.WriteFile(rules, []byte("natkit: 1\nrules:\n  - nonsense: 1\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -164,7 +73,7 @@ func TestErrorsAsJSON(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		code := run(t.Context(), strings.Fields(c.args), &env{stdout: &stdout, stderr: &stderr})
 		var e report.Error
-		if names := v.check(t, c.args, stderr.Bytes()); len(names) != 1 || json.Unmarshal(stderr.Bytes(), &e) != nil {
+		if names := v.Check(t, c.args, stderr.Bytes()); len(names) != 1 || json.Unmarshal(stderr.Bytes(), &e) != nil {
 			t.Errorf("%s: %q: %s", c.args, names, stderr.String())
 		}
 		if code != c.code || e.ExitCode != code || e.Error == "" || stdout.Len() > 0 || (len(e.Problems) > 0) != c.problems {
@@ -177,144 +86,245 @@ func TestErrorsAsJSON(t *testing.T) {
 	}
 }
 
-// What every command writes with -o json is what its schema says. Commands that take long are
-// run from what they saved (testdata of internal/ui/report), or validated by the tests that run
-// them.
+// What every command writes with -o json is what its schema says: each kind comes from a run
+// of its command, from files or in namespaces.
 func TestEveryJSON(t *testing.T) {
 	ktest.Root(t)
 	ktest.RunDir(t)
 	t.Setenv("NATKIT_STATE_DIR", t.TempDir())
-	v := newValidator(t)
-	seen := map[string]bool{}
-	runs := func(args ...string) {
-		t.Helper()
-		var stdout, stderr bytes.Buffer
-		code := run(t.Context(), args, &env{stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr})
-		what := strings.Join(args, " ")
-		if code == exitError || code == exitUsage || stdout.Len() == 0 {
-			t.Errorf("%s: exit %d: %s", what, code, stderr.String())
-		}
-		for _, name := range v.check(t, what, stdout.Bytes()) {
-			seen[name] = true
-		}
+	// Kinds that no command writes here, and why.
+	elsewhere := map[string]string{
+		"natkit/demo/1": "takes one to two minutes: TestDemoTableFull of internal/scenario validates the result of a shorter one",
 	}
-	// shows validates a result that takes traffic or long to come about.
-	shows := func(result any) {
-		t.Helper()
-		var b bytes.Buffer
-		if err := report.JSONLine(&b, result); err != nil {
-			t.Error(err)
+	r := &jsonRuns{t: t, schemas: ktest.ReadSchemas(t), seen: map[string]bool{}, dir: t.TempDir()}
+	r.fromFiles()
+	r.fromHost()
+	r.fromGateway(twoLinks(t))
+	r.fromLab()
+	r.fromMeasurements()
+	for _, k := range report.Kinds {
+		name := k.Schema()
+		switch why := elsewhere[name]; {
+		case r.seen[name] && why != "":
+			t.Errorf("%s: a command here writes it, and it is excepted: %s", name, why)
+		case !r.seen[name] && why == "":
+			t.Errorf("%s: no command here writes it", name)
 		}
-		for _, name := range v.check(t, fmt.Sprintf("%T", result), b.Bytes()) {
-			seen[name] = true
-		}
+		delete(elsewhere, name)
 	}
-	const saved = "../../internal/ui/report/testdata/"
-	dir := t.TempDir()
-	file := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
+	for name := range elsewhere {
+		t.Errorf("%s: excepted, and none of report.Kinds", name)
 	}
-	fields := strings.Fields
+}
 
-	// From files.
-	facts := filepath.Join(dir, "facts.json")
-	for _, name := range []string{"docker", "docker-blocked", "firewalld-blocked", "ufw"} {
-		runs("doctor", "-o", "json", "--from", saved+"corpus/"+name+".json")
+// jsonRuns are runs of commands with -o json, and the kinds that they wrote.
+type jsonRuns struct {
+	t       *testing.T
+	schemas ktest.Schemas
+	seen    map[string]bool
+	dir     string
+}
+
+// run runs a command that succeeds, or finds something, and returns what it wrote.
+func (r *jsonRuns) run(args ...string) []byte {
+	r.t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := run(r.t.Context(), args, &env{stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr})
+	what := strings.Join(args, " ")
+	if code == exitError || code == exitUsage || stdout.Len() == 0 {
+		r.t.Errorf("%s: exit %d: %s", what, code, stderr.String())
 	}
-	runs("fleet", "report", "-o", "json", saved+"corpus/docker.json", saved+"corpus/ufw.json", saved+"corpus/firewalld-blocked.json", "no-such-file")
-	runs("tune", "plan", "-o", "json", "--from", saved+"corpus/docker.json")
-	runs("report", "-o", "json", saved+"saved-cps.json", saved+"saved-demo.json", saved+"http.json")
-	runs("report", "--compare", "-o", "json", saved+"saved-udp.json", saved+"saved-udp-later.json")
-	runs("kconfig", "-o", "json", "--from", file("config", "CONFIG_NETFILTER=y\n"))
-	runs("import", "--inside", "eth1", "-o", "json", "--from", file("rules.v4", "*nat\n-A POSTROUTING -s 10.0.0.0/8 -o eth0 -j MASQUERADE\n-A POSTROUTING -s 10.0.0.0/8 -p tcp -j MASQUERADE\nCOMMIT\n"))
-	runs("conntrack", "list", "-o", "json", "--from", file("dump", "tcp 6 27 ESTABLISHED src=192.168.1.18 dst=1.1.1.1 sport=1 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=1 [ASSURED] mark=0 use=1\n"))
-	runs("conntrack", "stats", "-o", "json", "--from", filepath.Join(dir, "dump"))
-	for _, by := range countsBy {
-		runs("conntrack", "top", "-o", "json", "--by", by, "--from", filepath.Join(dir, "dump"))
+	r.wrote(what, stdout.Bytes())
+	return stdout.Bytes()
+}
+
+// line runs a command of words without spaces, with -o json.
+func (r *jsonRuns) line(line string) []byte {
+	r.t.Helper()
+	return r.run(append(strings.Fields(line), "-o", "json")...)
+}
+
+func (r *jsonRuns) wrote(what string, output []byte) {
+	r.t.Helper()
+	for _, name := range r.schemas.Check(r.t, what, output) {
+		r.seen[name] = true
 	}
-	for _, name := range []string{"saved-cps.json", "saved-udp.json", "saved-demo.json", "http.json"} {
-		f, err := os.Open(saved + name)
-		if err != nil {
-			t.Fatal(err)
+}
+
+// until runs a command that goes on until it is stopped, makes traffic for it, and stops it when it
+// has written an object of the kind.
+func (r *jsonRuns) until(kind, line string, traffic func()) {
+	r.t.Helper()
+	ctx, stop := context.WithCancel(r.t.Context())
+	defer stop()
+	var out, errs log
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(ctx, append(strings.Fields(line), "-o", "json"), &env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs})
+	}()
+	code := -1
+	ktest.Wait(r.t, time.Minute, kind+" of "+line, func() bool {
+		if traffic != nil {
+			traffic()
 		}
-		defer f.Close()
-		r, err := report.Load(name, f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch {
-		case r.Demo != nil:
-			shows(r.Demo)
-		case r.HTTP != nil:
-			shows(r.HTTP)
+		select {
+		case code = <-ended:
+			return true
 		default:
-			shows(r.Result)
+			return out.has(kind)
 		}
+	})
+	if stop(); code < 0 {
+		code = <-ended
 	}
-	runs("version", "-o", "json")
-	runs("lab", "run", "--list", "-o", "json")
-	runs("lab", "list", "-o", "json")
-	runs("lab", "up", "routed", "--dry-run", "-o", "json")
-	runs("tune", "rollback", "-o", "json")
-	runs("tune", "history", "-o", "json")
+	if code != exitOK && code != exitFindings {
+		r.t.Errorf("%s: exit %d: %s", line, code, errs.text.String())
+	}
+	r.wrote(line, []byte(out.text.String()))
+}
 
-	// In a namespace of its own.
-	name := twoLinks(t)
-	rules := file("nat.yaml", "inside: [in]\noutside: [out]\nlimits: {sessions: 1000, sources: 100}\nrules:\n  - masquerade: 10.0.0.0/24\n")
-	for _, args := range []string{
+func (r *jsonRuns) file(name, text string) string {
+	path := filepath.Join(r.dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	return path
+}
+
+func (r *jsonRuns) fromFiles() {
+	const saved = "../../internal/ui/report/testdata/"
+	for _, name := range []string{"docker", "docker-blocked", "firewalld-blocked", "ufw"} {
+		r.line("doctor --from " + saved + "corpus/" + name + ".json")
+	}
+	r.line("fleet report " + saved + "corpus/docker.json " + saved + "corpus/ufw.json " + saved + "corpus/firewalld-blocked.json no-such-file")
+	r.line("tune plan --from " + saved + "corpus/docker.json")
+	r.line("report " + saved + "saved-cps.json " + saved + "saved-demo.json " + saved + "http.json")
+	r.line("report --compare " + saved + "saved-udp.json " + saved + "saved-udp-later.json")
+	r.line("kconfig --from " + r.file("config", "CONFIG_NETFILTER=y\n"))
+	r.line("import --inside eth1 --from " + r.file("rules.v4", "*nat\n-A POSTROUTING -s 10.0.0.0/8 -o eth0 -j MASQUERADE\n-A POSTROUTING -s 10.0.0.0/8 -p tcp -j MASQUERADE\nCOMMIT\n"))
+	dump := r.file("dump", "tcp 6 27 ESTABLISHED src=192.168.1.18 dst=1.1.1.1 sport=1 dport=443 src=1.1.1.1 dst=100.64.0.1 sport=443 dport=1 [ASSURED] mark=0 use=1\n")
+	r.line("conntrack list --from " + dump)
+	r.line("conntrack stats --from " + dump)
+	for _, by := range countsBy {
+		r.line("conntrack top --by " + by + " --from " + dump)
+	}
+}
+
+// fromHost runs what does not depend on a namespace, or looks at all of them.
+func (r *jsonRuns) fromHost() {
+	for _, line := range []string{"version", "lab run --list", "lab list", "lab up routed --dry-run", "tune rollback", "tune history"} {
+		r.line(line)
+	}
+	all := filepath.Join(r.dir, "all.json")
+	r.line("doctor --all-netns --for 100ms --save " + all)
+	r.saved(all)
+	var stderr bytes.Buffer
+	run(r.t.Context(), strings.Fields("doctor --bogus -o json"), &env{stdout: io.Discard, stderr: &stderr})
+	r.wrote("doctor --bogus", stderr.Bytes())
+	before := filepath.Join(r.dir, "before.pprof")
+	if code, _, stderr := observed(r.t.Context(), "profile --for 100ms -o pprof --file "+before); code != exitOK {
+		r.t.Errorf("profile -o pprof: exit %d: %s", code, stderr)
+	}
+	r.line("profile --for 100ms --root all --diff " + before)
+}
+
+// saved validates a file that a command wrote.
+func (r *jsonRuns) saved(path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.wrote(path, text)
+}
+
+// fromGateway runs what shows and changes one namespace.
+func (r *jsonRuns) fromGateway(name string) {
+	facts := filepath.Join(r.dir, "facts.json")
+	rules := r.file("nat.yaml", "inside: [in]\noutside: [out]\nlimits: {sessions: 1000, sources: 100}\nrules:\n  - masquerade: 10.0.0.0/24\n")
+	for _, line := range []string{
 		"doctor --for 100ms --save " + facts, "hooks", "hooks --cost --for 100ms", "conntrack memory", "conntrack watch --interval 100ms --for 100ms",
 		"drops --for 100ms --interval 100ms", "top --for 300ms --interval 100ms --window 200ms", "profile --for 100ms",
 		"up --dry-run -f " + rules, "up -f " + rules, "status", "rules", "doctor --for 100ms", "apply -f " + rules, "down",
 		"accel on in out --dry-run", "accel on in out", "accel status", "accel off",
 	} {
-		runs(append(fields(args), "--netns", name, "-o", "json")...)
+		r.line(line + " --netns " + name)
 	}
-	runs("explain", "-o", "json", "--netns", name, "-f", rules, "10.0.0.9:1 -> 10.0.1.9:80 in in")
-	text, err := os.ReadFile(facts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range v.check(t, "doctor --save", text) {
-		seen[name] = true
-	}
-	var all bytes.Buffer
-	w := snapshot.NewWriter(&all)
-	one, err := snapshot.Load(bytes.NewReader(text))
-	if err := errors.Join(err, w.Add(one), w.End(snapshot.LeftOut{})); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range v.check(t, "doctor --all-netns --save", all.Bytes()) {
-		seen[name] = true
-	}
+	r.saved(facts)
+	r.run("explain", "-o", "json", "--netns", name, "-f", rules, "10.0.0.9:1 -> 10.0.1.9:80 in in")
+	r.until("natkit/serve-event/", "serve --down -f "+rules+" --netns "+name, nil)
+}
 
-	// What only traffic, or a long run, brings about.
-	end := snapshot.EndpointFrom(netip.MustParseAddr("192.0.2.1"), 80)
-	now := time.Now()
-	session := rulefile.Session{Protocol: rulefile.TCP, Source: end, Destination: end, SourceAfter: end, DestinationAfter: end}
-	shows(session)
-	shows(rulefile.Event{Time: now, Kind: "created", Session: session})
-	shows(rulefile.Mapping{Inside: end, Outside: end})
-	shows(control.ServeEvent{Time: now, Kind: "applied", Why: []string{"the file"}})
-	shows(monitor.Line{Event: history.Event{At: now}})
-	shows(fleet.Node{Name: "a", Findings: []fleet.Finding{{Severity: causes.Warning, Since: now}}, Configuration: map[string]string{"kernel": "6.1"}})
-	shows(trace.Packet{Steps: []trace.Step{{Rule: &trace.Rule{}}}})
-	shows(follow.Summary{Missing: []observe.Missing{{}}})
-	shows(report.NewProfileDiff(&observe.Profile{}, &observe.Profile{}, ""))
-	shows(report.DoctorAllResult{Namespaces: []report.DoctorResult{}, Skipped: []string{}})
-	shows(report.HistoryResult{Findings: []history.Episode{{}}, Changes: []history.Change{{}}, Gaps: []report.HistoryGap{{}}, Problems: []string{}})
-	shows(bench.ProbeResult{Abilities: []bench.Ability{{Have: true}}, Routers: []bench.RouterUse{{}}})
-	shows(lab.Info{Nodes: []lab.NodeInfo{}})
-	shows(report.FaultResult{Steps: []report.FaultStep{}})
-	shows(report.LabsDown{Down: []string{name}, InUse: []string{}})
-	shows(report.Error{ExitCode: exitError})
-
-	for name := range v {
-		if !seen[name] {
-			t.Errorf("%s: no command here writes it", name)
+// fromLab runs what only traffic, or a fault, brings about.
+func (r *jsonRuns) fromLab() {
+	name := ktest.Name(r.t)
+	r.t.Cleanup(func() { _, _, _ = observed(context.Background(), "lab down "+name) }) // where the test did not get so far
+	var l lab.Info
+	if err := json.Unmarshal(r.line("lab up routed --rules none --server none --name "+name), &l); err != nil || len(l.Nodes) != 3 {
+		r.t.Fatalf("%v, %+v", err, l)
+	}
+	client, gateway, server := l.Nodes[0], l.Nodes[1], l.Nodes[2]
+	send := func() {
+		ns, err := netns.Open(client.Netns)
+		if err != nil {
+			r.t.Fatal(err)
 		}
+		defer ns.Close()
+		if err := ns.Do(func() error {
+			c, err := net.Dial("udp4", net.JoinHostPort(server.Addr.String(), "9"))
+			if err != nil {
+				return err
+			}
+			_, _ = c.Write([]byte("x")) // nobody listens
+			return c.Close()
+		}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	rules := r.file("lab.yaml", "inside: [eth1]\noutside: [eth0]\nlimits: {sessions: 1000, sources: 100}\nrules:\n  - masquerade: 192.168.0.0/24\n")
+	r.line("up -f " + rules + " --netns " + gateway.Netns)
+	r.until("natkit/session-event/", "events --netns "+gateway.Netns, send)
+	r.line("sessions --netns " + gateway.Netns)
+	r.line("mappings --netns " + gateway.Netns)
+	r.line("down --netns " + gateway.Netns)
+	r.until("natkit/trace-packet/", "trace --port 9 --packets 1 --for 1m --netns "+client.Netns, send)
+
+	// A NAT rule where packets are not forwarded is a finding without traffic.
+	ns, err := netns.Open(gateway.Netns)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer ns.Close()
+	if err := ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) }); err != nil {
+		r.t.Fatal(err)
+	}
+	r.line("up --engine nft -f " + rules + " --netns " + gateway.Netns)
+	if err := ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) }); err != nil {
+		r.t.Fatal(err)
+	}
+	history := filepath.Join(r.dir, "history")
+	metrics := freeAddress(r.t)
+	var findings []byte
+	r.until("natkit/monitor-line/", "monitor --interval 1s --history "+history+" --metrics "+metrics, func() {
+		if answer, err := http.Get("http://" + metrics + "/findings"); err == nil && answer.StatusCode == http.StatusOK {
+			findings, _ = io.ReadAll(answer.Body)
+			answer.Body.Close()
+		}
+	})
+	r.wrote("/findings", findings)
+	r.line("history --since 1h --history " + history)
+	r.line("down --netns " + gateway.Netns)
+	r.line("lab down " + name)
+	r.line("lab run ip-forward-off --for 1s")
+}
+
+// fromMeasurements runs the shortest trials.
+func (r *jsonRuns) fromMeasurements() {
+	s := httptest.NewServer(http.NotFoundHandler())
+	defer s.Close()
+	r.line("bench http -n 10 " + s.URL)
+	r.line("bench udp --router none --trials 1 --duration 20ms")
+	var probe bench.ProbeResult
+	if err := json.Unmarshal(r.line("bench probe"), &probe); err != nil || len(probe.Abilities) == 0 || len(probe.Routers) < 10 {
+		r.t.Errorf("bench probe: %v, %+v", err, probe)
 	}
 }

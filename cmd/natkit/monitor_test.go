@@ -75,15 +75,21 @@ func TestParseMoment(t *testing.T) {
 	}
 }
 
-// monitored runs natkit monitor until the returned function is called, which returns its exit code.
-func monitored(t *testing.T, dir string, out io.Writer) (metrics string, stop func() int) {
+// freeAddress is an address of this machine that nobody listens at.
+func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics = l.Addr().String()
-	l.Close()
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// monitored runs natkit monitor until the returned function is called, which returns its exit code.
+func monitored(t *testing.T, dir string, out io.Writer) (metrics string, stop func() int) {
+	t.Helper()
+	metrics = freeAddress(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan int, 1)
 	go func() {

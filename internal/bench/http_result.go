@@ -23,7 +23,7 @@ import (
 type HTTPResult struct {
 	URL string `json:"url"`
 	// Endpoint is what the host of the URL resolved to.
-	Endpoint    snapshot.Endpoint `json:"endpoint"`
+	Endpoint    snapshot.Endpoint `json:"endpoint,omitzero"`
 	Host        string            `json:"hostname"`
 	Port        int               `json:"port"`
 	Path        string            `json:"path"`

@@ -37,7 +37,7 @@ type Info struct {
 type NodeInfo struct {
 	Role  string     `json:"role"`
 	Netns string     `json:"netns"`
-	Addr  netip.Addr `json:"address"`
+	Addr  netip.Addr `json:"address,omitzero"`
 }
 
 // List returns all labs that have a journal, sorted by name.

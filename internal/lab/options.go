@@ -61,11 +61,11 @@ type Options struct {
 
 // Addresses are the two networks on either side of the NAT node.
 type Addresses struct {
-	Client netip.Prefix `json:"client"` // of the first client, with its network
-	Near   netip.Addr   `json:"near"`   // of the NAT node in that network
-	Far    netip.Prefix `json:"far"`    // of the NAT node on the server's side, with its network
-	Server netip.Addr   `json:"server"` // of the server in that network
-	Port   uint16       `json:"port"`   // published port of the host (published only)
+	Client netip.Prefix `json:"client,omitzero"` // of the first client, with its network
+	Near   netip.Addr   `json:"near,omitzero"`   // of the NAT node in that network
+	Far    netip.Prefix `json:"far,omitzero"`    // of the NAT node on the server's side, with its network
+	Server netip.Addr   `json:"server,omitzero"` // of the server in that network
+	Port   uint16       `json:"port"`            // published port of the host (published only)
 }
 
 const (

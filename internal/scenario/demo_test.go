@@ -4,6 +4,7 @@ package scenario
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
@@ -22,6 +23,7 @@ import (
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
+	"natkit/internal/words/schema"
 )
 
 // The test binary is also the web server that the demo's lab starts.
@@ -106,6 +108,16 @@ func checkDemo(t *testing.T, res *DemoResult, h *heard, fault string) map[string
 	}
 	if h.facts == nil {
 		t.Error("the facts were not told")
+	}
+	text, err := json.Marshal(struct {
+		Schema string `json:"schema"`
+		*DemoResult
+	}{schema.Name("demo", bench.ResultVersion), res})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names := ktest.ReadSchemas(t).Check(t, "the result", text); len(names) != 1 {
+		t.Errorf("the result is %q", names)
 	}
 	// What the machine does besides may cost requests, too: by the clock of the case,
 	// two seconds for each.

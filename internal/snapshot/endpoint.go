@@ -11,7 +11,7 @@ import (
 )
 
 // Endpoint is an address with a port, which JSON has as two fields. The zero Endpoint is not
-// known, and null in JSON where it is not left out.
+// known: its fields are omitzero, and it has no JSON of its own.
 type Endpoint struct{ netip.AddrPort }
 
 // EndpointOf is an address and port as an Endpoint.
@@ -32,19 +32,16 @@ func (e Endpoint) IsZero() bool { return !e.IsValid() }
 // Compare orders endpoints by address, then port.
 func (e Endpoint) Compare(o Endpoint) int { return e.AddrPort.Compare(o.AddrPort) }
 
-// AppendJSON appends what MarshalJSON returns.
-func (e Endpoint) AppendJSON(b []byte) []byte {
+// MarshalJSON writes address and port.
+func (e Endpoint) MarshalJSON() ([]byte, error) {
 	if e.IsZero() {
-		return append(b, "null"...)
+		return nil, errors.New("an unknown endpoint in a list")
 	}
-	b = e.Addr().AppendTo(append(b, `{"address":"`...))
-	return append(strconv.AppendUint(append(b, `","port":`...), uint64(e.Port()), 10), '}')
+	b := e.Addr().AppendTo([]byte(`{"address":"`))
+	return append(strconv.AppendUint(append(b, `","port":`...), uint64(e.Port()), 10), '}'), nil
 }
 
-// MarshalJSON writes address and port.
-func (e Endpoint) MarshalJSON() ([]byte, error) { return e.AppendJSON(nil), nil }
-
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads what MarshalJSON writes, and null, as older files have it.
 func (e *Endpoint) UnmarshalJSON(b []byte) error {
 	var fields *endpointJSON
 	if err := json.Unmarshal(b, &fields); err != nil {

@@ -66,7 +66,7 @@ func (e *Engine) Accelerates() bool { return e != nil && e.Kind == EngineAccel }
 
 // EngineAddress is an outside address of an engine.
 type EngineAddress struct {
-	Addr  netip.Addr `json:"address"`
+	Addr  netip.Addr `json:"address,omitzero"`
 	Ports PortRange  `json:"ports"`
 	// Given are the ports of it that inside hosts can have, Free those of each class that
 	// are left.
@@ -80,7 +80,7 @@ type EngineAddress struct {
 
 // EngineSource is an inside host with its sessions.
 type EngineSource struct {
-	Addr     netip.Addr `json:"address"`
+	Addr     netip.Addr `json:"address,omitzero"`
 	Sessions uint64     `json:"sessions"`
 }
 

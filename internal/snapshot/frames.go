@@ -21,8 +21,8 @@ type AstrayFrames struct {
 	VLAN      uint16     `json:"vlan,omitempty"` // 0: another hardware address
 	From      string     `json:"source_mac"`     // hardware addresses
 	To        string     `json:"destination_mac"`
-	Source    netip.Addr `json:"source_address"` // of the first packet
-	Dest      netip.Addr `json:"destination_address"`
+	Source    netip.Addr `json:"source_address,omitzero"` // of the first packet
+	Dest      netip.Addr `json:"destination_address,omitzero"`
 	Count     uint64     `json:"frames"`
 	// Known says that somebody has the address To: it sent a frame in the window, or is a
 	// neighbour of this machine.
@@ -35,7 +35,7 @@ const AskedNeighbours = 16
 // AddressClaim is a hardware address that ARP gave for an address.
 type AddressClaim struct {
 	Interface string     `json:"interface"`
-	Addr      netip.Addr `json:"address"`
+	Addr      netip.Addr `json:"address,omitzero"`
 	MAC       string     `json:"mac"`
 	Count     uint64     `json:"packets"`
 	Replies   uint64     `json:"replies,omitempty"` // of Count: answers to this machine
@@ -48,8 +48,8 @@ type AddressClaim struct {
 type ARPQuestion struct {
 	Interface string     `json:"interface"`
 	VLAN      uint16     `json:"vlan,omitempty"` // a tag that no interface here has
-	Addr      netip.Addr `json:"address"`
-	Asker     netip.Addr `json:"source_address"`
+	Addr      netip.Addr `json:"address,omitzero"`
+	Asker     netip.Addr `json:"source_address,omitzero"`
 	MAC       string     `json:"mac"`
 	Count     uint64     `json:"packets"`
 	Answered  uint64     `json:"replied"`
@@ -58,8 +58,8 @@ type ARPQuestion struct {
 // Circle is packets that came in by one interface several times, with a smaller TTL each time.
 type Circle struct {
 	Interface string     `json:"interface"`
-	Source    netip.Addr `json:"source_address"`
-	Dest      netip.Addr `json:"destination_address"`
+	Source    netip.Addr `json:"source_address,omitzero"`
+	Dest      netip.Addr `json:"destination_address,omitzero"`
 	Packets   uint64     `json:"packets"`
 	Sample    string     `json:"example"`
 }

@@ -4,6 +4,7 @@ package snapshot
 
 import (
 	"bytes"
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -21,6 +22,10 @@ const planted = `gw7.acme.example gw7: blue-team cart-db 52:54:00:a1:b2:c3 203.0
 
 // plant writes the text into every string of v, and into one more of every list and map.
 func plant(v reflect.Value, depth int) {
+	if e, ok := v.Addr().Interface().(*Endpoint); ok {
+		*e = EndpointFrom(netip.MustParseAddr("203.0.113.77"), 80)
+		return
+	}
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(planted)

@@ -172,8 +172,8 @@ type Conntrack struct {
 
 // RefusedUse is connections to one destination that were refused.
 type RefusedUse struct {
-	Dest   Endpoint `json:"destination"`
-	Target Endpoint `json:"target"` // where they really went: Dest, unless it is translated
+	Dest   Endpoint `json:"destination,omitzero"`
+	Target Endpoint `json:"target,omitzero"` // where they really went: Dest, unless it is translated
 	Count  uint64   `json:"connections"`
 }
 
@@ -215,8 +215,8 @@ type Table struct {
 // the last RecentSeconds there. Of UDP most expects no answer.
 type TargetUse struct {
 	Protocol   string   `json:"protocol"`
-	Dest       Endpoint `json:"destination"`
-	Target     Endpoint `json:"target"`
+	Dest       Endpoint `json:"destination,omitzero"`
+	Target     Endpoint `json:"target,omitzero"`
 	Answered   uint64   `json:"replied"`
 	Unanswered uint64   `json:"unreplied"`
 }
@@ -232,7 +232,7 @@ const (
 
 // OutsideUse is an address that sources are translated to, and the flows behind it.
 type OutsideUse struct {
-	Addr    netip.Addr `json:"address"`
+	Addr    netip.Addr `json:"address,omitzero"`
 	Entries uint64     `json:"entries"`
 	Recent  uint64     `json:"recent"` // with a packet in the last RecentSeconds, where that can be told
 	// Unanswered of these were never answered.
@@ -244,10 +244,10 @@ type OutsideUse struct {
 // destination that nobody has answered.
 type UnansweredUse struct {
 	Protocol string     `json:"protocol"`
-	Source   netip.Addr `json:"source_address"`
-	Dest     Endpoint   `json:"destination"`
-	Target   Endpoint   `json:"target"` // where they really go: Dest, unless it is translated
-	SNAT     bool       `json:"snat"`   // their source is translated
+	Source   netip.Addr `json:"source_address,omitzero"`
+	Dest     Endpoint   `json:"destination,omitzero"`
+	Target   Endpoint   `json:"target,omitzero"` // where they really go: Dest, unless it is translated
+	SNAT     bool       `json:"snat"`            // their source is translated
 	Entries  uint64     `json:"entries"`
 	Recent   uint64     `json:"recent"`
 	Missed   uint64     `json:"missed,omitempty"`
@@ -257,11 +257,11 @@ type UnansweredUse struct {
 // address than the one that was asked sent to the very port that waits for the answer, from
 // the port that was asked: the answer, as the client will never know.
 type StrayUse struct {
-	Source netip.Addr `json:"source_address"`            // one of those that asked
-	Seen   netip.Addr `json:"source_translated_address"` // and its address as Target sees it
-	Dest   Endpoint   `json:"destination"`
-	Target Endpoint   `json:"target"`        // where the flows really go: Dest, unless it is translated
-	From   netip.Addr `json:"reply_address"` // who sent instead, from Target's port
+	Source netip.Addr `json:"source_address,omitzero"`            // one of those that asked
+	Seen   netip.Addr `json:"source_translated_address,omitzero"` // and its address as Target sees it
+	Dest   Endpoint   `json:"destination,omitzero"`
+	Target Endpoint   `json:"target,omitzero"`        // where the flows really go: Dest, unless it is translated
+	From   netip.Addr `json:"reply_address,omitzero"` // who sent instead, from Target's port
 	Flows  uint64     `json:"flows"`
 }
 
@@ -269,10 +269,10 @@ type StrayUse struct {
 // connections: FTP, SIP and the like.
 type ControlUse struct {
 	Protocol string     `json:"protocol"`
-	Source   netip.Addr `json:"source_address"`
-	Dest     Endpoint   `json:"destination"`
-	Target   Endpoint   `json:"target"`                    // where they really go: Dest, unless it is translated
-	Seen     netip.Addr `json:"source_translated_address"` // Source, unless it is translated
+	Source   netip.Addr `json:"source_address,omitzero"`
+	Dest     Endpoint   `json:"destination,omitzero"`
+	Target   Endpoint   `json:"target,omitzero"`                    // where they really go: Dest, unless it is translated
+	Seen     netip.Addr `json:"source_translated_address,omitzero"` // Source, unless it is translated
 	Entries  uint64     `json:"entries"`
 	Helped   uint64     `json:"helped"` // of them have a helper of connection tracking
 }
@@ -305,7 +305,7 @@ const TopN = 20
 
 // Talker is an address and its entries in the table.
 type Talker struct {
-	Addr      netip.Addr `json:"address"`
+	Addr      netip.Addr `json:"address,omitzero"`
 	Entries   uint64     `json:"entries"`
 	Unreplied uint64     `json:"unreplied"`
 	Missed    uint64     `json:"missed,omitempty"`
@@ -324,8 +324,8 @@ type PortUse struct {
 // the tuple in which source translation must stay unique.
 type SNATUse struct {
 	Protocol string     `json:"protocol"`
-	Outside  netip.Addr `json:"external_address"`
-	Dest     Endpoint   `json:"destination"`
+	Outside  netip.Addr `json:"external_address,omitzero"`
+	Dest     Endpoint   `json:"destination,omitzero"`
 	Used     uint64     `json:"entries"`  // translated flows
 	MinPort  uint16     `json:"min_port"` // lowest and highest outside port seen
 	MaxPort  uint16     `json:"max_port"`
@@ -491,8 +491,8 @@ const (
 
 // AddrRange is an inclusive range of addresses.
 type AddrRange struct {
-	First netip.Addr `json:"first"`
-	Last  netip.Addr `json:"last"`
+	First netip.Addr `json:"first,omitzero"`
+	Last  netip.Addr `json:"last,omitzero"`
 }
 
 // Target is where a destination translation leads: addresses, and ports where it
@@ -619,8 +619,8 @@ type Xfrm struct {
 // packet that was dropped in it.
 type RouteAnswer struct {
 	In     string     `json:"ingress_interface"` // interface that it came in by
-	Source netip.Addr `json:"source_address"`
-	Dest   netip.Addr `json:"destination_address"`
+	Source netip.Addr `json:"source_address,omitzero"`
+	Dest   netip.Addr `json:"destination_address,omitzero"`
 	Answer RouteKind  `json:"result"`
 	Out    string     `json:"egress_interface,omitempty"` // of a route: by which interface, and to which router
 	Via    netip.Addr `json:"next_hop_address,omitzero"`
@@ -644,7 +644,7 @@ const (
 
 // Listener is a listening TCP socket: how full its accept queue is.
 type Listener struct {
-	Addr    Endpoint `json:"local"`
+	Addr    Endpoint `json:"local,omitzero"`
 	Queue   uint32   `json:"queue"`               // connections waiting for accept
 	Backlog uint32   `json:"backlog"`             // its limit
 	Drops   uint64   `json:"dropped_connections"` // connections it refused in the window
@@ -658,8 +658,8 @@ type Listener struct {
 // of that range and that nobody listens at count, and only where at least MinLocalPorts of
 // it may be taken; most first, at most TopN.
 type LocalPortUse struct {
-	Source   netip.Addr `json:"source_address"`
-	Dest     Endpoint   `json:"destination"`
+	Source   netip.Addr `json:"source_address,omitzero"`
+	Dest     Endpoint   `json:"destination,omitzero"`
 	Used     uint64     `json:"connections"`
 	TimeWait uint64     `json:"time_wait"` // of Used
 	// Process is a program that holds one of them, "" where all are over or it is not told.

@@ -52,7 +52,7 @@ type InterfaceStatus struct {
 
 // AddressStatus is an external address of engine ebpf.
 type AddressStatus struct {
-	Address    netip.Addr `json:"address"`
+	Address    netip.Addr `json:"address,omitzero"`
 	FirstPort  uint16     `json:"min_port,omitempty"`
 	LastPort   uint16     `json:"max_port,omitempty"`
 	Ports      int        `json:"usable_ports,omitempty"` // of these, that internal hosts can have: the rest is the gateway's own connections'

@@ -61,10 +61,10 @@ func AccelShare(reasons map[string]uint64) float64 {
 // AccelEntry is one direction of a flow that is accelerated, or may be.
 type AccelEntry struct {
 	Protocol         Protocol          `json:"protocol"`
-	Source           snapshot.Endpoint `json:"source"`
-	Destination      snapshot.Endpoint `json:"destination"`
-	SourceAfter      snapshot.Endpoint `json:"source_translated"`
-	DestinationAfter snapshot.Endpoint `json:"destination_translated"`
+	Source           snapshot.Endpoint `json:"source,omitzero"`
+	Destination      snapshot.Endpoint `json:"destination,omitzero"`
+	SourceAfter      snapshot.Endpoint `json:"source_translated,omitzero"`
+	DestinationAfter snapshot.Endpoint `json:"destination_translated,omitzero"`
 	Packets          uint64            `json:"packets"` // before the stack
 	// Valid: packets use the fast path now.
 	Valid   bool   `json:"valid"`

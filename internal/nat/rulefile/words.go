@@ -20,8 +20,8 @@ type Session struct {
 
 	// The opener's packets: as they arrive, as they leave. ICMP queries have their
 	// identifier as source port.
-	Source           snapshot.Endpoint `json:"source"`
-	Destination      snapshot.Endpoint `json:"destination"`
+	Source           snapshot.Endpoint `json:"source,omitzero"`
+	Destination      snapshot.Endpoint `json:"destination,omitzero"`
 	SourceAfter      snapshot.Endpoint `json:"source_translated,omitzero"`
 	DestinationAfter snapshot.Endpoint `json:"destination_translated,omitzero"`
 
@@ -39,8 +39,8 @@ const StateDead = "dead"
 // Mapping is an internal endpoint with its external endpoint.
 type Mapping struct {
 	Class    string            `json:"class"` // tcp, udp, icmp; other: the whole address
-	Inside   snapshot.Endpoint `json:"internal"`
-	Outside  snapshot.Endpoint `json:"external"`
+	Inside   snapshot.Endpoint `json:"internal,omitzero"`
+	Outside  snapshot.Endpoint `json:"external,omitzero"`
 	Sessions int               `json:"sessions"`
 	// Filtering is whom it lets in.
 	Filtering string `json:"filtering"`

@@ -366,7 +366,7 @@ type ConntrackDirection struct {
 
 // ConntrackEnd is one end of a direction.
 type ConntrackEnd struct {
-	Address netip.Addr `json:"address"`
+	Address netip.Addr `json:"address,omitzero"`
 	Port    *uint16    `json:"port,omitempty"` // of protocols that have ports
 }
 

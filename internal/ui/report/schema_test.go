@@ -270,10 +270,18 @@ func (g *generator) fields(t reflect.Type, n *node) {
 		}
 		n.Properties.names = append(n.Properties.names, name)
 		n.Properties.of[name] = field
+		if canBeUnknown[f.Type] && options == "" {
+			g.t.Errorf("%v.%s: an unknown %v is absent: want omitzero", t, f.Name, f.Type)
+		}
 		if options == "" {
 			n.Required = append(n.Required, name)
 		}
 	}
+}
+
+// canBeUnknown are types whose zero value is none that JSON should have.
+var canBeUnknown = map[reflect.Type]bool{
+	reflect.TypeFor[snapshot.Endpoint](): true, reflect.TypeFor[netip.Addr](): true, reflect.TypeFor[netip.Prefix](): true,
 }
 
 var jsonName = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
