@@ -206,7 +206,12 @@ func (c culprit) short() string {
 	}
 	text := c.Rule.Text
 	if runes := []rune(text); len(runes) > titleRule {
-		text = string(runes[:titleRule-3]) + "..."
+		if l := limit(c.Rule); l != "" { // what it drops by
+			runes = []rune("... " + l + " " + c.Rule.Verdict)
+		}
+		if text = string(runes); len(runes) > titleRule {
+			text = string(runes[:titleRule-3]) + "..."
+		}
 	}
 	text = "`" + text + "`"
 	if c.Rule.Handle != 0 {
@@ -276,11 +281,6 @@ func (f facts) states(c culprit) (out []string) {
 	return out
 }
 
-// limits says whether a condition that can't be told from a packet is a limit of some kind.
-func limits(text string) bool {
-	return slices.ContainsFunc([]string{"limit", "quota", "ct count", "connlimit", "{ ... }"}, func(word string) bool { return strings.Contains(text, word) })
-}
-
 // noInterface is an interface that a condition names and that is not there.
 func (f facts) noInterface(m snapshot.Match) (name string, missing bool) {
 	if len(m.Keys) != 1 || len(f.Interfaces) == 0 || len(f.Interfaces) >= snapshot.MaxInterfaces {
@@ -334,10 +334,7 @@ func (f facts) near(c culprit) (out []Evidence) {
 	if c.sample.Text == "" {
 		return nil
 	}
-	for _, d := range blame.Accepting(f.Snapshot, c.row, c.sample, func(m snapshot.Match) bool {
-		_, missing := f.noInterface(m)
-		return missing || len(m.Keys) == 0 && limits(m.Text)
-	}) {
+	for _, d := range f.accepting(c) {
 		a := culprit{Dropper: d}
 		out = append(out, Evidence{a.place() + " would accept it", a.Rule.Text + handle(a.Rule), fromRules + " (" + d.Chain.Backend + ")"})
 		for _, state := range f.states(a) {

@@ -101,7 +101,10 @@ func judgeForwardPolicy(f facts) *verdict {
 	}
 	part := f.forwardPart(r)
 	v := &verdict{impact: float64(r.lost)}
+	over, limited := f.overPolicy()
 	switch {
+	case limited && beginnings(r.rows) >= ruleFew && part < forwardMost:
+		v.Severity = Warning // clients cannot open connections
 	case r.lost >= forwardFew && part < forwardShare:
 		v.Severity = Advice
 	case r.lost < forwardFew && part < forwardMost:
@@ -133,8 +136,27 @@ func judgeForwardPolicy(f facts) *verdict {
 		v.Remedy = append(v.Remedy, "# or keep bridged traffic out of the IP packet filter; not with Kubernetes, whose rules must see it:",
 			f.set(f.local("net.bridge.bridge-nf-call-iptables", 0)))
 	}
+	if limited {
+		v.Title = strings.TrimSuffix(v.Title, " that no rule accepted")
+		v.Title = titled(v.Title, over.overTitle(v.Title))
+		v.Evidence = append(v.Evidence, f.overBy(r.rows)...)
+		v.Why = "A rule accepts this traffic up to a limit, and the chain drops the rest. The sender of a dropped packet gets no error; it retransmits and waits."
+		v.Remedy = f.raise(over)
+	}
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v
+}
+
+// overPolicy is the limit of a rule that would have accepted what the ends of forward chains dropped.
+func (f facts) overPolicy() (exceeded, bool) {
+	for _, b := range f.blamed() {
+		if d, sure := b.sure(); sure && isPolicy(d) && d.Chain.Hook == "forward" && len(b.row.Packets) > 0 {
+			if over, ok := f.exceeded(culprit{Dropper: d, row: b.row, sample: b.row.Packets[0]}); ok && over.by != nil {
+				return over, true
+			}
+		}
+	}
+	return exceeded{}, false
 }
 
 func (f facts) policyEvidence(r refusedForwards) (out []Evidence) {

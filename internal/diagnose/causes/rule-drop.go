@@ -40,10 +40,10 @@ var ruleDrop = Cause{
 	Explains:   []string{"clients-unreached"}, // replies among what a rule drops may not be among its samples
 	Needs:      []string{snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanSets, snapshot.CanInterfaces, snapshot.CanCounters},
 	Symptom:    "Some clients, or one protocol, get through and others do not. Connections open on one side only. Over IPv6 nobody finds this machine. It often began when a list of addresses, a limit or a rule was added.",
-	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what arrived on that interface is advice, %s a warning, %s critical. %d packets for a published service that no connection reaches are advice; if their sources are private, a warning. Replies to connections that the rules let start, and other packets of open connections: %s are a warning (fewer if a client has at least %d connections half-open because of them), %s critical. Neighbour discovery and ARP: a warning from %d packets. natkit finds the rule from samples of the dropped packets: it follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle and the quota, limit or set element that made it drop. Counters are not needed. If a sample does not show whether a condition held (limits, connection marks, sets that could not be read), counters decide. Without counters, natkit names all rules and policies that remain, with commands that count what reaches each one.",
-		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, percent(ruleShare), halfwayFew, percent(ruleMost), fewFailures),
+	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what arrived on that interface is advice, %s a warning, %s critical. %d packets for a published service that no connection reaches are advice; if their sources are private, a warning. Where clients cannot open connections because of a limit (a rate, a quota, a number of connections), %d packets are a warning, however small their share. Replies to connections that the rules let start, and other packets of open connections: %s are a warning (fewer if a client has at least %d connections half-open because of them), %s critical. Neighbour discovery and ARP: a warning from %d packets. natkit finds the rule from samples of the dropped packets: it follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle and the quota, limit or set element that made it drop. Counters are not needed. If a sample does not show whether a condition held (limits, connection marks, sets that could not be read), counters decide. Without counters, natkit names all rules and policies that remain, with commands that count what reaches each one.",
+		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, ruleFew, percent(ruleShare), halfwayFew, percent(ruleMost), fewFailures),
 	FalsePositive: "A firewall that drops traffic from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send. A block list at work is advice at most: the rule concerns some addresses, and connections of others get replies.",
-	Cure:          "Remove the address from the set, reset the quota, narrow the rule, or delete it. Never put an accept rule in front of it: that would disable the rest of the list.",
+	Cure:          "Remove the address from the set, reset the quota, raise the limit, narrow the rule, or delete it. Never put an accept rule in front of it: that would disable the rest of the list.",
 	judge:         judgeRuleDrop,
 }
 
@@ -140,14 +140,8 @@ func judgeRuleDrop(f facts) *verdict {
 	case policy && k.own.count >= ruleFew && !slices.ContainsFunc(k.own.groups, func(b blamed) bool { return b.known }):
 		k.own.received, k.own.by = 0, "" // by which interface they came in is not known beside the policy's
 		v.Severity, victims, what = Advice, k.own, "packets"
-	case k.own.count >= ruleFew && k.own.share() >= ruleShare:
-		v.Severity, victims, what = Advice, k.own, "packets"
-		switch {
-		case k.own.share() >= ruleAll:
-			v.Severity = Critical
-		case k.own.share() >= ruleMost:
-			v.Severity = Warning
-		}
+	case k.own.count >= ruleFew && (k.own.share() >= ruleShare || f.refusesConnections(k.own)):
+		v.Severity, victims, what = f.ownSeverity(k.own), k.own, "packets"
 	case k.published.count > 0:
 		v.Severity, victims, what = f.publishedLost(k.published.rows, onlyInside), k.published, "packets for a published service"
 	}
@@ -160,6 +154,17 @@ func judgeRuleDrop(f facts) *verdict {
 	return f.ruleFinding(v, victims, what, policy)
 }
 
+// ownSeverity is how bad it is that a rule drops what clients of this machine send.
+func (f facts) ownSeverity(own ruleVictims) Severity {
+	switch {
+	case own.share() >= ruleAll:
+		return Critical
+	case own.share() >= ruleMost || f.refusesConnections(own):
+		return Warning
+	}
+	return Advice
+}
+
 // ruleFinding fills in who dropped the packets, and how to spare them.
 func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy bool) *verdict {
 	v.impact = float64(victims.count)
@@ -167,7 +172,12 @@ func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy 
 	if sure && suspects[0].Chain.Table == guardTable {
 		return nil // what a cure of this doctor's keeps out
 	}
-	if sure && what != neighbourPackets && f.selective(suspects[0]) {
+	var over exceeded
+	limited := false
+	if sure {
+		over, limited = f.exceeded(suspects[0])
+	}
+	if sure && !limited && what != neighbourPackets && f.selective(suspects[0]) {
 		v.Severity = min(v.Severity, Advice) // it is about this address, and others get through
 	}
 	v.Title = f.ruleTitle(victims, suspects, sure, what)
@@ -184,11 +194,17 @@ func (f facts) ruleFinding(v *verdict, victims ruleVictims, what string, policy 
 	if sure {
 		v.Evidence = append(v.Evidence, f.near(suspects[0])...)
 	}
+	if limited {
+		v.Evidence = append(v.Evidence, f.overBy(victims.rows)...)
+	}
 	v.Why = "The sender of a dropped packet gets no error; it retransmits and waits. A rule that was meant for other hosts, or for another time, looks like a network fault."
 	if sure && suspects[0].Rule != nil && suspects[0].Rule.Verdict == "reject" {
 		v.Why = "The sender gets an error (a reset, or ICMP). A rule that was meant for other hosts, or for another time, looks like a network fault."
 	}
 	v.Remedy = f.spare(victims, suspects, sure)
+	if over.by != nil {
+		v.Remedy = f.raise(over)
+	}
 	v.Verify = f.look(f.natkit("drops --for 10s"))
 	return v
 }
@@ -202,13 +218,15 @@ func (f facts) ruleTitle(victims ruleVictims, suspects []culprit, sure bool, wha
 		part = fmt.Sprintf(", %s of what arrived on %s", percent(victims.share()), victims.by)
 	}
 	if sure {
-		title := ""
+		title, used := "", ""
 		for _, w := range []string{what, briefly(what), "packets"} {
-			if title = fmt.Sprintf("%s dropped %d %s %s", suspects[0].short(), victims.count, w, f.window()); utf8.RuneCountInString(title) <= titleMost {
+			title = fmt.Sprintf("%s dropped %d %s %s", suspects[0].short(), victims.count, w, f.window())
+			used = f.usedUp(suspects[0], title)
+			if utf8.RuneCountInString(title+used) <= titleMost {
 				break
 			}
 		}
-		return titled(title, f.usedUp(suspects[0]), part)
+		return titled(title, used, part)
 	}
 	if !slices.ContainsFunc(suspects, func(c culprit) bool { return c.blamed || c.Rule == nil }) || len(suspects) < 2 {
 		return fmt.Sprintf("a rule dropped %d %s %s%s", victims.count, what, f.window(), part)
@@ -231,8 +249,8 @@ func briefly(what string) string {
 	return what
 }
 
-// usedUp is what made a rule drop, in a word.
-func (f facts) usedUp(c culprit) string {
+// usedUp is what made a rule drop, in a word, behind a title.
+func (f facts) usedUp(c culprit, title string) string {
 	for _, state := range f.states(c) {
 		var used, limit uint64
 		if _, counts, ok := strings.Cut(state, ": "); ok && strings.HasPrefix(state, "quota") {
@@ -240,6 +258,9 @@ func (f facts) usedUp(c culprit) string {
 				return ": the quota is used up"
 			}
 		}
+	}
+	if over, ok := f.exceeded(c); ok && over.by != nil {
+		return over.overTitle(title)
 	}
 	return ""
 }
@@ -476,14 +497,18 @@ func (f facts) spareFrom(s culprit) (remedy []string) {
 				f.run(fmt.Sprintf("nft reset quota %s %s %s", s.Chain.Family, quote(s.Chain.Table), quote(strings.Trim(name, `"`)))))
 		}
 	}
-	remedy = append(remedy, "# if this traffic is wanted, narrow the rule, or delete it:")
+	ways := "narrow the rule, or delete it"
+	if limit(s.Rule) != "" {
+		ways = "raise the limit, narrow the rule, or delete it"
+	}
+	remedy = append(remedy, "# if this traffic is wanted, "+ways+":")
 	switch {
 	case tool != "" && s.Rule.Number > 0:
 		return append(remedy, f.run(fmt.Sprintf("%s -t %s -D %s %d", tool, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Number)))
 	case s.Rule.Handle != 0:
 		return append(remedy, f.run(fmt.Sprintf("nft delete rule %s %s %s handle %d", s.Chain.Family, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Handle)))
 	}
-	remedy[len(remedy)-1] = fmt.Sprintf("# if this traffic is wanted, narrow the rule, or delete it by the handle that the list shows: nft delete rule %s %s %s handle N", s.Chain.Family, s.Chain.Table, s.Chain.Name)
+	remedy[len(remedy)-1] = fmt.Sprintf("# if this traffic is wanted, %s by the handle that the list shows: nft delete rule %s %s %s handle N", ways, s.Chain.Family, s.Chain.Table, s.Chain.Name)
 	return remedy
 }
 

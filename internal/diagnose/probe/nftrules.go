@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
 )
 
 // nftSet is what the kernel tells of a set besides its elements.
@@ -56,6 +57,7 @@ type ruleReader struct {
 	network   string            // ip, ip6 or arp, where a condition said so
 	transport string            // likewise
 	statement []string          // what follows the conditions
+	kept      []string          // fields of the packet that it puts into sets
 	reject    string            // with what
 	setNames  []string          // of sets whose elements are wanted
 	from      bool              // the last condition was that a value is at least something
@@ -158,7 +160,7 @@ func (r *ruleReader) compares(name string, a nftAttrs) bool {
 	case "quota":
 		r.quota(a)
 	case "connlimit":
-		r.limited("ct count " + overText(a.number(2)) + strconv.FormatUint(uint64(a.number(1)), 10))
+		r.limited(countText(a))
 	case "match":
 		r.add(xtMatch(r.family, a.text(unix.NFTA_MATCH_NAME), int(a.number(unix.NFTA_MATCH_REV)), a[unix.NFTA_MATCH_INFO])...)
 	default:
@@ -794,16 +796,60 @@ func (r *ruleReader) object(a nftAttrs) {
 // objectKinds are NFT_OBJECT_* in nft's words.
 var objectKinds = map[uint32]string{1: "counter", 2: "quota", 3: "ct helper", 4: "limit", 5: "ct count", 8: "synproxy"}
 
+// dynset puts fields of the packet into a set. It is a condition if each element has a limit of some kind.
 func (r *ruleReader) dynset(a nftAttrs) {
-	const name, op, exprs, expr = 1, 3, 10, 7
-	text := map[uint32]string{0: "add", 1: "update", 2: "delete"}[a.number(op)] + " @" + a.text(name)
-	_, one := a[expr]
-	_, several := a[exprs]
-	if one || several { // a limit or the like, of each element
-		r.limited(text + " { ... }")
+	const name, op, key, timeout, expr, exprs = 1, 3, 4, 6, 7, 10
+	set := a.text(name)
+	keys := r.keysAt(a.number(key), r.sets[set].keyLen)
+	r.kept = append(r.kept, keys...)
+	words := []string{strings.Join(keys, " . ")}
+	if words[0] == "" {
+		words[0] = "..."
+	}
+	if ms := a.long(timeout); ms > 0 {
+		words = append(words, fmt.Sprintf("timeout %ds", ms/1000))
+	}
+	limits := false
+	take := func(list []byte) {
+		text, limit := elementWords(list)
+		words, limits = append(words, text), limits || limit
+	}
+	if one, ok := a[expr]; ok {
+		take(one)
+	} else if several, ok := a[exprs]; ok {
+		decode(several, func(ad *netlink.AttributeDecoder) { take(ad.Bytes()) })
+	}
+	text := map[uint32]string{0: "add", 1: "update", 2: "delete"}[a.number(op)] + " @" + set + " { " + strings.Join(words, " ") + " }"
+	if limits {
+		r.limited(text)
 		return
 	}
 	r.statement = append(r.statement, text)
+}
+
+// elementWords writes what a set keeps for each of its elements; limit: and what may not hold.
+func elementWords(expression []byte) (text string, limit bool) {
+	decode(expression, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_EXPR_NAME {
+			text = ad.String()
+			return
+		}
+		switch a := attrsOf(ad); text {
+		case "limit":
+			text, limit = limitText(a), true
+		case "connlimit":
+			text, limit = countText(a), true
+		case "quota":
+			const bytes, flags = 1, 2
+			text, limit = fmt.Sprintf("quota %s%d bytes", overText(a.number(flags)), a.long(bytes)), true
+		}
+	})
+	return text, limit
+}
+
+// countText writes "ct count over 5".
+func countText(a nftAttrs) string {
+	return "ct count " + overText(a.number(2)) + strconv.FormatUint(uint64(a.number(1)), 10)
 }
 
 func (r *ruleReader) target(name string, info []byte) {
@@ -841,13 +887,17 @@ func (r *ruleReader) limitWords(a nftAttrs) string {
 
 // limitText writes "limit rate over 10/second burst 5 packets".
 func limitText(a nftAttrs) string {
-	const rate, unit, kind, flags = 1, 2, 4, 5
+	const rate, unit, burst, kind, flags, usual = 1, 2, 3, 4, 5, 5
 	per := map[uint64]string{1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}[a.long(unit)]
 	amount := strconv.FormatUint(a.long(rate), 10)
 	if a.number(kind) == 1 {
 		amount += " bytes"
 	}
-	return "limit rate " + overText(a.number(flags)) + amount + "/" + per
+	text := "limit rate " + overText(a.number(flags)) + amount + "/" + per
+	if n := a.number(burst); n != usual && a.number(kind) == 0 {
+		text += " burst " + plural.Count(n, "packet")
+	}
+	return text
 }
 
 // readRule reads a rule of a chain.

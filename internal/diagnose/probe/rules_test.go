@@ -31,6 +31,9 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 	for family, rules := range map[string]string{
 		"inet": `table inet f {
 	set bad { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
+	set who { type ipv4_addr; flags dynamic; }
+	set seen { type ipv4_addr; flags dynamic,timeout; timeout 1m; }
+	set pairs { type ipv4_addr . inet_service; flags dynamic; }
 	quota month { 1 mbytes }
 	limit few { rate 3/minute }
 	chain other { return; }
@@ -66,6 +69,13 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 		quota name "month" drop
 		limit name "few" drop
 		ct count over 5 reject
+		limit rate over 10/second burst 20 packets drop
+		add @who { ip saddr ct count over 5 } drop
+		ct state new update @seen { ip saddr timeout 30s limit rate over 10/minute burst 5 packets } drop
+		add @pairs { ip saddr . tcp dport limit rate over 7/hour burst 9 packets } drop
+		add @who { ip saddr quota over 1000 bytes } drop
+		add @seen { ip saddr }
+		add @seen { ip saddr counter }
 		ct mark 0x00000001 drop
 		ct mark != 0x00000001 drop
 		ct mark & 0x000000ff == 0x00000001 drop
@@ -215,7 +225,13 @@ func TestLiveRuleTextsAreThoseOfIPTables(t *testing.T) {
 				"-m connmark --mark 0x1 -j DROP", "-m connmark ! --mark 0x1/0xff -j DROP", "-m dscp --dscp 0x2e -j DROP", "-m mac --mac-source 02:00:00:00:00:01 -j DROP",
 				"-m helper --helper ftp -j DROP", "-m statistic --mode nth --every 3 --packet 0 -j DROP", "-m mark ! --mark 0x7/0xf -j DROP", "-m length --length 10:20 -j DROP",
 				"-m statistic --mode random --probability 0.5 -j DROP", "-p tcp --tcp-flags SYN,ACK SYN -j DROP",
-				"-m ttl --ttl-lt 5 -j DROP", "-m addrtype --dst-type LOCAL -j ACCEPT", "-m connlimit --connlimit-above 5 -j DROP", "-j RETURN",
+				"-m ttl --ttl-lt 5 -j DROP", "-m addrtype --dst-type LOCAL -j ACCEPT", "-m connlimit --connlimit-above 5 -j DROP",
+				"-m connlimit --connlimit-upto 7 --connlimit-mask 24 --connlimit-daddr -j ACCEPT",
+				"-m hashlimit --hashlimit-above 5/sec --hashlimit-burst 5 --hashlimit-mode srcip --hashlimit-name web -j DROP",
+				"-m hashlimit --hashlimit-upto 20/min --hashlimit-burst 7 --hashlimit-mode srcip,dstport --hashlimit-name dns -j ACCEPT",
+				"-m recent --name www --set -j DROP", "-m recent --name www --update --seconds 60 --hitcount 10 --rdest -j DROP", "-m recent ! --rcheck -j DROP",
+				"-m connbytes --connbytes 500000: --connbytes-dir both --connbytes-mode bytes -j DROP", "-m connbytes --connbytes 5:9 --connbytes-dir reply --connbytes-mode packets -j DROP",
+				"-j RETURN",
 			} {
 				output(t, h, "", backend.tool, append([]string{"-A", "FORWARD"}, strings.Fields(rule)...)...)
 			}

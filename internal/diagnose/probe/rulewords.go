@@ -336,7 +336,7 @@ func (r *ruleReader) implied(m snapshot.Match, behind []snapshot.Match) bool {
 	case "meta l4proto":
 		heads = m.Values
 	}
-	names := slices.Concat(r.rule.MapKeys, r.statement)
+	names := slices.Concat(r.rule.MapKeys, r.statement, r.kept)
 	for _, m := range behind {
 		names = append(names, m.Keys...)
 	}

@@ -8,7 +8,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
+	"math/bits"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,13 +67,10 @@ var xtReaders = map[string]xtReader{
 	"quota": {16, func(b xtInfo, _ bool) []snapshot.Match {
 		return xtText("quota", "--quota", strconv.FormatUint(binary.NativeEndian.Uint64(b[8:]), 10))
 	}},
-	"connlimit": {24, func(b xtInfo, _ bool) []snapshot.Match {
-		word := map[bool]string{true: "--connlimit-upto", false: "--connlimit-above"}[b.u32(20)&1 != 0]
-		return xtText("connlimit", word, strconv.FormatUint(uint64(b.u32(16)), 10))
-	}},
-	"hashlimit": {1, func(b xtInfo, _ bool) []snapshot.Match {
-		return xtText("hashlimit", "--hashlimit-name", cString(append(slices.Clip(b), 0)))
-	}},
+	"connlimit": {24, xtConnlimit},
+	"hashlimit": {1, xtHashlimit},
+	"recent":    {211, xtRecent},
+	"connbytes": {18, xtConnbytes},
 }
 
 // xtRevisions are the forms of matches that are read, where a kernel has several.
@@ -116,6 +116,93 @@ func xtMark(key, name string, b xtInfo) []snapshot.Match {
 	out := xtOne(b[8] != 0, key, value, name, "--mark", value+maskWord(b.u32(4)))
 	out[0].Mask = b.u32(4)
 	return out
+}
+
+// xtConnlimit reads a number of connections, of those that the mask makes one.
+func xtConnlimit(b xtInfo, six bool) []snapshot.Match {
+	of, length := "--connlimit-saddr", 4
+	if b.u32(20)&2 != 0 {
+		of = "--connlimit-daddr"
+	}
+	if six {
+		length = 16
+	}
+	ones := 0
+	for _, m := range b[:length] {
+		ones += bits.OnesCount8(m)
+	}
+	word := map[bool]string{true: "--connlimit-upto", false: "--connlimit-above"}[b.u32(20)&1 != 0]
+	return xtText("connlimit", word, strconv.FormatUint(uint64(b.u32(16)), 10), "--connlimit-mask", strconv.Itoa(ones), of)
+}
+
+// xtHashlimit reads a rate and what of packets has one of its own; of its first form only the name.
+func xtHashlimit(b xtInfo, _ bool) []snapshot.Match {
+	const avg, burst, mode, bytesMode, above = 256, 264, 272, 1 << 5, 1 << 4
+	name := cString(append(slices.Clip(b[:min(len(b), avg)]), 0))
+	if len(b) < mode+4 || b.u32(mode)&bytesMode != 0 {
+		return xtText("hashlimit", "--hashlimit-name", name)
+	}
+	word := map[bool]string{true: "--hashlimit-above", false: "--hashlimit-upto"}[b.u32(mode)&above != 0]
+	var of []string
+	for _, part := range []struct {
+		bit  uint32
+		name string
+	}{{1 << 2, "srcip"}, {1 << 3, "srcport"}, {1 << 0, "dstip"}, {1 << 1, "dstport"}} {
+		if b.u32(mode)&part.bit != 0 {
+			of = append(of, part.name)
+		}
+	}
+	words := []string{word, xtRate(uint32(min(binary.NativeEndian.Uint64(b[avg:])/100, math.MaxUint32))), // of units of 1 us, of 100 us
+		"--hashlimit-burst", strconv.FormatUint(binary.NativeEndian.Uint64(b[burst:]), 10)}
+	if of != nil {
+		words = append(words, "--hashlimit-mode", strings.Join(of, ","))
+	}
+	return xtText("hashlimit", append(words, "--hashlimit-name", name)...)
+}
+
+// xtRecent reads a list of addresses that were seen lately.
+func xtRecent(b xtInfo, six bool) []snapshot.Match {
+	const set, update, remove = 1 << 1, 1 << 2, 1 << 3
+	mode := "--rcheck"
+	switch check := b[8]; {
+	case check&set != 0:
+		mode = "--set"
+	case check&update != 0:
+		mode = "--update"
+	case check&remove != 0:
+		mode = "--remove"
+	}
+	words := []string{mode}
+	if b[9] != 0 {
+		words = []string{"!", mode}
+	}
+	for i, option := range []string{"--seconds", "--hitcount"} {
+		if n := b.u32(4 * i); n != 0 {
+			words = append(words, option, strconv.FormatUint(uint64(n), 10))
+		}
+	}
+	words = append(words, "--name", cString(append(slices.Clip(b[10:210]), 0)))
+	const mask = 212
+	switch { // of the second form
+	case len(b) < mask+16:
+	case six:
+		words = append(words, "--mask", netip.AddrFrom16([16]byte(b[mask:mask+16])).String())
+	default:
+		words = append(words, "--mask", netip.AddrFrom4([4]byte(b[mask:mask+4])).String())
+	}
+	return xtText("recent", append(words, map[bool]string{true: "--rsource", false: "--rdest"}[b[210] == 0])...)
+}
+
+// xtConnbytes reads how much a connection has sent.
+func xtConnbytes(b xtInfo, _ bool) []snapshot.Match {
+	from, to := binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint64(b[8:])
+	span := strconv.FormatUint(from, 10)
+	if to != math.MaxUint64 {
+		span += ":" + strconv.FormatUint(to, 10)
+	}
+	return xtText("connbytes", "--connbytes", span,
+		"--connbytes-mode", wordOf([]string{"packets", "bytes", "avgpkt"}, uint32(b[16])),
+		"--connbytes-dir", wordOf([]string{"original", "reply", "both"}, uint32(b[17])))
 }
 
 // xtHops reads conditions on the time to live.
