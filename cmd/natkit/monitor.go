@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,7 @@ import (
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/nat/control"
 	"natkit/internal/ui/report"
+	"natkit/internal/words/choice"
 )
 
 // Intervals of the monitor.
@@ -31,11 +33,15 @@ const (
 	mostMonitorInterval  = 5 * time.Minute
 )
 
+// tuneModes are the values of --tune.
+var tuneModes = []string{string(monitor.TuneOff), string(monitor.TuneAdvise), string(monitor.TuneApply)}
+
 func newMonitorCommand(e *env) *cobra.Command {
 	interval := monitorInterval
 	metrics := "127.0.0.1:9641"
 	var dir, room, age string
 	var cluster clusterFlags
+	tuning := string(monitor.TuneOff)
 	cmd := &cobra.Command{
 		Use:   "monitor",
 		Short: "Run the doctor all the time: metrics, history and events",
@@ -66,11 +72,20 @@ at most one an hour. The API is that of the pod which natkit runs in, or the one
 --kubernetes-api and --kubernetes-credentials name. If it does not answer, nothing else
 is affected. See docs/kubernetes.md.
 
+--tune advise writes into history and metrics which settings the findings ask for and
+natkit would change; nothing is changed. --tune apply changes them: settings of a short
+list (docs/monitor.md), at most doubled, the connection tracking table at most a quarter
+of the memory, one change in ten minutes, none that another program sets. The effect of
+each is measured in the next windows; within 60 s it is taken back if more is lost than
+before. Every change is in the history with its reason, and natkit tune history lists
+and natkit tune rollback undoes it.
+
 It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		Example: `  natkit monitor
   natkit monitor --interval 30s --history-size 64MB --history-age 2d
   natkit monitor --metrics '' --history /tmp/night
-  natkit monitor --node-name "$NODE_NAME"`,
+  natkit monitor --node-name "$NODE_NAME"
+  natkit monitor --tune advise`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
@@ -80,8 +95,15 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 	f.StringVar(&room, "history-size", "256MB", "keep at most so `much` history")
 	f.StringVar(&age, "history-age", "7d", "keep history for at most this `time`")
 	cluster.add(cmd)
+	f.StringVar(&tuning, "tune", tuning, "change settings that findings ask for: off, advise (only say which) or apply")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if !slices.Contains(tuneModes, tuning) {
+			return usagef("--tune %w", choice.Error(tuning, tuneModes...))
+		}
+		if tuning == string(monitor.TuneApply) && interval > monitor.MostTuneInterval {
+			return usagef("--tune apply measures its effect within a minute: it needs an --interval of at most %v", monitor.MostTuneInterval)
+		}
 		if interval < leastMonitorInterval || interval > mostMonitorInterval {
 			return usagef("--interval %v: want %v to %v", interval, leastMonitorInterval, mostMonitorInterval)
 		}
@@ -92,7 +114,7 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		if err != nil {
 			return err
 		}
-		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
+		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
 		if o.Kubernetes, err = cluster.reporter(cmd); err != nil {
 			return err
 		}

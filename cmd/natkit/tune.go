@@ -22,6 +22,7 @@ import (
 )
 
 func newTuneCommand(e *env) *cobra.Command {
+	var auto bool
 	cmd := &cobra.Command{
 		Use:   "tune",
 		Short: "Change kernel settings for NAT, with reason, cost and rollback",
@@ -31,10 +32,19 @@ their cost in memory, who else sets them, and a rollback.
 natkit only writes settings of a fixed list, all of the network except
 vm.min_free_kbytes. Every old value is in the journal in /var/lib/natkit before the
 setting is changed; NATKIT_STATE_DIR names another directory. If natkit is killed
-between two writes, the next rollback undoes the whole apply.`,
+between two writes, the next rollback undoes the whole apply.
+
+natkit monitor --tune advise shows all the time what would change, and natkit monitor
+--tune apply changes it in small steps and measures the effect.`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if auto {
+				return usagef("automatic tuning is part of natkit monitor: natkit monitor --tune advise shows what it would change, natkit monitor --tune apply changes it")
+			}
+			return cmd.Help()
+		},
 	}
+	cmd.Flags().BoolVar(&auto, "auto", false, "show where automatic tuning is: natkit monitor --tune")
 	cmd.AddCommand(newTunePlanCommand(e), newTuneApplyCommand(e), newTuneRollbackCommand(e), newTuneHistoryCommand(e))
 	return cmd
 }

@@ -37,6 +37,8 @@ type Entry struct {
 	Looks   []Look   `json:"-"`
 	Changes []Change `json:"changes,omitempty"`
 	Events  []Event  `json:"events,omitempty"`
+	// Tunings are settings that the monitor itself changed, or would have.
+	Tunings []Tuning `json:"tunings,omitempty"`
 	// Lost says what is missing before this entry and why, "" for nothing.
 	Lost string `json:"lost,omitempty"`
 }
@@ -69,6 +71,29 @@ const (
 	Began   = "began"
 	Changed = "changed" // another severity
 	Ended   = "ended"
+)
+
+// Tuning is what natkit monitor did about a setting, or would have done (--tune).
+type Tuning struct {
+	At        time.Time `json:"time"`
+	Kind      string    `json:"kind"`
+	Inode     uint64    `json:"netns_inode"` // of the namespace whose finding asked for it
+	Namespace string    `json:"netns"`
+	Setting   string    `json:"setting,omitempty"`
+	Old       string    `json:"old,omitempty"`
+	New       string    `json:"new,omitempty"`
+	Code      string    `json:"code,omitempty"`     // of the finding
+	Why       string    `json:"reason"`             // what justifies it: a finding, or what was measured
+	ID        string    `json:"apply_id,omitempty"` // of natkit tune history
+}
+
+// Kinds of tunings.
+const (
+	Proposed  = "proposed"   // advice: nothing was changed
+	Applied   = "applied"    // changed; its effect is being measured
+	Kept      = "kept"       // its effect was measured, and it stays
+	TakenBack = "taken back" // it has its old value again
+	NotTuned  = "failed"     // it could not be changed or taken back
 )
 
 // Look is all facts of one namespace and window, as they are stored.

@@ -201,6 +201,12 @@ func (g *group) entry(f frame) (*Entry, error) {
 			*text = snapshot.CleanText(*text)
 		}
 	}
+	for i := range s.Tunings {
+		n := &s.Tunings[i]
+		for _, text := range []*string{&n.Kind, &n.Namespace, &n.Setting, &n.Old, &n.New, &n.Code, &n.Why, &n.ID} {
+			*text = snapshot.CleanText(*text)
+		}
+	}
 	s.Lost = snapshot.CleanText(s.Lost)
 	for _, l := range s.Looks {
 		tree := l.Whole

@@ -176,6 +176,24 @@ func (f *findings) active() (out []Active) {
 	return out
 }
 
+// asking are the findings above advice that are on in a namespace, the most important first: those whose
+// settings may be changed.
+func (f *findings) asking(inode uint64) (out []causes.Finding) {
+	s := f.spaces[inode]
+	if s == nil {
+		return nil
+	}
+	for _, t := range s.tracks {
+		if t.on && t.severity > causes.Advice && t.Finding.Severity > causes.Advice {
+			out = append(out, t.Finding)
+		}
+	}
+	slices.SortFunc(out, func(a, b causes.Finding) int {
+		return cmp.Or(-cmp.Compare(a.Severity, b.Severity), -cmp.Compare(a.Impact, b.Impact), cmp.Compare(a.Code, b.Code))
+	})
+	return out
+}
+
 // urgent says whether the namespace has a finding that one more window decides about, or one
 // above advice that is on.
 func (f *findings) urgent(inode uint64) bool {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/snapshot"
@@ -25,6 +26,7 @@ const (
 	maxEngines = 15
 	maxPorts   = 20 // outside addresses, by protocol
 	maxTalkers = 10
+	maxTunings = 10 // settings that would be changed
 	maxSeries  = 500
 )
 
@@ -59,13 +61,15 @@ var (
 	descLooks     = exposition.Metric("monitor_examinations_total", "Namespaces examined.")
 	descDumps     = exposition.Metric("monitor_table_reads_total", "Readings of all entries of a table.")
 	descHistory   = exposition.Metric("monitor_history_errors_total", "Intervals that could not be written to the history.")
+	descTuneWould = exposition.Metric("tune_proposed", "Value that natkit would give a setting (--tune advise).", "setting", "namespace")
+	descTuned     = exposition.Metric("tune_changes_total", "Settings that natkit proposed, applied, kept, took back after measuring, or failed to change (--tune).", "result")
 	descCausesLot = exposition.Metric("causes", "Causes that natkit knows.")
 )
 
 // Families are all of the monitor's own, in the order of the dashboard.
 var Families = []*exposition.Family{
 	descFinding, descImpact, descOmitted, descSpaces, descEntries, descLimit, descOthers, descFull, descFullEarly, descFullLate, descChecked, descHeld, descStats, descDrops, descDropsLost,
-	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descIntervals, descLast, descLooks, descDumps, descHistory, descCausesLot,
+	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
 	kubernetes.Families[0], kubernetes.Families[1], kubernetes.Families[2], kubernetes.Families[3],
 }
 
@@ -92,6 +96,8 @@ type state struct {
 	intervals     uint64
 	looks, dumps  uint64
 	historyErrors uint64
+	proposed      []history.Tuning
+	tuned         map[string]uint64 // by kind; nil where settings are left alone
 	historyError  error
 }
 
@@ -227,6 +233,7 @@ func (m *monitor) collect() *exposition.Exposition {
 	if m.o.Kubernetes != nil {
 		m.o.Kubernetes.Expose(e)
 	}
+	st.exposeTunings(e)
 	return e
 }
 

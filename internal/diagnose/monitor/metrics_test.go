@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/snapshot"
@@ -29,6 +30,11 @@ var update = flag.Bool("update", false, "rewrite generated files instead of comp
 // crowded is a monitor of a machine on which there is as much as can be of everything.
 func crowded() *monitor {
 	m := &monitor{findings: newFindings(), state: newState(Options{Build: map[string]string{"version": "test"}}), o: Options{Kubernetes: kubernetes.New(nil, "n1")}}
+	m.tuner, m.o.Say, m.state.tuned = newTuner(TuneAdvise, 10*time.Second), func(Line) {}, map[string]uint64{}
+	for i := range 40 {
+		m.tuner.proposed[settingKey{uint64(i), "net.ipv4.ipfrag_high_thresh"}] = history.Tuning{Kind: history.Proposed, Setting: "net.ipv4.ipfrag_high_thresh", Namespace: fmt.Sprint("n", i), New: "8388608"}
+	}
+	m.observeTunings([]history.Tuning{{Kind: history.Proposed}, {Kind: history.TakenBack}})
 	r := &probe.Round{At: noon}
 	for i := range 400 {
 		n := snapshot.Netns{Inode: uint64(i + 1), Name: fmt.Sprintf("n%d", i), Init: i == 0}

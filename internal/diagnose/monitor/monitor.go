@@ -26,6 +26,7 @@ import (
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
+	"natkit/internal/diagnose/tune"
 	"natkit/internal/kernel/service"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/exposition"
@@ -41,6 +42,10 @@ type Options struct {
 	Say      func(Line) // what an administrator wants to read in the journal
 	// Kubernetes is told of the findings; nil: nobody is. The caller runs it.
 	Kubernetes *kubernetes.Reporter
+
+	Tune       Tuning     // TuneOff or "": settings are left alone
+	TunePlace  tune.Place // where changes are journalled
+	HistoryDir string     // of History, to read how changes of an earlier process ended
 }
 
 // Line is something that happened: a finding began, changed or ended, or the monitor itself has
@@ -48,6 +53,8 @@ type Options struct {
 type Line struct {
 	history.Event
 	Problem string `json:"problem,omitempty"`
+	// Tuning is what was done about a setting, with --tune.
+	Tuning *history.Tuning `json:"tuning,omitempty"`
 }
 
 // monitor is a Run.
@@ -56,6 +63,7 @@ type monitor struct {
 	patrol    *probe.Patrol
 	attention *attention
 	findings  *findings
+	tuner     *tuner        // nil: settings are left alone
 	cpu       time.Duration // at the end of the last round
 	idleCost  time.Duration // of a round without examinations, as they were
 	problem   string        // that was said last
@@ -80,21 +88,26 @@ func Run(ctx context.Context, o Options) error {
 	}
 	service.Notify(service.Ready)
 	defer service.Notify(service.Stopping)
+	earlier, err := m.beginTuning(ctx)
+	if err != nil {
+		return err
+	}
 	if within := service.Watchdog(); within > 0 && within < 2*o.Interval {
 		return fmt.Errorf("systemd expects a sign of life within %v, which an interval of %v does not give: raise WatchdogSec", within, o.Interval)
 	}
 	m.cpu = processorTime()
 	for ctx.Err() == nil {
-		if err := m.round(ctx); err != nil {
+		if err := m.round(ctx, earlier); err != nil {
 			return err
 		}
+		earlier = nil
 		service.Notify(service.Alive)
 	}
 	return nil
 }
 
-// round is one interval.
-func (m *monitor) round(ctx context.Context) error {
+// round is one interval; earlier is what happened to settings before it.
+func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	now := time.Now()
 	m.attention.pass(m.o.Interval)
 	wants, alerts := m.attention.choose(m.patrol.Namespaces(), m.findings.urgent, now)
@@ -102,7 +115,7 @@ func (m *monitor) round(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e := &history.Entry{At: r.At.UTC().Truncate(time.Millisecond), Seconds: r.Seconds, Begins: !m.begun}
+	e := &history.Entry{At: r.At.UTC().Truncate(time.Millisecond), Seconds: r.Seconds, Begins: !m.begun, Tunings: earlier}
 	m.begun = true
 	there := map[uint64]bool{}
 	for _, s := range r.Pulses {
@@ -118,13 +131,16 @@ func (m *monitor) round(ctx context.Context) error {
 	}
 	for _, s := range r.Looks {
 		e.Changes = append(e.Changes, m.changedSettings(s)...)
-		e.Events = append(e.Events, m.judge(s)...)
+		events, shown := m.judge(s)
+		e.Events = append(e.Events, events...)
+		e.Tunings = append(e.Tunings, m.tune(ctx, s, shown)...)
 		e.Looks = append(e.Looks, history.NewLook(s))
 	}
 	for _, inode := range r.Idle {
 		m.attention.idleAgain(inode, now)
 	}
 	e.Events = append(e.Events, m.findings.remaining(there, e.At)...)
+	e.Tunings = append(e.Tunings, m.tuningDue(ctx, there)...)
 	maps.DeleteFunc(m.sysctls, func(inode uint64, _ map[string]string) bool { return !there[inode] })
 	m.store(e)
 	m.observe(r)
@@ -132,6 +148,7 @@ func (m *monitor) round(ctx context.Context) error {
 	for _, event := range e.Events {
 		m.o.Say(Line{Event: event})
 	}
+	m.observeTunings(e.Tunings)
 	m.account(len(wants), alerts)
 	return nil
 }
@@ -141,12 +158,13 @@ func (m *monitor) near(inode uint64) bool {
 	return m.findings.urgent(inode) || len(m.attention.of(inode).symptoms) > 0
 }
 
-// judge is the doctor's judgement of a look, and what begins or ends by it.
-func (m *monitor) judge(s *snapshot.Snapshot) []history.Event {
+// judge is the doctor's judgement of a look: what begins or ends by it, and all that it shows.
+func (m *monitor) judge(s *snapshot.Snapshot) ([]history.Event, []causes.Finding) {
 	shown := causes.JudgeAgain(s, m.findings.named(s.Netns.Inode))
 	found := slices.ContainsFunc(shown, func(f causes.Finding) bool { return f.Severity > causes.Advice })
 	m.attention.examined(s, found, time.Now())
-	return m.findings.window(s.Netns, s.TakenAt, m.own(s.Netns.Inode, flat(shown)))
+	shown = flat(shown)
+	return m.findings.window(s.Netns, s.TakenAt, m.own(s.Netns.Inode, shown)), shown
 }
 
 // own leaves out findings of the whole machine that another namespace has shown before.

@@ -94,7 +94,7 @@ type account struct {
 // undoable says whether there is something for a rollback to do.
 func (a *account) undoable() bool { return a.State == StateApplied || a.State == StateInterrupted }
 
-// Hidemo returns every apply of this machine, oldest first. It changes nothing.
+// History returns every apply of this machine, oldest first. It changes nothing.
 func History(p Place) ([]Record, error) {
 	accounts, err := readAccounts(p)
 	if err != nil {

@@ -25,6 +25,7 @@ type HistoryResult struct {
 	Intervals int               `json:"interval_count"`
 	Findings  []history.Episode `json:"findings"`
 	Changes   []history.Change  `json:"changes"`
+	Tunings   []history.Tuning  `json:"tunings"` // what natkit monitor --tune did or would do
 	Gaps      []HistoryGap      `json:"gaps"`
 	Problems  []string          `json:"problems"` // what could not be read or written
 	Forecasts monitor.Score     `json:"forecasts"`
@@ -56,6 +57,7 @@ func (r *HistoryResult) Add(e *history.Entry) error {
 	r.Last = e.At
 	r.Intervals++
 	r.Changes = append(r.Changes, e.Changes...)
+	r.Tunings = append(r.Tunings, e.Tunings...)
 	if e.Lost != "" {
 		r.Problems = append(r.Problems, e.At.Local().Format(time.DateTime)+": "+e.Lost)
 	}
@@ -73,6 +75,7 @@ func (r *HistoryResult) Finish(damaged []string) {
 	r.Forecasts = r.record.Score()
 	r.Findings = append([]history.Episode{}, r.Findings...)
 	r.Changes = append([]history.Change{}, r.Changes...)
+	r.Tunings = append([]history.Tuning{}, r.Tunings...)
 	r.Gaps = append([]HistoryGap{}, r.Gaps...)
 	r.Problems = append([]string{}, r.Problems...)
 }
@@ -104,6 +107,12 @@ func (r *HistoryResult) Text(w io.Writer, zone *time.Location, color bool) error
 		if f.Why != "" {
 			fmt.Fprintf(&p.b, "  ended: %s\n", f.Why)
 		}
+	}
+	if len(r.Tunings) > 0 {
+		p.b.WriteString("\nSettings, by natkit monitor --tune:\n")
+	}
+	for _, n := range r.Tunings {
+		fmt.Fprintf(&p.b, "  %s  %s\n", clock(n.At), tuningInWords(n))
 	}
 	if len(r.Gaps) > 0 {
 		p.b.WriteString("\nNot recorded:\n")

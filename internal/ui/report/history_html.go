@@ -102,6 +102,11 @@ func (r *HistoryResult) HTML(w io.Writer, zone *time.Location) error {
 		body += r.plot("Dropped packets a second, by what that means for NAT", drops, times, values, zone)
 		body += each(r.Findings, func(e history.Episode) markup { return episodeMarkup(e, clock) })
 	}
+	if len(r.Tunings) > 0 {
+		body += tag("article", tag("h2", "Settings, by natkit monitor --tune"), scroll("facts", each(r.Tunings, func(n history.Tuning) markup {
+			return tag("tr", tag("td", text(clock(n.At))), tag("td", text(tuningInWords(n))))
+		})))
+	}
 	if len(r.Changes) > 0 {
 		body += details(false, "All changes", scroll("facts", each(r.Changes, func(c history.Change) markup {
 			return tag("tr", tag("td", text(clock(c.At))), tag("td", text(c.Namespace)), tag("td", text(c.What)))

@@ -43,6 +43,10 @@ func aNight(t *testing.T) *HistoryResult {
 			finding(history.Began, hostile, "listen-overflow", "warning")
 		case 1002: // the monitor was started again
 			finding(history.Began, hostile, "listen-overflow", "warning")
+		case 1500:
+			e.Tunings = []history.Tuning{{At: at, Kind: history.Applied, Namespace: "host", Setting: "net.netfilter.nf_conntrack_max", Old: "65536", New: "131072", Code: "conntrack-table-full", Why: "it is full", ID: "20260302-021000"}}
+		case 1506:
+			e.Tunings = []history.Tuning{{At: at, Kind: history.TakenBack, Namespace: "host", Setting: "net.netfilter.nf_conntrack_max", Old: "131072", New: "65536", Code: "conntrack-table-full", Why: "more is lost"}}
 		case 2500:
 			e.Lost = "3 intervals could not be written: no space left on device"
 		}
@@ -64,6 +68,8 @@ func TestHistoryText(t *testing.T) {
 		"03-01 22:16:30  03-01 22:33:10  warning   host                  no-route: title of no-route\n  10s before: route removed: default via 10.0.0.1 dev eth0\n",
 		"03-02 00:44:50  still on        warning   ",
 		"Not recorded:\n  03-02 03:33:20 to 03-02 03:43:10\n",
+		"  03-02 02:10:00  tuned net.netfilter.nf_conntrack_max in host: 65536 -> 131072, for conntrack-table-full: it is full (natkit tune rollback 20260302-021000 undoes it)\n",
+		"tuning taken back: net.netfilter.nf_conntrack_max in host: 131072 -> 65536: more is lost\n",
 		"no space left on device",
 		"0000000003.segment: damaged",
 		"2\n  findings, 1 change.",
@@ -86,7 +92,7 @@ func TestHistoryHTML(t *testing.T) {
 	if strings.Contains(page, "<script") || strings.Count(page, "<svg ") != 3 || len(page) > 300<<10 {
 		t.Errorf("%d bytes, %d pictures", len(page), strings.Count(page, "<svg "))
 	}
-	for _, want := range []string{"title of no-route", "Changed before:", "still on", "Dropped packets a second", "2026-03-02 03:33:20 to 2026-03-02 03:43:10"} {
+	for _, want := range []string{"title of no-route", "Changed before:", "still on", "tuning taken back", "Dropped packets a second", "2026-03-02 03:33:20 to 2026-03-02 03:43:10"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %q", want)
 		}

@@ -17,6 +17,9 @@ import (
 func MonitorLineText(w io.Writer, l monitor.Line, stamp bool) error {
 	var b strings.Builder
 	at := l.At
+	if l.Tuning != nil {
+		at = l.Tuning.At
+	}
 	if at.IsZero() {
 		at = time.Now()
 	}
@@ -24,6 +27,8 @@ func MonitorLineText(w io.Writer, l monitor.Line, stamp bool) error {
 		b.WriteString(at.Local().Format(time.DateTime) + " ")
 	}
 	switch {
+	case l.Tuning != nil:
+		b.WriteString(tuningInWords(*l.Tuning))
 	case l.Problem != "":
 		b.WriteString("problem: " + l.Problem)
 	case l.Kind == history.Ended && l.Why != "":
@@ -35,4 +40,24 @@ func MonitorLineText(w io.Writer, l monitor.Line, stamp bool) error {
 	}
 	_, err := io.WriteString(w, b.String()+"\n")
 	return err
+}
+
+// tuningInWords is what natkit monitor did about a setting.
+func tuningInWords(n history.Tuning) string {
+	what := fmt.Sprintf("%s in %s: %s -> %s", n.Setting, n.Namespace, n.Old, n.New)
+	why := n.Why
+	if n.Code != "" && (n.Kind == history.Proposed || n.Kind == history.Applied) {
+		why = n.Code + ": " + why
+	}
+	switch n.Kind {
+	case history.Proposed:
+		return "would tune " + what + ", for " + why
+	case history.Applied:
+		return "tuned " + what + ", for " + why + " (natkit tune rollback " + n.ID + " undoes it)"
+	case history.Kept:
+		return "tuning stays: " + what + ": " + why
+	case history.TakenBack:
+		return "tuning taken back: " + what + ": " + why
+	}
+	return "tuning failed: " + what + ": " + why
 }

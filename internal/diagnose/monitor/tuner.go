@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitor
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/tune"
+	"natkit/internal/snapshot"
+)
+
+// Tuning is how far the monitor goes about settings that its findings ask for.
+type Tuning string
+
+// How far it goes.
+const (
+	TuneOff    Tuning = "off"
+	TuneAdvise Tuning = "advise" // say what it would change
+	TuneApply  Tuning = "apply"
+)
+
+const (
+	// tuneApart is between two changes, whatever they are of.
+	tuneApart = 10 * time.Minute
+	// tuneWithin is how long after a change it is decided whether it stays.
+	tuneWithin = 60 * time.Second
+	// MostTuneInterval is the longest interval with which two windows end in that time.
+	MostTuneInterval = 20 * time.Second
+
+	// harmWindows are the last windows before a change that its effect is compared with.
+	harmWindows = 6
+	// harmFactor and harmSlack are how much more must be lost a second than before for a change to have
+	// made it worse.
+	harmFactor = 1.5
+	harmSlack  = 1.0
+
+	// restFirst is how long what was taken back is left alone; it doubles each time up to restMost.
+	restFirst = time.Hour
+	restMost  = 24 * time.Hour
+
+	// leastMemory is the share of the memory that must be available.
+	leastMemory = 0.10
+)
+
+// sideEffects are what more room for something may bring about.
+var sideEffects = []string{"conntrack-no-memory", "conntrack-chain-too-long", "conntrack-hash-too-small", "softirq-one-cpu", "softirq-all-cpus", "softirq-delayed", "cpu-backlog-full"}
+
+// tuner decides which settings are changed when. It reads no clock and changes nothing: it is a function of
+// windows of facts and of what it did before.
+type tuner struct {
+	mode     Tuning
+	interval time.Duration
+	last     time.Time // of the last change or of the last taking back
+	trial    *trial
+	resting  map[settingKey]rest
+	wrote    map[settingKey]string // what it gave a setting last
+	harm     map[harmKey][]float64
+	proposed map[settingKey]history.Tuning
+}
+
+// settingKey is a setting of a namespace, or of the machine, whose inode is 0.
+type settingKey struct {
+	inode   uint64
+	setting string
+}
+
+type harmKey struct {
+	inode uint64
+	code  string
+}
+
+type rest struct {
+	until time.Time
+	pause time.Duration
+}
+
+// trial is a change whose effect is being measured.
+type trial struct {
+	step    step
+	id      string // of the journal
+	at      time.Time
+	before  float64 // what was lost a second, at most
+	worse   int     // windows in a row
+	windows int
+	after   float64         // what is lost a second
+	had     map[string]bool // side effects that were there before
+}
+
+// step is a change that is to be made.
+type step struct {
+	plan  *tune.Plan
+	netns snapshot.Netns
+	code  string
+	why   string
+}
+
+// action is what is to be done now: a change, or one that is to be taken back.
+type action struct {
+	change   *step
+	takeBack string // the journal's number of a change
+	why      string
+}
+
+func newTuner(mode Tuning, interval time.Duration) *tuner {
+	return &tuner{mode: mode, interval: interval, resting: map[settingKey]rest{}, wrote: map[settingKey]string{}, harm: map[harmKey][]float64{}, proposed: map[settingKey]history.Tuning{}}
+}
+
+// window takes the facts of one window of a namespace, what they show, and the findings that are on there.
+func (t *tuner) window(s *snapshot.Snapshot, shown, on []causes.Finding, now time.Time) (act *action, said []history.Tuning) {
+	if t.trial != nil && t.trial.step.netns.Inode == s.Netns.Inode {
+		act, said = t.measure(s, shown, now)
+	}
+	t.remember(s, shown)
+	if act != nil || len(said) > 0 {
+		return act, said
+	}
+	next := t.next(s, on, now)
+	if t.mode == TuneAdvise {
+		return nil, t.propose(s, next, now)
+	}
+	if next == nil || t.trial != nil || !t.last.IsZero() && now.Sub(t.last) < tuneApart {
+		return nil, nil
+	}
+	return &action{change: next, why: next.why}, nil
+}
+
+// next is the step that the findings that are on ask for, nil for none.
+func (t *tuner) next(s *snapshot.Snapshot, on []causes.Finding, now time.Time) *step {
+	var wanted []snapshot.Setting
+	for _, w := range causes.Settings(on) {
+		key := t.key(s, w.Name)
+		if r, ok := t.resting[key]; ok && now.Before(r.until) {
+			continue
+		}
+		wanted = append(wanted, w)
+	}
+	if len(wanted) == 0 || scarce(s) {
+		return nil
+	}
+	plan, err := tune.MakeStep(s, wanted)
+	if err != nil || len(plan.Changes) == 0 {
+		return nil
+	}
+	out := &step{plan: plan, netns: s.Netns}
+	for _, c := range plan.Changes {
+		// Somebody else has changed it since: it is theirs.
+		if wrote, ok := t.wrote[t.key(s, c.Setting)]; ok && wrote != c.Old {
+			return nil
+		}
+		if i := slices.IndexFunc(on, func(f causes.Finding) bool { return f.Code == c.Code }); i >= 0 && out.code == "" {
+			out.code, out.why = c.Code, on[i].Title
+		}
+	}
+	if out.code == "" {
+		return nil
+	}
+	return out
+}
+
+// key is a setting as this namespace sees it.
+func (t *tuner) key(s *snapshot.Snapshot, setting string) settingKey {
+	if tune.OfMachine(setting) {
+		return settingKey{0, setting}
+	}
+	return settingKey{s.Netns.Inode, setting}
+}
+
+// scarce says whether memory is.
+func scarce(s *snapshot.Snapshot) bool {
+	h := s.Host
+	return h.MemoryBytes > 0 && h.AvailableBytes > 0 && float64(h.AvailableBytes) < leastMemory*float64(h.MemoryBytes)
+}
+
+// lost is what a finding has lost a second; below 1 a window it says how near a limit is.
+func lost(s *snapshot.Snapshot, f causes.Finding) float64 {
+	if f.Impact < 1 {
+		return f.Impact
+	}
+	return f.Impact / max(s.WindowSeconds, 0.1)
+}
+
+// remember keeps what each finding has lost in the last windows.
+func (t *tuner) remember(s *snapshot.Snapshot, shown []causes.Finding) {
+	seen := map[string]bool{}
+	for _, f := range shown {
+		key := harmKey{s.Netns.Inode, f.Code}
+		seen[f.Code] = true
+		t.harm[key] = append(t.harm[key], lost(s, f))
+		t.harm[key] = t.harm[key][max(0, len(t.harm[key])-harmWindows):]
+	}
+	for key, values := range t.harm {
+		if key.inode != s.Netns.Inode || seen[key.code] {
+			continue
+		}
+		values = append(values, 0)
+		if t.harm[key] = values[max(0, len(values)-harmWindows):]; slices.Max(t.harm[key]) == 0 {
+			delete(t.harm, key)
+		}
+	}
+}
+
+// propose says what would be changed, once for each value.
+func (t *tuner) propose(s *snapshot.Snapshot, next *step, now time.Time) (said []history.Tuning) {
+	want := map[settingKey]bool{}
+	if next != nil {
+		for _, c := range next.plan.Changes {
+			key := settingKey{s.Netns.Inode, c.Setting}
+			want[key] = true
+			p := next.tuning(history.Proposed, c, now)
+			if before, ok := t.proposed[key]; !ok || before.New != c.New || before.Old != c.Old {
+				said = append(said, p)
+			}
+			t.proposed[key] = p
+		}
+	}
+	for key := range t.proposed {
+		if key.inode == s.Netns.Inode && !want[key] {
+			delete(t.proposed, key)
+		}
+	}
+	return said
+}
+
+// tuning is a change of the step for the history.
+func (p *step) tuning(kind string, c tune.Change, at time.Time) history.Tuning {
+	return history.Tuning{At: at, Kind: kind, Inode: p.netns.Inode, Namespace: Title(p.netns), Setting: c.Setting, Old: c.Old, New: c.New, Code: p.code, Why: p.why}
+}
+
+// tunings are all changes of the step.
+func (p *step) tunings(kind, why, id string, at time.Time) (out []history.Tuning) {
+	for _, c := range p.plan.Changes {
+		n := p.tuning(kind, c, at)
+		if why != "" {
+			n.Why = why
+		}
+		n.ID = id
+		out = append(out, n)
+	}
+	return out
+}
+
+// changed is told that a step was made, or why not.
+func (t *tuner) changed(p *step, r *tune.Record, err error, now time.Time) []history.Tuning {
+	t.last = now
+	if err != nil || len(r.Changes) == 0 {
+		why := "it was so already, or is not possible here"
+		if err != nil {
+			why = err.Error()
+		} else if len(r.Skipped) > 0 {
+			why = r.Skipped[0].Why
+		}
+		t.leave(p, now)
+		return p.tunings(history.NotTuned, why, "", now)
+	}
+	made := *p.plan
+	made.Changes = r.Changes
+	n := &trial{step: step{&made, p.netns, p.code, p.why}, id: r.ID, at: now, before: t.most(p.netns.Inode, p.code), had: map[string]bool{}}
+	for _, code := range sideEffects {
+		n.had[code] = t.most(p.netns.Inode, code) > 0
+	}
+	for _, c := range r.Changes {
+		t.wrote[t.keyOf(p.netns.Inode, c.Setting)] = c.New
+	}
+	t.trial = n
+	return n.step.tunings(history.Applied, "", r.ID, now)
+}
+
+func (t *tuner) keyOf(inode uint64, setting string) settingKey {
+	if tune.OfMachine(setting) {
+		inode = 0
+	}
+	return settingKey{inode, setting}
+}
+
+// most is what a finding has lost a second in the last windows, at most.
+func (t *tuner) most(inode uint64, code string) float64 {
+	if values := t.harm[harmKey{inode, code}]; len(values) > 0 {
+		return slices.Max(values)
+	}
+	return 0
+}
+
+// leave lets the settings of a step alone for a while, longer each time.
+func (t *tuner) leave(p *step, now time.Time) {
+	for _, c := range p.plan.Changes {
+		key := t.keyOf(p.netns.Inode, c.Setting)
+		pause := min(max(restFirst, 2*t.resting[key].pause), restMost)
+		t.resting[key] = rest{now.Add(pause), pause}
+	}
+}
+
+// measure compares a window after a change with those before.
+func (t *tuner) measure(s *snapshot.Snapshot, shown []causes.Finding, now time.Time) (*action, []history.Tuning) {
+	n := t.trial
+	if begun := s.TakenAt.Add(-seconds(s.WindowSeconds)); begun.Before(n.at.Add(-time.Second)) {
+		return nil, nil // the change was made in the middle of it
+	}
+	n.windows++
+	n.after = 0
+	why := ""
+	for _, f := range shown {
+		if f.Code == n.step.code {
+			n.after = lost(s, f)
+		}
+		if slices.Contains(sideEffects, f.Code) && !n.had[f.Code] && f.Severity >= causes.Warning {
+			why = "it brought about " + f.Code + ": " + f.Title
+		}
+	}
+	if n.after > harmFactor*n.before+harmSlack {
+		why = fmt.Sprintf("%s a second are lost after it, %s before", number(n.after), number(n.before))
+	}
+	if scarce(s) {
+		why = "less than a tenth of the memory is available"
+	}
+	if why == "" {
+		n.worse = 0
+	} else if n.worse++; n.worse >= 2 {
+		return t.takeBack(why), nil
+	}
+	return t.due(now)
+}
+
+func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
+
+// number is a rate in few digits.
+func number(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
+
+// due decides about a change when there is no time for another window.
+func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
+	n := t.trial
+	if n == nil || now.Add(t.interval).Sub(n.at) < tuneWithin {
+		return nil, nil
+	}
+	switch {
+	case n.windows == 0:
+		return t.takeBack("its effect could not be measured"), nil
+	case n.worse > 0:
+		return t.takeBack("the last window after it was worse than those before"), nil
+	}
+	why := fmt.Sprintf("%s a second are lost after it, %s before", number(n.after), number(n.before))
+	if n.after == 0 {
+		why = strings.Replace(why, "0 a second are", "nothing is", 1)
+	}
+	t.trial = nil
+	return nil, n.step.tunings(history.Kept, why, n.id, now)
+}
+
+func (t *tuner) takeBack(why string) *action { return &action{takeBack: t.trial.id, why: why} }
+
+// tookBack is told that the change on trial was taken back, or why not.
+func (t *tuner) tookBack(why string, err error, now time.Time) []history.Tuning {
+	n := t.trial
+	t.trial, t.last = nil, now
+	t.leave(&n.step, now)
+	for _, c := range n.step.plan.Changes {
+		delete(t.wrote, t.keyOf(n.step.netns.Inode, c.Setting))
+	}
+	if err != nil {
+		return n.step.tunings(history.NotTuned, "taking it back failed: "+err.Error()+"; natkit tune rollback "+n.id+" does it", n.id, now)
+	}
+	out := n.step.tunings(history.TakenBack, why, n.id, now)
+	for i := range out {
+		out[i].Old, out[i].New = out[i].New, out[i].Old
+	}
+	return out
+}
+
+// gone forgets namespaces that are no more. A change of the machine whose namespace is gone is
+// decided when it is due.
+func (t *tuner) gone(there map[uint64]bool) {
+	for key := range t.harm {
+		if !there[key.inode] {
+			delete(t.harm, key)
+		}
+	}
+	for key := range t.proposed {
+		if !there[key.inode] {
+			delete(t.proposed, key)
+		}
+	}
+	for key := range t.resting {
+		if key.inode != 0 && !there[key.inode] {
+			delete(t.resting, key)
+		}
+	}
+	for key := range t.wrote {
+		if key.inode != 0 && !there[key.inode] {
+			delete(t.wrote, key)
+		}
+	}
+}

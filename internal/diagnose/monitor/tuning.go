@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/tune"
+	"natkit/internal/snapshot"
+	"natkit/internal/words/exposition"
+)
+
+// By is who asked for a change, as natkit tune history shows it.
+const By = "monitor"
+
+// beginTuning takes back what an earlier process changed without knowing its effect.
+func (m *monitor) beginTuning(ctx context.Context) ([]history.Tuning, error) {
+	if m.o.Tune == "" || m.o.Tune == TuneOff {
+		return nil, nil
+	}
+	m.tuner = newTuner(m.o.Tune, m.o.Interval)
+	m.state.tuned = map[string]uint64{}
+	if m.o.Tune != TuneApply {
+		return nil, nil
+	}
+	var settings unix.Statfs_t
+	if err := unix.Statfs("/proc/sys", &settings); err == nil && settings.Flags&unix.ST_RDONLY != 0 {
+		return nil, errors.New("--tune apply: /proc/sys is read-only here; for the systemd service set ProtectKernelTunables=no (systemctl edit natkit-monitor)")
+	}
+	records, err := tune.History(m.o.TunePlace)
+	if err != nil {
+		return nil, err
+	}
+	i := len(records) - 1
+	for ; i >= 0 && records[i].By != By; i-- {
+	}
+	if i < 0 {
+		return nil, nil
+	}
+	last := records[i]
+	m.tuner.last = last.Time
+	if last.State != tune.StateInterrupted && (last.State != tune.StateApplied || m.decided(last)) {
+		return nil, nil
+	}
+	const why = "natkit monitor ended before its effect was known"
+	_, err = tune.Rollback(ctx, last.ID, tune.RollbackOptions{Place: m.o.TunePlace})
+	m.tuner.last = time.Now()
+	var out []history.Tuning
+	for _, c := range last.Changes {
+		n := history.Tuning{At: time.Now(), Kind: history.TakenBack, Namespace: cmp.Or(c.Netns, hostTitle(c)), Setting: c.Setting, Old: c.New, New: c.Old, Code: c.Code, Why: why, ID: last.ID}
+		if err != nil {
+			n.Kind, n.Why = history.NotTuned, why+", and taking it back failed: "+err.Error()
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+func hostTitle(c tune.Change) string {
+	if c.Scope == tune.ScopeHost {
+		return "host"
+	}
+	return "own"
+}
+
+// decided says whether the history shows that a change was to stay.
+func (m *monitor) decided(r tune.Record) (kept bool) {
+	// What can't be read shows nothing.
+	_, _ = history.Read(m.o.HistoryDir, history.Span{From: r.Time.Add(-time.Minute)}, func(e *history.Entry) error {
+		kept = kept || slices.ContainsFunc(e.Tunings, func(n history.Tuning) bool { return n.ID == r.ID && n.Kind == history.Kept })
+		return nil
+	})
+	return kept
+}
+
+// tune does about a window what the tuner decides.
+func (m *monitor) tune(ctx context.Context, s *snapshot.Snapshot, shown []causes.Finding) []history.Tuning {
+	if m.tuner == nil {
+		return nil
+	}
+	act, said := m.tuner.window(s, shown, m.findings.asking(s.Netns.Inode), time.Now())
+	return append(said, m.perform(ctx, act)...)
+}
+
+// tuningDue decides about a change whose namespace was not examined in time.
+func (m *monitor) tuningDue(ctx context.Context, there map[uint64]bool) []history.Tuning {
+	if m.tuner == nil {
+		return nil
+	}
+	m.tuner.gone(there)
+	act, said := m.tuner.due(time.Now())
+	return append(said, m.perform(ctx, act)...)
+}
+
+// perform makes a change or takes one back.
+func (m *monitor) perform(ctx context.Context, act *action) []history.Tuning {
+	switch {
+	case act == nil:
+		return nil
+	case act.change != nil:
+		r, err := tune.Apply(ctx, act.change.plan, tune.ApplyOptions{Place: m.o.TunePlace, By: By})
+		return m.tuner.changed(act.change, r, err, time.Now())
+	}
+	// What was found to be worse is taken back even when the monitor is told to end.
+	_, err := tune.Rollback(context.WithoutCancel(ctx), act.takeBack, tune.RollbackOptions{Place: m.o.TunePlace})
+	return m.tuner.tookBack(act.why, err, time.Now())
+}
+
+// observeTunings tells of what was done about settings.
+func (m *monitor) observeTunings(list []history.Tuning) {
+	if m.tuner == nil {
+		return
+	}
+	m.mu.Lock()
+	for _, n := range list {
+		m.state.tuned[n.Kind]++
+	}
+	m.state.proposed = slices.SortedFunc(maps.Values(m.tuner.proposed), func(a, b history.Tuning) int {
+		return cmp.Or(cmp.Compare(a.Setting, b.Setting), cmp.Compare(a.Namespace, b.Namespace))
+	})
+	m.mu.Unlock()
+	for i := range list {
+		m.o.Say(Line{Tuning: &list[i]})
+	}
+}
+
+// exposeTunings shows what would be or was changed.
+func (st *state) exposeTunings(e *exposition.Exposition) {
+	if st.tuned == nil {
+		return
+	}
+	shown := map[string]bool{}
+	for _, n := range st.proposed {
+		value, err := strconv.ParseFloat(n.New, 64)
+		if key := n.Setting + "\x00" + n.Namespace; err == nil && len(shown) < maxTunings && !shown[key] {
+			shown[key] = true
+			e.Gauge(descTuneWould, value, n.Setting, n.Namespace)
+		}
+	}
+	for _, kind := range []string{history.Proposed, history.Applied, history.Kept, history.TakenBack, history.NotTuned} {
+		e.Counter(descTuned, float64(st.tuned[kind]), strings.ReplaceAll(kind, " ", "_"))
+	}
+}
