@@ -182,21 +182,9 @@ func (g *generator) close() error {
 // few milliseconds after its duration or the end of ctx.
 func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 	c := g.config(l)
-	var senders [maxCPUs]generatorSender
-	var firstDue [maxCPUs]uint64
-	for i, cpu := range l.cpus {
-		if cpu >= maxCPUs {
-			return sendCount{}, fmt.Errorf("send from CPU %d: the generator knows the first %d", cpu, maxCPUs)
-		}
-		own := l.share(i)
-		firstDue[cpu] = c.Interval * uint64(i) / uint64(len(l.cpus))
-		senders[cpu] = generatorSender{
-			Due: firstDue[cpu], First: uint32(own.first), Flows: uint32(own.flows), Stride: stride(uint32(own.flows)),
-			At: g.at[cpu] % uint32(own.flows), // short loads of many flows come to all of them
-		}
-		if l.waysApart {
-			senders[cpu].Way = uint32(1 + i%2)
-		}
+	senders, err := g.senders(l, c.Interval)
+	if err != nil {
+		return sendCount{}, err
 	}
 	if err := errors.Join(g.objects.Senders.Set(&senders), g.objects.Load.Set(&c)); err != nil {
 		return sendCount{}, fmt.Errorf("set load of packet generator: %w", err)
@@ -223,6 +211,35 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 		count.ran += ran[i]
 		count.waited += waited[i]
 	}
+	g.count(&count, l, &c, &senders)
+	return count, nil
+}
+
+// senders is what each CPU sends, and when it begins.
+func (g *generator) senders(l frameLoad, interval uint64) (senders [maxCPUs]generatorSender, err error) {
+	for i, cpu := range l.cpus {
+		if cpu >= maxCPUs {
+			return senders, fmt.Errorf("send from CPU %d: the generator knows the first %d", cpu, maxCPUs)
+		}
+		own := l.share(i)
+		senders[cpu] = generatorSender{
+			Due: l.firstDue(i, interval), First: uint32(own.first), Flows: uint32(own.flows), Stride: stride(uint32(own.flows)),
+			At: g.at[cpu] % uint32(own.flows), // short loads of many flows come to all of them
+		}
+		if l.waysApart {
+			senders[cpu].Way = uint32(1 + i%2)
+		}
+	}
+	return senders, nil
+}
+
+// firstDue is when the first frame of the i-th CPU is due: they take turns.
+func (l *frameLoad) firstDue(i int, interval uint64) uint64 {
+	return interval * uint64(i) / uint64(len(l.cpus))
+}
+
+// count adds what the senders have counted, and keeps where each has stopped.
+func (g *generator) count(count *sendCount, l frameLoad, c *generatorLoad, senders *[maxCPUs]generatorSender) {
 	var last uint64
 	for i := range senders {
 		count.frames += senders[i].Sent
@@ -245,12 +262,11 @@ func (g *generator) send(ctx context.Context, l frameLoad) (sendCount, error) {
 	}
 	if c.Interval > 0 {
 		var slots uint64
-		for _, cpu := range l.cpus {
-			slots += (uint64(count.elapsed)<<16-firstDue[cpu]-1)/c.Interval + 1
+		for i := range l.cpus {
+			slots += (uint64(count.elapsed)<<16-l.firstDue(i, c.Interval)-1)/c.Interval + 1
 		}
 		count.skipped = max(slots, count.frames) - count.frames
 	}
-	return count, nil
 }
 
 // share is the flows that the i-th CPU sends: each has some of its own; where

@@ -260,42 +260,15 @@ func (r *httpRun) result() *HTTPResult {
 		Requests: int64(r.Requests), DocumentBytes: max(r.docBytes.Load(), 0),
 		Failures: map[string]int64{}, Percentiles: map[string]float64{},
 	}
-	var connect, processing, waiting, total distribution
-	var wall, processor time.Duration
-	var late, lastEnd, lastBegin int64
+	var all httpTally
 	for _, w := range r.workers {
-		t := &w.tally
-		res.Begun += int64(t.begun)
-		res.Completed += t.completed
-		res.Unfinished += t.unfinished
-		res.Non2xx += t.non2xx
-		res.KeepAliveRequests += t.kept
-		res.LeftOpen += t.leftOpen
-		res.TransferredBytes += t.bytes
-		res.HTMLBytes += t.body
-		for f, n := range t.failures {
-			if n > 0 {
-				res.Failures[failures[f].code] += n
-				*failures[f].counter(&res.Failed) += n
-			}
-		}
-		if res.Server == "" {
-			res.Server = t.server
-		}
-		connect.merge(&t.connect)
-		processing.merge(&t.processing)
-		waiting.merge(&t.waiting)
-		total.merge(&t.total)
-		wall += t.wall
-		processor += t.processor
-		late += t.late
-		lastEnd = max(lastEnd, t.lastEnd)
-		lastBegin = max(lastBegin, t.lastBegin)
+		res.add(&w.tally)
+		all.merge(&w.tally)
 	}
 
 	// A run that was cut short lasted until then; one that made all its requests
 	// until the last of them ended, not until the server closed the connection.
-	seconds := time.Duration(lastEnd).Seconds()
+	seconds := time.Duration(all.lastEnd).Seconds()
 	if r.halted != nil || res.Unfinished > 0 {
 		seconds = r.lasted.Seconds()
 	}
@@ -304,19 +277,53 @@ func (r *httpRun) result() *HTTPResult {
 	res.TimePerRequestAll = round(ratio(seconds*1000, float64(res.Completed)), 6)
 	res.TimePerRequestMS = round(ratio(seconds*1000*float64(r.Concurrency), float64(res.Completed)), 3)
 	res.TransferRate = round(ratio(float64(res.TransferredBytes)/1024, seconds), 2)
-	res.ClientCPUShare = round(ratio(processor.Seconds(), wall.Seconds()), 3)
-	res.Connect, res.Processing, res.Waiting, res.Total = connect.times(), processing.times(), waiting.times(), total.times()
+	res.ClientCPUShare = round(ratio(all.processor.Seconds(), all.wall.Seconds()), 3)
+	res.Connect, res.Processing, res.Waiting, res.Total = all.connect.times(), all.processing.times(), all.waiting.times(), all.total.times()
 	for _, p := range Percentages {
-		res.Percentiles[fmt.Sprint(p)] = milliseconds(total.quantile(float64(p) / 100))
+		res.Percentiles[fmt.Sprint(p)] = milliseconds(all.total.quantile(float64(p) / 100))
 	}
 	if r.Rate > 0 {
 		res.Rate = &HTTPRate{
 			Requested:  r.Rate,
-			Achieved:   round(ratio(float64(res.Begun-1), time.Duration(lastBegin).Seconds()), 2),
-			LateStarts: late,
+			Achieved:   round(ratio(float64(res.Begun-1), time.Duration(all.lastBegin).Seconds()), 2),
+			LateStarts: all.late,
 		}
 	}
 	return res
+}
+
+// add counts a worker's requests.
+func (res *HTTPResult) add(t *httpTally) {
+	res.Begun += int64(t.begun)
+	res.Completed += t.completed
+	res.Unfinished += t.unfinished
+	res.Non2xx += t.non2xx
+	res.KeepAliveRequests += t.kept
+	res.LeftOpen += t.leftOpen
+	res.TransferredBytes += t.bytes
+	res.HTMLBytes += t.body
+	for f, n := range t.failures {
+		if n > 0 {
+			res.Failures[failures[f].code] += n
+			*failures[f].counter(&res.Failed) += n
+		}
+	}
+	if res.Server == "" {
+		res.Server = t.server
+	}
+}
+
+// merge adds a worker's times.
+func (t *httpTally) merge(o *httpTally) {
+	t.connect.merge(&o.connect)
+	t.processing.merge(&o.processing)
+	t.waiting.merge(&o.waiting)
+	t.total.merge(&o.total)
+	t.wall += o.wall
+	t.processor += o.processor
+	t.late += o.late
+	t.lastEnd = max(t.lastEnd, o.lastEnd)
+	t.lastBegin = max(t.lastBegin, o.lastBegin)
 }
 
 func (d *distribution) times() Times {

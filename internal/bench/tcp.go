@@ -90,31 +90,9 @@ type Ports struct {
 // readPorts counts sockets in the kernel's table of TCP sockets. One local
 // address is assumed: with several, each has the whole range.
 func readPorts(ns *netns.Handle, target netip.AddrPort) (Ports, error) {
-	low, high := 0, 0
-	data, err := readIn(ns, "/proc/sys/net/ipv4/ip_local_port_range")
-	if err == nil {
-		_, err = fmt.Sscan(string(data), &low, &high)
-	}
+	usable, err := usablePorts(ns)
 	if err != nil {
-		return Ports{}, fmt.Errorf("read ip_local_port_range: %w", err)
-	}
-	usable := make([]bool, 65536)
-	for p := low; p <= min(high, 65535); p++ {
-		usable[p] = true
-	}
-	if data, err = readIn(ns, "/proc/sys/net/ipv4/ip_local_reserved_ports"); err != nil {
 		return Ports{}, err
-	}
-	for part := range strings.SplitSeq(strings.TrimSpace(string(data)), ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
-		}
-		a, errA := strconv.ParseUint(from, 10, 16)
-		b, errB := strconv.ParseUint(to, 10, 16)
-		for p := a; errA == nil && errB == nil && p <= b; p++ {
-			usable[p] = false
-		}
 	}
 	var ports Ports
 	for _, u := range usable {
@@ -153,6 +131,37 @@ func readPorts(ns *netns.Handle, target netip.AddrPort) (Ports, error) {
 		return Ports{}, fmt.Errorf("count sockets: %w", err)
 	}
 	return ports, nil
+}
+
+// usablePorts are the local ports that the kernel may choose, true by number.
+func usablePorts(ns *netns.Handle) ([]bool, error) {
+	low, high := 0, 0
+	data, err := readIn(ns, "/proc/sys/net/ipv4/ip_local_port_range")
+	if err == nil {
+		_, err = fmt.Sscan(string(data), &low, &high)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read ip_local_port_range: %w", err)
+	}
+	usable := make([]bool, 65536)
+	for p := low; p <= min(high, 65535); p++ {
+		usable[p] = true
+	}
+	if data, err = readIn(ns, "/proc/sys/net/ipv4/ip_local_reserved_ports"); err != nil {
+		return nil, err
+	}
+	for part := range strings.SplitSeq(strings.TrimSpace(string(data)), ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		if !isRange {
+			to = from
+		}
+		a, errA := strconv.ParseUint(from, 10, 16)
+		b, errB := strconv.ParseUint(to, 10, 16)
+		for p := a; errA == nil && errB == nil && p <= b; p++ {
+			usable[p] = false
+		}
+	}
+	return usable, nil
 }
 
 // procAddrPort writes an address and port as the kernel's table has them: words

@@ -78,10 +78,35 @@ func (t transfer) run(ctx context.Context, testbed *Testbed) (res transferred, e
 	if err != nil {
 		return res, err
 	}
+	start := time.Now()
+	res.bytes, err = t.move(cpus, senders, receivers, start)
+	res.elapsed = time.Since(start)
+	after, machineErr := readMachineTime()
+	if machineErr != nil {
+		return res, machineErr
+	}
+	if ctx.Err() != nil {
+		return res, fmt.Errorf("transfer through the router: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		return res, fmt.Errorf("transfer through the router: %w", err)
+	}
+	res.cpu = after.since(before)
+	for _, f := range senders {
+		info, err := unix.GetsockoptTCPInfo(int(f.Fd()), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil {
+			return res, fmt.Errorf("read retransmits: %w", err)
+		}
+		res.retransmits += int64(info.Total_retrans)
+	}
+	return res, nil
+}
+
+// move sends on all streams at once and returns how many bytes were read.
+func (t transfer) move(cpus []int, senders, receivers []*os.File, start time.Time) (int64, error) {
 	var working sync.WaitGroup
 	var read atomic.Int64
 	errs := make([]error, 2*t.streams)
-	start := time.Now()
 	for i := range t.streams {
 		// The left end on one processor, the right end on the next.
 		left, right := cpus[2*i%len(cpus)], cpus[(2*i+1)%len(cpus)]
@@ -99,26 +124,7 @@ func (t transfer) run(ctx context.Context, testbed *Testbed) (res transferred, e
 		})
 	}
 	working.Wait()
-	res.elapsed = time.Since(start)
-	after, err := readMachineTime()
-	if err != nil {
-		return res, err
-	}
-	if ctx.Err() != nil {
-		return res, fmt.Errorf("transfer through the router: %w", context.Cause(ctx))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return res, fmt.Errorf("transfer through the router: %w", err)
-	}
-	for _, f := range senders {
-		info, err := unix.GetsockoptTCPInfo(int(f.Fd()), unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err != nil {
-			return res, fmt.Errorf("read retransmits: %w", err)
-		}
-		res.retransmits += int64(info.Total_retrans)
-	}
-	res.bytes, res.cpu = read.Load(), after.since(before)
-	return res, nil
+	return read.Load(), errors.Join(errs...)
 }
 
 // connect makes the connections; files are those of blocking sockets, in order.

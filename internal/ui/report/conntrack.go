@@ -390,24 +390,7 @@ func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte
 	if f.Has&conntrack.HasState != 0 {
 		b = append(append(append(b, `,"state":"`...), f.State.String()...), '"')
 	}
-	b = append(b, `,"status":[`...)
-	at := len(b)
-	for _, s := range [...]struct {
-		name string
-		on   bool
-	}{
-		{"UNREPLIED", f.Unreplied()}, {"ASSURED", f.Status&conntrack.StatusAssured != 0},
-		{"OFFLOAD", f.Status&conntrack.StatusOffload != 0}, {"HW_OFFLOAD", f.Status&conntrack.StatusHWOffload != 0},
-		{"SNAT", f.SNAT()}, {"DNAT", f.DNAT()},
-	} {
-		if s.on {
-			if len(b) > at {
-				b = append(b, ',')
-			}
-			b = append(append(append(b, '"'), s.name...), '"')
-		}
-	}
-	b = append(b, ']')
+	b = appendStatus(append(b, `,"status":`...), f)
 	b = appendTuple(append(b, `,"original":`...), f, &f.Orig, &f.OrigCounters, conntrack.HasZoneOrig, f.ZoneOrig)
 	b = appendTuple(append(b, `,"reply":`...), f, &f.Reply, &f.ReplyCounters, conntrack.HasZoneReply, f.ZoneReply)
 	for _, n := range [...]struct {
@@ -436,17 +419,7 @@ func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte
 		b = appendString(b, "helper", f.Helper)
 	}
 	if f.Has&conntrack.HasLabels != 0 {
-		b = append(b, `,"labels":[`...)
-		at := len(b)
-		for bit := range 8 * len(f.Labels) {
-			if f.Label(bit) {
-				if len(b) > at {
-					b = append(b, ',')
-				}
-				b = strconv.AppendInt(b, int64(bit), 10)
-			}
-		}
-		b = append(b, ']')
+		b = appendLabels(append(b, `,"labels":`...), f)
 	}
 	if f.Has&conntrack.HasNames != 0 {
 		b = appendString(b, "label_names", f.Names)
@@ -455,6 +428,43 @@ func AppendConntrackFlow(b []byte, f *conntrack.Flow, engine *EngineNote) []byte
 		b = strconv.AppendBool(append(b, `,"by_natkit":`...), engine.labels && (f.SNAT() || f.DNAT()) && f.Label(nft.LabelBit))
 	}
 	return append(b, '}')
+}
+
+// appendStatus is the list of what the kernel says of an entry.
+func appendStatus(b []byte, f *conntrack.Flow) []byte {
+	b = append(b, '[')
+	at := len(b)
+	for _, s := range [...]struct {
+		name string
+		on   bool
+	}{
+		{"UNREPLIED", f.Unreplied()}, {"ASSURED", f.Status&conntrack.StatusAssured != 0},
+		{"OFFLOAD", f.Status&conntrack.StatusOffload != 0}, {"HW_OFFLOAD", f.Status&conntrack.StatusHWOffload != 0},
+		{"SNAT", f.SNAT()}, {"DNAT", f.DNAT()},
+	} {
+		if s.on {
+			if len(b) > at {
+				b = append(b, ',')
+			}
+			b = append(append(append(b, '"'), s.name...), '"')
+		}
+	}
+	return append(b, ']')
+}
+
+// appendLabels is the list of the bits that are set.
+func appendLabels(b []byte, f *conntrack.Flow) []byte {
+	b = append(b, '[')
+	at := len(b)
+	for bit := range 8 * len(f.Labels) {
+		if f.Label(bit) {
+			if len(b) > at {
+				b = append(b, ',')
+			}
+			b = strconv.AppendInt(b, int64(bit), 10)
+		}
+	}
+	return append(b, ']')
 }
 
 func appendTuple(b []byte, f *conntrack.Flow, t *conntrack.Tuple, c *conntrack.Counters, hasZone conntrack.Fields, zone uint16) []byte {

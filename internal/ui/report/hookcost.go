@@ -91,6 +91,21 @@ func (r *HookCost) Text(w io.Writer) error {
 			"Samples are of the whole machine; packets are this namespace's.", r.Seconds, r.Samples, 100*r.Whole, 100*r.Framework)
 	}
 	p.text("", "", head)
+	r.hooksText(&p)
+	r.measuredText(&p)
+	r.needlessText(&p)
+	for i, u := range r.Unseen {
+		if i == 0 {
+			p.b.WriteString("\nCould not be seen:\n")
+		}
+		p.text("  ", "    ", u.What+": "+u.Reason)
+	}
+	_, err := io.WriteString(w, trimLines(p.b.String()))
+	return err
+}
+
+// hooksText is the table of functions, by hook.
+func (r *HookCost) hooksText(p *page) {
 	switch {
 	case !r.known:
 	case len(r.Hooks) == 0:
@@ -104,32 +119,24 @@ func (r *HookCost) Text(w io.Writer) error {
 			place = here
 			fmt.Fprintf(&p.b, "%25s%s\n", "", place)
 		}
-		packets, rules, mark := "-", "-", " "
-		if c.Packets != nil {
-			packets = strconv.FormatUint(*c.Packets, 10)
-		}
+		rules, mark, share := "-", " ", "-"
 		if c.Rules >= 0 {
 			rules = strconv.Itoa(c.Rules)
 		}
 		if c.Shared && c.Samples > 0 {
 			mark, shared = "*", true
 		}
-		name := strings.TrimSpace(functionCell(c.Hook) + "  " + strings.TrimSpace(c.Owner+" "+c.Chain))
-		share := "-"
 		if r.Samples > 0 {
 			share = fmt.Sprintf("%.2f%%", 100*c.Share)
 		}
-		fmt.Fprintf(&p.b, "%7s%s%9s %6s    %s\n", share, mark, packets, rules, name)
+		name := strings.TrimSpace(functionCell(c.Hook) + "  " + strings.TrimSpace(c.Owner+" "+c.Chain))
+		fmt.Fprintf(&p.b, "%7s%s%9s %6s    %s\n", share, mark, counted(c.Packets), rules, name)
 		for i, use := range c.RuleUse {
 			if i == mostRules {
 				fmt.Fprintf(&p.b, "%27s%d more rules: -o json\n", "", len(c.RuleUse)-mostRules)
 				break
 			}
-			counted := "-"
-			if use.Packets != nil {
-				counted = strconv.FormatUint(*use.Packets, 10)
-			}
-			fmt.Fprintf(&p.b, "%7s %9s %6s    %srule handle %d\n", "", counted, "", map[bool]string{true: "  "}[c.Via != ""], use.Handle)
+			fmt.Fprintf(&p.b, "%7s %9s %6s    %srule handle %d\n", "", counted(use.Packets), "", map[bool]string{true: "  "}[c.Via != ""], use.Handle)
 		}
 	}
 	if r.Engine != nil {
@@ -138,16 +145,33 @@ func (r *HookCost) Text(w io.Writer) error {
 	if shared {
 		p.text("", "  ", "* sum of all functions of that name on the hook: a stack does not distinguish chains")
 	}
-	if r.Measured != nil {
-		p.b.WriteString("\nMeasured in a lab on this kernel just now, cost of a forwarded 64-byte frame:\n")
-		for _, part := range r.Measured.Parts {
-			what := fmt.Sprintf("%s (%s less %s; middle half of the trials of both %.0f ns)", part.Name, part.More, part.Less, part.Noise)
-			if part.NS <= part.Noise {
-				what += ": within the noise"
-			}
-			p.text(fmt.Sprintf("%8.0f ns  ", part.NS), "             ", what)
-		}
+}
+
+// counted is a number that may be unknown.
+func counted(n *uint64) string {
+	if n == nil {
+		return "-"
 	}
+	return strconv.FormatUint(*n, 10)
+}
+
+// measuredText is what the parts of the path cost in a lab.
+func (r *HookCost) measuredText(p *page) {
+	if r.Measured == nil {
+		return
+	}
+	p.b.WriteString("\nMeasured in a lab on this kernel just now, cost of a forwarded 64-byte frame:\n")
+	for _, part := range r.Measured.Parts {
+		what := fmt.Sprintf("%s (%s less %s; middle half of the trials of both %.0f ns)", part.Name, part.More, part.Less, part.Noise)
+		if part.NS <= part.Noise {
+			what += ": within the noise"
+		}
+		p.text(fmt.Sprintf("%8.0f ns  ", part.NS), "             ", what)
+	}
+}
+
+// needlessText is what no rule needs, and the commands that remove it.
+func (r *HookCost) needlessText(p *page) {
 	switch {
 	case len(r.Needless) > 0:
 		p.b.WriteString("\nNo rule in use needs:\n")
@@ -175,12 +199,4 @@ func (r *HookCost) Text(w io.Writer) error {
 	if len(r.Needless) > 0 && r.Measured == nil {
 		p.text("", "", "The saving was not measured: --measure compares routers in a lab on this kernel, which takes about forty seconds.")
 	}
-	for i, u := range r.Unseen {
-		if i == 0 {
-			p.b.WriteString("\nCould not be seen:\n")
-		}
-		p.text("  ", "    ", u.What+": "+u.Reason)
-	}
-	_, err := io.WriteString(w, trimLines(p.b.String()))
-	return err
 }

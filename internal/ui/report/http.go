@@ -16,78 +16,98 @@ import (
 // familiar, followed by what ab does not measure and by notes on what the
 // figures must not be blamed on.
 func HTTP(w io.Writer, r *bench.HTTPResult) error {
-	var b strings.Builder
-	line := func(label, format string, args ...any) {
-		fmt.Fprintf(&b, "%-23s %s\n", label+":", fmt.Sprintf(format, args...))
-	}
-	line("Server Software", "%s", printable(r.Server))
-	line("Server Hostname", "%s", r.Host)
-	line("Server Port", "%d", r.Port)
-	b.WriteByte('\n')
-	line("Document Path", "%s", r.Path)
-	line("Document Length", "%d bytes", r.DocumentBytes)
-	b.WriteByte('\n')
-	line("Concurrency Level", "%d", r.Concurrency)
-	line("Time taken for tests", "%.3f seconds", r.Seconds)
-	line("Complete requests", "%d", r.Completed)
-	line("Failed requests", "%d", r.Failed.Sum())
-	if f := r.Failed; f.Sum() > 0 {
-		fmt.Fprintf(&b, "   (Connect: %d, Receive: %d, Length: %d, Exceptions: %d, Timeouts: %d)\n",
-			f.Connect, f.Receive, f.Length, f.Exceptions, f.Timeout)
-		for _, f := range r.FailureList() {
-			fmt.Fprintf(&b, "   %8d %s\n", f.Count, f.Text)
-		}
-	}
-	if r.Unfinished > 0 {
-		line("Unfinished requests", "%d", r.Unfinished)
-	}
-	if r.Non2xx > 0 {
-		line("Non-2xx responses", "%d", r.Non2xx)
-	}
-	if r.KeepAlive {
-		line("Keep-Alive requests", "%d", r.KeepAliveRequests)
-	}
-	line("Total transferred", "%d bytes", r.TransferredBytes)
-	line("HTML transferred", "%d bytes", r.HTMLBytes)
-	line("Requests per second", "%.2f [#/sec] (mean)", r.RequestsPerSecond)
+	p := httpPage{HTTPResult: r}
+	p.counts()
 	if r.Completed > 0 {
-		line("Time per request", "%.3f [ms] (mean)", r.TimePerRequestMS)
-		line("Time per request", "%.3f [ms] (mean, across all concurrent requests)", r.TimePerRequestAll)
+		p.times()
 	}
-	line("Transfer rate", "%.2f [Kbytes/sec] received", r.TransferRate)
-
-	if r.Completed > 0 {
-		b.WriteString("\nConnection Times (ms)\n")
-		b.WriteString("                min    mean[+/-sd]   median      max\n")
-		for _, row := range []struct {
-			label string
-			bench.Times
-		}{{"Connect", r.Connect}, {"Processing", r.Processing}, {"Waiting", r.Waiting}, {"Total", r.Total}} {
-			fmt.Fprintf(&b, "%-11s %7.1f %7.1f %6.1f %8.1f %8.1f\n", row.label+":", row.Min, row.Mean, row.SD, row.Median, row.Max)
-		}
-		b.WriteString("\nPercentage of the requests served within a certain time (ms)\n")
-		for _, p := range bench.Percentages {
-			fmt.Fprintf(&b, " %3d%%  %8.1f", p, r.Percentiles[strconv.Itoa(p)])
-			if p == 100 {
-				b.WriteString(" (longest request)")
-			}
-			b.WriteByte('\n')
-		}
-	}
-
-	b.WriteByte('\n')
-	if r.Rate != nil {
-		line("Rate", "%.2f [#/sec] offered, %.2f started, %d late by more than 1 ms", r.Rate.Requested, r.Rate.Achieved, r.Rate.LateStarts)
-	}
-	line("SYN retransmits", "%d", r.TCP.SYNRetransmits)
-	line("Listen overflows", "%d (seen at the %s)", r.TCP.ListenOverflows, r.TCP.ListenOverflowsAt)
-	line("Client CPU", "%.0f%% of %s", 100*r.ClientCPUShare, plural.Count(r.Workers, "core"))
-	line("Ports left", "%d of %d to %s", r.PortsLeft, r.PortsRange, r.Endpoint)
-	for _, note := range httpNotes(r) {
-		b.WriteString("\nNote: " + note + "\n")
-	}
-	_, err := io.WriteString(w, b.String())
+	p.circumstances()
+	_, err := io.WriteString(w, p.b.String())
 	return err
+}
+
+// httpPage is the text while it is written.
+type httpPage struct {
+	*bench.HTTPResult
+	b strings.Builder
+}
+
+func (p *httpPage) line(label, format string, args ...any) {
+	fmt.Fprintf(&p.b, "%-23s %s\n", label+":", fmt.Sprintf(format, args...))
+}
+
+// counts is ab's first part: what was asked of whom, and what became of it.
+func (p *httpPage) counts() {
+	p.line("Server Software", "%s", printable(p.Server))
+	p.line("Server Hostname", "%s", p.Host)
+	p.line("Server Port", "%d", p.Port)
+	p.b.WriteByte('\n')
+	p.line("Document Path", "%s", p.Path)
+	p.line("Document Length", "%d bytes", p.DocumentBytes)
+	p.b.WriteByte('\n')
+	p.line("Concurrency Level", "%d", p.Concurrency)
+	p.line("Time taken for tests", "%.3f seconds", p.Seconds)
+	p.line("Complete requests", "%d", p.Completed)
+	p.line("Failed requests", "%d", p.Failed.Sum())
+	if f := p.Failed; f.Sum() > 0 {
+		fmt.Fprintf(&p.b, "   (Connect: %d, Receive: %d, Length: %d, Exceptions: %d, Timeouts: %d)\n",
+			f.Connect, f.Receive, f.Length, f.Exceptions, f.Timeout)
+		for _, f := range p.FailureList() {
+			fmt.Fprintf(&p.b, "   %8d %s\n", f.Count, f.Text)
+		}
+	}
+	if p.Unfinished > 0 {
+		p.line("Unfinished requests", "%d", p.Unfinished)
+	}
+	if p.Non2xx > 0 {
+		p.line("Non-2xx responses", "%d", p.Non2xx)
+	}
+	if p.KeepAlive {
+		p.line("Keep-Alive requests", "%d", p.KeepAliveRequests)
+	}
+	p.line("Total transferred", "%d bytes", p.TransferredBytes)
+	p.line("HTML transferred", "%d bytes", p.HTMLBytes)
+	p.line("Requests per second", "%.2f [#/sec] (mean)", p.RequestsPerSecond)
+	if p.Completed > 0 {
+		p.line("Time per request", "%.3f [ms] (mean)", p.TimePerRequestMS)
+		p.line("Time per request", "%.3f [ms] (mean, across all concurrent requests)", p.TimePerRequestAll)
+	}
+	p.line("Transfer rate", "%.2f [Kbytes/sec] received", p.TransferRate)
+}
+
+// times is ab's second part.
+func (p *httpPage) times() {
+	p.b.WriteString("\nConnection Times (ms)\n")
+	p.b.WriteString("                min    mean[+/-sd]   median      max\n")
+	for _, row := range []struct {
+		label string
+		bench.Times
+	}{{"Connect", p.Connect}, {"Processing", p.Processing}, {"Waiting", p.Waiting}, {"Total", p.Total}} {
+		fmt.Fprintf(&p.b, "%-11s %7.1f %7.1f %6.1f %8.1f %8.1f\n", row.label+":", row.Min, row.Mean, row.SD, row.Median, row.Max)
+	}
+	p.b.WriteString("\nPercentage of the requests served within a certain time (ms)\n")
+	for _, percent := range bench.Percentages {
+		fmt.Fprintf(&p.b, " %3d%%  %8.1f", percent, p.Percentiles[strconv.Itoa(percent)])
+		if percent == 100 {
+			p.b.WriteString(" (longest request)")
+		}
+		p.b.WriteByte('\n')
+	}
+}
+
+// circumstances is what ab does not measure.
+func (p *httpPage) circumstances() {
+	p.b.WriteByte('\n')
+	if p.Rate != nil {
+		p.line("Rate", "%.2f [#/sec] offered, %.2f started, %d late by more than 1 ms", p.Rate.Requested, p.Rate.Achieved, p.Rate.LateStarts)
+	}
+	p.line("SYN retransmits", "%d", p.TCP.SYNRetransmits)
+	p.line("Listen overflows", "%d (seen at the %s)", p.TCP.ListenOverflows, p.TCP.ListenOverflowsAt)
+	p.line("Client CPU", "%.0f%% of %s", 100*p.ClientCPUShare, plural.Count(p.Workers, "core"))
+	p.line("Ports left", "%d of %d to %s", p.PortsLeft, p.PortsRange, p.Endpoint)
+	for _, note := range httpNotes(p.HTTPResult) {
+		p.b.WriteString("\nNote: " + note + "\n")
+	}
 }
 
 // httpNotes says what in the figures is not the doing of the way between client
