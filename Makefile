@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man test-kernels packages test-packages test-boot test-arm64 install clean
+.PHONY: help build demo test race bench lint generate man test-kernels packages test-packages image test-boot test-arm64 install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -54,6 +54,9 @@ packages: ## make .deb, .rpm, the bare binaries, bill of materials and checksums
 test-packages: ## install, upgrade under traffic, remove and purge the packages on a bare Debian of their own; needs root
 	@scripts/install-deps.sh packages
 	@scripts/test-packages.sh
+
+image: ## make a container image below dist/, without Docker
+	@scripts/image.sh
 
 test-boot: ## boot a Debian with the package in qemu, reboot it, look what is back; needs root, takes minutes
 	@scripts/install-deps.sh packages kernels

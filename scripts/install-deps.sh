@@ -21,6 +21,8 @@ needs() {
         cat <<-'END'
 		promtool            prometheus
 		systemd-analyze     systemd
+		setpriv             util-linux
+		unshare             util-linux
 		END
         ;;
     compare)
@@ -60,6 +62,8 @@ needs() {
 		mmdebstrap          mmdebstrap
 		lintian             lintian
 		rpm                 rpm
+		dockerd             docker.io
+		docker              docker.io
 		END
         ;;
     arm64)
