@@ -168,8 +168,8 @@ func (p *page) finding(f causes.Finding) {
 		p.section("Why it matters")
 		p.text("    ", "    ", f.Why)
 	}
-	p.commands("Cure", f.Remedy)
-	p.commands("Check", f.Verify)
+	p.commands("Remedy", f.Remedy)
+	p.commands("Verify", f.Verify)
 	if len(f.Consequences) > 0 {
 		p.section("Follows from it, and ends with it")
 		p.consequences("    ", f.Consequences)

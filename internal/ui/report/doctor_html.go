@@ -145,7 +145,7 @@ func (f doctorFinding) markup() markup {
 	if f.Why != "" {
 		body += tag("h3", "Why it matters") + tag("p", text(f.Why))
 	}
-	body += commands("Cure", f.Remedy) + commands("Check", f.Verify)
+	body += commands("Remedy", f.Remedy) + commands("Verify", f.Verify)
 	if len(f.Consequences) > 0 {
 		body += tag("h3", "Follows from it, and ends with it") + each(f.Consequences, consequence)
 	}

@@ -315,13 +315,16 @@ func (s *state) findingsText(width int) table {
 			add(plain, "  ", fmt.Sprintf("%s: %s (%s)", e.What, e.Value, e.Source))
 		}
 		add(dim, "  ", f.Why)
+		if len(f.Remedy) > 0 {
+			add(plain, "  ", "remedy:")
+		}
 		for _, c := range f.Remedy {
 			for _, line := range pasteable(c, width-4) {
 				t.add(good, "    "+line)
 			}
 		}
 		if len(f.Verify) > 0 {
-			add(plain, "  ", "check:")
+			add(plain, "  ", "verify:")
 		}
 		for _, c := range f.Verify {
 			for _, line := range pasteable(c, width-4) {
