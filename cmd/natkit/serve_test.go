@@ -99,7 +99,7 @@ func TestServeCommand(t *testing.T) {
 		ktest.Wait(t, 30*time.Second, want, func() bool { return out.has(want) })
 	}
 	says("up on engine ebpf: 1 rule of " + file)
-	says("waiting for out: it does not exist, or has no address")
+	says("waiting for out: it has no IPv4 address")
 	if code, stdout, _ := observed(t.Context(), "status --netns "+name); code != exitOK || !strings.Contains(stdout, "natkit serve (process ") {
 		t.Errorf("status: exit %d, %s", code, stdout)
 	}

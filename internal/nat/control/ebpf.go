@@ -89,6 +89,9 @@ func (p *Plan) compileEBPF(file *rulefile.File, o Options, made []Change) error 
 		known.Ifindex, known.Awaited = l.Ifindex, l.Awaited
 		if l.Awaited {
 			p.Awaited = append(p.Awaited, l.Name)
+			if l.Ifindex != 0 {
+				p.Unaddressed = append(p.Unaddressed, l.Name)
+			}
 		}
 		if softwareKinds[placements[i].kind] != "" && placements[i].XDP {
 			p.Warnings = append(p.Warnings, softwareCaution(placements[i]))

@@ -153,7 +153,7 @@ func (r *record) endTranslated(ctx context.Context, file *rulefile.File) error {
 		if text == nil {
 			continue
 		}
-		if used, err := rulefile.Parse(text.File, []byte(text.Text)); err == nil {
+		if used, err := rulefile.ParseRecorded(text.File, []byte(text.Text)); err == nil {
 			gone = append(gone, withoutRule(used))
 		}
 	}

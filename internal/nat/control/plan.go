@@ -48,7 +48,8 @@ type Plan struct {
 	MemoryBytes int64       `json:"memory_bytes,omitempty"` // of the kernel, for the limits of the file
 	Changes     []Change    `json:"changes,omitempty"`
 	Undone      []Change    `json:"undone_changes,omitempty"` // changes of before that are not needed any more
-	Awaited     []string    `json:"awaited,omitempty"`        // interfaces that are not there, or without an address
+	Awaited     []string    `json:"awaited,omitempty"`        // interfaces that are not there, or without an IPv4 address
+	Unaddressed []string    `json:"unaddressed,omitempty"`    // those of them that are there
 	Upgrade     bool        `json:"upgrade,omitempty"`        // programs of another natkit are replaced
 	Bypassed    []Bypassed  `json:"bypassed,omitempty"`
 	Warnings    []string    `json:"warnings,omitempty"`

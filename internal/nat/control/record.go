@@ -80,7 +80,7 @@ func (r *record) settle(generation uint32) {
 
 // rules is the file that is in use.
 func (r *record) rules() (*rulefile.File, error) {
-	return rulefile.Parse(r.Rules.File, []byte(r.Rules.Text))
+	return rulefile.ParseRecorded(r.Rules.File, []byte(r.Rules.Text))
 }
 
 // runDir is natkit's folder of what ends with the next boot.

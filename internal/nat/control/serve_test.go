@@ -656,8 +656,8 @@ func TestServeAwaits(t *testing.T) {
 	defer more.Close()
 	b.move("out")
 	s := b.serve(strings.Replace(baseRules, "[in]", "[in, later]", 1)+"  - masquerade: 10.0.5.0/24\n", ServeOptions{})
-	if e := s.hears("up", ""); !slices.Equal(e.Plan.Awaited, []string{"later", "out"}) {
-		t.Errorf("awaits %q", e.Plan.Awaited)
+	if e := s.hears("up", ""); !slices.Equal(e.Plan.Awaited, []string{"later", "out"}) || !slices.Equal(e.Plan.Unaddressed, []string{"out"}) {
+		t.Errorf("awaits %q, of them without an address %q", e.Plan.Awaited, e.Plan.Unaddressed)
 	}
 	b.move("out", "198.51.100.1/24")
 	s.hears("followed", "interface out has an address now")

@@ -333,7 +333,7 @@ const (
 	TimeoutICMP                   // queries
 	TimeoutOther                  // protocols without ports
 	TimeoutFragment               // how long the rest of a fragmented datagram is waited for
-	TimeoutPortRest               // how long an external port rests before another endpoint gets it
+	TimeoutHoldDown               // how long an external port is in hold-down before another endpoint gets it
 
 	timeoutCount
 )
@@ -360,7 +360,7 @@ var timeoutClasses = [timeoutCount]timeoutClass{
 	TimeoutICMP:           {key: "icmp", value: 60 * time.Second, minimum: 60 * time.Second, source: "RFC 5508 REQ-2"},
 	TimeoutOther:          {key: "other", value: 300 * time.Second},
 	TimeoutFragment:       {key: "fragment", value: 15 * time.Second},
-	TimeoutPortRest:       {key: "port_rest", value: 120 * time.Second, minimum: 120 * time.Second, source: "RFC 6888 REQ-8"},
+	TimeoutHoldDown:       {key: "port_hold_down", value: 120 * time.Second, minimum: 120 * time.Second, source: "RFC 6888 REQ-8"},
 }
 
 func (t Timeout) String() string { return timeoutClasses[t].key }

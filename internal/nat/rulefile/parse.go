@@ -106,7 +106,16 @@ func wait(ctx context.Context, read func() ([]byte, error)) ([]byte, error) {
 // Parse reads a rule file's text; name is what messages call the file. An error is of
 // type Problems and has everything that is wrong.
 func Parse(name string, data []byte) (*File, error) {
-	r := &reader{collector: collector{name: name}, file: New()}
+	return (&reader{collector: collector{name: name}, file: New()}).parse(name, data)
+}
+
+// ParseRecorded is Parse for the text of rules that are in use, which an earlier natkit may have
+// written down: it takes keys by the names that they had then.
+func ParseRecorded(name string, data []byte) (*File, error) {
+	return (&reader{collector: collector{name: name}, file: New(), recorded: true}).parse(name, data)
+}
+
+func (r *reader) parse(name string, data []byte) (*File, error) {
 	r.file.Name = name
 	r.file.positions = map[string]Position{}
 	if root := r.load(data); root != nil && r.document(root) {
@@ -121,7 +130,8 @@ func Parse(name string, data []byte) (*File, error) {
 // reader fills a file from the nodes of its text.
 type reader struct {
 	collector
-	file *File
+	file     *File
+	recorded bool // keys by their earlier names are taken
 }
 
 func (r *reader) fail(n *yaml.Node, format string, args ...any) {
@@ -387,6 +397,9 @@ func (r *reader) defaults(n *yaml.Node) {
 // RFC 5382 speaks of them; what a file says of a single one goes before it.
 const transitory = "tcp_transitory"
 
+// renamedTimeouts are names that keys had in earlier versions.
+var renamedTimeouts = map[string]string{"port_rest": TimeoutHoldDown.String()}
+
 func (r *reader) timeouts(n *yaml.Node) {
 	entries := r.entries(n, "timeouts")
 	slices.SortStableFunc(entries, func(a, b entry) int {
@@ -399,6 +412,13 @@ func (r *reader) timeouts(n *yaml.Node) {
 		return 0
 	})
 	for _, e := range entries {
+		if now := renamedTimeouts[e.name]; now != "" {
+			if !r.recorded {
+				r.fail(e.key, "%s is now called %s", e.name, now)
+				continue
+			}
+			e.name = now
+		}
 		known := false
 		for i, class := range timeoutClasses {
 			if class.key != e.name && !(e.name == transitory && class.setByTransitory) {

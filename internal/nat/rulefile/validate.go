@@ -490,8 +490,8 @@ func (f *File) Warnings() []Problem {
 	if l.Mappings > l.Sessions {
 		w.add(f.at("limits.mappings"), "mappings is more than sessions: a mapping lives by its sessions, so many are never used")
 	}
-	if rest := f.Defaults.Timeouts[TimeoutPortRest]; rest > longRest {
-		w.add(f.at("timeouts."+TimeoutPortRest.String()), "ports rest for %s: so long they can't be given to others", durationText(rest))
+	if t := f.Defaults.Timeouts[TimeoutHoldDown]; t > longHoldDown {
+		w.add(f.at("timeouts."+TimeoutHoldDown.String()), "ports are in hold-down for %s: no other host gets them for so long", durationText(t))
 	}
 	return w.sorted()
 }
@@ -515,6 +515,6 @@ func (f *File) checkModes(w *collector, r *Rule) {
 }
 
 const (
-	fewPorts = 64
-	longRest = time.Hour
+	fewPorts     = 64
+	longHoldDown = time.Hour
 )

@@ -45,7 +45,7 @@ type Mapping struct {
 	// Filtering is whom it lets in.
 	Filtering string `json:"filtering"`
 	// HoldDown: no session uses it, and its port is kept for the same endpoint until the
-	// rest is over.
+	// hold-down is over.
 	HoldDown bool `json:"in_hold_down"`
 }
 

@@ -5,6 +5,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,7 +52,11 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 // serveNotes adds what of a plan an operator does not expect.
 func serveNotes(b *strings.Builder, e *control.ServeEvent) {
 	for _, name := range e.Plan.Awaited {
-		fmt.Fprintf(b, "waiting for %s: it does not exist, or has no address\n", name)
+		why := "it does not exist"
+		if slices.Contains(e.Plan.Unaddressed, name) {
+			why = "it has no IPv4 address"
+		}
+		fmt.Fprintf(b, "waiting for %s: %s\n", name, why)
 	}
 	if e.Plan.Upgrade {
 		b.WriteString("  programs of another natkit were replaced; sessions continue\n")
