@@ -8,7 +8,7 @@
 // that a clock that is set back mixes nothing up. A segment is one hour; it begins
 // with a header and holds frames:
 //
-//	header  "natkit history 1\n"
+//	header  "natkit/history-segment/1\n"
 //	frame   mark(2) flags(1) plain(4) length(4) crc(4) payload(length)
 //
 // An entry is one frame: JSON, compressed. Frames form groups. The first frame of a
@@ -30,9 +30,9 @@ type Entry struct {
 	Seconds float64   `json:"seconds"`
 	// Begins says that the monitor was started: what it knew before is gone.
 	Begins bool `json:"begins,omitempty"`
-	// Pulses are what is cheap to read: how full the table is and which counters moved, of the
+	// Samples are what is cheap to read: how full the table is and which counters moved, of the
 	// namespaces where anything did. They are no facts to judge by.
-	Pulses []*snapshot.Snapshot `json:"pulses,omitempty"`
+	Samples []*snapshot.Snapshot `json:"samples,omitempty"`
 	// Looks are all facts of the namespaces that were examined in this interval.
 	Looks   []Look   `json:"-"`
 	Changes []Change `json:"changes,omitempty"`

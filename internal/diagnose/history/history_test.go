@@ -49,7 +49,7 @@ func entries(n int) []*Entry {
 	var out []*Entry
 	for i := range n {
 		e := &Entry{At: noon.Add(time.Duration(i) * 10 * time.Second), Seconds: 10}
-		e.Pulses = append(e.Pulses, &snapshot.Snapshot{Netns: snapshot.Netns{Inode: 1}, Conntrack: &snapshot.Conntrack{Count: uint64(i)}})
+		e.Samples = append(e.Samples, &snapshot.Snapshot{Netns: snapshot.Netns{Inode: 1}, Conntrack: &snapshot.Conntrack{Count: uint64(i)}})
 		for inode := uint64(1); inode < 4; inode++ {
 			if r.IntN(2) == 0 {
 				e.Looks = append(e.Looks, NewLook(facts(r, inode, e.At)))
@@ -98,7 +98,7 @@ func same(t testing.TB, got, want []*Entry) {
 	}
 	for i := range got {
 		if !got[i].At.Equal(want[i].At) || got[i].Seconds != want[i].Seconds || !reflect.DeepEqual(got[i].Events, want[i].Events) ||
-			!reflect.DeepEqual(got[i].Changes, want[i].Changes) || !reflect.DeepEqual(got[i].Pulses, want[i].Pulses) || len(got[i].Looks) != len(want[i].Looks) {
+			!reflect.DeepEqual(got[i].Changes, want[i].Changes) || !reflect.DeepEqual(got[i].Samples, want[i].Samples) || len(got[i].Looks) != len(want[i].Looks) {
 			t.Fatalf("entry %d is %+v, want %+v", i, got[i], want[i])
 		}
 		for j, look := range got[i].Looks {
@@ -363,6 +363,9 @@ func TestReadNothing(t *testing.T) {
 		if _, err := Read(dir, Span{}, nil); !errors.Is(err, ErrNone) {
 			t.Error(err)
 		}
+	}
+	if problems, err := readSegment([]byte(earlierHeader+"and more than a header"), nil); err != nil || len(problems) != 1 || !strings.Contains(problems[0], "earlier natkit") {
+		t.Errorf("%v, %q", err, problems)
 	}
 	if problems, err := readSegment([]byte("something else, and longer than a header"), nil); err != nil || len(problems) != 1 || problems[0] == tornEnd {
 		t.Error(problems, err)

@@ -95,6 +95,9 @@ func readSegment(b []byte, each func(*Entry) error) (problems []string, err erro
 		if strings.HasPrefix(header, string(b)) {
 			return []string{tornEnd}, nil
 		}
+		if bytes.HasPrefix(b, []byte(earlierHeader)) {
+			return []string{"it was written by an earlier natkit, in a format that this one does not read"}, nil
+		}
 		return []string{"this is not a segment of natkit's history"}, nil
 	}
 	var g *group // nil until a key comes: what is before it can't be read
@@ -187,7 +190,7 @@ func (g *group) entry(f frame) (*Entry, error) {
 	if err := dec.Decode(&s); err != nil || s.Entry == nil {
 		return nil, errors.New("an interval is not as natkit writes it")
 	}
-	for _, p := range s.Pulses {
+	for _, p := range s.Samples {
 		if p == nil {
 			return nil, errors.New("an interval is not as natkit writes it")
 		}

@@ -26,7 +26,8 @@ import (
 )
 
 const (
-	header = "natkit history 1\n"
+	header        = "natkit/history-segment/1\n"
+	earlierHeader = "natkit history 1\n"
 
 	mark       = 0x6e6b // "nk"
 	frameBytes = 2 + 1 + 4 + 4 + 4

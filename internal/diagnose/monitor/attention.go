@@ -11,19 +11,19 @@ import (
 	"natkit/internal/snapshot"
 )
 
-// To examine a namespace takes some 20 ms of processor time, to feel its pulse a fiftieth of
-// that. attention decides who is examined in the next window: who has a finding, whose pulse
+// To examine a namespace takes some 20 ms of processor time, to sample it a fiftieth of
+// that. attention decides who is examined in the next window: who has a finding, whose sample
 // shows a symptom, whose rules changed, and who has not been for the longest time; as many as
 // there is time for. A symptom is no finding: it says where to look.
 type attention struct {
 	// quiet is for the clock's turn, alert for what is or may be wrong: a machine on which all is
 	// well costs little, and a fault does not wait.
 	quiet, alert budget
-	spaces       map[uint64]*regard
+	spaces       map[uint64]*watched
 }
 
-// regard is what is known of a namespace.
-type regard struct {
+// watched is what is known of a namespace.
+type watched struct {
 	last     time.Time // its last examination; before the first one, long before it was seen
 	symptoms map[string]bool
 	// explained are the symptoms of which examinations found nothing, and pause how long it is
@@ -81,7 +81,7 @@ func newAttention() *attention {
 	return &attention{
 		quiet:  budget{rate: 0.003, most: time.Second, left: time.Second},
 		alert:  budget{rate: 0.03, most: 5 * time.Second, left: 5 * time.Second},
-		spaces: map[uint64]*regard{},
+		spaces: map[uint64]*watched{},
 	}
 }
 
@@ -101,16 +101,16 @@ func (a *attention) paid(cost time.Duration, looks, alerts int) {
 	a.quiet.left -= cost - forAlerts
 }
 
-func (a *attention) of(inode uint64) *regard {
+func (a *attention) of(inode uint64) *watched {
 	r := a.spaces[inode]
 	if r == nil {
-		r = &regard{}
+		r = &watched{}
 		a.spaces[inode] = r
 	}
 	return r
 }
 
-// symptomsOf are what a pulse shows that may be a fault, in words that stay the same while it lasts.
+// symptomsOf are what a sample shows that may be a fault, in words that stay the same while it lasts.
 func symptomsOf(s *snapshot.Snapshot, ports uint64) map[string]bool {
 	out := map[string]bool{}
 	if ct := s.Conntrack; ct != nil {
@@ -141,8 +141,8 @@ func symptomsOf(s *snapshot.Snapshot, ports uint64) map[string]bool {
 	return out
 }
 
-// beat takes a pulse.
-func (a *attention) beat(s *snapshot.Snapshot) {
+// sample takes what a sample of a namespace shows.
+func (a *attention) sample(s *snapshot.Snapshot) {
 	r := a.of(s.Netns.Inode)
 	r.symptoms = symptomsOf(s, r.ports)
 }
@@ -203,7 +203,7 @@ func fewestPorts(s *snapshot.Snapshot) (fewest uint64) {
 }
 
 // urgency orders those who may be examined; below 1 it is too early.
-func (r *regard) urgency(inode uint64, urgent, host bool, now time.Time) float64 {
+func (r *watched) urgency(inode uint64, urgent, host bool, now time.Time) float64 {
 	since := now.Sub(r.last)
 	apart := otherApart
 	if host {
@@ -266,7 +266,7 @@ func (a *attention) choose(there []snapshot.Netns, urgent func(uint64) bool, now
 }
 
 // want is how to examine the namespace: cheaper facts ask for the entries of its table.
-func (r *regard) want(inode uint64, now time.Time) probe.Want {
+func (r *watched) want(inode uint64, now time.Time) probe.Want {
 	w := probe.Want{Inode: inode}
 	if len(r.symptoms) == 0 {
 		return w

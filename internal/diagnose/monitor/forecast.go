@@ -63,7 +63,7 @@ func (r *Record) Add(e *history.Entry) {
 	if r.trends == nil {
 		r.trends = map[uint64]*tableTrend{}
 	}
-	for _, p := range e.Pulses {
+	for _, p := range e.Samples {
 		if ct := p.Conntrack; ct != nil {
 			if r.trends[p.Netns.Inode] == nil {
 				r.trends[p.Netns.Inode] = &tableTrend{}

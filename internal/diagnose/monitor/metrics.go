@@ -141,10 +141,10 @@ func (m *monitor) observe(r *probe.Round) {
 	st.spaces = st.spaces[:0]
 	there := map[uint64]bool{}
 	st.titles = map[uint64]string{}
-	for _, s := range r.Pulses {
+	for _, s := range r.Samples {
 		there[s.Netns.Inode] = true
 		st.titles[s.Netns.Inode] = Title(s.Netns)
-		st.pulse(s)
+		st.sample(s)
 	}
 	for _, s := range r.Looks {
 		if s.Netns.Init || s.Netns.Name == "" {
@@ -166,7 +166,7 @@ func (m *monitor) observe(r *probe.Round) {
 	}
 }
 
-func (st *state) pulse(s *snapshot.Snapshot) {
+func (st *state) sample(s *snapshot.Snapshot) {
 	if ct := s.Conntrack; ct != nil {
 		for _, name := range statNames {
 			st.stats[name] += ct.Stats[name]

@@ -48,7 +48,7 @@ func crowded() *monitor {
 			table.SNATPorts = append(table.SNATPorts, snapshot.SNATUse{Protocol: "tcp", Outside: address, Used: uint64(a)})
 		}
 		ct := snapshot.Conntrack{Count: uint64(1000 * (i + 1)), Max: 1 << 20, Stats: map[string]uint64{"drop": 1}}
-		r.Pulses = append(r.Pulses, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &ct,
+		r.Samples = append(r.Samples, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &ct,
 			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Cause: snapshot.NATCauses[i%len(snapshot.NATCauses)]}, {Count: 1}, {Count: 5, Benign: true}}}})
 		full := ct
 		full.Table = table
@@ -56,7 +56,7 @@ func crowded() *monitor {
 	}
 	// Every table grows, so that there are forecasts of all.
 	for i := range 20 {
-		for _, p := range r.Pulses {
+		for _, p := range r.Samples {
 			p.TakenAt = noon.Add(time.Duration(i) * 10 * time.Second)
 			p.Conntrack.Count += 100
 		}

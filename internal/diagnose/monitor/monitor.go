@@ -3,8 +3,8 @@
 // Package monitor runs the doctor for years: facts, the doctor's own judgement, hysteresis, and
 // then metrics, history and events. It judges nothing of its own.
 //
-// In each interval it feels the pulse of every namespace, which is cheap, and examines those that
-// the pulse, a change or the clock gives reason to (attention.go), within a budget of processor
+// In each interval it takes a sample of every namespace, which is cheap, and examines those that
+// the sample, a change or the clock gives reason to (attention.go), within a budget of processor
 // time. Findings begin and end by several windows (findings.go).
 package monitor
 
@@ -60,7 +60,7 @@ type Line struct {
 // monitor is a Run.
 type monitor struct {
 	o         Options
-	patrol    *probe.Patrol
+	sampler   *probe.Sampler
 	attention *attention
 	findings  *findings
 	tuner     *tuner        // nil: settings are left alone
@@ -77,12 +77,12 @@ type monitor struct {
 
 // Run watches until ctx ends, which is no error.
 func Run(ctx context.Context, o Options) error {
-	patrol, err := probe.OpenPatrol(probe.Options{Engine: o.Engine, Quiet: true})
+	sampler, err := probe.OpenSampler(probe.Options{Engine: o.Engine, Quiet: true})
 	if err != nil {
 		return err
 	}
-	defer patrol.Close()
-	m := &monitor{o: o, patrol: patrol, attention: newAttention(), findings: newFindings(), sysctls: map[uint64]map[string]string{}, state: newState(o)}
+	defer sampler.Close()
+	m := &monitor{o: o, sampler: sampler, attention: newAttention(), findings: newFindings(), sysctls: map[uint64]map[string]string{}, state: newState(o)}
 	if o.Metrics != nil {
 		defer exposition.Listen(o.Metrics, m.collect, m.health, exposition.Page{Path: fleet.Path, Of: m.node})()
 	}
@@ -110,19 +110,19 @@ func Run(ctx context.Context, o Options) error {
 func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	now := time.Now()
 	m.attention.pass(m.o.Interval)
-	wants, alerts := m.attention.choose(m.patrol.Namespaces(), m.findings.urgent, now)
-	r, err := m.patrol.Round(ctx, probe.Tour{Window: m.o.Interval, Looks: wants, Close: m.near})
+	wants, alerts := m.attention.choose(m.sampler.Namespaces(), m.findings.urgent, now)
+	r, err := m.sampler.Round(ctx, probe.RoundOptions{Window: m.o.Interval, Looks: wants, Close: m.near})
 	if err != nil {
 		return err
 	}
 	e := &history.Entry{At: r.At.UTC().Truncate(time.Millisecond), Seconds: r.Seconds, Begins: !m.begun, Tunings: earlier}
 	m.begun = true
 	there := map[uint64]bool{}
-	for _, s := range r.Pulses {
+	for _, s := range r.Samples {
 		there[s.Netns.Inode] = true
-		m.attention.beat(s)
-		if p := stirred(s); p != nil {
-			e.Pulses = append(e.Pulses, p)
+		m.attention.sample(s)
+		if p := moved(s); p != nil {
+			e.Samples = append(e.Samples, p)
 		}
 	}
 	for _, c := range r.Changes {
@@ -153,7 +153,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	return nil
 }
 
-// near says whose pulse is felt wholly in each round.
+// near says of whom each sample has the counters of the stack.
 func (m *monitor) near(inode uint64) bool {
 	return m.findings.urgent(inode) || len(m.attention.of(inode).symptoms) > 0
 }
@@ -214,12 +214,12 @@ func isLevel(name string, before, now map[string]string) bool {
 var storedCounters = []string{"TcpExt.ListenOverflows", "TcpExt.ListenDrops", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter", "Tcp.RetransSegs", "Tcp.AttemptFails",
 	"Ip.ForwDatagrams", "Ip.InDiscards", "Ip.OutDiscards", "Ip.OutNoRoutes", "Ip.FragFails", "Ip.ReasmFails", "Udp.RcvbufErrors", "Icmp.OutTimeExcds"}
 
-// stirred is what of a pulse is stored; nil where nothing moved.
-func stirred(s *snapshot.Snapshot) *snapshot.Snapshot {
+// moved is what of a sample is stored; nil where nothing moved.
+func moved(s *snapshot.Snapshot) *snapshot.Snapshot {
 	out := &snapshot.Snapshot{TakenAt: s.TakenAt, Netns: s.Netns}
-	moved := false
+	any := false
 	if ct := s.Conntrack; ct != nil && (ct.Count > 0 || ct.CountStart > 0) {
-		moved = true
+		any = true
 		c := *ct
 		c.Stats = nil
 		for name, n := range ct.Stats {
@@ -237,7 +237,7 @@ func stirred(s *snapshot.Snapshot) *snapshot.Snapshot {
 			if out.Counters == nil {
 				out.Counters = map[string]uint64{}
 			}
-			out.Counters[name], moved = n, true
+			out.Counters[name], any = n, true
 		}
 	}
 	if s.Drops != nil {
@@ -248,10 +248,10 @@ func stirred(s *snapshot.Snapshot) *snapshot.Snapshot {
 			}
 		}
 		if len(d.Rows) > 0 || d.LostEvents > 0 {
-			out.Drops, moved = d, true
+			out.Drops, any = d, true
 		}
 	}
-	if !moved {
+	if !any {
 		return nil
 	}
 	return out

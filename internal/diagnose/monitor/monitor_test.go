@@ -135,7 +135,7 @@ func TestBudget(t *testing.T) {
 				if sick {
 					s.Drops = &snapshot.Drops{Rows: []snapshot.Drop{{Count: 1, Reason: fmt.Sprint(i % 7)}}}
 				}
-				a.beat(s)
+				a.sample(s)
 			}
 			for _, inode := range a.lookAll(all, now, sick) {
 				looks++
@@ -174,7 +174,7 @@ func TestAttention(t *testing.T) {
 	for i := range 120 {
 		now = now.Add(10 * time.Second)
 		a.pass(10 * time.Second)
-		a.beat(dropping)
+		a.sample(dropping)
 		for _, inode := range a.lookAll(all, now, false) {
 			if inode == 3 {
 				times = append(times, i)
@@ -193,11 +193,11 @@ func TestAttention(t *testing.T) {
 		t.Errorf("with a finding %v", w)
 	}
 	dropping.Drops.Rows[0].Reason = "another"
-	a.beat(dropping)
+	a.sample(dropping)
 	if w, _ := a.choose(all[2:3], func(uint64) bool { return false }, now); len(w) != 1 {
 		t.Error("another symptom was left alone")
 	}
-	a.beat(&snapshot.Snapshot{Netns: all[2]})
+	a.sample(&snapshot.Snapshot{Netns: all[2]})
 	a.examined(&snapshot.Snapshot{Netns: all[2]}, false, now)
 	a.changed(3)
 	if w, _ := a.choose(all[2:3], func(uint64) bool { return false }, now.Add(time.Second)); len(w) != 1 || w[0].Dump {

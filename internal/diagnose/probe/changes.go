@@ -53,7 +53,7 @@ type linkState struct {
 }
 
 // watchChanges begins to listen, once the first look has shown that it is worth it.
-func (n *pulse) watchChanges(ns *netns.Handle, s *snapshot.Snapshot) {
+func (n *sampled) watchChanges(ns *netns.Handle, s *snapshot.Snapshot) {
 	if n.changes != nil || len(s.Chains) == 0 && !s.Netns.Init {
 		return
 	}

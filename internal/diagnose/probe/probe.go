@@ -323,7 +323,7 @@ func (v *view) readNet(name string) (string, error) { return v.read(filepath.Joi
 
 // number reads a file that holds one number of 32 bits, such as a sysctl.
 func (v *view) number(path string) (uint64, error) {
-	// By hand: a patrol reads thousands of them.
+	// By hand: a sampler reads thousands of them.
 	name := filepath.Join(v.root, path)
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

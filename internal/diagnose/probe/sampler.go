@@ -16,22 +16,22 @@ import (
 	"natkit/internal/snapshot"
 )
 
-// Patrol watches all namespaces of a machine, round after round, for years. Of each it reads in
-// every round what is cheap, the pulse; of those that its caller asks for it takes all facts in
+// Sampler reads all namespaces of a machine, round after round, for years. Of each it reads in
+// every round what is cheap, a sample; of those that its caller asks for it takes all facts in
 // the same window. The drop tracer stays attached. It holds no namespace open between two
 // rounds, but for those with a packet filter, whose changes it listens to. It is for one
 // goroutine.
-type Patrol struct {
+type Sampler struct {
 	opts   Options
 	shared *sharedSources
 	traced time.Time // when the drop tracer was opened
 	places []netns.Place
-	seen   map[uint64]*pulse
+	seen   map[uint64]*sampled
 	rounds int
 }
 
-// Tour is what a Patrol reads in one round.
-type Tour struct {
+// RoundOptions is what a Sampler reads in one round.
+type RoundOptions struct {
 	Window time.Duration
 	Looks  []Want // most urgent first
 	// Close says of which namespaces the counters of the stack are read in each round, not in
@@ -46,14 +46,14 @@ type Want struct {
 	Table *snapshot.Table // what was read of them not long ago, in place of another reading; nil: nothing
 }
 
-// Round is what a Patrol saw in one window.
+// Round is what a Sampler saw in one window.
 type Round struct {
 	At      time.Time
 	Seconds float64
-	// Pulses are of all namespaces, the caller's own first: Conntrack (the limits and counters),
+	// Samples are of all namespaces, the caller's own first: Conntrack (the limits and counters),
 	// Drops, and Counters where they were read. What is not there was not read.
-	Pulses []*snapshot.Snapshot
-	Looks  []*snapshot.Snapshot // those that were asked for and could be read
+	Samples []*snapshot.Snapshot
+	Looks   []*snapshot.Snapshot // those that were asked for and could be read
 	// Idle are those asked for that have no interface but loopback.
 	Idle    []uint64
 	Changes []Change
@@ -70,8 +70,8 @@ const (
 	retrace = time.Hour
 )
 
-// pulse is what is remembered of a namespace from one round to the next.
-type pulse struct {
+// sampled is what is remembered of a namespace from one round to the next.
+type sampled struct {
 	netns    snapshot.Netns
 	ref      string
 	round    int // in which it was seen last
@@ -86,28 +86,28 @@ type pulse struct {
 	changes  *changeListener
 }
 
-// OpenPatrol begins. It needs root.
-func OpenPatrol(opts Options) (*Patrol, error) {
+// OpenSampler begins. It needs root.
+func OpenSampler(opts Options) (*Sampler, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("watch all network namespaces: needs root")
 	}
 	if opts.Progress == nil {
 		opts.Progress = func(string, float64) {}
 	}
-	p := &Patrol{opts: opts, shared: openShared(), traced: time.Now(), seen: map[uint64]*pulse{}}
+	p := &Sampler{opts: opts, shared: openShared(), traced: time.Now(), seen: map[uint64]*sampled{}}
 	p.opts.shared = p.shared
 	p.opts.NoSeries = true
 	if err := p.find(); err != nil {
 		p.Close()
 		return nil, err
 	}
-	p.pulses(func(uint64) bool { return true }) // what the first round's increases begin with
+	p.samples(func(uint64) bool { return true }) // what the first round's increases begin with
 	p.shared.drops.begin()
 	return p, nil
 }
 
 // Close ends it.
-func (p *Patrol) Close() {
+func (p *Sampler) Close() {
 	p.shared.close()
 	for _, n := range p.seen {
 		n.changes.close()
@@ -115,7 +115,7 @@ func (p *Patrol) Close() {
 }
 
 // Namespaces are those of the last round, the caller's own first.
-func (p *Patrol) Namespaces() (out []snapshot.Netns) {
+func (p *Sampler) Namespaces() (out []snapshot.Netns) {
 	for _, place := range p.places {
 		if n := p.seen[place.Inode]; n != nil {
 			out = append(out, n.netns)
@@ -125,7 +125,7 @@ func (p *Patrol) Namespaces() (out []snapshot.Netns) {
 }
 
 // find looks which namespaces there are, and forgets those that are gone.
-func (p *Patrol) find() error {
+func (p *Sampler) find() error {
 	places, err := netns.All()
 	if err != nil {
 		return fmt.Errorf("look for network namespaces: %w", err)
@@ -138,7 +138,7 @@ func (p *Patrol) find() error {
 			if n != nil {
 				n.changes.close()
 			}
-			n = &pulse{ref: place.Ref}
+			n = &sampled{ref: place.Ref}
 			p.seen[place.Inode] = n
 		}
 		n.round = p.rounds
@@ -153,7 +153,7 @@ func (p *Patrol) find() error {
 }
 
 // Round lets a window pass and says what was in it.
-func (p *Patrol) Round(ctx context.Context, t Tour) (*Round, error) {
+func (p *Sampler) Round(ctx context.Context, t RoundOptions) (*Round, error) {
 	if time.Since(p.traced) >= retrace {
 		p.retrace()
 	}
@@ -165,7 +165,7 @@ func (p *Patrol) Round(ctx context.Context, t Tour) (*Round, error) {
 	var early snapshot.Drops
 	readings := p.beginLooks(ctx, t, out)
 	if len(readings) > 0 {
-		// The looks' window begins now; what was dropped before is of the pulse alone.
+		// The looks' window begins now; what was dropped before is of the samples alone.
 		p.shared.drops.end()
 		early = p.shared.drops.rows
 	}
@@ -175,7 +175,7 @@ func (p *Patrol) Round(ctx context.Context, t Tour) (*Round, error) {
 	p.shared.endWindow()
 	out.At = time.Now()
 	out.Seconds = out.At.Sub(began).Seconds()
-	out.Pulses = p.pulses(t.Close)
+	out.Samples = p.samples(t.Close)
 	p.sortDrops(out, early)
 	for _, r := range readings {
 		if s, err := r.finish(); err == nil { // else it is gone
@@ -199,7 +199,7 @@ func (p *Patrol) Round(ctx context.Context, t Tour) (*Round, error) {
 }
 
 // beginLooks reads the start values of what is wanted.
-func (p *Patrol) beginLooks(ctx context.Context, t Tour, out *Round) (readings []*reading) {
+func (p *Sampler) beginLooks(ctx context.Context, t RoundOptions, out *Round) (readings []*reading) {
 	if len(t.Looks) == 0 {
 		return nil
 	}
@@ -226,25 +226,25 @@ func (p *Patrol) beginLooks(ctx context.Context, t Tour, out *Round) (readings [
 	return readings
 }
 
-// pulses reads what is cheap, of all namespaces.
-func (p *Patrol) pulses(near func(inode uint64) bool) (out []*snapshot.Snapshot) {
+// samples reads what is cheap, of all namespaces.
+func (p *Sampler) samples(near func(inode uint64) bool) (out []*snapshot.Snapshot) {
 	v := newView("")
 	i := 0
-	// A thread that can't learn where it is can't go anywhere: then there are no pulses.
-	_ = netns.Tour(p.places, func(place netns.Place) {
+	// A thread that can't learn where it is can't go anywhere: then there are no samples.
+	_ = netns.Visit(p.places, func(place netns.Place) {
 		n := p.seen[place.Inode]
 		if n.at.IsZero() {
 			n.name(v, place)
 		}
 		stack := n.stackAt.IsZero() || near != nil && near(place.Inode) || (p.rounds+i)%stackEvery == 0
-		out = append(out, n.beat(v, stack))
+		out = append(out, n.sample(v, stack))
 		i++
 	}, nil)
 	return out
 }
 
 // name says whose the namespace is.
-func (n *pulse) name(v *view, place netns.Place) {
+func (n *sampled) name(v *view, place netns.Place) {
 	n.netns = snapshot.Netns{Name: place.Ref, Inode: place.Inode, Init: v.initialNetns()}
 	if !n.netns.Init {
 		owner := OwnerOf(place.Processes)
@@ -255,8 +255,8 @@ func (n *pulse) name(v *view, place netns.Place) {
 	n.netns = s.Netns
 }
 
-// beat reads the pulse of the namespace that the thread is in.
-func (n *pulse) beat(v *view, stack bool) *snapshot.Snapshot {
+// sample reads what is cheap of the namespace that the thread is in.
+func (n *sampled) sample(v *view, stack bool) *snapshot.Snapshot {
 	now := time.Now()
 	s := &snapshot.Snapshot{TakenAt: now.UTC().Truncate(time.Millisecond), Netns: n.netns}
 	if !n.at.IsZero() {
@@ -264,17 +264,17 @@ func (n *pulse) beat(v *view, stack bool) *snapshot.Snapshot {
 	}
 	n.at = now
 	if count, err := v.number(conntrackSysctls + "count"); err == nil {
-		n.beatConntrack(v, s, count, stack)
+		n.sampleConntrack(v, s, count, stack)
 	} else {
 		n.known = false
 	}
 	if stack {
-		n.beatStack(v, s, now)
+		n.sampleStack(v, s, now)
 	}
 	return s
 }
 
-func (n *pulse) beatConntrack(v *view, s *snapshot.Snapshot, count uint64, stack bool) {
+func (n *sampled) sampleConntrack(v *view, s *snapshot.Snapshot, count uint64, stack bool) {
 	if stack || n.max == 0 {
 		n.max, _ = v.number(conntrackSysctls + "max")
 		n.buckets, _ = v.number(conntrackSysctls + "buckets")
@@ -295,7 +295,7 @@ func (n *pulse) beatConntrack(v *view, s *snapshot.Snapshot, count uint64, stack
 	n.count, n.known = count, true
 }
 
-func (n *pulse) beatStack(v *view, s *snapshot.Snapshot, now time.Time) {
+func (n *sampled) sampleStack(v *view, s *snapshot.Snapshot, now time.Time) {
 	counters, err := readCounters(v)
 	if err != nil {
 		return
@@ -311,14 +311,14 @@ func (n *pulse) beatStack(v *view, s *snapshot.Snapshot, now time.Time) {
 	n.counters, n.stackAt = counters, now
 }
 
-// sortDrops gives each pulse its drops: of the window and of the moment before it.
-func (p *Patrol) sortDrops(out *Round, early snapshot.Drops) {
+// sortDrops gives each sample its drops: of the window and of the moment before it.
+func (p *Sampler) sortDrops(out *Round, early snapshot.Drops) {
 	d := p.shared.drops
 	if d.err != nil {
 		return
 	}
 	rows := append(slices.Clone(early.Rows), d.rows.Rows...)
-	for i, s := range out.Pulses {
+	for i, s := range out.Samples {
 		s.Drops = &snapshot.Drops{Rows: []snapshot.Drop{}}
 		if i == 0 {
 			s.Drops.LostEvents = early.LostEvents + d.rows.LostEvents
@@ -332,7 +332,7 @@ func (p *Patrol) sortDrops(out *Round, early snapshot.Drops) {
 }
 
 // retrace opens another tracer before it closes the one that there is.
-func (p *Patrol) retrace() {
+func (p *Sampler) retrace() {
 	next := traceAll()
 	next.begin()
 	p.shared.drops.close()

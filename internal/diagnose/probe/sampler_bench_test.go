@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// BenchmarkPatrol is a round without examinations, of all namespaces that there are.
-func BenchmarkPatrol(b *testing.B) {
+// BenchmarkSampler is a round without examinations, of all namespaces that there are.
+func BenchmarkSampler(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
 	}
-	p, err := OpenPatrol(Options{})
+	p, err := OpenSampler(Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer p.Close()
 	for b.Loop() {
-		if _, err := p.Round(b.Context(), Tour{Window: time.Millisecond}); err != nil {
+		if _, err := p.Round(b.Context(), RoundOptions{Window: time.Millisecond}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tour runs visit in one namespace after the other, on one thread: for those who look into
+// Visit runs a function in one namespace after the other, on one thread: for those who look into
 // hundreds again and again, where Do would spend more time on the way than there. It holds no
 // namespace beyond its visit. skip, if not nil, is told of those that could not be entered: they
 // end while others are visited.
-func Tour(places []Place, visit func(p Place), skip func(p Place, err error)) error {
+func Visit(places []Place, visit func(p Place), skip func(p Place, err error)) error {
 	runtime.LockOSThread()
 	home, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {

@@ -29,7 +29,7 @@ type courseMoment struct {
 
 func (c *course) add(e *history.Entry) {
 	m := courseMoment{at: e.At, seconds: max(e.Seconds, 1), fill: map[string]float64{}, drops: map[string]float64{}}
-	for _, p := range e.Pulses {
+	for _, p := range e.Samples {
 		if p.Conntrack != nil && p.Conntrack.Max > 0 {
 			m.fill[monitor.Title(p.Netns)] = float64(p.Conntrack.Count) / float64(p.Conntrack.Max)
 		}

@@ -25,7 +25,7 @@ func aNight(t *testing.T) *HistoryResult {
 			continue
 		}
 		e := &history.Entry{At: at, Seconds: 10, Begins: i == 0 || i == 1000}
-		e.Pulses = []*snapshot.Snapshot{{TakenAt: at, Netns: snapshot.Netns{Init: true, Inode: 1}, Conntrack: &snapshot.Conntrack{Count: uint64(i), Max: 4000},
+		e.Samples = []*snapshot.Snapshot{{TakenAt: at, Netns: snapshot.Netns{Init: true, Inode: 1}, Conntrack: &snapshot.Conntrack{Count: uint64(i), Max: 4000},
 			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: uint64(i % 50), Cause: snapshot.CauseNoRoute}}}}}
 		finding := func(kind, namespace, code, severity string) {
 			e.Events = append(e.Events, history.Event{At: at, Kind: kind, Namespace: namespace, Inode: 1, Code: code, Severity: severity, Title: "title of " + code, Since: at.Add(-10 * time.Second)})
