@@ -89,11 +89,12 @@ type Tuning struct {
 
 // Kinds of tunings.
 const (
-	Proposed  = "proposed"   // advice: nothing was changed
-	Applied   = "applied"    // changed; its effect is being measured
-	Kept      = "kept"       // its effect was measured, and it stays
-	TakenBack = "taken back" // it has its old value again
-	NotTuned  = "failed"     // it could not be changed or taken back
+	Proposed    = "proposed"      // advice: nothing was changed
+	Applied     = "applied"       // changed; its effect is being measured
+	Kept        = "kept"          // its effect was measured, and it stays
+	TakenBack   = "taken back"    // it has its old value again
+	NotTheCause = "not the cause" // what it was taken back for goes on without it: it may be tried again
+	NotTuned    = "failed"        // it could not be changed or taken back
 )
 
 // Look is all facts of one namespace and window, as they are stored.

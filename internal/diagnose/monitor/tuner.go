@@ -3,6 +3,7 @@
 package monitor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -43,6 +44,10 @@ const (
 	// restFirst is how long what was taken back is left alone; it doubles each time up to restMost.
 	restFirst = time.Hour
 	restMost  = 24 * time.Hour
+	// acquitShare of what was lost with a change must be lost in each of acquitWindows without it, for the change not to
+	// have been the cause.
+	acquitShare   = 0.7
+	acquitWindows = 3
 
 	// leastMemory is the share of the memory that must be available.
 	leastMemory = 0.10
@@ -58,6 +63,7 @@ type tuner struct {
 	interval time.Duration
 	last     time.Time // of the last change or of the last taking back
 	trial    *trial
+	review   *review
 	resting  map[settingKey]rest
 	wrote    map[settingKey]string // what it gave a setting last
 	harm     map[harmKey][]float64
@@ -89,8 +95,25 @@ type trial struct {
 	worse   int     // windows in a row
 	windows int
 	after   float64         // what is lost a second
+	worseBy int             // lossGrew or sideEffect, of the last window
 	had     map[string]bool // side effects that were there before
 }
+
+// review is a change that was taken back: if as much is lost without it, the load had grown, and the change was not
+// the cause.
+type review struct {
+	step    step
+	at      time.Time
+	after   float64 // what was lost a second with the change
+	windows int
+	least   float64 // what is lost a second without it, in the best window
+}
+
+// What was worse after a change.
+const (
+	lossGrew = iota + 1
+	sideEffect
+)
 
 // step is a change that is to be made.
 type step struct {
@@ -116,6 +139,7 @@ func (t *tuner) window(s *snapshot.Snapshot, shown, on []causes.Finding, now tim
 	if t.trial != nil && t.trial.step.netns.Inode == s.Netns.Inode {
 		act, said = t.measure(s, shown, now)
 	}
+	said = append(said, t.acquit(s, shown, now)...)
 	t.remember(s, shown)
 	if act != nil || len(said) > 0 {
 		return act, said
@@ -303,21 +327,22 @@ func (t *tuner) measure(s *snapshot.Snapshot, shown []causes.Finding, now time.T
 	}
 	n.windows++
 	n.after = 0
-	why := ""
+	why, by := "", 0
 	for _, f := range shown {
 		if f.Code == n.step.code {
 			n.after = lost(s, f)
 		}
 		if slices.Contains(sideEffects, f.Code) && !n.had[f.Code] && f.Severity >= causes.Warning {
-			why = "it brought about " + f.Code + ": " + f.Title
+			why, by = "it brought about "+f.Code+": "+f.Title, sideEffect
 		}
 	}
 	if n.after > harmFactor*n.before+harmSlack {
-		why = fmt.Sprintf("%s a second are lost after it, %s before", number(n.after), number(n.before))
+		why, by = fmt.Sprintf("%s a second are lost after it, %s before", number(n.after), number(n.before)), cmp.Or(by, lossGrew)
 	}
 	if scarce(s) {
-		why = "less than a tenth of the memory is available"
+		why, by = "less than a tenth of the memory is available", sideEffect
 	}
+	n.worseBy = by
 	if why == "" {
 		n.worse = 0
 	} else if n.worse++; n.worse >= 2 {
@@ -351,6 +376,36 @@ func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
 	return nil, n.step.tunings(history.Kept, why, n.id, now)
 }
 
+// acquit looks whether a change that was taken back was the cause of what was lost.
+func (t *tuner) acquit(s *snapshot.Snapshot, shown []causes.Finding, now time.Time) []history.Tuning {
+	r := t.review
+	if r == nil || r.step.netns.Inode != s.Netns.Inode || s.TakenAt.Add(-seconds(s.WindowSeconds)).Before(r.at.Add(-time.Second)) {
+		return nil
+	}
+	loses := 0.0
+	for _, f := range shown {
+		if f.Code == r.step.code {
+			loses = lost(s, f)
+		}
+	}
+	if r.windows++; r.windows == 1 || loses < r.least {
+		r.least = loses
+	}
+	if r.least < acquitShare*r.after || now.Sub(r.at) > tuneApart {
+		t.review = nil
+		return nil
+	}
+	if r.windows < acquitWindows {
+		return nil
+	}
+	t.review = nil
+	for _, c := range r.step.plan.Changes {
+		delete(t.resting, t.keyOf(s.Netns.Inode, c.Setting))
+	}
+	why := fmt.Sprintf("%s a second are lost without it, too (%s with it): the load has grown", number(r.least), number(r.after))
+	return r.step.tunings(history.NotTheCause, why, "", now)
+}
+
 func (t *tuner) takeBack(why string) *action { return &action{takeBack: t.trial.id, why: why} }
 
 // tookBack is told that the change on trial was taken back, or why not.
@@ -358,6 +413,9 @@ func (t *tuner) tookBack(why string, err error, now time.Time) []history.Tuning 
 	n := t.trial
 	t.trial, t.last = nil, now
 	t.leave(&n.step, now)
+	if n.worseBy == lossGrew && err == nil {
+		t.review = &review{step: n.step, at: now, after: n.after}
+	}
 	for _, c := range n.step.plan.Changes {
 		delete(t.wrote, t.keyOf(n.step.netns.Inode, c.Setting))
 	}

@@ -206,6 +206,22 @@ func TestTunerTakesBack(t *testing.T) {
 	}
 }
 
+// A load that grows tenfold just after a change looks as if the change had done harm. That as much is lost without it
+// shows that it had not: it is tried again after ten minutes, not after an hour.
+func TestTunerGrowingLoad(t *testing.T) {
+	m := simulate(t, TuneApply, func(time.Duration) float64 { return 66000 })
+	for len(m.times) == 0 {
+		m.window()
+	}
+	grown := m.now.Sub(noon)
+	m.demand = func(d time.Duration) float64 { return 200000 }
+	m.run(40 * time.Minute)
+	want := "applied 131072, taken back 65536, not the cause 131072, applied 131072, kept 131072, applied 262144, kept 262144"
+	if got := strings.Join(m.kinds(), ", "); got != want {
+		t.Errorf("%s\nwant %s (the load grew after %v)", got, want, grown)
+	}
+}
+
 // A side effect takes a change back, too; so do memory that runs short and a namespace that is not examined.
 func TestTunerSideEffects(t *testing.T) {
 	full := func(time.Duration) float64 { return 90000 }

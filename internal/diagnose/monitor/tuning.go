@@ -148,7 +148,7 @@ func (st *state) exposeTunings(e *exposition.Exposition) {
 			e.Gauge(descTuneWould, value, n.Setting, n.Namespace)
 		}
 	}
-	for _, kind := range []string{history.Proposed, history.Applied, history.Kept, history.TakenBack, history.NotTuned} {
+	for _, kind := range []string{history.Proposed, history.Applied, history.Kept, history.TakenBack, history.NotTheCause, history.NotTuned} {
 		e.Counter(descTuned, float64(st.tuned[kind]), strings.ReplaceAll(kind, " ", "_"))
 	}
 }

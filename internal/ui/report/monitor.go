@@ -56,6 +56,8 @@ func tuningInWords(n history.Tuning) string {
 		return "tuned " + what + ", for " + why + " (natkit tune rollback " + n.ID + " undoes it)"
 	case history.Kept:
 		return "tuning stays: " + what + ": " + why
+	case history.NotTheCause:
+		return "tuning may be tried again: " + what + ": " + why
 	case history.TakenBack:
 		return "tuning taken back: " + what + ": " + why
 	}
