@@ -16,6 +16,7 @@ import (
 	"natkit/internal/diagnose/follow"
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
 	"natkit/internal/ui/report"
 )
 
@@ -41,8 +42,8 @@ packet that matches and followed from there on, also behind translations. --host
 With --netns and --interface the matching packet must be seen there.
 
 It needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. What this kernel does not
-allow to see is listed. Packets that a program at XDP forwards never reach the stack
-and are not seen. Packets that match beyond --rate are counted and not traced.
+allow to see is listed. What natkit's own programs do is read from their maps. Packets
+that another program forwards at XDP never reach the stack and are not seen. Packets that match beyond --rate are counted and not traced.
 
 While it runs, every packet of this machine takes some 20 % more processor time, also
 if none matches. With --wait the packets of established connections take none: natkit
@@ -72,7 +73,7 @@ Wireshark, in which each frame has its step as comment.`,
 	timeVar(f, &total, "for", 0, "how long to trace (default until interrupted)")
 	out := outputFlag(cmd, "text", "json", "html", "pcapng")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		o := follow.Options{Port: port, Rate: rate, Wait: wait}
+		o := follow.Options{Port: port, Rate: rate, Wait: wait, Programs: packetPrograms}
 		var err error
 		if len(args) > 0 {
 			if o.Flow, err = trace.ParseFlow(args[0]); err != nil {
@@ -116,6 +117,15 @@ Wireshark, in which each frame has its step as comment.`,
 		return e.trace(ctx, run, *out, dropsOnly, packets)
 	}
 	return cmd
+}
+
+// packetPrograms opens natkit's own programs of a namespace.
+func packetPrograms(ref string) (follow.Program, error) {
+	r, err := control.OpenPacketReader(ref)
+	if r == nil {
+		return nil, err // not a nil of another type
+	}
+	return r, err
 }
 
 // errEnough ends a trace after its number of packets.

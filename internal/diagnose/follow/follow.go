@@ -30,6 +30,8 @@ type Options struct {
 	// Wait attaches nothing to the path of packets until a new connection matches where NAT is on,
 	// and detaches again when no more is seen of any.
 	Wait bool
+	// Programs are natkit's own, whose steps are told; nil for none.
+	Programs ProgramReader
 }
 
 // Summary is what a run came to.
@@ -42,12 +44,13 @@ type Summary struct {
 
 // Run is a trace that is on.
 type Run struct {
-	filter observe.PacketFilter
-	joined *trace.Assembler
-	at     *attachment
-	counts observe.PacketCounts // of attachments that were closed
-	begun  chan struct{}        // while waiting: a connection has matched
-	waits  atomic.Bool
+	filter   observe.PacketFilter
+	programs ProgramReader
+	joined   *trace.Assembler
+	at       *attachment
+	counts   observe.PacketCounts // of attachments that were closed
+	begun    chan struct{}        // while waiting: a connection has matched
+	waits    atomic.Bool
 
 	mu    sync.Mutex
 	met   []snapshot.TraceEvent // what readers have read
@@ -65,6 +68,9 @@ type attachment struct {
 	books   map[uint64]*book // of rules, by namespace
 	missing []observe.Missing
 
+	programs []programOf
+	asked    map[snapshot.TraceTuple]int // how often, about a packet of which
+
 	rules  []*observe.RuleTrace // nftables' own trace, by namespace
 	reader sync.WaitGroup       // of rules
 	stop   chan struct{}
@@ -72,7 +78,7 @@ type attachment struct {
 }
 
 func newAttachment() *attachment {
-	return &attachment{books: map[uint64]*book{}, stop: make(chan struct{}), known: map[snapshot.TraceTuple]bool{}}
+	return &attachment{books: map[uint64]*book{}, stop: make(chan struct{}), known: map[snapshot.TraceTuple]bool{}, asked: map[snapshot.TraceTuple]int{}}
 }
 
 // Open attaches everything, or what waits. Close must be called.
@@ -82,7 +88,7 @@ func Open(o Options) (*Run, error) {
 			A: observe.PacketEnd(o.Flow.A), B: observe.PacketEnd(o.Flow.B), Port: o.Port,
 			Protocol: trace.Protocols[o.Flow.Protocol], Netns: o.Netns, Ifindex: o.Ifindex, Rate: o.Rate,
 		},
-		early: map[earlyPacket]bool{},
+		programs: o.Programs, early: map[earlyPacket]bool{},
 	}
 	r.joined = trace.NewAssembler(r)
 	if o.Wait {
@@ -103,6 +109,7 @@ func (r *Run) attach() error {
 	for _, place := range p.Places() {
 		a.openRules(place, r.filter)
 	}
+	a.openPrograms(r.programs)
 	r.replace(a)
 	return nil
 }
@@ -194,6 +201,7 @@ func (r *Run) takeMet() []snapshot.TraceEvent {
 
 // mark has nftables report the rules of connections that got other tuples, too.
 func (a *attachment) mark(e *snapshot.TraceEvent) {
+	a.learn(e)
 	tuples := []snapshot.TraceTuple{e.Tuple, e.Tuple.Turned()}
 	if e.Entry != nil {
 		tuples = append(tuples, e.Entry.Original, e.Entry.Reply)
@@ -219,6 +227,9 @@ func (r *Run) closeAttachment(a *attachment) error {
 	var errs []error
 	for _, t := range a.rules {
 		errs = append(errs, t.Close())
+	}
+	for _, p := range a.programs {
+		errs = append(errs, p.Close())
 	}
 	if a.packets != nil {
 		c, err := a.packets.Counts()

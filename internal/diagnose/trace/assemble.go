@@ -62,6 +62,13 @@ type Deriver interface {
 	Dropped(netns uint64, function string, p snapshot.DroppedPacket) []Rule
 	// Translated are rules that may have translated a packet in a hook.
 	Translated(netns uint64, hook string, p snapshot.DroppedPacket, after snapshot.TraceTuple) []Rule
+	// Forwarded says how a program of natkit's in a namespace forwarded a packet that was seen at a
+	// time, "" if none did.
+	Forwarded(netns uint64, before, after snapshot.TraceTuple, at uint64) string
+	// Crossed says the same of a packet that no namespace saw, and which namespace it was.
+	Crossed(before, after snapshot.TraceTuple, at uint64) (namespace, how string)
+	// Refused says why a program of natkit's in a namespace dropped a packet, "" if none did.
+	Refused(netns uint64) string
 }
 
 // NewAssembler returns an empty one. Without a deriver nothing is derived.
@@ -123,11 +130,21 @@ func (a *Assembler) find(e *snapshot.TraceEvent) *way {
 	}
 	// Received from a device that made another skb of it.
 	for _, w := range slices.Backward(a.ways) {
-		if last := w.last(); last.Point == snapshot.PointSent && last.Packet != e.Packet && sameOnWire(last, e) {
+		if last := w.last(); last.Point == snapshot.PointSent && last.Packet != e.Packet && (sameOnWire(last, e) || a.crossed(last, e)) {
 			return w
 		}
 	}
 	return nil
+}
+
+// crossed says whether a packet was translated and forwarded at XDP, on its way from a device to
+// another: no packet of the stack was made of it there.
+func (a *Assembler) crossed(sent, received *snapshot.TraceEvent) bool {
+	if a.deriver == nil || sent.Identity != received.Identity || received.TimeNS >= sent.TimeNS+wire || sent.Tuple == received.Tuple {
+		return false
+	}
+	_, how := a.deriver.Crossed(sent.Tuple, received.Tuple, sent.TimeNS)
+	return how != ""
 }
 
 // goesOn says whether an event of an skb is about the same packet as the one before.

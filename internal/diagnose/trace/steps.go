@@ -147,7 +147,24 @@ func (t *follower) translation(e *snapshot.TraceEvent) {
 	if e.Entry != nil && e.Entry.Confirmed {
 		parts += ", as the entry says"
 	}
+	namespace, device := e.Namespace, e.Interface
+	if what == Bypassed && t.deriver != nil && t.prev != nil {
+		before, after := t.tuple, e.Tuple
+		if e.About != nil && t.prev.About != nil { // an ICMP error is translated as what it is about
+			before, after = t.prev.About.Turned(), e.About.Turned()
+		}
+		how := t.deriver.Forwarded(e.Netns, before, after, t.prev.TimeNS)
+		if how != "" {
+			device = t.prev.Interface
+		} else if at, text := t.deriver.Crossed(before, after, t.prev.TimeNS); text != "" && t.prev.Netns != e.Netns {
+			namespace, device, how = at, "", text
+		}
+		if how != "" {
+			parts += ", " + how
+		}
+	}
 	s := t.add(e, what, parts)
+	s.Namespace, s.Interface = namespace, device
 	s.Before, s.After = t.tuple.Ends(), e.Tuple.Ends()
 	if e.Entry != nil && !e.Entry.Confirmed {
 		s.Rule = t.translator(e)
@@ -270,6 +287,11 @@ func (t *follower) end() End {
 	case last.Point == snapshot.PointReceived:
 		end.Outcome = Arrived
 		end.Why = "no function of netfilter is met behind that; what follows is not seen"
+		if t.deriver != nil {
+			if why := t.deriver.Refused(last.Netns); why != "" {
+				end.Outcome, end.Why = Died, why
+			}
+		}
 	default:
 		end.Outcome = Vanished
 		end.Why = "last seen at " + string(last.Point)
@@ -298,6 +320,11 @@ func (t *follower) died(end *End) {
 	}
 	if end.Cause == snapshot.CauseRule && t.deriver != nil {
 		t.derive(end)
+	}
+	if e.Drop.Reason == "TC_INGRESS" && t.deriver != nil {
+		if why := t.deriver.Refused(e.Netns); why != "" {
+			end.Cause, end.Why = snapshot.CauseNone, why
+		}
 	}
 	if end.Why == "" {
 		end.Why = whys[end.Cause]

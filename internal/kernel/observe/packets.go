@@ -307,6 +307,31 @@ func checkpoints(hooks []snapshot.Hook) []checkpoint {
 	return out
 }
 
+// Follow follows packets of a tuple, both directions, as if an entry had led there.
+func (p *Packets) Follow(t snapshot.TraceTuple) error {
+	for number := range uint8(255) {
+		if protocolName(number) != t.Protocol {
+			continue
+		}
+		for _, t := range []snapshot.TraceTuple{t, t.Turned()} {
+			k := packetsPacketTuple{Family: unix.AF_INET6, Protocol: number}
+			if t.Source.Addr().Is4() {
+				k.Family = unix.AF_INET
+			}
+			copy(k.Src[:], t.Source.Addr().AsSlice())
+			copy(k.Dst[:], t.Destination.Addr().AsSlice())
+			if hasPorts(number) {
+				k.Sport, k.Dport = swap16(t.Source.Port()), swap16(t.Destination.Port())
+			}
+			if err := p.objs.Tuples.Put(k, uint8(1)); err != nil {
+				return fmt.Errorf("%s: %w", followPackets, err)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("%s: protocol %q is not known", followPackets, t.Protocol)
+}
+
 // Missing is what this trace can't see.
 func (p *Packets) Missing() []Missing { return slices.Clone(p.missing) }
 

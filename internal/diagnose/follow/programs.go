@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package follow
+
+import (
+	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
+	"natkit/internal/snapshot"
+)
+
+// Program answers for packets what natkit's eBPF engine or its acceleration did to them in a
+// namespace.
+type Program interface {
+	// Forwarded says how a packet that was seen at a time of CLOCK_MONOTONIC got from one tuple to
+	// another, which may be the same; "" if not here.
+	Forwarded(before, after snapshot.TraceTuple, at uint64) string
+	// Becomes is what a packet's tuple becomes.
+	Becomes(before snapshot.TraceTuple) (after snapshot.TraceTuple, known bool)
+	// Refused says why packets were dropped since it was asked last, "" if none was.
+	Refused() string
+	Close() error
+}
+
+// ProgramReader opens what is attached in a namespace, nil for nothing.
+type ProgramReader func(ref string) (Program, error)
+
+// programOf is a Program and where.
+type programOf struct {
+	Program
+	place netns.Place
+}
+
+// openPrograms looks for programs of natkit's in all namespaces.
+func (a *attachment) openPrograms(read ProgramReader) {
+	places, err := netns.All()
+	if read == nil || err != nil { // the tracepoints have said so
+		return
+	}
+	for _, place := range places {
+		p, err := read(place.Ref)
+		if err != nil {
+			a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "what natkit's own programs did", Why: err.Error()})
+		} else if p != nil {
+			a.programs = append(a.programs, programOf{p, place})
+		}
+	}
+}
+
+// Forwarded asks the program of a namespace: see trace.Deriver.
+func (r *Run) Forwarded(inode uint64, before, after snapshot.TraceTuple, at uint64) string {
+	for _, p := range r.at.programs {
+		if p.place.Inode == inode {
+			return p.Forwarded(before, after, at)
+		}
+	}
+	return ""
+}
+
+// Crossed asks the programs of all namespaces: see trace.Deriver.
+func (r *Run) Crossed(before, after snapshot.TraceTuple, at uint64) (namespace, how string) {
+	for _, p := range r.at.programs {
+		if how := p.Forwarded(before, after, at); how != "" {
+			return p.place.Ref, how
+		}
+	}
+	return "", ""
+}
+
+// Refused asks the program of a namespace: see trace.Deriver.
+func (r *Run) Refused(inode uint64) string {
+	for _, p := range r.at.programs {
+		if p.place.Inode == inode {
+			return p.Refused()
+		}
+	}
+	return ""
+}
+
+// maxAsked bounds how often a program is asked about a tuple that it does not know.
+const maxAsked = 8
+
+// learn has the kernel follow what a program makes of a packet, too: the tuple that it has behind
+// one at tc, and the one that it will have behind one at XDP.
+func (a *attachment) learn(e *snapshot.TraceEvent) {
+	if len(a.programs) == 0 || a.asked[e.Tuple] >= maxAsked {
+		return
+	}
+	if a.asked[e.Tuple] == 0 {
+		_ = a.packets.Follow(e.Tuple) // without it the connection ends here
+	}
+	a.asked[e.Tuple]++
+	for _, p := range a.programs {
+		if after, known := p.Becomes(e.Tuple); known {
+			_ = a.packets.Follow(after)
+			a.asked[e.Tuple] = maxAsked
+		}
+	}
+}
