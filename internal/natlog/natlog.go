@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package natlog is what the log of translations consists of: one Record of a mapping, a
+// session or a port block that began, ended or was alive, or of a gap in the log. Its
+// sources make records, the store keeps them, sinks send them on. Pure.
+package natlog
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Kind is what a record is about.
+type Kind uint8
+
+// Kinds.
+const (
+	NoKind  Kind = iota // a gap, a tick
+	Mapping             // an internal endpoint with its external endpoint
+	Session             // one conversation
+	Block               // ports of an external address for one subscriber
+)
+
+// Event is what happened.
+type Event uint8
+
+// Events.
+const (
+	Tick Event = iota // the log was kept until here; in the journal only
+	Created
+	Ended
+	Alive     // it was there when the file began, or after a gap
+	Exhausted // no port or address was left
+	Quota     // a subscriber reached its limit
+	Gap       // events are missing from Since to Time
+)
+
+// Source is what translated.
+type Source uint8
+
+// Sources.
+const (
+	NoSource Source = iota
+	Kernel          // netfilter, also under accel: conntrack events
+	Engine          // the eBPF engine
+)
+
+var (
+	kinds   = []string{"", "mapping", "session", "block"}
+	events  = []string{"tick", "created", "ended", "alive", "exhausted", "quota", "gap"}
+	sources = []string{"", "kernel", "ebpf"}
+)
+
+func word(words []string, i uint8) string {
+	if int(i) < len(words) {
+		return words[i]
+	}
+	return strconv.Itoa(int(i))
+}
+
+func (k Kind) String() string   { return word(kinds, uint8(k)) }
+func (e Event) String() string  { return word(events, uint8(e)) }
+func (s Source) String() string { return word(sources, uint8(s)) }
+
+func parseWord(words []string, s string) (uint8, bool) {
+	for i, w := range words {
+		if w == s {
+			return uint8(i), true
+		}
+	}
+	return 0, false
+}
+
+// ParseKind, ParseEvent and ParseSource are the inverse of String.
+func ParseKind(s string) (Kind, bool) { n, ok := parseWord(kinds, s); return Kind(n), ok }
+
+// ParseEvent is the inverse of Event.String.
+func ParseEvent(s string) (Event, bool) { n, ok := parseWord(events, s); return Event(n), ok }
+
+// ParseSource is the inverse of Source.String.
+func ParseSource(s string) (Source, bool) { n, ok := parseWord(sources, s); return Source(n), ok }
+
+// Micros is a time in microseconds since 1970; 0 is unknown. All files and sinks have it.
+type Micros int64
+
+// MicrosOf is a time as Micros.
+func MicrosOf(t time.Time) Micros { return Micros(t.UnixMicro()) }
+
+// Time is a Micros as a time in UTC.
+func (m Micros) Time() time.Time { return time.UnixMicro(int64(m)).UTC() }
+
+// Translation is who had which external endpoint. It can be compared: what began and what
+// ended have the same one.
+type Translation struct {
+	Kind     Kind
+	Source   Source
+	Protocol uint8 // IP protocol; 0: all, as of a host with an address of its own
+	Zone     uint16
+	VLAN     uint16
+	LastPort uint16 // of a block: its ports are those from External's to this one
+	Internal netip.AddrPort
+	External netip.AddrPort
+	// Destination is known only where sessions are recorded with it.
+	Destination netip.AddrPort
+	Subscriber  string
+}
+
+// Record is one line of the log.
+type Record struct {
+	Translation
+	Event Event
+	Time  Micros
+	Since Micros // when it was created, or the gap began; 0: unknown
+	Note  string // why there is a gap; of which pool, which limit
+}
+
+// Has reports whether the translation had an external port. Port 0 is asked for where
+// there are no ports.
+func (t *Translation) Has(port uint16, protocol uint8) bool {
+	if protocol != 0 && t.Protocol != 0 && protocol != t.Protocol {
+		return false
+	}
+	if t.Kind == Block {
+		return t.External.Port() <= port && port <= t.LastPort
+	}
+	return t.Protocol == 0 || port == t.External.Port()
+}
+
+// ProtocolName is the name of an IP protocol as the log has it.
+func ProtocolName(p uint8) string {
+	for name, n := range protocols {
+		if n == p {
+			return name
+		}
+	}
+	return strconv.Itoa(int(p))
+}
+
+var protocols = map[string]uint8{"": 0, "icmp": 1, "tcp": 6, "udp": 17, "dccp": 33, "gre": 47, "icmpv6": 58, "sctp": 132, "udplite": 136}
+
+// ParseProtocol is the inverse of ProtocolName.
+func ParseProtocol(s string) (uint8, bool) {
+	if n, ok := protocols[strings.ToLower(s)]; ok {
+		return n, true
+	}
+	n, err := strconv.ParseUint(s, 10, 8)
+	return uint8(n), err == nil
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"natkit/internal/natlog"
+	"natkit/internal/natlog/parquet"
+)
+
+const (
+	journalSuffix = ".journal"
+	parquetSuffix = ".parquet"
+	nameTime      = "20060102T150405Z"
+)
+
+// part is a file of the log: a journal, or the Parquet file that was made of one.
+type part struct {
+	number  uint64 // of its hour
+	index   int    // in the hour
+	journal bool
+	path    string
+	bytes   int64
+	// begin and end are in its name, rounded to seconds; a journal's are zero.
+	begin, end time.Time
+}
+
+func (p *part) sequence() string { return fmt.Sprintf("%010d.%03d", p.number, p.index) }
+
+// parsePart reads a file's name.
+func parsePart(name string) (p part, ok bool) {
+	rest, journal := strings.CutSuffix(name, journalSuffix)
+	p.journal = journal
+	if !journal {
+		if rest, ok = strings.CutSuffix(name, parquetSuffix); !ok {
+			return p, false
+		}
+		words := strings.Split(rest, "-")
+		if len(words) != 3 {
+			return p, false
+		}
+		var err1, err2 error
+		p.begin, err1 = time.Parse(nameTime, words[0])
+		p.end, err2 = time.Parse(nameTime, words[1])
+		if err1 != nil || err2 != nil {
+			return p, false
+		}
+		rest = words[2]
+	}
+	number, index, ok := strings.Cut(rest, ".")
+	n, err1 := strconv.ParseUint(number, 10, 64)
+	i, err2 := strconv.ParseUint(index, 10, 31)
+	p.number, p.index = n, int(i)
+	return p, ok && err1 == nil && err2 == nil
+}
+
+// parts lists the files of the log in the order in which they were written. Where a journal
+// and its Parquet file are both there, the journal was about to be removed.
+func parts(dir string) ([]part, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the log: %w", err)
+	}
+	var list []part
+	for _, e := range entries {
+		p, ok := parsePart(e.Name())
+		if !ok {
+			continue
+		}
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list the log: %w", err)
+		}
+		p.path, p.bytes = filepath.Join(dir, e.Name()), info.Size()
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b part) int {
+		journal := func(p part) int {
+			if p.journal {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(a.number, b.number), cmp.Compare(a.index, b.index), cmp.Compare(journal(a), journal(b)))
+	})
+	return slices.CompactFunc(list, func(a, b part) bool { return a.number == b.number && a.index == b.index }), nil
+}
+
+// content is what is in a journal.
+type content struct {
+	records    []natlog.Record // without ticks
+	begin, end natlog.Micros
+	damaged    int // places where frames could not be read
+	torn       bool
+	whole      int64 // bytes up to a torn end
+}
+
+// readJournal reads a journal as far as it can be read.
+func readJournal(path string) (c content, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return c, fmt.Errorf("read the log's journal: %w", err)
+	}
+	if !bytes.HasPrefix(b, []byte(natlog.JournalHeader)) {
+		if strings.HasPrefix(natlog.JournalHeader, string(b)) { // killed before it had written that
+			return content{torn: true}, nil
+		}
+		if bytes.HasPrefix(b, []byte("natkit log ")) {
+			return c, fmt.Errorf("read the log's journal %s: its form is not known to this natkit: use a newer one", path)
+		}
+		return c, fmt.Errorf("read the log's journal %s: %w: it does not begin like one", path, parquet.ErrDamaged)
+	}
+	rest := b[len(natlog.JournalHeader):]
+	c.whole = int64(len(b))
+	for len(rest) > 0 {
+		had, before := len(c.records), int64(len(b)-len(rest))
+		c.records, rest, err = natlog.NextFrame(rest, c.records)
+		switch {
+		case errors.Is(err, natlog.ErrTorn):
+			c.torn, c.whole = true, before
+		case err != nil:
+			c.damaged++
+		}
+		for _, r := range c.records[had:] {
+			if c.begin == 0 {
+				c.begin = r.Time
+			}
+			c.end = max(c.end, r.Time)
+		}
+		kept := slices.DeleteFunc(c.records[had:], func(r natlog.Record) bool { return r.Event == natlog.Tick })
+		c.records = c.records[:had+len(kept)]
+	}
+	return c, nil
+}
+
+// convert makes the Parquet file of a journal and removes the journal. Killed at any time it
+// leaves one of the two whole.
+func convert(journal part, node string) error {
+	c, err := readJournal(journal.path)
+	if err != nil {
+		return err
+	}
+	if c.begin == 0 {
+		return os.Remove(journal.path) // nothing was written
+	}
+	if c.damaged > 0 {
+		c.records = append(c.records, natlog.Record{Event: natlog.Gap, Since: c.begin, Time: c.end, Note: "the journal was damaged"})
+	}
+	dir := filepath.Dir(journal.path)
+	begin, end := c.begin.Time(), (c.end + 999_999).Time()
+	final := filepath.Join(dir, begin.Format(nameTime)+"-"+end.Format(nameTime)+"-"+journal.sequence()+parquetSuffix)
+	tmp, err := os.OpenFile(final+".tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("write the log: %w", err)
+	}
+	err = writeParquet(tmp, &c, node)
+	err = cmp.Or(err, tmp.Sync())
+	err = cmp.Or(err, tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), final)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write the log: %w", err), os.Remove(tmp.Name()))
+	}
+	if err := syncFolder(dir); err != nil {
+		return err
+	}
+	return os.Remove(journal.path)
+}
+
+func writeParquet(out *os.File, c *content, node string) error {
+	w, err := parquet.NewWriter(out, fields(), "external_address", "external_port", "time")
+	if err != nil {
+		return err
+	}
+	order := sortRecords(c.records)
+	for len(order) > 0 {
+		n := min(groupRows, len(order))
+		if err := w.RowGroup(rowGroup(c.records, order[:n], node)); err != nil {
+			return err
+		}
+		order = order[n:]
+	}
+	return w.Close(map[string]string{
+		"natkit.log": strconv.Itoa(schemaVersion), "natkit.node": node,
+		"natkit.begin": strconv.FormatInt(int64(c.begin), 10), "natkit.end": strconv.FormatInt(int64(c.end), 10),
+	})
+}
+
+func syncFolder(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("write the log: %w", err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("write the log: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"sort"
+	"strconv"
+	"time"
+
+	"natkit/internal/natlog"
+	"natkit/internal/natlog/parquet"
+)
+
+// Question is who had an external endpoint in a time.
+type Question struct {
+	Address     netip.Addr
+	Port        uint16
+	Protocol    uint8 // 0: any
+	Since, Upto natlog.Micros
+}
+
+// Life is the time in which somebody had the endpoint.
+type Life struct {
+	natlog.Translation
+	// Since is when it began; 0: before Log, when the log first has it.
+	Since, Log natlog.Micros
+	// Until is when it ended; 0: it had not at the end of the log. It ended not before
+	// Least: between the two the log has a gap.
+	Until, Least natlog.Micros
+}
+
+// Span is a part of the time asked about that the log does not have, and why.
+type Span struct {
+	Since, Until natlog.Micros
+	Why          string
+}
+
+// Answer of the log. Without lives and gaps nobody had the endpoint.
+type Answer struct {
+	Lives       []Life
+	Gaps        []Span
+	Twice       []Span        // times that were twice, as the clock was set back
+	Begin, End  natlog.Micros // of the log
+	FilesRead   int
+	RecordsRead int
+}
+
+// hour is the parts of one.
+type hour struct {
+	parts      []part
+	begin, end time.Time // rounded to seconds, outwards
+}
+
+// openedFile is a Parquet file of the log.
+type openedFile struct {
+	*parquet.File
+	file       *os.File
+	begin, end natlog.Micros
+}
+
+func (f *openedFile) close() { f.file.Close() }
+
+func openFile(path string) (*openedFile, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	var f *parquet.File
+	if err == nil {
+		f, err = parquet.Open(file, info.Size())
+	}
+	if err == nil {
+		err = checkFile(f)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	begin, err1 := strconv.ParseInt(f.About["natkit.begin"], 10, 64)
+	end, err2 := strconv.ParseInt(f.About["natkit.end"], 10, 64)
+	if err1 != nil || err2 != nil {
+		file.Close()
+		return nil, fmt.Errorf("%w: it does not say from when to when it is", parquet.ErrDamaged)
+	}
+	return &openedFile{f, file, natlog.Micros(begin), natlog.Micros(end)}, nil
+}
+
+// reader answers one question.
+type reader struct {
+	q      Question
+	answer Answer
+	hours  []hour
+	// journals that were read: the running hour's is asked for more than once.
+	journals map[string]content
+}
+
+// Who asks the log in a folder. It may be in use.
+func Who(dir string, q Question) (Answer, error) {
+	for try := 0; ; try++ {
+		r := reader{q: q, journals: map[string]content{}}
+		err := r.ask(dir)
+		if errors.Is(err, fs.ErrNotExist) && try < 5 { // a journal became a Parquet file
+			if _, gone := os.Stat(dir); gone == nil {
+				continue
+			}
+		}
+		return r.answer, err
+	}
+}
+
+func (r *reader) ask(dir string) error {
+	list, err := parts(dir)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		return fmt.Errorf("there is no log in %s: natkit log writes it", dir)
+	}
+	if err := r.group(list); err != nil {
+		return err
+	}
+	r.answer.Begin, r.answer.End = natlog.MicrosOf(r.hours[0].begin), 0
+	for _, h := range r.hours {
+		r.answer.Begin = min(r.answer.Begin, natlog.MicrosOf(h.begin))
+		r.answer.End = max(r.answer.End, natlog.MicrosOf(h.end))
+	}
+	var covered []Span
+	for i := range r.hours {
+		h := &r.hours[i]
+		if natlog.MicrosOf(h.begin) > r.q.Upto || natlog.MicrosOf(h.end) < r.q.Since {
+			if err := r.gapBefore(i); err != nil {
+				return err
+			}
+			continue
+		}
+		spans, err := r.askHour(i)
+		if err != nil {
+			return err
+		}
+		covered = append(covered, spans...)
+	}
+	r.uncovered(covered)
+	slices.SortStableFunc(r.answer.Lives, func(a, b Life) int { return cmp.Compare(cmp.Or(a.Since, a.Log), cmp.Or(b.Since, b.Log)) })
+	return nil
+}
+
+// group makes hours of parts. Journals have no times in their names: they are read.
+func (r *reader) group(list []part) error {
+	for _, p := range list {
+		if p.journal {
+			c, err := readJournal(p.path)
+			if err != nil && errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			if err != nil || c.begin == 0 {
+				continue // what it should have had is a gap
+			}
+			r.journals[p.path] = c
+			p.begin, p.end = c.begin.Time(), (c.end + 999_999).Time()
+		}
+		if n := len(r.hours); n > 0 && r.hours[n-1].parts[0].number == p.number {
+			h := &r.hours[n-1]
+			h.parts = append(h.parts, p)
+			if p.end.After(h.end) {
+				h.end = p.end
+			}
+			continue
+		}
+		r.hours = append(r.hours, hour{parts: []part{p}, begin: p.begin, end: p.end})
+	}
+	if len(r.hours) == 0 {
+		return errors.New("the log has no file that can be read")
+	}
+	return nil
+}
+
+// gapBefore reads the gaps that an hour begins with, if they can be of the time asked about.
+func (r *reader) gapBefore(at int) error {
+	if at == 0 {
+		return nil
+	}
+	begin, end := natlog.MicrosOf(r.hours[at].begin), natlog.MicrosOf(r.hours[at-1].end)
+	if min(begin, end) > r.q.Upto+between || max(begin, end)+between < r.q.Since {
+		return nil
+	}
+	records, _, _, err := r.read(r.hours[at].parts[0])
+	for i := range records {
+		r.gap(&records[i])
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil // who could not be read is no gap of that time
+}
+
+// askHour adds the lives of an hour that touch the time asked about, and gives what of time
+// the hour has.
+func (r *reader) askHour(at int) ([]Span, error) {
+	h := &r.hours[at]
+	live := map[natlog.Translation]*Life{}
+	var ended []Life
+	var covered []Span
+	whole := true // no part before this one is missing
+	for i, p := range h.parts {
+		if whole = whole && p.index == i; !whole {
+			break // who was alive is not known from here on
+		}
+		if natlog.MicrosOf(p.begin) > r.q.Upto && len(live) == 0 {
+			covered[0].Until = max(covered[0].Until, r.q.Upto)
+			break
+		}
+		records, begin, end, err := r.read(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err != nil {
+			r.answer.Gaps = append(r.answer.Gaps, Span{natlog.MicrosOf(p.begin), natlog.MicrosOf(p.end), fmt.Sprintf("%s cannot be read: %v", p.path, err)})
+			whole = false
+			break
+		}
+		if i == 0 {
+			covered = []Span{{Since: begin, Until: end}}
+		}
+		covered[0].Until = max(covered[0].Until, end)
+		for k := range records {
+			if life, ok := follow(live, &records[k]); ok {
+				ended = append(ended, life)
+			}
+			r.gap(&records[k])
+		}
+	}
+	for _, life := range ended {
+		r.add(life)
+	}
+	for _, life := range live {
+		if cmp.Or(life.Since, life.Log) > r.q.Upto {
+			continue
+		}
+		r.end(life, at)
+		r.add(*life)
+	}
+	return covered, nil
+}
+
+// follow has a record change who is alive, and gives the life that it ends.
+func follow(live map[natlog.Translation]*Life, rec *natlog.Record) (ended Life, ok bool) {
+	switch rec.Event {
+	case natlog.Created, natlog.Alive:
+		if live[rec.Translation] == nil {
+			since := rec.Since
+			if rec.Event == natlog.Created {
+				since = cmp.Or(since, rec.Time)
+			}
+			live[rec.Translation] = &Life{Translation: rec.Translation, Since: since, Log: rec.Time}
+		}
+	case natlog.Ended:
+		life := live[rec.Translation]
+		if life == nil {
+			life = &Life{Translation: rec.Translation, Since: rec.Since, Log: rec.Time}
+		}
+		delete(live, rec.Translation)
+		life.Until, life.Least = rec.Time, rec.Time
+		return *life, true
+	}
+	return ended, false
+}
+
+func (r *reader) gap(rec *natlog.Record) {
+	if rec.Event != natlog.Gap || min(rec.Since, rec.Time) > r.q.Upto || max(rec.Since, rec.Time) < r.q.Since {
+		return
+	}
+	if rec.Since > rec.Time { // of a time that was twice
+		r.answer.Twice = append(r.answer.Twice, Span{rec.Time, rec.Since, rec.Note})
+		return
+	}
+	r.answer.Gaps = append(r.answer.Gaps, Span{rec.Since, rec.Time, rec.Note})
+}
+
+// add adds a life that touches the time asked about, once.
+func (r *reader) add(life Life) {
+	if cmp.Or(life.Since, life.Log) > r.q.Upto || life.Until != 0 && life.Until < r.q.Since {
+		return
+	}
+	for i := range r.answer.Lives {
+		if had := &r.answer.Lives[i]; had.Translation == life.Translation && had.Since == life.Since && had.Until == life.Until {
+			return
+		}
+	}
+	r.answer.Lives = append(r.answer.Lives, life)
+}
+
+// end finds when a life ended that was there at the end of an hour: in the last hour that
+// begins with it, or before the next one.
+func (r *reader) end(life *Life, at int) {
+	later := r.hours[at+1:]
+	// begins finds the life among those that hour i begins with.
+	begins := func(i int) (found, known bool) {
+		for _, p := range later[i].parts {
+			records, _, _, err := r.read(p)
+			if err != nil {
+				return false, false
+			}
+			for k := range records {
+				rec := &records[k]
+				if rec.Event == natlog.Alive && rec.Translation == life.Translation && rec.Since == life.Since {
+					return true, true
+				}
+			}
+		}
+		return false, true
+	}
+	n := sort.Search(len(later), func(i int) bool { found, known := begins(i); return known && !found })
+	last := &r.hours[at]
+	if n > 0 {
+		last = &later[n-1]
+	}
+	open := map[natlog.Translation]*Life{}
+	for _, p := range last.parts {
+		records, _, _, err := r.read(p)
+		if err != nil {
+			break
+		}
+		for k := range records {
+			rec := &records[k]
+			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && ended.Since == life.Since {
+				life.Until, life.Least = rec.Time, rec.Time
+				return
+			}
+		}
+	}
+	if n < len(later) {
+		life.Least, life.Until = natlog.MicrosOf(last.end), natlog.MicrosOf(later[n].begin)
+	}
+}
+
+// read gives the records of a part about what is asked, and of gaps.
+func (r *reader) read(p part) (records []natlog.Record, begin, end natlog.Micros, err error) {
+	r.answer.FilesRead++
+	if p.journal {
+		c := r.journals[p.path]
+		r.answer.RecordsRead += len(c.records)
+		for i := range c.records {
+			rec := &c.records[i]
+			if rec.Event == natlog.Gap || rec.External.Addr() == r.q.Address && rec.Has(r.q.Port, r.q.Protocol) {
+				records = append(records, *rec)
+			}
+		}
+		if c.damaged > 0 {
+			records = append(records, natlog.Record{Event: natlog.Gap, Since: c.begin, Time: c.end, Note: "the journal was damaged"})
+		}
+		return records, c.begin, c.end, nil
+	}
+	f, err := openFile(p.path)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	defer f.close()
+	for g := range f.Groups {
+		found, err := r.readGroup(f.File, g)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		records = append(records, found...)
+	}
+	slices.SortStableFunc(records, func(a, b natlog.Record) int { return cmp.Compare(a.Time, b.Time) })
+	return records, f.begin, f.end, nil
+}
+
+// readGroup gives the records of a row group about what is asked, and of gaps, which have no
+// external address and so are in the first ones.
+func (r *reader) readGroup(f *parquet.File, g int) ([]natlog.Record, error) {
+	asked := r.q.Address.String()
+	group := &f.Groups[g]
+	least, most := group.Strings(columnExternal)
+	if least != "" && (asked < least || asked > most) {
+		return nil, nil
+	}
+	if least == asked && most == asked { // rows are sorted by port, too
+		first, last := group.Ints(columnPort)
+		_, lastOfBlocks := group.Ints(columnLast)
+		if port := int64(r.q.Port); first > port || first > 0 && max(last, lastOfBlocks) < port {
+			return nil, nil
+		}
+	}
+	have := map[int]parquet.Column{}
+	for _, c := range []int{columnExternal, columnPort, columnLast, columnProtocol} {
+		column, err := f.Column(g, c)
+		if err != nil {
+			return nil, err
+		}
+		have[c] = column
+		if c == columnExternal && !slices.Contains(column.Dict, asked) && !slices.Contains(column.Dict, "") {
+			return nil, nil
+		}
+	}
+	r.answer.RecordsRead += group.Rows
+	addresses, ports, lasts := have[columnExternal], have[columnPort].Ints, have[columnLast].Ints
+	want := slices.Index(addresses.Dict, asked)
+	none := slices.Index(addresses.Dict, "")
+	var rows []int
+	for row, index := range addresses.Index {
+		port := int64(r.q.Port)
+		if int(index) == none || int(index) == want && (ports[row] == port || ports[row] == 0 || ports[row] <= port && port <= lasts[row]) {
+			rows = append(rows, row)
+		}
+	}
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	records, err := readRows(f, g, rows, have)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(records, func(rec natlog.Record) bool {
+		return rec.Event != natlog.Gap && (rec.External.Addr() != r.q.Address || !rec.Has(r.q.Port, r.q.Protocol))
+	}), nil
+}
+
+// uncovered adds the time asked about that no file has. Between two files there is none: the
+// next one begins when the one before ends, or with a record of the gap.
+func (r *reader) uncovered(covered []Span) {
+	known := slices.Concat(covered, r.answer.Gaps)
+	slices.SortFunc(known, func(a, b Span) int { return cmp.Compare(a.Since, b.Since) })
+	miss := func(since, until natlog.Micros) {
+		why := "the log has no file of that time"
+		switch {
+		case until <= r.answer.Begin+between:
+			why = "the log begins later"
+		case since+between >= r.answer.End:
+			why = "the log ends before"
+		}
+		r.answer.Gaps = append(r.answer.Gaps, Span{since, until, why})
+	}
+	at, end := r.q.Since, r.q.Upto+1 // the first time not known, the first not asked about
+	for _, s := range known {
+		if s.Since >= end {
+			break
+		}
+		if s.Until < at {
+			continue
+		}
+		if s.Since > at {
+			miss(at, s.Since)
+		}
+		at = s.Until + 1
+	}
+	if at < end {
+		miss(at, r.q.Upto)
+	}
+}
+
+// between is how far the end of a file and of the log can be off: ticks are a second apart,
+// names have seconds.
+const between = natlog.Micros(2 * time.Second / time.Microsecond)

@@ -1,0 +1,515 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/natlog"
+)
+
+// rig is a store with a clock of its own and what is alive.
+type rig struct {
+	t       *testing.T
+	dir     string
+	now     time.Time
+	running time.Duration
+	alive   map[natlog.Translation]natlog.Micros
+	said    []string
+	o       Options
+	s       *Store
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, dir: t.TempDir(), now: time.Date(2026, 11, 24, 3, 12, 7, 0, time.UTC), alive: map[natlog.Translation]natlog.Micros{}}
+	r.o = Options{Dir: r.dir, Node: "gw1", Say: func(text string) { r.said = append(r.said, text) }}
+	r.o.file = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+		return unsynced{f}, err
+	}
+	r.o.now = func() (time.Time, time.Duration) { return r.now, r.running }
+	r.o.Alive = func(yield func(natlog.Record) bool) {
+		for tr, since := range r.alive {
+			if !yield(natlog.Record{Translation: tr, Since: since}) {
+				return
+			}
+		}
+	}
+	return r
+}
+
+// unsynced is a journal whose every second of test time does not cost one of the disk's.
+type unsynced struct{ *os.File }
+
+func (unsynced) Sync() error { return nil }
+
+func (r *rig) open() *Store {
+	r.t.Helper()
+	s, err := Open(r.o)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.s = s
+	return s
+}
+
+func (r *rig) pass(d time.Duration) { r.now, r.running = r.now.Add(d), r.running+d }
+
+// kill leaves the store as a kill of its process does.
+func (r *rig) kill() {
+	r.s.journal.Close()
+	r.s.lock.Close()
+	close(r.s.jobs)
+	<-r.s.done
+}
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) create(tr natlog.Translation) {
+	r.t.Helper()
+	at := natlog.MicrosOf(r.now)
+	r.alive[tr] = at
+	r.must(r.s.Append([]natlog.Record{{Translation: tr, Event: natlog.Created, Time: at, Since: at}}))
+}
+
+func (r *rig) end(tr natlog.Translation) {
+	r.t.Helper()
+	since := r.alive[tr]
+	delete(r.alive, tr)
+	r.must(r.s.Append([]natlog.Record{{Translation: tr, Event: natlog.Ended, Time: natlog.MicrosOf(r.now), Since: since}}))
+}
+
+func mapping(inside, outside string) natlog.Translation {
+	return natlog.Translation{Kind: natlog.Mapping, Source: natlog.Kernel, Protocol: 6,
+		Internal: netip.MustParseAddrPort(inside), External: netip.MustParseAddrPort(outside)}
+}
+
+// who asks as the command does, at a time.
+func (r *rig) who(outside string, at time.Time) Answer {
+	r.t.Helper()
+	e := netip.MustParseAddrPort(outside)
+	m := natlog.MicrosOf(at)
+	a, err := Who(r.dir, Question{Address: e.Addr(), Port: e.Port(), Protocol: 6, Since: m, Upto: m})
+	r.must(err)
+	return a
+}
+
+func (r *rig) files(suffix string) []string {
+	names, err := filepath.Glob(filepath.Join(r.dir, "*"+suffix))
+	r.must(err)
+	return names
+}
+
+func TestWhoOverHours(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	a, b := mapping("10.0.0.1:1000", "198.51.100.1:5000"), mapping("10.0.0.2:2000", "198.51.100.1:5000")
+	began := r.now.Add(time.Second)
+	r.pass(time.Second)
+	r.create(a)
+	r.pass(4 * time.Second)
+	for range 5 { // over five ends of hours
+		r.pass(time.Hour)
+		r.must(r.s.Tick())
+	}
+	ended := r.now.Add(time.Minute)
+	r.pass(time.Minute)
+	r.end(a)
+	r.pass(time.Minute)
+	free := r.now
+	r.pass(time.Minute)
+	r.create(b)
+	r.must(r.s.Tick())
+	check := func() {
+		t.Helper()
+		got := r.who("198.51.100.1:5000", began.Add(90*time.Minute))
+		if len(got.Lives) == 0 {
+			t.Fatalf("%+v", got)
+		}
+		want := Life{Translation: a, Since: natlog.MicrosOf(began), Log: got.Lives[0].Log, Until: natlog.MicrosOf(ended), Least: natlog.MicrosOf(ended)}
+		if len(got.Lives) != 1 || got.Lives[0] != want || len(got.Gaps) != 0 {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		if got := r.who("198.51.100.1:5000", free); len(got.Lives) != 0 || len(got.Gaps) != 0 {
+			t.Errorf("between the two: %+v", got)
+		}
+		if got := r.who("198.51.100.1:5001", began.Add(90*time.Minute)); len(got.Lives) != 0 || len(got.Gaps) != 0 {
+			t.Errorf("another port: %+v", got)
+		}
+		if got := r.who("198.51.100.1:5000", r.now); len(got.Lives) != 1 || got.Lives[0].Translation != b || got.Lives[0].Until != 0 {
+			t.Errorf("now: %+v", got)
+		}
+		if got := r.who("198.51.100.1:5000", r.now.Add(time.Hour)); len(got.Gaps) != 1 || got.Gaps[0].Why != "the log ends before" {
+			t.Errorf("later: %+v", got)
+		}
+		if got := r.who("198.51.100.1:5000", began.Add(-time.Hour)); len(got.Gaps) != 1 || got.Gaps[0].Why != "the log begins later" {
+			t.Errorf("before: %+v", got)
+		}
+	}
+	check()
+	r.must(r.s.Close())
+	if n := len(r.files(parquetSuffix)); n != 6 || len(r.files(journalSuffix)) != 0 {
+		t.Errorf("%d Parquet files, journals %v", n, r.files(journalSuffix))
+	}
+	check()
+}
+
+// What Append returned for is there after a kill; what was torn is cut off; the gap is named.
+func TestKill(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	r.create(tr)
+	r.kill()
+	killed := r.now
+	journal := r.files(journalSuffix)[0]
+	b, err := os.ReadFile(journal)
+	r.must(err)
+	frame := natlog.AppendFrame(nil, []natlog.Record{{Translation: tr, Event: natlog.Ended, Time: natlog.MicrosOf(r.now.Add(time.Second))}})
+	r.must(os.WriteFile(journal, append(b, frame[:len(frame)-1]...), 0o600))
+
+	r.pass(time.Minute)
+	if got := r.who("198.51.100.1:5000", killed); len(got.Lives) != 1 || got.Lives[0].Until != 0 {
+		t.Errorf("without its writer: %+v", got)
+	}
+	delete(r.alive, tr) // it ended, with nobody watching
+	r.open()
+	r.pass(time.Second)
+	r.must(r.s.Tick())
+	got := r.who("198.51.100.1:5000", killed)
+	if len(got.Lives) != 1 || got.Lives[0].Least > natlog.MicrosOf(killed.Add(time.Second)) || got.Lives[0].Until != natlog.MicrosOf(killed.Add(time.Minute)) {
+		t.Errorf("%+v", got)
+	}
+	got = r.who("198.51.100.1:6000", killed.Add(30*time.Second))
+	if len(got.Lives) != 0 || len(got.Gaps) != 1 || got.Gaps[0].Why != "natkit log was not running" {
+		t.Errorf("in the gap: %+v", got)
+	}
+	r.must(r.s.Close())
+}
+
+// A journal cut at any byte gives all records of the whole frames before.
+func TestTornAnywhere(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	sizes := []int64{r.s.size}
+	for i := range 20 {
+		r.create(mapping(fmt.Sprintf("10.0.0.1:%d", 1000+i), fmt.Sprintf("198.51.100.1:%d", 5000+i)))
+		sizes = append(sizes, r.s.size)
+	}
+	journal := r.files(journalSuffix)[0]
+	b, err := os.ReadFile(journal)
+	r.must(err)
+	r.kill()
+	cut := filepath.Join(t.TempDir(), "cut")
+	for n := range b {
+		r.must(os.WriteFile(cut, b[:n], 0o600))
+		c, err := readJournal(cut)
+		want := 0
+		for i, size := range sizes {
+			if int64(n) >= size {
+				want = i
+			}
+		}
+		if err != nil || len(c.records) != want || c.damaged != 0 {
+			t.Fatalf("%d bytes: %d records, want %d: %v", n, len(c.records), want, err)
+		}
+	}
+}
+
+// Random translations against an independent record of them, over ends of hours, kills,
+// clocks that are set and many parts.
+func TestWhoAgainstModel(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(2) {
+		r := newRig(t)
+		random := rand.New(rand.NewPCG(seed, 9))
+		r.o.PartRecords = 300
+		r.open()
+		type span struct {
+			tr          natlog.Translation
+			since, upto time.Time
+		}
+		var spans []span
+		var gaps [][2]time.Time
+		open := map[netip.AddrPort]int{} // the last span
+		begin := r.now
+		for range 3000 {
+			r.pass(time.Duration(random.Int64N(int64(4 * time.Second))))
+			switch n := random.IntN(1000); {
+			case n < 2:
+				killed := r.now
+				r.must(r.s.Tick())
+				r.kill()
+				r.pass(time.Duration(random.Int64N(int64(time.Minute))))
+				gaps = append(gaps, [2]time.Time{killed, r.now})
+				r.open()
+			case n < 4: // the clock is set forward
+				r.must(r.s.Tick())
+				was := r.now
+				r.now = r.now.Add(90 * time.Second)
+				r.must(r.s.Tick())
+				gaps = append(gaps, [2]time.Time{was, r.now})
+			case n < 300:
+				r.must(r.s.Tick())
+			}
+			outside := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(random.IntN(3))}), uint16(5000+random.IntN(40)))
+			if i, ok := open[outside]; ok {
+				spans[i].upto = r.now
+				delete(open, outside)
+				r.end(spans[i].tr)
+				continue
+			}
+			tr := mapping(fmt.Sprintf("10.0.0.%d:%d", random.IntN(200), 1024+random.IntN(60000)), outside.String())
+			open[outside] = len(spans)
+			spans = append(spans, span{tr: tr, since: r.now})
+			r.create(tr)
+		}
+		r.must(r.s.Tick())
+		for range 500 {
+			at := begin.Add(time.Duration(random.Int64N(int64(r.now.Sub(begin)))))
+			if slices.ContainsFunc(gaps, func(g [2]time.Time) bool {
+				return !at.Before(g[0].Add(-time.Second)) && !at.After(g[1].Add(time.Second))
+			}) {
+				continue
+			}
+			s := spans[random.IntN(len(spans))]
+			got := r.who(s.tr.External.String(), at)
+			var want []Life
+			for _, s2 := range spans {
+				if s2.tr.External == s.tr.External && !s2.since.After(at) && (s2.upto.IsZero() || !s2.upto.Before(at)) {
+					l := Life{Translation: s2.tr, Since: natlog.MicrosOf(s2.since)}
+					if !s2.upto.IsZero() {
+						l.Until, l.Least = natlog.MicrosOf(s2.upto), natlog.MicrosOf(s2.upto)
+					}
+					want = append(want, l)
+				}
+			}
+			for i := range got.Lives {
+				got.Lives[i].Log = 0
+			}
+			if !slices.Equal(got.Lives, want) || len(got.Gaps) > 0 {
+				t.Fatalf("seed %d: %v at %v: %+v, want %+v", seed, s.tr.External, at, got, want)
+			}
+		}
+		r.must(r.s.Close())
+	}
+}
+
+// A clock that is set back makes times that were twice: both are shown.
+func TestClockSetBack(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	a, b := mapping("10.0.0.1:1000", "198.51.100.1:5000"), mapping("10.0.0.2:2000", "198.51.100.1:5000")
+	r.pass(10 * time.Minute)
+	r.create(a)
+	at := r.now.Add(time.Minute)
+	r.pass(5 * time.Minute)
+	r.end(a)
+	r.must(r.s.Tick())
+	r.now = r.now.Add(-10 * time.Minute)
+	r.must(r.s.Tick())
+	r.create(b)
+	r.pass(15 * time.Minute)
+	r.must(r.s.Tick())
+	got := r.who("198.51.100.1:5000", at)
+	if len(got.Lives) != 2 || len(got.Twice) != 1 || !strings.Contains(got.Twice[0].Why, "set back by 10m") {
+		t.Errorf("%+v", got)
+	}
+	r.must(r.s.Close())
+}
+
+// fullFile is a journal on a disk with room for so many more bytes.
+type fullFile struct {
+	*os.File
+	room *int
+}
+
+func (f fullFile) Write(b []byte) (int, error) {
+	if len(b) <= *f.room {
+		*f.room -= len(b)
+		return f.File.Write(b)
+	}
+	n, _ := f.File.Write(b[:*f.room])
+	*f.room = 0
+	return n, unix.ENOSPC
+}
+
+// A full disk loses records, which are counted; with room again the log goes on with the gap
+// and all that is alive.
+func TestDiskFull(t *testing.T) {
+	r := newRig(t)
+	room := 10_000
+	r.o.file = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+		return fullFile{f, &room}, err
+	}
+	r.open()
+	before := mapping("10.0.0.1:1000", "198.51.100.1:4000")
+	r.create(before)
+	full := r.now
+	var err error
+	lost := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	for i := 0; err == nil; i++ {
+		at := natlog.MicrosOf(r.now)
+		r.alive[lost] = at
+		err = r.s.Append([]natlog.Record{{Translation: lost, Event: natlog.Created, Time: at, Since: at}})
+		full = r.now
+		r.pass(time.Second)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	for range 3 {
+		r.pass(time.Second)
+		if err := r.s.Tick(); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("%v", err)
+		}
+	}
+	if stats := r.s.Stats(); stats.Lost != 1 || !strings.Contains(stats.Failing, "no space") {
+		t.Errorf("%+v", stats)
+	}
+	room = 1 << 20
+	r.pass(time.Second)
+	r.must(r.s.Tick())
+	if stats := r.s.Stats(); stats.Failing != "" || stats.Gaps != 1 {
+		t.Errorf("%+v", stats)
+	}
+	r.pass(time.Second)
+	r.must(r.s.Tick())
+	got := r.who("198.51.100.1:6000", full.Add(2*time.Second))
+	if len(got.Lives) != 0 || len(got.Gaps) == 0 || !strings.Contains(got.Gaps[0].Why, "1 record could not be written") {
+		t.Errorf("in the gap: %+v", got)
+	}
+	if got := r.who("198.51.100.1:5000", r.now); len(got.Lives) != 1 {
+		t.Errorf("after it: %+v", got)
+	}
+	if got := r.who("198.51.100.1:4000", r.now); len(got.Lives) != 1 || len(got.Gaps) != 0 {
+		t.Errorf("after it: %+v", got)
+	}
+	r.must(r.s.Close())
+}
+
+// A removed folder is made again, with all of the running hour.
+func TestFolderRemoved(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	r.create(tr)
+	at := r.now
+	r.must(os.RemoveAll(r.dir))
+	r.end(tr)
+	r.pass(time.Second)
+	r.must(r.s.Tick())
+	if got := r.who("198.51.100.1:5000", at); len(got.Lives) != 1 || len(got.Gaps) != 0 {
+		t.Errorf("%+v", got)
+	}
+	if len(r.said) != 1 || !strings.Contains(r.said[0], "was removed") {
+		t.Errorf("%q", r.said)
+	}
+	if _, err := Open(r.o); !errors.Is(err, ErrLocked) {
+		t.Errorf("a second writer: %v", err)
+	}
+	r.must(r.s.Close())
+}
+
+// A damaged file is named, and is a gap.
+func TestDamagedFile(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	r.create(tr)
+	at := r.now.Add(time.Second)
+	r.pass(time.Hour)
+	r.must(r.s.Close())
+	path := r.files(parquetSuffix)[0]
+	b, err := os.ReadFile(path)
+	r.must(err)
+	for name, damage := range map[string]func([]byte) []byte{
+		"cut":   func(b []byte) []byte { return b[:len(b)/2] },
+		"page":  func(b []byte) []byte { b[40] ^= 1; return b },
+		"empty": func([]byte) []byte { return nil },
+		"newer": func(b []byte) []byte {
+			return []byte(strings.Replace(string(b), "natkit.log\x18\x011", "natkit.log\x18\x019", 1))
+		},
+	} {
+		r.must(os.WriteFile(path, damage(slices.Clone(b)), 0o600))
+		got := r.who("198.51.100.1:5000", at)
+		if len(got.Lives) != 0 || len(got.Gaps) == 0 || !strings.Contains(got.Gaps[0].Why, path) {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if name == "newer" && !strings.Contains(got.Gaps[0].Why, "use a newer natkit") {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
+func TestRetention(t *testing.T) {
+	r := newRig(t)
+	r.o.Age = 5 * time.Hour
+	r.open()
+	for range 20 {
+		r.pass(time.Hour)
+		r.must(r.s.Tick())
+		r.s.jobsDone(t)
+	}
+	if n := len(r.files(parquetSuffix)); n < 5 || n > 6 {
+		t.Errorf("%d files of 5 hours", n)
+	}
+	r.must(r.s.Close())
+	r.o.Age, r.o.Bytes = 0, 5000
+	r.open()
+	r.must(r.s.Tick())
+	var total int64
+	for _, p := range r.files("") {
+		info, err := os.Stat(p)
+		r.must(err)
+		total += info.Size()
+	}
+	if stats := r.s.Stats(); total > 5000+100 || stats.Bytes > 5000 || stats.Files < 2 {
+		t.Errorf("%d bytes, %+v", total, stats)
+	}
+	r.must(r.s.Close())
+}
+
+// jobsDone waits until all journals but the running one are Parquet files.
+func (s *Store) jobsDone(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		list, err := parts(s.o.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		journals := 0
+		for _, p := range list {
+			if p.journal {
+				journals++
+			}
+		}
+		if journals == 1 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("journals stay")
+		}
+	}
+}
+
+var _ io.ReaderAt = fullFile{}
