@@ -21,7 +21,7 @@ import (
 )
 
 func newTraceCommand(e *env) *cobra.Command {
-	var host, device string
+	var host, device, name string
 	var port uint16
 	var total time.Duration
 	var packets, rate uint32
@@ -37,7 +37,7 @@ why.
 FLOW is [PROTOCOL] SOURCE[:PORT] -> DESTINATION[:PORT], as the connection looks
 anywhere on this machine; either side may be any. A connection is found by its first
 packet that matches and followed from there on, also behind translations. --host and
---port match either end.
+--port match either end, --container is a container or pod by name: its address is followed.
 
 With --netns and --interface the matching packet must be seen there.
 
@@ -56,6 +56,7 @@ With -o json each packet is an object in a line of its own, then one with the to
 Wireshark, in which each frame has its step as comment.`,
 		Example: `  natkit trace 'tcp 10.0.0.5 -> 198.51.100.1:443'
   natkit trace --host 192.168.0.2 --port 8080 --packets 20
+  natkit trace --container web1 --drops-only
   natkit trace 'udp any -> any:53' --drops-only --for 1m
   natkit trace 'icmp 10.0.0.5 -> any' --netns gateway --interface eth1 -o json
   natkit trace 'tcp any -> 10.0.0.5:443' --wait --drops-only -o json
@@ -64,6 +65,7 @@ Wireshark, in which each frame has its step as comment.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&host, "host", "", "connections of this `ADDRESS` or prefix, at either end")
+	f.StringVar(&name, "container", "", "connections of the container or pod of this `NAME`, at either end")
 	f.Uint16Var(&port, "port", 0, "connections of this port `NUMBER`, at either end")
 	f.StringVar(&device, "interface", "", "the matching packet is seen on this `NAME` of an interface")
 	f.BoolVar(&dropsOnly, "drops-only", false, "show only packets that are dropped")
@@ -92,10 +94,19 @@ Wireshark, in which each frame has its step as comment.`,
 			return usagef("--wait and --interface: a connection is waited for in a whole namespace; leave one out")
 		case port == 0 && cmd.Flags().Changed("port"):
 			return usagef("--port 0: want 1 to 65535")
+		case host != "" && name != "":
+			return usagef("--host and --container: give one of them")
+		case name != "" && o.Flow.A.Addresses.IsValid():
+			return usagef("--container %s: the flow names its addresses already", name)
 		case prefix.IsValid() && o.Flow.A.Addresses.IsValid():
 			return usagef("--host %s: the flow names its addresses already", host)
-		case len(args) == 0 && host == "" && port == 0 && device == "":
-			return usagef("what to trace? Give a flow, as in natkit trace 'tcp 10.0.0.5 -> 198.51.100.1:443', or --host, --port or --interface")
+		case len(args) == 0 && host == "" && name == "" && port == 0 && device == "":
+			return usagef("what to trace? Give a flow, as in natkit trace 'tcp 10.0.0.5 -> 198.51.100.1:443', or --host, --container, --port or --interface")
+		}
+		if name != "" {
+			if prefix, err = containerAddress(name); err != nil {
+				return err
+			}
 		}
 		if prefix.IsValid() {
 			o.Flow.A.Addresses = prefix

@@ -6,7 +6,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +27,8 @@ func TestTraceUsage(t *testing.T) {
 		{"trace --port 0", "--port 0: want 1 to 65535"},
 		{"trace --port 80 --rate 0", "--rate 0: want 1 or more"},
 		{"trace --port 80 --wait --interface lo", "--wait and --interface"},
+		{"trace --container none-such", "--container none-such: no container"},
+		{"trace --container none-such --host 10.0.0.1", "--host and --container"},
 		{"trace --host nonsense", "--host \"nonsense\": want an address or prefix"},
 		{"trace --port 80 -o xml", "want text, json, html or pcapng"},
 	} {
@@ -142,5 +147,57 @@ func TestTraceRate(t *testing.T) {
 	var p trace.Packet
 	if err := json.Unmarshal([]byte(lines[0]), &p); err != nil || p.Protocol != "udp" || len(p.Steps) == 0 {
 		t.Errorf("%v: %s", err, lines[0])
+	}
+}
+
+// --container follows the address of a container by its name.
+func TestTraceContainer(t *testing.T) {
+	l := traceLab(t)
+	name := "natkit-" + l.Name()
+	group := filepath.Join("/sys/fs/cgroup", "lxc.payload."+name)
+	if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil {
+		group = filepath.Join("/sys/fs/cgroup/unified", "lxc.payload."+name)
+	}
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program := l.Node("client").Command(t.Context(), "sleep", "300")
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = program.Process.Kill()
+		_ = program.Wait() // it was killed
+		ktest.Wait(t, 10*time.Second, "the control group is empty", func() bool { return os.Remove(group) == nil })
+	})
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(program.Process.Pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	cmd, stdout := tracing(t, "--container", name, "--packets", "1", "-o", "json")
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	send := func() {
+		_ = l.Node("client").Do(func() error {
+			c, err := net.Dial("udp4", l.ServerNode().Addr.String()+":9")
+			if err == nil {
+				_, _ = c.Write([]byte("x")) // nobody listens
+				c.Close()
+			}
+			return err
+		})
+	}
+	ktest.Wait(t, 20*time.Second, "a packet is traced", func() bool {
+		send()
+		return len(ended) > 0
+	})
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	var p trace.Packet
+	if err := json.NewDecoder(stdout).Decode(&p); err != nil || !strings.HasPrefix(p.Tuple, l.Options().Addresses.Client.Addr().String()+":") {
+		t.Errorf("%v: %+v", err, p)
+	}
+	if _, out, _ := observed(t.Context(), "__complete trace --container natkit-"); !strings.Contains(out, name) {
+		t.Errorf("completion offers %q", out)
 	}
 }

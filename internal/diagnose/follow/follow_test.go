@@ -219,7 +219,8 @@ func TestWait(t *testing.T) {
 nft add chain ip fw forward { type filter hook forward priority 10 ; }
 nft add rule ip fw forward tcp dport 81 drop`)
 	to := netip.AddrPortFrom(a.Server, 80).String()
-	r, err := Open(Options{Flow: flowOf(t, "tcp "+a.Client.Addr().String()+" -> any"), Rate: 1000, Wait: true})
+	// Other labs of this machine have the same addresses.
+	r, err := Open(Options{Flow: flowOf(t, "tcp "+a.Client.Addr().String()+" -> any"), Netns: l.NATNode().Handle().Inode(), Rate: 1000, Wait: true})
 	if err != nil {
 		t.Fatal(err)
 	}

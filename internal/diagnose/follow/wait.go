@@ -28,6 +28,10 @@ func (r *Run) wait() error {
 		return err
 	}
 	a.missing = missing
+	select {
+	case <-r.begun: // by a connection that was there before the programs were
+	default:
+	}
 	r.mu.Lock()
 	r.late = false
 	clear(r.early)
