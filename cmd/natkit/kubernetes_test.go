@@ -19,6 +19,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"natkit/internal/testutil/golden"
 	"natkit/internal/testutil/ktest"
 	"natkit/internal/ui/report"
 )
@@ -84,15 +85,7 @@ func TestKubernetesYAML(t *testing.T) {
 		}
 		want = append(want, text...)
 	}
-	if *update {
-		if err := os.WriteFile(deployKubernetes+"natkit.yaml", want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(deployKubernetes + "natkit.yaml")
-	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("natkit.yaml is not what the files are (%v): go test ./cmd/natkit -run TestKubernetesYAML -update", err)
-	}
+	golden.Check(t, deployKubernetes+"natkit.yaml", want)
 	container := at(t, daemonSet(t), "spec", "template", "spec", "containers", 0)
 	if named := fmt.Sprintf("%v:%v", at(t, image, "newName"), at(t, image, "newTag")); named != at(t, container, "image") || at(t, image, "name") != at(t, image, "newName") {
 		t.Errorf("kustomization.yaml makes the image %s, the DaemonSet has %v", named, at(t, container, "image"))

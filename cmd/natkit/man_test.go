@@ -5,36 +5,21 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"flag"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-)
 
-var update = flag.Bool("update", false, "rewrite generated files instead of comparing them")
+	"natkit/internal/testutil/golden"
+)
 
 // docs/natkit.8 is the command tree as a manual page, so that it can't say
 // anything else than --help; `make man` rewrites it.
 func TestManPage(t *testing.T) {
-	const path = "../../docs/natkit.8"
-	want := manPage(newRoot(&env{}), manFiles(t))
-	if *update {
-		if err := os.WriteFile(path, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s is not what the commands say now; run make man", path)
-	}
+	golden.Check(t, "../../docs/natkit.8", manPage(newRoot(&env{}), manFiles(t)))
 }
 
 // manPage renders the tree as one page for man(1).

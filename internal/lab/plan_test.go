@@ -3,18 +3,14 @@
 package lab_test
 
 import (
-	"bytes"
-	"flag"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"natkit/internal/lab"
+	"natkit/internal/testutil/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // What Up would make, and the drawing, as text.
 func TestPlanGolden(t *testing.T) {
@@ -39,19 +35,7 @@ func TestPlanGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := []byte(drawing + "\n" + strings.Join(steps, "\n") + "\n")
-			golden := filepath.Join("testdata", name+".txt")
-			if *update {
-				if err := os.WriteFile(golden, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(got, want) {
-				t.Errorf("plan:\n%s\nwant:\n%s", got, want)
-			}
+			golden.Check(t, filepath.Join("testdata", name+".txt"), got)
 		})
 	}
 }

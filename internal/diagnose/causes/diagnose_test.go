@@ -5,7 +5,6 @@ package causes
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,9 +14,8 @@ import (
 	"testing"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/testutil/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files and docs/causes.md")
 
 // A row is one machine: the healthy gateway with something done to it.
 type row struct {
@@ -176,7 +174,7 @@ func TestExamples(t *testing.T) {
 					t.Errorf("evidence without name, value or source: %+v", e)
 				}
 			}
-			golden(t, c.Code+".json", found)
+			jsonIs(t, c.Code+".json", found)
 		})
 	}
 	if len(examples) != len(Catalogue()) {
@@ -201,7 +199,7 @@ func TestVerifyByProfile(t *testing.T) {
 	}
 }
 
-func golden(t *testing.T, name string, value any) {
+func jsonIs(t *testing.T, name string, value any) {
 	t.Helper()
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -210,19 +208,7 @@ func golden(t *testing.T, name string, value any) {
 	if err := enc.Encode(value); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (go test ./internal/diagnose/causes -update writes it)", err)
-	}
-	if !bytes.Equal(b.Bytes(), want) {
-		t.Errorf("differs from %s (go test ./internal/diagnose/causes -update):\n%s", path, b.Bytes())
-	}
+	golden.Check(t, filepath.Join("testdata", name), b.Bytes())
 }
 
 // A finding read back is the finding that was written.

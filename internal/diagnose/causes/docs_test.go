@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf/btf"
 
+	"natkit/internal/testutil/golden"
 	"natkit/internal/testutil/ktest"
 )
 
@@ -38,19 +39,14 @@ func TestDocs(t *testing.T) {
 		if want[path] != nil {
 			continue
 		}
-		if *update {
+		if golden.Updating() {
 			err = errors.Join(err, os.Remove(path))
 		} else {
 			t.Errorf("%s belongs to no cause", path)
 		}
 	}
 	for path, text := range want {
-		if *update {
-			err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, 0o644))
-		}
-		if have, _ := os.ReadFile(path); !bytes.Equal(have, text) {
-			t.Errorf("%s differs from the catalogue (go generate ./internal/diagnose/causes)", path)
-		}
+		golden.Check(t, path, text)
 	}
 	if err != nil {
 		t.Fatal(err)

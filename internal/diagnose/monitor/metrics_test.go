@@ -4,12 +4,10 @@ package monitor
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,11 +19,10 @@ import (
 	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/snapshot"
+	"natkit/internal/testutil/golden"
 	"natkit/internal/testutil/ktest"
 	"natkit/internal/testutil/scraped"
 )
-
-var update = flag.Bool("update", false, "rewrite generated files instead of comparing them")
 
 // crowded is a monitor of a machine on which there is as much as can be of everything.
 func crowded() *monitor {
@@ -160,17 +157,6 @@ func TestGenerated(t *testing.T) {
 		"../../../deploy/grafana/natkit-monitor.json": dashboard(t),
 		"../../../docs/monitor.md":                    metricsTable(t, "../../../docs/monitor.md"),
 	} {
-		if *update {
-			if err := os.WriteFile(path, want, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s is not what the metrics are now: go test ./internal/diagnose/monitor -run TestGenerated -update", filepath.Base(path))
-		}
+		golden.Check(t, path, want)
 	}
 }

@@ -6,13 +6,13 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"natkit/internal/nat/nft"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/testutil/golden"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -157,19 +157,7 @@ func TestCompileRulesGolden(t *testing.T) {
 				fmt.Fprintf(&got, "# %s\n", w)
 			}
 			got.Write(listRuleset(t, h))
-			golden := filepath.Join("testdata", "rules-"+name+".nft")
-			if *update {
-				if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(got.Bytes(), want) {
-				t.Errorf("nft list ruleset:\n%s\nwant:\n%s", got.Bytes(), want)
-			}
+			golden.Check(t, filepath.Join("testdata", "rules-"+name+".nft"), got.Bytes())
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"natkit/internal/kernel/ruleset"
 	"natkit/internal/nat/nft"
+	"natkit/internal/testutil/golden"
 	"natkit/internal/testutil/ktest"
 )
 
@@ -66,19 +67,7 @@ func TestImport(t *testing.T) {
 			if strings.HasSuffix(name, ".nftables") {
 				data = asJSON(t, data)
 			}
-			got := importText(name, data)
-			if *update {
-				if err := os.WriteFile(name+".want", []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(name + ".want")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got != string(want) {
-				t.Errorf("%s\nwant\n%s", got, want)
-			}
+			golden.Check(t, name+".want", []byte(importText(name, data)))
 		})
 	}
 }

@@ -4,9 +4,7 @@ package nft_test
 
 import (
 	"bytes"
-	"flag"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -14,10 +12,9 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
+	"natkit/internal/testutil/golden"
 	"natkit/internal/testutil/ktest"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func docker() nft.Docker {
 	return nft.Docker{
@@ -97,20 +94,7 @@ func TestGolden(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			got := listRuleset(t, h)
-			golden := filepath.Join("testdata", name+".nft")
-			if *update {
-				if err := os.WriteFile(golden, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(got, want) {
-				t.Errorf("nft list ruleset:\n%s\nwant:\n%s", got, want)
-			}
+			golden.Check(t, filepath.Join("testdata", name+".nft"), listRuleset(t, h))
 		})
 	}
 }

@@ -167,7 +167,7 @@ func TestFlameDiff(t *testing.T) {
 	if err := NewProfileDiff(before, after, "nf_hook_slow").Text(&out); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "profile-diff.txt", out.Bytes())
+	printed(t, "profile-diff.txt", out.Bytes())
 	out.Reset()
 	empty := Flame{Title: "none", Root: "nf_queue", After: before}
 	if err := empty.SVG(&out); err != nil || !strings.Contains(out.String(), "Nothing was seen below nf_queue") {

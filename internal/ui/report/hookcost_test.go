@@ -48,5 +48,5 @@ func TestHookCostText(t *testing.T) {
 	if err := NewHookCost(&snapshot.Snapshot{Hooks: []snapshot.Hook{}}, &observe.Profile{}, nil).Text(&out); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "hookcost.txt", out.Bytes())
+	printed(t, "hookcost.txt", out.Bytes())
 }

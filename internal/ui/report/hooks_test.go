@@ -34,5 +34,5 @@ func TestHooksText(t *testing.T) {
 	if err := (&Hooks{}).Text(&out); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "hooks.txt", out.Bytes())
+	printed(t, "hooks.txt", out.Bytes())
 }

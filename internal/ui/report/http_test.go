@@ -54,7 +54,7 @@ func TestHTTP(t *testing.T) {
 		if err := HTTP(&b, r); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, name, b.Bytes())
+		printed(t, name, b.Bytes())
 	}
 }
 
@@ -64,7 +64,7 @@ func TestHTTPJSON(t *testing.T) {
 	if err := JSON(&b, httpResult()); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "http.json", b.Bytes())
+	printed(t, "http.json", b.Bytes())
 	var got map[string]any
 	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
 		t.Fatal(err)

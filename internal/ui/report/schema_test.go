@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/testutil/golden"
 	"natkit/internal/words/schema"
 )
 
@@ -42,7 +43,7 @@ func TestSchemas(t *testing.T) {
 		if want[f.Name()] != nil {
 			continue
 		}
-		if *update {
+		if golden.Updating() {
 			if err := os.Remove(filepath.Join(dir, f.Name())); err != nil {
 				t.Fatal(err)
 			}
@@ -51,7 +52,7 @@ func TestSchemas(t *testing.T) {
 		t.Errorf("docs/schema/%s is of no kind; run make schema", f.Name())
 	}
 	for name, text := range want {
-		generated(t, filepath.Join(dir, name), text)
+		golden.Check(t, filepath.Join(dir, name), text)
 	}
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -62,7 +63,7 @@ func TestSchemas(t *testing.T) {
 	if !ok1 || !ok2 {
 		t.Fatalf("%s lacks %q or %q", page, kindsBegin, kindsEnd)
 	}
-	generated(t, page, []byte(before+kindsBegin+kindsTable()+kindsEnd+after))
+	golden.Check(t, page, []byte(before+kindsBegin+kindsTable()+kindsEnd+after))
 }
 
 const (
@@ -85,23 +86,6 @@ func kindsTable() string {
 		fmt.Fprintf(&b, "| [`%s`](schema/%s.json) | %s | `natkit %s` | %s |\n", k.Schema(), k.Name, by, example, filter)
 	}
 	return b.String()
-}
-
-// generated compares a file with what it should hold, or writes it.
-func generated(t *testing.T, path string, want []byte) {
-	t.Helper()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%s is not what the types say; run make schema (%v)", path, err)
-	}
 }
 
 // node is a JSON Schema, of the part of it that Go types need.

@@ -79,7 +79,7 @@ func TestTunePlanText(t *testing.T) {
 		if err := TunePlanText(&out, plan, "natkit tune apply"); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, c.file, out.Bytes())
+		printed(t, c.file, out.Bytes())
 	}
 }
 
@@ -112,7 +112,7 @@ func TestTuneRecordTexts(t *testing.T) {
 		}
 		out.WriteString("----\n")
 	}
-	golden(t, "tune-apply.txt", out.Bytes())
+	printed(t, "tune-apply.txt", out.Bytes())
 
 	out.Reset()
 	if err := TuneRollbackText(&out, &records[1]); err != nil {
@@ -126,13 +126,13 @@ func TestTuneRecordTexts(t *testing.T) {
 	if err := TuneHistoryText(&out, nil); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "tune-history.txt", out.Bytes())
+	printed(t, "tune-history.txt", out.Bytes())
 
 	out.Reset()
 	if err := JSON(&out, TuneHistory{Applies: records[:2]}); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "tune-history.json", out.Bytes())
+	printed(t, "tune-history.json", out.Bytes())
 }
 
 func TestRate(t *testing.T) {

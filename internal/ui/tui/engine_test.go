@@ -71,11 +71,11 @@ func TestEngineScreens(t *testing.T) {
 					s.key(tcell.KeyEnter, 0)
 				}
 			}
-			golden(t, c.name, screen(t, s, c.w, c.h, "UTF-8"))
+			screenIs(t, c.name, screen(t, s, c.w, c.h, "UTF-8"))
 		})
 	}
 	for _, kind := range []string{"ebpf", "nft", "accel"} {
-		t.Run("text "+kind, func(t *testing.T) { golden(t, "engine-text-"+kind, Text(withEngine(kind), 80, false)) })
+		t.Run("text "+kind, func(t *testing.T) { screenIs(t, "engine-text-"+kind, Text(withEngine(kind), 80, false)) })
 	}
 }
 

@@ -5,9 +5,7 @@ package tui
 import (
 	"context"
 	"errors"
-	"flag"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,10 +17,9 @@ import (
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/snapshot"
+	"natkit/internal/testutil/golden"
 	"natkit/internal/ui/live"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
@@ -117,23 +114,23 @@ func TestScreens(t *testing.T) {
 			s := newState()
 			s.add(busy())
 			keys(s, c.keys)
-			golden(t, c.name, screen(t, s, c.w, c.h, "UTF-8"))
+			screenIs(t, c.name, screen(t, s, c.w, c.h, "UTF-8"))
 		})
 	}
 	t.Run("nothing known", func(t *testing.T) {
 		s := newState()
-		golden(t, "first", screen(t, s, 80, 24, "UTF-8"))
+		screenIs(t, "first", screen(t, s, 80, 24, "UTF-8"))
 		s.add(&live.Moment{At: busy().At, Unseen: []string{"dropped packets: not permitted"}, Judged: &live.Judged{At: busy().At,
 			Unseen: []snapshot.Capability{{Name: snapshot.CanConntrackDump, Reason: "not requested"}}}})
-		golden(t, "blind", screen(t, s, 80, 24, "UTF-8"))
+		screenIs(t, "blind", screen(t, s, 80, 24, "UTF-8"))
 	})
 	t.Run("namespaces", func(t *testing.T) {
 		s := newState()
 		s.add(busy())
 		s.choice = &choice{list: []live.Namespace{{}, {Ref: "blue"}, {Ref: "pid:4321", About: "docker web1"}}, at: 1}
-		golden(t, "namespaces", screen(t, s, 80, 24, "UTF-8"))
+		screenIs(t, "namespaces", screen(t, s, 80, 24, "UTF-8"))
 	})
-	t.Run("text", func(t *testing.T) { golden(t, "text", Text(busy(), 80, false)) })
+	t.Run("text", func(t *testing.T) { screenIs(t, "text", Text(busy(), 80, false)) })
 	t.Run("ascii", func(t *testing.T) {
 		for _, r := range Text(busy(), 80, true) {
 			if r > '~' {
@@ -164,22 +161,9 @@ func TestAllSizes(t *testing.T) {
 	}
 }
 
-func golden(t *testing.T, name, got string) {
+func screenIs(t *testing.T, name, screen string) {
 	t.Helper()
-	path := filepath.Join("testdata", strings.ReplaceAll(name, " ", "-")+".txt")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s:\n%s\nwant\n%s", path, got, want)
-	}
+	golden.Check(t, filepath.Join("testdata", strings.ReplaceAll(name, " ", "-")+".txt"), []byte(screen))
 }
 
 // While paused the screen stays; what was dropped is out of sight in time.
