@@ -78,6 +78,14 @@ func TestNoRoute(t *testing.T) {
 		{"everything", lost(30, 0), full},
 		{"a small part", lost(400, 20000), warn},
 		{"many beside far more", lost(400, 2_000_000), advice},
+		{"a small part, while a rule drops nearly all of the rest", func(s *snapshot.Snapshot) {
+			lost(45, 3421)(s)
+			s.Drops.Rows = append(s.Drops.Rows, drop(3400, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN")))
+		}, advice},
+		{"a rule drops some of the rest", func(s *snapshot.Snapshot) {
+			lost(45, 3421)(s)
+			s.Drops.Rows = append(s.Drops.Rows, drop(300, snapshot.CauseRule, "eth1", sample("tcp 192.168.1.20:4000 -> 203.0.113.80:443 SYN")))
+		}, warn},
 		{"forwarded not known", func(s *snapshot.Snapshot) { lost(4, 0)(s); delete(s.Counters, "Ip.ForwDatagrams") }, warn},
 		{"counters only", func(s *snapshot.Snapshot) { lost(400, 2000)(s); s.Drops, s.Routes = nil, nil }, full},
 		{"tracer only", func(s *snapshot.Snapshot) { lost(400, 2000)(s); s.Counters = nil }, warn},

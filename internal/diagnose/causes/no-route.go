@@ -38,7 +38,7 @@ var noRoute = Cause{
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
 	Symptom:       `One network cannot be reached, or only the gateway itself can. Clients report "Network is unreachable", or wait.`,
 	Proof:         fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one step milder, since an administrator may want that, unless they are replies or packets for a published service. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
-	FalsePositive: "A few packets for unused addresses, such as scans and printers that moved; multicast without a route; blackhole routes that keep unused networks from looping.",
+	FalsePositive: "A few packets for unused addresses, such as scans and printers that moved, also while a rule that drops most packets makes them a larger share of the rest; multicast without a route; blackhole routes that keep unused networks from looping.",
 	Cure:          "Add the missing route. If nobody wants the route that refuses, delete it.",
 	judge:         judgeNoRoute,
 }
@@ -105,6 +105,8 @@ func judgeNoRoute(f facts) *verdict {
 		}
 	case known && part < f.part(noRouteShare), u.deliberate && part < noRouteMost:
 		v.Severity = Advice
+	case part < noRouteMost && f.mostRefused(forwarded):
+		v.Severity = Advice
 	case known && part >= noRouteMost && !u.deliberate:
 		v.Severity = Critical
 	default:
@@ -133,6 +135,13 @@ func judgeNoRoute(f facts) *verdict {
 	}
 	v.Verify = f.look(f.run("nstat -az IpExtInNoRoutes"))
 	return v
+}
+
+// mostRefused says whether rules dropped most of what was to be forwarded. Its senders then send less, so that a few
+// packets without a route become a larger share of it than they were.
+func (f facts) mostRefused(forwarded uint64) bool {
+	refused, _, known := f.dropped(snapshot.CauseRule)
+	return known && forwarded > 0 && refused >= forwarded/2
 }
 
 func (f facts) noRouteEvidence(u unrouted) (out []Evidence) {
