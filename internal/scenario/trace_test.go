@@ -3,12 +3,14 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"natkit/internal/lab"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 )
 
@@ -252,4 +255,102 @@ func engineLab(t *testing.T, attach control.Attach, rules string) *lab.Lab {
 	}
 	t.Cleanup(func() { _, _ = control.Down(ns) }) // with the lab all of it goes
 	return l
+}
+
+// tracedFaults are the faults that drop packets of a stack, with the cause and a word of the reason
+// that a trace gives at that place.
+var tracedFaults = map[string]struct {
+	cause snapshot.NATCause
+	why   string
+}{
+	"conntrack-table-full": {snapshot.CauseTableFull, "the table is full"},
+	"snat-ports-exhausted": {snapshot.CauseConfirm, "no source port was left"},
+	"ip-forward-off":       {snapshot.CauseIPForwardOff, "net.ipv4.ip_forward"},
+	"no-route":             {snapshot.CauseNoRoute, "no route"},
+	"routing-loop":         {snapshot.CauseTTL, "TTL"},
+	"ttl-exceeded":         {snapshot.CauseTTL, "TTL"},
+	"rp-filter-drop":       {snapshot.CauseReversePath, "rp_filter"},
+	"martian-drop":         {snapshot.CauseMartian, "martian"},
+	"mtu-drop":             {snapshot.CauseTooBig, "MTU"},
+	"qdisc-drop":           {snapshot.CauseQueue, "queue"},
+	"next-hop-silent":      {snapshot.CauseNeighbour, "next hop"},
+	"listen-overflow":      {snapshot.CauseListenOverflow, "accept queue"},
+	"forward-policy-drop":  {snapshot.CauseRule, "policy drop"},
+	"rule-drop":            {snapshot.CauseRule, "iptables-legacy filter FORWARD rule 2 `-A FORWARD -s 192.168.0.2/32 -j DROP`"},
+	"checksum-errors":      {snapshot.CauseChecksum, "checksum"},
+}
+
+// untracedFaults are the others, and why no packet's end shows them.
+var untracedFaults = map[string]string{
+	"engine-source-limit": "dropped by natkit's engine: TestTraceEngine", "snat-port-race": "a race that a lab meets now and then: as snat-ports-exhausted",
+	"stale-snat": "translated by an old entry, and lost elsewhere", "stale-udp-dnat": "translated by an old entry, and lost elsewhere",
+	"answers-lost": "never come back", "backend-silent": "the backend sends nothing", "hairpin-missing": "the reply takes a shorter path, and its receiver refuses it",
+	"engine-drift": "no packet", "accel-slow-path": "none is lost", "link-down": "arrives at no device", "vlan-mismatch": "no IP packet of a known device",
+	"wrong-destination-mac": "a frame for somebody else is dropped before its IP header is looked at", "duplicate-address": "taken by another host",
+	"arp-refused": "only ARP is refused", "clients-unreached": "sent, and taken by nobody", "ipsec-policies-many": "none is lost",
+	"receive-buffer-full": "delivered to a socket, whose drops are behind the trace's end", "local-ports-exhausted": "none is sent",
+	"answered-from-elsewhere": "refused by the client's socket", "asymmetric-routing": "half of the packets go by elsewhere",
+	"other-drops": "dropped for reasons of all kinds", "rule-chain-long": "none is lost", "iptables-two-backends": "none is lost by itself", "needless-hooks": "none is lost",
+	"conntrack-helper": "none is lost", "conntrack-helper-missing": "refused by the client", "br-netfilter-overhead": "none is lost", "bridge-nf-missing": "the reply stays on the bridge",
+	"conntrack-table-nearly-full": "none is lost", "time-wait-heavy": "none is lost", "close-wait-heavy": "none is lost", "established-timeout-long": "none is lost",
+	"established-timeout-short": "lost after an entry's end", "conntrack-early-drop": "an entry is lost, and no packet", "conntrack-hash-too-small": "none is lost",
+	"conntrack-accounting": "none is lost", "unreplied-flood": "none is lost", "syn-flood": "refused by the server's socket", "conntrack-invalid-reset": "untranslated, and refused by a host",
+	"event-listener-lag": "only events are lost", "fragments-lost": "a fragment that never comes: the others time out in the reassembly queue, after the trace's end",
+}
+
+// A trace names the right place and reason in the faults that drop packets.
+func TestTraceFaults(t *testing.T) {
+	ktest.Root(t)
+	for _, f := range Faults() {
+		want, drops := tracedFaults[f.Code]
+		if drops == (untracedFaults[f.Code] != "") {
+			t.Errorf("%s: name what a trace shows of it, or why it shows nothing", f.Code)
+		}
+		if !drops {
+			continue
+		}
+		t.Run(f.Code, func(t *testing.T) {
+			t.Parallel() // most of the time is waiting
+			l := upForTrace(t, cmp.Or(f.topology, "routed"), lab.Options{Clients: f.clients})
+			s := &faultRun{lab: l, watched: l.NATNode(), options: FaultOptions{Progress: func(string, float64) {}}}
+			defer s.close()
+			for _, change := range []action{f.healthy, f.broken} {
+				if err := change(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r, err := tracing.Open(tracing.Options{Netns: s.watched.Handle().Inode(), Rate: 100000})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			ctx, stop := context.WithTimeout(t.Context(), 60*time.Second)
+			defer stop()
+			var flowing sync.WaitGroup
+			for _, run := range s.traffic {
+				flowing.Go(func() { _ = run(ctx, s) }) // what becomes of it the trace shows
+			}
+			found := false
+			others := map[string]int{}
+			err = r.Watch(ctx, func(p trace.Packet) error {
+				if p.End.Outcome != trace.Died || p.End.Benign {
+					return nil
+				}
+				if p.End.Cause == want.cause && strings.Contains(p.End.Why, want.why) && (p.End.Namespace == s.watched.Handle().Name() || f.Code == "routing-loop" && p.End.Namespace == l.Name()+"-server") {
+					found = true
+					stop()
+				} else {
+					others[fmt.Sprintf("%s: %s in %s: %s (%s at %s)", p.Tuple, p.End.Cause, p.End.Namespace, p.End.Why, p.End.Reason, p.End.Place)]++
+				}
+				return nil
+			})
+			flowing.Wait()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !found {
+				t.Errorf("no packet was dropped by %s (%q) in %s, but: %v", want.cause, want.why, s.watched.Handle().Name(), others)
+			}
+		})
+	}
 }

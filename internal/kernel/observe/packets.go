@@ -243,7 +243,7 @@ func (p *Packets) attach(key placeKey, priorities []int) error {
 		if key.hook == uint8(link.NetfilterInetLocalOut) && i == 0 {
 			program = p.objs.PacketMade
 		}
-		l, err := link.AttachNetfilter(link.NetfilterOptions{
+		l, err := attachNear(link.NetfilterOptions{
 			Program: program, ProtocolFamily: link.NetfilterProtocolFamily(key.family),
 			Hook: link.NetfilterInetHook(key.hook), Priority: int32(priority),
 		})
@@ -254,6 +254,23 @@ func (p *Packets) attach(key placeKey, priorities []int) error {
 		p.places[key] = append(p.places[key], priority)
 	}
 	return nil
+}
+
+// attachNear attaches at a priority, or beside it: no two programs may have the same, and another
+// trace may have it.
+func attachNear(o link.NetfilterOptions) (l link.Link, err error) {
+	const traces = 16 // at once
+	step := int32(1)
+	if o.Priority == lastPriority || o.Priority == conntrackPriority-1 {
+		step = -1
+	}
+	for range traces {
+		if l, err = link.AttachNetfilter(o); !errors.Is(err, unix.EBUSY) {
+			return l, err
+		}
+		o.Priority += step
+	}
+	return l, err
 }
 
 // checkpoint is where to look at packets on one hook.
