@@ -28,7 +28,11 @@ func newTopCommand(e *env) *cobra.Command {
 		Long: `Watch a namespace on one live screen: how full the connection tracking table is and
 when it will be full, flows that start and end, who has the most entries, the ports
 used by source NAT, drops by cause, CPUs, and the doctor's findings as they appear.
-Press h for the keys.
+The flows that carry most are listed with bytes and packets per second if connection
+tracking counts them (sysctl -w net.netfilter.nf_conntrack_acct=1, for flows that
+start from then on); the eBPF engine always counts. The capital letter in a column's
+name sorts the focused panel by that column: tab to the panel, then E for Entries.
+Press h for all keys.
 
 Cheap values are read every --interval, and the facts behind findings once per
 --window. The entries of the table are also read once per window, but for at most

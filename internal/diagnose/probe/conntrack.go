@@ -271,7 +271,7 @@ func conntrackTable(ctx context.Context, opts Options) source {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDump)
 			defer cancel()
 			var err error
-			o := conntrack.TableOptions{Recent: recentSeconds(opts.Window)}
+			o := conntrack.TableOptions{Recent: recentSeconds(opts.Window), Each: opts.EachFlow}
 			if opts.shared != nil && s.Conntrack.Count == 0 {
 				// Of many namespaces most have no entry, and each walk is through the hash of all.
 				s.Conntrack.Table, _, err = conntrack.TabulateText(ctx, strings.NewReader(""), o, nil)

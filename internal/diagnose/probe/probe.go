@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
@@ -46,6 +47,8 @@ type Options struct {
 	// Table, if not nil, is what an earlier Take of the same namespace read of the
 	// entries of its conntrack table, and is taken in place of another reading.
 	Table *snapshot.Table
+	// EachFlow, if not nil, gets every entry that is read of the table; it must not keep it.
+	EachFlow func(*conntrack.Flow)
 	// NoSeries leaves out the course of the counters within the window.
 	NoSeries bool
 

@@ -480,6 +480,8 @@ type TableOptions struct {
 	Timeouts Timeouts
 	Recent   uint64 // how many seconds ago a recent flow's last packet was at most; snapshot.RecentSeconds by default
 	Label    int    // see Aggregate.Label
+	// Each, if not nil, gets every flow that is counted; it must not keep it.
+	Each func(*Flow)
 }
 
 func (o TableOptions) rows() int {
@@ -495,6 +497,9 @@ func Tabulate(ctx context.Context, o TableOptions) (*snapshot.Table, error) {
 	a.Timeouts, a.Recent, a.Label = ReadTimeouts(), o.Recent, o.Label
 	res, err := Dump(ctx, o.Filter, func(f *Flow) error {
 		a.Add(f)
+		if o.Each != nil {
+			o.Each(f)
+		}
 		return nil
 	})
 	if err != nil {
@@ -512,6 +517,9 @@ func TabulateText(ctx context.Context, r io.Reader, o TableOptions, bad func(*Li
 	a.Timeouts, a.Recent, a.Label = o.Timeouts, o.Recent, o.Label
 	res, err := ReadText(ctx, r, o.Filter, func(f *Flow) error {
 		a.Add(f)
+		if o.Each != nil {
+			o.Each(f)
+		}
 		return nil
 	}, bad)
 	if err != nil {

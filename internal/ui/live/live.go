@@ -88,6 +88,8 @@ type Judged struct {
 	SNATPorts     []PortUse             `json:"snat_ports"`               // fullest first
 	Engine        *snapshot.Engine      `json:"natkit_engine,omitzero"`   // natkit's own, where one is up
 	EngineRates   *EngineRates          `json:"engine_rates,omitzero"`
+	TopFlows      []FlowRate            `json:"top_flows,omitzero"`       // most bytes first, at most snapshot.TopN
+	FlowsNote     string                `json:"top_flows_note,omitempty"` // why there are none, or not all
 	Findings      []causes.Finding      `json:"findings"`
 	Unseen        []snapshot.Capability `json:"unseen"` // only those that are not there
 }
@@ -254,10 +256,15 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 	window := min(firstWindow, w.o.Window)
 	var dump dumped
 	var held map[string]bool // what the last window showed
+	var flows flowMeters
 	for ctx.Err() == nil {
 		o := probe.Options{Netns: w.o.Netns, Window: window, Engine: control.ReadFacts, Drops: &drops, Hooks: hooks, NoSeries: true, Quiet: true}
 		o.Table = dump.inUse(time.Now().Add(window))
 		o.Dump = w.o.Dump && o.Table == nil
+		if o.Dump {
+			flows.kernel.begin()
+		}
+		o.EachFlow = flows.kernel.add
 		s, err := w.take(ctx, o)
 		if err != nil {
 			broken <- err
@@ -268,6 +275,7 @@ func (w *watcher) judge(ctx context.Context, broken chan<- error) {
 		if j.Table != nil {
 			j.TableAt = dump.read(j.Table, time.Now())
 		}
+		flows.judged(j, w.o.Netns)
 		w.judged.Store(j)
 		window = w.o.Window
 	}

@@ -214,7 +214,10 @@ func (s *state) footer(c *canvas) {
 	case s.refused != "":
 		c.text(0, y, c.w, bad, s.refused)
 	default:
-		text := "q quit  h help  tab panel  enter zoom  f findings  s sort  / filter  n namespace"
+		text := "q quit  h help  tab panel  enter zoom  f findings  / filter  n namespace"
+		if keys := s.sortKeys(); keys != "" {
+			text = "q quit  h help  tab panel  enter zoom  / filter  n namespace  sort: " + keys
+		}
 		if s.filter != "" {
 			text = "only rows with " + s.filter + " (esc: all)  " + text
 		}
@@ -228,7 +231,8 @@ var helpLines = []string{
 	"enter          zoom the panel, with all its columns; again, or esc: back",
 	"up, down       scroll the zoomed panel (page up, page down, home)",
 	"f              findings, with reason and cure",
-	"s              sort the panel by its next column",
+	"A to Z         sort the panel by the column with that capital letter in its",
+	"               name; again: back to the first order. s: by the next column",
 	"/              show only rows that contain a text; esc: all rows",
 	"p, space       pause the screen; counting continues",
 	"n              choose a namespace",
@@ -238,7 +242,8 @@ var helpLines = []string{
 	"Entries, new and ended flows, drops and CPUs are of about the last interval;",
 	"addresses, states, ports and findings are of the last window, whose time is",
 	"in the last line of the head. The trend covers half a minute. Sessions of the",
-	"eBPF engine are not in the table: its rows are marked.",
+	"eBPF engine are not in the table: its rows are marked. Rates of flows are from",
+	"two readings of the table and need nf_conntrack_acct=1, but for the engine's.",
 }
 
 func (s *state) drawHelp(c *canvas) {

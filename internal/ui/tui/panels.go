@@ -24,6 +24,7 @@ const (
 	panelFindings = iota
 	panelSources
 	panelDestinations
+	panelFlows
 	panelPorts
 	panelDrops
 	panelStates
@@ -53,6 +54,8 @@ func (s *state) panel(n int, zoomed bool, width int) table {
 		return sources(m)
 	case panelDestinations:
 		return talkers("destinations", m, func(t *snapshot.Table) []snapshot.Talker { return t.Destinations })
+	case panelFlows:
+		return flowRates(m)
 	case panelPorts:
 		return portUse(m)
 	case panelDrops:
@@ -139,6 +142,29 @@ func sources(m *live.Moment) table {
 	for _, r := range tracked {
 		r.cells, r.nums = slices.Insert(r.cells, 1, "kernel"), slices.Insert(r.nums, 1, math.NaN())
 		t.rows = append(t.rows, r)
+	}
+	return t
+}
+
+// flowRates are the flows that carry most, of the table and of the eBPF engine.
+func flowRates(m *live.Moment) table {
+	t := table{title: "busiest flows", columns: []column{{name: "flow"}, {name: "bytes/s", right: true}, {name: "packets/s", right: true, zoom: true}, {name: "in", zoom: true}}, empty: "reading ..."}
+	if m == nil || m.Judged == nil {
+		return t
+	}
+	t.empty = cmp.Or(m.Judged.FlowsNote, "no flow carried a packet")
+	if m.Judged.FlowsNote != "" {
+		t.title += " (" + m.Judged.FlowsNote + ")"
+	}
+	for _, f := range m.Judged.TopFlows {
+		in := "kernel"
+		if f.Engine {
+			in = "engine"
+		}
+		t.add(plain, f.Protocol+" "+f.Source.String()+"→"+f.Destination.String(), short(f.BytesPerSecond), f.BytesPerSecond, short(f.PacketsPerSecond), f.PacketsPerSecond, in)
+	}
+	if len(t.rows) == 0 {
+		t.title = "busiest flows"
 	}
 	return t
 }

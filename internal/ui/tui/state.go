@@ -4,6 +4,7 @@ package tui
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gdamore/tcell/v2"
@@ -131,6 +132,8 @@ func (s *state) key(k tcell.Key, r rune) action {
 		return listNamespaces
 	case r == 's':
 		s.nextSort()
+	case r >= 'A' && r <= 'Z':
+		s.sortBy(r)
 	case r == 'f':
 		s.focus, s.zoomed, s.from = panelFindings, true, 0
 	case k == tcell.KeyTab || k == tcell.KeyRight:
@@ -174,6 +177,34 @@ func (s *state) nextSort() {
 		by = -1
 	}
 	s.sort[s.focus] = by
+}
+
+// sortBy sorts the panel by the column that has the key, or again in the order in which rows come.
+func (s *state) sortBy(key rune) {
+	t := s.panel(s.focus, s.zoomed, columns80)
+	by := slices.Index(t.keys(), key)
+	if t.text || by < 0 || t.columns[by].zoom && !s.zoomed {
+		return
+	}
+	if s.sort[s.focus] == by {
+		by = -1
+	}
+	s.sort[s.focus], s.from = by, 0
+}
+
+// sortKeys are the letters that sort the panel, "" where it is not sorted.
+func (s *state) sortKeys() string {
+	t := s.panel(s.focus, s.zoomed, columns80)
+	if t.text {
+		return ""
+	}
+	var words []string
+	for i, key := range t.keys() {
+		if key != 0 && (s.zoomed || !t.columns[i].zoom) {
+			words = append(words, string(key))
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 func (s *state) type_(k tcell.Key, r rune) {

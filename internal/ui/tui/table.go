@@ -31,6 +31,34 @@ type row struct {
 	style style
 }
 
+// keys are the letters that sort by each column: the first letter of its name that no column
+// before it has.
+func (t *table) keys() []rune {
+	out := make([]rune, len(t.columns))
+	for i, col := range t.columns {
+		for _, r := range strings.ToUpper(col.name) {
+			if r >= 'A' && r <= 'Z' && !slices.Contains(out, r) {
+				out[i] = r
+				break
+			}
+		}
+	}
+	return out
+}
+
+// heads are the names of the columns, each with its key's letter as a capital.
+func (t *table) heads() []string {
+	out := make([]string, len(t.columns))
+	for i, key := range t.keys() {
+		at := strings.IndexRune(strings.ToUpper(t.columns[i].name), key)
+		out[i] = t.columns[i].name
+		if key != 0 && at >= 0 {
+			out[i] = out[i][:at] + string(key) + out[i][at+1:]
+		}
+	}
+	return out
+}
+
 // arrange sorts by a column, numbers from the largest on, and leaves out the rows
 // without the filter's text.
 func (t *table) arrange(by int, filter string) {
@@ -78,7 +106,7 @@ func (t *table) draw(c *canvas, x, y, w, h int, focus, zoomed bool, by, from int
 	from = max(0, min(from, len(t.rows)-1))
 	widths := t.widths(w, zoomed)
 	if (zoomed || h > 2) && !t.text {
-		c.line(x, y, t.columns, widths, nil, dim)
+		c.line(x, y, t.columns, widths, t.heads(), dim)
 		y, h = y+1, h-1
 	}
 	for i := range min(h, len(t.rows)-from) {
@@ -118,17 +146,13 @@ func (t *table) widths(w int, zoomed bool) []int {
 	return widths
 }
 
-// line writes the cells, or the columns' names.
+// line writes the cells.
 func (c *canvas) line(x, y int, columns []column, widths []int, cells []string, st style) {
 	for i, col := range columns {
 		if widths[i] == 0 {
 			continue
 		}
-		text := col.name
-		if cells != nil {
-			text = cells[i]
-		}
-		text = clip(text, widths[i])
+		text := clip(cells[i], widths[i])
 		at := x
 		if col.right {
 			at += widths[i] - utf8.RuneCountInString(text)

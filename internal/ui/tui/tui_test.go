@@ -53,6 +53,10 @@ func busy() *live.Moment {
 					Evidence: []causes.Evidence{{What: "entries", Value: "262144 of 262144", Source: "/proc/sys"}}, Remedy: []string{"sysctl -w net.netfilter.nf_conntrack_max=524288"}},
 				{Code: "br-netfilter-overhead", Severity: causes.Advice, Title: "frames of bridges walk through the IP hooks"},
 			},
+			TopFlows: []live.FlowRate{
+				{Protocol: "tcp", Source: snapshot.EndpointOf(netip.MustParseAddrPort("10.0.0.9:40000")), Destination: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.200:443")), BytesPerSecond: 1.25e6, PacketsPerSecond: 900},
+				{Protocol: "udp", Source: snapshot.EndpointOf(netip.MustParseAddrPort("10.0.0.7:5353")), Destination: snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.53:53")), BytesPerSecond: 90000, PacketsPerSecond: 1200, Engine: true},
+			},
 			Unseen: []snapshot.Capability{{Name: "kernel-log", Reason: "not permitted"}},
 		},
 	}
@@ -104,8 +108,10 @@ func TestScreens(t *testing.T) {
 		{"160x50", "", 160, 50},
 		{"50x20", "\t\t\t\t\t\t", 50, 20},
 		{"findings", "f", 80, 24},
-		{"ports", "\t\t\t\n", 80, 24},
+		{"ports", "\t\t\t\t\n", 80, 24},
 		{"sorted", "\tss", 80, 24},
+		{"flows", "\t\t\t\n", 80, 24},
+		{"flows by packets", "\t\t\t\nP", 80, 24},
 		{"filtered", "/2001\n", 80, 24},
 		{"help", "h", 80, 24},
 		{"tiny", "", 30, 5},
@@ -138,6 +144,53 @@ func TestScreens(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The capital letter of a column's name sorts by it; of one that is not shown it does nothing, and
+// once more it is as it was.
+func TestSortKeys(t *testing.T) {
+	s := newState()
+	s.add(busy())
+	s.focus = panelFlows
+	first := func() string {
+		p := s.panel(s.focus, s.zoomed, 80)
+		p.arrange(s.sort[s.focus], "")
+		return p.rows[0].cells[0]
+	}
+	for _, c := range []struct {
+		key  rune
+		zoom bool
+		want string
+	}{{'P', false, "tcp"}, {'P', true, "udp"}, {'P', true, "tcp"}, {'P', true, "udp"}, {'B', true, "tcp"}, {'Z', true, "tcp"}} {
+		s.zoomed = c.zoom
+		if s.key(tcell.KeyRune, c.key); !strings.HasPrefix(first(), c.want) {
+			t.Errorf("%c: %s, want %s", c.key, first(), c.want)
+		}
+	}
+	s.zoomed = true
+	for n := range panels {
+		p := s.panel(n, true, 80)
+		if p.text {
+			continue
+		}
+		for i, key := range p.keys() {
+			if key == 0 {
+				t.Errorf("%s: no key for %s", p.title, p.columns[i].name)
+			}
+		}
+	}
+}
+
+// Without accounting the panel says how to switch it on.
+func TestNoAccounting(t *testing.T) {
+	s := newState()
+	m := busy()
+	m.Judged.TopFlows, m.Judged.FlowsNote = nil, live.NoAccounting
+	s.add(m)
+	s.focus, s.zoomed = panelFlows, true
+	if got := screen(t, s, 120, 24, "UTF-8"); !strings.Contains(got, "sysctl -w net.netfilter.nf_conntrack_acct=1") {
+		t.Error(got)
+	}
 }
 
 // Whatever is known, all sizes can be drawn, and a terminal without Unicode gets
