@@ -185,7 +185,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		commands []*cobra.Command
 	}{
 		{"Diagnose", []*cobra.Command{newDoctorCommand(e), newHooksCommand(e), newProfileCommand(e), newKconfigCommand(e)}},
-		{"Watch", []*cobra.Command{newTopCommand(e), newDropsCommand(e), newTraceCommand(e), newConntrackCommand(e), newMonitorCommand(e), newHistoryCommand(e), newFleetCommand(e)}},
+		{"Watch", []*cobra.Command{newTopCommand(e), newDropsCommand(e), newTraceCommand(e), newConntrackCommand(e), newMonitorCommand(e), newHistoryCommand(e), newLogCommand(e), newWhoCommand(e), newFleetCommand(e)}},
 		{"Fix", []*cobra.Command{newTuneCommand(e)}},
 		{"Gateway", []*cobra.Command{
 			newUpCommand(e), newApplyCommand(e), newDownCommand(e), newServeCommand(e), newStatusCommand(e), newRulesCommand(e),

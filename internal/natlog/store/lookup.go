@@ -34,6 +34,8 @@ type Life struct {
 	// Until is when it ended; 0: it had not at the end of the log. It ended not before
 	// Least: between the two the log has a gap.
 	Until, Least natlog.Micros
+	// Gap is that the log has a gap in the middle: the same was there again after it.
+	Gap bool
 }
 
 // Span is a part of the time asked about that the log does not have, and why.
@@ -310,7 +312,8 @@ func (r *reader) end(life *Life, at int) {
 			}
 			for k := range records {
 				rec := &records[k]
-				if rec.Event == natlog.Alive && rec.Translation == life.Translation && rec.Since == life.Since {
+				if rec.Event == natlog.Alive && rec.Translation == life.Translation && (rec.Since == life.Since || rec.Since == 0) {
+					life.Gap = life.Gap || rec.Since != life.Since
 					return true, true
 				}
 			}
@@ -318,26 +321,27 @@ func (r *reader) end(life *Life, at int) {
 		return false, true
 	}
 	n := sort.Search(len(later), func(i int) bool { found, known := begins(i); return known && !found })
-	last := &r.hours[at]
+	last, end := &r.hours[at], natlog.Micros(0)
 	if n > 0 {
 		last = &later[n-1]
 	}
 	open := map[natlog.Translation]*Life{}
 	for _, p := range last.parts {
-		records, _, _, err := r.read(p)
+		records, _, upto, err := r.read(p)
 		if err != nil {
 			break
 		}
+		end = max(end, upto)
 		for k := range records {
 			rec := &records[k]
-			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && ended.Since == life.Since {
+			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && (ended.Since == life.Since || ended.Since == 0) {
 				life.Until, life.Least = rec.Time, rec.Time
 				return
 			}
 		}
 	}
 	if n < len(later) {
-		life.Least, life.Until = natlog.MicrosOf(last.end), natlog.MicrosOf(later[n].begin)
+		life.Least, life.Until = end, natlog.MicrosOf(later[n].begin)
 	}
 }
 

@@ -191,6 +191,8 @@ func TestKill(t *testing.T) {
 		t.Errorf("without its writer: %+v", got)
 	}
 	delete(r.alive, tr) // it ended, with nobody watching
+	stays := mapping("10.0.0.3:3000", "198.51.100.1:7000")
+	r.alive[stays] = 0
 	r.open()
 	r.pass(time.Second)
 	r.must(r.s.Tick())
@@ -198,9 +200,33 @@ func TestKill(t *testing.T) {
 	if len(got.Lives) != 1 || got.Lives[0].Least > natlog.MicrosOf(killed.Add(time.Second)) || got.Lives[0].Until != natlog.MicrosOf(killed.Add(time.Minute)) {
 		t.Errorf("%+v", got)
 	}
+	if got := r.who("198.51.100.1:7000", r.now); len(got.Lives) != 1 || got.Lives[0].Since != 0 || got.Lives[0].Until != 0 {
+		t.Errorf("what was there at the start: %+v", got)
+	}
 	got = r.who("198.51.100.1:6000", killed.Add(30*time.Second))
 	if len(got.Lives) != 0 || len(got.Gaps) != 1 || got.Gaps[0].Why != "natkit log was not running" {
 		t.Errorf("in the gap: %+v", got)
+	}
+	r.must(r.s.Close())
+}
+
+// What is there again after a gap has not ended in it.
+func TestAcrossGap(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	r.create(tr)
+	began := r.now
+	r.kill()
+	r.pass(time.Minute)
+	r.alive[tr] = 0 // nobody knows since when
+	r.open()
+	r.pass(time.Minute)
+	r.end(tr)
+	r.must(r.s.Tick())
+	got := r.who("198.51.100.1:5000", began)
+	if len(got.Lives) != 1 || !got.Lives[0].Gap || got.Lives[0].Since != natlog.MicrosOf(began) || got.Lives[0].Until != natlog.MicrosOf(r.now) {
+		t.Errorf("%+v", got)
 	}
 	r.must(r.s.Close())
 }

@@ -49,6 +49,8 @@ var Kinds = []Kind{
 	{"history", 1, HistoryResult{}, "history", "history -o json | jq -r '.findings[].title'"},
 	{"fleet", 1, fleet.Report{}, "fleet report", "fleet report -o json *.json | jq '.causes[] | select(.outlier)'"},
 	{fleet.Kind, fleet.Version, fleet.Node{}, "monitor", "monitor --metrics 127.0.0.1:9641"},
+	{"log-line", 1, LogLine{}, "log", "log -o json | jq -r .text"},
+	{"who", 1, Who{}, "who", "who 198.51.100.1:5000 tcp --at 1h -o json | jq -r '.found[].internal.address'"},
 	{"trace-packet", 1, trace.Packet{}, "trace", "trace --host 192.0.2.1 -o json | jq .end"},
 	{"trace-summary", 1, follow.Summary{}, "trace", "trace --host 192.0.2.1 -o json | jq .packets"},
 	{kindConntrackEntry, 1, ConntrackEntry{}, "conntrack list", "conntrack list -o json | jq -r .original.source.address"},

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"natkit/internal/diagnose/tune"
+	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/service"
+	"natkit/internal/natlog"
+	"natkit/internal/natlog/collect"
+	"natkit/internal/natlog/store"
+	"natkit/internal/ui/report"
+	"natkit/internal/words/plural"
+)
+
+// logFolder is where the log of translations is.
+func logFolder(dir string) string {
+	return cmp.Or(dir, filepath.Join(cmp.Or(os.Getenv("NATKIT_STATE_DIR"), tune.DefaultStateDir), "log"))
+}
+
+func newLogCommand(e *env) *cobra.Command {
+	var dir, room, age, node string
+	var what collect.What
+	cmd := &cobra.Command{
+		Use:   "log",
+		Short: "Keep a log of who had which external address and port",
+		Long: `Record every translation of the kernel's NAT in a network namespace, also under
+natkit accel, until SIGTERM or SIGINT: when each mapping of an internal endpoint to an
+external endpoint began and ended. natkit who answers from it. Sessions of engine ebpf
+are not recorded: natkit events shows them.
+
+Destinations are not recorded, as RFC 6888 (REQ-12) wants it, unless --destinations is
+given: then each session is a record. netfilter gives one external port to several
+internal hosts if their destinations differ; only destinations tell these apart.
+
+The log is in /var/lib/natkit/log (NATKIT_STATE_DIR names another directory than
+/var/lib/natkit, --dir another folder). Each hour is a Parquet file, which DuckDB,
+ClickHouse, Spark and pandas read (docs/log.md); the running hour is a journal, of which
+a kill loses nothing. Hours older than --age, and the oldest beyond --size, are removed.
+
+Events come from conntrack: net.netfilter.nf_conntrack_events must not be 0 and should be
+1. What the kernel could not deliver, and the time when natkit log was not running, is in
+the log as a gap.
+
+It needs root. For systemd it is a service of Type=notify.`,
+		Example: `  natkit log
+  natkit log --age 180d --size 20GB
+  natkit log --dir /tmp/natlog --destinations --netns gateway`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&dir, "dir", "", "keep the log in this `FOLDER`")
+	f.StringVar(&room, "size", "10GB", "keep at most so `much`")
+	f.StringVar(&age, "age", "180d", "keep hours for at most this `time`")
+	f.StringVar(&node, "node", "", "`NAME` of this machine in the log (default its host name)")
+	f.BoolVar(&what.Destinations, "destinations", false, "record each session with its destination")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		o := collect.Options{What: what, Store: store.Options{Dir: logFolder(dir), Node: node}}
+		if o.Store.Bytes, err = parseBytes(room); err != nil || o.Store.Bytes < 1<<20 {
+			return usagef("--size %q: want a size of at least 1MB, such as 10GB", room)
+		}
+		if o.Store.Age, err = parseAge(age); err != nil || o.Store.Age < time.Hour {
+			return usagef("--age %q: want a time of at least 1h, such as 180d", age)
+		}
+		if o.Store.Node == "" {
+			if o.Store.Node, err = os.Hostname(); err != nil {
+				return fmt.Errorf("read the host name: %w", err)
+			}
+		}
+		if o.Namespace, err = netns.Open(e.netns); err != nil {
+			return err
+		}
+		defer o.Namespace.Close()
+		lines := &logLines{e: e, json: *out == "json", stamp: os.Getenv("JOURNAL_STREAM") == ""}
+		o.Say, o.Store.Say = lines.say, lines.say
+		o.Started = func(alive int) {
+			lines.say(fmt.Sprintf("recording in %s; %s at the start", o.Store.Dir, plural.Count(alive, "translation")))
+			service.Notify(service.Ready)
+		}
+		o.Ticked = func(s store.Stats) {
+			lines.count(s)
+			service.Notify(service.Alive)
+		}
+		err = collect.Run(cmd.Context(), o)
+		service.Notify(service.Stopping)
+		return unlessPipeClosed(cmp.Or(err, lines.failed))
+	}
+	return cmd
+}
+
+// logLines prints what natkit log reports. Its writer and its converter both report.
+type logLines struct {
+	e           *env
+	json, stamp bool
+
+	mu     sync.Mutex
+	stats  store.Stats
+	failed error
+}
+
+func (l *logLines) count(s store.Stats) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats = s
+}
+
+func (l *logLines) say(text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	line := report.LogLine{Time: time.Now(), Text: text, Records: l.stats.Records, Lost: l.stats.Lost, Gaps: l.stats.Gaps}
+	err := error(nil)
+	if l.json {
+		err = report.JSONLine(l.e.stdout, line)
+	} else {
+		err = report.LogLineText(l.e.stdout, line, l.stamp)
+	}
+	l.failed = cmp.Or(l.failed, err)
+}
+
+func newWhoCommand(e *env) *cobra.Command {
+	var dir, at string
+	var within time.Duration
+	cmd := &cobra.Command{
+		Use:   "who ADDRESS:PORT [PROTOCOL]",
+		Short: "Show who had an external address and port at a time",
+		Long: `Show which internal endpoint had an external address and port at a time, and from when
+to when, from the log that natkit log keeps. --within widens the time to both sides,
+for clocks that differ. For ICMP the port is the identifier of the query.
+
+The exit code is 0 if somebody had it, 3 if nobody had it, and 4 if nobody is in the log
+and the log has a gap then, or does not reach so far.
+
+Every look-up is written to who.audit in the folder of the log before its result is
+shown: when, by which user, what was asked and how many were found.`,
+		Example: `  natkit who 198.51.100.1:5000 tcp --at '2026-11-20 03:12:07'
+  natkit who 198.51.100.1:5000 --at 2026-11-20T03:12:07Z --within 2s
+  natkit who [2001:db8::1]:5000 udp --at 1h -o json`,
+		Args: asUsage(cobra.RangeArgs(1, 2)),
+	}
+	f := cmd.Flags()
+	f.StringVar(&at, "at", "", "`time` to ask about, such as '2026-11-20 03:12:07', 03:12 or 1h (ago)")
+	f.Var((*secondsFlag)(&within), "within", "widen the time to both sides by so many `seconds` or with a unit")
+	f.StringVar(&dir, "dir", "", "read the log in this `FOLDER`")
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		q, err := whoQuestion(args, at, within)
+		if err != nil {
+			return err
+		}
+		answer, err := store.Who(logFolder(dir), q)
+		if err != nil {
+			return err
+		}
+		result := report.NewWho(q, answer)
+		audit := store.Audit{Time: time.Now().UTC(), UID: os.Getuid(), User: os.Getenv("SUDO_USER"), External: netip.AddrPortFrom(q.Address, q.Port).String(),
+			Protocol: result.Protocol, Since: result.Since, Until: result.Until, Verdict: result.Verdict, Found: len(result.Found)}
+		if err := store.WriteAudit(logFolder(dir), audit); err != nil {
+			return err
+		}
+		if err := e.show(*out, result); err != nil {
+			return err
+		}
+		switch result.Verdict {
+		case report.WhoNobody:
+			return errFindings
+		case report.WhoGap:
+			return errUnjudged
+		}
+		return nil
+	}
+	return cmd
+}
+
+// whoQuestion reads what is asked.
+func whoQuestion(args []string, at string, within time.Duration) (q store.Question, err error) {
+	endpoint, err := netip.ParseAddrPort(args[0])
+	if err != nil {
+		return q, usagef("%q: want an address and a port, such as 198.51.100.1:5000", args[0])
+	}
+	q.Address, q.Port = endpoint.Addr().Unmap(), endpoint.Port()
+	if len(args) == 2 {
+		var ok bool
+		if q.Protocol, ok = natlog.ParseProtocol(args[1]); !ok || q.Protocol == 0 {
+			return q, usagef("%q: want a protocol such as tcp, udp or icmp, or its number", args[1])
+		}
+	}
+	if at == "" {
+		return q, usagef("at which time? give --at, such as --at '2026-11-20 03:12:07'")
+	}
+	now := time.Now()
+	moment, err := parseMoment(at, now)
+	if err != nil {
+		return q, usagef("--at %w", err)
+	}
+	if within < 0 {
+		return q, usagef("--within %v: want a time of 0 or more", within)
+	}
+	if moment.Add(-within).After(now) {
+		return q, usagef("--at %q is in the future", at)
+	}
+	q.Since, q.Upto = natlog.MicrosOf(moment.Add(-within)), natlog.MicrosOf(moment.Add(within))
+	return q, nil
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collect
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/natlog"
+)
+
+func tuple(src, dst string) conntrack.Tuple {
+	s, d := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
+	return conntrack.Tuple{Src: s.Addr(), Dst: d.Addr(), SrcPort: s.Port(), DstPort: d.Port()}
+}
+
+func flow(id uint32, proto uint8, orig, reply conntrack.Tuple) *conntrack.Flow {
+	return &conntrack.Flow{ID: id, Family: unix.AF_INET, Proto: proto, Orig: orig, Reply: reply}
+}
+
+func TestTranslations(t *testing.T) {
+	icmpOrig, icmpReply := tuple("10.0.0.9:79", "192.0.2.1:0"), tuple("192.0.2.1:80", "198.51.100.1:0")
+	for _, c := range []struct {
+		name string
+		f    *conntrack.Flow
+		want []string // internal external destination
+	}{
+		{"none", flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "10.0.0.9:1000")), nil},
+		{"source", flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000")),
+			[]string{"10.0.0.9:1000 198.51.100.1:5000 192.0.2.1:80"}},
+		{"destination", flow(1, 17, tuple("192.0.2.1:777", "198.51.100.1:53"), tuple("10.0.0.3:5353", "192.0.2.1:777")),
+			[]string{"10.0.0.3:5353 198.51.100.1:53 192.0.2.1:777"}},
+		{"both", flow(1, 6, tuple("10.0.0.9:1000", "198.51.100.1:80"), tuple("10.0.0.3:8080", "198.51.100.1:5000")),
+			[]string{"10.0.0.9:1000 198.51.100.1:5000 198.51.100.1:80", "10.0.0.3:8080 198.51.100.1:80 10.0.0.9:1000"}},
+		{"icmp", flow(1, unix.IPPROTO_ICMP, icmpOrig, icmpReply), []string{"10.0.0.9:79 198.51.100.1:80 192.0.2.1:0"}},
+	} {
+		trs, n := translations(c.f, What{Destinations: true})
+		var got []string
+		for _, tr := range trs[:n] {
+			got = append(got, tr.Internal.String()+" "+tr.External.String()+" "+tr.Destination.String())
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+		if trs, n := translations(c.f, What{}); n > 0 && (trs[0].Destination.IsValid() || trs[0].Kind != natlog.Mapping) {
+			t.Errorf("%s: %+v without destinations", c.name, trs[0])
+		}
+	}
+}
+
+// A mapping lives as long as one session uses it; an event that a dump had is no second one.
+func TestTracker(t *testing.T) {
+	var got []natlog.Event
+	record := func(r natlog.Record) { got = append(got, r.Event) }
+	expect := func(what string, want ...natlog.Event) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+		got = nil
+	}
+	one := flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
+	two := flow(2, 6, tuple("10.0.0.9:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:5000"))
+	other := flow(3, 6, tuple("10.0.0.8:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:6000"))
+	tr := newTracker(What{})
+	tr.begin(one, 10, record)
+	tr.begin(two, 20, record)
+	tr.begin(one, 30, record)
+	expect("two sessions", natlog.Created)
+	tr.end(one, 40, record)
+	tr.end(one, 41, record)
+	expect("one of them ended, twice")
+	tr.end(two, 50, record)
+	expect("both ended", natlog.Ended)
+
+	tr.begin(one, 60, record)
+	got = nil
+	dump := func(flows ...*conntrack.Flow) *tracker {
+		d := newTracker(What{})
+		d.seed = tr.seed
+		for _, f := range flows {
+			d.begin(f, 0, func(natlog.Record) {})
+		}
+		return d
+	}
+	tr.replace(dump(one, other), 70, record)
+	expect("another began unseen", natlog.Alive)
+	if l := tr.alive[func() natlog.Translation { trs, _ := translations(one, What{}); return trs[0] }()]; l.since != 60 {
+		t.Errorf("since %d, want 60", l.since)
+	}
+	partial := dump(other)
+	partial.partial = true
+	tr.replace(partial, 75, record)
+	expect("a dump that may be incomplete ends nothing")
+	tr.replace(dump(other), 80, record)
+	expect("one ended unseen", natlog.Ended)
+	tr.end(other, 90, record)
+	expect("what a dump found ends by its event", natlog.Ended)
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// AuditFile is the name of the file of look-ups in the folder of the log.
+const AuditFile = "who.audit"
+
+// Audit is a line of that file: who asked what, and what the log had.
+type Audit struct {
+	Time     time.Time `json:"time"`
+	UID      int       `json:"uid"`
+	User     string    `json:"user,omitempty"` // who became root by sudo
+	External string    `json:"external"`
+	Protocol string    `json:"protocol,omitempty"`
+	Since    time.Time `json:"since"`
+	Until    time.Time `json:"until"`
+	Verdict  string    `json:"verdict"`
+	Found    int       `json:"found_count"`
+}
+
+// WriteAudit appends a line and has it on the disk when it returns.
+func WriteAudit(dir string, a Audit) error {
+	line, err := json.Marshal(a)
+	if err != nil {
+		return fmt.Errorf("write the audit file: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, AuditFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("write the audit file: %w", err)
+	}
+	defer f.Close()
+	if _, err := f.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("write the audit file: %w", err)
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("write the audit file: %w", err)
+	}
+	return nil
+}

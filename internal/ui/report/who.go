@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"natkit/internal/natlog"
+	"natkit/internal/natlog/store"
+	"natkit/internal/snapshot"
+)
+
+// Verdicts of natkit who.
+const (
+	WhoFound  = "found"
+	WhoNobody = "nobody"
+	WhoGap    = "gap" // and nobody was found
+)
+
+// Who is who had an external endpoint when.
+type Who struct {
+	Address  netip.Addr `json:"external_address,omitzero"`
+	Port     uint16     `json:"external_port"`
+	Protocol string     `json:"protocol,omitempty"` // empty: any
+	Since    time.Time  `json:"since"`              // the time asked about, with --within
+	Until    time.Time  `json:"until"`
+	Verdict  string     `json:"verdict"` // found, nobody, gap
+	Found    []WhoLife  `json:"found"`
+	Gaps     []WhoGapOf `json:"gaps"`
+	// Twice are times that were twice, as the clock was set back.
+	Twice    []WhoGapOf `json:"repeated_times"`
+	LogBegin time.Time  `json:"log_since"`
+	LogEnd   time.Time  `json:"log_until"`
+}
+
+// WhoLife is somebody who had it.
+type WhoLife struct {
+	Kind        string            `json:"kind"`
+	Protocol    string            `json:"protocol"`
+	Internal    snapshot.Endpoint `json:"internal,omitzero"`
+	External    snapshot.Endpoint `json:"external,omitzero"`
+	LastPort    uint16            `json:"external_port_last,omitempty"` // of a block
+	Destination snapshot.Endpoint `json:"destination,omitzero"`
+	Subscriber  string            `json:"subscriber,omitempty"`
+	Zone        uint16            `json:"zone,omitempty"`
+	VLAN        uint16            `json:"vlan,omitempty"`
+	// Since is when it began; Seen when the log first had it, where that is all that is known.
+	Since time.Time `json:"since,omitzero"`
+	Seen  time.Time `json:"seen_time"`
+	// Until is when it ended, none if the log ends before. It ended after Least.
+	Until time.Time `json:"until,omitzero"`
+	Least time.Time `json:"until_earliest,omitzero"`
+	// Gap is that the log has a gap in the middle: the same was there again after it.
+	Gap bool `json:"across_gap,omitempty"`
+}
+
+// WhoGapOf is a time that the log does not have.
+type WhoGapOf struct {
+	Since time.Time `json:"since"`
+	Until time.Time `json:"until"`
+	Why   string    `json:"reason"`
+}
+
+// NewWho makes the result of a question.
+func NewWho(q store.Question, a store.Answer) Who {
+	w := Who{Address: q.Address, Port: q.Port, Since: q.Since.Time(), Until: q.Upto.Time(), Verdict: WhoNobody,
+		Found: []WhoLife{}, Gaps: gapsOf(a.Gaps), Twice: gapsOf(a.Twice), LogBegin: a.Begin.Time(), LogEnd: a.End.Time()}
+	if q.Protocol != 0 {
+		w.Protocol = natlog.ProtocolName(q.Protocol)
+	}
+	for _, l := range a.Lives {
+		w.Found = append(w.Found, WhoLife{Kind: l.Kind.String(), Protocol: natlog.ProtocolName(l.Protocol),
+			Internal: snapshot.EndpointOf(l.Internal), External: snapshot.EndpointOf(l.External), LastPort: l.LastPort,
+			Destination: snapshot.EndpointOf(l.Destination), Subscriber: l.Subscriber, Zone: l.Zone, VLAN: l.VLAN,
+			Since: timeOf(l.Since), Seen: l.Log.Time(), Until: timeOf(l.Until), Least: timeOf(l.Least), Gap: l.Gap})
+	}
+	switch {
+	case len(w.Found) > 0:
+		w.Verdict = WhoFound
+	case len(w.Gaps) > 0:
+		w.Verdict = WhoGap
+	}
+	return w
+}
+
+func gapsOf(spans []store.Span) []WhoGapOf {
+	out := []WhoGapOf{}
+	for _, s := range spans {
+		out = append(out, WhoGapOf{s.Since.Time(), s.Until.Time(), s.Why})
+	}
+	return out
+}
+
+func timeOf(m natlog.Micros) time.Time {
+	if m == 0 {
+		return time.Time{}
+	}
+	return m.Time()
+}
+
+const whoTime = "2006-01-02 15:04:05.000 MST"
+
+// Text writes it for people.
+func (w Who) Text(out io.Writer) error {
+	var b bytes.Buffer
+	asked := fmt.Sprintf("%v port %d", w.Address, w.Port)
+	if w.Protocol != "" {
+		asked += " " + w.Protocol
+	}
+	at := "at " + w.Since.Local().Format(whoTime)
+	if w.Until.After(w.Since) {
+		at = "from " + w.Since.Local().Format(whoTime) + " to " + w.Until.Local().Format(whoTime)
+	}
+	switch w.Verdict {
+	case WhoNobody:
+		fmt.Fprintf(&b, "Nobody had %s %s. The log has no gap then.\n", asked, at)
+	case WhoGap:
+		fmt.Fprintf(&b, "The log cannot tell who had %s %s: it has a gap.\n", asked, at)
+	default:
+		fmt.Fprintf(&b, "%s %s:\n", asked, at)
+	}
+	for _, l := range w.Found {
+		l.text(&b)
+	}
+	for _, g := range w.Gaps {
+		fmt.Fprintf(&b, "  gap from %s to %s: %s\n", g.Since.Local().Format(whoTime), g.Until.Local().Format(whoTime), g.Why)
+	}
+	for _, g := range w.Twice {
+		fmt.Fprintf(&b, "  %s to %s was twice: %s; both are shown\n", g.Since.Local().Format(whoTime), g.Until.Local().Format(whoTime), g.Why)
+	}
+	if w.Verdict == WhoGap {
+		fmt.Fprintf(&b, "The log is from %s to %s.\n", w.LogBegin.Local().Format(whoTime), w.LogEnd.Local().Format(whoTime))
+	}
+	_, err := out.Write(b.Bytes())
+	return err
+}
+
+func (l *WhoLife) text(b *bytes.Buffer) {
+	who := ""
+	if !l.Internal.IsZero() {
+		who = l.Internal.String()
+	}
+	if l.Subscriber != "" {
+		who = "subscriber " + l.Subscriber + " " + who
+	}
+	fmt.Fprintf(b, "  %s (%s %s", who, l.Protocol, l.Kind)
+	if l.LastPort != 0 {
+		fmt.Fprintf(b, ", ports %d to %d", l.External.Port(), l.LastPort)
+	}
+	if !l.Destination.IsZero() {
+		fmt.Fprintf(b, ", with %v", l.Destination)
+	}
+	if l.Zone != 0 {
+		fmt.Fprintf(b, ", zone %d", l.Zone)
+	}
+	b.WriteString(")\n    from ")
+	if l.Since.IsZero() {
+		b.WriteString("before ")
+		b.WriteString(l.Seen.Local().Format(whoTime))
+	} else {
+		b.WriteString(l.Since.Local().Format(whoTime))
+	}
+	switch {
+	case l.Until.IsZero():
+		b.WriteString(", not ended at the end of the log")
+	case l.Least.Before(l.Until):
+		fmt.Fprintf(b, " to a time between %s and %s, when the log has a gap", l.Least.Local().Format(whoTime), l.Until.Local().Format(whoTime))
+	default:
+		fmt.Fprintf(b, " to %s", l.Until.Local().Format(whoTime))
+	}
+	if l.Gap {
+		b.WriteString(", seen again after a gap of the log in the middle")
+	}
+	b.WriteString("\n")
+}
+
+// LogLine is something that natkit log reports of itself.
+type LogLine struct {
+	Time    time.Time `json:"time"`
+	Text    string    `json:"text"`
+	Records uint64    `json:"records_total"` // since the start
+	Lost    uint64    `json:"lost_records_total"`
+	Gaps    uint64    `json:"gaps_total"`
+}
+
+// LogLineText writes it for people.
+func LogLineText(w io.Writer, l LogLine, stamp bool) error {
+	at := ""
+	if stamp {
+		at = l.Time.Local().Format(time.DateTime) + " "
+	}
+	_, err := fmt.Fprintf(w, "%s%s\n", at, l.Text)
+	return err
+}
