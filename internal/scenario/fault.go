@@ -113,6 +113,9 @@ func (f Fault) Run(ctx context.Context, o FaultOptions) (steps []FaultStep, err 
 
 	play := func(name, what string, change action) (*FaultStep, error) {
 		step, err := s.step(ctx, name, what, change)
+		if ctx.Err() != nil { // and not that some command was killed
+			err = context.Cause(ctx)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("step %s: %w", name, err)
 		}

@@ -4,6 +4,7 @@ package scenario
 
 import (
 	"context"
+	"errors"
 	"regexp"
 	"slices"
 	"strings"
@@ -192,6 +193,19 @@ func TestCuresFromInside(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// Whoever interrupts a scenario reads that, and not which command was killed for it.
+func TestFaultInterrupted(t *testing.T) {
+	ktest.Root(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	f := Fault{Code: "link-down", healthy: do(func(context.Context, *faultRun) error {
+		time.AfterFunc(100*time.Millisecond, interrupt)
+		return nil
+	}, onGateway("exec sleep 30"))}
+	if steps, err := f.Run(ctx, FaultOptions{}); !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "sleep") || len(steps) > 0 {
+		t.Errorf("%d steps, %v", len(steps), err)
 	}
 }
 
