@@ -15,7 +15,7 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 10, /* number of this contract */
+	NAT_ABI = 11, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of external addresses, struct nat_address */
@@ -25,6 +25,9 @@ enum nat_limit {
 	NAT_PORTS = 65536,
 	NAT_WORDS = NAT_PORTS / 64,
 	NAT_SUMMARY = NAT_WORDS / 64,
+	NAT_MAX_CLASSES = 256,     /* of subscribers */
+	NAT_GRANULES = NAT_WORDS,  /* of an address: port blocks consist of 64 ports each */
+	NAT_SUBSCRIBER_BLOCKS = 8, /* that a subscriber may have: the first, and extra ones */
 	NAT_MAX_FRAGMENTS = 16384,
 	NAT_FLOW_POOL_SHIFT = 21,
 	NAT_DEAD_TICKS = 2000, /* between the end of a session and the reuse of its memory */
@@ -100,7 +103,10 @@ enum nat_reason {
 	NAT_DROP_NO_ADDRESS,   /* every address of a pool without ports is in use */
 	NAT_DROP_SESSIONS_FULL,
 	NAT_DROP_MAPPINGS_FULL,
-	NAT_DROP_SOURCE_LIMIT, /* sessions_per_source reached */
+	NAT_DROP_SOURCE_LIMIT, /* the subscriber has as many sessions as it may have */
+	NAT_DROP_PORT_LIMIT,   /* likewise ports, or port blocks */
+	NAT_DROP_RATE_LIMIT,   /* likewise new sessions in a time */
+	NAT_DROP_NO_BLOCK,     /* the subscriber's address has no port block left */
 	NAT_DROP_SOURCES_FULL,
 	NAT_DROP_TTL,     /* inbound: the engine sends the ICMP error */
 	NAT_DROP_TOO_BIG, /* inbound with DF: likewise. Without it tc fragments */
@@ -246,7 +252,14 @@ struct nat_slot {
 	__u8 pool;
 	__u8 used;  /* 0 free, enum nat_slot_use */
 	__u32 refs; /* enum nat_refs */
-	__u32 zero;
+	__u32 held; /* enum nat_slot_held; written by who takes the port, before others know of it
+		     */
+};
+
+/* What a port that is taken or in hold-down counts against, until it is free again. */
+enum nat_slot_held {
+	NAT_HELD_COUNTED = 1,  /* nat_source.use of the subscriber of addr */
+	NAT_HELD_IN_BLOCK = 2, /* nat_granule.refs of its block; nat_blocks.ports has its bit */
 };
 
 /* An entry of mapping_table is the id of a slot: index of the address, class and port. */
@@ -281,22 +294,86 @@ struct nat_address {
 	__u16 port_first, port_count; /* host order; count 0 = no ports; 65536 does not occur: port
 					 0 is never given */
 	__u8 pool;
-	__u8 zero[3];
+	/* Ports are given in blocks: the order of the first of a subscriber plus 1 (0: no blocks)
+	 * and of extra ones (enum nat_block_id), and how many extra ones it may have. */
+	__u8 block, block_extra, block_more;
 };
 
-/* An internal host in a pool: how many sessions it has, and which external address
- * (RFC 4787 REQ-2, paired pooling). */
+/* A port block, as a subscriber has it: index of the address, first granule, order plus 1. Of
+ * order n it is 1 << n granules, aligned to its size, so it lies in one word of nat_blocks.free. */
+enum nat_block_id {
+	NAT_BLOCK_ORDER = 0x000f,
+	NAT_BLOCK_GRANULE_SHIFT = 4,
+	NAT_BLOCK_ADDRESS_SHIFT = 16,
+	NAT_BLOCK_ORDERS = 7, /* 64 to 4096 ports */
+};
+
+/* 64 ports of an external address, of all classes. The first one of a block says whose that is, and
+ * refs counts the block's ports that are in use or in hold-down. */
+struct nat_granule {
+	struct nat_addr addr; /* of the subscriber */
+	__u32 refs;           /* enum nat_refs */
+	__u64 since_ns;       /* CLOCK_MONOTONIC */
+	__u8 pool;
+	__u8 order; /* of the block */
+	__u8 used;  /* 1: is the first of a block */
+	__u8 zero[5];
+};
+
+/* The port blocks of an external address. A port's bit is here or in free_ports: in that of an
+ * address that had no blocks before, until all of its granule's are free. */
+struct nat_blocks {
+	__u64 free[NAT_GRANULES / 64]; /* granules in no block */
+	__u64 count;                   /* how many; for status and the choice of an address */
+	struct nat_ports ports[NAT_PORT_CLASSES];
+	__u64 given[NAT_PORT_CLASSES][NAT_WORDS]; /* ports that there are for blocks */
+	struct nat_granule granules[NAT_GRANULES];
+};
+
+/* A subscriber in a pool: an internal host, or all of a prefix (nat_control.subscriber_hosts). It
+ * has one external address (RFC 4787 REQ-2, paired pooling), and is there for as long as
+ * it has sessions or ports. */
 struct nat_source_key {
 	struct nat_addr addr;
 	__u32 pool;
 };
 
+enum nat_use {
+	NAT_USE_PORT_SHIFT = 28,
+	NAT_USE_COUNT = 0x0fffffff, /* sessions, and ports above them, those in hold-down too */
+};
+
+#define NAT_USE_GONE (1ULL << 63) /* being removed: as if not there */
+
+/* What a subscriber was refused for. */
+enum nat_refusal {
+	NAT_REFUSED_SESSIONS,
+	NAT_REFUSED_PORTS,
+	NAT_REFUSED_RATE,
+	NAT_REFUSED_BLOCK,
+	NAT_REFUSALS,
+};
+
 struct nat_source {
 	struct nat_addr addr; /* repeated, to be compared by who takes a reference */
-	__u16 pool;
-	__u16 address; /* index; of no meaning for masquerade */
-	__u32 refs;    /* enum nat_refs */
-	__u32 zero;
+	__u8 pool;
+	__u8 placed;                         /* 1: address is chosen */
+	__u16 address;                       /* index; of no meaning for masquerade */
+	__u64 use;                           /* enum nat_use; changed by compare-and-exchange */
+	__u64 rate_ns;                       /* when its bucket is full again: nat_limits */
+	__u64 since_ns;                      /* CLOCK_MONOTONIC: when it was made */
+	__u32 generation;                    /* that class is of, plus 1: 0 is none */
+	__u32 class;                         /* of sub_classes, 0 nat_config.limits */
+	__u32 refused[NAT_REFUSALS];         /* packets */
+	__u32 blocks[NAT_SUBSCRIBER_BLOCKS]; /* enum nat_block_id, 0 none */
+};
+
+/* What a subscriber of a class may have; 0 is no limit. New sessions that it opens
+ * itself: one in interval_ns, and as many at once as burst_ns has room for. */
+struct nat_limits {
+	__u32 sessions, ports;
+	__u64 interval_ns;
+	__u64 burst_ns;
 };
 
 /* A filter entry, of address-dependent filtering: this external endpoint has sent to that
@@ -438,6 +515,7 @@ enum nat_lookup {
 	NAT_LOOKUP_SOURCE_OUT = 4096,
 	NAT_LOOKUP_SOURCE_IN_OUT = 8192,
 	NAT_LOOKUP_OWNED = 16384, /* outside prefixes of maps */
+	NAT_LOOKUP_CLASS = 32768, /* classes of subscribers */
 };
 
 enum nat_config_flag {
@@ -445,6 +523,8 @@ enum nat_config_flag {
 		1,             /* RFC 4787 REQ-6: packets from outside keep a session alive too */
 	NAT_CONFIG_EVENTS = 2, /* somebody reads the events */
 	NAT_CONFIG_PARITY = 4, /* RFC 4787 REQ-4 */
+	NAT_CONFIG_COUNT_SESSIONS = 8, /* some class limits sessions: those from outside count */
+	NAT_CONFIG_COUNT_PORTS = 16,   /* there are subscribers: their ports count */
 };
 
 /* One generation's configuration, in a slot of the map config. */
@@ -452,21 +532,23 @@ struct nat_config {
 	__u32 timeouts[NAT_TIMEOUTS]; /* ticks, by enum nat_timeout */
 	__u32 lookups;                /* enum nat_lookup */
 	__u32 flags;                  /* enum nat_config_flag */
-	__u32 sessions_per_source;    /* 0 no limit */
 	__u32 icmp_per_second;        /* errors the engine may send, of all CPUs together */
+	struct nat_limits limits;     /* of subscribers in no class */
 };
 
 /* The one word that apply flips, what upgrade looks at, and what holds for the life of the
  * maps. What packets and GC write is in a cache line of its own. */
 struct nat_control {
-	__u32 abi;          /* NAT_ABI of who made the maps */
-	__u32 generation;   /* config and rules in use: slot generation % NAT_GENERATIONS */
-	__u64 seed[2];      /* of the hashes of table.h */
-	__u32 flow_mask;    /* buckets of flow_table, less 1 */
-	__u32 mapping_mask; /* buckets of mapping_table, less 1 */
-	__u32 sessions_max; /* that there may be */
-	__u32 mappings_max; /* likewise */
-	__u32 zero[6];
+	__u32 abi;               /* NAT_ABI of who made the maps */
+	__u32 generation;        /* config and rules in use: slot generation % NAT_GENERATIONS */
+	__u64 seed[2];           /* of the hashes of table.h */
+	__u32 flow_mask;         /* buckets of flow_table, less 1 */
+	__u32 mapping_mask;      /* buckets of mapping_table, less 1 */
+	__u32 sessions_max;      /* that there may be */
+	__u32 mappings_max;      /* likewise */
+	__be32 subscriber_hosts; /* bits of an internal address that tell one subscriber's hosts
+				    apart */
+	__u32 zero[5];
 	__u32 gc_ran;               /* ticks: last run of GC */
 	__u32 icmp_tick, icmp_sent; /* rate limit of errors: the second, and how many in it */
 	__u32 zeros[13];
@@ -532,7 +614,11 @@ NAT_ASSERT(sizeof(struct nat_bucket) == 64);
 NAT_ASSERT(sizeof(struct nat_control) == 128);
 NAT_ASSERT(sizeof(struct nat_mapping_key) == 8);
 NAT_ASSERT(sizeof(struct nat_slot) == 16);
-NAT_ASSERT(sizeof(struct nat_source) == 16);
+NAT_ASSERT(sizeof(struct nat_source) == 88);
+NAT_ASSERT(sizeof(struct nat_limits) == 24);
+NAT_ASSERT(sizeof(struct nat_granule) == 24);
+NAT_ASSERT(64 << (NAT_BLOCK_ORDERS - 1) == 4096);
+NAT_ASSERT(NAT_GRANULES << NAT_BLOCK_GRANULE_SHIFT <= 1 << NAT_BLOCK_ADDRESS_SHIFT);
 NAT_ASSERT(sizeof(struct nat_filter_key) == 12);
 NAT_ASSERT(sizeof(struct nat_filter_entry) == 16);
 NAT_ASSERT(sizeof(struct nat_address) == 16);

@@ -258,7 +258,7 @@ static long gc_held_down(__u32 n, struct slice *s)
 		count_add(NAT_UNMAPPED);
 	}
 	if (class < NAT_PORT_CLASSES)
-		port_give(r.address, class, bpf_ntohs(r.port));
+		endpoint_give(r.address, class, bpf_ntohs(r.port));
 	else
 		address_give(r.address);
 	s->ended++;

@@ -333,6 +333,9 @@ static __always_inline __u32 icmp_error_for(const struct packet *packet, int rea
 	case NAT_DROP_SESSIONS_FULL:
 	case NAT_DROP_MAPPINGS_FULL:
 	case NAT_DROP_SOURCE_LIMIT:
+	case NAT_DROP_PORT_LIMIT:
+	case NAT_DROP_RATE_LIMIT:
+	case NAT_DROP_NO_BLOCK:
 	case NAT_DROP_SOURCES_FULL:
 		return packet->key.side == NAT_INSIDE ? ICMP_UNREACHABLE << 8 | ICMP_PROHIBITED : 0;
 	default:

@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Mappings: internal endpoint -> external endpoint (RFC 4787 section 4.1), the hosts
- * they belong to (paired pooling, limits) and whom they let in (section 5).
+ * Mappings: internal endpoint -> external endpoint (RFC 4787 section 4.1), and whom they let
+ * in (section 5). The subscribers that they belong to are in subscriber.h.
  *
  * A mapping is the slot of its external port: that names the internal endpoint and counts
  * references. mapping_table leads there from the internal endpoint; its entries are ids of
  * slots: index of the address, class and port in one number.
  *
- * All three are counted by reference, and live as long as a session holds one. A
- * reference is taken by compare-and-exchange, so never from what is being removed;
- * since the memory may be another one's by then, its identity is compared after that,
- * and a wrong one is put back.
+ * Both are counted by reference (refs.h), and live as long as a session holds one.
  *
- * Removal is one CPU's: hosts and filter entries by whoever changes 0 to GONE, mappings only
+ * Removal is one CPU's: filter entries by whoever changes 0 to GONE, mappings only
  * by GC, because of the hold-down of their port. What is removed stays where it is found,
  * marked GONE, until it is taken out there, and nobody can insert the same key before: so
  * that can't meet another one's.
@@ -20,91 +17,14 @@
 #ifndef NATKIT_MAPPING_H
 #define NATKIT_MAPPING_H
 
-#include "nat/count.h"
-#include "nat/port.h"
+#include "nat/subscriber.h"
 #include "lib/table.h"
 
 enum mapping_limit {
-	REFS_TRIES = 16,    /* lost compare-and-exchanges before the packet is given up */
-	POOL_COMPARED = 32, /* addresses of a pool that are compared for a new host */
-	POOL_TRIES = 512,   /* that are looked at while none of those has room */
-	MAPPING_TRIES = 2,  /* the second after another CPU made the same mapping */
+	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
 };
-
-/* What a session has reserved for the internal endpoint at one end of it. */
-struct reservation {
-	struct nat_mapping_key internal;
-	__u16 address;   /* outside: index */
-	__be16 port;     /* outside */
-	__u32 flags;     /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_FILTER */
-	__u32 filtering; /* of the mapping */
-};
-
-static __always_inline __u32 refs_read(const __u32 *refs)
-{
-	return *(const volatile __u32 *)refs;
-}
-
-static __always_inline int refs_take(__u32 *refs, __u32 limit)
-{
-	__u32 try, old, new;
-
-	for (try = 0; try < REFS_TRIES; try++) {
-		old = refs_read(refs);
-		if (old & NAT_REFS_GONE)
-			return NAT_DROP_RACE;
-		if ((old & NAT_REFS_COUNT) >= limit)
-			return NAT_DROP_SOURCE_LIMIT;
-		new = old + 1;
-		if (!(old & NAT_REFS_COUNT) && old & NAT_REFS_QUEUED)
-			new |= NAT_REFS_AGAIN;
-		if (__sync_val_compare_and_swap(refs, old, new) == old)
-			return GO_ON;
-	}
-	return NAT_DROP_RACE;
-}
-
-/* Puts a reference back. True for the one who thereby must see to the end: nobody
- * held it any more, and mark was set. When the exchange fails somebody has taken one
- * since, and putting that back comes here again. */
-static __always_inline int refs_put(__u32 *refs, __u32 mark)
-{
-	__u32 left = __sync_fetch_and_add(refs, -1) - 1;
-
-	return !(left & (NAT_REFS_COUNT | mark)) &&
-	       __sync_val_compare_and_swap(refs, left, left | mark) == left;
-}
 
 /* --- mappings ---------------------------------------------------------------- */
-
-static __always_inline __u64 slot_id(__u32 address, __u32 class, __be16 port)
-{
-	return (__u64)address << NAT_MAPPING_ADDRESS_SHIFT | class << NAT_MAPPING_CLASS_SHIFT |
-	       bpf_ntohs(port);
-}
-
-static __always_inline __u32 slot_id_address(__u64 id)
-{
-	return id >> NAT_MAPPING_ADDRESS_SHIFT;
-}
-
-static __always_inline __u32 slot_id_class(__u64 id)
-{
-	return id >> NAT_MAPPING_CLASS_SHIFT & 3;
-}
-
-static __always_inline __be16 slot_id_port(__u64 id)
-{
-	return bpf_htons(id);
-}
-
-static __always_inline struct nat_slot *slot_at(__u64 id)
-{
-	__u32 index = slot_id_address(id);
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-
-	return address ? port_slot(index, address, slot_id_class(id), id & 0xffff) : NULL;
-}
 
 /* Whether the slot of that id is the mapping of internal. */
 static __always_inline int mapping_is(const struct nat_slot *slot, __u64 id,
@@ -254,7 +174,7 @@ GLOBAL int mapping_reserve(struct reservation *r, __u32 now, __u64 only)
 	if (only && id != only && !slot_same(id, only))
 		return NAT_DROP_NO_MAPPING;
 	slot = slot_at(id);
-	if (!slot || refs_take(&slot->refs, NAT_REFS_COUNT) != GO_ON)
+	if (!slot || refs_take(&slot->refs) != GO_ON)
 		return NAT_DROP_RACE;
 	if (!mapping_is(slot, id, &r->internal)) {
 		mapping_put(slot, id, now);
@@ -344,7 +264,7 @@ GLOBAL int mapping_make(struct reservation *r, __u32 now)
 	error = mapping_insert(r);
 	if (!error)
 		return GO_ON;
-	port_give(r->address, r->internal.class, bpf_ntohs(r->port));
+	endpoint_give(r->address, r->internal.class, bpf_ntohs(r->port));
 	if (error == E_TOO_BIG)
 		return NAT_DROP_MAPPINGS_FULL;
 	return mapping_find(r, now) == GO_ON ? GO_ON : NAT_DROP_RACE;
@@ -481,7 +401,7 @@ GLOBAL int filter_take(struct reservation *r, __be32 remote)
 	for (try = 0; try < MAPPING_TRIES; try++) {
 		c = bpf_map_lookup_elem(&filter_entries, &key);
 		if (c) {
-			if (refs_take(&c->refs, NAT_REFS_COUNT) != GO_ON)
+			if (refs_take(&c->refs) != GO_ON)
 				return NAT_DROP_RACE;
 			r->flags |= NAT_FLOW_FILTER;
 			if (filter_equal(&c->key, &key))
@@ -519,141 +439,6 @@ GLOBAL int mapping_admits(const struct reservation *r, __be32 remote)
 	return c && refs_read(&c->refs) & NAT_REFS_COUNT ? GO_ON : NAT_DROP_FILTERED;
 }
 
-/* --- internal hosts ------------------------------------------------------------- */
-
-static __always_inline void source_put(struct nat_source *s)
-{
-	struct nat_source_key key = {.addr = s->addr, .pool = s->pool};
-
-	if (refs_put(&s->refs, NAT_REFS_GONE))
-		bpf_map_delete_elem(&sources, &key);
-}
-
-/* How many ports an address has for a new host: of TCP or UDP, of which there are fewer, for
- * a host will want both. 0: none of the class, or the address is leaving. */
-SUBPROGRAM __u64 pool_room(__u32 index, __u32 class)
-{
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_ports *wanted, *tcp, *udp;
-	__u64 room;
-
-	if (!address || address->flags & NAT_ADDRESS_LEAVING)
-		return 0;
-	if (class >= NAT_PORT_CLASSES)
-		return 1;
-	wanted = port_bits(index, class);
-	tcp = port_bits(index, NAT_TCP);
-	udp = port_bits(index, NAT_UDP);
-	if (!wanted || !tcp || !udp || !*(volatile __u64 *)&wanted->free)
-		return 0;
-	room = *(volatile __u64 *)&tcp->free;
-	if (room > *(volatile __u64 *)&udp->free)
-		room = *(volatile __u64 *)&udp->free;
-	return room + 1;
-}
-
-struct pool_walk {
-	__u32 first, count, start, class;
-	__u32 best;
-	__u64 room; /* of best */
-};
-
-static long pool_next(__u32 n, struct pool_walk *walk)
-{
-	__u32 index = walk->first + (walk->start + n) % walk->count;
-	__u64 room;
-
-	if (n >= POOL_COMPARED && walk->room)
-		return 1;
-	room = pool_room(index, walk->class);
-	if (room > walk->room) {
-		walk->room = room;
-		walk->best = index;
-	}
-	return 0;
-}
-
-/* An address of the pool for a host that has none: with most room of those looked at, which
- * begin by the host's own address. */
-GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
-{
-	struct pool_walk walk = {.first = first, .count = count, .class = class};
-
-	if (!count)
-		return first;
-	walk.start = addr_hash(addr_of(host)) % count;
-	walk.best = first + walk.start;
-	bpf_loop(count < POOL_TRIES ? count : POOL_TRIES, pool_next, &walk, 0);
-	return walk.best;
-}
-
-/* Whether a host that has that address can go on with it: its pool may have lost it. In a
- * pool that has grown it has another index, which outside leads to. */
-static __always_inline int pool_has(__u32 index, __u32 first, __u32 count)
-{
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_addr key;
-	__u32 *now;
-
-	if (address && index - first >= count) {
-		key = address->addr;
-		now = bpf_map_lookup_elem(&address_indices, &key);
-		index = now ? *now : index;
-		address = bpf_map_lookup_elem(&addresses, &index);
-	}
-	return index - first < count && address && !(address->flags & NAT_ADDRESS_LEAVING);
-}
-
-/*
- * Counts a session for the internal host of r, if it has fewer than limit (0: no limit).
- * A pool's address is the host's for as long as it has sessions (RFC 4787 REQ-2) and the
- * pool has it; count 0: r has it.
- */
-GLOBAL int source_take(struct reservation *r, __u32 first, __u32 count, __u32 limit)
-{
-	struct nat_source new = {.refs = 1}, *s;
-	struct nat_source_key key = {};
-	int try, reason, error;
-
-	if (!r)
-		return NAT_DROP_BYPASS;
-	key.addr = new.addr = r->internal.addr;
-	key.pool = new.pool = r->internal.pool;
-	for (try = 0; try < MAPPING_TRIES; try++) {
-		s = bpf_map_lookup_elem(&sources, &key);
-		if (s) {
-			reason = refs_take(&s->refs, limit ? limit : NAT_REFS_COUNT);
-			if (reason != GO_ON)
-				return reason;
-			if (!addr_equal(s->addr, key.addr) || s->pool != key.pool) {
-				source_put(s);
-				return NAT_DROP_RACE;
-			}
-			r->flags |= NAT_FLOW_SOURCE;
-			if (count && !pool_has(s->address, first, count))
-				s->address = pool_choose(addr_word(key.addr), first, count,
-							 r->internal.class);
-			if (count)
-				r->address = s->address;
-			return GO_ON;
-		}
-		new.address = r->address;
-		if (count)
-			new.address =
-				pool_choose(addr_word(key.addr), first, count, r->internal.class);
-		error = bpf_map_update_elem(&sources, &key, &new, BPF_NOEXIST);
-		if (!error) {
-			r->flags |= NAT_FLOW_SOURCE;
-			if (count)
-				r->address = new.address;
-			return GO_ON;
-		}
-		if (error == E_TOO_BIG)
-			return NAT_DROP_SOURCES_FULL;
-	}
-	return NAT_DROP_RACE;
-}
-
 /* --- both ends ---------------------------------------------------------------- */
 
 /*
@@ -662,7 +447,6 @@ GLOBAL int source_take(struct reservation *r, __u32 first, __u32 count, __u32 li
  */
 GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 now)
 {
-	struct nat_source_key host = {};
 	struct nat_filter_key filter;
 	struct nat_mapping_key internal;
 	struct nat_slot *slot = NULL;
@@ -673,8 +457,6 @@ GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 no
 	if (!r)
 		return NAT_DROP_BYPASS;
 	internal = r->internal;
-	host.addr = internal.addr;
-	host.pool = internal.pool;
 	filter = filter_key(r, addr_of(remote));
 	if (r->flags & NAT_FLOW_MAPPED) {
 		id = mapping_lookup(&internal);
@@ -694,11 +476,13 @@ GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 no
 	/* No room for its hold-down: it is free at once, not lost for ever. */
 	if (r->flags & NAT_FLOW_PORT &&
 	    port_hold_down(slot_id(r->address, internal.class, r->port), now))
-		port_give(r->address, internal.class, bpf_ntohs(r->port));
+		endpoint_give(r->address, internal.class, bpf_ntohs(r->port));
 	if (r->flags & NAT_FLOW_SOURCE) {
+		struct nat_source_key host = source_key(internal.addr, internal.pool);
+
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)
-			source_put(s);
+			source_put(s, USE_SESSION);
 	}
 	return GO_ON;
 }

@@ -51,7 +51,8 @@ struct {
 	__uint(max_entries, 65536);
 } mapping_queue SEC(".maps");
 
-/* Internal hosts. Packets create, GC removes those without sessions. */
+/* Subscribers. Packets create, GC removes those without sessions and ports. Full:
+ * NAT_DROP_SOURCES_FULL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct nat_source_key);
@@ -143,7 +144,23 @@ struct {
 		});
 } free_ports SEC(".maps");
 
-/* For pools without ports: key 0, bit = index of the address. */
+/* By index of the address, of pools that give ports in blocks: who has which block. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, NAT_MAX_ADDRESSES);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_ARRAY);
+			__uint(map_flags, BPF_F_MMAPABLE);
+			__type(key, __u32);
+			__type(value, struct nat_blocks);
+			__uint(max_entries, 1);
+		});
+} blocks SEC(".maps");
+
+/* For pools without ports: key 0, bit = index of the address. For pools with blocks: the address
+ * may have a block for a new subscriber. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -187,6 +204,10 @@ NAT_GENERATION_MAP(exclude_src, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct
 		   __u32);
 NAT_GENERATION_MAP(exclude_dst, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_prefix_key,
 		   __u32);
+/* What subscribers of a class may have, and who is in which. */
+NAT_GENERATION_MAP(sub_classes, BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP, __u32, struct nat_limits);
+NAT_GENERATION_MAP(sub_prefixes, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_prefix_key,
+		   __u32);
 NAT_GENERATION_MAP(excludes, BPF_MAP_TYPE_HASH, 0, struct nat_exclude_key, __u32);
 
 /* The configuration of the generation in use, and which slot of the rule maps goes
@@ -214,6 +235,8 @@ struct map_types {
 	struct nat_origin_key origin;
 	struct nat_prefix_key prefix;
 	struct nat_exclude_key exclude;
+	struct nat_blocks blocks;
+	struct nat_limits limits;
 };
 __attribute__((used)) static void map_types(struct map_types *types)
 {

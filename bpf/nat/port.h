@@ -267,36 +267,74 @@ static __always_inline int port_search(struct nat_ports *ports, __u32 first, __u
 	return port;
 }
 
+/* What port_take is to look for. */
+enum port_want {
+	PORT_CLASS = 0x00000003, /* enum nat_class */
+	PORT_PARITY = 0x00000004,
+	PORT_OF_BLOCK = 0x00000008, /* a bit of nat_blocks, not of free_ports */
+};
+
+static __always_inline struct nat_blocks *blocks_of(__u32 address)
+{
+	void *inner = bpf_map_lookup_elem(&blocks, &address);
+	__u32 zero = 0;
+
+	return inner ? bpf_map_lookup_elem(inner, &zero) : NULL;
+}
+
+/* The verifier forgets that a class was compared, if it was not just before. */
+static __always_inline struct nat_ports *block_ports(struct nat_blocks *b, __u32 class)
+{
+	OPAQUE(class);
+	if (class >= NAT_PORT_CLASSES)
+		class = NAT_PORT_CLASSES - 1;
+	OPAQUE(class);
+	return &b->ports[class];
+}
+
+/* The bits that a port of that kind is one of. */
+static __always_inline struct nat_ports *port_space(__u32 index, __u32 class, __u32 want)
+{
+	struct nat_blocks *b;
+
+	if (!(want & PORT_OF_BLOCK))
+		return port_bits(index, class);
+	b = blocks_of(index);
+	return b ? block_ports(b, class) : NULL;
+}
+
 /*
- * Takes a port of the address for the source of the packet, which is the caller's
- * until port_give: the packet's own if that is free, another otherwise. The result is
- * in host order; PORT_NONE if all are taken.
+ * Takes a port of the address, from..to (16 bits each, the first above), for the source of the
+ * packet, which is the caller's until it is given back: the packet's own if that is free, another
+ * otherwise. The result is in host order; PORT_NONE if all are taken. want is enum port_want.
  */
-GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 class, __u32 index,
-		     __u32 parity)
+GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 want, __u32 index,
+		     __u32 range)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_ports *ports = port_bits(index, class);
-	int port = PORT_NONE, passed = PORT_NONE;
+	struct nat_ports *ports = port_space(index, want & PORT_CLASS, want);
 	__u32 wanted, try;
+	int port = PORT_NONE, passed = PORT_NONE;
 
 	if (!key || !address || !ports || !address->port_count)
 		return PORT_NONE;
 	if (!*(volatile __u64 *)&ports->free) /* a refusal is cheap, there may be many */
 		return PORT_NONE;
 	wanted = bpf_ntohs(key->sport);
-	if (bit_take(ports, wanted))
+	if (wanted >= range >> 16 && wanted <= (range & 0xffff) && bit_take(ports, wanted))
 		port = wanted;
 	for (try = 0; try < PORT_SOCKET_TRIES; try++) {
+		OPAQUE(range); /* taken apart here, not kept on the stack */
+		OPAQUE(want);
 		if (port == PORT_NONE)
-			port = port_search(ports, address->port_first,
-					   address->port_first + address->port_count - 1, class,
-					   wanted, parity);
+			port = port_search(ports, range >> 16, range & 0xffff, want & PORT_CLASS,
+					   bpf_ntohs(key->sport), want & PORT_PARITY);
 		/* Only now, so that the same one is not found again at once. */
 		if (passed != PORT_NONE)
 			bit_give(ports, passed);
 		if (port == PORT_NONE || !(address->flags & NAT_ADDRESS_OWNED) ||
-		    !port_has_socket(ctx, key, class, addr_word(address->addr), bpf_htons(port)))
+		    !port_has_socket(ctx, key, want & PORT_CLASS, addr_word(address->addr),
+				     bpf_htons(port)))
 			return port;
 		passed = port;
 		port = PORT_NONE;
@@ -306,16 +344,24 @@ GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 clas
 	return PORT_NONE;
 }
 
+/* All ports of an address, for port_take. */
+static __always_inline __u32 port_range(const struct nat_address *address)
+{
+	return (__u32)address->port_first << 16 |
+	       (__u16)(address->port_first + address->port_count - 1);
+}
+
 /* The caller's port is free again. */
-static __always_inline void port_give(__u32 index, __u32 class, __u32 port)
+static __always_inline void port_give(__u32 index, __u32 class, __u32 port, __u32 want)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_ports *ports = port_bits(index, class);
+	struct nat_ports *ports = port_space(index, class, want);
 	struct nat_slot *slot = address ? port_slot(index, address, class, port) : NULL;
 	struct nat_slot nobody = {};
 
 	if (!ports || !slot)
 		return;
+	*(volatile __u32 *)&slot->held = 0;
 	slot_write(slot, nobody); /* before the bit: then it is the next one's */
 	bit_give(ports, port);
 }

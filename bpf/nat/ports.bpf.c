@@ -7,7 +7,7 @@
 #include "nat/abi.h"
 #include "nat/maps.h"
 #include "lib/ctx_skb.h"
-#include "nat/port.h"
+#include "nat/block.h"
 
 enum ports_limit { PORTS_CHANGES = 128 };
 
@@ -55,6 +55,31 @@ int ports_change(struct ctx *ctx)
 		done += change;
 	}
 	return done;
+}
+
+struct adopt {
+	__u32 index;    /* of the address */
+	__u32 granules; /* the first ones, that many */
+	__u32 done;
+};
+
+static long adopt_one(__u32 granule, struct adopt *a)
+{
+	a->done += block_adopt(a->index, granule);
+	return 0;
+}
+
+/* Ports of an address that were given one by one are for blocks from now on, by granules of which
+ * nobody has a port. How many. */
+SEC("tc")
+int blocks_adopt(struct ctx *ctx)
+{
+	struct adopt a = {};
+
+	if (bpf_skb_load_bytes(ctx, 14, &a, 2 * sizeof(__u32)) || a.granules > NAT_GRANULES)
+		return -1;
+	bpf_loop(a.granules, adopt_one, &a, 0);
+	return a.done;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -24,9 +24,9 @@ enum session_limit { SESSION_PORT_TRIES = 64 };
 
 /* The packet at hand, and what is known of the session that it opens. */
 struct new_session {
-	struct packet packet;         /* without inner */
-	__u32 lookups, config, limit; /* of nat_config: lookups, flags, sessions_per_source */
-	__u32 generation, slot;       /* of the rules and of their maps */
+	struct packet packet;   /* without inner */
+	__u32 lookups, config;  /* of nat_config: lookups, flags */
+	__u32 generation, slot; /* of the rules and of their maps */
 	struct verdict verdict;
 	struct reservation source; /* the packet's sender */
 	struct reservation target; /* its receiver, if it has the mapping that was addressed */
@@ -357,11 +357,13 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 {
 	__u32 count = 0, class = p->class;
 	struct reservation *r = &new->source;
-	int reason, port, independent;
+	int reason, independent;
 
 	if (rule->kind == NAT_RULE_NAPT && rule->pool_count > 1)
 		count = rule->pool_count;
-	reason = source_take(r, rule->pool_first, count, new->limit);
+	reason = source_take(r, new->generation, 1);
+	if (reason == GO_ON && count)
+		reason = source_place(r, rule->pool_first, count);
 	if (reason != GO_ON)
 		return reason;
 	if (rule->kind == NAT_RULE_ONE_TO_ONE) {
@@ -381,11 +383,9 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 		independent = rule->mapping[class] == NAT_ENDPOINT_INDEPENDENT;
 		reason = independent ? mapping_find(r, p->now) : NAT_DROP_NO_MAPPING;
 		if (reason == NAT_DROP_NO_MAPPING) {
-			port = port_take(ctx, &p->key, class, r->address,
-					 new->config &NAT_CONFIG_PARITY);
-			if (port == PORT_NONE)
-				return NAT_DROP_NO_PORT;
-			r->port = bpf_htons(port);
+			reason = endpoint_take(ctx, &p->key, r, new->config, new->generation);
+			if (reason != GO_ON)
+				return reason;
 			if (!independent) {
 				r->flags |= NAT_FLOW_PORT;
 				port_name(r);
@@ -619,17 +619,15 @@ GLOBAL int session_draw_port(struct new_session *new)
 static __always_inline int session_other_port(struct ctx *ctx, struct new_session *new)
 {
 	struct reservation *r = &new->source;
-	int port;
+	int reason;
 
 	if (new->packet.class >= NAT_PORT_CLASSES || r->flags & NAT_FLOW_PORT)
 		return NAT_DROP_NO_PORT;
 	if (!(r->flags & NAT_FLOW_MAPPED) || r->internal.class >= NAT_PORT_CLASSES)
 		return session_draw_port(new);
-	port = port_take(ctx, &new->packet.key, r->internal.class, r->address,
-			 new->config &NAT_CONFIG_PARITY);
-	if (port == PORT_NONE)
-		return NAT_DROP_NO_PORT;
-	r->port = bpf_htons(port);
+	reason = endpoint_take(ctx, &new->packet.key, r, new->config, new->generation);
+	if (reason != GO_ON)
+		return reason;
 	r->flags |= NAT_FLOW_PORT;
 	port_name(r);
 	new->owner.sport = r->port;
@@ -730,9 +728,9 @@ static __always_inline int session_admitted(struct new_session *new, struct nat_
 {
 	int reason = new->refused ? new->refused : mapping_admits(&new->target, addr_word(sender));
 
-	if (reason != GO_ON || !new->limit)
+	if (reason != GO_ON || !(new->config &NAT_CONFIG_COUNT_SESSIONS))
 		return reason;
-	return source_take(&new->target, 0, 0, new->limit);
+	return source_take(&new->target, new->generation, 0);
 }
 
 /*
@@ -875,7 +873,6 @@ GLOBAL int session_make(struct ctx *ctx)
 		return NAT_DROP_BYPASS;
 	new->lookups = c->lookups;
 	new->config = c->flags;
-	new->limit = c->sessions_per_source;
 	out->src = p->key.src;
 	out->dst = p->key.dst;
 	out->sport = p->key.sport;

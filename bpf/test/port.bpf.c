@@ -13,9 +13,20 @@ struct test {
 	__u32 class, address, parity, done;
 };
 
+static __always_inline int port_any(struct test *t)
+{
+	__u32 index = t->address;
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+
+	if (!address)
+		return PORT_NONE;
+	return port_take(t->ctx, &t->key, (t->class & PORT_CLASS) | (t->parity ? PORT_PARITY : 0),
+			 index, port_range(address));
+}
+
 static long take_one(__u32 n, struct test *t)
 {
-	int port = port_take(t->ctx, &t->key, t->class, t->address, t->parity);
+	int port = port_any(t);
 	__u16 out = port;
 
 	if (port == PORT_NONE || bpf_skb_store_bytes(t->ctx, n * sizeof(out), &out, sizeof(out), 0))
@@ -30,7 +41,7 @@ static long give_one(__u32 n, struct test *t)
 
 	if (bpf_skb_load_bytes(t->ctx, n * sizeof(port), &port, sizeof(port)))
 		return 1;
-	port_give(t->address, t->class, port);
+	port_give(t->address, t->class, port, 0);
 	t->done++;
 	return 0;
 }
@@ -61,24 +72,26 @@ int give(struct ctx *ctx)
 SEC("tc")
 int churn(struct ctx *ctx)
 {
-	struct nat_flow_key key = {.protocol = UDP};
+	struct test t = {
+		.ctx = ctx, .class = ctx->mark, .address = ctx->priority, .parity = ctx->cb[2]};
 	int port;
 
-	key.sport = bpf_htons(ctx->cb[1]);
-	port = port_take(ctx, &key, ctx->mark, ctx->priority, ctx->cb[2]);
+	t.key.protocol = UDP;
+	t.key.sport = bpf_htons(ctx->cb[1]);
+	port = port_any(&t);
 	if (port == PORT_NONE)
 		return 0;
-	port_give(ctx->priority, ctx->mark, port);
+	port_give(ctx->priority, ctx->mark, port, 0);
 	return port;
 }
 
 static long churn_one(__u32 n, struct test *t)
 {
-	int port = port_take(t->ctx, &t->key, t->class, t->address, t->parity);
+	int port = port_any(t);
 
 	if (port == PORT_NONE)
 		return 0;
-	port_give(t->address, t->class, port);
+	port_give(t->address, t->class, port, 0);
 	t->done++;
 	return 0;
 }

@@ -68,6 +68,9 @@ func (ebpfEngine) plan(p *Plan, file *rulefile.File, o Options, made []Change) e
 		if a.Ports[0] > 0 {
 			p.MemoryBytes += datapath.AddressBytes(int(a.Ports[1]) - int(a.Ports[0]) + 1)
 		}
+		if !a.Blocks.IsZero() {
+			p.MemoryBytes += datapath.BlockBytes()
+		}
 	}
 	return nil
 }
@@ -111,7 +114,7 @@ func (p *Plan) compileEBPF(file *rulefile.File, o Options, made []Change) error 
 }
 
 func sizeOf(file *rulefile.File) datapath.Size {
-	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources}
+	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources, SubscriberPrefix: file.Subscribers.Prefix % 32}
 	for i := range file.Rules {
 		for class := range rulefile.Class(rulefile.PortClasses) {
 			if file.FilteringMode(&file.Rules[i], class) == rulefile.FilterAddress {
@@ -196,10 +199,22 @@ func (e *ebpfRunning) refresh(rec *record) error {
 	return nil
 }
 
+func subscriberKey(s datapath.Size) string {
+	if s.SubscriberPrefix == 0 {
+		return "address"
+	}
+	return fmt.Sprintf("/%d", s.SubscriberPrefix)
+}
+
 func (e *ebpfRunning) fits(p *Plan) error {
 	have := e.Size()
 	if have == p.size {
 		return nil
+	}
+	next := *p.record
+	next.Rules = *next.Next
+	if have.SubscriberPrefix != p.size.SubscriberPrefix {
+		return fmt.Errorf("%s: key by of subscribers is %s and not %s: that can't change in an engine that is up; sessions end: %s", next.Rules.File, subscriberKey(p.size), subscriberKey(have), next.restart(e.ns))
 	}
 	var what []string
 	for _, n := range []struct {
@@ -213,8 +228,6 @@ func (e *ebpfRunning) fits(p *Plan) error {
 			what = append(what, fmt.Sprintf("%d instead of %d %s", n.want, n.have, n.of))
 		}
 	}
-	next := *p.record
-	next.Rules = *next.Next
 	return fmt.Errorf("%s: tables of %s need other memory, which an engine that is up can't be given: %s; sessions end", next.Rules.File, strings.Join(what, ", "), next.restart(e.ns))
 }
 

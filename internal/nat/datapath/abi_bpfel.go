@@ -76,14 +76,16 @@ type abiNatAddr struct {
 }
 
 type abiNatAddress struct {
-	_         structs.HostLayout
-	Addr      abiNatAddr
-	Flags     uint16
-	Link      uint16
-	PortFirst uint16
-	PortCount uint16
-	Pool      uint8
-	Zero      [3]uint8
+	_          structs.HostLayout
+	Addr       abiNatAddr
+	Flags      uint16
+	Link       uint16
+	PortFirst  uint16
+	PortCount  uint16
+	Pool       uint8
+	Block      uint8
+	BlockExtra uint8
+	BlockMore  uint8
 }
 
 type abiNatAddressFlag uint32
@@ -94,6 +96,24 @@ const (
 	abiNatAddressFlagNAT_ADDRESS_STATIC     abiNatAddressFlag = 4
 	abiNatAddressFlagNAT_ADDRESS_LEAVING    abiNatAddressFlag = 8
 )
+
+type abiNatBlockId uint32
+
+const (
+	abiNatBlockIdNAT_BLOCK_ORDER         abiNatBlockId = 15
+	abiNatBlockIdNAT_BLOCK_GRANULE_SHIFT abiNatBlockId = 4
+	abiNatBlockIdNAT_BLOCK_ADDRESS_SHIFT abiNatBlockId = 16
+	abiNatBlockIdNAT_BLOCK_ORDERS        abiNatBlockId = 7
+)
+
+type abiNatBlocks struct {
+	_        structs.HostLayout
+	Free     [16]uint64
+	Count    uint64
+	Ports    [3]abiNatPorts
+	Given    [3][1024]uint64
+	Granules [1024]abiNatGranule
+}
 
 type abiNatBucket struct {
 	_       structs.HostLayout
@@ -113,12 +133,12 @@ const (
 )
 
 type abiNatConfig struct {
-	_                 structs.HostLayout
-	Timeouts          [9]uint32
-	Lookups           uint32
-	Flags             uint32
-	SessionsPerSource uint32
-	IcmpPerSecond     uint32
+	_             structs.HostLayout
+	Timeouts      [9]uint32
+	Lookups       uint32
+	Flags         uint32
+	IcmpPerSecond uint32
+	Limits        abiNatLimits
 }
 
 type abiNatConfigFlag uint32
@@ -127,22 +147,25 @@ const (
 	abiNatConfigFlagNAT_CONFIG_INBOUND_REFRESH abiNatConfigFlag = 1
 	abiNatConfigFlagNAT_CONFIG_EVENTS          abiNatConfigFlag = 2
 	abiNatConfigFlagNAT_CONFIG_PARITY          abiNatConfigFlag = 4
+	abiNatConfigFlagNAT_CONFIG_COUNT_SESSIONS  abiNatConfigFlag = 8
+	abiNatConfigFlagNAT_CONFIG_COUNT_PORTS     abiNatConfigFlag = 16
 )
 
 type abiNatControl struct {
-	_           structs.HostLayout
-	Abi         uint32
-	Generation  uint32
-	Seed        [2]uint64
-	FlowMask    uint32
-	MappingMask uint32
-	SessionsMax uint32
-	MappingsMax uint32
-	Zero        [6]uint32
-	GcRan       uint32
-	IcmpTick    uint32
-	IcmpSent    uint32
-	Zeros       [13]uint32
+	_               structs.HostLayout
+	Abi             uint32
+	Generation      uint32
+	Seed            [2]uint64
+	FlowMask        uint32
+	MappingMask     uint32
+	SessionsMax     uint32
+	MappingsMax     uint32
+	SubscriberHosts uint32
+	Zero            [5]uint32
+	GcRan           uint32
+	IcmpTick        uint32
+	IcmpSent        uint32
+	Zeros           [13]uint32
 }
 
 type abiNatCounts struct {
@@ -319,6 +342,17 @@ type abiNatFragmentKey struct {
 	Side     uint8
 }
 
+type abiNatGranule struct {
+	_       structs.HostLayout
+	Addr    abiNatAddr
+	Refs    uint32
+	SinceNs uint64
+	Pool    uint8
+	Order   uint8
+	Used    uint8
+	Zero    [5]uint8
+}
+
 type abiNatHoldDown struct {
 	_       structs.HostLayout
 	Address uint16
@@ -329,20 +363,31 @@ type abiNatHoldDown struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI             abiNatLimit = 10
-	abiNatLimitNAT_TICK_SHIFT      abiNatLimit = 20
-	abiNatLimitNAT_MAX_LINKS       abiNatLimit = 256
-	abiNatLimitNAT_MAX_ADDRESSES   abiNatLimit = 65536
-	abiNatLimitNAT_MAX_POOLS       abiNatLimit = 255
-	abiNatLimitNAT_MAX_RULES       abiNatLimit = 1048576
-	abiNatLimitNAT_GENERATIONS     abiNatLimit = 2
-	abiNatLimitNAT_PORTS           abiNatLimit = 65536
-	abiNatLimitNAT_WORDS           abiNatLimit = 1024
-	abiNatLimitNAT_SUMMARY         abiNatLimit = 16
-	abiNatLimitNAT_MAX_FRAGMENTS   abiNatLimit = 16384
-	abiNatLimitNAT_FLOW_POOL_SHIFT abiNatLimit = 21
-	abiNatLimitNAT_DEAD_TICKS      abiNatLimit = 2000
+	abiNatLimitNAT_ABI               abiNatLimit = 11
+	abiNatLimitNAT_TICK_SHIFT        abiNatLimit = 20
+	abiNatLimitNAT_MAX_LINKS         abiNatLimit = 256
+	abiNatLimitNAT_MAX_ADDRESSES     abiNatLimit = 65536
+	abiNatLimitNAT_MAX_POOLS         abiNatLimit = 255
+	abiNatLimitNAT_MAX_RULES         abiNatLimit = 1048576
+	abiNatLimitNAT_GENERATIONS       abiNatLimit = 2
+	abiNatLimitNAT_PORTS             abiNatLimit = 65536
+	abiNatLimitNAT_WORDS             abiNatLimit = 1024
+	abiNatLimitNAT_SUMMARY           abiNatLimit = 16
+	abiNatLimitNAT_MAX_CLASSES       abiNatLimit = 256
+	abiNatLimitNAT_GRANULES          abiNatLimit = 1024
+	abiNatLimitNAT_SUBSCRIBER_BLOCKS abiNatLimit = 8
+	abiNatLimitNAT_MAX_FRAGMENTS     abiNatLimit = 16384
+	abiNatLimitNAT_FLOW_POOL_SHIFT   abiNatLimit = 21
+	abiNatLimitNAT_DEAD_TICKS        abiNatLimit = 2000
 )
+
+type abiNatLimits struct {
+	_          structs.HostLayout
+	Sessions   uint32
+	Ports      uint32
+	IntervalNs uint64
+	BurstNs    uint64
+}
 
 type abiNatLink struct {
 	_       structs.HostLayout
@@ -382,6 +427,7 @@ const (
 	abiNatLookupNAT_LOOKUP_SOURCE_OUT           abiNatLookup = 4096
 	abiNatLookupNAT_LOOKUP_SOURCE_IN_OUT        abiNatLookup = 8192
 	abiNatLookupNAT_LOOKUP_OWNED                abiNatLookup = 16384
+	abiNatLookupNAT_LOOKUP_CLASS                abiNatLookup = 32768
 )
 
 type abiNatMappingKey struct {
@@ -461,17 +507,20 @@ const (
 	abiNatReasonNAT_DROP_SESSIONS_FULL  abiNatReason = 28
 	abiNatReasonNAT_DROP_MAPPINGS_FULL  abiNatReason = 29
 	abiNatReasonNAT_DROP_SOURCE_LIMIT   abiNatReason = 30
-	abiNatReasonNAT_DROP_SOURCES_FULL   abiNatReason = 31
-	abiNatReasonNAT_DROP_TTL            abiNatReason = 32
-	abiNatReasonNAT_DROP_TOO_BIG        abiNatReason = 33
-	abiNatReasonNAT_DROP_NO_ROUTE       abiNatReason = 34
-	abiNatReasonNAT_DROP_UNSUPPORTED    abiNatReason = 35
-	abiNatReasonNAT_DROP_FRAGMENT       abiNatReason = 36
-	abiNatReasonNAT_DROP_FRAGMENTS_FULL abiNatReason = 37
-	abiNatReasonNAT_DROP_RACE           abiNatReason = 38
-	abiNatReasonNAT_DROP_REWRITE        abiNatReason = 39
-	abiNatReasonNAT_DROP_BYPASS         abiNatReason = 40
-	abiNatReasonNAT_REASONS             abiNatReason = 41
+	abiNatReasonNAT_DROP_PORT_LIMIT     abiNatReason = 31
+	abiNatReasonNAT_DROP_RATE_LIMIT     abiNatReason = 32
+	abiNatReasonNAT_DROP_NO_BLOCK       abiNatReason = 33
+	abiNatReasonNAT_DROP_SOURCES_FULL   abiNatReason = 34
+	abiNatReasonNAT_DROP_TTL            abiNatReason = 35
+	abiNatReasonNAT_DROP_TOO_BIG        abiNatReason = 36
+	abiNatReasonNAT_DROP_NO_ROUTE       abiNatReason = 37
+	abiNatReasonNAT_DROP_UNSUPPORTED    abiNatReason = 38
+	abiNatReasonNAT_DROP_FRAGMENT       abiNatReason = 39
+	abiNatReasonNAT_DROP_FRAGMENTS_FULL abiNatReason = 40
+	abiNatReasonNAT_DROP_RACE           abiNatReason = 41
+	abiNatReasonNAT_DROP_REWRITE        abiNatReason = 42
+	abiNatReasonNAT_DROP_BYPASS         abiNatReason = 43
+	abiNatReasonNAT_REASONS             abiNatReason = 44
 )
 
 type abiNatRefs uint32
@@ -482,6 +531,16 @@ const (
 	abiNatRefsNAT_REFS_AGAIN     abiNatRefs = 268435456
 	abiNatRefsNAT_REFS_QUEUED    abiNatRefs = 1073741824
 	abiNatRefsNAT_REFS_GONE      abiNatRefs = 2147483648
+)
+
+type abiNatRefusal uint32
+
+const (
+	abiNatRefusalNAT_REFUSED_SESSIONS abiNatRefusal = 0
+	abiNatRefusalNAT_REFUSED_PORTS    abiNatRefusal = 1
+	abiNatRefusalNAT_REFUSED_RATE     abiNatRefusal = 2
+	abiNatRefusalNAT_REFUSED_BLOCK    abiNatRefusal = 3
+	abiNatRefusalNAT_REFUSALS         abiNatRefusal = 4
 )
 
 type abiNatRule struct {
@@ -541,8 +600,15 @@ type abiNatSlot struct {
 	Pool uint8
 	Used uint8
 	Refs uint32
-	Zero uint32
+	Held uint32
 }
+
+type abiNatSlotHeld uint32
+
+const (
+	abiNatSlotHeldNAT_HELD_COUNTED  abiNatSlotHeld = 1
+	abiNatSlotHeldNAT_HELD_IN_BLOCK abiNatSlotHeld = 2
+)
 
 type abiNatSlotUse uint32
 
@@ -553,12 +619,18 @@ const (
 )
 
 type abiNatSource struct {
-	_       structs.HostLayout
-	Addr    abiNatAddr
-	Pool    uint16
-	Address uint16
-	Refs    uint32
-	Zero    uint32
+	_          structs.HostLayout
+	Addr       abiNatAddr
+	Pool       uint8
+	Placed     uint8
+	Address    uint16
+	Use        uint64
+	RateNs     uint64
+	SinceNs    uint64
+	Generation uint32
+	Class      uint32
+	Refused    [4]uint32
+	Blocks     [8]uint32
 }
 
 type abiNatSourceKey struct {
@@ -569,7 +641,7 @@ type abiNatSourceKey struct {
 
 type abiNatStats struct {
 	_          structs.HostLayout
-	Packets    [41]uint64
+	Packets    [44]uint64
 	BytesIn    uint64
 	BytesOut   uint64
 	GcNs       uint64
@@ -599,6 +671,13 @@ const (
 	abiNatTimeoutNAT_TIMEOUTS                abiNatTimeout = 9
 )
 
+type abiNatUse uint32
+
+const (
+	abiNatUseNAT_USE_PORT_SHIFT abiNatUse = 28
+	abiNatUseNAT_USE_COUNT      abiNatUse = 268435455
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -609,6 +688,8 @@ const (
 	abiVarUnusedNatAddr            = "unused_nat_addr"
 	abiVarUnusedNatAddress         = "unused_nat_address"
 	abiVarUnusedNatAddressFlag     = "unused_nat_address_flag"
+	abiVarUnusedNatBlockId         = "unused_nat_block_id"
+	abiVarUnusedNatBlocks          = "unused_nat_blocks"
 	abiVarUnusedNatBucket          = "unused_nat_bucket"
 	abiVarUnusedNatClass           = "unused_nat_class"
 	abiVarUnusedNatConfig          = "unused_nat_config"
@@ -630,8 +711,10 @@ const (
 	abiVarUnusedNatFlowState       = "unused_nat_flow_state"
 	abiVarUnusedNatFragment        = "unused_nat_fragment"
 	abiVarUnusedNatFragmentKey     = "unused_nat_fragment_key"
+	abiVarUnusedNatGranule         = "unused_nat_granule"
 	abiVarUnusedNatHoldDown        = "unused_nat_hold_down"
 	abiVarUnusedNatLimit           = "unused_nat_limit"
+	abiVarUnusedNatLimits          = "unused_nat_limits"
 	abiVarUnusedNatLink            = "unused_nat_link"
 	abiVarUnusedNatLinkFlag        = "unused_nat_link_flag"
 	abiVarUnusedNatLookup          = "unused_nat_lookup"
@@ -643,18 +726,21 @@ const (
 	abiVarUnusedNatPrefixKey       = "unused_nat_prefix_key"
 	abiVarUnusedNatReason          = "unused_nat_reason"
 	abiVarUnusedNatRefs            = "unused_nat_refs"
+	abiVarUnusedNatRefusal         = "unused_nat_refusal"
 	abiVarUnusedNatRule            = "unused_nat_rule"
 	abiVarUnusedNatRuleFlag        = "unused_nat_rule_flag"
 	abiVarUnusedNatRuleKind        = "unused_nat_rule_kind"
 	abiVarUnusedNatSession         = "unused_nat_session"
 	abiVarUnusedNatSide            = "unused_nat_side"
 	abiVarUnusedNatSlot            = "unused_nat_slot"
+	abiVarUnusedNatSlotHeld        = "unused_nat_slot_held"
 	abiVarUnusedNatSlotUse         = "unused_nat_slot_use"
 	abiVarUnusedNatSource          = "unused_nat_source"
 	abiVarUnusedNatSourceKey       = "unused_nat_source_key"
 	abiVarUnusedNatStats           = "unused_nat_stats"
 	abiVarUnusedNatTarget          = "unused_nat_target"
 	abiVarUnusedNatTimeout         = "unused_nat_timeout"
+	abiVarUnusedNatUse             = "unused_nat_use"
 )
 
 // loadAbi returns the embedded CollectionSpec for abi.
@@ -717,6 +803,8 @@ type abiVariableSpecs struct {
 	UnusedNatAddr            *ebpf.VariableSpec `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.VariableSpec `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.VariableSpec `ebpf:"unused_nat_address_flag"`
+	UnusedNatBlockId         *ebpf.VariableSpec `ebpf:"unused_nat_block_id"`
+	UnusedNatBlocks          *ebpf.VariableSpec `ebpf:"unused_nat_blocks"`
 	UnusedNatBucket          *ebpf.VariableSpec `ebpf:"unused_nat_bucket"`
 	UnusedNatClass           *ebpf.VariableSpec `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.VariableSpec `ebpf:"unused_nat_config"`
@@ -738,8 +826,10 @@ type abiVariableSpecs struct {
 	UnusedNatFlowState       *ebpf.VariableSpec `ebpf:"unused_nat_flow_state"`
 	UnusedNatFragment        *ebpf.VariableSpec `ebpf:"unused_nat_fragment"`
 	UnusedNatFragmentKey     *ebpf.VariableSpec `ebpf:"unused_nat_fragment_key"`
+	UnusedNatGranule         *ebpf.VariableSpec `ebpf:"unused_nat_granule"`
 	UnusedNatHoldDown        *ebpf.VariableSpec `ebpf:"unused_nat_hold_down"`
 	UnusedNatLimit           *ebpf.VariableSpec `ebpf:"unused_nat_limit"`
+	UnusedNatLimits          *ebpf.VariableSpec `ebpf:"unused_nat_limits"`
 	UnusedNatLink            *ebpf.VariableSpec `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.VariableSpec `ebpf:"unused_nat_link_flag"`
 	UnusedNatLookup          *ebpf.VariableSpec `ebpf:"unused_nat_lookup"`
@@ -751,18 +841,21 @@ type abiVariableSpecs struct {
 	UnusedNatPrefixKey       *ebpf.VariableSpec `ebpf:"unused_nat_prefix_key"`
 	UnusedNatReason          *ebpf.VariableSpec `ebpf:"unused_nat_reason"`
 	UnusedNatRefs            *ebpf.VariableSpec `ebpf:"unused_nat_refs"`
+	UnusedNatRefusal         *ebpf.VariableSpec `ebpf:"unused_nat_refusal"`
 	UnusedNatRule            *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
 	UnusedNatSession         *ebpf.VariableSpec `ebpf:"unused_nat_session"`
 	UnusedNatSide            *ebpf.VariableSpec `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
+	UnusedNatSlotHeld        *ebpf.VariableSpec `ebpf:"unused_nat_slot_held"`
 	UnusedNatSlotUse         *ebpf.VariableSpec `ebpf:"unused_nat_slot_use"`
 	UnusedNatSource          *ebpf.VariableSpec `ebpf:"unused_nat_source"`
 	UnusedNatSourceKey       *ebpf.VariableSpec `ebpf:"unused_nat_source_key"`
 	UnusedNatStats           *ebpf.VariableSpec `ebpf:"unused_nat_stats"`
 	UnusedNatTarget          *ebpf.VariableSpec `ebpf:"unused_nat_target"`
 	UnusedNatTimeout         *ebpf.VariableSpec `ebpf:"unused_nat_timeout"`
+	UnusedNatUse             *ebpf.VariableSpec `ebpf:"unused_nat_use"`
 }
 
 // abiObjects contains all objects after they have been loaded into the kernel.
@@ -801,6 +894,8 @@ type abiVariables struct {
 	UnusedNatAddr            *ebpf.Variable `ebpf:"unused_nat_addr"`
 	UnusedNatAddress         *ebpf.Variable `ebpf:"unused_nat_address"`
 	UnusedNatAddressFlag     *ebpf.Variable `ebpf:"unused_nat_address_flag"`
+	UnusedNatBlockId         *ebpf.Variable `ebpf:"unused_nat_block_id"`
+	UnusedNatBlocks          *ebpf.Variable `ebpf:"unused_nat_blocks"`
 	UnusedNatBucket          *ebpf.Variable `ebpf:"unused_nat_bucket"`
 	UnusedNatClass           *ebpf.Variable `ebpf:"unused_nat_class"`
 	UnusedNatConfig          *ebpf.Variable `ebpf:"unused_nat_config"`
@@ -822,8 +917,10 @@ type abiVariables struct {
 	UnusedNatFlowState       *ebpf.Variable `ebpf:"unused_nat_flow_state"`
 	UnusedNatFragment        *ebpf.Variable `ebpf:"unused_nat_fragment"`
 	UnusedNatFragmentKey     *ebpf.Variable `ebpf:"unused_nat_fragment_key"`
+	UnusedNatGranule         *ebpf.Variable `ebpf:"unused_nat_granule"`
 	UnusedNatHoldDown        *ebpf.Variable `ebpf:"unused_nat_hold_down"`
 	UnusedNatLimit           *ebpf.Variable `ebpf:"unused_nat_limit"`
+	UnusedNatLimits          *ebpf.Variable `ebpf:"unused_nat_limits"`
 	UnusedNatLink            *ebpf.Variable `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.Variable `ebpf:"unused_nat_link_flag"`
 	UnusedNatLookup          *ebpf.Variable `ebpf:"unused_nat_lookup"`
@@ -835,18 +932,21 @@ type abiVariables struct {
 	UnusedNatPrefixKey       *ebpf.Variable `ebpf:"unused_nat_prefix_key"`
 	UnusedNatReason          *ebpf.Variable `ebpf:"unused_nat_reason"`
 	UnusedNatRefs            *ebpf.Variable `ebpf:"unused_nat_refs"`
+	UnusedNatRefusal         *ebpf.Variable `ebpf:"unused_nat_refusal"`
 	UnusedNatRule            *ebpf.Variable `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
 	UnusedNatSession         *ebpf.Variable `ebpf:"unused_nat_session"`
 	UnusedNatSide            *ebpf.Variable `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.Variable `ebpf:"unused_nat_slot"`
+	UnusedNatSlotHeld        *ebpf.Variable `ebpf:"unused_nat_slot_held"`
 	UnusedNatSlotUse         *ebpf.Variable `ebpf:"unused_nat_slot_use"`
 	UnusedNatSource          *ebpf.Variable `ebpf:"unused_nat_source"`
 	UnusedNatSourceKey       *ebpf.Variable `ebpf:"unused_nat_source_key"`
 	UnusedNatStats           *ebpf.Variable `ebpf:"unused_nat_stats"`
 	UnusedNatTarget          *ebpf.Variable `ebpf:"unused_nat_target"`
 	UnusedNatTimeout         *ebpf.Variable `ebpf:"unused_nat_timeout"`
+	UnusedNatUse             *ebpf.Variable `ebpf:"unused_nat_use"`
 }
 
 // abiPrograms contains all programs after they have been loaded into the kernel.

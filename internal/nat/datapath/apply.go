@@ -24,7 +24,8 @@ import (
 //  3. the maps of rules of the generation not in use
 //  4. its configuration
 //  5. the generation
-//  6. addresses that no rule wants any more: nothing new is given from them, and
+//  6. port blocks of addresses that gave ports one by one
+//  7. addresses that no rule wants any more: nothing new is given from them, and
 //     sessions masqueraded behind one that the gateway has lost end;
 //     interfaces that the rules do not name are not egress interfaces any more
 func (e *Engine) Apply(t *Tables) error {
@@ -61,6 +62,9 @@ func (e *Engine) Apply(t *Tables) error {
 	}
 	// One word of the map is ours to write; GC and packets write the others.
 	if err := e.flip(control.Generation + 1); err != nil {
+		return err
+	}
+	if err := e.adoptGranules(wanted, false); err != nil {
 		return err
 	}
 	if err := e.leaveAddresses(leaving); err != nil {
@@ -101,6 +105,8 @@ func (e *Engine) putRules(slot uint32, t *Tables) error {
 	puts.Go(func() error { return putTable(e.m.ExcludeSrc, spec.ExcludeSrc, slot, t.ExcludeSrc) })
 	puts.Go(func() error { return putTable(e.m.ExcludeDst, spec.ExcludeDst, slot, t.ExcludeDst) })
 	puts.Go(func() error { return putTable(e.m.Excludes, spec.Excludes, slot, t.Excludes) })
+	puts.Go(func() error { return putList(e.m.SubClasses, spec.SubClasses, slot, t.Classes) })
+	puts.Go(func() error { return putTable(e.m.SubPrefixes, spec.SubPrefixes, slot, t.InClass) })
 	return puts.Wait()
 }
 
@@ -220,33 +226,42 @@ func (e *Engine) putSome(some []ExternalAddress) (err error) {
 	if err != nil {
 		return err
 	}
-	slots, free := inners{outer: e.m.Slots, spec: spec.Slots}, inners{outer: e.m.FreePorts, spec: spec.FreePorts}
-	defer func() { err = errors.Join(err, slots.close(), free.close()) }()
+	in := addressMaps{
+		slots: inners{outer: e.m.Slots, spec: spec.Slots}, free: inners{outer: e.m.FreePorts, spec: spec.FreePorts},
+		blocks: inners{outer: e.m.Blocks, spec: spec.Blocks},
+	}
+	defer func() { err = errors.Join(err, in.slots.close(), in.free.close(), in.blocks.close()) }()
 	indices := make([]uint32, len(some))
 	values := make([]abiNatAddress, len(some))
 	addrs := make([]abiNatAddr, len(some))
 	var whole []uint32
+	var adopts []ExternalAddress // without blocks until now
 	for i, a := range some {
 		index, v := uint32(a.Index), addressOf(a)
 		indices[i], values[i], addrs[i] = index, v, v.Addr
-		var have abiNatAddress
-		if e.m.Addresses.Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount {
-			continue
+		if a.OneToOne || v.Block > 0 {
+			whole = append(whole, index)
 		}
+		var have abiNatAddress
+		known := e.m.Addresses.Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount
 		switch {
+		case known && v.Block > 0 && have.Block == 0:
+			adopts = append(adopts, a)
+			err = in.makeBlocks(index, v, a, false)
+		case known:
 		case a.Before > 0:
-			err = errors.Join(slots.share(index, uint32(a.Before-1)), free.share(index, uint32(a.Before-1)))
+			err = in.share(index, uint32(a.Before-1), v.Block > 0)
 		case v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0:
-			err = makePorts(&slots, &free, index, v, a)
+			err = in.makePorts(index, v, a)
 		}
 		if err != nil {
 			return fmt.Errorf("external address %s: %w", a.Addr, err)
 		}
-		if a.OneToOne {
-			whole = append(whole, index)
-		}
 	}
-	if err := errors.Join(slots.put(), free.put()); err != nil {
+	if err := errors.Join(in.slots.put(), in.free.put(), in.blocks.put()); err != nil {
+		return err
+	}
+	if err := e.adoptGranules(adopts, true); err != nil {
 		return err
 	}
 	if _, err := e.m.Addresses.BatchUpdate(indices, values, nil); err != nil {
@@ -276,6 +291,9 @@ func addressOf(a ExternalAddress) abiNatAddress {
 	flag(abiNatAddressFlagNAT_ADDRESS_MASQUERADE, a.Masquerade)
 	flag(abiNatAddressFlagNAT_ADDRESS_STATIC, v.PortCount == 0 && !a.OneToOne)
 	flag(abiNatAddressFlagNAT_ADDRESS_LEAVING, a.Leaving)
+	if b := a.Blocks; !b.IsZero() {
+		v.Block, v.BlockExtra, v.BlockMore = blockOrder(b.Size)+1, blockOrder(b.Extra)+1, uint8(b.AtMost)
+	}
 	return v
 }
 
@@ -346,26 +364,45 @@ func (in *inners) share(index, before uint32) error {
 	return nil
 }
 
-// makePorts makes the two maps of an address with ports.
-func makePorts(slots, free *inners, index uint32, v abiNatAddress, a ExternalAddress) error {
+// addressMaps are the maps of addresses, by index.
+type addressMaps struct{ slots, free, blocks inners }
+
+func (in *addressMaps) share(index, before uint32, blocks bool) error {
+	err := errors.Join(in.slots.share(index, before), in.free.share(index, before))
+	if blocks && err == nil {
+		err = in.blocks.share(index, before)
+	}
+	return err
+}
+
+// makePorts makes the maps of an address with ports. Those that are in blocks are not free
+// otherwise.
+func (in *addressMaps) makePorts(index uint32, v abiNatAddress, a ExternalAddress) error {
 	if v.PortCount == 0 {
 		return nil // it is given whole
 	}
-	m, err := makeInner(slots.spec, int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES))
+	m, err := makeInner(in.slots.spec, int(v.PortCount)*int(abiNatClassNAT_PORT_CLASSES))
 	if err != nil {
 		return err
 	}
-	slots.add(index, m)
-	if m, err = makeInner(free.spec, int(abiNatClassNAT_PORT_CLASSES)); err != nil {
+	in.slots.add(index, m)
+	if m, err = makeInner(in.free.spec, int(abiNatClassNAT_PORT_CLASSES)); err != nil {
 		return err
 	}
-	free.add(index, m)
+	in.free.add(index, m)
 	for class := range uint32(abiNatClassNAT_PORT_CLASSES) {
-		if err := m.Put(class, portBits(v.PortFirst, v.PortCount, a.Kept(rulefile.Class(class)))); err != nil {
+		ports := portBits(v.PortFirst, v.PortCount, a.Kept(rulefile.Class(class)))
+		if v.Block > 0 {
+			ports = &abiNatPorts{}
+		}
+		if err := m.Put(class, ports); err != nil {
 			return err
 		}
 	}
-	return nil
+	if v.Block == 0 {
+		return nil
+	}
+	return in.makeBlocks(index, v, a, true)
 }
 
 // portBits gives the bits of a range without those that are reserved.

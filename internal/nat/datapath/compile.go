@@ -26,6 +26,7 @@ func Compile(file *rulefile.File, facts Facts) (*Tables, error) {
 		ExcludeSrc:   map[abiNatPrefixKey]uint32{},
 		ExcludeDst:   map[abiNatPrefixKey]uint32{},
 		Excludes:     map[abiNatExcludeKey]uint32{},
+		InClass:      map[abiNatPrefixKey]uint32{},
 	}}
 	for i := range c.t.Links {
 		c.byName[c.t.Links[i].Name] = &c.t.Links[i]
@@ -34,6 +35,7 @@ func Compile(file *rulefile.File, facts Facts) (*Tables, error) {
 		c.ids[&file.Rules[i]] = uint32(id)
 	}
 	c.configure()
+	c.subscribers()
 	c.outside()
 	c.rules()
 	c.insideHosts()
@@ -105,7 +107,6 @@ func (c *compiler) configure() {
 	if c.file.Defaults.PortParity {
 		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_PARITY)
 	}
-	c.t.Config.SessionsPerSource = uint32(c.file.Limits.SessionsPerSource)
 	c.t.Config.IcmpPerSecond = uint32(c.file.Limits.ICMPErrorsPerSecond)
 }
 
@@ -218,6 +219,7 @@ func (c *compiler) pool(r *rulefile.Rule, a rulefile.SNAT) {
 	}
 	var addrs []netip.Addr
 	ports, oneToOne, silent := a.Ports, false, r.Silent
+	var blocks rulefile.Blocks
 	if a.Pool == "" {
 		addrs = []netip.Addr{a.Address}
 	} else {
@@ -226,7 +228,7 @@ func (c *compiler) pool(r *rulefile.Rule, a rulefile.SNAT) {
 			c.fail(r, "unknown pool %q", a.Pool)
 			return
 		}
-		ports, oneToOne, silent = named.Ports, named.OneToOne, named.Silent
+		ports, oneToOne, silent, blocks = named.Ports, named.OneToOne, named.Silent, named.Blocks
 		for _, r := range named.Addresses {
 			for i := range r.Count() {
 				addrs = append(addrs, r.At(i))
@@ -239,7 +241,7 @@ func (c *compiler) pool(r *rulefile.Rule, a rulefile.SNAT) {
 	}
 	p := pool{count: len(addrs), number: c.poolNumber(addrs), first: c.block(addrs)}
 	for i, addr := range addrs {
-		wanted := ExternalAddress{Addr: addr, OneToOne: oneToOne, Link: c.linkOf(addr), Pool: p.number}
+		wanted := ExternalAddress{Addr: addr, OneToOne: oneToOne, Link: c.linkOf(addr), Pool: p.number, Blocks: blocks}
 		if !oneToOne {
 			wanted.Ports = c.portsOf(addr, ports)
 		}
@@ -306,6 +308,9 @@ func (c *compiler) address(r *rulefile.Rule, a ExternalAddress, index int) int {
 		if !static && (have.Ports != a.Ports || have.OneToOne != a.OneToOne) {
 			c.fail(r, "%s gives ports %s, but had %s before: take the engine down and up again for that",
 				a.Addr, portsText(a), portsText(*have))
+		}
+		if !have.Blocks.IsZero() && a.Blocks.IsZero() {
+			c.fail(r, "%s gives ports in blocks, which subscribers have: to give them one by one, take the engine down and up again", a.Addr)
 		}
 		a.Masquerade = a.Masquerade || c.addresses[a.Addr] != nil && have.Masquerade
 	}

@@ -67,11 +67,12 @@ const (
 	gcStart      = "gc_start"
 	gcStop       = "gc_stop"
 	portsChange  = "ports_change"
+	blocksAdopt  = "blocks_adopt"
 )
 
 // ofEvery are the programs that every engine has. Those of hooks are loaded when an interface
 // needs them (need): the kernel checks each for a tenth of a second of a processor's time.
-var ofEvery = []string{gcStart, gcStop, portsChange}
+var ofEvery = []string{gcStart, gcStop, portsChange, blocksAdopt}
 
 // ABIError says that an instance was made by a natkit whose maps this one does not know.
 type ABIError struct {
@@ -122,7 +123,7 @@ func New(size Size) (_ *Engine, err error) {
 	if err := e.assign(&e.common, &e.m); err != nil {
 		return nil, err
 	}
-	if err := putControl(&e.m, size.Mappings); err != nil {
+	if err := putControl(&e.m, size); err != nil {
 		return nil, err
 	}
 	return e, e.StartGC()
@@ -141,14 +142,15 @@ func fewFiles() error {
 
 // putControl writes what holds for the life of the maps, which are as large as they are to
 // be. It is done before the first packet comes.
-func putControl(m *tcMaps, mappings int) error {
+func putControl(m *tcMaps, size Size) error {
 	c := abiNatControl{
-		Abi:         abi,
-		Seed:        [2]uint64{rand.Uint64(), rand.Uint64()},
-		FlowMask:    m.FlowTable.MaxEntries() - 1,
-		MappingMask: m.MappingTable.MaxEntries() - 1,
-		SessionsMax: m.Sessions.MaxEntries(),
-		MappingsMax: uint32(mappings),
+		Abi:             abi,
+		Seed:            [2]uint64{rand.Uint64(), rand.Uint64()},
+		FlowMask:        m.FlowTable.MaxEntries() - 1,
+		MappingMask:     m.MappingTable.MaxEntries() - 1,
+		SessionsMax:     m.Sessions.MaxEntries(),
+		MappingsMax:     uint32(size.Mappings),
+		SubscriberHosts: hostBits(size.SubscriberPrefix),
 	}
 	return m.Control.Put(uint32(0), &c)
 }
@@ -391,7 +393,7 @@ func (e *Engine) Size() Size {
 	_ = e.m.Control.Lookup(uint32(0), &c) // cannot fail: Open has read it
 	s := Size{
 		Sessions: int(c.SessionsMax), Mappings: int(c.MappingsMax),
-		Sources: int(e.m.Sources.MaxEntries()), FilterEntries: int(e.m.FilterEntries.MaxEntries()),
+		Sources: int(e.m.Sources.MaxEntries()), FilterEntries: int(e.m.FilterEntries.MaxEntries()), SubscriberPrefix: prefixOf(c.SubscriberHosts),
 	}
 	s.HoldDown = int(e.m.MappingQueue.MaxEntries()) - s.Mappings
 	if s.FilterEntries == 1 { // a map has one entry at least

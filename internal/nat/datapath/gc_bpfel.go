@@ -18,6 +18,7 @@ import (
 const (
 	gcMapAddressIndices = "address_indices"
 	gcMapAddresses      = "addresses"
+	gcMapBlocks         = "blocks"
 	gcMapConfig         = "config"
 	gcMapControl        = "control"
 	gcMapCounts         = "counts"
@@ -34,6 +35,7 @@ const (
 	gcMapFreeAddresses  = "free_addresses"
 	gcMapFreePorts      = "free_ports"
 	gcMapFreeSessions   = "free_sessions"
+	gcMapFreshSources   = "fresh_sources"
 	gcMapGcTimers       = "gc_timers"
 	gcMapMappingQueue   = "mapping_queue"
 	gcMapMappingTable   = "mapping_table"
@@ -44,6 +46,8 @@ const (
 	gcMapSlots          = "slots"
 	gcMapSources        = "sources"
 	gcMapStats          = "stats"
+	gcMapSubClasses     = "sub_classes"
+	gcMapSubPrefixes    = "sub_prefixes"
 	gcMapTargets        = "targets"
 	gcMapWholeSlots     = "whole_slots"
 	gcProgGcStart       = "gc_start"
@@ -104,6 +108,7 @@ type gcProgramSpecs struct {
 type gcMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -120,6 +125,7 @@ type gcMapSpecs struct {
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.MapSpec `ebpf:"gc_timers"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
@@ -130,6 +136,8 @@ type gcMapSpecs struct {
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
+	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
 	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
@@ -164,6 +172,7 @@ func (o *gcObjects) Close() error {
 type gcMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Blocks         *ebpf.Map `ebpf:"blocks"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -180,6 +189,7 @@ type gcMaps struct {
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.Map `ebpf:"gc_timers"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
@@ -190,6 +200,8 @@ type gcMaps struct {
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
+	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
 	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
@@ -198,6 +210,7 @@ func (m *gcMaps) Close() error {
 	return _GcClose(
 		m.AddressIndices,
 		m.Addresses,
+		m.Blocks,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -214,6 +227,7 @@ func (m *gcMaps) Close() error {
 		m.FreeAddresses,
 		m.FreePorts,
 		m.FreeSessions,
+		m.FreshSources,
 		m.GcTimers,
 		m.MappingQueue,
 		m.MappingTable,
@@ -224,6 +238,8 @@ func (m *gcMaps) Close() error {
 		m.Slots,
 		m.Sources,
 		m.Stats,
+		m.SubClasses,
+		m.SubPrefixes,
 		m.Targets,
 		m.WholeSlots,
 	)

@@ -41,7 +41,7 @@ func short(c *abiNatConfig) {
 	for i := range c.Timeouts {
 		c.Timeouts[i] = 100
 	}
-	c.SessionsPerSource = 1 << 20
+	limitSessions(c, 1<<20)
 }
 
 // nothing checks that no session is known and nothing is held for one.
@@ -324,7 +324,7 @@ func TestSessionRace(t *testing.T) {
 		control.MappingsMax, control.MappingMask = room/2, room/8-1
 		g.put(t, "control", uint32(0), &control)
 		sessionRace(t, g)
-		g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = room + 1 })
+		g.configure(t, func(c *abiNatConfig) { limitSessions(c, room+1) })
 		for n := range uint16(room) {
 			g.want(t, inside, "udp", 0, endpoints{netip.MustParseAddr("192.168.6.2"), world, 1000 + n, 53}, sent,
 				endpoints{netip.MustParseAddr("198.18.6.2"), world, 1000 + n, 53})

@@ -309,7 +309,7 @@ func TestEvents(t *testing.T) {
 	g := newGateway(t)
 	g.configure(t, func(c *abiNatConfig) {
 		short(c)
-		c.SessionsPerSource = 1
+		limitSessions(c, 1)
 	})
 	e := engineOn(t, g.maps)
 	ctx, stop := context.WithCancel(t.Context())
@@ -395,7 +395,7 @@ func TestICMPProhibited(t *testing.T) {
 	}
 	begin := func(limit uint32) {
 		g.reset(t)
-		g.configure(t, func(c *abiNatConfig) { c.IcmpPerSecond, c.SessionsPerSource = 1000, limit })
+		g.configure(t, func(c *abiNatConfig) { c.IcmpPerSecond = 1000; limitSessions(c, limit) })
 		g.counted(t)
 	}
 	udp := func(src string) pktbuild.IPv4 { return packet("udp", 0, ends(src, "198.51.100.9:53")) }

@@ -30,6 +30,8 @@ type model struct {
 	homes     map[modelHost]netip.Addr // address of a pool that a host has
 	targets   map[modelHost]netip.Addr // of a balanced forward, by rule and client
 	held      map[modelOutside]*modelMapping
+	sessions  map[modelHost]int // of subscribers
+	blocks    []modelBlock      // as they were given
 	// lost: the engine has made a choice that no packet showed. Nothing can be said of it
 	// from now on.
 	lost bool
@@ -114,6 +116,7 @@ type modelHost struct {
 
 type modelMapping struct {
 	inside    netip.AddrPort
+	pool      string
 	class     rulefile.Class // ClassOther: of the whole address
 	outside   netip.AddrPort
 	filtering rulefile.FilteringMode
@@ -139,7 +142,7 @@ func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *
 		file: file, facts: facts, route: route,
 		flows: map[modelKey]*modelFlow{}, mappings: map[modelInside]*modelMapping{}, addresses: map[netip.Addr]*modelAddress{},
 		homes: map[modelHost]netip.Addr{}, targets: map[modelHost]netip.Addr{},
-		held: map[modelOutside]*modelMapping{},
+		held: map[modelOutside]*modelMapping{}, sessions: map[modelHost]int{},
 	}
 	for i := range file.Rules {
 		for _, link := range file.Outside {
@@ -623,7 +626,7 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		}
 	}
 	if target != nil && hide == nil {
-		if reason := target.admits(from); reason != translated {
+		if reason := m.admitted(target, from, false, nil); reason != translated {
 			return refused(reason)
 		}
 	}
@@ -633,6 +636,15 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		}
 	}
 	var own *modelMapping
+	var sender *modelHost // the subscriber, if its session counts
+	if takes {
+		pool, _ := m.pool(hide, way)
+		s := m.subscriber(pool, p.src.Addr())
+		sender = &s
+		if !m.maySession(s, 0) {
+			return refused(abiNatReasonNAT_DROP_SOURCE_LIMIT)
+		}
+	}
 	if hide != nil {
 		var reason abiNatReason
 		var err error
@@ -643,16 +655,18 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	}
 	admitted := translated
 	if target != nil && hide != nil {
-		admitted = target.admits(to.src.Addr())
-		if target == own && to.src.Addr() == p.dst.Addr() && own.filtering == rulefile.FilterAddress && !own.single {
-			admitted = translated // what a host sends to its own external address, it has sent to that
-		}
+		// What a host sends to its own external address, it has sent to that.
+		toSelf := target == own && to.src.Addr() == p.dst.Addr() && own.filtering == rulefile.FilterAddress && !own.single
+		admitted = m.admitted(target, to.src.Addr(), toSelf, sender)
 	}
 	hairpin, returns := moved && session && hide != nil && p.inside && toInside, false
 	if hairpin {
 		known := m.flows[modelKey{false, p.protocol, modelEnds{to.src, p.dst}}] != nil || to.src == p.dst && target == own
 		if known {
 			admitted = translated
+		}
+		if !known && admitted == abiNatReasonNAT_DROP_SOURCE_LIMIT {
+			return refused(admitted)
 		}
 		returns = known || admitted != translated
 	}
@@ -680,13 +694,19 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		m.flows[p.modelKey] = f
 		m.flows[answer] = &modelFlow{session: s, to: modelEnds{p.dst, p.src}, outbound: answer.inside, returns: returns}
 		s.step(p, f)
+		if sender != nil {
+			m.sessions[*sender]++
+		}
+		if target != nil && !returns {
+			m.sessions[m.subscriber(target.pool, target.inside.Addr())]++
+		}
 		if own != nil && !own.single && own.filtering == rulefile.FilterAddress {
 			own.remotes[p.dst.Addr()] = true
 		}
 		if hide != nil {
 			pool, addrs := m.pool(hide, way)
 			if len(addrs) > 1 {
-				m.homes[modelHost{pool, p.src.Addr()}] = to.src.Addr()
+				m.homes[m.subscriber(pool, p.src.Addr())] = to.src.Addr()
 			}
 		}
 	}
@@ -793,7 +813,8 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 	if whole {
 		inside = modelInside{pool, rulefile.ClassOther, netip.AddrPortFrom(p.src.Addr(), 0)}
 	}
-	home, settled := m.homes[modelHost{pool, p.src.Addr()}]
+	subscriber := m.subscriber(pool, p.src.Addr())
+	home, settled := m.homes[subscriber]
 	independent := whole || class < rulefile.PortClasses && m.file.MappingMode(r, class) == rulefile.EndpointIndependent
 	filtering := rulefile.FilterEndpointIndependent
 	for c := range rulefile.Class(rulefile.PortClasses) {
@@ -815,8 +836,14 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 	if len(addrs) == 1 {
 		home, settled = addrs[0], true
 	}
-	if settled && !whole {
-		addrs = []netip.Addr{home}
+	if !whole {
+		all := addrs
+		if settled {
+			addrs = []netip.Addr{home}
+		}
+		if !settled || m.homeless(subscriber, home) {
+			addrs = m.settle(subscriber, class, all)
+		}
 	}
 	if whole {
 		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
@@ -846,14 +873,19 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 		}
 		return netip.AddrPortFrom(chosen.Addr(), to.src.Port()), nil, translated, nil
 	}
-	mapping := &modelMapping{inside: inside.end, class: inside.class, outside: chosen, filtering: filtering, remotes: map[netip.Addr]bool{}}
+	mapping := &modelMapping{inside: inside.end, pool: pool, class: inside.class, outside: chosen, filtering: filtering, remotes: map[netip.Addr]bool{}}
 	if whole {
 		mapping.outside = netip.AddrPortFrom(chosen.Addr(), 0)
 	} else {
-		free := m.free(class, chosen.Addr(), p.src.Port())
+		free, reason := m.freeOf(subscriber, class, chosen.Addr(), p.src.Port())
+		if len(addrs) > 1 && !shown && len(free) == 0 {
+			if _, other := m.freeOf(subscriber, class, addrs[1], p.src.Port()); other == translated {
+				reason = other
+			}
+		}
 		switch {
-		case len(free) == 0 && (shown || len(addrs) == 1 || len(m.free(class, addrs[1], p.src.Port())) == 0):
-			return netip.AddrPort{}, nil, abiNatReasonNAT_DROP_NO_PORT, nil
+		case reason != translated:
+			return netip.AddrPort{}, nil, reason, nil
 		case shown && !slices.Contains(free, chosen.Port()):
 			return netip.AddrPort{}, nil, 0, fmt.Errorf("port %d, of which the best free ones are %v", chosen.Port(), free)
 		case !shown && len(free) > 1:
@@ -868,6 +900,11 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 		mapping.single = true
 	}
 	m.held[modelOutside{inside.class, mapping.outside}] = mapping
+	if !whole {
+		if err := m.block(subscriber, mapping.outside); err != nil {
+			return netip.AddrPort{}, nil, 0, err
+		}
+	}
 	return end(mapping), mapping, translated, nil
 }
 
@@ -881,14 +918,18 @@ func (m *model) otherPort(p modelPacket, own *modelMapping, answer modelKey, saw
 	end := netip.AddrPortFrom(answer.dst.Addr(), saw.ends.src.Port())
 	answer.dst = end
 	if own != nil && own.class != rulefile.ClassOther {
-		free := m.free(class, end.Addr(), p.src.Port())
-		if len(free) == 0 {
+		subscriber := m.subscriber(own.pool, p.src.Addr())
+		free, _ := m.freeOf(subscriber, class, end.Addr(), p.src.Port())
+		if len(free) == 0 { // the session that it is in the way of is not another's to end
 			return netip.AddrPort{}, abiNatReasonNAT_DROP_NO_PORT, nil
 		}
 		if isTranslated(saw) && !slices.Contains(free, end.Port()) {
 			return netip.AddrPort{}, 0, fmt.Errorf("port %d, of which the best free ones are %v", end.Port(), free)
 		}
-		m.held[modelOutside{class, end}] = &modelMapping{inside: p.src, class: class, outside: end, filtering: own.filtering, single: true}
+		m.held[modelOutside{class, end}] = &modelMapping{inside: p.src, pool: own.pool, class: class, outside: end, filtering: own.filtering, single: true}
+		if err := m.block(subscriber, end); err != nil {
+			return netip.AddrPort{}, 0, err
+		}
 	}
 	if !isTranslated(saw) {
 		m.lost = true
@@ -902,7 +943,7 @@ func (m *model) otherPort(p modelPacket, own *modelMapping, answer modelKey, saw
 
 // free gives the ports of an address that may be given to who wants one: that one, or
 // those of its parity and on its side of 1024, or if there are none those that there are.
-func (m *model) free(class rulefile.Class, addr netip.Addr, wanted uint16) []uint16 {
+func (m *model) free(class rulefile.Class, addr netip.Addr, wanted uint16, of rulefile.PortRange) []uint16 {
 	a := m.addresses[addr]
 	var all, alike []uint16
 	near := func(p uint16) bool { return class == rulefile.ClassICMP || p < 1024 == (wanted < 1024) }
@@ -910,10 +951,10 @@ func (m *model) free(class rulefile.Class, addr netip.Addr, wanted uint16) []uin
 		_, held := m.held[modelOutside{class, netip.AddrPortFrom(addr, p)}]
 		return held || a.reserved[modelPort{class, p}]
 	}
-	if a.ports.Contains(wanted) && !given(wanted) {
+	if of.Contains(wanted) && !given(wanted) {
 		return []uint16{wanted}
 	}
-	for p := int(a.ports.First); p <= int(a.ports.Last); p++ {
+	for p := int(of.First); p <= int(of.Last); p++ {
 		port := uint16(p)
 		if given(port) {
 			continue

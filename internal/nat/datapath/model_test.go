@@ -46,6 +46,7 @@ type modelRig struct {
 	count  map[abiNatReason]int
 	onXDP  int
 	armed  bool   // see newModelRig
+	tight  bool   // subscribers may have little
 	passed uint32 // ticks: the last call of pass
 }
 
@@ -54,6 +55,27 @@ type modelRig struct {
 // NATKIT_SEED the first sequence's seed.
 func TestRandomPackets(t *testing.T) {
 	aModelRig(t).packets(t)
+}
+
+// The same where subscribers may have little, and blocks are few.
+func TestRandomPacketsOfSubscribers(t *testing.T) {
+	r := aModelRig(t)
+	r.tight = true
+	clear(r.count)
+	defer func() { r.tight = false; clear(r.count) }()
+	packets := number(t, "NATKIT_PACKETS", 3000)
+	for n, seed := 0, uint64(number(t, "NATKIT_SEED", 1)); n < packets; seed++ {
+		n += r.sequence(t, seed, min(packets-n, 500))
+		if t.Failed() {
+			t.Fatalf("NATKIT_SEED=%d", seed)
+		}
+	}
+	t.Logf("%v", r.count)
+	for _, reason := range []abiNatReason{abiNatReasonNAT_DROP_SOURCE_LIMIT, abiNatReasonNAT_DROP_PORT_LIMIT, abiNatReasonNAT_DROP_NO_BLOCK} {
+		if r.count[reason] == 0 {
+			t.Errorf("no packet ended as %s", rulefile.Reason(reason))
+		}
+	}
 }
 
 // The same through a gateway of which one link is on both sides.
@@ -65,6 +87,8 @@ func TestRandomPacketsOneArmed(t *testing.T) {
 }
 
 func (r *modelRig) packets(t *testing.T) {
+	clear(r.count)
+	r.onXDP = 0
 	packets, seed := number(t, "NATKIT_PACKETS", 3000), uint64(number(t, "NATKIT_SEED", 1))
 	for n := 0; n < packets; seed++ {
 		n += r.sequence(t, seed, min(packets-n, 1000))
@@ -201,6 +225,17 @@ func (r *modelRig) file() *rulefile.File {
 		{Name: "two", Addresses: []rulefile.AddressRange{{First: addr("203.0.113.16"), Last: addr("203.0.113.17")}}, Ports: ports()},
 		{Name: "whole", Addresses: []rulefile.AddressRange{one("203.0.113.24"), one("203.0.113.25")}, OneToOne: true},
 	}
+	if r.tight || r.random.IntN(4) == 0 {
+		f.Pools[0].Ports = rulefile.PortRange{First: 5056, Last: 5119 + 64*uint16(r.random.IntN(2)*r.random.IntN(4))}
+		f.Pools[0].Blocks = rulefile.Blocks{Size: 64, Extra: 64, AtMost: r.random.IntN(3)}
+	}
+	if r.tight || r.random.IntN(4) == 0 {
+		share := func() rulefile.Share {
+			return rulefile.Share{Sessions: r.random.IntN(2) * (1 + r.random.IntN(16)), Ports: r.random.IntN(2) * (1 + r.random.IntN(8))}
+		}
+		f.Subscribers = rulefile.Subscribers{Prefix: 32, Default: share(), Classes: []rulefile.SubscriberClass{
+			{Name: "some", Of: []netip.Prefix{prefix("192.168.2.0/24")}, Share: share()}, {Name: "one", Of: []netip.Prefix{prefix("192.168.2.2/32")}, Share: share()}}}
+	}
 	target := func(s string) rulefile.Target {
 		a := netip.MustParseAddrPort(s)
 		return rulefile.Target{Address: a.Addr(), Ports: rulefile.PortRange{First: a.Port(), Last: a.Port()}}
@@ -256,7 +291,7 @@ func (r *modelRig) forget(t *testing.T, f *rulefile.File) {
 		if err := r.maps["addresses"].Put(i, &abiNatAddress{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{"slots", "free_ports"} {
+		for _, name := range []string{"slots", "free_ports", "blocks"} {
 			if err := r.maps[name].Delete(i); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				t.Fatal(err)
 			}

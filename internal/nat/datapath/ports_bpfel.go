@@ -18,10 +18,12 @@ import (
 const (
 	portsMapAddressIndices = "address_indices"
 	portsMapAddresses      = "addresses"
+	portsMapBlocks         = "blocks"
 	portsMapConfig         = "config"
 	portsMapControl        = "control"
 	portsMapCounts         = "counts"
 	portsMapDestinations   = "destinations"
+	portsMapEvents         = "events"
 	portsMapExact          = "exact"
 	portsMapExcludeDst     = "exclude_dst"
 	portsMapExcludeSrc     = "exclude_src"
@@ -37,8 +39,12 @@ const (
 	portsMapRules          = "rules"
 	portsMapSlots          = "slots"
 	portsMapSources        = "sources"
+	portsMapStats          = "stats"
+	portsMapSubClasses     = "sub_classes"
+	portsMapSubPrefixes    = "sub_prefixes"
 	portsMapTargets        = "targets"
 	portsMapWholeSlots     = "whole_slots"
+	portsProgBlocksAdopt   = "blocks_adopt"
 	portsProgPortsChange   = "ports_change"
 	portsVarClockJiffyNs   = "clock_jiffy_ns"
 	portsVarClockOffsetNs  = "clock_offset_ns"
@@ -86,6 +92,7 @@ type portsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type portsProgramSpecs struct {
+	BlocksAdopt *ebpf.ProgramSpec `ebpf:"blocks_adopt"`
 	PortsChange *ebpf.ProgramSpec `ebpf:"ports_change"`
 }
 
@@ -95,10 +102,12 @@ type portsProgramSpecs struct {
 type portsMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
 	Destinations   *ebpf.MapSpec `ebpf:"destinations"`
+	Events         *ebpf.MapSpec `ebpf:"events"`
 	Exact          *ebpf.MapSpec `ebpf:"exact"`
 	ExcludeDst     *ebpf.MapSpec `ebpf:"exclude_dst"`
 	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
@@ -114,6 +123,9 @@ type portsMapSpecs struct {
 	Rules          *ebpf.MapSpec `ebpf:"rules"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	Stats          *ebpf.MapSpec `ebpf:"stats"`
+	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
 	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
@@ -148,10 +160,12 @@ func (o *portsObjects) Close() error {
 type portsMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Blocks         *ebpf.Map `ebpf:"blocks"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
 	Destinations   *ebpf.Map `ebpf:"destinations"`
+	Events         *ebpf.Map `ebpf:"events"`
 	Exact          *ebpf.Map `ebpf:"exact"`
 	ExcludeDst     *ebpf.Map `ebpf:"exclude_dst"`
 	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
@@ -167,6 +181,9 @@ type portsMaps struct {
 	Rules          *ebpf.Map `ebpf:"rules"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
+	Stats          *ebpf.Map `ebpf:"stats"`
+	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
 	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
@@ -175,10 +192,12 @@ func (m *portsMaps) Close() error {
 	return _PortsClose(
 		m.AddressIndices,
 		m.Addresses,
+		m.Blocks,
 		m.Config,
 		m.Control,
 		m.Counts,
 		m.Destinations,
+		m.Events,
 		m.Exact,
 		m.ExcludeDst,
 		m.ExcludeSrc,
@@ -194,6 +213,9 @@ func (m *portsMaps) Close() error {
 		m.Rules,
 		m.Slots,
 		m.Sources,
+		m.Stats,
+		m.SubClasses,
+		m.SubPrefixes,
 		m.Targets,
 		m.WholeSlots,
 	)
@@ -211,11 +233,13 @@ type portsVariables struct {
 //
 // It can be passed to loadPortsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type portsPrograms struct {
+	BlocksAdopt *ebpf.Program `ebpf:"blocks_adopt"`
 	PortsChange *ebpf.Program `ebpf:"ports_change"`
 }
 
 func (p *portsPrograms) Close() error {
 	return _PortsClose(
+		p.BlocksAdopt,
 		p.PortsChange,
 	)
 }

@@ -18,6 +18,7 @@ import (
 const (
 	portTestMapAddressIndices = "address_indices"
 	portTestMapAddresses      = "addresses"
+	portTestMapBlocks         = "blocks"
 	portTestMapConfig         = "config"
 	portTestMapControl        = "control"
 	portTestMapCounts         = "counts"
@@ -37,6 +38,8 @@ const (
 	portTestMapRules          = "rules"
 	portTestMapSlots          = "slots"
 	portTestMapSources        = "sources"
+	portTestMapSubClasses     = "sub_classes"
+	portTestMapSubPrefixes    = "sub_prefixes"
 	portTestMapTargets        = "targets"
 	portTestMapWholeSlots     = "whole_slots"
 	portTestProgChurn         = "churn"
@@ -101,6 +104,7 @@ type portTestProgramSpecs struct {
 type portTestMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -120,6 +124,8 @@ type portTestMapSpecs struct {
 	Rules          *ebpf.MapSpec `ebpf:"rules"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
 	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
@@ -154,6 +160,7 @@ func (o *portTestObjects) Close() error {
 type portTestMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Blocks         *ebpf.Map `ebpf:"blocks"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -173,6 +180,8 @@ type portTestMaps struct {
 	Rules          *ebpf.Map `ebpf:"rules"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
+	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
 	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
@@ -181,6 +190,7 @@ func (m *portTestMaps) Close() error {
 	return _PortTestClose(
 		m.AddressIndices,
 		m.Addresses,
+		m.Blocks,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -200,6 +210,8 @@ func (m *portTestMaps) Close() error {
 		m.Rules,
 		m.Slots,
 		m.Sources,
+		m.SubClasses,
+		m.SubPrefixes,
 		m.Targets,
 		m.WholeSlots,
 	)

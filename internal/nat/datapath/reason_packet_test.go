@@ -51,7 +51,8 @@ func TestReasons(t *testing.T) {
 	)
 	elsewhere := map[abiNatReason]string{
 		abiNatReasonNAT_EXPIRED: gc, abiNatReasonNAT_UNMAPPED: gc,
-		abiNatReasonNAT_DROP_REWRITE: never,
+		abiNatReasonNAT_DROP_REWRITE:  never,
+		abiNatReasonNAT_DROP_NO_BLOCK: "TestRandomPackets",
 	}
 	g := aGateway(t)
 	host := func(n int) *net.IPNet {
@@ -81,7 +82,7 @@ func TestReasons(t *testing.T) {
 	}
 	full := func(name string, fill func(testing.TB, *ebpf.Map) func()) func(*testing.T) {
 		return func(t *testing.T) {
-			g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 1000 })
+			g.configure(t, func(c *abiNatConfig) { limitSessions(c, 1000) })
 			fill(t, g.maps[name])
 			g.enters(t, inside, packet("udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53")))
 		}
@@ -164,9 +165,21 @@ func TestReasons(t *testing.T) {
 		{abiNatReasonNAT_DROP_SESSIONS_FULL, full("counts", useUp)},
 		{abiNatReasonNAT_DROP_MAPPINGS_FULL, full("mapping_table", fillTable)},
 		{abiNatReasonNAT_DROP_SOURCE_LIMIT, func(t *testing.T) {
-			g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 1 })
+			g.configure(t, func(c *abiNatConfig) { limitSessions(c, 1) })
 			open(t)
 			g.enters(t, inside, packet("udp", 0, ends("192.168.1.2:5000", "198.51.100.9:54")))
+		}},
+		{abiNatReasonNAT_DROP_PORT_LIMIT, func(t *testing.T) {
+			g.configure(t, func(c *abiNatConfig) {
+				c.Flags, c.Limits.Ports = uint32(abiNatConfigFlagNAT_CONFIG_COUNT_PORTS), 1
+			})
+			open(t)
+			g.enters(t, inside, packet("udp", 0, ends("192.168.1.2:5001", "198.51.100.9:53")))
+		}},
+		{abiNatReasonNAT_DROP_RATE_LIMIT, func(t *testing.T) {
+			g.configure(t, func(c *abiNatConfig) { c.Limits.IntervalNs = 1e12 })
+			open(t)
+			g.enters(t, inside, packet("udp", 0, ends("192.168.1.2:5001", "198.51.100.9:53")))
 		}},
 		{abiNatReasonNAT_DROP_SOURCES_FULL, full("sources", fillUp[[8]byte, abiNatSource])},
 		{abiNatReasonNAT_DROP_TTL, func(t *testing.T) { open(t); g.enters(t, outer, back(1, 100)) }},

@@ -169,7 +169,7 @@ func (r *rig) build(t testing.TB) error {
 	if err != nil {
 		return err
 	}
-	return putControl(m, int(m.MappingQueue.MaxEntries()))
+	return putControl(m, Size{Mappings: int(m.MappingQueue.MaxEntries())})
 }
 
 // load loads an object on the maps of the rig.

@@ -199,6 +199,12 @@ func (g *gateway) addAddresses(t testing.TB) {
 	}
 }
 
+// limitSessions keeps every subscriber to so many.
+func limitSessions(c *abiNatConfig, sessions uint32) {
+	c.Limits.Sessions = sessions
+	c.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_SESSIONS)
+}
+
 // configure writes the configuration: time-outs of a minute and all look-ups, but for
 // what change changes.
 func (g *gateway) configure(t testing.TB, change func(*abiNatConfig)) {
@@ -689,7 +695,7 @@ func testRefused(t *testing.T, g *gateway) {
 
 // Limits refuse what is new and leave alone what is there.
 func testLimits(t *testing.T, g *gateway) {
-	g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 3 })
+	g.configure(t, func(c *abiNatConfig) { limitSessions(c, 3) })
 	e := ends("192.168.1.2:5000", "198.51.100.9:53")
 	for range 3 {
 		e.dport++
@@ -783,7 +789,7 @@ func TestSessionFull(t *testing.T) {
 	} {
 		t.Run(row.full, func(t *testing.T) {
 			g.reset(t)
-			g.configure(t, func(c *abiNatConfig) { c.SessionsPerSource = 1000 })
+			g.configure(t, func(c *abiNatConfig) { limitSessions(c, 1000) })
 			empty := row.fill(t, g.maps[row.full])
 			free := g.freePorts(t, knownAddress, abiNatClassNAT_UDP)
 			g.refused(t, inside, "udp", 0, ends("192.168.3.2:5000", "198.51.100.9:53"), row.reason)
@@ -831,7 +837,7 @@ func (g *gateway) held(t testing.TB) references {
 		r.mappings += int(m.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
 	}
 	for _, s := range entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"]) {
-		r.sources += int(s.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
+		r.sources += int(s.Use & uint64(abiNatUseNAT_USE_COUNT))
 	}
 	for _, c := range entries[abiNatFilterKey, abiNatFilterEntry](t, g.maps["filter_entries"]) {
 		r.contacts += int(c.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
@@ -1106,7 +1112,7 @@ func newCrowd(b *testing.B) *crowd {
 	})
 	of := maps.Clone(c.maps)
 	maps.Copy(of, c.Maps)
-	if err := putControl(&engineOn(b, of).m, c.size.Mappings); err != nil {
+	if err := putControl(&engineOn(b, of).m, c.size); err != nil {
 		b.Fatal(err)
 	}
 	return c

@@ -18,6 +18,7 @@ import (
 const (
 	sessionTestMapAddressIndices = "address_indices"
 	sessionTestMapAddresses      = "addresses"
+	sessionTestMapBlocks         = "blocks"
 	sessionTestMapConfig         = "config"
 	sessionTestMapControl        = "control"
 	sessionTestMapCounts         = "counts"
@@ -34,6 +35,7 @@ const (
 	sessionTestMapFreeAddresses  = "free_addresses"
 	sessionTestMapFreePorts      = "free_ports"
 	sessionTestMapFreeSessions   = "free_sessions"
+	sessionTestMapFreshSources   = "fresh_sources"
 	sessionTestMapHomes          = "homes"
 	sessionTestMapLinkIndices    = "link_indices"
 	sessionTestMapLinks          = "links"
@@ -49,6 +51,8 @@ const (
 	sessionTestMapSlots          = "slots"
 	sessionTestMapSources        = "sources"
 	sessionTestMapStats          = "stats"
+	sessionTestMapSubClasses     = "sub_classes"
+	sessionTestMapSubPrefixes    = "sub_prefixes"
 	sessionTestMapTargets        = "targets"
 	sessionTestMapTransmit       = "transmit"
 	sessionTestMapVerdicts       = "verdicts"
@@ -111,6 +115,7 @@ type sessionTestProgramSpecs struct {
 type sessionTestMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -127,6 +132,7 @@ type sessionTestMapSpecs struct {
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
@@ -142,6 +148,8 @@ type sessionTestMapSpecs struct {
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
+	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
 	Transmit       *ebpf.MapSpec `ebpf:"transmit"`
 	Verdicts       *ebpf.MapSpec `ebpf:"verdicts"`
@@ -178,6 +186,7 @@ func (o *sessionTestObjects) Close() error {
 type sessionTestMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Blocks         *ebpf.Map `ebpf:"blocks"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -194,6 +203,7 @@ type sessionTestMaps struct {
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	Homes          *ebpf.Map `ebpf:"homes"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
@@ -209,6 +219,8 @@ type sessionTestMaps struct {
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
+	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
 	Transmit       *ebpf.Map `ebpf:"transmit"`
 	Verdicts       *ebpf.Map `ebpf:"verdicts"`
@@ -219,6 +231,7 @@ func (m *sessionTestMaps) Close() error {
 	return _SessionTestClose(
 		m.AddressIndices,
 		m.Addresses,
+		m.Blocks,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -235,6 +248,7 @@ func (m *sessionTestMaps) Close() error {
 		m.FreeAddresses,
 		m.FreePorts,
 		m.FreeSessions,
+		m.FreshSources,
 		m.Homes,
 		m.LinkIndices,
 		m.Links,
@@ -250,6 +264,8 @@ func (m *sessionTestMaps) Close() error {
 		m.Slots,
 		m.Sources,
 		m.Stats,
+		m.SubClasses,
+		m.SubPrefixes,
 		m.Targets,
 		m.Transmit,
 		m.Verdicts,

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"math/bits"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 )
@@ -15,7 +16,9 @@ type Size struct {
 	Mappings      int // internal endpoints with an external port
 	Sources       int // internal hosts
 	FilterEntries int // endpoints and addresses they have sent to, for address-dependent filtering
-	HoldDown      int // ports that rest without a mapping, beside as many as there are mappings; what finds no room does not rest
+	// SubscriberPrefix is the length of the prefix whose hosts are one subscriber; 0 is 32.
+	SubscriberPrefix int
+	HoldDown         int // ports that rest without a mapping, beside as many as there are mappings; what finds no room does not rest
 }
 
 // What the kernel adds to an element of a preallocated hash map (struct htab_elem
@@ -56,7 +59,7 @@ func (s Size) MemoryBytes() int64 {
 	n := s.entries()
 	return arrayBytes(n[tcMapSessions], 192) + arrayBytes(n[tcMapSessionBits], 8) + queueBytes(n[tcMapFreeSessions], 4) +
 		arrayBytes(n[tcMapFlowTable], 64) + arrayBytes(n[tcMapMappingTable], 64) + queueBytes(n[tcMapMappingQueue], 8) +
-		hashBytes(s.Sources, 8, 16) + hashBytes(s.FilterEntries, 12, 16)
+		hashBytes(s.Sources, 8, 88) + hashBytes(s.FilterEntries, 12, 16)
 }
 
 // arrayBytes is what an array takes that can be read in place: whole pages.
@@ -72,6 +75,19 @@ func AddressBytes(ports int) int64 {
 	const portsBytes = (1024 + 16 + 1) * 8
 	return 3*portsBytes + arrayBytes(3*uint32(ports), 16)
 }
+
+// BlockBytes is what an external address takes beside, if its ports are given in blocks.
+func BlockBytes() int64 { return arrayBytes(1, int(unsafe.Sizeof(abiNatBlocks{}))) }
+
+// hostBits are the bits of an address behind a prefix, as they lie in memory.
+func hostBits(prefix int) uint32 {
+	if prefix == 0 {
+		return 0
+	}
+	return bits.ReverseBytes32(uint32(1<<(32-prefix) - 1))
+}
+
+func prefixOf(hosts uint32) int { return (32 - bits.OnesCount32(hosts)) % 32 }
 
 func hashBytes(entries, key, value int) int64 {
 	if entries == 0 {

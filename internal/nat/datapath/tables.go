@@ -55,6 +55,7 @@ type ExternalAddress struct {
 	Leaving    bool                           // no rule wants it any more; it goes when its last mapping does
 	Link       int                            // index of the interface it is on, -1 none
 	Pool       uint8
+	Blocks     rulefile.Blocks `json:",omitzero"` // ports are given in blocks
 }
 
 // Kept are the ports of a class that no internal host is given.
@@ -75,6 +76,8 @@ type Tables struct {
 	ExcludeSrc   map[abiNatPrefixKey]uint32
 	ExcludeDst   map[abiNatPrefixKey]uint32
 	Excludes     map[abiNatExcludeKey]uint32
+	Classes      []abiNatLimits // of subscribers; the first is nobody's, who is in no class has Config.Limits
+	InClass      map[abiNatPrefixKey]uint32
 
 	Links     []Link // with the pool and address each masquerades behind
 	Masks     []Masking

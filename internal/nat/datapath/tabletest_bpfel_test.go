@@ -18,6 +18,7 @@ import (
 const (
 	tableTestMapAddressIndices = "address_indices"
 	tableTestMapAddresses      = "addresses"
+	tableTestMapBlocks         = "blocks"
 	tableTestMapConfig         = "config"
 	tableTestMapControl        = "control"
 	tableTestMapCounts         = "counts"
@@ -42,6 +43,8 @@ const (
 	tableTestMapSessions       = "sessions"
 	tableTestMapSlots          = "slots"
 	tableTestMapSources        = "sources"
+	tableTestMapSubClasses     = "sub_classes"
+	tableTestMapSubPrefixes    = "sub_prefixes"
 	tableTestMapTargets        = "targets"
 	tableTestMapWholeSlots     = "whole_slots"
 	tableTestProgFind          = "find"
@@ -106,6 +109,7 @@ type tableTestProgramSpecs struct {
 type tableTestMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -130,6 +134,8 @@ type tableTestMapSpecs struct {
 	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
+	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
 	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
@@ -164,6 +170,7 @@ func (o *tableTestObjects) Close() error {
 type tableTestMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Blocks         *ebpf.Map `ebpf:"blocks"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -188,6 +195,8 @@ type tableTestMaps struct {
 	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
+	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
 	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
@@ -196,6 +205,7 @@ func (m *tableTestMaps) Close() error {
 	return _TableTestClose(
 		m.AddressIndices,
 		m.Addresses,
+		m.Blocks,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -220,6 +230,8 @@ func (m *tableTestMaps) Close() error {
 		m.Sessions,
 		m.Slots,
 		m.Sources,
+		m.SubClasses,
+		m.SubPrefixes,
 		m.Targets,
 		m.WholeSlots,
 	)

@@ -18,6 +18,7 @@ import (
 const (
 	tcMapAddressIndices = "address_indices"
 	tcMapAddresses      = "addresses"
+	tcMapBlocks         = "blocks"
 	tcMapConfig         = "config"
 	tcMapControl        = "control"
 	tcMapCounts         = "counts"
@@ -35,6 +36,7 @@ const (
 	tcMapFreeAddresses  = "free_addresses"
 	tcMapFreePorts      = "free_ports"
 	tcMapFreeSessions   = "free_sessions"
+	tcMapFreshSources   = "fresh_sources"
 	tcMapHeldDatagrams  = "held_datagrams"
 	tcMapHeldFragments  = "held_fragments"
 	tcMapHeldRooms      = "held_rooms"
@@ -54,6 +56,8 @@ const (
 	tcMapSlots          = "slots"
 	tcMapSources        = "sources"
 	tcMapStats          = "stats"
+	tcMapSubClasses     = "sub_classes"
+	tcMapSubPrefixes    = "sub_prefixes"
 	tcMapTargets        = "targets"
 	tcMapTransmit       = "transmit"
 	tcMapVerdicts       = "verdicts"
@@ -124,6 +128,7 @@ type tcProgramSpecs struct {
 type tcMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -141,6 +146,7 @@ type tcMapSpecs struct {
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.MapSpec `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.MapSpec `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.MapSpec `ebpf:"held_rooms"`
@@ -160,6 +166,8 @@ type tcMapSpecs struct {
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
+	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
 	Transmit       *ebpf.MapSpec `ebpf:"transmit"`
 	Verdicts       *ebpf.MapSpec `ebpf:"verdicts"`
@@ -196,6 +204,7 @@ func (o *tcObjects) Close() error {
 type tcMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Blocks         *ebpf.Map `ebpf:"blocks"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -213,6 +222,7 @@ type tcMaps struct {
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.Map `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.Map `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.Map `ebpf:"held_rooms"`
@@ -232,6 +242,8 @@ type tcMaps struct {
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
+	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
 	Transmit       *ebpf.Map `ebpf:"transmit"`
 	Verdicts       *ebpf.Map `ebpf:"verdicts"`
@@ -242,6 +254,7 @@ func (m *tcMaps) Close() error {
 	return _TcClose(
 		m.AddressIndices,
 		m.Addresses,
+		m.Blocks,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -259,6 +272,7 @@ func (m *tcMaps) Close() error {
 		m.FreeAddresses,
 		m.FreePorts,
 		m.FreeSessions,
+		m.FreshSources,
 		m.HeldDatagrams,
 		m.HeldFragments,
 		m.HeldRooms,
@@ -278,6 +292,8 @@ func (m *tcMaps) Close() error {
 		m.Slots,
 		m.Sources,
 		m.Stats,
+		m.SubClasses,
+		m.SubPrefixes,
 		m.Targets,
 		m.Transmit,
 		m.Verdicts,

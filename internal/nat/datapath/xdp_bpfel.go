@@ -18,6 +18,7 @@ import (
 const (
 	xdpMapAddressIndices = "address_indices"
 	xdpMapAddresses      = "addresses"
+	xdpMapBlocks         = "blocks"
 	xdpMapConfig         = "config"
 	xdpMapControl        = "control"
 	xdpMapCounts         = "counts"
@@ -35,6 +36,7 @@ const (
 	xdpMapFreeAddresses  = "free_addresses"
 	xdpMapFreePorts      = "free_ports"
 	xdpMapFreeSessions   = "free_sessions"
+	xdpMapFreshSources   = "fresh_sources"
 	xdpMapHeldDatagrams  = "held_datagrams"
 	xdpMapHeldFragments  = "held_fragments"
 	xdpMapHeldRooms      = "held_rooms"
@@ -54,6 +56,8 @@ const (
 	xdpMapSlots          = "slots"
 	xdpMapSources        = "sources"
 	xdpMapStats          = "stats"
+	xdpMapSubClasses     = "sub_classes"
+	xdpMapSubPrefixes    = "sub_prefixes"
 	xdpMapTargets        = "targets"
 	xdpMapTransmit       = "transmit"
 	xdpMapVerdicts       = "verdicts"
@@ -118,6 +122,7 @@ type xdpProgramSpecs struct {
 type xdpMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
+	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -135,6 +140,7 @@ type xdpMapSpecs struct {
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
+	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.MapSpec `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.MapSpec `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.MapSpec `ebpf:"held_rooms"`
@@ -154,6 +160,8 @@ type xdpMapSpecs struct {
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
+	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
 	Transmit       *ebpf.MapSpec `ebpf:"transmit"`
 	Verdicts       *ebpf.MapSpec `ebpf:"verdicts"`
@@ -190,6 +198,7 @@ func (o *xdpObjects) Close() error {
 type xdpMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
+	Blocks         *ebpf.Map `ebpf:"blocks"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -207,6 +216,7 @@ type xdpMaps struct {
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
+	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.Map `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.Map `ebpf:"held_fragments"`
 	HeldRooms      *ebpf.Map `ebpf:"held_rooms"`
@@ -226,6 +236,8 @@ type xdpMaps struct {
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
+	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
+	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
 	Transmit       *ebpf.Map `ebpf:"transmit"`
 	Verdicts       *ebpf.Map `ebpf:"verdicts"`
@@ -236,6 +248,7 @@ func (m *xdpMaps) Close() error {
 	return _XdpClose(
 		m.AddressIndices,
 		m.Addresses,
+		m.Blocks,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -253,6 +266,7 @@ func (m *xdpMaps) Close() error {
 		m.FreeAddresses,
 		m.FreePorts,
 		m.FreeSessions,
+		m.FreshSources,
 		m.HeldDatagrams,
 		m.HeldFragments,
 		m.HeldRooms,
@@ -272,6 +286,8 @@ func (m *xdpMaps) Close() error {
 		m.Slots,
 		m.Sources,
 		m.Stats,
+		m.SubClasses,
+		m.SubPrefixes,
 		m.Targets,
 		m.Transmit,
 		m.Verdicts,

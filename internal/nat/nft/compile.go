@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -53,6 +54,9 @@ func CompileRules(f *rulefile.File, facts Facts) (Ruleset, []Warning, error) {
 	c := compiler{file: f, table: Table{Name: rulesTable}, chains: map[string]bool{}}
 	if len(f.Inside) == 0 || len(f.Outside) == 0 {
 		return nil, nil, fmt.Errorf("compile %q: it names no inside or no outside interface", f.Name)
+	}
+	if err := refused(f); err != nil {
+		return nil, nil, err
 	}
 	c.set(Set{Name: setInside, Key: datatypes([]part{partIn}), Elements: linkElements(f.Inside)})
 	c.set(Set{Name: setOutside, Key: datatypes([]part{partIn}), Elements: linkElements(f.Outside)})
@@ -366,6 +370,21 @@ func (c *compiler) timeouts(facts Facts) []Rule {
 		c.warn(rulefile.Position{}, "time-outs icmp and other are those of the kernel's settings nf_conntrack_icmp_timeout and nf_conntrack_generic_timeout")
 	}
 	return rules
+}
+
+// refused is an error for what the kernel's NAT has nothing like: without it others would run
+// out of ports, or a log be wrong.
+func refused(f *rulefile.File) error {
+	var errs []error
+	if f.Subscribers.Prefix > 0 {
+		errs = append(errs, f.AtKey("subscribers", "the kernel's NAT does not count a subscriber's ports and new sessions: use engine ebpf, or limits.sessions_per_source"))
+	}
+	for i := range f.Pools {
+		if p := &f.Pools[i]; !p.Blocks.IsZero() {
+			errs = append(errs, rulefile.Problems{{File: f.Name, Position: p.Position, Message: fmt.Sprintf("pool %s: the kernel's NAT gives no blocks of ports: use engine ebpf", p.Name)}})
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // limits: of all that a file can limit, the kernel counts the connections of a source.

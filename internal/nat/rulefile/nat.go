@@ -28,8 +28,9 @@ type File struct {
 	Pools   []Pool   // by name
 	Rules   []Rule   // as in the file; the order means nothing
 
-	Defaults Defaults
-	Limits   Limits
+	Defaults    Defaults
+	Limits      Limits
+	Subscribers Subscribers
 
 	positions map[string]Position // of everything but pools and rules, by key: "limits.sessions"
 }
@@ -64,6 +65,8 @@ type Pool struct {
 	// OneToOne is `ports: none`: an internal host gets an address of its own, with all
 	// ports and protocols, for as long as it has sessions.
 	OneToOne bool
+	// Blocks: ports are given in blocks, each to one subscriber.
+	Blocks Blocks
 	// Silent is `arp: none`: nobody answers for the addresses on a connected network.
 	Silent   bool
 	Position Position

@@ -119,6 +119,10 @@ func withoutPositions(f *File) *File {
 	for i := range g.Pools {
 		g.Pools[i].Position = Position{}
 	}
+	g.Subscribers.Classes = append([]SubscriberClass(nil), f.Subscribers.Classes...)
+	for i := range g.Subscribers.Classes {
+		g.Subscribers.Classes[i].Position = Position{}
+	}
 	g.Rules = append([]Rule(nil), f.Rules...)
 	for i := range g.Rules {
 		g.Rules[i].Position = Position{}

@@ -52,6 +52,8 @@ func randomFile(rng *rand.Rand) *File {
 		p := Pool{Name: pick(rng, "true", "office", "no-one", "x_1") + string(rune('a'+i)), Silent: rng.IntN(3) == 0, OneToOne: rng.IntN(3) == 0}
 		if !p.OneToOne && rng.IntN(2) == 0 {
 			p.Ports = randomPorts(rng)
+		} else if !p.OneToOne && rng.IntN(2) == 0 {
+			p.Blocks = Blocks{pick(rng, 64, 512), pick(rng, 64, 4096), rng.IntN(8)}
 		}
 		first := netip.AddrFrom4([4]byte{100, byte(64 + i), 0, byte(rng.IntN(100))})
 		p.Addresses = []AddressRange{{first, first}, {netip.AddrFrom4([4]byte{100, byte(64 + i), 1, 7}), netip.AddrFrom4([4]byte{100, byte(64 + i), 1, byte(7 + rng.IntN(99))})}}
@@ -70,6 +72,19 @@ func randomFile(rng *rand.Rand) *File {
 	}
 	if rng.IntN(2) == 0 {
 		f.Limits = Limits{1 + rng.IntN(MaxSessions), rng.IntN(2), 1 + rng.IntN(1000), rng.IntN(10), rng.IntN(1000)}
+	}
+	if rng.IntN(3) == 0 {
+		f.Limits.SessionsPerSource = 0
+		share := func() Share {
+			s := Share{Ports: rng.IntN(3), Sessions: rng.IntN(3), NewPerSecond: rng.IntN(3)}
+			s.Burst = s.NewPerSecond * (1 + rng.IntN(2))
+			return s
+		}
+		f.Subscribers = Subscribers{Prefix: 24 + rng.IntN(9), Default: share()}
+		for i := range rng.IntN(3) {
+			of := []netip.Prefix{netip.PrefixFrom(host(byte(20+i)), 8+rng.IntN(17)).Masked()}
+			f.Subscribers.Classes = append(f.Subscribers.Classes, SubscriberClass{Name: string(rune('a' + i)), Of: of, Share: share()})
+		}
 	}
 	for range rng.IntN(8) {
 		r := Rule{MSS: pick(rng, MSSMode(0), MSSKeep, MSSClamp)}

@@ -23,6 +23,7 @@ func (f *File) Text() string {
 	}
 	block(&b, "defaults", f.Defaults.fields())
 	block(&b, "limits", f.Limits.fields())
+	f.Subscribers.write(&b)
 	if len(f.Rules) == 0 {
 		b.WriteString("rules: []\n")
 		return b.String()
@@ -68,6 +69,9 @@ func (p *Pool) String() string {
 		text += ", ports: none"
 	case !p.Ports.IsZero():
 		text += ", ports: " + p.Ports.String()
+	}
+	if !p.Blocks.IsZero() {
+		text += ", blocks: " + p.Blocks.String()
 	}
 	if p.Silent {
 		text += ", arp: none"

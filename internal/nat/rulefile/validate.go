@@ -39,11 +39,18 @@ func (r *reader) validate() {
 	r.destinationTies()
 	r.givenPorts()
 	r.poolCount()
+	r.poolBlocks()
+	r.shares()
 	r.excludedTwice()
 }
 
 // at is where a key of the file is.
 func (f *File) at(key string) Position { return f.positions[key] }
+
+// AtKey is a problem with a key of the file, at its place.
+func (f *File) AtKey(key, format string, args ...any) error {
+	return Problems{{f.Name, f.at(key), fmt.Sprintf(format, args...)}}
+}
 
 // AtInterface is a problem with an interface that the file names, at the place where it
 // says on which side that is.

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"natkit/internal/nat/rulefile"
+)
+
+// granulePorts is how many ports a granule has, of which blocks consist.
+const granulePorts = int(abiNatLimitNAT_PORTS) / int(abiNatLimitNAT_GRANULES)
+
+// blockOrder is the size of a block as the maps have it.
+func blockOrder(ports int) uint8 { return uint8(bits.TrailingZeros(uint(ports / granulePorts))) }
+
+// subscribers gives the classes and what they may have.
+func (c *compiler) subscribers() {
+	f := c.file
+	var share rulefile.Share
+	if f.Subscribers.Prefix == 0 {
+		share = rulefile.Share{Sessions: f.Limits.SessionsPerSource}
+	} else {
+		share = f.Subscribers.Default
+		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_PORTS)
+	}
+	if slices.ContainsFunc(f.Pools, func(p rulefile.Pool) bool { return !p.Blocks.IsZero() }) {
+		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_PORTS)
+	}
+	c.t.Config.Limits = limitsOf(share)
+	limited := share.Sessions > 0
+	c.t.Classes = make([]abiNatLimits, 1, 1+len(f.Subscribers.Classes))
+	for i := range f.Subscribers.Classes {
+		class := &f.Subscribers.Classes[i]
+		for _, p := range class.Of {
+			c.t.InClass[abiNatPrefixKey{Prefixlen: uint32(p.Bits()), Addr: octets(p.Addr())}] = uint32(len(c.t.Classes))
+			c.t.Config.Lookups |= uint32(abiNatLookupNAT_LOOKUP_CLASS)
+		}
+		c.t.Classes = append(c.t.Classes, limitsOf(class.Share))
+		limited = limited || class.Sessions > 0
+	}
+	if limited {
+		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_SESSIONS)
+	}
+}
+
+func limitsOf(s rulefile.Share) abiNatLimits {
+	l := abiNatLimits{Sessions: uint32(s.Sessions), Ports: uint32(s.Ports)}
+	if s.NewPerSecond > 0 {
+		l.IntervalNs = uint64(1e9) / uint64(s.NewPerSecond)
+		l.BurstNs = uint64(s.Burst-1) * l.IntervalNs
+	}
+	return l
+}
+
+// makeBlocks makes the map of an address that gives ports in blocks; free: nobody has any of its
+// ports. If not, granules become free by adoptGranules, and as their last port does.
+func (in *addressMaps) makeBlocks(index uint32, v abiNatAddress, a ExternalAddress, free bool) error {
+	b := &abiNatBlocks{}
+	for class := range b.Given {
+		given := portBits(v.PortFirst, v.PortCount, a.Kept(rulefile.Class(class)))
+		first, last := int(v.PortFirst), int(v.PortFirst)+int(v.PortCount)-1
+		for g := range given.Words {
+			if g*granulePorts >= first && (g+1)*granulePorts-1 <= last {
+				b.Given[class][g] = given.Words[g]
+			}
+		}
+	}
+	for g := range b.Given[0] {
+		if !free || b.Given[rulefile.ClassTCP][g] == 0 || b.Given[rulefile.ClassUDP][g] == 0 {
+			continue
+		}
+		b.Free[g/64] |= 1 << (g % 64)
+		b.Count++
+		for class := range b.Given {
+			p := &b.Ports[class]
+			if p.Words[g] = b.Given[class][g]; p.Words[g] != 0 {
+				p.Summary[g/64] |= 1 << (g % 64)
+				p.Free += uint64(bits.OnesCount64(p.Words[g]))
+			}
+		}
+	}
+	m, err := makeInner(in.blocks.spec, 1)
+	if err != nil {
+		return err
+	}
+	in.blocks.add(index, m)
+	return m.Put(uint32(0), b)
+}
+
+// adoptGranules makes granules of addresses whose ports were given one by one free for blocks,
+// where nobody has any: all, or all but the last sixteenth, so that nobody is refused a port
+// before packets take those of blocks.
+func (e *Engine) adoptGranules(addresses []ExternalAddress, most bool) error {
+	for _, a := range addresses {
+		if a.Blocks.IsZero() {
+			continue
+		}
+		granules := (int(a.Ports[1]) + 1) / granulePorts
+		if most {
+			granules -= 1 + (int(a.Ports[1])-int(a.Ports[0]))/granulePorts/16
+		}
+		data := make([]byte, 14, 14+8)
+		data = binary.NativeEndian.AppendUint32(data, uint32(a.Index))
+		data = binary.NativeEndian.AppendUint32(data, uint32(max(granules, 0)))
+		if _, err := e.run(blocksAdopt, &ebpf.RunOptions{Data: data}); err != nil {
+			return fmt.Errorf("set up port blocks of %s: %w", a.Addr, err)
+		}
+	}
+	return nil
+}
