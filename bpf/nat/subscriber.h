@@ -502,7 +502,7 @@ GLOBAL int block_hold(__u32 id, __u32 index, __u32 class, const struct nat_sourc
 }
 
 /* Gives the subscriber a block more of that order: as the n-th of its blocks, if nobody else
- * has made that meanwhile. Its one reference is the caller's. The id, or 0 if the address has
+ * has made that since. Its one reference is the caller's. The id, or 0 if the address has
  * none left, or 1 if another CPU was faster. */
 static __always_inline __u32 block_make(struct nat_source *s, __u32 n, __u32 address, __u32 order,
 					__u32 larger)

@@ -135,7 +135,7 @@ var descCounted = map[string]*exposition.Family{
 }
 
 // refusals are the reasons for which a packet does not open the session that it would.
-var refusals = []string{"no-port", "no-address", "sessions-full", "mappings-full", "source-limit", "sources-full"}
+var refusals = []string{"no-port", "no-block", "no-address", "sessions-full", "mappings-full", "source-limit", "port-limit", "rate-limit", "sources-full"}
 
 // Of engine nft: the kernel's.
 var (

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -113,4 +114,25 @@ func (e *Engine) adoptGranules(addresses []ExternalAddress, most bool) error {
 		}
 	}
 	return nil
+}
+
+// blocksOf reads the blocks of an address in place; there are none where it gives ports one by one.
+func (e *Engine) blocksOf(index uint32, read func(*abiNatBlocks)) (there bool, err error) {
+	var id ebpf.MapID
+	if err := e.m.Blocks.Lookup(index, &id); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("port blocks of address %d: %w", index, err)
+	}
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return false, fmt.Errorf("port blocks of address %d: %w", index, err)
+	}
+	defer m.Close()
+	b, close, err := memoryOf[abiNatBlocks](m)
+	if err != nil {
+		return false, err
+	}
+	read(&b[0])
+	return true, close()
 }

@@ -215,6 +215,10 @@ func TestBlocksChange(t *testing.T) {
 			kept[src] = saw.ends.src
 		}
 	}
+	free, err := r.engine.FreePorts(addresses[0].Index)
+	if most := 65536 - 1024; err != nil || free[rulefile.ClassUDP] <= most/2 || free[rulefile.ClassUDP] >= most || free[rulefile.ClassTCP] != most {
+		t.Errorf("free ports are %v (%v)", free, err)
+	}
 	// All end.
 	last := blockFile(steps[3].Pools[0].Blocks, 4)
 	r.applied(t, last, addresses)

@@ -63,6 +63,7 @@ func (e *Engine) Forget(addresses []ExternalAddress) error {
 			e.m.Addresses.Put(index, &abiNatAddress{}),
 			missing(e.m.Slots.Delete(index)),
 			missing(e.m.FreePorts.Delete(index)),
+			missing(e.m.Blocks.Delete(index)),
 		)
 		if err != nil {
 			return fmt.Errorf("forget external address %s: %w", a.Addr, err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Subscribers and port blocks of the model: what a subscriber has is counted anew each time.
+// Subscribers and port blocks of the model: what a subscriber has is counted again each time.
 
 package datapath
 

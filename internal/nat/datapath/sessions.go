@@ -172,7 +172,12 @@ func (e *Engine) FreePorts(index int) (free [rulefile.PortClasses]int, err error
 		}
 		free[class] = int(p.Free)
 	}
-	return free, nil
+	_, err = e.blocksOf(uint32(index), func(b *abiNatBlocks) {
+		for class := range free {
+			free[class] += int(atomic.LoadUint64(&b.Ports[class].Free))
+		}
+	})
+	return free, err
 }
 
 // config is the configuration in use.
