@@ -34,6 +34,10 @@ const (
 	// MostTuneInterval is the longest interval with which two windows end in that time.
 	MostTuneInterval = 20 * time.Second
 
+	// askWindows is in how many windows in a row a step must be asked for: a load that is just growing would be taken
+	// for the effect of the step.
+	askWindows = 4
+
 	// harmWindows are the last windows before a change that its effect is compared with.
 	harmWindows = 6
 	// harmFactor and harmSlack are how much more must be lost a second than before for a change to have
@@ -68,6 +72,7 @@ type tuner struct {
 	wrote    map[settingKey]string // what it gave a setting last
 	harm     map[harmKey][]float64
 	proposed map[settingKey]history.Tuning
+	asked    map[settingKey]int // windows in a row, by the first setting of the step
 }
 
 // settingKey is a setting of a namespace, or of the machine, whose inode is 0.
@@ -131,7 +136,7 @@ type action struct {
 }
 
 func newTuner(mode Tuning, interval time.Duration) *tuner {
-	return &tuner{mode: mode, interval: interval, resting: map[settingKey]rest{}, wrote: map[settingKey]string{}, harm: map[harmKey][]float64{}, proposed: map[settingKey]history.Tuning{}}
+	return &tuner{mode: mode, interval: interval, resting: map[settingKey]rest{}, wrote: map[settingKey]string{}, harm: map[harmKey][]float64{}, proposed: map[settingKey]history.Tuning{}, asked: map[settingKey]int{}}
 }
 
 // window takes the facts of one window of a namespace, what they show, and the findings that are on there.
@@ -144,7 +149,7 @@ func (t *tuner) window(s *snapshot.Snapshot, shown, on []causes.Finding, now tim
 	if act != nil || len(said) > 0 {
 		return act, said
 	}
-	next := t.next(s, on, now)
+	next := t.steady(s.Netns.Inode, t.next(s, on, now))
 	if t.mode == TuneAdvise {
 		return nil, t.propose(s, next, now)
 	}
@@ -152,6 +157,27 @@ func (t *tuner) window(s *snapshot.Snapshot, shown, on []causes.Finding, now tim
 		return nil, nil
 	}
 	return &action{change: next, why: next.why}, nil
+}
+
+// steady is a step that was asked for in several windows in a row, otherwise nil.
+func (t *tuner) steady(inode uint64, next *step) *step {
+	windows := 0
+	if next != nil {
+		windows = t.asked[settingKey{inode, next.plan.Changes[0].Setting}] + 1
+	}
+	for key := range t.asked {
+		if key.inode == inode {
+			delete(t.asked, key)
+		}
+	}
+	if next == nil {
+		return nil
+	}
+	t.asked[settingKey{inode, next.plan.Changes[0].Setting}] = windows
+	if windows < askWindows {
+		return nil
+	}
+	return next
 }
 
 // next is the step that the findings that are on ask for, nil for none.
@@ -435,6 +461,11 @@ func (t *tuner) gone(there map[uint64]bool) {
 	for key := range t.harm {
 		if !there[key.inode] {
 			delete(t.harm, key)
+		}
+	}
+	for key := range t.asked {
+		if !there[key.inode] {
+			delete(t.asked, key)
 		}
 	}
 	for key := range t.proposed {
