@@ -93,7 +93,13 @@ func Open(o Options) (*Run, error) {
 	r.joined = trace.NewAssembler(r)
 	if o.Wait {
 		r.begun = make(chan struct{}, 1)
-		return r, r.wait()
+		if err := r.wait(); err != nil || r.Waiting() {
+			return r, err
+		}
+		if err := r.await(context.Background()); err != nil { // a connection is there already
+			return nil, errors.Join(err, r.Close())
+		}
+		return r, nil
 	}
 	return r, r.attach()
 }

@@ -266,6 +266,9 @@ nft add rule ip fw forward tcp dport 81 drop`)
 		if len(refused) == 0 || !replied(packets) {
 			t.Fatalf("round %d: %d and %d packets", round, len(refused), len(packets))
 		}
+		if refused[0].Length != 60 {
+			t.Errorf("round %d: a SYN of %d bytes", round, refused[0].Length)
+		}
 		end := refused[0].End
 		if end.Outcome != trace.Died || end.Rule == nil || end.Rule.Text != "tcp dport 81 drop" || end.Rule.Derived {
 			t.Errorf("round %d: the first packet ended as %+v", round, end)

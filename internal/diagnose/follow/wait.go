@@ -7,6 +7,7 @@ package follow
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"time"
@@ -140,6 +141,12 @@ func (r *Run) firstPacket(e snapshot.TraceEvent, waited *attachment) []snapshot.
 	begin.Rule, begin.Point, begin.Priority, begin.TimeNS = nil, snapshot.PointHook, e.Priority-1, e.TimeNS-1
 	if begin.Hook == "" {
 		begin.Hook = "prerouting"
+	}
+	switch {
+	case len(e.Head) >= 20 && e.Head[0]>>4 == 4:
+		begin.Length = uint32(binary.BigEndian.Uint16(e.Head[2:]))
+	case len(e.Head) >= 40:
+		begin.Length = 40 + uint32(binary.BigEndian.Uint16(e.Head[4:]))
 	}
 	out := []snapshot.TraceEvent{begin}
 	entry := r.entryOf(e, waited)

@@ -79,7 +79,7 @@ func (t *follower) take(e *snapshot.TraceEvent) {
 	if s == nil && len(t.steps) > 0 {
 		s = &t.steps[len(t.steps)-1] // what was found out at a checkpoint was done before it
 	}
-	if s != nil && s.TimeNS == 0 {
+	if s != nil && s.TimeNS == 0 && e.Source != snapshot.TraceNFTables { // which has no time
 		s.TimeNS = e.TimeNS
 	}
 	t.beforeDrop, t.prev, t.rule, t.since = t.prev, e, nil, len(t.steps)
