@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/ruleset"
 	"natkit/internal/snapshot"
 )
 
@@ -171,12 +172,6 @@ func parseIPTInfo(b []byte) iptInfo {
 	return info
 }
 
-// iptHooks are iptables' built-in chains and the hooks they stand on, in the
-// order of the hooks' numbers.
-var iptHooks = [5]struct{ chain, hook string }{
-	{"PREROUTING", "prerouting"}, {"INPUT", "input"}, {"FORWARD", "forward"}, {"OUTPUT", "output"}, {"POSTROUTING", "postrouting"},
-}
-
 // parse reads the entries of a table. They are one list: a built-in chain
 // begins at the offset of its hook and ends with its policy; a chain of the user
 // begins with an entry whose target is ERROR and holds the chain's name, and
@@ -184,7 +179,7 @@ var iptHooks = [5]struct{ chain, hook string }{
 func (l *iptLayout) parse(table string, info iptInfo, entries []byte, all bool) ([]snapshot.Chain, error) {
 	begins, policies := map[int]int{}, map[int]bool{}      // offset -> hook; offsets of policies
 	starts, rules := map[int32]int{}, map[int][]iptEntry{} // offset of a chain's first entry -> its index; the entries of each
-	for h := range iptHooks {
+	for h := range ruleset.BuiltinChains {
 		if info.validHooks&(1<<h) != 0 {
 			begins[int(info.hookEntry[h])] = h
 			policies[int(info.underflow[h])] = true
@@ -204,9 +199,9 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte, all bool) 
 			return nil, fmt.Errorf("entry at %d: %w", off, err)
 		}
 		if h, ok := begins[off]; ok {
-			begin(iptHooks[h].chain)
-			chain.Hook = iptHooks[h].hook
-			chain.Type, chain.Priority = iptPlace(table, chain.Hook)
+			begin(ruleset.BuiltinChains[h].Chain)
+			chain.Hook = ruleset.BuiltinChains[h].Hook
+			chain.Type, chain.Priority = ruleset.BuiltinPlace(table, chain.Hook)
 		}
 		switch {
 		case e.target == "ERROR":
@@ -240,23 +235,6 @@ func (l *iptLayout) parse(table string, info iptInfo, entries []byte, all bool) 
 		}
 	}
 	return out, w.run()
-}
-
-// iptPlace is the type and the priority on a hook that a table of iptables has.
-func iptPlace(table, hook string) (string, int) {
-	switch {
-	case table == "raw":
-		return "filter", -300
-	case table == "mangle":
-		return "filter", -150
-	case table == "nat" && (hook == "prerouting" || hook == "output"):
-		return "nat", -100
-	case table == "nat":
-		return "nat", 100
-	case table == "security":
-		return "filter", 50
-	}
-	return "filter", 0
 }
 
 // iptEntry is struct ipt_entry or ip6t_entry with its target.

@@ -15,16 +15,22 @@ import (
 // What iptables-save and ip6tables-save print: tables "*NAME", chains ":NAME POLICY
 // [counters]" and rules "-A CHAIN ..." up to COMMIT.
 
-var iptablesHooks = map[string]string{
-	"PREROUTING": "prerouting", "INPUT": "input", "FORWARD": "forward", "OUTPUT": "output", "POSTROUTING": "postrouting",
+// BuiltinChains are those of iptables with the hooks they are on, in the order of the hooks' numbers.
+var BuiltinChains = [5]struct{ Chain, Hook string }{
+	{"PREROUTING", "prerouting"}, {"INPUT", "input"}, {"FORWARD", "forward"}, {"OUTPUT", "output"}, {"POSTROUTING", "postrouting"},
 }
 
-// iptablesTables are the types of the tables' chains, and their order on a hook. Sources
-// are translated behind everything else.
-var iptablesTables = map[string]struct {
-	kind     string
-	priority int
-}{"raw": {"filter", -300}, "mangle": {"filter", -150}, "nat": {"nat", -100}, "filter": {"filter", 0}, "security": {"filter", 50}}
+// BuiltinPlace is the type of a table's built-in chains and their priority on a hook. Sources are
+// translated behind everything else.
+func BuiltinPlace(table, hook string) (kind string, priority int) {
+	switch {
+	case table == "nat" && (hook == "prerouting" || hook == "output"):
+		return "nat", priorities["dstnat"]
+	case table == "nat":
+		return "nat", priorities["srcnat"]
+	}
+	return "filter", priorities[table]
+}
 
 // ReadIPTables reads what iptables-save prints. Name is that of the input, in messages.
 func ReadIPTables(data []byte, name string) (*Ruleset, error) {
@@ -82,11 +88,10 @@ func (t *Table) declare(name string) *Chain {
 		return c
 	}
 	c := &Chain{Table: t, Name: name}
-	if hook, ok := iptablesHooks[name]; ok {
-		kind := iptablesTables[t.Name]
-		c.Hook, c.Type, c.Priority = hook, kind.kind, kind.priority
-		if c.Type == "" {
-			c.Type = "filter"
+	for _, b := range BuiltinChains {
+		if b.Chain == name {
+			c.Hook = b.Hook
+			c.Type, c.Priority = BuiltinPlace(t.Name, b.Hook)
 		}
 	}
 	return t.add(c)
