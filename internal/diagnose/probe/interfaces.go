@@ -68,22 +68,25 @@ func interfaces() source {
 
 					QueueLength: a.TxQLen,
 				}
-				// A device that is younger than the window has counted from zero.
-				if now := a.Statistics; now != nil {
-					was := before[a.Index]
-					i.RxPackets = increase(was.RxPackets, now.RxPackets)
-					i.TxPackets = increase(was.TxPackets, now.TxPackets)
-					i.RxDropped = increase(was.RxDropped, now.RxDropped)
-					i.TxDropped = increase(was.TxDropped, now.TxDropped)
-					i.RxErrors = increase(was.RxErrors, now.RxErrors)
-					i.TxErrors = increase(was.TxErrors, now.TxErrors)
-					i.RxMissed = increase(missed(was), missed(*now))
+				if a.Statistics != nil { // a device that is younger than the window has counted from zero
+					addStatistics(&i, before[a.Index], *a.Statistics)
 				}
 				s.Interfaces = append(s.Interfaces, i)
 			}
 			return nil
 		},
 	}
+}
+
+// addStatistics adds what a device counted in the window.
+func addStatistics(i *snapshot.Interface, was, now netlink.LinkStatistics) {
+	i.RxPackets = increase(was.RxPackets, now.RxPackets)
+	i.TxPackets = increase(was.TxPackets, now.TxPackets)
+	i.RxDropped = increase(was.RxDropped, now.RxDropped)
+	i.TxDropped = increase(was.TxDropped, now.TxDropped)
+	i.RxErrors = increase(was.RxErrors, now.RxErrors)
+	i.TxErrors = increase(was.TxErrors, now.TxErrors)
+	i.RxMissed = increase(missed(was), missed(now))
 }
 
 // missed is what a device had no room for. Drivers count it in one of these.

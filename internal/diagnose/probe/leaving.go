@@ -221,78 +221,90 @@ func (t *packetTap) mute() {
 
 // readLeaving is what the socket has seen, by interface.
 func (t *packetTap) readLeaving() ([]snapshot.Leaving, error) {
-	type place struct {
-		link int
-		six  bool
-	}
-	rows := map[place]*snapshot.Leaving{}
-	own := ownAddresses()
-	wayBack := map[netip.Addr]string{} // the interface that a source is reached by
-	foreign := func(src netip.Addr, index int) bool {
-		if !snapshot.OnlyInside(src) || own[src] {
-			return false
-		}
-		back, asked := wayBack[src]
-		if !asked && len(wayBack) < maxRouteQuestions {
-			answer, err := askRoute(snapshot.RouteAnswer{Dest: src}, false)
-			if err == nil {
-				back = answer.Out
-			}
-			wayBack[src] = back
-		}
-		link, err := net.InterfaceByIndex(index)
-		return back != "" && err == nil && back != link.Name
-	}
+	c := leavingCounter{rows: map[leavingPlace]*snapshot.Leaving{}, own: ownAddresses(), reachedBy: map[netip.Addr]string{}}
 	b := make([]byte, 64)
 	for {
 		n, from, err := unix.Recvfrom(t.fd, b, 0)
 		if errors.Is(err, unix.EAGAIN) {
-			break
+			return c.result(), nil
 		}
 		if err != nil {
 			return nil, os.NewSyscallError("recvfrom", err)
 		}
-		link, ok := from.(*unix.SockaddrLinklayer)
-		if !ok {
-			continue
-		}
-		packet, ok := parseLeaving(b[:n])
-		if !ok {
-			continue
-		}
-		src, dst := packet.src, packet.dst
-		at := place{link.Ifindex, src.Is6()}
-		row := rows[at]
-		if row == nil {
-			row = &snapshot.Leaving{}
-			if at.six {
-				row.Family = "ipv6"
+		if link, ok := from.(*unix.SockaddrLinklayer); ok {
+			if packet, ok := parseLeaving(b[:n]); ok {
+				c.add(packet, link)
 			}
-			rows[at] = row
-		}
-		if to, ok := packet.udpTo(); ok && link.Pkttype == unix.PACKET_OUTGOING && len(row.Datagrams) < snapshot.MaxDatagrams && !slices.Contains(row.Datagrams, snapshot.EndpointOf(to)) {
-			row.Datagrams = append(row.Datagrams, snapshot.EndpointOf(to))
-		}
-		switch {
-		case packet.midConnection():
-			// What connection tracking takes for invalid leaves so everywhere, most of it ends of connections.
-		case link.Pkttype == unix.PACKET_HOST:
-			if !own[dst] {
-				row.Back++
-			}
-		case foreign(src, link.Ifindex):
-			row.Inside++
-			if len(row.Samples) < maxLeavingSamples {
-				if s := packet.String(); !slices.Contains(row.Samples, s) {
-					row.Samples = append(row.Samples, s)
-				}
-			}
-		default:
-			row.Others++
 		}
 	}
-	out := []snapshot.Leaving{} // known to be none
-	for at, row := range rows {
+}
+
+// leavingCounter counts packets by interface and family.
+type leavingCounter struct {
+	rows      map[leavingPlace]*snapshot.Leaving
+	own       map[netip.Addr]bool
+	reachedBy map[netip.Addr]string // the interface that a source is reached by
+}
+
+type leavingPlace struct {
+	link int
+	six  bool
+}
+
+func (c *leavingCounter) add(packet leavingPacket, link *unix.SockaddrLinklayer) {
+	at := leavingPlace{link.Ifindex, packet.src.Is6()}
+	row := c.rows[at]
+	if row == nil {
+		row = &snapshot.Leaving{}
+		if at.six {
+			row.Family = "ipv6"
+		}
+		c.rows[at] = row
+	}
+	if to, ok := packet.udpTo(); ok && link.Pkttype == unix.PACKET_OUTGOING && len(row.Datagrams) < snapshot.MaxDatagrams && !slices.Contains(row.Datagrams, snapshot.EndpointOf(to)) {
+		row.Datagrams = append(row.Datagrams, snapshot.EndpointOf(to))
+	}
+	switch {
+	case packet.midConnection():
+		// What connection tracking takes for invalid leaves so everywhere, most of it ends of connections.
+	case link.Pkttype == unix.PACKET_HOST:
+		if !c.own[packet.dst] {
+			row.Back++
+		}
+	case c.foreign(packet.src, link.Ifindex):
+		row.Inside++
+		if len(row.Samples) < maxLeavingSamples {
+			if s := packet.String(); !slices.Contains(row.Samples, s) {
+				row.Samples = append(row.Samples, s)
+			}
+		}
+	default:
+		row.Others++
+	}
+}
+
+// foreign says whether a source means something within a site only, is not this machine's, and is
+// reached by another interface.
+func (c *leavingCounter) foreign(src netip.Addr, index int) bool {
+	if !snapshot.OnlyInside(src) || c.own[src] {
+		return false
+	}
+	back, asked := c.reachedBy[src]
+	if !asked && len(c.reachedBy) < maxRouteQuestions {
+		answer, err := askRoute(snapshot.RouteAnswer{Dest: src}, false)
+		if err == nil {
+			back = answer.Out
+		}
+		c.reachedBy[src] = back
+	}
+	link, err := net.InterfaceByIndex(index)
+	return back != "" && err == nil && back != link.Name
+}
+
+// result is by the interfaces' names; none is known to be none.
+func (c *leavingCounter) result() []snapshot.Leaving {
+	out := []snapshot.Leaving{}
+	for at, row := range c.rows {
 		if link, err := net.InterfaceByIndex(at.link); err == nil {
 			row.Interface = link.Name
 			out = append(out, *row)
@@ -301,7 +313,7 @@ func (t *packetTap) readLeaving() ([]snapshot.Leaving, error) {
 	slices.SortFunc(out, func(a, b snapshot.Leaving) int {
 		return cmp.Or(cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Family, b.Family))
 	})
-	return out, nil
+	return out
 }
 
 const maxLeavingSamples = 3

@@ -33,39 +33,15 @@ func neighbours() source {
 	if err != nil {
 		own = nil
 	}
-	read := func(v *view) (map[string]neighbourStats, error) {
-		out := map[string]neighbourStats{}
-		err := inHostNetns(v, own, func() error {
-			for _, t := range neighbourTables {
-				text, err := v.readNet("stat/" + t.stat)
-				if err != nil {
-					continue // a kernel without that family
-				}
-				stats, err := parseNeighbourStats(text)
-				if err != nil {
-					return fmt.Errorf("read /proc/net/stat/%s: %w", t.stat, err)
-				}
-				for i, limit := range []*uint64{&stats.thresh2, &stats.thresh3} {
-					*limit, _ = v.number(fmt.Sprintf("proc/sys/net/%s/neigh/default/gc_thresh%d", t.sysctl, i+2))
-				}
-				out[t.family] = stats
-			}
-			return nil
-		})
-		if err == nil && len(out) == 0 {
-			err = errors.New("no statistics of neighbours in /proc/net/stat")
-		}
-		return out, err
-	}
 	return source{
 		name:  snapshot.CanNeighbours,
 		costs: "a neighbour table that is too small for the network is not found",
 		start: func(v *view) (err error) {
-			before, err = read(v)
+			before, err = readNeighbours(v, own)
 			return err
 		},
 		end: func(v *view, s *snapshot.Snapshot) error {
-			after, err := read(v)
+			after, err := readNeighbours(v, own)
 			if err != nil {
 				return err
 			}
@@ -96,6 +72,33 @@ func neighbours() source {
 			}
 		},
 	}
+}
+
+// readNeighbours reads the statistics and limits of the tables by family; own is the namespace of
+// natkit itself.
+func readNeighbours(v *view, own *netns.Handle) (map[string]neighbourStats, error) {
+	out := map[string]neighbourStats{}
+	err := inHostNetns(v, own, func() error {
+		for _, t := range neighbourTables {
+			text, err := v.readNet("stat/" + t.stat)
+			if err != nil {
+				continue // a kernel without that family
+			}
+			stats, err := parseNeighbourStats(text)
+			if err != nil {
+				return fmt.Errorf("read /proc/net/stat/%s: %w", t.stat, err)
+			}
+			for i, limit := range []*uint64{&stats.thresh2, &stats.thresh3} {
+				*limit, _ = v.number(fmt.Sprintf("proc/sys/net/%s/neigh/default/gc_thresh%d", t.sysctl, i+2))
+			}
+			out[t.family] = stats
+		}
+		return nil
+	})
+	if err == nil && len(out) == 0 {
+		err = errors.New("no statistics of neighbours in /proc/net/stat")
+	}
+	return out, err
 }
 
 // inHostNetns runs fn in the initial namespace, where natkit itself (own) or

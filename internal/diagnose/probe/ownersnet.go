@@ -139,38 +139,10 @@ func networkd(root string, processes []process) []snapshot.Owner {
 		names := []string{"*"}
 		read := func(path string) {
 			forSettings(filepath.Join(root, path), func(n int, section, key, value string) {
-				where := place("/"+path, n)
-				each := func(family, setting, value string) {
-					for _, name := range names {
-						own(snapshot.SysctlName("net", family, "conf", name, setting), value, where)
-					}
-				}
-				switch section + "." + key {
-				case "Match.Name": // it comes first, as systemd's own documentation has it
-					if !strings.HasPrefix(value, "!") && value != "" {
-						names = strings.Fields(value)
-					}
-				case "Network.IPForward": // until systemd 255, for all interfaces
-					if on := boolean(value); on == "1" || value == "ipv4" {
-						own(forwards, "1", where)
-					}
-					if on := boolean(value); on == "1" || value == "ipv6" {
-						own("net.ipv6.conf.all.forwarding", "1", where)
-					}
-				case "Network.IPMasquerade":
-					if on := boolean(value); on == "1" || value == "ipv4" || value == "both" {
-						each("ipv4", "forwarding", "1")
-					}
-				case "Network.IPv4Forwarding":
-					each("ipv4", "forwarding", boolean(value))
-				case "Network.IPv6Forwarding":
-					each("ipv6", "forwarding", boolean(value))
-				case "Network.IPv4ReversePathFilter":
-					each("ipv4", "rp_filter", map[string]string{"no": "0", "strict": "1", "loose": "2"}[value])
-				case "Network.IPv4RouteLocalnet":
-					each("ipv4", "route_localnet", boolean(value))
-				case "Network.IPv4AcceptLocal":
-					each("ipv4", "accept_local", boolean(value))
+				if section+"."+key != "Match.Name" {
+					networkSetting(section+"."+key, value, names, func(setting, value string) { own(setting, value, place("/"+path, n)) })
+				} else if !strings.HasPrefix(value, "!") && value != "" { // it comes first, as systemd's own documentation has it
+					names = strings.Fields(value)
 				}
 			})
 		}
@@ -182,6 +154,38 @@ func networkd(root string, processes []process) []snapshot.Owner {
 		forFiles(root, dropIns, ".conf", read)
 	})
 	return out
+}
+
+// networkSetting gives the sysctls that a key of a .network file sets on the interfaces of these names.
+func networkSetting(key, value string, names []string, own func(setting, value string)) {
+	each := func(family, setting, value string) {
+		for _, name := range names {
+			own(snapshot.SysctlName("net", family, "conf", name, setting), value)
+		}
+	}
+	switch key {
+	case "Network.IPForward": // until systemd 255, for all interfaces
+		if on := boolean(value); on == "1" || value == "ipv4" {
+			own(forwards, "1")
+		}
+		if on := boolean(value); on == "1" || value == "ipv6" {
+			own("net.ipv6.conf.all.forwarding", "1")
+		}
+	case "Network.IPMasquerade":
+		if on := boolean(value); on == "1" || value == "ipv4" || value == "both" {
+			each("ipv4", "forwarding", "1")
+		}
+	case "Network.IPv4Forwarding":
+		each("ipv4", "forwarding", boolean(value))
+	case "Network.IPv6Forwarding":
+		each("ipv6", "forwarding", boolean(value))
+	case "Network.IPv4ReversePathFilter":
+		each("ipv4", "rp_filter", map[string]string{"no": "0", "strict": "1", "loose": "2"}[value])
+	case "Network.IPv4RouteLocalnet":
+		each("ipv4", "route_localnet", boolean(value))
+	case "Network.IPv4AcceptLocal":
+		each("ipv4", "accept_local", boolean(value))
+	}
 }
 
 // boolean is "1" or "0" for what systemd takes for one, "" for anything else.

@@ -177,26 +177,35 @@ func (a *applying) prepareChange(p *Plan, c Change) error {
 	if s.Space, err = at.handle.ID(); err != nil {
 		return err
 	}
-	for _, pattern := range k.spreads {
-		names, err := at.glob(pattern)
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if name == c.Setting {
-				continue
-			}
-			if s.Along == nil {
-				s.Along = map[string]string{}
-			}
-			if s.Along[name], err = at.read(name); err != nil {
-				return err
-			}
-		}
+	if s.Along, err = k.changedAlong(at, c.Setting); err != nil {
+		return err
 	}
 	a.steps = append(a.steps, s)
 	a.record.Changes = append(a.record.Changes, c)
 	return nil
+}
+
+// changedAlong are the other settings that the kernel changes with this one, as they are; nil where
+// there are none.
+func (k setting) changedAlong(at *space, name string) (along map[string]string, err error) {
+	for _, pattern := range k.spreads {
+		names, err := at.glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range names {
+			if other == name {
+				continue
+			}
+			if along == nil {
+				along = map[string]string{}
+			}
+			if along[other], err = at.read(other); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return along, nil
 }
 
 // hostSpace is where host settings are written.

@@ -141,25 +141,7 @@ func readAccounts(p Place) ([]*account, error) {
 		if a == nil {
 			return fmt.Errorf("entry of %q before its beginning", e.ID)
 		}
-		switch {
-		case e.Op == opSet && e.Set != nil:
-			a.sets = append(a.sets, *e.Set)
-			a.Changes = append(a.Changes, e.Set.Change)
-		case e.Op == opFile && e.File != nil:
-			a.files = append(a.files, e.File)
-			a.Record.wrote(e.File.Path)
-		case e.Op == opRollback:
-			a.State, a.Restored = StateInterrupted, nil
-		case e.Op == opRestoring && e.Restored != nil:
-			a.restoring[e.Restored.Setting] = true
-		case e.Op == opRestored && e.Restored != nil:
-			a.Restored = append(a.Restored, *e.Restored)
-		case e.Op == opEnd:
-			a.State = e.State
-		default:
-			return fmt.Errorf("entry %q is not one that this natkit knows", e.Op)
-		}
-		return nil
+		return a.add(e)
 	})
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -185,6 +167,29 @@ func readAccounts(p Place) ([]*account, error) {
 		}
 	}
 	return list, nil
+}
+
+// add takes an entry that follows the account's beginning.
+func (a *account) add(e entry) error {
+	switch {
+	case e.Op == opSet && e.Set != nil:
+		a.sets = append(a.sets, *e.Set)
+		a.Changes = append(a.Changes, e.Set.Change)
+	case e.Op == opFile && e.File != nil:
+		a.files = append(a.files, e.File)
+		a.Record.wrote(e.File.Path)
+	case e.Op == opRollback:
+		a.State, a.Restored = StateInterrupted, nil
+	case e.Op == opRestoring && e.Restored != nil:
+		a.restoring[e.Restored.Setting] = true
+	case e.Op == opRestored && e.Restored != nil:
+		a.Restored = append(a.Restored, *e.Restored)
+	case e.Op == opEnd:
+		a.State = e.State
+	default:
+		return fmt.Errorf("entry %q is not one that this natkit knows", e.Op)
+	}
+	return nil
 }
 
 // survives says whether something of the record outlived a reboot, by natkit's

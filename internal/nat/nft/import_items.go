@@ -397,30 +397,9 @@ func sharesOf(c ruleset.Choice, weight float64) []share {
 // draws makes items of the first leaf, which is taken by chance, and of those after it as
 // far as they take what it leaves over.
 func (i *importer) draws(w *ruleset.Walked, leaves []ruleset.Leaf) ([]item, error) {
-	type cell struct {
-		item
-		left []ruleset.Box // of what is drawn, what is not decided yet
-	}
-	first := i.itemOf(leaves[0])
-	start := first
-	start.shares, start.kind = nil, ruleset.Translated
-	start.box.Vars = nil
-	start.not = nil
-	var plain []ruleset.Box
-	for _, n := range first.not {
-		if len(n.Box.Vars) == 0 {
-			plain = append(plain, n.Box)
-		}
-	}
-	boxes, ok := start.box.MinusAll(plain, maxCells)
-	if !ok {
-		return nil, ruleset.ErrTooMany
-	}
-	var open []cell
-	for _, b := range boxes {
-		c := cell{item: start, left: []ruleset.Box{{}}}
-		c.box = b
-		open = append(open, c)
+	open, err := i.undrawn(leaves[0])
+	if err != nil {
+		return nil, err
 	}
 	var done []item
 	for _, l := range leaves {
@@ -428,7 +407,7 @@ func (i *importer) draws(w *ruleset.Walked, leaves []ruleset.Leaf) ([]item, erro
 			break
 		}
 		drawn := l.Box.Vars
-		var next []cell
+		var next []drawing
 		cut := []ruleset.Box{l.Box}
 		for _, n := range l.Not {
 			cut = append(cut, n.Box)
@@ -465,6 +444,35 @@ func (i *importer) draws(w *ruleset.Walked, leaves []ruleset.Leaf) ([]item, erro
 }
 
 const maxCells = 2048
+
+// drawing is a set of packets of which it is not decided yet what some do.
+type drawing struct {
+	item
+	left []ruleset.Box // of what is drawn, what is not decided yet
+}
+
+// undrawn are the packets of a leaf, whatever is drawn for them.
+func (i *importer) undrawn(l ruleset.Leaf) (out []drawing, err error) {
+	start := i.itemOf(l)
+	var plain []ruleset.Box
+	for _, n := range start.not {
+		if len(n.Box.Vars) == 0 {
+			plain = append(plain, n.Box)
+		}
+	}
+	start.shares, start.kind, start.not = nil, ruleset.Translated, nil
+	start.box.Vars = nil
+	boxes, ok := start.box.MinusAll(plain, maxCells)
+	if !ok {
+		return nil, ruleset.ErrTooMany
+	}
+	for _, b := range boxes {
+		c := drawing{item: start, left: []ruleset.Box{{}}}
+		c.box = b
+		out = append(out, c)
+	}
+	return out, nil
+}
 
 // partition cuts a box such that each part is in each of the others or has none of it.
 func partition(b ruleset.Box, others []ruleset.Box) []ruleset.Box {
