@@ -66,20 +66,14 @@ namespace the facts that are nearest to that time. --since judges all facts sinc
 then and shows the worst window of each finding. --netns selects one namespace.
 
 --diff A B compares two files of --save, or two recorded times: findings that are
-new, gone or still there, and what is configured otherwise.
+new, gone or still there, and what is configured differently.
 
 -o html is one self-contained page to attach to a ticket: the findings with charts
 of the window, the facts, and what could not be seen.
 
 -o npd is for a custom plugin of Kubernetes' node-problem-detector: one line of at
-most 80 bytes. Its exit codes are other than natkit's: 0 without a critical finding, 1
-with one, 2 if a cause that may be critical could not be judged or the doctor failed.
-
-JSON: kernel, hostname, netns, taken_at, window_s; capabilities, a list of {name,
-ok, reason, costs, waived}; unjudged, a list of {code, title, lacks}; findings, a list of {code, severity, title, evidence: [{what,
-value, source}], why, remedy, verify, settings, consequences}. With --all-netns:
-namespaces, a list of such objects; idle, how many were left out; skipped, why
-others were.`,
+most 80 bytes. Its exit codes differ from natkit's: 0 without a critical finding, 1
+with one, 2 if a cause that may be critical could not be judged or the doctor failed.`,
 		Example: `  natkit doctor
   natkit doctor --for 1m -o json
   natkit doctor --netns blue

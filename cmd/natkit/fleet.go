@@ -24,7 +24,7 @@ import (
 func newFleetCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fleet",
-		Short: "Compare many machines: which finding is on which nodes, what differs",
+		Short: "Compare many machines: findings and differences",
 		Long: `Compare the machines of a fleet by what natkit doctor saved or natkit monitor serves.
 Prometheus stores what the monitors measure; natkit has no server for a fleet.`,
 		Args: noArgs,
@@ -41,9 +41,9 @@ func newFleetReportCommand(e *env) *cobra.Command {
 		Use:   "report [flags] FILE|URL...",
 		Short: "Show which finding is on which nodes, outliers first",
 		Long: `Show which finding is on which nodes of a fleet: first those of few nodes (one, or at
-most a tenth of them), then those of many. Then settings, kernels and rule sets that
-few nodes have otherwise than at least two thirds of all, and the nodes that differ
-most.
+most a tenth of them), then those of many. Then settings, kernels and rule sets in
+which a few nodes differ from at least two thirds of the fleet, and the nodes that
+differ most.
 
 Each argument is one node: a file of natkit doctor --save (of one namespace or, with
 --all-netns, of all), or the URL of a natkit monitor, such as http://node1:9641, which
@@ -53,7 +53,7 @@ one file or URL per line, for fleets that do not fit on a command line ("-" read
 standard input; empty lines and lines that begin with # are ignored).
 
 A node that cannot be reached or read is listed with the reason, and the rest goes on.
-Facts are judged and let go one after the other, so 1000 nodes take little memory.
+natkit holds the facts of one node at a time, so 1000 nodes take little memory.
 
 The exit code is 3 when a node has a finding of severity warning or above; otherwise
 1 when no node could be read, and 4 when some could not or a cause could not be judged.

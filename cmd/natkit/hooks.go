@@ -45,12 +45,7 @@ traffic that nothing translates, helpers. Time is sampled on the whole machine. 
 saving depends on the kernel: --measure compares routers in separate namespaces,
 which keeps the CPUs busy for about forty seconds. It loads no module: the cost of
 br_netfilter and of the SIP helper is shown only if they are loaded. The output
-lists what was not measured.
-
-JSON then: netns, interval_s, samples, whole, framework, hooks (as above, and rules,
-packets, samples, share, shared, rule_use), needless (kind, what, why, hooks, on_path,
-commands, saves_ns, unmeasured), measured (figures, notes, seconds, parts, unmeasured),
-unseen.`,
+lists what was not measured.`,
 		Example: `  natkit hooks
   natkit hooks --cost --for 10s
   natkit hooks --netns gateway

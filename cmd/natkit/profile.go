@@ -22,7 +22,7 @@ func newProfileCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "profile",
 		Short: "Measure where the kernel spends its time below nf_hook_slow",
-		Long: `Sample what every CPU is doing, some hundred times a second, and show where the
+		Long: `Sample what every CPU is doing, several hundred times a second, and show where the
 kernel spends its time below one function: by default nf_hook_slow, through which
 the kernel calls every function on the netfilter hooks.
 
