@@ -30,6 +30,9 @@ enum drop_class {
 	DROP_SENT = 64,     /* received and on its way out: its device is another one already */
 	DROP_OPAQUE = 128,  /* its entry can't be read: conntrack was loaded after this program */
 	DROP_TCP_END = 256, /* if it is TCP: FIN or RST. Looked at only without a reason */
+	/* TCP from port 20, which nobody wants here or a rule refuses: a file by FTP. One tells that
+	 * a helper is missing, so it is not to be lost among samples of others. */
+	DROP_FTP_DATA = 512,
 };
 
 struct drop_key {
@@ -128,6 +131,7 @@ struct {
 const volatile __u32 only_netns; /* 0: all namespaces */
 const volatile __u8 with_stacks;
 const volatile __u32 not_specified = ~0U; /* SKB_DROP_REASON_NOT_SPECIFIED in this kernel */
+const volatile __u32 no_socket = ~0U, netfilter_drop = ~0U; /* likewise */
 
 /* enum ip_conntrack_info, ip_conntrack_status: part of the kernel's user API. */
 enum {
@@ -222,6 +226,23 @@ static __always_inline int ends_tcp(struct sk_buff *skb)
 
 	bpf_probe_read_kernel(&flags, sizeof(flags), skb->head + skb->transport_header + 13);
 	return flags & fin_rst;
+}
+
+static __always_inline int is_ftp_data(struct sk_buff *skb)
+{
+	const __be16 ftp_data = 20 << 8, ipv4 = 0x0008; /* 20 and ETH_P_IP in network order */
+	const __u32 ipv4_protocol = 9, ipv6_next = 6;
+	const __u8 tcp = 6;
+	__be16 port = 0;
+	__u8 protocol = 0;
+
+	bpf_probe_read_kernel(&port, sizeof(port), skb->head + skb->transport_header);
+	if (port != ftp_data)
+		return 0;
+	bpf_probe_read_kernel(&protocol, sizeof(protocol),
+			      skb->head + skb->network_header +
+				      (skb->protocol == ipv4 ? ipv4_protocol : ipv6_next));
+	return protocol == tcp;
 }
 
 /*
@@ -319,6 +340,8 @@ int BPF_PROG(count_drop, struct sk_buff *skb, void *location, __u32 reason)
 	key.class = classify(skb, key.ifindex);
 	if (reason == not_specified && ends_tcp(skb))
 		key.class |= DROP_TCP_END;
+	if ((reason == no_socket || reason == netfilter_drop) && is_ftp_data(skb))
+		key.class |= DROP_FTP_DATA;
 	if (with_stacks) {
 		long id = bpf_get_stackid(ctx, &stacks, 0);
 

@@ -127,9 +127,10 @@ func configureDrops(spec *ebpf.CollectionSpec, o DropOptions, r reasons) error {
 		spec.Maps[dropsMapCountsA].MaxEntries = o.maxKeys
 		spec.Maps[dropsMapCountsB].MaxEntries = o.maxKeys
 	}
+	named := map[string]*ebpf.VariableSpec{"NOT_SPECIFIED": vars.NotSpecified, "NO_SOCKET": vars.NoSocket, "NETFILTER_DROP": vars.NetfilterDrop}
 	for number, name := range r.core {
-		if name == "NOT_SPECIFIED" {
-			if err := vars.NotSpecified.Set(number); err != nil {
+		if v := named[name]; v != nil {
+			if err := v.Set(number); err != nil {
 				return err
 			}
 		}
@@ -418,11 +419,12 @@ func (d *Drops) rows(all []judged, samples map[dropsDropKey]*kept) []snapshot.Dr
 		device   deviceKey
 		cause    snapshot.NATCause
 		benign   bool
+		data     bool // of FTP: few beside others, with a row and samples of their own
 	}
 	rows := map[look]*row{}
 	for _, j := range all {
 		benign := benign(j.function, j.reason, j.Class)
-		key := look{j.Location, j.Reason, deviceKey{uint64(j.Netns), j.Ifindex}, j.cause, benign}
+		key := look{j.Location, j.Reason, deviceKey{uint64(j.Netns), j.Ifindex}, j.cause, benign, j.Class&dropsDropClassDROP_FTP_DATA != 0}
 		r := rows[key]
 		if r == nil {
 			r = &row{stacks: map[uint32]uint64{}}
@@ -452,7 +454,7 @@ func (d *Drops) rows(all []judged, samples map[dropsDropKey]*kept) []snapshot.Dr
 	slices.SortFunc(out, func(a, b snapshot.Drop) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Location, b.Location),
 			cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Netns, b.Netns),
-			cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Cause, b.Cause))
+			cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Cause, b.Cause), slices.Compare(a.Samples, b.Samples))
 	})
 	return out
 }

@@ -25,6 +25,7 @@ const (
 	dropsDropClassDROP_SENT      dropsDropClass = 64
 	dropsDropClassDROP_OPAQUE    dropsDropClass = 128
 	dropsDropClassDROP_TCP_END   dropsDropClass = 256
+	dropsDropClassDROP_FTP_DATA  dropsDropClass = 512
 )
 
 type dropsDropFront struct {
@@ -73,18 +74,20 @@ type dropsDropSlot struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	dropsMapCountsA      = "counts_a"
-	dropsMapCountsB      = "counts_b"
-	dropsMapFrontA       = "front_a"
-	dropsMapFrontB       = "front_b"
-	dropsMapLosses       = "losses"
-	dropsMapSamples      = "samples"
-	dropsMapStacks       = "stacks"
-	dropsMapWindows      = "windows"
-	dropsProgCountDrop   = "count_drop"
-	dropsVarNotSpecified = "not_specified"
-	dropsVarOnlyNetns    = "only_netns"
-	dropsVarWithStacks   = "with_stacks"
+	dropsMapCountsA       = "counts_a"
+	dropsMapCountsB       = "counts_b"
+	dropsMapFrontA        = "front_a"
+	dropsMapFrontB        = "front_b"
+	dropsMapLosses        = "losses"
+	dropsMapSamples       = "samples"
+	dropsMapStacks        = "stacks"
+	dropsMapWindows       = "windows"
+	dropsProgCountDrop    = "count_drop"
+	dropsVarNetfilterDrop = "netfilter_drop"
+	dropsVarNoSocket      = "no_socket"
+	dropsVarNotSpecified  = "not_specified"
+	dropsVarOnlyNetns     = "only_netns"
+	dropsVarWithStacks    = "with_stacks"
 )
 
 // loadDrops returns the embedded CollectionSpec for drops.
@@ -150,9 +153,11 @@ type dropsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropsVariableSpecs struct {
-	NotSpecified *ebpf.VariableSpec `ebpf:"not_specified"`
-	OnlyNetns    *ebpf.VariableSpec `ebpf:"only_netns"`
-	WithStacks   *ebpf.VariableSpec `ebpf:"with_stacks"`
+	NetfilterDrop *ebpf.VariableSpec `ebpf:"netfilter_drop"`
+	NoSocket      *ebpf.VariableSpec `ebpf:"no_socket"`
+	NotSpecified  *ebpf.VariableSpec `ebpf:"not_specified"`
+	OnlyNetns     *ebpf.VariableSpec `ebpf:"only_netns"`
+	WithStacks    *ebpf.VariableSpec `ebpf:"with_stacks"`
 }
 
 // dropsObjects contains all objects after they have been loaded into the kernel.
@@ -202,9 +207,11 @@ func (m *dropsMaps) Close() error {
 //
 // It can be passed to loadDropsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropsVariables struct {
-	NotSpecified *ebpf.Variable `ebpf:"not_specified"`
-	OnlyNetns    *ebpf.Variable `ebpf:"only_netns"`
-	WithStacks   *ebpf.Variable `ebpf:"with_stacks"`
+	NetfilterDrop *ebpf.Variable `ebpf:"netfilter_drop"`
+	NoSocket      *ebpf.Variable `ebpf:"no_socket"`
+	NotSpecified  *ebpf.Variable `ebpf:"not_specified"`
+	OnlyNetns     *ebpf.Variable `ebpf:"only_netns"`
+	WithStacks    *ebpf.Variable `ebpf:"with_stacks"`
 }
 
 // dropsPrograms contains all programs after they have been loaded into the kernel.

@@ -734,6 +734,56 @@ func TestDropsOfHealthyTraffic(t *testing.T) {
 	}
 }
 
+// The one packet that tells of a missing helper of FTP is not lost among others that nobody wants here: it is a
+// row of its own.
+func TestDropsOfFTPDataBesideOthers(t *testing.T) {
+	l := routed(t, lab.RulesNone)
+	gateway := l.NATNode()
+	d, err := OpenDrops(DropOptions{Netns: gateway.Handle().Inode()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	const others = 500
+	connect := func(from, to int) { // to where nobody listens
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: from}}
+		if c, err := dialer.DialContext(t.Context(), "tcp4", fmt.Sprintf("10.0.0.1:%d", to)); err == nil {
+			c.Close()
+			t.Fatalf("port %d is open", to)
+		}
+	}
+	err = l.Node(lab.RoleClient).Do(func() error {
+		for n := range others {
+			connect(0, 3000+n)
+			if n == others/2 {
+				connect(20, 41000)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all uint64
+	found := false
+	for _, row := range got.Rows {
+		if row.Reason != "NO_SOCKET" {
+			continue
+		}
+		all += row.Count
+		if len(row.Samples) == 1 && strings.Contains(row.Samples[0], ":20 -> 10.0.0.1:41000 SYN") && row.Count == 1 {
+			found = true
+		}
+	}
+	if !found || all != others+1 {
+		t.Errorf("%d packets without a socket, want %d: %+v", all, others+1, got.Rows)
+	}
+}
+
 // A packet that the kernel makes for a program's request and frees with the reply is no traffic
 // of anybody: a test run of an eBPF program, a question to the routing tables.
 func TestDropsOfRequests(t *testing.T) {
