@@ -82,14 +82,14 @@ func Run(ctx context.Context, o Options) (err error) {
 		return errors.New("conntrack events are off: `sysctl -w net.netfilter.nf_conntrack_events=1`, then start natkit log again")
 	}
 	c := &collector{o: o, tracker: newTracker(o.What), auto: mode == conntrack.EventsAuto}
-	if c.auto {
-		o.Say("net.netfilter.nf_conntrack_events is 2: ends of entries that are older than this start are seen up to a minute late; with 1 they are not")
-	}
 	heard := make(chan batch, waitingBatches)
 	inner, stop := context.WithCancel(ctx)
 	defer stop()
 	go listen(inner, listener, heard)
 	found, err := c.dump(ctx)
+	if ctx.Err() != nil { // stopped before it had begun
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -100,6 +100,9 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, c.store.Close()) }()
 	o.Started(len(c.tracker.alive))
+	if c.auto {
+		o.Say("net.netfilter.nf_conntrack_events is 2: ends of entries that are older than this start are seen up to a minute late; with 1 they are not")
+	}
 	return c.loop(ctx, heard)
 }
 
@@ -185,6 +188,9 @@ func (c *collector) record(r natlog.Record) { c.records = append(c.records, r) }
 // look compares what is alive with the table.
 func (c *collector) look(ctx context.Context) error {
 	found, err := c.dump(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
