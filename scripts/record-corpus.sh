@@ -6,8 +6,9 @@
 #
 #   scripts/record-corpus.sh [PROGRAM...]
 #
-# PROGRAM is docker, firewalld, libvirt or ufw; all of them without. Each runs from its Debian
-# package in network, mount and process namespaces of its own and is not installed here: what
+# PROGRAM is docker, firewalld, kube-proxy-iptables, kube-proxy-nftables, libvirt or ufw; all of
+# them without. kube-proxy is built with its API server by scripts/kube-apiserver.sh and needs
+# etcd-server; the others run from their Debian packages. All run in network, mount and process namespaces of its own and is not installed here: what
 # is missing is named. Needs root and ./natkit (make build). Run the tests of report with
 # -update afterwards, and read what the doctor says of each.
 set -euo pipefail
@@ -17,8 +18,9 @@ natkit=${NATKIT:-$PWD/natkit}
 
 if [ "${1:-}" != --inside ]; then
     mkdir -p "$corpus"
-    [ $# -gt 0 ] || set -- docker firewalld libvirt ufw
+    [ $# -gt 0 ] || set -- docker firewalld kube-proxy-iptables kube-proxy-nftables libvirt ufw
     for program in "$@"; do
+        case $program in kube-proxy-*) scripts/kube-apiserver.sh ;; esac # what it builds stays
         NATKIT=$natkit unshare -m --propagation private -n -p --fork --mount-proc --kill-child \
             scripts/record-corpus.sh --inside "$program" "$corpus"
     done
@@ -64,6 +66,7 @@ until_true() {
 
 # Each leads port 8080 of the outside to a web server, and lets it out again.
 target=10.0.0.2
+ports=(8080)
 case $program in
 ufw)
     sed -i 's/^DEFAULT_FORWARD_POLICY=.*/DEFAULT_FORWARD_POLICY="DROP"/' /etc/default/ufw
@@ -136,8 +139,41 @@ docker)
     "${docker[@]}" run -d --name web -p 8080:80 web /bin/busybox httpd -f -p 80 -h /www
     target=
     ;;
+kube-proxy-*)
+    # The server is a pod. Services: web, also at a port of the node; near, only for pods of the
+    # node, which keeps the client's address; gone, without a pod.
+    ports=(30080 30081)
+    ip addr add 10.255.0.1/32 dev lo
+    scripts/kube-apiserver.sh run /run/kube &
+    until_true test -e /run/kube/ca.crt
+    api=https://10.255.0.1:6443
+    # shellcheck disable=SC2317 # until_true runs it
+    create() {
+        curl -sf --cacert /run/kube/ca.crt -H "Authorization: Bearer $(cat /run/kube/token)" -H 'Content-Type: application/json' -d "$2" "$api/$1"
+    }
+    service() { # NAME ADDRESS SPEC
+        create api/v1/namespaces/default/services "{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"metadata\":{\"name\":\"$1\"},\"spec\":{\"clusterIP\":\"$2\",$3}}"
+        [ "$1" = gone ] || create apis/discovery.k8s.io/v1/namespaces/default/endpointslices "{\"apiVersion\":\"discovery.k8s.io/v1\",\"kind\":\"EndpointSlice\",
+            \"metadata\":{\"name\":\"$1-1\",\"labels\":{\"kubernetes.io/service-name\":\"$1\"}},\"addressType\":\"IPv4\",\"ports\":[{\"name\":\"\",\"port\":80,\"protocol\":\"TCP\"}],
+            \"endpoints\":[{\"addresses\":[\"$target\"],\"nodeName\":\"n1\",\"conditions\":{\"ready\":true}}]}"
+    }
+    {
+        create api/v1/nodes '{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"},"status":{"addresses":[{"type":"InternalIP","address":"198.51.100.1"}]}}'
+        service web 10.96.0.30 '"type":"NodePort","ports":[{"port":80,"nodePort":30080}]'
+        service near 10.96.0.31 '"type":"NodePort","externalTrafficPolicy":"Local","ports":[{"port":80,"nodePort":30081}]'
+        service gone 10.96.0.32 '"type":"NodePort","ports":[{"port":80,"nodePort":30082}]'
+    } >/run/kube.log
+    cat >/run/kube/config <<CONFIG
+{"apiVersion":"v1","kind":"Config","current-context":"x","contexts":[{"name":"x","context":{"cluster":"x","user":"x"}}],
+"clusters":[{"name":"x","cluster":{"server":"$api","certificate-authority":"/run/kube/ca.crt"}}],"users":[{"name":"x","user":{"token":"$(cat /run/kube/token)"}}]}
+CONFIG
+    "$(scripts/kube-apiserver.sh)/kube-proxy" --kubeconfig /run/kube/config --hostname-override n1 --proxy-mode "${program#kube-proxy-}" --cluster-cidr 10.0.0.0/24 \
+        --conntrack-max-per-core 0 --conntrack-tcp-timeout-established 0s --conntrack-tcp-timeout-close-wait 0s >/run/kube-proxy.log 2>&1 &
+    # What a network plugin adds: pods leave with the node's address.
+    iptables -t nat -A POSTROUTING -s 10.0.0.0/24 ! -d 10.0.0.0/24 -m comment --comment "network plugin" -j MASQUERADE
+    ;;
 *)
-    echo "$program is none of docker, firewalld, libvirt, ufw" >&2
+    echo "$program is none of docker, firewalld, kube-proxy-iptables, kube-proxy-nftables, libvirt, ufw" >&2
     exit 2
     ;;
 esac
@@ -149,10 +185,14 @@ if [ -n "$target" ]; then
 fi
 (cd /run/www && exec ip netns exec client python3 -m http.server 80 >/dev/null 2>&1) &
 until_true ip netns exec client curl -s -m 2 http://127.0.0.1/
-until_true ip netns exec client curl -s -m 2 http://198.51.100.1:8080/
+for port in "${ports[@]}"; do
+    until_true ip netns exec client curl -s -m 2 "http://198.51.100.1:$port/"
+done
 load() {
     while :; do
-        ip netns exec client curl -s -m 2 -o /dev/null http://198.51.100.1:8080/ || true
+        for port in "${ports[@]}"; do
+            ip netns exec client curl -s -m 2 -o /dev/null "http://198.51.100.1:$port/" || true
+        done
         ip netns exec server curl -s -m 2 -o /dev/null http://198.51.100.9/ || true
         sleep 0.05
     done
@@ -165,7 +205,7 @@ chain=FORWARD
 [ "$program" != docker ] || chain=DOCKER-USER
 iptables -I $chain -p tcp --dport 80 -j DROP
 for _ in $(seq 20); do
-    while :; do ip netns exec client curl -s -m 1 -o /dev/null http://198.51.100.1:8080/ || true; done &
+    while :; do ip netns exec client curl -s -m 1 -o /dev/null "http://198.51.100.1:${ports[0]}/" || true; done &
 done
 sleep 1
 "$natkit" doctor --for 3s --save "$corpus/$program-blocked.json" --redact || [ $? -gt 2 ]
