@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man test-kernels packages test-packages image test-boot test-arm64 install clean
+.PHONY: help build demo test race bench lint generate man test-kernels packages test-packages image test-kubernetes test-boot test-arm64 install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,6 +57,10 @@ test-packages: ## install, upgrade under traffic, remove and purge the packages 
 
 image: ## make a container image below dist/, without Docker
 	@scripts/image.sh
+
+test-kubernetes: ## run the monitor against a real kube-apiserver, built once in 20 minutes; needs root
+	@scripts/install-deps.sh kubernetes
+	@scripts/test-kubernetes.sh
 
 test-boot: ## boot a Debian with the package in qemu, reboot it, look what is back; needs root, takes minutes
 	@scripts/install-deps.sh packages kernels

@@ -3,7 +3,7 @@
 #
 # Install what a make target needs and this machine lacks, on Debian and Ubuntu.
 #
-#   scripts/install-deps.sh test|compare|race|lint|generate|kernels|packages|arm64 ...
+#   scripts/install-deps.sh test|compare|race|lint|generate|kernels|packages|kubernetes|arm64 ...
 #   scripts/install-deps.sh --list TARGET   only print the programs of a target
 #
 # Only packages whose program is missing are installed. Without root (or sudo
@@ -66,6 +66,15 @@ needs() {
 		docker              docker.io
 		END
         ;;
+    kubernetes)
+        cat <<-'END'
+		etcd                etcd-server
+		curl                curl
+		openssl             openssl
+		ip                  iproute2
+		ping                iputils-ping
+		END
+        ;;
     arm64)
         cat <<-'END'
 		qemu-system-aarch64 qemu-system-arm
@@ -100,7 +109,7 @@ needs() {
 		END
         ;;
     *)
-        echo "usage: $0 [--list] test|compare|race|lint|generate|kernels|packages|arm64 ..." >&2
+        echo "usage: $0 [--list] test|compare|race|lint|generate|kernels|packages|kubernetes|arm64 ..." >&2
         exit 2
         ;;
     esac

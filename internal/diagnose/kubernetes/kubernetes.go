@@ -167,7 +167,7 @@ func (r *Reporter) next(now time.Time) (*task, time.Duration) {
 		return nil, wait
 	}
 	if r.tokens < 1 {
-		return nil, time.Duration((1 - r.tokens) * float64(perRequest))
+		return nil, max(time.Millisecond, time.Duration((1-r.tokens)*float64(perRequest)))
 	}
 	r.tokens--
 	return t, 0
