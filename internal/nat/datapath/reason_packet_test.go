@@ -191,7 +191,7 @@ func TestReasons(t *testing.T) {
 		}},
 		{abiNatReasonNAT_FRAGMENT_HELD, func(t *testing.T) { g.enters(t, inside, fragment(902, 512)) }},
 		{abiNatReasonNAT_DROP_FRAGMENT, func(t *testing.T) {
-			for range 5 { // one more than are kept
+			for range 129 { // one more than are kept
 				g.enters(t, inside, fragment(903, 512))
 			}
 		}},
