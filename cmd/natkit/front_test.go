@@ -62,7 +62,7 @@ func TestGroups(t *testing.T) {
 
 // One line says what a command does: it begins with what a reader wants done.
 func TestOneLine(t *testing.T) {
-	verbs := []string{"Show", "List", "Find", "Change", "Measure", "Create", "Remove", "Start", "Stop", "Run", "Convert", "Count", "Build", "Accelerate", "Turn", "Follow", "Compare"}
+	verbs := []string{"Show", "List", "Find", "Change", "Measure", "Create", "Remove", "Start", "Stop", "Run", "Convert", "Count", "Build", "Accelerate", "Turn", "Follow", "Compare", "Keep"}
 	var walk func(cmd *cobra.Command)
 	walk = func(cmd *cobra.Command) {
 		verb, _, _ := strings.Cut(cmd.Short, " ")
