@@ -44,7 +44,7 @@ END
 cat >"$work/root/story" <<'END'
 #!/bin/bash
 # What happens in the guest, boot by boot.
-set -e
+set -eE
 fail() { echo "FAILED: $*"; systemctl --no-pager status natkit natkit-accel natkit-monitor || true; journalctl -b --no-pager | tail -n 40; exit 1; }
 trap 'fail "line $LINENO"' ERR
 boot=$(cat /boots 2>/dev/null || echo 1)
@@ -62,6 +62,25 @@ client() {
     for _ in $(seq 30); do ip netns exec client ping -c 1 -W 10 -q 10.0.2.2 >/dev/null && return; sleep 1; done
     fail "the client reaches nothing"
 }
+# The service that watches: it is active because it said so (Type=notify), keeps saying that it is alive, serves, and is
+# started again when it hangs.
+monitor() {
+    systemctl is-active natkit-monitor
+    systemd-analyze verify --man=no /lib/systemd/system/natkit-monitor.service
+    systemd-analyze security natkit-monitor | tail -n 1
+    for _ in $(seq 60); do [[ $(get healthz) = *" 200 OK"* ]] && break; sleep 2; done
+    [[ $(get healthz) = *" 200 OK"* ]] || fail "healthz: $(get healthz)"
+    [[ $(get metrics) = *natkit_monitor_intervals_total* ]] || fail "no metrics"
+    [ "$(systemctl show -p WatchdogTimestampMonotonic --value natkit-monitor)" -gt 0 ] || fail "no sign of life"
+    [ "$(systemctl show -p NRestarts --value natkit-monitor)" = 0 ] || fail "it was started again"
+    kill -STOP "$(systemctl show -p MainPID --value natkit-monitor)"
+    for _ in $(seq 90); do [ "$(systemctl show -p NRestarts --value natkit-monitor)" -gt 0 ] && break; sleep 5; done
+    for _ in $(seq 60); do systemctl -q is-active natkit-monitor && break; sleep 5; done
+    systemctl is-active natkit-monitor || fail "it hung, and was not started again"
+    [ "$(systemctl show -p NRestarts --value natkit-monitor)" = 1 ] || fail "restarts: $(systemctl show -p NRestarts --value natkit-monitor)"
+    natkit history --since 1h | head -n 3
+}
+get() { (exec 3<>/dev/tcp/127.0.0.1/9641 && printf 'GET /%s HTTP/1.0\r\n\r\n' "$1" >&3 && cat <&3) 2>/dev/null | tr -d '\0' || true; }
 began() { systemctl show -p ActiveEnterTimestampMonotonic --value "$1"; }
 
 case $boot in
@@ -73,6 +92,7 @@ case $boot in
     # An emulated processor takes its time to load the programs.
     mkdir -p /etc/systemd/system/{natkit,natkit-monitor}.service.d
     printf '[Service]\nTimeoutStartSec=10min\n' | tee /etc/systemd/system/{natkit,natkit-monitor}.service.d/slow.conf >/dev/null
+    echo WatchdogSec=1min >>/etc/systemd/system/natkit-monitor.service.d/slow.conf
     # A table whose hash is far too small: natkit tune corrects it, also for the next boots.
     modprobe nf_conntrack
     echo nf_conntrack >/etc/modules-load.d/nf_conntrack.conf
@@ -86,6 +106,7 @@ case $boot in
     [ "$(began natkit)" -lt "$(began network-pre.target)" ] || fail "natkit started after network-pre.target"
     client
     natkit status
+    monitor
     natkit sessions | grep -q 192.168.7.2 || fail "no session of the client"
     set -- $(sed -n 's/^net.netfilter.nf_conntrack_buckets *= *//p' /etc/sysctl.d/90-natkit.conf)
     [ "$(cat /proc/sys/net/netfilter/nf_conntrack_buckets)" = "$1" ] || fail "buckets: $(cat /proc/sys/net/netfilter/nf_conntrack_buckets), not $1"
