@@ -95,9 +95,10 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 /* --- keeping ---------------------------------------------------------------------- */
 
 enum held_limit {
-	HELD_SLOTS = 128,   /* of one datagram: 64 KiB have 119 fragments at an MTU of 576, 45 at 1500 */
+	HELD_SLOTS =
+		128, /* of one datagram: 64 KiB have 119 fragments at an MTU of 576, 45 at 1500 */
 	HELD_PACKET = 1788, /* longest that is kept, whole */
-	HELD_ALL = 2048,    /* of all datagrams: 4 MB, as much as the stack's own reassembly takes */
+	HELD_ALL = 2048, /* of all datagrams: 4 MB, as much as the stack's own reassembly takes */
 };
 
 struct held_key {
@@ -188,8 +189,7 @@ GLOBAL int fragment_hold(struct ctx *ctx, const struct packet *packet)
 	room->bytes = bytes;
 	fragment_key(packet, &key.datagram);
 	key.slot = held_slot(packet, &key.datagram, c->timeouts[NAT_TIMEOUT_FRAGMENT]);
-	if (key.slot >= HELD_SLOTS ||
-	    bpf_map_update_elem(&held_fragments, &key, room, BPF_ANY))
+	if (key.slot >= HELD_SLOTS || bpf_map_update_elem(&held_fragments, &key, room, BPF_ANY))
 		return NAT_DROP_FRAGMENT;
 	known = bpf_map_lookup_elem(&fragments, &key.datagram);
 	if (known && !fragment_old(packet, known->seen, c->timeouts[NAT_TIMEOUT_FRAGMENT]) &&
@@ -391,7 +391,8 @@ static long fragment_release_next(__u32 slot, struct release *r)
 	if (bytes < sizeof(ip))
 		return 0;
 	OPAQUE(bytes);
-	if (bytes > HELD_PACKET || (__s32)(r->now - held->seen) > r->limit || (r->mtu && bytes > r->mtu))
+	if (bytes > HELD_PACKET || (__s32)(r->now - held->seen) > r->limit ||
+	    (r->mtu && bytes > r->mtu))
 		return 0;
 	__builtin_memcpy(&ip, held->packet, sizeof(ip));
 	if ((r->flow && ip.ttl <= 1) || ctx_resize(r->ctx, r->l3 + bytes) ||

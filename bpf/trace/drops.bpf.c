@@ -30,8 +30,8 @@ enum drop_class {
 	DROP_SENT = 64,     /* received and on its way out: its device is another one already */
 	DROP_OPAQUE = 128,  /* its entry can't be read: conntrack was loaded after this program */
 	DROP_TCP_END = 256, /* if it is TCP: FIN or RST. Looked at only without a reason */
-	/* TCP from port 20, which nobody wants here or a rule refuses: a file by FTP. One tells that
-	 * a helper is missing, so it is not to be lost among samples of others. */
+	/* TCP from port 20, which nobody wants here or a rule refuses: a file by FTP. One tells
+	 * that a helper is missing, so it is not to be lost among samples of others. */
 	DROP_FTP_DATA = 512,
 };
 

@@ -522,8 +522,9 @@ int BPF_PROG(packet_received, struct sk_buff *skb)
 SEC("tp_btf/net_dev_queue")
 int BPF_PROG(packet_queued, struct sk_buff *skb)
 {
-	/* What was made here and met no netfilter hook of ours begins here, and what has become a packet
-	 * of the filter by a translation: with its entry the connection is known from its other side. */
+	/* What was made here and met no netfilter hook of ours begins here, and what has become a
+	 * packet of the filter by a translation: with its entry the connection is known from its
+	 * other side. */
 	if (!(skb->skb_iif && is_followed(skb)) &&
 	    !enter(skb, skb->head + skb->network_header, skb->dev)) {
 		forget(skb);
