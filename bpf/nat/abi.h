@@ -60,7 +60,7 @@ enum nat_timeout {
 	NAT_TIMEOUT_ICMP,
 	NAT_TIMEOUT_OTHER,
 	NAT_TIMEOUT_FRAGMENT,
-	NAT_TIMEOUT_PORT_REST, /* RFC 6888 REQ-8: how long a freed port is in hold-down */
+	NAT_TIMEOUT_PORT_HOLD_DOWN, /* RFC 6888 REQ-8: how long a freed port is in hold-down */
 	NAT_TIMEOUTS,
 };
 

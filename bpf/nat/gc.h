@@ -222,7 +222,7 @@ static __always_inline enum gc_hold_down gc_mapping(struct nat_slot *slot)
 /* The head of the queue, if its hold-down is over; 1 ends. Half of the slice is left. */
 static long gc_held_down(__u32 n, struct slice *s)
 {
-	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_REST], class;
+	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_HOLD_DOWN], class;
 	struct nat_mapping_key internal = {};
 	struct nat_hold_down r = {};
 	struct nat_slot *slot, value;

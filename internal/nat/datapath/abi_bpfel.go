@@ -667,7 +667,7 @@ const (
 	abiNatTimeoutNAT_TIMEOUT_ICMP            abiNatTimeout = 5
 	abiNatTimeoutNAT_TIMEOUT_OTHER           abiNatTimeout = 6
 	abiNatTimeoutNAT_TIMEOUT_FRAGMENT        abiNatTimeout = 7
-	abiNatTimeoutNAT_TIMEOUT_PORT_REST       abiNatTimeout = 8
+	abiNatTimeoutNAT_TIMEOUT_PORT_HOLD_DOWN  abiNatTimeout = 8
 	abiNatTimeoutNAT_TIMEOUTS                abiNatTimeout = 9
 )
 

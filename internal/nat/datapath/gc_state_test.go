@@ -191,7 +191,7 @@ func TestGCHoldDown(t *testing.T) {
 	g := newGateway(t)
 	g.configure(t, func(c *abiNatConfig) {
 		short(c)
-		c.Timeouts[abiNatTimeoutNAT_TIMEOUT_PORT_REST] = ticks(3600)
+		c.Timeouts[abiNatTimeoutNAT_TIMEOUT_PORT_HOLD_DOWN] = ticks(3600)
 	})
 	_, out := g.send(t, inside, "udp", 0, ends("192.168.2.2:700", "198.51.100.9:53"))
 	defer g.startGC(t)()
