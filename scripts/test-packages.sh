@@ -63,7 +63,7 @@ in_root sh -c 'systemd-analyze verify --man=no /lib/systemd/system/natkit*.servi
 for unit in "$root"/lib/systemd/system/natkit*.service; do
     in_root systemd-analyze security --offline=yes --threshold=50 "/${unit#"$root/"}" | tail -n 1 || fail "$unit is exposed more than 5.0"
 done
-for unit in natkit natkit-accel natkit-monitor; do
+for unit in natkit natkit-accel natkit-monitor natkit-log; do
     [ ! -e "$root/etc/systemd/system/multi-user.target.wants/$unit.service" ] || fail "$unit is enabled although nobody asked for it"
 done
 

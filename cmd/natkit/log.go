@@ -52,7 +52,7 @@ Events come from conntrack: net.netfilter.nf_conntrack_events must not be 0 and 
 1. What the kernel could not deliver, and the time when natkit log was not running, is in
 the log as a gap.
 
-It needs root. For systemd it is a service of Type=notify.`,
+It needs root. As a service: systemctl enable --now natkit-log.`,
 		Example: `  natkit log
   natkit log --age 180d --size 20GB
   natkit log --dir /tmp/natlog --destinations --netns gateway`,

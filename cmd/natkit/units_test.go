@@ -19,7 +19,7 @@ var defaults = regexp.MustCompile(`(?m)^(NATKIT_[A-Z]+)="(.*)"$`)
 // The units of systemd start commands that there are, and systemd understands every line of them.
 func TestUnits(t *testing.T) {
 	units, err := filepath.Glob("../../deploy/systemd/*.service")
-	if err != nil || len(units) != 3 {
+	if err != nil || len(units) != 4 {
 		t.Fatal(units, err)
 	}
 	text, err := os.ReadFile("../../deploy/default/natkit")

@@ -6,7 +6,7 @@
 set -e
 [ -d /run/systemd/system ] || exit 0
 systemctl daemon-reload || true
-for unit in natkit.service natkit-monitor.service; do
+for unit in natkit.service natkit-monitor.service natkit-log.service; do
     systemctl try-restart "$unit" || true
 done
 exit 0

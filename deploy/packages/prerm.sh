@@ -10,7 +10,7 @@ remove | 0) ;;
 *) exit 0 ;;
 esac
 if [ -d /run/systemd/system ]; then
-    systemctl --no-reload disable --now natkit.service natkit-accel.service natkit-monitor.service || true
+    systemctl --no-reload disable --now natkit.service natkit-accel.service natkit-monitor.service natkit-log.service || true
 fi
 if natkit accel status >/dev/null 2>&1; then natkit accel off; fi
 if natkit status >/dev/null 2>&1; then natkit down; fi

@@ -69,10 +69,12 @@ func Run(ctx context.Context, o Options) (err error) {
 	var listener *conntrack.Listener
 	var mode conntrack.EventsMode
 	if err := o.Namespace.Do(func() (err error) {
-		if mode, err = conntrack.ReadEventsMode(); err != nil {
+		if listener, err = conntrack.Listen(ctx); err != nil { // loads the modules that have the setting
 			return err
 		}
-		listener, err = conntrack.Listen(ctx)
+		if mode, err = conntrack.ReadEventsMode(); err != nil {
+			listener.Close()
+		}
 		return err
 	}); err != nil {
 		return err
