@@ -60,7 +60,7 @@ It needs root. As a service: systemctl enable --now natkit-log.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&dir, "dir", "", "keep the log in this `FOLDER`")
-	f.StringVar(&room, "size", "10GB", "keep at most so `much`")
+	f.StringVar(&room, "size", "10GB", "keep at most this `SIZE`, such as 500MB")
 	f.StringVar(&age, "age", "180d", "keep hours for at most this `time`")
 	f.StringVar(&node, "node", "", "`NAME` of this machine in the log (default its host name)")
 	f.BoolVar(&what.Destinations, "destinations", false, "record each session with its destination")
