@@ -109,7 +109,7 @@ var Reasons = []ReasonInfo{
 	{"too-big", "dropped", "longer than the MTU of the egress interface, from outside with DF: the engine reports the MTU to the sender"},
 	{"no-route", "dropped", "there is no route to its translated destination, or not by an interface of the rule file"},
 	{"unsupported", "dropped", "a protocol or ICMP type that its rule cannot translate, or a translation to the gateway itself"},
-	{"fragment", "dropped", "a fragment that arrived before its first one and could not be kept: too long, or the fifth"},
+	{"fragment", "dropped", "a fragment that arrived before its first one and could not be kept: too long, or more than 128 of its datagram"},
 	{"fragments-full", "dropped", "the table of fragmented datagrams is full"},
 	{"race", "dropped", "lost a race against another CPU or garbage collection on the same session; its sender retransmits it"},
 	{"rewrite", "dropped", "the kernel refused to rewrite it; this cannot happen"},
