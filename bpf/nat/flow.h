@@ -211,21 +211,37 @@ static __always_inline int flow_silent(const struct packet *packet, const struct
 	return c && timeout < NAT_TIMEOUTS && packet->now - flow->seen > c->timeouts[timeout];
 }
 
+/* Whether the session is alive, or the packet may revive it. */
+static __always_inline int flow_wake(const struct packet *packet, const struct nat_flow *flow)
+{
+	__u32 state = flow_state(flow);
+
+	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) || flow_silent(packet, flow, state))
+		return session_revive(packet, flow);
+	return GO_ON;
+}
+
+static __always_inline int flow_step(const struct packet *packet, const struct nat_flow *flow)
+{
+	if (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
+	    !(FLOW_STEADY >> (flow_state(flow) & NAT_FLOW_TIMEOUT) & 1))
+		return state_packet(packet);
+	return GO_ON;
+}
+
 /* What a packet does to the life of its session. */
 static __always_inline int flow_live(const struct packet *packet, const struct nat_flow *flow)
 {
-	__u32 state = flow_state(flow);
-	int reason = GO_ON;
+	int reason = flow_wake(packet, flow);
 
-	if (state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) || flow_silent(packet, flow, state))
-		reason = session_revive(packet, flow);
-	if (reason == GO_ON && (packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
-				!(FLOW_STEADY >> (flow_state(flow) & NAT_FLOW_TIMEOUT) & 1)))
-		reason = state_packet(packet);
-	return reason;
+	return reason == GO_ON ? flow_step(packet, flow) : reason;
 }
 
-/* What a packet of an existing flow may need besides the rewriting. */
+/*
+ * What a packet of an existing flow may need besides the rewriting. A packet that is not
+ * forwarded changes no state, and one that changes it is seen first: it can shorten the
+ * time-out, and if XDP leaves the packet to tc, the connection must not be over there.
+ */
 GLOBAL int flow_update(struct ctx *ctx, struct packet *packet, struct nat_flow *flow)
 {
 	__u32 state;
@@ -234,9 +250,15 @@ GLOBAL int flow_update(struct ctx *ctx, struct packet *packet, struct nat_flow *
 	if (!packet || !flow)
 		return NAT_DROP_BYPASS;
 	state = flow_state(flow);
-	reason = flow_live(packet, flow);
+	reason = flow_wake(packet, flow);
 	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
 		reason = flow_reroute(ctx, packet, flow);
+	if (reason == GO_ON)
+		reason = route_carries(packet, flow->dst, flow->mtu);
+	if (reason != GO_ON)
+		return reason;
+	flow->seen = packet->now;
+	reason = flow_step(packet, flow);
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && state & NAT_FLOW_CLAMP)
 		reason = flow_clamp(ctx, packet, flow->mtu);
 	return reason;
@@ -248,24 +270,13 @@ GLOBAL int flow_send(struct ctx *ctx, struct packet *packet, struct nat_flow *fl
 	return packet && flow ? flow_forward(ctx, packet, flow) : NAT_DROP_BYPASS;
 }
 
-/*
- * A packet that needs more than the fast path. If XDP leaves it to tc, its flow was seen all the
- * same: the packet may have changed the state, whose time-out is shorter now, and to tc a
- * connection that was idle for longer than that would be over.
- */
+/* A packet that needs more than the fast path. */
 static __always_inline int flow_slow_path(struct ctx *ctx, struct packet *packet,
 					  struct nat_flow *flow)
 {
-	int reason = flow_update(ctx, packet, flow), left;
+	int reason = flow_update(ctx, packet, flow);
 
-	if (reason == GO_ON)
-		reason = flow_send(ctx, packet, flow);
-	if (CTX_TC || reason != NAT_PASS_TO_TC)
-		return reason;
-	left = route_carries(packet, flow->dst, flow->mtu);
-	if (left == GO_ON || left == NAT_PASS_TO_TC)
-		flow->seen = packet->now;
-	return reason;
+	return reason == GO_ON ? flow_send(ctx, packet, flow) : reason;
 }
 
 /* To keep a key aside would take stack that Linux 6.1 doesn't have. */

@@ -5,6 +5,7 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -252,6 +253,96 @@ func TestLeftToTC(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A packet that is not forwarded changes no state of its connection, at neither hook: a RST whose
+// TTL is exceeded does not end it, however long it was idle, and the sender gets its ICMP error.
+func TestNotForwarded(t *testing.T) {
+	r := aModelRig(t)
+	r.seed(1)
+	f := parseFile(t, "rules:\n  - masquerade: 192.168.0.0/16\n")
+	r.model = newModel(f, r.facts, r.route)
+	t.Cleanup(func() { r.forget(t, f) })
+	out := udpOut
+	out.protocol = rulefile.TCP
+	in := out
+	in.inside, in.link, in.modelEnds = false, "out", modelEnds{out.dst, netip.AddrPortFrom(gatewayOut, out.src.Port())}
+	states := func() map[abiNatFlowKey]uint32 {
+		all := map[abiNatFlowKey]uint32{}
+		for key, flow := range flowsOf(t, r.maps) {
+			all[key] = flow.State
+		}
+		return all
+	}
+	for _, test := range []struct {
+		name   string
+		packet modelPacket
+		ttl    uint8
+		length int
+		want   abiNatReason
+	}{
+		{"out, TTL", out, 1, 50, abiNatReasonNAT_PASS_TTL},
+		{"out, MTU", out, 64, outsideMTU + 1, abiNatReasonNAT_PASS_TOO_BIG},
+		{"in, TTL", in, 1, 50, abiNatReasonNAT_DROP_TTL},
+	} {
+		for name, set := range map[string]func(*modelPacket){
+			"RST": func(p *modelPacket) { p.rst = true },
+			"FIN": func(p *modelPacket) { p.fin, p.ack = true, true },
+		} {
+			for first, h := range hooks {
+				t.Run(test.name+" "+name+" "+h.name, func(t *testing.T) {
+					r.forget(t, f)
+					p := test.packet
+					set(&p)
+					p.ttl, p.length = test.ttl, test.length
+					r.halfClosed(t, out, in, p.inside)
+					r.pass(t, 600*time.Second) // time-outs after the end: 240 s
+					before := states()
+					if reason := r.endsFrom(t, first, p); reason != test.want {
+						t.Errorf("%v: %v, want %v", p, rulefile.Reason(reason), rulefile.Reason(test.want))
+					}
+					if after := states(); !maps.Equal(before, after) {
+						t.Errorf("states were %x, are %x", before, after)
+					}
+				})
+			}
+		}
+	}
+}
+
+// halfClosed makes a connection, which one side has ended: the external host if byRemote.
+func (r *modelRig) halfClosed(t *testing.T, out, in modelPacket, byRemote bool) {
+	t.Helper()
+	outside, internal := modelEnds{in.dst, in.src}, modelEnds{out.dst, out.src}
+	out.syn = true
+	r.meets(t, out, sent, outside)
+	in.syn, in.ack = true, true
+	r.meets(t, in, back, internal)
+	if byRemote {
+		in.syn, in.fin = false, true
+		r.meets(t, in, back, internal)
+		return
+	}
+	out.syn, out.fin, out.ack = false, true, true
+	r.meets(t, out, sent, outside)
+}
+
+// endsFrom is how a packet ends that first comes to that hook.
+func (r *modelRig) endsFrom(t *testing.T, first int, p modelPacket) abiNatReason {
+	t.Helper()
+	way, side := r.ports[p.link], inside
+	if !p.inside {
+		side = outer
+	}
+	frame := way.arriving(p.ip(p.modelEnds)).Bytes()
+	reason := abiNatReasonNAT_PASS_TO_TC
+	for i := first; i < len(hooks) && reason == abiNatReasonNAT_PASS_TO_TC; i++ {
+		var err error
+		if _, _, reason, err = r.end(t, hooks[i], side, way, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return reason
 }
 
 // Packets from outside keep a session alive if it is so configured, and otherwise do not;

@@ -250,11 +250,15 @@ func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 			return refused(reason)
 		}
 	}
-	s.step(p, f)
 	if f.returns {
+		s.step(p, f)
 		s.seen = m.now
 		return m.comeBack(p, f, saw)
 	}
+	if reason := m.carries(p, f.to); reason != translated {
+		return refused(reason) // and its connection is as before
+	}
+	s.step(p, f)
 	return m.forward(p, f.to, s)
 }
 
@@ -416,6 +420,7 @@ func (m *model) revive(p modelPacket, f *modelFlow) abiNatReason {
 		return abiNatReasonNAT_DROP_NO_SESSION
 	}
 	s.seen, s.syn, s.fin, s.rst = m.now, [2]bool{}, [2]bool{}, false
+	s.step(p, f)
 	return translated
 }
 
