@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/diagnose/follow"
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/lab"
@@ -154,10 +156,16 @@ func TestTraceRate(t *testing.T) {
 func TestTraceContainer(t *testing.T) {
 	l := traceLab(t)
 	name := "natkit-" + l.Name()
-	group := filepath.Join("/sys/fs/cgroup", "lxc.payload."+name)
-	if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil {
-		group = filepath.Join("/sys/fs/cgroup/unified", "lxc.payload."+name)
+	groups := t.TempDir() // the machine may have control groups mounted or not
+	if err := unix.Mount("none", groups, "cgroup2", 0, ""); err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(groups, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	group := filepath.Join(groups, "lxc.payload."+name)
 	if err := os.Mkdir(group, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -94,10 +94,13 @@ func (f *fakeAPI) texts() (out []string) {
 	return out
 }
 
-func (f *fakeAPI) count() int {
+func (f *fakeAPI) count() int { return len(f.asked()) }
+
+// asked are the requests so far, as "METHOD PATH".
+func (f *fakeAPI) asked() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.requests)
+	return slices.Clone(f.requests)
 }
 
 // bubble runs a Reporter for node n1 on a clock of its own, which stands still while anything runs.
@@ -312,7 +315,7 @@ func TestReasons(t *testing.T) {
 			windows(r, 0, a, b)
 		}
 		patches := 0
-		for _, q := range api.requests {
+		for _, q := range api.asked() {
 			if strings.HasPrefix(q, "PATCH /api/v1/nodes/") {
 				patches++
 			}
