@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -16,7 +15,6 @@ import (
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/service"
-	"natkit/internal/natlog"
 	"natkit/internal/natlog/collect"
 	"natkit/internal/natlog/store"
 	"natkit/internal/ui/report"
@@ -126,89 +124,4 @@ func (l *logLines) say(text string) {
 		err = report.LogLineText(l.e.stdout, line, l.stamp)
 	}
 	l.failed = cmp.Or(l.failed, err)
-}
-
-func newWhoCommand(e *env) *cobra.Command {
-	var dir, at string
-	var within time.Duration
-	cmd := &cobra.Command{
-		Use:   "who ADDRESS:PORT [PROTOCOL]",
-		Short: "Show who had an external address and port at a time",
-		Long: `Show which internal endpoint had an external address and port at a time, and from when
-to when, from the log that natkit log keeps. --within widens the time to both sides,
-for clocks that differ. For ICMP the port is the identifier of the query.
-
-The exit code is 0 if somebody had it, 3 if nobody had it, and 4 if nobody is in the log
-and the log has a gap then, or does not reach so far.
-
-Every look-up is written to who.audit in the folder of the log before its result is
-shown: when, by which user, what was asked and how many were found.`,
-		Example: `  natkit who 198.51.100.1:5000 tcp --at '2026-11-20 03:12:07'
-  natkit who 198.51.100.1:5000 --at 2026-11-20T03:12:07Z --within 2s
-  natkit who [2001:db8::1]:5000 udp --at 1h -o json`,
-		Args: asUsage(cobra.RangeArgs(1, 2)),
-	}
-	f := cmd.Flags()
-	f.StringVar(&at, "at", "", "`time` to ask about, such as '2026-11-20 03:12:07', 03:12 or 1h (ago)")
-	f.Var((*secondsFlag)(&within), "within", "widen the time to both sides by so many `seconds` or with a unit")
-	f.StringVar(&dir, "dir", "", "read the log in this `FOLDER`")
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		q, err := whoQuestion(args, at, within)
-		if err != nil {
-			return err
-		}
-		answer, err := store.Who(logFolder(dir), q)
-		if err != nil {
-			return err
-		}
-		result := report.NewWho(q, answer)
-		audit := store.Audit{Time: time.Now().UTC(), UID: os.Getuid(), User: os.Getenv("SUDO_USER"), External: netip.AddrPortFrom(q.Address, q.Port).String(),
-			Protocol: result.Protocol, Since: result.Since, Until: result.Until, Verdict: result.Verdict, Found: len(result.Found)}
-		if err := store.WriteAudit(logFolder(dir), audit); err != nil {
-			return err
-		}
-		if err := e.show(*out, result); err != nil {
-			return err
-		}
-		switch result.Verdict {
-		case report.WhoNobody:
-			return errFindings
-		case report.WhoGap:
-			return errUnjudged
-		}
-		return nil
-	}
-	return cmd
-}
-
-// whoQuestion reads what is asked.
-func whoQuestion(args []string, at string, within time.Duration) (q store.Question, err error) {
-	endpoint, err := netip.ParseAddrPort(args[0])
-	if err != nil {
-		return q, usagef("%q: want an address and a port, such as 198.51.100.1:5000", args[0])
-	}
-	q.Address, q.Port = endpoint.Addr().Unmap(), endpoint.Port()
-	if len(args) == 2 {
-		var ok bool
-		if q.Protocol, ok = natlog.ParseProtocol(args[1]); !ok || q.Protocol == 0 {
-			return q, usagef("%q: want a protocol such as tcp, udp or icmp, or its number", args[1])
-		}
-	}
-	if at == "" {
-		return q, usagef("at which time? give --at, such as --at '2026-11-20 03:12:07'")
-	}
-	now := time.Now()
-	moment, err := parseMoment(at, now)
-	if err != nil {
-		return q, usagef("--at %w", err)
-	}
-	if within < 0 {
-		return q, usagef("--within %v: want a time of 0 or more", within)
-	}
-	if moment.Add(-within).After(now) {
-		return q, usagef("--at %q is in the future", at)
-	}
-	q.Since, q.Upto = natlog.MicrosOf(moment.Add(-within)), natlog.MicrosOf(moment.Add(within))
-	return q, nil
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -12,6 +13,7 @@ import (
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/control"
+	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/ui/report"
 )
@@ -97,97 +99,16 @@ func (f *natFlags) run(ctx context.Context, e *env, output string,
 	return e.show(output, r)
 }
 
-func newUpCommand(e *env) *cobra.Command {
-	f := &natFlags{}
-	cmd := &cobra.Command{
-		Use:   "up",
-		Short: "Start a NAT gateway here from a rule file",
-		Long: `Start a NAT gateway in this network namespace, as a rule file describes it.
-
-Engine ebpf translates and forwards packets at the ingress interface, before the
-stack: in XDP where the network card's driver supports it, in tc elsewhere and for
-what XDP cannot finish. No process keeps running: programs and maps are pinned.
-Engine nft uses the kernel's own NAT, through one nftables table named natkit. The
-same file works with both; where an engine cannot follow the file exactly, natkit
-prints a warning.
-
-Packets of engine ebpf bypass the FORWARD chain, other programs' chains and filters
-on the interfaces, IPsec, routing by mark, and shaping. natkit lists which of these
-are configured and refuses to start without --bypass.
-
-Either everything is set up or nothing. What natkit changes in the namespace
-(forwarding, ports reserved for NAT, proxy neighbours) is recorded first, and natkit
-down restores it, even after natkit was killed.`,
-		Example: `  natkit up -f nat.yaml --dry-run
-  natkit up -f nat.yaml
-  natkit up -f nat.yaml --engine nft --netns gateway`,
-		Args: noArgs,
+// withEngine calls fn with the engine of the namespace.
+func (e *env) withEngine(fn func(*datapath.Engine) error) error {
+	ns, err := netns.Open(e.netns)
+	if err != nil {
+		return err
 	}
-	f.add(cmd)
-	cmd.Flags().StringVar(&f.engine, "engine", "ebpf", "engine that translates: ebpf or nft")
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		err := f.run(cmd.Context(), e, *out, control.MakePlan, control.Up)
-		return next(cmd, nil, err, "--engine nft")
+	defer ns.Close()
+	engine, err := control.Open(ns)
+	if err != nil {
+		return err
 	}
-	return cmd
-}
-
-func newApplyCommand(e *env) *cobra.Command {
-	f := &natFlags{}
-	cmd := &cobra.Command{
-		Use:   "apply",
-		Short: "Change the rules of the running gateway without losing sessions",
-		Long: `Replace the rules in use with those of a rule file, atomically: all of them, or
-none. Sessions whose mappings the new file still allows continue. Interfaces and
-addresses are read again, so applying the rules in use also attaches to an
-interface that was recreated and follows an address that has changed.
-
-Programs of another natkit version are replaced too, if both use the same data
-structures; no session is lost.`,
-		Example: `  natkit apply -f nat.yaml --dry-run
-  natkit apply -f nat.yaml
-  natkit apply -f nat.yaml --netns gateway -o json`,
-		Args: noArgs,
-	}
-	f.add(cmd)
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return next(cmd, nil, f.run(cmd.Context(), e, *out, control.PlanApply, control.Apply), "")
-	}
-	return cmd
-}
-
-func newDownCommand(e *env) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "down",
-		Short: "Stop the gateway and restore what it changed",
-		Long: `Stop what natkit up started, complete or not, by this version or another: its
-sessions end. Settings are restored, except those that somebody else has changed
-since: natkit reports these and leaves them.
-
-Engines of namespaces that no longer exist, which still hold memory, are removed
-too.`,
-		Example: "  natkit down\n  natkit down --netns gateway",
-		Args:    noArgs,
-	}
-	out := outputFlag(cmd)
-	cmd.RunE = func(*cobra.Command, []string) error {
-		ns, err := netns.Open(e.netns)
-		if err != nil {
-			return err
-		}
-		defer ns.Close()
-		d := &report.NATDown{Kept: []string{}}
-		if d.Cleaned, err = control.Clean(); err != nil {
-			return err
-		}
-		kept, err := control.Down(ns)
-		if err != nil {
-			return err
-		}
-		d.Kept = append(d.Kept, kept...)
-		return e.show(*out, d)
-	}
-	return cmd
+	return errors.Join(fn(engine), engine.Close())
 }
