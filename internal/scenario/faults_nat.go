@@ -44,7 +44,7 @@ var natFaults = []Fault{
 		Healthy: "two clients on two CPUs open connections to one server at the same time, from different source ports",
 		Broken:  "two clients on two CPUs open connections from the same source ports, which masquerading tries to keep",
 		Cured:   "masquerading chooses ports at random from the start",
-		Note:    "the clients are two threads on two CPUs that synchronize before each SYN; the rule that the finding shows is replaced by hand",
+		Note:    "the clients are two threads on two CPUs that synchronize before each SYN; the rule that the finding shows is replaced manually",
 		clients: 2,
 		healthy: do(needTwoCPUs, send(pairs(20000))),
 		broken:  sendOnly(pairs(0)),

@@ -63,7 +63,7 @@ func judgeAccelSlowPath(f facts) *verdict {
 	switch reason {
 	case "tcp-strict":
 		v.Title = fmt.Sprintf("accel leaves TCP to the stack: %s of %s", percent(share(slow, eligible)), number(eligible, "packet"))
-		v.Why = "Connection tracking checks TCP windows and must see every packet for that, so accel forwards UDP only. With nf_conntrack_tcp_be_liberal set to 1 it can forward TCP too; segments outside their window are then not marked invalid."
+		v.Why = "Connection tracking checks TCP windows. For that it must see every packet, so accel forwards only UDP. With nf_conntrack_tcp_be_liberal set to 1 it can forward TCP too; segments outside their window are then not marked invalid."
 		v.Remedy = append([]string{"# if no rule here relies on TCP windows being checked (ct state invalid); `natkit accel off` puts the setting back:"}, f.accelAgain("--tcp-liberal")...)
 	case "no-route":
 		v.Title = fmt.Sprintf("accel finds no path for %s of %s", percent(share(slow, eligible)), number(eligible, "packet"))

@@ -72,7 +72,7 @@ func judgeStrays(f facts) *verdict {
 		listens, route = f.run(listens), f.run(route)
 	}
 	v.Remedy = append(v.Remedy, listens,
-		fmt.Sprintf("# or set that address as the source of its route to the clients (ip route change ... src %s); the present source, on the server:", worst.Target.Addr()), route)
+		fmt.Sprintf("# or set that address as the source of its route to the clients (ip route change ... src %s); the current source, on the server:", worst.Target.Addr()), route)
 	v.Verify = f.look(f.run(fmt.Sprintf("conntrack -L -p udp --orig-src %s --sport %d", worst.From, port)))
 	return v
 }

@@ -40,7 +40,7 @@ func judgeLeaving(f facts) *verdict {
 		if gone {
 			v.Title += ": NAT rules are gone"
 			v.Evidence = append(v.Evidence, Evidence{"older entries whose source was translated", strconv.FormatUint(f.translatedSources(), 10), fromDump})
-			v.Why = "No rule here translates sources, but entries in the table show that one did. Most likely the rules were flushed, by hand or by a firewall that started, and the NAT rules went with them."
+			v.Why = "No rule here translates sources, but entries in the table show that one did. Most likely an administrator, or a firewall that started, flushed the rules, and the NAT rules with them."
 			v.Remedy = []string{"# restore the rules with the program that manages them (systemctl restart docker, nftables, firewalld ...), then check that they are there:",
 				f.run("nft list ruleset"), f.run("iptables-legacy-save -t nat")}
 			return v
@@ -86,7 +86,7 @@ func judgeLeavingSix(f facts) *verdict {
 			f.run("nft add table ip6 natkit-masquerade"),
 			f.run("nft 'add chain ip6 natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }'"),
 			f.run(fmt.Sprintf("nft add rule ip6 natkit-masquerade postrouting ip6 saddr fc00::/7 oifname %s masquerade", quote(l.Interface))),
-			"# or disable IPv6 there; the present rules:", f.run("nft list ruleset ip6")}
+			"# or disable IPv6 there; the current rules:", f.run("nft list ruleset ip6")}
 		return v
 	}
 	return nil

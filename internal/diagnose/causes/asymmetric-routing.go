@@ -129,9 +129,9 @@ func (f facts) returnHere(source, dest string, found, notrack bool) (remedy []st
 			"# make the replies return here: check the route of DESTINATION to SOURCE, on that host and its routers"}
 	}
 	remedy = []string{"# make the replies return here: check the route of " + dest + " to " + source + ", on that host and its routers",
-		"# from here it is:", f.run("ip route get " + source)}
+		"# the route from here:", f.run("ip route get " + source)}
 	if notrack {
-		remedy = append(remedy, "# or, if another return path is intended and nothing of this is translated, exclude it from tracking; rules must then accept untracked packets:",
+		remedy = append(remedy, "# or, if another return path is intended and none of this traffic is translated, exclude it from tracking; rules must then accept untracked packets:",
 			f.run("nft add table ip natkit-notrack"),
 			f.run("nft "+quote("add chain ip natkit-notrack prerouting { type filter hook prerouting priority raw; }")),
 			f.run("nft "+quote("add rule ip natkit-notrack prerouting ip saddr "+source+" ip daddr "+dest+" notrack")),

@@ -32,7 +32,7 @@ var backendSilent = Cause{
 	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanFrames},
 	Symptom:       `One published port is dead: clients report "Connection refused", or wait. Everything else works, and rules and routes are right.`,
 	Proof:         fmt.Sprintf("Of the TCP connections to a translated destination during the window, and of the UDP flows to the ports of DNS, NTP and QUIC, at least %d and %s were answered only by a reset (conntrack events), or sent in the last %d s without a reply (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
-	FalsePositive: "A backend whose packets are lost here, by a rule, a route or an unknown neighbour, or that is asked from its own network: these have their own causes. Single failures, connections being opened, and UDP to other ports, much of which expects no reply.",
+	FalsePositive: "A backend whose packets are lost here, by a rule, a route or an unknown neighbour, or whose clients are on its own network: these have their own causes. Single failures, connections being opened, and UDP to other ports, much of which expects no reply.",
 	Cure:          "On the backend: check that the program runs, on the port that the rule names, with room in its accept queue, and not behind a packet filter. If it replies and the replies take another path, fix its route back to the clients. Or change the rule to a backend that works.",
 	judge:         judgeBackend,
 }

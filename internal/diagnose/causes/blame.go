@@ -246,7 +246,7 @@ func (c culprit) evidence(f facts) (out []Evidence) {
 	}
 	out = append(out, Evidence{c.place(), value, source})
 	for _, state := range f.states(c) {
-		out = append(out, Evidence{"its present value", state, source})
+		out = append(out, Evidence{"its current value", state, source})
 	}
 	return out
 }

@@ -64,7 +64,7 @@ func judgeClientsUnreached(f facts) *verdict {
 	link, near := f.linkTo(u.Source)
 	r, asked := f.wayBack(u)
 	v.Evidence = f.unreachedEvidence(worst, part)
-	v.Why = "The service replied, and the reply passed connection tracking here. Either it does not reach the client (policy routing may treat the two directions differently, the neighbour entry for the client or the router before it may be wrong, or it is lost on the path), or what the client confirms it with does not pass this machine."
+	v.Why = "The service replied, and the reply passed connection tracking here. Either it does not reach the client, or the client's confirmation does not pass this machine. Usual reasons: policy routing treats the two directions differently; the neighbour entry for the client, or for the router before it, is wrong; the reply is lost on the path."
 	if asked && near && r.Out != link.Name {
 		v.Title = fmt.Sprintf("replies to %s of %s leave by %s, but it is on %s", number(worst.recent, "connection"), u.Source, r.Out, link.Name)
 		v.Remedy = f.correctRoute(r)

@@ -28,7 +28,7 @@ var conntrackChainTooLong = Cause{
 	Proof: fmt.Sprintf("Entries were refused during the window because of their chain's length (chaintoolong), while the mean chain is shorter than %.0f, so chance cannot have made a chain of 50.",
 		evenChain),
 	FalsePositive: "Long chains everywhere are conntrack-hash-too-small. An attacker cannot aim at a chain from outside: the hash has a secret key.",
-	Cure:          "Find who makes flows that the hash cannot distinguish. Kernels from 4.3 left the zone of a flow out of its hash until 5.15 included it again, so the same addresses in many zones (Open vSwitch, VRFs) make one chain there, if the distribution backported only the chain limit.",
+	Cure:          "Find the source of the flows that the hash cannot distinguish. Kernels from 4.3 left the zone of a flow out of its hash until 5.15 included it again, so the same addresses in many zones (Open vSwitch, VRFs) make one chain there, if the distribution backported only the chain limit.",
 	NoLab:         "it takes a kernel whose hash leaves something out, or a hash so small that the whole host would suffer",
 	judge:         judgeChain,
 }

@@ -70,7 +70,7 @@ func judgeHash(f facts) *verdict {
 	case chain >= longChain:
 		v.Severity = Warning
 		v.impact = min(1, chain/(2*longChainAtLimit))
-		v.Title = fmt.Sprintf("the conntrack hash has %s for %s: %.0f a bucket", plural.Count(ct.Buckets, "bucket"), plural.Count(entries, "entry"), chain)
+		v.Title = fmt.Sprintf("the conntrack hash has %s for %s: %.0f per bucket", plural.Count(ct.Buckets, "bucket"), plural.Count(entries, "entry"), chain)
 	case limited && atLimit > longChainAtLimit:
 		v.Severity = Advice
 		v.Title = fmt.Sprintf("the conntrack hash has %s for a limit of %d entries", plural.Count(ct.Buckets, "bucket"), limit)

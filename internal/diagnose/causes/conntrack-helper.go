@@ -30,9 +30,9 @@ var conntrackHelper = Cause{
 	Severities:    []Severity{Advice, Warning},
 	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanConntrackStats, snapshot.CanKernelLog},
 	Symptom:       "SIP calls without sound, FTP that breaks on its data connection, ports opened that nobody asked for. CPUs are busy in nf_nat_sip or nf_nat_ftp.",
-	Proof:         fmt.Sprintf("The kernel logged during the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines a warning, fewer are advice. Connections with a helper, or nf_conntrack_helper=1, which gives every connection to a helper's port one, are advice. New kernels have no such setting (6.18 does not); they assign helpers by rules only.", helperDropsMany),
+	Proof:         fmt.Sprintf("The kernel logged during the window that a helper dropped packets (nf_ct_sip: dropping packet): from %d lines a warning, fewer are advice. Connections with a helper are advice. So is nf_conntrack_helper=1, which gives every connection to a helper's port that helper; newer kernels have no such setting (6.18 does not) and assign helpers only by rules.", helperDropsMany),
 	FalsePositive: "Active FTP, PPTP or TFTP through NAT needs its helper. Helpers that are loaded but not assigned cost nothing.",
-	Cure:          "Assign helpers only by a rule for the servers that need one. SIP mostly needs none: its endpoints have their own methods.",
+	Cure:          "Assign helpers only by a rule for the servers that need one. SIP rarely needs one: its endpoints have their own methods.",
 	judge:         judgeHelper,
 }
 
@@ -79,7 +79,7 @@ func judgeHelper(f facts) *verdict {
 			break
 		}
 	}
-	v.Why = "A helper searches each packet of its connections for addresses, rewrites them, and admits the connection that they announce. Whoever can send to such a port can open others, " +
+	v.Why = "A helper searches each packet of its connections for addresses, rewrites them, and admits the connection that they announce. Anyone who can send to such a port can open others, " +
 		"and the helper may drop what it does not understand."
 	if on == 1 {
 		v.Remedy = append(v.Remedy, "# assign helpers by rules only; add rules for the servers that need one first:", f.set(automatic))

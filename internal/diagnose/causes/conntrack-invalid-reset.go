@@ -33,7 +33,7 @@ var conntrackInvalidReset = Cause{
 	Severities:    []Severity{Advice, Warning, Critical},
 	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:       `Long transfers break with "Connection reset by peer", at random, on fast or lossy paths. Short ones work.`,
-	Proof:         fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, as many invalid packets are advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
+	Proof:         fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, the same number of invalid packets is advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
 	FalsePositive: "Late FINs of closed connections, and scans with odd flags, which are also invalid and cause a reset. With nf_conntrack_tcp_be_liberal=1 windows are not checked. With br_netfilter and engine ebpf conntrack sees the replies of containers in the bridge's ports, and never the packets that they reply to.",
 	Cure:          "Set nf_conntrack_tcp_be_liberal=1: segments outside their window stay in their connection, and its endpoints decide. Or drop invalid packets before they reach this machine's stack; the segment is then lost and retransmitted. One report describes a table that filled up with be_liberal, because resets no longer ended connections: watch the table.",
 	judge:         judgeInvalidReset,
@@ -92,7 +92,7 @@ func (f facts) entryOf(rows []snapshot.Drop) []string {
 		return nil
 	}
 	t := seen[0]
-	return []string{fmt.Sprintf("# is there an entry for such a segment? If there is none, the entries are gone: find who deletes them, or see the timeouts. Resets right after conntrack -F end by themselves. %s -> %s:", t.source, t.dest),
+	return []string{fmt.Sprintf("# is there an entry for the segment %s -> %s? If not, it expired or was deleted: check the timeouts, or find what deletes entries. (Resets right after conntrack -F stop by themselves.)", t.source, t.dest),
 		f.run(fmt.Sprintf("conntrack -L%s -p tcp --reply-src %s --reply-port-dst %d", conntrackFamily(t.source.Addr()), t.source.Addr(), t.dest.Port()))}
 }
 
@@ -115,7 +115,7 @@ func (f facts) judgeInvalidForwarded(invalid uint64, liberal snapshot.Setting) *
 		{"connections that end", fmt.Sprintf("%.1f a second", ended), fromDump + ": TIME_WAIT entries and their timeout"},
 		{liberal.Name, "0", fromSettings},
 	}
-	v.Why = "The kernel counts these packets and does not say what they were. If replies of published services are among them, they reach the client with the server's own address, and the client, which has no such connection, sends a reset."
+	v.Why = "The kernel counts these packets and does not record what they were. If replies of published services are among them, they reach the client with the server's own address, and the client, which has no such connection, sends a reset."
 	log := f.local("net.netfilter.nf_conntrack_log_invalid", 6)
 	v.Settings = []snapshot.Setting{
 		provided(log, "the kernel may log a line for each invalid packet until this is rolled back"),

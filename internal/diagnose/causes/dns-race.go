@@ -22,7 +22,7 @@ var dnsRace = Cause{
 	Severities:    []Severity{Warning, Critical},
 	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:       "A name lookup sometimes takes 5 seconds, mostly in containers whose resolver is a translated service address.",
-	Proof:         fmt.Sprintf("At least %d flows, one in two seconds, could not be inserted during the window, and they were UDP to port 53: the tracer's samples show it. Without samples, port 53 must hold most of the table's UDP flows while nothing translates sources, which could also be the reason. From %.0f a second it is critical.", manyFailures, raceMany),
+	Proof:         fmt.Sprintf("At least %d flows, and one every two seconds, could not be inserted during the window. They were UDP to port 53: the tracer's samples show it. Without samples, port 53 must hold most of the table's UDP flows while nothing translates sources, which could also be the reason. From %.0f a second it is critical.", manyFailures, raceMany),
 	FalsePositive: "Clashes that the kernel resolves (clash_resolve): nothing is lost. Linux 6.18 resolved all of 11 000 made on purpose, with and without translation to two backends.",
 	Cure:          "Use a newer kernel, a resolver on the node that needs no translation, sequential queries (single-request-reopen), or TCP (use-vc).",
 	NoLab:         "Linux 6.18 resolves such clashes without loss; the counters of a kernel that loses them are tested",

@@ -92,7 +92,7 @@ func page(c Cause) []byte {
 		}
 	}
 	section("How natkit decides", decides)
-	section("What looks alike and is healthy", c.FalsePositive)
+	section("What looks similar but is healthy", c.FalsePositive)
 	section("The cure", fmt.Sprintf("%s\n\nFor example, for the finding \"%s\":\n\n```sh\n%s\n```\n\nThen check that it worked:\n\n```sh\n%s\n```",
 		c.Cure, example.Title, strings.Join(example.Remedy, "\n"), strings.Join(example.Verify, "\n")))
 	if len(c.Explains) > 0 {

@@ -121,7 +121,7 @@ func (f facts) judgeOutsideOnly() *verdict {
 		to := netip.AddrPortFrom(t.First, cmp.Or(t.Ports.Min, r.Dest.Port()))
 		v := &verdict{impact: float64(r.Count)}
 		v.Severity = Warning
-		v.Title = fmt.Sprintf("%s to %s refused here: no rule for %s leads to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
+		v.Title = fmt.Sprintf("%s to %s refused here: no rule for %s translates to %s", number(r.Count, "connection"), r.Dest, from.Name, to)
 		v.Evidence = append([]Evidence{
 			{"connections refused to " + r.Dest.String(), strconv.FormatUint(r.Count, 10), fromEvents},
 			{fmt.Sprintf("chain %s of table %s %s", c.Name, c.Family, c.Table), fmt.Sprintf("leads port %d to %s", r.Dest.Port(), to), fromRules + " (" + c.Backend + ")"},

@@ -54,7 +54,7 @@ func judgePolicies(f facts) *verdict {
 	}
 	v.Why = "For every packet that leaves, the kernel must find out whether it belongs to a tunnel, so it searches the policies, also for traffic that no policy concerns."
 	v.Remedy = []string{
-		"# the present policies; adjacent networks with the same tunnel may become one:",
+		"# the current policies; adjacent networks with the same tunnel may become one:",
 		f.run("ip xfrm policy"),
 		"# with strongSwan: fewer and wider local_ts and remote_ts; or if_id_in and if_id_out with an xfrm interface and a route, so that only the tunnels' own packets meet policies",
 	}

@@ -76,7 +76,7 @@ func judgeBudget(f facts) *verdict {
 	if microsKnown {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_budget_usecs", strconv.FormatInt(micros, 10), fromSettings})
 	}
-	v.Why = "What is left of a round is done in the next one, often by ksoftirqd, which is scheduled like any program: packets arrive in time and leave late."
+	v.Why = "The packets that are left wait for the next round. Often ksoftirqd runs it, which is scheduled like any program: packets arrive in time and leave late."
 	settings := []snapshot.Setting{{Name: "net.core.netdev_budget", Value: strconv.FormatUint(max(budgetRoom, 2*uint64(budget)), 10)}}
 	if !microsKnown || micros < budgetMicros {
 		settings = append(settings, snapshot.Setting{Name: "net.core.netdev_budget_usecs", Value: strconv.Itoa(budgetMicros)})

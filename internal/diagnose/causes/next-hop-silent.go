@@ -37,7 +37,7 @@ var nextHopSilent = Cause{
 	Symptom:       `All traffic by one egress interface is lost, or one published service is dead, while links are up and rules are right. Clients report "No route to host" after some seconds.`,
 	Proof:         fmt.Sprintf("At least %d packets were dropped because the hardware address of their next hop could not be resolved (NEIGH_FAILED). If it is a router, or a rule translated the destination to it, this is a warning; from %s of the forwarded packets it is critical. A silent end host is advice. It is a warning if all lost packets were for it and they are %s of the forwarded packets.", silentFew, percent(silentMost), percent(silentHost)),
 	FalsePositive: "Scans of a local network, whose unused addresses do not reply; a printer that is switched off.",
-	Cure:          "Check the router or host: is it up, on this wire or VLAN, with this address, and does it not filter ARP? Or change the route or rule to a next hop that is up.",
+	Cure:          "Check that the router or host is up, on this link and VLAN, with this address, and that it does not filter ARP. Or change the route or rule to a next hop that is up.",
 	judge:         judgeNextHop,
 }
 
@@ -147,7 +147,7 @@ func judgeNextHop(f facts) *verdict {
 		question = "neighbour discovery"
 	}
 	v.Title = fmt.Sprintf("%s on %s does not reply to %s: %s lost %s", worst.name(), worst.out, question, number(worst.lost, "packet"), f.window())
-	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. The packets that wait are dropped if nobody replies. Rules and NAT were passed before that and are not the cause."
+	v.Why = "To send a packet on a network the kernel asks for the hardware address of the next hop, three times, a second apart. If nobody replies, the waiting packets are dropped. They had already passed rules and NAT, which are not the cause."
 	ports, raise := f.deadPorts(worst.out)
 	v.Evidence = append(v.Evidence, ports...)
 	v.Remedy = append([]string{"# its neighbour entry (FAILED: it was asked and did not reply), and whether anything arrives there:",
@@ -192,7 +192,7 @@ func (f facts) deadPorts(bridge string) (seen []Evidence, remedy []string) {
 func (f facts) reviveHop(h *hop) []string {
 	switch {
 	case h.router:
-		return []string{"# if it is up, check the cable, VLAN and network of " + h.out + ", and whether its address is still " + h.addr.String() + ". If another router leads there, change the routes through this one:",
+		return []string{"# if it is up, check the cable, VLAN and network of " + h.out + ", and whether its address is still " + h.addr.String() + ". If another router serves that network, change the routes through this one:",
 			f.run(fmt.Sprintf("ip%s route show via %s", sixFlag(h.addr), h.addr))}
 	case h.translated.IsValid():
 		remark := fmt.Sprintf("# start the machine with the address %s, or correct the rule that names %s:", h.translated, h.addr)

@@ -37,9 +37,9 @@ var noRoute = Cause{
 	Thresholds:    []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all packets to forward")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
 	Symptom:       `One network cannot be reached, or only the gateway itself can. Clients report "Network is unreachable", or wait.`,
-	Proof:         fmt.Sprintf("Packets were dropped because no route led to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one step milder, since an administrator may want that, unless they are replies or packets for a published service. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
+	Proof:         fmt.Sprintf("Packets were dropped because there was no route to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one severity lower, since an administrator may want that; replies and packets for a published service are not. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
 	FalsePositive: "A few packets for unused addresses, such as scans and printers that moved, also while a rule that drops most packets makes them a larger share of the rest; multicast without a route; blackhole routes that keep unused networks from looping.",
-	Cure:          "Add the missing route. If nobody wants the route that refuses, delete it.",
+	Cure:          "Add the missing route. If a route of type unreachable, blackhole or prohibit drops the packets and is not wanted, delete it.",
 	judge:         judgeNoRoute,
 }
 
@@ -216,9 +216,9 @@ func (f facts) addRoute(rows []snapshot.Drop) (remedy []string) {
 	remedy = append(remedy, "# the routes (is there a default route?), and the policy routing rules, which come first and may be of type unreachable:",
 		f.run("ip"+six+" route show"), f.run("ip"+six+" rule show"))
 	if example != "" {
-		return append(remedy, "# add the missing route through the router that leads there: ip route add "+example+" via ROUTER; or a default route: ip route add default via ROUTER")
+		return append(remedy, "# add the missing route through the router that reaches it: ip route add "+example+" via ROUTER; or a default route: ip route add default via ROUTER")
 	}
-	return append(remedy, "# add the missing route through the router that leads there: ip route add default via ROUTER")
+	return append(remedy, "# add the missing route through the router that reaches it: ip route add default via ROUTER")
 }
 
 // downLink is an interface that is down and has the network that dropped packets

@@ -125,7 +125,7 @@ func judgeOther(f facts) *verdict {
 	if client, network, ok := f.clientAtBroadcast(worst); ok {
 		v.Title = fmt.Sprintf("%s to %s dropped %s: it is the broadcast address of %s", number(lost, "reply"), client, f.window(), network)
 		v.Why = fmt.Sprintf("A client has the address %s, and its packets are forwarded. Its replies are treated as broadcasts, because with this machine's prefix length it is the last address of %s. One of the two prefix lengths is wrong.", client, network)
-		v.Remedy = []string{"# the address and prefix length here; clients have theirs by DHCP or by hand:", f.run("ip -4 addr show to " + network.String())}
+		v.Remedy = []string{"# the address and prefix length here; clients get theirs by DHCP or are configured manually:", f.run("ip -4 addr show to " + network.String())}
 	}
 	if v.Remedy == nil {
 		v.Remedy = []string{"# see the packets, and by which functions they came to " + function + " (" + strconv.Quote(worst.Reason) + " is the kernel's name):", f.natkit("drops --for 10s --stacks")}

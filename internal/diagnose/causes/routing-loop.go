@@ -32,9 +32,9 @@ var routingLoop = Cause{
 	Explains:      []string{"ttl-exceeded", "qdisc-drop"},
 	Needs:         []string{snapshot.CanDrops, snapshot.CanFrames, snapshot.CanRoutes, snapshot.CanCounters},
 	Symptom:       "Some addresses cannot be reached, traceroute shows the same two routers in turn, and a little traffic to them fills the line between.",
-	Proof:         fmt.Sprintf("A packet arrives repeatedly on one interface with a smaller TTL each time, and its route leads out by that interface: packets expire at either of the two routers, depending on the sender's first TTL. Or packets return by the egress interface of their route with one of this machine's own addresses as source (IP_LOCAL_SOURCE): packets that a gateway has masqueraded end this way. Where frames cannot be read: the TTL of packets was exceeded here (IP_INHDR at ip_forward), and the route of one of them leads out by its ingress interface. Critical from %d packets. Packets whose TTL is exceeded without any of these are ttl-exceeded.", ttlMany),
+	Proof:         fmt.Sprintf("A packet arrives repeatedly on one interface with a smaller TTL each time, and its route leaves by the same interface: packets expire at either of the two routers, depending on the sender's first TTL. Or packets return by the egress interface of their route with one of this machine's own addresses as source (IP_LOCAL_SOURCE): packets that a gateway has masqueraded end this way. Where frames cannot be read: the TTL of packets was exceeded here (IP_INHDR at ip_forward), and the route of one of them leaves by its ingress interface. Critical from %d packets. Packets whose TTL is exceeded without any of these are ttl-exceeded.", ttlMany),
 	FalsePositive: "traceroute and mtr, with a few probes a second; a client that sends with TTL 1. A gateway with one interface. A rule that sets the TTL, or drops by it: this is rule-drop.",
-	Cure:          "Add a route on one of the two routers that leads on or ends: on the gateway, give the unused part of a routed network a route of type unreachable.",
+	Cure:          "On one of the two routers, add a route that continues to the destination, or one that ends the loop: on the gateway, give the unused part of a routed network a route of type unreachable.",
 	judge:         judgeLoop,
 }
 

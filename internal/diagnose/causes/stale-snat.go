@@ -24,7 +24,7 @@ var staleSNAT = Cause{
 	Proof: fmt.Sprintf("Entries translate sources to an address that no interface here has and no rule gives. Flows that sent in the last %d s are critical from %d, fewer are a warning; without any it is advice.",
 		snapshot.RecentSeconds, fewFailures),
 	FalsePositive: "A pool of addresses that is routed here without being on an interface: its rule names it. natkit does not judge rules whose addresses cannot be read (maps), or flows in zones. Masquerading removes its entries when an address goes (it does on Linux 6.18). Flows translated to a fixed address stay, also after a masquerade rule became a fixed address.",
-	Cure:          "Delete these entries. The next packet of each flow gets the present address.",
+	Cure:          "Delete these entries. The next packet of each flow gets the current address.",
 	judge:         judgeStaleSNAT,
 }
 

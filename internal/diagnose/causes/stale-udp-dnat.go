@@ -27,7 +27,7 @@ var staleUDPDNAT = Cause{
 	Symptom:       "After a container, pod or backend was replaced, some clients get no reply, while clients that start again do: DNS, syslog, SIP, QUIC, VPNs. It heals when a client pauses or restarts.",
 	Proof:         fmt.Sprintf("One of these holds. UDP flows that sent in the last %d s without a reply are translated to an address that no rule names any more. Or they are for an address of this machine and not translated, although a rule would translate them now, and found no socket. Or the tracer saw packets of such flows that found no neighbour or route at their translated address. From %d flows or lost packets it is critical.", snapshot.RecentSeconds, fewFailures),
 	FalsePositive: "A backend that is dead but still named by the rules is backend-silent. Flows with replies whose packets are not lost: the old backend may be finishing them. natkit does not judge rules whose targets cannot be read (maps), or what IPVS translates.",
-	Cure:          "Delete exactly these entries. Whoever changes the rules must do that each time: kube-proxy and Docker try to, manual changes do not.",
+	Cure:          "Delete exactly these entries, after every change of the rules. kube-proxy and Docker try to do it themselves.",
 	judge:         judgeStaleDNAT,
 }
 

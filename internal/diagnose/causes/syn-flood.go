@@ -131,7 +131,7 @@ func (f facts) endFlood(v *verdict, h halfOpen) {
 	if share(h.answered, h.all()) >= floodMajority {
 		state = "SYN_RECV"
 	}
-	v.Remedy = append(v.Remedy, "# remove the present half-open entries:", f.run("conntrack -D -p tcp --state "+state))
+	v.Remedy = append(v.Remedy, "# remove the current half-open entries:", f.run("conntrack -D -p tcp --state "+state))
 	if over != "" {
 		v.Remedy = append(v.Remedy, over)
 	}

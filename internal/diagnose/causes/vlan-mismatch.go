@@ -60,7 +60,7 @@ func judgeVLAN(f facts) *verdict {
 		address = worst.asked.String() + "/BITS"
 	}
 	name := fmt.Sprintf("%s.%d", worst.link, worst.vlan)
-	v.Remedy = []string{"# the present VLAN interfaces:", f.run("ip -d link show type vlan"),
+	v.Remedy = []string{"# the current VLAN interfaces:", f.run("ip -d link show type vlan"),
 		"# if this machine belongs in that VLAN, create the interface and move the address there:",
 		"#   " + f.run(fmt.Sprintf("ip link add link %s name %s type vlan id %d", quote(worst.link), quote(name), worst.vlan)),
 		"#   " + f.run(fmt.Sprintf("ip addr add %s dev %s", address, quote(name))),
