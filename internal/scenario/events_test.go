@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"natkit/internal/diagnose/causes"
+	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/kubernetes"
+	"natkit/internal/diagnose/monitor"
+	"natkit/internal/diagnose/probe"
+	"natkit/internal/lab"
+	"natkit/internal/nat/control"
+	"natkit/internal/testutil/ktest"
+)
+
+// allEvents names a file: TestFaultsBecomeEvents plays all faults then, and adds a row for each, as docs/kubernetes.md
+// has them. make test-kubernetes sets it.
+const allEvents = "NATKIT_ALL_EVENTS"
+
+// sampledEvents are the faults that it plays without: one that drops, one of the table, one of a rule.
+var sampledEvents = map[string]bool{"ip-forward-off": true, "snat-ports-exhausted": true, "rule-drop": true}
+
+const (
+	eventWithin   = 30 * time.Second
+	clearedWithin = 75 * time.Second // five windows, the one in which the cure falls, and the request
+)
+
+// cluster is an API that accepts what the monitor sends, and keeps the Events.
+type cluster struct {
+	mu       sync.Mutex
+	statuses int // of the node, that were sent
+	events   map[string]*clusterEvent
+}
+
+type clusterEvent struct {
+	Reason, Message, Type string
+	at                    time.Time // of the last change
+}
+
+func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var body struct {
+		Metadata struct{ Name string }
+		clusterEvent
+	}
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	name := cmp.Or(body.Metadata.Name, filepath.Base(r.URL.Path))
+	switch e := c.events[name]; {
+	case strings.HasSuffix(r.URL.Path, "/status"):
+		c.statuses++
+	case r.Method == http.MethodPost && e == nil:
+		c.events[name] = &body.clusterEvent
+		c.events[name].at = time.Now()
+		w.WriteHeader(http.StatusCreated)
+	case r.Method == http.MethodPatch && e != nil:
+		e.Message, e.Type, e.at = body.Message, body.Type, time.Now()
+	default:
+		w.WriteHeader(http.StatusConflict)
+	}
+	_, _ = w.Write([]byte("{}"))
+}
+
+// event is the one with a cause's reason.
+func (c *cluster) event(code string) (clusterEvent, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.events {
+		if strings.EqualFold(e.Reason, strings.ReplaceAll(code, "-", "")) {
+			return *e, true
+		}
+	}
+	return clusterEvent{}, false
+}
+
+// open are the Events of causes that are at work.
+func (c *cluster) open() (out []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.events {
+		if e.Type == "Warning" {
+			out = append(out, e.Reason+": "+e.Message)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// daemonInterval is that of deploy/kubernetes.
+func daemonInterval(t *testing.T) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile("../../deploy/kubernetes/natkit.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`--interval=(\w+)`).FindSubmatch(text)
+	if m == nil {
+		t.Fatal("the DaemonSet has no --interval")
+	}
+	d, err := time.ParseDuration(string(m[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Every fault of the lab is an Event (or, where it is advice, in the history) within 30 s and ends after
+// its cure, with a monitor that runs as the DaemonSet has it.
+func TestFaultsBecomeEvents(t *testing.T) {
+	ktest.Root(t)
+	for _, f := range Faults() {
+		if os.Getenv(allEvents) == "" && !sampledEvents[f.Code] {
+			continue
+		}
+		t.Run(f.Code, func(t *testing.T) {
+			t.Parallel() // most of the time is waiting
+			ktest.Lacking(t, func(t *testing.T) { becomesEvent(t, f) })
+		})
+	}
+}
+
+// watchedLab is a fault's lab with traffic that flows, and a monitor beside it.
+type watchedLab struct {
+	*faultRun
+	t       *testing.T
+	cluster *cluster
+
+	endMonitor context.CancelFunc
+	running    sync.WaitGroup // the monitor
+
+	mu   sync.Mutex
+	said []history.Event
+}
+
+// watchLab brings up the lab that a fault happens in.
+func watchLab(t *testing.T, f Fault) *watchedLab {
+	t.Helper()
+	l := upForTrace(t, cmp.Or(f.topology, "routed"), lab.Options{Clients: f.clients})
+	w := &watchedLab{faultRun: &faultRun{lab: l, watched: l.NATNode(), options: FaultOptions{Progress: func(string, float64) {}}}, t: t,
+		cluster: &cluster{events: map[string]*clusterEvent{}}}
+	t.Cleanup(w.close)
+	return w
+}
+
+func becomesEvent(t *testing.T, f Fault) {
+	w := watchLab(t, f)
+	stop := w.change(f.healthy)
+	w.startMonitor(daemonInterval(t), nil)
+	w.until(3*time.Minute, "the node is healthy", func() bool {
+		w.cluster.mu.Lock()
+		defer w.cluster.mu.Unlock()
+		return w.cluster.statuses > 0
+	})
+	if open := w.cluster.open(); len(open) > 0 {
+		t.Errorf("nothing is wrong, and there is %q", open)
+	}
+	stop()
+	begun := time.Now()
+	stop = w.change(f.broken)
+	changed := time.Now()
+	advice := false
+	if !w.until(2*time.Minute, "", func() bool {
+		e, ok := w.cluster.event(f.Code)
+		advice = w.last(f.Code).Severity == causes.Advice.String()
+		return ok && e.Type == "Warning" || advice
+	}) {
+		t.Fatalf("no Event; the doctor finds %s; Events: %q", titles(w.examine()), w.cluster.open())
+	}
+	found := time.Since(changed)
+	if found > eventWithin {
+		t.Errorf("found only %v after the fault", found)
+	}
+	severity := w.last(f.Code).Severity
+	title := w.last(f.Code).Title
+	for w.found == nil {
+		all := flatFindings(w.examine())
+		if i := slices.IndexFunc(all, func(g causes.Finding) bool { return g.Code == f.Code }); i >= 0 {
+			w.found = &all[i]
+		} else if time.Since(changed) > 2*time.Minute {
+			t.Fatalf("the monitor has found %s, and the doctor does not: %s", f.Code, titles(all))
+		}
+	}
+	stop()
+	stop = w.change(f.cure)
+	cured := time.Now()
+	if !w.until(4*time.Minute, "", func() bool {
+		e, ok := w.cluster.event(f.Code)
+		return w.last(f.Code).Kind == history.Ended && (!ok || e.Type == "Normal" && strings.HasPrefix(e.Message, "ended after "))
+	}) {
+		t.Fatalf("it does not end; the doctor finds %s; Events: %q", titles(w.examine()), w.cluster.open())
+	}
+	took := time.Since(cured)
+	if took > clearedWithin {
+		t.Errorf("ended only %v after the cure", took)
+	}
+	stop()
+	row := fmt.Sprintf("| `%s` | %s | %.0f s | %.0f s |", f.Code, severity, found.Seconds(), took.Seconds())
+	t.Logf("%s %s; the fault took %.0f s to make; others: %q", row, title, changed.Sub(begun).Seconds(), w.others(f.Code))
+	if name := os.Getenv(allEvents); name != "" {
+		file, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err == nil {
+			_, err = file.WriteString(row + "\n")
+			err = errors.Join(err, file.Close())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func flatFindings(list []causes.Finding) (out []causes.Finding) {
+	for _, f := range list {
+		out = append(append(out, f), flatFindings(f.Consequences)...)
+	}
+	return out
+}
+
+// change changes the lab, and lets its traffic flow until stop is called. What sends so much and then
+// ends begins again.
+func (w *watchedLab) change(a action) (stop func()) {
+	w.t.Helper()
+	if err := a(w.t.Context(), w.faultRun); err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var flowing sync.WaitGroup
+	for _, run := range w.traffic {
+		flowing.Go(func() {
+			for ctx.Err() == nil {
+				_ = run(ctx, w.faultRun) // what becomes of it the monitor sees
+				_ = wait(100*time.Millisecond)(ctx, w.faultRun)
+			}
+		})
+	}
+	return func() { cancel(); flowing.Wait() }
+}
+
+// startMonitor starts a monitor that reports to the cluster, and stores what it sees if there is a store.
+func (w *watchedLab) startMonitor(interval time.Duration, store *history.Writer) {
+	w.t.Helper()
+	server := httptest.NewTLSServer(w.cluster)
+	credentials := w.t.TempDir()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := errors.Join(os.WriteFile(filepath.Join(credentials, "ca.crt"), ca, 0o600), os.WriteFile(filepath.Join(credentials, "token"), []byte("t"), 0o600)); err != nil {
+		w.t.Fatal(err)
+	}
+	api, err := kubernetes.NewAPI(server.URL, credentials)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	reporter := kubernetes.New(api, "n1")
+	ctx, cancel := context.WithCancel(w.t.Context())
+	w.endMonitor = cancel
+	w.running.Go(func() { reporter.Run(ctx) })
+	w.running.Go(func() {
+		if err := monitor.Run(ctx, monitor.Options{Interval: interval, History: store, Engine: control.ReadFacts, Kubernetes: reporter, Say: func(l monitor.Line) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if l.Code != "" {
+				w.said = append(w.said, l.Event)
+			}
+		}}); err != nil {
+			w.t.Errorf("natkit monitor: %v", err)
+		}
+	})
+	w.t.Cleanup(func() {
+		w.stopMonitor()
+		server.Close()
+	})
+}
+
+// stopMonitor ends the monitor, and returns when it has.
+func (w *watchedLab) stopMonitor() {
+	w.endMonitor()
+	w.running.Wait()
+}
+
+// last is the last that happened to a cause.
+func (w *watchedLab) last(code string) (last history.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.said {
+		if e.Code == code {
+			last = e
+		}
+	}
+	return last
+}
+
+// others are the other findings that began, of severity warning and above.
+func (w *watchedLab) others(code string) (out []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.said {
+		if e.Code != code && e.Kind == history.Began && e.Severity != causes.Advice.String() {
+			out = append(out, fmt.Sprintf("%s in %s: %s", e.Code, e.Namespace, e.Title))
+		}
+	}
+	return out
+}
+
+// examine is what the doctor finds now.
+func (w *watchedLab) examine() []causes.Finding {
+	w.t.Helper()
+	facts, err := probe.Take(w.t.Context(), probe.Options{Netns: w.watched.Handle(), Window: max(2*time.Second, w.least), Dump: true, Engine: control.ReadFacts})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if w.reads != nil {
+		w.reads(facts)
+	}
+	return causes.Judge(facts)
+}
+
+// until waits for a condition; with what, it fails the test if that does not come true in time.
+func (w *watchedLab) until(limit time.Duration, what string, cond func() bool) bool {
+	w.t.Helper()
+	for deadline := time.Now().Add(limit); !cond(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			if what != "" {
+				w.t.Fatalf("not within %v: %s", limit, what)
+			}
+			return false
+		}
+	}
+	return true
+}
