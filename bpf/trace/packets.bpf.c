@@ -119,6 +119,7 @@ struct {
 
 enum {
 	CTINFO_MASK = 7,
+	CTINFO_NEW = 2,
 	IPS_CONFIRMED = 1 << 3,
 	AF_INET = 2,
 	AF_INET6 = 10,
@@ -548,33 +549,63 @@ int BPF_PROG(packet_sent, struct sk_buff *skb, struct net_device *dev)
 	return 0;
 }
 
-SEC("tp_btf/kfree_skb")
-int BPF_PROG(packet_dropped, struct sk_buff *skb, void *location, __u32 reason)
+static __always_inline int is_ip(const struct sk_buff *skb)
 {
-	struct net_device *dev;
+	return skb->protocol == bpf_htons(0x0800) || skb->protocol == bpf_htons(0x86dd);
+}
+
+/* The device that a dropped packet was at. See locate() of drops.bpf.c: that memory of a packet is
+ * used for other things, too. */
+static __always_inline struct net_device *device_of_drop(struct sk_buff *skb)
+{
+	struct net_device *dev = skb->dev;
 	struct dst_entry *dst;
 
-	if (!is_followed(skb))
-		return 0;
-	if (skb->protocol != bpf_htons(0x0800) && skb->protocol != bpf_htons(0x86dd)) {
-		forget(skb);
-		return 0;
-	}
+	if (dev->nd_net.net && dev->nd_net.net->loopback_dev->nd_net.net == dev->nd_net.net)
+		return dev;
+	dst = (struct dst_entry *)(skb->_skb_refdst & ~1UL);
+	return dst ? BPF_CORE_READ(dst, dev) : 0;
+}
+
+static __always_inline int drop(struct sk_buff *skb, struct net_device *dev, void *location,
+				__u32 reason)
+{
 	struct packet_place place = {
 		.point = PACKET_DROPPED, .location = (__u64)location, .reason = reason};
 
-	/* See locate() of drops.bpf.c: the device's memory is used for other things, too. */
-	dev = skb->dev;
-	if (dev->nd_net.net && dev->nd_net.net->loopback_dev->nd_net.net == dev->nd_net.net) {
+	if (dev)
 		at_device(&place, dev);
-	} else {
-		dst = (struct dst_entry *)(skb->_skb_refdst & ~1UL);
-		if (dst)
-			at_device(&place, BPF_CORE_READ(dst, dev));
-	}
 	report(skb, &place, network_header(skb));
 	forget(skb);
 	return 0;
+}
+
+SEC("tp_btf/kfree_skb")
+int BPF_PROG(packet_dropped, struct sk_buff *skb, void *location, __u32 reason)
+{
+	if (!is_followed(skb))
+		return 0;
+	if (!is_ip(skb)) {
+		forget(skb);
+		return 0;
+	}
+	return drop(skb, device_of_drop(skb), location, reason);
+}
+
+/* What is attached alone while natkit waits for a packet of the filter: no packet passes here that
+ * is forwarded and belongs to a connection that is there already. */
+
+SEC("tp_btf/kfree_skb")
+int BPF_PROG(packet_lost, struct sk_buff *skb, void *location, __u32 reason)
+{
+	struct net_device *dev;
+
+	if (!is_ip(skb))
+		return 0;
+	dev = device_of_drop(skb);
+	if (!enter(skb, network_header(skb), dev))
+		return 0;
+	return drop(skb, dev, location, reason);
 }
 
 static __always_inline void at_hook(struct packet_place *place, struct bpf_nf_ctx *ctx)
@@ -613,6 +644,25 @@ int packet_hook(struct bpf_nf_ctx *ctx)
 	struct packet_place place = {.point = PACKET_HOOK};
 	at_hook(&place, ctx);
 	report(skb, &place, network_header(skb));
+	return NF_ACCEPT;
+}
+
+/* Behind connection tracking, in namespaces without NAT, while natkit waits: as packet_lost. One
+ * word of the packet decides about those of established connections. */
+SEC("netfilter")
+int packet_new(struct bpf_nf_ctx *ctx)
+{
+	struct sk_buff *skb = ctx->skb;
+
+	if ((skb->_nfct & CTINFO_MASK) != CTINFO_NEW)
+		return NF_ACCEPT;
+	if (!enter(skb, skb->head + skb->network_header,
+		   ctx->state->in ? ctx->state->in : ctx->state->out))
+		return NF_ACCEPT;
+	struct packet_place place = {.point = PACKET_HOOK};
+	at_hook(&place, ctx);
+	report(skb, &place, network_header(skb));
+	forget(skb);
 	return NF_ACCEPT;
 }
 

@@ -25,7 +25,7 @@ func newTraceCommand(e *env) *cobra.Command {
 	var port uint16
 	var total time.Duration
 	var packets, rate uint32
-	var dropsOnly, wait bool
+	var dropsOnly, now bool
 	cmd := &cobra.Command{
 		Use:   "trace [FLOW]",
 		Short: "Follow a connection through namespaces, hooks and NAT",
@@ -45,11 +45,14 @@ It needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. What this kernel does 
 allow to see is listed. What natkit's own programs do is read from their maps. Packets
 that another program forwards at XDP never reach the stack and are not seen. Packets that match beyond --rate are counted and not traced.
 
-While it runs, every packet of this machine takes some 20 % more processor time, also
-if none matches. With --wait the packets of established connections take none: natkit
-waits in the namespaces that have NAT for a new connection, attaches its programs when
-one matches, and detaches them when nothing was seen for 30 s. A packet that meets no
-NAT is not waited for.
+Until a packet matches, the trace costs the packets of established connections nothing:
+natkit waits for a new connection in the namespaces that have NAT or track connections,
+and for a dropped packet anywhere, attaches its programs when one matches, and
+detaches them when nothing was seen for 30 s. Of the first packet only the rules from
+priority -101 on and the conntrack entry are shown then, or where it was dropped. With --now, or
+--interface, all of it is attached at the start: the first packet is seen completely, and
+connections that nothing tracks are seen; every packet of this machine takes some 20 %
+more processor time.
 
 With -o json each packet is an object in a line of its own, then one with the totals.
 -o html is one page with a sequence drawing per packet, -o pcapng a capture for
@@ -59,7 +62,7 @@ Wireshark, in which each frame has its step as comment.`,
   natkit trace --container web1 --drops-only
   natkit trace 'udp any -> any:53' --drops-only --for 1m
   natkit trace 'icmp 10.0.0.5 -> any' --netns gateway --interface eth1 -o json
-  natkit trace 'tcp any -> 10.0.0.5:443' --wait --drops-only -o json
+  natkit trace 'tcp any -> 10.0.0.5:443' --now --packets 1
   natkit trace --port 53 --for 10s -o pcapng > trace.pcapng`,
 		Args: asUsage(cobra.MaximumNArgs(1)),
 	}
@@ -69,13 +72,13 @@ Wireshark, in which each frame has its step as comment.`,
 	f.Uint16Var(&port, "port", 0, "connections of this port `NUMBER`, at either end")
 	f.StringVar(&device, "interface", "", "the matching packet is seen on this `NAME` of an interface")
 	f.BoolVar(&dropsOnly, "drops-only", false, "show only packets that are dropped")
-	f.BoolVar(&wait, "wait", false, "cost nothing until a new connection matches; of its first packet only the rules and the conntrack entry are shown")
+	f.BoolVar(&now, "now", false, "see all of the first packet: every packet of this machine takes more processor time")
 	f.Uint32Var(&packets, "packets", 0, "end after this `NUMBER` of packets (default until interrupted)")
 	f.Uint32Var(&rate, "rate", 100, "trace at most this `NUMBER` of packets per second")
 	timeVar(f, &total, "for", 0, "how long to trace (default until interrupted)")
 	out := outputFlag(cmd, "text", "json", "html", "pcapng")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		o := follow.Options{Port: port, Rate: rate, Wait: wait, Programs: packetPrograms}
+		o := follow.Options{Port: port, Rate: rate, Wait: !now && device == "", Programs: packetPrograms}
 		var err error
 		if len(args) > 0 {
 			if o.Flow, err = trace.ParseFlow(args[0]); err != nil {
@@ -90,8 +93,6 @@ Wireshark, in which each frame has its step as comment.`,
 			return usagef("--for %v: want a time, or nothing to trace until interrupted", total)
 		case rate == 0:
 			return usagef("--rate 0: want 1 or more")
-		case wait && device != "":
-			return usagef("--wait and --interface: a connection is waited for in a whole namespace; leave one out")
 		case port == 0 && cmd.Flags().Changed("port"):
 			return usagef("--port 0: want 1 to 65535")
 		case host != "" && name != "":
@@ -150,7 +151,7 @@ func (e *env) trace(ctx context.Context, run *follow.Run, output string, dropsOn
 	}
 	fmt.Fprint(e.stderr, report.TraceMissing(summary))
 	if run.Waiting() {
-		fmt.Fprintln(e.stderr, "waiting for a new connection; Ctrl-C ends it")
+		fmt.Fprintln(e.stderr, "waiting for a new connection or a drop (--now sees every packet); Ctrl-C ends it")
 	} else {
 		fmt.Fprintln(e.stderr, "tracing; Ctrl-C ends it")
 	}

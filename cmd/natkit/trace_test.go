@@ -28,7 +28,6 @@ func TestTraceUsage(t *testing.T) {
 		{"trace nonsense", "want [PROTOCOL]"},
 		{"trace --port 0", "--port 0: want 1 to 65535"},
 		{"trace --port 80 --rate 0", "--rate 0: want 1 or more"},
-		{"trace --port 80 --wait --interface lo", "--wait and --interface"},
 		{"trace --container none-such", "--container none-such: no container"},
 		{"trace --container none-such --host 10.0.0.1", "--host and --container"},
 		{"trace --host nonsense", "--host \"nonsense\": want an address or prefix"},
@@ -87,8 +86,8 @@ func traceLab(t *testing.T) *lab.Lab {
 
 // A trace that is killed leaves no rule behind: its table belongs to its socket.
 func TestTraceKilled(t *testing.T) {
-	t.Run("tracing", func(t *testing.T) { traceKilled(t) })
-	t.Run("waiting", func(t *testing.T) { traceKilled(t, "--wait") })
+	t.Run("tracing", func(t *testing.T) { traceKilled(t, "--now") })
+	t.Run("waiting", func(t *testing.T) { traceKilled(t) })
 }
 
 func traceKilled(t *testing.T, args ...string) {

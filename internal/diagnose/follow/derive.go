@@ -90,7 +90,7 @@ func (b *book) knows(e *snapshot.TraceEvent) bool {
 
 // Dropped are rules that may have dropped a packet: see trace.Deriver.
 func (r *Run) Dropped(inode uint64, function string, p snapshot.DroppedPacket) []trace.Rule {
-	b := r.at.books[inode]
+	b := r.at.book(inode)
 	if b == nil {
 		return nil
 	}
@@ -121,7 +121,7 @@ func ruleOf(c *snapshot.Chain, r *snapshot.Rule) trace.Rule {
 
 // Translated are rules that may have translated a packet: see trace.Deriver.
 func (r *Run) Translated(inode uint64, hook string, p snapshot.DroppedPacket, after snapshot.TraceTuple) []trace.Rule {
-	b := r.at.books[inode]
+	b := r.at.book(inode)
 	if b == nil {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/diagnose/trace"
+	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
 )
@@ -27,8 +28,9 @@ type Options struct {
 	Netns   uint64 // where packets are first seen; 0: anywhere
 	Ifindex uint32 // likewise, in that namespace
 	Rate    uint32 // packets in a second at most
-	// Wait attaches nothing to the path of packets until a new connection matches where NAT is on,
-	// and detaches again when no more is seen of any.
+	// Wait attaches nothing to the path of packets until a new connection matches or one of its packets is dropped, and
+	// detaches again when no more is seen of any. Without a namespace in which a new connection can be
+	// noticed it is no use, and everything is attached at once.
 	Wait bool
 	// Programs are natkit's own, whose steps are told; nil for none.
 	Programs ProgramReader
@@ -47,10 +49,11 @@ type Run struct {
 	filter   observe.PacketFilter
 	programs ProgramReader
 	joined   *trace.Assembler
+	packets  *observe.Packets
 	at       *attachment
-	counts   observe.PacketCounts // of attachments that were closed
-	begun    chan struct{}        // while waiting: a connection has matched
+	begun    chan struct{} // while waiting: a connection has matched; nil: it never waits
 	waits    atomic.Bool
+	look     time.Time // when new namespaces are looked for
 
 	mu    sync.Mutex
 	met   []snapshot.TraceEvent // what readers have read
@@ -64,9 +67,16 @@ type earlyPacket struct{ netns, id uint64 }
 
 // attachment is what hangs in the kernel.
 type attachment struct {
-	packets *observe.Packets // nil while waiting
-	books   map[uint64]*book // of rules, by namespace
 	missing []observe.Missing
+
+	// While it waits for a connection:
+	waits     bool
+	asksTable bool // whether one is there already
+	connected bool // one is
+	somewhere bool // there are namespaces in which a new one is noticed
+
+	mu    sync.Mutex
+	books map[uint64]*book // of rules, by namespace
 
 	programs []programOf
 	asked    map[snapshot.TraceTuple]int // how often, about a packet of which
@@ -91,45 +101,79 @@ func Open(o Options) (*Run, error) {
 		programs: o.Programs, early: map[earlyPacket]bool{},
 	}
 	r.joined = trace.NewAssembler(r)
-	if o.Wait {
-		r.begun = make(chan struct{}, 1)
-		if err := r.wait(); err != nil || r.Waiting() {
-			return r, err
-		}
-		if err := r.await(context.Background()); err != nil { // a connection is there already
-			return nil, errors.Join(err, r.Close())
-		}
-		return r, nil
+	var err error
+	if r.packets, err = observe.LoadPackets(r.filter); err != nil {
+		return nil, err
 	}
-	return r, r.attach()
+	if o.Wait {
+		err = r.waitFirst()
+	} else {
+		err = r.attach()
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
 }
 
 // attach follows packets from here on.
 func (r *Run) attach() error {
-	p, err := observe.OpenPackets(r.filter)
-	if err != nil {
+	if err := r.packets.Attach(); err != nil {
 		return err
 	}
 	a := newAttachment()
-	a.packets, a.missing = p, p.Missing()
-	for _, place := range p.Places() {
-		a.openRules(place, r.filter)
-	}
+	was := r.replace(a)
 	a.openPrograms(r.programs)
-	r.replace(a)
-	return nil
+	r.refresh()
+	return was.close() // what waited has been read until now
 }
 
-// replace puts an attachment in the place of the one before.
-func (r *Run) replace(a *attachment) {
-	was := r.at
-	r.at = a
-	for _, t := range a.rules { // from here on books and rules are only read
-		a.reader.Go(func() { r.read(a, t) })
+// refreshEvery is how often namespaces are looked for that were made, or got rules, since.
+const refreshEvery = 2 * time.Second
+
+// refresh opens what is new.
+func (r *Run) refresh() {
+	if time.Now().Before(r.look) {
+		return
 	}
-	if was != nil {
-		r.closeAttachment(was)
+	r.look = time.Now().Add(refreshEvery)
+	a := r.at
+	for _, place := range r.packets.Refresh() {
+		before := len(a.rules)
+		if a.waits {
+			r.waitIn(a, place)
+		} else {
+			a.openRules(place, r.filter)
+		}
+		for _, t := range a.rules[before:] {
+			a.reader.Go(func() { r.read(a, t) })
+		}
 	}
+}
+
+// replace puts an attachment in the place of the one before, which it returns.
+func (r *Run) replace(a *attachment) (was *attachment) {
+	was = r.at
+	r.at, r.look = a, time.Time{}
+	return was
+}
+
+// book has the rules of a namespace; nil if they are not read.
+func (a *attachment) book(inode uint64) *book {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.books[inode]
+}
+
+// openBook reads the rules of a namespace.
+func (a *attachment) openBook(place netns.Place) {
+	b, err := newBook(place)
+	if err != nil {
+		a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "names of rules", Why: err.Error()})
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.books[place.Inode] = b
 }
 
 // openRules reads the rules of a namespace and has the kernel report those that packets meet.
@@ -137,11 +181,7 @@ func (a *attachment) openRules(place observe.HookedPlace, f observe.PacketFilter
 	if !place.NFTables && !place.Legacy {
 		return
 	}
-	b, err := newBook(place.Place)
-	if err != nil {
-		a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "names of rules", Why: err.Error()})
-	}
-	a.books[place.Inode] = b
+	a.openBook(place.Place)
 	if !place.NFTables {
 		return
 	}
@@ -166,11 +206,11 @@ func (r *Run) read(a *attachment, t *observe.RuleTrace) {
 			return
 		}
 		for i := range events {
-			if b := a.books[events[i].Netns]; b != nil {
+			if b := a.book(events[i].Netns); b != nil {
 				b.name(&events[i])
 			}
 		}
-		r.keep(events, a.packets == nil)
+		r.keep(events, a.waits)
 	}
 }
 
@@ -206,8 +246,9 @@ func (r *Run) takeMet() []snapshot.TraceEvent {
 }
 
 // mark has nftables report the rules of connections that got other tuples, too.
-func (a *attachment) mark(e *snapshot.TraceEvent) {
-	a.learn(e)
+func (r *Run) mark(e *snapshot.TraceEvent) {
+	a := r.at
+	r.learn(e)
 	tuples := []snapshot.TraceTuple{e.Tuple, e.Tuple.Turned()}
 	if e.Entry != nil {
 		tuples = append(tuples, e.Entry.Original, e.Entry.Reply)
@@ -225,9 +266,15 @@ func (a *attachment) mark(e *snapshot.TraceEvent) {
 }
 
 // Close detaches everything.
-func (r *Run) Close() error { return r.closeAttachment(r.at) }
+func (r *Run) Close() error {
+	return errors.Join(r.at.close(), r.packets.Close())
+}
 
-func (r *Run) closeAttachment(a *attachment) error {
+// close ends an attachment; nil is none.
+func (a *attachment) close() error {
+	if a == nil {
+		return nil
+	}
 	close(a.stop)
 	a.reader.Wait()
 	var errs []error
@@ -237,16 +284,11 @@ func (r *Run) closeAttachment(a *attachment) error {
 	for _, p := range a.programs {
 		errs = append(errs, p.Close())
 	}
-	if a.packets != nil {
-		c, err := a.packets.Counts()
-		r.counts = observe.PacketCounts{Packets: r.counts.Packets + c.Packets, Capped: r.counts.Capped + c.Capped, Lost: r.counts.Lost + c.Lost}
-		errs = append(errs, err, a.packets.Close())
-	}
 	return errors.Join(errs...)
 }
 
 // Missing is what can't be seen.
-func (r *Run) Missing() []observe.Missing { return slices.Clone(r.at.missing) }
+func (r *Run) Missing() []observe.Missing { return slices.Concat(r.packets.Missing(), r.at.missing) }
 
 // tick is how often complete packets are looked for.
 const tick = 100 * time.Millisecond
@@ -255,20 +297,18 @@ const tick = 100 * time.Millisecond
 func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 	next := time.Now().Add(tick)
 	for {
-		if r.at.packets == nil {
-			if err := r.await(ctx); err != nil || r.at.packets == nil {
+		if r.at.waits {
+			if err := r.await(ctx); err != nil || r.at.waits {
 				return err
 			}
 		}
-		e, err := r.at.packets.Read(next)
+		e, err := r.packets.Read(next)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 		case err != nil:
 			return err
 		default:
-			r.at.mark(&e)
-			r.joined.Add(e)
-			r.last = e.TimeNS
+			r.take(e)
 		}
 		if time.Now().Before(next) {
 			continue
@@ -290,6 +330,7 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 		if over {
 			return nil
 		}
+		r.refresh()
 		if r.begun != nil && now > r.last+idle {
 			if err := r.wait(); err != nil {
 				return err
@@ -298,15 +339,16 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 	}
 }
 
+// take takes an event of the programs.
+func (r *Run) take(e snapshot.TraceEvent) {
+	r.mark(&e)
+	r.joined.Add(e)
+	r.last = e.TimeNS
+}
+
 // Summary returns the totals until now.
 func (r *Run) Summary() (Summary, error) {
-	c := r.counts
-	var err error
-	if r.at.packets != nil {
-		var now observe.PacketCounts
-		now, err = r.at.packets.Counts()
-		c = observe.PacketCounts{Packets: c.Packets + now.Packets, Capped: c.Capped + now.Capped, Lost: c.Lost + now.Lost}
-	}
+	c, err := r.packets.Counts()
 	return Summary{Packets: c.Packets, Capped: c.Capped, Lost: c.Lost + r.joined.Lost(), Missing: r.Missing()}, err
 }
 

@@ -81,17 +81,18 @@ const maxAsked = 8
 
 // learn has the kernel follow what a program makes of a packet, too: the tuple that it has behind
 // one at tc, and the one that it will have behind one at XDP.
-func (a *attachment) learn(e *snapshot.TraceEvent) {
+func (r *Run) learn(e *snapshot.TraceEvent) {
+	a := r.at
 	if len(a.programs) == 0 || a.asked[e.Tuple] >= maxAsked {
 		return
 	}
 	if a.asked[e.Tuple] == 0 {
-		_ = a.packets.Follow(e.Tuple) // without it the connection ends here
+		_ = r.packets.Follow(e.Tuple) // without it the connection ends here
 	}
 	a.asked[e.Tuple]++
 	for _, p := range a.programs {
 		if after, known := p.Becomes(e.Tuple); known {
-			_ = a.packets.Follow(after)
+			_ = r.packets.Follow(after)
 			a.asked[e.Tuple] = maxAsked
 		}
 	}

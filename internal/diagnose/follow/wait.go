@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"os"
 	"time"
 
 	"natkit/internal/kernel/conntrack"
@@ -21,14 +22,31 @@ import (
 // idle is how long nothing is seen until a trace that waits detaches again, in nanoseconds.
 var idle uint64 = 30_000_000_000
 
-// wait detaches what follows packets, and waits for a new connection.
-func (r *Run) wait() error {
-	a := newAttachment()
-	places, missing, err := observe.TranslatingPlaces()
-	if err != nil {
+// waitFirst begins a trace by waiting. If there is a connection of the filter already it follows that, and if
+// there is nowhere to wait it attaches at once.
+func (r *Run) waitFirst() error {
+	r.begun = make(chan struct{}, 1)
+	if err := r.wait(); err != nil {
 		return err
 	}
-	a.missing = missing
+	if !r.at.somewhere {
+		r.begun = nil // it never waits again
+		return r.begin()
+	}
+	if r.at.connected {
+		return r.begin()
+	}
+	return nil
+}
+
+// wait detaches what follows packets, and waits for a new connection.
+func (r *Run) wait() error {
+	if err := r.packets.Detach(); err != nil {
+		return err
+	}
+	if err := r.packets.Forget(); err != nil {
+		return err
+	}
 	select {
 	case <-r.begun: // by a connection that was there before the programs were
 	default:
@@ -37,42 +55,41 @@ func (r *Run) wait() error {
 	r.late = false
 	clear(r.early)
 	r.mu.Unlock()
-	for _, place := range places {
-		if r.filter.Netns != 0 && place.Inode != r.filter.Netns {
-			continue
-		}
-		traces, err := observe.OpenWaiting(place, r.filter)
-		if err != nil {
-			a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "new connections", Why: err.Error()})
-			continue
-		}
-		a.rules = append(a.rules, traces...)
-		if a.books[place.Inode], err = newBook(place.Place); err != nil {
-			a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "names of rules", Why: err.Error()})
-		}
-		if r.begun != nil && r.at == nil && r.connected(place.Place) { // only at the start: later they are idle
-			r.begin()
-		}
+	a := newAttachment()
+	a.waits, a.asksTable = true, r.at == nil // later its connections are idle
+	if err := r.replace(a).close(); err != nil {
+		return err
 	}
-	if len(a.rules) == 0 {
-		return errors.Join(errNothingToWaitFor, r.closeAttachment(a))
+	if err := r.packets.Wait(); err != nil {
+		return err
 	}
-	r.waits.Store(len(r.begun) == 0)
-	r.replace(a)
+	r.waits.Store(true)
+	r.refresh()
 	return nil
 }
 
-var errNothingToWaitFor = errors.New("wait for a connection: no namespace that can be waited in has NAT: trace without --wait")
+// waitIn waits in a namespace, too.
+func (r *Run) waitIn(a *attachment, place observe.HookedPlace) {
+	if r.filter.Netns != 0 && place.Inode != r.filter.Netns || !place.Tracks {
+		return
+	}
+	a.somewhere = true
+	a.openBook(place.Place)
+	if a.asksTable && r.connected(place.Place) {
+		a.connected = true
+	}
+	if !place.NAT4 && !place.NAT6 {
+		return // a program of packets is there
+	}
+	traces, err := observe.OpenWaiting(place, r.filter)
+	if err != nil {
+		a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "new connections", Why: err.Error()})
+	}
+	a.rules = append(a.rules, traces...)
+}
 
 // Waiting says whether no connection has matched yet.
 func (r *Run) Waiting() bool { return r.waits.Load() }
-
-func (r *Run) begin() {
-	select {
-	case r.begun <- struct{}{}:
-	default:
-	}
-}
 
 // connected says whether a connection of the filter is in the table of a namespace already.
 func (r *Run) connected(place netns.Place) (found bool) {
@@ -104,32 +121,61 @@ func at(ref string, fn func() error) error {
 	return h.Do(fn)
 }
 
-// await attaches everything once a connection has begun. If ctx is over before, nothing is.
+// await attaches everything once a connection has begun, or one of its packets was dropped. If ctx is over before,
+// nothing is.
 func (r *Run) await(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-r.begun:
+	for ctx.Err() == nil {
+		e, err := r.packets.Read(time.Now().Add(tick))
+		switch {
+		case err == nil: // a drop, or a new connection without NAT: with its entry it is followed
+			return r.beginWith(&e)
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return err
+		}
+		select {
+		case <-r.begun:
+			return r.begin()
+		default:
+		}
+		r.refresh()
 	}
+	return nil
+}
+
+// begin ends waiting.
+func (r *Run) begin() error { return r.beginWith(nil) }
+
+// beginWith begins with what was seen of a packet; nil for nothing but what rules reported.
+func (r *Run) beginWith(seen *snapshot.TraceEvent) error {
 	waited := r.at
 	r.mu.Lock()
 	r.late = true
 	r.mu.Unlock()
+	var met []snapshot.TraceEvent
+	if err := r.packets.Detach(); err != nil {
+		return err
+	}
 	if err := r.attach(); err != nil {
 		return err
 	}
 	r.waits.Store(false)
 	r.last = monotonic()
-	seen := map[earlyPacket]bool{}
-	var all []snapshot.TraceEvent
-	for _, e := range r.takeMet() {
-		if key := (earlyPacket{e.Netns, e.Identity}); e.Head != nil && !seen[key] {
-			seen[key] = true
-			all = append(all, r.firstPacket(e, waited)...)
-		}
-		all = append(all, e)
+	if seen != nil {
+		r.take(*seen)
 	}
-	for _, e := range all {
+	known := map[earlyPacket]bool{}
+	for _, e := range r.takeMet() {
+		if key := (earlyPacket{e.Netns, e.Identity}); e.Head != nil && !known[key] && (seen == nil || seen.Identity != e.Identity) {
+			known[key] = true
+			met = append(met, r.firstPacket(e, waited)...)
+		}
+		met = append(met, e)
+	}
+	for _, e := range met {
+		if e.Entry != nil { // its other packets have these ends
+			_ = r.packets.Follow(e.Entry.Original)
+			_ = r.packets.Follow(e.Entry.Reply)
+		}
 		r.joined.Add(e)
 	}
 	return nil
@@ -171,7 +217,7 @@ func (r *Run) firstPacket(e snapshot.TraceEvent, waited *attachment) []snapshot.
 
 // entryOf reads the entry that a packet made, nil if there is none.
 func (r *Run) entryOf(e snapshot.TraceEvent, waited *attachment) (out *snapshot.TraceEntry) {
-	book := waited.books[e.Netns]
+	book := waited.book(e.Netns)
 	if book == nil {
 		return nil
 	}

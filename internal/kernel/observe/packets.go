@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math"
 	"net/netip"
 	"os"
@@ -40,9 +41,10 @@ type PacketFilter struct {
 	Rate     uint32 // packets in a second that are followed at most; more are counted
 }
 
-// Packets follows packets from OpenPackets until Close. Read is for one goroutine.
+// Packets follows packets, from Attach until Detach or Close. Read is for one goroutine.
 type Packets struct {
 	objs       packetsObjects
+	hooks      bool // the kernel has programs of that type
 	links      []link.Link
 	reader     *ringbuf.Reader
 	reasons    reasons
@@ -50,8 +52,11 @@ type Packets struct {
 	namespaces *namespaces
 	places     map[placeKey][]int // priorities of the checkpoints, in their order
 	passes     map[uint64]pass    // packets in a hook
-	missing    []Missing
-	hooked     []HookedPlace
+	lacking    []Missing          // of this kernel
+	missing    []Missing          // where it is attached
+	looks      map[uint64]*look
+	// hangs puts programs on the hooks of the calling thread's namespace.
+	hangs func(HookedPlace, []snapshot.Hook) error
 }
 
 // HookedPlace is a namespace in which something hangs on the hooks of netfilter.
@@ -59,6 +64,7 @@ type HookedPlace struct {
 	netns.Place
 	NFTables, Legacy bool // whose rules are there
 	Tracks           bool // connection tracking is on
+	NAT4, NAT6       bool // so is NAT
 }
 
 // Missing is a part of a trace that can't be seen, and where.
@@ -82,16 +88,16 @@ type pass struct {
 // maxPasses bounds what is remembered of packets that ended in a hook.
 const maxPasses = 4096
 
-// PacketCounts are totals since OpenPackets.
+// PacketCounts are totals since LoadPackets.
 type PacketCounts struct {
 	Packets uint64 // followed; a packet counts once in each namespace
 	Capped  uint64 // matched, but beyond the rate
 	Lost    uint64 // steps that found no room on their way to natkit
 }
 
-// OpenPackets attaches the programs in all namespaces that there are now. The error wraps
-// ErrUnavailable where the kernel does not allow it; what less than all is not possible is in Missing.
-func OpenPackets(f PacketFilter) (*Packets, error) {
+// LoadPackets loads the programs, which see nothing before Attach. The error wraps ErrUnavailable where the
+// kernel does not allow it; what less than all is not possible is in Missing.
+func LoadPackets(f PacketFilter) (*Packets, error) {
 	kernel, opts, err := kernelTypes()
 	if err != nil {
 		return nil, err
@@ -99,7 +105,8 @@ func OpenPackets(f PacketFilter) (*Packets, error) {
 	if err := checkDropArguments(kernel); err != nil {
 		return nil, refused(followPackets, err)
 	}
-	p := &Packets{places: map[placeKey][]int{}, passes: map[uint64]pass{}}
+	p := &Packets{}
+	p.clear()
 	if p.reasons, err = loadReasons(kernel); err != nil {
 		return nil, err
 	}
@@ -115,19 +122,99 @@ func OpenPackets(f PacketFilter) (*Packets, error) {
 		return nil, err
 	}
 	p.symbols, _ = kernelSymbols()
+	return p, nil
+}
+
+// clear forgets where programs were attached, and what they saw there.
+func (p *Packets) clear() {
+	p.links, p.missing = nil, nil
+	p.places, p.passes, p.looks = map[placeKey][]int{}, map[uint64]pass{}, map[uint64]*look{}
 	p.namespaces = newNamespaces()
-	if p.objs.PacketHook != nil {
-		p.attachHooks()
+}
+
+// Attach has the programs see packets. Refresh adds what hangs on hooks.
+func (p *Packets) Attach() error {
+	p.hangs = func(hooked HookedPlace, hooks []snapshot.Hook) error {
+		for _, c := range checkpoints(hooks) {
+			key := placeKey{hooked.Inode, c.family, c.hook}
+			for i, priority := range c.priorities {
+				program := p.objs.PacketHook
+				if key.hook == uint8(link.NetfilterInetLocalOut) && i == 0 {
+					program = p.objs.PacketMade
+				}
+				if err := p.hang(program, key, priority); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
 	}
-	for _, program := range []*ebpf.Program{p.objs.PacketDropped, p.objs.PacketSent, p.objs.PacketQueued, p.objs.PacketReceived} {
+	return p.trace(p.objs.PacketDropped, p.objs.PacketSent, p.objs.PacketQueued, p.objs.PacketReceived)
+}
+
+// Wait has the programs see only what costs the packets of established connections nothing: packets of the filter that are
+// dropped, and, where Refresh adds it, new connections in namespaces that track them and have no NAT. For
+// those that have, see OpenWaiting.
+func (p *Packets) Wait() error {
+	p.hangs = func(hooked HookedPlace, hooks []snapshot.Hook) error {
+		if hooked.NAT4 || hooked.NAT6 || !hooked.Tracks {
+			return nil
+		}
+		for _, c := range checkpoints(hooks) {
+			key := placeKey{hooked.Inode, c.family, c.hook}
+			if first := link.NetfilterInetHook(c.hook); first != link.NetfilterInetPreRouting && first != link.NetfilterInetLocalOut {
+				continue
+			}
+			if err := p.hang(p.objs.PacketNew, key, conntrackPriority+1); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return p.trace(p.objs.PacketLost)
+}
+
+// trace attaches tracing programs.
+func (p *Packets) trace(programs ...*ebpf.Program) error {
+	for _, program := range programs {
 		l, err := link.AttachTracing(link.TracingOptions{Program: program})
 		if err != nil {
-			p.Close()
-			return nil, refused(followPackets, err)
+			return refused(followPackets, err)
 		}
 		p.links = append(p.links, l)
 	}
-	return p, nil
+	return nil
+}
+
+// Detach has the programs see nothing. Counts go on.
+func (p *Packets) Detach() error {
+	var errs []error
+	for _, l := range p.links {
+		errs = append(errs, l.Close())
+	}
+	p.clear()
+	// Of the packets that are under way nothing more is known.
+	return errors.Join(append(errs, p.objs.Followed.Set(make([]uint64, p.objs.Followed.Size()/8)))...)
+}
+
+// Forget has the programs follow no connection but those that they find from now on. It is for a time in which
+// they are detached.
+func (p *Packets) Forget() error {
+	var c packetsCounts
+	if err := p.objs.Counts.Get(&c); err != nil {
+		return fmt.Errorf("%s: read counts: %w", followPackets, err)
+	}
+	c.Tuples = 0
+	if err := p.objs.Counts.Set(c); err != nil {
+		return fmt.Errorf("%s: write counts: %w", followPackets, err)
+	}
+	var key packetsPacketTuple
+	for p.objs.Tuples.NextKey(nil, &key) == nil {
+		if err := p.objs.Tuples.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("%s: forget connections: %w", followPackets, err)
+		}
+	}
+	return nil
 }
 
 const followPackets = "follow packets"
@@ -136,11 +223,12 @@ const followPackets = "follow packets"
 func (p *Packets) load(spec *ebpf.CollectionSpec, opts ebpf.ProgramOptions) error {
 	err := spec.LoadAndAssign(&p.objs, &ebpf.CollectionOptions{Programs: opts})
 	if err != nil && spec.Programs["packet_hook"] != nil {
-		refusal := refused("watch packets inside netfilter hooks", err)
+		refusal := refused("watch "+insideHooks, err)
 		var some struct {
 			packetsMaps
 			packetsVariables
 			PacketDropped  *ebpf.Program `ebpf:"packet_dropped"`
+			PacketLost     *ebpf.Program `ebpf:"packet_lost"`
 			PacketQueued   *ebpf.Program `ebpf:"packet_queued"`
 			PacketReceived *ebpf.Program `ebpf:"packet_received"`
 			PacketSent     *ebpf.Program `ebpf:"packet_sent"`
@@ -151,8 +239,10 @@ func (p *Packets) load(spec *ebpf.CollectionSpec, opts ebpf.ProgramOptions) erro
 		p.objs = packetsObjects{packetsMaps: some.packetsMaps, packetsVariables: some.packetsVariables}
 		p.objs.PacketDropped, p.objs.PacketQueued = some.PacketDropped, some.PacketQueued
 		p.objs.PacketReceived, p.objs.PacketSent = some.PacketReceived, some.PacketSent
-		p.missing = append(p.missing, Missing{What: "packets between the functions of a netfilter hook (needs Linux 6.4 and CONFIG_NETFILTER_BPF_LINK)", Why: refusal.Error()})
+		p.objs.PacketLost = some.PacketLost
+		p.lacking = append(p.lacking, Missing{What: "packets between the functions of a netfilter hook (needs Linux 6.4 and CONFIG_NETFILTER_BPF_LINK)", Why: refusal.Error()})
 	}
+	p.hooks = p.objs.PacketHook != nil
 	if p.reader, err = ringbuf.NewReader(p.objs.Steps); err != nil {
 		return fmt.Errorf("%s: %w", followPackets, err)
 	}
@@ -191,68 +281,91 @@ func (f PacketFilter) configure(spec *ebpf.CollectionSpec) error {
 	return vars.Filter.Set(k)
 }
 
-// attachHooks puts the checkpoints into every namespace in which something hangs on the hooks.
-func (p *Packets) attachHooks() {
+// look is how often a namespace without hooks is looked at again: often when it is new, rarely later.
+type look struct {
+	done  bool // it is attached to, or can't be
+	next  time.Time
+	pause time.Duration
+}
+
+const (
+	firstLookAgain = time.Second
+	lastLookAgain  = time.Minute
+)
+
+// Refresh looks for namespaces in which something hangs on the hooks, and puts programs there. It returns those that it did not
+// know: all at first, later those that were made or got rules since.
+func (p *Packets) Refresh() (added []HookedPlace) {
 	lister := OpenHooks()
 	defer lister.Close()
 	all, err := netns.All()
 	if err != nil {
-		p.missing = append(p.missing, Missing{What: "packets inside netfilter hooks", Why: err.Error()})
-		return
+		p.missing = append(p.missing, Missing{What: insideHooks, Why: err.Error()})
+		return nil
 	}
+	there, now := map[uint64]bool{}, time.Now()
 	for _, place := range all {
-		if err := p.attachIn(lister, place); err != nil {
-			p.missing = append(p.missing, Missing{place.Ref, "packets inside netfilter hooks", err.Error()})
+		there[place.Inode] = true
+		l := p.looks[place.Inode]
+		if l == nil {
+			l = &look{pause: firstLookAgain}
+			p.looks[place.Inode] = l
 		}
+		if l.done || now.Before(l.next) {
+			continue
+		}
+		l.next, l.pause = now.Add(l.pause), min(2*l.pause, lastLookAgain)
+		hooked, err := p.lookAt(lister, place)
+		if err != nil {
+			p.missing = append(p.missing, Missing{place.Ref, insideHooks, err.Error()})
+		}
+		if hooked != nil {
+			added = append(added, *hooked)
+		}
+		l.done = err != nil || hooked != nil
 	}
+	maps.DeleteFunc(p.looks, func(inode uint64, _ *look) bool { return !there[inode] })
+	return added
 }
 
-func (p *Packets) attachIn(lister *HookLister, place netns.Place) error {
+const insideHooks = "packets inside netfilter hooks"
+
+// lookAt puts programs into a namespace if something hangs on its hooks; otherwise it returns nil.
+func (p *Packets) lookAt(lister *HookLister, place netns.Place) (*HookedPlace, error) {
 	h, err := netns.Open(place.Ref)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer h.Close()
 	hooks, err := lister.List(h)
-	if err != nil {
-		return err
+	if err != nil || len(hooks) == 0 {
+		return nil, err
 	}
-	if len(hooks) == 0 {
-		return nil
-	}
-	hooked := HookedPlace{Place: place}
+	hooked := &HookedPlace{Place: place}
 	for _, hook := range hooks {
 		hooked.NFTables = hooked.NFTables || hook.Owner == "nf_tables"
 		hooked.Legacy = hooked.Legacy || hook.Owner == "iptables"
 		hooked.Tracks = hooked.Tracks || hook.Priority == conntrackPriority && strings.Contains(hook.Function, "conntrack")
+		hooked.NAT4 = hooked.NAT4 || strings.HasPrefix(hook.Function, "nf_nat_ipv4_")
+		hooked.NAT6 = hooked.NAT6 || strings.HasPrefix(hook.Function, "nf_nat_ipv6_")
 	}
-	p.hooked = append(p.hooked, hooked)
-	for _, c := range checkpoints(hooks) {
-		key := placeKey{place.Inode, c.family, c.hook}
-		if err := h.Do(func() error { return p.attach(key, c.priorities) }); err != nil {
-			return err
-		}
+	if !p.hooks {
+		return hooked, nil
 	}
-	return nil
+	return hooked, h.Do(func() error { return p.hangs(*hooked, hooks) })
 }
 
-// attach hangs checkpoints on one hook of the calling thread's namespace.
-func (p *Packets) attach(key placeKey, priorities []int) error {
-	for i, priority := range priorities {
-		program := p.objs.PacketHook
-		if key.hook == uint8(link.NetfilterInetLocalOut) && i == 0 {
-			program = p.objs.PacketMade
-		}
-		l, err := attachNear(link.NetfilterOptions{
-			Program: program, ProtocolFamily: link.NetfilterProtocolFamily(key.family),
-			Hook: link.NetfilterInetHook(key.hook), Priority: int32(priority),
-		})
-		if err != nil {
-			return refused("watch packets inside netfilter hooks", err)
-		}
-		p.links = append(p.links, l)
-		p.places[key] = append(p.places[key], priority)
+// hang attaches a program to one hook of the calling thread's namespace.
+func (p *Packets) hang(program *ebpf.Program, key placeKey, priority int) error {
+	l, err := attachNear(link.NetfilterOptions{
+		Program: program, ProtocolFamily: link.NetfilterProtocolFamily(key.family),
+		Hook: link.NetfilterInetHook(key.hook), Priority: int32(priority),
+	})
+	if err != nil {
+		return refused("watch "+insideHooks, err)
 	}
+	p.links = append(p.links, l)
+	p.places[key] = append(p.places[key], priority)
 	return nil
 }
 
@@ -350,14 +463,14 @@ func (p *Packets) Follow(t snapshot.TraceTuple) error {
 }
 
 // Missing is what this trace can't see.
-func (p *Packets) Missing() []Missing { return slices.Clone(p.missing) }
+func (p *Packets) Missing() []Missing { return slices.Concat(p.lacking, p.missing) }
 
-// Places are the namespaces in which something hangs on the hooks.
-func (p *Packets) Places() []HookedPlace { return slices.Clone(p.hooked) }
+// packetsCounts is counts of packets.bpf.c.
+type packetsCounts struct{ Packets, Capped, Lost, Second, InSecond, Tuples uint64 }
 
 // Counts returns the totals.
 func (p *Packets) Counts() (PacketCounts, error) {
-	var c struct{ Packets, Capped, Lost, Second, InSecond, Tuples uint64 }
+	var c packetsCounts
 	if err := p.objs.Counts.Get(&c); err != nil {
 		return PacketCounts{}, fmt.Errorf("%s: read counts: %w", followPackets, err)
 	}

@@ -103,7 +103,9 @@ const (
 	packetsMapTuples          = "tuples"
 	packetsProgPacketDropped  = "packet_dropped"
 	packetsProgPacketHook     = "packet_hook"
+	packetsProgPacketLost     = "packet_lost"
 	packetsProgPacketMade     = "packet_made"
+	packetsProgPacketNew      = "packet_new"
 	packetsProgPacketQueued   = "packet_queued"
 	packetsProgPacketReceived = "packet_received"
 	packetsProgPacketSent     = "packet_sent"
@@ -156,7 +158,9 @@ type packetsSpecs struct {
 type packetsProgramSpecs struct {
 	PacketDropped  *ebpf.ProgramSpec `ebpf:"packet_dropped"`
 	PacketHook     *ebpf.ProgramSpec `ebpf:"packet_hook"`
+	PacketLost     *ebpf.ProgramSpec `ebpf:"packet_lost"`
 	PacketMade     *ebpf.ProgramSpec `ebpf:"packet_made"`
+	PacketNew      *ebpf.ProgramSpec `ebpf:"packet_new"`
 	PacketQueued   *ebpf.ProgramSpec `ebpf:"packet_queued"`
 	PacketReceived *ebpf.ProgramSpec `ebpf:"packet_received"`
 	PacketSent     *ebpf.ProgramSpec `ebpf:"packet_sent"`
@@ -225,7 +229,9 @@ type packetsVariables struct {
 type packetsPrograms struct {
 	PacketDropped  *ebpf.Program `ebpf:"packet_dropped"`
 	PacketHook     *ebpf.Program `ebpf:"packet_hook"`
+	PacketLost     *ebpf.Program `ebpf:"packet_lost"`
 	PacketMade     *ebpf.Program `ebpf:"packet_made"`
+	PacketNew      *ebpf.Program `ebpf:"packet_new"`
 	PacketQueued   *ebpf.Program `ebpf:"packet_queued"`
 	PacketReceived *ebpf.Program `ebpf:"packet_received"`
 	PacketSent     *ebpf.Program `ebpf:"packet_sent"`
@@ -235,7 +241,9 @@ func (p *packetsPrograms) Close() error {
 	return _PacketsClose(
 		p.PacketDropped,
 		p.PacketHook,
+		p.PacketLost,
 		p.PacketMade,
+		p.PacketNew,
 		p.PacketQueued,
 		p.PacketReceived,
 		p.PacketSent,

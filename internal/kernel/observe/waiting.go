@@ -5,7 +5,6 @@ package observe
 import (
 	"errors"
 	"math"
-	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -19,49 +18,9 @@ import (
 // of established connections nothing. Such chains mark new connections of the filter, and the
 // kernel reports from there on the rules that their first packets meet.
 
-// TranslatingPlace is a namespace in which NAT is on.
-type TranslatingPlace struct {
-	netns.Place
-	IPv4, IPv6 bool
-}
-
-// TranslatingPlaces are those of this machine, and what could not be looked at.
-func TranslatingPlaces() (out []TranslatingPlace, missing []Missing, err error) {
-	lister := OpenHooks()
-	defer lister.Close()
-	all, err := netns.All()
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, place := range all {
-		hooks, err := hooksAt(lister, place)
-		if err != nil {
-			missing = append(missing, Missing{place.Ref, "new connections", err.Error()})
-		}
-		at := TranslatingPlace{Place: place}
-		for _, h := range hooks {
-			at.IPv4 = at.IPv4 || strings.HasPrefix(h.Function, "nf_nat_ipv4_")
-			at.IPv6 = at.IPv6 || strings.HasPrefix(h.Function, "nf_nat_ipv6_")
-		}
-		if at.IPv4 || at.IPv6 {
-			out = append(out, at)
-		}
-	}
-	return out, missing, nil
-}
-
-func hooksAt(lister *HookLister, place netns.Place) ([]snapshot.Hook, error) {
-	h, err := netns.Open(place.Ref)
-	if err != nil {
-		return nil, err
-	}
-	defer h.Close()
-	return lister.List(h)
-}
-
 // OpenWaiting begins to wait in a namespace, with a table for each family that is translated. The
 // table goes with its socket, as that of a RuleTrace.
-func OpenWaiting(place TranslatingPlace, f PacketFilter) (out []*RuleTrace, err error) {
+func OpenWaiting(place HookedPlace, f PacketFilter) (out []*RuleTrace, err error) {
 	h, err := netns.Open(place.Ref)
 	if err != nil {
 		return nil, err
@@ -70,7 +29,7 @@ func OpenWaiting(place TranslatingPlace, f PacketFilter) (out []*RuleTrace, err 
 	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		four := family == unix.NFPROTO_IPV4
 		t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, family: family, waits: true, known: map[snapshot.TraceTuple]bool{}}
-		if wants, known := t.family4(); four && !place.IPv4 || !four && !place.IPv6 || known && wants != four {
+		if wants, known := t.family4(); four && !place.NAT4 || !four && !place.NAT6 || known && wants != four {
 			continue
 		}
 		if err := t.open(h); err != nil {
