@@ -15,7 +15,7 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 11, /* number of this contract */
+	NAT_ABI = 12, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of external addresses, struct nat_address */
@@ -606,6 +606,60 @@ struct nat_event {
 	__u64 packets[2], bytes[2]; /* of a deletion: owner's direction, the other */
 };
 
+/* What the log records; nat_log.record. */
+enum nat_log_what {
+	NAT_LOG_BLOCKS = 1,
+	NAT_LOG_LOOSE = 2,    /* mappings of ports that are in no block */
+	NAT_LOG_MAPPINGS = 4, /* all of them */
+	NAT_LOG_SESSIONS = 8,
+	NAT_LOG_DESTINATIONS = 16, /* of sessions */
+	NAT_LOG_LIMITS = 32,       /* pools without a port left, subscribers that were refused */
+	NAT_LOG_ASKED = 64,        /* by a natkit that reads it, not by the rule file */
+};
+
+enum nat_log_kind {
+	NAT_LOG_KIND_NONE,
+	NAT_LOG_KIND_MAPPING,
+	NAT_LOG_KIND_SESSION,
+	NAT_LOG_KIND_BLOCK,
+};
+
+enum nat_log_event { NAT_LOG_CREATED = 1, NAT_LOG_ENDED, NAT_LOG_EXHAUSTED, NAT_LOG_QUOTA };
+
+enum nat_log_limit { NAT_LOG_POOLS = 256 };
+
+/* A record of the log. */
+struct nat_log_record {
+	__u64 time_ns;  /* CLOCK_MONOTONIC */
+	__u32 sequence; /* one more than that of the record before, by any CPU */
+	__u8 kind;      /* enum nat_log_kind */
+	__u8 event;     /* enum nat_log_event */
+	__u8 protocol;  /* IP, 0 all; of a refusal enum nat_refusal or enum nat_reason */
+	__u8 pool;
+	struct nat_addr internal; /* of a block: the subscriber */
+	struct nat_addr external;
+	__be16 internal_port, external_port;
+	__be16 last_port;        /* of a block */
+	__be16 destination_port; /* of a session, if recorded */
+	struct nat_addr destination;
+	__u32 age; /* ticks since it began, 0 not known; of NAT_LOG_QUOTA how many refusals */
+};
+
+/* The state of the log. sequence and what follows is written by packets, in other lines. */
+struct nat_log {
+	__u32 record; /* enum nat_log_what */
+	__u32 zero[15];
+	__u32 sequence;     /* of the next record */
+	__u32 quota_second; /* rate limit: which, and how many records of NAT_LOG_QUOTA in it */
+	__u32 quota_records;
+	__u32 zeros;
+	__u64 lost;          /* records: the ring was full */
+	__u64 lost_first_ns; /* when, CLOCK_MONOTONIC; natkit makes it 0 when it has recorded it */
+	__u64 lost_last_ns;
+	__u64 zeroes[3];
+	__u32 exhausted[NAT_LOG_POOLS]; /* ticks: the last record of each pool */
+};
+
 #define NAT_ASSERT(condition) _Static_assert(condition, #condition)
 NAT_ASSERT(sizeof(struct nat_flow_key) == 16);
 NAT_ASSERT(sizeof(struct nat_flow) == 64);
@@ -627,6 +681,8 @@ NAT_ASSERT(sizeof(struct nat_rule) == 36);
 NAT_ASSERT(sizeof(struct nat_destination_key) == 16);
 NAT_ASSERT(sizeof(struct nat_origin_key) == 12);
 NAT_ASSERT(sizeof(struct nat_hold_down) == 8);
+NAT_ASSERT(sizeof(struct nat_log_record) == 40);
+NAT_ASSERT(sizeof(struct nat_log) == 128 + 4 * NAT_LOG_POOLS);
 NAT_ASSERT(NAT_OTHER < 4);
 NAT_ASSERT(NAT_TIMEOUTS <= NAT_FLOW_TIMEOUT + 1);
 

@@ -17,6 +17,7 @@
 #include "nat/count.h"
 #include "nat/refs.h"
 #include "nat/port.h"
+#include "nat/log.h"
 
 enum block_limit {
 	BLOCK_WORDS = NAT_GRANULES / 64,
@@ -210,6 +211,18 @@ static __always_inline void block_return(struct nat_blocks *b, __u32 address, __
 {
 	*(volatile __u8 *)&granule_at(b, first)->used = 0;
 	block_free(b, address, first, order & 7);
+}
+
+/* The block of which nobody holds a port, and which its subscriber does not have any more, ends. */
+GLOBAL int block_end(__u32 address, __u32 first)
+{
+	struct nat_blocks *b = blocks_of(address);
+
+	if (!b)
+		return 0;
+	log_block(NAT_LOG_ENDED, address, first, granule_at(b, first));
+	block_return(b, address, first, granule_at(b, first)->order);
+	return 1;
 }
 
 /* The first granule of the block that a granule is in, which somebody holds. Only of one order

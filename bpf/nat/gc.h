@@ -104,6 +104,8 @@ SUBPROGRAM void gc_remove(struct slice *s, __u32 number, struct nat_session *ses
 	gc_reservation(&session->keys[NAT_PEER], state_read(peer), &target);
 	if (s->config->flags & NAT_CONFIG_EVENTS)
 		event_session(NAT_EVENT_DELETE, key, owner, peer);
+	if (log_wants(NAT_LOG_SESSIONS))
+		log_session(NAT_LOG_ENDED, key, owner, s->now - owner->created);
 	flow_remove(&session->keys[NAT_PEER], number, NAT_PEER);
 	flow_remove(key, number, NAT_OWNER);
 	reservation_drop(&source, addr_word(key->dst), s->now);
@@ -257,6 +259,7 @@ static long gc_held_down(__u32 n, struct slice *s)
 		mapping_count(-1);
 		count_add(NAT_UNMAPPED);
 	}
+	log_mapping(NAT_LOG_ENDED, r.address, class, bpf_ntohs(r.port));
 	if (class < NAT_PORT_CLASSES)
 		endpoint_give(r.address, class, bpf_ntohs(r.port));
 	else

@@ -218,8 +218,10 @@ static __always_inline void port_name(const struct reservation *r)
 {
 	struct nat_slot *slot = slot_at(slot_id(r->address, r->internal.class, r->port));
 
-	if (slot)
-		slot_name(slot, r, NAT_SLOT_SESSION);
+	if (!slot)
+		return;
+	slot_name(slot, r, NAT_SLOT_SESSION);
+	log_mapping(NAT_LOG_CREATED, r->address, r->internal.class, bpf_ntohs(r->port));
 }
 
 /*
@@ -247,6 +249,7 @@ static __always_inline int mapping_insert(struct reservation *r)
 	*(volatile __u32 *)&slot->refs = 1 | r->filtering;
 	r->flags |= NAT_FLOW_MAPPED;
 	count_add(NAT_MAPPED);
+	log_mapping(NAT_LOG_CREATED, r->address, r->internal.class, bpf_ntohs(r->port));
 	return 0;
 }
 
@@ -301,8 +304,10 @@ GLOBAL int mapping_take_address(struct reservation *r, __u32 first, __u32 count,
 		if (reason != NAT_DROP_NO_MAPPING)
 			return reason;
 		index = bits_take(ports, first, first + count - 1, ~0ULL);
-		if (index == PORT_NONE)
+		if (index == PORT_NONE) {
+			log_exhausted(r->internal.pool, first, NAT_DROP_NO_ADDRESS);
 			return NAT_DROP_NO_ADDRESS;
+		}
 		r->address = index;
 		r->port = 0;
 		error = mapping_insert(r);
@@ -475,8 +480,10 @@ GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 no
 	}
 	/* No room for its hold-down: it is free at once, not lost for ever. */
 	if (r->flags & NAT_FLOW_PORT &&
-	    port_hold_down(slot_id(r->address, internal.class, r->port), now))
+	    port_hold_down(slot_id(r->address, internal.class, r->port), now)) {
+		log_mapping(NAT_LOG_ENDED, r->address, internal.class, bpf_ntohs(r->port));
 		endpoint_give(r->address, internal.class, bpf_ntohs(r->port));
+	}
 	if (r->flags & NAT_FLOW_SOURCE) {
 		struct nat_source_key host = source_key(internal.addr, internal.pool);
 

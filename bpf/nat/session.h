@@ -891,6 +891,8 @@ GLOBAL int session_make(struct ctx *ctx)
 				count_add(NAT_HAIRPINNED);
 			if (new->config & NAT_CONFIG_EVENTS)
 				event_session(NAT_EVENT_CREATE, &p->key, out, NULL);
+			if (log_wants(NAT_LOG_SESSIONS))
+				log_session(NAT_LOG_CREATED, &p->key, out, 0);
 			if (!new->refused)
 				return GO_ON;
 			if (new->config & NAT_CONFIG_EVENTS)

@@ -111,7 +111,10 @@ static __always_inline void source_put(struct nat_source *s, __u64 one)
 
 static __always_inline void source_refused(struct nat_source *s, enum nat_refusal what)
 {
-	__sync_fetch_and_add(&s->refused[what], 1);
+	__u32 times = __sync_fetch_and_add(&s->refused[what], 1) + 1;
+
+	if (what != NAT_REFUSED_BLOCK && !(times & (times - 1)))
+		log_quota(addr_word(s->addr), s->pool, what, times);
 }
 
 /* What the subscriber may have. Its class is looked up once in a generation of the rules. */
@@ -452,7 +455,8 @@ static __always_inline int address_same(__u32 a, __u32 b)
 	return one && other && addr_equal(one->addr, other->addr);
 }
 
-/* A port of the block is not held any more, or was never taken. With the last the block goes. */
+/* A port of the block is not held any more, or was never taken. 1: it was the last, and the caller
+ * must end the block: block_drop. */
 GLOBAL int block_put(__u32 address, __u32 first)
 {
 	struct nat_blocks *b = blocks_of(address);
@@ -476,8 +480,15 @@ GLOBAL int block_put(__u32 address, __u32 first)
 		    address_same(block_address(id), address))
 			__sync_val_compare_and_swap(&s->blocks[n], id, 0);
 	}
-	block_return(b, address, first, order);
 	return 1;
+}
+
+/* block_put, and with the last port the block goes. Two functions, because the stack of a chain of
+ * calls has no room for one within the other. */
+static __always_inline void block_drop(__u32 address, __u32 first)
+{
+	if (block_put(address, first))
+		block_end(address, first);
 }
 
 /* Holds the subscriber's block of that id for a port of the class, if it has one free and is one
@@ -497,7 +508,7 @@ GLOBAL int block_hold(__u32 id, __u32 index, __u32 class, const struct nat_sourc
 		return 0;
 	if (g->used && g->order == order && addr_equal(g->addr, s->addr) && g->pool == s->pool)
 		return 1;
-	block_put(block_address(id), first);
+	block_drop(block_address(id), first);
 	return 0;
 }
 
@@ -518,8 +529,10 @@ static __always_inline __u32 block_make(struct nat_source *s, __u32 n, __u32 add
 		return 0;
 	id = block_id(address, granule, order);
 	block_name(id, addr_word(s->addr), s->pool);
-	if (!__sync_val_compare_and_swap(&s->blocks[n], 0, id))
+	if (!__sync_val_compare_and_swap(&s->blocks[n], 0, id)) {
+		log_block(NAT_LOG_CREATED, address, granule, granule_at(b, granule));
 		return id;
+	}
 	*(volatile __u32 *)&granule_at(b, granule)->refs = NAT_REFS_GONE;
 	block_return(b, address, granule, order);
 	return 1;
@@ -630,8 +643,10 @@ GLOBAL __s64 endpoint_extend(struct reservation *r)
 		return RANGE_OF_BLOCK | block_range(block);
 	if (block == -NAT_DROP_PORT_LIMIT)
 		source_refused(s, NAT_REFUSED_PORTS);
-	else if (block == -NAT_DROP_NO_BLOCK)
+	else if (block == -NAT_DROP_NO_BLOCK) {
 		source_refused(s, NAT_REFUSED_BLOCK);
+		log_exhausted(r->internal.pool, r->address, NAT_DROP_NO_BLOCK);
+	}
 	source_put(s, USE_PORT);
 	return block;
 }
@@ -647,7 +662,7 @@ GLOBAL int endpoint_forget(const struct reservation *r, __u64 range)
 	host = source_key(r->internal.addr, r->internal.pool);
 	s = bpf_map_lookup_elem(&sources, &host);
 	if (range & RANGE_OF_BLOCK)
-		block_put(r->address, (__u32)range >> 16 >> 6);
+		block_drop(r->address, (__u32)range >> 16 >> 6);
 	if (s)
 		source_put(s, USE_PORT);
 	return 0;
@@ -675,8 +690,12 @@ GLOBAL int endpoint_port(struct ctx *ctx, const struct nat_flow_key *key, struct
 		port = port_take(ctx, key, want, index, (__u32)range);
 	if (port == PORT_NONE && range)
 		endpoint_forget(r, range);
-	if (port == PORT_NONE)
-		return want & PORT_OF_BLOCK ? NAT_DROP_RACE : NAT_DROP_NO_PORT;
+	if (port == PORT_NONE && want & PORT_OF_BLOCK)
+		return NAT_DROP_RACE;
+	if (port == PORT_NONE) {
+		log_exhausted(r->internal.pool, index, NAT_DROP_NO_PORT);
+		return NAT_DROP_NO_PORT;
+	}
 	r->port = bpf_htons(port);
 	if (range)
 		endpoint_hold(r, want & PORT_OF_BLOCK ? NAT_HELD_COUNTED | NAT_HELD_IN_BLOCK
@@ -717,7 +736,7 @@ GLOBAL int endpoint_give(__u32 index, __u32 class, __u32 port)
 	port_give(index, class, port, held & NAT_HELD_IN_BLOCK ? PORT_OF_BLOCK : 0);
 	b = blocks_of(index);
 	if (held & NAT_HELD_IN_BLOCK && b)
-		block_put(index, block_first(index, granule));
+		block_drop(index, block_first(index, granule));
 	else if (b)
 		block_adopt(index, granule);
 	if (held & NAT_HELD_COUNTED) {

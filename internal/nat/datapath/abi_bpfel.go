@@ -363,7 +363,7 @@ type abiNatHoldDown struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI               abiNatLimit = 11
+	abiNatLimitNAT_ABI               abiNatLimit = 12
 	abiNatLimitNAT_TICK_SHIFT        abiNatLimit = 20
 	abiNatLimitNAT_MAX_LINKS         abiNatLimit = 256
 	abiNatLimitNAT_MAX_ADDRESSES     abiNatLimit = 65536
@@ -407,6 +407,75 @@ const (
 	abiNatLinkFlagNAT_LINK_OUTSIDE     abiNatLinkFlag = 2
 	abiNatLinkFlagNAT_LINK_XDP         abiNatLinkFlag = 4
 	abiNatLinkFlagNAT_LINK_NO_ETHERNET abiNatLinkFlag = 8
+)
+
+type abiNatLog struct {
+	_            structs.HostLayout
+	Record       uint32
+	Zero         [15]uint32
+	Sequence     uint32
+	QuotaSecond  uint32
+	QuotaRecords uint32
+	Zeros        uint32
+	Lost         uint64
+	LostFirstNs  uint64
+	LostLastNs   uint64
+	Zeroes       [3]uint64
+	Exhausted    [256]uint32
+}
+
+type abiNatLogEvent uint32
+
+const (
+	abiNatLogEventNAT_LOG_CREATED   abiNatLogEvent = 1
+	abiNatLogEventNAT_LOG_ENDED     abiNatLogEvent = 2
+	abiNatLogEventNAT_LOG_EXHAUSTED abiNatLogEvent = 3
+	abiNatLogEventNAT_LOG_QUOTA     abiNatLogEvent = 4
+)
+
+type abiNatLogKind uint32
+
+const (
+	abiNatLogKindNAT_LOG_KIND_NONE    abiNatLogKind = 0
+	abiNatLogKindNAT_LOG_KIND_MAPPING abiNatLogKind = 1
+	abiNatLogKindNAT_LOG_KIND_SESSION abiNatLogKind = 2
+	abiNatLogKindNAT_LOG_KIND_BLOCK   abiNatLogKind = 3
+)
+
+type abiNatLogLimit uint32
+
+const (
+	abiNatLogLimitNAT_LOG_POOLS abiNatLogLimit = 256
+)
+
+type abiNatLogRecord struct {
+	_               structs.HostLayout
+	TimeNs          uint64
+	Sequence        uint32
+	Kind            uint8
+	Event           uint8
+	Protocol        uint8
+	Pool            uint8
+	Internal        abiNatAddr
+	External        abiNatAddr
+	InternalPort    uint16
+	ExternalPort    uint16
+	LastPort        uint16
+	DestinationPort uint16
+	Destination     abiNatAddr
+	Age             uint32
+}
+
+type abiNatLogWhat uint32
+
+const (
+	abiNatLogWhatNAT_LOG_BLOCKS       abiNatLogWhat = 1
+	abiNatLogWhatNAT_LOG_LOOSE        abiNatLogWhat = 2
+	abiNatLogWhatNAT_LOG_MAPPINGS     abiNatLogWhat = 4
+	abiNatLogWhatNAT_LOG_SESSIONS     abiNatLogWhat = 8
+	abiNatLogWhatNAT_LOG_DESTINATIONS abiNatLogWhat = 16
+	abiNatLogWhatNAT_LOG_LIMITS       abiNatLogWhat = 32
+	abiNatLogWhatNAT_LOG_ASKED        abiNatLogWhat = 64
 )
 
 type abiNatLookup uint32
@@ -717,6 +786,12 @@ const (
 	abiVarUnusedNatLimits          = "unused_nat_limits"
 	abiVarUnusedNatLink            = "unused_nat_link"
 	abiVarUnusedNatLinkFlag        = "unused_nat_link_flag"
+	abiVarUnusedNatLog             = "unused_nat_log"
+	abiVarUnusedNatLogEvent        = "unused_nat_log_event"
+	abiVarUnusedNatLogKind         = "unused_nat_log_kind"
+	abiVarUnusedNatLogLimit        = "unused_nat_log_limit"
+	abiVarUnusedNatLogRecord       = "unused_nat_log_record"
+	abiVarUnusedNatLogWhat         = "unused_nat_log_what"
 	abiVarUnusedNatLookup          = "unused_nat_lookup"
 	abiVarUnusedNatMappingKey      = "unused_nat_mapping_key"
 	abiVarUnusedNatMappingMode     = "unused_nat_mapping_mode"
@@ -832,6 +907,12 @@ type abiVariableSpecs struct {
 	UnusedNatLimits          *ebpf.VariableSpec `ebpf:"unused_nat_limits"`
 	UnusedNatLink            *ebpf.VariableSpec `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.VariableSpec `ebpf:"unused_nat_link_flag"`
+	UnusedNatLog             *ebpf.VariableSpec `ebpf:"unused_nat_log"`
+	UnusedNatLogEvent        *ebpf.VariableSpec `ebpf:"unused_nat_log_event"`
+	UnusedNatLogKind         *ebpf.VariableSpec `ebpf:"unused_nat_log_kind"`
+	UnusedNatLogLimit        *ebpf.VariableSpec `ebpf:"unused_nat_log_limit"`
+	UnusedNatLogRecord       *ebpf.VariableSpec `ebpf:"unused_nat_log_record"`
+	UnusedNatLogWhat         *ebpf.VariableSpec `ebpf:"unused_nat_log_what"`
 	UnusedNatLookup          *ebpf.VariableSpec `ebpf:"unused_nat_lookup"`
 	UnusedNatMappingKey      *ebpf.VariableSpec `ebpf:"unused_nat_mapping_key"`
 	UnusedNatMappingMode     *ebpf.VariableSpec `ebpf:"unused_nat_mapping_mode"`
@@ -923,6 +1004,12 @@ type abiVariables struct {
 	UnusedNatLimits          *ebpf.Variable `ebpf:"unused_nat_limits"`
 	UnusedNatLink            *ebpf.Variable `ebpf:"unused_nat_link"`
 	UnusedNatLinkFlag        *ebpf.Variable `ebpf:"unused_nat_link_flag"`
+	UnusedNatLog             *ebpf.Variable `ebpf:"unused_nat_log"`
+	UnusedNatLogEvent        *ebpf.Variable `ebpf:"unused_nat_log_event"`
+	UnusedNatLogKind         *ebpf.Variable `ebpf:"unused_nat_log_kind"`
+	UnusedNatLogLimit        *ebpf.Variable `ebpf:"unused_nat_log_limit"`
+	UnusedNatLogRecord       *ebpf.Variable `ebpf:"unused_nat_log_record"`
+	UnusedNatLogWhat         *ebpf.Variable `ebpf:"unused_nat_log_what"`
 	UnusedNatLookup          *ebpf.Variable `ebpf:"unused_nat_lookup"`
 	UnusedNatMappingKey      *ebpf.Variable `ebpf:"unused_nat_mapping_key"`
 	UnusedNatMappingMode     *ebpf.Variable `ebpf:"unused_nat_mapping_mode"`

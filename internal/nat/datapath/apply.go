@@ -60,8 +60,18 @@ func (e *Engine) Apply(t *Tables) error {
 	if err := e.m.Config.Put(slot, &config); err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
+	recorded, next, err := e.nextLog(t)
+	if err == nil && next != 0 {
+		err = e.setLog(recorded | next) // what either of the rules want, while packets change over
+	}
+	if err != nil {
+		return err
+	}
 	// One word of the map is ours to write; GC and packets write the others.
 	if err := e.flip(control.Generation + 1); err != nil {
+		return err
+	}
+	if err := e.setLog(next); err != nil {
 		return err
 	}
 	if err := e.adoptGranules(wanted, false); err != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -30,7 +29,7 @@ func (c *compiler) subscribers() {
 		share = f.Subscribers.Default
 		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_PORTS)
 	}
-	if slices.ContainsFunc(f.Pools, func(p rulefile.Pool) bool { return !p.Blocks.IsZero() }) {
+	if f.HasBlocks() {
 		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_PORTS)
 	}
 	c.t.Config.Limits = limitsOf(share)

@@ -36,6 +36,7 @@ func Compile(file *rulefile.File, facts Facts) (*Tables, error) {
 	}
 	c.configure()
 	c.subscribers()
+	c.t.Log = logWhat(c.file.Recorded(), c.file.Log.Destinations)
 	c.outside()
 	c.rules()
 	c.insideHosts()

@@ -37,6 +37,8 @@ const (
 	gcMapFreeSessions   = "free_sessions"
 	gcMapFreshSources   = "fresh_sources"
 	gcMapGcTimers       = "gc_timers"
+	gcMapLogRings       = "log_rings"
+	gcMapLogStates      = "log_states"
 	gcMapMappingQueue   = "mapping_queue"
 	gcMapMappingTable   = "mapping_table"
 	gcMapOrigins        = "origins"
@@ -127,6 +129,8 @@ type gcMapSpecs struct {
 	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
 	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.MapSpec `ebpf:"gc_timers"`
+	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
+	LogStates      *ebpf.MapSpec `ebpf:"log_states"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins        *ebpf.MapSpec `ebpf:"origins"`
@@ -191,6 +195,8 @@ type gcMaps struct {
 	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
 	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.Map `ebpf:"gc_timers"`
+	LogRings       *ebpf.Map `ebpf:"log_rings"`
+	LogStates      *ebpf.Map `ebpf:"log_states"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
 	Origins        *ebpf.Map `ebpf:"origins"`
@@ -229,6 +235,8 @@ func (m *gcMaps) Close() error {
 		m.FreeSessions,
 		m.FreshSources,
 		m.GcTimers,
+		m.LogRings,
+		m.LogStates,
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,

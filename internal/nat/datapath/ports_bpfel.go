@@ -33,6 +33,8 @@ const (
 	portsMapFragments      = "fragments"
 	portsMapFreeAddresses  = "free_addresses"
 	portsMapFreePorts      = "free_ports"
+	portsMapLogRings       = "log_rings"
+	portsMapLogStates      = "log_states"
 	portsMapMappingQueue   = "mapping_queue"
 	portsMapMappingTable   = "mapping_table"
 	portsMapOrigins        = "origins"
@@ -117,6 +119,8 @@ type portsMapSpecs struct {
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
+	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
+	LogStates      *ebpf.MapSpec `ebpf:"log_states"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins        *ebpf.MapSpec `ebpf:"origins"`
@@ -175,6 +179,8 @@ type portsMaps struct {
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
+	LogRings       *ebpf.Map `ebpf:"log_rings"`
+	LogStates      *ebpf.Map `ebpf:"log_states"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
 	Origins        *ebpf.Map `ebpf:"origins"`
@@ -207,6 +213,8 @@ func (m *portsMaps) Close() error {
 		m.Fragments,
 		m.FreeAddresses,
 		m.FreePorts,
+		m.LogRings,
+		m.LogStates,
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,

@@ -24,6 +24,24 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 	if err != nil {
 		return err
 	}
+	now := clock()
+	return e.eachSession(func(one *abiNatSession) bool {
+		owner, peer := &one.Flows[abiNatDirectionNAT_OWNER], &one.Flows[abiNatDirectionNAT_PEER]
+		s := session(&one.Keys[abiNatDirectionNAT_OWNER], owner)
+		s.Age = snapshot.Seconds(sinceTick(now, owner.Created))
+		s.Packets = [2]uint64{owner.Packets, peer.Packets}
+		s.Bytes = [2]uint64{owner.Bytes, peer.Bytes}
+		since, left := idle(owner, peer, config, now)
+		s.Idle, s.Expires = snapshot.Seconds(since), snapshot.Seconds(left)
+		if s.Expires <= 0 { // a packet that comes now begins another
+			s.State = rulefile.StateDead
+		}
+		return fn(&s)
+	})
+}
+
+// eachSession calls fn with a copy of every session until it returns false.
+func (e *Engine) eachSession(fn func(*abiNatSession) bool) (err error) {
 	sessions, closeSessions, err := memoryOf[abiNatSession](e.m.Sessions)
 	if err != nil {
 		return err
@@ -34,28 +52,13 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeUsed()) }()
-	now := clock()
 	for word := range used {
 		for left := atomic.LoadUint64(&used[word]); left != 0; left &= left - 1 {
 			number := word*64 + bits.TrailingZeros64(left)
 			if number >= len(sessions) {
 				break
 			}
-			one, whole := readSession(&sessions[number])
-			if !whole {
-				continue
-			}
-			owner, peer := &one.Flows[abiNatDirectionNAT_OWNER], &one.Flows[abiNatDirectionNAT_PEER]
-			s := session(&one.Keys[abiNatDirectionNAT_OWNER], owner)
-			s.Age = snapshot.Seconds(sinceTick(now, owner.Created))
-			s.Packets = [2]uint64{owner.Packets, peer.Packets}
-			s.Bytes = [2]uint64{owner.Bytes, peer.Bytes}
-			since, left := idle(owner, peer, config, now)
-			s.Idle, s.Expires = snapshot.Seconds(since), snapshot.Seconds(left)
-			if s.Expires <= 0 { // a packet that comes now begins another
-				s.State = rulefile.StateDead
-			}
-			if !fn(&s) {
+			if one, whole := readSession(&sessions[number]); whole && !fn(&one) {
 				return nil
 			}
 		}
@@ -191,6 +194,15 @@ func (e *Engine) config() (*abiNatConfig, error) {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	return &config, nil
+}
+
+// monotonic is CLOCK_MONOTONIC in nanoseconds.
+func monotonic() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return uint64(ts.Nano())
 }
 
 // clock is the engine's, in ticks.

@@ -39,6 +39,8 @@ const (
 	sessionTestMapHomes          = "homes"
 	sessionTestMapLinkIndices    = "link_indices"
 	sessionTestMapLinks          = "links"
+	sessionTestMapLogRings       = "log_rings"
+	sessionTestMapLogStates      = "log_states"
 	sessionTestMapMappingQueue   = "mapping_queue"
 	sessionTestMapMappingTable   = "mapping_table"
 	sessionTestMapNewSessions    = "new_sessions"
@@ -136,6 +138,8 @@ type sessionTestMapSpecs struct {
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
+	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
+	LogStates      *ebpf.MapSpec `ebpf:"log_states"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
 	NewSessions    *ebpf.MapSpec `ebpf:"new_sessions"`
@@ -207,6 +211,8 @@ type sessionTestMaps struct {
 	Homes          *ebpf.Map `ebpf:"homes"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
+	LogRings       *ebpf.Map `ebpf:"log_rings"`
+	LogStates      *ebpf.Map `ebpf:"log_states"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
 	NewSessions    *ebpf.Map `ebpf:"new_sessions"`
@@ -252,6 +258,8 @@ func (m *sessionTestMaps) Close() error {
 		m.Homes,
 		m.LinkIndices,
 		m.Links,
+		m.LogRings,
+		m.LogStates,
 		m.MappingQueue,
 		m.MappingTable,
 		m.NewSessions,

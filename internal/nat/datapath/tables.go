@@ -78,6 +78,7 @@ type Tables struct {
 	Excludes     map[abiNatExcludeKey]uint32
 	Classes      []abiNatLimits // of subscribers; the first is nobody's, who is in no class has Config.Limits
 	InClass      map[abiNatPrefixKey]uint32
+	Log          uint32 // enum nat_log_what; 0: nothing is recorded
 
 	Links     []Link // with the pool and address each masquerades behind
 	Masks     []Masking

@@ -44,6 +44,8 @@ const (
 	tcMapIcmpRooms      = "icmp_rooms"
 	tcMapLinkIndices    = "link_indices"
 	tcMapLinks          = "links"
+	tcMapLogRings       = "log_rings"
+	tcMapLogStates      = "log_states"
 	tcMapMappingQueue   = "mapping_queue"
 	tcMapMappingTable   = "mapping_table"
 	tcMapNewSessions    = "new_sessions"
@@ -154,6 +156,8 @@ type tcMapSpecs struct {
 	IcmpRooms      *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
+	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
+	LogStates      *ebpf.MapSpec `ebpf:"log_states"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
 	NewSessions    *ebpf.MapSpec `ebpf:"new_sessions"`
@@ -230,6 +234,8 @@ type tcMaps struct {
 	IcmpRooms      *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
+	LogRings       *ebpf.Map `ebpf:"log_rings"`
+	LogStates      *ebpf.Map `ebpf:"log_states"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
 	NewSessions    *ebpf.Map `ebpf:"new_sessions"`
@@ -280,6 +286,8 @@ func (m *tcMaps) Close() error {
 		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,
+		m.LogRings,
+		m.LogStates,
 		m.MappingQueue,
 		m.MappingTable,
 		m.NewSessions,

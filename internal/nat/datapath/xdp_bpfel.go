@@ -44,6 +44,8 @@ const (
 	xdpMapIcmpRooms      = "icmp_rooms"
 	xdpMapLinkIndices    = "link_indices"
 	xdpMapLinks          = "links"
+	xdpMapLogRings       = "log_rings"
+	xdpMapLogStates      = "log_states"
 	xdpMapMappingQueue   = "mapping_queue"
 	xdpMapMappingTable   = "mapping_table"
 	xdpMapNewSessions    = "new_sessions"
@@ -148,6 +150,8 @@ type xdpMapSpecs struct {
 	IcmpRooms      *ebpf.MapSpec `ebpf:"icmp_rooms"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
+	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
+	LogStates      *ebpf.MapSpec `ebpf:"log_states"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
 	NewSessions    *ebpf.MapSpec `ebpf:"new_sessions"`
@@ -224,6 +228,8 @@ type xdpMaps struct {
 	IcmpRooms      *ebpf.Map `ebpf:"icmp_rooms"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
+	LogRings       *ebpf.Map `ebpf:"log_rings"`
+	LogStates      *ebpf.Map `ebpf:"log_states"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
 	NewSessions    *ebpf.Map `ebpf:"new_sessions"`
@@ -274,6 +280,8 @@ func (m *xdpMaps) Close() error {
 		m.IcmpRooms,
 		m.LinkIndices,
 		m.Links,
+		m.LogRings,
+		m.LogStates,
 		m.MappingQueue,
 		m.MappingTable,
 		m.NewSessions,

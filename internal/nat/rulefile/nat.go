@@ -31,6 +31,7 @@ type File struct {
 	Defaults    Defaults
 	Limits      Limits
 	Subscribers Subscribers
+	Log         Log
 
 	positions map[string]Position // of everything but pools and rules, by key: "limits.sessions"
 }

@@ -24,6 +24,7 @@ func (f *File) Text() string {
 	block(&b, "defaults", f.Defaults.fields())
 	block(&b, "limits", f.Limits.fields())
 	f.Subscribers.write(&b)
+	f.Log.write(&b)
 	if len(f.Rules) == 0 {
 		b.WriteString("rules: []\n")
 		return b.String()

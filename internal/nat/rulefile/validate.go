@@ -41,6 +41,7 @@ func (r *reader) validate() {
 	r.poolCount()
 	r.poolBlocks()
 	r.shares()
+	r.logFits()
 	r.excludedTwice()
 }
 
