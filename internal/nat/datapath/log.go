@@ -238,11 +238,10 @@ const (
 // LogReader reads the log of an engine. What it has read is there for the next reader, too, until
 // Release: who is killed before that loses nothing. One may read at a time.
 type LogReader struct {
-	e        *Engine
-	state    *abiNatLog
-	unmap    func() error
-	ring     *logRing
-	lostSeen uint64
+	e     *Engine
+	state *abiNatLog
+	unmap func() error
+	ring  *logRing
 }
 
 // logRing is a ring that is open.
