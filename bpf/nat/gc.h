@@ -251,6 +251,9 @@ static long gc_held_down(__u32 n, struct slice *s)
 			port_hold_down(id, s->now);
 		if (end != HOLD_DOWN_OVER)
 			return 0;
+	}
+	log_mapping(NAT_LOG_ENDED, r.address, class, bpf_ntohs(r.port));
+	if (value.used == NAT_SLOT_MAPPING) {
 		internal.addr = value.addr;
 		internal.port = value.port;
 		internal.class = class;
@@ -259,7 +262,6 @@ static long gc_held_down(__u32 n, struct slice *s)
 		mapping_count(-1);
 		count_add(NAT_UNMAPPED);
 	}
-	log_mapping(NAT_LOG_ENDED, r.address, class, bpf_ntohs(r.port));
 	if (class < NAT_PORT_CLASSES)
 		endpoint_give(r.address, class, bpf_ntohs(r.port));
 	else

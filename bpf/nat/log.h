@@ -11,8 +11,9 @@
  *   log_quota       a subscriber was refused what its limits do not allow
  *   log_exhausted   a pool had none left
  *
- * An end is recorded before what ends can be somebody else's, so that in the ring it comes before
- * their beginning. Records of several CPUs may be out of order by what is between two instructions.
+ * An end is recorded while what ends is still in the maps, and so before it can be somebody else's;
+ * a beginning when it is there. Package collect relies on both. Records of several CPUs may be out
+ * of order by what is between two instructions.
  */
 #ifndef NATKIT_LOG_H
 #define NATKIT_LOG_H

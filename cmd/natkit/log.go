@@ -7,16 +7,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"natkit/internal/diagnose/probe"
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/service"
 	"natkit/internal/natlog/collect"
 	"natkit/internal/natlog/store"
+	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/plural"
 )
@@ -32,23 +35,27 @@ func newLogCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "log",
 		Short: "Keep a log of who had which external address and port",
-		Long: `Record every translation of the kernel's NAT in a network namespace, also under
-natkit accel, until SIGTERM or SIGINT: when each mapping of an internal endpoint to an
-external endpoint began and ended. natkit who answers from it. Sessions of engine ebpf
-are not recorded: natkit events shows them.
+		Long: `Record who has which external address and port in a network namespace, until SIGTERM or
+SIGINT: what the kernel's NAT translates, also under natkit accel, and what engine ebpf
+does. natkit who answers from it. natkit serve does the same for a rule file with the
+key log, so it does not need natkit log beside it.
 
-Destinations are not recorded, as RFC 6888 (REQ-12) wants it, unless --destinations is
-given: then each session is a record. netfilter gives one external port to several
-internal hosts if their destinations differ; only destinations tell these apart.
+What engine ebpf records is chosen by the key log of its rule file: port blocks, mappings
+or sessions. Without the key, and of the kernel's NAT, mappings of an internal endpoint to
+an external endpoint are recorded. Destinations are not, as RFC 6888 (REQ-12) wants it,
+unless --destinations is given: then each session is a record. netfilter gives one
+external port to several internal hosts if their destinations differ; only destinations
+tell these apart.
 
 The log is in /var/lib/natkit/log (NATKIT_STATE_DIR names another directory than
 /var/lib/natkit, --dir another folder). Each hour is a Parquet file, which DuckDB,
 ClickHouse, Spark and pandas read (docs/log.md); the running hour is a journal, of which
 a kill loses nothing. Hours older than --age, and the oldest beyond --size, are removed.
 
-Events come from conntrack: net.netfilter.nf_conntrack_events must not be 0 and should be
-1. What the kernel could not deliver, and the time when natkit log was not running, is in
-the log as a gap.
+Engine ebpf records whether natkit log runs or not, up to some 700 000 records: what is
+started again reads on without a gap. The kernel's events come from conntrack:
+net.netfilter.nf_conntrack_events must not be 0 and should be 1. What was lost is in the
+log as a gap, and so is the time without natkit log under the kernel's NAT.
 
 It needs root. As a service: systemctl enable --now natkit-log.`,
 		Example: `  natkit log
@@ -80,6 +87,7 @@ It needs root. As a service: systemctl enable --now natkit-log.`,
 			return err
 		}
 		defer o.Namespace.Close()
+		o.KernelNAT = func() (bool, error) { return kernelTranslates(o.Namespace) }
 		lines := &logLines{e: e, json: *out == "json", stamp: os.Getenv("JOURNAL_STREAM") == ""}
 		o.Say, o.Store.Say = lines.say, lines.say
 		o.Started = func(alive int) {
@@ -95,6 +103,12 @@ It needs root. As a service: systemctl enable --now natkit-log.`,
 		return unlessPipeClosed(cmp.Or(err, lines.failed))
 	}
 	return cmd
+}
+
+// kernelTranslates reports whether rules of netfilter translate in a namespace.
+func kernelTranslates(ns *netns.Handle) (bool, error) {
+	chains, err := probe.Chains(ns)
+	return slices.ContainsFunc(chains, func(c snapshot.Chain) bool { return len(c.NATRules) > 0 }), err
 }
 
 // logLines prints what natkit log reports. Its writer and its converter both report.

@@ -153,7 +153,7 @@ func resume(b []byte) []byte {
 func (r *Record) read(b []byte, last *Micros) []byte {
 	c := cursor{b: b}
 	head := c.bytes(4)
-	if c.bad || head[2] > byte(Engine) || head[1]&15 > byte(Gap) || head[1]>>4 > byte(Block) {
+	if c.bad || head[2] > byte(Engine) || head[1]&15 > byte(Applied) || head[1]>>4 > byte(Block) {
 		return nil
 	}
 	flags := head[0]

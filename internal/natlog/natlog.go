@@ -28,13 +28,14 @@ type Event uint8
 
 // Events.
 const (
-	Tick Event = iota // the log was kept until here; in the journal only
+	Tick Event = iota // the log was kept until here; in the journal only. With a Note: a mark of Source
 	Created
 	Ended
 	Alive     // it was there when the file began, or after a gap
 	Exhausted // no port or address was left
 	Quota     // a subscriber reached its limit
 	Gap       // events are missing from Since to Time
+	Applied   // the rules of the file that Note names came into force
 )
 
 // Source is what translated.
@@ -49,7 +50,7 @@ const (
 
 var (
 	kinds   = []string{"", "mapping", "session", "block"}
-	events  = []string{"tick", "created", "ended", "alive", "exhausted", "quota", "gap"}
+	events  = []string{"tick", "created", "ended", "alive", "exhausted", "quota", "gap", "applied"}
 	sources = []string{"", "kernel", "ebpf"}
 )
 
@@ -114,6 +115,12 @@ type Record struct {
 	Time  Micros
 	Since Micros // when it was created, or the gap began; 0: unknown
 	Note  string // why there is a gap; of which pool, which limit
+}
+
+// Mark is a tick by which a source notes how far it was recorded: the log has all marks of a
+// source with the records that were appended with them, or neither.
+func Mark(source Source, at Micros, note string) Record {
+	return Record{Translation: Translation{Source: source}, Event: Tick, Time: at, Note: note}
 }
 
 // Has reports whether the translation had an external port. Port 0 is asked for where

@@ -176,13 +176,14 @@ type LogKey struct {
 	Internal, External, Destination                       [4]byte
 	InternalPort, ExternalPort, LastPort, DestinationPort uint16
 	Kind                                                  LogKind
-	Protocol, Pool                                        uint8
+	Protocol                                              uint8
 }
 
 // LogRecord is what a log's ring has. Times are in nanoseconds of CLOCK_MONOTONIC.
 type LogRecord struct {
 	LogKey
 	Event    LogEvent
+	Pool     uint8  // not known of sessions
 	Reason   string // of LogExhausted and LogQuota
 	Times    uint32 // of LogQuota: how often this subscriber was refused
 	Time     uint64
@@ -197,12 +198,12 @@ var refusalNames = [abiNatRefusalNAT_REFUSALS]string{
 }
 
 func logRecordOf(raw *abiNatLogRecord) LogRecord {
-	r := LogRecord{Event: LogEvent(raw.Event), Time: raw.TimeNs, Sequence: raw.Sequence}
+	r := LogRecord{Event: LogEvent(raw.Event), Time: raw.TimeNs, Sequence: raw.Sequence, Pool: raw.Pool}
 	r.LogKey = LogKey{
 		Internal: raw.Internal.Octet, External: raw.External.Octet, Destination: raw.Destination.Octet,
 		InternalPort: bits.ReverseBytes16(raw.InternalPort), ExternalPort: bits.ReverseBytes16(raw.ExternalPort),
 		LastPort: bits.ReverseBytes16(raw.LastPort), DestinationPort: bits.ReverseBytes16(raw.DestinationPort),
-		Kind: LogKind(raw.Kind), Pool: raw.Pool,
+		Kind: LogKind(raw.Kind),
 	}
 	switch r.Event {
 	case LogExhausted:
@@ -220,9 +221,6 @@ func logRecordOf(raw *abiNatLogRecord) LogRecord {
 		}
 	}
 	r.Protocol = raw.Protocol
-	if r.Kind == LogSession {
-		r.Pool = 0 // which is not known of sessions
-	}
 	return r
 }
 
@@ -470,13 +468,12 @@ func (e *Engine) aliveBlocks(fn func(LogKey, uint64)) error {
 			for first := range b.Granules {
 				g := &b.Granules[first]
 				copied := *g
-				refs := atomic.LoadUint32(&g.Refs)
-				if copied.Used == 0 || refs&uint32(abiNatRefsNAT_REFS_GONE) != 0 || copied.SinceNs != atomic.LoadUint64(&g.SinceNs) {
+				if copied.Used == 0 || copied.SinceNs != atomic.LoadUint64(&g.SinceNs) {
 					continue
 				}
 				port := uint16(first * granulePorts)
 				fn(LogKey{
-					Kind: LogBlock, Internal: copied.Addr.Octet, External: a.Addr.Octet, Pool: copied.Pool,
+					Kind: LogBlock, Internal: copied.Addr.Octet, External: a.Addr.Octet,
 					ExternalPort: port, LastPort: port + uint16(granulePorts<<copied.Order) - 1,
 				}, copied.SinceNs)
 			}
@@ -510,7 +507,7 @@ func (e *Engine) aliveMappings(loose bool, fn func(LogKey, uint64)) error {
 			return true
 		}
 		fn(LogKey{
-			Kind: LogMapping, Protocol: protocolOf(id.class()), Pool: slot.Pool, Internal: slot.Addr.Octet, External: outside.As4(),
+			Kind: LogMapping, Protocol: protocolOf(id.class()), Internal: slot.Addr.Octet, External: outside.As4(),
 			InternalPort: bits.ReverseBytes16(slot.Port), ExternalPort: id.port(),
 		}, 0)
 		return true
@@ -536,7 +533,7 @@ func (e *Engine) aliveSessions(what uint32, fn func(LogKey, uint64)) error {
 		if len(k) == 0 {
 			return true
 		}
-		k[0].Kind, k[0].Pool = LogMapping, uint8(flow.State&uint32(abiNatFlowStateNAT_FLOW_POOL)>>uint(abiNatLimitNAT_FLOW_POOL_SHIFT))
+		k[0].Kind = LogMapping
 		if k[0].Protocol == protocolUDPLite {
 			k[0].Protocol = unix.IPPROTO_UDP
 		}
@@ -577,4 +574,126 @@ func conversations(key *abiNatFlowKey, flow *abiNatFlow, destinations bool) (key
 		add(flow.Dst, flow.Dport, key.Dst, key.Dport, key.Src, key.Sport)
 	}
 	return keys
+}
+
+// --- how much is in use ------------------------------------------------------------------------
+
+// SubscriberUse is what a subscriber has of what it may have; 0 is no limit.
+type SubscriberUse struct {
+	Subscriber, External netip.Addr // External is not valid for masquerade
+	Pool                 uint8
+	Ports, MostPorts     int
+	Blocks, MostBlocks   int
+}
+
+// AddressUse is how many ports of an external address are in use, or in blocks: of TCP or UDP, of
+// which there are more.
+type AddressUse struct {
+	Address     netip.Addr
+	Used, Total int
+	Blocks      bool
+}
+
+// Use calls fn with every subscriber.
+func (r *LogReader) Use(fn func(SubscriberUse)) error {
+	config, err := r.e.config()
+	if err != nil {
+		return err
+	}
+	classes, err := r.e.limitsOfClasses()
+	if err != nil {
+		return err
+	}
+	return eachEntry(r.e.m.Sources, func(key *abiNatSourceKey, s *abiNatSource) bool {
+		most := config.Limits
+		if int(s.Class) < len(classes) && s.Class > 0 {
+			most = classes[s.Class]
+		}
+		u := SubscriberUse{Subscriber: netip.AddrFrom4(key.Addr.Octet), Pool: s.Pool, MostPorts: int(most.Ports)}
+		u.Ports = int(s.Use >> uint(abiNatUseNAT_USE_PORT_SHIFT) & uint64(abiNatUseNAT_USE_COUNT))
+		for _, id := range s.Blocks {
+			if id != 0 {
+				u.Blocks++
+			}
+		}
+		var a abiNatAddress
+		if s.Placed != 0 && r.e.m.Addresses.Lookup(uint32(s.Address), &a) == nil {
+			u.External = netip.AddrFrom4(a.Addr.Octet)
+			if a.Block > 0 {
+				u.MostBlocks = 1 + int(a.BlockMore)
+			}
+		}
+		fn(u)
+		return true
+	})
+}
+
+// limitsOfClasses are those of the rules in use, by class.
+func (e *Engine) limitsOfClasses() ([]abiNatLimits, error) {
+	generation, err := e.Generation()
+	if err != nil {
+		return nil, err
+	}
+	var id ebpf.MapID
+	if err := e.m.SubClasses.Lookup(generation%uint32(abiNatLimitNAT_GENERATIONS), &id); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("read the classes of subscribers: %w", err)
+	}
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return nil, fmt.Errorf("read the classes of subscribers: %w", err)
+	}
+	defer m.Close()
+	classes := make([]abiNatLimits, m.MaxEntries())
+	for i := range classes {
+		if err := m.Lookup(uint32(i), &classes[i]); err != nil {
+			return nil, fmt.Errorf("read the classes of subscribers: %w", err)
+		}
+	}
+	return classes, nil
+}
+
+// Addresses calls fn with every external address that gives ports.
+func (r *LogReader) Addresses(fn func(AddressUse)) error {
+	seen := map[[4]byte]bool{}
+	return eachAddress(r.e.m.Addresses, func(index uint32, a *abiNatAddress) error {
+		if a.PortCount == 0 || seen[a.Addr.Octet] {
+			return nil
+		}
+		seen[a.Addr.Octet] = true
+		u := AddressUse{Address: netip.AddrFrom4(a.Addr.Octet), Blocks: a.Block > 0}
+		if u.Blocks {
+			_, err := r.e.blocksOf(index, func(b *abiNatBlocks) {
+				for g := range b.Given[rulefile.ClassTCP] {
+					if b.Given[rulefile.ClassTCP][g] != 0 && b.Given[rulefile.ClassUDP][g] != 0 {
+						u.Total += granulePorts
+					}
+				}
+				u.Used = u.Total - int(atomic.LoadUint64(&b.Count))*granulePorts
+			})
+			fn(u)
+			return err
+		}
+		free, err := r.e.FreePorts(int(index))
+		if err != nil {
+			return err
+		}
+		u.Total = int(a.PortCount)
+		u.Used = u.Total - min(free[rulefile.ClassTCP], free[rulefile.ClassUDP])
+		fn(u)
+		return nil
+	})
+}
+
+// LetGo closes what would keep an engine at work after its pins are gone: its programs and the
+// timer of its garbage collection. It is for those who read only.
+func (e *Engine) LetGo() error {
+	err := closePrograms(e.programs)
+	e.programs = nil
+	if timers := e.maps[gcMapGcTimers]; timers != nil {
+		err = errors.Join(err, timers.Close())
+		delete(e.maps, gcMapGcTimers)
+	}
+	return err
 }

@@ -1,241 +1,369 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package collect makes the records of the log: from conntrack's events of the kernel's own
-// NAT, also under accel, with a dump of the table at the start and after every loss.
+// Package collect makes the records of the log from its sources, and keeps them in the store. A
+// source is what translates in a namespace: the kernel's own NAT, also under accel (kernel.go), and
+// the eBPF engine (engine.go). Each reports what begins and ends, knows what is alive, and tells
+// when something is missing.
 package collect
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/control"
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/natlog"
 	"natkit/internal/natlog/store"
 )
 
+// What chooses what is recorded of the kernel's NAT, and of an engine whose rules do not say.
+type What struct {
+	Sessions     bool // each session instead of mappings
+	Destinations bool // and with whom it is to
+}
+
+// record is that as a rule file says it.
+func (w What) record() rulefile.LogRecord {
+	if w.Sessions || w.Destinations {
+		return rulefile.LogSessions
+	}
+	return rulefile.LogMappings
+}
+
 // Options of Run.
 type Options struct {
 	Namespace *netns.Handle
-	Store     store.Options // Alive is set here
+	Store     store.Options // Alive and Resume are set here
 	What      What
-	// Started is called when events are heard and what is alive is recorded.
+	// KernelNAT reports whether the kernel translates beside an engine. nil: it does not.
+	KernelNAT func() (bool, error)
+	// Started is called when everything that happens from then on is recorded, with how many
+	// translations were alive.
 	Started func(alive int)
 	Say     func(text string)
 	// Ticked is called every second.
 	Ticked func(store.Stats)
+
+	openEngine func() (engineLog, error) // for tests; nil: that of the namespace
 }
 
 // Times of a log.
 const (
 	tick = time.Second
-	// looks: how often the table is read where entries from before the start end without an
-	// event (nf_conntrack_events=2).
-	looks = time.Minute
-	// waiting events: when the writer is behind by these, the kernel's buffer fills.
-	waitingBatches = 256
+	poll = 20 * time.Millisecond // between two looks at sources
+	// looksForSources: between two looks whether something else translates now.
+	looksForSources = 10 * time.Second
+	looksForKernel  = time.Minute
 )
 
-// event is an entry that began or ended.
-type event struct {
-	ended bool
-	at    natlog.Micros
-	flow  conntrack.Flow
-}
-
-// batch is what was heard at once.
-type batch struct {
-	events []event
-	lost   bool
-	since  time.Time // of what was lost
-	err    error
+// source is what translates.
+type source interface {
+	// each gives what is alive, as of the last record that take has made.
+	each(yield func(natlog.Record) bool)
+	// take records what has happened.
+	take(ctx context.Context) error
+	// tick is called once a second, after take. over: it translates no more, and everything of it
+	// has ended.
+	tick(ctx context.Context) (over bool, err error)
+	close() error
 }
 
 // collector is one Run.
 type collector struct {
 	o       Options
 	store   *store.Store
-	tracker *tracker
+	sources []source
+	kernel  *kernelSource // of sources, or nil
+	engine  *engineSource
+	rules   *control.RulesInUse
 	records []natlog.Record
-	auto    bool // nf_conntrack_events=2
-	looked  time.Time
-	before  int // translations alive from before the start, of which no event may tell the end
+	looked  struct{ engine, kernel time.Time }
+	limits  limits
 }
 
 // Run writes the log until the context ends.
 func Run(ctx context.Context, o Options) (err error) {
-	var listener *conntrack.Listener
-	var mode conntrack.EventsMode
-	if err := o.Namespace.Do(func() (err error) {
-		if listener, err = conntrack.Listen(ctx); err != nil { // loads the modules that have the setting
-			return err
+	c := &collector{o: o, rules: control.NewRulesInUse(o.Namespace)}
+	if c.o.openEngine == nil {
+		c.o.openEngine = func() (engineLog, error) {
+			return control.OpenLog(o.Namespace, o.What.record(), o.What.Destinations)
 		}
-		if mode, err = conntrack.ReadEventsMode(); err != nil {
-			listener.Close()
-		}
-		return err
-	}); err != nil {
-		return err
 	}
-	defer listener.Close()
-	if mode == conntrack.EventsOff {
-		return errors.New("conntrack events are off: `sysctl -w net.netfilter.nf_conntrack_events=1`, then start natkit log again")
-	}
-	c := &collector{o: o, tracker: newTracker(o.What), auto: mode == conntrack.EventsAuto}
-	heard := make(chan batch, waitingBatches)
-	inner, stop := context.WithCancel(ctx)
-	defer stop()
-	go listen(inner, listener, heard)
-	found, err := c.dump(ctx)
-	if ctx.Err() != nil { // stopped before it had begun
-		return nil
-	}
+	// Before the engine, whose rules must not be of a later time than what is read of it.
+	engine, err := c.openEngine()
 	if err != nil {
 		return err
 	}
-	c.tracker, c.before, c.looked = found, len(found.alive), time.Now()
-	c.o.Store.Alive = func(yield func(natlog.Record) bool) { c.tracker.each(yield) }
+	listening, err := c.listenToKernel(ctx, engine != nil)
+	if err != nil || ctx.Err() != nil {
+		if engine != nil {
+			err = errors.Join(err, engine.close())
+		}
+		return err
+	}
+	if err := c.begin(ctx, engine, listening); err != nil {
+		return errors.Join(err, c.closeSources())
+	}
+	defer func() { err = errors.Join(err, c.closeSources(), c.store.Close()) }()
+	alive := 0
+	c.each(func(natlog.Record) bool { alive++; return true })
+	o.Started(alive)
+	return c.loop(ctx)
+}
+
+// begin opens the store. It goes on without a gap if the engine has everything that has happened
+// since the log ended. The kernel's NAT does not.
+func (c *collector) begin(ctx context.Context, engine *engineSource, kernel *kernelSource) (err error) {
+	var since []natlog.Record
+	c.o.Store.Alive = func(yield func(natlog.Record) bool) { c.each(yield) }
+	c.o.Store.Resume = func(left *store.Left) (store.Resumed, error) {
+		if since = left.Gap(); engine == nil {
+			return store.Resumed{Gaps: since}, nil
+		}
+		return engine.resume(left)
+	}
+	if engine != nil {
+		c.add(engine)
+	} else {
+		c.add(kernel)
+	}
 	if c.store, err = store.Open(c.o.Store); err != nil {
+		if engine != nil && kernel != nil {
+			err = errors.Join(err, kernel.close())
+		}
 		return err
 	}
-	defer func() { err = errors.Join(err, c.store.Close()) }()
-	o.Started(len(c.tracker.alive))
-	if c.auto {
-		o.Say("net.netfilter.nf_conntrack_events is 2: ends of entries that are older than this start are seen up to a minute late; with 1 they are not")
-	}
-	return c.loop(ctx, heard)
-}
-
-// listen hears events until the context ends.
-func listen(ctx context.Context, l *conntrack.Listener, heard chan<- batch) {
-	good := time.Now()
-	for {
-		var b batch
-		b.lost, b.err = l.Next(func(ended bool, f *conntrack.Flow) {
-			e := event{ended: ended, at: natlog.MicrosOf(time.Now()), flow: *f}
-			// What aliases the listener's buffer is not needed.
-			e.flow.Secctx, e.flow.Helper, e.flow.Labels, e.flow.Names = nil, nil, nil, nil
-			b.events = append(b.events, e)
-		})
-		b.since = good
-		if !b.lost {
-			good = time.Now()
+	if engine != nil {
+		if err := engine.catchUp(); err != nil {
+			return errors.Join(err, c.store.Close())
 		}
-		select {
-		case heard <- b:
-		case <-ctx.Done():
-			return
-		}
-		if b.err != nil {
-			return
+		if kernel != nil {
+			c.join(kernel, since)
 		}
 	}
-}
-
-func (c *collector) loop(ctx context.Context, heard <-chan batch) error {
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case b := <-heard:
-			if b.err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return b.err
-			}
-			if err := c.take(ctx, &b); err != nil {
-				return err
-			}
-		case <-ticker.C:
-			if c.auto && c.before > 0 && time.Since(c.looked) >= looks {
-				if err := c.look(ctx); err != nil {
-					return err
-				}
-			}
-			_ = c.store.Tick() // the store reports it, and tries again
-			c.o.Ticked(c.store.Stats())
-		}
-	}
-}
-
-// take records what was heard.
-func (c *collector) take(ctx context.Context, b *batch) error {
-	c.records = c.records[:0]
-	for i := range b.events {
-		if e := &b.events[i]; e.ended {
-			c.tracker.end(&e.flow, e.at, c.record)
-		} else {
-			c.tracker.begin(&e.flow, e.at, c.record)
-		}
-	}
-	_ = c.store.Append(c.records) // the store counts and reports what it can't write
-	if !b.lost {
-		return nil
-	}
-	if err := c.look(ctx); err != nil {
-		return err
-	}
-	c.o.Say("the kernel could not deliver all events: the log has a gap, and what is alive was read again")
-	_ = c.store.Gap(b.since, time.Now(), "events came faster than they could be read")
+	c.followRules()
 	return nil
+}
+
+func (c *collector) add(s source) {
+	c.sources = append(c.sources, s)
+	switch s := s.(type) {
+	case *kernelSource:
+		c.kernel = s
+	case *engineSource:
+		c.engine = s
+	}
+}
+
+// join adds a source to a log that is written already.
+func (c *collector) join(s source, gaps []natlog.Record) {
+	for i := range gaps {
+		gaps[i].Source = natlog.Kernel
+	}
+	c.add(s)
+	now := natlog.MicrosOf(time.Now())
+	c.records = append(c.records[:0], gaps...)
+	for r := range s.each {
+		r.Event, r.Time = natlog.Alive, now
+		c.record(r)
+	}
+	c.append()
+}
+
+func (c *collector) closeSources() error {
+	var errs []error
+	for _, s := range c.sources {
+		errs = append(errs, s.close())
+	}
+	c.sources, c.kernel, c.engine = nil, nil, nil
+	return errors.Join(errs...)
+}
+
+func (c *collector) each(yield func(natlog.Record) bool) {
+	for _, s := range c.sources {
+		for r := range s.each {
+			if !yield(r) {
+				return
+			}
+		}
+	}
 }
 
 func (c *collector) record(r natlog.Record) { c.records = append(c.records, r) }
 
-// look compares what is alive with the table.
-func (c *collector) look(ctx context.Context) error {
-	found, err := c.dump(ctx)
-	if ctx.Err() != nil {
-		return nil
+// append stores what was recorded. What can't be written the store counts, reports and tries again.
+func (c *collector) append() {
+	if len(c.records) > 0 {
+		_ = c.store.Append(c.records)
 	}
-	if err != nil {
-		return err
-	}
-	c.looked = time.Now()
 	c.records = c.records[:0]
-	c.tracker.replace(found, natlog.MicrosOf(c.looked), c.record)
-	c.before = 0
-	for _, l := range c.tracker.alive {
-		if l.since == 0 {
-			c.before++
+}
+
+func (c *collector) gap(source natlog.Source, since, until natlog.Micros, note string) {
+	_ = c.store.Gap(source, since, until, note)
+}
+
+func (c *collector) loop(ctx context.Context) error {
+	polls, ticks := time.NewTicker(poll), time.NewTicker(tick)
+	defer polls.Stop()
+	defer ticks.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return c.last()
+		case <-polls.C:
+			err = c.take(ctx)
+		case <-ticks.C:
+			err = c.tick(ctx)
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return c.last()
+			}
+			return err
 		}
 	}
-	_ = c.store.Append(c.records)
+}
+
+func (c *collector) take(ctx context.Context) error {
+	for _, s := range c.sources {
+		if err := s.take(ctx); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// dump reads what is alive. The kernel may leave entries out when the table changes under
-// it; then it is asked again.
-func (c *collector) dump(ctx context.Context) (found *tracker, err error) {
-	const tries = 3
-	for range tries {
-		found = newTracker(c.o.What)
-		found.seed = c.tracker.seed
-		var res conntrack.DumpResult
-		err = c.o.Namespace.Do(func() (err error) {
-			res, err = conntrack.Dump(ctx, conntrack.Filter{}, func(f *conntrack.Flow) error {
-				since := natlog.Micros(0)
-				if f.Has&conntrack.HasStart != 0 {
-					since = natlog.Micros(f.Start / 1000)
-				}
-				found.begin(f, since, func(natlog.Record) {})
-				return nil
-			})
-			return err
-		})
+// last records what has happened until now.
+func (c *collector) last() error {
+	if c.engine == nil {
+		return nil
+	}
+	return c.engine.take(context.Background())
+}
+
+func (c *collector) tick(ctx context.Context) error {
+	if err := c.take(ctx); err != nil {
+		return err
+	}
+	for _, s := range slices.Clone(c.sources) {
+		over, err := s.tick(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("read what is alive: %w", err)
+			return err
 		}
-		if !res.Interrupted {
-			return found, nil
+		if over {
+			if err := c.remove(s); err != nil {
+				return err
+			}
 		}
 	}
-	found.partial = true
-	c.o.Say("the table changed while it was read, three times: what is alive may be incomplete")
-	return found, nil
+	c.followRules()
+	if err := c.look(ctx); err != nil {
+		return err
+	}
+	if c.engine != nil {
+		c.limits.look(c)
+	}
+	_ = c.store.Tick() // the store reports it, and tries again
+	c.o.Ticked(c.store.Stats())
+	return nil
+}
+
+func (c *collector) remove(s source) error {
+	c.sources = slices.DeleteFunc(c.sources, func(o source) bool { return o == s })
+	if s == source(c.engine) {
+		c.engine = nil
+		c.looked.engine = time.Time{}
+	} else {
+		c.kernel = nil
+	}
+	c.looked.kernel = time.Time{}
+	return s.close()
+}
+
+// look finds sources that were not there before.
+func (c *collector) look(ctx context.Context) error {
+	now := time.Now()
+	if c.engine == nil && now.Sub(c.looked.engine) >= looksForSources {
+		c.looked.engine = now
+		engine, err := c.openEngine()
+		if err != nil {
+			return err
+		}
+		if engine != nil {
+			resumed, err := engine.resume(&store.Left{Now: natlog.MicrosOf(now)})
+			if err != nil {
+				return errors.Join(err, engine.close())
+			}
+			c.join(engine, resumed.Gaps)
+			if err := engine.catchUp(); err != nil {
+				return err
+			}
+			c.o.Say("an engine ebpf is up: it is recorded from here on")
+			c.looked.kernel = time.Time{}
+		}
+	}
+	if c.kernel != nil || now.Sub(c.looked.kernel) < looksForKernel {
+		return nil
+	}
+	c.looked.kernel = now
+	kernel, err := c.listenToKernel(ctx, c.engine != nil)
+	if err != nil || kernel == nil {
+		return err
+	}
+	c.join(kernel, nil)
+	c.o.Say("the kernel translates here: it is recorded from here on")
+	return nil
+}
+
+// openEngine opens the engine's log; nil: there is none.
+func (c *collector) openEngine() (*engineSource, error) {
+	c.looked.engine = time.Now()
+	log, err := c.o.openEngine()
+	if errors.Is(err, control.ErrNoLog) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read what the engine records: %w", err)
+	}
+	return newEngineSource(c, log)
+}
+
+// listenToKernel begins to hear the kernel's events, if it is what translates here; nil if not.
+func (c *collector) listenToKernel(ctx context.Context, engine bool) (*kernelSource, error) {
+	c.looked.kernel = time.Now()
+	if engine {
+		if c.o.KernelNAT == nil {
+			return nil, nil
+		}
+		if also, err := c.o.KernelNAT(); err != nil || !also {
+			return nil, err
+		}
+	}
+	return newKernelSource(ctx, c)
+}
+
+// followRules keeps the rules that have come into force, and has the engine's records named by them.
+func (c *collector) followRules() {
+	file, text, since, changed, err := c.rules.Changed()
+	if err != nil {
+		c.o.Say(fmt.Sprintf("the rules in force cannot be read: %v", err))
+		return
+	}
+	if !changed {
+		return
+	}
+	source := natlog.Kernel
+	if c.engine != nil {
+		source = natlog.Engine
+		c.engine.use(file)
+	}
+	if err := c.store.KeepRules(source, natlog.MicrosOf(since), text); err != nil {
+		c.o.Say(err.Error())
+	}
 }

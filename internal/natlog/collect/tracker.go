@@ -14,11 +14,6 @@ import (
 	"natkit/internal/natlog"
 )
 
-// What chooses what is recorded.
-type What struct {
-	Destinations bool // each session with whom it is to, instead of mappings
-}
-
 // life is how a translation that is recorded is in use.
 type life struct {
 	since    natlog.Micros // 0: before it was first seen
@@ -134,7 +129,7 @@ func (t *tracker) identity(f *conntrack.Flow) uint64 {
 // destination are translated.
 func translations(f *conntrack.Flow, what What) (trs [2]natlog.Translation, n int) {
 	base := natlog.Translation{Kind: natlog.Mapping, Source: natlog.Kernel, Protocol: f.Proto, Zone: f.Zone}
-	if what.Destinations {
+	if what.Destinations || what.Sessions {
 		base.Kind = natlog.Session
 	}
 	add := func(internal, external, destination netip.AddrPort) {

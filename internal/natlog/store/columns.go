@@ -14,7 +14,7 @@ import (
 )
 
 // schemaVersion of the files; a file of a higher one is refused.
-const schemaVersion = 1
+const schemaVersion = 2 // 2: event applied, kind block
 
 // Row groups are small enough that a look-up, which reads some columns of one or two of
 // them, takes milliseconds.

@@ -104,6 +104,7 @@ func parts(dir string) ([]part, error) {
 type content struct {
 	records    []natlog.Record // without ticks
 	begin, end natlog.Micros
+	marks      map[natlog.Source]string
 	damaged    int // places where frames could not be read
 	torn       bool
 	whole      int64 // bytes up to a torn end
@@ -140,6 +141,12 @@ func readJournal(path string) (c content, err error) {
 				c.begin = r.Time
 			}
 			c.end = max(c.end, r.Time)
+			if r.Event == natlog.Tick && r.Note != "" {
+				if c.marks == nil {
+					c.marks = map[natlog.Source]string{}
+				}
+				c.marks[r.Source] = r.Note
+			}
 		}
 		kept := slices.DeleteFunc(c.records[had:], func(r natlog.Record) bool { return r.Event == natlog.Tick })
 		c.records = c.records[:had+len(kept)]
@@ -195,10 +202,62 @@ func writeParquet(out *os.File, c *content, node string) error {
 		}
 		order = order[n:]
 	}
-	return w.Close(map[string]string{
+	about := map[string]string{
 		"natkit.log": strconv.Itoa(schemaVersion), "natkit.node": node,
 		"natkit.begin": strconv.FormatInt(int64(c.begin), 10), "natkit.end": strconv.FormatInt(int64(c.end), 10),
-	})
+	}
+	for source, note := range c.marks {
+		about[markPrefix+source.String()] = note
+	}
+	return w.Close(about)
+}
+
+const markPrefix = "natkit.mark."
+
+// marks are those that the journal of a file ended with.
+func (f *openedFile) marks() map[natlog.Source]string {
+	marks := map[natlog.Source]string{}
+	for key, note := range f.About {
+		if name, ok := strings.CutPrefix(key, markPrefix); ok {
+			if source, ok := natlog.ParseSource(name); ok {
+				marks[source] = note
+			}
+		}
+	}
+	return marks
+}
+
+// eachRecord calls fn with all records of a part, in the order of time.
+func eachRecord(p part, fn func(*natlog.Record)) error {
+	if p.journal {
+		c, err := readJournal(p.path)
+		for i := range c.records {
+			fn(&c.records[i])
+		}
+		return err
+	}
+	f, err := openFile(p.path)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	var all []natlog.Record
+	for g := range f.Groups {
+		rows := make([]int, f.Groups[g].Rows)
+		for i := range rows {
+			rows[i] = i
+		}
+		records, err := readRows(f.File, g, rows, nil)
+		if err != nil {
+			return err
+		}
+		all = append(all, records...)
+	}
+	slices.SortStableFunc(all, func(a, b natlog.Record) int { return cmp.Compare(a.Time, b.Time) })
+	for i := range all {
+		fn(&all[i])
+	}
+	return nil
 }
 
 func syncFolder(dir string) error {

@@ -252,6 +252,13 @@ func (r *reader) askHour(at int) ([]Span, error) {
 	return covered, nil
 }
 
+// sameMoment reports whether two times are of one beginning: an engine knows some to a few
+// milliseconds only, and nobody has the same port twice in so short a time.
+func sameMoment(a, b natlog.Micros) bool {
+	const near = 50_000
+	return a == b || a != 0 && b != 0 && a-b < near && b-a < near
+}
+
 // follow has a record change who is alive, and gives the life that it ends.
 func follow(live map[natlog.Translation]*Life, rec *natlog.Record) (ended Life, ok bool) {
 	switch rec.Event {
@@ -292,7 +299,7 @@ func (r *reader) add(life Life) {
 		return
 	}
 	for i := range r.answer.Lives {
-		if had := &r.answer.Lives[i]; had.Translation == life.Translation && had.Since == life.Since && had.Until == life.Until {
+		if had := &r.answer.Lives[i]; had.Translation == life.Translation && sameMoment(had.Since, life.Since) && had.Until == life.Until {
 			return
 		}
 	}
@@ -312,8 +319,8 @@ func (r *reader) end(life *Life, at int) {
 			}
 			for k := range records {
 				rec := &records[k]
-				if rec.Event == natlog.Alive && rec.Translation == life.Translation && (rec.Since == life.Since || rec.Since == 0) {
-					life.Gap = life.Gap || rec.Since != life.Since
+				if rec.Event == natlog.Alive && rec.Translation == life.Translation && (rec.Since == 0 || sameMoment(rec.Since, life.Since)) {
+					life.Gap = life.Gap || !sameMoment(rec.Since, life.Since)
 					return true, true
 				}
 			}
@@ -334,7 +341,7 @@ func (r *reader) end(life *Life, at int) {
 		end = max(end, upto)
 		for k := range records {
 			rec := &records[k]
-			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && (ended.Since == life.Since || ended.Since == 0) {
+			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && (ended.Since == 0 || sameMoment(ended.Since, life.Since)) {
 				life.Until, life.Least = rec.Time, rec.Time
 				return
 			}

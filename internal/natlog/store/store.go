@@ -12,17 +12,21 @@
 //	0000000013.000.journal                                     the running hour
 //	lock                                                       its one writer has it locked
 //	who.audit                                                  every look-up
+//	rules/20261124T025958.120000Z.yaml                         rules in force from then on
 //
 // Hours are numbered as they were written: a clock that is set back mixes nothing up.
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,10 +48,54 @@ type Options struct {
 	PartRecords int
 	// Alive gives all that is alive: each hour begins with it.
 	Alive func(yield func(natlog.Record) bool)
-	Say   func(text string)
+	// Resume decides how the log goes on from what was found; nil: with a gap since then.
+	Resume func(*Left) (Resumed, error)
+	Say    func(text string)
 
 	now  func() (wall time.Time, running time.Duration) // for tests; nil: the machine's clocks
 	file func(path string) (file, error)                // for tests; nil: the file system's
+}
+
+// Left is what was found when a log was opened.
+type Left struct {
+	End natlog.Micros // when the log ended; 0: there was none
+	Now natlog.Micros
+	// Marks are the last notes of ticks, by their source: how far that had been recorded.
+	Marks map[natlog.Source]string
+
+	dir  string
+	last []part // of the last hour
+}
+
+// Resumed is how a log goes on.
+type Resumed struct {
+	At   natlog.Micros // the time that what is alive is of; 0: now
+	Gaps []natlog.Record
+}
+
+// Gap is the one since the log ended, nil if there was none before.
+func (l *Left) Gap() []natlog.Record {
+	if l.End == 0 {
+		return nil
+	}
+	note := "natkit log was not running"
+	if l.End > l.Now {
+		note = "natkit log was not running, and the clock was set back"
+	}
+	return []natlog.Record{{Event: natlog.Gap, Since: l.End, Time: l.Now, Note: note}}
+}
+
+// Alive is what was alive when the log ended. It reads the last hour.
+func (l *Left) Alive(yield func(natlog.Record) bool) {
+	live := map[natlog.Translation]*Life{}
+	for _, p := range l.last {
+		_ = eachRecord(p, func(r *natlog.Record) { follow(live, r) }) // what can't be read was reported
+	}
+	for tr, life := range live {
+		if !yield(natlog.Record{Translation: tr, Event: natlog.Alive, Time: life.Log, Since: life.Since}) {
+			return
+		}
+	}
 }
 
 // file is what a Store needs of the journal.
@@ -60,9 +108,12 @@ type file interface {
 	Stat() (fs.FileInfo, error)
 }
 
+// FrameRecords is how many records are written whole or not at all.
+const FrameRecords = 4096
+
 const (
 	defaultPart = 1 << 19
-	frameMost   = 4096 // records
+	frameMost   = FrameRecords
 	clockStep   = time.Second
 )
 
@@ -71,6 +122,7 @@ type Store struct {
 	o    Options
 	lock *os.File
 
+	marks    map[natlog.Source]string
 	journal  file // nil: none could be made
 	current  part
 	size     int64
@@ -102,7 +154,7 @@ type Stats struct {
 }
 
 // ErrLocked is that another process writes the log.
-var ErrLocked = errors.New("another natkit log writes there")
+var ErrLocked = errors.New("another natkit writes there; a folder has one writer: stop that one, or take another folder")
 
 // Open begins to write the log in a folder, which is made. What is there is kept: a journal
 // whose writer was killed becomes a Parquet file. The gap since then is recorded.
@@ -122,7 +174,7 @@ func Open(o Options) (*Store, error) {
 			return os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
 		}
 	}
-	s := &Store{o: o, jobs: make(chan part, 1024), done: make(chan struct{})}
+	s := &Store{o: o, jobs: make(chan part, 1024), done: make(chan struct{}), marks: map[natlog.Source]string{}}
 	if err := s.takeLock(); err != nil {
 		return nil, err
 	}
@@ -131,9 +183,8 @@ func Open(o Options) (*Store, error) {
 		s.lock.Close()
 		return nil, err
 	}
-	last := s.recover(list)
 	go s.convertJobs()
-	if err := s.begin(s.sinceLast(last)); err != nil {
+	if err := s.resumeFrom(s.recover(list)); err != nil {
 		close(s.jobs)
 		<-s.done
 		return nil, errors.Join(err, s.lock.Close())
@@ -152,33 +203,53 @@ func (s *Store) takeLock() error {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("open the log in %s: %w", s.o.Dir, ErrLocked)
+			return fmt.Errorf("open the log in %s: %w%s", s.o.Dir, ErrLocked, s.holder())
 		}
 		return fmt.Errorf("lock the log in %s: %w", s.o.Dir, err)
 	}
 	s.lock = lock
+	if err := lock.Truncate(0); err == nil { // for those who find it locked
+		_, _ = fmt.Fprintf(lock, "%d %s\n", os.Getpid(), filepath.Base(os.Args[0]))
+	}
 	return nil
 }
 
-// recover converts the journals of those who were killed, and gives when the log ended.
-func (s *Store) recover(list []part) (last natlog.Micros) {
-	left, _ := filepath.Glob(filepath.Join(s.o.Dir, "*"+parquetSuffix+".tmp"))
-	for _, path := range left {
+// holder is who has the lock, as far as its file says.
+func (s *Store) holder() string {
+	var pid int
+	var name string
+	b, err := os.ReadFile(filepath.Join(s.o.Dir, "lock"))
+	if err != nil {
+		return ""
+	}
+	if _, err := fmt.Sscanf(string(b), "%d %s", &pid, &name); err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" (process %d)", pid)
+}
+
+// recover converts the journals of those who were killed, and gives what it found.
+func (s *Store) recover(list []part) *Left {
+	left := &Left{Now: natlog.MicrosOf(s.wall()), Marks: map[natlog.Source]string{}, dir: s.o.Dir}
+	torn, _ := filepath.Glob(filepath.Join(s.o.Dir, "*"+parquetSuffix+".tmp"))
+	for _, path := range torn {
 		os.Remove(path)
 	}
 	for _, p := range list {
 		s.current.number = p.number
 		if !p.journal {
-			last = natlog.MicrosOf(p.end) // if the file can't be read
+			left.End = natlog.MicrosOf(p.end) // if the file can't be read
 			if f, err := openFile(p.path); err == nil {
-				last = f.end
+				left.End = f.end
+				left.mark(f.marks())
 				f.close()
 			}
 			continue
 		}
 		c, err := readJournal(p.path)
 		if err == nil {
-			if last = c.end; c.damaged > 0 {
+			left.mark(c.marks)
+			if left.End = c.end; c.damaged > 0 {
 				s.say("%s is damaged in %s; the rest of it is kept", p.path, plural.Count(c.damaged, "place"))
 			}
 			err = convert(p, s.o.Node)
@@ -187,20 +258,25 @@ func (s *Store) recover(list []part) (last natlog.Micros) {
 			s.say("%s: %v", p.path, err)
 		}
 	}
-	return last
+	if now, err := parts(s.o.Dir); err == nil {
+		left.last = slices.DeleteFunc(now, func(p part) bool { return p.number != s.current.number })
+	}
+	return left
 }
 
-// sinceLast is the gap since the log ended, nil if there was none before.
-func (s *Store) sinceLast(last natlog.Micros) []natlog.Record {
-	if last == 0 {
-		return nil
+func (l *Left) mark(marks map[natlog.Source]string) { maps.Copy(l.Marks, marks) }
+
+// resumeFrom begins the first hour.
+func (s *Store) resumeFrom(left *Left) error {
+	resumed := Resumed{Gaps: left.Gap()}
+	if s.o.Resume != nil {
+		var err error
+		if resumed, err = s.o.Resume(left); err != nil {
+			return err
+		}
 	}
-	now := natlog.MicrosOf(s.wall())
-	note := "natkit log was not running"
-	if last > now {
-		note = "natkit log was not running, and the clock was set back"
-	}
-	return []natlog.Record{{Event: natlog.Gap, Since: last, Time: now, Note: note}}
+	s.marks = left.Marks
+	return s.begin(resumed.At, resumed.Gaps)
 }
 
 func (s *Store) wall() time.Time {
@@ -215,8 +291,8 @@ func (s *Store) say(format string, args ...any) {
 }
 
 // begin ends the running hour and begins one: with gaps that are between them, and with all
-// that is alive.
-func (s *Store) begin(between []natlog.Record) error {
+// that is alive at that time; 0 is now.
+func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
 	now, running := s.o.now()
 	if s.journal != nil && len(between) == 0 {
 		if err := s.write([]natlog.Record{{Event: natlog.Tick, Time: natlog.MicrosOf(now)}}); err != nil {
@@ -224,13 +300,17 @@ func (s *Store) begin(between []natlog.Record) error {
 		}
 	}
 	s.finish()
-	s.hour, s.lastTick, s.lastRun = now.Truncate(time.Hour), now, running
+	at = cmp.Or(at, natlog.MicrosOf(now))
+	s.hour, s.lastTick, s.lastRun = at.Time().Truncate(time.Hour), now, running
 	if err := s.create(part{number: s.current.number + 1}); err != nil {
 		return err
 	}
-	batch := append([]natlog.Record{{Event: natlog.Tick, Time: natlog.MicrosOf(now)}}, between...)
+	batch := append([]natlog.Record{{Event: natlog.Tick, Time: at}}, between...)
+	for source, note := range s.marks {
+		batch = append(batch, natlog.Mark(source, at, note))
+	}
 	for r := range s.o.Alive {
-		r.Event, r.Time = natlog.Alive, natlog.MicrosOf(now)
+		r.Event, r.Time = natlog.Alive, at
 		if batch = append(batch, r); len(batch) == frameMost {
 			if err := s.write(batch); err != nil {
 				return err
@@ -318,8 +398,8 @@ func (s *Store) Stats() Stats {
 	return s.stats
 }
 
-// Append stores records. When it returns nil they are there after a kill of this process,
-// and after the next Tick after a power failure. What can't be written is counted, and the
+// Append stores records; up to FrameRecords of them whole or not at all. When it returns nil they
+// are there after a kill of this process, and after the next Tick after a power failure. What can't be written is counted, and the
 // next Tick that can write begins a new hour with the gap and all that is alive.
 func (s *Store) Append(records []natlog.Record) error {
 	for len(records) > 0 {
@@ -331,6 +411,11 @@ func (s *Store) Append(records []natlog.Record) error {
 		if err != nil {
 			s.fail(err, len(records))
 			return err
+		}
+		for i := range records[:n] {
+			if r := &records[i]; r.Event == natlog.Tick && r.Note != "" {
+				s.marks[r.Source] = r.Note
+			}
 		}
 		records = records[n:]
 	}
@@ -365,9 +450,10 @@ func (s *Store) Tick() error {
 	var err error
 	switch {
 	case stepped >= clockStep || stepped <= -clockStep:
-		err = s.begin([]natlog.Record{steppedRecord(before, now, stepped)})
+		err = s.begin(0, []natlog.Record{SteppedRecord(natlog.MicrosOf(before), natlog.MicrosOf(now), stepped)})
 	case !now.Truncate(time.Hour).Equal(s.hour):
-		err = s.begin(nil)
+		s.retainRules(now)
+		err = s.begin(0, nil)
 	default:
 		err = s.write([]natlog.Record{{Event: natlog.Tick, Time: natlog.MicrosOf(now)}})
 	}
@@ -382,13 +468,13 @@ func (s *Store) Tick() error {
 	return nil
 }
 
-// steppedRecord says that the clock was set, in a step, between two ticks.
-func steppedRecord(before, now time.Time, step time.Duration) natlog.Record {
+// SteppedRecord says that the clock was set, in a step, between two ticks.
+func SteppedRecord(before, now natlog.Micros, step time.Duration) natlog.Record {
 	note := "the clock was set forward by " + step.Round(time.Millisecond).String()
 	if step < 0 {
 		note = "the clock was set back by " + (-step).Round(time.Millisecond).String()
 	}
-	return natlog.Record{Event: natlog.Gap, Since: natlog.MicrosOf(before), Time: natlog.MicrosOf(now), Note: note}
+	return natlog.Record{Event: natlog.Gap, Since: before, Time: now, Note: note}
 }
 
 // resume tries to write again after a failure.
@@ -407,7 +493,7 @@ func (s *Store) resume(now time.Time) error {
 	}
 	gap := natlog.Record{Event: natlog.Gap, Since: natlog.MicrosOf(s.failedSince), Time: natlog.MicrosOf(now),
 		Note: plural.Count(int(s.failed), "record") + " could not be written: " + s.failedWhy.Error()}
-	if err := s.begin([]natlog.Record{gap}); err != nil {
+	if err := s.begin(0, []natlog.Record{gap}); err != nil {
 		if s.journal != nil { // half a snapshot is no beginning of an hour
 			s.journal.Close()
 			s.journal = nil
@@ -478,10 +564,10 @@ func (s *Store) retain(now time.Time) {
 	s.count(func(stats *Stats) { stats.Bytes, stats.Files = total, files })
 }
 
-// Gap records that events between two times are missing.
-func (s *Store) Gap(since, until time.Time, note string) error {
+// Gap records that events of a source between two times are missing.
+func (s *Store) Gap(source natlog.Source, since, until natlog.Micros, note string) error {
 	s.count(func(stats *Stats) { stats.Gaps++ })
-	return s.Append([]natlog.Record{{Event: natlog.Gap, Since: natlog.MicrosOf(since), Time: natlog.MicrosOf(until), Note: note}})
+	return s.Append([]natlog.Record{{Translation: natlog.Translation{Source: source}, Event: natlog.Gap, Since: since, Time: until, Note: note}})
 }
 
 // Close ends the hour; all of the log is Parquet then.

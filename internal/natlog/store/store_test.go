@@ -473,7 +473,7 @@ func TestDamagedFile(t *testing.T) {
 		"page":  func(b []byte) []byte { b[40] ^= 1; return b },
 		"empty": func([]byte) []byte { return nil },
 		"newer": func(b []byte) []byte {
-			return []byte(strings.Replace(string(b), "natkit.log\x18\x011", "natkit.log\x18\x019", 1))
+			return []byte(strings.Replace(string(b), "natkit.log\x18\x012", "natkit.log\x18\x019", 1))
 		},
 	} {
 		r.must(os.WriteFile(path, damage(slices.Clone(b)), 0o600))

@@ -1,0 +1,619 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/natlog"
+	"natkit/internal/natlog/store"
+	"natkit/internal/words/plural"
+)
+
+// engineLog is what an engine records (control.Log).
+type engineLog interface {
+	Engine() (string, error)
+	What() (record rulefile.LogRecord, destinations bool)
+	Read([]datapath.LogRecord) ([]datapath.LogRecord, error)
+	Release()
+	Empty() bool
+	Next() uint32
+	Lost() datapath.LogLoss
+	Recorded(datapath.LogLoss)
+	Alive(func(datapath.LogKey, uint64)) error
+	Use(func(datapath.SubscriberUse)) error
+	Addresses(func(datapath.AddressUse)) error
+	Up() bool
+	CloseAsked() error
+}
+
+// engineSource is an engine ebpf: the ring of its log, and its maps.
+//
+// The ring fills whether it is read or not, and remembers what was read, so after a kill it is read
+// on. Its room is released when the store has the records; a mark that the store has together with
+// them says which these are, so that none is stored twice. What is alive as of a place in the ring
+// follows from the maps and from what comes after that place (rewind).
+type engineSource struct {
+	c    *collector
+	log  engineLog
+	name string // of the engine, no other one's
+	file *rulefile.File
+	pool map[[4]byte]string // of an external address: the pool's name
+
+	alive   map[datapath.LogKey]natlog.Micros // since when; 0 not known
+	backlog []datapath.LogRecord              // read by resume, not recorded yet
+	lost    bool                              // of the backlog something is missing
+	mark    mark                              // of what was recorded last
+	ahead   map[uint32]bool                   // numbers after mark.next that were recorded: CPUs overtake each other
+	holes   time.Time                         // since when there are numbers missing before those
+	touched map[datapath.LogKey]bool          // what records were about since a look at the maps began; nil: none is under way
+	offset  int64                             // of the wall clock from CLOCK_MONOTONIC, nanoseconds
+	batch   []datapath.LogRecord
+	what    what
+}
+
+// what is recorded.
+type what struct {
+	record       rulefile.LogRecord
+	destinations bool
+}
+
+// mark is how far an engine's log was recorded.
+type mark struct {
+	engine string
+	next   uint32 // number of the first record that was not
+	at     uint64 // CLOCK_MONOTONIC when it was made
+	offset int64  // of the wall clock from that
+	passed uint64 // lost records whose numbers are before next
+}
+
+func (m mark) String() string {
+	return fmt.Sprintf("%s %d %d %d %d", m.engine, m.next, m.at, m.offset, m.passed)
+}
+
+func parseMark(s string) (m mark, ok bool) {
+	n, err := fmt.Sscanf(s, "%s %d %d %d %d", &m.engine, &m.next, &m.at, &m.offset, &m.passed)
+	return m, err == nil && n == 5
+}
+
+// Bounds of a source.
+const (
+	// batchRecords are stored at once; each may become two, and the mark comes with them.
+	batchRecords  = store.FrameRecords/2 - 1
+	batchesAtOnce = 64
+	// clockStep is what the clock has to be off to have been set.
+	clockStep = int64(time.Second)
+	// sameBeginning: two reports of when something began are of the same beginning if they are as
+	// near: the engine's own clock is coarse.
+	sameBeginning = natlog.Micros(100_000)
+	holesFor      = 2 * time.Second
+)
+
+func newEngineSource(c *collector, log engineLog) (*engineSource, error) {
+	name, err := log.Engine()
+	if err != nil {
+		return nil, errors.Join(err, log.CloseAsked())
+	}
+	s := &engineSource{
+		c: c, log: log, name: name, alive: map[datapath.LogKey]natlog.Micros{}, ahead: map[uint32]bool{},
+		batch: make([]datapath.LogRecord, 0, batchRecords),
+	}
+	s.what.record, s.what.destinations = log.What()
+	s.offset = clockOffset()
+	return s, nil
+}
+
+// use has records name what rules call it.
+func (s *engineSource) use(file *rulefile.File) { s.file, s.pool = file, map[[4]byte]string{} }
+
+func (s *engineSource) close() error { return s.log.CloseAsked() }
+
+// --- time ------------------------------------------------------------------------------------
+
+func monotonic() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return ts.Nano()
+}
+
+// clockOffset is what the wall clock is ahead of CLOCK_MONOTONIC: only setting it changes that, so
+// the same moment of the engine is always the same time. The best of some readings, since
+// somebody else may have the processor between the two clocks.
+func clockOffset() (offset int64) {
+	best := int64(-1)
+	for range 8 {
+		before := monotonic()
+		wall := time.Now().UnixNano()
+		after := monotonic()
+		if d := after - before; best < 0 || d < best {
+			best, offset = d, wall-before-d/2
+		}
+	}
+	return offset
+}
+
+// keepOffset reads the clock again. It stays as it was where only the reading differs.
+func (s *engineSource) keepOffset() {
+	const jitter = int64(time.Millisecond)
+	if now := clockOffset(); now-s.offset > jitter || s.offset-now > jitter {
+		s.offset = now
+	}
+}
+
+func (s *engineSource) time(ns uint64) natlog.Micros {
+	return natlog.Micros((int64(ns) + s.offset) / 1000)
+}
+
+// begin is a time of the engine at which something began, as the log has it: of what is older than
+// the last mark by the clock of then.
+func (s *engineSource) begin(ns uint64) natlog.Micros {
+	switch {
+	case ns == 0:
+		return 0
+	case s.mark.engine == s.name && ns < s.mark.at:
+		return natlog.Micros((int64(ns) + s.mark.offset) / 1000)
+	}
+	return s.time(ns)
+}
+
+// --- resuming --------------------------------------------------------------------------------
+
+// resume reads what the ring and the maps have, and decides how the log goes on. What the ring
+// has is recorded by catchUp, when the log has begun.
+func (s *engineSource) resume(left *store.Left) (store.Resumed, error) {
+	found, err := s.snapshot()
+	if err != nil {
+		return store.Resumed{}, err
+	}
+	taken := s.log.Next()
+	if err := s.readBacklog(); err != nil {
+		return store.Resumed{}, err
+	}
+	loss := s.log.Lost()
+	s.lost = loss.First != 0
+	known := false
+	if s.mark, known = parseMark(left.Marks[natlog.Engine]); known {
+		known = s.mark.engine == s.name
+	}
+	missing := int64(0)
+	if known {
+		s.backlog = slices.DeleteFunc(s.backlog, func(r datapath.LogRecord) bool { return int32(r.Sequence-s.mark.next) < 0 })
+		missing = int64(int32(taken-s.mark.next)) - int64(loss.Total-s.mark.passed)
+		for i := range s.backlog {
+			if int32(s.backlog[i].Sequence-taken) < 0 {
+				missing--
+			}
+		}
+	}
+	const onTheirWay = 64 // numbers that packets on other CPUs have taken, and not yet written records with
+	var out store.Resumed
+	switch {
+	case known && missing <= onTheirWay:
+		out.At = left.End
+	case left.End != 0:
+		out = s.after(left, known)
+	default:
+		out.At = s.oldest(left.Now)
+	}
+	stepped := s.offset - s.mark.offset
+	if known && (stepped >= clockStep || stepped <= -clockStep) {
+		out.Gaps = append(out.Gaps, store.SteppedRecord(left.End, left.Now, time.Duration(stepped)))
+		out.At = s.oldest(left.Now)
+	}
+	s.rewind(found)
+	if known && s.lost {
+		s.remember(left)
+	}
+	if !known {
+		s.mark = mark{engine: s.name, next: taken}
+		if len(s.backlog) > 0 {
+			s.mark.next = s.backlog[0].Sequence
+		}
+	}
+	s.mark.offset = s.offset
+	return out, nil
+}
+
+// after is how the log goes on where the ring does not go on from it.
+func (s *engineSource) after(left *store.Left, known bool) store.Resumed {
+	at := s.oldest(left.Now)
+	gap := left.Gap()[0]
+	gap.Source, gap.Time = natlog.Engine, at
+	switch {
+	case known:
+		gap.Note += ", and what the engine recorded was read by another program"
+	case left.Marks[natlog.Engine] != "":
+		gap.Note += ", and another engine was brought up"
+	}
+	return store.Resumed{At: at, Gaps: []natlog.Record{gap}}
+}
+
+// oldest is the time of the first record of the backlog, or now.
+func (s *engineSource) oldest(now natlog.Micros) natlog.Micros {
+	if len(s.backlog) == 0 {
+		return now
+	}
+	return min(s.time(s.backlog[0].Time), now)
+}
+
+func (s *engineSource) readBacklog() error {
+	for {
+		s.backlog = slices.Grow(s.backlog, batchRecords)
+		had := len(s.backlog)
+		var err error
+		if s.backlog, err = s.log.Read(s.backlog); err != nil {
+			return err
+		}
+		if len(s.backlog) == had {
+			return nil
+		}
+	}
+}
+
+// snapshot is what the maps have.
+func (s *engineSource) snapshot() (map[datapath.LogKey]uint64, error) {
+	found := map[datapath.LogKey]uint64{}
+	if err := s.log.Alive(func(k datapath.LogKey, since uint64) { found[k] = since }); err != nil {
+		return nil, fmt.Errorf("read what is alive: %w", err)
+	}
+	return found, nil
+}
+
+// rewind makes what is alive that of the place in the ring where the backlog begins. What no record
+// is about was alive then if the maps have it, whenever they were looked at since; of the rest the
+// first record tells: an end had begun before, a beginning had not.
+func (s *engineSource) rewind(found map[datapath.LogKey]uint64) {
+	first := map[datapath.LogKey]*datapath.LogRecord{}
+	for i := range s.backlog {
+		r := &s.backlog[i]
+		if first[r.LogKey] == nil && (r.Event == datapath.LogCreated || r.Event == datapath.LogEnded) {
+			first[r.LogKey] = r
+		}
+	}
+	for k, since := range found {
+		if first[k] == nil {
+			s.alive[k] = s.begin(since)
+		}
+	}
+	for k, r := range first {
+		if r.Event == datapath.LogEnded {
+			s.alive[k] = s.begin(r.Since)
+		}
+	}
+}
+
+// remember adds what was alive when the log ended and whose end is one of the lost records.
+func (s *engineSource) remember(left *store.Left) {
+	had := map[datapath.LogKey]bool{}
+	for i := range s.backlog {
+		had[s.backlog[i].LogKey] = true
+	}
+	for r := range left.Alive {
+		if r.Source != natlog.Engine {
+			continue
+		}
+		k := keyOf(&r.Translation)
+		if _, known := s.alive[k]; !known && !had[k] {
+			s.alive[k] = r.Since
+		}
+	}
+}
+
+// catchUp records what resume has read.
+func (s *engineSource) catchUp() error {
+	for part := range slices.Chunk(s.backlog, batchRecords) {
+		s.store(part)
+	}
+	s.backlog = nil
+	s.log.Release()
+	if s.lost {
+		s.lost = false
+		return s.recordLoss()
+	}
+	return nil
+}
+
+// --- records ---------------------------------------------------------------------------------
+
+func (s *engineSource) take(context.Context) error {
+	s.keepOffset()
+	for range batchesAtOnce {
+		var err error
+		if s.batch, err = s.log.Read(s.batch[:0]); err != nil || len(s.batch) == 0 {
+			return err
+		}
+		s.store(s.batch)
+		s.log.Release()
+	}
+	return nil
+}
+
+// store records what an engine has, with the mark that says so.
+func (s *engineSource) store(batch []datapath.LogRecord) {
+	for i := range batch {
+		s.number(batch[i].Sequence)
+		s.apply(&batch[i])
+	}
+	s.mark.engine, s.mark.at, s.mark.offset = s.name, uint64(monotonic()), s.offset
+	s.c.record(natlog.Mark(natlog.Engine, s.time(batch[len(batch)-1].Time), s.mark.String()))
+	s.c.append()
+}
+
+// number counts a record. CPUs overtake each other by a little.
+func (s *engineSource) number(n uint32) {
+	if n != s.mark.next {
+		if int32(n-s.mark.next) > 0 {
+			s.ahead[n] = true
+		}
+		return
+	}
+	for s.mark.next++; s.ahead[s.mark.next]; s.mark.next++ {
+		delete(s.ahead, s.mark.next)
+	}
+}
+
+// apply has a record change what is alive, and records it.
+func (s *engineSource) apply(r *datapath.LogRecord) {
+	at := s.time(r.Time)
+	if s.touched != nil {
+		s.touched[r.LogKey] = true
+	}
+	switch r.Event {
+	case datapath.LogCreated:
+		since, known := s.alive[r.LogKey]
+		if known && (since == 0 || at-since < sameBeginning) {
+			return // the maps had it before its record was read
+		}
+		if known {
+			s.record(r.LogKey, natlog.Ended, at, since, "its end was not recorded")
+		}
+		s.alive[r.LogKey] = at
+		s.record(r.LogKey, natlog.Created, at, at, "")
+	case datapath.LogEnded:
+		since, known := s.alive[r.LogKey]
+		if !known {
+			since = s.begin(r.Since)
+		}
+		delete(s.alive, r.LogKey)
+		s.record(r.LogKey, natlog.Ended, at, since, "")
+	case datapath.LogExhausted:
+		s.record(r.LogKey, natlog.Exhausted, at, 0, exhausted[r.Reason])
+	case datapath.LogQuota:
+		s.record(r.LogKey, natlog.Quota, at, 0, fmt.Sprintf("%s: %s refused until then", r.Reason, plural.Count(int(r.Times), "packet")))
+	}
+}
+
+// exhausted says what a pool has none left of, by the reason for which packets are dropped.
+var exhausted = map[string]string{"no-port": "no port left", "no-block": "no port block left", "no-address": "no address left"}
+
+func (s *engineSource) record(k datapath.LogKey, event natlog.Event, at, since natlog.Micros, note string) {
+	s.c.record(natlog.Record{Translation: s.translation(k), Event: event, Time: at, Since: since, Note: s.note(k, note)})
+}
+
+// note names the pool of blocks and of refusals.
+func (s *engineSource) note(k datapath.LogKey, note string) string {
+	if k.Kind != datapath.LogBlock && k.Kind != datapath.LogNothing {
+		return note
+	}
+	name := s.poolOf(k.External)
+	switch {
+	case name == "":
+		return note
+	case note == "":
+		return "pool " + name
+	}
+	return "pool " + name + ": " + note
+}
+
+func (s *engineSource) poolOf(external [4]byte) string {
+	if s.file == nil || external == [4]byte{} {
+		return ""
+	}
+	name, known := s.pool[external]
+	if !known {
+		for i := range s.file.Pools {
+			if slices.ContainsFunc(s.file.Pools[i].Addresses, func(r rulefile.AddressRange) bool { return r.Contains(netip.AddrFrom4(external)) }) {
+				name = s.file.Pools[i].Name
+			}
+		}
+		s.pool[external] = name
+	}
+	return name
+}
+
+var kinds = map[datapath.LogKind]natlog.Kind{
+	datapath.LogNothing: natlog.NoKind, datapath.LogMapping: natlog.Mapping, datapath.LogSession: natlog.Session, datapath.LogBlock: natlog.Block,
+}
+
+func (s *engineSource) translation(k datapath.LogKey) natlog.Translation {
+	tr := natlog.Translation{Kind: kinds[k.Kind], Source: natlog.Engine, Protocol: k.Protocol, LastPort: k.LastPort}
+	set := func(to *netip.AddrPort, addr [4]byte, port uint16) {
+		if addr != [4]byte{} {
+			*to = netip.AddrPortFrom(netip.AddrFrom4(addr), port)
+		}
+	}
+	set(&tr.Internal, k.Internal, k.InternalPort)
+	set(&tr.External, k.External, k.ExternalPort)
+	set(&tr.Destination, k.Destination, k.DestinationPort)
+	if tr.Kind != natlog.Mapping && tr.Kind != natlog.Session && tr.Internal.IsValid() {
+		tr.Subscriber = s.subscriber(tr.Internal.Addr())
+	}
+	return tr
+}
+
+// subscriber is what a block belongs to: a host, or all of a prefix.
+func (s *engineSource) subscriber(a netip.Addr) string {
+	if s.file != nil && s.file.Subscribers.Prefix > 0 && s.file.Subscribers.Prefix < 32 {
+		return netip.PrefixFrom(a, s.file.Subscribers.Prefix).String()
+	}
+	return a.String()
+}
+
+// keyOf is the inverse of translation.
+func keyOf(tr *natlog.Translation) (k datapath.LogKey) {
+	for kind, is := range kinds {
+		if is == tr.Kind {
+			k.Kind = kind
+		}
+	}
+	get := func(a netip.AddrPort) ([4]byte, uint16) {
+		if !a.Addr().Is4() {
+			return [4]byte{}, 0
+		}
+		return a.Addr().As4(), a.Port()
+	}
+	k.Protocol, k.LastPort = tr.Protocol, tr.LastPort
+	k.Internal, k.InternalPort = get(tr.Internal)
+	k.External, k.ExternalPort = get(tr.External)
+	k.Destination, k.DestinationPort = get(tr.Destination)
+	return k
+}
+
+func (s *engineSource) each(yield func(natlog.Record) bool) {
+	for k, since := range s.alive {
+		if !yield(natlog.Record{Translation: s.translation(k), Event: natlog.Alive, Since: since, Note: s.note(k, "")}) {
+			return
+		}
+	}
+}
+
+// --- what is missing -------------------------------------------------------------------------
+
+func (s *engineSource) tick(context.Context) (over bool, err error) {
+	if !s.log.Up() {
+		return true, s.end("the engine was taken down")
+	}
+	var now what
+	now.record, now.destinations = s.log.What()
+	switch {
+	case s.log.Lost().First != 0:
+		return false, s.recordLoss()
+	case now != s.what:
+		return false, s.compare()
+	case len(s.ahead) == 0:
+		s.holes = time.Time{}
+	case s.holes.IsZero():
+		s.holes = time.Now()
+	case time.Since(s.holes) > holesFor:
+		if since := s.begin(s.mark.at); !s.skip() { // cannot happen: a number is taken where a loss is counted, too
+			s.c.gap(natlog.Engine, since, natlog.MicrosOf(time.Now()), "records of the engine are missing")
+			return false, s.compare()
+		}
+	}
+	return false, nil
+}
+
+// skip gives up the numbers that are missing before those that were read. It reports whether they are
+// those of lost records.
+func (s *engineSource) skip() (lost bool) {
+	last := s.mark.next
+	for n := range s.ahead {
+		if int32(n-last) >= 0 {
+			last = n + 1
+		}
+	}
+	missing := uint64(last-s.mark.next) - uint64(len(s.ahead))
+	lost = missing <= s.log.Lost().Total-s.mark.passed
+	s.mark.passed += missing
+	s.mark.next = last
+	clear(s.ahead)
+	s.holes = time.Time{}
+	return lost
+}
+
+// recordLoss records that the ring was full, and what is alive after that.
+func (s *engineSource) recordLoss() error {
+	loss := s.log.Lost()
+	first, last := s.begin(loss.First), s.time(loss.Last)
+	s.c.gap(natlog.Engine, first, last, "the engine's log was full: nobody read it, or not fast enough")
+	if err := s.compare(); err != nil {
+		return err
+	}
+	s.log.Recorded(loss)
+	s.c.o.Say(fmt.Sprintf("the engine's log was full: it has a gap from %s to %s, and what is alive was read again", first.Time().Format(time.RFC3339), last.Time().Format(time.RFC3339)))
+	return nil
+}
+
+// compare looks what is alive. What the maps do not have has ended unseen, what only they have has
+// begun so; but for what records are about that came since the look began: they are right, since an
+// end is recorded while the maps still have what ends, and a beginning when they have it.
+func (s *engineSource) compare() error {
+	s.what.record, s.what.destinations = s.log.What()
+	s.touched = map[datapath.LogKey]bool{}
+	defer func() { s.touched = nil }()
+	found, err := s.snapshot()
+	if err != nil {
+		return err
+	}
+	for {
+		if err := s.take(context.Background()); err != nil {
+			return err
+		}
+		if s.log.Empty() {
+			break
+		}
+	}
+	if len(s.ahead) > 0 {
+		s.skip()
+	}
+	now := natlog.MicrosOf(time.Now())
+	for k, since := range s.alive {
+		if _, there := found[k]; there || s.touched[k] {
+			continue
+		}
+		note := "ended unseen"
+		if !s.recorded(k.Kind) {
+			note = "not recorded from here on"
+		}
+		delete(s.alive, k)
+		s.record(k, natlog.Ended, now, since, note)
+	}
+	for k, since := range found {
+		if _, known := s.alive[k]; known || s.touched[k] {
+			continue
+		}
+		s.alive[k] = s.begin(since)
+		s.record(k, natlog.Alive, now, s.alive[k], "")
+	}
+	s.mark.engine, s.mark.at, s.mark.offset = s.name, uint64(monotonic()), s.offset
+	s.c.record(natlog.Mark(natlog.Engine, now, s.mark.String()))
+	s.c.append()
+	return nil
+}
+
+// recorded reports whether that kind is recorded now; mappings also where only those in no block are.
+func (s *engineSource) recorded(kind datapath.LogKind) bool {
+	switch kind {
+	case datapath.LogBlock:
+		return s.what.record != rulefile.LogDefault
+	case datapath.LogSession:
+		return s.what.record == rulefile.LogSessions
+	}
+	return s.what.record == rulefile.LogMappings || s.what.record == rulefile.LogBlocks
+}
+
+// end records the end of everything.
+func (s *engineSource) end(note string) error {
+	if err := s.take(context.Background()); err != nil {
+		return err
+	}
+	now := natlog.MicrosOf(time.Now())
+	for k, since := range s.alive {
+		s.record(k, natlog.Ended, now, since, note)
+	}
+	clear(s.alive)
+	s.c.append()
+	s.c.o.Say(note)
+	return nil
+}

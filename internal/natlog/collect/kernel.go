@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"natkit/internal/kernel/conntrack"
+	"natkit/internal/natlog"
+)
+
+// kernelSource is the kernel's own NAT, also under accel: conntrack's events, with a dump of the
+// table at the start and after every loss.
+type kernelSource struct {
+	c        *collector
+	listener *conntrack.Listener
+	stop     context.CancelFunc
+	heard    chan batch
+	tracker  *tracker
+	auto     bool // nf_conntrack_events=2
+	looked   time.Time
+	before   int // translations alive from before the start, of which no event may tell the end
+}
+
+const (
+	// looks: how often the table is read where entries from before the start end without an
+	// event (nf_conntrack_events=2).
+	looks = time.Minute
+	// waitingBatches: when the writer is behind by these, the kernel's buffer fills.
+	waitingBatches = 256
+)
+
+// event is an entry that began or ended.
+type event struct {
+	ended bool
+	at    natlog.Micros
+	flow  conntrack.Flow
+}
+
+// batch is what was heard at once.
+type batch struct {
+	events []event
+	lost   bool
+	since  time.Time // of what was lost
+	err    error
+}
+
+// newKernelSource listens, and reads what is alive. It is nil if the context has ended.
+func newKernelSource(ctx context.Context, c *collector) (_ *kernelSource, err error) {
+	s := &kernelSource{c: c, tracker: newTracker(c.o.What), heard: make(chan batch, waitingBatches)}
+	inner, stop := context.WithCancel(ctx)
+	s.stop = stop
+	var mode conntrack.EventsMode
+	if err := c.o.Namespace.Do(func() (err error) {
+		if s.listener, err = conntrack.Listen(inner); err != nil { // loads the modules that have the setting
+			return err
+		}
+		mode, err = conntrack.ReadEventsMode()
+		return err
+	}); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	if mode == conntrack.EventsOff {
+		return nil, errors.Join(errors.New("conntrack events are off: `sysctl -w net.netfilter.nf_conntrack_events=1`, then start it again"), s.close())
+	}
+	s.auto = mode == conntrack.EventsAuto
+	go s.listen(inner)
+	found, err := s.dump(ctx)
+	if ctx.Err() != nil || err != nil {
+		err = errors.Join(err, s.close())
+		if ctx.Err() != nil { // stopped before it had begun
+			err = nil
+		}
+		return nil, err
+	}
+	s.tracker, s.before, s.looked = found, len(found.alive), time.Now()
+	if s.auto {
+		c.o.Say("net.netfilter.nf_conntrack_events is 2: ends of entries that are older than this start are seen up to a minute late; with 1 they are not")
+	}
+	return s, nil
+}
+
+func (s *kernelSource) each(yield func(natlog.Record) bool) { s.tracker.each(yield) }
+
+func (s *kernelSource) close() error {
+	s.stop()
+	if s.listener != nil {
+		s.listener.Close()
+	}
+	return nil
+}
+
+// listen hears events until the context ends.
+func (s *kernelSource) listen(ctx context.Context) {
+	good := time.Now()
+	for {
+		var b batch
+		b.lost, b.err = s.listener.Next(func(ended bool, f *conntrack.Flow) {
+			e := event{ended: ended, at: natlog.MicrosOf(time.Now()), flow: *f}
+			// What aliases the listener's buffer is not needed.
+			e.flow.Secctx, e.flow.Helper, e.flow.Labels, e.flow.Names = nil, nil, nil, nil
+			b.events = append(b.events, e)
+		})
+		b.since = good
+		if !b.lost {
+			good = time.Now()
+		}
+		select {
+		case s.heard <- b:
+		case <-ctx.Done():
+			return
+		}
+		if b.err != nil {
+			return
+		}
+	}
+}
+
+func (s *kernelSource) take(ctx context.Context) error {
+	for {
+		select {
+		case b := <-s.heard:
+			if b.err != nil {
+				return b.err
+			}
+			if err := s.takeBatch(ctx, &b); err != nil {
+				return err
+			}
+		default:
+			return nil
+		}
+	}
+}
+
+// takeBatch records what was heard.
+func (s *kernelSource) takeBatch(ctx context.Context, b *batch) error {
+	for i := range b.events {
+		if e := &b.events[i]; e.ended {
+			s.tracker.end(&e.flow, e.at, s.c.record)
+		} else {
+			s.tracker.begin(&e.flow, e.at, s.c.record)
+		}
+	}
+	s.c.append()
+	if !b.lost {
+		return nil
+	}
+	if err := s.look(ctx); err != nil {
+		return err
+	}
+	s.c.o.Say("the kernel could not deliver all events: the log has a gap, and what is alive was read again")
+	s.c.gap(natlog.Kernel, natlog.MicrosOf(b.since), natlog.MicrosOf(time.Now()), "events came faster than they could be read")
+	return nil
+}
+
+func (s *kernelSource) tick(ctx context.Context) (over bool, err error) {
+	if s.auto && s.before > 0 && time.Since(s.looked) >= looks {
+		return false, s.look(ctx)
+	}
+	return false, nil
+}
+
+// look compares what is alive with the table.
+func (s *kernelSource) look(ctx context.Context) error {
+	found, err := s.dump(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.looked = time.Now()
+	s.tracker.replace(found, natlog.MicrosOf(s.looked), s.c.record)
+	s.before = 0
+	for _, l := range s.tracker.alive {
+		if l.since == 0 {
+			s.before++
+		}
+	}
+	s.c.append()
+	return nil
+}
+
+// dump reads what is alive. The kernel may leave entries out when the table changes under
+// it; then it is asked again.
+func (s *kernelSource) dump(ctx context.Context) (found *tracker, err error) {
+	const tries = 3
+	for range tries {
+		found = newTracker(s.c.o.What)
+		found.seed = s.tracker.seed
+		var res conntrack.DumpResult
+		err = s.c.o.Namespace.Do(func() (err error) {
+			res, err = conntrack.Dump(ctx, conntrack.Filter{}, func(f *conntrack.Flow) error {
+				since := natlog.Micros(0)
+				if f.Has&conntrack.HasStart != 0 {
+					since = natlog.Micros(f.Start / 1000)
+				}
+				found.begin(f, since, func(natlog.Record) {})
+				return nil
+			})
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("read what is alive: %w", err)
+		}
+		if !res.Interrupted {
+			return found, nil
+		}
+	}
+	found.partial = true
+	s.c.o.Say("the table changed while it was read, three times: what is alive may be incomplete")
+	return found, nil
+}
