@@ -28,9 +28,10 @@ import (
 
 // run is one command of natkit and the rows that are read from its result.
 type run struct {
-	args []string
-	long bool // more than 64 512 sessions
-	rows []row
+	args  []string
+	long  bool // more than 64 512 sessions
+	fixed bool // its trials have a length of their own
+	rows  []row
 }
 
 // row is one figure of a run: a metric of a router under conditions.
@@ -73,7 +74,7 @@ var runs = []run{
 	{long: true, args: []string{"bench", "cps", "--router", "ebpf", "--held", "459776"}, rows: []row{
 		{name: "new UDP sessions, half-full table, XDP", router: "ebpf", metric: "new_flow_cost_ns", lower: true},
 	}},
-	{args: []string{"bench", "bulk", "--router", "none,ebpf-tc", "--streams", "1", "--direction", "up"}, rows: []row{
+	{fixed: true, args: []string{"bench", "bulk", "--router", "none,ebpf-tc", "--streams", "1", "--direction", "up"}, rows: []row{
 		{name: "TCP bulk, CPU time a Gbit, tc", router: "ebpf-tc", metric: "cpu_seconds_per_gbit", lower: true},
 	}},
 }
@@ -151,7 +152,11 @@ func compare(ctx context.Context, r run, rounds int, duration time.Duration, bui
 		for turn := range 2 {
 			build := (round + turn) % 2
 			progress("round %d of %d: %s", round+1, rounds, strings.Join(r.args, " "))
-			res, err := measure(ctx, builds[build], append(slices.Clone(r.args), "--trials", "1", "--duration", duration.String(), "-o", "json"))
+			args := append(slices.Clone(r.args), "--trials", "1", "-o", "json")
+			if !r.fixed {
+				args = append(args, "--duration", duration.String())
+			}
+			res, err := measure(ctx, builds[build], args)
 			if err != nil {
 				return err
 			}
