@@ -132,6 +132,17 @@ func NextFrame(b []byte, records []Record) (out []Record, rest []byte, err error
 	return records, rest, nil
 }
 
+// FrameLength is how long the frame is that b begins with, or how much of b tells that.
+func FrameLength(b []byte) int {
+	if len(b) < frameBytes {
+		return frameBytes
+	}
+	if length := binary.LittleEndian.Uint32(b[2:]); length <= mostFrame {
+		return frameBytes + int(length)
+	}
+	return frameBytes // it is damaged
+}
+
 // resume finds the next whole frame behind the first byte of b, nil if there is none.
 func resume(b []byte) []byte {
 	for i := 1; i+frameBytes <= len(b); i++ {

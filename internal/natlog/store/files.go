@@ -36,6 +36,8 @@ type part struct {
 	begin, end time.Time
 }
 
+func (p *part) position() Position { return Position{Hour: p.number, Part: p.index} }
+
 func (p *part) sequence() string { return fmt.Sprintf("%010d.%03d", p.number, p.index) }
 
 // parsePart reads a file's name.
@@ -66,8 +68,14 @@ func parsePart(name string) (p part, ok bool) {
 }
 
 // parts lists the files of the log in the order in which they were written. Where a journal
-// and its Parquet file are both there, the journal was about to be removed.
+// and its Parquet file are both there, only the latter counts.
 func parts(dir string) ([]part, error) {
+	list, err := allParts(dir)
+	return slices.CompactFunc(list, func(a, b part) bool { return a.position() == b.position() }), err
+}
+
+// allParts lists all files, a journal behind its Parquet file.
+func allParts(dir string) ([]part, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the log: %w", err)
@@ -97,7 +105,7 @@ func parts(dir string) ([]part, error) {
 		}
 		return cmp.Or(cmp.Compare(a.number, b.number), cmp.Compare(a.index, b.index), cmp.Compare(journal(a), journal(b)))
 	})
-	return slices.CompactFunc(list, func(a, b part) bool { return a.number == b.number && a.index == b.index }), nil
+	return list, nil
 }
 
 // content is what is in a journal.
@@ -154,9 +162,9 @@ func readJournal(path string) (c content, err error) {
 	return c, nil
 }
 
-// convert makes the Parquet file of a journal and removes the journal. Killed at any time it
-// leaves one of the two whole.
-func convert(journal part, node string) error {
+// convert makes the Parquet file of a journal, and removes the journal if nobody needs it.
+// Killed at any time it leaves one of the two whole.
+func (s *Store) convert(journal part) error {
 	c, err := readJournal(journal.path)
 	if err != nil {
 		return err
@@ -174,7 +182,7 @@ func convert(journal part, node string) error {
 	if err != nil {
 		return fmt.Errorf("write the log: %w", err)
 	}
-	err = writeParquet(tmp, &c, node)
+	err = writeParquet(tmp, &c, s.o.Node)
 	err = cmp.Or(err, tmp.Sync())
 	err = cmp.Or(err, tmp.Close())
 	if err == nil {
@@ -186,7 +194,15 @@ func convert(journal part, node string) error {
 	if err := syncFolder(dir); err != nil {
 		return err
 	}
+	if s.needed(journal) {
+		return nil
+	}
 	return os.Remove(journal.path)
+}
+
+// needed tells whether somebody reads a journal that has become a Parquet file.
+func (s *Store) needed(journal part) bool {
+	return s.o.Needed != nil && s.o.Needed(journal.position())
 }
 
 func writeParquet(out *os.File, c *content, node string) error {

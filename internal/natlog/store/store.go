@@ -11,6 +11,7 @@
 //	20261124T030000Z-20261124T040000Z-0000000012.000.parquet   from, to, hour, part
 //	0000000013.000.journal                                     the running hour
 //	lock                                                       its one writer has it locked
+//	sinks.json                                                 what the sinks have had (package sink)
 //	who.audit                                                  every look-up
 //	rules/20261124T025958.120000Z.yaml                         rules in force from then on
 //
@@ -51,6 +52,12 @@ type Options struct {
 	// Resume decides how the log goes on from what was found; nil: with a gap since then.
 	Resume func(*Left) (Resumed, error)
 	Say    func(text string)
+	// Written is called with what was appended, also with what could not be written, in
+	// order. It must not wait. nil: nobody wants it.
+	Written func(Batch)
+	// Needed tells whether somebody is in the middle of the journal of a part, so that it has
+	// to stay when it has become a Parquet file. Any goroutine may ask.
+	Needed func(part Position) bool
 
 	now  func() (wall time.Time, running time.Duration) // for tests; nil: the machine's clocks
 	file func(path string) (file, error)                // for tests; nil: the file system's
@@ -127,9 +134,11 @@ type Store struct {
 	current  part
 	size     int64
 	records  int // in the journal
+	noted    int // of these, without ticks, which Written was told of
 	hour     time.Time
 	lastTick time.Time
 	lastRun  time.Duration // since the store was opened, which no setting of the clock changes
+	repeat   natlog.Micros // time of the records that the hour began with, if they only repeat
 
 	failedSince time.Time // zero: the last write succeeded
 	failedWhy   error
@@ -252,7 +261,7 @@ func (s *Store) recover(list []part) *Left {
 			if left.End = c.end; c.damaged > 0 {
 				s.say("%s is damaged in %s; the rest of it is kept", p.path, plural.Count(c.damaged, "place"))
 			}
-			err = convert(p, s.o.Node)
+			err = s.convert(p)
 		}
 		if err != nil {
 			s.say("%s: %v", p.path, err)
@@ -294,13 +303,18 @@ func (s *Store) say(format string, args ...any) {
 // that is alive at that time; 0 is now.
 func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
 	now, running := s.o.now()
-	if s.journal != nil && len(between) == 0 {
+	s.repeat = 0
+	repeats := s.journal != nil && len(between) == 0
+	if repeats {
 		if err := s.write([]natlog.Record{{Event: natlog.Tick, Time: natlog.MicrosOf(now)}}); err != nil {
 			return err
 		}
 	}
 	s.finish()
 	at = cmp.Or(at, natlog.MicrosOf(now))
+	if repeats {
+		s.repeat = at
+	}
 	s.hour, s.lastTick, s.lastRun = at.Time().Truncate(time.Hour), now, running
 	if err := s.create(part{number: s.current.number + 1}); err != nil {
 		return err
@@ -335,7 +349,7 @@ func (s *Store) create(p part) error {
 	if _, err := io.WriteString(f, natlog.JournalHeader); err != nil {
 		return errors.Join(fmt.Errorf("write the log: %w", err), f.Close(), os.Remove(p.path))
 	}
-	s.journal, s.current, s.size, s.records = f, p, int64(len(natlog.JournalHeader)), 0
+	s.journal, s.current, s.size, s.records, s.noted = f, p, int64(len(natlog.JournalHeader)), 0, 0
 	return nil
 }
 
@@ -357,7 +371,7 @@ func (s *Store) finish() {
 func (s *Store) convertJobs() {
 	defer close(s.done)
 	for p := range s.jobs {
-		if err := convert(p, s.o.Node); err != nil && !errors.Is(err, fs.ErrNotExist) { // removed by somebody
+		if err := s.convert(p); err != nil && !errors.Is(err, fs.ErrNotExist) { // removed by somebody
 			s.say("%s stays a journal: %v", p.path, err)
 		}
 	}
@@ -382,6 +396,13 @@ func (s *Store) write(records []natlog.Record) error {
 	s.size += int64(len(frame))
 	s.records += len(records)
 	s.count(func(stats *Stats) { stats.Records += uint64(len(records)) })
+	if s.o.Written != nil {
+		records = slices.DeleteFunc(slices.Clone(records), func(r natlog.Record) bool { return r.Event == natlog.Tick })
+		s.noted += len(records)
+		end := s.current.position()
+		end.Offset, end.Records = s.size, s.noted
+		s.o.Written(Batch{Records: records, End: end, Repeat: s.repeat})
+	}
 	return nil
 }
 
@@ -410,6 +431,9 @@ func (s *Store) Append(records []natlog.Record) error {
 		}
 		if err != nil {
 			s.fail(err, len(records))
+			if s.o.Written != nil {
+				s.o.Written(Batch{Records: slices.Clone(records)})
+			}
 			return err
 		}
 		for i := range records[:n] {
@@ -539,18 +563,27 @@ func (s *Store) remake() error {
 
 // retain removes the oldest hours while there is more than what is to be kept.
 func (s *Store) retain(now time.Time) {
-	list, err := parts(s.o.Dir)
+	list, err := allParts(s.o.Dir)
 	if err != nil {
 		s.say("%v", err)
 		return
 	}
 	var total int64
-	for _, p := range list {
+	kept := list[:0]
+	for i, p := range list {
+		if p.journal && i > 0 && list[i-1].position() == p.position() { // it is in its Parquet file
+			if !s.needed(p) && os.Remove(p.path) == nil {
+				continue
+			}
+			p.end = list[i-1].end
+		}
 		total += p.bytes
+		kept = append(kept, p)
 	}
+	list = kept
 	files := len(list)
 	for _, p := range list {
-		old := s.o.Age > 0 && !p.journal && now.Sub(p.end) > s.o.Age
+		old := s.o.Age > 0 && !p.end.IsZero() && now.Sub(p.end) > s.o.Age
 		if p.number == s.current.number || !old && (s.o.Bytes == 0 || total <= s.o.Bytes) {
 			break
 		}
