@@ -28,7 +28,7 @@ type nightFault struct {
 }
 
 // A busy router: web traffic in bursts, and flows to networks behind it.
-var nightRouter = do(masqueradeTo(""), browseAt(50), swallow(lab.RoleServer, 5353),
+var nightRouter = do(onGateway("nft 'flush ruleset; table ip nat { chain post { type nat hook postrouting priority 100; oifname eth0 masquerade; }; }'"), browseAt(50), swallow(lab.RoleServer, 5353),
 	onServer("ip addr add 10.66.0.1/24 dev lo", "ip addr add 10.67.0.1/24 dev lo", "ip addr add {router}/24 dev eth0"),
 	onClient("ip addr add 10.99.0.1/32 dev lo"),
 	onGateway("ip route add 10.66.0.0/24 via {server}", "ip route add 10.67.0.0/24 via {router}", "ip route add 10.99.0.1/32 via {client}", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1"),
@@ -45,11 +45,6 @@ func bursts(ctx context.Context, s *faultRun) error {
 	return nil
 }
 
-// masqueradeTo is the router's NAT, for TCP with these ports.
-func masqueradeTo(ports string) action {
-	return onGateway("nft 'flush ruleset; table ip nat { chain post { type nat hook postrouting priority 100; oifname eth0 ip protocol tcp masquerade " + ports + "; oifname eth0 masquerade; }; }'")
-}
-
 var nightFaults = []nightFault{
 	{"ip-forward-off", onGateway("sysctl -qw net.ipv4.ip_forward=0"), onGateway("sysctl -qw net.ipv4.ip_forward=1", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1")},
 	{"rule-drop", onGateway("nft 'table ip fw { chain forward { type filter hook forward priority 0; ip saddr {client} tcp dport 80 drop; }; }'"), onGateway("nft delete table ip fw")},
@@ -58,7 +53,6 @@ var nightFaults = []nightFault{
 	{"no-route", onGateway("ip route del 10.66.0.0/24"), onGateway("ip route add 10.66.0.0/24 via {server}")},
 	{"rp-filter-drop", onGateway("ip route replace 10.99.0.1/32 via {server}"), onGateway("ip route replace 10.99.0.1/32 via {client}")},
 	{"qdisc-drop", onGateway("tc qdisc replace dev eth1 root handle 1: tbf rate 300kbit burst 16k limit 4000"), onGateway("tc qdisc del dev eth1 root")},
-	{"snat-ports-exhausted", masqueradeTo("to :5000-5019"), masqueradeTo("")},
 	{"clients-unreached", onGateway("ip neigh replace {client} lladdr 02:00:00:00:00:99 nud permanent dev eth1"), onGateway("ip neigh del {client} dev eth1")},
 	{"wrong-destination-mac", onClient("ip neigh replace {near} lladdr 02:00:00:00:0e:ad nud permanent dev eth0"), onClient("ip neigh del {near} dev eth0")},
 	{"next-hop-silent", onServer("ip addr del {router}/24 dev eth0"), onServer("ip addr add {router}/24 dev eth0")},
@@ -133,13 +127,13 @@ func longNight(t *testing.T, length time.Duration) {
 	}
 	account := map[string][]string{}
 	for _, e := range episodes.List() {
-		if e.Severity == causes.Advice.String() {
-			continue
-		}
 		i := slices.IndexFunc(night, func(f made) bool {
 			return e.Began.After(f.began.Add(-time.Second)) && e.Began.Before(f.over.Add(15*time.Second))
 		})
 		line := fmt.Sprintf("%s %s in %s: %s, %s to %s", e.Code, e.Severity, e.Namespace, e.Title, e.Began.Format(time.TimeOnly), e.Ended.Format(time.TimeOnly))
+		if i < 0 && e.Severity == causes.Advice.String() {
+			continue
+		}
 		if i < 0 {
 			t.Errorf("while all was well: %s", line)
 			continue

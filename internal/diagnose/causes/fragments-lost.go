@@ -33,7 +33,7 @@ var fragmentsLost = Cause{
 	Thresholds:    []Threshold{many(fragmentsFew, "packets not reassembled"), portion(fragmentsShare, "of those to be reassembled")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanSysctls},
 	Symptom:       "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video). Small ones and TCP work.",
-	Proof:         fmt.Sprintf("Connection tracking and local sockets reassemble fragments first. This failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. Failures that are not timeouts (Ip.ReasmTimeout) are fragments that found no memory: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small. Timeouts are packets whose other fragments never arrived.", percent(fragmentsShare), percent(fragmentsMost)),
+	Proof:         fmt.Sprintf("Connection tracking and local sockets reassemble fragments first. This failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. Failures that are not timeouts (Ip.ReasmTimeout) are fragments that found no memory: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small, unless the tracer saw them dropped as FRAG_TOO_FAR: then more than net.ipv4.ipfrag_max_dist fragments of the same sender came between. Timeouts are packets whose other fragments never arrived.", percent(fragmentsShare), percent(fragmentsMost)),
 	FalsePositive: "Single fragments whose other parts were lost on the path, and scans made of first fragments alone, beside packets that are reassembled.",
 	Cure:          "If fragments find no memory, raise the limit. If the others never arrive, send smaller packets (EDNS 1232 bytes, IKE fragmentation, a smaller tunnel MTU): many networks drop fragments.",
 	judge:         judgeFragments,
@@ -64,8 +64,18 @@ func judgeFragments(f facts) *verdict {
 	}
 	full := fails - min(fails, timeouts) // found no room
 	crowded := timeoutsKnown && full >= f.few(fragmentsFew) && full > timeouts/10
+	var far uint64 // fragments of packets that were given up, however much memory there was
+	for _, row := range rows {
+		if row.Reason == "FRAG_TOO_FAR" {
+			far = saturate(far, row.Count)
+		}
+	}
+	overtaken := crowded && far > full/2
 	v.Title = fmt.Sprintf("%s not reassembled in time %s, %s of the fragmented ones", number(timeouts, "packet"), f.window(), percent(part))
-	if crowded {
+	switch {
+	case overtaken:
+		v.Title = fmt.Sprintf("%s given up %s: too many others of the sender came between", number(full, "fragmented packet"), f.window())
+	case crowded:
 		v.Title = fmt.Sprintf("%s found no memory for reassembly %s", number(full, "fragment"), f.window())
 	}
 	if f.Counters != nil {
@@ -85,10 +95,14 @@ func judgeFragments(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ipfrag_high_thresh", strconv.FormatInt(room, 10), fromSettings})
 	}
 	v.Why = "A fragment that waits for the others uses memory until they arrive or half a minute has passed. While that memory is used up, no other fragmented packet gets through. A packet is lost if one of its fragments is lost."
-	if crowded {
+	switch {
+	case overtaken:
+		v.Remedy = []string{"# a packet is given up when more than ipfrag_max_dist (64) other fragments of its sender arrive before its own; with many flows from one address (a tunnel, a NAT) do not limit that:",
+			f.set(f.local("net.ipv4.ipfrag_max_dist", 0))}
+	case crowded:
 		v.Settings = []snapshot.Setting{f.fragmentRoom()}
 		v.Remedy = []string{"# room for more waiting fragments; if an attacker fills it with first fragments, find the source instead:", f.set(v.Settings[0])}
-	} else {
+	default:
 		v.Remedy = []string{"# fragments are lost before they arrive here. See whose they are, and let that program or tunnel send smaller packets:"}
 	}
 	v.Remedy = append(v.Remedy, f.natkit("drops --for 40s"))

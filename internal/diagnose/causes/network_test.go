@@ -260,6 +260,12 @@ func TestFragments(t *testing.T) {
 		}, "4194304"},
 		{"limit not known", func(s *snapshot.Snapshot) { examples["fragments-lost"](s); s.Sysctls = nil }, "4194304"},
 		{"others never come", lost(50, 50, 100), ""},
+		{"too many others of the sender", func(s *snapshot.Snapshot) {
+			examples["fragments-lost"](s)
+			row := drop(860, snapshot.CauseFragment, "eth1")
+			row.Reason = "FRAG_TOO_FAR"
+			s.Drops.Rows = append(s.Drops.Rows, row)
+		}, ""},
 	} {
 		s := gateway()
 		r.change(s)

@@ -30,7 +30,15 @@ type watched struct {
 	// left alone with them: it doubles.
 	explained map[string]bool
 	pause     time.Duration
+	// fresh is how many examinations a change is worth, at once and with the table: what a change
+	// breaks need not show in a sample. announced is when a change last was.
+	fresh     int
+	announced time.Time
 	idle      bool // no interface but loopback
+	entries   uint64
+	// forwarded is how many packets a second are forwarded as a rule; counted says that the last sample had that number.
+	forwarded float64
+	counted   bool
 	ports     uint64
 	table     *snapshot.Table // the last reading
 	dumped    time.Time
@@ -47,7 +55,7 @@ const (
 	mostLooks = 32
 
 	// fillSymptom is how full a table is from which on it is of interest who fills it.
-	fillSymptom = 0.5
+	fillSymptom = 0.4
 	// portsSymptom is which part of the ports that a source has to choose from all entries
 	// together must be, before one destination may have taken nearly all of them.
 	portsSymptom = 0.8
@@ -55,6 +63,16 @@ const (
 	// stands for the next.
 	dumpShare = 200
 	reusable  = 2 * time.Minute
+
+	// busyEntries and busyForwarded are when a namespace that translates is so busy that a fall of its traffic to a part of fellTo is a
+	// symptom: who does not get a packet through to it, or back, leaves no other trace in it.
+	busyEntries   = 10
+	busyForwarded = 20.0
+	fellTo        = 1 / 3.0
+
+	// changeLooks are how many examinations follow a change, changeEvery how often that may be so.
+	changeLooks = 2
+	changeEvery = time.Minute
 
 	// pressing is the urgency from which on the budget for alerts pays.
 	pressing = 1e3
@@ -145,11 +163,42 @@ func symptomsOf(s *snapshot.Snapshot, ports uint64) map[string]bool {
 func (a *attention) sample(s *snapshot.Snapshot) {
 	r := a.of(s.Netns.Inode)
 	r.symptoms = symptomsOf(s, r.ports)
+	if r.fell(s) {
+		r.symptoms["traffic"] = true
+	}
 }
 
-// changed says that somebody changed the namespace: it is examined soon, with or without symptoms.
-func (a *attention) changed(inode uint64) {
+// fell says whether much less is forwarded than before.
+func (r *watched) fell(s *snapshot.Snapshot) bool {
+	if r.entries = 0; s.Conntrack != nil {
+		r.entries = s.Conntrack.Count
+	}
+	counted := r.counted
+	if r.counted = s.Counters != nil; !r.counted || s.WindowSeconds <= 0 {
+		return false
+	}
+	if !counted { // the counters are of a longer time than the sample
+		return false
+	}
+	rate, before := float64(s.Counters["Ip.ForwDatagrams"])/s.WindowSeconds, r.forwarded
+	if before == 0 {
+		r.forwarded = rate
+		return false
+	}
+	r.forwarded = (7*before + rate) / 8
+	return before >= busyForwarded && rate < fellTo*before
+}
+
+// busy says whether the namespace is worth more counters in each sample.
+func (r *watched) busy() bool { return r.ports > 0 && r.entries >= busyEntries }
+
+// changed says that somebody changed the namespace: it is examined at once, with or without symptoms, or soon where there
+// are changes all the time.
+func (a *attention) changed(inode uint64, now time.Time) {
 	r := a.of(inode)
+	if now.Sub(r.announced) >= changeEvery {
+		r.announced, r.fresh = now, changeLooks
+	}
 	r.explained, r.pause, r.idle = nil, 0, false
 	r.last = r.last.Add(-otherApart)
 }
@@ -157,7 +206,7 @@ func (a *attention) changed(inode uint64) {
 // examined takes what an examination has shown.
 func (a *attention) examined(s *snapshot.Snapshot, found bool, now time.Time) {
 	r := a.of(s.Netns.Inode)
-	r.last, r.idle = now, false
+	r.last, r.idle, r.fresh = now, false, max(0, r.fresh-1)
 	r.ports = fewestPorts(s)
 	if s.Conntrack != nil && s.Conntrack.Table != nil && s.Conntrack.Table.Entries > 0 {
 		if s.Conntrack.Table != r.table {
@@ -212,6 +261,8 @@ func (r *watched) urgency(inode uint64, urgent, host bool, now time.Time) float6
 	switch {
 	case urgent:
 		return 1000*pressing + since.Seconds()
+	case r.fresh > 0:
+		return pressing + since.Seconds()
 	case len(r.symptoms) > 0 && !subset(r.symptoms, r.explained):
 		return pressing + since.Seconds()
 	case len(r.symptoms) > 0 && r.pause > 0:
@@ -268,7 +319,7 @@ func (a *attention) choose(there []snapshot.Netns, urgent func(uint64) bool, now
 // want is how to examine the namespace: cheaper facts ask for the entries of its table.
 func (r *watched) want(inode uint64, now time.Time) probe.Want {
 	w := probe.Want{Inode: inode}
-	if len(r.symptoms) == 0 {
+	if len(r.symptoms) == 0 && r.fresh == 0 {
 		return w
 	}
 	if age := now.Sub(r.dumped); r.table != nil && age < reusable && age.Seconds() < dumpShare*r.table.DumpSeconds {
@@ -282,5 +333,5 @@ func (r *watched) want(inode uint64, now time.Time) probe.Want {
 // idleAgain notes a namespace that has nothing to examine.
 func (a *attention) idleAgain(inode uint64, now time.Time) {
 	r := a.of(inode)
-	r.idle, r.last = true, now
+	r.idle, r.last, r.fresh = true, now, 0
 }

@@ -126,7 +126,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 		}
 	}
 	for _, c := range r.Changes {
-		m.attention.changed(c.Netns.Inode)
+		m.attention.changed(c.Netns.Inode, now)
 		e.Changes = append(e.Changes, history.Change{At: c.At.UTC().Truncate(time.Millisecond), Inode: c.Netns.Inode, Namespace: Title(c.Netns), What: c.What})
 	}
 	for _, s := range r.Looks {
@@ -155,7 +155,8 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 
 // near says of whom each sample has the counters of the stack.
 func (m *monitor) near(inode uint64) bool {
-	return m.findings.urgent(inode) || len(m.attention.of(inode).symptoms) > 0
+	r := m.attention.of(inode)
+	return m.findings.urgent(inode) || len(r.symptoms) > 0 || r.busy()
 }
 
 // judge is the doctor's judgement of a look: what begins or ends by it, and all that it shows.

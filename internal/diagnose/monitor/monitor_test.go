@@ -199,9 +199,36 @@ func TestAttention(t *testing.T) {
 	}
 	a.sample(&snapshot.Snapshot{Netns: all[2]})
 	a.examined(&snapshot.Snapshot{Netns: all[2]}, false, now)
-	a.changed(3)
-	if w, _ := a.choose(all[2:3], func(uint64) bool { return false }, now.Add(time.Second)); len(w) != 1 || w[0].Dump {
-		t.Errorf("after a change %v", w)
+	a.changed(3, now)
+	for i := range 3 { // what it broke may be in the table; then it is as before
+		w, alerts := a.choose(all[2:3], func(uint64) bool { return false }, now.Add(time.Second))
+		if i < changeLooks && (len(w) != 1 || !w[0].Dump || alerts != 1) || i == changeLooks && alerts > 0 {
+			t.Errorf("examination %d after a change: %v", i, w)
+		}
+		a.examined(&snapshot.Snapshot{Netns: all[2]}, false, now.Add(time.Second))
+		a.changed(3, now.Add(2*time.Second)) // another soon after is not worth as much
+	}
+}
+
+// Traffic that falls to a part of what it was is a symptom, where it is counted in each sample.
+func TestTrafficFalls(t *testing.T) {
+	a := newAttention()
+	rate := func(perSecond uint64) bool {
+		s := &snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, WindowSeconds: 10, Counters: map[string]uint64{"Ip.ForwDatagrams": 10 * perSecond}}
+		a.sample(s)
+		return a.of(3).symptoms["traffic"]
+	}
+	for _, n := range []uint64{1000, 900, 1100, 400, 5000, 900, 800, 1000, 900, 1000, 1000, 900, 1000, 1100, 1000} {
+		if rate(n) {
+			t.Errorf("%d a second are a symptom", n)
+		}
+	}
+	if !rate(60) || !rate(50) {
+		t.Error("a fall is no symptom")
+	}
+	a.sample(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, WindowSeconds: 10}) // without counters
+	if rate(20) {
+		t.Error("counters of a longer time are compared")
 	}
 }
 

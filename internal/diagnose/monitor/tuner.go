@@ -48,6 +48,8 @@ const (
 	// restFirst is how long what was taken back is left alone; it doubles each time up to restMost.
 	restFirst = time.Hour
 	restMost  = 24 * time.Hour
+	// helpedShare of what was lost before may be lost after a change that helped.
+	helpedShare = 0.9
 	// acquitShare of what was lost with a change must be lost in each of acquitWindows without it, for the change not to
 	// have been the cause.
 	acquitShare   = 0.7
@@ -399,6 +401,12 @@ func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
 		why = strings.Replace(why, "0 a second are", "nothing is", 1)
 	}
 	t.trial = nil
+	if n.after > helpedShare*n.before {
+		// More of the same would not help either: the next step is for a load that has grown.
+		t.leave(&n.step, now)
+		t.last = now
+		why += ": not enlarged again before " + t.resting[t.keyOf(n.step.netns.Inode, n.step.plan.Changes[0].Setting)].until.Format("15:04")
+	}
 	return nil, n.step.tunings(history.Kept, why, n.id, now)
 }
 

@@ -154,6 +154,22 @@ func TestTunerFollows(t *testing.T) {
 	if got := strings.Join(m.kinds(), ", "); got != want || m.settings[bucketsSetting] != 524288 {
 		t.Errorf("%s, %d buckets; want %s", got, m.settings[bucketsSetting], want)
 	}
+	if took := m.times[len(m.times)-1].Sub(m.times[0]); took > 25*time.Minute {
+		t.Errorf("steps that help take %v", took)
+	}
+}
+
+// A change that makes nothing better stays, but the next step is an hour away, and then two: what is lost is lost for
+// another reason, or the setting is so far off that doubling it is not the way.
+func TestTunerWithoutEffect(t *testing.T) {
+	m := simulate(t, TuneApply, func(time.Duration) float64 { return 1e8 }).run(50 * time.Minute)
+	if got := strings.Join(m.kinds(), ", "); got != "applied 131072, kept 131072" || !strings.Contains(m.changes[len(m.changes)-1].Why, "not enlarged again before ") {
+		t.Errorf("%s: %+v", got, m.changes)
+	}
+	m.run(3 * time.Hour)
+	if len(m.times) != 3 || m.times[2].Sub(m.times[1]) < 2*time.Hour {
+		t.Errorf("steps at %v", m.times)
+	}
 }
 
 // Twelve hours of load that goes up and down with noise, around every limit: nothing is ever made

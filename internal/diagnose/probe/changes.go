@@ -54,7 +54,7 @@ type linkState struct {
 
 // watchChanges begins to listen, once the first look has shown that it is worth it.
 func (n *sampled) watchChanges(ns *netns.Handle, s *snapshot.Snapshot) {
-	if n.changes != nil || len(s.Chains) == 0 && !s.Netns.Init {
+	if n.changes != nil || len(s.Chains) == 0 && s.Engine == nil && !s.Netns.Init {
 		return
 	}
 	// Without it history shows no changes; a next look tries again.
