@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man test-kernels check-instructions packages test-packages image test-kubernetes test-boot test-arm64 install clean
+.PHONY: help build demo test race bench lint generate man schema test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-arm64 install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,6 +47,10 @@ schema: ## rewrite docs/schema and the list of kinds in docs/json.md from the ty
 test-kernels: ## run the tests of the kernel parts on Linux 6.1 and 6.12 in qemu: hours; writes docs/kernels.md
 	@scripts/install-deps.sh kernels
 	@scripts/test-kernels.sh
+
+test-kernels-short: ## run one life of each engine and packet tests on Linux 6.1 in qemu: minutes
+	@scripts/install-deps.sh compare kernels
+	@scripts/test-kernels.sh -s
 
 check-instructions: ## count the instructions of the hot paths in qemu; more than docs/bench.md has fail
 	@scripts/install-deps.sh kernels

@@ -13,8 +13,16 @@ kind=cloud-amd64
 case $version in *-full) version=${version%-full} kind=amd64 ;; esac
 cache=$PWD/.cache/kernels
 
-package=$(apt-cache search --names-only "^linux-image-${version/./\\.}\.[0-9.]+([+~][0-9a-z.+~]*)?(-[0-9]+)?-$kind$" |
-    awk '{print $1}' | sort -V | tail -n 1)
+newest() {
+    apt-cache search --names-only "^linux-image-${version/./\\.}\.[0-9.]+([+~][0-9a-z.+~]*)?(-[0-9]+)?-$kind$" |
+        awk '{print $1}' | sort -V | tail -n 1
+}
+package=$(newest)
+# The lists of packages may be missing, or older than what the archive still has.
+if [ -z "$package" ] || [ ! -d "$cache/$package/boot" ]; then
+    [ "$(id -u)" != 0 ] || apt-get -qq update >&2 || true
+    package=$(newest)
+fi
 [ -n "$package" ] || {
     echo "no Debian package of Linux $version here: is this Debian, and was 'apt-get update' run?" >&2
     exit 1

@@ -6,6 +6,7 @@
 #
 #   scripts/test-kernels.sh [-p] [-k VERSION] [-r TESTS] [-t SECONDS] [RUN|PACKAGE...]
 #   scripts/test-kernels.sh -n
+#   scripts/test-kernels.sh -s
 #
 #   -k   only on this Linux version; with -full behind it on Debian's kernel for every
 #        machine instead of the one for virtual ones: it has PPP
@@ -14,6 +15,8 @@
 #        counts instructions: the tests' own limits then hold however busy this machine
 #        is, and waiting takes no time
 #   -r   only tests of the packages that match this regular expression
+#   -s   short, for every change: on Linux 6.1 one life of each engine and of accel, and the
+#        packet tests that pay most, side by side; minutes, and nothing is written
 #   -t   limit for one run on one kernel, 7200 without; qemu without KVM is some 20 times
 #        slower than the machine
 #
@@ -44,17 +47,26 @@ runs() {
 	END
 }
 
+# The short runs: package and tests. Left out are tests that take as long as several of these.
+short_runs() {
+    cat <<-'END'
+	internal/nat/control ^(TestGateway|TestKilled|TestDownKilled|TestFailedUpgrade|TestTwoAtOnce|TestAccelUDP|TestAccelTCP|TestAccelObeys|TestAccelKilled)$
+	internal/nat/datapath ^(TestVerifierWork|TestDecision|TestReasons|TestSession|TestHit|TestStateTCP|TestICMPErrors|TestFragments|TestMSS|TestMalformed|TestPortsAll|TestSourcesOfEveryRule|TestRandomPackets|TestAccelCache|TestAccelThreshold|TestAccelEnds)$
+	END
+}
+
 versions=(6.1 6.12)
 memory=5G # above 4 GB the kernel makes the connection tracking table as large as on a server
 limit=7200
 clock=(-c)
-tests='' note=''
-while getopts k:npr:t: option; do
+tests='' note='' short=''
+while getopts k:npr:st: option; do
     case $option in
     k) versions=("$OPTARG") ;;
     n) note=1 ;;
     p) clock=() ;;
     r) tests=$OPTARG ;;
+    s) short=1 ;;
     t) limit=$OPTARG ;;
     *) exit 2 ;;
     esac
@@ -99,6 +111,23 @@ mkdir -p "$cache"
 if [ -n "$note" ]; then
     write_rows
     exit
+fi
+
+if [ -n "$short" ]; then
+    scripts/fetch-kernel.sh 6.1 >/dev/null # once: the runs share it
+    pids=() packages=() status=0
+    while read -r package which; do
+        "$0" -k 6.1 -r "$which" -t 1800 "$package" &
+        pids+=($!) packages+=("$package")
+    done < <(short_runs)
+    for i in "${!pids[@]}"; do
+        wait "${pids[i]}" || {
+            status=1
+            echo "${packages[i]}: the end of its log:" >&2
+            tail -n 60 "$cache/6.1-${packages[i]//\//-}.log" >&2 || true
+        }
+    done
+    exit "$status"
 fi
 
 guest=$work/guest
