@@ -94,7 +94,7 @@ changed, and natkit accel off restores it, even after natkit was killed.`,
 		}
 		defer o.Namespace.Close()
 		if o.Chains, err = probe.Chains(o.Namespace); err != nil {
-			return fmt.Errorf("look for rules that packets would go past: %w", err)
+			return fmt.Errorf("look for rules that packets would bypass: %w", err)
 		}
 		r := &report.AccelPlan{Done: !dryRun}
 		if dryRun {
@@ -180,7 +180,7 @@ hooks --cost shows what the rules cost, natkit bench udp compares both paths.`,
 			err = status.CheckBypassed(ns, chains)
 		}
 		if err != nil {
-			return fmt.Errorf("look for rules that packets go past: %w", err)
+			return fmt.Errorf("look for rules that packets bypass: %w", err)
 		}
 		r := report.NewAccelStatus(status)
 		return e.show(*out, r)

@@ -33,7 +33,7 @@ Failed requests are counted under ab's names:
   Exceptions  the reply is not HTTP
   Timeouts    nothing happened for -s seconds: the connection was not made, the
               header not complete, or no more of the body came
-Without -r the first of Connect, Receive (but for an early close) or Timeouts
+Without -r the first of Connect, Receive (except for an early close) or Timeouts
 ends the run: what was measured so far is printed and the exit code is 1, also
 after an interrupt. With -r failed requests leave the exit code 0.
 

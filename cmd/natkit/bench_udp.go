@@ -123,7 +123,7 @@ for XDP (ndo_xdp_xmit). An interface with a default route is refused without --f
 				}
 			}
 			if e.netns != "" {
-				return usagef("--netns %q: bench udp measures in namespaces that it makes, but for --tx and --rx", e.netns)
+				return usagef("--netns %q: bench udp measures in its own namespaces, except with --tx and --rx", e.netns)
 			}
 			if o.Routers, err = scenario.FindRouters(routers); err != nil {
 				return usagef("--router %w", err)

@@ -81,7 +81,7 @@ func (f *natFlags) run(ctx context.Context, e *env, output string,
 	}
 	defer o.Namespace.Close()
 	if o.Chains, err = probe.Chains(o.Namespace); err != nil {
-		return fmt.Errorf("look for filters that packets would go past: %w", err)
+		return fmt.Errorf("look for filters that packets would bypass: %w", err)
 	}
 	var p *control.Plan
 	if f.dryRun {

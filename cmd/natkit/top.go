@@ -35,7 +35,7 @@ name sorts the focused panel by that column: tab to the panel, then E for Entrie
 Press h for all keys.
 
 Cheap values are read every --interval, and the facts behind findings once per
---window. The entries of the table are also read once per window, but for at most
+--window. The entries of the table are also read once per window, for at most
 1 % of the time: the fourth line shows how long the last reading took and how old it
 is, and findings of windows in between use it. With --no-dump the entries are not
 read. Flows are counted by kernel events, which cost the kernel some time per flow;

@@ -91,8 +91,8 @@ func onGateway(lines ...string) action { return on(lab.RoleGateway, lines...) }
 func onServer(lines ...string) action  { return on(lab.RoleServer, lines...) }
 func onClient(lines ...string) action  { return on(lab.RoleClient, lines...) }
 
-// byHand is on, for a cure that no command of the finding is: they are shown.
-func byHand(role string, lines ...string) action {
+// byOwner is on, for a cure that no command of the finding is: they are shown.
+func byOwner(role string, lines ...string) action {
 	return func(ctx context.Context, s *faultRun) error {
 		for _, line := range lines {
 			s.commands = append(s.commands, s.expand(line))

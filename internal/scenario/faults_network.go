@@ -125,7 +125,7 @@ var routeFaults = []Fault{
 		Note:    "only its owner knows which router leads to a network, so the cure follows the finding's description, with the router of this lab",
 		healthy: do(send(spray("10.65.0.1", 2, 100)), browse),
 		broken:  talkBeyond,
-		cure:    byHand(lab.RoleGateway, "ip route add 10.66.0.0/24 via {server}"),
+		cure:    byOwner(lab.RoleGateway, "ip route add 10.66.0.0/24 via {server}"),
 	},
 	{
 		Code:    "routing-loop",
@@ -138,7 +138,7 @@ var routeFaults = []Fault{
 		healthy: do(onClient("ip addr add 10.99.0.1/32 dev lo"), browse),
 		broken: do(onServer("sysctl -qw net.ipv4.ip_forward=1"), swallow(lab.RoleServer, 5353), onGateway("ip route add 10.66.0.0/24 via {server}"),
 			send(datagramsFrom("10.99.0.1", "10.66.0.1:5353", 3, 50, 10))),
-		cure: byHand(lab.RoleServer, "ip addr add 10.66.0.1/24 dev lo   # on the server"),
+		cure: byOwner(lab.RoleServer, "ip addr add 10.66.0.1/24 dev lo   # on the server"),
 	},
 	{
 		Code:    "ttl-exceeded",
@@ -149,7 +149,7 @@ var routeFaults = []Fault{
 			return datagram{from: s.addr("{client}"), to: s.addr("{server}"), ttl: 1, payload: []byte("natkit lab")}.packet()
 		}))),
 		broken: onClient("sysctl -qw net.ipv4.ip_default_ttl=1"),
-		cure:   byHand(lab.RoleClient, "sysctl -w net.ipv4.ip_default_ttl=64   # on the client"),
+		cure:   byOwner(lab.RoleClient, "sysctl -w net.ipv4.ip_default_ttl=64   # on the client"),
 	},
 	{
 		Code:    "rp-filter-drop",
@@ -181,7 +181,7 @@ var routeFaults = []Fault{
 		Note:    "only their owner knows which policies may become one, so the cure follows the finding's description",
 		healthy: do(browse, send(requests("{url}", 300)), onGateway(onePolicy)),
 		broken:  onGateway("ip xfrm policy flush", "seq 0 199 | sed 's|.*|xfrm policy add src {clients} dst 10.20.&.0/24 dir out tmpl src {far} dst {server} proto esp mode tunnel|' | ip -batch -"),
-		cure:    byHand(lab.RoleGateway, "ip xfrm policy flush", onePolicy),
+		cure:    byOwner(lab.RoleGateway, "ip xfrm policy flush", onePolicy),
 	},
 }
 

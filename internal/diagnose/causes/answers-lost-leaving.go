@@ -82,7 +82,7 @@ func judgeLeavingSix(f facts) *verdict {
 		v := leavingVerdict(l, part, "unique local")
 		v.Title = fmt.Sprintf("%s of IPv6 Internet traffic leaving by %s has a unique local source (fc00::/7)", percent(part), l.Interface)
 		v.Why = "Container and guest networks often have unique local IPv6 addresses, which are not routed on the Internet. Programs prefer IPv6, wait for a reply that cannot come, and fall back to IPv4 late or never: everything is slow there, or fails. IPv4 rules do not translate this traffic."
-		v.Remedy = []string{`# give that network addresses of the provider's prefix. Or translate them: Docker does with "ip6tables": true in /etc/docker/daemon.json (the default since 27.0); by hand:`,
+		v.Remedy = []string{`# give that network addresses of the provider's prefix. Or translate them: Docker does with "ip6tables": true in /etc/docker/daemon.json (the default since 27.0); or as a rule:`,
 			f.run("nft add table ip6 natkit-masquerade"),
 			f.run("nft 'add chain ip6 natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }'"),
 			f.run(fmt.Sprintf("nft add rule ip6 natkit-masquerade postrouting ip6 saddr fc00::/7 oifname %s masquerade", quote(l.Interface))),

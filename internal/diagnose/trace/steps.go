@@ -400,7 +400,7 @@ var whys = map[snapshot.NATCause]string{
 	snapshot.CauseConfirm:        "its conntrack entry could not be confirmed",
 	snapshot.CauseRule:           "a rule drops it",
 	snapshot.CauseIPForwardOff:   "forwarding is off on the interface that it came by (net.ipv4.ip_forward)",
-	snapshot.CauseReversePath:    "rp_filter: the route back to its source leads out by another interface",
+	snapshot.CauseReversePath:    "rp_filter: the route back to its source leaves by another interface",
 	snapshot.CauseNoRoute:        "there is no route to its destination",
 	snapshot.CauseMartian:        "its source or destination is not valid on that interface (martian)",
 	snapshot.CauseTooBig:         "it is larger than the MTU of the egress interface and may not be fragmented",

@@ -149,7 +149,7 @@ func readAccounts(p Place) ([]*account, error) {
 	case errors.Is(err, fs.ErrPermission):
 		return nil, err
 	case err != nil:
-		return nil, fmt.Errorf("%w; it contains the values from before each change: restore them by hand if necessary, then move it away", err)
+		return nil, fmt.Errorf("%w; it contains the values from before each change: restore them yourself if necessary, then move it away", err)
 	}
 	boot, err := bootID()
 	if err != nil {

@@ -115,7 +115,7 @@ func stepOf(c Change, most uint64) (value, why string) {
 	old, err := strconv.ParseUint(c.Old, 10, 63)
 	wanted, err2 := strconv.ParseUint(c.New, 10, 63)
 	if err != nil || err2 != nil || old == 0 {
-		return c.New, "its present value is not known, or is no limit"
+		return c.New, "its current value is not known, or is no limit"
 	}
 	next := min(wanted, mul(2, old))
 	if most > 0 {

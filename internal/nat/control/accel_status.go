@@ -145,7 +145,7 @@ func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) e
 	found, err := accelBypassed(ns, chains, links)
 	for _, b := range found {
 		if !slices.Contains(rec.Accepted, b) {
-			s.problem("packets go past what was not here when acceleration was turned on: " + b.What + ": " + b.Effect + "; " + rec.down(ns) + " lets it see them")
+			s.problem("packets bypass what was set up after acceleration was turned on: " + b.What + ": " + b.Effect + "; " + rec.down(ns) + " lets it see them")
 		}
 	}
 	return err

@@ -230,7 +230,7 @@ func (s *server) options() (o Options, err error) {
 	o = s.o.Options
 	if s.o.Filters != nil {
 		if o.Chains, err = s.o.Filters(); err != nil {
-			return o, fmt.Errorf("look for filters that packets would go past: %w", err)
+			return o, fmt.Errorf("look for filters that packets would bypass: %w", err)
 		}
 	}
 	return o, nil

@@ -243,7 +243,7 @@ var helpLines = []string{
 	"addresses, states, ports and findings are of the last window, whose time is",
 	"in the last line of the head. The trend covers half a minute. Sessions of the",
 	"eBPF engine are not in the table: its rows are marked. Rates of flows are from",
-	"two readings of the table and need nf_conntrack_acct=1, but for the engine's.",
+	"two readings of the table and need nf_conntrack_acct=1, except for the engine's.",
 }
 
 func (s *state) drawHelp(c *canvas) {
