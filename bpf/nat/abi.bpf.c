@@ -46,6 +46,8 @@ NAT_NAME_TYPE(enum, nat_use);
 NAT_NAME_TYPE(enum, nat_refusal);
 NAT_NAME_TYPE(enum, nat_block_id);
 NAT_NAME_TYPE(enum, nat_slot_held);
+NAT_NAME_TYPE(struct, nat_computed_key);
+NAT_NAME_TYPE(struct, nat_computed);
 NAT_NAME_TYPE(struct, nat_filter_key);
 NAT_NAME_TYPE(struct, nat_filter_entry);
 NAT_NAME_TYPE(struct, nat_link);

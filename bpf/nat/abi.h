@@ -285,6 +285,7 @@ enum nat_address_flag {
 	NAT_ADDRESS_MASQUERADE = 2, /* follows the address of link */
 	NAT_ADDRESS_STATIC = 4,     /* belongs to static rules only: no ports to give */
 	NAT_ADDRESS_LEAVING = 8,    /* removed from the rules: nothing new */
+	NAT_ADDRESS_DRAINING = 16,  /* no port is given any more; mappings that there are go on */
 };
 
 struct nat_address {
@@ -315,16 +316,18 @@ struct nat_granule {
 	__u32 refs;           /* enum nat_refs */
 	__u64 since_ns;       /* CLOCK_MONOTONIC */
 	__u8 pool;
-	__u8 order; /* of the block */
-	__u8 used;  /* 1: is the first of a block */
-	__u8 zero[5];
+	__u8 order;    /* of the block */
+	__u8 used;     /* 1: is the first of a block */
+	__u8 computed; /* 1: that block is its owner's by nat_computed */
+	__u8 zero[4];
 };
 
 /* The port blocks of an external address. A port's bit is here or in free_ports: in that of an
  * address that had no blocks before, until all of its granule's are free. */
 struct nat_blocks {
 	__u64 free[NAT_GRANULES / 64]; /* granules in no block */
-	__u64 count;                   /* how many; for status and the choice of an address */
+	__u64 kept[NAT_GRANULES / 64]; /* those of computed blocks: others get none of them */
+	__u64 count; /* how many are free; for status and the choice of an address */
 	struct nat_ports ports[NAT_PORT_CLASSES];
 	__u64 given[NAT_PORT_CLASSES][NAT_WORDS]; /* ports that there are for blocks */
 	struct nat_granule granules[NAT_GRANULES];
@@ -374,6 +377,28 @@ struct nat_limits {
 	__u32 sessions, ports;
 	__u64 interval_ns;
 	__u64 burst_ns;
+};
+
+/*
+ * Port blocks that follow from the rule file alone (RFC 7422). A subscriber of a pool has a
+ * number n, `number` more than what its address is without the bits of its hosts. Its blocks are of
+ * the address n % count of the pool, and there in the places n / count, n / count + rows and so on.
+ */
+struct nat_computed_key {
+	__u32 prefixlen; /* 32 pool, in network order, 32 address */
+	__be32 pool;
+	struct nat_addr addr;
+};
+
+struct nat_computed {
+	__u32 number;
+	__u32 first, count; /* index of the pool's first address, and how many it has */
+	__u16 granule;      /* of the first place */
+	__u16 rows;
+	__u8 hosts;  /* bits of an address that tell one subscriber's hosts apart */
+	__u8 order;  /* of the blocks */
+	__u8 blocks; /* of a subscriber that are computed */
+	__u8 zero;
 };
 
 /* A filter entry, of address-dependent filtering: this external endpoint has sent to that
@@ -514,8 +539,9 @@ enum nat_lookup {
 	NAT_LOOKUP_SOURCE_IN = 2048,
 	NAT_LOOKUP_SOURCE_OUT = 4096,
 	NAT_LOOKUP_SOURCE_IN_OUT = 8192,
-	NAT_LOOKUP_OWNED = 16384, /* outside prefixes of maps */
-	NAT_LOOKUP_CLASS = 32768, /* classes of subscribers */
+	NAT_LOOKUP_OWNED = 16384,    /* outside prefixes of maps */
+	NAT_LOOKUP_CLASS = 32768,    /* classes of subscribers */
+	NAT_LOOKUP_COMPUTED = 65536, /* blocks of subscribers */
 };
 
 enum nat_config_flag {
@@ -588,7 +614,9 @@ struct nat_fragment_key {
 struct nat_fragment {
 	struct nat_addr src, dst; /* what its later fragments become */
 	__u32 seen;
-	__u32 excluded; /* 1: its later fragments are passed to the stack as they came */
+	__be16 id;     /* what they are identified by then; 0: as they were */
+	__u8 excluded; /* 1: its later fragments are passed to the stack as they came */
+	__u8 zero;
 };
 
 enum nat_event_kind { NAT_EVENT_CREATE = 1, NAT_EVENT_DELETE, NAT_EVENT_REFUSED };
@@ -671,6 +699,8 @@ NAT_ASSERT(sizeof(struct nat_slot) == 16);
 NAT_ASSERT(sizeof(struct nat_source) == 88);
 NAT_ASSERT(sizeof(struct nat_limits) == 24);
 NAT_ASSERT(sizeof(struct nat_granule) == 24);
+NAT_ASSERT(sizeof(struct nat_computed_key) == 12);
+NAT_ASSERT(sizeof(struct nat_computed) == 20);
 NAT_ASSERT(64 << (NAT_BLOCK_ORDERS - 1) == 4096);
 NAT_ASSERT(NAT_GRANULES << NAT_BLOCK_GRANULE_SHIFT <= 1 << NAT_BLOCK_ADDRESS_SHIFT);
 NAT_ASSERT(sizeof(struct nat_filter_key) == 12);

@@ -72,6 +72,18 @@ static __always_inline __u64 *granule_word(struct nat_blocks *b, __u32 n)
 	return &b->free[n / 64 & (BLOCK_WORDS - 1)];
 }
 
+static __always_inline __u64 *granules_kept(struct nat_blocks *b, __u32 n)
+{
+	OPAQUE(n);
+	return &b->kept[n / 64 & (BLOCK_WORDS - 1)];
+}
+
+/* Of a word of free granules those that others than computed blocks may have. */
+static __always_inline __u64 granules_left(struct nat_blocks *b, __u32 n, __u64 free)
+{
+	return free & ~*(volatile __u64 *)granules_kept(b, n);
+}
+
 /* The bits of a block in its word. */
 static __always_inline __u64 block_bits(__u32 granule, __u32 order)
 {
@@ -125,13 +137,14 @@ static long block_in_word(__u32 n, struct block_search *search)
 {
 	__u32 word = (search->from + n) % BLOCK_WORDS, order = search->order & 7, at;
 	__u32 random = bpf_get_prandom_u32() & 63, larger = search->larger & 7;
-	__u64 *free, old, starts, turned;
+	__u64 *free, old, left, starts, turned;
 
 	if (n < BLOCK_WORDS && larger <= order)
 		return 0;
 	free = granule_word(search->b, word * 64);
 	old = *(volatile __u64 *)free;
-	starts = n < BLOCK_WORDS ? block_scraps(old, order, larger) : block_starts(old, order);
+	left = granules_left(search->b, word * 64, old);
+	starts = n < BLOCK_WORDS ? block_scraps(left, order, larger) : block_starts(left, order);
 	if (!starts)
 		return 0;
 	turned = starts >> random | starts << (-random & 63);
@@ -169,9 +182,41 @@ GLOBAL int block_fits(__u32 address, __u32 order)
 	if (!b || order >= NAT_BLOCK_ORDERS)
 		return 0;
 	for (n = 0; n < BLOCK_WORDS; n++)
-		if (block_starts(*(volatile __u64 *)granule_word(b, n * 64), order))
+		if (block_starts(
+			    granules_left(b, n * 64, *(volatile __u64 *)granule_word(b, n * 64)),
+			    order))
 			return 1;
 	return 0;
+}
+
+/* Whether all granules of a block are free. */
+static __always_inline int block_is_free(struct nat_blocks *b, __u32 granule, __u32 order)
+{
+	__u64 bits = block_bits(granule, order);
+
+	return (*(volatile __u64 *)granule_word(b, granule) & bits) == bits;
+}
+
+/* Takes the granules of this very block: its first one, or BLOCK_NONE. */
+GLOBAL int block_take_this(__u32 id)
+{
+	struct nat_blocks *b = blocks_of(block_address(id));
+	__u32 granule = block_granule(id), order = block_order(id) & 7, try;
+	__u64 bits = block_bits(granule, order), *free, old;
+
+	if (!b)
+		return BLOCK_NONE;
+	free = granule_word(b, granule);
+	for (try = 0; try < BLOCK_PASSES; try++) {
+		old = *(volatile __u64 *)free;
+		if ((old & bits) != bits)
+			return BLOCK_NONE;
+		if (__sync_val_compare_and_swap(free, old, old & ~bits) == old) {
+			__sync_fetch_and_add(&b->count, -(1ULL << order));
+			return granule;
+		}
+	}
+	return BLOCK_NONE;
 }
 
 /* The granules are in no block any more, or for the first time. */
@@ -188,7 +233,7 @@ static __always_inline void block_free(struct nat_blocks *b, __u32 address, __u3
 }
 
 /* Writes whose the block is that the caller has taken, in its first granule, and holds it once. */
-GLOBAL int block_name(__u32 id, __u32 host, __u32 pool)
+GLOBAL int block_name(__u32 id, __u32 host, __u32 pool, __u32 computed)
 {
 	struct nat_blocks *b = blocks_of(block_address(id));
 	struct nat_granule *g;
@@ -200,6 +245,7 @@ GLOBAL int block_name(__u32 id, __u32 host, __u32 pool)
 	g->since_ns = bpf_ktime_get_ns();
 	g->pool = pool;
 	g->order = block_order(id) & 7;
+	g->computed = computed;
 	*(volatile __u8 *)&g->used = 1;
 	*(volatile __u32 *)&g->refs = 1;
 	return 1;

@@ -16,6 +16,8 @@ enum flow_limit {
 	/* Time-out classes in which a packet without SYN, FIN or RST changes nothing. */
 	FLOW_STEADY = 1 << NAT_TIMEOUT_UDP | 1 << NAT_TIMEOUT_TCP_ESTABLISHED |
 		      1 << NAT_TIMEOUT_ICMP | 1 << NAT_TIMEOUT_OTHER,
+	/* Packets that are fragments, or that are sent as such. */
+	FLOW_PIECES = PACKET_CUT | PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER,
 };
 
 static __always_inline __u32 flow_state(const struct nat_flow *flow)
@@ -73,6 +75,8 @@ GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flo
 		return reason;
 	flow_seen(packet, flow);
 	reason = rewrite(ctx, packet, flow, 0, NULL);
+	if (reason == GO_ON && packet->flags & (PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER))
+		reason = fragment_name(ctx, packet, flow);
 	if (reason != GO_ON)
 		return reason;
 	packet->action = ctx_transmit_neighbour(ctx, route.ifindex, route.gateway);
@@ -118,15 +122,18 @@ static __always_inline int flow_forward(struct ctx *ctx, struct packet *packet,
 	reason = rewrite(ctx, packet, flow, hop, link);
 	if (unlikely(reason != GO_ON))
 		return reason;
-	if (CTX_TC && unlikely(packet->flags & PACKET_CUT)) {
-		reason = fragment_cut(ctx, packet, packet->mtu, link->ifindex);
+	if (CTX_TC && unlikely(packet->flags & FLOW_PIECES)) {
+		reason = fragment_name(ctx, packet, flow);
+		if (reason == GO_ON && packet->flags & PACKET_CUT)
+			reason = fragment_cut(ctx, packet, packet->mtu, link->ifindex);
 		if (reason != GO_ON)
 			return reason;
-	}
-	if (CTX_TC && unlikely(packet->flags & PACKET_FRAGMENT_FIRST) &&
-	    !(packet->flags & PACKET_CUT) && fragment_release(ctx, packet, flow, link->ifindex)) {
-		packet->action = CTX_DROP;
-		return flow_translated(packet);
+		if ((packet->flags & (PACKET_FRAGMENT_FIRST | PACKET_CUT)) ==
+			    PACKET_FRAGMENT_FIRST &&
+		    fragment_release(ctx, packet, flow, link->ifindex)) {
+			packet->action = CTX_DROP;
+			return flow_translated(packet);
+		}
 	}
 	packet->action = ctx_transmit(ctx, index, link);
 	return flow_translated(packet);

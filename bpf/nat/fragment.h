@@ -22,19 +22,86 @@ static __always_inline void fragment_key(const struct packet *packet, struct nat
 	key->side = packet->key.side;
 }
 
+/* Whether that was longer ago than the time-out; the tick may be another CPU's, and ahead. */
+static __always_inline int fragment_old(const struct packet *packet, __u32 seen, __u32 timeout)
+{
+	return (__s32)(packet->now - seen) > (__s32)timeout;
+}
+
+/* --- identification ---------------------------------------------------------------- */
+
+enum fragment_id_limit { FRAGMENT_COUNTERS = 4096 };
+
+/* Of datagrams that have left in fragments, by a hash of source, receiver and protocol. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, FRAGMENT_COUNTERS);
+} fragment_ids SEC(".maps");
+
+/*
+ * Identification of a datagram that leaves in fragments: RFC 6864 section 5.3.1. Hosts behind one
+ * external address choose theirs without knowing of each other, and a receiver would put
+ * fragments of two datagrams together. With a counter no datagram has that of another until
+ * 65535 later ones; addresses whose hash is the same share one. The seed hides how many there
+ * were. 0 is none.
+ */
+GLOBAL __u32 fragment_identification(__be32 src, __be32 dst, __u32 protocol)
+{
+	struct nat_control *c = control_get();
+	__u64 hash = c ? table_hash(c, (__u64)src << 32 | dst, protocol) : 0;
+	__u32 index = hash % FRAGMENT_COUNTERS, *counter, id;
+
+	counter = bpf_map_lookup_elem(&fragment_ids, &index);
+	if (!counter)
+		return 0;
+	id = (__sync_fetch_and_add(counter, 1) + (__u32)(hash >> 32)) & 0xffff;
+	if (!id)
+		id = (__sync_fetch_and_add(counter, 1) + (__u32)(hash >> 32)) & 0xffff;
+	return id;
+}
+
+/* Writes the identification into a frame that has been translated. */
+static __always_inline int fragment_identify(struct ctx *ctx, const struct packet *packet,
+					     __be16 id)
+{
+	struct ipv4 ip;
+
+	if (ctx_load(ctx, packet->l3, &ip, sizeof(ip)))
+		return NAT_DROP_REWRITE;
+	ip.check = checksum_add(ip.check, delta_word(ip.id, id));
+	ip.id = id;
+	return ctx_store(ctx, packet->l3, &ip, sizeof(ip)) ? NAT_DROP_REWRITE : GO_ON;
+}
+
+/* --- the first and the later ones ----------------------------------------------------- */
+
 /* Notes what a datagram's fragments become. An entry that is there is overwritten:
- * identifiers are used again. */
+ * identifiers are used again. But a first fragment may come twice, and has to stay one. */
 GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __u32 excluded)
 {
 	struct nat_fragment value = {
 		.src = addr_of(src), .dst = addr_of(dst), .excluded = excluded};
+	const struct nat_config *c;
 	struct nat_fragment_key key;
+	struct nat_fragment *old;
+	__u32 slot;
 	long error;
 
-	if (!packet)
+	c = config_get(&slot);
+	if (!packet || !c)
 		return NAT_DROP_BYPASS;
 	value.seen = packet->now;
 	fragment_key(packet, &key);
+	if (!excluded && packet->key.side == NAT_INSIDE) {
+		old = bpf_map_lookup_elem(&fragments, &key);
+		if (old && addr_word(old->src) == src && addr_word(old->dst) == dst &&
+		    !fragment_old(packet, old->seen, c->timeouts[NAT_TIMEOUT_FRAGMENT]))
+			value.id = old->id;
+		else
+			value.id = bpf_htons(fragment_identification(src, dst, key.protocol));
+	}
 	error = bpf_map_update_elem(&fragments, &key, &value, BPF_NOEXIST);
 	if (error == E_EXIST)
 		return bpf_map_update_elem(&fragments, &key, &value, BPF_EXIST)
@@ -64,12 +131,6 @@ static __always_inline int fragment_known(const struct packet *packet)
 	return bpf_map_lookup_elem(&fragments, &key) != NULL;
 }
 
-/* Whether that was longer ago than the time-out; the tick may be another CPU's, and ahead. */
-static __always_inline int fragment_old(const struct packet *packet, __u32 seen, __u32 timeout)
-{
-	return (__s32)(packet->now - seen) > (__s32)timeout;
-}
-
 /* What a later fragment becomes: addresses only. */
 static __always_inline int fragment_later(const struct packet *packet, struct nat_flow *out)
 {
@@ -90,6 +151,34 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 	out->dst = first->dst;
 	session_deltas(&packet->key, out);
 	return GO_ON;
+}
+
+/* The identification of a packet's fragments, here or behind the egress interface, which is
+ * translated; 0: as it is. An answer's is its sender's own, and no other host shares that address.
+ */
+GLOBAL __u32 fragment_id(const struct packet *packet, __be32 src, __be32 dst)
+{
+	struct nat_fragment_key key;
+	struct nat_fragment *first;
+
+	if (!packet || packet->key.side != NAT_INSIDE)
+		return 0;
+	if (!(packet->flags & (PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER)))
+		return bpf_htons(fragment_identification(src, dst, packet->key.protocol));
+	fragment_key(packet, &key);
+	first = bpf_map_lookup_elem(&fragments, &key);
+	return first ? first->id : 0;
+}
+
+/* Gives a packet that is in fragments, or is to be, its identification. */
+GLOBAL int fragment_name(struct ctx *ctx, const struct packet *packet, const struct nat_flow *flow)
+{
+	__u32 id;
+
+	if (!packet || !flow)
+		return NAT_DROP_BYPASS;
+	id = fragment_id(packet, addr_word(flow->src), addr_word(flow->dst));
+	return id ? fragment_identify(ctx, packet, id) : GO_ON;
 }
 
 /* --- keeping ---------------------------------------------------------------------- */
@@ -373,6 +462,7 @@ struct release {
 	__u32 now;
 	__s32 limit; /* time-out */
 	__u32 l3, mtu, ifindex;
+	__u32 id; /* in network order, 0 as they are */
 };
 
 /* Makes the frame the fragment in that slot, translated, and sends a copy of it. */
@@ -402,6 +492,10 @@ static long fragment_release_next(__u32 slot, struct release *r)
 		ip.src = r->flow->src;
 		ip.dst = r->flow->dst;
 		rewrite_ttl(&ip, r->flow->l3_delta);
+		if (r->id) {
+			ip.check = checksum_add(ip.check, delta_word(ip.id, r->id));
+			ip.id = r->id;
+		}
 		if (ctx_store(r->ctx, r->l3, &ip, sizeof(ip)))
 			return 0;
 	}
@@ -440,6 +534,8 @@ GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
 	slots = count->slots;
 	bpf_map_delete_elem(&held_datagrams, &r.key.datagram);
 	r.limit = c->timeouts[NAT_TIMEOUT_FRAGMENT];
+	if (flow)
+		r.id = fragment_id(packet, addr_word(flow->src), addr_word(flow->dst));
 	if (flow)
 		ctx_copy(ctx, ifindex);
 	else

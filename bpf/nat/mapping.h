@@ -286,7 +286,8 @@ static __always_inline void address_give(__u32 index)
 	if (!slot || !ports)
 		return;
 	slot_write(slot, nobody);
-	bit_give(ports, index);
+	if (!(address->flags & NAT_ADDRESS_DRAINING))
+		bit_give(ports, index);
 }
 
 /* For a pool without ports, whose addresses are first and the next: the mapping of the

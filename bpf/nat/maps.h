@@ -208,6 +208,9 @@ NAT_GENERATION_MAP(exclude_dst, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct
 NAT_GENERATION_MAP(sub_classes, BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP, __u32, struct nat_limits);
 NAT_GENERATION_MAP(sub_prefixes, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_prefix_key,
 		   __u32);
+/* Whose port blocks follow from the rules. */
+NAT_GENERATION_MAP(computed, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct nat_computed_key,
+		   struct nat_computed);
 NAT_GENERATION_MAP(excludes, BPF_MAP_TYPE_HASH, 0, struct nat_exclude_key, __u32);
 
 /* The configuration of the generation in use, and which slot of the rule maps goes
@@ -237,6 +240,8 @@ struct map_types {
 	struct nat_exclude_key exclude;
 	struct nat_blocks blocks;
 	struct nat_limits limits;
+	struct nat_computed_key computed_key;
+	struct nat_computed computed;
 };
 __attribute__((used)) static void map_types(struct map_types *types)
 {

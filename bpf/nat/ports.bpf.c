@@ -18,6 +18,14 @@ struct change {
 	__u32 give; /* 1: free; 0: not to be given */
 };
 
+/* Whether a host has the whole address. */
+static __always_inline int address_used(__u32 index)
+{
+	struct nat_slot *slot = bpf_map_lookup_elem(&whole_slots, &index);
+
+	return slot && slot_read(slot).used;
+}
+
 /* The n-th change. 1: made; 0: not, since a port that is in use can't be taken, nor a
  * free one given; negative: there are no more. */
 GLOBAL int port_change(struct ctx *ctx, __u32 n)
@@ -36,6 +44,8 @@ GLOBAL int port_change(struct ctx *ctx, __u32 n)
 		return 0;
 	if (!c.give)
 		return bit_take(ports, c.port);
+	if (c.class >= NAT_PORT_CLASSES && address_used(c.port))
+		return 0;
 	if (*(volatile __u64 *)bit_word(ports, c.port) & 1ULL << (c.port & 63))
 		return 0;
 	bit_give(ports, c.port);
@@ -80,6 +90,56 @@ int blocks_adopt(struct ctx *ctx)
 		return -1;
 	bpf_loop(a.granules, adopt_one, &a, 0);
 	return a.done;
+}
+
+struct keep {
+	__u32 index; /* of the address */
+	__u32 first; /* granule */
+	__u32 granules;
+};
+
+/* Of the 64 granules from `at` on those below n. Without branches, of which the verifier would
+ * follow all. */
+static __always_inline __u64 granules_below(__u32 n, __u32 at)
+{
+	__s64 many = (__s64)n - at;
+	__u64 some = ~(many >> 63), all = ~((many - 64) >> 63);
+
+	return (((1ULL << (many & 63)) - 1) & some) | all;
+}
+
+/* Writes which granules of an address are of computed blocks: those of the n-th element. */
+GLOBAL int keep_granules(struct ctx *ctx, __u32 n)
+{
+	struct nat_blocks *b;
+	__u32 word, at;
+	struct keep k;
+	__u64 bits;
+
+	if (bpf_skb_load_bytes(ctx, 14 + n * sizeof(k), &k, sizeof(k)))
+		return -1;
+	b = blocks_of(k.index);
+	if (!b)
+		return 0;
+	for (word = 0; word < BLOCK_WORDS; word++) {
+		at = word * 64;
+		OPAQUE(at);
+		bits = granules_below(k.first + k.granules, at) & ~granules_below(k.first, at);
+		*(volatile __u64 *)granules_kept(b, at) = bits;
+	}
+	return 1;
+}
+
+/* The packet is a list of struct keep: how many there were. */
+SEC("tc")
+int blocks_keep(struct ctx *ctx)
+{
+	int n;
+
+	for (n = 0; n < PORTS_CHANGES; n++)
+		if (keep_granules(ctx, n) < 0)
+			break;
+	return n;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -384,6 +384,10 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 		reason = independent ? mapping_find(r, p->now) : NAT_DROP_NO_MAPPING;
 		if (reason == NAT_DROP_NO_MAPPING) {
 			reason = endpoint_take(ctx, &p->key, r, new->config, new->generation);
+			/* The last port of a block may have become another CPU's just now. */
+			if (reason == NAT_DROP_RACE)
+				reason = endpoint_take(ctx, &p->key, r, new->config,
+						       new->generation);
 			if (reason != GO_ON)
 				return reason;
 			if (!independent) {
@@ -416,7 +420,8 @@ static __always_inline int session_source(struct ctx *ctx, const struct packet *
 	address = bpf_map_lookup_elem(&addresses, &index);
 	if (!address)
 		return NAT_DROP_BYPASS;
-	if (address->flags & NAT_ADDRESS_LEAVING)
+	if (address->flags & NAT_ADDRESS_LEAVING ||
+	    (address->flags & NAT_ADDRESS_DRAINING && !(r->flags & NAT_FLOW_MAPPED)))
 		return NAT_DROP_NO_ADDRESS;
 	out->src = address->addr;
 	if (r->internal.class < NAT_PORT_CLASSES)

@@ -20,10 +20,14 @@ enum subscriber_limit {
 	POOL_COMPARED = 32, /* addresses of a pool that are compared for a new host */
 	POOL_TRIES = 512,   /* that are looked at while none of those has room */
 	POOL_HINTS = 8,     /* addresses of a pool with blocks, likewise */
+	BLOCK_TRIES = 4,    /* for a block more, while other CPUs are faster */
 };
 
 #define USE_SESSION 1ULL
 #define USE_PORT (1ULL << NAT_USE_PORT_SHIFT)
+
+/* An address that no host is sent to. */
+#define ADDRESS_CLOSED (NAT_ADDRESS_LEAVING | NAT_ADDRESS_DRAINING)
 
 /* Beside the ports of endpoint_count. */
 #define RANGE_OF_BLOCK (1ULL << 32)
@@ -180,7 +184,7 @@ static __always_inline __u64 pool_room(__u32 index, __u32 class)
 	struct nat_ports *wanted, *tcp, *udp;
 	__u64 room;
 
-	if (!address || address->flags & NAT_ADDRESS_LEAVING)
+	if (!address || address->flags & ADDRESS_CLOSED)
 		return 0;
 	if (class >= NAT_PORT_CLASSES)
 		return 1;
@@ -243,13 +247,26 @@ GLOBAL int pool_hinted(__u32 first, __u32 last)
 	return bits ? word * 64 + (int)bit_lowest(bits) : PORT_NONE;
 }
 
+/* Whether an address of a pool with blocks has one for a new subscriber. */
+static __always_inline int pool_fits(__u32 index, __u32 order)
+{
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+
+	return address && !(address->flags & ADDRESS_CLOSED) && block_fits(index, order);
+}
+
+GLOBAL int pool_fits_once(__u32 index, __u32 order)
+{
+	return pool_fits(index, order);
+}
+
 /* The address has no block for a new subscriber, though free_addresses says so. */
 GLOBAL int pool_unhint(__u32 index, __u32 order)
 {
 	__u32 zero = 0;
 	struct nat_ports *hints = bpf_map_lookup_elem(&free_addresses, &zero);
 
-	if (hints && bit_take(hints, index) && block_fits(index, order))
+	if (hints && bit_take(hints, index) && pool_fits(index, order))
 		bit_give(hints, index); /* one was freed since */
 	return 0;
 }
@@ -262,7 +279,7 @@ GLOBAL int pool_hint(__u32 first, __u32 count, __u32 order)
 
 	for (try = 0; try < POOL_HINTS; try++) {
 		n = pool_hinted(first, first + count - 1);
-		if (n >= 0 && block_fits(n, order))
+		if (n >= 0 && pool_fits_once(n, order))
 			return n;
 		if (n >= 0)
 			pool_unhint(n, order);
@@ -294,9 +311,9 @@ GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
 	return walk.best;
 }
 
-/* Whether a host that has that address can go on with it: its pool may have lost it. In a
- * pool that has grown it has another index, which outside leads to. */
-static __always_inline int pool_has(__u32 index, __u32 first, __u32 count)
+/* The index under which a host that has that address goes on with it, or PORT_NONE: its pool may
+ * have lost it. In a pool that has grown it has another index, which outside leads to. */
+static __always_inline int pool_now(__u32 index, __u32 first, __u32 count)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
 	struct nat_addr key;
@@ -308,21 +325,59 @@ static __always_inline int pool_has(__u32 index, __u32 first, __u32 count)
 		index = now ? *now : index;
 		address = bpf_map_lookup_elem(&addresses, &index);
 	}
-	return index - first < count && address && !(address->flags & NAT_ADDRESS_LEAVING);
+	return index - first < count && address && !(address->flags & ADDRESS_CLOSED) ? (int)index
+										      : PORT_NONE;
+}
+
+/* The id of a computed block of the subscriber that is free, or 0. */
+GLOBAL __u32 computed_free(__u32 host, __u32 pool)
+{
+	struct nat_computed_key key = {
+		.prefixlen = 64, .pool = bpf_htonl(pool), .addr = addr_of(host)};
+	const struct nat_config *config;
+	const struct nat_computed *c;
+	__u32 slot, n, index, at, order;
+	struct nat_address *address;
+	struct nat_blocks *b;
+	void *inner;
+
+	config = config_get(&slot);
+	if (!config || !(config->lookups & NAT_LOOKUP_COMPUTED))
+		return 0;
+	inner = bpf_map_lookup_elem(&computed, &slot);
+	c = inner ? bpf_map_lookup_elem(inner, &key) : NULL;
+	if (!c || !c->count)
+		return 0;
+	n = c->number + (bpf_ntohl(host) >> (c->hosts & 31));
+	index = c->first + n % c->count;
+	address = bpf_map_lookup_elem(&addresses, &index);
+	if (!address || address->flags & ADDRESS_CLOSED)
+		return 0;
+	b = blocks_of(index);
+	at = n / c->count;
+	order = c->order & 7;
+	for (n = 0; b && n < NAT_SUBSCRIBER_BLOCKS && n < c->blocks; n++, at += c->rows)
+		if (block_is_free(b, c->granule + (at << order), order))
+			return block_id(index, (c->granule + (at << order)) & (NAT_GRANULES - 1),
+					order);
+	return 0;
 }
 
 /* Whether the subscriber has no block, and its address none for it. */
 GLOBAL int source_homeless(const struct nat_source *s, __u32 index)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	__u32 n;
+	__u32 n, id;
 
 	if (!s || !address || !address->block)
 		return 0;
 	for (n = 0; n < NAT_SUBSCRIBER_BLOCKS; n++)
 		if (*(volatile __u32 *)&s->blocks[n])
 			return 0;
-	return !block_fits(index, address->block - 1);
+	if (block_fits(index, address->block - 1))
+		return 0;
+	id = computed_free(addr_word(s->addr), s->pool);
+	return !id || block_address(id) != index;
 }
 
 /* What source_make writes, which is too large for the stack. */
@@ -421,7 +476,8 @@ GLOBAL int source_place(struct reservation *r, __u32 first, __u32 count)
 {
 	struct nat_source_key key;
 	struct nat_source *s;
-	__u32 old, address;
+	__u32 old, id;
+	int address;
 
 	if (!r)
 		return NAT_DROP_BYPASS;
@@ -430,11 +486,13 @@ GLOBAL int source_place(struct reservation *r, __u32 first, __u32 count)
 	if (!s)
 		return NAT_DROP_RACE;
 	old = *(volatile __u32 *)&s->pool;
-	address = old >> 16;
-	if (!s->placed || !pool_has(address, first, count) || source_homeless(s, address)) {
-		address = pool_choose(addr_word(key.addr), first, count, r->internal.class);
+	address = s->placed ? pool_now(old >> 16, first, count) : PORT_NONE;
+	if (address < 0 || source_homeless(s, address)) {
+		id = computed_free(addr_word(key.addr), key.pool);
+		address = id ? (int)block_address(id)
+			     : pool_choose(addr_word(key.addr), first, count, r->internal.class);
 		__sync_val_compare_and_swap((__u32 *)&s->pool, old,
-					    (old & 0xff) | 1 << 8 | address << 16);
+					    (old & 0xff) | 1 << 8 | (__u32)address << 16);
 		address = *(volatile __u32 *)&s->pool >> 16;
 	}
 	r->address = address;
@@ -512,11 +570,11 @@ GLOBAL int block_hold(__u32 id, __u32 index, __u32 class, const struct nat_sourc
 	return 0;
 }
 
-/* Gives the subscriber a block more of that order: as the n-th of its blocks, if nobody else
- * has made that since. Its one reference is the caller's. The id, or 0 if the address has
- * none left, or 1 if another CPU was faster. */
+/* Gives the subscriber a block more of that order, or this very one if its id is not 0: as the
+ * n-th of its blocks, if nobody else has made that since. Its one reference is the caller's. The
+ * id, or 0 if the address has none left, or 1 if another CPU was faster. */
 static __always_inline __u32 block_make(struct nat_source *s, __u32 n, __u32 address, __u32 order,
-					__u32 larger)
+					__u32 larger, __u32 this)
 {
 	struct nat_blocks *b = blocks_of(address);
 	int granule;
@@ -524,11 +582,11 @@ static __always_inline __u32 block_make(struct nat_source *s, __u32 n, __u32 add
 
 	if (!s || !b || n >= NAT_SUBSCRIBER_BLOCKS)
 		return 0;
-	granule = block_take(address, order, larger);
+	granule = this ? block_take_this(this) : block_take(address, order, larger);
 	if (granule < 0 || granule >= NAT_GRANULES)
-		return 0;
+		return !!this;
 	id = block_id(address, granule, order);
-	block_name(id, addr_word(s->addr), s->pool);
+	block_name(id, addr_word(s->addr), s->pool, !!this);
 	if (!__sync_val_compare_and_swap(&s->blocks[n], 0, id)) {
 		log_block(NAT_LOG_CREATED, address, granule, granule_at(b, granule));
 		return id;
@@ -540,11 +598,11 @@ static __always_inline __u32 block_make(struct nat_source *s, __u32 n, __u32 add
 
 /* Holds a block of the subscriber at that address which has a port of the class free: its id
  * without the address, or 0. The subscriber is held by its session. */
-static __always_inline int source_block(const struct nat_source *s, __u32 index, __u32 class)
+GLOBAL int source_block(const struct nat_source *s, __u32 index, __u32 class)
 {
 	__u32 id, n;
 
-	for (n = 0; n < NAT_SUBSCRIBER_BLOCKS; n++) {
+	for (n = 0; s && n < NAT_SUBSCRIBER_BLOCKS; n++) {
 		id = *(volatile __u32 *)&s->blocks[n];
 		if (id && block_hold(id, index, class, s))
 			return block_place(id);
@@ -552,29 +610,53 @@ static __always_inline int source_block(const struct nat_source *s, __u32 index,
 	return 0;
 }
 
-/* Gives the subscriber another block, of which the one reference is the caller's: its id without
- * the address. Less than 0: none, for the reason that this is the negative of. */
-static __always_inline int source_extend(struct nat_source *s, __u32 index)
+/* Whether the block is of that address. */
+GLOBAL int block_is_at(__u32 id, __u32 index)
 {
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	__u32 id, n, have = 0, empty = NAT_SUBSCRIBER_BLOCKS, order, larger;
+	return address_same(block_address(id), index);
+}
 
-	if (!address || !address->block || !address->block_extra)
-		return -NAT_DROP_BYPASS;
-	for (n = 0; n < NAT_SUBSCRIBER_BLOCKS; n++) {
+/* How many blocks the subscriber has at that address, and above that the first place for
+ * another one, NAT_SUBSCRIBER_BLOCKS if there is none: it may have blocks at an address that its
+ * pool drains or has lost. */
+GLOBAL __u32 source_blocks(const struct nat_source *s, __u32 index)
+{
+	__u32 n, id, have = 0, empty = NAT_SUBSCRIBER_BLOCKS;
+
+	for (n = 0; s && n < NAT_SUBSCRIBER_BLOCKS; n++) {
 		id = *(volatile __u32 *)&s->blocks[n];
-		if (id)
+		if (id && block_is_at(id, index))
 			have++;
-		else if (empty == NAT_SUBSCRIBER_BLOCKS)
+		else if (!id && empty == NAT_SUBSCRIBER_BLOCKS)
 			empty = n;
 		OPAQUE(have); /* or the verifier follows every combination */
 		OPAQUE(empty);
 	}
-	if (have > address->block_more)
+	return empty << 16 | have;
+}
+
+/* Gives the subscriber another block, of which the one reference is the caller's: its id without
+ * the address. Less than 0: none, for the reason that this is the negative of. */
+GLOBAL int source_extend(struct nat_source *s, __u32 index)
+{
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	__u32 id, this, have, empty, order, larger;
+
+	if (!s || !address || !address->block || !address->block_extra)
+		return -NAT_DROP_BYPASS;
+	have = source_blocks(s, index);
+	empty = have >> 16;
+	have &= 0xffff;
+	if (have > address->block_more || empty >= NAT_SUBSCRIBER_BLOCKS)
 		return -NAT_DROP_PORT_LIMIT;
 	order = (have ? address->block_extra : address->block) - 1;
 	larger = (have ? address->block : address->block_extra) - 1;
-	id = block_make(s, empty, index, order, larger > order ? larger : order);
+	this = computed_free(addr_word(s->addr), s->pool);
+	if (block_address(this) != index)
+		this = 0;
+	if (this)
+		order = block_order(this);
+	id = block_make(s, empty, index, order, larger > order ? larger : order, this);
 	if (!id)
 		return -NAT_DROP_NO_BLOCK;
 	return id == 1 ? -NAT_DROP_RACE : block_place(id);
@@ -612,6 +694,8 @@ GLOBAL __s64 endpoint_count(struct reservation *r, __u32 generation)
 	s = bpf_map_lookup_elem(&sources, &host);
 	if (!address || !s)
 		return -NAT_DROP_RACE;
+	if (address->flags & NAT_ADDRESS_DRAINING)
+		return -NAT_DROP_NO_ADDRESS;
 	reason = use_take(&s->use, USE_PORT, source_limits(s, c, generation, &class)->ports);
 	if (reason == E_TOO_BIG) {
 		source_refused(s, NAT_REFUSED_PORTS);
@@ -625,12 +709,15 @@ GLOBAL __s64 endpoint_count(struct reservation *r, __u32 generation)
 	return block ? RANGE_OF_BLOCK | block_range(block) : NEEDS_BLOCK;
 }
 
-/* The same after NEEDS_BLOCK: the ports of another block. */
+/* The same after NEEDS_BLOCK: the ports of another block. Another CPU with a packet of the
+ * subscriber may make one at the same time: then of that, and if its ports are taken too, once
+ * more. */
 GLOBAL __s64 endpoint_extend(struct reservation *r)
 {
 	struct nat_source_key host;
+	int block = -NAT_DROP_RACE;
 	struct nat_source *s;
-	int block;
+	__u32 try;
 
 	if (!r)
 		return -NAT_DROP_BYPASS;
@@ -638,7 +725,14 @@ GLOBAL __s64 endpoint_extend(struct reservation *r)
 	s = bpf_map_lookup_elem(&sources, &host);
 	if (!s)
 		return -NAT_DROP_RACE;
-	block = source_extend(s, r->address);
+	for (try = 0; try < BLOCK_TRIES && block == -NAT_DROP_RACE; try++) {
+		block = source_extend(s, r->address);
+		if (block != -NAT_DROP_RACE)
+			break;
+		block = source_block(s, r->address, r->internal.class);
+		if (!block)
+			block = -NAT_DROP_RACE;
+	}
 	if (block > 0)
 		return RANGE_OF_BLOCK | block_range(block);
 	if (block == -NAT_DROP_PORT_LIMIT)
@@ -682,6 +776,8 @@ GLOBAL int endpoint_port(struct ctx *ctx, const struct nat_flow_key *key, struct
 	address = bpf_map_lookup_elem(&addresses, &index);
 	if (!address)
 		return NAT_DROP_BYPASS;
+	if (!range && address->flags & NAT_ADDRESS_DRAINING)
+		return NAT_DROP_NO_ADDRESS;
 	want = (r->internal.class & PORT_CLASS) | (flags & NAT_CONFIG_PARITY ? PORT_PARITY : 0) |
 	       (range & RANGE_OF_BLOCK ? PORT_OF_BLOCK : 0);
 	if (!range)

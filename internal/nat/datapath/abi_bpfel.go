@@ -95,6 +95,7 @@ const (
 	abiNatAddressFlagNAT_ADDRESS_MASQUERADE abiNatAddressFlag = 2
 	abiNatAddressFlagNAT_ADDRESS_STATIC     abiNatAddressFlag = 4
 	abiNatAddressFlagNAT_ADDRESS_LEAVING    abiNatAddressFlag = 8
+	abiNatAddressFlagNAT_ADDRESS_DRAINING   abiNatAddressFlag = 16
 )
 
 type abiNatBlockId uint32
@@ -109,6 +110,7 @@ const (
 type abiNatBlocks struct {
 	_        structs.HostLayout
 	Free     [16]uint64
+	Kept     [16]uint64
 	Count    uint64
 	Ports    [3]abiNatPorts
 	Given    [3][1024]uint64
@@ -131,6 +133,26 @@ const (
 	abiNatClassNAT_PORT_CLASSES abiNatClass = 3
 	abiNatClassNAT_OTHER        abiNatClass = 3
 )
+
+type abiNatComputed struct {
+	_       structs.HostLayout
+	Number  uint32
+	First   uint32
+	Count   uint32
+	Granule uint16
+	Rows    uint16
+	Hosts   uint8
+	Order   uint8
+	Blocks  uint8
+	Zero    uint8
+}
+
+type abiNatComputedKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Pool      uint32
+	Addr      abiNatAddr
+}
 
 type abiNatConfig struct {
 	_             structs.HostLayout
@@ -330,7 +352,9 @@ type abiNatFragment struct {
 	Src      abiNatAddr
 	Dst      abiNatAddr
 	Seen     uint32
-	Excluded uint32
+	Id       uint16
+	Excluded uint8
+	Zero     uint8
 }
 
 type abiNatFragmentKey struct {
@@ -343,14 +367,15 @@ type abiNatFragmentKey struct {
 }
 
 type abiNatGranule struct {
-	_       structs.HostLayout
-	Addr    abiNatAddr
-	Refs    uint32
-	SinceNs uint64
-	Pool    uint8
-	Order   uint8
-	Used    uint8
-	Zero    [5]uint8
+	_        structs.HostLayout
+	Addr     abiNatAddr
+	Refs     uint32
+	SinceNs  uint64
+	Pool     uint8
+	Order    uint8
+	Used     uint8
+	Computed uint8
+	Zero     [4]uint8
 }
 
 type abiNatHoldDown struct {
@@ -497,6 +522,7 @@ const (
 	abiNatLookupNAT_LOOKUP_SOURCE_IN_OUT        abiNatLookup = 8192
 	abiNatLookupNAT_LOOKUP_OWNED                abiNatLookup = 16384
 	abiNatLookupNAT_LOOKUP_CLASS                abiNatLookup = 32768
+	abiNatLookupNAT_LOOKUP_COMPUTED             abiNatLookup = 65536
 )
 
 type abiNatMappingKey struct {
@@ -761,6 +787,8 @@ const (
 	abiVarUnusedNatBlocks          = "unused_nat_blocks"
 	abiVarUnusedNatBucket          = "unused_nat_bucket"
 	abiVarUnusedNatClass           = "unused_nat_class"
+	abiVarUnusedNatComputed        = "unused_nat_computed"
+	abiVarUnusedNatComputedKey     = "unused_nat_computed_key"
 	abiVarUnusedNatConfig          = "unused_nat_config"
 	abiVarUnusedNatConfigFlag      = "unused_nat_config_flag"
 	abiVarUnusedNatControl         = "unused_nat_control"
@@ -882,6 +910,8 @@ type abiVariableSpecs struct {
 	UnusedNatBlocks          *ebpf.VariableSpec `ebpf:"unused_nat_blocks"`
 	UnusedNatBucket          *ebpf.VariableSpec `ebpf:"unused_nat_bucket"`
 	UnusedNatClass           *ebpf.VariableSpec `ebpf:"unused_nat_class"`
+	UnusedNatComputed        *ebpf.VariableSpec `ebpf:"unused_nat_computed"`
+	UnusedNatComputedKey     *ebpf.VariableSpec `ebpf:"unused_nat_computed_key"`
 	UnusedNatConfig          *ebpf.VariableSpec `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.VariableSpec `ebpf:"unused_nat_config_flag"`
 	UnusedNatControl         *ebpf.VariableSpec `ebpf:"unused_nat_control"`
@@ -979,6 +1009,8 @@ type abiVariables struct {
 	UnusedNatBlocks          *ebpf.Variable `ebpf:"unused_nat_blocks"`
 	UnusedNatBucket          *ebpf.Variable `ebpf:"unused_nat_bucket"`
 	UnusedNatClass           *ebpf.Variable `ebpf:"unused_nat_class"`
+	UnusedNatComputed        *ebpf.Variable `ebpf:"unused_nat_computed"`
+	UnusedNatComputedKey     *ebpf.Variable `ebpf:"unused_nat_computed_key"`
 	UnusedNatConfig          *ebpf.Variable `ebpf:"unused_nat_config"`
 	UnusedNatConfigFlag      *ebpf.Variable `ebpf:"unused_nat_config_flag"`
 	UnusedNatControl         *ebpf.Variable `ebpf:"unused_nat_control"`

@@ -19,7 +19,7 @@ import (
 // packets. What is refused changes nothing: the generation in use is not touched
 // before the last step. The calling thread must be in the interfaces' namespace.
 //
-//  1. addresses that are new: their ports, then themselves
+//  1. addresses that are new: their ports, then themselves; which blocks are computed
 //  2. links
 //  3. the maps of rules of the generation not in use
 //  4. its configuration
@@ -42,7 +42,7 @@ func (e *Engine) Apply(t *Tables) error {
 			wanted = append(wanted, a)
 		}
 	}
-	if err := e.putAddresses(wanted); err != nil {
+	if err := errors.Join(e.putAddresses(wanted), e.keepBlocks(wanted)); err != nil {
 		return err
 	}
 	for _, l := range t.Links {
@@ -117,6 +117,7 @@ func (e *Engine) putRules(slot uint32, t *Tables) error {
 	puts.Go(func() error { return putTable(e.m.Excludes, spec.Excludes, slot, t.Excludes) })
 	puts.Go(func() error { return putList(e.m.SubClasses, spec.SubClasses, slot, t.Classes) })
 	puts.Go(func() error { return putTable(e.m.SubPrefixes, spec.SubPrefixes, slot, t.InClass) })
+	puts.Go(func() error { return putTable(e.m.Computed, spec.Computed, slot, t.Computed) })
 	return puts.Wait()
 }
 
@@ -128,9 +129,9 @@ func putList[V any](outer *ebpf.Map, spec *ebpf.MapSpec, slot uint32, values []V
 	return fill(outer, spec, slot, keys, values)
 }
 
-func putTable[K comparable](outer *ebpf.Map, spec *ebpf.MapSpec, slot uint32, table map[K]uint32) error {
+func putTable[K comparable, V any](outer *ebpf.Map, spec *ebpf.MapSpec, slot uint32, table map[K]V) error {
 	keys := make([]K, 0, len(table))
-	values := make([]uint32, 0, len(table))
+	values := make([]V, 0, len(table))
 	for k, v := range table {
 		keys, values = append(keys, k), append(values, v)
 	}
@@ -244,16 +245,20 @@ func (e *Engine) putSome(some []ExternalAddress) (err error) {
 	indices := make([]uint32, len(some))
 	values := make([]abiNatAddress, len(some))
 	addrs := make([]abiNatAddr, len(some))
-	var whole []uint32
+	var free, drained []uint32   // of free_addresses
 	var adopts []ExternalAddress // without blocks until now
 	for i, a := range some {
 		index, v := uint32(a.Index), addressOf(a)
 		indices[i], values[i], addrs[i] = index, v, v.Addr
-		if a.OneToOne || v.Block > 0 {
-			whole = append(whole, index)
-		}
 		var have abiNatAddress
 		known := e.m.Addresses.Lookup(index, &have) == nil && have.Addr == v.Addr && have.PortCount == v.PortCount
+		drains := have.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_DRAINING) != 0
+		switch {
+		case a.OneToOne && a.Draining:
+			drained = append(drained, index)
+		case v.Block > 0, a.OneToOne && (!known || drains):
+			free = append(free, index)
+		}
 		switch {
 		case known && v.Block > 0 && have.Block == 0:
 			adopts = append(adopts, a)
@@ -277,7 +282,7 @@ func (e *Engine) putSome(some []ExternalAddress) (err error) {
 	if _, err := e.m.Addresses.BatchUpdate(indices, values, nil); err != nil {
 		return fmt.Errorf("write external addresses: %w", err)
 	}
-	if err := e.freeAddresses(whole); err != nil {
+	if err := errors.Join(e.giveAddresses(free, true), e.giveAddresses(drained, false)); err != nil {
 		return err
 	}
 	if _, err := e.m.AddressIndices.BatchUpdate(addrs, indices, nil); err != nil {
@@ -301,6 +306,7 @@ func addressOf(a ExternalAddress) abiNatAddress {
 	flag(abiNatAddressFlagNAT_ADDRESS_MASQUERADE, a.Masquerade)
 	flag(abiNatAddressFlagNAT_ADDRESS_STATIC, v.PortCount == 0 && !a.OneToOne)
 	flag(abiNatAddressFlagNAT_ADDRESS_LEAVING, a.Leaving)
+	flag(abiNatAddressFlagNAT_ADDRESS_DRAINING, a.Draining)
 	if b := a.Blocks; !b.IsZero() {
 		v.Block, v.BlockExtra, v.BlockMore = blockOrder(b.Size)+1, blockOrder(b.Extra)+1, uint8(b.AtMost)
 	}

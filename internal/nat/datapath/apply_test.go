@@ -18,10 +18,10 @@ func TestChangePorts(t *testing.T) {
 		return p
 	}
 	for _, index := range []uint32{7, 70, 65535} {
-		if err := e.freeAddresses([]uint32{index}); err != nil {
+		if err := e.giveAddresses([]uint32{index}, true); err != nil {
 			t.Fatal(err)
 		}
-		if err := e.freeAddresses([]uint32{index}); err != nil { // twice counts once
+		if err := e.giveAddresses([]uint32{index}, true); err != nil { // twice counts once
 			t.Fatal(err)
 		}
 	}

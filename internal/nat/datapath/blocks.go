@@ -58,6 +58,46 @@ func limitsOf(s rulefile.Share) abiNatLimits {
 	return l
 }
 
+// computed gives the blocks of a pool that follow from the file, and the range of ports that they
+// are of each address.
+func (c *compiler) computed(named *rulefile.Pool, p pool) (ports [2]uint16) {
+	l := c.file.Layout(named)
+	if l == nil || l.Rows == 0 {
+		return ports
+	}
+	c.t.Config.Lookups |= uint32(abiNatLookupNAT_LOOKUP_COMPUTED)
+	for _, source := range l.Sources {
+		key := abiNatComputedKey{Prefixlen: 32 + uint32(source.Prefix.Bits()), Pool: uint32(p.number) << 24, Addr: octets(source.Prefix.Addr())}
+		c.t.Computed[key] = abiNatComputed{
+			Number: source.Number, First: uint32(p.first), Count: uint32(p.count), Granule: uint16(l.FirstPort / granulePorts), Rows: uint16(l.Rows),
+			Hosts: uint8(l.HostBits), Order: blockOrder(named.Blocks.Size), Blocks: uint8(l.Each),
+		}
+	}
+	return [2]uint16{uint16(l.FirstPort), uint16(l.FirstPort + l.Rows*l.Each*named.Blocks.Size - 1)}
+}
+
+// keepBlocks makes known which granules of addresses are of computed blocks.
+func (e *Engine) keepBlocks(addresses []ExternalAddress) error {
+	type keep struct{ Index, First, Granules uint32 } // struct keep of bpf/nat/ports.bpf.c
+	var all []keep
+	for _, a := range addresses {
+		if !a.Blocks.IsZero() {
+			first := int(a.Computed[0]) / granulePorts
+			all = append(all, keep{uint32(a.Index), uint32(first), uint32((int(a.Computed[1])+1)/granulePorts - first)})
+		}
+	}
+	for some := range slices.Chunk(all, portChangesPerRun) {
+		data, err := binary.Append(make([]byte, 14), binary.NativeEndian, some)
+		if err != nil {
+			return err
+		}
+		if _, err := e.run(blocksKeep, &ebpf.RunOptions{Data: data}); err != nil {
+			return fmt.Errorf("keep computed port blocks: %w", err)
+		}
+	}
+	return nil
+}
+
 // makeBlocks makes the map of an address that gives ports in blocks; free: nobody has any of its
 // ports. If not, granules become free by adoptGranules, and as their last port does.
 func (in *addressMaps) makeBlocks(index uint32, v abiNatAddress, a ExternalAddress, free bool) error {

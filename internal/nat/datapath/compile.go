@@ -27,6 +27,7 @@ func Compile(file *rulefile.File, facts Facts) (*Tables, error) {
 		ExcludeDst:   map[abiNatPrefixKey]uint32{},
 		Excludes:     map[abiNatExcludeKey]uint32{},
 		InClass:      map[abiNatPrefixKey]uint32{},
+		Computed:     map[abiNatComputedKey]abiNatComputed{},
 	}}
 	for i := range c.t.Links {
 		c.byName[c.t.Links[i].Name] = &c.t.Links[i]
@@ -220,16 +221,15 @@ func (c *compiler) pool(r *rulefile.Rule, a rulefile.SNAT) {
 	}
 	var addrs []netip.Addr
 	ports, oneToOne, silent := a.Ports, false, r.Silent
-	var blocks rulefile.Blocks
+	named := &rulefile.Pool{}
 	if a.Pool == "" {
 		addrs = []netip.Addr{a.Address}
 	} else {
-		named := c.file.Pool(a.Pool)
-		if named == nil {
+		if named = c.file.Pool(a.Pool); named == nil {
 			c.fail(r, "unknown pool %q", a.Pool)
 			return
 		}
-		ports, oneToOne, silent, blocks = named.Ports, named.OneToOne, named.Silent, named.Blocks
+		ports, oneToOne, silent = named.Ports, named.OneToOne, named.Silent
 		for _, r := range named.Addresses {
 			for i := range r.Count() {
 				addrs = append(addrs, r.At(i))
@@ -241,8 +241,11 @@ func (c *compiler) pool(r *rulefile.Rule, a rulefile.SNAT) {
 		}
 	}
 	p := pool{count: len(addrs), number: c.poolNumber(addrs), first: c.block(addrs)}
+	computed := c.computed(named, p)
 	for i, addr := range addrs {
-		wanted := ExternalAddress{Addr: addr, OneToOne: oneToOne, Link: c.linkOf(addr), Pool: p.number, Blocks: blocks}
+		wanted := ExternalAddress{
+			Addr: addr, OneToOne: oneToOne, Link: c.linkOf(addr), Pool: p.number, Blocks: named.Blocks, Draining: named.Drains(addr), Computed: computed,
+		}
 		if !oneToOne {
 			wanted.Ports = c.portsOf(addr, ports)
 		}
@@ -251,6 +254,10 @@ func (c *compiler) pool(r *rulefile.Rule, a rulefile.SNAT) {
 			return
 		}
 		c.address(r, wanted, p.first+i)
+		if have := c.addresses[addr]; computed != [2]uint16{} && len(have.Reserved) > 0 {
+			c.fail(r, "%s is the gateway's own, whose connections have ports %s of it: with deterministic blocks, name the ports of %s that it gives", addr, have.Reserved, key)
+			return
+		}
 	}
 	c.pools[key] = p
 	if !silent {

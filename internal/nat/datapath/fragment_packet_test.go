@@ -29,6 +29,80 @@ func fragmentOf(src netip.Addr, port, id, at uint16, ttl uint8) pktbuild.IPv4 {
 	return p
 }
 
+// noted is the identification that fragments of a datagram from inside leave with.
+func (r *rig) noted(t *testing.T, src netip.Addr, id uint16) uint16 {
+	t.Helper()
+	key := abiNatFragmentKey{Src: octets(src), Dst: octets(world), Id: bigEndian(id), Protocol: pktbuild.UDPProtocol}
+	var note abiNatFragment
+	if err := r.maps["fragments"].Lookup(&key, &note); err != nil {
+		t.Fatal(err)
+	}
+	return bigEndian(note.Id)
+}
+
+// Fragments of two internal hosts with one external address, one receiver and the same
+// identification leave with different ones: all of a datagram with its own, also when its first
+// fragment comes twice (RFC 6864 section 5.3.1).
+func TestFragmentIdentification(t *testing.T) {
+	g := aGateway(t)
+	g.flags = 0
+	datagrams := map[uint16]map[uint16][]byte{}
+	send := func(p pktbuild.IPv4) {
+		t.Helper()
+		verdict, frame, err := g.run(t, hooks[1], abiNatSideNAT_INSIDE, g.in, g.in.arriving(p).Bytes(), 0)
+		if err != nil || verdict != tcRedirect {
+			t.Fatalf("verdict %d, error %v, counted %v", int32(verdict), err, g.counted(t))
+		}
+		if sum := onesSum(frame[14:34]); sum != 0xffff {
+			t.Fatalf("the IPv4 checksum is wrong: %#x", sum)
+		}
+		id := binary.BigEndian.Uint16(frame[18:])
+		if datagrams[id] == nil {
+			datagrams[id] = map[uint16][]byte{}
+		}
+		at := binary.BigEndian.Uint16(frame[20:]) & 0x1fff
+		if had := datagrams[id][at]; had != nil && !bytes.Equal(had, frame[34:]) {
+			t.Fatalf("identification %d has two fragments at %d", id, at*8)
+		}
+		datagrams[id][at] = bytes.Clone(frame[34:])
+	}
+	other := netip.MustParseAddr("192.168.1.3")
+	const rounds = 40
+	for round := range uint16(rounds) {
+		hosts := []netip.Addr{insideHost, other}
+		for i, src := range hosts {
+			if round == 0 { // asks for the neighbour
+				g.run(t, hooks[1], abiNatSideNAT_INSIDE, g.in, g.in.arriving(fragmentOf(src, uint16(6000+i), 1, 0, 64)).Bytes(), 0)
+			}
+			send(fragmentOf(src, uint16(6000+i), 500+round, 0, 64))
+		}
+		send(fragmentOf(hosts[0], 6000, 500+round, 0, 64))
+		for i, src := range hosts {
+			send(fragmentOf(src, uint16(6000+i), 500+round, 512, 64))
+		}
+	}
+	if len(datagrams) != 2*rounds {
+		t.Errorf("%d datagrams left as %d", 2*rounds, len(datagrams))
+	}
+	for id, parts := range datagrams {
+		if len(parts) != 2 {
+			t.Errorf("identification %d has %d fragments", id, len(parts))
+		}
+	}
+}
+
+// onesSum is the sum that is 0xffff over a header with a right checksum.
+func onesSum(header []byte) uint32 {
+	var sum uint32
+	for i := 0; i < len(header); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(header[i:]))
+	}
+	for sum>>16 > 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return sum
+}
+
 // Fragments take the tc path; those without ports go as their first one did.
 func TestFragments(t *testing.T) {
 	g := aGateway(t)
@@ -46,9 +120,12 @@ func TestFragments(t *testing.T) {
 
 	g.run(t, hooks[1], inside, g.in, g.in.arriving(part(insideHost, 1, 0, 64)).Bytes(), 0) // asks for the neighbour
 	g.counted(t)
-	enter(part(insideHost, 77, 0, 64), sent, part(gatewayOut, 77, 0, 63))
+	g.run(t, hooks[1], inside, g.in, g.in.arriving(part(insideHost, 77, 0, 64)).Bytes(), 0)
+	g.counted(t)
+	id := g.noted(t, insideHost, 77)
+	enter(part(insideHost, 77, 0, 64), sent, part(gatewayOut, id, 0, 63))
 	for range 2 { // a repeated one too
-		enter(part(insideHost, 77, 512, 64), sent, part(gatewayOut, 77, 512, 63))
+		enter(part(insideHost, 77, 512, 64), sent, part(gatewayOut, id, 512, 63))
 	}
 
 	stateless, outside := netip.MustParseAddr("192.168.7.3"), netip.MustParseAddr("198.18.7.3")
@@ -118,7 +195,9 @@ func TestFragmentsOutOfOrder(t *testing.T) {
 		send(inside, g.in, part(insideHost, world, 0, 64), tcShot, sent)
 		return nil
 	})[:len(want)] {
-		if want := g.out.leaving(part(gatewayOut, world, want[i], 63)).Bytes(); !bytes.Equal(frame, want) {
+		p := part(gatewayOut, world, want[i], 63)
+		p.ID = g.noted(t, insideHost, 9)
+		if want := g.out.leaving(p).Bytes(); !bytes.Equal(frame, want) {
 			t.Fatalf("frame %d is not as it should be:\n%s", i, differ(frame, want))
 		}
 	}
@@ -198,7 +277,7 @@ func TestCut(t *testing.T) {
 				return last
 			})
 			want := test.in(gatewayOut)
-			want.TTL = 63
+			want.TTL, want.ID = 63, binary.BigEndian.Uint16(pieces[0][18:]) // one for all pieces
 			whole := want.Bytes()
 			header := int(whole[0]&15) * 4
 			at := 0

@@ -21,7 +21,7 @@ var objects = []object{
 	{"nat_tc", loadTc, []string{tcInside, tcOutside, tcBoth, tcInsideRaw, tcOutsideRaw, tcBothRaw}},
 	{"nat_xdp", loadXdp, []string{xdpInside, xdpOutside, xdpBoth}},
 	{"nat_gc", loadGc, []string{gcStart, gcStop}},
-	{"nat_ports", loadPorts, []string{portsChange, blocksAdopt}},
+	{"nat_ports", loadPorts, []string{portsChange, blocksAdopt, blocksKeep}},
 }
 
 // accelObjects are those of an accelerator, likewise.

@@ -38,11 +38,15 @@ func (e *Engine) changePorts(changes []portChange) error {
 	return nil
 }
 
-// freeAddresses lets addresses be given whole.
-func (e *Engine) freeAddresses(indices []uint32) error {
+// giveAddresses lets addresses be given whole, or not any more. One that a host has is not free, and
+// is not taken from it.
+func (e *Engine) giveAddresses(indices []uint32, give bool) error {
 	changes := make([]portChange, len(indices))
 	for i, index := range indices {
-		changes[i] = portChange{Index: index, Class: anAddress, Port: index, Give: 1}
+		changes[i] = portChange{Index: index, Class: anAddress, Port: index}
+		if give {
+			changes[i].Give = 1
+		}
 	}
 	return e.changePorts(changes)
 }

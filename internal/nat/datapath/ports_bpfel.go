@@ -19,6 +19,7 @@ const (
 	portsMapAddressIndices = "address_indices"
 	portsMapAddresses      = "addresses"
 	portsMapBlocks         = "blocks"
+	portsMapComputed       = "computed"
 	portsMapConfig         = "config"
 	portsMapControl        = "control"
 	portsMapCounts         = "counts"
@@ -47,6 +48,7 @@ const (
 	portsMapTargets        = "targets"
 	portsMapWholeSlots     = "whole_slots"
 	portsProgBlocksAdopt   = "blocks_adopt"
+	portsProgBlocksKeep    = "blocks_keep"
 	portsProgPortsChange   = "ports_change"
 	portsVarClockJiffyNs   = "clock_jiffy_ns"
 	portsVarClockOffsetNs  = "clock_offset_ns"
@@ -95,6 +97,7 @@ type portsSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type portsProgramSpecs struct {
 	BlocksAdopt *ebpf.ProgramSpec `ebpf:"blocks_adopt"`
+	BlocksKeep  *ebpf.ProgramSpec `ebpf:"blocks_keep"`
 	PortsChange *ebpf.ProgramSpec `ebpf:"ports_change"`
 }
 
@@ -105,6 +108,7 @@ type portsMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
 	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
+	Computed       *ebpf.MapSpec `ebpf:"computed"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -165,6 +169,7 @@ type portsMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
 	Blocks         *ebpf.Map `ebpf:"blocks"`
+	Computed       *ebpf.Map `ebpf:"computed"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -199,6 +204,7 @@ func (m *portsMaps) Close() error {
 		m.AddressIndices,
 		m.Addresses,
 		m.Blocks,
+		m.Computed,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -242,12 +248,14 @@ type portsVariables struct {
 // It can be passed to loadPortsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type portsPrograms struct {
 	BlocksAdopt *ebpf.Program `ebpf:"blocks_adopt"`
+	BlocksKeep  *ebpf.Program `ebpf:"blocks_keep"`
 	PortsChange *ebpf.Program `ebpf:"ports_change"`
 }
 
 func (p *portsPrograms) Close() error {
 	return _PortsClose(
 		p.BlocksAdopt,
+		p.BlocksKeep,
 		p.PortsChange,
 	)
 }

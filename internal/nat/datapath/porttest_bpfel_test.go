@@ -19,6 +19,7 @@ const (
 	portTestMapAddressIndices = "address_indices"
 	portTestMapAddresses      = "addresses"
 	portTestMapBlocks         = "blocks"
+	portTestMapComputed       = "computed"
 	portTestMapConfig         = "config"
 	portTestMapControl        = "control"
 	portTestMapCounts         = "counts"
@@ -105,6 +106,7 @@ type portTestMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
 	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
+	Computed       *ebpf.MapSpec `ebpf:"computed"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -161,6 +163,7 @@ type portTestMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
 	Blocks         *ebpf.Map `ebpf:"blocks"`
+	Computed       *ebpf.Map `ebpf:"computed"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -191,6 +194,7 @@ func (m *portTestMaps) Close() error {
 		m.AddressIndices,
 		m.Addresses,
 		m.Blocks,
+		m.Computed,
 		m.Config,
 		m.Control,
 		m.Counts,

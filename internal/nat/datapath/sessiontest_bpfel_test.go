@@ -19,6 +19,7 @@ const (
 	sessionTestMapAddressIndices = "address_indices"
 	sessionTestMapAddresses      = "addresses"
 	sessionTestMapBlocks         = "blocks"
+	sessionTestMapComputed       = "computed"
 	sessionTestMapConfig         = "config"
 	sessionTestMapControl        = "control"
 	sessionTestMapCounts         = "counts"
@@ -118,6 +119,7 @@ type sessionTestMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
 	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
+	Computed       *ebpf.MapSpec `ebpf:"computed"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -191,6 +193,7 @@ type sessionTestMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
 	Blocks         *ebpf.Map `ebpf:"blocks"`
+	Computed       *ebpf.Map `ebpf:"computed"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -238,6 +241,7 @@ func (m *sessionTestMaps) Close() error {
 		m.AddressIndices,
 		m.Addresses,
 		m.Blocks,
+		m.Computed,
 		m.Config,
 		m.Control,
 		m.Counts,

@@ -53,9 +53,11 @@ type ExternalAddress struct {
 	OneToOne   bool                           // given whole, to one internal host
 	Before     int                            `json:",omitempty"` // the index that it had in a smaller pool, plus 1: both are it from now on
 	Leaving    bool                           // no rule wants it any more; it goes when its last mapping does
+	Draining   bool                           `json:",omitempty"` // nothing new is given from it; what there is goes on
 	Link       int                            // index of the interface it is on, -1 none
 	Pool       uint8
 	Blocks     rulefile.Blocks `json:",omitzero"` // ports are given in blocks
+	Computed   [2]uint16       `json:",omitzero"` // ports of computed blocks, both included: others get none of them
 }
 
 // Kept are the ports of a class that no internal host is given.
@@ -78,7 +80,8 @@ type Tables struct {
 	Excludes     map[abiNatExcludeKey]uint32
 	Classes      []abiNatLimits // of subscribers; the first is nobody's, who is in no class has Config.Limits
 	InClass      map[abiNatPrefixKey]uint32
-	Log          uint32 // enum nat_log_what; 0: nothing is recorded
+	Log          uint32                               // enum nat_log_what; 0: nothing is recorded
+	Computed     map[abiNatComputedKey]abiNatComputed // port blocks
 
 	Links     []Link // with the pool and address each masquerades behind
 	Masks     []Masking

@@ -19,6 +19,7 @@ const (
 	tableTestMapAddressIndices = "address_indices"
 	tableTestMapAddresses      = "addresses"
 	tableTestMapBlocks         = "blocks"
+	tableTestMapComputed       = "computed"
 	tableTestMapConfig         = "config"
 	tableTestMapControl        = "control"
 	tableTestMapCounts         = "counts"
@@ -110,6 +111,7 @@ type tableTestMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
 	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
+	Computed       *ebpf.MapSpec `ebpf:"computed"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -171,6 +173,7 @@ type tableTestMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
 	Blocks         *ebpf.Map `ebpf:"blocks"`
+	Computed       *ebpf.Map `ebpf:"computed"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -206,6 +209,7 @@ func (m *tableTestMaps) Close() error {
 		m.AddressIndices,
 		m.Addresses,
 		m.Blocks,
+		m.Computed,
 		m.Config,
 		m.Control,
 		m.Counts,

@@ -19,6 +19,7 @@ const (
 	tcMapAddressIndices = "address_indices"
 	tcMapAddresses      = "addresses"
 	tcMapBlocks         = "blocks"
+	tcMapComputed       = "computed"
 	tcMapConfig         = "config"
 	tcMapControl        = "control"
 	tcMapCounts         = "counts"
@@ -30,6 +31,7 @@ const (
 	tcMapExcludes       = "excludes"
 	tcMapFilterEntries  = "filter_entries"
 	tcMapFlowTable      = "flow_table"
+	tcMapFragmentIds    = "fragment_ids"
 	tcMapFragmentQueue  = "fragment_queue"
 	tcMapFragmentRooms  = "fragment_rooms"
 	tcMapFragments      = "fragments"
@@ -131,6 +133,7 @@ type tcMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
 	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
+	Computed       *ebpf.MapSpec `ebpf:"computed"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -142,6 +145,7 @@ type tcMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	FragmentIds    *ebpf.MapSpec `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.MapSpec `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
@@ -209,6 +213,7 @@ type tcMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
 	Blocks         *ebpf.Map `ebpf:"blocks"`
+	Computed       *ebpf.Map `ebpf:"computed"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -220,6 +225,7 @@ type tcMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	FragmentIds    *ebpf.Map `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.Map `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
@@ -261,6 +267,7 @@ func (m *tcMaps) Close() error {
 		m.AddressIndices,
 		m.Addresses,
 		m.Blocks,
+		m.Computed,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -272,6 +279,7 @@ func (m *tcMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowTable,
+		m.FragmentIds,
 		m.FragmentQueue,
 		m.FragmentRooms,
 		m.Fragments,

@@ -19,6 +19,7 @@ const (
 	xdpMapAddressIndices = "address_indices"
 	xdpMapAddresses      = "addresses"
 	xdpMapBlocks         = "blocks"
+	xdpMapComputed       = "computed"
 	xdpMapConfig         = "config"
 	xdpMapControl        = "control"
 	xdpMapCounts         = "counts"
@@ -30,6 +31,7 @@ const (
 	xdpMapExcludes       = "excludes"
 	xdpMapFilterEntries  = "filter_entries"
 	xdpMapFlowTable      = "flow_table"
+	xdpMapFragmentIds    = "fragment_ids"
 	xdpMapFragmentQueue  = "fragment_queue"
 	xdpMapFragmentRooms  = "fragment_rooms"
 	xdpMapFragments      = "fragments"
@@ -125,6 +127,7 @@ type xdpMapSpecs struct {
 	AddressIndices *ebpf.MapSpec `ebpf:"address_indices"`
 	Addresses      *ebpf.MapSpec `ebpf:"addresses"`
 	Blocks         *ebpf.MapSpec `ebpf:"blocks"`
+	Computed       *ebpf.MapSpec `ebpf:"computed"`
 	Config         *ebpf.MapSpec `ebpf:"config"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Counts         *ebpf.MapSpec `ebpf:"counts"`
@@ -136,6 +139,7 @@ type xdpMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	FragmentIds    *ebpf.MapSpec `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.MapSpec `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
@@ -203,6 +207,7 @@ type xdpMaps struct {
 	AddressIndices *ebpf.Map `ebpf:"address_indices"`
 	Addresses      *ebpf.Map `ebpf:"addresses"`
 	Blocks         *ebpf.Map `ebpf:"blocks"`
+	Computed       *ebpf.Map `ebpf:"computed"`
 	Config         *ebpf.Map `ebpf:"config"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Counts         *ebpf.Map `ebpf:"counts"`
@@ -214,6 +219,7 @@ type xdpMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	FragmentIds    *ebpf.Map `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.Map `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
@@ -255,6 +261,7 @@ func (m *xdpMaps) Close() error {
 		m.AddressIndices,
 		m.Addresses,
 		m.Blocks,
+		m.Computed,
 		m.Config,
 		m.Control,
 		m.Counts,
@@ -266,6 +273,7 @@ func (m *xdpMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowTable,
+		m.FragmentIds,
 		m.FragmentQueue,
 		m.FragmentRooms,
 		m.Fragments,

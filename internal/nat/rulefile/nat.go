@@ -68,6 +68,8 @@ type Pool struct {
 	OneToOne bool
 	// Blocks: ports are given in blocks, each to one subscriber.
 	Blocks Blocks
+	// Drain are addresses of the pool that nothing new is given from; what there is goes on.
+	Drain []AddressRange
 	// Silent is `arp: none`: nobody answers for the addresses on a connected network.
 	Silent   bool
 	Position Position

@@ -361,10 +361,17 @@ func (r *reader) pool(e entry) Pool {
 			}
 		case "blocks":
 			p.Blocks = r.blocks(e.value)
+		case "drain":
+			for _, element := range r.elements(e.value, "drain") {
+				if addresses, ok := r.addresses(element); ok {
+					r.file.positions["drain "+addresses.String()] = position(element)
+					p.Drain = append(p.Drain, addresses)
+				}
+			}
 		case "arp":
 			p.Silent = r.silent(e.value)
 		default:
-			r.unknown(e, "a pool", "addresses", "ports", "blocks", "arp")
+			r.unknown(e, "a pool", "addresses", "ports", "blocks", "drain", "arp")
 		}
 	}
 	if !listed {

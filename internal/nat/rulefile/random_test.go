@@ -53,10 +53,11 @@ func randomFile(rng *rand.Rand) *File {
 		if !p.OneToOne && rng.IntN(2) == 0 {
 			p.Ports = randomPorts(rng)
 		} else if !p.OneToOne && rng.IntN(2) == 0 {
-			p.Blocks = Blocks{pick(rng, 64, 512), pick(rng, 64, 4096), rng.IntN(8)}
+			p.Blocks = Blocks{Size: pick(rng, 64, 512), Extra: pick(rng, 64, 4096), AtMost: rng.IntN(8), Deterministic: pick(rng, DeterministicNone, DeterministicNone, DeterministicFirst, DeterministicAll)}
 		}
 		first := netip.AddrFrom4([4]byte{100, byte(64 + i), 0, byte(rng.IntN(100))})
 		p.Addresses = []AddressRange{{first, first}, {netip.AddrFrom4([4]byte{100, byte(64 + i), 1, 7}), netip.AddrFrom4([4]byte{100, byte(64 + i), 1, byte(7 + rng.IntN(99))})}}
+		p.Drain = pick(rng, nil, nil, p.Addresses[:1])
 		f.Pools = append(f.Pools, p)
 	}
 	slices.SortFunc(f.Pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })

@@ -43,6 +43,8 @@ type Blocks struct {
 	Size   int // ports of a subscriber's first block
 	Extra  int // of each further one
 	AtMost int // how many further ones
+	// Deterministic: which of them follow from the rule file alone.
+	Deterministic Deterministic
 }
 
 // Bounds of subscribers and blocks (enum nat_limit, nat_block_id of bpf/nat/abi.h).
@@ -210,8 +212,10 @@ func (r *reader) blocks(n *yaml.Node) (b Blocks) {
 			b.Extra = r.blockSize(e)
 		case "at_most":
 			b.AtMost = r.number(e, 0, MaxExtraBlocks)
+		case "deterministic":
+			b.Deterministic = Deterministic(r.choice(e.value, e.name, deterministicNames)) % 3 // false is none
 		default:
-			r.unknown(e, "blocks", "size", "extra", "at_most")
+			r.unknown(e, "blocks", "size", "extra", "at_most", "deterministic")
 		}
 	}
 	if b.Size == 0 {
@@ -272,6 +276,29 @@ func (r *reader) poolBlocks() {
 			r.add(p.Position, "pool %s gives whole addresses: it has no blocks of ports", p.Name)
 		} else if p.blocksOf(p.Blocks.Size) == 0 {
 			r.add(p.Position, "pool %s has no block of %d ports in %s: a block begins at a multiple of its size", p.Name, p.Blocks.Size, p.PortsOf())
+		} else {
+			r.computed(p)
+		}
+	}
+}
+
+// computed: there is room for the blocks that follow from the file.
+func (r *reader) computed(p *Pool) {
+	if b := p.Blocks; b.Deterministic == DeterministicAll && b.Extra != b.Size {
+		r.add(p.Position, "pool %s: with deterministic: all the blocks of a subscriber are of one size: extra is %d, and size %d", p.Name, b.Extra, b.Size)
+	} else if l := r.file.Layout(p); l != nil && l.problem() != "" {
+		r.add(p.Position, "%s", l.problem())
+	}
+}
+
+// drained: what a pool drains is of the pool.
+func (r *reader) drained() {
+	for i := range r.file.Pools {
+		p := &r.file.Pools[i]
+		for _, drain := range p.Drain {
+			if !slices.ContainsFunc(p.Addresses, func(a AddressRange) bool { return a.Contains(drain.First) && a.Contains(drain.Last) }) {
+				r.add(cmp.Or(r.file.at("drain "+drain.String()), p.Position), "pool %s drains %s, which is not among its addresses", p.Name, drain)
+			}
 		}
 	}
 }
@@ -330,5 +357,9 @@ func (s *Share) fields() (fields []string) {
 }
 
 func (b Blocks) String() string {
-	return fmt.Sprintf("{size: %d, extra: %d, at_most: %d}", b.Size, b.Extra, b.AtMost)
+	text := fmt.Sprintf("{size: %d, extra: %d, at_most: %d", b.Size, b.Extra, b.AtMost)
+	if b.Deterministic != DeterministicNone {
+		text += ", deterministic: " + b.Deterministic.String()
+	}
+	return text + "}"
 }

@@ -36,7 +36,7 @@ func TestSubscribers(t *testing.T) {
 	if !reflect.DeepEqual(f.Subscribers, want) {
 		t.Errorf("got %+v\nwant %+v", f.Subscribers, want)
 	}
-	if cgn, small := f.Pool("cgn").Blocks, f.Pool("small").Blocks; cgn != (Blocks{512, 256, 3}) || small != (Blocks{1024, 1024, MaxExtraBlocks}) || cgn.Most() != 1280 {
+	if cgn, small := f.Pool("cgn").Blocks, f.Pool("small").Blocks; cgn != (Blocks{Size: 512, Extra: 256, AtMost: 3}) || small != (Blocks{Size: 1024, Extra: 1024, AtMost: MaxExtraBlocks}) || cgn.Most() != 1280 {
 		t.Errorf("blocks %v and %v", cgn, small)
 	}
 	for host, class := range map[string]string{"10.9.0.1": "default", "10.1.9.1": "business", "10.1.2.3": "lab", "10.2.0.255": "business"} {

@@ -60,11 +60,7 @@ func linksText(names []string) string {
 
 // String is the pool in one line, as the rule file has it behind its name.
 func (p *Pool) String() string {
-	ranges := make([]string, len(p.Addresses))
-	for i, r := range p.Addresses {
-		ranges[i] = r.String()
-	}
-	text := "{addresses: [" + strings.Join(ranges, ", ") + "]"
+	text := "{addresses: " + rangesText(p.Addresses)
 	switch {
 	case p.OneToOne:
 		text += ", ports: none"
@@ -74,10 +70,21 @@ func (p *Pool) String() string {
 	if !p.Blocks.IsZero() {
 		text += ", blocks: " + p.Blocks.String()
 	}
+	if len(p.Drain) > 0 {
+		text += ", drain: " + rangesText(p.Drain)
+	}
 	if p.Silent {
 		text += ", arp: none"
 	}
 	return text + "}"
+}
+
+func rangesText(all []AddressRange) string {
+	texts := make([]string, len(all))
+	for i, r := range all {
+		texts[i] = r.String()
+	}
+	return "[" + strings.Join(texts, ", ") + "]"
 }
 
 // fields are the keys and values that are not as by default.

@@ -40,6 +40,7 @@ func (r *reader) validate() {
 	r.givenPorts()
 	r.poolCount()
 	r.poolBlocks()
+	r.drained()
 	r.shares()
 	r.logFits()
 	r.excludedTwice()
@@ -486,6 +487,9 @@ func (f *File) Warnings() []Problem {
 		p := &f.Pools[i]
 		if !used[p.Name] {
 			w.add(p.Position, "no rule uses pool %s", p.Name)
+		}
+		if len(p.Drain) > 0 && p.drainsAll() {
+			w.add(p.Position, "all addresses of pool %s are being drained: hosts get no new sessions by it", p.Name)
 		}
 		if !p.OneToOne && !p.Ports.IsZero() && p.Ports.Count() < fewPorts {
 			w.add(p.Position, "pool %s gives %d ports an address: not many hosts can share them", p.Name, p.Ports.Count())
