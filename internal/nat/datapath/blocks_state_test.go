@@ -237,3 +237,122 @@ func TestBlocksChange(t *testing.T) {
 		}
 	}
 }
+
+// An address that is drained gives nothing new, by one port or by blocks: sessions that it has go on
+// from it, and mappings that it has serve further sessions of their internal endpoint. When it is
+// not drained any more it gives ports again.
+func TestDrain(t *testing.T) {
+	for _, blocks := range []rulefile.Blocks{{}, {Size: 64, Extra: 64, AtMost: 7}} {
+		r := aModelRig(t)
+		r.seed(9)
+		f := blockFile(blocks, 3)
+		f.Defaults.Timeouts = rulefile.DefaultTimeouts()
+		r.forget(t, f)
+		r.model = newModel(f, r.facts, r.route)
+		addresses := r.applied(t, f, nil)
+		host := func(i int) netip.AddrPort {
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, 2, byte(2 + i%60)}), uint16(2000+i))
+		}
+		kept := map[netip.AddrPort]netip.AddrPort{}
+		open := func(from, to int) map[netip.Addr]int {
+			t.Helper()
+			at := map[netip.Addr]int{}
+			for i := from; i < to; i++ {
+				saw := r.udp(t, host(i), 53)
+				if !isTranslated(saw) {
+					t.Fatalf("%v: %v", host(i), saw)
+				}
+				kept[host(i)] = saw.ends.src
+				at[saw.ends.src.Addr()]++
+			}
+			return at
+		}
+		drained := f.Pools[0].At(0)
+		if at := open(0, 300); at[drained] == 0 {
+			t.Fatalf("sessions are at %v", at)
+		}
+		f.Pools[0].Drain = []rulefile.AddressRange{{First: drained, Last: drained}}
+		addresses = r.applied(t, f, addresses)
+		if at := open(300, 900); at[drained] != 0 {
+			t.Errorf("%v: the drained address gave ports: %v", blocks, at)
+		}
+		for src, end := range kept {
+			for _, dport := range []uint16{53, 54} {
+				if saw := r.udp(t, src, dport); saw.ends.src != end {
+					t.Fatalf("%v to port %d has had %v: %v", src, dport, end, saw)
+				}
+			}
+		}
+		f.Pools[0].Drain = []rulefile.AddressRange{f.Pools[0].Addresses[0]}
+		addresses = r.applied(t, f, addresses)
+		if saw := r.udp(t, host(5000), 53); saw.reason != abiNatReasonNAT_DROP_NO_ADDRESS {
+			t.Errorf("with all addresses drained: %v", saw)
+		}
+		f.Pools[0].Drain = nil
+		r.applied(t, f, addresses)
+		fresh := map[netip.Addr]int{}
+		for i := range 60 {
+			saw := r.udp(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, 3, byte(2 + i)}), 4000), 53)
+			fresh[saw.ends.src.Addr()]++
+		}
+		if fresh[drained] == 0 {
+			t.Errorf("%v: the address gives no ports after it was drained: %v", blocks, fresh)
+		}
+	}
+}
+
+// Blocks that follow from the file are those that its reader computes; what comes beside them is in
+// none of anybody's. A change of the layout moves no session.
+func TestComputedBlocks(t *testing.T) {
+	r := aModelRig(t)
+	r.seed(10)
+	network := netip.MustParsePrefix("192.168.2.0/24")
+	file := func(blocks rulefile.Blocks, addresses int) *rulefile.File {
+		f := blockFile(blocks, addresses)
+		f.Defaults.Timeouts = rulefile.DefaultTimeouts()
+		f.Rules = []rulefile.Rule{{Action: rulefile.SNAT{Source: network, Pool: "cgn"}}}
+		if err := f.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	steps := []struct {
+		file     *rulefile.File
+		computed int // blocks of a host
+	}{
+		{file(rulefile.Blocks{Size: 64, Extra: 128, AtMost: 2, Deterministic: rulefile.DeterministicFirst}, 3), 1},
+		{file(rulefile.Blocks{Size: 64, Extra: 64, AtMost: 1, Deterministic: rulefile.DeterministicAll}, 3), 2},
+	}
+	for n, step := range steps {
+		r.forget(t, step.file)
+		r.model = newModel(step.file, r.facts, r.route)
+		addresses := r.applied(t, step.file, nil)
+		kept := map[netip.AddrPort]netip.AddrPort{}
+		for i := range 40 * 100 {
+			src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, 2, byte(2 + i/100*6)}), uint16(3000+i%100))
+			saw := r.udp(t, src, 53)
+			if !isTranslated(saw) {
+				t.Fatalf("step %d: %v: %v", n, src, saw)
+			}
+			kept[src] = saw.ends.src
+			owner, computed := step.file.ComputedOwner(saw.ends.src)
+			if computed && !owner.Subscriber.Contains(src.Addr()) {
+				t.Fatalf("step %d: %v is at %v, which is of %v", n, src, saw.ends.src, owner)
+			}
+			if want := i%100 < 64*step.computed; computed != want {
+				t.Fatalf("step %d: %v, endpoint %d of its host, is at %v: in a computed block %t, want %t", n, src, i%100, saw.ends.src, computed, want)
+			}
+			if home := step.file.ComputedBlocks(src.Addr())[0].Address; home != saw.ends.src.Addr() {
+				t.Fatalf("step %d: %v is at %v, want address %v", n, src, saw.ends.src, home)
+			}
+		}
+		for _, next := range []*rulefile.File{file(rulefile.Blocks{Size: 128, Extra: 64, AtMost: 3, Deterministic: rulefile.DeterministicFirst}, 4), file(rulefile.Blocks{Size: 64, Extra: 64}, 4)} {
+			addresses = r.applied(t, next, addresses)
+			for src, end := range kept {
+				if saw := r.udp(t, src, 53); saw.ends.src != end {
+					t.Fatalf("step %d: %v has had %v: %v", n, src, end, saw)
+				}
+			}
+		}
+	}
+}

@@ -837,6 +837,11 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 		return end(have), have, translated, nil
 	}
 
+	had := len(addrs)
+	if action, ok := r.Action.(rulefile.SNAT); ok && m.file.Pool(action.Pool) != nil {
+		addrs = slices.DeleteFunc(addrs, m.file.Pool(action.Pool).Drains)
+	}
+	drains := len(addrs) < had
 	chosen := saw.ends.src
 	if len(addrs) == 1 {
 		home, settled = addrs[0], true
@@ -889,6 +894,8 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 			}
 		}
 		switch {
+		case reason == abiNatReasonNAT_DROP_NO_BLOCK && drains && saw.reason == abiNatReasonNAT_DROP_NO_ADDRESS:
+			return netip.AddrPort{}, nil, saw.reason, nil // no other address has room, and this one is drained
 		case reason != translated:
 			return netip.AddrPort{}, nil, reason, nil
 		case shown && !slices.Contains(free, chosen.Port()):

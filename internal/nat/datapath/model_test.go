@@ -225,6 +225,11 @@ func (r *modelRig) file() *rulefile.File {
 		{Name: "two", Addresses: []rulefile.AddressRange{{First: addr("203.0.113.16"), Last: addr("203.0.113.17")}}, Ports: ports()},
 		{Name: "whole", Addresses: []rulefile.AddressRange{one("203.0.113.24"), one("203.0.113.25")}, OneToOne: true},
 	}
+	for i, chance := 0, int(f.Pools[0].Ports.Last); i < len(f.Pools); i++ {
+		if chance%4 == 2*i {
+			f.Pools[i].Drain = []rulefile.AddressRange{one(f.Pools[i].At(chance / 4 % 2).String())}
+		}
+	}
 	if r.tight || r.random.IntN(4) == 0 {
 		f.Pools[0].Ports = rulefile.PortRange{First: 5056, Last: 5119 + 64*uint16(r.random.IntN(2)*r.random.IntN(4))}
 		f.Pools[0].Blocks = rulefile.Blocks{Size: 64, Extra: 64, AtMost: r.random.IntN(3)}

@@ -383,6 +383,9 @@ func refused(f *rulefile.File) error {
 		if p := &f.Pools[i]; !p.Blocks.IsZero() {
 			errs = append(errs, rulefile.Problems{{File: f.Name, Position: p.Position, Message: fmt.Sprintf("pool %s: the kernel's NAT gives no blocks of ports: use engine ebpf", p.Name)}})
 		}
+		if p := &f.Pools[i]; len(p.Drain) > 0 {
+			errs = append(errs, rulefile.Problems{{File: f.Name, Position: p.Position, Message: fmt.Sprintf("pool %s: the kernel's NAT drains no address: use engine ebpf, or take it out of addresses, which ends its connections", p.Name)}})
+		}
 	}
 	return errors.Join(errs...)
 }
