@@ -45,4 +45,11 @@ go test -count=1 -v ./cmd/natkit -run '^TestKubernetesAPI$' || status=$?
 NATKIT_KUBE_POD=$(cat $kube/pod) go test -count=1 -v ./internal/diagnose/kubernetes -run Real ${1:+-record} || status=$?
 kill $server
 wait $server || true
+# Every fault of the lab as an Event, in machines of their own with an API that only keeps Events: half an hour.
+if [ -z "${1:-}" ]; then
+    events=$(mktemp)
+    NATKIT_ALL_EVENTS=$events go test -count=1 -timeout 90m ./internal/scenario -run '^TestFaultsBecomeEvents$' || status=$?
+    sort "$events"
+    rm "$events"
+fi
 exit $status

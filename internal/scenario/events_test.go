@@ -40,6 +40,7 @@ var sampledEvents = map[string]bool{"ip-forward-off": true, "snat-ports-exhauste
 // seenLate are the faults that no sample of a namespace shows, and what does: they are found when it is examined by the clock's turn.
 var seenLate = map[string]string{
 	"engine-source-limit": "the engine's own counters", "event-listener-lag": "the sockets of a program", "vlan-mismatch": "frames that no interface takes",
+	"duplicate-address": "a reply to ARP, now and then",
 }
 
 // noEvent are the faults that no monitor can be shown in a lab.

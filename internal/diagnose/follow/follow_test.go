@@ -413,3 +413,92 @@ nft add rule ip nat post oifname eth0 udp dport 5353 masquerade to :5000-5001`, 
 		})
 	}
 }
+
+// waited runs a trace that waits beside what send does, until enough says that the packets suffice.
+func waited(t *testing.T, o Options, send func(), enough func([]trace.Packet) bool) (packets []trace.Packet) {
+	t.Helper()
+	o.Rate, o.Wait = 1000, true
+	r, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if !r.Waiting() {
+		t.Fatal("it does not wait")
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 60*time.Second)
+	defer stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			send()
+		}
+	}()
+	err = r.Watch(ctx, func(p trace.Packet) error {
+		if packets = append(packets, p); enough(packets) {
+			stop()
+		}
+		return nil
+	})
+	<-done
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !enough(packets) {
+		t.Fatalf("of %d packets none is as wanted: %+v", len(packets), packets)
+	}
+	return packets
+}
+
+// A trace that waits notices what no NAT is asked about: a packet that is dropped before, a new connection where
+// connections are tracked and not translated, and one through a namespace that was made, and got its rules, after it began.
+func TestWaitNotices(t *testing.T) {
+	t.Run("drop", func(t *testing.T) {
+		l := up(t, "routed", lab.RulesNft)
+		in(t, l, "gateway", "nft add table ip fw\nnft add chain ip fw early { type filter hook prerouting priority -300 ; }\nnft add rule ip fw early udp dport 7 drop")
+		to := netip.AddrPortFrom(l.Options().Addresses.Server, 7).String()
+		packets := waited(t, Options{Flow: flowOf(t, "udp any -> "+to), Netns: l.NATNode().Handle().Inode()}, func() { datagram(l, to) }, dropped)
+		if end := packets[0].End; end.Outcome != trace.Died || end.Namespace != l.Name()+"-gateway" {
+			t.Errorf("the first packet ended as %+v", end)
+		}
+	})
+	t.Run("without NAT", func(t *testing.T) {
+		l := up(t, "routed", lab.RulesNone)
+		in(t, l, "gateway", "nft add table ip fw\nnft add chain ip fw forward { type filter hook forward priority 0 ; }\nnft add rule ip fw forward ct state established,related accept")
+		to := netip.AddrPortFrom(l.Options().Addresses.Server, 80).String()
+		waited(t, Options{Flow: flowOf(t, "tcp any -> "+to), Netns: l.NATNode().Handle().Inode()}, func() { dial(l, "client", to, time.Second) }, replied)
+	})
+	t.Run("made later", func(t *testing.T) {
+		up(t, "routed", lab.RulesNft) // there must be something to wait in
+		const to = "203.0.113.77:9"
+		var later *lab.Lab
+		waited(t, Options{Flow: flowOf(t, "udp 192.168.0.2 -> "+to)}, func() {
+			if later == nil {
+				later = up(t, "routed", lab.RulesNft)
+			}
+			datagram(later, to)
+		}, func(packets []trace.Packet) bool {
+			return slices.ContainsFunc(packets, func(p trace.Packet) bool {
+				return slices.ContainsFunc(p.Steps, func(s trace.Step) bool { return s.Namespace == later.Name()+"-gateway" && s.What == trace.RuleMet })
+			})
+		})
+	})
+}
+
+// datagram sends one from a port of its own, and waits a bit.
+func datagram(l *lab.Lab, to string) {
+	_ = l.Node("client").Do(func() error {
+		c, err := net.Dial("udp4", to)
+		if err == nil {
+			_, _ = c.Write([]byte("x")) // what becomes of it the trace shows
+			c.Close()
+		}
+		return err
+	})
+	time.Sleep(100 * time.Millisecond)
+}

@@ -56,6 +56,8 @@ const (
 
 	// fillSymptom is how full a table is from which on it is of interest who fills it.
 	fillSymptom = 0.4
+	// growthSymptom is by how much of its limit a table must grow in one window.
+	growthSymptom = 0.02
 	// portsSymptom is which part of the ports that a source has to choose from all entries
 	// together must be, before one destination may have taken nearly all of them.
 	portsSymptom = 0.8
@@ -139,6 +141,9 @@ func symptomsOf(s *snapshot.Snapshot, ports uint64) map[string]bool {
 		}
 		if ct.Max > 0 && float64(ct.Count) >= fillSymptom*float64(ct.Max) {
 			out["fill"] = true
+		}
+		if ct.Max > 0 && ct.Count > ct.CountStart && float64(ct.Count-ct.CountStart) >= growthSymptom*float64(ct.Max) {
+			out["growth"] = true
 		}
 		if ports > 0 && float64(ct.Count) >= portsSymptom*float64(ports) {
 			out["ports"] = true

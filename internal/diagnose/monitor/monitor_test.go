@@ -240,10 +240,12 @@ func TestSymptoms(t *testing.T) {
 		want  string
 	}{
 		{"nothing", snapshot.Snapshot{}, 0, ""},
-		{"half full", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 50, Max: 100}}, 0, "fill"},
-		{"no limit", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 50}}, 0, ""},
-		{"few ports", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 80, Max: 1000}}, 100, "ports"},
-		{"enough ports", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 79, Max: 1000}}, 100, ""},
+		{"a table that grows", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: 100, Count: 2200, Max: 100000}}, 0, "growth"},
+		{"a table that shrinks", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: 20000, Count: 100, Max: 100000}}, 0, ""},
+		{"half full", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: 50, Count: 50, Max: 100}}, 0, "fill"},
+		{"no limit", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: 50, Count: 50}}, 0, ""},
+		{"few ports", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: 80, Count: 80, Max: 1000}}, 100, "ports"},
+		{"enough ports", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: 79, Count: 79, Max: 1000}}, 100, ""},
 		{"refused", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Max: 9, Stats: map[string]uint64{"drop": 1, "found": 9}}}, 0, "conntrack.drop"},
 		{"benign drop", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 9, Benign: true}}}}, 0, ""},
 		{"drop", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 9, Cause: snapshot.CauseRule, Reason: "R"}}}}, 0, "drop.firewall-rule.R"},

@@ -33,6 +33,7 @@ type xtReader struct {
 
 var xtReaders = map[string]xtReader{
 	"comment":   {0, func(xtInfo, bool) []snapshot.Match { return nil }},
+	"nfacct":    {32, func(xtInfo, bool) []snapshot.Match { return nil }}, // it counts; only an object with a quota also decides
 	"tcp":       {12, xtTCP},
 	"udp":       {9, func(b xtInfo, _ bool) []snapshot.Match { return xtPorts("udp", b, b[8]) }},
 	"udplite":   {9, func(b xtInfo, _ bool) []snapshot.Match { return xtPorts("udplite", b, b[8]) }},

@@ -343,10 +343,25 @@ func (p *iptablesRule) option(option string, words []string, not bool) error {
 	return nil
 }
 
+// always says whether the match that was read holds for every packet: it only notes that it was met. Objects of nfacct
+// with a quota are an exception, which is not in the rules; without one (nfacct add NAME) they count.
+func (p *iptablesRule) always() bool {
+	switch p.module {
+	case "nfacct":
+		return len(p.foreign) == 2 && p.foreign[0] == "--nfacct-name"
+	case "recent": // it puts the address on a list; what asks the list are other rules
+		asks := func(word string) bool {
+			return word == "!" || slices.Contains([]string{"--rcheck", "--update", "--remove", "--reap", "--rttl"}, word)
+		}
+		return slices.Contains(p.foreign, "--set") && !slices.ContainsFunc(p.foreign, asks)
+	}
+	return false
+}
+
 // flush adds what the options of one match say together.
 func (p *iptablesRule) flush() error {
 	share := p.share
-	if p.foreign != nil || p.bare && !slices.Contains(understood, p.module) {
+	if (p.foreign != nil || p.bare && !slices.Contains(understood, p.module)) && !p.always() {
 		p.add(unknown(strings.TrimSpace(p.module+" "+strings.Join(p.foreign, " ")), false))
 	}
 	p.share, p.module, p.bare, p.foreign = nil, "", false, nil

@@ -213,3 +213,28 @@ COMMIT
 		t.Errorf("%s\niptables -S prints\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
+
+// A match that holds for every packet is no condition; the same with another option is one.
+func TestMatchesThatOnlyNote(t *testing.T) {
+	for match, unknown := range map[string]bool{
+		"-m nfacct --nfacct-name web": false, "-m comment --comment x": false, "-m recent --set --name seen --mask 255.255.255.255 --rsource": false,
+		"-m recent --rcheck --name seen --rsource": true, "-m recent ! --set --name seen": true, "-m recent --update --seconds 60 --name seen": true,
+		"-m quota --quota 1000": true, "-m nfacct ! --nfacct-name web": true, "-m limit --limit 3/min": true,
+	} {
+		text := "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD " + match + " -p tcp -j DROP\nCOMMIT\n"
+		rules, err := ruleset.ReadIPTables([]byte(text), "rules")
+		if err != nil {
+			t.Errorf("%s: %v", match, err)
+			continue
+		}
+		got := false
+		for _, s := range rules.Tables[0].Chain("FORWARD").Rules[0].Statements {
+			if m, ok := s.(ruleset.Match); ok {
+				got = got || m.Fields[0].Kind == ruleset.Unknown
+			}
+		}
+		if got != unknown {
+			t.Errorf("%s: a condition that is not understood: %v, want %v", match, got, unknown)
+		}
+	}
+}
