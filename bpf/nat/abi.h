@@ -260,6 +260,7 @@ struct nat_slot {
 enum nat_slot_held {
 	NAT_HELD_COUNTED = 1,  /* nat_source.use of the subscriber of addr */
 	NAT_HELD_IN_BLOCK = 2, /* nat_granule.refs of its block; nat_blocks.ports has its bit */
+	NAT_HELD_DOWN = 4,     /* the session that had it without a mapping has ended */
 };
 
 /* An entry of mapping_table is the id of a slot: index of the address, class and port. */

@@ -447,6 +447,21 @@ GLOBAL int mapping_admits(const struct reservation *r, __be32 remote)
 
 /* --- both ends ---------------------------------------------------------------- */
 
+/* The session has ended that had the port without a mapping. If there is no room for its
+ * hold-down it is free at once, not lost for ever. */
+static __always_inline void port_leave(const struct reservation *r, __u32 now)
+{
+	__u64 id = slot_id(r->address, r->internal.class, r->port);
+	struct nat_slot *slot = slot_at(id);
+
+	if (slot)
+		*(volatile __u32 *)&slot->held |= NAT_HELD_DOWN;
+	if (port_hold_down(id, now)) {
+		log_mapping(NAT_LOG_ENDED, r->address, r->internal.class, bpf_ntohs(r->port));
+		endpoint_give(r->address, r->internal.class, bpf_ntohs(r->port));
+	}
+}
+
 /*
  * Releases the reservation r; remote is whom a filter entry was made with. Everything is
  * found by its key again: while there is a reference the element is there and the right one.
@@ -479,12 +494,8 @@ GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 no
 		if (slot)
 			mapping_put(slot, id, now);
 	}
-	/* No room for its hold-down: it is free at once, not lost for ever. */
-	if (r->flags & NAT_FLOW_PORT &&
-	    port_hold_down(slot_id(r->address, internal.class, r->port), now)) {
-		log_mapping(NAT_LOG_ENDED, r->address, internal.class, bpf_ntohs(r->port));
-		endpoint_give(r->address, internal.class, bpf_ntohs(r->port));
-	}
+	if (r->flags & NAT_FLOW_PORT)
+		port_leave(r, now);
 	if (r->flags & NAT_FLOW_SOURCE) {
 		struct nat_source_key host = source_key(internal.addr, internal.pool);
 

@@ -368,7 +368,7 @@ func engineNote(e *env, t *snapshot.Table) *report.EngineNote {
 		return nil
 	}
 	defer h.Close()
-	facts, err := control.ReadFacts(h, false)
+	facts, err := control.ReadFacts(h, nil, false)
 	if err != nil {
 		fmt.Fprintf(e.stderr, "natkit: whether natkit's own engine runs here is unknown: %v\n", err)
 	}

@@ -55,7 +55,7 @@ func readFront(ctx context.Context, ns *netns.Handle, ref string) *report.Front 
 		f.Kernel, f.KernelUnseen = within(ctx, func() ([]trim.Translator, error) { return translators(ns) })
 	})
 	all.Go(func() {
-		f.Engine, f.EngineUnseen = within(ctx, func() (*snapshot.Engine, error) { return control.ReadFacts(ns, false) })
+		f.Engine, f.EngineUnseen = within(ctx, func() (*snapshot.Engine, error) { return control.ReadFacts(ns, nil, false) })
 	})
 	all.Go(func() { readFrontDrops(ctx, ns, f) })
 	all.Wait()

@@ -90,7 +90,7 @@ lists what was not measured.`,
 			return err
 		}
 		r := &report.Hooks{Netns: h.Inode(), Hooks: hooks}
-		facts, err := control.ReadFacts(h, false)
+		facts, err := control.ReadFacts(h, nil, false)
 		if err != nil {
 			fmt.Fprintf(e.stderr, "natkit: whether natkit's own engine runs here is unknown: %v\n", err)
 		}

@@ -288,6 +288,7 @@ func (r *jsonRuns) fromLab() {
 	r.until("natkit/session-event/", "events --netns "+gateway.Netns, send)
 	r.line("sessions --netns " + gateway.Netns)
 	r.line("mappings --netns " + gateway.Netns)
+	r.line("subscribers --netns " + gateway.Netns)
 	r.line("down --netns " + gateway.Netns)
 	r.until("natkit/trace-packet/", "trace --port 9 --packets 1 --for 1m --netns "+client.Netns, send)
 

@@ -189,7 +189,7 @@ Start with "natkit doctor" on a machine that carries traffic, or with
 		{"Fix", []*cobra.Command{newTuneCommand(e)}},
 		{"Gateway", []*cobra.Command{
 			newUpCommand(e), newApplyCommand(e), newDownCommand(e), newServeCommand(e), newStatusCommand(e), newRulesCommand(e),
-			newMappingsCommand(e), newSessionsCommand(e), newEventsCommand(e), newExplainCommand(e), newImportCommand(e),
+			newSubscribersCommand(e), newMappingsCommand(e), newSessionsCommand(e), newEventsCommand(e), newExplainCommand(e), newImportCommand(e),
 		}},
 		{"Accelerate", []*cobra.Command{newAccelCommand(e)}},
 		{"Measure", []*cobra.Command{newBenchCommand(e), newReportCommand(e)}},

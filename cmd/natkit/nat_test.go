@@ -38,6 +38,9 @@ func TestNATUsage(t *testing.T) {
 		{"sessions --protocol 300", `--protocol "300": want tcp`},
 		{"sessions --state odd", `--state "odd": want udp, tcp_opening`},
 		{"sessions --rule xyz", `--rule: "xyz" is not`},
+		{"subscribers --by size", `--by "size": want ports, sessions, blocks, refused or share`},
+		{"subscribers --rows -1", "--rows -1: want 0 or more"},
+		{"subscribers fe80::1", `"fe80::1": want an IPv4 address or prefix`},
 		{"events --kind born", `--kind "born": want created, ended or refused`},
 		{"explain nonsense", "is not of the form"},
 		{"explain", "want natkit explain PACKET"},
@@ -100,7 +103,7 @@ func TestNATCommands(t *testing.T) {
 			t.Errorf("got %q, want %q in it", got, want)
 		}
 	}
-	for _, command := range []string{"status", "rules", "sessions", "mappings", "down", "events"} {
+	for _, command := range []string{"status", "rules", "subscribers", "sessions", "mappings", "down", "events"} {
 		says(natkit(exitError, command), "no NAT of natkit's is up here")
 	}
 	write("masquerade: 10.0.0.0/24")

@@ -40,11 +40,8 @@ func (f *sessionFilter) parse() (err error) {
 		if text == "" || err != nil {
 			return p
 		}
-		if a, e := netip.ParseAddr(text); e == nil && a.Is4() {
-			return netip.PrefixFrom(a, 32)
-		}
-		p, e := netip.ParsePrefix(text)
-		if e != nil || !p.Addr().Is4() {
+		p, ok := ipv4Prefix(text)
+		if !ok {
 			err = usagef("--%s %q: want an IPv4 address or prefix", flag, text)
 		}
 		return p

@@ -40,9 +40,17 @@ type Engine struct {
 	// nat.Reasons, for accel those of its own: increases, only those above zero.
 	Packets map[string]uint64 `json:"by_reason,omitzero"`
 	// Addresses are the outside addresses that give ports, fewest free first, and Sources
-	// the inside hosts with most sessions, at most TopN of each.
+	// the subscribers that were refused most, before those with most sessions, at most TopN of each.
 	Addresses []EngineAddress `json:"external_addresses,omitzero"`
 	Sources   []EngineSource  `json:"sources,omitzero"`
+	// Pools are the pools of outside addresses, fullest first, at most TopN, and Classes those of
+	// subscribers that Sources are of.
+	Pools   []EnginePool  `json:"pools,omitzero"`
+	Classes []EngineClass `json:"classes,omitzero"`
+	// Subscribers are how many there are with a session or a port.
+	Subscribers uint64 `json:"subscriber_count,omitempty"`
+	// HoldDown is for how many seconds a port that was left is given to nobody.
+	HoldDown float64 `json:"hold_down_s,omitempty"`
 	// Lines are the lines of the rule file at which keys of limits stand ("sessions").
 	Lines map[string]int `json:"limit_lines,omitzero"`
 
@@ -78,10 +86,75 @@ type EngineAddress struct {
 	Line int `json:"line,omitempty"`
 }
 
-// EngineSource is an inside host with its sessions.
+// EngineSource is a subscriber in a pool: an inside host, or the hosts of a prefix.
 type EngineSource struct {
-	Addr     netip.Addr `json:"address,omitzero"`
+	Addr     netip.Addr `json:"address,omitzero"` // of a prefix the first
+	Prefix   int        `json:"prefix_length,omitempty"`
+	Pool     string     `json:"pool,omitempty"`
+	Class    string     `json:"class,omitempty"`
 	Sessions uint64     `json:"sessions"`
+	// Ports are those of all protocols, those in hold-down too, HoldDown only these.
+	Ports    uint64 `json:"ports,omitempty"`
+	HoldDown uint64 `json:"ports_in_hold_down,omitempty"`
+	// Blocks are how many port blocks it has, BlockPorts how many ports, of each protocol.
+	Blocks     uint64 `json:"block_count,omitempty"`
+	BlockPorts uint64 `json:"block_ports,omitempty"`
+	// Refused are packets that would have opened a session, by the names of nat.Refusals:
+	// increases, only those above zero.
+	Refused map[string]uint64 `json:"refused_by_reason,omitzero"`
+}
+
+// Name is the subscriber as people write it.
+func (s *EngineSource) Name() string {
+	if s.Prefix > 0 && s.Prefix < 32 {
+		return netip.PrefixFrom(s.Addr, s.Prefix).String()
+	}
+	return s.Addr.String()
+}
+
+// AllRefused are all packets that it was refused for.
+func (s *EngineSource) AllRefused() (sum uint64) {
+	for _, n := range s.Refused {
+		sum += n
+	}
+	return sum
+}
+
+// EnginePool is a pool of outside addresses.
+type EnginePool struct {
+	Name        string  `json:"pool"`
+	Addresses   uint64  `json:"addresses"`
+	Subscribers uint64  `json:"subscribers"`
+	Ports       uint64  `json:"usable_ports"` // of all addresses, of each protocol
+	FreeTCP     uint64  `json:"free_tcp"`
+	FreeUDP     uint64  `json:"free_udp"`
+	FreeICMP    uint64  `json:"free_icmp"`
+	Share       float64 `json:"used_share"` // of its blocks, or of the protocol with fewest ports left; 0 to 1
+	// Where ports are given in blocks: ports of the first one of a subscriber and of extra ones,
+	// how many extra ones there may be, blocks in use of all sizes, and how many of the first size
+	// are free.
+	BlockSize  uint64 `json:"block_size,omitempty"`
+	ExtraSize  uint64 `json:"extra_size,omitempty"`
+	ExtraMax   uint64 `json:"extra_max,omitempty"`
+	BlocksUsed uint64 `json:"blocks_used,omitempty"`
+	BlocksFree uint64 `json:"blocks_free,omitempty"`
+	// Taken are ports of blocks that subscribers have taken, those in hold-down too.
+	Taken uint64 `json:"ports_taken,omitempty"`
+	// Refused are packets of its subscribers, as in EngineSource. What those were refused that
+	// have gone since is not in it.
+	Refused map[string]uint64 `json:"refused_by_reason,omitzero"`
+	// Lines are the lines of the rule file at which keys of the pool stand ("size").
+	Lines map[string]int `json:"pool_lines,omitzero"`
+}
+
+// EngineClass is a class of subscribers with its limits, 0 where there is none.
+type EngineClass struct {
+	Name         string         `json:"class"`
+	Ports        uint64         `json:"port_limit,omitempty"`
+	Sessions     uint64         `json:"session_limit,omitempty"`
+	NewPerSecond uint64         `json:"new_per_second_limit,omitempty"`
+	Burst        uint64         `json:"burst_limit,omitempty"`
+	Lines        map[string]int `json:"class_lines,omitzero"` // of the rule file, at which its keys stand ("ports")
 }
 
 // EngineRule is a rule of a rule file.

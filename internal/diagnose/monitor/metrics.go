@@ -14,6 +14,7 @@ import (
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/kubernetes"
 	"natkit/internal/diagnose/probe"
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/exposition"
 )
@@ -26,6 +27,8 @@ const (
 	maxEngines = 15
 	maxPorts   = 20 // outside addresses, by protocol
 	maxTalkers = 10
+	maxPools   = 5  // of engines, fullest first, with six series each
+	maxRefused = 5  // subscribers that were refused something
 	maxTunings = 10 // settings that would be changed
 	maxSeries  = 500
 )
@@ -56,6 +59,13 @@ var (
 	descEngine    = exposition.Metric("engine_up", "Whether natkit translates or accelerates in a namespace, by kind.", "engine", "namespace")
 	descEngineUse = exposition.Metric("engine_sessions_ratio", "Sessions of an engine, as a share of its limit.", "engine", "namespace")
 	descDrift     = exposition.Metric("engine_drift", "Differences between the machine and what the engine was configured for.", "engine", "namespace")
+	descSubs      = exposition.Metric("engine_subscribers", "Subscribers of an engine with a session or a port.", "engine", "namespace")
+	descPoolUsed  = exposition.Metric("engine_pool_used_ratio", "Share of a pool of external addresses that is taken: of its port blocks, or of the ports of the protocol with fewest left.", "pool", "namespace")
+	descPoolSubs  = exposition.Metric("engine_pool_subscribers", "Subscribers of a pool.", "pool", "namespace")
+	descPoolPorts = exposition.Metric("engine_pool_ports_free", "Free ports of a pool, of the protocol with fewest left.", "pool", "namespace")
+	descPoolBlock = exposition.Metric("engine_pool_blocks", "Port blocks of a pool: used by subscribers, and free ones of the first block's size.", "pool", "namespace", "state")
+	descRefused   = exposition.Metric("engine_refused_per_second", "Packets of subscribers that would have opened a session and were refused in the last examination, by reason.", "reason")
+	descTopSubs   = exposition.Metric("engine_subscriber_refused_per_second", "Packets refused in the last examination, of the subscribers that were refused most.", "subscriber", "namespace")
 	descIntervals = exposition.Metric("monitor_intervals_total", "Intervals that are over.")
 	descLast      = exposition.Metric("monitor_last_interval_timestamp_seconds", "When the last interval ended.")
 	descLooks     = exposition.Metric("monitor_examinations_total", "Namespaces examined.")
@@ -69,7 +79,7 @@ var (
 // Families are all of the monitor's own, in the order of the dashboard.
 var Families = []*exposition.Family{
 	descFinding, descImpact, descOmitted, descSpaces, descEntries, descLimit, descOthers, descFull, descFullEarly, descFullLate, descChecked, descHeld, descStats, descDrops, descDropsLost,
-	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
+	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descSubs, descPoolUsed, descPoolSubs, descPoolPorts, descPoolBlock, descRefused, descTopSubs, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
 	kubernetes.Families[0], kubernetes.Families[1], kubernetes.Families[2], kubernetes.Families[3],
 }
 
@@ -93,6 +103,7 @@ type state struct {
 	noDrops       error
 	tables        map[uint64]*tableState
 	engines       map[uint64]*snapshot.Engine
+	windows       map[uint64]float64 // seconds, that increases of engines are of
 	intervals     uint64
 	looks, dumps  uint64
 	historyErrors uint64
@@ -116,7 +127,7 @@ type tableState struct {
 }
 
 func newState(o Options) state {
-	s := state{build: o.Build, trends: map[uint64]*tableTrend{}, stats: map[string]uint64{}, drops: map[string]uint64{}, tables: map[uint64]*tableState{}, engines: map[uint64]*snapshot.Engine{}}
+	s := state{build: o.Build, trends: map[uint64]*tableTrend{}, stats: map[string]uint64{}, drops: map[string]uint64{}, tables: map[uint64]*tableState{}, engines: map[uint64]*snapshot.Engine{}, windows: map[uint64]float64{}}
 	for _, name := range statNames {
 		s.stats[name] = 0
 	}
@@ -150,13 +161,14 @@ func (m *monitor) observe(r *probe.Round) {
 		if s.Netns.Init || s.Netns.Name == "" {
 			st.hostname, st.configuration = s.Host.Hostname, snapshot.Comparable(s)
 		}
-		st.engines[s.Netns.Inode] = s.Engine
+		st.engines[s.Netns.Inode], st.windows[s.Netns.Inode] = s.Engine, s.WindowSeconds
 		if ct := s.Conntrack; ct != nil && ct.Table != nil && ct.Table.Entries > 0 {
 			st.dumps++
 			st.tables[s.Netns.Inode] = &tableState{s.TakenAt, ct.Table, s.Netns}
 		}
 	}
 	maps.DeleteFunc(st.tables, func(inode uint64, _ *tableState) bool { return !there[inode] })
+	maps.DeleteFunc(st.windows, func(inode uint64, _ float64) bool { return !there[inode] })
 	maps.DeleteFunc(st.engines, func(inode uint64, e *snapshot.Engine) bool { return !there[inode] || e == nil })
 	for inode, t := range st.trends {
 		if !there[inode] {
@@ -358,6 +370,83 @@ func (st *state) exposeEngines(e *exposition.Exposition) {
 		e.Gauge(descDrift, float64(len(engine.Drift)), engine.Kind, name)
 		if engine.SessionsMax > 0 {
 			e.Gauge(descEngineUse, float64(engine.Sessions)/float64(engine.SessionsMax), engine.Kind, name)
+		}
+		if engine.Tracks() {
+			e.Gauge(descSubs, float64(engine.Subscribers), engine.Kind, name)
+		}
+	}
+	st.exposePools(e, shown)
+	st.exposeRefused(e, shown)
+}
+
+// exposePools shows the fullest pools of the engines that are shown.
+func (st *state) exposePools(e *exposition.Exposition, shown map[string]bool) {
+	type row struct {
+		snapshot.EnginePool
+		space string
+	}
+	var rows []row
+	for _, inode := range slices.Sorted(maps.Keys(st.engines)) {
+		if name := st.titles[inode]; shown[name] {
+			for _, p := range st.engines[inode].Pools {
+				rows = append(rows, row{p, name})
+			}
+		}
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.Share, a.Share) })
+	series := map[[2]string]bool{}
+	for _, p := range rows {
+		key := [2]string{p.Name, p.space}
+		if len(series) >= maxPools || series[key] {
+			continue
+		}
+		series[key] = true
+		e.Gauge(descPoolUsed, p.Share, p.Name, p.space)
+		e.Gauge(descPoolSubs, float64(p.Subscribers), p.Name, p.space)
+		e.Gauge(descPoolPorts, float64(min(p.FreeTCP, p.FreeUDP, p.FreeICMP)), p.Name, p.space)
+		if p.BlockSize > 0 {
+			e.Gauge(descPoolBlock, float64(p.BlocksUsed), p.Name, p.space, "used")
+			e.Gauge(descPoolBlock, float64(p.BlocksFree), p.Name, p.space, "free")
+		}
+	}
+}
+
+// exposeRefused shows what subscribers were refused, and who most.
+func (st *state) exposeRefused(e *exposition.Exposition, shown map[string]bool) {
+	type row struct {
+		subscriber, space string
+		perSecond         float64
+	}
+	var rows []row
+	sums := map[string]float64{}
+	engines := false
+	for _, inode := range slices.Sorted(maps.Keys(st.engines)) {
+		engine, name, seconds := st.engines[inode], st.titles[inode], st.windows[inode]
+		if !engine.Tracks() || seconds <= 0 {
+			continue
+		}
+		engines = true
+		for _, reason := range rulefile.Refusals {
+			sums[reason] += float64(engine.Packets[reason]) / seconds
+		}
+		for i := range engine.Sources {
+			if n := engine.Sources[i].AllRefused(); n > 0 && shown[name] {
+				rows = append(rows, row{engine.Sources[i].Name(), name, float64(n) / seconds})
+			}
+		}
+	}
+	if !engines {
+		return
+	}
+	for _, reason := range rulefile.Refusals {
+		e.Gauge(descRefused, sums[reason], reason)
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.perSecond, a.perSecond) })
+	series := map[[2]string]bool{}
+	for _, r := range rows {
+		if key := [2]string{r.subscriber, r.space}; len(series) < maxRefused && !series[key] {
+			series[key] = true
+			e.Gauge(descTopSubs, r.perSecond, r.subscriber, r.space)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func crowded() *monitor {
 			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Cause: snapshot.NATCauses[i%len(snapshot.NATCauses)]}, {Count: 1}, {Count: 5, Benign: true}}}})
 		full := ct
 		full.Table = table
-		r.Looks = append(r.Looks, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &full, Engine: &snapshot.Engine{Kind: snapshot.EngineEBPF, Sessions: 1, SessionsMax: 2}})
+		r.Looks = append(r.Looks, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &full, WindowSeconds: 2, Engine: crowdedEngine(i)})
 	}
 	// Every table grows, so that there are forecasts of all.
 	for i := range 20 {
@@ -60,6 +60,16 @@ func crowded() *monitor {
 		m.observe(r)
 	}
 	return m
+}
+
+// crowdedEngine is one with as many pools and subscribers as facts can have.
+func crowdedEngine(n int) *snapshot.Engine {
+	e := &snapshot.Engine{Kind: snapshot.EngineEBPF, Sessions: 1, SessionsMax: 2, Subscribers: 65536, Packets: map[string]uint64{"port-limit": 10}}
+	for i := range snapshot.TopN {
+		e.Pools = append(e.Pools, snapshot.EnginePool{Name: fmt.Sprint("cgn", i), Share: float64(n) / 400, BlockSize: 512, BlocksUsed: 5, BlocksFree: 1, Ports: 64512, FreeTCP: 5})
+		e.Sources = append(e.Sources, snapshot.EngineSource{Addr: netip.AddrFrom4([4]byte{100, 64, byte(n), byte(i)}), Refused: map[string]uint64{"port-limit": uint64(n + i)}})
+	}
+	return e
 }
 
 func TestMetrics(t *testing.T) {

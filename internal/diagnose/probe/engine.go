@@ -8,8 +8,9 @@ import (
 )
 
 // EngineReader reads what natkit has up in a namespace, nil for nothing. Packets are
-// totals; what takes long is read only if the whole is wanted.
-type EngineReader func(ns *netns.Handle, whole bool) (*snapshot.Engine, error)
+// totals; what takes long is read only if the whole is wanted. Of subscribers and pools it knows
+// what they were refused since before, the reading at the begin of the window; nil: none.
+type EngineReader func(ns *netns.Handle, before *snapshot.Engine, whole bool) (*snapshot.Engine, error)
 
 // engine reads the counters of natkit's own engine before the window, and all of it after.
 func engine(opts Options) source {
@@ -22,11 +23,11 @@ func engine(opts Options) source {
 			if opts.Engine == nil {
 				return waived("not requested")
 			}
-			before, err = opts.Engine(opts.Netns, false)
+			before, err = opts.Engine(opts.Netns, nil, false)
 			return err
 		},
 		end: func(_ *view, s *snapshot.Snapshot) error {
-			now, err := opts.Engine(opts.Netns, true)
+			now, err := opts.Engine(opts.Netns, before, true)
 			if err != nil || now == nil {
 				return err
 			}

@@ -72,7 +72,7 @@ func TestFactsHaveFlags(t *testing.T) {
 	b := newTestbed(t)
 	check := func(want ...string) {
 		t.Helper()
-		if facts, err := ReadFacts(b.gateway, false); err != nil || !slices.Equal(facts.Flags, want) {
+		if facts, err := ReadFacts(b.gateway, nil, false); err != nil || !slices.Equal(facts.Flags, want) {
 			t.Errorf("facts %+v, %v, want flags %q", facts, err, want)
 		}
 	}

@@ -297,17 +297,24 @@ func (e *ebpfRunning) drift(d *drifting) error {
 	return d.interfaces(e.dir)
 }
 
-func (e *ebpfRunning) status(s *Status, rec *record) (err error) {
-	if err := e.settle(rec); err != nil {
-		return err
-	}
+func (e *ebpfRunning) status(s *Status, rec *record, file *rulefile.File) (err error) {
 	if s.attached, err = datapath.Attached(e.dir); err != nil {
 		return err
 	}
 	if s.Stats, err = e.Stats(); err != nil {
 		return err
 	}
-	s.Addresses, err = readAddresses(e.Engine, rec)
+	if s.Addresses, err = readAddresses(e.Engine, rec); err != nil {
+		return err
+	}
+	s.books = booksOf(rec, file)
+	totals := map[string]*SubscriberTotal{}
+	if !s.quick {
+		if err := s.books.each(e.Engine, func(sub *Subscriber) bool { total(totals, sub.Pool, sub); return true }); err != nil {
+			return err
+		}
+	}
+	s.Pools, err = s.books.poolStatus(e.Engine, s.Addresses, totals)
 	return err
 }
 

@@ -18,7 +18,7 @@ import (
 
 // ReadFacts reads what is up in a namespace as facts for the doctor, nil for nothing:
 // a probe.EngineReader. It changes nothing.
-func ReadFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
+func ReadFacts(ns *netns.Handle, before *snapshot.Engine, whole bool) (*snapshot.Engine, error) {
 	rec, err := recordOf(ns)
 	if errors.Is(err, ErrDown) {
 		return nil, nil
@@ -26,7 +26,7 @@ func ReadFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	facts, err := rec.Engine.translator().facts(ns, whole)
+	facts, err := rec.Engine.translator().facts(ns, before, whole)
 	if errors.Is(err, ErrDown) || errors.Is(err, ErrAccelOff) { // it was taken down since
 		return nil, nil
 	}
@@ -36,7 +36,7 @@ func ReadFacts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
 // engineFacts are what engines have in common. The status has no file where the engine is half
 // brought up: then there is no more.
 func engineFacts(ns *netns.Handle) (*Status, *snapshot.Engine, error) {
-	s, err := ReadStatus(ns)
+	s, err := readStatus(ns, true)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -50,7 +50,7 @@ func engineFacts(ns *netns.Handle) (*Status, *snapshot.Engine, error) {
 	return s, out, nil
 }
 
-func (nftEngine) facts(ns *netns.Handle, _ bool) (*snapshot.Engine, error) {
+func (nftEngine) facts(ns *netns.Handle, _ *snapshot.Engine, _ bool) (*snapshot.Engine, error) {
 	s, out, err := engineFacts(ns)
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func (nftEngine) facts(ns *netns.Handle, _ bool) (*snapshot.Engine, error) {
 	return out, nil
 }
 
-func (ebpfEngine) facts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) {
+func (ebpfEngine) facts(ns *netns.Handle, before *snapshot.Engine, whole bool) (*snapshot.Engine, error) {
 	s, out, err := engineFacts(ns)
 	if err != nil || s.file == nil {
 		return out, err
@@ -81,10 +81,8 @@ func (ebpfEngine) facts(ns *netns.Handle, whole bool) (*snapshot.Engine, error) 
 	if line := lineOf(s.text, `^limits:`); line > 0 {
 		out.Lines["limits"] = line
 	}
-	if whole {
-		out.Sources, err = busiestSources(ns)
-	}
-	return out, err
+	out.HoldDown = s.file.Defaults.Timeouts[rulefile.TimeoutHoldDown].Seconds()
+	return out, s.subscriberFacts(ns, out, before, whole)
 }
 
 // lineOf is the line of a rule file on which a pattern stands, outside of comments.
@@ -149,33 +147,7 @@ func addressFacts(s *Status) (out []snapshot.EngineAddress) {
 	return out[:min(len(out), snapshot.TopN)]
 }
 
-// busiestSources are the internal hosts with most sessions.
-func busiestSources(ns *netns.Handle) ([]snapshot.EngineSource, error) {
-	e, err := Open(ns)
-	if err != nil {
-		return nil, err
-	}
-	sessions := map[netip.Addr]uint64{}
-	err = e.Sessions(func(s *rulefile.Session) bool {
-		if s.State != "dead" && s.From == "inside" {
-			sessions[s.Source.Addr()]++
-		}
-		return true
-	})
-	if err := errors.Join(err, e.Close()); err != nil {
-		return nil, err
-	}
-	var out []snapshot.EngineSource
-	for addr, n := range sessions {
-		out = append(out, snapshot.EngineSource{Addr: addr, Sessions: n})
-	}
-	slices.SortFunc(out, func(a, b snapshot.EngineSource) int {
-		return cmp.Or(cmp.Compare(b.Sessions, a.Sessions), a.Addr.Compare(b.Addr))
-	})
-	return out[:min(len(out), snapshot.TopN)], nil
-}
-
-func (acceleration) facts(ns *netns.Handle, _ bool) (*snapshot.Engine, error) {
+func (acceleration) facts(ns *netns.Handle, _ *snapshot.Engine, _ bool) (*snapshot.Engine, error) {
 	s, err := ReadAccelStatus(ns)
 	if err != nil {
 		return nil, err

@@ -111,6 +111,12 @@ var (
 	descMappingsLimit = exposition.Metric("mappings_limit", "Maximum number of mappings.")
 	descPorts         = exposition.Metric("ports", "Ports of an external address; address is all if there are more than 256.", "address", "class")
 	descPortsFree     = exposition.Metric("ports_free", "Free ports of an external address.", "address", "class")
+	descSubscribers   = exposition.Metric("subscribers", "Subscribers with a session or a port, by pool; pool is all if there are more than 64.", "pool")
+	descSubsLimit     = exposition.Metric("subscribers_limit", "Maximum number of subscribers: limits.sources.")
+	descPoolAddresses = exposition.Metric("pool_addresses", "External addresses of a pool; draining: no rule uses them any more.", "pool", "state")
+	descPoolUsed      = exposition.Metric("pool_used_ratio", "Share of a pool that is taken: of its port blocks, or of the ports of the protocol with fewest left.", "pool")
+	descPoolBlocks    = exposition.Metric("pool_blocks", "Port blocks of a pool: used by subscribers, and free ones of the first block's size.", "pool", "state")
+	descPoolRefused   = exposition.Metric("pool_refused_packets", "Packets that the present subscribers of a pool were refused for since they came, by reason; a subscriber that ends takes its part along.", "pool", "reason")
 	descPackets       = exposition.Metric("packets_total", "Packets by outcome: passed to the stack, translated, or dropped, and the reason.", "verdict", "reason")
 	descBytes         = exposition.Metric("bytes_total", "Bytes of IPv4 translated, by direction.", "direction")
 	descRefused       = exposition.Metric("sessions_refused_total", "Packets that would have opened a session, dropped because a limit was reached.", "reason")
@@ -207,11 +213,12 @@ func number(yes bool) float64 {
 	return 0
 }
 
-func (engine *ebpfRunning) collect(e *exposition.Exposition, _ *metrics, rec *record) {
+func (engine *ebpfRunning) collect(e *exposition.Exposition, m *metrics, rec *record) {
 	generation, err1 := engine.Generation()
 	stats, err2 := engine.Stats()
 	addresses, err3 := readAddresses(engine.Engine, rec)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	pools, err4 := engine.pools(m, rec, addresses)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		e.Fail(descGeneration, err)
 		return
 	}
@@ -239,6 +246,66 @@ func (engine *ebpfRunning) collect(e *exposition.Exposition, _ *metrics, rec *re
 		}
 	}
 	exposePorts(e, addresses)
+	exposePools(e, pools, size.Sources)
+}
+
+// pools reads what is left in each pool by the rules that serve keeps, or those of the record.
+func (engine *ebpfRunning) pools(m *metrics, rec *record, addresses []AddressStatus) ([]PoolStatus, error) {
+	file := m.file
+	if file == nil {
+		var err error
+		if file, err = rec.rules(); err != nil {
+			return nil, err
+		}
+	}
+	b, totals := booksOf(rec, file), map[string]*SubscriberTotal{}
+	if err := b.each(engine.Engine, func(s *Subscriber) bool { total(totals, s.Pool, s); return true }); err != nil {
+		return nil, err
+	}
+	return b.poolStatus(engine.Engine, addresses, totals)
+}
+
+// maxMetricPools is how many pools have series of their own; of more there are the sums.
+const maxMetricPools = 64
+
+// exposePools adds the pools, one by one or all together.
+func exposePools(e *exposition.Exposition, pools []PoolStatus, subscribersLimit int) {
+	e.Gauge(descSubsLimit, float64(subscribersLimit))
+	if len(pools) > maxMetricPools {
+		pools = []PoolStatus{allPools(pools)}
+	}
+	for _, p := range pools {
+		e.Gauge(descSubscribers, float64(p.Subscribers), p.Name)
+		e.Gauge(descPoolAddresses, float64(p.Addresses), p.Name, "in use")
+		e.Gauge(descPoolAddresses, float64(p.Draining), p.Name, "draining")
+		e.Gauge(descPoolUsed, p.Share, p.Name)
+		if p.Blocks != nil {
+			e.Gauge(descPoolBlocks, float64(p.Blocks.Used), p.Name, "used")
+			e.Gauge(descPoolBlocks, float64(p.Blocks.Free), p.Name, "free")
+		}
+		for _, reason := range rulefile.Refusals {
+			e.Gauge(descPoolRefused, float64(p.Refused[reason]), p.Name, reason)
+		}
+	}
+}
+
+// allPools is all pools as one, as full as the fullest.
+func allPools(pools []PoolStatus) PoolStatus {
+	sum := PoolStatus{Name: "all", Refused: map[string]uint64{}}
+	for _, p := range pools {
+		sum.Subscribers, sum.Addresses, sum.Draining = sum.Subscribers+p.Subscribers, sum.Addresses+p.Addresses, sum.Draining+p.Draining
+		sum.Share = max(sum.Share, p.Share)
+		if p.Blocks != nil {
+			if sum.Blocks == nil {
+				sum.Blocks = &PoolBlocks{}
+			}
+			sum.Blocks.Used, sum.Blocks.Free = sum.Blocks.Used+p.Blocks.Used, sum.Blocks.Free+p.Blocks.Free
+		}
+		for reason, n := range p.Refused {
+			sum.Refused[reason] += n
+		}
+	}
+	return sum
 }
 
 // exposePorts adds the addresses that give ports, one by one or all together.

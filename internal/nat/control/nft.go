@@ -246,7 +246,7 @@ func (e nftRunning) drift(d *drifting) error {
 	return d.unanswered()
 }
 
-func (e nftRunning) status(s *Status, rec *record) error {
+func (e nftRunning) status(s *Status, rec *record, _ *rulefile.File) error {
 	if rec.Next != nil {
 		s.problem("an apply of %s was killed: %s, or the file that is meant", rec.Next.File, onFile(e.ns, "apply", rec.Next.File))
 	}

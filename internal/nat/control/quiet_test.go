@@ -20,7 +20,7 @@ func TestReadingDropsNothing(t *testing.T) {
 	}
 	facts := func(b *testbed) error {
 		for _, whole := range []bool{false, true} {
-			if _, err := ReadFacts(b.gateway, whole); err != nil {
+			if _, err := ReadFacts(b.gateway, nil, whole); err != nil {
 				return err
 			}
 		}

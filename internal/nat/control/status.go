@@ -27,6 +27,7 @@ type Status struct {
 	Rules      int               `json:"rule_count"`
 	Interfaces []InterfaceStatus `json:"interfaces"`
 	Addresses  []AddressStatus   `json:"external_addresses,omitempty"` // of engine ebpf
+	Pools      []PoolStatus      `json:"pools,omitempty"`              // likewise
 	Limits     rulefile.Limits   `json:"-"`
 	Sessions   int               `json:"sessions_max,omitempty"` // there can be at once
 	Stats      *rulefile.Stats   `json:"stats,omitempty"`
@@ -40,6 +41,9 @@ type Status struct {
 
 	attached map[int][]datapath.Hook // programs, by interface
 	flags    []string                // of the record
+
+	books *books // of engine ebpf
+	quick bool   // subscribers are not read, of which there may be many
 }
 
 // InterfaceStatus is an interface of the rules in use.
@@ -65,7 +69,10 @@ type AddressStatus struct {
 }
 
 // ReadStatus reads what is up in a namespace.
-func ReadStatus(ns *netns.Handle) (*Status, error) {
+func ReadStatus(ns *netns.Handle) (*Status, error) { return readStatus(ns, false) }
+
+// readStatus is ReadStatus; quick: without subscribers.
+func readStatus(ns *netns.Handle, quick bool) (*Status, error) {
 	serve, err := served(ns.Inode())
 	if err != nil {
 		return nil, err
@@ -77,7 +84,7 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Status{Engine: rec.Engine, Since: rec.Since, Serve: serve, Problems: []string{}, Changes: []Change{}, flags: rec.flags()}
+	s := &Status{Engine: rec.Engine, Since: rec.Since, Serve: serve, Problems: []string{}, Changes: []Change{}, flags: rec.flags(), quick: quick}
 	if !rec.Whole {
 		why := rec.half(ns)
 		if serve != nil && serve.Starting {
@@ -91,12 +98,15 @@ func ReadStatus(ns *netns.Handle) (*Status, error) {
 		return nil, err
 	}
 	defer e.Close()
-	if err := e.status(s, rec); err != nil {
+	if err := e.settle(rec); err != nil {
 		return nil, err
 	}
 	file, err := rec.rules()
 	if err != nil {
 		return nil, fmt.Errorf("read the rules in use: %w", err)
+	}
+	if err := e.status(s, rec, file); err != nil {
+		return nil, err
 	}
 	s.File, s.Rules, s.Limits, s.Sessions = rec.Rules.File, len(file.Rules), file.Limits, file.Limits.Sessions
 	made, err := standing(instancePath(ns.Inode(), ".journal"))

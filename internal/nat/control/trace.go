@@ -50,7 +50,7 @@ func OpenPacketReader(ref string) (_ *PacketReader, err error) {
 	if r.accel {
 		return r, nil
 	}
-	status, err := ReadStatus(ns)
+	status, err := readStatus(ns, true)
 	if err != nil {
 		return nil, err
 	}

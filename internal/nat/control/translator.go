@@ -42,8 +42,8 @@ type translator interface {
 	exists(*record) error
 	// remove takes it off the namespace, but for its pins. Kept is what it cannot undo.
 	remove(*instance, *record) (kept []string, err error)
-	// facts are for the doctor; whole: those that take long, too.
-	facts(ns *netns.Handle, whole bool) (*snapshot.Engine, error)
+	// facts are for the doctor; whole: those that take long, too. before are earlier ones, or nil.
+	facts(ns *netns.Handle, before *snapshot.Engine, whole bool) (*snapshot.Engine, error)
 }
 
 // ruleEngine is a translator that carries out a rule file.
@@ -77,7 +77,7 @@ type running interface {
 
 	// drift adds what has changed on the machine. The calling thread is in the namespace.
 	drift(*drifting) error
-	status(*Status, *record) error
+	status(*Status, *record, *rulefile.File) error
 	uses(*rulefile.File, []RuleUse) error
 	collect(*exposition.Exposition, *metrics, *record)
 	io.Closer

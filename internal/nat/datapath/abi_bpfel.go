@@ -703,6 +703,7 @@ type abiNatSlotHeld uint32
 const (
 	abiNatSlotHeldNAT_HELD_COUNTED  abiNatSlotHeld = 1
 	abiNatSlotHeldNAT_HELD_IN_BLOCK abiNatSlotHeld = 2
+	abiNatSlotHeldNAT_HELD_DOWN     abiNatSlotHeld = 4
 )
 
 type abiNatSlotUse uint32

@@ -47,14 +47,19 @@ func (p slotID) port() uint16 { return uint16(p) }
 // slotMemory is a slot as it lies in memory: whose it is, and its references.
 type slotMemory [2]uint64
 
-// read reads a slot that packets may be changing; ok is false if it is no mapping.
-func (m *slotMemory) read() (slot abiNatSlot, ok bool) {
+// stable reads a slot that packets may be changing; ok is false if it has just become another's.
+func (m *slotMemory) stable() (slot abiNatSlot, ok bool) {
 	now := slotMemory{atomic.LoadUint64(&m[0]), atomic.LoadUint64(&m[1])}
 	if atomic.LoadUint64(&m[0]) != now[0] {
-		return slot, false // it has just become another's
+		return slot, false
 	}
-	slot = *(*abiNatSlot)(unsafe.Pointer(&now))
-	return slot, slot.Used == uint8(abiNatSlotUseNAT_SLOT_MAPPING) && slot.Refs&uint32(abiNatRefsNAT_REFS_GONE) == 0
+	return *(*abiNatSlot)(unsafe.Pointer(&now)), true
+}
+
+// read is stable; ok is false if it is no mapping, too.
+func (m *slotMemory) read() (slot abiNatSlot, ok bool) {
+	slot, ok = m.stable()
+	return slot, ok && slot.Used == uint8(abiNatSlotUseNAT_SLOT_MAPPING) && slot.Refs&uint32(abiNatRefsNAT_REFS_GONE) == 0
 }
 
 // eachMapping reads the slot ids of all mappings, and then the slots of one address after

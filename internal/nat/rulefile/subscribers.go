@@ -77,6 +77,15 @@ func (s *Subscribers) Class(host netip.Addr) (string, Share) {
 	return name, share
 }
 
+// Names are the names of all classes, the default first.
+func (s *Subscribers) Names() []string {
+	names := []string{defaultClass}
+	for i := range s.Classes {
+		names = append(names, s.Classes[i].Name)
+	}
+	return names
+}
+
 // Of gives the subscriber that a host belongs to: the first address of its prefix.
 func (s *Subscribers) Of(host netip.Addr) netip.Addr {
 	if s.Prefix == 0 {

@@ -124,6 +124,10 @@ func (r Reason) String() string {
 	return "unknown"
 }
 
+// Refusals are the reasons for which a subscriber is refused a session, in the order of enum
+// nat_refusal of bpf/nat/abi.h.
+var Refusals = []string{"source-limit", "port-limit", "rate-limit", "no-block"}
+
 // Stats are an engine's counters since it was made.
 type Stats struct {
 	Reasons  map[string]uint64 `json:"by_reason"` // packets, or what the name says, by reason's name

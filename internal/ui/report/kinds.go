@@ -66,6 +66,7 @@ var Kinds = []Kind{
 	{"serve-event", 1, control.ServeEvent{}, "serve", "serve -f nat.yaml -o json"},
 	{"status", 1, control.Status{}, "status", "status -o json | jq '.problems[]'"},
 	{"rules", 1, NATRules{}, "rules", "rules -o json | jq '.rules[] | select(.sessions == 0)'"},
+	{"subscribers", 1, control.Subscribers{}, "subscribers", "subscribers --by refused -o json | jq -r '.rows[].subscriber'"},
 	{"mapping", 1, rulefile.Mapping{}, "mappings", "mappings -o json | jq -r .external.port"},
 	{"session", 1, rulefile.Session{}, "sessions", "sessions -o json | jq 'select(.idle_s > 60)'"},
 	{"session-event", 1, rulefile.Event{}, "events", "events --kind refused -o json | jq -r .reason"},

@@ -138,6 +138,7 @@ func natCounts(b *strings.Builder, s *control.Status) {
 		}
 	}
 	t.Flush()
+	poolsText(b, s.Pools)
 	for _, kind := range []string{"translated", "dropped", "passed", "counted"} {
 		var rows []rulefile.ReasonInfo
 		for _, r := range rulefile.Reasons {

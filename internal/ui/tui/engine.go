@@ -177,11 +177,38 @@ func enginePanel(m *live.Moment) table {
 	default:
 		level("sessions", e.Sessions, e.SessionsMax, "limits.sessions")
 		level("mappings", e.Mappings, e.MappingsMax, "limits.mappings")
+		for i := range e.Pools {
+			poolRows(&t, level, &e.Pools[i])
+		}
+		refusedRows(&t, e)
 		rate(plain, "new sessions", r.NewPerSecond, "")
 		rate(plain, "translated packets", r.TranslatedPerSecond, "")
 		engineReasons(e, m.Judged.WindowSeconds, rate)
 	}
 	return t
+}
+
+// poolRows show how much of a pool is taken.
+func poolRows(t *table, level func(what string, now, limit uint64, means string), p *snapshot.EnginePool) {
+	means := fmt.Sprintf("%s, %s", plural.Count(int(p.Subscribers), "subscriber"), plural.Count(int(p.Addresses), "address"))
+	if p.BlockSize > 0 {
+		level("pool "+p.Name+" blocks", p.BlocksUsed, p.BlocksUsed+p.BlocksFree, fmt.Sprintf("%s; blocks of %d ports", means, p.BlockSize))
+		return
+	}
+	if free := min(p.FreeTCP, p.FreeUDP, p.FreeICMP); p.Ports > 0 {
+		level("pool "+p.Name+" ports", p.Ports-min(free, p.Ports), p.Ports, means+"; the protocol with fewest ports left")
+	}
+}
+
+// refusedRows are the subscribers that were refused most in the window.
+func refusedRows(t *table, e *snapshot.Engine) {
+	for i := range e.Sources {
+		if src := &e.Sources[i]; len(src.Refused) > 0 {
+			text, n := number(src.AllRefused())
+			t.add(bad, "refused: "+src.Name(), text, n, "", 0.0, "", 0.0,
+				fmt.Sprintf("%s, %s (%d in hold-down), %s", plural.Count(int(src.Sessions), "session"), plural.Count(int(src.Ports), "port"), src.HoldDown, plural.Count(int(src.Blocks), "block")))
+		}
+	}
 }
 
 // engineReasons are what else became of packets: the dropped ones first.

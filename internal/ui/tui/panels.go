@@ -134,10 +134,11 @@ func sources(m *live.Moment) table {
 	tracked := t.rows
 	t.columns = slices.Insert(t.columns, 1, column{name: "in"})
 	t.rows = nil
-	for _, src := range e.Sources {
+	sources := slices.SortedStableFunc(slices.Values(e.Sources), func(a, b snapshot.EngineSource) int { return cmp.Compare(b.Sessions, a.Sessions) })
+	for _, src := range sources {
 		sessions, n := number(src.Sessions)
 		share, part := percent(n, float64(e.Sessions))
-		t.add(plain, src.Addr.String(), "engine", sessions, n, share, part, "", 0.0)
+		t.add(plain, src.Name(), "engine", sessions, n, share, part, "", 0.0)
 	}
 	for _, r := range tracked {
 		r.cells, r.nums = slices.Insert(r.cells, 1, "kernel"), slices.Insert(r.nums, 1, math.NaN())
