@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/service"
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/natlog/collect"
 	"natkit/internal/natlog/store"
 	"natkit/internal/snapshot"
@@ -104,6 +106,36 @@ It needs root. As a service: systemctl enable --now natkit-log.`,
 	}
 	return cmd
 }
+
+// recordFor keeps the log that a rule file wants, for natkit serve.
+func recordFor(ns *netns.Handle, say func(text string)) func(context.Context, rulefile.Log) error {
+	return func(ctx context.Context, l rulefile.Log) error {
+		node, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("read the host name: %w", err)
+		}
+		dir := logFolder(l.Folder)
+		return collect.Run(ctx, collect.Options{
+			Namespace: ns,
+			Store: store.Options{
+				Dir: dir, Node: node, Age: cmp.Or(l.Age, defaultLogAge), Bytes: cmp.Or(l.Bytes, defaultLogBytes), Say: say,
+			},
+			What:      collect.What{Sessions: l.Record == rulefile.LogSessions, Destinations: l.Destinations},
+			KernelNAT: func() (bool, error) { return kernelTranslates(ns) },
+			Started: func(alive int) {
+				say(fmt.Sprintf("recording in %s; %s at the start", dir, plural.Count(alive, "translation")))
+			},
+			Say:    say,
+			Ticked: func(store.Stats) {},
+		})
+	}
+}
+
+// How much of a log is kept, if nobody says.
+const (
+	defaultLogAge   = 180 * 24 * time.Hour
+	defaultLogBytes = 10 << 30
+)
 
 // kernelTranslates reports whether rules of netfilter translate in a namespace.
 func kernelTranslates(ns *netns.Handle) (bool, error) {

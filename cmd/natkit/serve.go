@@ -11,7 +11,9 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -43,6 +45,10 @@ forwarding that somebody turns off, an nft table that somebody flushes, and garb
 collection that has stopped. natkit status reports the same.
 
 While it runs nobody else may change the gateway: apply and down refuse.
+
+A file with the key log has natkit serve keep the log of translations too, as natkit log
+does: natkit who answers from it. The engine records also while natkit serve does not
+run, and natkit serve reads on from there.
 
 --metrics serves Prometheus metrics at /metrics, and /healthz, which answers 200
 while packets are translated, otherwise 503 and why. It listens in the network
@@ -93,7 +99,10 @@ or notify-reload from systemd 253.`,
 		// Under systemd the journal says when.
 		stamp := os.Getenv("JOURNAL_STREAM") == ""
 		var failed error
+		var saying sync.Mutex // what keeps the log speaks, too
 		o.Say = func(ev *control.ServeEvent) {
+			saying.Lock()
+			defer saying.Unlock()
 			err := error(nil)
 			if *out == "json" {
 				err = report.JSONLine(e.stdout, ev)
@@ -102,6 +111,9 @@ or notify-reload from systemd 253.`,
 			}
 			failed = cmp.Or(failed, err)
 		}
+		o.Record = recordFor(o.Namespace, func(text string) {
+			o.Say(&control.ServeEvent{Time: time.Now(), Kind: "log", File: o.File, Why: []string{text}})
+		})
 		return unlessPipeClosed(next(cmd, nil, errors.Join(control.Serve(cmd.Context(), o), failed), "--engine nft"))
 	}
 	return cmd

@@ -61,7 +61,7 @@ func (ebpfEngine) plan(p *Plan, file *rulefile.File, o Options, made []Change) e
 	p.size = sizeOf(file)
 	p.MemoryBytes = p.size.MemoryBytes()
 	if p.tables.Records() {
-		p.MemoryBytes += datapath.LogBytes
+		p.MemoryBytes += int64(datapath.LogBytes)
 	}
 	for _, a := range p.tables.Addresses {
 		if a.Leaving {

@@ -31,7 +31,9 @@ type ServeOptions struct {
 	Down    bool                             // take the NAT down at the end
 	Metrics net.Listener                     // nil: none. Closed at the end
 	Build   map[string]string                // labels of natkit_build_info
-	Say     func(*ServeEvent)                // in the order in which things happen
+	// Record keeps the log that a rule file wants, until the context ends. nil: nobody does.
+	Record func(context.Context, rulefile.Log) error
+	Say    func(*ServeEvent) // in the order in which things happen
 }
 
 // ServeEvent is something that Serve has done, or could not do.
@@ -39,7 +41,8 @@ type ServeEvent struct {
 	Time time.Time `json:"time"`
 	// Kind is up (brought up), adopted (it was up), reloaded (the file), followed (the
 	// machine: Why), waiting (for the machine: Why), kept (the rules in use, because of
-	// Error), ended, or down.
+	// Error), log (what concerns it: Why), unrecorded (translations, because of Error), ended,
+	// or down.
 	Kind  string   `json:"kind"`
 	File  string   `json:"file"`
 	Why   []string `json:"reasons,omitempty"`
@@ -66,7 +69,7 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, hold.release()) }()
-	s := &server{o: o, hold: hold, state: ServeState{Process: os.Getpid(), Since: time.Now(), File: o.File, Starting: true}}
+	s := &server{o: o, hold: hold, recorder: newRecorder(), state: ServeState{Process: os.Getpid(), Since: time.Now(), File: o.File, Starting: true}}
 	s.o.serve, s.o.Wait = hold, true
 	s.metrics = newMetrics(o.Namespace, o.Build)
 	s.metrics.starting = s.state.starting()
@@ -84,12 +87,14 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
+	defer s.recorder.stop()
 	if err := s.engine.rules().watch(s.watcher, o.Namespace); err != nil {
 		return err
 	}
 	service.Notify(service.Ready)
 	s.run(ctx)
 	service.Notify(service.Stopping)
+	s.recorder.stop()
 	if !o.Down {
 		s.say(&ServeEvent{Kind: "ended"})
 		return nil
@@ -119,6 +124,8 @@ type server struct {
 	wanted string // a text that could not be applied, and is to be tried again
 	// What stands against being equal to the file, and to the machine.
 	fileError, machineError error
+
+	recorder recorder
 
 	failed time.Time // the last try of something
 	woken  bool      // something has happened since
@@ -240,6 +247,7 @@ func (s *server) options() (o Options, err error) {
 func (s *server) use(p *Plan, file *rulefile.File, text string) {
 	s.engine, s.file, s.text, s.wanted, s.fileError = p.Engine, file, text, "", nil
 	s.metrics.use(p, file)
+	s.recorder.follow(s.o.Record, file.Log)
 }
 
 // run waits for something to happen, and looks what it was.
@@ -262,6 +270,9 @@ func (s *server) run(ctx context.Context) {
 			s.look(ctx, "file", false)
 		case <-tick.C:
 			s.look(ctx, "file", false)
+			s.recorder.follow(s.o.Record, s.file.Log)
+		case err := <-s.recorder.failed:
+			s.tell(&ServeEvent{Kind: "unrecorded", Error: err.Error()})
 		}
 	}
 }

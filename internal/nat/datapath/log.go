@@ -18,11 +18,8 @@ import (
 )
 
 // LogBytes is the size of the ring of the log: 699 050 records, more than those of ten minutes of
-// a thousand a second.
-const LogBytes = 32 << 20
-
-// logBytes is that of rings made from now on; tests have smaller ones.
-var logBytes = LogBytes
+// a thousand a second. Tests have smaller ones.
+var LogBytes = 32 << 20
 
 // logRecordBytes is what a record takes in the ring.
 const logRecordBytes = ringHeader + int(unsafe.Sizeof(abiNatLogRecord{}))
@@ -88,7 +85,7 @@ func (e *Engine) makeLogRing() error {
 	if err != nil {
 		return err
 	}
-	ring, err := makeInner(specs.LogRings, logBytes)
+	ring, err := makeInner(specs.LogRings, LogBytes)
 	if err != nil {
 		return fmt.Errorf("make the ring of the log: %w", err)
 	}

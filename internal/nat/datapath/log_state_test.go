@@ -17,9 +17,9 @@ import (
 // withRing has the log of the rig in a fresh ring of that size.
 func (r *modelRig) withRing(t *testing.T, bytes int) *LogReader {
 	t.Helper()
-	had := logBytes
-	logBytes = bytes
-	t.Cleanup(func() { logBytes = had })
+	had := LogBytes
+	LogBytes = bytes
+	t.Cleanup(func() { LogBytes = had })
 	if err := r.engine.setLog(0); err != nil {
 		t.Fatal(err)
 	}

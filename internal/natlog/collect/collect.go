@@ -313,8 +313,12 @@ func (c *collector) look(ctx context.Context) error {
 	}
 	c.looked.kernel = now
 	kernel, err := c.listenToKernel(ctx, c.engine != nil)
-	if err != nil || kernel == nil {
-		return err
+	if err != nil {
+		c.o.Say("what the kernel translates is not recorded: " + err.Error())
+		return nil
+	}
+	if kernel == nil {
+		return nil
 	}
 	c.join(kernel, nil)
 	c.o.Say("the kernel translates here: it is recorded from here on")

@@ -34,6 +34,10 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 		fmt.Fprintf(&b, "waiting: %s\n", why)
 	case "kept":
 		fmt.Fprintf(&b, "the rules in use stay in effect: %s\n", strings.ReplaceAll(e.Error, "\n", "\n  "))
+	case "log":
+		fmt.Fprintf(&b, "log: %s\n", why)
+	case "unrecorded":
+		fmt.Fprintf(&b, "translations are not recorded, packets are translated as before: %s\n", e.Error)
 	case "ended":
 		b.WriteString("ended; NAT continues without it: natkit down stops it\n")
 	case "down":

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"time"
 
 	"natkit/internal/natlog"
@@ -140,17 +141,17 @@ func (w Who) Text(out io.Writer) error {
 }
 
 func (l *WhoLife) text(b *bytes.Buffer) {
-	who := ""
+	who, what := "", strings.TrimSpace(l.Protocol+" "+l.Kind)
 	if !l.Internal.IsZero() {
 		who = l.Internal.String()
 	}
-	if l.Subscriber != "" {
+	switch {
+	case l.LastPort != 0: // a block is the subscriber's, of no port of a host
+		who, what = "subscriber "+l.Subscriber, fmt.Sprintf("port block %d to %d", l.External.Port(), l.LastPort)
+	case l.Subscriber != "":
 		who = "subscriber " + l.Subscriber + " " + who
 	}
-	fmt.Fprintf(b, "  %s (%s %s", who, l.Protocol, l.Kind)
-	if l.LastPort != 0 {
-		fmt.Fprintf(b, ", ports %d to %d", l.External.Port(), l.LastPort)
-	}
+	fmt.Fprintf(b, "  %s (%s", who, what)
 	if !l.Destination.IsZero() {
 		fmt.Fprintf(b, ", with %v", l.Destination)
 	}
