@@ -49,6 +49,7 @@ type Options struct {
 	Ticked func(store.Stats)
 
 	openEngine func() (engineLog, error) // for tests; nil: that of the namespace
+	offset     func() int64              // for tests; nil: clockOffset
 }
 
 // Times of a log.
@@ -72,6 +73,11 @@ type source interface {
 	close() error
 }
 
+// rulesInUse is control.RulesInUse.
+type rulesInUse interface {
+	Changed() (file *rulefile.File, text string, since time.Time, changed bool, err error)
+}
+
 // collector is one Run.
 type collector struct {
 	o       Options
@@ -79,7 +85,7 @@ type collector struct {
 	sources []source
 	kernel  *kernelSource // of sources, or nil
 	engine  *engineSource
-	rules   *control.RulesInUse
+	rules   rulesInUse
 	records []natlog.Record
 	looked  struct{ engine, kernel time.Time }
 	limits  limits
@@ -93,7 +99,9 @@ func Run(ctx context.Context, o Options) (err error) {
 			return control.OpenLog(o.Namespace, o.What.record(), o.What.Destinations)
 		}
 	}
-	// Before the engine, whose rules must not be of a later time than what is read of it.
+	if c.o.offset == nil {
+		c.o.offset = clockOffset
+	}
 	engine, err := c.openEngine()
 	if err != nil {
 		return err

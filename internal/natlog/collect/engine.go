@@ -108,7 +108,7 @@ func newEngineSource(c *collector, log engineLog) (*engineSource, error) {
 		batch: make([]datapath.LogRecord, 0, batchRecords),
 	}
 	s.what.record, s.what.destinations = log.What()
-	s.offset = clockOffset()
+	s.offset = c.o.offset()
 	return s, nil
 }
 
@@ -146,7 +146,7 @@ func clockOffset() (offset int64) {
 // keepOffset reads the clock again. It stays as it was where only the reading differs.
 func (s *engineSource) keepOffset() {
 	const jitter = int64(time.Millisecond)
-	if now := clockOffset(); now-s.offset > jitter || s.offset-now > jitter {
+	if now := s.c.o.offset(); now-s.offset > jitter || s.offset-now > jitter {
 		s.offset = now
 	}
 }

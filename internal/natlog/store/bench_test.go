@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -99,4 +100,96 @@ func BenchmarkWho(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(size)/(hours*records), "bytes/record")
+}
+
+// BenchmarkWhoBlocks asks a log of NATKIT_DAYS days (30) of 10 000 subscribers with two blocks each, of
+// which ten begin and end in a day.
+func BenchmarkWhoBlocks(b *testing.B) {
+	if testing.Short() {
+		b.Skip("20 million records")
+	}
+	days := 30
+	if text := os.Getenv("NATKIT_DAYS"); text != "" {
+		var err error
+		if days, err = strconv.Atoi(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+	const subscribers, perDay, size = 10_000, 10, 512
+	dir := b.TempDir()
+	r := rand.New(rand.NewPCG(3, 3))
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	begin := at
+	alive := make([]natlog.Record, 2*subscribers)
+	next := 0
+	take := func(i int) natlog.Record { // round and round through 160 addresses
+		next = (next + 1) % (160 * 126)
+		var rec natlog.Record
+		rec.Kind, rec.Source, rec.Event, rec.Time, rec.Since = natlog.Block, natlog.Engine, natlog.Created, natlog.MicrosOf(at), natlog.MicrosOf(at)
+		host, port := uint32(10<<24|i/2), uint16(1024+next%126*size)
+		rec.Internal = netip.AddrPortFrom(netip.AddrFrom4([4]byte{byte(host >> 24), byte(host >> 16), byte(host >> 8), byte(host)}), 0)
+		rec.External = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(next / 126)}), port)
+		rec.LastPort, rec.Subscriber, rec.Note = port+size-1, rec.Internal.Addr().String(), "pool cgn"
+		return rec
+	}
+	for i := range alive {
+		alive[i] = take(i)
+	}
+	s, err := Open(Options{
+		Dir: dir, Node: "gw1", now: func() (time.Time, time.Duration) { return at, at.Sub(begin) },
+		Alive: func(yield func(natlog.Record) bool) {
+			for _, rec := range alive {
+				if !yield(rec) {
+					return
+				}
+			}
+		},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	records := 0
+	for range days * 24 {
+		var batch []natlog.Record
+		const changes = subscribers * perDay / 24
+		for range changes {
+			at = at.Add(time.Hour / (changes + 1))
+			i := r.IntN(len(alive))
+			ended := alive[i]
+			ended.Event, ended.Time = natlog.Ended, natlog.MicrosOf(at)
+			alive[i] = take(i)
+			batch = append(batch, ended, alive[i])
+		}
+		if err := s.Append(batch); err != nil {
+			b.Fatal(err)
+		}
+		records += len(batch)
+		at = at.Truncate(time.Hour).Add(time.Hour)
+		if err := s.Tick(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		b.Fatal(err)
+	}
+	list, err := parts(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var bytes int64
+	for _, p := range list {
+		bytes += p.bytes
+	}
+	read := 0
+	for b.Loop() {
+		t := natlog.MicrosOf(begin.Add(time.Duration(r.Int64N(int64(time.Duration(days) * 24 * time.Hour)))))
+		got, err := Who(dir, Question{Address: netip.AddrFrom4([4]byte{198, 51, 100, byte(r.IntN(160))}), Port: uint16(1024 + r.IntN(64512)), Protocol: 6, Since: t, Upto: t})
+		if err != nil {
+			b.Fatal(err)
+		}
+		read += got.FilesRead
+	}
+	b.ReportMetric(float64(bytes)/float64(records), "bytes/event")
+	b.ReportMetric(float64(read)/float64(b.N), "files/look-up")
+	b.ReportMetric(float64(records), "events")
 }

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collect
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/natlog"
+	"natkit/internal/natlog/store"
+)
+
+// fakeLog is an engine's log in memory, with the maps that it is about.
+type fakeLog struct {
+	name     string
+	ring     []datapath.LogRecord
+	read     int // of ring, not released
+	room     int
+	next     uint32
+	loss     datapath.LogLoss
+	alive    map[datapath.LogKey]uint64
+	what     rulefile.LogRecord
+	down     bool
+	subs     []datapath.SubscriberUse
+	releases int
+}
+
+func newFakeLog() *fakeLog {
+	return &fakeLog{name: "one", room: 1 << 30, alive: map[datapath.LogKey]uint64{}, what: rulefile.LogMappings}
+}
+
+func (f *fakeLog) Engine() (string, error)                   { return f.name, nil }
+func (f *fakeLog) What() (rulefile.LogRecord, bool)          { return f.what, false }
+func (f *fakeLog) Empty() bool                               { return f.read == len(f.ring) }
+func (f *fakeLog) Next() uint32                              { return f.next }
+func (f *fakeLog) Lost() datapath.LogLoss                    { return f.loss }
+func (f *fakeLog) Recorded(l datapath.LogLoss)               { f.loss.First = 0 }
+func (f *fakeLog) Up() bool                                  { return !f.down }
+func (f *fakeLog) CloseAsked() error                         { f.read = 0; return nil }
+func (f *fakeLog) Release()                                  { f.ring, f.read = f.ring[f.read:], 0; f.releases++ }
+func (f *fakeLog) Addresses(func(datapath.AddressUse)) error { return nil }
+
+func (f *fakeLog) Use(fn func(datapath.SubscriberUse)) error {
+	for _, u := range f.subs {
+		fn(u)
+	}
+	return nil
+}
+
+func (f *fakeLog) Read(out []datapath.LogRecord) ([]datapath.LogRecord, error) {
+	n := min(cap(out)-len(out), len(f.ring)-f.read)
+	out = append(out, f.ring[f.read:f.read+n]...)
+	f.read += n
+	return out, nil
+}
+
+func (f *fakeLog) Alive(fn func(datapath.LogKey, uint64)) error {
+	for k, since := range f.alive {
+		fn(k, since)
+	}
+	return nil
+}
+
+func (f *fakeLog) happens(event datapath.LogEvent, k datapath.LogKey) {
+	r := datapath.LogRecord{LogKey: k, Event: event, Time: uint64(monotonic()), Sequence: f.next}
+	f.next++
+	if event == datapath.LogCreated {
+		f.alive[k] = r.Time
+	} else {
+		r.Since = f.alive[k]
+		delete(f.alive, k)
+	}
+	if len(f.ring) >= f.room {
+		if f.loss.First == 0 {
+			f.loss.First = r.Time
+		}
+		f.loss.Last = r.Time
+		f.loss.Total++
+		return
+	}
+	f.ring = append(f.ring, r)
+}
+
+func key(port uint16) datapath.LogKey {
+	return datapath.LogKey{Kind: datapath.LogMapping, Protocol: unix.IPPROTO_UDP, Internal: [4]byte{10, 0, 0, 9}, External: [4]byte{198, 51, 100, 1}, InternalPort: port, ExternalPort: port}
+}
+
+// noRules is a namespace whose rules are not natkit's.
+type noRules struct{}
+
+func (noRules) Changed() (*rulefile.File, string, time.Time, bool, error) {
+	return nil, "", time.Time{}, false, nil
+}
+
+// running is a Run over a fake.
+type running struct {
+	t    *testing.T
+	log  *fakeLog
+	dir  string
+	off  int64
+	said []string
+}
+
+// during runs the collector while something happens, which is recorded when it ends.
+func (r *running) during(fn func()) {
+	r.t.Helper()
+	c := &collector{o: Options{
+		Store: store.Options{Dir: r.dir, Node: "gw", Say: func(string) {}}, Say: func(s string) { r.said = append(r.said, s) },
+		Started: func(int) {}, Ticked: func(store.Stats) {}, openEngine: func() (engineLog, error) { return r.log, nil }, offset: func() int64 { return r.off },
+	}, rules: noRules{}}
+	engine, err := c.openEngine()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := c.begin(r.t.Context(), engine, nil); err != nil {
+		r.t.Fatal(err)
+	}
+	fn()
+	if err := c.tick(context.Background()); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := c.closeSources(); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := c.store.Close(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *running) who(port uint16, at time.Time) store.Answer {
+	r.t.Helper()
+	m := natlog.MicrosOf(at)
+	got, err := store.Who(r.dir, store.Question{Address: tuple("198.51.100.1:1", "198.51.100.1:1").Src, Port: port, Protocol: unix.IPPROTO_UDP, Since: m, Upto: m})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return got
+}
+
+// What happens while nobody reads is in the log with its times, unless it found no room: that is a
+// gap, and what is alive after it is right.
+func TestEngineReadsOn(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset()}
+	r.log.happens(datapath.LogCreated, key(1))
+	var at [4]time.Time
+	r.during(func() { r.log.happens(datapath.LogCreated, key(2)) })
+	mark := func(i int) { time.Sleep(2 * time.Millisecond); at[i] = time.Now(); time.Sleep(2 * time.Millisecond) }
+	mark(0)
+	r.log.happens(datapath.LogEnded, key(1))
+	r.log.happens(datapath.LogCreated, key(3))
+	mark(1)
+	r.log.happens(datapath.LogEnded, key(3))
+	r.during(func() {})
+	mark(2)
+	for _, c := range []struct {
+		port uint16
+		at   int
+		has  bool
+	}{{1, 0, true}, {1, 1, false}, {2, 0, true}, {2, 1, true}, {3, 0, false}, {3, 1, true}} {
+		if got := r.who(c.port, at[c.at]); len(got.Gaps) > 0 || (len(got.Lives) == 1) != c.has {
+			t.Errorf("port %d at %d: %+v", c.port, c.at, got)
+		}
+	}
+	r.log.room = 1
+	r.log.happens(datapath.LogCreated, key(4)) // the last that is in the ring
+	mark(2)
+	r.log.happens(datapath.LogEnded, key(2))
+	r.log.happens(datapath.LogCreated, key(5))
+	mark(3)
+	r.log.happens(datapath.LogEnded, key(4))
+	var end time.Time
+	r.during(func() { end = time.Now() })
+	if got := r.who(5, end); len(got.Lives) != 1 {
+		t.Errorf("what began unseen is not alive after the gap: %+v", got)
+	}
+	for port, want := range map[uint16]int{2: 1, 4: 1} {
+		if got := r.who(port, at[2]); len(got.Lives) != want || len(got.Gaps) > 0 {
+			t.Errorf("port %d before the gap: %+v", port, got)
+		}
+		if got := r.who(port, at[3]); len(got.Gaps) == 0 {
+			t.Errorf("port %d in the gap: %+v", port, got)
+		}
+	}
+	r.during(func() { end = time.Now() })
+	if got := r.who(5, end); len(got.Lives) != 1 || len(got.Gaps) > 0 {
+		t.Errorf("after another start: %+v", got)
+	}
+}
+
+// A reader that is killed after it has stored records and before it has released them stores none twice.
+func TestEngineStoresOnce(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset()}
+	r.log.happens(datapath.LogCreated, key(1))
+	r.log.happens(datapath.LogEnded, key(1))
+	kept := slices.Clone(r.log.ring)
+	r.during(func() {})
+	r.log.ring, r.log.read = kept, 0
+	r.log.happens(datapath.LogCreated, key(2))
+	r.during(func() {})
+	n := map[natlog.Event]int{}
+	left := map[uint16]int{}
+	for _, port := range []uint16{1, 2} {
+		got := r.who(port, r.timeOf(kept[0].Time+1000))
+		left[port] = len(got.Lives)
+		n[natlog.Gap] += len(got.Gaps)
+	}
+	if !maps.Equal(left, map[uint16]int{1: 1, 2: 0}) || n[natlog.Gap] > 0 {
+		t.Errorf("lives %v, gaps %v", left, n)
+	}
+}
+
+func (r *running) timeOf(ns uint64) time.Time { return time.Unix(0, int64(ns)+r.off) }
+
+// Another engine, a clock that was set, and another reader in between are gaps.
+func TestEngineGaps(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*running)
+		why    string
+	}{
+		"another engine": {func(r *running) { r.log = newFakeLog(); r.log.name = "two" }, "another engine was brought up"},
+		"clock set":      {func(r *running) { r.off += int64(time.Hour) }, "the clock was set forward by 1h0m0s"},
+		"another reader": {func(r *running) { r.log.next += 100 }, "read by another program"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset()}
+			r.during(func() { r.log.happens(datapath.LogCreated, key(1)) })
+			time.Sleep(2 * time.Millisecond)
+			between := time.Now()
+			time.Sleep(2 * time.Millisecond)
+			c.change(r)
+			r.during(func() {})
+			got := r.who(7, between)
+			if len(got.Gaps) != 1 || !strings.Contains(got.Gaps[0].Why, c.why) {
+				t.Errorf("%+v, want a gap as %s", got, c.why)
+			}
+		})
+	}
+}
+
+// 80 per cent of a limit is recorded once, and again after it was below 70.
+func TestLimits(t *testing.T) {
+	var l limits
+	what := limited{what: "ports"}
+	var got []int
+	for _, used := range []int{50, 79, 80, 95, 75, 85, 69, 81, 100} {
+		if l.crosses(what, used, 100) {
+			got = append(got, used)
+		}
+	}
+	if want := []int{80, 81}; !slices.Equal(got, want) {
+		t.Errorf("recorded at %v, want %v", got, want)
+	}
+	if l.crosses(limited{what: "sessions"}, 5, 0) {
+		t.Error("what has no limit has reached it")
+	}
+}
+
+// BenchmarkEngine is what a record of a session costs whoever keeps the log, from the ring to the journal.
+func BenchmarkEngine(b *testing.B) {
+	f := newFakeLog()
+	c := &collector{o: Options{Store: store.Options{Dir: b.TempDir(), Node: "gw"}, Say: func(string) {}, offset: clockOffset}, rules: noRules{}}
+	s, err := newEngineSource(c, f)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := c.begin(b.Context(), s, nil); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		for n := range uint32(1000) {
+			k := datapath.LogKey{Kind: datapath.LogSession, Protocol: 6, Internal: [4]byte{10, 0, byte(n >> 8), byte(n)}, External: [4]byte{198, 51, 100, 1}, ExternalPort: uint16(n)}
+			f.ring = append(f.ring, datapath.LogRecord{LogKey: k, Event: datapath.LogCreated + datapath.LogEvent(f.next/1000%2), Time: uint64(monotonic()), Sequence: f.next})
+			f.next++
+		}
+		if err := s.take(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := c.store.Close(); err != nil {
+		b.Fatal(err)
+	}
+	var use unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &use); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*1000), "ns/record")
+	b.ReportMetric(float64(use.Utime.Nano()+use.Stime.Nano())/float64(b.N*1000), "cpu-ns/record")
+}
