@@ -3,7 +3,6 @@
 package rulefile
 
 import (
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v4"
+
+	"natkit/internal/natlog"
 )
 
 // LogRecord is what the log of translations consists of.
@@ -136,8 +137,8 @@ func (r *reader) logSinks(n *yaml.Node) (sinks []string) {
 		if s == "" {
 			continue
 		}
-		if u, err := url.Parse(s); err != nil || u.Scheme == "" || u.Host == "" && u.Path == "" && u.Opaque == "" {
-			r.fail(element, "a sink is a URL, and not %q", s)
+		if _, err := natlog.ParseSink(s); err != nil {
+			r.fail(element, "sink %v", err)
 			continue
 		}
 		if slices.Contains(sinks, s) {

@@ -21,9 +21,9 @@ func TestLogKey(t *testing.T) {
 		{head + "log: {}\n", Log{On: true}, LogMappings},
 		{head + blocks + "log: {}\n", Log{On: true}, LogBlocks},
 		{head + blocks + "log: {record: mappings}\n", Log{On: true, Record: LogMappings}, LogMappings},
-		{head + "log:\n  record: sessions\n  destinations: true\n  folder: /srv/log\n  age: 90d\n  size: 20GB\n  sinks: [ipfix://192.0.2.9:4739, jsonl:-]\n",
+		{head + "log:\n  record: sessions\n  destinations: true\n  folder: /srv/log\n  age: 90d\n  size: 20GB\n  sinks: [ipfix+udp://192.0.2.9:4739, json:///var/log/nat.json]\n",
 			Log{On: true, Record: LogSessions, Destinations: true, Folder: "/srv/log", Age: 90 * 24 * time.Hour, Bytes: 20 << 30,
-				Sinks: []string{"ipfix://192.0.2.9:4739", "jsonl:-"}}, LogSessions},
+				Sinks: []string{"ipfix+udp://192.0.2.9:4739", "json:///var/log/nat.json"}}, LogSessions},
 	} {
 		f, err := Parse("nat.yaml", []byte(c.text))
 		if err != nil {

@@ -91,7 +91,7 @@ func randomFile(rng *rand.Rand) *File {
 		f.Log = Log{On: true, Record: pick(rng, LogDefault, LogMappings, LogSessions), Folder: pick(rng, "", "/var/log/nat: 1"), Age: pick(rng, 0, 12*time.Hour, 48*time.Hour), Bytes: pick(rng, 0, int64(5<<20), int64(3<<40))}
 		f.Log.Destinations = f.Log.Record == LogSessions && rng.IntN(2) == 0
 		if rng.IntN(2) == 0 {
-			f.Log.Sinks = []string{"syslog+tls://192.0.2.1:6514?x=1,2", "ipfix://[2001:db8::1]:4739"}
+			f.Log.Sinks = []string{"syslog+tls://192.0.2.1:6514?interim=all", "ipfix+udp://[2001:db8::1]:4739"}
 		}
 	}
 	for range rng.IntN(8) {
